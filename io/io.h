@@ -1,0 +1,150 @@
+/* io: bytes and offsets, never tensors.
+ *
+ * Three things live here:
+ *   1. the engine: asynchronous reads and writes of registered memory at offsets of offload files (uring, threads, sync);
+ *   2. run directories: where offload files lie, who owns them, how they are reserved and removed;
+ *   3. plain files: a reader and an atomic writer for models, data, logs and results.
+ * Every system call of all three goes through one seam (io_sys in io_internal.h), where a test can fail, shorten, delay
+ * or corrupt the i-th call.
+ *
+ * Threads: one thread at a time drives an engine (submit, wait); tm_io_wake may be called from any thread.
+ * Readers allow concurrent tm_file_read_at.
+ *
+ *     tm_io_run *run;  tm_io_file file;  tm_io *io;
+ *     TM_TRY(tm_io_run_create(&run, "/nvme/offload", &run_opts));
+ *     TM_TRY(tm_io_file_create(run, "weight_hi", bytes, &file));            // space is reserved, or TM_ENOSPC now
+ *     TM_TRY(tm_io_open(&io, &(tm_io_opts){.queue_depth = 8}));
+ *     TM_TRY(tm_io_register(io, slab, slab_bytes));
+ *     tm_io_req r = {.op = TM_IO_READ, .file = file, .offset = 0, .buf = slab, .len = 4 << 20, .user = op};
+ *     tm_io_req *batch[] = {&r};
+ *     TM_TRY(tm_io_submit(io, batch, 1));                                   // TM_OK: r completes exactly once
+ *     TM_TRY(tm_io_wait(io, done, 16, &n, true));
+ *     if (done[0]->status != TM_OK) return tm_io_req_fail(done[0]);         // says file, offset, length, errno
+ */
+#ifndef TIDEMILL_IO_H
+#define TIDEMILL_IO_H
+
+#include "base/base.h"
+
+/* ---- run directories ------------------------------------------------------------------------------------------ */
+
+/* One run's directory under an offload path: PATH/run-<id>/, 0700, with a `lock` file held by flock on a descriptor that
+ * no ring ever sees, and an `owner` file (pid, host, start time, command) for the one who finds it. Created with
+ * O_EXCL|O_NOFOLLOW; symlinks are not followed. */
+typedef struct tm_io_run tm_io_run;
+typedef struct tm_io_run_opts {
+    const char *id;         /* NULL: a fresh random id */
+    bool allow_tmpfs;       /* tmpfs and ramfs are memory: refused (TM_EINPUT) unless this is set */
+    bool create_parents;    /* make PATH itself (0700) where it does not exist */
+} tm_io_run_opts;
+TM_MUST_USE tm_status tm_io_run_create(tm_io_run **out, const char *path, const tm_io_run_opts *opts);
+const char *tm_io_run_path(const tm_io_run *run);     /* PATH/run-<id> */
+bool tm_io_run_direct(const tm_io_run *run);          /* O_DIRECT works here (probed) */
+uint32_t tm_io_run_alignment(const tm_io_run *run);   /* of offset, length and address: 512 or 4096; 1 if buffered */
+uint64_t tm_io_run_free_bytes(const tm_io_run *run);  /* statfs f_bavail now */
+TM_MUST_USE tm_status tm_io_run_remove(tm_io_run *run); /* unlinks its files and the directory, closes; frees `run` in any case */
+void tm_io_run_close(tm_io_run *run);                 /* leaves the files; NULL is fine */
+
+typedef struct tm_io_file {
+    int fd;
+    int index;              /* of the registered file; -1: not registered */
+    const char *name;       /* full path, for messages; owned by the run */
+} tm_io_file;
+/* Creates PATH/run-<id>/NAME (0600) of `bytes` bytes, space reserved (posix_fallocate; TM_ENOSPC names what is missing).
+ * `buffered` leaves O_DIRECT off. The run closes it. */
+TM_MUST_USE tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bool buffered, tm_io_file *out);
+
+/* ---- the engine ----------------------------------------------------------------------------------------------- */
+
+typedef enum tm_io_op { TM_IO_READ, TM_IO_WRITE, TM_IO_SYNC } tm_io_op;
+typedef struct tm_io_req {
+    tm_io_op op;
+    tm_io_file file;
+    uint64_t offset;
+    void *buf;
+    uint32_t len;           /* at most 1 GiB */
+    void *user;
+    /* results, valid once it was returned by tm_io_wait: */
+    tm_status status;
+    int sys_errno;
+    uint32_t done;          /* bytes moved; == len if status is TM_OK */
+    uint64_t submit_ns, complete_ns;
+    /* the engine's: */
+    struct tm_io_req *next;
+    uint32_t internal;
+} tm_io_req;
+
+typedef struct tm_io tm_io;
+typedef struct tm_io_opts {
+    const char *engine;     /* NULL or "auto": uring, else threads (one warning says why); "uring" | "threads" | "sync" */
+    unsigned queue_depth;   /* in flight at the device, 0: 8; more may be submitted, they wait here in order */
+    unsigned threads;       /* of the "threads" engine, 0: 2 */
+    uint32_t block_bytes;   /* larger requests are cut into pieces of this size, 0: 4 MiB */
+} tm_io_opts;
+TM_MUST_USE tm_status tm_io_open(tm_io **out, const tm_io_opts *opts);
+void tm_io_close(tm_io *io); /* waits for what is in flight; NULL is fine */
+const char *tm_io_engine_name(const tm_io *io);
+/* Memory that requests will point into. Where the kernel refuses (memlock), one warning and unregistered I/O. */
+TM_MUST_USE tm_status tm_io_register(tm_io *io, void *base, size_t bytes);
+/* Files whose requests are to come; fills file->index. Optional. */
+TM_MUST_USE tm_status tm_io_register_files(tm_io *io, tm_io_file *files, unsigned n);
+/* TM_OK: every request will be returned by tm_io_wait exactly once. Otherwise: none will. */
+TM_MUST_USE tm_status tm_io_submit(tm_io *io, tm_io_req *const *reqs, unsigned n);
+/* Returns completed requests, in any order. With `block` it sleeps until at least one is complete or tm_io_wake was
+ * called (then *n may be 0); a wake between two waits is not lost. */
+TM_MUST_USE tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, bool block);
+void tm_io_wake(tm_io *io);
+unsigned tm_io_in_flight(const tm_io *io);
+/* Records the failed request (operation, path, offset, length, errno) and returns its status. */
+tm_status tm_io_req_fail(const tm_io_req *req);
+typedef struct tm_io_stats {
+    uint64_t read_bytes, write_bytes, reads, writes, syncs, resubmitted;
+} tm_io_stats;
+void tm_io_get_stats(const tm_io *io, tm_io_stats *out); /* of completed requests */
+
+/* ---- plain files ---------------------------------------------------------------------------------------------- */
+
+/* Reading. Positional, buffered by the kernel, never mmapped. Directories and FIFOs are TM_EINPUT. */
+typedef struct tm_file tm_file;
+TM_MUST_USE tm_status tm_file_open(tm_file **out, const char *path);
+/* NAME below DIR: TM_EINPUT for absolute names, "..", NUL and names that leave DIR through a symlink. A symlink that is
+ * the last component is followed (the Hub's cache is made of those). */
+TM_MUST_USE tm_status tm_file_open_in(tm_file **out, const char *dir, const char *name);
+void tm_file_close(tm_file *f); /* NULL is fine */
+const char *tm_file_path(const tm_file *f);
+uint64_t tm_file_size(const tm_file *f);
+/* Exactly `len` bytes, or TM_EINPUT ("ends at byte ..., expected ...") / TM_EIO. */
+TM_MUST_USE tm_status tm_file_read_at(tm_file *f, uint64_t offset, void *buf, size_t len);
+/* A tm_read_fn (base.h) over an open file, from `pos` on; ctx is a tm_file_cursor. */
+typedef struct tm_file_cursor { tm_file *file; uint64_t pos; } tm_file_cursor;
+tm_status tm_file_cursor_read(void *ctx, void *buf, size_t cap, size_t *got);
+/* Tells the kernel that pages [offset, offset+len) will not be used again, so that a cgroup is not charged for them. */
+void tm_file_forget(tm_file *f, uint64_t offset, uint64_t len);
+/* A whole small file into `out` (appended); TM_EINPUT if larger than max. */
+TM_MUST_USE tm_status tm_file_slurp(const char *path, size_t max, tm_buf *out);
+bool tm_path_exists(const char *path);
+bool tm_path_is_dir(const char *path);
+/* mkdir -p (0777 & ~umask); TM_EINPUT if it cannot be. */
+TM_MUST_USE tm_status tm_make_dirs(const char *path);
+TM_MUST_USE tm_status tm_remove_tree(const char *path); /* does not follow symlinks; absent is fine */
+typedef tm_status (*tm_dir_fn)(void *ctx, const char *name, bool is_dir);
+TM_MUST_USE tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx); /* in byte order of the names */
+
+/* Writing. The bytes go to a temporary file beside PATH; commit syncs, renames over PATH and syncs the directory.
+ * Abandoned (closed without commit): nothing is left behind. Also usable positionally. */
+typedef struct tm_out tm_out;
+TM_MUST_USE tm_status tm_out_create(tm_out **out, const char *path);
+TM_MUST_USE tm_status tm_out_append(tm_out *o, const void *bytes, size_t n);        /* buffered, 1 MiB */
+TM_MUST_USE tm_status tm_out_write_at(tm_out *o, uint64_t offset, const void *bytes, size_t n);
+/* Starts write-back of what was written and drops it from the page cache (for large results in a small cgroup). */
+TM_MUST_USE tm_status tm_out_flush(tm_out *o);
+uint64_t tm_out_size(const tm_out *o);
+TM_MUST_USE tm_status tm_out_commit(tm_out *o); /* frees o in any case */
+void tm_out_abandon(tm_out *o);                 /* NULL is fine */
+/* Log files: opened for append (0644), each line in one write, flushed. */
+typedef struct tm_append tm_append;
+TM_MUST_USE tm_status tm_append_open(tm_append **out, const char *path, bool truncate);
+TM_MUST_USE tm_status tm_append_line(tm_append *a, const char *line, size_t n);
+void tm_append_close(tm_append *a);
+
+#endif
