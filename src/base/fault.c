@@ -1,0 +1,79 @@
+/* The driver of fault tests: which call is to fail, and how (TIDEMILL_FAULT). */
+#include "base/base.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One call name can be given, so one counter counts it: the seams ask with many names, only that one is counted. */
+typedef struct fault_plan {
+    char call[32], kind[32];
+    uint64_t at;
+    bool sticky;
+} fault_plan;
+
+static fault_plan plan;
+static atomic_bool active;
+static atomic_uint_least64_t calls;
+static bool spec_ok = true;
+
+static bool copy_field(const char **p, char *to, size_t cap) {
+    size_t n = strcspn(*p, ":");
+    if (n == 0 || n >= cap) return false;
+    memcpy(to, *p, n);
+    to[n] = 0;
+    *p += n;
+    return true;
+}
+
+static bool parse_spec(const char *p, fault_plan *out) {
+    if (!copy_field(&p, out->call, sizeof out->call) || *p++ != ':') return false;
+    if (*p < '0' || *p > '9') return false;
+    char *end;
+    out->at = strtoull(p, &end, 10);
+    p = end;
+    if (*p++ != ':' || !copy_field(&p, out->kind, sizeof out->kind) || *p++ != ':') return false;
+    out->sticky = strcmp(p, "sticky") == 0;
+    return out->sticky || strcmp(p, "once") == 0;
+}
+
+tm_status tm_fault_set(const char *spec) {
+    fault_plan fresh = {0};
+    atomic_store(&active, false);
+    atomic_store(&calls, 0);
+    if (spec && !parse_spec(spec, &fresh)) {
+        return tm_fail(TM_EINPUT, "fault \"%s\": expected CALL:I:KIND:once or CALL:I:KIND:sticky", spec);
+    }
+    plan = fresh;
+    atomic_store(&active, spec != NULL && fresh.at > 0);
+    return TM_OK;
+}
+
+#ifdef TIDEMILL_FAULTS
+/* Before main, so that the first allocation counts and a call costs one relaxed load. */
+__attribute__((constructor)) static void read_environment(void) {
+    const char *spec = getenv("TIDEMILL_FAULT");
+    if (!spec || !*spec) return;
+    spec_ok = tm_fault_set(spec) == TM_OK;
+    tm_error_clear();
+}
+
+bool tm_fault_hit(const char *call, const char **kind) {
+    if (!atomic_load_explicit(&active, memory_order_relaxed)) return false;
+    if (strcmp(call, plan.call) != 0) return false;
+    uint64_t i = atomic_fetch_add(&calls, 1) + 1;
+    if (i != plan.at && !(plan.sticky && i > plan.at)) return false;
+    if (kind) *kind = plan.kind;
+    return true;
+}
+#else
+bool tm_fault_hit(const char *call, const char **kind) {
+    (void)call, (void)kind;
+    return false;
+}
+#endif
+
+bool tm_fault_spec_ok(void) {
+    return spec_ok;
+}
