@@ -1,0 +1,227 @@
+/* Options of a command: one table gives parsing, messages and help. Not getopt_long: it takes abbreviations, which
+ * change meaning whenever an option is added, and does not say which argument it refused. */
+#include "tools/tools.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_OPTS = 48, MAX_WORD = 64 };
+
+/* ---- failures --------------------------------------------------------------------------------------------------- */
+
+int tm_exit_status(tm_status code) {
+    switch (code) {
+    case TM_OK:
+        return TM_EXIT_DONE;
+    case TM_EINPUT:
+    case TM_EUNSUPPORTED:
+    case TM_EBUDGET:
+        return TM_EXIT_INPUT;
+    default:
+        return TM_EXIT_FAILED;
+    }
+}
+
+int tm_cmd_fail(void) {
+    const tm_error *e = tm_error_get();
+    if (e->code == TM_OK) {
+        fputs("tidemill: failed without saying why; this is a bug, please report it with the command line\n", stderr);
+        return TM_EXIT_FAILED;
+    }
+    fprintf(stderr, "tidemill: %s\n", e->text);
+    return tm_exit_status(e->code);
+}
+
+int tm_cli_wrong(const char *command, const char *format, ...) {
+    va_list args;
+    fprintf(stderr, "tidemill %s: ", command);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fprintf(stderr, "; try 'tidemill %s --help'\n", command);
+    return TM_EXIT_INPUT;
+}
+
+/* Levenshtein distance with one row; words longer than MAX_WORD are never near. */
+static size_t edit_distance(const char *a, const char *b) {
+    size_t row[MAX_WORD + 1], na = strlen(a), nb = strlen(b);
+    if (na > MAX_WORD || nb > MAX_WORD) return SIZE_MAX;
+    for (size_t j = 0; j <= nb; j++) row[j] = j;
+    for (size_t i = 1; i <= na; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= nb; j++) {
+            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[nb];
+}
+
+const char *tm_cli_suggest(const char *word, const char *const *candidates, size_t n) {
+    size_t limit = strlen(word) / 3, best = SIZE_MAX;
+    const char *near = NULL;
+    if (limit < 1) limit = 1;
+    for (size_t i = 0; i < n; i++) {
+        size_t d = edit_distance(word, candidates[i]);
+        if (d < best) best = d, near = candidates[i];
+    }
+    return best <= limit ? near : NULL;
+}
+
+/* ---- help ------------------------------------------------------------------------------------------------------- */
+
+static void print_help(const tm_cli *cli) {
+    printf("usage: tidemill %s\n\n%s\n", cli->usage, cli->about);
+    if (cli->n_opts) puts("\noptions:");
+    for (size_t i = 0; i < cli->n_opts; i++) {
+        const tm_opt *o = &cli->opts[i];
+        int width = printf("  --%s%s%s", o->name, o->value ? " " : "", o->value ? o->value : "");
+        printf("%*s%s%s\n", width < 28 ? 28 - width : 1, "", o->help, o->required ? " (required)" : "");
+    }
+    if (cli->example) printf("\nexample:\n  %s\n", cli->example);
+}
+
+/* ---- parsing ---------------------------------------------------------------------------------------------------- */
+
+/* "--" + up to '=' of an argument, for messages and suggestions. */
+static const char *option_word(const char *argument, char *out, size_t cap) {
+    size_t n = strcspn(argument, "=");
+    if (n >= cap) n = cap - 1;
+    memcpy(out, argument, n);
+    out[n] = 0;
+    return out;
+}
+
+static int unknown_option(const tm_cli *cli, const char *command, const char *argument) {
+    char word[MAX_WORD];
+    const char *names[MAX_OPTS], *near;
+    if (strncmp(argument, "--", 2) != 0)
+        return tm_cli_wrong(command, "unknown option '%s': options are written out, as --name", argument);
+    option_word(argument + 2, word, sizeof word);
+    for (size_t i = 0; i < cli->n_opts; i++) names[i] = cli->opts[i].name;
+    near = tm_cli_suggest(word, names, cli->n_opts);
+    if (near) return tm_cli_wrong(command, "unknown option '--%s'; did you mean '--%s'?", word, near);
+    return tm_cli_wrong(command, "unknown option '--%s'", word);
+}
+
+static int set_size(const tm_opt *o, const char *command, const char *value) {
+    if (!strcmp(value, "unlimited")) {
+        *(uint64_t *)o->into = UINT64_MAX;
+        return -1;
+    }
+    if (tm_parse_size(value, (uint64_t *)o->into) == TM_OK) return -1;
+    tm_error_clear();
+    return tm_cli_wrong(command, "--%s is a size such as 512MiB or 3GiB, not '%s'", o->name, value);
+}
+
+static int set_number(const tm_opt *o, const char *command, const char *value) {
+    char *end = NULL;
+    bool good;
+    errno = 0;
+    if (o->kind == TM_OPT_INT) {
+        int64_t v = strtoll(value, &end, 10);
+        good = end != value && !*end && !errno;
+        if (good) *(int64_t *)o->into = v;
+    } else {
+        double v = strtod(value, &end);
+        good = end != value && !*end && isfinite(v);
+        if (good) *(double *)o->into = v;
+    }
+    if (good) return -1;
+    return tm_cli_wrong(command, "--%s is %s, not '%s'", o->name, o->kind == TM_OPT_INT ? "a whole number" : "a number",
+                        value);
+}
+
+static int set_option(const tm_opt *o, const char *command, const char *value) {
+    tm_opt_list *list;
+    switch (o->kind) {
+    case TM_OPT_FLAG:
+        *(bool *)o->into = true;
+        return -1;
+    case TM_OPT_STRING:
+        *(const char **)o->into = value;
+        return -1;
+    case TM_OPT_SIZE:
+        return set_size(o, command, value);
+    case TM_OPT_INT:
+    case TM_OPT_DOUBLE:
+        return set_number(o, command, value);
+    case TM_OPT_LIST:
+        break;
+    }
+    list = o->into;
+    if (list->count == list->cap)
+        return tm_cli_wrong(command, "--%s was given more than %zu times", o->name, list->cap);
+    list->value[list->count++] = value;
+    return -1;
+}
+
+static int missing_required(const tm_cli *cli, const bool *seen, const char *command) {
+    for (size_t i = 0; i < cli->n_opts; i++)
+        if (cli->opts[i].required && !seen[i])
+            return tm_cli_wrong(command, "--%s %s is missing", cli->opts[i].name, cli->opts[i].value);
+    return -1;
+}
+
+static int check_positionals(const tm_cli *cli, const char *command, int n) {
+    if (n >= cli->min_positional) return -1;
+    return tm_cli_wrong(command, "%s: 'tidemill %s'", n ? "an argument is missing" : "arguments are missing",
+                        cli->usage);
+}
+
+int tm_cli_count(const tm_cli *cli) {
+    int n = 0;
+    while (n < cli->max_positional && cli->positional[n]) n++;
+    return n;
+}
+
+static const tm_opt *find_option(const tm_cli *cli, const char *word, size_t n) {
+    for (size_t i = 0; i < cli->n_opts; i++)
+        if (strlen(cli->opts[i].name) == n && !memcmp(cli->opts[i].name, word, n)) return &cli->opts[i];
+    return NULL;
+}
+
+/* argv[*at] is "--name" or "--name=value"; *at moves on past a value that stands apart. */
+static int take_option(const tm_cli *cli, int argc, char **argv, int *at, bool *seen) {
+    const char *argument = argv[*at], *name = argument + 2;
+    size_t n = strcspn(name, "=");
+    const char *value = name[n] == '=' ? name + n + 1 : NULL;
+    const tm_opt *o = find_option(cli, name, n);
+    if (!o) return unknown_option(cli, argv[0], argument);
+    if (o->kind == TM_OPT_FLAG && value) return tm_cli_wrong(argv[0], "--%s takes no value", o->name);
+    if (o->kind != TM_OPT_FLAG && !value) {
+        if (*at + 1 >= argc) return tm_cli_wrong(argv[0], "--%s needs a value, %s", o->name, o->value);
+        value = argv[++*at];
+    }
+    seen[o - cli->opts] = true;
+    return set_option(o, argv[0], value);
+}
+
+int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
+    bool seen[MAX_OPTS] = {false}, only_positionals = false;
+    int n = 0, rc = -1;
+    TM_ASSERT(cli->n_opts <= MAX_OPTS);
+    for (int i = 0; i < cli->max_positional; i++) cli->positional[i] = NULL;
+    for (int i = 1; i < argc && rc < 0; i++) {
+        if (only_positionals || argv[i][0] != '-' || !argv[i][1]) { /* "-" alone is a name: stdin, stdout */
+            if (n == cli->max_positional) return tm_cli_wrong(argv[0], "unexpected argument '%s'", argv[i]);
+            cli->positional[n++] = argv[i];
+        } else if (!strcmp(argv[i], "--")) {
+            only_positionals = true;
+        } else if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
+            print_help(cli);
+            return TM_EXIT_DONE;
+        } else {
+            rc = argv[i][1] == '-' ? take_option(cli, argc, argv, &i, seen) : unknown_option(cli, argv[0], argv[i]);
+        }
+    }
+    if (rc < 0) rc = missing_required(cli, seen, argv[0]);
+    return rc >= 0 ? rc : check_positionals(cli, argv[0], n);
+}

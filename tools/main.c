@@ -1,0 +1,83 @@
+/* The table of commands, and nothing else. */
+#include "tools/tools.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct command {
+    const char *name;
+    int (*run)(int argc, char **argv); /* NULL: not in this version */
+    const char *help;
+} command;
+
+static const command commands[] = {
+    {"train", tm_cmd_train, "fine-tune a model whose parameters and Adam states lie on NVMe"},
+    {"plan", tm_cmd_plan, "say what a training run would need and how long a step takes, without starting it"},
+    {"probe", tm_cmd_probe, "logits, loss and gradients of a model for given token ids"},
+    {"eval", tm_cmd_eval, "loss and perplexity of a model on a data file"},
+    {"generate", tm_cmd_generate, "continue a prompt or answer a conversation"},
+    {"tokenize", tm_cmd_tokenize, "text to token ids and back, one JSON object per line"},
+    {"chat", tm_cmd_chat, "apply a model's chat template to conversations"},
+    {"convert", tm_cmd_convert, "GGUF file to Hugging Face folder and back"},
+    {"export", tm_cmd_export, "checkpoint to model folder, merging an adapter"},
+    {"bench", tm_cmd_bench, "measure disks, Adam, matrix products and steps"},
+    {"tune", tm_cmd_tune, "find the fastest I/O settings of a disk"},
+    {"inspect", tm_cmd_inspect, "show what a model folder, GGUF or safetensors file holds"},
+    {"doctor", tm_cmd_doctor, "check this machine and say what to mend"},
+    {"clean", tm_cmd_clean, "remove what dead runs left below an offload path"},
+};
+
+static void print_help(FILE *f) {
+    fputs("usage: tidemill COMMAND [ARGUMENT]...\n\n"
+          "Fine-tunes language models that are larger than memory: parameters and Adam states lie in files.\n\n",
+          f);
+    for (size_t i = 0; i < TM_COUNT(commands); i++)
+        fprintf(f, "  %-10s%s%s\n", commands[i].name, commands[i].help,
+                commands[i].run ? "" : " (not in this version yet)");
+    fputs("\n'tidemill COMMAND --help' explains one command; 'tidemill --version' prints the version.\n", f);
+}
+
+static int unknown_command(const char *name) {
+    const char *names[TM_COUNT(commands)];
+    for (size_t i = 0; i < TM_COUNT(commands); i++) names[i] = commands[i].name;
+    const char *near = tm_cli_suggest(name, names, TM_COUNT(names));
+    if (near)
+        fprintf(stderr, "tidemill: unknown command '%s'; did you mean '%s'?\n", name, near);
+    else
+        fprintf(stderr, "tidemill: unknown command '%s'; 'tidemill --help' lists the commands\n", name);
+    return TM_EXIT_INPUT;
+}
+
+static int run_command(const command *c, int argc, char **argv) {
+    if (c->run) return c->run(argc, argv);
+    fprintf(stderr, "tidemill: the command '%s' is not in this version yet; 'tidemill --help' lists those that are\n",
+            c->name);
+    return TM_EXIT_INPUT;
+}
+
+/* Results that did not reach stdout (a full disk, a closed pipe) must not look like success. */
+static int flushed(int status) {
+    bool failed = fflush(stdout) != 0 || ferror(stdout);
+    if (!failed || status != TM_EXIT_DONE) return status;
+    fputs("tidemill: the output could not be written; is the disk full or the pipe closed?\n", stderr);
+    return TM_EXIT_FAILED;
+}
+
+int main(int argc, char **argv) {
+    const char *first = argc > 1 ? argv[1] : NULL;
+    if (!first) {
+        print_help(stderr);
+        return TM_EXIT_INPUT;
+    }
+    if (!strcmp(first, "--help") || !strcmp(first, "-h") || !strcmp(first, "help")) {
+        print_help(stdout);
+        return flushed(TM_EXIT_DONE);
+    }
+    if (!strcmp(first, "--version") || !strcmp(first, "-V")) {
+        puts("tidemill " TIDEMILL_VERSION);
+        return flushed(TM_EXIT_DONE);
+    }
+    for (size_t i = 0; i < TM_COUNT(commands); i++)
+        if (!strcmp(first, commands[i].name)) return flushed(run_command(&commands[i], argc - 1, argv + 1));
+    return unknown_command(first);
+}

@@ -1,0 +1,105 @@
+/* tools: the commands of `tidemill`, one file each, and what they share.
+ *
+ * A command is `int tm_cmd_<name>(int argc, char **argv)` with argv[0] = its name; it returns the exit status (DESIGN:
+ * 0 done, 1 failed while running, 2 bad arguments, configuration or input, 3 stopped by a signal). main.c holds the
+ * table of commands; a command of the table that is not linked in answers "not in this version yet" with exit 2.
+ *
+ *     int tm_cmd_eval(int argc, char **argv) {
+ *         const char *model = NULL, *data = NULL;
+ *         uint64_t host_budget = 0;
+ *         bool json = false;
+ *         const tm_opt opts[] = {{"model", TM_OPT_STRING, &model, "DIR", "model folder or .gguf file", .required =
+ * true},
+ *                                {"data", TM_OPT_STRING, &data, "FILE", "JSONL or safetensors rows", .required = true},
+ *                                {"host-budget", TM_OPT_SIZE, &host_budget, "SIZE", "hard limit of host memory"},
+ *                                {"json", TM_OPT_FLAG, &json, NULL, "print one JSON object"}};
+ *         const tm_cli cli = {.usage = "eval --model DIR --data FILE [--json]",
+ *                             .about = "Prints loss and perplexity of a model on a data file.",
+ *                             .example = "tidemill eval --model smollm2 --data heldout.jsonl",
+ *                             .opts = opts, .n_opts = TM_COUNT(opts)};
+ *         int rc = tm_cli_parse(&cli, argc, argv);
+ *         if (rc >= 0) return rc;                                      // --help was printed (0) or the line is wrong
+ * (2) if (run(model, data, host_budget, json) != TM_OK) return tm_cmd_fail(); return 0;
+ *     }
+ *
+ * Errors go to stderr, one line; results go to stdout.
+ */
+#ifndef TIDEMILL_TOOLS_H
+#define TIDEMILL_TOOLS_H
+
+#include "base/base.h"
+
+enum { TM_EXIT_DONE = 0, TM_EXIT_FAILED = 1, TM_EXIT_INPUT = 2, TM_EXIT_SIGNAL = 3 };
+
+/* ---- commands (weak: the table of main.c links whatever was built) -------------------------------------------- */
+
+#define TM_COMMAND(name) int tm_cmd_##name(int argc, char **argv) __attribute__((weak))
+TM_COMMAND(train);
+TM_COMMAND(plan);
+TM_COMMAND(probe);
+TM_COMMAND(eval);
+TM_COMMAND(generate);
+TM_COMMAND(tokenize);
+TM_COMMAND(chat);
+TM_COMMAND(convert);
+TM_COMMAND(export);
+TM_COMMAND(bench);
+TM_COMMAND(tune);
+TM_COMMAND(inspect);
+TM_COMMAND(doctor);
+TM_COMMAND(clean);
+
+/* ---- failures --------------------------------------------------------------------------------------------------- */
+
+/* Prints "tidemill: <text of the pending error>" to stderr and returns the exit status that its code stands for. */
+int tm_cmd_fail(void);
+int tm_exit_status(tm_status code);
+/* "tidemill <command>: <text>; try 'tidemill <command> --help'" to stderr; returns 2. For arguments that are wrong. */
+int tm_cli_wrong(const char *command, const char *format, ...) TM_PRINTF(2, 3);
+/* The candidate nearest to `word` (edit distance at most a third of its length, at least 1), or NULL. */
+const char *tm_cli_suggest(const char *word, const char *const *candidates, size_t n);
+
+/* ---- options ---------------------------------------------------------------------------------------------------- */
+
+typedef enum tm_opt_kind {
+    TM_OPT_FLAG,   /* bool *, set to true */
+    TM_OPT_STRING, /* const char **, points into argv */
+    TM_OPT_INT,    /* int64_t * */
+    TM_OPT_DOUBLE, /* double *, finite */
+    TM_OPT_SIZE,   /* uint64_t *, bytes: "512MiB" (tm_parse_size); "unlimited" is UINT64_MAX */
+    TM_OPT_LIST    /* tm_opt_list *: may be repeated; the values in order */
+} tm_opt_kind;
+typedef struct tm_opt_list {
+    const char **value; /* room for `cap`, given by the command */
+    size_t count, cap;
+} tm_opt_list;
+typedef struct tm_opt {
+    const char *name; /* long name without "--" */
+    tm_opt_kind kind;
+    void *into;        /* keeps its value where the option is not given */
+    const char *value; /* what the help calls the value: "SIZE"; NULL for flags */
+    const char *help;
+    bool required;
+} tm_opt;
+#define TM_OPTION(name, kind, into, value, help)                                                                       \
+    { name, kind, into, value, help, false }
+#define TM_REQUIRED(name, kind, into, value, help)                                                                     \
+    { name, kind, into, value, help, true }
+#define TM_FLAG(name, into, help)                                                                                      \
+    { name, TM_OPT_FLAG, into, NULL, help, false }
+typedef struct tm_cli {
+    const char *usage;   /* "probe --model DIR ...", without "tidemill" */
+    const char *about;   /* a sentence or more; ends with its full stop */
+    const char *example; /* one or more command lines, each on a line of its own */
+    const tm_opt *opts;
+    size_t n_opts;
+    const char **positional; /* room for max_positional pointers; NULL where the command takes none */
+    int min_positional, max_positional;
+} tm_cli;
+/* Reads the arguments of one command. -1: go on; else the exit status to return. Options may follow positionals, "--"
+ * ends them, "--name=value" and "--name value" both do; abbreviations are refused. */
+TM_MUST_USE int tm_cli_parse(const tm_cli *cli, int argc, char **argv);
+/* Positionals that were given, after tm_cli_parse. Entries past the count are NULL. */
+int tm_cli_count(const tm_cli *cli);
+
+#endif
