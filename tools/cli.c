@@ -65,9 +65,8 @@ static size_t edit_distance(const char *a, const char *b) {
 }
 
 const char *tm_cli_suggest(const char *word, const char *const *candidates, size_t n) {
-    size_t limit = strlen(word) / 3, best = SIZE_MAX;
+    size_t limit = strlen(word) / 3 + 1, best = SIZE_MAX;
     const char *near = NULL;
-    if (limit < 1) limit = 1;
     for (size_t i = 0; i < n; i++) {
         size_t d = edit_distance(word, candidates[i]);
         if (d < best) best = d, near = candidates[i];

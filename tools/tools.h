@@ -56,7 +56,7 @@ int tm_cmd_fail(void);
 int tm_exit_status(tm_status code);
 /* "tidemill <command>: <text>; try 'tidemill <command> --help'" to stderr; returns 2. For arguments that are wrong. */
 int tm_cli_wrong(const char *command, const char *format, ...) TM_PRINTF(2, 3);
-/* The candidate nearest to `word` (edit distance at most a third of its length, at least 1), or NULL. */
+/* The candidate nearest to `word` (edit distance at most 1 + a third of its length), or NULL. */
 const char *tm_cli_suggest(const char *word, const char *const *candidates, size_t n);
 
 /* ---- options ---------------------------------------------------------------------------------------------------- */
