@@ -1,0 +1,305 @@
+/* format: models in the forms in which they are published: safetensors, Hugging Face folders, GGUF v3. Streams bytes.
+ *
+ *   tm_st          reads one .safetensors file
+ *   tm_st_writer   writes one
+ *   tm_gguf        reads a .gguf file's metadata and tensor table
+ *   tm_source      "a model to read": an HF folder or a .gguf file behind one face, under HF names and HF shapes
+ *   tm_hf_writer   writes the weights of an HF folder (one file, or shards and an index)
+ *   tm_convert     folder -> GGUF, GGUF -> folder
+ *
+ * Knows names, shapes and stored types. Knows nothing of layers, tiers or training.
+ *
+ * Memory: the table of tensors (about 150 bytes each) and no tensor data; reads and writes go through 64 KiB of stack.
+ * Nothing is mapped. Files are hostile: every number from a file is checked before it is used as a size or an offset.
+ * Ownership: names and tables handed out belong to the object and live until it is closed.
+ * Threads: tm_st, tm_gguf and tm_source do not change after they were opened: any number of threads may read from one.
+ * A writer is used by one thread at a time.
+ * Errors: what is wrong with a file is TM_EINPUT ("FILE: what; what to do"), what is right but not ours
+ * TM_EUNSUPPORTED.
+ *
+ *     tm_source *src;
+ *     TM_TRY(tm_source_open(&src, "SmolLM2-135M-Instruct.Q4_1.gguf"));       // or "path/to/hf-folder"
+ *     int64_t t = tm_source_find(src, "model.layers.0.self_attn.q_proj.weight");
+ *     if (t < 0) ...
+ *     TM_TRY(tm_source_read_f32(src, (uint32_t)t, first, n, values));         // any range: dequantised, un-permuted
+ *     tm_source_close(src);
+ */
+#ifndef TIDEMILL_FORMAT_H
+#define TIDEMILL_FORMAT_H
+
+#include "base/base.h"
+
+/* ---- how elements are stored ---------------------------------------------------------------------------------- */
+
+typedef enum tm_fmt {
+    /* plain: one element after the other, little-endian */
+    TM_FMT_F32,
+    TM_FMT_BF16,
+    TM_FMT_F16,
+    TM_FMT_F64,
+    TM_FMT_F8_E4M3,
+    TM_FMT_F8_E5M2,
+    TM_FMT_F8_E8M0,
+    TM_FMT_I64,
+    TM_FMT_I32,
+    TM_FMT_I16,
+    TM_FMT_I8,
+    TM_FMT_U64,
+    TM_FMT_U32,
+    TM_FMT_U16,
+    TM_FMT_U8,
+    TM_FMT_BOOL,
+    TM_FMT_C64, /* raw only */
+    /* blocks of GGUF, along the rows */
+    TM_FMT_Q8_0,
+    TM_FMT_Q4_0,
+    TM_FMT_Q4_1,
+    TM_FMT_Q4_K,
+    TM_FMT_Q6_K,
+    /* known by name and size only; their values cannot be read */
+    TM_FMT_Q5_0,
+    TM_FMT_Q5_1,
+    TM_FMT_Q8_1,
+    TM_FMT_Q2_K,
+    TM_FMT_Q3_K,
+    TM_FMT_Q5_K,
+    TM_FMT_Q8_K,
+    TM_FMT_IQ2_XXS,
+    TM_FMT_IQ2_XS,
+    TM_FMT_IQ3_XXS,
+    TM_FMT_IQ1_S,
+    TM_FMT_IQ4_NL,
+    TM_FMT_IQ3_S,
+    TM_FMT_IQ2_S,
+    TM_FMT_IQ4_XS,
+    TM_FMT_IQ1_M,
+    TM_FMT_TQ1_0,
+    TM_FMT_TQ2_0,
+    TM_FMT_MXFP4,
+    TM_FMT_COUNT
+} tm_fmt;
+
+typedef struct tm_fmt_info {
+    const char *name;     /* "BF16", "Q4_1": as safetensors and ggml spell it */
+    uint32_t block;       /* elements of a block, 1 if plain */
+    uint32_t block_bytes; /* bytes of a block */
+    int8_t ggml;          /* ggml's number of the type, -1: GGUF has none */
+    bool safetensors;     /* a dtype of safetensors */
+    bool readable;        /* tm_fmt_decode knows it */
+} tm_fmt_info;
+const tm_fmt_info *tm_fmt_get(tm_fmt fmt);
+/* "f32", "F32", "bf16", "q4_1", ...: any case. False if there is no such type. */
+bool tm_fmt_parse(const char *name, tm_fmt *out);
+/* Bytes of `elements` elements (a whole number of blocks); false on overflow or a broken block. */
+bool tm_fmt_bytes(tm_fmt fmt, uint64_t elements, uint64_t *bytes);
+/* Values of n elements as float32. Plain types: widened (F64 and integers: rounded to nearest even). Blocks: as ggml
+ * dequantises them; n is a multiple of the block. `readable` types only. */
+void tm_fmt_decode(tm_fmt fmt, const void *stored, size_t n, float *out);
+/* F32, BF16, F16: to nearest even, subnormals included, NaN stays NaN. Q8_0, Q4_0, Q4_1: ggml's reference quantisation;
+ * n is a multiple of 32. Others: TM_EUNSUPPORTED. */
+TM_MUST_USE tm_status tm_fmt_encode(tm_fmt fmt, const float *values, size_t n, void *out);
+
+enum { TM_FMT_MAX_DIMS = 8 };
+
+/* ---- safetensors: reading ------------------------------------------------------------------------------------- */
+
+typedef struct tm_st_info {
+    const char *name; /* NUL-terminated, UTF-8 without NUL */
+    tm_fmt fmt;
+    uint32_t ndim; /* 0: a scalar, one element */
+    uint64_t shape[TM_FMT_MAX_DIMS];
+    uint64_t elements;
+    uint64_t offset; /* of the first byte in the file */
+    uint64_t bytes;
+} tm_st_info;
+
+/* The header is read strictly: at most 100 MB, starts with '{', no holes, overlaps or duplicates, shape times dtype
+ * equals the bytes, the file ends where the last tensor does. */
+typedef struct tm_st tm_st;
+TM_MUST_USE tm_status tm_st_open(tm_st **out, const char *path);
+/* NAME below DIR; a name that leaves DIR is refused. */
+TM_MUST_USE tm_status tm_st_open_in(tm_st **out, const char *dir, const char *name);
+void tm_st_close(tm_st *st); /* NULL is fine */
+const char *tm_st_path(const tm_st *st);
+uint32_t tm_st_count(const tm_st *st);
+const tm_st_info *tm_st_get(const tm_st *st, uint32_t i); /* in order of their offsets */
+int64_t tm_st_find(const tm_st *st, const char *name);    /* -1: no such tensor */
+/* `__metadata__`: value of `key`, NULL if absent. */
+const char *tm_st_metadata(const tm_st *st, const char *key);
+/* Ranges are checked against the tensor: TM_EINPUT outside of it. */
+TM_MUST_USE tm_status tm_st_read_raw(const tm_st *st, uint32_t i, uint64_t byte_offset, uint64_t n, void *dst);
+TM_MUST_USE tm_status tm_st_read_f32(const tm_st *st, uint32_t i, uint64_t first, uint64_t n, float *dst);
+/* Integer and BOOL tensors; U64 above INT64_MAX is TM_EINPUT, floating types too. */
+TM_MUST_USE tm_status tm_st_read_i64(const tm_st *st, uint32_t i, uint64_t first, uint64_t n, int64_t *dst);
+
+/* ---- safetensors: writing ------------------------------------------------------------------------------------- *
+ * Add all tensors, then write their bytes in any order, each byte once, then commit. `__metadata__` is {"format":"pt"};
+ * the header is padded with spaces to 8 bytes. The file appears under its name at commit, or not at all.
+ *
+ *     tm_st_writer *w;  uint32_t t;
+ *     TM_TRY(tm_st_writer_create(&w, "out.safetensors"));
+ *     TM_TRY(tm_st_writer_add(w, "logits", TM_FMT_F32, 3, (uint64_t[]){B, S, V}, &t));
+ *     TM_TRY(tm_st_writer_write(w, t, 0, logits, bytes));      // on failure: tm_st_writer_abandon(w)
+ *     TM_TRY(tm_st_writer_commit(w));                          // frees w in any case
+ */
+typedef struct tm_st_writer tm_st_writer;
+TM_MUST_USE tm_status tm_st_writer_create(tm_st_writer **out, const char *path);
+TM_MUST_USE tm_status tm_st_writer_metadata(tm_st_writer *w, const char *key, const char *value);
+/* Plain safetensors types. TM_EINPUT for a name that is there already. */
+TM_MUST_USE tm_status tm_st_writer_add(tm_st_writer *w, const char *name, tm_fmt fmt, uint32_t ndim,
+                                       const uint64_t *shape, uint32_t *index);
+TM_MUST_USE tm_status tm_st_writer_write(tm_st_writer *w, uint32_t i, uint64_t byte_offset, const void *bytes,
+                                         uint64_t n);
+/* Narrowed to the tensor's type (F32, BF16, F16). */
+TM_MUST_USE tm_status tm_st_writer_write_f32(tm_st_writer *w, uint32_t i, uint64_t first, uint64_t n, const float *v);
+/* Frees w in any case. TM_EBUG if a tensor is not complete. */
+TM_MUST_USE tm_status tm_st_writer_commit(tm_st_writer *w);
+void tm_st_writer_abandon(tm_st_writer *w); /* NULL is fine */
+
+/* ---- GGUF: reading -------------------------------------------------------------------------------------------- *
+ * Version 3 (and 2, which has the same layout), little-endian. Values of keys stay in the file and are read when asked
+ * for, so that memory is the key names and the tensor table. */
+
+typedef enum tm_gguf_type {
+    TM_GGUF_U8,
+    TM_GGUF_I8,
+    TM_GGUF_U16,
+    TM_GGUF_I16,
+    TM_GGUF_U32,
+    TM_GGUF_I32,
+    TM_GGUF_F32,
+    TM_GGUF_BOOL,
+    TM_GGUF_STRING,
+    TM_GGUF_ARRAY,
+    TM_GGUF_U64,
+    TM_GGUF_I64,
+    TM_GGUF_F64
+} tm_gguf_type;
+typedef struct tm_gguf_kv {
+    const char *key;
+    tm_gguf_type type;
+    tm_gguf_type element; /* of an array */
+    uint64_t count;       /* elements of an array, bytes of a string, else 1 */
+    uint64_t offset;      /* of the first element's, the string's or the value's first byte in the file */
+} tm_gguf_kv;
+typedef struct tm_gguf_tensor {
+    const char *name;
+    tm_fmt fmt;
+    uint32_t ndim;
+    uint64_t shape[4]; /* slowest first, as HF counts: the reverse of the file's */
+    uint64_t elements;
+    uint64_t offset; /* in the file */
+    uint64_t bytes;
+} tm_gguf_tensor;
+
+typedef struct tm_gguf tm_gguf;
+TM_MUST_USE tm_status tm_gguf_open(tm_gguf **out, const char *path);
+void tm_gguf_close(tm_gguf *g); /* NULL is fine */
+const char *tm_gguf_path(const tm_gguf *g);
+uint32_t tm_gguf_kvs(const tm_gguf *g);
+const tm_gguf_kv *tm_gguf_kv_get(const tm_gguf *g, uint32_t i);
+const tm_gguf_kv *tm_gguf_kv_find(const tm_gguf *g, const char *key); /* NULL if absent */
+uint32_t tm_gguf_tensors(const tm_gguf *g);
+const tm_gguf_tensor *tm_gguf_tensor_get(const tm_gguf *g, uint32_t i); /* in order of their offsets */
+int64_t tm_gguf_tensor_find(const tm_gguf *g, const char *name);
+/* Scalars. *found tells whether the key is there; TM_EINPUT where it has another kind of value. `found` may be NULL:
+ * then an absent key is TM_EINPUT. */
+TM_MUST_USE tm_status tm_gguf_uint(const tm_gguf *g, const char *key, uint64_t *out, bool *found);
+TM_MUST_USE tm_status tm_gguf_float(const tm_gguf *g, const char *key, double *out, bool *found);
+TM_MUST_USE tm_status tm_gguf_bool(const tm_gguf *g, const char *key, bool *out, bool *found);
+/* Appended to `out`; at most `max` bytes. */
+TM_MUST_USE tm_status tm_gguf_string(const tm_gguf *g, const char *key, size_t max, tm_buf *out, bool *found);
+/* An array, element by element, without holding it. `text` lives until the next call. */
+typedef struct tm_gguf_array {
+    const tm_gguf *gguf;
+    const tm_gguf_kv *kv;
+    uint64_t index;  /* of the next element */
+    uint64_t pos;    /* of the next unread byte in the file */
+    size_t have, at; /* bytes buffered, used */
+    tm_buf text;
+    char buffer[16384];
+} tm_gguf_array;
+void tm_gguf_array_open(tm_gguf_array *a, const tm_gguf *g, const tm_gguf_kv *kv);
+TM_MUST_USE tm_status tm_gguf_array_string(tm_gguf_array *a, const char **text, size_t *len);
+TM_MUST_USE tm_status tm_gguf_array_number(tm_gguf_array *a, double *out);
+void tm_gguf_array_close(tm_gguf_array *a);
+TM_MUST_USE tm_status tm_gguf_read_raw(const tm_gguf *g, uint32_t tensor, uint64_t byte_offset, uint64_t n, void *dst);
+/* Any range of elements in the file's order (q and k rows still permuted). */
+TM_MUST_USE tm_status tm_gguf_read_f32(const tm_gguf *g, uint32_t tensor, uint64_t first, uint64_t n, float *dst);
+
+/* ---- a model to read -------------------------------------------------------------------------------------------- *
+ * PATH is an HF folder (config.json; model.safetensors, or model.safetensors.index.json and its shards) or a .gguf
+ * file. Pickled weights (.bin, .pt, .pth) are refused by name. For GGUF the names, shapes, row order, config.json and
+ * tokenizer files are those that the HF folder of the model has: whoever reads sees no difference. */
+
+typedef struct tm_source_tensor {
+    const char *name; /* "model.layers.0.self_attn.q_proj.weight" */
+    tm_fmt fmt;       /* as stored */
+    uint32_t ndim;
+    uint64_t shape[TM_FMT_MAX_DIMS]; /* row-major: the last index runs fastest */
+    uint64_t elements;
+    const char *file;       /* where it lies, for messages */
+    uint64_t offset, bytes; /* in that file */
+} tm_source_tensor;
+
+typedef struct tm_source tm_source;
+TM_MUST_USE tm_status tm_source_open(tm_source **out, const char *path);
+void tm_source_close(tm_source *src); /* NULL is fine */
+const char *tm_source_path(const tm_source *src);
+bool tm_source_is_gguf(const tm_source *src);
+/* config.json, for GGUF synthesised in the forms of transformers 4 and 5 at once (dtype: float32). NUL-terminated. */
+const char *tm_source_config(const tm_source *src, size_t *len);
+uint32_t tm_source_tensors(const tm_source *src);
+const tm_source_tensor *tm_source_tensor_get(const tm_source *src, uint32_t i); /* in byte order of their names */
+int64_t tm_source_find(const tm_source *src, const char *name);                 /* -1: no such tensor */
+/* n elements from element `first` on, any range. */
+TM_MUST_USE tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, float *dst);
+/* The same as stored; F32, BF16 and F16 only. */
+TM_MUST_USE tm_status tm_source_read_native(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, void *dst);
+/* The tensor's pages will not be needed again: a small cgroup is not charged for them. */
+void tm_source_forget(const tm_source *src, uint32_t i);
+/* A side file's bytes, appended to `out`: "tokenizer.json", "generation_config.json", "chat_template.jinja",
+ * "tokenizer_config.json" (at most 64 MiB). *found is false, and TM_OK returned, where the model has none.
+ * chat_template.jinja falls back to the chat_template of tokenizer_config.json. */
+TM_MUST_USE tm_status tm_source_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
+
+/* ---- writing an HF folder ------------------------------------------------------------------------------------------
+ */
+
+typedef struct tm_hf_tensor {
+    const char *name;
+    uint32_t ndim;
+    uint64_t shape[TM_FMT_MAX_DIMS];
+} tm_hf_tensor;
+
+/* Weights of one dtype (F32, BF16, F16) in DIR, which exists: model.safetensors, or if they exceed max_shard_bytes (0:
+ * 50 GB) model-0000k-of-0000N.safetensors and the index. Nothing is to be seen before commit, which replaces what was
+ * there. */
+typedef struct tm_hf_writer tm_hf_writer;
+TM_MUST_USE tm_status tm_hf_writer_create(tm_hf_writer **out, const char *dir, const tm_hf_tensor *tensors, uint32_t n,
+                                          tm_fmt dtype, uint64_t max_shard_bytes);
+/* Elements [first, first+n) of tensor `t` (index in the list). Any order, each once. */
+TM_MUST_USE tm_status tm_hf_writer_put_f32(tm_hf_writer *w, uint32_t t, uint64_t first, uint64_t n,
+                                           const float *values);
+TM_MUST_USE tm_status tm_hf_writer_commit(tm_hf_writer *w); /* frees w in any case */
+void tm_hf_writer_abandon(tm_hf_writer *w);                 /* NULL is fine */
+
+/* config.json (as in the source, but with torch_dtype and dtype set to `dtype`), generation_config.json, and the
+ * tokenizer's files into DIR, each written beside and renamed. */
+TM_MUST_USE tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_fmt dtype);
+
+/* ---- conversion ------------------------------------------------------------------------------------------------- */
+
+typedef struct tm_convert_opts {
+    const char
+        *dtype; /* "f32" | "bf16" | "f16" | "q8_0" | "q4_0" | "q4_1"; NULL: to a folder f32, to GGUF the source's */
+    uint64_t max_shard_bytes; /* 0: 50 GB */
+    /* Called after each tensor; may be NULL. */
+    void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
+    void *ctx;
+} tm_convert_opts;
+/* IN: folder or .gguf. OUT: GGUF if its name ends in .gguf, else a folder, which is written beside and renamed. A
+ * folder OUT that exists and is not empty is refused. GGUF is written for the llama family (llama, mistral). */
+TM_MUST_USE tm_status tm_convert(const char *in, const char *out, const tm_convert_opts *opts);
+
+#endif
