@@ -1,0 +1,191 @@
+/* dataset: from JSONL lines (or rows of ids) to micro-batches.
+ *
+ * A dataset is scanned completely when it is opened: every line is read, tokenised, checked and counted, so that bad
+ * data are found before step 1 and the number of samples, tokens and labels of every step is known then. Afterwards a
+ * batch is a function of (step, micro_batch, rank): nothing is drawn from a running state, so a run continues anywhere.
+ *
+ * Memory: 16 bytes a sample, plus the token ids: up to `memory_bytes` of them stay in memory, beyond that all go
+ * through the caller's spill (a file of the run directory). While lines are scanned, one line, its JSON tree and its
+ * ids are held. Nothing is allocated after tm_dataset_open*; tm_dataset_memory_bytes says what is held. This folder
+ * opens no files: it reads through tm_data_source, tm_data_spill and tm_row_source. Ownership: source, tokenizer and
+ * chat are used during open only (the tokenizer for the preview as well); the spill and the row source until close.
+ * Threads: one thread at a time.
+ *
+ *     tm_dataset *ds;
+ *     tm_dataset_opts o = {.seq_len = 512, .vocab_size = 49152, .tokenizer = tok, .chat = chat, .eos_id = 2,
+ *                          .shuffle = true, .seed = 42};
+ *     TM_TRY(tm_dataset_open_jsonl(&ds, &source, &o));                    // "train.jsonl:17: ..." or counts
+ *     TM_TRY(tm_dataset_set_batches(ds, 4, 2, 1));                        // B rows, A micro-batches, R ranks
+ *     steps = epochs * tm_dataset_steps_per_epoch(ds);
+ *     tm_dataset_limits(ds, 0, steps, &limits);                           // reserve limits.tokens for the arrays
+ *     for (s = 0; s < steps; s++)
+ *         for (k = 0; k < 2; k++)
+ *             TM_TRY(tm_dataset_batch(ds, s, k, 0, limits.tokens, ids, labels, mask, &shape));
+ *
+ * Batches. With B rows, A micro-batches and R ranks a step takes the next A*R*B samples of the epoch: row b of
+ * micro-batch k on rank r is sample ((s*A + k)*R + r)*B + b of the epoch's order, s counting from 0 within the epoch.
+ * At the end of the epoch the step is smaller (micro-batches with fewer rows, or none), and the next epoch begins with
+ * the next step. The order of an epoch is a permutation keyed by (seed, epoch); it does not depend on B, A and R. Rows
+ * of ids are not shuffled.
+ *
+ * Labels are already shifted: row t's label is the token at t + 1 if that one is learned, else -100; the last position
+ * of a row and padding have -100. Rows are padded right, with id 0 and mask 0, to the longest row of the micro-batch.
+ *
+ * Packing (several samples in a row) is not in this version; its option is refused by the configuration.
+ */
+#ifndef TIDEMILL_DATASET_H
+#define TIDEMILL_DATASET_H
+
+#include "base/base.h"
+
+typedef struct tm_tokenizer tm_tokenizer; /* data/tokenizer.h */
+typedef struct tm_chat tm_chat;           /* data/chat.h */
+
+enum { TM_LABEL_IGNORE = -100 };
+
+/* ---- where bytes and rows come from ----------------------------------------------------------------------------- */
+
+/* A file of `size` bytes. read_at delivers exactly `len` bytes or fails. */
+typedef struct tm_data_source {
+    void *ctx;
+    tm_status (*read_at)(void *ctx, uint64_t offset, void *buf, size_t len);
+    uint64_t size;
+    const char *name; /* for messages; not kept after open */
+} tm_data_source;
+
+/* Room for tokenised samples: written once, front to back without holes, then read anywhere. Both are exact or fail. */
+typedef struct tm_data_spill {
+    void *ctx;
+    tm_status (*write_at)(void *ctx, uint64_t offset, const void *buf, size_t len);
+    tm_status (*read_at)(void *ctx, uint64_t offset, void *buf, size_t len);
+} tm_data_spill;
+
+/* Rows that are tokenised already (input_ids, labels, attention_mask of a .safetensors file), all `seq` long. Labels
+ * are NOT shifted here (-100: not learned). mask is 1 everywhere where the file has none. An id or label that does not
+ * fit int32 must fail. A row's length is that up to its last position with mask 1 or a label; what follows is padding.
+ */
+typedef struct tm_row_source {
+    void *ctx;
+    tm_status (*get_row)(void *ctx, uint64_t row, int32_t *ids, int32_t *labels, uint8_t *mask);
+    uint64_t n_rows;
+    uint32_t seq;
+    const char *name; /* for messages; kept: must outlive the dataset */
+} tm_row_source;
+
+/* ---- options ---------------------------------------------------------------------------------------------------- */
+
+/* What a line of JSONL may be. AUTO decides line by line, by the keys, in this order:
+ *   messages           {"messages": [{"role", "content", "loss"?}]}              chat template; assistant turns are
+ * learned sharegpt           {"conversations": [{"from", "value"}], "system"?} or {"conversation": [{"human",
+ * "assistant"}]} prompt_completion  {"prompt": "…", "completion": "…"}      concatenated without template, EOS
+ * appended, prompt masked alpaca             {"instruction", "input"?, "output", "system"?, "history"?: [[user,
+ * assistant]]} text               {"text": "…"}          the post-processor's specials, EOS if it does not end so, all
+ * learned */
+typedef enum tm_data_format {
+    TM_DATA_AUTO,
+    TM_DATA_TEXT,
+    TM_DATA_MESSAGES,
+    TM_DATA_ALPACA,
+    TM_DATA_PROMPT_COMPLETION,
+    TM_DATA_SHAREGPT
+} tm_data_format;
+/* "auto", "text", "messages", "alpaca", "prompt_completion" (or "prompt-completion"), "sharegpt"; else TM_EINPUT. */
+TM_MUST_USE tm_status tm_data_format_parse(const char *name, tm_data_format *out);
+const char *tm_data_format_name(tm_data_format f);
+
+/* What happens to a sample longer than seq_len. All three are counted. */
+typedef enum tm_overlong { TM_OVERLONG_TRUNCATE, TM_OVERLONG_DROP, TM_OVERLONG_ERROR } tm_overlong;
+TM_MUST_USE tm_status tm_overlong_parse(const char *name, tm_overlong *out);
+
+typedef struct tm_dataset_opts {
+    tm_data_format format;
+    tm_overlong overlong;    /* row sources: `drop` is refused, since it would move the rows that follow */
+    uint32_t seq_len;        /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
+    uint32_t vocab_size;     /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
+    tm_tokenizer *tokenizer; /* JSONL */
+    const tm_chat *chat;     /* NULL: messages, alpaca and sharegpt lines are bad lines that say so */
+    int32_t eos_id;          /* appended to text and completions; -1: none */
+    bool strict;             /* a bad line is fatal; else it is named (the first five), counted and skipped */
+    bool shuffle;
+    uint64_t seed;
+    uint64_t memory_bytes;      /* of token ids kept in memory; 0: 8 MiB */
+    const tm_data_spill *spill; /* NULL: more than memory_bytes is TM_EBUDGET */
+    uint64_t max_line_bytes;    /* longer lines are bad; 0: 16 MiB */
+} tm_dataset_opts;
+
+/* ---- opening ---------------------------------------------------------------------------------------------------- */
+
+typedef struct tm_dataset tm_dataset;
+/* TM_EINPUT if no line is usable, and on bad lines under `strict`; the message names file, line and reason. */
+TM_MUST_USE tm_status tm_dataset_open_jsonl(tm_dataset **out, const tm_data_source *source,
+                                            const tm_dataset_opts *opts);
+TM_MUST_USE tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, const tm_dataset_opts *opts);
+void tm_dataset_close(tm_dataset *ds); /* NULL is fine */
+
+typedef struct tm_dataset_counts {
+    uint64_t lines;          /* lines that are not blank, or rows */
+    uint64_t samples;        /* usable */
+    uint64_t bad;            /* not JSON, not a known format, too long a line, ... */
+    uint64_t truncated;      /* longer than seq_len, cut at the end */
+    uint64_t dropped;        /* longer than seq_len under `drop` */
+    uint64_t no_labels;      /* without any learned token (after truncation); dropped, but for row sources */
+    uint64_t tokens;         /* positions with mask 1 over all samples */
+    uint64_t label_tokens;   /* learned, after the shift */
+    uint32_t longest;        /* tokens of the longest sample */
+    uint64_t first_bad_line; /* 0: none */
+} tm_dataset_counts;
+const tm_dataset_counts *tm_dataset_get_counts(const tm_dataset *ds);
+/* Of all samples in file order (ids and what is learned): equal on all ranks, and at resume. */
+uint64_t tm_dataset_fingerprint(const tm_dataset *ds);
+uint64_t tm_dataset_memory_bytes(const tm_dataset *ds);
+uint64_t tm_dataset_spilled_bytes(const tm_dataset *ds);
+
+/* ---- batches ---------------------------------------------------------------------------------------------------- */
+
+/* Rows in a micro-batch (B), micro-batches in a step (A), ranks (R); all at least 1, TM_EINPUT on overflow. Before any
+ * of the functions below. */
+TM_MUST_USE tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t rows, uint32_t micro_batches, uint32_t ranks);
+uint64_t tm_dataset_steps_per_epoch(const tm_dataset *ds); /* ceil(samples / (A*R*B)) */
+
+typedef struct tm_batch_shape {
+    uint32_t rows, seq;    /* B', S of this micro-batch; rows 0: there is nothing left for it, seq and tokens are 0 */
+    uint32_t tokens;       /* T = round_up(rows * seq, 64) */
+    uint64_t mask_tokens;  /* positions with mask 1 */
+    uint64_t label_tokens; /* labels that are not -100 */
+} tm_batch_shape;
+/* From the index alone: nothing is read. `step` counts from 0 over all epochs. */
+void tm_dataset_shape(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank, tm_batch_shape *out);
+/* Fills ids[T], labels[T], key_mask[T] as tm_micro_batch (model.h) wants them. `capacity` is the room in each; TM_EBUG
+ * if T is larger. key_mask may be NULL. */
+TM_MUST_USE tm_status tm_dataset_batch(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
+                                       uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *key_mask,
+                                       tm_batch_shape *out);
+
+typedef struct tm_step_info {
+    uint64_t epoch;        /* of this step, from 0 */
+    uint64_t tokens;       /* positions with mask 1, over all micro-batches and ranks */
+    uint64_t label_tokens; /* the divisor of the step's loss */
+    uint64_t samples;
+} tm_step_info;
+void tm_dataset_step_info(const tm_dataset *ds, uint64_t step, tm_step_info *out);
+
+typedef struct tm_batch_limits {
+    uint32_t rows, seq;   /* largest over the micro-batches of these steps */
+    uint32_t tokens;      /* largest T */
+    uint64_t step_tokens; /* largest sum of T over a step's micro-batches on one rank */
+} tm_batch_limits;
+/* Exact over steps [first, first + n) and all ranks. Costs about a microsecond a sample visited; steps beyond the first
+ * two epochs of an unshuffled dataset are not visited again. */
+void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out);
+/* The sample (in file order) at place `index` of the order of `epoch`. A permutation of [0, samples). */
+uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index);
+
+/* ---- preview ---------------------------------------------------------------------------------------------------- */
+
+/* Appends a readable picture of sample `sample` (file order) to `out`: its text, with what is not learned dimmed
+ * (`color`) or between ⟦ and ⟧. Control characters are escaped. `tokenizer` may be NULL for row sources: ids are shown
+ * then. */
+TM_MUST_USE tm_status tm_dataset_preview(tm_dataset *ds, uint64_t sample, tm_tokenizer *tokenizer, bool color,
+                                         tm_buf *out);
+
+#endif
