@@ -52,6 +52,7 @@ const char *tm_kind_name(tm_kind kind); /* "weight_hi", ... */
 typedef struct tm_object {
     tm_kind kind;
     uint32_t unit;          /* for residency by unit, and messages */
+    uint32_t bundle;        /* state: objects with consecutive ids and one bundle number join in memory */
     uint64_t bytes;
     bool pageable;          /* may lie in an extent */
     /* results, read-only outside this folder: */

@@ -1,0 +1,132 @@
+/* What the files of offload share: the structures behind layout, program and plan, and the store's half of a transfer. */
+#ifndef TIDEMILL_OFFLOAD_INTERNAL_H
+#define TIDEMILL_OFFLOAD_INTERNAL_H
+
+#include "offload/offload.h"
+
+#define TM_TEMP_BIT 0x80000000u /* in an object id: a temporary of the program, else state of the layout */
+#define TM_NONE UINT32_MAX
+
+struct tm_layout {
+    tm_object *object;
+    uint32_t n, cap;
+    uint64_t resident_end; /* resident state lies in [0, resident_end) of the slab */
+    bool chosen;
+};
+
+typedef struct prog_visit {
+    uint32_t first, count;      /* object ids */
+    uint32_t first_op, last_op; /* TM_NONE: not used */
+    uint32_t record;            /* first of `count` per-object records */
+} prog_visit;
+
+/* What a visit does with one of its objects. */
+typedef struct visit_object {
+    uint8_t first_access; /* 0: untouched */
+    bool dirty;
+} visit_object;
+
+typedef struct prog_use {
+    uint32_t visit, object, count;
+    tm_use_access access;
+} prog_use;
+
+typedef struct prog_op {
+    tm_op op;
+    uint32_t first_use, n_uses;
+} prog_op;
+
+struct tm_program {
+    const tm_layout *layout;
+    char name[32];
+    tm_object *temp;
+    uint32_t n_temp, cap_temp;
+    prog_visit *visit;
+    uint32_t n_visit, cap_visit;
+    visit_object *record;
+    uint32_t n_record, cap_record;
+    prog_op *op;
+    uint32_t n_op, cap_op;
+    prog_use *use;
+    uint32_t n_use, cap_use;
+    tm_status status;
+};
+
+/* Makes room for one more element of array *p; false when out of memory. */
+bool offload_grow(void *p, uint32_t *cap, uint32_t n, size_t element_bytes);
+const tm_object *program_object(const tm_program *p, uint32_t id);
+
+/* One frame for a stretch of program positions: a visit of paged state, or a temporary's whole life. */
+typedef struct residence {
+    uint32_t first_object, count;
+    uint32_t start, end;    /* positions (program op indices); the frame is taken before `start`, free after `hold` */
+    uint32_t hold;          /* end, or later while a write-back may still be under way */
+    uint32_t first_use;     /* position of the first compute op that touches it (start is earlier with look-ahead) */
+    uint64_t bytes, address;
+    uint32_t visit;         /* whose accesses decide fills and write-backs; TM_NONE: a kept temporary, no disk */
+    bool fill, dirty;
+} residence;
+
+/* Which residence (or resident address) serves each visit, under one choice of residency and look-ahead. */
+typedef struct placement {
+    residence *item;
+    uint32_t n, cap;
+    uint32_t *of_visit;     /* residence of each visit, TM_NONE: resident state */
+    uint8_t *temp_paged;    /* per temporary */
+    uint64_t base;          /* first byte above resident state */
+    uint64_t peak;          /* bytes of slab needed, base included */
+} placement;
+
+/* place.c: builds residences for the chosen residency (object->resident of the layout, temp_paged), gives look-ahead of
+ * `window` bytes, assigns addresses. */
+tm_status place_build(placement *pl, const tm_program *p, const uint8_t *temp_paged, const uint8_t *resident,
+                      uint64_t base, uint64_t window);
+void place_free(placement *pl);
+
+/* residency.c: decides resident[] (per state object) and temp_paged[], and the window. */
+tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,
+                           uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *minimum);
+uint64_t residency_base(const tm_layout *l, const uint8_t *resident, uint64_t *address /* per object, or NULL */);
+
+typedef struct temp_extent {
+    uint64_t offset;        /* in the spill file */
+    uint32_t first_page;    /* of its checksums */
+} temp_extent;
+
+struct tm_plan {
+    char name[32];
+    const tm_layout *layout;
+    tm_plan_op *op;
+    uint32_t n_op;
+    uint32_t *succ;
+    uint64_t *operand;      /* slab addresses */
+    tm_object *temp;        /* temporaries: kind and sizes */
+    temp_extent *extent;
+    uint32_t n_temp, n_temp_pages;
+    tm_plan_info info;
+    /* for the verifier: what each op touches */
+    struct plan_touch {
+        uint64_t address, bytes;
+        uint8_t access;
+        uint32_t object;
+    } *touch;
+    uint32_t *first_touch;  /* n_op + 1 */
+};
+
+/* emit.c: placement -> plan. */
+tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl, const uint8_t *resident,
+                    const uint64_t *address);
+
+/* store.c: one transfer. `frame` is the object's whole frame (frame_bytes). */
+typedef struct store_target {
+    const tm_plan *plan;
+    uint32_t object;
+    uint64_t *temp_checksum; /* [plan->n_temp_pages] */
+} store_target;
+tm_io *store_io(tm_store *s);
+void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req);
+tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm_io_req *req);
+tm_status store_check_read(tm_store *s, const store_target *t, const void *frame, const tm_io_req *req);
+uint64_t store_checksum_ns(const tm_store *s);
+
+#endif

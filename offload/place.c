@@ -1,0 +1,312 @@
+/* Residences and their addresses: live ranges over program positions, packed into the slab. */
+#include "offload/offload_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void place_free(placement *pl) {
+    tm_free(pl->item);
+    tm_free(pl->of_visit);
+    tm_free(pl->temp_paged);
+    *pl = (placement){0};
+}
+
+static residence *push(placement *pl) {
+    if (!offload_grow(&pl->item, &pl->cap, pl->n, sizeof *pl->item)) return NULL;
+    residence *r = &pl->item[pl->n++];
+    *r = (residence){.visit = TM_NONE};
+    return r;
+}
+
+/* A visit of paged objects: filled where it is read first; written back where it is dirty and someone may read it again
+ * (state always; a temporary only before its last visit). */
+static tm_status add_paged(placement *pl, const tm_program *p, uint32_t v, bool last_visit_of_temp) {
+    const prog_visit *visit = &p->visit[v];
+    residence *r = push(pl);
+    if (!r) return tm_nomem(sizeof *r);
+    r->first_object = visit->first;
+    r->count = visit->count;
+    r->start = r->first_use = visit->first_op;
+    r->end = r->hold = visit->last_op;
+    r->visit = v;
+    for (uint32_t i = 0; i < visit->count; i++) {
+        const visit_object *vo = &p->record[visit->record + i];
+        r->bytes += program_object(p, visit->first + i)->frame_bytes;
+        if (vo->first_access & TM_USE_READ) r->fill = true;
+        if (vo->dirty && !last_visit_of_temp) r->dirty = true;
+    }
+    pl->of_visit[v] = pl->n - 1;
+    return TM_OK;
+}
+
+static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, uint32_t *of_temp) {
+    const prog_visit *visit = &p->visit[v];
+    uint32_t t = visit->first & ~TM_TEMP_BIT;
+    if (of_temp[t] == TM_NONE) {
+        residence *r = push(pl);
+        if (!r) return tm_nomem(sizeof *r);
+        *r = (residence){.first_object = visit->first, .count = 1, .start = visit->first_op, .first_use = visit->first_op,
+                         .bytes = p->temp[t].frame_bytes, .visit = TM_NONE};
+        of_temp[t] = pl->n - 1;
+    }
+    residence *r = &pl->item[of_temp[t]];
+    if (visit->first_op < r->start) r->start = r->first_use = visit->first_op;
+    if (visit->last_op > r->end) r->end = r->hold = visit->last_op;
+    pl->of_visit[v] = of_temp[t];
+    return TM_OK;
+}
+
+static tm_status build_residences(placement *pl, const tm_program *p, const uint8_t *resident) {
+    uint32_t *of_temp = tm_malloc(sizeof *of_temp * (p->n_temp + 1));
+    uint32_t *last_visit = tm_malloc(sizeof *last_visit * (p->n_temp + 1));
+    tm_status rc = of_temp && last_visit ? TM_OK : tm_nomem(sizeof *of_temp * 2 * (p->n_temp + 1));
+    for (uint32_t t = 0; rc == TM_OK && t < p->n_temp; t++) of_temp[t] = last_visit[t] = TM_NONE;
+    for (uint32_t v = 0; rc == TM_OK && v < p->n_visit; v++) {
+        const prog_visit *visit = &p->visit[v];
+        if (visit->first_op == TM_NONE || !(visit->first & TM_TEMP_BIT)) continue;
+        uint32_t t = visit->first & ~TM_TEMP_BIT;
+        if (last_visit[t] == TM_NONE || visit->last_op > p->visit[last_visit[t]].last_op) last_visit[t] = v;
+    }
+    for (uint32_t v = 0; rc == TM_OK && v < p->n_visit; v++) {
+        const prog_visit *visit = &p->visit[v];
+        pl->of_visit[v] = TM_NONE;
+        if (visit->first_op == TM_NONE) continue;
+        if (visit->first & TM_TEMP_BIT) {
+            uint32_t t = visit->first & ~TM_TEMP_BIT;
+            rc = pl->temp_paged[t] ? add_paged(pl, p, v, last_visit[t] == v) : add_kept_temp(pl, p, v, of_temp);
+        } else if (!resident[visit->first]) {
+            rc = add_paged(pl, p, v, false);
+        }
+    }
+    tm_free(of_temp);
+    tm_free(last_visit);
+    return rc;
+}
+
+static int by_first_use(const void *a, const void *b) {
+    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    if (x->first_use != y->first_use) return x->first_use < y->first_use ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+static int by_end(const void *a, const void *b) {
+    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    if (x->end != y->end) return x->end < y->end ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+/* The position after which each object's last write-back before `r` may be read again: a fill must not start earlier. */
+static void limit_by_writes(placement *pl, const tm_program *p, residence **order) {
+    uint32_t n_state = p->layout->n;
+    /* last_end[object] while walking in order of first use; visits of one object do not overlap */
+    uint32_t *last_end = tm_malloc(sizeof *last_end * (n_state + p->n_temp + 1));
+    if (!last_end) return; /* no look-ahead is always legal: start stays first_use */
+    memset(last_end, 0xff, sizeof *last_end * (n_state + p->n_temp + 1));
+    for (uint32_t i = 0; i < pl->n; i++) {
+        residence *r = order[i];
+        if (r->visit == TM_NONE) continue;
+        uint32_t earliest = 0;
+        for (uint32_t k = 0; k < r->count; k++) {
+            uint32_t id = r->first_object + k;
+            uint32_t slot = id & TM_TEMP_BIT ? n_state + (id & ~TM_TEMP_BIT) : id;
+            if (last_end[slot] != TM_NONE && last_end[slot] + 1 > earliest) earliest = last_end[slot] + 1;
+            if (r->dirty) last_end[slot] = r->end;
+        }
+        r->start = earliest; /* for now: the earliest legal position */
+    }
+    tm_free(last_end);
+}
+
+/* Look-ahead: walking the program, fills of coming residences start as long as at most `window` bytes are ahead of their
+ * use; write-backs may hold their frames until another `window` bytes of them have followed. */
+static tm_status give_window(placement *pl, const tm_program *p, uint64_t window) {
+    residence **order = tm_malloc(sizeof *order * (pl->n + 1));
+    if (!order) return tm_nomem(sizeof *order * (pl->n + 1));
+    for (uint32_t i = 0; i < pl->n; i++) order[i] = &pl->item[i];
+    qsort(order, pl->n, sizeof *order, by_first_use);
+    limit_by_writes(pl, p, order);
+    uint64_t ahead = 0;
+    uint32_t issue = 0, used = 0;
+    for (uint32_t pos = 0; pos < p->n_op && issue < pl->n; pos++) {
+        for (; used < issue && order[used]->first_use <= pos; used++)
+            if (order[used]->visit != TM_NONE && order[used]->fill) ahead -= order[used]->bytes;
+        while (issue < pl->n) {
+            residence *r = order[issue];
+            bool fills = r->visit != TM_NONE && r->fill;
+            if (!fills) {
+                r->start = r->first_use;
+                issue++;
+                continue;
+            }
+            bool now = r->first_use <= pos;
+            if (!now && (r->start > pos || ahead + r->bytes > window)) break;
+            r->start = r->first_use < pos ? r->first_use : pos;
+            ahead += r->bytes;
+            issue++;
+            if (now) { /* needed at once: it does not count as ahead */
+                while (used < issue && order[used]->first_use <= pos) {
+                    if (order[used]->visit != TM_NONE && order[used]->fill) ahead -= order[used]->bytes;
+                    used++;
+                }
+            }
+        }
+    }
+    for (; issue < pl->n; issue++) order[issue]->start = order[issue]->first_use;
+    qsort(order, pl->n, sizeof *order, by_end);
+    uint64_t held = 0;
+    uint32_t oldest = 0;
+    for (uint32_t i = 0; i < pl->n; i++) {
+        residence *r = order[i];
+        if (r->visit == TM_NONE || !r->dirty) continue;
+        held += r->bytes;
+        for (; held > window && oldest <= i; oldest++) {
+            residence *o = order[oldest];
+            if (o->visit == TM_NONE || !o->dirty) continue;
+            o->hold = r->end;
+            held -= o->bytes;
+        }
+    }
+    for (; oldest < pl->n; oldest++)
+        if (order[oldest]->visit != TM_NONE && order[oldest]->dirty) order[oldest]->hold = p->n_op;
+    tm_free(order);
+    return TM_OK;
+}
+
+/* ---- packing: best fit over a free list, walking the positions ------------------------------------------------------ */
+
+typedef struct gap {
+    uint64_t begin, end;
+} gap;
+
+typedef struct gaps {
+    gap *g;
+    uint32_t n, cap;
+} gaps;
+
+static uint64_t take(gaps *f, uint64_t bytes, bool *ok) {
+    uint32_t best = TM_NONE;
+    for (uint32_t i = 0; i < f->n; i++) {
+        uint64_t size = f->g[i].end - f->g[i].begin;
+        if (size >= bytes && (best == TM_NONE || size < f->g[best].end - f->g[best].begin)) best = i;
+    }
+    *ok = best != TM_NONE;
+    if (!*ok) return 0;
+    uint64_t at = f->g[best].begin;
+    f->g[best].begin += bytes;
+    if (f->g[best].begin == f->g[best].end) {
+        memmove(&f->g[best], &f->g[best + 1], (f->n - best - 1) * sizeof *f->g);
+        f->n--;
+    }
+    return at;
+}
+
+static bool give(gaps *f, uint64_t begin, uint64_t end) {
+    uint32_t lo = 0, hi = f->n;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (f->g[mid].begin < begin) lo = mid + 1;
+        else hi = mid;
+    }
+    bool left = lo > 0 && f->g[lo - 1].end == begin, right = lo < f->n && f->g[lo].begin == end;
+    if (left && right) {
+        f->g[lo - 1].end = f->g[lo].end;
+        memmove(&f->g[lo], &f->g[lo + 1], (f->n - lo - 1) * sizeof *f->g);
+        f->n--;
+    } else if (left) {
+        f->g[lo - 1].end = end;
+    } else if (right) {
+        f->g[lo].begin = begin;
+    } else {
+        if (!offload_grow(&f->g, &f->cap, f->n, sizeof *f->g)) return false;
+        memmove(&f->g[lo + 1], &f->g[lo], (f->n - lo) * sizeof *f->g);
+        f->g[lo] = (gap){begin, end};
+        f->n++;
+    }
+    return true;
+}
+
+/* Larger and longer-lived first among those that begin together. */
+static int by_start(const void *a, const void *b) {
+    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    if (x->start != y->start) return x->start < y->start ? -1 : 1;
+    if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+static int by_hold(const void *a, const void *b) {
+    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    if (x->hold != y->hold) return x->hold < y->hold ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+/* Packs the residences for which `want` holds into [base, ...); returns the end. */
+static tm_status pack(residence **order, residence **ends, uint32_t n, uint64_t base, uint64_t *peak) {
+    gaps f = {0};
+    if (!give(&f, base, UINT64_MAX)) return tm_nomem(sizeof(gap));
+    *peak = base;
+    qsort(order, n, sizeof *order, by_start);
+    memcpy(ends, order, n * sizeof *order);
+    qsort(ends, n, sizeof *ends, by_hold);
+    uint32_t freed = 0;
+    tm_status rc = TM_OK;
+    for (uint32_t i = 0; i < n && rc == TM_OK; i++) {
+        residence *r = order[i];
+        for (; ends[freed]->hold < r->start; freed++)
+            if (!give(&f, ends[freed]->address, ends[freed]->address + ends[freed]->bytes)) rc = tm_nomem(sizeof(gap));
+        bool ok;
+        r->address = take(&f, r->bytes, &ok);
+        TM_ASSERT(ok);
+        if (r->address + r->bytes > *peak) *peak = r->address + r->bytes;
+    }
+    tm_free(f.g);
+    return rc;
+}
+
+/* Long-lived residences are packed first, at the bottom, so that they do not cut up the space that the streams use; the
+ * better of that and of packing all together is taken. */
+static tm_status assign_addresses(placement *pl, const tm_program *p) {
+    residence **order = tm_malloc(sizeof *order * (pl->n + 1) * 2);
+    if (!order) return tm_nomem(sizeof *order * (pl->n + 1) * 2);
+    residence **ends = order + pl->n + 1;
+    uint32_t span = p->n_op / 8;
+    uint32_t n_long = 0, n_short = 0;
+    tm_status rc;
+    uint64_t *all = tm_malloc(sizeof *all * (pl->n + 1));
+    if (!all) {
+        tm_free(order);
+        return tm_nomem(sizeof *all * (pl->n + 1));
+    }
+    for (uint32_t i = 0; i < pl->n; i++) order[i] = &pl->item[i];
+    uint64_t peak_all = 0, peak_long = 0, peak_two = 0;
+    TM_GO(pack(order, ends, pl->n, pl->base, &peak_all));
+    for (uint32_t i = 0; i < pl->n; i++) all[i] = pl->item[i].address;
+    for (uint32_t i = 0; i < pl->n; i++)
+        if (pl->item[i].hold - pl->item[i].start >= span) order[n_long++] = &pl->item[i];
+    TM_GO(pack(order, ends, n_long, pl->base, &peak_long));
+    for (uint32_t i = 0; i < pl->n; i++)
+        if (pl->item[i].hold - pl->item[i].start < span) order[n_short++] = &pl->item[i];
+    TM_GO(pack(order, ends, n_short, peak_long, &peak_two));
+    if (peak_all <= peak_two)
+        for (uint32_t i = 0; i < pl->n; i++) pl->item[i].address = all[i];
+    pl->peak = tm_min_u64(peak_all, peak_two);
+done:
+    tm_free(all);
+    tm_free(order);
+    return rc;
+}
+
+tm_status place_build(placement *pl, const tm_program *p, const uint8_t *temp_paged, const uint8_t *resident, uint64_t base,
+                      uint64_t window) {
+    *pl = (placement){.base = base};
+    pl->of_visit = tm_malloc(sizeof *pl->of_visit * (p->n_visit + 1));
+    pl->temp_paged = tm_malloc(p->n_temp + 1);
+    tm_status rc = TM_OK;
+    if (!pl->of_visit || !pl->temp_paged) TM_GO(tm_nomem(sizeof *pl->of_visit * (p->n_visit + 1)));
+    memcpy(pl->temp_paged, temp_paged, p->n_temp);
+    TM_GO(build_residences(pl, p, resident));
+    TM_GO(give_window(pl, p, window));
+    TM_GO(assign_addresses(pl, p));
+done:
+    if (rc != TM_OK) place_free(pl);
+    return rc;
+}

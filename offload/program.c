@@ -1,0 +1,142 @@
+/* Layout and program: what there is, and what a pass does with it. */
+#include "offload/offload_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const kind_names[TM_KINDS] = {"weight_hi", "weight_lo",  "exp_avg", "exp_avg_sq",
+                                                 "grad",      "activation", "scratch"};
+
+const char *tm_kind_name(tm_kind kind) { return kind < TM_KINDS ? kind_names[kind] : "?"; }
+
+bool offload_grow(void *p, uint32_t *cap, uint32_t n, size_t element_bytes) {
+    void **array = p;
+    if (n < *cap) return true;
+    uint32_t want = *cap ? *cap * 2 : 64;
+    void *bigger = tm_realloc(*array, (size_t)want * element_bytes);
+    if (!bigger) return false;
+    *array = bigger;
+    *cap = want;
+    return true;
+}
+
+/* Pageable objects take whole I/O units; the others only keep the alignment that vector kernels like. */
+static uint64_t frame_bytes(const tm_object *o) { return tm_round_up(o->bytes, o->pageable ? TM_FRAME_ALIGN : 64); }
+
+tm_status tm_layout_create(tm_layout **out) {
+    *out = tm_calloc(1, sizeof **out);
+    return *out ? TM_OK : tm_nomem(sizeof **out);
+}
+
+void tm_layout_free(tm_layout *l) {
+    if (!l) return;
+    tm_free(l->object);
+    tm_free(l);
+}
+
+uint32_t tm_layout_object(tm_layout *l, const tm_object *o) {
+    if (!offload_grow(&l->object, &l->cap, l->n, sizeof *o)) return TM_NONE;
+    tm_object *n = &l->object[l->n];
+    *n = *o;
+    n->state = true;
+    n->resident = false;
+    n->frame_bytes = frame_bytes(o);
+    return l->n++;
+}
+
+uint32_t tm_layout_objects(const tm_layout *l) { return l->n; }
+const tm_object *tm_layout_get(const tm_layout *l, uint32_t id) { return &l->object[id]; }
+
+tm_status tm_program_create(tm_program **out, const tm_layout *layout, const char *name) {
+    tm_program *p = tm_calloc(1, sizeof *p);
+    if (!p) return tm_nomem(sizeof *p);
+    p->layout = layout;
+    snprintf(p->name, sizeof p->name, "%s", name);
+    *out = p;
+    return TM_OK;
+}
+
+void tm_program_free(tm_program *p) {
+    if (!p) return;
+    tm_free(p->temp);
+    tm_free(p->visit);
+    tm_free(p->record);
+    tm_free(p->op);
+    tm_free(p->use);
+    tm_free(p);
+}
+
+static void program_fail(tm_program *p, size_t bytes) {
+    if (p->status == TM_OK) p->status = tm_nomem(bytes);
+}
+
+const tm_object *program_object(const tm_program *p, uint32_t id) {
+    return id & TM_TEMP_BIT ? &p->temp[id & ~TM_TEMP_BIT] : &p->layout->object[id];
+}
+
+uint32_t tm_program_temp(tm_program *p, const tm_object *o) {
+    if (!offload_grow(&p->temp, &p->cap_temp, p->n_temp, sizeof *o)) {
+        program_fail(p, sizeof *o);
+        return TM_TEMP_BIT;
+    }
+    tm_object *n = &p->temp[p->n_temp];
+    *n = *o;
+    n->state = false;
+    n->frame_bytes = frame_bytes(o);
+    return TM_TEMP_BIT | p->n_temp++;
+}
+
+uint32_t tm_program_visit(tm_program *p, uint32_t first, uint32_t count) {
+    TM_ASSERT(count >= 1 && (count == 1 || !(first & TM_TEMP_BIT)));
+    if (p->status != TM_OK) return 0;
+    if (!offload_grow(&p->visit, &p->cap_visit, p->n_visit, sizeof *p->visit)) {
+        program_fail(p, sizeof *p->visit);
+        return 0;
+    }
+    p->visit[p->n_visit] =
+        (prog_visit){.first = first, .count = count, .first_op = TM_NONE, .last_op = TM_NONE, .record = p->n_record};
+    for (uint32_t i = 0; i < count; i++) {
+        if (!offload_grow(&p->record, &p->cap_record, p->n_record, sizeof *p->record)) {
+            program_fail(p, sizeof *p->record);
+            return 0;
+        }
+        p->record[p->n_record++] = (visit_object){0};
+    }
+    return p->n_visit++;
+}
+
+void tm_program_op(tm_program *p, const tm_op *op) {
+    if (p->status != TM_OK) return;
+    if (!offload_grow(&p->op, &p->cap_op, p->n_op, sizeof *p->op)) {
+        program_fail(p, sizeof *p->op);
+        return;
+    }
+    p->op[p->n_op++] = (prog_op){.op = *op, .first_use = p->n_use};
+}
+
+void tm_program_use_range(tm_program *p, uint32_t visit, uint32_t object, uint32_t count, tm_use_access access) {
+    if (p->status != TM_OK) return;
+    TM_ASSERT(p->n_op > 0 && visit < p->n_visit);
+    prog_visit *v = &p->visit[visit];
+    TM_ASSERT(object >= v->first && object + count <= v->first + v->count);
+    if (!offload_grow(&p->use, &p->cap_use, p->n_use, sizeof *p->use)) {
+        program_fail(p, sizeof *p->use);
+        return;
+    }
+    p->use[p->n_use++] = (prog_use){.visit = visit, .object = object, .count = count, .access = access};
+    p->op[p->n_op - 1].n_uses++;
+    if (v->first_op == TM_NONE) v->first_op = p->n_op - 1;
+    v->last_op = p->n_op - 1;
+    for (uint32_t i = 0; i < count; i++) {
+        visit_object *r = &p->record[v->record + (object - v->first) + i];
+        if (!r->first_access) r->first_access = (uint8_t)access;
+        if (access & TM_USE_WRITE) r->dirty = true;
+    }
+}
+
+void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access) {
+    if (p->status != TM_OK) return;
+    tm_program_use_range(p, visit, p->visit[visit].first, p->visit[visit].count, access);
+}
+
+uint32_t tm_program_ops(const tm_program *p) { return p->n_op; }
