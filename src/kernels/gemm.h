@@ -1,0 +1,35 @@
+/* gemm: matrix products behind one small interface.
+ *
+ *     C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n]        row-major, op is the identity or the transpose
+ *
+ * A and B are fp32 or bf16, in any mix; C is fp32 or bf16. Products are accumulated in fp32; a bf16 C is rounded once,
+ * to nearest even, after alpha, beta and the whole of k. With beta = 0, C is not read (it may hold anything).
+ *
+ * Back-ends, chosen once by tm_kernels_init from what is installed and from feature bits, forced by TIDEMILL_GEMM:
+ *   openblas  loaded at run time, after OPENBLAS_CORETYPE was set from the feature bits (0.3.21 knows no CPU younger
+ * than itself); called single-threaded from our own team, so that its thread pool never exists builtin   ours: packed
+ * panels, 6 x 16 register tiles; portable C where the CPU has no AVX2 bf16 operands are widened in panels. A back-end
+ * that multiplies bf16 directly is one more row of the table in gemm.c.
+ *
+ * The cut of C into tiles is a function of (m, n, k, threads) and each tile is computed by one call of one thread,
+ * so which thread takes a tile changes nothing.
+ */
+#ifndef TIDEMILL_GEMM_H
+#define TIDEMILL_GEMM_H
+
+#include "kernels/kernels.h"
+
+typedef struct tm_gemm_args {
+    uint64_t m, n, k;
+    float alpha, beta;
+    const void *a, *b;
+    void *c;
+    uint64_t lda, ldb, ldc; /* elements from one stored row to the next */
+    tm_elem a_type, b_type, c_type;
+    bool a_trans, b_trans; /* a_trans: A is stored [k][m]; b_trans: B is stored [n][k] */
+} tm_gemm_args;
+
+void tm_gemm(const tm_gemm_args *g);
+const char *tm_gemm_library(void); /* "openblas-0.3.21-Haswell", "builtin-avx2" */
+
+#endif
