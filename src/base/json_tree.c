@@ -1,1 +1,171 @@
-#include "base/base.h"
+/* A JSON tree for small files, built on the reader: nodes and strings in an arena that the document owns. */
+#include "base/base_internal.h"
+
+#include <string.h>
+
+typedef struct block {
+    struct block *next;
+    size_t used, cap;
+    _Alignas(16) char bytes[];
+} block;
+
+struct tm_json_doc {
+    block *blocks; /* the first one is being filled */
+    size_t total, max;
+    tm_json *root;
+};
+
+enum { FIRST_BLOCK = 2048, LARGEST_BLOCK = 1 << 20 };
+
+static tm_status add_block(tm_json_doc *doc, size_t need) {
+    size_t cap = doc->blocks ? (size_t)tm_min_u64(doc->blocks->cap * 2, LARGEST_BLOCK) : FIRST_BLOCK;
+    if (cap < need) cap = need;
+    cap = (size_t)tm_min_u64(cap, doc->max - doc->total);
+    if (cap < need) return tm_fail(TM_EINPUT, "JSON text needs more than %zu bytes as a tree", doc->max);
+    block *b = tm_malloc(sizeof *b + cap);
+    if (!b) return tm_nomem(sizeof *b + cap);
+    *b = (block){.next = doc->blocks, .cap = cap};
+    doc->blocks = b;
+    doc->total += cap;
+    return TM_OK;
+}
+
+static tm_status arena_alloc(tm_json_doc *doc, size_t bytes, void **out) {
+    bytes = (size_t)tm_round_up(bytes, 8);
+    if (!doc->blocks || doc->blocks->cap - doc->blocks->used < bytes) TM_TRY(add_block(doc, bytes));
+    *out = doc->blocks->bytes + doc->blocks->used;
+    doc->blocks->used += bytes;
+    return TM_OK;
+}
+
+static tm_status arena_text(tm_json_doc *doc, const tm_json_event *event, const char **out) {
+    void *p;
+    TM_TRY(arena_alloc(doc, event->len + 1, &p));
+    memcpy(p, event->text, event->len + 1);
+    *out = p;
+    return TM_OK;
+}
+
+/* The containers that are open, outermost first, each with its last member. */
+typedef struct builder {
+    tm_json_doc *doc;
+    tm_json *open[JSON_MAX_DEPTH], *last[JSON_MAX_DEPTH];
+    unsigned depth;
+    const char *key; /* of the value to come */
+    size_t key_len;
+} builder;
+
+static void attach(builder *b, tm_json *node) {
+    if (b->depth == 0) {
+        b->doc->root = node;
+        return;
+    }
+    tm_json *parent = b->open[b->depth - 1], *before = b->last[b->depth - 1];
+    if (before) {
+        before->next = node;
+    } else {
+        parent->child = node;
+    }
+    b->last[b->depth - 1] = node;
+    parent->count++;
+}
+
+static tm_status add_value(builder *b, const tm_json_event *event) {
+    void *p;
+    TM_TRY(arena_alloc(b->doc, sizeof(tm_json), &p));
+    tm_json *node = p;
+    *node = (tm_json){.type = event->type,
+                      .line = event->line,
+                      .column = event->column,
+                      .key = b->key,
+                      .key_len = b->key_len,
+                      .len = event->len,
+                      .boolean = event->boolean,
+                      .is_integer = event->is_integer,
+                      .integer = event->integer,
+                      .number = event->number};
+    if (event->text) TM_TRY(arena_text(b->doc, event, &node->text));
+    attach(b, node);
+    b->key = NULL;
+    b->key_len = 0;
+    if (event->type == TM_JSON_OBJECT || event->type == TM_JSON_ARRAY) {
+        b->open[b->depth] = node; /* the reader has checked the depth */
+        b->last[b->depth++] = NULL;
+    }
+    return TM_OK;
+}
+
+static tm_status add_event(builder *b, const tm_json_event *event) {
+    switch (event->type) {
+    case TM_JSON_KEY:
+        b->key_len = event->len;
+        return arena_text(b->doc, event, &b->key);
+    case TM_JSON_ARRAY_END:
+    case TM_JSON_OBJECT_END:
+        b->depth--;
+        return TM_OK;
+    case TM_JSON_EOF:
+        return TM_OK;
+    default:
+        return add_value(b, event);
+    }
+}
+
+static tm_status build(tm_json_doc *doc, tm_json_reader *r) {
+    builder b = {.doc = doc};
+    tm_json_event event;
+    do {
+        TM_TRY(tm_json_next(r, &event));
+        TM_TRY(add_event(&b, &event));
+    } while (event.type != TM_JSON_EOF);
+    return TM_OK;
+}
+
+tm_status tm_json_parse(tm_json_doc **out, const char *text, size_t len, const char *name, unsigned flags,
+                        size_t max_bytes) {
+    *out = NULL;
+    tm_mem_source source = {.data = text, .len = len};
+    tm_json_reader *r = NULL;
+    tm_json_doc *doc = tm_calloc(1, sizeof *doc);
+    if (!doc) return tm_nomem(sizeof *doc);
+    doc->max = max_bytes ? max_bytes : (size_t)(64 * TM_MIB);
+    flags &= ~(unsigned)TM_JSON_LINES;
+    tm_status rc;
+    TM_GO(tm_json_reader_open(&r, tm_mem_source_read, &source, name, flags, doc->max));
+    TM_GO(build(doc, r));
+done:
+    tm_json_reader_close(r);
+    if (rc != TM_OK) {
+        tm_json_free(doc);
+        return rc;
+    }
+    *out = doc;
+    return TM_OK;
+}
+
+const tm_json *tm_json_root(const tm_json_doc *doc) {
+    return doc->root;
+}
+
+void tm_json_free(tm_json_doc *doc) {
+    if (!doc) return;
+    for (block *b = doc->blocks, *next; b; b = next) {
+        next = b->next;
+        tm_free(b);
+    }
+    tm_free(doc);
+}
+
+const tm_json *tm_json_get(const tm_json *object, const char *key) {
+    if (!object || object->type != TM_JSON_OBJECT) return NULL;
+    size_t n = strlen(key);
+    for (const tm_json *m = object->child; m; m = m->next) {
+        if (m->key_len == n && memcmp(m->key, key, n) == 0) return m;
+    }
+    return NULL;
+}
+
+bool tm_json_is(const tm_json *node, const char *string) {
+    return node && node->type == TM_JSON_STRING && node->len == strlen(string) &&
+           memcmp(node->text, string, node->len) == 0;
+}

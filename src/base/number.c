@@ -1,8 +1,10 @@
-/* Numbers as text: sizes with units, shortest decimals. Independent of the locale's decimal point (we never set one).
- */
-#include "base/base.h"
+/* Numbers as text: sizes with units, shortest decimals. The decimal point is '.' in every locale. */
+#include "base/base_internal.h"
 
+#include <float.h>
+#include <locale.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,15 +85,40 @@ const char *tm_format_size(uint64_t bytes, char *buf, size_t cap) {
     return buf;
 }
 
+/* ---- shortest decimals ------------------------------------------------------------------------------------------ */
+
+static locale_t c_locale;
+static void make_c_locale(void) {
+    c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+}
+
+/* Switches this thread to the C locale; the result goes to uselocale when done. */
+static locale_t enter_c_locale(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_c_locale);
+    return uselocale(c_locale);
+}
+
+double base_strtod(const char *text) {
+    locale_t before = enter_c_locale();
+    double x = strtod(text, NULL);
+    uselocale(before);
+    return x;
+}
+
+/* A decimal of DBL_DIG digits survives decimal -> double -> decimal, so if a decimal that short reads back as x, %.15g
+ * prints it (without its trailing zeros). Subnormals have fewer digits, so they are tried from 1. */
 const char *tm_format_double(double x, char *buf, size_t cap) {
     if (!isfinite(x)) {
         snprintf(buf, cap, "null");
         return buf;
     }
-    for (int digits = 15; digits <= 17; digits++) {
+    locale_t before = enter_c_locale();
+    for (int digits = x != 0 && fabs(x) < DBL_MIN ? 1 : DBL_DIG; digits <= DBL_DECIMAL_DIG; digits++) {
         snprintf(buf, cap, "%.*g", digits, x);
         if (strtod(buf, NULL) == x) break;
     }
+    uselocale(before);
     return buf;
 }
 
@@ -100,9 +127,11 @@ const char *tm_format_float(float x, char *buf, size_t cap) {
         snprintf(buf, cap, "null");
         return buf;
     }
-    for (int digits = 6; digits <= 9; digits++) {
+    locale_t before = enter_c_locale();
+    for (int digits = x != 0 && fabsf(x) < FLT_MIN ? 1 : FLT_DIG; digits <= FLT_DECIMAL_DIG; digits++) {
         snprintf(buf, cap, "%.*g", digits, (double)x);
         if (strtof(buf, NULL) == x) break;
     }
+    uselocale(before);
     return buf;
 }

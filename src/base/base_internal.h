@@ -1,0 +1,48 @@
+/* What the files of base share among themselves. */
+#ifndef TIDEMILL_BASE_INTERNAL_H
+#define TIDEMILL_BASE_INTERNAL_H
+
+#include "base/base.h"
+
+/* strtod with '.' as the decimal point, whatever locale a program around the library has set. */
+double base_strtod(const char *text);
+
+enum { JSON_MAX_DEPTH = 64, JSON_INPUT_BYTES = 1 << 16 };
+
+/* The bytes in front of the reader: `in[pos..len)`, refilled by json_have. Over memory (tm_mem_source_read) `in` is
+ * that memory itself and is never refilled. Newlines occur only between tokens, so only json_skip_blank counts lines.
+ */
+typedef struct json_input {
+    const char *in;
+    char *buffer; /* NULL over memory */
+    size_t pos, len;
+    bool end;            /* nothing follows `len` */
+    uint64_t base;       /* offset of in[0] */
+    uint64_t line_start; /* offset of the line's first byte */
+    uint32_t line;
+    tm_read_fn read;
+    void *ctx;
+    char *name;
+    unsigned flags;
+} json_input;
+
+/* Makes `n` bytes (at most 16) readable at in[pos] if there are so many; *have is false if the input ends before. */
+tm_status json_have(json_input *s, size_t n, bool *have);
+/* Blanks and, if relaxed, comments. *more: something follows. */
+tm_status json_skip_blank(json_input *s, bool *more);
+/* Decodes the string at in[pos] (the opening quote) into `token`. */
+tm_status json_scan_string(json_input *s, tm_buf *token, size_t max_token);
+/* Checks the number at in[pos] against the grammar; fills text, len, number, integer. */
+tm_status json_scan_number(json_input *s, tm_buf *token, size_t max_token, tm_json_event *event);
+/* `word` at in[pos], followed by something that may follow a value. */
+tm_status json_scan_word(json_input *s, const char *word);
+/* "NAME:LINE:COLUMN: what" at the current byte, and what is there instead ("found ..."). */
+tm_status json_fail(json_input *s, const char *format, ...) TM_PRINTF(2, 3);
+tm_status json_fail_found(json_input *s, const char *expected);
+uint32_t json_column(const json_input *s);
+
+/* Decodes one UTF-8 sequence of at most n bytes: its length, 0 if it is not valid (RFC 3629). */
+size_t base_utf8_decode(const char *p, size_t n, uint32_t *code_point);
+size_t base_utf8_encode(uint32_t code_point, char out[4]);
+
+#endif
