@@ -7,8 +7,10 @@
  * Every system call of all three goes through one seam (io_sys in io_internal.h), where a test can fail, shorten, delay
  * or corrupt the i-th call.
  *
- * Threads: one thread at a time drives an engine (submit, wait); tm_io_wake may be called from any thread.
- * Readers allow concurrent tm_file_read_at.
+ * Threads: one thread at a time drives an engine (register, submit, wait, close); another may take over only while
+ * nothing is in flight, so an engine may be opened and registered by one thread and driven by another. tm_io_wake may be
+ * called from any thread and from a signal handler. Readers allow concurrent tm_file_read_at. Runs, writers and logs are
+ * used by one thread at a time.
  *
  *     tm_io_run *run;  tm_io_file file;  tm_io *io;
  *     TM_TRY(tm_io_run_create(&run, "/nvme/offload", &run_opts));
@@ -44,25 +46,34 @@ uint32_t tm_io_run_alignment(const tm_io_run *run);   /* of offset, length and a
 uint64_t tm_io_run_free_bytes(const tm_io_run *run);  /* statfs f_bavail now */
 TM_MUST_USE tm_status tm_io_run_remove(tm_io_run *run); /* unlinks its files and the directory, closes; frees `run` in any case */
 void tm_io_run_close(tm_io_run *run);                 /* leaves the files; NULL is fine */
+/* Removes what this process has created and neither finished nor closed: run directories and the temporary files of
+ * tm_out. For the way out after a signal was noticed (not from a handler): it only unlinks, so that threads still at
+ * work see no closed descriptor or freed memory. Run directories that are to stay must be closed first. */
+void tm_io_cleanup_at_exit(void);
 
 typedef struct tm_io_file {
     int fd;
     int index;              /* of the registered file; -1: not registered */
     const char *name;       /* full path, for messages; owned by the run */
+    uint32_t alignment;     /* O_DIRECT: of offset, length and address. 0 or 1: buffered; the engine then drops the pages
+                             * that it moved from the page cache, so that it stays small */
 } tm_io_file;
-/* Creates PATH/run-<id>/NAME (0600) of `bytes` bytes, space reserved (posix_fallocate; TM_ENOSPC names what is missing).
- * `buffered` leaves O_DIRECT off. The run closes it. */
+/* Creates PATH/run-<id>/NAME (0600) of `bytes` bytes, rounded up to 4 KiB, space reserved (fallocate; TM_ENOSPC names what
+ * is missing). `buffered` leaves O_DIRECT off. The run closes it. */
 TM_MUST_USE tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bool buffered, tm_io_file *out);
 
 /* ---- the engine ----------------------------------------------------------------------------------------------- */
 
+/* TM_IO_SYNC is fdatasync: it covers the writes that were returned by tm_io_wait before it was submitted. It is never
+ * tried again after an error: the kernel may have dropped the pages, and a second sync would succeed without them.
+ * A read that meets the end of the file is TM_EIO with sys_errno 0. */
 typedef enum tm_io_op { TM_IO_READ, TM_IO_WRITE, TM_IO_SYNC } tm_io_op;
 typedef struct tm_io_req {
     tm_io_op op;
     tm_io_file file;
     uint64_t offset;
     void *buf;
-    uint32_t len;           /* at most 1 GiB */
+    uint32_t len;           /* 1 byte to 1 GiB; not used by TM_IO_SYNC */
     void *user;
     /* results, valid once it was returned by tm_io_wait: */
     tm_status status;
@@ -79,22 +90,27 @@ typedef struct tm_io_opts {
     const char *engine;     /* NULL or "auto": uring, else threads (one warning says why); "uring" | "threads" | "sync" */
     unsigned queue_depth;   /* in flight at the device, 0: 8; more may be submitted, they wait here in order */
     unsigned threads;       /* of the "threads" engine, 0: 2 */
-    uint32_t block_bytes;   /* larger requests are cut into pieces of this size, 0: 4 MiB */
+    uint32_t block_bytes;   /* larger requests are cut into pieces of this size, 0: 4 MiB; rounded up to 4 KiB */
+    uint64_t order_seed;    /* "sync" only, for tests: not 0: requests run as late as possible (one in each tm_io_wait), in
+                             * a random order, and what they will read is overwritten with garbage at submission */
 } tm_io_opts;
 TM_MUST_USE tm_status tm_io_open(tm_io **out, const tm_io_opts *opts);
-void tm_io_close(tm_io *io); /* waits for what is in flight; NULL is fine */
+void tm_io_close(tm_io *io); /* waits for what is in flight, whose requests are not returned; NULL is fine */
 const char *tm_io_engine_name(const tm_io *io);
 /* Memory that requests will point into. Where the kernel refuses (memlock), one warning and unregistered I/O. */
 TM_MUST_USE tm_status tm_io_register(tm_io *io, void *base, size_t bytes);
 /* Files whose requests are to come; fills file->index. Optional. */
 TM_MUST_USE tm_status tm_io_register_files(tm_io *io, tm_io_file *files, unsigned n);
-/* TM_OK: every request will be returned by tm_io_wait exactly once. Otherwise: none will. */
+/* TM_OK: every request will be returned by tm_io_wait exactly once; until then it and its memory belong to the engine.
+ * Otherwise: none will (TM_EBUG: bad length, closed file, or not aligned to file.alignment). No order among requests in
+ * flight is promised. Nothing is allocated. */
 TM_MUST_USE tm_status tm_io_submit(tm_io *io, tm_io_req *const *reqs, unsigned n);
 /* Returns completed requests, in any order. With `block` it sleeps until at least one is complete or tm_io_wake was
- * called (then *n may be 0); a wake between two waits is not lost. */
+ * called (then *n may be 0), even if nothing is in flight; a wake between two waits is not lost. A request's failure is
+ * in the request; the call itself fails only where the engine cannot go on. */
 TM_MUST_USE tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, bool block);
 void tm_io_wake(tm_io *io);
-unsigned tm_io_in_flight(const tm_io *io);
+unsigned tm_io_in_flight(const tm_io *io); /* submitted and not yet returned by tm_io_wait */
 /* Records the failed request (operation, path, offset, length, errno) and returns its status. */
 tm_status tm_io_req_fail(const tm_io_req *req);
 typedef struct tm_io_stats {
@@ -131,7 +147,8 @@ typedef tm_status (*tm_dir_fn)(void *ctx, const char *name, bool is_dir);
 TM_MUST_USE tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx); /* in byte order of the names */
 
 /* Writing. The bytes go to a temporary file beside PATH; commit syncs, renames over PATH and syncs the directory.
- * Abandoned (closed without commit): nothing is left behind. Also usable positionally. */
+ * Abandoned (closed without commit): nothing is left behind. Also usable positionally: write_at does not move the place
+ * where append goes on, which starts at 0. The first failure is kept: commit then abandons and returns it. */
 typedef struct tm_out tm_out;
 TM_MUST_USE tm_status tm_out_create(tm_out **out, const char *path);
 TM_MUST_USE tm_status tm_out_append(tm_out *o, const void *bytes, size_t n);        /* buffered, 1 MiB */
@@ -141,7 +158,7 @@ TM_MUST_USE tm_status tm_out_flush(tm_out *o);
 uint64_t tm_out_size(const tm_out *o);
 TM_MUST_USE tm_status tm_out_commit(tm_out *o); /* frees o in any case */
 void tm_out_abandon(tm_out *o);                 /* NULL is fine */
-/* Log files: opened for append (0644), each line in one write, flushed. */
+/* Log files: opened for append (0644), each line in one write, flushed to the kernel; '\n' is added where it lacks. */
 typedef struct tm_append tm_append;
 TM_MUST_USE tm_status tm_append_open(tm_append **out, const char *path, bool truncate);
 TM_MUST_USE tm_status tm_append_line(tm_append *a, const char *line, size_t n);
