@@ -1,0 +1,374 @@
+/* From a placement to a plan: disk operations are inserted, and every ordering that the result depends on becomes an edge:
+ *   - inside a frame: reads after the write that they read, writes after the reads before them;
+ *   - between occupants of the same bytes: the first touch of the next after the last touches of the one before;
+ *   - on disk: a read of an extent after the latest write to it, a write after the reads before it.                          */
+#include "offload/offload_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Who touched something last: one writer, and the readers since. */
+typedef struct tracker {
+    uint32_t writer;
+    uint32_t reader; /* head of a list in `links` */
+} tracker;
+
+typedef struct link {
+    uint32_t op, next;
+} link;
+
+typedef struct edge {
+    uint32_t from, to;
+} edge;
+
+/* A stretch of the slab and the residence that had it last. */
+typedef struct stretch {
+    uint64_t begin, end;
+    uint32_t owner;
+} stretch;
+
+typedef struct emitter {
+    const tm_layout *l;
+    const tm_program *p;
+    const placement *pl;
+    const uint8_t *resident;
+    const uint64_t *address;
+    tm_plan *plan;
+    uint32_t cap_op, cap_succ, cap_operand, n_operand;
+    tracker *frame;           /* per (residence, object), then per resident state object */
+    uint32_t *frame_of;       /* residence -> its first tracker */
+    uint32_t resident_frames; /* tracker of resident state object i */
+    tracker *disk;            /* per object: state, then temporaries */
+    link *link;
+    uint32_t n_link, cap_link;
+    edge *edge;
+    uint32_t n_edge, cap_edge;
+    uint32_t *seen;           /* per op: the last op that got an edge from it */
+    uint32_t cap_seen;
+    stretch *map;
+    uint32_t n_map, cap_map;
+    uint32_t **prev;          /* per residence: ops that the first touch has to follow; [0] is the count */
+    uint32_t cap_touch, n_touch;
+    tm_status status;
+} emitter;
+
+static void fail(emitter *e, size_t bytes) {
+    if (e->status == TM_OK) e->status = tm_nomem(bytes);
+}
+
+static uint32_t object_slot(const emitter *e, uint32_t id) {
+    return id & TM_TEMP_BIT ? e->l->n + (id & ~TM_TEMP_BIT) : id;
+}
+
+static void add_edge(emitter *e, uint32_t from, uint32_t to) {
+    if (from == TM_NONE || from == to || e->seen[from] == to) return;
+    if (!offload_grow(&e->edge, &e->cap_edge, e->n_edge, sizeof *e->edge)) {
+        fail(e, sizeof *e->edge);
+        return;
+    }
+    e->seen[from] = to;
+    e->edge[e->n_edge++] = (edge){from, to};
+}
+
+static uint32_t new_op(emitter *e, const tm_plan_op *op) {
+    tm_plan *plan = e->plan;
+    if (!offload_grow(&plan->op, &e->cap_op, plan->n_op, sizeof *plan->op) ||
+        !offload_grow(&e->seen, &e->cap_seen, plan->n_op, sizeof *e->seen)) {
+        fail(e, sizeof *op);
+        return TM_NONE;
+    }
+    plan->op[plan->n_op] = *op;
+    e->seen[plan->n_op] = TM_NONE;
+    return plan->n_op++;
+}
+
+static void touch(emitter *e, tracker *t, uint32_t op, unsigned access, const uint32_t *prev) {
+    if (t->writer == TM_NONE && t->reader == TM_NONE && prev)
+        for (uint32_t i = 1; i <= prev[0]; i++) add_edge(e, prev[i], op);
+    if (access & TM_USE_WRITE) {
+        if (t->reader == TM_NONE) add_edge(e, t->writer, op);
+        for (uint32_t i = t->reader; i != TM_NONE; i = e->link[i].next) add_edge(e, e->link[i].op, op);
+        t->writer = op;
+        t->reader = TM_NONE;
+        return;
+    }
+    add_edge(e, t->writer, op);
+    if (!offload_grow(&e->link, &e->cap_link, e->n_link, sizeof *e->link)) {
+        fail(e, sizeof *e->link);
+        return;
+    }
+    e->link[e->n_link] = (link){op, t->reader};
+    t->reader = e->n_link++;
+}
+
+static void note_touch(emitter *e, uint64_t address, uint64_t bytes, unsigned access, uint32_t object) {
+    if (!offload_grow(&e->plan->touch, &e->cap_touch, e->n_touch, sizeof *e->plan->touch)) {
+        fail(e, sizeof *e->plan->touch);
+        return;
+    }
+    e->plan->touch[e->n_touch++] = (struct plan_touch){address, bytes, (uint8_t)access, object};
+}
+
+/* ---- who had these bytes before ------------------------------------------------------------------------------------------- */
+
+static bool collect_finals(emitter *e, uint32_t owner, uint32_t **list, uint32_t *cap, uint32_t *n) {
+    const residence *r = &e->pl->item[owner];
+    for (uint32_t k = 0; k < r->count; k++) {
+        const tracker *t = &e->frame[e->frame_of[owner] + k];
+        if (t->reader == TM_NONE && t->writer != TM_NONE) {
+            if (!offload_grow(list, cap, *n, sizeof **list)) return false;
+            (*list)[(*n)++] = t->writer;
+        }
+        for (uint32_t i = t->reader; i != TM_NONE; i = e->link[i].next) {
+            if (!offload_grow(list, cap, *n, sizeof **list)) return false;
+            (*list)[(*n)++] = e->link[i].op;
+        }
+    }
+    return true;
+}
+
+static uint32_t first_overlap(const emitter *e, uint64_t begin) {
+    uint32_t lo = 0, hi = e->n_map;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (e->map[mid].end <= begin) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo;
+}
+
+/* Gives [address, address + bytes) to residence `r`: its first touches have to follow the finals of whoever was there. */
+static void occupy(emitter *e, uint32_t r) {
+    uint64_t begin = e->pl->item[r].address, end = begin + e->pl->item[r].bytes;
+    uint32_t at = first_overlap(e, begin), until = at;
+    uint32_t *list = NULL, cap = 0, n = 1, last_owner = TM_NONE;
+    stretch head = {0}, tail = {0};
+    if (!offload_grow(&list, &cap, 0, sizeof *list)) {
+        fail(e, sizeof *list);
+        return;
+    }
+    for (; until < e->n_map && e->map[until].begin < end; until++) {
+        stretch *s = &e->map[until];
+        if (s->owner != last_owner && !collect_finals(e, s->owner, &list, &cap, &n)) fail(e, sizeof *list);
+        last_owner = s->owner;
+        if (s->begin < begin) head = (stretch){s->begin, begin, s->owner};
+        if (s->end > end) tail = (stretch){end, s->end, s->owner};
+    }
+    list[0] = n - 1;
+    e->prev[r] = list;
+    uint32_t insert = 1 + (head.end > 0) + (tail.end > 0), remove = until - at;
+    while (e->n_map + insert > e->cap_map)
+        if (!offload_grow(&e->map, &e->cap_map, e->cap_map, sizeof *e->map)) {
+            fail(e, sizeof *e->map);
+            return;
+        }
+    memmove(&e->map[at + insert], &e->map[until], (e->n_map - until) * sizeof *e->map);
+    e->n_map = e->n_map + insert - remove;
+    if (head.end > 0) e->map[at++] = head;
+    e->map[at++] = (stretch){begin, end, r};
+    if (tail.end > 0) e->map[at] = tail;
+}
+
+/* ---- operations ------------------------------------------------------------------------------------------------------------- */
+
+static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
+    const residence *res = &e->pl->item[r];
+    uint64_t address = res->address;
+    for (uint32_t i = 0; i < k; i++) address += program_object(e->p, res->first_object + i)->frame_bytes;
+    uint32_t id = res->first_object + k;
+    const tm_object *o = program_object(e->p, id);
+    uint32_t op = new_op(e, &(tm_plan_op){.engine = write ? TM_ENGINE_DISK_WRITE : TM_ENGINE_DISK_READ, .object = id,
+                                          .address = address});
+    if (op == TM_NONE) return;
+    e->plan->first_touch[op] = e->n_touch;
+    note_touch(e, address, o->frame_bytes, write ? TM_USE_READ : TM_USE_WRITE, id);
+    touch(e, &e->frame[e->frame_of[r] + k], op, write ? TM_USE_READ : TM_USE_WRITE, e->prev[r]);
+    touch(e, &e->disk[object_slot(e, id)], op, write ? TM_USE_WRITE : TM_USE_READ, NULL);
+    uint64_t *count = write ? e->plan->info.write_bytes : e->plan->info.read_bytes;
+    count[o->kind] += o->frame_bytes;
+}
+
+static void emit_fills(emitter *e, uint32_t r) {
+    const residence *res = &e->pl->item[r];
+    occupy(e, r);
+    if (res->visit == TM_NONE || !res->fill || e->status != TM_OK) return;
+    const prog_visit *v = &e->p->visit[res->visit];
+    for (uint32_t k = 0; k < res->count; k++)
+        if (e->p->record[v->record + k].first_access & TM_USE_READ) emit_disk(e, r, k, false);
+}
+
+static void emit_writebacks(emitter *e, uint32_t r) {
+    const residence *res = &e->pl->item[r];
+    if (res->visit == TM_NONE || !res->dirty) return;
+    const prog_visit *v = &e->p->visit[res->visit];
+    for (uint32_t k = 0; k < res->count; k++)
+        if (e->p->record[v->record + k].dirty) emit_disk(e, r, k, true);
+}
+
+static uint64_t use_address(const emitter *e, const prog_use *u) {
+    uint32_t r = e->pl->of_visit[u->visit];
+    if (r == TM_NONE) return e->address[u->object];
+    const residence *res = &e->pl->item[r];
+    uint64_t at = res->address;
+    for (uint32_t id = res->first_object; id < u->object; id++) at += program_object(e->p, id)->frame_bytes;
+    return at;
+}
+
+static void emit_compute(emitter *e, uint32_t pos) {
+    const prog_op *po = &e->p->op[pos];
+    uint32_t op = new_op(e, &(tm_plan_op){.op = po->op, .engine = TM_ENGINE_CPU, .first_operand = e->n_operand,
+                                          .n_operands = po->n_uses});
+    if (op == TM_NONE) return;
+    e->plan->first_touch[op] = e->n_touch;
+    for (uint32_t i = 0; i < po->n_uses; i++) {
+        const prog_use *u = &e->p->use[po->first_use + i];
+        if (!offload_grow(&e->plan->operand, &e->cap_operand, e->n_operand, sizeof *e->plan->operand)) {
+            fail(e, sizeof *e->plan->operand);
+            return;
+        }
+        uint64_t at = use_address(e, u);
+        e->plan->operand[e->n_operand++] = at;
+        uint32_t r = e->pl->of_visit[u->visit];
+        for (uint32_t k = 0; k < u->count && e->status == TM_OK; k++) {
+            uint32_t id = u->object + k;
+            uint64_t bytes = program_object(e->p, id)->frame_bytes;
+            note_touch(e, at, bytes, u->access, id);
+            at += bytes;
+            if (r == TM_NONE) touch(e, &e->frame[e->resident_frames + id], op, u->access, NULL);
+            else
+                touch(e, &e->frame[e->frame_of[r] + (id - e->pl->item[r].first_object)], op, u->access, e->prev[r]);
+        }
+    }
+}
+
+/* ---- order: fills that start at a position, its operation, write-backs of what ends there ----------------------------------- */
+
+static int by_start(const void *a, const void *b) {
+    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    if (x->start != y->start) return x->start < y->start ? -1 : 1;
+    if (x->first_use != y->first_use) return x->first_use < y->first_use ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+static int by_end(const void *a, const void *b) {
+    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    if (x->end != y->end) return x->end < y->end ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+static void emit_all(emitter *e, residence **starts, residence **ends) {
+    uint32_t n = e->pl->n, s = 0, w = 0;
+    for (uint32_t i = 0; i < n; i++) starts[i] = ends[i] = &e->pl->item[i];
+    qsort(starts, n, sizeof *starts, by_start);
+    qsort(ends, n, sizeof *ends, by_end);
+    for (uint32_t pos = 0; pos < e->p->n_op && e->status == TM_OK; pos++) {
+        for (; s < n && starts[s]->start <= pos; s++) emit_fills(e, (uint32_t)(starts[s] - e->pl->item));
+        emit_compute(e, pos);
+        for (; w < n && ends[w]->end <= pos; w++) emit_writebacks(e, (uint32_t)(ends[w] - e->pl->item));
+    }
+}
+
+static tm_status number_edges(emitter *e) {
+    tm_plan *plan = e->plan;
+    plan->succ = tm_malloc(sizeof *plan->succ * (e->n_edge + 1));
+    if (!plan->succ) return tm_nomem(sizeof *plan->succ * (e->n_edge + 1));
+    for (uint32_t i = 0; i < e->n_edge; i++) {
+        plan->op[e->edge[i].from].n_succ++;
+        plan->op[e->edge[i].to].n_pred++;
+    }
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < plan->n_op; i++) {
+        plan->op[i].first_succ = at;
+        at += plan->op[i].n_succ;
+        plan->op[i].n_succ = 0;
+    }
+    for (uint32_t i = 0; i < e->n_edge; i++) {
+        tm_plan_op *from = &plan->op[e->edge[i].from];
+        plan->succ[from->first_succ + from->n_succ++] = e->edge[i].to;
+    }
+    plan->info.ops = plan->n_op;
+    plan->info.edges = e->n_edge;
+    return TM_OK;
+}
+
+static tm_status place_temps(emitter *e) {
+    tm_plan *plan = e->plan;
+    const tm_program *p = e->p;
+    plan->n_temp = p->n_temp;
+    plan->temp = tm_malloc(sizeof *plan->temp * (p->n_temp + 1));
+    plan->extent = tm_calloc(p->n_temp + 1, sizeof *plan->extent);
+    if (!plan->temp || !plan->extent) return tm_nomem(sizeof *plan->temp * (p->n_temp + 1));
+    for (uint32_t t = 0; t < p->n_temp; t++) {
+        plan->temp[t] = p->temp[t];
+        if (!e->pl->temp_paged[t]) continue;
+        plan->extent[t] = (temp_extent){plan->info.spill_file_bytes, plan->n_temp_pages};
+        plan->info.spill_file_bytes += p->temp[t].frame_bytes;
+        plan->n_temp_pages += (uint32_t)((p->temp[t].frame_bytes + TM_PAGE_BYTES - 1) / TM_PAGE_BYTES);
+    }
+    return TM_OK;
+}
+
+static tm_status prepare(emitter *e) {
+    uint32_t frames = 0;
+    e->frame_of = tm_malloc(sizeof *e->frame_of * (e->pl->n + 1));
+    e->prev = tm_calloc(e->pl->n + 1, sizeof *e->prev);
+    if (!e->frame_of || !e->prev) return tm_nomem(sizeof *e->prev * (e->pl->n + 1));
+    for (uint32_t r = 0; r < e->pl->n; r++) {
+        e->frame_of[r] = frames;
+        frames += e->pl->item[r].count;
+    }
+    e->resident_frames = frames;
+    uint32_t n_frame = frames + e->l->n, n_disk = e->l->n + e->p->n_temp;
+    e->frame = tm_malloc(sizeof *e->frame * (n_frame + 1));
+    e->disk = tm_malloc(sizeof *e->disk * (n_disk + 1));
+    if (!e->frame || !e->disk) return tm_nomem(sizeof *e->frame * (n_frame + 1));
+    for (uint32_t i = 0; i < n_frame; i++) e->frame[i] = (tracker){TM_NONE, TM_NONE};
+    for (uint32_t i = 0; i < n_disk; i++) e->disk[i] = (tracker){TM_NONE, TM_NONE};
+    uint32_t cap = e->p->n_op;
+    for (uint32_t r = 0; r < e->pl->n; r++) cap += 2 * e->pl->item[r].count;
+    e->plan->first_touch = tm_malloc(sizeof *e->plan->first_touch * ((size_t)cap + 2));
+    return e->plan->first_touch ? TM_OK : tm_nomem(sizeof *e->plan->first_touch * cap);
+}
+
+static void emitter_free(emitter *e) {
+    for (uint32_t r = 0; e->prev && r < e->pl->n; r++) tm_free(e->prev[r]);
+    tm_free(e->prev);
+    tm_free(e->frame);
+    tm_free(e->frame_of);
+    tm_free(e->disk);
+    tm_free(e->link);
+    tm_free(e->edge);
+    tm_free(e->seen);
+    tm_free(e->map);
+}
+
+tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl, const uint8_t *resident,
+                    const uint64_t *address) {
+    emitter e = {.l = l, .p = p, .pl = pl, .resident = resident, .address = address};
+    residence **order = NULL;
+    tm_status rc = TM_OK;
+    e.plan = tm_calloc(1, sizeof *e.plan);
+    if (!e.plan) return tm_nomem(sizeof *e.plan);
+    memcpy(e.plan->name, p->name, sizeof e.plan->name);
+    e.plan->layout = l;
+    TM_GO(prepare(&e));
+    TM_GO(place_temps(&e));
+    order = tm_malloc(sizeof *order * 2 * (pl->n + 1));
+    if (!order) TM_GO(tm_nomem(sizeof *order * 2 * (pl->n + 1)));
+    emit_all(&e, order, order + pl->n + 1);
+    TM_GO(e.status);
+    e.plan->first_touch[e.plan->n_op] = e.n_touch;
+    TM_GO(number_edges(&e));
+    e.plan->info.slab_bytes = pl->peak;
+    e.plan->info.resident_bytes = pl->base;
+    e.plan->info.memory_bytes = sizeof *e.plan + e.plan->n_op * (sizeof *e.plan->op + sizeof(uint32_t)) +
+                                e.n_edge * sizeof(uint32_t) + e.n_operand * sizeof(uint64_t) +
+                                e.n_touch * sizeof *e.plan->touch +
+                                p->n_temp * (sizeof *e.plan->temp + sizeof *e.plan->extent);
+    *out = e.plan;
+done:
+    tm_free(order);
+    emitter_free(&e);
+    if (rc != TM_OK) tm_plan_free(e.plan);
+    return rc;
+}

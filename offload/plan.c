@@ -1,0 +1,82 @@
+/* Compilation, step by step: residency, placement, emission. And what a plan says about itself. */
+#include "offload/offload_internal.h"
+
+#include <string.h>
+
+void tm_plan_free(tm_plan *plan) {
+    if (!plan) return;
+    tm_free(plan->op);
+    tm_free(plan->succ);
+    tm_free(plan->operand);
+    tm_free(plan->temp);
+    tm_free(plan->extent);
+    tm_free(plan->touch);
+    tm_free(plan->first_touch);
+    tm_free(plan);
+}
+
+const tm_plan_info *tm_plan_get_info(const tm_plan *plan) { return &plan->info; }
+
+static void settle(tm_layout *l, const uint8_t *resident, const uint64_t *address, uint64_t base) {
+    for (uint32_t i = 0; i < l->n; i++) {
+        l->object[i].resident = resident[i];
+        l->object[i].address = resident[i] ? address[i] : 0;
+    }
+    l->resident_end = base;
+    l->chosen = true;
+}
+
+tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
+                          uint64_t *minimum) {
+    uint64_t base = 0, window = 0, least = 0;
+    placement pl = {0};
+    uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
+    uint64_t *address = tm_calloc(layout->n + 1, sizeof *address);
+    tm_status rc;
+    TM_ASSERT(opts->choose_residency || layout->chosen);
+    TM_GO(p->status);
+    if (!resident || !temp_paged || !address) TM_GO(tm_nomem((layout->n + p->n_temp) * sizeof *address));
+    TM_GO(residency_choose(p, layout, opts, resident, temp_paged, &base, &window, &least));
+    if (opts->choose_residency) {
+        residency_base(layout, resident, address);
+    } else {
+        for (uint32_t i = 0; i < layout->n; i++) address[i] = layout->object[i].address;
+    }
+    TM_GO(place_build(&pl, p, temp_paged, resident, base, window));
+    TM_GO(plan_emit(out, layout, p, &pl, resident, address));
+    (*out)->info.minimum_bytes = least;
+    (*out)->info.window_bytes = window;
+    if (opts->choose_residency) settle(layout, resident, address, base);
+done:
+    if (minimum) *minimum = least;
+    place_free(&pl);
+    tm_free(resident);
+    tm_free(temp_paged);
+    tm_free(address);
+    return rc;
+}
+
+static const char *const engine_names[TM_ENGINES] = {"cpu", "read", "write"};
+
+tm_status tm_plan_print(const tm_plan *plan, tm_buf *out) {
+    for (uint32_t i = 0; i < plan->n_op; i++) {
+        const tm_plan_op *o = &plan->op[i];
+        TM_TRY(tm_buf_printf(out, "%u %s", i, engine_names[o->engine]));
+        if (o->engine == TM_ENGINE_CPU) {
+            TM_TRY(tm_buf_printf(out, " code=%u args=%u,%u,%u,%u", o->op.code, o->op.arg[0], o->op.arg[1], o->op.arg[2],
+                                 o->op.arg[3]));
+        } else {
+            TM_TRY(tm_buf_printf(out, " %s%u", o->object & TM_TEMP_BIT ? "temp" : "state", o->object & ~TM_TEMP_BIT));
+        }
+        for (uint32_t t = plan->first_touch[i]; t < plan->first_touch[i + 1]; t++)
+            TM_TRY(tm_buf_printf(out, " %s[%llu+%llu]",
+                                 plan->touch[t].access == TM_USE_READ    ? "r"
+                                 : plan->touch[t].access == TM_USE_WRITE ? "w"
+                                                                         : "u",
+                                 (unsigned long long)plan->touch[t].address, (unsigned long long)plan->touch[t].bytes));
+        TM_TRY(tm_buf_printf(out, " ->"));
+        for (uint32_t s = 0; s < o->n_succ; s++) TM_TRY(tm_buf_printf(out, " %u", plan->succ[o->first_succ + s]));
+        TM_TRY(tm_buf_printf(out, "\n"));
+    }
+    return TM_OK;
+}
