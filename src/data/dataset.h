@@ -99,13 +99,13 @@ TM_MUST_USE tm_status tm_overlong_parse(const char *name, tm_overlong *out);
 
 typedef struct tm_dataset_opts {
     tm_data_format format;
-    tm_overlong overlong;    /* row sources: `drop` is refused, since it would move the rows that follow */
-    uint32_t seq_len;        /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
-    uint32_t vocab_size;     /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
-    tm_tokenizer *tokenizer; /* JSONL */
-    const tm_chat *chat;     /* NULL: messages, alpaca and sharegpt lines are bad lines that say so */
-    int32_t eos_id;          /* appended to text and completions; -1: none */
-    bool strict;             /* a bad line is fatal; else it is named (the first five), counted and skipped */
+    tm_overlong overlong;          /* row sources: `drop` is refused, since it would move the rows that follow */
+    uint32_t seq_len;              /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
+    uint32_t vocab_size;           /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
+    const tm_tokenizer *tokenizer; /* JSONL */
+    const tm_chat *chat;           /* NULL: messages, alpaca and sharegpt lines are bad lines that say so */
+    int32_t eos_id;                /* appended to text and completions; -1: none */
+    bool strict;                   /* a bad line is fatal; else it is named (the first five), counted and skipped */
     bool shuffle;
     uint64_t seed;
     uint64_t memory_bytes;      /* of token ids kept in memory; 0: 8 MiB */
@@ -174,8 +174,8 @@ typedef struct tm_batch_limits {
     uint32_t tokens;      /* largest T */
     uint64_t step_tokens; /* largest sum of T over a step's micro-batches on one rank */
 } tm_batch_limits;
-/* Exact over steps [first, first + n) and all ranks. Costs about a microsecond a sample visited; steps beyond the first
- * two epochs of an unshuffled dataset are not visited again. */
+/* Exact over steps [first, first + n) and all ranks. Visits every sample of these steps, at about a microsecond each
+ * where it is shuffled; without shuffling at most one epoch is visited. */
 void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out);
 /* The sample (in file order) at place `index` of the order of `epoch`. A permutation of [0, samples). */
 uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index);
@@ -185,7 +185,7 @@ uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index);
 /* Appends a readable picture of sample `sample` (file order) to `out`: its text, with what is not learned dimmed
  * (`color`) or between ⟦ and ⟧. Control characters are escaped. `tokenizer` may be NULL for row sources: ids are shown
  * then. */
-TM_MUST_USE tm_status tm_dataset_preview(tm_dataset *ds, uint64_t sample, tm_tokenizer *tokenizer, bool color,
+TM_MUST_USE tm_status tm_dataset_preview(tm_dataset *ds, uint64_t sample, const tm_tokenizer *tokenizer, bool color,
                                          tm_buf *out);
 
 #endif

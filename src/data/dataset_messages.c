@@ -1,0 +1,115 @@
+/* The older instruction forms, rewritten as messages: one road leads to ids. */
+#include "data/dataset_internal.h"
+
+#include <string.h>
+
+static void put_message(tm_json_writer *w, const char *role, const char *content, size_t n) {
+    tm_jw_object(w);
+    tm_jw_key(w, "role");
+    tm_jw_str(w, role);
+    tm_jw_key(w, "content");
+    tm_jw_strn(w, content, n);
+    tm_jw_object_end(w);
+}
+
+static tm_status put_string(tm_json_writer *w, const char *role, const tm_json *content, const char *what) {
+    if (!content || content->type != TM_JSON_STRING) return tm_fail(TM_EINPUT, "%s is not a string", what);
+    put_message(w, role, content->text, content->len);
+    return TM_OK;
+}
+
+static bool is_absent(const tm_json *node) {
+    return !node || node->type == TM_JSON_NULL || (node->type == TM_JSON_STRING && !node->len);
+}
+
+static tm_status put_system(tm_json_writer *w, const tm_json *line) {
+    const tm_json *system = tm_json_get(line, "system");
+    return is_absent(system) ? TM_OK : put_string(w, "system", system, "\"system\"");
+}
+
+/* ---- alpaca ----------------------------------------------------------------------------------------------------- */
+
+static tm_status put_history(tm_json_writer *w, const tm_json *line) {
+    const tm_json *history = tm_json_get(line, "history");
+    if (!history || history->type == TM_JSON_NULL) return TM_OK;
+    if (history->type != TM_JSON_ARRAY) return tm_fail(TM_EINPUT, "\"history\" is not a list of [user, assistant]");
+    for (const tm_json *turn = history->child; turn; turn = turn->next) {
+        if (turn->type != TM_JSON_ARRAY || turn->count != 2)
+            return tm_fail(TM_EINPUT, "\"history\" holds something other than [user, assistant]");
+        TM_TRY(put_string(w, "user", turn->child, "a user turn of \"history\""));
+        TM_TRY(put_string(w, "assistant", turn->child->next, "an assistant turn of \"history\""));
+    }
+    return TM_OK;
+}
+
+/* instruction, newline, input; or the one of them that is there. */
+static tm_status put_instruction(tm_json_writer *w, const tm_json *line) {
+    const tm_json *instruction = tm_json_get(line, "instruction"), *input = tm_json_get(line, "input");
+    tm_buf both = {0};
+    tm_status rc = TM_OK;
+    if (is_absent(input)) return put_string(w, "user", instruction, "\"instruction\"");
+    if (is_absent(instruction)) return put_string(w, "user", input, "\"input\"");
+    if (instruction->type != TM_JSON_STRING || input->type != TM_JSON_STRING)
+        return tm_fail(TM_EINPUT, "\"instruction\" and \"input\" are not both strings");
+    TM_GO(tm_buf_append(&both, instruction->text, instruction->len));
+    TM_GO(tm_buf_append(&both, "\n", 1));
+    TM_GO(tm_buf_append(&both, input->text, input->len));
+    put_message(w, "user", both.data, both.len);
+done:
+    tm_buf_free(&both);
+    return rc;
+}
+
+tm_status data_alpaca_messages(const tm_json *line, tm_buf *out) {
+    tm_json_writer w;
+    tm_jw_init(&w, out, 0);
+    tm_jw_array(&w);
+    TM_TRY(put_system(&w, line));
+    TM_TRY(put_history(&w, line));
+    TM_TRY(put_instruction(&w, line));
+    TM_TRY(put_string(&w, "assistant", tm_json_get(line, "output"), "\"output\""));
+    tm_jw_array_end(&w);
+    return tm_jw_end(&w);
+}
+
+/* ---- ShareGPT --------------------------------------------------------------------------------------------------- */
+
+static const char *sharegpt_role(const tm_json *from) {
+    static const char *const roles[][2] = {
+        {"human", "user"},          {"user", "user"},     {"gpt", "assistant"},    {"model", "assistant"},
+        {"assistant", "assistant"}, {"system", "system"}, {"observation", "tool"}, {"tool", "tool"}};
+    for (size_t i = 0; i < TM_COUNT(roles); i++)
+        if (from && tm_json_is(from, roles[i][0])) return roles[i][1];
+    return NULL;
+}
+
+/* {"from", "value"} */
+static tm_status put_turn(tm_json_writer *w, const tm_json *turn) {
+    const tm_json *from = tm_json_get(turn, "from");
+    const char *role = sharegpt_role(from);
+    if (!from || from->type != TM_JSON_STRING) return tm_fail(TM_EINPUT, "a conversation turn has no \"from\"");
+    if (tm_json_is(from, "function_call"))
+        return tm_fail(TM_EUNSUPPORTED, "function_call turns are not supported in this version");
+    if (!role) return tm_fail(TM_EINPUT, "\"from\": \"%.40s\" is none of human, gpt, system, observation", from->text);
+    return put_string(w, role, tm_json_get(turn, "value"), "\"value\" of a conversation turn");
+}
+
+/* {"human", "assistant"} */
+static tm_status put_pair(tm_json_writer *w, const tm_json *pair) {
+    TM_TRY(put_string(w, "user", tm_json_get(pair, "human"), "\"human\" of a conversation turn"));
+    return put_string(w, "assistant", tm_json_get(pair, "assistant"), "\"assistant\" of a conversation turn");
+}
+
+tm_status data_sharegpt_messages(const tm_json *line, tm_buf *out) {
+    const tm_json *turns = tm_json_get(line, "conversations"), *pairs = tm_json_get(line, "conversation");
+    const tm_json *list = turns ? turns : pairs;
+    tm_json_writer w;
+    if (!list || list->type != TM_JSON_ARRAY) return tm_fail(TM_EINPUT, "\"conversations\" is not a list");
+    tm_jw_init(&w, out, 0);
+    tm_jw_array(&w);
+    TM_TRY(put_system(&w, line));
+    for (const tm_json *turn = list->child; turn; turn = turn->next)
+        TM_TRY(tm_json_get(turn, "human") ? put_pair(&w, turn) : put_turn(&w, turn));
+    tm_jw_array_end(&w);
+    return tm_jw_end(&w);
+}

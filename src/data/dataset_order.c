@@ -1,0 +1,112 @@
+/* Which sample comes when, and what that makes of a step. Nothing here reads ids: the index suffices. */
+#include "data/dataset_internal.h"
+
+enum { ROUNDS = 6 };
+
+void data_order_init(tm_dataset *ds) {
+    ds->order_key = tm_hash64("data.order", 10, ds->seed);
+    ds->half_bits = 1;
+    while (ds->half_bits < 32 && UINT64_C(1) << (2 * ds->half_bits) < ds->store.n_samples) ds->half_bits++;
+}
+
+/* A Feistel network permutes [0, 2^(2 half_bits)); walking its cycle until the value is below `samples` permutes
+ * [0, samples) (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). Fewer than 4 walks on average. */
+static uint64_t feistel(const tm_dataset *ds, uint64_t epoch, uint64_t x) {
+    uint64_t mask = (UINT64_C(1) << ds->half_bits) - 1, left = x >> ds->half_bits, right = x & mask;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        uint32_t r[4];
+        tm_philox(ds->order_key, epoch, round << 32 | right, r);
+        uint64_t next = left ^ (r[0] & mask);
+        left = right;
+        right = next;
+    }
+    return left << ds->half_bits | right;
+}
+
+uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index) {
+    TM_ASSERT(index < ds->store.n_samples);
+    if (!ds->shuffle) return index;
+    do index = feistel(ds, epoch, index);
+    while (index >= ds->store.n_samples);
+    return index;
+}
+
+tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t rows, uint32_t micro_batches, uint32_t ranks) {
+    uint64_t per_step, tokens;
+    if (!rows || !micro_batches || !ranks)
+        return tm_fail(TM_EINPUT, "batch sizes must be at least 1, not %u rows x %u micro-batches x %u ranks", rows,
+                       micro_batches, ranks);
+    if (!tm_mul_u64(rows, (uint64_t)micro_batches * ranks, &per_step) || per_step > UINT32_MAX)
+        return tm_fail(TM_EINPUT, "a step of %u rows x %u micro-batches x %u ranks is too large", rows, micro_batches,
+                       ranks);
+    tokens = tm_min_u64(rows, ds->store.n_samples) * ds->counts.longest;
+    if (tokens > INT32_MAX - 64)
+        return tm_fail(TM_EINPUT,
+                       "%u rows of up to %u tokens do not fit a micro-batch; lower the batch size or seq_len", rows,
+                       ds->counts.longest);
+    ds->n_rows = rows;
+    ds->n_micro_batches = micro_batches;
+    ds->n_ranks = ranks;
+    ds->per_step = per_step;
+    return TM_OK;
+}
+
+uint64_t tm_dataset_steps_per_epoch(const tm_dataset *ds) {
+    TM_ASSERT(ds->per_step > 0);
+    return (ds->store.n_samples - 1) / ds->per_step + 1;
+}
+
+data_rows_of data_batch_rows(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank) {
+    uint64_t per_epoch = tm_dataset_steps_per_epoch(ds), n = ds->store.n_samples;
+    data_rows_of at = {.epoch = step / per_epoch};
+    TM_ASSERT(micro_batch < ds->n_micro_batches && rank < ds->n_ranks);
+    at.first = (step % per_epoch) * ds->per_step + ((uint64_t)micro_batch * ds->n_ranks + rank) * ds->n_rows;
+    at.n = at.first < n ? (uint32_t)tm_min_u64(n - at.first, ds->n_rows) : 0;
+    return at;
+}
+
+void tm_dataset_shape(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank, tm_batch_shape *out) {
+    data_rows_of at = data_batch_rows(ds, step, micro_batch, rank);
+    *out = (tm_batch_shape){.rows = at.n};
+    for (uint32_t b = 0; b < at.n; b++) {
+        const data_sample *s = data_store_get(&ds->store, tm_dataset_order(ds, at.epoch, at.first + b));
+        if (s->n_tokens > out->seq) out->seq = s->n_tokens;
+        out->mask_tokens += ds->is_rows ? s->place : s->n_tokens;
+        out->label_tokens += s->n_labels;
+    }
+    out->tokens = (uint32_t)tm_round_up((uint64_t)out->rows * out->seq, 64);
+}
+
+void tm_dataset_step_info(const tm_dataset *ds, uint64_t step, tm_step_info *out) {
+    *out = (tm_step_info){.epoch = step / tm_dataset_steps_per_epoch(ds)};
+    for (uint32_t k = 0; k < ds->n_micro_batches; k++)
+        for (uint32_t r = 0; r < ds->n_ranks; r++) {
+            tm_batch_shape shape;
+            tm_dataset_shape(ds, step, k, r, &shape);
+            out->samples += shape.rows;
+            out->tokens += shape.mask_tokens;
+            out->label_tokens += shape.label_tokens;
+        }
+}
+
+static void widen(tm_batch_limits *limits, const tm_batch_shape *shape) {
+    if (shape->rows > limits->rows) limits->rows = shape->rows;
+    if (shape->seq > limits->seq) limits->seq = shape->seq;
+    if (shape->tokens > limits->tokens) limits->tokens = shape->tokens;
+}
+
+void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out) {
+    *out = (tm_batch_limits){0};
+    if (!ds->shuffle) n = tm_min_u64(n, tm_dataset_steps_per_epoch(ds)); /* every epoch is the same */
+    for (uint64_t step = first; step - first < n; step++)
+        for (uint32_t r = 0; r < ds->n_ranks; r++) {
+            uint64_t tokens = 0;
+            for (uint32_t k = 0; k < ds->n_micro_batches; k++) {
+                tm_batch_shape shape;
+                tm_dataset_shape(ds, step, k, r, &shape);
+                widen(out, &shape);
+                tokens += shape.tokens;
+            }
+            out->step_tokens = tm_max_u64(out->step_tokens, tokens);
+        }
+}

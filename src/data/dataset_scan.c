@@ -1,0 +1,268 @@
+/* The scan: every line or row is read, checked and counted before step 1. */
+#include "data/dataset_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { NAMED_BAD_LINES = 5 };
+#define MAX_SAMPLE_TOKENS ((size_t)1 << 28)
+
+typedef struct scan {
+    tm_dataset *ds;
+    const tm_dataset_opts *opts;
+    const char *name, *at; /* "FILE:17" or "FILE: row 17" */
+    data_encoder encoder;
+    tm_buf bits;
+    char first_reason[400];
+} scan;
+
+static tm_status create(tm_dataset **out, const tm_dataset_opts *opts) {
+    tm_dataset *ds = tm_calloc(1, sizeof *ds);
+    if (!ds) return tm_nomem(sizeof *ds);
+    ds->seed = opts->seed;
+    data_store_init(&ds->store, tm_max_u64(opts->memory_bytes ? opts->memory_bytes : 8 * TM_MIB, 64), opts->spill);
+    *out = ds;
+    return TM_OK;
+}
+
+/* ---- lines ------------------------------------------------------------------------------------------------------ */
+
+/* Reasons may quote the data, which must not reach a terminal as control characters. */
+static void make_printable(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
+}
+
+/* The pending failure is about one line's content: named, counted, and fatal under `strict` only. */
+static tm_status bad_line(scan *s, uint64_t number) {
+    tm_error failure = *tm_error_get();
+    tm_dataset_counts *counts = &s->ds->counts;
+    tm_error_clear();
+    make_printable(failure.text);
+    if (s->opts->strict) return tm_fail(TM_EINPUT, "%s%s%" PRIu64 ": %.600s", s->name, s->at, number, failure.text);
+    if (!counts->bad++) {
+        counts->first_bad_line = number;
+        snprintf(s->first_reason, sizeof s->first_reason, "%.399s", failure.text);
+    }
+    if (counts->bad <= NAMED_BAD_LINES)
+        tm_log(TM_LOG_WARN, "%s%s%" PRIu64 ": %s; line skipped%s", s->name, s->at, number, failure.text,
+               counts->bad == NAMED_BAD_LINES ? " (further ones are counted only)" : "");
+    return TM_OK;
+}
+
+static tm_status check_ids(const scan *s, uint64_t number, const int32_t *ids, size_t n) {
+    uint32_t vocab = s->opts->vocab_size;
+    if (!vocab) return TM_OK;
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= vocab)
+            return tm_fail(TM_EINPUT,
+                           "%s%s%" PRIu64 ": token id %d is outside the model's vocabulary of %u; is this the model's "
+                           "own tokenizer or data?",
+                           s->name, s->at, number, (int)ids[i], vocab);
+    return TM_OK;
+}
+
+/* False: drop it. Cuts *n under `truncate`. */
+static tm_status fit(scan *s, uint64_t number, size_t *n, bool *keep) {
+    uint32_t seq_len = s->opts->seq_len;
+    *keep = true;
+    if (*n > MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s%s%" PRIu64 ": %zu tokens", s->name, s->at, number, *n);
+    if (!seq_len || *n <= seq_len) return TM_OK;
+    switch (s->opts->overlong) {
+    case TM_OVERLONG_TRUNCATE:
+        s->ds->counts.truncated++;
+        *n = seq_len;
+        return TM_OK;
+    case TM_OVERLONG_DROP:
+        s->ds->counts.dropped++;
+        *keep = false;
+        return TM_OK;
+    case TM_OVERLONG_ERROR:
+        break;
+    }
+    return tm_fail(TM_EINPUT,
+                   "%s%s%" PRIu64 ": %zu tokens, but seq_len is %u; raise it, or set overlong to truncate or "
+                   "drop",
+                   s->name, s->at, number, *n, seq_len);
+}
+
+static void count_sample(tm_dataset *ds, uint64_t mask_tokens, uint32_t n_tokens, uint32_t n_labels) {
+    tm_dataset_counts *c = &ds->counts;
+    c->samples++;
+    c->tokens += mask_tokens;
+    c->label_tokens += n_labels;
+    if (n_tokens > c->longest) c->longest = n_tokens;
+}
+
+static tm_status pack_bits(tm_buf *bits, const char *learn, uint32_t n) {
+    size_t bytes = data_mask_bytes(n);
+    tm_buf_clear(bits);
+    TM_TRY(tm_buf_reserve(bits, bytes));
+    memset(bits->data, 0, bytes);
+    for (uint32_t i = 0; i < n; i++)
+        if (learn[i]) bits->data[i / 8] = (char)(bits->data[i / 8] | 1 << (i % 8));
+    bits->len = bytes;
+    return TM_OK;
+}
+
+static tm_status store_sample(scan *s, uint32_t n) {
+    tm_dataset *ds = s->ds;
+    const tm_ids *ids = &s->encoder.ids;
+    data_sample sample = {.n_tokens = n};
+    for (uint32_t i = 1; i < n; i++) sample.n_labels += s->encoder.learn.data[i] != 0;
+    if (!sample.n_labels) {
+        ds->counts.no_labels++;
+        return TM_OK;
+    }
+    TM_TRY(pack_bits(&s->bits, s->encoder.learn.data, n));
+    TM_TRY(data_store_append(&ds->store, ids->id, n * sizeof *ids->id, &sample.place));
+    TM_TRY(data_store_append(&ds->store, s->bits.data, s->bits.len, NULL));
+    ds->fingerprint = tm_hash64(ids->id, n * sizeof *ids->id, ds->fingerprint);
+    ds->fingerprint = tm_hash64(s->bits.data, s->bits.len, ds->fingerprint);
+    count_sample(ds, n, n, sample.n_labels);
+    return data_store_add(&ds->store, sample);
+}
+
+static bool is_blank(const tm_buf *line) {
+    return strspn(line->data ? line->data : "", " \t\r") == line->len;
+}
+
+static tm_status scan_line(scan *s, const data_lines *l, bool too_long) {
+    tm_status rc;
+    size_t n;
+    bool keep;
+    if (is_blank(&l->line)) return TM_OK;
+    s->ds->counts.lines++;
+    rc = too_long ? tm_fail(TM_EINPUT, "longer than %" PRIu64 " bytes", l->max_line)
+                  : data_encode(&s->encoder, l->line.data, l->line.len);
+    if (rc == TM_EINPUT || rc == TM_EUNSUPPORTED) return bad_line(s, l->number);
+    TM_TRY(rc);
+    n = s->encoder.ids.n;
+    TM_TRY(fit(s, l->number, &n, &keep));
+    if (!keep) return TM_OK;
+    TM_TRY(check_ids(s, l->number, s->encoder.ids.id, n));
+    return store_sample(s, (uint32_t)n);
+}
+
+static tm_status scan_lines(scan *s, const tm_data_source *source) {
+    data_lines lines;
+    tm_status rc;
+    bool got = true, too_long;
+    TM_GO(data_lines_open(&lines, source, s->opts->max_line_bytes ? s->opts->max_line_bytes : 16 * TM_MIB));
+    while (got) {
+        TM_GO(data_lines_next(&lines, &got, &too_long));
+        if (got) TM_GO(scan_line(s, &lines, too_long));
+    }
+done:
+    data_lines_close(&lines);
+    return rc;
+}
+
+static tm_status nothing_usable(const scan *s) {
+    const tm_dataset_counts *c = &s->ds->counts;
+    if (!c->lines) return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one line", s->name);
+    if (c->bad)
+        return tm_fail(TM_EINPUT,
+                       "%s: no usable sample in %" PRIu64 " lines, %" PRIu64 " of them bad; line %" PRIu64 ": %s",
+                       s->name, c->lines, c->bad, c->first_bad_line, s->first_reason);
+    return tm_fail(TM_EINPUT,
+                   "%s: no usable sample in %" PRIu64 " lines: %" PRIu64 " longer than seq_len, %" PRIu64
+                   " without a token to learn",
+                   s->name, c->lines, c->dropped, c->no_labels);
+}
+
+static tm_status reserve_scratch(tm_dataset *ds, uint64_t bytes) {
+    ds->scratch = tm_malloc(bytes ? bytes : 1);
+    ds->scratch_bytes = bytes;
+    return ds->scratch ? TM_OK : tm_nomem(bytes);
+}
+
+tm_status tm_dataset_open_jsonl(tm_dataset **out, const tm_data_source *source, const tm_dataset_opts *opts) {
+    scan s = {.opts = opts, .name = source->name, .at = ":", .encoder = {.opts = opts}};
+    tm_status rc;
+    if (!opts->tokenizer)
+        return tm_fail(TM_EINPUT, "%s: JSONL data need the model's tokenizer.json, which is missing", source->name);
+    TM_TRY(create(&s.ds, opts));
+    s.ds->shuffle = opts->shuffle;
+    TM_GO(scan_lines(&s, source));
+    if (!s.ds->counts.samples) TM_GO(nothing_usable(&s));
+    TM_GO(data_store_seal(&s.ds->store));
+    TM_GO(reserve_scratch(s.ds,
+                          (uint64_t)s.ds->counts.longest * sizeof(int32_t) + data_mask_bytes(s.ds->counts.longest)));
+    data_order_init(s.ds);
+done:
+    data_encoder_free(&s.encoder);
+    tm_buf_free(&s.bits);
+    if (rc != TM_OK) {
+        tm_dataset_close(s.ds);
+        s.ds = NULL;
+    }
+    *out = s.ds;
+    return rc;
+}
+
+/* ---- rows of ids --------------------------------------------------------------------------------------------------
+ */
+
+/* Up to the last position that is attended to or learned; at least 1. */
+static size_t row_length(const data_view *v, size_t seq) {
+    while (seq > 1 && !v->mask[seq - 1] && v->labels[seq - 1] == TM_LABEL_IGNORE) seq--;
+    return seq;
+}
+
+static tm_status check_labels(const scan *s, uint64_t row, const int32_t *labels, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (labels[i] != TM_LABEL_IGNORE) TM_TRY(check_ids(s, row, &labels[i], 1));
+    return TM_OK;
+}
+
+static tm_status scan_row(scan *s, uint64_t row) {
+    tm_dataset *ds = s->ds;
+    data_sample sample = {0};
+    data_view v;
+    size_t n;
+    bool keep;
+    TM_TRY(data_rows_get(ds, row, &v));
+    ds->counts.lines++;
+    n = row_length(&v, ds->rows.seq);
+    TM_TRY(fit(s, row, &n, &keep));
+    if (!keep)
+        return tm_fail(TM_EINPUT,
+                       "%s%s%" PRIu64 ": longer than seq_len %u; rows are taken in order and cannot be dropped",
+                       s->name, row, s->opts->seq_len);
+    TM_TRY(check_ids(s, row, v.ids, n));
+    TM_TRY(check_labels(s, row, v.labels, n));
+    sample.n_tokens = (uint32_t)n;
+    for (size_t i = 0; i < n; i++) sample.place += v.mask[i] != 0;
+    for (size_t i = 1; i < n; i++) sample.n_labels += v.labels[i] != TM_LABEL_IGNORE;
+    if (!sample.n_labels) ds->counts.no_labels++;
+    ds->fingerprint = tm_hash64(v.ids, n * sizeof *v.ids, ds->fingerprint);
+    ds->fingerprint = tm_hash64(v.labels, n * sizeof *v.labels, ds->fingerprint);
+    ds->fingerprint = tm_hash64(v.mask, n, ds->fingerprint);
+    count_sample(ds, sample.place, sample.n_tokens, sample.n_labels);
+    return data_store_add(&ds->store, sample);
+}
+
+tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, const tm_dataset_opts *opts) {
+    scan s = {.opts = opts, .name = rows->name, .at = ": row "};
+    tm_status rc;
+    *out = NULL;
+    if (!rows->n_rows || !rows->seq)
+        return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one row", rows->name);
+    if (rows->seq > MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s: rows of %u tokens", rows->name, rows->seq);
+    TM_TRY(create(&s.ds, opts));
+    s.ds->is_rows = true;
+    s.ds->rows = *rows;
+    TM_GO(reserve_scratch(s.ds, (uint64_t)rows->seq * (2 * sizeof(int32_t) + 1)));
+    for (uint64_t row = 0; row < rows->n_rows; row++) TM_GO(scan_row(&s, row));
+    if (!s.ds->counts.label_tokens) TM_GO(tm_fail(TM_EINPUT, "%s: no row has a label to learn", rows->name));
+    data_order_init(s.ds);
+done:
+    if (rc != TM_OK) {
+        tm_dataset_close(s.ds);
+        s.ds = NULL;
+    }
+    *out = s.ds;
+    return rc;
+}

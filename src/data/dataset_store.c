@@ -1,0 +1,112 @@
+/* Samples: an index in memory, and the token ids as one stream of bytes that moves to the spill when it outgrows
+ * memory. */
+#include "data/dataset_internal.h"
+
+#include <string.h>
+
+enum { WRITE_BYTES = 1 << 20, FIRST_POOL = 64 * 1024 };
+
+void data_store_init(data_store *s, uint64_t memory_bytes, const tm_data_spill *spill) {
+    memset(s, 0, sizeof *s);
+    s->memory_bytes = memory_bytes;
+    if (!spill) return;
+    s->spill_copy = *spill;
+    s->spill = &s->spill_copy;
+}
+
+void data_store_free(data_store *s) {
+    for (size_t i = 0; i < s->n_blocks; i++) tm_free(s->block[i]);
+    tm_free(s->block);
+    tm_free(s->pool);
+    memset(s, 0, sizeof *s);
+}
+
+uint64_t data_store_bytes(const data_store *s) {
+    return s->n_blocks * DATA_BLOCK_SAMPLES * sizeof(data_sample) + s->cap_blocks * sizeof *s->block + s->room;
+}
+
+static tm_status add_block(data_store *s) {
+    size_t bytes = DATA_BLOCK_SAMPLES * sizeof(data_sample);
+    if (s->n_blocks == s->cap_blocks) {
+        size_t cap = s->cap_blocks ? 2 * s->cap_blocks : 16;
+        data_sample **grown = tm_realloc(s->block, cap * sizeof *grown);
+        if (!grown) return tm_nomem(cap * sizeof *grown);
+        s->block = grown;
+        s->cap_blocks = cap;
+    }
+    s->block[s->n_blocks] = tm_malloc(bytes);
+    if (!s->block[s->n_blocks]) return tm_nomem(bytes);
+    s->n_blocks++;
+    return TM_OK;
+}
+
+tm_status data_store_add(data_store *s, data_sample sample) {
+    if (s->n_samples == s->n_blocks * (uint64_t)DATA_BLOCK_SAMPLES) TM_TRY(add_block(s));
+    s->block[s->n_samples / DATA_BLOCK_SAMPLES][s->n_samples % DATA_BLOCK_SAMPLES] = sample;
+    s->n_samples++;
+    return TM_OK;
+}
+
+static tm_status resize_pool(data_store *s, uint64_t room) {
+    char *grown = tm_realloc(s->pool, room ? room : 1);
+    if (!grown) return tm_nomem(room);
+    s->pool = grown;
+    s->room = room;
+    return TM_OK;
+}
+
+static tm_status flush(data_store *s) {
+    if (!s->spill) {
+        char size[32];
+        return tm_fail(TM_EBUDGET, "the tokenised data need more than the %s they may have in memory",
+                       tm_format_size(s->memory_bytes, size, sizeof size));
+    }
+    for (uint64_t done = 0; done < s->used;) {
+        size_t n = (size_t)tm_min_u64(s->used - done, WRITE_BYTES);
+        TM_TRY(s->spill->write_at(s->spill->ctx, s->base + done, s->pool + done, n));
+        done += n;
+    }
+    s->base += s->used;
+    s->used = 0;
+    return TM_OK;
+}
+
+/* Makes room for at least one more byte. Once something was flushed, the pool is a write buffer and no larger than one.
+ */
+static tm_status make_room(data_store *s) {
+    uint64_t room = tm_min_u64(s->room ? 2 * s->room : FIRST_POOL, s->memory_bytes);
+    if (s->used < s->room) return TM_OK;
+    if (room > s->room && !s->base) return resize_pool(s, room);
+    TM_TRY(flush(s));
+    return s->room > WRITE_BYTES ? resize_pool(s, WRITE_BYTES) : TM_OK;
+}
+
+tm_status data_store_append(data_store *s, const void *bytes, size_t n, uint64_t *place) {
+    const char *from = bytes;
+    if (place) *place = s->base + s->used;
+    while (n) {
+        TM_TRY(make_room(s));
+        size_t take = (size_t)tm_min_u64(n, s->room - s->used);
+        memcpy(s->pool + s->used, from, take);
+        s->used += take;
+        from += take;
+        n -= take;
+    }
+    return TM_OK;
+}
+
+tm_status data_store_seal(data_store *s) {
+    if (!s->base) return s->used < s->room ? resize_pool(s, s->used) : TM_OK;
+    TM_TRY(flush(s));
+    tm_free(s->pool);
+    s->pool = NULL;
+    s->room = 0;
+    return TM_OK;
+}
+
+tm_status data_store_read(const data_store *s, uint64_t place, void *buf, size_t n) {
+    if (s->base) return s->spill->read_at(s->spill->ctx, place, buf, n);
+    TM_ASSERT(place <= s->used && n <= s->used - place);
+    memcpy(buf, s->pool + place, n);
+    return TM_OK;
+}
