@@ -244,6 +244,8 @@ typedef struct tm_source_tensor {
 
 typedef struct tm_source tm_source;
 TM_MUST_USE tm_status tm_source_open(tm_source **out, const char *path);
+/* Without weights: config and side files only (a folder needs no more than its config.json); no tensors. */
+TM_MUST_USE tm_status tm_source_open_bare(tm_source **out, const char *path);
 void tm_source_close(tm_source *src); /* NULL is fine */
 const char *tm_source_path(const tm_source *src);
 bool tm_source_is_gguf(const tm_source *src);

@@ -1,0 +1,150 @@
+/* The block types of GGUF (layouts: reference/ecosystem-and-formats.md section 3, ggml's ggml-common.h): to float32,
+ * and the three simple ones back. The order of operations is ggml's, so that the values are too. */
+#include "format/format_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+static inline float load_f16(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, 2);
+    return tm_f16_to_f32(h);
+}
+
+static inline void store_f16(uint8_t *p, float f) {
+    uint16_t h = tm_f32_to_f16(f);
+    memcpy(p, &h, 2);
+}
+
+/* f16 d; 32 signed bytes */
+static void decode_q8_0(const uint8_t *b, float *y) {
+    float d = load_f16(b);
+    for (int i = 0; i < 32; i++) y[i] = (float)(int8_t)b[2 + i] * d;
+}
+
+/* f16 d; 16 bytes: element i in the low nibble of byte i, element i + 16 in its high nibble */
+static void decode_q4_0(const uint8_t *b, float *y) {
+    float d = load_f16(b);
+    for (int i = 0; i < 16; i++) {
+        y[i] = (float)((b[2 + i] & 15) - 8) * d;
+        y[i + 16] = (float)((b[2 + i] >> 4) - 8) * d;
+    }
+}
+
+/* f16 d, m; nibbles as above */
+static void decode_q4_1(const uint8_t *b, float *y) {
+    float d = load_f16(b), m = load_f16(b + 2);
+    for (int i = 0; i < 16; i++) {
+        y[i] = (float)(b[4 + i] & 15) * d + m;
+        y[i + 16] = (float)(b[4 + i] >> 4) * d + m;
+    }
+}
+
+/* Sub-block j's 6-bit scale and minimum, out of 12 bytes: the first four lie in the low 6 bits of bytes 0..3 and 4..7;
+ * of the others the low 4 bits lie in bytes 8..11 and the high 2 in the upper bits of bytes 0..7. */
+static void q4_k_scale(const uint8_t *s, int j, uint8_t *scale, uint8_t *min) {
+    if (j < 4) {
+        *scale = s[j] & 63;
+        *min = s[j + 4] & 63;
+    } else {
+        *scale = (uint8_t)((s[j + 4] & 15) | (s[j - 4] >> 6) << 4);
+        *min = (uint8_t)(s[j + 4] >> 4 | (s[j] >> 6) << 4);
+    }
+}
+
+/* f16 d, dmin; 12 bytes of scales; 128 bytes: of each 32, the low nibbles are sub-block 2k, the high ones 2k + 1 */
+static void decode_q4_k(const uint8_t *b, float *y) {
+    float d = load_f16(b), dmin = load_f16(b + 2);
+    for (int j = 0; j < 8; j++) {
+        uint8_t scale, min;
+        q4_k_scale(b + 4, j, &scale, &min);
+        float ds = d * (float)scale, m = dmin * (float)min;
+        const uint8_t *q = b + 16 + j / 2 * 32;
+        for (int i = 0; i < 32; i++) y[32 * j + i] = ds * (float)(j & 1 ? q[i] >> 4 : q[i] & 15) - m;
+    }
+}
+
+/* 128 bytes of low nibbles, 64 of upper bit pairs, 16 signed scales, f16 d. In each half of 128 elements, quarter k of
+ * 32 takes nibble k / 2 of bytes (k % 2) * 32 + i, and bits 2k of byte i of the pairs; a scale serves 16 elements. */
+static void decode_q6_k(const uint8_t *b, float *y) {
+    float d = load_f16(b + 208);
+    for (int half = 0; half < 2; half++) {
+        const uint8_t *low = b + half * 64, *high = b + 128 + half * 32;
+        const int8_t *scale = (const int8_t *)b + 192 + half * 8;
+        for (int k = 0; k < 4; k++)
+            for (int i = 0; i < 32; i++) {
+                int nibble = low[k % 2 * 32 + i] >> (k / 2 * 4) & 15;
+                int q = (nibble | (high[i] >> (2 * k) & 3) << 4) - 32;
+                y[half * 128 + k * 32 + i] = d * (float)scale[2 * k + i / 16] * (float)q;
+            }
+    }
+}
+
+void tm_block_decode(tm_fmt fmt, const uint8_t *stored, size_t n, float *out) {
+    const tm_fmt_info *t = tm_fmt_get(fmt);
+    TM_ASSERT(t->readable && n % t->block == 0);
+    void (*decode)(const uint8_t *, float *) = fmt == TM_FMT_Q8_0   ? decode_q8_0
+                                               : fmt == TM_FMT_Q4_0 ? decode_q4_0
+                                               : fmt == TM_FMT_Q4_1 ? decode_q4_1
+                                               : fmt == TM_FMT_Q4_K ? decode_q4_k
+                                                                    : decode_q6_k;
+    for (size_t i = 0; i < n / t->block; i++) decode(stored + i * t->block_bytes, out + i * t->block);
+}
+
+/* A float as an integer in [lo, hi], towards zero; also where a tiny scale made it infinite or NaN. */
+static inline int clamp_int(float v, int lo, int hi) {
+    return v >= (float)hi ? hi : v > (float)lo ? (int)v : lo;
+}
+
+static void encode_q8_0(const float *x, uint8_t *b) {
+    float amax = 0;
+    for (int i = 0; i < 32; i++) amax = fmaxf(amax, fabsf(x[i]));
+    float d = amax / 127, id = d != 0 ? 1 / d : 0;
+    store_f16(b, d);
+    for (int i = 0; i < 32; i++) b[2 + i] = (uint8_t)(int8_t)clamp_int(roundf(x[i] * id), -127, 127);
+}
+
+/* The value of largest magnitude, sign kept, becomes code 0, that is -8. */
+static void encode_q4_0(const float *x, uint8_t *b) {
+    float max = 0;
+    for (int i = 0; i < 32; i++)
+        if (fabsf(x[i]) > fabsf(max)) max = x[i];
+    float d = max / -8, id = d != 0 ? 1 / d : 0;
+    store_f16(b, d);
+    for (int i = 0; i < 16; i++) {
+        int low = clamp_int(x[i] * id + 8.5f, 0, 15), high = clamp_int(x[i + 16] * id + 8.5f, 0, 15);
+        b[2 + i] = (uint8_t)(low | high << 4);
+    }
+}
+
+static void encode_q4_1(const float *x, uint8_t *b) {
+    float min = x[0], max = x[0];
+    for (int i = 1; i < 32; i++) {
+        min = x[i] < min ? x[i] : min;
+        max = x[i] > max ? x[i] : max;
+    }
+    float d = (max - min) / 15, id = d != 0 ? 1 / d : 0;
+    store_f16(b, d);
+    store_f16(b + 2, min);
+    for (int i = 0; i < 16; i++) {
+        int low = clamp_int((x[i] - min) * id + 0.5f, 0, 15), high = clamp_int((x[i + 16] - min) * id + 0.5f, 0, 15);
+        b[4 + i] = (uint8_t)(low | high << 4);
+    }
+}
+
+tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, uint8_t *out) {
+    const tm_fmt_info *t = tm_fmt_get(fmt);
+    void (*encode)(const float *, uint8_t *) = fmt == TM_FMT_Q8_0   ? encode_q8_0
+                                               : fmt == TM_FMT_Q4_0 ? encode_q4_0
+                                               : fmt == TM_FMT_Q4_1 ? encode_q4_1
+                                                                    : NULL;
+    if (!encode)
+        return tm_fail(TM_EUNSUPPORTED, "writing %s is not supported; take f32, bf16, f16, q8_0, q4_0 or q4_1",
+                       t->name);
+    TM_ASSERT(n % t->block == 0);
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(values[i]))
+            return tm_fail(TM_EINPUT, "a value that is not finite cannot be stored as %s", t->name);
+    for (size_t i = 0; i < n / t->block; i++) encode(values + i * t->block, out + i * t->block_bytes);
+    return TM_OK;
+}

@@ -1,0 +1,181 @@
+#include "format/source_internal.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+void tm_source_close(tm_source *src) {
+    if (!src) return;
+    for (uint32_t i = 0; src->shard && i < src->n_shards; i++) tm_st_close(src->shard[i]);
+    tm_free(src->shard);
+    tm_gguf_close(src->gguf);
+    tm_free(src->entry);
+    tm_buf_free(&src->names);
+    tm_buf_free(&src->config);
+    tm_free(src->path);
+    tm_free(src);
+}
+
+tm_status tm_source_add(tm_source *src, const source_entry *entry) {
+    if (src->n == src->cap) {
+        uint32_t cap = src->cap ? 2 * src->cap : 256;
+        source_entry *e = tm_realloc(src->entry, cap * sizeof *e);
+        if (!e) return tm_nomem(cap * sizeof *e);
+        src->entry = e;
+        src->cap = cap;
+    }
+    src->entry[src->n++] = *entry;
+    return TM_OK;
+}
+
+static const char *entry_name(const void *ctx, uint32_t i) {
+    return ((const source_entry *)ctx)[i].info.name;
+}
+
+static tm_status sort_entries(tm_source *src) {
+    uint32_t dup;
+    tm_status rc = TM_OK;
+    uint32_t *order = tm_malloc((src->n + 1) * sizeof *order);
+    source_entry *sorted = tm_malloc((src->n + 1) * sizeof *sorted);
+    if (!order || !sorted)
+        rc = tm_nomem((src->n + 1) * sizeof *sorted);
+    else if (!tm_sort_names(order, src->n, entry_name, src->entry, &dup)) {
+        const tm_source_tensor *a = &src->entry[order[dup]].info, *b = &src->entry[order[dup + 1]].info;
+        rc = tm_fail(TM_EINPUT, "%s: '%s' is there twice: in %s and in %s", src->path, a->name, a->file, b->file);
+    } else {
+        for (uint32_t i = 0; i < src->n; i++) sorted[i] = src->entry[order[i]];
+        tm_free(src->entry);
+        src->entry = sorted;
+        src->cap = src->n + 1;
+        sorted = NULL;
+    }
+    tm_free(order);
+    tm_free(sorted);
+    return rc;
+}
+
+static tm_status open_kind(tm_source *src, bool weights) {
+    const char *path = src->path;
+    if (tm_path_is_dir(path)) return tm_source_open_folder(src, weights);
+    if (!tm_path_exists(path)) return tm_fail(TM_EINPUT, "%s: there is no such model folder or .gguf file", path);
+    static const char *const pickles[] = {".bin", ".pt", ".pth", ".ckpt"};
+    for (size_t i = 0; i < TM_COUNT(pickles); i++)
+        if (tm_ends_with(path, pickles[i]))
+            return tm_fail(TM_EUNSUPPORTED,
+                           "%s: pickled weights can run code and are not read; convert them to safetensors", path);
+    if (tm_ends_with(path, ".safetensors"))
+        return tm_fail(TM_EINPUT, "%s: name the folder that holds it and config.json", path);
+    return tm_source_open_gguf(src, weights);
+}
+
+static tm_status open_source(tm_source **out, const char *path, bool weights) {
+    tm_source *src = tm_calloc(1, sizeof *src);
+    tm_status rc;
+    *out = NULL;
+    if (!src) return tm_nomem(sizeof *src);
+    src->path = tm_strdup(path);
+    if (!src->path) {
+        rc = tm_nomem(strlen(path));
+        goto done;
+    }
+    TM_GO(open_kind(src, weights));
+    TM_GO(sort_entries(src));
+    *out = src;
+    return TM_OK;
+done:
+    tm_source_close(src);
+    return rc;
+}
+
+tm_status tm_source_open(tm_source **out, const char *path) {
+    return open_source(out, path, true);
+}
+tm_status tm_source_open_bare(tm_source **out, const char *path) {
+    return open_source(out, path, false);
+}
+
+const char *tm_source_path(const tm_source *src) {
+    return src->path;
+}
+bool tm_source_is_gguf(const tm_source *src) {
+    return src->gguf != NULL;
+}
+
+const char *tm_source_config(const tm_source *src, size_t *len) {
+    if (len) *len = src->config.len;
+    return src->config.data;
+}
+
+uint32_t tm_source_tensors(const tm_source *src) {
+    return src->n;
+}
+
+const tm_source_tensor *tm_source_tensor_get(const tm_source *src, uint32_t i) {
+    TM_ASSERT(i < src->n);
+    return &src->entry[i].info;
+}
+
+int64_t tm_source_find(const tm_source *src, const char *name) {
+    uint32_t lo = 0, hi = src->n;
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        int c = strcmp(src->entry[mid].info.name, name);
+        if (c == 0) return mid;
+        if (c < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return -1;
+}
+
+typedef tm_status (*read_fn)(const tm_elements *e, uint64_t first, uint64_t n, void *dst);
+
+static tm_status read_floats(const tm_elements *e, uint64_t first, uint64_t n, void *dst) {
+    return tm_elements_f32(e, first, n, dst);
+}
+
+/* Where HF's row lies among GGUF's rows. */
+static uint64_t permuted_row(uint64_t row, uint32_t head_rows) {
+    uint64_t head = row / head_rows, in_head = row % head_rows, half = head_rows / 2;
+    return head * head_rows + in_head % half * 2 + in_head / half;
+}
+
+static tm_status read_range(const source_entry *s, uint64_t first, uint64_t n, void *dst, read_fn read, size_t size) {
+    const tm_source_tensor *t = &s->info;
+    const tm_elements e = {s->handle, t->name, t->fmt, t->elements, t->offset};
+    if (!s->head_rows) return read(&e, first, n, dst);
+    TM_TRY(tm_range_check(t->file, t->name, first, n, t->elements));
+    uint64_t width = t->ndim > 1 ? t->elements / t->shape[0] : 1;
+    for (uint64_t done = 0; done < n;) {
+        uint64_t at = first + done, column = at % width, take = tm_min_u64(n - done, width - column);
+        uint64_t row = permuted_row(at / width, s->head_rows);
+        TM_TRY(read(&e, row * width + column, take, (uint8_t *)dst + done * size));
+        done += take;
+    }
+    return TM_OK;
+}
+
+tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, float *dst) {
+    TM_ASSERT(i < src->n);
+    return read_range(&src->entry[i], first, n, dst, read_floats, sizeof(float));
+}
+
+tm_status tm_source_read_native(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, void *dst) {
+    TM_ASSERT(i < src->n);
+    const source_entry *s = &src->entry[i];
+    tm_fmt fmt = s->info.fmt;
+    if (fmt != TM_FMT_F32 && fmt != TM_FMT_BF16 && fmt != TM_FMT_F16)
+        return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is stored as %s; read its values as float32", s->info.file,
+                       s->info.name, tm_fmt_get(fmt)->name);
+    return read_range(s, first, n, dst, tm_elements_raw, tm_fmt_get(fmt)->block_bytes);
+}
+
+void tm_source_forget(const tm_source *src, uint32_t i) {
+    TM_ASSERT(i < src->n);
+    tm_file_forget(src->entry[i].handle, src->entry[i].info.offset, src->entry[i].info.bytes);
+}
+
+tm_status tm_source_file(const tm_source *src, const char *name, tm_buf *out, bool *found) {
+    *found = false;
+    return src->gguf ? tm_source_gguf_file(src, name, out, found) : tm_source_folder_file(src, name, out, found);
+}
