@@ -29,7 +29,7 @@ static inline size_t tm_elem_bytes(tm_elem t) {
     return t == TM_ELEM_F32 ? 4 : 2;
 }
 
-/* ---- start ------------------------------------------------------------------------------------------------------ */
+/* ---- start ---- */
 
 /* Chooses the ISA and the gemm library, reserves scratch. threads 0: as many as OpenMP would use. May be called again
  * (another thread count); the library is loaded once. TM_EINPUT: TIDEMILL_ISA or TIDEMILL_GEMM names something unknown
@@ -44,14 +44,12 @@ unsigned tm_kernels_threads(void);
  * the gemm library's code and buffers. */
 uint64_t tm_kernels_resident_bytes(void);
 
-/* ---- conversions: serial, any alignment ----------------------------------------------------------------------------
- */
+/* ---- conversions: serial, any alignment ---- */
 
 void tm_widen(const uint16_t *x, float *y, size_t n);  /* bf16 -> fp32, exact */
 void tm_narrow(const float *x, uint16_t *y, size_t n); /* fp32 -> bf16, nearest even; NaN stays NaN (quiet) */
 
-/* ---- root mean square norm: y = x / sqrt(mean(x^2) + eps) * w
- * -------------------------------------------------------- */
+/* ---- root mean square norm: y = x / sqrt(mean(x^2) + eps) * w ---- */
 
 void tm_rmsnorm_forward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps, void *y);
 
@@ -63,9 +61,9 @@ uint64_t tm_rmsnorm_workspace(uint64_t rows, uint64_t n);
 void tm_rmsnorm_backward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps, const float *dy,
                          void *dx, bool dx_add, float *dw, bool dw_add, void *workspace);
 
-/* ---- rotary position embedding
- * ---------------------------------------------------------------------------------------- * Halves convention of HF:
- * pairs (i, i + d/2). Angles as HF computes them: fp32 inverse frequencies times fp32 position. */
+/* ---- rotary position embedding ----
+ * Halves convention of HF: pairs (i, i + d/2). Angles as HF computes them: fp32 inverse frequencies times fp32
+ * position. */
 
 enum { TM_MAX_HEAD_DIM = 512, TM_ROPE_CACHED = 2048 };
 typedef struct tm_rope {
@@ -90,24 +88,21 @@ typedef struct tm_positions {
 void tm_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, uint64_t ld, uint32_t heads, void *x,
                    tm_positions pos, bool inverse);
 
-/* ---- gated unit: a = silu(g) * u, rows of gate_up are g[f] then u[f]
- * ------------------------------------------------------ */
+/* ---- gated unit: a = silu(g) * u, rows of gate_up are g[f] then u[f] ---- */
 
 void tm_swiglu_forward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, void *a);
 /* da fp32 -> d_gate_up; a is recomputed beside it (for the down projection's gradient). */
 void tm_swiglu_backward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, const float *da, void *d_gate_up,
                         void *a);
 
-/* ---- rows and columns
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- rows and columns ---- */
 
 /* x[rows][ld] += bias[n] in each row. */
 void tm_add_bias(tm_elem t, uint64_t rows, uint64_t n, const void *bias, void *x, uint64_t ld);
 /* out[n] = or += sum over rows of x, in row order. */
 void tm_column_sum(tm_elem t, uint64_t rows, uint64_t n, const void *x, uint64_t ld, float *out, bool add);
 
-/* ---- embedding
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- embedding ---- */
 
 /* Token rows whose id lies in [first, first + count) get weight[id - first]; with `clear` the others, and the rows from
  * `rows` to `padded`, become zero. */
@@ -117,8 +112,7 @@ void tm_embed_forward(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, con
 void tm_embed_backward(tm_elem t, uint64_t rows, uint64_t n, const int32_t *ids, uint32_t first, uint32_t count,
                        const void *dout, float *grad, bool add);
 
-/* ---- attention
- * --------------------------------------------------------------------------------------------------------------- *
+/* ---- attention ----
  * Causal, grouped heads, sliding window, key mask; tiles of 64 queries x 64 keys, online softmax, never S x S.
  * (Milakov and Gimelshein 2018, online normalizer; Dao 2023, FlashAttention-2: backward recomputes P from lse.)
  *
@@ -153,8 +147,7 @@ uint64_t tm_attention_workspace(const tm_attention *a, bool backward); /* reads 
 void tm_attention_forward(const tm_attention *a);
 void tm_attention_backward(const tm_attention *a);
 
-/* ---- vocabulary loss, a part of the vocabulary at a time
- * -------------------------------------------------------------------------- */
+/* ---- vocabulary loss, a part of the vocabulary at a time ---- */
 
 typedef struct tm_head_state {
     float max, sum, label, pad; /* running maximum, sum of exp(logit - max), the label's logit */
@@ -166,7 +159,9 @@ void tm_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t
 /* In place: logits -> coefficient * (softmax - one_hot(label)). */
 void tm_head_gradient(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits, uint64_t ld,
                       const int32_t *labels, const tm_head_state *state, const float *coefficient);
-static inline float tm_head_state_lse(const tm_head_state *s);
+static inline float tm_head_state_lse(const tm_head_state *s) {
+    return s->max + __builtin_logf(s->sum);
+}
 
 /* dst[i] = src[row[i]] for rows of n elements; rows from `rows` to `padded` become zero. */
 void tm_gather_rows(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const uint32_t *row, const void *src,
@@ -174,9 +169,5 @@ void tm_gather_rows(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const
 /* dst[row[i]] += src[i], fp32; each row at most once. */
 void tm_scatter_add_rows(uint64_t rows, uint64_t n, const uint32_t *row, const float *src, float *dst);
 void tm_zero(void *p, uint64_t bytes); /* memset by the team */
-
-static inline float tm_head_state_lse(const tm_head_state *s) {
-    return s->max + __builtin_logf(s->sum);
-}
 
 #endif

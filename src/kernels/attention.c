@@ -1,0 +1,344 @@
+/* Tiled causal attention. One item of work is (batch row, head) forward, (batch row, key-value head) backward; within
+ * an item keys are the outer loop and queries the inner one, so that a tile of K and V is unpacked once and scratch
+ * grows with the queries only (a cache may be much longer):
+ *
+ *     for key tile k0:  K, V -> fp32, K also transposed
+ *         for query tile q0 that sees it:  S = Q K^T;  mask;  online softmax of rows;  O = O * alpha + P V
+ *
+ * Every sum over keys runs in key order, every sum over queries in (head, query) order, whoever runs the item. */
+#include "kernels/kernels_internal.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+enum { TILE = TM_ATTENTION_TILE };
+
+typedef struct head_view { /* keys and values of one (batch row, kv head), as many as are visible */
+    const void *k, *v;
+    uint64_t ld, keys;
+} head_view;
+
+static uint64_t padded_dim(const tm_attention *a) {
+    return tm_round_up(a->head_dim, GEMM_NR);
+}
+static uint64_t qkv_ld(const tm_attention *a) {
+    return ((uint64_t)a->heads + 2 * (uint64_t)a->kv_heads) * a->head_dim;
+}
+static uint64_t first_position(const tm_attention *a, uint64_t b) {
+    return a->position ? a->position[b] : 0;
+}
+
+static const void *q_row(const tm_attention *a, uint64_t b, uint64_t s, uint64_t head) {
+    return kernels_at_const(a->type, a->qkv, (b * a->seq + s) * qkv_ld(a) + head * a->head_dim);
+}
+
+static uint64_t cache_entry(const tm_attention *a) {
+    return 2 * (uint64_t)a->kv_heads * a->head_dim;
+}
+
+static head_view view_of(const tm_attention *a, uint64_t b, uint64_t kv) {
+    uint64_t at = kv * a->head_dim, values = (uint64_t)a->kv_heads * a->head_dim;
+    if (a->kv_cache) {
+        const char *row = kernels_at_const(a->type, a->kv_cache, b * a->kv_capacity * cache_entry(a));
+        return (head_view){.k = kernels_at_const(a->type, row, at),
+                           .v = kernels_at_const(a->type, row, values + at),
+                           .ld = cache_entry(a),
+                           .keys = first_position(a, b) + a->seq};
+    }
+    const void *k = q_row(a, b, 0, a->heads);
+    return (head_view){.k = kernels_at_const(a->type, k, at),
+                       .v = kernels_at_const(a->type, k, values + at),
+                       .ld = qkv_ld(a),
+                       .keys = a->seq};
+}
+
+/* The new keys and values go to their positions in the cache. */
+static void fill_cache(const tm_attention *a) {
+    size_t bytes = cache_entry(a) * tm_elem_bytes(a->type);
+    for (uint64_t b = 0; b < a->rows; b++) {
+        TM_ASSERT(first_position(a, b) + a->seq <= a->kv_capacity);
+        char *to = (char *)a->kv_cache + (b * a->kv_capacity + first_position(a, b)) * bytes;
+        for (uint64_t s = 0; s < a->seq; s++) memcpy(to + s * bytes, q_row(a, b, s, a->heads), bytes);
+    }
+}
+
+/* Rows of d elements as fp32 with rows of dp >= d floats, zeros between: in place where that is what they are. */
+typedef struct tile_rows {
+    const float *data;
+    size_t ld;
+} tile_rows;
+static tile_rows load_rows(const tm_attention *a, const void *x, uint64_t ld, size_t rows, float *buf) {
+    size_t d = a->head_dim, dp = padded_dim(a);
+    if (a->type == TM_ELEM_F32 && d == dp) return (tile_rows){x, ld};
+    for (size_t i = 0; i < rows; i++) {
+        if (a->type == TM_ELEM_F32)
+            memcpy(buf + i * dp, (const float *)x + i * ld, d * sizeof *buf);
+        else
+            kernels.widen((const uint16_t *)x + i * ld, buf + i * dp, d);
+        memset(buf + i * dp + d, 0, (dp - d) * sizeof *buf);
+    }
+    return (tile_rows){buf, dp};
+}
+
+/* Rows transposed to [d][TILE], columns past `rows` zero. */
+static void load_transposed(const tm_attention *a, tile_rows r, size_t rows, float *out) {
+    if (rows < TILE) memset(out, 0, (size_t)a->head_dim * TILE * sizeof *out);
+    kernels.transpose(r.data, r.ld, rows, a->head_dim, out, TILE);
+}
+
+typedef struct tile_range { /* of one pair of tiles: queries [q0, q0+nq), keys [k0, k0+nk), first query's position */
+    uint64_t q0, k0, position;
+    size_t nq, nk, columns; /* columns: nk rounded up to the register tile */
+} tile_range;
+
+/* False: no query of the tile sees any of its keys. */
+static bool pair_tiles(const tm_attention *a, uint64_t b, uint64_t q0, uint64_t k0, uint64_t keys, tile_range *r) {
+    uint64_t position = first_position(a, b) + q0, nq = tm_min_u64(TILE, a->seq - q0), last = position + nq - 1;
+    if (k0 > last) return false;
+    uint64_t nk = tm_min_u64(TILE, tm_min_u64(keys, last + 1) - k0);
+    if (a->window && k0 + nk - 1 + a->window <= position) return false;
+    *r = (tile_range){q0, k0, position, nq, nk, tm_round_up(nk, GEMM_NR)};
+    return true;
+}
+
+static void mask_scores(const tm_attention *a, uint64_t b, const tile_range *r, float *s) {
+    const uint8_t *mask = a->key_mask && !a->kv_cache ? a->key_mask + b * a->seq + r->k0 : NULL;
+    bool inner = r->k0 + r->nk - 1 <= r->position && r->columns == r->nk && !mask &&
+                 (!a->window || r->k0 + a->window > r->position + r->nq - 1);
+    if (inner) return;
+    for (size_t i = 0; i < r->nq; i++) {
+        uint64_t at = r->position + i;
+        uint64_t end = at >= r->k0 ? tm_min_u64(r->nk, at + 1 - r->k0) : 0;
+        uint64_t begin = a->window && at + 1 > r->k0 + a->window ? at + 1 - r->k0 - a->window : 0;
+        for (size_t j = 0; j < r->columns; j++)
+            if (j < begin || j >= end || (mask && !mask[j])) s[i * TILE + j] = -INFINITY;
+    }
+}
+
+/* ---- forward ---- */
+
+typedef struct forward_scratch {
+    float *o, *max, *sum, *k, *kt, *v, *q, *s;
+} forward_scratch;
+
+static uint64_t forward_floats(const tm_attention *a) {
+    uint64_t dp = padded_dim(a), seq = tm_round_up(a->seq, 16);
+    return seq * (dp + 2) + 4 * TILE * dp + TILE * TILE;
+}
+
+static forward_scratch forward_carve(const tm_attention *a) {
+    uint64_t dp = padded_dim(a), seq = tm_round_up(a->seq, 16);
+    float *p = (float *)a->workspace + (uint64_t)omp_get_thread_num() * forward_floats(a);
+    forward_scratch w = {.o = p};
+    w.max = w.o + seq * dp;
+    w.sum = w.max + seq;
+    w.k = w.sum + seq;
+    w.kt = w.k + TILE * dp;
+    w.v = w.kt + TILE * dp;
+    w.q = w.v + TILE * dp;
+    w.s = w.q + TILE * dp;
+    return w;
+}
+
+static void forward_pair(const tm_attention *a, uint64_t b, uint64_t head, const tile_range *r, tile_rows v,
+                         const forward_scratch *w) {
+    size_t dp = padded_dim(a);
+    tile_rows q = load_rows(a, q_row(a, b, r->q0, head), qkv_ld(a), r->nq, w->q);
+    kernels.small_gemm(r->nq, r->columns, a->head_dim, q.data, q.ld, 1, w->kt, TILE, w->s, TILE, false);
+    mask_scores(a, b, r, w->s);
+    for (size_t i = 0; i < r->nq; i++) {
+        uint64_t at = r->q0 + i;
+        float back = kernels.softmax_row(w->s + i * TILE, a->scale, &w->max[at], &w->sum[at], r->columns);
+        if (back != 1.0F) kernels.scale(back, w->o + at * dp, dp);
+    }
+    kernels.small_gemm(r->nq, dp, r->nk, w->s, TILE, 1, v.data, v.ld, w->o + r->q0 * dp, dp, true);
+}
+
+static void store_output(const tm_attention *a, uint64_t b, uint64_t head, uint64_t s, float *o, float max, float sum) {
+    uint64_t row = b * a->seq + s, at = (row * a->heads + head) * a->head_dim;
+    kernels.scale(sum > 0 ? 1.0F / sum : 0.0F, o, a->head_dim);
+    if (a->type == TM_ELEM_F32)
+        memcpy((float *)a->o + at, o, a->head_dim * sizeof *o);
+    else
+        kernels.narrow(o, (uint16_t *)a->o + at, a->head_dim);
+    if (a->lse) a->lse[row * a->heads + head] = sum > 0 ? max + logf(sum) : 0.0F;
+}
+
+static void forward_item(const tm_attention *a, uint64_t b, uint64_t head) {
+    forward_scratch w = forward_carve(a);
+    size_t dp = padded_dim(a);
+    head_view kv = view_of(a, b, head / (a->heads / a->kv_heads));
+    memset(w.o, 0, a->seq * dp * sizeof *w.o);
+    for (uint64_t s = 0; s < a->seq; s++) w.max[s] = -INFINITY, w.sum[s] = 0;
+    for (uint64_t k0 = 0; k0 < kv.keys; k0 += TILE) {
+        size_t nk = (size_t)tm_min_u64(TILE, kv.keys - k0);
+        tile_rows k = load_rows(a, kernels_at_const(a->type, kv.k, k0 * kv.ld), kv.ld, nk, w.k);
+        tile_rows v = load_rows(a, kernels_at_const(a->type, kv.v, k0 * kv.ld), kv.ld, nk, w.v);
+        load_transposed(a, k, nk, w.kt);
+        tile_range r;
+        for (uint64_t q0 = 0; q0 < a->seq; q0 += TILE)
+            if (pair_tiles(a, b, q0, k0, kv.keys, &r)) forward_pair(a, b, head, &r, v, &w);
+    }
+    for (uint64_t s = 0; s < a->seq; s++) store_output(a, b, head, s, w.o + s * dp, w.max[s], w.sum[s]);
+}
+
+/* One query: tiles of queries would be empty, so keys are met one by one, for all heads of the group. */
+static void decode_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
+    forward_scratch w = forward_carve(a);
+    size_t d = a->head_dim, group = a->heads / a->kv_heads;
+    head_view kv = view_of(a, b, kv_head);
+    uint64_t begin = a->window && kv.keys > a->window ? kv.keys - a->window : 0;
+    for (size_t g = 0; g < group; g++) {
+        uint64_t head = kv_head * group + g;
+        float query[TM_MAX_HEAD_DIM], buf[TM_MAX_HEAD_DIM], max = -INFINITY, sum = 0;
+        const float *q = kernels_load(a->type, q_row(a, b, 0, head), 0, query, d);
+        memset(w.o, 0, d * sizeof *w.o);
+        for (uint64_t k0 = begin; k0 < kv.keys; k0 += TILE) {
+            size_t nk = (size_t)tm_min_u64(TILE, kv.keys - k0);
+            for (size_t j = 0; j < TILE; j++) w.s[j] = -INFINITY;
+            for (size_t j = 0; j < nk; j++)
+                w.s[j] = kernels.dot(q, kernels_load(a->type, kv.k, (k0 + j) * kv.ld, buf, d), d);
+            kernels.scale(kernels.softmax_row(w.s, a->scale, &max, &sum, TILE), w.o, d);
+            for (size_t j = 0; j < nk; j++)
+                kernels.axpy(w.s[j], kernels_load(a->type, kv.v, (k0 + j) * kv.ld, buf, d), w.o, d);
+        }
+        store_output(a, b, head, 0, w.o, max, sum);
+    }
+}
+
+static void zero_padding(const tm_attention *a, void *x, uint64_t row_bytes) {
+    uint64_t used = (uint64_t)a->rows * a->seq;
+    if (x && a->padded > used) memset((char *)x + used * row_bytes, 0, (a->padded - used) * row_bytes);
+}
+
+void tm_attention_forward(const tm_attention *a) {
+    bool decode = a->kv_cache && a->seq == 1;
+    uint64_t heads = decode ? a->kv_heads : a->heads, items = a->rows * heads;
+    if (a->kv_cache) fill_cache(a);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(kernels_team()) if (items > 1)
+    for (uint64_t i = 0; i < items; i++) {
+        if (decode)
+            decode_item(a, i / heads, i % heads);
+        else
+            forward_item(a, i / heads, i % heads);
+    }
+    zero_padding(a, a->o, (uint64_t)a->heads * a->head_dim * tm_elem_bytes(a->type));
+    zero_padding(a, a->lse, a->heads * sizeof(float));
+}
+
+/* ---- backward ---- */
+
+typedef struct backward_scratch {
+    float *dq, *delta; /* [group][seq][dp], [group][seq] */
+    float *k, *kt, *v, *vt, *dk, *dv, *q, *d_o, *s, *dp;
+} backward_scratch;
+
+static uint64_t backward_floats(const tm_attention *a) {
+    uint64_t dp = padded_dim(a), group = a->heads / a->kv_heads, seq = tm_round_up(a->seq, 16);
+    return group * seq * (dp + 1) + 8 * TILE * dp + 2 * TILE * TILE;
+}
+
+static backward_scratch backward_carve(const tm_attention *a) {
+    uint64_t dp = padded_dim(a), group = a->heads / a->kv_heads, seq = tm_round_up(a->seq, 16), tile = TILE * dp;
+    float *p = (float *)a->workspace + (uint64_t)omp_get_thread_num() * backward_floats(a);
+    backward_scratch w = {.dq = p, .delta = p + group * seq * dp};
+    w.k = w.delta + group * seq;
+    w.kt = w.k + tile;
+    w.v = w.kt + tile;
+    w.vt = w.v + tile;
+    w.dk = w.vt + tile;
+    w.dv = w.dk + tile;
+    w.q = w.dv + tile;
+    w.d_o = w.q + tile;
+    w.s = w.d_o + tile;
+    w.dp = w.s + TILE * TILE;
+    return w;
+}
+
+static const void *o_row(const tm_attention *a, const void *o, uint64_t b, uint64_t s, uint64_t head) {
+    return kernels_at_const(a->type, o, ((b * a->seq + s) * a->heads + head) * a->head_dim);
+}
+
+/* delta = sum(dO * O) of a row, which is sum(P * dP). */
+static void row_deltas(const tm_attention *a, uint64_t b, uint64_t head, float *delta) {
+    float x[TM_MAX_HEAD_DIM], y[TM_MAX_HEAD_DIM];
+    size_t d = a->head_dim;
+    for (uint64_t s = 0; s < a->seq; s++)
+        delta[s] = kernels.dot(kernels_load(a->type, o_row(a, a->o, b, s, head), 0, x, d),
+                               kernels_load(a->type, o_row(a, a->d_o, b, s, head), 0, y, d), d);
+}
+
+static void backward_pair(const tm_attention *a, uint64_t b, uint64_t head, const tile_range *r, tile_rows k,
+                          const backward_scratch *w, float *dq, const float *delta) {
+    size_t d = a->head_dim, dp = padded_dim(a), o_ld = (size_t)a->heads * d;
+    tile_rows q = load_rows(a, q_row(a, b, r->q0, head), qkv_ld(a), r->nq, w->q);
+    tile_rows d_o = load_rows(a, o_row(a, a->d_o, b, r->q0, head), o_ld, r->nq, w->d_o);
+    kernels.small_gemm(r->nq, r->columns, d, q.data, q.ld, 1, w->kt, TILE, w->s, TILE, false);
+    mask_scores(a, b, r, w->s);
+    kernels.small_gemm(r->nq, r->columns, d, d_o.data, d_o.ld, 1, w->vt, TILE, w->dp, TILE, false);
+    const float *lse = a->lse + (b * a->seq + r->q0) * a->heads + head;
+    for (size_t i = 0; i < r->nq; i++)
+        kernels.softmax_row_grad(w->s + i * TILE, w->dp + i * TILE, a->scale, lse[i * a->heads], delta[r->q0 + i],
+                                 r->columns);
+    kernels.small_gemm(r->nk, dp, r->nq, w->s, 1, TILE, d_o.data, d_o.ld, w->dv, dp, true);
+    kernels.small_gemm(r->nk, dp, r->nq, w->dp, 1, TILE, q.data, q.ld, w->dk, dp, true);
+    kernels.small_gemm(r->nq, dp, r->nk, w->dp, TILE, 1, k.data, k.ld, dq + r->q0 * dp, dp, true);
+}
+
+/* Gradient rows of one head to d_qkv, turned back by the rotation of their position. */
+static void store_gradient(const tm_attention *a, uint64_t b, uint64_t s0, uint64_t rows, uint64_t head, float *x,
+                           bool rotated) {
+    size_t d = a->head_dim, dp = padded_dim(a);
+    for (uint64_t i = 0; i < rows; i++) {
+        uint64_t row = b * a->seq + s0 + i, at = row * qkv_ld(a) + head * d;
+        float *from = x + i * dp;
+        if (rotated && a->rope) kernels_rotate_back(a->rope, first_position(a, b) + s0 + i, from);
+        if (a->type == TM_ELEM_F32)
+            memcpy((float *)a->d_qkv + at, from, d * sizeof *from);
+        else
+            kernels.narrow(from, (uint16_t *)a->d_qkv + at, d);
+    }
+}
+
+static void backward_keys(const tm_attention *a, uint64_t b, uint64_t kv_head, const head_view *kv, uint64_t k0,
+                          const backward_scratch *w) {
+    size_t dp = padded_dim(a), group = a->heads / a->kv_heads, nk = (size_t)tm_min_u64(TILE, kv->keys - k0);
+    tile_rows k = load_rows(a, kernels_at_const(a->type, kv->k, k0 * kv->ld), kv->ld, nk, w->k);
+    tile_rows v = load_rows(a, kernels_at_const(a->type, kv->v, k0 * kv->ld), kv->ld, nk, w->v);
+    load_transposed(a, k, nk, w->kt);
+    load_transposed(a, v, nk, w->vt);
+    memset(w->dk, 0, TILE * dp * sizeof(float));
+    memset(w->dv, 0, TILE * dp * sizeof(float));
+    tile_range r;
+    for (size_t g = 0; g < group; g++)
+        for (uint64_t q0 = k0 / TILE * TILE; q0 < a->seq; q0 += TILE)
+            if (pair_tiles(a, b, q0, k0, kv->keys, &r))
+                backward_pair(a, b, kv_head * group + g, &r, k, w, w->dq + g * a->seq * dp, w->delta + g * a->seq);
+    store_gradient(a, b, k0, nk, a->heads + kv_head, w->dk, true);
+    store_gradient(a, b, k0, nk, a->heads + a->kv_heads + kv_head, w->dv, false);
+}
+
+static void backward_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
+    backward_scratch w = backward_carve(a);
+    size_t dp = padded_dim(a), group = a->heads / a->kv_heads;
+    head_view kv = view_of(a, b, kv_head);
+    memset(w.dq, 0, group * a->seq * dp * sizeof *w.dq);
+    for (size_t g = 0; g < group; g++) row_deltas(a, b, kv_head * group + g, w.delta + g * a->seq);
+    for (uint64_t k0 = 0; k0 < kv.keys; k0 += TILE) backward_keys(a, b, kv_head, &kv, k0, &w);
+    for (size_t g = 0; g < group; g++)
+        store_gradient(a, b, 0, a->seq, kv_head * group + g, w.dq + g * a->seq * dp, true);
+}
+
+void tm_attention_backward(const tm_attention *a) {
+    TM_ASSERT(!a->kv_cache);
+    uint64_t items = (uint64_t)a->rows * a->kv_heads;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(kernels_team()) if (items > 1)
+    for (uint64_t i = 0; i < items; i++) backward_item(a, i / a->kv_heads, i % a->kv_heads);
+    zero_padding(a, a->d_qkv, qkv_ld(a) * tm_elem_bytes(a->type));
+}
+
+uint64_t tm_attention_workspace(const tm_attention *a, bool backward) {
+    uint64_t floats = backward ? backward_floats(a) : forward_floats(a);
+    return kernels_team() * floats * sizeof(float);
+}

@@ -1,0 +1,207 @@
+/* OpenBLAS, found at run time. Its core type has to be in the environment before it is loaded (0.3.21 takes CPUs that
+ * are younger than it for much older ones), and its thread pool is never started: tiles are single-threaded calls from
+ * our own team, so that their shapes, and with them the order of every sum, are ours. */
+#include "kernels/kernels_internal.h"
+
+#include <dlfcn.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
+/* A tile of C is at most M_TILE x N_TILE; bf16 operands are widened K_PANEL deep. */
+enum { M_TILE = 512, N_TILE = 512, K_PANEL = 512 };
+
+typedef void sgemm_fn(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
+                      const float *b, int ldb, float beta, float *c, int ldc);
+
+static struct {
+    void *handle;
+    sgemm_fn *sgemm;
+    char name[96];
+    float *scratch; /* per thread: A panel, B panel, C tile */
+    unsigned threads;
+} lib;
+
+static const char *core_type(void) {
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        return "SKYLAKEX";
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "HASWELL";
+    if (__builtin_cpu_supports("avx")) return "SANDYBRIDGE";
+    return NULL;
+}
+
+static void *open_first(void) {
+    static const char *const names[] = {"libopenblas.so.0",
+                                        "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0",
+                                        "/usr/lib/x86_64-linux-gnu/openblas-openmp/libopenblas.so.0", "libopenblas.so"};
+    for (size_t i = 0; i < TM_COUNT(names); i++) {
+        void *h = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (h) return h;
+    }
+    return NULL;
+}
+
+/* With OPENBLAS_NUM_THREADS=1 the library creates no threads and touches one buffer a calling thread. */
+static void *load_library(void) {
+    const char *core = core_type(), *user = getenv("OPENBLAS_NUM_THREADS");
+    char *kept = user ? tm_strdup(user) : NULL;
+    if (core) setenv("OPENBLAS_CORETYPE", core, 0);
+    setenv("OPENBLAS_NUM_THREADS", "1", 1);
+    void *h = open_first();
+    if (kept)
+        setenv("OPENBLAS_NUM_THREADS", kept, 1);
+    else
+        unsetenv("OPENBLAS_NUM_THREADS");
+    tm_free(kept);
+    return h;
+}
+
+/* "OpenBLAS 0.3.21 ..." and the core's name. */
+static void name_library(void *h) {
+    char *(*config)(void);
+    char *(*core)(void);
+    *(void **)&config = dlsym(h, "openblas_get_config");
+    *(void **)&core = dlsym(h, "openblas_get_corename");
+    const char *text = config ? config() : "", *version = strchr(text, ' ');
+    int n = version ? (int)strcspn(version + 1, " ") : 0;
+    snprintf(lib.name, sizeof lib.name, "openblas-%.*s-%s", n ? n : 7, n ? version + 1 : "unknown",
+             core ? core() : "?");
+}
+
+static bool load(void) {
+    if (lib.handle) return true;
+    void *h = load_library();
+    if (!h) {
+        tm_warn_once("openblas",
+                     "OpenBLAS is not installed (libopenblas0-pthread): matrix products use our own, slower code");
+        return false;
+    }
+    *(void **)&lib.sgemm = dlsym(h, "cblas_sgemm");
+    void (*set_threads)(int);
+    *(void **)&set_threads = dlsym(h, "openblas_set_num_threads");
+    if (!lib.sgemm || !set_threads) {
+        tm_warn_once("openblas", "libopenblas.so.0 lacks cblas_sgemm: matrix products use our own, slower code");
+        dlclose(h);
+        return false;
+    }
+    set_threads(1);
+    name_library(h);
+    lib.handle = h;
+    return true;
+}
+
+static size_t scratch_floats(void) {
+    return (size_t)M_TILE * K_PANEL + (size_t)N_TILE * K_PANEL + (size_t)M_TILE * N_TILE;
+}
+
+static bool open_library(unsigned threads) {
+    if (!load()) return false;
+    lib.threads = threads;
+    lib.scratch = tm_malloc(threads * scratch_floats() * sizeof(float));
+    return lib.scratch != NULL;
+}
+
+static void close_library(void) {
+    tm_free(lib.scratch); /* the library itself stays loaded: it cannot be unloaded safely */
+    lib.scratch = NULL;
+}
+
+/* Pieces of one dimension: as equal as multiples of 16 allow, none above `most`. */
+static uint64_t pieces(uint64_t n, uint64_t most) {
+    return (n + most - 1) / most;
+}
+static uint64_t piece_start(uint64_t n, uint64_t count, uint64_t i) {
+    return i == count ? n : tm_min_u64(n, i * tm_round_up((n + count - 1) / count, 16));
+}
+
+typedef struct tile {
+    uint64_t i0, j0;
+    int m, n;
+} tile;
+
+static int ld_int(uint64_t ld) {
+    TM_ASSERT(ld <= INT32_MAX);
+    return (int)ld;
+}
+
+/* An operand's block op(X)[rows, k] for one sgemm: in place for fp32, widened into buf for bf16. */
+typedef struct operand {
+    const float *data;
+    int ld;
+} operand;
+static operand load_operand(const void *x, tm_elem t, uint64_t ld, bool k_is_row, uint64_t at, uint64_t n, uint64_t k0,
+                            uint64_t k, float *buf) {
+    uint64_t rows = k_is_row ? k : n, columns = k_is_row ? n : k, first = k_is_row ? k0 * ld + at : at * ld + k0;
+    if (t == TM_ELEM_F32) return (operand){(const float *)x + first, ld_int(ld)};
+    for (uint64_t r = 0; r < rows; r++) kernels.widen((const uint16_t *)x + first + r * ld, buf + r * columns, columns);
+    return (operand){buf, (int)columns};
+}
+
+static void tile_product(const tm_gemm_args *g, tile t, float *c, int ldc, float beta, float *scratch) {
+    bool widened = g->a_type == TM_ELEM_BF16 || g->b_type == TM_ELEM_BF16;
+    uint64_t step = widened ? K_PANEL : g->k;
+    for (uint64_t k0 = 0; k0 < g->k; k0 += step) {
+        uint64_t k = tm_min_u64(step, g->k - k0);
+        operand a = load_operand(g->a, g->a_type, g->lda, g->a_trans, t.i0, (uint64_t)t.m, k0, k, scratch);
+        operand b = load_operand(g->b, g->b_type, g->ldb, !g->b_trans, t.j0, (uint64_t)t.n, k0, k,
+                                 scratch + (size_t)M_TILE * K_PANEL);
+        lib.sgemm(ROW_MAJOR, g->a_trans ? TRANS : NO_TRANS, g->b_trans ? TRANS : NO_TRANS, t.m, t.n, (int)k, g->alpha,
+                  a.data, a.ld, b.data, b.ld, k0 ? 1.0F : beta, c, ldc);
+    }
+}
+
+/* A bf16 C is made in fp32 beside it, and rounded once. */
+static void tile_to_bf16(const tm_gemm_args *g, tile t, float *scratch) {
+    float *c = scratch + ((size_t)M_TILE + N_TILE) * K_PANEL, old[N_TILE];
+    tile_product(g, t, c, t.n, 0.0F, scratch);
+    for (int i = 0; i < t.m; i++) {
+        uint16_t *out = (uint16_t *)g->c + (t.i0 + (uint64_t)i) * g->ldc + t.j0;
+        float *row = c + (size_t)i * (size_t)t.n;
+        if (g->beta != 0.0F) {
+            kernels.widen(out, old, (size_t)t.n);
+            kernels.axpy(g->beta, old, row, (size_t)t.n);
+        }
+        kernels.narrow(row, out, (size_t)t.n);
+    }
+}
+
+static void run_tile(const tm_gemm_args *g, uint64_t i, uint64_t tiles_m, uint64_t j, uint64_t tiles_n) {
+    float *scratch = lib.scratch + (size_t)omp_get_thread_num() * scratch_floats();
+    tile t = {.i0 = piece_start(g->m, tiles_m, i), .j0 = piece_start(g->n, tiles_n, j)};
+    t.m = (int)(piece_start(g->m, tiles_m, i + 1) - t.i0);
+    t.n = (int)(piece_start(g->n, tiles_n, j + 1) - t.j0);
+    if (t.m <= 0 || t.n <= 0) return;
+    if (g->c_type == TM_ELEM_F32)
+        tile_product(g, t, (float *)g->c + t.i0 * g->ldc + t.j0, ld_int(g->ldc), g->beta, scratch);
+    else
+        tile_to_bf16(g, t, scratch);
+}
+
+/* At least one tile a thread where C is large enough, and never more than M_TILE x N_TILE. */
+static void run(const tm_gemm_args *g) {
+    TM_ASSERT(g->k > 0 && g->k <= INT32_MAX);
+    uint64_t tiles_m = pieces(g->m, M_TILE), tiles_n = pieces(g->n, N_TILE);
+    while ((tiles_m * tiles_n) % lib.threads && g->n / (tiles_n + 1) >= 64) tiles_n++;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(lib.threads) if (tiles_m * tiles_n > 1)
+    for (uint64_t x = 0; x < tiles_m * tiles_n; x++) run_tile(g, x % tiles_m, tiles_m, x / tiles_m, tiles_n);
+}
+
+static const char *describe(void) {
+    return lib.name;
+}
+
+/* Code pages and, for each calling thread, its packing buffer: at most K_DEPTH x (P + N_TILE) floats are touched. */
+static uint64_t resident(unsigned threads) {
+    return threads * (scratch_floats() * sizeof(float) + 4 * TM_MIB) + 16 * TM_MIB;
+}
+
+const gemm_backend gemm_openblas = {.name = "openblas",
+                                    .open = open_library,
+                                    .run = run,
+                                    .describe = describe,
+                                    .resident_bytes = resident,
+                                    .close = close_library};

@@ -1,0 +1,91 @@
+/* The folder's own: the table of leaf functions, the gemm back-ends, and how rows of either type are read.
+ *
+ * Leaf functions are serial, work on fp32, and take spans that are in cache. Rows of bf16 are widened to spans of
+ * KERNELS_SPAN elements on the caller's stack, so that a leaf exists once and not once a type.
+ */
+#ifndef TIDEMILL_KERNELS_INTERNAL_H
+#define TIDEMILL_KERNELS_INTERNAL_H
+
+#include "kernels/gemm.h"
+#include "kernels/kernels.h"
+
+enum { KERNELS_SPAN = 1024 };
+
+/* Register tile of the builtin gemm and of attention's small products. */
+enum { GEMM_MR = 6, GEMM_NR = 16, GEMM_A_LD = 8 }; /* a packed panel of A has 8 floats a column, 6 of them used */
+
+typedef struct kernels_table {
+    const char *isa;
+    void (*widen)(const uint16_t *x, float *y, size_t n);
+    void (*narrow)(const float *x, uint16_t *y, size_t n);
+    float (*dot)(const float *x, const float *y, size_t n);
+    void (*axpy)(float a, const float *x, float *y, size_t n); /* y += a x */
+    void (*scale)(float a, float *x, size_t n);
+    /* norm: y = x * inv * w */
+    void (*norm_apply)(const float *x, const float *w, float inv, float *y, size_t n);
+    float (*dot3)(const float *x, const float *y, const float *z, size_t n); /* sum x*y*z */
+    /* dx = inv * w*dy - c*x;  dw += dy * x * inv */
+    void (*norm_grad)(const float *x, const float *w, const float *dy, float inv, float c, float *dx, float *dw,
+                      size_t n);
+    void (*swiglu)(const float *g, const float *u, float *a, size_t n);
+    void (*swiglu_grad)(const float *g, const float *u, const float *da, float *a, float *dg, float *du, size_t n);
+    /* (x1, x2) -> (x1 c - x2 s, x2 c + x1 s); inverse: s negated */
+    void (*rotate)(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n);
+    float (*max)(const float *x, size_t n);
+    float (*exp_sum)(const float *x, float shift, size_t n);                      /* sum exp(x - shift) */
+    void (*softmax_grad)(float *x, float lse, float coefficient, size_t n);       /* x = coefficient exp(x - lse) */
+    /* Online softmax of one row of scores (-inf: masked): updates max and sum, s becomes exp(scale s - max), returns the
+     * factor exp(old max - max) by which what was accumulated so far is to be multiplied. n is a multiple of 8. */
+    float (*softmax_row)(float *s, float scale, float *max, float *sum, size_t n);
+    /* s (scores) -> p = exp(scale s - lse);  dp -> ds = p (dp - delta) scale. n is a multiple of 8. */
+    void (*softmax_row_grad)(float *s, float *dp, float scale, float lse, float delta, size_t n);
+    /* C[m,n] = or += A B for small matrices in cache: A[i,p] = a[i ras + p cas], B rows of ldb, n a multiple of 16. */
+    void (*small_gemm)(size_t m, size_t n, size_t k, const float *a, size_t ras, size_t cas, const float *b, size_t ldb,
+                       float *c, size_t ldc, bool add);
+    /* t[8-padded block of a transpose]: y[j ldy + i] = x[i ldx + j], i < rows, j < cols */
+    void (*transpose)(const float *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy);
+    /* acc[MR][NR] = sum over p of a_panel[p][A_LD] (x) b_panel[p][NR], then C = alpha acc + beta C over the whole tile */
+    void (*gemm_tile)(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,
+                      size_t ldc);
+} kernels_table;
+
+extern kernels_table kernels; /* what tm_kernels_init chose; `ref` before it */
+void kernels_ref_fill(kernels_table *t);
+void kernels_avx2_override(kernels_table *t);
+unsigned kernels_team(void); /* threads for a parallel region */
+/* One head's gradient of one position, turned back in place. */
+void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x);
+
+/* Gemm back-ends. `open` says whether it can be used; it logs why not. */
+typedef struct gemm_backend {
+    const char *name;
+    bool (*open)(unsigned threads);
+    void (*run)(const tm_gemm_args *g);
+    const char *(*describe)(void);
+    uint64_t (*resident_bytes)(unsigned threads);
+    void (*close)(void);
+} gemm_backend;
+extern const gemm_backend gemm_openblas, gemm_builtin;
+tm_status gemm_choose(unsigned threads);
+void gemm_close(void);
+uint64_t gemm_resident_bytes(void);
+
+/* n elements of x from element `at` on as fp32: in place, or widened into buf. */
+static inline const float *kernels_load(tm_elem t, const void *x, uint64_t at, float *buf, size_t n) {
+    if (t == TM_ELEM_F32) return (const float *)x + at;
+    kernels.widen((const uint16_t *)x + at, buf, n);
+    return buf;
+}
+/* Where to compute n results that belong at x + at: in place, or in buf until kernels_store. */
+static inline float *kernels_dest(tm_elem t, void *x, uint64_t at, float *buf) {
+    return t == TM_ELEM_F32 ? (float *)x + at : buf;
+}
+static inline void kernels_store(tm_elem t, const float *from, void *x, uint64_t at, size_t n) {
+    if (t == TM_ELEM_BF16) kernels.narrow(from, (uint16_t *)x + at, n);
+}
+static inline void *kernels_at(tm_elem t, void *x, uint64_t at) { return (char *)x + at * tm_elem_bytes(t); }
+static inline const void *kernels_at_const(tm_elem t, const void *x, uint64_t at) {
+    return (const char *)x + at * tm_elem_bytes(t);
+}
+
+#endif

@@ -1,0 +1,169 @@
+/* The reference column: complete, portable, readable. Loops are plain so that the compiler may vectorise what it can
+ * without changing a rounding. */
+#include "kernels/kernels_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+static void widen(const uint16_t *x, float *y, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)x[i] << 16;
+        memcpy(&y[i], &bits, 4);
+    }
+}
+
+static void narrow(const float *x, uint16_t *y, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], 4);
+        bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
+        uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+        y[i] = (uint16_t)(nan ? (bits >> 16) | 0x40U : rounded);
+    }
+}
+
+static float dot(const float *x, const float *y, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)x[i] * (double)y[i];
+    return (float)sum;
+}
+
+static float dot3(const float *x, const float *y, const float *z, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)x[i] * (double)y[i] * (double)z[i];
+    return (float)sum;
+}
+
+static void axpy(float a, const float *x, float *y, size_t n) {
+    for (size_t i = 0; i < n; i++) y[i] += a * x[i];
+}
+
+static void scale(float a, float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) x[i] *= a;
+}
+
+static void norm_apply(const float *x, const float *w, float inv, float *y, size_t n) {
+    for (size_t i = 0; i < n; i++) y[i] = x[i] * inv * w[i];
+}
+
+static void norm_grad(const float *x, const float *w, const float *dy, float inv, float c, float *dx, float *dw,
+                      size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        dw[i] += dy[i] * x[i] * inv;
+        dx[i] = inv * w[i] * dy[i] - c * x[i];
+    }
+}
+
+static float sigmoid(float x) {
+    return 1.0F / (1.0F + expf(-x));
+}
+
+static void swiglu(const float *g, const float *u, float *a, size_t n) {
+    for (size_t i = 0; i < n; i++) a[i] = g[i] * sigmoid(g[i]) * u[i];
+}
+
+/* silu'(g) = s (1 + g (1 - s)), s = sigmoid(g) */
+static void swiglu_grad(const float *g, const float *u, const float *da, float *a, float *dg, float *du, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float s = sigmoid(g[i]), silu = g[i] * s;
+        a[i] = silu * u[i];
+        du[i] = da[i] * silu;
+        dg[i] = da[i] * u[i] * (s * (1.0F + g[i] * (1.0F - s)));
+    }
+}
+
+static void rotate(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float c = cosine[i], s = inverse ? -sine[i] : sine[i], a = x1[i], b = x2[i];
+        x1[i] = a * c - b * s;
+        x2[i] = b * c + a * s;
+    }
+}
+
+static float max(const float *x, size_t n) {
+    float m = -INFINITY;
+    for (size_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m;
+    return m;
+}
+
+static float exp_sum(const float *x, float shift, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)expf(x[i] - shift);
+    return (float)sum;
+}
+
+static void softmax_grad(float *x, float lse, float coefficient, size_t n) {
+    for (size_t i = 0; i < n; i++) x[i] = coefficient * expf(x[i] - lse);
+}
+
+static float softmax_row(float *s, float factor, float *running_max, float *running_sum, size_t n) {
+    float m = *running_max, old = *running_max, sum = 0;
+    for (size_t i = 0; i < n; i++) m = s[i] * factor > m ? s[i] * factor : m;
+    if (m == -INFINITY) { /* nothing visible yet */
+        memset(s, 0, n * sizeof *s);
+        return 1.0F;
+    }
+    for (size_t i = 0; i < n; i++) {
+        s[i] = expf(s[i] * factor - m);
+        sum += s[i];
+    }
+    float back = expf(old - m);
+    *running_max = m;
+    *running_sum = *running_sum * back + sum;
+    return back;
+}
+
+static void softmax_row_grad(float *s, float *dp, float factor, float lse, float delta, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        s[i] = expf(s[i] * factor - lse);
+        dp[i] = s[i] * (dp[i] - delta) * factor;
+    }
+}
+
+static void small_gemm(size_t m, size_t n, size_t k, const float *a, size_t ras, size_t cas, const float *b, size_t ldb,
+                       float *c, size_t ldc, bool add) {
+    for (size_t i = 0; i < m; i++) {
+        float *row = c + i * ldc;
+        if (!add) memset(row, 0, n * sizeof *row);
+        for (size_t p = 0; p < k; p++) axpy(a[i * ras + p * cas], b + p * ldb, row, n);
+    }
+}
+
+static void transpose(const float *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy) {
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < cols; j++) y[j * ldy + i] = x[i * ldx + j];
+}
+
+static void gemm_tile(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,
+                      size_t ldc) {
+    float acc[GEMM_MR][GEMM_NR] = {{0}};
+    for (size_t p = 0; p < k; p++)
+        for (size_t i = 0; i < GEMM_MR; i++)
+            for (size_t j = 0; j < GEMM_NR; j++) acc[i][j] += a_panel[p * GEMM_A_LD + i] * b_panel[p * GEMM_NR + j];
+    for (size_t i = 0; i < GEMM_MR; i++)
+        for (size_t j = 0; j < GEMM_NR; j++)
+            c[i * ldc + j] = alpha * acc[i][j] + (beta == 0 ? 0 : beta * c[i * ldc + j]);
+}
+
+void kernels_ref_fill(kernels_table *t) {
+    *t = (kernels_table){.isa = "ref",
+                         .widen = widen,
+                         .narrow = narrow,
+                         .dot = dot,
+                         .axpy = axpy,
+                         .scale = scale,
+                         .norm_apply = norm_apply,
+                         .dot3 = dot3,
+                         .norm_grad = norm_grad,
+                         .swiglu = swiglu,
+                         .swiglu_grad = swiglu_grad,
+                         .rotate = rotate,
+                         .max = max,
+                         .exp_sum = exp_sum,
+                         .softmax_grad = softmax_grad,
+                         .softmax_row = softmax_row,
+                         .softmax_row_grad = softmax_row_grad,
+                         .small_gemm = small_gemm,
+                         .transpose = transpose,
+                         .gemm_tile = gemm_tile};
+}

@@ -1,0 +1,94 @@
+/* Rotary position embedding (Su et al. 2021), with the scalings of Hugging Face's modeling_rope_utils. */
+#include "kernels/kernels_internal.h"
+
+#include <math.h>
+
+void tm_rope_frequencies(tm_rope *r, uint32_t head_dim, double theta) {
+    TM_ASSERT(head_dim % 2 == 0 && head_dim <= TM_MAX_HEAD_DIM);
+    *r = (tm_rope){.head_dim = head_dim};
+    for (uint32_t i = 0; i < head_dim / 2; i++) {
+        float exponent = (float)(2 * i) / (float)head_dim;
+        r->inv_freq[i] = 1.0F / powf((float)theta, exponent);
+    }
+}
+
+void tm_rope_scale_linear(tm_rope *r, double factor) {
+    for (uint32_t i = 0; i < r->head_dim / 2; i++) r->inv_freq[i] /= (float)factor;
+}
+
+void tm_rope_scale_llama3(tm_rope *r, double factor, double low, double high, double original) {
+    for (uint32_t i = 0; i < r->head_dim / 2; i++) {
+        float freq = r->inv_freq[i];
+        double wavelength = 2.0 * M_PI / (double)freq;
+        if (wavelength < original / high) continue;
+        if (wavelength > original / low) {
+            r->inv_freq[i] = (float)((double)freq / factor);
+            continue;
+        }
+        double smooth = (original / wavelength - low) / (high - low);
+        r->inv_freq[i] = (float)((1.0 - smooth) * (double)freq / factor + smooth * (double)freq);
+    }
+}
+
+/* The angle is rounded to fp32 as the reference rounds it; its sine and cosine are then exact to fp32. */
+static void angles(const tm_rope *r, uint32_t position, float *cosine, float *sine) {
+    for (uint32_t i = 0; i < r->head_dim / 2; i++) {
+        double angle = (double)((float)position * r->inv_freq[i]);
+        cosine[i] = (float)cos(angle);
+        sine[i] = (float)sin(angle);
+    }
+}
+
+tm_status tm_rope_fill(tm_rope *r, uint32_t positions) {
+    uint32_t half = r->head_dim / 2, n = positions < TM_ROPE_CACHED ? positions : TM_ROPE_CACHED;
+    size_t bytes = (size_t)n * 2 * half * sizeof(float);
+    r->table = tm_malloc(bytes);
+    if (!r->table) return tm_nomem(bytes);
+    for (uint32_t p = 0; p < n; p++)
+        angles(r, p, r->table + (size_t)p * 2 * half, r->table + ((size_t)p * 2 + 1) * half);
+    r->cached = n;
+    return TM_OK;
+}
+
+void tm_rope_free(tm_rope *r) {
+    tm_free(r->table);
+    r->table = NULL;
+    r->cached = 0;
+}
+
+/* Cosines, then sines of a position: from the table, or computed into buf. */
+static const float *angles_of(const tm_rope *r, uint64_t position, float *buf) {
+    uint32_t half = r->head_dim / 2;
+    if (position < r->cached) return r->table + position * 2 * half;
+    angles(r, (uint32_t)position, buf, buf + half);
+    return buf;
+}
+
+static void rotate_head(tm_elem t, const float *table, uint32_t half, bool inverse, void *x, uint64_t at) {
+    if (t == TM_ELEM_F32) {
+        kernels.rotate(table, table + half, inverse, (float *)x + at, (float *)x + at + half, half);
+        return;
+    }
+    float buf[TM_MAX_HEAD_DIM];
+    kernels.widen((uint16_t *)x + at, buf, 2 * (size_t)half);
+    kernels.rotate(table, table + half, inverse, buf, buf + half, half);
+    kernels.narrow(buf, (uint16_t *)x + at, 2 * (size_t)half);
+}
+
+void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x) {
+    float buf[TM_MAX_HEAD_DIM];
+    const float *table = angles_of(r, position, buf);
+    rotate_head(TM_ELEM_F32, table, r->head_dim / 2, true, x, 0);
+}
+
+void tm_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, uint64_t ld, uint32_t heads, void *x,
+                   tm_positions pos, bool inverse) {
+    uint32_t d = r->head_dim;
+#pragma omp parallel for schedule(static) num_threads(kernels_team()) if (rows > 8)
+    for (uint64_t i = 0; i < rows; i++) {
+        float buf[TM_MAX_HEAD_DIM];
+        uint64_t row = row0 + i, position = row % pos.seq + (pos.first ? pos.first[row / pos.seq] : 0);
+        const float *table = angles_of(r, position, buf);
+        for (uint32_t h = 0; h < heads; h++) rotate_head(t, table, d / 2, inverse, x, i * ld + (uint64_t)h * d);
+    }
+}
