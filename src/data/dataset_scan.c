@@ -28,18 +28,11 @@ static tm_status create(tm_dataset **out, const tm_dataset_opts *opts) {
 
 /* ---- lines ------------------------------------------------------------------------------------------------------ */
 
-/* Reasons may quote the data, which must not reach a terminal as control characters. */
-static void make_printable(char *text) {
-    for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
-}
-
 /* The pending failure is about one line's content: named, counted, and fatal under `strict` only. */
 static tm_status bad_line(scan *s, uint64_t number) {
     tm_error failure = *tm_error_get();
     tm_dataset_counts *counts = &s->ds->counts;
     tm_error_clear();
-    make_printable(failure.text);
     if (s->opts->strict) return tm_fail(TM_EINPUT, "%s%s%" PRIu64 ": %.600s", s->name, s->at, number, failure.text);
     if (!counts->bad++) {
         counts->first_bad_line = number;
@@ -230,7 +223,7 @@ static tm_status scan_row(scan *s, uint64_t row) {
     if (!keep)
         return tm_fail(TM_EINPUT,
                        "%s%s%" PRIu64 ": longer than seq_len %u; rows are taken in order and cannot be dropped",
-                       s->name, row, s->opts->seq_len);
+                       s->name, s->at, row, s->opts->seq_len);
     TM_TRY(check_ids(s, row, v.ids, n));
     TM_TRY(check_labels(s, row, v.labels, n));
     sample.n_tokens = (uint32_t)n;
