@@ -1,16 +1,17 @@
 /* io: bytes and offsets, never tensors.
  *
  * Three things live here:
- *   1. the engine: asynchronous reads and writes of registered memory at offsets of offload files (uring, threads, sync);
+ *   1. the engine: asynchronous reads and writes of registered memory at offsets of offload files (uring, threads,
+ * sync);
  *   2. run directories: where offload files lie, who owns them, how they are reserved and removed;
  *   3. plain files: a reader and an atomic writer for models, data, logs and results.
  * Every system call of all three goes through one seam (io_sys in io_internal.h), where a test can fail, shorten, delay
  * or corrupt the i-th call.
  *
  * Threads: one thread at a time drives an engine (register, submit, wait, close); another may take over only while
- * nothing is in flight, so an engine may be opened and registered by one thread and driven by another. tm_io_wake may be
- * called from any thread and from a signal handler. Readers allow concurrent tm_file_read_at. Runs, writers and logs are
- * used by one thread at a time.
+ * nothing is in flight, so an engine may be opened and registered by one thread and driven by another. tm_io_wake may
+ * be called from any thread and from a signal handler. Readers allow concurrent tm_file_read_at. Runs, writers and logs
+ * are used by one thread at a time.
  *
  *     tm_io_run *run;  tm_io_file file;  tm_io *io;
  *     TM_TRY(tm_io_run_create(&run, "/nvme/offload", &run_opts));
@@ -30,22 +31,23 @@
 
 /* ---- run directories ------------------------------------------------------------------------------------------ */
 
-/* One run's directory under an offload path: PATH/run-<id>/, 0700, with a `lock` file held by flock on a descriptor that
- * no ring ever sees, and an `owner` file (pid, host, start time, command) for the one who finds it. Created with
+/* One run's directory under an offload path: PATH/run-<id>/, 0700, with a `lock` file held by flock on a descriptor
+ * that no ring ever sees, and an `owner` file (pid, host, start time, command) for the one who finds it. Created with
  * O_EXCL|O_NOFOLLOW; symlinks are not followed. */
 typedef struct tm_io_run tm_io_run;
 typedef struct tm_io_run_opts {
-    const char *id;         /* NULL: a fresh random id */
-    bool allow_tmpfs;       /* tmpfs and ramfs are memory: refused (TM_EINPUT) unless this is set */
-    bool create_parents;    /* make PATH itself (0700) where it does not exist */
+    const char *id;      /* NULL: a fresh random id */
+    bool allow_tmpfs;    /* tmpfs and ramfs are memory: refused (TM_EINPUT) unless this is set */
+    bool create_parents; /* make PATH itself (0700) where it does not exist */
 } tm_io_run_opts;
 TM_MUST_USE tm_status tm_io_run_create(tm_io_run **out, const char *path, const tm_io_run_opts *opts);
-const char *tm_io_run_path(const tm_io_run *run);     /* PATH/run-<id> */
-bool tm_io_run_direct(const tm_io_run *run);          /* O_DIRECT works here (probed) */
-uint32_t tm_io_run_alignment(const tm_io_run *run);   /* of offset, length and address: 512 or 4096; 1 if buffered */
-uint64_t tm_io_run_free_bytes(const tm_io_run *run);  /* statfs f_bavail now */
-TM_MUST_USE tm_status tm_io_run_remove(tm_io_run *run); /* unlinks its files and the directory, closes; frees `run` in any case */
-void tm_io_run_close(tm_io_run *run);                 /* leaves the files; NULL is fine */
+const char *tm_io_run_path(const tm_io_run *run);    /* PATH/run-<id> */
+bool tm_io_run_direct(const tm_io_run *run);         /* O_DIRECT works here (probed) */
+uint32_t tm_io_run_alignment(const tm_io_run *run);  /* of offset, length and address: 512 or 4096; 1 if buffered */
+uint64_t tm_io_run_free_bytes(const tm_io_run *run); /* statfs f_bavail now */
+TM_MUST_USE tm_status
+tm_io_run_remove(tm_io_run *run);     /* unlinks its files and the directory, closes; frees `run` in any case */
+void tm_io_run_close(tm_io_run *run); /* leaves the files; NULL is fine */
 /* Removes what this process has created and neither finished nor closed: run directories and the temporary files of
  * tm_out. For the way out after a signal was noticed (not from a handler): it only unlinks, so that threads still at
  * work see no closed descriptor or freed memory. Run directories that are to stay must be closed first. */
@@ -53,14 +55,15 @@ void tm_io_cleanup_at_exit(void);
 
 typedef struct tm_io_file {
     int fd;
-    int index;              /* of the registered file; -1: not registered */
-    const char *name;       /* full path, for messages; owned by the run */
-    uint32_t alignment;     /* O_DIRECT: of offset, length and address. 0 or 1: buffered; the engine then drops the pages
-                             * that it moved from the page cache, so that it stays small */
+    int index;          /* of the registered file; -1: not registered */
+    const char *name;   /* full path, for messages; owned by the run */
+    uint32_t alignment; /* O_DIRECT: of offset, length and address. 0 or 1: buffered; the engine then drops the pages
+                         * that it moved from the page cache, so that it stays small */
 } tm_io_file;
-/* Creates PATH/run-<id>/NAME (0600) of `bytes` bytes, rounded up to 4 KiB, space reserved (fallocate; TM_ENOSPC names what
- * is missing). `buffered` leaves O_DIRECT off. The run closes it. */
-TM_MUST_USE tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bool buffered, tm_io_file *out);
+/* Creates PATH/run-<id>/NAME (0600) of `bytes` bytes, rounded up to 4 KiB, space reserved (fallocate; TM_ENOSPC names
+ * what is missing). `buffered` leaves O_DIRECT off. The run closes it. */
+TM_MUST_USE tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bool buffered,
+                                        tm_io_file *out);
 
 /* ---- the engine ----------------------------------------------------------------------------------------------- */
 
@@ -73,12 +76,12 @@ typedef struct tm_io_req {
     tm_io_file file;
     uint64_t offset;
     void *buf;
-    uint32_t len;           /* 1 byte to 1 GiB; not used by TM_IO_SYNC */
+    uint32_t len; /* 1 byte to 1 GiB; not used by TM_IO_SYNC */
     void *user;
     /* results, valid once it was returned by tm_io_wait: */
     tm_status status;
     int sys_errno;
-    uint32_t done;          /* bytes moved; == len if status is TM_OK */
+    uint32_t done; /* bytes moved; == len if status is TM_OK */
     uint64_t submit_ns, complete_ns;
     /* the engine's: */
     struct tm_io_req *next;
@@ -87,12 +90,12 @@ typedef struct tm_io_req {
 
 typedef struct tm_io tm_io;
 typedef struct tm_io_opts {
-    const char *engine;     /* NULL or "auto": uring, else threads (one warning says why); "uring" | "threads" | "sync" */
-    unsigned queue_depth;   /* in flight at the device, 0: 8; more may be submitted, they wait here in order */
-    unsigned threads;       /* of the "threads" engine, 0: 2 */
-    uint32_t block_bytes;   /* larger requests are cut into pieces of this size, 0: 4 MiB; rounded up to 4 KiB */
-    uint64_t order_seed;    /* "sync" only, for tests: not 0: requests run as late as possible (one in each tm_io_wait), in
-                             * a random order, and what they will read is overwritten with garbage at submission */
+    const char *engine;   /* NULL or "auto": uring, else threads (one warning says why); "uring" | "threads" | "sync" */
+    unsigned queue_depth; /* in flight at the device, 0: 8; more may be submitted, they wait here in order */
+    unsigned threads;     /* of the "threads" engine, 0: 2 */
+    uint32_t block_bytes; /* larger requests are cut into pieces of this size, 0: 4 MiB; rounded up to 4 KiB */
+    uint64_t order_seed; /* "sync" only, for tests: not 0: requests run as late as possible (one in each tm_io_wait), in
+                          * a random order, and what they will read is overwritten with garbage at submission */
 } tm_io_opts;
 TM_MUST_USE tm_status tm_io_open(tm_io **out, const tm_io_opts *opts);
 void tm_io_close(tm_io *io); /* waits for what is in flight, whose requests are not returned; NULL is fine */
@@ -132,7 +135,10 @@ uint64_t tm_file_size(const tm_file *f);
 /* Exactly `len` bytes, or TM_EINPUT ("ends at byte ..., expected ...") / TM_EIO. */
 TM_MUST_USE tm_status tm_file_read_at(tm_file *f, uint64_t offset, void *buf, size_t len);
 /* A tm_read_fn (base.h) over an open file, from `pos` on; ctx is a tm_file_cursor. */
-typedef struct tm_file_cursor { tm_file *file; uint64_t pos; } tm_file_cursor;
+typedef struct tm_file_cursor {
+    tm_file *file;
+    uint64_t pos;
+} tm_file_cursor;
 tm_status tm_file_cursor_read(void *ctx, void *buf, size_t cap, size_t *got);
 /* Tells the kernel that pages [offset, offset+len) will not be used again, so that a cgroup is not charged for them. */
 void tm_file_forget(tm_file *f, uint64_t offset, uint64_t len);
@@ -151,7 +157,7 @@ TM_MUST_USE tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx); /*
  * where append goes on, which starts at 0. The first failure is kept: commit then abandons and returns it. */
 typedef struct tm_out tm_out;
 TM_MUST_USE tm_status tm_out_create(tm_out **out, const char *path);
-TM_MUST_USE tm_status tm_out_append(tm_out *o, const void *bytes, size_t n);        /* buffered, 1 MiB */
+TM_MUST_USE tm_status tm_out_append(tm_out *o, const void *bytes, size_t n); /* buffered, 1 MiB */
 TM_MUST_USE tm_status tm_out_write_at(tm_out *o, uint64_t offset, const void *bytes, size_t n);
 /* Starts write-back of what was written and drops it from the page cache (for large results in a small cgroup). */
 TM_MUST_USE tm_status tm_out_flush(tm_out *o);

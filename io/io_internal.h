@@ -81,4 +81,104 @@ typedef struct io_live {
 void io_live_add(io_live *l);
 void io_live_remove(io_live *l); /* fine if it was never added */
 
+/* ---- engines --------------------------------------------------------------------------------------------------- *
+ * A request is cut into pieces of at most block_bytes. A piece is carried out in attempts: one system call or ring
+ * entry each. Engines know attempts only; what their results mean is decided in one place, piece.c.
+ *
+ *   FREE -- io_pump cuts --> STARTED -- engine --> SETTLED (res) -- piece.c --> STARTED again (short, EINTR, EAGAIN)
+ *     ^                                                                    '--> FREE; the last piece completes the
+ * request
+ *     '-----------------------------------------------------------------------------------------------------------'  */
+typedef struct io_piece {
+    struct io_piece *next; /* in the free list or in a queue of the engine */
+    tm_io_req *req;
+    uint32_t at, len; /* bytes [at, at + len) of the request */
+    uint32_t moved;   /* of len; a multiple of file.alignment */
+    unsigned idle;    /* attempts in a row that moved nothing */
+    /* the attempt: */
+    char *buf;
+    uint64_t offset;
+    uint32_t n;
+    int res; /* bytes, or a negative errno */
+    io_fault fault;
+} io_piece;
+
+typedef struct io_queue { /* of pieces, first in first out */
+    io_piece *head, *tail;
+} io_queue;
+static inline void io_queue_push(io_queue *q, io_piece *p) {
+    p->next = NULL;
+    if (q->tail) {
+        q->tail->next = p;
+    } else {
+        q->head = p;
+    }
+    q->tail = p;
+}
+static inline io_piece *io_queue_pop(io_queue *q) {
+    io_piece *p = q->head;
+    if (p && !(q->head = p->next)) q->tail = NULL;
+    return p;
+}
+static inline void io_queue_move(io_queue *to, io_queue *from) { /* all of `from` to the end of `to` */
+    if (!from->head) return;
+    if (to->tail) {
+        to->tail->next = from->head;
+    } else {
+        to->head = from->head;
+    }
+    to->tail = from->tail;
+    *from = (io_queue){NULL, NULL};
+}
+
+typedef struct io_engine {
+    const char *name;
+    tm_status (*open)(tm_io *io);                                     /* sets io->ctx */
+    void (*close)(tm_io *io);                                         /* no piece is started */
+    void (*register_memory)(tm_io *io, void *base, size_t bytes);     /* NULL: of no use to this engine */
+    void (*register_files)(tm_io *io, tm_io_file *files, unsigned n); /* NULL: likewise */
+    void (*start)(tm_io *io, io_piece *p); /* takes the attempt; at most queue_depth are out */
+    void (*flush)(tm_io *io);              /* sets going what was started; a failure is for reap to report */
+    /* Settled attempts, appended. With `block` returns only when there is one or io->wake_fd was readable (then
+     * drained). */
+    tm_status (*reap)(tm_io *io, bool block, io_queue *settled);
+} io_engine;
+extern const io_engine io_engine_uring, io_engine_threads, io_engine_sync;
+
+enum { IO_LAG = 8 }; /* buffered writes whose pages are not yet dropped from the cache */
+
+struct tm_io {
+    const io_engine *engine;
+    void *ctx;
+    unsigned queue_depth, threads;
+    uint32_t block_bytes;
+    uint64_t order_seed, order_count;
+    io_piece *pieces, *free_pieces; /* queue_depth of them */
+    unsigned started;               /* pieces not free */
+    io_queue preset;                /* attempts that a fault settled without the engine */
+    tm_io_req *fifo_head, *fifo_tail;
+    uint32_t head_cut; /* bytes of fifo_head that were cut off */
+    tm_io_req *done_head, *done_tail;
+    unsigned in_flight;
+    int wake_fd;
+    atomic_bool woken;
+    tm_io_stats stats;
+    struct {
+        int fd;
+        uint64_t offset;
+        uint32_t n;
+    } lag[IO_LAG];
+    unsigned lag_at;
+};
+
+/* piece.c */
+void io_pump(tm_io *io);                /* cuts and starts while pieces are free */
+void io_settle(tm_io *io, io_piece *p); /* one attempt's result */
+/* One round: reap, settle, cut, flush. `block` as in reap. */
+TM_MUST_USE tm_status io_progress(tm_io *io, bool block);
+/* For engines: carries the attempt out here and now, fills p->res. */
+void io_execute(io_piece *p);
+void io_sleep(tm_io *io); /* until wake_fd is readable; drains it */
+void io_rouse(tm_io *io); /* makes wake_fd readable */
+
 #endif

@@ -1,0 +1,233 @@
+/* Cutting requests into pieces, and what the result of an attempt means. Every result passes io_settle. */
+#include "io/io_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- attempts ---- */
+
+static const char *const fault_names[] = {"io_read", "io_write", "io_sync"};
+
+static uint32_t alignment_of(const io_piece *p) {
+    return p->req->file.alignment > 1 ? p->req->file.alignment : 1;
+}
+
+/* Applies the fault to the attempt. True: it is settled, the engine must not see it. */
+static bool fault_before(io_piece *p) {
+    p->fault = io_fault_next(fault_names[p->req->op]);
+    bool sync = p->req->op == TM_IO_SYNC;
+    uint32_t half = p->n / 2 / alignment_of(p) * alignment_of(p);
+    switch (p->fault.kind) {
+    case IO_FAULT_NONE:
+    case IO_FAULT_DELAY:
+        return false;
+    case IO_FAULT_ERRNO:
+        return p->res = -p->fault.err, true;
+    case IO_FAULT_LOST:
+        return p->res = (int)p->n, true;
+    case IO_FAULT_ZERO:
+        return p->res = 0, true;
+    case IO_FAULT_SHORT:
+        if (half) p->n = half; /* else the result is cut in fault_after */
+        return sync;
+    case IO_FAULT_MISDIRECT:
+        p->offset = io_fault_beside(p->offset);
+        return sync;
+    case IO_FAULT_FLIP:
+        if (p->req->op == TM_IO_WRITE) p->buf[p->n / 2] ^= 4; /* put back in fault_after */
+        return sync;
+    }
+    return false;
+}
+
+static void fault_after(io_piece *p) {
+    if (p->req->op == TM_IO_SYNC) return;
+    if (p->fault.kind == IO_FAULT_FLIP) {
+        if (p->req->op == TM_IO_WRITE || p->res > (int)p->n / 2) p->buf[p->n / 2] ^= 4;
+    } else if (p->fault.kind == IO_FAULT_SHORT && p->res > 1 && p->n == p->len - p->moved) {
+        p->res /= 2;
+    }
+}
+
+static void start_attempt(tm_io *io, io_piece *p) {
+    p->buf = (char *)p->req->buf + p->at + p->moved;
+    p->offset = p->req->offset + p->at + p->moved;
+    p->n = p->len - p->moved;
+    p->res = 0;
+    if (fault_before(p)) {
+        io_queue_push(&io->preset, p);
+    } else {
+        io->engine->start(io, p);
+    }
+}
+
+void io_execute(io_piece *p) {
+    const tm_io_req *r = p->req;
+    ssize_t res;
+    if (r->op == TM_IO_READ) {
+        res = io_sys_table->pread(r->file.fd, p->buf, p->n, (off_t)p->offset);
+    } else if (r->op == TM_IO_WRITE) {
+        res = io_sys_table->pwrite(r->file.fd, p->buf, p->n, (off_t)p->offset);
+    } else {
+        res = io_sys_table->fdatasync(r->file.fd);
+    }
+    p->res = res < 0 ? -errno : (int)res;
+}
+
+/* ---- the page cache, where O_DIRECT is not in use ---- */
+
+/* Clean pages are dropped at once, written ones IO_LAG attempts later, when the disk has had time to take them. Errors
+ * do not matter: this is advice, and a failed write-back is reported by the sync. */
+static void drop_pages(tm_io *io, const io_piece *p) {
+    int fd = p->req->file.fd;
+    if (p->req->op == TM_IO_READ) {
+        (void)posix_fadvise(fd, (off_t)p->offset, p->n, POSIX_FADV_DONTNEED);
+        return;
+    }
+    unsigned slot = io->lag_at++ % IO_LAG;
+    if (io->lag[slot].n) {
+        (void)sync_file_range(io->lag[slot].fd, (off_t)io->lag[slot].offset, io->lag[slot].n,
+                              SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+        (void)posix_fadvise(io->lag[slot].fd, (off_t)io->lag[slot].offset, io->lag[slot].n, POSIX_FADV_DONTNEED);
+    }
+    (void)sync_file_range(fd, (off_t)p->offset, p->n, SYNC_FILE_RANGE_WRITE);
+    io->lag[slot].fd = fd;
+    io->lag[slot].offset = p->offset;
+    io->lag[slot].n = p->n;
+}
+
+/* ---- settling ---- */
+
+static void fifo_pop(tm_io *io) {
+    tm_io_req *r = io->fifo_head;
+    io->fifo_head = r->next;
+    if (!io->fifo_head) io->fifo_tail = NULL;
+    r->next = NULL;
+    io->head_cut = 0;
+}
+
+static void finish(tm_io *io, tm_io_req *r) {
+    r->complete_ns = tm_now_ns();
+    r->next = NULL;
+    if (io->done_tail) {
+        io->done_tail->next = r;
+    } else {
+        io->done_head = r;
+    }
+    io->done_tail = r;
+    io->stats.reads += r->op == TM_IO_READ;
+    io->stats.writes += r->op == TM_IO_WRITE;
+    io->stats.syncs += r->op == TM_IO_SYNC;
+    io->stats.read_bytes += r->op == TM_IO_READ ? r->done : 0;
+    io->stats.write_bytes += r->op == TM_IO_WRITE ? r->done : 0;
+}
+
+/* The piece is over. Its request is over once no other piece of it is out and none is still to be cut; after a failure
+ * none will be. */
+static void end_piece(tm_io *io, io_piece *p, tm_status status, int err) {
+    tm_io_req *r = p->req;
+    r->done += p->moved;
+    r->internal--;
+    if (status != TM_OK && r->status == TM_OK) {
+        r->status = status;
+        r->sys_errno = err;
+    }
+    p->next = io->free_pieces;
+    io->free_pieces = p;
+    io->started--;
+    if (r->status != TM_OK && io->fifo_head == r) fifo_pop(io);
+    if (r->internal == 0 && io->fifo_head != r) finish(io, r);
+}
+
+/* Nothing was moved. Not for ever: a device that never gets on must not hang the run. */
+static void again(tm_io *io, io_piece *p, int err) {
+    if (++p->idle == IO_RETRIES) {
+        end_piece(io, p, TM_EIO, err);
+        return;
+    }
+    if (err == EAGAIN && p->idle > 10) nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
+    io->stats.resubmitted++;
+    start_attempt(io, p);
+}
+
+static void settle_short(tm_io *io, io_piece *p, uint32_t got) {
+    uint32_t rest = got % alignment_of(p); /* O_DIRECT goes on at the boundary below */
+    if (got == rest) {
+        again(io, p, EIO);
+        return;
+    }
+    p->moved += got - rest;
+    p->idle = 0;
+    io->stats.resubmitted++;
+    start_attempt(io, p);
+}
+
+void io_settle(tm_io *io, io_piece *p) {
+    fault_after(p);
+    int res = p->res;
+    uint32_t want = p->len - p->moved;
+    if (res == -EINTR || res == -EAGAIN) {
+        again(io, p, -res);
+    } else if (res < 0) {
+        end_piece(io, p, io_status_of(-res), -res);
+    } else if (p->req->op == TM_IO_SYNC) {
+        end_piece(io, p, TM_OK, 0);
+    } else if ((uint32_t)res > want) {
+        end_piece(io, p, TM_EBUG, 0);
+    } else if (res == 0 && p->req->op == TM_IO_READ) {
+        end_piece(io, p, TM_EIO, 0); /* end of file */
+    } else if (res == 0) {
+        again(io, p, EIO);
+    } else {
+        if (alignment_of(p) == 1) drop_pages(io, p);
+        if ((uint32_t)res < want) {
+            settle_short(io, p, (uint32_t)res);
+        } else {
+            p->moved = p->len;
+            end_piece(io, p, TM_OK, 0);
+        }
+    }
+}
+
+/* ---- moving on ---- */
+
+void io_pump(tm_io *io) {
+    while (io->fifo_head && io->free_pieces) {
+        tm_io_req *r = io->fifo_head;
+        uint32_t len = r->op == TM_IO_SYNC ? 0 : r->len;
+        io_piece *p = io->free_pieces;
+        io->free_pieces = p->next;
+        *p = (io_piece){.req = r, .at = io->head_cut, .len = (uint32_t)tm_min_u64(len - io->head_cut, io->block_bytes)};
+        io->started++;
+        r->internal++;
+        io->head_cut += p->len;
+        if (io->head_cut == len) fifo_pop(io);
+        start_attempt(io, p);
+    }
+}
+
+tm_status io_progress(tm_io *io, bool block) {
+    io_queue settled = io->preset;
+    io->preset = (io_queue){NULL, NULL};
+    io->engine->flush(io);
+    tm_status rc = io->engine->reap(io, block && !settled.head, &settled);
+    for (io_piece *p; (p = io_queue_pop(&settled));) io_settle(io, p);
+    io_pump(io);
+    io->engine->flush(io);
+    return rc;
+}
+
+void io_sleep(tm_io *io) {
+    struct pollfd fd = {.fd = io->wake_fd, .events = POLLIN};
+    while (poll(&fd, 1, -1) < 0 && errno == EINTR) {
+    }
+    uint64_t count;
+    (void)!read(io->wake_fd, &count, sizeof count); /* EFD_NONBLOCK; EAGAIN if another drained it */
+}
+
+void io_rouse(tm_io *io) {
+    (void)!write(io->wake_fd, &(uint64_t){1}, 8); /* fails only if it is readable anyway */
+}

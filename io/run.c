@@ -1,0 +1,361 @@
+/* Run directories: where offload files lie. */
+#include "io/io_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { UNIT = 4096 }; /* files are whole multiples of it, whatever the alignment */
+static const long ramfs_magic = 0x858458f6;
+
+typedef struct run_file {
+    struct run_file *next;
+    int fd;
+    char *path;
+} run_file;
+
+struct tm_io_run {
+    io_live live;
+    char *parent;       /* PATH */
+    char *path;         /* PATH/run-<id> */
+    bool made_parent;   /* PATH was not there before */
+    int fd;             /* of the directory */
+    int lock_fd;        /* no ring may see it: a ring can hold a lock longer than its process lives */
+    uint32_t alignment; /* 1: buffered */
+    run_file *files;
+};
+
+/* ---- the path ---- */
+
+static tm_status path_refused(const char *path, int err) {
+    if (err == ENOENT)
+        return tm_fail(TM_EINPUT, "offload path %s: no such directory; make it or give another path", path);
+    if (err == ENOTDIR)
+        return tm_fail(TM_EINPUT, "offload path %s: is not a directory; give a directory on a disk", path);
+    if (err == ELOOP) return tm_fail(TM_EINPUT, "offload path %s: is a symbolic link; give the directory itself", path);
+    tm_status s = err == EACCES || err == EPERM || err == EROFS ? TM_EINPUT : io_status_of(err);
+    return tm_fail_sys(s, err, "open", path, -1, "offload path %s: cannot be written", path);
+}
+
+static tm_status open_parent(const char *path, bool create, bool *made, int *fd) {
+    struct stat st;
+    char up[PATH_MAX];
+    *made = false;
+    if (create && lstat(path, &st) != 0 && errno == ENOENT) {
+        if (!io_dirname(path, up, sizeof up)) return path_refused(path, ENAMETOOLONG);
+        TM_TRY(tm_make_dirs(up));
+        if (io_sys_table->mkdirat(AT_FDCWD, path, 0700) == 0) {
+            *made = true;
+        } else if (errno != EEXIST) {
+            return path_refused(path, errno);
+        }
+    }
+    *fd = io_sys_table->openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+    if (*fd >= 0) return TM_OK;
+    int err = errno;
+    if (err == ENOTDIR && lstat(path, &st) == 0 && S_ISLNK(st.st_mode)) err = ELOOP;
+    return path_refused(path, err);
+}
+
+static tm_status check_filesystem(int fd, const char *path, bool allow_tmpfs) {
+    struct statfs st;
+    if (io_sys_table->fstatfs(fd, &st) != 0) return path_refused(path, errno);
+    const char *kind = st.f_type == TMPFS_MAGIC               ? "tmpfs"
+                       : st.f_type == (__fsword_t)ramfs_magic ? "ramfs"
+                       : st.f_type == HUGETLBFS_MAGIC         ? "hugetlbfs"
+                                                              : NULL;
+    if (!kind || allow_tmpfs) return TM_OK;
+    return tm_fail(TM_EINPUT, "offload path %s is %s, which is memory; give a path on a disk or set memory.allow_tmpfs",
+                   path, kind);
+}
+
+static bool id_is_plain(const char *id) {
+    size_t n = strspn(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
+    return n > 0 && n <= 64 && id[n] == 0;
+}
+
+static tm_status make_run_dir(tm_io_run *run, int parent_fd, const char *id) {
+    tm_buf path = {0};
+    char fresh[24];
+    if (id && !id_is_plain(id))
+        return tm_fail(TM_EINPUT, "run id \"%.80s\": expected 1 to 64 of A-Z a-z 0-9 . _ -", id);
+    snprintf(fresh, sizeof fresh, "%016llx", (unsigned long long)io_random64());
+    tm_status rc = tm_buf_printf(&path, "%s/run-%s", run->parent, id ? id : fresh);
+    run->path = path.data;
+    if (rc != TM_OK) return rc;
+    const char *name = io_basename(run->path);
+    if (io_sys_table->mkdirat(parent_fd, name, 0700) != 0) {
+        if (errno == EEXIST) {
+            return tm_fail(TM_EINPUT, "offload path %s: exists already, see its file `owner`; is another run using it?",
+                           run->path);
+        }
+        return path_refused(run->parent, errno);
+    }
+    run->live.path = run->path;
+    run->live.parent = run->made_parent ? run->parent : NULL;
+    run->live.is_dir = true;
+    io_live_add(&run->live);
+    run->fd = io_sys_table->openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+    return run->fd < 0 ? path_refused(run->path, errno) : TM_OK;
+}
+
+/* ---- owner and lock ---- */
+
+static int create_in(const tm_io_run *run, const char *name, int flags) {
+    return io_sys_table->openat(run->fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
+}
+
+static tm_status take_lock(tm_io_run *run) {
+    run->lock_fd = create_in(run, "lock", 0);
+    if (run->lock_fd < 0) return path_refused(run->path, errno);
+    if (io_sys_table->flock(run->lock_fd, LOCK_EX | LOCK_NB) == 0) return TM_OK;
+    return tm_fail_sys(TM_EINPUT, errno, "flock", run->path, -1, "offload path %s: cannot be locked", run->path);
+}
+
+static void command_line(char *buf, size_t cap) {
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, buf, cap - 1);
+    if (fd >= 0) close(fd);
+    if (n < 0) n = 0;
+    for (ssize_t i = 0; i < n; i++) {
+        if ((unsigned char)buf[i] < ' ') buf[i] = ' ';
+    }
+    buf[n] = 0;
+}
+
+static tm_status write_owner(tm_io_run *run) {
+    char host[256] = "", command[1024], when[64] = "";
+    time_t now = time(NULL);
+    struct tm utc;
+    (void)gethostname(host, sizeof host - 1);
+    if (gmtime_r(&now, &utc)) strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    command_line(command, sizeof command);
+    tm_buf text = {0};
+    int fd = create_in(run, "owner", 0);
+    if (fd < 0) return path_refused(run->path, errno);
+    tm_status rc =
+        tm_buf_printf(&text, "pid %ld\nhost %s\nstarted %s\ncommand %s\n", (long)getpid(), host, when, command);
+    if (rc == TM_OK) rc = io_write_all(fd, text.data, text.len, 0, run->path);
+    close(fd);
+    tm_buf_free(&text);
+    return rc;
+}
+
+/* ---- O_DIRECT ---- */
+
+/* Writes and reads `unit` bytes at offset `unit` from an address that is aligned to no more than that. */
+static bool direct_works(int fd, char *memory, uint32_t unit) {
+    char *out = memory + unit, *in = memory + 2 * UNIT + unit;
+    memset(out, (int)(unit >> 8) + 1, unit);
+    memset(in, 0, unit);
+    return io_sys_table->pwrite(fd, out, unit, unit) == (ssize_t)unit &&
+           io_sys_table->pread(fd, in, unit, unit) == (ssize_t)unit && memcmp(in, out, unit) == 0;
+}
+
+static tm_status probe(tm_io_run *run) {
+    static const uint32_t units[] = {512, 4096};
+    run->alignment = 1;
+    char *block = tm_malloc(5 * UNIT);
+    if (!block) return tm_nomem(5 * UNIT);
+    char *memory = (char *)tm_round_up((uintptr_t)block, UNIT);
+    int fd = create_in(run, "probe", O_DIRECT);
+    int err = fd < 0 ? errno : 0;
+    for (size_t i = 0; i < TM_COUNT(units) && fd >= 0 && run->alignment == 1; i++) {
+        if (direct_works(fd, memory, units[i])) {
+            run->alignment = units[i];
+        } else {
+            err = errno;
+        }
+    }
+    if (fd >= 0) close(fd);
+    /* A file system may make the file and then refuse to open it so: it is there although fd < 0. */
+    (void)io_sys_table->unlinkat(run->fd, "probe", 0);
+    tm_free(block);
+    if (run->alignment > 1) return TM_OK;
+    if (err == ENOSPC || err == EDQUOT || err == EACCES || err == EROFS) return path_refused(run->path, err);
+    tm_warn_once(run->parent, "offload path %s: O_DIRECT does not work here (%s); I/O goes through the page cache",
+                 run->parent, strerror(err));
+    return TM_OK;
+}
+
+/* btrfs: copy-on-write would turn every write in place into a new extent. Files inherit it; best effort. */
+static void switch_off_cow(const tm_io_run *run) {
+    struct statfs st;
+    int flags = 0;
+    if (io_sys_table->fstatfs(run->fd, &st) != 0 || st.f_type != BTRFS_SUPER_MAGIC) return;
+    if (ioctl(run->fd, FS_IOC_GETFLAGS, &flags) == 0) {
+        flags |= FS_NOCOW_FL;
+        if (ioctl(run->fd, FS_IOC_SETFLAGS, &flags) == 0) return;
+    }
+    tm_warn_once("io.nocow", "offload path %s: copy-on-write cannot be switched off; writes will be slower", run->path);
+}
+
+/* ---- life ---- */
+
+static tm_status set_up(tm_io_run *run, const tm_io_run_opts *opts) {
+    int parent_fd = -1;
+    TM_TRY(open_parent(run->parent, opts->create_parents, &run->made_parent, &parent_fd));
+    tm_status rc = check_filesystem(parent_fd, run->parent, opts->allow_tmpfs);
+    if (rc == TM_OK) rc = make_run_dir(run, parent_fd, opts->id);
+    close(parent_fd);
+    TM_TRY(rc);
+    switch_off_cow(run);
+    TM_TRY(take_lock(run));
+    TM_TRY(write_owner(run));
+    return probe(run);
+}
+
+static void run_free(tm_io_run *run) {
+    for (run_file *f = run->files, *next; f; f = next) {
+        next = f->next;
+        if (f->fd >= 0) close(f->fd);
+        tm_free(f->path);
+        tm_free(f);
+    }
+    if (run->fd >= 0) close(run->fd);
+    if (run->lock_fd >= 0) close(run->lock_fd);
+    tm_free(run->parent);
+    tm_free(run->path);
+    tm_free(run);
+}
+
+tm_status tm_io_run_create(tm_io_run **out, const char *path, const tm_io_run_opts *opts) {
+    *out = NULL;
+    if (!path || !*path) return tm_fail(TM_EINPUT, "offload path: is empty; give a directory on a disk");
+    tm_io_run *run = tm_calloc(1, sizeof *run);
+    if (!run) return tm_nomem(sizeof *run);
+    run->fd = run->lock_fd = -1;
+    run->parent = tm_strdup(path);
+    if (!run->parent) {
+        tm_free(run);
+        return tm_nomem(strlen(path) + 1);
+    }
+    for (size_t n = strlen(path); n > 1 && run->parent[n - 1] == '/'; n--) run->parent[n - 1] = 0;
+    tm_status rc = set_up(run, opts ? opts : &(tm_io_run_opts){0});
+    if (rc != TM_OK) {
+        return tm_first(rc, tm_io_run_remove(run));
+    }
+    *out = run;
+    return TM_OK;
+}
+
+/* The lock is held to the end, so that nobody takes the directory for an abandoned one. */
+tm_status tm_io_run_remove(tm_io_run *run) {
+    tm_status rc = TM_OK;
+    if (run->live.is_dir) { /* the directory was made */
+        rc = tm_remove_tree(run->path);
+        io_live_remove(&run->live);
+    }
+    if (run->made_parent && rc == TM_OK && io_sys_table->unlinkat(AT_FDCWD, run->parent, AT_REMOVEDIR) != 0 &&
+        errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST) {
+        rc = tm_fail_sys(TM_EIO, errno, "rmdir", run->parent, -1, "%s: cannot be removed", run->parent);
+    }
+    run_free(run);
+    return rc;
+}
+
+void tm_io_run_close(tm_io_run *run) {
+    if (!run) return;
+    io_live_remove(&run->live);
+    run_free(run);
+}
+
+const char *tm_io_run_path(const tm_io_run *run) {
+    return run->path;
+}
+
+bool tm_io_run_direct(const tm_io_run *run) {
+    return run->alignment > 1;
+}
+
+uint32_t tm_io_run_alignment(const tm_io_run *run) {
+    return run->alignment;
+}
+
+uint64_t tm_io_run_free_bytes(const tm_io_run *run) {
+    struct statfs st;
+    uint64_t bytes;
+    if (io_sys_table->fstatfs(run->fd, &st) != 0) return 0;
+    return tm_mul_u64((uint64_t)st.f_bavail, (uint64_t)st.f_bsize, &bytes) ? bytes : UINT64_MAX;
+}
+
+/* ---- files ---- */
+
+static tm_status no_space(const tm_io_run *run, const char *name, uint64_t bytes, int err) {
+    char need[32], have[32], missing[32];
+    uint64_t free_bytes = tm_io_run_free_bytes(run);
+    uint64_t lacking = bytes > free_bytes ? bytes - free_bytes : 0;
+    tm_format_size(bytes, need, sizeof need);
+    tm_format_size(free_bytes, have, sizeof have);
+    tm_format_size(lacking, missing, sizeof missing);
+    if (!lacking) snprintf(missing, sizeof missing, "%s", "a quota's or a limit's share");
+    return tm_fail_sys(TM_ENOSPC, err, "fallocate", run->path, -1,
+                       "offload path %s: `%s` needs %s, %s are free, %s is missing; make room or give another path",
+                       run->parent, name, need, have, missing);
+}
+
+/* Whole before anything is trained, so that the disk cannot fill up half-way. */
+static tm_status reserve(const tm_io_run *run, int fd, const char *name, uint64_t bytes) {
+    if (bytes > tm_io_run_free_bytes(run)) return no_space(run, name, bytes, ENOSPC);
+    int rc = 0;
+    for (unsigned tries = 0; tries < IO_RETRIES; tries++) {
+        rc = io_sys_table->fallocate(fd, 0, 0, (off_t)bytes);
+        if (rc == 0 || errno != EINTR) break;
+    }
+    if (rc == 0) return TM_OK;
+    if (errno == EOPNOTSUPP || errno == ENOSYS) {
+        tm_warn_once("io.reserve",
+                     "offload path %s: this file system cannot reserve space; the disk may fill up in mid-run",
+                     run->parent);
+        if (io_sys_table->ftruncate(fd, (off_t)bytes) == 0) return TM_OK;
+    }
+    int err = errno;
+    if (io_status_of(err) == TM_ENOSPC) return no_space(run, name, bytes, err);
+    return tm_fail_sys(TM_EIO, err, "fallocate", run->path, -1, "%s/%s: cannot reserve %llu bytes", run->path, name,
+                       (unsigned long long)bytes);
+}
+
+static tm_status open_file(tm_io_run *run, run_file *f, const char *name, uint64_t bytes, bool direct) {
+    tm_buf path = {0};
+    tm_status rc = tm_buf_printf(&path, "%s/%s", run->path, name);
+    f->path = path.data;
+    if (rc != TM_OK) return rc;
+    f->fd = create_in(run, name, direct ? O_DIRECT : 0);
+    if (f->fd < 0 && errno == EEXIST) return tm_fail(TM_EINPUT, "%s: exists already", f->path);
+    if (f->fd < 0) return path_refused(f->path, errno);
+    rc = reserve(run, f->fd, name, bytes);
+    if (rc != TM_OK) {
+        close(f->fd);
+        (void)io_sys_table->unlinkat(run->fd, name, 0); /* what was reserved is given back */
+    }
+    return rc;
+}
+
+tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bool buffered, tm_io_file *out) {
+    *out = (tm_io_file){.fd = -1, .index = -1};
+    if (!id_is_plain(name) || *name == '.') return tm_fail(TM_EBUG, "offload file name \"%.80s\"", name);
+    if (bytes == 0 || bytes > INT64_MAX - UNIT)
+        return tm_fail(TM_EBUG, "offload file %s of %llu bytes", name, (unsigned long long)bytes);
+    run_file *f = tm_calloc(1, sizeof *f);
+    if (!f) return tm_nomem(sizeof *f);
+    bool direct = !buffered && run->alignment > 1;
+    tm_status rc = open_file(run, f, name, tm_round_up(bytes, UNIT), direct);
+    if (rc != TM_OK) {
+        tm_free(f->path);
+        tm_free(f);
+        return rc;
+    }
+    f->next = run->files;
+    run->files = f;
+    *out = (tm_io_file){.fd = f->fd, .index = -1, .name = f->path, .alignment = direct ? run->alignment : 1};
+    return TM_OK;
+}
