@@ -49,11 +49,11 @@ typedef enum tm_status {
  * clean-up that fails too does not hide the cause. */
 typedef struct tm_error {
     tm_status code;
-    int sys_errno;       /* 0 if no system call was involved */
-    char operation[32];  /* "pwrite", "" */
-    char path[256];      /* file concerned, "" */
-    int64_t offset;      /* byte offset in it, -1 */
-    char text[768];      /* the one line for the user: what, where, what to do */
+    int sys_errno;      /* 0 if no system call was involved */
+    char operation[32]; /* "pwrite", "" */
+    char path[256];     /* file concerned, "" */
+    int64_t offset;     /* byte offset in it, -1 */
+    char text[768];     /* the one line for the user: what, where, what to do */
 } tm_error;
 
 /* Records a failure (unless one is pending on this thread) and returns `code`. */
@@ -61,22 +61,22 @@ tm_status tm_fail(tm_status code, const char *format, ...) TM_PRINTF(2, 3);
 /* The same for a failed system call: appends strerror(sys_errno); fills operation, path, offset (-1: none). */
 tm_status tm_fail_sys(tm_status code, int sys_errno, const char *operation, const char *path, int64_t offset,
                       const char *format, ...) TM_PRINTF(6, 7);
-const tm_error *tm_error_get(void);         /* never NULL; code TM_OK if nothing is pending */
-void tm_error_clear(void);                  /* the failure was handled */
-void tm_error_set(const tm_error *error);   /* moves a record to this thread (from a worker) */
+const tm_error *tm_error_get(void);                    /* never NULL; code TM_OK if nothing is pending */
+void tm_error_clear(void);                             /* the failure was handled */
+void tm_error_set(const tm_error *error);              /* moves a record to this thread (from a worker) */
 tm_status tm_first(tm_status first, tm_status second); /* `first` unless it is TM_OK; for clean-up paths */
 const char *tm_status_name(tm_status s);
 
-#define TM_TRY(expr)                      \
-    do {                                  \
-        tm_status tm_try_ = (expr);       \
-        if (tm_try_ != TM_OK) return tm_try_; \
+#define TM_TRY(expr)                                                                                                   \
+    do {                                                                                                               \
+        tm_status tm_try_ = (expr);                                                                                    \
+        if (tm_try_ != TM_OK) return tm_try_;                                                                          \
     } while (0)
 /* For functions with one clean-up exit: needs `tm_status rc` and a label `done`. */
-#define TM_GO(expr)                       \
-    do {                                  \
-        rc = (expr);                      \
-        if (rc != TM_OK) goto done;       \
+#define TM_GO(expr)                                                                                                    \
+    do {                                                                                                               \
+        rc = (expr);                                                                                                   \
+        if (rc != TM_OK) goto done;                                                                                    \
     } while (0)
 
 /* Our own invariants only; never around system calls or input. Stays on in release builds. */
@@ -86,29 +86,29 @@ _Noreturn void tm_assert_failed(const char *cond, const char *file, int line);
 /* ---- log: one line each, to stderr ---------------------------------------------------------------------------- */
 
 typedef enum tm_log_level { TM_LOG_ERROR, TM_LOG_WARN, TM_LOG_INFO, TM_LOG_DEBUG } tm_log_level;
-void tm_log_set_level(tm_log_level level);     /* default TM_LOG_INFO; TIDEMILL_LOG=error|warn|info|debug at start */
+void tm_log_set_level(tm_log_level level); /* default TM_LOG_INFO; TIDEMILL_LOG=error|warn|info|debug at start */
 void tm_log(tm_log_level level, const char *format, ...) TM_PRINTF(2, 3);
 void tm_warn_once(const char *key, const char *format, ...) TM_PRINTF(2, 3); /* at most one line per key */
 
 /* ---- memory: every allocation goes through here (counted; the seam of fault tests) ----------------------------- */
 
-void *tm_malloc(size_t bytes) TM_MUST_USE;             /* NULL on failure, nothing recorded */
+void *tm_malloc(size_t bytes) TM_MUST_USE; /* NULL on failure, nothing recorded */
 void *tm_calloc(size_t count, size_t bytes) TM_MUST_USE;
-void *tm_realloc(void *p, size_t bytes) TM_MUST_USE;   /* on failure p stays valid */
-void tm_free(void *p);                                 /* NULL is fine */
+void *tm_realloc(void *p, size_t bytes) TM_MUST_USE; /* on failure p stays valid */
+void tm_free(void *p);                               /* NULL is fine */
 char *tm_strdup(const char *s) TM_MUST_USE;
 char *tm_strndup(const char *s, size_t n) TM_MUST_USE;
-tm_status tm_nomem(size_t bytes);                      /* records TM_ENOMEM with the size */
-uint64_t tm_mem_live_bytes(void);                      /* now held through these functions */
+tm_status tm_nomem(size_t bytes); /* records TM_ENOMEM with the size */
+uint64_t tm_mem_live_bytes(void); /* now held through these functions */
 uint64_t tm_mem_peak_bytes(void);
-uint64_t tm_mem_allocations(void);                     /* calls so far; tests prove that it stands still after warm-up */
-uint64_t tm_mem_resident_peak_bytes(void);             /* VmHWM of the process; 0 if unknown */
-uint64_t tm_mem_available_bytes(void);                 /* smaller of MemAvailable and the cgroup's (v1, v2) headroom */
+uint64_t tm_mem_allocations(void);         /* calls so far; tests prove that it stands still after warm-up */
+uint64_t tm_mem_resident_peak_bytes(void); /* VmHWM of the process; 0 if unknown */
+uint64_t tm_mem_available_bytes(void);     /* smaller of MemAvailable and the cgroup's (v1, v2) headroom */
 
-/* The driver of fault tests: TIDEMILL_FAULT=CALL:I:KIND:once|sticky (I from 1, or 0 for none) makes the I-th CALL of the
- * process fail in the way KIND says (sticky: that one and every later one). Each seam asks this once a call with the
- * call's name ("alloc" here, "pread" and so on in io); true: fail now, *kind (may be NULL) says how. Nothing is counted
- * while the variable is unset. Built without TIDEMILL_FAULTS it is always false. */
+/* The driver of fault tests: TIDEMILL_FAULT=CALL:I:KIND:once|sticky (I from 1, or 0 for none) makes the I-th CALL of
+ * the process fail in the way KIND says (sticky: that one and every later one). Each seam asks this once a call with
+ * the call's name ("alloc" here, "pread" and so on in io); true: fail now, *kind (may be NULL) says how. Nothing is
+ * counted while the variable is unset. Built without TIDEMILL_FAULTS it is always false. */
 bool tm_fault_hit(const char *call, const char **kind);
 /* For unit tests: takes `spec` in place of the environment's value and starts counting again; NULL: none. TM_EINPUT if
  * it is not in the form above. The kind is kept by reference to our own copy, valid until the next call. */
@@ -123,7 +123,7 @@ typedef struct tm_buf {
 tm_status tm_buf_reserve(tm_buf *b, size_t more) TM_MUST_USE;
 tm_status tm_buf_append(tm_buf *b, const void *bytes, size_t n) TM_MUST_USE;
 tm_status tm_buf_printf(tm_buf *b, const char *format, ...) TM_PRINTF(2, 3) TM_MUST_USE;
-void tm_buf_clear(tm_buf *b);   /* keeps the memory */
+void tm_buf_clear(tm_buf *b); /* keeps the memory */
 void tm_buf_free(tm_buf *b);
 
 /* ---- numbers, clock, random ------------------------------------------------------------------------------------ */
@@ -132,7 +132,8 @@ void tm_buf_free(tm_buf *b);
 tm_status tm_parse_size(const char *text, uint64_t *bytes) TM_MUST_USE;
 /* "1.50 GiB" into buf; returns buf. */
 const char *tm_format_size(uint64_t bytes, char *buf, size_t cap);
-/* Shortest decimal that strtod reads back as x ("0.1", "1e-05"); NaN and infinities as JSON null. Returns buf (cap >= 32). */
+/* Shortest decimal that strtod reads back as x ("0.1", "1e-05"); "null" for NaN and infinities.
+ * Returns buf; cap >= 32. */
 const char *tm_format_double(double x, char *buf, size_t cap);
 /* Shortest decimal that strtof reads back as x. */
 const char *tm_format_float(float x, char *buf, size_t cap);
@@ -144,12 +145,22 @@ void tm_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t 
 void tm_philox_normal2(uint64_t key, uint64_t block, double out[2]);
 uint64_t tm_hash64(const void *bytes, size_t n, uint64_t seed); /* XXH3-64 */
 
-static inline uint64_t tm_round_up(uint64_t x, uint64_t to) { return (x + to - 1) / to * to; }
-static inline uint64_t tm_min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-static inline uint64_t tm_max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static inline uint64_t tm_round_up(uint64_t x, uint64_t to) {
+    return (x + to - 1) / to * to;
+}
+static inline uint64_t tm_min_u64(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+static inline uint64_t tm_max_u64(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
 /* a*b and a+b with overflow reported as false. For sizes that come from files. */
-static inline bool tm_mul_u64(uint64_t a, uint64_t b, uint64_t *r) { return !__builtin_mul_overflow(a, b, r); }
-static inline bool tm_add_u64(uint64_t a, uint64_t b, uint64_t *r) { return !__builtin_add_overflow(a, b, r); }
+static inline bool tm_mul_u64(uint64_t a, uint64_t b, uint64_t *r) {
+    return !__builtin_mul_overflow(a, b, r);
+}
+static inline bool tm_add_u64(uint64_t a, uint64_t b, uint64_t *r) {
+    return !__builtin_add_overflow(a, b, r);
+}
 
 /* ---- JSON (RFC 8259) ------------------------------------------------------------------------------------------- *
  * Depth is limited to 64, strings must be valid UTF-8 (unpaired \u surrogates become U+FFFD), duplicate keys are
@@ -162,9 +173,17 @@ enum {
 };
 
 typedef enum tm_json_type {
-    TM_JSON_NULL, TM_JSON_BOOL, TM_JSON_NUMBER, TM_JSON_STRING, TM_JSON_ARRAY, TM_JSON_OBJECT,
+    TM_JSON_NULL,
+    TM_JSON_BOOL,
+    TM_JSON_NUMBER,
+    TM_JSON_STRING,
+    TM_JSON_ARRAY,
+    TM_JSON_OBJECT,
     /* events of the streaming reader only: */
-    TM_JSON_KEY, TM_JSON_ARRAY_END, TM_JSON_OBJECT_END, TM_JSON_EOF
+    TM_JSON_KEY,
+    TM_JSON_ARRAY_END,
+    TM_JSON_OBJECT_END,
+    TM_JSON_EOF
 } tm_json_type;
 
 /* Tree for small files (configurations, one JSONL line). The document owns all nodes and strings. Memory is at most
@@ -172,18 +191,18 @@ typedef enum tm_json_type {
 typedef struct tm_json tm_json;
 struct tm_json {
     tm_json_type type;
-    uint32_t line, column;    /* of the value, from 1 */
-    const char *key;          /* NUL-terminated; NULL in arrays and at the root */
+    uint32_t line, column; /* of the value, from 1 */
+    const char *key;       /* NUL-terminated; NULL in arrays and at the root */
     size_t key_len;
-    const char *text;         /* string: decoded bytes, NUL-terminated; number: as written */
+    const char *text; /* string: decoded bytes, NUL-terminated; number: as written */
     size_t len;
     bool boolean;
-    bool is_integer;          /* written without '.', and fits int64 ("5e8" counts: integral and below 2^53) */
+    bool is_integer; /* written without '.', and fits int64 ("5e8" counts: integral and below 2^53) */
     int64_t integer;
     double number;
-    const tm_json *child;     /* first member or element */
-    const tm_json *next;      /* next sibling */
-    size_t count;             /* members or elements */
+    const tm_json *child; /* first member or element */
+    const tm_json *next;  /* next sibling */
+    size_t count;         /* members or elements */
 };
 typedef struct tm_json_doc tm_json_doc;
 tm_status tm_json_parse(tm_json_doc **out, const char *text, size_t len, const char *name, unsigned flags,
@@ -193,20 +212,21 @@ void tm_json_free(tm_json_doc *doc);
 const tm_json *tm_json_get(const tm_json *object, const char *key); /* NULL if absent or not an object */
 bool tm_json_is(const tm_json *node, const char *string);           /* node is a string equal to `string` */
 
-/* Streaming reader: bounded memory whatever the file's size (one token is buffered, at most `max_token` bytes, 0: 16 MiB;
- * duplicate detection keeps 8 bytes a key of the open objects). `read` delivers up to cap bytes, *got = 0 at the end. */
+/* Streaming reader: bounded memory whatever the file's size. One token is buffered, of at most `max_token` bytes (0:
+ * 16 MiB); finding duplicates keeps 8-byte hashes of the open objects' keys, in tables 3/8 to 3/4 full. `read` delivers
+ * up to cap bytes, *got = 0 at the end. A byte order mark in front is skipped; columns count bytes. */
 typedef tm_status (*tm_read_fn)(void *ctx, void *buf, size_t cap, size_t *got);
 typedef struct tm_json_reader tm_json_reader;
 typedef struct tm_json_event {
     tm_json_type type;
-    const char *text;   /* KEY, STRING: decoded; NUMBER: as written; NUL-terminated; valid until the next call */
+    const char *text; /* KEY, STRING: decoded; NUMBER: as written; NUL-terminated; valid until the next call */
     size_t len;
     bool boolean, is_integer;
     int64_t integer;
     double number;
     uint32_t line, column;
-    uint64_t offset;    /* of the token's first byte */
-    unsigned depth;     /* containers open around this token */
+    uint64_t offset; /* of the token's first byte */
+    unsigned depth;  /* containers open around this token */
 } tm_json_event;
 tm_status tm_json_reader_open(tm_json_reader **out, tm_read_fn read, void *ctx, const char *name, unsigned flags,
                               size_t max_token) TM_MUST_USE;
@@ -229,7 +249,7 @@ typedef struct tm_json_writer {
     int indent, depth;
     bool first[66];
     bool after_key;
-    bool ascii;          /* escape everything above U+007F */
+    bool ascii; /* escape everything above U+007F */
     tm_status status;
 } tm_json_writer;
 void tm_jw_init(tm_json_writer *w, tm_buf *out, int indent);
