@@ -2,17 +2,20 @@
 # The Debian packages that tidemill needs, in one place, and their installation.
 #   tools/deps.sh build [MORE...]   to build and run the program
 #   tools/deps.sh test  [MORE...]   that, and to run the tests and checks
+#   tools/deps.sh all   [MORE...]   that, and for the presets tsan and fuzz
 # Only what is missing is installed (so nothing is fetched where all is there), as root or with sudo.
 set -eu
 packages='build-essential cmake ninja-build pkg-config
           liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev libopenblas0-pthread'
-for_tests='libcmocka-dev clang-format clang-14'
+for_tests='libcmocka-dev clang-format'
+for_clang='clang-14 libomp-14-dev'
 
 case ${1:-} in
 build) ;;
 test) packages="$packages $for_tests" ;;
+all) packages="$packages $for_tests $for_clang" ;;
 *)
-    echo "usage: tools/deps.sh build|test [MORE PACKAGES...]" >&2
+    echo "usage: tools/deps.sh build|test|all [MORE PACKAGES...]" >&2
     exit 2
     ;;
 esac

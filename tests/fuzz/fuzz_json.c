@@ -1,0 +1,74 @@
+/* Any bytes as JSON, under any flags. What must hold:
+ *   - from memory and in small pieces, the reader gives the same events and the same failure;
+ *   - what the tree accepts, the writer writes, and that text has the same tree;
+ *   - nothing stays allocated. */
+#include "base/base.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define CHECK(cond) ((cond) ? (void)0 : abort())
+
+static tm_status read_seven(void *ctx, void *buf, size_t cap, size_t *got) {
+    return tm_mem_source_read(ctx, buf, cap < 7 ? cap : 7, got);
+}
+
+/* The hash of all events, or of the failure's text. */
+static uint64_t events_hash(tm_read_fn read, const char *text, size_t len, unsigned flags) {
+    tm_mem_source source = {.data = text, .len = len};
+    tm_json_reader *r = NULL;
+    tm_json_event e = {0};
+    uint64_t hash = 0;
+    tm_status rc = tm_json_reader_open(&r, read, &source, "f", flags, 1 << 16);
+    while (rc == TM_OK && e.type != TM_JSON_EOF) {
+        rc = tm_json_next(r, &e);
+        if (rc != TM_OK) break;
+        uint64_t facts[] = {e.type, e.line, e.column, e.offset, e.depth, e.boolean, e.is_integer, (uint64_t)e.integer};
+        hash = tm_hash64(facts, sizeof facts, hash);
+        if (e.text) hash = tm_hash64(e.text, e.len + 1, hash);
+    }
+    tm_json_reader_close(r);
+    if (rc != TM_OK) hash = tm_hash64(tm_error_get()->text, strlen(tm_error_get()->text), hash);
+    tm_error_clear();
+    return hash;
+}
+
+static tm_buf written(const tm_json_doc *doc, int indent, bool ascii) {
+    tm_buf out = {0};
+    tm_json_writer w;
+    tm_jw_init(&w, &out, indent);
+    w.ascii = ascii;
+    tm_jw_node(&w, tm_json_root(doc));
+    CHECK(tm_jw_end(&w) == TM_OK);
+    return out;
+}
+
+static void round_trip(const char *text, size_t len, unsigned flags) {
+    tm_json_doc *doc, *again;
+    if (tm_json_parse(&doc, text, len, "f", flags, 0) != TM_OK) {
+        CHECK(tm_error_get()->code == TM_EINPUT && tm_error_get()->text[0] == 'f');
+        tm_error_clear();
+        return;
+    }
+    tm_buf once = written(doc, 2, true);
+    CHECK(tm_json_parse(&again, once.data, once.len, "g", flags & TM_JSON_DUPLICATES_OK, 0) == TM_OK);
+    tm_buf a = written(doc, 0, false), b = written(again, 0, false);
+    CHECK(a.len == b.len && memcmp(a.data, b.data, a.len) == 0);
+    tm_buf_free(&once), tm_buf_free(&a), tm_buf_free(&b);
+    tm_json_free(doc), tm_json_free(again);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size == 0) return 0;
+    unsigned flags = data[size - 1] & 7; /* the last byte chooses, so that a seed stays a text */
+    char *text = malloc(size);
+    memcpy(text, data, size);
+    CHECK(events_hash(tm_mem_source_read, text, size, flags) == events_hash(read_seven, text, size, flags));
+    round_trip(text, size, flags);
+    free(text);
+    CHECK(tm_mem_live_bytes() == 0);
+    return 0;
+}
