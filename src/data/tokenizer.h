@@ -48,8 +48,8 @@ void tm_tokenizer_close(tm_tokenizer *t); /* NULL is fine */
 tm_status tm_tokenizer_encode(const tm_tokenizer *t, const char *text, size_t len, bool add_special,
                               tm_ids *out) TM_MUST_USE;
 /* The same, and appends to `spans` one tm_token_span per id. */
-tm_status tm_tokenizer_encode_offsets(const tm_tokenizer *t, const char *text, size_t len, bool add_special, tm_ids *out,
-                                      tm_buf *spans) TM_MUST_USE;
+tm_status tm_tokenizer_encode_offsets(const tm_tokenizer *t, const char *text, size_t len, bool add_special,
+                                      tm_ids *out, tm_buf *spans) TM_MUST_USE;
 
 /* Appends the text of `ids`. Ids that do not exist are left out, and with `skip_special` special tokens as well. Bytes
  * that are no UTF-8 come out as U+FFFD. */
