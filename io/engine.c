@@ -198,8 +198,8 @@ tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, boo
     *n = 0;
     for (bool woken = false;;) {
         bool idle = !io->done_head;
-        if (io->order_seed && io->fifo_head && (block || order_random(io) % 2)) {
-            if (idle) TM_TRY(run_one_at_random(io));
+        if (io->order_seed && io->fifo_head) { /* never io_progress: it would take them in order */
+            if (idle && (block || order_random(io) % 2)) TM_TRY(run_one_at_random(io));
         } else {
             TM_TRY(io_progress(io, block && idle && !woken));
         }
