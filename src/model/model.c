@@ -1,0 +1,79 @@
+/* Creation, and the read-only view of the tables. */
+#include "model/model_internal.h"
+
+_Static_assert((int)TM_F32 == (int)TM_ELEM_F32 && (int)TM_BF16 == (int)TM_ELEM_BF16, "compute types are kernel types");
+
+static tm_status prepare_rope(tm_model *m) {
+    const tm_model_config *c = &m->config;
+    tm_rope_frequencies(&m->rope, c->head_dim, c->rope_theta);
+    if (c->rope_type == TM_ROPE_LINEAR) tm_rope_scale_linear(&m->rope, c->rope_factor);
+    if (c->rope_type == TM_ROPE_LLAMA3)
+        tm_rope_scale_llama3(&m->rope, c->rope_factor, c->rope_low_freq_factor, c->rope_high_freq_factor,
+                             c->rope_original_max_position);
+    return tm_rope_fill(&m->rope, c->max_position_embeddings);
+}
+
+tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute) {
+    *out = NULL;
+    if (compute != TM_F32 && compute != TM_BF16)
+        return tm_fail(TM_EUNSUPPORTED, "precision: computing in fp16 is not supported; choose bf16 or fp32");
+    tm_model *m = tm_calloc(1, sizeof *m);
+    if (!m) return tm_nomem(sizeof *m);
+    m->config = *config;
+    m->compute = compute;
+    tm_status rc = model_build_tables(m);
+    if (rc == TM_OK) rc = prepare_rope(m);
+    if (rc != TM_OK) {
+        tm_model_free(m);
+        return rc;
+    }
+    *out = m;
+    return TM_OK;
+}
+
+void tm_model_free(tm_model *m) {
+    if (!m) return;
+    tm_rope_free(&m->rope);
+    tm_free(m->unit);
+    tm_free(m->stage);
+    tm_free(m->part);
+    tm_free(m->tensor);
+    tm_free(m->by_tensor);
+    tm_free(m->by_part);
+    tm_free(m->names);
+    tm_free(m);
+}
+
+const tm_model_config *tm_model_get_config(const tm_model *m) {
+    return &m->config;
+}
+tm_dtype tm_model_dtype(const tm_model *m) {
+    return m->compute;
+}
+uint32_t tm_model_units(const tm_model *m) {
+    return m->n_units;
+}
+const tm_unit *tm_model_unit(const tm_model *m, uint32_t u) {
+    return &m->unit[u];
+}
+uint32_t tm_model_parts(const tm_model *m) {
+    return m->n_parts;
+}
+const tm_part *tm_model_part(const tm_model *m, uint32_t p) {
+    return &m->part[p];
+}
+uint32_t tm_model_tensors(const tm_model *m) {
+    return m->n_tensors;
+}
+const tm_tensor *tm_model_tensor(const tm_model *m, uint32_t t) {
+    return &m->tensor[t];
+}
+uint64_t tm_model_parameters(const tm_model *m) {
+    return m->parameters;
+}
+const tm_segment *tm_model_tensor_segments(const tm_model *m, uint32_t t) {
+    return m->by_tensor + m->tensor[t].first_segment;
+}
+const tm_segment *tm_model_part_segments(const tm_model *m, uint32_t p) {
+    return m->by_part + m->part[p].first_segment;
+}
