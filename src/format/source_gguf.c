@@ -1,14 +1,80 @@
+/* A .gguf file as a tm_source: HF's names, shapes, row order and files. */
+#include "format/gguf_internal.h"
 #include "format/source_internal.h"
 
-void tm_gguf_close(tm_gguf *g) {
-    (void)g;
+#include <inttypes.h>
+#include <string.h>
+
+/* Rows of a head are permuted in llama GGUFs: each pair (i, i + head_dim / 2) that RoPE turns lies side by side. */
+static tm_status set_rows(source_entry *e, tm_rows rows, const tm_llama_keys *k) {
+    if (rows == TM_ROWS_PLAIN) return TM_OK;
+    uint64_t wanted = (uint64_t)(rows == TM_ROWS_Q ? k->heads : k->kv_heads) * k->head_dim;
+    if (e->info.shape[0] != wanted)
+        return tm_fail(TM_EINPUT, "%s: '%s' has %" PRIu64 " rows, but the heads need %" PRIu64, e->info.file,
+                       e->info.name, e->info.shape[0], wanted);
+    e->head_rows = k->head_dim;
+    return TM_OK;
 }
+
+static tm_status add_tensor(tm_source *src, const tm_gguf_tensor *t, const tm_llama_keys *k) {
+    char hf[160];
+    tm_rows rows;
+    const char *path = tm_gguf_path(src->gguf);
+    if (strcmp(t->name, "rope_freqs.weight") == 0) return TM_OK; /* is in the configuration */
+    if (!tm_gguf_name_to_hf(t->name, hf, sizeof hf, &rows))
+        return tm_fail(TM_EUNSUPPORTED, "%s: the tensor '%s' does not belong to a llama", path, t->name);
+    if (!tm_fmt_get(t->fmt)->readable)
+        return tm_fail(TM_EUNSUPPORTED,
+                       "%s: '%s' has the type %s; read are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K", path,
+                       t->name, tm_fmt_get(t->fmt)->name);
+    source_entry e = {.info = {.fmt = t->fmt,
+                               .ndim = t->ndim,
+                               .elements = t->elements,
+                               .file = path,
+                               .offset = t->offset,
+                               .bytes = t->bytes},
+                      .handle = src->gguf->file};
+    memcpy(e.info.shape, t->shape, sizeof t->shape);
+    e.info.name = hf;
+    TM_TRY(set_rows(&e, rows, k));
+    e.info.name = (const char *)(uintptr_t)src->names.len; /* an offset until all names are there */
+    TM_TRY(tm_buf_append(&src->names, hf, strlen(hf) + 1));
+    return tm_source_add(src, &e);
+}
+
 tm_status tm_source_open_gguf(tm_source *src, bool weights) {
-    (void)weights;
-    return tm_fail(TM_EUNSUPPORTED, "%s: GGUF is not read yet", src->path);
+    tm_llama_keys k;
+    TM_TRY(tm_gguf_open(&src->gguf, src->path));
+    TM_TRY(tm_gguf_llama_keys(src->gguf, &k));
+    TM_TRY(tm_gguf_config_json(src->gguf, &k, &src->config));
+    if (!weights) return TM_OK;
+    for (uint32_t i = 0; i < tm_gguf_tensors(src->gguf); i++)
+        TM_TRY(add_tensor(src, tm_gguf_tensor_get(src->gguf, i), &k));
+    for (uint32_t i = 0; i < src->n; i++)
+        src->entry[i].info.name = src->names.data + (uintptr_t)src->entry[i].info.name;
+    return TM_OK;
 }
+
+static tm_status chat_template(const tm_gguf *g, tm_buf *out, bool *found) {
+    return tm_gguf_string(g, "tokenizer.chat_template", TM_FORMAT_MAX_TEXT, out, found);
+}
+
+static tm_status generation(const tm_gguf *g, tm_buf *out, bool *found) {
+    *found = true;
+    return tm_gguf_generation_json(g, out);
+}
+
 tm_status tm_source_gguf_file(const tm_source *src, const char *name, tm_buf *out, bool *found) {
-    (void)src, (void)name, (void)out;
-    *found = false;
+    static const struct {
+        const char *name;
+        tm_status (*make)(const tm_gguf *g, tm_buf *out, bool *found);
+    } files[] = {{"tokenizer.json", tm_gguf_tokenizer_json},
+                 {"tokenizer_config.json", tm_gguf_tokenizer_config_json},
+                 {"chat_template.jinja", chat_template},
+                 {"generation_config.json", generation}};
+    *found = strcmp(name, "config.json") == 0;
+    if (*found) return tm_buf_append(out, src->config.data, src->config.len);
+    for (size_t i = 0; i < TM_COUNT(files); i++)
+        if (strcmp(name, files[i].name) == 0) return files[i].make(src->gguf, out, found);
     return TM_OK;
 }
