@@ -1,0 +1,215 @@
+#include "driver.h"
+
+#include "kernels/kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void must(tm_status s) {
+    if (s != TM_OK) {
+        tm_log(TM_LOG_ERROR, "%s", tm_error_get()->text);
+        abort();
+    }
+}
+
+static void *alloc64(uint64_t bytes) {
+    void *p = aligned_alloc(64, tm_round_up(bytes ? bytes : 64, 64));
+    if (!p) abort();
+    memset(p, 0xff, tm_round_up(bytes ? bytes : 64, 64)); /* NaN in fp32 and in bf16 */
+    return p;
+}
+
+static size_t at(const run *r, uint32_t unit, unsigned batch, unsigned slot) {
+    return ((size_t)unit * r->n_batches + batch) * TM_MAX_SLOTS + slot;
+}
+static bool *touched(const run *r, uint32_t unit, unsigned batch, bool grad, unsigned slot) {
+    return &r->touched[2 * at(r, unit, batch, slot) + grad];
+}
+void *run_slot(const run *r, uint32_t unit, unsigned batch, unsigned slot) { return r->slot[at(r, unit, batch, slot)]; }
+void *run_slot_grad(const run *r, uint32_t unit, unsigned batch, unsigned slot) {
+    return r->slot_grad[at(r, unit, batch, slot)];
+}
+
+static void open_slots(run *r) {
+    uint32_t units = tm_model_units(r->m);
+    for (uint32_t u = 0; u < units; u++)
+        for (unsigned b = 0; b < r->n_batches; b++)
+            for (unsigned s = 0; s < TM_MAX_SLOTS; s++) {
+                const tm_slot *slot = &tm_model_unit(r->m, u)->slot[s];
+                size_t i = at(r, u, b, s);
+                if (s == 0 && u > 0) {
+                    r->slot[i] = r->slot[at(r, u - 1, b, 1)];
+                    r->slot_grad[i] = r->slot_grad[at(r, u - 1, b, 1)];
+                    continue;
+                }
+                if (slot->bytes) r->slot[i] = alloc64((uint64_t)slot->bytes * r->batch[b].tokens);
+                if (slot->grad_bytes) r->slot_grad[i] = alloc64((uint64_t)slot->grad_bytes * r->batch[b].tokens);
+            }
+}
+
+static void size_workspace(run *r) {
+    for (uint32_t u = 0; u < tm_model_units(r->m); u++)
+        for (uint32_t s = 0; s < tm_model_unit(r->m, u)->n_stages; s++)
+            for (unsigned b = 0; b < r->n_batches; b++)
+                for (int back = 0; back < 2; back++)
+                    r->workspace_bytes = tm_max_u64(
+                        r->workspace_bytes, tm_stage_workspace(r->m, u, s, back, r->batch[b].rows, r->batch[b].seq));
+    r->workspace = alloc64(r->workspace_bytes + 64);
+    memset((char *)r->workspace + r->workspace_bytes, 0x5a, 64);
+}
+
+void run_open(run *r, const tm_model *m, unsigned n_batches, const tm_micro_batch *batch) {
+    *r = (run){.m = m, .n_batches = n_batches};
+    size_t units = tm_model_units(m), parts = tm_model_parts(m), slots = units * n_batches * TM_MAX_SLOTS;
+    r->batch = calloc(n_batches, sizeof *r->batch);
+    memcpy(r->batch, batch, n_batches * sizeof *batch);
+    r->weight = calloc(parts, sizeof *r->weight);
+    r->grad = calloc(parts, sizeof *r->grad);
+    r->part_fresh = calloc(parts, sizeof *r->part_fresh);
+    r->slot = calloc(slots, sizeof *r->slot);
+    r->slot_grad = calloc(slots, sizeof *r->slot_grad);
+    r->touched = calloc(2 * slots, sizeof *r->touched);
+    r->coefficient = calloc(n_batches, sizeof *r->coefficient);
+    for (uint32_t p = 0; p < parts; p++) {
+        uint64_t n = tm_model_part(m, p)->elements;
+        r->weight[p] = alloc64(n * tm_dtype_bytes(tm_model_dtype(m)));
+        r->grad[p] = alloc64(n * sizeof(float));
+    }
+    for (unsigned b = 0; b < n_batches; b++) r->coefficient[b] = calloc(batch[b].tokens, sizeof(float));
+    open_slots(r);
+    size_workspace(r);
+}
+
+void run_close(run *r) {
+    for (uint32_t u = 0; u < tm_model_units(r->m); u++)
+        for (unsigned b = 0; b < r->n_batches; b++)
+            for (unsigned s = u > 0 ? 1 : 0; s < TM_MAX_SLOTS; s++) {
+                free(r->slot[at(r, u, b, s)]);
+                free(r->slot_grad[at(r, u, b, s)]);
+            }
+    for (uint32_t p = 0; p < tm_model_parts(r->m); p++) {
+        free(r->weight[p]);
+        free(r->grad[p]);
+    }
+    for (unsigned b = 0; b < r->n_batches; b++) free(r->coefficient[b]);
+    for (unsigned u = 0; u < 64; u++) free(r->kv_cache[u]);
+    free(r->batch), free(r->weight), free(r->grad), free(r->part_fresh), free(r->slot), free(r->slot_grad);
+    free(r->touched), free(r->coefficient), free(r->workspace);
+}
+
+void run_set_tensor(run *r, uint32_t tensor, const float *values) {
+    const tm_segment *s = tm_model_tensor_segments(r->m, tensor);
+    for (uint32_t i = 0; i < tm_model_tensor(r->m, tensor)->n_segments; i++, s++) {
+        if (tm_model_dtype(r->m) == TM_F32)
+            memcpy((float *)r->weight[s->part] + s->part_offset, values + s->tensor_offset, s->elements * sizeof(float));
+        else
+            tm_narrow(values + s->tensor_offset, (uint16_t *)r->weight[s->part] + s->part_offset, s->elements);
+    }
+}
+
+void run_random_weights(run *r, uint64_t seed) {
+    for (uint32_t t = 0; t < tm_model_tensors(r->m); t++) {
+        uint64_t n = tm_model_tensor(r->m, t)->elements;
+        float *values = malloc(n * sizeof *values);
+        tm_model_init_values(r->m, t, seed, 0, n, values);
+        run_set_tensor(r, t, values);
+        free(values);
+    }
+}
+
+void run_tensor_grad(const run *r, uint32_t tensor, float *out) {
+    const tm_segment *s = tm_model_tensor_segments(r->m, tensor);
+    for (uint32_t i = 0; i < tm_model_tensor(r->m, tensor)->n_segments; i++, s++)
+        memcpy(out + s->tensor_offset, r->grad[s->part] + s->part_offset, s->elements * sizeof(float));
+}
+
+/* Only what the stage declares is handed over; everything else is NULL. */
+static void run_stage(run *r, uint32_t unit, uint32_t stage, unsigned b, bool backward) {
+    const tm_unit *u = tm_model_unit(r->m, unit);
+    const tm_stage *s = &u->stage[stage];
+    tm_stage_args a = {.model = r->m, .unit = unit, .stage = stage, .batch = &r->batch[b], .workspace = r->workspace};
+    const tm_slot_use *use = backward ? s->backward : s->forward;
+    for (unsigned i = 0; i < (backward ? s->n_backward : s->n_forward); i++) {
+        bool *seen = touched(r, unit, b, use[i].grad, use[i].slot);
+        uint32_t bit = 1U << use[i].slot;
+        (use[i].grad ? a.grad : a.slot)[use[i].slot] =
+            use[i].grad ? run_slot_grad(r, unit, b, use[i].slot) : run_slot(r, unit, b, use[i].slot);
+        if (use[i].access == TM_UPDATE && !*seen) *(use[i].grad ? &a.grad_fresh : &a.slot_fresh) |= bit;
+        if (use[i].access != TM_READ) *seen = true;
+    }
+    for (unsigned i = 0; i < s->n_parts; i++) {
+        bool read = backward ? s->part_in_backward[i] : s->part_in_forward[i];
+        a.weight[i] = read ? r->weight[s->part[i]] : NULL;
+        if (!backward || !s->part_gradient[i]) continue;
+        a.weight_grad[i] = r->grad[s->part[i]];
+        a.weight_grad_fresh[i] = r->part_fresh[s->part[i]];
+        r->part_fresh[s->part[i]] = false;
+    }
+    if (backward) a.coefficient = r->coefficient[b];
+    if (s->uses_kv_cache && !backward && r->kv_capacity) a.kv_cache = r->kv_cache[unit], a.kv_capacity = r->kv_capacity;
+    must(backward ? tm_stage_backward(&a) : tm_stage_forward(&a));
+}
+
+static void run_unit(run *r, uint32_t unit, run_order order, bool backward) {
+    uint32_t n = tm_model_unit(r->m, unit)->n_stages, outer = order == BATCH_OUTER ? r->n_batches : n;
+    uint32_t inner = order == BATCH_OUTER ? n : r->n_batches;
+    for (uint32_t i = 0; i < outer; i++)
+        for (uint32_t j = 0; j < inner; j++) {
+            uint32_t stage = order == BATCH_OUTER ? j : i;
+            run_stage(r, unit, backward ? n - 1 - stage : stage, order == BATCH_OUTER ? i : j, backward);
+        }
+}
+
+static void begin_pass(run *r, bool grad) {
+    for (size_t i = 0; i < (size_t)tm_model_units(r->m) * r->n_batches * TM_MAX_SLOTS; i++)
+        r->touched[2 * i + grad] = false;
+    for (uint32_t u = 0; u < tm_model_units(r->m); u++)
+        for (unsigned b = 0; b < r->n_batches; b++)
+            for (unsigned s = 1; s < TM_MAX_SLOTS; s++) {
+                const tm_slot *slot = &tm_model_unit(r->m, u)->slot[s];
+                void *p = grad ? run_slot_grad(r, u, b, s) : run_slot(r, u, b, s);
+                if (p) memset(p, 0xff, (uint64_t)(grad ? slot->grad_bytes : slot->bytes) * r->batch[b].tokens);
+            }
+}
+
+void run_forward(run *r, run_order order) {
+    begin_pass(r, false);
+    for (uint32_t u = 0; u < tm_model_units(r->m); u++) run_unit(r, u, order, false);
+}
+
+void run_backward(run *r, run_order order) {
+    begin_pass(r, true);
+    for (uint32_t p = 0; p < tm_model_parts(r->m); p++) {
+        r->part_fresh[p] = true;
+        memset(r->grad[p], 0xff, tm_model_part(r->m, p)->elements * sizeof(float));
+    }
+    for (uint32_t u = tm_model_units(r->m); u-- > 0;) run_unit(r, u, order, true);
+    for (unsigned i = 0; i < 64; i++) TM_ASSERT(((unsigned char *)r->workspace)[r->workspace_bytes + i] == 0x5a);
+}
+
+void run_logits(run *r, unsigned b, float *out) {
+    uint32_t head = tm_model_units(r->m) - 1;
+    const tm_unit *u = tm_model_unit(r->m, head);
+    for (uint32_t s = 1; s < u->n_stages; s++) {
+        tm_stage_args a = {.model = r->m, .unit = head, .stage = s, .batch = &r->batch[b]};
+        a.slot[2] = run_slot(r, head, b, 2);
+        a.weight[0] = r->weight[u->stage[s].part[0]];
+        must(tm_head_logits(&a, 0, r->batch[b].tokens, out, tm_model_get_config(r->m)->vocab_size));
+    }
+}
+
+double run_loss(run *r, float *first, uint64_t *labels) {
+    double sum = 0;
+    *labels = 0;
+    for (unsigned b = 0; b < r->n_batches; b++) {
+        float *nll = malloc(r->batch[b].tokens * sizeof *nll);
+        tm_head_nll(&r->batch[b], run_slot(r, tm_model_units(r->m) - 1, b, TM_HEAD_SLOT_STATE), nll);
+        for (uint32_t t = 0; t < r->batch[b].rows * r->batch[b].seq; t++) {
+            *labels += r->batch[b].labels[t] >= 0;
+            sum += (double)nll[t];
+        }
+        if (b == 0 && first) memcpy(first, nll, r->batch[b].tokens * sizeof *nll);
+        free(nll);
+    }
+    return *labels ? sum / (double)*labels : 0;
+}

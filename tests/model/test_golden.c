@@ -1,0 +1,268 @@
+/* The whole graph against the golden fixtures: logits, per-token loss, loss, every gradient. */
+#include "driver.h"
+#include "kernels/kernels.h"
+#include "safetensors_file.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct fixture {
+    const char *folder;
+    tm_model_config config;
+    st_file golden, weights;
+    tm_json_doc *json;
+    size_t rows, seq;
+    int32_t *ids, *labels; /* shifted, padded to a multiple of 64 rows */
+    uint8_t *mask;
+    uint32_t tokens;
+} fixture;
+
+static const char *path_of(const char *folder, const char *file) {
+    static char path[1024];
+    snprintf(path, sizeof path, "%s/%s/%s", TM_TEST_FIXTURES, folder, file);
+    return path;
+}
+
+static double number(const fixture *f, const char *block, const char *key) {
+    const tm_json *n = tm_json_get(tm_json_get(tm_json_root(f->json), block), key);
+    assert_non_null(n);
+    return n->number;
+}
+
+/* Batch 0 of the fixture; row s is to predict label s+1. */
+static void read_batch(fixture *f) {
+    size_t n;
+    int32_t *ids = st_ints(&f->golden, "input_ids", &n), *labels = st_ints(&f->golden, "labels", &n);
+    int32_t *mask = st_ints(&f->golden, "attention_mask", &n);
+    f->rows = (size_t)number(f, "settings", "batch");
+    f->seq = (size_t)number(f, "settings", "seq");
+    f->tokens = (uint32_t)tm_round_up(f->rows * f->seq, 64);
+    f->ids = calloc(f->tokens, sizeof *f->ids);
+    f->labels = calloc(f->tokens, sizeof *f->labels);
+    f->mask = calloc(f->tokens, 1);
+    for (size_t t = 0; t < f->tokens; t++) {
+        bool real = t < f->rows * f->seq;
+        f->ids[t] = real ? ids[t] : 0;
+        f->mask[t] = real ? (uint8_t)mask[t] : 0;
+        f->labels[t] = real && t % f->seq + 1 < f->seq ? labels[t + 1] : -100;
+    }
+    tm_free(ids), tm_free(labels), tm_free(mask);
+}
+
+static fixture open_fixture(const char *folder, const char *config, const char *weights) {
+    fixture f = {.folder = folder};
+    size_t len;
+    char *text = read_text(path_of(folder, config), &len);
+    if (tm_model_config_parse(&f.config, text, len, config) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    tm_free(text);
+    text = read_text(path_of(folder, "golden.json"), &len);
+    /* NaN in measured_noise is not JSON */
+    for (char *nan; (nan = strstr(text, ": NaN"));) memcpy(nan, ": 0.0", 5);
+    if (tm_json_parse(&f.json, text, len, folder, 0, 0) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    tm_free(text);
+    f.golden = st_open(path_of(folder, "golden.safetensors"));
+    f.weights = st_open(path_of(folder, weights));
+    read_batch(&f);
+    return f;
+}
+
+static void close_fixture(fixture *f) {
+    st_close(&f->golden);
+    st_close(&f->weights);
+    tm_json_free(f->json);
+    free(f->ids), free(f->labels), free(f->mask);
+}
+
+static tm_micro_batch whole_batch(const fixture *f) {
+    return (tm_micro_batch){.rows = (uint32_t)f->rows,
+                            .seq = (uint32_t)f->seq,
+                            .tokens = f->tokens,
+                            .ids = f->ids,
+                            .labels = f->labels,
+                            .key_mask = f->mask};
+}
+
+static void load_weights(run *r, const fixture *f) {
+    for (uint32_t t = 0; t < tm_model_tensors(r->m); t++) {
+        size_t n;
+        float *w = st_floats(&f->weights, tm_model_tensor(r->m, t)->name, &n);
+        assert_non_null(w);
+        assert_int_equal(n, tm_model_tensor(r->m, t)->elements);
+        run_set_tensor(r, t, w);
+        tm_free(w);
+    }
+}
+
+static void set_coefficients(run *r, uint64_t labels) {
+    for (unsigned b = 0; b < r->n_batches; b++)
+        for (uint32_t t = 0; t < r->batch[b].rows * r->batch[b].seq; t++)
+            r->coefficient[b][t] = r->batch[b].labels[t] >= 0 ? 1.0F / (float)labels : 0.0F;
+}
+
+static double max_difference_masked(const fixture *f, const float *got, const float *want, size_t width) {
+    double worst = 0;
+    for (size_t t = 0; t < f->rows * f->seq; t++)
+        for (size_t v = 0; f->mask[t] && v < width; v++)
+            worst = fmax(worst, fabs((double)got[t * width + v] - (double)want[t * width + v]));
+    return worst;
+}
+
+static void check_logits(run *r, const fixture *f, const char *name, double tolerance) {
+    size_t n, vocab = f->config.vocab_size;
+    float *want = st_floats(&f->golden, name, &n), *got = malloc(f->tokens * vocab * sizeof *got);
+    assert_non_null(want);
+    run_logits(r, 0, got);
+    double worst = max_difference_masked(f, got, want, vocab);
+    printf("%s %s: logits differ by %.3g (tolerance %.3g)\n", f->folder, name, worst, tolerance);
+    assert_true(worst <= tolerance);
+    free(got);
+    tm_free(want);
+}
+
+static void check_token_nll(run *r, const fixture *f, double tolerance) {
+    size_t n;
+    uint64_t labels;
+    float *want = st_floats(&f->golden, "token_nll", &n), *got = malloc(f->tokens * sizeof *got);
+    run_loss(r, got, &labels);
+    for (size_t b = 0; b < f->rows; b++)
+        for (size_t s = 0; s + 1 < f->seq; s++)
+            assert_true(fabs((double)got[b * f->seq + s] - (double)want[b * (f->seq - 1) + s]) <= tolerance);
+    free(got);
+    tm_free(want);
+}
+
+static double check_gradients(const run *r, const fixture *f, double tolerance) {
+    double total = 0, worst = 0;
+    for (uint32_t t = 0; t < tm_model_tensors(r->m); t++) {
+        const tm_tensor *x = tm_model_tensor(r->m, t);
+        char name[160];
+        size_t n;
+        snprintf(name, sizeof name, "grad.%s", x->name);
+        float *want = st_floats(&f->golden, name, &n), *got = malloc(x->elements * sizeof *got);
+        assert_non_null(want);
+        run_tensor_grad(r, t, got);
+        double difference = 0, norm = 0;
+        for (size_t i = 0; i < n; i++) {
+            difference += pow((double)got[i] - (double)want[i], 2);
+            norm += pow((double)want[i], 2);
+            total += pow((double)got[i], 2);
+        }
+        double relative = norm > 0 ? sqrt(difference / norm) : sqrt(difference) / 1e-7 * tolerance;
+        if (!(relative <= tolerance)) fail_msg("%s %s: %.3g > %.3g", f->folder, name, relative, tolerance);
+        worst = fmax(worst, relative);
+        free(got);
+        tm_free(want);
+    }
+    printf("%s: gradients differ by at most %.3g (tolerance %.3g)\n", f->folder, worst, tolerance);
+    return sqrt(total);
+}
+
+static void check_fp32(const char *folder, const char *config) {
+    fixture f = open_fixture(folder, config, "model.safetensors");
+    tm_model *m;
+    assert_int_equal(tm_model_create(&m, &f.config, TM_F32), TM_OK);
+    tm_micro_batch batch = whole_batch(&f);
+    run r;
+    run_open(&r, m, 1, &batch);
+    load_weights(&r, &f);
+    run_forward(&r, BATCH_OUTER);
+    check_logits(&r, &f, "logits", number(&f, "tolerances", "logits_max_abs"));
+    check_token_nll(&r, &f, 5e-5);
+    uint64_t labels;
+    double loss = run_loss(&r, NULL, &labels);
+    assert_int_equal(labels, (int64_t)number(&f, "scalars", "loss_tokens"));
+    assert_true(fabs(loss - number(&f, "scalars", "loss")) <= number(&f, "tolerances", "loss_abs"));
+    set_coefficients(&r, labels);
+    run_backward(&r, BATCH_OUTER);
+    double norm = check_gradients(&r, &f, number(&f, "tolerances", "grad_rel_l2"));
+    double want = number(&f, "scalars", "grad_norm");
+    assert_true(fabs(norm - want) / want <= number(&f, "tolerances", "grad_norm_rel"));
+    run_close(&r);
+    tm_model_free(m);
+    close_fixture(&f);
+}
+
+static void llama(void **state) { (void)state, check_fp32("arch_llama", "config.json"); }
+static void llama_v4(void **state) { (void)state, check_fp32("arch_llama", "config_v4.json"); }
+static void tied_rope3(void **state) { (void)state, check_fp32("arch_llama_tied_rope3", "config.json"); }
+static void tied_rope3_v4(void **state) { (void)state, check_fp32("arch_llama_tied_rope3", "config_v4.json"); }
+static void mistral(void **state) { (void)state, check_fp32("arch_mistral", "config.json"); }
+
+/* bf16 weights widened to fp32: the graph in fp32. */
+static void check_bf16_weights(const char *folder) {
+    fixture f = open_fixture(folder, "bf16/config.json", "bf16/model.safetensors");
+    tm_model *m;
+    assert_int_equal(tm_model_create(&m, &f.config, TM_F32), TM_OK);
+    tm_micro_batch batch = whole_batch(&f);
+    run r;
+    run_open(&r, m, 1, &batch);
+    load_weights(&r, &f);
+    run_forward(&r, BATCH_OUTER);
+    check_logits(&r, &f, "bf16_weights.logits", number(&f, "tolerances", "logits_max_abs"));
+    uint64_t labels;
+    double loss = run_loss(&r, NULL, &labels);
+    assert_true(fabs(loss - number(&f, "scalars", "bf16_weights.loss")) <= number(&f, "tolerances", "loss_abs"));
+    run_close(&r);
+    tm_model_free(m);
+    close_fixture(&f);
+}
+
+/* The same weights computed on in bf16. */
+static void check_bf16_compute(const char *folder) {
+    fixture f = open_fixture(folder, "bf16/config.json", "bf16/model.safetensors");
+    tm_model *m;
+    assert_int_equal(tm_model_create(&m, &f.config, TM_BF16), TM_OK);
+    tm_micro_batch batch = whole_batch(&f);
+    run r;
+    run_open(&r, m, 1, &batch);
+    load_weights(&r, &f);
+    run_forward(&r, BATCH_OUTER);
+    uint64_t labels;
+    double loss = run_loss(&r, NULL, &labels), want = number(&f, "scalars", "bf16_compute.loss");
+    set_coefficients(&r, labels);
+    run_backward(&r, BATCH_OUTER);
+    double sum = 0;
+    for (uint32_t t = 0; t < tm_model_tensors(m); t++) {
+        uint64_t n = tm_model_tensor(m, t)->elements;
+        float *g = malloc(n * sizeof *g);
+        run_tensor_grad(&r, t, g);
+        for (uint64_t i = 0; i < n; i++) sum += (double)g[i] * (double)g[i];
+        free(g);
+    }
+    double want_norm = number(&f, "scalars", "bf16_compute.grad_norm");
+    printf("%s bf16: loss %.6f (%.6f), gradient norm %.5f (%.5f)\n", folder, loss, want, sqrt(sum), want_norm);
+    assert_true(fabs(loss - want) / want <= number(&f, "tolerances", "bf16_compute.loss_rel"));
+    assert_true(fabs(sqrt(sum) - want_norm) / want_norm <= number(&f, "tolerances", "bf16_compute.grad_norm_rel"));
+    run_close(&r);
+    tm_model_free(m);
+    close_fixture(&f);
+}
+
+static void bf16_weights(void **state) {
+    (void)state;
+    check_bf16_weights("arch_llama");
+    check_bf16_weights("arch_llama_tied_rope3");
+}
+static void bf16_compute(void **state) {
+    (void)state;
+    check_bf16_compute("arch_llama");
+    check_bf16_compute("arch_llama_tied_rope3");
+}
+
+int main(void) {
+    if (tm_kernels_init(2) != TM_OK) return fprintf(stderr, "%s\n", tm_error_get()->text), 1;
+    printf("%s\n", tm_kernels_describe());
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(llama),         cmocka_unit_test(llama_v4),     cmocka_unit_test(tied_rope3),
+        cmocka_unit_test(tied_rope3_v4), cmocka_unit_test(mistral),      cmocka_unit_test(bf16_weights),
+        cmocka_unit_test(bf16_compute),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    tm_kernels_close();
+    return failed;
+}
