@@ -1,0 +1,199 @@
+/* The command line: parsing of options, and what the program answers to wrong ones. */
+#include "tools/tools.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <cmocka.h>
+
+typedef struct parsed {
+    const char *model, *values[2], *positional[2];
+    tm_opt_list set;
+    int64_t steps;
+    double temperature;
+    uint64_t budget;
+    bool json;
+    int count, rc;
+} parsed;
+
+static parsed parse(const char *const *words) {
+    static parsed p;
+    char *argv[16] = {"probe"};
+    int argc = 1;
+    p = (parsed){.set = {.value = p.values, .cap = 2}, .steps = -1};
+    const tm_opt opts[] = {TM_REQUIRED("model", TM_OPT_STRING, &p.model, "DIR", "model"),
+                           TM_OPTION("max-steps", TM_OPT_INT, &p.steps, "N", "steps"),
+                           TM_OPTION("temperature", TM_OPT_DOUBLE, &p.temperature, "T", "temperature"),
+                           TM_OPTION("host-budget", TM_OPT_SIZE, &p.budget, "SIZE", "limit"),
+                           TM_OPTION("set", TM_OPT_LIST, &p.set, "KEY=VALUE", "override"),
+                           TM_FLAG("json", &p.json, "json")};
+    const tm_cli cli = {.usage = "probe IN [OUT]",
+                        .about = "Test.",
+                        .opts = opts,
+                        .n_opts = TM_COUNT(opts),
+                        .positional = p.positional,
+                        .min_positional = 1,
+                        .max_positional = 2};
+    for (; *words; words++) argv[argc++] = (char *)(uintptr_t)*words;
+    p.rc = tm_cli_parse(&cli, argc, argv);
+    p.count = tm_cli_count(&cli);
+    return p;
+}
+#define PARSE(...) parse((const char *const[]){__VA_ARGS__, NULL})
+
+static void test_values(void **state) {
+    (void)state;
+    parsed p = PARSE("--model", "m", "in", "--max-steps=-3", "--temperature", "0.5", "--host-budget=512MiB", "--set",
+                     "a=1", "--json", "--set=b=2", "--", "--out");
+    assert_int_equal(p.rc, -1);
+    assert_string_equal(p.model, "m");
+    assert_int_equal(p.steps, -3);
+    assert_true(p.temperature == 0.5);
+    assert_int_equal(p.budget, 512 << 20);
+    assert_true(p.json);
+    assert_int_equal(p.set.count, 2);
+    assert_string_equal(p.set.value[0], "a=1");
+    assert_string_equal(p.set.value[1], "b=2");
+    assert_int_equal(p.count, 2);
+    assert_string_equal(p.positional[0], "in");
+    assert_string_equal(p.positional[1], "--out");
+    p = PARSE("-", "--model=", "--host-budget", "unlimited");
+    assert_int_equal(p.rc, -1);
+    assert_string_equal(p.model, "");
+    assert_string_equal(p.positional[0], "-");
+    assert_int_equal(p.count, 1);
+    assert_true(p.budget == UINT64_MAX);
+    assert_int_equal(p.steps, -1); /* not given: as it was */
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    assert_int_equal(PARSE("in").rc, 2);                                       /* --model is required */
+    assert_int_equal(PARSE("--model", "m").rc, 2);                             /* IN is missing */
+    assert_int_equal(PARSE("--model", "m", "in", "out", "more").rc, 2);        /* one too many */
+    assert_int_equal(PARSE("--model", "m", "in", "--mod", "x").rc, 2);         /* no abbreviations */
+    assert_int_equal(PARSE("--model", "m", "in", "-j").rc, 2);                 /* no short options */
+    assert_int_equal(PARSE("in", "--model").rc, 2);                            /* value is missing */
+    assert_int_equal(PARSE("--model", "m", "in", "--json=1").rc, 2);           /* flags take none */
+    assert_int_equal(PARSE("--model", "m", "in", "--max-steps", "1.5").rc, 2); /* not whole */
+    assert_int_equal(PARSE("--model", "m", "in", "--max-steps", "9223372036854775808").rc, 2);
+    assert_int_equal(PARSE("--model", "m", "in", "--max-steps", "").rc, 2);
+    assert_int_equal(PARSE("--model", "m", "in", "--temperature", "nan").rc, 2);
+    assert_int_equal(PARSE("--model", "m", "in", "--host-budget", "-1").rc, 2);
+    assert_int_equal(PARSE("--model", "m", "in", "--host-budget", "3 apples").rc, 2);
+    assert_int_equal(PARSE("--model", "m", "in", "--set", "a", "--set", "b", "--set", "c").rc, 2);
+    assert_int_equal(tm_error_get()->code, TM_OK); /* nothing is left pending */
+    assert_int_equal(PARSE("--help").rc, 0);
+}
+
+static void test_suggestions(void **state) {
+    (void)state;
+    static const char *const names[] = {"model", "max-steps", "json"};
+    assert_string_equal(tm_cli_suggest("modle", names, 3), "model");
+    assert_string_equal(tm_cli_suggest("max_steps", names, 3), "max-steps");
+    assert_string_equal(tm_cli_suggest("jsn", names, 3), "json");
+    assert_null(tm_cli_suggest("temperature", names, 3));
+    char longest[200];
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 1] = 0;
+    assert_null(tm_cli_suggest(longest, names, 3));
+}
+
+static void test_exit_status(void **state) {
+    (void)state;
+    assert_int_equal(tm_exit_status(TM_OK), 0);
+    assert_int_equal(tm_exit_status(TM_EINPUT), 2);
+    assert_int_equal(tm_exit_status(TM_EUNSUPPORTED), 2);
+    assert_int_equal(tm_exit_status(TM_EBUDGET), 2);
+    assert_int_equal(tm_exit_status(TM_EIO), 1);
+    assert_int_equal(tm_exit_status(TM_ENOSPC), 1);
+}
+
+/* ---- the program itself --------------------------------------------------------------------------------------------
+ */
+
+/* Runs `tidemill ARGUMENTS`, both outputs together; the exit status. */
+static int run(const char *arguments, char *out, size_t cap) {
+    char command[512];
+    snprintf(command, sizeof command, "%s %s 2>&1", TM_TEST_BINARY, arguments);
+    FILE *f = popen(command, "r");
+    assert_non_null(f);
+    size_t n = fread(out, 1, cap - 1, f);
+    out[n] = 0;
+    int status = pclose(f);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static size_t count_lines(const char *text) {
+    size_t n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+
+static void test_program(void **state) {
+    (void)state;
+    char out[16384];
+    assert_int_equal(run("--version", out, sizeof out), 0);
+    assert_string_equal(out, "tidemill " TIDEMILL_VERSION "\n");
+    assert_int_equal(run("--help", out, sizeof out), 0);
+    assert_non_null(strstr(out, "  train "));
+    assert_int_equal(run("", out, sizeof out), 2);
+    assert_int_equal(run("trian", out, sizeof out), 2);
+    assert_string_equal(out, "tidemill: unknown command 'trian'; did you mean 'train'?\n");
+    assert_int_equal(run("sing", out, sizeof out), 2);
+    assert_int_equal(count_lines(out), 1);
+    assert_int_equal(run("--version > /dev/full", out, sizeof out),
+                     1); /* a result that was not written is no success */
+}
+
+static void test_every_command_answers(void **state) {
+    (void)state;
+    static const char *const commands[] = {"train",   "plan",   "probe", "eval", "generate", "tokenize", "chat",
+                                           "convert", "export", "bench", "tune", "inspect",  "doctor",   "clean"};
+    char out[65536], line[64], usage[64];
+    for (size_t i = 0; i < TM_COUNT(commands); i++) {
+        snprintf(line, sizeof line, "%s --help", commands[i]);
+        snprintf(usage, sizeof usage, "usage: tidemill %s", commands[i]);
+        int rc = run(line, out, sizeof out);
+        if (rc == 2)
+            assert_non_null(strstr(out, "is not in this version yet"));
+        else if (rc != 0 || !strstr(out, usage) || !strstr(out, "example"))
+            fail_msg("'%s' gave %d and: %s", line, rc, out);
+        snprintf(line, sizeof line, "%s --no-such-option", commands[i]);
+        assert_int_equal(run(line, out, sizeof out), 2);
+        assert_int_equal(count_lines(out), 1);
+    }
+}
+
+static void test_doctor(void **state) {
+    (void)state;
+    char out[16384];
+    tm_json_doc *doc;
+    size_t n = 0;
+    int rc = run("doctor --json", out, sizeof out);
+    assert_true(rc == 0 || rc == 1);
+    assert_int_equal(tm_json_parse(&doc, out, strlen(out), "doctor", 0, 0), TM_OK);
+    const tm_json *check = tm_json_get(tm_json_root(doc), "checks")->child;
+    for (; check; check = check->next, n++) {
+        bool good = tm_json_is(tm_json_get(check, "status"), "ok");
+        assert_int_equal(tm_json_get(check, "advice")->type, good ? TM_JSON_NULL : TM_JSON_STRING);
+        if (tm_json_is(tm_json_get(check, "status"), "fail")) assert_int_equal(rc, 1);
+    }
+    assert_true(n >= 10);
+    tm_json_free(doc);
+    assert_int_equal(run("doctor /no/such/folder", out, sizeof out), 1);
+    assert_non_null(strstr(out, "fail  disk"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_suggestions), cmocka_unit_test(test_exit_status),
+        cmocka_unit_test(test_program),     cmocka_unit_test(test_every_command_answers),
+        cmocka_unit_test(test_doctor),
+    };
+    return cmocka_run_group_tests_name("cli", tests, NULL, NULL);
+}
