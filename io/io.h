@@ -149,6 +149,8 @@ bool tm_path_is_dir(const char *path);
 /* mkdir -p (0777 & ~umask); TM_EINPUT if it cannot be. */
 TM_MUST_USE tm_status tm_make_dirs(const char *path);
 TM_MUST_USE tm_status tm_remove_tree(const char *path); /* does not follow symlinks; absent is fine */
+/* rename(2): a finished folder takes its name. */
+TM_MUST_USE tm_status tm_rename_path(const char *from, const char *to);
 typedef tm_status (*tm_dir_fn)(void *ctx, const char *name, bool is_dir);
 TM_MUST_USE tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx); /* in byte order of the names */
 

@@ -1,7 +1,8 @@
-/* From a placement to a plan: disk operations are inserted, and every ordering that the result depends on becomes an edge:
+/* From a placement to a plan: disk operations are inserted, and every ordering that the result depends on becomes an
+ * edge:
  *   - inside a frame: reads after the write that they read, writes after the reads before them;
  *   - between occupants of the same bytes: the first touch of the next after the last touches of the one before;
- *   - on disk: a read of an extent after the latest write to it, a write after the reads before it.                          */
+ *   - on disk: a read of an extent after the latest write to it, a write after the reads before it. */
 #include "offload/offload_internal.h"
 
 #include <stdlib.h>
@@ -43,11 +44,11 @@ typedef struct emitter {
     uint32_t n_link, cap_link;
     edge *edge;
     uint32_t n_edge, cap_edge;
-    uint32_t *seen;           /* per op: the last op that got an edge from it */
+    uint32_t *seen; /* per op: the last op that got an edge from it */
     uint32_t cap_seen;
     stretch *map;
     uint32_t n_map, cap_map;
-    uint32_t **prev;          /* per residence: ops that the first touch has to follow; [0] is the count */
+    uint32_t **prev; /* per residence: ops that the first touch has to follow; [0] is the count */
     uint32_t cap_touch, n_touch;
     tm_status status;
 } emitter;
@@ -109,7 +110,8 @@ static void note_touch(emitter *e, uint64_t address, uint64_t bytes, unsigned ac
     e->plan->touch[e->n_touch++] = (struct plan_touch){address, bytes, (uint8_t)access, object};
 }
 
-/* ---- who had these bytes before ------------------------------------------------------------------------------------------- */
+/* ---- who had these bytes before
+ * ------------------------------------------------------------------------------------------- */
 
 static bool collect_finals(emitter *e, uint32_t owner, uint32_t **list, uint32_t *cap, uint32_t *n) {
     const residence *r = &e->pl->item[owner];
@@ -131,13 +133,16 @@ static uint32_t first_overlap(const emitter *e, uint64_t begin) {
     uint32_t lo = 0, hi = e->n_map;
     while (lo < hi) {
         uint32_t mid = (lo + hi) / 2;
-        if (e->map[mid].end <= begin) lo = mid + 1;
-        else hi = mid;
+        if (e->map[mid].end <= begin)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
     return lo;
 }
 
-/* Gives [address, address + bytes) to residence `r`: its first touches have to follow the finals of whoever was there. */
+/* Gives [address, address + bytes) to residence `r`: its first touches have to follow the finals of whoever was there.
+ */
 static void occupy(emitter *e, uint32_t r) {
     uint64_t begin = e->pl->item[r].address, end = begin + e->pl->item[r].bytes;
     uint32_t at = first_overlap(e, begin), until = at;
@@ -156,7 +161,7 @@ static void occupy(emitter *e, uint32_t r) {
     }
     list[0] = n - 1;
     e->prev[r] = list;
-    uint32_t insert = 1 + (head.end > 0) + (tail.end > 0), remove = until - at;
+    uint32_t insert = 1u + (head.end > 0 ? 1u : 0u) + (tail.end > 0 ? 1u : 0u), remove = until - at;
     while (e->n_map + insert > e->cap_map)
         if (!offload_grow(&e->map, &e->cap_map, e->cap_map, sizeof *e->map)) {
             fail(e, sizeof *e->map);
@@ -169,7 +174,8 @@ static void occupy(emitter *e, uint32_t r) {
     if (tail.end > 0) e->map[at] = tail;
 }
 
-/* ---- operations ------------------------------------------------------------------------------------------------------------- */
+/* ---- operations
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
     const residence *res = &e->pl->item[r];
@@ -177,8 +183,9 @@ static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
     for (uint32_t i = 0; i < k; i++) address += program_object(e->p, res->first_object + i)->frame_bytes;
     uint32_t id = res->first_object + k;
     const tm_object *o = program_object(e->p, id);
-    uint32_t op = new_op(e, &(tm_plan_op){.engine = write ? TM_ENGINE_DISK_WRITE : TM_ENGINE_DISK_READ, .object = id,
-                                          .address = address});
+    uint32_t op = new_op(
+        e,
+        &(tm_plan_op){.engine = write ? TM_ENGINE_DISK_WRITE : TM_ENGINE_DISK_READ, .object = id, .address = address});
     if (op == TM_NONE) return;
     e->plan->first_touch[op] = e->n_touch;
     note_touch(e, address, o->frame_bytes, write ? TM_USE_READ : TM_USE_WRITE, id);
@@ -216,8 +223,9 @@ static uint64_t use_address(const emitter *e, const prog_use *u) {
 
 static void emit_compute(emitter *e, uint32_t pos) {
     const prog_op *po = &e->p->op[pos];
-    uint32_t op = new_op(e, &(tm_plan_op){.op = po->op, .engine = TM_ENGINE_CPU, .first_operand = e->n_operand,
-                                          .n_operands = po->n_uses});
+    uint32_t op = new_op(
+        e,
+        &(tm_plan_op){.op = po->op, .engine = TM_ENGINE_CPU, .first_operand = e->n_operand, .n_operands = po->n_uses});
     if (op == TM_NONE) return;
     e->plan->first_touch[op] = e->n_touch;
     for (uint32_t i = 0; i < po->n_uses; i++) {
@@ -234,14 +242,16 @@ static void emit_compute(emitter *e, uint32_t pos) {
             uint64_t bytes = program_object(e->p, id)->frame_bytes;
             note_touch(e, at, bytes, u->access, id);
             at += bytes;
-            if (r == TM_NONE) touch(e, &e->frame[e->resident_frames + id], op, u->access, NULL);
+            if (r == TM_NONE)
+                touch(e, &e->frame[e->resident_frames + id], op, u->access, NULL);
             else
                 touch(e, &e->frame[e->frame_of[r] + (id - e->pl->item[r].first_object)], op, u->access, e->prev[r]);
         }
     }
 }
 
-/* ---- order: fills that start at a position, its operation, write-backs of what ends there ----------------------------------- */
+/* ---- order: fills that start at a position, its operation, write-backs of what ends there
+ * ----------------------------------- */
 
 static int by_start(const void *a, const void *b) {
     const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
@@ -342,8 +352,8 @@ static void emitter_free(emitter *e) {
     tm_free(e->map);
 }
 
-tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl, const uint8_t *resident,
-                    const uint64_t *address) {
+tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl,
+                    const uint8_t *resident, const uint64_t *address) {
     emitter e = {.l = l, .p = p, .pl = pl, .resident = resident, .address = address};
     residence **order = NULL;
     tm_status rc = TM_OK;

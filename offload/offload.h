@@ -2,20 +2,19 @@
  *
  * A pass over the model (a training step, an import, an evaluation, an export) is a *program*: a straight line of
  * compute operations over *objects*. tm_plan_compile turns a program into a *plan* under a byte budget, as a compiler
- * allocates registers: it chooses which objects stay resident, gives every visit of the others a frame, inserts the disk
- * reads and write-backs, and orders everything by explicit dependencies. tm_exec_run interprets the plan and has no order
- * of its own: any topological order of the dependencies gives the same bytes.
+ * allocates registers: it chooses which objects stay resident, gives every visit of the others a frame, inserts the
+ * disk reads and write-backs, and orders everything by explicit dependencies. tm_exec_run interprets the plan and has
+ * no order of its own: any topological order of the dependencies gives the same bytes.
  *
  *   object     the grain of residency and I/O: a tile (2^20 elements) of a shard of one kind, or a temporary.
  *              *State* objects outlive a program (weights, moments): their residency and home are in the layout, which
  *              all programs of a run share. Temporaries live inside one program run.
- *   bundle     objects that a kernel needs side by side (the tiles of one matrix): consecutive ids, each but the last of
- *              a size that is a multiple of the alignment, so that their frames join without a gap.
- *   visit      a span of the program during which a range of a bundle lies in one frame. An object that is not resident
- *              is filled from its extent when a visit begins (unless it is overwritten) and written back when a dirty
- *              visit ends.
- *   use        one operation's access to a visit.
- *   frame      [address, address + bytes) of the slab. extent: where an object lies in the offload files.
+ *   bundle     objects that a kernel needs side by side (the tiles of one matrix): consecutive ids, each but the last
+ * of a size that is a multiple of the alignment, so that their frames join without a gap. visit      a span of the
+ * program during which a range of a bundle lies in one frame. An object that is not resident is filled from its extent
+ * when a visit begins (unless it is overwritten) and written back when a dirty visit ends. use        one operation's
+ * access to a visit. frame      [address, address + bytes) of the slab. extent: where an object lies in the offload
+ * files.
  *
  *     tm_layout *layout;                       // once a run: state objects
  *     uint32_t w = tm_layout_object(layout, &(tm_object){.kind = TM_KIND_WEIGHT_HI, .bytes = 2 << 20});
@@ -42,26 +41,27 @@ typedef enum tm_kind {
     TM_KIND_WEIGHT_LO,
     TM_KIND_EXP_AVG,
     TM_KIND_EXP_AVG_SQ,
-    TM_KIND_GRAD,       /* rounded gradients between backward and update; fp32 sums of tied parts */
+    TM_KIND_GRAD, /* rounded gradients between backward and update; fp32 sums of tied parts */
     TM_KIND_ACTIVATION,
-    TM_KIND_SCRATCH,    /* workspaces, batches, scalars: never on disk */
+    TM_KIND_SCRATCH, /* workspaces, batches, scalars: never on disk */
     TM_KINDS
 } tm_kind;
 const char *tm_kind_name(tm_kind kind); /* "weight_hi", ... */
 
 typedef struct tm_object {
     tm_kind kind;
-    uint32_t unit;          /* for residency by unit, and messages */
-    uint32_t bundle;        /* state: objects with consecutive ids and one bundle number join in memory */
+    uint32_t unit;   /* for residency by unit, and messages */
+    uint32_t bundle; /* state: objects with consecutive ids and one bundle number join in memory */
     uint64_t bytes;
-    bool pageable;          /* may lie in an extent */
+    bool pageable; /* may lie in an extent */
     /* results, read-only outside this folder: */
     bool state, resident;
-    uint64_t frame_bytes;   /* bytes rounded up to the alignment */
-    uint64_t address;       /* resident state: in the slab */
+    uint64_t frame_bytes; /* bytes rounded up to the alignment */
+    uint64_t address;     /* resident state: in the slab */
 } tm_object;
 
-/* ---- layout: the state of a run, its residency and its home on disk -------------------------------------------------- */
+/* ---- layout: the state of a run, its residency and its home on disk
+ * -------------------------------------------------- */
 
 typedef struct tm_layout tm_layout;
 TM_MUST_USE tm_status tm_layout_create(tm_layout **out);
@@ -71,13 +71,18 @@ uint32_t tm_layout_object(tm_layout *l, const tm_object *o);
 uint32_t tm_layout_objects(const tm_layout *l);
 const tm_object *tm_layout_get(const tm_layout *l, uint32_t id);
 
-/* ---- program ----------------------------------------------------------------------------------------------------------- */
+/* ---- program
+ * ----------------------------------------------------------------------------------------------------------- */
 
 typedef enum tm_engine { TM_ENGINE_CPU, TM_ENGINE_DISK_READ, TM_ENGINE_DISK_WRITE, TM_ENGINES } tm_engine;
-typedef enum tm_use_access { TM_USE_READ = 1, TM_USE_WRITE = 2 /* overwrites all of it */, TM_USE_UPDATE = 3 } tm_use_access;
+typedef enum tm_use_access {
+    TM_USE_READ = 1,
+    TM_USE_WRITE = 2 /* overwrites all of it */,
+    TM_USE_UPDATE = 3
+} tm_use_access;
 
 typedef struct tm_op {
-    uint16_t code;          /* the handler's business */
+    uint16_t code; /* the handler's business */
     uint16_t flags;
     uint32_t arg[4];
 } tm_op;
@@ -86,41 +91,43 @@ typedef struct tm_program tm_program;
 TM_MUST_USE tm_status tm_program_create(tm_program **out, const tm_layout *layout, const char *name);
 void tm_program_free(tm_program *p);
 /* Building calls keep the first failure (out of memory, our own misuse); tm_plan_compile returns it. */
-uint32_t tm_program_temp(tm_program *p, const tm_object *o);             /* id of a temporary */
-uint32_t tm_program_visit(tm_program *p, uint32_t first, uint32_t count); /* objects first.. of one bundle; temporaries: count 1 */
+uint32_t tm_program_temp(tm_program *p, const tm_object *o); /* id of a temporary */
+uint32_t tm_program_visit(tm_program *p, uint32_t first,
+                          uint32_t count); /* objects first.. of one bundle; temporaries: count 1 */
 void tm_program_op(tm_program *p, const tm_op *op);
 /* Uses of the latest op, in the order in which the handler gets its operands. */
 void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access);
 void tm_program_use_range(tm_program *p, uint32_t visit, uint32_t object, uint32_t count, tm_use_access access);
 uint32_t tm_program_ops(const tm_program *p);
 
-/* ---- plan --------------------------------------------------------------------------------------------------------------- */
+/* ---- plan
+ * --------------------------------------------------------------------------------------------------------------- */
 
 typedef struct tm_plan_opts {
-    uint64_t slab_bytes;        /* the frames' budget */
-    bool choose_residency;      /* decide residency of the layout's state here (the training step); otherwise keep it */
-    bool cache;                 /* false: nothing stays resident beyond the working set (memory.cache: none) */
-    bool spill;                 /* temporaries with several visits may be written out between them */
-    bool pinned[TM_KINDS];      /* state of this kind has to be resident (offload device none or cpu) */
-    uint32_t window_mib;        /* most look-ahead, 0: 512 MiB */
+    uint64_t slab_bytes;   /* the frames' budget */
+    bool choose_residency; /* decide residency of the layout's state here (the training step); otherwise keep it */
+    bool cache;            /* false: nothing stays resident beyond the working set (memory.cache: none) */
+    bool spill;            /* temporaries with several visits may be written out between them */
+    bool pinned[TM_KINDS]; /* state of this kind has to be resident (offload device none or cpu) */
+    uint32_t window_mib;   /* most look-ahead, 0: 512 MiB */
 } tm_plan_opts;
 
 typedef struct tm_plan_info {
-    uint64_t slab_bytes;        /* frames used, resident state included */
-    uint64_t minimum_bytes;     /* least slab for this program: nothing resident that need not be, no look-ahead */
-    uint64_t resident_bytes;    /* state that stays */
-    uint64_t window_bytes;      /* look-ahead granted */
+    uint64_t slab_bytes;     /* frames used, resident state included */
+    uint64_t minimum_bytes;  /* least slab for this program: nothing resident that need not be, no look-ahead */
+    uint64_t resident_bytes; /* state that stays */
+    uint64_t window_bytes;   /* look-ahead granted */
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS]; /* of one run */
-    uint64_t spill_file_bytes;  /* extents of temporaries */
+    uint64_t spill_file_bytes;                            /* extents of temporaries */
     uint32_t ops, edges;
-    uint64_t memory_bytes;      /* of the plan itself */
+    uint64_t memory_bytes; /* of the plan itself */
 } tm_plan_info;
 
 typedef struct tm_plan_op {
-    tm_op op;                   /* CPU engine */
+    tm_op op; /* CPU engine */
     uint8_t engine;
-    uint32_t object;            /* disk engines */
-    uint64_t address;           /* disk engines: frame */
+    uint32_t object;                    /* disk engines */
+    uint64_t address;                   /* disk engines: frame */
     uint32_t first_operand, n_operands; /* CPU engine: addresses */
     uint32_t first_succ, n_succ;        /* successors */
     uint32_t n_pred;
@@ -138,26 +145,31 @@ TM_MUST_USE tm_status tm_plan_verify(const tm_plan *plan);
 /* One line an operation: index, engine, object or code, frame, predecessors. */
 TM_MUST_USE tm_status tm_plan_print(const tm_plan *plan, tm_buf *out);
 
-/* ---- store: extents, slots, checksums ----------------------------------------------------------------------------------- */
+/* ---- store: extents, slots, checksums
+ * ----------------------------------------------------------------------------------- */
 
 /* The offload files of one run. Each pageable state object that is not resident has an extent with `slots` slots; a
- * write goes to a slot that the last commit does not name. Every 64 KiB page has an XXH3-64 over (run, kind, object, page,
- * generation, bytes); the expected values are kept in memory, so that lost, stale and misdirected pages are caught. */
+ * write goes to a slot that the last commit does not name. Every 64 KiB page has an XXH3-64 over (run, kind, object,
+ * page, generation, bytes); the expected values are kept in memory, so that lost, stale and misdirected pages are
+ * caught. */
 typedef struct tm_store tm_store;
 typedef struct tm_store_opts {
-    const char *const *paths;   /* offload paths; the first n_paths are used, striped by object */
+    const char *const *paths; /* offload paths; the first n_paths are used, striped by object */
     unsigned n_paths;
-    unsigned slots;             /* 1 or 2; 0: 2 */
+    unsigned slots; /* 1 or 2; 0: 2 */
     bool allow_tmpfs;
     tm_io_opts io;
-    uint64_t spill_bytes;       /* room for temporaries (largest spill_file_bytes of the run's plans) */
+    uint64_t spill_bytes; /* room for temporaries (largest spill_file_bytes of the run's plans) */
 } tm_store_opts;
 TM_MUST_USE tm_status tm_store_open(tm_store **out, const tm_layout *layout, const tm_store_opts *opts);
 TM_MUST_USE tm_status tm_store_remove(tm_store *s); /* removes the run directories, frees; NULL is fine */
 uint64_t tm_store_disk_bytes(const tm_store *s);
 const char *tm_store_engine(const tm_store *s);
+/* What was written last is now what a commit names: the next write of each object goes to its other slot. */
+void tm_store_mark_committed(tm_store *s);
 
-/* ---- executor ------------------------------------------------------------------------------------------------------------ */
+/* ---- executor
+ * ------------------------------------------------------------------------------------------------------------ */
 
 typedef tm_status (*tm_op_fn)(void *ctx, const tm_op *op, void *const *operand);
 
@@ -169,10 +181,10 @@ typedef struct tm_exec_stats {
 
 typedef struct tm_exec tm_exec;
 typedef struct tm_exec_opts {
-    uint64_t slab_bytes;        /* mapped and touched at open */
-    tm_store *store;            /* NULL: nothing is paged */
-    uint64_t seed;              /* != 0: run operations one by one in a random legal order, with disk operations that
-                                   complete in a random order (tests) */
+    uint64_t slab_bytes; /* mapped and touched at open */
+    tm_store *store;     /* NULL: nothing is paged */
+    uint64_t seed;       /* != 0: run operations one by one in a random legal order, with disk operations that
+                            complete in a random order (tests) */
 } tm_exec_opts;
 TM_MUST_USE tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts);
 void tm_exec_close(tm_exec *e);
@@ -180,8 +192,9 @@ TM_MUST_USE tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, 
 /* Tells the executor the residency it runs under was (re)chosen and the store opened. */
 void tm_exec_set_store(tm_exec *e, tm_store *store);
 void tm_exec_get_stats(const tm_exec *e, tm_exec_stats *out); /* since open */
-/* Asks the running plan to stop after the operations in flight; from a signal watcher or another thread. tm_exec_run then
- * returns TM_ESIGNAL. */
+char *tm_exec_slab(tm_exec *e);
+/* Asks the running plan to stop after the operations in flight; from a signal watcher or another thread. tm_exec_run
+ * then returns TM_ESIGNAL. */
 void tm_exec_stop(tm_exec *e);
 
 #endif

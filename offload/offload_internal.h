@@ -1,4 +1,5 @@
-/* What the files of offload share: the structures behind layout, program and plan, and the store's half of a transfer. */
+/* What the files of offload share: the structures behind layout, program and plan, and the store's half of a transfer.
+ */
 #ifndef TIDEMILL_OFFLOAD_INTERNAL_H
 #define TIDEMILL_OFFLOAD_INTERNAL_H
 
@@ -59,11 +60,11 @@ const tm_object *program_object(const tm_program *p, uint32_t id);
 /* One frame for a stretch of program positions: a visit of paged state, or a temporary's whole life. */
 typedef struct residence {
     uint32_t first_object, count;
-    uint32_t start, end;    /* positions (program op indices); the frame is taken before `start`, free after `hold` */
-    uint32_t hold;          /* end, or later while a write-back may still be under way */
-    uint32_t first_use;     /* position of the first compute op that touches it (start is earlier with look-ahead) */
+    uint32_t start, end; /* positions (program op indices); the frame is taken before `start`, free after `hold` */
+    uint32_t hold;       /* end, or later while a write-back may still be under way */
+    uint32_t first_use;  /* position of the first compute op that touches it (start is earlier with look-ahead) */
     uint64_t bytes, address;
-    uint32_t visit;         /* whose accesses decide fills and write-backs; TM_NONE: a kept temporary, no disk */
+    uint32_t visit; /* whose accesses decide fills and write-backs; TM_NONE: a kept temporary, no disk */
     bool fill, dirty;
 } residence;
 
@@ -71,10 +72,10 @@ typedef struct residence {
 typedef struct placement {
     residence *item;
     uint32_t n, cap;
-    uint32_t *of_visit;     /* residence of each visit, TM_NONE: resident state */
-    uint8_t *temp_paged;    /* per temporary */
-    uint64_t base;          /* first byte above resident state */
-    uint64_t peak;          /* bytes of slab needed, base included */
+    uint32_t *of_visit;  /* residence of each visit, TM_NONE: resident state */
+    uint8_t *temp_paged; /* per temporary */
+    uint64_t base;       /* first byte above resident state */
+    uint64_t peak;       /* bytes of slab needed, base included */
 } placement;
 
 /* place.c: builds residences for the chosen residency (object->resident of the layout, temp_paged), gives look-ahead of
@@ -89,8 +90,8 @@ tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_pla
 uint64_t residency_base(const tm_layout *l, const uint8_t *resident, uint64_t *address /* per object, or NULL */);
 
 typedef struct temp_extent {
-    uint64_t offset;        /* in the spill file */
-    uint32_t first_page;    /* of its checksums */
+    uint64_t offset;     /* in the spill file */
+    uint32_t first_page; /* of its checksums */
 } temp_extent;
 
 struct tm_plan {
@@ -99,8 +100,8 @@ struct tm_plan {
     tm_plan_op *op;
     uint32_t n_op;
     uint32_t *succ;
-    uint64_t *operand;      /* slab addresses */
-    tm_object *temp;        /* temporaries: kind and sizes */
+    uint64_t *operand; /* slab addresses */
+    tm_object *temp;   /* temporaries: kind and sizes */
     temp_extent *extent;
     uint32_t n_temp, n_temp_pages;
     tm_plan_info info;
@@ -109,13 +110,13 @@ struct tm_plan {
         uint64_t address, bytes;
         uint8_t access;
         uint32_t object;
-    } *touch;
-    uint32_t *first_touch;  /* n_op + 1 */
+    } * touch;
+    uint32_t *first_touch; /* n_op + 1 */
 };
 
 /* emit.c: placement -> plan. */
-tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl, const uint8_t *resident,
-                    const uint64_t *address);
+tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl,
+                    const uint8_t *resident, const uint64_t *address);
 
 /* store.c: one transfer. `frame` is the object's whole frame (frame_bytes). */
 typedef struct store_target {

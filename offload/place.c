@@ -45,8 +45,12 @@ static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, u
     if (of_temp[t] == TM_NONE) {
         residence *r = push(pl);
         if (!r) return tm_nomem(sizeof *r);
-        *r = (residence){.first_object = visit->first, .count = 1, .start = visit->first_op, .first_use = visit->first_op,
-                         .bytes = p->temp[t].frame_bytes, .visit = TM_NONE};
+        *r = (residence){.first_object = visit->first,
+                         .count = 1,
+                         .start = visit->first_op,
+                         .first_use = visit->first_op,
+                         .bytes = p->temp[t].frame_bytes,
+                         .visit = TM_NONE};
         of_temp[t] = pl->n - 1;
     }
     residence *r = &pl->item[of_temp[t]];
@@ -78,6 +82,7 @@ static tm_status build_residences(placement *pl, const tm_program *p, const uint
             rc = add_paged(pl, p, v, false);
         }
     }
+    for (uint32_t r = 0; r < pl->n; r++) pl->item[r].bytes = tm_round_up(pl->item[r].bytes, TM_FRAME_ALIGN);
     tm_free(of_temp);
     tm_free(last_visit);
     return rc;
@@ -95,7 +100,8 @@ static int by_end(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* The position after which each object's last write-back before `r` may be read again: a fill must not start earlier. */
+/* The position after which each object's last write-back before `r` may be read again: a fill must not start earlier.
+ */
 static void limit_by_writes(placement *pl, const tm_program *p, residence **order) {
     uint32_t n_state = p->layout->n;
     /* last_end[object] while walking in order of first use; visits of one object do not overlap */
@@ -117,8 +123,8 @@ static void limit_by_writes(placement *pl, const tm_program *p, residence **orde
     tm_free(last_end);
 }
 
-/* Look-ahead: walking the program, fills of coming residences start as long as at most `window` bytes are ahead of their
- * use; write-backs may hold their frames until another `window` bytes of them have followed. */
+/* Look-ahead: walking the program, fills of coming residences start as long as at most `window` bytes are ahead of
+ * their use; write-backs may hold their frames until another `window` bytes of them have followed. */
 static tm_status give_window(placement *pl, const tm_program *p, uint64_t window) {
     residence **order = tm_malloc(sizeof *order * (pl->n + 1));
     if (!order) return tm_nomem(sizeof *order * (pl->n + 1));
@@ -172,7 +178,8 @@ static tm_status give_window(placement *pl, const tm_program *p, uint64_t window
     return TM_OK;
 }
 
-/* ---- packing: best fit over a free list, walking the positions ------------------------------------------------------ */
+/* ---- packing: best fit over a free list, walking the positions ------------------------------------------------------
+ */
 
 typedef struct gap {
     uint64_t begin, end;
@@ -204,8 +211,10 @@ static bool give(gaps *f, uint64_t begin, uint64_t end) {
     uint32_t lo = 0, hi = f->n;
     while (lo < hi) {
         uint32_t mid = (lo + hi) / 2;
-        if (f->g[mid].begin < begin) lo = mid + 1;
-        else hi = mid;
+        if (f->g[mid].begin < begin)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
     bool left = lo > 0 && f->g[lo - 1].end == begin, right = lo < f->n && f->g[lo].begin == end;
     if (left && right) {
@@ -295,8 +304,8 @@ done:
     return rc;
 }
 
-tm_status place_build(placement *pl, const tm_program *p, const uint8_t *temp_paged, const uint8_t *resident, uint64_t base,
-                      uint64_t window) {
+tm_status place_build(placement *pl, const tm_program *p, const uint8_t *temp_paged, const uint8_t *resident,
+                      uint64_t base, uint64_t window) {
     *pl = (placement){.base = base};
     pl->of_visit = tm_malloc(sizeof *pl->of_visit * (p->n_visit + 1));
     pl->temp_paged = tm_malloc(p->n_temp + 1);

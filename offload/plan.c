@@ -15,7 +15,9 @@ void tm_plan_free(tm_plan *plan) {
     tm_free(plan);
 }
 
-const tm_plan_info *tm_plan_get_info(const tm_plan *plan) { return &plan->info; }
+const tm_plan_info *tm_plan_get_info(const tm_plan *plan) {
+    return &plan->info;
+}
 
 static void settle(tm_layout *l, const uint8_t *resident, const uint64_t *address, uint64_t base) {
     for (uint32_t i = 0; i < l->n; i++) {

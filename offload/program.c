@@ -7,7 +7,9 @@
 static const char *const kind_names[TM_KINDS] = {"weight_hi", "weight_lo",  "exp_avg", "exp_avg_sq",
                                                  "grad",      "activation", "scratch"};
 
-const char *tm_kind_name(tm_kind kind) { return kind < TM_KINDS ? kind_names[kind] : "?"; }
+const char *tm_kind_name(tm_kind kind) {
+    return kind < TM_KINDS ? kind_names[kind] : "?";
+}
 
 bool offload_grow(void *p, uint32_t *cap, uint32_t n, size_t element_bytes) {
     void **array = p;
@@ -21,7 +23,9 @@ bool offload_grow(void *p, uint32_t *cap, uint32_t n, size_t element_bytes) {
 }
 
 /* Pageable objects take whole I/O units; the others only keep the alignment that vector kernels like. */
-static uint64_t frame_bytes(const tm_object *o) { return tm_round_up(o->bytes, o->pageable ? TM_FRAME_ALIGN : 64); }
+static uint64_t frame_bytes(const tm_object *o) {
+    return tm_round_up(o->bytes, o->pageable ? TM_FRAME_ALIGN : 64);
+}
 
 tm_status tm_layout_create(tm_layout **out) {
     *out = tm_calloc(1, sizeof **out);
@@ -44,8 +48,12 @@ uint32_t tm_layout_object(tm_layout *l, const tm_object *o) {
     return l->n++;
 }
 
-uint32_t tm_layout_objects(const tm_layout *l) { return l->n; }
-const tm_object *tm_layout_get(const tm_layout *l, uint32_t id) { return &l->object[id]; }
+uint32_t tm_layout_objects(const tm_layout *l) {
+    return l->n;
+}
+const tm_object *tm_layout_get(const tm_layout *l, uint32_t id) {
+    return &l->object[id];
+}
 
 tm_status tm_program_create(tm_program **out, const tm_layout *layout, const char *name) {
     tm_program *p = tm_calloc(1, sizeof *p);
@@ -139,4 +147,6 @@ void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access) {
     tm_program_use_range(p, visit, p->visit[visit].first, p->visit[visit].count, access);
 }
 
-uint32_t tm_program_ops(const tm_program *p) { return p->n_op; }
+uint32_t tm_program_ops(const tm_program *p) {
+    return p->n_op;
+}

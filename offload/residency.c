@@ -1,18 +1,19 @@
 /* Which objects stay resident.
  *
- * Candidates are tried in a fixed order: the compute weights by whole bundle (each byte kept saves three: read forward, read
- * backward, read and written by the update less what the update has to move anyway), then gradients and activations between
- * their passes, then the same fraction of every unit's remaining state, so that the disk works evenly through the step. The
- * longest prefix that fits the slab together with a modest look-ahead is kept; what is left over widens the look-ahead. */
+ * Candidates are tried in a fixed order: the compute weights by whole bundle (each byte kept saves three: read forward,
+ * read backward, read and written by the update less what the update has to move anyway), then gradients and
+ * activations between their passes, then the same fraction of every unit's remaining state, so that the disk works
+ * evenly through the step. The longest prefix that fits the slab together with a modest look-ahead is kept; what is
+ * left over widens the look-ahead. */
 #include "offload/offload_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct candidate {
-    uint32_t first, count;  /* object ids */
-    uint8_t rank;           /* 0 weights, 1 temporaries, 2 other state */
-    double spread;          /* position inside its unit, 0..1: equal fractions of every unit come together */
+    uint32_t first, count; /* object ids */
+    uint8_t rank;          /* 0 weights, 1 temporaries, 2 other state */
+    double spread;         /* position inside its unit, 0..1: equal fractions of every unit come together */
 } candidate;
 
 typedef struct chooser {
@@ -82,8 +83,10 @@ static void keep_prefix(chooser *ch, uint32_t k) {
     for (uint32_t i = 0; i < ch->n; i++) {
         const candidate *c = &ch->c[i];
         for (uint32_t j = 0; j < c->count; j++) {
-            if (c->first & TM_TEMP_BIT) ch->temp_paged[c->first & ~TM_TEMP_BIT] = i >= k;
-            else ch->resident[c->first + j] = i < k;
+            if (c->first & TM_TEMP_BIT)
+                ch->temp_paged[c->first & ~TM_TEMP_BIT] = i >= k;
+            else
+                ch->resident[c->first + j] = i < k;
         }
     }
 }
@@ -92,6 +95,7 @@ uint64_t residency_base(const tm_layout *l, const uint8_t *resident, uint64_t *a
     uint64_t at = 0;
     for (uint32_t i = 0; i < l->n; i++) {
         if (!resident[i]) continue;
+        if (l->object[i].pageable) at = tm_round_up(at, TM_FRAME_ALIGN);
         if (address) address[i] = at;
         at += l->object[i].frame_bytes;
     }
@@ -123,7 +127,8 @@ static tm_status start_point(chooser *ch) {
         if (*n < 2) ++*n;
     }
     for (uint32_t t = 0; t < ch->p->n_temp; t++)
-        ch->temp_paged[t] = ch->opts->spill && ch->p->temp[t].pageable && !ch->opts->pinned[ch->p->temp[t].kind] && visits[t] > 1;
+        ch->temp_paged[t] =
+            ch->opts->spill && ch->p->temp[t].pageable && !ch->opts->pinned[ch->p->temp[t].kind] && visits[t] > 1;
     tm_free(visits);
     return TM_OK;
 }
@@ -134,8 +139,10 @@ static tm_status longest_prefix(chooser *ch, uint64_t window, uint32_t *k) {
         uint32_t mid = hi - (hi - lo) / 2;
         uint64_t peak;
         TM_TRY(peak_of(ch, mid, window, &peak));
-        if (peak <= ch->opts->slab_bytes) lo = mid;
-        else hi = mid - 1;
+        if (peak <= ch->opts->slab_bytes)
+            lo = mid;
+        else
+            hi = mid - 1;
     }
     *k = lo;
     return TM_OK;
@@ -148,8 +155,10 @@ static tm_status widest_window(chooser *ch, uint32_t k, uint64_t *window) {
     while (lo < hi) {
         uint64_t mid = hi - (hi - lo) / 2, peak;
         TM_TRY(peak_of(ch, k, mid * step, &peak));
-        if (peak <= ch->opts->slab_bytes) lo = mid;
-        else hi = mid - 1;
+        if (peak <= ch->opts->slab_bytes)
+            lo = mid;
+        else
+            hi = mid - 1;
     }
     *window = lo * step;
     return TM_OK;
@@ -164,12 +173,13 @@ tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_pla
     TM_GO(peak_of(&ch, 0, 0, minimum));
     if (*minimum > opts->slab_bytes) {
         rc = TM_EBUDGET;
-        tm_fail(TM_EBUDGET, "%s needs frames of %llu bytes, the budget leaves %llu", p->name, (unsigned long long)*minimum,
-                (unsigned long long)opts->slab_bytes);
+        tm_fail(TM_EBUDGET, "%s needs frames of %llu bytes, the budget leaves %llu", p->name,
+                (unsigned long long)*minimum, (unsigned long long)opts->slab_bytes);
         goto done;
     }
     /* a modest look-ahead first: residency is worth more than a deep one */
-    uint64_t modest[] = {tm_min_u64(96 * TM_MIB, opts->slab_bytes / 6), tm_min_u64(24 * TM_MIB, opts->slab_bytes / 12), 0};
+    uint64_t modest[] = {tm_min_u64(96 * TM_MIB, opts->slab_bytes / 6), tm_min_u64(24 * TM_MIB, opts->slab_bytes / 12),
+                         0};
     uint32_t k = 0;
     for (size_t i = 0; i < TM_COUNT(modest); i++) {
         uint64_t peak;

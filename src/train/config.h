@@ -22,14 +22,18 @@
 #define TIDEMILL_TRAIN_CONFIG_H
 
 #include "base/base.h"
+#include "data/dataset.h"
 #include "model/model.h"
 #include "optim/optim.h"
 
-typedef enum tm_data_format {
-    TM_FORMAT_AUTO, TM_FORMAT_TEXT, TM_FORMAT_MESSAGES, TM_FORMAT_ALPACA, TM_FORMAT_PROMPT_COMPLETION, TM_FORMAT_SHAREGPT,
-    TM_FORMAT_SAFETENSORS
-} tm_data_format;
-typedef enum tm_overlong { TM_OVERLONG_TRUNCATE, TM_OVERLONG_DROP, TM_OVERLONG_ERROR } tm_overlong;
+/* data.format: tm_data_format of dataset.h; rows of ids are told by their file name. */
+#define TM_FORMAT_AUTO TM_DATA_AUTO
+#define TM_FORMAT_TEXT TM_DATA_TEXT
+#define TM_FORMAT_MESSAGES TM_DATA_MESSAGES
+#define TM_FORMAT_ALPACA TM_DATA_ALPACA
+#define TM_FORMAT_PROMPT_COMPLETION TM_DATA_PROMPT_COMPLETION
+#define TM_FORMAT_SHAREGPT TM_DATA_SHAREGPT
+#define TM_FORMAT_SAFETENSORS ((tm_data_format)100)
 /* offload_param.device, offload_optimizer.device */
 typedef enum tm_place {
     TM_PLACE_AUTO, /* the planner decides; also where the block is absent */
@@ -92,6 +96,7 @@ typedef struct tm_config {
     tm_lr_schedule schedule;         /* complete after tm_config_resolve_steps */
     bool deepspeed_schedule;         /* from a `scheduler` block */
     double warmup_steps;             /* as given: >= 1 steps, < 1 a ratio of the total; see tm_config_resolve_steps */
+    double warmup_ratio;             /* where warmup_steps is 0 */
 
     /* ---- memory ------------------------------------------------------------------------------------------------------ */
     struct {
@@ -147,6 +152,7 @@ typedef struct tm_config_opts {
     const char *const *set;          /* "key.path=value": JSON, else a string; applied last, in order */
     size_t n_set;
     uint32_t world_size;             /* 0: 1 */
+    bool data_optional;              /* `plan`: data.train and output_dir may be missing */
     /* Appends the file at `path` (relative to the current directory) to `out`; needed where "deepspeed" names a file. */
     tm_status (*read_file)(void *ctx, const char *path, tm_buf *out);
     void *read_ctx;

@@ -1,0 +1,398 @@
+/* A job: one model, its state in the tiers, and the executor that runs programs over it. */
+#include "train/train_internal.h"
+
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the model and its tensors
+ * --------------------------------------------------------------------------------------- */
+
+static tm_status match_shape(const tm_job *job, const tm_tensor *t, const tm_source_tensor *have) {
+    bool same = t->ndim == have->ndim;
+    for (uint32_t i = 0; same && i < t->ndim; i++) same = t->shape[i] == have->shape[i];
+    if (same) return TM_OK;
+    char want[96] = "", got[96] = "";
+    for (uint32_t i = 0; i < t->ndim; i++)
+        snprintf(want + strlen(want), sizeof want - strlen(want), "%s%llu", i ? ", " : "",
+                 (unsigned long long)t->shape[i]);
+    for (uint32_t i = 0; i < have->ndim && i < 4; i++)
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%s%llu", i ? ", " : "",
+                 (unsigned long long)have->shape[i]);
+    return tm_fail(TM_EINPUT,
+                   "%s: %s has shape [%s], config.json asks for [%s]; weights and config do not belong together",
+                   have->file ? have->file : tm_source_path(job->source), t->name, got, want);
+}
+
+static tm_status find_tensors(tm_job *job) {
+    uint32_t n = tm_model_tensors(job->model);
+    if (!job->source) return TM_OK;
+    job->source_tensor = tm_malloc(sizeof *job->source_tensor * (n + 1));
+    if (!job->source_tensor) return tm_nomem(sizeof *job->source_tensor * n);
+    for (uint32_t t = 0; t < n; t++) {
+        const tm_tensor *tensor = tm_model_tensor(job->model, t);
+        int64_t at = tm_source_find(job->source, tensor->name);
+        if (at < 0)
+            return tm_fail(TM_EINPUT, "%s: the tensor %s is missing; fetch the model again",
+                           tm_source_path(job->source), tensor->name);
+        TM_TRY(match_shape(job, tensor, tm_source_tensor_get(job->source, (uint32_t)at)));
+        job->source_tensor[t] = (uint32_t)at;
+    }
+    return TM_OK;
+}
+
+/* ---- state
+ * ------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t add_object(tm_job *job, tm_kind kind, uint32_t unit, uint32_t bundle, uint64_t bytes) {
+    return tm_layout_object(
+        job->layout,
+        &(tm_object){
+            .kind = kind, .unit = unit, .bundle = bundle, .bytes = bytes, .pageable = kind != TM_KIND_SCRATCH});
+}
+
+static void add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
+    const tm_part *p = tm_model_part(job->model, part);
+    part_state *s = &job->part[part];
+    uint64_t width = tm_dtype_bytes(job->dtype);
+    *s = (part_state){.lo = TM_NO_OBJECT,
+                      .exp_avg = TM_NO_OBJECT,
+                      .exp_avg_sq = TM_NO_OBJECT,
+                      .elements = p->elements,
+                      .tiles = (uint32_t)((p->elements + TM_TILE_ELEMENTS - 1) / TM_TILE_ELEMENTS)};
+    s->hi = tm_layout_objects(job->layout);
+    for (uint32_t i = 0; i < s->tiles; i++)
+        (void)add_object(job, TM_KIND_WEIGHT_HI, p->unit, *bundle, tile_elements(s, i) * width);
+    ++*bundle;
+    if (!job->optimizer) return;
+    bool split = job->dtype == TM_BF16;
+    s->stride = split ? 3 : 2;
+    uint32_t first = tm_layout_objects(job->layout);
+    if (split) s->lo = first++;
+    s->exp_avg = first;
+    s->exp_avg_sq = first + 1;
+    for (uint32_t i = 0; i < s->tiles; i++) {
+        uint64_t n = tile_elements(s, i);
+        if (split) (void)add_object(job, TM_KIND_WEIGHT_LO, p->unit, (*bundle)++, n * 2);
+        (void)add_object(job, TM_KIND_EXP_AVG, p->unit, (*bundle)++, n * 4);
+        (void)add_object(job, TM_KIND_EXP_AVG_SQ, p->unit, (*bundle)++, n * 4);
+    }
+}
+
+static tm_status add_state(tm_job *job, const job_opts *opts) {
+    uint32_t parts = tm_model_parts(job->model), units = tm_model_units(job->model), bundle = 0, want = 0;
+    TM_TRY(tm_layout_create(&job->layout));
+    job->part = tm_calloc(parts + 1, sizeof *job->part);
+    if (!job->part) return tm_nomem(parts * sizeof *job->part);
+    for (uint32_t p = 0; p < parts; p++) {
+        add_part(job, p, &bundle);
+        want += job->part[p].tiles * (1 + job->part[p].stride);
+    }
+    if (opts->kv_capacity) {
+        job->kv = tm_malloc(sizeof *job->kv * units);
+        if (!job->kv) return tm_nomem(sizeof *job->kv * units);
+        job->kv_rows = opts->kv_rows;
+        job->kv_capacity = opts->kv_capacity;
+        for (uint32_t u = 0; u < units; u++) {
+            uint64_t bytes = (uint64_t)tm_model_unit(job->model, u)->kv_bytes * opts->kv_rows * opts->kv_capacity;
+            job->kv[u] = bytes ? add_object(job, TM_KIND_SCRATCH, u, bundle++, bytes) : TM_NO_OBJECT;
+            want += bytes ? 1 : 0;
+        }
+    }
+    return tm_layout_objects(job->layout) == want ? TM_OK : tm_nomem(want * sizeof(tm_object));
+}
+
+void forward_opts(job_opts *o, const tm_tier_args *tiers) {
+    o->host_bytes = tiers->host_budget ? tiers->host_budget : tm_mem_available_bytes() / 5 * 4;
+    if (!tiers->offload_path) return;
+    o->paths = &tiers->offload_path;
+    o->n_paths = 1;
+}
+
+tm_status job_open(tm_job **out, const job_opts *opts) {
+    tm_model_config config;
+    size_t len;
+    tm_status rc;
+    tm_job *job = tm_calloc(1, sizeof *job);
+    if (!job) return tm_nomem(sizeof *job);
+    job->dtype = opts->dtype;
+    job->optimizer = opts->optimizer;
+    job->seed = opts->seed;
+    job->host_bytes = opts->host_bytes;
+    TM_GO(opts->init_random ? tm_source_open_bare(&job->source, opts->model)
+                            : tm_source_open(&job->source, opts->model));
+    const char *json = tm_source_config(job->source, &len);
+    TM_GO(tm_model_config_parse(&config, json, len, opts->model));
+    TM_GO(tm_model_create(&job->model, &config, opts->dtype));
+    if (opts->init_random) {
+        tm_source_close(job->source);
+        job->source = NULL;
+    }
+    TM_GO(find_tensors(job));
+    TM_GO(add_state(job, opts));
+    *out = job;
+done:
+    if (rc != TM_OK) job_close(job);
+    return rc;
+}
+
+void job_close(tm_job *job) {
+    if (!job) return;
+    tm_exec_close(job->exec);
+    if (tm_store_remove(job->store) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
+    tm_layout_free(job->layout);
+    tm_source_close(job->source);
+    tm_model_free(job->model);
+    tm_free(job->part);
+    tm_free(job->kv);
+    tm_free(job->batch);
+    tm_free(job->source_tensor);
+    tm_free(job->no_decay);
+    tm_free(job);
+}
+
+/* ---- the budget: what is not a frame
+ * ---------------------------------------------------------------------------------------- */
+
+/* The program, its libraries, stacks, and the matrix library's buffers, resident at the most the machine's threads
+ * need; measured as VmHWM minus the slab over the test suite's jobs, and enforced by tests, not measured at run time.
+ */
+enum { FIXED_MIB = 40, PER_THREAD_MIB = 4 };
+
+static uint64_t fixed_bytes(const tm_job *job, uint64_t other) {
+    (void)job;
+    return (FIXED_MIB + (uint64_t)PER_THREAD_MIB * (uint64_t)tm_kernels_threads()) * TM_MIB + other;
+}
+
+static void plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
+    *po = (tm_plan_opts){.cache = !opts->cache_none, .spill = opts->n_paths > 0};
+    memcpy(po->pinned, opts->pinned, sizeof po->pinned);
+    if (opts->n_paths == 0)
+        for (int k = 0; k < TM_KINDS; k++) po->pinned[k] = true;
+    po->slab_bytes = job->slab_bytes;
+}
+
+/* ---- choosing among ways to run the step
+ * -------------------------------------------------------------------------------------- */
+
+/* Nominal rates until the machine's profile is measured (bench, tune): one NVMe disk, two cores. They only rank plans.
+ */
+static const double READ_RATE = 1.4 * (double)(1 << 30), WRITE_RATE = 2.4 * (double)(1 << 30), FLOP_RATE = 150e9;
+
+static double estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o) {
+    double disk = 0, params = (double)tm_model_parameters(job->model);
+    double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape);
+    for (int k = 0; k < TM_KINDS; k++)
+        disk += (double)info->read_bytes[k] / READ_RATE + (double)info->write_bytes[k] / WRITE_RATE;
+    double flops = params * tokens * (o->backward ? (o->keep == JOB_RECOMPUTE ? 8 : 6) : 2);
+    double cpu = flops / FLOP_RATE;
+    return disk > cpu ? disk + 0.01 * cpu : cpu + 0.01 * disk;
+}
+
+static tm_status compile_candidate(tm_job *job, const job_opts *opts, const char *name, const pass_opts *o,
+                                   tm_plan **plan, uint64_t *minimum) {
+    tm_program *program;
+    tm_plan_opts po;
+    plan_opts(job, opts, &po);
+    po.choose_residency = true;
+    TM_TRY(build_pass(&program, job, name, o));
+    tm_status rc = tm_plan_compile(plan, job->layout, program, &po, minimum);
+    tm_program_free(program);
+    return rc;
+}
+
+static tm_status pick(tm_job *job, const job_opts *opts, const char *name, const pass_opts *c, uint32_t n,
+                      tm_plan **plan, uint32_t *chosen, uint64_t *minimum) {
+    double best = INFINITY;
+    uint32_t latest = UINT32_MAX;
+    *chosen = UINT32_MAX;
+    *minimum = UINT64_MAX;
+    *plan = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        tm_plan *p = NULL;
+        uint64_t least;
+        tm_status rc = compile_candidate(job, opts, name, &c[i], &p, &least);
+        if (rc != TM_OK && rc != TM_EBUDGET) return rc;
+        *minimum = tm_min_u64(*minimum, least);
+        if (rc == TM_EBUDGET) {
+            tm_error_clear();
+            continue;
+        }
+        latest = i;
+        double t = estimate(job, tm_plan_get_info(p), &c[i]);
+        if (t >= best) {
+            tm_plan_free(p);
+            continue;
+        }
+        best = t;
+        *chosen = i;
+        tm_plan_free(*plan);
+        *plan = p;
+    }
+    if (*chosen == UINT32_MAX) return TM_EBUDGET;
+    if (*chosen == latest) return TM_OK;
+    tm_plan_free(*plan); /* the layout follows the latest compilation */
+    *plan = NULL;
+    uint64_t least;
+    return compile_candidate(job, opts, name, &c[*chosen], plan, &least);
+}
+
+static tm_status refuse(const tm_job *job, uint64_t minimum_host) {
+    char want[32], have[32];
+    return tm_fail(TM_EBUDGET,
+                   "memory.host_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
+                   "raise it, or lower seq_len or the micro-batch",
+                   tm_format_size(job->host_bytes, have, sizeof have), (unsigned long long)job->host_bytes,
+                   (unsigned long long)minimum_host, tm_format_size(minimum_host, want, sizeof want));
+}
+
+tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
+    tm_plan_opts po;
+    plan_opts(job, &job->opts, &po);
+    po.window_mib = 64;
+    uint64_t minimum = 0;
+    tm_status rc = tm_plan_compile(plan, job->layout, program, &po, &minimum);
+    if (rc != TM_EBUDGET) return rc;
+    tm_error_clear();
+    return refuse(job, minimum + job->fixed_bytes);
+}
+
+static tm_status import(tm_job *job, const tm_plan *plan) {
+    TM_TRY(job_run(job, plan));
+    if (job->store) tm_store_mark_committed(job->store);
+    return TM_OK;
+}
+
+static tm_status open_tiers(tm_job *job, const job_opts *opts, uint64_t slab, uint64_t spill) {
+    bool paged = spill > 0;
+    for (uint32_t i = 0; i < tm_layout_objects(job->layout) && !paged; i++)
+        paged = !tm_layout_get(job->layout, i)->resident;
+    if (paged)
+        TM_TRY(tm_store_open(&job->store, job->layout,
+                             &(tm_store_opts){.paths = opts->paths,
+                                              .n_paths = opts->n_paths,
+                                              .slots = opts->slots,
+                                              .allow_tmpfs = opts->allow_tmpfs,
+                                              .io = opts->io,
+                                              .spill_bytes = spill}));
+    return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = slab, .store = job->store, .seed = opts->order_seed});
+}
+
+/* Walks need a few tiles beside what is resident; they must fit too, or the step's plan is made for a smaller slab. */
+static tm_status compile_others(tm_job *job, tm_plan **import_plan, uint64_t *slab) {
+    tm_program *p;
+    TM_TRY(build_import(&p, job));
+    tm_status rc = job_compile(job, p, import_plan);
+    tm_program_free(p);
+    if (rc != TM_OK) return rc;
+    *slab = tm_max_u64(*slab, tm_plan_get_info(*import_plan)->slab_bytes);
+    return TM_OK;
+}
+
+tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
+                    tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes) {
+    uint64_t minimum = 0, K = 0;
+    tm_plan *import_plan = NULL;
+    tm_status rc;
+    job->opts = *opts;
+    job->fixed_bytes = fixed_bytes(job, opts->other_bytes);
+    job->slab_bytes = job->host_bytes == UINT64_MAX        ? (uint64_t)1 << 46
+                      : job->host_bytes > job->fixed_bytes ? job->host_bytes - job->fixed_bytes
+                                                           : 0;
+    for (uint32_t i = 0; i < n; i++) K = tm_max_u64(K, candidate[i].shape.micro_batches);
+    job->batch = tm_calloc(K + 1, sizeof *job->batch);
+    if (!job->batch) return tm_nomem(K * sizeof *job->batch);
+    rc = pick(job, opts, name, candidate, n, plan, chosen, &minimum);
+    if (minimum_host_bytes) *minimum_host_bytes = minimum + job->fixed_bytes;
+    if (rc == TM_EBUDGET) return refuse(job, minimum + job->fixed_bytes);
+    TM_TRY(rc);
+    if (opts->plan_only) return TM_OK;
+    uint64_t slab = tm_plan_get_info(*plan)->slab_bytes;
+    TM_TRY(compile_others(job, &import_plan, &slab));
+    job->slab_bytes = slab; /* from here on it is what exists */
+    TM_GO(open_tiers(job, opts, slab, tm_plan_get_info(*plan)->spill_file_bytes));
+    TM_GO(import(job, import_plan));
+done:
+    tm_plan_free(import_plan);
+    return rc;
+}
+
+/* ---- running
+ * ---------------------------------------------------------------------------------------------------------------------
+ */
+
+static volatile sig_atomic_t stop_signal;
+void job_stop_on_signal(int sig) {
+    stop_signal = sig;
+}
+int job_stopped(void) {
+    return stop_signal;
+}
+
+static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
+    if (stop_signal) return tm_fail(TM_ESIGNAL, "stopped by signal %d", (int)stop_signal);
+    return job_run_op(ctx, op, operand);
+}
+
+tm_status job_run(tm_job *job, const tm_plan *plan) {
+    return tm_exec_run(job->exec, plan, run_op, job);
+}
+
+static tm_status run_program(tm_job *job, tm_program *program) {
+    tm_plan *plan = NULL;
+    tm_status rc = job_compile(job, program, &plan);
+    tm_program_free(program);
+    if (rc == TM_OK) rc = job_run(job, plan);
+    tm_plan_free(plan);
+    return rc;
+}
+
+tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]) {
+    tm_program *program;
+    job->hash = XXH3_createState();
+    if (!job->hash) return tm_nomem(576);
+    XXH3_128bits_reset(job->hash);
+    tm_status rc = build_walk(&program, job, true, 0);
+    if (rc == TM_OK) rc = run_program(job, program);
+    XXH3_128bits_update(job->hash, &step, sizeof step);
+    XXH128_hash_t h = XXH3_128bits_digest(job->hash);
+    XXH3_freeState(job->hash);
+    job->hash = NULL;
+    snprintf(hex, 33, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
+    return rc;
+}
+
+static tm_status put_values(void *ctx, uint32_t tensor, uint64_t first, uint64_t n, const float *values) {
+    return tm_hf_writer_put_f32(ctx, tensor, first, n, values);
+}
+
+tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype) {
+    uint32_t n = tm_model_tensors(job->model);
+    tm_hf_writer *writer = NULL;
+    tm_program *program;
+    tm_status rc;
+    tm_hf_tensor *list = tm_calloc(n + 1, sizeof *list);
+    if (!list) return tm_nomem(n * sizeof *list);
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_tensor *t = tm_model_tensor(job->model, i);
+        list[i].name = t->name;
+        list[i].ndim = t->ndim;
+        memcpy(list[i].shape, t->shape, sizeof t->shape);
+    }
+    TM_GO(tm_make_dirs(dir));
+    TM_GO(tm_hf_writer_create(&writer, dir, list, n, dtype, 0));
+    /* bf16 is what computed: the masters' nearest, ties included */
+    TM_GO(build_walk(&program, job, false, dtype == TM_FMT_BF16 && job->dtype == TM_BF16 ? WHAT_COMPUTE : WHAT_MASTER));
+    job->take_values = put_values;
+    job->take_ctx = writer;
+    TM_GO(run_program(job, program));
+    rc = tm_hf_writer_commit(writer);
+    writer = NULL;
+done:
+    tm_hf_writer_abandon(writer);
+    tm_free(list);
+    return rc;
+}

@@ -1,0 +1,338 @@
+/* What each operation does, on resident pointers. Operands come in the order in which build.c wrote the uses. */
+#include "train/train_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct operands {
+    void *const *at;
+} operands;
+
+static void *next(operands *o) {
+    return *o->at++;
+}
+
+static tm_micro_batch micro_batch(const tm_job *job, uint32_t mb, uint32_t capacity, void *frame) {
+    batch_view v = batch_at(frame, capacity);
+    const job_batch *b = &job->batch[mb];
+    return (tm_micro_batch){.rows = b->rows,
+                            .seq = b->seq,
+                            .tokens = b->tokens,
+                            .ids = v.ids,
+                            .labels = v.labels,
+                            .key_mask = v.mask,
+                            .position = job->kv ? v.position : NULL};
+}
+
+static tm_status do_batch(tm_job *job, const tm_op *op, operands o) {
+    batch_view v = batch_at(next(&o), op->arg[1]);
+    job->capacity = op->arg[1];
+    return job->fill(job->fill_ctx, op->arg[0], op->arg[1], v.ids, v.labels, v.mask, v.position,
+                     &job->batch[op->arg[0]]);
+}
+
+static void take_slots(operands *o, const tm_slot_use *use, uint32_t n, tm_stage_args *a) {
+    for (uint32_t i = 0; i < n; i++) *(use[i].grad ? &a->grad[use[i].slot] : &a->slot[use[i].slot]) = next(o);
+}
+
+static tm_status do_forward(tm_job *job, const tm_op *op, operands o) {
+    const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
+    const tm_stage *stage = &u->stage[op->arg[1]];
+    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next(&o));
+    if (b.rows == 0) return TM_OK;
+    tm_stage_args a = {.model = job->model,
+                       .unit = op->arg[0],
+                       .stage = op->arg[1],
+                       .batch = &b,
+                       .slot_fresh = op->arg[3] & 0xffff,
+                       .grad_fresh = op->arg[3] >> 16};
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (stage->part_in_forward[i]) a.weight[i] = next(&o);
+    take_slots(&o, stage->forward, stage->n_forward, &a);
+    if (stage->uses_kv_cache && job->kv) {
+        a.kv_cache = next(&o);
+        a.kv_capacity = job->kv_capacity;
+    }
+    a.workspace = next(&o);
+    return tm_stage_forward(&a);
+}
+
+static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
+    const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
+    const tm_stage *stage = &u->stage[op->arg[1]];
+    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next(&o));
+    tm_stage_args a = {.model = job->model,
+                       .unit = op->arg[0],
+                       .stage = op->arg[1],
+                       .batch = &b,
+                       .slot_fresh = op->arg[3] & 0xffff,
+                       .grad_fresh = op->arg[3] >> 16};
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (stage->part_in_backward[i]) a.weight[i] = next(&o);
+    take_slots(&o, stage->backward, stage->n_backward, &a);
+    if (u->kind == TM_UNIT_HEAD) a.coefficient = next(&o);
+    for (uint32_t i = 0; i < stage->n_parts; i++) {
+        if (!stage->part_gradient[i]) continue;
+        a.weight_grad[i] = next(&o);
+        a.weight_grad_fresh[i] = op->flags >> i & 1;
+        /* a micro-batch that has no rows contributes nothing, but someone has to write first */
+        if (b.rows == 0 && a.weight_grad_fresh[i])
+            memset(a.weight_grad[i], 0, tm_model_part(job->model, stage->part[i])->elements * sizeof(float));
+    }
+    if (b.rows == 0) return TM_OK;
+    a.workspace = next(&o);
+    return tm_stage_backward(&a);
+}
+
+/* Token-weighted cross-entropy: every label of the step has the coefficient 1 / (labels of the step). */
+static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
+    uint64_t labels = 0, tokens = 0;
+    double sum = 0;
+    for (uint32_t mb = 0; mb < op->arg[0]; mb++) {
+        labels += job->batch[mb].label_tokens;
+        tokens += job->batch[mb].mask_tokens;
+    }
+    float each = labels ? (float)(1.0 / (double)labels) : 0;
+    for (uint32_t mb = 0; mb < op->arg[0]; mb++) {
+        tm_micro_batch b = micro_batch(job, mb, job->capacity, next(&o));
+        const void *state = next(&o);
+        float *coef = next(&o);
+        if (b.rows == 0) continue;
+        tm_head_nll(&b, state, coef);
+        double part = 0;
+        for (uint32_t t = 0; t < b.tokens; t++) part += (double)coef[t];
+        sum += part;
+        if (job->take_nll) TM_TRY(job->take_nll(job->take_ctx, mb, &b, coef));
+        for (uint32_t t = 0; t < b.tokens; t++) coef[t] = b.labels[t] >= 0 ? each : 0;
+    }
+    job->step.loss_sum = sum;
+    job->step.label_tokens = labels;
+    job->step.tokens = tokens;
+    return TM_OK;
+}
+
+static tm_status do_finish(tm_job *job, const tm_op *op, operands o) {
+    const part_state *ps = &job->part[op->arg[0]];
+    uint64_t at = (uint64_t)op->arg[1] * TM_TILE_ELEMENTS, n = tile_elements(ps, op->arg[1]);
+    const float *sum = (const float *)next(&o) + at;
+    void *g = next(&o);
+    double *partial = (double *)next(&o) + at / TM_NORM_BLOCK;
+    if (job->dtype == TM_F32)
+        tm_grad_finish_f32(sum, g, n, partial);
+    else
+        tm_grad_finish_bf16(sum, g, n, partial);
+    return TM_OK;
+}
+
+static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
+    double sum = 0;
+    (void)op;
+    for (uint32_t p = 0; p < tm_model_parts(job->model); p++)
+        sum += tm_sum_blocks(next(&o), tm_norm_block_count(job->part[p].elements));
+    step_result *s = &job->step;
+    s->grad_norm = sqrt(sum);
+    s->finite = isfinite(s->grad_norm) && isfinite(s->loss_sum);
+    s->clip = tm_clip_factor(s->grad_norm, job->max_grad_norm);
+    if (!s->finite) return TM_OK; /* the update is skipped: do_adamw leaves the state alone */
+    tm_adamw_step_init(&s->adamw, &job->adamw, s->learning_rate, s->number, s->clip);
+    tm_adamw_opts plain = job->adamw;
+    plain.weight_decay = 0;
+    tm_adamw_step_init(&s->adamw_no_decay, &plain, s->learning_rate, s->number, s->clip);
+    return TM_OK;
+}
+
+/* One run of elements with the same decay. */
+static uint64_t adamw_run(tm_job *job, const tm_adamw_step *step, uint64_t first, uint64_t n, void *hi, void *lo,
+                          float *m, float *v, const void *g) {
+    if (lo)
+        return tm_adamw_split((uint16_t *)hi + first, (uint16_t *)lo + first, m + first, v + first,
+                              (const uint16_t *)g + first, n, step);
+    (void)job;
+    return tm_adamw_f32((float *)hi + first, m + first, v + first, (const float *)g + first, n, step);
+}
+
+static tm_status do_adamw(tm_job *job, const tm_op *op, operands o) {
+    const part_state *ps = &job->part[op->arg[0]];
+    uint64_t begin = (uint64_t)op->arg[1] * TM_TILE_ELEMENTS, n = tile_elements(ps, op->arg[1]);
+    void *hi = next(&o), *lo = ps->lo != TM_NO_OBJECT ? next(&o) : NULL;
+    float *m = next(&o), *v = next(&o);
+    const void *g = next(&o);
+    if (!job->step.finite) return TM_OK;
+    if (!job->no_decay) {
+        job->nonfinite += adamw_run(job, &job->step.adamw, 0, n, hi, lo, m, v, g);
+        return TM_OK;
+    }
+    const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
+    for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
+        uint64_t from = tm_max_u64(seg[i].part_offset, begin),
+                 to = tm_min_u64(seg[i].part_offset + seg[i].elements, begin + n);
+        if (from >= to) continue;
+        const tm_adamw_step *step = job->no_decay[seg[i].tensor] ? &job->step.adamw_no_decay : &job->step.adamw;
+        job->nonfinite += adamw_run(job, step, from - begin, to - from, hi, lo, m, v, g);
+    }
+    return TM_OK;
+}
+
+/* ---- import
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static tm_status read_tensor(tm_job *job, uint32_t t, uint64_t first, uint64_t n, float *out) {
+    const tm_tensor *tensor = tm_model_tensor(job->model, t);
+    if (!job->source) {
+        tm_model_init_values(job->model, t, job->seed, first, n, out);
+        return TM_OK;
+    }
+    TM_TRY(tm_source_read_f32(job->source, job->source_tensor[t], first, n, out));
+    uint64_t bad = tm_count_nonfinite(out, n);
+    if (bad)
+        return tm_fail(TM_EINPUT, "%s: %llu values of %s are not finite; the file is damaged or the model has diverged",
+                       tm_source_path(job->source), (unsigned long long)bad, tensor->name);
+    if (first + n == tensor->elements) tm_source_forget(job->source, job->source_tensor[t]);
+    return TM_OK;
+}
+
+static tm_status do_import(tm_job *job, const tm_op *op, operands o) {
+    const part_state *ps = &job->part[op->arg[0]];
+    uint64_t begin = (uint64_t)op->arg[1] * TM_TILE_ELEMENTS, n = tile_elements(ps, op->arg[1]);
+    void *hi = next(&o), *lo = ps->lo != TM_NO_OBJECT ? next(&o) : NULL;
+    float *m = ps->exp_avg != TM_NO_OBJECT ? next(&o) : NULL, *v = ps->exp_avg_sq != TM_NO_OBJECT ? next(&o) : NULL;
+    /* the fp32 values come into the weights' own frame, a moment's (zeroed below), or one of their own */
+    float *master = job->dtype == TM_F32 ? hi : m ? m : next(&o);
+    const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
+    for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
+        uint64_t from = tm_max_u64(seg[i].part_offset, begin),
+                 to = tm_min_u64(seg[i].part_offset + seg[i].elements, begin + n);
+        if (from >= to) continue;
+        TM_TRY(read_tensor(job, seg[i].tensor, seg[i].tensor_offset + (from - seg[i].part_offset), to - from,
+                           master + (from - begin)));
+    }
+    if (lo)
+        tm_split_f32(master, hi, lo, n);
+    else if (job->dtype != TM_F32)
+        tm_grad_round_bf16(master, hi, n); /* weights only: to nearest even, as everyone loads them */
+    if (m) memset(m, 0, n * sizeof *m);
+    if (v) memset(v, 0, n * sizeof *v);
+    return TM_OK;
+}
+
+/* ---- what programs yield
+ * ------------------------------------------------------------------------------------------------ */
+
+static tm_status do_logits(tm_job *job, const tm_op *op, operands o) {
+    const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
+    const tm_stage *stage = &u->stage[op->arg[1]];
+    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next(&o));
+    if (b.rows == 0) return TM_OK;
+    tm_stage_args a = {.model = job->model, .unit = op->arg[0], .stage = op->arg[1], .batch = &b};
+    a.weight[0] = next(&o);
+    a.slot[2] = next(&o);
+    float *logits = next(&o);
+    a.workspace = next(&o);
+    uint64_t h = tm_model_get_config(job->model)->hidden_size;
+    const tm_segment *seg = tm_model_part_segments(job->model, stage->part[0]);
+    uint64_t first = seg->tensor_offset / h, columns = seg->elements / h;
+    float *base = logits - first; /* tm_head_logits writes columns by their global index */
+    if (!op->arg[3]) {
+        TM_TRY(tm_head_logits(&a, 0, b.tokens, base, columns));
+        return job->take_logits(job->take_ctx, op->arg[2], 0, b.tokens, first, columns, logits, columns);
+    }
+    for (uint32_t r = 0; r < b.rows; r++) {
+        uint32_t token = r * b.seq + job->last[r];
+        TM_TRY(tm_head_logits(&a, token, 1, base + r * columns, columns));
+    }
+    return job->take_logits(job->take_ctx, op->arg[2], 0, b.rows, first, columns, logits, columns);
+}
+
+static tm_status do_take_grad(tm_job *job, const tm_op *op, operands o) {
+    enum { CHUNK = 4096 };
+    const float *sum = next(&o);
+    const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
+    for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
+        for (uint64_t at = 0; at < seg[i].elements; at += CHUNK) {
+            uint64_t n = tm_min_u64(CHUNK, seg[i].elements - at);
+            TM_TRY(job->take_values(job->take_ctx, seg[i].tensor, seg[i].tensor_offset + at, n,
+                                    sum + seg[i].part_offset + at));
+        }
+    }
+    return TM_OK;
+}
+
+/* The values of one tile's share of a segment as fp32. Returns how many, and where in the tensor they begin. */
+static uint64_t tile_values(const tm_job *job, const tm_op *op, operands *o, float **values, uint64_t *first) {
+    enum { CHUNK = TM_TILE_ELEMENTS };
+    const tm_segment *s = &tm_model_tensor_segments(job->model, op->arg[0])[op->arg[1]];
+    const part_state *ps = &job->part[s->part];
+    uint64_t begin = (uint64_t)op->arg[2] * CHUNK;
+    uint64_t from = tm_max_u64(s->part_offset, begin), to = tm_min_u64(s->part_offset + s->elements, begin + CHUNK);
+    void *a = next(o), *lo = op->arg[3] == WHAT_MASTER && ps->lo != TM_NO_OBJECT ? next(o) : NULL;
+    bool narrow = job->dtype != TM_F32 && (op->arg[3] == WHAT_MASTER || op->arg[3] == WHAT_COMPUTE);
+    float *out = next(o);
+    uint64_t n = to - from, at = from - begin;
+    *first = s->tensor_offset + (from - s->part_offset);
+    *values = out;
+    if (lo) {
+        tm_join_f32((const uint16_t *)a + at, (const uint16_t *)lo + at, out, n);
+    } else if (narrow) {
+        for (uint64_t i = 0; i < n; i++) {
+            uint32_t bits = (uint32_t)((const uint16_t *)a)[at + i] << 16;
+            memcpy(&out[i], &bits, sizeof bits);
+        }
+    } else {
+        *values = (float *)a + at;
+    }
+    return n;
+}
+
+/* state_hash (DESIGN section 12): for each tensor its name, a zero byte, ndim, shape as u64, then the values. */
+static tm_status do_hash(tm_job *job, const tm_op *op, operands o) {
+    float *values;
+    uint64_t first, n = tile_values(job, op, &o, &values, &first);
+    const tm_tensor *t = tm_model_tensor(job->model, op->arg[0]);
+    if (op->arg[3] == WHAT_MASTER && first == 0) {
+        uint64_t ndim = t->ndim;
+        XXH3_128bits_update(job->hash, t->name, strlen(t->name) + 1);
+        XXH3_128bits_update(job->hash, &ndim, sizeof ndim);
+        XXH3_128bits_update(job->hash, t->shape, ndim * sizeof t->shape[0]);
+    }
+    XXH3_128bits_update(job->hash, values, n * sizeof *values);
+    return TM_OK;
+}
+
+static tm_status do_export(tm_job *job, const tm_op *op, operands o) {
+    float *values;
+    uint64_t first, n = tile_values(job, op, &o, &values, &first);
+    return job->take_values(job->take_ctx, op->arg[0], first, n, values);
+}
+
+tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
+    tm_job *job = ctx;
+    operands o = {operand};
+    switch (op->code) {
+    case OP_BATCH:
+        return do_batch(job, op, o);
+    case OP_FORWARD:
+        return do_forward(job, op, o);
+    case OP_BACKWARD:
+        return do_backward(job, op, o);
+    case OP_OBJECTIVE:
+        return do_objective(job, op, o);
+    case OP_FINISH:
+        return do_finish(job, op, o);
+    case OP_NORM:
+        return do_norm(job, op, o);
+    case OP_ADAMW:
+        return do_adamw(job, op, o);
+    case OP_IMPORT:
+        return do_import(job, op, o);
+    case OP_LOGITS:
+        return do_logits(job, op, o);
+    case OP_TAKE_GRAD:
+        return do_take_grad(job, op, o);
+    case OP_HASH:
+        return do_hash(job, op, o);
+    case OP_EXPORT:
+        return do_export(job, op, o);
+    default:
+        return tm_fail(TM_EBUG, "operation %u is not known", op->code);
+    }
+}

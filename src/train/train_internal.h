@@ -1,0 +1,182 @@
+/* What the files of train share: a job (model + state + executor), the operations its programs are made of, and the
+ * front end that writes those programs. */
+#ifndef TIDEMILL_TRAIN_INTERNAL_H
+#define TIDEMILL_TRAIN_INTERNAL_H
+
+#include "data/dataset.h"
+#include "format/format.h"
+#include "model/model.h"
+#include "offload/offload.h"
+#include "optim/optim.h"
+#include "train/train.h"
+
+#include <xxhash.h>
+
+#define TM_NO_OBJECT UINT32_MAX
+
+/* Where a part's state is: object ids in the layout. Tile i of lo, exp_avg, exp_avg_sq is at first + i * stride. */
+typedef struct part_state {
+    uint32_t hi;                      /* first of `tiles` objects of one bundle */
+    uint32_t lo, exp_avg, exp_avg_sq; /* of tile 0; TM_NO_OBJECT where the job has none */
+    uint32_t stride, tiles;
+    uint64_t elements;
+} part_state;
+
+/* One micro-batch as the handlers see it; its arrays lie in a frame. */
+typedef struct job_batch {
+    uint32_t rows, seq, tokens;
+    uint64_t mask_tokens, label_tokens;
+} job_batch;
+
+typedef struct job_shape {
+    uint32_t micro_batches; /* in a program */
+    uint32_t rows, seq;     /* largest of any micro-batch; tokens = round_up(rows*seq, 64) unless given */
+    uint32_t tokens;
+} job_shape;
+
+/* Results of a step that outlive it; written by operations, read between programs. */
+typedef struct step_result {
+    double loss_sum; /* summed nll */
+    uint64_t label_tokens, tokens;
+    double grad_norm, clip;
+    double learning_rate;
+    int64_t number; /* of the step, from 1 */
+    bool finite;
+    tm_adamw_step adamw, adamw_no_decay;
+} step_result;
+
+typedef struct job_opts {
+    const char *model; /* HF folder or .gguf */
+    tm_dtype dtype;
+    bool optimizer, init_random;
+    uint64_t seed;
+    uint64_t host_bytes;      /* UINT64_MAX: unlimited */
+    const char *const *paths; /* offload paths; none: everything stays in memory */
+    uint32_t n_paths;
+    uint32_t slots;
+    bool allow_tmpfs;
+    bool cache_none;
+    bool pinned[TM_KINDS];
+    tm_io_opts io;
+    uint64_t order_seed; /* != 0: random legal orders (tests) */
+    uint32_t kv_rows, kv_capacity;
+    uint64_t other_bytes; /* of the budget: held by the caller (data, logs) */
+    bool plan_only;       /* job_start stops after the plan */
+} job_opts;
+
+typedef struct tm_job tm_job;
+struct tm_job {
+    job_opts opts;
+    tm_model *model;
+    tm_dtype dtype;
+    bool optimizer;    /* lo, exp_avg, exp_avg_sq exist */
+    tm_source *source; /* NULL: random initialisation */
+    uint64_t seed;
+    tm_layout *layout;
+    part_state *part;
+    uint32_t *kv; /* per unit: key-value cache objects (generation); NULL otherwise */
+    uint32_t kv_rows, kv_capacity;
+    tm_exec *exec;
+    tm_store *store;
+    uint64_t host_bytes;  /* the budget; UINT64_MAX: unlimited */
+    uint64_t fixed_bytes; /* of it: everything but the slab */
+    uint64_t slab_bytes;
+    job_batch *batch; /* per micro-batch of the running program */
+    /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
+    tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
+                      uint32_t *position, job_batch *shape);
+    void *fill_ctx;
+    /* who takes what a program yields (probe, export, generation); any may be NULL */
+    tm_status (*take_logits)(void *ctx, uint32_t micro_batch, uint32_t first_row, uint32_t rows, uint64_t first_column,
+                             uint64_t columns, const float *logits, uint64_t ld);
+    tm_status (*take_values)(void *ctx, uint32_t tensor, uint64_t first, uint64_t n, const float *values);
+    tm_status (*take_nll)(void *ctx, uint32_t micro_batch, const tm_micro_batch *b, const float *nll);
+    void *take_ctx;
+    step_result step;
+    bool *no_decay; /* per tensor; NULL: all are decayed */
+    double max_grad_norm;
+    tm_adamw_opts adamw;
+    uint32_t *source_tensor; /* per tensor: its index in the source */
+    uint32_t capacity;       /* token rows of a batch frame of the running program */
+    const uint32_t *last;    /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
+    XXH3_state_t *hash;
+    uint64_t nonfinite; /* parameters found not finite by the update */
+};
+
+/* ---- operations ----------------------------------------------------------------------------------------------------
+ */
+
+enum {
+    OP_BATCH = 1, /* arg: micro-batch                  | batch W */
+    OP_FORWARD,   /* arg: unit, stage, mb, fresh       | batch R, parts R.., slots.., [kv U], workspace W */
+    OP_BACKWARD, /* arg: unit, stage, mb, fresh       | batch R, parts R.., slots.., [coef R], part grads U.., workspace
+                    W */
+    OP_OBJECTIVE, /* arg: micro-batches                | per mb: batch R, state R, coef W; step U */
+    OP_FINISH,    /* arg: part, tile                   | sum R, grad W, partial U */
+    OP_NORM,      /* arg: -                            | partials R.., step U */
+    OP_ADAMW,     /* arg: part, tile                   | hi U, [lo U,] exp_avg U, exp_avg_sq U, grad R, step R */
+    OP_IMPORT,    /* arg: part, tile                   | hi W, [lo W, exp_avg W, exp_avg_sq W,] [master W] */
+    OP_LOGITS,    /* arg: stage, mb, last              | batch R, part R, normed R, logits W, workspace W */
+    OP_TAKE_GRAD, /* arg: part                         | sum R, values W */
+    OP_HASH,      /* arg: tensor, segment, tile, what  | tile R, [tile R,] values W, chain U */
+    OP_EXPORT,    /* the same */
+};
+enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE };
+
+tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_op_fn */
+
+/* ---- front end
+ * --------------------------------------------------------------------------------------------------------- */
+
+typedef enum job_keep { JOB_RECOMPUTE, JOB_KEEP } job_keep;
+typedef struct pass_opts {
+    job_shape shape;
+    bool backward;       /* with gradients and norm */
+    bool update;         /* AdamW after it */
+    bool take_gradients; /* OP_TAKE_GRAD of every part */
+    enum { LOGITS_NONE, LOGITS_ALL, LOGITS_LAST } logits;
+    bool loss; /* head state and objective (always with backward) */
+    job_keep keep;
+    bool stage_wise; /* each stage over all micro-batches, instead of each micro-batch over all stages */
+} pass_opts;
+tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts);
+tm_status build_import(tm_program **out, const tm_job *job);
+/* Reads all state in byte order of the tensor names: for the hash (masters and moments) or an export (`what`). */
+tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what);
+
+/* Bytes of a batch's frame, and where its arrays are in it. */
+uint64_t batch_bytes(uint32_t tokens, uint32_t rows);
+typedef struct batch_view {
+    int32_t *ids, *labels;
+    uint8_t *mask;
+    uint32_t *position;
+} batch_view;
+batch_view batch_at(void *frame, uint32_t tokens);
+static inline uint32_t shape_tokens(const job_shape *s) {
+    return s->tokens ? s->tokens : (uint32_t)tm_round_up((uint64_t)s->rows * s->seq, 64);
+}
+static inline uint64_t tile_elements(const part_state *p, uint32_t tile) {
+    return tm_min_u64(TM_TILE_ELEMENTS, p->elements - (uint64_t)tile * TM_TILE_ELEMENTS);
+}
+
+/* ---- job
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+/* Budget and offload path of a forward job into `o`. */
+void forward_opts(job_opts *o, const tm_tier_args *tiers);
+/* Opens the model and describes its state; nothing is allocated for it yet. */
+tm_status job_open(tm_job **out, const job_opts *opts);
+/* Compiles the pass that decides residency (the first of `candidate` that is best under the budget), opens store and
+ * executor with room for the other passes too, and imports the weights. `chosen` is set to the index of the candidate.
+ */
+tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
+                    tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes);
+tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* under the residency chosen */
+tm_status job_run(tm_job *job, const tm_plan *plan);
+void job_stop_on_signal(int sig); /* a signal handler: the running program ends with TM_ESIGNAL */
+int job_stopped(void);            /* the signal, 0: none */
+tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
+tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype);
+void job_close(tm_job *job); /* removes the run directories; NULL is fine */
+
+#endif
