@@ -1,5 +1,428 @@
+/* The avx2 column: rows of the table that carry the time, with AVX2 and FMA by function attribute, so that the rest of
+ * the program runs on CPUs without them. Sums keep a fixed number of lanes and a fixed order of adding them up. */
 #include "kernels/kernels_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define AVX2 __attribute__((target("avx2,fma")))
+#define INLINE AVX2 __attribute__((always_inline)) static inline
+
+/* ---- helpers ---- */
+
+/* The first n (< 8) lanes set. */
+INLINE __m256i lane_mask(size_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+INLINE float add_lanes(__m256 v) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+INLINE float max_lanes(__m256 v) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+/* e^x: x = n ln 2 + r with |r| <= ln(2)/2, Taylor to r^7 (relative error 5e-9 before rounding), times 2^n. Below -87.3,
+ * where the result would be subnormal, 0; NaN stays NaN. */
+INLINE __m256 exp8(__m256 x) {
+    const __m256 low = _mm256_set1_ps(-87.3F), high = _mm256_set1_ps(88.3F);
+    __m256 keep = _mm256_cmp_ps(x, low, _CMP_NLT_UQ);
+    __m256 v = _mm256_min_ps(high, x); /* second operand wins for NaN */
+    __m256 n =
+        _mm256_round_ps(_mm256_mul_ps(v, _mm256_set1_ps(1.44269504F)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375F), v); /* ln 2, its first 10 bits */
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4F), r);     /* and the rest */
+    __m256 p = _mm256_set1_ps(1.0F / 5040);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F / 720));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F / 120));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F / 24));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F / 6));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5F));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F));
+    __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    p = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
+    return _mm256_and_ps(p, keep);
+}
+
+INLINE __m256 sigmoid8(__m256 x) {
+    const __m256 one = _mm256_set1_ps(1.0F);
+    return _mm256_div_ps(one, _mm256_add_ps(one, exp8(_mm256_sub_ps(_mm256_setzero_ps(), x))));
+}
+
+/* ---- conversions ---- */
+
+INLINE __m256 widen8(const uint16_t *x) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)x));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+AVX2 static void widen(const uint16_t *x, float *y, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, widen8(x + i));
+    for (; i < n; i++) {
+        uint32_t bits = (uint32_t)x[i] << 16;
+        memcpy(&y[i], &bits, 4);
+    }
+}
+
+/* Upper halves, rounded to nearest even, as 32-bit lanes. */
+INLINE __m256i round8(__m256 x) {
+    __m256i bits = _mm256_castps_si256(x), high = _mm256_srli_epi32(bits, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), quiet, nan);
+}
+
+AVX2 static void narrow(const float *x, uint16_t *y, size_t n) {
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256i both = _mm256_packus_epi32(round8(_mm256_loadu_ps(x + i)), round8(_mm256_loadu_ps(x + i + 8)));
+        _mm256_storeu_si256((__m256i *)(void *)(y + i), _mm256_permute4x64_epi64(both, 0xd8));
+    }
+    for (; i < n; i += 8) {
+        uint32_t lanes[8];
+        size_t m = n - i < 8 ? n - i : 8;
+        __m256 v = m == 8 ? _mm256_loadu_ps(x + i) : _mm256_maskload_ps(x + i, lane_mask(m));
+        _mm256_storeu_si256((__m256i *)(void *)lanes, round8(v));
+        for (size_t j = 0; j < m; j++) y[i + j] = (uint16_t)lanes[j];
+    }
+}
+
+/* ---- sums ---- */
+
+AVX2 static float dot(const float *x, const float *y, size_t n) {
+    __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        s0 = _mm256_fmadd_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i), s0);
+        s1 = _mm256_fmadd_ps(_mm256_loadu_ps(x + i + 8), _mm256_loadu_ps(y + i + 8), s1);
+        s2 = _mm256_fmadd_ps(_mm256_loadu_ps(x + i + 16), _mm256_loadu_ps(y + i + 16), s2);
+        s3 = _mm256_fmadd_ps(_mm256_loadu_ps(x + i + 24), _mm256_loadu_ps(y + i + 24), s3);
+    }
+    for (; i < n; i += 8) {
+        __m256i mask = lane_mask(n - i < 8 ? n - i : 8);
+        s0 = _mm256_fmadd_ps(_mm256_maskload_ps(x + i, mask), _mm256_maskload_ps(y + i, mask), s0);
+    }
+    return add_lanes(_mm256_add_ps(_mm256_add_ps(s0, s1), _mm256_add_ps(s2, s3)));
+}
+
+AVX2 static float dot3(const float *x, const float *y, const float *z, size_t n) {
+    __m256 s0 = _mm256_setzero_ps(), s1 = s0;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256 a = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i));
+        __m256 b = _mm256_mul_ps(_mm256_loadu_ps(x + i + 8), _mm256_loadu_ps(y + i + 8));
+        s0 = _mm256_fmadd_ps(a, _mm256_loadu_ps(z + i), s0);
+        s1 = _mm256_fmadd_ps(b, _mm256_loadu_ps(z + i + 8), s1);
+    }
+    for (; i < n; i += 8) {
+        __m256i mask = lane_mask(n - i < 8 ? n - i : 8);
+        __m256 a = _mm256_mul_ps(_mm256_maskload_ps(x + i, mask), _mm256_maskload_ps(y + i, mask));
+        s0 = _mm256_fmadd_ps(a, _mm256_maskload_ps(z + i, mask), s0);
+    }
+    return add_lanes(_mm256_add_ps(s0, s1));
+}
+
+AVX2 static float max(const float *x, size_t n) {
+    __m256 m0 = _mm256_set1_ps(-INFINITY), m1 = m0;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        m0 = _mm256_max_ps(m0, _mm256_loadu_ps(x + i));
+        m1 = _mm256_max_ps(m1, _mm256_loadu_ps(x + i + 8));
+    }
+    float m = max_lanes(_mm256_max_ps(m0, m1));
+    for (; i < n; i++) m = x[i] > m ? x[i] : m;
+    return m;
+}
+
+AVX2 static float exp_sum(const float *x, float shift, size_t n) {
+    const __m256 s = _mm256_set1_ps(shift);
+    __m256 s0 = _mm256_setzero_ps(), s1 = s0;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        s0 = _mm256_add_ps(s0, exp8(_mm256_sub_ps(_mm256_loadu_ps(x + i), s)));
+        s1 = _mm256_add_ps(s1, exp8(_mm256_sub_ps(_mm256_loadu_ps(x + i + 8), s)));
+    }
+    for (; i < n; i += 8) {
+        __m256i mask = lane_mask(n - i < 8 ? n - i : 8);
+        __m256 e = exp8(_mm256_sub_ps(_mm256_maskload_ps(x + i, mask), s));
+        s0 = _mm256_add_ps(s0, _mm256_and_ps(e, _mm256_castsi256_ps(mask)));
+    }
+    return add_lanes(_mm256_add_ps(s0, s1));
+}
+
+/* ---- element by element ---- */
+
+#define LOAD(p) _mm256_loadu_ps(p)
+
+/* The statements after n run for 8 elements at a time from i on, and once more for the rest, masked. */
+#define EACH(n, ...)                                                                                                   \
+    do {                                                                                                               \
+        size_t i = 0;                                                                                                  \
+        for (; i + 8 <= (n); i += 8) {                                                                                 \
+            const bool whole = true;                                                                                   \
+            const __m256i mask = _mm256_setzero_si256();                                                               \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
+        if (i < (n)) {                                                                                                 \
+            const bool whole = false;                                                                                  \
+            const __m256i mask = lane_mask((n)-i);                                                                     \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
+    } while (0)
+#define GET(p) get8((p) + i, whole, mask)
+#define PUT(p, v) put8((p) + i, v, whole, mask)
+
+INLINE __m256 get8(const float *p, bool whole, __m256i mask) {
+    return whole ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, mask);
+}
+INLINE void put8(float *p, __m256 v, bool whole, __m256i mask) {
+    if (whole)
+        _mm256_storeu_ps(p, v);
+    else
+        _mm256_maskstore_ps(p, mask, v);
+}
+
+AVX2 static void axpy(float a, const float *x, float *y, size_t n) {
+    const __m256 f = _mm256_set1_ps(a);
+    EACH(n, PUT(y, _mm256_fmadd_ps(f, GET(x), GET(y))););
+}
+
+AVX2 static void scale(float a, float *x, size_t n) {
+    const __m256 f = _mm256_set1_ps(a);
+    EACH(n, PUT(x, _mm256_mul_ps(f, GET(x))););
+}
+
+AVX2 static void norm_apply(const float *x, const float *w, float inv, float *y, size_t n) {
+    const __m256 f = _mm256_set1_ps(inv);
+    EACH(n, PUT(y, _mm256_mul_ps(_mm256_mul_ps(f, GET(x)), GET(w))););
+}
+
+AVX2 static void norm_grad(const float *x, const float *w, const float *dy, float inv, float c, float *dx, float *dw,
+                           size_t n) {
+    const __m256 f = _mm256_set1_ps(inv), k = _mm256_set1_ps(c);
+    EACH(n, {
+        __m256 v = GET(x), g = _mm256_mul_ps(f, GET(dy));
+        PUT(dw, _mm256_fmadd_ps(g, v, GET(dw)));
+        PUT(dx, _mm256_fmsub_ps(g, GET(w), _mm256_mul_ps(k, v)));
+    });
+}
+
+AVX2 static void swiglu(const float *g, const float *u, float *a, size_t n) {
+    EACH(n, {
+        __m256 v = GET(g);
+        PUT(a, _mm256_mul_ps(_mm256_mul_ps(v, sigmoid8(v)), GET(u)));
+    });
+}
+
+AVX2 static void swiglu_grad(const float *g, const float *u, const float *da, float *a, float *dg, float *du,
+                             size_t n) {
+    const __m256 one = _mm256_set1_ps(1.0F);
+    EACH(n, {
+        __m256 v = GET(g), up = GET(u), d = GET(da), s = sigmoid8(v), silu = _mm256_mul_ps(v, s);
+        __m256 slope = _mm256_mul_ps(s, _mm256_fmadd_ps(v, _mm256_sub_ps(one, s), one));
+        PUT(a, _mm256_mul_ps(silu, up));
+        PUT(dg, _mm256_mul_ps(_mm256_mul_ps(d, up), slope));
+        PUT(du, _mm256_mul_ps(d, silu));
+    });
+}
+
+AVX2 static void rotate(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n) {
+    const __m256 sign = _mm256_set1_ps(inverse ? -0.0F : 0.0F);
+    EACH(n, {
+        __m256 c = GET(cosine), s = _mm256_xor_ps(GET(sine), sign), a = GET(x1), b = GET(x2);
+        PUT(x1, _mm256_fmsub_ps(a, c, _mm256_mul_ps(b, s)));
+        PUT(x2, _mm256_fmadd_ps(b, c, _mm256_mul_ps(a, s)));
+    });
+}
+
+AVX2 static void softmax_grad(float *x, float lse, float coefficient, size_t n) {
+    const __m256 shift = _mm256_set1_ps(lse), c = _mm256_set1_ps(coefficient);
+    EACH(n, PUT(x, _mm256_mul_ps(c, exp8(_mm256_sub_ps(GET(x), shift)))););
+}
+
+/* ---- attention's rows ---- */
+
+AVX2 static float softmax_row(float *s, float factor, float *running_max, float *running_sum, size_t n) {
+    const __m256 f = _mm256_set1_ps(factor);
+    __m256 m8 = _mm256_set1_ps(-INFINITY), sum = _mm256_setzero_ps();
+    for (size_t i = 0; i < n; i += 8) m8 = _mm256_max_ps(m8, _mm256_mul_ps(f, LOAD(s + i)));
+    float old = *running_max, top = max_lanes(m8), m = top > old ? top : old;
+    if (m == -INFINITY) { /* nothing visible yet */
+        memset(s, 0, n * sizeof *s);
+        return 1.0F;
+    }
+    const __m256 shift = _mm256_set1_ps(m);
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 p = exp8(_mm256_sub_ps(_mm256_mul_ps(f, LOAD(s + i)), shift));
+        _mm256_storeu_ps(s + i, p);
+        sum = _mm256_add_ps(sum, p);
+    }
+    float back = old == m ? 1.0F : _mm256_cvtss_f32(exp8(_mm256_set1_ps(old - m)));
+    *running_max = m;
+    *running_sum = *running_sum * back + add_lanes(sum);
+    return back;
+}
+
+AVX2 static void softmax_row_grad(float *s, float *dp, float factor, float lse, float delta, size_t n) {
+    const __m256 f = _mm256_set1_ps(factor), shift = _mm256_set1_ps(lse), d = _mm256_set1_ps(delta);
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 p = exp8(_mm256_fmsub_ps(f, LOAD(s + i), shift));
+        _mm256_storeu_ps(s + i, p);
+        _mm256_storeu_ps(dp + i, _mm256_mul_ps(_mm256_mul_ps(p, _mm256_sub_ps(LOAD(dp + i), d)), f));
+    }
+}
+
+/* ---- small products and transposes ---- */
+
+/* `rows` x 16 of C, all of k; rows is a constant at each call, so that the sums are registers. */
+INLINE void strip(size_t rows, size_t k, const float *a, size_t ras, size_t cas, const float *b, size_t ldb, float *c,
+                  size_t ldc, bool add) {
+    __m256 sum[6][2];
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < 2; j++) sum[i][j] = add ? LOAD(c + i * ldc + 8 * j) : _mm256_setzero_ps();
+    for (size_t p = 0; p < k; p++) {
+        __m256 b0 = LOAD(b + p * ldb), b1 = LOAD(b + p * ldb + 8);
+        for (size_t i = 0; i < rows; i++) {
+            __m256 x = _mm256_broadcast_ss(a + i * ras + p * cas);
+            sum[i][0] = _mm256_fmadd_ps(x, b0, sum[i][0]);
+            sum[i][1] = _mm256_fmadd_ps(x, b1, sum[i][1]);
+        }
+    }
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < 2; j++) _mm256_storeu_ps(c + i * ldc + 8 * j, sum[i][j]);
+}
+
+AVX2 static void small_gemm(size_t m, size_t n, size_t k, const float *a, size_t ras, size_t cas, const float *b,
+                            size_t ldb, float *c, size_t ldc, bool add) {
+    for (size_t j = 0; j < n; j += 16) {
+        size_t i = 0;
+        for (; i + 6 <= m; i += 6) strip(6, k, a + i * ras, ras, cas, b + j, ldb, c + i * ldc + j, ldc, add);
+        const float *at = a + i * ras;
+        float *to = c + i * ldc + j;
+        switch (m - i) {
+        case 5:
+            strip(5, k, at, ras, cas, b + j, ldb, to, ldc, add);
+            break;
+        case 4:
+            strip(4, k, at, ras, cas, b + j, ldb, to, ldc, add);
+            break;
+        case 3:
+            strip(3, k, at, ras, cas, b + j, ldb, to, ldc, add);
+            break;
+        case 2:
+            strip(2, k, at, ras, cas, b + j, ldb, to, ldc, add);
+            break;
+        case 1:
+            strip(1, k, at, ras, cas, b + j, ldb, to, ldc, add);
+            break;
+        default:
+            break;
+        }
+    }
+}
+
+/* 8 x 8: pairs of rows, then pairs of pairs, then halves. Rows from `rows` on count as zero. */
+INLINE void transpose8(const float *x, size_t ldx, size_t rows, float *y, size_t ldy) {
+    __m256 r[8], t[8];
+    for (size_t i = 0; i < 8; i++) r[i] = i < rows ? LOAD(x + i * ldx) : _mm256_setzero_ps();
+    for (size_t i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (size_t i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (size_t i = 0; i < 4; i++) {
+        _mm256_storeu_ps(y + i * ldy, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(y + (i + 4) * ldy, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+
+AVX2 static void transpose(const float *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy) {
+    for (size_t i = 0; i < rows; i += 8) {
+        size_t m = rows - i < 8 ? rows - i : 8, j = 0;
+        for (; j + 8 <= cols && m == 8; j += 8) transpose8(x + i * ldx + j, ldx, 8, y + j * ldy + i, ldy);
+        for (; j + 8 <= cols && m == 6; j += 8) transpose8(x + i * ldx + j, ldx, 6, y + j * ldy + i, ldy);
+        for (; j + 8 <= cols; j += 8) transpose8(x + i * ldx + j, ldx, m, y + j * ldy + i, ldy);
+        for (; j < cols; j++)
+            for (size_t r = 0; r < 8; r++) y[j * ldy + i + r] = r < m ? x[(i + r) * ldx + j] : 0.0F;
+    }
+}
+
+/* ---- register tile of the builtin gemm ---- */
+
+INLINE void finish_row(float *c, __m256 s0, __m256 s1, __m256 alpha, float beta) {
+    s0 = _mm256_mul_ps(alpha, s0);
+    s1 = _mm256_mul_ps(alpha, s1);
+    if (beta != 0.0F) {
+        __m256 b = _mm256_set1_ps(beta);
+        s0 = _mm256_fmadd_ps(b, LOAD(c), s0);
+        s1 = _mm256_fmadd_ps(b, LOAD(c + 8), s1);
+    }
+    _mm256_storeu_ps(c, s0);
+    _mm256_storeu_ps(c + 8, s1);
+}
+
+AVX2 static void gemm_tile(size_t k, const float *a, const float *b, float alpha, float beta, float *c, size_t ldc) {
+    __m256 sum[GEMM_MR][2];
+    for (size_t i = 0; i < GEMM_MR; i++) {
+        sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+        __builtin_prefetch(c + i * ldc + 15, 1);
+    }
+#pragma GCC unroll 4
+    for (size_t p = 0; p < k; p++) {
+        __m256 b0 = _mm256_load_ps(b + p * GEMM_NR), b1 = _mm256_load_ps(b + p * GEMM_NR + 8);
+#pragma GCC unroll 6
+        for (size_t i = 0; i < GEMM_MR; i++) {
+            __m256 x = _mm256_broadcast_ss(a + p * GEMM_A_LD + i);
+            sum[i][0] = _mm256_fmadd_ps(x, b0, sum[i][0]);
+            sum[i][1] = _mm256_fmadd_ps(x, b1, sum[i][1]);
+        }
+    }
+    const __m256 al = _mm256_set1_ps(alpha);
+    for (size_t i = 0; i < GEMM_MR; i++) finish_row(c + i * ldc, sum[i][0], sum[i][1], al, beta);
+}
 
 void kernels_avx2_override(kernels_table *t) {
     t->isa = "avx2";
+    t->widen = widen;
+    t->narrow = narrow;
+    t->dot = dot;
+    t->axpy = axpy;
+    t->scale = scale;
+    t->norm_apply = norm_apply;
+    t->dot3 = dot3;
+    t->norm_grad = norm_grad;
+    t->swiglu = swiglu;
+    t->swiglu_grad = swiglu_grad;
+    t->rotate = rotate;
+    t->max = max;
+    t->exp_sum = exp_sum;
+    t->softmax_grad = softmax_grad;
+    t->softmax_row = softmax_row;
+    t->softmax_row_grad = softmax_row_grad;
+    t->small_gemm = small_gemm;
+    t->transpose = transpose;
+    t->gemm_tile = gemm_tile;
 }
+
+#else
+void kernels_avx2_override(kernels_table *t) {
+    (void)t;
+}
+#endif

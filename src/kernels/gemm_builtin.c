@@ -51,7 +51,7 @@ static void close_builtin(void) {
 static void pack_rows(const void *x, tm_elem t, uint64_t at, uint64_t ldx, size_t rows, size_t depth, size_t width,
                       float *out) {
     float buf[GEMM_NR * K_CHUNK];
-    if (rows < width) memset(out, 0, depth * width * sizeof *out);
+    if (tm_round_up(rows, 8) < width) memset(out, 0, depth * width * sizeof *out);
     if (t == TM_ELEM_F32) {
         kernels.transpose((const float *)x + at, ldx, rows, depth, out, width);
         return;

@@ -42,7 +42,7 @@ typedef struct kernels_table {
     /* C[m,n] = or += A B for small matrices in cache: A[i,p] = a[i ras + p cas], B rows of ldb, n a multiple of 16. */
     void (*small_gemm)(size_t m, size_t n, size_t k, const float *a, size_t ras, size_t cas, const float *b, size_t ldb,
                        float *c, size_t ldc, bool add);
-    /* t[8-padded block of a transpose]: y[j ldy + i] = x[i ldx + j], i < rows, j < cols */
+    /* y[j ldy + i] = x[i ldx + j], i < rows, j < cols; i goes on to the next multiple of 8 with zeros */
     void (*transpose)(const float *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy);
     /* acc[MR][NR] = sum over p of a_panel[p][A_LD] (x) b_panel[p][NR], then C = alpha acc + beta C over the whole tile */
     void (*gemm_tile)(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,

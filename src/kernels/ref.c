@@ -130,8 +130,8 @@ static void small_gemm(size_t m, size_t n, size_t k, const float *a, size_t ras,
 }
 
 static void transpose(const float *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy) {
-    for (size_t i = 0; i < rows; i++)
-        for (size_t j = 0; j < cols; j++) y[j * ldy + i] = x[i * ldx + j];
+    for (size_t i = 0; i < tm_round_up(rows, 8); i++)
+        for (size_t j = 0; j < cols; j++) y[j * ldy + i] = i < rows ? x[i * ldx + j] : 0.0F;
 }
 
 static void gemm_tile(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,
