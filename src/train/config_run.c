@@ -1,0 +1,155 @@
+/* Model, data, memory and output. */
+#include "train/config_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void missing(cfg_state *s, const char *path, const char *example) {
+    cfg_problem(s, TM_EINPUT, "%s: \"%s\" is missing; give it, for example %s", s->opts->name, path, example);
+}
+
+static void later(cfg_state *s, const char *path, const char *what) {
+    char w[256], x[256];
+    const cfg_value *v = cfg_raw(s, path);
+    cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\" %s: %s not supported yet by this version", cfg_where(v, w, sizeof w),
+                path, cfg_show(v, x, sizeof x), what);
+}
+
+/* ---- precision: one of three spellings
+ * ------------------------------------------------------------------------------- */
+
+/* A section {"enabled": ...} or HF Trainer's flag. */
+static const cfg_value *flag(const cfg_state *s, const char *section, const char *enabled) {
+    const cfg_value *v = cfg_given(s, enabled);
+    if (v) return v;
+    v = cfg_given(s, section);
+    return v && v->node->type == TM_JSON_BOOL ? v : NULL;
+}
+
+static void resolve_precision(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    static const tm_dtype dtypes[] = {TM_BF16, TM_F32, TM_F16};
+    const cfg_value *flat = cfg_given(s, "precision");
+    const cfg_value *bf16 = flag(s, "bf16", "bf16.enabled"), *fp16 = flag(s, "fp16", "fp16.enabled");
+    bool on16 = fp16 && fp16->node->boolean, on_bf = bf16 && bf16->node->boolean;
+    c->precision = dtypes[cfg_choice(s, "precision")];
+    if (on16 && on_bf) cfg_mismatch(s, "bf16.enabled", bf16, "fp16.enabled", fp16);
+    if (flat && bf16 && on_bf != (c->precision == TM_BF16)) cfg_mismatch(s, "precision", flat, "bf16.enabled", bf16);
+    if (flat && fp16 && on16 != (c->precision == TM_F16)) cfg_mismatch(s, "precision", flat, "fp16.enabled", fp16);
+    if (!flat && (on16 || on_bf))
+        c->precision = on16 ? TM_F16 : TM_BF16;
+    else if (!flat && (bf16 || fp16))
+        c->precision = TM_F32; /* DeepSpeed without either trains in fp32 */
+    if (c->precision == TM_F16 && flat)
+        later(s, "precision", "fp16 is");
+    else if (on16)
+        later(s, cfg_given(s, "fp16.enabled") ? "fp16.enabled" : "fp16", "fp16 is");
+}
+
+/* ---- data
+ * -------------------------------------------------------------------------------------------------------------- */
+
+static tm_status resolve_data(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    TM_TRY(cfg_string(s, "data.train", &c->data.train));
+    if (!c->data.train && !s->opts->data_optional)
+        missing(s, "data.train", "\"data\": {\"train\": \"examples.jsonl\"}");
+    TM_TRY(cfg_string(s, "data.eval", &c->data.eval));
+    if (cfg_chosen(s, "eval_strategy", "no")) c->data.eval = NULL;
+    c->data.format = (tm_data_format)cfg_choice(s, "data.format");
+    c->data.seq_len = (uint32_t)cfg_integer(s, "data.seq_len");
+    c->data.shuffle = cfg_bool(s, "data.shuffle");
+    c->data.overlong = (tm_overlong)cfg_choice(s, "data.overlong");
+    c->data.strict = cfg_bool(s, "data.strict");
+    c->seed = (uint64_t)cfg_integer(s, "seed");
+    c->data.seed = cfg_given(s, "data_seed") ? (uint64_t)cfg_integer(s, "data_seed") : c->seed;
+    if (cfg_bool(s, "data.packing")) later(s, "data.packing", "packing is");
+    return TM_OK;
+}
+
+/* ---- memory
+ * ------------------------------------------------------------------------------------------------------------- */
+
+static bool is_device(const char *name) {
+    static const char digits[] = "0123456789";
+    if (!strcmp(name, "cpu") || !strcmp(name, "cpu-arena") || !strcmp(name, "cuda")) return true;
+    return !strncmp(name, "cuda:", 5) && name[5] && strspn(name + 5, digits) == strlen(name + 5);
+}
+
+static void resolve_host_budget(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *v = cfg_given(s, "memory.host_budget");
+    if (!v) return;
+    c->memory.host_kind = tm_json_is(v->node, "unlimited") ? TM_BUDGET_UNLIMITED : TM_BUDGET_BYTES;
+    if (c->memory.host_kind == TM_BUDGET_BYTES) c->memory.host_bytes = cfg_size(s, "memory.host_budget");
+}
+
+static tm_status resolve_memory(cfg_state *s) {
+    static const char *const engines[] = {"auto", "uring", "threads", "sync"};
+    static const tm_update updates[] = {TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_AUTO};
+    tm_config *c = &s->cfg->pub;
+    char w[256];
+    TM_TRY(cfg_string(s, "memory.device", &c->memory.device));
+    const cfg_value *device = cfg_given(s, "memory.device"), *budget = cfg_given(s, "memory.device_budget");
+    if (device && !is_device(c->memory.device))
+        cfg_problem(s, TM_EINPUT, "%s: \"memory.device\" must be \"cpu\", \"cpu-arena\" or \"cuda:N\", not \"%.48s\"",
+                    cfg_where(device, w, sizeof w), c->memory.device);
+    else if (strcmp(c->memory.device, "cpu"))
+        later(s, "memory.device", "devices other than \"cpu\" are");
+    else if (budget)
+        tm_warn_once("memory.device_budget",
+                     "%s: \"memory.device_budget\" has no effect here: device cpu has no memory "
+                     "of its own",
+                     cfg_where(budget, w, sizeof w));
+    resolve_host_budget(s);
+    c->memory.activations = (tm_activations)cfg_choice(s, "memory.activations");
+    c->memory.update = updates[cfg_choice(s, "memory.update")];
+    if (cfg_chosen(s, "memory.update", "B")) later(s, "memory.update", "update inside backward is");
+    c->memory.slots = (uint32_t)cfg_integer(s, "memory.slots");
+    c->memory.cache_none = cfg_chosen(s, "memory.cache", "none");
+    c->memory.allow_tmpfs = cfg_bool(s, "memory.allow_tmpfs");
+    c->memory.io_engine = engines[cfg_choice(s, "memory.io_engine")];
+    return TM_OK;
+}
+
+/* ---- output
+ * -------------------------------------------------------------------------------------------------------------- */
+
+static void resolve_strategies(cfg_state *s) {
+    if (cfg_chosen(s, "save_strategy", "epoch")) later(s, "save_strategy", "saving by epoch is");
+    if (cfg_chosen(s, "save_strategy", "best")) later(s, "save_strategy", "keeping the best checkpoint is");
+    if (cfg_chosen(s, "eval_strategy", "epoch")) later(s, "eval_strategy", "evaluating by epoch is");
+}
+
+static tm_status resolve_output(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    TM_TRY(cfg_string(s, "output_dir", &c->output_dir));
+    c->save_steps = cfg_chosen(s, "save_strategy", "no") ? 0 : cfg_integer(s, "save_steps");
+    c->eval_steps = cfg_integer(s, "eval_steps");
+    c->commit_steps = cfg_integer(s, "commit_steps");
+    c->logging_steps = 1;
+    if (cfg_given(s, "logging_steps"))
+        c->logging_steps = cfg_integer(s, "logging_steps");
+    else if (cfg_given(s, "steps_per_print"))
+        c->logging_steps = (int64_t)cfg_number(s, "steps_per_print");
+    c->save_total_limit = (uint32_t)cfg_integer(s, "save_total_limit");
+    c->save_dtype = (tm_save_dtype)cfg_choice(s, "save_dtype");
+    c->keep_state = cfg_bool(s, "keep_state");
+    c->save_state = cfg_bool(s, "save_state");
+    c->wall_clock_breakdown = cfg_bool(s, "wall_clock_breakdown");
+    resolve_strategies(s);
+    return TM_OK;
+}
+
+tm_status config_resolve_run(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    TM_TRY(cfg_string(s, "model", &c->model));
+    if (!c->model) missing(s, "model", "\"model\": \"path/to/hf-folder\"");
+    c->init_random = cfg_chosen(s, "init", "random");
+    if (!cfg_chosen(s, "objective.type", "sft")) later(s, "objective.type", "objectives other than sft are");
+    if (!cfg_chosen(s, "tuner_type", "full")) later(s, "tuner_type", "adapters are");
+    resolve_precision(s);
+    TM_TRY(resolve_data(s));
+    TM_TRY(resolve_memory(s));
+    return resolve_output(s);
+}

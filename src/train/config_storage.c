@@ -1,0 +1,99 @@
+/* Where state lives: ZeRO stage, offload blocks, paths, disk requests, and DeepSpeed's tuning numbers. */
+#include "train/config_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define ZERO "zero_optimization."
+
+static const tm_place places[] = {TM_PLACE_NONE, TM_PLACE_CPU, TM_PLACE_NVME, TM_PLACE_AUTO};
+
+/* Absent block: the planner decides. A block without a device: DeepSpeed's default, none. */
+static tm_place place_of(cfg_state *s, const char *block, const char *device, const char *legacy) {
+    const cfg_value *old = cfg_given(s, legacy), *now = cfg_given(s, device);
+    bool moved = old && old->node->boolean;
+    if (moved && now && !cfg_chosen(s, device, "cpu")) cfg_mismatch(s, legacy, old, device, now);
+    if (moved) return TM_PLACE_CPU;
+    return now || cfg_raw(s, block) ? places[cfg_choice(s, device)] : TM_PLACE_AUTO;
+}
+
+static tm_status paths_of(cfg_state *s, const char *path, tm_strings *out) {
+    TM_TRY(cfg_strings(s, path, out));
+    if (out->n) return TM_OK;
+    const char *dir = s->cfg->pub.output_dir, **item;
+    size_t len = strlen(dir) + sizeof "/offload";
+    char *text;
+    TM_TRY(cfg_alloc(s->cfg, sizeof *item, (void **)&item));
+    TM_TRY(cfg_alloc(s->cfg, len, (void **)&text));
+    snprintf(text, len, "%s/offload", dir);
+    *item = text;
+    *out = (tm_strings){item, 1};
+    return TM_OK;
+}
+
+/* One path serves both where only one block names it. */
+static tm_status resolve_paths(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const char *param = ZERO "offload_param.nvme_path", *optimizer = ZERO "offload_optimizer.nvme_path";
+    bool has_param = cfg_given(s, param), has_optimizer = cfg_given(s, optimizer);
+    TM_TRY(paths_of(s, has_param || !has_optimizer ? param : optimizer, &c->param_paths));
+    return paths_of(s, has_optimizer || !has_param ? optimizer : param, &c->optimizer_paths);
+}
+
+static void resolve_stage(cfg_state *s) {
+    static const uint32_t stages[] = {0, 1, 2, 3, 3, 3, 3}; /* ddp, zero1, zero2, zero3, fsdp, hsdp, hpz */
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *strategy = cfg_given(s, "strategy"), *stage = cfg_given(s, ZERO "stage");
+    c->zero_stage = (uint32_t)cfg_integer(s, ZERO "stage");
+    if (strategy && stage && stages[cfg_choice(s, "strategy")] != c->zero_stage)
+        cfg_mismatch(s, "strategy", strategy, ZERO "stage", stage);
+    if (strategy && !stage) c->zero_stage = stages[cfg_choice(s, "strategy")];
+}
+
+static void resolve_aio(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    c->aio.given = cfg_raw(s, "aio") != NULL;
+    c->aio.block_bytes = cfg_size(s, "aio.block_size");
+    c->aio.queue_depth = (uint32_t)cfg_integer(s, "aio.queue_depth");
+    c->aio.threads = (uint32_t)cfg_integer(s, "aio.intra_op_parallelism");
+    c->aio.single_submit = cfg_bool(s, "aio.single_submit");
+    c->aio.overlap_events = cfg_bool(s, "aio.overlap_events");
+    char w[256];
+    const cfg_value *v = cfg_given(s, "aio.block_size");
+    if (v && c->aio.block_bytes % 4096)
+        cfg_problem(s, TM_EINPUT, "%s: \"aio.block_size\" must be a multiple of 4096", cfg_where(v, w, sizeof w));
+}
+
+static uint64_t elements(const cfg_state *s, const char *path) {
+    return cfg_is_auto(s, path) ? TM_AUTO_ELEMENTS : (uint64_t)cfg_integer(s, path);
+}
+
+static void resolve_tuning(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    c->zero.reduce_bucket_size = elements(s, ZERO "reduce_bucket_size");
+    c->zero.prefetch_bucket_size = elements(s, ZERO "stage3_prefetch_bucket_size");
+    c->zero.param_persistence_threshold = elements(s, ZERO "stage3_param_persistence_threshold");
+    c->zero.sub_group_size = (uint64_t)cfg_integer(s, ZERO "sub_group_size");
+    c->zero.max_live_parameters = (uint64_t)cfg_integer(s, ZERO "stage3_max_live_parameters");
+    c->zero.max_reuse_distance = (uint64_t)cfg_integer(s, ZERO "stage3_max_reuse_distance");
+    c->zero.overlap_comm = cfg_given(s, ZERO "overlap_comm") ? cfg_bool(s, ZERO "overlap_comm") : c->zero_stage == 3;
+}
+
+tm_status config_resolve_storage(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    resolve_stage(s);
+    c->param_place = place_of(s, ZERO "offload_param", ZERO "offload_param.device", ZERO "cpu_offload_param");
+    c->optimizer_place = place_of(s, ZERO "offload_optimizer", ZERO "offload_optimizer.device", ZERO "cpu_offload");
+    resolve_aio(s);
+    resolve_tuning(s);
+    return resolve_paths(s);
+}
+
+tm_status tm_config_resolve_model(tm_config *c, uint32_t hidden_size) {
+    uint64_t h = hidden_size;
+    if (c->zero.reduce_bucket_size == TM_AUTO_ELEMENTS) c->zero.reduce_bucket_size = h * h;
+    if (c->zero.prefetch_bucket_size == TM_AUTO_ELEMENTS)
+        c->zero.prefetch_bucket_size = h * h / 10 * 9 + h * h % 10 * 9 / 10;
+    if (c->zero.param_persistence_threshold == TM_AUTO_ELEMENTS) c->zero.param_persistence_threshold = 10 * h;
+    return TM_OK;
+}

@@ -1,0 +1,293 @@
+/* What is refused, with which status, and what the one line says. */
+#include "config_test.h"
+
+typedef struct bad {
+    tm_status status;
+    const char *json;    /* of cfg.json; "+" in front: the keys after BASE */
+    const char *says[4]; /* all of these */
+    const char *set[3];
+    const char *ds; /* text of ds.json */
+} bad;
+
+/* rows leave out what they do not need */
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+static const bad cases[] = {
+    /* unknown keys: position, suggestion, section */
+    {TM_EINPUT,
+     "{\n  \"model\": \"m\",\n  \"learning_rte\": 1\n}",
+     {"cfg.json:3:", "unknown key \"learning_rte\" at top level", "did you mean \"learning_rate\"?"}},
+    {TM_EINPUT, "+\"seq_len\": 64", {"unknown key \"seq_len\"", "it belongs under \"data\""}},
+    {TM_EINPUT, "+\"host_budget\": 64", {"it belongs under \"memory\""}},
+    {TM_EINPUT, "+\"memory\": {\"learning_rate\": 1}", {"unknown key \"learning_rate\" in \"memory\"", "at top level"}},
+    {TM_EINPUT, "+\"memory\": {\"host_bugdet\": 1}", {"did you mean \"host_budget\"?"}},
+    {TM_EINPUT, "+\"zero_optimisation\": {}", {"did you mean \"zero_optimization\"?"}},
+    {TM_EINPUT,
+     "+\"zero_optimization\": {\"nvme_path\": \"p\"}",
+     {"it belongs under \"zero_optimization.offload_param\""}},
+    {TM_EINPUT,
+     "+\"zero_optimization\": {\"stage3_prefetch_bucketsize\": 1}",
+     {"did you mean \"stage3_prefetch_bucket_size\""}},
+    {TM_EINPUT, "+\"optimizer\": {\"type\": \"AdamW\", \"lr\": 1}", {"it belongs under \"optimizer.params\""}},
+    {TM_EINPUT, "+\"xyzzy_plugh\": 1", {"unknown key \"xyzzy_plugh\" at top level"}},
+    {TM_EINPUT, "+\"a\": 1, \"b\": 2", {"2 problems", "\"a\"", "\"b\""}},
+    {TM_EINPUT, "+\"Learning-Rate\": 1", {"did you mean \"learning_rate\"?"}},
+    /* types and ranges */
+    {TM_EINPUT,
+     "{\n\"model\": \"m\",\n \"max_steps\": \"ten\"}",
+     {"cfg.json:3:15", "\"max_steps\" must be an integer, not \"ten\""}},
+    {TM_EINPUT, "+\"max_steps\": 1.5", {"\"max_steps\" must be an integer, not 1.5"}},
+    {TM_EINPUT, "+\"max_steps\": \"auto\"", {"\"max_steps\" must be an integer, not \"auto\""}},
+    {TM_EINPUT, "+\"learning_rate\": -1", {"\"learning_rate\" must be at least 0, not -1"}},
+    {TM_EINPUT, "+\"adam_beta2\": 1", {"\"adam_beta2\" must be below 1"}},
+    {TM_EINPUT, "+\"warmup_ratio\": 1.5", {"must be at most 1"}},
+    {TM_EINPUT, "+\"per_device_train_batch_size\": 0", {"must be at least 1, not 0"}},
+    {TM_EINPUT, "+\"per_device_train_batch_size\": 1e12", {"must be at most"}},
+    {TM_EINPUT, "+\"precision\": \"bf61\"", {"one of bf16, fp32, fp16, not \"bf61\"", "did you mean \"bf16\"?"}},
+    {TM_EINPUT, "+\"lr_scheduler_type\": \"cosin\"", {"did you mean \"cosine\"?"}},
+    {TM_EINPUT, "+\"memory\": 5", {"\"memory\" must be an object, not 5"}},
+    {TM_EINPUT, "+\"memory\": {\"host_budget\": \"lots\"}", {"\"memory.host_budget\" must be a size", "\"lots\""}},
+    {TM_EINPUT, "+\"memory\": {\"host_budget\": 0}", {"at least 1"}},
+    {TM_EINPUT, "+\"memory\": {\"host_budget\": -5}", {"at least 1, not -5"}},
+    {TM_EINPUT, "+\"memory\": {\"slots\": 3}", {"must be at most 2"}},
+    {TM_EINPUT, "+\"memory\": {\"device\": \"gpu\"}", {"must be \"cpu\", \"cpu-arena\" or \"cuda:N\", not \"gpu\""}},
+    {TM_EINPUT, "+\"no_decay\": [1]", {"a string or a list of strings"}},
+    {TM_EINPUT, "+\"no_decay\": []", {"a string or a list of strings"}},
+    {TM_EINPUT, "+\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"betas\": [0.9]}}", {"two numbers or \"auto\""}},
+    {TM_EINPUT, "+\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"betas\": [0.9, 1.0]}}", {"below 1"}},
+    {TM_EINPUT, "+\"zero_optimization\": {\"stage\": 4}", {"\"zero_optimization.stage\" must be at most 3"}},
+    {TM_EINPUT, "+\"aio\": {\"block_size\": 5000}", {"multiple of 4096"}},
+    {TM_EINPUT, "+\"aio\": {\"block_size\": \"unlimited\"}", {"\"aio.block_size\" must be a size"}},
+    {TM_EINPUT, "+\"warmup_steps\": 2.5", {"\"warmup_steps\" must be whole"}},
+    {TM_EINPUT, "+\"output_dir\": \"\"", {"\"output_dir\" must not be empty"}},
+    {TM_EINPUT, "+\"output_dir\": \"a\\u0000b\"", {"NUL byte"}},
+    {TM_EINPUT, "+\"num_train_epochs\": 0", {"nothing to train"}},
+    /* syntax */
+    {TM_EINPUT, "{\"model\": }", {"cfg.json:1:11"}},
+    {TM_EINPUT, "[1]", {"cfg.json:1:1", "is a JSON object"}},
+    {TM_EINPUT, "{\"seed\": 1,\n \"seed\": 2}", {"cfg.json:2:", "seed"}},
+    {TM_EINPUT, "", {"cfg.json"}},
+    /* what must be there */
+    {TM_EINPUT, "{}", {"2 problems", "\"model\" is missing", "\"data.train\" is missing"}},
+    {TM_EINPUT, "+\"optimizer\": {\"params\": {}}", {"\"optimizer.type\" is missing"}},
+    {TM_EINPUT, "+\"scheduler\": {\"params\": {}}", {"\"scheduler.type\" is missing"}},
+    {TM_EINPUT,
+     "+\"scheduler\": {\"type\": \"WarmupDecayLR\"}",
+     {"WarmupDecayLR needs \"scheduler.params.total_num_steps\""}},
+    {TM_EINPUT, "+\"scheduler\": {\"type\": \"OneCycle\"}", {"cycle_min_lr", "cycle_max_lr"}},
+    {TM_EINPUT, "+\"lr_scheduler_type\": \"cosine_with_min_lr\"", {"min_lr_rate"}},
+    {TM_EINPUT, "+\"lr_scheduler_type\": \"warmup_stable_decay\"", {"num_decay_steps"}},
+    {TM_EINPUT,
+     "+\"lr_scheduler_type\": \"linear\", \"lr_scheduler_kwargs\": {\"num_cycles\": 2}",
+     {"\"lr_scheduler_kwargs.num_cycles\" is not an argument of linear"}},
+    {TM_EINPUT,
+     "+\"scheduler\": {\"type\": \"OneCycle\", \"params\": {\"cycle_min_lr\": 1, \"cycle_max_lr\": 2,"
+     " \"warmup_num_steps\": 5}}",
+     {"\"scheduler.params.warmup_num_steps\" is not an argument of OneCycle"}},
+    /* contradictions, all of them */
+    {TM_EINPUT,
+     "+\"learning_rate\": 1e-4, \"weight_decay\": 0.1, \"max_grad_norm\": 1, \"gradient_clipping\": 0.5,"
+     " \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 2e-4, \"weight_decay\": 0}},"
+     " \"train_batch_size\": 7, \"per_device_train_batch_size\": 2, \"gradient_accumulation_steps\": 2",
+     {"4 problems: train_batch_size 7 (cfg.json:1:", "learning_rate 1e-4 (cfg.json:1:",
+      "does not match optimizer.params.lr 2e-4", "max_grad_norm 1"}},
+    {TM_EINPUT,
+     "+\"deepspeed\": \"ds.json\", \"gradient_accumulation_steps\": 2, \"learning_rate\": 1e-4",
+     {"2 problems", "gradient_accumulation_steps 2 (cfg.json:1:", "(ds.json:2:", "learning_rate"},
+     {NULL},
+     "{\n\"gradient_accumulation_steps\": 4, \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}"},
+    {TM_EINPUT,
+     "+\"adam_beta2\": 0.95, \"optimizer\": {\"type\": \"AdamW\"}",
+     {"adam_beta2 0.95", "optimizer.params.betas 0.999 (DeepSpeed's default"}},
+    {TM_EINPUT,
+     "+\"weight_decay\": 0.1, \"optimizer\": {\"type\": \"AdamW\"}",
+     {"optimizer.params.weight_decay 0 (DeepSpeed's"}},
+    {TM_EINPUT, "+\"precision\": \"fp32\", \"bf16\": {\"enabled\": true}", {"precision \"fp32\"", "bf16.enabled true"}},
+    {TM_EINPUT, "+\"precision\": \"bf16\", \"bf16\": {\"enabled\": false}", {"bf16.enabled false"}},
+    {TM_EINPUT,
+     "+\"train_batch_size\": 7, \"train_micro_batch_size_per_gpu\": 2",
+     {"7 (cfg.json", "not a multiple of 2"}},
+    {TM_EINPUT,
+     "+\"train_micro_batch_size_per_gpu\": 2, \"per_device_train_batch_size\": 1",
+     {"per_device_train_batch_size 1", "train_micro_batch_size_per_gpu 2"}},
+    {TM_EINPUT,
+     "+\"learning_rate\": 1e-4, \"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_max_lr\": 1e-3}}",
+     {"learning_rate 1e-4", "scheduler.params.warmup_max_lr 1e-3"}},
+    {TM_EINPUT,
+     "+\"warmup_steps\": 10, \"scheduler\": {\"type\": \"WarmupLR\"}",
+     {"warmup_num_steps 1000 (DeepSpeed's"}},
+    {TM_EINPUT,
+     "+\"lr_scheduler_type\": \"cosine\", \"scheduler\": {\"type\": \"WarmupLR\"}",
+     {"lr_scheduler_type \"cosine\"", "scheduler.type \"WarmupLR\""}},
+    {TM_EINPUT,
+     "+\"max_steps\": 5, \"scheduler\": {\"type\": \"WarmupDecayLR\", \"params\": {\"total_num_steps\": 9}}",
+     {"max_steps 5", "scheduler.params.total_num_steps 9"}},
+    {TM_EINPUT,
+     "{\"model\": \"m\", \"max_length\": 5, \"data\": {\"train\": \"x\", \"seq_len\": 6}}",
+     {"max_length 5 (cfg.json:1:", "data.seq_len 6"}},
+    {TM_EINPUT,
+     "{\"model\": \"a\", \"model_name_or_path\": \"b\", \"dataset\": \"t\"}",
+     {"model \"a\"", "model_name_or_path \"b\""}},
+    {TM_EINPUT, "+\"strategy\": \"zero2\", \"zero_optimization\": {\"stage\": 3}", {"strategy \"zero2\""}},
+    {TM_EINPUT,
+     "+\"zero_optimization\": {\"cpu_offload\": true, \"offload_optimizer\": {\"device\": \"nvme\"}}",
+     {"cpu_offload true", "device \"nvme\""}},
+    /* the DeepSpeed file */
+    {TM_EINPUT, "+\"deepspeed\": \"gone.json\"", {"gone.json: no such file"}},
+    {TM_EINPUT, "+\"deepspeed\": 5", {"\"deepspeed\" must be"}},
+    {TM_EINPUT, "+\"deepspeed\": \"ds.json\"", {"ds.json:1:"}, {NULL}, "{\"bf16\": }"},
+    {TM_EINPUT,
+     "+\"deepspeed\": \"ds.json\"",
+     {"ds.json:2:", "\"model\" is not a key of DeepSpeed's", "put it into cfg.json"},
+     {NULL},
+     "{\n\"model\": \"x\"}"},
+    {TM_EINPUT,
+     "+\"deepspeed\": \"ds.json\"",
+     {"ds.json:1:", "unknown key \"zero_optimzation\"", "zero_optimization"},
+     {NULL},
+     "{\"zero_optimzation\": {}}"},
+    /* --set */
+    {TM_EINPUT, "+\"seed\": 1", {"--set learning_rte=1", "unknown key", "learning_rate"}, {"learning_rte=1"}},
+    {TM_EINPUT, "+\"seed\": 1", {"--set max_steps=ten: \"max_steps\" must be an integer"}, {"max_steps=ten"}},
+    {TM_EINPUT, "+\"seed\": 1", {"--set nothing", "key.path=value"}, {"nothing"}},
+    {TM_EINPUT, "+\"seed\": 1", {"--set =5"}, {"=5"}},
+    {TM_EINPUT,
+     "+\"learning_rate\": 1e-5, \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-5}}",
+     {"(--set learning_rate=1)", "optimizer.params.lr"},
+     {"learning_rate=1"}},
+    {TM_EINPUT,
+     "+\"seed\": 1",
+     {"--set memory={\"slot\":1}", "unknown key \"slot\" in \"memory\""},
+     {"memory={\"slot\":1}"}},
+    /* not in this version */
+    {TM_EUNSUPPORTED,
+     "+\"adapter\": {\"type\": \"lora\", \"r\": 8}",
+     {"\"adapter\"", "not supported yet by this version"}},
+    {TM_EUNSUPPORTED, "+\"objective\": {\"type\": \"dpo\", \"beta\": 0.1}", {"objective", "not supported yet"}},
+    {TM_EUNSUPPORTED, "+\"objective\": {\"type\": \"kto\"}", {"objectives other than sft are not supported yet"}},
+    {TM_EUNSUPPORTED, "+\"precision\": \"fp16\"", {"\"precision\"", "fp16 is not supported yet"}},
+    {TM_EUNSUPPORTED, "+\"fp16\": {\"enabled\": true}", {"\"fp16.enabled\"", "not supported yet"}},
+    {TM_EUNSUPPORTED, "+\"memory\": {\"device\": \"cuda:0\"}", {"memory.device", "not supported yet"}},
+    {TM_EUNSUPPORTED, "+\"memory\": {\"device\": \"cpu-arena\"}", {"memory.device", "not supported yet"}},
+    {TM_EUNSUPPORTED, "+\"memory\": {\"update\": \"B\"}", {"memory.update", "not supported yet"}},
+    {TM_EUNSUPPORTED, "+\"packing\": true", {"packing is not supported yet"}},
+    {TM_EUNSUPPORTED, "+\"tuner_type\": \"lora\"", {"adapters are not supported yet"}},
+    {TM_EUNSUPPORTED, "+\"optim\": \"adafactor\"", {"\"optim\"", "not supported yet"}},
+    {TM_EUNSUPPORTED,
+     "+\"bf16\": {\"enabled\": true, \"bf16_master_weights_and_grads\": true}",
+     {"bf16 master weights"}},
+    {TM_EUNSUPPORTED, "+\"zero_optimization\": {\"zero_quantized_weights\": true}", {"quantised communication"}},
+    {TM_EUNSUPPORTED,
+     "+\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"fp32_optimizer_states\": false}}",
+     {"fp32_optimizer_states"}},
+    {TM_EUNSUPPORTED, "+\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"amsgrad\": true}}", {"AMSGrad"}},
+    /* never */
+    {TM_EUNSUPPORTED, "+\"optimizer\": {\"type\": \"OneBitAdam\"}", {"optimizer \"OneBitAdam\" is not supported"}},
+    {TM_EINPUT, "+\"optimizer\": {\"type\": \"AdmW\"}", {"unknown optimizer \"AdmW\""}},
+    {TM_EUNSUPPORTED, "+\"sparse_attention\": {\"mode\": \"fixed\"}", {"\"sparse_attention\" is refused"}},
+    {TM_EUNSUPPORTED, "+\"amp\": {\"enabled\": true}", {"\"amp\" is refused"}},
+    {TM_EUNSUPPORTED, "+\"autotuning\": {\"enabled\": true}", {"\"autotuning\" is refused"}},
+    {TM_EUNSUPPORTED,
+     "+\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"max_grad_norm\": 1}}",
+     {"give gradient_clipping"}},
+    {TM_EUNSUPPORTED, "+\"resume_from_checkpoint\": true", {"--resume"}},
+    {TM_EUNSUPPORTED, "+\"lr_scheduler_type\": \"reduce_lr_on_plateau\"", {"not supported"}},
+};
+
+static void each_says_what_where_and_what_to_do(void **state) {
+    (void)state;
+    unsigned failed = 0;
+    for (size_t i = 0; i < TM_COUNT(cases); i++) {
+        const bad *b = &cases[i];
+        char json[2000];
+        tm_config *c = NULL;
+        const char *text = b->json;
+        if (*text == '+') snprintf(json, sizeof json, "{" BASE ", %s}", text + 1), text = json;
+        tm_status rc = test_load(&c, text, b->ds, b->set);
+        if (rc != b->status) {
+            print_error("status %s, not %s, for %s\n  %s\n", tm_status_name(rc), tm_status_name(b->status), text,
+                        tm_error_get()->text);
+            failed++;
+        }
+        for (size_t k = 0; k < TM_COUNT(b->says) && b->says[k]; k++) {
+            if (strstr(tm_error_get()->text, b->says[k])) continue;
+            print_error("\"%s\" is not in\n  %s\n  for %s\n", b->says[k], tm_error_get()->text, text);
+            failed++;
+        }
+        if (getenv("CONFIG_TEST_SHOW")) print_message("%s\n", tm_error_get()->text);
+        if (rc == TM_OK)
+            tm_config_free(c);
+        else
+            assert_null(c);
+    }
+    assert_int_equal(failed, 0);
+}
+
+static void switched_off_is_fine(void **state) {
+    (void)state;
+    tm_config *c = test_ok("{" BASE ", \"adapter\": null, \"fp16\": {\"enabled\": false}, \"bf16\": {\"enabled\": true,"
+                           " \"bf16_optimizer_states\": false}, \"amp\": {\"enabled\": \"auto\"},"
+                           " \"autotuning\": {\"enabled\": false}, \"packing\": false, \"label_smoothing_factor\": 0,"
+                           " \"zero_optimization\": {\"zero_quantized_weights\": false, \"zeropp_loco_param\": null},"
+                           " \"flops_profiler\": {\"enabled\": true, \"anything\": [1, {\"x\": 2}]}}");
+    assert_int_equal(c->precision, TM_BF16);
+    tm_config_free(c);
+}
+
+static void ranks_are_for_later(void **state) {
+    (void)state;
+    tm_config *c;
+    const char *json = "{" BASE "}";
+    tm_error_clear();
+    assert_int_equal(tm_config_load(&c, json, strlen(json), &(tm_config_opts){.name = "c", .world_size = 2}),
+                     TM_EUNSUPPORTED);
+    assert_non_null(strstr(tm_error_get()->text, "several ranks are not supported yet"));
+    tm_error_clear();
+    assert_int_equal(
+        tm_config_load(&c, "{\"model\": \"m\"}", 14, &(tm_config_opts){.name = "c", .data_optional = true}), TM_OK);
+    assert_null(c->data.train);
+    tm_config_free(c);
+}
+
+static void late_mismatches(void **state) {
+    (void)state;
+    tm_config *c = test_ok("{" BASE ", \"warmup_ratio\": 0.1, \"scheduler\": {\"type\": \"WarmupLR\", \"params\":"
+                           " {\"warmup_num_steps\": 5}}}");
+    tm_error_clear();
+    assert_int_equal(tm_config_resolve_steps(c, 100), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "gives 10 of 100 steps"));
+    tm_error_clear();
+    assert_int_equal(tm_config_resolve_steps(c, 50), TM_OK);
+    assert_int_equal(tm_config_resolve_steps(c, 0), TM_EINPUT);
+    tm_error_clear();
+    tm_config_free(c);
+}
+
+/* Every prefix and every one-byte change of a valid file: an error or a configuration, never a crash. */
+static void damaged_files(void **state) {
+    (void)state;
+    const char *json = "{" BASE ", \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"betas\": [0.9, 0.99]}},"
+                       " \"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\", \"nvme_path\": [\"a\"]}}}";
+    char text[400];
+    size_t n = strlen(json);
+    tm_config *c;
+    for (size_t i = 0; i < n; i++) {
+        tm_error_clear();
+        assert_int_equal(tm_config_load(&c, json, i, &(tm_config_opts){.name = "c"}), TM_EINPUT);
+        static const char change[] = "\"{}[],:0-xe\n";
+        for (const char *p = change; *p; p++) {
+            memcpy(text, json, n);
+            text[i] = *p;
+            tm_error_clear();
+            if (tm_config_load(&c, text, n, &(tm_config_opts){.name = "c"}) == TM_OK) tm_config_free(c);
+        }
+    }
+    tm_error_clear();
+}
+
+int main(void) {
+    tm_log_set_level(TM_LOG_ERROR);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(each_says_what_where_and_what_to_do),
+                                       cmocka_unit_test(switched_off_is_fine), cmocka_unit_test(ranks_are_for_later),
+                                       cmocka_unit_test(late_mismatches), cmocka_unit_test(damaged_files)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
