@@ -1,0 +1,146 @@
+/* One model, from one form into another. */
+#include "format/export_internal.h"
+
+#include <string.h>
+
+enum { BUFFER_ELEMENTS = 262144 }; /* 1 MiB of float32 */
+
+/* ---- to a folder ---- */
+
+typedef struct folder {
+    const tm_source *src;
+    const tm_export_opts *opts;
+    tm_hf_tensor *tensor;
+    uint32_t *from; /* index in the source */
+    uint32_t n;
+    uint64_t total_bytes, done_bytes;
+    float *values;
+} folder;
+
+/* Weights are what has floating values; position ids and the like are not needed. */
+static bool is_weight(tm_fmt fmt) {
+    return fmt < TM_FMT_I64 || (fmt > TM_FMT_C64 && tm_fmt_get(fmt)->readable);
+}
+
+static tm_status list_weights(folder *f) {
+    uint32_t n = tm_source_tensors(f->src);
+    f->tensor = tm_calloc(n + 1, sizeof *f->tensor);
+    f->from = tm_calloc(n + 1, sizeof *f->from);
+    f->values = tm_malloc(BUFFER_ELEMENTS * sizeof(float));
+    if (!f->tensor || !f->from || !f->values) return tm_nomem(n * sizeof *f->tensor);
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_source_tensor *t = tm_source_tensor_get(f->src, i);
+        if (!is_weight(t->fmt)) {
+            tm_log(TM_LOG_WARN, "%s: '%s' (%s) is no weight and is left out", t->file, t->name,
+                   tm_fmt_get(t->fmt)->name);
+            continue;
+        }
+        f->from[f->n] = i;
+        f->tensor[f->n] = (tm_hf_tensor){.name = t->name, .ndim = t->ndim};
+        memcpy(f->tensor[f->n++].shape, t->shape, sizeof t->shape);
+        f->total_bytes += t->bytes;
+    }
+    return TM_OK;
+}
+
+static tm_status copy_tensor(folder *f, tm_hf_writer *w, uint32_t k) {
+    const tm_source_tensor *t = tm_source_tensor_get(f->src, f->from[k]);
+    for (uint64_t at = 0; at < t->elements;) {
+        uint64_t take = tm_min_u64(t->elements - at, BUFFER_ELEMENTS);
+        TM_TRY(tm_source_read_f32(f->src, f->from[k], at, take, f->values));
+        TM_TRY(tm_hf_writer_put_f32(w, k, at, take, f->values));
+        at += take;
+    }
+    tm_source_forget(f->src, f->from[k]);
+    f->done_bytes += t->bytes;
+    if (f->opts->progress) f->opts->progress(f->opts->ctx, f->done_bytes, f->total_bytes);
+    return TM_OK;
+}
+
+static tm_status copy_weights(folder *f, const char *dir, tm_fmt dtype) {
+    tm_hf_writer *w = NULL;
+    tm_status rc;
+    TM_GO(list_weights(f));
+    TM_GO(tm_hf_writer_create(&w, dir, f->tensor, f->n, dtype, f->opts->max_shard_bytes));
+    for (uint32_t k = 0; k < f->n; k++) TM_GO(copy_tensor(f, w, k));
+    rc = tm_hf_writer_commit(w);
+    w = NULL;
+done:
+    tm_hf_writer_abandon(w);
+    tm_free(f->tensor);
+    tm_free(f->from);
+    tm_free(f->values);
+    return rc;
+}
+
+tm_status tm_export_folder(const tm_source *src, const char *dir, const tm_export_opts *opts) {
+    tm_fmt dtype = opts->has_dtype ? opts->dtype : TM_FMT_F32;
+    folder f = {.src = src, .opts = opts};
+    if (dtype != TM_FMT_F32 && dtype != TM_FMT_BF16 && dtype != TM_FMT_F16)
+        return tm_fail(TM_EINPUT, "a Hugging Face folder holds f32, bf16 or f16, not %s; name OUT with .gguf for that",
+                       tm_fmt_get(dtype)->name);
+    TM_TRY(tm_source_write_side_files(src, dir, dtype));
+    return copy_weights(&f, dir, dtype);
+}
+
+/* ---- places ---- */
+
+static tm_status found_entry(void *ctx, const char *name, bool is_dir) {
+    (void)name, (void)is_dir;
+    *(bool *)ctx = true;
+    return TM_OK;
+}
+
+static tm_status check_free(const char *out) {
+    bool occupied = tm_path_exists(out);
+    if (tm_path_is_dir(out) && !tm_ends_with(out, ".gguf")) {
+        occupied = false;
+        TM_TRY(tm_list_dir(out, found_entry, &occupied));
+    }
+    return occupied ? tm_fail(TM_EINPUT, "%s: is there already; name another place or remove it", out) : TM_OK;
+}
+
+/* Everything beside OUT first; OUT appears when it is complete. */
+static tm_status write_folder(const tm_source *src, const char *out, const tm_export_opts *opts) {
+    tm_buf temp = {0};
+    tm_status rc, removed;
+    uint64_t seed = tm_now_ns();
+    TM_GO(tm_buf_printf(&temp, "%s.tmp-%08x", out, (unsigned)tm_hash64(&seed, sizeof seed, 0)));
+    TM_GO(tm_make_dirs(temp.data));
+    rc = tm_export_folder(src, temp.data, opts);
+    if (rc == TM_OK) rc = tm_rename_path(temp.data, out);
+    if (rc != TM_OK) {
+        removed = tm_remove_tree(temp.data);
+        rc = tm_first(rc, removed);
+    }
+done:
+    tm_buf_free(&temp);
+    return rc;
+}
+
+static tm_status parse_dtype(const char *name, tm_export_opts *opts) {
+    if (!name) return TM_OK;
+    opts->has_dtype = tm_fmt_parse(name, &opts->dtype);
+    tm_fmt f = opts->dtype;
+    if (opts->has_dtype && (f == TM_FMT_F32 || f == TM_FMT_BF16 || f == TM_FMT_F16 || f == TM_FMT_Q8_0 ||
+                            f == TM_FMT_Q4_0 || f == TM_FMT_Q4_1))
+        return TM_OK;
+    return tm_fail(TM_EINPUT, "dtype '%s' is not one of f32, bf16, f16, q8_0, q4_0, q4_1", name);
+}
+
+tm_status tm_convert(const char *in, const char *out, const tm_convert_opts *opts) {
+    tm_export_opts x = {.max_shard_bytes = opts->max_shard_bytes, .progress = opts->progress, .ctx = opts->ctx};
+    tm_source *src = NULL;
+    tm_status rc;
+    char *place = tm_strdup(out);
+    if (!place) return tm_nomem(strlen(out));
+    for (size_t n = strlen(place); n > 1 && place[n - 1] == '/'; n--) place[n - 1] = 0;
+    TM_GO(parse_dtype(opts->dtype, &x));
+    TM_GO(check_free(place));
+    TM_GO(tm_source_open(&src, in));
+    rc = tm_ends_with(place, ".gguf") ? tm_export_gguf(src, place, &x) : write_folder(src, place, &x);
+done:
+    tm_source_close(src);
+    tm_free(place);
+    return rc;
+}

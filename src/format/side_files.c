@@ -1,0 +1,65 @@
+/* What lies beside the weights in an HF folder. */
+#include "format/format_internal.h"
+
+#include <string.h>
+
+static const char *torch_name(tm_fmt dtype) {
+    return dtype == TM_FMT_BF16 ? "bfloat16" : dtype == TM_FMT_F16 ? "float16" : "float32";
+}
+
+static bool is_dtype_key(const tm_json *m) {
+    return strcmp(m->key, "dtype") == 0 || strcmp(m->key, "torch_dtype") == 0;
+}
+
+/* Everything as it was, numbers to the digit, but for the dtype, which must be that of the weights beside it: readers
+ * load in the dtype that is written there. */
+static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out) {
+    size_t len;
+    const char *json = tm_source_config(src, &len);
+    tm_json_doc *doc;
+    tm_json_writer j;
+    bool seen = false;
+    TM_TRY(tm_json_parse(&doc, json, len, "config.json", 0, 0));
+    const tm_json *root = tm_json_root(doc);
+    if (root->type != TM_JSON_OBJECT) {
+        tm_json_free(doc);
+        return tm_fail(TM_EINPUT, "%s: config.json is not a JSON object", tm_source_path(src));
+    }
+    tm_jw_init(&j, out, 2);
+    tm_jw_object(&j);
+    for (const tm_json *m = root->child; m; m = m->next) {
+        tm_jw_key(&j, m->key);
+        if (is_dtype_key(m))
+            tm_jw_str(&j, torch_name(dtype));
+        else
+            tm_jw_node(&j, m);
+        seen |= is_dtype_key(m);
+    }
+    if (!seen) {
+        tm_jw_key(&j, "torch_dtype");
+        tm_jw_str(&j, torch_name(dtype));
+    }
+    tm_jw_object_end(&j);
+    tm_json_free(doc);
+    TM_TRY(tm_jw_end(&j));
+    return tm_buf_append(out, "\n", 1);
+}
+
+tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_fmt dtype) {
+    static const char *const names[] = {"generation_config.json", "tokenizer.json",  "tokenizer_config.json",
+                                        "chat_template.jinja",    "tokenizer.model", "special_tokens_map.json",
+                                        "added_tokens.json",      "vocab.json",      "merges.txt"};
+    tm_buf text = {0};
+    tm_status rc;
+    TM_GO(patched_config(src, dtype, &text));
+    TM_GO(tm_format_write_file(dir, "config.json", text.data, text.len));
+    for (size_t i = 0; i < TM_COUNT(names); i++) {
+        bool found;
+        tm_buf_clear(&text);
+        TM_GO(tm_source_file(src, names[i], &text, &found));
+        if (found) TM_GO(tm_format_write_file(dir, names[i], text.data, text.len));
+    }
+done:
+    tm_buf_free(&text);
+    return rc;
+}
