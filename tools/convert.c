@@ -1,0 +1,57 @@
+/* tidemill convert IN OUT: GGUF <-> Hugging Face folder. */
+#include "format/format.h"
+#include "tools/tools.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+/* What one conversion needs whatever the model's size: buffers, the table of tensors, the tokenizer's text. */
+#define CONVERT_MINIMUM (64 * TM_MIB)
+
+typedef struct progress {
+    uint64_t next_ns;
+    bool shown;
+} progress;
+
+static void show(void *ctx, uint64_t done, uint64_t total) {
+    progress *p = ctx;
+    char a[32], b[32];
+    uint64_t now = tm_now_ns();
+    if (now < p->next_ns && done < total) return;
+    p->next_ns = now + 200000000;
+    p->shown = true;
+    fprintf(stderr, "\rconverting: %s of %s ", tm_format_size(done, a, sizeof a), tm_format_size(total, b, sizeof b));
+}
+
+int tm_cmd_convert(int argc, char **argv) {
+    const char *place[2] = {NULL, NULL}, *dtype = NULL, *offload = NULL;
+    uint64_t host_budget = UINT64_MAX;
+    const tm_opt opts[] = {
+        TM_OPTION("dtype", TM_OPT_STRING, &dtype, "TYPE",
+                  "f32, bf16, f16, and to GGUF q8_0, q4_0, q4_1; default: f32 to a folder, the source's to GGUF"),
+        TM_OPTION("host-budget", TM_OPT_SIZE, &host_budget, "SIZE", "limit of host memory; at least 64MiB"),
+        TM_OPTION("offload-path", TM_OPT_STRING, &offload, "PATH",
+                  "taken, but nothing is offloaded: tensors are streamed")};
+    const tm_cli cli = {.usage = "convert IN OUT [--dtype TYPE] [--host-budget SIZE] [--offload-path PATH]",
+                        .about =
+                            "Converts a .gguf file or a Hugging Face folder (IN) into a folder, or into GGUF where OUT "
+                            "ends in .gguf. OUT appears when it is complete.",
+                        .example = "tidemill convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2",
+                        .opts = opts,
+                        .n_opts = TM_COUNT(opts),
+                        .positional = place,
+                        .min_positional = 2,
+                        .max_positional = 2};
+    int rc = tm_cli_parse(&cli, argc, argv);
+    if (rc >= 0) return rc;
+    if (host_budget < CONVERT_MINIMUM) {
+        (void)tm_fail(TM_EBUDGET, "convert needs a host budget of %llu bytes (64MiB)",
+                      (unsigned long long)CONVERT_MINIMUM);
+        return tm_cmd_fail();
+    }
+    progress p = {0};
+    const tm_convert_opts c = {.dtype = dtype, .progress = isatty(STDERR_FILENO) ? show : NULL, .ctx = &p};
+    tm_status status = tm_convert(place[0], place[1], &c);
+    if (p.shown) fputc('\n', stderr);
+    return status == TM_OK ? 0 : tm_cmd_fail();
+}
