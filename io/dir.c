@@ -57,8 +57,10 @@ static tm_status list_push(entry_list *l, const char *name, const char *path) {
         l->names = grown;
         l->cap = cap;
     }
-    l->names[l->n] = tm_strdup(name);
-    return l->names[l->n++] ? TM_OK : tm_nomem(strlen(name) + 1);
+    char *copy = tm_strdup(name);
+    if (!copy) return tm_nomem(strlen(name) + 1);
+    l->names[l->n++] = copy;
+    return TM_OK;
 }
 
 static void list_free(entry_list *l) {
@@ -100,7 +102,7 @@ tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx) {
     int stat_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     entry_list l = {0};
     tm_status rc = list_fd(fd, path, &l);
-    if (l.n) qsort(l.names, l.n, sizeof *l.names, by_bytes);
+    if (rc == TM_OK && l.n) qsort(l.names, l.n, sizeof *l.names, by_bytes);
     for (size_t i = 0; i < l.n && rc == TM_OK; i++) {
         struct stat st;
         bool is_dir = fstatat(stat_fd, l.names[i], &st, 0) == 0 && S_ISDIR(st.st_mode);

@@ -78,16 +78,14 @@ tm_status tm_io_open(tm_io **out, const tm_io_opts *opts) {
 }
 
 /* Requests that wait in the queue are dropped, what the device has is waited for: it writes into the caller's memory.
- */
+ * An engine that stopped working waits for that itself in its close. */
 void tm_io_close(tm_io *io) {
     if (!io) return;
+    bool pending = tm_error_get()->code != TM_OK;
     io->fifo_head = io->fifo_tail = NULL;
-    while (io->started) {
-        if (io_progress(io, true) != TM_OK) {
-            tm_log(TM_LOG_ERROR, "io: closed while %u transfers cannot be waited for", io->started);
-            break;
-        }
+    while (io->started && io_progress(io, true) == TM_OK) {
     }
+    if (!pending) tm_error_clear();
     io->engine->close(io);
     free_io(io);
 }

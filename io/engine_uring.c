@@ -315,6 +315,7 @@ static void uring_close(tm_io *io) {
         if (take_completions(io, c, &unwanted)) continue;
         if (io_uring_submit_and_wait(&c->ring, 1) < 0) nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
     }
+    if (c->in_kernel) tm_log(TM_LOG_ERROR, "io: closed while %u transfers cannot be waited for", c->in_kernel);
     drop_ring(c);
     tm_free(c);
 }

@@ -152,13 +152,21 @@ static tm_status write_owner(tm_io_run *run) {
 
 /* ---- O_DIRECT ---- */
 
-/* Writes and reads `unit` bytes at offset `unit` from an address that is aligned to no more than that. */
-static bool direct_works(int fd, char *memory, uint32_t unit) {
+/* Writes and reads `unit` bytes at offset `unit` from an address that is aligned to no more than that. 0 or an errno.
+ */
+static int try_direct(int fd, char *memory, uint32_t unit) {
     char *out = memory + unit, *in = memory + 2 * UNIT + unit;
     memset(out, (int)(unit >> 8) + 1, unit);
     memset(in, 0, unit);
-    return io_sys_table->pwrite(fd, out, unit, unit) == (ssize_t)unit &&
-           io_sys_table->pread(fd, in, unit, unit) == (ssize_t)unit && memcmp(in, out, unit) == 0;
+    ssize_t put = io_sys_table->pwrite(fd, out, unit, unit);
+    if (put < 0) return errno;
+    ssize_t got = io_sys_table->pread(fd, in, unit, unit);
+    if (got < 0) return errno;
+    return put == (ssize_t)unit && got == put && memcmp(in, out, unit) == 0 ? 0 : EINVAL;
+}
+
+static bool means_no_direct(int err) {
+    return err == EINVAL || err == EOPNOTSUPP || err == ENOSYS;
 }
 
 static tm_status probe(tm_io_run *run) {
@@ -168,20 +176,17 @@ static tm_status probe(tm_io_run *run) {
     if (!block) return tm_nomem(5 * UNIT);
     char *memory = (char *)tm_round_up((uintptr_t)block, UNIT);
     int fd = create_in(run, "probe", O_DIRECT);
-    int err = fd < 0 ? errno : 0;
-    for (size_t i = 0; i < TM_COUNT(units) && fd >= 0 && run->alignment == 1; i++) {
-        if (direct_works(fd, memory, units[i])) {
-            run->alignment = units[i];
-        } else {
-            err = errno;
-        }
+    int err = fd < 0 ? errno : EINVAL;
+    for (size_t i = 0; i < TM_COUNT(units) && fd >= 0 && means_no_direct(err); i++) {
+        err = try_direct(fd, memory, units[i]);
+        if (err == 0) run->alignment = units[i];
     }
     if (fd >= 0) close(fd);
     /* A file system may make the file and then refuse to open it so: it is there although fd < 0. */
     (void)io_sys_table->unlinkat(run->fd, "probe", 0);
     tm_free(block);
-    if (run->alignment > 1) return TM_OK;
-    if (err == ENOSPC || err == EDQUOT || err == EACCES || err == EROFS) return path_refused(run->path, err);
+    if (err == 0) return TM_OK;
+    if (!means_no_direct(err)) return path_refused(run->path, err);
     tm_warn_once(run->parent, "offload path %s: O_DIRECT does not work here (%s); I/O goes through the page cache",
                  run->parent, strerror(err));
     return TM_OK;
@@ -248,11 +253,20 @@ tm_status tm_io_run_create(tm_io_run **out, const char *path, const tm_io_run_op
     return TM_OK;
 }
 
+/* What we know by name goes first, which needs no memory and no descriptor; then whatever others put there. */
+static tm_status remove_dir(tm_io_run *run) {
+    static const char *const own[] = {"probe", "owner", "lock"};
+    for (const run_file *f = run->files; f; f = f->next) (void)io_sys_table->unlinkat(run->fd, io_basename(f->path), 0);
+    for (size_t i = 0; i < TM_COUNT(own); i++) (void)io_sys_table->unlinkat(run->fd, own[i], 0);
+    if (io_sys_table->unlinkat(AT_FDCWD, run->path, AT_REMOVEDIR) == 0) return TM_OK;
+    return tm_remove_tree(run->path);
+}
+
 /* The lock is held to the end, so that nobody takes the directory for an abandoned one. */
 tm_status tm_io_run_remove(tm_io_run *run) {
     tm_status rc = TM_OK;
     if (run->live.is_dir) { /* the directory was made */
-        rc = tm_remove_tree(run->path);
+        rc = remove_dir(run);
         io_live_remove(&run->live);
     }
     if (run->made_parent && rc == TM_OK && io_sys_table->unlinkat(AT_FDCWD, run->parent, AT_REMOVEDIR) != 0 &&
