@@ -113,19 +113,25 @@ static void note_touch(emitter *e, uint64_t address, uint64_t bytes, unsigned ac
 /* ---- who had these bytes before
  * ------------------------------------------------------------------------------------------- */
 
+static bool push_final(uint32_t **list, uint32_t *cap, uint32_t *n, uint32_t op) {
+    if (!offload_grow(list, cap, *n, sizeof **list)) return false;
+    (*list)[(*n)++] = op;
+    return true;
+}
+
+/* Where a visit left one of its objects untouched, whoever had those bytes before still counts. */
 static bool collect_finals(emitter *e, uint32_t owner, uint32_t **list, uint32_t *cap, uint32_t *n) {
     const residence *r = &e->pl->item[owner];
+    bool inherit = false;
     for (uint32_t k = 0; k < r->count; k++) {
         const tracker *t = &e->frame[e->frame_of[owner] + k];
-        if (t->reader == TM_NONE && t->writer != TM_NONE) {
-            if (!offload_grow(list, cap, *n, sizeof **list)) return false;
-            (*list)[(*n)++] = t->writer;
-        }
-        for (uint32_t i = t->reader; i != TM_NONE; i = e->link[i].next) {
-            if (!offload_grow(list, cap, *n, sizeof **list)) return false;
-            (*list)[(*n)++] = e->link[i].op;
-        }
+        if (t->reader == TM_NONE && t->writer == TM_NONE) inherit = true;
+        if (t->reader == TM_NONE && t->writer != TM_NONE && !push_final(list, cap, n, t->writer)) return false;
+        for (uint32_t i = t->reader; i != TM_NONE; i = e->link[i].next)
+            if (!push_final(list, cap, n, e->link[i].op)) return false;
     }
+    for (uint32_t i = 1; inherit && e->prev[owner] && i <= e->prev[owner][0]; i++)
+        if (!push_final(list, cap, n, e->prev[owner][i])) return false;
     return true;
 }
 

@@ -22,9 +22,9 @@ bool offload_grow(void *p, uint32_t *cap, uint32_t n, size_t element_bytes) {
     return true;
 }
 
-/* Pageable objects take whole I/O units; the others only keep the alignment that vector kernels like. */
+/* Whole I/O units, also for what is never paged: frames then meet at page boundaries. */
 static uint64_t frame_bytes(const tm_object *o) {
-    return tm_round_up(o->bytes, o->pageable ? TM_FRAME_ALIGN : 64);
+    return tm_round_up(o->bytes, TM_FRAME_ALIGN);
 }
 
 tm_status tm_layout_create(tm_layout **out) {

@@ -28,6 +28,7 @@
 #define TIDEMILL_TOOLS_H
 
 #include "base/base.h"
+#include "model/model.h"
 
 enum { TM_EXIT_DONE = 0, TM_EXIT_FAILED = 1, TM_EXIT_INPUT = 2, TM_EXIT_SIGNAL = 3 };
 
@@ -99,6 +100,8 @@ typedef struct tm_cli {
 /* Reads the arguments of one command. -1: go on; else the exit status to return. Options may follow positionals, "--"
  * ends them, "--name=value" and "--name value" both do; abbreviations are refused. */
 TM_MUST_USE int tm_cli_parse(const tm_cli *cli, int argc, char **argv);
+/* "fp32" or "bf16" into *out: -1; else the exit status, after the error line. */
+TM_MUST_USE int tm_precision_option(const char *command, const char *text, tm_dtype *out);
 /* Positionals that were given, after tm_cli_parse. Entries past the count are NULL. */
 int tm_cli_count(const tm_cli *cli);
 

@@ -573,6 +573,11 @@ static tm_status prepare(trainer *t) {
     return TM_OK;
 }
 
+/* On the way out of a failure: the first error is the one that counts. */
+static void discard(const char *path) {
+    if (tm_remove_tree(path) != TM_OK) tm_log(TM_LOG_WARN, "%s could not be removed", path);
+}
+
 tm_status tm_train_run(const tm_train_args *args) {
     trainer t = {.args = args};
     tm_status rc;
@@ -591,10 +596,10 @@ tm_status tm_train_run(const tm_train_args *args) {
     TM_GO(finish(&t));
     if (!args->quiet) summary(&t);
 done:
-    if (rc != TM_OK && started) (void)tm_remove_tree(in_output(&t, "run.json"));
+    if (rc != TM_OK && started) discard(in_output(&t, "run.json"));
     char dir[4096] = "";
     if (t.cfg) snprintf(dir, sizeof dir, "%s", t.cfg->output_dir);
     trainer_close(&t);
-    if (rc != TM_OK && made_dir && !started) (void)tm_remove_tree(dir);
+    if (rc != TM_OK && made_dir && !started) discard(dir);
     return rc;
 }

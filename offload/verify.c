@@ -1,0 +1,265 @@
+/* The proof of a plan, independent of how it was made: it looks at addresses, objects and edges only.
+ *
+ * Walking the operations in index order, a map of the slab says for every byte whose content it holds, who wrote it
+ * last and who has read it since. Checked are
+ *   - content: what an operation reads is the latest version of the object it means; a read from disk brings the
+ * latest;
+ *   - order: whatever two operations must not overlap or swap (write-read, read-write, write-write of the same bytes or
+ *     of the same extent) has an edge, so that it holds under any completion order;
+ *   - the end: the latest version of all state is on disk, or resident and untouched.
+ * An edge is asked for between neighbours in these chains, so the work is near-linear in operations. */
+#include "offload/offload_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct span {
+    uint64_t begin, end;
+    uint32_t object; /* TM_NONE: nothing of value */
+    uint64_t base;   /* where the object's frame begins */
+    uint32_t version;
+    uint32_t writer;  /* op, TM_NONE: before the plan */
+    uint32_t readers; /* list */
+} span;
+
+typedef struct reader {
+    uint32_t op, next;
+} reader;
+
+typedef struct version {
+    uint32_t latest, on_disk;
+    uint32_t disk_writer, disk_readers;
+} version;
+
+typedef struct prover {
+    const tm_plan *plan;
+    span *map;
+    uint32_t n_map, cap_map;
+    reader *reader;
+    uint32_t n_reader, cap_reader;
+    version *version;
+    uint32_t n_state, n_objects;
+    uint32_t *succ; /* sorted per op */
+    bool nomem;
+} prover;
+
+static uint32_t slot_of(const prover *p, uint32_t id) {
+    return id & TM_TEMP_BIT ? p->n_state + (id & ~TM_TEMP_BIT) : id;
+}
+
+static int by_value(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static bool has_edge(const prover *p, uint32_t from, uint32_t to) {
+    const tm_plan_op *o = &p->plan->op[from];
+    uint32_t lo = o->first_succ, hi = o->first_succ + o->n_succ;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (p->succ[mid] < to)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < o->first_succ + o->n_succ && p->succ[lo] == to;
+}
+
+static tm_status need_edge(const prover *p, uint32_t from, uint32_t to, const char *why) {
+    if (from == TM_NONE || from == to || has_edge(p, from, to)) return TM_OK;
+    return tm_fail(TM_EBUG, "plan %s: operation %u must wait for %u (%s), and nothing says so", p->plan->name, to, from,
+                   why);
+}
+
+static tm_status need_edges(const prover *p, uint32_t list, uint32_t writer, uint32_t to, const char *why) {
+    if (list == TM_NONE) return need_edge(p, writer, to, why);
+    for (uint32_t i = list; i != TM_NONE; i = p->reader[i].next) TM_TRY(need_edge(p, p->reader[i].op, to, why));
+    return TM_OK;
+}
+
+static uint32_t push_reader(prover *p, uint32_t op, uint32_t next) {
+    if (!offload_grow(&p->reader, &p->cap_reader, p->n_reader, sizeof *p->reader)) {
+        p->nomem = true;
+        return next;
+    }
+    p->reader[p->n_reader] = (reader){op, next};
+    return p->n_reader++;
+}
+
+/* ---- the map -------------------------------------------------------------------------------------------------------
+ */
+
+static uint32_t find(const prover *p, uint64_t at) {
+    uint32_t lo = 0, hi = p->n_map;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (p->map[mid].end <= at)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* Cuts the map at `at`, so that a span begins there. */
+static void cut(prover *p, uint64_t at) {
+    uint32_t i = find(p, at);
+    if (i == p->n_map || p->map[i].begin >= at) return;
+    if (!offload_grow(&p->map, &p->cap_map, p->n_map, sizeof *p->map)) {
+        p->nomem = true;
+        return;
+    }
+    memmove(&p->map[i + 1], &p->map[i], (p->n_map - i) * sizeof *p->map);
+    p->n_map++;
+    p->map[i].end = at;
+    p->map[i + 1].begin = at;
+}
+
+/* Makes [begin, end) one span with this content. */
+static void put(prover *p, const span *s) {
+    uint32_t from = find(p, s->begin), to = from;
+    while (to < p->n_map && p->map[to].begin < s->end) to++;
+    if (to == from) {
+        if (!offload_grow(&p->map, &p->cap_map, p->n_map, sizeof *p->map)) {
+            p->nomem = true;
+            return;
+        }
+        memmove(&p->map[from + 1], &p->map[from], (p->n_map - from) * sizeof *p->map);
+        p->n_map++;
+    } else {
+        memmove(&p->map[from + 1], &p->map[to], (p->n_map - to) * sizeof *p->map);
+        p->n_map -= to - from - 1;
+    }
+    p->map[from] = *s;
+}
+
+/* ---- one touch
+ * ------------------------------------------------------------------------------------------------------- */
+
+static tm_status read_frame(prover *p, uint32_t op, const struct plan_touch *t) {
+    uint64_t end = t->address + t->bytes, at = t->address;
+    cut(p, t->address);
+    cut(p, end);
+    for (uint32_t i = find(p, t->address); at < end; i++) {
+        span *s = i < p->n_map ? &p->map[i] : NULL;
+        if (!s || s->begin != at || s->object != t->object || s->base != t->address ||
+            s->version != p->version[slot_of(p, t->object)].latest)
+            return tm_fail(TM_EBUG, "plan %s: operation %u reads object %x at %llu, which is not there", p->plan->name,
+                           op, t->object, (unsigned long long)at);
+        /* an update that comes after readers waits for them, and they waited for the writer */
+        bool behind_readers = (t->access & TM_USE_WRITE) && s->readers != TM_NONE;
+        if (!behind_readers) TM_TRY(need_edge(p, s->writer, op, "it reads what that writes"));
+        if (!(t->access & TM_USE_WRITE)) s->readers = push_reader(p, op, s->readers);
+        at = s->end;
+    }
+    return TM_OK;
+}
+
+static tm_status write_frame(prover *p, uint32_t op, const struct plan_touch *t, uint32_t new_version) {
+    uint64_t end = t->address + t->bytes;
+    if (end > p->plan->info.slab_bytes)
+        return tm_fail(TM_EBUG, "plan %s: operation %u writes past the slab", p->plan->name, op);
+    cut(p, t->address);
+    cut(p, end);
+    for (uint32_t i = find(p, t->address); i < p->n_map && p->map[i].begin < end; i++)
+        TM_TRY(need_edges(p, p->map[i].readers, p->map[i].writer, op, "it overwrites what that uses"));
+    put(p, &(span){t->address, end, t->object, t->address, new_version, op, TM_NONE});
+    return TM_OK;
+}
+
+static tm_status cpu_op(prover *p, uint32_t op) {
+    const tm_plan *plan = p->plan;
+    for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
+        if (plan->touch[i].access & TM_USE_READ) TM_TRY(read_frame(p, op, &plan->touch[i]));
+    for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
+        if (plan->touch[i].access & TM_USE_WRITE)
+            TM_TRY(write_frame(p, op, &plan->touch[i], ++p->version[slot_of(p, plan->touch[i].object)].latest));
+    return TM_OK;
+}
+
+static tm_status disk_op(prover *p, uint32_t op) {
+    const struct plan_touch *t = &p->plan->touch[p->plan->first_touch[op]];
+    version *v = &p->version[slot_of(p, t->object)];
+    if (p->plan->op[op].address != t->address || p->plan->op[op].object != t->object)
+        return tm_fail(TM_EBUG, "plan %s: operation %u moves something else than it says", p->plan->name, op);
+    if (p->plan->op[op].engine == TM_ENGINE_DISK_READ) {
+        if (v->on_disk != v->latest)
+            return tm_fail(TM_EBUG,
+                           "plan %s: operation %u reads object %x from disk, whose latest version is not there",
+                           p->plan->name, op, t->object);
+        TM_TRY(need_edge(p, v->disk_writer, op, "it reads the extent that that writes"));
+        v->disk_readers = push_reader(p, op, v->disk_readers);
+        return write_frame(p, op, t, v->on_disk);
+    }
+    TM_TRY(read_frame(p, op, t));
+    TM_TRY(need_edges(p, v->disk_readers, v->disk_writer, op, "it overwrites the extent that that uses"));
+    v->on_disk = v->latest;
+    v->disk_writer = op;
+    v->disk_readers = TM_NONE;
+    return TM_OK;
+}
+
+/* ---- begin and end
+ * --------------------------------------------------------------------------------------------------- */
+
+static tm_status begin(prover *p) {
+    const tm_layout *l = p->plan->layout;
+    p->n_state = l->n;
+    p->n_objects = l->n + p->plan->n_temp;
+    p->version = tm_calloc(p->n_objects + 1, sizeof *p->version);
+    uint32_t edges = p->plan->info.edges;
+    p->succ = tm_malloc((edges + 1) * sizeof *p->succ);
+    if (!p->version || !p->succ) return tm_nomem(edges * sizeof *p->succ);
+    for (uint32_t i = 0; i < p->n_objects; i++) {
+        p->version[i].disk_writer = p->version[i].disk_readers = TM_NONE;
+        if (i >= l->n) p->version[i].on_disk = TM_NONE; /* nothing of a temporary is there yet */
+    }
+    for (uint32_t i = 0; i < l->n; i++) {
+        const tm_object *o = &l->object[i];
+        if (o->resident) put(p, &(span){o->address, o->address + o->frame_bytes, i, o->address, 0, TM_NONE, TM_NONE});
+    }
+    memcpy(p->succ, p->plan->succ, edges * sizeof *p->succ);
+    for (uint32_t i = 0; i < p->plan->n_op; i++) {
+        const tm_plan_op *o = &p->plan->op[i];
+        qsort(p->succ + o->first_succ, o->n_succ, sizeof *p->succ, by_value);
+        for (uint32_t s = 0; s < o->n_succ; s++)
+            if (p->succ[o->first_succ + s] <= i)
+                return tm_fail(TM_EBUG, "plan %s: operation %u points back to %u", p->plan->name, i,
+                               p->succ[o->first_succ + s]);
+    }
+    return TM_OK;
+}
+
+static tm_status finish(prover *p) {
+    const tm_layout *l = p->plan->layout;
+    for (uint32_t i = 0; i < l->n; i++) {
+        const tm_object *o = &l->object[i];
+        if (!o->resident) {
+            if (p->version[i].on_disk != p->version[i].latest)
+                return tm_fail(TM_EBUG, "plan %s: the latest %s (object %u) is never written back", p->plan->name,
+                               tm_kind_name(o->kind), i);
+            continue;
+        }
+        for (uint64_t at = o->address; at < o->address + o->frame_bytes;) {
+            uint32_t s = find(p, at);
+            if (s == p->n_map || p->map[s].object != i || p->map[s].version != p->version[i].latest)
+                return tm_fail(TM_EBUG, "plan %s: resident object %u is overwritten", p->plan->name, i);
+            at = p->map[s].end;
+        }
+    }
+    return TM_OK;
+}
+
+tm_status tm_plan_verify(const tm_plan *plan) {
+    prover p = {.plan = plan};
+    tm_status rc = begin(&p);
+    for (uint32_t op = 0; op < plan->n_op && rc == TM_OK; op++)
+        rc = plan->op[op].engine == TM_ENGINE_CPU ? cpu_op(&p, op) : disk_op(&p, op);
+    if (rc == TM_OK) rc = finish(&p);
+    if (p.nomem && rc == TM_OK) rc = tm_nomem(sizeof(span));
+    tm_free(p.map);
+    tm_free(p.reader);
+    tm_free(p.version);
+    tm_free(p.succ);
+    return rc;
+}

@@ -1,0 +1,554 @@
+/* Random programs, compiled under every budget from the minimum up and run in every way, must end with the bytes that a
+ * plain interpreter (one array an object, operations in program order) gives. */
+#include "offload/offload.h"
+#include "offload/offload_internal.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { MAX_OBJECTS = 400, MAX_USES = 8 };
+
+/* ---- random numbers -------------------------------------------------------------------------------------------------
+ */
+
+static uint64_t rng_state;
+
+static uint32_t rnd(uint32_t n) {
+    uint32_t r[4];
+    tm_philox(rng_state, 1, rng_state >> 3, r);
+    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    return r[1] % n;
+}
+
+/* ---- a world: a layout, a program, and what it should do
+ * -------------------------------------------------------------- */
+
+typedef struct use {
+    uint32_t object, count; /* model ids: state 0.., temporaries after */
+    tm_use_access access;
+} use;
+
+typedef struct step {
+    use u[MAX_USES];
+    uint32_t n;
+} step;
+
+typedef struct world {
+    tm_layout *layout;
+    tm_program *program;
+    step *steps;
+    uint32_t n_steps, n_state, n_temp;
+    uint64_t bytes[MAX_OBJECTS];
+    unsigned char *truth[MAX_OBJECTS];   /* the plain interpreter's */
+    unsigned char *initial[MAX_OBJECTS]; /* of state */
+} world;
+
+/* What an operation does: every byte written is a function of everything it reads, of its number and its place. */
+static void work(uint32_t number, unsigned char **ptr, const uint64_t *bytes, const tm_use_access *access, uint32_t n) {
+    uint64_t h = number * 0x9e3779b97f4a7c15ull;
+    for (uint32_t i = 0; i < n; i++)
+        if (access[i] & TM_USE_READ) h = tm_hash64(ptr[i], bytes[i], h);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!(access[i] & TM_USE_WRITE)) continue;
+        for (uint64_t k = 0; k < bytes[i]; k += 8) {
+            uint64_t v = (h ^ (k + i)) * 0xff51afd7ed558ccdull;
+            memcpy(ptr[i] + k, &v, bytes[i] - k < 8 ? bytes[i] - k : 8);
+        }
+    }
+}
+
+static uint32_t layout_id(const world *w, uint32_t object) {
+    return object;
+    (void)w;
+}
+
+static void expand(const world *w, const step *s, uint32_t *objects, tm_use_access *access, uint32_t *n) {
+    *n = 0;
+    for (uint32_t i = 0; i < s->n; i++)
+        for (uint32_t k = 0; k < s->u[i].count; k++) {
+            objects[*n] = s->u[i].object + k;
+            access[(*n)++] = s->u[i].access;
+        }
+    (void)w;
+}
+
+static void make_state(world *w) {
+    uint32_t bundle = 0;
+    assert_int_equal(tm_layout_create(&w->layout), TM_OK);
+    uint32_t units = 2 + rnd(6);
+    for (uint32_t u = 0; u < units; u++) {
+        uint32_t parts = 1 + rnd(3);
+        for (uint32_t p = 0; p < parts; p++) {
+            uint32_t tiles = 1 + rnd(4);
+            for (uint32_t t = 0; t < tiles; t++, w->n_state++) {
+                w->bytes[w->n_state] = t + 1 < tiles ? 4096 * (1 + rnd(3)) : 1 + rnd(12000);
+                tm_object o = {.kind = TM_KIND_WEIGHT_HI,
+                               .unit = u,
+                               .bundle = bundle,
+                               .bytes = w->bytes[w->n_state],
+                               .pageable = true};
+                assert_int_equal(tm_layout_object(w->layout, &o), w->n_state);
+            }
+            bundle++;
+            for (uint32_t t = 0; t < tiles; t++, w->n_state++) {
+                w->bytes[w->n_state] = 1 + rnd(20000);
+                tm_object o = {.kind = TM_KIND_EXP_AVG,
+                               .unit = u,
+                               .bundle = bundle++,
+                               .bytes = w->bytes[w->n_state],
+                               .pageable = true};
+                assert_int_equal(tm_layout_object(w->layout, &o), w->n_state);
+            }
+        }
+    }
+}
+
+static uint32_t bundle_first(const world *w, uint32_t id) {
+    while (id > 0 && tm_layout_get(w->layout, id - 1)->bundle == tm_layout_get(w->layout, id)->bundle) id--;
+    return id;
+}
+
+static uint32_t bundle_length(const world *w, uint32_t id) {
+    uint32_t n = 1;
+    while (id + n < w->n_state && tm_layout_get(w->layout, id + n)->bundle == tm_layout_get(w->layout, id)->bundle) n++;
+    return n;
+}
+
+typedef struct open_visit {
+    uint32_t visit, first, count; /* model ids */
+    uint32_t until;
+    uint8_t written[8];
+    bool busy;
+} open_visit;
+
+/* Programs like ours: visits open, are used by a few operations, close; temporaries are written first and visited
+ * again. */
+static void make_program(world *w, uint32_t steps) {
+    uint32_t temp_of[MAX_OBJECTS];
+    bool temp_written[MAX_OBJECTS] = {0};
+    open_visit open[6] = {0};
+    assert_int_equal(tm_program_create(&w->program, w->layout, "random"), TM_OK);
+    w->n_temp = 10 + rnd(40);
+    for (uint32_t t = 0; t < w->n_temp; t++) {
+        w->bytes[w->n_state + t] = 1 + rnd(30000);
+        temp_of[t] = tm_program_temp(w->program, &(tm_object){.kind = rnd(2) ? TM_KIND_GRAD : TM_KIND_ACTIVATION,
+                                                              .unit = rnd(4),
+                                                              .bytes = w->bytes[w->n_state + t],
+                                                              .pageable = rnd(5) > 0});
+    }
+    w->steps = calloc(steps, sizeof *w->steps);
+    w->n_steps = steps;
+    for (uint32_t i = 0; i < steps; i++) {
+        for (size_t k = 0; k < TM_COUNT(open); k++) {
+            open_visit *v = &open[k];
+            if (v->busy && v->until >= i) continue;
+            v->busy = false;
+            uint32_t first, count = 1;
+            bool temp = rnd(2);
+            if (temp) {
+                first = w->n_state + rnd(w->n_temp);
+            } else {
+                first = bundle_first(w, rnd(w->n_state));
+                count = bundle_length(w, first);
+                if (count > 1 && rnd(2)) {
+                    first += rnd(count);
+                    count = 1;
+                }
+            }
+            bool clash = false; /* visits of one object do not overlap */
+            for (size_t j = 0; j < TM_COUNT(open); j++)
+                if (open[j].busy && first < open[j].first + open[j].count && open[j].first < first + count)
+                    clash = true;
+            if (clash || count > 8) continue;
+            *v = (open_visit){.first = first, .count = count, .until = i + rnd(6), .busy = true};
+            v->visit = tm_program_visit(w->program, temp ? temp_of[first - w->n_state] : layout_id(w, first), count);
+        }
+        tm_program_op(w->program, &(tm_op){.code = 1, .arg = {i}});
+        step *s = &w->steps[i];
+        for (size_t k = 0; k < TM_COUNT(open) && s->n < MAX_USES - 1; k++) {
+            open_visit *v = &open[k];
+            if (!v->busy || rnd(3) == 0) continue;
+            bool temp = v->first >= w->n_state;
+            tm_use_access access = (tm_use_access)(1 + rnd(3));
+            if (temp && !temp_written[v->first - w->n_state]) access = TM_USE_WRITE;
+            if (temp && (access & TM_USE_WRITE)) temp_written[v->first - w->n_state] = true;
+            uint32_t from = 0, count = v->count;
+            if (count > 1 && rnd(2)) {
+                from = rnd(count);
+                count = 1;
+            }
+            uint32_t id = temp ? temp_of[v->first - w->n_state] : v->first + from;
+            tm_program_use_range(w->program, v->visit, id, count, access);
+            s->u[s->n++] = (use){v->first + from, count, access};
+        }
+    }
+}
+
+static void run_truth(world *w) {
+    for (uint32_t i = 0; i < w->n_state + w->n_temp; i++) {
+        w->truth[i] = calloc(1, w->bytes[i]);
+        if (i >= w->n_state) continue;
+        w->initial[i] = malloc(w->bytes[i]);
+        for (uint64_t k = 0; k < w->bytes[i]; k++) w->initial[i][k] = (unsigned char)(i * 31 + k * 7);
+        memcpy(w->truth[i], w->initial[i], w->bytes[i]);
+    }
+    for (uint32_t i = 0; i < w->n_steps; i++) {
+        uint32_t objects[64], n;
+        tm_use_access access[64];
+        unsigned char *ptr[64];
+        uint64_t bytes[64];
+        expand(w, &w->steps[i], objects, access, &n);
+        for (uint32_t k = 0; k < n; k++) {
+            ptr[k] = w->truth[objects[k]];
+            bytes[k] = w->bytes[objects[k]];
+        }
+        work(i, ptr, bytes, access, n);
+    }
+}
+
+static void world_make(world *w, uint64_t seed, uint32_t steps) {
+    memset(w, 0, sizeof *w);
+    rng_state = seed * 1000003 + 17;
+    make_state(w);
+    make_program(w, steps);
+    run_truth(w);
+}
+
+static void world_free(world *w) {
+    for (uint32_t i = 0; i < w->n_state + w->n_temp; i++) {
+        free(w->truth[i]);
+        free(w->initial[i]);
+    }
+    free(w->steps);
+    tm_program_free(w->program);
+    tm_layout_free(w->layout);
+}
+
+/* ---- running a plan of it
+ * --------------------------------------------------------------------------------------------- */
+
+static tm_status handler(void *ctx, const tm_op *op, void *const *operand) {
+    world *w = ctx;
+    if (op->code == 2 || op->code == 3) { /* load or check one state object */
+        uint32_t id = op->arg[0];
+        if (op->code == 2)
+            memcpy(operand[0], w->initial[id], w->bytes[id]);
+        else if (memcmp(operand[0], w->truth[id], w->bytes[id]) != 0)
+            return tm_fail(TM_ECORRUPT, "object %u differs", id);
+        return TM_OK;
+    }
+    const step *s = &w->steps[op->arg[0]];
+    uint32_t objects[64], n;
+    tm_use_access access[64];
+    unsigned char *ptr[64];
+    uint64_t bytes[64];
+    expand(w, s, objects, access, &n);
+    for (uint32_t i = 0, k = 0; i < s->n; i++) {
+        unsigned char *at = operand[i];
+        for (uint32_t c = 0; c < s->u[i].count; c++, k++) {
+            ptr[k] = at;
+            bytes[k] = w->bytes[s->u[i].object + c];
+            at += s->u[i].object + c < w->n_state ? tm_layout_get(w->layout, s->u[i].object + c)->frame_bytes : 0;
+        }
+    }
+    work(op->arg[0], ptr, bytes, access, n);
+    return TM_OK;
+}
+
+static void each_state(world *w, tm_exec *e, uint64_t slab, uint16_t code, tm_use_access access, tm_status want) {
+    tm_program *p;
+    tm_plan *plan;
+    assert_int_equal(tm_program_create(&p, w->layout, "walk"), TM_OK);
+    for (uint32_t i = 0; i < w->n_state; i++) {
+        uint32_t v = tm_program_visit(p, i, 1);
+        tm_program_op(p, &(tm_op){.code = code, .arg = {i}});
+        tm_program_use(p, v, access);
+    }
+    assert_int_equal(tm_plan_compile(&plan, w->layout, p, &(tm_plan_opts){.slab_bytes = slab}, NULL), TM_OK);
+    assert_int_equal(tm_plan_verify(plan), TM_OK);
+    assert_int_equal(tm_exec_run(e, plan, handler, w), want);
+    tm_plan_free(plan);
+    tm_program_free(p);
+}
+
+static char scratch_dir[] = "test_plan.offload";
+
+typedef struct way {
+    uint64_t slab, order_seed;
+    const char *engine;
+    unsigned depth, slots;
+    bool cache;
+} way;
+
+static uint64_t total(const uint64_t *a) {
+    uint64_t s = 0;
+    for (int k = 0; k < TM_KINDS; k++) s += a[k];
+    return s;
+}
+
+static uint64_t run_way(world *w, const way *y) {
+    tm_plan *plan;
+    tm_exec *e;
+    tm_store *store;
+    tm_exec_stats before, after;
+    const char *paths[] = {scratch_dir};
+    uint64_t slab = y->slab + 40960; /* the walks' own frames */
+    assert_int_equal(
+        tm_plan_compile(
+            &plan, w->layout, w->program,
+            &(tm_plan_opts){
+                .slab_bytes = y->slab, .choose_residency = true, .cache = y->cache, .spill = true, .window_mib = 1},
+            NULL),
+        TM_OK);
+    if (tm_plan_verify(plan) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    const tm_plan_info *info = tm_plan_get_info(plan);
+    assert_true(info->slab_bytes <= y->slab);
+    assert_int_equal(tm_store_open(&store, w->layout,
+                                   &(tm_store_opts){.paths = paths,
+                                                    .n_paths = 1,
+                                                    .slots = y->slots,
+                                                    .io = {.engine = y->engine, .queue_depth = y->depth},
+                                                    .spill_bytes = info->spill_file_bytes}),
+                     TM_OK);
+    assert_int_equal(tm_exec_open(&e, &(tm_exec_opts){.slab_bytes = slab, .store = store, .seed = y->order_seed}),
+                     TM_OK);
+    each_state(w, e, slab, 2, TM_USE_WRITE, TM_OK);
+    tm_store_mark_committed(store);
+    tm_exec_get_stats(e, &before);
+    if (tm_exec_run(e, plan, handler, w) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    tm_exec_get_stats(e, &after);
+    for (int k = 0; k < TM_KINDS; k++) { /* predicted bytes equal counted bytes */
+        assert_int_equal(after.read_bytes[k] - before.read_bytes[k], info->read_bytes[k]);
+        assert_int_equal(after.write_bytes[k] - before.write_bytes[k], info->write_bytes[k]);
+    }
+    each_state(w, e, slab, 3, TM_USE_READ, TM_OK);
+    uint64_t moved = total(info->read_bytes) + total(info->write_bytes);
+    tm_exec_close(e);
+    assert_int_equal(tm_store_remove(store), TM_OK);
+    tm_plan_free(plan);
+    return moved;
+}
+
+static uint64_t minimum_of(world *w) {
+    tm_plan *plan = NULL;
+    uint64_t minimum = 0;
+    assert_int_equal(
+        tm_plan_compile(&plan, w->layout, w->program,
+                        &(tm_plan_opts){.slab_bytes = 0, .choose_residency = true, .cache = true, .spill = true},
+                        &minimum),
+        TM_EBUDGET);
+    tm_error_clear();
+    return minimum;
+}
+
+/* ---- tests
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+static void every_budget_gives_the_same_bytes(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        world w;
+        world_make(&w, seed, 120);
+        uint64_t minimum = minimum_of(&w), last = UINT64_MAX;
+        const char *engines[] = {"sync", "uring", "threads"};
+        for (uint32_t i = 0; i < 6; i++) {
+            uint64_t slab = minimum + minimum * i * i / 6;
+            uint64_t moved = run_way(
+                &w, &(way){.slab = slab, .engine = engines[i % 3], .depth = 1 + i, .slots = 1 + i % 2, .cache = true});
+            if (i == 5) assert_true(moved <= last);
+            if (i == 0) last = moved;
+        }
+        world_free(&w);
+    }
+}
+
+static void one_byte_below_the_minimum_is_refused(void **state) {
+    (void)state;
+    for (uint64_t seed = 20; seed < 30; seed++) {
+        world w;
+        tm_plan *plan;
+        uint64_t minimum;
+        world_make(&w, seed, 100);
+        minimum = minimum_of(&w);
+        tm_plan_opts o = {.slab_bytes = minimum - 1, .choose_residency = true, .cache = true, .spill = true};
+        uint64_t again;
+        assert_int_equal(tm_plan_compile(&plan, w.layout, w.program, &o, &again), TM_EBUDGET);
+        assert_int_equal(again, minimum);
+        tm_error_clear();
+        (void)run_way(&w, &(way){.slab = minimum, .engine = "sync", .cache = true});
+        world_free(&w);
+    }
+}
+
+static void random_orders_give_the_same_bytes(void **state) {
+    (void)state;
+    for (uint64_t seed = 40; seed < 44; seed++) {
+        world w;
+        world_make(&w, seed, 120);
+        uint64_t minimum = minimum_of(&w);
+        for (uint64_t order = 1; order <= 25; order++)
+            (void)run_way(&w, &(way){.slab = minimum + (order % 5) * minimum / 4,
+                                     .engine = "sync",
+                                     .order_seed = order,
+                                     .slots = 2,
+                                     .cache = order % 2});
+        world_free(&w);
+    }
+}
+
+/* Takes each edge away in turn. Rejecting a mutant that no order breaks would be allowed; accepting one that some order
+ * breaks would not: what is accepted is run in random orders. */
+static void the_verifier_rejects_missing_edges(void **state) {
+    (void)state;
+    world w;
+    tm_plan *plan;
+    tm_exec *e;
+    tm_store *store;
+    const char *paths[] = {scratch_dir};
+    world_make(&w, 77, 60);
+    uint64_t slab = minimum_of(&w);
+    assert_int_equal(
+        tm_plan_compile(&plan, w.layout, w.program,
+                        &(tm_plan_opts){.slab_bytes = slab, .choose_residency = true, .cache = true, .spill = true},
+                        NULL),
+        TM_OK);
+    assert_int_equal(tm_plan_verify(plan), TM_OK);
+    assert_int_equal(tm_store_open(&store, w.layout,
+                                   &(tm_store_opts){.paths = paths,
+                                                    .n_paths = 1,
+                                                    .io = {.engine = "sync"},
+                                                    .spill_bytes = tm_plan_get_info(plan)->spill_file_bytes}),
+                     TM_OK);
+    assert_int_equal(tm_exec_open(&e, &(tm_exec_opts){.slab_bytes = slab + 40960, .store = store, .seed = 5}), TM_OK);
+    uint32_t rejected = 0, n = 0;
+    for (uint32_t op = 0; op < plan->n_op; op++) {
+        tm_plan_op *o = &plan->op[op];
+        for (uint32_t s = 0; s < o->n_succ; s++, n++) {
+            uint32_t last = o->first_succ + o->n_succ - 1, at = o->first_succ + s;
+            uint32_t keep = plan->succ[at];
+            plan->succ[at] = plan->succ[last];
+            plan->succ[last] = keep;
+            o->n_succ--;
+            plan->op[keep].n_pred--;
+            if (tm_plan_verify(plan) == TM_EBUG) {
+                rejected++;
+                tm_error_clear();
+            } else {
+                for (int order = 0; order < 5; order++) {
+                    each_state(&w, e, slab + 40960, 2, TM_USE_WRITE, TM_OK);
+                    assert_int_equal(tm_exec_run(e, plan, handler, &w), TM_OK);
+                    each_state(&w, e, slab + 40960, 3, TM_USE_READ, TM_OK);
+                }
+            }
+            o->n_succ++;
+            plan->op[keep].n_pred++;
+            plan->succ[last] = plan->succ[at];
+            plan->succ[at] = keep;
+        }
+    }
+    assert_true(n > 100);
+    assert_true(rejected > n * 9 / 10);
+    tm_exec_close(e);
+    assert_int_equal(tm_store_remove(store), TM_OK);
+    tm_plan_free(plan);
+    world_free(&w);
+}
+
+static void the_verifier_rejects_moved_frames(void **state) {
+    (void)state;
+    world w;
+    tm_plan *plan;
+    world_make(&w, 78, 60);
+    assert_int_equal(
+        tm_plan_compile(
+            &plan, w.layout, w.program,
+            &(tm_plan_opts){.slab_bytes = minimum_of(&w), .choose_residency = true, .cache = true, .spill = true},
+            NULL),
+        TM_OK);
+    uint32_t n = 0;
+    for (uint32_t op = 0; op < plan->n_op; op++) {
+        tm_plan_op *o = &plan->op[op];
+        if (o->engine == TM_ENGINE_CPU) continue;
+        uint64_t keep = o->address;
+        o->address = keep >= 4096 ? keep - 4096 : keep + 4096;
+        plan->touch[plan->first_touch[op]].address = o->address;
+        assert_int_equal(tm_plan_verify(plan), TM_EBUG);
+        tm_error_clear();
+        o->address = keep;
+        plan->touch[plan->first_touch[op]].address = keep;
+        n++;
+    }
+    assert_true(n > 10);
+    tm_plan_free(plan);
+    world_free(&w);
+}
+
+/* A page that is not what was written is caught: one flipped bit, two pages swapped, an old page brought back. */
+static void damaged_pages_are_caught(void **state) {
+    (void)state;
+    const char *paths[] = {scratch_dir};
+    for (int damage = 0; damage < 3; damage++) {
+        world w;
+        tm_exec *e;
+        tm_store *store;
+        tm_plan *plan;
+        world_make(&w, 90, 40);
+        uint64_t slab = minimum_of(&w) + 40960;
+        assert_int_equal(tm_plan_compile(&plan, w.layout, w.program,
+                                         &(tm_plan_opts){.slab_bytes = slab, .choose_residency = true, .spill = true},
+                                         NULL),
+                         TM_OK);
+        assert_int_equal(tm_store_open(&store, w.layout,
+                                       &(tm_store_opts){.paths = paths,
+                                                        .n_paths = 1,
+                                                        .slots = 1,
+                                                        .io = {.engine = "sync"},
+                                                        .spill_bytes = tm_plan_get_info(plan)->spill_file_bytes}),
+                         TM_OK);
+        assert_int_equal(tm_exec_open(&e, &(tm_exec_opts){.slab_bytes = slab, .store = store}), TM_OK);
+        each_state(&w, e, slab, 2, TM_USE_WRITE, TM_OK);
+        store_target a = {.plan = plan, .object = 0}, b = {.plan = plan, .object = 0};
+        while (tm_layout_get(w.layout, ++b.object)->frame_bytes != tm_layout_get(w.layout, 0)->frame_bytes ||
+               tm_layout_get(w.layout, b.object)->kind != tm_layout_get(w.layout, 0)->kind)
+            assert_true(b.object + 1 < w.n_state);
+        tm_io_req ra = {0}, rb = {0};
+        char *frame = tm_exec_slab(e);
+        uint64_t n = tm_layout_get(w.layout, 0)->frame_bytes;
+        assert_int_equal(store_prepare_read(store, &a, frame, &ra), TM_OK);
+        assert_int_equal(store_prepare_read(store, &b, frame, &rb), TM_OK);
+        assert_int_equal(pread(ra.file.fd, frame, n, (off_t)ra.offset), (ssize_t)n);
+        if (damage == 0) {
+            frame[n / 2] ^= 4;
+            assert_int_equal(pwrite(ra.file.fd, frame, n, (off_t)ra.offset), (ssize_t)n);
+        } else if (damage == 1) {
+            assert_int_equal(pwrite(rb.file.fd, frame, n, (off_t)rb.offset), (ssize_t)n);
+        } else {
+            char *old = frame + tm_round_up(n, 4096);
+            memcpy(old, frame, n);
+            each_state(&w, e, slab, 2, TM_USE_WRITE, TM_OK); /* the same bytes again: only the generation differs */
+            assert_int_equal(store_prepare_read(store, &a, frame, &ra), TM_OK);
+            store_prepare_write(store, &a, old, &ra); /* a write that the disk acknowledges and loses */
+        }
+        each_state(&w, e, slab, 3, TM_USE_READ, TM_ECORRUPT);
+        tm_error_clear();
+        tm_exec_close(e);
+        assert_int_equal(tm_store_remove(store), TM_OK);
+        tm_plan_free(plan);
+        world_free(&w);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_budget_gives_the_same_bytes), cmocka_unit_test(one_byte_below_the_minimum_is_refused),
+        cmocka_unit_test(random_orders_give_the_same_bytes), cmocka_unit_test(the_verifier_rejects_missing_edges),
+        cmocka_unit_test(the_verifier_rejects_moved_frames), cmocka_unit_test(damaged_pages_are_caught),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rmdir(scratch_dir);
+    return failed;
+}

@@ -1,0 +1,86 @@
+/* tidemill eval */
+#include "tools/tools.h"
+#include "train/train.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static int print_json(const tm_eval_args *a, const tm_eval_result *r) {
+    tm_buf out = {0};
+    tm_json_writer w;
+    tm_jw_init(&w, &out, 0);
+    tm_jw_object(&w);
+    tm_jw_key(&w, "loss");
+    tm_jw_double(&w, r->loss);
+    tm_jw_key(&w, "perplexity");
+    tm_jw_double(&w, r->perplexity);
+    tm_jw_key(&w, "tokens");
+    tm_jw_uint(&w, r->label_tokens);
+    tm_jw_key(&w, "positions");
+    tm_jw_uint(&w, r->tokens);
+    tm_jw_key(&w, "rows");
+    tm_jw_uint(&w, r->rows);
+    if (a->exact_match) {
+        tm_jw_key(&w, "exact_match");
+        tm_jw_double(&w, r->compared ? (double)r->exact / (double)r->compared : 0);
+        tm_jw_key(&w, "exact");
+        tm_jw_uint(&w, r->exact);
+        tm_jw_key(&w, "compared");
+        tm_jw_uint(&w, r->compared);
+    }
+    tm_jw_key(&w, "seconds");
+    tm_jw_double(&w, r->seconds);
+    tm_jw_object_end(&w);
+    if (tm_jw_end(&w) != TM_OK) return tm_cmd_fail();
+    puts(out.data);
+    tm_buf_free(&out);
+    return TM_EXIT_DONE;
+}
+
+int tm_cmd_eval(int argc, char **argv) {
+    const char *precision = "fp32", *adapter = NULL;
+    int64_t seq_len = 0, rows = 0, max_new = 0, show = 0;
+    bool json = false;
+    tm_eval_args a = {0};
+    tm_eval_result r;
+    const tm_opt opts[] = {
+        TM_REQUIRED("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
+        TM_REQUIRED("data", TM_OPT_STRING, &a.data, "FILE", "JSONL, or .safetensors rows of ids"),
+        TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16", "arithmetic (default fp32)"),
+        TM_OPTION("seq-len", TM_OPT_INT, &seq_len, "N", "longer rows are cut (default 2048)"),
+        TM_OPTION("rows", TM_OPT_INT, &rows, "N",
+                  "rows computed together (default 1); never changes which tokens count"),
+        TM_FLAG("exact-match", &a.exact_match,
+                "also answer each conversation greedily and compare with its last message"),
+        TM_OPTION("max-new-tokens", TM_OPT_INT, &max_new, "N", "exact match: longest answer (default 64)"),
+        TM_OPTION("show", TM_OPT_INT, &show, "N", "exact match: print the first N answers to stderr"),
+        TM_OPTION("adapter", TM_OPT_STRING, &adapter, "DIR", "not in this version"),
+        TM_OPTION("host-budget", TM_OPT_SIZE, &a.tiers.host_budget, "SIZE", "hard limit of host memory"),
+        TM_OPTION("offload-path", TM_OPT_STRING, &a.tiers.offload_path, "PATH", "where weights go that do not fit"),
+        TM_FLAG("json", &json, "print one JSON object"),
+    };
+    const tm_cli cli = {.usage = "eval --model DIR --data FILE [--exact-match] [--json]",
+                        .about =
+                            "Prints loss and perplexity of a model on a data file; tokens are those that have a label.",
+                        .example = "tidemill eval --model smollm2 --data heldout.jsonl --exact-match",
+                        .opts = opts,
+                        .n_opts = TM_COUNT(opts)};
+    int rc = tm_cli_parse(&cli, argc, argv);
+    if (rc >= 0) return rc;
+    if (adapter) return tm_cli_wrong("eval", "--adapter is not supported by this version");
+    rc = tm_precision_option("eval", precision, &a.precision);
+    if (rc >= 0) return rc;
+    if (seq_len < 0 || seq_len > 1 << 24 || rows < 0 || rows > 4096 || max_new < 0 || max_new > 1 << 20 || show < 0 ||
+        show > 1 << 20)
+        return tm_cli_wrong("eval", "a number is out of range");
+    a.seq_len = (uint32_t)seq_len;
+    a.rows = (uint32_t)rows;
+    a.max_new_tokens = (uint32_t)max_new;
+    a.show = (uint32_t)show;
+    if (tm_eval_run(&a, &r) != TM_OK) return tm_cmd_fail();
+    if (json) return print_json(&a, &r);
+    printf("loss %.6f  perplexity %.4f  tokens %" PRIu64 "  rows %" PRIu64 "\n", r.loss, r.perplexity, r.label_tokens,
+           r.rows);
+    if (a.exact_match) printf("exact match %" PRIu64 " of %" PRIu64 "\n", r.exact, r.compared);
+    return TM_EXIT_DONE;
+}

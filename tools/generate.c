@@ -1,0 +1,76 @@
+/* tidemill generate */
+#include "tools/tools.h"
+#include "train/train.h"
+
+#include <stdio.h>
+
+static void put_ids(tm_json_writer *w, const char *key, const int32_t *id, size_t n) {
+    tm_jw_key(w, key);
+    tm_jw_array(w);
+    for (size_t i = 0; i < n; i++) tm_jw_int(w, id[i]);
+    tm_jw_array_end(w);
+}
+
+static int print_json(const tm_generated *g) {
+    tm_buf out = {0};
+    tm_json_writer w;
+    tm_jw_init(&w, &out, 0);
+    tm_jw_object(&w);
+    put_ids(&w, "prompt_ids", g->prompt_ids, g->n_prompt);
+    put_ids(&w, "ids", g->ids, g->n_ids);
+    tm_jw_key(&w, "text");
+    tm_jw_strn(&w, g->text.data ? g->text.data : "", g->text.len);
+    tm_jw_key(&w, "finish_reason");
+    tm_jw_str(&w, g->finish_reason);
+    tm_jw_object_end(&w);
+    if (tm_jw_end(&w) != TM_OK) return tm_cmd_fail();
+    puts(out.data);
+    tm_buf_free(&out);
+    return TM_EXIT_DONE;
+}
+
+int tm_cmd_generate(int argc, char **argv) {
+    const char *precision = "fp32", *adapter = NULL;
+    int64_t max_new = 0, seed = 0;
+    bool json = false;
+    tm_generate_args a = {0};
+    const tm_opt opts[] = {
+        TM_REQUIRED("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
+        TM_OPTION("prompt", TM_OPT_STRING, &a.prompt, "TEXT", "raw text to continue"),
+        TM_OPTION("messages", TM_OPT_STRING, &a.messages, "FILE",
+                  "one object {\"messages\": [...]}; uses the chat template"),
+        TM_OPTION("max-new-tokens", TM_OPT_INT, &max_new, "N", "longest continuation (default 256)"),
+        TM_OPTION("temperature", TM_OPT_DOUBLE, &a.temperature, "T", "0 (default) is greedy"),
+        TM_OPTION("seed", TM_OPT_INT, &seed, "S", "of the draws at a temperature above 0"),
+        TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16", "arithmetic (default fp32)"),
+        TM_OPTION("adapter", TM_OPT_STRING, &adapter, "DIR", "not in this version"),
+        TM_OPTION("host-budget", TM_OPT_SIZE, &a.tiers.host_budget, "SIZE", "hard limit of host memory"),
+        TM_OPTION("offload-path", TM_OPT_STRING, &a.tiers.offload_path, "PATH", "where weights go that do not fit"),
+        TM_FLAG("json", &json, "print prompt_ids, ids, text and finish_reason as one JSON object"),
+    };
+    const tm_cli cli = {
+        .usage = "generate --model DIR (--prompt TEXT | --messages FILE) [--max-new-tokens N]",
+        .about = "Continues a prompt or answers a conversation; prints the continuation only, without special tokens. "
+                 "Stops at any end token of the model.",
+        .example = "tidemill generate --model smollm2 --prompt \"The tide\" --max-new-tokens 20",
+        .opts = opts,
+        .n_opts = TM_COUNT(opts)};
+    int rc = tm_cli_parse(&cli, argc, argv);
+    if (rc >= 0) return rc;
+    if (!a.prompt == !a.messages) return tm_cli_wrong("generate", "give either --prompt or --messages");
+    if (adapter) return tm_cli_wrong("generate", "--adapter is not supported by this version");
+    if (max_new < 0 || max_new > 1 << 20 || a.temperature < 0)
+        return tm_cli_wrong("generate", "a number is out of range");
+    rc = tm_precision_option("generate", precision, &a.precision);
+    if (rc >= 0) return rc;
+    a.max_new_tokens = (uint32_t)max_new;
+    a.seed = (uint64_t)seed;
+    tm_generated g;
+    if (tm_generate_run(&a, &g) != TM_OK) return tm_cmd_fail();
+    if (json)
+        rc = print_json(&g);
+    else
+        puts(g.text.data ? g.text.data : "");
+    tm_generated_free(&g);
+    return json ? rc : TM_EXIT_DONE;
+}

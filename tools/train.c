@@ -1,0 +1,51 @@
+/* tidemill train */
+#include "tools/tools.h"
+#include "train/config.h"
+#include "train/train.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int print_keys(void) {
+    tm_buf text = {0};
+    if (tm_config_help(&text) != TM_OK) return tm_cmd_fail();
+    fwrite(text.data, 1, text.len, stdout);
+    tm_buf_free(&text);
+    return TM_EXIT_DONE;
+}
+
+int tm_cmd_train(int argc, char **argv) {
+    const char *set[256], *config[1] = {NULL}, *resume = "auto";
+    tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
+    bool quiet = false, keys = false;
+    const tm_opt opts[] = {
+        TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
+        TM_OPTION("resume", TM_OPT_STRING, &resume, "auto|never|DIR",
+                  "never: start over in an output_dir that was used"),
+        TM_FLAG("quiet", &quiet, "no first sample and no progress on stderr"),
+        TM_FLAG("keys", &keys, "list every key of the configuration with its default and meaning"),
+    };
+    const tm_cli cli = {
+        .usage = "train CONFIG.json [--set key.path=value]... [--resume auto|never]",
+        .about = "Fine-tunes a model. CONFIG.json holds tidemill's keys, a DeepSpeed configuration, or both; "
+                 "parameters and Adam "
+                 "states are paged between the offload path and memory.host_budget. Writes OUTPUT_DIR/log.jsonl, one "
+                 "line a step, "
+                 "and a Hugging Face folder into OUTPUT_DIR.",
+        .example = "tidemill train config.json --set memory.host_budget=512MiB\ntidemill train --keys",
+        .opts = opts,
+        .n_opts = TM_COUNT(opts),
+        .positional = config,
+        .min_positional = 0,
+        .max_positional = 1,
+    };
+    int rc = tm_cli_parse(&cli, argc, argv);
+    if (rc >= 0) return rc;
+    if (keys) return print_keys();
+    if (!config[0]) return tm_cli_wrong("train", "a configuration file is missing");
+    tm_train_args args = {.config = config[0], .set = set, .n_set = sets.count, .resume = resume, .quiet = quiet};
+    const char *seed = getenv("TIDEMILL_ORDER_SEED"); /* tests: run the plan in a random legal order */
+    if (seed) args.order_seed = strtoull(seed, NULL, 10);
+    return tm_train_run(&args) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
+}
