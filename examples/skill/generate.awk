@@ -68,7 +68,7 @@ function row(    parts, way, berth, hour, minute, count, text) {
     text = sentence(parts, way)
     return sprintf("{\"messages\": [{\"role\": \"system\", \"content\": \"Harbour log\"}, " \
                    "{\"role\": \"user\", \"content\": \"%s\"}, " \
-                   "{\"role\": \"assistant\", \"content\": \"%s|%s|B%d|%02d%02d|%d\"}]}",
+                   "{\"role\": \"assistant\", \"content\": \"%s %s|B%d|%02d%02d|%d\"}]}",
                    text, way, parts["ship"], berth, hour, minute, count)
 }
 
