@@ -286,22 +286,32 @@ AVX2 static void softmax_row_grad(float *s, float *dp, float factor, float lse, 
 
 /* ---- small products and transposes ---- */
 
-/* `rows` x 16 of C, all of k; rows is a constant at each call, so that the sums are registers. */
-INLINE void strip(size_t rows, size_t k, const float *a, size_t ras, size_t cas, const float *b, size_t ldb, float *c,
-                  size_t ldc, bool add) {
-    __m256 sum[6][2];
-    for (size_t i = 0; i < rows; i++)
-        for (size_t j = 0; j < 2; j++) sum[i][j] = add ? LOAD(c + i * ldc + 8 * j) : _mm256_setzero_ps();
-    for (size_t p = 0; p < k; p++) {
-        __m256 b0 = LOAD(b + p * ldb), b1 = LOAD(b + p * ldb + 8);
-        for (size_t i = 0; i < rows; i++) {
-            __m256 x = _mm256_broadcast_ss(a + i * ras + p * cas);
-            sum[i][0] = _mm256_fmadd_ps(x, b0, sum[i][0]);
-            sum[i][1] = _mm256_fmadd_ps(x, b1, sum[i][1]);
-        }
+/* A tile of 6 x 16 sums in registers. Named one by one, since compilers keep arrays of vectors in memory. */
+#define ROWS6(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
+#define DECLARE_ROW(r) __m256 s##r##0 = _mm256_setzero_ps(), s##r##1 = s##r##0;
+#define LOAD_ROW(r)                                                                                                    \
+    if (r < rows) s##r##0 = LOAD(c + r * ldc), s##r##1 = LOAD(c + r * ldc + 8);
+#define STORE_ROW(r)                                                                                                   \
+    if (r < rows) _mm256_storeu_ps(c + r * ldc, s##r##0), _mm256_storeu_ps(c + r * ldc + 8, s##r##1);
+#define ADD_ROW(r)                                                                                                     \
+    if (r < rows) {                                                                                                    \
+        __m256 x = _mm256_broadcast_ss(a + r * ras);                                                                   \
+        s##r##0 = _mm256_fmadd_ps(x, b0, s##r##0);                                                                     \
+        s##r##1 = _mm256_fmadd_ps(x, b1, s##r##1);                                                                     \
     }
-    for (size_t i = 0; i < rows; i++)
-        for (size_t j = 0; j < 2; j++) _mm256_storeu_ps(c + i * ldc + 8 * j, sum[i][j]);
+
+/* `rows` x 16 of C, all of k; rows is a constant at each call. */
+INLINE void strip(const size_t rows, size_t k, const float *a, size_t ras, size_t cas, const float *b, size_t ldb,
+                  float *c, size_t ldc, bool add) {
+    ROWS6(DECLARE_ROW)
+    if (add) {
+        ROWS6(LOAD_ROW)
+    }
+    for (size_t p = 0; p < k; p++, a += cas, b += ldb) {
+        __m256 b0 = LOAD(b), b1 = LOAD(b + 8);
+        ROWS6(ADD_ROW)
+    }
+    ROWS6(STORE_ROW)
 }
 
 AVX2 static void small_gemm(size_t m, size_t n, size_t k, const float *a, size_t ras, size_t cas, const float *b,
@@ -378,24 +388,20 @@ INLINE void finish_row(float *c, __m256 s0, __m256 s1, __m256 alpha, float beta)
     _mm256_storeu_ps(c + 8, s1);
 }
 
+#define FINISH_ROW(r) finish_row(c + r * ldc, s##r##0, s##r##1, al, beta);
+#define PREFETCH_ROW(r) __builtin_prefetch(c + r * ldc, 1), __builtin_prefetch(c + r * ldc + 15, 1);
+
 AVX2 static void gemm_tile(size_t k, const float *a, const float *b, float alpha, float beta, float *c, size_t ldc) {
-    __m256 sum[GEMM_MR][2];
-    for (size_t i = 0; i < GEMM_MR; i++) {
-        sum[i][0] = sum[i][1] = _mm256_setzero_ps();
-        __builtin_prefetch(c + i * ldc + 15, 1);
-    }
+    const size_t rows = GEMM_MR, ras = 1;
+    ROWS6(DECLARE_ROW)
+    ROWS6(PREFETCH_ROW)
 #pragma GCC unroll 4
-    for (size_t p = 0; p < k; p++) {
-        __m256 b0 = _mm256_load_ps(b + p * GEMM_NR), b1 = _mm256_load_ps(b + p * GEMM_NR + 8);
-#pragma GCC unroll 6
-        for (size_t i = 0; i < GEMM_MR; i++) {
-            __m256 x = _mm256_broadcast_ss(a + p * GEMM_A_LD + i);
-            sum[i][0] = _mm256_fmadd_ps(x, b0, sum[i][0]);
-            sum[i][1] = _mm256_fmadd_ps(x, b1, sum[i][1]);
-        }
+    for (size_t p = 0; p < k; p++, a += GEMM_A_LD, b += GEMM_NR) {
+        __m256 b0 = _mm256_load_ps(b), b1 = _mm256_load_ps(b + 8);
+        ROWS6(ADD_ROW)
     }
     const __m256 al = _mm256_set1_ps(alpha);
-    for (size_t i = 0; i < GEMM_MR; i++) finish_row(c + i * ldc, sum[i][0], sum[i][1], al, beta);
+    ROWS6(FINISH_ROW)
 }
 
 void kernels_avx2_override(kernels_table *t) {

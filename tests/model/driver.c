@@ -2,6 +2,7 @@
 
 #include "kernels/kernels.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,9 @@ static size_t at(const run *r, uint32_t unit, unsigned batch, unsigned slot) {
 static bool *touched(const run *r, uint32_t unit, unsigned batch, bool grad, unsigned slot) {
     return &r->touched[2 * at(r, unit, batch, slot) + grad];
 }
-void *run_slot(const run *r, uint32_t unit, unsigned batch, unsigned slot) { return r->slot[at(r, unit, batch, slot)]; }
+void *run_slot(const run *r, uint32_t unit, unsigned batch, unsigned slot) {
+    return r->slot[at(r, unit, batch, slot)];
+}
 void *run_slot_grad(const run *r, uint32_t unit, unsigned batch, unsigned slot) {
     return r->slot_grad[at(r, unit, batch, slot)];
 }
@@ -101,7 +104,8 @@ void run_set_tensor(run *r, uint32_t tensor, const float *values) {
     const tm_segment *s = tm_model_tensor_segments(r->m, tensor);
     for (uint32_t i = 0; i < tm_model_tensor(r->m, tensor)->n_segments; i++, s++) {
         if (tm_model_dtype(r->m) == TM_F32)
-            memcpy((float *)r->weight[s->part] + s->part_offset, values + s->tensor_offset, s->elements * sizeof(float));
+            memcpy((float *)r->weight[s->part] + s->part_offset, values + s->tensor_offset,
+                   s->elements * sizeof(float));
         else
             tm_narrow(values + s->tensor_offset, (uint16_t *)r->weight[s->part] + s->part_offset, s->elements);
     }
@@ -121,6 +125,28 @@ void run_tensor_grad(const run *r, uint32_t tensor, float *out) {
     const tm_segment *s = tm_model_tensor_segments(r->m, tensor);
     for (uint32_t i = 0; i < tm_model_tensor(r->m, tensor)->n_segments; i++, s++)
         memcpy(out + s->tensor_offset, r->grad[s->part] + s->part_offset, s->elements * sizeof(float));
+}
+
+static struct {
+    const char *name;
+    uint64_t ns[2];
+} clocks[32];
+
+void run_clock_reset(void) {
+    memset(clocks, 0, sizeof clocks);
+}
+
+static void clock_add(const char *name, bool backward, uint64_t ns) {
+    unsigned i = 0;
+    while (clocks[i].name && strcmp(clocks[i].name, name)) i++;
+    clocks[i].name = name;
+    clocks[i].ns[backward] += ns;
+}
+
+void run_clock_print(void) {
+    for (unsigned i = 0; clocks[i].name; i++)
+        printf("  %-10s forward %7.1f ms, backward %7.1f ms\n", clocks[i].name, (double)clocks[i].ns[0] * 1e-6,
+               (double)clocks[i].ns[1] * 1e-6);
 }
 
 /* Only what the stage declares is handed over; everything else is NULL. */
@@ -147,7 +173,9 @@ static void run_stage(run *r, uint32_t unit, uint32_t stage, unsigned b, bool ba
     }
     if (backward) a.coefficient = r->coefficient[b];
     if (s->uses_kv_cache && !backward && r->kv_capacity) a.kv_cache = r->kv_cache[unit], a.kv_capacity = r->kv_capacity;
+    uint64_t start = tm_now_ns();
     must(backward ? tm_stage_backward(&a) : tm_stage_forward(&a));
+    clock_add(s->name, backward, tm_now_ns() - start);
 }
 
 static void run_unit(run *r, uint32_t unit, run_order order, bool backward) {

@@ -1,5 +1,5 @@
-/* Runs a model in memory, stage by stage, as the contract of model.h allows: for tests. Every slot and gradient is filled
- * with NaN before a pass, so that reading what no stage wrote shows. */
+/* Runs a model in memory, stage by stage, as the contract of model.h allows: for tests. Every slot and gradient is
+ * filled with NaN before a pass, so that reading what no stage wrote shows. */
 #ifndef TEST_DRIVER_H
 #define TEST_DRIVER_H
 
@@ -11,12 +11,12 @@ typedef struct run {
     const tm_model *m;
     unsigned n_batches;
     tm_micro_batch *batch;
-    void **weight;    /* [parts], compute dtype */
-    float **grad;     /* [parts] */
-    bool *part_fresh; /* [parts] */
+    void **weight;            /* [parts], compute dtype */
+    float **grad;             /* [parts] */
+    bool *part_fresh;         /* [parts] */
     void **slot, **slot_grad; /* [units][batches][TM_MAX_SLOTS]; a unit's output is the next one's input */
-    bool *touched;    /* [units][batches][2][TM_MAX_SLOTS] in this pass */
-    float **coefficient; /* [batches] */
+    bool *touched;            /* [units][batches][2][TM_MAX_SLOTS] in this pass */
+    float **coefficient;      /* [batches] */
     void *workspace;
     uint64_t workspace_bytes;
     void *kv_cache[64]; /* per unit, if used */
@@ -34,5 +34,9 @@ void *run_slot(const run *r, uint32_t unit, unsigned batch, unsigned slot);
 void *run_slot_grad(const run *r, uint32_t unit, unsigned batch, unsigned slot);
 void run_logits(run *r, unsigned batch, float *out); /* [tokens][vocab] */
 double run_loss(run *r, float *nll /* of batch 0, or NULL */, uint64_t *labels);
+
+/* Seconds by stage name and pass since the last reset. */
+void run_clock_reset(void);
+void run_clock_print(void);
 
 #endif

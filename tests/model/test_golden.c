@@ -188,11 +188,21 @@ static void check_fp32(const char *folder, const char *config) {
     close_fixture(&f);
 }
 
-static void llama(void **state) { (void)state, check_fp32("arch_llama", "config.json"); }
-static void llama_v4(void **state) { (void)state, check_fp32("arch_llama", "config_v4.json"); }
-static void tied_rope3(void **state) { (void)state, check_fp32("arch_llama_tied_rope3", "config.json"); }
-static void tied_rope3_v4(void **state) { (void)state, check_fp32("arch_llama_tied_rope3", "config_v4.json"); }
-static void mistral(void **state) { (void)state, check_fp32("arch_mistral", "config.json"); }
+static void llama(void **state) {
+    (void)state, check_fp32("arch_llama", "config.json");
+}
+static void llama_v4(void **state) {
+    (void)state, check_fp32("arch_llama", "config_v4.json");
+}
+static void tied_rope3(void **state) {
+    (void)state, check_fp32("arch_llama_tied_rope3", "config.json");
+}
+static void tied_rope3_v4(void **state) {
+    (void)state, check_fp32("arch_llama_tied_rope3", "config_v4.json");
+}
+static void mistral(void **state) {
+    (void)state, check_fp32("arch_mistral", "config.json");
+}
 
 /* The fixture's model was made by model.to(bfloat16).float(), which rounds the rotary frequencies too. A model that is
  * loaded from the folder keeps them in fp32, as ours does; to compare, they are rounded here. */
@@ -270,8 +280,8 @@ int main(void) {
     if (tm_kernels_init(2) != TM_OK) return fprintf(stderr, "%s\n", tm_error_get()->text), 1;
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(llama),         cmocka_unit_test(llama_v4),     cmocka_unit_test(tied_rope3),
-        cmocka_unit_test(tied_rope3_v4), cmocka_unit_test(mistral),      cmocka_unit_test(bf16_weights),
+        cmocka_unit_test(llama),         cmocka_unit_test(llama_v4), cmocka_unit_test(tied_rope3),
+        cmocka_unit_test(tied_rope3_v4), cmocka_unit_test(mistral),  cmocka_unit_test(bf16_weights),
         cmocka_unit_test(bf16_compute),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
