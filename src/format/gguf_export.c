@@ -291,8 +291,8 @@ tm_status tm_export_gguf(const tm_source *src, const char *out, const tm_export_
     TM_GO(tm_gguf_writer_create(&x->w, out));
     base_name(tm_source_path(src), name, sizeof name);
     put_keys(x->w, &x->keys, name, main_fmt(x));
+    TM_GO(add_tensors(x)); /* first: it checks vocab_size, which sizes tables, against the file */
     TM_GO(tm_gguf_put_vocabulary(x->w, src, x->keys.vocab_size));
-    TM_GO(add_tensors(x));
     TM_GO(tm_gguf_writer_start(x->w));
     TM_GO(copy_tensors(x));
     rc = tm_gguf_writer_commit(x->w);

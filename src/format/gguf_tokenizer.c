@@ -342,7 +342,8 @@ static tm_status put_post_processor(const tm_vocabulary *v, tm_json_writer *j) {
 /* ---- the model ---- */
 
 static bool hash_less(const void *ctx, uint32_t a, uint32_t b) {
-    return ((const uint64_t *)ctx)[a] < ((const uint64_t *)ctx)[b];
+    const uint64_t *hash = ctx;
+    return hash[a] != hash[b] ? hash[a] < hash[b] : a < b;
 }
 
 /* Two ids with one text cannot be told apart in tokenizer.json. */

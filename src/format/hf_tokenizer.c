@@ -83,6 +83,9 @@ static tm_status read_added_token(reader *r, tm_buf *content) {
         TM_TRY(tm_json_next(r->json, &value));
         if (strcmp(key, "id") == 0 && value.type == TM_JSON_NUMBER && value.is_integer) id = value.integer;
         if (strcmp(key, "special") == 0) special = value.type == TM_JSON_BOOL && value.boolean;
+        bool flag = strcmp(key, "lstrip") == 0 || strcmp(key, "rstrip") == 0 || strcmp(key, "single_word") == 0;
+        if (flag && value.type == TM_JSON_BOOL && value.boolean)
+            tm_warn_once(r->t->name, "%s: GGUF cannot say lstrip, rstrip and single_word; they are lost", r->t->name);
         if (strcmp(key, "content") == 0 && value.type == TM_JSON_STRING)
             TM_TRY(tm_buf_append(content, value.text, value.len));
         TM_TRY(tm_json_skip(r->json, &value));

@@ -61,6 +61,7 @@ void slurp(const char *path, tm_buf *out) {
 }
 
 void write_file(const char *path, const void *bytes, size_t n) {
+    remove(path); /* a file that is cut and written again would be flushed to disk by ext4 */
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
     assert_int_equal(fwrite(bytes, 1, n, f), n);

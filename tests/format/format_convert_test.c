@@ -1,0 +1,451 @@
+/* Folder -> GGUF -> folder: what went in comes out, and a failed conversion leaves nothing. */
+#include "gguf_bytes.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void convert(const char *in, const char *out, const char *dtype) {
+    OK(tm_convert(in, out, &(tm_convert_opts){.dtype = dtype}));
+}
+
+static float *values_of(const tm_source *src, const char *name, uint64_t *n) {
+    int64_t t = tm_source_find(src, name);
+    if (t < 0) fail_msg("%s: '%s' is missing", tm_source_path(src), name);
+    *n = tm_source_tensor_get(src, (uint32_t)t)->elements;
+    float *v = malloc(*n * sizeof *v + 1);
+    assert_non_null(v);
+    OK(tm_source_read_f32(src, (uint32_t)t, 0, *n, v));
+    return v;
+}
+
+/* The same tensors with the same shapes; values to within `bound` of the largest of their row's. */
+static void same_model(const char *a_path, const char *b_path, float bound) {
+    tm_source *a, *b;
+    OK(tm_source_open(&a, a_path));
+    OK(tm_source_open(&b, b_path));
+    assert_int_equal(tm_source_tensors(a), tm_source_tensors(b));
+    for (uint32_t i = 0; i < tm_source_tensors(a); i++) {
+        const tm_source_tensor *s = tm_source_tensor_get(a, i), *t = tm_source_tensor_get(b, i);
+        uint64_t n;
+        assert_string_equal(s->name, t->name);
+        assert_int_equal(s->ndim, t->ndim);
+        assert_memory_equal(s->shape, t->shape, sizeof s->shape);
+        float *x = values_of(a, s->name, &n), *y = values_of(b, s->name, &n), largest = 0;
+        for (uint64_t k = 0; k < n; k++) largest = fmaxf(largest, fabsf(x[k]));
+        for (uint64_t k = 0; k < n; k++)
+            if (!(fabsf(x[k] - y[k]) <= bound * largest))
+                fail_msg("%s[%llu]: %g, %g", s->name, (unsigned long long)k, (double)x[k], (double)y[k]);
+        free(x);
+        free(y);
+    }
+    tm_source_close(a);
+    tm_source_close(b);
+}
+
+static tm_json_doc *json_in(const char *dir, const char *name) {
+    char path[1200];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return parse_file(path);
+}
+
+static bool same_json(const tm_json *a, const tm_json *b) {
+    if (!a || !b || a->type != b->type) return false;
+    switch (a->type) {
+    case TM_JSON_NULL:
+        return true;
+    case TM_JSON_BOOL:
+        return a->boolean == b->boolean;
+    case TM_JSON_NUMBER:
+        return a->number == b->number;
+    case TM_JSON_STRING:
+        return a->len == b->len && memcmp(a->text, b->text, a->len) == 0;
+    default:
+        break;
+    }
+    if (a->count != b->count) return false;
+    const tm_json *y = b->child;
+    for (const tm_json *x = a->child; x; x = x->next, y = y->next)
+        if (!same_json(x, a->type == TM_JSON_OBJECT ? tm_json_get(b, x->key) : y)) return false;
+    return true;
+}
+
+/* Every key of config_v4.json that GGUF can carry is in the folder that came back, with the same value; so is v5's. */
+static void same_configuration(const char *fixture_dir, const char *back) {
+    static const char *const keys[] = {"architectures",
+                                       "attention_bias",
+                                       "bos_token_id",
+                                       "eos_token_id",
+                                       "head_dim",
+                                       "hidden_act",
+                                       "hidden_size",
+                                       "intermediate_size",
+                                       "max_position_embeddings",
+                                       "mlp_bias",
+                                       "model_type",
+                                       "num_attention_heads",
+                                       "num_hidden_layers",
+                                       "num_key_value_heads",
+                                       "rms_norm_eps",
+                                       "rope_scaling",
+                                       "rope_theta",
+                                       "sliding_window",
+                                       "tie_word_embeddings",
+                                       "torch_dtype",
+                                       "vocab_size"};
+    tm_json_doc *v4 = json_in(fixture_dir, "config_v4.json"), *v5 = json_in(fixture_dir, "config.json");
+    tm_json_doc *got = json_in(back, "config.json");
+    for (size_t i = 0; i < TM_COUNT(keys); i++) {
+        const tm_json *wanted = tm_json_get(tm_json_root(v4), keys[i]);
+        bool id = strstr(keys[i], "_token_id") != NULL; /* these come with the tokenizer, which the fixture has not */
+        if (wanted && !id && !same_json(wanted, tm_json_get(tm_json_root(got), keys[i])))
+            fail_msg("'%s' differs", keys[i]);
+    }
+    assert_true(
+        same_json(tm_json_get(tm_json_root(v5), "rope_parameters"), tm_json_get(tm_json_root(got), "rope_parameters")));
+    assert_true(same_json(tm_json_get(tm_json_root(v5), "dtype"), tm_json_get(tm_json_root(got), "dtype")));
+    tm_json_free(v4);
+    tm_json_free(v5);
+    tm_json_free(got);
+}
+
+static void there_and_back(void **state) {
+    (void)state;
+    static const char *const folders[] = {"arch_llama", "arch_llama_tied_rope3", "arch_mistral"};
+    for (size_t i = 0; i < TM_COUNT(folders); i++) {
+        char gguf[64], back[64];
+        snprintf(gguf, sizeof gguf, "%s.gguf", folders[i]);
+        snprintf(back, sizeof back, "%s.back", folders[i]);
+        convert(fixture(folders[i]), scratch(gguf), NULL);
+        same_model(fixture(folders[i]), scratch(gguf), 0);
+        convert(scratch(gguf), scratch(back), NULL);
+        same_model(fixture(folders[i]), scratch(back), 0);
+        same_configuration(fixture(folders[i]), scratch(back));
+    }
+    assert_int_equal(leftovers(scratch(".")), 0);
+}
+
+/* In the file itself: row 2i + j of head h is row j * half + i of HF's. */
+static void rows_are_permuted_in_the_file(void **state) {
+    (void)state;
+    tm_source *src;
+    tm_gguf *g;
+    uint64_t n;
+    convert(fixture("arch_llama_tied_rope3"), scratch("p.gguf"), "f32");
+    OK(tm_source_open(&src, fixture("arch_llama_tied_rope3")));
+    OK(tm_gguf_open(&g, scratch("p.gguf")));
+    static const struct {
+        const char *gguf, *hf;
+        int heads;
+    } cases[] = {{"blk.1.attn_q.weight", "model.layers.1.self_attn.q_proj.weight", 4},
+                 {"blk.1.attn_k.weight", "model.layers.1.self_attn.k_proj.weight", 2}};
+    for (size_t c = 0; c < TM_COUNT(cases); c++) {
+        float *hf = values_of(src, cases[c].hf, &n), *raw = malloc(n * sizeof *raw);
+        int64_t t = tm_gguf_tensor_find(g, cases[c].gguf);
+        const tm_gguf_tensor *info = tm_gguf_tensor_get(g, (uint32_t)t);
+        assert_true(info->fmt == TM_FMT_F32 && info->shape[0] == (uint64_t)cases[c].heads * 16 && info->shape[1] == 64);
+        OK(tm_gguf_read_raw(g, (uint32_t)t, 0, n * 4, raw));
+        for (int h = 0; h < cases[c].heads; h++)
+            for (int i = 0; i < 8; i++)
+                for (int j = 0; j < 2; j++)
+                    assert_memory_equal(raw + (h * 16 + 2 * i + j) * 64, hf + (h * 16 + j * 8 + i) * 64, 64 * 4);
+        free(hf);
+        free(raw);
+    }
+    tm_source_close(src);
+    tm_gguf_close(g);
+}
+
+static tm_fmt fmt_of(const tm_gguf *g, const char *name) {
+    int64_t t = tm_gguf_tensor_find(g, name);
+    if (t < 0) fail_msg("'%s' is missing", name);
+    return tm_gguf_tensor_get(g, (uint32_t)t)->fmt;
+}
+
+static void every_type(void **state) {
+    (void)state;
+    static const struct {
+        const char *dtype;
+        tm_fmt matrix, output; /* of the file; rows of 64: whole blocks */
+        float bound;           /* of the error, relative to the largest value of the tensor */
+    } cases[] = {{"f32", TM_FMT_F32, TM_FMT_F32, 0},         {"bf16", TM_FMT_BF16, TM_FMT_BF16, 0x1p-8f},
+                 {"f16", TM_FMT_F16, TM_FMT_F16, 0x1p-10f},  {"q8_0", TM_FMT_Q8_0, TM_FMT_Q8_0, 0.5f / 127 + 0x1p-10f},
+                 {"q4_0", TM_FMT_Q4_0, TM_FMT_Q8_0, 0.126f}, {"q4_1", TM_FMT_Q4_1, TM_FMT_Q8_0, 0.068f}};
+    for (size_t i = 0; i < TM_COUNT(cases); i++) {
+        tm_gguf *g;
+        char name[32];
+        snprintf(name, sizeof name, "t_%s.gguf", cases[i].dtype);
+        convert(fixture("arch_llama_tied_rope3"), scratch(name), cases[i].dtype);
+        OK(tm_gguf_open(&g, scratch(name)));
+        assert_int_equal(fmt_of(g, "blk.0.ffn_gate.weight"), cases[i].matrix);
+        assert_int_equal(fmt_of(g, "token_embd.weight"), cases[i].output);
+        assert_int_equal(fmt_of(g, "output_norm.weight"), TM_FMT_F32);
+        tm_gguf_close(g);
+        same_model(fixture("arch_llama_tied_rope3"), scratch(name), cases[i].bound);
+    }
+    tm_gguf *g; /* hidden size 48: no whole blocks, f16 instead; intermediate 64 */
+    convert(fixture("arch_llama"), scratch("odd.gguf"), "q4_0");
+    OK(tm_gguf_open(&g, scratch("odd.gguf")));
+    tm_source *src;
+    OK(tm_source_open(&src, fixture("arch_llama")));
+    const tm_source_tensor *up =
+        tm_source_tensor_get(src, (uint32_t)tm_source_find(src, "model.layers.0.mlp.up_proj.weight"));
+    assert_int_equal(fmt_of(g, "blk.0.ffn_up.weight"), up->shape[1] % 32 ? TM_FMT_F16 : TM_FMT_Q4_0);
+    tm_source_close(src);
+    tm_gguf_close(g);
+}
+
+static void sixteen_bit_sources_keep_their_type(void **state) {
+    (void)state;
+    tm_source *src;
+    convert(fixture("arch_llama"), scratch("half"), "bf16");
+    tm_json_doc *c = json_in(scratch("half"), "config.json");
+    assert_true(tm_json_is(tm_json_get(tm_json_root(c), "dtype"), "bfloat16"));
+    assert_true(
+        same_json(tm_json_get(tm_json_root(c), "rms_norm_eps"), &(tm_json){.type = TM_JSON_NUMBER, .number = 1e-5}));
+    tm_json_free(c);
+    convert(scratch("half"), scratch("half.gguf"), NULL);
+    OK(tm_source_open(&src, scratch("half.gguf")));
+    int64_t t = tm_source_find(src, "model.layers.0.self_attn.q_proj.weight");
+    assert_int_equal(tm_source_tensor_get(src, (uint32_t)t)->fmt, TM_FMT_BF16);
+    tm_source_close(src);
+    same_model(scratch("half"), scratch("half.gguf"), 0);
+    convert(scratch("half.gguf"), scratch("half2"), "bf16");
+    same_model(scratch("half"), scratch("half2"), 0);
+}
+
+static void shards_come_out_as_one_model(void **state) {
+    (void)state;
+    OK(tm_convert(fixture("arch_llama"), scratch("shards"), &(tm_convert_opts){.max_shard_bytes = 100000}));
+    assert_true(tm_path_exists(scratch("shards/model.safetensors.index.json")));
+    same_model(fixture("arch_llama"), scratch("shards"), 0);
+    tm_buf a = {0}, b = {0};
+    slurp(fixture("arch_llama/generation_config.json"), &a);
+    slurp(scratch("shards/generation_config.json"), &b);
+    assert_string_equal(a.data, b.data);
+    tm_buf_free(&a);
+    tm_buf_free(&b);
+}
+
+/* ---- tokenizers ---- */
+
+/* A folder of a one-block model that has this fixture's tokenizer. */
+static void make_folder(const char *dir, const char *tokenizer, uint64_t vocab) {
+    static const char *const shapes[] = {
+        "input_layernorm",  "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj",
+        "self_attn.v_proj", "self_attn.o_proj",         "mlp.gate_proj",    "mlp.up_proj",
+        "mlp.down_proj"};
+    char names[9][64], config[512], path[1200];
+    tm_hf_tensor t[11] = {{"model.embed_tokens.weight", 2, {vocab, 32}}, {"model.norm.weight", 1, {32}}};
+    for (int i = 0; i < 9; i++) {
+        snprintf(names[i], sizeof names[i], "model.layers.0.%s.weight", shapes[i]);
+        t[2 + i] = (tm_hf_tensor){names[i], i < 2 ? 1 : 2, {32, i < 2 ? 0 : 32}};
+    }
+    OK(tm_remove_tree(dir));
+    OK(tm_make_dirs(dir));
+    tm_hf_writer *w;
+    OK(tm_hf_writer_create(&w, dir, t, 11, TM_FMT_F32, 0));
+    for (uint32_t i = 0; i < 11; i++)
+        for (uint64_t e = 0, n = t[i].shape[0] * (t[i].ndim > 1 ? t[i].shape[1] : 1); e < n; e++)
+            OK(tm_hf_writer_put_f32(w, i, e, 1, &(float){pattern(e + i)}));
+    OK(tm_hf_writer_commit(w));
+    int n = snprintf(
+        config, sizeof config,
+        "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":%llu,\"hidden_size\":32,"
+        "\"intermediate_size\":32,\"num_hidden_layers\":1,\"num_attention_heads\":2,\"rms_norm_eps\":1e-6,"
+        "\"tie_word_embeddings\":true,\"rope_theta\":10000.0,\"bos_token_id\":3}",
+        (unsigned long long)vocab);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    write_file(path, config, (size_t)n);
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
+    for (size_t i = 0; i < 2 && tokenizer; i++) {
+        tm_buf text = {0};
+        char from[256];
+        snprintf(from, sizeof from, "%s/%s", tokenizer, files[i]);
+        slurp(fixture(from), &text);
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        write_file(path, text.data, text.len);
+        tm_buf_free(&text);
+    }
+}
+
+static const tm_json *added_by_id(const tm_json *list, int64_t id) {
+    for (const tm_json *t = list->child; t; t = t->next)
+        if (tm_json_get(t, "id")->integer == id) return t;
+    return NULL;
+}
+
+static void same_tokenizer(const tm_json *a, const tm_json *b) {
+    const tm_json *ma = tm_json_get(a, "model"), *mb = tm_json_get(b, "model");
+    static const char *const model[] = {"type", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges", "merges"};
+    for (size_t i = 0; i < TM_COUNT(model); i++)
+        if (!same_json(tm_json_get(ma, model[i]), tm_json_get(mb, model[i]))) fail_msg("model.%s differs", model[i]);
+    assert_true(same_json(tm_json_get(a, "pre_tokenizer"), tm_json_get(b, "pre_tokenizer")));
+    assert_true(same_json(tm_json_get(a, "normalizer"), tm_json_get(b, "normalizer")));
+    const tm_json *vocab = tm_json_get(mb, "vocab"), *added = tm_json_get(b, "added_tokens");
+    for (const tm_json *t = tm_json_get(ma, "vocab")->child; t; t = t->next)
+        assert_true(same_json(t, tm_json_get(vocab, t->key)));
+    const tm_json *mine = tm_json_get(a, "added_tokens");
+    assert_int_equal(mine->count, added->count);
+    for (const tm_json *t = mine->child; t; t = t->next) {
+        const tm_json *u = added_by_id(added, tm_json_get(t, "id")->integer);
+        assert_true(u && same_json(tm_json_get(t, "content"), tm_json_get(u, "content")));
+        assert_true(same_json(tm_json_get(t, "special"), tm_json_get(u, "special")));
+    }
+}
+
+/* The part of the post-processor that adds tokens. */
+static const tm_json *template_of(const tm_json *t) {
+    const tm_json *p = tm_json_get(t, "post_processor"), *list = tm_json_get(p, "processors");
+    for (const tm_json *e = list ? list->child : NULL; e; e = e->next)
+        if (tm_json_is(tm_json_get(e, "type"), "TemplateProcessing")) return e;
+    return tm_json_is(tm_json_get(p, "type"), "TemplateProcessing") ? p : NULL;
+}
+
+static void tokenizers_there_and_back(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *bos;
+        uint64_t vocab;
+    } cases[] = {{"tok_gpt2", NULL, 510},
+                 {"tok_llama3", "<|begin_of_text|>", 507},
+                 {"tok_qwen2", NULL, 520},
+                 {"tok_spm", "<s>", 530}};
+    for (size_t i = 0; i < TM_COUNT(cases); i++) {
+        OK(tm_remove_tree(scratch("tok.back")));
+        remove(scratch("tok.gguf"));
+        make_folder(scratch("tok"), cases[i].name, cases[i].vocab);
+        convert(scratch("tok"), scratch("tok.gguf"), NULL);
+        convert(scratch("tok.gguf"), scratch("tok.back"), NULL);
+        tm_json_doc *a = json_in(scratch("tok"), "tokenizer.json"), *b = json_in(scratch("tok.back"), "tokenizer.json");
+        same_tokenizer(tm_json_root(a), tm_json_root(b));
+        const tm_json *ta = template_of(tm_json_root(a)), *tb = template_of(tm_json_root(b));
+        assert_true(!ta == !tb && !ta == !cases[i].bos);
+        if (ta) assert_true(same_json(tm_json_get(ta, "single"), tm_json_get(tb, "single")));
+        tm_json_doc *ca = json_in(scratch("tok"), "tokenizer_config.json"),
+                    *cb = json_in(scratch("tok.back"), "tokenizer_config.json");
+        static const char *const tokens[] = {"bos_token", "eos_token", "pad_token"};
+        for (size_t k = 0; k < TM_COUNT(tokens); k++) {
+            const tm_json *t = tm_json_get(tm_json_root(ca), tokens[k]);
+            if (t) assert_true(same_json(t, tm_json_get(tm_json_root(cb), tokens[k])));
+        }
+        assert_non_null(tm_json_get(tm_json_get(tm_json_get(tm_json_root(b), "model"), "vocab"),
+                                    i == 1   ? "<|eot_id|>"
+                                    : i == 3 ? "[PAD529]"
+                                             : "[PAD509]")); /* rows without a token */
+        tm_json_free(a);
+        tm_json_free(b);
+        tm_json_free(ca);
+        tm_json_free(cb);
+    }
+}
+
+static void tokenizer_refused(const char *json, tm_status status, const char *text) {
+    make_folder(scratch("bt"), NULL, 64);
+    write_file(scratch("bt/tokenizer.json"), json, strlen(json));
+    expect_error(tm_convert(scratch("bt"), scratch("bt.gguf"), &(tm_convert_opts){0}), status, text);
+    assert_false(tm_path_exists(scratch("bt.gguf")));
+}
+
+static void tokenizers_that_gguf_cannot_hold(void **state) {
+    (void)state;
+#define BYTES "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}"
+    tokenizer_refused("{\"model\":{\"type\":\"Unigram\"}}", TM_EUNSUPPORTED, "only BPE");
+    tokenizer_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":64}}}", TM_EINPUT,
+                      "outside of the model's vocabulary (64)");
+    tokenizer_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1}}}", TM_EINPUT, "token id -1");
+    tokenizer_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1,\"b\":1}}}", TM_EINPUT, "same id");
+    tokenizer_refused("{" BYTES ",\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1},\"merges\":[\"ab\"]}}", TM_EINPUT,
+                      "merge");
+    tokenizer_refused("{" BYTES ",\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1},\"merges\":[[\"a\"]]}}", TM_EINPUT,
+                      "two strings");
+    tokenizer_refused("{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1}}}",
+                      TM_EUNSUPPORTED, "GGUF cannot hold");
+    tokenizer_refused("{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{"
+                      "\"Regex\":\"x\"}},"
+                      "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]}}",
+                      TM_EUNSUPPORTED, "no name for this pre_tokenizer");
+    tokenizer_refused("{\"model\":[", TM_EINPUT, "tokenizer.json:1:10");
+}
+
+/* ---- failures ---- */
+
+static void nothing_is_left(const char *in, const char *out, const char *dtype, tm_status status, const char *text) {
+    tm_status rc = tm_convert(in, scratch(out), &(tm_convert_opts){.dtype = dtype});
+    expect_error(rc, status, text);
+    assert_int_equal(leftovers(scratch(".")), 0);
+}
+
+static void failures_leave_nothing(void **state) {
+    (void)state;
+    char good[1024]; /* longer-lived than the helper's strings */
+    snprintf(good, sizeof good, "%s", fixture("arch_llama"));
+    nothing_is_left(scratch("absent"), "f1", NULL, TM_EINPUT, "absent");
+    nothing_is_left(good, "f1", "q8_0", TM_EINPUT, "f32, bf16 or f16");
+    nothing_is_left(good, "f1.gguf", "q5_k", TM_EINPUT, "'q5_k'");
+    nothing_is_left(good, "no/such/place.gguf", NULL, TM_EINPUT, "place.gguf");
+    OK(tm_make_dirs(scratch("full")));
+    write_file(scratch("full/x"), "x", 1);
+    nothing_is_left(good, "full", NULL, TM_EINPUT, "is there already");
+    write_file(scratch("there.gguf"), "x", 1);
+    nothing_is_left(good, "there.gguf", NULL, TM_EINPUT, "is there already");
+    OK(tm_make_dirs(scratch("empty")));
+    convert(good, scratch("empty/"), NULL); /* an empty folder is filled */
+    assert_true(tm_path_exists(scratch("empty/config.json")));
+    make_folder(scratch("qwen"), NULL, 64);
+    const char *other = "{\"model_type\":\"qwen2\"}";
+    write_file(scratch("qwen/config.json"), other, strlen(other));
+    nothing_is_left(scratch("qwen"), "f2.gguf", NULL, TM_EUNSUPPORTED, "'qwen2'");
+    make_folder(scratch("cut"), NULL, 64);
+    tm_buf st = {0};
+    slurp(scratch("cut/model.safetensors"), &st);
+    write_file(scratch("cut/model.safetensors"), st.data, st.len - 100);
+    nothing_is_left(scratch("cut"), "f3", NULL, TM_EINPUT, "cut off");
+    nothing_is_left(scratch("cut"), "f3.gguf", NULL, TM_EINPUT, "cut off");
+    tm_buf_free(&st);
+    static const char *const outs[] = {"f1", "f1.gguf", "f2.gguf", "f3", "f3.gguf"};
+    for (size_t i = 0; i < TM_COUNT(outs); i++) assert_false(tm_path_exists(scratch(outs[i])));
+}
+
+static void shapes_that_contradict_the_configuration(void **state) {
+    (void)state;
+    static const struct {
+        const char *from, *to, *text;
+    } cases[] = {
+        {"\"vocab_size\":64", "\"vocab_size\":63", "is not [63, 32]"},
+        {"\"num_attention_heads\":2", "\"num_attention_heads\":1,\"head_dim\":16", "rows, but config.json needs 16"},
+        {"\"num_attention_heads\":2", "\"num_attention_heads\":64", "64 heads in 32 dimensions"},
+        {"\"tie_word_embeddings\":true", "\"tie_word_embeddings\":false", "'lm_head.weight' is missing"},
+        {"\"hidden_size\":32", "\"hidden_size\":-32", "'hidden_size' must be a positive integer"},
+        {"\"rope_theta\":10000.0", "\"rope_scaling\":{\"type\":\"yarn\"}", "RoPE scaling"}};
+    for (size_t i = 0; i < TM_COUNT(cases); i++) {
+        tm_buf c = {0}, changed = {0};
+        make_folder(scratch("ct"), NULL, 64);
+        slurp(scratch("ct/config.json"), &c);
+        char *hit = strstr(c.data, cases[i].from);
+        assert_non_null(hit);
+        OK(tm_buf_append(&changed, c.data, (size_t)(hit - c.data)));
+        OK(tm_buf_append(&changed, cases[i].to, strlen(cases[i].to)));
+        hit += strlen(cases[i].from);
+        OK(tm_buf_append(&changed, hit, strlen(hit)));
+        write_file(scratch("ct/config.json"), changed.data, changed.len);
+        expect_error(tm_convert(scratch("ct"), scratch("ct.gguf"), &(tm_convert_opts){0}),
+                     i == 5 ? TM_EUNSUPPORTED : TM_EINPUT, cases[i].text);
+        tm_buf_free(&c);
+        tm_buf_free(&changed);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(there_and_back),
+                                       cmocka_unit_test(rows_are_permuted_in_the_file),
+                                       cmocka_unit_test(every_type),
+                                       cmocka_unit_test(sixteen_bit_sources_keep_their_type),
+                                       cmocka_unit_test(shards_come_out_as_one_model),
+                                       cmocka_unit_test(tokenizers_there_and_back),
+                                       cmocka_unit_test(tokenizers_that_gguf_cannot_hold),
+                                       cmocka_unit_test(failures_leave_nothing),
+                                       cmocka_unit_test(shapes_that_contradict_the_configuration)};
+    return cmocka_run_group_tests_name("convert", tests, make_scratch, remove_scratch);
+}
