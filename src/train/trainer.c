@@ -372,6 +372,14 @@ static tm_status log_step(trainer *t, uint64_t began_ns) {
     field_double(&w, "step_seconds", took);
     field_double(&w, "tokens_per_second", (double)r->tokens / took);
     bytes_fields(&w, &now, &t->before, &read, &written);
+    const tm_plan_info *plan = tm_plan_get_info(t->plan);
+    uint64_t planned_read = 0, planned_write = 0;
+    for (int k = 0; k < TM_KINDS; k++) {
+        planned_read += plan->read_bytes[k];
+        planned_write += plan->write_bytes[k];
+    }
+    field_uint(&w, "planned_read_bytes", planned_read);
+    field_uint(&w, "planned_write_bytes", planned_write);
     field_uint(&w, "host_peak_bytes", tm_mem_resident_peak_bytes());
     field_uint(&w, "device_peak_bytes", 0);
     wait_fields(&w, &now, &t->before);
