@@ -1,5 +1,5 @@
 /* AdamW in torch.optim.AdamW's order of operations (header: "AdamW"). */
-#include "optim/bits.h"
+#include "optim/bits_internal.h"
 #include "optim/optim_internal.h"
 
 #include <math.h>

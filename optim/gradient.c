@@ -1,5 +1,5 @@
 /* Rounding a gradient once, and its squared norm by fixed blocks and lanes (header: "gradients"). */
-#include "optim/bits.h"
+#include "optim/bits_internal.h"
 #include "optim/optim_internal.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* The split master: fp32 <-> (bf16 that computes, the other 16 bits). Integer operations only. */
-#include "optim/bits.h"
+#include "optim/bits_internal.h"
 #include "optim/optim_internal.h"
 
 OPTIM_BODY int split_body(const float *restrict w, uint16_t *restrict hi, uint16_t *restrict lo, size_t n) {

@@ -5,13 +5,14 @@
  *   3. AdamW           torch.optim.AdamW on (hi, lo, exp_avg, exp_avg_sq, gradient) spans, or on fp32 spans;
  *   4. schedules       learning rate of step t: those of transformers and of DeepSpeed.
  *
- * Every function computes each element by a fixed sequence of IEEE-754 operations (no FMA, no reassociation, no flush of
- * subnormals): the bits do not depend on the ISA row, on threads, or on how a span is cut among calls. Rows ("ref",
- * "avx2", "avx512") are chosen once by CPU feature bits; TIDEMILL_ISA forces a lower one.
+ * Every function computes each element by a fixed sequence of IEEE-754 operations (no FMA, no reassociation, no
+ * flush of subnormals): the bits do not depend on the ISA row, on threads, or on how a span is cut among calls. Rows
+ * ("ref", "avx2", "avx512") are chosen once by CPU feature bits; TIDEMILL_ISA forces a lower one.
  *
- * Threads: span functions start OpenMP teams; distinct spans may be processed at the same time. No state, no allocation.
+ * Threads: span functions start OpenMP teams; distinct spans may be processed at the same time. No state, and no
+ * allocation.
  *
- *     tm_adamw_step step;                                         // once a step and parameter group
+ *     tm_adamw_step step; // once a step and parameter group
  *     tm_adamw_step_init(&step, &opts, tm_lr_at(&schedule, t), t + 1, tm_clip_factor(norm, max_grad_norm));
  *     uint64_t bad = tm_adamw_split(hi, lo, exp_avg, exp_avg_sq, grad, n, &step);
  *     if (bad) return tm_fail(TM_EINPUT, "step %d: %" PRIu64 " parameters are not finite ...", t + 1, bad);
@@ -23,23 +24,27 @@
 
 const char *tm_optim_isa(void); /* the row in use: "ref", "avx2" or "avx512" */
 
-/* ---- split master (DESIGN section 5) ---------------------------------------------------------------------------- *
- * With top = the upper and lo = the lower 16 bits of the fp32 pattern: hi = top + (lo >> 15) mod 2^16, so that
- * top = hi - (lo >> 15). Lossless over all 2^32 patterns. For finite values hi is the nearest bf16, ties away from zero.
- * Non-finite values survive too, but in hi a NaN may look like a number: refuse them before (tm_count_nonfinite).        */
+/* ---- split master (DESIGN section 5) -------------------------------------------------------- */
+
+/* With top = the upper and lo = the lower 16 bits of the fp32 pattern: hi = top + (lo >> 15) mod 2^16, so that
+ * top = hi - (lo >> 15). Lossless over all 2^32 patterns. For finite values hi is the nearest bf16, ties away from
+ * zero. Non-finite values survive too, but in hi a NaN may look like a number: count them before the split. */
 
 void tm_split_f32(const float *master, uint16_t *hi, uint16_t *lo, size_t n);
 void tm_join_f32(const uint16_t *hi, const uint16_t *lo, float *master, size_t n);
 uint64_t tm_count_nonfinite(const float *x, size_t n);
 
-/* ---- gradients ---------------------------------------------------------------------------------------------------- *
- * A gradient is rounded once, then normed: partial[b] = sum of squares of the rounded elements of block b, in double.
- * Inside a block element i adds to lane i mod 16 in order of i, and the lanes are added in a fixed tree; squares of fp32
- * are exact in double. Spans must begin at a multiple of TM_NORM_BLOCK elements of their tensor or shard, so that the
- * blocks are the same however it is cut.                                                                               */
+/* ---- gradients ------------------------------------------------------------------------------ */
+
+/* A gradient is rounded once, then normed: partial[b] = sum of squares of the rounded elements of block b, in double.
+ * Inside a block element i adds to lane i mod 16 in order of i, and the lanes are added in a fixed tree; squares of
+ * fp32 are exact in double. Spans must begin at a multiple of TM_NORM_BLOCK elements of their tensor or shard, so that
+ * the blocks are the same however it is cut. */
 
 enum { TM_NORM_BLOCK = 65536 };
-static inline uint64_t tm_norm_block_count(uint64_t elements) { return (elements + TM_NORM_BLOCK - 1) / TM_NORM_BLOCK; }
+static inline uint64_t tm_norm_block_count(uint64_t elements) {
+    return (elements + TM_NORM_BLOCK - 1) / TM_NORM_BLOCK;
+}
 
 void tm_grad_round_bf16(const float *acc, uint16_t *g, size_t n); /* to nearest even; NaN stays NaN */
 /* Squared norms of a rounded gradient: partial[tm_norm_block_count(n)]. */
@@ -52,17 +57,21 @@ double tm_sum_blocks(const double *partial, size_t n); /* in block order; the no
 /* torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)); 1 where max_norm <= 0. NaN for a NaN norm. */
 double tm_clip_factor(double norm, double max_norm);
 
-/* ---- AdamW ---------------------------------------------------------------------------------------------------------- *
- * As torch.optim.AdamW (single tensor, not fused) orders it, each line one rounding an operation, in fp32:
- *   g' = g * grad_scale                                 L2 mode: g' = g' + weight_decay * w
- *   w  = w * (1 - lr * weight_decay)                    (decoupled mode only)
- *   m  = m + (1 - beta1) * (g' - m)                     (beta1 <= 0.5: m = g' - (g' - m) * beta1)
- *   v  = v * beta2 + ((1 - beta2) * g') * g'
- *   w  = w + (-lr / bc1 * m) / (sqrt(v) / sqrt(bc2) + eps)      bc = 1 - beta^t, or 1 without bias correction        */
+/* ---- AdamW ---------------------------------------------------------------------------------- */
+
+/* As torch.optim.AdamW (single tensor, not fused) orders it, each line one rounding an operation, in fp32:
+ *
+ *     g' = g * grad_scale                              L2 mode: g' = g' + weight_decay * w
+ *     w  = w * (1 - lr * weight_decay)                 (decoupled mode only)
+ *     m  = m + (1 - beta1) * (g' - m)                  (beta1 <= 0.5: m = g' - (g' - m) * beta1)
+ *     v  = v * beta2 + ((1 - beta2) * g') * g'
+ *     w  = w + (-lr / bc1 * m) / (sqrt(v) / sqrt(bc2) + eps)
+ *
+ * with bc = 1 - beta^t, or 1 without bias correction. */
 
 typedef struct tm_adamw_opts {
     double beta1, beta2, eps, weight_decay;
-    bool adam_w_mode;     /* true: decoupled decay (AdamW); false: L2 added to the gradient (Adam) */
+    bool adam_w_mode; /* true: decoupled decay (AdamW); false: L2 added to the gradient (Adam) */
     bool bias_correction;
 } tm_adamw_opts;
 /* The constants of one step, rounded from double to fp32 once. */
@@ -76,19 +85,32 @@ typedef struct tm_adamw_step {
 void tm_adamw_step_init(tm_adamw_step *step, const tm_adamw_opts *opts, double lr, int64_t t, double grad_scale);
 
 /* Each returns how many elements have a non-finite parameter or moment afterwards; anything but 0 must stop the run. */
-TM_MUST_USE uint64_t tm_adamw_split(uint16_t *hi, uint16_t *lo, float *exp_avg, float *exp_avg_sq, const uint16_t *g_bf16,
-                                    size_t n, const tm_adamw_step *step);
+TM_MUST_USE uint64_t tm_adamw_split(uint16_t *hi, uint16_t *lo, float *exp_avg, float *exp_avg_sq,
+                                    const uint16_t *g_bf16, size_t n, const tm_adamw_step *step);
 TM_MUST_USE uint64_t tm_adamw_f32(float *w, float *exp_avg, float *exp_avg_sq, const float *g, size_t n,
                                   const tm_adamw_step *step);
 
-/* ---- learning-rate schedules ---------------------------------------------------------------------------------------- *
- * Rate of optimizer step t, t = 0 the first, as if the library's scheduler were stepped after each step. Formulas:
- * transformers optimization.py, DeepSpeed runtime/lr_schedules.py. They go on past the end as the originals do.         */
+/* ---- learning-rate schedules ---------------------------------------------------------------- */
+
+/* Rate of optimizer step t, t = 0 the first, as if the library's scheduler were stepped after each step. Formulas:
+ * transformers optimization.py, DeepSpeed runtime/lr_schedules.py. They go on past the end as the originals do. */
 
 typedef enum tm_lr_type {
-    TM_LR_CONSTANT, TM_LR_CONSTANT_WITH_WARMUP, TM_LR_LINEAR, TM_LR_COSINE, TM_LR_COSINE_WITH_RESTARTS, TM_LR_POLYNOMIAL,
-    TM_LR_INVERSE_SQRT, TM_LR_COSINE_WITH_MIN_LR, TM_LR_COSINE_WARMUP_WITH_MIN_LR, TM_LR_WARMUP_STABLE_DECAY,
-    TM_LR_DS_WARMUP, TM_LR_DS_WARMUP_DECAY, TM_LR_DS_WARMUP_COSINE, TM_LR_DS_RANGE_TEST, TM_LR_DS_ONE_CYCLE,
+    TM_LR_CONSTANT,
+    TM_LR_CONSTANT_WITH_WARMUP,
+    TM_LR_LINEAR,
+    TM_LR_COSINE,
+    TM_LR_COSINE_WITH_RESTARTS,
+    TM_LR_POLYNOMIAL,
+    TM_LR_INVERSE_SQRT,
+    TM_LR_COSINE_WITH_MIN_LR,
+    TM_LR_COSINE_WARMUP_WITH_MIN_LR,
+    TM_LR_WARMUP_STABLE_DECAY,
+    TM_LR_DS_WARMUP,
+    TM_LR_DS_WARMUP_DECAY,
+    TM_LR_DS_WARMUP_COSINE,
+    TM_LR_DS_RANGE_TEST,
+    TM_LR_DS_ONE_CYCLE,
     TM_LR_TYPES
 } tm_lr_type;
 typedef enum tm_lr_shape { TM_SHAPE_LINEAR, TM_SHAPE_COSINE, TM_SHAPE_ONE_MINUS_SQRT, TM_SHAPE_LOG } tm_lr_shape;
@@ -98,20 +120,20 @@ typedef struct tm_lr_schedule {
     double base_lr;
     int64_t warmup_steps, total_steps; /* warmup_num_steps and total_num_steps of DeepSpeed's */
     /* transformers: */
-    double num_cycles;                 /* cosine .5, restarts 1 */
-    double lr_end, power;              /* polynomial: 1e-7, 1 */
-    int64_t timescale;                 /* inverse_sqrt; 0: warmup_steps, or 10000 */
-    double min_lr_rate;                /* *_min_lr, warmup_stable_decay's min_lr_ratio: of base_lr */
-    double warmup_lr_rate;             /* cosine_warmup_with_min_lr; NaN: not given */
-    int64_t stable_steps, decay_steps; /* warmup_stable_decay; stable_steps -1: what is left of total_steps */
+    double num_cycles;                     /* cosine .5, restarts 1 */
+    double lr_end, power;                  /* polynomial: 1e-7, 1 */
+    int64_t timescale;                     /* inverse_sqrt; 0: warmup_steps, or 10000 */
+    double min_lr_rate;                    /* *_min_lr, warmup_stable_decay's min_lr_ratio: of base_lr */
+    double warmup_lr_rate;                 /* cosine_warmup_with_min_lr; NaN: not given */
+    int64_t stable_steps, decay_steps;     /* warmup_stable_decay; stable_steps -1: what is left of total_steps */
     tm_lr_shape warmup_shape, decay_shape; /* warmup_stable_decay; warmup_shape also WarmupLR's: LOG or LINEAR */
     /* DeepSpeed: */
     double warmup_min_lr, warmup_max_lr;
-    double warmup_min_ratio, cos_min_ratio;             /* WarmupCosineLR */
-    double range_min_lr, range_step_rate;               /* LRRangeTest */
+    double warmup_min_ratio, cos_min_ratio; /* WarmupCosineLR */
+    double range_min_lr, range_step_rate;   /* LRRangeTest */
     int64_t range_step_size;
     bool range_staircase;
-    double cycle_min_lr, cycle_max_lr, decay_lr_rate;   /* OneCycle */
+    double cycle_min_lr, cycle_max_lr, decay_lr_rate; /* OneCycle */
     int64_t cycle_first_step_size, cycle_second_step_size /* 0: as the first */, decay_step_size;
     int64_t cycle_first_stair_count, cycle_second_stair_count /* -1: as the first */;
     bool cycle_momentum;

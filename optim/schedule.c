@@ -105,8 +105,7 @@ tm_status tm_lr_check(const tm_lr_schedule *s) {
     return TM_OK;
 }
 
-/* ---- transformers: a factor of base_lr ----------------------------------------------------------------------------
- */
+/* ---- transformers: a factor of base_lr ------------------------------------------------- */
 
 static double at_least_one(int64_t n) {
     return n > 1 ? (double)n : 1;
@@ -193,8 +192,7 @@ static double hf_factor(const tm_lr_schedule *s, int64_t t) {
     }
 }
 
-/* ---- DeepSpeed: `last` = t - 1 is the scheduler's last_batch_iteration when step t runs ---------------------------
- */
+/* ---- DeepSpeed: `last` = t - 1 is the scheduler's last_batch_iteration when step t runs  */
 
 static int64_t ds_warmup(const tm_lr_schedule *s) {
     return s->warmup_steps > 2 ? s->warmup_steps : 2;

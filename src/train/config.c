@@ -109,7 +109,7 @@ static tm_status merge_all(cfg_state *s, const char *text, size_t len) {
 /* Contradictions only make sense where every value is well-formed, so what the layers hold is reported first; a
  * mismatch between two files, found while merging, waits for the others. */
 static tm_status resolve(cfg_state *s) {
-    if (s->n_problems > s->n_mismatches) return cfg_report(s);
+    if (s->n_input > s->n_mismatches) return cfg_report(s);
     tm_config *c = &s->cfg->pub;
     c->world_size = s->opts->world_size ? s->opts->world_size : 1;
     if (c->world_size > 1)

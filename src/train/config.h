@@ -7,14 +7,15 @@
  *
  * Two spellings of one setting (learning_rate and optimizer.params.lr) are never layered: if both are given and differ,
  * that is a mismatch, and all mismatches are reported in one error. "auto" takes the other spelling's value, or ours by
- * default, as transformers' Trainer does. All errors are TM_EINPUT or TM_EUNSUPPORTED (exit 2) and say FILE:LINE:COLUMN.
+ * default, as transformers' Trainer does. All errors are TM_EINPUT or TM_EUNSUPPORTED (exit 2) and say where:
+ * FILE:LINE:COLUMN, or --set KEY=VALUE.
  *
  * Ownership: a tm_config owns every string that it points to. Plain data: read it from any thread.
  *
- *     tm_config *cfg;
- *     TM_TRY(tm_config_load(&cfg, text.data, text.len, &(tm_config_opts){.name = path, .set = set, .n_set = n, .read_file = slurp}));
- *     TM_TRY(tm_config_resolve_model(cfg, model.hidden_size));       // once the model's config.json is read
- *     TM_TRY(tm_config_resolve_steps(cfg, steps_per_epoch));         // once the data are scanned
+ *     tm_config_opts opts = {.name = path, .set = set, .n_set = n, .read_file = slurp};
+ *     TM_TRY(tm_config_load(&cfg, text.data, text.len, &opts));
+ *     TM_TRY(tm_config_resolve_model(cfg, model.hidden_size)); // once the model's config.json is read
+ *     TM_TRY(tm_config_resolve_steps(cfg, steps_per_epoch));   // once the data are scanned
  *     lr = tm_lr_at(&cfg->schedule, step);
  *     tm_config_free(cfg);
  */
@@ -26,14 +27,6 @@
 #include "model/model.h"
 #include "optim/optim.h"
 
-/* data.format: tm_data_format of dataset.h; rows of ids are told by their file name. */
-#define TM_FORMAT_AUTO TM_DATA_AUTO
-#define TM_FORMAT_TEXT TM_DATA_TEXT
-#define TM_FORMAT_MESSAGES TM_DATA_MESSAGES
-#define TM_FORMAT_ALPACA TM_DATA_ALPACA
-#define TM_FORMAT_PROMPT_COMPLETION TM_DATA_PROMPT_COMPLETION
-#define TM_FORMAT_SHAREGPT TM_DATA_SHAREGPT
-#define TM_FORMAT_SAFETENSORS ((tm_data_format)100)
 /* offload_param.device, offload_optimizer.device */
 typedef enum tm_place {
     TM_PLACE_AUTO, /* the planner decides; also where the block is absent */
@@ -48,7 +41,12 @@ typedef enum tm_budget_kind {
     TM_BUDGET_BYTES,
     TM_BUDGET_UNLIMITED
 } tm_budget_kind;
-typedef enum tm_save_dtype { TM_SAVE_AUTO /* f32 in fp32 mode, else bf16 */, TM_SAVE_F32, TM_SAVE_BF16, TM_SAVE_F16 } tm_save_dtype;
+typedef enum tm_save_dtype {
+    TM_SAVE_AUTO, /* f32 in fp32 mode, else bf16 */
+    TM_SAVE_F32,
+    TM_SAVE_BF16,
+    TM_SAVE_F16
+} tm_save_dtype;
 
 /* A list of strings (no_decay, nvme_path). */
 typedef struct tm_strings {
@@ -57,103 +55,104 @@ typedef struct tm_strings {
 } tm_strings;
 
 typedef struct tm_config {
-    const char *model;               /* HF folder or .gguf file, relative to the current directory */
-    bool init_random;                /* "init": "random" */
-    tm_dtype precision;              /* TM_BF16 or TM_F32 */
+    const char *model;  /* HF folder or .gguf file, relative to the current directory */
+    bool init_random;   /* "init": "random" */
+    tm_dtype precision; /* TM_BF16 or TM_F32 */
     uint64_t seed;
     const char *output_dir;
-    uint32_t world_size;             /* 1 */
-    uint32_t zero_stage;             /* 0..3; one rank: no effect on the result */
+    uint32_t world_size; /* 1 */
+    uint32_t zero_stage; /* 0..3; one rank: no effect on the result */
 
     struct {
-        const char *train;           /* JSONL or .safetensors */
-        const char *eval;            /* NULL: no evaluation */
+        const char *train; /* JSONL or .safetensors */
+        const char *eval;  /* NULL: no evaluation */
         tm_data_format format;
-        uint32_t seq_len;            /* tokens; rows beyond it are `overlong` */
-        bool packing;                /* always false in this version (refused) */
-        bool shuffle;                /* true; never applied to .safetensors rows */
+        uint32_t seq_len; /* tokens; rows beyond it are `overlong` */
+        bool packing;     /* always false in this version (refused) */
+        bool shuffle;     /* true; never applied to .safetensors rows */
         tm_overlong overlong;
-        bool strict;                 /* a bad row is an error instead of a counted skip */
-        uint64_t seed;               /* of the shuffle; data_seed, else seed */
+        bool strict;   /* a bad row is an error instead of a counted skip */
+        uint64_t seed; /* of the shuffle; data_seed, else seed */
     } data;
 
     /* ---- batches: train_batch_size = micro_batch_size * accumulation_steps * world_size, checked --------------- */
-    uint32_t micro_batch_size;       /* rows a micro-batch (per_device_train_batch_size) */
-    uint32_t accumulation_steps;     /* micro-batches a step */
+    uint32_t micro_batch_size;   /* rows a micro-batch (per_device_train_batch_size) */
+    uint32_t accumulation_steps; /* micro-batches a step */
     uint64_t train_batch_size;
-    uint32_t eval_batch_size;        /* rows; per_device_eval_batch_size, else micro_batch_size */
+    uint32_t eval_batch_size; /* rows; per_device_eval_batch_size, else micro_batch_size */
 
-    /* ---- length --------------------------------------------------------------------------------------------------- */
-    int64_t max_steps;               /* > 0: overrides epochs; else 0 until tm_config_resolve_steps */
-    double num_train_epochs;         /* may be fractional */
-    int64_t total_steps;             /* 0 until tm_config_resolve_steps: optimizer steps of the whole run */
+    /* ---- length ---------------------------------------------------------------------------- */
+    int64_t max_steps;       /* > 0: overrides epochs; else 0 until tm_config_resolve_steps */
+    double num_train_epochs; /* may be fractional */
+    int64_t total_steps;     /* 0 until tm_config_resolve_steps: optimizer steps of the whole run */
 
-    /* ---- optimizer ------------------------------------------------------------------------------------------------- */
+    /* ---- optimizer ------------------------------------------------------------------------- */
     double learning_rate;
     tm_adamw_opts adamw;
-    double max_grad_norm;            /* 0: no clipping */
-    tm_strings no_decay;             /* "norm", "bias", or substrings of parameter names; empty: all are decayed */
-    tm_lr_schedule schedule;         /* complete after tm_config_resolve_steps */
-    bool deepspeed_schedule;         /* from a `scheduler` block */
-    double warmup_steps;             /* as given: >= 1 steps, < 1 a ratio of the total; see tm_config_resolve_steps */
-    double warmup_ratio;             /* where warmup_steps is 0 */
+    double max_grad_norm;    /* 0: no clipping */
+    tm_strings no_decay;     /* "norm", "bias", or substrings of parameter names; empty: all are decayed */
+    tm_lr_schedule schedule; /* complete after tm_config_resolve_steps */
+    bool deepspeed_schedule; /* from a `scheduler` block */
+    double warmup_steps;     /* as given: >= 1 steps, < 1 a ratio of the total; see tm_config_resolve_steps */
+    double warmup_ratio;     /* where warmup_steps is 0 */
 
-    /* ---- memory ------------------------------------------------------------------------------------------------------ */
+    /* ---- memory ---------------------------------------------------------------------------- */
     struct {
-        const char *device;          /* "cpu" */
+        const char *device; /* "cpu" */
         tm_budget_kind host_kind;
-        uint64_t host_bytes;         /* TM_BUDGET_BYTES only */
+        uint64_t host_bytes; /* TM_BUDGET_BYTES only */
         tm_activations activations;
         tm_update update;
-        uint32_t slots;              /* 1 or 2 */
-        bool cache_none;             /* "cache": "none": nothing kept beyond the working set */
+        uint32_t slots;  /* 1 or 2 */
+        bool cache_none; /* "cache": "none": nothing kept beyond the working set */
         bool allow_tmpfs;
-        const char *io_engine;       /* "auto" | "uring" | "threads" | "sync" */
+        const char *io_engine; /* "auto" | "uring" | "threads" | "sync" */
     } memory;
 
-    /* ---- where state lives --------------------------------------------------------------------------------------------- */
-    tm_place param_place;            /* weight_hi (and the fp32 weights of fp32 mode) */
-    tm_place optimizer_place;        /* weight_lo, exp_avg, exp_avg_sq, grad */
-    tm_strings param_paths;          /* never empty: nvme_path, else OUTPUT_DIR/offload */
+    /* ---- where state lives ----------------------------------------------------------------- */
+    tm_place param_place;     /* weight_hi (and the fp32 weights of fp32 mode) */
+    tm_place optimizer_place; /* weight_lo, exp_avg, exp_avg_sq, grad */
+    tm_strings param_paths;   /* never empty: nvme_path, else OUTPUT_DIR/offload */
     tm_strings optimizer_paths;
 
-    /* ---- aio: speed only -------------------------------------------------------------------------------------------------- */
+    /* ---- aio: speed only ------------------------------------------------------------------- */
     struct {
-        uint64_t block_bytes;        /* 1 MiB */
-        uint32_t queue_depth;        /* 8 */
-        uint32_t threads;            /* intra_op_parallelism, thread_count, num_threads: 1 */
+        uint64_t block_bytes; /* 1 MiB */
+        uint32_t queue_depth; /* 8 */
+        uint32_t threads;     /* intra_op_parallelism, thread_count, num_threads: 1 */
         bool single_submit, overlap_events;
-        bool given;                  /* an aio block was given (else the engine's own defaults may serve) */
+        bool given; /* an aio block was given (else the engine's own defaults may serve) */
     } aio;
 
-    /* ---- DeepSpeed's tuning numbers, in elements: hints of speed, never of the result ---------------------------------------
-     * TM_AUTO_ELEMENTS until tm_config_resolve_model where the file says "auto". */
+    /* ---- DeepSpeed's tuning numbers -------------------------------------------------------- */
+    /* In elements: hints of speed, never of the result. TM_AUTO_ELEMENTS until tm_config_resolve_model where the file
+     * says "auto". */
     struct {
         uint64_t reduce_bucket_size, prefetch_bucket_size, param_persistence_threshold, sub_group_size;
         uint64_t max_live_parameters, max_reuse_distance;
         bool overlap_comm;
     } zero;
 
-    /* ---- output ----------------------------------------------------------------------------------------------------------------- */
-    int64_t save_steps, eval_steps;  /* steps between; 0: only at the end */
-    int64_t commit_steps;            /* 0: no commit before the end */
-    int64_t logging_steps;           /* steps between progress lines on stderr; log.jsonl has every step */
-    uint32_t save_total_limit;       /* checkpoints kept; 0: all */
+    /* ---- output ---------------------------------------------------------------------------- */
+    int64_t save_steps, eval_steps; /* steps between; 0: only at the end */
+    int64_t commit_steps;           /* 0: no commit before the end */
+    int64_t logging_steps;          /* steps between progress lines on stderr; log.jsonl has every step */
+    uint32_t save_total_limit;      /* checkpoints kept; 0: all */
     tm_save_dtype save_dtype;
-    bool keep_state;                 /* run directories stay after success */
-    bool save_state;                 /* checkpoints hold masters and moments too */
+    bool keep_state; /* run directories stay after success */
+    bool save_state; /* checkpoints hold masters and moments too */
     bool wall_clock_breakdown;
 } tm_config;
 
 #define TM_AUTO_ELEMENTS UINT64_MAX
 
 typedef struct tm_config_opts {
-    const char *name;                /* of the text, for messages: the path as the user gave it */
-    const char *const *set;          /* "key.path=value": JSON, else a string; applied last, in order */
+    const char *name;       /* of the text, for messages: the path as the user gave it */
+    const char *const *set; /* "key.path=value": JSON, else a string; applied last, in order */
     size_t n_set;
-    uint32_t world_size;             /* 0: 1 */
-    bool data_optional;              /* `plan`: data.train and output_dir may be missing */
-    /* Appends the file at `path` (relative to the current directory) to `out`; needed where "deepspeed" names a file. */
+    uint32_t world_size; /* 0: 1 */
+    bool data_optional;  /* `plan`: data.train and output_dir may be missing */
+    /* Appends the file at `path` (relative to the current directory) to `out`; for "deepspeed": PATH. */
     tm_status (*read_file)(void *ctx, const char *path, tm_buf *out);
     void *read_ctx;
 } tm_config_opts;
@@ -163,8 +162,8 @@ TM_MUST_USE tm_status tm_config_load(tm_config **out, const char *text, size_t l
 void tm_config_free(tm_config *c); /* NULL is fine */
 /* Fills the "auto" of keys that depend on the model: h*h, .9*h*h, 10*h (as transformers does). */
 TM_MUST_USE tm_status tm_config_resolve_model(tm_config *c, uint32_t hidden_size);
-/* Fills total_steps (max_steps, else ceil(num_train_epochs * steps_per_epoch)) and the schedule's warm-up and total, and
- * checks it; mismatches with a DeepSpeed scheduler that only show now are TM_EINPUT. May be called again. */
+/* Fills total_steps (max_steps, else ceil(num_train_epochs * steps_per_epoch)) and the schedule's warm-up and total,
+ * and checks it; mismatches with a DeepSpeed scheduler that only show now are TM_EINPUT. May be called again. */
 TM_MUST_USE tm_status tm_config_resolve_steps(tm_config *c, int64_t steps_per_epoch);
 /* Appends the resolved configuration as one JSON object (for run.json and logs). */
 TM_MUST_USE tm_status tm_config_dump_json(const tm_config *c, tm_buf *out, int indent);

@@ -16,9 +16,8 @@ static void not_whole(cfg_state *s, const batch *b, int64_t by) {
     char w[256];
     cfg_contradiction(s,
                       "train_batch_size %lld (%s) is not a multiple of %lld, the product of the other batch sizes "
-                      "and %u ranks",
-                      (long long)integer(b->total), cfg_where(b->total, w, sizeof w), (long long)by,
-                      s->cfg->pub.world_size);
+                      "and ranks",
+                      (long long)integer(b->total), cfg_where(b->total, w, sizeof w), (long long)by);
 }
 
 static void wrong_product(cfg_state *s, const batch *b, int64_t micro, int64_t accumulation) {

@@ -1,11 +1,19 @@
-/* The configuration's own: the schema table, and the state while layers are merged and resolved. */
+/* The configuration's own: the schema table, and the state while layers are merged and resolved.
+ *
+ *   schema.c            every key: path, type, default, range, help        config.c           load, free, the order of
+ * it all config_merge.c      files and --set into one value a row               config_check.c     one value against
+ * its row config_values.c     reading values, collecting problems                config_suggest.c   what was probably
+ * meant config_run.c        model, data, memory, output                        config_batch.c     batch sizes
+ *   config_optimizer.c  AdamW by either spelling                           config_schedule.c  learning rate, length
+ *   config_storage.c    offload blocks, paths, aio, ZeRO's numbers         config_dump.c      JSON again, and the help
+ *
+ * A new key is a row in schema.c, a field in config.h, and a line in the resolver of its room and in config_dump.c. */
 #ifndef TIDEMILL_TRAIN_CONFIG_INTERNAL_H
 #define TIDEMILL_TRAIN_CONFIG_INTERNAL_H
 
 #include "train/config.h"
 
-/* ---- schema (schema.c) ---------------------------------------------------------------------------------------------
- */
+/* ---- schema (schema.c) ----------------------------------------------------------------- */
 
 /* What a value may be. Several may be allowed. */
 enum {
@@ -91,11 +99,11 @@ tm_status cfg_alloc(cfg_impl *c, size_t bytes, void **out) TM_MUST_USE; /* zeroe
 typedef struct cfg_state {
     cfg_impl *cfg;
     const tm_config_opts *opts;
-    cfg_value *value; /* one a row */
-    tm_buf problems;  /* joined by "; " */
-    unsigned n_problems, n_mismatches;
-    tm_status problem_status; /* TM_EINPUT outranks TM_EUNSUPPORTED */
-    tm_status broken;         /* out of memory while collecting */
+    cfg_value *value;                           /* one a row */
+    tm_buf problems;                            /* joined by "; " */
+    unsigned n_problems, n_input, n_mismatches; /* all; of TM_EINPUT; of those, contradictions */
+    tm_status problem_status;                   /* TM_EINPUT outranks TM_EUNSUPPORTED */
+    tm_status broken;                           /* out of memory while collecting */
 } cfg_state;
 
 /* Collects a problem: all are reported in one error. */
@@ -105,6 +113,12 @@ void cfg_contradiction(cfg_state *s, const char *format, ...) TM_PRINTF(2, 3);
 /* "a A (where) does not match b B (where)". */
 void cfg_mismatch(cfg_state *s, const char *a, const cfg_value *va, const char *b, const cfg_value *vb);
 tm_status cfg_report(cfg_state *s) TM_MUST_USE; /* fails with what was collected, if anything */
+void cfg_keep(cfg_state *s, tm_status rc);      /* remembers a failure to collect */
+/* Type, choice and range of a value; problems are collected, keys without effect warn. */
+void cfg_check_value(cfg_state *s, const schema_row *row, const cfg_value *v);
+bool cfg_type_fits(const schema_row *row, const tm_json *n);
+bool cfg_is_size_text(const char *text, uint64_t *bytes); /* leaves no error behind */
+const char *cfg_show_node(const tm_json *n, char *buf, size_t cap);
 /* Reads a tree into the values, checking keys, types and ranges. `prefix`: "" or "optimizer." */
 tm_status cfg_merge(cfg_state *s, const tm_json *root, const char *prefix, const char *file,
                     cfg_source source) TM_MUST_USE;

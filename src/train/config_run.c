@@ -1,6 +1,7 @@
 /* Model, data, memory and output. */
 #include "train/config_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@ static void later(cfg_state *s, const char *path, const char *what) {
     char w[256], x[256];
     const cfg_value *v = cfg_raw(s, path);
     cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\" %s: %s not supported yet by this version", cfg_where(v, w, sizeof w),
-                path, cfg_show(v, x, sizeof x), what);
+                v->spelled, cfg_show(v, x, sizeof x), what);
 }
 
 /* ---- precision: one of three spellings
@@ -49,6 +50,19 @@ static void resolve_precision(cfg_state *s) {
 /* ---- data
  * -------------------------------------------------------------------------------------------------------------- */
 
+/* Rows of ids are told by the file's name; saying so is allowed where it is so. */
+static void resolve_format(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const char *dot = c->data.train ? strrchr(c->data.train, '.') : NULL;
+    char w[256];
+    c->data.format = TM_DATA_AUTO;
+    if (!cfg_chosen(s, "data.format", "safetensors"))
+        c->data.format = (tm_data_format)cfg_choice(s, "data.format");
+    else if (!dot || strcmp(dot, ".safetensors"))
+        cfg_problem(s, TM_EINPUT, "%s: \"data.format\" is safetensors, but data.train does not end in .safetensors",
+                    cfg_where(cfg_given(s, "data.format"), w, sizeof w));
+}
+
 static tm_status resolve_data(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     TM_TRY(cfg_string(s, "data.train", &c->data.train));
@@ -56,7 +70,7 @@ static tm_status resolve_data(cfg_state *s) {
         missing(s, "data.train", "\"data\": {\"train\": \"examples.jsonl\"}");
     TM_TRY(cfg_string(s, "data.eval", &c->data.eval));
     if (cfg_chosen(s, "eval_strategy", "no")) c->data.eval = NULL;
-    c->data.format = (tm_data_format)cfg_choice(s, "data.format");
+    resolve_format(s);
     c->data.seq_len = (uint32_t)cfg_integer(s, "data.seq_len");
     c->data.shuffle = cfg_bool(s, "data.shuffle");
     c->data.overlong = (tm_overlong)cfg_choice(s, "data.overlong");
@@ -131,7 +145,7 @@ static tm_status resolve_output(cfg_state *s) {
     if (cfg_given(s, "logging_steps"))
         c->logging_steps = cfg_integer(s, "logging_steps");
     else if (cfg_given(s, "steps_per_print"))
-        c->logging_steps = (int64_t)cfg_number(s, "steps_per_print");
+        c->logging_steps = (int64_t)fmin(cfg_number(s, "steps_per_print"), 1e15);
     c->save_total_limit = (uint32_t)cfg_integer(s, "save_total_limit");
     c->save_dtype = (tm_save_dtype)cfg_choice(s, "save_dtype");
     c->keep_state = cfg_bool(s, "keep_state");

@@ -25,7 +25,7 @@
 
 // clang-format off: one row a line
 const schema_row schema_rows[] = {
-    /* ---- what to train ---------------------------------------------------------------------------------------- */
+    /* ---- what to train --------------------------------------------------------------------- */
     ROW("model", K_OURS, T_STR, NULL, NULL, 0, 0, "Hugging Face folder or .gguf file"),
     ALIAS("model_name_or_path", K_OURS, "model"),
     ROW("init", K_OURS, T_ENUM, "pretrained|random", "pretrained", 0, 0,
@@ -42,7 +42,7 @@ const schema_row schema_rows[] = {
     ALIAS("val_dataset", K_OURS, "data.eval"),
     ROW("data.format", K_OURS, T_ENUM,
         "auto|text|messages|alpaca|prompt_completion=prompt-completion|sharegpt|safetensors", "auto", 0, 0,
-        "of JSONL rows; auto: from their keys"),
+        "of JSONL rows; auto: from their keys; .safetensors files are told by their name"),
     ROW("data.seq_len", K_OURS, T_INT, NULL, "512", 2, 1 << 30, "longest row in tokens"),
     ALIAS("max_length", K_OURS, "data.seq_len"),
     ALIAS("max_seq_length", K_OURS, "data.seq_len"),
@@ -67,16 +67,14 @@ const schema_row schema_rows[] = {
     ROW("tuner_type", K_OURS, T_ENUM, "full|lora|qlora|dora|adalora|longlora", "full", 0, 0,
         "this version trains all parameters"),
     ALIAS("train_type", K_OURS, "tuner_type"),
-    /* ---- batches and length ---------------------------------------------------------------------------------------
-     */
+    /* ---- batches and length ---------------------------------------------------------------- */
     ROW("per_device_train_batch_size", K_OURS, T_INT, NULL, "1", 1, 1 << 24, "rows a micro-batch"),
     ROW("gradient_accumulation_steps", K_BOTH, T_INT | T_AUTO, NULL, "1", 1, 1 << 24, "micro-batches a step"),
     ROW("per_device_eval_batch_size", K_OURS, T_INT, NULL, NULL, 1, 1 << 24,
         "rows of an evaluation batch; default: as in training"),
     ROW("max_steps", K_OURS, T_INT, NULL, "0", -1, 0, "steps of the run; over 0 it overrides num_train_epochs"),
     ROW("num_train_epochs", K_OURS, T_NUM, NULL, "1", 0, 0, "passes over the data; may be fractional"),
-    /* ---- optimizer --------------------------------------------------------------------------------------------------
-     */
+    /* ---- optimizer ------------------------------------------------------------------------- */
     ROW("learning_rate", K_OURS, T_NUM, NULL, "1e-5", 0, 0, "peak rate"),
     ROW("adam_beta1", K_OURS, T_NUM, NULL, "0.9", 0, 1, "decay of the first moment"),
     ROW("adam_beta2", K_OURS, T_NUM, NULL, "0.95", 0, 1, "decay of the second moment"),

@@ -54,7 +54,7 @@ static void every_key_of_ours(void **state) {
         " \"lr_scheduler_type\": \"cosine_with_min_lr\", \"lr_scheduler_kwargs\": {\"min_lr\": 2e-5}, "
         "\"warmup_steps\": 5}");
     assert_true(c->init_random && c->precision == TM_F32 && c->seed == 7 && c->data.seed == 8);
-    assert_true(c->data.format == TM_FORMAT_MESSAGES && c->data.seq_len == 2048 && !c->data.shuffle && c->data.strict);
+    assert_true(c->data.format == TM_DATA_MESSAGES && c->data.seq_len == 2048 && !c->data.shuffle && c->data.strict);
     assert_int_equal(c->data.overlong, TM_OVERLONG_DROP);
     assert_string_equal(c->data.eval, "e.jsonl");
     assert_true(c->memory.host_kind == TM_BUDGET_BYTES && c->memory.host_bytes == 3 * TM_GIB);

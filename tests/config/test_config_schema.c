@@ -1,0 +1,88 @@
+/* The table itself: no duplicates, parents and aliases exist, defaults fit their own rows. */
+#include "config_test.h"
+
+#include "train/config_internal.h"
+
+static void rows_are_consistent(void **state) {
+    (void)state;
+    for (size_t i = 0; i < schema_row_count; i++) {
+        const schema_row *row = &schema_rows[i];
+        if (schema_find(row->path) != row) fail_msg("%s is there twice", row->path);
+        if (row->alias_of) {
+            const schema_row *to = schema_find(row->alias_of);
+            if (!to || to->alias_of) fail_msg("%s is an alias of nothing", row->path);
+            continue;
+        }
+        if (!row->help || !*row->help) fail_msg("%s has no help", row->path);
+        if (!row->types) fail_msg("%s has no type", row->path);
+        if (!(row->types & T_ENUM) != !row->choices) fail_msg("%s: choices and type disagree", row->path);
+        char parent[160];
+        snprintf(parent, sizeof parent, "%s", row->path);
+        char *dot = strrchr(parent, '.');
+        if (!dot) continue;
+        *dot = 0;
+        const schema_row *up = schema_find(parent);
+        if (!up || !(up->alias_of || up->types & T_OBJ)) fail_msg("%s lies in nothing", row->path);
+    }
+}
+
+static void defaults_fit(void **state) {
+    (void)state;
+    for (size_t i = 0; i < schema_row_count; i++) {
+        const schema_row *row = &schema_rows[i];
+        if (!row->def) continue;
+        char *end;
+        double x = strtod(row->def, &end);
+        bool number = !*end && end != row->def;
+        if (row->types & (T_INT | T_NUM | T_SIZE) && !(row->types & (T_STR | T_BOOL))) {
+            if (!number || x < row->min || (row->max > 0 && x > row->max))
+                fail_msg("%s: default %s", row->path, row->def);
+            if (row->types & T_INT && x != floor(x)) fail_msg("%s: default %s", row->path, row->def);
+        } else if (row->types & T_BOOL) {
+            if (strcmp(row->def, "true") && strcmp(row->def, "false")) fail_msg("%s: default %s", row->path, row->def);
+        } else if (row->types & T_ENUM) {
+            if (schema_choice(row, row->def, strlen(row->def)) < 0) fail_msg("%s: default %s", row->path, row->def);
+        }
+    }
+}
+
+static void synonyms_are_the_same_choice(void **state) {
+    (void)state;
+    const schema_row *row = schema_find("save_dtype");
+    char name[32];
+    int index = schema_choice(row, "float32", 7);
+    assert_int_equal(index, schema_choice(row, "fp32", 4));
+    assert_string_equal(schema_choice_name(row, index, name, sizeof name), "f32");
+    assert_int_equal(schema_choice(row, "f3", 2), -1);
+    assert_int_equal(schema_choice(row, "f32|bf16", 8), -1);
+    assert_int_equal(schema_choice(row, "", 0), -1);
+}
+
+/* The parsers' enums are indices into the rows' choices. */
+static void enums_follow_the_table(void **state) {
+    (void)state;
+    static const struct {
+        const char *path, *choice;
+        int value;
+    } pairs[] = {{"data.format", "auto", TM_DATA_AUTO},
+                 {"data.format", "sharegpt", TM_DATA_SHAREGPT},
+                 {"data.format", "prompt_completion", TM_DATA_PROMPT_COMPLETION},
+                 {"data.format", "alpaca", TM_DATA_ALPACA},
+                 {"data.format", "text", TM_DATA_TEXT},
+                 {"data.format", "messages", TM_DATA_MESSAGES},
+                 {"data.overlong", "error", TM_OVERLONG_ERROR},
+                 {"memory.activations", "recompute", TM_ACT_RECOMPUTE},
+                 {"memory.activations", "keep", TM_ACT_KEEP},
+                 {"save_dtype", "f16", TM_SAVE_F16},
+                 {"save_dtype", "bf16", TM_SAVE_BF16}};
+    for (size_t i = 0; i < TM_COUNT(pairs); i++)
+        assert_int_equal(schema_choice(schema_find(pairs[i].path), pairs[i].choice, strlen(pairs[i].choice)),
+                         pairs[i].value);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_are_consistent), cmocka_unit_test(defaults_fit),
+                                       cmocka_unit_test(synonyms_are_the_same_choice),
+                                       cmocka_unit_test(enums_follow_the_table)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
