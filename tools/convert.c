@@ -2,11 +2,26 @@
 #include "format/format.h"
 #include "tools/tools.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
 /* What one conversion needs whatever the model's size: buffers, the table of tensors, the tokenizer's text. */
 #define CONVERT_MINIMUM (64 * TM_MIB)
+
+static volatile sig_atomic_t stop;
+
+static void on_signal(int number) {
+    (void)number;
+    stop = 1;
+}
+
+/* Stopping goes through the ordinary way out, which removes what was begun. */
+static void catch_signals(void) {
+    const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    for (size_t i = 0; i < TM_COUNT(numbers); i++) (void)sigaction(numbers[i], &action, NULL);
+}
 
 typedef struct progress {
     uint64_t next_ns;
@@ -50,7 +65,9 @@ int tm_cmd_convert(int argc, char **argv) {
         return tm_cmd_fail();
     }
     progress p = {0};
-    const tm_convert_opts c = {.dtype = dtype, .progress = isatty(STDERR_FILENO) ? show : NULL, .ctx = &p};
+    const tm_convert_opts c = {
+        .dtype = dtype, .progress = isatty(STDERR_FILENO) ? show : NULL, .ctx = &p, .stop = &stop};
+    catch_signals();
     tm_status status = tm_convert(place[0], place[1], &c);
     if (p.shown) fputc('\n', stderr);
     return status == TM_OK ? 0 : tm_cmd_fail();

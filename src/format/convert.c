@@ -5,6 +5,10 @@
 
 enum { BUFFER_ELEMENTS = 262144 }; /* 1 MiB of float32 */
 
+tm_status tm_export_stopped(const tm_export_opts *opts) {
+    return opts->stop && *opts->stop ? tm_fail(TM_ESIGNAL, "stopped by a signal; nothing was written") : TM_OK;
+}
+
 /* ---- to a folder ---- */
 
 typedef struct folder {
@@ -47,6 +51,7 @@ static tm_status copy_tensor(folder *f, tm_hf_writer *w, uint32_t k) {
     const tm_source_tensor *t = tm_source_tensor_get(f->src, f->from[k]);
     for (uint64_t at = 0; at < t->elements;) {
         uint64_t take = tm_min_u64(t->elements - at, BUFFER_ELEMENTS);
+        TM_TRY(tm_export_stopped(f->opts));
         TM_TRY(tm_source_read_f32(f->src, f->from[k], at, take, f->values));
         TM_TRY(tm_hf_writer_put_f32(w, k, at, take, f->values));
         at += take;
@@ -129,7 +134,8 @@ static tm_status parse_dtype(const char *name, tm_export_opts *opts) {
 }
 
 tm_status tm_convert(const char *in, const char *out, const tm_convert_opts *opts) {
-    tm_export_opts x = {.max_shard_bytes = opts->max_shard_bytes, .progress = opts->progress, .ctx = opts->ctx};
+    tm_export_opts x = {
+        .max_shard_bytes = opts->max_shard_bytes, .progress = opts->progress, .ctx = opts->ctx, .stop = opts->stop};
     tm_source *src = NULL;
     tm_status rc;
     char *place = tm_strdup(out);

@@ -29,6 +29,8 @@
 
 #include "base/base.h"
 
+#include <signal.h>
+
 /* ---- how elements are stored ---------------------------------------------------------------------------------- */
 
 typedef enum tm_fmt {
@@ -299,6 +301,8 @@ typedef struct tm_convert_opts {
     /* Called after each tensor; may be NULL. */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
     void *ctx;
+    /* Looked at between pieces; not zero: TM_ESIGNAL, and nothing is left. May be NULL. */
+    const volatile sig_atomic_t *stop;
 } tm_convert_opts;
 /* IN: folder or .gguf. OUT: GGUF if its name ends in .gguf, else a folder, which is written beside and renamed. A
  * folder OUT that exists and is not empty is refused. GGUF is written for the llama family (llama, mistral). */

@@ -212,6 +212,7 @@ static tm_status copy_run(export *x, uint32_t i, tm_fmt fmt, uint64_t first, uin
     for (uint64_t done = 0; done < n;) {
         uint64_t take = tm_min_u64(n - done, BUFFER_ELEMENTS), bytes;
         TM_ASSERT(tm_fmt_bytes(fmt, take, &bytes));
+        TM_TRY(tm_export_stopped(x->opts));
         TM_TRY(tm_source_read_f32(x->src, i, first + done, take, x->values));
         TM_TRY(tm_fmt_encode(fmt, x->values, take, x->narrow));
         TM_TRY(tm_gguf_writer_data(x->w, x->narrow, bytes));

@@ -408,6 +408,18 @@ static void failures_leave_nothing(void **state) {
     for (size_t i = 0; i < TM_COUNT(outs); i++) assert_false(tm_path_exists(scratch(outs[i])));
 }
 
+static void a_signal_leaves_nothing(void **state) {
+    (void)state;
+    const volatile sig_atomic_t stop = 1;
+    const char *const outs[] = {"stopped", "stopped.gguf"};
+    for (size_t i = 0; i < TM_COUNT(outs); i++) {
+        tm_status rc = tm_convert(fixture("arch_llama"), scratch(outs[i]), &(tm_convert_opts){.stop = &stop});
+        expect_error(rc, TM_ESIGNAL, "stopped by a signal");
+        assert_false(tm_path_exists(scratch(outs[i])));
+        assert_int_equal(leftovers(scratch(".")), 0);
+    }
+}
+
 static void shapes_that_contradict_the_configuration(void **state) {
     (void)state;
     static const struct {
@@ -446,6 +458,7 @@ int main(void) {
                                        cmocka_unit_test(tokenizers_there_and_back),
                                        cmocka_unit_test(tokenizers_that_gguf_cannot_hold),
                                        cmocka_unit_test(failures_leave_nothing),
+                                       cmocka_unit_test(a_signal_leaves_nothing),
                                        cmocka_unit_test(shapes_that_contradict_the_configuration)};
     return cmocka_run_group_tests_name("convert", tests, make_scratch, remove_scratch);
 }
