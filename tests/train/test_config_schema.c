@@ -1,5 +1,13 @@
 /* The table itself: no duplicates, parents and aliases exist, defaults fit their own rows. */
-#include "config_test.h"
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "train/config_internal.h"
 
