@@ -16,6 +16,7 @@ enum {
     K_CHUNK = 384,
     ROW_PANELS = 16,
     COLUMN_PANELS = 16,
+    PACK_PANELS = 8, /* packed by one thread at a time */
     A_PANEL = K_CHUNK * GEMM_A_LD,
     B_PANEL = K_CHUNK * GEMM_NR
 };
@@ -60,15 +61,21 @@ static void pack_rows(const void *x, tm_elem t, uint64_t at, uint64_t ldx, size_
     kernels.transpose(buf, depth, rows, depth, out, width);
 }
 
-/* Stored [depth][..]: `columns` of each row go to a panel `width` wide. */
-static void pack_columns(const void *x, tm_elem t, uint64_t at, uint64_t ldx, size_t columns, size_t depth,
-                         size_t width, float *out) {
-    for (size_t p = 0; p < depth; p++, out += width) {
+/* Stored [depth][..]: each stored row is cut into panels of `step` columns, `width` floats apart inside a panel, panels
+ * `stride` apart. Whole widths are moved; what is between step and width is never used. */
+static void pack_columns(const void *x, tm_elem t, uint64_t at, uint64_t ldx, size_t columns, size_t depth, size_t step,
+                         size_t width, size_t stride, float *out) {
+    float buf[PACK_PANELS * GEMM_NR + GEMM_NR] = {0};
+    for (size_t p = 0; p < depth; p++) {
         if (t == TM_ELEM_F32)
-            memcpy(out, (const float *)x + at + p * ldx, columns * sizeof *out);
+            memcpy(buf, (const float *)x + at + p * ldx, columns * sizeof *buf);
         else
-            kernels.widen((const uint16_t *)x + at + p * ldx, out, columns);
-        if (columns < width) memset(out + columns, 0, (width - columns) * sizeof *out);
+            kernels.widen((const uint16_t *)x + at + p * ldx, buf, columns);
+        float *to = out + p * width;
+        for (size_t j = 0; j < columns; j += step, to += stride) {
+            memcpy(to, buf + j, GEMM_A_LD * sizeof *to);
+            if (width > GEMM_A_LD) memcpy(to + GEMM_A_LD, buf + j + GEMM_A_LD, GEMM_A_LD * sizeof *to);
+        }
     }
 }
 
@@ -78,24 +85,29 @@ typedef struct chunk { /* of C and k */
     bool first, last;
 } chunk;
 
-static void pack_a(const tm_gemm_args *g, const chunk *c, size_t panel) {
-    uint64_t i0 = c->m0 + panel * GEMM_MR;
-    size_t rows = (size_t)tm_min_u64(GEMM_MR, c->m - panel * GEMM_MR);
-    float *out = own.a + panel * A_PANEL;
-    if (g->a_trans)
-        pack_columns(g->a, g->a_type, c->k0 * g->lda + i0, g->lda, rows, c->k, GEMM_A_LD, out);
-    else
-        pack_rows(g->a, g->a_type, i0 * g->lda + c->k0, g->lda, rows, c->k, GEMM_A_LD, out);
+/* PACK_PANELS panels of A, from panel number `first` on. */
+static void pack_a(const tm_gemm_args *g, const chunk *c, size_t first) {
+    size_t i0 = first * GEMM_MR, n = tm_min_u64(PACK_PANELS * GEMM_MR, c->m - i0);
+    float *out = own.a + first * A_PANEL;
+    if (g->a_trans) {
+        pack_columns(g->a, g->a_type, c->k0 * g->lda + c->m0 + i0, g->lda, n, c->k, GEMM_MR, GEMM_A_LD, A_PANEL, out);
+        return;
+    }
+    for (size_t i = 0; i < n; i += GEMM_MR, out += A_PANEL)
+        pack_rows(g->a, g->a_type, (c->m0 + i0 + i) * g->lda + c->k0, g->lda, tm_min_u64(GEMM_MR, n - i), c->k,
+                  GEMM_A_LD, out);
 }
 
-static void pack_b(const tm_gemm_args *g, const chunk *c, size_t panel) {
-    uint64_t j0 = c->n0 + panel * GEMM_NR;
-    size_t columns = (size_t)tm_min_u64(GEMM_NR, c->n - panel * GEMM_NR);
-    float *out = own.b + panel * B_PANEL;
-    if (g->b_trans)
-        pack_rows(g->b, g->b_type, j0 * g->ldb + c->k0, g->ldb, columns, c->k, GEMM_NR, out);
-    else
-        pack_columns(g->b, g->b_type, c->k0 * g->ldb + j0, g->ldb, columns, c->k, GEMM_NR, out);
+static void pack_b(const tm_gemm_args *g, const chunk *c, size_t first) {
+    size_t j0 = first * GEMM_NR, n = tm_min_u64(PACK_PANELS * GEMM_NR, c->n - j0);
+    float *out = own.b + first * B_PANEL;
+    if (!g->b_trans) {
+        pack_columns(g->b, g->b_type, c->k0 * g->ldb + c->n0 + j0, g->ldb, n, c->k, GEMM_NR, GEMM_NR, B_PANEL, out);
+        return;
+    }
+    for (size_t j = 0; j < n; j += GEMM_NR, out += B_PANEL)
+        pack_rows(g->b, g->b_type, (c->n0 + j0 + j) * g->ldb + c->k0, g->ldb, tm_min_u64(GEMM_NR, n - j), c->k, GEMM_NR,
+                  out);
 }
 
 /* Where the fp32 sums of the chunk are: C itself, or our copy of the chunk if C is bf16. */
@@ -151,12 +163,14 @@ static void run_chunk(const tm_gemm_args *g, const chunk *c) {
     size_t rows = (c->m + GEMM_MR - 1) / GEMM_MR, columns = (c->n + GEMM_NR - 1) / GEMM_NR;
     size_t block_rows = (rows + ROW_PANELS - 1) / ROW_PANELS;
     size_t block_columns = (columns + COLUMN_PANELS - 1) / COLUMN_PANELS;
-#pragma omp for schedule(static)
-    for (size_t p = 0; p < rows + columns; p++) {
-        if (p < rows)
-            pack_a(g, c, p);
+    size_t pack_rows_n = (rows + PACK_PANELS - 1) / PACK_PANELS,
+           pack_columns_n = (columns + PACK_PANELS - 1) / PACK_PANELS;
+#pragma omp for schedule(dynamic, 1)
+    for (size_t p = 0; p < pack_rows_n + pack_columns_n; p++) {
+        if (p < pack_rows_n)
+            pack_a(g, c, p * PACK_PANELS);
         else
-            pack_b(g, c, p - rows);
+            pack_b(g, c, (p - pack_rows_n) * PACK_PANELS);
     }
 #pragma omp for schedule(dynamic, 1)
     for (size_t x = 0; x < block_rows * block_columns; x++) one_block(g, c, x % block_rows, x / block_rows);
