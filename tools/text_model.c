@@ -118,6 +118,7 @@ static tm_status answer_line(const tm_buf *line, text_answer_fn answer, void *ct
     TM_TRY(tm_json_parse(&doc, line->data, line->len, "JSON", 0, (size_t)4 * MAX_LINE));
     tm_buf_clear(out);
     tm_jw_init(&w, out, 0);
+    w.ascii = true; /* a line stays a line for readers that also break at U+2028 or U+0085 */
     tm_jw_object(&w);
     tm_status rc = answer(ctx, tm_json_root(doc), &w);
     tm_jw_object_end(&w);

@@ -415,10 +415,17 @@ static cj_value f_length(cj_run *x, cj_value v, const cj_args *args) {
     return cj_int((int64_t)cj_length(x, v));
 }
 
+/* tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False) */
 static cj_value f_tojson(cj_run *x, cj_value v, const cj_args *args) {
-    int64_t width =
-        int_arg(x, args, 9, "indent", args->n > 0 && args->keyword[0] == NULL ? int_arg(x, args, 0, NULL, -1) : -1);
-    return cj_to_json(x, v, width < 0 ? -1 : width > 16 ? 16 : (int)width);
+    const cj_value *separators = cj_arg(args, 2, "separators");
+    const cj_str *part[2] = {NULL, NULL};
+    int64_t width = int_arg(x, args, 1, "indent", -1);
+    bool sort = flag_arg(x, args, 3, "sort_keys", false);
+    if (flag_arg(x, args, 0, "ensure_ascii", false)) return cj_error(x, TM_EUNSUPPORTED, "tojson(ensure_ascii=true)");
+    if (separators != NULL && separators->type == CJ_ARRAY && cj_fill_list(x, separators->list))
+        for (size_t i = 0; i < 2 && i < separators->list->n; i++)
+            if (separators->list->v[i].type == CJ_STRING) part[i] = separators->list->v[i].str;
+    return cj_to_json(x, v, width < 0 ? -1 : width > 16 ? 16 : (int)width, sort, part[0], part[1]);
 }
 
 static cj_value f_default(cj_run *x, cj_value v, const cj_args *args) {

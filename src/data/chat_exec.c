@@ -159,7 +159,11 @@ static void exec_generation(cj_run *x, const cj_node *node) {
     tm_chat_spans *spans = x->generated;
     size_t begin = x->out->text.len;
     bool outermost = x->in_generation++ == 0 && x->in_macro == 0;
+    size_t binds = x->binds, frame = x->frame;
+    x->frame = binds; /* in Jinja the block is a macro's body: what it sets does not leave it */
     exec_list(x, node->list);
+    x->binds = binds;
+    x->frame = frame;
     x->in_generation--;
     size_t end = x->out->text.len;
     if (x->rc != TM_OK || !outermost || end == begin) return;

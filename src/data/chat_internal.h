@@ -254,7 +254,8 @@ const char *cj_type_name(cj_value v);
 const cj_str *cj_to_str(cj_run *x, cj_value v);
 /* The elements of anything a `for` takes. NULL: x->rc is set. */
 const cj_list *cj_items(cj_run *x, cj_value v);
-cj_value cj_to_json(cj_run *x, cj_value v, int indent);
+/* json.dumps(ensure_ascii=False); indent -1: one line; separators NULL: the usual ones. */
+cj_value cj_to_json(cj_run *x, cj_value v, int indent, bool sort, const cj_str *item, const cj_str *key);
 size_t cj_length(cj_run *x, cj_value v);
 bool cj_py_space(uint32_t code); /* str.isspace */
 

@@ -154,6 +154,26 @@ cj_value cj_from_json(cj_run *x, const tm_json *node, uint32_t owner) {
     }
 }
 
+/* As transformers does: a message's reasoning, whatever it is called, is found under the names that templates read. */
+static void alias_reasoning(cj_run *x, cj_value *message) {
+    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
+    const cj_value *reasoning = NULL;
+    if (message->type != CJ_MAPPING || !cj_fill_dict(x, message->dict)) return;
+    for (size_t i = 0; i < TM_COUNT(names); i++) {
+        const cj_value *v = cj_dict_get(x, message->dict, names[i], strlen(names[i]));
+        if (reasoning == NULL && v != NULL && v->type != CJ_NONE) reasoning = v;
+    }
+    if (reasoning == NULL) return;
+    cj_value with = cj_new_dict(x, CJ_MAPPING), value = *reasoning;
+    cj_value thinking = cj_string(x, names[1], strlen(names[1])), content = cj_string(x, names[0], strlen(names[0]));
+    if (x->rc != TM_OK) return;
+    (void)cj_dict_set(x, with.dict, thinking.str, value);
+    for (size_t i = 0; i < message->dict->n && x->rc == TM_OK; i++)
+        (void)cj_dict_set(x, with.dict, message->dict->e[i].key, message->dict->e[i].v);
+    (void)cj_dict_set(x, with.dict, content.str, value);
+    *message = with;
+}
+
 bool cj_fill_list(cj_run *x, cj_list *l) {
     if (l->json == NULL) return x->rc == TM_OK;
     cj_value *v = cj_alloc(x, l->json->count * sizeof *v + 1);
@@ -163,6 +183,7 @@ bool cj_fill_list(cj_run *x, cj_list *l) {
         const tm_json *role = l->messages ? tm_json_get(e, "role") : NULL;
         bool assistant = tm_json_is(role, "assistant") || tm_json_is(role, "model");
         v[i] = cj_from_json(x, e, assistant ? i + 1 : l->owner);
+        if (l->messages) alias_reasoning(x, &v[i]);
     }
     l->v = v;
     l->json = NULL;
@@ -412,8 +433,9 @@ static bool put_number(cj_run *x, cj_out *out, cj_value v) {
 
 /* How a value is written: as repr() does, or as json.dumps does. */
 typedef struct style {
-    bool json;
-    int indent; /* -1: one line */
+    bool json, sort;
+    int indent;       /* -1: one line */
+    cj_str item, key; /* separators; empty: the usual ones */
 } style;
 
 static bool put_newline(cj_run *x, cj_out *out, const style *s, unsigned depth) {
@@ -452,22 +474,42 @@ static bool put_quoted(cj_run *x, cj_out *out, const style *s, const cj_str *str
 
 static bool put_value(cj_run *x, cj_out *out, const style *s, cj_value v, unsigned depth);
 
+static bool put_comma(cj_run *x, cj_out *out, const style *s) {
+    if (s->item.n > 0) return cj_out_put(x, out, &s->item);
+    return put_text(x, out, ", ", s->indent < 0 ? 2 : 1);
+}
+
 static bool put_list(cj_run *x, cj_out *out, const style *s, cj_list *l, unsigned depth) {
     bool ok = cj_fill_list(x, l) && put_text(x, out, "[", 1);
     for (size_t i = 0; ok && i < l->n; i++) {
-        if (i > 0) ok = put_text(x, out, s->indent < 0 ? ", " : ",", s->indent < 0 ? 2 : 1);
+        if (i > 0) ok = put_comma(x, out, s);
         ok = ok && put_newline(x, out, s, depth + 1) && put_value(x, out, s, l->v[i], depth + 1);
     }
     if (ok && l->n > 0) ok = put_newline(x, out, s, depth);
     return ok && put_text(x, out, "]", 1);
 }
 
+/* The entries in the order of their keys: insertion sort, with its work counted. */
+static cj_entry *sorted(cj_run *x, const cj_dict *d) {
+    cj_entry *e = cj_alloc(x, d->n * sizeof *e + 1);
+    for (size_t i = 0; e != NULL && i < d->n && cj_step(x, 1 + i); i++) {
+        size_t at = i;
+        cj_value key = {.type = CJ_STRING, .str = d->e[i].key};
+        for (; at > 0 && cj_compare(x, key, from_str(e[at - 1].key)) < 0; at--) e[at] = e[at - 1];
+        e[at] = d->e[i];
+    }
+    return x->rc == TM_OK ? e : NULL;
+}
+
 static bool put_dict(cj_run *x, cj_out *out, const style *s, cj_dict *d, unsigned depth) {
     bool ok = cj_fill_dict(x, d) && put_text(x, out, "{", 1);
+    const cj_entry *e = !ok ? NULL : s->sort ? sorted(x, d) : d->e;
+    ok = ok && x->rc == TM_OK;
     for (size_t i = 0; ok && i < d->n; i++) {
-        if (i > 0) ok = put_text(x, out, s->indent < 0 ? ", " : ",", s->indent < 0 ? 2 : 1);
-        ok = ok && put_newline(x, out, s, depth + 1) && put_quoted(x, out, s, d->e[i].key) &&
-             put_text(x, out, ": ", 2) && put_value(x, out, s, d->e[i].v, depth + 1);
+        if (i > 0) ok = put_comma(x, out, s);
+        ok = ok && put_newline(x, out, s, depth + 1) && put_quoted(x, out, s, e[i].key) &&
+             (s->key.n > 0 ? cj_out_put(x, out, &s->key) : put_text(x, out, ": ", 2)) &&
+             put_value(x, out, s, e[i].v, depth + 1);
     }
     if (ok && d->n > 0) ok = put_newline(x, out, s, depth);
     return ok && put_text(x, out, "}", 1);
@@ -509,8 +551,11 @@ const cj_str *cj_to_str(cj_run *x, cj_value v) {
     return cj_out_take(x, &out);
 }
 
-cj_value cj_to_json(cj_run *x, cj_value v, int indent) {
+cj_value cj_to_json(cj_run *x, cj_value v, int indent, bool sort, const cj_str *item, const cj_str *key) {
     cj_out out = {0};
-    (void)put_value(x, &out, &(style){.json = true, .indent = indent}, v, 0);
+    style s = {.json = true, .indent = indent, .sort = sort};
+    if (item != NULL) s.item = *item;
+    if (key != NULL) s.key = *key;
+    (void)put_value(x, &out, &s, v, 0);
     return from_str(cj_out_take(x, &out));
 }
