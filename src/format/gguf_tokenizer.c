@@ -330,7 +330,7 @@ static tm_status put_post_processor(const tm_vocabulary *v, tm_json_writer *j) {
     around a = {0};
     tm_status rc = find_around(v, &a);
     tm_jw_key(j, "post_processor");
-    if (a.use[0] || a.use[1])
+    if (rc == TM_OK && (a.use[0] || a.use[1]))
         put_template(j, &a);
     else
         tm_jw_null(j);

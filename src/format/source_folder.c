@@ -8,11 +8,12 @@ enum { MAX_SHARDS = 4096, MAX_CONFIG = 16 * 1024 * 1024, MAX_INDEX = 256 * 1024 
 static const char SINGLE[] = "model.safetensors";
 static const char INDEX[] = "model.safetensors.index.json";
 
-static bool in_folder(const tm_source *src, const char *name) {
+static tm_status in_folder(const tm_source *src, const char *name, bool *there) {
     char *path = tm_path_join(src->path, name);
-    bool there = path && tm_path_exists(path);
+    if (!path) return tm_nomem(strlen(src->path));
+    *there = tm_path_exists(path);
     tm_free(path);
-    return there;
+    return TM_OK;
 }
 
 static tm_status slurp(const tm_source *src, const char *name, size_t max, tm_buf *out) {
@@ -206,13 +207,16 @@ static tm_status no_weights(const tm_source *src) {
 }
 
 tm_status tm_source_open_folder(tm_source *src, bool weights) {
-    if (!in_folder(src, "config.json"))
+    bool config, single, index;
+    TM_TRY(in_folder(src, "config.json", &config));
+    TM_TRY(in_folder(src, SINGLE, &single));
+    TM_TRY(in_folder(src, INDEX, &index));
+    if (!config)
         return tm_fail(TM_EINPUT, "%s: has no config.json; name a Hugging Face folder or a .gguf file", src->path);
     TM_TRY(slurp(src, "config.json", MAX_CONFIG, &src->config));
     if (!weights) return TM_OK;
-    if (in_folder(src, SINGLE)) return open_shard(src, SINGLE);
-    if (in_folder(src, INDEX)) return open_index(src);
-    return no_weights(src);
+    if (single) return open_shard(src, SINGLE);
+    return index ? open_index(src) : no_weights(src);
 }
 
 /* ---- side files ---- */
@@ -229,8 +233,10 @@ static const tm_json *template_of(const tm_json *config) {
 static tm_status template_from_config(const tm_source *src, tm_buf *out, bool *found) {
     tm_buf text = {0};
     tm_json_doc *doc = NULL;
-    tm_status rc = TM_OK;
-    if (!in_folder(src, "tokenizer_config.json")) return TM_OK;
+    bool there;
+    tm_status rc;
+    TM_TRY(in_folder(src, "tokenizer_config.json", &there));
+    if (!there) return TM_OK;
     TM_GO(slurp(src, "tokenizer_config.json", TM_FORMAT_MAX_TEXT, &text));
     TM_GO(tm_json_parse(&doc, text.data, text.len, "tokenizer_config.json", 0, 0));
     const tm_json *t = template_of(tm_json_root(doc));
@@ -245,7 +251,9 @@ done:
 }
 
 tm_status tm_source_folder_file(const tm_source *src, const char *name, tm_buf *out, bool *found) {
-    if (in_folder(src, name)) {
+    TM_TRY(in_folder(src, name, found));
+    if (*found) {
+        *found = false; /* until it was read */
         TM_TRY(slurp(src, name, TM_FORMAT_MAX_TEXT, out));
         *found = true;
         return TM_OK;

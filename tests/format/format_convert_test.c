@@ -449,6 +449,81 @@ static void shapes_that_contradict_the_configuration(void **state) {
     }
 }
 
+static void same_files(const char *a_path, const char *b_path) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"};
+    tm_source *a, *b;
+    OK(tm_source_open_bare(&a, a_path));
+    OK(tm_source_open_bare(&b, b_path));
+    for (size_t i = 0; i < TM_COUNT(names); i++) {
+        bool in_a, in_b;
+        tm_buf text = {0};
+        OK(tm_source_file(a, names[i], &text, &in_a));
+        OK(tm_source_file(b, names[i], &text, &in_b));
+        if (in_a != in_b) fail_msg("%s is in one only", names[i]);
+        tm_buf_free(&text);
+    }
+    tm_source_close(a);
+    tm_source_close(b);
+}
+
+static tm_status remove_if_left(void *ctx, const char *name, bool is_dir) {
+    (void)ctx, (void)is_dir;
+    return strstr(name, "tmp") ? tm_remove_tree(scratch(name)) : TM_OK;
+}
+
+/* Each call in turn fails, once and for ever, until a run meets no fault: always a clean failure, and nothing is left.
+ */
+static void every_call_may_fail(const char *call, const char *kind, const char *in, const char *out) {
+    static const char *const lasting[] = {"once", "sticky"};
+    for (size_t s = 0; s < 2; s++)
+        for (int i = 1, clean = 0;; i++) {
+            char spec[96];
+            OK(tm_remove_tree(out));
+            snprintf(spec, sizeof spec, "%s:%d:%s:%s", call, i, kind, lasting[s]);
+            OK(tm_fault_set(spec));
+            tm_status rc = tm_convert(in, out, &(tm_convert_opts){0});
+            OK(tm_fault_set(NULL));
+            if (rc == TM_OK) { /* past the last call, or a failure that did not matter: then OUT is whole */
+                assert_true(i > 1);
+                same_model(in, out, 0);
+                same_files(in, out);
+                if (++clean == 30) break;
+                continue;
+            }
+            clean = 0;
+            if (rc == TM_EBUG || tm_error_get()->code != rc || tm_error_get()->text[0] == 0)
+                fail_msg("%s: %s", spec, tm_error_get()->text);
+            tm_error_clear();
+            /* Only the last step, to bring the folder's entry to the disk, may fail with OUT there, and whole. */
+            if (tm_path_exists(out) && strcmp(call, "fsync") == 0)
+                same_model(in, out, 0);
+            else if (tm_path_exists(out))
+                fail_msg("%s: OUT is there", spec);
+            /* Without memory or descriptors for good, a folder cannot even be listed to be removed. */
+            if (s == 1 && (strcmp(call, "alloc") == 0 || strcmp(call, "openat") == 0))
+                OK(tm_list_dir(scratch("."), remove_if_left, NULL));
+            if (leftovers(scratch("."))) fail_msg("%s: something is left", spec);
+            assert_true(i < 100000);
+        }
+}
+
+static void faults_leave_nothing(void **state) {
+    (void)state;
+    static const char *const calls[][2] = {{"alloc", "fail"}, {"pread", "eio"},  {"pwrite", "enospc"},
+                                           {"fsync", "eio"},  {"rename", "eio"}, {"openat", "eacces"}};
+    char folder[1024], gguf[1024], out[1024];
+    snprintf(folder, sizeof folder, "%s", scratch("fault"));
+    snprintf(gguf, sizeof gguf, "%s", scratch("fault.in.gguf"));
+    make_folder(folder, "tok_spm", 530);
+    convert(folder, gguf, NULL);
+    for (size_t i = 0; i < TM_COUNT(calls); i++) {
+        snprintf(out, sizeof out, "%s", scratch("fault.out.gguf"));
+        every_call_may_fail(calls[i][0], calls[i][1], folder, out);
+        snprintf(out, sizeof out, "%s", scratch("fault.out"));
+        every_call_may_fail(calls[i][0], calls[i][1], gguf, out);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(there_and_back),
                                        cmocka_unit_test(rows_are_permuted_in_the_file),
@@ -459,6 +534,8 @@ int main(void) {
                                        cmocka_unit_test(tokenizers_that_gguf_cannot_hold),
                                        cmocka_unit_test(failures_leave_nothing),
                                        cmocka_unit_test(a_signal_leaves_nothing),
+                                       cmocka_unit_test(faults_leave_nothing),
                                        cmocka_unit_test(shapes_that_contradict_the_configuration)};
+    if (tm_path_is_dir("/dev/shm")) setenv("TMPDIR", "/dev/shm", 0); /* thousands of small files, each synced */
     return cmocka_run_group_tests_name("convert", tests, make_scratch, remove_scratch);
 }
