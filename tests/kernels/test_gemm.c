@@ -1,0 +1,193 @@
+/* Products against double, for every mix of types and transposes, odd sizes, and both back-ends. */
+#include "kernels/gemm.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static uint64_t stream;
+static float uniform(void) {
+    uint32_t r[4];
+    tm_philox(11, 0, stream++, r);
+    return (float)((double)r[0] / 2147483648.0 - 1.0);
+}
+
+/* n values of type t, exactly sized; wide gets what was stored. */
+static void *values(tm_elem t, size_t n, float *wide) {
+    for (size_t i = 0; i < n; i++) wide[i] = uniform();
+    void *out = malloc(n * tm_elem_bytes(t));
+    if (t == TM_ELEM_F32) {
+        memcpy(out, wide, n * sizeof *wide);
+        return out;
+    }
+    tm_narrow(wide, out, n);
+    tm_widen(out, wide, n);
+    return out;
+}
+
+typedef struct product {
+    tm_gemm_args g;
+    float *a, *b, *c; /* as stored, widened */
+    void *sa, *sb, *sc;
+    size_t c_elements;
+} product;
+
+static product make(size_t m, size_t n, size_t k, tm_elem ta, tm_elem tb, tm_elem tc, bool a_trans, bool b_trans,
+                    float alpha, float beta) {
+    product p = {.c_elements = m * (n + 3)};
+    size_t lda = (a_trans ? m : k) + 1, ldb = (b_trans ? k : n) + 2, ldc = n + 3;
+    size_t na = (a_trans ? k : m) * lda, nb = (b_trans ? n : k) * ldb;
+    p.a = malloc(na * 4), p.b = malloc(nb * 4), p.c = malloc(p.c_elements * 4);
+    p.sa = values(ta, na, p.a), p.sb = values(tb, nb, p.b), p.sc = values(tc, p.c_elements, p.c);
+    p.g = (tm_gemm_args){.m = m,
+                         .n = n,
+                         .k = k,
+                         .alpha = alpha,
+                         .beta = beta,
+                         .a = p.sa,
+                         .b = p.sb,
+                         .c = p.sc,
+                         .lda = lda,
+                         .ldb = ldb,
+                         .ldc = ldc,
+                         .a_type = ta,
+                         .b_type = tb,
+                         .c_type = tc,
+                         .a_trans = a_trans,
+                         .b_trans = b_trans};
+    if (beta == 0) /* C must not be read then */
+        memset(p.sc, 0xff, p.c_elements * tm_elem_bytes(tc));
+    return p;
+}
+
+static void drop(product *p) {
+    free(p->a), free(p->b), free(p->c), free(p->sa), free(p->sb), free(p->sc);
+}
+
+static double expected(const product *p, size_t i, size_t j) {
+    const tm_gemm_args *g = &p->g;
+    double sum = 0;
+    for (size_t x = 0; x < g->k; x++)
+        sum += (double)p->a[g->a_trans ? x * g->lda + i : i * g->lda + x] *
+               (double)p->b[g->b_trans ? j * g->ldb + x : x * g->ldb + j];
+    return (double)g->alpha * sum + (g->beta == 0 ? 0 : (double)g->beta * (double)p->c[i * g->ldc + j]);
+}
+
+static void check(const product *p) {
+    const tm_gemm_args *g = &p->g;
+    for (size_t i = 0; i < g->m; i++)
+        for (size_t j = 0; j < g->n; j++) {
+            float got;
+            if (g->c_type == TM_ELEM_F32)
+                got = ((float *)p->sc)[i * g->ldc + j];
+            else
+                tm_widen((uint16_t *)p->sc + i * g->ldc + j, &got, 1);
+            double want = expected(p, i, j), tol = 1e-6 * (4 + sqrt((double)g->k));
+            if (g->c_type == TM_ELEM_BF16) tol += fabs(want) / 250;
+            if (!(fabs((double)got - want) <= tol))
+                fail_msg("C[%zu,%zu] = %.9g, expected %.9g", i, j, (double)got, want);
+        }
+    /* between the rows of C nothing changes */
+    if (g->beta != 0 && g->c_type == TM_ELEM_F32)
+        for (size_t i = 0; i < g->m; i++)
+            assert_memory_equal((float *)p->sc + i * g->ldc + g->n, p->c + i * g->ldc + g->n, 3 * sizeof(float));
+}
+
+static void one(size_t m, size_t n, size_t k, unsigned mix, float alpha, float beta) {
+    product p =
+        make(m, n, k, mix & 1U, (mix >> 1) & 1U, (mix >> 2) & 1U, (mix >> 3) & 1U, (mix >> 4) & 1U, alpha, beta);
+    tm_gemm(&p.g);
+    check(&p);
+    drop(&p);
+}
+
+static void mixes(void **state) {
+    (void)state;
+    for (unsigned mix = 0; mix < 32; mix++) {
+        one(1, 1, 1, mix, 1, 0);
+        one(5, 7, 3, mix, 1, 1);
+        one(6, 16, 8, mix, 1, 0);
+        one(13, 50, 33, mix, -0.5F, 1);
+        one(70, 130, 90, mix, 1, 0.25F);
+    }
+}
+
+static void large(void **state) {
+    (void)state;
+    for (unsigned mix = 0; mix < 32; mix += 3) one(523, 40, 70, mix, 1, 1);  /* more rows than a chunk or tile */
+    for (unsigned mix = 0; mix < 32; mix += 3) one(20, 1100, 30, mix, 1, 0); /* more columns */
+    for (unsigned mix = 0; mix < 32; mix += 3) one(33, 35, 1300, mix, 1, 1); /* several panels of k */
+}
+
+/* Twice the same, bit for bit, whichever thread took which tile. */
+static void repeatable(void **state) {
+    (void)state;
+    product p = make(300, 700, 600, TM_ELEM_BF16, TM_ELEM_F32, TM_ELEM_F32, false, true, 1, 0);
+    void *first = malloc(p.c_elements * 4);
+    for (int i = 0; i < 10; i++) {
+        tm_gemm(&p.g);
+        if (i) assert_memory_equal(first, p.sc, p.c_elements * 4);
+        memcpy(first, p.sc, p.c_elements * 4);
+    }
+    free(first);
+    drop(&p);
+}
+
+/* Rounding of a bf16 C happens once: it is the fp32 result, narrowed. */
+static void rounds_once(void **state) {
+    (void)state;
+    product p = make(40, 70, 900, TM_ELEM_BF16, TM_ELEM_BF16, TM_ELEM_BF16, false, true, 1, 1);
+    float *wide = malloc(p.c_elements * sizeof *wide);
+    uint16_t *narrowed = malloc(p.c_elements * sizeof *narrowed);
+    tm_gemm_args g = p.g;
+    g.c = wide, g.c_type = TM_ELEM_F32, g.beta = 0;
+    memset(wide, 0, p.c_elements * sizeof *wide);
+    tm_gemm(&g);
+    for (size_t i = 0; i < p.c_elements; i++) wide[i] += p.c[i];
+    tm_narrow(wide, narrowed, p.c_elements);
+    tm_gemm(&p.g);
+    for (size_t i = 0; i < 40; i++) assert_memory_equal(narrowed + i * p.g.ldc, (uint16_t *)p.sc + i * p.g.ldc, 70 * 2);
+    free(wide), free(narrowed);
+    drop(&p);
+}
+
+static void any_thread_count(void **state) {
+    (void)state;
+    product p = make(300, 300, 500, TM_ELEM_F32, TM_ELEM_BF16, TM_ELEM_F32, true, false, 1, 0);
+    void *first = malloc(p.c_elements * 4);
+    for (unsigned threads = 1; threads < 5; threads++) {
+        assert_int_equal(tm_kernels_init(threads), TM_OK);
+        tm_gemm(&p.g);
+        check(&p);
+        if (threads > 1 && strstr(tm_gemm_library(), "builtin")) assert_memory_equal(first, p.sc, p.c_elements * 4);
+        memcpy(first, p.sc, p.c_elements * 4);
+    }
+    assert_int_equal(tm_kernels_init(2), TM_OK);
+    free(first);
+    drop(&p);
+}
+
+static int run_backend(const char *isa, const char *gemm) {
+    setenv("TIDEMILL_ISA", isa, 1);
+    setenv("TIDEMILL_GEMM", gemm, 1);
+    if (tm_kernels_init(2) != TM_OK) {
+        printf("SKIP %s on %s: %s\n", gemm, isa, tm_error_get()->text);
+        tm_error_clear();
+        return 0;
+    }
+    printf("%s\n", tm_kernels_describe());
+    const struct CMUnitTest tests[] = {cmocka_unit_test(mixes), cmocka_unit_test(large), cmocka_unit_test(repeatable),
+                                       cmocka_unit_test(rounds_once), cmocka_unit_test(any_thread_count)};
+    return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
+}
+
+int main(void) {
+    int failed = run_backend("ref", "builtin") + run_backend("avx2", "builtin") + run_backend("avx2", "openblas") +
+                 run_backend("ref", "openblas");
+    tm_kernels_close();
+    return failed;
+}

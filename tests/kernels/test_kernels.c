@@ -1,0 +1,618 @@
+/* Every kernel on odd sizes, in each ISA's column, against the textbook formula in double; gradients against central
+ * differences of that formula. */
+#include "kernels/kernels.h"
+#include "kernels/kernels_internal.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- values ---- */
+
+static uint64_t stream;
+static double uniform(void) { /* in [-1, 1) */
+    uint32_t r[4];
+    tm_philox(7, 0, stream++, r);
+    return (double)r[0] / 2147483648.0 - 1.0;
+}
+static double *randoms(size_t n, double size) {
+    double *x = malloc((n + 1) * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = (double)(float)(size * uniform());
+    return x;
+}
+static size_t bytes_of(tm_elem t, size_t n) {
+    return (n + 1) * tm_elem_bytes(t);
+}
+/* As an array of type t, exactly sized so that sanitizers see overruns; x is replaced by what was stored. */
+static void *stored(tm_elem t, double *x, size_t n) {
+    float *wide = malloc((n + 1) * sizeof *wide);
+    for (size_t i = 0; i < n; i++) wide[i] = (float)x[i];
+    void *out = malloc(bytes_of(t, n));
+    if (t == TM_ELEM_F32)
+        memcpy(out, wide, n * sizeof *wide);
+    else {
+        tm_narrow(wide, out, n);
+        tm_widen(out, wide, n);
+    }
+    for (size_t i = 0; i < n; i++) x[i] = (double)wide[i];
+    free(wide);
+    return out;
+}
+static double value(tm_elem t, const void *x, size_t i) {
+    float v;
+    if (t == TM_ELEM_F32)
+        v = ((const float *)x)[i];
+    else
+        tm_widen((const uint16_t *)x + i, &v, 1);
+    return (double)v;
+}
+static double tolerance(tm_elem t) {
+    return t == TM_ELEM_F32 ? 3e-6 : 5e-3;
+}
+static void near(double got, double want, double tol, const char *what, size_t at) {
+    if (!(fabs(got - want) <= tol * (1.0 + fabs(want)))) fail_msg("%s[%zu]: %.9g, expected %.9g", what, at, got, want);
+}
+static void all_near(tm_elem t, const void *got, const double *want, size_t n, double tol, const char *what) {
+    for (size_t i = 0; i < n; i++) near(value(t, got, i), want[i], tol, what, i);
+}
+static const tm_elem types[] = {TM_ELEM_F32, TM_ELEM_BF16};
+
+/* ---- conversions ---- */
+
+static uint16_t nearest_even(uint32_t bits) {
+    uint32_t high = bits >> 16, rest = bits & 0xffff;
+    if (rest > 0x8000 || (rest == 0x8000 && (high & 1))) high++;
+    return (uint16_t)high;
+}
+
+static void conversions(void **state) {
+    (void)state;
+    static const uint16_t low[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+    float x[37], back[37];
+    uint16_t y[37];
+    for (uint32_t high = 0; high < 65536; high += 37)
+        for (size_t l = 0; l < TM_COUNT(low); l++) {
+            for (uint32_t i = 0; i < 37; i++) {
+                uint32_t bits = (((high + i) & 0xffff) << 16) | low[l];
+                memcpy(&x[i], &bits, 4);
+            }
+            tm_narrow(x, y, 37);
+            tm_widen(y, back, 37);
+            for (uint32_t i = 0; i < 37; i++) {
+                uint32_t bits, wide;
+                memcpy(&bits, &x[i], 4);
+                memcpy(&wide, &back[i], 4);
+                if (isnan(x[i])) {
+                    assert_true(isnan(back[i]));
+                    continue;
+                }
+                assert_int_equal(y[i], nearest_even(bits));
+                assert_int_equal(wide, (uint32_t)y[i] << 16);
+            }
+        }
+}
+
+/* ---- norm ---- */
+
+static void norm_formula(const double *x, const double *w, size_t n, double *y) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += x[i] * x[i];
+    double inv = 1.0 / sqrt(sum / (double)n + 1e-5);
+    for (size_t i = 0; i < n; i++) y[i] = x[i] * inv * w[i];
+}
+
+static void norm_forward(void **state) {
+    (void)state;
+    static const size_t widths[] = {1, 7, 64, 577, 1024, 2500};
+    for (size_t k = 0; k < 2; k++)
+        for (size_t j = 0; j < TM_COUNT(widths); j++) {
+            tm_elem t = types[k];
+            size_t n = widths[j], rows = 5;
+            double *x = randoms(rows * n, 3), *w = randoms(n, 2), *want = randoms(rows * n, 0);
+            void *sx = stored(t, x, rows * n), *sw = stored(t, w, n), *y = malloc(bytes_of(t, rows * n));
+            tm_rmsnorm_forward(t, rows, n, sx, sw, 1e-5F, y);
+            for (size_t r = 0; r < rows; r++) norm_formula(x + r * n, w, n, want + r * n);
+            all_near(t, y, want, rows * n, tolerance(t), "norm");
+            free(x), free(w), free(want), free(sx), free(sw), free(y);
+        }
+}
+
+/* d sum(dy * norm(x)) / d p, by central differences; p is an element of x or w */
+static double norm_slope(double *p, double *x, const double *w, const double *dy, size_t n, double *scratch) {
+    double kept = *p, up = 0, down = 0;
+    *p = kept + 1e-5;
+    norm_formula(x, w, n, scratch);
+    for (size_t i = 0; i < n; i++) up += dy[i] * scratch[i];
+    *p = kept - 1e-5;
+    norm_formula(x, w, n, scratch);
+    for (size_t i = 0; i < n; i++) down += dy[i] * scratch[i];
+    *p = kept;
+    return (up - down) / 2e-5;
+}
+
+static void check_norm_backward(tm_elem t, size_t rows, size_t n, bool add) {
+    double *x = randoms(rows * n, 3), *w = randoms(n, 2), *dy = randoms(rows * n, 1), *old = randoms(rows * n, 1);
+    double *old_w = randoms(n, 1), *scratch = randoms(n, 0);
+    void *sx = stored(t, x, rows * n), *sw = stored(t, w, n), *dx = stored(t, old, rows * n);
+    float *sdy = stored(TM_ELEM_F32, dy, rows * n), *dw = stored(TM_ELEM_F32, old_w, n);
+    void *work = aligned_alloc(64, tm_rmsnorm_workspace(rows, n));
+    tm_rmsnorm_backward(t, rows, n, sx, sw, 1e-5F, sdy, dx, add, dw, add, work);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < n; i++) {
+            double slope = norm_slope(&x[r * n + i], x + r * n, w, dy + r * n, n, scratch);
+            near(value(t, dx, r * n + i), slope + (add ? old[r * n + i] : 0), t == TM_ELEM_F32 ? 1e-5 : 5e-3, "dx", i);
+        }
+    for (size_t i = 0; i < n; i++) {
+        double slope = add ? old_w[i] : 0;
+        for (size_t r = 0; r < rows; r++) slope += norm_slope(&w[i], x + r * n, w, dy + r * n, n, scratch);
+        near((double)dw[i], slope, 3e-5, "dw", i);
+    }
+    free(x), free(w), free(dy), free(old), free(old_w), free(scratch);
+    free(sx), free(sw), free(dx), free(sdy), free(dw), free(work);
+}
+
+static void norm_backward(void **state) {
+    (void)state;
+    for (size_t k = 0; k < 2; k++)
+        for (int add = 0; add < 2; add++) {
+            check_norm_backward(types[k], 3, 7, add);
+            check_norm_backward(types[k], 130, 33, add);
+        }
+    check_norm_backward(TM_ELEM_F32, 2, 1100, false);
+}
+
+/* ---- rope ---- */
+
+static double frequency(int kind, size_t i, size_t d) {
+    double f = pow(10000.0, -2.0 * (double)i / (double)d), wavelength = 2 * M_PI / f;
+    if (kind == 1) return f / 4;
+    if (kind == 0 || wavelength < 64.0 / 4) return f;
+    if (wavelength > 64.0) return f / 8;
+    double s = (64.0 / wavelength - 1) / (4 - 1);
+    return (1 - s) * f / 8 + s * f;
+}
+
+static void check_rope(tm_elem t, int kind, uint32_t d) {
+    tm_rope r;
+    tm_rope_frequencies(&r, d, 10000.0);
+    if (kind == 1) tm_rope_scale_linear(&r, 4);
+    if (kind == 2) tm_rope_scale_llama3(&r, 8, 1, 4, 64);
+    assert_int_equal(tm_rope_fill(&r, 6), TM_OK); /* positions from 6 on are computed on the way */
+    const uint32_t seq = 5, rows = 10, heads = 2, ld = 3 * d + 1, first[] = {0, 9};
+    double *x = randoms(rows * ld, 1);
+    void *sx = stored(t, x, rows * ld);
+    tm_rope_apply(&r, t, 0, rows, ld, heads, sx, (tm_positions){first, seq}, false);
+    for (size_t row = 0; row < rows; row++)
+        for (size_t c = 0; c < ld; c++) {
+            size_t h = c / d, i = c % d, pair = i % (d / 2);
+            double angle = (double)(row % seq + first[row / seq]) * frequency(kind, pair, d), want = x[row * ld + c];
+            const double *head = x + row * ld + h * d;
+            if (h < heads)
+                want = i < d / 2 ? head[pair] * cos(angle) - head[pair + d / 2] * sin(angle)
+                                 : head[pair + d / 2] * cos(angle) + head[pair] * sin(angle);
+            near(value(t, sx, row * ld + c), want, t == TM_ELEM_F32 ? 3e-6 : 8e-3, "rope", c);
+        }
+    tm_rope_apply(&r, t, 0, rows, ld, heads, sx, (tm_positions){first, seq}, true);
+    all_near(t, sx, x, rows * ld, t == TM_ELEM_F32 ? 1e-6 : 1.6e-2, "rope back");
+    tm_rope_free(&r);
+    free(x), free(sx);
+}
+
+static void rope(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 3; kind++)
+        for (size_t k = 0; k < 2; k++) {
+            check_rope(types[k], kind, 2);
+            check_rope(types[k], kind, 18);
+            check_rope(types[k], kind, 64);
+        }
+}
+
+/* ---- gated unit ---- */
+
+static double silu(double g) {
+    return g / (1 + exp(-g));
+}
+
+static void swiglu(void **state) {
+    (void)state;
+    static const size_t widths[] = {1, 9, 80, 1031};
+    for (size_t k = 0; k < 2; k++)
+        for (size_t j = 0; j < TM_COUNT(widths); j++) {
+            tm_elem t = types[k];
+            size_t rows = 3, f = widths[j];
+            double *gu = randoms(2 * rows * f, 12), *da = randoms(rows * f, 1), *want = randoms(rows * f, 0);
+            void *sgu = stored(t, gu, 2 * rows * f), *a = malloc(bytes_of(t, rows * f)),
+                 *a2 = malloc(bytes_of(t, rows * f));
+            void *dgu = malloc(bytes_of(t, 2 * rows * f));
+            float *sda = stored(TM_ELEM_F32, da, rows * f);
+            tm_swiglu_forward(t, rows, f, sgu, a);
+            tm_swiglu_backward(t, rows, f, sgu, sda, dgu, a2);
+            for (size_t r = 0; r < rows; r++)
+                for (size_t i = 0; i < f; i++) {
+                    double g = gu[r * 2 * f + i], u = gu[(r * 2 + 1) * f + i], d = da[r * f + i];
+                    want[r * f + i] = silu(g) * u;
+                    double slope = (silu(g + 1e-5) - silu(g - 1e-5)) / 2e-5;
+                    near(value(t, dgu, r * 2 * f + i), d * u * slope, t == TM_ELEM_F32 ? 1e-5 : 5e-3, "dg", i);
+                    near(value(t, dgu, (r * 2 + 1) * f + i), d * silu(g), tolerance(t), "du", i);
+                }
+            all_near(t, a, want, rows * f, tolerance(t), "swiglu");
+            all_near(t, a2, want, rows * f, tolerance(t), "swiglu again");
+            free(gu), free(da), free(want), free(sgu), free(a), free(a2), free(dgu), free(sda);
+        }
+}
+
+/* ---- attention ---- */
+
+typedef struct attention_case {
+    uint32_t rows, seq, heads, kv_heads, d, window;
+    bool masked;
+} attention_case;
+
+static size_t qkv_width(const attention_case *c) {
+    return (size_t)(c->heads + 2 * c->kv_heads) * c->d;
+}
+static bool sees(const attention_case *c, const uint8_t *mask, size_t b, size_t i, size_t j) {
+    return j <= i && (!c->window || i < j + c->window) && (!mask || mask[b * c->seq + j]);
+}
+
+/* o of one query in double; o has d elements */
+static void attention_formula(const attention_case *c, const uint8_t *mask, const double *qkv, size_t b, size_t i,
+                              size_t head, double *o) {
+    size_t w = qkv_width(c), d = c->d, kv = head / (c->heads / c->kv_heads);
+    const double *q = qkv + (b * c->seq + i) * w + head * d;
+    double top = -INFINITY, sum = 0, *s = malloc(c->seq * sizeof *s);
+    for (size_t j = 0; j <= i; j++) {
+        const double *k = qkv + (b * c->seq + j) * w + (c->heads + kv) * d;
+        s[j] = 0;
+        for (size_t e = 0; e < d; e++) s[j] += q[e] * k[e] / sqrt((double)d);
+        if (sees(c, mask, b, i, j)) top = fmax(top, s[j]);
+    }
+    memset(o, 0, d * sizeof *o);
+    for (size_t j = 0; j <= i; j++) sum += sees(c, mask, b, i, j) ? exp(s[j] - top) : 0;
+    for (size_t j = 0; j <= i; j++) {
+        const double *v = qkv + (b * c->seq + j) * w + (c->heads + c->kv_heads + kv) * d;
+        for (size_t e = 0; sees(c, mask, b, i, j) && e < d; e++) o[e] += exp(s[j] - top) / sum * v[e];
+    }
+    free(s);
+}
+
+/* sum(dO * O) over everything that an element of batch row b can reach */
+static double attention_loss(const attention_case *c, const uint8_t *mask, const double *qkv, const double *d_o,
+                             size_t b) {
+    double loss = 0, o[512];
+    for (size_t i = 0; i < c->seq; i++)
+        for (size_t h = 0; h < c->heads; h++) {
+            attention_formula(c, mask, qkv, b, i, h, o);
+            for (size_t e = 0; e < c->d; e++) loss += o[e] * d_o[((b * c->seq + i) * c->heads + h) * c->d + e];
+        }
+    return loss;
+}
+
+static void check_attention(tm_elem t, attention_case c, size_t samples) {
+    size_t used = (size_t)c.rows * c.seq, padded = tm_round_up(used, 64), w = qkv_width(&c), ow = (size_t)c.heads * c.d;
+    double *qkv = randoms(padded * w, 1.5), *d_o = randoms(padded * ow, 1), *o = malloc(c.d * sizeof *o);
+    uint8_t *mask = c.masked ? malloc(used) : NULL;
+    for (size_t i = 0; mask && i < used; i++) mask[i] = i % c.seq != 0 && uniform() < 0.5; /* key 0 is never seen */
+    void *sqkv = stored(t, qkv, padded * w), *sdo = stored(t, d_o, padded * ow), *so = malloc(bytes_of(t, padded * ow));
+    void *dqkv = malloc(bytes_of(t, padded * w));
+    float *lse = malloc(padded * c.heads * sizeof *lse);
+    tm_attention a = {.type = t,
+                      .rows = c.rows,
+                      .seq = c.seq,
+                      .padded = padded,
+                      .heads = c.heads,
+                      .kv_heads = c.kv_heads,
+                      .head_dim = c.d,
+                      .window = c.window,
+                      .scale = (float)(1 / sqrt((double)c.d)),
+                      .qkv = sqkv,
+                      .key_mask = mask,
+                      .o = so,
+                      .lse = lse,
+                      .d_o = sdo,
+                      .d_qkv = dqkv};
+    a.workspace = aligned_alloc(
+        64, tm_round_up(tm_max_u64(tm_attention_workspace(&a, false), tm_attention_workspace(&a, true)), 64));
+    tm_attention_forward(&a);
+    tm_attention_backward(&a);
+    for (size_t row = 0; row < padded; row++)
+        for (size_t h = 0; h < c.heads; h++) {
+            memset(o, 0, c.d * sizeof *o);
+            if (row < used) attention_formula(&c, mask, qkv, row / c.seq, row % c.seq, h, o);
+            for (size_t e = 0; e < c.d; e++) {
+                double want = isnan(o[e]) ? 0 : o[e]; /* a query that sees nothing */
+                near(value(t, so, (row * c.heads + h) * c.d + e), want, tolerance(t), "o", row);
+            }
+        }
+    for (size_t n = 0; n < samples; n++) {
+        size_t at = (size_t)((uniform() + 1) / 2 * (double)(used * w));
+        double kept = qkv[at], step = 1e-4;
+        if (mask) break;
+        qkv[at] = kept + step;
+        double up = attention_loss(&c, mask, qkv, d_o, at / w / c.seq);
+        qkv[at] = kept - step;
+        double down = attention_loss(&c, mask, qkv, d_o, at / w / c.seq);
+        qkv[at] = kept;
+        near(value(t, dqkv, at), (up - down) / (2 * step), t == TM_ELEM_F32 ? 1e-5 : 2e-2, "dqkv", at % w);
+    }
+    for (size_t i = used * w; i < padded * w; i++) assert_true(value(t, dqkv, i) == 0);
+    for (size_t i = 0; i < used * w; i++) assert_true(isfinite(value(t, dqkv, i)));
+    free(qkv), free(d_o), free(o), free(mask), free(sqkv), free(sdo), free(so), free(dqkv), free(lse),
+        free(a.workspace);
+}
+
+static void attention(void **state) {
+    (void)state;
+    static const attention_case cases[] = {
+        {2, 1, 2, 1, 4, 0, false},    {1, 5, 3, 3, 2, 0, false},   {2, 63, 2, 2, 16, 0, false},
+        {1, 64, 3, 1, 18, 0, false},  {1, 65, 2, 1, 64, 7, false}, {3, 130, 4, 2, 24, 64, false},
+        {1, 200, 1, 1, 6, 65, false}, {2, 70, 2, 1, 16, 0, true},  {1, 129, 2, 2, 8, 20, true}};
+    for (size_t k = 0; k < 2; k++)
+        for (size_t i = 0; i < TM_COUNT(cases); i++) check_attention(types[k], cases[i], 12);
+}
+
+/* A masked key must count for nothing: the gradient equals that of a sequence without it. */
+static void masked_gradient(void **state) {
+    (void)state;
+    attention_case c = {1, 90, 2, 1, 16, 0, true};
+    size_t w = qkv_width(&c), ow = (size_t)c.heads * c.d, padded = 128;
+    double *qkv = randoms(padded * w, 1), *d_o = randoms(padded * ow, 1);
+    uint8_t mask[90];
+    for (size_t i = 0; i < 90; i++) mask[i] = i % 3 != 1;
+    float *sqkv = stored(TM_ELEM_F32, qkv, padded * w), *sdo = stored(TM_ELEM_F32, d_o, padded * ow);
+    float *o = malloc(padded * ow * sizeof *o), *dqkv = malloc(padded * w * sizeof *dqkv),
+          *lse = malloc(padded * 2 * sizeof *lse);
+    tm_attention a = {.rows = 1,
+                      .seq = 90,
+                      .padded = padded,
+                      .heads = 2,
+                      .kv_heads = 1,
+                      .head_dim = 16,
+                      .scale = 0.25F,
+                      .qkv = sqkv,
+                      .key_mask = mask,
+                      .o = o,
+                      .lse = lse,
+                      .d_o = sdo,
+                      .d_qkv = dqkv};
+    a.workspace = aligned_alloc(
+        64, tm_round_up(tm_max_u64(tm_attention_workspace(&a, false), tm_attention_workspace(&a, true)), 64));
+    tm_attention_forward(&a);
+    tm_attention_backward(&a);
+    for (size_t n = 0; n < 40; n++) {
+        size_t at = (size_t)((uniform() + 1) / 2 * (double)(90 * w));
+        double kept = qkv[at];
+        qkv[at] = kept + 1e-4;
+        double up = attention_loss(&c, mask, qkv, d_o, 0);
+        qkv[at] = kept - 1e-4;
+        double down = attention_loss(&c, mask, qkv, d_o, 0);
+        qkv[at] = kept;
+        near((double)dqkv[at], (up - down) / 2e-4, 1e-5, "dqkv", at);
+    }
+    for (size_t i = 0; i < 90; i++)
+        for (size_t e = 0; !mask[i] && e < 16; e++)
+            assert_true(dqkv[i * w + 2 * 16 + e] == 0 && dqkv[i * w + 3 * 16 + e] == 0);
+    free(qkv), free(d_o), free(sqkv), free(sdo), free(o), free(dqkv), free(lse), free(a.workspace);
+}
+
+/* ---- head ---- */
+
+static void head(void **state) {
+    (void)state;
+    enum { ROWS = 4, VOCAB = 101, FIRST = 37 };
+    double *logits = randoms(ROWS * VOCAB, 20);
+    float *x = stored(TM_ELEM_F32, logits, ROWS * VOCAB), coefficient[8] = {0}, part[ROWS * VOCAB];
+    int32_t labels[8] = {-100, 36, -100, 37, 100, -100, 0, -100};
+    uint32_t row[ROWS] = {1, 3, 4, 6};
+    tm_head_state s[8];
+    for (size_t i = 0; i < 8; i++) s[i] = (tm_head_state){.max = -INFINITY};
+    for (size_t i = 0; i < ROWS; i++) coefficient[row[i]] = 0.25F * (float)(i + 1);
+    for (size_t p = 0; p < 2; p++) {
+        size_t first = p ? FIRST : 0, n = p ? VOCAB - FIRST : FIRST;
+        for (size_t i = 0; i < ROWS; i++) memcpy(part + i * n, x + i * VOCAB + first, n * sizeof *x);
+        tm_head_update(ROWS, row, (uint32_t)first, (uint32_t)n, part, n, labels, s);
+    }
+    for (size_t i = 0; i < ROWS; i++) {
+        double sum = 0;
+        for (size_t v = 0; v < VOCAB; v++) sum += exp(logits[i * VOCAB + v]);
+        near((double)tm_head_state_lse(&s[row[i]]), log(sum), 1e-6, "lse", i);
+        assert_true(s[row[i]].label == x[i * VOCAB + (size_t)labels[row[i]]]);
+    }
+    for (size_t p = 0; p < 2; p++) {
+        size_t first = p ? FIRST : 0, n = p ? VOCAB - FIRST : FIRST;
+        for (size_t i = 0; i < ROWS; i++) memcpy(part + i * n, x + i * VOCAB + first, n * sizeof *x);
+        tm_head_gradient(ROWS, row, (uint32_t)first, (uint32_t)n, part, n, labels, s, coefficient);
+        for (size_t i = 0; i < ROWS; i++)
+            for (size_t v = 0; v < n; v++) {
+                double p_v = exp(logits[i * VOCAB + first + v] - (double)tm_head_state_lse(&s[row[i]]));
+                double want = (double)coefficient[row[i]] * (p_v - (first + v == (size_t)labels[row[i]]));
+                near((double)part[i * n + v], want, 2e-6, "dlogits", v);
+            }
+    }
+    free(logits), free(x);
+}
+
+/* ---- rows ---- */
+
+static void embedding(void **state) {
+    (void)state;
+    for (size_t k = 0; k < 2; k++) {
+        tm_elem t = types[k];
+        size_t n = 67, rows = 7, padded = 9;
+        int32_t ids[] = {4, 11, 5, 4, 0, 7, 4};
+        double *w = randoms(4 * n, 1), *d = randoms(rows * n, 1), *zero = randoms(padded * n, 0);
+        void *sw = stored(t, w, 4 * n), *sd = stored(t, d, rows * n), *out = malloc(bytes_of(t, padded * n));
+        float *grad = malloc(4 * n * sizeof *grad);
+        memset(out, 0xff, padded * n * tm_elem_bytes(t));
+        memset(grad, 0xff, 4 * n * sizeof *grad);
+        tm_embed_forward(t, rows, padded, n, ids, 4, 4, sw, out, true); /* ids 4..7 */
+        for (size_t r = 0; r < padded; r++) {
+            bool here = r < rows && ids[r] >= 4 && ids[r] < 8;
+            const double *want = here ? w + (size_t)(ids[r] - 4) * n : zero;
+            for (size_t i = 0; i < n; i++) assert_true(value(t, out, r * n + i) == want[i]);
+        }
+        tm_embed_backward(t, rows, n, ids, 4, 4, sd, grad, false);
+        tm_embed_backward(t, rows, n, ids, 4, 4, sd, grad, true);
+        for (size_t v = 0; v < 4; v++)
+            for (size_t i = 0; i < n; i++) {
+                double want = 0;
+                for (size_t r = 0; r < rows; r++) want += (size_t)ids[r] == v + 4 ? 2 * d[r * n + i] : 0;
+                near((double)grad[v * n + i], want, 1e-6, "embedding gradient", i);
+            }
+        free(w), free(d), free(zero), free(sw), free(sd), free(out), free(grad);
+    }
+}
+
+static void rows_and_columns(void **state) {
+    (void)state;
+    for (size_t k = 0; k < 2; k++) {
+        tm_elem t = types[k];
+        size_t rows = 70, n = 300, ld = 311;
+        double *x = randoms(rows * ld, 1), *b = randoms(n, 1), *want = randoms(n, 0), *g = randoms(2 * ld, 0);
+        void *sb = stored(t, b, n), *sx = stored(t, x, rows * ld), *gathered = malloc(bytes_of(t, 3 * ld));
+        float *sum = malloc(n * sizeof *sum);
+        tm_column_sum(t, rows, n, sx, ld, sum, false);
+        tm_column_sum(t, rows, n, sx, ld, sum, true);
+        for (size_t r = 0; r < rows; r++)
+            for (size_t i = 0; i < n; i++) want[i] += 2 * x[r * ld + i];
+        all_near(TM_ELEM_F32, sum, want, n, 1e-5, "column sum");
+        uint32_t pick[] = {69, 3};
+        tm_gather_rows(t, 2, 3, ld, pick, sx, gathered);
+        for (size_t i = 0; i < ld; i++) {
+            assert_true(value(t, gathered, i) == x[69 * ld + i] && value(t, gathered, ld + i) == x[3 * ld + i]);
+            assert_true(value(t, gathered, 2 * ld + i) == 0);
+        }
+        tm_add_bias(t, rows, n, sb, sx, ld);
+        for (size_t r = 0; r < rows; r++)
+            for (size_t i = 0; i < ld; i++)
+                near(value(t, sx, r * ld + i), x[r * ld + i] + (i < n ? b[i] : 0), tolerance(t), "bias", i);
+        free(x), free(b), free(want), free(g), free(sb), free(sx), free(gathered), free(sum);
+    }
+    float src[4] = {1, 2, 3, 4}, dst[6] = {10, 10, 10, 10, 10, 10};
+    uint32_t to[] = {2, 0};
+    tm_scatter_add_rows(2, 2, to, src, dst);
+    static const float want[] = {13, 14, 10, 10, 11, 12};
+    assert_memory_equal(dst, want, sizeof want);
+}
+
+/* ---- leaf against leaf ---- */
+
+static void exponential(void **state) {
+    (void)state;
+    double worst = 0;
+    for (float x = -87.0F; x < 0.0F; x += 0.000731F) {
+        float v[8] = {x, x, x, x, x, x, x, x};
+        kernels.softmax_grad(v, 0.0F, 1.0F, 8);
+        worst = fmax(worst, fabs((double)v[0] / exp((double)x) - 1));
+    }
+    printf("%s: exp is right to %.3g\n", kernels.isa, worst);
+    assert_true(worst < 1.5e-7);
+    float extremes[8] = {-INFINITY, -1e30F, -104.0F, NAN, 0.0F, 88.0F, -87.4F, 1e-30F};
+    kernels.softmax_grad(extremes, 0.0F, 1.0F, 8);
+    assert_true(extremes[0] == 0 && extremes[1] == 0 && extremes[2] < 1e-38F && isnan(extremes[3]));
+    assert_true(extremes[4] == 1.0F && fabs((double)extremes[5] / exp(88.0) - 1) < 2e-7 && extremes[7] == 1.0F);
+}
+
+/* The chosen column and ref, at every short length, tails included. */
+static void leaves(void **state) {
+    (void)state;
+    kernels_table ref;
+    kernels_ref_fill(&ref);
+    for (size_t n = 0; n < 70; n++) {
+        double *a = randoms(n, 3), *b = randoms(n, 3), *c = randoms(n, 3);
+        float *x = stored(TM_ELEM_F32, a, n), *y = stored(TM_ELEM_F32, b, n), *z = stored(TM_ELEM_F32, c, n);
+        float *y2 = stored(TM_ELEM_F32, b, n), *z2 = stored(TM_ELEM_F32, c, n), *x2 = stored(TM_ELEM_F32, a, n);
+        near((double)kernels.dot(x, y, n), (double)ref.dot(x, y, n), 3e-6, "dot", n);
+        near((double)kernels.dot3(x, y, z, n), (double)ref.dot3(x, y, z, n), 3e-6, "dot3", n);
+        near((double)kernels.exp_sum(x, 3, n), (double)ref.exp_sum(x, 3, n), 1e-6, "exp_sum", n);
+        assert_true(kernels.max(x, n) == ref.max(x, n));
+        kernels.axpy(0.3F, x, y, n), ref.axpy(0.3F, x, y2, n);
+        kernels.scale(0.7F, z, n), ref.scale(0.7F, z2, n);
+        for (size_t i = 0; i < n; i++) {
+            near((double)y[i], (double)y2[i], 1e-6, "axpy", i);
+            assert_true(z[i] == z2[i]);
+        }
+        kernels.norm_grad(x, y2, x, 0.9F, 0.1F, y, z, n), ref.norm_grad(x, y2, x, 0.9F, 0.1F, x2, z2, n);
+        for (size_t i = 0; i < n; i++) {
+            near((double)y[i], (double)x2[i], 1e-6, "norm_grad dx", i);
+            near((double)z[i], (double)z2[i], 1e-5, "norm_grad dw", i);
+        }
+        free(a), free(b), free(c), free(x), free(y), free(z), free(x2), free(y2), free(z2);
+    }
+}
+
+static void small_products(void **state) {
+    (void)state;
+    for (size_t m = 1; m <= 13; m++)
+        for (size_t trans = 0; trans < 2; trans++) {
+            size_t n = 32, k = 9;
+            double *a = randoms(m * k, 1), *b = randoms(k * n, 1), *c = randoms(m * n, 1);
+            float *sa = stored(TM_ELEM_F32, a, m * k), *sb = stored(TM_ELEM_F32, b, k * n),
+                  *sc = stored(TM_ELEM_F32, c, m * n);
+            kernels.small_gemm(m, n, k, sa, trans ? 1 : k, trans ? m : 1, sb, n, sc, n, m % 2);
+            for (size_t i = 0; i < m; i++)
+                for (size_t j = 0; j < n; j++) {
+                    double want = m % 2 ? c[i * n + j] : 0;
+                    for (size_t p = 0; p < k; p++) want += a[trans ? p * m + i : i * k + p] * b[p * n + j];
+                    near((double)sc[i * n + j], want, 2e-6, "small_gemm", i);
+                }
+            float y[9 * 16], *from = sa;
+            kernels.transpose(from, k, m, k, y, 16);
+            for (size_t p = 0; p < k; p++)
+                for (size_t i = 0; i < tm_round_up(m, 8); i++)
+                    assert_true(y[p * 16 + i] == (i < m ? sa[i * k + p] : 0));
+            free(a), free(b), free(c), free(sa), free(sb), free(sc);
+        }
+}
+
+/* ---- whole column ---- */
+
+static void start_errors(void **state) {
+    (void)state;
+    char *kept = getenv("TIDEMILL_ISA") ? strdup(getenv("TIDEMILL_ISA")) : NULL;
+    setenv("TIDEMILL_ISA", "mmx", 1);
+    assert_int_equal(tm_kernels_init(1), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "mmx"));
+    tm_error_clear();
+    if (kept)
+        setenv("TIDEMILL_ISA", kept, 1);
+    else
+        unsetenv("TIDEMILL_ISA");
+    free(kept);
+    setenv("TIDEMILL_GEMM", "mkl", 1);
+    assert_int_equal(tm_kernels_init(1), TM_EINPUT);
+    tm_error_clear();
+    unsetenv("TIDEMILL_GEMM");
+    assert_int_equal(tm_kernels_init(2), TM_OK);
+}
+
+static int run_column(const char *isa) {
+    setenv("TIDEMILL_ISA", isa, 1);
+    if (tm_kernels_init(2) != TM_OK) {
+        printf("SKIP column %s: %s\n", isa, tm_error_get()->text);
+        tm_error_clear();
+        return 0;
+    }
+    printf("%s\n", tm_kernels_describe());
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(conversions),     cmocka_unit_test(norm_forward),
+        cmocka_unit_test(norm_backward),   cmocka_unit_test(rope),
+        cmocka_unit_test(swiglu),          cmocka_unit_test(attention),
+        cmocka_unit_test(masked_gradient), cmocka_unit_test(head),
+        cmocka_unit_test(embedding),       cmocka_unit_test(rows_and_columns),
+        cmocka_unit_test(exponential),     cmocka_unit_test(leaves),
+        cmocka_unit_test(small_products),  cmocka_unit_test(start_errors),
+    };
+    return cmocka_run_group_tests_name(isa, tests, NULL, NULL);
+}
+
+int main(void) {
+    int failed = run_column("ref") + run_column("avx2");
+    tm_kernels_close();
+    return failed;
+}
