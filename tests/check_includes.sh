@@ -19,7 +19,7 @@ offload  io device
 format   io
 data
 comm
-train    model data format comm offload optim
+train    model data format comm offload optim io kernels
 tools    *
 examples *
 tests    *
