@@ -207,7 +207,7 @@ static tm_status no_weights(const tm_source *src) {
 }
 
 tm_status tm_source_open_folder(tm_source *src, bool weights) {
-    bool config, single, index;
+    bool config = false, single = false, index = false;
     TM_TRY(in_folder(src, "config.json", &config));
     TM_TRY(in_folder(src, SINGLE, &single));
     TM_TRY(in_folder(src, INDEX, &index));
@@ -233,7 +233,7 @@ static const tm_json *template_of(const tm_json *config) {
 static tm_status template_from_config(const tm_source *src, tm_buf *out, bool *found) {
     tm_buf text = {0};
     tm_json_doc *doc = NULL;
-    bool there;
+    bool there = false;
     tm_status rc;
     TM_TRY(in_folder(src, "tokenizer_config.json", &there));
     if (!there) return TM_OK;
