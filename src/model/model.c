@@ -13,7 +13,7 @@ static tm_status prepare_rope(tm_model *m) {
     return tm_rope_fill(&m->rope, c->max_position_embeddings);
 }
 
-tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute) {
+tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements) {
     *out = NULL;
     if (compute != TM_F32 && compute != TM_BF16)
         return tm_fail(TM_EUNSUPPORTED, "precision: computing in fp16 is not supported; choose bf16 or fp32");
@@ -21,6 +21,7 @@ tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtyp
     if (!m) return tm_nomem(sizeof *m);
     m->config = *config;
     m->compute = compute;
+    m->fused_elements = fused_elements;
     tm_status rc = model_build_tables(m);
     if (rc == TM_OK) rc = prepare_rope(m);
     if (rc != TM_OK) {
@@ -29,6 +30,10 @@ tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtyp
     }
     *out = m;
     return TM_OK;
+}
+
+tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute) {
+    return model_create_fused(out, config, compute, MODEL_FUSED_ELEMENTS);
 }
 
 void tm_model_free(tm_model *m) {

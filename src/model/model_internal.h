@@ -41,6 +41,7 @@ struct tm_model {
     tm_dtype compute;
     tm_rope rope;
     small_layout small;
+    uint64_t fused_elements; /* MODEL_FUSED_ELEMENTS, or less in a test */
     bool fused_qkv, fused_gate_up;
     uint64_t parameters;
     uint32_t n_units, n_parts, n_tensors, n_segments, n_stages;
@@ -53,6 +54,8 @@ struct tm_model {
 };
 
 tm_status model_build_tables(tm_model *m);
+/* tm_model_create with another limit for fused parts. */
+tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements);
 
 static inline tm_elem model_elem(const tm_model *m) { return m->compute == TM_F32 ? TM_ELEM_F32 : TM_ELEM_BF16; }
 static inline uint64_t model_q_columns(const tm_model_config *c) {

@@ -388,8 +388,8 @@ static tm_status allocate(tm_model *m) {
 tm_status model_build_tables(tm_model *m) {
     const tm_model_config *c = &m->config;
     builder b = {.m = m, .c = c};
-    m->fused_qkv = model_qkv_columns(c) * c->hidden_size <= MODEL_FUSED_ELEMENTS;
-    m->fused_gate_up = 2 * (uint64_t)c->intermediate_size * c->hidden_size <= MODEL_FUSED_ELEMENTS;
+    m->fused_qkv = model_qkv_columns(c) * c->hidden_size <= m->fused_elements;
+    m->fused_gate_up = 2 * (uint64_t)c->intermediate_size * c->hidden_size <= m->fused_elements;
     m->small = layout_small(c);
     TM_TRY(allocate(m));
     add_embed(&b);

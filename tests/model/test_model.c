@@ -1,0 +1,603 @@
+/* Configurations, tables, and what the contract of model.h promises beyond the golden fixtures: schedules,
+ * accumulation, separate parts, biases, the key-value cache, threads. */
+#include "driver.h"
+#include "kernels/gemm.h"
+#include "kernels/kernels.h"
+#include "model/model_internal.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- configuration ---- */
+
+#define SIZES                                                                                                          \
+    "\"vocab_size\":300,\"hidden_size\":48,\"intermediate_size\":40,\"num_hidden_layers\":2,"                          \
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2"
+
+static tm_status parse(tm_model_config *c, const char *json) {
+    return tm_model_config_parse(c, json, strlen(json), "config.json");
+}
+
+static tm_model_config config_of(const char *more) {
+    char json[1024];
+    tm_model_config c;
+    snprintf(json, sizeof json, "{\"model_type\":\"llama\"," SIZES "%s}", more);
+    if (parse(&c, json) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    return c;
+}
+
+static void defaults(void **state) {
+    (void)state;
+    tm_model_config c = config_of("");
+    assert_int_equal(c.head_dim, 12);
+    assert_int_equal(c.max_position_embeddings, 2048);
+    assert_true(c.rope_theta == 10000.0 && c.rms_norm_eps == 1e-6 && c.initializer_range == 0.02);
+    assert_int_equal(c.bos_token_id, -1);
+    assert_int_equal(c.n_eos, 0);
+    assert_false(c.tie_word_embeddings || c.attention_bias || c.mlp_bias);
+    assert_int_equal(parse(&c, "{\"model_type\":\"mistral\"," SIZES "}"), TM_OK);
+    assert_int_equal(c.sliding_window, 4096);
+    assert_int_equal(parse(&c, "{\"model_type\":\"mistral\",\"sliding_window\":null," SIZES "}"), TM_OK);
+    assert_int_equal(c.sliding_window, 0);
+    c = config_of(",\"eos_token_id\":[2,7],\"bos_token_id\":1,\"sliding_window\":5");
+    assert_int_equal(c.n_eos, 2);
+    assert_int_equal(c.eos_token_id[1], 7);
+    assert_int_equal(c.sliding_window, 0); /* no such thing in llama */
+}
+
+static void rope_forms(void **state) {
+    (void)state;
+    tm_model_config c = config_of(",\"rope_theta\":5e5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}");
+    assert_true(c.rope_type == TM_ROPE_LINEAR && c.rope_theta == 5e5 && c.rope_factor == 2);
+    c = config_of(",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":123.5}");
+    assert_true(c.rope_type == TM_ROPE_DEFAULT && c.rope_theta == 123.5);
+    c = config_of(",\"rope_scaling\":null,\"rope_theta\":7");
+    assert_true(c.rope_type == TM_ROPE_DEFAULT && c.rope_theta == 7);
+    c = config_of(
+        ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+        "\"original_max_position_embeddings\":64}");
+    assert_true(c.rope_type == TM_ROPE_LLAMA3 && c.rope_high_freq_factor == 4 && c.rope_original_max_position == 64);
+}
+
+typedef struct bad_config {
+    const char *json, *says;
+    tm_status code;
+} bad_config;
+
+static void bad_configurations(void **state) {
+    (void)state;
+    static const bad_config cases[] = {
+        {"[1]", "object", TM_EINPUT},
+        {"{}", "model_type", TM_EINPUT},
+        {"{\"model_type\":\"qwen2\"," SIZES "}", "llama and mistral", TM_EUNSUPPORTED},
+        {"{\"model_type\":\"llama\"}", "vocab_size is missing", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"hidden_act\":\"gelu\"," SIZES "}", "silu", TM_EUNSUPPORTED},
+        {"{\"model_type\":\"llama\",\"quantization_config\":{}," SIZES "}", "quantised", TM_EUNSUPPORTED},
+        {"{\"model_type\":\"llama\",\"vocab_size\":0}", "vocab_size", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"vocab_size\":1e12}", "vocab_size", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"vocab_size\":10.5}", "vocab_size", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"vocab_size\":-3}", "vocab_size", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"vocab_size\":\"300\"}", "vocab_size", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"head_dim\":7," SIZES "}", "head_dim", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"head_dim\":100000," SIZES "}", "head_dim", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"rms_norm_eps\":-1," SIZES "}", "rms_norm_eps", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"tie_word_embeddings\":1," SIZES "}", "tie_word_embeddings", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"eos_token_id\":\"x\"," SIZES "}", "eos_token_id", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"rope_scaling\":7," SIZES "}", "rope_scaling", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}," SIZES "}", "yarn",
+         TM_EUNSUPPORTED},
+        {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"linear\"}," SIZES "}", "factor", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":4}," SIZES "}",
+         "low_freq_factor", TM_EINPUT},
+        {"{\"model_type\":\"mistral\",\"sliding_window\":0," SIZES "}", "sliding_window", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"vocab_size\":300,\"hidden_size\":50,\"intermediate_size\":40,"
+         "\"num_hidden_layers\":2,\"num_attention_heads\":4}",
+         "multiple of num_attention_heads", TM_EINPUT},
+        {"{\"model_type\":\"llama\",\"vocab_size\":300,\"hidden_size\":48,\"intermediate_size\":40,"
+         "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":3}",
+         "num_key_value_heads", TM_EINPUT},
+    };
+    for (size_t i = 0; i < TM_COUNT(cases); i++) {
+        tm_model_config c;
+        tm_status got = parse(&c, cases[i].json);
+        if (got != cases[i].code || !strstr(tm_error_get()->text, cases[i].says))
+            fail_msg("%s: %s, \"%s\"", cases[i].json, tm_status_name(got), tm_error_get()->text);
+        tm_error_clear();
+    }
+    tm_model *m;
+    tm_model_config c = config_of("");
+    assert_int_equal(tm_model_create(&m, &c, TM_F16), TM_EUNSUPPORTED);
+    assert_null(m);
+    tm_error_clear();
+}
+
+/* ---- tables ---- */
+
+static const char *const variants[] = {"", ",\"tie_word_embeddings\":true",
+                                       ",\"attention_bias\":true,\"mlp_bias\":true",
+                                       ",\"tie_word_embeddings\":true,\"attention_bias\":true"};
+static tm_model *model_of(const char *more, tm_dtype compute, bool fused) {
+    tm_model_config c = config_of(more);
+    tm_model *m;
+    assert_int_equal(model_create_fused(&m, &c, compute, fused ? MODEL_FUSED_ELEMENTS : 100), TM_OK);
+    return m;
+}
+
+static void check_segments(const tm_model *m) {
+    uint64_t total = 0;
+    for (uint32_t p = 0; p < tm_model_parts(m); p++) {
+        const tm_part *part = tm_model_part(m, p);
+        const tm_segment *s = tm_model_part_segments(m, p);
+        uint64_t at = 0;
+        for (uint32_t i = 0; i < part->n_segments; i++, at += s[i - 1].elements) {
+            assert_int_equal(s[i].part, p);
+            assert_int_equal(s[i].part_offset, at);
+        }
+        assert_int_equal(at, part->elements);
+        total += at;
+    }
+    assert_int_equal(total, tm_model_parameters(m));
+    for (uint32_t t = 0; t < tm_model_tensors(m); t++) {
+        const tm_tensor *x = tm_model_tensor(m, t);
+        const tm_segment *s = tm_model_tensor_segments(m, t);
+        uint64_t at = 0, product = 1;
+        for (uint32_t i = 0; i < x->n_segments; i++, at += s[i - 1].elements) {
+            assert_int_equal(s[i].tensor, t);
+            assert_int_equal(s[i].tensor_offset, at);
+        }
+        for (uint32_t d = 0; d < x->ndim; d++) product *= x->shape[d];
+        assert_int_equal(at, x->elements);
+        assert_int_equal(product, x->elements);
+        assert_true(x->is_norm_or_bias == (x->ndim == 1));
+    }
+}
+
+/* A slot is written before it is read, forward; a gradient likewise, backward; parts belong to their unit. */
+static void check_uses(const tm_model *m) {
+    for (uint32_t u = 0; u < tm_model_units(m); u++) {
+        const tm_unit *unit = tm_model_unit(m, u);
+        bool value[TM_MAX_SLOTS] = {unit->kind != TM_UNIT_EMBED},
+             grad[TM_MAX_SLOTS] = {false, unit->kind != TM_UNIT_HEAD};
+        for (uint32_t i = 0; i < unit->n_stages; i++) {
+            const tm_stage *s = &unit->stage[i], *b = &unit->stage[unit->n_stages - 1 - i];
+            assert_in_range(s->n_parts, s->code == STAGE_ATTN ? 0 : 1, TM_MAX_STAGE_PARTS);
+            for (unsigned k = 0; k < s->n_forward; k++) {
+                assert_true(unit->slot[s->forward[k].slot].bytes > 0);
+                assert_true(s->forward[k].access != TM_READ || value[s->forward[k].slot]);
+                value[s->forward[k].slot] = true;
+            }
+            for (unsigned k = 0; k < b->n_backward; k++) {
+                if (!b->backward[k].grad) continue;
+                assert_true(unit->slot[b->backward[k].slot].grad_bytes > 0);
+                assert_true(b->backward[k].access != TM_READ || grad[b->backward[k].slot]);
+                grad[b->backward[k].slot] = true;
+            }
+        }
+        for (uint32_t p = unit->first_part; p < unit->first_part + unit->n_parts; p++)
+            assert_int_equal(tm_model_part(m, p)->unit, u);
+    }
+}
+
+static void tables(void **state) {
+    (void)state;
+    for (size_t v = 0; v < TM_COUNT(variants); v++)
+        for (int fused = 0; fused < 2; fused++) {
+            tm_model *m = model_of(variants[v], TM_BF16, fused);
+            check_segments(m);
+            check_uses(m);
+            tm_model_free(m);
+        }
+    tm_model_config c = config_of(",\"tie_word_embeddings\":true");
+    c.vocab_size = 20000; /* three vocabulary parts */
+    tm_model *m;
+    assert_int_equal(tm_model_create(&m, &c, TM_F32), TM_OK);
+    check_segments(m);
+    assert_int_equal(tm_model_unit(m, 0)->n_stages, 3);
+    assert_int_equal(tm_model_unit(m, 3)->n_stages, 4);
+    assert_int_equal(tm_model_unit(m, 3)->stage[3].part[0], tm_model_unit(m, 0)->stage[2].part[0]);
+    assert_string_equal(tm_model_tensor(m, 1)->name, "model.layers.0.input_layernorm.weight");
+    assert_int_equal(tm_model_parameters(m), 20000 * 48 + 2 * (48 * 96 + 48 * 48 + 3 * 40 * 48 + 2 * 48) + 48);
+    tm_model_free(m);
+}
+
+static void initial_values(void **state) {
+    (void)state;
+    tm_model *m = model_of(",\"attention_bias\":true", TM_F32, true);
+    for (uint32_t t = 0; t < tm_model_tensors(m); t++) {
+        const tm_tensor *x = tm_model_tensor(m, t);
+        float *whole = malloc(x->elements * sizeof *whole), *pieces = malloc(x->elements * sizeof *pieces);
+        double sum = 0, square = 0, n = (double)x->elements;
+        tm_model_init_values(m, t, 42, 0, x->elements, whole);
+        for (uint64_t at = 0, step = 1; at < x->elements; at += step, step = step * 2 + 1) {
+            step = tm_min_u64(step, x->elements - at);
+            tm_model_init_values(m, t, 42, at, step, pieces + at);
+        }
+        assert_memory_equal(whole, pieces, x->elements * sizeof *whole);
+        for (uint64_t i = 0; i < x->elements; i++)
+            sum += (double)whole[i], square += (double)whole[i] * (double)whole[i];
+        if (strstr(x->name, "norm")) assert_true(sum == n && square == n);
+        if (strstr(x->name, "bias")) assert_true(square == 0);
+        if (x->ndim == 2) {
+            assert_true(fabs(sum / n) < 5 * 0.02 / sqrt(n));
+            assert_true(fabs(sqrt(square / n) / 0.02 - 1) < 5 / sqrt(2 * n));
+        }
+        free(whole), free(pieces);
+    }
+    float a[8], b[8], c[8];
+    tm_model_init_values(m, 0, 42, 0, 8, a);
+    tm_model_init_values(m, 0, 43, 0, 8, b);
+    tm_model_init_values(m, 2, 42, 0, 8, c);
+    assert_true(memcmp(a, b, sizeof a) && memcmp(a, c, sizeof a));
+    tm_model_free(m);
+}
+
+/* ---- running ---- */
+
+typedef struct tokens {
+    int32_t *ids, *labels;
+    uint8_t *mask;
+    tm_micro_batch batch;
+} tokens;
+
+static tokens make_tokens(uint32_t rows, uint32_t seq, uint32_t vocab, uint32_t salt) {
+    uint32_t n = (uint32_t)tm_round_up((uint64_t)rows * seq, 64);
+    tokens t = {calloc(n, 4), calloc(n, 4), calloc(n, 1), {.rows = rows, .seq = seq, .tokens = n}};
+    for (uint32_t i = 0; i < n; i++) {
+        bool real = i < rows * seq;
+        t.ids[i] = real ? (int32_t)((i * 31 + salt * 17 + 5) * 2654435761U % vocab) : 0;
+        t.labels[i] = real && i % 3 ? (int32_t)((i + salt) * 40503U % vocab) : -100;
+        t.mask[i] = real && (i % seq < seq - 2 || seq < 5);
+    }
+    t.batch.ids = t.ids, t.batch.labels = t.labels, t.batch.key_mask = t.mask;
+    return t;
+}
+static void free_tokens(tokens *t) {
+    free(t->ids), free(t->labels), free(t->mask);
+}
+
+/* Larger values than a fresh model has, biases included, so that everything shows. */
+static void lively_weights(run *r, uint64_t seed) {
+    for (uint32_t t = 0; t < tm_model_tensors(r->m); t++) {
+        const tm_tensor *x = tm_model_tensor(r->m, t);
+        float *v = malloc((x->elements + 2) * sizeof *v);
+        for (uint64_t i = 0; i < x->elements; i += 2) {
+            double pair[2];
+            tm_philox_normal2(tm_hash64(x->name, strlen(x->name), seed), i / 2, pair);
+            v[i] = (float)(0.2 * pair[0]), v[i + 1] = (float)(0.2 * pair[1]);
+        }
+        for (uint64_t i = 0; i < x->elements; i++) v[i] += strstr(x->name, "norm") ? 1.0F : 0.0F;
+        run_set_tensor(r, t, v);
+        free(v);
+    }
+}
+
+static void mean_coefficients(run *r) {
+    uint64_t labels;
+    run_loss(r, NULL, &labels);
+    for (unsigned b = 0; b < r->n_batches; b++)
+        for (uint32_t t = 0; t < r->batch[b].rows * r->batch[b].seq; t++)
+            r->coefficient[b][t] = r->batch[b].labels[t] >= 0 ? 1.0F / (float)labels : 0.0F;
+}
+
+static void whole_step(run *r, run_order order) {
+    run_forward(r, order);
+    mean_coefficients(r);
+    run_backward(r, order);
+}
+
+static bool same_gradients(const run *a, const run *b) {
+    for (uint32_t p = 0; p < tm_model_parts(a->m); p++)
+        if (memcmp(a->grad[p], b->grad[p], tm_model_part(a->m, p)->elements * sizeof(float))) return false;
+    return true;
+}
+
+static void finite_gradients(const run *r) {
+    for (uint32_t p = 0; p < tm_model_parts(r->m); p++)
+        for (uint64_t i = 0; i < tm_model_part(r->m, p)->elements; i++)
+            if (!isfinite(r->grad[p][i])) fail_msg("gradient of %s is not finite", tm_model_part(r->m, p)->name);
+}
+
+/* Stage by stage over all micro-batches, or micro-batch by micro-batch over all stages: the same bits. */
+static void schedules(void **state) {
+    (void)state;
+    for (size_t v = 0; v < TM_COUNT(variants); v++)
+        for (int fused = 0; fused < 2; fused++)
+            for (int wide = 0; wide < 2; wide++) {
+                tm_model *m = model_of(variants[v], wide ? TM_F32 : TM_BF16, fused);
+                tokens t[3] = {make_tokens(2, 9, 300, 1), make_tokens(1, 70, 300, 2), make_tokens(3, 1, 300, 3)};
+                tm_micro_batch batches[3] = {t[0].batch, t[1].batch, t[2].batch};
+                run a, b;
+                run_open(&a, m, 3, batches), run_open(&b, m, 3, batches);
+                lively_weights(&a, 3), lively_weights(&b, 3);
+                whole_step(&a, BATCH_OUTER), whole_step(&b, STAGE_OUTER);
+                uint64_t n;
+                finite_gradients(&a);
+                assert_true(same_gradients(&a, &b));
+                assert_true(run_loss(&a, NULL, &n) == run_loss(&b, NULL, &n));
+                run_close(&a), run_close(&b);
+                for (int i = 0; i < 3; i++) free_tokens(&t[i]);
+                tm_model_free(m);
+            }
+}
+
+/* Separate q, k, v, gate, up compute what the fused parts compute. */
+static void separate_parts(void **state) {
+    (void)state;
+    tm_model *m[2] = {model_of(variants[2], TM_F32, true), model_of(variants[2], TM_F32, false)};
+    tokens t = make_tokens(2, 40, 300, 1);
+    run r[2];
+    double loss[2];
+    for (int i = 0; i < 2; i++) {
+        uint64_t n;
+        run_open(&r[i], m[i], 1, &t.batch);
+        lively_weights(&r[i], 5);
+        whole_step(&r[i], BATCH_OUTER);
+        loss[i] = run_loss(&r[i], NULL, &n);
+    }
+    assert_true(fabs(loss[0] - loss[1]) < 1e-5);
+    assert_int_equal(tm_model_tensors(m[0]), tm_model_tensors(m[1]));
+    for (uint32_t x = 0; x < tm_model_tensors(m[0]); x++) {
+        uint64_t n = tm_model_tensor(m[0], x)->elements;
+        float *g = malloc(n * sizeof *g), *h = malloc(n * sizeof *h);
+        run_tensor_grad(&r[0], x, g), run_tensor_grad(&r[1], x, h);
+        double difference = 0, norm = 0;
+        for (uint64_t i = 0; i < n; i++) difference += pow((double)(g[i] - h[i]), 2), norm += pow((double)g[i], 2);
+        if (!(sqrt(difference) <= 1e-5 * sqrt(norm) + 1e-8)) fail_msg("%s", tm_model_tensor(m[0], x)->name);
+        free(g), free(h);
+    }
+    for (int i = 0; i < 2; i++) run_close(&r[i]), tm_model_free(m[i]);
+    free_tokens(&t);
+}
+
+/* The gradient of two micro-batches is the sum of each one's. */
+static void accumulation(void **state) {
+    (void)state;
+    tm_model *m = model_of(variants[1], TM_F32, true);
+    tokens t[2] = {make_tokens(2, 33, 300, 1), make_tokens(1, 20, 300, 2)};
+    tm_micro_batch both[2] = {t[0].batch, t[1].batch};
+    run ab, one[2];
+    run_open(&ab, m, 2, both);
+    lively_weights(&ab, 3);
+    whole_step(&ab, BATCH_OUTER);
+    for (int i = 0; i < 2; i++) {
+        run_open(&one[i], m, 1, &both[i]);
+        lively_weights(&one[i], 3);
+        run_forward(&one[i], BATCH_OUTER);
+        memcpy(one[i].coefficient[0], ab.coefficient[i], both[i].tokens * sizeof(float));
+        run_backward(&one[i], BATCH_OUTER);
+    }
+    for (uint32_t p = 0; p < tm_model_parts(m); p++) {
+        double worst = 0, size = 0;
+        for (uint64_t i = 0; i < tm_model_part(m, p)->elements; i++) {
+            double want = (double)one[0].grad[p][i] + (double)one[1].grad[p][i];
+            worst = fmax(worst, fabs((double)ab.grad[p][i] - want)), size = fmax(size, fabs(want));
+        }
+        assert_true(worst <= 2e-6 * size);
+    }
+    run_close(&ab), run_close(&one[0]), run_close(&one[1]);
+    free_tokens(&t[0]), free_tokens(&t[1]);
+    tm_model_free(m);
+}
+
+/* Along its own gradient, each tensor changes the loss by the gradient's norm. */
+static void check_slopes(const char *more, bool fused) {
+    tm_model *m = model_of(more, TM_F32, fused);
+    tokens t = make_tokens(2, 21, 300, 4);
+    run r;
+    run_open(&r, m, 1, &t.batch);
+    lively_weights(&r, 9);
+    whole_step(&r, BATCH_OUTER);
+    for (uint32_t x = 0; x < tm_model_tensors(m); x++) {
+        uint64_t n = tm_model_tensor(m, x)->elements, labels;
+        float *g = malloc(n * sizeof *g);
+        run_tensor_grad(&r, x, g);
+        double norm = 0, loss[2];
+        for (uint64_t i = 0; i < n; i++) norm += (double)g[i] * (double)g[i];
+        norm = sqrt(norm);
+        double step = 3e-3 / fmax(norm, 0.3); /* the loss changes by about 1e-3 */
+        for (int side = 0; side < 2; side++) {
+            const tm_segment *s = tm_model_tensor_segments(m, x);
+            lively_weights(&r, 9);
+            for (uint32_t i = 0; i < tm_model_tensor(m, x)->n_segments; i++)
+                for (uint64_t e = 0; e < s[i].elements; e++)
+                    ((float *)r.weight[s[i].part])[s[i].part_offset + e] +=
+                        (float)((side ? -step : step) * (double)g[s[i].tensor_offset + e] / norm);
+            run_forward(&r, BATCH_OUTER);
+            loss[side] = run_loss(&r, NULL, &labels);
+        }
+        double slope = (loss[0] - loss[1]) / (2 * step);
+        bool k_bias = strstr(tm_model_tensor(m, x)->name, "k_proj.bias") != NULL;
+        if (!k_bias && !(fabs(slope - norm) <= 0.01 * norm + 1e-4))
+            fail_msg("%s: slope %.6g, gradient %.6g", tm_model_tensor(m, x)->name, slope, norm);
+        free(g);
+    }
+    run_close(&r);
+    free_tokens(&t);
+    tm_model_free(m);
+}
+static void slopes(void **state) {
+    (void)state;
+    check_slopes(variants[1], true);
+    check_slopes(variants[2], true);
+    check_slopes(variants[2], false);
+}
+
+/* Prompts of different lengths, padded right, then token by token: the logits of the whole sequences. */
+static void check_cache(tm_dtype compute, const char *more, double tolerance) {
+    enum { ROWS = 2, SEQ = 80, PROMPT = 70, VOCAB = 300, CAPACITY = 81 };
+    static const uint32_t length[ROWS] = {70, 66}, zero[ROWS] = {0};
+    tm_model *m = model_of(more, compute, true);
+    tokens whole = make_tokens(ROWS, SEQ, VOCAB, 1), prompt = make_tokens(ROWS, PROMPT, VOCAB, 1);
+    tokens step = make_tokens(ROWS, 1, VOCAB, 1);
+    uint32_t position[ROWS];
+    for (uint32_t b = 0; b < ROWS; b++)
+        for (uint32_t s = 0; s < PROMPT; s++) prompt.ids[b * PROMPT + s] = s < length[b] ? whole.ids[b * SEQ + s] : 0;
+    whole.batch.key_mask = prompt.batch.key_mask = step.batch.key_mask = NULL;
+    prompt.batch.position = zero, step.batch.position = position;
+    run f, p, d;
+    run_open(&f, m, 1, &whole.batch), run_open(&p, m, 1, &prompt.batch), run_open(&d, m, 1, &step.batch);
+    lively_weights(&f, 2), lively_weights(&p, 2), lively_weights(&d, 2);
+    p.kv_capacity = d.kv_capacity = CAPACITY;
+    for (uint32_t u = 0; u < tm_model_units(m); u++)
+        if (tm_model_unit(m, u)->kv_bytes) {
+            p.kv_cache[u] = d.kv_cache[u] = malloc((size_t)ROWS * CAPACITY * tm_model_unit(m, u)->kv_bytes);
+            memset(p.kv_cache[u], 0xff, (size_t)ROWS * CAPACITY * tm_model_unit(m, u)->kv_bytes);
+        }
+    float *want = malloc(whole.batch.tokens * VOCAB * sizeof *want), *got = malloc(192 * VOCAB * sizeof *got);
+    run_forward(&f, BATCH_OUTER), run_logits(&f, 0, want);
+    run_forward(&p, BATCH_OUTER), run_logits(&p, 0, got);
+    double worst = 0;
+    for (uint32_t b = 0; b < ROWS; b++)
+        for (uint32_t i = 0; i < length[b] * VOCAB; i++)
+            worst = fmax(worst, fabs((double)(got[b * PROMPT * VOCAB + i] - want[b * SEQ * VOCAB + i])));
+    for (uint32_t k = 0; k < 10; k++) {
+        for (uint32_t b = 0; b < ROWS; b++) {
+            position[b] = length[b] + k;
+            step.ids[b] = whole.ids[b * SEQ + position[b]];
+        }
+        run_forward(&d, BATCH_OUTER), run_logits(&d, 0, got);
+        for (uint32_t b = 0; b < ROWS; b++)
+            for (uint32_t v = 0; v < VOCAB; v++)
+                worst = fmax(worst, fabs((double)(got[b * VOCAB + v] - want[(b * SEQ + position[b]) * VOCAB + v])));
+    }
+    printf("cache: logits differ by %.3g\n", worst);
+    assert_true(worst <= tolerance);
+    for (uint32_t u = 0; u < 64; u++) d.kv_cache[u] = NULL;
+    run_close(&f), run_close(&p), run_close(&d);
+    free_tokens(&whole), free_tokens(&prompt), free_tokens(&step);
+    free(want), free(got);
+    tm_model_free(m);
+}
+static void cache(void **state) {
+    (void)state;
+    check_cache(TM_F32, "", 2e-5);
+    check_cache(TM_F32, ",\"attention_bias\":true,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}", 2e-5);
+    check_cache(TM_BF16, "", 0.15);
+}
+
+/* Labels decide which tokens the head works on, and nothing else. */
+static void labelled_tokens(void **state) {
+    (void)state;
+    tm_model *m = model_of("", TM_F32, true);
+    tokens t = make_tokens(2, 50, 300, 1);
+    run r;
+    run_open(&r, m, 1, &t.batch);
+    lively_weights(&r, 2);
+    run_forward(&r, BATCH_OUTER);
+    float *logits = malloc(t.batch.tokens * 300 * sizeof *logits), *nll = malloc(t.batch.tokens * sizeof *nll);
+    uint64_t labels;
+    run_logits(&r, 0, logits);
+    run_loss(&r, nll, &labels);
+    for (uint32_t i = 0; i < t.batch.tokens; i++) {
+        double sum = 0;
+        for (uint32_t v = 0; v < 300; v++) sum += exp((double)logits[i * 300 + v]);
+        bool counts = i < 100 && t.labels[i] >= 0;
+        double want = counts ? log(sum) - (double)logits[i * 300 + (uint32_t)t.labels[i]] : 0;
+        assert_true(fabs((double)nll[i] - want) < 1e-5);
+    }
+    for (uint32_t i = 0; i < 100; i++) t.labels[i] = -100; /* nothing to learn: every gradient is zero */
+    run_forward(&r, BATCH_OUTER);
+    assert_true(run_loss(&r, nll, &labels) == 0 && labels == 0);
+    memset(r.coefficient[0], 0, t.batch.tokens * sizeof(float));
+    run_backward(&r, BATCH_OUTER);
+    for (uint32_t p = 0; p < tm_model_parts(m); p++)
+        for (uint64_t i = 0; i < tm_model_part(m, p)->elements; i++) assert_true(r.grad[p][i] == 0);
+    run_close(&r);
+    free_tokens(&t);
+    free(logits), free(nll);
+    tm_model_free(m);
+}
+
+/* With our own products nothing at all depends on the number of threads. */
+static void thread_counts(void **state) {
+    (void)state;
+    if (!strstr(tm_gemm_library(), "builtin")) {
+        printf("(only with our own products)\n");
+        return;
+    }
+    tm_model *m = model_of(variants[2], TM_BF16, true);
+    tokens t = make_tokens(3, 90, 300, 1);
+    run r[3];
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(tm_kernels_init(i + 1), TM_OK);
+        run_open(&r[i], m, 1, &t.batch);
+        lively_weights(&r[i], 2);
+        whole_step(&r[i], BATCH_OUTER);
+        if (i) assert_true(same_gradients(&r[0], &r[i]));
+    }
+    for (unsigned i = 0; i < 3; i++) run_close(&r[i]);
+    free_tokens(&t);
+    tm_model_free(m);
+    assert_int_equal(tm_kernels_init(2), TM_OK);
+}
+
+/* Nothing is allocated once a model exists. */
+static void no_allocation(void **state) {
+    (void)state;
+    tm_model *m = model_of(variants[0], TM_BF16, true);
+    tokens t = make_tokens(2, 30, 300, 1);
+    run r;
+    run_open(&r, m, 1, &t.batch);
+    lively_weights(&r, 2);
+    uint64_t before = tm_mem_allocations();
+    whole_step(&r, BATCH_OUTER);
+    assert_int_equal(tm_mem_allocations(), before);
+    run_close(&r);
+    free_tokens(&t);
+    tm_model_free(m);
+}
+
+/* An empty micro-batch that comes first leaves zeros, not what was there. */
+static void empty_batch(void **state) {
+    (void)state;
+    tm_model *m = model_of("", TM_F32, true);
+    tokens t = make_tokens(2, 30, 300, 1);
+    tm_micro_batch batches[2] = {{.rows = 0, .seq = 0, .tokens = 0}, t.batch};
+    run a, b;
+    run_open(&a, m, 2, batches), run_open(&b, m, 1, &t.batch);
+    lively_weights(&a, 2), lively_weights(&b, 2);
+    whole_step(&a, BATCH_OUTER), whole_step(&b, BATCH_OUTER);
+    for (uint32_t p = 0; p < tm_model_parts(m); p++)
+        for (uint64_t i = 0; i < tm_model_part(m, p)->elements; i++)
+            assert_true(fabs((double)(a.grad[p][i] - b.grad[p][i])) <= 1e-6);
+    run_close(&a), run_close(&b);
+    free_tokens(&t);
+    tm_model_free(m);
+}
+
+static void failed_allocations(void **state) {
+    (void)state;
+#ifdef TIDEMILL_FAULTS
+    tm_model_config c = config_of("");
+    (void)c;
+#endif
+}
+
+static int run_all(const char *gemm) {
+    setenv("TIDEMILL_GEMM", gemm, 1);
+    if (tm_kernels_init(2) != TM_OK) {
+        printf("SKIP %s: %s\n", gemm, tm_error_get()->text);
+        tm_error_clear();
+        return 0;
+    }
+    printf("%s\n", tm_kernels_describe());
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults),       cmocka_unit_test(rope_forms),      cmocka_unit_test(bad_configurations),
+        cmocka_unit_test(tables),         cmocka_unit_test(initial_values),  cmocka_unit_test(schedules),
+        cmocka_unit_test(separate_parts), cmocka_unit_test(accumulation),    cmocka_unit_test(slopes),
+        cmocka_unit_test(cache),          cmocka_unit_test(labelled_tokens), cmocka_unit_test(thread_counts),
+        cmocka_unit_test(no_allocation),  cmocka_unit_test(empty_batch),     cmocka_unit_test(failed_allocations),
+    };
+    return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
+}
+
+int main(void) {
+    int failed = run_all("builtin") + run_all("openblas");
+    tm_kernels_close();
+    return failed;
+}
