@@ -14,20 +14,28 @@ static const gemm_backend *backend_named(const char *name) {
     return NULL;
 }
 
+static tm_status use(const gemm_backend *b, unsigned threads) {
+    gemm_opened how = b->open(threads);
+    if (how == GEMM_NO_MEMORY) return tm_nomem(b->resident_bytes(threads));
+    if (how == GEMM_READY) chosen = b;
+    return TM_OK;
+}
+
+static tm_status use_forced(const char *name, unsigned threads) {
+    const gemm_backend *b = backend_named(name);
+    if (!b) return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: unknown; choose openblas or builtin, or unset it", name);
+    TM_TRY(use(b, threads));
+    return chosen ? TM_OK
+                  : tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: cannot be loaded; install it, or unset the variable", name);
+}
+
 tm_status gemm_choose(unsigned threads) {
     const char *forced = getenv("TIDEMILL_GEMM");
     gemm_close();
-    if (forced && *forced) {
-        const gemm_backend *b = backend_named(forced);
-        if (!b) return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: unknown; choose openblas or builtin, or unset it", forced);
-        if (!b->open(threads))
-            return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: cannot be loaded; install it or unset", forced);
-        chosen = b;
-        return TM_OK;
-    }
-    for (size_t i = 0; i < TM_COUNT(backends) && !chosen; i++)
-        if (backends[i]->open(threads)) chosen = backends[i];
-    return chosen ? TM_OK : tm_nomem(0);
+    if (forced && *forced) return use_forced(forced, threads);
+    for (size_t i = 0; i < TM_COUNT(backends) && !chosen; i++) TM_TRY(use(backends[i], threads));
+    TM_ASSERT(chosen != NULL); /* the builtin one is never absent */
+    return TM_OK;
 }
 
 void gemm_close(void) {

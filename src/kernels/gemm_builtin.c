@@ -31,15 +31,15 @@ static size_t scratch_floats(void) {
     return (size_t)(M_CHUNK / GEMM_MR) * A_PANEL + (size_t)(N_CHUNK / GEMM_NR) * B_PANEL + (size_t)M_CHUNK * N_CHUNK;
 }
 
-static bool open_builtin(unsigned threads) {
+static gemm_opened open_builtin(unsigned threads) {
     own.base = tm_malloc(scratch_floats() * sizeof(float) + 64);
-    if (!own.base) return false;
+    if (!own.base) return GEMM_NO_MEMORY;
     own.a = (float *)(((uintptr_t)own.base + 63) / 64 * 64);
     own.b = own.a + (size_t)(M_CHUNK / GEMM_MR) * A_PANEL;
     own.c = own.b + (size_t)(N_CHUNK / GEMM_NR) * B_PANEL;
     own.threads = threads;
     snprintf(own.name, sizeof own.name, "builtin-%s", kernels.isa);
-    return true;
+    return GEMM_READY;
 }
 
 static void close_builtin(void) {

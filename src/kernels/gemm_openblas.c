@@ -98,11 +98,11 @@ static size_t scratch_floats(void) {
     return (size_t)M_TILE * K_PANEL + (size_t)N_TILE * K_PANEL + (size_t)M_TILE * N_TILE;
 }
 
-static bool open_library(unsigned threads) {
-    if (!load()) return false;
+static gemm_opened open_library(unsigned threads) {
+    if (!load()) return GEMM_ABSENT;
     lib.threads = threads;
     lib.scratch = tm_malloc(threads * scratch_floats() * sizeof(float));
-    return lib.scratch != NULL;
+    return lib.scratch ? GEMM_READY : GEMM_NO_MEMORY;
 }
 
 static void close_library(void) {

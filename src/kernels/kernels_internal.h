@@ -56,10 +56,12 @@ unsigned kernels_team(void); /* threads for a parallel region */
 /* One head's gradient of one position, turned back in place. */
 void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x);
 
-/* Gemm back-ends. `open` says whether it can be used; it logs why not. */
+/* Gemm back-ends. `open` warns why a back-end is absent; lack of memory is an error, never a reason to take another one,
+ * since that would change bits. */
+typedef enum gemm_opened { GEMM_READY, GEMM_ABSENT, GEMM_NO_MEMORY } gemm_opened;
 typedef struct gemm_backend {
     const char *name;
-    bool (*open)(unsigned threads);
+    gemm_opened (*open)(unsigned threads);
     void (*run)(const tm_gemm_args *g);
     const char *(*describe)(void);
     uint64_t (*resident_bytes)(unsigned threads);

@@ -570,11 +570,31 @@ static void empty_batch(void **state) {
     tm_model_free(m);
 }
 
+/* Each allocation fails in turn: an error, nothing held. */
 static void failed_allocations(void **state) {
     (void)state;
 #ifdef TIDEMILL_FAULTS
     tm_model_config c = config_of("");
-    (void)c;
+    uint64_t before = tm_mem_live_bytes();
+    tm_status rc = TM_ENOMEM;
+    for (unsigned i = 1; rc != TM_OK; i++) {
+        char spec[64];
+        tm_model *m;
+        snprintf(spec, sizeof spec, "alloc:%u:fail:once", i);
+        assert_int_equal(tm_fault_set(spec), TM_OK);
+        rc = tm_model_create(&m, &c, TM_F32);
+        assert_int_equal(tm_fault_set(NULL), TM_OK);
+        assert_true(rc == TM_OK || (rc == TM_ENOMEM && !m && i < 50));
+        tm_error_clear();
+        tm_model_free(m);
+        assert_int_equal(tm_mem_live_bytes(), before);
+    }
+    assert_int_equal(tm_fault_set("alloc:1:fail:sticky"), TM_OK);
+    rc = tm_kernels_init(2); /* not another product instead */
+    assert_int_equal(tm_fault_set(NULL), TM_OK);
+    assert_int_equal(rc, TM_ENOMEM);
+    tm_error_clear();
+    assert_int_equal(tm_kernels_init(2), TM_OK);
 #endif
 }
 
