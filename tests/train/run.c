@@ -1,0 +1,453 @@
+#include "run.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- texts and folders that go at the end ---------------------------------------------------------------------- */
+
+enum { MAX_KEPT = 4096 };
+static char *kept[MAX_KEPT];
+static unsigned n_kept, first_dir[MAX_KEPT], n_dirs;
+static pid_t owner;
+
+static char *keep(char *text) {
+    assert_non_null(text);
+    if (n_kept == MAX_KEPT) fail_msg("too many texts in one test program");
+    kept[n_kept++] = text;
+    return text;
+}
+
+const char *run_format(const char *format, ...) {
+    char *text = NULL;
+    va_list args;
+    va_start(args, format);
+    int n = vasprintf(&text, format, args);
+    va_end(args);
+    assert_true(n >= 0);
+    return keep(text);
+}
+
+const char *run_path(const char *dir, const char *name) {
+    return run_format("%s/%s", dir, name);
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw) {
+    (void)st, (void)kind, (void)ftw;
+    return remove(path);
+}
+
+void run_remove(const char *path) {
+    (void)nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+int run_clean(void **state) {
+    (void)state;
+    for (unsigned i = 0; i < n_dirs; i++) run_remove(kept[first_dir[i]]);
+    for (unsigned i = 0; i < n_kept; i++) free(kept[i]);
+    n_dirs = n_kept = 0;
+    run_cgroup_remove();
+    return 0;
+}
+
+static void clean_at_exit(void) {
+    if (getpid() == owner) (void)run_clean(NULL);
+}
+
+const char *run_dir(void) {
+    if (!owner) {
+        owner = getpid();
+        (void)atexit(clean_at_exit);
+    }
+    char *name = keep(strdup("e2e-XXXXXX"));
+    if (!mkdtemp(name)) fail_msg("mkdtemp in the current folder: %s", strerror(errno));
+    first_dir[n_dirs++] = n_kept - 1;
+    return name;
+}
+
+void run_write(const char *path, const char *text) {
+    FILE *f = fopen(path, "w");
+    if (!f) fail_msg("%s: %s", path, strerror(errno));
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+char *run_read(const char *path, size_t *len) {
+    FILE *f = fopen(path, "r");
+    if (!f) fail_msg("%s: %s", path, strerror(errno));
+    char *text = NULL;
+    size_t cap = 0;
+    ssize_t n = getdelim(&text, &cap, EOF, f); /* no byte equals EOF as a char but 0xFF, which JSON has not */
+    fclose(f);
+    if (n < 0) {
+        text = realloc(text, 1);
+        n = 0;
+        text[0] = 0;
+    }
+    if (len) *len = (size_t)n;
+    return text;
+}
+
+void run_copy(const char *from, const char *to) {
+    char buffer[65536];
+    FILE *in = fopen(from, "r"), *out = fopen(to, "w");
+    if (!in || !out) fail_msg("copy %s to %s: %s", from, to, strerror(errno));
+    for (size_t n; (n = fread(buffer, 1, sizeof buffer, in)) > 0;) assert_int_equal(fwrite(buffer, 1, n, out), n);
+    fclose(in);
+    assert_int_equal(fclose(out), 0);
+}
+
+void run_copy_model(const char *from, const char *to) {
+    DIR *d = opendir(from);
+    if (!d) fail_msg("%s: %s", from, strerror(errno));
+    (void)mkdir(to, 0700);
+    for (struct dirent *e; (e = readdir(d));) {
+        struct stat st;
+        const char *path = run_path(from, e->d_name);
+        if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && strncmp(e->d_name, "golden", 6) != 0)
+            run_copy(path, run_path(to, e->d_name));
+    }
+    closedir(d);
+}
+
+unsigned run_entries(const char *dir) {
+    unsigned n = 0;
+    DIR *d = opendir(dir);
+    if (!d) return 0;
+    for (struct dirent *e; (e = readdir(d));) n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    closedir(d);
+    return n;
+}
+
+/* ---- processes ------------------------------------------------------------------------------------------- */
+
+static char *take(int fd, size_t *len) {
+    off_t size = lseek(fd, 0, SEEK_END);
+    assert_true(size >= 0);
+    char *text = malloc((size_t)size + 1);
+    assert_non_null(text);
+    assert_int_equal(pread(fd, text, (size_t)size, 0), size);
+    text[size] = 0;
+    if (len) *len = (size_t)size;
+    close(fd);
+    return text;
+}
+
+static void child(const run_opts *o, const char *const *arguments, int in, int out, int err) {
+    char *argv[64] = {(char *)(uintptr_t)TM_TEST_BINARY};
+    for (unsigned i = 0; arguments[i] && i < 62; i++) argv[i + 1] = (char *)(uintptr_t)arguments[i];
+    for (unsigned i = 0; o->env && o->env[i]; i++) putenv((char *)(uintptr_t)o->env[i]);
+    if (o->cgroup) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/cgroup.procs", o->cgroup);
+        int fd = open(path, O_WRONLY);
+        if (fd < 0 || write(fd, "0", 1) != 1) _exit(126);
+        close(fd);
+    }
+    if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) _exit(126);
+    execv(TM_TEST_BINARY, argv);
+    _exit(127);
+}
+
+/* VmHWM of the running program. Before exec it would be ours: told apart by the executable. */
+static uint64_t sample_peak(pid_t pid) {
+    char path[64], line[256], exe[4096];
+    unsigned long long kib = 0;
+    snprintf(path, sizeof path, "/proc/%d/exe", (int)pid);
+    ssize_t n = readlink(path, exe, sizeof exe - 1);
+    if (n < 0) return 0;
+    exe[n] = 0;
+    if (!strstr(exe, "/tidemill")) return 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "r");
+    if (!f) return 0;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %llu", &kib) == 1) break;
+    fclose(f);
+    return kib * 1024;
+}
+
+static bool file_not_empty(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && st.st_size > 0;
+}
+
+static int await(pid_t pid, const run_opts *o, run_result *r) {
+    uint64_t began = tm_now_ns(), limit = (uint64_t)(o->timeout_s ? o->timeout_s : 120) * 1000000000;
+    bool signalled = false;
+    for (;;) {
+        int status;
+        pid_t got = waitpid(pid, &status, WNOHANG);
+        if (got == pid) {
+            r->seconds = (double)(tm_now_ns() - began) * 1e-9;
+            return status;
+        }
+        uint64_t peak = sample_peak(pid);
+        if (peak > r->peak_bytes) r->peak_bytes = peak;
+        if (o->signal && !signalled && file_not_empty(o->signal_when)) {
+            signalled = true;
+            kill(pid, o->signal);
+        }
+        if (tm_now_ns() - began > limit) {
+            kill(pid, SIGKILL);
+            (void)waitpid(pid, &status, 0);
+            fail_msg("killed after %u s", o->timeout_s ? o->timeout_s : 120);
+        }
+        usleep(2000);
+    }
+}
+
+run_result run_argv(const run_opts *o, const char *const *arguments) {
+    run_result r = {0};
+    int in = memfd_create("in", MFD_CLOEXEC), out = memfd_create("out", MFD_CLOEXEC);
+    int err = memfd_create("err", MFD_CLOEXEC);
+    assert_true(in >= 0 && out >= 0 && err >= 0);
+    size_t n = o->input ? strlen(o->input) : 0;
+    assert_int_equal(pwrite(in, o->input ? o->input : "", n, 0), n);
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) child(o, arguments, in, out, err);
+    int status = await(pid, o, &r);
+    r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    close(in);
+    r.out = take(out, &r.out_len);
+    r.err = take(err, NULL);
+    return r;
+}
+
+run_result run(run_opts opts, ...) {
+    const char *arguments[64];
+    unsigned n = 0;
+    va_list args;
+    va_start(args, opts);
+    while (n < 63 && (arguments[n] = va_arg(args, const char *))) n++;
+    va_end(args);
+    arguments[n] = NULL;
+    return run_argv(&opts, arguments);
+}
+
+void run_free(run_result *r) {
+    free(r->out);
+    free(r->err);
+    *r = (run_result){0};
+}
+
+void run_expect_ok(const run_result *r, const char *file, int line) {
+    if (r->status == 0) return;
+    print_error("exit status %d; stderr:\n%s\n", r->status, r->err);
+    _fail(file, line);
+}
+
+unsigned run_error_lines(const char *text, const char **first) {
+    static char line[4096];
+    unsigned n = 0;
+    line[0] = 0;
+    for (const char *at = text; at && *at; at = strchr(at, '\n'), at += at != NULL) {
+        if (strncmp(at, "tidemill", 8) != 0) continue;
+        if (n++ == 0) snprintf(line, sizeof line, "%.*s", (int)strcspn(at, "\n"), at);
+    }
+    if (first) *first = line;
+    return n;
+}
+
+/* ---- tensors
+ * --------------------------------------------------------------------------------------------------------- */
+
+tm_st *tensors_open(const char *path) {
+    tm_st *st = NULL;
+    RUN_EXPECT_STATUS(tm_st_open(&st, path));
+    return st;
+}
+
+static uint32_t tensor_index(const tm_st *st, const char *name) {
+    int64_t at = tm_st_find(st, name);
+    if (at < 0) fail_msg("%s has no tensor %s", tm_st_path(st), name);
+    return (uint32_t)at;
+}
+
+bool tensor_exists(const tm_st *st, const char *name) {
+    return tm_st_find(st, name) >= 0;
+}
+
+tensor tensor_read(const tm_st *st, const char *name) {
+    uint32_t i = tensor_index(st, name);
+    tensor t = {.info = tm_st_get(st, i)};
+    t.n = (size_t)t.info->elements;
+    t.v = malloc(t.n * sizeof *t.v + 1);
+    assert_non_null(t.v);
+    RUN_EXPECT_STATUS(tm_st_read_f32(st, i, 0, t.n, t.v));
+    return t;
+}
+
+int64_t *tensor_ints(const tm_st *st, const char *name, size_t *n) {
+    uint32_t i = tensor_index(st, name);
+    *n = (size_t)tm_st_get(st, i)->elements;
+    int64_t *v = malloc(*n * sizeof *v + 1);
+    assert_non_null(v);
+    RUN_EXPECT_STATUS(tm_st_read_i64(st, i, 0, *n, v));
+    return v;
+}
+
+static int64_t *rows_of(const tm_st *from, const char *name, size_t end, size_t *width) {
+    size_t n;
+    int64_t *v = tensor_ints(from, name, &n);
+    const tm_st_info *info = tm_st_get(from, tensor_index(from, name));
+    *width = (size_t)info->shape[info->ndim - 1];
+    assert_true(end * *width <= n);
+    return v;
+}
+
+void rows_write(const char *path, const tm_st *from, size_t first, size_t rows, size_t seq, bool learn_all) {
+    static const char *const names[] = {"input_ids", "labels", "attention_mask"};
+    enum { IDS, LABELS, MASK, ALL };
+    int64_t *v[ALL];
+    uint32_t t[ALL];
+    size_t width = 0;
+    tm_st_writer *w;
+    RUN_EXPECT_STATUS(tm_st_writer_create(&w, path));
+    for (int k = 0; k < ALL; k++) {
+        RUN_EXPECT_STATUS(tm_st_writer_add(w, names[k], TM_FMT_I64, 2, (uint64_t[]){rows, seq}, &t[k]));
+        v[k] = rows_of(from, names[k], first + rows, &width);
+        assert_true(seq <= width);
+    }
+    for (size_t i = 0; learn_all && i < (first + rows) * width; i++) v[LABELS][i] = v[MASK][i] ? v[IDS][i] : -100;
+    for (int k = 0; k < ALL; k++) {
+        for (size_t r = 0; r < rows; r++)
+            RUN_EXPECT_STATUS(tm_st_writer_write(w, t[k], r * seq * 8, v[k] + (first + r) * width, seq * 8));
+        free(v[k]);
+    }
+    RUN_EXPECT_STATUS(tm_st_writer_commit(w));
+}
+
+/* ---- training -------------------------------------------------------------------------------------------- */
+
+static const tm_json *member(const tm_json *o, const char *key) {
+    const tm_json *m = tm_json_get(o, key);
+    if (!m) fail_msg("log.jsonl:%u: %s is missing", o->line, key);
+    return m;
+}
+
+static uint64_t bytes_of(const tm_json *o, const char *key) {
+    const tm_json *m = member(o, key);
+    if (!m->is_integer || m->integer < 0) fail_msg("log.jsonl: %s is no count", key);
+    return (uint64_t)m->integer;
+}
+
+static void read_step(train_log *log, const tm_json *o) {
+    if (log->steps == LOG_STEPS) fail_msg("more than %d steps", LOG_STEPS);
+    train_step *s = &log->step[log->steps++];
+    assert_int_equal(member(o, "step")->integer, log->steps);
+    *s = (train_step){.loss = member(o, "loss")->number,
+                      .grad_norm = member(o, "grad_norm")->number,
+                      .learning_rate = member(o, "learning_rate")->number,
+                      .tokens = bytes_of(o, "tokens"),
+                      .label_tokens = bytes_of(o, "label_tokens"),
+                      .read_bytes = bytes_of(o, "read_bytes"),
+                      .write_bytes = bytes_of(o, "write_bytes"),
+                      .planned_read = bytes_of(o, "planned_read_bytes"),
+                      .planned_write = bytes_of(o, "planned_write_bytes"),
+                      .host_peak = bytes_of(o, "host_peak_bytes")};
+    static const char *const also[] = {"step_seconds", "tokens_per_second", "bytes_by_kind", "device_peak_bytes"};
+    for (unsigned i = 0; i < TM_COUNT(also); i++) (void)member(o, also[i]);
+    static const char *const waits[] = {"disk_read", "disk_write", "copy", "comm", "compute"};
+    for (unsigned i = 0; i < TM_COUNT(waits); i++) (void)member(member(o, "wait_seconds"), waits[i]);
+}
+
+train_log train_log_read(const char *output_dir) {
+    train_log log = {0};
+    size_t len;
+    bool ended = false;
+    char *text = run_read(run_path(output_dir, "log.jsonl"), &len);
+    for (char *at = text; at < text + len;) {
+        size_t n = strcspn(at, "\n");
+        tm_json_doc *doc;
+        if (ended) fail_msg("%s/log.jsonl: the end event is not the last line", output_dir);
+        RUN_EXPECT_STATUS(tm_json_parse(&doc, at, n, "log.jsonl", 0, 0));
+        const tm_json *o = tm_json_root(doc), *event = tm_json_get(o, "event");
+        if (!event) {
+            read_step(&log, o);
+        } else if (tm_json_is(event, "end")) {
+            ended = true;
+            snprintf(log.hash, sizeof log.hash, "%s", member(o, "state_hash")->text);
+            assert_int_equal(strlen(log.hash), 32);
+            assert_int_equal(member(o, "step")->integer, log.steps);
+            log.host_peak = bytes_of(o, "host_peak_bytes");
+        }
+        tm_json_free(doc);
+        at += n + (at[n] == '\n');
+    }
+    free(text);
+    if (!ended) fail_msg("%s/log.jsonl: no end event", output_dir);
+    return log;
+}
+
+uint64_t train_minimum(const char *err) {
+    const char *at = strstr(err, "at least ");
+    uint64_t bytes = at ? strtoull(at + 9, NULL, 10) : 0;
+    if (bytes == 0) fail_msg("no minimum is named in: %s", err);
+    return bytes;
+}
+
+/* ---- cgroups: v2 where it is mounted with a memory controller, else v1 ----------------------------------- */
+
+static char cgroup_path[256];
+
+static bool put(const char *dir, const char *name, const char *value) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    int fd = open(path, O_WRONLY);
+    if (fd < 0) return false;
+    ssize_t n = write(fd, value, strlen(value));
+    close(fd);
+    return n == (ssize_t)strlen(value);
+}
+
+static bool try_cgroup(const char *root, const char *limit_file, const char *swap_file, const char *limit,
+                       const char *swap) {
+    snprintf(cgroup_path, sizeof cgroup_path, "%s/tidemill-test-%d", root, (int)getpid());
+    bool made = mkdir(cgroup_path, 0755) == 0, limited = made && put(cgroup_path, limit_file, limit);
+    if (limited) {
+        (void)put(cgroup_path, swap_file, swap); /* absent where swap is not accounted: the limit holds all the same */
+        return true;
+    }
+    if (made) (void)rmdir(cgroup_path);
+    cgroup_path[0] = 0;
+    return false;
+}
+
+const char *run_cgroup(uint64_t bytes) {
+    char limit[32];
+    snprintf(limit, sizeof limit, "%llu", (unsigned long long)bytes);
+    if (try_cgroup("/sys/fs/cgroup", "memory.max", "memory.swap.max", limit, "0")) return cgroup_path;
+    if (try_cgroup("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit, limit))
+        return cgroup_path;
+    return NULL;
+}
+
+void run_cgroup_remove(void) {
+    for (int i = 0; cgroup_path[0] && rmdir(cgroup_path) != 0 && errno == EBUSY && i < 50; i++) usleep(20000);
+    cgroup_path[0] = 0;
+}
+
+/* ---- the real model, where it lies beside the checkout --------------------------------------------------- */
+
+const char *smollm2_gguf(void) {
+    static const char path[] = TM_TEST_SHARED "/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+    return access(path, R_OK) == 0 && access(smollm2_fixture("golden.json"), R_OK) == 0 ? path : NULL;
+}
+
+const char *smollm2_fixture(const char *file) {
+    static char path[1024];
+    snprintf(path, sizeof path, "%s/fixtures/public/smollm2/%s", TM_TEST_SHARED, file);
+    return path;
+}

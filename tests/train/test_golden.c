@@ -1,0 +1,371 @@
+/* Training and probing against the golden fixtures: logits, loss, gradients, every step, every final parameter. */
+#include "run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct fixture {
+    const char *folder, *model; /* model: as a path for --model */
+    tm_json_doc *doc;
+    const tm_json *json;
+    tm_st *golden;
+    const char *dir, *rows; /* ours: a folder, and all the batches as rows in it */
+    size_t batch, seq, steps;
+} fixture;
+
+static double number(const fixture *f, const char *block, const char *key) {
+    const tm_json *n = tm_json_get(tm_json_get(f->json, block), key);
+    if (!n) fail_msg("%s/golden.json: %s.%s is missing", f->folder, block, key);
+    return n->number;
+}
+
+static double element(const fixture *f, const char *block, const char *key, size_t i) {
+    const tm_json *n = tm_json_get(tm_json_get(f->json, block), key)->child;
+    while (i-- > 0) n = n->next;
+    return n->number;
+}
+
+static fixture fixture_open(const char *folder) {
+    fixture f = {.folder = folder, .dir = run_dir()};
+    size_t len;
+    const char *path = run_format("%s/%s/golden.json", TM_TEST_FIXTURES, folder);
+    char *text = run_read(path, &len);
+    f.model = run_format("%s/%s", TM_TEST_FIXTURES, folder);
+    for (char *nan = text; (nan = strstr(nan, ": NaN"));) memcpy(nan, ": 0.0", 5); /* in measured_noise; is not JSON */
+    RUN_EXPECT_STATUS(tm_json_parse(&f.doc, text, len, path, 0, 0));
+    free(text);
+    f.json = tm_json_root(f.doc);
+    f.golden = tensors_open(run_format("%s/%s/golden.safetensors", TM_TEST_FIXTURES, folder));
+    const tm_st_info *ids = tm_st_get(f.golden, (uint32_t)tm_st_find(f.golden, "input_ids"));
+    f.steps = (size_t)ids->shape[0];
+    f.batch = (size_t)ids->shape[1];
+    f.seq = (size_t)ids->shape[2];
+    f.rows = run_path(f.dir, "rows.safetensors");
+    rows_write(f.rows, f.golden, 0, f.steps * f.batch, f.seq, false);
+    return f;
+}
+
+static void fixture_close(fixture *f) {
+    tm_json_free(f->doc);
+    tm_st_close(f->golden);
+}
+
+/* ---- distances ------------------------------------------------------------------------------------------- */
+
+static void near_abs(const char *what, double got, double want, double tolerance) {
+    if (!(fabs(got - want) <= tolerance)) fail_msg("%s: %.9g, golden %.9g, allowed %.3g", what, got, want, tolerance);
+}
+
+static void near_rel(const char *what, double got, double want, double tolerance) {
+    near_abs(what, got, want, tolerance * fabs(want));
+}
+
+static double l2(const float *a, const float *b, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += ((double)a[i] - (b ? (double)b[i] : 0)) * ((double)a[i] - (b ? (double)b[i] : 0));
+    return sqrt(sum);
+}
+
+static double max_abs(const float *a, const float *b, size_t n) {
+    double most = 0;
+    for (size_t i = 0; i < n; i++) most = isnan(a[i]) ? INFINITY : fmax(most, fabs((double)a[i] - (double)b[i]));
+    return most;
+}
+
+/* ---- probe ----------------------------------------------------------------------------------------------- */
+
+static tm_st *probe(const fixture *f, const char *model, const char *precision, bool grads) {
+    const char *in = run_path(f->dir, "in.safetensors"), *out = run_path(f->dir, "out.safetensors");
+    rows_write(in, f->golden, 0, f->batch, f->seq, false);
+    run_result r = run((run_opts){0}, "probe", "--model", model, "--input", in, "--output", out, "--precision",
+                       precision, grads ? "--grads" : NULL, NULL);
+    RUN_OK(&r);
+    assert_int_equal(r.out_len, 0); /* the file is the result */
+    run_free(&r);
+    return tensors_open(out);
+}
+
+static void check_logits(const fixture *f, const tm_st *out, const char *name) {
+    size_t n;
+    int64_t *mask = tensor_ints(f->golden, "attention_mask", &n);
+    tensor got = tensor_read(out, "logits"), want = tensor_read(f->golden, name);
+    double most = 0;
+    size_t real = 0;
+    assert_int_equal(got.info->ndim, 3);
+    for (int i = 0; i < 3; i++) assert_int_equal(got.info->shape[i], want.info->shape[i]);
+    assert_int_equal(got.info->fmt, TM_FMT_F32);
+    size_t vocab = want.n / (f->batch * f->seq);
+    for (size_t t = 0; t < f->batch * f->seq; t++) {
+        if (!mask[t]) continue;
+        most = fmax(most, max_abs(got.v + t * vocab, want.v + t * vocab, vocab));
+        real++;
+    }
+    assert_true(real > 0);
+    near_abs(name, most, 0, number(f, "tolerances", "logits_max_abs"));
+    free(mask), free(got.v), free(want.v);
+}
+
+static double scalar(const tm_st *st, const char *name) {
+    tensor t = tensor_read(st, name);
+    double v = (double)t.v[0];
+    assert_int_equal(t.n, 1);
+    assert_int_equal(t.info->ndim, 1);
+    free(t.v);
+    return v;
+}
+
+static void check_gradients(const fixture *f, const tm_st *out) {
+    unsigned checked = 0;
+    for (uint32_t i = 0; i < tm_st_count(f->golden); i++) {
+        const char *name = tm_st_get(f->golden, i)->name;
+        if (strncmp(name, "grad.", 5) != 0) continue;
+        tensor want = tensor_read(f->golden, name), got = tensor_read(out, name);
+        assert_int_equal(got.n, want.n);
+        double norm = l2(want.v, NULL, want.n);
+        near_abs(name, l2(got.v, want.v, want.n), 0, norm > 0 ? norm * number(f, "tolerances", "grad_rel_l2") : 1e-7);
+        free(want.v), free(got.v);
+        checked++;
+    }
+    for (uint32_t i = 0; i < tm_st_count(out); i++) /* and none that the checkpoint has not */
+        if (strncmp(tm_st_get(out, i)->name, "grad.", 5) == 0) checked--;
+    assert_int_equal(checked, 0);
+}
+
+static void check_probe(const char *folder) {
+    fixture f = fixture_open(folder);
+    tm_st *out = probe(&f, f.model, "fp32", true);
+    check_logits(&f, out, "logits");
+    near_abs("loss", scalar(out, "loss"), number(&f, "scalars", "loss"), number(&f, "tolerances", "loss_abs"));
+    near_rel("grad_norm", scalar(out, "grad_norm"), number(&f, "scalars", "grad_norm"),
+             number(&f, "tolerances", "grad_norm_rel"));
+    check_gradients(&f, out);
+    tm_st_close(out);
+    fixture_close(&f);
+}
+
+static void test_probe_llama(void **state) {
+    (void)state;
+    check_probe("arch_llama");
+}
+static void test_probe_tied_rope3(void **state) {
+    (void)state;
+    check_probe("arch_llama_tied_rope3");
+}
+static void test_probe_mistral(void **state) {
+    (void)state;
+    check_probe("arch_mistral");
+}
+
+/* A budget and a path instead of memory: the same bits. */
+static void test_probe_paged(void **state) {
+    (void)state;
+    fixture f = fixture_open("arch_llama");
+    tm_st_close(probe(&f, f.model, "fp32", true));
+    const char *in = run_path(f.dir, "in.safetensors"), *out = run_path(f.dir, "paged.safetensors");
+    const char *offload = run_path(f.dir, "offload");
+    run_result r = run((run_opts){0}, "probe", "--model", f.model, "--input", in, "--output", out, "--grads",
+                       "--host-budget", "1MiB", "--offload-path", offload, NULL);
+    assert_int_equal(r.status, 2);
+    const char *budget = run_format("%llu", (unsigned long long)train_minimum(r.err));
+    run_free(&r);
+    r = run((run_opts){0}, "probe", "--model", f.model, "--input", in, "--output", out, "--grads", "--host-budget",
+            budget, "--offload-path", offload, NULL);
+    RUN_OK(&r);
+    assert_true(r.peak_bytes <= strtoull(budget, NULL, 10));
+    run_free(&r);
+    size_t n, m;
+    char *a = run_read(run_path(f.dir, "out.safetensors"), &n), *b = run_read(out, &m);
+    assert_int_equal(n, m);
+    assert_memory_equal(a, b, n);
+    free(a), free(b);
+    assert_int_equal(run_entries(offload), 0);
+    fixture_close(&f);
+}
+
+/* A folder of bfloat16 weights. Computing in bf16 has the fixture's 2% and 5%. Its fp32 numbers (bf16_weights.*) are of
+ * a model whose rotary frequencies were rounded to bf16 as well, which a loaded folder's are not (tests/model compares
+ * them with that undone): here, that fp32 reads bf16 weights right, within what those roundings can do to a mean. */
+static void check_bf16(const char *folder) {
+    fixture f = fixture_open(folder);
+    const char *model = run_path(f.model, "bf16");
+    tm_st *out = probe(&f, model, "fp32", false);
+    near_abs("bf16_weights.loss", scalar(out, "loss"), number(&f, "scalars", "bf16_weights.loss"), 1e-3);
+    assert_false(tensor_exists(out, "grad_norm"));
+    tm_st_close(out);
+    out = probe(&f, model, "bf16", true);
+    near_rel("bf16_compute.loss", scalar(out, "loss"), number(&f, "scalars", "bf16_compute.loss"),
+             number(&f, "tolerances", "bf16_compute.loss_rel"));
+    near_rel("bf16_compute.grad_norm", scalar(out, "grad_norm"), number(&f, "scalars", "bf16_compute.grad_norm"),
+             number(&f, "tolerances", "bf16_compute.grad_norm_rel"));
+    tm_st_close(out);
+    fixture_close(&f);
+}
+
+static void test_bf16_llama(void **state) {
+    (void)state;
+    check_bf16("arch_llama");
+}
+static void test_bf16_tied_rope3(void **state) {
+    (void)state;
+    check_bf16("arch_llama_tied_rope3");
+}
+
+static void test_probe_sharded(void **state) {
+    (void)state;
+    fixture f = fixture_open("safetensors_sharded");
+    tm_st *out = probe(&f, f.model, "fp32", false);
+    check_logits(&f, out, "logits");
+    near_abs("loss", scalar(out, "loss"), number(&f, "scalars", "loss"), number(&f, "tolerances", "loss_abs"));
+    tm_st_close(out);
+    fixture_close(&f);
+}
+
+/* ---- train
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static const char *write_config(const fixture *f) {
+    const char *path = run_path(f->dir, "config.json");
+    const tm_json *schedule = tm_json_get(tm_json_get(f->json, "settings"), "schedule");
+    run_write(path,
+              run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"seq_len\": %zu},\n"
+                         " \"learning_rate\": %.17g, \"adam_beta1\": %.17g, \"adam_beta2\": %.17g,\n"
+                         " \"adam_epsilon\": %.17g, \"weight_decay\": %.17g, \"max_grad_norm\": %.17g,\n"
+                         " \"lr_scheduler_type\": \"%s\", \"warmup_steps\": %d, \"max_steps\": %zu,\n"
+                         " \"per_device_train_batch_size\": %zu, \"precision\": \"fp32\"}\n",
+                         f->model, f->rows, f->seq, number(f, "settings", "lr"), element(f, "settings", "betas", 0),
+                         element(f, "settings", "betas", 1), number(f, "settings", "eps"),
+                         number(f, "settings", "weight_decay"), number(f, "settings", "clip"), schedule->text,
+                         (int)number(f, "settings", "warmup"), f->steps, f->batch));
+    return path;
+}
+
+static void check_steps(const fixture *f, const train_log *log, double loss_abs, double norm_rel) {
+    assert_int_equal(log->steps, f->steps);
+    for (unsigned s = 0; s < log->steps; s++) {
+        const char *at = run_format("step %u", s + 1);
+        near_abs(run_format("%s loss", at), log->step[s].loss, element(f, "trajectory", "loss", s), loss_abs);
+        near_rel(run_format("%s grad_norm", at), log->step[s].grad_norm, element(f, "trajectory", "grad_norm", s),
+                 norm_rel);
+        near_rel(run_format("%s lr", at), log->step[s].learning_rate, element(f, "trajectory", "lr", s), 1e-12);
+    }
+}
+
+static void check_final(const fixture *f, const char *output) {
+    tm_st *before = tensors_open(run_path(f->model, "model.safetensors"));
+    tm_st *after = tensors_open(run_path(output, "model.safetensors"));
+    unsigned checked = 0;
+    for (uint32_t i = 0; i < tm_st_count(f->golden); i++) {
+        const char *name = tm_st_get(f->golden, i)->name;
+        if (strncmp(name, "final.", 6) != 0) continue;
+        tensor want = tensor_read(f->golden, name), got = tensor_read(after, name + 6),
+               old = tensor_read(before, name + 6);
+        assert_int_equal(got.n, want.n);
+        near_abs(name, max_abs(got.v, want.v, want.n), 0, number(f, "tolerances", "final_param_max_abs"));
+        near_abs(run_format("%s update", name), l2(got.v, want.v, want.n), 0,
+                 number(f, "tolerances", "final_update_rel_l2") * l2(want.v, old.v, want.n));
+        free(want.v), free(got.v), free(old.v);
+        checked++;
+    }
+    assert_true(checked > 0);
+    assert_int_equal(checked, tm_st_count(after));
+    tm_st_close(before);
+    tm_st_close(after);
+}
+
+/* Trains into DIR/NAME with two or three --set; the log of it. */
+static train_log train(const fixture *f, const char *config, const char *name, const char *a, const char *b,
+                       const char *c) {
+    const char *output = run_path(f->dir, name);
+    const char *arguments[16] = {"train", config, "--set", run_format("output_dir=%s", output)};
+    unsigned n = 4;
+    const char *more[] = {a, b, c};
+    for (unsigned i = 0; i < 3; i++)
+        if (more[i]) arguments[n++] = "--set", arguments[n++] = more[i];
+    run_result r = run_argv(&(run_opts){0}, arguments);
+    RUN_OK(&r);
+    run_free(&r);
+    return train_log_read(output);
+}
+
+static const char *minimum_budget(const fixture *f, const char *config) {
+    const char *output = run_path(f->dir, "refused");
+    run_result r = run((run_opts){0}, "train", config, "--set", run_format("output_dir=%s", output), "--set",
+                       "memory.host_budget=1MiB", "--set", "memory.cache=none", NULL);
+    assert_int_equal(r.status, 2);
+    const char *budget = run_format("memory.host_budget=%llu", (unsigned long long)train_minimum(r.err));
+    run_free(&r);
+    return budget;
+}
+
+static void check_train(const char *folder) {
+    fixture f = fixture_open(folder);
+    const char *config = write_config(&f);
+    double loss = number(&f, "tolerances", "traj_loss_abs"), norm = number(&f, "tolerances", "traj_grad_norm_rel");
+    train_log memory = train(&f, config, "memory", "memory.host_budget=unlimited", NULL, NULL);
+    check_steps(&f, &memory, loss, norm);
+    check_final(&f, run_path(f.dir, "memory"));
+    assert_int_equal(memory.step[0].read_bytes + memory.step[0].write_bytes, 0);
+    train_log paged = train(&f, config, "paged", minimum_budget(&f, config), "memory.cache=none", NULL);
+    check_steps(&f, &paged, loss, norm);
+    check_final(&f, run_path(f.dir, "paged"));
+    assert_true(paged.step[0].read_bytes > 0 && paged.step[0].write_bytes > 0);
+    assert_string_equal(paged.hash, memory.hash);
+    /* the same rows as micro-batches of one: another order of summation, the same tolerances */
+    const char *accumulation = run_format("gradient_accumulation_steps=%zu", f.batch);
+    train_log many = train(&f, config, "many", "per_device_train_batch_size=1", accumulation, NULL);
+    check_steps(&f, &many, loss, norm);
+    check_final(&f, run_path(f.dir, "many"));
+    train_log again =
+        train(&f, config, "many_paged", "per_device_train_batch_size=1", accumulation, "memory.cache=none");
+    assert_string_equal(again.hash, many.hash);
+    fixture_close(&f);
+}
+
+static void test_train_llama(void **state) {
+    (void)state;
+    check_train("arch_llama");
+}
+static void test_train_tied_rope3(void **state) {
+    (void)state;
+    check_train("arch_llama_tied_rope3");
+}
+static void test_train_mistral(void **state) {
+    (void)state;
+    check_train("arch_mistral");
+}
+
+/* bf16 follows the fp32 trajectory: the fixture allows computing in bf16 2% of the loss and 5% of the norm in one step;
+ * masters are exact, so ten small steps add no more than that. */
+static void test_train_bf16(void **state) {
+    (void)state;
+    fixture f = fixture_open("arch_llama");
+    const char *config = write_config(&f);
+    train_log memory = train(&f, config, "memory", "precision=bf16", "memory.host_budget=unlimited", NULL);
+    check_steps(&f, &memory, 0.02 * element(&f, "trajectory", "loss", 0), 0.05);
+    train_log paged = train(&f, config, "paged", "precision=bf16", "memory.cache=none", NULL);
+    assert_string_equal(paged.hash, memory.hash);
+    tm_st *out = tensors_open(run_path(f.dir, "paged/model.safetensors"));
+    for (uint32_t i = 0; i < tm_st_count(out); i++) assert_int_equal(tm_st_get(out, i)->fmt, TM_FMT_BF16);
+    tm_st_close(out);
+    fixture_close(&f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_probe_llama, run_clean),
+        cmocka_unit_test_teardown(test_probe_tied_rope3, run_clean),
+        cmocka_unit_test_teardown(test_probe_mistral, run_clean),
+        cmocka_unit_test_teardown(test_probe_paged, run_clean),
+        cmocka_unit_test_teardown(test_bf16_llama, run_clean),
+        cmocka_unit_test_teardown(test_bf16_tied_rope3, run_clean),
+        cmocka_unit_test_teardown(test_probe_sharded, run_clean),
+        cmocka_unit_test_teardown(test_train_llama, run_clean),
+        cmocka_unit_test_teardown(test_train_tied_rope3, run_clean),
+        cmocka_unit_test_teardown(test_train_mistral, run_clean),
+        cmocka_unit_test_teardown(test_train_bf16, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_golden", tests, NULL, NULL);
+}
