@@ -110,8 +110,7 @@ static void note_touch(emitter *e, uint64_t address, uint64_t bytes, unsigned ac
     e->plan->touch[e->n_touch++] = (struct plan_touch){address, bytes, (uint8_t)access, object};
 }
 
-/* ---- who had these bytes before
- * ------------------------------------------------------------------------------------------- */
+/* ---- who had these bytes before ------------------------------------------------------------------------------ */
 
 static bool push_final(uint32_t **list, uint32_t *cap, uint32_t *n, uint32_t op) {
     if (!offload_grow(list, cap, *n, sizeof **list)) return false;
@@ -180,8 +179,7 @@ static void occupy(emitter *e, uint32_t r) {
     if (tail.end > 0) e->map[at] = tail;
 }
 
-/* ---- operations
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- operations ---------------------------------------------------------------------------------------------- */
 
 static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
     const residence *res = &e->pl->item[r];
@@ -256,8 +254,7 @@ static void emit_compute(emitter *e, uint32_t pos) {
     }
 }
 
-/* ---- order: fills that start at a position, its operation, write-backs of what ends there
- * ----------------------------------- */
+/* ---- order: fills that start at a position, its operation, write-backs of what ends there -------------------- */
 
 static int by_start(const void *a, const void *b) {
     const residence *x = *(residence *const *)a, *y = *(residence *const *)b;

@@ -52,8 +52,7 @@ struct tm_exec {
     tm_exec_stats stats;
 };
 
-/* ---- heaps of operation indices -------------------------------------------------------------------------------------
- */
+/* ---- heaps of operation indices ------------------------------------------------------------------------------ */
 
 static void heap_push(heap *h, uint32_t v) {
     uint32_t i = h->n++;
@@ -76,8 +75,7 @@ static uint32_t heap_pop(heap *h) {
     return top;
 }
 
-/* ---- slab
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- slab ---------------------------------------------------------------------------------------------------- */
 
 static tm_status map_slab(tm_exec *e, uint64_t bytes) {
     const char *kind;
@@ -96,8 +94,7 @@ static tm_status map_slab(tm_exec *e, uint64_t bytes) {
     return TM_OK;
 }
 
-/* ---- scheduling
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- scheduling ---------------------------------------------------------------------------------------------- */
 
 static void fail_locked(tm_exec *e, tm_status status) {
     if (e->status == TM_OK) {
@@ -170,8 +167,7 @@ static tm_status finish_disk(tm_exec *e, flight *f) {
     return TM_OK;
 }
 
-/* ---- disk thread
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- disk thread --------------------------------------------------------------------------------------------- */
 
 static bool disk_busy(const tm_exec *e) {
     return e->running && (e->in_flight > 0 || (e->status == TM_OK && !e->stop && e->disk_left > 0));
@@ -244,8 +240,7 @@ static void *disk_main(void *arg) {
     }
 }
 
-/* ---- calling thread
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- calling thread ------------------------------------------------------------------------------------------ */
 
 static tm_status run_cpu(tm_exec *e, uint32_t op, tm_op_fn fn, void *ctx) {
     enum { MANY = 512 };
@@ -303,8 +298,7 @@ static void run_threaded(tm_exec *e, tm_op_fn fn, void *ctx) {
     pthread_mutex_unlock(&e->lock);
 }
 
-/* ---- random legal orders (tests)
- * --------------------------------------------------------------------------------------------- */
+/* ---- random legal orders (tests) ----------------------------------------------------------------------------- */
 
 static uint32_t draw(tm_exec *e, uint32_t n) {
     uint32_t r[4];
@@ -364,9 +358,7 @@ static void run_random(tm_exec *e, tm_op_fn fn, void *ctx) {
     e->running = false;
 }
 
-/* ---- public
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- public -------------------------------------------------------------------------------------------------- */
 
 tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     tm_status rc;

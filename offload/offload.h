@@ -60,8 +60,7 @@ typedef struct tm_object {
     uint64_t address;     /* resident state: in the slab */
 } tm_object;
 
-/* ---- layout: the state of a run, its residency and its home on disk
- * -------------------------------------------------- */
+/* ---- layout: the state of a run, its residency and its home on disk ------------------------------------------ */
 
 typedef struct tm_layout tm_layout;
 TM_MUST_USE tm_status tm_layout_create(tm_layout **out);
@@ -71,8 +70,7 @@ uint32_t tm_layout_object(tm_layout *l, const tm_object *o);
 uint32_t tm_layout_objects(const tm_layout *l);
 const tm_object *tm_layout_get(const tm_layout *l, uint32_t id);
 
-/* ---- program
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- program ------------------------------------------------------------------------------------------------- */
 
 typedef enum tm_engine { TM_ENGINE_CPU, TM_ENGINE_DISK_READ, TM_ENGINE_DISK_WRITE, TM_ENGINES } tm_engine;
 typedef enum tm_use_access {
@@ -100,8 +98,7 @@ void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access);
 void tm_program_use_range(tm_program *p, uint32_t visit, uint32_t object, uint32_t count, tm_use_access access);
 uint32_t tm_program_ops(const tm_program *p);
 
-/* ---- plan
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- plan ---------------------------------------------------------------------------------------------------- */
 
 typedef struct tm_plan_opts {
     uint64_t slab_bytes;   /* the frames' budget */
@@ -145,8 +142,7 @@ TM_MUST_USE tm_status tm_plan_verify(const tm_plan *plan);
 /* One line an operation: index, engine, object or code, frame, predecessors. */
 TM_MUST_USE tm_status tm_plan_print(const tm_plan *plan, tm_buf *out);
 
-/* ---- store: extents, slots, checksums
- * ----------------------------------------------------------------------------------- */
+/* ---- store: extents, slots, checksums ------------------------------------------------------------------------ */
 
 /* The offload files of one run. Each pageable state object that is not resident has an extent with `slots` slots; a
  * write goes to a slot that the last commit does not name. Every 64 KiB page has an XXH3-64 over (run, kind, object,
@@ -168,8 +164,7 @@ const char *tm_store_engine(const tm_store *s);
 /* What was written last is now what a commit names: the next write of each object goes to its other slot. */
 void tm_store_mark_committed(tm_store *s);
 
-/* ---- executor
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- executor ------------------------------------------------------------------------------------------------ */
 
 typedef tm_status (*tm_op_fn)(void *ctx, const tm_op *op, void *const *operand);
 

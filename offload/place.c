@@ -178,8 +178,7 @@ static tm_status give_window(placement *pl, const tm_program *p, uint64_t window
     return TM_OK;
 }
 
-/* ---- packing: best fit over a free list, walking the positions ------------------------------------------------------
- */
+/* ---- packing: best fit over a free list, walking the positions ----------------------------------------------- */
 
 typedef struct gap {
     uint64_t begin, end;

@@ -66,8 +66,9 @@ static tm_status collect(chooser *ch) {
     if (ch->opts->choose_residency && ch->opts->cache) {
         for (uint32_t i = 0; i < ch->l->n;) {
             uint32_t count = bundle_count(ch->l, i);
-            bool hi = ch->l->object[i].kind == TM_KIND_WEIGHT_HI;
-            if (!ch->resident[i]) ch->c[ch->n++] = (candidate){.first = i, .count = count, .rank = hi ? 0 : 2};
+            tm_kind kind = ch->l->object[i].kind;
+            uint8_t rank = kind == TM_KIND_WEIGHT_HI ? 0 : kind == TM_KIND_GRAD ? 1 : 2;
+            if (!ch->resident[i]) ch->c[ch->n++] = (candidate){.first = i, .count = count, .rank = rank};
             i += count;
         }
     }

@@ -154,8 +154,7 @@ void tm_store_mark_committed(tm_store *s) {
     for (uint32_t i = 0; i < s->layout->n; i++) s->extent[i].committed = s->extent[i].slot;
 }
 
-/* ---- checksums
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- checksums ----------------------------------------------------------------------------------------------- */
 
 /* Identity goes in as the seed: the same bytes at another place or of another time do not pass. */
 static uint64_t page_seed(const tm_store *s, tm_kind kind, uint32_t object, uint32_t page, uint32_t generation) {

@@ -86,8 +86,7 @@ static uint32_t push_reader(prover *p, uint32_t op, uint32_t next) {
     return p->n_reader++;
 }
 
-/* ---- the map -------------------------------------------------------------------------------------------------------
- */
+/* ---- the map ------------------------------------------------------------------------------------------------- */
 
 static uint32_t find(const prover *p, uint64_t at) {
     uint32_t lo = 0, hi = p->n_map;
@@ -133,8 +132,7 @@ static void put(prover *p, const span *s) {
     p->map[from] = *s;
 }
 
-/* ---- one touch
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- one touch ----------------------------------------------------------------------------------------------- */
 
 static tm_status read_frame(prover *p, uint32_t op, const struct plan_touch *t) {
     uint64_t end = t->address + t->bytes, at = t->address;
@@ -199,8 +197,7 @@ static tm_status disk_op(prover *p, uint32_t op) {
     return TM_OK;
 }
 
-/* ---- begin and end
- * --------------------------------------------------------------------------------------------------- */
+/* ---- begin and end ------------------------------------------------------------------------------------------- */
 
 static tm_status begin(prover *p) {
     const tm_layout *l = p->plan->layout;

@@ -27,7 +27,7 @@ typedef struct pass {
     uint8_t *value_written, *grad_written;
     uint32_t *part_visit;                       /* of the unit under way */
     uint32_t *sum_object, *sum_visit, *partial; /* per part */
-    uint8_t *sum_written, *contributors;
+    uint8_t *sum_written, *contributors, *updated;
     uint32_t **grad_tile; /* per part, per tile: rounded gradients */
 } pass;
 
@@ -47,8 +47,7 @@ static uint32_t scratch(pass *x, uint32_t unit, uint64_t bytes) {
     return tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = bytes ? bytes : 1});
 }
 
-/* ---- slots and gradients
- * ----------------------------------------------------------------------------------------------- */
+/* ---- slots and gradients ------------------------------------------------------------------------------------- */
 
 /* A unit's input is the output of the unit before. */
 static size_t slot_key(const pass *x, uint32_t unit, uint32_t mb, uint32_t slot) {
@@ -108,12 +107,47 @@ static void use_workspace(pass *x, uint32_t unit, uint32_t stage, bool backward)
     tm_program_use(x->p, tm_program_visit(x->p, scratch(x, unit, bytes), 1), TM_USE_WRITE);
 }
 
-/* ---- stages
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- update -------------------------------------------------------------------------------------------------- */
+
+static uint32_t gradient_object(const pass *x, uint32_t part, uint32_t tile) {
+    const part_state *ps = &x->job->part[part];
+    return ps->grad != TM_NO_OBJECT ? ps->grad + tile * ps->stride : x->grad_tile[part][tile];
+}
+
+/* `open`: the part's weights are being visited as a whole (update F), else each tile on its own. */
+static void update_part(pass *x, uint32_t part, bool open) {
+    const part_state *ps = &x->job->part[part];
+    for (uint32_t tile = 0; tile < ps->tiles; tile++) {
+        uint32_t hi = open ? x->part_visit[part] : tm_program_visit(x->p, ps->hi + tile, 1);
+        tm_program_op(x->p, &(tm_op){.code = OP_ADAMW, .arg = {part, tile}});
+        tm_program_use_range(x->p, hi, ps->hi + tile, 1, TM_USE_UPDATE);
+        if (ps->lo != TM_NO_OBJECT)
+            tm_program_use(x->p, tm_program_visit(x->p, ps->lo + tile * ps->stride, 1), TM_USE_UPDATE);
+        tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg + tile * ps->stride, 1), TM_USE_UPDATE);
+        tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg_sq + tile * ps->stride, 1), TM_USE_UPDATE);
+        tm_program_use(x->p, tm_program_visit(x->p, gradient_object(x, part, tile), 1), TM_USE_READ);
+        tm_program_use(x->p, x->step, TM_USE_READ);
+    }
+}
+
+/* Update F: what a stage is about to use for the first time in this pass is brought up to date first. */
+static void update_before(pass *x, const tm_stage *stage) {
+    for (uint32_t i = 0; i < stage->n_parts; i++) {
+        uint32_t part = stage->part[i];
+        if (x->o->update != UPDATE_BEFORE || x->updated[part]) continue;
+        x->updated[part] = 1;
+        if (x->part_visit[part] == NONE)
+            x->part_visit[part] = tm_program_visit(x->p, x->job->part[part].hi, x->job->part[part].tiles);
+        update_part(x, part, true);
+    }
+}
+
+/* ---- stages -------------------------------------------------------------------------------------------------- */
 
 static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
     uint32_t fresh = fresh_slots(x, unit, mb, stage->forward, stage->n_forward), again = 0;
+    update_before(x, stage);
     tm_program_op(x->p, &(tm_op){.code = OP_FORWARD, .arg = {unit, s, mb, fresh}});
     tm_program_use(x->p, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
@@ -153,8 +187,7 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     use_workspace(x, unit, s, true);
 }
 
-/* ---- gradients that are complete
- * ------------------------------------------------------------------------------------------- */
+/* ---- gradients that are complete ----------------------------------------------------------------------------- */
 
 static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     const part_state *ps = &x->job->part[part];
@@ -166,10 +199,16 @@ static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     uint64_t blocks = (uint64_t)ps->tiles * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
     x->partial[part] = tm_program_visit(x->p, scratch(x, unit, blocks * sizeof(double)), 1);
     for (uint32_t tile = 0; tile < ps->tiles; tile++) {
-        uint32_t g = tm_program_temp(
-            x->p, &(tm_object){
-                      .kind = TM_KIND_GRAD, .unit = unit, .pageable = true, .bytes = tile_elements(ps, tile) * width});
-        if (x->grad_tile[part]) x->grad_tile[part][tile] = g;
+        uint32_t g;
+        if (x->o->park) {
+            g = ps->grad + tile * ps->stride;
+        } else {
+            g = tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_GRAD,
+                                                   .unit = unit,
+                                                   .bytes = tile_elements(ps, tile) * width,
+                                                   .pageable = true});
+            if (x->grad_tile[part]) x->grad_tile[part][tile] = g;
+        }
         tm_program_op(x->p, &(tm_op){.code = OP_FINISH, .arg = {part, tile}});
         tm_program_use(x->p, x->sum_visit[part], TM_USE_READ);
         tm_program_use(x->p, tm_program_visit(x->p, g, 1), TM_USE_WRITE);
@@ -184,8 +223,7 @@ static void contributed(pass *x, uint32_t unit, uint32_t s) {
         if (stage->part_gradient[i] && --x->contributors[stage->part[i]] == 0) finish_part(x, stage->part[i], unit);
 }
 
-/* ---- units
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- units --------------------------------------------------------------------------------------------------- */
 
 /* What was visited belongs to a pass that is over: the next use opens a new visit. The output stays open for the unit
  * that comes next. */
@@ -285,8 +323,7 @@ static void backward_unit(pass *x, uint32_t unit) {
     for (uint32_t s = u->n_stages; s-- > 0;) contributed(x, unit, s);
 }
 
-/* ---- objective, norm, update
- * ------------------------------------------------------------------------------------------- */
+/* ---- objective, norm, update --------------------------------------------------------------------------------- */
 
 static void emit_objective(pass *x, uint32_t unit) {
     const tm_slot_use state = {.slot = TM_HEAD_SLOT_STATE, .access = TM_READ};
@@ -299,7 +336,7 @@ static void emit_objective(pass *x, uint32_t unit) {
         use_slots(x, unit, mb, &state, 1, &fresh);
         tm_program_use(x->p, x->coef[mb], TM_USE_WRITE);
     }
-    tm_program_use(x->p, x->step, TM_USE_WRITE);
+    tm_program_use(x->p, x->step, x->o->update == UPDATE_BEFORE ? TM_USE_UPDATE : TM_USE_WRITE);
 }
 
 static void emit_norm(pass *x) {
@@ -308,32 +345,23 @@ static void emit_norm(pass *x) {
     tm_program_use(x->p, x->step, TM_USE_UPDATE);
 }
 
-static void emit_update(pass *x) {
-    for (uint32_t part = 0; part < x->parts; part++) {
-        const part_state *ps = &x->job->part[part];
-        for (uint32_t tile = 0; tile < ps->tiles; tile++) {
-            tm_program_op(x->p, &(tm_op){.code = OP_ADAMW, .arg = {part, tile}});
-            tm_program_use(x->p, tm_program_visit(x->p, ps->hi + tile, 1), TM_USE_UPDATE);
-            if (ps->lo != TM_NO_OBJECT)
-                tm_program_use(x->p, tm_program_visit(x->p, ps->lo + tile * ps->stride, 1), TM_USE_UPDATE);
-            tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg + tile * ps->stride, 1), TM_USE_UPDATE);
-            tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg_sq + tile * ps->stride, 1), TM_USE_UPDATE);
-            tm_program_use(x->p, tm_program_visit(x->p, x->grad_tile[part][tile], 1), TM_USE_READ);
-            tm_program_use(x->p, x->step, TM_USE_READ);
-        }
-    }
+static void emit_pending(pass *x) {
+    tm_program_op(x->p, &(tm_op){.code = OP_PENDING});
+    tm_program_use(x->p, x->step, TM_USE_WRITE);
 }
 
-/* ---- the pass
- * ---------------------------------------------------------------------------------------------------------------------
- */
+static void emit_update(pass *x) {
+    for (uint32_t part = 0; part < x->parts; part++) update_part(x, part, false);
+}
+
+/* ---- the pass ------------------------------------------------------------------------------------------------ */
 
 static void pass_free(pass *x) {
     if (x->grad_tile)
         for (uint32_t p = 0; p < x->parts; p++) tm_free(x->grad_tile[p]);
-    void *all[] = {x->batch,      x->coef,          x->value_object, x->value_visit,  x->grad_object,
-                   x->grad_visit, x->value_written, x->grad_written, x->part_visit,   x->sum_object,
-                   x->sum_visit,  x->partial,       x->sum_written,  x->contributors, x->grad_tile};
+    void *all[] = {x->batch,         x->coef,         x->value_object, x->value_visit, x->grad_object, x->grad_visit,
+                   x->value_written, x->grad_written, x->part_visit,   x->sum_object,  x->sum_visit,   x->partial,
+                   x->sum_written,   x->contributors, x->updated,      x->grad_tile};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
 }
 
@@ -359,12 +387,13 @@ static tm_status pass_init(pass *x) {
     x->partial = nones(x->parts);
     x->sum_written = tm_calloc(x->parts, 1);
     x->contributors = tm_calloc(x->parts, 1);
+    x->updated = tm_calloc(x->parts, 1);
     x->grad_tile = tm_calloc(x->parts, sizeof *x->grad_tile);
     if (!x->batch || !x->coef || !x->value_object || !x->value_visit || !x->grad_object || !x->grad_visit ||
         !x->value_written || !x->grad_written || !x->part_visit || !x->sum_object || !x->sum_visit || !x->partial ||
-        !x->sum_written || !x->contributors || !x->grad_tile)
+        !x->sum_written || !x->contributors || !x->updated || !x->grad_tile)
         return tm_nomem(slots * 16);
-    for (uint32_t p = 0; p < x->parts && x->o->update; p++) {
+    for (uint32_t p = 0; p < x->parts && x->o->update == UPDATE_AFTER; p++) {
         x->grad_tile[p] = nones(x->job->part[p].tiles);
         if (!x->grad_tile[p]) return tm_nomem(x->job->part[p].tiles * sizeof(uint32_t));
     }
@@ -384,6 +413,7 @@ static void emit_pass(pass *x) {
         tm_program_op(x->p, &(tm_op){.code = OP_BATCH, .arg = {mb, x->T}});
         tm_program_use(x->p, x->batch[mb], TM_USE_WRITE);
     }
+    if (x->o->update == UPDATE_BEFORE) emit_pending(x);
     for (uint32_t u = 0; u <= head; u++) {
         forward_unit(x, u);
         if (u != head) close_unit(x, u);
@@ -396,7 +426,7 @@ static void emit_pass(pass *x) {
         close_unit(x, u);
     }
     emit_norm(x);
-    if (x->o->update) emit_update(x);
+    if (x->o->update == UPDATE_AFTER) emit_update(x);
 }
 
 tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts) {
@@ -420,8 +450,18 @@ done:
     return rc;
 }
 
-/* ---- import and walks
- * ---------------------------------------------------------------------------------------------------------------- */
+tm_status build_drain(tm_program **out, const tm_job *job) {
+    pass_opts o = {0};
+    pass x = {.job = job, .m = job->model, .o = &o, .parts = tm_model_parts(job->model)};
+    TM_TRY(tm_program_create(&x.p, job->layout, "pending update"));
+    x.step = tm_program_visit(x.p, scratch(&x, 0, 64), 1);
+    emit_pending(&x);
+    emit_update(&x);
+    *out = x.p;
+    return TM_OK;
+}
+
+/* ---- import and walks ---------------------------------------------------------------------------------------- */
 
 tm_status build_import(tm_program **out, const tm_job *job) {
     tm_program *p;

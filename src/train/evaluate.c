@@ -63,8 +63,7 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
     return TM_OK;
 }
 
-/* ---- exact match
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- exact match --------------------------------------------------------------------------------------------- */
 
 typedef struct question {
     tm_ids prompt;

@@ -154,8 +154,7 @@ tm_status generate_rows(const gen_opts *o, const job_opts *base, uint32_t vocab,
     return rc;
 }
 
-/* ---- one prompt: the command
- * ---------------------------------------------------------------------------------------------- */
+/* ---- one prompt: the command --------------------------------------------------------------------------------- */
 
 static tm_status encode_messages(const char *path, const text_tools *text, tm_ids *ids) {
     tm_buf json = {0}, rendered = {0}, mask = {0};

@@ -3,13 +3,13 @@
 
 #include "kernels/kernels.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
-/* ---- the model and its tensors
- * --------------------------------------------------------------------------------------- */
+/* ---- the model and its tensors ------------------------------------------------------------------------------- */
 
 static tm_status match_shape(const tm_job *job, const tm_tensor *t, const tm_source_tensor *have) {
     bool same = t->ndim == have->ndim;
@@ -44,8 +44,7 @@ static tm_status find_tensors(tm_job *job) {
     return TM_OK;
 }
 
-/* ---- state
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- state --------------------------------------------------------------------------------------------------- */
 
 static uint32_t add_object(tm_job *job, tm_kind kind, uint32_t unit, uint32_t bundle, uint64_t bytes) {
     return tm_layout_object(
@@ -61,6 +60,7 @@ static void add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
     *s = (part_state){.lo = TM_NO_OBJECT,
                       .exp_avg = TM_NO_OBJECT,
                       .exp_avg_sq = TM_NO_OBJECT,
+                      .grad = TM_NO_OBJECT,
                       .elements = p->elements,
                       .tiles = (uint32_t)((p->elements + TM_TILE_ELEMENTS - 1) / TM_TILE_ELEMENTS)};
     s->hi = tm_layout_objects(job->layout);
@@ -69,20 +69,30 @@ static void add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
     ++*bundle;
     if (!job->optimizer) return;
     bool split = job->dtype == TM_BF16;
-    s->stride = split ? 3 : 2;
-    uint32_t first = tm_layout_objects(job->layout);
-    if (split) s->lo = first++;
-    s->exp_avg = first;
-    s->exp_avg_sq = first + 1;
+    uint32_t at = tm_layout_objects(job->layout), first = at;
+    if (split) s->lo = at++;
+    s->exp_avg = at++;
+    s->exp_avg_sq = at++;
+    if (job->parks) s->grad = at++;
+    s->stride = at - first;
     for (uint32_t i = 0; i < s->tiles; i++) {
         uint64_t n = tile_elements(s, i);
         if (split) (void)add_object(job, TM_KIND_WEIGHT_LO, p->unit, (*bundle)++, n * 2);
         (void)add_object(job, TM_KIND_EXP_AVG, p->unit, (*bundle)++, n * 4);
         (void)add_object(job, TM_KIND_EXP_AVG_SQ, p->unit, (*bundle)++, n * 4);
+        if (job->parks) (void)add_object(job, TM_KIND_GRAD, p->unit, (*bundle)++, n * width);
     }
 }
 
-static tm_status add_state(tm_job *job, const job_opts *opts) {
+/* Describes the state anew: with gradients among it (update F) or without. */
+static tm_status add_state(tm_job *job, const job_opts *opts, bool parks) {
+    tm_layout_free(job->layout);
+    job->layout = NULL;
+    tm_free(job->part);
+    tm_free(job->kv);
+    job->part = NULL;
+    job->kv = NULL;
+    job->parks = parks;
     uint32_t parts = tm_model_parts(job->model), units = tm_model_units(job->model), bundle = 0, want = 0;
     TM_TRY(tm_layout_create(&job->layout));
     job->part = tm_calloc(parts + 1, sizeof *job->part);
@@ -132,7 +142,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
         job->source = NULL;
     }
     TM_GO(find_tensors(job));
-    TM_GO(add_state(job, opts));
+    TM_GO(add_state(job, opts, false));
     *out = job;
 done:
     if (rc != TM_OK) job_close(job);
@@ -154,17 +164,18 @@ void job_close(tm_job *job) {
     tm_free(job);
 }
 
-/* ---- the budget: what is not a frame
- * ---------------------------------------------------------------------------------------- */
+/* ---- the budget: what is not a frame ------------------------------------------------------------------------- */
 
-/* The program, its libraries, stacks, and the matrix library's buffers, resident at the most the machine's threads
- * need; measured as VmHWM minus the slab over the test suite's jobs, and enforced by tests, not measured at run time.
- */
-enum { FIXED_MIB = 40, PER_THREAD_MIB = 4 };
+/* The program, its libraries, stacks and the matrix library's buffers, as constants; and what grows with the state:
+ * plans (about a dozen operations an object) and a checksum a page. Stated, not measured at run time, so that `plan`
+ * and `train` agree; tests hold VmHWM against the budget. */
+enum { FIXED_MIB = 24, PER_THREAD_MIB = 4, PLAN_BYTES_PER_OBJECT = 2560 };
 
 static uint64_t fixed_bytes(const tm_job *job, uint64_t other) {
-    (void)job;
-    return (FIXED_MIB + (uint64_t)PER_THREAD_MIB * (uint64_t)tm_kernels_threads()) * TM_MIB + other;
+    uint64_t bytes = (FIXED_MIB + (uint64_t)PER_THREAD_MIB * tm_kernels_threads()) * TM_MIB + other;
+    for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
+        bytes += PLAN_BYTES_PER_OBJECT + tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
+    return bytes;
 }
 
 static void plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
@@ -175,21 +186,28 @@ static void plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po)
     po->slab_bytes = job->slab_bytes;
 }
 
-/* ---- choosing among ways to run the step
- * -------------------------------------------------------------------------------------- */
+/* ---- choosing among ways to run the step --------------------------------------------------------------------- */
 
 /* Nominal rates until the machine's profile is measured (bench, tune): one NVMe disk, two cores. They only rank plans.
  */
 static const double READ_RATE = 1.4 * (double)(1 << 30), WRITE_RATE = 2.4 * (double)(1 << 30), FLOP_RATE = 150e9;
 
+/* Seconds of a step if reads and writes overlap with each other's and with compute, but for an update that comes after
+ * backward: then nothing is computed while its tiles pass by. */
 static double estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o) {
-    double disk = 0, params = (double)tm_model_parameters(job->model);
+    double pass = 0, update = 0, params = (double)tm_model_parameters(job->model);
     double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape);
-    for (int k = 0; k < TM_KINDS; k++)
-        disk += (double)info->read_bytes[k] / READ_RATE + (double)info->write_bytes[k] / WRITE_RATE;
-    double flops = params * tokens * (o->backward ? (o->keep == JOB_RECOMPUTE ? 8 : 6) : 2);
-    double cpu = flops / FLOP_RATE;
-    return disk > cpu ? disk + 0.01 * cpu : cpu + 0.01 * disk;
+    for (int k = 0; k < TM_KINDS; k++) {
+        bool moment = k == TM_KIND_WEIGHT_LO || k == TM_KIND_EXP_AVG || k == TM_KIND_EXP_AVG_SQ;
+        double t = (double)info->read_bytes[k] / READ_RATE + (double)info->write_bytes[k] / WRITE_RATE;
+        *(moment ? &update : &pass) += t;
+    }
+    double cpu = params * tokens * (o->backward ? (o->keep == JOB_RECOMPUTE ? 8 : 6) : 2) / FLOP_RATE;
+    if (o->update != UPDATE_AFTER) {
+        pass += update;
+        update = 0;
+    }
+    return (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
 }
 
 static tm_status compile_candidate(tm_job *job, const job_opts *opts, const char *name, const pass_opts *o,
@@ -198,6 +216,7 @@ static tm_status compile_candidate(tm_job *job, const job_opts *opts, const char
     tm_plan_opts po;
     plan_opts(job, opts, &po);
     po.choose_residency = true;
+    if (o->park != job->parks) TM_TRY(add_state(job, opts, o->park));
     TM_TRY(build_pass(&program, job, name, o));
     tm_status rc = tm_plan_compile(plan, job->layout, program, &po, minimum);
     tm_program_free(program);
@@ -278,6 +297,7 @@ static tm_status open_tiers(tm_job *job, const job_opts *opts, uint64_t slab, ui
                                               .allow_tmpfs = opts->allow_tmpfs,
                                               .io = opts->io,
                                               .spill_bytes = spill}));
+    (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
     return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = slab, .store = job->store, .seed = opts->order_seed});
 }
 
@@ -320,9 +340,7 @@ done:
     return rc;
 }
 
-/* ---- running
- * ---------------------------------------------------------------------------------------------------------------------
- */
+/* ---- running ------------------------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t stop_signal;
 void job_stop_on_signal(int sig) {

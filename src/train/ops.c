@@ -173,8 +173,7 @@ static tm_status do_adamw(tm_job *job, const tm_op *op, operands o) {
     return TM_OK;
 }
 
-/* ---- import
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- import -------------------------------------------------------------------------------------------------- */
 
 static tm_status read_tensor(tm_job *job, uint32_t t, uint64_t first, uint64_t n, float *out) {
     const tm_tensor *tensor = tm_model_tensor(job->model, t);
@@ -215,8 +214,7 @@ static tm_status do_import(tm_job *job, const tm_op *op, operands o) {
     return TM_OK;
 }
 
-/* ---- what programs yield
- * ------------------------------------------------------------------------------------------------ */
+/* ---- what programs yield ------------------------------------------------------------------------------------- */
 
 static tm_status do_logits(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
@@ -330,6 +328,8 @@ tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
         return do_take_grad(job, op, o);
     case OP_HASH:
         return do_hash(job, op, o);
+    case OP_PENDING:
+        return TM_OK;
     case OP_EXPORT:
         return do_export(job, op, o);
     default:

@@ -7,8 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- tokenizer, template, end tokens --------------------------------------------------------------------------------
- */
+/* ---- tokenizer, template, end tokens ------------------------------------------------------------------------- */
 
 static tm_status side_file(const tm_source *source, const char *name, tm_buf *out, bool *found) {
     *found = false;
@@ -86,8 +85,7 @@ void text_close(text_tools *t) {
     *t = (text_tools){0};
 }
 
-/* ---- data files
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- data files ---------------------------------------------------------------------------------------------- */
 
 struct data_file {
     tm_dataset *set;

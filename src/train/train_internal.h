@@ -18,6 +18,7 @@
 typedef struct part_state {
     uint32_t hi;                      /* first of `tiles` objects of one bundle */
     uint32_t lo, exp_avg, exp_avg_sq; /* of tile 0; TM_NO_OBJECT where the job has none */
+    uint32_t grad;                    /* rounded gradients that outlive a program (update F); TM_NO_OBJECT otherwise */
     uint32_t stride, tiles;
     uint64_t elements;
 } part_state;
@@ -69,6 +70,7 @@ struct tm_job {
     job_opts opts;
     tm_model *model;
     tm_dtype dtype;
+    bool parks;        /* gradients are state (update F) */
     bool optimizer;    /* lo, exp_avg, exp_avg_sq exist */
     tm_source *source; /* NULL: random initialisation */
     uint64_t seed;
@@ -103,8 +105,7 @@ struct tm_job {
     uint64_t nonfinite; /* parameters found not finite by the update */
 };
 
-/* ---- operations ----------------------------------------------------------------------------------------------------
- */
+/* ---- operations ---------------------------------------------------------------------------------------------- */
 
 enum {
     OP_BATCH = 1, /* arg: micro-batch                  | batch W */
@@ -120,19 +121,22 @@ enum {
     OP_TAKE_GRAD, /* arg: part                         | sum R, values W */
     OP_HASH,      /* arg: tensor, segment, tile, what  | tile R, [tile R,] values W, chain U */
     OP_EXPORT,    /* the same */
+    OP_PENDING,   /* arg: -                            | step W: the update that is pending may be applied */
 };
 enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE };
 
 tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_op_fn */
 
-/* ---- front end
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- front end ----------------------------------------------------------------------------------------------- */
 
+/* Where AdamW runs: U after backward; F in the next program's forward pass, each unit just before it is used. */
+typedef enum pass_update { UPDATE_NONE, UPDATE_AFTER, UPDATE_BEFORE } pass_update;
 typedef enum job_keep { JOB_RECOMPUTE, JOB_KEEP } job_keep;
 typedef struct pass_opts {
     job_shape shape;
-    bool backward;       /* with gradients and norm */
-    bool update;         /* AdamW after it */
+    bool backward; /* with gradients and norm */
+    pass_update update;
+    bool park;           /* gradients go to the layout's grad objects, for an update in a later program */
     bool take_gradients; /* OP_TAKE_GRAD of every part */
     enum { LOGITS_NONE, LOGITS_ALL, LOGITS_LAST } logits;
     bool loss; /* head state and objective (always with backward) */
@@ -140,6 +144,8 @@ typedef struct pass_opts {
     bool stage_wise; /* each stage over all micro-batches, instead of each micro-batch over all stages */
 } pass_opts;
 tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts);
+/* AdamW over everything, for gradients that are parked (update F): before anyone else looks at the state. */
+tm_status build_drain(tm_program **out, const tm_job *job);
 tm_status build_import(tm_program **out, const tm_job *job);
 /* Reads all state in byte order of the tensor names: for the hash (masters and moments) or an export (`what`). */
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what);
@@ -159,8 +165,7 @@ static inline uint64_t tile_elements(const part_state *p, uint32_t tile) {
     return tm_min_u64(TM_TILE_ELEMENTS, p->elements - (uint64_t)tile * TM_TILE_ELEMENTS);
 }
 
-/* ---- job
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- job ----------------------------------------------------------------------------------------------------- */
 
 /* Budget and offload path of a forward job into `o`. */
 void forward_opts(job_opts *o, const tm_tier_args *tiers);

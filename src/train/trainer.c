@@ -14,6 +14,8 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+enum { MAX_WAYS = 8, MAX_SKIPPED = 50 };
+
 typedef struct trainer {
     const tm_train_args *args;
     tm_config *cfg;
@@ -22,6 +24,8 @@ typedef struct trainer {
     data_file *train, *eval;
     tm_job *job;
     tm_plan *plan, *eval_plan;
+    tm_plan *first_plan, *drain_plan; /* update F: a step without a pending update; the pending update alone */
+    bool folded, pending;
     tm_append *log;
     uint64_t minimum_host_bytes;
     int64_t step, applied; /* optimizer steps done; those whose update was applied */
@@ -40,8 +44,7 @@ static const char *in_output(trainer *t, const char *name) {
     return t->path;
 }
 
-/* ---- configuration
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- configuration ------------------------------------------------------------------------------------------- */
 
 static tm_status slurp(void *ctx, const char *path, tm_buf *out) {
     (void)ctx;
@@ -114,8 +117,7 @@ done:
     return rc;
 }
 
-/* ---- data
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- data ---------------------------------------------------------------------------------------------------- */
 
 static data_opts dataset_opts(const trainer *t, const tm_model_config *model, bool eval) {
     const tm_config *c = t->cfg;
@@ -176,9 +178,7 @@ static void preview(trainer *t) {
     tm_buf_free(&out);
 }
 
-/* ---- plan
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- plan ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t host_bytes(const tm_config *c) {
     if (c->memory.host_kind == TM_BUDGET_BYTES) return c->memory.host_bytes;
@@ -194,18 +194,22 @@ static void pin(const tm_config *c, bool pinned[TM_KINDS]) {
     pinned[TM_KIND_ACTIVATION] = params && optimizer;
 }
 
-static uint32_t candidates(const trainer *t, const job_shape *shape, pass_opts out[4]) {
+/* Every way of running the step that the configuration leaves open; all give the same bits. */
+static uint32_t candidates(const trainer *t, const job_shape *shape, pass_opts out[MAX_WAYS]) {
     uint32_t n = 0;
     tm_activations a = t->cfg->memory.activations;
-    for (int keep = 0; keep < 2; keep++) {
-        if ((a == TM_ACT_RECOMPUTE && keep) || ((a == TM_ACT_KEEP || a == TM_ACT_SPILL) && !keep)) continue;
-        for (int stage_wise = 0; stage_wise < (shape->micro_batches > 1 ? 2 : 1); stage_wise++)
-            out[n++] = (pass_opts){.shape = *shape,
-                                   .backward = true,
-                                   .update = true,
-                                   .loss = true,
-                                   .keep = keep ? JOB_KEEP : JOB_RECOMPUTE,
-                                   .stage_wise = stage_wise};
+    for (int fold = 0; fold < 2; fold++) {
+        if (t->cfg->memory.update == (fold ? TM_UPDATE_U : TM_UPDATE_F)) continue;
+        for (int keep = 0; keep < 2; keep++) {
+            if ((a == TM_ACT_RECOMPUTE && keep) || ((a == TM_ACT_KEEP || a == TM_ACT_SPILL) && !keep)) continue;
+            for (int stage_wise = 0; stage_wise < (shape->micro_batches > 1 ? 2 : 1); stage_wise++)
+                out[n++] = (pass_opts){.shape = *shape,
+                                       .backward = true,
+                                       .update = fold ? UPDATE_BEFORE : UPDATE_AFTER,
+                                       .park = fold,
+                                       .keep = keep ? JOB_KEEP : JOB_RECOMPUTE,
+                                       .stage_wise = stage_wise};
+        }
     }
     return n;
 }
@@ -226,6 +230,24 @@ static tm_status mark_no_decay(trainer *t) {
         for (uint32_t k = 0; k < list->n; k++)
             if (strstr(tm_model_tensor(t->job->model, i)->name, list->item[k])) t->job->no_decay[i] = true;
     return TM_OK;
+}
+
+static tm_status compile(trainer *t, tm_program *p, tm_plan **plan) {
+    tm_status rc = job_compile(t->job, p, plan);
+    tm_program_free(p);
+    return rc;
+}
+
+/* Update F needs two more plans: for a step that finds nothing pending, and for whoever looks at the state in between.
+ */
+static tm_status compile_folded(trainer *t, const pass_opts *way) {
+    tm_program *p;
+    pass_opts first = *way;
+    first.update = UPDATE_NONE;
+    TM_TRY(build_pass(&p, t->job, "first step", &first));
+    TM_TRY(compile(t, p, &t->first_plan));
+    TM_TRY(build_drain(&p, t->job));
+    return compile(t, p, &t->drain_plan);
 }
 
 static tm_status open_job(trainer *t) {
@@ -258,16 +280,18 @@ static tm_status open_job(trainer *t) {
     t->job->fill_ctx = t;
     t->job->adamw = c->adamw;
     t->job->max_grad_norm = c->max_grad_norm;
-    pass_opts way[4];
+    pass_opts way[MAX_WAYS];
     job_shape shape = shape_of(data_set(t->train), c->accumulation_steps, (uint64_t)c->total_steps);
     uint32_t n = candidates(t, &shape, way), chosen;
     TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes));
     const tm_plan_info *info = tm_plan_get_info(t->plan);
+    t->folded = way[chosen].update == UPDATE_BEFORE;
+    if (t->folded) TM_TRY(compile_folded(t, &way[chosen]));
     char a[32], b[32], d[32];
     tm_log(TM_LOG_INFO,
-           "plan: %s resident of %s frames, %s on disk, update U, activations %s, %u operations, engine %s",
+           "plan: %s resident of %s frames, %s on disk, update %s, activations %s, %u operations, engine %s",
            tm_format_size(info->resident_bytes, a, sizeof a), tm_format_size(info->slab_bytes, b, sizeof b),
-           tm_format_size(tm_store_disk_bytes(t->job->store), d, sizeof d),
+           tm_format_size(tm_store_disk_bytes(t->job->store), d, sizeof d), t->folded ? "F" : "U",
            way[chosen].keep == JOB_KEEP ? "kept or spilled" : "recomputed", info->ops, tm_store_engine(t->job->store));
     if (!t->eval) return TM_OK;
     tm_program *p;
@@ -278,9 +302,7 @@ static tm_status open_job(trainer *t) {
     return rc;
 }
 
-/* ---- log
- * --------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- log ----------------------------------------------------------------------------------------------------- */
 
 static void field_double(tm_json_writer *w, const char *key, double v) {
     tm_jw_key(w, key);
@@ -352,7 +374,7 @@ static tm_status log_line(trainer *t, tm_buf *out, tm_json_writer *w) {
     return tm_append_line(t->log, out->data, out->len);
 }
 
-static tm_status log_step(trainer *t, uint64_t began_ns) {
+static tm_status log_step(trainer *t, const tm_plan *ran, uint64_t began_ns) {
     const step_result *r = &t->job->step;
     double took = seconds(tm_now_ns() - began_ns);
     uint64_t read, written;
@@ -372,7 +394,7 @@ static tm_status log_step(trainer *t, uint64_t began_ns) {
     field_double(&w, "step_seconds", took);
     field_double(&w, "tokens_per_second", (double)r->tokens / took);
     bytes_fields(&w, &now, &t->before, &read, &written);
-    const tm_plan_info *plan = tm_plan_get_info(t->plan);
+    const tm_plan_info *plan = tm_plan_get_info(ran);
     uint64_t planned_read = 0, planned_write = 0;
     for (int k = 0; k < TM_KINDS; k++) {
         planned_read += plan->read_bytes[k];
@@ -417,11 +439,26 @@ static tm_status log_event(trainer *t, const char *event, const char *hash, doub
     return rc;
 }
 
-/* ---- steps
- * ----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- steps --------------------------------------------------------------------------------------------------- */
 
-enum { MAX_SKIPPED = 50 };
+static tm_plan *step_plan(const trainer *t) {
+    return t->folded && !t->pending ? t->first_plan : t->plan;
+}
+
+static tm_status check_finite(const trainer *t) {
+    if (!t->job->nonfinite) return TM_OK;
+    return tm_fail(TM_EIO,
+                   "step %" PRId64 ": %" PRIu64 " parameters are not finite after the update; lower learning_rate",
+                   t->step, t->job->nonfinite);
+}
+
+/* Applies what is pending, so that the state is that of the step that was logged last. */
+static tm_status settle(trainer *t) {
+    if (!t->pending) return TM_OK;
+    t->pending = false;
+    TM_TRY(job_run(t->job, t->drain_plan));
+    return check_finite(t);
+}
 
 static tm_status one_step(trainer *t) {
     tm_job *job = t->job;
@@ -430,7 +467,9 @@ static tm_status one_step(trainer *t) {
     job->step.learning_rate = tm_lr_at(&t->cfg->schedule, t->step);
     job->step.number = t->applied + 1;
     (void)tm_lr_betas(&t->cfg->schedule, t->step, &job->adamw.beta1, &job->adamw.beta2);
-    TM_TRY(job_run(job, t->plan));
+    const tm_plan *plan = step_plan(t);
+    TM_TRY(job_run(job, plan));
+    t->pending = t->folded;
     t->step++;
     if (job->step.finite) {
         t->applied++;
@@ -439,11 +478,8 @@ static tm_status one_step(trainer *t) {
         t->skipped_in_a_row++;
         tm_log(TM_LOG_WARN, "step %" PRId64 ": loss or gradient is not finite; the update was skipped", t->step);
     }
-    TM_TRY(log_step(t, began));
-    if (job->nonfinite)
-        return tm_fail(TM_EIO,
-                       "step %" PRId64 ": %" PRIu64 " parameters are not finite after the update; lower learning_rate",
-                       t->step, job->nonfinite);
+    TM_TRY(log_step(t, plan, began));
+    TM_TRY(check_finite(t));
     if (t->skipped_in_a_row >= MAX_SKIPPED)
         return tm_fail(
             TM_EIO, "step %" PRId64 ": %d steps in a row had no finite gradient; lower learning_rate or check the data",
@@ -453,6 +489,7 @@ static tm_status one_step(trainer *t) {
 
 static tm_status evaluate(trainer *t) {
     if (!t->eval) return TM_OK;
+    TM_TRY(settle(t));
     t->evaluating = true;
     t->eval_sum = 0;
     t->eval_labels = 0;
@@ -493,6 +530,7 @@ static tm_status write_side_files(trainer *t, const char *dir, tm_fmt dtype) {
 
 static tm_status save_to(trainer *t, const char *dir) {
     tm_fmt dtype = save_format(t->cfg);
+    TM_TRY(settle(t));
     TM_TRY(job_export(t->job, dir, dtype));
     return write_side_files(t, dir, dtype);
 }
@@ -544,9 +582,7 @@ static void summary(trainer *t) {
            t->cfg->output_dir);
 }
 
-/* ---- life
- * -------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- life ---------------------------------------------------------------------------------------------------- */
 
 static void catch_signals(void) {
     struct sigaction a = {.sa_handler = job_stop_on_signal};
@@ -558,6 +594,8 @@ static void trainer_close(trainer *t) {
     tm_append_close(t->log);
     tm_plan_free(t->plan);
     tm_plan_free(t->eval_plan);
+    tm_plan_free(t->first_plan);
+    tm_plan_free(t->drain_plan);
     job_close(t->job);
     data_close(t->train);
     data_close(t->eval);

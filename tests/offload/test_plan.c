@@ -12,8 +12,7 @@
 
 enum { MAX_OBJECTS = 400, MAX_USES = 8 };
 
-/* ---- random numbers -------------------------------------------------------------------------------------------------
- */
+/* ---- random numbers ------------------------------------------------------------------------------------------ */
 
 static uint64_t rng_state;
 
@@ -24,8 +23,7 @@ static uint32_t rnd(uint32_t n) {
     return r[1] % n;
 }
 
-/* ---- a world: a layout, a program, and what it should do
- * -------------------------------------------------------------- */
+/* ---- a world: a layout, a program, and what it should do ----------------------------------------------------- */
 
 typedef struct use {
     uint32_t object, count; /* model ids: state 0.., temporaries after */
@@ -228,8 +226,7 @@ static void world_free(world *w) {
     tm_layout_free(w->layout);
 }
 
-/* ---- running a plan of it
- * --------------------------------------------------------------------------------------------- */
+/* ---- running a plan of it ------------------------------------------------------------------------------------ */
 
 static tm_status handler(void *ctx, const tm_op *op, void *const *operand) {
     world *w = ctx;
@@ -345,8 +342,7 @@ static uint64_t minimum_of(world *w) {
     return minimum;
 }
 
-/* ---- tests
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- tests --------------------------------------------------------------------------------------------------- */
 
 static void every_budget_gives_the_same_bytes(void **state) {
     (void)state;
