@@ -21,7 +21,7 @@ tm_status tk_bpe_merge_put(tk_bpe *m, const char *left, size_t left_len, const c
 
 static inline uint32_t *merge_slot(const tk_bpe *m, int32_t left, int32_t right) {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    size_t mask = m->slots - 1, i = (size_t)((key * 0x9E3779B97F4A7C15u) >> 32) & mask;
+    size_t mask = m->slots - 1, i = (size_t)((key * m->multiplier) >> 32) & mask;
     for (;; i = (i + 1) & mask) {
         if (m->slot[i] == 0) return &m->slot[i];
         const tk_merge *e = &m->merge[m->slot[i] - 1];
@@ -62,6 +62,7 @@ static tm_status resolve(tk_bpe *m, const char *name) {
 
 tm_status tk_bpe_finish(tk_bpe *m, const char *name) {
     m->merges = m->pending_n;
+    m->multiplier = (tm_now_ns() * 0x9E3779B97F4A7C15u ^ (uint64_t)(uintptr_t)m << 20) | 1; /* no file can foresee it */
     for (m->slots = 64; m->slots < m->merges * 3 / 2; m->slots *= 2) {
     }
     m->merge = tm_malloc((m->merges + 1) * sizeof *m->merge);

@@ -39,33 +39,10 @@ static tm_status parse_template(tm_chat *c, const char *text, size_t len) {
     return rc;
 }
 
-tm_status tm_chat_open(tm_chat **out, const tm_tokenizer *t, const char *template_text, size_t len, const char *name,
-                       const tm_chat_opts *opts) {
-    *out = NULL;
-    tm_chat *c = tm_calloc(1, sizeof *c);
-    if (c == NULL) return tm_nomem(sizeof *c);
-    tm_status rc = TM_OK;
-    c->tokenizer = t;
-    c->now = opts == NULL ? 0 : opts->now;
-    c->name = tm_strdup(name);
-    if (c->name == NULL) TM_GO(tm_nomem(strlen(name)));
-    if (opts != NULL) {
-        TM_GO(read_config(c, opts));
-        TM_GO(set_special(c, BOS, opts->bos_token));
-        TM_GO(set_special(c, EOS, opts->eos_token));
-    }
-    TM_GO(parse_template(c, template_text, len));
-done:
-    if (rc == TM_OK)
-        *out = c;
-    else
-        tm_chat_close(c);
-    return rc;
-}
-
 void tm_chat_close(tm_chat *c) {
     if (c == NULL) return;
     cj_arena_free(&c->arena);
+    tm_buf_free(&c->prompt);
     for (size_t i = 0; i < TM_COUNT(c->special); i++) tm_free(c->special[i]);
     tm_free(c->name);
     tm_free(c);
@@ -76,22 +53,43 @@ void tm_chat_spans_free(tm_chat_spans *spans) {
     *spans = (tm_chat_spans){0};
 }
 
-/* ---- which text is the assistant's ------------------------------------------------------------------------------ */
+/* ---- which text is the assistant's ------------------------------------------------------------------------------ *
+ * What the model has to write when its turn comes: from the end of the generation prompt, or from the first byte of the
+ * message where the template prints no such prompt before it, to the end-of-turn token after its last byte.         */
 
-/* Where the end-of-turn token after `end` ends. A special token that follows at once is it; after white space, only
- * eos_token is, since any other may open the next turn. */
-static size_t end_of_turn(const tm_chat *c, const char *text, size_t end, size_t len) {
+/* A stretch of marks of one message; `before` and `after` are where its neighbours end and begin. */
+typedef struct stretch {
+    size_t before, begin, end, after;
+    bool assistant;
+} stretch;
+
+static size_t special_at(const tm_chat *c, const char *text, size_t at, size_t len) {
     int32_t id;
-    size_t n = c->tokenizer == NULL ? 0 : tm_tokenizer_match_added(c->tokenizer, text + end, len - end, &id);
-    if (n > 0 && tm_tokenizer_is_special(c->tokenizer, id)) return end + n;
-    size_t at = end;
-    for (size_t next = end; at < len; at = next)
-        if (!cj_py_space(tk_next(text, &next))) break;
-    size_t eos = c->special[EOS] == NULL ? 0 : strlen(c->special[EOS]);
-    return eos > 0 && len - at >= eos && memcmp(text + at, c->special[EOS], eos) == 0 ? at + eos : end;
+    size_t n = c->tokenizer == NULL ? 0 : tm_tokenizer_match_added(c->tokenizer, text + at, len - at, &id);
+    return n > 0 && tm_tokenizer_is_special(c->tokenizer, id) ? n : 0;
+}
+
+/* A special token that follows at once ends the turn. After anything else only eos_token does, and no other special
+ * token may lie between: it could open the next turn. */
+static size_t end_of_turn(const tm_chat *c, const char *text, const stretch *s, size_t len) {
+    size_t eos = c->special[EOS] == NULL ? 0 : strlen(c->special[EOS]), n = special_at(c, text, s->end, len);
+    if (n > 0) return s->end + n;
+    for (size_t at = s->end; eos > 0 && at < s->after; at++) {
+        if (len - at >= eos && memcmp(text + at, c->special[EOS], eos) == 0) return at + eos;
+        if (special_at(c, text, at, len) > 0) break;
+    }
+    return s->end;
+}
+
+static size_t begin_of_turn(const tm_chat *c, const char *text, const stretch *s) {
+    size_t n = c->prompt.len, begin = s->begin;
+    for (size_t at = s->before; n > 0 && at + n <= s->begin; at++)
+        if (memcmp(text + at, c->prompt.data, n) == 0) begin = at + n; /* the last one counts */
+    return begin;
 }
 
 static tm_status put_span(tm_chat_spans *spans, size_t begin, size_t end) {
+    if (begin >= end) return TM_OK;
     if (spans->n > 0 && begin <= spans->span[spans->n - 1].end) { /* touches the one before */
         if (end > spans->span[spans->n - 1].end) spans->span[spans->n - 1].end = end;
         return TM_OK;
@@ -101,15 +99,26 @@ static tm_status put_span(tm_chat_spans *spans, size_t begin, size_t end) {
     return TM_OK;
 }
 
-/* One span from the first to the last byte of each stretch of marks that has the same owner. */
+/* Fills s with the stretch that starts at mark i; returns the index of the next one. */
+static size_t next_stretch(const cj_out *out, size_t i, stretch *s) {
+    const cj_mark *m = out->mark;
+    uint32_t owner = m[i].owner;
+    *s = (stretch){
+        .before = s->end, .begin = m[i].begin, .end = m[i].end, .after = out->text.len, .assistant = owner & 1};
+    for (; i < out->marks && m[i].owner == owner; i++) {
+        if (m[i].begin < s->begin) s->begin = m[i].begin;
+        if (m[i].end > s->end) s->end = m[i].end;
+    }
+    if (i < out->marks && m[i].begin >= s->end) s->after = m[i].begin;
+    return i;
+}
+
 static tm_status spans_of_marks(const tm_chat *c, const cj_out *out, tm_chat_spans *spans) {
     const char *text = out->text.data == NULL ? "" : out->text.data;
-    for (size_t i = 0, next; i < out->marks; i = next) {
-        size_t begin = out->mark[i].begin, end = out->mark[i].end;
-        for (next = i + 1; next < out->marks && out->mark[next].owner == out->mark[i].owner; next++)
-            if (out->mark[next].end > end) end = out->mark[next].end;
-        end = end_of_turn(c, text, end, out->text.len);
-        if (end > begin) TM_TRY(put_span(spans, begin, end));
+    stretch s = {0};
+    for (size_t i = 0; i < out->marks;) {
+        i = next_stretch(out, i, &s);
+        if (s.assistant) TM_TRY(put_span(spans, begin_of_turn(c, text, &s), end_of_turn(c, text, &s, out->text.len)));
     }
     return TM_OK;
 }
@@ -173,6 +182,57 @@ tm_status tm_chat_render(const tm_chat *c, const tm_json *messages, bool generat
     tm_chat_spans_free(&generated);
     cj_arena_free(&x.arena);
     tm_free(x.bind);
+    return rc;
+}
+
+/* ---- the generation prompt: what add_generation_prompt adds to a short conversation ------------------------------ */
+
+static tm_status render_probe(tm_chat *c, const tm_json *messages, bool prompt, tm_buf *text) {
+    tm_status rc = tm_chat_render(c, messages, prompt, text, NULL);
+    if (rc == TM_ENOMEM || rc == TM_OK) return rc;
+    tm_error_clear(); /* a template may refuse this conversation and be right for others */
+    tm_buf_clear(text);
+    return TM_OK;
+}
+
+static tm_status find_prompt(tm_chat *c) {
+    static const char probe[] = "[{\"role\":\"user\",\"content\":\"x\"}]";
+    tm_json_doc *doc;
+    tm_buf without = {0}, with = {0};
+    TM_TRY(tm_json_parse(&doc, probe, sizeof probe - 1, "probe", 0, 0));
+    tm_status rc = render_probe(c, tm_json_root(doc), false, &without);
+    if (rc == TM_OK) rc = render_probe(c, tm_json_root(doc), true, &with);
+    bool adds = without.len > 0 && with.len > without.len && memcmp(with.data, without.data, without.len) == 0;
+    if (rc == TM_OK && adds) rc = tm_buf_append(&c->prompt, with.data + without.len, with.len - without.len);
+    if (c->prompt.len > 0 && strspn(c->prompt.data, " \t\r\n") == c->prompt.len) tm_buf_clear(&c->prompt);
+    tm_json_free(doc);
+    tm_buf_free(&without);
+    tm_buf_free(&with);
+    return rc;
+}
+
+tm_status tm_chat_open(tm_chat **out, const tm_tokenizer *t, const char *template_text, size_t len, const char *name,
+                       const tm_chat_opts *opts) {
+    *out = NULL;
+    tm_chat *c = tm_calloc(1, sizeof *c);
+    if (c == NULL) return tm_nomem(sizeof *c);
+    tm_status rc = TM_OK;
+    c->tokenizer = t;
+    c->now = opts == NULL ? 0 : opts->now;
+    c->name = tm_strdup(name);
+    if (c->name == NULL) TM_GO(tm_nomem(strlen(name)));
+    if (opts != NULL) {
+        TM_GO(read_config(c, opts));
+        TM_GO(set_special(c, BOS, opts->bos_token));
+        TM_GO(set_special(c, EOS, opts->eos_token));
+    }
+    TM_GO(parse_template(c, template_text, len));
+    TM_GO(find_prompt(c));
+done:
+    if (rc == TM_OK)
+        *out = c;
+    else
+        tm_chat_close(c);
     return rc;
 }
 

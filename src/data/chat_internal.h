@@ -127,7 +127,8 @@ tm_status cj_parse(cj_lexer *l, cj_node **body, bool *has_generation) TM_MUST_US
 
 /* ---- values ----------------------------------------------------------------------------------------------------- */
 
-/* Bytes [begin, end) of a string that come from assistant message number `owner` (from 1); may be empty. */
+/* Bytes [begin, end) of a string that come from a message; may be empty. `owner` is twice the message's number (from
+ * 1), plus one if the assistant wrote it. */
 typedef struct cj_mark {
     size_t begin, end;
     uint32_t owner;
@@ -135,7 +136,7 @@ typedef struct cj_mark {
 struct cj_str {
     const char *p;
     size_t n;
-    const cj_mark *mark; /* ascending */
+    const cj_mark *mark; /* ascending, but for a container's, which follow those inside it */
     size_t marks;
 };
 typedef enum cj_type {
@@ -166,6 +167,7 @@ typedef struct cj_dict {
     size_t n, cap;
     const tm_json *json;
     uint32_t owner;
+    bool message; /* a message itself, not something in it */
 } cj_dict;
 typedef struct cj_loop {
     const cj_list *list;
@@ -294,6 +296,7 @@ struct tm_chat {
     cj_arena arena; /* the template's tree */
     cj_node *body;
     bool has_generation;
+    tm_buf prompt;    /* the generation prompt, where it could be told */
     char *special[4]; /* bos_token, eos_token, unk_token, pad_token; NULL: not given */
     int64_t now;
 };

@@ -117,14 +117,6 @@ cj_value cj_new_dict(cj_run *x, cj_type type) {
     return d == NULL ? cj_undefined(NULL) : (cj_value){.type = type, .dict = d};
 }
 
-/* A message's role is the template's business; all else in it was written by the assistant. */
-static bool is_written(const tm_json *node) {
-    static const char *const not_written[] = {"role", "name", "type", "id", "tool_call_id"};
-    for (size_t i = 0; node->key != NULL && i < TM_COUNT(not_written); i++)
-        if (strcmp(node->key, not_written[i]) == 0) return false;
-    return true;
-}
-
 cj_value cj_from_json(cj_run *x, const tm_json *node, uint32_t owner) {
     cj_value v = {.type = CJ_NONE};
     switch (node->type) {
@@ -138,7 +130,7 @@ cj_value cj_from_json(cj_run *x, const tm_json *node, uint32_t owner) {
         if (s == NULL) return cj_undefined(NULL);
         cj_mark *mark = (cj_mark *)(void *)(s + 1);
         *mark = (cj_mark){0, node->len, owner};
-        *s = (cj_str){.p = node->text, .n = node->len, .mark = mark, .marks = owner > 0 && is_written(node)};
+        *s = (cj_str){.p = node->text, .n = node->len, .mark = mark, .marks = owner > 0};
         return from_str(s);
     }
     case TM_JSON_ARRAY:
@@ -182,12 +174,21 @@ bool cj_fill_list(cj_run *x, cj_list *l) {
     for (const tm_json *e = l->json->child; e != NULL; e = e->next, i++) {
         const tm_json *role = l->messages ? tm_json_get(e, "role") : NULL;
         bool assistant = tm_json_is(role, "assistant") || tm_json_is(role, "model");
-        v[i] = cj_from_json(x, e, assistant ? i + 1 : l->owner);
+        v[i] = cj_from_json(x, e, l->messages ? 2 * (i + 1) + assistant : l->owner);
+        if (l->messages && v[i].type == CJ_MAPPING) v[i].dict->message = true;
         if (l->messages) alias_reasoning(x, &v[i]);
     }
     l->v = v;
     l->json = NULL;
     return x->rc == TM_OK;
+}
+
+/* A message's head is the template's business; all else was written by its author. */
+static bool is_head(const char *key) {
+    static const char *const head[] = {"role", "name", "tool_call_id"};
+    for (size_t i = 0; i < TM_COUNT(head); i++)
+        if (strcmp(key, head[i]) == 0) return true;
+    return false;
 }
 
 bool cj_fill_dict(cj_run *x, cj_dict *d) {
@@ -198,7 +199,7 @@ bool cj_fill_dict(cj_run *x, cj_dict *d) {
     for (const tm_json *m = node->child; m != NULL; m = m->next) {
         cj_value key = cj_string(x, m->key, m->key_len);
         d->e[d->n].key = key.str;
-        d->e[d->n].v = cj_from_json(x, m, d->owner);
+        d->e[d->n].v = cj_from_json(x, m, d->message && is_head(m->key) ? 0 : d->owner);
         if (x->rc != TM_OK) return false;
         d->n++;
     }
@@ -515,8 +516,17 @@ static bool put_dict(cj_run *x, cj_out *out, const style *s, cj_dict *d, unsigne
     return ok && put_text(x, out, "}", 1);
 }
 
+/* What was printed since `begin` is a container of `owner`, brackets and all. */
+static bool put_mark(cj_run *x, cj_out *out, size_t begin, uint32_t owner) {
+    if (owner == 0) return true;
+    x->rc = tk_grow(&out->mark, &out->cap, out->marks + 1, sizeof *out->mark);
+    if (x->rc == TM_OK) out->mark[out->marks++] = (cj_mark){begin, out->text.len, owner};
+    return x->rc == TM_OK;
+}
+
 static bool put_value(cj_run *x, cj_out *out, const style *s, cj_value v, unsigned depth) {
     const char *word = NULL;
+    size_t begin = out->text.len;
     if (depth > 64) return (void)cj_error(x, TM_EUNSUPPORTED, "a value that is nested too deeply"), false;
     switch (v.type) {
     case CJ_NONE:
@@ -531,9 +541,9 @@ static bool put_value(cj_run *x, cj_out *out, const style *s, cj_value v, unsign
     case CJ_STRING:
         return put_quoted(x, out, s, v.str);
     case CJ_ARRAY:
-        return put_list(x, out, s, v.list, depth);
+        return put_list(x, out, s, v.list, depth) && put_mark(x, out, begin, v.list->owner);
     case CJ_MAPPING:
-        return put_dict(x, out, s, v.dict, depth);
+        return put_dict(x, out, s, v.dict, depth) && put_mark(x, out, begin, v.dict->owner);
     default:
         break;
     }

@@ -73,13 +73,20 @@ static tm_status rewrite_prepend(const tk_step *s, const tk_text *in, size_t beg
     return tk_text_copy(out, in, begin, end);
 }
 
+static uint32_t lower(uint32_t code) {
+    if (code == 0x130) return 'i';
+    for (size_t i = 0; code >= tk_new_lower[0].first && i < tk_new_lower_n; i++)
+        if (tk_new_lower[i].first == code) return tk_new_lower[i].last;
+    return (uint32_t)utf8proc_tolower((utf8proc_int32_t)code);
+}
+
 static tm_status rewrite_lower(const tk_step *s, const tk_text *in, size_t begin, size_t end, tk_text *out) {
     (void)s;
     for (size_t at = begin; at < end;) {
         tm_token_span from = in->from[at];
         uint32_t code = tk_next(in->bytes, &at);
         char bytes[8];
-        size_t n = tk_put_char(bytes, code == 0x130 ? 'i' : (uint32_t)utf8proc_tolower((utf8proc_int32_t)code));
+        size_t n = tk_put_char(bytes, lower(code));
         if (code == 0x130) n += tk_put_char(bytes + n, 0x307); /* the one character whose lower case is two */
         TM_TRY(tk_text_put(out, bytes, n, from));
     }
@@ -99,8 +106,7 @@ static tm_status rewrite_strip_accents(const tk_step *s, const tk_text *in, size
     (void)s;
     for (size_t at = begin; at < end;) {
         size_t from = at;
-        utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)tk_next(in->bytes, &at));
-        if (c == UTF8PROC_CATEGORY_MN || c == UTF8PROC_CATEGORY_MC || c == UTF8PROC_CATEGORY_ME) continue;
+        if (tk_in(&tk_mark, tk_next(in->bytes, &at))) continue;
         TM_TRY(tk_text_copy(out, in, from, at));
     }
     return TM_OK;

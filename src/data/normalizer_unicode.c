@@ -1,5 +1,6 @@
 /* Unicode normal forms on utf8proc, a stretch at a time. A stretch ends before every character that can neither be
  * reordered nor composed with what is before it, so most are one character long and bytes keep their exact origin.
+ * What is newer than the reference's Unicode is a stretch of its own and left alone, as the reference leaves it.
  * Combining marks are ordered by a counting sort: utf8proc's own ordering is quadratic in the length of a run of marks.
  */
 #include "data/tokenizer_internal.h"
@@ -28,7 +29,7 @@ static int combining_class(uint32_t code) {
 
 /* Does every normalization of a text begin anew at this character? */
 static bool is_boundary(uint32_t code) {
-    if (code < 0x300) return true;
+    if (code < 0x300 || tk_in(&tk_inert, code)) return true;
     const utf8proc_property_t *p = property(code);
     if (p->combining_class != 0) return false;
     if (code >= 0x1160 && code <= 0x11FF) return false; /* Hangul vowels and finals compose with what precedes them */
@@ -98,12 +99,11 @@ tm_status tk_rewrite_form(const tk_step *step, const tk_text *in, size_t begin, 
     for (size_t at = begin; at < end;) {
         size_t next = at;
         uint32_t code = tk_next(in->bytes, &next);
-        for (size_t peek = next; next < end; next = peek)
+        bool inert = code >= 0x300 && tk_in(&tk_inert, code);
+        for (size_t peek = next; next < end && !inert; next = peek)
             if (is_boundary(tk_next(in->bytes, &peek))) break;
-        if (code < 0x80 && next == at + 1)
-            rc = tk_text_copy(out, in, at, next);
-        else
-            rc = put_stretch(&s, in, at, next, options, out);
+        bool alone = inert || (code < 0x80 && next == at + 1);
+        rc = alone ? tk_text_copy(out, in, at, next) : put_stretch(&s, in, at, next, options, out);
         if (rc != TM_OK) break;
         at = next;
     }

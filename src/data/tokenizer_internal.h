@@ -18,6 +18,9 @@ typedef struct tk_class {
     size_t n;
 } tk_class;
 extern const tk_class tk_letter, tk_number, tk_numeric_more, tk_word, tk_punctuation;
+extern const tk_class tk_inert, tk_mark;
+extern const tk_range tk_new_lower[]; /* code point, its lower case */
+extern const size_t tk_new_lower_n;
 extern const tk_class tk_new_L, tk_new_N, tk_new_M, tk_new_P, tk_new_S, tk_new_Lu, tk_new_Ll, tk_new_Lm, tk_new_Lo;
 
 bool tk_in(const tk_class *c, uint32_t code);
@@ -50,6 +53,7 @@ typedef struct tk_vocab {
     size_t n, cap;
     uint32_t *slot; /* entry index + 1; open addressing */
     size_t slots;   /* a power of two */
+    uint64_t seed;
     int32_t *by_id; /* entry index, -1 */
     size_t ids, ids_cap;
 } tk_vocab;
@@ -202,6 +206,7 @@ typedef struct tk_bpe {
     size_t merges;
     uint32_t *slot; /* merge index + 1 */
     size_t slots;
+    uint64_t multiplier;
     int32_t direct[TK_DIRECT]; /* ids of the first characters, -1 */
     int32_t byte[256];         /* ids of <0x00> .. <0xFF>, -1 */
     int32_t unk;

@@ -28,7 +28,7 @@ void tm_ids_free(tm_ids *ids) {
 }
 
 static uint32_t *find_slot(const tk_vocab *v, const char *name, size_t len) {
-    size_t mask = v->slots - 1, i = tm_hash64(name, len, 0) & mask;
+    size_t mask = v->slots - 1, i = tm_hash64(name, len, v->seed) & mask;
     for (;; i = (i + 1) & mask) {
         if (v->slot[i] == 0) return &v->slot[i];
         const tk_entry *e = &v->entry[v->slot[i] - 1];
@@ -40,6 +40,7 @@ static tm_status grow_slots(tk_vocab *v) {
     size_t slots = v->slots == 0 ? 64 : v->slots * 2;
     uint32_t *slot = tm_calloc(slots, sizeof *slot);
     if (slot == NULL) return tm_nomem(slots * sizeof *slot);
+    if (v->slots == 0) v->seed = tm_now_ns() ^ (uint64_t)(uintptr_t)v; /* so that no file can choose its collisions */
     tm_free(v->slot);
     v->slot = slot;
     v->slots = slots;

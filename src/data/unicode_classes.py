@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Writes unicode_classes.c. Needs PyPI's `tokenizers` (the reference) and nothing else; run by hand when it moves to a
-newer Unicode. Every class is asked of the reference itself, code point by code point, so the tables are what it uses."""
+"""Writes unicode_classes.c. Needs PyPI's `tokenizers` (the reference) and `unicodedata2` (a newer Unicode than either);
+run by hand when the reference moves to a newer Unicode. Every class is asked of the reference itself, code point by code
+point, so the tables are what it uses."""
 import sys
 import unicodedata
-from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers as P
+import unicodedata2
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers as N, pre_tokenizers as P
 
 CPS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
@@ -24,6 +26,32 @@ def word():
     t.add_tokens([AddedToken("QQ", single_word=True, normalized=False)])
     found = t.encode_batch(["QQ" + chr(c) for c in CPS])
     return {c for c, e in zip(CPS, found) if 1 not in e.ids}
+
+
+def inert():
+    """Code points that newer Unicode reorders, decomposes or composes, and the reference leaves alone."""
+    nfd, nfkd, out = N.NFD(), N.NFKD(), set()
+    for c in CPS:
+        x = chr(c)
+        if unicodedata2.combining(x) > 1 and nfd.normalize_str("a" + x + "\u0334") == "a" + x + "\u0334":
+            out.add(c)
+        if unicodedata2.normalize("NFKD", x) != x and nfkd.normalize_str(x) == x:
+            out.add(c)
+            if unicodedata2.normalize("NFD", x) != x:
+                out |= {ord(p) for p in unicodedata2.normalize("NFD", x) if not unicodedata2.combining(p)}  # nor compose
+    return out
+
+
+def marks():
+    strip = N.StripAccents()
+    return {c for c in CPS if strip.normalize_str("a" + chr(c)) == "a"}
+
+
+def new_lower():
+    """Pairs that the C library's older Unicode lacks."""
+    lower = N.Lowercase()
+    pairs = [(c, lower.normalize_str(chr(c))) for c in CPS]
+    return [(c, ord(to)) for c, to in pairs if len(to) == 1 and to != chr(c) and chr(c).lower() == chr(c)]
 
 
 def ranges(s):
@@ -62,6 +90,11 @@ def main():
            table("word", word(), "UTS #18 \\\\w: Alphabetic, M, Nd, Pc, Join_Control. Decides single_word."),
            table("punctuation", removed(P.Punctuation("removed")),
                  "ASCII punctuation and symbols, and the P of the older Unicode that the Punctuation pre-tokenizer has.")]
+    out.append(table("inert", inert(), "Normal forms: code points that the reference's older Unicode does not know."))
+    out.append(table("mark", marks(), "What StripAccents takes out: General category M of an older Unicode."))
+    out.append("/* Lower case of letters assigned after Unicode %s. */\nconst tk_range tk_new_lower[] = {\n%s\n};\n"
+               "const size_t tk_new_lower_n = %d;\n" % (unicodedata.unidata_version, "\n".join(
+                   "    {0x%X, 0x%X}," % p for p in new_lower()), len(new_lower())))
     for k, s in prop.items():
         old = {c for c in CPS if unicodedata.category(chr(c)).startswith(k)}
         out.append(table("new_" + k, s - old, "General category %s, assigned after Unicode %s (PCRE2 10.42 has that)."

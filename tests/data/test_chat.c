@@ -73,12 +73,238 @@ static void test_zephyr(void **state) {
     (void)state, golden("chat_zephyr", 0);
 }
 
+/* ---- templates of our own, run by transformers beforehand (tests/fixtures/chat_cases/make.py) -----------------------
+ */
+
+typedef struct cases {
+    tm_tokenizer *tokenizer;
+    size_t spans; /* compared */
+} cases;
+
+static tm_chat *open_template(const tm_tokenizer *t, const tm_json *text) {
+    const tm_chat_opts opts = {.bos_token = "<|endoftext|>", .eos_token = "<|im_end|>"};
+    tm_chat *chat = NULL;
+    OK(tm_chat_open(&chat, t, text->text, text->len, "case", &opts));
+    return chat;
+}
+
+/* The reference leaves spans that touch apart, and keeps empty ones. */
+static size_t expect_spans(const tm_json *want, const tm_chat_spans *got, const char *what) {
+    size_t i = 0;
+    for (const tm_json *s = want->child, *next; s != NULL; s = next) {
+        size_t begin = (size_t)s->child->integer, end = (size_t)s->child->next->integer;
+        for (next = s->next; next != NULL && (size_t)next->child->integer == end; next = next->next)
+            end = (size_t)next->child->next->integer;
+        if (begin == end) continue;
+        if (i >= got->n) fail_msg("%s: only %zu spans", what, got->n);
+        if (got->span[i].begin != begin || got->span[i].end != end)
+            fail_msg("%s: span %zu is %zu..%zu, not %zu..%zu", what, i, got->span[i].begin, got->span[i].end, begin,
+                     end);
+        i++;
+    }
+    if (i != got->n) fail_msg("%s: %zu spans, not %zu", what, got->n, i);
+    return i;
+}
+
+/* Renders a row's messages with one of its two templates. */
+static void run_case(const tm_json *row, cases *c, const char *template, bool prompt) {
+    const tm_json *want = tm_json_get(row, prompt ? "with_prompt" : "plain"), *error = tm_json_get(want, "error");
+    const char *name = tm_json_get(row, "name")->text;
+    tm_chat *chat = open_template(c->tokenizer, tm_json_get(row, template));
+    tm_buf text = {0};
+    tm_chat_spans spans = {0};
+    tm_status rc = tm_chat_render(chat, tm_json_get(row, "messages"), prompt, &text, &spans);
+    if (error != NULL) {
+        assert_int_equal(rc, TM_EINPUT);
+        assert_int_equal(text.len, 0);
+        tm_error_clear();
+    } else {
+        OK(rc);
+        expect_text(tm_json_get(want, "text"), &text, name);
+        /* "odds and ends" prints whole conversations outside of its generation blocks */
+        if (strcmp(template, "marked") == 0 || strcmp(name, "odds and ends") != 0)
+            c->spans += expect_spans(tm_json_get(want, "spans"), &spans, name);
+    }
+    tm_chat_spans_free(&spans);
+    tm_buf_free(&text);
+    tm_chat_close(chat);
+}
+
+static void case_row(const tm_json *row, void *ctx) {
+    for (int i = 0; i < 4; i++) run_case(row, ctx, i & 1 ? "marked" : "template", i & 2);
+}
+
+static void test_cases(void **state) {
+    (void)state;
+    cases c = {.tokenizer = open_tokenizer(TM_TEST_FIXTURES "/tok_qwen2")};
+    assert_int_equal(for_each_line(TM_TEST_FIXTURES "/chat_cases", "cases.jsonl", case_row, &c), 60);
+    assert_true(c.spans > 200);
+    tm_tokenizer_close(c.tokenizer);
+}
+
+/* ---- the real model, where it is --------------------------------------------------------------------------------- */
+
+/* The template of the model's file, as the fixture's text shows it. */
+static const char smollm2[] =
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+static void test_smollm2_text(void **state) {
+    (void)state;
+    tm_buf json = {0}, text = {0};
+    tm_json_doc *doc;
+    tm_chat *chat;
+    tm_chat_spans spans = {0};
+    if (!read_file(TM_TEST_SHARED "/fixtures/public/smollm2", "golden.json", &json)) {
+        print_message("SKIP: no smollm2 fixture below " TM_TEST_SHARED "\n");
+        skip();
+    }
+    OK(tm_json_parse(&doc, json.data, json.len, "golden.json", 0, 0));
+    const tm_json *golden_chat = tm_json_get(tm_json_root(doc), "chat"), *m = tm_json_get(golden_chat, "messages");
+    const tm_chat_opts opts = {.eos_token = "<|im_end|>"};
+    OK(tm_chat_open(&chat, NULL, smollm2, sizeof smollm2 - 1, "smollm2", &opts));
+    OK(tm_chat_render(chat, m, false, &text, &spans));
+    expect_text(tm_json_get(golden_chat, "text"), &text, "smollm2");
+    const tm_json *answer = tm_json_get(m->child->next, "content");
+    assert_int_equal(spans.n, 1);
+    assert_memory_equal(text.data + spans.span[0].begin, answer->text, answer->len);
+    assert_int_equal(spans.span[0].end - spans.span[0].begin, answer->len + strlen("<|im_end|>"));
+    tm_chat_close(chat);
+    tm_chat_spans_free(&spans);
+    tm_json_free(doc);
+    tm_buf_free(&json);
+    tm_buf_free(&text);
+}
+
+/* ---- refused, and limits ------------------------------------------------------------------------------------------
+ */
+
+static void test_templates_refused(void **state) {
+    static const struct {
+        const char *text;
+        tm_status rc;
+        const char *says;
+    } bad[] = {
+        {"{% for m in messages %}x", TM_EINPUT, "endfor"},
+        {"{% if %}x{% endif %}", TM_EINPUT, "expression"},
+        {"a\n{{ 'x' }", TM_EINPUT, ":2:"},
+        {"{{ 'open }}", TM_EINPUT, "quote"},
+        {"{{ x | nosuch }}", TM_EUNSUPPORTED, "nosuch"},
+        {"{{ x is nosuch }}", TM_EUNSUPPORTED, "nosuch"},
+        {"{% include 'x' %}", TM_EUNSUPPORTED, "include"},
+        {"{% endif %}", TM_EUNSUPPORTED, "endif"},
+        {"{# no end", TM_EINPUT, "comment"},
+        {"{{ f(*x) }}", TM_EUNSUPPORTED, "unpacked"},
+        {"{{ a $ b }}", TM_EINPUT, "no meaning"},
+        {"\xff", TM_EINPUT, "UTF-8"},
+    };
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(bad); i++) {
+        tm_chat *chat;
+        tm_status rc = tm_chat_open(&chat, NULL, bad[i].text, strlen(bad[i].text), "T", NULL);
+        if (rc != bad[i].rc || strstr(tm_error_get()->text, bad[i].says) == NULL)
+            fail_msg("%s: %s, \"%s\"", bad[i].text, tm_status_name(rc), tm_error_get()->text);
+        assert_null(chat);
+        tm_error_clear();
+    }
+}
+
+/* Deep nesting of every kind is an error, not a crash. */
+static void test_nesting(void **state) {
+    static const char *const units[][2] = {{"(", ")"},   {"[", "]"},     {"-", ""},
+                                           {"not ", ""}, {"{'a':", "}"}, {"1 + (", ")"},
+                                           {"a[", "]"},  {"f(", ")"},    {"1 if 1 else ", ""}};
+    (void)state;
+    for (size_t u = 0; u < TM_COUNT(units); u++) {
+        tm_buf text = {0};
+        tm_chat *chat;
+        OK(tm_buf_append(&text, "{{ ", 3));
+        for (int i = 0; i < 50000; i++) OK(tm_buf_append(&text, units[u][0], strlen(units[u][0])));
+        OK(tm_buf_append(&text, "1", 1));
+        for (int i = 0; i < 50000; i++) OK(tm_buf_append(&text, units[u][1], strlen(units[u][1])));
+        OK(tm_buf_append(&text, " }}", 3));
+        assert_int_equal(tm_chat_open(&chat, NULL, text.data, text.len, "T", NULL), TM_EUNSUPPORTED);
+        tm_error_clear();
+        tm_buf_free(&text);
+    }
+}
+
+static tm_status render(const char *template, const char *messages, tm_buf *out) {
+    tm_json_doc *doc;
+    tm_chat *chat;
+    OK(tm_json_parse(&doc, messages, strlen(messages), "messages", 0, 0));
+    OK(tm_chat_open(&chat, NULL, template, strlen(template), "T", NULL));
+    tm_status rc = tm_chat_render(chat, tm_json_root(doc), false, out, NULL);
+    tm_chat_close(chat);
+    tm_json_free(doc);
+    return rc;
+}
+
+static void test_runaway(void **state) {
+    static const char *const templates[] = {
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for a in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{{ 'x' * 999999999999 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% set ns = namespace(l=[1]) %}{% for a in range(500) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
+        "{{ range(999999999) }}",
+    };
+    uint64_t live = tm_mem_live_bytes();
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(templates); i++) {
+        tm_buf out = {0};
+        tm_status rc = render(templates[i], "[{\"role\": \"user\", \"content\": \"\"}]", &out);
+        if (rc != TM_EUNSUPPORTED) fail_msg("%s: %s", templates[i], tm_status_name(rc));
+        assert_int_equal(out.len, 0);
+        tm_error_clear();
+        tm_buf_free(&out);
+    }
+    assert_int_equal(tm_mem_live_bytes(), live);
+}
+
+static void test_messages_refused(void **state) {
+    static const char *const bad[] = {"[]", "{}", "[1]", "[{\"content\": \"x\"}]", "[{\"role\": 1}]"};
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(bad); i++) {
+        tm_buf out = {0};
+        assert_int_equal(render("{{ messages[0].content }}", bad[i], &out), TM_EINPUT);
+        assert_int_equal(out.len, 0);
+        tm_error_clear();
+    }
+}
+
+/* strftime_now is the given time, so that a run can be repeated. */
+static void test_now(void **state) {
+    static const char text[] = "{{ strftime_now('%Y') }}", messages[] = "[{\"role\": \"user\", \"content\": \"\"}]";
+    const tm_chat_opts opts = {.now = 86400 * 200};
+    tm_json_doc *doc;
+    tm_chat *chat;
+    tm_buf out = {0};
+    (void)state;
+    OK(tm_json_parse(&doc, messages, sizeof messages - 1, "messages", 0, 0));
+    OK(tm_chat_open(&chat, NULL, text, sizeof text - 1, "T", &opts));
+    OK(tm_chat_render(chat, tm_json_root(doc), false, &out, NULL));
+    assert_string_equal(out.data, "1970");
+    tm_chat_close(chat);
+    tm_json_free(doc);
+    tm_buf_free(&out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chatml),
         cmocka_unit_test(test_llama3),
         cmocka_unit_test(test_qwen),
         cmocka_unit_test(test_zephyr),
+        cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_smollm2_text),
+        cmocka_unit_test(test_templates_refused),
+        cmocka_unit_test(test_nesting),
+        cmocka_unit_test(test_runaway),
+        cmocka_unit_test(test_messages_refused),
+        cmocka_unit_test(test_now),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
