@@ -16,7 +16,7 @@ enum {
     CJ_MAX_NESTING = 128,      /* of the parser: a parenthesis costs 3, a block 1 */
     CJ_MAX_NODE_DEPTH = 256,   /* of an expression's tree */
     CJ_MAX_DEPTH = 1000,       /* of a run, macros included */
-    CJ_MAX_STEPS = 20 * 1000 * 1000,
+    CJ_MAX_STEPS = 10 * 1000 * 1000,
     CJ_MAX_BYTES = 256 << 20, /* that one run may allocate */
     CJ_MAX_ARGS = 16
 };

@@ -68,8 +68,7 @@ done:
 }
 
 static tm_status rewrite_prepend(const tk_step *s, const tk_text *in, size_t begin, size_t end, tk_text *out) {
-    tm_token_span from = {in->from[begin].begin, in->from[begin].begin};
-    TM_TRY(tk_text_put(out, s->put, s->put_len, from));
+    TM_TRY(tk_text_put(out, s->put, s->put_len, in->from[begin])); /* it counts as part of the first character */
     return tk_text_copy(out, in, begin, end);
 }
 

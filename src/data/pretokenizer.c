@@ -41,9 +41,8 @@ static tm_status cut_space(const tk_step *s, tk_work *w, size_t begin, size_t en
 enum { PREFIX_ALWAYS, PREFIX_FIRST };
 static tm_status rewrite_prefix(const tk_step *s, const tk_text *in, size_t begin, size_t end, tk_text *out) {
     bool has = end - begin >= s->put_len && memcmp(in->bytes + begin, s->put, s->put_len) == 0;
-    uint32_t from = in->from[begin].begin;
-    if (!has && (s->option == PREFIX_ALWAYS || from == 0))
-        TM_TRY(tk_text_put(out, s->put, s->put_len, (tm_token_span){from, from}));
+    if (!has && (s->option == PREFIX_ALWAYS || in->from[begin].begin == 0))
+        TM_TRY(tk_text_put(out, s->put, s->put_len, in->from[begin]));
     return tk_text_copy(out, in, begin, end);
 }
 

@@ -33,7 +33,8 @@ tm_status tm_ids_push(tm_ids *ids, int32_t id) TM_MUST_USE;
 void tm_ids_free(tm_ids *ids);
 
 /* Where a token came from: bytes [begin, end) of the text that was encoded. Whole characters: the tokens of a character
- * that was split into bytes all name it. Tokens that were added (BOS, a prefixed space) are empty ranges. */
+ * that was split into bytes all name it, and a prefixed space names the character it was put before. Tokens that were
+ * added (BOS) are empty ranges. */
 typedef struct tm_token_span {
     uint32_t begin, end;
 } tm_token_span;
