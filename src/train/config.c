@@ -4,8 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- memory -------------------------------------------------------------------------------------------------- */
 
 static cfg_owned *own(cfg_impl *c, size_t bytes) {
     cfg_owned *o = tm_calloc(1, sizeof *o + bytes);
@@ -53,8 +52,7 @@ void tm_config_free(tm_config *c) {
     tm_free(impl);
 }
 
-/* ---- layers
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- layers -------------------------------------------------------------------------------------------------- */
 
 static tm_status parse(cfg_state *s, const char *text, size_t len, const char *name, const tm_json **root) {
     tm_json_doc *doc;

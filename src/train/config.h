@@ -75,18 +75,18 @@ typedef struct tm_config {
         uint64_t seed; /* of the shuffle; data_seed, else seed */
     } data;
 
-    /* ---- batches: train_batch_size = micro_batch_size * accumulation_steps * world_size, checked --------------- */
+    /* ---- batches: train_batch_size = micro_batch_size accumulation_steps world_size, checked --------------------- */
     uint32_t micro_batch_size;   /* rows a micro-batch (per_device_train_batch_size) */
     uint32_t accumulation_steps; /* micro-batches a step */
     uint64_t train_batch_size;
     uint32_t eval_batch_size; /* rows; per_device_eval_batch_size, else micro_batch_size */
 
-    /* ---- length ---------------------------------------------------------------------------- */
+    /* ---- length -------------------------------------------------------------------------------------------------- */
     int64_t max_steps;       /* > 0: overrides epochs; else 0 until tm_config_resolve_steps */
     double num_train_epochs; /* may be fractional */
     int64_t total_steps;     /* 0 until tm_config_resolve_steps: optimizer steps of the whole run */
 
-    /* ---- optimizer ------------------------------------------------------------------------- */
+    /* ---- optimizer ----------------------------------------------------------------------------------------------- */
     double learning_rate;
     tm_adamw_opts adamw;
     double max_grad_norm;    /* 0: no clipping */
@@ -96,7 +96,7 @@ typedef struct tm_config {
     double warmup_steps;     /* as given: >= 1 steps, < 1 a ratio of the total; see tm_config_resolve_steps */
     double warmup_ratio;     /* where warmup_steps is 0 */
 
-    /* ---- memory ---------------------------------------------------------------------------- */
+    /* ---- memory -------------------------------------------------------------------------------------------------- */
     struct {
         const char *device; /* "cpu" */
         tm_budget_kind host_kind;
@@ -109,13 +109,13 @@ typedef struct tm_config {
         const char *io_engine; /* "auto" | "uring" | "threads" | "sync" */
     } memory;
 
-    /* ---- where state lives ----------------------------------------------------------------- */
+    /* ---- where state lives --------------------------------------------------------------------------------------- */
     tm_place param_place;     /* weight_hi (and the fp32 weights of fp32 mode) */
     tm_place optimizer_place; /* weight_lo, exp_avg, exp_avg_sq, grad */
     tm_strings param_paths;   /* never empty: nvme_path, else OUTPUT_DIR/offload */
     tm_strings optimizer_paths;
 
-    /* ---- aio: speed only ------------------------------------------------------------------- */
+    /* ---- aio: speed only ----------------------------------------------------------------------------------------- */
     struct {
         uint64_t block_bytes; /* 1 MiB */
         uint32_t queue_depth; /* 8 */
@@ -124,7 +124,7 @@ typedef struct tm_config {
         bool given; /* an aio block was given (else the engine's own defaults may serve) */
     } aio;
 
-    /* ---- DeepSpeed's tuning numbers -------------------------------------------------------- */
+    /* ---- DeepSpeed's tuning numbers ------------------------------------------------------------------------------ */
     /* In elements: hints of speed, never of the result. TM_AUTO_ELEMENTS until tm_config_resolve_model where the file
      * says "auto". */
     struct {
@@ -133,7 +133,7 @@ typedef struct tm_config {
         bool overlap_comm;
     } zero;
 
-    /* ---- output ---------------------------------------------------------------------------- */
+    /* ---- output -------------------------------------------------------------------------------------------------- */
     int64_t save_steps, eval_steps; /* steps between; 0: only at the end */
     int64_t commit_steps;           /* 0: no commit before the end */
     int64_t logging_steps;          /* steps between progress lines on stderr; log.jsonl has every step */

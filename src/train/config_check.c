@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- types and ranges ------------------------------------------------------------------ */
+/* ---- types and ranges ---------------------------------------------------------------------------------------- */
 
 static bool is_word(const tm_json *n) {
     return tm_json_is(n, "true") || tm_json_is(n, "false") || tm_json_is(n, "True") || tm_json_is(n, "False");

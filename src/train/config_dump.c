@@ -246,8 +246,7 @@ tm_status tm_config_dump_json(const tm_config *c, tm_buf *out, int indent) {
     return tm_jw_end(&w);
 }
 
-/* ---- help
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- help ---------------------------------------------------------------------------------------------------- */
 
 static const char *const titles[] = {
     [K_OURS] = "Keys of tidemill (names of ms-swift and HF Trainer):",

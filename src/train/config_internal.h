@@ -13,7 +13,7 @@
 
 #include "train/config.h"
 
-/* ---- schema (schema.c) ----------------------------------------------------------------- */
+/* ---- schema (schema.c) --------------------------------------------------------------------------------------- */
 
 /* What a value may be. Several may be allowed. */
 enum {
@@ -60,8 +60,7 @@ const char *schema_choice_name(const schema_row *row, int index, char *buf, size
 /* "one of a, b, c" / "an integer or \"auto\"" into buf. */
 const char *schema_expects(const schema_row *row, char *buf, size_t cap);
 
-/* ---- suggestions (config_suggest.c)
- * ------------------------------------------------------------------------------------ */
+/* ---- suggestions (config_suggest.c) -------------------------------------------------------------------------- */
 
 /* Appends "; did you mean ..." or "; it belongs under ..." for an unknown key inside `section` ("" at top level), or
  * nothing. */
@@ -69,8 +68,7 @@ tm_status config_suggest_key(tm_buf *out, const char *section, const char *key) 
 /* Appends "; did you mean ..." for a wrong value of an enum, or nothing. */
 tm_status config_suggest_value(tm_buf *out, const schema_row *row, const char *value) TM_MUST_USE;
 
-/* ---- state while loading (config_values.c)
- * -------------------------------------------------------------------------------- */
+/* ---- state while loading (config_values.c) ------------------------------------------------------------------- */
 
 typedef enum cfg_source { SOURCE_MAIN, SOURCE_DEEPSPEED, SOURCE_SET } cfg_source;
 typedef struct cfg_value {
@@ -141,8 +139,7 @@ tm_status cfg_string(cfg_state *s, const char *path, const char **out) TM_MUST_U
 tm_status cfg_strings(cfg_state *s, const char *path, tm_strings *out) TM_MUST_USE; /* n 0 if not given */
 uint64_t cfg_size(const cfg_state *s, const char *path);
 
-/* ---- resolution
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- resolution ---------------------------------------------------------------------------------------------- */
 
 tm_status config_resolve_run(cfg_state *s) TM_MUST_USE; /* config_run.c: model, data, memory, output */
 tm_status

@@ -6,8 +6,7 @@
 
 enum { PATH_MAX_BYTES = 160, SHOWN = 48, DEPTH = 8 };
 
-/* ---- equal values
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- equal values -------------------------------------------------------------------------------------------- */
 
 static bool same_scalar(const tm_json *a, const tm_json *b) {
     if (a->type != b->type) return false;
@@ -26,8 +25,7 @@ bool cfg_same(const tm_json *a, const tm_json *b) {
     return !x && !y;
 }
 
-/* ---- walking a tree
- * --------------------------------------------------------------------------------------------------- */
+/* ---- walking a tree ------------------------------------------------------------------------------------------ */
 
 static void unknown_key(cfg_state *s, const char *section, const char *key, const cfg_value *v) {
     char w[256], place[PATH_MAX_BYTES + 16] = " at top level";
@@ -102,8 +100,7 @@ tm_status cfg_merge(cfg_state *s, const tm_json *root, const char *prefix, const
     return s->broken;
 }
 
-/* ---- --set
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- set ----------------------------------------------------------------------------------------------------- */
 
 static tm_status as_tree(cfg_state *s, const char *text, const char *name, const tm_json **out) {
     tm_json_doc *doc;

@@ -16,8 +16,7 @@ static void later(cfg_state *s, const char *path, const char *what) {
                 v->spelled, cfg_show(v, x, sizeof x), what);
 }
 
-/* ---- precision: one of three spellings
- * ------------------------------------------------------------------------------- */
+/* ---- precision: one of three spellings ----------------------------------------------------------------------- */
 
 /* A section {"enabled": ...} or HF Trainer's flag. */
 static const cfg_value *flag(const cfg_state *s, const char *section, const char *enabled) {
@@ -47,8 +46,7 @@ static void resolve_precision(cfg_state *s) {
         later(s, cfg_given(s, "fp16.enabled") ? "fp16.enabled" : "fp16", "fp16 is");
 }
 
-/* ---- data
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- data ---------------------------------------------------------------------------------------------------- */
 
 /* Rows of ids are told by the file's name; saying so is allowed where it is so. */
 static void resolve_format(cfg_state *s) {
@@ -81,8 +79,7 @@ static tm_status resolve_data(cfg_state *s) {
     return TM_OK;
 }
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- memory -------------------------------------------------------------------------------------------------- */
 
 static bool is_device(const char *name) {
     static const char digits[] = "0123456789";
@@ -126,8 +123,7 @@ static tm_status resolve_memory(cfg_state *s) {
     return TM_OK;
 }
 
-/* ---- output
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- output -------------------------------------------------------------------------------------------------- */
 
 static void resolve_strategies(cfg_state *s) {
     if (cfg_chosen(s, "save_strategy", "epoch")) later(s, "save_strategy", "saving by epoch is");

@@ -96,8 +96,7 @@ static void need(cfg_state *s, const cfg_value *at, const char *what) {
                 tm_lr_type_name(s->cfg->pub.schedule.type), what);
 }
 
-/* ---- HF
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- HF ------------------------------------------------------------------------------------------------------ */
 
 static void take_min_lr(cfg_state *s) {
     tm_lr_schedule *sched = &s->cfg->pub.schedule;
@@ -127,8 +126,7 @@ static void hf_schedule(cfg_state *s) {
         need(s, cfg_given(s, "lr_scheduler_type"), KW "num_decay_steps");
 }
 
-/* ---- DeepSpeed
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- DeepSpeed ----------------------------------------------------------------------------------------------- */
 
 static void compare_lr(cfg_state *s) {
     const cfg_value *flat = cfg_given(s, "learning_rate"), *peak = cfg_given(s, PARAM "warmup_max_lr");
@@ -237,8 +235,7 @@ tm_status config_resolve_schedule(cfg_state *s) {
     return s->cfg->warmup_auto ? TM_OK : tm_lr_check(&c->schedule);
 }
 
-/* ---- when the data are known
- * --------------------------------------------------------------------------------------------------- */
+/* ---- when the data are known --------------------------------------------------------------------------------- */
 
 static int64_t flat_warmup(const tm_config *c) {
     if (c->warmup_steps >= 1) return (int64_t)c->warmup_steps;

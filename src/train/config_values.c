@@ -7,7 +7,7 @@
 
 enum { SHOWN = 48 };
 
-/* ---- problems -------------------------------------------------------------------------- */
+/* ---- problems ------------------------------------------------------------------------------------------------ */
 
 void cfg_keep(cfg_state *s, tm_status rc) {
     if (s->broken == TM_OK) s->broken = rc;
@@ -89,8 +89,7 @@ tm_status cfg_report(cfg_state *s) {
     return tm_fail(s->problem_status, "%u problems: %s%s", s->n_problems, s->problems.data, advice);
 }
 
-/* ---- reading values
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- reading values ------------------------------------------------------------------------------------------ */
 
 const cfg_value *cfg_raw(const cfg_state *s, const char *path) {
     const cfg_value *v = &s->value[schema_index(path)];

@@ -25,7 +25,7 @@
 
 // clang-format off: one row a line
 const schema_row schema_rows[] = {
-    /* ---- what to train --------------------------------------------------------------------- */
+    /* ---- what to train ------------------------------------------------------------------------------------------- */
     ROW("model", K_OURS, T_STR, NULL, NULL, 0, 0, "Hugging Face folder or .gguf file"),
     ALIAS("model_name_or_path", K_OURS, "model"),
     ROW("init", K_OURS, T_ENUM, "pretrained|random", "pretrained", 0, 0,
@@ -67,14 +67,14 @@ const schema_row schema_rows[] = {
     ROW("tuner_type", K_OURS, T_ENUM, "full|lora|qlora|dora|adalora|longlora", "full", 0, 0,
         "this version trains all parameters"),
     ALIAS("train_type", K_OURS, "tuner_type"),
-    /* ---- batches and length ---------------------------------------------------------------- */
+    /* ---- batches and length -------------------------------------------------------------------------------------- */
     ROW("per_device_train_batch_size", K_OURS, T_INT, NULL, "1", 1, 1 << 24, "rows a micro-batch"),
     ROW("gradient_accumulation_steps", K_BOTH, T_INT | T_AUTO, NULL, "1", 1, 1 << 24, "micro-batches a step"),
     ROW("per_device_eval_batch_size", K_OURS, T_INT, NULL, NULL, 1, 1 << 24,
         "rows of an evaluation batch; default: as in training"),
     ROW("max_steps", K_OURS, T_INT, NULL, "0", -1, 0, "steps of the run; over 0 it overrides num_train_epochs"),
     ROW("num_train_epochs", K_OURS, T_NUM, NULL, "1", 0, 0, "passes over the data; may be fractional"),
-    /* ---- optimizer ------------------------------------------------------------------------- */
+    /* ---- optimizer ----------------------------------------------------------------------------------------------- */
     ROW("learning_rate", K_OURS, T_NUM, NULL, "1e-5", 0, 0, "peak rate"),
     ROW("adam_beta1", K_OURS, T_NUM, NULL, "0.9", 0, 1, "decay of the first moment"),
     ROW("adam_beta2", K_OURS, T_NUM, NULL, "0.95", 0, 1, "decay of the second moment"),
@@ -110,8 +110,7 @@ const schema_row schema_rows[] = {
         "warmup_stable_decay: shape of the decay (cosine)"),
     ROW("warmup_steps", K_OURS, T_NUM, NULL, "0", 0, 0, "steps of the warm-up; below 1: a ratio of all steps"),
     ROW("warmup_ratio", K_OURS, T_NUM, NULL, "0", 0, 1, "the same as a ratio, where warmup_steps is 0"),
-    /* ---- memory
-       ------------------------------------------------------------------------------------------------------- */
+    /* ---- memory -------------------------------------------------------------------------------------------------- */
     ROW("memory", K_OURS, T_OBJ, NULL, NULL, 0, 0, "what may be used"),
     ROW("memory.device", K_OURS, T_STR, NULL, "cpu", 0, 0, "cpu; cpu-arena and cuda:N are not in this version"),
     ROW("memory.device_budget", K_OURS, T_SIZE | T_STR | T_NULL, NULL, NULL, 1, 0, "hard limit of the device's memory"),
@@ -126,8 +125,7 @@ const schema_row schema_rows[] = {
     ROW("memory.allow_tmpfs", K_OURS, T_BOOL, NULL, "false", 0, 0, "offload files may lie in memory (tests)"),
     ROW("memory.io_engine", K_OURS, T_ENUM, "auto|uring=io_uring|threads|sync", "auto", 0, 0,
         "how files are read and written"),
-    /* ---- output
-       --------------------------------------------------------------------------------------------------------- */
+    /* ---- output -------------------------------------------------------------------------------------------------- */
     ROW("output_dir", K_OURS, T_STR, NULL, "out", 0, 0, "log.jsonl, checkpoints and the trained model"),
     ROW("save_steps", K_OURS, T_INT, NULL, "500", 0, 0, "steps between checkpoint-N folders; 0: none before the end"),
     ROW("save_strategy", K_OURS, T_ENUM, "steps|no|epoch|best", "steps", 0, 0, "no: only the final model"),
@@ -145,8 +143,7 @@ const schema_row schema_rows[] = {
         "how ranks share the state; one rank in this version"),
     ROW("deepspeed", K_OURS, T_STR | T_ANY | T_NULL, NULL, NULL, 0, 0,
         "DeepSpeed configuration: a path, or the object itself"),
-    /* ---- DeepSpeed: batches, precision, optimizer, scheduler
-       ----------------------------------------------------------------- */
+    /* ---- DeepSpeed: batches, precision, optimizer, scheduler ----------------------------------------------------- */
     ROW("train_batch_size", K_DS, T_INT | T_AUTO | T_NULL, NULL, NULL, 1, 0,
         "micro-batch x accumulation x ranks; checked"),
     ROW("train_micro_batch_size_per_gpu", K_DS, T_INT | T_AUTO | T_NULL, NULL, NULL, 1, 1 << 24,
@@ -234,8 +231,7 @@ const schema_row schema_rows[] = {
     ROW("scheduler.params.cycle_max_mom", K_DS, T_NUM, NULL, NULL, 0, 1, "OneCycle: highest beta1 (0.9)"),
     ROW("scheduler.params.decay_mom_rate", K_DS, T_NUM, NULL, NULL, 0, 0,
         "OneCycle: growth of beta1 after the cycle (0)"),
-    /* ---- DeepSpeed: where state lives
-       ------------------------------------------------------------------------------------------ */
+    /* ---- DeepSpeed: where state lives ---------------------------------------------------------------------------- */
     ROW("zero_optimization", K_DS, T_OBJ, NULL, NULL, 0, 0, "ZeRO stage and offload"),
     ROW(ZERO "stage", K_DS, T_INT, NULL, "0", 0, 3, "how ranks share the state; no effect on one rank"),
     ALIAS("zero_stage", K_OURS, ZERO "stage"),
@@ -348,8 +344,7 @@ const schema_row schema_rows[] = {
     ROW("aio.single_submit", K_DS, T_BOOL | T_WORD, NULL, "false", 0, 0, "accepted"),
     ROW("aio.overlap_events", K_DS, T_BOOL | T_WORD, NULL, "true", 0, 0, "accepted"),
     IGNORED("aio.use_gds", "there is no GPU to read into"),
-    /* ---- DeepSpeed: no effect
-       ----------------------------------------------------------------------------------------------------- */
+    /* ---- DeepSpeed: no effect ------------------------------------------------------------------------------------ */
     IGNORED("activation_checkpointing", "memory.activations decides"),
     IGNORED("gradient_checkpointing", "memory.activations decides"),
     IGNORED("gradient_checkpointing_kwargs", "memory.activations decides"),
@@ -382,8 +377,7 @@ const schema_row schema_rows[] = {
     IGNORED("nebula", "specific to Azure"),
     IGNORED("use_data_before_expert_parallelism", NO_EFFECT_1),
     IGNORED("use_data_before_expert_parallelism_", NO_EFFECT_1),
-    /* ---- HF Trainer and ms-swift: no effect
-       -------------------------------------------------------------------------------------------- */
+    /* ---- HF Trainer and ms-swift: no effect ---------------------------------------------------------------------- */
     IGNORED("report_to", NO_MONITOR),
     IGNORED("run_name", NO_MONITOR),
     IGNORED("logging_dir", "log.jsonl lies in output_dir"),
@@ -407,8 +401,7 @@ const schema_row schema_rows[] = {
     IGNORED("attn_impl", "attention is always tiled"),
     IGNORED("attn_implementation", "attention is always tiled"),
     IGNORED("push_to_hub", "nothing leaves this machine"),
-    /* ---- not in this version, or never
-       -------------------------------------------------------------------------------------------------- */
+    /* ---- not in this version, or never --------------------------------------------------------------------------- */
     LATER("dataloader_drop_last", "dropping the last, smaller step"),
     LATER("label_smoothing_factor", "label smoothing"),
     LATER("neftune_noise_alpha", "NEFTune"),

@@ -1,0 +1,50 @@
+/* The training job's own header: one struct, and what its files offer each other. */
+#ifndef TIDEMILL_TRAINER_INTERNAL_H
+#define TIDEMILL_TRAINER_INTERNAL_H
+
+#include "train/config.h"
+#include "train/text.h"
+#include "train/train_internal.h"
+
+typedef struct trainer {
+    const tm_train_args *args;
+    tm_config *cfg;
+    tm_source *source; /* for texts and side files; the job has its own */
+    text_tools text;
+    data_file *train, *eval;
+    tm_job *job;
+    tm_plan *plan, *eval_plan;
+    tm_plan *first_plan, *drain_plan; /* update F: a step without a pending update; the pending update alone */
+    bool folded, pending;
+    tm_append *log;
+    uint64_t minimum_host_bytes;
+    int64_t step, applied; /* optimizer steps done; those whose update was applied */
+    int64_t skipped_in_a_row;
+    uint64_t start_ns, tokens_done;
+    bool evaluating;
+    uint64_t eval_step;
+    double eval_sum;
+    uint64_t eval_labels;
+    tm_exec_stats before;
+    char path[4096];
+} trainer;
+
+const char *trainer_path(trainer *t, const char *name); /* OUTPUT_DIR/name, until the next call */
+tm_status trainer_write_run_json(trainer *t, const char *status);
+/* Micro-batch `mb` of the step under way, or of the evaluation under way (a job's `fill`). */
+tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
+                       uint32_t *position, job_batch *out);
+
+/* trainer_plan.c: the ways of running a step, the one that is taken, and the job that runs it. */
+tm_status trainer_open_job(trainer *t);
+
+/* trainer_step.c: steps, evaluations and checkpoints; then the model and the last line of the log. */
+tm_status trainer_run_steps(trainer *t);
+tm_status trainer_finish(trainer *t);
+
+/* trainer_log.c: log.jsonl, the progress line, the last words. */
+tm_status trainer_log_step(trainer *t, const tm_plan *ran, uint64_t began_ns);
+tm_status trainer_log_event(trainer *t, const char *event, const char *hash, double eval_loss);
+void trainer_summary(trainer *t);
+
+#endif

@@ -1,0 +1,128 @@
+/* Which way the step is run: candidates from the configuration, the choice, and the plans beside it. */
+#include "train/trainer_internal.h"
+
+#include <string.h>
+
+enum { MAX_WAYS = 8 };
+
+static uint64_t host_bytes(const tm_config *c) {
+    if (c->memory.host_kind == TM_BUDGET_BYTES) return c->memory.host_bytes;
+    if (c->memory.host_kind == TM_BUDGET_UNLIMITED) return UINT64_MAX;
+    return tm_mem_available_bytes() / 5 * 4;
+}
+
+static void pin(const tm_config *c, bool pinned[TM_KINDS]) {
+    bool params = c->param_place == TM_PLACE_NONE || c->param_place == TM_PLACE_CPU;
+    bool optimizer = c->optimizer_place == TM_PLACE_NONE || c->optimizer_place == TM_PLACE_CPU;
+    pinned[TM_KIND_WEIGHT_HI] = params;
+    pinned[TM_KIND_WEIGHT_LO] = pinned[TM_KIND_EXP_AVG] = pinned[TM_KIND_EXP_AVG_SQ] = pinned[TM_KIND_GRAD] = optimizer;
+    pinned[TM_KIND_ACTIVATION] = params && optimizer;
+}
+
+/* Every way of running the step that the configuration leaves open; all give the same bits. */
+static uint32_t candidates(const trainer *t, const job_shape *shape, pass_opts out[MAX_WAYS]) {
+    uint32_t n = 0;
+    tm_activations a = t->cfg->memory.activations;
+    for (int fold = 0; fold < 2; fold++) {
+        if (t->cfg->memory.update == (fold ? TM_UPDATE_U : TM_UPDATE_F)) continue;
+        for (int keep = 0; keep < 2; keep++) {
+            if ((a == TM_ACT_RECOMPUTE && keep) || ((a == TM_ACT_KEEP || a == TM_ACT_SPILL) && !keep)) continue;
+            for (int stage_wise = 0; stage_wise < (shape->micro_batches > 1 ? 2 : 1); stage_wise++)
+                out[n++] = (pass_opts){.shape = *shape,
+                                       .backward = true,
+                                       .update = fold ? UPDATE_BEFORE : UPDATE_AFTER,
+                                       .park = fold,
+                                       .keep = keep ? JOB_KEEP : JOB_RECOMPUTE,
+                                       .stage_wise = stage_wise};
+        }
+    }
+    return n;
+}
+
+static job_shape shape_of(tm_dataset *ds, uint32_t micro_batches, uint64_t steps) {
+    tm_batch_limits lim;
+    tm_dataset_limits(ds, 0, steps, &lim);
+    return (job_shape){.micro_batches = micro_batches, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens};
+}
+
+static tm_status mark_no_decay(trainer *t) {
+    const tm_strings *list = &t->cfg->no_decay;
+    uint32_t n = tm_model_tensors(t->job->model);
+    if (list->n == 0) return TM_OK;
+    t->job->no_decay = tm_calloc(n + 1, sizeof *t->job->no_decay);
+    if (!t->job->no_decay) return tm_nomem(n);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < list->n; k++)
+            if (strstr(tm_model_tensor(t->job->model, i)->name, list->item[k])) t->job->no_decay[i] = true;
+    return TM_OK;
+}
+
+static tm_status compile(trainer *t, tm_program *p, tm_plan **plan) {
+    tm_status rc = job_compile(t->job, p, plan);
+    tm_program_free(p);
+    return rc;
+}
+
+/* Update F needs two more plans: for a step that finds nothing pending, and for whoever looks at the state in between.
+ */
+static tm_status compile_folded(trainer *t, const pass_opts *way) {
+    tm_program *p;
+    pass_opts first = *way;
+    first.update = UPDATE_NONE;
+    TM_TRY(build_pass(&p, t->job, "first step", &first));
+    TM_TRY(compile(t, p, &t->first_plan));
+    TM_TRY(build_drain(&p, t->job));
+    return compile(t, p, &t->drain_plan);
+}
+
+tm_status trainer_open_job(trainer *t) {
+    tm_config *c = t->cfg;
+    job_opts o = {.model = c->model,
+                  .dtype = c->precision,
+                  .optimizer = true,
+                  .init_random = c->init_random,
+                  .seed = c->seed,
+                  .host_bytes = host_bytes(c),
+                  .slots = c->memory.slots,
+                  .allow_tmpfs = c->memory.allow_tmpfs,
+                  .cache_none = c->memory.cache_none,
+                  .order_seed = t->args->order_seed,
+                  .io = {.engine = c->memory.io_engine, .queue_depth = c->aio.queue_depth, .threads = c->aio.threads}};
+    bool files = c->param_place == TM_PLACE_NVME || c->optimizer_place == TM_PLACE_NVME ||
+                 c->param_place == TM_PLACE_AUTO || c->optimizer_place == TM_PLACE_AUTO;
+    const tm_strings *paths = c->param_place == TM_PLACE_NVME ? &c->param_paths : &c->optimizer_paths;
+    if (files) {
+        o.paths = paths->item;
+        o.n_paths = paths->n;
+    }
+    pin(c, o.pinned);
+    o.other_bytes =
+        tm_dataset_memory_bytes(data_set(t->train)) + (t->eval ? tm_dataset_memory_bytes(data_set(t->eval)) : 0);
+    TM_TRY(job_open(&t->job, &o));
+    TM_TRY(tm_config_resolve_model(c, tm_model_get_config(t->job->model)->hidden_size));
+    TM_TRY(mark_no_decay(t));
+    t->job->fill = trainer_fill;
+    t->job->fill_ctx = t;
+    t->job->adamw = c->adamw;
+    t->job->max_grad_norm = c->max_grad_norm;
+    pass_opts way[MAX_WAYS];
+    job_shape shape = shape_of(data_set(t->train), c->accumulation_steps, (uint64_t)c->total_steps);
+    uint32_t n = candidates(t, &shape, way), chosen;
+    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes));
+    const tm_plan_info *info = tm_plan_get_info(t->plan);
+    t->folded = way[chosen].update == UPDATE_BEFORE;
+    if (t->folded) TM_TRY(compile_folded(t, &way[chosen]));
+    char a[32], b[32], d[32];
+    tm_log(TM_LOG_INFO,
+           "plan: %s resident of %s frames, %s on disk, update %s, activations %s, %u operations, engine %s",
+           tm_format_size(info->resident_bytes, a, sizeof a), tm_format_size(info->slab_bytes, b, sizeof b),
+           tm_format_size(tm_store_disk_bytes(t->job->store), d, sizeof d), t->folded ? "F" : "U",
+           way[chosen].keep == JOB_KEEP ? "kept or spilled" : "recomputed", info->ops, tm_store_engine(t->job->store));
+    if (!t->eval) return TM_OK;
+    tm_program *p;
+    shape = shape_of(data_set(t->eval), c->accumulation_steps, tm_dataset_steps_per_epoch(data_set(t->eval)));
+    TM_TRY(build_pass(&p, t->job, "evaluation", &(pass_opts){.shape = shape, .loss = true}));
+    tm_status rc = job_compile(t->job, p, &t->eval_plan);
+    tm_program_free(p);
+    return rc;
+}

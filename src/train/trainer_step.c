@@ -1,0 +1,135 @@
+/* The loop: steps, evaluations, checkpoints, and the end. */
+#include "train/trainer_internal.h"
+
+#include "io/io.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { MAX_SKIPPED = 50 };
+
+static tm_plan *step_plan(const trainer *t) {
+    return t->folded && !t->pending ? t->first_plan : t->plan;
+}
+
+static tm_status check_finite(const trainer *t) {
+    if (!t->job->nonfinite) return TM_OK;
+    return tm_fail(TM_EIO,
+                   "step %" PRId64 ": %" PRIu64 " parameters are not finite after the update; lower learning_rate",
+                   t->step, t->job->nonfinite);
+}
+
+/* Applies what is pending, so that the state is that of the step that was logged last. */
+static tm_status settle(trainer *t) {
+    if (!t->pending) return TM_OK;
+    t->pending = false;
+    TM_TRY(job_run(t->job, t->drain_plan));
+    return check_finite(t);
+}
+
+static tm_status one_step(trainer *t) {
+    tm_job *job = t->job;
+    uint64_t began = tm_now_ns();
+    tm_exec_get_stats(job->exec, &t->before);
+    job->step.learning_rate = tm_lr_at(&t->cfg->schedule, t->step);
+    job->step.number = t->applied + 1;
+    (void)tm_lr_betas(&t->cfg->schedule, t->step, &job->adamw.beta1, &job->adamw.beta2);
+    const tm_plan *plan = step_plan(t);
+    TM_TRY(job_run(job, plan));
+    t->pending = t->folded;
+    t->step++;
+    if (job->step.finite) {
+        t->applied++;
+        t->skipped_in_a_row = 0;
+    } else {
+        t->skipped_in_a_row++;
+        tm_log(TM_LOG_WARN, "step %" PRId64 ": loss or gradient is not finite; the update was skipped", t->step);
+    }
+    TM_TRY(trainer_log_step(t, plan, began));
+    TM_TRY(check_finite(t));
+    if (t->skipped_in_a_row >= MAX_SKIPPED)
+        return tm_fail(
+            TM_EIO, "step %" PRId64 ": %d steps in a row had no finite gradient; lower learning_rate or check the data",
+            t->step, MAX_SKIPPED);
+    return TM_OK;
+}
+
+static tm_status evaluate(trainer *t) {
+    if (!t->eval) return TM_OK;
+    TM_TRY(settle(t));
+    t->evaluating = true;
+    t->eval_sum = 0;
+    t->eval_labels = 0;
+    tm_status rc = TM_OK;
+    uint64_t steps = tm_dataset_steps_per_epoch(data_set(t->eval));
+    step_result keep = t->job->step;
+    for (t->eval_step = 0; t->eval_step < steps && rc == TM_OK; t->eval_step++) {
+        rc = job_run(t->job, t->eval_plan);
+        t->eval_sum += t->job->step.loss_sum;
+        t->eval_labels += t->job->step.label_tokens;
+    }
+    t->evaluating = false;
+    t->job->step = keep;
+    if (rc != TM_OK) return rc;
+    double loss = t->eval_labels ? t->eval_sum / (double)t->eval_labels : NAN;
+    if (!t->args->quiet)
+        fprintf(stderr, "%sstep %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", isatty(2) ? "\r\033[K" : "",
+                t->step, loss, exp(loss));
+    return trainer_log_event(t, "eval", NULL, loss);
+}
+
+static tm_fmt save_format(const tm_config *c) {
+    switch (c->save_dtype) {
+    case TM_SAVE_F32:
+        return TM_FMT_F32;
+    case TM_SAVE_BF16:
+        return TM_FMT_BF16;
+    case TM_SAVE_F16:
+        return TM_FMT_F16;
+    default:
+        return c->precision == TM_F32 ? TM_FMT_F32 : TM_FMT_BF16;
+    }
+}
+
+static tm_status write_side_files(trainer *t, const char *dir, tm_fmt dtype) {
+    return tm_source_write_side_files(t->source, dir, dtype);
+}
+
+static tm_status save_to(trainer *t, const char *dir) {
+    tm_fmt dtype = save_format(t->cfg);
+    TM_TRY(settle(t));
+    TM_TRY(job_export(t->job, dir, dtype));
+    return write_side_files(t, dir, dtype);
+}
+
+static tm_status save_checkpoint(trainer *t) {
+    char dir[4096], beside[4200];
+    snprintf(dir, sizeof dir, "%s/checkpoint-%" PRId64, t->cfg->output_dir, t->step);
+    snprintf(beside, sizeof beside, "%s.tmp", dir);
+    TM_TRY(tm_remove_tree(beside));
+    TM_TRY(save_to(t, beside));
+    TM_TRY(tm_remove_tree(dir));
+    TM_TRY(tm_rename_path(beside, dir));
+    return trainer_log_event(t, "checkpoint", NULL, NAN);
+}
+
+tm_status trainer_run_steps(trainer *t) {
+    const tm_config *c = t->cfg;
+    t->start_ns = tm_now_ns();
+    while (t->step < c->total_steps) {
+        TM_TRY(one_step(t));
+        if (c->eval_steps > 0 && t->step % c->eval_steps == 0 && t->step < c->total_steps) TM_TRY(evaluate(t));
+        if (c->save_steps > 0 && t->step % c->save_steps == 0 && t->step < c->total_steps) TM_TRY(save_checkpoint(t));
+    }
+    return evaluate(t);
+}
+
+tm_status trainer_finish(trainer *t) {
+    char hash[33];
+    TM_TRY(save_to(t, t->cfg->output_dir));
+    TM_TRY(job_state_hash(t->job, (uint64_t)t->step, hash));
+    TM_TRY(trainer_log_event(t, "end", hash, NAN));
+    return trainer_write_run_json(t, "finished");
+}
