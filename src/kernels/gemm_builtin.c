@@ -16,9 +16,10 @@ enum {
     K_CHUNK = 384,
     ROW_PANELS = 16,
     COLUMN_PANELS = 16,
-    PACK_PANELS = 8, /* packed by one thread at a time */
-    A_PANEL = K_CHUNK * GEMM_A_LD,
-    B_PANEL = K_CHUNK * GEMM_NR
+    PACK_PANELS = 16,                   /* packed by one thread at a time */
+    AHEAD = 6,                          /* rows that are asked for before they are packed */
+    A_PANEL = K_CHUNK * GEMM_A_LD + 16, /* a line more, so that panels do not meet in one set of the cache */
+    B_PANEL = K_CHUNK * GEMM_NR + 16
 };
 
 static struct {
@@ -57,7 +58,10 @@ static void pack_rows(const void *x, tm_elem t, uint64_t at, uint64_t ldx, size_
         kernels.transpose((const float *)x + at, ldx, rows, depth, out, width);
         return;
     }
-    for (size_t i = 0; i < rows; i++) kernels.widen((const uint16_t *)x + at + i * ldx, buf + i * depth, depth);
+    for (size_t i = 0; i < rows; i++) {
+        kernels_prefetch((const uint16_t *)x + at + (i + AHEAD) * ldx, depth * 2);
+        kernels.widen((const uint16_t *)x + at + i * ldx, buf + i * depth, depth);
+    }
     kernels.transpose(buf, depth, rows, depth, out, width);
 }
 
@@ -67,6 +71,7 @@ static void pack_columns(const void *x, tm_elem t, uint64_t at, uint64_t ldx, si
                          size_t width, size_t stride, float *out) {
     float buf[PACK_PANELS * GEMM_NR + GEMM_NR] = {0};
     for (size_t p = 0; p < depth; p++) {
+        kernels_prefetch(kernels_at_const(t, x, at + (p + AHEAD) * ldx), columns * tm_elem_bytes(t));
         if (t == TM_ELEM_F32)
             memcpy(buf, (const float *)x + at + p * ldx, columns * sizeof *buf);
         else

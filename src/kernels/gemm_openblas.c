@@ -11,7 +11,7 @@
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 /* A tile of C is at most M_TILE x N_TILE; bf16 operands are widened K_PANEL deep. */
-enum { M_TILE = 512, N_TILE = 512, K_PANEL = 512 };
+enum { M_TILE = 512, N_TILE = 512, K_PANEL = 512, AHEAD = 6 };
 
 typedef void sgemm_fn(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
                       const float *b, int ldb, float beta, float *c, int ldc);
@@ -137,7 +137,10 @@ static operand load_operand(const void *x, tm_elem t, uint64_t ld, bool k_is_row
                             uint64_t k, float *buf) {
     uint64_t rows = k_is_row ? k : n, columns = k_is_row ? n : k, first = k_is_row ? k0 * ld + at : at * ld + k0;
     if (t == TM_ELEM_F32) return (operand){(const float *)x + first, ld_int(ld)};
-    for (uint64_t r = 0; r < rows; r++) kernels.widen((const uint16_t *)x + first + r * ld, buf + r * columns, columns);
+    for (uint64_t r = 0; r < rows; r++) {
+        kernels_prefetch((const uint16_t *)x + first + (r + AHEAD) * ld, columns * 2);
+        kernels.widen((const uint16_t *)x + first + r * ld, buf + r * columns, columns);
+    }
     return (operand){buf, (int)columns};
 }
 
@@ -194,9 +197,10 @@ static const char *describe(void) {
     return lib.name;
 }
 
-/* Code pages and, for each calling thread, its packing buffer: at most K_DEPTH x (P + N_TILE) floats are touched. */
+/* Measured with 0.3.21: 2.5 MB of code and data, 1 MB of packing buffer for each calling thread (its size follows
+ * M_TILE and the core's block sizes; an allowance for larger cores is added). */
 static uint64_t resident(unsigned threads) {
-    return threads * (scratch_floats() * sizeof(float) + 4 * TM_MIB) + 16 * TM_MIB;
+    return 4 * TM_MIB + threads * (scratch_floats() * sizeof(float) + 3 * TM_MIB);
 }
 
 const gemm_backend gemm_openblas = {.name = "openblas",

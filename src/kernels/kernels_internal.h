@@ -32,10 +32,10 @@ typedef struct kernels_table {
     /* (x1, x2) -> (x1 c - x2 s, x2 c + x1 s); inverse: s negated */
     void (*rotate)(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n);
     float (*max)(const float *x, size_t n);
-    float (*exp_sum)(const float *x, float shift, size_t n);                      /* sum exp(x - shift) */
-    void (*softmax_grad)(float *x, float lse, float coefficient, size_t n);       /* x = coefficient exp(x - lse) */
-    /* Online softmax of one row of scores (-inf: masked): updates max and sum, s becomes exp(scale s - max), returns the
-     * factor exp(old max - max) by which what was accumulated so far is to be multiplied. n is a multiple of 8. */
+    float (*exp_sum)(const float *x, float shift, size_t n);                /* sum exp(x - shift) */
+    void (*softmax_grad)(float *x, float lse, float coefficient, size_t n); /* x = coefficient exp(x - lse) */
+    /* Online softmax of one row of scores (-inf: masked): updates max and sum, s becomes exp(scale s - max), returns
+     * the factor exp(old max - max) by which what was accumulated so far is to be multiplied. n is a multiple of 8. */
     float (*softmax_row)(float *s, float scale, float *max, float *sum, size_t n);
     /* s (scores) -> p = exp(scale s - lse);  dp -> ds = p (dp - delta) scale. n is a multiple of 8. */
     void (*softmax_row_grad)(float *s, float *dp, float scale, float lse, float delta, size_t n);
@@ -44,7 +44,8 @@ typedef struct kernels_table {
                        float *c, size_t ldc, bool add);
     /* y[j ldy + i] = x[i ldx + j], i < rows, j < cols; i goes on to the next multiple of 8 with zeros */
     void (*transpose)(const float *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy);
-    /* acc[MR][NR] = sum over p of a_panel[p][A_LD] (x) b_panel[p][NR], then C = alpha acc + beta C over the whole tile */
+    /* acc[MR][NR] = sum over p of a_panel[p][A_LD] (x) b_panel[p][NR], then C = alpha acc + beta C over the whole tile
+     */
     void (*gemm_tile)(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,
                       size_t ldc);
 } kernels_table;
@@ -56,8 +57,8 @@ unsigned kernels_team(void); /* threads for a parallel region */
 /* One head's gradient of one position, turned back in place. */
 void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x);
 
-/* Gemm back-ends. `open` warns why a back-end is absent; lack of memory is an error, never a reason to take another one,
- * since that would change bits. */
+/* Gemm back-ends. `open` warns why a back-end is absent; lack of memory is an error, never a reason to take another
+ * one, since that would change bits. */
 typedef enum gemm_opened { GEMM_READY, GEMM_ABSENT, GEMM_NO_MEMORY } gemm_opened;
 typedef struct gemm_backend {
     const char *name;
@@ -72,6 +73,11 @@ tm_status gemm_choose(unsigned threads);
 void gemm_close(void);
 uint64_t gemm_resident_bytes(void);
 
+/* Asks for a row that will be read soon: rows are short runs with gaps, which hardware does not foresee. */
+static inline void kernels_prefetch(const void *p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i);
+}
+
 /* n elements of x from element `at` on as fp32: in place, or widened into buf. */
 static inline const float *kernels_load(tm_elem t, const void *x, uint64_t at, float *buf, size_t n) {
     if (t == TM_ELEM_F32) return (const float *)x + at;
@@ -85,7 +91,9 @@ static inline float *kernels_dest(tm_elem t, void *x, uint64_t at, float *buf) {
 static inline void kernels_store(tm_elem t, const float *from, void *x, uint64_t at, size_t n) {
     if (t == TM_ELEM_BF16) kernels.narrow(from, (uint16_t *)x + at, n);
 }
-static inline void *kernels_at(tm_elem t, void *x, uint64_t at) { return (char *)x + at * tm_elem_bytes(t); }
+static inline void *kernels_at(tm_elem t, void *x, uint64_t at) {
+    return (char *)x + at * tm_elem_bytes(t);
+}
 static inline const void *kernels_at_const(tm_elem t, const void *x, uint64_t at) {
     return (const char *)x + at * tm_elem_bytes(t);
 }
