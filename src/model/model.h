@@ -2,13 +2,12 @@
  * resident pointers. It never sees a file, a tier or an optimizer.
  *
  *   unit    embedding, one transformer block, or the head: what is visited together.
- *   part    what one kernel call needs of a unit's weights: a matrix, some fused matrices, the small vectors of the unit
- *           together, or 8,192 rows of the vocabulary. Contiguous in memory while it is used. Part ids are global.
- *   segment a run of elements that a checkpoint tensor and a part have in common.
- *   slot    a per-token value inside a unit for one micro-batch (input, q/k/v, ...): a row for each of the micro-batch's
- *           T token rows, `slot.bytes` each. Slot 0 is the unit's input, slot 1 its output. A slot may have a gradient.
- *   stage   one kernel call: reads slots and parts, writes slots. Forward runs a unit's stages 0..n-1 for a
- *           micro-batch, backward n-1..0.
+ *   part    what one kernel call needs of a unit's weights: a matrix, some fused matrices, the small vectors of the
+ * unit together, or 8,192 rows of the vocabulary. Contiguous in memory while it is used. Part ids are global. segment a
+ * run of elements that a checkpoint tensor and a part have in common. slot    a per-token value inside a unit for one
+ * micro-batch (input, q/k/v, ...): a row for each of the micro-batch's T token rows, `slot.bytes` each. Slot 0 is the
+ * unit's input, slot 1 its output. A slot may have a gradient. stage   one kernel call: reads slots and parts, writes
+ * slots. Forward runs a unit's stages 0..n-1 for a micro-batch, backward n-1..0.
  *
  * Whoever calls decides where parts, slots and gradients lie, in which order units, stages and micro-batches run (each
  * stage may run over all micro-batches before the next, or the other way round: same bits), and what is kept or
@@ -24,37 +23,40 @@
 #include "base/base.h"
 
 typedef enum tm_dtype { TM_F32, TM_BF16, TM_F16 } tm_dtype;
-static inline uint64_t tm_dtype_bytes(tm_dtype t) { return t == TM_F32 ? 4 : 2; }
+static inline uint64_t tm_dtype_bytes(tm_dtype t) {
+    return t == TM_F32 ? 4 : 2;
+}
 
 /* ---- configuration: HF config.json, v4 and v5 forms ------------------------------------------------------------- */
 
 typedef enum tm_rope_type { TM_ROPE_DEFAULT, TM_ROPE_LINEAR, TM_ROPE_LLAMA3 } tm_rope_type;
 typedef struct tm_model_config {
-    char model_type[32];            /* "llama", "mistral" */
+    char model_type[32]; /* "llama", "mistral" */
     uint32_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
     uint32_t num_attention_heads, num_key_value_heads, head_dim;
     uint32_t max_position_embeddings;
-    uint32_t sliding_window;        /* 0: none; else position i sees j with i - window < j <= i */
+    uint32_t sliding_window; /* 0: none; else position i sees j with i - window < j <= i */
     bool tie_word_embeddings, attention_bias, mlp_bias;
     double rms_norm_eps, initializer_range;
     tm_rope_type rope_type;
     double rope_theta, rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint32_t rope_original_max_position;
-    int32_t bos_token_id;           /* -1: none */
+    int32_t bos_token_id; /* -1: none */
     int32_t eos_token_id[8];
     uint32_t n_eos;
 } tm_model_config;
 /* Unknown architectures are TM_EUNSUPPORTED and name what is supported; sizes are checked against overflow. */
 TM_MUST_USE tm_status tm_model_config_parse(tm_model_config *out, const char *json, size_t len, const char *name);
 
-/* ---- description -------------------------------------------------------------------------------------------------- */
+/* ---- description --------------------------------------------------------------------------------------------------
+ */
 
 typedef struct tm_tensor {
-    const char *name;               /* as in the checkpoint: "model.layers.0.self_attn.q_proj.weight" */
+    const char *name; /* as in the checkpoint: "model.layers.0.self_attn.q_proj.weight" */
     uint32_t ndim;
     uint64_t shape[4], elements;
     enum { TM_INIT_NORMAL, TM_INIT_ONE, TM_INIT_ZERO } init;
-    bool is_norm_or_bias;           /* for no_decay */
+    bool is_norm_or_bias; /* for no_decay */
     uint32_t first_segment, n_segments;
 } tm_tensor;
 typedef struct tm_segment {
@@ -62,44 +64,48 @@ typedef struct tm_segment {
     uint64_t tensor_offset, part_offset, elements; /* in elements */
 } tm_segment;
 typedef struct tm_part {
-    uint32_t unit;                  /* the owner; a tied head uses the embedding's parts */
+    uint32_t unit; /* the owner; a tied head uses the embedding's parts */
     uint64_t elements;
     uint32_t first_segment, n_segments; /* indices into part_segments (sorted by part_offset, no gaps) */
-    const char *name;               /* "layers.0.qkv" */
+    const char *name;                   /* "layers.0.qkv" */
 } tm_part;
 
 enum { TM_MAX_SLOTS = 12, TM_MAX_STAGE_USES = 10, TM_MAX_STAGE_PARTS = 2 };
-typedef enum tm_access { TM_READ = 1, TM_WRITE = 2, TM_UPDATE = 3 /* reads and writes: accumulates into it */ } tm_access;
+typedef enum tm_access {
+    TM_READ = 1,
+    TM_WRITE = 2,
+    TM_UPDATE = 3 /* reads and writes: accumulates into it */
+} tm_access;
 typedef struct tm_slot {
     const char *name;
-    uint32_t bytes;                 /* per token row, 0: the slot does not exist */
-    uint32_t grad_bytes;            /* of its gradient per token row, 0: has none */
+    uint32_t bytes;      /* per token row, 0: the slot does not exist */
+    uint32_t grad_bytes; /* of its gradient per token row, 0: has none */
 } tm_slot;
 typedef struct tm_slot_use {
     uint8_t slot;
-    bool grad;                      /* the slot's gradient, else its value */
-    uint8_t access;                 /* tm_access; the first TM_UPDATE of a pass is told so (fresh) and writes */
+    bool grad;      /* the slot's gradient, else its value */
+    uint8_t access; /* tm_access; the first TM_UPDATE of a pass is told so (fresh) and writes */
 } tm_slot_use;
 typedef struct tm_stage {
-    const char *name;               /* "attn_in", "attn", "attn_out", "mlp_in", "mlp_out", "embed", "norm", "head" */
-    uint16_t code, index;           /* private to src/model */
+    const char *name;     /* "attn_in", "attn", "attn_out", "mlp_in", "mlp_out", "embed", "norm", "head" */
+    uint16_t code, index; /* private to src/model */
     uint8_t n_forward, n_backward, n_parts;
     tm_slot_use forward[TM_MAX_STAGE_USES], backward[TM_MAX_STAGE_USES];
     uint32_t part[TM_MAX_STAGE_PARTS];
-    bool part_in_forward[TM_MAX_STAGE_PARTS];   /* the weights are read */
+    bool part_in_forward[TM_MAX_STAGE_PARTS]; /* the weights are read */
     bool part_in_backward[TM_MAX_STAGE_PARTS];
-    bool part_gradient[TM_MAX_STAGE_PARTS];     /* backward accumulates into the part's fp32 gradient */
-    bool uses_kv_cache;                         /* may be given a cache of kv_bytes per row and position */
+    bool part_gradient[TM_MAX_STAGE_PARTS]; /* backward accumulates into the part's fp32 gradient */
+    bool uses_kv_cache;                     /* may be given a cache of kv_bytes per row and position */
 } tm_stage;
 typedef enum tm_unit_kind { TM_UNIT_EMBED, TM_UNIT_BLOCK, TM_UNIT_HEAD } tm_unit_kind;
 typedef struct tm_unit {
     tm_unit_kind kind;
-    const char *name;               /* "embed", "layers.3", "head" */
+    const char *name; /* "embed", "layers.3", "head" */
     uint32_t n_stages;
-    const tm_stage *stage;          /* head: stage 0 is the norm, then one stage per vocabulary part */
-    uint32_t first_part, n_parts;   /* parts that this unit owns */
-    tm_slot slot[TM_MAX_SLOTS];     /* 0: input, 1: output (embed has no input; head has no output) */
-    uint32_t kv_bytes;              /* of a key-value cache per row and position, 0: none */
+    const tm_stage *stage;        /* head: stage 0 is the norm, then one stage per vocabulary part */
+    uint32_t first_part, n_parts; /* parts that this unit owns */
+    tm_slot slot[TM_MAX_SLOTS];   /* 0: input, 1: output (embed has no input; head has no output) */
+    uint32_t kv_bytes;            /* of a key-value cache per row and position, 0: none */
 } tm_unit;
 
 typedef struct tm_model tm_model;
@@ -112,50 +118,54 @@ const tm_unit *tm_model_unit(const tm_model *m, uint32_t u);
 uint32_t tm_model_parts(const tm_model *m);
 const tm_part *tm_model_part(const tm_model *m, uint32_t p);
 uint32_t tm_model_tensors(const tm_model *m);
-const tm_tensor *tm_model_tensor(const tm_model *m, uint32_t t); /* in unit order */
+const tm_tensor *tm_model_tensor(const tm_model *m, uint32_t t);           /* in unit order */
 const tm_segment *tm_model_tensor_segments(const tm_model *m, uint32_t t); /* n_segments, by tensor_offset */
 const tm_segment *tm_model_part_segments(const tm_model *m, uint32_t p);   /* n_segments, by part_offset */
-uint64_t tm_model_parameters(const tm_model *m); /* tied ones once */
+uint64_t tm_model_parameters(const tm_model *m);                           /* tied ones once */
 /* Initial values of `n` elements of tensor t from `offset` on: normal(0, initializer_range), ones or zeros; Philox
  * keyed by (seed, name), counter = element: the same for any split. */
 void tm_model_init_values(const tm_model *m, uint32_t t, uint64_t seed, uint64_t offset, uint64_t n, float *out);
 
-/* ---- running a stage -------------------------------------------------------------------------------------------------- */
+/* ---- running a stage
+ * -------------------------------------------------------------------------------------------------- */
 
 typedef struct tm_micro_batch {
-    uint32_t rows, seq;             /* B, S of this micro-batch; 0 rows: nothing to do */
-    uint32_t tokens;                /* T, multiple of 64, >= rows*seq */
-    const int32_t *ids;             /* [T]; in [0, vocab), checked before */
-    const int32_t *labels;          /* [T], already shifted: the token that row t should predict, -100: ignored */
-    const uint8_t *key_mask;        /* [T], 1: may be attended to; NULL: all */
-    const uint32_t *position;       /* [rows] position of the row's first token (0 in training); NULL: all 0 */
+    uint32_t rows, seq;       /* B, S of this micro-batch; 0 rows: nothing to do */
+    uint32_t tokens;          /* T, multiple of 64, >= rows*seq */
+    const int32_t *ids;       /* [T]; in [0, vocab), checked before */
+    const int32_t *labels;    /* [T], already shifted: the token that row t should predict, -100: ignored */
+    const uint8_t *key_mask;  /* [T], 1: may be attended to; NULL: all */
+    const uint32_t *position; /* [rows] position of the row's first token (0 in training); NULL: all 0 */
 } tm_micro_batch;
 
 typedef struct tm_stage_args {
     const tm_model *model;
     uint32_t unit, stage;
     const tm_micro_batch *batch;
-    void *slot[TM_MAX_SLOTS];       /* NULL where the stage does not use it */
+    void *slot[TM_MAX_SLOTS]; /* NULL where the stage does not use it */
     void *grad[TM_MAX_SLOTS];
-    const void *weight[TM_MAX_STAGE_PARTS];   /* the part in compute dtype (fp32 or bf16) */
-    float *weight_grad[TM_MAX_STAGE_PARTS];   /* fp32 accumulator of the whole part */
+    const void *weight[TM_MAX_STAGE_PARTS];     /* the part in compute dtype (fp32 or bf16) */
+    float *weight_grad[TM_MAX_STAGE_PARTS];     /* fp32 accumulator of the whole part */
     bool weight_grad_fresh[TM_MAX_STAGE_PARTS]; /* first contribution of the step: write, do not add */
-    uint32_t slot_fresh, grad_fresh;  /* bit s: this TM_UPDATE use is the first of the pass: write, do not add */
-    const float *coefficient;       /* head backward: [T] d loss / d nll of the token, 0 where ignored */
-    void *kv_cache;                 /* NULL, or [rows][kv_capacity] entries of kv_bytes; positions < batch->position are filled */
+    uint32_t slot_fresh, grad_fresh; /* bit s: this TM_UPDATE use is the first of the pass: write, do not add */
+    const float *coefficient;        /* head backward: [T] d loss / d nll of the token, 0 where ignored */
+    void *kv_cache; /* NULL, or [rows][kv_capacity] entries of kv_bytes; positions < batch->position are filled */
     uint32_t kv_capacity;
-    void *workspace;                /* tm_stage_workspace bytes, 64-byte aligned */
+    void *workspace; /* tm_stage_workspace bytes, 64-byte aligned */
 } tm_stage_args;
 /* Bytes of scratch that one call needs; depends on the token rows (and seq) only. */
-uint64_t tm_stage_workspace(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, uint32_t rows, uint32_t seq);
+uint64_t tm_stage_workspace(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, uint32_t rows,
+                            uint32_t seq);
 TM_MUST_USE tm_status tm_stage_forward(const tm_stage_args *a);
 TM_MUST_USE tm_status tm_stage_backward(const tm_stage_args *a);
 
 /* Head, after forward: per-token negative log-likelihood from the head's state slot, 0 where the label is -100. */
-enum { TM_HEAD_SLOT_STATE = 3 };   /* slot 2: normed input; slot 3: running (max, sum, label logit) as 3 floats, padded to 16 bytes */
+enum {
+    TM_HEAD_SLOT_STATE = 3
+}; /* slot 2: normed input; slot 3: running (max, sum, label logit) as 3 floats, padded to 16 bytes */
 void tm_head_nll(const tm_micro_batch *b, const void *state, float *nll /* [T] */);
-/* Logits of token rows [first, first+n) for vocabulary part `stage` of the head, fp32, written to out[i*ld + v] where v is
- * the global vocabulary index. `normed` is slot 2. */
+/* Logits of token rows [first, first+n) for vocabulary part `stage` of the head, fp32, written to out[i*ld + v] where v
+ * is the global vocabulary index. `normed` is slot 2. */
 TM_MUST_USE tm_status tm_head_logits(const tm_stage_args *a, uint32_t first, uint32_t n, float *out, uint64_t ld);
 
 #endif
