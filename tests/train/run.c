@@ -398,6 +398,64 @@ uint64_t train_minimum(const char *err) {
     return bytes;
 }
 
+void run_random_model(const char *dir) {
+    if (mkdir(dir, 0700) != 0) fail_msg("%s: %s", dir, strerror(errno));
+    run_write(run_path(dir, "config.json"),
+              "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 256,\n"
+              " \"intermediate_size\": 768, \"num_hidden_layers\": 6, \"num_attention_heads\": 4,\n"
+              " \"num_key_value_heads\": 2, \"vocab_size\": 12000, \"max_position_embeddings\": 512,\n"
+              " \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\",\n"
+              " \"tie_word_embeddings\": true, \"initializer_range\": 0.02}\n");
+}
+
+static run_result start_training(const char *config, const char *output, const run_opts *opts,
+                                 const char *const *sets) {
+    const char *arguments[48] = {"train", config, "--resume", "never", "--set", run_format("output_dir=%s", output)};
+    unsigned n = 6;
+    for (; *sets && n < 46; sets++) arguments[n++] = "--set", arguments[n++] = *sets;
+    return run_argv(opts ? opts : &(run_opts){0}, arguments);
+}
+
+train_log run_train(const char *config, const char *output, uint64_t budget, const run_opts *opts,
+                    const char *const *sets) {
+    run_result r = start_training(config, output, opts, sets);
+    if (r.status != 0) {
+        for (; *sets; sets++) print_error("  --set %s\n", *sets);
+        fail_msg("exit status %d; stderr:\n%s", r.status, r.err);
+    }
+    train_log log = train_log_read(output);
+    log.sampled_peak = r.peak_bytes;
+    log.seconds = r.seconds;
+    run_free(&r);
+#ifdef TIDEMILL_SANITIZED
+    budget = 0; /* shadow memory is resident too */
+#endif
+    if (budget && (log.host_peak > budget || log.sampled_peak > budget))
+        fail_msg("budget %llu bytes, host_peak_bytes %llu, VmHWM %llu", (unsigned long long)budget,
+                 (unsigned long long)log.host_peak, (unsigned long long)log.sampled_peak);
+    for (unsigned i = 0; i < log.steps; i++) {
+        assert_int_equal(log.step[i].read_bytes, log.step[i].planned_read);
+        assert_int_equal(log.step[i].write_bytes, log.step[i].planned_write);
+        assert_true(log.step[i].host_peak <= log.host_peak);
+        if (i > 1)
+            assert_int_equal(log.step[i].read_bytes, log.step[1].read_bytes); /* one plan: the same in each step */
+        if (i > 1) assert_int_equal(log.step[i].write_bytes, log.step[1].write_bytes);
+    }
+    assert_int_equal(run_entries(run_path(output, "offload")), 0);
+    return log;
+}
+
+uint64_t run_train_minimum(const char *config, const char *output, const char *const *sets) {
+    const char *all[32] = {"memory.host_budget=1"};
+    for (unsigned n = 1; *sets && n < 31; sets++) all[n++] = *sets;
+    run_result r = start_training(config, output, NULL, all);
+    if (r.status != 2) fail_msg("exit status %d for a budget of one byte: %s", r.status, r.err);
+    assert_int_equal(run_error_lines(r.err, NULL), 1);
+    uint64_t bytes = train_minimum(r.err);
+    run_free(&r);
+    return bytes;
+}
+
 /* ---- cgroups: v2 where it is mounted with a memory controller, else v1 ----------------------------------- */
 
 static char cgroup_path[256];

@@ -93,12 +93,26 @@ typedef struct train_log {
     train_step step[LOG_STEPS];
     unsigned steps;
     char hash[40];
-    uint64_t host_peak; /* of the end event */
+    uint64_t host_peak;    /* of the end event */
+    uint64_t sampled_peak; /* run_train: of /proc */
+    double seconds;        /* run_train: of the process */
 } train_log;
 /* DIR/log.jsonl; fails the test where a contract key is missing, steps are not 1.. or the end event is not last. */
 train_log train_log_read(const char *output_dir);
+/* config.json of a model of a few million parameters, to be drawn at random ("init": "random"): several tiles in a
+ * part, two parts of a tied vocabulary, six blocks. DIR is made. */
+void run_random_model(const char *dir);
+/* Runs `train CONFIG --resume never --set ...` (`sets` ends with NULL) into OUTPUT and returns its log. The test fails
+ * unless it trains, within `budget` by its own count and by ours (0: not checked), with the planned bytes in every
+ * step, and leaves nothing in OUTPUT/offload. */
+train_log run_train(const char *config, const char *output, uint64_t budget, const run_opts *opts,
+                    const char *const *sets);
+/* The least host budget of such a job: what its refusal at one byte names. */
+uint64_t run_train_minimum(const char *config, const char *output, const char *const *sets);
 /* The bytes that a refusal names as the least budget; fails the test where stderr names none. */
 uint64_t train_minimum(const char *err);
+
+#define SETS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 /* ---- where the machine allows it ------------------------------------------------------------------------- */
 
