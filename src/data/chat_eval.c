@@ -108,7 +108,9 @@ static cj_value getitem(cj_run *x, cj_value a, cj_value index) {
     if (a.type == CJ_UNDEFINED) return cj_error(x, TM_EINPUT, "'%s' is undefined", a.name == NULL ? "a value" : a.name);
     if (index.type == CJ_STRING && (a.type == CJ_MAPPING || a.type == CJ_NAMESPACE)) {
         const cj_value *v = cj_dict_get(x, a.dict, index.str->p, index.str->n);
-        return v == NULL ? cj_undefined("item") : *v;
+        if (v != NULL || x->rc != TM_OK) return v == NULL ? undefined : *v;
+        cj_value name = cj_copy_string(x, index.str->p, index.str->n);
+        return x->rc == TM_OK ? cj_undefined(name.str->p) : undefined;
     }
     if ((a.type != CJ_ARRAY && a.type != CJ_STRING) || !cj_is_number(index, &d, &i, &whole) || !whole)
         return cj_undefined("item");

@@ -201,9 +201,9 @@ static tm_status load_model_value(tm_tokenizer *t, tm_json_reader *r, const char
     if (strcmp(key, "byte_fallback") == 0) m->byte_fallback = e.boolean;
     if (strcmp(key, "fuse_unk") == 0) m->fuse_unk = e.boolean;
     if (strcmp(key, "ignore_merges") == 0) m->ignore_merges = e.boolean;
-    if (strcmp(key, "unk_token") == 0) return set_string(&m->unk_token, &e);
-    if (strcmp(key, "continuing_subword_prefix") == 0) return set_string(&m->prefix, &e);
-    if (strcmp(key, "end_of_word_suffix") == 0) return set_string(&m->suffix, &e);
+    if (strcmp(key, "unk_token") == 0) TM_TRY(set_string(&m->unk_token, &e));
+    if (strcmp(key, "continuing_subword_prefix") == 0) TM_TRY(set_string(&m->prefix, &e));
+    if (strcmp(key, "end_of_word_suffix") == 0) TM_TRY(set_string(&m->suffix, &e));
     if (strcmp(key, "dropout") == 0 && e.type == TM_JSON_NUMBER && e.number > 0)
         tm_warn_once("bpe dropout", "%s: BPE dropout %.64s is not applied", t->name, e.text);
     return tm_json_skip(r, &e);

@@ -203,6 +203,7 @@ static void test_refused(void **state) {
          "escape"},
         {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"x\"}," BPE("") "}",
          TM_EINPUT, "behavior"},
+        {"{\"model\":{\"unk_token\":{\"a\":[1]},\"suffix\":[{}],\"type\":\"Unigram\"}}", TM_EUNSUPPORTED, "Unigram"},
         {"{\"decoder\":{\"type\":\"CTC\"}," BPE("") "}", TM_EUNSUPPORTED, "CTC"},
         {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[]}," BPE("") "}", TM_EUNSUPPORTED,
          "0 times"},

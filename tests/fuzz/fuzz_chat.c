@@ -1,0 +1,50 @@
+/* TEMPLATE '\0' MESSAGES. What must hold: opening and rendering end, whatever the template does, and give back their
+ * memory; a failure leaves no text; spans ascend, do not overlap and lie in the text. */
+#include "data/chat.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define CHECK(cond) ((cond) ? (void)0 : abort())
+
+static const char sample[] =
+    "[{\"role\":\"user\",\"content\":\" a\\u00e9 \"},{\"role\":\"assistant\",\"content\":\"b</s>\","
+    "\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":{\"x\":[1,2.5,null,true]}}}]}]";
+
+static void render(const tm_chat *chat, const tm_json *messages, bool prompt) {
+    tm_buf text = {0};
+    tm_chat_spans spans = {0};
+    tm_status rc = tm_chat_render(chat, messages, prompt, &text, &spans);
+    size_t done = 0;
+    CHECK(rc == TM_OK || (text.len == 0 && spans.n == 0));
+    for (size_t i = 0; i < spans.n; i++) {
+        CHECK(spans.span[i].begin >= done && spans.span[i].end > spans.span[i].begin && spans.span[i].end <= text.len);
+        done = spans.span[i].end;
+    }
+    tm_error_clear();
+    tm_buf_free(&text);
+    tm_chat_spans_free(&spans);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    uint64_t live = tm_mem_live_bytes();
+    const tm_chat_opts opts = {.bos_token = "<s>", .eos_token = "</s>", .now = 1};
+    const char *text = (const char *)data, *end = size == 0 ? NULL : memchr(data, 0, size);
+    size_t len = end == NULL ? size : (size_t)(end - text);
+    tm_chat *chat = NULL;
+    tm_json_doc *doc = NULL;
+    const char *messages = end == NULL ? sample : end + 1;
+    size_t n = end == NULL ? sizeof sample - 1 : size - len - 1;
+    if (tm_chat_open(&chat, NULL, text, len, "f", &opts) == TM_OK &&
+        tm_json_parse(&doc, messages, n, "m", 0, 0) == TM_OK) {
+        render(chat, tm_json_root(doc), false);
+        render(chat, tm_json_root(doc), true);
+    }
+    tm_error_clear();
+    tm_json_free(doc);
+    tm_chat_close(chat);
+    CHECK(tm_mem_live_bytes() == live);
+    return 0;
+}
