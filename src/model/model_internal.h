@@ -4,8 +4,8 @@
  * Slots of the head: 0 x, 2 normed, 3 state. A stage's part 0 is its matrix, part 1 the unit's small part (a norm stage
  * has the small part alone).
  *
- * Where q, k, v (gate, up) are too large for one part, each has a stage of its own, and their common norm becomes a stage
- * with a slot (7, 8): its weight's gradient must be one contribution a micro-batch, or the order of stages and
+ * Where q, k, v (gate, up) are too large for one part, each has a stage of its own, and their common norm becomes a
+ * stage with a slot (7, 8): its weight's gradient must be one contribution a micro-batch, or the order of stages and
  * micro-batches would change bits.
  */
 #ifndef TIDEMILL_MODEL_INTERNAL_H
@@ -16,11 +16,11 @@
 #include "model/model.h"
 
 enum {
-    MODEL_VOCAB_PART = 8192,                   /* vocabulary rows of a part */
-    MODEL_VOCAB_BLOCK = 2048,                  /* columns of logits that exist at a time */
-    MODEL_TOKEN_CHUNK = 512,                   /* token rows that a stage works on at a time: also the grid of sums over tokens */
-    MODEL_TOKEN_GRAIN = 16,                    /* products run over rows*seq rounded up to this */
-    MODEL_FUSED_ELEMENTS = 8 * 1024 * 1024     /* q, k, v (gate, up) are one part up to this size */
+    MODEL_VOCAB_PART = 8192,  /* vocabulary rows of a part */
+    MODEL_VOCAB_BLOCK = 2048, /* columns of logits that exist at a time */
+    MODEL_TOKEN_CHUNK = 512,  /* token rows that a stage works on at a time: also the grid of sums over tokens */
+    MODEL_TOKEN_GRAIN = 16,   /* products run over rows*seq rounded up to this */
+    MODEL_FUSED_ELEMENTS = 8 * 1024 * 1024 /* q, k, v (gate, up) are one part up to this size */
 };
 
 enum { SLOT_X, SLOT_OUT, SLOT_QKV, SLOT_O, SLOT_LSE, SLOT_MID, SLOT_GATE_UP, SLOT_ATTN_NORMED, SLOT_MLP_NORMED };
@@ -28,7 +28,14 @@ enum { SLOT_NORMED = 2, SLOT_STATE = TM_HEAD_SLOT_STATE };
 enum { PART_MATRIX = 0, PART_SMALL = 1 };
 
 typedef enum stage_code {
-    STAGE_EMBED, STAGE_NORM, STAGE_ATTN_IN, STAGE_ATTN, STAGE_ATTN_OUT, STAGE_MLP_IN, STAGE_MLP_OUT, STAGE_HEAD
+    STAGE_EMBED,
+    STAGE_NORM,
+    STAGE_ATTN_IN,
+    STAGE_ATTN,
+    STAGE_ATTN_OUT,
+    STAGE_MLP_IN,
+    STAGE_MLP_OUT,
+    STAGE_HEAD
 } stage_code;
 
 /* Where the vectors of a block's small part begin, in elements; biases only where `has`. */
@@ -57,7 +64,9 @@ tm_status model_build_tables(tm_model *m);
 /* tm_model_create with another limit for fused parts. */
 tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements);
 
-static inline tm_elem model_elem(const tm_model *m) { return m->compute == TM_F32 ? TM_ELEM_F32 : TM_ELEM_BF16; }
+static inline tm_elem model_elem(const tm_model *m) {
+    return m->compute == TM_F32 ? TM_ELEM_F32 : TM_ELEM_BF16;
+}
 static inline uint64_t model_q_columns(const tm_model_config *c) {
     return (uint64_t)c->num_attention_heads * c->head_dim;
 }
@@ -74,8 +83,12 @@ static inline uint32_t model_part_rows(const tm_model_config *c, uint32_t part) 
     return (uint32_t)tm_min_u64(MODEL_VOCAB_PART, c->vocab_size - (uint64_t)part * MODEL_VOCAB_PART);
 }
 /* Token rows that hold tokens, and those that products run over. */
-static inline uint64_t model_used(const tm_micro_batch *b) { return (uint64_t)b->rows * b->seq; }
-static inline uint64_t model_rows(const tm_micro_batch *b) { return tm_round_up(model_used(b), MODEL_TOKEN_GRAIN); }
+static inline uint64_t model_used(const tm_micro_batch *b) {
+    return (uint64_t)b->rows * b->seq;
+}
+static inline uint64_t model_rows(const tm_micro_batch *b) {
+    return tm_round_up(model_used(b), MODEL_TOKEN_GRAIN);
+}
 static inline const tm_stage *model_stage_of(const tm_stage_args *a) {
     return &a->model->unit[a->unit].stage[a->stage];
 }
@@ -91,7 +104,9 @@ static inline void *model_take(char **at, uint64_t bytes) {
     *at += tm_round_up(bytes, 64);
     return p;
 }
-static inline bool model_fresh(uint32_t bits, unsigned slot) { return (bits >> slot) & 1U; }
+static inline bool model_fresh(uint32_t bits, unsigned slot) {
+    return (bits >> slot) & 1U;
+}
 
 /* Rows [model_rows, tokens) of something that is `row_bytes` wide become zero. */
 void model_zero_tail(const tm_micro_batch *b, void *x, uint64_t row_bytes);
