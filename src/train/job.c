@@ -132,12 +132,12 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     job->optimizer = opts->optimizer;
     job->seed = opts->seed;
     job->host_bytes = opts->host_bytes;
-    TM_GO(opts->init_random ? tm_source_open_bare(&job->source, opts->model)
-                            : tm_source_open(&job->source, opts->model));
+    TM_GO(opts->init_random || opts->config_only ? tm_source_open_bare(&job->source, opts->model)
+                                                 : tm_source_open(&job->source, opts->model));
     const char *json = tm_source_config(job->source, &len);
     TM_GO(tm_model_config_parse(&config, json, len, opts->model));
     TM_GO(tm_model_create(&job->model, &config, opts->dtype));
-    if (opts->init_random) {
+    if (opts->init_random || opts->config_only) {
         tm_source_close(job->source);
         job->source = NULL;
     }
@@ -194,7 +194,7 @@ static const double READ_RATE = 1.4 * (double)(1 << 30), WRITE_RATE = 2.4 * (dou
 
 /* Seconds of a step if reads and writes overlap with each other's and with compute, but for an update that comes after
  * backward: then nothing is computed while its tiles pass by. */
-static double estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o) {
+double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound) {
     double pass = 0, update = 0, params = (double)tm_model_parameters(job->model);
     double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape);
     for (int k = 0; k < TM_KINDS; k++) {
@@ -207,6 +207,7 @@ static double estimate(const tm_job *job, const tm_plan_info *info, const pass_o
         pass += update;
         update = 0;
     }
+    if (disk_bound) *disk_bound = pass + update > cpu;
     return (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
 }
 
@@ -241,7 +242,7 @@ static tm_status pick(tm_job *job, const job_opts *opts, const char *name, const
             continue;
         }
         latest = i;
-        double t = estimate(job, tm_plan_get_info(p), &c[i]);
+        double t = job_estimate(job, tm_plan_get_info(p), &c[i], NULL);
         if (t >= best) {
             tm_plan_free(p);
             continue;
@@ -277,6 +278,15 @@ tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
     if (rc != TM_EBUDGET) return rc;
     tm_error_clear();
     return refuse(job, minimum + job->fixed_bytes);
+}
+
+uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots) {
+    uint64_t bytes = info->spill_file_bytes;
+    for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++) {
+        const tm_object *o = tm_layout_get(job->layout, i);
+        if (!o->resident) bytes += o->frame_bytes * (slots ? slots : 2);
+    }
+    return bytes;
 }
 
 static tm_status import(tm_job *job, const tm_plan *plan) {

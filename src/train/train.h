@@ -23,6 +23,21 @@ typedef struct tm_train_args {
 } tm_train_args;
 TM_MUST_USE tm_status tm_train_run(const tm_train_args *args);
 
+/* What `tidemill plan` says: the step as it would be run, from config.json and the configuration; the data, where they
+ * are there, for the longest rows. Filled in as far as known when TM_EBUDGET is returned. */
+typedef struct tm_plan_report {
+    bool fits;
+    uint64_t parameters, host_budget_bytes;       /* UINT64_MAX: unlimited */
+    uint64_t host_peak_bytes, minimum_host_bytes; /* the minimum does not depend on the budget */
+    uint64_t device_peak_bytes, disk_bytes;
+    uint64_t read_bytes_per_step, write_bytes_per_step, resident_bytes, window_bytes;
+    double seconds_per_step;                  /* at nominal rates: nothing is measured yet */
+    const char *bottleneck;                   /* "disk" or "compute" */
+    const char *update, *activations, *order; /* "U" | "F", "keep" | "recompute", "unit" | "stage" */
+    uint32_t operations, micro_batches, rows, seq;
+} tm_plan_report;
+TM_MUST_USE tm_status tm_plan_run(const tm_train_args *args, tm_plan_report *out);
+
 /* What a forward job needs of the tiers. */
 typedef struct tm_tier_args {
     uint64_t host_budget;     /* bytes; 0: default (80% of what is available); UINT64_MAX: unlimited */

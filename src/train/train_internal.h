@@ -62,6 +62,7 @@ typedef struct job_opts {
     uint64_t order_seed; /* != 0: random legal orders (tests) */
     uint32_t kv_rows, kv_capacity;
     uint64_t other_bytes; /* of the budget: held by the caller (data, logs) */
+    bool config_only;     /* weights are neither there nor needed */
     bool plan_only;       /* job_start stops after the plan */
 } job_opts;
 
@@ -176,6 +177,10 @@ tm_status job_open(tm_job **out, const job_opts *opts);
  */
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
                     tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes);
+/* Seconds of a step at nominal rates. */
+double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound);
+/* What the offload files would take. */
+uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots);
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* under the residency chosen */
 tm_status job_run(tm_job *job, const tm_plan *plan);
 void job_stop_on_signal(int sig); /* a signal handler: the running program ends with TM_ESIGNAL */

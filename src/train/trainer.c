@@ -23,14 +23,16 @@ static tm_status slurp(void *ctx, const char *path, tm_buf *out) {
     return tm_file_slurp(path, 16 * TM_MIB, out);
 }
 
-static tm_status load_config(trainer *t) {
+tm_status trainer_load_config(trainer *t, bool data_optional) {
     tm_buf text = {0};
     tm_status rc = tm_file_slurp(t->args->config, 16 * TM_MIB, &text);
     if (rc == TM_OK)
-        rc = tm_config_load(
-            &t->cfg, text.data, text.len,
-            &(tm_config_opts){
-                .name = t->args->config, .set = t->args->set, .n_set = t->args->n_set, .read_file = slurp});
+        rc = tm_config_load(&t->cfg, text.data, text.len,
+                            &(tm_config_opts){.name = t->args->config,
+                                              .set = t->args->set,
+                                              .n_set = t->args->n_set,
+                                              .read_file = slurp,
+                                              .data_optional = data_optional});
     tm_buf_free(&text);
     return rc;
 }
@@ -158,7 +160,7 @@ static void catch_signals(void) {
     sigaction(SIGTERM, &a, NULL);
 }
 
-static void trainer_close(trainer *t) {
+void trainer_close(trainer *t) {
     tm_append_close(t->log);
     tm_plan_free(t->plan);
     tm_plan_free(t->eval_plan);
@@ -172,13 +174,14 @@ static void trainer_close(trainer *t) {
     tm_config_free(t->cfg);
 }
 
-static tm_status prepare(trainer *t) {
+tm_status trainer_prepare(trainer *t, bool data_optional) {
     tm_model_config model;
     size_t len;
     TM_TRY(tm_kernels_init(0));
     TM_TRY(tm_source_open_bare(&t->source, t->cfg->model));
     const char *json = tm_source_config(t->source, &len);
     TM_TRY(tm_model_config_parse(&model, json, len, t->cfg->model));
+    if (data_optional && (!t->cfg->data.train || !tm_path_exists(t->cfg->data.train))) return TM_OK;
     TM_TRY(text_open(&t->text, t->source));
     TM_TRY(open_data(t, &model));
     preview(t);
@@ -197,11 +200,11 @@ tm_status tm_train_run(const tm_train_args *args) {
     tm_status rc;
     bool started = false, made_dir = false;
     catch_signals();
-    TM_GO(load_config(&t));
+    TM_GO(trainer_load_config(&t, false));
     TM_GO(check_output_dir(&t));
     made_dir = !tm_path_exists(t.cfg->output_dir);
     TM_GO(tm_make_dirs(t.cfg->output_dir));
-    TM_GO(prepare(&t));
+    TM_GO(trainer_prepare(&t, false));
     TM_GO(trainer_open_job(&t));
     TM_GO(tm_append_open(&t.log, trainer_path(&t, "log.jsonl"), true));
     started = true;

@@ -35,6 +35,11 @@ tm_status trainer_write_run_json(trainer *t, const char *status);
 tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                        uint32_t *position, job_batch *out);
 
+/* Configuration; model and data. `data_optional`: data that are not there do not matter (tidemill plan). */
+tm_status trainer_load_config(trainer *t, bool data_optional);
+tm_status trainer_prepare(trainer *t, bool data_optional);
+void trainer_close(trainer *t);
+
 /* trainer_plan.c: the ways of running a step, the one that is taken, and the job that runs it. */
 tm_status trainer_open_job(trainer *t);
 

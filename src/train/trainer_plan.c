@@ -75,8 +75,8 @@ static tm_status compile_folded(trainer *t, const pass_opts *way) {
     return compile(t, p, &t->drain_plan);
 }
 
-tm_status trainer_open_job(trainer *t) {
-    tm_config *c = t->cfg;
+static job_opts options(const trainer *t) {
+    const tm_config *c = t->cfg;
     job_opts o = {.model = c->model,
                   .dtype = c->precision,
                   .optimizer = true,
@@ -96,8 +96,38 @@ tm_status trainer_open_job(trainer *t) {
         o.n_paths = paths->n;
     }
     pin(c, o.pinned);
-    o.other_bytes =
-        tm_dataset_memory_bytes(data_set(t->train)) + (t->eval ? tm_dataset_memory_bytes(data_set(t->eval)) : 0);
+    if (t->train) o.other_bytes += tm_dataset_memory_bytes(data_set(t->train));
+    if (t->eval) o.other_bytes += tm_dataset_memory_bytes(data_set(t->eval));
+    return o;
+}
+
+static job_shape train_shape(const trainer *t) {
+    const tm_config *c = t->cfg;
+    if (t->train) return shape_of(data_set(t->train), c->accumulation_steps, (uint64_t)c->total_steps);
+    return (job_shape){.micro_batches = c->accumulation_steps, .rows = c->micro_batch_size, .seq = c->data.seq_len};
+}
+
+static void say_plan(const trainer *t, const pass_opts *way) {
+    const tm_plan_info *info = tm_plan_get_info(t->plan);
+    char a[32], b[32], d[32];
+    tm_log(TM_LOG_INFO,
+           "plan: %s resident of %s frames, %s on disk, update %s, activations %s, %u operations, engine %s",
+           tm_format_size(info->resident_bytes, a, sizeof a), tm_format_size(info->slab_bytes, b, sizeof b),
+           tm_format_size(tm_store_disk_bytes(t->job->store), d, sizeof d), t->folded ? "F" : "U",
+           way->keep == JOB_KEEP ? "kept or spilled" : "recomputed", info->ops, tm_store_engine(t->job->store));
+}
+
+static tm_status compile_evaluation(trainer *t) {
+    tm_program *p;
+    job_shape shape =
+        shape_of(data_set(t->eval), t->cfg->accumulation_steps, tm_dataset_steps_per_epoch(data_set(t->eval)));
+    TM_TRY(build_pass(&p, t->job, "evaluation", &(pass_opts){.shape = shape, .loss = true}));
+    return compile(t, p, &t->eval_plan);
+}
+
+tm_status trainer_open_job(trainer *t) {
+    tm_config *c = t->cfg;
+    job_opts o = options(t);
     TM_TRY(job_open(&t->job, &o));
     TM_TRY(tm_config_resolve_model(c, tm_model_get_config(t->job->model)->hidden_size));
     TM_TRY(mark_no_decay(t));
@@ -106,23 +136,62 @@ tm_status trainer_open_job(trainer *t) {
     t->job->adamw = c->adamw;
     t->job->max_grad_norm = c->max_grad_norm;
     pass_opts way[MAX_WAYS];
-    job_shape shape = shape_of(data_set(t->train), c->accumulation_steps, (uint64_t)c->total_steps);
+    job_shape shape = train_shape(t);
     uint32_t n = candidates(t, &shape, way), chosen;
     TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes));
-    const tm_plan_info *info = tm_plan_get_info(t->plan);
     t->folded = way[chosen].update == UPDATE_BEFORE;
     if (t->folded) TM_TRY(compile_folded(t, &way[chosen]));
-    char a[32], b[32], d[32];
-    tm_log(TM_LOG_INFO,
-           "plan: %s resident of %s frames, %s on disk, update %s, activations %s, %u operations, engine %s",
-           tm_format_size(info->resident_bytes, a, sizeof a), tm_format_size(info->slab_bytes, b, sizeof b),
-           tm_format_size(tm_store_disk_bytes(t->job->store), d, sizeof d), t->folded ? "F" : "U",
-           way[chosen].keep == JOB_KEEP ? "kept or spilled" : "recomputed", info->ops, tm_store_engine(t->job->store));
-    if (!t->eval) return TM_OK;
-    tm_program *p;
-    shape = shape_of(data_set(t->eval), c->accumulation_steps, tm_dataset_steps_per_epoch(data_set(t->eval)));
-    TM_TRY(build_pass(&p, t->job, "evaluation", &(pass_opts){.shape = shape, .loss = true}));
-    tm_status rc = job_compile(t->job, p, &t->eval_plan);
-    tm_program_free(p);
+    say_plan(t, &way[chosen]);
+    return t->eval ? compile_evaluation(t) : TM_OK;
+}
+
+/* ---- tidemill plan ------------------------------------------------------------------------------------------- */
+
+static void report(trainer *t, const pass_opts *way, tm_plan_report *out) {
+    const tm_plan_info *info = tm_plan_get_info(t->plan);
+    bool disk_bound;
+    out->fits = true;
+    out->host_peak_bytes = t->job->fixed_bytes + info->slab_bytes;
+    out->disk_bytes = job_disk_bytes(t->job, info, t->cfg->memory.slots);
+    for (int k = 0; k < TM_KINDS; k++) {
+        out->read_bytes_per_step += info->read_bytes[k];
+        out->write_bytes_per_step += info->write_bytes[k];
+    }
+    out->resident_bytes = info->resident_bytes;
+    out->window_bytes = info->window_bytes;
+    out->seconds_per_step = job_estimate(t->job, info, way, &disk_bound);
+    out->bottleneck = disk_bound ? "disk" : "compute";
+    out->update = way->update == UPDATE_BEFORE ? "F" : "U";
+    out->activations = way->keep == JOB_KEEP ? "keep" : "recompute";
+    out->order = way->stage_wise ? "stage" : "unit";
+    out->operations = info->ops;
+}
+
+static tm_status plan_only(trainer *t, tm_plan_report *out) {
+    job_opts o = options(t);
+    o.config_only = o.plan_only = true;
+    TM_TRY(job_open(&t->job, &o));
+    pass_opts way[MAX_WAYS];
+    job_shape shape = train_shape(t);
+    uint32_t n = candidates(t, &shape, way), chosen;
+    out->parameters = tm_model_parameters(t->job->model);
+    out->host_budget_bytes = o.host_bytes;
+    out->micro_batches = shape.micro_batches;
+    out->rows = shape.rows;
+    out->seq = shape.seq;
+    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes));
+    report(t, &way[chosen], out);
+    return TM_OK;
+}
+
+tm_status tm_plan_run(const tm_train_args *args, tm_plan_report *out) {
+    trainer t = {.args = args};
+    tm_status rc;
+    *out = (tm_plan_report){.bottleneck = "", .update = "", .activations = "", .order = ""};
+    TM_GO(trainer_load_config(&t, true));
+    TM_GO(trainer_prepare(&t, true));
+    TM_GO(plan_only(&t, out));
+done:
+    trainer_close(&t);
     return rc;
 }
