@@ -18,7 +18,11 @@ void optim_isa_force(optim_isa isa);
 
 #define OPTIM_TARGET_REF
 #define OPTIM_TARGET_AVX2 __attribute__((target("avx2")))
+#ifdef __clang__ /* knows no width preference in the attribute */
+#define OPTIM_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#else
 #define OPTIM_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#endif
 #define OPTIM_BODY static inline __attribute__((always_inline))
 
 /* A span kernel's rows: `body` compiled once per instruction set, and the table of them. */
