@@ -134,6 +134,9 @@ typedef struct tm_plan tm_plan;
 /* `minimum` (may be NULL) is set on TM_EBUDGET too. */
 TM_MUST_USE tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
                                       uint64_t *minimum);
+/* The least slab for this program alone: `minimum` of tm_plan_compile with choose_residency, without a plan. */
+TM_MUST_USE tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
+                                      uint64_t *minimum);
 void tm_plan_free(tm_plan *plan);
 const tm_plan_info *tm_plan_get_info(const tm_plan *plan);
 /* Proves the plan under asynchronous completion: every operand is filled before it is used, frames that overlap are

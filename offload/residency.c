@@ -196,3 +196,17 @@ done:
     tm_free(ch.c);
     return rc;
 }
+
+tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts, uint64_t *minimum) {
+    tm_plan_opts o = *opts;
+    o.choose_residency = true;
+    uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
+    chooser ch = {.p = p, .l = layout, .opts = &o, .resident = resident, .temp_paged = temp_paged};
+    tm_status rc = p->status;
+    if (rc == TM_OK && (!resident || !temp_paged)) rc = tm_nomem(layout->n + p->n_temp);
+    if (rc == TM_OK) rc = start_point(&ch);
+    if (rc == TM_OK) rc = peak_of(&ch, 0, 0, minimum);
+    tm_free(resident);
+    tm_free(temp_paged);
+    return rc;
+}

@@ -45,7 +45,7 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
     e->job->fill_ctx = e;
     pass_opts way = {.shape = {.micro_batches = MICRO_BATCHES, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens},
                      .loss = true};
-    tm_status rc = job_start(e->job, &o, "evaluation", &way, 1, &plan, &chosen, NULL);
+    tm_status rc = job_start(e->job, &o, "evaluation", &way, 1, &plan, &chosen, NULL, NULL, NULL);
     double sum = 0;
     for (e->step = 0; e->step < steps && rc == TM_OK; e->step++) {
         rc = job_run(e->job, plan);

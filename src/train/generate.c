@@ -18,6 +18,7 @@ typedef struct sampler {
     bool prefill;
     uint32_t longest;
     uint32_t step;
+    tm_plan *decode; /* one token a row */
 } sampler;
 
 static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
@@ -105,10 +106,22 @@ static uint32_t advance(sampler *s) {
     return running;
 }
 
+static tm_status compile_decode(void *ctx, tm_job *job, const pass_opts *way) {
+    sampler *s = ctx;
+    tm_program *p;
+    pass_opts one = *way;
+    one.shape.seq = 1;
+    tm_plan_free(s->decode);
+    s->decode = NULL;
+    TM_TRY(build_pass(&p, job, "decoding", &one));
+    tm_status rc = job_compile(job, p, &s->decode);
+    tm_program_free(p);
+    return rc;
+}
+
 static tm_status run(sampler *s, const job_opts *base) {
     job_opts o = *base;
-    tm_plan *plan = NULL, *decode = NULL;
-    tm_program *program = NULL;
+    tm_plan *plan = NULL;
     uint32_t chosen;
     tm_status rc;
     o.kv_rows = s->n;
@@ -120,18 +133,14 @@ static tm_status run(sampler *s, const job_opts *base) {
     s->job->fill_ctx = s->job->take_ctx = s;
     s->job->last = s->last;
     pass_opts way = {.shape = {.micro_batches = 1, .rows = s->n, .seq = s->longest}, .logits = LOGITS_LAST};
-    TM_GO(job_start(s->job, &o, "generation", &way, 1, &plan, &chosen, NULL));
-    way.shape.seq = 1;
-    TM_GO(build_pass(&program, s->job, "decoding", &way));
-    TM_GO(job_compile(s->job, program, &decode));
+    TM_GO(job_start(s->job, &o, "generation", &way, 1, &plan, &chosen, NULL, compile_decode, s));
     s->prefill = true;
     TM_GO(job_run(s->job, plan));
     s->prefill = false;
-    while (advance(s) > 0) TM_GO(job_run(s->job, decode));
+    while (advance(s) > 0) TM_GO(job_run(s->job, s->decode));
 done:
-    tm_program_free(program);
     tm_plan_free(plan);
-    tm_plan_free(decode);
+    tm_plan_free(s->decode);
     job_close(s->job);
     return rc;
 }

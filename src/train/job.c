@@ -115,6 +115,11 @@ static tm_status add_state(tm_job *job, const job_opts *opts, bool parks) {
     return tm_layout_objects(job->layout) == want ? TM_OK : tm_nomem(want * sizeof(tm_object));
 }
 
+const char *job_config_name(const char *model, char *buf, size_t cap) {
+    snprintf(buf, cap, tm_path_is_dir(model) ? "%s/config.json" : "%s", model);
+    return buf;
+}
+
 void forward_opts(job_opts *o, const tm_tier_args *tiers) {
     o->host_bytes = tiers->host_budget ? tiers->host_budget : tm_mem_available_bytes() / 5 * 4;
     if (!tiers->offload_path) return;
@@ -124,6 +129,7 @@ void forward_opts(job_opts *o, const tm_tier_args *tiers) {
 
 tm_status job_open(tm_job **out, const job_opts *opts) {
     tm_model_config config;
+    char name[4096];
     size_t len;
     tm_status rc;
     tm_job *job = tm_calloc(1, sizeof *job);
@@ -135,7 +141,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     TM_GO(opts->init_random || opts->config_only ? tm_source_open_bare(&job->source, opts->model)
                                                  : tm_source_open(&job->source, opts->model));
     const char *json = tm_source_config(job->source, &len);
-    TM_GO(tm_model_config_parse(&config, json, len, opts->model));
+    TM_GO(tm_model_config_parse(&config, json, len, job_config_name(opts->model, name, sizeof name)));
     TM_GO(tm_model_create(&job->model, &config, opts->dtype));
     if (opts->init_random || opts->config_only) {
         tm_source_close(job->source);
@@ -211,6 +217,25 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
     return (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
 }
 
+/* The least slab of everything that a candidate brings with it: the step itself (`least`), the import, and with parked
+ * gradients the first step and the pending update. */
+static tm_status minimum_of_others(tm_job *job, const tm_plan_opts *po, const pass_opts *o, uint64_t *least) {
+    pass_opts first = *o;
+    first.update = UPDATE_NONE;
+    for (int which = 0; which < (o->park ? 3 : 1); which++) {
+        tm_program *p;
+        uint64_t bytes = 0;
+        TM_TRY(which == 0   ? build_import(&p, job)
+               : which == 1 ? build_pass(&p, job, "first", &first)
+                            : build_drain(&p, job));
+        tm_status rc = tm_plan_minimum(job->layout, p, po, &bytes);
+        tm_program_free(p);
+        if (rc != TM_OK) return rc;
+        *least = tm_max_u64(*least, bytes);
+    }
+    return TM_OK;
+}
+
 static tm_status compile_candidate(tm_job *job, const job_opts *opts, const char *name, const pass_opts *o,
                                    tm_plan **plan, uint64_t *minimum) {
     tm_program *program;
@@ -221,19 +246,24 @@ static tm_status compile_candidate(tm_job *job, const job_opts *opts, const char
     TM_TRY(build_pass(&program, job, name, o));
     tm_status rc = tm_plan_compile(plan, job->layout, program, &po, minimum);
     tm_program_free(program);
-    return rc;
+    if (rc != TM_OK && rc != TM_EBUDGET) return rc;
+    tm_status others = minimum_of_others(job, &po, o, minimum);
+    if (others == TM_OK && rc == TM_OK && *minimum > po.slab_bytes) others = TM_EBUDGET;
+    if (others == TM_OK || rc != TM_OK) return tm_first(others == TM_EBUDGET ? TM_OK : others, rc);
+    tm_plan_free(*plan);
+    *plan = NULL;
+    return others;
 }
 
 static tm_status pick(tm_job *job, const job_opts *opts, const char *name, const pass_opts *c, uint32_t n,
                       tm_plan **plan, uint32_t *chosen, uint64_t *minimum) {
     double best = INFINITY;
-    uint32_t latest = UINT32_MAX;
     *chosen = UINT32_MAX;
     *minimum = UINT64_MAX;
     *plan = NULL;
     for (uint32_t i = 0; i < n; i++) {
         tm_plan *p = NULL;
-        uint64_t least;
+        uint64_t least = 0;
         tm_status rc = compile_candidate(job, opts, name, &c[i], &p, &least);
         if (rc != TM_OK && rc != TM_EBUDGET) return rc;
         *minimum = tm_min_u64(*minimum, least);
@@ -241,22 +271,15 @@ static tm_status pick(tm_job *job, const job_opts *opts, const char *name, const
             tm_error_clear();
             continue;
         }
-        latest = i;
         double t = job_estimate(job, tm_plan_get_info(p), &c[i], NULL);
-        if (t >= best) {
-            tm_plan_free(p);
-            continue;
+        if (t < best) {
+            best = t;
+            *chosen = i;
         }
-        best = t;
-        *chosen = i;
-        tm_plan_free(*plan);
-        *plan = p;
+        tm_plan_free(p);
     }
     if (*chosen == UINT32_MAX) return TM_EBUDGET;
-    if (*chosen == latest) return TM_OK;
-    tm_plan_free(*plan); /* the layout follows the latest compilation */
-    *plan = NULL;
-    uint64_t least;
+    uint64_t least = 0; /* once more: the layout follows the latest compilation */
     return compile_candidate(job, opts, name, &c[*chosen], plan, &least);
 }
 
@@ -269,12 +292,19 @@ static tm_status refuse(const tm_job *job, uint64_t minimum_host) {
                    (unsigned long long)minimum_host, tm_format_size(minimum_host, want, sizeof want));
 }
 
+static void count_need(tm_job *job, const tm_plan *plan) {
+    const tm_plan_info *info = tm_plan_get_info(plan);
+    job->need_slab = tm_max_u64(job->need_slab, info->slab_bytes);
+    job->need_spill = tm_max_u64(job->need_spill, info->spill_file_bytes);
+}
+
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
     tm_plan_opts po;
     plan_opts(job, &job->opts, &po);
     po.window_mib = 64;
     uint64_t minimum = 0;
     tm_status rc = tm_plan_compile(plan, job->layout, program, &po, &minimum);
+    if (rc == TM_OK) count_need(job, *plan);
     if (rc != TM_EBUDGET) return rc;
     tm_error_clear();
     return refuse(job, minimum + job->fixed_bytes);
@@ -295,35 +325,73 @@ static tm_status import(tm_job *job, const tm_plan *plan) {
     return TM_OK;
 }
 
-static tm_status open_tiers(tm_job *job, const job_opts *opts, uint64_t slab, uint64_t spill) {
-    bool paged = spill > 0;
+static tm_status open_store(tm_job *job, const job_opts *opts) {
+    bool paged = job->need_spill > 0;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout) && !paged; i++)
         paged = !tm_layout_get(job->layout, i)->resident;
-    if (paged)
-        TM_TRY(tm_store_open(&job->store, job->layout,
-                             &(tm_store_opts){.paths = opts->paths,
-                                              .n_paths = opts->n_paths,
-                                              .slots = opts->slots,
-                                              .allow_tmpfs = opts->allow_tmpfs,
-                                              .io = opts->io,
-                                              .spill_bytes = spill}));
-    (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
-    return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = slab, .store = job->store, .seed = opts->order_seed});
+    if (!paged) return TM_OK;
+    tm_status rc = tm_store_open(&job->store, job->layout,
+                                 &(tm_store_opts){.paths = opts->paths,
+                                                  .n_paths = opts->n_paths,
+                                                  .slots = opts->slots,
+                                                  .allow_tmpfs = opts->allow_tmpfs,
+                                                  .io = opts->io,
+                                                  .spill_bytes = job->need_spill});
+    if (rc != TM_ENOSPC) return rc;
+    tm_error full = *tm_error_get(); /* nothing was started: the user can mend it */
+    full.code = TM_EINPUT;
+    tm_error_clear();
+    tm_error_set(&full);
+    return TM_EINPUT;
 }
 
-/* Walks need a few tiles beside what is resident; they must fit too, or the step's plan is made for a smaller slab. */
-static tm_status compile_others(tm_job *job, tm_plan **import_plan, uint64_t *slab) {
+static tm_status open_tiers(tm_job *job, const job_opts *opts) {
+    TM_TRY(open_store(job, opts));
+    (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
+    job->slab_bytes = job->need_slab;
+    return tm_exec_open(&job->exec,
+                        &(tm_exec_opts){.slab_bytes = job->slab_bytes, .store = job->store, .seed = opts->order_seed});
+}
+
+static tm_status compile_import(tm_job *job, tm_plan **plan) {
     tm_program *p;
     TM_TRY(build_import(&p, job));
-    tm_status rc = job_compile(job, p, import_plan);
+    tm_status rc = job_compile(job, p, plan);
     tm_program_free(p);
-    if (rc != TM_OK) return rc;
-    *slab = tm_max_u64(*slab, tm_plan_get_info(*import_plan)->slab_bytes);
-    return TM_OK;
+    return rc;
+}
+
+/* Frames do not pack equally well for every program: where another plan needs a little more beside what is resident
+ * than the step left, the step is compiled again for a slab that is smaller by a little. */
+enum { PACKING_TRIES = 6 };
+
+static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate,
+                             uint32_t n, tm_plan **plan, tm_plan **import_plan, uint32_t *chosen, uint64_t *minimum,
+                             job_more_fn more, void *ctx) {
+    uint64_t budget = job->slab_bytes;
+    tm_status rc = TM_OK;
+    for (int i = 0; i < PACKING_TRIES; i++) {
+        uint64_t give = i == 0 ? 0 : tm_max_u64(budget / 64, TM_FRAME_ALIGN) * (uint64_t)i, least;
+        job->need_slab = job->need_spill = 0;
+        job->slab_bytes = budget - tm_min_u64(give, budget);
+        rc = pick(job, opts, name, candidate, n, plan, chosen, i == 0 ? minimum : &least);
+        if (rc == TM_EBUDGET) return refuse(job, *minimum + job->fixed_bytes);
+        if (rc != TM_OK || opts->plan_only) return rc;
+        count_need(job, *plan);
+        job->slab_bytes = budget;
+        rc = compile_import(job, import_plan);
+        if (rc == TM_OK && more) rc = more(ctx, job, &candidate[*chosen]);
+        if (rc != TM_EBUDGET) return rc;
+        tm_plan_free(*plan);
+        tm_plan_free(*import_plan);
+        *plan = *import_plan = NULL;
+        if (i + 1 < PACKING_TRIES) tm_error_clear();
+    }
+    return rc;
 }
 
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
-                    tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes) {
+                    tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx) {
     uint64_t minimum = 0, K = 0;
     tm_plan *import_plan = NULL;
     tm_status rc;
@@ -335,15 +403,10 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     for (uint32_t i = 0; i < n; i++) K = tm_max_u64(K, candidate[i].shape.micro_batches);
     job->batch = tm_calloc(K + 1, sizeof *job->batch);
     if (!job->batch) return tm_nomem(K * sizeof *job->batch);
-    rc = pick(job, opts, name, candidate, n, plan, chosen, &minimum);
+    rc = compile_all(job, opts, name, candidate, n, plan, &import_plan, chosen, &minimum, more, ctx);
     if (minimum_host_bytes) *minimum_host_bytes = minimum + job->fixed_bytes;
-    if (rc == TM_EBUDGET) return refuse(job, minimum + job->fixed_bytes);
-    TM_TRY(rc);
-    if (opts->plan_only) return TM_OK;
-    uint64_t slab = tm_plan_get_info(*plan)->slab_bytes;
-    TM_TRY(compile_others(job, &import_plan, &slab));
-    job->slab_bytes = slab; /* from here on it is what exists */
-    TM_GO(open_tiers(job, opts, slab, tm_plan_get_info(*plan)->spill_file_bytes));
+    if (rc != TM_OK || opts->plan_only) goto done;
+    TM_GO(open_tiers(job, opts));
     TM_GO(import(job, import_plan));
 done:
     tm_plan_free(import_plan);

@@ -134,7 +134,7 @@ static tm_status run(probe *p) {
                      .backward = p->args->gradients,
                      .take_gradients = p->args->gradients,
                      .stage_wise = p->rows > 1};
-    tm_status rc = job_start(p->job, &o, "probe", &way, 1, &plan, &chosen, NULL);
+    tm_status rc = job_start(p->job, &o, "probe", &way, 1, &plan, &chosen, NULL, NULL, NULL);
     if (rc == TM_OK) rc = job_run(p->job, plan);
     tm_plan_free(plan);
     if (rc != TM_OK) return rc;

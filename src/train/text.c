@@ -145,12 +145,8 @@ static tm_status get_row(void *ctx, uint64_t row, int32_t *ids, int32_t *labels,
     data_file *f = ctx;
     TM_TRY(tm_st_read_i64(f->rows, f->ids, row * f->seq, f->seq, f->row));
     TM_TRY(narrow(f, "input_ids", row, f->row, ids));
-    if (f->labels != UINT32_MAX) {
-        TM_TRY(tm_st_read_i64(f->rows, f->labels, row * f->seq, f->seq, f->row));
-        TM_TRY(narrow(f, "labels", row, f->row, labels));
-    } else {
-        memcpy(labels, ids, f->seq * sizeof *ids);
-    }
+    TM_TRY(tm_st_read_i64(f->rows, f->labels, row * f->seq, f->seq, f->row));
+    TM_TRY(narrow(f, "labels", row, f->row, labels));
     memset(mask, 1, f->seq);
     if (f->mask == UINT32_MAX) return TM_OK;
     TM_TRY(tm_st_read_i64(f->rows, f->mask, row * f->seq, f->seq, f->row));
@@ -167,6 +163,8 @@ static tm_status open_rows(data_file *f, const char *path, const tm_dataset_opts
     f->ids = (uint32_t)at;
     f->seq = info->shape[1];
     TM_TRY(row_tensor(f, "labels", info->shape[0], &f->labels));
+    if (f->labels == UINT32_MAX)
+        return tm_fail(TM_EINPUT, "%s: a tensor labels of the shape of input_ids is needed (-100: not learned)", path);
     TM_TRY(row_tensor(f, "attention_mask", info->shape[0], &f->mask));
     f->row = tm_malloc(f->seq * sizeof *f->row);
     if (!f->row) return tm_nomem(f->seq * sizeof *f->row);

@@ -81,10 +81,11 @@ struct tm_job {
     uint32_t kv_rows, kv_capacity;
     tm_exec *exec;
     tm_store *store;
-    uint64_t host_bytes;  /* the budget; UINT64_MAX: unlimited */
-    uint64_t fixed_bytes; /* of it: everything but the slab */
-    uint64_t slab_bytes;
-    job_batch *batch; /* per micro-batch of the running program */
+    uint64_t host_bytes;            /* the budget; UINT64_MAX: unlimited */
+    uint64_t fixed_bytes;           /* of it: everything but the slab */
+    uint64_t slab_bytes;            /* that plans may use: the budget's share, from job_start's end on what exists */
+    uint64_t need_slab, need_spill; /* largest of the plans compiled */
+    job_batch *batch;               /* per micro-batch of the running program */
     /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
     tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                       uint32_t *position, job_batch *shape);
@@ -168,15 +169,18 @@ static inline uint64_t tile_elements(const part_state *p, uint32_t tile) {
 
 /* ---- job ----------------------------------------------------------------------------------------------------- */
 
+/* "MODEL/config.json" for a folder, for messages; returns buf. */
+const char *job_config_name(const char *model, char *buf, size_t cap);
 /* Budget and offload path of a forward job into `o`. */
 void forward_opts(job_opts *o, const tm_tier_args *tiers);
 /* Opens the model and describes its state; nothing is allocated for it yet. */
 tm_status job_open(tm_job **out, const job_opts *opts);
-/* Compiles the pass that decides residency (the first of `candidate` that is best under the budget), opens store and
- * executor with room for the other passes too, and imports the weights. `chosen` is set to the index of the candidate.
- */
+/* Compiles the pass that decides residency: the candidate that takes least time under the budget. `more`, where given,
+ * compiles what else the job will run (job_compile) with the way chosen, before store and executor are opened with room
+ * for all of it; then the weights are imported. */
+typedef tm_status (*job_more_fn)(void *ctx, tm_job *job, const pass_opts *way);
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
-                    tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes);
+                    tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx);
 /* Seconds of a step at nominal rates. */
 double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound);
 /* What the offload files would take. */

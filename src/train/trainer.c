@@ -180,7 +180,7 @@ tm_status trainer_prepare(trainer *t, bool data_optional) {
     TM_TRY(tm_kernels_init(0));
     TM_TRY(tm_source_open_bare(&t->source, t->cfg->model));
     const char *json = tm_source_config(t->source, &len);
-    TM_TRY(tm_model_config_parse(&model, json, len, t->cfg->model));
+    TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(t->cfg->model, t->path, sizeof t->path)));
     if (data_optional && (!t->cfg->data.train || !tm_path_exists(t->cfg->data.train))) return TM_OK;
     TM_TRY(text_open(&t->text, t->source));
     TM_TRY(open_data(t, &model));
@@ -195,14 +195,26 @@ static void discard(const char *path) {
     if (tm_remove_tree(path) != TM_OK) tm_log(TM_LOG_WARN, "%s could not be removed", path);
 }
 
+/* The first folder of `path` that does not exist yet: what has to go again if nothing comes of it. "" if all exist. */
+static void topmost_missing(const char *path, char *out, size_t cap) {
+    size_t n = strlen(path);
+    for (size_t i = 1; i <= n && i < cap; i++) {
+        if (i < n && path[i] != '/') continue;
+        snprintf(out, cap, "%.*s", (int)i, path);
+        if (!tm_path_exists(out)) return;
+    }
+    *out = 0;
+}
+
 tm_status tm_train_run(const tm_train_args *args) {
     trainer t = {.args = args};
     tm_status rc;
-    bool started = false, made_dir = false;
+    bool started = false;
+    char made[4096] = "";
     catch_signals();
     TM_GO(trainer_load_config(&t, false));
     TM_GO(check_output_dir(&t));
-    made_dir = !tm_path_exists(t.cfg->output_dir);
+    topmost_missing(t.cfg->output_dir, made, sizeof made);
     TM_GO(tm_make_dirs(t.cfg->output_dir));
     TM_GO(trainer_prepare(&t, false));
     TM_GO(trainer_open_job(&t));
@@ -214,9 +226,7 @@ tm_status tm_train_run(const tm_train_args *args) {
     if (!args->quiet) trainer_summary(&t);
 done:
     if (rc != TM_OK && started) discard(trainer_path(&t, "run.json"));
-    char dir[4096] = "";
-    if (t.cfg) snprintf(dir, sizeof dir, "%s", t.cfg->output_dir);
     trainer_close(&t);
-    if (rc != TM_OK && made_dir && !started) discard(dir);
+    if (rc != TM_OK && *made && !started) discard(made);
     return rc;
 }

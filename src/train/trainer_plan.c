@@ -67,6 +67,9 @@ static tm_status compile(trainer *t, tm_program *p, tm_plan **plan) {
  */
 static tm_status compile_folded(trainer *t, const pass_opts *way) {
     tm_program *p;
+    tm_plan_free(t->first_plan);
+    tm_plan_free(t->drain_plan);
+    t->first_plan = t->drain_plan = NULL;
     pass_opts first = *way;
     first.update = UPDATE_NONE;
     TM_TRY(build_pass(&p, t->job, "first step", &first));
@@ -125,6 +128,15 @@ static tm_status compile_evaluation(trainer *t) {
     return compile(t, p, &t->eval_plan);
 }
 
+/* Everything beside the step itself, with the way of running it that was chosen. */
+static tm_status compile_more(void *ctx, tm_job *job, const pass_opts *way) {
+    trainer *t = ctx;
+    (void)job;
+    t->folded = way->update == UPDATE_BEFORE;
+    if (t->folded) TM_TRY(compile_folded(t, way));
+    return t->eval ? compile_evaluation(t) : TM_OK;
+}
+
 tm_status trainer_open_job(trainer *t) {
     tm_config *c = t->cfg;
     job_opts o = options(t);
@@ -138,11 +150,9 @@ tm_status trainer_open_job(trainer *t) {
     pass_opts way[MAX_WAYS];
     job_shape shape = train_shape(t);
     uint32_t n = candidates(t, &shape, way), chosen;
-    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes));
-    t->folded = way[chosen].update == UPDATE_BEFORE;
-    if (t->folded) TM_TRY(compile_folded(t, &way[chosen]));
+    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes, compile_more, t));
     say_plan(t, &way[chosen]);
-    return t->eval ? compile_evaluation(t) : TM_OK;
+    return TM_OK;
 }
 
 /* ---- tidemill plan ------------------------------------------------------------------------------------------- */
@@ -179,7 +189,7 @@ static tm_status plan_only(trainer *t, tm_plan_report *out) {
     out->micro_batches = shape.micro_batches;
     out->rows = shape.rows;
     out->seq = shape.seq;
-    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes));
+    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL));
     report(t, &way[chosen], out);
     return TM_OK;
 }
