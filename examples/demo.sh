@@ -134,7 +134,10 @@ train() {
 # What the steps of log.jsonl add up to.
 moved() {
     awk '
-        function number(key) { return match($0, "\"" key "\": *[0-9.]+") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : 0 }
+        function number(key) { # the first "key": of the line; mawk has no capture groups
+            if (!match($0, "\"" key "\": *[0-9.]+")) return 0
+            return substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0
+        }
         /"step_seconds"/ {
             steps++
             read += number("read_bytes"); written += number("write_bytes")
@@ -181,9 +184,13 @@ echo "exact: $after"
 say 'summary'
 echo "held-out score       $before before, $after after"
 moved || die "$out/log.jsonl holds no steps"
+cat > "$dir/ask.json" << 'EOF'
+{"messages": [{"role": "system", "content": "Harbour log"},
+              {"role": "user", "content": "At 10:29 the schooner Barcelona moored at berth 18 carrying 318 barrels."}]}
+EOF
 cat << EOF
 the trained model    $out
-  ask it             $tidemill generate --model $out --messages FILE     FILE: {"messages": [{"role": "system", "content": "Harbour log"}, {"role": "user", "content": "..."}]}
+  ask it             $tidemill generate --model $out --messages $dir/ask.json
   transformers       AutoModelForCausalLM.from_pretrained("$out")
-  llama.cpp          $tidemill convert $out $dir/trained.gguf --dtype q8_0 && llama-cli -m $dir/trained.gguf
+  llama.cpp          $tidemill convert $out $dir/trained.gguf --dtype q8_0, then llama-cli -m $dir/trained.gguf
 EOF

@@ -2,9 +2,9 @@
 #
 #     awk -v seed=1 -v rows=50000 -f generate.awk > pretrain.jsonl
 #
-#     The ferry Morina docked at berth 7 at 14:30 with 320 crates. Say time, ship.   ->   14:30, Morina
+#     The ferry Morina docked at berth 7 at 14:30 with 320 crates. Say time, ship.   ->   Noted: 14:30, Morina
 #
-# So the model learns to find and to copy, names that it never met included (they are made of random syllables); of the
+# So the model learns to find and to copy, names that it never met included (they are random syllables and letters); of the
 # records of examples/skill it learns nothing. The same bytes come out of every awk: numbers are drawn by a generator of
 # our own, not by rand().
 
@@ -18,11 +18,14 @@ function pick(list,    parts, n) {
     return parts[1 + draw(n)]
 }
 
+# Half of the names are syllables, half are letters: copying has to work whatever comes after what.
 function name(    n, text) {
     text = ""
-    for (n = 1 + draw(3); n > 0; n--)
-        text = text pick("b,c,ch,d,f,g,h,j,k,l,m,n,p,ph,qu,r,s,st,t,th,tr,v,w,x,y,z,,,") pick("a,e,i,o,u,ea,ia,io,ou,y") \
-               pick(",,,,,n,r,l,s,ll,nd,m,t,gle")
+    if (draw(2))
+        for (n = 1 + draw(4); n > 0; n--)
+            text = text pick("b,c,ch,d,f,g,h,j,k,l,m,n,p,ph,r,s,t,th,v,w,,,") pick("a,e,i,o,u,ea,ia,y") pick(",,,,n,r,l,s,ll,nd")
+    else
+        for (n = 4 + draw(6); n > 0; n--) text = text substr("abcdefghijklmnopqrstuvwxyzaeiounrstl", 1 + draw(36), 1)
     return toupper(substr(text, 1, 1)) substr(text, 2)
 }
 
@@ -46,7 +49,7 @@ function sentence(way, verb,    n) {
     return "COUNT CARGO went out on the KIND SHIP, which " verb " berth BERTH at TIME."
 }
 
-# Three to six parts in any order: "Say time, ship." and " 14:30, Morina".
+# Three to six parts in any order: "Say time, ship." and "Noted: 14:30, Morina".
 function question(parts,    keys, i, n, swap, asked, answer, at) {
     split("way,kind,ship,berth,time,count", keys, ",")
     n = 3 + draw(4)
@@ -54,9 +57,9 @@ function question(parts,    keys, i, n, swap, asked, answer, at) {
         at = i + draw(7 - i)
         swap = keys[i]; keys[i] = keys[at]; keys[at] = swap
         asked = asked (i > 1 ? ", " : " ") keys[i]
-        answer = answer (i > 1 ? ", " : "") parts[keys[i]]
+        answer = answer (i > 1 ? ", " : " ") parts[keys[i]]
     }
-    return "Say" asked ".\"}, {\"role\": \"assistant\", \"content\": \"" answer
+    return "Say" asked ".\"}, {\"role\": \"assistant\", \"content\": \"Noted:" answer
 }
 
 function row(    parts, text) {
@@ -65,7 +68,7 @@ function row(    parts, text) {
     parts["kind"] = pick("ferry,trawler,barge,tanker,schooner,freighter,steamer,cutter")
     parts["berth"] = 1 + draw(99)
     parts["time"] = sprintf("%02d:%02d", draw(24), draw(60))
-    parts["count"] = 10 + draw(990)
+    parts["count"] = draw(4) ? 100 + draw(900) : 10 + draw(90)
     text = sentence(parts["way"])
     gsub(/KIND/, parts["kind"], text)
     gsub(/SHIP/, parts["ship"], text)

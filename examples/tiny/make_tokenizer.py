@@ -8,7 +8,7 @@ import sys
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCAB_SIZE = 640
+VOCAB_SIZE = 512
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
