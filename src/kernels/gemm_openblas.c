@@ -76,15 +76,14 @@ static bool load(void) {
     if (lib.handle) return true;
     void *h = load_library();
     if (!h) {
-        tm_warn_once("openblas",
-                     "OpenBLAS is not installed (libopenblas0-pthread): matrix products use our own, slower code");
+        tm_warn_once("openblas", "OpenBLAS is not installed (libopenblas0-pthread): matrix products use our own code");
         return false;
     }
     *(void **)&lib.sgemm = dlsym(h, "cblas_sgemm");
     void (*set_threads)(int);
     *(void **)&set_threads = dlsym(h, "openblas_set_num_threads");
     if (!lib.sgemm || !set_threads) {
-        tm_warn_once("openblas", "libopenblas.so.0 lacks cblas_sgemm: matrix products use our own, slower code");
+        tm_warn_once("openblas", "libopenblas.so.0 lacks cblas_sgemm: matrix products use our own code");
         dlclose(h);
         return false;
     }
