@@ -217,18 +217,36 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
     return (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
 }
 
-/* The least slab of everything that a candidate brings with it: the step itself (`least`), the import, and with parked
- * gradients the first step and the pending update. */
-static tm_status minimum_of_others(tm_job *job, const tm_plan_opts *po, const pass_opts *o, uint64_t *least) {
+/* What job_start chooses from, and what it comes to. */
+typedef struct way_list {
+    const pass_opts *way;
+    uint32_t n;
+    job_more_fn more;
+    void *ctx;
+} way_list;
+typedef struct started {
+    tm_plan *plan, *import_plan;
+    uint32_t chosen;
+    uint64_t minimum;
+} started;
+
+/* The least slab of everything that a way of running the step brings with it: the step itself, the import, and with
+ * parked gradients the first step and the pending update. */
+static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least) {
+    tm_plan_opts po;
     pass_opts first = *o;
     first.update = UPDATE_NONE;
-    for (int which = 0; which < (o->park ? 3 : 1); which++) {
+    plan_opts(job, opts, &po);
+    if (o->park != job->parks) TM_TRY(add_state(job, opts, o->park));
+    *least = 0;
+    for (int which = 0; which < (o->park ? 4 : 2); which++) {
         tm_program *p;
         uint64_t bytes = 0;
-        TM_TRY(which == 0   ? build_import(&p, job)
-               : which == 1 ? build_pass(&p, job, "first", &first)
+        TM_TRY(which == 0   ? build_pass(&p, job, "step", o)
+               : which == 1 ? build_import(&p, job)
+               : which == 2 ? build_pass(&p, job, "first step", &first)
                             : build_drain(&p, job));
-        tm_status rc = tm_plan_minimum(job->layout, p, po, &bytes);
+        tm_status rc = tm_plan_minimum(job->layout, p, &po, &bytes);
         tm_program_free(p);
         if (rc != TM_OK) return rc;
         *least = tm_max_u64(*least, bytes);
@@ -236,51 +254,53 @@ static tm_status minimum_of_others(tm_job *job, const tm_plan_opts *po, const pa
     return TM_OK;
 }
 
-static tm_status compile_candidate(tm_job *job, const job_opts *opts, const char *name, const pass_opts *o,
-                                   tm_plan **plan, uint64_t *minimum) {
-    tm_program *program;
-    tm_plan_opts po;
-    plan_opts(job, opts, &po);
-    po.choose_residency = true;
-    if (o->park != job->parks) TM_TRY(add_state(job, opts, o->park));
-    TM_TRY(build_pass(&program, job, name, o));
-    tm_status rc = tm_plan_compile(plan, job->layout, program, &po, minimum);
-    tm_program_free(program);
-    if (rc != TM_OK && rc != TM_EBUDGET) return rc;
-    tm_status others = minimum_of_others(job, &po, o, minimum);
-    if (others == TM_OK && rc == TM_OK && *minimum > po.slab_bytes) others = TM_EBUDGET;
-    if (others == TM_OK || rc != TM_OK) return tm_first(others == TM_EBUDGET ? TM_OK : others, rc);
-    tm_plan_free(*plan);
-    *plan = NULL;
-    return others;
+static tm_status minimum_of_all(tm_job *job, const job_opts *opts, const way_list *ways, uint64_t *minimum) {
+    *minimum = UINT64_MAX;
+    for (uint32_t i = 0; i < ways->n; i++) {
+        uint64_t least;
+        TM_TRY(minimum_of(job, opts, &ways->way[i], &least));
+        *minimum = tm_min_u64(*minimum, least);
+    }
+    return TM_OK;
 }
 
-static tm_status pick(tm_job *job, const job_opts *opts, const char *name, const pass_opts *c, uint32_t n,
-                      tm_plan **plan, uint32_t *chosen, uint64_t *minimum) {
+/* TM_EBUDGET where the way as a whole cannot be had, whatever stays resident. */
+static tm_status compile_candidate(tm_job *job, const job_opts *opts, const char *name, const pass_opts *o,
+                                   tm_plan **plan) {
+    tm_program *program;
+    tm_plan_opts po;
+    uint64_t least;
+    TM_TRY(minimum_of(job, opts, o, &least));
+    if (least > job->slab_bytes) return TM_EBUDGET;
+    plan_opts(job, opts, &po);
+    po.choose_residency = true;
+    TM_TRY(build_pass(&program, job, name, o));
+    tm_status rc = tm_plan_compile(plan, job->layout, program, &po, NULL);
+    tm_program_free(program);
+    return rc;
+}
+
+static tm_status pick(tm_job *job, const job_opts *opts, const char *name, const way_list *ways, started *out) {
     double best = INFINITY;
-    *chosen = UINT32_MAX;
-    *minimum = UINT64_MAX;
-    *plan = NULL;
-    for (uint32_t i = 0; i < n; i++) {
+    out->chosen = UINT32_MAX;
+    for (uint32_t i = 0; i < ways->n; i++) {
         tm_plan *p = NULL;
-        uint64_t least = 0;
-        tm_status rc = compile_candidate(job, opts, name, &c[i], &p, &least);
+        tm_status rc = compile_candidate(job, opts, name, &ways->way[i], &p);
         if (rc != TM_OK && rc != TM_EBUDGET) return rc;
-        *minimum = tm_min_u64(*minimum, least);
         if (rc == TM_EBUDGET) {
             tm_error_clear();
             continue;
         }
-        double t = job_estimate(job, tm_plan_get_info(p), &c[i], NULL);
+        double t = job_estimate(job, tm_plan_get_info(p), &ways->way[i], NULL);
         if (t < best) {
             best = t;
-            *chosen = i;
+            out->chosen = i;
         }
         tm_plan_free(p);
     }
-    if (*chosen == UINT32_MAX) return TM_EBUDGET;
-    uint64_t least = 0; /* once more: the layout follows the latest compilation */
-    return compile_candidate(job, opts, name, &c[*chosen], plan, &least);
+    if (out->chosen == UINT32_MAX) return TM_EBUDGET;
+    /* once more: the layout follows the latest compilation */
+    return compile_candidate(job, opts, name, &ways->way[out->chosen], &out->plan);
 }
 
 static tm_status refuse(const tm_job *job, uint64_t minimum_host) {
@@ -361,39 +381,50 @@ static tm_status compile_import(tm_job *job, tm_plan **plan) {
     return rc;
 }
 
-/* Frames do not pack equally well for every program: where another plan needs a little more beside what is resident
- * than the step left, the step is compiled again for a slab that is smaller by a little. */
-enum { PACKING_TRIES = 6 };
-
-static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate,
-                             uint32_t n, tm_plan **plan, tm_plan **import_plan, uint32_t *chosen, uint64_t *minimum,
-                             job_more_fn more, void *ctx) {
-    uint64_t budget = job->slab_bytes;
-    tm_status rc = TM_OK;
-    for (int i = 0; i < PACKING_TRIES; i++) {
-        uint64_t give = i == 0 ? 0 : tm_max_u64(budget / 64, TM_FRAME_ALIGN) * (uint64_t)i, least;
-        job->need_slab = job->need_spill = 0;
-        job->slab_bytes = budget - tm_min_u64(give, budget);
-        rc = pick(job, opts, name, candidate, n, plan, chosen, i == 0 ? minimum : &least);
-        if (rc == TM_EBUDGET) return refuse(job, *minimum + job->fixed_bytes);
-        if (rc != TM_OK || opts->plan_only) return rc;
-        count_need(job, *plan);
-        job->slab_bytes = budget;
-        rc = compile_import(job, import_plan);
-        if (rc == TM_OK && more) rc = more(ctx, job, &candidate[*chosen]);
-        if (rc != TM_EBUDGET) return rc;
-        tm_plan_free(*plan);
-        tm_plan_free(*import_plan);
-        *plan = *import_plan = NULL;
-        if (i + 1 < PACKING_TRIES) tm_error_clear();
-    }
+/* The step, then the import and whatever else the job runs, beside what the step keeps resident. */
+static tm_status compile_once(tm_job *job, const job_opts *opts, const char *name, const way_list *ways, started *out) {
+    uint64_t budget = job->budget_slab;
+    job->need_slab = job->need_spill = 0;
+    TM_TRY(pick(job, opts, name, ways, out));
+    if (opts->plan_only) return TM_OK;
+    count_need(job, out->plan);
+    job->slab_bytes = budget;
+    tm_status rc = compile_import(job, &out->import_plan);
+    if (rc == TM_OK && ways->more) rc = ways->more(ways->ctx, job, &ways->way[out->chosen]);
+    if (rc != TM_EBUDGET) return rc;
+    tm_plan_free(out->plan);
+    tm_plan_free(out->import_plan);
+    out->plan = out->import_plan = NULL;
     return rc;
+}
+
+/* Frames do not pack equally well for every program: where another plan needs a little more beside what is resident
+ * than the step left over, the step is compiled again for a slab that is smaller by a little, at last with nothing
+ * resident, which is what the minimum was computed for. */
+enum { PACKING_TRIES = 4 };
+
+static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name, const way_list *ways, started *out) {
+    job_opts bare = *opts;
+    bare.cache_none = true;
+    job->budget_slab = job->slab_bytes;
+    tm_status rc = minimum_of_all(job, opts, ways, &out->minimum);
+    if (rc != TM_OK) return rc;
+    if (out->minimum > job->budget_slab) return refuse(job, out->minimum + job->fixed_bytes);
+    for (uint64_t i = 0; i <= PACKING_TRIES; i++) {
+        uint64_t give = tm_max_u64(job->budget_slab / 64, TM_FRAME_ALIGN) * i;
+        job->slab_bytes = job->budget_slab - (i < PACKING_TRIES ? tm_min_u64(give, job->budget_slab) : 0);
+        rc = compile_once(job, i < PACKING_TRIES ? opts : &bare, name, ways, out);
+        if (rc != TM_EBUDGET) return rc;
+        tm_error_clear();
+    }
+    return refuse(job, out->minimum + job->fixed_bytes);
 }
 
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
                     tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx) {
-    uint64_t minimum = 0, K = 0;
-    tm_plan *import_plan = NULL;
+    uint64_t K = 0;
+    started s = {0};
+    const way_list ways = {candidate, n, more, ctx};
     tm_status rc;
     job->opts = *opts;
     job->fixed_bytes = fixed_bytes(job, opts->other_bytes);
@@ -403,13 +434,15 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     for (uint32_t i = 0; i < n; i++) K = tm_max_u64(K, candidate[i].shape.micro_batches);
     job->batch = tm_calloc(K + 1, sizeof *job->batch);
     if (!job->batch) return tm_nomem(K * sizeof *job->batch);
-    rc = compile_all(job, opts, name, candidate, n, plan, &import_plan, chosen, &minimum, more, ctx);
-    if (minimum_host_bytes) *minimum_host_bytes = minimum + job->fixed_bytes;
+    rc = compile_all(job, opts, name, &ways, &s);
+    if (minimum_host_bytes) *minimum_host_bytes = s.minimum + job->fixed_bytes;
+    *plan = s.plan;
+    *chosen = s.chosen;
     if (rc != TM_OK || opts->plan_only) goto done;
     TM_GO(open_tiers(job, opts));
-    TM_GO(import(job, import_plan));
+    TM_GO(import(job, s.import_plan));
 done:
-    tm_plan_free(import_plan);
+    tm_plan_free(s.import_plan);
     return rc;
 }
 

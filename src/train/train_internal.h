@@ -84,6 +84,7 @@ struct tm_job {
     uint64_t host_bytes;            /* the budget; UINT64_MAX: unlimited */
     uint64_t fixed_bytes;           /* of it: everything but the slab */
     uint64_t slab_bytes;            /* that plans may use: the budget's share, from job_start's end on what exists */
+    uint64_t budget_slab;           /* all of it */
     uint64_t need_slab, need_spill; /* largest of the plans compiled */
     job_batch *batch;               /* per micro-batch of the running program */
     /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
