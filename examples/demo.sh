@@ -142,8 +142,8 @@ moved() {
             steps++
             read += number("read_bytes"); written += number("write_bytes")
             seconds += number("step_seconds"); tokens += number("tokens")
-            if (number("host_peak_bytes") > peak) peak = number("host_peak_bytes")
         }
+        number("host_peak_bytes") > peak { peak = number("host_peak_bytes") }
         END {
             if (steps == 0) exit 1
             printf "training             %d steps in %d:%02d, %.0f tokens a second\n", steps, seconds / 60, seconds % 60, tokens / seconds
