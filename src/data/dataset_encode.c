@@ -96,7 +96,8 @@ static tm_status encode_prompt_completion(data_encoder *e, const tm_json *line) 
  */
 
 static bool is_false(const tm_json *loss) {
-    return loss && ((loss->type == TM_JSON_BOOL && !loss->boolean) || (loss->type == TM_JSON_NUMBER && loss->number == 0));
+    return loss &&
+           ((loss->type == TM_JSON_BOOL && !loss->boolean) || (loss->type == TM_JSON_NUMBER && loss->number == 0));
 }
 
 static bool any_turn_without_loss(const tm_json *messages) {

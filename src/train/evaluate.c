@@ -1,5 +1,5 @@
 /* Evaluation: mean loss over a data file, and on request how many conversations are answered word for word. */
-#include "train/generate.h"
+#include "train/generate_internal.h"
 
 #include "kernels/kernels.h"
 

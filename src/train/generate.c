@@ -1,6 +1,6 @@
 /* Generation: a prefill pass over the prompts, then one-token passes over a key-value cache that stays resident.
  * Several prompts run side by side; a row's result does not depend on the others. */
-#include "train/generate.h"
+#include "train/generate_internal.h"
 
 #include "kernels/kernels.h"
 

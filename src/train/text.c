@@ -1,5 +1,5 @@
 /* Opens what turns files into batches; src/data itself opens no files. */
-#include "train/text.h"
+#include "train/text_internal.h"
 
 #include "io/io.h"
 

@@ -3,7 +3,7 @@
 #define TIDEMILL_TRAINER_INTERNAL_H
 
 #include "train/config.h"
-#include "train/text.h"
+#include "train/text_internal.h"
 #include "train/train_internal.h"
 
 typedef struct trainer {

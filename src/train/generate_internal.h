@@ -1,8 +1,8 @@
 /* generate (private to train): greedy or sampled continuation of several prompts at once. */
-#ifndef TIDEMILL_TRAIN_GENERATE_H
-#define TIDEMILL_TRAIN_GENERATE_H
+#ifndef TIDEMILL_TRAIN_GENERATE_INTERNAL_H
+#define TIDEMILL_TRAIN_GENERATE_INTERNAL_H
 
-#include "train/text.h"
+#include "train/text_internal.h"
 #include "train/train_internal.h"
 
 typedef struct gen_opts {

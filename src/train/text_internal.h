@@ -1,6 +1,6 @@
 /* text (private to train): the tokenizer, chat template and data files of a model folder, opened together. */
-#ifndef TIDEMILL_TRAIN_TEXT_H
-#define TIDEMILL_TRAIN_TEXT_H
+#ifndef TIDEMILL_TRAIN_TEXT_INTERNAL_H
+#define TIDEMILL_TRAIN_TEXT_INTERNAL_H
 
 #include "data/chat.h"
 #include "data/dataset.h"
