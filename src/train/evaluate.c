@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct evaluation {
     const tm_eval_args *args;
@@ -173,6 +174,7 @@ static tm_status answer_group(evaluation *e, question *q, uint32_t n, tm_eval_re
     if (rc == TM_OK) rc = generate_rows(&g, &base, e->config.vocab_size, rows, n);
     for (uint32_t i = 0; i < n && rc == TM_OK; i++) rc = compare(e, &q[i], &rows[i], out);
     for (uint32_t i = 0; i < n; i++) tm_free(rows[i].out);
+    if (rc == TM_OK && isatty(2)) fprintf(stderr, "  %llu answered\n", (unsigned long long)out->compared);
     return rc;
 }
 

@@ -134,6 +134,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     tm_status rc;
     tm_job *job = tm_calloc(1, sizeof *job);
     if (!job) return tm_nomem(sizeof *job);
+    job_catch_signals();
     job->dtype = opts->dtype;
     job->optimizer = opts->optimizer;
     job->seed = opts->seed;
@@ -449,11 +450,14 @@ done:
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t stop_signal;
-void job_stop_on_signal(int sig) {
+static void note_signal(int sig) {
     stop_signal = sig;
 }
-int job_stopped(void) {
-    return stop_signal;
+
+void job_catch_signals(void) {
+    struct sigaction a = {.sa_handler = note_signal};
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
 }
 
 static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {

@@ -188,8 +188,8 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots);
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* under the residency chosen */
 tm_status job_run(tm_job *job, const tm_plan *plan);
-void job_stop_on_signal(int sig); /* a signal handler: the running program ends with TM_ESIGNAL */
-int job_stopped(void);            /* the signal, 0: none */
+/* SIGINT and SIGTERM end the running program with TM_ESIGNAL, so that run directories are removed. */
+void job_catch_signals(void);
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype);
 void job_close(tm_job *job); /* removes the run directories; NULL is fine */

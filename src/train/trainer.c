@@ -6,7 +6,6 @@
 
 #include <inttypes.h>
 #include <malloc.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -119,12 +118,12 @@ static tm_status open_data(trainer *t, const tm_model_config *model) {
     data_opts o = dataset_opts(t, model, false);
     TM_TRY(data_open(&t->train, c->data.train, &t->text, c->model, &o));
     TM_TRY(tm_dataset_set_batches(data_set(t->train), c->micro_batch_size, c->accumulation_steps, 1));
-    say_counts(c->data.train, tm_dataset_get_counts(data_set(t->train)));
+    if (!t->args->quiet) say_counts(c->data.train, tm_dataset_get_counts(data_set(t->train)));
     if (c->data.eval) {
         o = dataset_opts(t, model, true);
         TM_TRY(data_open(&t->eval, c->data.eval, &t->text, c->model, &o));
         TM_TRY(tm_dataset_set_batches(data_set(t->eval), c->eval_batch_size, c->accumulation_steps, 1));
-        say_counts(c->data.eval, tm_dataset_get_counts(data_set(t->eval)));
+        if (!t->args->quiet) say_counts(c->data.eval, tm_dataset_get_counts(data_set(t->eval)));
     }
     return tm_config_resolve_steps(c, (int64_t)tm_dataset_steps_per_epoch(data_set(t->train)));
 }
@@ -153,12 +152,6 @@ static void preview(trainer *t) {
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------------- */
-
-static void catch_signals(void) {
-    struct sigaction a = {.sa_handler = job_stop_on_signal};
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
-}
 
 void trainer_close(trainer *t) {
     tm_append_close(t->log);
@@ -211,7 +204,7 @@ tm_status tm_train_run(const tm_train_args *args) {
     tm_status rc;
     bool started = false;
     char made[4096] = "";
-    catch_signals();
+    job_catch_signals();
     TM_GO(trainer_load_config(&t, false));
     TM_GO(check_output_dir(&t));
     topmost_missing(t.cfg->output_dir, made, sizeof made);

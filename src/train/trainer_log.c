@@ -152,8 +152,7 @@ void trainer_summary(trainer *t) {
     }
     tm_log(TM_LOG_INFO,
            "done: %" PRId64
-           " steps in %.1f s, peak memory %s, read %.2f GB, wrote %.2f GB (%.3f TB per 1,000 steps); model in %s",
+           " steps in %.1f s, peak memory %s, read %.2f GB, wrote %.2f GB (import and export included); model in %s",
            t->step, seconds(tm_now_ns() - t->start_ns), tm_format_size(tm_mem_resident_peak_bytes(), peak, sizeof peak),
-           (double)read * 1e-9, (double)written * 1e-9, t->step ? (double)written / (double)t->step * 1e-9 : 0,
-           t->cfg->output_dir);
+           (double)read * 1e-9, (double)written * 1e-9, t->cfg->output_dir);
 }

@@ -151,7 +151,7 @@ tm_status trainer_open_job(trainer *t) {
     job_shape shape = train_shape(t);
     uint32_t n = candidates(t, &shape, way), chosen;
     TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes, compile_more, t));
-    say_plan(t, &way[chosen]);
+    if (!t->args->quiet) say_plan(t, &way[chosen]);
     return TM_OK;
 }
 
