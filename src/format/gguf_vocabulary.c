@@ -1,5 +1,5 @@
 /* tokenizer.ggml.* of a GGUF file, from the tokenizer files of a model. */
-#include "format/hf_tokenizer.h"
+#include "format/hf_tokenizer_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Reads tokenizer.json as a stream: a vocabulary of 150,000 tokens with 300,000 merges would be 100 MB as a tree. The
  * small parts (normaliser, pre-tokeniser, post-processor) are cut out and parsed as trees. */
-#include "format/hf_tokenizer.h"
+#include "format/hf_tokenizer_internal.h"
 
 #include <inttypes.h>
 #include <string.h>

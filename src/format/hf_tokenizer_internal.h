@@ -1,6 +1,6 @@
 /* A tokenizer.json as far as GGUF can say it. */
-#ifndef TIDEMILL_HF_TOKENIZER_H
-#define TIDEMILL_HF_TOKENIZER_H
+#ifndef TIDEMILL_HF_TOKENIZER_INTERNAL_H
+#define TIDEMILL_HF_TOKENIZER_INTERNAL_H
 
 #include "format/gguf_internal.h"
 
