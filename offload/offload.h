@@ -162,6 +162,9 @@ typedef struct tm_store_opts {
 } tm_store_opts;
 TM_MUST_USE tm_status tm_store_open(tm_store **out, const tm_layout *layout, const tm_store_opts *opts);
 TM_MUST_USE tm_status tm_store_remove(tm_store *s); /* removes the run directories, frees; NULL is fine */
+void tm_store_close(tm_store *s);                   /* leaves the run directories; NULL is fine */
+/* The i-th run directory; NULL past the last. */
+const char *tm_store_path(const tm_store *s, unsigned i);
 uint64_t tm_store_disk_bytes(const tm_store *s);
 const char *tm_store_engine(const tm_store *s);
 /* What was written last is now what a commit names: the next write of each object goes to its other slot. */

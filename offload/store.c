@@ -126,15 +126,30 @@ done:
     return rc;
 }
 
+static void store_free(tm_store *s) {
+    tm_free(s->extent);
+    tm_free(s->checksum);
+    tm_free(s);
+}
+
 tm_status tm_store_remove(tm_store *s) {
     tm_status rc = TM_OK;
     if (!s) return TM_OK;
     tm_io_close(s->io);
     for (unsigned i = 0; i < s->n_paths; i++) rc = tm_first(rc, tm_io_run_remove(s->run[i]));
-    tm_free(s->extent);
-    tm_free(s->checksum);
-    tm_free(s);
+    store_free(s);
     return rc;
+}
+
+void tm_store_close(tm_store *s) {
+    if (!s) return;
+    tm_io_close(s->io);
+    for (unsigned i = 0; i < s->n_paths; i++) tm_io_run_close(s->run[i]);
+    store_free(s);
+}
+
+const char *tm_store_path(const tm_store *s, unsigned i) {
+    return s && i < s->n_paths ? tm_io_run_path(s->run[i]) : NULL;
 }
 
 uint64_t tm_store_disk_bytes(const tm_store *s) {

@@ -159,7 +159,10 @@ done:
 void job_close(tm_job *job) {
     if (!job) return;
     tm_exec_close(job->exec);
-    if (tm_store_remove(job->store) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
+    if (job->keep_state)
+        tm_store_close(job->store);
+    else if (tm_store_remove(job->store) != TM_OK)
+        tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     tm_layout_free(job->layout);
     tm_source_close(job->source);
     tm_model_free(job->model);

@@ -81,6 +81,7 @@ struct tm_job {
     uint32_t kv_rows, kv_capacity;
     tm_exec *exec;
     tm_store *store;
+    bool keep_state;                /* job_close leaves the run directories */
     uint64_t host_bytes;            /* the budget; UINT64_MAX: unlimited */
     uint64_t fixed_bytes;           /* of it: everything but the slab */
     uint64_t slab_bytes;            /* that plans may use: the budget's share, from job_start's end on what exists */

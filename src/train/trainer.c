@@ -39,6 +39,8 @@ tm_status trainer_load_config(trainer *t, bool data_optional) {
 /* Until commits exist a run cannot be continued: what an earlier run left is refused, not overwritten by surprise. */
 static tm_status check_output_dir(trainer *t) {
     const char *resume = t->args->resume ? t->args->resume : "auto";
+    if (t->cfg->save_state)
+        return tm_fail(TM_EUNSUPPORTED, "save_state: full checkpoints are not supported by this version; leave it out");
     if (strcmp(resume, "never") == 0) return TM_OK;
     if (strcmp(resume, "auto") != 0)
         return tm_fail(TM_EUNSUPPORTED, "--resume %s: this version cannot continue a run; use --resume never", resume);
@@ -73,6 +75,10 @@ tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_jw_str(&w, TIDEMILL_VERSION);
     tm_jw_key(&w, "numerics");
     tm_jw_str(&w, tm_kernels_describe());
+    tm_jw_key(&w, "run_directories");
+    tm_jw_array(&w);
+    for (unsigned i = 0; t->job && tm_store_path(t->job->store, i); i++) tm_jw_str(&w, tm_store_path(t->job->store, i));
+    tm_jw_array_end(&w);
     tm_jw_key(&w, "config");
     tm_jw_raw(&w, config.data, config.len);
     tm_jw_object_end(&w);
@@ -216,6 +222,7 @@ tm_status tm_train_run(const tm_train_args *args) {
     TM_GO(trainer_write_run_json(&t, "running"));
     TM_GO(trainer_run_steps(&t));
     TM_GO(trainer_finish(&t));
+    t.job->keep_state = t.cfg->keep_state;
     if (!args->quiet) trainer_summary(&t);
 done:
     if (rc != TM_OK && started) discard(trainer_path(&t, "run.json"));

@@ -104,6 +104,15 @@ static tm_status save_to(trainer *t, const char *dir) {
     return write_side_files(t, dir, dtype);
 }
 
+/* save_total_limit: of the checkpoints that this run made. */
+static tm_status drop_oldest(trainer *t) {
+    char dir[4096];
+    int64_t oldest = t->step - (int64_t)t->cfg->save_total_limit * t->cfg->save_steps;
+    if (t->cfg->save_total_limit == 0 || oldest <= 0) return TM_OK;
+    snprintf(dir, sizeof dir, "%s/checkpoint-%" PRId64, t->cfg->output_dir, oldest);
+    return tm_remove_tree(dir);
+}
+
 static tm_status save_checkpoint(trainer *t) {
     char dir[4096], beside[4200];
     snprintf(dir, sizeof dir, "%s/checkpoint-%" PRId64, t->cfg->output_dir, t->step);
@@ -112,6 +121,7 @@ static tm_status save_checkpoint(trainer *t) {
     TM_TRY(save_to(t, beside));
     TM_TRY(tm_remove_tree(dir));
     TM_TRY(tm_rename_path(beside, dir));
+    TM_TRY(drop_oldest(t));
     return trainer_log_event(t, "checkpoint", NULL, NAN);
 }
 
