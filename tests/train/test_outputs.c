@@ -1,0 +1,110 @@
+/* What a run leaves behind, and what `plan` says before it. */
+#include "run.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct scene {
+    const char *dir, *config, *output, *offload;
+} scene;
+
+static scene scene_open(void) {
+    scene s = {.dir = run_dir()};
+    const char *model = run_path(s.dir, "model"), *rows = run_path(s.dir, "rows.safetensors");
+    s.config = run_path(s.dir, "config.json");
+    s.output = run_path(s.dir, "out");
+    s.offload = run_path(s.dir, "offload");
+    run_copy_model(TM_TEST_FIXTURES "/arch_llama", model);
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(rows, golden, 0, 4, 16, false);
+    tm_st_close(golden);
+    run_write(s.config, run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"seq_len\": 16},"
+                                   " \"precision\": \"fp32\", \"max_steps\": 4, \"output_dir\": \"%s\","
+                                   " \"memory\": {\"cache\": \"none\"}, \"zero_optimization\": {"
+                                   " \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"},"
+                                   " \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"}}}\n",
+                                   model, rows, s.output, s.offload, s.offload));
+    return s;
+}
+
+static bool exists(const char *dir, const char *name) {
+    return access(run_path(dir, name), F_OK) == 0;
+}
+
+static tm_json_doc *parse(const char *text, size_t len) {
+    tm_json_doc *doc;
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "output", 0, 0));
+    return doc;
+}
+
+/* save_total_limit keeps the latest; keep_state keeps what run.json names. */
+static void test_checkpoints_and_state(void **state) {
+    (void)state;
+    scene s = scene_open();
+    run_result r = run((run_opts){0}, "train", s.config, "--set", "save_steps=1", "--set", "save_total_limit=2",
+                       "--set", "keep_state=true", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    assert_false(exists(s.output, "checkpoint-1"));
+    assert_true(exists(s.output, "checkpoint-2/model.safetensors"));
+    assert_true(exists(s.output, "checkpoint-3/config.json"));
+    assert_true(exists(s.output, "model.safetensors")); /* the last step's model is the run's */
+    size_t len;
+    char *text = run_read(run_path(s.output, "run.json"), &len);
+    tm_json_doc *doc = parse(text, len);
+    const tm_json *dirs = tm_json_get(tm_json_root(doc), "run_directories");
+    assert_non_null(dirs);
+    assert_int_equal(dirs->count, 1);
+    assert_true(exists(dirs->child->text, "weight_hi"));
+    assert_true(tm_json_is(tm_json_get(tm_json_root(doc), "status"), "finished"));
+    tm_json_free(doc);
+    free(text);
+}
+
+static void test_nothing_else_stays(void **state) {
+    (void)state;
+    scene s = scene_open();
+    run_result r = run((run_opts){0}, "train", s.config, NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    if (access(s.offload, F_OK) == 0) assert_int_equal(run_entries(s.offload), 0);
+}
+
+static const tm_json *plan(const scene *s, const char *budget, int status, tm_json_doc **doc) {
+    run_result r =
+        run((run_opts){0}, "plan", s->config, "--json", "--set", run_format("memory.host_budget=%s", budget), NULL);
+    assert_int_equal(r.status, status);
+    *doc = parse(r.out, r.out_len);
+    run_free(&r);
+    return tm_json_root(*doc);
+}
+
+/* The minimum that plan reports is the one that train enforces, whatever the budget; its bytes are those that a step
+ * moves. */
+static void test_plan_is_what_train_does(void **state) {
+    (void)state;
+    scene s = scene_open();
+    tm_json_doc *small, *large;
+    const tm_json *refused = plan(&s, "1MiB", 2, &small), *fits = plan(&s, "256MiB", 0, &large);
+    int64_t minimum = tm_json_get(refused, "minimum_host_bytes")->integer;
+    assert_int_equal(tm_json_get(fits, "minimum_host_bytes")->integer, minimum);
+    assert_false(tm_json_get(refused, "fits")->boolean);
+    assert_true(tm_json_get(fits, "fits")->boolean);
+    assert_false(exists(s.dir, "out")); /* planning leaves nothing */
+    assert_int_equal(run_train_minimum(s.config, s.output, SETS("memory.cache=none")), minimum);
+    train_log log = run_train(s.config, s.output, 256 << 20, NULL, SETS("memory.host_budget=256MiB"));
+    assert_int_equal(tm_json_get(fits, "read_bytes_per_step")->integer, log.step[log.steps - 1].read_bytes);
+    assert_int_equal(tm_json_get(fits, "write_bytes_per_step")->integer, log.step[log.steps - 1].write_bytes);
+    tm_json_free(small);
+    tm_json_free(large);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_checkpoints_and_state, run_clean),
+        cmocka_unit_test_teardown(test_nothing_else_stays, run_clean),
+        cmocka_unit_test_teardown(test_plan_is_what_train_does, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_outputs", tests, NULL, NULL);
+}
