@@ -119,8 +119,8 @@ get_model() {
 
 # Prints "EXACT of COMPARED"; the answers go to stderr.
 score() { # MODEL ANSWERS-TO-SHOW
-    "$tidemill" eval --model "$1" --data "$heldout" --exact-match --max-new-tokens 32 --show "$2" --precision bf16 --offload-path "$dir/offload" \
-        --json > "$dir/score.json" || die "the score of $1 could not be measured"
+    "$tidemill" eval --model "$1" --data "$heldout" --exact-match --max-new-tokens 32 --show "$2" --precision bf16 \
+        --offload-path "$dir/offload" --json > "$dir/score.json" || die "the score of $1 could not be measured"
     sed -n 's/.*"exact": *\([0-9]*\).*"compared": *\([0-9]*\).*/\1 of \2/p' "$dir/score.json"
 }
 
