@@ -44,7 +44,7 @@ struct tm_exec {
     uint32_t left, disk_left, in_flight;
     tm_status status;
     tm_error error;
-    bool stop, running;
+    bool running;
     /* of the disk thread: */
     flight flight[DEPTH];
     uint64_t *temp_checksum;
@@ -170,13 +170,13 @@ static tm_status finish_disk(tm_exec *e, flight *f) {
 /* ---- disk thread --------------------------------------------------------------------------------------------- */
 
 static bool disk_busy(const tm_exec *e) {
-    return e->running && (e->in_flight > 0 || (e->status == TM_OK && !e->stop && e->disk_left > 0));
+    return e->running && (e->in_flight > 0 || (e->status == TM_OK && e->disk_left > 0));
 }
 
 static uint32_t take_disk(tm_exec *e, uint32_t *batch) {
     uint32_t n = 0;
     pthread_mutex_lock(&e->lock);
-    while (e->status == TM_OK && !e->stop && e->disk.n > 0 && e->in_flight < DEPTH) {
+    while (e->status == TM_OK && e->disk.n > 0 && e->in_flight < DEPTH) {
         batch[n++] = heap_pop(&e->disk);
         e->in_flight++;
     }
@@ -268,7 +268,7 @@ static uint8_t blocking_engine(tm_exec *e) {
 static void run_threaded(tm_exec *e, tm_op_fn fn, void *ctx) {
     pthread_mutex_lock(&e->lock);
     pthread_cond_signal(&e->disk_wake);
-    while (e->left > 0 && e->status == TM_OK && !e->stop) {
+    while (e->left > 0 && e->status == TM_OK) {
         if (e->cpu.n == 0) {
             uint64_t t0 = tm_now_ns();
             uint8_t engine = blocking_engine(e);
@@ -351,7 +351,7 @@ static tm_status random_step(tm_exec *e, pending *p, uint32_t *n, tm_op_fn fn, v
 static void run_random(tm_exec *e, tm_op_fn fn, void *ctx) {
     pending p[DEPTH];
     uint32_t n = 0;
-    while (e->left > 0 && e->status == TM_OK && !e->stop) {
+    while (e->left > 0 && e->status == TM_OK) {
         tm_status rc = random_step(e, p, &n, fn, ctx);
         if (rc != TM_OK) fail_locked(e, rc);
     }
@@ -468,24 +468,12 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
         tm_error_set(&e->error);
         return e->status;
     }
-    if (e->left > 0) return tm_fail(TM_ESIGNAL, "stopped by a signal");
     return TM_OK;
 }
 
-void tm_exec_set_store(tm_exec *e, tm_store *store) {
-    e->store = store;
-}
 void tm_exec_get_stats(const tm_exec *e, tm_exec_stats *out) {
     *out = e->stats;
 }
 char *tm_exec_slab(tm_exec *e) {
     return e->slab;
-}
-
-void tm_exec_stop(tm_exec *e) {
-    pthread_mutex_lock(&e->lock);
-    e->stop = true;
-    pthread_cond_signal(&e->cpu_wake);
-    pthread_mutex_unlock(&e->lock);
-    if (e->store) tm_io_wake(store_io(e->store));
 }

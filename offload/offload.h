@@ -190,12 +190,7 @@ typedef struct tm_exec_opts {
 TM_MUST_USE tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts);
 void tm_exec_close(tm_exec *e);
 TM_MUST_USE tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx);
-/* Tells the executor the residency it runs under was (re)chosen and the store opened. */
-void tm_exec_set_store(tm_exec *e, tm_store *store);
 void tm_exec_get_stats(const tm_exec *e, tm_exec_stats *out); /* since open */
 char *tm_exec_slab(tm_exec *e);
-/* Asks the running plan to stop after the operations in flight; from a signal watcher or another thread. tm_exec_run
- * then returns TM_ESIGNAL. */
-void tm_exec_stop(tm_exec *e);
 
 #endif
