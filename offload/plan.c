@@ -49,6 +49,9 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p,
     (*out)->info.minimum_bytes = least;
     (*out)->info.window_bytes = window;
     if (opts->choose_residency) settle(layout, resident, address, base);
+#ifdef TIDEMILL_SANITIZED /* sanitizer builds prove every plan that they run */
+    TM_GO(tm_plan_verify(*out));
+#endif
 done:
     if (minimum) *minimum = least;
     place_free(&pl);
