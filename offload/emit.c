@@ -229,7 +229,7 @@ static void emit_compute(emitter *e, uint32_t pos) {
     const prog_op *po = &e->p->op[pos];
     uint32_t op = new_op(
         e,
-        &(tm_plan_op){.op = po->op, .engine = TM_ENGINE_CPU, .first_operand = e->n_operand, .n_operands = po->n_uses});
+        &(tm_plan_op){.op = po->op, .engine = po->op.engine, .first_operand = e->n_operand, .n_operands = po->n_uses});
     if (op == TM_NONE) return;
     e->plan->first_touch[op] = e->n_touch;
     for (uint32_t i = 0; i < po->n_uses; i++) {

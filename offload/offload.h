@@ -48,12 +48,16 @@ typedef enum tm_kind {
 } tm_kind;
 const char *tm_kind_name(tm_kind kind); /* "weight_hi", ... */
 
+/* Where frames lie. State and everything that pages are in the host's slab; a device's arena has its own addresses. */
+typedef enum tm_tier { TM_TIER_HOST, TM_TIER_DEVICE, TM_TIERS } tm_tier;
+
 typedef struct tm_object {
     tm_kind kind;
     uint32_t unit;   /* for residency by unit, and messages */
     uint32_t bundle; /* state: objects with consecutive ids and one bundle number join in memory */
     uint64_t bytes;
     bool pageable; /* may lie in an extent */
+    uint8_t tier;  /* temporaries: tm_tier of their frame */
     /* results, read-only outside this folder: */
     bool state, resident;
     uint64_t frame_bytes; /* bytes rounded up to the alignment */
@@ -72,7 +76,19 @@ const tm_object *tm_layout_get(const tm_layout *l, uint32_t id);
 
 /* ---- program ------------------------------------------------------------------------------------------------- */
 
-typedef enum tm_engine { TM_ENGINE_CPU, TM_ENGINE_DISK_READ, TM_ENGINE_DISK_WRITE, TM_ENGINES } tm_engine;
+/* Streams: operations of one engine start in index order, those of different engines overlap. Programs write compute,
+ * copies and collectives; the disk operations are the compiler's. The executor runs CPU and disk; all are simulated. */
+typedef enum tm_engine {
+    TM_ENGINE_CPU,
+    TM_ENGINE_DISK_READ,
+    TM_ENGINE_DISK_WRITE,
+    TM_ENGINE_COPY_IN,  /* host to device */
+    TM_ENGINE_COPY_OUT, /* device to host */
+    TM_ENGINE_COMM,
+    TM_ENGINE_DEVICE, /* compute on a device */
+    TM_ENGINES
+} tm_engine;
+const char *tm_engine_name(tm_engine engine); /* "cpu", "disk_read", ... */
 typedef enum tm_use_access {
     TM_USE_READ = 1,
     TM_USE_WRITE = 2 /* overwrites all of it */,
@@ -83,6 +99,7 @@ typedef struct tm_op {
     uint16_t code; /* the handler's business */
     uint16_t flags;
     uint32_t arg[4];
+    uint8_t engine; /* tm_engine: not a disk engine */
 } tm_op;
 
 typedef struct tm_program tm_program;
@@ -107,6 +124,9 @@ typedef struct tm_plan_opts {
     bool spill;            /* temporaries with several visits may be written out between them */
     bool pinned[TM_KINDS]; /* state of this kind has to be resident (offload device none or cpu) */
     uint32_t window_mib;   /* most look-ahead, 0: 512 MiB */
+    uint64_t
+        max_resident_bytes[TM_KINDS]; /* most state (or spilled temporaries) of this kind that is kept; 0: no limit */
+    bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
 } tm_plan_opts;
 
 typedef struct tm_plan_info {
@@ -118,6 +138,7 @@ typedef struct tm_plan_info {
     uint64_t spill_file_bytes;                            /* extents of temporaries */
     uint32_t ops, edges;
     uint64_t memory_bytes; /* of the plan itself */
+    uint64_t device_bytes; /* of the device's arena */
 } tm_plan_info;
 
 typedef struct tm_plan_op {
@@ -144,6 +165,20 @@ const tm_plan_info *tm_plan_get_info(const tm_plan *plan);
 TM_MUST_USE tm_status tm_plan_verify(const tm_plan *plan);
 /* One line an operation: index, engine, object or code, frame, predecessors. */
 TM_MUST_USE tm_status tm_plan_print(const tm_plan *plan, tm_buf *out);
+/* The operations and their successors, for those who draw or time a plan. */
+const tm_plan_op *tm_plan_ops(const tm_plan *plan, uint32_t *n);
+const uint32_t *tm_plan_successors(const tm_plan *plan);
+/* What a disk operation moves. */
+const tm_object *tm_plan_object(const tm_plan *plan, uint32_t id);
+
+/* What a run of `after` has to wait for in a run of `before` that is still under way: the executor then starts the
+ * first reads of the next run (often of the same plan) while the last operations of this one are in flight. Both plans
+ * belong to one layout. tm_link_verify proves it as tm_plan_verify does a plan. */
+typedef struct tm_link tm_link;
+TM_MUST_USE tm_status tm_link_create(tm_link **out, const tm_plan *before, const tm_plan *after);
+TM_MUST_USE tm_status tm_link_verify(const tm_link *link);
+void tm_link_free(tm_link *link); /* NULL is fine */
+uint64_t tm_link_bytes(const tm_link *link);
 
 /* ---- store: extents, slots, checksums ------------------------------------------------------------------------ */
 
@@ -191,6 +226,12 @@ TM_MUST_USE tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts);
 void tm_exec_close(tm_exec *e);
 TM_MUST_USE tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx);
 void tm_exec_get_stats(const tm_exec *e, tm_exec_stats *out); /* since open */
+/* When an operation of a run began and ended, in seconds since the run began (negative: started ahead of it). */
+typedef struct tm_span {
+    double start, end;
+} tm_span;
+/* The coming runs write into span[0, n) (n: operations of their plan; others are not recorded); NULL ends it. */
+void tm_exec_trace(tm_exec *e, tm_span *span, uint32_t n);
 char *tm_exec_slab(tm_exec *e);
 
 #endif

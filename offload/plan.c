@@ -61,13 +61,31 @@ done:
     return rc;
 }
 
-static const char *const engine_names[TM_ENGINES] = {"cpu", "read", "write"};
+static const char *const engine_names[TM_ENGINES] = {"cpu",      "disk_read", "disk_write", "copy_in",
+                                                     "copy_out", "comm",      "device"};
+
+const char *tm_engine_name(tm_engine engine) {
+    return engine < TM_ENGINES ? engine_names[engine] : "?";
+}
+
+const tm_plan_op *tm_plan_ops(const tm_plan *plan, uint32_t *n) {
+    *n = plan->n_op;
+    return plan->op;
+}
+
+const uint32_t *tm_plan_successors(const tm_plan *plan) {
+    return plan->succ;
+}
+
+const tm_object *tm_plan_object(const tm_plan *plan, uint32_t id) {
+    return id & TM_TEMP_BIT ? &plan->temp[id & ~TM_TEMP_BIT] : &plan->layout->object[id];
+}
 
 tm_status tm_plan_print(const tm_plan *plan, tm_buf *out) {
     for (uint32_t i = 0; i < plan->n_op; i++) {
         const tm_plan_op *o = &plan->op[i];
         TM_TRY(tm_buf_printf(out, "%u %s", i, engine_names[o->engine]));
-        if (o->engine == TM_ENGINE_CPU) {
+        if (o->engine != TM_ENGINE_DISK_READ && o->engine != TM_ENGINE_DISK_WRITE) {
             TM_TRY(tm_buf_printf(out, " code=%u args=%u,%u,%u,%u", o->op.code, o->op.arg[0], o->op.arg[1], o->op.arg[2],
                                  o->op.arg[3]));
         } else {
