@@ -221,6 +221,8 @@ typedef struct tm_exec_opts {
     tm_store *store;     /* NULL: nothing is paged */
     uint64_t seed;       /* != 0: run operations one by one in a random legal order, with disk operations that
                             complete in a random order (tests) */
+    bool stub_disk;      /* measuring: disk operations complete at once and move nothing */
+    bool stub_compute;   /* measuring: the handler is not called */
 } tm_exec_opts;
 TM_MUST_USE tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts);
 void tm_exec_close(tm_exec *e);

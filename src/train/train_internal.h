@@ -59,7 +59,8 @@ typedef struct job_opts {
     bool cache_none;
     bool pinned[TM_KINDS];
     tm_io_opts io;
-    uint64_t order_seed; /* != 0: random legal orders (tests) */
+    uint64_t order_seed;          /* != 0: random legal orders (tests) */
+    bool stub_disk, stub_compute; /* measuring: as in tm_exec_opts, from the end of the import on */
     uint32_t kv_rows, kv_capacity;
     uint64_t other_bytes; /* of the budget: held by the caller (data, logs) */
     bool config_only;     /* weights are neither there nor needed */
