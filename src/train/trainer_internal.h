@@ -41,7 +41,12 @@ tm_status trainer_prepare(trainer *t, bool data_optional);
 void trainer_close(trainer *t);
 
 /* trainer_plan.c: the ways of running a step, the one that is taken, and the job that runs it. */
+enum { TRAINER_MAX_WAYS = 8 };
 tm_status trainer_open_job(trainer *t);
+job_opts trainer_job_options(const trainer *t);
+job_shape trainer_step_shape(const trainer *t);
+/* Every way of running the step that the configuration leaves open; all give the same bits. How many. */
+uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]);
 
 /* trainer_step.c: steps, evaluations and checkpoints; then the model and the last line of the log. */
 tm_status trainer_run_steps(trainer *t);

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-enum { MAX_WAYS = 8 };
-
 static uint64_t host_bytes(const tm_config *c) {
     if (c->memory.host_kind == TM_BUDGET_BYTES) return c->memory.host_bytes;
     if (c->memory.host_kind == TM_BUDGET_UNLIMITED) return UINT64_MAX;
@@ -19,8 +17,7 @@ static void pin(const tm_config *c, bool pinned[TM_KINDS]) {
     pinned[TM_KIND_ACTIVATION] = params && optimizer;
 }
 
-/* Every way of running the step that the configuration leaves open; all give the same bits. */
-static uint32_t candidates(const trainer *t, const job_shape *shape, pass_opts out[MAX_WAYS]) {
+uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]) {
     uint32_t n = 0;
     tm_activations a = t->cfg->memory.activations;
     for (int fold = 0; fold < 2; fold++) {
@@ -78,7 +75,7 @@ static tm_status compile_folded(trainer *t, const pass_opts *way) {
     return compile(t, p, &t->drain_plan);
 }
 
-static job_opts options(const trainer *t) {
+job_opts trainer_job_options(const trainer *t) {
     const tm_config *c = t->cfg;
     job_opts o = {.model = c->model,
                   .dtype = c->precision,
@@ -104,7 +101,7 @@ static job_opts options(const trainer *t) {
     return o;
 }
 
-static job_shape train_shape(const trainer *t) {
+job_shape trainer_step_shape(const trainer *t) {
     const tm_config *c = t->cfg;
     if (t->train) return shape_of(data_set(t->train), c->accumulation_steps, (uint64_t)c->total_steps);
     return (job_shape){.micro_batches = c->accumulation_steps, .rows = c->micro_batch_size, .seq = c->data.seq_len};
@@ -139,7 +136,7 @@ static tm_status compile_more(void *ctx, tm_job *job, const pass_opts *way) {
 
 tm_status trainer_open_job(trainer *t) {
     tm_config *c = t->cfg;
-    job_opts o = options(t);
+    job_opts o = trainer_job_options(t);
     TM_TRY(job_open(&t->job, &o));
     TM_TRY(tm_config_resolve_model(c, tm_model_get_config(t->job->model)->hidden_size));
     TM_TRY(mark_no_decay(t));
@@ -147,61 +144,10 @@ tm_status trainer_open_job(trainer *t) {
     t->job->fill_ctx = t;
     t->job->adamw = c->adamw;
     t->job->max_grad_norm = c->max_grad_norm;
-    pass_opts way[MAX_WAYS];
-    job_shape shape = train_shape(t);
-    uint32_t n = candidates(t, &shape, way), chosen;
+    pass_opts way[TRAINER_MAX_WAYS];
+    job_shape shape = trainer_step_shape(t);
+    uint32_t n = trainer_ways(t, &shape, way), chosen;
     TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes, compile_more, t));
     if (!t->args->quiet) say_plan(t, &way[chosen]);
     return TM_OK;
-}
-
-/* ---- tidemill plan ------------------------------------------------------------------------------------------- */
-
-static void report(trainer *t, const pass_opts *way, tm_plan_report *out) {
-    const tm_plan_info *info = tm_plan_get_info(t->plan);
-    bool disk_bound;
-    out->fits = true;
-    out->host_peak_bytes = t->job->fixed_bytes + info->slab_bytes;
-    out->disk_bytes = job_disk_bytes(t->job, info, t->cfg->memory.slots);
-    for (int k = 0; k < TM_KINDS; k++) {
-        out->read_bytes_per_step += info->read_bytes[k];
-        out->write_bytes_per_step += info->write_bytes[k];
-    }
-    out->resident_bytes = info->resident_bytes;
-    out->window_bytes = info->window_bytes;
-    out->seconds_per_step = job_estimate(t->job, info, way, &disk_bound);
-    out->bottleneck = disk_bound ? "disk" : "compute";
-    out->update = way->update == UPDATE_BEFORE ? "F" : "U";
-    out->activations = way->keep == JOB_KEEP ? "keep" : "recompute";
-    out->order = way->stage_wise ? "stage" : "unit";
-    out->operations = info->ops;
-}
-
-static tm_status plan_only(trainer *t, tm_plan_report *out) {
-    job_opts o = options(t);
-    o.config_only = o.plan_only = true;
-    TM_TRY(job_open(&t->job, &o));
-    pass_opts way[MAX_WAYS];
-    job_shape shape = train_shape(t);
-    uint32_t n = candidates(t, &shape, way), chosen;
-    out->parameters = tm_model_parameters(t->job->model);
-    out->host_budget_bytes = o.host_bytes;
-    out->micro_batches = shape.micro_batches;
-    out->rows = shape.rows;
-    out->seq = shape.seq;
-    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL));
-    report(t, &way[chosen], out);
-    return TM_OK;
-}
-
-tm_status tm_plan_run(const tm_train_args *args, tm_plan_report *out) {
-    trainer t = {.args = args};
-    tm_status rc;
-    *out = (tm_plan_report){.bottleneck = "", .update = "", .activations = "", .order = ""};
-    TM_GO(trainer_load_config(&t, true));
-    TM_GO(trainer_prepare(&t, true));
-    TM_GO(plan_only(&t, out));
-done:
-    trainer_close(&t);
-    return rc;
 }
