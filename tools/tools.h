@@ -50,6 +50,14 @@ TM_COMMAND(inspect);
 TM_COMMAND(doctor);
 TM_COMMAND(clean);
 
+/* What `tidemill bench` measures (weak likewise; argv[0] is the name in bench.c's table). */
+#define TM_BENCH(name) int tm_bench_##name(int argc, char **argv) __attribute__((weak))
+TM_BENCH(io);
+TM_BENCH(adam);
+TM_BENCH(gemm);
+TM_BENCH(step);
+TM_BENCH(collective);
+
 /* ---- failures --------------------------------------------------------------------------------------------------- */
 
 /* Prints "tidemill: <text of the pending error>" to stderr and returns the exit status that its code stands for. */

@@ -1,0 +1,53 @@
+/* tidemill bench: the table of what can be measured, and nothing else. */
+#include "tools/tools.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct bench {
+    const char *name;
+    int (*run)(int argc, char **argv); /* NULL: not in this version */
+    const char *help;
+} bench;
+
+static const bench benches[] = {
+    {"io", tm_bench_io, "folders: rates, latencies and processor time of reads and writes"},
+    {"adam", tm_bench_adam, "the optimizer's kernel"},
+    {"gemm", tm_bench_gemm, "matrix products"},
+    {"step", tm_bench_step, "training steps, with and without their disk and compute halves"},
+    {"collective", tm_bench_collective, "reductions and gathers between ranks"},
+};
+
+static void print_help(FILE *f) {
+    fputs("usage: tidemill bench WHAT [ARGUMENT]...\n\nMeasures a part of this machine or of this program.\n\n", f);
+    for (size_t i = 0; i < TM_COUNT(benches); i++)
+        fprintf(f, "  %-12s%s%s\n", benches[i].name, benches[i].help,
+                benches[i].run ? "" : " (not in this version yet)");
+    fputs("\n'tidemill bench WHAT --help' explains one.\n", f);
+}
+
+static int unknown(const char *name) {
+    const char *names[TM_COUNT(benches)];
+    for (size_t i = 0; i < TM_COUNT(benches); i++) names[i] = benches[i].name;
+    const char *near = tm_cli_suggest(name, names, TM_COUNT(names));
+    if (near) return tm_cli_wrong("bench", "nothing called '%s' can be measured; did you mean '%s'?", name, near);
+    return tm_cli_wrong("bench", "nothing called '%s' can be measured", name);
+}
+
+int tm_cmd_bench(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : NULL;
+    if (!what) {
+        print_help(stderr);
+        return TM_EXIT_INPUT;
+    }
+    if (!strcmp(what, "--help") || !strcmp(what, "-h")) {
+        print_help(stdout);
+        return TM_EXIT_DONE;
+    }
+    for (size_t i = 0; i < TM_COUNT(benches); i++) {
+        if (strcmp(what, benches[i].name) != 0) continue;
+        if (benches[i].run) return benches[i].run(argc - 1, argv + 1);
+        return tm_cli_wrong("bench", "'%s' is not in this version yet", what);
+    }
+    return unknown(what);
+}
