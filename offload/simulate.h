@@ -26,6 +26,8 @@ typedef struct tm_sim_opts {
                       before */
     const tm_link *link;
     uint32_t depth;  /* disk operations in flight, 0: 32 */
+    uint32_t queue;  /* of those the oldest, cut into pieces of 4 MiB, that the I/O engine has at the device at once, 0:
+                        8 (tm_io_opts.queue_depth) */
     bool timeline;   /* keep start and end of every operation of the last run */
     bool no_compute; /* every operation but the disk's takes no time */
     bool no_disk;    /* disk operations take no time */
