@@ -182,12 +182,16 @@ uint64_t tm_link_bytes(const tm_link *link);
 
 /* ---- store: extents, slots, checksums ------------------------------------------------------------------------ */
 
-/* The offload files of one run. Each pageable state object that is not resident has an extent with `slots` slots; a
- * write goes to a slot that the last commit does not name. Every 64 KiB page has an XXH3-64 over (run, kind, object,
- * page, generation, bytes); the expected values are kept in memory, so that lost, stale and misdirected pages are
- * caught. */
+/* The offload files of one run. Each pageable state object that is not resident has an extent with `slots` slots
+ * (gradients: one); a write goes to a slot that the last commit does not name. With `commits` resident state has
+ * extents too, but for gradients. Every 64 KiB page has an XXH3-64 over (run, kind, number within the kind, page,
+ * generation, bytes); the expected values are kept in memory, so that lost, stale and misdirected pages are caught. */
 typedef struct tm_store tm_store;
+typedef struct tm_commit tm_commit;
 typedef struct tm_store_opts {
+    bool commits;      /* tm_store_commit will be called */
+    tm_commit *resume; /* goes on from this commit, in its run directories (`paths` and `slots` are not used); taken
+                        * over if the store opens, else left to the caller */
     const char *const *paths; /* offload paths; the first n_paths are used, striped by object */
     unsigned n_paths;
     unsigned slots; /* 1 or 2; 0: 2 */
@@ -204,6 +208,42 @@ uint64_t tm_store_disk_bytes(const tm_store *s);
 const char *tm_store_engine(const tm_store *s);
 /* What was written last is now what a commit names: the next write of each object goes to its other slot. */
 void tm_store_mark_committed(tm_store *s);
+/* Bytes of the extents that a store of this layout (residency chosen) reserves for state. */
+uint64_t tm_store_state_bytes(const tm_layout *layout, unsigned slots, bool commits);
+
+/* ---- commits ------------------------------------------------------------------------------------------------- */
+
+/* A commit is the state as it lies in the extents (resident objects are written back first) and a manifest that names
+ * it: slots, generations, page checksums, and whatever the caller wants to find again. One file of the first run
+ * directory, put in place by a rename: README.md has format and protocol. Gradients are not in it: nothing may be
+ * pending. No plan may be running, and nothing of the next may have begun.
+ *
+ * With several ranks: all prepare, agree, all publish, agree; only then may anyone run the next step. Until it is
+ * published the commit before stays whole. */
+typedef struct tm_commit_opts {
+    uint64_t step;
+    const char *info; /* one JSON value, at most 1 MiB: tm_commit_info gives it back */
+    size_t info_bytes;
+} tm_commit_opts;
+typedef struct tm_commit_stats {
+    uint64_t write_bytes; /* resident objects and manifest */
+    uint64_t ns;
+} tm_commit_stats;
+TM_MUST_USE tm_status tm_store_commit_prepare(tm_store *s, char *slab, const tm_commit_opts *opts,
+                                              tm_commit_stats *stats);
+TM_MUST_USE tm_status tm_store_commit_publish(tm_store *s, tm_commit_stats *stats);
+void tm_store_commit_abandon(tm_store *s); /* what was prepared is not published */
+/* Both, for one rank. */
+TM_MUST_USE tm_status tm_store_commit(tm_store *s, char *slab, const tm_commit_opts *opts, tm_commit_stats *stats);
+
+/* Opens the commit of a run directory: takes its lock, checks the manifest. TM_EINPUT: no directory, no commit in it,
+ * or its owner is alive (pid and host are named); TM_ECORRUPT: damaged. */
+TM_MUST_USE tm_status tm_commit_open(tm_commit **out, const char *run_directory);
+void tm_commit_close(tm_commit *c); /* NULL is fine */
+uint64_t tm_commit_step(const tm_commit *c);
+const tm_json *tm_commit_info(const tm_commit *c);
+/* Fills resident state from its extents; the others are read when the plan does. Before the first run. */
+TM_MUST_USE tm_status tm_store_restore(tm_store *s, char *slab);
 
 /* ---- executor ------------------------------------------------------------------------------------------------ */
 
@@ -227,6 +267,21 @@ typedef struct tm_exec_opts {
 TM_MUST_USE tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts);
 void tm_exec_close(tm_exec *e);
 TM_MUST_USE tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx);
+/* Before tm_exec_run(e, plan): the run after it will be of `next`, and `link` is from plan to next. That run then ends
+ * for its caller when its CPU operations are done; its last write-backs and the first reads of the next run go on while
+ * nobody is in tm_exec_run, until tm_exec_run(e, next) or tm_exec_settle. Neither is needed again before then. */
+void tm_exec_announce(tm_exec *e, const tm_plan *next, const tm_link *link);
+/* Waits for everything under way; reads of an announced run are dropped. Returns what failed since. The disk thread
+ * then leaves the store's engine alone until the next run. Runs of plans that were not announced begin with it. */
+TM_MUST_USE tm_status tm_exec_settle(tm_exec *e);
+/* Told on the calling thread, inside one of these calls, when the last operation of a run is done. */
+typedef struct tm_run_stats {
+    const tm_plan *plan;
+    uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS];       /* completed, padding included */
+    uint64_t wait_read_ns, wait_write_ns, compute_ns, total_ns; /* of the time in tm_exec_run */
+} tm_run_stats;
+typedef void (*tm_run_done_fn)(void *ctx, const tm_run_stats *stats);
+void tm_exec_on_done(tm_exec *e, tm_run_done_fn fn, void *ctx);
 void tm_exec_get_stats(const tm_exec *e, tm_exec_stats *out); /* since open */
 /* When an operation of a run began and ended, in seconds since the run began (negative: started ahead of it). */
 typedef struct tm_span {

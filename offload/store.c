@@ -23,6 +23,7 @@ struct tm_store {
     tm_io_file file[MAX_PATHS][TM_KINDS];
     tm_io_file spill[MAX_PATHS];
     unsigned n_paths, slots;
+    bool commits;
     state_extent *extent; /* per state object; unused for resident ones */
     uint64_t *checksum;   /* per page of state, latest generation */
     uint64_t disk_bytes;
@@ -46,6 +47,23 @@ static tm_status open_paths(tm_store *s, const tm_store_opts *opts) {
     return TM_OK;
 }
 
+static bool has_extent(const tm_object *o, bool commits) {
+    return !o->resident || (commits && o->kind <= TM_KIND_EXP_AVG_SQ);
+}
+
+static unsigned slots_of(const tm_object *o, unsigned slots) {
+    return o->kind <= TM_KIND_EXP_AVG_SQ ? slots : 1; /* gradients are in no commit */
+}
+
+uint64_t tm_store_state_bytes(const tm_layout *l, unsigned slots, bool commits) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < l->n; i++) {
+        const tm_object *o = &l->object[i];
+        if (has_extent(o, commits)) bytes += o->frame_bytes * slots_of(o, slots ? slots : 2);
+    }
+    return bytes;
+}
+
 /* Objects go round the paths; the offset inside their file is fixed here. */
 static tm_status place_extents(tm_store *s, uint64_t size[MAX_PATHS][TM_KINDS]) {
     const tm_layout *l = s->layout;
@@ -56,10 +74,10 @@ static tm_status place_extents(tm_store *s, uint64_t size[MAX_PATHS][TM_KINDS]) 
         const tm_object *o = &l->object[i];
         state_extent *x = &s->extent[i];
         x->slot = x->committed = NO_SLOT;
-        if (o->resident) continue;
+        if (!has_extent(o, s->commits)) continue;
         x->path = (uint8_t)(turn++ % s->n_paths);
         x->offset = size[x->path][o->kind];
-        size[x->path][o->kind] += s->slots * o->frame_bytes;
+        size[x->path][o->kind] += slots_of(o, s->slots) * o->frame_bytes;
         x->first_page = pages;
         pages += pages_of(o->frame_bytes);
     }
@@ -113,6 +131,7 @@ tm_status tm_store_open(tm_store **out, const tm_layout *layout, const tm_store_
     TM_ASSERT(layout->chosen && opts->n_paths > 0);
     s->layout = layout;
     s->slots = opts->slots ? opts->slots : 2;
+    s->commits = opts->commits;
     TM_GO(open_paths(s, opts));
     s->key = tm_hash64(tm_io_run_path(s->run[0]), strlen(tm_io_run_path(s->run[0])), tm_now_ns());
     TM_GO(place_extents(s, size));
@@ -218,7 +237,7 @@ void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_
         state_extent *x = &s->extent[t->object];
         if (x->slot == NO_SLOT)
             x->slot = 0;
-        else if (s->slots == 2 && x->slot == x->committed)
+        else if (slots_of(o, s->slots) == 2 && x->slot == x->committed)
             x->slot ^= 1;
         x->generation++;
     }

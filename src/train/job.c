@@ -5,7 +5,6 @@
 
 #include <malloc.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -212,7 +211,8 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
         double t = (double)info->read_bytes[k] / READ_RATE + (double)info->write_bytes[k] / WRITE_RATE;
         *(moment ? &update : &pass) += t;
     }
-    double cpu = params * tokens * (o->backward ? (o->keep == JOB_RECOMPUTE ? 8 : 6) : 2) / FLOP_RATE;
+    double kept = (double)pass_kept_blocks(job, o) / (double)(tm_model_units(job->model) - 2);
+    double cpu = params * tokens * (o->backward ? 8 - 2 * kept : 2) / FLOP_RATE;
     if (o->update != UPDATE_AFTER) {
         pass += update;
         update = 0;
@@ -335,12 +335,7 @@ tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
 }
 
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots) {
-    uint64_t bytes = info->spill_file_bytes;
-    for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++) {
-        const tm_object *o = tm_layout_get(job->layout, i);
-        if (!o->resident) bytes += o->frame_bytes * (slots ? slots : 2);
-    }
-    return bytes;
+    return info->spill_file_bytes + tm_store_state_bytes(job->layout, slots, job->opts.commits);
 }
 
 static tm_status import(tm_job *job, const tm_plan *plan) {
@@ -353,12 +348,15 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
     bool paged = job->need_spill > 0;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout) && !paged; i++)
         paged = !tm_layout_get(job->layout, i)->resident;
-    if (!paged) return TM_OK;
+    if (!paged && !opts->commits) return TM_OK;
+    bool at_home = opts->n_paths == 0; /* only commits are written: any disk will do, even one in memory */
     tm_status rc = tm_store_open(&job->store, job->layout,
-                                 &(tm_store_opts){.paths = opts->paths,
-                                                  .n_paths = opts->n_paths,
+                                 &(tm_store_opts){.paths = at_home ? &opts->home : opts->paths,
+                                                  .n_paths = at_home ? 1 : opts->n_paths,
+                                                  .commits = opts->commits,
+                                                  .resume = opts->resume,
                                                   .slots = opts->slots,
-                                                  .allow_tmpfs = opts->allow_tmpfs,
+                                                  .allow_tmpfs = opts->allow_tmpfs || at_home,
                                                   .io = opts->io,
                                                   .spill_bytes = job->need_spill});
     if (rc != TM_ENOSPC) return rc;
@@ -444,7 +442,7 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     *chosen = s.chosen;
     if (rc != TM_OK || opts->plan_only) goto done;
     TM_GO(open_tiers(job, opts));
-    TM_GO(import(job, s.import_plan));
+    TM_GO(opts->resume ? tm_store_restore(job->store, tm_exec_slab(job->exec)) : import(job, s.import_plan));
 done:
     tm_plan_free(s.import_plan);
     return rc;
@@ -452,19 +450,8 @@ done:
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-static volatile sig_atomic_t stop_signal;
-static void note_signal(int sig) {
-    stop_signal = sig;
-}
-
-void job_catch_signals(void) {
-    struct sigaction a = {.sa_handler = note_signal};
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
-}
-
 static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
-    if (stop_signal) return tm_fail(TM_ESIGNAL, "stopped by signal %d", (int)stop_signal);
+    TM_TRY(job_check_stop(ctx));
     return job_run_op(ctx, op, operand);
 }
 

@@ -43,6 +43,8 @@ typedef struct step_result {
     double learning_rate;
     int64_t number; /* of the step, from 1 */
     bool finite;
+    bool diverged; /* update B met a loss or gradient that is not finite: parts of the state are a step ahead, so that
+                      only the last commit counts; the run of the plan failed with TM_EIO */
     tm_adamw_step adamw, adamw_no_decay;
 } step_result;
 
@@ -65,6 +67,9 @@ typedef struct job_opts {
     uint64_t other_bytes; /* of the budget: held by the caller (data, logs) */
     bool config_only;     /* weights are neither there nor needed */
     bool plan_only;       /* job_start stops after the plan */
+    bool commits;         /* the state has a home on disk whether it is resident or not */
+    const char *home;     /* where, if there are no offload paths */
+    tm_commit *resume;    /* the state is that of this commit, which is taken over; nothing is imported */
 } job_opts;
 
 typedef struct tm_job tm_job;
@@ -107,7 +112,9 @@ struct tm_job {
     uint32_t capacity;       /* token rows of a batch frame of the running program */
     const uint32_t *last;    /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
     XXH3_state_t *hash;
-    uint64_t nonfinite; /* parameters found not finite by the update */
+    uint64_t nonfinite;           /* parameters found not finite by the update */
+    bool (*may_go_on)(void *ctx); /* asked before each operation once a signal came; NULL: no */
+    void *may_go_on_ctx;
 };
 
 /* ---- operations ---------------------------------------------------------------------------------------------- */
@@ -117,8 +124,8 @@ enum {
     OP_FORWARD,   /* arg: unit, stage, mb, fresh       | batch R, parts R.., slots.., [kv U], workspace W */
     OP_BACKWARD, /* arg: unit, stage, mb, fresh       | batch R, parts R.., slots.., [coef R], part grads U.., workspace
                     W */
-    OP_OBJECTIVE, /* arg: micro-batches                | per mb: batch R, state R, coef W; step U */
-    OP_FINISH,    /* arg: part, tile                   | sum R, grad W, partial U */
+    OP_OBJECTIVE, /* arg: micro-batches, within        | per mb: batch R, state R, coef W; step U */
+    OP_FINISH,    /* arg: part, tile, within           | sum R, grad W, partial U */
     OP_NORM,      /* arg: -                            | partials R.., step U */
     OP_ADAMW,     /* arg: part, tile                   | hi U, [lo U,] exp_avg U, exp_avg_sq U, grad R, step R */
     OP_IMPORT,    /* arg: part, tile                   | hi W, [lo W, exp_avg W, exp_avg_sq W,] [master W] */
@@ -134,9 +141,10 @@ tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_
 
 /* ---- front end ----------------------------------------------------------------------------------------------- */
 
-/* Where AdamW runs: U after backward; F in the next program's forward pass, each unit just before it is used. */
-typedef enum pass_update { UPDATE_NONE, UPDATE_AFTER, UPDATE_BEFORE } pass_update;
-typedef enum job_keep { JOB_RECOMPUTE, JOB_KEEP } job_keep;
+/* Where AdamW runs: U after backward; F in the next program's forward pass, each unit just before it is used; B inside
+ * backward, each part as soon as its gradient is complete, while its weights are being visited anyway. */
+typedef enum pass_update { UPDATE_NONE, UPDATE_AFTER, UPDATE_BEFORE, UPDATE_WITHIN } pass_update;
+#define PASS_KEEP_ALL UINT32_MAX
 typedef struct pass_opts {
     job_shape shape;
     bool backward; /* with gradients and norm */
@@ -144,11 +152,16 @@ typedef struct pass_opts {
     bool park;           /* gradients go to the layout's grad objects, for an update in a later program */
     bool take_gradients; /* OP_TAKE_GRAD of every part */
     enum { LOGITS_NONE, LOGITS_ALL, LOGITS_LAST } logits;
-    bool loss; /* head state and objective (always with backward) */
-    job_keep keep;
-    bool stage_wise; /* each stage over all micro-batches, instead of each micro-batch over all stages */
+    bool loss;            /* head state and objective (always with backward) */
+    uint32_t keep_blocks; /* the last so many blocks keep what backward needs of forward, the others recompute it: the
+                             last live shortest. PASS_KEEP_ALL: every block */
+    bool no_spill;        /* no activation is ever written out */
+    bool stage_wise;      /* each stage over all micro-batches, instead of each micro-batch over all stages */
 } pass_opts;
 tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts);
+const char *pass_update_name(const pass_opts *o);                         /* "U", "F", "B", "none" */
+uint32_t pass_kept_blocks(const tm_job *job, const pass_opts *o);         /* at most as many as there are */
+const char *pass_activations_name(const tm_job *job, const pass_opts *o); /* "keep", "spill", "recompute", "mixed" */
 /* AdamW over everything, for gradients that are parked (update F): before anyone else looks at the state. */
 tm_status build_drain(tm_program **out, const tm_job *job);
 tm_status build_import(tm_program **out, const tm_job *job);
@@ -190,8 +203,12 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots);
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* under the residency chosen */
 tm_status job_run(tm_job *job, const tm_plan *plan);
-/* SIGINT and SIGTERM end the running program with TM_ESIGNAL, so that run directories are removed. */
+/* SIGINT, SIGTERM and SIGUSR1 end the running program with TM_ESIGNAL, unless may_go_on has it that it goes on; a
+ * second SIGINT in any case. */
 void job_catch_signals(void);
+int job_stop_signal(void);                   /* the first that came, 0: none */
+uint64_t job_stop_ns(void);                  /* when it was seen first (tm_now_ns) */
+tm_status job_check_stop(const tm_job *job); /* TM_ESIGNAL: stop here */
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype);
 void job_close(tm_job *job); /* removes the run directories; NULL is fine */

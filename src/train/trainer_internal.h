@@ -17,6 +17,8 @@ typedef struct trainer {
     tm_plan *first_plan, *drain_plan; /* update F: a step without a pending update; the pending update alone */
     bool folded, pending;
     tm_append *log;
+    tm_commit *commit; /* that the run goes on from; NULL: it starts; the job's once that has started */
+    char home[4096];   /* of commits, where nothing else needs a disk */
     uint64_t minimum_host_bytes;
     int64_t step, applied; /* optimizer steps done; those whose update was applied */
     int64_t skipped_in_a_row;
@@ -47,6 +49,9 @@ job_opts trainer_job_options(const trainer *t);
 job_shape trainer_step_shape(const trainer *t);
 /* Every way of running the step that the configuration leaves open; all give the same bits. How many. */
 uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]);
+
+/* trainer_commit.c: commits, and what a run goes on from. */
+bool trainer_commits(const trainer *t); /* this job makes commits */
 
 /* trainer_step.c: steps, evaluations and checkpoints; then the model and the last line of the log. */
 tm_status trainer_run_steps(trainer *t);

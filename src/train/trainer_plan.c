@@ -29,7 +29,8 @@ uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TR
                                        .backward = true,
                                        .update = fold ? UPDATE_BEFORE : UPDATE_AFTER,
                                        .park = fold,
-                                       .keep = keep ? JOB_KEEP : JOB_RECOMPUTE,
+                                       .keep_blocks = keep ? PASS_KEEP_ALL : 0,
+                                       .no_spill = a == TM_ACT_KEEP,
                                        .stage_wise = stage_wise};
         }
     }
@@ -87,6 +88,9 @@ job_opts trainer_job_options(const trainer *t) {
                   .allow_tmpfs = c->memory.allow_tmpfs,
                   .cache_none = c->memory.cache_none,
                   .order_seed = t->args->order_seed,
+                  .commits = trainer_commits(t),
+                  .home = t->home,
+                  .resume = t->commit,
                   .io = {.engine = c->memory.io_engine, .queue_depth = c->aio.queue_depth, .threads = c->aio.threads}};
     bool files = c->param_place == TM_PLACE_NVME || c->optimizer_place == TM_PLACE_NVME ||
                  c->param_place == TM_PLACE_AUTO || c->optimizer_place == TM_PLACE_AUTO;
@@ -113,8 +117,8 @@ static void say_plan(const trainer *t, const pass_opts *way) {
     tm_log(TM_LOG_INFO,
            "plan: %s resident of %s frames, %s on disk, update %s, activations %s, %u operations, engine %s",
            tm_format_size(info->resident_bytes, a, sizeof a), tm_format_size(info->slab_bytes, b, sizeof b),
-           tm_format_size(tm_store_disk_bytes(t->job->store), d, sizeof d), t->folded ? "F" : "U",
-           way->keep == JOB_KEEP ? "kept or spilled" : "recomputed", info->ops, tm_store_engine(t->job->store));
+           tm_format_size(tm_store_disk_bytes(t->job->store), d, sizeof d), pass_update_name(way),
+           pass_activations_name(t->job, way), info->ops, tm_store_engine(t->job->store));
 }
 
 static tm_status compile_evaluation(trainer *t) {
