@@ -1,0 +1,332 @@
+/* Seconds of a job's operations: one table of stages, a few numbers an element, and where each of them comes from. */
+#include "train/cost_internal.h"
+
+#include "kernels/kernels.h"
+
+#include <stdio.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+/* Token rows that are timed; more of them take proportionally longer. */
+enum { MEASURED_TOKENS = 1024, MEASURE_SECONDS = 10 };
+static const uint64_t MEASURE_RESERVE = 48 << 20;
+
+struct job_costs {
+    const tm_job *job;
+    job_shape shape, timed; /* the step's; what is timed in its place */
+    job_costs_mode mode;
+    double flops_per_second, bytes_per_second;
+    tm_profile *profile;
+    uint64_t budget, began_ns;
+    uint32_t asked, known;
+    double known_seconds, known_nominal; /* of what was measured, for what was not */
+    uint32_t *first;                     /* per unit: its stage 0 in `stage` */
+    double *stage[2];                    /* seconds, forward and backward */
+    double adamw, finish;                /* seconds an element */
+};
+
+/* ---- work ---------------------------------------------------------------------------------------------------- */
+
+static bool named(const tm_stage *s, const char *name) {
+    return strcmp(s->name, name) == 0;
+}
+
+/* Query-key pairs that causal attention looks at. */
+static double attention_pairs(const tm_model_config *c, const job_shape *shape) {
+    double s = shape->seq, w = c->sliding_window && c->sliding_window < shape->seq ? c->sliding_window : s;
+    return shape->rows * (w * (w + 1) / 2 + (s - w) * w);
+}
+
+static double stage_flops(const tm_model *m, const tm_stage *s, bool backward, const job_shape *shape) {
+    const tm_model_config *c = tm_model_get_config(m);
+    double tokens = shape_tokens(shape);
+    if (named(s, "attn")) /* two products forward; backward recomputes one of them and has four of its own */
+        return (backward ? 10 : 4) * attention_pairs(c, shape) * c->num_attention_heads * c->head_dim;
+    if (named(s, "embed") || named(s, "norm") || s->n_parts == 0) return 0;
+    double product = 2 * tokens * (double)tm_model_part(m, s->part[0])->elements;
+    return product * (!backward ? 1 : named(s, "head") ? 3 : 2);
+}
+
+static double slot_bytes(const tm_unit *u, const tm_slot_use *use, uint32_t n, double tokens) {
+    double bytes = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_slot *slot = &u->slot[use[i].slot];
+        bytes += tokens * (use[i].grad ? slot->grad_bytes : slot->bytes) * (use[i].access == TM_UPDATE ? 2 : 1);
+    }
+    return bytes;
+}
+
+job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape) {
+    const tm_unit *u = tm_model_unit(m, unit);
+    const tm_stage *s = &u->stage[stage];
+    double tokens = shape_tokens(shape), width = (double)tm_dtype_bytes(tm_model_dtype(m));
+    job_work w = {.flops = stage_flops(m, s, backward, shape)};
+    w.bytes = slot_bytes(u, backward ? s->backward : s->forward, backward ? s->n_backward : s->n_forward, tokens);
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        double elements = (double)tm_model_part(m, s->part[i])->elements;
+        if (named(s, "embed"))
+            elements = tokens * tm_model_get_config(m)->hidden_size / u->n_stages; /* rows looked up */
+        if (backward ? s->part_in_backward[i] : s->part_in_forward[i]) w.bytes += elements * width;
+        if (backward && s->part_gradient[i]) w.bytes += elements * 4 * 2;
+    }
+    return w;
+}
+
+static double nominal(const job_costs *c, job_work w) {
+    return w.flops / c->flops_per_second + w.bytes / c->bytes_per_second;
+}
+
+/* ---- the profile --------------------------------------------------------------------------------------------- */
+
+static void cpu_name(char out[49]) {
+    snprintf(out, 49, "cpu");
+#if defined(__x86_64__)
+    unsigned r[12];
+    if (__get_cpuid(0x80000002, &r[0], &r[1], &r[2], &r[3]) && __get_cpuid(0x80000003, &r[4], &r[5], &r[6], &r[7]) &&
+        __get_cpuid(0x80000004, &r[8], &r[9], &r[10], &r[11])) {
+        memcpy(out, r, sizeof r);
+        out[48] = 0;
+    }
+#endif
+    for (size_t n = strlen(out); n > 0 && out[n - 1] == ' '; n--) out[n - 1] = 0;
+}
+
+static tm_status open_profile(job_costs *c) {
+    char cpu[49], backend[320];
+    cpu_name(cpu);
+    snprintf(backend, sizeof backend, "%s cpu=%s", tm_kernels_describe(), cpu);
+    return tm_profile_open(&c->profile, backend);
+}
+
+static const char *type_name(const tm_job *job) {
+    return job->dtype == TM_F32 ? "f32" : job->dtype == TM_BF16 ? "bf16" : "f16";
+}
+
+static void stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) {
+    const tm_model_config *m = tm_model_get_config(c->job->model);
+    const tm_unit *u = tm_model_unit(c->job->model, op->arg[0]);
+    const tm_stage *s = &u->stage[op->arg[1]];
+    const char *kind = u->kind == TM_UNIT_EMBED ? "embed" : u->kind == TM_UNIT_HEAD ? "head" : "block";
+    uint64_t columns = s->n_parts ? tm_model_part(c->job->model, s->part[0])->elements / m->hidden_size : 0;
+    snprintf(buf, cap, "%s %s.%u.%s c%llu h%u f%u a%u k%u d%u w%u b%d r%u s%u %s",
+             op->code == OP_FORWARD ? "forward" : "backward", kind, op->arg[1], s->name, (unsigned long long)columns,
+             m->hidden_size, m->intermediate_size, m->num_attention_heads, m->num_key_value_heads, m->head_dim,
+             m->sliding_window, m->attention_bias + 2 * m->mlp_bias, c->timed.rows, c->timed.seq, type_name(c->job));
+}
+
+static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
+    if (c->mode != JOB_COSTS_MEASURE || tm_now_ns() - c->began_ns > MEASURE_SECONDS * 1000000000ULL) return false;
+    if (!cost_measure(c->job, op, &c->timed, c->budget, seconds)) return false;
+    if (tm_profile_put(c->profile, key, *seconds) != TM_OK) tm_error_clear(); /* it is known for now, at least */
+    return true;
+}
+
+/* Seconds of `op` as it is timed, from the best source there is. */
+static double resolve(job_costs *c, const tm_op *op, const char *key, double by_rates) {
+    double seconds;
+    if (c->mode == JOB_COSTS_NOMINAL) return by_rates;
+    c->asked++;
+    if (!tm_profile_get(c->profile, key, &seconds) && !measure(c, op, key, &seconds))
+        return c->known_nominal > 0 ? by_rates * c->known_seconds / c->known_nominal : by_rates;
+    c->known++;
+    c->known_seconds += seconds;
+    c->known_nominal += by_rates;
+    return seconds;
+}
+
+/* ---- filling the table --------------------------------------------------------------------------------------- */
+
+/* Who stands for a stage: all blocks do what the first does, all vocabulary parts after the first what the second does.
+ */
+static void stands_for(const tm_model *m, uint32_t *unit, uint32_t *stage) {
+    const tm_unit *u = tm_model_unit(m, *unit);
+    uint32_t first_block = 1;
+    if (u->kind == TM_UNIT_BLOCK && tm_model_unit(m, first_block)->kind == TM_UNIT_BLOCK) *unit = first_block;
+    if (u->kind != TM_UNIT_BLOCK && *stage > 1) *stage = 1;
+}
+
+static double scaled(double seconds, job_work from, job_work to) {
+    if (from.flops > 0) return seconds * to.flops / from.flops;
+    return from.bytes > 0 ? seconds * to.bytes / from.bytes : seconds;
+}
+
+static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backward) {
+    const tm_model *m = c->job->model;
+    uint32_t u = unit, s = stage;
+    char key[256];
+    stands_for(m, &u, &s);
+    double *out = &c->stage[backward][c->first[unit] + stage];
+    if (u != unit || s != stage) {
+        job_work have = job_stage_work(m, u, s, backward, &c->shape);
+        *out = scaled(c->stage[backward][c->first[u] + s], have, job_stage_work(m, unit, stage, backward, &c->shape));
+        return;
+    }
+    tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
+    job_work timed = job_stage_work(m, unit, stage, backward, &c->timed);
+    stage_key(c, &op, key, sizeof key);
+    *out = scaled(resolve(c, &op, key, nominal(c, timed)), timed, job_stage_work(m, unit, stage, backward, &c->shape));
+}
+
+/* Tiles are alike; the largest part has a full one wherever there is one. */
+static void fill_tiles(job_costs *c) {
+    uint32_t part = 0;
+    char key[64];
+    for (uint32_t p = 1; p < tm_model_parts(c->job->model); p++)
+        if (c->job->part[p].elements > c->job->part[part].elements) part = p;
+    double n = (double)tile_elements(&c->job->part[part], 0);
+    double width = (double)tm_dtype_bytes(c->job->dtype), state = c->job->dtype == TM_F16 ? 14 : 12;
+    tm_op op = {.code = OP_FINISH, .arg = {part, 0}};
+    snprintf(key, sizeof key, "finish n%.0f %s", n, type_name(c->job));
+    c->finish = resolve(c, &op, key, n * (4 + width) / c->bytes_per_second) / n;
+    if (!c->job->optimizer) return;
+    op.code = OP_ADAMW;
+    snprintf(key, sizeof key, "adamw n%.0f %s", n, type_name(c->job));
+    c->adamw = resolve(c, &op, key, n * (2 * state + width) / c->bytes_per_second) / n;
+}
+
+static tm_status make_table(job_costs *c) {
+    const tm_model *m = c->job->model;
+    uint32_t units = tm_model_units(m), n = 0;
+    c->first = tm_malloc(sizeof *c->first * (units + 1));
+    if (!c->first) return tm_nomem(sizeof *c->first * units);
+    for (uint32_t u = 0; u < units; u++) {
+        c->first[u] = n;
+        n += tm_model_unit(m, u)->n_stages;
+    }
+    for (int b = 0; b < 2; b++) {
+        c->stage[b] = tm_calloc(n + 1, sizeof **c->stage);
+        if (!c->stage[b]) return tm_nomem(n * sizeof **c->stage);
+        for (uint32_t u = 0; u < units; u++)
+            for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++) fill_stage(c, u, s, b);
+    }
+    fill_tiles(c);
+    return TM_OK;
+}
+
+static job_shape timed_shape(const job_shape *shape) {
+    job_shape t = {.micro_batches = 1, .rows = shape->rows, .seq = shape->seq};
+    if (t.seq > MEASURED_TOKENS) t.seq = MEASURED_TOKENS;
+    if ((uint64_t)t.rows * t.seq > MEASURED_TOKENS) t.rows = MEASURED_TOKENS / t.seq;
+    return t;
+}
+
+/* Timing takes what the budget leaves beside the program itself, while no frame exists yet. */
+static uint64_t timing_budget(const tm_job *job) {
+    uint64_t have = tm_min_u64(job->host_bytes, tm_mem_available_bytes() / 2);
+    uint64_t taken = tm_max_u64(MEASURE_RESERVE, job->fixed_bytes);
+    return have > taken ? have - taken : 0;
+}
+
+tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const tm_machine *machine,
+                         job_costs_mode mode) {
+    tm_status rc = TM_OK;
+    job_costs *c = tm_calloc(1, sizeof *c);
+    if (!c) return tm_nomem(sizeof *c);
+    c->job = job;
+    c->shape = *shape;
+    c->timed = timed_shape(shape);
+    c->mode = mode;
+    c->flops_per_second = job->dtype == TM_F32 ? machine->cpu_flops_fp32 : machine->cpu_flops_bf16;
+    c->bytes_per_second = machine->cpu_bps;
+    c->budget = timing_budget(job);
+    c->began_ns = tm_now_ns();
+    if (mode != JOB_COSTS_NOMINAL) TM_GO(open_profile(c));
+    TM_GO(make_table(c));
+    if (mode == JOB_COSTS_MEASURE && tm_profile_save(c->profile) != TM_OK) {
+        tm_log(TM_LOG_WARN, "%s; what was timed is not kept", tm_error_get()->text);
+        tm_error_clear();
+    }
+    *out = c;
+done:
+    if (rc != TM_OK) job_costs_close(c);
+    return rc;
+}
+
+void job_costs_close(job_costs *c) {
+    if (!c) return;
+    tm_profile_close(c->profile);
+    tm_free(c->first);
+    tm_free(c->stage[0]);
+    tm_free(c->stage[1]);
+    tm_free(c);
+}
+
+job_costs_basis job_costs_measured(const job_costs *c) {
+    return c->known == 0 ? JOB_COSTS_NONE : c->known < c->asked ? JOB_COSTS_SOME : JOB_COSTS_ALL;
+}
+
+/* ---- looking up ---------------------------------------------------------------------------------------------- */
+
+static double tile_of(const job_costs *c, const tm_op *op) {
+    return (double)tile_elements(&c->job->part[op->arg[0]], op->arg[1]);
+}
+
+/* The log-likelihoods of all micro-batches: a logarithm and a sum a token, one thread. */
+static const double TOKEN_SECONDS = 20e-9;
+
+double job_cost(void *costs, const tm_op *op) {
+    const job_costs *c = costs;
+    double tokens = shape_tokens(&c->shape), tile = TM_TILE_ELEMENTS;
+    switch (op->code) {
+    case OP_FORWARD:
+        return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
+    case OP_BACKWARD:
+        return c->stage[1][c->first[op->arg[0]] + op->arg[1]];
+    case OP_FINISH:
+        return c->finish * tile_of(c, op);
+    case OP_ADAMW:
+        return c->adamw * tile_of(c, op);
+    case OP_BATCH:
+        return tokens * TOKEN_SECONDS;
+    case OP_OBJECTIVE:
+        return tokens * TOKEN_SECONDS * op->arg[0];
+    case OP_LOGITS:
+        return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
+    case OP_IMPORT:
+        return tile_of(c, op) * 16 / c->bytes_per_second;
+    case OP_HASH:
+    case OP_EXPORT:
+        return tile * 8 / c->bytes_per_second;
+    default:
+        return 1e-6;
+    }
+}
+
+static const char *op_word(uint16_t code) {
+    static const char *const word[] = {
+        [OP_BATCH] = "batch",    [OP_FORWARD] = "forward",     [OP_BACKWARD] = "backward", [OP_OBJECTIVE] = "objective",
+        [OP_FINISH] = "finish",  [OP_NORM] = "norm",           [OP_ADAMW] = "adamw",       [OP_IMPORT] = "import",
+        [OP_LOGITS] = "logits",  [OP_TAKE_GRAD] = "take grad", [OP_HASH] = "hash",         [OP_EXPORT] = "export",
+        [OP_PENDING] = "pending"};
+    return code < TM_COUNT(word) && word[code] ? word[code] : "operation";
+}
+
+void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
+    const tm_model *m = ((const tm_job *)ctx)->model;
+    const char *word = op_word(op->code);
+    switch (op->code) {
+    case OP_FORWARD:
+    case OP_BACKWARD:
+    case OP_LOGITS: {
+        const tm_unit *u = tm_model_unit(m, op->arg[0]);
+        snprintf(buf, cap, "%s %s.%s mb %u", word, u->name, u->stage[op->arg[1]].name, op->arg[2]);
+        return;
+    }
+    case OP_FINISH:
+    case OP_ADAMW:
+    case OP_IMPORT:
+        snprintf(buf, cap, "%s %s tile %u", word, tm_model_part(m, op->arg[0])->name, op->arg[1]);
+        return;
+    case OP_HASH:
+    case OP_EXPORT:
+        snprintf(buf, cap, "%s %s", word, tm_model_tensor(m, op->arg[0])->name);
+        return;
+    case OP_BATCH:
+        snprintf(buf, cap, "%s mb %u", word, op->arg[0]);
+        return;
+    default:
+        snprintf(buf, cap, "%s", word);
+    }
+}

@@ -1,0 +1,44 @@
+/* What a job's operations take: seconds for the simulator, names for traces.
+ *
+ * Seconds come from rates (NOMINAL: floating-point operations and bytes, counted from the model's tables), from the
+ * profile of this machine (PROFILE: what was timed before; unknown operations from rates), or are timed now and saved
+ * (MEASURE: a few seconds, in scratch memory that is given back). Operations that do the same work share one entry: all
+ * blocks, all vocabulary parts, all tiles. Nothing that orders a sum depends on any of this.
+ *
+ *     TM_TRY(job_costs_open(&costs, job, &shape, &machine, JOB_COSTS_PROFILE));
+ *     tm_simulate(&r, plan, &(tm_sim_opts){.machine = &machine, .cost = job_cost, .ctx = costs, .runs = 3});
+ *     job_costs_close(costs);
+ */
+#ifndef TIDEMILL_COST_INTERNAL_H
+#define TIDEMILL_COST_INTERNAL_H
+
+#include "offload/machine.h"
+#include "train/train_internal.h"
+
+typedef enum job_costs_mode { JOB_COSTS_NOMINAL, JOB_COSTS_PROFILE, JOB_COSTS_MEASURE } job_costs_mode;
+/* How many of the operations that matter have a measured time. */
+typedef enum job_costs_basis { JOB_COSTS_NONE, JOB_COSTS_SOME, JOB_COSTS_ALL } job_costs_basis;
+
+typedef struct job_costs job_costs;
+/* `job` and its model outlive it; `machine` is copied from. MEASURE: tm_kernels_init was called, no job_run is under
+ * way. */
+TM_MUST_USE tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const tm_machine *machine,
+                                     job_costs_mode mode);
+void job_costs_close(job_costs *c); /* NULL is fine */
+job_costs_basis job_costs_measured(const job_costs *c);
+/* A tm_cost_fn; `costs` is a job_costs. */
+double job_cost(void *costs, const tm_op *op);
+/* "forward layers.11.attn mb 0" for the operation into buf; `job` is a tm_job. */
+void job_op_name(void *job, const tm_op *op, char *buf, size_t cap);
+
+/* Work of one call: a multiply-add is two operations; bytes are operands read and written. */
+typedef struct job_work {
+    double flops, bytes;
+} job_work;
+job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape);
+
+/* cost_measure.c: the best of a few calls of job_run_op on made-up operands. False: its operands take more than
+ * `budget` bytes, or there is no way to run it alone. */
+bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, double *seconds);
+
+#endif

@@ -1,0 +1,171 @@
+/* One operation timed alone: its handler on operands of the right sizes, filled with numbers of sane magnitude. */
+#include "train/cost_internal.h"
+
+#include <string.h>
+
+enum { MAX_OPERANDS = 40, REPEATS = 2 };
+static const uint64_t EVICT_BYTES = 64 << 20; /* larger than most caches: operands come from memory, as in a step */
+static const double LONG_SECONDS = 0.25;      /* a call that takes longer is not repeated */
+
+typedef enum filling { FILL_VALUES, FILL_POSITIVE, FILL_BATCH } filling;
+typedef struct operand_list {
+    struct {
+        uint64_t bytes;
+        filling fill;
+    } at[MAX_OPERANDS];
+    uint32_t n;
+} operand_list;
+
+static void add(operand_list *l, uint64_t bytes, filling fill) {
+    TM_ASSERT(l->n < MAX_OPERANDS);
+    l->at[l->n].bytes = bytes;
+    l->at[l->n++].fill = fill;
+}
+
+/* ---- operands, in the order of build.c ----------------------------------------------------------------------- */
+
+static void add_slots(operand_list *l, const tm_unit *u, const tm_slot_use *use, uint32_t n, uint64_t tokens) {
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_slot *slot = &u->slot[use[i].slot];
+        add(l, (use[i].grad ? slot->grad_bytes : slot->bytes) * tokens, FILL_VALUES);
+    }
+}
+
+static void stage_operands(operand_list *l, const tm_job *job, const tm_op *op, const job_shape *shape) {
+    bool backward = op->code == OP_BACKWARD;
+    const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
+    const tm_stage *s = &u->stage[op->arg[1]];
+    uint64_t tokens = shape_tokens(shape), width = tm_dtype_bytes(job->dtype);
+    add(l, batch_bytes((uint32_t)tokens, shape->rows), FILL_BATCH);
+    for (uint32_t i = 0; i < s->n_parts; i++)
+        if (backward ? s->part_in_backward[i] : s->part_in_forward[i])
+            add(l, job->part[s->part[i]].elements * width, FILL_VALUES);
+    if (!backward) {
+        add_slots(l, u, s->forward, s->n_forward, tokens);
+    } else {
+        add_slots(l, u, s->backward, s->n_backward, tokens);
+        if (u->kind == TM_UNIT_HEAD) add(l, tokens * sizeof(float), FILL_VALUES);
+        for (uint32_t i = 0; i < s->n_parts; i++)
+            if (s->part_gradient[i]) add(l, job->part[s->part[i]].elements * sizeof(float), FILL_VALUES);
+    }
+    add(l, tm_stage_workspace(job->model, op->arg[0], op->arg[1], backward, shape->rows, shape->seq), FILL_VALUES);
+}
+
+static void tile_operands(operand_list *l, const tm_job *job, const tm_op *op) {
+    const part_state *ps = &job->part[op->arg[0]];
+    uint64_t n = tile_elements(ps, op->arg[1]), width = tm_dtype_bytes(job->dtype);
+    if (op->code == OP_FINISH) {
+        add(l, n * sizeof(float), FILL_VALUES);
+        add(l, n * width, FILL_VALUES);
+        add(l, TM_TILE_ELEMENTS / TM_NORM_BLOCK * sizeof(double), FILL_VALUES);
+        return;
+    }
+    add(l, n * width, FILL_VALUES);
+    if (ps->lo != TM_NO_OBJECT) add(l, n * 2, FILL_VALUES);
+    add(l, n * sizeof(float), FILL_VALUES);
+    add(l, n * sizeof(float), FILL_POSITIVE); /* exp_avg_sq has a root taken */
+    add(l, n * width, FILL_VALUES);
+    add(l, 64, FILL_VALUES);
+}
+
+/* ---- filling ------------------------------------------------------------------------------------------------- */
+
+/* Pairs of 16-bit halves between 0.008 and 0.03 in magnitude: sane read as bf16 and as fp32. */
+static void fill_values(void *p, uint64_t bytes, bool positive) {
+    enum { BLOCK = 16384 };
+    uint16_t block[BLOCK];
+    uint32_t x = 2463534242U;
+    for (size_t i = 0; i < BLOCK; i++) {
+        x ^= x << 13, x ^= x >> 17, x ^= x << 5;
+        block[i] = (uint16_t)(0x3C00U | (x & 0xFFU) | (positive ? 0 : x & 0x8000U));
+    }
+    for (uint64_t at = 0; at < bytes; at += sizeof block)
+        memcpy((char *)p + at, block, tm_min_u64(sizeof block, bytes - at));
+}
+
+static void fill_batch(const tm_job *job, void *frame, const job_shape *shape) {
+    uint32_t tokens = shape_tokens(shape), vocab = tm_model_get_config(job->model)->vocab_size;
+    batch_view v = batch_at(frame, tokens);
+    for (uint32_t i = 0; i < tokens; i++) {
+        v.ids[i] = (int32_t)((uint64_t)i * 7919 % vocab);
+        v.labels[i] = (int32_t)((uint64_t)i * 104729 % vocab);
+        v.mask[i] = 1;
+    }
+    memset(v.position, 0, shape->rows * sizeof *v.position);
+}
+
+static void fill(const tm_job *job, const operand_list *l, void *const *operand, const job_shape *shape) {
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (l->at[i].fill == FILL_BATCH)
+            fill_batch(job, operand[i], shape);
+        else
+            fill_values(operand[i], l->at[i].bytes, l->at[i].fill == FILL_POSITIVE);
+    }
+}
+
+/* ---- timing -------------------------------------------------------------------------------------------------- */
+
+/* A job that holds what handlers read beside their operands, without touching the real one. */
+static tm_job stand_in(const tm_job *job, const job_shape *shape, job_batch *batch) {
+    static const tm_adamw_opts plain = {
+        .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .adam_w_mode = true, .bias_correction = true};
+    tm_job j = *job;
+    uint32_t used = shape->rows * shape->seq;
+    *batch = (job_batch){.rows = shape->rows,
+                         .seq = shape->seq,
+                         .tokens = shape_tokens(shape),
+                         .mask_tokens = used,
+                         .label_tokens = used};
+    j.batch = batch;
+    j.capacity = shape_tokens(shape);
+    j.kv = NULL;
+    j.no_decay = NULL;
+    j.step = (step_result){.finite = true};
+    tm_adamw_step_init(&j.step.adamw, &plain, 1e-5, 1, 1.0);
+    return j;
+}
+
+static double best_of(tm_job *job, const tm_op *op, void *const *operand, void *evict) {
+    double best = 0;
+    for (int i = 0; i <= REPEATS; i++) {
+        if (evict) memset(evict, i, EVICT_BYTES);
+        uint64_t t0 = tm_now_ns();
+        if (job_run_op(job, op, operand) != TM_OK) return 0;
+        double s = (double)(tm_now_ns() - t0) * 1e-9;
+        if (i == 0 && s < LONG_SECONDS) continue; /* warm-up */
+        if (best == 0 || s < best) best = s;
+        if (s >= LONG_SECONDS) break;
+    }
+    return best;
+}
+
+bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, double *seconds) {
+    operand_list l = {.n = 0};
+    void *operand[MAX_OPERANDS];
+    job_batch batch;
+    uint64_t bytes = TM_FRAME_ALIGN;
+    if (op->code == OP_FORWARD || op->code == OP_BACKWARD)
+        stage_operands(&l, job, op, shape);
+    else if (op->code == OP_FINISH || op->code == OP_ADAMW)
+        tile_operands(&l, job, op);
+    else
+        return false;
+    for (uint32_t i = 0; i < l.n; i++) bytes += tm_round_up(l.at[i].bytes, TM_FRAME_ALIGN) + TM_FRAME_ALIGN;
+    if (bytes + EVICT_BYTES > budget) return false;
+    char *arena = tm_malloc(bytes), *evict = tm_malloc(EVICT_BYTES);
+    *seconds = 0;
+    if (arena && evict) {
+        char *at = arena + TM_FRAME_ALIGN - (uintptr_t)arena % TM_FRAME_ALIGN;
+        for (uint32_t i = 0; i < l.n; i++) {
+            operand[i] = at;
+            at += tm_round_up(l.at[i].bytes, TM_FRAME_ALIGN);
+        }
+        fill(job, &l, operand, shape);
+        tm_job j = stand_in(job, shape, &batch);
+        *seconds = best_of(&j, op, operand, evict);
+        tm_error_clear();
+    }
+    tm_free(arena);
+    tm_free(evict);
+    return *seconds > 0;
+}
