@@ -5,6 +5,8 @@
  *   for unit in backward order: for micro-batch: (recompute,) backward stages; finish the gradients that are complete
  *   norm; for tile in forward order: AdamW
  *
+ * AdamW's place is the variant: so (U), in the next forward pass (F), or where a gradient is finished (B).
+ *
  * A visit is opened where a pass over a unit begins to need an object, so that what lies between two passes may leave
  * memory; which does is the planner's choice. */
 #include "train/train_internal.h"
@@ -65,8 +67,10 @@ static uint32_t slot_visit(pass *x, uint32_t unit, uint32_t mb, const tm_slot_us
     uint32_t *visit = use->grad ? &x->grad_visit[key] : &x->value_visit[key];
     uint64_t bytes = (uint64_t)(use->grad ? slot->grad_bytes : slot->bytes) * x->T;
     if (*object == NONE)
-        *object = tm_program_temp(
-            x->p, &(tm_object){.kind = TM_KIND_ACTIVATION, .unit = unit, .bytes = bytes ? bytes : 1, .pageable = true});
+        *object = tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_ACTIVATION,
+                                                     .unit = unit,
+                                                     .bytes = bytes ? bytes : 1,
+                                                     .pageable = !x->o->no_spill});
     if (*visit == NONE) *visit = tm_program_visit(x->p, *object, 1);
     return *visit;
 }
@@ -98,6 +102,7 @@ static uint32_t fresh_slots(const pass *x, uint32_t unit, uint32_t mb, const tm_
 
 static void use_part(pass *x, uint32_t part) {
     const part_state *ps = &x->job->part[part];
+    TM_ASSERT(x->o->update != UPDATE_WITHIN || !x->updated[part]); /* backward needs the weights of forward */
     if (x->part_visit[part] == NONE) x->part_visit[part] = tm_program_visit(x->p, ps->hi, ps->tiles);
     tm_program_use(x->p, x->part_visit[part], TM_USE_READ);
 }
@@ -114,20 +119,24 @@ static uint32_t gradient_object(const pass *x, uint32_t part, uint32_t tile) {
     return ps->grad != TM_NO_OBJECT ? ps->grad + tile * ps->stride : x->grad_tile[part][tile];
 }
 
-/* `open`: the part's weights are being visited as a whole (update F), else each tile on its own. */
-static void update_part(pass *x, uint32_t part, bool open) {
+/* `hi`: a visit of the part's weights as a whole (updates F and B), NONE: the tile is visited on its own. */
+static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint32_t gradient) {
     const part_state *ps = &x->job->part[part];
-    for (uint32_t tile = 0; tile < ps->tiles; tile++) {
-        uint32_t hi = open ? x->part_visit[part] : tm_program_visit(x->p, ps->hi + tile, 1);
-        tm_program_op(x->p, &(tm_op){.code = OP_ADAMW, .arg = {part, tile}});
-        tm_program_use_range(x->p, hi, ps->hi + tile, 1, TM_USE_UPDATE);
-        if (ps->lo != TM_NO_OBJECT)
-            tm_program_use(x->p, tm_program_visit(x->p, ps->lo + tile * ps->stride, 1), TM_USE_UPDATE);
-        tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg + tile * ps->stride, 1), TM_USE_UPDATE);
-        tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg_sq + tile * ps->stride, 1), TM_USE_UPDATE);
-        tm_program_use(x->p, tm_program_visit(x->p, gradient_object(x, part, tile), 1), TM_USE_READ);
-        tm_program_use(x->p, x->step, TM_USE_READ);
-    }
+    if (hi == NONE) hi = tm_program_visit(x->p, ps->hi + tile, 1);
+    tm_program_op(x->p, &(tm_op){.code = OP_ADAMW, .arg = {part, tile}});
+    tm_program_use_range(x->p, hi, ps->hi + tile, 1, TM_USE_UPDATE);
+    if (ps->lo != TM_NO_OBJECT)
+        tm_program_use(x->p, tm_program_visit(x->p, ps->lo + tile * ps->stride, 1), TM_USE_UPDATE);
+    tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg + tile * ps->stride, 1), TM_USE_UPDATE);
+    tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg_sq + tile * ps->stride, 1), TM_USE_UPDATE);
+    tm_program_use(x->p, gradient, TM_USE_READ);
+    tm_program_use(x->p, x->step, TM_USE_READ);
+}
+
+static void update_part(pass *x, uint32_t part, bool open) {
+    for (uint32_t tile = 0; tile < x->job->part[part].tiles; tile++)
+        update_tile(x, part, tile, open ? x->part_visit[part] : NONE,
+                    tm_program_visit(x->p, gradient_object(x, part, tile), 1));
 }
 
 /* Update F: what a stage is about to use for the first time in this pass is brought up to date first. */
@@ -189,9 +198,21 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
 
 /* ---- gradients that are complete ----------------------------------------------------------------------------- */
 
-static void finish_part(pass *x, uint32_t part, uint32_t unit) {
+static uint32_t rounded_tile(pass *x, uint32_t part, uint32_t tile, uint32_t unit) {
     const part_state *ps = &x->job->part[part];
     uint64_t width = x->job->dtype == TM_F32 ? 4 : 2;
+    if (x->o->park) return ps->grad + tile * ps->stride;
+    uint32_t g = tm_program_temp(
+        x->p, &(tm_object){
+                  .kind = TM_KIND_GRAD, .unit = unit, .bytes = tile_elements(ps, tile) * width, .pageable = true});
+    if (x->grad_tile[part]) x->grad_tile[part][tile] = g;
+    return g;
+}
+
+/* Update B: the tile is rounded and used at once, so that its gradient needs no place of its own. */
+static void finish_part(pass *x, uint32_t part, uint32_t unit) {
+    const part_state *ps = &x->job->part[part];
+    bool within = x->o->update == UPDATE_WITHIN;
     if (x->o->take_gradients) {
         tm_program_op(x->p, &(tm_op){.code = OP_TAKE_GRAD, .arg = {part}});
         tm_program_use(x->p, x->sum_visit[part], TM_USE_READ);
@@ -199,21 +220,14 @@ static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     uint64_t blocks = (uint64_t)ps->tiles * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
     x->partial[part] = tm_program_visit(x->p, scratch(x, unit, blocks * sizeof(double)), 1);
     for (uint32_t tile = 0; tile < ps->tiles; tile++) {
-        uint32_t g;
-        if (x->o->park) {
-            g = ps->grad + tile * ps->stride;
-        } else {
-            g = tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_GRAD,
-                                                   .unit = unit,
-                                                   .bytes = tile_elements(ps, tile) * width,
-                                                   .pageable = true});
-            if (x->grad_tile[part]) x->grad_tile[part][tile] = g;
-        }
-        tm_program_op(x->p, &(tm_op){.code = OP_FINISH, .arg = {part, tile}});
+        uint32_t g = tm_program_visit(x->p, rounded_tile(x, part, tile, unit), 1);
+        tm_program_op(x->p, &(tm_op){.code = OP_FINISH, .arg = {part, tile, within}});
         tm_program_use(x->p, x->sum_visit[part], TM_USE_READ);
-        tm_program_use(x->p, tm_program_visit(x->p, g, 1), TM_USE_WRITE);
+        tm_program_use(x->p, g, TM_USE_WRITE);
         tm_program_use(x->p, x->partial[part], tile ? TM_USE_UPDATE : TM_USE_WRITE);
+        if (within) update_tile(x, part, tile, x->part_visit[part], g);
     }
+    x->updated[part] |= within;
 }
 
 /* One more contributor of each of the stage's parts is through with all micro-batches. */
@@ -303,7 +317,7 @@ static void forget_slots(pass *x, uint32_t unit) {
 
 static void backward_unit(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
-    bool block = u->kind == TM_UNIT_BLOCK, recompute = block && x->o->keep == JOB_RECOMPUTE;
+    bool block = u->kind == TM_UNIT_BLOCK, recompute = block && x->units - 1 - unit > x->o->keep_blocks;
     uint32_t again = recompute ? stages_to_recompute(u) : 0;
     if (recompute) forget_slots(x, unit);
     if (x->o->stage_wise || !block) {
@@ -318,9 +332,11 @@ static void backward_unit(pass *x, uint32_t unit) {
     for (uint32_t mb = 0; mb < x->K; mb++) {
         for (uint32_t s = 0; s < u->n_stages; s++)
             if (again >> s & 1) forward_stage(x, unit, s, mb);
-        for (uint32_t s = u->n_stages; s-- > 0;) backward_stage(x, unit, s, mb);
+        for (uint32_t s = u->n_stages; s-- > 0;) {
+            backward_stage(x, unit, s, mb);
+            if (mb + 1 == x->K) contributed(x, unit, s); /* early: its frames serve the stages that are left */
+        }
     }
-    for (uint32_t s = u->n_stages; s-- > 0;) contributed(x, unit, s);
 }
 
 /* ---- objective, norm, update --------------------------------------------------------------------------------- */
@@ -330,7 +346,7 @@ static void emit_objective(pass *x, uint32_t unit) {
     uint32_t fresh = 0;
     for (uint32_t mb = 0; mb < x->K; mb++)
         x->coef[mb] = tm_program_visit(x->p, scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
-    tm_program_op(x->p, &(tm_op){.code = OP_OBJECTIVE, .arg = {x->K}});
+    tm_program_op(x->p, &(tm_op){.code = OP_OBJECTIVE, .arg = {x->K, x->o->update == UPDATE_WITHIN}});
     for (uint32_t mb = 0; mb < x->K; mb++) {
         tm_program_use(x->p, x->batch[mb], TM_USE_READ);
         use_slots(x, unit, mb, &state, 1, &fresh);
@@ -448,6 +464,25 @@ done:
     pass_free(&x);
     if (rc != TM_OK) tm_program_free(x.p);
     return rc;
+}
+
+const char *pass_update_name(const pass_opts *o) {
+    static const char *const name[] = {"none", "U", "F", "B"};
+    return name[o->update];
+}
+
+uint32_t pass_kept_blocks(const tm_job *job, const pass_opts *o) {
+    uint32_t blocks = 0;
+    for (uint32_t u = 0; u < tm_model_units(job->model); u++)
+        blocks += tm_model_unit(job->model, u)->kind == TM_UNIT_BLOCK;
+    return o->keep_blocks < blocks ? o->keep_blocks : blocks;
+}
+
+const char *pass_activations_name(const tm_job *job, const pass_opts *o) {
+    uint32_t kept = pass_kept_blocks(job, o);
+    if (kept == 0) return "recompute";
+    if (o->keep_blocks > kept || kept + 2 == tm_model_units(job->model)) return o->no_spill ? "keep" : "spill";
+    return "mixed";
 }
 
 tm_status build_drain(tm_program **out, const tm_job *job) {

@@ -84,6 +84,25 @@ static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
     return tm_stage_backward(&a);
 }
 
+/* The constants of AdamW's step, once its clip factor is known. */
+static void prepare_update(tm_job *job) {
+    step_result *s = &job->step;
+    tm_adamw_opts plain = job->adamw;
+    plain.weight_decay = 0;
+    tm_adamw_step_init(&s->adamw, &job->adamw, s->learning_rate, s->number, s->clip);
+    tm_adamw_step_init(&s->adamw_no_decay, &plain, s->learning_rate, s->number, s->clip);
+}
+
+/* Update B has no way back: what was updated before is a step ahead of what is left. */
+static tm_status diverged(tm_job *job, const char *what) {
+    job->step.finite = false;
+    job->step.diverged = true;
+    return tm_fail(TM_EIO,
+                   "step %lld: %s is not finite, which an update inside backward cannot skip: the run stopped at the "
+                   "last commit; lower learning_rate, or choose memory.update U or F",
+                   (long long)job->step.number, what);
+}
+
 /* Token-weighted cross-entropy: every label of the step has the coefficient 1 / (labels of the step). */
 static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
     uint64_t labels = 0, tokens = 0;
@@ -108,6 +127,12 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
     job->step.loss_sum = sum;
     job->step.label_tokens = labels;
     job->step.tokens = tokens;
+    if (!op->arg[1]) return TM_OK;
+    if (!isfinite(sum)) return diverged(job, "the loss");
+    job->step.finite = true;
+    job->step.diverged = false;
+    job->step.clip = 1;
+    prepare_update(job);
     return TM_OK;
 }
 
@@ -121,6 +146,8 @@ static tm_status do_finish(tm_job *job, const tm_op *op, operands o) {
         tm_grad_finish_f32(sum, g, n, partial);
     else
         tm_grad_finish_bf16(sum, g, n, partial);
+    bool within = op->arg[2];
+    if (within && !isfinite(tm_sum_blocks(partial, tm_norm_block_count(n)))) return diverged(job, "a gradient");
     return TM_OK;
 }
 
@@ -133,11 +160,7 @@ static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
     s->grad_norm = sqrt(sum);
     s->finite = isfinite(s->grad_norm) && isfinite(s->loss_sum);
     s->clip = tm_clip_factor(s->grad_norm, job->max_grad_norm);
-    if (!s->finite) return TM_OK; /* the update is skipped: do_adamw leaves the state alone */
-    tm_adamw_step_init(&s->adamw, &job->adamw, s->learning_rate, s->number, s->clip);
-    tm_adamw_opts plain = job->adamw;
-    plain.weight_decay = 0;
-    tm_adamw_step_init(&s->adamw_no_decay, &plain, s->learning_rate, s->number, s->clip);
+    if (s->finite) prepare_update(job); /* else the update is skipped: do_adamw leaves the state alone */
     return TM_OK;
 }
 

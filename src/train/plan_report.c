@@ -15,8 +15,8 @@ static void report(trainer *t, const pass_opts *way, tm_plan_report *out) {
     out->window_bytes = info->window_bytes;
     out->seconds_per_step = job_estimate(t->job, info, way, &disk_bound);
     out->bottleneck = disk_bound ? "disk" : "compute";
-    out->update = way->update == UPDATE_BEFORE ? "F" : "U";
-    out->activations = way->keep == JOB_KEEP ? "keep" : "recompute";
+    out->update = pass_update_name(way);
+    out->activations = pass_activations_name(t->job, way);
     out->order = way->stage_wise ? "stage" : "unit";
     out->operations = info->ops;
 }
