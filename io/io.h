@@ -65,6 +65,37 @@ typedef struct tm_io_file {
 TM_MUST_USE tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bool buffered,
                                         tm_io_file *out);
 
+/* Going on in the directory of a run that ended: takes its lock (waiting up to `wait_ms` for a process that is still
+ * dying), writes itself down as the owner. TM_EINPUT: not there, not ours, or its owner is alive: pid and host are
+ * named. `dir` is PATH/run-<id>. */
+TM_MUST_USE tm_status tm_io_run_reopen(tm_io_run **out, const char *dir, bool allow_tmpfs, unsigned wait_ms);
+/* An existing file of at least `bytes` bytes; otherwise as tm_io_file_create. TM_ECORRUPT: missing or cut off. */
+TM_MUST_USE tm_status tm_io_file_open(tm_io_run *run, const char *name, uint64_t bytes, bool buffered, tm_io_file *out);
+TM_MUST_USE tm_status tm_io_run_unlink(tm_io_run *run, const char *name); /* absent is fine */
+TM_MUST_USE tm_status tm_io_run_sync(tm_io_run *run); /* its entries, and its own in PATH, are on disk */
+void tm_io_run_keep(tm_io_run *run);                  /* tm_io_cleanup_at_exit leaves it */
+
+/* A small file of a run directory that appears under its name whole or not at all, in place of the one before. sync
+ * brings it to the disk beside that one (NAME.next), publish renames it and syncs the directory. The first failure is
+ * kept; a failed sync is final. */
+typedef struct tm_io_draft tm_io_draft;
+TM_MUST_USE tm_status tm_io_draft_create(tm_io_draft **out, tm_io_run *run, const char *name);
+TM_MUST_USE tm_status tm_io_draft_append(tm_io_draft *d, const void *bytes, size_t n); /* buffered, 64 KiB */
+TM_MUST_USE tm_status tm_io_draft_sync(tm_io_draft *d);
+TM_MUST_USE tm_status tm_io_draft_publish(tm_io_draft *d); /* frees d in any case */
+void tm_io_draft_abandon(tm_io_draft *d);                  /* NULL is fine */
+
+/* Who holds a run directory, as its file `owner` says. */
+typedef struct tm_io_owner {
+    bool is_run;      /* a directory with a lock file: one of ours */
+    bool alive;       /* its lock is held */
+    long pid;         /* 0: unknown */
+    char host[256];   /* "": unknown */
+    char started[64]; /* UTC, ISO 8601 */
+    char command[512];
+} tm_io_owner;
+TM_MUST_USE tm_status tm_io_run_owner(const char *dir, tm_io_owner *out);
+
 /* ---- the engine ----------------------------------------------------------------------------------------------- */
 
 /* TM_IO_SYNC is fdatasync: it covers the writes that were returned by tm_io_wait before it was submitted. It is never

@@ -1,5 +1,5 @@
 /* Run directories: where offload files lie. */
-#include "io/io_internal.h"
+#include "io/run_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,29 +14,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { UNIT = 4096 }; /* files are whole multiples of it, whatever the alignment */
 static const long ramfs_magic = 0x858458f6;
-
-typedef struct run_file {
-    struct run_file *next;
-    int fd;
-    char *path;
-} run_file;
-
-struct tm_io_run {
-    io_live live;
-    char *parent;       /* PATH */
-    char *path;         /* PATH/run-<id> */
-    bool made_parent;   /* PATH was not there before */
-    int fd;             /* of the directory */
-    int lock_fd;        /* no ring may see it: a ring can hold a lock longer than its process lives */
-    uint32_t alignment; /* 1: buffered */
-    run_file *files;
-};
 
 /* ---- the path ---- */
 
-static tm_status path_refused(const char *path, int err) {
+tm_status io_run_refused(const char *path, int err) {
     if (err == ENOENT)
         return tm_fail(TM_EINPUT, "offload path %s: no such directory; make it or give another path", path);
     if (err == ENOTDIR)
@@ -51,24 +33,24 @@ static tm_status open_parent(const char *path, bool create, bool *made, int *fd)
     char up[PATH_MAX];
     *made = false;
     if (create && lstat(path, &st) != 0 && errno == ENOENT) {
-        if (!io_dirname(path, up, sizeof up)) return path_refused(path, ENAMETOOLONG);
+        if (!io_dirname(path, up, sizeof up)) return io_run_refused(path, ENAMETOOLONG);
         TM_TRY(tm_make_dirs(up));
         if (io_sys_table->mkdirat(AT_FDCWD, path, 0700) == 0) {
             *made = true;
         } else if (errno != EEXIST) {
-            return path_refused(path, errno);
+            return io_run_refused(path, errno);
         }
     }
     *fd = io_sys_table->openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
     if (*fd >= 0) return TM_OK;
     int err = errno;
     if (err == ENOTDIR && lstat(path, &st) == 0 && S_ISLNK(st.st_mode)) err = ELOOP;
-    return path_refused(path, err);
+    return io_run_refused(path, err);
 }
 
-static tm_status check_filesystem(int fd, const char *path, bool allow_tmpfs) {
+tm_status io_run_check_filesystem(int fd, const char *path, bool allow_tmpfs) {
     struct statfs st;
-    if (io_sys_table->fstatfs(fd, &st) != 0) return path_refused(path, errno);
+    if (io_sys_table->fstatfs(fd, &st) != 0) return io_run_refused(path, errno);
     const char *kind = st.f_type == TMPFS_MAGIC               ? "tmpfs"
                        : st.f_type == (__fsword_t)ramfs_magic ? "ramfs"
                        : st.f_type == HUGETLBFS_MAGIC         ? "hugetlbfs"
@@ -98,25 +80,25 @@ static tm_status make_run_dir(tm_io_run *run, int parent_fd, const char *id) {
             return tm_fail(TM_EINPUT, "offload path %s: exists already, see its file `owner`; is another run using it?",
                            run->path);
         }
-        return path_refused(run->parent, errno);
+        return io_run_refused(run->parent, errno);
     }
     run->live.path = run->path;
     run->live.parent = run->made_parent ? run->parent : NULL;
     run->live.is_dir = true;
     io_live_add(&run->live);
     run->fd = io_sys_table->openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
-    return run->fd < 0 ? path_refused(run->path, errno) : TM_OK;
+    return run->fd < 0 ? io_run_refused(run->path, errno) : TM_OK;
 }
 
 /* ---- owner and lock ---- */
 
-static int create_in(const tm_io_run *run, const char *name, int flags) {
+int io_run_create_in(const tm_io_run *run, const char *name, int flags) {
     return io_sys_table->openat(run->fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
 }
 
 static tm_status take_lock(tm_io_run *run) {
-    run->lock_fd = create_in(run, "lock", 0);
-    if (run->lock_fd < 0) return path_refused(run->path, errno);
+    run->lock_fd = io_run_create_in(run, "lock", 0);
+    if (run->lock_fd < 0) return io_run_refused(run->path, errno);
     if (io_sys_table->flock(run->lock_fd, LOCK_EX | LOCK_NB) == 0) return TM_OK;
     return tm_fail_sys(TM_EINPUT, errno, "flock", run->path, -1, "offload path %s: cannot be locked", run->path);
 }
@@ -132,7 +114,7 @@ static void command_line(char *buf, size_t cap) {
     buf[n] = 0;
 }
 
-static tm_status write_owner(tm_io_run *run) {
+tm_status io_run_write_owner(tm_io_run *run, const char *name) {
     char host[256] = "", command[1024], when[64] = "";
     time_t now = time(NULL);
     struct tm utc;
@@ -140,8 +122,8 @@ static tm_status write_owner(tm_io_run *run) {
     if (gmtime_r(&now, &utc)) strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &utc);
     command_line(command, sizeof command);
     tm_buf text = {0};
-    int fd = create_in(run, "owner", 0);
-    if (fd < 0) return path_refused(run->path, errno);
+    int fd = io_run_create_in(run, name, 0);
+    if (fd < 0) return io_run_refused(run->path, errno);
     tm_status rc =
         tm_buf_printf(&text, "pid %ld\nhost %s\nstarted %s\ncommand %s\n", (long)getpid(), host, when, command);
     if (rc == TM_OK) rc = io_write_all(fd, text.data, text.len, 0, run->path);
@@ -155,7 +137,7 @@ static tm_status write_owner(tm_io_run *run) {
 /* Writes and reads `unit` bytes at offset `unit` from an address that is aligned to no more than that. 0 or an errno.
  */
 static int try_direct(int fd, char *memory, uint32_t unit) {
-    char *out = memory + unit, *in = memory + 2 * UNIT + unit;
+    char *out = memory + unit, *in = memory + 2 * RUN_UNIT + unit;
     memset(out, (int)(unit >> 8) + 1, unit);
     memset(in, 0, unit);
     ssize_t put = io_sys_table->pwrite(fd, out, unit, unit);
@@ -169,13 +151,13 @@ static bool means_no_direct(int err) {
     return err == EINVAL || err == EOPNOTSUPP || err == ENOSYS;
 }
 
-static tm_status probe(tm_io_run *run) {
+tm_status io_run_probe(tm_io_run *run) {
     static const uint32_t units[] = {512, 4096};
     run->alignment = 1;
-    char *block = tm_malloc(5 * UNIT);
-    if (!block) return tm_nomem(5 * UNIT);
-    char *memory = (char *)tm_round_up((uintptr_t)block, UNIT);
-    int fd = create_in(run, "probe", O_DIRECT);
+    char *block = tm_malloc(5 * RUN_UNIT);
+    if (!block) return tm_nomem(5 * RUN_UNIT);
+    char *memory = (char *)tm_round_up((uintptr_t)block, RUN_UNIT);
+    int fd = io_run_create_in(run, "probe", O_DIRECT);
     int err = fd < 0 ? errno : EINVAL;
     for (size_t i = 0; i < TM_COUNT(units) && fd >= 0 && means_no_direct(err); i++) {
         err = try_direct(fd, memory, units[i]);
@@ -186,7 +168,7 @@ static tm_status probe(tm_io_run *run) {
     (void)io_sys_table->unlinkat(run->fd, "probe", 0);
     tm_free(block);
     if (err == 0) return TM_OK;
-    if (!means_no_direct(err)) return path_refused(run->path, err);
+    if (!means_no_direct(err)) return io_run_refused(run->path, err);
     tm_warn_once(run->parent, "offload path %s: O_DIRECT does not work here (%s); I/O goes through the page cache",
                  run->parent, strerror(err));
     return TM_OK;
@@ -209,17 +191,17 @@ static void switch_off_cow(const tm_io_run *run) {
 static tm_status set_up(tm_io_run *run, const tm_io_run_opts *opts) {
     int parent_fd = -1;
     TM_TRY(open_parent(run->parent, opts->create_parents, &run->made_parent, &parent_fd));
-    tm_status rc = check_filesystem(parent_fd, run->parent, opts->allow_tmpfs);
+    tm_status rc = io_run_check_filesystem(parent_fd, run->parent, opts->allow_tmpfs);
     if (rc == TM_OK) rc = make_run_dir(run, parent_fd, opts->id);
     close(parent_fd);
     TM_TRY(rc);
     switch_off_cow(run);
     TM_TRY(take_lock(run));
-    TM_TRY(write_owner(run));
-    return probe(run);
+    TM_TRY(io_run_write_owner(run, "owner"));
+    return io_run_probe(run);
 }
 
-static void run_free(tm_io_run *run) {
+void io_run_free(tm_io_run *run) {
     for (run_file *f = run->files, *next; f; f = next) {
         next = f->next;
         if (f->fd >= 0) close(f->fd);
@@ -273,14 +255,14 @@ tm_status tm_io_run_remove(tm_io_run *run) {
         errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST) {
         rc = tm_fail_sys(TM_EIO, errno, "rmdir", run->parent, -1, "%s: cannot be removed", run->parent);
     }
-    run_free(run);
+    io_run_free(run);
     return rc;
 }
 
 void tm_io_run_close(tm_io_run *run) {
     if (!run) return;
     io_live_remove(&run->live);
-    run_free(run);
+    io_run_free(run);
 }
 
 const char *tm_io_run_path(const tm_io_run *run) {
@@ -343,9 +325,9 @@ static tm_status open_file(tm_io_run *run, run_file *f, const char *name, uint64
     tm_status rc = tm_buf_printf(&path, "%s/%s", run->path, name);
     f->path = path.data;
     if (rc != TM_OK) return rc;
-    f->fd = create_in(run, name, direct ? O_DIRECT : 0);
+    f->fd = io_run_create_in(run, name, direct ? O_DIRECT : 0);
     if (f->fd < 0 && errno == EEXIST) return tm_fail(TM_EINPUT, "%s: exists already", f->path);
-    if (f->fd < 0) return path_refused(f->path, errno);
+    if (f->fd < 0) return io_run_refused(f->path, errno);
     rc = reserve(run, f->fd, name, bytes);
     if (rc != TM_OK) {
         close(f->fd);
@@ -357,12 +339,12 @@ static tm_status open_file(tm_io_run *run, run_file *f, const char *name, uint64
 tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bool buffered, tm_io_file *out) {
     *out = (tm_io_file){.fd = -1, .index = -1};
     if (!id_is_plain(name) || *name == '.') return tm_fail(TM_EBUG, "offload file name \"%.80s\"", name);
-    if (bytes == 0 || bytes > INT64_MAX - UNIT)
+    if (bytes == 0 || bytes > INT64_MAX - RUN_UNIT)
         return tm_fail(TM_EBUG, "offload file %s of %llu bytes", name, (unsigned long long)bytes);
     run_file *f = tm_calloc(1, sizeof *f);
     if (!f) return tm_nomem(sizeof *f);
     bool direct = !buffered && run->alignment > 1;
-    tm_status rc = open_file(run, f, name, tm_round_up(bytes, UNIT), direct);
+    tm_status rc = open_file(run, f, name, tm_round_up(bytes, RUN_UNIT), direct);
     if (rc != TM_OK) {
         tm_free(f->path);
         tm_free(f);

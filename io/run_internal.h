@@ -1,0 +1,33 @@
+/* A run directory as run.c and run_reopen.c know it. */
+#ifndef TIDEMILL_IO_RUN_INTERNAL_H
+#define TIDEMILL_IO_RUN_INTERNAL_H
+
+#include "io/io_internal.h"
+
+enum { RUN_UNIT = 4096 }; /* files are whole multiples of it, whatever the alignment */
+
+typedef struct run_file {
+    struct run_file *next;
+    int fd;
+    char *path;
+} run_file;
+
+struct tm_io_run {
+    io_live live;
+    char *parent;       /* PATH */
+    char *path;         /* PATH/run-<id> */
+    bool made_parent;   /* PATH was not there before */
+    int fd;             /* of the directory */
+    int lock_fd;        /* no ring may see it: a ring can hold a lock longer than its process lives */
+    uint32_t alignment; /* 1: buffered */
+    run_file *files;
+};
+
+tm_status io_run_refused(const char *path, int err);
+tm_status io_run_check_filesystem(int fd, const char *path, bool allow_tmpfs);
+int io_run_create_in(const tm_io_run *run, const char *name, int flags); /* 0600, O_EXCL */
+tm_status io_run_write_owner(tm_io_run *run, const char *name);
+tm_status io_run_probe(tm_io_run *run); /* finds run->alignment */
+void io_run_free(tm_io_run *run);       /* closes what is open */
+
+#endif
