@@ -70,7 +70,7 @@ void profile_entries_free(profile_entries *e) {
     }
     tm_free(e->item);
     tm_free(e->slot);
-    *e = (entries){0};
+    *e = (profile_entries){0};
 }
 
 /* ---- reading ------------------------------------------------------------------------------------------------- */
@@ -139,7 +139,7 @@ done:
 /* What the file says; nothing where there is none. A damaged one is as good as none. */
 tm_status profile_load(profile_entries *e) {
     const char *path = tm_profile_path();
-    *e = (entries){0};
+    *e = (profile_entries){0};
     if (!*path || !tm_path_exists(path)) return TM_OK;
     tm_status rc = read_file(e, path);
     if (rc == TM_OK) return TM_OK;
