@@ -1,67 +1,28 @@
 /* The interpreter: an operation runs when its predecessors are done, and for no other reason.
  *
  *   calling thread   takes the ready CPU operation with the lowest index, runs the handler
- *   disk thread      takes ready disk operations in index order while fewer than DEPTH are in flight, checks pages,
- *                    reaps completions
+ *   disk thread      takes ready disk operations in index order, of the older run first (exec_disk.c)
  *
- * Both finish an operation through complete(), which is the only place where an operation becomes ready. With a seed,
- * one thread does all of it in a random legal order. */
-#include "offload/offload_internal.h"
+ * Both finish an operation through exec_complete(). Where the next run was announced, a run ends for its caller when
+ * its CPU operations are done: its last write-backs go on beside the next run, whose first reads have begun long
+ * before, as the link between the two plans allows. With a seed, one thread does all of it in a random legal order
+ * (exec_random.c). */
+#include "offload/exec_internal.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 
-enum { DEPTH = 32 };
-
-typedef struct heap {
-    uint32_t *op;
-    uint32_t n, cap;
-} heap;
-
-typedef struct flight {
-    tm_io_req req;
-    uint32_t op;
-    bool busy;
-} flight;
-
-struct tm_exec {
-    char *slab;
-    uint64_t slab_bytes;
-    tm_store *store;
-    uint64_t seed, draws;
-    pthread_t thread;
-    bool has_thread, quit;
-    pthread_mutex_t lock;
-    pthread_cond_t cpu_wake, disk_wake;
-    /* of the run in progress, under the lock: */
-    const tm_plan *plan;
-    uint32_t *pred; /* predecessors left */
-    uint8_t *done;
-    uint32_t cap_ops, oldest_disk;
-    heap cpu, disk;
-    uint32_t left, disk_left, in_flight;
-    tm_status status;
-    tm_error error;
-    bool running;
-    /* of the disk thread: */
-    flight flight[DEPTH];
-    uint64_t *temp_checksum;
-    uint32_t cap_temp_pages;
-    tm_exec_stats stats;
-};
-
 /* ---- heaps of operation indices ------------------------------------------------------------------------------ */
 
-static void heap_push(heap *h, uint32_t v) {
+void heap_push(heap *h, uint32_t v) {
     uint32_t i = h->n++;
     TM_ASSERT(h->n <= h->cap);
     for (; i > 0 && h->op[(i - 1) / 2] > v; i = (i - 1) / 2) h->op[i] = h->op[(i - 1) / 2];
     h->op[i] = v;
 }
 
-static uint32_t heap_pop(heap *h) {
+uint32_t heap_pop(heap *h) {
     uint32_t top = h->op[0], v = h->op[--h->n], i = 0;
     for (;;) {
         uint32_t c = 2 * i + 1;
@@ -94,9 +55,9 @@ static tm_status map_slab(tm_exec *e, uint64_t bytes) {
     return TM_OK;
 }
 
-/* ---- scheduling ---------------------------------------------------------------------------------------------- */
+/* ---- one operation is done ----------------------------------------------------------------------------------- */
 
-static void fail_locked(tm_exec *e, tm_status status) {
+void exec_fail(tm_exec *e, tm_status status) {
     if (e->status == TM_OK) {
         e->status = status;
         e->error = *tm_error_get();
@@ -104,258 +65,223 @@ static void fail_locked(tm_exec *e, tm_status status) {
     tm_error_clear();
 }
 
-/* Marks `op` done and readies its successors. Returns true if a disk operation became ready. Under the lock. */
-static bool complete(tm_exec *e, uint32_t op) {
-    const tm_plan_op *o = &e->plan->op[op];
-    bool disk = false;
-    e->done[op] = 1;
-    e->left--;
-    if (o->engine != TM_ENGINE_CPU) e->disk_left--;
-    for (uint32_t i = 0; i < o->n_succ; i++) {
-        uint32_t s = e->plan->succ[o->first_succ + i];
-        if (--e->pred[s] > 0) continue;
-        if (e->plan->op[s].engine == TM_ENGINE_CPU) {
-            heap_push(&e->cpu, s);
-        } else {
-            heap_push(&e->disk, s);
-            disk = true;
-        }
-    }
+static bool ready(exec_run *r, uint32_t op) {
+    bool disk = plan_is_disk(r->plan->op[op].engine);
+    heap_push(disk ? &r->disk : &r->cpu, op);
     return disk;
 }
 
-static void count_disk(tm_exec *e, const tm_plan_op *o, uint64_t bytes) {
-    tm_kind kind =
-        (o->object & TM_TEMP_BIT ? &e->plan->temp[o->object & ~TM_TEMP_BIT] : &e->plan->layout->object[o->object])
-            ->kind;
-    if (o->engine == TM_ENGINE_DISK_READ)
-        e->stats.read_bytes[kind] += bytes;
+bool exec_complete(tm_exec *e, exec_run *r, uint32_t op) {
+    const tm_plan_op *o = &r->plan->op[op];
+    bool disk = false;
+    r->done[op] = 1;
+    r->left--;
+    if (plan_is_disk(o->engine))
+        r->disk_left--;
     else
-        e->stats.write_bytes[kind] += bytes;
-}
-
-static store_target target_of(const tm_exec *e, uint32_t op) {
-    return (store_target){.plan = e->plan, .object = e->plan->op[op].object, .temp_checksum = e->temp_checksum};
-}
-
-static tm_status start_disk(tm_exec *e, uint32_t op) {
-    const tm_plan_op *o = &e->plan->op[op];
-    store_target t = target_of(e, op);
-    flight *f = NULL;
-    for (int i = 0; i < DEPTH && !f; i++)
-        if (!e->flight[i].busy) f = &e->flight[i];
-    TM_ASSERT(f);
-    f->req = (tm_io_req){.user = f};
-    f->op = op;
-    if (o->engine == TM_ENGINE_DISK_READ)
-        TM_TRY(store_prepare_read(e->store, &t, e->slab + o->address, &f->req));
-    else
-        store_prepare_write(e->store, &t, e->slab + o->address, &f->req);
-    tm_io_req *one[] = {&f->req};
-    TM_TRY(tm_io_submit(store_io(e->store), one, 1));
-    f->busy = true;
-    return TM_OK;
-}
-
-static tm_status finish_disk(tm_exec *e, flight *f) {
-    const tm_plan_op *o = &e->plan->op[f->op];
-    store_target t = target_of(e, f->op);
-    f->busy = false;
-    if (f->req.status != TM_OK) return tm_io_req_fail(&f->req);
-    if (o->engine == TM_ENGINE_DISK_READ) TM_TRY(store_check_read(e->store, &t, e->slab + o->address, &f->req));
-    count_disk(e, o, f->req.done);
-    return TM_OK;
-}
-
-/* ---- disk thread --------------------------------------------------------------------------------------------- */
-
-static bool disk_busy(const tm_exec *e) {
-    return e->running && (e->in_flight > 0 || (e->status == TM_OK && e->disk_left > 0));
-}
-
-static uint32_t take_disk(tm_exec *e, uint32_t *batch) {
-    uint32_t n = 0;
-    pthread_mutex_lock(&e->lock);
-    while (e->status == TM_OK && e->disk.n > 0 && e->in_flight < DEPTH) {
-        batch[n++] = heap_pop(&e->disk);
-        e->in_flight++;
+        r->cpu_left--;
+    for (uint32_t i = 0; i < o->n_succ; i++) {
+        uint32_t s = r->plan->succ[o->first_succ + i];
+        if (--r->pred[s] == 0) disk |= ready(r, s);
     }
-    pthread_mutex_unlock(&e->lock);
-    return n;
+    exec_run *after = r == e->now ? e->ahead : r == e->older ? e->now : NULL;
+    if (!after || !e->link) return disk;
+    uint32_t n;
+    const uint32_t *to = tm_link_successors(e->link, op, &n);
+    for (uint32_t i = 0; i < n; i++)
+        if (--after->pred[to[i]] == 0) disk |= ready(after, to[i]);
+    return disk;
 }
 
-static void disk_failed(tm_exec *e, tm_status rc) {
-    pthread_mutex_lock(&e->lock);
-    e->in_flight--;
-    fail_locked(e, rc);
-    pthread_cond_signal(&e->cpu_wake);
-    pthread_mutex_unlock(&e->lock);
-}
-
-static void reap(tm_exec *e) {
-    tm_io_req *got[DEPTH];
-    unsigned n = 0;
-    tm_status rc = tm_io_wait(store_io(e->store), got, DEPTH, &n, true);
-    if (rc != TM_OK) {
-        pthread_mutex_lock(&e->lock);
-        fail_locked(e, rc);
-        e->in_flight = 0; /* the engine is lost; nothing more will come */
-        pthread_cond_signal(&e->cpu_wake);
-        pthread_mutex_unlock(&e->lock);
-        return;
-    }
-    for (unsigned i = 0; i < n; i++) {
-        flight *f = got[i]->user;
-        rc = finish_disk(e, f);
-        if (rc != TM_OK) {
-            disk_failed(e, rc);
-            continue;
-        }
-        pthread_mutex_lock(&e->lock);
-        e->in_flight--;
-        (void)complete(e, f->op);
-        pthread_cond_signal(&e->cpu_wake);
-        pthread_mutex_unlock(&e->lock);
-    }
-}
-
-static void *disk_main(void *arg) {
-    tm_exec *e = arg;
-    uint32_t batch[DEPTH];
-    for (;;) {
-        pthread_mutex_lock(&e->lock);
-        while (!e->quit && !disk_busy(e)) {
-            pthread_cond_signal(&e->cpu_wake);
-            pthread_cond_wait(&e->disk_wake, &e->lock);
-        }
-        bool quit = e->quit;
-        pthread_mutex_unlock(&e->lock);
-        if (quit) return NULL;
-        uint32_t n = take_disk(e, batch);
-        for (uint32_t i = 0; i < n; i++) {
-            tm_status rc = start_disk(e, batch[i]);
-            if (rc != TM_OK) disk_failed(e, rc);
-        }
-        reap(e);
-    }
-}
-
-/* ---- calling thread ------------------------------------------------------------------------------------------ */
-
-static tm_status run_cpu(tm_exec *e, uint32_t op, tm_op_fn fn, void *ctx) {
+tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx) {
     enum { MANY = 512 };
     void *few[MANY];
-    const tm_plan_op *o = &e->plan->op[op];
+    const tm_plan_op *o = &r->plan->op[op];
     void **operand = few;
+    TM_ASSERT(o->engine == TM_ENGINE_CPU);
+    if (e->stub_compute) return TM_OK;
     if (o->n_operands > MANY) {
         operand = tm_malloc(sizeof *operand * o->n_operands);
         if (!operand) return tm_nomem(sizeof *operand * o->n_operands);
     }
-    for (uint32_t i = 0; i < o->n_operands; i++) operand[i] = e->slab + e->plan->operand[o->first_operand + i];
+    for (uint32_t i = 0; i < o->n_operands; i++) operand[i] = e->slab + r->plan->operand[o->first_operand + i];
     tm_status rc = fn(ctx, &o->op, operand);
     if (operand != few) tm_free(operand);
     return rc;
 }
 
-/* What the CPU is waiting for: the oldest disk operation that is not done. */
-static uint8_t blocking_engine(tm_exec *e) {
-    while (e->oldest_disk < e->plan->n_op &&
-           (e->done[e->oldest_disk] || e->plan->op[e->oldest_disk].engine == TM_ENGINE_CPU))
-        e->oldest_disk++;
-    return e->oldest_disk < e->plan->n_op ? e->plan->op[e->oldest_disk].engine : (uint8_t)TM_ENGINE_DISK_WRITE;
-}
+/* ---- runs ---------------------------------------------------------------------------------------------------- */
 
-static void run_threaded(tm_exec *e, tm_op_fn fn, void *ctx) {
-    pthread_mutex_lock(&e->lock);
-    pthread_cond_signal(&e->disk_wake);
-    while (e->left > 0 && e->status == TM_OK) {
-        if (e->cpu.n == 0) {
-            uint64_t t0 = tm_now_ns();
-            uint8_t engine = blocking_engine(e);
-            pthread_cond_wait(&e->cpu_wake, &e->lock);
-            uint64_t ns = tm_now_ns() - t0;
-            if (engine == TM_ENGINE_DISK_READ)
-                e->stats.wait_read_ns += ns;
-            else
-                e->stats.wait_write_ns += ns;
-            continue;
+static tm_status run_room(exec_run *r, const tm_plan *plan, bool trace) {
+    if (plan->n_op > r->cap_ops) {
+        void *all[] = {r->pred, r->done, r->cpu.op, r->disk.op, r->span};
+        for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
+        r->span = NULL;
+        r->cap_ops = plan->n_op;
+        r->pred = tm_malloc(sizeof *r->pred * r->cap_ops);
+        r->done = tm_malloc(r->cap_ops);
+        r->cpu.op = tm_malloc(sizeof *r->cpu.op * r->cap_ops);
+        r->disk.op = tm_malloc(sizeof *r->disk.op * r->cap_ops);
+        if (!r->pred || !r->done || !r->cpu.op || !r->disk.op) {
+            r->cap_ops = 0;
+            return tm_nomem(sizeof *r->pred * plan->n_op);
         }
-        uint32_t op = heap_pop(&e->cpu);
-        pthread_mutex_unlock(&e->lock);
-        uint64_t t0 = tm_now_ns();
-        tm_status rc = run_cpu(e, op, fn, ctx);
-        uint64_t ns = tm_now_ns() - t0;
-        pthread_mutex_lock(&e->lock);
-        e->stats.compute_ns += ns;
-        if (rc != TM_OK)
-            fail_locked(e, rc);
-        else if (complete(e, op) && e->store)
-            tm_io_wake(store_io(e->store));
     }
-    if (e->store) tm_io_wake(store_io(e->store));
-    while (disk_busy(e)) pthread_cond_wait(&e->cpu_wake, &e->lock);
-    e->running = false;
-    pthread_mutex_unlock(&e->lock);
-}
-
-/* ---- random legal orders (tests) ----------------------------------------------------------------------------- */
-
-static uint32_t draw(tm_exec *e, uint32_t n) {
-    uint32_t r[4];
-    tm_philox(e->seed, 0, e->draws++, r);
-    return r[0] % n;
-}
-
-static uint32_t take_any(tm_exec *e, heap *h) {
-    uint32_t i = draw(e, h->n), op = h->op[i];
-    h->op[i] = h->op[--h->n]; /* order inside does not matter here: every take is random */
-    return op;
-}
-
-/* A disk operation in flight moves its bytes either when it starts or when it completes, as the draw has it. */
-typedef struct pending {
-    uint32_t op;
-    bool moved;
-} pending;
-
-static tm_status move_now(tm_exec *e, uint32_t op) {
-    tm_io_req *got[DEPTH];
-    unsigned n = 0;
-    TM_TRY(start_disk(e, op));
-    while (n == 0) TM_TRY(tm_io_wait(store_io(e->store), got, 1, &n, true));
-    return finish_disk(e, got[0]->user);
-}
-
-static tm_status random_step(tm_exec *e, pending *p, uint32_t *n, tm_op_fn fn, void *ctx) {
-    uint32_t ready = e->cpu.n + (*n < DEPTH ? e->disk.n : 0);
-    TM_ASSERT(ready + *n > 0);
-    uint32_t which = draw(e, ready + *n);
-    if (which < e->cpu.n) {
-        uint32_t op = take_any(e, &e->cpu);
-        TM_TRY(run_cpu(e, op, fn, ctx));
-        (void)complete(e, op);
-    } else if (which < ready) {
-        pending *q = &p[(*n)++];
-        *q = (pending){.op = take_any(e, &e->disk), .moved = draw(e, 2) == 0};
-        if (q->moved) TM_TRY(move_now(e, q->op));
-    } else {
-        uint32_t i = draw(e, *n);
-        pending q = p[i];
-        p[i] = p[--*n];
-        if (!q.moved) TM_TRY(move_now(e, q.op));
-        (void)complete(e, q.op);
+    r->cpu.cap = r->disk.cap = r->cap_ops;
+    if (trace && !r->span) {
+        r->span = tm_calloc(r->cap_ops, sizeof *r->span);
+        if (!r->span) return tm_nomem(sizeof *r->span * r->cap_ops);
     }
     return TM_OK;
 }
 
-static void run_random(tm_exec *e, tm_op_fn fn, void *ctx) {
-    pending p[DEPTH];
-    uint32_t n = 0;
-    while (e->left > 0 && e->status == TM_OK) {
-        tm_status rc = random_step(e, p, &n, fn, ctx);
-        if (rc != TM_OK) fail_locked(e, rc);
+static tm_status checksum_room(tm_exec *e, const tm_plan *plan) {
+    if (plan->n_temp_pages <= e->cap_temp_pages) return TM_OK;
+    uint64_t *bigger = tm_realloc(e->temp_checksum, sizeof *bigger * plan->n_temp_pages);
+    if (!bigger) return tm_nomem(sizeof *bigger * plan->n_temp_pages);
+    e->temp_checksum = bigger;
+    e->cap_temp_pages = plan->n_temp_pages;
+    return TM_OK;
+}
+
+/* Opens a run of `plan`; with `link`, beside `before`, whose operations that are not done yet it waits for. */
+static void run_begin(exec_run *r, const tm_plan *plan, const tm_link *link, const exec_run *before) {
+    r->plan = plan;
+    r->cpu.n = r->disk.n = 0;
+    r->left = plan->n_op;
+    r->disk_left = r->in_flight = r->oldest_disk = 0;
+    r->stats = (tm_run_stats){.plan = plan};
+    r->began_ns = 0;
+    memset(r->done, 0, plan->n_op);
+    for (uint32_t i = 0; i < plan->n_op; i++) {
+        r->pred[i] = plan->op[i].n_pred;
+        if (plan_is_disk(plan->op[i].engine)) r->disk_left++;
     }
-    e->running = false;
+    r->cpu_left = r->left - r->disk_left;
+    for (uint32_t i = 0; link && i < before->plan->n_op; i++) {
+        uint32_t n;
+        if (before->done[i]) continue;
+        const uint32_t *to = tm_link_successors(link, i, &n);
+        for (uint32_t k = 0; k < n; k++) r->pred[to[k]]++;
+    }
+    for (uint32_t i = 0; i < plan->n_op; i++)
+        if (r->pred[i] == 0) (void)ready(r, i);
+    r->open = true;
+}
+
+/* Everything of `r` is done: those who count are told. On the calling thread, without the lock. */
+static void run_end(tm_exec *e, exec_run *r) {
+    r->open = false;
+    if (e->store) e->stats.checksum_ns = store_checksum_ns(e->store);
+    for (uint32_t i = 0; r->span && i < r->plan->n_op; i++) {
+        r->span[i].start -= (double)r->began_ns * 1e-9;
+        r->span[i].end -= (double)r->began_ns * 1e-9;
+    }
+    r->stats.span = r->span;
+    if (e->done_fn && e->status == TM_OK) e->done_fn(e->done_ctx, &r->stats);
+}
+
+static exec_run *other(tm_exec *e, const exec_run *r) {
+    return r == &e->run[0] ? &e->run[1] : &e->run[0];
+}
+
+/* The older run has come to its end; the announced one may open. Under the lock, which is dropped in between. */
+static tm_status turn_over(tm_exec *e) {
+    if (e->older && e->older->left == 0) {
+        exec_run *old = e->older;
+        e->older = NULL;
+        e->link = NULL;
+        pthread_mutex_unlock(&e->lock);
+        run_end(e, old);
+        pthread_mutex_lock(&e->lock);
+    }
+    if (e->older || e->ahead || !e->next_plan || e->status != TM_OK) return TM_OK;
+    exec_run *r = other(e, e->now);
+    tm_status rc = run_room(r, e->next_plan, e->trace);
+    if (rc != TM_OK) return rc;
+    run_begin(r, e->next_plan, e->next_link, e->now);
+    e->ahead = r;
+    e->link = e->next_link;
+    e->next_plan = NULL;
+    if (r->disk.n > 0) {
+        pthread_cond_signal(&e->disk_wake);
+        if (e->store) tm_io_wake(store_io(e->store));
+    }
+    return TM_OK;
+}
+
+/* ---- calling thread ------------------------------------------------------------------------------------------ */
+
+/* What the CPU is waiting for: the oldest disk operation that is not done. */
+static uint8_t blocking_engine(exec_run *r) {
+    while (r->oldest_disk < r->plan->n_op &&
+           (r->done[r->oldest_disk] || !plan_is_disk(r->plan->op[r->oldest_disk].engine)))
+        r->oldest_disk++;
+    return r->oldest_disk < r->plan->n_op ? r->plan->op[r->oldest_disk].engine : (uint8_t)TM_ENGINE_DISK_WRITE;
+}
+
+static void wait_for_disk(tm_exec *e, exec_run *r) {
+    uint64_t t0 = tm_now_ns();
+    uint8_t engine = blocking_engine(e->older ? e->older : r);
+    pthread_cond_wait(&e->cpu_wake, &e->lock);
+    uint64_t ns = tm_now_ns() - t0;
+    bool read = engine == TM_ENGINE_DISK_READ;
+    *(read ? &e->stats.wait_read_ns : &e->stats.wait_write_ns) += ns;
+    *(read ? &r->stats.wait_read_ns : &r->stats.wait_write_ns) += ns;
+}
+
+static void compute_one(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
+    uint32_t op = heap_pop(&r->cpu);
+    pthread_mutex_unlock(&e->lock);
+    uint64_t t0 = tm_now_ns();
+    tm_status rc = exec_cpu(e, r, op, fn, ctx);
+    uint64_t t1 = tm_now_ns();
+    pthread_mutex_lock(&e->lock);
+    e->stats.compute_ns += t1 - t0;
+    r->stats.compute_ns += t1 - t0;
+    exec_note_span(r, op, t0, t1);
+    if (rc != TM_OK)
+        exec_fail(e, rc);
+    else if (exec_complete(e, r, op) && e->store)
+        tm_io_wake(store_io(e->store));
+}
+
+/* Until the CPU operations are done, or, where nothing was announced, everything is. */
+static bool unfinished(const tm_exec *e, const exec_run *r) {
+    if (e->status != TM_OK) return false;
+    return r->cpu_left > 0 || exec_trails(e->older) || (!e->ahead && (e->next_plan || r->left > 0));
+}
+
+static void run_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
+    pthread_mutex_lock(&e->lock);
+    pthread_cond_signal(&e->disk_wake);
+    if (e->store) tm_io_wake(store_io(e->store));
+    while (unfinished(e, r)) {
+        tm_status rc = turn_over(e);
+        if (rc != TM_OK)
+            exec_fail(e, rc);
+        else if (r->cpu.n > 0)
+            compute_one(e, r, fn, ctx);
+        else if (unfinished(e, r) && !(r->cpu_left == 0 && !exec_trails(e->older) && e->next_plan))
+            wait_for_disk(e, r);
+    }
+    (void)turn_over(e);
+    if (e->status != TM_OK) exec_park_disk(e);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void run_random(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
+    while (unfinished(e, r)) {
+        pthread_mutex_lock(&e->lock);
+        tm_status rc = turn_over(e);
+        pthread_mutex_unlock(&e->lock);
+        if (rc == TM_OK && unfinished(e, r) && !(r->cpu_left == 0 && !exec_trails(e->older) && e->next_plan))
+            rc = exec_random_step(e, fn, ctx);
+        if (rc != TM_OK) exec_fail(e, rc);
+    }
+    pthread_mutex_lock(&e->lock);
+    (void)turn_over(e);
+    pthread_mutex_unlock(&e->lock);
 }
 
 /* ---- public -------------------------------------------------------------------------------------------------- */
@@ -368,6 +294,8 @@ tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     pthread_cond_init(&e->cpu_wake, NULL);
     pthread_cond_init(&e->disk_wake, NULL);
     e->seed = opts->seed;
+    e->stub_disk = opts->stub_disk;
+    e->stub_compute = opts->stub_compute;
     TM_GO(map_slab(e, opts->slab_bytes));
     e->store = opts->store;
     if (e->store) TM_GO(tm_io_register(store_io(e->store), e->slab, e->slab_bytes));
@@ -381,6 +309,7 @@ done:
 void tm_exec_close(tm_exec *e) {
     if (!e) return;
     if (e->has_thread) {
+        if (tm_exec_settle(e) != TM_OK) tm_error_clear(); /* said already by the run that failed */
         pthread_mutex_lock(&e->lock);
         e->quit = true;
         pthread_cond_signal(&e->disk_wake);
@@ -388,10 +317,10 @@ void tm_exec_close(tm_exec *e) {
         pthread_join(e->thread, NULL);
     }
     if (e->slab) munmap(e->slab, e->slab_bytes);
-    tm_free(e->pred);
-    tm_free(e->done);
-    tm_free(e->cpu.op);
-    tm_free(e->disk.op);
+    for (int i = 0; i < 2; i++) {
+        void *all[] = {e->run[i].pred, e->run[i].done, e->run[i].cpu.op, e->run[i].disk.op, e->run[i].span};
+        for (size_t k = 0; k < TM_COUNT(all); k++) tm_free(all[k]);
+    }
     tm_free(e->temp_checksum);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->cpu_wake);
@@ -399,80 +328,122 @@ void tm_exec_close(tm_exec *e) {
     tm_free(e);
 }
 
-static tm_status room_for(tm_exec *e, const tm_plan *plan) {
-    if (plan->n_op > e->cap_ops) {
-        tm_free(e->pred);
-        tm_free(e->done);
-        tm_free(e->cpu.op);
-        tm_free(e->disk.op);
-        e->cap_ops = plan->n_op;
-        e->pred = tm_malloc(sizeof *e->pred * e->cap_ops);
-        e->done = tm_malloc(e->cap_ops);
-        e->cpu.op = tm_malloc(sizeof *e->cpu.op * e->cap_ops);
-        e->disk.op = tm_malloc(sizeof *e->disk.op * e->cap_ops);
-        if (!e->pred || !e->done || !e->cpu.op || !e->disk.op) {
-            e->cap_ops = 0;
-            return tm_nomem(sizeof *e->pred * plan->n_op);
-        }
-    }
-    e->cpu.cap = e->disk.cap = e->cap_ops;
-    if (plan->n_temp_pages > e->cap_temp_pages) {
-        tm_free(e->temp_checksum);
-        e->cap_temp_pages = plan->n_temp_pages;
-        e->temp_checksum = tm_malloc(sizeof *e->temp_checksum * e->cap_temp_pages);
-        if (!e->temp_checksum) {
-            e->cap_temp_pages = 0;
-            return tm_nomem(sizeof *e->temp_checksum * plan->n_temp_pages);
-        }
-    }
-    return TM_OK;
+static tm_status report(tm_exec *e) {
+    if (e->status == TM_OK) return TM_OK;
+    tm_error_clear();
+    tm_error_set(&e->error);
+    return e->status;
 }
 
-static void reset(tm_exec *e, const tm_plan *plan) {
-    e->plan = plan;
-    e->cpu.n = e->disk.n = 0;
-    e->left = plan->n_op;
-    e->disk_left = e->in_flight = e->oldest_disk = 0;
-    e->status = TM_OK;
-    memset(e->done, 0, plan->n_op);
-    for (uint32_t i = 0; i < plan->n_op; i++) {
-        e->pred[i] = plan->op[i].n_pred;
-        if (plan->op[i].engine != TM_ENGINE_CPU) e->disk_left++;
-        if (e->pred[i] == 0) heap_push(plan->op[i].engine == TM_ENGINE_CPU ? &e->cpu : &e->disk, i);
+/* The announced run becomes the one whose CPU operations run. */
+static void step_over(tm_exec *e) {
+    pthread_mutex_lock(&e->lock);
+    e->older = e->now->left > 0 ? e->now : NULL;
+    exec_run *ended = e->older ? NULL : e->now;
+    e->now = e->ahead;
+    e->ahead = NULL;
+    if (!e->older) e->link = NULL;
+    pthread_mutex_unlock(&e->lock);
+    if (ended && ended->open) run_end(e, ended);
+}
+
+static void finish_trailing(tm_exec *e) {
+    pthread_mutex_lock(&e->lock);
+    while (e->status == TM_OK && (exec_trails(e->now) || exec_trails(e->older))) {
+        if (e->seed) {
+            tm_status rc = exec_random_step(e, NULL, NULL);
+            if (rc != TM_OK) exec_fail(e, rc);
+        } else {
+            pthread_cond_wait(&e->cpu_wake, &e->lock);
+        }
     }
-    e->running = true;
+    exec_park_disk(e);
+    pthread_mutex_unlock(&e->lock);
+}
+
+tm_status tm_exec_settle(tm_exec *e) {
+    if (!e->now) return report(e);
+    pthread_mutex_lock(&e->lock);
+    e->dropping = true;
+    e->next_plan = NULL;
+    pthread_mutex_unlock(&e->lock);
+    finish_trailing(e);
+    exec_run *ended[] = {e->older, e->now};
+    pthread_mutex_lock(&e->lock);
+    if (e->ahead) e->ahead->open = false;
+    e->older = e->now = e->ahead = NULL;
+    e->link = NULL;
+    e->n_pending = 0;
+    e->dropping = false;
+    pthread_mutex_unlock(&e->lock);
+    for (size_t i = 0; i < TM_COUNT(ended); i++)
+        if (ended[i] && ended[i]->open) run_end(e, ended[i]);
+    return report(e);
+}
+
+void tm_exec_announce(tm_exec *e, const tm_plan *next, const tm_link *link) {
+    e->next_plan = next;
+    e->next_link = link;
+}
+
+static tm_status begin(tm_exec *e, const tm_plan *plan) {
+    if (e->now && e->ahead && e->ahead->plan == plan) {
+        step_over(e);
+        return report(e);
+    }
+    const tm_plan *next = e->next_plan;
+    TM_TRY(tm_exec_settle(e));
+    e->next_plan = next;
+    exec_run *r = &e->run[0];
+    TM_TRY(run_room(r, plan, e->trace));
+    TM_TRY(checksum_room(e, plan));
+    pthread_mutex_lock(&e->lock);
+    run_begin(r, plan, NULL, NULL);
+    e->now = r;
+    pthread_mutex_unlock(&e->lock);
+    return TM_OK;
 }
 
 tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     uint64_t t0 = tm_now_ns();
     TM_ASSERT(plan->info.slab_bytes <= e->slab_bytes);
-    TM_TRY(room_for(e, plan));
-    pthread_mutex_lock(&e->lock);
-    reset(e, plan);
-    bool disk = e->disk_left > 0;
-    pthread_mutex_unlock(&e->lock);
-    TM_ASSERT(!disk || e->store);
-    if (disk && !e->has_thread && !e->seed) {
-        int err = pthread_create(&e->thread, NULL, disk_main, e);
-        if (err) return tm_fail_sys(TM_EIO, err, "pthread_create", "", -1, "cannot start the disk thread");
-        e->has_thread = true;
-    }
+    TM_ASSERT(!e->next_plan || e->next_plan->info.slab_bytes <= e->slab_bytes);
+    e->status = e->now ? e->status : TM_OK;
+    TM_TRY(begin(e, plan));
+    if (e->next_plan && e->next_plan->n_temp_pages > e->cap_temp_pages) e->next_plan = NULL; /* once: room first */
+    exec_run *r = e->now;
+    r->began_ns = t0;
+    bool disk = r->disk_left > 0 || e->next_plan;
+    TM_ASSERT(r->disk_left == 0 || e->store);
+    if (disk && e->store && !e->has_thread && !e->seed) TM_TRY(exec_disk_thread(e));
     if (e->seed)
-        run_random(e, fn, ctx);
+        run_random(e, r, fn, ctx);
     else
-        run_threaded(e, fn, ctx);
-    e->stats.total_ns += tm_now_ns() - t0;
-    if (e->store) e->stats.checksum_ns = store_checksum_ns(e->store);
-    if (e->status != TM_OK) {
-        tm_error_clear();
-        tm_error_set(&e->error);
-        return e->status;
+        run_threaded(e, r, fn, ctx);
+    e->next_plan = NULL;
+    r->stats.total_ns = tm_now_ns() - t0;
+    e->stats.total_ns += r->stats.total_ns;
+    if (e->status == TM_OK && !e->ahead) return tm_exec_settle(e);
+    if (e->status != TM_OK) { /* nothing goes on after a failure */
+        pthread_mutex_lock(&e->lock);
+        e->now = e->older = e->ahead = NULL;
+        e->link = NULL;
+        e->run[0].open = e->run[1].open = false;
+        e->n_pending = 0;
+        pthread_mutex_unlock(&e->lock);
     }
-    return TM_OK;
+    return report(e);
 }
 
 void tm_exec_get_stats(const tm_exec *e, tm_exec_stats *out) {
     *out = e->stats;
+}
+void tm_exec_on_done(tm_exec *e, tm_run_done_fn fn, void *ctx) {
+    e->done_fn = fn;
+    e->done_ctx = ctx;
+}
+void tm_exec_trace(tm_exec *e, bool on) {
+    e->trace = on;
 }
 char *tm_exec_slab(tm_exec *e) {
     return e->slab;

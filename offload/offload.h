@@ -179,6 +179,10 @@ TM_MUST_USE tm_status tm_link_create(tm_link **out, const tm_plan *before, const
 TM_MUST_USE tm_status tm_link_verify(const tm_link *link);
 void tm_link_free(tm_link *link); /* NULL is fine */
 uint64_t tm_link_bytes(const tm_link *link);
+const tm_plan *tm_link_before(const tm_link *link);
+const tm_plan *tm_link_after(const tm_link *link);
+/* What operation `op` of the plan before has to be done for, in the plan after. */
+const uint32_t *tm_link_successors(const tm_link *link, uint32_t op, uint32_t *n);
 
 /* ---- store: extents, slots, checksums ------------------------------------------------------------------------ */
 
@@ -274,21 +278,22 @@ void tm_exec_announce(tm_exec *e, const tm_plan *next, const tm_link *link);
 /* Waits for everything under way; reads of an announced run are dropped. Returns what failed since. The disk thread
  * then leaves the store's engine alone until the next run. Runs of plans that were not announced begin with it. */
 TM_MUST_USE tm_status tm_exec_settle(tm_exec *e);
+/* When an operation of a run began and ended, in seconds since the run began (negative: started ahead of it). */
+typedef struct tm_span {
+    double start, end;
+} tm_span;
 /* Told on the calling thread, inside one of these calls, when the last operation of a run is done. */
 typedef struct tm_run_stats {
     const tm_plan *plan;
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS];       /* completed, padding included */
     uint64_t wait_read_ns, wait_write_ns, compute_ns, total_ns; /* of the time in tm_exec_run */
+    const tm_span *span; /* per operation of the plan, until the callback returns; NULL without tm_exec_trace */
 } tm_run_stats;
 typedef void (*tm_run_done_fn)(void *ctx, const tm_run_stats *stats);
 void tm_exec_on_done(tm_exec *e, tm_run_done_fn fn, void *ctx);
 void tm_exec_get_stats(const tm_exec *e, tm_exec_stats *out); /* since open */
-/* When an operation of a run began and ended, in seconds since the run began (negative: started ahead of it). */
-typedef struct tm_span {
-    double start, end;
-} tm_span;
-/* The coming runs write into span[0, n) (n: operations of their plan; others are not recorded); NULL ends it. */
-void tm_exec_trace(tm_exec *e, tm_span *span, uint32_t n);
+/* From the next run on, runs record when their operations began and ended (tm_run_stats.span). */
+void tm_exec_trace(tm_exec *e, bool on);
 char *tm_exec_slab(tm_exec *e);
 
 #endif

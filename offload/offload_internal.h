@@ -7,6 +7,7 @@
 
 #define TM_TEMP_BIT 0x80000000u /* in an object id: a temporary of the program, else state of the layout */
 #define TM_NONE UINT32_MAX
+#define TM_DEVICE_BASE ((uint64_t)1 << 50) /* addresses from here on are a device's */
 
 struct tm_layout {
     tm_object *object;
@@ -72,10 +73,11 @@ typedef struct residence {
 typedef struct placement {
     residence *item;
     uint32_t n, cap;
-    uint32_t *of_visit;  /* residence of each visit, TM_NONE: resident state */
-    uint8_t *temp_paged; /* per temporary */
-    uint64_t base;       /* first byte above resident state */
-    uint64_t peak;       /* bytes of slab needed, base included */
+    uint32_t *of_visit;   /* residence of each visit, TM_NONE: resident state */
+    uint8_t *temp_paged;  /* per temporary */
+    uint64_t base;        /* first byte above resident state */
+    uint64_t peak;        /* bytes of slab needed, base included */
+    uint64_t device_peak; /* bytes of the device's arena */
 } placement;
 
 /* place.c: builds residences for the chosen residency (object->resident of the layout, temp_paged), gives look-ahead of
@@ -117,6 +119,10 @@ struct tm_plan {
 /* emit.c: placement -> plan. */
 tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl,
                     const uint8_t *resident, const uint64_t *address);
+
+static inline bool plan_is_disk(uint8_t engine) {
+    return engine == TM_ENGINE_DISK_READ || engine == TM_ENGINE_DISK_WRITE;
+}
 
 /* store.c: one transfer. `frame` is the object's whole frame (frame_bytes). */
 typedef struct store_target {

@@ -272,34 +272,43 @@ static tm_status pack(residence **order, residence **ends, uint32_t n, uint64_t 
 
 /* Long-lived residences are packed first, at the bottom, so that they do not cut up the space that the streams use; the
  * better of that and of packing all together is taken. */
-static tm_status assign_addresses(placement *pl, const tm_program *p) {
-    residence **order = tm_malloc(sizeof *order * (pl->n + 1) * 2);
-    if (!order) return tm_nomem(sizeof *order * (pl->n + 1) * 2);
-    residence **ends = order + pl->n + 1;
-    uint32_t span = p->n_op / 8;
+static tm_status pack_tier(residence **item, uint32_t n, uint32_t span, uint64_t base, uint64_t *peak) {
+    residence **order = tm_malloc(sizeof *order * ((size_t)n + 1) * 2);
+    uint64_t *all = tm_malloc(sizeof *all * ((size_t)n + 1)), peak_all = 0, peak_long = 0, peak_two = 0;
     uint32_t n_long = 0, n_short = 0;
     tm_status rc;
-    uint64_t *all = tm_malloc(sizeof *all * (pl->n + 1));
-    if (!all) {
-        tm_free(order);
-        return tm_nomem(sizeof *all * (pl->n + 1));
-    }
-    for (uint32_t i = 0; i < pl->n; i++) order[i] = &pl->item[i];
-    uint64_t peak_all = 0, peak_long = 0, peak_two = 0;
-    TM_GO(pack(order, ends, pl->n, pl->base, &peak_all));
-    for (uint32_t i = 0; i < pl->n; i++) all[i] = pl->item[i].address;
-    for (uint32_t i = 0; i < pl->n; i++)
-        if (pl->item[i].hold - pl->item[i].start >= span) order[n_long++] = &pl->item[i];
-    TM_GO(pack(order, ends, n_long, pl->base, &peak_long));
-    for (uint32_t i = 0; i < pl->n; i++)
-        if (pl->item[i].hold - pl->item[i].start < span) order[n_short++] = &pl->item[i];
+    if (!order || !all) TM_GO(tm_nomem(sizeof *all * n));
+    residence **ends = order + n + 1;
+    memcpy(order, item, sizeof *order * n);
+    TM_GO(pack(order, ends, n, base, &peak_all));
+    for (uint32_t i = 0; i < n; i++) all[i] = item[i]->address;
+    for (uint32_t i = 0; i < n; i++)
+        if (item[i]->hold - item[i]->start >= span) order[n_long++] = item[i];
+    TM_GO(pack(order, ends, n_long, base, &peak_long));
+    for (uint32_t i = 0; i < n; i++)
+        if (item[i]->hold - item[i]->start < span) order[n_short++] = item[i];
     TM_GO(pack(order, ends, n_short, peak_long, &peak_two));
-    if (peak_all <= peak_two)
-        for (uint32_t i = 0; i < pl->n; i++) pl->item[i].address = all[i];
-    pl->peak = tm_min_u64(peak_all, peak_two);
+    for (uint32_t i = 0; peak_all <= peak_two && i < n; i++) item[i]->address = all[i];
+    *peak = tm_min_u64(peak_all, peak_two);
 done:
     tm_free(all);
     tm_free(order);
+    return rc;
+}
+
+/* Host frames lie in the slab; a device's have addresses of their own, from TM_DEVICE_BASE on. */
+static tm_status assign_addresses(placement *pl, const tm_program *p) {
+    residence **item = tm_malloc(sizeof *item * ((size_t)pl->n + 1));
+    tm_status rc = item ? TM_OK : tm_nomem(sizeof *item * pl->n);
+    for (int tier = 0; tier < TM_TIERS && rc == TM_OK; tier++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < pl->n; i++)
+            if (program_object(p, pl->item[i].first_object)->tier == tier) item[n++] = &pl->item[i];
+        uint64_t base = tier == TM_TIER_HOST ? pl->base : TM_DEVICE_BASE;
+        rc = pack_tier(item, n, p->n_op / 8, base, tier == TM_TIER_HOST ? &pl->peak : &pl->device_peak);
+    }
+    pl->device_peak -= TM_DEVICE_BASE;
+    tm_free(item);
     return rc;
 }
 

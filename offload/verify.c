@@ -15,7 +15,7 @@
 
 typedef struct span {
     uint64_t begin, end;
-    uint32_t object; /* TM_NONE: nothing of value */
+    uint32_t object; /* its slot */
     uint64_t base;   /* where the object's frame begins */
     uint32_t version;
     uint32_t writer;  /* op, TM_NONE: before the plan */
@@ -32,19 +32,23 @@ typedef struct version {
 } version;
 
 typedef struct prover {
-    const tm_plan *plan;
+    const tm_plan *plan;   /* under proof */
+    const tm_plan *before; /* a link: the plan whose run may still be under way; NULL otherwise */
+    const tm_link *link;
+    uint32_t base;       /* operations count on: those of `plan` come after those of `before` */
+    uint32_t first_temp; /* slot of temporary 0 */
     span *map;
     uint32_t n_map, cap_map;
     reader *reader;
     uint32_t n_reader, cap_reader;
     version *version;
-    uint32_t n_state, n_objects;
-    uint32_t *succ; /* sorted per op */
+    uint32_t n_objects;
+    uint32_t *succ; /* of `plan`, sorted per op */
     bool nomem;
 } prover;
 
 static uint32_t slot_of(const prover *p, uint32_t id) {
-    return id & TM_TEMP_BIT ? p->n_state + (id & ~TM_TEMP_BIT) : id;
+    return id & TM_TEMP_BIT ? p->first_temp + (id & ~TM_TEMP_BIT) : id;
 }
 
 static int by_value(const void *a, const void *b) {
@@ -52,17 +56,30 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static bool has_edge(const prover *p, uint32_t from, uint32_t to) {
-    const tm_plan_op *o = &p->plan->op[from];
-    uint32_t lo = o->first_succ, hi = o->first_succ + o->n_succ;
+static bool is_in(const uint32_t *list, uint32_t n, uint32_t v) {
+    uint32_t lo = 0, hi = n;
     while (lo < hi) {
         uint32_t mid = (lo + hi) / 2;
-        if (p->succ[mid] < to)
+        if (list[mid] < v)
             lo = mid + 1;
         else
             hi = mid;
     }
-    return lo < o->first_succ + o->n_succ && p->succ[lo] == to;
+    return lo < n && list[lo] == v;
+}
+
+/* Between runs there is also the executor's rule: compute of the later one begins when all compute of the earlier one
+ * is done, and a write-back follows the compute that made what it writes. */
+static bool has_edge(const prover *p, uint32_t from, uint32_t to) {
+    if (from >= p->base) {
+        const tm_plan_op *o = &p->plan->op[from - p->base];
+        return is_in(p->succ + o->first_succ, o->n_succ, to - p->base);
+    }
+    if (!plan_is_disk(p->before->op[from].engine) && p->plan->op[to - p->base].engine != TM_ENGINE_DISK_READ)
+        return true;
+    uint32_t n;
+    const uint32_t *list = tm_link_successors(p->link, from, &n);
+    return is_in(list, n, to - p->base);
 }
 
 static tm_status need_edge(const prover *p, uint32_t from, uint32_t to, const char *why) {
@@ -140,7 +157,7 @@ static tm_status read_frame(prover *p, uint32_t op, const struct plan_touch *t) 
     cut(p, end);
     for (uint32_t i = find(p, t->address); at < end; i++) {
         span *s = i < p->n_map ? &p->map[i] : NULL;
-        if (!s || s->begin != at || s->object != t->object || s->base != t->address ||
+        if (!s || s->begin != at || s->object != slot_of(p, t->object) || s->base != t->address ||
             s->version != p->version[slot_of(p, t->object)].latest)
             return tm_fail(TM_EBUG, "plan %s: operation %u reads object %x at %llu, which is not there", p->plan->name,
                            op, t->object, (unsigned long long)at);
@@ -155,29 +172,32 @@ static tm_status read_frame(prover *p, uint32_t op, const struct plan_touch *t) 
 
 static tm_status write_frame(prover *p, uint32_t op, const struct plan_touch *t, uint32_t new_version) {
     uint64_t end = t->address + t->bytes;
-    if (end > p->plan->info.slab_bytes)
+    bool device = end > TM_DEVICE_BASE;
+    if (device ? end - TM_DEVICE_BASE > p->plan->info.device_bytes : end > p->plan->info.slab_bytes)
         return tm_fail(TM_EBUG, "plan %s: operation %u writes past the slab", p->plan->name, op);
     cut(p, t->address);
     cut(p, end);
     for (uint32_t i = find(p, t->address); i < p->n_map && p->map[i].begin < end; i++)
         TM_TRY(need_edges(p, p->map[i].readers, p->map[i].writer, op, "it overwrites what that uses"));
-    put(p, &(span){t->address, end, t->object, t->address, new_version, op, TM_NONE});
+    put(p, &(span){t->address, end, slot_of(p, t->object), t->address, new_version, op, TM_NONE});
     return TM_OK;
 }
 
-static tm_status cpu_op(prover *p, uint32_t op) {
+static tm_status compute_op(prover *p, uint32_t op) {
     const tm_plan *plan = p->plan;
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
-        if (plan->touch[i].access & TM_USE_READ) TM_TRY(read_frame(p, op, &plan->touch[i]));
+        if (plan->touch[i].access & TM_USE_READ) TM_TRY(read_frame(p, p->base + op, &plan->touch[i]));
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
         if (plan->touch[i].access & TM_USE_WRITE)
-            TM_TRY(write_frame(p, op, &plan->touch[i], ++p->version[slot_of(p, plan->touch[i].object)].latest));
+            TM_TRY(
+                write_frame(p, p->base + op, &plan->touch[i], ++p->version[slot_of(p, plan->touch[i].object)].latest));
     return TM_OK;
 }
 
 static tm_status disk_op(prover *p, uint32_t op) {
     const struct plan_touch *t = &p->plan->touch[p->plan->first_touch[op]];
     version *v = &p->version[slot_of(p, t->object)];
+    uint32_t g = p->base + op;
     if (p->plan->op[op].address != t->address || p->plan->op[op].object != t->object)
         return tm_fail(TM_EBUG, "plan %s: operation %u moves something else than it says", p->plan->name, op);
     if (p->plan->op[op].engine == TM_ENGINE_DISK_READ) {
@@ -185,36 +205,25 @@ static tm_status disk_op(prover *p, uint32_t op) {
             return tm_fail(TM_EBUG,
                            "plan %s: operation %u reads object %x from disk, whose latest version is not there",
                            p->plan->name, op, t->object);
-        TM_TRY(need_edge(p, v->disk_writer, op, "it reads the extent that that writes"));
-        v->disk_readers = push_reader(p, op, v->disk_readers);
-        return write_frame(p, op, t, v->on_disk);
+        TM_TRY(need_edge(p, v->disk_writer, g, "it reads the extent that that writes"));
+        v->disk_readers = push_reader(p, g, v->disk_readers);
+        return write_frame(p, g, t, v->on_disk);
     }
-    TM_TRY(read_frame(p, op, t));
-    TM_TRY(need_edges(p, v->disk_readers, v->disk_writer, op, "it overwrites the extent that that uses"));
+    TM_TRY(read_frame(p, g, t));
+    TM_TRY(need_edges(p, v->disk_readers, v->disk_writer, g, "it overwrites the extent that that uses"));
     v->on_disk = v->latest;
-    v->disk_writer = op;
+    v->disk_writer = g;
     v->disk_readers = TM_NONE;
     return TM_OK;
 }
 
 /* ---- begin and end ------------------------------------------------------------------------------------------- */
 
-static tm_status begin(prover *p) {
-    const tm_layout *l = p->plan->layout;
-    p->n_state = l->n;
-    p->n_objects = l->n + p->plan->n_temp;
-    p->version = tm_calloc(p->n_objects + 1, sizeof *p->version);
+static tm_status sort_successors(prover *p) {
     uint32_t edges = p->plan->info.edges;
+    tm_free(p->succ);
     p->succ = tm_malloc((edges + 1) * sizeof *p->succ);
-    if (!p->version || !p->succ) return tm_nomem(edges * sizeof *p->succ);
-    for (uint32_t i = 0; i < p->n_objects; i++) {
-        p->version[i].disk_writer = p->version[i].disk_readers = TM_NONE;
-        if (i >= l->n) p->version[i].on_disk = TM_NONE; /* nothing of a temporary is there yet */
-    }
-    for (uint32_t i = 0; i < l->n; i++) {
-        const tm_object *o = &l->object[i];
-        if (o->resident) put(p, &(span){o->address, o->address + o->frame_bytes, i, o->address, 0, TM_NONE, TM_NONE});
-    }
+    if (!p->succ) return tm_nomem(edges * sizeof *p->succ);
     memcpy(p->succ, p->plan->succ, edges * sizeof *p->succ);
     for (uint32_t i = 0; i < p->plan->n_op; i++) {
         const tm_plan_op *o = &p->plan->op[i];
@@ -224,6 +233,29 @@ static tm_status begin(prover *p) {
                 return tm_fail(TM_EBUG, "plan %s: operation %u points back to %u", p->plan->name, i,
                                p->succ[o->first_succ + s]);
     }
+    return TM_OK;
+}
+
+static tm_status begin(prover *p, const tm_layout *l, uint32_t temps) {
+    p->n_objects = l->n + temps;
+    p->first_temp = l->n;
+    p->version = tm_calloc(p->n_objects + 1, sizeof *p->version);
+    if (!p->version) return tm_nomem(p->n_objects * sizeof *p->version);
+    for (uint32_t i = 0; i < p->n_objects; i++) {
+        p->version[i].disk_writer = p->version[i].disk_readers = TM_NONE;
+        if (i >= l->n) p->version[i].on_disk = TM_NONE; /* nothing of a temporary is there yet */
+    }
+    for (uint32_t i = 0; i < l->n; i++) {
+        const tm_object *o = &l->object[i];
+        if (o->resident) put(p, &(span){o->address, o->address + o->frame_bytes, i, o->address, 0, TM_NONE, TM_NONE});
+    }
+    return TM_OK;
+}
+
+static tm_status walk(prover *p) {
+    TM_TRY(sort_successors(p));
+    for (uint32_t op = 0; op < p->plan->n_op; op++)
+        TM_TRY(plan_is_disk(p->plan->op[op].engine) ? disk_op(p, op) : compute_op(p, op));
     return TM_OK;
 }
 
@@ -247,16 +279,49 @@ static tm_status finish(prover *p) {
     return TM_OK;
 }
 
+static tm_status end(prover *p, tm_status rc) {
+    if (rc == TM_OK) rc = finish(p);
+    if (p->nomem && rc == TM_OK) rc = tm_nomem(sizeof(span));
+    tm_free(p->map);
+    tm_free(p->reader);
+    tm_free(p->version);
+    tm_free(p->succ);
+    return rc;
+}
+
 tm_status tm_plan_verify(const tm_plan *plan) {
     prover p = {.plan = plan};
-    tm_status rc = begin(&p);
-    for (uint32_t op = 0; op < plan->n_op && rc == TM_OK; op++)
-        rc = plan->op[op].engine == TM_ENGINE_CPU ? cpu_op(&p, op) : disk_op(&p, op);
-    if (rc == TM_OK) rc = finish(&p);
-    if (p.nomem && rc == TM_OK) rc = tm_nomem(sizeof(span));
-    tm_free(p.map);
-    tm_free(p.reader);
-    tm_free(p.version);
-    tm_free(p.succ);
-    return rc;
+    tm_status rc = begin(&p, plan->layout, plan->n_temp);
+    if (rc == TM_OK) rc = walk(&p);
+    return end(&p, rc);
+}
+
+/* Extents of temporaries are not followed from run to run: what is spilled is read again in its own run, by someone
+ * whose compute follows, so it is at rest when the later run's compute, and with it its first spill, begins. */
+static tm_status spills_are_read(const tm_plan *plan) {
+    for (uint32_t op = 0; op < plan->n_op; op++) {
+        const tm_plan_op *o = &plan->op[op];
+        if (!plan_is_disk(o->engine) || !(o->object & TM_TEMP_BIT)) continue;
+        bool followed = false;
+        for (uint32_t s = 0; s < o->n_succ && !followed; s++) {
+            const tm_plan_op *next = &plan->op[plan->succ[o->first_succ + s]];
+            followed = o->engine == TM_ENGINE_DISK_READ ? !plan_is_disk(next->engine) : next->object == o->object;
+        }
+        if (!followed) return tm_fail(TM_EBUG, "plan %s: nobody waits for transfer %u of a temporary", plan->name, op);
+    }
+    return TM_OK;
+}
+
+tm_status tm_link_verify(const tm_link *link) {
+    const tm_plan *before = tm_link_before(link), *after = tm_link_after(link);
+    prover p = {.plan = before, .link = link};
+    tm_status rc = begin(&p, before->layout, before->n_temp + after->n_temp);
+    if (rc == TM_OK) rc = spills_are_read(before);
+    if (rc == TM_OK) rc = walk(&p);
+    p.before = before;
+    p.plan = after;
+    p.base = before->n_op;
+    p.first_temp += before->n_temp;
+    if (rc == TM_OK) rc = walk(&p);
+    return end(&p, rc);
 }

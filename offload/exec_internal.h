@@ -1,0 +1,101 @@
+/* The executor's own structures: exec.c (runs, calling thread), exec_disk.c (disk thread), exec_random.c (tests). */
+#ifndef TIDEMILL_EXEC_INTERNAL_H
+#define TIDEMILL_EXEC_INTERNAL_H
+
+#include "offload/offload_internal.h"
+
+#include <pthread.h>
+
+enum { EXEC_DEPTH = 32 };
+
+typedef struct heap {
+    uint32_t *op;
+    uint32_t n, cap;
+} heap;
+
+/* One run of a plan. At most two exist: the one whose CPU operations run, and one beside it: the run before, while its
+ * last transfers are under way, or the run after, whose first reads have started. */
+typedef struct exec_run {
+    const tm_plan *plan;
+    uint32_t *pred; /* predecessors left */
+    uint8_t *done;
+    uint32_t cap_ops, oldest_disk;
+    heap cpu, disk; /* ready */
+    uint32_t left, cpu_left, disk_left, in_flight;
+    bool open;
+    uint64_t began_ns;
+    tm_span *span; /* [cap_ops] seconds of tm_now_ns, while they are recorded */
+    tm_run_stats stats;
+} exec_run;
+
+static inline void exec_note_span(exec_run *r, uint32_t op, uint64_t from_ns, uint64_t to_ns) {
+    if (r->span) r->span[op] = (tm_span){(double)from_ns * 1e-9, (double)to_ns * 1e-9};
+}
+
+typedef struct flight {
+    tm_io_req req;
+    exec_run *run;
+    uint32_t op;
+    bool busy;
+} flight;
+
+/* Tests: a disk operation in flight moves its bytes either when it starts or when it completes, as the draw has it. */
+typedef struct pending {
+    exec_run *run;
+    uint32_t op;
+    bool moved;
+} pending;
+
+struct tm_exec {
+    char *slab;
+    uint64_t slab_bytes;
+    tm_store *store;
+    uint64_t seed, draws;
+    bool stub_disk, stub_compute;
+    pthread_t thread;
+    bool has_thread, quit, parked;
+    pthread_mutex_t lock;
+    pthread_cond_t cpu_wake, disk_wake;
+    /* under the lock: */
+    exec_run run[2];
+    exec_run *now, *older,
+        *ahead; /* of those: whose CPU operations run; the two neighbours, NULL where there is none */
+    const tm_plan *next_plan;
+    const tm_link *next_link; /* from now to next */
+    const tm_link *link;      /* from now to ahead, once ahead is open */
+    bool dropping;            /* ahead is not wanted any more: no new reads of it */
+    tm_status status;
+    tm_error error;
+    tm_exec_stats stats;
+    tm_run_done_fn done_fn;
+    void *done_ctx;
+    bool trace;
+    /* of the disk thread: */
+    flight flight[EXEC_DEPTH];
+    uint64_t *temp_checksum;
+    uint32_t cap_temp_pages;
+    pending pending[EXEC_DEPTH];
+    uint32_t n_pending;
+};
+
+void heap_push(heap *h, uint32_t v);
+uint32_t heap_pop(heap *h);
+/* Keeps the first failure. Under the lock. */
+void exec_fail(tm_exec *e, tm_status status);
+/* Marks `op` done and readies its successors, here and in the run ahead: the only place where an operation becomes
+ * ready. Returns true if a disk operation became ready. Under the lock. */
+bool exec_complete(tm_exec *e, exec_run *r, uint32_t op);
+tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx);
+tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished);
+tm_status exec_disk_finish(tm_exec *e, flight *f);
+tm_status exec_disk_thread(tm_exec *e);
+/* Waits until the disk thread drives the engine no more: nothing is in flight, nothing that is wanted is ready. Under
+ * the lock. */
+void exec_park_disk(tm_exec *e);
+/* One operation, drawn from all that may start or complete. */
+tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx);
+static inline bool exec_trails(const exec_run *r) {
+    return r && r->open && r->left > 0;
+}
+
+#endif

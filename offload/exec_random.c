@@ -1,0 +1,61 @@
+/* Random legal orders (tests): one thread draws what starts or completes next among all that may. */
+#include "offload/exec_internal.h"
+
+static uint32_t draw(tm_exec *e, uint32_t n) {
+    uint32_t r[4];
+    tm_philox(e->seed, 0, e->draws++, r);
+    return r[0] % n;
+}
+
+static uint32_t take_any(tm_exec *e, heap *h) {
+    uint32_t i = draw(e, h->n), op = h->op[i];
+    h->op[i] = h->op[--h->n]; /* order inside does not matter here: every take is random */
+    return op;
+}
+
+static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
+    tm_io_req *got[EXEC_DEPTH];
+    unsigned n = 0;
+    bool finished;
+    TM_TRY(exec_disk_start(e, r, op, &finished));
+    if (finished) return TM_OK;
+    while (n == 0) TM_TRY(tm_io_wait(store_io(e->store), got, 1, &n, true));
+    return exec_disk_finish(e, got[0]->user);
+}
+
+static tm_status start_transfer(tm_exec *e, exec_run *r) {
+    pending *q = &e->pending[e->n_pending];
+    *q = (pending){.run = r, .op = take_any(e, &r->disk), .moved = draw(e, 2) == 0};
+    e->n_pending++;
+    return q->moved ? move_now(e, q->run, q->op) : TM_OK;
+}
+
+static tm_status complete_transfer(tm_exec *e, uint32_t i) {
+    pending q = e->pending[i];
+    e->pending[i] = e->pending[--e->n_pending];
+    if (!q.moved) TM_TRY(move_now(e, q.run, q.op));
+    (void)exec_complete(e, q.run, q.op);
+    return TM_OK;
+}
+
+tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx) {
+    exec_run *disks[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
+    uint32_t cpu = fn ? e->now->cpu.n : 0, n = cpu, room = e->n_pending < EXEC_DEPTH;
+    for (size_t i = 0; i < TM_COUNT(disks); i++) n += disks[i] && room ? disks[i]->disk.n : 0;
+    TM_ASSERT(n + e->n_pending > 0);
+    uint32_t which = draw(e, n + e->n_pending);
+    if (which >= n) return complete_transfer(e, which - n);
+    if (which < cpu) {
+        uint32_t op = take_any(e, &e->now->cpu);
+        TM_TRY(exec_cpu(e, e->now, op, fn, ctx));
+        (void)exec_complete(e, e->now, op);
+        return TM_OK;
+    }
+    which -= cpu;
+    for (size_t i = 0; i < TM_COUNT(disks); i++) {
+        uint32_t have = disks[i] ? disks[i]->disk.n : 0;
+        if (which < have) return start_transfer(e, disks[i]);
+        which -= have;
+    }
+    return TM_OK;
+}

@@ -1,0 +1,237 @@
+/* What two runs that overlap have to keep in order: edges from operations of the plan before to operations of the plan
+ * after. The executor lets CPU operations of the later run start only when all of the earlier run's are done, so what
+ * is left are transfers: fills of frames that are still in use, reads of extents that are still being written,
+ * operations on frames that are still being written back.
+ *
+ * Walking the plan before leaves, for every stretch of the slab and every extent, the operations that had it last;
+ * walking the plan after, the first who touch it are tied to them. */
+#include "offload/offload_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct edge {
+    uint32_t from, to;
+} edge;
+
+struct tm_link {
+    const tm_plan *before, *after;
+    edge *edge; /* sorted by from */
+    uint32_t *first;
+    uint32_t *to;
+    uint32_t n_edge, cap_edge;
+};
+
+/* Who had it last: a writer, or the readers since. */
+typedef struct last {
+    uint32_t writer, readers;
+} last;
+
+typedef struct stretch {
+    uint64_t begin, end;
+    last had;
+} stretch;
+
+typedef struct reader {
+    uint32_t op, next;
+} reader;
+
+typedef struct linker {
+    tm_link *link;
+    stretch *map;
+    uint32_t n_map, cap_map;
+    reader *reader;
+    uint32_t n_reader, cap_reader;
+    last *extent;
+    bool nomem;
+} linker;
+
+static uint32_t find(const linker *k, uint64_t at) {
+    uint32_t lo = 0, hi = k->n_map;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (k->map[mid].end <= at)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static bool room(linker *k) {
+    if (offload_grow(&k->map, &k->cap_map, k->n_map, sizeof *k->map)) return true;
+    k->nomem = true;
+    return false;
+}
+
+static void cut(linker *k, uint64_t at) {
+    uint32_t i = find(k, at);
+    if (i == k->n_map || k->map[i].begin >= at || !room(k)) return;
+    memmove(&k->map[i + 1], &k->map[i], (k->n_map - i) * sizeof *k->map);
+    k->n_map++;
+    k->map[i].end = at;
+    k->map[i + 1].begin = at;
+}
+
+static void note_reader(linker *k, last *had, uint32_t op) {
+    if (!offload_grow(&k->reader, &k->cap_reader, k->n_reader, sizeof *k->reader)) {
+        k->nomem = true;
+        return;
+    }
+    k->reader[k->n_reader] = (reader){op, had->readers};
+    had->readers = k->n_reader++;
+}
+
+/* [begin, end) becomes one stretch that `op` has written. */
+static void overwrite(linker *k, uint64_t begin, uint64_t end, uint32_t op) {
+    cut(k, begin);
+    cut(k, end);
+    uint32_t from = find(k, begin), to = from;
+    while (to < k->n_map && k->map[to].begin < end) to++;
+    if (to == from && !room(k)) return;
+    if (to == from || to > from + 1) memmove(&k->map[from + 1], &k->map[to], (k->n_map - to) * sizeof *k->map);
+    k->n_map = k->n_map + 1 - (to - from);
+    k->map[from] = (stretch){begin, end, {op, TM_NONE}};
+}
+
+static uint32_t extent_of(const linker *k, const tm_plan *plan, uint32_t op) {
+    uint32_t id = plan->op[op].object;
+    (void)k;
+    return plan_is_disk(plan->op[op].engine) && !(id & TM_TEMP_BIT) ? id : TM_NONE;
+}
+
+/* ---- the plan before ----------------------------------------------------------------------------------------- */
+
+static void leave_frame(linker *k, const struct plan_touch *t, uint32_t op) {
+    if (t->access & TM_USE_WRITE) {
+        overwrite(k, t->address, t->address + t->bytes, op);
+        return;
+    }
+    cut(k, t->address);
+    cut(k, t->address + t->bytes);
+    for (uint32_t i = find(k, t->address); i < k->n_map && k->map[i].begin < t->address + t->bytes; i++)
+        note_reader(k, &k->map[i].had, op);
+}
+
+static void leave(linker *k, const tm_plan *plan) {
+    for (uint32_t op = 0; op < plan->n_op && !k->nomem; op++) {
+        for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
+            leave_frame(k, &plan->touch[i], op);
+        uint32_t x = extent_of(k, plan, op);
+        if (x == TM_NONE) continue;
+        if (plan->op[op].engine == TM_ENGINE_DISK_WRITE)
+            k->extent[x] = (last){op, TM_NONE};
+        else
+            note_reader(k, &k->extent[x], op);
+    }
+}
+
+/* ---- the plan after ------------------------------------------------------------------------------------------ */
+
+static void tie(linker *k, uint32_t from, uint32_t to) {
+    tm_link *l = k->link;
+    bool late = !plan_is_disk(l->before->op[from].engine) && l->after->op[to].engine != TM_ENGINE_DISK_READ;
+    if (late) return; /* by then all compute of the run before is done */
+    if (!offload_grow(&l->edge, &l->cap_edge, l->n_edge, sizeof *l->edge)) {
+        k->nomem = true;
+        return;
+    }
+    l->edge[l->n_edge++] = (edge){from, to};
+}
+
+static void follow(linker *k, last *had, uint32_t op, bool write) {
+    if (had->writer != TM_NONE && (!write || had->readers == TM_NONE)) tie(k, had->writer, op);
+    if (!write) return;
+    for (uint32_t i = had->readers; i != TM_NONE; i = k->reader[i].next) tie(k, k->reader[i].op, op);
+    *had = (last){TM_NONE, TM_NONE};
+}
+
+static void enter(linker *k, const tm_plan *plan) {
+    for (uint32_t op = 0; op < plan->n_op && !k->nomem; op++) {
+        for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++) {
+            const struct plan_touch *t = &plan->touch[i];
+            bool write = t->access & TM_USE_WRITE;
+            if (write) {
+                cut(k, t->address);
+                cut(k, t->address + t->bytes);
+            }
+            for (uint32_t s = find(k, t->address); s < k->n_map && k->map[s].begin < t->address + t->bytes; s++)
+                follow(k, &k->map[s].had, op, write);
+        }
+        uint32_t x = extent_of(k, plan, op);
+        if (x != TM_NONE) follow(k, &k->extent[x], op, plan->op[op].engine == TM_ENGINE_DISK_WRITE);
+    }
+}
+
+/* ---- the link ------------------------------------------------------------------------------------------------ */
+
+static int by_edge(const void *a, const void *b) {
+    const edge *x = a, *y = b;
+    if (x->from != y->from) return x->from < y->from ? -1 : 1;
+    return x->to < y->to ? -1 : x->to > y->to;
+}
+
+static tm_status number(tm_link *l) {
+    uint32_t n = 0;
+    if (l->n_edge) qsort(l->edge, l->n_edge, sizeof *l->edge, by_edge);
+    l->first = tm_calloc((size_t)l->before->n_op + 2, sizeof *l->first);
+    l->to = tm_malloc(sizeof *l->to * (l->n_edge + 1));
+    if (!l->first || !l->to) return tm_nomem(sizeof *l->first * l->before->n_op);
+    for (uint32_t i = 0; i < l->n_edge; i++) {
+        if (i > 0 && by_edge(&l->edge[i - 1], &l->edge[i]) == 0) continue;
+        l->to[n++] = l->edge[i].to;
+        l->first[l->edge[i].from + 1]++;
+    }
+    for (uint32_t i = 0; i < l->before->n_op; i++) l->first[i + 1] += l->first[i];
+    tm_free(l->edge);
+    l->edge = NULL;
+    l->n_edge = n;
+    return TM_OK;
+}
+
+tm_status tm_link_create(tm_link **out, const tm_plan *before, const tm_plan *after) {
+    tm_status rc = TM_OK;
+    TM_ASSERT(before->layout == after->layout);
+    tm_link *l = tm_calloc(1, sizeof *l);
+    linker k = {.link = l, .extent = tm_malloc(sizeof(last) * (before->layout->n + 1))};
+    if (!l || !k.extent) TM_GO(tm_nomem(sizeof *l));
+    l->before = before;
+    l->after = after;
+    for (uint32_t i = 0; i < before->layout->n; i++) k.extent[i] = (last){TM_NONE, TM_NONE};
+    leave(&k, before);
+    enter(&k, after);
+    if (k.nomem) TM_GO(tm_nomem(sizeof(stretch)));
+    TM_GO(number(l));
+    *out = l;
+done:
+    tm_free(k.map);
+    tm_free(k.reader);
+    tm_free(k.extent);
+    if (rc != TM_OK) tm_link_free(l);
+    return rc;
+}
+
+void tm_link_free(tm_link *link) {
+    if (!link) return;
+    tm_free(link->edge);
+    tm_free(link->first);
+    tm_free(link->to);
+    tm_free(link);
+}
+
+uint64_t tm_link_bytes(const tm_link *link) {
+    return sizeof *link + ((uint64_t)link->before->n_op + 2 + link->n_edge) * sizeof(uint32_t);
+}
+
+const uint32_t *tm_link_successors(const tm_link *link, uint32_t op, uint32_t *n) {
+    *n = link->first[op + 1] - link->first[op];
+    return link->to + link->first[op];
+}
+
+const tm_plan *tm_link_before(const tm_link *link) {
+    return link->before;
+}
+
+const tm_plan *tm_link_after(const tm_link *link) {
+    return link->after;
+}
