@@ -203,8 +203,8 @@ static uint32_t rounded_tile(pass *x, uint32_t part, uint32_t tile, uint32_t uni
     uint64_t width = x->job->dtype == TM_F32 ? 4 : 2;
     if (x->o->park) return ps->grad + tile * ps->stride;
     uint32_t g = tm_program_temp(
-        x->p, &(tm_object){
-                  .kind = TM_KIND_GRAD, .unit = unit, .bytes = tile_elements(ps, tile) * width, .pageable = true});
+        x->p,
+        &(tm_object){.kind = TM_KIND_GRAD, .unit = unit, .bytes = tile_elements(ps, tile) * width, .pageable = true});
     if (x->grad_tile[part]) x->grad_tile[part][tile] = g;
     return g;
 }

@@ -35,7 +35,7 @@ typedef enum tm_place {
     TM_PLACE_NVME  /* lives in files; spare budget may cache it */
 } tm_place;
 typedef enum tm_activations { TM_ACT_AUTO, TM_ACT_KEEP, TM_ACT_SPILL, TM_ACT_RECOMPUTE } tm_activations;
-typedef enum tm_update { TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F } tm_update;
+typedef enum tm_update { TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_B } tm_update;
 typedef enum tm_budget_kind {
     TM_BUDGET_DEFAULT, /* not given: 80% of what is available (DESIGN section 13) */
     TM_BUDGET_BYTES,
@@ -125,13 +125,24 @@ typedef struct tm_config {
     } aio;
 
     /* ---- DeepSpeed's tuning numbers ------------------------------------------------------------------------------ */
-    /* In elements: hints of speed, never of the result. TM_AUTO_ELEMENTS until tm_config_resolve_model where the file
-     * says "auto". */
+    /* In elements, with DeepSpeed's defaults: speed, never the result. TM_AUTO_ELEMENTS until tm_config_resolve_model
+     * where the file says "auto". */
     struct {
         uint64_t reduce_bucket_size, prefetch_bucket_size, param_persistence_threshold, sub_group_size;
         uint64_t max_live_parameters, max_reuse_distance;
         bool overlap_comm;
     } zero;
+    /* Those that bound the planner, as far as the file gives them; TM_AUTO_ELEMENTS (false) where it does not or says
+     * "auto": then the planner decides. They change what is kept and how far ahead is read, never a bit of the result.
+     */
+    struct {
+        uint64_t max_in_cpu, max_live_parameters;        /* elements of parameters kept; kept and under way */
+        uint64_t prefetch_bucket_size;                   /* elements of parameters read ahead */
+        uint64_t param_persistence_threshold;            /* tensors up to this many elements stay */
+        uint64_t param_buffers;                          /* buffer_count x buffer_size, elements */
+        uint64_t sub_group_size, optimizer_buffer_count; /* elements updated together; how many such under way */
+        bool no_pipeline_read, no_pipeline_write, no_pin_memory;
+    } knobs;
 
     /* ---- output -------------------------------------------------------------------------------------------------- */
     int64_t save_steps, eval_steps; /* steps between; 0: only at the end */

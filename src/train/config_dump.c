@@ -167,7 +167,7 @@ static void dump_schedule(tm_json_writer *w, const cfg_impl *impl) {
 }
 
 static void dump_memory(tm_json_writer *w, const tm_config *c) {
-    static const char *const update[] = {"auto", "U", "F"};
+    static const char *const update[] = {"auto", "U", "F", "B"};
     open_object(w, "memory");
     text(w, "device", c->memory.device);
     if (c->memory.host_kind == TM_BUDGET_UNLIMITED) text(w, "host_budget", "unlimited");
@@ -188,25 +188,52 @@ static void elements(tm_json_writer *w, const char *key, uint64_t n) {
         whole(w, key, (int64_t)n);
 }
 
-static void dump_offload(tm_json_writer *w, const char *key, tm_place place, const tm_strings *paths) {
+/* What was not given is left out, so that it is not given when this is loaded. */
+static void if_given(tm_json_writer *w, const char *key, uint64_t given) {
+    if (given != TM_AUTO_ELEMENTS) whole(w, key, (int64_t)given);
+}
+
+/* "auto" follows the model's width. */
+static void knob(tm_json_writer *w, const char *key, uint64_t given, uint64_t value, uint64_t without) {
+    if (given != TM_AUTO_ELEMENTS)
+        whole(w, key, (int64_t)given);
+    else if (value != without)
+        text(w, key, "auto");
+}
+
+static void open_offload(tm_json_writer *w, const char *key, tm_place place, const tm_strings *paths) {
     static const char *const device[] = {"auto", "none", "cpu", "nvme"};
     open_object(w, key);
     text(w, "device", device[place]);
     list(w, "nvme_path", paths);
+}
+
+static void dump_offload(tm_json_writer *w, const tm_config *c) {
+    open_offload(w, "offload_param", c->param_place, &c->param_paths);
+    if (c->knobs.param_buffers != TM_AUTO_ELEMENTS) whole(w, "buffer_count", 1);
+    if_given(w, "buffer_size", c->knobs.param_buffers);
+    if_given(w, "max_in_cpu", c->knobs.max_in_cpu);
+    if (c->knobs.no_pin_memory) truth(w, "pin_memory", false);
+    tm_jw_object_end(w);
+    open_offload(w, "offload_optimizer", c->optimizer_place, &c->optimizer_paths);
+    if_given(w, "buffer_count", c->knobs.optimizer_buffer_count);
+    if (c->knobs.no_pipeline_read) truth(w, "pipeline_read", false);
+    if (c->knobs.no_pipeline_write) truth(w, "pipeline_write", false);
+    if (c->knobs.no_pin_memory) truth(w, "pin_memory", false);
     tm_jw_object_end(w);
 }
 
 static void dump_storage(tm_json_writer *w, const tm_config *c) {
     open_object(w, "zero_optimization");
     whole(w, "stage", c->zero_stage);
-    dump_offload(w, "offload_param", c->param_place, &c->param_paths);
-    dump_offload(w, "offload_optimizer", c->optimizer_place, &c->optimizer_paths);
+    dump_offload(w, c);
     elements(w, "reduce_bucket_size", c->zero.reduce_bucket_size);
-    elements(w, "stage3_prefetch_bucket_size", c->zero.prefetch_bucket_size);
-    elements(w, "stage3_param_persistence_threshold", c->zero.param_persistence_threshold);
-    elements(w, "stage3_max_live_parameters", c->zero.max_live_parameters);
+    knob(w, "stage3_prefetch_bucket_size", c->knobs.prefetch_bucket_size, c->zero.prefetch_bucket_size, 50000000);
+    knob(w, "stage3_param_persistence_threshold", c->knobs.param_persistence_threshold,
+         c->zero.param_persistence_threshold, 100000);
+    if_given(w, "stage3_max_live_parameters", c->knobs.max_live_parameters);
     elements(w, "stage3_max_reuse_distance", c->zero.max_reuse_distance);
-    elements(w, "sub_group_size", c->zero.sub_group_size);
+    if_given(w, "sub_group_size", c->knobs.sub_group_size);
     truth(w, "overlap_comm", c->zero.overlap_comm);
     tm_jw_object_end(w);
     if (!c->aio.given) return;

@@ -83,6 +83,26 @@ static void resolve_clipping(cfg_state *s) {
     s->cfg->pub.max_grad_norm = ds ? ds->node->number : cfg_number(s, "max_grad_norm");
 }
 
+/* Inside backward the norm is not known yet, and nothing can be taken back. */
+static void check_update(cfg_state *s) {
+    const tm_config *c = &s->cfg->pub;
+    const cfg_value *v = cfg_given(s, "memory.update");
+    char w[256];
+    if (c->memory.update != TM_UPDATE_B) return;
+    if (c->max_grad_norm > 0)
+        cfg_problem(
+            s, TM_EINPUT,
+            "%s: \"memory.update\" B updates inside backward, before the norm of the gradient is known: it cannot "
+            "clip to max_grad_norm %.15g; set max_grad_norm 0, or choose U or F",
+            cfg_where(v, w, sizeof w), c->max_grad_norm);
+    if (c->precision == TM_F16)
+        cfg_problem(
+            s, TM_EINPUT,
+            "%s: \"memory.update\" B updates inside backward: it cannot skip a step that overflows fp16; choose U "
+            "or F",
+            cfg_where(v, w, sizeof w));
+}
+
 tm_status config_resolve_optimizer(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     char w[256], x[256];
@@ -100,5 +120,6 @@ tm_status config_resolve_optimizer(cfg_state *s) {
                     cfg_where(v, w, sizeof w), cfg_show(v, x, sizeof x));
     }
     resolve_clipping(s);
+    check_update(s);
     return cfg_strings(s, "no_decay", &c->no_decay);
 }

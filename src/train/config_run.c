@@ -97,7 +97,7 @@ static void resolve_host_budget(cfg_state *s) {
 
 static tm_status resolve_memory(cfg_state *s) {
     static const char *const engines[] = {"auto", "uring", "threads", "sync"};
-    static const tm_update updates[] = {TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_AUTO};
+    static const tm_update updates[] = {TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_B};
     tm_config *c = &s->cfg->pub;
     char w[256];
     TM_TRY(cfg_string(s, "memory.device", &c->memory.device));
@@ -115,7 +115,6 @@ static tm_status resolve_memory(cfg_state *s) {
     resolve_host_budget(s);
     c->memory.activations = (tm_activations)cfg_choice(s, "memory.activations");
     c->memory.update = updates[cfg_choice(s, "memory.update")];
-    if (cfg_chosen(s, "memory.update", "B")) later(s, "memory.update", "update inside backward is");
     c->memory.slots = (uint32_t)cfg_integer(s, "memory.slots");
     c->memory.cache_none = cfg_chosen(s, "memory.cache", "none");
     c->memory.allow_tmpfs = cfg_bool(s, "memory.allow_tmpfs");

@@ -79,6 +79,51 @@ static void resolve_tuning(cfg_state *s) {
     c->zero.overlap_comm = cfg_given(s, ZERO "overlap_comm") ? cfg_bool(s, ZERO "overlap_comm") : c->zero_stage == 3;
 }
 
+/* ---- what bounds the planner: only what the file says itself ------------------------------------------------- */
+
+static uint64_t if_given(const cfg_state *s, const char *path) {
+    return cfg_given(s, path) ? (uint64_t)cfg_integer(s, path) : TM_AUTO_ELEMENTS;
+}
+
+/* `a` x `b` where either is given; the other by DeepSpeed's default. */
+static uint64_t product_if_given(const cfg_state *s, const char *a, const char *b) {
+    if (!cfg_given(s, a) && !cfg_given(s, b)) return TM_AUTO_ELEMENTS;
+    uint64_t x = (uint64_t)cfg_integer(s, a), y = (uint64_t)cfg_integer(s, b);
+    return y && x > (TM_AUTO_ELEMENTS - 1) / y ? TM_AUTO_ELEMENTS : x * y;
+}
+
+static bool denied(const cfg_state *s, const char *path) {
+    return cfg_given(s, path) && !cfg_bool(s, path);
+}
+
+/* DeepSpeed pipelines where `pipeline` or its own half says so. */
+static bool no_pipeline(const cfg_state *s, const char *half) {
+    const char *both = ZERO "offload_optimizer.pipeline";
+    bool given = cfg_given(s, half) || cfg_given(s, both);
+    bool on = (cfg_given(s, half) && cfg_bool(s, half)) || (cfg_given(s, both) && cfg_bool(s, both));
+    return given && !on;
+}
+
+static void resolve_knobs(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    c->knobs.max_in_cpu = if_given(s, ZERO "offload_param.max_in_cpu");
+    c->knobs.max_live_parameters = if_given(s, ZERO "stage3_max_live_parameters");
+    c->knobs.prefetch_bucket_size = if_given(s, ZERO "stage3_prefetch_bucket_size");
+    c->knobs.param_persistence_threshold = if_given(s, ZERO "stage3_param_persistence_threshold");
+    c->knobs.param_buffers = product_if_given(s, ZERO "offload_param.buffer_count", ZERO "offload_param.buffer_size");
+    c->knobs.sub_group_size = if_given(s, ZERO "sub_group_size");
+    c->knobs.optimizer_buffer_count = if_given(s, ZERO "offload_optimizer.buffer_count");
+    c->knobs.no_pipeline_read = no_pipeline(s, ZERO "offload_optimizer.pipeline_read");
+    c->knobs.no_pipeline_write = no_pipeline(s, ZERO "offload_optimizer.pipeline_write");
+    c->knobs.no_pin_memory =
+        denied(s, ZERO "offload_param.pin_memory") || denied(s, ZERO "offload_optimizer.pin_memory");
+    const char *ratio = ZERO "offload_optimizer.ratio";
+    char w[256];
+    if (cfg_given(s, ratio) && cfg_number(s, ratio) != 1)
+        tm_warn_once(ratio, "%s: \"%s\" has no effect here: device cpu updates in host memory whatever the ratio",
+                     cfg_where(cfg_given(s, ratio), w, sizeof w), cfg_given(s, ratio)->spelled);
+}
+
 tm_status config_resolve_storage(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     resolve_stage(s);
@@ -86,6 +131,7 @@ tm_status config_resolve_storage(cfg_state *s) {
     c->optimizer_place = place_of(s, ZERO "offload_optimizer", ZERO "offload_optimizer.device", ZERO "cpu_offload");
     resolve_aio(s);
     resolve_tuning(s);
+    resolve_knobs(s);
     return resolve_paths(s);
 }
 

@@ -255,6 +255,37 @@ static void older_and_other_names(void **state) {
     tm_config_free(c);
 }
 
+/* What the file does not say, and "auto", is left to the planner. */
+static void knobs_bound_the_planner_where_they_are_given(void **state) {
+    (void)state;
+    const uint64_t none = TM_AUTO_ELEMENTS;
+    tm_config *c = test_ok("{" BASE "}");
+    assert_true(c->knobs.max_in_cpu == none && c->knobs.max_live_parameters == none &&
+                c->knobs.prefetch_bucket_size == none && c->knobs.param_persistence_threshold == none &&
+                c->knobs.param_buffers == none && c->knobs.sub_group_size == none &&
+                c->knobs.optimizer_buffer_count == none);
+    assert_true(!c->knobs.no_pipeline_read && !c->knobs.no_pipeline_write && !c->knobs.no_pin_memory);
+    tm_config_free(c);
+    c = test_ok("{" BASE ", \"zero_optimization\": {\"stage\": 3, \"stage3_max_live_parameters\": \"auto\","
+                " \"stage3_prefetch_bucket_size\": 0, \"sub_group_size\": 1e6, \"offload_param\": {\"device\":"
+                " \"nvme\", \"max_in_cpu\": 0, \"buffer_size\": 1e6, \"pin_memory\": false}, \"offload_optimizer\":"
+                " {\"device\": \"nvme\", \"pipeline_read\": false, \"pipeline_write\": false, \"pipeline\": true,"
+                " \"buffer_count\": 2}}}");
+    assert_true(c->knobs.max_live_parameters == none && c->knobs.prefetch_bucket_size == 0);
+    assert_true(c->knobs.max_in_cpu == 0 && c->knobs.param_buffers == 5000000 && c->knobs.sub_group_size == 1000000);
+    assert_true(c->knobs.optimizer_buffer_count == 2 && c->knobs.no_pin_memory);
+    assert_true(!c->knobs.no_pipeline_read && !c->knobs.no_pipeline_write); /* one word turns both on */
+    tm_config_free(c);
+    c = test_ok("{" BASE ", \"zero_optimization\": {\"offload_optimizer\": {\"device\": \"nvme\","
+                " \"pipeline_read\": true, \"pipeline_write\": false, \"pin_memory\": true}}}");
+    assert_true(!c->knobs.no_pipeline_read && c->knobs.no_pipeline_write && !c->knobs.no_pin_memory);
+    tm_config_free(c);
+    c = test_ok("{" BASE ", \"zero_optimization\": {\"offload_optimizer\": {\"device\": \"nvme\","
+                " \"pipeline\": false}}, \"max_grad_norm\": 0, \"memory\": {\"update\": \"B\"}}");
+    assert_true(c->knobs.no_pipeline_read && c->knobs.no_pipeline_write && c->memory.update == TM_UPDATE_B);
+    tm_config_free(c);
+}
+
 static void batches_are_solved(void **state) {
     (void)state;
     static const struct {
@@ -365,6 +396,9 @@ static void the_dump_loads_as_the_same(void **state) {
         "{" BASE
         ", \"lr_scheduler_type\": \"cosine_warmup_with_min_lr\", \"lr_scheduler_kwargs\": {\"min_lr_rate\": 0.1,"
         " \"warmup_lr_rate\": 0.2}, \"memory\": {\"host_budget\": \"unlimited\"}, \"precision\": \"fp32\"}",
+        "{" BASE ", \"max_grad_norm\": 0, \"memory\": {\"update\": \"B\"}, \"zero_optimization\": {\"stage\": 3,"
+        " \"stage3_param_persistence_threshold\": \"auto\", \"stage3_prefetch_bucket_size\": 0, \"offload_optimizer\":"
+        " {\"device\": \"nvme\", \"pipeline\": false, \"pin_memory\": false}}}",
         "{" BASE ", \"scheduler\": {\"type\": \"WarmupCosineLR\", \"params\": {\"total_num_steps\": \"auto\","
         " \"warmup_num_steps\": \"auto\"}}}",
         "{" BASE
@@ -423,6 +457,7 @@ int main(void) {
         cmocka_unit_test(steps_and_warm_up),
         cmocka_unit_test(set_comes_last),
         cmocka_unit_test(schedules_with_arguments),
+        cmocka_unit_test(knobs_bound_the_planner_where_they_are_given),
         cmocka_unit_test(the_dump_loads_as_the_same),
         cmocka_unit_test(help_names_every_key),
         cmocka_unit_test(nothing_is_leaked),
