@@ -7,67 +7,95 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* A new engine is a row here, and its name in io.h. */
-static const io_engine *const engines[] = {&io_engine_uring, &io_engine_threads, &io_engine_sync};
-
 /* ---- opening ---- */
 
-static const io_engine *engine_named(const char *name) {
-    for (size_t i = 0; i < TM_COUNT(engines); i++) {
-        if (strcmp(engines[i]->name, name) == 0) return engines[i];
-    }
-    return NULL;
+static void close_layers(tm_io *io) {
+    for (io_layer *l = io->top; l; l = l->lower) l->engine->close(l);
 }
 
-static tm_status open_engine(tm_io *io, const char *name) {
-    bool automatic = !name || strcmp(name, "auto") == 0;
-    io->engine = automatic ? &io_engine_uring : engine_named(name);
-    if (!io->engine) return tm_fail(TM_EINPUT, "I/O engine \"%s\": expected auto, uring, threads or sync", name);
+/* From the bottom up; what was opened is closed where one fails. */
+static tm_status open_layers(tm_io *io) {
+    for (io_layer *l = io->bottom;; l--) {
+        tm_status rc = l->engine->open(l);
+        if (rc != TM_OK) {
+            for (io_layer *below = l->lower; below; below = below->lower) below->engine->close(below);
+            return rc;
+        }
+        if (l == io->top) return TM_OK;
+    }
+}
+
+static tm_status open_engine(tm_io *io, const char *spec) {
+    bool automatic = !spec || strcmp(spec, "auto") == 0;
+    TM_TRY(io_stack_parse(io, automatic ? "uring" : spec));
     bool pending = tm_error_get()->code != TM_OK;
-    tm_status rc = io->engine->open(io);
+    tm_status rc = open_layers(io);
     if (rc == TM_OK || !automatic) return rc;
     tm_warn_once("io.auto", "io: %s; using threads that call pread and pwrite",
                  pending ? "io_uring cannot be used" : tm_error_get()->text);
     if (!pending) tm_error_clear();
-    io->engine = &io_engine_threads;
-    return io->engine->open(io);
+    TM_TRY(io_stack_parse(io, "threads"));
+    return open_layers(io);
 }
 
 static void free_io(tm_io *io) {
     if (io->wake_fd >= 0) close(io->wake_fd);
     tm_free(io->pieces);
+    tm_free(io->options);
     tm_free(io);
+}
+
+static tm_status check_opts(const tm_io_opts *o) {
+    unsigned lanes = o->lanes ? o->lanes : 1, depth = o->queue_depth ? o->queue_depth : 8;
+    if (lanes > IO_LANES || depth > 4096 / lanes || o->threads > 256 || o->block_bytes > TM_GIB) {
+        return tm_fail(TM_EINPUT,
+                       "I/O engine: queue depth %u (at most 4096, all lanes together), %u lanes (at most %d), "
+                       "%u threads (at most 256), blocks of %u bytes (at most 1 GiB)",
+                       depth, lanes, IO_LANES, o->threads, o->block_bytes);
+    }
+    if (o->order_seed && (!o->engine || strcmp(o->engine, "sync") != 0 || lanes > 1))
+        return tm_fail(TM_EINPUT, "I/O engine: order_seed needs the engine \"sync\" and one lane");
+    return TM_OK;
+}
+
+static void take_opts(tm_io *io, const tm_io_opts *o) {
+    io->queue_depth = o->queue_depth ? o->queue_depth : 8;
+    io->threads = o->threads ? o->threads : 2;
+    io->n_lanes = o->lanes ? o->lanes : 1;
+    io->block_bytes = (uint32_t)tm_round_up(o->block_bytes ? o->block_bytes : 4 * TM_MIB, 4096);
+    io->single_submit = o->single_submit;
+    io->no_overlap = o->no_overlap_events;
+    io->submit_at_wait = o->submit_at_wait;
+    io->order_seed = o->order_seed;
+}
+
+static tm_status make_pieces(tm_io *io) {
+    io->n_pieces = io->queue_depth * io->n_lanes;
+    io->pieces = tm_calloc(io->n_pieces, sizeof *io->pieces);
+    if (!io->pieces) return tm_nomem(io->n_pieces * sizeof *io->pieces);
+    for (unsigned i = 0; i < io->n_pieces; i++) {
+        io->pieces[i].next = io->free_pieces;
+        io->free_pieces = &io->pieces[i];
+    }
+    return TM_OK;
+}
+
+static tm_status make_wake_fd(tm_io *io) {
+    io->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (io->wake_fd >= 0) return TM_OK;
+    return tm_fail_sys(TM_EIO, errno, "eventfd", "", -1, "I/O engine: no eventfd");
 }
 
 tm_status tm_io_open(tm_io **out, const tm_io_opts *opts) {
     *out = NULL;
     tm_io_opts o = opts ? *opts : (tm_io_opts){0};
-    if (o.queue_depth > 4096 || o.threads > 256 || o.block_bytes > TM_GIB) {
-        return tm_fail(TM_EINPUT,
-                       "I/O engine: queue depth %u (at most 4096), %u threads (at most 256), blocks of %u bytes "
-                       "(at most 1 GiB)",
-                       o.queue_depth, o.threads, o.block_bytes);
-    }
-    if (o.order_seed && (!o.engine || strcmp(o.engine, "sync") != 0)) {
-        return tm_fail(TM_EINPUT, "I/O engine: order_seed needs the engine \"sync\"");
-    }
+    TM_TRY(check_opts(&o));
     tm_io *io = tm_calloc(1, sizeof *io);
     if (!io) return tm_nomem(sizeof *io);
-    io->queue_depth = o.queue_depth ? o.queue_depth : 8;
-    io->threads = o.threads ? o.threads : 2;
-    io->block_bytes = (uint32_t)tm_round_up(o.block_bytes ? o.block_bytes : 4 * TM_MIB, 4096);
-    io->order_seed = o.order_seed;
-    io->pieces = tm_calloc(io->queue_depth, sizeof *io->pieces);
-    for (unsigned i = 0; io->pieces && i < io->queue_depth; i++) {
-        io->pieces[i].next = io->free_pieces;
-        io->free_pieces = &io->pieces[i];
-    }
-    io->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    tm_status rc = TM_OK;
-    if (!io->pieces) rc = tm_nomem(io->queue_depth * sizeof *io->pieces);
-    if (rc == TM_OK && io->wake_fd < 0) {
-        rc = tm_fail_sys(TM_EIO, errno, "eventfd", "", -1, "I/O engine: no eventfd");
-    }
+    take_opts(io, &o);
+    io->wake_fd = -1;
+    tm_status rc = make_pieces(io);
+    if (rc == TM_OK) rc = make_wake_fd(io);
     if (rc == TM_OK) rc = open_engine(io, o.engine);
     if (rc != TM_OK) {
         free_io(io);
@@ -82,37 +110,39 @@ tm_status tm_io_open(tm_io **out, const tm_io_opts *opts) {
 void tm_io_close(tm_io *io) {
     if (!io) return;
     bool pending = tm_error_get()->code != TM_OK;
-    io->fifo_head = io->fifo_tail = NULL;
+    for (unsigned i = 0; i < io->n_lanes; i++) io->lane[i].head = io->lane[i].tail = NULL;
     while (io->started && io_progress(io, true) == TM_OK) {
     }
     if (!pending) tm_error_clear();
-    io->engine->close(io);
+    close_layers(io);
     free_io(io);
 }
 
 const char *tm_io_engine_name(const tm_io *io) {
-    return io->engine->name;
+    return io->name;
 }
 
 tm_status tm_io_register(tm_io *io, void *base, size_t bytes) {
     if (!base || !bytes) return tm_fail(TM_EBUG, "io: register of no memory");
-    if (io->engine->register_memory) io->engine->register_memory(io, base, bytes);
+    if (io->bottom->engine->register_memory) io->bottom->engine->register_memory(io->bottom, base, bytes);
     return TM_OK;
 }
 
 tm_status tm_io_register_files(tm_io *io, tm_io_file *files, unsigned n) {
     for (unsigned i = 0; i < n; i++) files[i].index = -1;
-    if (io->engine->register_files) io->engine->register_files(io, files, n);
+    if (io->bottom->engine->register_files) io->bottom->engine->register_files(io->bottom, files, n);
     return TM_OK;
 }
 
 /* ---- requests ---- */
 
-static tm_status check_req(const tm_io_req *r) {
+static tm_status check_req(const tm_io *io, const tm_io_req *r) {
     const char *what = NULL;
     uint64_t end, mask = r->file.alignment > 1 ? r->file.alignment - 1 : 0;
     if (r->file.fd < 0) {
         what = "file is not open";
+    } else if (r->file.lane >= io->n_lanes) {
+        what = "the engine has no such lane";
     } else if (r->op == TM_IO_SYNC) {
         return TM_OK;
     } else if (r->op != TM_IO_READ && r->op != TM_IO_WRITE) {
@@ -136,22 +166,23 @@ static void enqueue(tm_io *io, tm_io_req *r) {
     r->submit_ns = tm_now_ns();
     r->complete_ns = 0;
     r->next = NULL;
-    if (io->fifo_tail) {
-        io->fifo_tail->next = r;
+    io_lane *lane = io_lane_of(io, r);
+    if (lane->tail) {
+        lane->tail->next = r;
     } else {
-        io->fifo_head = r;
+        lane->head = r;
     }
-    io->fifo_tail = r;
+    lane->tail = r;
     io->in_flight++;
     if (io->order_seed && r->op == TM_IO_READ) memset(r->buf, 0xA5, r->len);
 }
 
 tm_status tm_io_submit(tm_io *io, tm_io_req *const *reqs, unsigned n) {
-    for (unsigned i = 0; i < n; i++) TM_TRY(check_req(reqs[i]));
+    for (unsigned i = 0; i < n; i++) TM_TRY(check_req(io, reqs[i]));
     for (unsigned i = 0; i < n; i++) enqueue(io, reqs[i]);
     if (io->order_seed) return TM_OK;
     io_pump(io);
-    io->engine->flush(io);
+    if (!io->submit_at_wait) io->top->engine->flush(io->top);
     return TM_OK;
 }
 
@@ -175,20 +206,21 @@ static uint32_t order_random(tm_io *io) {
 
 /* order_seed: takes one request out of the middle of the queue and carries it out alone. */
 static tm_status run_one_at_random(tm_io *io) {
+    io_lane *q = &io->lane[0];
     unsigned waiting = 0;
-    for (tm_io_req *r = io->fifo_head; r; r = r->next) waiting++;
+    for (tm_io_req *r = q->head; r; r = r->next) waiting++;
     if (!waiting) return TM_OK;
-    tm_io_req *before = NULL, *r = io->fifo_head;
+    tm_io_req *before = NULL, *r = q->head;
     for (unsigned k = order_random(io) % waiting; k; k--) before = r, r = r->next;
-    tm_io_req *rest = r == io->fifo_head ? r->next : io->fifo_head, *tail = io->fifo_tail == r ? before : io->fifo_tail;
+    tm_io_req *rest = r == q->head ? r->next : q->head, *tail = q->tail == r ? before : q->tail;
     if (before) before->next = r->next;
     r->next = NULL;
-    io->fifo_head = io->fifo_tail = r;
+    q->head = q->tail = r;
     io_pump(io);
     tm_status rc = TM_OK;
     while (io->started && rc == TM_OK) rc = io_progress(io, true);
-    io->fifo_head = rest;
-    io->fifo_tail = rest ? tail : NULL;
+    q->head = rest;
+    q->tail = rest ? tail : NULL;
     return rc;
 }
 
@@ -196,7 +228,7 @@ tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, boo
     *n = 0;
     for (bool woken = false;;) {
         bool idle = !io->done_head;
-        if (io->order_seed && io->fifo_head) { /* never io_progress: it would take them in order */
+        if (io->order_seed && io->lane[0].head) { /* never io_progress: it would take them in order */
             if (idle && (block || order_random(io) % 2)) TM_TRY(run_one_at_random(io));
         } else {
             TM_TRY(io_progress(io, block && idle && !woken));
@@ -219,8 +251,21 @@ unsigned tm_io_in_flight(const tm_io *io) {
     return io->in_flight;
 }
 
+void tm_io_lane_stats(const tm_io *io, unsigned lane, tm_io_stats *out) {
+    *out = lane < io->n_lanes ? io->lane[lane].stats : (tm_io_stats){0};
+}
+
 void tm_io_get_stats(const tm_io *io, tm_io_stats *out) {
-    *out = io->stats;
+    *out = (tm_io_stats){0};
+    for (unsigned i = 0; i < io->n_lanes; i++) {
+        const tm_io_stats *s = &io->lane[i].stats;
+        out->read_bytes += s->read_bytes;
+        out->write_bytes += s->write_bytes;
+        out->reads += s->reads;
+        out->writes += s->writes;
+        out->syncs += s->syncs;
+        out->resubmitted += s->resubmitted;
+    }
 }
 
 tm_status tm_io_req_fail(const tm_io_req *r) {

@@ -1,27 +1,36 @@
 /* The threads engine: a pool that calls pread and pwrite. For machines where io_uring is forbidden.
  *
  *   driver: start -> fresh -- flush --> queue --(lock)--> worker: io_execute -> settled --(lock)--> driver: reap
- */
+ *
+ * Each lane has its own workers and its own queue, so that a slow disk holds up only those who work for it. */
 #include "io/io_internal.h"
 
 #include <signal.h>
+
+struct threads_ctx;
+typedef struct worker {
+    struct threads_ctx *c;
+    unsigned lane;
+    pthread_t thread;
+} worker;
 
 typedef struct threads_ctx {
     tm_io *io;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    io_queue fresh;          /* the driver's alone */
-    io_queue queue, settled; /* under the lock */
+    io_queue fresh;                    /* the driver's alone */
+    io_queue queue[IO_LANES], settled; /* under the lock */
     bool stop;
     unsigned n;
-    pthread_t *threads;
+    worker *workers;
 } threads_ctx;
 
-static void *worker(void *arg) {
-    threads_ctx *c = arg;
+static void *work(void *arg) {
+    const worker *w = arg;
+    threads_ctx *c = w->c;
     pthread_mutex_lock(&c->lock);
     for (;;) {
-        io_piece *p = io_queue_pop(&c->queue);
+        io_piece *p = io_queue_pop(&c->queue[w->lane]);
         if (p) {
             pthread_mutex_unlock(&c->lock);
             io_execute(p);
@@ -39,61 +48,65 @@ static void *worker(void *arg) {
     return NULL;
 }
 
-static void threads_close(tm_io *io) {
-    threads_ctx *c = io->ctx;
+static void threads_close(io_layer *l) {
+    threads_ctx *c = l->ctx;
     pthread_mutex_lock(&c->lock);
     c->stop = true;
     pthread_cond_broadcast(&c->work);
     pthread_mutex_unlock(&c->lock);
-    for (unsigned i = 0; i < c->n; i++) pthread_join(c->threads[i], NULL);
+    for (unsigned i = 0; i < c->n; i++) pthread_join(c->workers[i].thread, NULL);
     pthread_cond_destroy(&c->work);
     pthread_mutex_destroy(&c->lock);
-    tm_free(c->threads);
+    tm_free(c->workers);
     tm_free(c);
 }
 
 /* Signals are for the program's own threads. */
 static int spawn(threads_ctx *c) {
     sigset_t all, old;
+    worker *w = &c->workers[c->n];
+    *w = (worker){.c = c, .lane = c->n % c->io->n_lanes};
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int err = io_fault_errno("thread");
-    if (!err) err = pthread_create(&c->threads[c->n], NULL, worker, c);
+    if (!err) err = pthread_create(&w->thread, NULL, work, w);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (!err) c->n++;
     return err;
 }
 
-static tm_status threads_open(tm_io *io) {
+static tm_status threads_open(io_layer *l) {
+    unsigned wanted = l->io->threads * l->io->n_lanes;
     threads_ctx *c = tm_calloc(1, sizeof *c);
-    pthread_t *threads = tm_calloc(io->threads, sizeof *threads);
-    if (!c || !threads) {
+    worker *workers = tm_calloc(wanted, sizeof *workers);
+    if (!c || !workers) {
         tm_free(c);
-        tm_free(threads);
-        return tm_nomem(io->threads * sizeof *threads);
+        tm_free(workers);
+        return tm_nomem(wanted * sizeof *workers);
     }
-    c->io = io;
-    c->threads = threads;
+    c->io = l->io;
+    c->workers = workers;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->work, NULL);
-    io->ctx = c;
+    l->ctx = c;
     int err = 0;
-    while (c->n < io->threads && !err) err = spawn(c);
-    if (c->n > 0) return TM_OK; /* fewer are slower, not wrong */
-    threads_close(io);
+    while (c->n < wanted && !err) err = spawn(c);
+    if (c->n >= l->io->n_lanes) return TM_OK; /* fewer are slower, not wrong, if each lane has one */
+    threads_close(l);
     return tm_fail_sys(TM_EIO, err, "pthread_create", "", -1, "I/O engine: no thread can be started");
 }
 
-static void threads_start(tm_io *io, io_piece *p) {
-    threads_ctx *c = io->ctx;
+static void threads_start(io_layer *l, io_piece *p) {
+    threads_ctx *c = l->ctx;
     io_queue_push(&c->fresh, p);
 }
 
-static void threads_flush(tm_io *io) {
-    threads_ctx *c = io->ctx;
+static void threads_flush(io_layer *l) {
+    threads_ctx *c = l->ctx;
     if (!c->fresh.head) return;
     pthread_mutex_lock(&c->lock);
-    io_queue_move(&c->queue, &c->fresh);
+    for (io_piece *p; (p = io_queue_pop(&c->fresh));)
+        io_queue_push(&c->queue[io_lane_of(l->io, p->req) - l->io->lane], p);
     pthread_cond_broadcast(&c->work);
     pthread_mutex_unlock(&c->lock);
 }
@@ -104,11 +117,12 @@ static void take_settled(threads_ctx *c, io_queue *settled) {
     pthread_mutex_unlock(&c->lock);
 }
 
-static tm_status threads_reap(tm_io *io, bool block, io_queue *settled) {
-    threads_ctx *c = io->ctx;
+static tm_status threads_reap(io_layer *l, bool block, io_queue *settled) {
+    threads_ctx *c = l->ctx;
+    threads_flush(l);
     take_settled(c, settled);
     if (!block || settled->head) return TM_OK;
-    io_sleep(io); /* a worker's or a caller's write; perhaps one that is already answered */
+    io_sleep(l->io); /* a worker's or a caller's write; perhaps one that is already answered */
     take_settled(c, settled);
     return TM_OK;
 }

@@ -60,7 +60,7 @@ static int make_ring(const tm_io *io, uring_ctx *c) {
     for (size_t i = 0; i < TM_COUNT(wanted) && rc == -EINVAL; i++) {
         struct io_uring_params params = {.flags = wanted[i] | IORING_SETUP_R_DISABLED | IORING_SETUP_CLAMP};
         int err = io_fault_errno("uring_setup");
-        rc = err ? -err : io_uring_queue_init_params(io->queue_depth + 2, &c->ring, &params);
+        rc = err ? -err : io_uring_queue_init_params(io->n_pieces + 2, &c->ring, &params);
         c->single_issuer = wanted[i] != 0;
     }
     if (rc < 0) return -rc;
@@ -79,7 +79,8 @@ static void drop_ring(uring_ctx *c) {
     c->ring_open = false;
 }
 
-static tm_status uring_open(tm_io *io) {
+static tm_status uring_open(io_layer *l) {
+    const tm_io *io = l->io;
     uring_ctx *c = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
     int err = make_ring(io, c);
@@ -90,7 +91,7 @@ static tm_status uring_open(tm_io *io) {
                            "io_uring is not available here%s",
                            forbidden ? " (too old a kernel, or a container's rules)" : "");
     }
-    io->ctx = c;
+    l->ctx = c;
     return TM_OK;
 }
 
@@ -116,8 +117,8 @@ static void warn_unregistered(size_t bytes, int err) {
         tm_format_size(bytes, size, sizeof size), strerror(err));
 }
 
-static void uring_register_memory(tm_io *io, void *base, size_t bytes) {
-    uring_ctx *c = io->ctx;
+static void uring_register_memory(io_layer *l, void *base, size_t bytes) {
+    uring_ctx *c = l->ctx;
     unsigned slots = (unsigned)(tm_round_up(bytes, TM_GIB) / TM_GIB);
     region r = {.base = base, .bytes = bytes, .slot = c->n_slots};
     int err = ENOTSUP;
@@ -133,8 +134,8 @@ static void uring_register_memory(tm_io *io, void *base, size_t bytes) {
     c->n_slots += slots;
 }
 
-static void uring_register_files(tm_io *io, tm_io_file *files, unsigned n) {
-    uring_ctx *c = io->ctx;
+static void uring_register_files(io_layer *l, tm_io_file *files, unsigned n) {
+    uring_ctx *c = l->ctx;
     for (unsigned i = 0; i < n && c->has_files && c->n_files < FILE_SLOTS; i++) {
         int err = io_fault_errno("register_files");
         if (err || io_uring_register_files_update(&c->ring, c->n_files, &files[i].fd, 1) != 1)
@@ -246,8 +247,8 @@ static int enter(uring_ctx *c, bool block) {
 
 /* ---- the engine ---- */
 
-static void uring_start(tm_io *io, io_piece *p) {
-    uring_ctx *c = io->ctx;
+static void uring_start(io_layer *l, io_piece *p) {
+    uring_ctx *c = l->ctx;
     io_queue_push(&c->started, p);
 }
 
@@ -256,12 +257,12 @@ static bool passes(int err) {
     return err == 0 || err == EINTR || err == EAGAIN || err == EBUSY;
 }
 
-static void uring_flush(tm_io *io) {
-    uring_ctx *c = io->ctx;
+static void uring_flush(io_layer *l) {
+    uring_ctx *c = l->ctx;
     if ((!c->started.head && !c->handed.head) || c->broken) return;
-    c->broken = own_ring(io, c);
+    c->broken = own_ring(l->io, c);
     if (c->broken) return;
-    fill_entries(io, c, false);
+    fill_entries(l->io, c, false);
     int err = enter(c, false);
     if (!passes(err)) c->broken = err;
 }
@@ -286,9 +287,10 @@ static unsigned take_completions(tm_io *io, uring_ctx *c, io_queue *settled) {
     return seen;
 }
 
-static tm_status uring_reap(tm_io *io, bool block, io_queue *settled) {
-    uring_ctx *c = io->ctx;
-    if (!block && !c->in_kernel && !c->broken) return TM_OK;
+static tm_status uring_reap(io_layer *l, bool block, io_queue *settled) {
+    uring_ctx *c = l->ctx;
+    tm_io *io = l->io;
+    if (!block && !c->in_kernel && !c->started.head && !c->handed.head && !c->broken) return TM_OK;
     for (unsigned tries = 0; !c->broken;) {
         c->broken = own_ring(io, c);
         if (c->broken || take_completions(io, c, settled)) break;
@@ -308,11 +310,11 @@ static tm_status uring_reap(tm_io *io, bool block, io_queue *settled) {
 }
 
 /* Also where the ring counts as broken: what the kernel still has writes into the caller's memory. */
-static void uring_close(tm_io *io) {
-    uring_ctx *c = io->ctx;
+static void uring_close(io_layer *l) {
+    uring_ctx *c = l->ctx;
     io_queue unwanted = {NULL, NULL};
     for (unsigned tries = 0; c->in_kernel && tries < IO_RETRIES; tries++) {
-        if (take_completions(io, c, &unwanted)) continue;
+        if (take_completions(l->io, c, &unwanted)) continue;
         if (io_uring_submit_and_wait(&c->ring, 1) < 0) nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
     }
     if (c->in_kernel) tm_log(TM_LOG_ERROR, "io: closed while %u transfers cannot be waited for", c->in_kernel);

@@ -18,6 +18,13 @@ static const struct {
     {"misdirect", {IO_FAULT_MISDIRECT, 0}}, {"delay", {IO_FAULT_DELAY, 0}},
 };
 
+int io_errno_named(const char *name, size_t n) {
+    for (size_t i = 0; i < TM_COUNT(kinds); i++) {
+        if (strlen(kinds[i].name) == n && strncmp(kinds[i].name, name, n) == 0) return kinds[i].fault.err;
+    }
+    return 0;
+}
+
 io_fault io_fault_next(const char *call) {
     const char *name = NULL;
     if (!tm_fault_hit(call, &name)) return (io_fault){IO_FAULT_NONE, 0};

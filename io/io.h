@@ -59,6 +59,7 @@ typedef struct tm_io_file {
     const char *name;   /* full path, for messages; owned by the run */
     uint32_t alignment; /* O_DIRECT: of offset, length and address. 0 or 1: buffered; the engine then drops the pages
                          * that it moved from the page cache, so that it stays small */
+    unsigned lane;      /* of tm_io_opts.lanes: the files of one disk */
 } tm_io_file;
 /* Creates PATH/run-<id>/NAME (0600) of `bytes` bytes, rounded up to 4 KiB, space reserved (fallocate; TM_ENOSPC names
  * what is missing). `buffered` leaves O_DIRECT off. The run closes it. */
@@ -120,17 +121,41 @@ typedef struct tm_io_req {
 } tm_io_req;
 
 typedef struct tm_io tm_io;
+/* engine: NULL or "auto": uring, else threads (one warning says why); or a name; or layers over an engine, joined by
+ * '+', each with options after a ':', e.g. "sim:seed=7,shorten=0.1+delay:latency=0.001+sync".
+ *
+ *   uring    one io_uring                          threads  a pool that calls pread and pwrite
+ *   sync     in the calling thread: the oracle     null     completes at once and moves nothing: measures ourselves
+ *   mem      files are in memory, as long as the engine is open (reads of what was not written give zeros)
+ *
+ *   delay    latency=SECONDS, bps=BYTES_PER_SECOND (one rate for all that goes through)
+ *   error    fails with errno=eio the attempt number at=I (from 1; sticky=1: and all later ones), or each with
+ *            probability rate=P; reads=0, writes=0 or syncs=0 leaves those alone
+ *   sim      what a hostile machine may do, each with a probability: reorder (an attempt is held back another round,
+ *            before it is carried out and after), shorten, zero, eintr, eagain, fail (errno=eio), and, not to be
+ * noticed here, lost (a write that did not happen), flip (a bit of a read or a write), misdirect (4 KiB beside);
+ *            trash=1 overwrites what a read will fill when it starts. seed=N: over sync, mem and null the same calls
+ *            give the same run. "sim:..." alone is over mem.
+ *
+ * Probabilities count attempts: a request is one for each block_bytes, and one more for each that fell short. */
 typedef struct tm_io_opts {
-    const char *engine;   /* NULL or "auto": uring, else threads (one warning says why); "uring" | "threads" | "sync" */
-    unsigned queue_depth; /* in flight at the device, 0: 8; more may be submitted, they wait here in order */
-    unsigned threads;     /* of the "threads" engine, 0: 2 */
-    uint32_t block_bytes; /* larger requests are cut into pieces of this size, 0: 4 MiB; rounded up to 4 KiB */
+    const char *engine;
+    unsigned
+        queue_depth;  /* in flight at the device, of each lane, 0: 8; more may be submitted, they wait here in order */
+    unsigned threads; /* of the "threads" engine, for each lane, 0: 2 */
+    uint32_t block_bytes;   /* larger requests are cut into pieces of this size, 0: 4 MiB; rounded up to 4 KiB */
+    unsigned lanes;         /* 0: 1, at most 16. Requests wait only for those of their lane (tm_io_file.lane): one for
+                             * each disk keeps a slow one from filling the queue of the others */
+    bool single_submit;     /* DeepSpeed's: each piece is handed to the kernel alone, not with others that are ready */
+    bool no_overlap_events; /* DeepSpeed's overlap_events: false: new pieces start when all that are out have ended */
+    bool submit_at_wait;    /* tm_io_submit hands nothing to the kernel, the next tm_io_wait does: fewer system calls
+                             * for those who submit several requests and then wait */
     uint64_t order_seed; /* "sync" only, for tests: not 0: requests run as late as possible (one in each tm_io_wait), in
                           * a random order, and what they will read is overwritten with garbage at submission */
 } tm_io_opts;
 TM_MUST_USE tm_status tm_io_open(tm_io **out, const tm_io_opts *opts);
 void tm_io_close(tm_io *io); /* waits for what is in flight, whose requests are not returned; NULL is fine */
-const char *tm_io_engine_name(const tm_io *io);
+const char *tm_io_engine_name(const tm_io *io); /* "uring"; layers as they were given */
 /* Memory that requests will point into. Where the kernel refuses (memlock), one warning and unregistered I/O. */
 TM_MUST_USE tm_status tm_io_register(tm_io *io, void *base, size_t bytes);
 /* Files whose requests are to come; fills file->index. Optional. */
@@ -151,6 +176,7 @@ typedef struct tm_io_stats {
     uint64_t read_bytes, write_bytes, reads, writes, syncs, resubmitted;
 } tm_io_stats;
 void tm_io_get_stats(const tm_io *io, tm_io_stats *out); /* of completed requests */
+void tm_io_lane_stats(const tm_io *io, unsigned lane, tm_io_stats *out);
 
 /* ---- plain files ---------------------------------------------------------------------------------------------- */
 

@@ -131,38 +131,62 @@ static inline void io_queue_move(io_queue *to, io_queue *from) { /* all of `from
     *from = (io_queue){NULL, NULL};
 }
 
+/* Engines stack: a layer that delays or fails attempts hands the others to the layer below it. */
+typedef struct io_layer {
+    const struct io_engine *engine;
+    void *ctx;
+    struct tm_io *io;
+    struct io_layer *lower; /* NULL: this one is at the bottom */
+    const char *options;    /* "seed=7,shorten=0.1", "" */
+} io_layer;
+
 typedef struct io_engine {
     const char *name;
-    tm_status (*open)(tm_io *io);                                     /* sets io->ctx */
-    void (*close)(tm_io *io);                                         /* no piece is started */
-    void (*register_memory)(tm_io *io, void *base, size_t bytes);     /* NULL: of no use to this engine */
-    void (*register_files)(tm_io *io, tm_io_file *files, unsigned n); /* NULL: likewise */
-    void (*start)(tm_io *io, io_piece *p); /* takes the attempt; at most queue_depth are out */
-    void (*flush)(tm_io *io);              /* sets going what was started; a failure is for reap to report */
-    /* Settled attempts, appended. With `block` returns only when there is one or io->wake_fd was readable (then
-     * drained). */
-    tm_status (*reap)(tm_io *io, bool block, io_queue *settled);
+    bool stacks;                                                        /* needs a layer below */
+    tm_status (*open)(io_layer *l);                                     /* sets l->ctx; the layer below is open */
+    void (*close)(io_layer *l);                                         /* no piece is started */
+    void (*register_memory)(io_layer *l, void *base, size_t bytes);     /* NULL: of no use to this engine */
+    void (*register_files)(io_layer *l, tm_io_file *files, unsigned n); /* NULL: likewise */
+    void (*start)(io_layer *l, io_piece *p); /* takes the attempt; at most queue_depth of a lane are out */
+    void (*flush)(io_layer *l);              /* sets going what was started; a failure is for reap to report */
+    /* Sets going what was started, then appends settled attempts. With `block` returns only when there is one or
+     * io->wake_fd was readable (then drained). */
+    tm_status (*reap)(io_layer *l, bool block, io_queue *settled);
 } io_engine;
-extern const io_engine io_engine_uring, io_engine_threads, io_engine_sync;
+extern const io_engine io_engine_uring, io_engine_threads, io_engine_sync, io_engine_null, io_engine_mem;
+extern const io_engine io_engine_delay, io_engine_error, io_engine_sim;
 
-enum { IO_LAG = 8 }; /* buffered writes whose pages are not yet dropped from the cache */
+enum {
+    IO_LAG = 8,    /* buffered writes whose pages are not yet dropped from the cache */
+    IO_LAYERS = 4, /* of one stack */
+    IO_LANES = 16
+};
+
+/* Requests of one disk, first in first out, with a queue depth of their own. */
+typedef struct io_lane {
+    tm_io_req *head, *tail;
+    uint32_t head_cut; /* bytes of `head` that were cut off */
+    unsigned started;  /* pieces */
+    tm_io_stats stats;
+} io_lane;
 
 struct tm_io {
-    const io_engine *engine;
-    void *ctx;
-    unsigned queue_depth, threads;
+    io_layer layer[IO_LAYERS], *top, *bottom;
+    char name[160]; /* "sync", "sim:seed=7+sync" */
+    char *options;  /* what the layers' options point into */
+    unsigned queue_depth, threads, n_lanes;
+    bool single_submit, no_overlap, submit_at_wait;
     uint32_t block_bytes;
     uint64_t order_seed, order_count;
-    io_piece *pieces, *free_pieces; /* queue_depth of them */
-    unsigned started;               /* pieces not free */
+    io_piece *pieces, *free_pieces; /* queue_depth of them for each lane */
+    unsigned n_pieces, started;     /* started: not free */
     io_queue preset;                /* attempts that a fault settled without the engine */
-    tm_io_req *fifo_head, *fifo_tail;
-    uint32_t head_cut; /* bytes of fifo_head that were cut off */
+    io_lane lane[IO_LANES];
+    unsigned next_lane; /* the one that is cut from first */
     tm_io_req *done_head, *done_tail;
     unsigned in_flight;
     int wake_fd;
     atomic_bool woken;
-    tm_io_stats stats;
     struct {
         int fd;
         uint64_t offset;
@@ -179,6 +203,22 @@ TM_MUST_USE tm_status io_progress(tm_io *io, bool block);
 /* For engines: carries the attempt out here and now, fills p->res. */
 void io_execute(io_piece *p);
 void io_sleep(tm_io *io); /* until wake_fd is readable; drains it */
+/* The same, but no longer than until `deadline` (tm_now_ns). True: it was woken. */
+bool io_sleep_until(tm_io *io, uint64_t deadline);
+io_lane *io_lane_of(tm_io *io, const tm_io_req *r);
+
+/* stack.c: "sim:seed=7+sync" -> layers, top first. */
+TM_MUST_USE tm_status io_stack_parse(tm_io *io, const char *spec);
+/* Options of a layer. `word`: an errno's name (number gets the errno) or one of the words read, write, sync, any. */
+typedef struct io_option {
+    const char *key;
+    double *number;
+    double most; /* largest that is accepted; the least is 0 */
+    bool is_errno;
+} io_option;
+TM_MUST_USE tm_status io_options_parse(const io_layer *l, const io_option *table, size_t n);
+/* 0 where there is no such name. */
+int io_errno_named(const char *name, size_t n);
 void io_rouse(tm_io *io); /* makes wake_fd readable */
 
 #endif

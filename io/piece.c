@@ -60,7 +60,7 @@ static void start_attempt(tm_io *io, io_piece *p) {
     if (fault_before(p)) {
         io_queue_push(&io->preset, p);
     } else {
-        io->engine->start(io, p);
+        io->top->engine->start(io->top, p);
     }
 }
 
@@ -101,12 +101,16 @@ static void drop_pages(tm_io *io, const io_piece *p) {
 
 /* ---- settling ---- */
 
-static void fifo_pop(tm_io *io) {
-    tm_io_req *r = io->fifo_head;
-    io->fifo_head = r->next;
-    if (!io->fifo_head) io->fifo_tail = NULL;
+io_lane *io_lane_of(tm_io *io, const tm_io_req *r) {
+    return &io->lane[r->file.lane];
+}
+
+static void lane_pop(io_lane *l) {
+    tm_io_req *r = l->head;
+    l->head = r->next;
+    if (!l->head) l->tail = NULL;
     r->next = NULL;
-    io->head_cut = 0;
+    l->head_cut = 0;
 }
 
 static void finish(tm_io *io, tm_io_req *r) {
@@ -118,17 +122,19 @@ static void finish(tm_io *io, tm_io_req *r) {
         io->done_head = r;
     }
     io->done_tail = r;
-    io->stats.reads += r->op == TM_IO_READ;
-    io->stats.writes += r->op == TM_IO_WRITE;
-    io->stats.syncs += r->op == TM_IO_SYNC;
-    io->stats.read_bytes += r->op == TM_IO_READ ? r->done : 0;
-    io->stats.write_bytes += r->op == TM_IO_WRITE ? r->done : 0;
+    tm_io_stats *s = &io_lane_of(io, r)->stats;
+    s->reads += r->op == TM_IO_READ;
+    s->writes += r->op == TM_IO_WRITE;
+    s->syncs += r->op == TM_IO_SYNC;
+    s->read_bytes += r->op == TM_IO_READ ? r->done : 0;
+    s->write_bytes += r->op == TM_IO_WRITE ? r->done : 0;
 }
 
 /* The piece is over. Its request is over once no other piece of it is out and none is still to be cut; after a failure
  * none will be. */
 static void end_piece(tm_io *io, io_piece *p, tm_status status, int err) {
     tm_io_req *r = p->req;
+    io_lane *lane = io_lane_of(io, r);
     r->done += p->moved;
     r->internal--;
     if (status != TM_OK && r->status == TM_OK) {
@@ -138,8 +144,9 @@ static void end_piece(tm_io *io, io_piece *p, tm_status status, int err) {
     p->next = io->free_pieces;
     io->free_pieces = p;
     io->started--;
-    if (r->status != TM_OK && io->fifo_head == r) fifo_pop(io);
-    if (r->internal == 0 && io->fifo_head != r) finish(io, r);
+    lane->started--;
+    if (r->status != TM_OK && lane->head == r) lane_pop(lane);
+    if (r->internal == 0 && lane->head != r) finish(io, r);
 }
 
 /* Nothing was moved. Not for ever: a device that never gets on must not hang the run. */
@@ -149,7 +156,7 @@ static void again(tm_io *io, io_piece *p, int err) {
         return;
     }
     if (err == EAGAIN && p->idle > 10) nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
-    io->stats.resubmitted++;
+    io_lane_of(io, p->req)->stats.resubmitted++;
     start_attempt(io, p);
 }
 
@@ -161,7 +168,7 @@ static void settle_short(tm_io *io, io_piece *p, uint32_t got) {
     }
     p->moved += got - rest;
     p->idle = 0;
-    io->stats.resubmitted++;
+    io_lane_of(io, p->req)->stats.resubmitted++;
     start_attempt(io, p);
 }
 
@@ -194,38 +201,65 @@ void io_settle(tm_io *io, io_piece *p) {
 
 /* ---- moving on ---- */
 
+static void cut(tm_io *io, io_lane *lane) {
+    tm_io_req *r = lane->head;
+    uint32_t len = r->op == TM_IO_SYNC ? 0 : r->len, at = lane->head_cut;
+    io_piece *p = io->free_pieces;
+    io->free_pieces = p->next;
+    *p = (io_piece){.req = r, .at = at, .len = (uint32_t)tm_min_u64(len - at, io->block_bytes)};
+    io->started++;
+    lane->started++;
+    r->internal++;
+    lane->head_cut += p->len;
+    if (lane->head_cut == len) lane_pop(lane);
+    start_attempt(io, p);
+    if (io->single_submit) io->top->engine->flush(io->top);
+}
+
+/* One piece of each lane in turn, so that none is always the last. */
 void io_pump(tm_io *io) {
-    while (io->fifo_head && io->free_pieces) {
-        tm_io_req *r = io->fifo_head;
-        uint32_t len = r->op == TM_IO_SYNC ? 0 : r->len;
-        io_piece *p = io->free_pieces;
-        io->free_pieces = p->next;
-        *p = (io_piece){.req = r, .at = io->head_cut, .len = (uint32_t)tm_min_u64(len - io->head_cut, io->block_bytes)};
-        io->started++;
-        r->internal++;
-        io->head_cut += p->len;
-        if (io->head_cut == len) fifo_pop(io);
-        start_attempt(io, p);
+    if (io->no_overlap && io->started) return;
+    for (unsigned idle = 0; idle < io->n_lanes;) {
+        io_lane *lane = &io->lane[io->next_lane];
+        io->next_lane = (io->next_lane + 1) % io->n_lanes;
+        idle++;
+        if (!lane->head || lane->started == io->queue_depth) continue;
+        cut(io, lane);
+        idle = 0;
     }
 }
 
 tm_status io_progress(tm_io *io, bool block) {
     io_queue settled = io->preset;
     io->preset = (io_queue){NULL, NULL};
-    io->engine->flush(io);
-    tm_status rc = io->engine->reap(io, block && !settled.head, &settled);
+    tm_status rc = io->top->engine->reap(io->top, block && !settled.head, &settled);
     for (io_piece *p; (p = io_queue_pop(&settled));) io_settle(io, p);
     io_pump(io);
-    io->engine->flush(io);
+    io->top->engine->flush(io->top);
     return rc;
 }
 
-void io_sleep(tm_io *io) {
+static bool wait_for_wake(tm_io *io, int milliseconds) {
     struct pollfd fd = {.fd = io->wake_fd, .events = POLLIN};
-    while (poll(&fd, 1, -1) < 0 && errno == EINTR) {
-    }
     uint64_t count;
+    if (poll(&fd, 1, milliseconds) <= 0) return false;
     (void)!read(io->wake_fd, &count, sizeof count); /* EFD_NONBLOCK; EAGAIN if another drained it */
+    return true;
+}
+
+void io_sleep(tm_io *io) {
+    while (!wait_for_wake(io, -1)) { /* a signal */
+    }
+}
+
+/* Whole milliseconds by poll, the rest by sleeping through it: a wake is at most that much late. */
+bool io_sleep_until(tm_io *io, uint64_t deadline) {
+    for (uint64_t now; (now = tm_now_ns()) < deadline;) {
+        uint64_t left = tm_min_u64(deadline - now, 1000 * 1000 * 1000);
+        if (wait_for_wake(io, (int)(left / (1000 * 1000)))) return true;
+        if (left < 1000 * 1000) nanosleep(&(struct timespec){.tv_nsec = (long)left}, NULL);
+    }
+    return false;
 }
 
 void io_rouse(tm_io *io) {

@@ -79,8 +79,13 @@ typedef struct engine_case {
     const char *name;
     uint64_t order_seed;
 } engine_case;
-static const engine_case engine_cases[] = {{"sync", 0}, {"sync", 7}, {"threads", 0}, {"uring", 0}};
-enum { N_ENGINES = 4 };
+static const engine_case engine_cases[] = {
+    {"sync", 0},
+    {"sync", 7},
+    {"threads", 0},
+    {"uring", 0},
+    {"sim:seed=3,reorder=0.6,shorten=0.1,eintr=0.05,eagain=0.02,trash=1+sync", 0}};
+enum { N_ENGINES = 5 };
 
 /* NULL where the machine forbids io_uring: the caller passes over it (once, loudly). */
 static inline tm_io *test_engine(const engine_case *e, unsigned depth, uint32_t block) {

@@ -1,0 +1,89 @@
+/* delay: a slower disk. When an attempt may be over is fixed when it starts: latency after the place that its bytes
+ * have in a queue of one rate.
+ *
+ *   start -> below (due is noted) -- reap of the layer below --> held -- due is past --> settled */
+#include "io/io_internal.h"
+
+#include <math.h>
+
+typedef struct delay_ctx {
+    double latency, bps; /* seconds; 0: no limit */
+    uint64_t free_at;    /* when the imagined disk is through with what it was given */
+    uint64_t *due;       /* of each piece */
+    io_queue held;
+} delay_ctx;
+
+static tm_status delay_open(io_layer *l) {
+    delay_ctx *c = tm_calloc(1, sizeof *c);
+    uint64_t *due = tm_calloc(l->io->n_pieces, sizeof *due);
+    const io_option table[] = {{"latency", c ? &c->latency : NULL, 60, false},
+                               {"bps", c ? &c->bps : NULL, 1e15, false}};
+    tm_status rc = c && due ? io_options_parse(l, table, TM_COUNT(table)) : tm_nomem(sizeof *c);
+    if (rc != TM_OK) {
+        tm_free(c);
+        tm_free(due);
+        return rc;
+    }
+    c->due = due;
+    l->ctx = c;
+    return TM_OK;
+}
+
+static void delay_close(io_layer *l) {
+    delay_ctx *c = l->ctx;
+    tm_free(c->due);
+    tm_free(c);
+}
+
+static uint64_t *due_of(const io_layer *l, const io_piece *p) {
+    const delay_ctx *c = l->ctx;
+    return &c->due[p - l->io->pieces];
+}
+
+static void delay_start(io_layer *l, io_piece *p) {
+    delay_ctx *c = l->ctx;
+    uint64_t now = tm_now_ns();
+    c->free_at = tm_max_u64(c->free_at, now);
+    if (c->bps > 0) c->free_at += (uint64_t)(p->n / c->bps * 1e9);
+    *due_of(l, p) = c->free_at + (uint64_t)(c->latency * 1e9);
+    l->lower->engine->start(l->lower, p);
+}
+
+static void delay_flush(io_layer *l) {
+    l->lower->engine->flush(l->lower);
+}
+
+/* Moves what is due; returns when the first of the rest will be (UINT64_MAX: there is no rest). */
+static uint64_t release(const io_layer *l, delay_ctx *c, io_queue *settled) {
+    uint64_t now = tm_now_ns(), next = UINT64_MAX;
+    io_queue rest = {NULL, NULL};
+    for (io_piece *p; (p = io_queue_pop(&c->held));) {
+        uint64_t due = *due_of(l, p);
+        io_queue_push(due <= now ? settled : &rest, p);
+        if (due > now) next = tm_min_u64(next, due);
+    }
+    c->held = rest;
+    return next;
+}
+
+static tm_status delay_reap(io_layer *l, bool block, io_queue *settled) {
+    delay_ctx *c = l->ctx;
+    io_queue got = {NULL, NULL};
+    for (;;) {
+        bool below = block && !c->held.head;
+        tm_status rc = l->lower->engine->reap(l->lower, below, &got);
+        bool woken = below && !got.head;
+        io_queue_move(&c->held, &got);
+        uint64_t next = release(l, c, settled);
+        if (rc != TM_OK || !block || settled->head || woken) return rc;
+        if (next != UINT64_MAX && io_sleep_until(l->io, next)) return TM_OK;
+    }
+}
+
+const io_engine io_engine_delay = {.name = "delay",
+                                   .stacks = true,
+                                   .open = delay_open,
+                                   .close = delay_close,
+                                   .start = delay_start,
+                                   .flush = delay_flush,
+                                   .reap = delay_reap};
