@@ -1,0 +1,114 @@
+/* One transfer: where it goes, and the checksums of its pages. */
+#include "offload/store_internal.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+/* ---- checksums ----------------------------------------------------------------------------------------------- */
+
+/* Identity goes in as the seed: the same bytes at another place or of another time do not pass. */
+static uint64_t page_seed(const tm_store *s, tm_kind kind, uint32_t object, uint32_t page, uint64_t generation) {
+    uint64_t id[4] = {s->key, (uint64_t)kind << 32 | object, page, generation};
+    return XXH3_64bits(id, sizeof id);
+}
+
+static uint64_t page_hash(const tm_store *s, const tm_object *o, uint32_t object, uint32_t page, uint64_t generation,
+                          const char *frame) {
+    uint64_t at = (uint64_t)page * TM_PAGE_BYTES;
+    uint64_t n = tm_min_u64(TM_PAGE_BYTES, o->frame_bytes - at);
+    return XXH3_64bits_withSeed(frame + at, n, page_seed(s, o->kind, object, page, generation));
+}
+
+static const tm_object *target_object(const tm_store *s, const store_target *t) {
+    return t->object & TM_TEMP_BIT ? &t->plan->temp[t->object & ~TM_TEMP_BIT] : &s->layout->object[t->object];
+}
+
+/* What an object is called in checksums: state by its number within its kind, which no residency, update variant or
+ * order of objects changes; a temporary by its id. */
+static uint32_t number_of(const tm_store *s, uint32_t object) {
+    return object & TM_TEMP_BIT ? object : s->extent[object].number;
+}
+
+static uint64_t *expected(tm_store *s, const store_target *t, uint64_t *generation) {
+    if (t->object & TM_TEMP_BIT) {
+        *generation = 0;
+        return t->temp_checksum + t->plan->extent[t->object & ~TM_TEMP_BIT].first_page;
+    }
+    *generation = s->extent[t->object].generation;
+    return s->checksum + s->extent[t->object].first_page;
+}
+
+static void aim(tm_store *s, const store_target *t, tm_io_req *req) {
+    const tm_object *o = target_object(s, t);
+    if (t->object & TM_TEMP_BIT) {
+        uint32_t i = t->object & ~TM_TEMP_BIT;
+        req->file = s->spill[i % s->n_paths];
+        req->offset = t->plan->extent[i].offset;
+    } else {
+        const state_extent *x = &s->extent[t->object];
+        req->file = s->file[x->path][o->kind];
+        req->offset = x->offset + x->slot * o->frame_bytes;
+    }
+    req->len = (uint32_t)o->frame_bytes;
+}
+
+void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
+    const tm_object *o = target_object(s, t);
+    memset((char *)frame + o->bytes, 0, o->frame_bytes - o->bytes); /* no stranger's bytes in the padding */
+    if (!(t->object & TM_TEMP_BIT)) {
+        state_extent *x = &s->extent[t->object];
+        if (x->slot == NO_SLOT)
+            x->slot = 0;
+        else if (slots_of(o, s->slots) == 2 && x->slot == x->committed)
+            x->slot ^= 1;
+        x->generation = tm_max_u64(x->generation, (uint64_t)s->incarnation << 32) + 1;
+    }
+    uint64_t t0 = tm_now_ns();
+    uint64_t generation;
+    uint64_t *sum = expected(s, t, &generation);
+    uint32_t number = number_of(s, t->object);
+    for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
+        sum[page] = page_hash(s, o, number, page, generation, frame);
+    s->checksum_ns += tm_now_ns() - t0;
+    aim(s, t, req);
+    req->op = TM_IO_WRITE;
+    req->buf = frame;
+}
+
+tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
+    if (!(t->object & TM_TEMP_BIT) && s->extent[t->object].slot == NO_SLOT)
+        return tm_fail(TM_EBUG, "%s object %u is read before it was written", tm_kind_name(target_object(s, t)->kind),
+                       t->object);
+    aim(s, t, req);
+    req->op = TM_IO_READ;
+    req->buf = frame;
+    return TM_OK;
+}
+
+tm_status store_check_read(tm_store *s, const store_target *t, const void *frame, const tm_io_req *req) {
+    const tm_object *o = target_object(s, t);
+    uint64_t generation;
+    const uint64_t *sum = expected(s, t, &generation);
+    uint32_t number = number_of(s, t->object);
+    uint64_t t0 = tm_now_ns();
+    for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++) {
+        if (page_hash(s, o, number, page, generation, frame) == sum[page]) continue;
+        return tm_fail(TM_ECORRUPT, "%s: the 64 KiB page at offset %llu is not what was written there; check the disk",
+                       req->file.name, (unsigned long long)(req->offset + (uint64_t)page * TM_PAGE_BYTES));
+    }
+    s->checksum_ns += tm_now_ns() - t0;
+    return TM_OK;
+}
+
+bool store_unchanged(const tm_store *s, uint32_t object, const void *frame) {
+    const tm_object *o = &s->layout->object[object];
+    const state_extent *x = &s->extent[object];
+    if (x->slot == NO_SLOT) return false;
+    for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
+        if (page_hash(s, o, x->number, page, x->generation, frame) != s->checksum[x->first_page + page]) return false;
+    return true;
+}
+
+uint64_t store_checksum_ns(const tm_store *s) {
+    return s->checksum_ns;
+}
