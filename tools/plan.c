@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+/* ---- JSON ---------------------------------------------------------------------------------------------------- */
+
 static void field_uint(tm_json_writer *w, const char *key, uint64_t v) {
     tm_jw_key(w, key);
     tm_jw_uint(w, v);
@@ -14,6 +16,103 @@ static void field_str(tm_json_writer *w, const char *key, const char *v) {
     tm_jw_str(w, v);
 }
 
+static void field_double(tm_json_writer *w, const char *key, double v) {
+    tm_jw_key(w, key);
+    tm_jw_double(w, v);
+}
+
+/* 0: not known. */
+static void field_known(tm_json_writer *w, const char *key, double v) {
+    tm_jw_key(w, key);
+    if (v > 0)
+        tm_jw_double(w, v);
+    else
+        tm_jw_null(w);
+}
+
+static void json_engines(tm_json_writer *w, const char *key, const tm_plan_report *r, const double *seconds) {
+    tm_jw_key(w, key);
+    tm_jw_object(w);
+    for (int e = 0; e < TM_ENGINES; e++)
+        if (r->has_device || e <= TM_ENGINE_DISK_WRITE)
+            field_double(w, tm_plan_engine_name((tm_engine)e, r->has_device), seconds[e]);
+    tm_jw_object_end(w);
+}
+
+static void json_kinds(tm_json_writer *w, const tm_plan_report *r) {
+    tm_jw_key(w, "bytes_by_kind");
+    tm_jw_object(w);
+    for (int k = 0; k < TM_KIND_SCRATCH; k++) {
+        tm_jw_key(w, tm_kind_name((tm_kind)k));
+        tm_jw_object(w);
+        field_uint(w, "read", r->read_bytes[k]);
+        field_uint(w, "write", r->write_bytes[k]);
+        tm_jw_object_end(w);
+    }
+    tm_jw_object_end(w);
+}
+
+static void json_change(tm_json_writer *w, const tm_plan_report *r) {
+    tm_jw_key(w, "smallest_change");
+    if (r->fits || !r->change.key) {
+        tm_jw_null(w);
+        return;
+    }
+    tm_jw_object(w);
+    field_uint(w, r->change.key, r->change.value);
+    tm_jw_object_end(w);
+}
+
+static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
+    field_uint(w, "parameters", r->parameters);
+    tm_jw_key(w, "host_budget_bytes");
+    if (r->host_budget_bytes == UINT64_MAX)
+        tm_jw_str(w, "unlimited");
+    else
+        tm_jw_uint(w, r->host_budget_bytes);
+    field_uint(w, "minimum_host_bytes", r->minimum_host_bytes);
+    field_uint(w, "host_peak_bytes", r->host_peak_bytes);
+    field_uint(w, "device_budget_bytes", r->device_budget_bytes);
+    field_uint(w, "device_peak_bytes", r->device_peak_bytes);
+    field_uint(w, "disk_bytes", r->disk_bytes);
+    tm_jw_key(w, "disk_free_bytes");
+    if (r->disk_free_bytes)
+        tm_jw_uint(w, r->disk_free_bytes);
+    else
+        tm_jw_null(w);
+    field_uint(w, "resident_bytes", r->resident_bytes);
+    field_uint(w, "window_bytes", r->window_bytes);
+}
+
+static void json_time(tm_json_writer *w, const tm_plan_report *r) {
+    field_uint(w, "read_bytes_per_step", r->read_bytes_per_step);
+    field_uint(w, "write_bytes_per_step", r->write_bytes_per_step);
+    json_kinds(w, r);
+    field_double(w, "seconds_per_step", r->seconds_per_step);
+    field_str(w, "seconds_basis", r->seconds_basis);
+    field_str(w, "bottleneck", r->bottleneck);
+    json_engines(w, "busy_seconds", r, r->busy_seconds);
+    json_engines(w, "wait_seconds", r, r->wait_seconds);
+    field_double(w, "tokens_per_second", r->tokens_per_second);
+    field_double(w, "tb_written_per_1000_steps", r->tb_written_per_1000_steps);
+    field_known(w, "tbw", r->tbw);
+    field_known(w, "drive_days", r->drive_days);
+}
+
+static void json_choice(tm_json_writer *w, const tm_plan_report *r) {
+    field_str(w, "update", r->update);
+    field_str(w, "activations", r->activations);
+    field_str(w, "order", r->order);
+    field_str(w, "strategy", r->strategy);
+    field_str(w, "placement", r->placement);
+    field_uint(w, "nodes", r->nodes);
+    field_uint(w, "ranks", r->ranks);
+    field_uint(w, "operations", r->operations);
+    field_uint(w, "micro_batches", r->micro_batches);
+    field_uint(w, "rows", r->rows);
+    field_uint(w, "seq", r->seq);
+}
+
 static tm_status print_json(const tm_plan_report *r) {
     tm_buf out = {0};
     tm_json_writer w;
@@ -21,30 +120,11 @@ static tm_status print_json(const tm_plan_report *r) {
     tm_jw_object(&w);
     tm_jw_key(&w, "fits");
     tm_jw_bool(&w, r->fits);
-    field_uint(&w, "parameters", r->parameters);
-    tm_jw_key(&w, "host_budget_bytes");
-    if (r->host_budget_bytes == UINT64_MAX)
-        tm_jw_str(&w, "unlimited");
-    else
-        tm_jw_uint(&w, r->host_budget_bytes);
-    field_uint(&w, "minimum_host_bytes", r->minimum_host_bytes);
-    field_uint(&w, "host_peak_bytes", r->host_peak_bytes);
-    field_uint(&w, "device_peak_bytes", r->device_peak_bytes);
-    field_uint(&w, "disk_bytes", r->disk_bytes);
-    field_uint(&w, "resident_bytes", r->resident_bytes);
-    field_uint(&w, "read_bytes_per_step", r->read_bytes_per_step);
-    field_uint(&w, "write_bytes_per_step", r->write_bytes_per_step);
-    tm_jw_key(&w, "seconds_per_step");
-    tm_jw_double(&w, r->seconds_per_step);
-    field_str(&w, "seconds_basis", "nominal rates, not measured");
-    field_str(&w, "bottleneck", r->bottleneck);
-    field_str(&w, "update", r->update);
-    field_str(&w, "activations", r->activations);
-    field_str(&w, "order", r->order);
-    field_uint(&w, "operations", r->operations);
-    field_uint(&w, "micro_batches", r->micro_batches);
-    field_uint(&w, "rows", r->rows);
-    field_uint(&w, "seq", r->seq);
+    field_str(&w, "limit", r->limit);
+    json_change(&w, r);
+    json_memory(&w, r);
+    json_time(&w, r);
+    json_choice(&w, r);
     tm_jw_object_end(&w);
     tm_status rc = tm_jw_end(&w);
     if (rc == TM_OK) puts(out.data);
@@ -52,52 +132,70 @@ static tm_status print_json(const tm_plan_report *r) {
     return rc;
 }
 
-static void print_table(const tm_plan_report *r) {
-    char a[32], b[32];
-    double params = (double)r->parameters, moved = (double)(r->read_bytes_per_step + r->write_bytes_per_step);
-    printf("model            %.1f M parameters, %u micro-batches of %u x %u\n", params * 1e-6, r->micro_batches,
+/* ---- table --------------------------------------------------------------------------------------------------- */
+
+static void table_model(const tm_plan_report *r) {
+    printf("model        %.1f M parameters, %u x %u x %u tokens a step", (double)r->parameters * 1e-6, r->micro_batches,
            r->rows, r->seq);
-    printf("host memory      %s at the peak, %s at the least\n", tm_format_size(r->host_peak_bytes, a, sizeof a),
-           tm_format_size(r->minimum_host_bytes, b, sizeof b));
-    printf("resident state   %s\n", tm_format_size(r->resident_bytes, a, sizeof a));
-    printf("disk space       %s\n", tm_format_size(r->disk_bytes, a, sizeof a));
-    printf("a step           reads %s, writes %s (%.1f bytes a parameter)\n",
-           tm_format_size(r->read_bytes_per_step, a, sizeof a), tm_format_size(r->write_bytes_per_step, b, sizeof b),
-           moved / params);
-    printf("wear             %.3f TB written per 1,000 steps\n", (double)r->write_bytes_per_step * 1e-9);
-    printf("chosen           update %s, activations %s, %s by %s, %u operations\n", r->update, r->activations, r->order,
-           r->order, r->operations);
-    printf("time             about %.1f s a step at nominal rates, bound by %s\n", r->seconds_per_step, r->bottleneck);
+    if (r->ranks > 1) printf(" on each of %u ranks (%u nodes), %s", r->ranks, r->nodes, r->strategy);
+    printf("\nchosen       update %s, activations %s, %s by %s", r->update, r->activations, r->order, r->order);
+    if (*r->placement) printf(", %s", r->placement);
+    printf(", %u operations\n\n", r->operations);
 }
 
-int tm_cmd_plan(int argc, char **argv) {
-    const char *set[256], *config[1] = {NULL}, *hardware = NULL;
-    tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
-    bool json = false;
-    const tm_opt opts[] = {
-        TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
-        TM_OPTION("hardware", TM_OPT_STRING, &hardware, "HW.json", "not in this version"),
-        TM_FLAG("json", &json, "print one JSON object"),
-    };
-    const tm_cli cli = {
-        .usage = "plan CONFIG.json [--set key.path=value]... [--json]",
-        .about = "Compiles the training step under the budget and says what it would take, without starting it. Needs "
-                 "only the "
-                 "model's config.json; where the data are there, their longest rows count, else data.seq_len. Exit 2: "
-                 "it cannot fit.",
-        .example = "tidemill plan config.json --set memory.host_budget=1GiB",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
-        .positional = config,
-        .min_positional = 1,
-        .max_positional = 1,
-    };
-    int rc = tm_cli_parse(&cli, argc, argv);
-    if (rc >= 0) return rc;
-    if (hardware) return tm_cli_wrong("plan", "--hardware is not supported by this version");
+static void table_memory(const tm_plan_report *r) {
+    char a[32], b[32], c[32];
+    printf("%-12s %14s %14s %14s\n", r->ranks > 1 ? "a rank" : "memory", "peak", "budget", "least");
+    printf("%-12s %14s %14s %14s\n", "host", tm_format_size(r->host_peak_bytes, a, sizeof a),
+           r->host_budget_bytes == UINT64_MAX ? "unlimited" : tm_format_size(r->host_budget_bytes, b, sizeof b),
+           tm_format_size(r->minimum_host_bytes, c, sizeof c));
+    if (r->has_device)
+        printf("%-12s %14s %14s\n", "device", tm_format_size(r->device_peak_bytes, a, sizeof a),
+               tm_format_size(r->device_budget_bytes, b, sizeof b));
+    printf("%-12s %14s %14s\n\n", r->ranks > 1 ? "disk, a node" : "disk", tm_format_size(r->disk_bytes, a, sizeof a),
+           r->disk_free_bytes ? tm_format_size(r->disk_free_bytes, b, sizeof b) : "unknown");
+}
+
+static void table_bytes(const tm_plan_report *r) {
+    char a[32], b[32];
+    double moved = (double)(r->read_bytes_per_step + r->write_bytes_per_step);
+    printf("%-12s %14s %14s\n", "a step", "read", "written");
+    for (int k = 0; k < TM_KIND_SCRATCH; k++)
+        if (r->read_bytes[k] + r->write_bytes[k] > 0)
+            printf("%-12s %14s %14s\n", tm_kind_name((tm_kind)k), tm_format_size(r->read_bytes[k], a, sizeof a),
+                   tm_format_size(r->write_bytes[k], b, sizeof b));
+    printf("%-12s %14s %14s", "all", tm_format_size(r->read_bytes_per_step, a, sizeof a),
+           tm_format_size(r->write_bytes_per_step, b, sizeof b));
+    if (r->ranks == 1) printf("   %.2f bytes a parameter", moved / (double)r->parameters);
+    printf("\n\n");
+}
+
+static void table_time(const tm_plan_report *r) {
+    printf("%-12s %14s %14s\n", "seconds", "busy", "waited for");
+    for (int e = 0; e < TM_ENGINES; e++)
+        if (r->busy_seconds[e] > 0)
+            printf("%-12s %14.3f %14.3f%s\n", tm_plan_engine_name((tm_engine)e, r->has_device), r->busy_seconds[e],
+                   r->wait_seconds[e],
+                   r->bottleneck == tm_plan_engine_name((tm_engine)e, r->has_device) ? "   bottleneck" : "");
+    printf("%-12s %14.3f                  %.0f tokens/s; %s\n\n", "a step", r->seconds_per_step, r->tokens_per_second,
+           r->seconds_basis);
+    printf("wear         %.3f TB written per 1,000 steps", r->tb_written_per_1000_steps);
+    if (r->drive_days > 0) printf("; %.0f days of this until %g TB are written", r->drive_days, r->tbw);
+    printf("\n");
+}
+
+static void print_table(const tm_plan_report *r) {
+    table_model(r);
+    table_memory(r);
+    table_bytes(r);
+    table_time(r);
+}
+
+/* ---- command ------------------------------------------------------------------------------------------------- */
+
+static int plan(const tm_plan_args *args, bool json) {
     tm_plan_report r;
-    tm_status status =
-        tm_plan_run(&(tm_train_args){.config = config[0], .set = set, .n_set = sets.count, .quiet = true}, &r);
+    tm_status status = tm_plan_run(args, &r);
     if (json && (status == TM_OK || status == TM_EBUDGET)) {
         tm_error keep = *tm_error_get();
         tm_error_clear();
@@ -107,4 +205,39 @@ int tm_cmd_plan(int argc, char **argv) {
     if (status != TM_OK) return tm_cmd_fail();
     if (!json) print_table(&r);
     return TM_EXIT_DONE;
+}
+
+int tm_cmd_plan(int argc, char **argv) {
+    const char *set[256], *config[1] = {NULL};
+    tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
+    tm_plan_args a = {.hardware = NULL};
+    bool json = false;
+    const tm_opt opts[] = {
+        TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
+        TM_OPTION("hardware", TM_OPT_STRING, &a.hardware, "HW.json", "plan for the machine of this file instead"),
+        TM_FLAG("no-measure", &a.no_measure, "do not time operations that the profile lacks"),
+        TM_OPTION("tbw", TM_OPT_DOUBLE, &a.tbw, "TB", "terabytes that may be written to the disk over its life"),
+        TM_OPTION("timeline", TM_OPT_STRING, &a.timeline, "FILE", "draw the simulated step (.svg or .html)"),
+        TM_OPTION("trace", TM_OPT_STRING, &a.trace, "FILE", "write the simulated step as Chrome trace JSON"),
+        TM_FLAG("json", &json, "print one JSON object"),
+    };
+    const tm_cli cli = {
+        .usage = "plan CONFIG.json [--set key.path=value]... [--hardware HW.json] [--json]",
+        .about = "Compiles the training step under the budget and says what it would take, without starting it. Needs "
+                 "only the model's config.json; where the data are there, their longest rows count, else data.seq_len. "
+                 "The first time it times the model's operations on this machine for a few seconds and remembers them. "
+                 "Exit 2: it cannot fit, with the smallest change that fits.",
+        .example = "tidemill plan config.json --set memory.host_budget=1GiB\n"
+                   "tidemill plan config.json --hardware hardware/8x-rtx4090.json --timeline step.html",
+        .opts = opts,
+        .n_opts = TM_COUNT(opts),
+        .positional = config,
+        .min_positional = 1,
+        .max_positional = 1,
+    };
+    int rc = tm_cli_parse(&cli, argc, argv);
+    if (rc >= 0) return rc;
+    if (a.tbw < 0) return tm_cli_wrong("plan", "--tbw %g is not a number of terabytes", a.tbw);
+    a.train = (tm_train_args){.config = config[0], .set = set, .n_set = sets.count, .quiet = true};
+    return plan(&a, json);
 }

@@ -1,50 +1,240 @@
 /* tidemill plan: the plan of a training step without training, and what is told about it. */
-#include "train/trainer_internal.h"
+#include "train/plan_internal.h"
 
-static void report(trainer *t, const pass_opts *way, tm_plan_report *out) {
-    const tm_plan_info *info = tm_plan_get_info(t->plan);
-    bool disk_bound;
-    out->fits = true;
-    out->host_peak_bytes = t->job->fixed_bytes + info->slab_bytes;
-    out->disk_bytes = job_disk_bytes(t->job, info, t->cfg->memory.slots);
+#include "io/io.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+enum { SIMULATED_RUNS = 3 };
+
+const char *tm_plan_engine_name(tm_engine engine, bool has_device) {
+    return engine == TM_ENGINE_CPU && !has_device ? "compute" : tm_engine_name(engine);
+}
+
+/* ---- refusing ------------------------------------------------------------------------------------------------ */
+
+tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change change, const char *what) {
+    char end[160] = "; no smaller batch or shorter rows fit either: it takes a larger machine";
+    g->out->fits = false;
+    g->out->limit = limit;
+    g->out->change = change;
+    if (change.key)
+        snprintf(end, sizeof end, "; the smallest change that fits: --set %s=%" PRIu64, change.key, change.value);
+    tm_error_clear();
+    return tm_fail(TM_EBUDGET, "%s%s", what, end);
+}
+
+/* ---- time, bytes, wear --------------------------------------------------------------------------------------- */
+
+static void count_bytes(tm_plan_report *out, const tm_plan_info *info) {
     for (int k = 0; k < TM_KINDS; k++) {
+        out->read_bytes[k] = info->read_bytes[k];
+        out->write_bytes[k] = info->write_bytes[k];
         out->read_bytes_per_step += info->read_bytes[k];
         out->write_bytes_per_step += info->write_bytes[k];
     }
     out->resident_bytes = info->resident_bytes;
     out->window_bytes = info->window_bytes;
-    out->seconds_per_step = job_estimate(t->job, info, way, &disk_bound);
-    out->bottleneck = disk_bound ? "disk" : "compute";
-    out->update = pass_update_name(way);
-    out->activations = pass_activations_name(t->job, way);
-    out->order = way->stage_wise ? "stage" : "unit";
     out->operations = info->ops;
 }
 
-static tm_status plan_only(trainer *t, tm_plan_report *out) {
-    job_opts o = trainer_job_options(t);
+static void count_wear(const planning *g) {
+    tm_plan_report *out = g->out;
+    double each = (double)out->write_bytes_per_step * (out->ranks / out->nodes);
+    out->tbw = g->args->tbw > 0 ? g->args->tbw : g->machine.disk.tbw;
+    out->tb_written_per_1000_steps = each * 1000 * 1e-12;
+    if (out->tbw > 0 && each > 0) out->drive_days = out->tbw * 1e12 / each * out->seconds_per_step / 86400;
+}
+
+tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim,
+                    void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap), void *name_ctx) {
+    tm_plan_report *out = g->out;
+    tm_sim_opts o = *sim;
+    tm_sim_result r;
+    (void)name;
+    (void)name_ctx;
+    count_bytes(out, tm_plan_get_info(plan));
+    o.runs = SIMULATED_RUNS;
+    o.timeline = g->args->timeline || g->args->trace;
+    TM_TRY(tm_simulate(&r, plan, &o));
+    out->seconds_per_step = r.seconds;
+    memcpy(out->busy_seconds, r.busy, sizeof out->busy_seconds);
+    memcpy(out->wait_seconds, r.wait, sizeof out->wait_seconds);
+    out->bottleneck = tm_plan_engine_name(r.bottleneck, out->has_device);
+    double tokens = (double)out->micro_batches * out->rows * out->seq * out->ranks;
+    if (r.seconds > 0) out->tokens_per_second = tokens / r.seconds;
+    count_wear(g);
+    tm_sim_free(&r);
+    return TM_OK;
+}
+
+/* ---- this machine, or one without GPUs ----------------------------------------------------------------------- */
+
+/* Room under the folder that is there, or will be made, at `path`. */
+static uint64_t free_bytes(const char *path) {
+    char at[4096];
+    struct statvfs fs;
+    snprintf(at, sizeof at, "%s", path);
+    while (*at && !tm_path_exists(at)) {
+        char *slash = strrchr(at, '/');
+        if (slash == at) break;
+        *(slash ? slash : at) = 0;
+    }
+    if (statvfs(*at == 0 ? "." : tm_path_exists(at) ? at : "/", &fs)) return 0;
+    return (uint64_t)fs.f_bavail * fs.f_frsize;
+}
+
+/* The job is striped: the fullest path counts for all. */
+static uint64_t room(const planning *g, const job_opts *o) {
+    uint64_t least = UINT64_MAX;
+    if (g->hardware) return g->machine.disk.bytes;
+    for (uint32_t i = 0; i < o->n_paths; i++) least = tm_min_u64(least, free_bytes(o->paths[i]));
+    return o->n_paths ? least * o->n_paths : 0;
+}
+
+static void basis(const planning *g, const job_costs *costs) {
+    char *out = g->out->seconds_basis;
+    size_t cap = sizeof g->out->seconds_basis;
+    job_costs_basis measured = job_costs_measured(costs);
+    if (g->hardware)
+        snprintf(out, cap, "hardware file %s", g->machine.name);
+    else if (measured == JOB_COSTS_NONE)
+        snprintf(out, cap, "nominal rates");
+    else
+        snprintf(out, cap, "%s on this machine, disk %s", measured == JOB_COSTS_ALL ? "measured" : "partly measured",
+                 g->machine.measured ? "measured" : "at nominal rates (tidemill tune io PATH measures it)");
+}
+
+/* Does the job fit with smaller micro-batches? */
+static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
+    const planning *g = ctx;
+    trainer *t = g->t;
+    tm_job *job = NULL;
+    tm_plan *plan = NULL;
+    pass_opts way[TRAINER_MAX_WAYS];
+    uint64_t minimum;
+    uint32_t chosen;
+    job_shape shape = {.micro_batches = g->out->micro_batches, .rows = rows, .seq = seq};
+    job_opts o = t->job->opts;
+    tm_status rc = job_open(&job, &o);
+    if (rc == TM_OK)
+        rc = job_start(job, &o, "training step", way, trainer_ways(t, &shape, way), &plan, &chosen, &minimum, NULL,
+                       NULL);
+    tm_plan_free(plan);
+    job_close(job);
+    tm_error_clear();
+    return rc == TM_OK;
+}
+
+static tm_status refuse_host(planning *g, const job_shape *shape) {
+    char text[sizeof tm_error_get()->text];
+    uint64_t have = g->hardware ? g->machine.host_bytes : tm_mem_available_bytes();
+    tm_plan_change change = {"memory.host_budget", g->out->minimum_host_bytes};
+    snprintf(text, sizeof text, "%s", tm_error_get()->text);
+    tm_error_clear();
+    if (change.value > have) change = plan_smaller_batch(shape, fits, g);
+    return plan_refuse(g, "host", change, text);
+}
+
+static tm_status check_disk(planning *g, uint32_t slots, uint64_t with_one_slot) {
+    tm_plan_report *out = g->out;
+    char want[32], have[32], text[256];
+    if (!out->disk_free_bytes || out->disk_bytes <= out->disk_free_bytes) return TM_OK;
+    tm_plan_change change = {NULL, 0};
+    if (slots != 1 && with_one_slot <= out->disk_free_bytes) change = (tm_plan_change){"memory.slots", 1};
+    snprintf(text, sizeof text, "the offload files need %s and %s is free",
+             tm_format_size(out->disk_bytes, want, sizeof want),
+             tm_format_size(out->disk_free_bytes, have, sizeof have));
+    return plan_refuse(g, "disk", change, text);
+}
+
+static tm_status simulate(planning *g, const job_shape *shape, job_costs *costs) {
+    (void)shape;
+    basis(g, costs);
+    return plan_time(g, g->t->plan, &(tm_sim_opts){.machine = &g->machine, .cost = job_cost, .ctx = costs}, job_op_name,
+                     g->t->job);
+}
+
+static void describe(const planning *g, const pass_opts *way) {
+    const tm_job *job = g->t->job;
+    const tm_plan_info *info = tm_plan_get_info(g->t->plan);
+    tm_plan_report *out = g->out;
+    out->fits = true;
+    out->host_peak_bytes = job->fixed_bytes + info->slab_bytes;
+    out->disk_bytes = job_disk_bytes(job, info, g->t->cfg->memory.slots);
+    out->update = pass_update_name(way);
+    out->activations = pass_activations_name(job, way);
+    out->order = way->stage_wise ? "stage" : "unit";
+}
+
+static job_opts options(const planning *g) {
+    job_opts o = trainer_job_options(g->t);
     o.config_only = o.plan_only = true;
-    TM_TRY(job_open(&t->job, &o));
+    if (!g->hardware) return o;
+    o.host_bytes = g->t->cfg->memory.host_kind == TM_BUDGET_BYTES ? tm_min_u64(o.host_bytes, g->machine.host_bytes)
+                                                                  : g->machine.host_bytes / 5 * 4;
+    return o;
+}
+
+static tm_status plan_here(planning *g) {
+    trainer *t = g->t;
+    tm_plan_report *out = g->out;
+    job_opts o = options(g);
+    job_costs *costs = NULL;
     pass_opts way[TRAINER_MAX_WAYS];
     job_shape shape = trainer_step_shape(t);
     uint32_t n = trainer_ways(t, &shape, way), chosen;
-    out->parameters = tm_model_parameters(t->job->model);
+    tm_status rc;
     out->host_budget_bytes = o.host_bytes;
     out->micro_batches = shape.micro_batches;
     out->rows = shape.rows;
     out->seq = shape.seq;
-    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL));
-    report(t, &way[chosen], out);
-    return TM_OK;
+    TM_GO(job_open(&t->job, &o));
+    out->parameters = tm_model_parameters(t->job->model);
+    TM_GO(job_costs_open(&costs, t->job, &shape, &g->machine,
+                         g->hardware           ? JOB_COSTS_NOMINAL
+                         : g->args->no_measure ? JOB_COSTS_PROFILE
+                                               : JOB_COSTS_MEASURE));
+    rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
+    if (rc == TM_EBUDGET) rc = refuse_host(g, &shape);
+    if (rc != TM_OK) goto done;
+    describe(g, &way[chosen]);
+    TM_GO(simulate(g, &shape, costs));
+    out->disk_free_bytes = room(g, &o);
+    rc = check_disk(g, t->cfg->memory.slots, job_disk_bytes(t->job, tm_plan_get_info(t->plan), 1));
+done:
+    job_costs_close(costs);
+    return rc;
 }
 
-tm_status tm_plan_run(const tm_train_args *args, tm_plan_report *out) {
-    trainer t = {.args = args};
+static tm_status find_machine(planning *g) {
+    const tm_config *c = g->t->cfg;
+    const tm_strings *paths = c->param_place == TM_PLACE_NVME ? &c->param_paths : &c->optimizer_paths;
+    g->hardware = g->args->hardware != NULL;
+    if (g->hardware) return tm_machine_load(g->args->hardware, &g->machine);
+    return tm_machine_of(paths->item, paths->n, &g->machine);
+}
+
+tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out) {
+    trainer t = {.args = &args->train};
+    planning g = {.args = args, .t = &t, .out = out};
     tm_status rc;
-    *out = (tm_plan_report){.bottleneck = "", .update = "", .activations = "", .order = ""};
+    *out = (tm_plan_report){.limit = "",
+                            .bottleneck = "",
+                            .update = "",
+                            .activations = "",
+                            .order = "",
+                            .strategy = "",
+                            .placement = "",
+                            .nodes = 1,
+                            .ranks = 1};
     TM_GO(trainer_load_config(&t, true));
     TM_GO(trainer_prepare(&t, true));
-    TM_GO(plan_only(&t, out));
+    TM_GO(find_machine(&g));
+    rc = g.machine.gpus > 0 ? plan_imagine(&g) : plan_here(&g);
 done:
     trainer_close(&t);
     return rc;

@@ -12,6 +12,7 @@
 
 #include "base/base.h"
 #include "model/model.h"
+#include "offload/offload.h"
 
 typedef struct tm_train_args {
     const char *config;     /* path of the JSON file */
@@ -23,20 +24,49 @@ typedef struct tm_train_args {
 } tm_train_args;
 TM_MUST_USE tm_status tm_train_run(const tm_train_args *args);
 
+typedef struct tm_plan_args {
+    tm_train_args train;
+    const char *hardware; /* a hardware file (offload/machine.h): another machine than this one; NULL: this one */
+    bool no_measure;      /* this machine: the profile and rates only, nothing is timed */
+    double tbw;           /* terabytes that may be written to the disk over its life; 0: as the machine says */
+    const char *timeline; /* the simulated step drawn to FILE.svg or FILE.html; NULL: not */
+    const char *trace;    /* the simulated step as Chrome trace JSON; NULL: not */
+} tm_plan_args;
+
+/* One key of the configuration and what to set it to. */
+typedef struct tm_plan_change {
+    const char *key; /* "memory.host_budget", "memory.slots", "per_device_train_batch_size", "data.seq_len", ...; NULL:
+                        no single setting makes it fit */
+    uint64_t value;
+} tm_plan_change;
+
 /* What `tidemill plan` says: the step as it would be run, from config.json and the configuration; the data, where they
- * are there, for the longest rows. Filled in as far as known when TM_EBUDGET is returned. */
+ * are there, for the longest rows. Filled in as far as known when TM_EBUDGET is returned. With ranks, bytes are those
+ * of one rank, and disk_bytes, disk_free_bytes and wear those of a node. */
 typedef struct tm_plan_report {
     bool fits;
+    const char *limit;                            /* "": fits; else what is too small: "host", "device" or "disk" */
+    tm_plan_change change;                        /* the smallest that fits, where it does not */
     uint64_t parameters, host_budget_bytes;       /* UINT64_MAX: unlimited */
     uint64_t host_peak_bytes, minimum_host_bytes; /* the minimum does not depend on the budget */
-    uint64_t device_peak_bytes, disk_bytes;
+    uint64_t device_peak_bytes, device_budget_bytes;
+    uint64_t disk_bytes, disk_free_bytes; /* free: 0 where unknown */
     uint64_t read_bytes_per_step, write_bytes_per_step, resident_bytes, window_bytes;
-    double seconds_per_step;                  /* at nominal rates: nothing is measured yet */
-    const char *bottleneck;                   /* "disk" or "compute" */
-    const char *update, *activations, *order; /* "U" | "F", "keep" | "recompute", "unit" | "stage" */
+    uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS]; /* of a step */
+    double seconds_per_step, tokens_per_second;           /* simulated; tokens of all ranks */
+    char seconds_basis[160];                              /* where the seconds of operations come from */
+    double busy_seconds[TM_ENGINES], wait_seconds[TM_ENGINES];
+    bool has_device;                                   /* TM_ENGINE_CPU is not where the model is computed */
+    const char *bottleneck;                            /* tm_plan_engine_name of the engine that is busy longest */
+    double tb_written_per_1000_steps, tbw, drive_days; /* until tbw is used up; 0: tbw is unknown or nothing written */
+    const char *update, *activations, *order;          /* "U", "F", ..; "keep", "recompute", ..; "unit" or "stage" */
+    const char *strategy, *placement;                  /* "" without ranks; "" without a device */
+    uint32_t nodes, ranks;
     uint32_t operations, micro_batches, rows, seq;
 } tm_plan_report;
-TM_MUST_USE tm_status tm_plan_run(const tm_train_args *args, tm_plan_report *out);
+TM_MUST_USE tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out);
+/* "disk_read", "compute", ...: an engine as reports and logs name it. */
+const char *tm_plan_engine_name(tm_engine engine, bool has_device);
 
 /* What a forward job needs of the tiers. */
 typedef struct tm_tier_args {

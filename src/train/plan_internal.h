@@ -1,0 +1,31 @@
+/* tidemill plan: what its files share. */
+#ifndef TIDEMILL_PLAN_INTERNAL_H
+#define TIDEMILL_PLAN_INTERNAL_H
+
+#include "offload/simulate.h"
+#include "train/cost_internal.h"
+#include "train/trainer_internal.h"
+
+/* One run of `tidemill plan`. */
+typedef struct planning {
+    const tm_plan_args *args;
+    trainer *t;
+    tm_machine machine; /* a node; `hardware`: imagined */
+    bool hardware;
+    tm_plan_report *out;
+} planning;
+
+/* Simulates the plan, fills in everything that follows from it, and draws it where that was asked for. */
+tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim,
+                    void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap), void *name_ctx);
+/* TM_EBUDGET with its one line, and `out` says the same. `what` ends without a full stop. */
+tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change change, const char *what);
+
+/* plan_change.c: a smaller batch, then shorter rows. `fits` answers for rows x seq; false where it cannot be known. */
+tm_plan_change plan_smaller_batch(const job_shape *shape, bool (*fits)(void *ctx, uint32_t rows, uint32_t seq),
+                                  void *ctx);
+
+/* imagine.c: one rank of a machine with GPUs. */
+tm_status plan_imagine(const planning *g);
+
+#endif
