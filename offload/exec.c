@@ -298,7 +298,7 @@ tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     e->stub_compute = opts->stub_compute;
     TM_GO(map_slab(e, opts->slab_bytes));
     e->store = opts->store;
-    if (e->store) TM_GO(tm_io_register(store_io(e->store), e->slab, e->slab_bytes));
+    if (e->store && !opts->unregistered) TM_GO(tm_io_register(store_io(e->store), e->slab, e->slab_bytes));
     *out = e;
     return TM_OK;
 done:

@@ -57,6 +57,7 @@ typedef struct tm_object {
     uint32_t bundle; /* state: objects with consecutive ids and one bundle number join in memory */
     uint64_t bytes;
     bool pageable; /* may lie in an extent */
+    bool pinned;   /* state: has to be resident (small tensors that shall stay); the whole bundle alike */
     uint8_t tier;  /* temporaries: tm_tier of their frame */
     /* results, read-only outside this folder: */
     bool state, resident;
@@ -267,6 +268,7 @@ typedef struct tm_exec_opts {
                             complete in a random order (tests) */
     bool stub_disk;      /* measuring: disk operations complete at once and move nothing */
     bool stub_compute;   /* measuring: the handler is not called */
+    bool unregistered;   /* the slab is not registered with the store's engine (pin_memory: false) */
 } tm_exec_opts;
 TM_MUST_USE tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts);
 void tm_exec_close(tm_exec *e);

@@ -117,7 +117,8 @@ static tm_status peak_of(chooser *ch, uint32_t k, uint64_t window, uint64_t *pea
 static tm_status start_point(chooser *ch) {
     for (uint32_t i = 0; i < ch->l->n; i++) {
         const tm_object *o = &ch->l->object[i];
-        ch->resident[i] = ch->opts->choose_residency ? !o->pageable || ch->opts->pinned[o->kind] : o->resident;
+        ch->resident[i] =
+            ch->opts->choose_residency ? !o->pageable || o->pinned || ch->opts->pinned[o->kind] : o->resident;
     }
     uint8_t *visits = tm_calloc(ch->p->n_temp + 1, 1);
     if (!visits) return tm_nomem(ch->p->n_temp + 1);
