@@ -34,7 +34,8 @@ typedef struct tm_sim_opts {
 } tm_sim_opts;
 
 typedef struct tm_sim_result {
-    double seconds;          /* end of the last run minus end of the one before (of the first: its end) */
+    double seconds;          /* of the last run: from the end of the compute of the run before to that of its own.
+                                Without a link: from start to end of all */
     double busy[TM_ENGINES]; /* of the last run */
     double wait[TM_ENGINES]; /* compute stood still and the oldest unfinished operation was of this engine */
     tm_engine bottleneck;    /* the engine that is busy longest */

@@ -1,4 +1,4 @@
-/* The simulated disk: requests in flight share its bandwidth. simulate.c keeps the clock. */
+/* The simulator's own structures: simulate.c (clock, public), simulate_run.c (runs), simulate_disk.c (the disk). */
 #ifndef TIDEMILL_SIMULATE_INTERNAL_H
 #define TIDEMILL_SIMULATE_INTERNAL_H
 
@@ -32,5 +32,57 @@ void sim_disk_issue(sim_disk *d, uint32_t key, bool write, uint64_t bytes, bool 
 double sim_disk_next(sim_disk *d); /* seconds until something changes, INFINITY: nothing is in flight */
 void sim_disk_advance(sim_disk *d, double seconds);
 bool sim_disk_take(sim_disk *d, uint32_t *key); /* a finished request; false: none */
+
+/* ---- runs ---------------------------------------------------------------------------------------------------- */
+
+/* An operation of run r has the key r * n + index: ready operations are taken by key. */
+typedef struct key_heap {
+    uint32_t *key;
+    uint32_t n;
+} key_heap;
+
+typedef struct sim_run {
+    uint32_t left, compute_left; /* operations; of those, the ones that are not the disk's */
+    uint32_t oldest;             /* no operation before it waits for anything but compute */
+    double compute_end;
+    double busy[TM_ENGINES], wait[TM_ENGINES];
+} sim_run;
+
+/* The operation that an engine other than the disk is at. */
+typedef struct sim_stream {
+    bool busy;
+    uint32_t key;
+    double left; /* seconds, at full speed */
+} sim_stream;
+
+typedef struct sim {
+    const tm_plan *plan;
+    const tm_plan_op *op;
+    const uint32_t *succ;
+    const tm_sim_opts *opts;
+    const tm_link *link; /* NULL: runs do not overlap */
+    uint32_t n, n_compute;
+    uint32_t runs;          /* the last one is measured; with a link another follows it */
+    uint32_t first, opened; /* runs [first, opened) are under way, at most two; counters lie in slot r % 2 */
+    uint32_t *pred;         /* [2 n] by slot */
+    uint8_t *done;
+    key_heap ready[TM_ENGINES]; /* disk writes wait with the reads */
+    sim_stream stream[TM_ENGINES];
+    sim_run run[2];
+    sim_disk disk;
+    double now;
+    tm_span *span; /* of the last run */
+} sim;
+
+static inline bool sim_is_disk(uint8_t engine) {
+    return engine == TM_ENGINE_DISK_READ || engine == TM_ENGINE_DISK_WRITE;
+}
+static inline uint8_t sim_queue_of(uint8_t engine) {
+    return engine == TM_ENGINE_DISK_WRITE ? (uint8_t)TM_ENGINE_DISK_READ : engine;
+}
+void sim_open_run(sim *s);
+/* The ready operation of the lowest key that may start now; false: none. */
+bool sim_take(sim *s, uint8_t queue, uint32_t *key);
+void sim_complete(sim *s, uint32_t key);
 
 #endif

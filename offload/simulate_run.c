@@ -1,0 +1,84 @@
+/* Runs under way: which operation is ready, and what becomes ready when one is done. As in the executor: a run's
+ * compute waits until that of the run before is done; what else orders the two is in the link between them. */
+#include "offload/simulate_internal.h"
+
+#include <string.h>
+
+/* ---- heaps of keys ------------------------------------------------------------------------------------------- */
+
+static void heap_push(key_heap *h, uint32_t v) {
+    uint32_t i = h->n++;
+    for (; i > 0 && h->key[(i - 1) / 2] > v; i = (i - 1) / 2) h->key[i] = h->key[(i - 1) / 2];
+    h->key[i] = v;
+}
+
+static uint32_t heap_pop(key_heap *h) {
+    uint32_t top = h->key[0], v = h->key[--h->n], i = 0;
+    for (;;) {
+        uint32_t c = 2 * i + 1;
+        if (c >= h->n) break;
+        if (c + 1 < h->n && h->key[c + 1] < h->key[c]) c++;
+        if (h->key[c] >= v) break;
+        h->key[i] = h->key[c];
+        i = c;
+    }
+    h->key[i] = v;
+    return top;
+}
+
+/* ---- runs ---------------------------------------------------------------------------------------------------- */
+
+static void ready(sim *s, uint32_t r, uint32_t op) {
+    heap_push(&s->ready[sim_queue_of(s->op[op].engine)], r * s->n + op);
+}
+
+/* What run `r` waits for in the run before it, which is still under way. */
+static void await_link(sim *s, uint32_t r) {
+    uint32_t *pred = s->pred + r % 2 * s->n;
+    const uint8_t *done = s->done + (r + 1) % 2 * s->n;
+    for (uint32_t i = 0; i < s->n; i++) {
+        uint32_t n;
+        if (done[i]) continue;
+        const uint32_t *to = tm_link_successors(s->link, i, &n);
+        for (uint32_t k = 0; k < n; k++) pred[to[k]]++;
+    }
+}
+
+void sim_open_run(sim *s) {
+    uint32_t r = s->opened++, base = r % 2 * s->n;
+    sim_run *run = &s->run[r % 2];
+    *run = (sim_run){.left = s->n, .compute_left = s->n_compute};
+    memset(s->done + base, 0, s->n);
+    for (uint32_t i = 0; i < s->n; i++) s->pred[base + i] = s->op[i].n_pred;
+    if (r > s->first) await_link(s, r);
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->pred[base + i] == 0) ready(s, r, i);
+}
+
+bool sim_take(sim *s, uint8_t queue, uint32_t *key) {
+    key_heap *h = &s->ready[queue];
+    if (h->n == 0) return false;
+    uint32_t r = h->key[0] / s->n, op = h->key[0] % s->n;
+    if (r != s->first && !sim_is_disk(s->op[op].engine) && s->run[(r - 1) % 2].compute_left > 0) return false;
+    *key = heap_pop(h);
+    if (s->span && r == s->runs - 1) s->span[op].start = s->now;
+    return true;
+}
+
+void sim_complete(sim *s, uint32_t key) {
+    uint32_t r = key / s->n, i = key % s->n, base = r % 2 * s->n, after = (r + 1) % 2 * s->n, n = 0;
+    const tm_plan_op *o = &s->op[i];
+    sim_run *run = &s->run[r % 2];
+    if (s->span && r == s->runs - 1) s->span[i].end = s->now;
+    s->done[base + i] = 1;
+    run->left--;
+    if (!sim_is_disk(o->engine) && --run->compute_left == 0) run->compute_end = s->now;
+    for (uint32_t k = 0; k < o->n_succ; k++) {
+        uint32_t to = s->succ[o->first_succ + k];
+        if (--s->pred[base + to] == 0) ready(s, r, to);
+    }
+    if (r + 1 >= s->opened) return;
+    const uint32_t *next = tm_link_successors(s->link, i, &n);
+    for (uint32_t k = 0; k < n; k++)
+        if (--s->pred[after + next[k]] == 0) ready(s, r + 1, next[k]);
+}
