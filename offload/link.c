@@ -94,15 +94,24 @@ static void overwrite(linker *k, uint64_t begin, uint64_t end, uint32_t op) {
     k->map[from] = (stretch){begin, end, {op, TM_NONE}};
 }
 
-static uint32_t extent_of(const linker *k, const tm_plan *plan, uint32_t op) {
+static uint32_t extent_of(const tm_plan *plan, uint32_t op) {
     uint32_t id = plan->op[op].object;
-    (void)k;
     return plan_is_disk(plan->op[op].engine) && !(id & TM_TEMP_BIT) ? id : TM_NONE;
+}
+
+/* A transfer of a temporary touches its place in the spill file, which both runs share. */
+static bool spill_of(const tm_plan *plan, uint32_t op, struct plan_touch *t) {
+    const tm_plan_op *o = &plan->op[op];
+    if (!plan_is_disk(o->engine) || !(o->object & TM_TEMP_BIT)) return false;
+    uint32_t i = o->object & ~TM_TEMP_BIT;
+    *t = (struct plan_touch){TM_SPILL_BASE + plan->extent[i].offset, plan->temp[i].frame_bytes,
+                             o->engine == TM_ENGINE_DISK_WRITE ? TM_USE_WRITE : TM_USE_READ, o->object};
+    return true;
 }
 
 /* ---- the plan before ----------------------------------------------------------------------------------------- */
 
-static void leave_frame(linker *k, const struct plan_touch *t, uint32_t op) {
+static void leave_bytes(linker *k, const struct plan_touch *t, uint32_t op) {
     if (t->access & TM_USE_WRITE) {
         overwrite(k, t->address, t->address + t->bytes, op);
         return;
@@ -115,9 +124,11 @@ static void leave_frame(linker *k, const struct plan_touch *t, uint32_t op) {
 
 static void leave(linker *k, const tm_plan *plan) {
     for (uint32_t op = 0; op < plan->n_op && !k->nomem; op++) {
+        struct plan_touch spill;
         for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
-            leave_frame(k, &plan->touch[i], op);
-        uint32_t x = extent_of(k, plan, op);
+            leave_bytes(k, &plan->touch[i], op);
+        if (spill_of(plan, op, &spill)) leave_bytes(k, &spill, op);
+        uint32_t x = extent_of(plan, op);
         if (x == TM_NONE) continue;
         if (plan->op[op].engine == TM_ENGINE_DISK_WRITE)
             k->extent[x] = (last){op, TM_NONE};
@@ -146,19 +157,23 @@ static void follow(linker *k, last *had, uint32_t op, bool write) {
     *had = (last){TM_NONE, TM_NONE};
 }
 
+static void enter_bytes(linker *k, const struct plan_touch *t, uint32_t op) {
+    bool write = t->access & TM_USE_WRITE;
+    if (write) {
+        cut(k, t->address);
+        cut(k, t->address + t->bytes);
+    }
+    for (uint32_t s = find(k, t->address); s < k->n_map && k->map[s].begin < t->address + t->bytes; s++)
+        follow(k, &k->map[s].had, op, write);
+}
+
 static void enter(linker *k, const tm_plan *plan) {
     for (uint32_t op = 0; op < plan->n_op && !k->nomem; op++) {
-        for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++) {
-            const struct plan_touch *t = &plan->touch[i];
-            bool write = t->access & TM_USE_WRITE;
-            if (write) {
-                cut(k, t->address);
-                cut(k, t->address + t->bytes);
-            }
-            for (uint32_t s = find(k, t->address); s < k->n_map && k->map[s].begin < t->address + t->bytes; s++)
-                follow(k, &k->map[s].had, op, write);
-        }
-        uint32_t x = extent_of(k, plan, op);
+        struct plan_touch spill;
+        for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
+            enter_bytes(k, &plan->touch[i], op);
+        if (spill_of(plan, op, &spill)) enter_bytes(k, &spill, op);
+        uint32_t x = extent_of(plan, op);
         if (x != TM_NONE) follow(k, &k->extent[x], op, plan->op[op].engine == TM_ENGINE_DISK_WRITE);
     }
 }

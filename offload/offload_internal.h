@@ -8,6 +8,7 @@
 #define TM_TEMP_BIT 0x80000000u /* in an object id: a temporary of the program, else state of the layout */
 #define TM_NONE UINT32_MAX
 #define TM_DEVICE_BASE ((uint64_t)1 << 50) /* addresses from here on are a device's */
+#define TM_SPILL_BASE ((uint64_t)1 << 51)  /* in proofs and links: the spill file, by offset */
 
 struct tm_layout {
     tm_object *object;

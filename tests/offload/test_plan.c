@@ -40,6 +40,7 @@ typedef struct world {
     tm_program *program;
     step *steps;
     uint32_t n_steps, n_state, n_temp;
+    uint32_t runs; /* of the program, one after another */
     uint64_t bytes[MAX_OBJECTS];
     unsigned char *truth[MAX_OBJECTS];   /* the plain interpreter's */
     unsigned char *initial[MAX_OBJECTS]; /* of state */
@@ -194,26 +195,31 @@ static void run_truth(world *w) {
         for (uint64_t k = 0; k < w->bytes[i]; k++) w->initial[i][k] = (unsigned char)(i * 31 + k * 7);
         memcpy(w->truth[i], w->initial[i], w->bytes[i]);
     }
-    for (uint32_t i = 0; i < w->n_steps; i++) {
+    for (uint32_t i = 0; i < w->n_steps * w->runs; i++) {
         uint32_t objects[64], n;
         tm_use_access access[64];
         unsigned char *ptr[64];
         uint64_t bytes[64];
-        expand(w, &w->steps[i], objects, access, &n);
+        expand(w, &w->steps[i % w->n_steps], objects, access, &n);
         for (uint32_t k = 0; k < n; k++) {
             ptr[k] = w->truth[objects[k]];
             bytes[k] = w->bytes[objects[k]];
         }
-        work(i, ptr, bytes, access, n);
+        work(i % w->n_steps, ptr, bytes, access, n);
     }
 }
 
-static void world_make(world *w, uint64_t seed, uint32_t steps) {
+static void world_make_runs(world *w, uint64_t seed, uint32_t steps, uint32_t runs) {
     memset(w, 0, sizeof *w);
+    w->runs = runs;
     rng_state = seed * 1000003 + 17;
     make_state(w);
     make_program(w, steps);
     run_truth(w);
+}
+
+static void world_make(world *w, uint64_t seed, uint32_t steps) {
+    world_make_runs(w, seed, steps, 1);
 }
 
 static void world_free(world *w) {
@@ -287,6 +293,13 @@ static uint64_t total(const uint64_t *a) {
     return s;
 }
 
+static void count_end(void *ctx, const tm_run_stats *s) {
+    const tm_plan_info *info = tm_plan_get_info(s->plan);
+    assert_int_equal(total(s->read_bytes), total(info->read_bytes));
+    assert_int_equal(total(s->write_bytes), total(info->write_bytes));
+    ++*(uint32_t *)ctx;
+}
+
 static uint64_t run_way(world *w, const way *y) {
     tm_plan *plan;
     tm_exec *e;
@@ -316,11 +329,23 @@ static uint64_t run_way(world *w, const way *y) {
     each_state(w, e, slab, 2, TM_USE_WRITE, TM_OK);
     tm_store_mark_committed(store);
     tm_exec_get_stats(e, &before);
-    if (tm_exec_run(e, plan, handler, w) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    tm_link *link = NULL;
+    assert_int_equal(tm_link_create(&link, plan, plan), TM_OK);
+    if (tm_link_verify(link) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    uint32_t ended = 0;
+    tm_exec_on_done(e, count_end, &ended);
+    for (uint32_t r = 0; r < w->runs; r++) {
+        if (r + 1 < w->runs) tm_exec_announce(e, plan, link);
+        if (tm_exec_run(e, plan, handler, w) != TM_OK) fail_msg("%s", tm_error_get()->text);
+        assert_true(ended + 1 >= r && ended <= r + 1);
+    }
+    assert_int_equal(ended, w->runs);
+    tm_exec_on_done(e, NULL, NULL);
+    tm_link_free(link);
     tm_exec_get_stats(e, &after);
     for (int k = 0; k < TM_KINDS; k++) { /* predicted bytes equal counted bytes */
-        assert_int_equal(after.read_bytes[k] - before.read_bytes[k], info->read_bytes[k]);
-        assert_int_equal(after.write_bytes[k] - before.write_bytes[k], info->write_bytes[k]);
+        assert_int_equal(after.read_bytes[k] - before.read_bytes[k], info->read_bytes[k] * w->runs);
+        assert_int_equal(after.write_bytes[k] - before.write_bytes[k], info->write_bytes[k] * w->runs);
     }
     each_state(w, e, slab, 3, TM_USE_READ, TM_OK);
     uint64_t moved = total(info->read_bytes) + total(info->write_bytes);
@@ -392,6 +417,65 @@ static void random_orders_give_the_same_bytes(void **state) {
                                      .order_seed = order,
                                      .slots = 2,
                                      .cache = order % 2});
+        world_free(&w);
+    }
+}
+
+/* The same program four times, each run's first reads ahead of the end of the one before. */
+static void linked_runs_give_the_same_bytes(void **state) {
+    (void)state;
+    const char *engines[] = {"sync", "uring", "threads"};
+    for (uint64_t seed = 60; seed < 66; seed++) {
+        world w;
+        world_make_runs(&w, seed, 80, 4);
+        uint64_t minimum = minimum_of(&w);
+        for (uint32_t i = 0; i < 3; i++)
+            (void)run_way(&w, &(way){.slab = minimum + minimum * i,
+                                     .engine = engines[(seed + i) % 3],
+                                     .depth = 4,
+                                     .slots = 1 + i % 2,
+                                     .cache = true});
+        for (uint64_t order = 1; order <= 10; order++)
+            (void)run_way(&w, &(way){.slab = minimum + (order % 5) * minimum / 4,
+                                     .engine = "sync",
+                                     .order_seed = order,
+                                     .slots = 2,
+                                     .cache = order % 2});
+        world_free(&w);
+    }
+}
+
+/* An announced run that does not come: its reads are dropped, and nothing of it remains. */
+static void an_announcement_may_be_withdrawn(void **state) {
+    (void)state;
+    for (uint64_t order = 0; order < 8; order++) {
+        world w;
+        tm_plan *plan;
+        tm_link *link;
+        tm_store *store;
+        tm_exec *e;
+        const char *paths[] = {scratch_dir};
+        world_make(&w, 70 + order, 80);
+        uint64_t slab = minimum_of(&w) * 2;
+        tm_plan_opts o = {.slab_bytes = slab, .choose_residency = true, .spill = true, .window_mib = 1};
+        assert_int_equal(tm_plan_compile(&plan, w.layout, w.program, &o, NULL), TM_OK);
+        assert_int_equal(tm_link_create(&link, plan, plan), TM_OK);
+        assert_int_equal(tm_store_open(&store, w.layout,
+                                       &(tm_store_opts){.paths = paths,
+                                                        .n_paths = 1,
+                                                        .io = {.engine = order % 2 ? "sync" : "uring"},
+                                                        .spill_bytes = tm_plan_get_info(plan)->spill_file_bytes}),
+                         TM_OK);
+        tm_exec_opts x = {.slab_bytes = slab + 40960, .store = store, .seed = order % 2 ? order : 0};
+        assert_int_equal(tm_exec_open(&e, &x), TM_OK);
+        each_state(&w, e, slab, 2, TM_USE_WRITE, TM_OK);
+        tm_exec_announce(e, plan, link);
+        assert_int_equal(tm_exec_run(e, plan, handler, &w), TM_OK);
+        each_state(&w, e, slab, 3, TM_USE_READ, TM_OK); /* another plan */
+        tm_exec_close(e);
+        assert_int_equal(tm_store_remove(store), TM_OK);
+        tm_link_free(link);
+        tm_plan_free(plan);
         world_free(&w);
     }
 }
@@ -541,7 +625,8 @@ static void damaged_pages_are_caught(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_budget_gives_the_same_bytes), cmocka_unit_test(one_byte_below_the_minimum_is_refused),
-        cmocka_unit_test(random_orders_give_the_same_bytes), cmocka_unit_test(the_verifier_rejects_missing_edges),
+        cmocka_unit_test(random_orders_give_the_same_bytes), cmocka_unit_test(linked_runs_give_the_same_bytes),
+        cmocka_unit_test(an_announcement_may_be_withdrawn),  cmocka_unit_test(the_verifier_rejects_missing_edges),
         cmocka_unit_test(the_verifier_rejects_moved_frames), cmocka_unit_test(damaged_pages_are_caught),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
