@@ -15,7 +15,9 @@
 /* One disk, or several paths taken together (rates add up; see tm_machine_of). */
 typedef struct tm_disk {
     double read_bps, write_bps; /* alone, with large requests in flight */
-    double duplex;              /* 0: reads and writes share one rate; 1: neither slows the other */
+    double duplex;              /* 0: reads and writes share one rate; 1: neither slows the other. Measured: (seconds of
+                                   the reads alone + of the writes alone) / seconds of both together - 1, for half reads
+                                   and half writes by bytes */
     double latency;             /* seconds of a request alone */
     double cpu_per_byte;        /* CPU seconds of all threads a byte moved: engine, kernel, page checksum */
     uint64_t bytes;             /* room for offload files; 0: unknown */
@@ -28,10 +30,10 @@ typedef struct tm_machine {
     bool measured; /* disk and compute come from the profile of this machine */
     uint32_t nodes, ranks_per_node;
     uint32_t cores;
-    uint64_t host_bytes; /* of a node */
-    double cpu_flops_fp32, cpu_flops_bf16, cpu_bps;
-    tm_disk disk; /* of a node */
-    uint32_t gpus;
+    uint64_t host_bytes;                            /* of a node */
+    double cpu_flops_fp32, cpu_flops_bf16, cpu_bps; /* of all cores together */
+    tm_disk disk;                                   /* of a node */
+    uint32_t gpus;                                  /* of a node; the figures below are of one */
     char gpu_name[64];
     uint64_t gpu_bytes;
     double gpu_flops_fp32, gpu_flops_bf16, gpu_bps;

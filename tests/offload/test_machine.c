@@ -1,0 +1,293 @@
+/* Hardware files, the profile of this machine, and what tm_machine_of makes of it. */
+#include "io/io.h"
+#include "offload/machine.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+static void write_text(const char *path, const char *text) {
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* ---- hardware files ------------------------------------------------------------------------------------------ */
+
+static unsigned loaded;
+
+static tm_status load_one(void *ctx, const char *name, bool is_dir) {
+    char path[512];
+    tm_machine m;
+    size_t n = strlen(name);
+    (void)ctx;
+    if (is_dir || n < 5 || strcmp(name + n - 5, ".json") != 0) return TM_OK;
+    snprintf(path, sizeof path, "%s/%s", TM_TEST_HARDWARE, name);
+    TM_TRY(tm_machine_load(path, &m));
+    assert_true(m.name[0] && m.cores > 0 && m.host_bytes > 0 && m.cpu_flops_fp32 > 0 && m.cpu_flops_bf16 > 0);
+    assert_true(m.disk.read_bps > 1e9 && m.disk.write_bps > 1e9 && m.disk.bytes > 0 && m.disk.tbw > 0);
+    assert_false(m.measured);
+    assert_int_equal(m.ranks_per_node, m.gpus ? m.gpus : 1);
+    unsigned gpus = 0, gib = 0; /* the name promises them */
+    if (sscanf(name, "%ux24gb-%ugb", &gpus, &gib) == 2) {
+        assert_int_equal(m.gpus, gpus);
+        assert_int_equal(m.host_bytes, gib * TM_GIB);
+        assert_int_equal(m.gpu_bytes, 24 * TM_GIB);
+    }
+    loaded++;
+    return TM_OK;
+}
+
+static void every_file_of_ours_loads(void **state) {
+    (void)state;
+    if (tm_list_dir(TM_TEST_HARDWARE, load_one, NULL) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    assert_true(loaded >= 40);
+}
+
+static const char *const good = "{\n"
+                                " \"name\": \"box\", // a comment\n"
+                                " \"host_memory\": \"64GiB\",\n"
+                                " \"cpu\": {\"cores\": 4, \"flops_fp32\": 3e11, \"memory_bytes_per_second\": 2e10},\n"
+                                " \"disk\": {\"count\": 3, \"read_bytes_per_second\": 2e9, "
+                                "\"write_bytes_per_second\": 1e9, \"size\": \"1TB\", \"terabytes_written\": 600}\n"
+                                "}\n";
+
+static void what_is_left_out_follows(void **state) {
+    (void)state;
+    tm_machine m;
+    write_text("hw.json", good);
+    if (tm_machine_load("hw.json", &m) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    assert_string_equal(m.name, "box");
+    assert_int_equal(m.host_bytes, 64 * TM_GIB);
+    assert_int_equal(m.nodes, 1);
+    assert_int_equal(m.ranks_per_node, 1);
+    assert_int_equal(m.gpus, 0);
+    assert_true(m.cpu_flops_bf16 == 3e11);
+    assert_true(m.disk.read_bps == 6e9 && m.disk.write_bps == 3e9 && m.disk.tbw == 1800);
+    assert_int_equal(m.disk.bytes, 3000000000000ull);
+    assert_true(m.disk.duplex > 0 && m.disk.latency > 0);
+}
+
+/* `good` with `from` replaced by `to`, and what the message has to say. */
+static const struct change {
+    const char *from, *to, *said[3];
+} bad[] = {
+    {"\"disk\": {\"count\"", "\"disk\": {\"cuont\"", {"hw.json:5", "unknown key \"disk.cuont\"", "\"disk.count\""}},
+    {"read_bytes_per_second", "read_bps", {"hw.json:5", "unknown key \"disk.read_bps\"", "hardware/README.md"}},
+    {"\"host_memory\"", "\"host_mem\"", {"hw.json:3", "unknown key \"host_mem\"", "\"host_memory\""}},
+    {"\"disk\": {", "\"disc\": {", {"hw.json:5", "unknown key \"disc\"", "\"disk\""}},
+    {"\"host_memory\"", "\"cores\"", {"hw.json:3", "unknown key \"cores\"", "\"cpu.cores\""}},
+    {"\"64GiB\"", "\"64 apples\"", {"hw.json:3", "\"host_memory\"", "64GiB"}},
+    {"\"64GiB\"", "64.5", {"hw.json:3", "\"host_memory\"", "64GiB"}},
+    {"\"64GiB\"", "64", {"hw.json:3", "\"host_memory\"", "not plausible"}},
+    {"\"64GiB\"", "\"9999999TiB\"", {"hw.json:3", "\"host_memory\"", ""}},
+    {"\"cores\": 4", "\"cores\": 4.5", {"hw.json:4", "\"cpu.cores\"", "whole number"}},
+    {"\"cores\": 4", "\"cores\": 0", {"hw.json:4", "\"cpu.cores\"", "not plausible"}},
+    {"\"cores\": 4", "\"cores\": \"4\"", {"hw.json:4", "\"cpu.cores\"", "number"}},
+    {"\"cores\": 4, ", "", {"hw.json:4", "\"cpu.cores\"", "missing"}},
+    {"2e9", "7", {"hw.json:5", "\"disk.read_bytes_per_second\"", "7e9"}},
+    {"2e9", "1e99", {"hw.json:5", "\"disk.read_bytes_per_second\"", "not plausible"}},
+    {"2e9", "-1", {"hw.json:5", "\"disk.read_bytes_per_second\"", "not plausible"}},
+    {"\"name\": \"box\"", "\"name\": 7", {"hw.json:2", "\"name\"", "text"}},
+    {"\"name\": \"box\", // a comment\n", "", {"hw.json:1", "\"name\"", "missing"}},
+    {"\"cpu\": {", "\"cpu\": 3, \"gpu\": {", {"hw.json:4", "\"cpu\"", "object"}},
+    {"\"name\"", "\"nodes\": 4, \"name\"", {"hw.json", "\"network\"", "4 nodes"}},
+    {"\"name\"", "\"ranks_per_node\": 4, \"name\"", {"hw.json", "\"link\"", "4 ranks"}},
+    {"\"name\"", "\"name\": \"again\", \"name\"", {"hw.json:2", "", ""}},
+    {"{\n", "[]", {"hw.json:1", "", ""}},
+};
+
+static void bad_files_are_refused(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(bad); i++) {
+        char text[2048];
+        tm_machine m;
+        const char *at = strstr(good, bad[i].from);
+        assert_non_null(at);
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - good), good, bad[i].to, at + strlen(bad[i].from));
+        write_text("hw.json", text);
+        if (tm_machine_load("hw.json", &m) != TM_EINPUT) fail_msg("%s -> %s is taken", bad[i].from, bad[i].to);
+        for (int k = 0; k < 3; k++)
+            if (!strstr(tm_error_get()->text, bad[i].said[k]))
+                fail_msg("%s -> %s: \"%s\" does not say %s", bad[i].from, bad[i].to, tm_error_get()->text,
+                         bad[i].said[k]);
+        tm_error_clear();
+    }
+    tm_machine m;
+    assert_int_equal(tm_machine_load("there-is-no-such-file.json", &m), TM_EINPUT);
+    tm_error_clear();
+    assert_int_equal(unlink("hw.json"), 0);
+}
+
+/* ---- the profile --------------------------------------------------------------------------------------------- */
+
+static const tm_disk measured = {.read_bps = 1.25e9 / 3,
+                                 .write_bps = 7e8,
+                                 .duplex = 0.25,
+                                 .latency = 1e-4,
+                                 .cpu_per_byte = 3e-10,
+                                 .bytes = 123456789012,
+                                 .tbw = 600};
+
+static int fresh_profile(void **state) {
+    (void)state;
+    assert_int_equal(tm_remove_tree("profile.dir"), TM_OK);
+    assert_int_equal(setenv("TIDEMILL_PROFILE", "profile.dir/of/profile.json", 1), 0);
+    return 0;
+}
+
+static void disks_are_kept_by_device(void **state) {
+    (void)state;
+    tm_disk got;
+    assert_false(tm_profile_get_disk(".", &got));
+    assert_int_equal(tm_profile_put_disk("not/there/yet", &measured), TM_OK);
+    assert_true(tm_profile_get_disk(".", &got)); /* the same device */
+    assert_true(got.read_bps == measured.read_bps && got.write_bps == measured.write_bps);
+    assert_true(got.duplex == measured.duplex && got.latency == measured.latency && got.tbw == measured.tbw);
+    assert_true(got.cpu_per_byte == measured.cpu_per_byte && got.bytes == measured.bytes);
+    struct stat here, proc;
+    if (stat(".", &here) == 0 && stat("/proc", &proc) == 0 && here.st_dev != proc.st_dev)
+        assert_false(tm_profile_get_disk("/proc", &got));
+}
+
+static void put_and_save(const char *backend, const char *key, double seconds) {
+    tm_profile *p;
+    assert_int_equal(tm_profile_open(&p, backend), TM_OK);
+    assert_int_equal(tm_profile_put(p, key, seconds), TM_OK);
+    assert_int_equal(tm_profile_save(p), TM_OK);
+    tm_profile_close(p);
+}
+
+static bool get(const char *backend, const char *key, double *seconds) {
+    tm_profile *p;
+    assert_int_equal(tm_profile_open(&p, backend), TM_OK);
+    bool known = tm_profile_get(p, key, seconds);
+    tm_profile_close(p);
+    return known;
+}
+
+static void seconds_are_kept_by_backend(void **state) {
+    (void)state;
+    double s;
+    tm_profile *early;
+    assert_int_equal(tm_profile_open(&early, "avx2 4 threads"), TM_OK);
+    assert_int_equal(tm_profile_save(early), TM_OK);
+    assert_false(tm_path_exists(tm_profile_path())); /* nothing to say: nothing is written */
+    put_and_save("avx2 4 threads", "forward \"block\" 2", 1.0 / 3);
+    put_and_save("avx2 8 threads", "forward \"block\" 2", 0.125);
+    assert_int_equal(tm_profile_put_disk(".", &measured), TM_OK);
+    assert_int_equal(tm_profile_put(early, "head", 2), TM_OK); /* opened before the others: merges */
+    assert_int_equal(tm_profile_put(early, "head", 3), TM_OK);
+    assert_true(tm_profile_get(early, "head", &s) && s == 3);
+    assert_int_equal(tm_profile_save(early), TM_OK);
+    tm_profile_close(early);
+    assert_true(get("avx2 4 threads", "forward \"block\" 2", &s) && s == 1.0 / 3);
+    assert_true(get("avx2 8 threads", "forward \"block\" 2", &s) && s == 0.125);
+    assert_true(get("avx2 4 threads", "head", &s) && s == 3);
+    assert_false(get("avx2 8 threads", "head", &s));
+    tm_disk d;
+    assert_true(tm_profile_get_disk(".", &d));
+    for (int i = 0; i < 500; i++) { /* many keys */
+        char key[32];
+        tm_profile *p;
+        if (i % 100) continue;
+        assert_int_equal(tm_profile_open(&p, "many"), TM_OK);
+        for (int k = i; k < i + 100; k++) {
+            snprintf(key, sizeof key, "key %d", k);
+            assert_int_equal(tm_profile_put(p, key, k), TM_OK);
+        }
+        assert_int_equal(tm_profile_save(p), TM_OK);
+        tm_profile_close(p);
+    }
+    for (int k = 0; k < 500; k += 7) {
+        char key[32];
+        snprintf(key, sizeof key, "key %d", k);
+        assert_true(get("many", key, &s) && s == k);
+    }
+}
+
+static void a_damaged_profile_is_ignored(void **state) {
+    (void)state;
+    static const char *const damaged[] = {"",
+                                          "{",
+                                          "[]",
+                                          "{\"version\": 2}",
+                                          "{\"version\": 1, \"disks\": [{}]}",
+                                          "{\"version\": 1, \"seconds\": {\"a\": {\"b\": \"c\"}}}",
+                                          "{\"version\": 1, \"seconds\": {\"a\": {\"b\": -1}}}"};
+    double s;
+    tm_disk d;
+    tm_machine m;
+    const char *paths[] = {"."};
+    for (size_t i = 0; i < TM_COUNT(damaged); i++) {
+        put_and_save("a", "b", 1);
+        write_text(tm_profile_path(), damaged[i]);
+        assert_false(get("a", "b", &s));
+        assert_false(tm_profile_get_disk(".", &d));
+        assert_int_equal(tm_machine_of(paths, 1, &m), TM_OK);
+        assert_int_equal(tm_error_get()->code, TM_OK);
+        put_and_save("a", "b", 2); /* and replaced */
+        assert_true(get("a", "b", &s) && s == 2);
+    }
+}
+
+static void the_path_comes_from_the_environment(void **state) {
+    (void)state;
+    assert_string_equal(tm_profile_path(), "profile.dir/of/profile.json");
+    unsetenv("TIDEMILL_PROFILE");
+    setenv("XDG_CACHE_HOME", "/cache", 1);
+    assert_string_equal(tm_profile_path(), "/cache/tidemill/profile.json");
+    setenv("XDG_CACHE_HOME", "", 1);
+    setenv("HOME", "/home/me", 1);
+    assert_string_equal(tm_profile_path(), "/home/me/.cache/tidemill/profile.json");
+    unsetenv("XDG_CACHE_HOME");
+    unsetenv("HOME");
+    assert_string_equal(tm_profile_path(), "");
+    assert_int_equal(tm_profile_put_disk(".", &measured), TM_EINPUT);
+    tm_error_clear();
+}
+
+/* ---- this machine -------------------------------------------------------------------------------------------- */
+
+static void paths_of_one_disk_count_once(void **state) {
+    (void)state;
+    const char *paths[] = {".", "here", "profile.dir"};
+    tm_machine m, nominal;
+    tm_machine_nominal(&nominal);
+    assert_true(nominal.cores > 0 && nominal.host_bytes > 0 && !nominal.measured && nominal.disk.read_bps > 0);
+    assert_int_equal(tm_machine_of(NULL, 0, &m), TM_OK);
+    assert_true(m.disk.read_bps == nominal.disk.read_bps && !m.measured);
+    assert_int_equal(tm_machine_of(paths, 3, &m), TM_OK);
+    assert_true(m.disk.read_bps == nominal.disk.read_bps && m.disk.latency == nominal.disk.latency && !m.measured);
+    assert_true(m.disk.bytes > 0); /* what is free */
+    assert_int_equal(tm_profile_put_disk(".", &measured), TM_OK);
+    assert_int_equal(tm_machine_of(paths, 3, &m), TM_OK);
+    assert_true(m.measured && m.disk.read_bps == measured.read_bps && m.disk.duplex == measured.duplex);
+    struct stat here, proc;
+    const char *two[] = {".", "/proc"};
+    if (stat(".", &here) != 0 || stat("/proc", &proc) != 0 || here.st_dev == proc.st_dev) return;
+    assert_int_equal(tm_machine_of(two, 2, &m), TM_OK);
+    assert_true(m.disk.read_bps == measured.read_bps + nominal.disk.read_bps && !m.measured);
+    assert_true(m.disk.duplex > measured.duplex && m.disk.duplex < nominal.disk.duplex);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_file_of_ours_loads),
+        cmocka_unit_test(what_is_left_out_follows),
+        cmocka_unit_test(bad_files_are_refused),
+        cmocka_unit_test_setup(disks_are_kept_by_device, fresh_profile),
+        cmocka_unit_test_setup(seconds_are_kept_by_backend, fresh_profile),
+        cmocka_unit_test_setup(a_damaged_profile_is_ignored, fresh_profile),
+        cmocka_unit_test_setup(paths_of_one_disk_count_once, fresh_profile),
+        cmocka_unit_test_setup(the_path_comes_from_the_environment, fresh_profile),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return failed | (tm_remove_tree("profile.dir") != TM_OK);
+}
