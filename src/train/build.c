@@ -21,7 +21,7 @@ typedef struct pass {
     const tm_model *m;
     const pass_opts *o;
     tm_program *p;
-    uint32_t K, T, units, parts;
+    uint32_t K, T, units, parts, kept_blocks;
     uint32_t *batch, *coef; /* visits, per micro-batch */
     uint32_t step;          /* visit: orders objective, norm and update */
     bool step_written;
@@ -317,7 +317,7 @@ static void forget_slots(pass *x, uint32_t unit) {
 
 static void backward_unit(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
-    bool block = u->kind == TM_UNIT_BLOCK, recompute = block && x->units - 1 - unit > x->o->keep_blocks;
+    bool block = u->kind == TM_UNIT_BLOCK, recompute = block && x->units - 1 - unit > x->kept_blocks;
     uint32_t again = recompute ? stages_to_recompute(u) : 0;
     if (recompute) forget_slots(x, unit);
     if (x->o->stage_wise || !block) {
@@ -454,7 +454,8 @@ tm_status build_pass(tm_program **out, const tm_job *job, const char *name, cons
               .K = o.shape.micro_batches,
               .T = shape_tokens(&o.shape),
               .units = tm_model_units(job->model),
-              .parts = tm_model_parts(job->model)};
+              .parts = tm_model_parts(job->model),
+              .kept_blocks = pass_kept_blocks(job, opts)};
     tm_status rc;
     TM_TRY(tm_program_create(&x.p, job->layout, name));
     TM_GO(pass_init(&x));
@@ -475,14 +476,12 @@ uint32_t pass_kept_blocks(const tm_job *job, const pass_opts *o) {
     uint32_t blocks = 0;
     for (uint32_t u = 0; u < tm_model_units(job->model); u++)
         blocks += tm_model_unit(job->model, u)->kind == TM_UNIT_BLOCK;
-    return o->keep_blocks < blocks ? o->keep_blocks : blocks;
+    return blocks * o->keep_quarters / PASS_KEEP_ALL;
 }
 
 const char *pass_activations_name(const tm_job *job, const pass_opts *o) {
-    uint32_t kept = pass_kept_blocks(job, o);
-    if (kept == 0) return "recompute";
-    if (o->keep_blocks > kept || kept + 2 == tm_model_units(job->model)) return o->no_spill ? "keep" : "spill";
-    return "mixed";
+    if (o->keep_quarters == PASS_KEEP_ALL) return o->no_spill ? "keep" : "spill";
+    return pass_kept_blocks(job, o) ? "mixed" : "recompute";
 }
 
 tm_status build_drain(tm_program **out, const tm_job *job) {

@@ -4,7 +4,6 @@
 #include "kernels/kernels.h"
 
 #include <malloc.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -45,14 +44,24 @@ static tm_status find_tensors(tm_job *job) {
 
 /* ---- state --------------------------------------------------------------------------------------------------- */
 
-static uint32_t add_object(tm_job *job, tm_kind kind, uint32_t unit, uint32_t bundle, uint64_t bytes) {
-    return tm_layout_object(
-        job->layout,
-        &(tm_object){
-            .kind = kind, .unit = unit, .bundle = bundle, .bytes = bytes, .pageable = kind != TM_KIND_SCRATCH});
+static uint32_t add_object(tm_job *job, tm_kind kind, uint32_t unit, uint32_t bundle, uint64_t bytes, bool pinned) {
+    return tm_layout_object(job->layout, &(tm_object){.kind = kind,
+                                                      .unit = unit,
+                                                      .bundle = bundle,
+                                                      .bytes = bytes,
+                                                      .pageable = kind != TM_KIND_SCRATCH,
+                                                      .pinned = pinned});
 }
 
-static void add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
+/* Small enough in all its tensors to stay, where DeepSpeed's threshold asks for that. */
+static bool persists(const tm_job *job, const job_opts *opts, uint32_t part) {
+    const tm_segment *seg = tm_model_part_segments(job->model, part);
+    for (uint32_t i = 0; i < tm_model_part(job->model, part)->n_segments; i++)
+        if (tm_model_tensor(job->model, seg[i].tensor)->elements > opts->persist_elements) return false;
+    return opts->persist_elements > 0;
+}
+
+static void add_part(tm_job *job, const job_opts *opts, uint32_t part, uint32_t *bundle) {
     const tm_part *p = tm_model_part(job->model, part);
     part_state *s = &job->part[part];
     uint64_t width = tm_dtype_bytes(job->dtype);
@@ -64,7 +73,8 @@ static void add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
                       .tiles = (uint32_t)((p->elements + TM_TILE_ELEMENTS - 1) / TM_TILE_ELEMENTS)};
     s->hi = tm_layout_objects(job->layout);
     for (uint32_t i = 0; i < s->tiles; i++)
-        (void)add_object(job, TM_KIND_WEIGHT_HI, p->unit, *bundle, tile_elements(s, i) * width);
+        (void)add_object(job, TM_KIND_WEIGHT_HI, p->unit, *bundle, tile_elements(s, i) * width,
+                         persists(job, opts, part));
     ++*bundle;
     if (!job->optimizer) return;
     bool split = job->dtype == TM_BF16;
@@ -76,28 +86,45 @@ static void add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
     s->stride = at - first;
     for (uint32_t i = 0; i < s->tiles; i++) {
         uint64_t n = tile_elements(s, i);
-        if (split) (void)add_object(job, TM_KIND_WEIGHT_LO, p->unit, (*bundle)++, n * 2);
-        (void)add_object(job, TM_KIND_EXP_AVG, p->unit, (*bundle)++, n * 4);
-        (void)add_object(job, TM_KIND_EXP_AVG_SQ, p->unit, (*bundle)++, n * 4);
-        if (job->parks) (void)add_object(job, TM_KIND_GRAD, p->unit, (*bundle)++, n * width);
+        if (split) (void)add_object(job, TM_KIND_WEIGHT_LO, p->unit, (*bundle)++, n * 2, false);
+        (void)add_object(job, TM_KIND_EXP_AVG, p->unit, (*bundle)++, n * 4, false);
+        (void)add_object(job, TM_KIND_EXP_AVG_SQ, p->unit, (*bundle)++, n * 4, false);
+        if (job->parks) (void)add_object(job, TM_KIND_GRAD, p->unit, (*bundle)++, n * width, false);
     }
 }
 
-/* Describes the state anew: with gradients among it (update F) or without. */
-static tm_status add_state(tm_job *job, const job_opts *opts, bool parks) {
-    tm_layout_free(job->layout);
+job_state job_take_state(tm_job *job) {
+    job_state s = {job->layout, job->part, job->kv, job->parks};
     job->layout = NULL;
-    tm_free(job->part);
-    tm_free(job->kv);
     job->part = NULL;
     job->kv = NULL;
-    job->parks = parks;
+    return s;
+}
+
+void job_free_state(job_state *s) {
+    tm_layout_free(s->layout);
+    tm_free(s->part);
+    tm_free(s->kv);
+    *s = (job_state){0};
+}
+
+void job_give_state(tm_job *job, const job_state *s) {
+    job_state old = job_take_state(job);
+    job_free_state(&old);
+    job->layout = s->layout;
+    job->part = s->part;
+    job->kv = s->kv;
+    job->parks = s->parks;
+}
+
+tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks) {
+    job_give_state(job, &(job_state){.parks = parks});
     uint32_t parts = tm_model_parts(job->model), units = tm_model_units(job->model), bundle = 0, want = 0;
     TM_TRY(tm_layout_create(&job->layout));
     job->part = tm_calloc(parts + 1, sizeof *job->part);
     if (!job->part) return tm_nomem(parts * sizeof *job->part);
     for (uint32_t p = 0; p < parts; p++) {
-        add_part(job, p, &bundle);
+        add_part(job, opts, p, &bundle);
         want += job->part[p].tiles * (1 + job->part[p].stride);
     }
     if (opts->kv_capacity) {
@@ -107,7 +134,7 @@ static tm_status add_state(tm_job *job, const job_opts *opts, bool parks) {
         job->kv_capacity = opts->kv_capacity;
         for (uint32_t u = 0; u < units; u++) {
             uint64_t bytes = (uint64_t)tm_model_unit(job->model, u)->kv_bytes * opts->kv_rows * opts->kv_capacity;
-            job->kv[u] = bytes ? add_object(job, TM_KIND_SCRATCH, u, bundle++, bytes) : TM_NO_OBJECT;
+            job->kv[u] = bytes ? add_object(job, TM_KIND_SCRATCH, u, bundle++, bytes, false) : TM_NO_OBJECT;
             want += bytes ? 1 : 0;
         }
     }
@@ -148,7 +175,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
         job->source = NULL;
     }
     TM_GO(find_tensors(job));
-    TM_GO(add_state(job, opts, false));
+    TM_GO(job_add_state(job, opts, false));
     *out = job;
 done:
     if (rc != TM_OK) job_close(job);
@@ -187,9 +214,14 @@ static uint64_t fixed_bytes(const tm_job *job, uint64_t other) {
     return bytes;
 }
 
-static void plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
-    *po = (tm_plan_opts){.cache = !opts->cache_none, .spill = opts->n_paths > 0};
+void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
+    *po = (tm_plan_opts){.cache = !opts->cache_none,
+                         .spill = opts->n_paths > 0,
+                         .window_mib = opts->window_mib,
+                         .no_read_ahead = opts->no_read_ahead,
+                         .no_write_behind = opts->no_write_behind};
     memcpy(po->pinned, opts->pinned, sizeof po->pinned);
+    memcpy(po->max_resident_bytes, opts->max_resident_bytes, sizeof po->max_resident_bytes);
     if (opts->n_paths == 0)
         for (int k = 0; k < TM_KINDS; k++) po->pinned[k] = true;
     po->slab_bytes = job->slab_bytes;
@@ -197,115 +229,11 @@ static void plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po)
 
 /* ---- choosing among ways to run the step --------------------------------------------------------------------- */
 
-/* Nominal rates until the machine's profile is measured (bench, tune): one NVMe disk, two cores. They only rank plans.
- */
-static const double READ_RATE = 1.4 * (double)(1 << 30), WRITE_RATE = 2.4 * (double)(1 << 30), FLOP_RATE = 150e9;
-
-/* Seconds of a step if reads and writes overlap with each other's and with compute, but for an update that comes after
- * backward: then nothing is computed while its tiles pass by. */
-double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound) {
-    double pass = 0, update = 0, params = (double)tm_model_parameters(job->model);
-    double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape);
-    for (int k = 0; k < TM_KINDS; k++) {
-        bool moment = k == TM_KIND_WEIGHT_LO || k == TM_KIND_EXP_AVG || k == TM_KIND_EXP_AVG_SQ;
-        double t = (double)info->read_bytes[k] / READ_RATE + (double)info->write_bytes[k] / WRITE_RATE;
-        *(moment ? &update : &pass) += t;
-    }
-    double kept = (double)pass_kept_blocks(job, o) / (double)(tm_model_units(job->model) - 2);
-    double cpu = params * tokens * (o->backward ? 8 - 2 * kept : 2) / FLOP_RATE;
-    if (o->update != UPDATE_AFTER) {
-        pass += update;
-        update = 0;
-    }
-    if (disk_bound) *disk_bound = pass + update > cpu;
-    return (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
-}
-
-/* What job_start chooses from, and what it comes to. */
-typedef struct way_list {
-    const pass_opts *way;
-    uint32_t n;
-    job_more_fn more;
-    void *ctx;
-} way_list;
+/* What a choice comes to. */
 typedef struct started {
     tm_plan *plan, *import_plan;
     uint32_t chosen;
-    uint64_t minimum;
 } started;
-
-/* The least slab of everything that a way of running the step brings with it: the step itself, the import, and with
- * parked gradients the first step and the pending update. */
-static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least) {
-    tm_plan_opts po;
-    pass_opts first = *o;
-    first.update = UPDATE_NONE;
-    plan_opts(job, opts, &po);
-    if (o->park != job->parks) TM_TRY(add_state(job, opts, o->park));
-    *least = 0;
-    for (int which = 0; which < (o->park ? 4 : 2); which++) {
-        tm_program *p;
-        uint64_t bytes = 0;
-        TM_TRY(which == 0   ? build_pass(&p, job, "step", o)
-               : which == 1 ? build_import(&p, job)
-               : which == 2 ? build_pass(&p, job, "first step", &first)
-                            : build_drain(&p, job));
-        tm_status rc = tm_plan_minimum(job->layout, p, &po, &bytes);
-        tm_program_free(p);
-        if (rc != TM_OK) return rc;
-        *least = tm_max_u64(*least, bytes);
-    }
-    return TM_OK;
-}
-
-static tm_status minimum_of_all(tm_job *job, const job_opts *opts, const way_list *ways, uint64_t *minimum) {
-    *minimum = UINT64_MAX;
-    for (uint32_t i = 0; i < ways->n; i++) {
-        uint64_t least;
-        TM_TRY(minimum_of(job, opts, &ways->way[i], &least));
-        *minimum = tm_min_u64(*minimum, least);
-    }
-    return TM_OK;
-}
-
-/* TM_EBUDGET where the way as a whole cannot be had, whatever stays resident. */
-static tm_status compile_candidate(tm_job *job, const job_opts *opts, const char *name, const pass_opts *o,
-                                   tm_plan **plan) {
-    tm_program *program;
-    tm_plan_opts po;
-    uint64_t least;
-    TM_TRY(minimum_of(job, opts, o, &least));
-    if (least > job->slab_bytes) return TM_EBUDGET;
-    plan_opts(job, opts, &po);
-    po.choose_residency = true;
-    TM_TRY(build_pass(&program, job, name, o));
-    tm_status rc = tm_plan_compile(plan, job->layout, program, &po, NULL);
-    tm_program_free(program);
-    return rc;
-}
-
-static tm_status pick(tm_job *job, const job_opts *opts, const char *name, const way_list *ways, started *out) {
-    double best = INFINITY;
-    out->chosen = UINT32_MAX;
-    for (uint32_t i = 0; i < ways->n; i++) {
-        tm_plan *p = NULL;
-        tm_status rc = compile_candidate(job, opts, name, &ways->way[i], &p);
-        if (rc != TM_OK && rc != TM_EBUDGET) return rc;
-        if (rc == TM_EBUDGET) {
-            tm_error_clear();
-            continue;
-        }
-        double t = job_estimate(job, tm_plan_get_info(p), &ways->way[i], NULL);
-        if (t < best) {
-            best = t;
-            out->chosen = i;
-        }
-        tm_plan_free(p);
-    }
-    if (out->chosen == UINT32_MAX) return TM_EBUDGET;
-    /* once more: the layout follows the latest compilation */
-    return compile_candidate(job, opts, name, &ways->way[out->chosen], &out->plan);
-}
 
 static tm_status refuse(const tm_job *job, uint64_t minimum_host) {
     char want[32], have[32];
@@ -324,8 +252,8 @@ static void count_need(tm_job *job, const tm_plan *plan) {
 
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
     tm_plan_opts po;
-    plan_opts(job, &job->opts, &po);
-    po.window_mib = 64;
+    job_plan_opts(job, &job->opts, &po);
+    if (po.window_mib == 0 || po.window_mib > 64) po.window_mib = 64;
     uint64_t minimum = 0;
     tm_status rc = tm_plan_compile(plan, job->layout, program, &po, &minimum);
     if (rc == TM_OK) count_need(job, *plan);
@@ -371,8 +299,10 @@ static tm_status open_tiers(tm_job *job, const job_opts *opts) {
     TM_TRY(open_store(job, opts));
     (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
     job->slab_bytes = job->need_slab;
-    return tm_exec_open(&job->exec,
-                        &(tm_exec_opts){.slab_bytes = job->slab_bytes, .store = job->store, .seed = opts->order_seed});
+    return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
+                                                    .store = job->store,
+                                                    .seed = opts->order_seed,
+                                                    .unregistered = opts->no_pin_memory});
 }
 
 static tm_status compile_import(tm_job *job, tm_plan **plan) {
@@ -384,10 +314,11 @@ static tm_status compile_import(tm_job *job, tm_plan **plan) {
 }
 
 /* The step, then the import and whatever else the job runs, beside what the step keeps resident. */
-static tm_status compile_once(tm_job *job, const job_opts *opts, const char *name, const way_list *ways, started *out) {
+static tm_status compile_once(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only,
+                              started *out) {
     uint64_t budget = job->budget_slab;
     job->need_slab = job->need_spill = 0;
-    TM_TRY(pick(job, opts, name, ways, out));
+    TM_TRY(job_choose(job, opts, name, ways, only, &out->plan, &out->chosen));
     if (opts->plan_only) return TM_OK;
     count_need(job, out->plan);
     job->slab_bytes = budget;
@@ -405,28 +336,46 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
  * resident, which is what the minimum was computed for. */
 enum { PACKING_TRIES = 4 };
 
-static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name, const way_list *ways, started *out) {
+static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name, way_list *ways, started *out) {
     job_opts bare = *opts;
+    tm_status rc;
     bare.cache_none = true;
-    job->budget_slab = job->slab_bytes;
-    tm_status rc = minimum_of_all(job, opts, ways, &out->minimum);
-    if (rc != TM_OK) return rc;
-    if (out->minimum > job->budget_slab) return refuse(job, out->minimum + job->fixed_bytes);
+    TM_TRY(job_minimum(job, opts, ways));
+    if (ways->minimum > job->budget_slab) return refuse(job, ways->minimum + job->fixed_bytes);
+    out->chosen = UINT32_MAX;
     for (uint64_t i = 0; i <= PACKING_TRIES; i++) {
         uint64_t give = tm_max_u64(job->budget_slab / 64, TM_FRAME_ALIGN) * i;
         job->slab_bytes = job->budget_slab - (i < PACKING_TRIES ? tm_min_u64(give, job->budget_slab) : 0);
-        rc = compile_once(job, i < PACKING_TRIES ? opts : &bare, name, ways, out);
+        bool last = i == PACKING_TRIES;
+        rc = compile_once(job, last ? &bare : opts, name, ways, last ? UINT32_MAX : out->chosen, out);
         if (rc != TM_EBUDGET) return rc;
         tm_error_clear();
     }
-    return refuse(job, out->minimum + job->fixed_bytes);
+    return refuse(job, ways->minimum + job->fixed_bytes);
+}
+
+/* Tensors that should stay give way where they would not fit: the minimum does not depend on them. */
+static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char *name, way_list *ways, started *out) {
+    job->budget_slab = job->slab_bytes;
+    tm_status rc = compile_all(job, opts, name, ways, out);
+    if (rc != TM_EBUDGET || opts->persist_elements == 0) return rc;
+    job_opts o = *opts;
+    o.persist_elements = job->opts.persist_elements = 0;
+    tm_error_clear();
+    job->slab_bytes = job->budget_slab;
+    rc = compile_all(job, &o, name, ways, out);
+    if (rc == TM_OK)
+        tm_warn_once("persistence",
+                     "stage3_param_persistence_threshold has no effect here: what it would keep does not "
+                     "fit the budget");
+    return rc;
 }
 
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
                     tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx) {
     uint64_t K = 0;
     started s = {0};
-    const way_list ways = {candidate, n, more, ctx};
+    way_list ways = {.way = candidate, .n = n, .more = more, .ctx = ctx};
     tm_status rc;
     job->opts = *opts;
     job->fixed_bytes = fixed_bytes(job, opts->other_bytes);
@@ -435,9 +384,10 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
                                                            : 0;
     for (uint32_t i = 0; i < n; i++) K = tm_max_u64(K, candidate[i].shape.micro_batches);
     job->batch = tm_calloc(K + 1, sizeof *job->batch);
-    if (!job->batch) return tm_nomem(K * sizeof *job->batch);
-    rc = compile_all(job, opts, name, &ways, &s);
-    if (minimum_host_bytes) *minimum_host_bytes = s.minimum + job->fixed_bytes;
+    ways.least = tm_calloc(n + 1, sizeof *ways.least);
+    if (!job->batch || !ways.least) TM_GO(tm_nomem(K * sizeof *job->batch));
+    rc = compile_in_budget(job, opts, name, &ways, &s);
+    if (minimum_host_bytes) *minimum_host_bytes = ways.minimum + job->fixed_bytes;
     *plan = s.plan;
     *chosen = s.chosen;
     if (rc != TM_OK || opts->plan_only) goto done;
@@ -445,6 +395,7 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     TM_GO(opts->resume ? tm_store_restore(job->store, tm_exec_slab(job->exec)) : import(job, s.import_plan));
 done:
     tm_plan_free(s.import_plan);
+    tm_free(ways.least);
     return rc;
 }
 

@@ -64,12 +64,18 @@ typedef struct job_opts {
     uint64_t order_seed;          /* != 0: random legal orders (tests) */
     bool stub_disk, stub_compute; /* measuring: as in tm_exec_opts, from the end of the import on */
     uint32_t kv_rows, kv_capacity;
-    uint64_t other_bytes; /* of the budget: held by the caller (data, logs) */
-    bool config_only;     /* weights are neither there nor needed */
-    bool plan_only;       /* job_start stops after the plan */
-    bool commits;         /* the state has a home on disk whether it is resident or not */
-    const char *home;     /* where, if there are no offload paths */
-    tm_commit *resume;    /* the state is that of this commit, which is taken over; nothing is imported */
+    /* bounds of the planner (DeepSpeed's knobs), as in tm_plan_opts; 0: its own */
+    uint32_t window_mib;
+    uint64_t max_resident_bytes[TM_KINDS];
+    bool no_read_ahead, no_write_behind;
+    uint64_t persist_elements; /* parts whose tensors have no more stay resident, if that fits */
+    bool no_pin_memory;        /* the slab is not registered with the engine */
+    uint64_t other_bytes;      /* of the budget: held by the caller (data, logs) */
+    bool config_only;          /* weights are neither there nor needed */
+    bool plan_only;            /* job_start stops after the plan */
+    bool commits;              /* the state has a home on disk whether it is resident or not */
+    const char *home;          /* where, if there are no offload paths */
+    tm_commit *resume;         /* the state is that of this commit, which is taken over; nothing is imported */
 } job_opts;
 
 typedef struct tm_job tm_job;
@@ -144,7 +150,7 @@ tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_
 /* Where AdamW runs: U after backward; F in the next program's forward pass, each unit just before it is used; B inside
  * backward, each part as soon as its gradient is complete, while its weights are being visited anyway. */
 typedef enum pass_update { UPDATE_NONE, UPDATE_AFTER, UPDATE_BEFORE, UPDATE_WITHIN } pass_update;
-#define PASS_KEEP_ALL UINT32_MAX
+enum { PASS_KEEP_ALL = 4 };
 typedef struct pass_opts {
     job_shape shape;
     bool backward; /* with gradients and norm */
@@ -152,11 +158,11 @@ typedef struct pass_opts {
     bool park;           /* gradients go to the layout's grad objects, for an update in a later program */
     bool take_gradients; /* OP_TAKE_GRAD of every part */
     enum { LOGITS_NONE, LOGITS_ALL, LOGITS_LAST } logits;
-    bool loss;            /* head state and objective (always with backward) */
-    uint32_t keep_blocks; /* the last so many blocks keep what backward needs of forward, the others recompute it: the
-                             last live shortest. PASS_KEEP_ALL: every block */
-    bool no_spill;        /* no activation is ever written out */
-    bool stage_wise;      /* each stage over all micro-batches, instead of each micro-batch over all stages */
+    bool loss;              /* head state and objective (always with backward) */
+    uint32_t keep_quarters; /* so much of the blocks, the last ones (they live shortest), keep what backward needs of
+                               forward; the others recompute it. PASS_KEEP_ALL: every block */
+    bool no_spill;          /* no activation is ever written out */
+    bool stage_wise;        /* each stage over all micro-batches, instead of each micro-batch over all stages */
 } pass_opts;
 tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts);
 const char *pass_update_name(const pass_opts *o);                         /* "U", "F", "B", "none" */
@@ -197,7 +203,9 @@ tm_status job_open(tm_job **out, const job_opts *opts);
 typedef tm_status (*job_more_fn)(void *ctx, tm_job *job, const pass_opts *way);
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
                     tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx);
-/* Seconds of a step at nominal rates. */
+/* Seconds of a step by this plan: what ways are chosen by. */
+double job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *way);
+/* At nominal rates, by bytes alone. */
 double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound);
 /* What the offload files would take. */
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots);
@@ -211,6 +219,35 @@ uint64_t job_stop_ns(void);                  /* when it was seen first (tm_now_n
 tm_status job_check_stop(const tm_job *job); /* TM_ESIGNAL: stop here */
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype);
+
+/* choose.c and job.c between themselves */
+typedef struct way_list {
+    const pass_opts *way;
+    uint32_t n;
+    uint64_t *least;  /* [n] slab bytes, 0: not known */
+    uint64_t minimum; /* of all */
+    job_more_fn more;
+    void *ctx;
+} way_list;
+/* What of a job a compilation decides about; may be taken out and put back. */
+typedef struct job_state {
+    tm_layout *layout;
+    part_state *part;
+    uint32_t *kv;
+    bool parks;
+} job_state;
+/* Describes the state anew: with gradients among it (update F) or without. */
+tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks);
+job_state job_take_state(tm_job *job);
+void job_give_state(tm_job *job, const job_state *s);
+void job_free_state(job_state *s);
+void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po);
+/* The least slab of every way and of all: independent of the budget. */
+tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways);
+/* Compiles the best way (`only`, if less than n) for job->slab_bytes. TM_EBUDGET, with no error set: none fits. */
+tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only, tm_plan **plan,
+                     uint32_t *chosen);
+
 void job_close(tm_job *job); /* removes the run directories; NULL is fine */
 
 #endif

@@ -43,7 +43,7 @@ tm_status trainer_prepare(trainer *t, bool data_optional);
 void trainer_close(trainer *t);
 
 /* trainer_plan.c: the ways of running a step, the one that is taken, and the job that runs it. */
-enum { TRAINER_MAX_WAYS = 8 };
+enum { TRAINER_MAX_WAYS = 30 };
 tm_status trainer_open_job(trainer *t);
 job_opts trainer_job_options(const trainer *t);
 job_shape trainer_step_shape(const trainer *t);

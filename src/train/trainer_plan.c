@@ -17,22 +17,33 @@ static void pin(const tm_config *c, bool pinned[TM_KINDS]) {
     pinned[TM_KIND_ACTIVATION] = params && optimizer;
 }
 
+/* Update B cannot clip, so that it is no choice where gradients are clipped. */
+static bool update_is_open(const tm_config *c, pass_update u) {
+    static const tm_update name[] = {TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_B};
+    if (c->memory.update != TM_UPDATE_AUTO) return c->memory.update == name[u];
+    return u != UPDATE_WITHIN || c->max_grad_norm <= 0;
+}
+
+static bool keep_is_open(tm_activations a, uint32_t quarters) {
+    if (a == TM_ACT_RECOMPUTE) return quarters == 0;
+    return a == TM_ACT_AUTO || quarters == PASS_KEEP_ALL;
+}
+
 uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]) {
+    const tm_config *c = t->cfg;
     uint32_t n = 0;
-    tm_activations a = t->cfg->memory.activations;
-    for (int fold = 0; fold < 2; fold++) {
-        if (t->cfg->memory.update == (fold ? TM_UPDATE_U : TM_UPDATE_F)) continue;
-        for (int keep = 0; keep < 2; keep++) {
-            if ((a == TM_ACT_RECOMPUTE && keep) || ((a == TM_ACT_KEEP || a == TM_ACT_SPILL) && !keep)) continue;
-            for (int stage_wise = 0; stage_wise < (shape->micro_batches > 1 ? 2 : 1); stage_wise++)
+    for (pass_update u = UPDATE_AFTER; u <= UPDATE_WITHIN; u++) {
+        for (uint32_t keep = 0; keep <= PASS_KEEP_ALL; keep++)
+            for (int stage_wise = 0; stage_wise < (shape->micro_batches > 1 ? 2 : 1); stage_wise++) {
+                if (!update_is_open(c, u) || !keep_is_open(c->memory.activations, keep)) continue;
                 out[n++] = (pass_opts){.shape = *shape,
                                        .backward = true,
-                                       .update = fold ? UPDATE_BEFORE : UPDATE_AFTER,
-                                       .park = fold,
-                                       .keep_blocks = keep ? PASS_KEEP_ALL : 0,
-                                       .no_spill = a == TM_ACT_KEEP,
+                                       .update = u,
+                                       .park = u == UPDATE_BEFORE,
+                                       .keep_quarters = keep,
+                                       .no_spill = c->memory.activations == TM_ACT_KEEP,
                                        .stage_wise = stage_wise};
-        }
+            }
     }
     return n;
 }

@@ -1,0 +1,252 @@
+/* Which way a step is run. All ways give the same bits; the one that is predicted to take least time is compiled.
+ *
+ * What a way needs at the least is found for the ends of the scale only (nothing kept, all kept): what lies between
+ * needs no less. A closed formula then ranks the ways, and the plans of the few best are compiled and predicted, each
+ * with a layout of its own, so that nothing is compiled twice. */
+#include "train/train_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- how long ------------------------------------------------------------------------------------------------ */
+
+/* Nominal rates until the machine's profile is measured (bench, tune): one NVMe disk, two cores. They only rank plans.
+ */
+static const double READ_RATE = 1.4 * (double)(1 << 30), WRITE_RATE = 2.4 * (double)(1 << 30), FLOP_RATE = 150e9;
+
+/* Seconds of a step if reads and writes overlap with each other's and with compute, but for an update that comes after
+ * backward: then nothing is computed while its tiles pass by. */
+double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound) {
+    double pass = 0, update = 0, params = (double)tm_model_parameters(job->model);
+    double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape);
+    for (int k = 0; k < TM_KINDS; k++) {
+        bool moment = k == TM_KIND_WEIGHT_LO || k == TM_KIND_EXP_AVG || k == TM_KIND_EXP_AVG_SQ;
+        double t = (double)info->read_bytes[k] / READ_RATE + (double)info->write_bytes[k] / WRITE_RATE;
+        *(moment ? &update : &pass) += t;
+    }
+    double kept = (double)pass_kept_blocks(job, o) / (double)(tm_model_units(job->model) - 2);
+    double cpu = params * tokens * (o->backward ? 8 - 2 * kept : 2) / FLOP_RATE;
+    if (o->update != UPDATE_AFTER) {
+        pass += update;
+        update = 0;
+    }
+    if (disk_bound) *disk_bound = pass + update > cpu;
+    return (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
+}
+
+double job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *way) {
+    return job_estimate(job, tm_plan_get_info(plan), way, NULL);
+}
+
+/* ---- how little ---------------------------------------------------------------------------------------------- */
+
+static tm_status least_of(tm_job *job, const job_opts *opts, tm_program *p, uint64_t *least) {
+    tm_plan_opts po;
+    uint64_t bytes = 0;
+    job_plan_opts(job, opts, &po);
+    tm_status rc = tm_plan_minimum(job->layout, p, &po, &bytes);
+    tm_program_free(p);
+    *least = tm_max_u64(*least, bytes);
+    return rc;
+}
+
+/* The least slab of everything that a way of running the step brings with it: the step itself, the import, and with
+ * parked gradients the first step and the pending update. */
+static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least) {
+    tm_program *p;
+    pass_opts first = *o;
+    first.update = UPDATE_NONE;
+    if (o->park != job->parks) TM_TRY(job_add_state(job, opts, o->park));
+    *least = 0;
+    TM_TRY(build_pass(&p, job, "step", o));
+    TM_TRY(least_of(job, opts, p, least));
+    TM_TRY(build_import(&p, job));
+    TM_TRY(least_of(job, opts, p, least));
+    if (!o->park) return TM_OK;
+    TM_TRY(build_pass(&p, job, "first step", &first));
+    TM_TRY(least_of(job, opts, p, least));
+    TM_TRY(build_drain(&p, job));
+    return least_of(job, opts, p, least);
+}
+
+static bool at_an_end(const pass_opts *o) {
+    return o->keep_quarters == 0 || o->keep_quarters == PASS_KEEP_ALL;
+}
+
+/* With few blocks the next quarter may be none. */
+static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
+    const pass_opts *b = &ways->way[i];
+    for (uint32_t k = 0; k < i; k++) {
+        const pass_opts *a = &ways->way[k];
+        if (a->update == b->update && a->stage_wise == b->stage_wise &&
+            pass_kept_blocks(job, a) == pass_kept_blocks(job, b))
+            return true;
+    }
+    return false;
+}
+
+tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways) {
+    ways->minimum = UINT64_MAX;
+    for (uint32_t i = 0; i < ways->n; i++) {
+        ways->least[i] = 0;
+        if (!at_an_end(&ways->way[i])) continue;
+        TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i]));
+        ways->minimum = tm_min_u64(ways->minimum, ways->least[i]);
+    }
+    return TM_OK;
+}
+
+/* ---- a guess ------------------------------------------------------------------------------------------------- */
+
+/* What of a block's forward lies in wait for its backward, in bytes of all blocks that keep it. */
+static double kept_bytes(const tm_job *job, const pass_opts *o) {
+    double rows = (double)shape_tokens(&o->shape) * o->shape.micro_batches, bytes = 0;
+    uint32_t units = tm_model_units(job->model), kept = pass_kept_blocks(job, o);
+    for (uint32_t u = 0; u < units; u++) {
+        const tm_unit *unit = tm_model_unit(job->model, u);
+        uint32_t read = 0;
+        if (unit->kind != TM_UNIT_BLOCK) continue;
+        bytes += rows * unit->slot[1].bytes;
+        if (units - 1 - u > kept) continue;
+        for (uint32_t s = 0; s < unit->n_stages; s++)
+            for (uint32_t i = 0; i < unit->stage[s].n_backward; i++)
+                if (!unit->stage[s].backward[i].grad) read |= 1u << unit->stage[s].backward[i].slot;
+        for (uint32_t s = 2; s < TM_MAX_SLOTS; s++)
+            if (read >> s & 1) bytes += rows * unit->slot[s].bytes;
+    }
+    return bytes;
+}
+
+/* Memory beyond the working set takes over reads and writes of one kind. */
+static void cache(tm_plan_info *info, tm_kind kind, double bytes, double *spare, bool pinned) {
+    double part = bytes <= 0 ? 0 : fmin(1, *spare / bytes);
+    if (pinned) part = 1;
+    *spare = fmax(0, *spare - part * bytes);
+    info->read_bytes[kind] = (uint64_t)((double)info->read_bytes[kind] * (1 - part));
+    info->write_bytes[kind] = (uint64_t)((double)info->write_bytes[kind] * (1 - part));
+}
+
+/* Bytes of a step with `least` bytes of frames at work and the rest of the slab given to what is worth most. */
+static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *o, uint64_t least) {
+    tm_plan_info info = {0};
+    double params = (double)tm_model_parameters(job->model), width = (double)tm_dtype_bytes(job->dtype);
+    double hi = params * width, lo = job->dtype == TM_BF16 ? params * 2 : 0, moment = params * 4;
+    double kept = o->no_spill ? 0 : kept_bytes(job, o), slab = (double)po->slab_bytes;
+    double spare = fmax(0, slab - (double)least - fmin(96 * (double)TM_MIB, slab / 6));
+    if (!po->cache) spare = 0;
+    bool parks = o->update == UPDATE_AFTER || o->update == UPDATE_BEFORE;
+    info.read_bytes[TM_KIND_WEIGHT_HI] = (uint64_t)(hi * (o->update == UPDATE_AFTER ? 3 : 2));
+    info.write_bytes[TM_KIND_WEIGHT_HI] = (uint64_t)hi;
+    info.read_bytes[TM_KIND_GRAD] = info.write_bytes[TM_KIND_GRAD] = parks ? (uint64_t)hi : 0;
+    info.read_bytes[TM_KIND_ACTIVATION] = info.write_bytes[TM_KIND_ACTIVATION] = (uint64_t)kept;
+    info.read_bytes[TM_KIND_WEIGHT_LO] = info.write_bytes[TM_KIND_WEIGHT_LO] = (uint64_t)lo;
+    info.read_bytes[TM_KIND_EXP_AVG] = info.write_bytes[TM_KIND_EXP_AVG] = (uint64_t)(moment * 2);
+    cache(&info, TM_KIND_WEIGHT_HI, hi, &spare, po->pinned[TM_KIND_WEIGHT_HI]);
+    cache(&info, TM_KIND_GRAD, parks ? hi : 0, &spare, po->pinned[TM_KIND_GRAD]);
+    cache(&info, TM_KIND_ACTIVATION, kept, &spare, po->pinned[TM_KIND_ACTIVATION]);
+    cache(&info, TM_KIND_WEIGHT_LO, lo, &spare, po->pinned[TM_KIND_WEIGHT_LO]);
+    cache(&info, TM_KIND_EXP_AVG, moment * 2, &spare, po->pinned[TM_KIND_EXP_AVG]);
+    return job_estimate(job, &info, o, NULL);
+}
+
+/* What a way between the ends needs is taken to be what the ends need, until it is compiled. */
+static uint64_t least_about(const way_list *ways, uint32_t i) {
+    uint64_t least = ways->least[i];
+    for (uint32_t k = 0; least == 0 && k < ways->n; k++)
+        if (ways->way[k].update == ways->way[i].update && ways->way[k].stage_wise == ways->way[i].stage_wise)
+            least = ways->least[k];
+    return least;
+}
+
+typedef struct ranked {
+    double seconds;
+    uint32_t way;
+} ranked;
+
+static int by_seconds(const void *a, const void *b) {
+    const ranked *x = a, *y = b;
+    if (x->seconds != y->seconds) return x->seconds < y->seconds ? -1 : 1;
+    return x->way < y->way ? -1 : x->way > y->way;
+}
+
+/* ---- the choice ---------------------------------------------------------------------------------------------- */
+
+/* TM_EBUDGET where the way as a whole cannot be had, whatever stays resident. */
+static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t i,
+                             tm_plan **plan) {
+    tm_program *program;
+    tm_plan_opts po;
+    const pass_opts *o = &ways->way[i];
+    if (ways->least[i] == 0) TM_TRY(minimum_of(job, opts, o, &ways->least[i]));
+    if (ways->least[i] > job->slab_bytes) return TM_EBUDGET;
+    TM_TRY(job_add_state(job, opts, o->park));
+    job_plan_opts(job, opts, &po);
+    po.choose_residency = true;
+    TM_TRY(build_pass(&program, job, name, o));
+    tm_status rc = tm_plan_compile(plan, job->layout, program, &po, NULL);
+    tm_program_free(program);
+    if (rc == TM_EBUDGET) tm_error_clear();
+    return rc;
+}
+
+/* A plan and the state that it was compiled for. */
+typedef struct compiled {
+    tm_plan *plan;
+    job_state state;
+    double seconds;
+    uint32_t way;
+} compiled;
+
+static void drop(compiled *c) {
+    tm_plan_free(c->plan);
+    job_free_state(&c->state);
+    c->plan = NULL;
+}
+
+enum { FINALISTS = 3 };
+
+static tm_status choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, const ranked *list,
+                        uint32_t n, compiled *best) {
+    uint32_t had = 0;
+    for (uint32_t i = 0; i < n && had < FINALISTS; i++) {
+        if (had && list[i].seconds > 1.05 * list[0].seconds) break;
+        compiled c = {.way = list[i].way};
+        tm_status rc = compile_way(job, opts, name, ways, c.way, &c.plan);
+        if (rc == TM_EBUDGET) continue;
+        if (rc != TM_OK) return rc;
+        had++;
+        c.seconds = n > 1 ? job_predict(job, c.plan, &ways->way[c.way]) : 0;
+        c.state = job_take_state(job);
+        bool better = !best->plan || c.seconds < best->seconds;
+        drop(better ? best : &c);
+        if (better) *best = c;
+    }
+    return best->plan ? TM_OK : TM_EBUDGET;
+}
+
+tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only, tm_plan **plan,
+                     uint32_t *chosen) {
+    compiled best = {0};
+    tm_plan_opts po;
+    uint32_t n = 0;
+    ranked *list = tm_malloc(sizeof *list * (ways->n + 1));
+    if (!list) return tm_nomem(sizeof *list * ways->n);
+    job_plan_opts(job, opts, &po);
+    for (uint32_t i = 0; i < ways->n; i++) {
+        uint64_t least = least_about(ways, i);
+        if ((only < ways->n && i != only) || least > job->slab_bytes || said_before(job, ways, i)) continue;
+        list[n++] = (ranked){ways->n > 1 ? guess(job, &po, &ways->way[i], least) : 0, i};
+    }
+    qsort(list, n, sizeof *list, by_seconds);
+    tm_status rc = choose(job, opts, name, ways, list, n, &best);
+    tm_free(list);
+    if (rc != TM_OK) {
+        drop(&best);
+        return rc;
+    }
+    job_give_state(job, &best.state);
+    *plan = best.plan;
+    *chosen = best.way;
+    return TM_OK;
+}
