@@ -18,16 +18,20 @@ static int print_keys(void) {
 int tm_cmd_train(int argc, char **argv) {
     const char *set[256], *config[1] = {NULL}, *resume = "auto";
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
-    bool quiet = false, keys = false;
+    bool quiet = false, keys = false, allow = false, resumable = false;
+    double grace = 30;
     const tm_opt opts[] = {
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
         TM_OPTION("resume", TM_OPT_STRING, &resume, "auto|never|DIR",
-                  "never: start over in an output_dir that was used"),
+                  "auto: go on from the output_dir's latest commit; never: start over; DIR: go on from there"),
+        TM_FLAG("allow-numerics-change", &allow, "go on with another instruction set, library or number of threads"),
+        TM_OPTION("grace", TM_OPT_DOUBLE, &grace, "SECONDS",
+                  "after SIGTERM, SIGINT or SIGUSR1: how long the step under way may take to end (30)"),
         TM_FLAG("quiet", &quiet, "no first sample and no progress on stderr"),
         TM_FLAG("keys", &keys, "list every key of the configuration with its default and meaning"),
     };
     const tm_cli cli = {
-        .usage = "train CONFIG.json [--set key.path=value]... [--resume auto|never]",
+        .usage = "train CONFIG.json [--set key.path=value]... [--resume auto|never|DIR]",
         .about = "Fine-tunes a model. CONFIG.json holds tidemill's keys, a DeepSpeed configuration, or both; "
                  "parameters and Adam "
                  "states are paged between the offload path and memory.host_budget. Writes OUTPUT_DIR/log.jsonl, one "
@@ -44,8 +48,17 @@ int tm_cmd_train(int argc, char **argv) {
     if (rc >= 0) return rc;
     if (keys) return print_keys();
     if (!config[0]) return tm_cli_wrong("train", "a configuration file is missing");
-    tm_train_args args = {.config = config[0], .set = set, .n_set = sets.count, .resume = resume, .quiet = quiet};
+    tm_train_args args = {.config = config[0],
+                          .set = set,
+                          .n_set = sets.count,
+                          .resume = resume,
+                          .quiet = quiet,
+                          .allow_numerics_change = allow,
+                          .grace_seconds = grace > 0 ? grace : 1e-9,
+                          .resumable = &resumable};
     const char *seed = getenv("TIDEMILL_ORDER_SEED"); /* tests: run the plan in a random legal order */
     if (seed) args.order_seed = strtoull(seed, NULL, 10);
-    return tm_train_run(&args) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
+    if (tm_train_run(&args) == TM_OK) return TM_EXIT_DONE;
+    int failed = tm_cmd_fail();
+    return resumable ? TM_EXIT_SIGNAL : failed;
 }

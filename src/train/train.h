@@ -18,10 +18,14 @@ typedef struct tm_train_args {
     const char *config;     /* path of the JSON file */
     const char *const *set; /* --set key.path=value */
     size_t n_set;
-    const char *resume;  /* "auto" (default), "never", or a directory */
-    uint64_t order_seed; /* != 0: random legal orders of every plan (tests) */
-    bool quiet;          /* no sample, no progress */
+    const char *resume;         /* "auto" (default), "never", or a directory */
+    uint64_t order_seed;        /* != 0: random legal orders of every plan (tests) */
+    bool quiet;                 /* no sample, no progress */
+    bool allow_numerics_change; /* go on though another ISA, library or number of threads will compute */
+    double grace_seconds;       /* after a signal: how long the step under way may take to end; 0: 30 */
+    bool *resumable;            /* NULL, or set: TM_ESIGNAL was returned and a commit can be continued from */
 } tm_train_args;
+/* TM_ESIGNAL: SIGTERM, SIGINT or SIGUSR1 ended it; the error's text names the step that can be resumed. */
 TM_MUST_USE tm_status tm_train_run(const tm_train_args *args);
 
 typedef struct tm_plan_args {

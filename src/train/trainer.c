@@ -5,8 +5,11 @@
 #include "kernels/kernels.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <malloc.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -36,29 +39,6 @@ tm_status trainer_load_config(trainer *t, bool data_optional) {
     return rc;
 }
 
-/* Until commits exist a run cannot be continued: what an earlier run left is refused, not overwritten by surprise. */
-static tm_status check_output_dir(trainer *t) {
-    const char *resume = t->args->resume ? t->args->resume : "auto";
-    if (t->cfg->save_state)
-        return tm_fail(TM_EUNSUPPORTED, "save_state: full checkpoints are not supported by this version; leave it out");
-    if (strcmp(resume, "never") == 0) return TM_OK;
-    if (strcmp(resume, "auto") != 0)
-        return tm_fail(TM_EUNSUPPORTED, "--resume %s: this version cannot continue a run; use --resume never", resume);
-    if (!tm_path_exists(trainer_path(t, "run.json"))) return TM_OK;
-    tm_buf text = {0};
-    tm_json_doc *doc = NULL;
-    bool finished = tm_file_slurp(t->path, TM_MIB, &text) == TM_OK &&
-                    tm_json_parse(&doc, text.data, text.len, t->path, 0, 0) == TM_OK &&
-                    tm_json_is(tm_json_get(tm_json_root(doc), "status"), "finished");
-    tm_error_clear();
-    tm_json_free(doc);
-    tm_buf_free(&text);
-    return tm_fail(TM_EINPUT,
-                   "%s holds %s run, and this version cannot continue one; give another output_dir, or --resume never "
-                   "to start over",
-                   t->cfg->output_dir, finished ? "a finished" : "an interrupted");
-}
-
 tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_buf out = {0}, config = {0};
     tm_json_writer w;
@@ -77,7 +57,11 @@ tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_jw_str(&w, tm_kernels_describe());
     tm_jw_key(&w, "run_directories");
     tm_jw_array(&w);
-    for (unsigned i = 0; t->job && tm_store_path(t->job->store, i); i++) tm_jw_str(&w, tm_store_path(t->job->store, i));
+    for (unsigned i = 0; t->job && tm_store_path(t->job->store, i); i++) {
+        char full[PATH_MAX]; /* the run may go on from another folder */
+        const char *path = tm_store_path(t->job->store, i);
+        tm_jw_str(&w, realpath(path, full) ? full : path);
+    }
     tm_jw_array_end(&w);
     tm_jw_key(&w, "config");
     tm_jw_raw(&w, config.data, config.len);
@@ -169,6 +153,7 @@ void trainer_close(trainer *t) {
     data_close(t->train);
     data_close(t->eval);
     text_close(&t->text);
+    tm_commit_close(t->commit);
     tm_source_close(t->source);
     tm_config_free(t->cfg);
 }
@@ -179,6 +164,7 @@ tm_status trainer_prepare(trainer *t, bool data_optional) {
     TM_TRY(tm_kernels_init(0));
     TM_TRY(tm_source_open_bare(&t->source, t->cfg->model));
     const char *json = tm_source_config(t->source, &len);
+    t->model_hash = tm_hash64(json, len, 0);
     TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(t->cfg->model, t->path, sizeof t->path)));
     if (data_optional && (!t->cfg->data.train || !tm_path_exists(t->cfg->data.train))) return TM_OK;
     TM_TRY(text_open(&t->text, t->source));
@@ -205,27 +191,74 @@ static void topmost_missing(const char *path, char *out, size_t cap) {
     *out = 0;
 }
 
+static tm_status check_supported(const trainer *t) {
+    if (t->cfg->save_state)
+        return tm_fail(TM_EUNSUPPORTED, "save_state: full checkpoints are not supported by this version; leave it out");
+    if (t->cfg->memory.slots == 1)
+        tm_warn_once("train.slots", "memory.slots is 1: no commits, a run that is interrupted cannot be continued");
+    return TM_OK;
+}
+
+/* The log ends at the commit, run.json says that the run goes on. */
+static tm_status open_outputs(trainer *t) {
+    bool resumed = t->committed >= 0;
+    if (resumed) {
+        tm_log(TM_LOG_INFO, "going on from step %" PRId64 ", the commit in %s", t->step,
+               tm_store_path(t->job->store, 0));
+        TM_TRY(trainer_cut_log(t));
+    }
+    TM_TRY(tm_append_open(&t->log, trainer_path(t, "log.jsonl"), !resumed));
+    if (resumed) TM_TRY(trainer_log_event(t, "resume", NULL, NAN));
+    return trainer_write_run_json(t, "running");
+}
+
+static tm_status open_job(trainer *t) {
+    tm_status rc = trainer_open_job(t);
+    if (t->job) t->job->keep_state = t->committed >= 0; /* whatever happens */
+    tm_commit_close(t->commit);
+    t->commit = NULL;
+    return rc;
+}
+
+/* Says what is left, and leaves it. */
+static tm_status ended_early(trainer *t, tm_status rc, bool started) {
+    if (t->job) t->job->keep_state = t->committed >= 0;
+    if (t->committed < 0) {
+        if (started) discard(trainer_path(t, "run.json"));
+        return rc;
+    }
+    if (rc == TM_ESIGNAL) {
+        tm_error_clear();
+        if (t->args->resumable) *t->args->resumable = true;
+        return tm_fail(rc, "stopped by signal %d; step %" PRId64 " is committed, the same command goes on from it",
+                       job_stop_signal(), t->committed);
+    }
+    tm_log(TM_LOG_INFO, "step %" PRId64 " is committed, the same command goes on from it", t->committed);
+    return rc;
+}
+
 tm_status tm_train_run(const tm_train_args *args) {
-    trainer t = {.args = args};
+    trainer t = {.args = args, .committed = -1};
     tm_status rc;
     bool started = false;
     char made[4096] = "";
     job_catch_signals();
     TM_GO(trainer_load_config(&t, false));
-    TM_GO(check_output_dir(&t));
+    TM_GO(check_supported(&t));
+    TM_GO(trainer_choose_start(&t));
     topmost_missing(t.cfg->output_dir, made, sizeof made);
     TM_GO(tm_make_dirs(t.cfg->output_dir));
     TM_GO(trainer_prepare(&t, false));
-    TM_GO(trainer_open_job(&t));
-    TM_GO(tm_append_open(&t.log, trainer_path(&t, "log.jsonl"), true));
+    TM_GO(trainer_check_commit(&t));
+    TM_GO(open_job(&t));
+    TM_GO(open_outputs(&t));
     started = true;
-    TM_GO(trainer_write_run_json(&t, "running"));
     TM_GO(trainer_run_steps(&t));
     TM_GO(trainer_finish(&t));
     t.job->keep_state = t.cfg->keep_state;
     if (!args->quiet) trainer_summary(&t);
 done:
-    if (rc != TM_OK && started) discard(trainer_path(&t, "run.json"));
+    if (rc != TM_OK) rc = ended_early(&t, rc, started);
     trainer_close(&t);
     if (rc != TM_OK && *made && !started) discard(made);
     return rc;

@@ -1,7 +1,129 @@
-/* Commits, and what a run goes on from. */
+/* Commits: when they are due, and what a run has to find in one to go on. */
+#include "kernels/kernels.h"
 #include "train/trainer_internal.h"
 
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
 bool trainer_commits(const trainer *t) {
-    (void)t;
-    return false;
+    const tm_config *c = t->cfg;
+    return c->memory.slots == 2 && (c->commit_steps > 0 || c->keep_state);
+}
+
+bool trainer_commit_due(const trainer *t) {
+    int64_t next = t->step + 1, every = t->cfg->commit_steps;
+    if (!trainer_commits(t)) return false;
+    return next >= t->cfg->total_steps || (every > 0 && next % every == 0);
+}
+
+/* Rounding depends on it (DESIGN section 10): instruction set, matrix library, threads. */
+tm_status trainer_numerics(tm_buf *out) {
+    return tm_buf_printf(out, "%s, %u threads", tm_kernels_describe(), tm_kernels_threads());
+}
+
+/* ---- what is written down -------------------------------------------------------------------------------------- */
+
+static void field_int(tm_json_writer *w, const char *key, int64_t v) {
+    tm_jw_key(w, key);
+    tm_jw_int(w, v);
+}
+
+static void field_hex(tm_json_writer *w, const char *key, uint64_t v) {
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, v);
+    tm_jw_key(w, key);
+    tm_jw_str(w, text);
+}
+
+static void field_str(tm_json_writer *w, const char *key, const char *v) {
+    tm_jw_key(w, key);
+    tm_jw_str(w, v);
+}
+
+/* Random numbers, data order and learning rate are functions of seed and step: the counters are all there is. */
+static void counters(tm_json_writer *w, const trainer *t) {
+    field_int(w, "step", t->step);
+    field_int(w, "total_steps", t->cfg->total_steps);
+    field_int(w, "applied", t->applied);
+    field_int(w, "skipped_in_a_row", t->skipped_in_a_row);
+    field_int(w, "data_cursor", t->step * (int64_t)t->cfg->train_batch_size);
+    tm_jw_key(w, "unfinished");
+    tm_jw_bool(w, t->unfinished);
+}
+
+static tm_status describe(const trainer *t, tm_buf *out) {
+    char dir[PATH_MAX];
+    tm_buf config = {0}, numerics = {0};
+    tm_json_writer w;
+    tm_status rc;
+    TM_GO(tm_config_dump_json(t->cfg, &config, 0));
+    TM_GO(trainer_numerics(&numerics));
+    tm_jw_init(&w, out, 0);
+    tm_jw_object(&w);
+    field_str(&w, "version", TIDEMILL_VERSION);
+    field_str(&w, "output_dir", realpath(t->cfg->output_dir, dir) ? dir : t->cfg->output_dir);
+    counters(&w, t);
+    field_hex(&w, "model", t->model_hash);
+    field_hex(&w, "data", tm_dataset_fingerprint(data_set(t->train)));
+    field_str(&w, "numerics", numerics.data);
+    tm_jw_key(&w, "config");
+    tm_jw_raw(&w, config.data, config.len);
+    tm_jw_object_end(&w);
+    rc = tm_jw_end(&w);
+done:
+    tm_buf_free(&config);
+    tm_buf_free(&numerics);
+    return rc;
+}
+
+tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
+    tm_buf line = {0};
+    tm_json_writer w;
+    tm_jw_init(&w, &line, 0);
+    tm_jw_object(&w);
+    field_str(&w, "event", "commit");
+    field_int(&w, "step", t->step);
+    field_int(&w, "commit_write_bytes", (int64_t)stats->write_bytes);
+    tm_jw_key(&w, "seconds");
+    tm_jw_double(&w, (double)stats->ns * 1e-9);
+    tm_jw_object_end(&w);
+    tm_status rc = tm_jw_end(&w);
+    if (rc == TM_OK) rc = tm_append_line(t->log, line.data, line.len);
+    tm_buf_free(&line);
+    return rc;
+}
+
+tm_status trainer_commit(trainer *t) {
+    tm_buf info = {0};
+    tm_commit_stats stats;
+    tm_status rc;
+    TM_GO(trainer_settle(t));
+    TM_GO(describe(t, &info));
+    TM_GO(tm_store_commit(t->job->store, tm_exec_slab(t->job->exec),
+                          &(tm_commit_opts){.step = (uint64_t)t->step, .info = info.data, .info_bytes = info.len},
+                          &stats));
+    t->committed = t->step;
+    t->commit_ns = tm_now_ns();
+    t->commit_seconds = (double)stats.ns * 1e-9;
+    rc = trainer_log_commit(t, &stats);
+done:
+    tm_buf_free(&info);
+    return rc;
+}
+
+/* ---- signals --------------------------------------------------------------------------------------------------- */
+
+/* A step, once begun, either ends or is lost. It goes on while it and the commit can be expected to end within the
+ * grace; a job that only reads state (evaluation, export) stops at once: it is done again. */
+bool trainer_may_go_on(void *ctx) {
+    const trainer *t = ctx;
+    if (!t->torn || !trainer_commits(t)) return false;
+    uint64_t now = tm_now_ns();
+    double since = (double)(now - job_stop_ns()) * 1e-9;
+    double grace = t->args->grace_seconds > 0 ? t->args->grace_seconds : 30;
+    double left = t->step_ns ? (double)t->step_ns * 1e-9 - (double)(now - t->step_began_ns) * 1e-9 : 0;
+    return since + fmax(left, 0) + t->commit_seconds < grace;
 }

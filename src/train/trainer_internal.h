@@ -17,8 +17,14 @@ typedef struct trainer {
     tm_plan *first_plan, *drain_plan; /* update F: a step without a pending update; the pending update alone */
     bool folded, pending;
     tm_append *log;
-    tm_commit *commit; /* that the run goes on from; NULL: it starts; the job's once that has started */
+    tm_commit *commit; /* that the run goes on from; NULL: it starts */
     char home[4096];   /* of commits, where nothing else needs a disk */
+    uint64_t model_hash;
+    int64_t committed;                          /* step of the latest commit of this run, -1: none */
+    bool torn;                                  /* an update is under way: the state is of no step */
+    bool unfinished;                            /* evaluation or checkpoint of this step is to be done after a resume */
+    uint64_t commit_ns, step_began_ns, step_ns; /* time of the latest commit; start and length of the latest step */
+    double commit_seconds;                      /* that it took */
     uint64_t minimum_host_bytes;
     int64_t step, applied; /* optimizer steps done; those whose update was applied */
     int64_t skipped_in_a_row;
@@ -50,8 +56,23 @@ job_shape trainer_step_shape(const trainer *t);
 /* Every way of running the step that the configuration leaves open; all give the same bits. How many. */
 uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]);
 
-/* trainer_commit.c: commits, and what a run goes on from. */
+/* trainer_commit.c: commits. */
 bool trainer_commits(const trainer *t); /* this job makes commits */
+/* The state after the step that comes next will be committed (or looked at): nothing may be read ahead for the one
+ * after it. To be asked before that step. */
+bool trainer_commit_due(const trainer *t);
+tm_status trainer_commit(trainer *t);
+bool trainer_may_go_on(void *t);         /* a signal came: there is time to end the step */
+tm_status trainer_numerics(tm_buf *out); /* what computes, as text */
+
+/* trainer_resume.c: what a run goes on from. */
+/* Opens the commit that --resume and OUTPUT_DIR ask for (t->commit; NULL: start), or refuses. */
+tm_status trainer_choose_start(trainer *t);
+/* Model and data are open: the commit is of this job, and there is something left to do. Sets the counters. */
+tm_status trainer_check_commit(trainer *t);
+tm_status trainer_cut_log(trainer *t); /* lines of steps past the commit go */
+
+tm_status trainer_settle(trainer *t); /* applies what is pending, ends what was begun ahead */
 
 /* trainer_step.c: steps, evaluations and checkpoints; then the model and the last line of the log. */
 tm_status trainer_run_steps(trainer *t);
@@ -60,6 +81,7 @@ tm_status trainer_finish(trainer *t);
 /* trainer_log.c: log.jsonl, the progress line, the last words. */
 tm_status trainer_log_step(trainer *t, const tm_plan *ran, uint64_t began_ns);
 tm_status trainer_log_event(trainer *t, const char *event, const char *hash, double eval_loss);
+tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats); /* trainer_commit.c */
 void trainer_summary(trainer *t);
 
 #endif

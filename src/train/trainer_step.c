@@ -21,11 +21,14 @@ static tm_status check_finite(const trainer *t) {
                    t->step, t->job->nonfinite);
 }
 
-/* Applies what is pending, so that the state is that of the step that was logged last. */
-static tm_status settle(trainer *t) {
+/* So that the state is that of the step that was logged last. */
+tm_status trainer_settle(trainer *t) {
+    TM_TRY(tm_exec_settle(t->job->exec));
     if (!t->pending) return TM_OK;
     t->pending = false;
+    t->torn = true;
     TM_TRY(job_run(t->job, t->drain_plan));
+    t->torn = false;
     return check_finite(t);
 }
 
@@ -58,7 +61,7 @@ static tm_status one_step(trainer *t) {
 
 static tm_status evaluate(trainer *t) {
     if (!t->eval) return TM_OK;
-    TM_TRY(settle(t));
+    TM_TRY(trainer_settle(t));
     t->evaluating = true;
     t->eval_sum = 0;
     t->eval_labels = 0;
@@ -99,7 +102,7 @@ static tm_status write_side_files(trainer *t, const char *dir, tm_fmt dtype) {
 
 static tm_status save_to(trainer *t, const char *dir) {
     tm_fmt dtype = save_format(t->cfg);
-    TM_TRY(settle(t));
+    TM_TRY(trainer_settle(t));
     TM_TRY(job_export(t->job, dir, dtype));
     return write_side_files(t, dir, dtype);
 }
@@ -125,15 +128,54 @@ static tm_status save_checkpoint(trainer *t) {
     return trainer_log_event(t, "checkpoint", NULL, NAN);
 }
 
-tm_status trainer_run_steps(trainer *t) {
+static tm_status timed_step(trainer *t) {
+    t->torn = true;
+    t->step_began_ns = tm_now_ns();
+    TM_TRY(one_step(t));
+    t->step_ns = tm_now_ns() - t->step_began_ns;
+    t->torn = false;
+    return TM_OK;
+}
+
+/* Evaluation and checkpoint of a step. They only read the state: a signal in the middle leaves it whole. */
+static tm_status after_step(trainer *t) {
     const tm_config *c = t->cfg;
-    t->start_ns = tm_now_ns();
-    while (t->step < c->total_steps) {
-        TM_TRY(one_step(t));
-        if (c->eval_steps > 0 && t->step % c->eval_steps == 0 && t->step < c->total_steps) TM_TRY(evaluate(t));
-        if (c->save_steps > 0 && t->step % c->save_steps == 0 && t->step < c->total_steps) TM_TRY(save_checkpoint(t));
+    bool last = t->step >= c->total_steps;
+    t->unfinished = true;
+    if (last || (c->eval_steps > 0 && t->step % c->eval_steps == 0)) TM_TRY(evaluate(t));
+    if (!last && c->save_steps > 0 && t->step % c->save_steps == 0) TM_TRY(save_checkpoint(t));
+    t->unfinished = false;
+    return TM_OK;
+}
+
+/* A signal came: what is whole is committed, and the run ends. */
+static tm_status stop(trainer *t) {
+    tm_status rc = tm_fail(TM_ESIGNAL, "stopped by signal %d", job_stop_signal());
+    bool whole = !t->torn && t->job->nonfinite == 0;
+    if (!trainer_commits(t) || !whole || t->step == t->committed || t->step == 0) return rc;
+    tm_error_clear();
+    TM_TRY(trainer_commit(t));
+    return tm_fail(TM_ESIGNAL, "stopped by signal %d", job_stop_signal());
+}
+
+static tm_status run_steps(trainer *t) {
+    if (t->unfinished) TM_TRY(after_step(t));
+    while (t->step < t->cfg->total_steps) {
+        if (job_stop_signal()) return TM_ESIGNAL;
+        bool commit = trainer_commit_due(t);
+        TM_TRY(timed_step(t));
+        TM_TRY(after_step(t));
+        if (commit && t->committed != t->step) TM_TRY(trainer_commit(t));
     }
-    return evaluate(t);
+    return TM_OK;
+}
+
+tm_status trainer_run_steps(trainer *t) {
+    t->start_ns = t->commit_ns = tm_now_ns();
+    t->job->may_go_on = trainer_may_go_on;
+    t->job->may_go_on_ctx = t;
+    tm_status rc = run_steps(t);
+    return rc == TM_ESIGNAL ? stop(t) : rc;
 }
 
 tm_status trainer_finish(trainer *t) {
