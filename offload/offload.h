@@ -118,6 +118,9 @@ uint32_t tm_program_ops(const tm_program *p);
 
 /* ---- plan ---------------------------------------------------------------------------------------------------- */
 
+/* Seconds of an operation that is not a disk operation, alone on its engine. */
+typedef double (*tm_cost_fn)(void *ctx, const tm_op *op);
+
 typedef struct tm_plan_opts {
     uint64_t slab_bytes;   /* the frames' budget */
     bool choose_residency; /* decide residency of the layout's state here (the training step); otherwise keep it */
@@ -127,6 +130,9 @@ typedef struct tm_plan_opts {
     uint32_t window_mib;   /* most look-ahead, 0: 512 MiB */
     uint64_t
         max_resident_bytes[TM_KINDS]; /* most state (or spilled temporaries) of this kind that is kept; 0: no limit */
+    tm_cost_fn cost; /* with it, what stays resident is chosen for least time; NULL: compute takes none */
+    void *cost_ctx;
+    const struct tm_machine *machine;    /* disk rates; NULL: nominal */
     bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
 } tm_plan_opts;
 

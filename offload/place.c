@@ -123,9 +123,20 @@ static void limit_by_writes(placement *pl, const tm_program *p, residence **orde
     tm_free(last_end);
 }
 
+/* What the update alone touches: DeepSpeed's pipeline_read and pipeline_write are about it. */
+static bool is_update_state(const tm_program *p, const residence *r) {
+    tm_kind kind = program_object(p, r->first_object)->kind;
+    return kind == TM_KIND_WEIGHT_LO || kind == TM_KIND_EXP_AVG || kind == TM_KIND_EXP_AVG_SQ || kind == TM_KIND_GRAD;
+}
+
+/* Its frame may stay taken behind its last use, while the write-back is under way. */
+static bool may_linger(const tm_program *p, const tm_plan_opts *opts, const residence *r) {
+    return r->visit != TM_NONE && r->dirty && !(opts->no_write_behind && is_update_state(p, r));
+}
+
 /* Look-ahead: walking the program, fills of coming residences start as long as at most `window` bytes are ahead of
  * their use; write-backs may hold their frames until another `window` bytes of them have followed. */
-static tm_status give_window(placement *pl, const tm_program *p, uint64_t window) {
+static tm_status give_window(placement *pl, const tm_program *p, const tm_plan_opts *opts, uint64_t window) {
     residence **order = tm_malloc(sizeof *order * (pl->n + 1));
     if (!order) return tm_nomem(sizeof *order * (pl->n + 1));
     for (uint32_t i = 0; i < pl->n; i++) order[i] = &pl->item[i];
@@ -138,7 +149,7 @@ static tm_status give_window(placement *pl, const tm_program *p, uint64_t window
             if (order[used]->visit != TM_NONE && order[used]->fill) ahead -= order[used]->bytes;
         while (issue < pl->n) {
             residence *r = order[issue];
-            bool fills = r->visit != TM_NONE && r->fill;
+            bool fills = r->visit != TM_NONE && r->fill && !(opts->no_read_ahead && is_update_state(p, r));
             if (!fills) {
                 r->start = r->first_use;
                 issue++;
@@ -163,17 +174,17 @@ static tm_status give_window(placement *pl, const tm_program *p, uint64_t window
     uint32_t oldest = 0;
     for (uint32_t i = 0; i < pl->n; i++) {
         residence *r = order[i];
-        if (r->visit == TM_NONE || !r->dirty) continue;
+        if (!may_linger(p, opts, r)) continue;
         held += r->bytes;
         for (; held > window && oldest <= i; oldest++) {
             residence *o = order[oldest];
-            if (o->visit == TM_NONE || !o->dirty) continue;
+            if (!may_linger(p, opts, o)) continue;
             o->hold = r->end;
             held -= o->bytes;
         }
     }
     for (; oldest < pl->n; oldest++)
-        if (order[oldest]->visit != TM_NONE && order[oldest]->dirty) order[oldest]->hold = p->n_op;
+        if (may_linger(p, opts, order[oldest])) order[oldest]->hold = p->n_op;
     tm_free(order);
     return TM_OK;
 }
@@ -312,8 +323,8 @@ static tm_status assign_addresses(placement *pl, const tm_program *p) {
     return rc;
 }
 
-tm_status place_build(placement *pl, const tm_program *p, const uint8_t *temp_paged, const uint8_t *resident,
-                      uint64_t base, uint64_t window) {
+tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const uint8_t *temp_paged,
+                      const uint8_t *resident, uint64_t base, uint64_t window) {
     *pl = (placement){.base = base};
     pl->of_visit = tm_malloc(sizeof *pl->of_visit * (p->n_visit + 1));
     pl->temp_paged = tm_malloc(p->n_temp + 1);
@@ -321,7 +332,7 @@ tm_status place_build(placement *pl, const tm_program *p, const uint8_t *temp_pa
     if (!pl->of_visit || !pl->temp_paged) TM_GO(tm_nomem(sizeof *pl->of_visit * (p->n_visit + 1)));
     memcpy(pl->temp_paged, temp_paged, p->n_temp);
     TM_GO(build_residences(pl, p, resident));
-    TM_GO(give_window(pl, p, window));
+    TM_GO(give_window(pl, p, opts, window));
     TM_GO(assign_addresses(pl, p));
 done:
     if (rc != TM_OK) place_free(pl);

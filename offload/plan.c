@@ -44,7 +44,7 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p,
     } else {
         for (uint32_t i = 0; i < layout->n; i++) address[i] = layout->object[i].address;
     }
-    TM_GO(place_build(&pl, p, temp_paged, resident, base, window));
+    TM_GO(place_build(&pl, p, opts, temp_paged, resident, base, window));
     TM_GO(plan_emit(out, layout, p, &pl, resident, address));
     (*out)->info.minimum_bytes = least;
     (*out)->info.window_bytes = window;

@@ -493,7 +493,7 @@ static void the_verifier_rejects_missing_edges(void **state) {
     uint64_t slab = minimum_of(&w);
     assert_int_equal(
         tm_plan_compile(&plan, w.layout, w.program,
-                        &(tm_plan_opts){.slab_bytes = slab, .choose_residency = true, .cache = true, .spill = true},
+                        &(tm_plan_opts){.slab_bytes = slab, .choose_residency = true, .cache = false, .spill = true},
                         NULL),
         TM_OK);
     assert_int_equal(tm_plan_verify(plan), TM_OK);

@@ -1,0 +1,455 @@
+/* What is worth its memory: the greedy choice behind residency.c.
+ *
+ * A candidate is a bundle of state or a paged temporary. Keeping it saves the transfers of its visits and holds memory
+ * between them. The step is cut into stretches of about equal length; in each the disk's time hides behind the CPU's as
+ * far as that goes (DESIGN section 1: least predicted time, not least bytes), so a transfer is worth what it takes off
+ * the disk's time beyond the CPU's, and a little even where it takes nothing off. Candidates are taken by worth over
+ * memory, best first; an exact account of every position's load (a segment tree) says what still fits. Worths only fall
+ * as others are taken, so a stale one is looked at again when it comes up (lazy greedy).
+ *
+ * Memory is priced by position: after a first round, positions that stayed slack cost less, so that what lives only
+ * there (activations early in the step, gradients late in it) comes before state that occupies the whole period. */
+#include "offload/density_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What a saved transfer is worth where the CPU hides it: wear, and room for what the model does not see. */
+static const double HIDDEN = 0.03;
+
+/* ---- load by position: a segment tree ------------------------------------------------------------------------ */
+
+static void load_lift(density *d, uint32_t node) {
+    int64_t a = d->top[2 * node], b = d->top[2 * node + 1];
+    d->top[node] = (a > b ? a : b) + d->add[node];
+}
+
+/* `node` covers [lo, hi]; depth is log2 of the positions. */
+static void load_add(density *d, uint32_t node, uint32_t lo, uint32_t hi, uint32_t from, uint32_t to, int64_t bytes) {
+    if (to < lo || hi < from) return;
+    if (from <= lo && hi <= to) {
+        d->top[node] += bytes;
+        d->add[node] += bytes;
+        return;
+    }
+    uint32_t mid = (lo + hi) / 2;
+    load_add(d, 2 * node, lo, mid, from, to, bytes);
+    load_add(d, 2 * node + 1, mid + 1, hi, from, to, bytes);
+    load_lift(d, node);
+}
+
+static int64_t load_most(const density *d, uint32_t node, uint32_t lo, uint32_t hi, uint32_t from, uint32_t to) {
+    if (to < lo || hi < from) return INT64_MIN / 2;
+    if (from <= lo && hi <= to) return d->top[node];
+    uint32_t mid = (lo + hi) / 2;
+    int64_t a = load_most(d, 2 * node, lo, mid, from, to), b = load_most(d, 2 * node + 1, mid + 1, hi, from, to);
+    return (a > b ? a : b) + d->add[node];
+}
+
+static void hold(density *d, uint32_t from, uint32_t to, int64_t bytes) {
+    load_add(d, 1, 0, d->leaves - 1, from, to, bytes);
+}
+
+/* ---- candidates ---------------------------------------------------------------------------------------------- */
+
+static bool is_temp(uint32_t id) {
+    return id & TM_TEMP_BIT;
+}
+
+static uint32_t bundle_count(const tm_layout *l, uint32_t first) {
+    uint32_t n = 1;
+    while (first + n < l->n && l->object[first + n].kind == l->object[first].kind &&
+           l->object[first + n].bundle == l->object[first].bundle)
+        n++;
+    return n;
+}
+
+static void add_candidate(density *d, uint32_t first, uint32_t count) {
+    candidate *c = &d->c[d->n];
+    const tm_object *o = program_object(d->p, first);
+    *c = (candidate){.first = first, .count = count, .unit = o->unit, .kind = o->kind, .from = TM_NONE};
+    for (uint32_t i = 0; i < count; i++) {
+        c->bytes += program_object(d->p, first + i)->frame_bytes;
+        d->of[is_temp(first) ? d->p->layout->n + (first & ~TM_TEMP_BIT) : first + i] = d->n;
+    }
+    d->n++;
+}
+
+static void collect(density *d, const uint8_t *resident, const uint8_t *temp_paged, bool state) {
+    const tm_layout *l = d->p->layout;
+    for (uint32_t i = 0; i < l->n + d->p->n_temp; i++) d->of[i] = TM_NONE;
+    for (uint32_t i = 0; state && i < l->n;) {
+        uint32_t count = bundle_count(l, i);
+        if (!resident[i]) add_candidate(d, i, count);
+        i += count;
+    }
+    for (uint32_t t = 0; t < d->p->n_temp; t++)
+        if (temp_paged[t]) add_candidate(d, TM_TEMP_BIT | t, 1);
+}
+
+static uint32_t candidate_of(const density *d, uint32_t object) {
+    return d->of[is_temp(object) ? d->p->layout->n + (object & ~TM_TEMP_BIT) : object];
+}
+
+/* Room for one more of the candidate's visits, in order of their beginnings. */
+static cand_visit *next_visit(density *d, candidate *c, uint32_t from) {
+    cand_visit *first = &d->visit[c->first_visit];
+    uint32_t i = c->n_visit++;
+    for (; i > 0 && first[i - 1].from > from; i--) first[i] = first[i - 1];
+    return &first[i];
+}
+
+/* The visits of each candidate, in program order (counting sort by candidate). */
+static tm_status visits_of_candidates(density *d) {
+    const tm_program *p = d->p;
+    for (uint32_t v = 0; v < p->n_visit; v++) {
+        uint32_t c = p->visit[v].first_op == TM_NONE ? TM_NONE : candidate_of(d, p->visit[v].first);
+        if (c != TM_NONE) d->c[c].n_visit++;
+    }
+    uint32_t at = 0;
+    for (uint32_t c = 0; c < d->n; c++) {
+        d->c[c].first_visit = at;
+        at += d->c[c].n_visit;
+        d->c[c].n_visit = 0;
+    }
+    d->visit = tm_malloc(sizeof *d->visit * (at + 1));
+    if (!d->visit) return tm_nomem(sizeof *d->visit * at);
+    for (uint32_t v = 0; v < p->n_visit; v++) {
+        const prog_visit *pv = &p->visit[v];
+        uint32_t i = pv->first_op == TM_NONE ? TM_NONE : candidate_of(d, pv->first);
+        if (i == TM_NONE) continue;
+        candidate *c = &d->c[i];
+        cand_visit *cv = next_visit(d, c, pv->first_op);
+        *cv = (cand_visit){.from = pv->first_op, .to = pv->last_op};
+        for (uint32_t k = 0; k < pv->count; k++) {
+            const visit_object *vo = &p->record[pv->record + k];
+            uint64_t bytes = program_object(p, pv->first + k)->frame_bytes;
+            cv->bytes += bytes;
+            if (vo->first_access & TM_USE_READ) cv->read += bytes;
+            if (vo->dirty) cv->write += bytes;
+        }
+        if (c->from == TM_NONE || pv->first_op < c->from) c->from = pv->first_op;
+        if (pv->last_op > c->to) c->to = pv->last_op;
+    }
+    return TM_OK;
+}
+
+/* A temporary's last visit writes nothing back; state is held over the whole program. */
+static void settle_candidates(density *d) {
+    for (uint32_t i = 0; i < d->n; i++) {
+        candidate *c = &d->c[i];
+        if (!is_temp(c->first)) {
+            c->from = 0;
+            c->to = d->p->n_op ? d->p->n_op - 1 : 0;
+            continue;
+        }
+        cand_visit *last = NULL;
+        for (uint32_t v = 0; v < c->n_visit; v++) {
+            cand_visit *cv = &d->visit[c->first_visit + v];
+            if (!last || cv->to > last->to) last = cv;
+        }
+        if (last) last->write = 0;
+    }
+}
+
+/* spread = (how many candidates of this kind and unit came before + 1/2) / (how many there are): between equals, the
+ * same fraction of every unit is kept, so that the disk works evenly through the step. */
+static tm_status spread_by_unit(density *d) {
+    uint32_t units = 0;
+    for (uint32_t i = 0; i < d->n; i++) units = d->c[i].unit + 1 > units ? d->c[i].unit + 1 : units;
+    uint32_t *count = tm_calloc((size_t)units * TM_KINDS * 2 + 1, sizeof *count);
+    if (!count) return tm_nomem((size_t)units * TM_KINDS * 2 * sizeof *count);
+    uint32_t *seen = count + (size_t)units * TM_KINDS;
+    for (uint32_t i = 0; i < d->n; i++) count[d->c[i].unit * TM_KINDS + d->c[i].kind]++;
+    for (uint32_t i = 0; i < d->n; i++) {
+        uint32_t at = d->c[i].unit * TM_KINDS + d->c[i].kind;
+        d->c[i].spread = ((double)seen[at]++ + 0.5) / (double)count[at];
+    }
+    tm_free(count);
+    return TM_OK;
+}
+
+/* ---- time by stretch ----------------------------------------------------------------------------------------- */
+
+static uint32_t stretch_of(const density *d, uint32_t op) {
+    return d->stretch[op];
+}
+
+static double disk_seconds(const density *d, double read, double write) {
+    double more = read > write ? read : write, less = read > write ? write : read;
+    return more + (1 - d->machine.disk.duplex) * less;
+}
+
+/* Stretches of about equal time with nothing kept. */
+static void cut_stretches(density *d, const tm_plan_opts *o) {
+    double all = 0, at = 0;
+    for (uint32_t i = 0; i < d->p->n_op; i++) {
+        d->seconds[i] = o->cost ? o->cost(o->cost_ctx, &d->p->op[i].op) : 0;
+        all += d->seconds[i];
+    }
+    double read = 0, write = 0;
+    for (uint32_t i = 0; i < d->n; i++)
+        for (uint32_t v = 0; v < d->c[i].n_visit; v++) {
+            read += (double)d->visit[d->c[i].first_visit + v].read;
+            write += (double)d->visit[d->c[i].first_visit + v].write;
+        }
+    double moving = read / d->machine.disk.read_bps + write / d->machine.disk.write_bps;
+    all += moving;
+    double each = d->p->n_op ? moving / d->p->n_op : 0;
+    for (uint32_t i = 0; i < d->p->n_op; i++) {
+        uint32_t s = all > 0 ? (uint32_t)(at / all * STRETCHES) : 0;
+        d->stretch[i] = (uint8_t)(s < STRETCHES ? s : STRETCHES - 1);
+        d->cpu[d->stretch[i]] += d->seconds[i];
+        at += d->seconds[i] + each;
+    }
+}
+
+/* Takes the transfers of `c` off (sign -1) or on (+1); returns the change of the step's worth in seconds. */
+static double shift(density *d, const candidate *c, double sign, bool for_good) {
+    double change = 0;
+    for (uint32_t v = 0; v < c->n_visit; v++) {
+        const cand_visit *cv = &d->visit[c->first_visit + v];
+        uint32_t a = stretch_of(d, cv->from), b = stretch_of(d, cv->to);
+        for (int side = 0; side < 2; side++) {
+            uint32_t s = side ? b : a;
+            double dr = side ? 0 : sign * (double)cv->read / d->machine.disk.read_bps;
+            double dw = side ? sign * (double)cv->write / d->machine.disk.write_bps : 0;
+            if (dr == 0 && dw == 0) continue;
+            double was = disk_seconds(d, d->read[s], d->write[s]);
+            double is = disk_seconds(d, d->read[s] + dr, d->write[s] + dw);
+            double beyond = fmax(was, d->cpu[s]) - fmax(is, d->cpu[s]);
+            change += beyond + HIDDEN * (-dr - dw);
+            if (!for_good) continue;
+            d->read[s] += dr;
+            d->write[s] += dw;
+        }
+    }
+    return change;
+}
+
+/* ---- worth over memory --------------------------------------------------------------------------------------- */
+
+/* Priced bytes held over the program, visits left out: there they lie in memory anyway. */
+static double held(const density *d, const candidate *c) {
+    double all = d->price[c->to + 1] - d->price[c->from];
+    double bytes = (double)c->bytes * all;
+    for (uint32_t v = 0; v < c->n_visit; v++) {
+        const cand_visit *cv = &d->visit[c->first_visit + v];
+        bytes -= (double)cv->bytes * (d->price[cv->to + 1] - d->price[cv->from]);
+    }
+    return bytes > 1 ? bytes : 1;
+}
+
+static double worth(density *d, const candidate *c) {
+    return shift(d, c, -1, false) / held(d, c);
+}
+
+static bool fits(const density *d, const candidate *c, int64_t budget) {
+    uint32_t from = c->from;
+    for (uint32_t v = 0; v <= c->n_visit; v++) {
+        const cand_visit *cv = v < c->n_visit ? &d->visit[c->first_visit + v] : NULL;
+        uint32_t to = cv ? cv->from : c->to + 1;
+        if (to > from && load_most(d, 1, 0, d->leaves - 1, from, to - 1) + (int64_t)c->bytes > budget) return false;
+        if (cv && cv->bytes < c->bytes &&
+            load_most(d, 1, 0, d->leaves - 1, cv->from, cv->to) + (int64_t)(c->bytes - cv->bytes) > budget)
+            return false;
+        if (cv && cv->to + 1 > from) from = cv->to + 1;
+    }
+    return true;
+}
+
+static void keep(density *d, const candidate *c) {
+    hold(d, c->from, c->to, (int64_t)c->bytes);
+    for (uint32_t v = 0; v < c->n_visit; v++) {
+        const cand_visit *cv = &d->visit[c->first_visit + v];
+        hold(d, cv->from, cv->to, -(int64_t)cv->bytes);
+    }
+    (void)shift(d, c, -1, true);
+}
+
+/* ---- lazy greedy --------------------------------------------------------------------------------------------- */
+
+/* Better first; equals by spread, then by id. Worths that differ by rounding count as equal. */
+static bool before(const density *d, uint32_t a, uint32_t b) {
+    const candidate *x = &d->c[a], *y = &d->c[b];
+    if (fabs(x->score - y->score) > 1e-6 * fabs(x->score + y->score)) return x->score > y->score;
+    if (x->kind != y->kind && (x->kind == TM_KIND_WEIGHT_HI || y->kind == TM_KIND_WEIGHT_HI))
+        return x->kind == TM_KIND_WEIGHT_HI;
+    if (x->spread != y->spread) return x->spread < y->spread;
+    return x->first < y->first;
+}
+
+static void sift(density *d, uint32_t n, uint32_t i) {
+    uint32_t v = d->heap[i];
+    for (;;) {
+        uint32_t c = 2 * i + 1;
+        if (c >= n) break;
+        if (c + 1 < n && before(d, d->heap[c + 1], d->heap[c])) c++;
+        if (!before(d, d->heap[c], v)) break;
+        d->heap[i] = d->heap[c];
+        i = c;
+    }
+    d->heap[i] = v;
+}
+
+static void start_load(density *d) {
+    memset(d->top, 0, sizeof *d->top * d->leaves * 2);
+    memset(d->add, 0, sizeof *d->add * d->leaves * 2);
+    for (uint32_t i = 0; i < d->n_base; i++) hold(d, d->base[i].from, d->base[i].to, (int64_t)d->base[i].bytes);
+}
+
+static void start_time(density *d) {
+    memset(d->read, 0, sizeof d->read);
+    memset(d->write, 0, sizeof d->write);
+    for (uint32_t i = 0; i < d->n; i++) (void)shift(d, &d->c[i], 1, true);
+}
+
+static bool within_limit(density *d, const candidate *c) {
+    return !d->limit[c->kind] || d->kept_bytes[c->kind] + c->bytes <= d->limit[c->kind];
+}
+
+static void one_round(density *d, int64_t budget) {
+    start_load(d);
+    start_time(d);
+    memset(d->kept_bytes, 0, sizeof d->kept_bytes);
+    uint32_t n = d->n;
+    for (uint32_t i = 0; i < n; i++) {
+        d->c[i].kept = false;
+        d->c[i].score = worth(d, &d->c[i]);
+        d->heap[i] = i;
+    }
+    for (uint32_t i = n / 2; i-- > 0;) sift(d, n, i);
+    while (n > 0) {
+        uint32_t top = d->heap[0];
+        candidate *c = &d->c[top];
+        double now = worth(d, c);
+        if (now < c->score * (1 - 1e-6)) { /* stale */
+            c->score = now;
+            sift(d, n, 0);
+            continue;
+        }
+        d->heap[0] = d->heap[--n];
+        sift(d, n, 0);
+        if (!within_limit(d, c) || !fits(d, c, budget)) continue;
+        keep(d, c);
+        c->kept = true;
+        d->kept_bytes[c->kind] += c->bytes;
+    }
+}
+
+static double objective(const density *d) {
+    double t = 0;
+    for (uint32_t s = 0; s < STRETCHES; s++)
+        t += fmax(disk_seconds(d, d->read[s], d->write[s]), d->cpu[s]) + HIDDEN * (d->read[s] + d->write[s]);
+    return t;
+}
+
+/* Positions that stay slack become cheap. prices are prefix sums, so that an interval costs two look-ups. */
+static void reprice(density *d, int64_t budget) {
+    uint32_t n = d->p->n_op, step = n / 512 + 1;
+    double sum = 0;
+    for (uint32_t from = 0; from < n; from += step) {
+        uint32_t to = from + step < n ? from + step - 1 : n - 1;
+        double slack = budget > 0 ? (double)(budget - load_most(d, 1, 0, d->leaves - 1, from, to)) / (double)budget : 0;
+        double factor = exp(-12 * (slack > 0 ? slack : 0));
+        for (uint32_t i = from; i <= to; i++) sum += (d->weight[i] *= factor);
+    }
+    d->price[0] = 0;
+    for (uint32_t i = 0; i < n; i++) d->price[i + 1] = d->price[i] + (sum > 0 ? d->weight[i] / sum : 0);
+}
+
+void density_choose(density *d, uint64_t budget, uint8_t *resident, uint8_t *temp_paged) {
+    double best = INFINITY;
+    for (uint32_t i = 0; i < d->p->n_op; i++) d->weight[i] = 1;
+    for (int round = 0; round < DENSITY_ROUNDS; round++) {
+        if (round == 0)
+            for (uint32_t i = 0; i <= d->p->n_op; i++) d->price[i] = (double)i / (double)d->p->n_op;
+        else
+            reprice(d, (int64_t)budget);
+        one_round(d, (int64_t)budget);
+        double t = objective(d);
+        if (t >= best * (1 - 1e-9)) continue;
+        best = t;
+        for (uint32_t i = 0; i < d->n; i++) d->c[i].best = d->c[i].kept;
+    }
+    for (uint32_t i = 0; i < d->n; i++)
+        for (uint32_t k = 0; k < d->c[i].count; k++) {
+            uint32_t id = d->c[i].first + k;
+            if (is_temp(id))
+                temp_paged[id & ~TM_TEMP_BIT] = !d->c[i].best;
+            else
+                resident[id] = d->c[i].best;
+        }
+}
+
+/* ---- open and close ------------------------------------------------------------------------------------------ */
+
+/* What lies in memory in any case: frames of visits, temporaries that are not paged, resident state. */
+static tm_status base_load(density *d, const uint8_t *resident, const uint8_t *temp_paged, uint64_t below) {
+    const tm_program *p = d->p;
+    d->base = tm_malloc(sizeof *d->base * ((size_t)p->n_visit + p->n_temp + 1));
+    if (!d->base) return tm_nomem(sizeof *d->base * p->n_visit);
+    cand_visit *kept = tm_calloc((size_t)p->n_temp + 1, sizeof *kept);
+    if (!kept) return tm_nomem(sizeof *kept * p->n_temp);
+    if (p->n_op) d->base[d->n_base++] = (cand_visit){.from = 0, .to = p->n_op - 1, .bytes = below};
+    for (uint32_t v = 0; v < p->n_visit; v++) {
+        const prog_visit *pv = &p->visit[v];
+        if (pv->first_op == TM_NONE || program_object(p, pv->first)->tier != TM_TIER_HOST) continue;
+        cand_visit x = {.from = pv->first_op, .to = pv->last_op};
+        for (uint32_t k = 0; k < pv->count; k++) x.bytes += program_object(p, pv->first + k)->frame_bytes;
+        if (!is_temp(pv->first)) {
+            if (!resident[pv->first]) d->base[d->n_base++] = x;
+            continue;
+        }
+        uint32_t t = pv->first & ~TM_TEMP_BIT;
+        if (temp_paged[t]) {
+            d->base[d->n_base++] = x;
+            continue;
+        }
+        if (kept[t].bytes == 0 || x.from < kept[t].from) kept[t].from = x.from;
+        if (x.to > kept[t].to) kept[t].to = x.to;
+        kept[t].bytes = x.bytes;
+    }
+    for (uint32_t t = 0; t < p->n_temp; t++)
+        if (kept[t].bytes) d->base[d->n_base++] = kept[t];
+    tm_free(kept);
+    return TM_OK;
+}
+
+tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, const uint8_t *resident,
+                       const uint8_t *temp_paged, uint64_t below) {
+    *d = (density){.p = p};
+    if (o->machine)
+        d->machine = *o->machine;
+    else
+        tm_machine_nominal(&d->machine);
+    memcpy(d->limit, o->max_resident_bytes, sizeof d->limit);
+    d->leaves = 1;
+    while (d->leaves < p->n_op) d->leaves *= 2;
+    size_t n = (size_t)p->layout->n + p->n_temp + 1;
+    d->c = tm_malloc(sizeof *d->c * n);
+    d->of = tm_malloc(sizeof *d->of * n);
+    d->heap = tm_malloc(sizeof *d->heap * n);
+    d->top = tm_malloc(sizeof *d->top * d->leaves * 2);
+    d->add = tm_malloc(sizeof *d->add * d->leaves * 2);
+    d->stretch = tm_calloc(p->n_op + 1, 1);
+    d->seconds = tm_malloc(sizeof *d->seconds * (p->n_op + 1));
+    d->weight = tm_malloc(sizeof *d->weight * (p->n_op + 1));
+    d->price = tm_malloc(sizeof *d->price * (p->n_op + 1));
+    if (!d->c || !d->of || !d->heap || !d->top || !d->add || !d->stretch || !d->seconds || !d->weight || !d->price)
+        return tm_nomem(sizeof *d->c * n);
+    collect(d, resident, temp_paged, o->choose_residency);
+    TM_TRY(visits_of_candidates(d));
+    settle_candidates(d);
+    TM_TRY(spread_by_unit(d));
+    cut_stretches(d, o);
+    return base_load(d, resident, temp_paged, below);
+}
+
+void density_close(density *d) {
+    void *all[] = {d->c,       d->of,     d->heap,  d->top,   d->add, d->stretch,
+                   d->seconds, d->weight, d->price, d->visit, d->base};
+    for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
+    *d = (density){0};
+}
