@@ -17,6 +17,42 @@ static void pin(const tm_config *c, bool pinned[TM_KINDS]) {
     pinned[TM_KIND_ACTIVATION] = params && optimizer;
 }
 
+/* ---- DeepSpeed's knobs, as bounds of the planner ------------------------------------------------------------- */
+
+/* Elements as bytes; what is not given bounds nothing. */
+static uint64_t bytes_of(uint64_t elements, uint64_t each) {
+    return elements >= UINT64_MAX / each ? UINT64_MAX : elements * each;
+}
+
+/* The look-ahead is one number for everything that is read. Bounds above its own are none. */
+static uint64_t window_bound(const tm_config *c) {
+    enum { OPTIMIZER_BYTES = 12, SWAP_BYTES = 4 }; /* a parameter: read by its update; of one fp32 buffer */
+    uint64_t width = tm_dtype_bytes(c->precision), sub_groups = UINT64_MAX;
+    uint64_t window = bytes_of(c->knobs.prefetch_bucket_size, width);
+    window = tm_min_u64(window, bytes_of(c->knobs.param_buffers, width));
+    window = tm_min_u64(window, bytes_of(c->knobs.sub_group_size, OPTIMIZER_BYTES));
+    window = tm_min_u64(window, bytes_of(c->knobs.max_live_parameters, width) / 2);
+    if (c->knobs.optimizer_buffer_count != TM_AUTO_ELEMENTS)
+        sub_groups = bytes_of(c->knobs.optimizer_buffer_count, bytes_of(c->zero.sub_group_size, SWAP_BYTES));
+    return tm_min_u64(window, sub_groups);
+}
+
+static void bound(const tm_config *c, job_opts *o) {
+    uint64_t width = tm_dtype_bytes(c->precision), window = window_bound(c);
+    uint64_t live = bytes_of(c->knobs.max_live_parameters, width);
+    uint64_t kept = bytes_of(c->knobs.max_in_cpu, width);
+    if (live != UINT64_MAX) kept = tm_min_u64(kept, live - tm_min_u64(window, live / 2));
+    if (kept != UINT64_MAX) o->max_resident_bytes[TM_KIND_WEIGHT_HI] = tm_max_u64(kept, 1);
+    if (window < 512 * TM_MIB) o->window_mib = (uint32_t)tm_max_u64((window + TM_MIB - 1) / TM_MIB, 1);
+    o->no_read_ahead = c->knobs.no_pipeline_read;
+    o->no_write_behind = c->knobs.no_pipeline_write;
+    o->no_pin_memory = c->knobs.no_pin_memory;
+    if (c->knobs.param_persistence_threshold != TM_AUTO_ELEMENTS)
+        o->persist_elements = c->knobs.param_persistence_threshold;
+}
+
+/* ---- ways of running a step ---------------------------------------------------------------------------------- */
+
 /* Update B cannot clip, so that it is no choice where gradients are clipped. */
 static bool update_is_open(const tm_config *c, pass_update u) {
     static const tm_update name[] = {TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_B};
@@ -110,7 +146,13 @@ job_opts trainer_job_options(const trainer *t) {
         o.paths = paths->item;
         o.n_paths = paths->n;
     }
+    if (c->aio.given) {
+        o.io.block_bytes = (uint32_t)c->aio.block_bytes;
+        o.io.single_submit = c->aio.single_submit;
+        o.io.no_overlap_events = !c->aio.overlap_events;
+    }
     pin(c, o.pinned);
+    bound(c, &o);
     if (t->train) o.other_bytes += tm_dataset_memory_bytes(data_set(t->train));
     if (t->eval) o.other_bytes += tm_dataset_memory_bytes(data_set(t->eval));
     return o;
@@ -149,6 +191,45 @@ static tm_status compile_more(void *ctx, tm_job *job, const pass_opts *way) {
     return t->eval ? compile_evaluation(t) : TM_OK;
 }
 
+/* ---- choices that were forced -------------------------------------------------------------------------------- */
+
+/* The least budget of the job if `activations`, `update` were left to the planner. */
+static tm_status minimum_without(const trainer *t, const job_opts *o, bool activations, bool update, uint64_t *host) {
+    tm_config c = *t->cfg;
+    trainer open = *t;
+    pass_opts way[TRAINER_MAX_WAYS];
+    uint64_t least[TRAINER_MAX_WAYS];
+    job_shape shape = trainer_step_shape(t);
+    if (activations) c.memory.activations = TM_ACT_AUTO;
+    if (update) c.memory.update = TM_UPDATE_AUTO;
+    open.cfg = &c;
+    way_list ways = {.way = way, .n = trainer_ways(&open, &shape, way), .least = least};
+    TM_TRY(job_minimum(t->job, o, &ways));
+    *host = ways.minimum + t->job->fixed_bytes;
+    return TM_OK;
+}
+
+/* A refusal names what it takes; where a forced choice is the reason, the smallest change may be to leave it out. */
+static tm_status refuse_forced(const trainer *t, const job_opts *o) {
+    static const char *const name[] = {"", "memory.activations", "memory.update",
+                                       "memory.activations and memory.update"};
+    unsigned forced =
+        (t->cfg->memory.activations != TM_ACT_AUTO ? 1 : 0) | (t->cfg->memory.update != TM_UPDATE_AUTO ? 2 : 0);
+    tm_error why = *tm_error_get();
+    char room[32];
+    tm_error_clear();
+    for (unsigned without = 1; without <= forced; without++) {
+        uint64_t host;
+        if ((without & forced) != without) continue;
+        TM_TRY(minimum_without(t, o, without & 1, without & 2, &host));
+        if (host > o->host_bytes) continue;
+        return tm_fail(TM_EBUDGET, "%s; or leave out %s, then %llu bytes (%s) are enough", why.text, name[without],
+                       (unsigned long long)host, tm_format_size(host, room, sizeof room));
+    }
+    tm_error_set(&why);
+    return TM_EBUDGET;
+}
+
 tm_status trainer_open_job(trainer *t) {
     tm_config *c = t->cfg;
     job_opts o = trainer_job_options(t);
@@ -162,7 +243,10 @@ tm_status trainer_open_job(trainer *t) {
     pass_opts way[TRAINER_MAX_WAYS];
     job_shape shape = trainer_step_shape(t);
     uint32_t n = trainer_ways(t, &shape, way), chosen;
-    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes, compile_more, t));
+    tm_status rc =
+        job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes, compile_more, t);
+    if (rc == TM_EBUDGET) return refuse_forced(t, &o);
+    if (rc != TM_OK) return rc;
     if (!t->args->quiet) say_plan(t, &way[chosen]);
     return TM_OK;
 }
