@@ -1,0 +1,196 @@
+/* What a timeline shows: for each engine that is used, what it does at which time; for the disk, the bytes a second
+ * that move; and the frames in use. Time is cut into bins. A span that leaves the step comes back at its other end, as
+ * the same operation of the next run or of the one before does. */
+#include "offload/timeline_internal.h"
+
+#include "offload/offload_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const kind_colour[TM_KINDS] = {
+    [TM_KIND_WEIGHT_HI] = "#3b6fb6",  [TM_KIND_WEIGHT_LO] = "#8fbbe8", [TM_KIND_EXP_AVG] = "#d9822b",
+    [TM_KIND_EXP_AVG_SQ] = "#f4bf7a", [TM_KIND_GRAD] = "#3f9b5f",      [TM_KIND_ACTIVATION] = "#c8504b",
+    [TM_KIND_SCRATCH] = "#8d6e9e"};
+static const char *const work_colour[] = {"#4f9d69", "#35618f", "#d9822b", "#9063a8", "#c8504b", "#7a8b99",
+                                          "#b59b00", "#2b9aa0", "#c46f9c", "#8b5e3c", "#5f6b2d", "#9a9a9a"};
+static const char *const resident_colour = "#c3c7cc";
+
+/* ---- bins ---------------------------------------------------------------------------------------------------- */
+
+static void add_part(float *bin, double from, double to, double rate) {
+    double width = 1.0 / TIMELINE_BINS;
+    int first = (int)(from / width), last = (int)(to / width);
+    for (int i = first < 0 ? 0 : first; i <= last && i < TIMELINE_BINS; i++) {
+        double a = fmax(from, i * width), b = fmin(to, (i + 1) * width);
+        if (b > a) bin[i] += (float)(rate * (b - a) / width);
+    }
+}
+
+/* Adds `rate` over [start, end) of a step of `seconds`, folded into it. */
+static void add_span(float *bin, double start, double end, double seconds, double rate) {
+    if (!(end > start) || !(seconds > 0)) return;
+    for (double shift = floor(start / seconds); shift * seconds < end; shift++)
+        add_part(bin, fmax(0, start / seconds - shift), fmin(1, end / seconds - shift), rate);
+}
+
+/* The last class takes what does not fit. */
+static timeline_class *class_of(timeline_lane *lane, const char *name, const char *colour, uint32_t *index) {
+    for (*index = 0; *index < lane->classes; ++*index)
+        if (!strcmp(lane->class[*index].name, name)) return &lane->class[*index];
+    if (lane->classes == TIMELINE_CLASSES) {
+        *index = TIMELINE_CLASSES - 1;
+        snprintf(lane->class[*index].name, sizeof lane->class[*index].name, "other");
+        return &lane->class[*index];
+    }
+    timeline_class *c = &lane->class[lane->classes++];
+    snprintf(c->name, sizeof c->name, "%s", name);
+    c->colour = colour;
+    return c;
+}
+
+/* ---- engines ------------------------------------------------------------------------------------------------- */
+
+static bool is_disk(uint8_t engine) {
+    return engine == TM_ENGINE_DISK_READ || engine == TM_ENGINE_DISK_WRITE;
+}
+
+static void first_word(const tm_timeline *t, const tm_op *op, char *word, size_t cap) {
+    char name[160] = "";
+    if (t->name)
+        t->name(t->ctx, op, name, sizeof name);
+    else
+        snprintf(name, sizeof name, "code %u", op->code);
+    size_t n = t->name ? strcspn(name, " ") : strlen(name);
+    snprintf(word, cap, "%.*s", (int)n, name);
+}
+
+static void add_work(timeline_lane *lane, const tm_timeline *t, uint32_t op) {
+    const tm_span *span = &t->result->span[op];
+    char word[32];
+    uint32_t at;
+    first_word(t, &t->plan->op[op].op, word, sizeof word);
+    timeline_class *c = class_of(lane, word, work_colour[lane->classes % TM_COUNT(work_colour)], &at);
+    c->total += span->end - span->start;
+    add_span(lane->value[at], span->start, span->end, t->result->seconds, 1);
+}
+
+static void add_transfer(timeline_lane *lane, const tm_timeline *t, uint32_t op) {
+    const tm_span *span = &t->result->span[op];
+    const tm_object *x = tm_plan_object(t->plan, t->plan->op[op].object);
+    double seconds = span->end - span->start;
+    uint32_t at;
+    timeline_class *c = class_of(lane, tm_kind_name(x->kind), kind_colour[x->kind], &at);
+    c->total += (double)x->frame_bytes;
+    if (seconds > 0)
+        add_span(lane->value[at], span->start, span->end, t->result->seconds, (double)x->frame_bytes / seconds);
+}
+
+static timeline_lane *new_lane(timeline *out, const tm_timeline *t, uint8_t engine) {
+    timeline_lane *lane = &out->lane[out->lanes++];
+    bool device = t->result->busy[TM_ENGINE_DEVICE] > 0;
+    snprintf(lane->name, sizeof lane->name, "%s",
+             engine == TM_ENGINE_CPU && !device ? "compute" : tm_engine_name((tm_engine)engine));
+    for (char *c = lane->name; *c; c++)
+        if (*c == '_') *c = ' ';
+    snprintf(lane->note, sizeof lane->note, "busy %.0f%%",
+             out->seconds > 0 ? fmin(100, 100 * t->result->busy[engine] / out->seconds) : 0);
+    lane->unit = is_disk(engine) ? LANE_RATE : LANE_BUSY;
+    lane->top = is_disk(engine) ? 0 : 1;
+    if (t->machine && engine == TM_ENGINE_DISK_READ) lane->limit = t->machine->disk.read_bps;
+    if (t->machine && engine == TM_ENGINE_DISK_WRITE) lane->limit = t->machine->disk.write_bps;
+    return lane;
+}
+
+static void fill_engines(timeline *out, const tm_timeline *t) {
+    static const uint8_t order[] = {TM_ENGINE_CPU,  TM_ENGINE_DEVICE,    TM_ENGINE_COPY_IN,   TM_ENGINE_COPY_OUT,
+                                    TM_ENGINE_COMM, TM_ENGINE_DISK_READ, TM_ENGINE_DISK_WRITE};
+    timeline_lane *lane[TM_ENGINES] = {NULL};
+    bool used[TM_ENGINES] = {[TM_ENGINE_CPU] = true};
+    for (uint32_t i = 0; i < t->plan->n_op; i++) used[t->plan->op[i].engine] = true;
+    for (size_t i = 0; i < TM_COUNT(order); i++)
+        if (used[order[i]]) lane[order[i]] = new_lane(out, t, order[i]);
+    for (uint32_t i = 0; i < t->plan->n_op; i++) {
+        uint8_t e = t->plan->op[i].engine;
+        if (is_disk(e))
+            add_transfer(lane[e], t, i);
+        else
+            add_work(lane[e], t, i);
+    }
+}
+
+/* ---- frames -------------------------------------------------------------------------------------------------- */
+
+/* An object in a frame, from the first operation on it to the last. */
+typedef struct stay {
+    bool open;
+    uint64_t address;
+    double start, end;
+} stay;
+
+static void close_stay(timeline_lane *lane, const tm_timeline *t, stay *s, uint32_t object) {
+    const tm_object *x = tm_plan_object(t->plan, object);
+    uint32_t at;
+    if (!s->open) return;
+    timeline_class *c = class_of(lane, tm_kind_name(x->kind), kind_colour[x->kind], &at);
+    c->total += (double)x->frame_bytes; /* as often as it comes */
+    add_span(lane->value[at], s->start, s->end, t->result->seconds, (double)x->frame_bytes);
+    s->open = false;
+}
+
+/* A fill or an overwriting use begins a stay. */
+static void touch(timeline_lane *lane, const tm_timeline *t, stay *s, const struct plan_touch *what, uint32_t op) {
+    const tm_span *span = &t->result->span[op];
+    if (!s->open || s->address != what->address || what->access == TM_USE_WRITE) {
+        close_stay(lane, t, s, what->object);
+        *s = (stay){.open = true, .address = what->address, .start = span->start, .end = span->end};
+    }
+    s->start = fmin(s->start, span->start);
+    s->end = fmax(s->end, span->end);
+}
+
+static tm_status fill_frames(timeline *out, const tm_timeline *t) {
+    const tm_plan *p = t->plan;
+    uint32_t n_state = p->layout ? p->layout->n : 0, n = n_state + p->n_temp, at;
+    timeline_lane *lane = &out->lane[out->lanes++];
+    stay *all = tm_calloc(n + 1, sizeof *all);
+    if (!all) return tm_nomem(sizeof *all * n);
+    snprintf(lane->name, sizeof lane->name, "frames in use");
+    lane->unit = LANE_BYTES;
+    lane->limit = (double)p->info.slab_bytes;
+    timeline_class *c = class_of(lane, "resident", resident_colour, &at);
+    c->total = (double)p->info.resident_bytes;
+    add_span(lane->value[at], 0, out->seconds, out->seconds, c->total);
+    for (uint32_t op = 0; p->first_touch && op < p->n_op; op++)
+        for (uint32_t i = p->first_touch[op]; i < p->first_touch[op + 1]; i++) {
+            const struct plan_touch *w = &p->touch[i];
+            bool temp = w->object & TM_TEMP_BIT;
+            if (!temp && p->layout->object[w->object].resident) continue;
+            touch(lane, t, &all[temp ? n_state + (w->object & ~TM_TEMP_BIT) : w->object], w, op);
+        }
+    for (uint32_t i = 0; i < n; i++) close_stay(lane, t, &all[i], i < n_state ? i : (i - n_state) | TM_TEMP_BIT);
+    tm_free(all);
+    return TM_OK;
+}
+
+static void set_top(timeline_lane *lane) {
+    double most = lane->limit;
+    for (int b = 0; b < TIMELINE_BINS; b++) {
+        double sum = 0;
+        for (uint32_t c = 0; c < lane->classes; c++) sum += lane->value[c][b];
+        most = fmax(most, sum);
+    }
+    if (lane->unit != LANE_BUSY) lane->top = most > 0 ? most * 1.05 : 1;
+}
+
+tm_status timeline_fill(timeline *out, const tm_timeline *t) {
+    *out = (timeline){.seconds = t->result->seconds};
+    if (!t->result->span || t->result->ops != t->plan->n_op)
+        return tm_fail(TM_EBUG, "timeline: the result was not simulated from this plan with .timeline");
+    fill_engines(out, t);
+    TM_TRY(fill_frames(out, t));
+    for (uint32_t i = 0; i < out->lanes; i++) set_top(&out->lane[i]);
+    return TM_OK;
+}
