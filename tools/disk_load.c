@@ -23,6 +23,8 @@ struct disk_load {
     uint64_t bytes;
     uint32_t sector;
     bool verify;
+    char *memory; /* buffers of the runs; the largest so far */
+    size_t memory_bytes;
 };
 
 /* ---- signals ---- */
@@ -99,8 +101,6 @@ typedef struct load_run {
     tm_io *io;
     slot *slots;
     walk walk[DISK_MAX_PATHS];
-    char *memory;
-    size_t memory_bytes;
     tm_io_req **batch;
     unsigned n_slots, n_batch;
     uint64_t start_ns, sink;
@@ -237,20 +237,31 @@ static tm_status drive(load_run *r) {
 
 /* ---- setting up a run ---- */
 
-static tm_status map_buffers(load_run *r) {
-    r->memory_bytes = (size_t)tm_round_up((uint64_t)r->n_slots * tm_round_up(r->job->request, 4096), 2 * TM_MIB);
-    void *p = mmap(NULL, r->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return tm_fail_sys(TM_ENOMEM, errno, "mmap", "", -1,
-                           "no memory for %u buffers of %u bytes; lower the block size or the depth", r->n_slots,
-                           r->job->request);
-    (void)madvise(p, r->memory_bytes, MADV_HUGEPAGE);
-    r->memory = p;
-    uint64_t x = 1, *w = p; /* what a disk could not compress */
-    for (size_t i = 0; i < r->memory_bytes / 8; i++) {
+static void fill_incompressible(char *memory, size_t bytes) {
+    uint64_t x = 1, *w = (uint64_t *)memory;
+    for (size_t i = 0; i < bytes / 8; i++) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17; /* xorshift64, Marsaglia 2003 */
         w[i] = x;
     }
+}
+
+static void unmap_buffers(disk_load *d) {
+    if (d->memory) munmap(d->memory, d->memory_bytes);
+    d->memory = NULL;
+}
+
+static tm_status map_buffers(disk_load *d, const disk_load_job *job, unsigned n) {
+    size_t bytes = (size_t)tm_round_up((uint64_t)n * tm_round_up(job->request, 4096), 2 * TM_MIB);
+    if (d->memory && d->memory_bytes >= bytes) return TM_OK;
+    unmap_buffers(d);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return tm_fail_sys(TM_ENOMEM, errno, "mmap", "", -1,
+                           "no memory for %u buffers of %u bytes; lower the block size or the depth", n, job->request);
+    (void)madvise(p, bytes, MADV_HUGEPAGE);
+    d->memory = p;
+    d->memory_bytes = bytes;
+    fill_incompressible(p, bytes);
     return TM_OK;
 }
 
@@ -269,7 +280,7 @@ static tm_status set_up_slots(load_run *r) {
         for (unsigned i = 0; i < per_path; i++) {
             unsigned k = path * per_path + i;
             r->slots[k].path = path;
-            r->slots[k].req.buf = r->memory + k * tm_round_up(r->job->request, 4096);
+            r->slots[k].req.buf = r->d->memory + k * tm_round_up(r->job->request, 4096);
             w->idle[w->n_idle++] = k;
         }
     }
@@ -287,7 +298,7 @@ static tm_status open_io(load_run *r) {
     to_wake = r->io;
     for (unsigned i = 0; i < r->d->n; i++) files[i] = r->d->place[i].file;
     if (r->job->unregistered) return TM_OK;
-    TM_TRY(tm_io_register(r->io, r->memory, r->memory_bytes));
+    TM_TRY(tm_io_register(r->io, r->d->memory, r->d->memory_bytes));
     TM_TRY(tm_io_register_files(r->io, files, r->d->n));
     for (unsigned i = 0; i < r->d->n; i++) r->d->place[i].file.index = files[i].index;
     return TM_OK;
@@ -297,7 +308,6 @@ static void tear_down(load_run *r) {
     to_wake = NULL;
     tm_io_close(r->io); /* waits for what is in flight: before its memory goes */
     for (unsigned i = 0; i < r->d->n; i++) r->d->place[i].file.index = -1;
-    if (r->memory) munmap(r->memory, r->memory_bytes);
     tm_free(r->walk[0].idle);
     tm_free(r->slots);
     tm_free(r->batch);
@@ -359,7 +369,7 @@ tm_status disk_load_run(disk_load *d, const disk_load_job *job, disk_load_result
     *out = (disk_load_result){0};
     TM_GO(check_job(d, job));
     TM_GO(check_stopped());
-    TM_GO(map_buffers(&r));
+    TM_GO(map_buffers(d, job, r.n_slots));
     TM_GO(set_up_slots(&r));
     TM_GO(open_io(&r));
     strcpy(out->engine, tm_io_engine_name(r.io));
@@ -459,6 +469,7 @@ tm_status disk_load_close(disk_load *d) {
         rc = tm_first(rc, tm_io_run_remove(d->place[i].run));
         tm_free(d->place[i].age);
     }
+    unmap_buffers(d);
     tm_free(d);
     return rc;
 }
