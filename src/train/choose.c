@@ -87,10 +87,12 @@ static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
 }
 
 tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways) {
+    bool any_end = false;
     ways->minimum = UINT64_MAX;
+    for (uint32_t i = 0; i < ways->n; i++) any_end |= at_an_end(&ways->way[i]);
     for (uint32_t i = 0; i < ways->n; i++) {
         ways->least[i] = 0;
-        if (!at_an_end(&ways->way[i])) continue;
+        if (any_end && !at_an_end(&ways->way[i])) continue;
         TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i]));
         ways->minimum = tm_min_u64(ways->minimum, ways->least[i]);
     }
