@@ -66,12 +66,19 @@ static uint8_t blocking_engine(sim *s) {
     return run->oldest < s->n ? s->op[run->oldest].engine : (uint8_t)TM_ENGINE_DISK_WRITE;
 }
 
+/* A request's span begins when it gets a slot. */
+static void note_start(sim *s, sim_request *r) {
+    if (s->span && !r->noted && r->key / s->n == s->runs - 1) s->span[r->key % s->n].start = s->now;
+    r->noted = true;
+}
+
 /* Which engines are at work for which run. Requests that wait for a slot are not. */
-static void find_active(const sim *s, bool active[2][TM_ENGINES]) {
+static void find_active(sim *s, bool active[2][TM_ENGINES]) {
     for (uint8_t e = 0; e < TM_ENGINES; e++)
         if (s->stream[e].busy) active[s->stream[e].key / s->n % 2][e] = true;
     for (uint32_t i = 0; i < s->disk.n && s->disk.request[i].moving; i++) {
         uint32_t key = s->disk.request[i].key;
+        note_start(s, &s->disk.request[i]);
         active[key / s->n % 2][s->op[key % s->n].engine] = true;
     }
 }

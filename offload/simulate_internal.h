@@ -7,7 +7,7 @@
 /* One request. First `delay` seconds pass, then `left` bytes move at its share of the disk's rate. */
 typedef struct sim_request {
     uint32_t key; /* the caller's */
-    bool write, moving;
+    bool write, moving, noted;
     uint32_t pieces; /* of the I/O engine: slots taken, and its weight in the sharing */
     double delay, left;
 } sim_request;

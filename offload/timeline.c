@@ -14,8 +14,8 @@ static const char *const kind_colour[TM_KINDS] = {
     [TM_KIND_WEIGHT_HI] = "#3b6fb6",  [TM_KIND_WEIGHT_LO] = "#8fbbe8", [TM_KIND_EXP_AVG] = "#d9822b",
     [TM_KIND_EXP_AVG_SQ] = "#f4bf7a", [TM_KIND_GRAD] = "#3f9b5f",      [TM_KIND_ACTIVATION] = "#c8504b",
     [TM_KIND_SCRATCH] = "#8d6e9e"};
-static const char *const work_colour[] = {"#4f9d69", "#35618f", "#d9822b", "#9063a8", "#c8504b", "#7a8b99",
-                                          "#b59b00", "#2b9aa0", "#c46f9c", "#8b5e3c", "#5f6b2d", "#9a9a9a"};
+static const char *const work_colour[] = {"#4a8f8c", "#6b5b95", "#b8577e", "#a08a3c", "#5d7fa3", "#8a6d5a",
+                                          "#7d9a55", "#946aa8", "#c07a6a", "#557a6b", "#6f7785", "#9a9a9a"};
 static const char *const resident_colour = "#c3c7cc";
 
 /* ---- bins ---------------------------------------------------------------------------------------------------- */

@@ -112,8 +112,8 @@ static void reads_share_the_disk(void **state) {
     near(got.span[1].end, 1.25);
     tm_sim_free(&got);
     got = simulate(&m.plan, (tm_sim_opts){.machine = &hw, .timeline = true, .queue = 1});
-    near(got.span[0].end, 0.25); /* one after the other */
-    near(got.span[1].start, 0);  /* in flight, but waiting */
+    near(got.span[0].end, 0.25);   /* one after the other */
+    near(got.span[1].start, 0.25); /* in flight before that, but waiting */
     near(got.span[1].end, 1.25);
     tm_sim_free(&got);
     got = simulate(&m.plan, (tm_sim_opts){.machine = &hw, .timeline = true, .depth = 1});
