@@ -1,0 +1,255 @@
+/* Traces are JSON with the spans that went in, no two of a lane overlapping; timelines are well-formed and small. */
+#include "offload/offload_internal.h"
+#include "offload/trace.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* ---- a plan and its spans ------------------------------------------------------------------------------------ */
+
+typedef struct world {
+    tm_layout *layout;
+    tm_plan *plan;
+    tm_link *link;
+    tm_machine machine;
+    tm_sim_result result;
+} world;
+
+static double seconds_of(void *ctx, const tm_op *op) {
+    (void)ctx;
+    return 1e-3 * op->arg[1];
+}
+
+static void name_of(void *ctx, const tm_op *op, char *buf, size_t cap) {
+    (void)ctx;
+    snprintf(buf, cap, "%s \"<tile> & \x01\xff %u", op->code == 1 ? "forward" : "adam<w>", op->arg[0]);
+}
+
+static void make(world *w, uint32_t objects) {
+    tm_program *p;
+    uint64_t least;
+    assert_int_equal(tm_layout_create(&w->layout), TM_OK);
+    for (uint32_t i = 0; i < objects; i++)
+        (void)tm_layout_object(w->layout, &(tm_object){.kind = i % 2 ? TM_KIND_EXP_AVG : TM_KIND_WEIGHT_HI,
+                                                       .unit = i / 8,
+                                                       .bundle = i,
+                                                       .bytes = 100000 + 4096 * (i % 7),
+                                                       .pageable = true});
+    assert_int_equal(tm_program_create(&p, w->layout, "step"), TM_OK);
+    for (uint32_t i = 0; i < 2 * objects; i++) {
+        uint32_t v = tm_program_visit(p, i < objects ? i : 2 * objects - 1 - i, 1);
+        tm_program_op(p, &(tm_op){.code = i < objects ? 1 : 2, .arg = {i, 1 + i % 3}});
+        tm_program_use(p, v, i < objects ? TM_USE_READ : TM_USE_UPDATE);
+    }
+    tm_plan_opts o = {.choose_residency = true, .cache = true, .spill = true};
+    assert_int_equal(tm_plan_minimum(w->layout, p, &o, &least), TM_OK);
+    o.slab_bytes = 12 * least;
+    assert_int_equal(tm_plan_compile(&w->plan, w->layout, p, &o, NULL), TM_OK);
+    tm_program_free(p);
+    assert_int_equal(tm_link_create(&w->link, w->plan, w->plan), TM_OK);
+    tm_machine_nominal(&w->machine);
+    w->machine.disk.read_bps = w->machine.disk.write_bps = 1e8;
+    assert_int_equal(
+        tm_simulate(
+            &w->result, w->plan,
+            &(tm_sim_opts){.machine = &w->machine, .cost = seconds_of, .runs = 3, .link = w->link, .timeline = true}),
+        TM_OK);
+}
+
+static void drop(world *w) {
+    tm_sim_free(&w->result);
+    tm_link_free(w->link);
+    tm_plan_free(w->plan);
+    tm_layout_free(w->layout);
+}
+
+static tm_buf slurp(const char *path) {
+    tm_buf text = {0};
+    if (tm_file_slurp(path, 64 << 20, &text) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    return text;
+}
+
+/* ---- traces -------------------------------------------------------------------------------------------------- */
+
+enum { MOST_TIDS = 1024 };
+
+static double number_of(const tm_json *e, const char *key) {
+    const tm_json *v = tm_json_get(e, key);
+    assert_non_null(v);
+    assert_int_equal(v->type, TM_JSON_NUMBER);
+    return v->number;
+}
+
+static void check_disk_args(const world *w, const tm_json *args, uint32_t op) {
+    const tm_object *x = tm_plan_object(w->plan, w->plan->op[op].object);
+    char frame[32];
+    snprintf(frame, sizeof frame, "0x%" PRIx64, w->plan->op[op].address);
+    assert_true(tm_json_is(tm_json_get(args, "kind"), tm_kind_name(x->kind)));
+    assert_true(tm_json_is(tm_json_get(args, "frame"), frame));
+    assert_int_equal(tm_json_get(args, "bytes")->integer, x->frame_bytes);
+    assert_int_equal(tm_json_get(args, "unit")->integer, x->unit);
+}
+
+/* Step 1 at 0 s, simulated only; step 2 at 5 s, both. Events of one lane come in order of their start. */
+static void check_event(const world *w, const tm_json *e, double *lane_end, uint32_t *count) {
+    const tm_json *args = tm_json_get(e, "args");
+    uint32_t op = (uint32_t)number_of(args, "op"), step = (uint32_t)number_of(args, "step");
+    int pid = (int)number_of(e, "pid"), tid = (int)number_of(e, "tid");
+    double at = step == 1 ? 0 : 5, shift = pid == 1 ? 0 : 0.25;
+    assert_true(op < w->plan->n_op && tid > 0 && tid < MOST_TIDS && (pid == 1 || (pid == 2 && step == 2)));
+    const tm_span *span = &w->result.span[op];
+    double ts = number_of(e, "ts"), dur = number_of(e, "dur");
+    assert_true(fabs(ts - (at + span->start + shift) * 1e6) < 2e-3);
+    assert_true(fabs(dur - (span->end - span->start) * 1e6) < 2e-3);
+    assert_true(tm_json_is(tm_json_get(e, "cat"), tm_engine_name((tm_engine)w->plan->op[op].engine)));
+    double *end = &lane_end[pid * MOST_TIDS + tid];
+    assert_true(ts >= *end - 2e-3);
+    *end = ts + dur;
+    count[op]++;
+    if (w->plan->op[op].engine == TM_ENGINE_CPU)
+        assert_non_null(strstr(tm_json_get(e, "name")->text, " \"<tile> & "));
+    else
+        check_disk_args(w, args, op);
+}
+
+static void a_trace_has_the_spans_that_went_in(void **state) {
+    (void)state;
+    world w;
+    tm_trace *t;
+    tm_json_doc *doc;
+    make(&w, 60);
+    tm_span *later = malloc(sizeof *later * w.plan->n_op);
+    for (uint32_t i = 0; i < w.plan->n_op; i++)
+        later[i] = (tm_span){w.result.span[i].start + 0.25, w.result.span[i].end + 0.25};
+    assert_int_equal(tm_trace_open(&t, "test_trace.json"), TM_OK);
+    tm_trace_step s = {.plan = w.plan, .step = 1, .simulated = w.result.span, .name = name_of};
+    assert_int_equal(tm_trace_add(t, &s), TM_OK);
+    s = (tm_trace_step){
+        .plan = w.plan, .step = 2, .at = 5, .simulated = w.result.span, .measured = later, .name = name_of};
+    assert_int_equal(tm_trace_add(t, &s), TM_OK);
+    assert_false(tm_path_exists("test_trace.json")); /* not before it is whole */
+    assert_int_equal(tm_trace_commit(t), TM_OK);
+    tm_buf text = slurp("test_trace.json");
+    if (tm_json_parse(&doc, text.data, text.len, "test_trace.json", 0, 0) != TM_OK)
+        fail_msg("%s", tm_error_get()->text);
+    double *lane_end = malloc(sizeof *lane_end * 3 * MOST_TIDS);
+    uint32_t *count = calloc(w.plan->n_op, sizeof *count), lanes = 0, processes = 0, marks = 0;
+    for (int i = 0; i < 3 * MOST_TIDS; i++) lane_end[i] = -INFINITY;
+    for (const tm_json *e = tm_json_get(tm_json_root(doc), "traceEvents")->child; e; e = e->next) {
+        const tm_json *ph = tm_json_get(e, "ph"), *name = tm_json_get(e, "name");
+        if (tm_json_is(ph, "X")) check_event(&w, e, lane_end, count);
+        lanes += tm_json_is(name, "thread_name");
+        processes += tm_json_is(name, "process_name");
+        marks += tm_json_is(ph, "i");
+    }
+    for (uint32_t i = 0; i < w.plan->n_op; i++) assert_int_equal(count[i], 3);
+    assert_int_equal(processes, 2);
+    assert_int_equal(marks, 3);
+    assert_true(lanes > 6); /* transfers overlap: more lanes than engines */
+    tm_json_free(doc);
+    tm_buf_free(&text);
+    free(lane_end);
+    free(count);
+    free(later);
+    drop(&w);
+    assert_int_equal(remove("test_trace.json"), 0);
+}
+
+static void an_abandoned_trace_leaves_nothing(void **state) {
+    (void)state;
+    tm_trace *t;
+    assert_int_equal(tm_trace_open(&t, "test_trace_gone.json"), TM_OK);
+    tm_trace_abandon(t);
+    assert_false(tm_path_exists("test_trace_gone.json"));
+    assert_int_not_equal(tm_trace_open(&t, "no-such-folder/trace.json"), TM_OK);
+    tm_error_clear();
+}
+
+/* ---- timelines ----------------------------------------------------------------------------------------------- */
+
+/* Tags open and close in order, attributes are quoted, nothing below a space stands anywhere. */
+static void check_markup(const char *s) {
+    const char *open[64];
+    uint32_t n = 0;
+    for (; *s; s++) {
+        assert_true((unsigned char)*s >= ' ' || *s == '\n');
+        assert_true(*s != '>' && *s != '"');
+        if (*s != '<') continue;
+        const char *name = ++s;
+        bool quoted = false, closing = *name == '/';
+        for (; *s && (quoted || *s != '>'); s++) {
+            if (*s == '"') quoted = !quoted;
+            assert_true(*s != '<');
+        }
+        assert_true(*s == '>');
+        if (closing) {
+            size_t len = (size_t)(s - name) - 1;
+            assert_true(n > 0 && !strncmp(open[--n], name + 1, len) && strchr(" >", open[n][len]));
+        } else if (s[-1] != '/') {
+            assert_true(n < 64);
+            open[n++] = name;
+        }
+    }
+    assert_int_equal(n, 0);
+}
+
+static bool says(const tm_buf *b, const char *what) {
+    return strstr(b->data, what) != NULL;
+}
+
+static void a_timeline_is_well_formed_and_small(void **state) {
+    (void)state;
+    world w;
+    char want[64], size[40];
+    make(&w, 20000); /* some 10^5 operations */
+    assert_true(w.plan->n_op > 90000);
+    tm_timeline line = {.plan = w.plan,
+                        .result = &w.result,
+                        .machine = &w.machine,
+                        .title = "a <model> & \"budget\" \x01\xff \xc3\xa9",
+                        .name = name_of};
+    assert_int_equal(tm_timeline_write("test_timeline.svg", &line), TM_OK);
+    tm_buf svg = slurp("test_timeline.svg");
+    assert_true(svg.len < 1000000);
+    check_markup(svg.data);
+    assert_true(says(&svg, ">a &lt;model&gt; &amp; &quot;budget&quot; ?? \xc3\xa9<"));
+    snprintf(want, sizeof want, "%.4g s a step", w.result.seconds);
+    assert_true(says(&svg, want));
+    static const char *const texts[] = {">compute<", ">disk read<",     ">disk write<", ">frames in use<",
+                                        ">forward ", ">adam&lt;w&gt; ", "0.1 GB/s",     "Bottleneck"};
+    for (size_t i = 0; i < TM_COUNT(texts); i++)
+        if (!says(&svg, texts[i])) fail_msg("the drawing does not say %s", texts[i]);
+    const tm_plan_info *info = tm_plan_get_info(w.plan); /* the legend's totals are the plan's */
+    tm_format_size(info->read_bytes[TM_KIND_WEIGHT_HI], size, sizeof size);
+    snprintf(want, sizeof want, ">weight_hi %s<", size);
+    assert_true(says(&svg, want));
+    tm_format_size(info->write_bytes[TM_KIND_EXP_AVG], size, sizeof size);
+    snprintf(want, sizeof want, ">exp_avg %s<", size);
+    assert_true(says(&svg, want));
+    assert_int_equal(tm_timeline_write("test_timeline.html", &line), TM_OK);
+    tm_buf html = slurp("test_timeline.html");
+    assert_true(says(&html, "<!DOCTYPE html>") && says(&html, "</svg>\n</body></html>"));
+    const char *address = strstr(html.data, "http"); /* one: the name of SVG itself; nothing is fetched */
+    assert_true(address && !strncmp(address, "http://www.w3.org/2000/svg\"", 27) && !strstr(address + 1, "http"));
+    assert_true(html.len > svg.len);
+    tm_buf_free(&svg);
+    tm_buf_free(&html);
+    drop(&w);
+    assert_int_equal(remove("test_timeline.svg"), 0);
+    assert_int_equal(remove("test_timeline.html"), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_trace_has_the_spans_that_went_in),
+        cmocka_unit_test(an_abandoned_trace_leaves_nothing),
+        cmocka_unit_test(a_timeline_is_well_formed_and_small),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
