@@ -57,7 +57,7 @@ static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *
     tm_program *p;
     pass_opts first = *o;
     first.update = UPDATE_NONE;
-    if (o->park != job->parks) TM_TRY(job_add_state(job, opts, o->park));
+    if (!job->layout || o->park != job->parks) TM_TRY(job_add_state(job, opts, o->park));
     *least = 0;
     TM_TRY(build_pass(&p, job, "step", o));
     TM_TRY(least_of(job, opts, p, least));
@@ -88,6 +88,7 @@ static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
 
 tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways) {
     bool any_end = false;
+    job_give_state(job, &(job_state){.parks = job->parks}); /* it may be of other options */
     ways->minimum = UINT64_MAX;
     for (uint32_t i = 0; i < ways->n; i++) any_end |= at_an_end(&ways->way[i]);
     for (uint32_t i = 0; i < ways->n; i++) {

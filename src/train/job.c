@@ -356,12 +356,19 @@ static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name
 
 /* Tensors that should stay give way where they would not fit: the minimum does not depend on them. */
 static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char *name, way_list *ways, started *out) {
+    job_opts o = *opts;
+    o.persist_elements = 0;
     job->budget_slab = job->slab_bytes;
     tm_status rc = compile_all(job, opts, name, ways, out);
-    if (rc != TM_EBUDGET || opts->persist_elements == 0) return rc;
-    job_opts o = *opts;
-    o.persist_elements = job->opts.persist_elements = 0;
+    if (opts->persist_elements == 0) return rc;
+    if (rc == TM_OK) {
+        job_state keep = job_take_state(job);
+        rc = job_minimum(job, &o, ways);
+        job_give_state(job, &keep);
+    }
+    if (rc != TM_EBUDGET) return rc;
     tm_error_clear();
+    job->opts.persist_elements = 0;
     job->slab_bytes = job->budget_slab;
     rc = compile_all(job, &o, name, ways, out);
     if (rc == TM_OK)
