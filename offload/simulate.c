@@ -5,7 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { DEPTH = 32, QUEUE = 8 };
 static const double DONE_SECONDS = 1e-12; /* less is rounding */
 static const double LEAST_SPEED = 0.05;   /* of compute, however busy the disk */
 
@@ -147,7 +146,7 @@ static tm_status open_sim(sim *s, const tm_plan *plan, const tm_sim_opts *opts) 
         s->ready[e].key = tm_malloc(sizeof(uint32_t) * (2 * (size_t)count[e] + 1));
         if (!s->ready[e].key) return tm_nomem(sizeof(uint32_t) * count[e]);
     }
-    return sim_disk_open(&s->disk, disk, opts->depth ? opts->depth : DEPTH, opts->queue ? opts->queue : QUEUE);
+    return sim_disk_open(&s->disk, opts);
 }
 
 static tm_status step(sim *s) {

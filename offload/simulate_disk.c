@@ -11,17 +11,19 @@
 enum { PIECE_BYTES = 4 << 20 };                              /* the I/O engine cuts requests into pieces of this size */
 static const double DONE_SECONDS = 1e-12, DONE_BYTES = 1e-3; /* less is rounding */
 
-tm_status sim_disk_open(sim_disk *d, const tm_disk *disk, uint32_t depth, uint32_t queue) {
+tm_status sim_disk_open(sim_disk *d, const tm_sim_opts *opts) {
+    const tm_disk *disk = &opts->machine->disk;
     *d = (sim_disk){.read_bps = disk->read_bps,
                     .write_bps = disk->write_bps,
                     .duplex = disk->duplex < 0   ? 0
                               : disk->duplex > 1 ? 1
                                                  : disk->duplex,
                     .latency = disk->latency > 0 ? disk->latency : 0,
-                    .depth = depth,
-                    .queue = queue};
-    d->request = tm_calloc(depth, sizeof *d->request);
-    return d->request ? TM_OK : tm_nomem(sizeof *d->request * depth);
+                    .depth = opts->depth ? opts->depth : DEPTH,
+                    .queue = opts->queue ? opts->queue : QUEUE,
+                    .block_bytes = opts->block_bytes ? opts->block_bytes : BLOCK_BYTES};
+    d->request = tm_calloc(d->depth, sizeof *d->request);
+    return d->request ? TM_OK : tm_nomem(sizeof *d->request * d->depth);
 }
 
 void sim_disk_close(sim_disk *d) {
@@ -30,7 +32,7 @@ void sim_disk_close(sim_disk *d) {
 }
 
 void sim_disk_issue(sim_disk *d, uint32_t key, bool write, uint64_t bytes, bool instant) {
-    uint64_t pieces = (bytes + PIECE_BYTES - 1) / PIECE_BYTES;
+    uint64_t pieces = (bytes + d->block_bytes - 1) / d->block_bytes;
     TM_ASSERT(!sim_disk_full(d));
     if (pieces == 0 || instant) pieces = 1;
     d->request[d->n++] = (sim_request){.key = key,

@@ -17,12 +17,13 @@ typedef struct sim_disk {
     double read_bps, write_bps, duplex, latency;
     sim_request *request; /* [depth], a list in order of issue */
     uint32_t n, depth, queue;
+    uint64_t block_bytes;
     uint32_t weight[2];      /* of the requests whose bytes are moving: reads, writes */
     double rate[2];          /* bytes a second of a request of weight 1 */
     double bytes_per_second; /* of both together */
 } sim_disk;
 
-TM_MUST_USE tm_status sim_disk_open(sim_disk *d, const tm_disk *disk, uint32_t depth, uint32_t queue);
+TM_MUST_USE tm_status sim_disk_open(sim_disk *d, const tm_sim_opts *opts);
 void sim_disk_close(sim_disk *d);
 static inline bool sim_disk_full(const sim_disk *d) {
     return d->n == d->depth;

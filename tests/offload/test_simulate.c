@@ -248,8 +248,10 @@ typedef struct plain {
     uint64_t issued;
 } plain;
 
+static double block_bytes = 4194304;
+
 static uint32_t pieces_of(double bytes, uint32_t queue) {
-    double p = ceil(bytes / 4194304.0);
+    double p = ceil(bytes / block_bytes);
     return p < 1 ? 1 : p > queue ? queue : (uint32_t)p;
 }
 
@@ -358,7 +360,9 @@ static void random_plans_take_as_long_as_in_the_plain_simulation(void **state) {
         hw.disk.latency = draw(2) * 1e-4;
         hw.disk.cpu_per_byte = draw(2) * 0.3e-9;
         uint32_t depth = 1 + draw(32), queue = 1 + draw(8);
-        tm_sim_result got = simulate(plan, (tm_sim_opts){.machine = &hw, .depth = depth, .queue = queue});
+        block_bytes = 4194304 >> draw(4);
+        tm_sim_result got = simulate(
+            plan, (tm_sim_opts){.machine = &hw, .depth = depth, .queue = queue, .block_bytes = (uint64_t)block_bytes});
         double want = plain_simulation(plan, &hw, depth, queue, NULL);
         assert_true(tm_plan_get_info(plan)->ops > 120);
         if (fabs(got.seconds - want) > 1e-6 * want)
@@ -400,6 +404,7 @@ static void unroll(made *to, const tm_plan *plan, const tm_link *link, uint32_t 
 static void linked_runs_take_as_long_as_one_long_plan(void **state) {
     (void)state;
     double end[MANY], faster = 0;
+    block_bytes = 4194304;
     for (uint64_t seed = 30; seed < 42; seed++) {
         tm_layout *layout;
         tm_link *link;
