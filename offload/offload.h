@@ -203,7 +203,8 @@ typedef struct tm_store_opts {
     bool commits;      /* tm_store_commit will be called */
     tm_commit *resume; /* goes on from this commit, in its run directories (`paths` and `slots` are not used); taken
                         * over if the store opens, else left to the caller */
-    const char *const *paths; /* offload paths; the first n_paths are used, striped by object */
+    const char *const *paths; /* offload paths; the first n_paths are used, objects go to them in proportion to their
+                               * measured rates (profile of this machine; equally where one is unknown) and room */
     unsigned n_paths;
     unsigned slots; /* 1 or 2; 0: 2 */
     bool allow_tmpfs;
@@ -216,6 +217,8 @@ void tm_store_close(tm_store *s);                   /* leaves the run directorie
 /* The i-th run directory; NULL past the last. */
 const char *tm_store_path(const tm_store *s, unsigned i);
 uint64_t tm_store_disk_bytes(const tm_store *s);
+/* Bytes written to the i-th path since the store was opened, by completed requests. */
+uint64_t tm_store_written(const tm_store *s, unsigned i);
 const char *tm_store_engine(const tm_store *s);
 /* What was written last is now what a commit names: the next write of each object goes to its other slot. */
 void tm_store_mark_committed(tm_store *s);

@@ -1,5 +1,6 @@
 /* Where objects lie on disk: one file per kind and path, two slots an extent, a checksum a page. */
 #include "offload/store_internal.h"
+#include "offload/stripe.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -44,27 +45,36 @@ static tm_status number_extents(tm_store *s) {
     return s->checksum ? TM_OK : tm_nomem(pages * sizeof *s->checksum);
 }
 
-/* Objects go round the paths; the offset inside their file is fixed here. What a commit has named has its place. */
-static void place_extents(tm_store *s, uint64_t size[STORE_PATHS][TM_KINDS]) {
+/* Path and offset of each extent are fixed here (stripe.h). What a commit has named has its place. */
+static void place_extents(tm_store *s, uint64_t spill_bytes, uint64_t size[STORE_PATHS][TM_KINDS]) {
     const tm_layout *l = s->layout;
-    uint32_t turn = 0;
+    stripe paths;
+    stripe_of_runs(&paths, s->run, s->n_paths);
+    stripe_round(&paths, spill_bytes, s->spill_round);
     for (uint32_t i = 0; i < l->n; i++) {
         const tm_object *o = &l->object[i];
         state_extent *x = &s->extent[i];
         if (!has_extent(o, s->commits) || x->slot != NO_SLOT) continue;
-        x->path = (uint8_t)(turn++ % s->n_paths);
+        uint64_t bytes = slots_of(o, s->slots) * o->frame_bytes;
+        x->path = (uint8_t)stripe_take(&paths, bytes);
         x->offset = size[x->path][o->kind];
-        size[x->path][o->kind] += slots_of(o, s->slots) * o->frame_bytes;
+        size[x->path][o->kind] += bytes;
     }
 }
 
 static tm_status create_file(tm_store *s, unsigned path, const char *name, uint64_t bytes, bool fresh,
                              tm_io_file *out) {
     bool buffered = !tm_io_run_direct(s->run[path]);
+    tm_status rc = TM_OK;
     s->disk_bytes += bytes;
-    if (!fresh) return tm_io_file_open(s->run[path], name, bytes, buffered, out);
-    TM_TRY(tm_io_run_unlink(s->run[path], name)); /* of a run that was resumed: nothing in it is needed */
-    return bytes ? tm_io_file_create(s->run[path], name, bytes, buffered, out) : TM_OK;
+    if (!fresh) {
+        rc = tm_io_file_open(s->run[path], name, bytes, buffered, out);
+    } else {
+        rc = tm_io_run_unlink(s->run[path], name); /* of a run that was resumed: nothing in it is needed */
+        if (rc == TM_OK && bytes) rc = tm_io_file_create(s->run[path], name, bytes, buffered, out);
+    }
+    out->lane = path; /* a slow path's requests do not fill the queue of the others */
+    return rc;
 }
 
 static tm_status create_files(tm_store *s, uint64_t size[STORE_PATHS][TM_KINDS], bool resumed, uint64_t spill_bytes) {
@@ -74,9 +84,9 @@ static tm_status create_files(tm_store *s, uint64_t size[STORE_PATHS][TM_KINDS],
             if (!size[path][kind] && !(resumed && fresh)) continue;
             TM_TRY(create_file(s, path, tm_kind_name((tm_kind)kind), size[path][kind], fresh, &s->file[path][kind]));
         }
-        /* temporaries go round the paths too: each path's file is as long as all of them; with one path (the usual
-         * case) it is exact */
-        if (spill_bytes || resumed) TM_TRY(create_file(s, path, "spill", spill_bytes, true, &s->spill[path]));
+        /* the file of each path that has temporaries is as long as all of them (stripe.h) */
+        uint64_t bytes = memchr(s->spill_round, (int)path, sizeof s->spill_round) ? spill_bytes : 0;
+        if (bytes || resumed) TM_TRY(create_file(s, path, "spill", bytes, true, &s->spill[path]));
     }
     return TM_OK;
 }
@@ -97,6 +107,14 @@ static tm_status register_files(tm_store *s) {
     TM_TRY(tm_io_register_files(s->io, all, n));
     for (unsigned i = 0; i < n; i++) *back[i] = all[i];
     return TM_OK;
+}
+
+/* One lane a path; the kernel's queues have an end. */
+static tm_status open_io(tm_store *s, tm_io_opts io) {
+    unsigned most = 4096 / s->n_paths;
+    io.lanes = s->n_paths;
+    if (io.queue_depth > most) io.queue_depth = most;
+    return tm_io_open(&s->io, &io);
 }
 
 /* ---- going on from a commit ----------------------------------------------------------------------------------- */
@@ -170,9 +188,9 @@ tm_status tm_store_open(tm_store **out, const tm_layout *layout, const tm_store_
         TM_GO(start_run(s, opts));
     TM_GO(number_extents(s));
     if (c) TM_GO(take_extents(s, c, size));
-    place_extents(s, size);
+    place_extents(s, opts->spill_bytes, size);
     TM_GO(create_files(s, size, c != NULL, opts->spill_bytes));
-    TM_GO(tm_io_open(&s->io, &opts->io));
+    TM_GO(open_io(s, opts->io));
     TM_GO(register_files(s));
     if (c) c->n_paths = 0;
     *out = s;
@@ -213,6 +231,11 @@ const char *tm_store_path(const tm_store *s, unsigned i) {
 
 uint64_t tm_store_disk_bytes(const tm_store *s) {
     return s ? s->disk_bytes : 0;
+}
+uint64_t tm_store_written(const tm_store *s, unsigned i) {
+    tm_io_stats stats = {0};
+    if (s && i < s->n_paths) tm_io_lane_stats(s->io, i, &stats);
+    return stats.write_bytes;
 }
 const char *tm_store_engine(const tm_store *s) {
     return s ? tm_io_engine_name(s->io) : "none";

@@ -42,7 +42,7 @@ static void aim(tm_store *s, const store_target *t, tm_io_req *req) {
     const tm_object *o = target_object(s, t);
     if (t->object & TM_TEMP_BIT) {
         uint32_t i = t->object & ~TM_TEMP_BIT;
-        req->file = s->spill[i % s->n_paths];
+        req->file = s->spill[s->spill_round[i % sizeof s->spill_round]];
         req->offset = t->plan->extent[i].offset;
     } else {
         const state_extent *x = &s->extent[t->object];
