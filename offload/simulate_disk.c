@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-enum { PIECE_BYTES = 4 << 20 };                              /* the I/O engine cuts requests into pieces of this size */
+enum { DEPTH = 32, QUEUE = 8, BLOCK_BYTES = 4 << 20 };
 static const double DONE_SECONDS = 1e-12, DONE_BYTES = 1e-3; /* less is rounding */
 
 tm_status sim_disk_open(sim_disk *d, const tm_sim_opts *opts) {
