@@ -18,6 +18,7 @@ static int print_keys(void) {
 int tm_cmd_train(int argc, char **argv) {
     const char *set[256], *config[1] = {NULL}, *resume = "auto";
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
+    const char *trace = NULL;
     bool quiet = false, keys = false, allow = false, resumable = false;
     double grace = 30;
     const tm_opt opts[] = {
@@ -27,6 +28,8 @@ int tm_cmd_train(int argc, char **argv) {
         TM_FLAG("allow-numerics-change", &allow, "go on with another instruction set, library or number of threads"),
         TM_OPTION("grace", TM_OPT_DOUBLE, &grace, "SECONDS",
                   "after SIGTERM, SIGINT or SIGUSR1: how long the step under way may take to end (30)"),
+        TM_OPTION("trace", TM_OPT_STRING, &trace, "FILE",
+                  "write a Chrome trace (ui.perfetto.dev): every operation of every step, as simulated and as it ran"),
         TM_FLAG("quiet", &quiet, "no first sample and no progress on stderr"),
         TM_FLAG("keys", &keys, "list every key of the configuration with its default and meaning"),
     };
@@ -53,6 +56,7 @@ int tm_cmd_train(int argc, char **argv) {
                           .n_set = sets.count,
                           .resume = resume,
                           .quiet = quiet,
+                          .trace = trace,
                           .allow_numerics_change = allow,
                           .grace_seconds = grace > 0 ? grace : 1e-9,
                           .resumable = &resumable};

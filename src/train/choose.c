@@ -3,6 +3,7 @@
  * What a way needs at the least is found for the ends of the scale only (nothing kept, all kept): what lies between
  * needs no less. A closed formula then ranks the ways, and the plans of the few best are compiled and predicted, each
  * with a layout of its own, so that nothing is compiled twice. */
+#include "offload/simulate.h"
 #include "train/train_internal.h"
 
 #include <math.h>
@@ -11,22 +12,60 @@
 
 /* ---- how long ------------------------------------------------------------------------------------------------ */
 
-/* Nominal rates until the machine's profile is measured (bench, tune): one NVMe disk, two cores. They only rank plans.
- */
-static const double READ_RATE = 1.4 * (double)(1 << 30), WRITE_RATE = 2.4 * (double)(1 << 30), FLOP_RATE = 150e9;
+/* Without costs: two cores. They only rank plans. */
+static const double FLOP_RATE = 150e9;
 
-/* Seconds of a step if reads and writes overlap with each other's and with compute, but for an update that comes after
- * backward: then nothing is computed while its tiles pass by. */
+void job_use_costs(tm_job *job, const struct tm_machine *machine, tm_cost_fn cost, void *ctx) {
+    job->machine = machine;
+    job->cost = cost;
+    job->cost_ctx = ctx;
+}
+
+static double cost(const tm_job *job, uint16_t code, uint32_t a, uint32_t b, uint32_t mb) {
+    return job->cost(job->cost_ctx, &(tm_op){.code = code, .arg = {a, b, mb, 0}});
+}
+
+/* Forward, and where the unit is recomputed most of it again, and backward, of all micro-batches. */
+static double unit_seconds(const tm_job *job, uint32_t unit, const pass_opts *o, bool again) {
+    const tm_unit *u = tm_model_unit(job->model, unit);
+    double t = 0;
+    for (uint32_t s = 0; s < u->n_stages; s++) {
+        t += cost(job, OP_FORWARD, unit, s, 0) * (again ? 2 : 1);
+        if (o->backward) t += cost(job, OP_BACKWARD, unit, s, 0);
+    }
+    return t * o->shape.micro_batches;
+}
+
+static double compute_seconds(const tm_job *job, const pass_opts *o) {
+    uint32_t units = tm_model_units(job->model), kept = pass_kept_blocks(job, o);
+    double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape), t = 0;
+    if (!job->cost) {
+        double part = (double)kept / (double)(units - 2);
+        return (double)tm_model_parameters(job->model) * tokens * (o->backward ? 8 - 2 * part : 2) / FLOP_RATE;
+    }
+    for (uint32_t u = 0; u < units; u++) {
+        bool block = tm_model_unit(job->model, u)->kind == TM_UNIT_BLOCK;
+        t += unit_seconds(job, u, o, o->backward && block && units - 1 - u > kept);
+    }
+    for (uint32_t p = 0; o->backward && job->optimizer && p < tm_model_parts(job->model); p++)
+        t += job->part[p].tiles * (cost(job, OP_ADAMW, p, 0, 0) + cost(job, OP_FINISH, p, 0, 0));
+    return t;
+}
+
+/* Seconds of a step if reads and writes overlap with compute, but for an update that comes after backward: then little
+ * is computed while its tiles pass by. */
 double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound) {
-    double pass = 0, update = 0, params = (double)tm_model_parameters(job->model);
-    double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape);
+    double pass = 0, update = 0, cpu = compute_seconds(job, o);
+    tm_machine m;
+    if (job->machine)
+        m = *job->machine;
+    else
+        tm_machine_nominal(&m);
     for (int k = 0; k < TM_KINDS; k++) {
         bool moment = k == TM_KIND_WEIGHT_LO || k == TM_KIND_EXP_AVG || k == TM_KIND_EXP_AVG_SQ;
-        double t = (double)info->read_bytes[k] / READ_RATE + (double)info->write_bytes[k] / WRITE_RATE;
-        *(moment ? &update : &pass) += t;
+        double r = (double)info->read_bytes[k] / m.disk.read_bps, w = (double)info->write_bytes[k] / m.disk.write_bps;
+        *(moment ? &update : &pass) += fmax(r, w) + (1 - m.disk.duplex) * fmin(r, w);
     }
-    double kept = (double)pass_kept_blocks(job, o) / (double)(tm_model_units(job->model) - 2);
-    double cpu = params * tokens * (o->backward ? 8 - 2 * kept : 2) / FLOP_RATE;
     if (o->update != UPDATE_AFTER) {
         pass += update;
         update = 0;
@@ -35,8 +74,20 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
     return (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
 }
 
-double job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *way) {
-    return job_estimate(job, tm_plan_get_info(plan), way, NULL);
+tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *way, double *seconds) {
+    tm_link *link = NULL;
+    tm_sim_result r;
+    *seconds = job_estimate(job, tm_plan_get_info(plan), way, NULL);
+    if (!job->cost) return TM_OK;
+    TM_TRY(tm_link_create(&link, plan, plan));
+    tm_status rc = tm_simulate(
+        &r, plan,
+        &(tm_sim_opts){.machine = job->machine, .cost = job->cost, .ctx = job->cost_ctx, .runs = 2, .link = link});
+    tm_link_free(link);
+    if (rc != TM_OK) return rc;
+    *seconds = r.seconds;
+    tm_sim_free(&r);
+    return TM_OK;
 }
 
 /* ---- how little ---------------------------------------------------------------------------------------------- */
@@ -219,8 +270,12 @@ static tm_status choose(tm_job *job, const job_opts *opts, const char *name, way
         if (rc == TM_EBUDGET) continue;
         if (rc != TM_OK) return rc;
         had++;
-        c.seconds = n > 1 ? job_predict(job, c.plan, &ways->way[c.way]) : 0;
+        if (n > 1) rc = job_predict(job, c.plan, &ways->way[c.way], &c.seconds);
         c.state = job_take_state(job);
+        if (rc != TM_OK) {
+            drop(&c);
+            return rc;
+        }
         bool better = !best->plan || c.seconds < best->seconds;
         drop(better ? best : &c);
         if (better) *best = c;

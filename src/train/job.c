@@ -218,6 +218,9 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
     *po = (tm_plan_opts){.cache = !opts->cache_none,
                          .spill = opts->n_paths > 0,
                          .window_mib = opts->window_mib,
+                         .cost = job->cost,
+                         .cost_ctx = job->cost_ctx,
+                         .machine = job->machine,
                          .no_read_ahead = opts->no_read_ahead,
                          .no_write_behind = opts->no_write_behind};
     memcpy(po->pinned, opts->pinned, sizeof po->pinned);

@@ -21,6 +21,7 @@ typedef struct tm_train_args {
     const char *resume;         /* "auto" (default), "never", or a directory */
     uint64_t order_seed;        /* != 0: random legal orders of every plan (tests) */
     bool quiet;                 /* no sample, no progress */
+    const char *trace;          /* Chrome trace JSON of every step, as simulated and as it ran; NULL: not */
     bool allow_numerics_change; /* go on though another ISA, library or number of threads will compute */
     double grace_seconds;       /* after a signal: how long the step under way may take to end; 0: 30 */
     bool *resumable;            /* NULL, or set: TM_ESIGNAL was returned and a commit can be continued from */

@@ -111,6 +111,9 @@ struct tm_job {
     tm_status (*take_nll)(void *ctx, uint32_t micro_batch, const tm_micro_batch *b, const float *nll);
     void *take_ctx;
     step_result step;
+    const struct tm_machine *machine; /* job_use_costs; NULL: nominal */
+    tm_cost_fn cost;
+    void *cost_ctx;
     bool *no_decay; /* per tensor; NULL: all are decayed */
     double max_grad_norm;
     tm_adamw_opts adamw;
@@ -203,9 +206,12 @@ tm_status job_open(tm_job **out, const job_opts *opts);
 typedef tm_status (*job_more_fn)(void *ctx, tm_job *job, const pass_opts *way);
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
                     tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx);
-/* Seconds of a step by this plan: what ways are chosen by. */
-double job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *way);
-/* At nominal rates, by bytes alone. */
+/* What operations and transfers take, for the choice among ways and for what stays resident; both outlive the job's
+ * last compilation. Without it compute has a nominal rate and so has the disk. */
+void job_use_costs(tm_job *job, const struct tm_machine *machine, tm_cost_fn cost, void *ctx);
+/* Seconds of a step by this plan, simulated: what ways are chosen by. */
+tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *way, double *seconds);
+/* By bytes and sums of costs alone. */
 double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound);
 /* What the offload files would take. */
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots);

@@ -144,6 +144,7 @@ static void preview(trainer *t) {
 /* ---- life ---------------------------------------------------------------------------------------------------- */
 
 void trainer_close(trainer *t) {
+    trainer_watch_close(t);
     tm_append_close(t->log);
     tm_plan_free(t->plan);
     tm_plan_free(t->eval_plan);
@@ -248,6 +249,7 @@ tm_status tm_train_run(const tm_train_args *args) {
     TM_GO(trainer_choose_start(&t));
     topmost_missing(t.cfg->output_dir, made, sizeof made);
     TM_GO(tm_make_dirs(t.cfg->output_dir));
+    TM_GO(trainer_sweep(&t));
     TM_GO(trainer_prepare(&t, false));
     TM_GO(trainer_check_commit(&t));
     TM_GO(open_job(&t));
@@ -259,7 +261,9 @@ tm_status tm_train_run(const tm_train_args *args) {
     if (!args->quiet) trainer_summary(&t);
 done:
     if (rc != TM_OK) rc = ended_early(&t, rc, started);
+    tm_error said = *tm_error_get(); /* the first failure, whatever closing meets */
     trainer_close(&t);
+    if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
     if (rc != TM_OK && *made && !started) discard(made);
     return rc;
 }

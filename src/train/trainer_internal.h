@@ -6,6 +6,15 @@
 #include "train/text_internal.h"
 #include "train/train_internal.h"
 
+/* What a step came to, as its operations left it. */
+typedef struct step_line {
+    step_result r;
+    int64_t step;
+    const tm_plan *plan;
+    double at, took; /* seconds: since the first step began; of the step */
+} step_line;
+typedef struct trainer_watch trainer_watch;
+
 typedef struct trainer {
     const tm_train_args *args;
     tm_config *cfg;
@@ -33,7 +42,7 @@ typedef struct trainer {
     uint64_t eval_step;
     double eval_sum;
     uint64_t eval_labels;
-    tm_exec_stats before;
+    trainer_watch *watch;
     char path[4096];
 } trainer;
 
@@ -70,6 +79,8 @@ tm_status trainer_numerics(tm_buf *out); /* what computes, as text */
 tm_status trainer_choose_start(trainer *t);
 /* Model and data are open: the commit is of this job, and there is something left to do. Sets the counters. */
 tm_status trainer_check_commit(trainer *t);
+/* Removes what an earlier run was writing in OUTPUT_DIR when it was killed. That run is known to be over. */
+tm_status trainer_sweep(trainer *t);
 tm_status trainer_cut_log(trainer *t); /* lines of steps past the commit go */
 
 tm_status trainer_settle(trainer *t); /* applies what is pending, ends what was begun ahead */
@@ -78,8 +89,18 @@ tm_status trainer_settle(trainer *t); /* applies what is pending, ends what was 
 tm_status trainer_run_steps(trainer *t);
 tm_status trainer_finish(trainer *t);
 
+/* trainer_watch.c: steps as predicted and as they ran; which step's first reads may begin before the one before it
+ * ends. */
+tm_status trainer_watch_open(trainer *t,
+                             const job_opts *o); /* after job_open: machine and costs, for the choice of plan */
+tm_status trainer_watch_start(trainer *t);       /* plans and executor are there */
+void trainer_watch_announce(trainer *t, const tm_plan *plan); /* a step is about to run `plan` */
+tm_status trainer_watch_step(trainer *t, const step_line *line);
+tm_status trainer_watch_end(trainer *t); /* after the last step: the trace is written */
+void trainer_watch_close(trainer *t);
+
 /* trainer_log.c: log.jsonl, the progress line, the last words. */
-tm_status trainer_log_step(trainer *t, const tm_plan *ran, uint64_t began_ns);
+tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats *run, double predicted_seconds);
 tm_status trainer_log_event(trainer *t, const char *event, const char *hash, double eval_loss);
 tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats); /* trainer_commit.c */
 void trainer_summary(trainer *t);

@@ -20,51 +20,54 @@ static double seconds(uint64_t ns) {
     return (double)ns * 1e-9;
 }
 
-static void bytes_fields(tm_json_writer *w, const tm_exec_stats *now, const tm_exec_stats *was, uint64_t *read,
-                         uint64_t *written) {
-    *read = *written = 0;
-    for (int k = 0; k < TM_KINDS; k++) {
-        *read += now->read_bytes[k] - was->read_bytes[k];
-        *written += now->write_bytes[k] - was->write_bytes[k];
-    }
-    field_uint(w, "read_bytes", *read);
-    field_uint(w, "write_bytes", *written);
+static uint64_t sum(const uint64_t *by_kind) {
+    uint64_t all = 0;
+    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
+    return all;
+}
+
+static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
+    field_uint(w, "read_bytes", sum(run->read_bytes));
+    field_uint(w, "write_bytes", sum(run->write_bytes));
     tm_jw_key(w, "bytes_by_kind");
     tm_jw_object(w);
     for (int k = 0; k < TM_KINDS; k++) {
-        uint64_t r = now->read_bytes[k] - was->read_bytes[k], x = now->write_bytes[k] - was->write_bytes[k];
-        if (r + x == 0) continue;
+        if (run->read_bytes[k] + run->write_bytes[k] == 0) continue;
         tm_jw_key(w, tm_kind_name((tm_kind)k));
         tm_jw_object(w);
-        field_uint(w, "read", r);
-        field_uint(w, "write", x);
+        field_uint(w, "read", run->read_bytes[k]);
+        field_uint(w, "write", run->write_bytes[k]);
         tm_jw_object_end(w);
     }
     tm_jw_object_end(w);
+    const tm_plan_info *plan = tm_plan_get_info(run->plan);
+    field_uint(w, "planned_read_bytes", sum(plan->read_bytes));
+    field_uint(w, "planned_write_bytes", sum(plan->write_bytes));
 }
 
-static void wait_fields(tm_json_writer *w, const tm_exec_stats *now, const tm_exec_stats *was) {
+static void wait_fields(tm_json_writer *w, const tm_run_stats *run) {
     tm_jw_key(w, "wait_seconds");
     tm_jw_object(w);
-    field_double(w, "disk_read", seconds(now->wait_read_ns - was->wait_read_ns));
-    field_double(w, "disk_write", seconds(now->wait_write_ns - was->wait_write_ns));
+    field_double(w, "disk_read", seconds(run->wait_read_ns));
+    field_double(w, "disk_write", seconds(run->wait_write_ns));
     field_double(w, "copy", 0);
     field_double(w, "comm", 0);
-    field_double(w, "compute", seconds(now->compute_ns - was->compute_ns));
+    field_double(w, "compute", seconds(run->compute_ns));
     tm_jw_object_end(w);
 }
 
-static void progress(trainer *t, double step_seconds, uint64_t moved) {
-    const step_result *r = &t->job->step;
+static void progress(trainer *t, const step_line *line, uint64_t moved) {
+    const step_result *r = &line->r;
+    double step_seconds = line->took;
     if (t->args->quiet) return;
-    bool tty = isatty(2), last = t->step == t->cfg->total_steps;
-    if (!tty && !last && t->step % (t->cfg->logging_steps > 0 ? t->cfg->logging_steps : 1) != 0) return;
-    double mean = seconds(tm_now_ns() - t->start_ns) / (double)t->step;
-    double left = mean * (double)(t->cfg->total_steps - t->step);
+    bool tty = isatty(2), last = line->step == t->cfg->total_steps;
+    if (!tty && !last && line->step % (t->cfg->logging_steps > 0 ? t->cfg->logging_steps : 1) != 0) return;
+    double mean = seconds(tm_now_ns() - t->start_ns) / (double)line->step;
+    double left = mean * (double)(t->cfg->total_steps - line->step);
     fprintf(stderr,
             "%sstep %" PRId64 "/%" PRId64
             "  loss %.4f  norm %.3f  lr %.3g  %.0f tok/s  %.2f s/step  disk %.2f GB/s  left %d:%02d:%02d%s",
-            tty ? "\r\033[K" : "", t->step, t->cfg->total_steps,
+            tty ? "\r\033[K" : "", line->step, t->cfg->total_steps,
             r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0, r->grad_norm, r->learning_rate,
             (double)r->tokens / step_seconds, step_seconds, (double)moved / step_seconds * 1e-9, (int)(left / 3600),
             (int)(left / 60) % 60, (int)left % 60, tty && !last ? "" : "\n");
@@ -76,44 +79,33 @@ static tm_status log_line(trainer *t, tm_buf *out, tm_json_writer *w) {
     return tm_append_line(t->log, out->data, out->len);
 }
 
-tm_status trainer_log_step(trainer *t, const tm_plan *ran, uint64_t began_ns) {
-    const step_result *r = &t->job->step;
-    double took = seconds(tm_now_ns() - began_ns);
-    uint64_t read, written;
-    tm_exec_stats now;
+tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats *run, double predicted_seconds) {
+    const step_result *r = &line->r;
     tm_buf out = {0};
     tm_json_writer w;
-    tm_exec_get_stats(t->job->exec, &now);
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
     tm_jw_key(&w, "step");
-    tm_jw_int(&w, t->step);
+    tm_jw_int(&w, line->step);
     field_double(&w, "loss", r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0);
     field_double(&w, "grad_norm", r->grad_norm);
     field_double(&w, "learning_rate", r->learning_rate);
     field_uint(&w, "tokens", r->tokens);
     field_uint(&w, "label_tokens", r->label_tokens);
-    field_double(&w, "step_seconds", took);
-    field_double(&w, "tokens_per_second", (double)r->tokens / took);
-    bytes_fields(&w, &now, &t->before, &read, &written);
-    const tm_plan_info *plan = tm_plan_get_info(ran);
-    uint64_t planned_read = 0, planned_write = 0;
-    for (int k = 0; k < TM_KINDS; k++) {
-        planned_read += plan->read_bytes[k];
-        planned_write += plan->write_bytes[k];
-    }
-    field_uint(&w, "planned_read_bytes", planned_read);
-    field_uint(&w, "planned_write_bytes", planned_write);
+    field_double(&w, "step_seconds", line->took);
+    field_double(&w, "predicted_step_seconds", predicted_seconds);
+    field_double(&w, "tokens_per_second", (double)r->tokens / line->took);
+    bytes_fields(&w, run);
     field_uint(&w, "host_peak_bytes", tm_mem_resident_peak_bytes());
     field_uint(&w, "device_peak_bytes", 0);
-    wait_fields(&w, &now, &t->before);
+    wait_fields(&w, run);
     if (!r->finite) {
         tm_jw_key(&w, "skipped");
         tm_jw_bool(&w, true);
     }
     tm_status rc = log_line(t, &out, &w);
     tm_buf_free(&out);
-    progress(t, took, read + written);
+    progress(t, line, sum(run->read_bytes) + sum(run->write_bytes));
     return rc;
 }
 

@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -35,11 +36,11 @@ tm_status trainer_settle(trainer *t) {
 static tm_status one_step(trainer *t) {
     tm_job *job = t->job;
     uint64_t began = tm_now_ns();
-    tm_exec_get_stats(job->exec, &t->before);
     job->step.learning_rate = tm_lr_at(&t->cfg->schedule, t->step);
     job->step.number = t->applied + 1;
     (void)tm_lr_betas(&t->cfg->schedule, t->step, &job->adamw.beta1, &job->adamw.beta2);
     const tm_plan *plan = step_plan(t);
+    trainer_watch_announce(t, plan);
     TM_TRY(job_run(job, plan));
     t->pending = t->folded;
     t->step++;
@@ -50,7 +51,11 @@ static tm_status one_step(trainer *t) {
         t->skipped_in_a_row++;
         tm_log(TM_LOG_WARN, "step %" PRId64 ": loss or gradient is not finite; the update was skipped", t->step);
     }
-    TM_TRY(trainer_log_step(t, plan, began));
+    TM_TRY(trainer_watch_step(t, &(step_line){.r = job->step,
+                                              .step = t->step,
+                                              .plan = plan,
+                                              .at = (double)(began - t->start_ns) * 1e-9,
+                                              .took = (double)(tm_now_ns() - began) * 1e-9}));
     TM_TRY(check_finite(t));
     if (t->skipped_in_a_row >= MAX_SKIPPED)
         return tm_fail(
@@ -103,7 +108,9 @@ static tm_status write_side_files(trainer *t, const char *dir, tm_fmt dtype) {
 static tm_status save_to(trainer *t, const char *dir) {
     tm_fmt dtype = save_format(t->cfg);
     TM_TRY(trainer_settle(t));
+    if (tm_fault_hit("kill_before_export", NULL)) (void)raise(SIGKILL);
     TM_TRY(job_export(t->job, dir, dtype));
+    if (tm_fault_hit("kill_in_export", NULL)) (void)raise(SIGKILL);
     return write_side_files(t, dir, dtype);
 }
 
@@ -174,7 +181,9 @@ tm_status trainer_run_steps(trainer *t) {
     t->start_ns = t->commit_ns = tm_now_ns();
     t->job->may_go_on = trainer_may_go_on;
     t->job->may_go_on_ctx = t;
+    TM_TRY(trainer_watch_start(t));
     tm_status rc = run_steps(t);
+    if (rc == TM_OK) rc = trainer_watch_end(t);
     return rc == TM_ESIGNAL ? stop(t) : rc;
 }
 

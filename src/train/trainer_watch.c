@@ -1,0 +1,171 @@
+/* Steps as predicted and as they ran. A step's line is written when its last transfer has landed, which is a little
+ * into the step after: until then what the step came to waits here. */
+#include "offload/trace.h"
+#include "train/cost_internal.h"
+#include "train/trainer_internal.h"
+
+#include <string.h>
+
+enum { RUNS = 3, WAITING = 2 };
+
+struct trainer_watch {
+    tm_machine machine;
+    job_costs *costs;
+    tm_link *step_link, *first_link; /* from a step to the next; from the first of update F to the next */
+    tm_sim_result step, first;       /* simulated */
+    tm_trace *trace;
+    step_line line[WAITING]; /* steps whose transfers are still under way, oldest first */
+    tm_run_stats ended[WAITING];
+    uint32_t n_line, n_ended;
+    tm_span *span; /* of the last of `ended` */
+    tm_status status;
+    tm_error error;
+};
+
+/* ---- before the plan is chosen ------------------------------------------------------------------------------- */
+
+tm_status trainer_watch_open(trainer *t, const job_opts *o) {
+    trainer_watch *w = tm_calloc(1, sizeof *w);
+    if (!w) return tm_nomem(sizeof *w);
+    t->watch = w;
+    TM_TRY(tm_machine_of(o->paths, o->n_paths, &w->machine));
+    job_shape shape = trainer_step_shape(t);
+    TM_TRY(job_costs_open(&w->costs, t->job, &shape, &w->machine, JOB_COSTS_PROFILE));
+    job_use_costs(t->job, &w->machine, job_cost, w->costs);
+    return TM_OK;
+}
+
+void trainer_watch_close(trainer *t) {
+    trainer_watch *w = t->watch;
+    if (!w) return;
+    tm_trace_abandon(w->trace);
+    tm_sim_free(&w->step);
+    tm_sim_free(&w->first);
+    tm_link_free(w->step_link);
+    tm_link_free(w->first_link);
+    job_costs_close(w->costs);
+    tm_free(w->span);
+    tm_free(w);
+    t->watch = NULL;
+}
+
+/* ---- predictions and links ----------------------------------------------------------------------------------- */
+
+static tm_status predict(const trainer *t, tm_sim_result *out, const tm_plan *plan, const tm_link *link,
+                         uint32_t runs) {
+    const trainer_watch *w = t->watch;
+    return tm_simulate(out, plan,
+                       &(tm_sim_opts){.machine = &w->machine,
+                                      .cost = job_cost,
+                                      .ctx = w->costs,
+                                      .runs = runs,
+                                      .link = link,
+                                      .timeline = t->args->trace != NULL});
+}
+
+static void add_trace(trainer *t, const step_line *line, const tm_run_stats *s) {
+    trainer_watch *w = t->watch;
+    const tm_sim_result *r = line->plan == t->plan ? &w->step : &w->first;
+    if (!w->trace || w->status != TM_OK) return;
+    w->status = tm_trace_add(w->trace, &(tm_trace_step){.plan = line->plan,
+                                                        .step = (uint64_t)line->step,
+                                                        .at = line->at,
+                                                        .simulated = r->span,
+                                                        .measured = s->span,
+                                                        .name = job_op_name,
+                                                        .ctx = t->job});
+    if (w->status != TM_OK) w->error = *tm_error_get();
+}
+
+static void write_line(trainer *t, const step_line *line, const tm_run_stats *s) {
+    trainer_watch *w = t->watch;
+    double predicted = line->plan == t->plan ? w->step.seconds : w->first.seconds;
+    add_trace(t, line, s);
+    if (w->status == TM_OK) w->status = trainer_log_step(t, line, s, predicted);
+    if (w->status != TM_OK) w->error = *tm_error_get();
+}
+
+/* The step's own numbers and the end of its transfers come in either order. */
+static void match(trainer *t) {
+    trainer_watch *w = t->watch;
+    while (w->n_line > 0 && w->n_ended > 0) {
+        write_line(t, &w->line[0], &w->ended[0]);
+        memmove(w->line, w->line + 1, sizeof *w->line * --w->n_line);
+        memmove(w->ended, w->ended + 1, sizeof *w->ended * --w->n_ended);
+    }
+}
+
+static void run_ended(void *ctx, const tm_run_stats *s) {
+    trainer *t = ctx;
+    trainer_watch *w = t->watch;
+    if (s->plan != t->plan && s->plan != t->first_plan) return; /* evaluations and the like */
+    TM_ASSERT(w->n_ended < WAITING);
+    tm_run_stats *kept = &w->ended[w->n_ended++];
+    *kept = *s;
+    match(t);
+    if (w->n_ended == 0) return;
+    if (s->span) { /* the step's own numbers come when this run returns; its times are gone by then */
+        tm_free(w->span);
+        w->span = tm_malloc(sizeof *w->span * tm_plan_get_info(s->plan)->ops);
+        if (w->span) memcpy(w->span, s->span, sizeof *w->span * tm_plan_get_info(s->plan)->ops);
+        kept->span = w->span;
+    }
+}
+
+tm_status trainer_watch_start(trainer *t) {
+    trainer_watch *w = t->watch;
+    TM_TRY(tm_link_create(&w->step_link, t->plan, t->plan));
+    TM_TRY(predict(t, &w->step, t->plan, w->step_link, RUNS));
+    if (t->first_plan) {
+        TM_TRY(tm_link_create(&w->first_link, t->first_plan, t->plan));
+        TM_TRY(predict(t, &w->first, t->first_plan, NULL, 1));
+    }
+#ifdef TIDEMILL_SANITIZED /* sanitizer builds prove what they run */
+    TM_TRY(tm_link_verify(w->step_link));
+    if (w->first_link) TM_TRY(tm_link_verify(w->first_link));
+#endif
+    if (t->args->trace) {
+        TM_TRY(tm_trace_open(&w->trace, t->args->trace));
+        tm_exec_trace(t->job->exec, true);
+    }
+    tm_exec_on_done(t->job->exec, run_ended, t);
+    return TM_OK;
+}
+
+/* ---- steps --------------------------------------------------------------------------------------------------- */
+
+/* Somebody looks at the state, or writes it down, when the step that comes next is done. */
+static bool looked_at(const trainer *t) {
+    const tm_config *c = t->cfg;
+    int64_t next = t->step + 1;
+    return next >= c->total_steps || (c->eval_steps > 0 && t->eval && next % c->eval_steps == 0) ||
+           (c->save_steps > 0 && next % c->save_steps == 0) || trainer_commit_due(t);
+}
+
+void trainer_watch_announce(trainer *t, const tm_plan *plan) {
+    if (looked_at(t)) return;
+    tm_exec_announce(t->job->exec, t->plan, plan == t->plan ? t->watch->step_link : t->watch->first_link);
+}
+
+tm_status trainer_watch_step(trainer *t, const step_line *line) {
+    trainer_watch *w = t->watch;
+    TM_ASSERT(w->n_line < WAITING);
+    w->line[w->n_line++] = *line;
+    match(t);
+    if (w->status == TM_OK) return TM_OK;
+    tm_error_clear();
+    tm_error_set(&w->error);
+    return w->status;
+}
+
+tm_status trainer_watch_end(trainer *t) {
+    trainer_watch *w = t->watch;
+    if (w->status != TM_OK) {
+        tm_error_clear();
+        tm_error_set(&w->error);
+        return w->status;
+    }
+    tm_trace *trace = w->trace;
+    w->trace = NULL;
+    return trace ? tm_trace_commit(trace) : TM_OK;
+}
