@@ -1,0 +1,164 @@
+/* What a step moves, by its plan: 30 bytes a parameter with clipping (F), 26 without (B), whatever the number of
+ * micro-batches, activations apart; less by 3 bytes for each of the first 2 bytes a parameter of memory, by 2 for each
+ * after that; nothing when everything fits. On the shapes of 134 M and 1.26 B parameters, from config.json alone. That
+ * what is planned is what is moved is checked wherever the tests train (run.h). */
+#include "kernels/kernels.h"
+#include "run.h"
+#include "train/train_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct shape {
+    const char *name;
+    unsigned layers, hidden, intermediate, heads;
+} shape;
+static const shape small = {"134 M", 12, 768, 2048, 12}, large = {"1.26 B", 22, 2048, 5632, 32};
+
+static const char *model_of(const char *dir, const shape *s) {
+    const char *model = run_path(dir, "model");
+    assert_int_equal(mkdir(model, 0700), 0);
+    run_write(run_path(model, "config.json"),
+              run_format("{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": %u,\n"
+                         " \"intermediate_size\": %u, \"num_hidden_layers\": %u, \"num_attention_heads\": %u,\n"
+                         " \"num_key_value_heads\": %u, \"vocab_size\": 32000, \"max_position_embeddings\": 2048,\n"
+                         " \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0, \"tie_word_embeddings\": false,\n"
+                         " \"initializer_range\": 0.02}\n",
+                         s->hidden, s->intermediate, s->layers, s->heads, s->heads));
+    return model;
+}
+
+typedef struct moved {
+    double kind[TM_KINDS]; /* read and written, bytes a parameter */
+    double state;          /* all but activations */
+    uint64_t minimum, parameters, slab;
+} moved;
+
+static bool recompute; /* activations: else the best way is taken */
+
+static tm_status plan(const char *model, const char *disk, pass_update update, uint32_t micro_batches, bool none,
+                      uint64_t host_bytes, moved *out) {
+    tm_job *job;
+    tm_plan *p = NULL;
+    uint32_t chosen, n = 0;
+    pass_opts way[4];
+    for (uint32_t i = 0; i < 4; i++)
+        if (i < 2 || micro_batches > 1)
+            way[n++] = (pass_opts){.shape = {.micro_batches = micro_batches, .rows = 1, .seq = 512},
+                                   .backward = true,
+                                   .update = update,
+                                   .park = update == UPDATE_BEFORE,
+                                   .keep_quarters = i % 2 && !recompute ? PASS_KEEP_ALL : 0,
+                                   .stage_wise = i / 2};
+    job_opts o = {.model = model,
+                  .dtype = TM_BF16,
+                  .optimizer = true,
+                  .init_random = true,
+                  .host_bytes = host_bytes,
+                  .paths = &disk,
+                  .n_paths = 1,
+                  .cache_none = none,
+                  .config_only = true,
+                  .plan_only = true};
+    RUN_EXPECT_STATUS(job_open(&job, &o));
+    tm_status rc = job_start(job, &o, "step", way, n, &p, &chosen, &out->minimum, NULL, NULL);
+    out->parameters = tm_model_parameters(job->model);
+    out->state = 0;
+    for (int k = 0; rc == TM_OK && k < TM_KINDS; k++) {
+        const tm_plan_info *info = tm_plan_get_info(p);
+        out->kind[k] = (double)(info->read_bytes[k] + info->write_bytes[k]) / (double)out->parameters;
+        if (k != TM_KIND_ACTIVATION) out->state += out->kind[k];
+        out->slab = info->slab_bytes;
+    }
+    tm_plan_free(p);
+    job_close(job);
+    return rc;
+}
+
+static uint64_t least(const char *model, const char *disk, pass_update update, uint32_t micro_batches) {
+    moved m;
+    assert_int_equal(plan(model, disk, update, micro_batches, true, 1, &m), TM_EBUDGET);
+    tm_error_clear();
+    return m.minimum;
+}
+
+static void show(const char *what, const moved *m) {
+    print_message("  %s: %.3f =", what, m->state);
+    for (int k = 0; k < TM_KINDS; k++)
+        if (m->kind[k] > 0) print_message(" %s %.3f", tm_kind_name((tm_kind)k), m->kind[k]);
+    print_message("\n");
+}
+
+/* Weights of two blocks more than the least, nothing cached; pages of 64 KiB and whole frames take under 1%. */
+static void check_ceiling(const shape *s, uint32_t micro_batches) {
+    const char *dir = run_dir(), *model = model_of(dir, s);
+    static const struct {
+        pass_update update;
+        double ceiling;
+    } of[] = {{UPDATE_AFTER, 32}, {UPDATE_BEFORE, 30}, {UPDATE_WITHIN, 26}};
+    uint64_t unit = 2 * (4ull * s->hidden * s->hidden + 3ull * s->hidden * s->intermediate + 2ull * s->hidden);
+    for (unsigned i = 0; i < TM_COUNT(of); i++) {
+        moved m;
+        uint64_t at = least(model, dir, of[i].update, micro_batches) + 2 * unit;
+        RUN_EXPECT_STATUS(plan(model, dir, of[i].update, micro_batches, true, at, &m));
+        show(run_format("%s, update %s, %u micro-batches, %.1f MiB", s->name,
+                        pass_update_name(&(pass_opts){.update = of[i].update}), micro_batches, (double)at / 1048576),
+             &m);
+        /* the last part of the head stays between its forward and its backward */
+        if (m.state > of[i].ceiling * 1.01 || m.state < of[i].ceiling - .5)
+            fail_msg("%.3f bytes a parameter, not %.0f", m.state, of[i].ceiling);
+    }
+}
+
+static void test_small(void **state) {
+    (void)state;
+    static const uint32_t micro_batches[] = {1, 4, 16};
+    RUN_EXPECT_STATUS(tm_kernels_init(0));
+    for (unsigned i = 0; i < TM_COUNT(micro_batches); i++) check_ceiling(&small, micro_batches[i]);
+}
+static void test_large(void **state) {
+    (void)state;
+    RUN_EXPECT_STATUS(tm_kernels_init(0));
+    check_ceiling(&large, 1);
+    check_ceiling(&large, 4);
+    if (getenv("TEST_BYTES_ALL")) check_ceiling(&large, 16);
+}
+
+/* Memory instead of traffic, by the large shape, where the look-ahead (at most 96 MiB here) is small beside a byte a
+ * parameter: 30 bytes with nothing kept; 3 less for each byte a parameter of memory while weights are kept, 2 after
+ * that. `slack` is memory that is not kept state: the look-ahead, and
+ * frames that do not pack without gaps: a tenth of a byte, for whole matrices come and go together, and 2%. */
+static void test_slopes(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *model = model_of(dir, &large);
+    moved m;
+    RUN_EXPECT_STATUS(tm_kernels_init(0));
+    recompute = true;
+    uint64_t at_least = least(model, dir, UPDATE_BEFORE, 1);
+    RUN_EXPECT_STATUS(plan(model, dir, UPDATE_BEFORE, 1, true, at_least, &m));
+    double before = 31, params = (double)m.parameters, least_moved = m.state + m.kind[TM_KIND_ACTIVATION];
+    for (unsigned i = 0; i <= 15; i++) {
+        uint64_t budget = at_least + (uint64_t)((double)i * params);
+        RUN_EXPECT_STATUS(plan(model, dir, UPDATE_BEFORE, 1, false, budget, &m));
+        double slack = 96 * 1048576.0 / params + .1 + .02 * i, kept = fmax(0, i - slack);
+        double moves = m.state + m.kind[TM_KIND_ACTIVATION],
+               most = least_moved - 3 * fmin(kept, 2) - 2 * fmax(0, kept - 2);
+        show(run_format("least + %2u bytes a parameter, at most %.3f", i, fmax(most, 0)), &m);
+        if (moves > fmax(most, 0) + .01) fail_msg("%.3f bytes a parameter, more than %.3f", moves, fmax(most, 0));
+        if (moves > before + .01) fail_msg("%u bytes a parameter more move more: %.3f after %.3f", i, moves, before);
+        before = moves;
+    }
+    assert_true(before == 0);
+}
+
+int main(void) {
+    tm_log_set_level(TM_LOG_ERROR);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_small, run_clean),
+        cmocka_unit_test_teardown(test_large, run_clean),
+        cmocka_unit_test_teardown(test_slopes, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_bytes", tests, NULL, NULL);
+}
