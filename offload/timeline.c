@@ -72,7 +72,7 @@ static void add_work(timeline_lane *lane, const tm_timeline *t, uint32_t op) {
     char word[32];
     uint32_t at;
     first_word(t, &t->plan->op[op].op, word, sizeof word);
-    timeline_class *c = class_of(lane, word, work_colour[lane->classes % TM_COUNT(work_colour)], &at);
+    timeline_class *c = class_of(lane, word, "", &at);
     c->total += span->end - span->start;
     add_span(lane->value[at], span->start, span->end, t->result->seconds, 1);
 }
@@ -108,15 +108,16 @@ static void fill_engines(timeline *out, const tm_timeline *t) {
     static const uint8_t order[] = {TM_ENGINE_CPU,  TM_ENGINE_DEVICE,    TM_ENGINE_COPY_IN,   TM_ENGINE_COPY_OUT,
                                     TM_ENGINE_COMM, TM_ENGINE_DISK_READ, TM_ENGINE_DISK_WRITE};
     timeline_lane *lane[TM_ENGINES] = {NULL};
-    bool used[TM_ENGINES] = {[TM_ENGINE_CPU] = true};
+    bool used[TM_ENGINES] = {false};
     for (uint32_t i = 0; i < t->plan->n_op; i++) used[t->plan->op[i].engine] = true;
+    used[TM_ENGINE_CPU] &= !used[TM_ENGINE_DEVICE] || t->result->busy[TM_ENGINE_CPU] > 0;
     for (size_t i = 0; i < TM_COUNT(order); i++)
         if (used[order[i]]) lane[order[i]] = new_lane(out, t, order[i]);
     for (uint32_t i = 0; i < t->plan->n_op; i++) {
         uint8_t e = t->plan->op[i].engine;
         if (is_disk(e))
             add_transfer(lane[e], t, i);
-        else
+        else if (lane[e])
             add_work(lane[e], t, i);
     }
 }
@@ -151,28 +152,72 @@ static void touch(timeline_lane *lane, const tm_timeline *t, stay *s, const stru
     s->end = fmax(s->end, span->end);
 }
 
+static timeline_lane *frame_lane(timeline *out, const char *name, uint64_t limit) {
+    timeline_lane *lane = &out->lane[out->lanes++];
+    snprintf(lane->name, sizeof lane->name, "%s", name);
+    lane->unit = LANE_BYTES;
+    lane->limit = (double)limit;
+    return lane;
+}
+
+static void fill_resident(timeline_lane *lane, uint64_t bytes, double seconds) {
+    uint32_t at;
+    if (bytes == 0) return;
+    class_of(lane, "resident", resident_colour, &at)->total = (double)bytes;
+    add_span(lane->value[at], 0, seconds, seconds, (double)bytes);
+}
+
+static bool is_device(const tm_plan *p, uint32_t object) {
+    return tm_plan_object(p, object)->tier == TM_TIER_DEVICE;
+}
+
 static tm_status fill_frames(timeline *out, const tm_timeline *t) {
     const tm_plan *p = t->plan;
-    uint32_t n_state = p->layout ? p->layout->n : 0, n = n_state + p->n_temp, at;
-    timeline_lane *lane = &out->lane[out->lanes++];
+    uint32_t n_state = p->layout ? p->layout->n : 0, n = n_state + p->n_temp;
+    bool device = p->info.device_bytes > 0;
     stay *all = tm_calloc(n + 1, sizeof *all);
     if (!all) return tm_nomem(sizeof *all * n);
-    snprintf(lane->name, sizeof lane->name, "frames in use");
-    lane->unit = LANE_BYTES;
-    lane->limit = (double)p->info.slab_bytes;
-    timeline_class *c = class_of(lane, "resident", resident_colour, &at);
-    c->total = (double)p->info.resident_bytes;
-    add_span(lane->value[at], 0, out->seconds, out->seconds, c->total);
+    timeline_lane *lane[TM_TIERS] = {NULL};
+    if (device) lane[TM_TIER_DEVICE] = frame_lane(out, "device frames", p->info.device_bytes);
+    lane[TM_TIER_HOST] = frame_lane(out, device ? "host frames" : "frames in use", p->info.slab_bytes);
+    fill_resident(lane[TM_TIER_HOST], p->info.resident_bytes, out->seconds);
     for (uint32_t op = 0; p->first_touch && op < p->n_op; op++)
         for (uint32_t i = p->first_touch[op]; i < p->first_touch[op + 1]; i++) {
             const struct plan_touch *w = &p->touch[i];
             bool temp = w->object & TM_TEMP_BIT;
             if (!temp && p->layout->object[w->object].resident) continue;
-            touch(lane, t, &all[temp ? n_state + (w->object & ~TM_TEMP_BIT) : w->object], w, op);
+            touch(lane[device && is_device(p, w->object)], t,
+                  &all[temp ? n_state + (w->object & ~TM_TEMP_BIT) : w->object], w, op);
         }
-    for (uint32_t i = 0; i < n; i++) close_stay(lane, t, &all[i], i < n_state ? i : (i - n_state) | TM_TEMP_BIT);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t object = i < n_state ? i : (i - n_state) | TM_TEMP_BIT;
+        close_stay(lane[device && is_device(p, object)], t, &all[i], object);
+    }
     tm_free(all);
     return TM_OK;
+}
+
+static void swap_classes(timeline_lane *lane, uint32_t a, uint32_t b) {
+    timeline_class keep = lane->class[a];
+    lane->class[a] = lane->class[b];
+    lane->class[b] = keep;
+    for (int i = 0; i < TIMELINE_BINS; i++) {
+        float v = lane->value[a][i];
+        lane->value[a][i] = lane->value[b][i];
+        lane->value[b][i] = v;
+    }
+}
+
+/* Kinds of work come with the longest first, and have their colours by that. */
+static void rank_work(timeline_lane *lane) {
+    if (lane->unit != LANE_BUSY) return;
+    for (uint32_t i = 0; i < lane->classes; i++) {
+        uint32_t longest = i;
+        for (uint32_t k = i + 1; k < lane->classes; k++)
+            if (lane->class[k].total > lane->class[longest].total) longest = k;
+        if (longest != i) swap_classes(lane, i, longest);
+        lane->class[i].colour = work_colour[i % TM_COUNT(work_colour)];
+    }
 }
 
 static void set_top(timeline_lane *lane) {
@@ -191,6 +236,9 @@ tm_status timeline_fill(timeline *out, const tm_timeline *t) {
         return tm_fail(TM_EBUG, "timeline: the result was not simulated from this plan with .timeline");
     fill_engines(out, t);
     TM_TRY(fill_frames(out, t));
-    for (uint32_t i = 0; i < out->lanes; i++) set_top(&out->lane[i]);
+    for (uint32_t i = 0; i < out->lanes; i++) {
+        rank_work(&out->lane[i]);
+        set_top(&out->lane[i]);
+    }
     return TM_OK;
 }

@@ -4,7 +4,7 @@
 
 #include "offload/trace.h"
 
-enum { TIMELINE_BINS = 1240, TIMELINE_CLASSES = 12, TIMELINE_LANES = 8 };
+enum { TIMELINE_BINS = 1240, TIMELINE_CLASSES = 12, TIMELINE_LANES = TM_ENGINES + TM_TIERS };
 
 /* A kind of work or of object. */
 typedef struct timeline_class {

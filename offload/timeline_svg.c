@@ -49,7 +49,14 @@ static tm_status put_text(tm_buf *b, double x, double y, const char *style, cons
 
 static const char *amount(const timeline_lane *lane, double v, char *buf, size_t cap) {
     if (lane->unit == LANE_BUSY)
-        snprintf(buf, cap, v < 0.0995 ? "%.2g s" : v < 9.95 ? "%.2f s" : v < 99.5 ? "%.1f s" : "%.0f s", v);
+        snprintf(buf, cap,
+                 v < 1e-3   ? "%.0f us"
+                 : v < 0.1  ? "%.1f ms"
+                 : v < 9.95 ? "%.2f s"
+                            : "%.1f s",
+                 v < 1e-3  ? v * 1e6
+                 : v < 0.1 ? v * 1e3
+                           : v);
     else
         tm_format_size((uint64_t)v, buf, cap);
     return buf;
@@ -81,14 +88,16 @@ static tm_status put_legend(tm_buf *b, const timeline_lane *lane, int top, int *
     int x = 0, width;
     char text[96];
     *rows = 1;
-    for (uint32_t c = 0; c < lane->classes; c++, x += width) {
+    for (uint32_t c = 0; c < lane->classes; c++) {
+        if (!(lane->class[c].total > 0)) continue;
         width = legend_text(lane, c, text, sizeof text);
         if (x + width > PLOT) x = 0, ++*rows;
+        int left = x, y = top + (*rows - 1) * LEGEND_ROW;
+        x += width;
         if (!b) continue;
-        int y = top + (*rows - 1) * LEGEND_ROW;
-        TM_TRY(tm_buf_printf(b, "<rect x=\"%d\" y=\"%d\" width=\"10\" height=\"10\" fill=\"%s\"/>\n", x, y + 5,
+        TM_TRY(tm_buf_printf(b, "<rect x=\"%d\" y=\"%d\" width=\"10\" height=\"10\" fill=\"%s\"/>\n", left, y + 5,
                              lane->class[c].colour));
-        TM_TRY(put_text(b, x + 15, y + 14, "class=\"s\"", text));
+        TM_TRY(put_text(b, left + 15, y + 14, "class=\"s\"", text));
     }
     return TM_OK;
 }
