@@ -2,6 +2,7 @@
 #include "offload/store_internal.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -196,8 +197,12 @@ static tm_status open_others(tm_commit *c, const manifest_head *h) {
 
 static tm_status open_commit(tm_commit *c, const char *dir) {
     manifest_head h;
+    char path[PATH_MAX];
     TM_TRY(tm_io_run_reopen(&c->run[0], dir, true, LOCK_WAIT_MS));
     c->n_paths = 1;
+    int n = snprintf(path, sizeof path, "%s/" MANIFEST_NAME, dir);
+    if (n < 0 || n >= PATH_MAX || !tm_path_exists(path))
+        return tm_fail(TM_EINPUT, "%s: holds no commit; its run ended before the first one", dir);
     TM_TRY(tm_file_open_in(&c->file, dir, MANIFEST_NAME));
     TM_TRY(check_hash(c));
     TM_TRY(read_head(c, &h));

@@ -106,6 +106,9 @@ static tm_status from_earlier(trainer *t, const earlier *e) {
 static tm_status from_directory(trainer *t, const char *dir) {
     earlier e;
     char path[4096];
+    if (!tm_path_is_dir(dir))
+        return tm_fail(TM_EINPUT, "--resume %s: no such folder; give auto, never, an output_dir or a run directory",
+                       dir);
     snprintf(path, sizeof path, "%s/run.json", dir);
     TM_TRY(read_earlier(path, &e));
     const char *first = e.any ? first_directory(&e) : dir;
@@ -133,6 +136,28 @@ tm_status trainer_choose_start(trainer *t) {
         rc = strcmp(resume, "auto") == 0 ? from_earlier(t, &e) : from_directory(t, resume);
     tm_json_free(e.doc);
     return rc;
+}
+
+/* ---- what a killed run left in OUTPUT_DIR ------------------------------------------------------------------------ */
+
+static bool is_half_done(const char *name) {
+    size_t n = strlen(name);
+    bool checkpoint = strncmp(name, "checkpoint-", 11) == 0 && n > 15 && strcmp(name + n - 4, ".tmp") == 0;
+    return checkpoint || strncmp(name, ".tmp-", 5) == 0 || strncmp(name, ".tokens-", 8) == 0;
+}
+
+static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
+    const trainer *t = ctx;
+    char path[4096];
+    (void)is_dir;
+    if (!is_half_done(name)) return TM_OK;
+    snprintf(path, sizeof path, "%s/%s", t->cfg->output_dir, name);
+    return tm_remove_tree(path);
+}
+
+tm_status trainer_sweep(trainer *t) {
+    if (!tm_path_exists(trainer_path(t, "run.json"))) return TM_OK;
+    return tm_list_dir(t->cfg->output_dir, sweep_one, t);
 }
 
 /* ---- is it of this job? ---------------------------------------------------------------------------------------- */
@@ -186,17 +211,13 @@ static tm_status compare_value(const tm_json *was, const tm_json *is, const char
     return rc;
 }
 
-static bool descend(const tm_json *a) {
-    return a && a->type == TM_JSON_OBJECT && strcmp(a->key, "data") == 0;
-}
-
-/* The members of `is` against those of `was`, then those that only `was` has. */
-static tm_status compare_members(const tm_json *was, const tm_json *is, tm_buf *differ) {
+/* The members of `is` against those of `was`, then those that only `was` has. Both are our own dumps: three levels. */
+static tm_status compare_members(const tm_json *was, const tm_json *is, unsigned depth, tm_buf *differ) {
     for (const tm_json *m = is->child; m; m = m->next) {
         const tm_json *old = tm_json_get(was, m->key);
         if (is_free(m->key)) continue;
-        if (descend(m) && descend(old))
-            TM_TRY(compare_members(old, m, differ));
+        if (depth < 3 && old && old->type == TM_JSON_OBJECT && m->type == TM_JSON_OBJECT)
+            TM_TRY(compare_members(old, m, depth + 1, differ));
         else
             TM_TRY(compare_value(old, m, m->key, differ));
     }
@@ -213,7 +234,7 @@ static tm_status check_config(const trainer *t, const tm_json *info) {
     TM_GO(tm_config_dump_json(t->cfg, &now, 0));
     TM_GO(tm_json_parse(&doc, now.data, now.len, "configuration", 0, 0));
     if (!was) TM_GO(tm_fail(TM_ECORRUPT, "the commit holds no configuration"));
-    TM_GO(compare_members(was, tm_json_root(doc), &differ));
+    TM_GO(compare_members(was, tm_json_root(doc), 0, &differ));
     if (differ.len)
         rc = tm_fail(TM_EINPUT,
                      "the run in %s was started with another configuration: %s; set it back, or start another run in "

@@ -102,7 +102,7 @@ static void what_is_no_commit_is_refused(void **state) {
     OK(world_open(&w, &(world_opts){.path = dir}));
     snprintf(path, sizeof path, "%s", tm_store_path(w.store, 0));
     world_close(&w, true);
-    fails(tm_commit_open(&c, path), TM_EINPUT, "manifest"); /* none was made */
+    fails(tm_commit_open(&c, path), TM_EINPUT, "holds no commit");
     OK(tm_remove_tree(path));
     fails(tm_commit_open(&c, dir), TM_EINPUT, "not a run directory");
 }

@@ -193,7 +193,9 @@ static int await(pid_t pid, const run_opts *o, run_result *r) {
         }
         uint64_t peak = sample_peak(pid);
         if (peak > r->peak_bytes) r->peak_bytes = peak;
-        if (o->signal && !signalled && file_not_empty(o->signal_when)) {
+        bool now = o->signal_when ? file_not_empty(o->signal_when)
+                                  : tm_now_ns() - began >= (uint64_t)o->signal_after_ms * 1000000;
+        if (o->signal && !signalled && now) {
             signalled = true;
             kill(pid, o->signal);
         }

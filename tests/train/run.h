@@ -32,6 +32,7 @@ typedef struct run_opts {
     unsigned timeout_s;      /* 0: 120; the process is killed and the test fails */
     int signal;              /* != 0: sent once `signal_when` exists */
     const char *signal_when; /* path of a file that is not empty */
+    unsigned signal_after_ms; /* with signal_when NULL: since the start */
     const char *cgroup;      /* the process joins this memory cgroup (run_cgroup) before it starts; NULL: none */
     const char *input;       /* stdin; NULL: nothing */
 } run_opts;

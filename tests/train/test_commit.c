@@ -1,0 +1,261 @@
+/* Kill it at any instant: the finished state is that of the run that nobody disturbed.
+ *
+ * TIDEMILL_KILLS=N TIDEMILL_KILL_SEED=S: that many kills at random instants (default 25, 1). */
+#include "run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+enum { STEPS = 24 };
+
+typedef struct scene {
+    const char *dir, *model, *rows, *config, *output, *offload;
+} scene;
+
+static void write_rows(const char *path, size_t first) {
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(path, golden, first, 3, 16, false); /* three rows, two a step: epochs end with a smaller step */
+    tm_st_close(golden);
+}
+
+static scene scene_open(void) {
+    scene s = {.dir = run_dir()};
+    s.model = run_path(s.dir, "model");
+    s.rows = run_path(s.dir, "rows.safetensors");
+    s.config = run_path(s.dir, "config.json");
+    s.output = run_path(s.dir, "out");
+    s.offload = run_path(s.dir, "offload");
+    run_copy_model(TM_TEST_FIXTURES "/arch_llama", s.model);
+    write_rows(s.rows, 0);
+    run_write(s.config,
+              run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"eval\": \"%s\", \"seq_len\": 16},"
+                         " \"precision\": \"bf16\", \"max_steps\": %d, \"learning_rate\": 0.01, \"commit_steps\": 3,"
+                         " \"eval_steps\": 8, \"save_steps\": 10, \"save_total_limit\": 1,"
+                         " \"per_device_train_batch_size\": 1, \"gradient_accumulation_steps\": 2,"
+                         " \"memory\": {\"cache\": \"none\"}, \"output_dir\": \"%s\", \"zero_optimization\": {"
+                         " \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"},"
+                         " \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"}}}\n",
+                         s.model, s.rows, s.rows, STEPS, s.output, s.offload, s.offload));
+    return s;
+}
+
+/* Ways of running that change no bit; a resumed run may take another one. */
+static const char *const ways[][3] = {
+    {"memory.update=\"U\"", "memory.cache=\"none\"", "memory.io_engine=\"auto\""},
+    {"memory.update=\"F\"", "memory.cache=\"none\"", "memory.io_engine=\"sync\""},
+    {"memory.update=\"F\"", "memory.cache=\"auto\"", "memory.io_engine=\"threads\""},
+    {"memory.update=\"U\"", "memory.cache=\"auto\"", "memory.host_budget=\"unlimited\""},
+};
+
+static run_result train(const scene *s, const run_opts *o, unsigned way, const char *resume, const char *set) {
+    const char *arguments[20] = {"train", s->config, "--quiet", "--resume", resume ? resume : "auto"};
+    unsigned n = 5;
+    for (unsigned i = 0; i < 3; i++) arguments[n++] = "--set", arguments[n++] = ways[way % TM_COUNT(ways)][i];
+    if (set) arguments[n++] = "--set", arguments[n++] = set;
+    return run_argv(o ? o : &(run_opts){0}, arguments);
+}
+
+static void expect(run_result *r, int status, const char *said) {
+    if (r->status != status || (said && !strstr(r->err, said)))
+        fail_msg("exit status %d (expected %d, \"%s\"); stderr:\n%s", r->status, status, said ? said : "", r->err);
+    run_free(r);
+}
+
+/* The hash of a run without commits, everything in memory. */
+static const char *reference(const scene *s) {
+    const char *dir = run_path(s->dir, "reference");
+    scene alone = *s;
+    run_result r = train(&alone, NULL, 3, "never", run_format("output_dir=%s", dir));
+    expect(&r, 0, NULL);
+    return run_format("%s", train_log_read(dir).hash);
+}
+
+static void expect_finished(const scene *s, const char *hash) {
+    train_log log = train_log_read(s->output); /* every step once, in order */
+    assert_int_equal(log.steps, STEPS);
+    assert_string_equal(log.hash, hash);
+    if (access(s->offload, F_OK) == 0) assert_int_equal(run_entries(s->offload), 0);
+    assert_int_equal(access(run_path(s->output, "model.safetensors"), R_OK), 0);
+    assert_int_equal(access(run_path(s->output, "checkpoint-20/model.safetensors"), R_OK), 0);
+    assert_int_equal(run_entries(s->output), 6); /* model, two configurations, checkpoint, log, run.json: no debris */
+}
+
+static uint64_t option(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static void kills_at_random_instants_change_nothing(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *hash = reference(&s);
+    uint64_t kills = option("TIDEMILL_KILLS", 25), seed = option("TIDEMILL_KILL_SEED", 1), finished = 0;
+    unsigned longest = 400;
+    for (uint64_t done = 0, turn = 0; done < kills || finished == 0; turn++) {
+        uint32_t r[4];
+        tm_philox(seed, 0, turn, r);
+        bool enough = done >= kills;
+        run_opts o = {.signal = enough ? 0 : SIGKILL, .signal_after_ms = 20 + r[0] % longest};
+        run_result got = train(&s, &o, r[1], NULL, NULL);
+        if (got.status == 128 + SIGKILL) {
+            done++;
+            run_free(&got);
+            continue;
+        }
+        if (got.seconds < longest * 1e-3) longest = (unsigned)(got.seconds * 1000) + 20;
+        expect(&got, 0, NULL);
+        finished++;
+        expect_finished(&s, hash);
+        run_remove(s.output);
+    }
+    print_message("%llu kills, %llu runs finished\n", (unsigned long long)kills, (unsigned long long)finished);
+}
+
+/* Twice at each named point, in one run that is taken up again and again. */
+static void kills_at_named_points_change_nothing(void **state) {
+    (void)state;
+    static const char *const points[] = {"kill_op",
+                                         "kill_write_back",
+                                         "kill_before_sync",
+                                         "kill_before_manifest",
+                                         "kill_in_manifest",
+                                         "kill_before_rename",
+                                         "kill_after_rename",
+                                         "kill_restore",
+                                         "kill_before_export",
+                                         "kill_in_export"};
+    scene s = scene_open();
+    const char *hash = reference(&s);
+    unsigned killed[TM_COUNT(points)] = {0};
+    for (unsigned turn = 0; turn < 4 * TM_COUNT(points); turn++) {
+        unsigned p = turn % TM_COUNT(points);
+        if (killed[p] >= 2) continue;
+        const char *env[] = {run_format("TIDEMILL_FAULT=%s:%u:now:once", points[p], p == 0 ? 97 : 1 + killed[p] % 2),
+                             NULL};
+        run_result got = train(&s, &(run_opts){.env = env}, 1 + turn % 3, NULL, NULL);
+        if (got.status == 128 + SIGKILL) {
+            killed[p]++;
+            run_free(&got);
+            continue;
+        }
+        expect(&got, 0, NULL);
+        expect_finished(&s, hash);
+        run_remove(s.output);
+    }
+    for (unsigned p = 0; p < TM_COUNT(points); p++)
+        if (!killed[p]) fail_msg("%s was never reached", points[p]);
+    run_result got = train(&s, NULL, 2, NULL, NULL);
+    expect(&got, 0, NULL);
+    expect_finished(&s, hash);
+}
+
+/* Stopped after its fourth step or so, by a signal that asks. */
+static run_result stop(const scene *s, int signal, unsigned way, const char *set) {
+    return train(s, &(run_opts){.signal = signal, .signal_when = run_path(s->output, "log.jsonl")}, way, NULL, set);
+}
+
+static void signals_commit_and_the_run_goes_on(void **state) {
+    (void)state;
+    static const int signals[] = {SIGTERM, SIGINT, SIGUSR1};
+    scene s = scene_open();
+    const char *hash = reference(&s);
+    for (unsigned i = 0; i < TM_COUNT(signals); i++) {
+        run_result r = stop(&s, signals[i], i, "commit_steps=1000");
+        expect(&r, 3, "is committed, the same command goes on from it");
+        assert_int_equal(access(run_path(s.output, "run.json"), R_OK), 0);
+        r = train(&s, NULL, i + 1, NULL, NULL);
+        expect(&r, 0, "going on from step");
+        expect_finished(&s, hash);
+        run_remove(s.output);
+    }
+    run_result r = stop(&s, SIGTERM, 0, "commit_steps=0"); /* nothing to go on from: as if it had never begun */
+    expect(&r, 1, "stopped by signal");
+    assert_int_equal(run_entries(s.offload), 0);
+    assert_int_not_equal(access(run_path(s.output, "run.json"), F_OK), 0);
+}
+
+/* Exit 2, the reason named, and the run still there. */
+static void a_resume_that_does_not_fit_is_refused(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *hash = reference(&s);
+    run_result r = stop(&s, SIGTERM, 1, NULL);
+    expect(&r, 3, NULL);
+    static const char *const sets[][2] = {{"learning_rate=0.02", "lr was 0.01, is 0.02"},
+                                          {"precision=fp32", "precision was \"bf16\", is \"fp32\""},
+                                          {"gradient_accumulation_steps=1", "gradient_accumulation_steps was 2, is 1"},
+                                          {"data.seq_len=8", "seq_len was 16, is 8"},
+                                          {"max_steps=1", "max_steps is 1"},
+                                          {"seed=7", "seed was 42, is 7"}};
+    for (unsigned i = 0; i < TM_COUNT(sets); i++) {
+        r = train(&s, NULL, 1, NULL, sets[i][0]);
+        expect(&r, 2, sets[i][1]);
+    }
+    write_rows(s.rows, 1);
+    r = train(&s, NULL, 1, NULL, NULL);
+    expect(&r, 2, "other samples");
+    write_rows(s.rows, 0);
+    const char *env[] = {"TIDEMILL_ISA=ref", NULL};
+    r = train(&s, &(run_opts){.env = env}, 1, NULL, NULL);
+    expect(&r, 2, "--allow-numerics-change");
+    r = train(&s, NULL, 1, "nowhere", NULL);
+    expect(&r, 2, "nowhere");
+    r = train(&s, NULL, 1, s.output, NULL); /* and by the name of the output folder it goes on */
+    expect(&r, 0, "going on from step");
+    expect_finished(&s, hash);
+}
+
+/* Somebody else has the lock: named, waited for, not robbed. */
+static void a_live_run_is_left_alone(void **state) {
+    (void)state;
+    scene s = scene_open();
+    run_result r = stop(&s, SIGTERM, 1, NULL);
+    expect(&r, 3, NULL);
+    size_t len;
+    tm_json_doc *doc;
+    char *text = run_read(run_path(s.output, "run.json"), &len);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "run.json", 0, 0));
+    const char *run_directory = tm_json_get(tm_json_root(doc), "run_directories")->child->text;
+    int fd = open(run_path(run_directory, "lock"), O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0 && flock(fd, LOCK_EX) == 0);
+    r = train(&s, NULL, 1, "never", NULL);
+    expect(&r, 2, "in use by process ");
+    r = train(&s, NULL, 1, NULL, NULL);
+    if (r.seconds < 9) fail_msg("waited %.1f s only", r.seconds);
+    expect(&r, 2, "in use by process ");
+    close(fd);
+    r = train(&s, NULL, 1, NULL, NULL);
+    expect(&r, 0, NULL);
+    tm_json_free(doc);
+    free(text);
+}
+
+/* keep_state: a finished run can be made longer. */
+static void a_finished_run_can_be_made_longer(void **state) {
+    (void)state;
+    scene s = scene_open();
+    run_result r = train(&s, NULL, 1, NULL, "keep_state=true");
+    expect(&r, 0, NULL);
+    r = train(&s, NULL, 1, NULL, NULL);
+    expect(&r, 2, "raise max_steps");
+    r = train(&s, NULL, 0, NULL, "max_steps=30");
+    expect(&r, 0, "going on from step 24");
+    assert_int_equal(train_log_read(s.output).steps, 30);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(kills_at_random_instants_change_nothing, run_clean),
+        cmocka_unit_test_teardown(kills_at_named_points_change_nothing, run_clean),
+        cmocka_unit_test_teardown(signals_commit_and_the_run_goes_on, run_clean),
+        cmocka_unit_test_teardown(a_resume_that_does_not_fit_is_refused, run_clean),
+        cmocka_unit_test_teardown(a_live_run_is_left_alone, run_clean),
+        cmocka_unit_test_teardown(a_finished_run_can_be_made_longer, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_commit", tests, NULL, NULL);
+}
