@@ -251,10 +251,94 @@ static void a_timeline_is_well_formed_and_small(void **state) {
     assert_int_equal(remove("test_timeline.html"), 0);
 }
 
+#ifdef TIDEMILL_FAULTS
+/* ---- every allocation fails once ----------------------------------------------------------------------------- */
+
+typedef tm_status (*job_fn)(const world *w);
+
+static tm_status simulate_job(const world *w) {
+    tm_sim_result r;
+    TM_TRY(tm_simulate(
+        &r, w->plan,
+        &(tm_sim_opts){.machine = &w->machine, .cost = seconds_of, .runs = 2, .link = w->link, .timeline = true}));
+    tm_sim_free(&r);
+    return TM_OK;
+}
+
+static tm_status trace_job(const world *w) {
+    tm_trace *t;
+    TM_TRY(tm_trace_open(&t, "test_trace.json"));
+    tm_status rc = tm_trace_add(t, &(tm_trace_step){.plan = w->plan, .simulated = w->result.span, .name = name_of});
+    if (rc == TM_OK) return tm_trace_commit(t);
+    tm_trace_abandon(t);
+    return rc;
+}
+
+static tm_status timeline_job(const world *w) {
+    return tm_timeline_write("test_trace.json", &(tm_timeline){.plan = w->plan, .result = &w->result});
+}
+
+static tm_status hardware_job(const world *w) {
+    tm_machine m;
+    (void)w;
+    return tm_machine_load("test_trace.hw", &m);
+}
+
+static tm_status profile_job(const world *w) {
+    tm_profile *p;
+    TM_TRY(tm_profile_open(&p, "back-end"));
+    tm_status rc = tm_profile_put(p, "key", 1);
+    if (rc == TM_OK) rc = tm_profile_save(p);
+    tm_profile_close(p);
+    if (rc == TM_OK) rc = tm_profile_put_disk(".", &w->machine.disk);
+    return rc;
+}
+
+static void memory_may_run_out_anywhere(void **state) {
+    (void)state;
+    static const job_fn jobs[] = {simulate_job, trace_job, timeline_job, hardware_job, profile_job};
+    static const char hw[] =
+        "{\"name\": \"x\", \"host_memory\": \"1GiB\", \"cpu\": {\"cores\": 1, \"flops_fp32\": 1e9, "
+        "\"memory_bytes_per_second\": 1e9}}";
+    world w;
+    tm_out *out;
+    make(&w, 40);
+    assert_int_equal(tm_out_create(&out, "test_trace.hw"), TM_OK);
+    assert_int_equal(tm_out_append(out, hw, sizeof hw - 1), TM_OK);
+    assert_int_equal(tm_out_commit(out), TM_OK);
+    assert_int_equal(setenv("TIDEMILL_PROFILE", "test_trace.profile", 1), 0);
+    for (size_t j = 0; j < TM_COUNT(jobs); j++) {
+        uint64_t live = tm_mem_live_bytes();
+        unsigned failed = 0;
+        for (int i = 1;; i++) {
+            char spec[48];
+            snprintf(spec, sizeof spec, "alloc:%d:fail:once", i);
+            assert_int_equal(tm_fault_set(spec), TM_OK);
+            tm_status rc = jobs[j](&w);
+            assert_int_equal(tm_fault_set(NULL), TM_OK);
+            assert_int_equal(tm_mem_live_bytes(), live);
+            if (rc == TM_OK) break;
+            assert_int_equal(rc, TM_ENOMEM);
+            tm_error_clear();
+            failed++;
+        }
+        assert_true(failed > 3);
+    }
+    drop(&w);
+    assert_int_equal(remove("test_trace.hw"), 0);
+    assert_int_equal(remove("test_trace.json"), 0);
+    assert_int_equal(remove("test_trace.profile"), 0);
+}
+
+#endif
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_trace_has_the_spans_that_went_in),
         cmocka_unit_test(an_abandoned_trace_leaves_nothing),
+#ifdef TIDEMILL_FAULTS
+        cmocka_unit_test(memory_may_run_out_anywhere),
+#endif
         cmocka_unit_test(a_timeline_is_well_formed_and_small),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
