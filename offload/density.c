@@ -383,6 +383,16 @@ void density_choose(density *d, uint64_t budget, uint8_t *resident, uint8_t *tem
         }
 }
 
+uint64_t density_moved(const density *d) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < d->n; i++)
+        for (uint32_t v = 0; v < d->c[i].n_visit && !d->c[i].best; v++) {
+            const cand_visit *cv = &d->visit[d->c[i].first_visit + v];
+            bytes += cv->read + cv->write;
+        }
+    return bytes;
+}
+
 /* ---- open and close ------------------------------------------------------------------------------------------ */
 
 /* What lies in memory in any case: frames of visits, temporaries that are not paged, resident state. */

@@ -48,6 +48,7 @@ tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, c
                        const uint8_t *temp_paged, uint64_t below);
 void density_close(density *d);
 /* Decides for loads up to `budget`; sets resident[] and temp_paged[] of all candidates. */
+uint64_t density_moved(const density *d); /* bytes that candidates move in a run, under the latest choice */
 void density_choose(density *d, uint64_t budget, uint8_t *resident, uint8_t *temp_paged);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { STEERING_TRIES = 6, WINDOW_TRIES = 5 };
+enum { STEERING_TRIES = 6, WINDOW_TRIES = 5, STREAM_TO_WINDOW = 64 };
 
 typedef struct chooser {
     const tm_program *p;
@@ -129,6 +129,11 @@ tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_pla
         uint64_t below = opts->choose_residency ? residency_base(l, resident, NULL) : l->resident_end;
         TM_GO(density_open(&d, p, opts, resident, temp_paged, below));
         TM_GO(steer(&ch, &d, *window));
+        uint64_t enough = tm_max_u64(density_moved(&d) / STREAM_TO_WINDOW, 4 * TM_MIB);
+        if (enough < *window / 2) { /* little is left to stream: memory is better kept than read ahead into */
+            *window = enough;
+            TM_GO(steer(&ch, &d, *window));
+        }
     }
     TM_GO(widest_window(&ch, window));
     *base = opts->choose_residency ? residency_base(l, resident, NULL) : l->resident_end;
