@@ -4,27 +4,28 @@
  *   start -> below (due is noted) -- reap of the layer below --> held -- due is past --> settled */
 #include "io/io_internal.h"
 
-#include <math.h>
-
 typedef struct delay_ctx {
     double latency, bps; /* seconds; 0: no limit */
+    double lane;         /* the slow one, from 0; -1: all */
     uint64_t free_at;    /* when the imagined disk is through with what it was given */
     uint64_t *due;       /* of each piece */
+    unsigned below;
     io_queue held;
 } delay_ctx;
 
 static tm_status delay_open(io_layer *l) {
     delay_ctx *c = tm_calloc(1, sizeof *c);
-    uint64_t *due = tm_calloc(l->io->n_pieces, sizeof *due);
-    const io_option table[] = {{"latency", c ? &c->latency : NULL, 60, false},
-                               {"bps", c ? &c->bps : NULL, 1e15, false}};
-    tm_status rc = c && due ? io_options_parse(l, table, TM_COUNT(table)) : tm_nomem(sizeof *c);
+    if (!c) return tm_nomem(sizeof *c);
+    c->lane = -1;
+    const io_option table[] = {
+        {"latency", &c->latency, 60, false}, {"bps", &c->bps, 1e15, false}, {"lane", &c->lane, IO_LANES - 1, false}};
+    tm_status rc = io_options_parse(l, table, TM_COUNT(table));
+    if (rc == TM_OK) c->due = tm_calloc(l->io->n_pieces, sizeof *c->due);
+    if (rc == TM_OK && !c->due) rc = tm_nomem(l->io->n_pieces * sizeof *c->due);
     if (rc != TM_OK) {
         tm_free(c);
-        tm_free(due);
         return rc;
     }
-    c->due = due;
     l->ctx = c;
     return TM_OK;
 }
@@ -43,9 +44,13 @@ static uint64_t *due_of(const io_layer *l, const io_piece *p) {
 static void delay_start(io_layer *l, io_piece *p) {
     delay_ctx *c = l->ctx;
     uint64_t now = tm_now_ns();
-    c->free_at = tm_max_u64(c->free_at, now);
-    if (c->bps > 0) c->free_at += (uint64_t)(p->n / c->bps * 1e9);
-    *due_of(l, p) = c->free_at + (uint64_t)(c->latency * 1e9);
+    *due_of(l, p) = now;
+    if (c->lane < 0 || c->lane == p->req->file.lane) {
+        c->free_at = tm_max_u64(c->free_at, now);
+        if (c->bps > 0) c->free_at += (uint64_t)(p->n / c->bps * 1e9);
+        *due_of(l, p) = c->free_at + (uint64_t)(c->latency * 1e9);
+    }
+    c->below++;
     l->lower->engine->start(l->lower, p);
 }
 
@@ -66,16 +71,23 @@ static uint64_t release(const io_layer *l, delay_ctx *c, io_queue *settled) {
     return next;
 }
 
+static void hold(delay_ctx *c, io_queue *got) {
+    for (io_piece *p; (p = io_queue_pop(got)); c->below--) io_queue_push(&c->held, p);
+}
+
+/* While some are held the layer below is asked now and then, since its completions end no sleep here. */
 static tm_status delay_reap(io_layer *l, bool block, io_queue *settled) {
+    const uint64_t now_and_then = 1000 * 1000;
     delay_ctx *c = l->ctx;
     io_queue got = {NULL, NULL};
     for (;;) {
         bool below = block && !c->held.head;
         tm_status rc = l->lower->engine->reap(l->lower, below, &got);
         bool woken = below && !got.head;
-        io_queue_move(&c->held, &got);
+        hold(c, &got);
         uint64_t next = release(l, c, settled);
         if (rc != TM_OK || !block || settled->head || woken) return rc;
+        if (c->below) next = tm_min_u64(next, tm_now_ns() + now_and_then);
         if (next != UINT64_MAX && io_sleep_until(l->io, next)) return TM_OK;
     }
 }

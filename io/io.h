@@ -128,7 +128,7 @@ typedef struct tm_io tm_io;
  *   sync     in the calling thread: the oracle     null     completes at once and moves nothing: measures ourselves
  *   mem      files are in memory, as long as the engine is open (reads of what was not written give zeros)
  *
- *   delay    latency=SECONDS, bps=BYTES_PER_SECOND (one rate for all that goes through)
+ *   delay    latency=SECONDS, bps=BYTES_PER_SECOND (one rate for all that goes through), lane=N: only that lane's
  *   error    fails with errno=eio the attempt number at=I (from 1; sticky=1: and all later ones), or each with
  *            probability rate=P; reads=0, writes=0 or syncs=0 leaves those alone
  *   sim      what a hostile machine may do, each with a probability: reorder (an attempt is held back another round,
