@@ -4,14 +4,20 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static tm_status open_paths(tm_store *s, const tm_store_opts *opts) {
     if (opts->n_paths > STORE_PATHS)
         return tm_fail(TM_EINPUT, "%u offload paths given, at most %d are used; leave some out", opts->n_paths,
                        STORE_PATHS);
     for (unsigned i = 0; i < opts->n_paths; i++) {
-        TM_TRY(tm_io_run_create(&s->run[i], opts->paths[i],
-                                &(tm_io_run_opts){.allow_tmpfs = opts->allow_tmpfs, .create_parents = true}));
+        char id[64];
+        uint64_t now[2] = {tm_now_ns(), (uint64_t)getpid()};
+        snprintf(id, sizeof id, "%.40s-%016llx", opts->name ? opts->name : "",
+                 (unsigned long long)tm_hash64(now, sizeof now, i));
+        TM_TRY(tm_io_run_create(
+            &s->run[i], opts->paths[i],
+            &(tm_io_run_opts){.id = opts->name ? id : NULL, .allow_tmpfs = opts->allow_tmpfs, .create_parents = true}));
         s->n_paths = i + 1;
     }
     return TM_OK;
@@ -212,6 +218,8 @@ tm_status tm_store_remove(tm_store *s) {
     if (!s) return TM_OK;
     tm_store_commit_abandon(s);
     tm_io_close(s->io);
+    /* first of all there is no commit any more: what is half removed must not look like one */
+    if (s->n_paths) rc = tm_io_run_unlink(s->run[0], MANIFEST_NAME);
     for (unsigned i = 0; i < s->n_paths; i++) rc = tm_first(rc, tm_io_run_remove(s->run[i]));
     store_free(s);
     return rc;

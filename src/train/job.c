@@ -285,6 +285,7 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
                                  &(tm_store_opts){.paths = at_home ? &opts->home : opts->paths,
                                                   .n_paths = at_home ? 1 : opts->n_paths,
                                                   .commits = opts->commits,
+                                                  .name = opts->run_name,
                                                   .resume = opts->resume,
                                                   .slots = opts->slots,
                                                   .allow_tmpfs = opts->allow_tmpfs || at_home,

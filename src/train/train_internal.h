@@ -75,6 +75,7 @@ typedef struct job_opts {
     bool plan_only;            /* job_start stops after the plan */
     bool commits;              /* the state has a home on disk whether it is resident or not */
     const char *home;          /* where, if there are no offload paths */
+    const char *run_name;      /* of tm_store_opts */
     tm_commit *resume;         /* the state is that of this commit, which is taken over; nothing is imported */
 } job_opts;
 

@@ -28,6 +28,7 @@ typedef struct trainer {
     tm_append *log;
     tm_commit *commit; /* that the run goes on from; NULL: it starts */
     char home[4096];   /* of commits, where nothing else needs a disk */
+    char run_name[24]; /* in run directories: which OUTPUT_DIR they are of */
     uint64_t model_hash;
     int64_t committed;                          /* step of the latest commit of this run, -1: none */
     bool torn;                                  /* an update is under way: the state is of no step */

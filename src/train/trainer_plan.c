@@ -137,6 +137,7 @@ job_opts trainer_job_options(const trainer *t) {
                   .order_seed = t->args->order_seed,
                   .commits = trainer_commits(t),
                   .home = t->home,
+                  .run_name = t->run_name,
                   .resume = t->commit,
                   .io = {.engine = c->memory.io_engine, .queue_depth = c->aio.queue_depth, .threads = c->aio.threads}};
     bool files = c->param_place == TM_PLACE_NVME || c->optimizer_place == TM_PLACE_NVME ||

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- what OUTPUT_DIR says -------------------------------------------------------------------------------------- */
 
@@ -52,8 +53,8 @@ static tm_status refuse_lost(const trainer *t, const char *dir) {
                    t->cfg->output_dir, dir ? dir : "it made no commits", dir ? " is gone" : "");
 }
 
-static tm_status refuse_alive(const tm_json *dir, const tm_io_owner *o) {
-    return tm_fail(TM_EINPUT, "%s: in use by process %ld on %s, started %s; wait for it or stop it", dir->text, o->pid,
+static tm_status refuse_alive(const char *dir, const tm_io_owner *o) {
+    return tm_fail(TM_EINPUT, "%s: in use by process %ld on %s, started %s; wait for it or stop it", dir, o->pid,
                    o->host, o->started);
 }
 
@@ -68,21 +69,61 @@ static bool is_run_directory(const tm_json *dir, tm_io_owner *o) {
 static tm_status none_alive(const earlier *e) {
     tm_io_owner o;
     for (const tm_json *d = e->directories ? e->directories->child : NULL; d; d = d->next)
-        if (is_run_directory(d, &o) && o.alive) return refuse_alive(d, &o);
+        if (is_run_directory(d, &o) && o.alive) return refuse_alive(d->text, &o);
     return TM_OK;
 }
 
-/* Killed before its first commit: nothing in its directories can be used. Taken before removed, so that nobody else
- * has them. */
+/* Without a commit nothing in them can be used: killed before the first one, or while they were removed at the end.
+ * Taken before removed, so that nobody else has them. */
 static tm_status drop_leftovers(const earlier *e) {
     tm_io_owner o;
     for (const tm_json *d = e->directories ? e->directories->child : NULL; d; d = d->next) {
         tm_io_run *run;
         if (!is_run_directory(d, &o)) continue;
         TM_TRY(tm_io_run_reopen(&run, d->text, true, 10000));
-        tm_log(TM_LOG_INFO, "%s: removed; its run was interrupted before the first commit", d->text);
+        tm_log(TM_LOG_INFO, "%s: removed; it holds no commit", d->text);
         TM_TRY(tm_io_run_remove(run));
     }
+    return TM_OK;
+}
+
+/* Killed before run.json named its directories: they are known by their names. One that holds a commit is left: that
+ * is for `tidemill clean`. */
+typedef struct nameless {
+    trainer *t;
+    const char *path;
+} nameless;
+
+static tm_status drop_nameless(void *ctx, const char *name, bool is_dir) {
+    const nameless *x = ctx;
+    char prefix[40], path[4096], manifest[4200];
+    tm_io_run *run;
+    tm_io_owner o;
+    int n = snprintf(prefix, sizeof prefix, "run-%s-", x->t->run_name);
+    if (!is_dir || strncmp(name, prefix, (size_t)n) != 0) return TM_OK;
+    snprintf(path, sizeof path, "%s/%s", x->path, name);
+    snprintf(manifest, sizeof manifest, "%s/manifest", path);
+    if (tm_path_exists(manifest)) {
+        tm_log(TM_LOG_WARN, "%s: the commit of a run that was given up; `tidemill clean %s` removes it", path, x->path);
+        return TM_OK;
+    }
+    TM_TRY(tm_io_run_owner(path, &o));
+    if (o.alive) return refuse_alive(path, &o);
+    if (!o.is_run) return tm_remove_tree(path); /* killed before it made its lock */
+    TM_TRY(tm_io_run_reopen(&run, path, true, 0));
+    return tm_io_run_remove(run);
+}
+
+static tm_status drop_in(trainer *t, const char *path) {
+    nameless x = {t, path};
+    return tm_path_is_dir(path) ? tm_list_dir(path, drop_nameless, &x) : TM_OK;
+}
+
+static tm_status drop_all_nameless(trainer *t) {
+    const tm_strings *lists[] = {&t->cfg->param_paths, &t->cfg->optimizer_paths};
+    TM_TRY(drop_in(t, t->home));
+    for (size_t l = 0; l < TM_COUNT(lists); l++)
+        for (uint32_t i = 0; i < lists[l]->n; i++) TM_TRY(drop_in(t, lists[l]->item[i]));
     return TM_OK;
 }
 
@@ -98,9 +139,10 @@ static tm_status from_earlier(trainer *t, const earlier *e) {
     bool committed = tm_path_exists(manifest.data);
     tm_buf_free(&manifest);
     if (committed) return tm_commit_open(&t->commit, dir);
-    if (e->finished) return refuse_finished(t, e);
     TM_TRY(none_alive(e));
-    return drop_leftovers(e);
+    if (!e->finished) TM_TRY(tm_remove_tree(trainer_path(t, "run.json"))); /* before what it names goes */
+    TM_TRY(drop_leftovers(e));
+    return e->finished ? refuse_finished(t, e) : TM_OK;
 }
 
 static tm_status from_directory(trainer *t, const char *dir) {
@@ -112,22 +154,36 @@ static tm_status from_directory(trainer *t, const char *dir) {
     snprintf(path, sizeof path, "%s/run.json", dir);
     TM_TRY(read_earlier(path, &e));
     const char *first = e.any ? first_directory(&e) : dir;
-    tm_status rc =
-        first ? tm_commit_open(&t->commit, first) : tm_fail(TM_EINPUT, "--resume %s: this run made no commits", dir);
+    tm_status rc = TM_OK;
+    if (!first || !tm_path_is_dir(first))
+        rc = tm_fail(TM_EINPUT, "--resume %s: this %s run left no state to go on from", dir,
+                     e.finished ? "finished" : "interrupted");
+    else
+        rc = tm_commit_open(&t->commit, first);
     tm_json_free(e.doc);
     return rc;
+}
+
+/* OUTPUT_DIR need not exist yet: its name counts. */
+static void name_run(trainer *t) {
+    char here[4096] = "";
+    const char *dir = t->cfg->output_dir;
+    if (*dir != '/' && !getcwd(here, sizeof here)) *here = 0;
+    uint64_t h = tm_hash64(here, strlen(here), 0);
+    snprintf(t->run_name, sizeof t->run_name, "%012" PRIx64, tm_hash64(dir, strlen(dir), h) >> 16);
 }
 
 tm_status trainer_choose_start(trainer *t) {
     const char *resume = t->args->resume ? t->args->resume : "auto";
     earlier e;
     t->committed = -1;
+    name_run(t);
     snprintf(t->home, sizeof t->home, "%s/offload", t->cfg->output_dir);
     bool never = strcmp(resume, "never") == 0;
     tm_status rc = read_earlier(trainer_path(t, "run.json"), &e);
     if (rc != TM_OK && never) {
-        tm_error_clear();
-        return TM_OK;
+        tm_error_clear(); /* it is to be forgotten anyway */
+        rc = TM_OK;
     }
     TM_TRY(rc);
     if (never)
@@ -135,7 +191,7 @@ tm_status trainer_choose_start(trainer *t) {
     else
         rc = strcmp(resume, "auto") == 0 ? from_earlier(t, &e) : from_directory(t, resume);
     tm_json_free(e.doc);
-    return rc;
+    return rc == TM_OK && !t->commit ? drop_all_nameless(t) : rc;
 }
 
 /* ---- what a killed run left in OUTPUT_DIR ------------------------------------------------------------------------ */
