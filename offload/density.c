@@ -18,39 +18,6 @@
 /* What a saved transfer is worth where the CPU hides it: wear, and room for what the model does not see. */
 static const double HIDDEN = 0.03;
 
-/* ---- load by position: a segment tree ------------------------------------------------------------------------ */
-
-static void load_lift(density *d, uint32_t node) {
-    int64_t a = d->top[2 * node], b = d->top[2 * node + 1];
-    d->top[node] = (a > b ? a : b) + d->add[node];
-}
-
-/* `node` covers [lo, hi]; depth is log2 of the positions. */
-static void load_add(density *d, uint32_t node, uint32_t lo, uint32_t hi, uint32_t from, uint32_t to, int64_t bytes) {
-    if (to < lo || hi < from) return;
-    if (from <= lo && hi <= to) {
-        d->top[node] += bytes;
-        d->add[node] += bytes;
-        return;
-    }
-    uint32_t mid = (lo + hi) / 2;
-    load_add(d, 2 * node, lo, mid, from, to, bytes);
-    load_add(d, 2 * node + 1, mid + 1, hi, from, to, bytes);
-    load_lift(d, node);
-}
-
-static int64_t load_most(const density *d, uint32_t node, uint32_t lo, uint32_t hi, uint32_t from, uint32_t to) {
-    if (to < lo || hi < from) return INT64_MIN / 2;
-    if (from <= lo && hi <= to) return d->top[node];
-    uint32_t mid = (lo + hi) / 2;
-    int64_t a = load_most(d, 2 * node, lo, mid, from, to), b = load_most(d, 2 * node + 1, mid + 1, hi, from, to);
-    return (a > b ? a : b) + d->add[node];
-}
-
-static void hold(density *d, uint32_t from, uint32_t to, int64_t bytes) {
-    load_add(d, 1, 0, d->leaves - 1, from, to, bytes);
-}
-
 /* ---- candidates ---------------------------------------------------------------------------------------------- */
 
 static bool is_temp(uint32_t id) {
@@ -250,9 +217,9 @@ static bool fits(const density *d, const candidate *c, int64_t budget) {
     for (uint32_t v = 0; v <= c->n_visit; v++) {
         const cand_visit *cv = v < c->n_visit ? &d->visit[c->first_visit + v] : NULL;
         uint32_t to = cv ? cv->from : c->to + 1;
-        if (to > from && load_most(d, 1, 0, d->leaves - 1, from, to - 1) + (int64_t)c->bytes > budget) return false;
+        if (to > from && load_most(&d->load, from, to - 1) + (int64_t)c->bytes > budget) return false;
         if (cv && cv->bytes < c->bytes &&
-            load_most(d, 1, 0, d->leaves - 1, cv->from, cv->to) + (int64_t)(c->bytes - cv->bytes) > budget)
+            load_most(&d->load, cv->from, cv->to) + (int64_t)(c->bytes - cv->bytes) > budget)
             return false;
         if (cv && cv->to + 1 > from) from = cv->to + 1;
     }
@@ -260,10 +227,10 @@ static bool fits(const density *d, const candidate *c, int64_t budget) {
 }
 
 static void keep(density *d, const candidate *c) {
-    hold(d, c->from, c->to, (int64_t)c->bytes);
+    load_add(&d->load, c->from, c->to, (int64_t)c->bytes);
     for (uint32_t v = 0; v < c->n_visit; v++) {
         const cand_visit *cv = &d->visit[c->first_visit + v];
-        hold(d, cv->from, cv->to, -(int64_t)cv->bytes);
+        load_add(&d->load, cv->from, cv->to, -(int64_t)cv->bytes);
     }
     (void)shift(d, c, -1, true);
 }
@@ -294,9 +261,9 @@ static void sift(density *d, uint32_t n, uint32_t i) {
 }
 
 static void start_load(density *d) {
-    memset(d->top, 0, sizeof *d->top * d->leaves * 2);
-    memset(d->add, 0, sizeof *d->add * d->leaves * 2);
-    for (uint32_t i = 0; i < d->n_base; i++) hold(d, d->base[i].from, d->base[i].to, (int64_t)d->base[i].bytes);
+    load_clear(&d->load);
+    for (uint32_t i = 0; i < d->n_base; i++)
+        load_add(&d->load, d->base[i].from, d->base[i].to, (int64_t)d->base[i].bytes);
 }
 
 static void start_time(density *d) {
@@ -351,7 +318,7 @@ static void reprice(density *d, int64_t budget) {
     double sum = 0;
     for (uint32_t from = 0; from < n; from += step) {
         uint32_t to = from + step < n ? from + step - 1 : n - 1;
-        double slack = budget > 0 ? (double)(budget - load_most(d, 1, 0, d->leaves - 1, from, to)) / (double)budget : 0;
+        double slack = budget > 0 ? (double)(budget - load_most(&d->load, from, to)) / (double)budget : 0;
         double factor = exp(-12 * (slack > 0 ? slack : 0));
         for (uint32_t i = from; i <= to; i++) sum += (d->weight[i] *= factor);
     }
@@ -435,19 +402,16 @@ tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, c
     else
         tm_machine_nominal(&d->machine);
     memcpy(d->limit, o->max_resident_bytes, sizeof d->limit);
-    d->leaves = 1;
-    while (d->leaves < p->n_op) d->leaves *= 2;
+    TM_TRY(load_open(&d->load, p->n_op));
     size_t n = (size_t)p->layout->n + p->n_temp + 1;
     d->c = tm_malloc(sizeof *d->c * n);
     d->of = tm_malloc(sizeof *d->of * n);
     d->heap = tm_malloc(sizeof *d->heap * n);
-    d->top = tm_malloc(sizeof *d->top * d->leaves * 2);
-    d->add = tm_malloc(sizeof *d->add * d->leaves * 2);
     d->stretch = tm_calloc(p->n_op + 1, 1);
     d->seconds = tm_malloc(sizeof *d->seconds * (p->n_op + 1));
     d->weight = tm_malloc(sizeof *d->weight * (p->n_op + 1));
     d->price = tm_malloc(sizeof *d->price * (p->n_op + 1));
-    if (!d->c || !d->of || !d->heap || !d->top || !d->add || !d->stretch || !d->seconds || !d->weight || !d->price)
+    if (!d->c || !d->of || !d->heap || !d->stretch || !d->seconds || !d->weight || !d->price)
         return tm_nomem(sizeof *d->c * n);
     collect(d, resident, temp_paged, o->choose_residency);
     TM_TRY(visits_of_candidates(d));
@@ -458,8 +422,8 @@ tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, c
 }
 
 void density_close(density *d) {
-    void *all[] = {d->c,       d->of,     d->heap,  d->top,   d->add, d->stretch,
-                   d->seconds, d->weight, d->price, d->visit, d->base};
+    void *all[] = {d->c, d->of, d->heap, d->stretch, d->seconds, d->weight, d->price, d->visit, d->base};
+    load_close(&d->load);
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
     *d = (density){0};
 }

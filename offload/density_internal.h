@@ -2,6 +2,7 @@
 #ifndef TIDEMILL_DENSITY_INTERNAL_H
 #define TIDEMILL_DENSITY_INTERNAL_H
 
+#include "offload/load_internal.h"
 #include "offload/machine.h"
 #include "offload/offload_internal.h"
 
@@ -34,8 +35,7 @@ typedef struct density {
     cand_visit *base;  /* what is held in any case */
     uint32_t n_base;
     uint32_t *heap;
-    int64_t *top, *add; /* segment tree of load */
-    uint32_t leaves;
+    load_tree load;
     uint8_t *stretch;       /* of each position */
     double *seconds;        /* of each operation */
     double *weight, *price; /* of each position; prefix sums */

@@ -82,14 +82,14 @@ typedef struct placement {
 } placement;
 
 /* place.c: builds residences for the chosen residency (object->resident of the layout, temp_paged), gives look-ahead of
- * `window` bytes, assigns addresses. */
+ * `window` bytes where the frames in use stay within `room` (of slab), assigns addresses. */
 tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const uint8_t *temp_paged,
-                      const uint8_t *resident, uint64_t base, uint64_t window);
+                      const uint8_t *resident, uint64_t base, uint64_t window, uint64_t room);
 void place_free(placement *pl);
 
 /* residency.c and density.c: decide resident[] (per state object) and temp_paged[], and the window. */
 tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,
-                           uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *minimum);
+                           uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *room, uint64_t *minimum);
 uint64_t residency_base(const tm_layout *l, const uint8_t *resident, uint64_t *address /* per object, or NULL */);
 
 typedef struct temp_extent {

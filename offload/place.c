@@ -1,5 +1,5 @@
 /* Residences and their addresses: live ranges over program positions, packed into the slab. */
-#include "offload/offload_internal.h"
+#include "offload/load_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -134,59 +134,111 @@ static bool may_linger(const tm_program *p, const tm_plan_opts *opts, const resi
     return r->visit != TM_NONE && r->dirty && !(opts->no_write_behind && is_update_state(p, r));
 }
 
-/* Look-ahead: walking the program, fills of coming residences start as long as at most `window` bytes are ahead of
- * their use; write-backs may hold their frames until another `window` bytes of them have followed. */
-static tm_status give_window(placement *pl, const tm_program *p, const tm_plan_opts *opts, uint64_t window) {
-    residence **order = tm_malloc(sizeof *order * (pl->n + 1));
-    if (!order) return tm_nomem(sizeof *order * (pl->n + 1));
-    for (uint32_t i = 0; i < pl->n; i++) order[i] = &pl->item[i];
-    qsort(order, pl->n, sizeof *order, by_first_use);
-    limit_by_writes(pl, p, order);
-    uint64_t ahead = 0;
-    uint32_t issue = 0, used = 0;
-    for (uint32_t pos = 0; pos < p->n_op && issue < pl->n; pos++) {
-        for (; used < issue && order[used]->first_use <= pos; used++)
-            if (order[used]->visit != TM_NONE && order[used]->fill) ahead -= order[used]->bytes;
-        while (issue < pl->n) {
-            residence *r = order[issue];
-            bool fills = r->visit != TM_NONE && r->fill && !(opts->no_read_ahead && is_update_state(p, r));
-            if (!fills) {
-                r->start = r->first_use;
-                issue++;
-                continue;
-            }
-            bool now = r->first_use <= pos;
-            if (!now && (r->start > pos || ahead + r->bytes > window)) break;
-            r->start = r->first_use < pos ? r->first_use : pos;
-            ahead += r->bytes;
-            issue++;
-            if (now) { /* needed at once: it does not count as ahead */
-                while (used < issue && order[used]->first_use <= pos) {
-                    if (order[used]->visit != TM_NONE && order[used]->fill) ahead -= order[used]->bytes;
-                    used++;
-                }
-            }
+/* ---- look-ahead ---------------------------------------------------------------------------------------------- */
+
+typedef struct ahead {
+    placement *pl;
+    const tm_program *p;
+    const tm_plan_opts *opts;
+    residence **order;
+    load_tree load;
+    int64_t room;
+    uint64_t window;
+} ahead;
+
+static bool reads_ahead(const ahead *a, const residence *r) {
+    return r->visit != TM_NONE && r->fill && !(a->opts->no_read_ahead && is_update_state(a->p, r));
+}
+
+/* Before anything is read ahead: every frame from its first to its last use. */
+static void lay_load(ahead *a) {
+    for (uint32_t i = 0; i < a->pl->n; i++) {
+        const residence *r = &a->pl->item[i];
+        if (program_object(a->p, r->first_object)->tier != TM_TIER_HOST) continue;
+        load_add(&a->load, r->first_use, r->end, (int64_t)r->bytes);
+    }
+}
+
+static bool fits_from(const ahead *a, const residence *r, uint32_t from) {
+    return from >= r->first_use || load_most(&a->load, from, r->first_use - 1) + (int64_t)r->bytes <= a->room;
+}
+
+/* Walking the program, fills of coming residences start, in order of their first uses, as long as at most `window`
+ * bytes are ahead of their use and there is room up to it. */
+static void read_ahead(ahead *a) {
+    uint64_t held = 0;
+    uint32_t issue = 0, used = 0, n = a->pl->n;
+    for (uint32_t pos = 0; pos < a->p->n_op && issue < n; pos++) {
+        for (; used < issue && a->order[used]->first_use <= pos; used++)
+            if (a->order[used]->start < a->order[used]->first_use) held -= a->order[used]->bytes;
+        for (; issue < n; issue++) {
+            residence *r = a->order[issue];
+            bool now = r->first_use <= pos || !reads_ahead(a, r);
+            if (!now && (r->start > pos || held + r->bytes > a->window || !fits_from(a, r, pos))) break;
+            r->start = now ? r->first_use : pos;
+            if (now) continue;
+            held += r->bytes;
+            load_add(&a->load, pos, r->first_use - 1, (int64_t)r->bytes);
         }
     }
-    for (; issue < pl->n; issue++) order[issue]->start = order[issue]->first_use;
-    qsort(order, pl->n, sizeof *order, by_end);
+    for (; issue < n; issue++) a->order[issue]->start = a->order[issue]->first_use;
+}
+
+/* Its frame stays taken behind its last use until `until`, or as long as there is room. */
+static void linger(ahead *a, residence *r, uint32_t until) {
+    uint32_t last = a->p->n_op - 1;
+    if (until > last) until = last;
+    if (until <= r->end) return;
+    uint32_t stop = load_first_above(&a->load, r->end + 1, a->room - (int64_t)r->bytes);
+    if (stop <= until) until = stop - 1;
+    if (until <= r->end) return;
+    load_add(&a->load, r->end + 1, until, (int64_t)r->bytes);
+    r->hold = until;
+}
+
+/* Write-backs hold their frames until another `window` bytes of them have followed. */
+static void write_behind(ahead *a) {
     uint64_t held = 0;
-    uint32_t oldest = 0;
-    for (uint32_t i = 0; i < pl->n; i++) {
-        residence *r = order[i];
-        if (!may_linger(p, opts, r)) continue;
+    uint32_t oldest = 0, n = a->pl->n;
+    for (uint32_t i = 0; i < n; i++) {
+        residence *r = a->order[i];
+        if (!may_linger(a->p, a->opts, r)) continue;
         held += r->bytes;
-        for (; held > window && oldest <= i; oldest++) {
-            residence *o = order[oldest];
-            if (!may_linger(p, opts, o)) continue;
-            o->hold = r->end;
+        for (; held > a->window && oldest <= i; oldest++) {
+            residence *o = a->order[oldest];
+            if (!may_linger(a->p, a->opts, o)) continue;
+            linger(a, o, r->end);
             held -= o->bytes;
         }
     }
-    for (; oldest < pl->n; oldest++)
-        if (may_linger(p, opts, order[oldest])) order[oldest]->hold = p->n_op;
-    tm_free(order);
-    return TM_OK;
+    for (; oldest < n; oldest++)
+        if (may_linger(a->p, a->opts, a->order[oldest])) linger(a, a->order[oldest], a->p->n_op);
+}
+
+/* `room`: bytes that frames may take at any position, base left out. */
+static tm_status give_window(placement *pl, const tm_program *p, const tm_plan_opts *opts, uint64_t window,
+                             uint64_t room) {
+    ahead a = {.pl = pl,
+               .p = p,
+               .opts = opts,
+               .order = tm_malloc(sizeof *a.order * ((size_t)pl->n + 1)),
+               .room = (int64_t)tm_min_u64(room, INT64_MAX),
+               .window = window};
+    tm_status rc;
+    if (!a.order) TM_GO(tm_nomem(sizeof *a.order * pl->n));
+    for (uint32_t i = 0; i < pl->n; i++) a.order[i] = &pl->item[i];
+    qsort(a.order, pl->n, sizeof *a.order, by_first_use);
+    if (window == 0) goto done; /* every frame from its first to its last use */
+    TM_GO(load_open(&a.load, p->n_op));
+    lay_load(&a);
+    limit_by_writes(pl, p, a.order);
+    read_ahead(&a);
+    qsort(a.order, pl->n, sizeof *a.order, by_end);
+    write_behind(&a);
+done:
+    load_close(&a.load);
+    tm_free(a.order);
+    return rc;
 }
 
 /* ---- packing: best fit over a free list, walking the positions ----------------------------------------------- */
@@ -324,7 +376,7 @@ static tm_status assign_addresses(placement *pl, const tm_program *p) {
 }
 
 tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const uint8_t *temp_paged,
-                      const uint8_t *resident, uint64_t base, uint64_t window) {
+                      const uint8_t *resident, uint64_t base, uint64_t window, uint64_t room) {
     *pl = (placement){.base = base};
     pl->of_visit = tm_malloc(sizeof *pl->of_visit * (p->n_visit + 1));
     pl->temp_paged = tm_malloc(p->n_temp + 1);
@@ -332,7 +384,7 @@ tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *op
     if (!pl->of_visit || !pl->temp_paged) TM_GO(tm_nomem(sizeof *pl->of_visit * (p->n_visit + 1)));
     memcpy(pl->temp_paged, temp_paged, p->n_temp);
     TM_GO(build_residences(pl, p, resident));
-    TM_GO(give_window(pl, p, opts, window));
+    TM_GO(give_window(pl, p, opts, window, room > base ? room - base : 0));
     TM_GO(assign_addresses(pl, p));
 done:
     if (rc != TM_OK) place_free(pl);

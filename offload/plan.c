@@ -30,7 +30,7 @@ static void settle(tm_layout *l, const uint8_t *resident, const uint64_t *addres
 
 tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
                           uint64_t *minimum) {
-    uint64_t base = 0, window = 0, least = 0;
+    uint64_t base = 0, window = 0, room = 0, least = 0;
     placement pl = {0};
     uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
     uint64_t *address = tm_calloc(layout->n + 1, sizeof *address);
@@ -38,13 +38,13 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p,
     TM_ASSERT(opts->choose_residency || layout->chosen);
     TM_GO(p->status);
     if (!resident || !temp_paged || !address) TM_GO(tm_nomem((layout->n + p->n_temp) * sizeof *address));
-    TM_GO(residency_choose(p, layout, opts, resident, temp_paged, &base, &window, &least));
+    TM_GO(residency_choose(p, layout, opts, resident, temp_paged, &base, &window, &room, &least));
     if (opts->choose_residency) {
         residency_base(layout, resident, address);
     } else {
         for (uint32_t i = 0; i < layout->n; i++) address[i] = layout->object[i].address;
     }
-    TM_GO(place_build(&pl, p, opts, temp_paged, resident, base, window));
+    TM_GO(place_build(&pl, p, opts, temp_paged, resident, base, window, room));
     TM_GO(plan_emit(out, layout, p, &pl, resident, address));
     (*out)->info.minimum_bytes = least;
     (*out)->info.window_bytes = window;

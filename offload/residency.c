@@ -28,10 +28,10 @@ uint64_t residency_base(const tm_layout *l, const uint8_t *resident, uint64_t *a
 }
 
 /* Bytes of slab that the choice in resident[] and temp_paged[] takes once it is packed. */
-static tm_status peak_of(chooser *ch, uint64_t window, uint64_t *peak) {
+static tm_status peak_of(chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
     placement pl;
     uint64_t base = ch->opts->choose_residency ? residency_base(ch->l, ch->resident, NULL) : ch->l->resident_end;
-    TM_TRY(place_build(&pl, ch->p, ch->opts, ch->temp_paged, ch->resident, base, window));
+    TM_TRY(place_build(&pl, ch->p, ch->opts, ch->temp_paged, ch->resident, base, window, room));
     *peak = pl.peak;
     place_free(&pl);
     return TM_OK;
@@ -59,34 +59,35 @@ static tm_status start_point(chooser *ch) {
     return TM_OK;
 }
 
-/* The greatest load for which the frames still pack into the slab. What fits best so far is `good`. */
-static tm_status steer(chooser *ch, density *d, uint64_t window) {
-    uint64_t slab = ch->opts->slab_bytes, low = 0, high = slab, good = 0, peak;
-    uint64_t load = slab > window ? slab - window / 2 : slab;
+/* Frames never pack without a gap: the greatest load for which they fit the slab, look-ahead of `window` included. With
+ * `d` what stays resident follows the load; the look-ahead has its share of it. */
+static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room) {
+    uint64_t slab = ch->opts->slab_bytes, low = 0, high = slab + 1, load = slab, peak;
+    uint64_t share = tm_min_u64(window + window / 2, slab / 5);
     for (int i = 0; i < STEERING_TRIES && high - low > slab / 512 + TM_FRAME_ALIGN; i++) {
-        density_choose(d, load, ch->resident, ch->temp_paged);
-        TM_TRY(peak_of(ch, window, &peak));
+        if (d) density_choose(d, load - tm_min_u64(share, load), ch->resident, ch->temp_paged);
+        TM_TRY(peak_of(ch, window, load, &peak));
         if (peak <= slab) {
-            good = low = load;
-            if (slab - peak <= slab / 256) break;
+            low = load;
+            if (load == slab || slab - peak <= slab / 256) break;
             load += (slab - peak) / 8 * 7;
         } else {
             high = load;
             load -= tm_min_u64(peak - slab + TM_FRAME_ALIGN, load);
         }
         if (load <= low || load >= high) load = low + (high - low) / 2;
-        if (load > slab) load = slab;
     }
-    density_choose(d, good, ch->resident, ch->temp_paged);
+    *room = low;
+    if (d) density_choose(d, low - tm_min_u64(share, low), ch->resident, ch->temp_paged);
     return TM_OK;
 }
 
-static tm_status widest_window(chooser *ch, uint64_t *window) {
+/* More look-ahead where there is room for it anyway. */
+static tm_status widest_window(chooser *ch, uint64_t *window, uint64_t room) {
     uint64_t low = *window, high = (uint64_t)(ch->opts->window_mib ? ch->opts->window_mib : 512) * TM_MIB, peak;
-    if (high <= low) return TM_OK;
     uint64_t next = high;
-    for (int i = 0; i < WINDOW_TRIES; i++) {
-        TM_TRY(peak_of(ch, next, &peak));
+    for (int i = 0; i < WINDOW_TRIES && high > low; i++) {
+        TM_TRY(peak_of(ch, next, room, &peak));
         if (peak <= ch->opts->slab_bytes)
             low = next;
         else
@@ -98,44 +99,45 @@ static tm_status widest_window(chooser *ch, uint64_t *window) {
     return TM_OK;
 }
 
-/* The most look-ahead of a few that fits with nothing kept: residency is worth more than a deep one. */
-static tm_status modest_window(chooser *ch, uint64_t *window) {
-    uint64_t slab = ch->opts->slab_bytes, peak;
+static uint64_t modest_window(const chooser *ch) {
     uint64_t most = ch->opts->window_mib ? (uint64_t)ch->opts->window_mib * TM_MIB : UINT64_MAX;
-    uint64_t modest[] = {tm_min_u64(96 * TM_MIB, slab / 10), tm_min_u64(24 * TM_MIB, slab / 16), 0};
-    for (size_t i = 0; i < TM_COUNT(modest); i++) {
-        *window = tm_min_u64(modest[i], most);
-        TM_TRY(peak_of(ch, *window, &peak));
-        if (peak <= slab) break;
-    }
-    return TM_OK;
+    return tm_min_u64(tm_min_u64(96 * TM_MIB, ch->opts->slab_bytes / 10), most);
+}
+
+/* Residency is worth more than a deep look-ahead, and some look-ahead more than the last of residency. */
+static tm_status keep_and_look_ahead(chooser *ch, density *d, uint64_t *window, uint64_t *room) {
+    *window = modest_window(ch);
+    TM_TRY(steer(ch, d, *window, room));
+    if (!d) return TM_OK;
+    uint64_t enough = tm_max_u64(density_moved(d) / STREAM_TO_WINDOW, 4 * TM_MIB);
+    if (enough >= *window / 2) return TM_OK;
+    *window = enough; /* little is left to stream: memory is better kept than read ahead into */
+    return steer(ch, d, *window, room);
 }
 
 tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,
-                           uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *minimum) {
+                           uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *room, uint64_t *minimum) {
     chooser ch = {.p = p, .l = l, .opts = opts, .resident = resident, .temp_paged = temp_paged};
     density d = {0};
+    uint64_t peak;
     tm_status rc;
     TM_GO(start_point(&ch));
-    TM_GO(peak_of(&ch, 0, minimum));
+    TM_GO(peak_of(&ch, 0, 0, minimum));
     if (*minimum > opts->slab_bytes) {
         rc = TM_EBUDGET;
         tm_fail(TM_EBUDGET, "%s needs frames of %llu bytes, the budget leaves %llu", p->name,
                 (unsigned long long)*minimum, (unsigned long long)opts->slab_bytes);
         goto done;
     }
-    TM_GO(modest_window(&ch, window));
-    if (opts->cache) {
-        uint64_t below = opts->choose_residency ? residency_base(l, resident, NULL) : l->resident_end;
-        TM_GO(density_open(&d, p, opts, resident, temp_paged, below));
-        TM_GO(steer(&ch, &d, *window));
-        uint64_t enough = tm_max_u64(density_moved(&d) / STREAM_TO_WINDOW, 4 * TM_MIB);
-        if (enough < *window / 2) { /* little is left to stream: memory is better kept than read ahead into */
-            *window = enough;
-            TM_GO(steer(&ch, &d, *window));
-        }
+    uint64_t below = opts->choose_residency ? residency_base(l, resident, NULL) : l->resident_end;
+    if (opts->cache) TM_GO(density_open(&d, p, opts, resident, temp_paged, below));
+    TM_GO(keep_and_look_ahead(&ch, opts->cache ? &d : NULL, window, room));
+    TM_GO(widest_window(&ch, window, *room));
+    TM_GO(peak_of(&ch, *window, *room, &peak));
+    if (peak > opts->slab_bytes) { /* at the least budget: nothing kept, nothing ahead */
+        TM_GO(start_point(&ch));
+        *window = 0;
     }
-    TM_GO(widest_window(&ch, window));
     *base = opts->choose_residency ? residency_base(l, resident, NULL) : l->resident_end;
 done:
     density_close(&d);
@@ -150,7 +152,7 @@ tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm
     tm_status rc = p->status;
     if (rc == TM_OK && (!resident || !temp_paged)) rc = tm_nomem(layout->n + p->n_temp);
     if (rc == TM_OK) rc = start_point(&ch);
-    if (rc == TM_OK) rc = peak_of(&ch, 0, minimum);
+    if (rc == TM_OK) rc = peak_of(&ch, 0, 0, minimum);
     tm_free(resident);
     tm_free(temp_paged);
     return rc;
