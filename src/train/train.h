@@ -123,4 +123,24 @@ typedef struct tm_generated {
 TM_MUST_USE tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out);
 void tm_generated_free(tm_generated *g);
 
+/* tidemill bench step: the training step as it would be run, N times, and N times each with one half left out. The
+ * offload files are made and removed; OUTPUT_DIR is not touched. */
+typedef struct tm_step_bench_args {
+    tm_train_args train;
+    const char *offload_path; /* NULL: the configuration's, which must name one */
+    uint32_t steps;           /* of each sort; 0: 4 */
+    bool no_measure;          /* predict from the profile alone */
+} tm_step_bench_args;
+typedef struct tm_step_bench {
+    uint64_t parameters, tokens; /* tokens: of a step */
+    const char *update, *activations, *order;
+    uint64_t resident_bytes, window_bytes, read_bytes, write_bytes; /* planned; counted bytes are equal, or it fails */
+    uint64_t planned_peak_bytes, peak_bytes;                        /* of the process: as planned, VmHWM */
+    double flops;                                                   /* of a step */
+    double step_seconds, compute_seconds, io_seconds;               /* medians */
+    double predicted_seconds, predicted_compute_seconds, predicted_io_seconds;
+    char basis[96]; /* of the prediction */
+} tm_step_bench;
+TM_MUST_USE tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out);
+
 #endif

@@ -1,0 +1,303 @@
+/* tidemill bench step: how well a step's halves overlap on this machine.
+ *
+ *   real      the plan as it is trained with
+ *   I/O       the same plan and transfers; operations do nothing
+ *   compute   the same plan and operations; transfers take no time and move nothing
+ *
+ * Real and I/O steps alternate in one executor; the compute steps follow in one whose disk is stubbed, on whatever its
+ * frames hold. Steps are linked as in training, and the time of a step is from the end of the one before to its own. */
+#include "io/io.h"
+#include "kernels/kernels.h"
+#include "offload/simulate.h"
+#include "train/cost_internal.h"
+#include "train/trainer_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STEPS = 4, MAX_STEPS = 1000, RUNS = 3, VALUES = 997 };
+typedef enum mode { REAL, IO_ALONE, COMPUTE_ALONE, MODES } mode;
+
+typedef struct bench {
+    const tm_step_bench_args *args;
+    tm_step_bench *out;
+    trainer t;
+    tm_machine machine;
+    job_costs *costs;
+    tm_link *link, *first_link;
+    job_shape shape;
+    mode mode;
+    uint32_t steps;
+    double *seconds[MODES];
+    uint32_t n[MODES];
+    tm_status ended; /* of the runs whose transfers are done */
+    tm_error error;
+} bench;
+
+/* ---- data and operations ------------------------------------------------------------------------------------- */
+
+/* Rows as long as the configuration has them; ids that differ. */
+static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
+                      uint32_t *position, job_batch *out) {
+    const bench *b = ctx;
+    uint32_t n = b->shape.rows * b->shape.seq, vocabulary = tm_model_get_config(b->t.job->model)->vocab_size;
+    (void)position;
+    for (uint32_t i = 0; i < capacity; i++) {
+        ids[i] = i < n ? (int32_t)((i * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES)) : 0;
+        mask[i] = i < n;
+        labels[i] = i < n && (i + 1) % b->shape.seq
+                        ? (int32_t)(((i + 1) * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES))
+                        : -100;
+    }
+    *out = (job_batch){.rows = b->shape.rows,
+                       .seq = b->shape.seq,
+                       .tokens = shape_tokens(&b->shape),
+                       .mask_tokens = n,
+                       .label_tokens = n - b->shape.rows};
+    return TM_OK;
+}
+
+/* Without transfers the values are of no sense: that they are not finite changes nothing. */
+static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
+    const bench *b = ctx;
+    tm_job *job = b->t.job;
+    TM_TRY(job_check_stop(job));
+    if (b->mode == IO_ALONE) return TM_OK;
+    tm_status rc = job_run_op(job, op, operand);
+    if (b->mode != COMPUTE_ALONE) return rc;
+    if (rc == TM_EIO) {
+        tm_error_clear();
+        rc = TM_OK;
+    }
+    job->step.finite = true;
+    job->step.diverged = false;
+    job->nonfinite = 0;
+    return rc;
+}
+
+/* ---- opening ------------------------------------------------------------------------------------------------- */
+
+/* What a first step of update F leaves behind: the real plan then finds gradients to apply. */
+static tm_status compile_first(void *ctx, tm_job *job, const pass_opts *way) {
+    bench *b = ctx;
+    tm_program *p;
+    pass_opts first = *way;
+    first.update = UPDATE_NONE;
+    tm_plan_free(b->t.first_plan);
+    b->t.first_plan = NULL;
+    if (!way->park) return TM_OK;
+    TM_TRY(build_pass(&p, job, "first step", &first));
+    tm_status rc = job_compile(job, p, &b->t.first_plan);
+    tm_program_free(p);
+    return rc;
+}
+
+static tm_status check_paths(bench *b, job_opts *o) {
+    char own[4096];
+    snprintf(own, sizeof own, "%s/offload", b->t.cfg->output_dir);
+    if (b->args->offload_path && o->n_paths > 0) {
+        o->paths = &b->args->offload_path;
+        o->n_paths = 1;
+    }
+    for (uint32_t i = 0; i < o->n_paths; i++)
+        if (strcmp(o->paths[i], own) == 0)
+            return tm_fail(
+                TM_EINPUT,
+                "the configuration names no offload path; give --offload-path DIR (output_dir is left alone)");
+    return TM_OK;
+}
+
+static void say_basis(bench *b) {
+    job_costs_basis basis = job_costs_measured(b->costs);
+    snprintf(b->out->basis, sizeof b->out->basis, "operations %s, disk %s",
+             basis == JOB_COSTS_ALL    ? "measured"
+             : basis == JOB_COSTS_SOME ? "partly measured"
+                                       : "at nominal rates",
+             b->machine.measured ? "measured" : "at nominal rates");
+}
+
+/* What timing the operations took does not count as the step's. */
+static void forget_peak(void) {
+    FILE *f = fopen("/proc/self/clear_refs", "we");
+    if (!f) return;
+    (void)fputs("5", f);
+    (void)fclose(f);
+}
+
+static tm_status open_job(bench *b) {
+    trainer *t = &b->t;
+    pass_opts way[TRAINER_MAX_WAYS];
+    uint32_t chosen;
+    t->cfg->data.train = NULL; /* rows are made up */
+    t->cfg->commit_steps = 0;
+    t->cfg->keep_state = false;
+    TM_TRY(trainer_prepare(t, true));
+    b->shape = trainer_step_shape(t);
+    snprintf(t->run_name, sizeof t->run_name, "bench");
+    job_opts o = trainer_job_options(t);
+    TM_TRY(check_paths(b, &o));
+    TM_TRY(tm_machine_of(o.paths, o.n_paths, &b->machine));
+    TM_TRY(job_open(&t->job, &o));
+    TM_TRY(tm_config_resolve_model(t->cfg, tm_model_get_config(t->job->model)->hidden_size));
+    t->job->fill = fill;
+    t->job->fill_ctx = b;
+    t->job->adamw = t->cfg->adamw;
+    t->job->max_grad_norm = t->cfg->max_grad_norm;
+    TM_TRY(job_costs_open(&b->costs, t->job, &b->shape, &b->machine,
+                          b->args->no_measure ? JOB_COSTS_PROFILE : JOB_COSTS_MEASURE));
+    say_basis(b);
+    forget_peak();
+    job_use_costs(t->job, &b->machine, job_cost, b->costs);
+    uint32_t n = trainer_ways(t, &b->shape, way);
+    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes, compile_first, b));
+    b->out->update = pass_update_name(&way[chosen]);
+    b->out->activations = pass_activations_name(t->job, &way[chosen]);
+    b->out->order = way[chosen].stage_wise ? "stage" : "unit";
+    TM_TRY(tm_link_create(&b->link, t->plan, t->plan));
+    return t->first_plan ? tm_link_create(&b->first_link, t->first_plan, t->plan) : TM_OK;
+}
+
+/* ---- prediction ---------------------------------------------------------------------------------------------- */
+
+static tm_status predict(bench *b, mode m, double *seconds) {
+    tm_sim_result r;
+    TM_TRY(tm_simulate(&r, b->t.plan,
+                       &(tm_sim_opts){.machine = &b->machine,
+                                      .cost = job_cost,
+                                      .ctx = b->costs,
+                                      .runs = RUNS,
+                                      .link = b->link,
+                                      .no_compute = m == IO_ALONE,
+                                      .no_disk = m == COMPUTE_ALONE}));
+    *seconds = r.seconds;
+    tm_sim_free(&r);
+    return TM_OK;
+}
+
+static void describe(bench *b) {
+    tm_step_bench *out = b->out;
+    const tm_job *job = b->t.job;
+    const tm_plan_info *info = tm_plan_get_info(b->t.plan);
+    out->parameters = tm_model_parameters(job->model);
+    out->tokens = (uint64_t)b->shape.micro_batches * b->shape.rows * b->shape.seq;
+    out->resident_bytes = info->resident_bytes;
+    out->window_bytes = info->window_bytes;
+    out->planned_peak_bytes = job->fixed_bytes + job->need_slab;
+    for (int k = 0; k < TM_KINDS; k++) {
+        out->read_bytes += info->read_bytes[k];
+        out->write_bytes += info->write_bytes[k];
+    }
+    uint32_t n;
+    const tm_plan_op *op = tm_plan_ops(b->t.plan, &n);
+    for (uint32_t i = 0; i < n; i++)
+        if (op[i].engine == TM_ENGINE_CPU && (op[i].op.code == OP_FORWARD || op[i].op.code == OP_BACKWARD))
+            out->flops +=
+                job_stage_work(job->model, op[i].op.arg[0], op[i].op.arg[1], op[i].op.code == OP_BACKWARD, &b->shape)
+                    .flops;
+}
+
+/* ---- running ------------------------------------------------------------------------------------------------- */
+
+/* Counted bytes are the planned ones, or the figures would be of something else. */
+static void run_ended(void *ctx, const tm_run_stats *s) {
+    bench *b = ctx;
+    const tm_plan_info *info = tm_plan_get_info(s->plan);
+    for (int k = 0; k < TM_KINDS; k++) {
+        bool same = s->read_bytes[k] == info->read_bytes[k] && s->write_bytes[k] == info->write_bytes[k];
+        if (same || b->mode == COMPUTE_ALONE || b->ended != TM_OK) continue;
+        b->ended = tm_fail(TM_EBUG, "%s: %llu bytes read and %llu written, planned were %llu and %llu",
+                           tm_kind_name((tm_kind)k), (unsigned long long)s->read_bytes[k],
+                           (unsigned long long)s->write_bytes[k], (unsigned long long)info->read_bytes[k],
+                           (unsigned long long)info->write_bytes[k]);
+        b->error = *tm_error_get();
+        tm_error_clear();
+    }
+}
+
+/* `n` steps that count after one that does not. */
+static tm_status run_steps(bench *b, mode m, uint32_t n) {
+    tm_exec *e = b->t.job->exec;
+    uint64_t before = 0;
+    b->mode = m;
+    for (uint32_t i = 0; i <= n; i++) {
+        tm_exec_announce(e, b->t.plan, b->link);
+        TM_TRY(tm_exec_run(e, b->t.plan, run_op, b));
+        uint64_t now = tm_now_ns();
+        if (i > 0) b->seconds[m][b->n[m]++] = (double)(now - before) * 1e-9;
+        before = now;
+    }
+    return tm_exec_settle(e);
+}
+
+static tm_status reopen_without_disk(bench *b) {
+    tm_job *job = b->t.job;
+    tm_exec_close(job->exec);
+    job->exec = NULL;
+    return tm_exec_open(
+        &job->exec,
+        &(tm_exec_opts){.slab_bytes = job->slab_bytes, .store = job->store, .stub_disk = true, .unregistered = true});
+}
+
+static tm_status run_all(bench *b) {
+    tm_job *job = b->t.job;
+    job->step.number = 1;
+    job->step.learning_rate = 1e-6;
+    tm_exec_on_done(job->exec, run_ended, b);
+    if (b->t.first_plan) TM_TRY(tm_exec_run(job->exec, b->t.first_plan, run_op, b));
+    TM_TRY(tm_exec_settle(job->exec));
+    for (uint32_t half = 0; half < 2; half++) {
+        uint32_t n = half ? b->steps / 2 : b->steps - b->steps / 2;
+        if (n == 0) continue;
+        TM_TRY(run_steps(b, REAL, n));
+        TM_TRY(run_steps(b, IO_ALONE, n));
+    }
+    b->out->peak_bytes = tm_mem_resident_peak_bytes();
+    TM_TRY(reopen_without_disk(b));
+    TM_TRY(run_steps(b, COMPUTE_ALONE, b->steps));
+    if (b->ended != TM_OK) tm_error_set(&b->error);
+    return b->ended;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(double *v, uint32_t n) {
+    qsort(v, n, sizeof *v, by_value);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+static void bench_close(bench *b) {
+    for (int m = 0; m < MODES; m++) tm_free(b->seconds[m]);
+    tm_link_free(b->link);
+    tm_link_free(b->first_link);
+    trainer_close(&b->t);
+    job_costs_close(b->costs);
+}
+
+tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) {
+    bench b = {.args = args, .out = out, .t.args = &args->train, .steps = args->steps ? args->steps : STEPS};
+    tm_status rc;
+    *out = (tm_step_bench){.update = "", .activations = "", .order = ""};
+    TM_ASSERT(b.steps <= MAX_STEPS);
+    for (int m = 0; m < MODES; m++) {
+        b.seconds[m] = tm_calloc(b.steps + 1, sizeof *b.seconds[m]);
+        if (!b.seconds[m]) TM_GO(tm_nomem(b.steps * sizeof *b.seconds[m]));
+    }
+    job_catch_signals();
+    TM_GO(trainer_load_config(&b.t, true));
+    TM_GO(open_job(&b));
+    describe(&b);
+    TM_GO(predict(&b, REAL, &out->predicted_seconds));
+    TM_GO(predict(&b, IO_ALONE, &out->predicted_io_seconds));
+    TM_GO(predict(&b, COMPUTE_ALONE, &out->predicted_compute_seconds));
+    TM_GO(run_all(&b));
+    out->step_seconds = median(b.seconds[REAL], b.n[REAL]);
+    out->io_seconds = median(b.seconds[IO_ALONE], b.n[IO_ALONE]);
+    out->compute_seconds = median(b.seconds[COMPUTE_ALONE], b.n[COMPUTE_ALONE]);
+done:
+    bench_close(&b);
+    return rc;
+}

@@ -1,0 +1,121 @@
+/* tidemill bench step */
+#include "tools/tools.h"
+#include "train/train.h"
+
+#include <stdio.h>
+
+static double overlap(const tm_step_bench *b) {
+    double longer = b->compute_seconds > b->io_seconds ? b->compute_seconds : b->io_seconds;
+    return longer > 0 ? b->step_seconds / longer : 0;
+}
+
+static void field_uint(tm_json_writer *w, const char *key, uint64_t v) {
+    tm_jw_key(w, key);
+    tm_jw_uint(w, v);
+}
+
+static void field_double(tm_json_writer *w, const char *key, double v) {
+    tm_jw_key(w, key);
+    tm_jw_double(w, v);
+}
+
+static void field_str(tm_json_writer *w, const char *key, const char *v) {
+    tm_jw_key(w, key);
+    tm_jw_str(w, v);
+}
+
+static tm_status print_json(const tm_step_bench *b) {
+    tm_buf out = {0};
+    tm_json_writer w;
+    tm_jw_init(&w, &out, 0);
+    tm_jw_object(&w);
+    field_uint(&w, "parameters", b->parameters);
+    field_uint(&w, "tokens", b->tokens);
+    field_double(&w, "step_seconds", b->step_seconds);
+    field_double(&w, "compute_seconds", b->compute_seconds);
+    field_double(&w, "io_seconds", b->io_seconds);
+    field_double(&w, "overlap", overlap(b));
+    field_double(&w, "predicted_seconds", b->predicted_seconds);
+    field_double(&w, "predicted_compute_seconds", b->predicted_compute_seconds);
+    field_double(&w, "predicted_io_seconds", b->predicted_io_seconds);
+    field_str(&w, "predicted_from", b->basis);
+    field_double(&w, "tokens_per_second", (double)b->tokens / b->step_seconds);
+    field_double(&w, "flops", b->flops);
+    field_double(&w, "flops_per_second", b->flops / b->step_seconds);
+    field_uint(&w, "read_bytes", b->read_bytes);
+    field_uint(&w, "write_bytes", b->write_bytes);
+    field_uint(&w, "resident_bytes", b->resident_bytes);
+    field_uint(&w, "window_bytes", b->window_bytes);
+    field_uint(&w, "host_peak_bytes", b->peak_bytes);
+    field_uint(&w, "planned_host_peak_bytes", b->planned_peak_bytes);
+    field_str(&w, "update", b->update);
+    field_str(&w, "activations", b->activations);
+    field_str(&w, "order", b->order);
+    tm_jw_object_end(&w);
+    tm_status rc = tm_jw_end(&w);
+    if (rc == TM_OK) puts(out.data);
+    tm_buf_free(&out);
+    return rc;
+}
+
+static void print_table(const tm_step_bench *b) {
+    char x[32], y[32];
+    double io = (double)(b->read_bytes + b->write_bytes);
+    printf("model            %.1f M parameters, %llu tokens a step\n", (double)b->parameters * 1e-6,
+           (unsigned long long)b->tokens);
+    printf("plan             update %s, activations %s, %s by %s, %s resident, look-ahead %s\n", b->update,
+           b->activations, b->order, b->order, tm_format_size(b->resident_bytes, x, sizeof x),
+           tm_format_size(b->window_bytes, y, sizeof y));
+    printf("host memory      %s at the peak, %s planned\n", tm_format_size(b->peak_bytes, x, sizeof x),
+           tm_format_size(b->planned_peak_bytes, y, sizeof y));
+    printf("a step moves     %s read, %s written: %.2f bytes a parameter\n", tm_format_size(b->read_bytes, x, sizeof x),
+           tm_format_size(b->write_bytes, y, sizeof y), io / (double)b->parameters);
+    printf("                 measured   predicted\n");
+    printf("step             %8.3f s %9.3f s   %.1f tokens/s, %.1f GFLOP/s\n", b->step_seconds, b->predicted_seconds,
+           (double)b->tokens / b->step_seconds, b->flops / b->step_seconds * 1e-9);
+    printf("compute alone    %8.3f s %9.3f s   %.1f GFLOP/s\n", b->compute_seconds, b->predicted_compute_seconds,
+           b->flops / b->compute_seconds * 1e-9);
+    printf("I/O alone        %8.3f s %9.3f s   %.2f GB/s\n", b->io_seconds, b->predicted_io_seconds,
+           b->io_seconds > 0 ? io / b->io_seconds * 1e-9 : 0);
+    printf("step over the longer of the two: %.3f\n", overlap(b));
+    printf("predicted from   %s\n", b->basis);
+}
+
+int tm_bench_step(int argc, char **argv) {
+    const char *set[256], *config[1] = {NULL}, *path = NULL;
+    tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
+    int64_t steps = 4;
+    bool json = false, no_measure = false;
+    const tm_opt opts[] = {
+        TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
+        TM_OPTION("steps", TM_OPT_INT, &steps, "N", "timed steps of each sort (4)"),
+        TM_OPTION("offload-path", TM_OPT_STRING, &path, "DIR", "where the offload files are made, and removed"),
+        TM_FLAG("no-measure", &no_measure, "predict from what the profile knows"),
+        TM_FLAG("json", &json, "print one JSON object"),
+    };
+    const tm_cli cli = {
+        .usage = "bench step CONFIG.json [--set key.path=value]... [--steps N] [--offload-path DIR] [--json]",
+        .about = "Runs the training step of a configuration on made-up rows: as it is, with its transfers alone, and "
+                 "with its operations alone, and sets the simulator's prediction beside each. output_dir is left "
+                 "alone.",
+        .example = "tidemill bench step config.json --set memory.host_budget=1GiB --offload-path /mnt/nvme",
+        .opts = opts,
+        .n_opts = TM_COUNT(opts),
+        .positional = config,
+        .min_positional = 1,
+        .max_positional = 1,
+    };
+    int rc = tm_cli_parse(&cli, argc, argv);
+    if (rc >= 0) return rc;
+    if (steps < 1 || steps > 1000) return tm_cli_wrong("bench step", "--steps takes 1 to 1000");
+    tm_step_bench b;
+    tm_step_bench_args args = {
+        .train = {.config = config[0], .set = set, .n_set = sets.count, .quiet = true},
+        .offload_path = path,
+        .steps = (uint32_t)steps,
+        .no_measure = no_measure,
+    };
+    if (tm_step_bench_run(&args, &b) != TM_OK) return tm_cmd_fail();
+    if (!json) print_table(&b);
+    return json && print_json(&b) != TM_OK ? tm_cmd_fail() : TM_EXIT_DONE;
+}
