@@ -3,6 +3,7 @@
 #define TIDEMILL_PLAN_INTERNAL_H
 
 #include "offload/simulate.h"
+#include "offload/trace.h"
 #include "train/cost_internal.h"
 #include "train/trainer_internal.h"
 
@@ -16,8 +17,7 @@ typedef struct planning {
 } planning;
 
 /* Simulates the plan, fills in everything that follows from it, and draws it where that was asked for. */
-tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim,
-                    void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap), void *name_ctx);
+tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim, tm_op_name_fn name, void *ctx);
 /* TM_EBUDGET with its one line, and `out` says the same. `what` ends without a full stop. */
 tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change change, const char *what);
 

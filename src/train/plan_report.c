@@ -49,17 +49,44 @@ static void count_wear(const planning *g) {
     if (out->tbw > 0 && each > 0) out->drive_days = out->tbw * 1e12 / each * out->seconds_per_step / 86400;
 }
 
-tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim,
-                    void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap), void *name_ctx) {
+static tm_status draw(const planning *g, const tm_plan *plan, const tm_sim_result *r, tm_op_name_fn name, void *ctx) {
+    char title[160], a[32], subtitle[256];
+    tm_trace *trace;
+    snprintf(title, sizeof title, "%.1f M parameters, host %s, update %s, activations %s",
+             (double)g->out->parameters * 1e-6, tm_format_size(g->out->host_peak_bytes, a, sizeof a), g->out->update,
+             g->out->activations);
+    snprintf(subtitle, sizeof subtitle, "%.3f s a step, bound by %s; %s", r->seconds, g->out->bottleneck,
+             g->out->seconds_basis);
+    if (g->args->timeline)
+        TM_TRY(tm_timeline_write(g->args->timeline, &(tm_timeline){.plan = plan,
+                                                                   .result = r,
+                                                                   .machine = &g->machine,
+                                                                   .title = title,
+                                                                   .subtitle = subtitle,
+                                                                   .name = name,
+                                                                   .ctx = ctx}));
+    if (!g->args->trace) return TM_OK;
+    TM_TRY(tm_trace_open(&trace, g->args->trace));
+    tm_status rc =
+        tm_trace_add(trace, &(tm_trace_step){.plan = plan, .step = 1, .simulated = r->span, .name = name, .ctx = ctx});
+    if (rc == TM_OK) return tm_trace_commit(trace);
+    tm_trace_abandon(trace);
+    return rc;
+}
+
+tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim, tm_op_name_fn name, void *ctx) {
     tm_plan_report *out = g->out;
     tm_sim_opts o = *sim;
     tm_sim_result r;
-    (void)name;
-    (void)name_ctx;
     count_bytes(out, tm_plan_get_info(plan));
     o.runs = SIMULATED_RUNS;
     o.timeline = g->args->timeline || g->args->trace;
-    TM_TRY(tm_simulate(&r, plan, &o));
+    tm_link *link = NULL;
+    TM_TRY(tm_link_create(&link, plan, plan)); /* a step's first reads begin during the step before */
+    o.link = link;
+    tm_status rc = tm_simulate(&r, plan, &o);
+    tm_link_free(link);
+    TM_TRY(rc);
     out->seconds_per_step = r.seconds;
     memcpy(out->busy_seconds, r.busy, sizeof out->busy_seconds);
     memcpy(out->wait_seconds, r.wait, sizeof out->wait_seconds);
@@ -67,8 +94,9 @@ tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *s
     double tokens = (double)out->micro_batches * out->rows * out->seq * out->ranks;
     if (r.seconds > 0) out->tokens_per_second = tokens / r.seconds;
     count_wear(g);
+    rc = draw(g, plan, &r, name, ctx);
     tm_sim_free(&r);
-    return TM_OK;
+    return rc;
 }
 
 /* ---- this machine, or one without GPUs ----------------------------------------------------------------------- */
@@ -198,6 +226,7 @@ static tm_status plan_here(planning *g) {
                          g->hardware           ? JOB_COSTS_NOMINAL
                          : g->args->no_measure ? JOB_COSTS_PROFILE
                                                : JOB_COSTS_MEASURE));
+    job_use_costs(t->job, &g->machine, job_cost, costs);
     rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
     if (rc == TM_EBUDGET) rc = refuse_host(g, &shape);
     if (rc != TM_OK) goto done;
