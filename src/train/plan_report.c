@@ -202,6 +202,7 @@ static job_opts options(const planning *g) {
     job_opts o = trainer_job_options(g->t);
     o.config_only = o.plan_only = true;
     if (!g->hardware) return o;
+    if (g->machine.disk.read_bps <= 0) o.n_paths = 0;
     o.host_bytes = g->t->cfg->memory.host_kind == TM_BUDGET_BYTES ? tm_min_u64(o.host_bytes, g->machine.host_bytes)
                                                                   : g->machine.host_bytes / 5 * 4;
     return o;
@@ -220,6 +221,7 @@ static tm_status plan_here(planning *g) {
     out->micro_batches = shape.micro_batches;
     out->rows = shape.rows;
     out->seq = shape.seq;
+    if (!g->hardware) TM_GO(tm_machine_of(o.paths, o.n_paths, &g->machine));
     TM_GO(job_open(&t->job, &o));
     out->parameters = tm_model_parameters(t->job->model);
     TM_GO(job_costs_open(&costs, t->job, &shape, &g->machine,
@@ -239,17 +241,9 @@ done:
     return rc;
 }
 
-static tm_status find_machine(planning *g) {
-    const tm_config *c = g->t->cfg;
-    const tm_strings *paths = c->param_place == TM_PLACE_NVME ? &c->param_paths : &c->optimizer_paths;
-    g->hardware = g->args->hardware != NULL;
-    if (g->hardware) return tm_machine_load(g->args->hardware, &g->machine);
-    return tm_machine_of(paths->item, paths->n, &g->machine);
-}
-
 tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out) {
     trainer t = {.args = &args->train};
-    planning g = {.args = args, .t = &t, .out = out};
+    planning g = {.args = args, .t = &t, .out = out, .hardware = args->hardware != NULL};
     tm_status rc;
     *out = (tm_plan_report){.limit = "",
                             .bottleneck = "",
@@ -262,7 +256,7 @@ tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out) {
                             .ranks = 1};
     TM_GO(trainer_load_config(&t, true));
     TM_GO(trainer_prepare(&t, true));
-    TM_GO(find_machine(&g));
+    if (args->hardware) TM_GO(tm_machine_load(args->hardware, &g.machine));
     rc = g.machine.gpus > 0 ? plan_imagine(&g) : plan_here(&g);
 done:
     trainer_close(&t);
