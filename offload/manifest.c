@@ -195,32 +195,45 @@ static tm_status open_others(tm_commit *c, const manifest_head *h) {
     return rc;
 }
 
-static tm_status open_commit(tm_commit *c, const char *dir) {
-    manifest_head h;
+static tm_status read_manifest(tm_commit *c, const char *dir, manifest_head *h) {
     char path[PATH_MAX];
-    TM_TRY(tm_io_run_reopen(&c->run[0], dir, true, LOCK_WAIT_MS));
-    c->n_paths = 1;
     int n = snprintf(path, sizeof path, "%s/" MANIFEST_NAME, dir);
     if (n < 0 || n >= PATH_MAX || !tm_path_exists(path))
         return tm_fail(TM_EINPUT, "%s: holds no commit; its run ended before the first one", dir);
     TM_TRY(tm_file_open_in(&c->file, dir, MANIFEST_NAME));
     TM_TRY(check_hash(c));
-    TM_TRY(read_head(c, &h));
-    TM_TRY(read_info(c, &h));
+    TM_TRY(read_head(c, h));
+    return read_info(c, h);
+}
+
+static tm_status open_commit(tm_commit *c, const char *dir, bool own) {
+    manifest_head h;
+    if (!own) return read_manifest(c, dir, &h);
+    TM_TRY(tm_io_run_reopen(&c->run[0], dir, true, LOCK_WAIT_MS));
+    c->n_paths = 1;
+    TM_TRY(read_manifest(c, dir, &h));
     return open_others(c, &h);
 }
 
-tm_status tm_commit_open(tm_commit **out, const char *dir) {
+static tm_status open_new(tm_commit **out, const char *dir, bool own) {
     *out = NULL;
     tm_commit *c = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
-    tm_status rc = open_commit(c, dir);
+    tm_status rc = open_commit(c, dir, own);
     if (rc != TM_OK) {
         tm_commit_close(c);
         return rc;
     }
     *out = c;
     return TM_OK;
+}
+
+tm_status tm_commit_open(tm_commit **out, const char *dir) {
+    return open_new(out, dir, true);
+}
+
+tm_status tm_commit_look(tm_commit **out, const char *dir) {
+    return open_new(out, dir, false);
 }
 
 void tm_commit_close(tm_commit *c) {

@@ -254,6 +254,8 @@ TM_MUST_USE tm_status tm_store_commit(tm_store *s, char *slab, const tm_commit_o
 /* Opens the commit of a run directory: takes its lock, checks the manifest. TM_EINPUT: no directory, no commit in it,
  * or its owner is alive (pid and host are named); TM_ECORRUPT: damaged. */
 TM_MUST_USE tm_status tm_commit_open(tm_commit **out, const char *run_directory);
+/* Reads and checks the manifest alone, whoever owns the directory: for looking at, not for going on from. */
+TM_MUST_USE tm_status tm_commit_look(tm_commit **out, const char *run_directory);
 void tm_commit_close(tm_commit *c); /* NULL is fine */
 uint64_t tm_commit_step(const tm_commit *c);
 const tm_json *tm_commit_info(const tm_commit *c);

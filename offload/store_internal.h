@@ -75,6 +75,7 @@ bool store_unchanged(const tm_store *s, uint32_t object, const void *frame);
 
 /* manifest.c */
 #define MANIFEST_NAME "manifest"
+#define PART_OF_NAME "part-of" /* in the other directories of a commit: where its manifest is */
 tm_status manifest_write(const tm_store *s, tm_io_draft *d, const tm_commit_opts *opts, uint64_t *bytes);
 tm_status manifest_read_object(const tm_commit *c, uint32_t i, manifest_object *out);
 tm_status manifest_read_pages(const tm_commit *c, uint64_t first, uint64_t n, uint64_t *out);

@@ -147,6 +147,7 @@ typedef struct tm_config {
     /* ---- output -------------------------------------------------------------------------------------------------- */
     int64_t save_steps, eval_steps; /* steps between; 0: only at the end */
     int64_t commit_steps;           /* 0: no commit before the end */
+    double commit_minutes;          /* 0: off */
     int64_t logging_steps;          /* steps between progress lines on stderr; log.jsonl has every step */
     uint32_t save_total_limit;      /* checkpoints kept; 0: all */
     tm_save_dtype save_dtype;

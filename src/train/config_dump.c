@@ -251,6 +251,7 @@ static void dump_output(tm_json_writer *w, const tm_config *c) {
     whole(w, "save_steps", c->save_steps);
     whole(w, "eval_steps", c->eval_steps);
     whole(w, "commit_steps", c->commit_steps);
+    if (c->commit_minutes > 0) real(w, "commit_minutes", c->commit_minutes);
     whole(w, "logging_steps", c->logging_steps);
     if (c->save_total_limit) whole(w, "save_total_limit", c->save_total_limit);
     choice(w, "save_dtype", (int)c->save_dtype);

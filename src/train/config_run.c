@@ -136,6 +136,7 @@ static tm_status resolve_output(cfg_state *s) {
     c->save_steps = cfg_chosen(s, "save_strategy", "no") ? 0 : cfg_integer(s, "save_steps");
     c->eval_steps = cfg_integer(s, "eval_steps");
     c->commit_steps = cfg_integer(s, "commit_steps");
+    c->commit_minutes = cfg_number(s, "commit_minutes");
     c->logging_steps = 1;
     if (cfg_given(s, "logging_steps"))
         c->logging_steps = cfg_integer(s, "logging_steps");

@@ -137,6 +137,7 @@ const schema_row schema_rows[] = {
     ROW("eval_strategy", K_OURS, T_ENUM, "steps|no|epoch", "steps", 0, 0, "no: data.eval is not used"),
     ALIAS("evaluation_strategy", K_OURS, "eval_strategy"),
     ROW("commit_steps", K_OURS, T_INT, NULL, "10", 0, 0, "steps between commits; 0: none before the end"),
+    ROW("commit_minutes", K_OURS, T_NUM, NULL, "0", 0, 0, "minutes between commits, whatever the steps; 0: off"),
     ROW("logging_steps", K_OURS, T_INT, NULL, NULL, 1, 0, "steps between progress lines (1); log.jsonl has every step"),
     ROW("save_dtype", K_OURS, T_ENUM, "auto|f32=float32=fp32|bf16=bfloat16|f16=float16=fp16", "auto", 0, 0,
         "of the saved model; auto: f32 in fp32 mode, else bf16"),

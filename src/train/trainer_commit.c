@@ -10,13 +10,14 @@
 
 bool trainer_commits(const trainer *t) {
     const tm_config *c = t->cfg;
-    return c->memory.slots == 2 && (c->commit_steps > 0 || c->keep_state);
+    return c->memory.slots == 2 && (c->commit_steps > 0 || c->commit_minutes > 0 || c->keep_state);
 }
 
 bool trainer_commit_due(const trainer *t) {
     int64_t next = t->step + 1, every = t->cfg->commit_steps;
     if (!trainer_commits(t)) return false;
-    return next >= t->cfg->total_steps || (every > 0 && next % every == 0);
+    double minutes = t->cfg->commit_minutes, since = (double)(tm_now_ns() - t->commit_ns) * 1e-9;
+    return next >= t->cfg->total_steps || (every > 0 && next % every == 0) || (minutes > 0 && since >= minutes * 60);
 }
 
 /* Rounding depends on it (DESIGN section 10): instruction set, matrix library, threads. */

@@ -80,7 +80,7 @@ tm_status trainer_numerics(tm_buf *out); /* what computes, as text */
 tm_status trainer_choose_start(trainer *t);
 /* Model and data are open: the commit is of this job, and there is something left to do. Sets the counters. */
 tm_status trainer_check_commit(trainer *t);
-/* Removes what an earlier run was writing in OUTPUT_DIR when it was killed. That run is known to be over. */
+/* Removes what an earlier run was writing in OUTPUT_DIR when it was killed. */
 tm_status trainer_sweep(trainer *t);
 tm_status trainer_cut_log(trainer *t); /* lines of steps past the commit go */
 

@@ -103,7 +103,9 @@ static tm_status drop_nameless(void *ctx, const char *name, bool is_dir) {
     if (!is_dir || strncmp(name, prefix, (size_t)n) != 0) return TM_OK;
     snprintf(path, sizeof path, "%s/%s", x->path, name);
     snprintf(manifest, sizeof manifest, "%s/manifest", path);
-    if (tm_path_exists(manifest)) {
+    bool committed = tm_path_exists(manifest);
+    snprintf(manifest, sizeof manifest, "%s/part-of", path);
+    if (committed || tm_path_exists(manifest)) {
         tm_log(TM_LOG_WARN, "%s: the commit of a run that was given up; `tidemill clean %s` removes it", path, x->path);
         return TM_OK;
     }
@@ -196,10 +198,14 @@ tm_status trainer_choose_start(trainer *t) {
 
 /* ---- what a killed run left in OUTPUT_DIR ------------------------------------------------------------------------ */
 
+/* checkpoint-N.tmp, .tmp-<16 hex digits>-NAME (tm_out), .tokens-<pid>-<n> (data). */
 static bool is_half_done(const char *name) {
-    size_t n = strlen(name);
-    bool checkpoint = strncmp(name, "checkpoint-", 11) == 0 && n > 15 && strcmp(name + n - 4, ".tmp") == 0;
-    return checkpoint || strncmp(name, ".tmp-", 5) == 0 || strncmp(name, ".tokens-", 8) == 0;
+    size_t n, digits;
+    if (strncmp(name, ".tmp-", 5) == 0) return strspn(name + 5, "0123456789abcdef") == 16 && name[21] == '-';
+    if (strncmp(name, ".tokens-", 8) == 0) return name[8 + strspn(name + 8, "0123456789")] == '-';
+    n = strncmp(name, "checkpoint-", 11) == 0 ? 11 : 0;
+    digits = strspn(name + n, "0123456789");
+    return n && digits && strcmp(name + n + digits, ".tmp") == 0;
 }
 
 static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
@@ -212,7 +218,6 @@ static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
 }
 
 tm_status trainer_sweep(trainer *t) {
-    if (!tm_path_exists(trainer_path(t, "run.json"))) return TM_OK;
     return tm_list_dir(t->cfg->output_dir, sweep_one, t);
 }
 

@@ -253,6 +253,87 @@ static void a_finished_run_can_be_made_longer(void **state) {
     assert_int_equal(train_log_read(s.output).steps, 30);
 }
 
+static run_result clean(const char *path, const char *option, const char *other) {
+    const char *arguments[] = {"clean", path, option, option ? other : NULL, NULL};
+    return run_argv(&(run_opts){0}, arguments);
+}
+
+/* What can be resumed stays unless that is said; what is in use stays; what a dead run left goes when it is said. */
+static void clean_removes_nothing_by_surprise(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *hash = reference(&s);
+    const char *env[] = {"TIDEMILL_FAULT=kill_op:40:now:once", NULL}; /* before the first commit */
+    run_result r = train(&s, &(run_opts){.env = env}, 1, NULL, NULL);
+    expect(&r, 128 + SIGKILL, NULL);
+    assert_int_equal(run_entries(s.offload), 1);
+    r = clean(s.offload, NULL, NULL);
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "dead"));
+    assert_int_equal(run_entries(s.offload), 1); /* it was only asked */
+    run_free(&r);
+    r = clean(s.offload, "--yes", NULL);
+    expect(&r, 0, NULL);
+    assert_int_equal(run_entries(s.offload), 0);
+    run_remove(s.output);
+    r = stop(&s, SIGTERM, 1, NULL);
+    expect(&r, 3, NULL);
+    r = clean(s.offload, "--yes", "--json");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "\"state\": \"commit\""));
+    assert_non_null(strstr(r.out, "\"removed\": false"));
+    run_free(&r);
+    r = train(&s, NULL, 1, NULL, NULL);
+    expect(&r, 0, "going on from step");
+    expect_finished(&s, hash);
+    run_remove(s.output);
+    r = stop(&s, SIGTERM, 1, NULL);
+    expect(&r, 3, NULL);
+    r = clean(s.offload, "--yes", "--all");
+    expect(&r, 0, NULL);
+    assert_int_equal(run_entries(s.offload), 0);
+    r = train(&s, NULL, 1, NULL, NULL);
+    expect(&r, 2, "is gone"); /* and then says so, instead of starting over by itself */
+    r = clean("nowhere", NULL, NULL);
+    expect(&r, 2, "nowhere");
+}
+
+/* State over two paths: one manifest, both directories. */
+static void commits_span_paths(void **state) {
+    (void)state;
+    static const char *const points[] = {"kill_in_manifest:1", "kill_before_sync:2", "kill_after_rename:2",
+                                         "kill_restore:1"};
+    scene s = scene_open();
+    const char *hash = reference(&s);
+    char *text = run_read(s.config, NULL), *at;
+    tm_buf b = {0};
+    const char *one = run_format("\"nvme_path\": \"%s\"", s.offload);
+    for (char *from = text;; from = at + strlen(one)) {
+        at = strstr(from, one);
+        RUN_EXPECT_STATUS(tm_buf_append(&b, from, at ? (size_t)(at - from) : strlen(from)));
+        if (!at) break;
+        RUN_EXPECT_STATUS(tm_buf_printf(&b, "\"nvme_path\": [\"%s/a\", \"%s/b\"]", s.offload, s.offload));
+    }
+    run_write(s.config, b.data);
+    tm_buf_free(&b);
+    free(text);
+    for (unsigned i = 0; i < TM_COUNT(points); i++) {
+        const char *env[] = {run_format("TIDEMILL_FAULT=%s:now:once", points[i]), NULL};
+        run_result r = train(&s, &(run_opts){.env = env}, i == 3 ? 2 : 1, NULL, NULL);
+        expect(&r, 128 + SIGKILL, NULL);
+        assert_int_equal(run_entries(run_path(s.offload, "a")), 1);
+        assert_int_equal(run_entries(run_path(s.offload, "b")), 1);
+    }
+    run_result r = clean(run_path(s.offload, "b"), "--yes", NULL);
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "part of a commit"));
+    run_free(&r);
+    r = train(&s, NULL, 1, NULL, NULL);
+    expect(&r, 0, NULL);
+    assert_string_equal(train_log_read(s.output).hash, hash);
+    assert_int_equal(run_entries(run_path(s.offload, "a")) + run_entries(run_path(s.offload, "b")), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(kills_at_random_instants_change_nothing, run_clean),
@@ -260,6 +341,8 @@ int main(void) {
         cmocka_unit_test_teardown(signals_commit_and_the_run_goes_on, run_clean),
         cmocka_unit_test_teardown(a_resume_that_does_not_fit_is_refused, run_clean),
         cmocka_unit_test_teardown(a_live_run_is_left_alone, run_clean),
+        cmocka_unit_test_teardown(clean_removes_nothing_by_surprise, run_clean),
+        cmocka_unit_test_teardown(commits_span_paths, run_clean),
         cmocka_unit_test_teardown(a_finished_run_can_be_made_longer, run_clean),
     };
     return cmocka_run_group_tests_name("train_commit", tests, NULL, NULL);

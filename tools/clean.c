@@ -1,0 +1,254 @@
+/* tidemill clean: what dead runs left below an offload path. */
+#include "offload/offload.h"
+#include "tools/tools.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef enum leftover_state { LEFT_DEAD, LEFT_COMMIT, LEFT_ALIVE } leftover_state;
+static const char *const state_names[] = {"dead", "commit", "in use"};
+
+typedef struct leftover {
+    char path[4096];
+    leftover_state state;
+    tm_io_owner owner;
+    uint64_t bytes;
+    double age_seconds;
+    int64_t step; /* LEFT_COMMIT: of it, -1 if its manifest is elsewhere or damaged */
+    char output[1024];
+} leftover;
+
+typedef struct survey {
+    leftover *found;
+    size_t n;
+    const char *path;
+} survey;
+
+/* ---- looking --------------------------------------------------------------------------------------------------- */
+
+static tm_status weigh_file(void *ctx, const char *name, bool is_dir) {
+    leftover *l = ctx;
+    struct stat st;
+    char path[4400];
+    (void)is_dir;
+    snprintf(path, sizeof path, "%s/%s", l->path, name);
+    if (lstat(path, &st) != 0) return TM_OK; /* gone meanwhile */
+    double age = difftime(time(NULL), st.st_mtime);
+    l->bytes += (uint64_t)st.st_blocks * 512;
+    if (l->age_seconds < 0 || age < l->age_seconds) l->age_seconds = age > 0 ? age : 0;
+    return TM_OK;
+}
+
+static bool has(const leftover *l, const char *name) {
+    char path[4400];
+    snprintf(path, sizeof path, "%s/%s", l->path, name);
+    return tm_path_exists(path);
+}
+
+static void read_commit(leftover *l) {
+    tm_commit *c;
+    l->state = LEFT_COMMIT;
+    l->step = -1;
+    if (tm_commit_look(&c, l->path) != TM_OK) {
+        tm_error_clear(); /* damaged, or named by another directory's manifest: still not ours to throw away */
+        return;
+    }
+    const tm_json *output = tm_json_get(tm_commit_info(c), "output_dir");
+    l->step = (int64_t)tm_commit_step(c);
+    if (output && output->type == TM_JSON_STRING) snprintf(l->output, sizeof l->output, "%s", output->text);
+    tm_commit_close(c);
+}
+
+static tm_status look(leftover *l) {
+    l->age_seconds = -1;
+    TM_TRY(tm_io_run_owner(l->path, &l->owner));
+    TM_TRY(tm_list_dir(l->path, weigh_file, l));
+    if (l->owner.alive)
+        l->state = LEFT_ALIVE;
+    else if (has(l, "manifest") || has(l, "part-of"))
+        read_commit(l);
+    return TM_OK;
+}
+
+static tm_status add(survey *s, const char *path) {
+    leftover *grown = tm_realloc(s->found, (s->n + 1) * sizeof *grown);
+    if (!grown) return tm_nomem((s->n + 1) * sizeof *grown);
+    s->found = grown;
+    grown[s->n] = (leftover){.state = LEFT_DEAD};
+    snprintf(grown[s->n].path, sizeof grown[s->n].path, "%s", path);
+    TM_TRY(look(&grown[s->n]));
+    if (grown[s->n].owner.is_run) s->n++; /* not one of ours otherwise: no lock file */
+    return TM_OK;
+}
+
+static tm_status visit(void *ctx, const char *name, bool is_dir) {
+    survey *s = ctx;
+    char path[4096];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/%s", s->path, name);
+    if (!is_dir || strncmp(name, "run-", 4) != 0 || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return TM_OK;
+    return add(s, path);
+}
+
+static tm_status find_all(survey *s) {
+    const char *slash = strrchr(s->path, '/');
+    if (strncmp(slash ? slash + 1 : s->path, "run-", 4) == 0) return add(s, s->path);
+    return tm_list_dir(s->path, visit, s);
+}
+
+/* ---- showing --------------------------------------------------------------------------------------------------- */
+
+static const char *age_text(double s, char *buf, size_t cap) {
+    if (s < 0)
+        snprintf(buf, cap, "?");
+    else if (s < 3600)
+        snprintf(buf, cap, "%.0f min", s / 60);
+    else if (s < 2 * 86400)
+        snprintf(buf, cap, "%.1f h", s / 3600);
+    else
+        snprintf(buf, cap, "%.1f d", s / 86400);
+    return buf;
+}
+
+static void print_table(const survey *s) {
+    char size[32], age[32], what[1200];
+    if (s->n == 0) {
+        printf("%s: no run directories\n", s->path);
+        return;
+    }
+    printf("%-8s %12s %10s %8s  %s\n", "state", "size", "age", "pid", "directory");
+    for (size_t i = 0; i < s->n; i++) {
+        const leftover *l = &s->found[i];
+        *what = 0;
+        if (l->state == LEFT_COMMIT && l->step >= 0)
+            snprintf(what, sizeof what, "  (step %" PRId64 " of %s can be resumed)", l->step, l->output);
+        else if (l->state == LEFT_COMMIT)
+            snprintf(what, sizeof what, "  (part of a commit, or a damaged one)");
+        printf("%-8s %12s %10s %8ld  %s%s\n", state_names[l->state], tm_format_size(l->bytes, size, sizeof size),
+               age_text(l->age_seconds, age, sizeof age), l->owner.pid, l->path, what);
+    }
+}
+
+static tm_status print_json(const survey *s, const bool *removed) {
+    tm_buf out = {0};
+    tm_json_writer w;
+    tm_jw_init(&w, &out, 0);
+    tm_jw_object(&w);
+    tm_jw_key(&w, "run_directories");
+    tm_jw_array(&w);
+    for (size_t i = 0; i < s->n; i++) {
+        const leftover *l = &s->found[i];
+        tm_jw_object(&w);
+        tm_jw_key(&w, "path");
+        tm_jw_str(&w, l->path);
+        tm_jw_key(&w, "state");
+        tm_jw_str(&w, state_names[l->state]);
+        tm_jw_key(&w, "bytes");
+        tm_jw_uint(&w, l->bytes);
+        tm_jw_key(&w, "age_seconds");
+        tm_jw_double(&w, l->age_seconds);
+        tm_jw_key(&w, "pid");
+        tm_jw_int(&w, l->owner.pid);
+        tm_jw_key(&w, "host");
+        tm_jw_str(&w, l->owner.host);
+        tm_jw_key(&w, "step");
+        if (l->state == LEFT_COMMIT && l->step >= 0)
+            tm_jw_int(&w, l->step);
+        else
+            tm_jw_null(&w);
+        tm_jw_key(&w, "removed");
+        tm_jw_bool(&w, removed[i]);
+        tm_jw_object_end(&w);
+    }
+    tm_jw_array_end(&w);
+    tm_jw_object_end(&w);
+    tm_status rc = tm_jw_end(&w);
+    if (rc == TM_OK) printf("%s\n", out.data);
+    tm_buf_free(&out);
+    return rc;
+}
+
+/* ---- removing -------------------------------------------------------------------------------------------------- */
+
+static bool goes(const leftover *l, bool all) {
+    return l->state == LEFT_DEAD || (l->state == LEFT_COMMIT && all);
+}
+
+static bool asked(const survey *s, bool all) {
+    char size[32], answer[16] = "";
+    uint64_t bytes = 0;
+    size_t n = 0;
+    for (size_t i = 0; i < s->n; i++)
+        if (goes(&s->found[i], all)) n++, bytes += s->found[i].bytes;
+    if (n == 0 || !isatty(0)) return false;
+    fprintf(stderr, "remove %zu %s, %s? [y/N] ", n, n == 1 ? "directory" : "directories",
+            tm_format_size(bytes, size, sizeof size));
+    return fgets(answer, sizeof answer, stdin) && (*answer == 'y' || *answer == 'Y');
+}
+
+/* Takes the lock first: whoever came alive since the table was printed keeps his directory. */
+static tm_status remove_one(const leftover *l) {
+    tm_io_run *run;
+    TM_TRY(tm_io_run_reopen(&run, l->path, true, 0));
+    return tm_io_run_remove(run);
+}
+
+static tm_status remove_all(const survey *s, bool all, bool *removed) {
+    tm_status rc = TM_OK;
+    for (size_t i = 0; i < s->n; i++) {
+        if (!goes(&s->found[i], all)) continue;
+        tm_status one = remove_one(&s->found[i]);
+        removed[i] = one == TM_OK;
+        if (one != TM_OK && rc == TM_OK) rc = one;
+    }
+    return rc;
+}
+
+static tm_status clean(survey *s, bool yes, bool all, bool json) {
+    tm_status rc = find_all(s);
+    if (rc != TM_OK) return rc;
+    bool *removed = tm_calloc(s->n + 1, sizeof *removed);
+    if (!removed) return tm_nomem(s->n);
+    if (!json) print_table(s);
+    fflush(stdout);
+    if (yes || (!json && asked(s, all))) rc = remove_all(s, all, removed);
+    if (json) rc = tm_first(rc, print_json(s, removed));
+    char size[32];
+    for (size_t i = 0; i < s->n && !json; i++)
+        if (removed[i])
+            printf("removed %s, %s\n", s->found[i].path, tm_format_size(s->found[i].bytes, size, sizeof size));
+    tm_free(removed);
+    return rc;
+}
+
+int tm_cmd_clean(int argc, char **argv) {
+    const char *path[1];
+    bool yes = false, all = false, json = false;
+    const tm_opt opts[] = {
+        TM_FLAG("yes", &yes, "remove what dead runs left without asking; what can be resumed stays"),
+        TM_FLAG("all", &all, "count commits that can be resumed among what goes; a run in use always stays"),
+        TM_FLAG("json", &json, "print one JSON object; nothing is asked"),
+    };
+    const tm_cli cli = {
+        .usage = "clean PATH [--yes] [--all] [--json]",
+        .about = "Lists the run directories below an offload path (or one of them): in use, holding a commit that can "
+                 "be resumed, or left by a dead run; removes the last on --yes or when told so.",
+        .example = "tidemill clean /nvme/offload\ntidemill clean /nvme/offload --yes",
+        .opts = opts,
+        .n_opts = TM_COUNT(opts),
+        .positional = path,
+        .min_positional = 1,
+        .max_positional = 1,
+    };
+    int rc = tm_cli_parse(&cli, argc, argv);
+    if (rc >= 0) return rc;
+    survey s = {.path = path[0]};
+    tm_status done = clean(&s, yes, all, json);
+    tm_free(s.found);
+    return done == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
+}
