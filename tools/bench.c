@@ -46,8 +46,11 @@ int tm_cmd_bench(int argc, char **argv) {
     }
     for (size_t i = 0; i < TM_COUNT(benches); i++) {
         if (strcmp(what, benches[i].name) != 0) continue;
+        char name[32]; /* what messages and help call it */
+        snprintf(name, sizeof name, "bench %s", what);
+        argv[1] = name;
         if (benches[i].run) return benches[i].run(argc - 1, argv + 1);
-        return tm_cli_wrong("bench", "'%s' is not in this version yet", what);
+        return tm_cli_wrong("bench", "'%s' is not in this version yet", benches[i].name);
     }
     return unknown(what);
 }

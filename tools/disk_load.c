@@ -293,7 +293,6 @@ static tm_status open_io(load_run *r) {
     if (!o.queue_depth) o.queue_depth = r->job->outstanding;
     if (!o.block_bytes) o.block_bytes = r->job->request;
     o.lanes = r->d->n;
-    o.submit_at_wait = !o.single_submit;
     TM_TRY(tm_io_open(&r->io, &o));
     to_wake = r->io;
     for (unsigned i = 0; i < r->d->n; i++) files[i] = r->d->place[i].file;

@@ -50,7 +50,7 @@ TM_COMMAND(inspect);
 TM_COMMAND(doctor);
 TM_COMMAND(clean);
 
-/* What `tidemill bench` measures (weak likewise; argv[0] is the name in bench.c's table). */
+/* What `tidemill bench` measures (weak likewise; argv[0] is "bench io"). */
 #define TM_BENCH(name) int tm_bench_##name(int argc, char **argv) __attribute__((weak))
 TM_BENCH(io);
 TM_BENCH(adam);

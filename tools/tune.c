@@ -15,7 +15,10 @@
 #include <unistd.h>
 
 enum { REQUEST = 4 << 20, IN_FLIGHT = 32, MAX_BUSY = 256 };
-static const double clearly = 1.02, trial_seconds = 0.6, search_seconds = 24, layout_seconds = 8, rates_seconds = 18;
+static const double clearly = 1.02;
+/* Shares of the time that is given: 55 s by default, of which a fast disk leaves some. */
+static const double layout_share = 0.15, search_share = 0.43, trial_share = 0.011, rates_share = 0.32,
+                    cost_share = 0.02;
 
 /* ---- cores that compute ---- */
 
@@ -68,6 +71,7 @@ typedef struct tuner {
     setting best;
     double best_bps;
     uint64_t start_ns;
+    double seconds;
     bool quiet;
 } tuner;
 
@@ -94,7 +98,7 @@ static double since(uint64_t start_ns) {
 
 static tm_status mixed_rate(tuner *t, const setting *s, double *bps) {
     disk_load_result got;
-    disk_load_job job = job_of(t, s, DISK_MIXED, trial_seconds);
+    disk_load_job job = job_of(t, s, DISK_MIXED, trial_share * t->seconds);
     TM_TRY(disk_load_run(t->load, &job, &got));
     *bps = got.read_bps + got.write_bps;
     return TM_OK;
@@ -111,7 +115,7 @@ static void say_trial(const tuner *t, const setting *s, double bps, bool better)
 /* One that looks better has to be so beside the best one as it is now: disks and neighbours change their minds. */
 static tm_status try_setting(tuner *t, const setting *s) {
     double bps;
-    if (t->best_bps > 0 && since(t->start_ns) > search_seconds)
+    if (t->best_bps > 0 && since(t->start_ns) > search_share * t->seconds)
         return TM_OK; /* a slow machine: what was found so far */
     TM_TRY(mixed_rate(t, s, &bps));
     bool better = bps > clearly * t->best_bps;
@@ -199,11 +203,15 @@ static tm_status measure_rates(tuner *t, unsigned path, double seconds, tm_disk 
 /* With the cores at rest: a small read alone, and the processor time of a byte. */
 static tm_status measure_costs(tuner *t, unsigned path, tm_disk *disk) {
     disk_load_result got;
-    disk_load_job alone = {
-        .random = true, .request = 4096, .outstanding = 1, .seconds = 0.4, .repeat = true, .only_path = path + 1};
+    disk_load_job alone = {.random = true,
+                           .request = 4096,
+                           .outstanding = 1,
+                           .seconds = cost_share / 2 * t->seconds / t->n_paths,
+                           .repeat = true,
+                           .only_path = path + 1};
     TM_TRY(disk_load_run(t->load, &alone, &got));
     disk->latency = got.all.p50;
-    disk_load_job job = job_of(t, &t->best, DISK_MIXED, 1);
+    disk_load_job job = job_of(t, &t->best, DISK_MIXED, cost_share * t->seconds / t->n_paths);
     job.only_path = path + 1;
     TM_TRY(disk_load_run(t->load, &job, &got));
     disk->cpu_per_byte = got.cpu_seconds / (double)tm_max_u64(1, got.read_bytes + got.write_bytes);
@@ -211,9 +219,8 @@ static tm_status measure_costs(tuner *t, unsigned path, tm_disk *disk) {
 }
 
 static tm_status profile(tuner *t, busy_cores *busy, const char *const *paths) {
-    double seconds = rates_seconds / (3 * t->n_paths);
+    double seconds = rates_share * t->seconds / (3 * t->n_paths);
     tm_disk disk[DISK_MAX_PATHS] = {{0}};
-    if (seconds > 3) seconds = 3;
     for (unsigned i = 0; i < t->n_paths; i++) TM_TRY(measure_rates(t, i, seconds, &disk[i]));
     stop_computing(busy);
     for (unsigned i = 0; i < t->n_paths; i++) {
@@ -256,11 +263,11 @@ static tm_status print_aio(const setting *s) {
     return rc;
 }
 
-static tm_status tune(const char *const *paths, unsigned n_paths, uint64_t size, bool quiet) {
-    tuner t = {.n_paths = n_paths, .quiet = quiet};
+static tm_status tune(const char *const *paths, unsigned n_paths, uint64_t size, double seconds, bool quiet) {
+    tuner t = {.n_paths = n_paths, .seconds = seconds, .quiet = quiet};
     busy_cores busy = {.n = 0};
     disk_load_catch_signals();
-    const disk_load_opts opts = {.paths = paths, .n_paths = n_paths, .bytes = size, .seconds = layout_seconds};
+    const disk_load_opts opts = {.paths = paths, .n_paths = n_paths, .bytes = size, .seconds = layout_share * seconds};
     tm_status rc = disk_load_open(&t.load, &opts);
     if (rc == TM_OK) {
         start_computing(&busy);
@@ -278,10 +285,12 @@ static tm_status tune(const char *const *paths, unsigned n_paths, uint64_t size,
 int tm_cmd_tune(int argc, char **argv) {
     const char *word[DISK_MAX_PATHS + 2];
     uint64_t size = 0;
+    double seconds = 55;
     bool quiet = false;
     const tm_opt opts[] = {
         TM_OPTION("size", TM_OPT_SIZE, &size, "SIZE",
                   "of the file in each folder (default 4GiB or a quarter of what is free)"),
+        TM_OPTION("seconds", TM_OPT_DOUBLE, &seconds, "S", "time that may be spent (default 55)"),
         TM_FLAG("quiet", &quiet, "only the JSON object"),
     };
     const tm_cli cli = {
@@ -301,6 +310,7 @@ int tm_cmd_tune(int argc, char **argv) {
     if (rc >= 0) return rc;
     if (strcmp(word[0], "io") != 0)
         return tm_cli_wrong("tune", "'%s' cannot be tuned; 'tidemill tune io PATH' is meant", word[0]);
+    if (seconds <= 0) return tm_cli_wrong("tune", "--seconds is more than 0");
     unsigned n_paths = (unsigned)tm_cli_count(&cli) - 1;
-    return tune(word + 1, n_paths, size, quiet) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
+    return tune(word + 1, n_paths, size, seconds, quiet) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }
