@@ -131,19 +131,21 @@ static tm_status drop_all_nameless(trainer *t) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------ */
 
+static bool holds_commit(const char *dir) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/manifest", dir);
+    return tm_path_exists(path);
+}
+
 static tm_status from_earlier(trainer *t, const earlier *e) {
     const char *dir = first_directory(e);
-    tm_buf manifest = {0};
     if (!e->any) return TM_OK;
-    if (!dir) return e->finished ? refuse_finished(t, e) : refuse_lost(t, NULL);
-    if (!tm_path_is_dir(dir)) return e->finished ? refuse_finished(t, e) : refuse_lost(t, dir);
-    TM_TRY(tm_buf_printf(&manifest, "%s/manifest", dir));
-    bool committed = tm_path_exists(manifest.data);
-    tm_buf_free(&manifest);
-    if (committed) return tm_commit_open(&t->commit, dir);
+    if (dir && holds_commit(dir)) return tm_commit_open(&t->commit, dir);
+    if (!e->finished && (!dir || !tm_path_is_dir(dir))) return refuse_lost(t, dir);
     TM_TRY(none_alive(e));
     if (!e->finished) TM_TRY(tm_remove_tree(trainer_path(t, "run.json"))); /* before what it names goes */
     TM_TRY(drop_leftovers(e));
+    TM_TRY(drop_all_nameless(t));
     return e->finished ? refuse_finished(t, e) : TM_OK;
 }
 
