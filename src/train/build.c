@@ -16,6 +16,12 @@
 
 #define NONE UINT32_MAX
 
+/* A tile whose update may wait or be drawn forward. */
+typedef struct waiting {
+    uint32_t part, tile;
+    uint32_t gradient, hi; /* visits: update B; NONE: opened when its turn comes */
+} waiting;
+
 typedef struct pass {
     const tm_job *job;
     const tm_model *m;
@@ -30,6 +36,8 @@ typedef struct pass {
     uint32_t *part_visit;                       /* of the unit under way */
     uint32_t *sum_object, *sum_visit, *partial; /* per part */
     uint8_t *sum_written, *contributors, *updated;
+    waiting *line; /* all tiles at most once: [line_head, line_end) wait */
+    uint32_t line_head, line_end;
     uint32_t **grad_tile; /* per part, per tile: rounded gradients */
 } pass;
 
@@ -133,22 +141,49 @@ static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint
     tm_program_use(x->p, x->step, TM_USE_READ);
 }
 
-static void update_part(pass *x, uint32_t part, bool open) {
+static void update_part(pass *x, uint32_t part) {
     for (uint32_t tile = 0; tile < x->job->part[part].tiles; tile++)
-        update_tile(x, part, tile, open ? x->part_visit[part] : NONE,
-                    tm_program_visit(x->p, gradient_object(x, part, tile), 1));
+        update_tile(x, part, tile, NONE, tm_program_visit(x->p, gradient_object(x, part, tile), 1));
+}
+
+/* The next tile in line: of update F in the order of forward, of update B as it came. */
+static void update_next(pass *x) {
+    waiting *w = &x->line[x->line_head++];
+    uint32_t gradient = w->gradient;
+    if (gradient == NONE) {
+        gradient = tm_program_visit(x->p, gradient_object(x, w->part, w->tile), 1);
+        if (x->part_visit[w->part] == NONE)
+            x->part_visit[w->part] = tm_program_visit(x->p, x->job->part[w->part].hi, x->job->part[w->part].tiles);
+        w->hi = x->part_visit[w->part];
+    }
+    update_tile(x, w->part, w->tile, w->hi, gradient);
+    if (w->tile + 1 == x->job->part[w->part].tiles) x->updated[w->part] = 1;
 }
 
 /* Update F: what a stage is about to use for the first time in this pass is brought up to date first. */
 static void update_before(pass *x, const tm_stage *stage) {
-    for (uint32_t i = 0; i < stage->n_parts; i++) {
-        uint32_t part = stage->part[i];
-        if (x->o->update != UPDATE_BEFORE || x->updated[part]) continue;
-        x->updated[part] = 1;
-        if (x->part_visit[part] == NONE)
-            x->part_visit[part] = tm_program_visit(x->p, x->job->part[part].hi, x->job->part[part].tiles);
-        update_part(x, part, true);
-    }
+    for (uint32_t i = 0; x->o->update == UPDATE_BEFORE && i < stage->n_parts; i++)
+        while (!x->updated[stage->part[i]]) update_next(x);
+}
+
+/* After operation `done` of `all`: a share of the `want` tiles that the time of these operations is to hide. */
+static void update_some(pass *x, uint32_t from, uint32_t want, uint64_t done, uint64_t all) {
+    uint32_t until = from + (uint32_t)(want * done / all);
+    while (x->o->spread && x->line_head < until && x->line_head < x->line_end) update_next(x);
+}
+
+static uint32_t stage_tiles(const pass *x, uint32_t unit, uint32_t s) {
+    const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (!x->updated[stage->part[i]]) n += x->job->part[stage->part[i]].tiles;
+    return n;
+}
+
+static uint32_t unit_tiles(const pass *x, uint32_t unit) {
+    uint32_t n = 0;
+    for (uint32_t s = 0; unit < x->units && s < tm_model_unit(x->m, unit)->n_stages; s++) n += stage_tiles(x, unit, s);
+    return n;
 }
 
 /* ---- stages -------------------------------------------------------------------------------------------------- */
@@ -209,7 +244,8 @@ static uint32_t rounded_tile(pass *x, uint32_t part, uint32_t tile, uint32_t uni
     return g;
 }
 
-/* Update B: the tile is rounded and used at once, so that its gradient needs no place of its own. */
+/* Update B: the tile is rounded and used at once, so that its gradient needs no place of its own; or it waits in line.
+ */
 static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     const part_state *ps = &x->job->part[part];
     bool within = x->o->update == UPDATE_WITHIN;
@@ -225,9 +261,10 @@ static void finish_part(pass *x, uint32_t part, uint32_t unit) {
         tm_program_use(x->p, x->sum_visit[part], TM_USE_READ);
         tm_program_use(x->p, g, TM_USE_WRITE);
         tm_program_use(x->p, x->partial[part], tile ? TM_USE_UPDATE : TM_USE_WRITE);
-        if (within) update_tile(x, part, tile, x->part_visit[part], g);
+        if (!within) continue;
+        x->line[x->line_end++] = (waiting){part, tile, g, x->part_visit[part]};
+        if (!x->o->spread) update_next(x);
     }
-    x->updated[part] |= within;
 }
 
 /* One more contributor of each of the stage's parts is through with all micro-batches. */
@@ -242,7 +279,10 @@ static void contributed(pass *x, uint32_t unit, uint32_t s) {
 /* What was visited belongs to a pass that is over: the next use opens a new visit. The output stays open for the unit
  * that comes next. */
 static void close_unit(pass *x, uint32_t unit) {
-    for (uint32_t p = 0; p < x->parts; p++) x->part_visit[p] = x->sum_visit[p] = NONE;
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    for (uint32_t s = 0; s < u->n_stages; s++)
+        for (uint32_t i = 0; i < u->stage[s].n_parts; i++)
+            x->part_visit[u->stage[s].part[i]] = x->sum_visit[u->stage[s].part[i]] = NONE;
     for (uint32_t mb = 0; mb < x->K; mb++)
         for (uint32_t s = 0; s < TM_MAX_SLOTS; s++)
             if (s != 1 && (unit > 0 || s > 0)) x->value_visit[slot_key(x, unit, mb, s)] = NONE;
@@ -274,17 +314,52 @@ static void forward_head(pass *x, uint32_t unit) {
     }
 }
 
+/* Tiles of the stage that comes after stage `s` of `unit`. */
+static uint32_t tiles_after(const pass *x, uint32_t unit, uint32_t s) {
+    if (s + 1 < tm_model_unit(x->m, unit)->n_stages) return stage_tiles(x, unit, s + 1);
+    return unit + 1 < x->units ? stage_tiles(x, unit + 1, 0) : 0;
+}
+
+static void forward_by_stage(pass *x, uint32_t unit) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    for (uint32_t s = 0; s < u->n_stages; s++) {
+        uint32_t from = 0, want = 0;
+        for (uint32_t mb = 0; mb < x->K; mb++) {
+            forward_stage(x, unit, s, mb);
+            if (mb == 0) {
+                from = x->line_head;
+                want = tiles_after(x, unit, s);
+            }
+            update_some(x, from, want, mb + 1, x->K);
+        }
+    }
+}
+
+static void forward_by_batch(pass *x, uint32_t unit) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    uint32_t from = 0, want = 0;
+    for (uint32_t mb = 0; mb < x->K; mb++) {
+        for (uint32_t s = 0; s < u->n_stages; s++) {
+            forward_stage(x, unit, s, mb);
+            if (mb > 0)
+                update_some(x, from, want, (uint64_t)(mb - 1) * u->n_stages + s + 1,
+                            (uint64_t)(x->K - 1) * u->n_stages);
+        }
+        if (mb == 0) {
+            from = x->line_head;
+            want = unit_tiles(x, unit + 1);
+        }
+    }
+}
+
 static void forward_unit(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
-    if (u->kind == TM_UNIT_HEAD) {
+    if (u->kind == TM_UNIT_HEAD)
         forward_head(x, unit);
-    } else if (x->o->stage_wise || u->kind != TM_UNIT_BLOCK) {
-        for (uint32_t s = 0; s < u->n_stages; s++)
-            for (uint32_t mb = 0; mb < x->K; mb++) forward_stage(x, unit, s, mb);
-    } else {
-        for (uint32_t mb = 0; mb < x->K; mb++)
-            for (uint32_t s = 0; s < u->n_stages; s++) forward_stage(x, unit, s, mb);
-    }
+    else if (x->o->stage_wise || u->kind != TM_UNIT_BLOCK)
+        forward_by_stage(x, unit);
+    else
+        forward_by_batch(x, unit);
 }
 
 /* Stages whose results backward reads: the others need not run again. */
@@ -318,13 +393,19 @@ static void forget_slots(pass *x, uint32_t unit) {
 static void backward_unit(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
     bool block = u->kind == TM_UNIT_BLOCK, recompute = block && x->units - 1 - unit > x->kept_blocks;
-    uint32_t again = recompute ? stages_to_recompute(u) : 0;
+    uint32_t again = recompute ? stages_to_recompute(u) : 0, from = x->line_head, want = x->line_end - from;
+    bool within = x->o->update == UPDATE_WITHIN;
     if (recompute) forget_slots(x, unit);
     if (x->o->stage_wise || !block) {
         for (uint32_t s = 0; s < u->n_stages; s++)
             for (uint32_t mb = 0; again >> s & 1 && mb < x->K; mb++) forward_stage(x, unit, s, mb);
         for (uint32_t s = u->n_stages; s-- > 0;) {
-            for (uint32_t mb = 0; mb < x->K; mb++) backward_stage(x, unit, s, mb);
+            from = x->line_head;
+            want = x->line_end - from;
+            for (uint32_t mb = 0; mb < x->K; mb++) {
+                backward_stage(x, unit, s, mb);
+                if (within) update_some(x, from, want, mb + 1, x->K);
+            }
             contributed(x, unit, s);
         }
         return;
@@ -334,6 +415,8 @@ static void backward_unit(pass *x, uint32_t unit) {
             if (again >> s & 1) forward_stage(x, unit, s, mb);
         for (uint32_t s = u->n_stages; s-- > 0;) {
             backward_stage(x, unit, s, mb);
+            if (within)
+                update_some(x, from, want, (uint64_t)mb * u->n_stages + u->n_stages - s, (uint64_t)x->K * u->n_stages);
             if (mb + 1 == x->K) contributed(x, unit, s); /* early: its frames serve the stages that are left */
         }
     }
@@ -367,7 +450,7 @@ static void emit_pending(pass *x) {
 }
 
 static void emit_update(pass *x) {
-    for (uint32_t part = 0; part < x->parts; part++) update_part(x, part, false);
+    for (uint32_t part = 0; part < x->parts; part++) update_part(x, part);
 }
 
 /* ---- the pass ------------------------------------------------------------------------------------------------ */
@@ -377,7 +460,7 @@ static void pass_free(pass *x) {
         for (uint32_t p = 0; p < x->parts; p++) tm_free(x->grad_tile[p]);
     void *all[] = {x->batch,         x->coef,         x->value_object, x->value_visit, x->grad_object, x->grad_visit,
                    x->value_written, x->grad_written, x->part_visit,   x->sum_object,  x->sum_visit,   x->partial,
-                   x->sum_written,   x->contributors, x->updated,      x->grad_tile};
+                   x->sum_written,   x->contributors, x->updated,      x->grad_tile,   x->line};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
 }
 
@@ -385,6 +468,28 @@ static uint32_t *nones(size_t n) {
     uint32_t *a = tm_malloc(n * sizeof *a);
     for (size_t i = 0; a && i < n; i++) a[i] = NONE;
     return a;
+}
+
+/* Update F: all tiles, in the order in which forward uses their parts. */
+static tm_status line_init(pass *x) {
+    uint32_t tiles = 0;
+    for (uint32_t p = 0; p < x->parts; p++) tiles += x->job->part[p].tiles;
+    x->line = tm_malloc(sizeof *x->line * (tiles + 1));
+    if (!x->line) return tm_nomem(sizeof *x->line * tiles);
+    if (x->o->update != UPDATE_BEFORE) return TM_OK;
+    for (uint32_t u = 0; u < x->units; u++)
+        for (uint32_t s = 0; s < tm_model_unit(x->m, u)->n_stages; s++) {
+            const tm_stage *stage = &tm_model_unit(x->m, u)->stage[s];
+            for (uint32_t i = 0; i < stage->n_parts; i++) {
+                uint32_t part = stage->part[i];
+                if (x->updated[part]) continue;
+                x->updated[part] = 1; /* for now: in line */
+                for (uint32_t t = 0; t < x->job->part[part].tiles; t++)
+                    x->line[x->line_end++] = (waiting){part, t, NONE, NONE};
+            }
+        }
+    memset(x->updated, 0, x->parts);
+    return TM_OK;
 }
 
 static tm_status pass_init(pass *x) {
@@ -418,7 +523,7 @@ static tm_status pass_init(pass *x) {
             const tm_stage *stage = &tm_model_unit(x->m, u)->stage[s];
             for (uint32_t i = 0; i < stage->n_parts; i++) x->contributors[stage->part[i]] += stage->part_gradient[i];
         }
-    return TM_OK;
+    return line_init(x);
 }
 
 static void emit_pass(pass *x) {
@@ -441,6 +546,7 @@ static void emit_pass(pass *x) {
         backward_unit(x, u);
         close_unit(x, u);
     }
+    while (x->line_head < x->line_end) update_next(x);
     emit_norm(x);
     if (x->o->update == UPDATE_AFTER) emit_update(x);
 }

@@ -228,16 +228,18 @@ static int by_seconds(const void *a, const void *b) {
 
 /* TM_EBUDGET where the way as a whole cannot be had, whatever stays resident. */
 static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t i,
-                             tm_plan **plan) {
+                             bool spread, tm_plan **plan) {
     tm_program *program;
     tm_plan_opts po;
     const pass_opts *o = &ways->way[i];
+    pass_opts as = *o;
+    as.spread = spread;
     if (ways->least[i] == 0) TM_TRY(minimum_of(job, opts, o, &ways->least[i]));
     if (ways->least[i] > job->slab_bytes) return TM_EBUDGET;
     TM_TRY(job_add_state(job, opts, o->park));
     job_plan_opts(job, opts, &po);
     po.choose_residency = true;
-    TM_TRY(build_pass(&program, job, name, o));
+    TM_TRY(build_pass(&program, job, name, &as));
     tm_status rc = tm_plan_compile(plan, job->layout, program, &po, NULL);
     tm_program_free(program);
     if (rc == TM_EBUDGET) tm_error_clear();
@@ -260,27 +262,40 @@ static void drop(compiled *c) {
 
 enum { FINALISTS = 3 };
 
+static bool can_spread(const pass_opts *o) {
+    return o->shape.micro_batches > 1 && (o->update == UPDATE_BEFORE || o->update == UPDATE_WITHIN);
+}
+
+/* Compiles and predicts one way; takes it where it is better than the best so far. */
+static tm_status try_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t way, bool spread,
+                         bool compare, compiled *best) {
+    compiled c = {.way = way};
+    TM_TRY(compile_way(job, opts, name, ways, way, spread, &c.plan));
+    tm_status rc = compare ? job_predict(job, c.plan, &ways->way[way], &c.seconds) : TM_OK;
+    c.state = job_take_state(job);
+    bool better = rc == TM_OK && (!best->plan || c.seconds < best->seconds);
+    drop(better ? best : &c);
+    if (better) *best = c;
+    return rc;
+}
+
 static tm_status choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, const ranked *list,
                         uint32_t n, compiled *best) {
+    bool forced = opts->spread > 0, open = opts->spread == 0;
     uint32_t had = 0;
     for (uint32_t i = 0; i < n && had < FINALISTS; i++) {
+        const pass_opts *o = &ways->way[list[i].way];
         if (had && list[i].seconds > 1.05 * list[0].seconds) break;
-        compiled c = {.way = list[i].way};
-        tm_status rc = compile_way(job, opts, name, ways, c.way, &c.plan);
+        tm_status rc = try_way(job, opts, name, ways, list[i].way, forced && can_spread(o),
+                               n > 1 || (open && can_spread(o)), best);
         if (rc == TM_EBUDGET) continue;
         if (rc != TM_OK) return rc;
         had++;
-        if (n > 1) rc = job_predict(job, c.plan, &ways->way[c.way], &c.seconds);
-        c.state = job_take_state(job);
-        if (rc != TM_OK) {
-            drop(&c);
-            return rc;
-        }
-        bool better = !best->plan || c.seconds < best->seconds;
-        drop(better ? best : &c);
-        if (better) *best = c;
     }
-    return best->plan ? TM_OK : TM_EBUDGET;
+    if (!best->plan) return TM_EBUDGET;
+    if (!open || !can_spread(&ways->way[best->way])) return TM_OK;
+    tm_status rc = try_way(job, opts, name, ways, best->way, true, true, best);
+    return rc == TM_EBUDGET ? TM_OK : rc;
 }
 
 tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only, tm_plan **plan,

@@ -105,6 +105,7 @@ typedef struct tm_config {
         tm_update update;
         uint32_t slots;  /* 1 or 2 */
         bool cache_none; /* "cache": "none": nothing kept beyond the working set */
+        int spread;      /* "spread": 0 auto, 1 on, -1 off */
         bool allow_tmpfs;
         const char *io_engine; /* "auto" | "uring" | "threads" | "sync" */
     } memory;

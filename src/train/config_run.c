@@ -117,6 +117,7 @@ static tm_status resolve_memory(cfg_state *s) {
     c->memory.update = updates[cfg_choice(s, "memory.update")];
     c->memory.slots = (uint32_t)cfg_integer(s, "memory.slots");
     c->memory.cache_none = cfg_chosen(s, "memory.cache", "none");
+    c->memory.spread = cfg_chosen(s, "memory.spread", "on") - cfg_chosen(s, "memory.spread", "off");
     c->memory.allow_tmpfs = cfg_bool(s, "memory.allow_tmpfs");
     c->memory.io_engine = engines[cfg_choice(s, "memory.io_engine")];
     return TM_OK;

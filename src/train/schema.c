@@ -125,6 +125,8 @@ const schema_row schema_rows[] = {
         "gradient that is not finite ends the run; auto: least predicted time; same bits"),
     ROW("memory.slots", K_OURS, T_INT, NULL, "2", 1, 2, "copies of each extent; 1 gives up restart"),
     ROW("memory.cache", K_OURS, T_ENUM, "auto|none", "auto", 0, 0, "none: nothing is kept beyond the working set"),
+    ROW("memory.spread", K_OURS, T_ENUM, "auto|on|off", "auto", 0, 0,
+        "updates F and B: on: tiles are updated between micro-batches, off: all at once; speed only"),
     ROW("memory.allow_tmpfs", K_OURS, T_BOOL, NULL, "false", 0, 0, "offload files may lie in memory (tests)"),
     ROW("memory.io_engine", K_OURS, T_ENUM, "auto|uring=io_uring|threads|sync", "auto", 0, 0,
         "how files are read and written"),

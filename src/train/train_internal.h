@@ -59,6 +59,7 @@ typedef struct job_opts {
     uint32_t slots;
     bool allow_tmpfs;
     bool cache_none;
+    int spread; /* pass_opts.spread: 0 as predicted, 1 on, -1 off */
     bool pinned[TM_KINDS];
     tm_io_opts io;
     uint64_t order_seed;          /* != 0: random legal orders (tests) */
@@ -167,6 +168,8 @@ typedef struct pass_opts {
                                forward; the others recompute it. PASS_KEEP_ALL: every block */
     bool no_spill;          /* no activation is ever written out */
     bool stage_wise;        /* each stage over all micro-batches, instead of each micro-batch over all stages */
+    bool spread; /* updates F and B: tiles are updated between the micro-batches of the unit before (F: of what
+                    is used next; B: of what is complete), so that disk and CPU work evenly; takes memory */
 } pass_opts;
 tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts);
 const char *pass_update_name(const pass_opts *o);                         /* "U", "F", "B", "none" */

@@ -134,6 +134,7 @@ job_opts trainer_job_options(const trainer *t) {
                   .slots = c->memory.slots,
                   .allow_tmpfs = c->memory.allow_tmpfs,
                   .cache_none = c->memory.cache_none,
+                  .spread = c->memory.spread,
                   .order_seed = t->args->order_seed,
                   .commits = trainer_commits(t),
                   .home = t->home,
