@@ -125,10 +125,10 @@ static tm_job stand_in(const tm_job *job, const job_shape *shape, job_batch *bat
     return j;
 }
 
-static double best_of(tm_job *job, const tm_op *op, void *const *operand, void *evict) {
+static double best_of(tm_job *job, const tm_op *op, void *const *operand, void *evict, uint64_t evict_bytes) {
     double best = 0, spent = 0;
     for (int i = 0; i <= REPEATS; i++) {
-        if (evict) memset(evict, i, EVICT_BYTES);
+        memset(evict, i, evict_bytes);
         uint64_t t0 = tm_now_ns();
         if (job_run_op(job, op, operand) != TM_OK) return 0;
         double s = (double)(tm_now_ns() - t0) * 1e-9;
@@ -151,8 +151,9 @@ bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, ui
     else
         return false;
     for (uint32_t i = 0; i < l.n; i++) bytes += tm_round_up(l.at[i].bytes, TM_FRAME_ALIGN) + TM_FRAME_ALIGN;
-    if (bytes + EVICT_BYTES > budget) return false;
-    char *arena = tm_malloc(bytes), *evict = tm_malloc(EVICT_BYTES);
+    if (bytes >= budget) return false;
+    uint64_t evict_bytes = tm_min_u64(EVICT_BYTES, budget - bytes);
+    char *arena = tm_malloc(bytes), *evict = tm_malloc(evict_bytes);
     *seconds = 0;
     if (arena && evict) {
         char *at = arena + TM_FRAME_ALIGN - (uintptr_t)arena % TM_FRAME_ALIGN;
@@ -162,7 +163,7 @@ bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, ui
         }
         fill(job, &l, operand, shape);
         tm_job j = stand_in(job, shape, &batch);
-        *seconds = best_of(&j, op, operand, evict);
+        *seconds = best_of(&j, op, operand, evict, evict_bytes);
         tm_error_clear();
     }
     tm_free(arena);

@@ -1,0 +1,244 @@
+/* `tidemill plan` end to end: what it prints, what it refuses with, that its suggestion works, and that it says before
+ * a run what the run then counts. */
+#include "run.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HARDWARE TM_TEST_FIXTURES "/../../hardware"
+
+typedef struct scene {
+    const char *dir, *model, *config;
+    const char *env[2];
+} scene;
+
+static const char *shape_json(unsigned hidden, unsigned intermediate, unsigned layers, unsigned heads,
+                              unsigned kv_heads, unsigned vocab) {
+    return run_format("{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": %u,\n"
+                      " \"intermediate_size\": %u, \"num_hidden_layers\": %u, \"num_attention_heads\": %u,\n"
+                      " \"num_key_value_heads\": %u, \"vocab_size\": %u, \"max_position_embeddings\": 8192,\n"
+                      " \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\",\n"
+                      " \"tie_word_embeddings\": false, \"initializer_range\": 0.02}\n",
+                      hidden, intermediate, layers, heads, kv_heads, vocab);
+}
+
+/* A model of which nothing but config.json is there; timings go to a profile of our own. `shape` NULL: a small one. */
+static scene scene_open(const char *shape, unsigned rows, unsigned seq) {
+    scene s = {.dir = run_dir()};
+    s.model = run_path(s.dir, "model");
+    s.config = run_path(s.dir, "config.json");
+    s.env[0] = run_format("TIDEMILL_PROFILE=%s", run_path(s.dir, "profile.json"));
+    run_random_model(s.model);
+    if (shape) run_write(run_path(s.model, "config.json"), shape);
+    run_write(s.config, run_format("{\"model\": \"%s\", \"init\": \"random\", \"precision\": \"bf16\","
+                                   " \"data\": {\"train\": \"%s/rows.safetensors\", \"seq_len\": %u},"
+                                   " \"per_device_train_batch_size\": %u, \"gradient_accumulation_steps\": 2,"
+                                   " \"max_steps\": 3, \"output_dir\": \"%s/out\"}\n",
+                                   s.model, s.dir, seq, rows, s.dir));
+    return s;
+}
+
+/* Runs `plan CONFIG --json MORE.. [--set SET]`; its exit status has to be `status`. *err, where given: run_format'ed.
+ */
+static const tm_json *plan(const scene *s, int status, const char *hardware, const char *set, tm_json_doc **doc,
+                           const char **err) {
+    const char *arguments[12] = {"plan", s->config, "--json"};
+    unsigned n = 3;
+    if (hardware) arguments[n++] = "--hardware", arguments[n++] = hardware;
+    if (set) arguments[n++] = "--set", arguments[n++] = set;
+    run_result r = run_argv(&(run_opts){.env = s->env, .timeout_s = 200}, arguments);
+    if (r.status != status) fail_msg("plan exits with %d, not %d; stderr:\n%s", r.status, status, r.err);
+    RUN_EXPECT_STATUS(tm_json_parse(doc, r.out, r.out_len, "plan --json", 0, 0));
+    if (err) *err = run_format("%s", r.err);
+    run_free(&r);
+    return tm_json_root(*doc);
+}
+
+static const tm_json *field(const tm_json *o, const char *key, tm_json_type type) {
+    const tm_json *f = tm_json_get(o, key);
+    if (!f) fail_msg("plan --json has no \"%s\"", key);
+    if (f->type != type) fail_msg("plan --json: \"%s\" has another type than expected", key);
+    return f;
+}
+
+static int64_t count(const tm_json *o, const char *key) {
+    const tm_json *f = field(o, key, TM_JSON_NUMBER);
+    if (!f->is_integer) fail_msg("plan --json: \"%s\" is not an integer", key);
+    return f->integer;
+}
+
+static int64_t sum_of(const tm_json *kinds, const char *key) {
+    int64_t sum = 0;
+    for (const tm_json *k = kinds->child; k; k = k->next) sum += count(k, key);
+    return sum;
+}
+
+static void test_keys(void **state) {
+    (void)state;
+    static const char *const counts[] = {"host_peak_bytes",    "device_peak_bytes",   "disk_bytes",
+                                         "minimum_host_bytes", "read_bytes_per_step", "write_bytes_per_step"};
+    scene s = scene_open(NULL, 1, 64);
+    tm_json_doc *doc;
+    const tm_json *o = plan(&s, 0, NULL, "memory.host_budget=96MiB", &doc, NULL);
+    for (size_t i = 0; i < TM_COUNT(counts); i++) assert_true(count(o, counts[i]) >= 0);
+    assert_true(field(o, "fits", TM_JSON_BOOL)->boolean);
+    assert_true(field(o, "seconds_per_step", TM_JSON_NUMBER)->number > 0);
+    assert_true(field(o, "tokens_per_second", TM_JSON_NUMBER)->number > 0);
+    assert_non_null(strstr(field(o, "seconds_basis", TM_JSON_STRING)->text, "measured on this machine"));
+    const char *bottleneck = field(o, "bottleneck", TM_JSON_STRING)->text;
+    const tm_json *busy = field(o, "busy_seconds", TM_JSON_OBJECT), *wait = field(o, "wait_seconds", TM_JSON_OBJECT);
+    for (const tm_json *b = busy->child; b; b = b->next) {
+        assert_true(b->number <= field(busy, bottleneck, TM_JSON_NUMBER)->number);
+        assert_true(field(wait, b->key, TM_JSON_NUMBER)->number >= 0);
+    }
+    const tm_json *kinds = field(o, "bytes_by_kind", TM_JSON_OBJECT);
+    assert_int_equal(sum_of(kinds, "read"), count(o, "read_bytes_per_step"));
+    assert_int_equal(sum_of(kinds, "write"), count(o, "write_bytes_per_step"));
+    assert_int_equal(field(o, "update", TM_JSON_STRING)->len, 1);
+    tm_json_free(doc);
+}
+
+/* "KEY=VALUE" of the one change that is suggested. */
+static const char *suggestion(const tm_json *o) {
+    const tm_json *c = field(o, "smallest_change", TM_JSON_OBJECT);
+    assert_int_equal(c->count, 1);
+    return run_format("%s=%lld", c->child->key, (long long)c->child->integer);
+}
+
+/* A refusal names one change, in JSON and in the error line; with it the step fits, with a little less it does not. */
+static void refused_and_mended(const scene *s, const char *hardware, const char *set, const char *limit,
+                               const char *key, int less) {
+    tm_json_doc *doc;
+    const char *err;
+    const tm_json *o = plan(s, 2, hardware, set, &doc, &err);
+    assert_false(field(o, "fits", TM_JSON_BOOL)->boolean);
+    assert_string_equal(field(o, "limit", TM_JSON_STRING)->text, limit);
+    const char *change = suggestion(o);
+    if (strncmp(change, key, strlen(key)) != 0) fail_msg("the change suggested is %s, not of %s", change, key);
+    assert_non_null(strstr(err, change));
+    int64_t value = tm_json_get(o, "smallest_change")->child->integer;
+    tm_json_free(doc);
+    o = plan(s, 0, hardware, change, &doc, NULL);
+    assert_true(field(o, "fits", TM_JSON_BOOL)->boolean);
+    tm_json_free(doc);
+    if (!less) return;
+    (void)plan(s, 2, hardware, run_format("%s=%lld", key, (long long)(value - less)), &doc, NULL);
+    tm_json_free(doc);
+}
+
+static void test_host_is_too_small(void **state) {
+    (void)state;
+    scene s = scene_open(NULL, 1, 64);
+    refused_and_mended(&s, NULL, "memory.host_budget=1MiB", "host", "memory.host_budget", 1);
+}
+
+static const char *imagined(const scene *s, const char *host, const char *disk, const char *gpu) {
+    const char *path = run_path(s->dir, "hardware.json");
+    run_write(path, run_format("{\"name\": \"a box\", \"host_memory\": \"%s\", \"cpu\": {\"cores\": 8, \"flops_fp32\":"
+                               " 5e11, \"memory_bytes_per_second\": 3e10}, \"disk\": {\"read_bytes_per_second\": 5e9,"
+                               " \"write_bytes_per_second\": 2e9, \"size\": \"%s\"}%s}\n",
+                               host, disk, gpu));
+    return path;
+}
+
+/* 134 M parameters: two slots take about 3.4 GB, one 1.9. */
+static void test_disk_is_too_small(void **state) {
+    (void)state;
+    scene s = scene_open(shape_json(768, 2048, 12, 12, 12, 32000), 1, 128);
+    refused_and_mended(&s, imagined(&s, "1GiB", "2500MB", ""), "memory.cache=none", "disk", "memory.slots", 0);
+}
+
+/* Host memory that cannot grow: a smaller batch is what is left. */
+static void test_batch_is_too_large(void **state) {
+    (void)state;
+    scene s = scene_open(NULL, 64, 512);
+    const char *set = "memory.cache=auto";
+    refused_and_mended(&s, imagined(&s, "180MB", "1TB", ""), set, "host", "per_device_train_batch_size", -1);
+}
+
+static void test_device_is_too_small(void **state) {
+    (void)state;
+    scene s = scene_open(NULL, 256, 512);
+    const char *gpu = ", \"gpu\": {\"count\": 1, \"name\": \"small\", \"memory\": \"1500MiB\", \"flops_fp32\": 1e13,"
+                      " \"flops_bf16\": 5e13, \"memory_bytes_per_second\": 5e11, \"h2d_bytes_per_second\": 1e10}";
+    refused_and_mended(&s, imagined(&s, "16GiB", "1TB", gpu), NULL, "device", "per_device_train_batch_size", -1);
+}
+
+static void test_every_hardware_file(void **state) {
+    (void)state;
+    scene s = scene_open(NULL, 1, 64);
+    DIR *dir = opendir(HARDWARE);
+    unsigned files = 0;
+    if (!dir) RUN_SKIP("%s is not there", HARDWARE);
+    for (const struct dirent *e; (e = readdir(dir));) {
+        const char *dot = strrchr(e->d_name, '.');
+        tm_json_doc *doc;
+        if (!dot || strcmp(dot, ".json") != 0) continue;
+        const tm_json *o = plan(&s, 0, run_format(HARDWARE "/%s", e->d_name), NULL, &doc, NULL);
+        assert_true(field(o, "fits", TM_JSON_BOOL)->boolean);
+        assert_true(field(o, "seconds_per_step", TM_JSON_NUMBER)->number > 0);
+        if (strncmp(e->d_name, "cpu", 3) != 0) assert_true(count(o, "device_peak_bytes") > 0);
+        tm_json_free(doc);
+        files++;
+    }
+    closedir(dir);
+    assert_true(files > 0);
+}
+
+static void write_rows(const scene *s) {
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(run_path(s->dir, "rows.safetensors"), golden, 0, 4, 16, true);
+    tm_st_close(golden);
+}
+
+/* Planned with what was timed, trained with what plan saved: the same plan, byte for byte. */
+static void test_bytes_are_those_of_train(void **state) {
+    (void)state;
+    scene s = scene_open(NULL, 1, 16);
+    const char *budget = "memory.host_budget=80MiB";
+    tm_json_doc *doc;
+    write_rows(&s);
+    const tm_json *o = plan(&s, 0, NULL, budget, &doc, NULL);
+    train_log log = run_train(s.config, run_path(s.dir, "out"), 0, &(run_opts){.env = s.env}, SETS(budget));
+    assert_true(log.steps > 1);
+    assert_true(log.step[log.steps - 1].read_bytes > 0);
+    assert_int_equal(count(o, "read_bytes_per_step"), log.step[log.steps - 1].read_bytes);
+    assert_int_equal(count(o, "write_bytes_per_step"), log.step[log.steps - 1].write_bytes);
+    tm_json_free(doc);
+}
+
+/* 405 B parameters on 1,024 GPUs, under ten seconds (a release build). */
+static void test_large(void **state) {
+    (void)state;
+    scene s = scene_open(shape_json(16384, 53248, 126, 128, 8, 128256), 1, 4096);
+    tm_json_doc *doc;
+    const uint64_t began = tm_now_ns();
+    const tm_json *o = plan(&s, 0, HARDWARE "/8x80gb-2tb-8nvme-128nodes.json", NULL, &doc, NULL);
+    double seconds = (double)(tm_now_ns() - began) * 1e-9;
+    assert_int_equal(count(o, "ranks"), 1024);
+    /* 6 operations a parameter and token are the least that a step can take, at the file's rate */
+    double least = 6.0 * 405e9 * 2 * 4096 / 6.4e14;
+    assert_true(field(o, "seconds_per_step", TM_JSON_NUMBER)->number > least);
+    assert_true(field(o, "seconds_per_step", TM_JSON_NUMBER)->number < 3 * least);
+    tm_json_free(doc);
+#ifndef TIDEMILL_SANITIZED
+    if (seconds >= 10) fail_msg("planning took %.1f s", seconds);
+#else
+    print_message("%.1f s (not held against a build with sanitizers)\n", seconds);
+#endif
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_keys, run_clean),
+        cmocka_unit_test_teardown(test_host_is_too_small, run_clean),
+        cmocka_unit_test_teardown(test_disk_is_too_small, run_clean),
+        cmocka_unit_test_teardown(test_batch_is_too_large, run_clean),
+        cmocka_unit_test_teardown(test_device_is_too_small, run_clean),
+        cmocka_unit_test_teardown(test_every_hardware_file, run_clean),
+        cmocka_unit_test_teardown(test_bytes_are_those_of_train, run_clean),
+        cmocka_unit_test_teardown(test_large, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_plan_tool", tests, NULL, NULL);
+}
