@@ -224,7 +224,7 @@ static tm_status give_window(placement *pl, const tm_program *p, const tm_plan_o
                .order = tm_malloc(sizeof *a.order * ((size_t)pl->n + 1)),
                .room = (int64_t)tm_min_u64(room, INT64_MAX),
                .window = window};
-    tm_status rc;
+    tm_status rc = TM_OK;
     if (!a.order) TM_GO(tm_nomem(sizeof *a.order * pl->n));
     for (uint32_t i = 0; i < pl->n; i++) a.order[i] = &pl->item[i];
     qsort(a.order, pl->n, sizeof *a.order, by_first_use);
