@@ -23,7 +23,9 @@ static void print_help(FILE *f) {
     for (size_t i = 0; i < TM_COUNT(benches); i++)
         fprintf(f, "  %-12s%s%s\n", benches[i].name, benches[i].help,
                 benches[i].run ? "" : " (not in this version yet)");
-    fputs("\n'tidemill bench WHAT --help' explains one.\n", f);
+    fputs("\n'tidemill bench WHAT --help' explains one.\n\n"
+          "example:\n  tidemill bench io /nvme --rw mixed --block 1MiB --depth 8\n",
+          f);
 }
 
 static int unknown(const char *name) {
