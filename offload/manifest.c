@@ -78,6 +78,12 @@ static tm_status put_pages(const tm_store *s, sink *k) {
     return TM_OK;
 }
 
+static tm_status put_hash(sink *k) {
+    XXH128_canonical_t sum;
+    XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(k->hash));
+    return put(k, sum.digest, sizeof sum.digest);
+}
+
 static tm_status write_all(const tm_store *s, sink *k, const tm_commit_opts *opts, const tm_buf *paths) {
     manifest_head head = {.version = VERSION,
                           .page_bytes = TM_PAGE_BYTES,
@@ -96,9 +102,48 @@ static tm_status write_all(const tm_store *s, sink *k, const tm_commit_opts *opt
     TM_TRY(put(k, paths->data, paths->len));
     TM_TRY(put_objects(s, k, &again));
     TM_TRY(put_pages(s, k));
-    XXH128_canonical_t sum;
-    XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(k->hash));
-    return put(k, sum.digest, sizeof sum.digest);
+    return put_hash(k);
+}
+
+/* ---- copying --------------------------------------------------------------------------------------------------- */
+
+static tm_status put_range(sink *k, const tm_commit *c, uint64_t at, uint64_t end) {
+    char chunk[4096];
+    while (at < end) {
+        size_t n = tm_min_u64(sizeof chunk, end - at);
+        TM_TRY(tm_file_read_at(c->file, at, chunk, n));
+        TM_TRY(put(k, chunk, n));
+        at += n;
+    }
+    return TM_OK;
+}
+
+static tm_status copy_all(const tm_commit *c, sink *k, const char *path, manifest_move *move) {
+    manifest_head head;
+    manifest_object m;
+    TM_TRY(tm_file_read_at(c->file, 0, &head, sizeof head));
+    head.n_paths = 1;
+    head.slots = move->slots;
+    head.paths_bytes = (uint32_t)strlen(path) + 1;
+    TM_TRY(put(k, &head, sizeof head));
+    TM_TRY(put_range(k, c, sizeof head, sizeof head + head.info_bytes));
+    TM_TRY(put(k, path, head.paths_bytes));
+    for (uint32_t i = 0; i < c->n_objects; i++) {
+        TM_TRY(manifest_read_object(c, i, &m));
+        move->object(move, &m);
+        TM_TRY(put(k, &m, sizeof m));
+    }
+    TM_TRY(put_range(k, c, c->pages_at, c->pages_at + c->n_pages * sizeof(uint64_t)));
+    return put_hash(k);
+}
+
+tm_status manifest_copy(const tm_commit *c, tm_io_draft *d, const char *path, manifest_move *move) {
+    sink k = {.draft = d, .hash = XXH3_createState()};
+    if (!k.hash) return tm_nomem(576);
+    XXH3_128bits_reset(k.hash);
+    tm_status rc = copy_all(c, &k, path, move);
+    XXH3_freeState(k.hash);
+    return rc;
 }
 
 tm_status manifest_write(const tm_store *s, tm_io_draft *d, const tm_commit_opts *opts, uint64_t *bytes) {
@@ -163,6 +208,7 @@ static tm_status read_head(tm_commit *c, manifest_head *h) {
     c->key = h->key;
     c->step = h->step;
     c->incarnation = h->incarnation;
+    c->named_paths = h->n_paths;
     c->n_objects = h->n_objects;
     c->n_pages = h->n_pages;
     return TM_OK;
@@ -177,22 +223,29 @@ static tm_status read_info(tm_commit *c, const manifest_head *h) {
     return rc;
 }
 
+static tm_status read_paths(tm_commit *c, const manifest_head *h) {
+    unsigned n = 0;
+    TM_TRY(tm_buf_reserve(&c->paths, (size_t)h->paths_bytes + 1));
+    TM_TRY(tm_file_read_at(c->file, sizeof *h + h->info_bytes, c->paths.data, h->paths_bytes));
+    c->paths.len = h->paths_bytes;
+    c->paths.data[c->paths.len] = 0;
+    for (size_t i = 0; i < c->paths.len; i++) n += c->paths.data[i] == 0;
+    return n == h->n_paths ? TM_OK : damaged(c, "a directory is missing");
+}
+
+const char *commit_path(const tm_commit *c, unsigned i) {
+    const char *path = c->paths.data;
+    while (i-- > 0) path += strlen(path) + 1;
+    return path;
+}
+
 /* The first directory is the one we are in; the others are where they were. */
-static tm_status open_others(tm_commit *c, const manifest_head *h) {
-    tm_buf text = {0};
-    tm_status rc = tm_buf_reserve(&text, (size_t)h->paths_bytes + 1);
-    if (rc == TM_OK) rc = tm_file_read_at(c->file, sizeof *h + h->info_bytes, text.data, h->paths_bytes);
-    size_t at = 0;
-    for (unsigned i = 0; rc == TM_OK && i < h->n_paths; i++) {
-        text.data[h->paths_bytes] = 0;
-        const char *path = text.data + at;
-        at += strlen(path) + 1;
-        if (at > h->paths_bytes) rc = damaged(c, "a directory is missing");
-        if (rc == TM_OK && i > 0) rc = tm_io_run_reopen(&c->run[i], path, true, LOCK_WAIT_MS);
-        if (rc == TM_OK) c->n_paths = i + 1;
+static tm_status open_others(tm_commit *c, unsigned n) {
+    for (unsigned i = 1; i < n; i++) {
+        TM_TRY(tm_io_run_reopen(&c->run[i], commit_path(c, i), true, LOCK_WAIT_MS));
+        c->n_paths = i + 1;
     }
-    tm_buf_free(&text);
-    return rc;
+    return TM_OK;
 }
 
 static tm_status read_manifest(tm_commit *c, const char *dir, manifest_head *h) {
@@ -203,6 +256,7 @@ static tm_status read_manifest(tm_commit *c, const char *dir, manifest_head *h) 
     TM_TRY(tm_file_open_in(&c->file, dir, MANIFEST_NAME));
     TM_TRY(check_hash(c));
     TM_TRY(read_head(c, h));
+    TM_TRY(read_paths(c, h));
     return read_info(c, h);
 }
 
@@ -212,7 +266,7 @@ static tm_status open_commit(tm_commit *c, const char *dir, bool own) {
     TM_TRY(tm_io_run_reopen(&c->run[0], dir, true, LOCK_WAIT_MS));
     c->n_paths = 1;
     TM_TRY(read_manifest(c, dir, &h));
-    return open_others(c, &h);
+    return open_others(c, h.n_paths);
 }
 
 static tm_status open_new(tm_commit **out, const char *dir, bool own) {
@@ -238,7 +292,8 @@ tm_status tm_commit_look(tm_commit **out, const char *dir) {
 
 void tm_commit_close(tm_commit *c) {
     if (!c) return;
-    for (unsigned i = 0; i < c->n_paths; i++) tm_io_run_close(c->run[i]);
+    for (unsigned i = 0; i < c->n_paths; i++) tm_io_run_close(c->run[i]); /* NULL where only looked at */
+    tm_buf_free(&c->paths);
     tm_file_close(c->file);
     tm_json_free(c->info);
     tm_free(c);
@@ -254,7 +309,7 @@ const tm_json *tm_commit_info(const tm_commit *c) {
 
 tm_status manifest_read_object(const tm_commit *c, uint32_t i, manifest_object *m) {
     TM_TRY(tm_file_read_at(c->file, c->objects_at + (uint64_t)i * sizeof *m, m, sizeof *m));
-    bool good = m->kind <= TM_KIND_EXP_AVG_SQ && m->path < c->n_paths && m->slot < c->slots && m->bytes > 0 &&
+    bool good = m->kind <= TM_KIND_EXP_AVG_SQ && m->path < c->named_paths && m->slot < c->slots && m->bytes > 0 &&
                 m->bytes <= TM_GIB && m->bytes % TM_FRAME_ALIGN == 0 && m->offset % TM_FRAME_ALIGN == 0 &&
                 m->offset <= INT64_MAX - 2 * TM_GIB;
     return good ? TM_OK : damaged(c, "an object lies out of bounds");

@@ -256,6 +256,10 @@ TM_MUST_USE tm_status tm_store_commit(tm_store *s, char *slab, const tm_commit_o
 TM_MUST_USE tm_status tm_commit_open(tm_commit **out, const char *run_directory);
 /* Reads and checks the manifest alone, whoever owns the directory: for looking at, not for going on from. */
 TM_MUST_USE tm_status tm_commit_look(tm_commit **out, const char *run_directory);
+/* Copies the commit of `run_directory` (nobody may be writing one there) to PATH/run-ID, as a run directory of its own
+ * that nobody holds, whole and synced; every page is checked on the way. `slots`: 2 for one to go on in, 1 for one to
+ * keep. Memory: one MiB. */
+TM_MUST_USE tm_status tm_commit_copy(const char *run_directory, const char *path, const char *id, unsigned slots);
 void tm_commit_close(tm_commit *c); /* NULL is fine */
 uint64_t tm_commit_step(const tm_commit *c);
 const tm_json *tm_commit_info(const tm_commit *c);

@@ -41,13 +41,16 @@ struct tm_store {
 /* A commit that was opened: manifest.c checks it, store.c takes its directories over. */
 struct tm_commit {
     tm_io_run *run[STORE_PATHS];
-    unsigned n_paths, slots;
+    unsigned n_paths;     /* opened */
+    unsigned named_paths; /* in the manifest */
+    unsigned slots;
     uint64_t key, step;
     uint32_t incarnation, n_objects;
     uint64_t n_pages;
     uint64_t objects_at, pages_at; /* bytes of the file */
     tm_file *file;
     tm_json_doc *info;
+    tm_buf paths; /* of the directories, each with its NUL */
 };
 
 typedef struct manifest_object {
@@ -77,7 +80,16 @@ bool store_unchanged(const tm_store *s, uint32_t object, const void *frame);
 #define MANIFEST_NAME "manifest"
 #define PART_OF_NAME "part-of" /* in the other directories of a commit: where its manifest is */
 tm_status manifest_write(const tm_store *s, tm_io_draft *d, const tm_commit_opts *opts, uint64_t *bytes);
+/* The same for a copy of commit `c` in one directory: object i is `moved(ctx, i)`. */
+typedef struct manifest_move {
+    unsigned slots;
+    void (*object)(struct manifest_move *m, manifest_object *o); /* new place of what comes next */
+} manifest_move;
+tm_status manifest_copy(const tm_commit *c, tm_io_draft *d, const char *path, manifest_move *move);
+uint64_t page_hash_of(uint64_t key, uint32_t kind, uint32_t number, uint32_t page, uint64_t generation,
+                      const void *bytes, uint64_t n);
 tm_status manifest_read_object(const tm_commit *c, uint32_t i, manifest_object *out);
+const char *commit_path(const tm_commit *c, unsigned i); /* as the manifest has it */
 tm_status manifest_read_pages(const tm_commit *c, uint64_t first, uint64_t n, uint64_t *out);
 
 /* Where tests kill the process: TIDEMILL_FAULT=kill_NAME:I:now:once. */

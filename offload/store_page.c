@@ -7,16 +7,17 @@
 /* ---- checksums ----------------------------------------------------------------------------------------------- */
 
 /* Identity goes in as the seed: the same bytes at another place or of another time do not pass. */
-static uint64_t page_seed(const tm_store *s, tm_kind kind, uint32_t object, uint32_t page, uint64_t generation) {
-    uint64_t id[4] = {s->key, (uint64_t)kind << 32 | object, page, generation};
-    return XXH3_64bits(id, sizeof id);
+uint64_t page_hash_of(uint64_t key, uint32_t kind, uint32_t number, uint32_t page, uint64_t generation,
+                      const void *bytes, uint64_t n) {
+    uint64_t id[4] = {key, (uint64_t)kind << 32 | number, page, generation};
+    return XXH3_64bits_withSeed(bytes, n, XXH3_64bits(id, sizeof id));
 }
 
-static uint64_t page_hash(const tm_store *s, const tm_object *o, uint32_t object, uint32_t page, uint64_t generation,
+static uint64_t page_hash(const tm_store *s, const tm_object *o, uint32_t number, uint32_t page, uint64_t generation,
                           const char *frame) {
     uint64_t at = (uint64_t)page * TM_PAGE_BYTES;
     uint64_t n = tm_min_u64(TM_PAGE_BYTES, o->frame_bytes - at);
-    return XXH3_64bits_withSeed(frame + at, n, page_seed(s, o->kind, object, page, generation));
+    return page_hash_of(s->key, (uint32_t)o->kind, number, page, generation, frame + at, n);
 }
 
 static const tm_object *target_object(const tm_store *s, const store_target *t) {
