@@ -94,20 +94,11 @@ bool exec_complete(tm_exec *e, exec_run *r, uint32_t op) {
 }
 
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx) {
-    enum { MANY = 512 };
-    void *few[MANY];
     const tm_plan_op *o = &r->plan->op[op];
-    void **operand = few;
-    TM_ASSERT(o->engine == TM_ENGINE_CPU);
+    TM_ASSERT(o->engine == TM_ENGINE_CPU && o->n_operands <= e->cap_operands);
     if (e->stub_compute) return TM_OK;
-    if (o->n_operands > MANY) {
-        operand = tm_malloc(sizeof *operand * o->n_operands);
-        if (!operand) return tm_nomem(sizeof *operand * o->n_operands);
-    }
-    for (uint32_t i = 0; i < o->n_operands; i++) operand[i] = e->slab + r->plan->operand[o->first_operand + i];
-    tm_status rc = fn(ctx, &o->op, operand);
-    if (operand != few) tm_free(operand);
-    return rc;
+    for (uint32_t i = 0; i < o->n_operands; i++) e->operand[i] = e->slab + r->plan->operand[o->first_operand + i];
+    return fn(ctx, &o->op, e->operand);
 }
 
 /* ---- runs ---------------------------------------------------------------------------------------------------- */
@@ -132,6 +123,18 @@ static tm_status run_room(exec_run *r, const tm_plan *plan, bool trace) {
         r->span = tm_calloc(r->cap_ops, sizeof *r->span);
         if (!r->span) return tm_nomem(sizeof *r->span * r->cap_ops);
     }
+    return TM_OK;
+}
+
+static tm_status operand_room(tm_exec *e, const tm_plan *plan) {
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < plan->n_op; i++) most = plan->op[i].n_operands > most ? plan->op[i].n_operands : most;
+    if (most <= e->cap_operands) return TM_OK;
+    tm_free(e->operand);
+    e->cap_operands = 0;
+    e->operand = tm_malloc(sizeof *e->operand * most);
+    if (!e->operand) return tm_nomem(sizeof *e->operand * most);
+    e->cap_operands = most;
     return TM_OK;
 }
 
@@ -322,6 +325,7 @@ void tm_exec_close(tm_exec *e) {
         for (size_t k = 0; k < TM_COUNT(all); k++) tm_free(all[k]);
     }
     tm_free(e->temp_checksum);
+    tm_free(e->operand);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->cpu_wake);
     pthread_cond_destroy(&e->disk_wake);
@@ -409,6 +413,7 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     TM_ASSERT(plan->info.slab_bytes <= e->slab_bytes);
     TM_ASSERT(!e->next_plan || e->next_plan->info.slab_bytes <= e->slab_bytes);
     e->status = e->now ? e->status : TM_OK;
+    TM_TRY(operand_room(e, plan));
     TM_TRY(begin(e, plan));
     if (e->next_plan && e->next_plan->n_temp_pages > e->cap_temp_pages) e->next_plan = NULL; /* once: room first */
     exec_run *r = e->now;

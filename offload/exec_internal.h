@@ -70,6 +70,8 @@ struct tm_exec {
     tm_run_done_fn done_fn;
     void *done_ctx;
     bool trace;
+    void **operand; /* of the operation that runs */
+    uint32_t cap_operands;
     /* of the disk thread: */
     flight flight[EXEC_DEPTH];
     uint64_t *temp_checksum;

@@ -333,13 +333,16 @@ static uint64_t run_way(world *w, const way *y) {
     assert_int_equal(tm_link_create(&link, plan, plan), TM_OK);
     if (tm_link_verify(link) != TM_OK) fail_msg("%s", tm_error_get()->text);
     uint32_t ended = 0;
+    uint64_t allocations = 0;
     tm_exec_on_done(e, count_end, &ended);
     for (uint32_t r = 0; r < w->runs; r++) {
+        if (r == 2) allocations = tm_mem_allocations(); /* each of the two runs under way has had its turn */
         if (r + 1 < w->runs) tm_exec_announce(e, plan, link);
         if (tm_exec_run(e, plan, handler, w) != TM_OK) fail_msg("%s", tm_error_get()->text);
         assert_true(ended + 1 >= r && ended <= r + 1);
     }
     assert_int_equal(ended, w->runs);
+    if (w->runs > 2) assert_int_equal(tm_mem_allocations(), allocations);
     tm_exec_on_done(e, NULL, NULL);
     tm_link_free(link);
     tm_exec_get_stats(e, &after);
