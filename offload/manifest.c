@@ -299,6 +299,14 @@ void tm_commit_close(tm_commit *c) {
     tm_free(c);
 }
 
+tm_status tm_commit_remove(tm_commit *c) {
+    tm_status rc = tm_io_run_unlink(c->run[0], MANIFEST_NAME); /* as in tm_store_remove */
+    for (unsigned i = 0; i < c->n_paths; i++) rc = tm_first(rc, tm_io_run_remove(c->run[i]));
+    c->n_paths = 0;
+    tm_commit_close(c);
+    return rc;
+}
+
 uint64_t tm_commit_step(const tm_commit *c) {
     return c->step;
 }

@@ -260,7 +260,8 @@ TM_MUST_USE tm_status tm_commit_look(tm_commit **out, const char *run_directory)
  * that nobody holds, whole and synced; every page is checked on the way. `slots`: 2 for one to go on in, 1 for one to
  * keep. Memory: one MiB. */
 TM_MUST_USE tm_status tm_commit_copy(const char *run_directory, const char *path, const char *id, unsigned slots);
-void tm_commit_close(tm_commit *c); /* NULL is fine */
+void tm_commit_close(tm_commit *c);                   /* NULL is fine */
+TM_MUST_USE tm_status tm_commit_remove(tm_commit *c); /* that was opened: with its directories; frees c */
 uint64_t tm_commit_step(const tm_commit *c);
 const tm_json *tm_commit_info(const tm_commit *c);
 /* Fills resident state from its extents; the others are read when the plan does. Before the first run. */

@@ -10,7 +10,7 @@
 /* ---- what OUTPUT_DIR says -------------------------------------------------------------------------------------- */
 
 typedef struct earlier {
-    bool any, finished;
+    bool any, finished, kept; /* kept: keep_state */
     int64_t step;
     tm_json_doc *doc;
     const tm_json *directories; /* of doc */
@@ -28,6 +28,8 @@ static tm_status read_earlier(const char *path, earlier *out) {
     out->any = true;
     out->finished = tm_json_is(tm_json_get(root, "status"), "finished");
     out->step = step && step->is_integer ? step->integer : 0;
+    const tm_json *kept = tm_json_get(tm_json_get(root, "config"), "keep_state");
+    out->kept = kept && kept->boolean;
     out->directories = tm_json_get(root, "run_directories");
     return TM_OK;
 }
@@ -358,6 +360,11 @@ static tm_status check_finished(trainer *t) {
     TM_TRY(read_earlier(trainer_path(t, "run.json"), &e));
     tm_json_free(e.doc);
     if (!e.any || !e.finished || t->cfg->total_steps > e.step) return TM_OK;
+    if (!e.kept) { /* killed when it was about to remove it */
+        tm_commit *c = t->commit;
+        t->commit = NULL;
+        TM_TRY(tm_commit_remove(c));
+    }
     return tm_fail(TM_EINPUT,
                    "%s holds a finished run of %" PRId64 " steps; raise max_steps to go on, give another output_dir, "
                    "or --resume never to start over",
