@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* A tile of a shard: larger where there would be more of them than this. */
-enum { MOST_TILES = 4096, VOCABULARY_COLUMNS = 8192 };
+enum { MOST_TILES = 2048, VOCABULARY_COLUMNS = 8192 };
 /* What a rank takes beside frames: the program, MPI and the device's driver; the device's context and libraries. */
 static const uint64_t HOST_FIXED = 512 << 20, DEVICE_FIXED = 1 << 30;
 static const double LAUNCH_SECONDS = 10e-6; /* of a stage's kernels */
@@ -191,12 +191,28 @@ static tm_status try_activations(imagine *x, imagine_way way, tries *t) {
     return TM_OK;
 }
 
+/* What links, network and copies alone take: no step of this kind is faster. */
+static double least_seconds(const imagine *x, const imagine_way *way) {
+    double w = (double)tm_dtype_bytes(x->dtype), moved = 0, copied = 0;
+    bool fetched = x->weight_ranks > 1;
+    for (uint32_t u = 0; u < x->units; u++) {
+        moved += (double)x->unit[u].elements * (fetched ? 2 * w + 4 : 4);
+        copied += (double)x->unit[u].shard * 2 * w;
+    }
+    double rate = x->g->machine.nodes > 1 ? x->rank.network_bps : x->rank.link_bps, n = x->ranks;
+    double comm = x->ranks > 1 ? moved * (n - 1) / n / rate : 0;
+    double copies = way->place == IMAGINE_ON_HOST ? copied / x->rank.h2d_bps : 0;
+    if (x->g->machine.nodes > 1) comm *= (double)(x->g->machine.nodes - 1) / x->g->machine.nodes;
+    return fmax(comm, copies) * (way->each_batch ? x->shape.micro_batches : 1);
+}
+
 static tm_status try_all(imagine *x, tries *t) {
     for (int place = IMAGINE_ALL_ON; place >= IMAGINE_ON_HOST; place--)
         for (int each = 0; each < (x->shape.micro_batches > 1 ? 2 : 1); each++) {
             imagine_way way = {.place = (imagine_place)place, .each_batch = each};
             way.fold = place != IMAGINE_ALL_ON && x->g->t->cfg->memory.update != TM_UPDATE_U;
             if (!possible(x, way.place) || hopeless(x, way.place, t->device)) continue;
+            if (t->found && least_seconds(x, &way) >= t->seconds) continue;
             TM_TRY(try_activations(x, way, t));
             if (t->found && t->first) return TM_OK;
         }
@@ -219,7 +235,7 @@ static tries budgets(const imagine *x) {
 static tm_status imagine_open(imagine *x, const planning *g, const tm_model *m, const job_shape *shape) {
     *x = (imagine){.g = g, .m = m, .shape = *shape, .dtype = tm_model_dtype(m)};
     share_node(x);
-    g->out->strategy = share_state(x);
+    x->strategy = share_state(x);
     return make_units(x);
 }
 
@@ -245,12 +261,24 @@ static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
     return rc == TM_OK && t.found;
 }
 
+static tm_plan_change try_stage3(imagine *x) {
+    tm_config *c = x->g->t->cfg;
+    uint32_t stage = c->zero_stage;
+    c->zero_stage = 3;
+    bool enough = fits(x, x->shape.rows, x->shape.seq);
+    c->zero_stage = stage;
+    return enough ? (tm_plan_change){"zero_optimization.stage", 3} : (tm_plan_change){NULL, 0};
+}
+
 static tm_status refuse(imagine *x, const tries *t) {
     char want[32], have[32], text[320];
     bool host = t->least_device == UINT64_MAX && t->least_host != UINT64_MAX && t->least_host > t->slab;
     tm_plan_report *out = x->g->out;
     tm_plan_change change = {"memory.host_budget", out->minimum_host_bytes};
-    if (!host || out->minimum_host_bytes > x->rank.host_bytes) change = plan_smaller_batch(&x->shape, fits, x);
+    if (!host && t->least_device == UINT64_MAX)
+        change = try_stage3(x);
+    else if (!host || out->minimum_host_bytes > x->rank.host_bytes)
+        change = plan_smaller_batch(&x->shape, fits, x);
     if (host)
         snprintf(text, sizeof text, "%s: a rank needs at least %llu bytes (%s) of host memory and has %s",
                  x->g->machine.name, (unsigned long long)out->minimum_host_bytes,
@@ -264,7 +292,6 @@ static tm_status refuse(imagine *x, const tries *t) {
         snprintf(text, sizeof text, "%s: a device needs at least %s and has %s", x->g->machine.name,
                  tm_format_size(t->least_device + DEVICE_FIXED, want, sizeof want),
                  tm_format_size(x->rank.gpu_bytes, have, sizeof have));
-    if (!host && t->least_device == UINT64_MAX) change = (tm_plan_change){"zero_optimization.stage", 3};
     return plan_refuse(x->g, host ? "host" : "device", change, text);
 }
 
@@ -351,6 +378,7 @@ tm_status plan_imagine(const planning *g) {
     out->has_device = true;
     out->nodes = g->machine.nodes;
     out->ranks = x.ranks;
+    out->strategy = x.strategy;
     out->micro_batches = shape.micro_batches;
     out->rows = shape.rows;
     out->seq = shape.seq;

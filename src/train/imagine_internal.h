@@ -37,7 +37,8 @@ typedef struct imagine {
     const tm_model *m;
     job_shape shape;
     tm_dtype dtype;
-    tm_machine rank; /* this rank's share of a node */
+    tm_machine rank;      /* this rank's share of a node */
+    const char *strategy; /* "zero3", ...; "" on one rank */
     uint32_t ranks, per_node;
     uint32_t weight_ranks, state_ranks; /* that share a unit's compute weights, its masters and moments */
     uint64_t grain;                     /* elements of a tile */
