@@ -56,6 +56,8 @@ static void place_extents(tm_store *s, uint64_t spill_bytes, uint64_t size[STORE
     const tm_layout *l = s->layout;
     stripe paths;
     stripe_of_runs(&paths, s->run, s->n_paths);
+    if (s->commits) /* two manifests: a checksum a page and 32 bytes an object */
+        paths.room[0] -= tm_min_u64(paths.room[0], tm_store_state_bytes(l, s->slots, true) / 2048 + TM_MIB);
     stripe_round(&paths, spill_bytes, s->spill_round);
     for (uint32_t i = 0; i < l->n; i++) {
         const tm_object *o = &l->object[i];

@@ -205,7 +205,7 @@ static void test_hostile(void **state) {
     (void)state;
     for (size_t i = 0; i < TM_COUNT(hostile); i++)
         for (int buffered = 0; buffered < 2; buffered++)
-            run_model(&hostile[i], buffered, 10 + i, strcmp(hostile[i].hostile, "mem") == 0 ? 4 * OPS : OPS / 5);
+            run_model(&hostile[i], buffered, 10 + i, strcmp(hostile[i].hostile, "mem") == 0 ? 2 * OPS : OPS / 5);
 }
 
 /* A seed is a run: over engines without threads or a clock everything comes again as it came. */
