@@ -193,8 +193,9 @@ static void topmost_missing(const char *path, char *out, size_t cap) {
 }
 
 static tm_status check_supported(const trainer *t) {
-    if (t->cfg->save_state)
-        return tm_fail(TM_EUNSUPPORTED, "save_state: full checkpoints are not supported by this version; leave it out");
+    if (t->cfg->save_state && !trainer_commits(t))
+        return tm_fail(TM_EINPUT, "save_state copies commits, and this job makes none; set commit_steps and "
+                                  "memory.slots 2");
     if (t->cfg->memory.slots == 1)
         tm_warn_once("train.slots", "memory.slots is 1: no commits, a run that is interrupted cannot be continued");
     return TM_OK;
@@ -234,7 +235,11 @@ static tm_status ended_early(trainer *t, tm_status rc, bool started) {
         return tm_fail(rc, "stopped by signal %d; step %" PRId64 " is committed, the same command goes on from it",
                        job_stop_signal(), t->committed);
     }
+    char full[4096];
     tm_log(TM_LOG_INFO, "step %" PRId64 " is committed, the same command goes on from it", t->committed);
+    if (rc == TM_ECORRUPT && trainer_newest_full(t, full, sizeof full))
+        tm_log(TM_LOG_WARN, "if what is damaged belongs to that commit, --resume %s goes back to a full checkpoint",
+               full);
     return rc;
 }
 

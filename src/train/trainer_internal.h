@@ -32,6 +32,7 @@ typedef struct trainer {
     uint64_t model_hash;
     int64_t committed;                          /* step of the latest commit of this run, -1: none */
     bool torn;                                  /* an update is under way: the state is of no step */
+    bool rewound;                               /* to a full checkpoint: an older state than the latest */
     bool unfinished;                            /* evaluation or checkpoint of this step is to be done after a resume */
     uint64_t commit_ns, step_began_ns, step_ns; /* time of the latest commit; start and length of the latest step */
     double commit_seconds;                      /* that it took */
@@ -80,6 +81,21 @@ tm_status trainer_numerics(tm_buf *out); /* what computes, as text */
 tm_status trainer_choose_start(trainer *t);
 /* Model and data are open: the commit is of this job, and there is something left to do. Sets the counters. */
 tm_status trainer_check_commit(trainer *t);
+/* What OUTPUT_DIR/run.json says of the run before. */
+typedef struct earlier {
+    bool any, finished, kept; /* kept: keep_state */
+    int64_t step;
+    tm_json_doc *doc;           /* the caller frees it */
+    const tm_json *directories; /* of doc */
+} earlier;
+tm_status earlier_read(const char *path, earlier *out);
+
+/* trainer_state.c: full checkpoints of older states. */
+tm_status trainer_save_state(trainer *t, const char *checkpoint); /* into CHECKPOINT/state */
+tm_status trainer_open_full(trainer *t, const char *state);       /* goes on from a copy of it */
+tm_status trainer_open_commit(trainer *t,
+                              const char *directory); /* or, where it is damaged, from the newest of those */
+bool trainer_newest_full(const trainer *t, char *path, size_t cap); /* OUTPUT_DIR/checkpoint-N that holds state */
 /* Removes what an earlier run was writing in OUTPUT_DIR when it was killed. */
 tm_status trainer_sweep(trainer *t);
 tm_status trainer_cut_log(trainer *t); /* lines of steps past the commit go */

@@ -129,6 +129,7 @@ static tm_status save_checkpoint(trainer *t) {
     snprintf(beside, sizeof beside, "%s.tmp", dir);
     TM_TRY(tm_remove_tree(beside));
     TM_TRY(save_to(t, beside));
+    if (t->cfg->save_state) TM_TRY(trainer_save_state(t, beside));
     TM_TRY(tm_remove_tree(dir));
     TM_TRY(tm_rename_path(beside, dir));
     TM_TRY(drop_oldest(t));

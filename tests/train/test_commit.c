@@ -253,6 +253,56 @@ static void a_finished_run_can_be_made_longer(void **state) {
     assert_int_equal(train_log_read(s.output).steps, 30);
 }
 
+static const char *run_directory(const scene *s) {
+    size_t len;
+    tm_json_doc *doc;
+    char *text = run_read(run_path(s->output, "run.json"), &len);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "run.json", 0, 0));
+    const char *path = run_format("%s", tm_json_get(tm_json_root(doc), "run_directories")->child->text);
+    tm_json_free(doc);
+    free(text);
+    return path;
+}
+
+static void damage(const char *path, off_t at) {
+    char c = 0;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0 && pread(fd, &c, 1, at) == 1);
+    c ^= 16;
+    assert_int_equal(pwrite(fd, &c, 1, at), 1);
+    close(fd);
+}
+
+/* save_state: older states are whole copies. From one of them, by name or because the commit is damaged, the run comes
+ * to the same end; a checkpoint that is damaged itself is not used. */
+static void full_checkpoints_are_gone_back_to(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *hash = reference(&s);
+    const char *sets = "save_state=true";
+    const char *env[] = {"TIDEMILL_FAULT=kill_after_rename:9:now:once", NULL};
+    for (unsigned way = 1; way < 4; way += 2) {
+        run_result r = train(&s, &(run_opts){.env = env}, way, NULL, sets);
+        expect(&r, 128 + SIGKILL, NULL);
+        const char *checkpoint = run_path(s.output, "checkpoint-20");
+        assert_int_equal(access(run_path(checkpoint, "state/manifest"), R_OK), 0);
+        const char *given_up = run_directory(&s);
+        damage(run_path(given_up, "manifest"), 100);
+        r = train(&s, NULL, way - 1, NULL, sets);
+        expect(&r, 0, "going back to the newest full checkpoint");
+        assert_string_equal(train_log_read(s.output).hash, hash);
+        r = train(&s, NULL, way, checkpoint, sets);
+        expect(&r, 0, "going on from step 20");
+        assert_string_equal(train_log_read(s.output).hash, hash);
+        damage(run_path(checkpoint, "state/exp_avg"), 5000);
+        r = train(&s, NULL, way, checkpoint, sets);
+        expect(&r, 1, "exp_avg: the 64 KiB page at offset 0 is not what was written");
+        run_remove(given_up);
+        assert_int_equal(run_entries(s.offload) + run_entries(run_path(s.output, "offload")), 0);
+        run_remove(s.output);
+    }
+}
+
 static run_result clean(const char *path, const char *option, const char *other) {
     const char *arguments[] = {"clean", path, option, option ? other : NULL, NULL};
     return run_argv(&(run_opts){0}, arguments);
@@ -342,6 +392,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_resume_that_does_not_fit_is_refused, run_clean),
         cmocka_unit_test_teardown(a_live_run_is_left_alone, run_clean),
         cmocka_unit_test_teardown(clean_removes_nothing_by_surprise, run_clean),
+        cmocka_unit_test_teardown(full_checkpoints_are_gone_back_to, run_clean),
         cmocka_unit_test_teardown(commits_span_paths, run_clean),
         cmocka_unit_test_teardown(a_finished_run_can_be_made_longer, run_clean),
     };

@@ -1,0 +1,79 @@
+/* Full checkpoints of older states (save_state): commits copied out of the offload path, and back. */
+#include "train/trainer_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- out ------------------------------------------------------------------------------------------------------- */
+
+/* A commit of this step is what is copied. */
+tm_status trainer_save_state(trainer *t, const char *checkpoint) {
+    char from[4400], to[4400];
+    if (t->committed != t->step) TM_TRY(trainer_commit(t));
+    TM_TRY(tm_commit_copy(tm_store_path(t->job->store, 0), checkpoint, "state", 1));
+    snprintf(from, sizeof from, "%s/run-state", checkpoint);
+    snprintf(to, sizeof to, "%s/state", checkpoint);
+    return tm_rename_path(from, to);
+}
+
+/* ---- back ------------------------------------------------------------------------------------------------------ */
+
+/* Where this configuration puts its files. */
+static const char *offload_path(const trainer *t) {
+    const tm_config *c = t->cfg;
+    bool param = c->param_place == TM_PLACE_NVME || c->param_place == TM_PLACE_AUTO;
+    bool optimizer = c->optimizer_place == TM_PLACE_NVME || c->optimizer_place == TM_PLACE_AUTO;
+    const tm_strings *paths = c->param_place == TM_PLACE_NVME ? &c->param_paths : &c->optimizer_paths;
+    return (param || optimizer) && paths->n ? paths->item[0] : t->home;
+}
+
+/* The checkpoint stays as it is; its copy becomes the run directory. */
+tm_status trainer_open_full(trainer *t, const char *state) {
+    char id[64], directory[4400];
+    uint64_t now = tm_now_ns();
+    const char *path = offload_path(t);
+    snprintf(id, sizeof id, "%s-%016" PRIx64, t->run_name, tm_hash64(&now, sizeof now, 0));
+    snprintf(directory, sizeof directory, "%s/run-%s", path, id);
+    TM_TRY(tm_commit_copy(state, path, id, 2));
+    t->rewound = true;
+    return tm_commit_open(&t->commit, directory);
+}
+
+typedef struct newest {
+    const trainer *t;
+    int64_t step;
+} newest;
+
+static tm_status consider(void *ctx, const char *name, bool is_dir) {
+    newest *x = ctx;
+    char path[4400], *end;
+    if (!is_dir || strncmp(name, "checkpoint-", 11) != 0) return TM_OK;
+    long long step = strtoll(name + 11, &end, 10);
+    snprintf(path, sizeof path, "%s/%s/state/manifest", x->t->cfg->output_dir, name);
+    if (*end == 0 && step > x->step && tm_path_exists(path)) x->step = step;
+    return TM_OK;
+}
+
+bool trainer_newest_full(const trainer *t, char *path, size_t cap) {
+    newest x = {t, -1};
+    if (!tm_path_is_dir(t->cfg->output_dir)) return false;
+    tm_error said = *tm_error_get();
+    bool listed = tm_list_dir(t->cfg->output_dir, consider, &x) == TM_OK;
+    tm_error_clear();
+    tm_error_set(&said);
+    snprintf(path, cap, "%s/checkpoint-%" PRId64, t->cfg->output_dir, x.step);
+    return listed && x.step >= 0;
+}
+
+tm_status trainer_open_commit(trainer *t, const char *directory) {
+    char full[4096], state[4200];
+    tm_status rc = tm_commit_open(&t->commit, directory);
+    if (rc != TM_ECORRUPT || !trainer_newest_full(t, full, sizeof full)) return rc;
+    tm_log(TM_LOG_ERROR, "%s", tm_error_get()->text);
+    tm_log(TM_LOG_WARN, "going back to the newest full checkpoint, %s; %s is left as it is", full, directory);
+    tm_error_clear();
+    snprintf(state, sizeof state, "%s/state", full);
+    return trainer_open_full(t, state);
+}
