@@ -254,6 +254,12 @@ static tm_status map_buffers(disk_load *d, const disk_load_job *job, unsigned n)
     size_t bytes = (size_t)tm_round_up((uint64_t)n * tm_round_up(job->request, 4096), 2 * TM_MIB);
     if (d->memory && d->memory_bytes >= bytes) return TM_OK;
     unmap_buffers(d);
+    if (bytes > tm_mem_available_bytes() / 2) {
+        char need[32], have[32];
+        return tm_fail(TM_EINPUT, "%u buffers of %u bytes are %s, %s of memory are free; lower the block or the depth",
+                       n, job->request, tm_format_size(bytes, need, sizeof need),
+                       tm_format_size(tm_mem_available_bytes(), have, sizeof have));
+    }
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return tm_fail_sys(TM_ENOMEM, errno, "mmap", "", -1,

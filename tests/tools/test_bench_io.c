@@ -21,8 +21,8 @@ static char dir[64];
 static int run(const char *words, tm_buf *out) {
     char command[1024], file[96];
     snprintf(file, sizeof file, "%s.out", dir);
-    snprintf(command, sizeof command, "D=%s; TIDEMILL_PROFILE=%s.profile %s %s > %s 2> %s.err", dir, dir, TM_TEST_BINARY,
-             words, file, dir);
+    snprintf(command, sizeof command, "D=%s; TIDEMILL_PROFILE=%s.profile %s %s > %s 2> %s.err", dir, dir,
+             TM_TEST_BINARY, words, file, dir);
     int status = system(command);
     tm_buf_clear(out);
     assert_int_equal(tm_file_slurp(file, 1 << 20, out), TM_OK);
@@ -147,6 +147,7 @@ static void test_wrong(void **state) {
                {"bench io $D --engine nothing --size 1MiB", "expected auto"},
                {"bench io $D/none --size 1MiB", "no such directory"},
                {"bench io $D --size 64KiB --block 1MiB", "do not go into"},
+               {"bench io $D --size 1GiB --block 1GiB --depth 1024 --engine null", "of memory are free"},
                {"bench stepp", "did you mean 'step'"},
                {"tune $D .", "cannot be tuned"},
                {"tune io", "missing"}};
