@@ -252,21 +252,37 @@ typedef struct gaps {
     uint32_t n, cap;
 } gaps;
 
-static uint64_t take(gaps *f, uint64_t bytes, bool *ok) {
-    uint32_t best = TM_NONE;
-    for (uint32_t i = 0; i < f->n; i++) {
-        uint64_t size = f->g[i].end - f->g[i].begin;
-        if (size >= bytes && (best == TM_NONE || size < f->g[best].end - f->g[best].begin)) best = i;
-    }
-    *ok = best != TM_NONE;
-    if (!*ok) return 0;
-    uint64_t at = f->g[best].begin;
-    f->g[best].begin += bytes;
-    if (f->g[best].begin == f->g[best].end) {
-        memmove(&f->g[best], &f->g[best + 1], (f->n - best - 1) * sizeof *f->g);
+static uint64_t cut_gap(gaps *f, uint32_t i, uint64_t bytes, bool high) {
+    uint64_t at = high ? f->g[i].end - bytes : f->g[i].begin;
+    if (high)
+        f->g[i].end -= bytes;
+    else
+        f->g[i].begin += bytes;
+    if (f->g[i].begin == f->g[i].end) {
+        memmove(&f->g[i], &f->g[i + 1], (f->n - i - 1) * sizeof *f->g);
         f->n--;
     }
     return at;
+}
+
+/* The tightest gap; the last one is endless. */
+static uint64_t take(gaps *f, uint64_t bytes) {
+    uint32_t best = f->n - 1;
+    for (uint32_t i = 0; i < f->n; i++) {
+        uint64_t size = f->g[i].end - f->g[i].begin;
+        if (size >= bytes && size < f->g[best].end - f->g[best].begin) best = i;
+    }
+    return cut_gap(f, best, bytes, false);
+}
+
+/* The highest gap below `top`, as high as it goes; where there is none, the endless one. */
+static uint64_t take_high(gaps *f, uint64_t bytes, uint64_t top) {
+    for (uint32_t i = f->n; i-- > 0;) {
+        if (f->g[i].begin >= top || tm_min_u64(f->g[i].end, top) - f->g[i].begin < bytes) continue;
+        if (f->g[i].end <= top) return cut_gap(f, i, bytes, true);
+        break;
+    }
+    return cut_gap(f, f->n - 1, bytes, false);
 }
 
 static bool give(gaps *f, uint64_t begin, uint64_t end) {
@@ -310,57 +326,86 @@ static int by_hold(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Packs the residences for which `want` holds into [base, ...); returns the end. */
-static tm_status pack(residence **order, residence **ends, uint32_t n, uint64_t base, uint64_t *peak) {
+typedef struct packing {
+    residence **order, **ends; /* room for n each */
+    uint32_t n;
+    uint64_t base;
+    uint64_t top; /* not 0: residences of at least `span` positions come down from here, the others up from base */
+    uint32_t span;
+    uint64_t peak;
+} packing;
+
+/* Frames are given in order of their beginnings. */
+static tm_status pack(packing *k) {
     gaps f = {0};
-    if (!give(&f, base, UINT64_MAX)) return tm_nomem(sizeof(gap));
-    *peak = base;
-    qsort(order, n, sizeof *order, by_start);
-    memcpy(ends, order, n * sizeof *order);
-    qsort(ends, n, sizeof *ends, by_hold);
-    uint32_t freed = 0;
     tm_status rc = TM_OK;
-    for (uint32_t i = 0; i < n && rc == TM_OK; i++) {
-        residence *r = order[i];
-        for (; ends[freed]->hold < r->start; freed++)
-            if (!give(&f, ends[freed]->address, ends[freed]->address + ends[freed]->bytes)) rc = tm_nomem(sizeof(gap));
-        bool ok;
-        r->address = take(&f, r->bytes, &ok);
-        TM_ASSERT(ok);
-        if (r->address + r->bytes > *peak) *peak = r->address + r->bytes;
+    if (k->top && !give(&f, k->base, k->top)) rc = tm_nomem(sizeof(gap));
+    /* what does not fit below the top goes above it, apart: give() never joins across */
+    if (!give(&f, k->top ? k->top + TM_FRAME_ALIGN : k->base, UINT64_MAX)) rc = tm_nomem(sizeof(gap));
+    k->peak = k->base;
+    qsort(k->order, k->n, sizeof *k->order, by_start);
+    memcpy(k->ends, k->order, k->n * sizeof *k->order);
+    qsort(k->ends, k->n, sizeof *k->ends, by_hold);
+    uint32_t freed = 0;
+    for (uint32_t i = 0; i < k->n && rc == TM_OK; i++) {
+        residence *r = k->order[i];
+        for (; k->ends[freed]->hold < r->start; freed++)
+            if (!give(&f, k->ends[freed]->address, k->ends[freed]->address + k->ends[freed]->bytes))
+                rc = tm_nomem(sizeof(gap));
+        bool high = k->top && r->hold - r->start >= k->span;
+        r->address = high ? take_high(&f, r->bytes, k->top) : take(&f, r->bytes);
+        if (r->address + r->bytes > k->peak) k->peak = r->address + r->bytes;
     }
     tm_free(f.g);
     return rc;
 }
 
-/* Long-lived residences are packed first, at the bottom, so that they do not cut up the space that the streams use; the
- * better of that and of packing all together is taken. */
-static tm_status pack_tier(residence **item, uint32_t n, uint32_t span, uint64_t base, uint64_t *peak) {
-    residence **order = tm_malloc(sizeof *order * ((size_t)n + 1) * 2);
-    uint64_t *all = tm_malloc(sizeof *all * ((size_t)n + 1)), peak_all = 0, peak_long = 0, peak_two = 0;
-    uint32_t n_long = 0, n_short = 0;
-    tm_status rc;
-    if (!order || !all) TM_GO(tm_nomem(sizeof *all * n));
-    residence **ends = order + n + 1;
-    memcpy(order, item, sizeof *order * n);
-    TM_GO(pack(order, ends, n, base, &peak_all));
-    for (uint32_t i = 0; i < n; i++) all[i] = item[i]->address;
+/* Residences of at least `span` positions first, at the bottom, so that they do not cut up the space that the streams
+ * use. */
+static tm_status pack_stacked(packing *k, residence **item, uint32_t n) {
+    packing lower = *k, upper = *k;
+    lower.n = upper.n = 0;
     for (uint32_t i = 0; i < n; i++)
-        if (item[i]->hold - item[i]->start >= span) order[n_long++] = item[i];
-    TM_GO(pack(order, ends, n_long, base, &peak_long));
+        if (item[i]->hold - item[i]->start >= k->span) lower.order[lower.n++] = item[i];
+    TM_TRY(pack(&lower));
     for (uint32_t i = 0; i < n; i++)
-        if (item[i]->hold - item[i]->start < span) order[n_short++] = item[i];
-    TM_GO(pack(order, ends, n_short, peak_long, &peak_two));
-    for (uint32_t i = 0; peak_all <= peak_two && i < n; i++) item[i]->address = all[i];
-    *peak = tm_min_u64(peak_all, peak_two);
-done:
-    tm_free(all);
-    tm_free(order);
+        if (item[i]->hold - item[i]->start < k->span) upper.order[upper.n++] = item[i];
+    upper.base = lower.peak;
+    tm_status rc = pack(&upper);
+    k->peak = upper.peak;
+    return rc;
+}
+
+/* Ways of packing, until one ends below `top` (0: all that do not need it); the one that ends lowest is kept. */
+static tm_status pack_tier(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top,
+                           uint64_t *peak) {
+    static const struct {
+        bool stacked, two_ends;
+        uint32_t part;
+    } ways[] = {{false, false, 1}, {true, false, 8}, {false, true, 8}, {false, true, 32}};
+    packing k = {.order = tm_malloc(sizeof *k.order * ((size_t)n + 1) * 2), .n = n, .base = base};
+    uint64_t *best = tm_malloc(sizeof *best * ((size_t)n + 1));
+    tm_status rc = k.order && best ? TM_OK : tm_nomem(sizeof *best * n);
+    *peak = UINT64_MAX;
+    k.ends = k.order + n + 1;
+    for (size_t way = 0; way < TM_COUNT(ways) && rc == TM_OK && *peak > top; way++) {
+        if (ways[way].two_ends && top <= base) break;
+        k.top = ways[way].two_ends ? top : 0;
+        k.span = positions / ways[way].part;
+        memcpy(k.order, item, sizeof *k.order * n);
+        rc = ways[way].stacked ? pack_stacked(&k, item, n) : pack(&k);
+        if (rc != TM_OK || k.peak >= *peak) continue;
+        *peak = k.peak;
+        for (uint32_t i = 0; i < n; i++) best[i] = item[i]->address;
+    }
+    for (uint32_t i = 0; rc == TM_OK && i < n; i++) item[i]->address = best[i];
+    tm_free(best);
+    tm_free(k.order);
     return rc;
 }
 
 /* Host frames lie in the slab; a device's have addresses of their own, from TM_DEVICE_BASE on. */
-static tm_status assign_addresses(placement *pl, const tm_program *p) {
+static tm_status assign_addresses(placement *pl, const tm_program *p, const tm_plan_opts *opts) {
     residence **item = tm_malloc(sizeof *item * ((size_t)pl->n + 1));
     tm_status rc = item ? TM_OK : tm_nomem(sizeof *item * pl->n);
     for (int tier = 0; tier < TM_TIERS && rc == TM_OK; tier++) {
@@ -368,7 +413,8 @@ static tm_status assign_addresses(placement *pl, const tm_program *p) {
         for (uint32_t i = 0; i < pl->n; i++)
             if (program_object(p, pl->item[i].first_object)->tier == tier) item[n++] = &pl->item[i];
         uint64_t base = tier == TM_TIER_HOST ? pl->base : TM_DEVICE_BASE;
-        rc = pack_tier(item, n, p->n_op / 8, base, tier == TM_TIER_HOST ? &pl->peak : &pl->device_peak);
+        uint64_t top = tier == TM_TIER_HOST ? opts->slab_bytes / TM_FRAME_ALIGN * TM_FRAME_ALIGN : 0;
+        rc = pack_tier(item, n, p->n_op, base, top, tier == TM_TIER_HOST ? &pl->peak : &pl->device_peak);
     }
     pl->device_peak -= TM_DEVICE_BASE;
     tm_free(item);
@@ -385,7 +431,7 @@ tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *op
     memcpy(pl->temp_paged, temp_paged, p->n_temp);
     TM_GO(build_residences(pl, p, resident));
     TM_GO(give_window(pl, p, opts, window, room > base ? room - base : 0));
-    TM_GO(assign_addresses(pl, p));
+    TM_GO(assign_addresses(pl, p, opts));
 done:
     if (rc != TM_OK) place_free(pl);
     return rc;

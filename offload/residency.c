@@ -63,14 +63,14 @@ static tm_status start_point(chooser *ch) {
  * `d` what stays resident follows the load; the look-ahead has its share of it. */
 static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room) {
     uint64_t slab = ch->opts->slab_bytes, low = 0, high = slab + 1, load = slab, peak;
-    uint64_t share = tm_min_u64(window + window / 2, slab / 5);
+    uint64_t share = tm_min_u64(window + window / 4, slab / 6);
     for (int i = 0; i < STEERING_TRIES && high - low > slab / 512 + TM_FRAME_ALIGN; i++) {
         if (d) density_choose(d, load - tm_min_u64(share, load), ch->resident, ch->temp_paged);
         TM_TRY(peak_of(ch, window, load, &peak));
         if (peak <= slab) {
             low = load;
-            if (load == slab || slab - peak <= slab / 256) break;
-            load += (slab - peak) / 8 * 7;
+            if (load == slab) break;
+            load += tm_max_u64((slab - peak) / 8 * 7, (high - low) / 4);
         } else {
             high = load;
             load -= tm_min_u64(peak - slab + TM_FRAME_ALIGN, load);
@@ -101,7 +101,7 @@ static tm_status widest_window(chooser *ch, uint64_t *window, uint64_t room) {
 
 static uint64_t modest_window(const chooser *ch) {
     uint64_t most = ch->opts->window_mib ? (uint64_t)ch->opts->window_mib * TM_MIB : UINT64_MAX;
-    return tm_min_u64(tm_min_u64(96 * TM_MIB, ch->opts->slab_bytes / 10), most);
+    return tm_min_u64(tm_min_u64(64 * TM_MIB, ch->opts->slab_bytes / 12), most);
 }
 
 /* Residency is worth more than a deep look-ahead, and some look-ahead more than the last of residency. */
@@ -121,8 +121,12 @@ tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_pla
     density d = {0};
     uint64_t peak;
     tm_status rc;
+    tm_plan_opts least = *opts;
+    least.slab_bytes = 0; /* the least does not depend on what there is */
     TM_GO(start_point(&ch));
+    ch.opts = &least;
     TM_GO(peak_of(&ch, 0, 0, minimum));
+    ch.opts = opts;
     if (*minimum > opts->slab_bytes) {
         rc = TM_EBUDGET;
         tm_fail(TM_EBUDGET, "%s needs frames of %llu bytes, the budget leaves %llu", p->name,
@@ -147,6 +151,7 @@ done:
 tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts, uint64_t *minimum) {
     tm_plan_opts o = *opts;
     o.choose_residency = true;
+    o.slab_bytes = 0;
     uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
     chooser ch = {.p = p, .l = layout, .opts = &o, .resident = resident, .temp_paged = temp_paged};
     tm_status rc = p->status;
