@@ -326,20 +326,24 @@ static void reprice(density *d, int64_t budget) {
     for (uint32_t i = 0; i < n; i++) d->price[i + 1] = d->price[i] + (sum > 0 ? d->weight[i] / sum : 0);
 }
 
+/* The prices of the first choice hold for later ones, which differ by a little load only. */
 void density_choose(density *d, uint64_t budget, uint8_t *resident, uint8_t *temp_paged) {
     double best = INFINITY;
-    for (uint32_t i = 0; i < d->p->n_op; i++) d->weight[i] = 1;
-    for (int round = 0; round < DENSITY_ROUNDS; round++) {
-        if (round == 0)
+    int rounds = d->priced ? 1 : DENSITY_ROUNDS;
+    for (uint32_t i = 0; i < d->p->n_op && !d->priced; i++) d->weight[i] = 1;
+    for (int round = 0; round < rounds; round++) {
+        if (round > 0) reprice(d, (int64_t)budget);
+        if (round == 0 && !d->priced)
             for (uint32_t i = 0; i <= d->p->n_op; i++) d->price[i] = (double)i / (double)d->p->n_op;
-        else
-            reprice(d, (int64_t)budget);
         one_round(d, (int64_t)budget);
         double t = objective(d);
         if (t >= best * (1 - 1e-9)) continue;
         best = t;
         for (uint32_t i = 0; i < d->n; i++) d->c[i].best = d->c[i].kept;
+        if (!d->priced) memcpy(d->best_price, d->price, sizeof *d->price * (d->p->n_op + 1));
     }
+    if (!d->priced) memcpy(d->price, d->best_price, sizeof *d->price * (d->p->n_op + 1));
+    d->priced = true;
     for (uint32_t i = 0; i < d->n; i++)
         for (uint32_t k = 0; k < d->c[i].count; k++) {
             uint32_t id = d->c[i].first + k;
@@ -411,7 +415,8 @@ tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, c
     d->seconds = tm_malloc(sizeof *d->seconds * (p->n_op + 1));
     d->weight = tm_malloc(sizeof *d->weight * (p->n_op + 1));
     d->price = tm_malloc(sizeof *d->price * (p->n_op + 1));
-    if (!d->c || !d->of || !d->heap || !d->stretch || !d->seconds || !d->weight || !d->price)
+    d->best_price = tm_malloc(sizeof *d->price * (p->n_op + 1));
+    if (!d->c || !d->of || !d->heap || !d->stretch || !d->seconds || !d->weight || !d->price || !d->best_price)
         return tm_nomem(sizeof *d->c * n);
     collect(d, resident, temp_paged, o->choose_residency);
     TM_TRY(visits_of_candidates(d));
@@ -422,7 +427,7 @@ tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, c
 }
 
 void density_close(density *d) {
-    void *all[] = {d->c, d->of, d->heap, d->stretch, d->seconds, d->weight, d->price, d->visit, d->base};
+    void *all[] = {d->c, d->of, d->heap, d->stretch, d->seconds, d->weight, d->price, d->best_price, d->visit, d->base};
     load_close(&d->load);
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
     *d = (density){0};

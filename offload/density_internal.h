@@ -36,8 +36,10 @@ typedef struct density {
     uint32_t n_base;
     uint32_t *heap;
     load_tree load;
-    uint8_t *stretch;       /* of each position */
-    double *seconds;        /* of each operation */
+    uint8_t *stretch; /* of each position */
+    double *seconds;  /* of each operation */
+    bool priced;
+    double *best_price;
     double *weight, *price; /* of each position; prefix sums */
     double cpu[STRETCHES], read[STRETCHES], write[STRETCHES];
 } density;

@@ -327,7 +327,7 @@ static int by_hold(const void *a, const void *b) {
 }
 
 typedef struct packing {
-    residence **order, **ends; /* room for n each */
+    residence **order, **ends; /* by their beginnings; by their ends */
     uint32_t n;
     uint64_t base;
     uint64_t top; /* not 0: residences of at least `span` positions come down from here, the others up from base */
@@ -343,9 +343,6 @@ static tm_status pack(packing *k) {
     /* what does not fit below the top goes above it, apart: give() never joins across */
     if (!give(&f, k->top ? k->top + TM_FRAME_ALIGN : k->base, UINT64_MAX)) rc = tm_nomem(sizeof(gap));
     k->peak = k->base;
-    qsort(k->order, k->n, sizeof *k->order, by_start);
-    memcpy(k->ends, k->order, k->n * sizeof *k->order);
-    qsort(k->ends, k->n, sizeof *k->ends, by_hold);
     uint32_t freed = 0;
     for (uint32_t i = 0; i < k->n && rc == TM_OK; i++) {
         residence *r = k->order[i];
@@ -360,16 +357,24 @@ static tm_status pack(packing *k) {
     return rc;
 }
 
+/* Those of k whose length is (`longer`) at least span, in the same orders, into room for as many. */
+static packing part_of(const packing *k, bool longer, residence **room) {
+    packing part = {.order = room, .ends = room + k->n, .base = k->base};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < k->n; i++) {
+        const residence *a = k->order[i], *b = k->ends[i];
+        if ((a->hold - a->start >= k->span) == longer) part.order[part.n++] = k->order[i];
+        if ((b->hold - b->start >= k->span) == longer) part.ends[n++] = k->ends[i];
+    }
+    return part;
+}
+
 /* Residences of at least `span` positions first, at the bottom, so that they do not cut up the space that the streams
  * use. */
-static tm_status pack_stacked(packing *k, residence **item, uint32_t n) {
-    packing lower = *k, upper = *k;
-    lower.n = upper.n = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (item[i]->hold - item[i]->start >= k->span) lower.order[lower.n++] = item[i];
+static tm_status pack_stacked(packing *k, residence **room) {
+    packing lower = part_of(k, true, room);
     TM_TRY(pack(&lower));
-    for (uint32_t i = 0; i < n; i++)
-        if (item[i]->hold - item[i]->start < k->span) upper.order[upper.n++] = item[i];
+    packing upper = part_of(k, false, room);
     upper.base = lower.peak;
     tm_status rc = pack(&upper);
     k->peak = upper.peak;
@@ -383,17 +388,22 @@ static tm_status pack_tier(residence **item, uint32_t n, uint32_t positions, uin
         bool stacked, two_ends;
         uint32_t part;
     } ways[] = {{false, false, 1}, {true, false, 8}, {false, true, 8}, {false, true, 32}};
-    packing k = {.order = tm_malloc(sizeof *k.order * ((size_t)n + 1) * 2), .n = n, .base = base};
+    packing k = {.order = tm_malloc(sizeof *k.order * ((size_t)n + 1) * 4), .n = n, .base = base};
     uint64_t *best = tm_malloc(sizeof *best * ((size_t)n + 1));
     tm_status rc = k.order && best ? TM_OK : tm_nomem(sizeof *best * n);
     *peak = UINT64_MAX;
-    k.ends = k.order + n + 1;
+    if (rc == TM_OK) {
+        k.ends = k.order + n + 1;
+        memcpy(k.order, item, sizeof *k.order * n);
+        memcpy(k.ends, item, sizeof *k.order * n);
+        qsort(k.order, n, sizeof *k.order, by_start);
+        qsort(k.ends, n, sizeof *k.ends, by_hold);
+    }
     for (size_t way = 0; way < TM_COUNT(ways) && rc == TM_OK && *peak > top; way++) {
         if (ways[way].two_ends && top <= base) break;
         k.top = ways[way].two_ends ? top : 0;
         k.span = positions / ways[way].part;
-        memcpy(k.order, item, sizeof *k.order * n);
-        rc = ways[way].stacked ? pack_stacked(&k, item, n) : pack(&k);
+        rc = ways[way].stacked ? pack_stacked(&k, k.ends + n + 1) : pack(&k);
         if (rc != TM_OK || k.peak >= *peak) continue;
         *peak = k.peak;
         for (uint32_t i = 0; i < n; i++) best[i] = item[i]->address;
