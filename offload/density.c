@@ -35,7 +35,7 @@ static uint32_t bundle_count(const tm_layout *l, uint32_t first) {
 static void add_candidate(density *d, uint32_t first, uint32_t count) {
     candidate *c = &d->c[d->n];
     const tm_object *o = program_object(d->p, first);
-    *c = (candidate){.first = first, .count = count, .unit = o->unit, .kind = o->kind, .from = TM_NONE};
+    *c = (candidate){.first = first, .count = count, .unit = o->unit, .kind = (uint8_t)o->kind, .from = TM_NONE};
     for (uint32_t i = 0; i < count; i++) {
         c->bytes += program_object(d->p, first + i)->frame_bytes;
         d->of[is_temp(first) ? d->p->layout->n + (first & ~TM_TEMP_BIT) : first + i] = d->n;
