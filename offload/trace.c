@@ -40,7 +40,7 @@ static void begin_event(tm_trace *t, tm_json_writer *w, const char *name, const 
 static tm_status end_event(tm_trace *t, tm_json_writer *w) {
     tm_jw_object_end(w);
     TM_TRY(tm_jw_end(w));
-    TM_TRY(tm_out_append(t->out, ",\n" + (t->any ? 0 : 1), t->any ? 2 : 1));
+    TM_TRY(t->any ? tm_out_append(t->out, ",\n", 2) : tm_out_append(t->out, "\n", 1));
     t->any = true;
     return tm_out_append(t->out, t->text.data, t->text.len);
 }
