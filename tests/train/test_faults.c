@@ -2,7 +2,8 @@
  * the right bits, or with one line that says why; and started again without the fault it comes to the right end.
  *
  * TIDEMILL_FAULT_CASES=N TIDEMILL_FAULT_SEED=S: that many cases drawn at random (default 30, 1).
- * TIDEMILL_FAULT_CALL=pwrite: every index, kind and mode of that call. */
+ * TIDEMILL_FAULT_CALL=pwrite: every index, kind and mode of that call.
+ * TIDEMILL_FAULT_VERBOSE=1: each case is named before it runs (to see which one hangs). */
 #include "run.h"
 
 #include <stdlib.h>
@@ -75,6 +76,7 @@ static void one_case(const scene *s, const char *hash, unsigned call, unsigned i
                      unsigned way) {
     const char *spec =
         run_format("TIDEMILL_FAULT=%s:%u:%s:%s", calls[call].name, index, kind, sticky ? "sticky" : "once");
+    if (getenv("TIDEMILL_FAULT_VERBOSE")) print_message("%s, way %u\n", spec, way);
     run_result r = train(s, spec, way);
     const char *line;
     if (r.status == 0 && !hash_is(s, hash)) {
