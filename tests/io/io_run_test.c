@@ -211,13 +211,14 @@ static void test_tmpfs(void **state) {
         return;
     }
     tm_io_run *run;
+    char path[64]; /* other runs of this test use the place too */
+    snprintf(path, sizeof path, "/dev/shm/tm-io-test-%d", getpid());
     FAILS(tm_io_run_create(&run, "/dev/shm", NULL), TM_EINPUT, "/dev/shm is tmpfs, which is memory");
-    FAILS(tm_io_run_create(&run, "/dev/shm/tm-io-test", &(tm_io_run_opts){.create_parents = true}), TM_EINPUT,
-          "memory.allow_tmpfs");
-    assert_false(tm_path_exists("/dev/shm/tm-io-test"));
-    OK(tm_io_run_create(&run, "/dev/shm/tm-io-test", &(tm_io_run_opts){.create_parents = true, .allow_tmpfs = true}));
+    FAILS(tm_io_run_create(&run, path, &(tm_io_run_opts){.create_parents = true}), TM_EINPUT, "memory.allow_tmpfs");
+    assert_false(tm_path_exists(path));
+    OK(tm_io_run_create(&run, path, &(tm_io_run_opts){.create_parents = true, .allow_tmpfs = true}));
     OK(tm_io_run_remove(run));
-    assert_false(tm_path_exists("/dev/shm/tm-io-test"));
+    assert_false(tm_path_exists(path));
 }
 
 static int unwritable(void) {
