@@ -412,7 +412,9 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     uint64_t t0 = tm_now_ns();
     TM_ASSERT(plan->info.slab_bytes <= e->slab_bytes);
     TM_ASSERT(!e->next_plan || e->next_plan->info.slab_bytes <= e->slab_bytes);
-    e->status = e->now ? e->status : TM_OK;
+    pthread_mutex_lock(&e->lock);
+    if (!e->now) e->status = TM_OK;
+    pthread_mutex_unlock(&e->lock);
     TM_TRY(operand_room(e, plan));
     TM_TRY(begin(e, plan));
     if (e->next_plan && e->next_plan->n_temp_pages > e->cap_temp_pages) e->next_plan = NULL; /* once: room first */
@@ -440,8 +442,10 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     return report(e);
 }
 
-void tm_exec_get_stats(const tm_exec *e, tm_exec_stats *out) {
+void tm_exec_get_stats(tm_exec *e, tm_exec_stats *out) {
+    pthread_mutex_lock(&e->lock);
     *out = e->stats;
+    pthread_mutex_unlock(&e->lock);
 }
 void tm_exec_on_done(tm_exec *e, tm_run_done_fn fn, void *ctx) {
     e->done_fn = fn;

@@ -6,7 +6,8 @@
 
 /* ---- one transfer -------------------------------------------------------------------------------------------- */
 
-static void count_disk(tm_exec *e, exec_run *r, const tm_plan_op *o, uint64_t bytes) {
+void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes) {
+    const tm_plan_op *o = &r->plan->op[op];
     tm_kind kind = tm_plan_object(r->plan, o->object)->kind;
     bool read = o->engine == TM_ENGINE_DISK_READ;
     (read ? e->stats.read_bytes : e->stats.write_bytes)[kind] += bytes;
@@ -45,7 +46,6 @@ tm_status exec_disk_finish(tm_exec *e, flight *f) {
     f->busy = false;
     if (f->req.status != TM_OK) return tm_io_req_fail(&f->req);
     if (o->engine == TM_ENGINE_DISK_READ) TM_TRY(store_check_read(e->store, &t, e->slab + o->address, &f->req));
-    count_disk(e, f->run, o, f->req.done);
     return TM_OK;
 }
 
@@ -90,9 +90,10 @@ static uint32_t take_disk(tm_exec *e, taken *batch) {
 }
 
 /* The transfer is over: its successors may become ready, or the run has failed. */
-static void landed(tm_exec *e, exec_run *r, uint32_t op, tm_status rc) {
+static void landed(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes, tm_status rc) {
     pthread_mutex_lock(&e->lock);
     r->in_flight--;
+    if (rc == TM_OK) exec_count(e, r, op, bytes);
     if (rc != TM_OK)
         exec_fail(e, rc);
     else
@@ -120,7 +121,7 @@ static void reap(tm_exec *e, bool block) {
         uint32_t op = f->op;
         rc = exec_disk_finish(e, f);
         exec_note_span(r, op, f->req.submit_ns, f->req.complete_ns);
-        landed(e, r, op, rc);
+        landed(e, r, op, f->req.done, rc);
     }
 }
 
@@ -144,7 +145,7 @@ static void *disk_main(void *arg) {
             bool finished = false;
             tm_status rc = exec_disk_start(e, batch[i].run, batch[i].op, &finished);
             at_once += rc != TM_OK || finished;
-            if (rc != TM_OK || finished) landed(e, batch[i].run, batch[i].op, rc);
+            if (rc != TM_OK || finished) landed(e, batch[i].run, batch[i].op, 0, rc);
         }
         reap(e, at_once == 0);
     }

@@ -90,6 +90,7 @@ bool exec_complete(tm_exec *e, exec_run *r, uint32_t op);
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx);
 tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished);
 tm_status exec_disk_finish(tm_exec *e, flight *f);
+void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes); /* under the lock */
 tm_status exec_disk_thread(tm_exec *e);
 /* Waits until the disk thread drives the engine no more: nothing is in flight, nothing that is wanted is ready. Under
  * the lock. */

@@ -20,7 +20,9 @@ static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
     TM_TRY(exec_disk_start(e, r, op, &finished));
     if (finished) return TM_OK;
     while (n == 0) TM_TRY(tm_io_wait(store_io(e->store), got, 1, &n, true));
-    return exec_disk_finish(e, got[0]->user);
+    TM_TRY(exec_disk_finish(e, got[0]->user));
+    exec_count(e, r, op, got[0]->done);
+    return TM_OK;
 }
 
 static tm_status start_transfer(tm_exec *e, exec_run *r) {

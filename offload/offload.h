@@ -310,7 +310,7 @@ typedef struct tm_run_stats {
 } tm_run_stats;
 typedef void (*tm_run_done_fn)(void *ctx, const tm_run_stats *stats);
 void tm_exec_on_done(tm_exec *e, tm_run_done_fn fn, void *ctx);
-void tm_exec_get_stats(const tm_exec *e, tm_exec_stats *out); /* since open */
+void tm_exec_get_stats(tm_exec *e, tm_exec_stats *out); /* since open */
 /* From the next run on, runs record when their operations began and ended (tm_run_stats.span). */
 void tm_exec_trace(tm_exec *e, bool on);
 char *tm_exec_slab(tm_exec *e);

@@ -70,7 +70,7 @@ void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_
     uint32_t number = number_of(s, t->object);
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
         sum[page] = page_hash(s, o, number, page, generation, frame);
-    s->checksum_ns += tm_now_ns() - t0;
+    (void)__atomic_add_fetch(&s->checksum_ns, tm_now_ns() - t0, __ATOMIC_RELAXED);
     aim(s, t, req);
     req->op = TM_IO_WRITE;
     req->buf = frame;
@@ -97,7 +97,7 @@ tm_status store_check_read(tm_store *s, const store_target *t, const void *frame
         return tm_fail(TM_ECORRUPT, "%s: the 64 KiB page at offset %llu is not what was written there; check the disk",
                        req->file.name, (unsigned long long)(req->offset + (uint64_t)page * TM_PAGE_BYTES));
     }
-    s->checksum_ns += tm_now_ns() - t0;
+    (void)__atomic_add_fetch(&s->checksum_ns, tm_now_ns() - t0, __ATOMIC_RELAXED);
     return TM_OK;
 }
 
@@ -111,5 +111,5 @@ bool store_unchanged(const tm_store *s, uint32_t object, const void *frame) {
 }
 
 uint64_t store_checksum_ns(const tm_store *s) {
-    return s->checksum_ns;
+    return __atomic_load_n(&s->checksum_ns, __ATOMIC_RELAXED);
 }
