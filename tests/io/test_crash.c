@@ -3,7 +3,7 @@
  * disk afterwards is always the commit before or this one, whole.
  *
  * TIDEMILL_CRASH_STATES=N TIDEMILL_CRASH_SEED=S: that many random states (default 300, 1). */
-#include "../offload/commit_world.h"
+#include "tests/offload/commit_world.h"
 
 #include "io/io_internal.h"
 
