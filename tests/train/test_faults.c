@@ -48,7 +48,7 @@ static scene scene_open(void) {
 static run_result train(const scene *s, const char *fault, unsigned way) {
     static const char *const engine[] = {"sync", "threads", "uring"}, *const update[] = {"U", "F"};
     const char *env[] = {fault, NULL};
-    return run((run_opts){.env = fault ? env : NULL, .timeout_s = 10}, "train", s->config, "--quiet", "--set",
+    return run((run_opts){.env = fault ? env : NULL, .timeout_s = 30}, "train", s->config, "--quiet", "--set",
                run_format("memory.io_engine=%s", engine[way % 3]), "--set",
                run_format("memory.update=%s", update[way / 3 % 2]), "--set",
                way / 6 % 2 ? "memory.cache=auto" : "memory.cache=none", NULL);
