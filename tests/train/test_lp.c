@@ -25,7 +25,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { BUDGETS = 14, COARSE = 60, MICRO_BATCHES = 8, SEQ = 512 };
+enum { BUDGETS = 8, COARSE = 60, MICRO_BATCHES = 8, SEQ = 512 };
 static const double BYTES_MORE = 1.03, SECONDS_MORE = 1.10, BYTES_SLACK_MIB = 3 * 64, SECONDS_SLACK = 0.25;
 static const double MIB = 1 << 20;
 
