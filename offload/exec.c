@@ -312,7 +312,10 @@ done:
 void tm_exec_close(tm_exec *e) {
     if (!e) return;
     if (e->has_thread) {
-        if (tm_exec_settle(e) != TM_OK) tm_error_clear(); /* said already by the run that failed */
+        tm_error said = *tm_error_get(); /* what the caller is on its way out with */
+        if (tm_exec_settle(e) != TM_OK) tm_error_clear();
+        tm_error_clear();
+        if (said.code != TM_OK) tm_error_set(&said);
         pthread_mutex_lock(&e->lock);
         e->quit = true;
         pthread_cond_signal(&e->disk_wake);
