@@ -5,7 +5,7 @@
  *
  * Walking the plan before leaves, for every stretch of the slab and every extent, the operations that had it last;
  * walking the plan after, the first who touch it are tied to them. */
-#include "offload/offload_internal.h"
+#include "offload/ranges_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,15 +22,10 @@ struct tm_link {
     uint32_t n_edge, cap_edge;
 };
 
-/* Who had it last: a writer, or the readers since. */
+/* Who had an extent last: a writer, or the readers since. */
 typedef struct last {
     uint32_t writer, readers;
 } last;
-
-typedef struct stretch {
-    uint64_t begin, end;
-    last had;
-} stretch;
 
 typedef struct reader {
     uint32_t op, next;
@@ -38,60 +33,20 @@ typedef struct reader {
 
 typedef struct linker {
     tm_link *link;
-    stretch *map;
-    uint32_t n_map, cap_map;
+    range_map map;
     reader *reader;
     uint32_t n_reader, cap_reader;
     last *extent;
     bool nomem;
 } linker;
 
-static uint32_t find(const linker *k, uint64_t at) {
-    uint32_t lo = 0, hi = k->n_map;
-    while (lo < hi) {
-        uint32_t mid = (lo + hi) / 2;
-        if (k->map[mid].end <= at)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
-static bool room(linker *k) {
-    if (offload_grow(&k->map, &k->cap_map, k->n_map, sizeof *k->map)) return true;
-    k->nomem = true;
-    return false;
-}
-
-static void cut(linker *k, uint64_t at) {
-    uint32_t i = find(k, at);
-    if (i == k->n_map || k->map[i].begin >= at || !room(k)) return;
-    memmove(&k->map[i + 1], &k->map[i], (k->n_map - i) * sizeof *k->map);
-    k->n_map++;
-    k->map[i].end = at;
-    k->map[i + 1].begin = at;
-}
-
-static void note_reader(linker *k, last *had, uint32_t op) {
+static void note_reader(linker *k, uint32_t *readers, uint32_t op) {
     if (!offload_grow(&k->reader, &k->cap_reader, k->n_reader, sizeof *k->reader)) {
         k->nomem = true;
         return;
     }
-    k->reader[k->n_reader] = (reader){op, had->readers};
-    had->readers = k->n_reader++;
-}
-
-/* [begin, end) becomes one stretch that `op` has written. */
-static void overwrite(linker *k, uint64_t begin, uint64_t end, uint32_t op) {
-    cut(k, begin);
-    cut(k, end);
-    uint32_t from = find(k, begin), to = from;
-    while (to < k->n_map && k->map[to].begin < end) to++;
-    if (to == from && !room(k)) return;
-    if (to == from || to > from + 1) memmove(&k->map[from + 1], &k->map[to], (k->n_map - to) * sizeof *k->map);
-    k->n_map = k->n_map + 1 - (to - from);
-    k->map[from] = (stretch){begin, end, {op, TM_NONE}};
+    k->reader[k->n_reader] = (reader){op, *readers};
+    *readers = k->n_reader++;
 }
 
 static uint32_t extent_of(const tm_plan *plan, uint32_t op) {
@@ -112,14 +67,18 @@ static bool spill_of(const tm_plan *plan, uint32_t op, struct plan_touch *t) {
 /* ---- the plan before ----------------------------------------------------------------------------------------- */
 
 static void leave_bytes(linker *k, const struct plan_touch *t, uint32_t op) {
+    uint64_t end = t->address + t->bytes;
     if (t->access & TM_USE_WRITE) {
-        overwrite(k, t->address, t->address + t->bytes, op);
+        ranges_put(&k->map, &(range){.begin = t->address, .end = end, .writer = op, .readers = TM_NONE});
         return;
     }
-    cut(k, t->address);
-    cut(k, t->address + t->bytes);
-    for (uint32_t i = find(k, t->address); i < k->n_map && k->map[i].begin < t->address + t->bytes; i++)
-        note_reader(k, &k->map[i].had, op);
+    ranges_cut(&k->map, t->address);
+    ranges_cut(&k->map, end);
+    range_at i = ranges_find(&k->map, t->address);
+    for (range *r = ranges_get(&k->map, i); r && r->begin < end; r = ranges_get(&k->map, i)) {
+        note_reader(k, &r->readers, op);
+        i = ranges_next(&k->map, i);
+    }
 }
 
 static void leave(linker *k, const tm_plan *plan) {
@@ -133,7 +92,7 @@ static void leave(linker *k, const tm_plan *plan) {
         if (plan->op[op].engine == TM_ENGINE_DISK_WRITE)
             k->extent[x] = (last){op, TM_NONE};
         else
-            note_reader(k, &k->extent[x], op);
+            note_reader(k, &k->extent[x].readers, op);
     }
 }
 
@@ -150,21 +109,25 @@ static void tie(linker *k, uint32_t from, uint32_t to) {
     l->edge[l->n_edge++] = (edge){from, to};
 }
 
-static void follow(linker *k, last *had, uint32_t op, bool write) {
-    if (had->writer != TM_NONE && (!write || had->readers == TM_NONE)) tie(k, had->writer, op);
+static void follow(linker *k, uint32_t *writer, uint32_t *readers, uint32_t op, bool write) {
+    if (*writer != TM_NONE && (!write || *readers == TM_NONE)) tie(k, *writer, op);
     if (!write) return;
-    for (uint32_t i = had->readers; i != TM_NONE; i = k->reader[i].next) tie(k, k->reader[i].op, op);
-    *had = (last){TM_NONE, TM_NONE};
+    for (uint32_t i = *readers; i != TM_NONE; i = k->reader[i].next) tie(k, k->reader[i].op, op);
+    *writer = *readers = TM_NONE;
 }
 
 static void enter_bytes(linker *k, const struct plan_touch *t, uint32_t op) {
     bool write = t->access & TM_USE_WRITE;
+    uint64_t end = t->address + t->bytes;
     if (write) {
-        cut(k, t->address);
-        cut(k, t->address + t->bytes);
+        ranges_cut(&k->map, t->address);
+        ranges_cut(&k->map, end);
     }
-    for (uint32_t s = find(k, t->address); s < k->n_map && k->map[s].begin < t->address + t->bytes; s++)
-        follow(k, &k->map[s].had, op, write);
+    range_at i = ranges_find(&k->map, t->address);
+    for (range *r = ranges_get(&k->map, i); r && r->begin < end; r = ranges_get(&k->map, i)) {
+        follow(k, &r->writer, &r->readers, op, write);
+        i = ranges_next(&k->map, i);
+    }
 }
 
 static void enter(linker *k, const tm_plan *plan) {
@@ -174,7 +137,8 @@ static void enter(linker *k, const tm_plan *plan) {
             enter_bytes(k, &plan->touch[i], op);
         if (spill_of(plan, op, &spill)) enter_bytes(k, &spill, op);
         uint32_t x = extent_of(plan, op);
-        if (x != TM_NONE) follow(k, &k->extent[x], op, plan->op[op].engine == TM_ENGINE_DISK_WRITE);
+        if (x != TM_NONE)
+            follow(k, &k->extent[x].writer, &k->extent[x].readers, op, plan->op[op].engine == TM_ENGINE_DISK_WRITE);
     }
 }
 
@@ -215,11 +179,11 @@ tm_status tm_link_create(tm_link **out, const tm_plan *before, const tm_plan *af
     for (uint32_t i = 0; i < before->layout->n; i++) k.extent[i] = (last){TM_NONE, TM_NONE};
     leave(&k, before);
     enter(&k, after);
-    if (k.nomem) TM_GO(tm_nomem(sizeof(stretch)));
+    if (k.nomem || k.map.nomem) TM_GO(tm_nomem(sizeof(range)));
     TM_GO(number(l));
     *out = l;
 done:
-    tm_free(k.map);
+    ranges_close(&k.map);
     tm_free(k.reader);
     tm_free(k.extent);
     if (rc != TM_OK) tm_link_free(l);

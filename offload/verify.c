@@ -8,19 +8,10 @@
  *     of the same extent) has an edge, so that it holds under any completion order;
  *   - the end: the latest version of all state is on disk, or resident and untouched.
  * An edge is asked for between neighbours in these chains, so the work is near-linear in operations. */
-#include "offload/offload_internal.h"
+#include "offload/ranges_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct span {
-    uint64_t begin, end;
-    uint32_t object; /* its slot */
-    uint64_t base;   /* where the object's frame begins */
-    uint32_t version;
-    uint32_t writer;  /* op, TM_NONE: before the plan */
-    uint32_t readers; /* list */
-} span;
 
 typedef struct reader {
     uint32_t op, next;
@@ -37,8 +28,7 @@ typedef struct prover {
     const tm_link *link;
     uint32_t base;       /* operations count on: those of `plan` come after those of `before` */
     uint32_t first_temp; /* slot of temporary 0 */
-    span *map;
-    uint32_t n_map, cap_map;
+    range_map map;
     reader *reader;
     uint32_t n_reader, cap_reader;
     version *version;
@@ -103,60 +93,14 @@ static uint32_t push_reader(prover *p, uint32_t op, uint32_t next) {
     return p->n_reader++;
 }
 
-/* ---- the map ------------------------------------------------------------------------------------------------- */
-
-static uint32_t find(const prover *p, uint64_t at) {
-    uint32_t lo = 0, hi = p->n_map;
-    while (lo < hi) {
-        uint32_t mid = (lo + hi) / 2;
-        if (p->map[mid].end <= at)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
-/* Cuts the map at `at`, so that a span begins there. */
-static void cut(prover *p, uint64_t at) {
-    uint32_t i = find(p, at);
-    if (i == p->n_map || p->map[i].begin >= at) return;
-    if (!offload_grow(&p->map, &p->cap_map, p->n_map, sizeof *p->map)) {
-        p->nomem = true;
-        return;
-    }
-    memmove(&p->map[i + 1], &p->map[i], (p->n_map - i) * sizeof *p->map);
-    p->n_map++;
-    p->map[i].end = at;
-    p->map[i + 1].begin = at;
-}
-
-/* Makes [begin, end) one span with this content. */
-static void put(prover *p, const span *s) {
-    uint32_t from = find(p, s->begin), to = from;
-    while (to < p->n_map && p->map[to].begin < s->end) to++;
-    if (to == from) {
-        if (!offload_grow(&p->map, &p->cap_map, p->n_map, sizeof *p->map)) {
-            p->nomem = true;
-            return;
-        }
-        memmove(&p->map[from + 1], &p->map[from], (p->n_map - from) * sizeof *p->map);
-        p->n_map++;
-    } else {
-        memmove(&p->map[from + 1], &p->map[to], (p->n_map - to) * sizeof *p->map);
-        p->n_map -= to - from - 1;
-    }
-    p->map[from] = *s;
-}
-
 /* ---- one touch ----------------------------------------------------------------------------------------------- */
 
 static tm_status read_frame(prover *p, uint32_t op, const struct plan_touch *t) {
     uint64_t end = t->address + t->bytes, at = t->address;
-    cut(p, t->address);
-    cut(p, end);
-    for (uint32_t i = find(p, t->address); at < end; i++) {
-        span *s = i < p->n_map ? &p->map[i] : NULL;
+    ranges_cut(&p->map, t->address);
+    ranges_cut(&p->map, end);
+    for (range_at i = ranges_find(&p->map, t->address); at < end; i = ranges_next(&p->map, i)) {
+        range *s = ranges_get(&p->map, i);
         if (!s || s->begin != at || s->object != slot_of(p, t->object) || s->base != t->address ||
             s->version != p->version[slot_of(p, t->object)].latest)
             return tm_fail(TM_EBUG, "plan %s: operation %u reads object %x at %llu, which is not there", p->plan->name,
@@ -177,16 +121,42 @@ static tm_status write_frame(prover *p, uint32_t op, const struct plan_touch *t,
         : end > TM_DEVICE_BASE ? end - TM_DEVICE_BASE > info->device_bytes
                                : end > info->slab_bytes)
         return tm_fail(TM_EBUG, "plan %s: operation %u writes past the end of its tier", p->plan->name, op);
-    cut(p, t->address);
-    cut(p, end);
-    for (uint32_t i = find(p, t->address); i < p->n_map && p->map[i].begin < end; i++)
-        TM_TRY(need_edges(p, p->map[i].readers, p->map[i].writer, op, "it overwrites what that uses"));
-    put(p, &(span){t->address, end, slot_of(p, t->object), t->address, new_version, op, TM_NONE});
+    ranges_cut(&p->map, t->address);
+    ranges_cut(&p->map, end);
+    range_at i = ranges_find(&p->map, t->address);
+    for (range *s = ranges_get(&p->map, i); s && s->begin < end; s = ranges_get(&p->map, i)) {
+        TM_TRY(need_edges(p, s->readers, s->writer, op, "it overwrites what that uses"));
+        i = ranges_next(&p->map, i);
+    }
+    ranges_put(&p->map, &(range){.begin = t->address,
+                                 .end = end,
+                                 .base = t->address,
+                                 .object = slot_of(p, t->object),
+                                 .version = new_version,
+                                 .writer = op,
+                                 .readers = TM_NONE});
     return TM_OK;
+}
+
+/* What the handler is given is what was proved: operands are the touches' addresses, in order; a use of several objects
+ * touches one after the other. */
+static tm_status check_operands(const tm_plan *plan, uint32_t op) {
+    const tm_plan_op *o = &plan->op[op];
+    const uint64_t *operand = plan->operand + o->first_operand;
+    uint32_t t = plan->first_touch[op], end = plan->first_touch[op + 1];
+    for (uint32_t i = 0; i < o->n_operands; i++) {
+        bool right = t < end && plan->touch[t].address == operand[i];
+        for (t++; right && t < end && (i + 1 == o->n_operands || plan->touch[t].address != operand[i + 1]); t++)
+            right = plan->touch[t].address == plan->touch[t - 1].address + plan->touch[t - 1].bytes;
+        if (!right)
+            return tm_fail(TM_EBUG, "plan %s: operation %u is given another frame than it says", plan->name, op);
+    }
+    return t == end ? TM_OK : tm_fail(TM_EBUG, "plan %s: operation %u touches more than it is given", plan->name, op);
 }
 
 static tm_status compute_op(prover *p, uint32_t op) {
     const tm_plan *plan = p->plan;
+    TM_TRY(check_operands(plan, op));
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
         if (plan->touch[i].access & TM_USE_READ) TM_TRY(read_frame(p, p->base + op, &plan->touch[i]));
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
@@ -262,7 +232,13 @@ static tm_status begin(prover *p, const tm_layout *l, uint32_t temps) {
     }
     for (uint32_t i = 0; i < l->n; i++) {
         const tm_object *o = &l->object[i];
-        if (o->resident) put(p, &(span){o->address, o->address + o->frame_bytes, i, o->address, 0, TM_NONE, TM_NONE});
+        if (!o->resident) continue;
+        ranges_put(&p->map, &(range){.begin = o->address,
+                                     .end = o->address + o->frame_bytes,
+                                     .base = o->address,
+                                     .object = i,
+                                     .writer = TM_NONE,
+                                     .readers = TM_NONE});
     }
     return TM_OK;
 }
@@ -285,10 +261,10 @@ static tm_status finish(prover *p) {
             continue;
         }
         for (uint64_t at = o->address; at < o->address + o->frame_bytes;) {
-            uint32_t s = find(p, at);
-            if (s == p->n_map || p->map[s].object != i || p->map[s].version != p->version[i].latest)
+            const range *s = ranges_get(&p->map, ranges_find(&p->map, at));
+            if (!s || s->begin > at || s->object != i || s->version != p->version[i].latest)
                 return tm_fail(TM_EBUG, "plan %s: resident object %u is overwritten", p->plan->name, i);
-            at = p->map[s].end;
+            at = s->end;
         }
     }
     return TM_OK;
@@ -296,8 +272,8 @@ static tm_status finish(prover *p) {
 
 static tm_status end(prover *p, tm_status rc) {
     if (rc == TM_OK) rc = finish(p);
-    if (p->nomem && rc == TM_OK) rc = tm_nomem(sizeof(span));
-    tm_free(p->map);
+    if ((p->nomem || p->map.nomem) && rc == TM_OK) rc = tm_nomem(sizeof(range));
+    ranges_close(&p->map);
     tm_free(p->reader);
     tm_free(p->version);
     tm_free(p->succ);
