@@ -28,13 +28,13 @@
 /* ---- processes ------------------------------------------------------------------------------------------- */
 
 typedef struct run_opts {
-    const char *const *env;  /* "NAME=value", ended by NULL; added to ours */
-    unsigned timeout_s;      /* 0: 120; the process is killed and the test fails */
-    int signal;              /* != 0: sent once `signal_when` exists */
-    const char *signal_when; /* path of a file that is not empty */
+    const char *const *env;   /* "NAME=value", ended by NULL; added to ours */
+    unsigned timeout_s;       /* 0: 120; the process is killed and the test fails */
+    int signal;               /* != 0: sent once `signal_when` exists */
+    const char *signal_when;  /* path of a file that is not empty */
     unsigned signal_after_ms; /* with signal_when NULL: since the start */
-    const char *cgroup;      /* the process joins this memory cgroup (run_cgroup) before it starts; NULL: none */
-    const char *input;       /* stdin; NULL: nothing */
+    const char *cgroup;       /* the process joins this memory cgroup (run_cgroup) before it starts; NULL: none */
+    const char *input;        /* stdin; NULL: nothing */
 } run_opts;
 
 typedef struct run_result {
