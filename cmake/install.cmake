@@ -57,3 +57,7 @@ install(EXPORT tidemill FILE tidemillTargets.cmake NAMESPACE tidemill::
 install(FILES ${CMAKE_BINARY_DIR}/tidemillConfig.cmake ${CMAKE_BINARY_DIR}/tidemillConfigVersion.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/tidemill)
 install(FILES ${CMAKE_BINARY_DIR}/tidemill.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# Machines that one may not have: `tidemill plan --hardware`.
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/hardware/ DESTINATION ${CMAKE_INSTALL_DATADIR}/tidemill/hardware
+  FILES_MATCHING PATTERN "*.json" PATTERN "README.md")
