@@ -65,8 +65,12 @@ void exec_fail(tm_exec *e, tm_status status) {
     tm_error_clear();
 }
 
-static bool ready(exec_run *r, uint32_t op) {
+static bool ready(tm_exec *e, exec_run *r, uint32_t op) {
     bool disk = plan_is_disk(r->plan->op[op].engine);
+    if (e->sealing && r->plan->op[op].engine == TM_ENGINE_DISK_WRITE && e->n_seal < EXEC_SEALS) {
+        e->seal[e->n_seal++] = (transfer){r, op};
+        return false;
+    }
     heap_push(disk ? &r->disk : &r->cpu, op);
     return disk;
 }
@@ -74,7 +78,7 @@ static bool ready(exec_run *r, uint32_t op) {
 bool exec_complete(tm_exec *e, exec_run *r, uint32_t op) {
     const tm_plan_op *o = &r->plan->op[op];
     bool disk = false;
-    r->done[op] = 1;
+    r->done[op] = OP_DONE;
     r->left--;
     if (plan_is_disk(o->engine))
         r->disk_left--;
@@ -82,14 +86,14 @@ bool exec_complete(tm_exec *e, exec_run *r, uint32_t op) {
         r->cpu_left--;
     for (uint32_t i = 0; i < o->n_succ; i++) {
         uint32_t s = r->plan->succ[o->first_succ + i];
-        if (--r->pred[s] == 0) disk |= ready(r, s);
+        if (--r->pred[s] == 0) disk |= ready(e, r, s);
     }
     exec_run *after = r == e->now ? e->ahead : r == e->older ? e->now : NULL;
     if (!after || !e->link) return disk;
     uint32_t n;
     const uint32_t *to = tm_link_successors(e->link, op, &n);
     for (uint32_t i = 0; i < n; i++)
-        if (--after->pred[to[i]] == 0) disk |= ready(after, to[i]);
+        if (--after->pred[to[i]] == 0) disk |= ready(e, after, to[i]);
     return disk;
 }
 
@@ -148,12 +152,13 @@ static tm_status checksum_room(tm_exec *e, const tm_plan *plan) {
 }
 
 /* Opens a run of `plan`; with `link`, beside `before`, whose operations that are not done yet it waits for. */
-static void run_begin(exec_run *r, const tm_plan *plan, const tm_link *link, const exec_run *before) {
+static void run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link *link, const exec_run *before) {
     r->plan = plan;
     r->cpu.n = r->disk.n = 0;
     r->left = plan->n_op;
     r->disk_left = r->in_flight = r->oldest_disk = 0;
     r->stats = (tm_run_stats){.plan = plan};
+    exec_page_forget(e, r);
     r->began_ns = 0;
     memset(r->done, 0, plan->n_op);
     for (uint32_t i = 0; i < plan->n_op; i++) {
@@ -163,12 +168,12 @@ static void run_begin(exec_run *r, const tm_plan *plan, const tm_link *link, con
     r->cpu_left = r->left - r->disk_left;
     for (uint32_t i = 0; link && i < before->plan->n_op; i++) {
         uint32_t n;
-        if (before->done[i]) continue;
+        if (before->done[i] == OP_DONE) continue;
         const uint32_t *to = tm_link_successors(link, i, &n);
         for (uint32_t k = 0; k < n; k++) r->pred[to[k]]++;
     }
     for (uint32_t i = 0; i < plan->n_op; i++)
-        if (r->pred[i] == 0) (void)ready(r, i);
+        if (r->pred[i] == 0) (void)ready(e, r, i);
     r->open = true;
 }
 
@@ -202,7 +207,7 @@ static tm_status turn_over(tm_exec *e) {
     exec_run *r = other(e, e->now);
     tm_status rc = run_room(r, e->next_plan, e->trace);
     if (rc != TM_OK) return rc;
-    run_begin(r, e->next_plan, e->next_link, e->now);
+    run_begin(e, r, e->next_plan, e->next_link, e->now);
     e->ahead = r;
     e->link = e->next_link;
     e->next_plan = NULL;
@@ -218,7 +223,7 @@ static tm_status turn_over(tm_exec *e) {
 /* What the CPU is waiting for: the oldest disk operation that is not done. */
 static uint8_t blocking_engine(exec_run *r) {
     while (r->oldest_disk < r->plan->n_op &&
-           (r->done[r->oldest_disk] || !plan_is_disk(r->plan->op[r->oldest_disk].engine)))
+           (r->done[r->oldest_disk] == OP_DONE || !plan_is_disk(r->plan->op[r->oldest_disk].engine)))
         r->oldest_disk++;
     return r->oldest_disk < r->plan->n_op ? r->plan->op[r->oldest_disk].engine : (uint8_t)TM_ENGINE_DISK_WRITE;
 }
@@ -233,20 +238,43 @@ static void wait_for_disk(tm_exec *e, exec_run *r) {
     *(read ? &r->stats.wait_read_ns : &r->stats.wait_write_ns) += ns;
 }
 
+/* Writes that the operation has made ready: their checksums first, while the bytes are in the cache. */
+static bool seal_writes(tm_exec *e) {
+    transfer list[EXEC_SEALS];
+    uint32_t n = e->n_seal;
+    memcpy(list, e->seal, n * sizeof *list);
+    e->n_seal = 0;
+    if (n == 0) return false;
+    pthread_mutex_unlock(&e->lock);
+    exec_page_seal(e, list, n);
+    pthread_mutex_lock(&e->lock);
+    for (uint32_t i = 0; i < n; i++) {
+        list[i].run->done[list[i].op] = OP_SEALED;
+        heap_push(&list[i].run->disk, list[i].op);
+    }
+    return true;
+}
+
 static void compute_one(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
-    uint32_t op = heap_pop(&r->cpu);
+    uint32_t op = heap_pop(&r->cpu), unchecked = exec_page_unchecked(e, r, op);
     pthread_mutex_unlock(&e->lock);
     uint64_t t0 = tm_now_ns();
-    tm_status rc = exec_cpu(e, r, op, fn, ctx);
-    uint64_t t1 = tm_now_ns();
+    tm_status rc = exec_page_check(e, unchecked);
+    if (rc == TM_OK) rc = exec_cpu(e, r, op, fn, ctx);
     pthread_mutex_lock(&e->lock);
+    bool disk = false;
+    e->sealing = true;
+    if (rc != TM_OK)
+        exec_fail(e, rc);
+    else
+        disk = exec_complete(e, r, op);
+    e->sealing = false;
+    disk |= seal_writes(e);
+    uint64_t t1 = tm_now_ns();
     e->stats.compute_ns += t1 - t0;
     r->stats.compute_ns += t1 - t0;
     exec_note_span(r, op, t0, t1);
-    if (rc != TM_OK)
-        exec_fail(e, rc);
-    else if (exec_complete(e, r, op) && e->store)
-        tm_io_wake(store_io(e->store));
+    if (disk && e->store) tm_io_wake(store_io(e->store));
 }
 
 /* Until the CPU operations are done, or, where nothing was announced, everything is. */
@@ -329,6 +357,8 @@ void tm_exec_close(tm_exec *e) {
     }
     tm_free(e->temp_checksum);
     tm_free(e->operand);
+    tm_free(e->landed);
+    tm_free(e->check);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->cpu_wake);
     pthread_cond_destroy(&e->disk_wake);
@@ -393,6 +423,13 @@ void tm_exec_announce(tm_exec *e, const tm_plan *next, const tm_link *link) {
     e->next_link = link;
 }
 
+static tm_status page_room(tm_exec *e, const tm_plan *plan) {
+    pthread_mutex_lock(&e->lock);
+    tm_status rc = exec_page_room(e, plan);
+    pthread_mutex_unlock(&e->lock);
+    return rc;
+}
+
 static tm_status begin(tm_exec *e, const tm_plan *plan) {
     if (e->now && e->ahead && e->ahead->plan == plan) {
         step_over(e);
@@ -402,10 +439,11 @@ static tm_status begin(tm_exec *e, const tm_plan *plan) {
     TM_TRY(tm_exec_settle(e));
     e->next_plan = next;
     exec_run *r = &e->run[0];
+    TM_TRY(page_room(e, plan));
     TM_TRY(run_room(r, plan, e->trace));
     TM_TRY(checksum_room(e, plan));
     pthread_mutex_lock(&e->lock);
-    run_begin(r, plan, NULL, NULL);
+    run_begin(e, r, plan, NULL, NULL);
     e->now = r;
     pthread_mutex_unlock(&e->lock);
     return TM_OK;
@@ -420,6 +458,7 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     pthread_mutex_unlock(&e->lock);
     TM_TRY(operand_room(e, plan));
     TM_TRY(begin(e, plan));
+    if (e->next_plan) TM_TRY(page_room(e, e->next_plan));
     if (e->next_plan && e->next_plan->n_temp_pages > e->cap_temp_pages) e->next_plan = NULL; /* once: room first */
     exec_run *r = e->now;
     r->began_ns = t0;

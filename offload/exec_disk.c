@@ -1,5 +1,5 @@
 /* The disk thread: takes ready disk operations in index order, of the older run first, while fewer than EXEC_DEPTH are
- * in flight; checks pages; reaps completions. */
+ * in flight; reaps completions. */
 #include "offload/exec_internal.h"
 
 #include <errno.h>
@@ -32,6 +32,8 @@ tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished) 
     f->run = r;
     if (o->engine == TM_ENGINE_DISK_READ)
         TM_TRY(store_prepare_read(e->store, &t, e->slab + o->address, &f->req));
+    else if (r->done[op] == OP_SEALED)
+        store_aim_write(e->store, &t, e->slab + o->address, &f->req);
     else
         store_prepare_write(e->store, &t, e->slab + o->address, &f->req);
     tm_io_req *one[] = {&f->req};
@@ -45,7 +47,8 @@ tm_status exec_disk_finish(tm_exec *e, flight *f) {
     store_target t = target_of(e, f->run, f->op);
     f->busy = false;
     if (f->req.status != TM_OK) return tm_io_req_fail(&f->req);
-    if (o->engine == TM_ENGINE_DISK_READ) TM_TRY(store_check_read(e->store, &t, e->slab + o->address, &f->req));
+    if (e->seed && o->engine == TM_ENGINE_DISK_READ) /* else on the calling thread, before the first use */
+        TM_TRY(store_check_read(e->store, &t, e->slab + o->address, &f->req));
     return TM_OK;
 }
 
@@ -69,21 +72,16 @@ void exec_park_disk(tm_exec *e) {
     }
 }
 
-typedef struct taken {
-    exec_run *run;
-    uint32_t op;
-} taken;
-
 static uint32_t in_flight(const tm_exec *e) {
     return e->run[0].in_flight + e->run[1].in_flight;
 }
 
-static uint32_t take_disk(tm_exec *e, taken *batch) {
+static uint32_t take_disk(tm_exec *e, transfer *batch) {
     exec_run *from[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
     uint32_t n = 0;
     for (size_t i = 0; i < TM_COUNT(from); i++)
         while (from[i] && from[i]->disk.n > 0 && e->status == TM_OK && in_flight(e) < EXEC_DEPTH) {
-            batch[n++] = (taken){from[i], heap_pop(&from[i]->disk)};
+            batch[n++] = (transfer){from[i], heap_pop(&from[i]->disk)};
             from[i]->in_flight++;
         }
     return n;
@@ -94,6 +92,7 @@ static void landed(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes, tm_stat
     pthread_mutex_lock(&e->lock);
     r->in_flight--;
     if (rc == TM_OK) exec_count(e, r, op, bytes);
+    if (rc == TM_OK && bytes > 0 && r->plan->op[op].engine == TM_ENGINE_DISK_READ) exec_page_landed(e, r, op);
     if (rc != TM_OK)
         exec_fail(e, rc);
     else
@@ -127,7 +126,7 @@ static void reap(tm_exec *e, bool block) {
 
 static void *disk_main(void *arg) {
     tm_exec *e = arg;
-    taken batch[EXEC_DEPTH];
+    transfer batch[EXEC_DEPTH];
     for (;;) {
         pthread_mutex_lock(&e->lock);
         while (!e->quit && !disk_busy(e)) {

@@ -6,7 +6,9 @@
 
 #include <pthread.h>
 
-enum { EXEC_DEPTH = 32 };
+enum { EXEC_DEPTH = 32, EXEC_SEALS = 64 };
+/* exec_run.done; a sealed write has its checksums. */
+enum { OP_WAITS, OP_DONE, OP_SEALED };
 
 typedef struct heap {
     uint32_t *op;
@@ -31,6 +33,12 @@ typedef struct exec_run {
 static inline void exec_note_span(exec_run *r, uint32_t op, uint64_t from_ns, uint64_t to_ns) {
     if (r->span) r->span[op] = (tm_span){(double)from_ns * 1e-9, (double)to_ns * 1e-9};
 }
+
+/* A disk operation of a run. */
+typedef struct transfer {
+    exec_run *run;
+    uint32_t op;
+} transfer;
 
 typedef struct flight {
     tm_io_req req;
@@ -64,14 +72,22 @@ struct tm_exec {
     const tm_link *next_link; /* from now to next */
     const tm_link *link;      /* from now to ahead, once ahead is open */
     bool dropping;            /* ahead is not wanted any more: no new reads of it */
+    transfer *landed;         /* per object: a read that nobody has checked yet */
+    uint32_t cap_landed;
+    bool sealing; /* writes that become ready are held back for the calling thread to seal */
+    transfer seal[EXEC_SEALS];
+    uint32_t n_seal;
     tm_status status;
     tm_error error;
     tm_exec_stats stats;
     tm_run_done_fn done_fn;
     void *done_ctx;
     bool trace;
-    void **operand; /* of the operation that runs */
+    /* of the calling thread, for the operation that runs: */
+    void **operand;
     uint32_t cap_operands;
+    transfer *check;
+    uint32_t cap_check;
     /* of the disk thread: */
     flight flight[EXEC_DEPTH];
     uint64_t *temp_checksum;
@@ -95,6 +111,15 @@ tm_status exec_disk_thread(tm_exec *e);
 /* Waits until the disk thread drives the engine no more: nothing is in flight, nothing that is wanted is ready. Under
  * the lock. */
 void exec_park_disk(tm_exec *e);
+/* exec_page.c: checksums. Under the lock: room for a plan, reads of `r` are of no interest any more, a read has landed,
+ * which reads operation `op` is the first to use (into e->check; how many); without the lock: checks those, seals
+ * writes. */
+tm_status exec_page_room(tm_exec *e, const tm_plan *plan);
+void exec_page_forget(tm_exec *e, const exec_run *r);
+void exec_page_landed(tm_exec *e, exec_run *r, uint32_t op);
+uint32_t exec_page_unchecked(tm_exec *e, exec_run *r, uint32_t op);
+tm_status exec_page_check(tm_exec *e, uint32_t n);
+void exec_page_seal(tm_exec *e, const transfer *list, uint32_t n);
 /* One operation, drawn from all that may start or complete. */
 tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx);
 static inline bool exec_trails(const exec_run *r) {

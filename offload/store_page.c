@@ -53,7 +53,7 @@ static void aim(tm_store *s, const store_target *t, tm_io_req *req) {
     req->len = (uint32_t)o->frame_bytes;
 }
 
-void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
+void store_seal(tm_store *s, const store_target *t, void *frame) {
     const tm_object *o = target_object(s, t);
     memset((char *)frame + o->bytes, 0, o->frame_bytes - o->bytes); /* no stranger's bytes in the padding */
     if (!(t->object & TM_TEMP_BIT)) {
@@ -71,9 +71,17 @@ void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
         sum[page] = page_hash(s, o, number, page, generation, frame);
     (void)__atomic_add_fetch(&s->checksum_ns, tm_now_ns() - t0, __ATOMIC_RELAXED);
+}
+
+void store_aim_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
     aim(s, t, req);
     req->op = TM_IO_WRITE;
     req->buf = frame;
+}
+
+void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
+    store_seal(s, t, frame);
+    store_aim_write(s, t, frame, req);
 }
 
 tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
@@ -94,6 +102,9 @@ tm_status store_check_read(tm_store *s, const store_target *t, const void *frame
     uint64_t t0 = tm_now_ns();
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++) {
         if (page_hash(s, o, number, page, generation, frame) == sum[page]) continue;
+        tm_io_req where;
+        if (!req) aim(s, t, &where);
+        if (!req) req = &where;
         return tm_fail(TM_ECORRUPT, "%s: the 64 KiB page at offset %llu is not what was written there; check the disk",
                        req->file.name, (unsigned long long)(req->offset + (uint64_t)page * TM_PAGE_BYTES));
     }
