@@ -158,7 +158,6 @@ static void run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_lin
     r->left = plan->n_op;
     r->disk_left = r->in_flight = r->oldest_disk = 0;
     r->stats = (tm_run_stats){.plan = plan};
-    exec_page_forget(e, r);
     r->began_ns = 0;
     memset(r->done, 0, plan->n_op);
     for (uint32_t i = 0; i < plan->n_op; i++) {
@@ -168,7 +167,7 @@ static void run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_lin
     r->cpu_left = r->left - r->disk_left;
     for (uint32_t i = 0; link && i < before->plan->n_op; i++) {
         uint32_t n;
-        if (before->done[i] == OP_DONE) continue;
+        if (before->done[i] >= OP_DONE) continue;
         const uint32_t *to = tm_link_successors(link, i, &n);
         for (uint32_t k = 0; k < n; k++) r->pred[to[k]]++;
     }
@@ -223,7 +222,7 @@ static tm_status turn_over(tm_exec *e) {
 /* What the CPU is waiting for: the oldest disk operation that is not done. */
 static uint8_t blocking_engine(exec_run *r) {
     while (r->oldest_disk < r->plan->n_op &&
-           (r->done[r->oldest_disk] == OP_DONE || !plan_is_disk(r->plan->op[r->oldest_disk].engine)))
+           (r->done[r->oldest_disk] >= OP_DONE || !plan_is_disk(r->plan->op[r->oldest_disk].engine)))
         r->oldest_disk++;
     return r->oldest_disk < r->plan->n_op ? r->plan->op[r->oldest_disk].engine : (uint8_t)TM_ENGINE_DISK_WRITE;
 }
@@ -238,7 +237,8 @@ static void wait_for_disk(tm_exec *e, exec_run *r) {
     *(read ? &r->stats.wait_read_ns : &r->stats.wait_write_ns) += ns;
 }
 
-/* Writes that the operation has made ready: their checksums first, while the bytes are in the cache. */
+/* Writes that the operation has made ready: their checksums come first, while the bytes are in the cache. Being ready,
+ * they have nothing to overwrite on disk that someone still reads. */
 static bool seal_writes(tm_exec *e) {
     transfer list[EXEC_SEALS];
     uint32_t n = e->n_seal;
@@ -246,7 +246,12 @@ static bool seal_writes(tm_exec *e) {
     e->n_seal = 0;
     if (n == 0) return false;
     pthread_mutex_unlock(&e->lock);
-    exec_page_seal(e, list, n);
+    for (uint32_t i = 0; i < n && !e->stub_disk; i++) {
+        const tm_plan_op *o = &list[i].run->plan->op[list[i].op];
+        store_seal(e->store,
+                   &(store_target){.plan = list[i].run->plan, .object = o->object, .temp_checksum = e->temp_checksum},
+                   e->slab + o->address);
+    }
     pthread_mutex_lock(&e->lock);
     for (uint32_t i = 0; i < n; i++) {
         list[i].run->done[list[i].op] = OP_SEALED;
@@ -256,13 +261,12 @@ static bool seal_writes(tm_exec *e) {
 }
 
 static void compute_one(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
-    uint32_t op = heap_pop(&r->cpu), unchecked = exec_page_unchecked(e, r, op);
+    uint32_t op = heap_pop(&r->cpu);
+    bool disk = false;
     pthread_mutex_unlock(&e->lock);
     uint64_t t0 = tm_now_ns();
-    tm_status rc = exec_page_check(e, unchecked);
-    if (rc == TM_OK) rc = exec_cpu(e, r, op, fn, ctx);
+    tm_status rc = exec_cpu(e, r, op, fn, ctx);
     pthread_mutex_lock(&e->lock);
-    bool disk = false;
     e->sealing = true;
     if (rc != TM_OK)
         exec_fail(e, rc);
@@ -357,8 +361,6 @@ void tm_exec_close(tm_exec *e) {
     }
     tm_free(e->temp_checksum);
     tm_free(e->operand);
-    tm_free(e->landed);
-    tm_free(e->check);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->cpu_wake);
     pthread_cond_destroy(&e->disk_wake);
@@ -423,13 +425,6 @@ void tm_exec_announce(tm_exec *e, const tm_plan *next, const tm_link *link) {
     e->next_link = link;
 }
 
-static tm_status page_room(tm_exec *e, const tm_plan *plan) {
-    pthread_mutex_lock(&e->lock);
-    tm_status rc = exec_page_room(e, plan);
-    pthread_mutex_unlock(&e->lock);
-    return rc;
-}
-
 static tm_status begin(tm_exec *e, const tm_plan *plan) {
     if (e->now && e->ahead && e->ahead->plan == plan) {
         step_over(e);
@@ -439,7 +434,6 @@ static tm_status begin(tm_exec *e, const tm_plan *plan) {
     TM_TRY(tm_exec_settle(e));
     e->next_plan = next;
     exec_run *r = &e->run[0];
-    TM_TRY(page_room(e, plan));
     TM_TRY(run_room(r, plan, e->trace));
     TM_TRY(checksum_room(e, plan));
     pthread_mutex_lock(&e->lock);
@@ -458,7 +452,6 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     pthread_mutex_unlock(&e->lock);
     TM_TRY(operand_room(e, plan));
     TM_TRY(begin(e, plan));
-    if (e->next_plan) TM_TRY(page_room(e, e->next_plan));
     if (e->next_plan && e->next_plan->n_temp_pages > e->cap_temp_pages) e->next_plan = NULL; /* once: room first */
     exec_run *r = e->now;
     r->began_ns = t0;

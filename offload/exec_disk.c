@@ -47,8 +47,7 @@ tm_status exec_disk_finish(tm_exec *e, flight *f) {
     store_target t = target_of(e, f->run, f->op);
     f->busy = false;
     if (f->req.status != TM_OK) return tm_io_req_fail(&f->req);
-    if (e->seed && o->engine == TM_ENGINE_DISK_READ) /* else on the calling thread, before the first use */
-        TM_TRY(store_check_read(e->store, &t, e->slab + o->address, &f->req));
+    if (o->engine == TM_ENGINE_DISK_READ) TM_TRY(store_check_read(e->store, &t, e->slab + o->address, &f->req));
     return TM_OK;
 }
 
@@ -92,7 +91,6 @@ static void landed(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes, tm_stat
     pthread_mutex_lock(&e->lock);
     r->in_flight--;
     if (rc == TM_OK) exec_count(e, r, op, bytes);
-    if (rc == TM_OK && bytes > 0 && r->plan->op[op].engine == TM_ENGINE_DISK_READ) exec_page_landed(e, r, op);
     if (rc != TM_OK)
         exec_fail(e, rc);
     else

@@ -7,8 +7,8 @@
 #include <pthread.h>
 
 enum { EXEC_DEPTH = 32, EXEC_SEALS = 64 };
-/* exec_run.done; a sealed write has its checksums. */
-enum { OP_WAITS, OP_DONE, OP_SEALED };
+/* exec_run.done: a sealed write has its checksums, but is not done. */
+enum { OP_WAITS, OP_SEALED, OP_DONE };
 
 typedef struct heap {
     uint32_t *op;
@@ -72,9 +72,7 @@ struct tm_exec {
     const tm_link *next_link; /* from now to next */
     const tm_link *link;      /* from now to ahead, once ahead is open */
     bool dropping;            /* ahead is not wanted any more: no new reads of it */
-    transfer *landed;         /* per object: a read that nobody has checked yet */
-    uint32_t cap_landed;
-    bool sealing; /* writes that become ready are held back for the calling thread to seal */
+    bool sealing;             /* writes that become ready are held back for the calling thread to seal */
     transfer seal[EXEC_SEALS];
     uint32_t n_seal;
     tm_status status;
@@ -86,8 +84,6 @@ struct tm_exec {
     /* of the calling thread, for the operation that runs: */
     void **operand;
     uint32_t cap_operands;
-    transfer *check;
-    uint32_t cap_check;
     /* of the disk thread: */
     flight flight[EXEC_DEPTH];
     uint64_t *temp_checksum;
@@ -111,15 +107,6 @@ tm_status exec_disk_thread(tm_exec *e);
 /* Waits until the disk thread drives the engine no more: nothing is in flight, nothing that is wanted is ready. Under
  * the lock. */
 void exec_park_disk(tm_exec *e);
-/* exec_page.c: checksums. Under the lock: room for a plan, reads of `r` are of no interest any more, a read has landed,
- * which reads operation `op` is the first to use (into e->check; how many); without the lock: checks those, seals
- * writes. */
-tm_status exec_page_room(tm_exec *e, const tm_plan *plan);
-void exec_page_forget(tm_exec *e, const exec_run *r);
-void exec_page_landed(tm_exec *e, exec_run *r, uint32_t op);
-uint32_t exec_page_unchecked(tm_exec *e, exec_run *r, uint32_t op);
-tm_status exec_page_check(tm_exec *e, uint32_t n);
-void exec_page_seal(tm_exec *e, const transfer *list, uint32_t n);
 /* One operation, drawn from all that may start or complete. */
 tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx);
 static inline bool exec_trails(const exec_run *r) {
