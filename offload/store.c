@@ -1,6 +1,6 @@
 /* Where objects lie on disk: one file per kind and path, two slots an extent, a checksum a page. */
 #include "offload/store_internal.h"
-#include "offload/stripe.h"
+#include "offload/stripe_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -51,7 +51,7 @@ static tm_status number_extents(tm_store *s) {
     return s->checksum ? TM_OK : tm_nomem(pages * sizeof *s->checksum);
 }
 
-/* Path and offset of each extent are fixed here (stripe.h). What a commit has named has its place. */
+/* Path and offset of each extent are fixed here (stripe_internal.h). What a commit has named has its place. */
 static void place_extents(tm_store *s, uint64_t spill_bytes, uint64_t size[STORE_PATHS][TM_KINDS]) {
     const tm_layout *l = s->layout;
     stripe paths;
@@ -92,7 +92,7 @@ static tm_status create_files(tm_store *s, uint64_t size[STORE_PATHS][TM_KINDS],
             if (!size[path][kind] && !(resumed && fresh)) continue;
             TM_TRY(create_file(s, path, tm_kind_name((tm_kind)kind), size[path][kind], fresh, &s->file[path][kind]));
         }
-        /* the file of each path that has temporaries is as long as all of them (stripe.h) */
+        /* the file of each path that has temporaries is as long as all of them (stripe_internal.h) */
         uint64_t bytes = memchr(s->spill_round, (int)path, sizeof s->spill_round) ? spill_bytes : 0;
         if (bytes || resumed) TM_TRY(create_file(s, path, "spill", bytes, true, &s->spill[path]));
     }

@@ -24,7 +24,7 @@ struct tm_store {
     tm_io_run *run[STORE_PATHS];
     tm_io_file file[STORE_PATHS][TM_KINDS];
     tm_io_file spill[STORE_PATHS];
-    uint8_t spill_round[64]; /* path of temporary i: i % 64 (stripe.h) */
+    uint8_t spill_round[64]; /* path of temporary i: i % 64 (stripe_internal.h) */
     unsigned n_paths, slots;
     bool commits;
     bool synced;          /* the directories' own entries are on disk */

@@ -1,4 +1,4 @@
-#include "offload/stripe.h"
+#include "offload/stripe_internal.h"
 #include "offload/machine.h"
 
 #include <string.h>

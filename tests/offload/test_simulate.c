@@ -417,11 +417,15 @@ static void linked_runs_take_as_long_as_one_long_plan(void **state) {
         double want = end[(runs + 1) * n + runs - 1] - (runs > 1 ? end[(runs + 1) * n + runs - 2] : 0);
         double got = simulate(plan, (tm_sim_opts){.machine = &hw, .runs = runs, .link = link}).seconds;
         if (fabs(got - want) > 1e-6 * want) fail_msg("seed %d: %.9g s, plainly %.9g s", (int)seed, got, want);
-        faster += simulate(plan, (tm_sim_opts){.machine = &hw}).seconds / got - 1;
+        hw.disk.latency = 0.01; /* the first reads of a run alone take a while: a link hides it behind the run before */
+        faster += simulate(plan, (tm_sim_opts){.machine = &hw}).seconds /
+                      simulate(plan, (tm_sim_opts){.machine = &hw, .runs = 3, .link = link}).seconds -
+                  1;
         tm_link_free(link);
         tm_plan_free(plan);
         tm_layout_free(layout);
     }
+    print_message("linked runs are faster by %.3f on average\n", faster / 12);
     assert_true(faster > 0);
 }
 

@@ -221,15 +221,16 @@ static const char *write_config(void) {
                false);
     tm_st_close(st);
     const tm_json *beta = at(at(golden, "settings"), "betas")->child;
-    run_write(path, run_format("{\"model\": \"%s\", \"precision\": \"fp32\", \"data\": {\"train\": \"%s\"},\n"
-                               " \"learning_rate\": %.17g, \"weight_decay\": %.17g, \"adam_beta1\": %.17g,\n"
-                               " \"adam_beta2\": %.17g, \"adam_epsilon\": %.17g, \"max_grad_norm\": %.17g,\n"
-                               " \"lr_scheduler_type\": \"%s\", \"max_steps\": %d, \"save_steps\": 0,\n"
-                               " \"per_device_train_batch_size\": %d, \"gradient_accumulation_steps\": %d,\n"
-                               " \"memory\": {\"host_budget\": \"512MiB\", \"cache\": \"none\"}}\n",
-                               model, rows, setting("lr"), setting("wd"), beta->number, beta->next->number,
-                               setting("eps"), setting("clip"), at(at(golden, "settings"), "schedule")->text,
-                               (int)setting("steps"), (int)setting("micro"), (int)setting("accum")));
+    run_write(path,
+              run_format("{\"model\": \"%s\", \"precision\": \"fp32\", \"data\": {\"train\": \"%s\"},\n"
+                         " \"learning_rate\": %.17g, \"weight_decay\": %.17g, \"adam_beta1\": %.17g,\n"
+                         " \"adam_beta2\": %.17g, \"adam_epsilon\": %.17g, \"max_grad_norm\": %.17g,\n"
+                         " \"lr_scheduler_type\": \"%s\", \"max_steps\": %d, \"save_steps\": 0, \"commit_steps\": 0,\n"
+                         " \"per_device_train_batch_size\": %d, \"gradient_accumulation_steps\": %d,\n"
+                         " \"memory\": {\"host_budget\": \"512MiB\", \"cache\": \"none\"}}\n",
+                         model, rows, setting("lr"), setting("wd"), beta->number, beta->next->number, setting("eps"),
+                         setting("clip"), at(at(golden, "settings"), "schedule")->text, (int)setting("steps"),
+                         (int)setting("micro"), (int)setting("accum")));
     return path;
 }
 
