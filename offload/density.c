@@ -139,10 +139,6 @@ static tm_status spread_by_unit(density *d) {
 
 /* ---- time by stretch ----------------------------------------------------------------------------------------- */
 
-static uint32_t stretch_of(const density *d, uint32_t op) {
-    return d->stretch[op];
-}
-
 static double disk_seconds(const density *d, double read, double write) {
     double more = read > write ? read : write, less = read > write ? write : read;
     return more + (1 - d->machine.disk.duplex) * less;
@@ -177,7 +173,7 @@ static double shift(density *d, const candidate *c, double sign, bool for_good) 
     double change = 0;
     for (uint32_t v = 0; v < c->n_visit; v++) {
         const cand_visit *cv = &d->visit[c->first_visit + v];
-        uint32_t a = stretch_of(d, cv->from), b = stretch_of(d, cv->to);
+        uint32_t a = d->stretch[cv->from], b = d->stretch[cv->to];
         for (int side = 0; side < 2; side++) {
             uint32_t s = side ? b : a;
             double dr = side ? 0 : sign * (double)cv->read / d->machine.disk.read_bps;
