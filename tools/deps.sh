@@ -6,7 +6,8 @@
 # Only what is missing is installed (so nothing is fetched where all is there), as root or with sudo.
 set -eu
 packages='build-essential cmake ninja-build pkg-config
-          liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev libopenblas0-pthread'
+          liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev libopenblas0-pthread
+          libopenmpi-dev openmpi-bin'
 for_tests='libcmocka-dev libglpk-dev clang-format'
 for_clang='clang-14 libomp-14-dev'
 
