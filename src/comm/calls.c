@@ -1,5 +1,5 @@
 /* The calls that block: operations that are submitted and waited for, and agreements made of them. */
-#include "comm/comm_internal.h"
+#include "comm/remote_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -37,6 +37,16 @@ tm_status tm_comm_all_reduce_u64(tm_comm *c, uint32_t group, tm_comm_reduce how,
 
 /* ---- agreements ---- */
 
+static bool quiet;
+
+bool tm_comm_quiet(void) {
+    return quiet;
+}
+
+void comm_be_quiet(bool is_quiet) {
+    quiet = is_quiet;
+}
+
 /* One number of each rank into c->scratch. */
 static tm_status everyones(tm_comm *c, uint64_t mine) {
     tm_comm_op op = {
@@ -65,6 +75,7 @@ tm_status tm_comm_agree(tm_comm *c, tm_status mine) {
     while (first < c->size && c->scratch[first] == TM_OK) first++;
     if (first == c->size) return TM_OK;
     TM_TRY(spread_error(c, first, &error));
+    comm_be_quiet(c->rank != 0);
     named = error;
     snprintf(named.text, sizeof named.text, "rank %u: %.*s", first, (int)sizeof named.text - 32, error.text);
     tm_error_set(&named);
@@ -86,10 +97,20 @@ tm_status tm_comm_same(tm_comm *c, const char *what, uint64_t hash) {
     while (odd < c->size && c->scratch[odd] == c->scratch[right]) odd++;
     if (odd == c->size) return TM_OK;
     uint32_t others = supporters(c, right);
+    comm_be_quiet(c->rank != 0);
     if (others == 1 && c->size > 2) return tm_fail(TM_EINPUT, "%s differs on every rank; start all ranks alike", what);
     return tm_fail(TM_EINPUT, "%s of rank %u (%s) is not that of %s%u%s; start all ranks alike", what, odd,
                    c->host[odd], others == 1 ? "rank " : "the other ", others == 1 ? right : others,
                    others == 1 ? "" : " ranks");
+}
+
+typedef struct comm_new_group {
+    uint32_t group, colour;
+} comm_new_group;
+
+static tm_status make_comm(tm_comm *c, void *arg) {
+    const comm_new_group *g = arg;
+    return comm_make_group_comm(c, g->group, g->colour);
 }
 
 tm_status tm_comm_split(tm_comm *c, uint32_t colour, uint32_t *group) {
@@ -97,5 +118,7 @@ tm_status tm_comm_split(tm_comm *c, uint32_t colour, uint32_t *group) {
     uint32_t *world = tm_malloc(c->size * sizeof *world), n = 0;
     for (uint32_t r = 0; world && r < c->size; r++)
         if (c->scratch[r] == colour) world[n++] = r;
-    return comm_group_add(c, world, n, group);
+    TM_TRY(comm_group_add(c, world, n, group));
+    comm_new_group new_group = {*group, colour};
+    return c->remote ? comm_run_errand(c, make_comm, &new_group) : TM_OK;
 }

@@ -1,5 +1,5 @@
 /* Opening and closing, the way of an operation from submit to done, counters. */
-#include "comm/comm_internal.h"
+#include "comm/remote_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static tm_status read_patience(tm_comm *c, const tm_comm_opts *opts) {
     return tm_fail(TM_EINPUT, "TIDEMILL_COMM_PATIENCE=%s: expected seconds, at least 1", text ? text : "");
 }
 
-static tm_status make_tables(tm_comm *c) {
+tm_status comm_make_tables(tm_comm *c) {
     c->node_of = tm_calloc(c->size, sizeof *c->node_of);
     c->host = tm_calloc(c->size, sizeof *c->host);
     c->scratch = tm_calloc(c->size, sizeof *c->scratch);
@@ -39,14 +39,14 @@ void comm_name_host(comm_host name) {
 
 static tm_status open_alone(tm_comm *c) {
     c->size = 1;
-    TM_TRY(make_tables(c));
+    TM_TRY(comm_make_tables(c));
     comm_name_host(c->host[0]);
     return comm_topology(c);
 }
 
 static void free_all(tm_comm *c) {
     for (uint32_t g = 0; g < c->n_groups; g++) comm_group_free(&c->groups[g]);
-    if (c->own_workspace) tm_free(c->workspace);
+    tm_free(c->allocated);
     tm_free(c->node_of);
     tm_free(c->host);
     tm_free(c->scratch);
@@ -60,11 +60,11 @@ tm_status tm_comm_open(tm_comm **out, const tm_comm_opts *opts) {
     tm_comm *c = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
     c->at_abort = opts->at_abort;
+    c->workspace = opts->workspace;
+    c->workspace_bytes = opts->workspace_bytes ? opts->workspace_bytes : TM_COMM_WORKSPACE_BYTES;
     tm_status rc = read_patience(c, opts);
-    if (rc == TM_OK && tm_comm_launched())
-        rc = tm_fail(TM_EUNSUPPORTED, "several ranks: not in this version yet");
-    else if (rc == TM_OK)
-        rc = open_alone(c);
+    if (rc == TM_OK && tm_comm_launched()) rc = comm_remote_open(c, opts);
+    if (rc == TM_OK && !c->remote) rc = open_alone(c);
     if (rc == TM_OK)
         *out = c;
     else
@@ -74,11 +74,12 @@ tm_status tm_comm_open(tm_comm **out, const tm_comm_opts *opts) {
 
 void tm_comm_close(tm_comm *c) {
     if (!c) return;
+    if (c->remote) comm_remote_close(c);
     free_all(c);
 }
 
 _Noreturn void tm_comm_abort(tm_comm *c, int exit_status) {
-    (void)c;
+    if (c->remote) comm_remote_abort(c, exit_status);
     exit(exit_status ? exit_status : 1);
 }
 
@@ -102,21 +103,28 @@ void comm_complete(tm_comm *c, tm_comm_op *op, tm_status status) {
     op->status = status;
     op->complete_ns = tm_now_ns();
     count(c, op);
-    op->state = COMM_DONE;
+    op->under_way = false;
+    op->is_done = true;
     if (done) done(op); /* the operation may be gone after this */
 }
 
 tm_status tm_comm_submit(tm_comm *c, tm_comm_op *op) {
     TM_TRY(comm_check(c, op));
     op->submit_ns = op->start_ns = tm_now_ns();
-    op->state = COMM_QUEUED;
+    op->under_way = true;
+    op->is_done = false;
+    if (c->remote) {
+        comm_remote_submit(c, op);
+        return TM_OK;
+    }
     comm_local(op);
     comm_complete(c, op, TM_OK);
     return TM_OK;
 }
 
 tm_status tm_comm_wait(tm_comm *c, tm_comm_op *op) {
-    TM_ASSERT(op->state == COMM_DONE);
+    if (c->remote) comm_remote_wait(c, op);
+    TM_ASSERT(op->is_done && !op->done);
     return op->status == TM_OK ? TM_OK : tm_comm_op_fail(c, op);
 }
 
@@ -127,8 +135,12 @@ tm_status tm_comm_run(tm_comm *c, tm_comm_op *op) {
 }
 
 tm_status tm_comm_op_fail(tm_comm *c, const tm_comm_op *op) {
-    (void)c;
-    return tm_fail(op->status, "%s failed", tm_comm_code_name(op->code));
+    tm_error error = {.code = TM_OK};
+    if (c->remote) comm_remote_error(c, &error);
+    if (error.code == TM_OK) return tm_fail(op->status, "%s failed", tm_comm_code_name(op->code));
+    error.code = op->status;
+    tm_error_set(&error);
+    return op->status;
 }
 
 /* ---- counters ---- */

@@ -5,19 +5,19 @@
  * copy.
  *
  *     tm_comm *comm;
- *     TM_TRY(tm_comm_open(&comm, &(tm_comm_opts){.at_abort = tm_io_cleanup_at_exit}));       // first thing of a
- * command TM_TRY(tm_comm_same(comm, "the configuration", hash));                          // all alike, or one is named
+ *     TM_TRY(tm_comm_open(&comm, &(tm_comm_opts){.at_abort = tm_io_cleanup_at_exit}));
+ *     TM_TRY(tm_comm_same(comm, "the configuration", hash));  // all alike, or one is named
  *     tm_comm_op op = {.code = TM_COMM_REDUCE_SCATTER, .group = TM_COMM_WORLD, .send = grad, .recv = mine,
  *                      .counts = slice_elements, .done = finished, .ctx = plan_op};
- *     TM_TRY(tm_comm_submit(comm, &op));                                                      // returns at once
- *     ...
- *     if (op.status != TM_OK) return tm_comm_op_fail(comm, &op);                         // in the waiter, not in
- * `done` TM_TRY(tm_comm_agree(comm, rc));                          // before a collective that one rank might skip
+ *     TM_TRY(tm_comm_submit(comm, &op));                      // returns at once
+ *     ...                                                     // `finished` told the waiter, and the waiter says:
+ *     if (op.status != TM_OK) return tm_comm_op_fail(comm, &op);
+ *     TM_TRY(tm_comm_agree(comm, rc));                        // before a collective that one rank might skip
  *     tm_comm_close(comm);
  *
- * Order. Operations run one after another in the order in which they were submitted. Ranks that share a group must
- * submit that group's operations in one order; that is all that is asked: operations of groups without a common member
- * need no order, and nothing here depends on when they are submitted. A rank's calls that block are operations as well.
+ * Order. Operations run one after another in the order in which they were submitted. There must be one list of all
+ * operations of the job from which every rank submits those of its groups, in the list's order; nothing depends on
+ * when. The calls that block are operations as well.
  *
  * Sums. MPI fixes no order of summation, so sums are made here: slices are exchanged in pieces (all-to-all) and added
  * in a fixed tree, *first over the ranks of a node in rank order, then over the nodes in the order of their lowest
@@ -67,7 +67,7 @@ bool tm_comm_launched(void);
 /* Collective, once a process. TM_EINPUT: the options differ between ranks or are no good; srun started several tasks
  * but this MPI sees one; TM_EIO: MPI does not start. On a failure no rank holds a tm_comm. opts may be NULL. */
 TM_MUST_USE tm_status tm_comm_open(tm_comm **out, const tm_comm_opts *opts);
-/* Least workspace for so many ranks; 0 for one rank. With TM_COMM_WORKSPACE_BYTES it is enough up to 2048 ranks. */
+/* Least workspace for so many ranks; 0 for one rank. With TM_COMM_WORKSPACE_BYTES it is enough up to 1024 ranks. */
 uint64_t tm_comm_workspace_bytes(uint32_t ranks);
 /* Collective: waits for the operations submitted, then for the other ranks, and ends MPI. After a failed operation it
  * is tm_comm_abort(1). NULL is fine. */
@@ -75,6 +75,10 @@ void tm_comm_close(tm_comm *c);
 /* Ends all ranks with this exit status, which the launcher hands on (0 becomes 1). The caller has printed its error;
  * the other ranks end without a word. */
 _Noreturn void tm_comm_abort(tm_comm *c, int exit_status);
+
+/* True on the ranks that should not print the failure at hand because rank 0 does: after tm_comm_open, tm_comm_agree or
+ * tm_comm_same failed on all ranks alike. False where nothing of the sort happened. */
+bool tm_comm_quiet(void);
 
 /* ---- who is there ------------------------------------------------------------------------------------------------ */
 
@@ -171,8 +175,7 @@ struct tm_comm_op {
     uint64_t submit_ns, start_ns, complete_ns;
     /* this folder's: */
     struct tm_comm_op *next;
-    uint8_t state;
-    bool uncounted;
+    bool under_way, is_done, uncounted;
 };
 
 /* TM_OK: the operation completes exactly once (`done`, if any, is called); otherwise never. Fails (TM_EBUG) only for an
@@ -195,8 +198,8 @@ TM_MUST_USE tm_status tm_comm_all_reduce_f64(tm_comm *c, uint32_t group, tm_comm
 TM_MUST_USE tm_status tm_comm_all_reduce_u64(tm_comm *c, uint32_t group, tm_comm_reduce how, uint64_t *values,
                                              uint64_t n);
 /* Collective over WORLD. All ranks return TM_OK if all gave TM_OK; otherwise all return the status of the lowest rank
- * that did not, with that rank's message ("rank 2: ...") as this thread's record, so that who prints may be chosen
- * (rank 0). A rank that failed passes its status with its record pending. */
+ * that did not, with that rank's message ("rank 2: ...") as this thread's record; rank 0 prints (tm_comm_quiet). A rank
+ * that failed passes its status with its record pending. */
 TM_MUST_USE tm_status tm_comm_agree(tm_comm *c, tm_status mine);
 /* Collective over WORLD: TM_OK if `hash` is the same everywhere, else TM_EINPUT on all ranks: "the configuration of
  * rank 2 (host, pid 7) is not that of the other 3 ranks". What most ranks have is right; rank 0 decides a draw. */

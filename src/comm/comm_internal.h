@@ -6,9 +6,8 @@
 
 #include <stdatomic.h>
 
-/* Least piece of an operation: 4 blocks of each of ~5 copies of a value for each rank, see collective.c. */
-enum { COMM_WORKSPACE_PER_RANK = 4096 };
-enum { COMM_IDLE = 0, COMM_QUEUED, COMM_DONE }; /* tm_comm_op.state: IDLE or DONE -> QUEUED -> DONE */
+/* Least workspace: two lanes, in each a piece of one quantisation block for everything that set_piece counts. */
+enum { COMM_WORKSPACE_PER_RANK = 8192 };
 
 /* ---- groups ---------------------------------------------------------------------------------------------------- */
 
@@ -48,10 +47,9 @@ struct tm_comm {
     comm_host *host;   /* [size] */
     comm_group groups[TM_COMM_MAX_GROUPS];
     uint32_t n_groups;
-    uint64_t *scratch; /* [size] of the calls that block */
-    char *workspace;
+    uint64_t *scratch;           /* [size] of the calls that block */
+    char *workspace, *allocated; /* allocated: what of it is ours to free */
     uint64_t workspace_bytes;
-    bool own_workspace;
     double patience_seconds;
     void (*at_abort)(void);
     comm_counters counters;
@@ -79,6 +77,8 @@ static inline uint32_t comm_at(const comm_group *g, uint32_t node, uint32_t plac
  */
 
 void comm_name_host(comm_host name);
+tm_status comm_make_tables(tm_comm *c);                           /* once size is known */
+void comm_be_quiet(bool quiet);                                   /* what tm_comm_quiet answers */
 void comm_complete(tm_comm *c, tm_comm_op *op, tm_status status); /* counts, and calls done */
 
 #endif

@@ -69,7 +69,7 @@ tm_status comm_check(const tm_comm *c, const tm_comm_op *op) {
                         : !wire_fits(op)                        ? "wire"
                         : (unsigned)op->reduce > TM_COMM_MAX    ? "reduction"
                         : !peers_fit(c, op)                     ? "peer"
-                        : op->state == COMM_QUEUED              ? "state (it is under way)"
+                        : op->under_way                         ? "state (it is under way)"
                                                                 : NULL;
     if (!wrong) return TM_OK;
     return tm_fail(TM_EBUG, "%s on group %u: no such %s", tm_comm_code_name(op->code), op->group, wrong);

@@ -1,5 +1,5 @@
 /* Block quantisation: codes of 8 or 4 bits under one scale a block. */
-#include "comm/comm_internal.h"
+#include "comm/sum_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -56,31 +56,37 @@ static void unpack(const uint8_t *in, uint64_t n, int8_t *code) {
     }
 }
 
-void tm_comm_quantise(tm_comm_wire wire, const float *x, uint64_t n, void *out) {
+void comm_quantise_block(tm_comm_wire wire, const float *x, uint64_t n, uint64_t at, uint64_t m, void *out) {
     uint8_t *scales = out, *codes = scales + 4 * blocks_of(n);
-    for (uint64_t i = 0; i < n; i += TM_COMM_QUANT_BLOCK, scales += 4) {
-        uint64_t m = tm_min_u64(TM_COMM_QUANT_BLOCK, n - i);
+    int8_t code[TM_COMM_QUANT_BLOCK];
+    float scale = encode_block(x, m, wire == TM_COMM_WIRE_Q4 ? 7 : 127, code);
+    memcpy(scales + 4 * (at / TM_COMM_QUANT_BLOCK), &scale, 4);
+    if (wire == TM_COMM_WIRE_Q4)
+        pack(code, m, codes + at / 2);
+    else
+        memcpy(codes + at, code, m);
+}
+
+void tm_comm_quantise(tm_comm_wire wire, const float *x, uint64_t n, void *out) {
+    for (uint64_t at = 0; at < n; at += TM_COMM_QUANT_BLOCK)
+        comm_quantise_block(wire, x + at, n, at, tm_min_u64(TM_COMM_QUANT_BLOCK, n - at), out);
+}
+
+void comm_dequantise_part(tm_comm_wire wire, const void *in, uint64_t n, uint64_t at, uint64_t m, float *x) {
+    const uint8_t *scales = in, *codes = scales + 4 * blocks_of(n);
+    for (uint64_t i = 0; i < m; i += TM_COMM_QUANT_BLOCK) {
+        uint64_t begin = at + i, part = tm_min_u64(TM_COMM_QUANT_BLOCK, m - i);
         int8_t code[TM_COMM_QUANT_BLOCK];
-        float scale = encode_block(x + i, m, wire == TM_COMM_WIRE_Q4 ? 7 : 127, code);
-        memcpy(scales, &scale, 4);
+        float scale;
+        memcpy(&scale, scales + 4 * (begin / TM_COMM_QUANT_BLOCK), 4);
         if (wire == TM_COMM_WIRE_Q4)
-            pack(code, m, codes + i / 2);
+            unpack(codes + begin / 2, part, code);
         else
-            memcpy(codes + i, code, m);
+            memcpy(code, codes + begin, part);
+        for (uint64_t k = 0; k < part; k++) x[i + k] = scale * (float)code[k];
     }
 }
 
 void tm_comm_dequantise(tm_comm_wire wire, const void *in, uint64_t n, float *x) {
-    const uint8_t *scales = in, *codes = scales + 4 * blocks_of(n);
-    for (uint64_t i = 0; i < n; i += TM_COMM_QUANT_BLOCK, scales += 4) {
-        uint64_t m = tm_min_u64(TM_COMM_QUANT_BLOCK, n - i);
-        int8_t code[TM_COMM_QUANT_BLOCK];
-        float scale;
-        memcpy(&scale, scales, 4);
-        if (wire == TM_COMM_WIRE_Q4)
-            unpack(codes + i / 2, m, code);
-        else
-            memcpy(code, codes + i, m);
-        for (uint64_t k = 0; k < m; k++) x[i + k] = scale * (float)code[k];
-    }
+    comm_dequantise_part(wire, in, n, 0, n, x);
 }

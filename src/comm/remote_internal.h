@@ -1,0 +1,128 @@
+/* The back-end over MPI: one thread that makes every MPI call. remote.c (the thread and its queue), start.c (MPI_Init
+ * to the first barrier), life.c (signs of life, abort), transfer.c (messages and waiting for them), collective.c and
+ * small.c (the operations), seam.c (MPI itself). */
+#ifndef TIDEMILL_COMM_REMOTE_INTERNAL_H
+#define TIDEMILL_COMM_REMOTE_INTERNAL_H
+
+#include "comm/comm_internal.h"
+#include "comm/sum_internal.h"
+
+#include <mpi.h>
+#include <pthread.h>
+
+/* Messages that are under way together. Two sets, so that one piece travels while another is summed. */
+typedef struct comm_lane {
+    MPI_Request *request; /* [capacity]; completed ones become MPI_REQUEST_NULL */
+    int *expected;        /* bytes of a receive, -1 of a send */
+    int *peer;            /* world rank */
+    int n, left, capacity;
+    char *memory; /* this lane's half of the workspace */
+} comm_lane;
+
+/* Signs of life go around in a ring: every rank tells the next one, and listens to the one before. */
+typedef struct comm_life {
+    MPI_Comm comm;
+    MPI_Request beat_out, beat_in, abort_in;
+    int in, out, abort_status;
+    bool started, leaving, heard_last;
+    uint64_t last_tick_ns, next_beat_ns;
+    uint64_t silent_ns; /* since the rank before was heard of; only time in which this process ran */
+} comm_life;
+
+/* Work for the thread that is not an operation of the public table: `run` is called there, in the order of the queue.
+ */
+typedef struct comm_errand {
+    tm_status (*run)(tm_comm *c, void *arg);
+    void *arg;
+} comm_errand;
+enum { COMM_ERRAND = TM_COMM_CODES }; /* op.code of one; op.ctx: comm_errand */
+
+struct comm_remote {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t work, finished; /* the thread waits for work, others for something finished */
+    /* under the lock: */
+    tm_comm_op *head, *tail;
+    bool closing, opened, ended, failed;
+    tm_status open_status;
+    tm_error error; /* why open, or the first operation, failed */
+    /* any thread: */
+    atomic_int abort_status;                /* not 0: the job is to end */
+    atomic_uint_least64_t blocked_since_ns; /* the thread is inside a call of MPI that blocks; 0: it is not */
+    _Atomic(const char *) blocked_in;
+    /* the thread's: */
+    const tm_comm_opts *opts; /* during open */
+    MPI_Comm data, group[TM_COMM_MAX_GROUPS];
+    comm_lane lane[2];
+    uint64_t *begin;     /* [size + 1] where slices begin, of the operation under way */
+    const void **source; /* [size] of a sum */
+    comm_life life;
+};
+
+/* ---- remote.c ---- */
+tm_status comm_remote_open(tm_comm *c, const tm_comm_opts *opts);
+void comm_remote_submit(tm_comm *c, tm_comm_op *op);
+void comm_remote_wait(tm_comm *c, const tm_comm_op *op);
+void comm_remote_error(tm_comm *c, tm_error *out);
+void comm_remote_close(tm_comm *c);
+_Noreturn void comm_remote_abort(tm_comm *c, int exit_status);
+tm_status comm_run_errand(tm_comm *c, tm_status (*run)(tm_comm *c, void *arg), void *arg);
+
+/* ---- start.c: on the thread ---- */
+tm_status comm_start(tm_comm *c);
+void comm_stop(tm_comm *c);                                                  /* MPI_Finalize */
+tm_status comm_make_group_comm(tm_comm *c, uint32_t group, uint32_t colour); /* collective over WORLD */
+
+/* ---- life.c: on the thread ---- */
+tm_status comm_life_start(tm_comm *c);
+tm_status comm_life_stop(tm_comm *c);
+void comm_life_tick(tm_comm *c); /* often; does not return if the job ends */
+/* Around calls that block: who waits for the thread notices when they do not come back. */
+void comm_block_begin(tm_comm *c, const char *what);
+void comm_block_end(tm_comm *c);
+bool comm_block_too_long(const tm_comm *c, char *why, size_t cap);
+
+/* ---- transfer.c: on the thread ---- */
+/* Messages of a lane, to positions of a group; nothing is sent or received for 0 bytes unless `empty`. At most
+ * COMM_MESSAGE_BYTES each. The same stage on both sides. */
+enum { COMM_MESSAGE_BYTES = 64 << 20 };
+typedef struct comm_route {
+    tm_comm *c;
+    const comm_group *g;
+    comm_lane *lane;
+    uint32_t group;
+    int stage; /* 0 to 3: messages of different stages never meet */
+    bool empty;
+} comm_route;
+tm_status comm_post_send(const comm_route *r, uint32_t to, const void *buf, uint64_t bytes);
+tm_status comm_post_recv(const comm_route *r, uint32_t from, void *buf, uint64_t bytes);
+tm_status comm_wait_lane(tm_comm *c, comm_lane *lane);
+tm_status comm_wait_request(tm_comm *c, MPI_Request *request);
+
+/* ---- collective.c, small.c: on the thread ---- */
+tm_status comm_execute(tm_comm *c, tm_comm_op *op);
+tm_status comm_reduce_scatter(tm_comm *c, const tm_comm_op *op, float *out);
+tm_status comm_all_gather(tm_comm *c, const tm_comm_op *op);
+tm_status comm_all_gather_quant(tm_comm *c, const tm_comm_op *op);
+void comm_begin(tm_comm *c, const tm_comm_op *op); /* fills remote->begin */
+
+/* ---- seam.c: MPI's calls, with its errors as statuses ---- */
+tm_status comm_mpi_init(void);
+tm_status comm_mpi_isend(const void *buf, int bytes, int to, int tag, MPI_Comm comm, MPI_Request *out);
+tm_status comm_mpi_irecv(void *buf, int bytes, int from, int tag, MPI_Comm comm, MPI_Request *out);
+/* One pass over n requests: *done of them completed now (indices, statuses), -1: none was active. */
+tm_status comm_mpi_testsome(int n, MPI_Request *request, int *done, int *index, MPI_Status *status);
+tm_status comm_mpi_test(MPI_Request *request, int *done);
+tm_status comm_mpi_iallreduce_f32(const void *send, void *recv, int n, MPI_Comm comm, MPI_Request *out);
+tm_status comm_mpi_allgather(const void *mine, void *all, int bytes, MPI_Comm comm);
+tm_status comm_mpi_min(int mine, int *least);
+tm_status comm_mpi_bcast(void *buf, int bytes, int root, MPI_Comm comm);
+tm_status comm_mpi_split(MPI_Comm comm, int colour, int key, MPI_Comm *out);
+tm_status comm_mpi_split_shared(MPI_Comm comm, int key, MPI_Comm *out);
+tm_status comm_mpi_dup(MPI_Comm comm, MPI_Comm *out);
+tm_status comm_mpi_window(MPI_Aint bytes, MPI_Comm comm, void *base, MPI_Win *out);
+tm_status comm_mpi_window_query(MPI_Win window, int rank, MPI_Aint *bytes, void *base);
+tm_status comm_mpi_window_free(MPI_Win *window);
+tm_status comm_mpi_finalize(void);
+
+#endif

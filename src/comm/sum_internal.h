@@ -1,0 +1,28 @@
+/* What travels and how it is summed: values in memory, encoded and back. No MPI here. */
+#ifndef TIDEMILL_COMM_SUM_INTERNAL_H
+#define TIDEMILL_COMM_SUM_INTERNAL_H
+
+#include "comm/comm_internal.h"
+
+/* One block (values [at, at + m) of n) into its place in `out`; whole blocks of a part into x. */
+void comm_quantise_block(tm_comm_wire wire, const float *x, uint64_t n, uint64_t at, uint64_t m, void *out);
+void comm_dequantise_part(tm_comm_wire wire, const void *in, uint64_t n, uint64_t at, uint64_t m, float *x);
+
+/* n fp32 values as the wire wants them; EXACT copies. */
+void comm_encode(tm_comm_wire wire, const float *x, uint64_t n, void *out);
+/* Values [at, at + m) of n encoded ones; `at` is a multiple of TM_COMM_QUANT_BLOCK. */
+void comm_decode(tm_comm_wire wire, const void *in, uint64_t n, uint64_t at, uint64_t m, float *x);
+/* The same from and to bf16 (qwZ: Q8 or Q4 only). */
+void comm_encode_bf16(tm_comm_wire wire, const uint16_t *x, uint64_t n, void *out);
+void comm_decode_bf16(tm_comm_wire wire, const void *in, uint64_t n, uint16_t *x);
+
+/* out[0, n) = the tree's sum of encoded vectors of n values: source[0 .. first[1]) are one node's, and so on; within a
+ * node from left to right, then the nodes from left to right. out may be the memory of an EXACT source. */
+void comm_sum_tree(tm_comm_wire wire, const void *const *source, const uint32_t *first, uint32_t nodes, uint64_t n,
+                   float *out);
+
+/* into = into (+, min, max) x. NaN wins in all of them. */
+void comm_reduce_f64(tm_comm_reduce how, double *into, const double *x, uint64_t n);
+void comm_reduce_u64(tm_comm_reduce how, uint64_t *into, const uint64_t *x, uint64_t n);
+
+#endif

@@ -1,0 +1,311 @@
+/* A process that no launcher started; and what needs no second rank: trees, bytes, quantisation. */
+#include "tests/comm/comm_test.h"
+
+#include "comm/sum_internal.h"
+
+#include <math.h>
+#include <mpi.h>
+#include <dirent.h>
+
+/* ---- launchers ---- */
+
+static void clear_environment(void) {
+    static const char *const all[] = {"OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMIX_RANK",
+                                      "SLURM_STEP_NUM_TASKS", "TIDEMILL_MPI"};
+    for (size_t i = 0; i < TM_COUNT(all); i++) unsetenv(all[i]);
+}
+
+static void launchers(void **state) {
+    (void)state;
+    static const struct {
+        const char *variable, *value;
+        bool launched;
+    } rows[] = {
+        {"OMPI_COMM_WORLD_SIZE", "4", true},
+        {"OMPI_COMM_WORLD_SIZE", "1", false},
+        {"PMI_SIZE", "2", true},
+        {"PMI_SIZE", "1", false},
+        {"PMIX_RANK", "0", true},
+        {"SLURM_STEP_NUM_TASKS", "8", true},
+        {"SLURM_STEP_NUM_TASKS", "1", false},
+        {"SLURM_NTASKS", "8", false}, /* a batch script's own */
+        {"TIDEMILL_MPI", "1", true},
+        {"TIDEMILL_MPI", "0", false},
+    };
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        clear_environment();
+        assert_false(tm_comm_launched());
+        setenv(rows[i].variable, rows[i].value, 1);
+        if (tm_comm_launched() != rows[i].launched) fail_msg("%s=%s", rows[i].variable, rows[i].value);
+        unsetenv(rows[i].variable);
+    }
+    setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+    setenv("TIDEMILL_MPI", "0", 1);
+    assert_false(tm_comm_launched());
+    clear_environment();
+}
+
+/* ---- one rank ---- */
+
+static unsigned threads(void) {
+    DIR *d = opendir("/proc/self/task");
+    unsigned n = 0;
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
+    if (d) closedir(d);
+    return n;
+}
+
+static unsigned calls;
+static void note(tm_comm_op *op) {
+    assert_int_equal(op->status, TM_OK);
+    calls++;
+}
+
+static void one_rank(void **state) {
+    (void)state;
+    const unsigned threads_before = threads();
+    tm_comm *c;
+    OK(tm_comm_open(&c, NULL));
+    int touched;
+    MPI_Initialized(&touched);
+    assert_false(touched);
+    assert_int_equal(threads(), threads_before);
+    assert_int_equal(tm_comm_size(c) + tm_comm_nodes(c) + tm_comm_node_size(c), 3);
+    assert_int_equal(tm_comm_rank(c) + tm_comm_node(c) + tm_comm_node_rank(c), 0);
+    assert_true(tm_comm_uniform(c));
+    float x[5] = {1, -0.0F, 3, 4, 5}, y[5] = {0};
+    const tm_comm_code codes[] = {TM_COMM_REDUCE_SCATTER, TM_COMM_ALL_GATHER, TM_COMM_ALL_REDUCE, TM_COMM_EXCHANGE};
+    for (size_t i = 0; i < TM_COUNT(codes); i++) {
+        for (uint32_t g = TM_COMM_WORLD; g <= TM_COMM_ACROSS; g++) {
+            memset(y, 0, sizeof y);
+            tm_comm_op op = {.code = codes[i], .group = g, .send = x, .recv = y, .count = 5, .done = note};
+            OK(tm_comm_submit(c, &op));
+            assert_memory_equal(x, y, sizeof x);
+        }
+    }
+    assert_int_equal(calls, 12);
+    tm_comm_op rounded = {.code = TM_COMM_ALL_REDUCE, .send = x, .recv = x, .count = 5, .wire = TM_COMM_WIRE_Q4};
+    OK(tm_comm_run(c, &rounded));
+    assert_memory_equal(x, y, sizeof x); /* one member: nothing travels, nothing is rounded */
+    double d = 3;
+    OK(tm_comm_all_reduce_f64(c, TM_COMM_WORLD, TM_COMM_MAX, &d, 1));
+    OK(tm_comm_broadcast(c, TM_COMM_NODE, 0, &d, sizeof d));
+    OK(tm_comm_barrier(c, TM_COMM_ACROSS));
+    OK(tm_comm_agree(c, TM_OK));
+    OK(tm_comm_same(c, "x", 1));
+    assert_true(d == 3);
+    assert_int_equal(tm_comm_agree(c, tm_fail(TM_EINPUT, "mine")), TM_EINPUT);
+    assert_string_equal(tm_error_get()->text, "mine");
+    assert_false(tm_comm_quiet());
+    tm_error_clear();
+    tm_comm_stats s;
+    tm_comm_get_stats(c, &s);
+    assert_int_equal(s.ops[TM_COMM_ALL_REDUCE], 5);
+    for (unsigned k = 0; k < TM_COMM_CODES; k++) assert_int_equal(s.sent_bytes[k][0] + s.sent_bytes[k][1], 0);
+    uint32_t group;
+    OK(tm_comm_split(c, 9, &group));
+    assert_int_equal(group, 3);
+    tm_comm_window *w;
+    OK(tm_comm_window_open(&w, c, 100));
+    memset(tm_comm_window_part(w, 0, NULL), 1, 100);
+    tm_comm_window_close(w);
+    tm_comm_close(c);
+}
+
+static void bad_settings(void **state) {
+    (void)state;
+    tm_comm *c;
+    setenv("TIDEMILL_COMM_PATIENCE", "soon", 1);
+    assert_int_equal(tm_comm_open(&c, NULL), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "TIDEMILL_COMM_PATIENCE=soon"));
+    tm_error_clear();
+    unsetenv("TIDEMILL_COMM_PATIENCE");
+    assert_int_equal(tm_comm_open(&c, &(tm_comm_opts){.patience_seconds = 0.5}), TM_EINPUT);
+    tm_error_clear();
+}
+
+/* ---- trees and bytes of imagined jobs ---- */
+
+enum { MOST = 12 };
+typedef struct job {
+    uint32_t size;
+    uint32_t node_of[MOST];
+    bool grid;
+} job;
+static const job jobs[] = {
+    {2, {0, 0}, false},
+    {2, {0, 1}, false},
+    {3, {0, 0, 1}, false},
+    {4, {0, 0, 1, 1}, true},
+    {4, {5, 3, 5, 3}, true}, /* ranks dealt out to the nodes in turn */
+    {6, {0, 1, 0, 1, 0, 1}, true},
+    {12, {0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3}, true},
+    {5, {0, 1, 1, 1, 1}, false},
+};
+
+static tm_comm *imagine(const job *j, uint32_t rank) {
+    tm_comm *c = tm_calloc(1, sizeof *c);
+    c->size = j->size;
+    c->rank = rank;
+    c->node_of = tm_calloc(j->size, sizeof *c->node_of);
+    memcpy(c->node_of, j->node_of, j->size * sizeof *c->node_of);
+    OK(comm_topology(c));
+    return c;
+}
+
+static void forget(tm_comm *c) {
+    for (uint32_t g = 0; g < c->n_groups; g++) comm_group_free(&c->groups[g]);
+    tm_free(c->node_of);
+    tm_free(c);
+}
+
+static void trees(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(jobs); i++) {
+        const job *j = &jobs[i];
+        for (uint32_t rank = 0; rank < j->size; rank++) {
+            tm_comm *c = imagine(j, rank);
+            const comm_group *g = &c->groups[TM_COMM_WORLD];
+            uint32_t at = 0;
+            assert_int_equal(g->grid, j->grid);
+            assert_int_equal(c->node_of[0], 0); /* numbered by their lowest rank */
+            for (uint32_t k = 0; k < c->nodes; k++) {
+                assert_int_equal(g->first[k], at);
+                for (uint32_t r = 0; r < j->size; r++) {
+                    if (c->node_of[r] == k) assert_int_equal(g->tree[at++], r);
+                    assert_int_equal(c->node_of[r] == c->node_of[rank], j->node_of[r] == j->node_of[rank]);
+                }
+            }
+            assert_int_equal(at, j->size);
+            assert_int_equal(c->groups[TM_COMM_NODE].size, c->node_size);
+            assert_int_equal(tm_comm_group_world(c, TM_COMM_NODE, c->node_rank), rank);
+            assert_int_equal(tm_comm_group_world(c, TM_COMM_ACROSS, tm_comm_group_rank(c, TM_COMM_ACROSS)), rank);
+            forget(c);
+        }
+    }
+}
+
+/* Over all ranks together each operation sends what the table of comm.h says, staged or flat. */
+static void theory(void **state) {
+    (void)state;
+    enum { N = 512 };
+    static const tm_comm_op ops[] = {
+        {.code = TM_COMM_REDUCE_SCATTER, .count = N},
+        {.code = TM_COMM_ALL_GATHER, .count = N},
+        {.code = TM_COMM_ALL_GATHER, .count = N, .type = TM_COMM_BF16, .wire = TM_COMM_WIRE_Q8},
+        {.code = TM_COMM_REDUCE_SCATTER, .count = N, .wire = TM_COMM_WIRE_Q4},
+    };
+    static const uint64_t each[] = {4 * N, 4 * N, N + 4 * N / 256, N / 2 + 4 * N / 256};
+    for (size_t i = 0; i < TM_COUNT(jobs); i++) {
+        const job *j = &jobs[i];
+        for (size_t k = 0; k < TM_COUNT(ops); k++) {
+            uint64_t between[2] = {0};
+            for (uint32_t rank = 0; rank < j->size; rank++) {
+                tm_comm *c = imagine(j, rank);
+                for (int flat = 0; flat < 2; flat++) {
+                    tm_comm_op op = ops[k];
+                    uint64_t bytes[TM_COMM_LINKS];
+                    op.flat = flat;
+                    tm_comm_op_bytes(c, &op, bytes);
+                    assert_int_equal(bytes[0] + bytes[1], each[k] * (j->size - 1));
+                    between[flat] += bytes[TM_COMM_BETWEEN_NODES];
+                }
+                if (rank + 1 == j->size && j->grid) assert_int_equal(between[0] * c->node_size, between[1]);
+                if (rank + 1 == j->size && !j->grid) assert_int_equal(between[0], between[1]);
+                forget(c);
+            }
+        }
+    }
+}
+
+/* ---- sums ---- */
+
+static void sums(void **state) {
+    (void)state;
+    enum { N = 2500 };
+    float x[3][N], want[N];
+    const void *source[3] = {x[0], x[1], x[2]};
+    const uint32_t first[] = {0, 1, 3};
+    for (uint32_t r = 0; r < 3; r++)
+        for (uint64_t i = 0; i < N; i++) x[r][i] = i % 7 ? value(r, i) : -0.0F;
+    for (uint64_t i = 0; i < N; i++) want[i] = x[0][i] + (x[1][i] + x[2][i]);
+    comm_sum_tree(TM_COMM_EXACT, source, first, 2, N, x[2]); /* into one of its own */
+    assert_memory_equal(x[2], want, sizeof want);
+    assert_true(signbit(want[0]));
+}
+
+/* ---- quantisation ---- */
+
+static void quantise_bounds(tm_comm_wire wire, uint64_t n, float size) {
+    float *x = values_of(1, n), *y = malloc((n + 1) * sizeof *y);
+    const double levels = wire == TM_COMM_WIRE_Q8 ? 127 : 7;
+    for (uint64_t i = 0; i < n; i++) x[i] *= size;
+    char *codes = malloc(tm_comm_quant_bytes(wire, n) + 1);
+    codes[tm_comm_quant_bytes(wire, n)] = 77;
+    tm_comm_quantise(wire, x, n, codes);
+    tm_comm_dequantise(wire, codes, n, y);
+    for (uint64_t b = 0; b < n; b += TM_COMM_QUANT_BLOCK) {
+        double most = 0;
+        for (uint64_t i = b; i < n && i < b + TM_COMM_QUANT_BLOCK; i++) most = fmax(most, fabs((double)x[i]));
+        for (uint64_t i = b; i < n && i < b + TM_COMM_QUANT_BLOCK; i++)
+            assert_true(fabs((double)x[i] - (double)y[i]) <= most / levels / 2 * (1 + 1e-6));
+    }
+    assert_int_equal(codes[tm_comm_quant_bytes(wire, n)], 77); /* not a byte too many */
+    free(x), free(y), free(codes);
+}
+
+static void quantisation(void **state) {
+    (void)state;
+    static const uint64_t sizes[] = {0, 1, 2, 255, 256, 257, 1000, 4096 + 3};
+    for (size_t i = 0; i < TM_COUNT(sizes); i++) {
+        for (float size = 1e-25F; size < 1e25F; size *= 1e10F) {
+            quantise_bounds(TM_COMM_WIRE_Q8, sizes[i], size);
+            quantise_bounds(TM_COMM_WIRE_Q4, sizes[i], size);
+        }
+    }
+    assert_int_equal(tm_comm_quant_bytes(TM_COMM_WIRE_Q8, 257), 8 + 257);
+    assert_int_equal(tm_comm_quant_bytes(TM_COMM_WIRE_Q4, 257), 8 + 129);
+}
+
+/* Codes by hand: scale 0.5; halves go to the even neighbour. */
+static void quantised_codes(void **state) {
+    (void)state;
+    const float x[] = {3.5F, -3.5F, 0.25F, 0.75F, -0.25F, -1, 0};
+    const unsigned char want[] = {0x97, 0x20, 0xe0, 0x00}; /* 7, -7; 0, 2; 0, -2; 0 */
+    unsigned char out[8];
+    float scale;
+    tm_comm_quantise(TM_COMM_WIRE_Q4, x, 7, out);
+    memcpy(&scale, out, 4);
+    assert_true(scale == 0.5F);
+    assert_memory_equal(out + 4, want, 4);
+    const float y[] = {127, -127, 2.5F, -3.5F};
+    unsigned char eight[8];
+    const unsigned char codes[] = {127, 129, 2, 252};
+    tm_comm_quantise(TM_COMM_WIRE_Q8, y, 4, eight);
+    assert_memory_equal(eight + 4, codes, 4);
+}
+
+static void quantised_specials(void **state) {
+    (void)state;
+    float x[600] = {0}, y[600];
+    char codes[700];
+    for (int i = 0; i < 256; i++) x[i] = 1;
+    x[10] = INFINITY;
+    x[599] = 1e-45F; /* its scale is zero */
+    for (int w = 0; w < 2; w++) {
+        tm_comm_wire wire = w ? TM_COMM_WIRE_Q4 : TM_COMM_WIRE_Q8;
+        tm_comm_quantise(wire, x, 600, codes);
+        tm_comm_dequantise(wire, codes, 600, y);
+        for (int i = 0; i < 600; i++) assert_true(i < 256 ? isnan(y[i]) : y[i] == 0);
+    }
+}
+
+int main(void) {
+    clear_environment();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(launchers),    cmocka_unit_test(one_rank),        cmocka_unit_test(bad_settings),
+        cmocka_unit_test(trees),        cmocka_unit_test(theory),          cmocka_unit_test(sums),
+        cmocka_unit_test(quantisation), cmocka_unit_test(quantised_codes), cmocka_unit_test(quantised_specials),
+    };
+    return cmocka_run_group_tests_name("comm alone", tests, NULL, NULL);
+}
