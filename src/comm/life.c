@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 enum { TAG_BEAT = 1, TAG_ABORT = 2 };
+/* Whoever ends the job gives the others time to hear of it; they stay a little longer, since the launcher kills the
+ * rest when the first one has gone. */
+enum { TELL_MS = 400, LINGER_MS = 600 };
 enum { ALIVE = 1, LAST = 2 }; /* what a sign of life says */
 #define BEAT_NS ((uint64_t)1000 * 1000 * 1000)
 
@@ -31,7 +34,7 @@ static void tell_all(tm_comm *c, int status) {
         int done;
         MPI_Test(&request, &done, MPI_STATUS_IGNORE); /* small messages leave at once; the rest is MPI_Abort's */
     }
-    for (int i = 0, done; i < 20; i++) {
+    for (int i = 0, done; i < TELL_MS / 10; i++) {
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, c->remote->life.comm, &done, MPI_STATUS_IGNORE); /* progress */
         pause_ms(10);
     }
@@ -47,6 +50,7 @@ static _Noreturn void end_job(tm_comm *c, int status) {
 
 static _Noreturn void end_quietly(tm_comm *c) {
     if (c->at_abort) c->at_abort();
+    pause_ms(LINGER_MS);
     _exit(c->remote->life.abort_status > 0 ? c->remote->life.abort_status : 1);
 }
 

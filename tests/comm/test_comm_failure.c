@@ -1,0 +1,172 @@
+/* What becomes of a job when a rank dies, stops, fails or differs. Without arguments: starts jobs of itself under
+ * mpirun and looks at their exit status, their last words and the time they took; with one: is a rank of such a job. */
+#include "tests/comm/comm_test.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- a rank ---- */
+
+enum { VICTIM = 1, N = 100000 };
+
+static void say_aborted(void) {
+    static const char text[] = "cleaned up\n";
+    if (write(2, text, sizeof text - 1) < 0) _exit(9);
+}
+
+/* Collectives without end; the victim's fault strikes at some call of MPI. */
+static int work_for_ever(const char *fault) {
+    static float x[N];
+    if (tm_comm_rank(comm) == VICTIM && tm_fault_set(fault) != TM_OK) return 9;
+    for (;;) {
+        tm_comm_op op = {.code = TM_COMM_ALL_REDUCE, .send = x, .recv = x, .count = N};
+        if (tm_comm_run(comm, &op) == TM_OK) continue;
+        fprintf(stderr, "tidemill: %s\n", tm_error_get()->text);
+        tm_comm_abort(comm, 5);
+    }
+}
+
+static void rest(unsigned seconds) {
+    struct timespec t = {.tv_sec = seconds};
+    nanosleep(&t, NULL);
+}
+
+static int be_rank(const char *mode) {
+    tm_comm_opts opts = {.at_abort = say_aborted};
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
+    if (!strcmp(mode, "workspaces") && rank && atoi(rank) == VICTIM) opts.workspace_bytes = 16 << 20;
+    if (tm_comm_open(&comm, &opts) != TM_OK) {
+        if (!tm_comm_quiet()) fprintf(stderr, "tidemill: %s\n", tm_error_get()->text);
+        return 2;
+    }
+    const bool victim = tm_comm_rank(comm) == VICTIM;
+    if (!strncmp(mode, "mpi_", 4)) return work_for_ever(mode);
+    if (!strcmp(mode, "idle-stop")) { /* stopped while nobody waits for it */
+        if (victim) kill(getpid(), SIGSTOP);
+        rest(30);
+    } else if (!strcmp(mode, "slow")) { /* longer than the patience, but alive */
+        rest(victim ? 3 : 0);
+        OK(tm_comm_barrier(comm, TM_COMM_WORLD));
+    } else if (!strcmp(mode, "abort")) {
+        if (victim) fprintf(stderr, "tidemill: the disk is full\n"), tm_comm_abort(comm, 7);
+        OK(tm_comm_barrier(comm, TM_COMM_WORLD)); /* never */
+    } else if (!strcmp(mode, "mismatch")) {
+        uint64_t x[9] = {0};
+        tm_comm_op op = {
+            .code = TM_COMM_ALL_REDUCE, .type = TM_COMM_U64, .send = x, .recv = x, .count = victim ? 9 : 8};
+        if (tm_comm_run(comm, &op) != TM_OK) {
+            fprintf(stderr, "tidemill: %s\n", tm_error_get()->text);
+            tm_comm_abort(comm, 1);
+        }
+        rest(30);
+    }
+    tm_comm_close(comm);
+    return 0;
+}
+
+/* ---- the job, from outside ---- */
+
+static const char *self;
+
+typedef struct outcome {
+    int status;
+    double seconds;
+    char text[1 << 14];
+} outcome;
+
+static outcome run_job(const char *mode, int ranks) {
+    static outcome o;
+    char command[1024];
+    o = (outcome){0};
+    snprintf(command, sizeof command, "TIDEMILL_COMM_PATIENCE=1.5 sh %s/../comm/mpirun.sh %d 0 %s %s 2>&1 < /dev/null",
+             TM_TEST_FIXTURES, ranks, self, mode);
+    uint64_t start = tm_now_ns();
+    FILE *f = popen(command, "r");
+    assert_non_null(f);
+    size_t n = fread(o.text, 1, sizeof o.text - 1, f);
+    o.text[n] = 0;
+    while (fread(command, 1, sizeof command, f) > 0) {
+    }
+    int status = pclose(f);
+    o.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+    o.seconds = (double)(tm_now_ns() - start) * 1e-9;
+    return o;
+}
+
+static unsigned occurrences(const char *text, const char *word) {
+    unsigned n = 0;
+    for (const char *p = text; (p = strstr(p, word)) != NULL; p += strlen(word)) n++;
+    return n;
+}
+
+/* Ends within the limit, not with 0, and says `word` as often. */
+static outcome dies(const char *mode, const char *word, unsigned times) {
+    outcome o = run_job(mode, 3);
+    if (o.status == 0 || o.status == 77 || o.seconds > 25 || (word && occurrences(o.text, word) != times))
+        fail_msg("%s: exit %d after %.1f s, looked for %u x \"%s\" in:\n%s", mode, o.status, o.seconds, times,
+                 word ? word : "", o.text);
+    return o;
+}
+
+static void stopped_at_a_call(void **state) {
+    (void)state;
+    dies("mpi_isend:40:stop:once", "rank 1 (", 1);
+}
+
+static void stopped_while_idle(void **state) {
+    (void)state;
+    outcome o = dies("idle-stop", "rank 1 (", 1);
+    if (!strstr(o.text, "has not been heard of for")) fail_msg("%s", o.text);
+}
+
+static void killed(void **state) {
+    (void)state;
+    dies("mpi_testsome:500:kill:once", NULL, 0); /* the launcher notices and names it */
+}
+
+static void fails_in_mpi(void **state) {
+    (void)state;
+    dies("mpi_irecv:30:error:once", "tidemill: mpi_irecv: ", 1);
+}
+
+static void aborts(void **state) {
+    (void)state;
+    outcome o = dies("abort", "tidemill: the disk is full", 1);
+    assert_int_equal(o.status, 7);
+    assert_int_equal(occurrences(o.text, "cleaned up"), 3);
+}
+
+static void disagreements(void **state) {
+    (void)state;
+    outcome o = dies("mismatch", "the ranks disagree about an operation", 1);
+    assert_int_equal(o.status, 1);
+    o = dies("workspaces", "the workspace has 8388608 bytes on rank 0, 16777216 on rank 1", 1);
+    assert_int_equal(o.status, 2);
+}
+
+static void slow_is_not_dead(void **state) {
+    (void)state;
+    outcome o = run_job("slow", 3);
+    if (o.status != 0 || o.seconds < 3 || *o.text) fail_msg("exit %d after %.1f s:\n%s", o.status, o.seconds, o.text);
+}
+
+int main(int argc, char **argv) {
+    self = argv[0];
+    if (argc > 1) return be_rank(argv[1]);
+    if (system("command -v mpirun > /dev/null") != 0) {
+        fprintf(stderr, "skipped: no mpirun\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stopped_at_a_call),
+        cmocka_unit_test(stopped_while_idle),
+        cmocka_unit_test(killed),
+        cmocka_unit_test(fails_in_mpi),
+        cmocka_unit_test(aborts),
+        cmocka_unit_test(disagreements),
+        cmocka_unit_test(slow_is_not_dead),
+    };
+    return cmocka_run_group_tests_name("comm failures", tests, NULL, NULL);
+}
