@@ -51,8 +51,8 @@ static void pack(const int8_t *code, uint64_t n, uint8_t *out) {
 
 static void unpack(const uint8_t *in, uint64_t n, int8_t *code) {
     for (uint64_t i = 0; i < n; i++) {
-        unsigned nibble = in[i / 2] >> (i % 2 * 4) & 15U;
-        code[i] = (int8_t)((int)(nibble ^ 8U) - 8);
+        int byte = in[i / 2], nibble = i % 2 ? byte >> 4 : byte & 15;
+        code[i] = (int8_t)((nibble ^ 8) - 8);
     }
 }
 
