@@ -10,17 +10,14 @@ enum { BUFFER_BYTES = 64 * 1024, NAME_MAX_BYTES = 80 };
 
 struct tm_io_draft {
     tm_io_run *run;
-    int fd;
     char name[NAME_MAX_BYTES], next[NAME_MAX_BYTES + 8];
     char *path; /* of NAME.next, for messages */
-    size_t buffered;
-    uint64_t written;
-    tm_status status; /* the first failure */
+    io_spool spool;
     char buffer[BUFFER_BYTES];
 };
 
 static void draft_free(tm_io_draft *d) {
-    if (d->fd >= 0) close(d->fd);
+    if (d->spool.fd >= 0) close(d->spool.fd);
     tm_free(d->path);
     tm_free(d);
 }
@@ -30,17 +27,14 @@ tm_status tm_io_draft_create(tm_io_draft **out, tm_io_run *run, const char *name
     tm_io_draft *d = tm_malloc(sizeof *d);
     if (!d) return tm_nomem(sizeof *d);
     d->run = run;
-    d->fd = -1;
-    d->buffered = 0;
-    d->written = 0;
-    d->status = TM_OK;
+    d->spool = (io_spool){.fd = -1, .buffer = d->buffer, .cap = BUFFER_BYTES};
     snprintf(d->name, sizeof d->name, "%s", name);
     snprintf(d->next, sizeof d->next, "%s.next", d->name);
     tm_buf path = {0};
     tm_status rc = tm_buf_printf(&path, "%s/%s", run->path, d->next);
-    d->path = path.data;
+    d->spool.path = d->path = path.data;
     if (rc == TM_OK) rc = tm_io_run_unlink(run, d->next); /* of a run that died here */
-    if (rc == TM_OK && (d->fd = io_run_create_in(run, d->next, 0)) < 0) rc = io_run_refused(d->path, errno);
+    if (rc == TM_OK && (d->spool.fd = io_run_create_in(run, d->next, 0)) < 0) rc = io_run_refused(d->path, errno);
     if (rc != TM_OK) {
         draft_free(d);
         return rc;
@@ -49,37 +43,17 @@ tm_status tm_io_draft_create(tm_io_draft **out, tm_io_run *run, const char *name
     return TM_OK;
 }
 
-static tm_status flush(tm_io_draft *d) {
-    if (d->status == TM_OK && d->buffered) d->status = io_write_all(d->fd, d->buffer, d->buffered, d->written, d->path);
-    d->written += d->buffered;
-    d->buffered = 0;
-    return d->status;
-}
-
 tm_status tm_io_draft_append(tm_io_draft *d, const void *bytes, size_t n) {
-    const char *p = bytes;
-    while (n > 0 && d->status == TM_OK) {
-        size_t take = tm_min_u64(n, BUFFER_BYTES - d->buffered);
-        memcpy(d->buffer + d->buffered, p, take);
-        d->buffered += take;
-        p += take;
-        n -= take;
-        if (d->buffered == BUFFER_BYTES) (void)flush(d);
-    }
-    return d->status;
+    return io_spool_append(&d->spool, bytes, n);
 }
 
 tm_status tm_io_draft_sync(tm_io_draft *d) {
-    TM_TRY(flush(d));
-    if (io_sys_table->fsync(d->fd) != 0)
-        d->status =
-            tm_fail_sys(io_status_of(errno), errno, "fsync", d->path, -1, "%s: cannot be brought to the disk", d->path);
-    return d->status;
+    return io_spool_sync(&d->spool);
 }
 
 tm_status tm_io_draft_publish(tm_io_draft *d) {
     int dir = d->run->fd;
-    tm_status rc = d->status;
+    tm_status rc = d->spool.status;
     if (rc == TM_OK && io_sys_table->renameat(dir, d->next, dir, d->name) != 0)
         rc = tm_fail_sys(io_status_of(errno), errno, "rename", d->path, -1, "%s: cannot be put in place", d->path);
     if (rc != TM_OK) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- opening ---- */
@@ -66,6 +67,7 @@ static void take_opts(tm_io *io, const tm_io_opts *o) {
     io->single_submit = o->single_submit;
     io->no_overlap = o->no_overlap_events;
     io->submit_at_wait = o->submit_at_wait;
+    io->count_cpu = o->count_cpu;
     io->order_seed = o->order_seed;
 }
 
@@ -177,12 +179,20 @@ static void enqueue(tm_io *io, tm_io_req *r) {
     if (io->order_seed && r->op == TM_IO_READ) memset(r->buf, 0xA5, r->len);
 }
 
+static uint64_t cpu_now(const tm_io *io) {
+    struct timespec t = {0};
+    if (io->count_cpu) (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 tm_status tm_io_submit(tm_io *io, tm_io_req *const *reqs, unsigned n) {
     for (unsigned i = 0; i < n; i++) TM_TRY(check_req(io, reqs[i]));
+    uint64_t cpu = cpu_now(io);
     for (unsigned i = 0; i < n; i++) enqueue(io, reqs[i]);
     if (io->order_seed) return TM_OK;
     io_pump(io);
     if (!io->submit_at_wait) io->top->engine->flush(io->top);
+    io->cpu_ns += cpu_now(io) - cpu;
     return TM_OK;
 }
 
@@ -225,6 +235,7 @@ static tm_status run_one_at_random(tm_io *io) {
 }
 
 tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, bool block) {
+    uint64_t cpu = cpu_now(io);
     *n = 0;
     for (bool woken = false;;) {
         bool idle = !io->done_head;
@@ -239,6 +250,7 @@ tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, boo
     }
     /* Whoever woke us before now sees us return. In a poll the flag stays, for the next sleep. */
     if (block) atomic_store(&io->woken, false);
+    io->cpu_ns += cpu_now(io) - cpu;
     return TM_OK;
 }
 
@@ -253,6 +265,7 @@ unsigned tm_io_in_flight(const tm_io *io) {
 
 void tm_io_lane_stats(const tm_io *io, unsigned lane, tm_io_stats *out) {
     *out = lane < io->n_lanes ? io->lane[lane].stats : (tm_io_stats){0};
+    out->cpu_ns = io->cpu_ns;
 }
 
 void tm_io_get_stats(const tm_io *io, tm_io_stats *out) {
@@ -266,6 +279,7 @@ void tm_io_get_stats(const tm_io *io, tm_io_stats *out) {
         out->syncs += s->syncs;
         out->resubmitted += s->resubmitted;
     }
+    out->cpu_ns = io->cpu_ns;
 }
 
 tm_status tm_io_req_fail(const tm_io_req *r) {

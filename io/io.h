@@ -150,6 +150,7 @@ typedef struct tm_io_opts {
     bool no_overlap_events; /* DeepSpeed's overlap_events: false: new pieces start when all that are out have ended */
     bool submit_at_wait;    /* tm_io_submit hands nothing to the kernel, the next tm_io_wait does: fewer system calls
                              * for those who submit several requests and then wait */
+    bool count_cpu;         /* fills tm_io_stats.cpu_ns: two clock calls for each submit and wait */
     uint64_t order_seed; /* "sync" only, for tests: not 0: requests run as late as possible (one in each tm_io_wait), in
                           * a random order, and what they will read is overwritten with garbage at submission */
 } tm_io_opts;
@@ -174,6 +175,8 @@ unsigned tm_io_in_flight(const tm_io *io); /* submitted and not yet returned by 
 tm_status tm_io_req_fail(const tm_io_req *req);
 typedef struct tm_io_stats {
     uint64_t read_bytes, write_bytes, reads, writes, syncs, resubmitted;
+    uint64_t cpu_ns; /* processor time in tm_io_submit and tm_io_wait of whoever called them, with tm_io_opts.count_cpu;
+                      * of all lanes together */
 } tm_io_stats;
 void tm_io_get_stats(const tm_io *io, tm_io_stats *out); /* of completed requests */
 void tm_io_lane_stats(const tm_io *io, unsigned lane, tm_io_stats *out);

@@ -63,6 +63,18 @@ enum {
 tm_status io_status_of(int err);
 /* All of buf[0, n) at `offset`; `path` is for the message. */
 TM_MUST_USE tm_status io_write_all(int fd, const void *buf, size_t n, uint64_t offset, const char *path);
+/* Appends through a buffer of `cap` bytes. The first failure is kept; then nothing more is written. */
+typedef struct io_spool {
+    int fd;
+    const char *path; /* for messages */
+    char *buffer;
+    size_t cap, buffered;
+    uint64_t at; /* where the buffer will go */
+    tm_status status;
+} io_spool;
+TM_MUST_USE tm_status io_spool_append(io_spool *s, const void *bytes, size_t n);
+tm_status io_spool_flush(io_spool *s);
+TM_MUST_USE tm_status io_spool_sync(io_spool *s); /* flush and fsync */
 /* Directory part of `path` ("." if it has none) into buf[cap]; false if it does not fit. */
 bool io_dirname(const char *path, char *buf, size_t cap);
 const char *io_basename(const char *path); /* into path */
@@ -175,7 +187,8 @@ struct tm_io {
     char name[160]; /* "sync", "sim:seed=7+sync" */
     char *options;  /* what the layers' options point into */
     unsigned queue_depth, threads, n_lanes;
-    bool single_submit, no_overlap, submit_at_wait;
+    bool single_submit, no_overlap, submit_at_wait, count_cpu;
+    _Atomic uint64_t cpu_ns;
     uint32_t block_bytes;
     uint64_t order_seed, order_count;
     io_piece *pieces, *free_pieces; /* queue_depth of them for each lane */

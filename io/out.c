@@ -12,21 +12,18 @@ enum { BUFFER_BYTES = 1024 * 1024 };
 
 struct tm_out {
     io_live live; /* its path is the temporary file's */
-    int fd, dir_fd;
+    int dir_fd;
     char *path, *temp;
-    char *buffer;
-    size_t buffered;
-    uint64_t appended; /* where the buffer will go */
+    io_spool spool;
     uint64_t size;
-    tm_status status; /* the first failure */
 };
 
 static void out_free(tm_out *o) {
-    if (o->fd >= 0) close(o->fd);
+    if (o->spool.fd >= 0) close(o->spool.fd);
     if (o->dir_fd >= 0) close(o->dir_fd);
     tm_free(o->path);
     tm_free(o->temp);
-    tm_free(o->buffer);
+    tm_free(o->spool.buffer);
     tm_free(o);
 }
 
@@ -48,14 +45,14 @@ static tm_status out_alloc(tm_out **out, const char *path) {
     }
     tm_out *o = tm_calloc(1, sizeof *o);
     if (!o) return tm_nomem(sizeof *o);
-    o->fd = o->dir_fd = -1;
+    o->dir_fd = -1;
     tm_buf temp = {0};
     tm_status rc =
         tm_buf_printf(&temp, "%s/.tmp-%016llx-%.180s", dir, (unsigned long long)io_random64(), io_basename(path));
     o->temp = temp.data;
     o->path = tm_strdup(path);
-    o->buffer = tm_malloc(BUFFER_BYTES);
-    if (rc == TM_OK && (!o->path || !o->buffer)) rc = tm_nomem(BUFFER_BYTES);
+    o->spool = (io_spool){.fd = -1, .path = o->path, .buffer = tm_malloc(BUFFER_BYTES), .cap = BUFFER_BYTES};
+    if (rc == TM_OK && (!o->path || !o->spool.buffer)) rc = tm_nomem(BUFFER_BYTES);
     if (rc == TM_OK && (o->dir_fd = io_sys_table->openat(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0)) < 0) {
         rc = create_failed(path, errno);
     }
@@ -72,8 +69,8 @@ tm_status tm_out_create(tm_out **out, const char *path) {
     tm_out *o;
     TM_TRY(out_alloc(&o, path));
     int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    o->fd = io_sys_table->openat(o->dir_fd, io_basename(o->temp), flags, 0644);
-    if (o->fd < 0) {
+    o->spool.fd = io_sys_table->openat(o->dir_fd, io_basename(o->temp), flags, 0644);
+    if (o->spool.fd < 0) {
         tm_status rc = create_failed(path, errno);
         out_free(o);
         return rc;
@@ -84,44 +81,28 @@ tm_status tm_out_create(tm_out **out, const char *path) {
     return TM_OK;
 }
 
-static tm_status write_buffer(tm_out *o) {
-    if (o->status == TM_OK && o->buffered)
-        o->status = io_write_all(o->fd, o->buffer, o->buffered, o->appended, o->path);
-    if (o->status == TM_OK) o->appended += o->buffered;
-    o->buffered = 0;
-    return o->status;
-}
-
 tm_status tm_out_append(tm_out *o, const void *bytes, size_t n) {
-    const char *p = bytes;
-    while (n > 0 && o->status == TM_OK) {
-        size_t take = tm_min_u64(n, BUFFER_BYTES - o->buffered);
-        memcpy(o->buffer + o->buffered, p, take);
-        o->buffered += take;
-        p += take;
-        n -= take;
-        o->size = tm_max_u64(o->size, o->appended + o->buffered);
-        if (o->buffered == BUFFER_BYTES) write_buffer(o);
-    }
-    return o->status;
+    TM_TRY(io_spool_append(&o->spool, bytes, n));
+    o->size = tm_max_u64(o->size, o->spool.at + o->spool.buffered);
+    return TM_OK;
 }
 
 tm_status tm_out_write_at(tm_out *o, uint64_t offset, const void *bytes, size_t n) {
     uint64_t end;
     if (!tm_add_u64(offset, n, &end) || end > INT64_MAX)
         return tm_fail(TM_EBUG, "%s: write beyond 2^63 bytes", o->path);
-    if (write_buffer(o) != TM_OK) return o->status; /* in the order of the calls where they overlap */
-    o->status = io_write_all(o->fd, bytes, n, offset, o->path);
+    TM_TRY(io_spool_flush(&o->spool)); /* in the order of the calls where they overlap */
+    o->spool.status = io_write_all(o->spool.fd, bytes, n, offset, o->path);
     if (n) o->size = tm_max_u64(o->size, end);
-    return o->status;
+    return o->spool.status;
 }
 
 tm_status tm_out_flush(tm_out *o) {
-    TM_TRY(write_buffer(o));
+    TM_TRY(io_spool_flush(&o->spool));
     /* Only clean pages can be dropped. An error here is one that fsync will report. */
-    (void)sync_file_range(o->fd, 0, 0,
+    (void)sync_file_range(o->spool.fd, 0, 0,
                           SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-    (void)posix_fadvise(o->fd, 0, 0, POSIX_FADV_DONTNEED);
+    (void)posix_fadvise(o->spool.fd, 0, 0, POSIX_FADV_DONTNEED);
     return TM_OK;
 }
 
@@ -130,18 +111,12 @@ uint64_t tm_out_size(const tm_out *o) {
 }
 
 tm_status tm_out_commit(tm_out *o) {
-    tm_status rc = write_buffer(o);
+    tm_status rc = io_spool_sync(&o->spool);
     const char *temp = io_basename(o->temp), *name = io_basename(o->path);
-    /* fsync is not tried again: after an error the kernel may have dropped the pages. */
-    if (rc == TM_OK && io_sys_table->fsync(o->fd) != 0) {
-        rc =
-            tm_fail_sys(io_status_of(errno), errno, "fsync", o->path, -1, "%s: cannot be brought to the disk", o->path);
-    }
     if (rc == TM_OK && io_sys_table->renameat(o->dir_fd, temp, o->dir_fd, name) != 0) {
         rc = tm_fail_sys(io_status_of(errno), errno, "rename", o->path, -1, "%s: cannot be put in place", o->path);
     }
     if (rc != TM_OK) {
-        o->status = rc;
         tm_out_abandon(o);
         return rc;
     }

@@ -3,6 +3,7 @@
 #include "offload/stripe_internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -121,6 +122,7 @@ static tm_status register_files(tm_store *s) {
 static tm_status open_io(tm_store *s, tm_io_opts io) {
     unsigned most = 4096 / s->n_paths;
     io.lanes = s->n_paths;
+    io.count_cpu = true;
     if (io.queue_depth > most) io.queue_depth = most;
     return tm_io_open(&s->io, &io);
 }
@@ -174,9 +176,26 @@ static void take_run(tm_store *s, const tm_commit *c) {
 
 /* ---- life ------------------------------------------------------------------------------------------------------ */
 
+/* TIDEMILL_CHECKSUMS=off: what checksums cost is measured without them. Commits name them, so those keep them. */
+static bool without_checksums(bool commits) {
+#ifdef TIDEMILL_FAULTS
+    const char *given = getenv("TIDEMILL_CHECKSUMS");
+    if (!given || strcmp(given, "off") != 0) return false;
+    if (commits)
+        tm_warn_once("store.checksums", "TIDEMILL_CHECKSUMS=off has no effect: commits are made of checksums");
+    else
+        tm_warn_once("store.checksums", "TIDEMILL_CHECKSUMS=off: a disk that damages pages goes unnoticed");
+    return !commits;
+#else
+    (void)commits;
+    return false;
+#endif
+}
+
 static tm_status start_run(tm_store *s, const tm_store_opts *opts) {
     s->slots = opts->slots ? opts->slots : 2;
     s->commits = opts->commits;
+    s->unchecked = without_checksums(opts->commits);
     TM_TRY(open_paths(s, opts));
     s->key = tm_hash64(tm_io_run_path(s->run[0]), strlen(tm_io_run_path(s->run[0])), tm_now_ns());
     return TM_OK;
@@ -209,6 +228,24 @@ done:
     return rc;
 }
 
+/* Bytes of each device, and what they cost the processor (TIDEMILL_LOG=debug). */
+static void say_costs(const tm_store *s) {
+    tm_io_stats all, one;
+    if (!s->io) return;
+    tm_io_get_stats(s->io, &all);
+    double gb = 1e-9 * (double)(all.read_bytes + all.write_bytes);
+    for (unsigned i = 0; i < s->n_paths && gb > 0; i++) {
+        tm_io_lane_stats(s->io, i, &one);
+        tm_log(TM_LOG_DEBUG, "%s: %.3f GB read, %.3f GB written", tm_io_run_path(s->run[i]),
+               1e-9 * (double)one.read_bytes, 1e-9 * (double)one.write_bytes);
+    }
+    if (gb > 0)
+        tm_log(TM_LOG_DEBUG, "I/O engine %s: %.4f CPU seconds a GB; page checksums: %.4f seconds a GB, %.3f s in all",
+               tm_io_engine_name(s->io), 1e-9 * (double)all.cpu_ns / gb,
+               s->checksum_bytes ? (double)s->checksum_ns / (double)s->checksum_bytes : 0,
+               1e-9 * (double)s->checksum_ns);
+}
+
 static void store_free(tm_store *s) {
     tm_free(s->extent);
     tm_free(s->checksum);
@@ -219,6 +256,7 @@ tm_status tm_store_remove(tm_store *s) {
     tm_status rc = TM_OK;
     if (!s) return TM_OK;
     tm_store_commit_abandon(s);
+    say_costs(s);
     tm_io_close(s->io);
     /* first of all there is no commit any more: what is half removed must not look like one */
     if (s->n_paths) rc = tm_io_run_unlink(s->run[0], MANIFEST_NAME);
@@ -230,6 +268,7 @@ tm_status tm_store_remove(tm_store *s) {
 void tm_store_close(tm_store *s) {
     if (!s) return;
     tm_store_commit_abandon(s);
+    say_costs(s);
     tm_io_close(s->io);
     for (unsigned i = 0; i < s->n_paths; i++) tm_io_run_close(s->run[i]);
     store_free(s);

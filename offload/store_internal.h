@@ -33,7 +33,8 @@ struct tm_store {
     uint64_t disk_bytes;
     uint64_t key;         /* of this run: part of every checksum */
     uint32_t incarnation; /* how often the run was resumed: in the upper half of what is written from then on */
-    uint64_t checksum_ns;
+    uint64_t checksum_ns, checksum_bytes;
+    bool unchecked;     /* no page checksums: TIDEMILL_CHECKSUMS=off, for measuring */
     bool failed;        /* a commit failed: what is on disk is not known, so no other is tried */
     tm_io_draft *draft; /* manifest that is prepared and not published */
 };

@@ -2,6 +2,11 @@
 #include "offload/store_internal.h"
 
 #include <string.h>
+
+/* Compiled here with our flags it is two to three times as fast on cached bytes as in distributions' libxxhash. */
+#if defined __OPTIMIZE__ && !defined TIDEMILL_SANITIZED
+#define XXH_INLINE_ALL
+#endif
 #include <xxhash.h>
 
 /* ---- checksums ----------------------------------------------------------------------------------------------- */
@@ -53,6 +58,11 @@ static void aim(tm_store *s, const store_target *t, tm_io_req *req) {
     req->len = (uint32_t)o->frame_bytes;
 }
 
+static void count_checksum(tm_store *s, const tm_object *o, uint64_t start_ns) {
+    (void)__atomic_add_fetch(&s->checksum_ns, tm_now_ns() - start_ns, __ATOMIC_RELAXED);
+    (void)__atomic_add_fetch(&s->checksum_bytes, o->frame_bytes, __ATOMIC_RELAXED);
+}
+
 void store_seal(tm_store *s, const store_target *t, void *frame) {
     const tm_object *o = target_object(s, t);
     memset((char *)frame + o->bytes, 0, o->frame_bytes - o->bytes); /* no stranger's bytes in the padding */
@@ -64,13 +74,14 @@ void store_seal(tm_store *s, const store_target *t, void *frame) {
             x->slot ^= 1;
         x->generation = tm_max_u64(x->generation, (uint64_t)s->incarnation << 32) + 1;
     }
+    if (s->unchecked) return;
     uint64_t t0 = tm_now_ns();
     uint64_t generation;
     uint64_t *sum = expected(s, t, &generation);
     uint32_t number = number_of(s, t->object);
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
         sum[page] = page_hash(s, o, number, page, generation, frame);
-    (void)__atomic_add_fetch(&s->checksum_ns, tm_now_ns() - t0, __ATOMIC_RELAXED);
+    count_checksum(s, o, t0);
 }
 
 void store_aim_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
@@ -95,6 +106,7 @@ tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm
 }
 
 tm_status store_check_read(tm_store *s, const store_target *t, const void *frame, const tm_io_req *req) {
+    if (s->unchecked) return TM_OK;
     const tm_object *o = target_object(s, t);
     uint64_t generation;
     const uint64_t *sum = expected(s, t, &generation);
@@ -108,14 +120,14 @@ tm_status store_check_read(tm_store *s, const store_target *t, const void *frame
         return tm_fail(TM_ECORRUPT, "%s: the 64 KiB page at offset %llu is not what was written there; check the disk",
                        req->file.name, (unsigned long long)(req->offset + (uint64_t)page * TM_PAGE_BYTES));
     }
-    (void)__atomic_add_fetch(&s->checksum_ns, tm_now_ns() - t0, __ATOMIC_RELAXED);
+    count_checksum(s, o, t0);
     return TM_OK;
 }
 
 bool store_unchanged(const tm_store *s, uint32_t object, const void *frame) {
     const tm_object *o = &s->layout->object[object];
     const state_extent *x = &s->extent[object];
-    if (x->slot == NO_SLOT) return false;
+    if (x->slot == NO_SLOT || s->unchecked) return false;
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
         if (page_hash(s, o, x->number, page, x->generation, frame) != s->checksum[x->first_page + page]) return false;
     return true;

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 enum { MAX_LIST = 16 };
 
@@ -12,7 +13,7 @@ typedef struct args {
     const char *path[DISK_MAX_PATHS + 1];
     unsigned n_paths;
     const char *rw_name, *engine, *picture, *blocks, *depths;
-    bool random, direct, buffered, unregistered, verify, json, single_submit, no_overlap;
+    bool random, direct, buffered, unregistered, verify, json, single_submit, no_overlap, busy, checksums;
     uint64_t size;
     double seconds;
     int64_t threads;
@@ -82,8 +83,16 @@ static uint32_t least_block(const args *a) {
     return (uint32_t)odd;
 }
 
-static tm_status measure(const args *a, disk_load *d, disk_cell *cell) {
+/* What the cores compute a second with nobody beside them. */
+static double undisturbed(const busy_cores *b) {
+    uint64_t rounds = busy_cores_rounds(b), t0 = tm_now_ns();
+    nanosleep(&(struct timespec){.tv_nsec = 400 * 1000 * 1000}, NULL);
+    return (double)(busy_cores_rounds(b) - rounds) / (1e-9 * (double)(tm_now_ns() - t0));
+}
+
+static tm_status measure(const args *a, disk_load *d, const busy_cores *busy, disk_cell *cell) {
     char size[32];
+    if (a->busy) cell->undisturbed = undisturbed(busy);
     bool many = a->n_blocks * a->n_depths > 1;
     const disk_load_job job = {
         .rw = a->rw,
@@ -95,6 +104,8 @@ static tm_status measure(const args *a, disk_load *d, disk_cell *cell) {
                .single_submit = a->single_submit,
                .no_overlap_events = a->no_overlap},
         .unregistered = a->unregistered,
+        .page_checksums = a->checksums,
+        .busy = a->busy ? busy : NULL,
         .seconds = a->seconds > 0 ? a->seconds
                    : many         ? 4
                                   : 0,
@@ -107,14 +118,14 @@ static tm_status measure(const args *a, disk_load *d, disk_cell *cell) {
     return TM_OK;
 }
 
-static tm_status measure_all(const args *a, disk_load *d, disk_grid *g) {
+static tm_status measure_all(const args *a, disk_load *d, const busy_cores *busy, disk_grid *g) {
     g->n_blocks = a->n_blocks;
     g->n_depths = a->n_depths;
     for (unsigned b = 0; b < a->n_blocks; b++) {
         for (unsigned k = 0; k < a->n_depths; k++) {
             disk_cell *cell = &g->cell[b * a->n_depths + k];
             *cell = (disk_cell){.block = a->block[b], .depth = a->depth[k]};
-            TM_TRY(measure(a, d, cell));
+            TM_TRY(measure(a, d, busy, cell));
         }
     }
     return a->verify ? disk_load_check(d, a->engine) : TM_OK;
@@ -127,9 +138,23 @@ static const disk_cell *best_of(const disk_grid *g) {
     return best;
 }
 
-static double cpu_per_gb(const disk_load_result *r) {
+static double per_gb(const disk_load_result *r, double seconds) {
     double bytes = (double)(r->read_bytes + r->write_bytes);
-    return bytes > 0 ? r->cpu_seconds / bytes * 1e9 : 0;
+    return bytes > 0 ? seconds / bytes * 1e9 : 0;
+}
+
+static double engine_seconds(const disk_load_result *r) {
+    return r->cpu_seconds - r->checksum_seconds;
+}
+
+/* Share of one core. */
+static double cores_of(const disk_load_result *r, double seconds) {
+    return r->seconds > 0 ? seconds / r->seconds : 0;
+}
+
+/* Cores that computing lost: to the engine, the kernel, interrupts and the caches. */
+static double lost_cores(const disk_cell *c, unsigned cores) {
+    return c->undisturbed > 0 ? (1 - c->result.busy_rounds_per_second / c->undisturbed) * cores : 0;
 }
 
 /* ---- results ---- */
@@ -155,7 +180,16 @@ static void latency(tm_json_writer *w, const char *key, const disk_latency *l) {
     tm_jw_object_end(w);
 }
 
-static void cell_fields(tm_json_writer *w, const disk_cell *c) {
+static void busy_fields(tm_json_writer *w, const disk_cell *c, unsigned cores) {
+    const disk_load_result *r = &c->result;
+    number(w, "engine_cores", cores_of(r, engine_seconds(r)));
+    number(w, "checksum_cores", cores_of(r, r->checksum_seconds));
+    if (cores == 0) return;
+    whole(w, "busy_cores", cores);
+    number(w, "lost_cores", lost_cores(c, cores));
+}
+
+static void cell_fields(tm_json_writer *w, const disk_cell *c, unsigned cores) {
     const disk_load_result *r = &c->result;
     whole(w, "block", c->block);
     whole(w, "depth", c->depth);
@@ -164,7 +198,9 @@ static void cell_fields(tm_json_writer *w, const disk_cell *c) {
     whole(w, "read_bytes", r->read_bytes);
     whole(w, "write_bytes", r->write_bytes);
     number(w, "seconds", r->seconds);
-    number(w, "cpu_seconds_per_gb", cpu_per_gb(r));
+    number(w, "cpu_seconds_per_gb", per_gb(r, engine_seconds(r)));
+    number(w, "checksum_seconds_per_gb", per_gb(r, r->checksum_seconds));
+    busy_fields(w, c, cores);
     if (r->read_bytes) latency(w, "read_latency_seconds", &r->read);
     if (r->write_bytes) latency(w, "write_latency_seconds", &r->write);
 }
@@ -185,7 +221,7 @@ static void path_fields(tm_json_writer *w, const args *a, const disk_load *d, co
     tm_jw_array_end(w);
 }
 
-static tm_status print_json(const args *a, const disk_load *d, const disk_grid *g) {
+static tm_status print_json(const args *a, const disk_load *d, const disk_grid *g, unsigned cores) {
     tm_buf out = {0};
     tm_json_writer w;
     const disk_cell *best = best_of(g);
@@ -200,13 +236,13 @@ static tm_status print_json(const args *a, const disk_load *d, const disk_grid *
     whole(&w, "size", disk_load_bytes(d));
     tm_jw_key(&w, "verified");
     tm_jw_bool(&w, a->verify);
-    cell_fields(&w, best);
+    cell_fields(&w, best, cores);
     path_fields(&w, a, d, &best->result);
     tm_jw_key(&w, "results");
     tm_jw_array(&w);
     for (unsigned i = 0; i < g->n_blocks * g->n_depths; i++) {
         tm_jw_object(&w);
-        cell_fields(&w, &g->cell[i]);
+        cell_fields(&w, &g->cell[i], cores);
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
@@ -217,7 +253,19 @@ static tm_status print_json(const args *a, const disk_load *d, const disk_grid *
     return rc;
 }
 
-static void print_table(const args *a, const disk_load *d, const disk_grid *g) {
+static void print_busy(const disk_grid *g, unsigned cores) {
+    printf("\nbeside %u cores that compute; shares of one core: engine, page checksums, what computing lost in all\n",
+           cores);
+    for (unsigned i = 0; i < g->n_blocks * g->n_depths; i++) {
+        const disk_cell *c = &g->cell[i];
+        const disk_load_result *r = &c->result;
+        char text[32];
+        printf("%12s %6u %8.3f %8.3f %8.3f\n", tm_format_size(c->block, text, sizeof text), (unsigned)c->depth,
+               cores_of(r, engine_seconds(r)), cores_of(r, r->checksum_seconds), lost_cores(c, cores));
+    }
+}
+
+static void print_table(const args *a, const disk_load *d, const disk_grid *g, unsigned cores) {
     char text[32];
     for (unsigned i = 0; i < a->n_paths; i++)
         printf("folder   %s (%s)\n", a->path[i], disk_load_direct(d, i) ? "direct" : "buffered");
@@ -232,8 +280,9 @@ static void print_table(const args *a, const disk_load *d, const disk_grid *g) {
         printf("%12s %6u %11.1f %11.1f %10.1f %10.1f %10.1f %10.1f %9.4f\n",
                tm_format_size(c->block, text, sizeof text), (unsigned)c->depth, c->result.read_bps * 1e-6,
                c->result.write_bps * 1e-6, l->p50 * 1e6, l->p90 * 1e6, l->p99 * 1e6, l->p999 * 1e6,
-               cpu_per_gb(&c->result));
+               per_gb(&c->result, engine_seconds(&c->result)));
     }
+    if (cores) print_busy(g, cores);
     for (unsigned i = 0; i < a->n_paths && a->n_paths > 1; i++) {
         const disk_load_result *r = &best_of(g)->result;
         printf("\nbest, %s: read %.1f MB/s, write %.1f MB/s", a->path[i], r->path_read_bps[i] * 1e-6,
@@ -243,6 +292,7 @@ static void print_table(const args *a, const disk_load *d, const disk_grid *g) {
 }
 
 static tm_status run(const args *a) {
+    static busy_cores busy;
     disk_load *d = NULL;
     disk_grid *g = tm_calloc(1, sizeof *g);
     tm_status rc = g ? TM_OK : tm_nomem(sizeof *g);
@@ -255,10 +305,13 @@ static tm_status run(const args *a) {
                                  .engine = a->engine};
     disk_load_catch_signals();
     if (rc == TM_OK) rc = disk_load_open(&d, &opts);
-    if (rc == TM_OK) rc = measure_all(a, d, g);
+    if (rc == TM_OK && a->busy) busy_cores_start(&busy);
+    unsigned cores = busy.n;
+    if (rc == TM_OK) rc = measure_all(a, d, &busy, g);
+    busy_cores_stop(&busy);
     if (rc == TM_OK && a->picture) rc = disk_picture_write(a->picture, g, a->rw_name, best_of(g)->result.engine);
-    if (rc == TM_OK && a->json) rc = print_json(a, d, g);
-    if (rc == TM_OK && !a->json) print_table(a, d, g);
+    if (rc == TM_OK && a->json) rc = print_json(a, d, g, cores);
+    if (rc == TM_OK && !a->json) print_table(a, d, g, cores);
     rc = tm_first(rc, disk_load_close(d));
     tm_free(g);
     return rc;
@@ -284,6 +337,8 @@ int tm_bench_io(int argc, char **argv) {
         TM_FLAG("single-submit", &a.single_submit, "hand requests to the kernel one by one"),
         TM_FLAG("no-overlap-events", &a.no_overlap, "start new requests when all that are out have ended"),
         TM_FLAG("no-register", &a.unregistered, "do not pin the buffers"),
+        TM_FLAG("busy", &a.busy, "while every core computes, as in training"),
+        TM_FLAG("checksums", &a.checksums, "with the page checksums of training; their time is given apart"),
         TM_FLAG("verify", &a.verify, "write a pattern with places and checksums and check every byte"),
         TM_OPTION("picture", TM_OPT_STRING, &a.picture, "FILE", "heat map of block and depth, .svg or .html"),
         TM_FLAG("json", &a.json, "print one JSON object; the best of a list at its top"),

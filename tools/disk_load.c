@@ -6,7 +6,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
+#include <time.h>
 
 enum { LAYOUT_REQUEST = 1 << 20, LAYOUT_OUTSTANDING = 8, PAGE_BYTES = 64 << 10 };
 static const uint64_t pattern_key = 0x7469646500000000u; /* the low byte is the age's */
@@ -104,6 +104,7 @@ typedef struct load_run {
     tm_io_req **batch;
     unsigned n_slots, n_batch;
     uint64_t start_ns, sink;
+    double checksum_seconds;
     disk_histogram *latency; /* [2] */
 } load_run;
 
@@ -111,9 +112,17 @@ static bool path_used(const load_run *r, unsigned path) {
     return r->job->only_path == 0 || r->job->only_path == path + 1;
 }
 
+static double clock_seconds(clockid_t clock) {
+    struct timespec t = {0};
+    (void)clock_gettime(clock, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void hash_pages(load_run *r, const tm_io_req *q) {
+    double before = clock_seconds(CLOCK_THREAD_CPUTIME_ID);
     for (uint32_t at = 0; at < q->len; at += PAGE_BYTES)
         r->sink ^= tm_hash64((char *)q->buf + at, tm_min_u64(PAGE_BYTES, q->len - at), at);
+    r->checksum_seconds += clock_seconds(CLOCK_THREAD_CPUTIME_ID) - before;
 }
 
 static void prepare_write(load_run *r, slot *s) {
@@ -336,10 +345,8 @@ static tm_status check_job(const disk_load *d, const disk_load_job *job) {
     return TM_OK;
 }
 
-static double cpu_seconds(void) {
-    struct rusage u;
-    if (getrusage(RUSAGE_SELF, &u) != 0) return 0;
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+static double cpu_seconds(const disk_load_job *job) {
+    return clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - (job->busy ? busy_cores_cpu_seconds(job->busy) : 0);
 }
 
 static void read_result(const load_run *r, disk_load_result *out) {
@@ -359,6 +366,7 @@ static void read_result(const load_run *r, disk_load_result *out) {
         out->write_bytes += w->bytes[DISK_WRITE];
     }
     out->seconds = 1e-9 * (double)(last - r->start_ns);
+    out->checksum_seconds = r->checksum_seconds;
     out->requests = r->latency[0].total + r->latency[1].total;
     out->read = disk_histogram_read(&r->latency[0]);
     out->write = disk_histogram_read(&r->latency[1]);
@@ -378,10 +386,14 @@ tm_status disk_load_run(disk_load *d, const disk_load_job *job, disk_load_result
     TM_GO(set_up_slots(&r));
     TM_GO(open_io(&r));
     strcpy(out->engine, tm_io_engine_name(r.io));
-    out->cpu_seconds = cpu_seconds();
+    double cpu = cpu_seconds(job);
+    uint64_t rounds = job->busy ? busy_cores_rounds(job->busy) : 0;
     r.start_ns = tm_now_ns();
     TM_GO(drive(&r));
-    out->cpu_seconds = cpu_seconds() - out->cpu_seconds;
+    out->cpu_seconds = cpu_seconds(job) - cpu;
+    if (job->busy)
+        out->busy_rounds_per_second =
+            (double)(busy_cores_rounds(job->busy) - rounds) / (1e-9 * (double)(tm_now_ns() - r.start_ns));
     read_result(&r, out);
 done:
     tear_down(&r);
@@ -411,6 +423,25 @@ static tm_status make_file(disk_load *d, place *p, const disk_load_opts *opts, u
     return p->age ? TM_OK : tm_nomem(d->bytes / d->sector);
 }
 
+/* What was laid out is on the disk before anything is timed: a disk that still empties its cache is slow. */
+static tm_status settle(const disk_load *d, const char *engine) {
+    tm_io *io;
+    tm_io_req req[DISK_MAX_PATHS], *batch[DISK_MAX_PATHS], *done[DISK_MAX_PATHS];
+    TM_TRY(tm_io_open(&io, &(tm_io_opts){.engine = engine, .lanes = d->n}));
+    for (unsigned i = 0; i < d->n; i++) {
+        req[i] = (tm_io_req){.op = TM_IO_SYNC, .file = d->place[i].file};
+        batch[i] = &req[i];
+    }
+    tm_status rc = tm_io_submit(io, batch, d->n);
+    while (rc == TM_OK && tm_io_in_flight(io)) {
+        unsigned n = 0;
+        rc = tm_io_wait(io, done, TM_COUNT(done), &n, true);
+        for (unsigned i = 0; i < n && rc == TM_OK; i++) rc = tm_io_req_fail(done[i]);
+    }
+    tm_io_close(io);
+    return rc;
+}
+
 static tm_status lay_out(disk_load *d, const disk_load_opts *opts) {
     disk_load_result got;
     uint32_t request = (uint32_t)tm_min_u64(LAYOUT_REQUEST, d->bytes);
@@ -424,7 +455,7 @@ static tm_status lay_out(disk_load *d, const disk_load_opts *opts) {
     uint64_t least = d->bytes;
     for (unsigned i = 0; i < d->n; i++) least = tm_min_u64(least, got.path_bytes[i]);
     d->bytes = tm_max_u64(least, tm_min_u64(64 * TM_MIB, d->bytes));
-    return TM_OK;
+    return settle(d, opts->engine);
 }
 
 tm_status disk_load_open(disk_load **out, const disk_load_opts *opts) {
@@ -465,6 +496,10 @@ uint64_t disk_load_bytes(const disk_load *d) {
 
 bool disk_load_direct(const disk_load *d, unsigned path) {
     return d->place[path].file.alignment > 1;
+}
+
+uint64_t disk_load_free_bytes(const disk_load *d, unsigned path) {
+    return tm_io_run_free_bytes(d->place[path].run) + d->bytes;
 }
 
 tm_status disk_load_close(disk_load *d) {

@@ -11,6 +11,7 @@
 #define TIDEMILL_DISK_LOAD_H
 
 #include "io/io.h"
+#include "tools/busy_cores.h"
 
 enum { DISK_MAX_PATHS = 16 };
 
@@ -37,7 +38,8 @@ typedef struct disk_load_job {
     bool page_checksums; /* XXH3 of every 64 KiB as the trainer computes it; for the cost, nothing is compared */
     double seconds; /* at most; goes over the file again and again if `repeat`, else stops at its end. 0: no limit */
     bool repeat;
-    unsigned only_path; /* from 1: in this folder alone; 0: in all at once */
+    unsigned only_path;     /* from 1: in this folder alone; 0: in all at once */
+    const busy_cores *busy; /* compute meanwhile, and are not counted in cpu_seconds; NULL: none do */
 } disk_load_job;
 
 typedef struct disk_latency { /* seconds, from submission to completion */
@@ -48,7 +50,10 @@ typedef struct disk_load_result {
     double read_bps, write_bps; /* over all folders: the sum of their rates */
     double path_read_bps[DISK_MAX_PATHS], path_write_bps[DISK_MAX_PATHS];
     uint64_t path_bytes[DISK_MAX_PATHS], read_bytes, write_bytes, requests;
-    double seconds, cpu_seconds; /* of all threads of this process */
+    double seconds;
+    double cpu_seconds;      /* of all threads of this process but busy_cores */
+    double checksum_seconds; /* of these, on page_checksums */
+    double busy_rounds_per_second;
     disk_latency read, write, all;
     char engine[160];
 } disk_load_result;
@@ -60,7 +65,8 @@ TM_MUST_USE tm_status disk_load_run(disk_load *d, const disk_load_job *job, disk
 TM_MUST_USE tm_status disk_load_check(disk_load *d, const char *engine);
 uint64_t disk_load_bytes(const disk_load *d); /* of each file */
 bool disk_load_direct(const disk_load *d, unsigned path);
-TM_MUST_USE tm_status disk_load_close(disk_load *d); /* NULL is fine */
+uint64_t disk_load_free_bytes(const disk_load *d, unsigned path); /* that offload files could take, its own included */
+TM_MUST_USE tm_status disk_load_close(disk_load *d);              /* NULL is fine */
 void disk_load_catch_signals(void);
 
 #endif

@@ -7,6 +7,7 @@
 typedef struct disk_cell {
     uint64_t block, depth;
     disk_load_result result;
+    double undisturbed; /* rounds a second of busy cores before it; 0: there are none */
 } disk_cell;
 typedef struct disk_grid {
     unsigned n_blocks, n_depths;

@@ -4,57 +4,18 @@
  * writes, page checksums, while all cores compute. Settings are searched one after another from DeepSpeed's defaults;
  * another one is taken only if it is clearly faster. */
 #include "offload/machine.h"
+#include "tools/busy_cores.h"
 #include "tools/disk_load.h"
 #include "tools/tools.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { REQUEST = 4 << 20, IN_FLIGHT = 32, MAX_BUSY = 256 };
+enum { REQUEST = 4 << 20, IN_FLIGHT = 32 };
 static const double clearly = 1.02;
 /* Shares of the time that is given: 55 s by default, of which a fast disk leaves some. */
 static const double layout_share = 0.15, search_share = 0.43, trial_share = 0.011, rates_share = 0.32,
                     cost_share = 0.02;
-
-/* ---- cores that compute ---- */
-
-typedef struct busy_cores {
-    pthread_t thread[MAX_BUSY];
-    unsigned n;
-    atomic_bool stop;
-} busy_cores;
-
-/* Multiply-adds over 64 KiB, as a matrix product keeps a core busy. */
-static void *compute(void *arg) {
-    busy_cores *b = arg;
-    float x[16384];
-    for (unsigned i = 0; i < TM_COUNT(x); i++) x[i] = (float)i;
-    while (!atomic_load_explicit(&b->stop, memory_order_relaxed)) {
-        for (unsigned i = 0; i < TM_COUNT(x); i++) x[i] = x[i] * 0.999f + 1.0f;
-        __asm__ volatile("" ::"r"(x) : "memory");
-    }
-    return NULL;
-}
-
-static void start_computing(busy_cores *b) {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are for the main thread */
-    while (b->n < MAX_BUSY && (long)b->n < cores && pthread_create(&b->thread[b->n], NULL, compute, b) == 0) b->n++;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-}
-
-static void stop_computing(busy_cores *b) {
-    atomic_store(&b->stop, true);
-    for (unsigned i = 0; i < b->n; i++) pthread_join(b->thread[i], NULL);
-    b->n = 0;
-    atomic_store(&b->stop, false);
-}
 
 /* ---- the search ---- */
 
@@ -71,7 +32,7 @@ typedef struct tuner {
     setting best;
     double best_bps;
     uint64_t start_ns;
-    double seconds;
+    double seconds, tbw;
     bool quiet;
 } tuner;
 
@@ -220,11 +181,13 @@ static tm_status measure_costs(tuner *t, unsigned path, tm_disk *disk) {
 
 static tm_status profile(tuner *t, busy_cores *busy, const char *const *paths) {
     double seconds = rates_share * t->seconds / (3 * t->n_paths);
-    tm_disk disk[DISK_MAX_PATHS] = {{0}};
+    tm_disk disk[DISK_MAX_PATHS] = {{0}}, known;
     for (unsigned i = 0; i < t->n_paths; i++) TM_TRY(measure_rates(t, i, seconds, &disk[i]));
-    stop_computing(busy);
+    busy_cores_stop(busy);
     for (unsigned i = 0; i < t->n_paths; i++) {
         TM_TRY(measure_costs(t, i, &disk[i]));
+        disk[i].bytes = disk_load_free_bytes(t->load, i);
+        disk[i].tbw = t->tbw > 0 ? t->tbw : tm_profile_get_disk(paths[i], &known) ? known.tbw : 0;
         TM_TRY(tm_profile_put_disk(paths[i], &disk[i]));
         if (!t->quiet)
             fprintf(stderr,
@@ -263,18 +226,19 @@ static tm_status print_aio(const setting *s) {
     return rc;
 }
 
-static tm_status tune(const char *const *paths, unsigned n_paths, uint64_t size, double seconds, bool quiet) {
-    tuner t = {.n_paths = n_paths, .seconds = seconds, .quiet = quiet};
-    busy_cores busy = {.n = 0};
+static tm_status tune(const char *const *paths, unsigned n_paths, uint64_t size, double seconds, double tbw,
+                      bool quiet) {
+    tuner t = {.n_paths = n_paths, .seconds = seconds, .tbw = tbw, .quiet = quiet};
+    static busy_cores busy;
     disk_load_catch_signals();
     const disk_load_opts opts = {.paths = paths, .n_paths = n_paths, .bytes = size, .seconds = layout_share * seconds};
     tm_status rc = disk_load_open(&t.load, &opts);
     if (rc == TM_OK) {
-        start_computing(&busy);
+        busy_cores_start(&busy);
         rc = search(&t);
     }
     if (rc == TM_OK) rc = profile(&t, &busy, paths);
-    stop_computing(&busy);
+    busy_cores_stop(&busy);
     rc = tm_first(rc, disk_load_close(t.load));
     if (rc != TM_OK) return rc;
     if (!quiet && strcmp(t.best.engine, "threads") == 0)
@@ -285,12 +249,15 @@ static tm_status tune(const char *const *paths, unsigned n_paths, uint64_t size,
 int tm_cmd_tune(int argc, char **argv) {
     const char *word[DISK_MAX_PATHS + 2];
     uint64_t size = 0;
-    double seconds = 55;
+    double seconds = 55, tbw = 0;
     bool quiet = false;
     const tm_opt opts[] = {
         TM_OPTION("size", TM_OPT_SIZE, &size, "SIZE",
                   "of the file in each folder (default 4GiB or a quarter of what is free)"),
         TM_OPTION("seconds", TM_OPT_DOUBLE, &seconds, "S", "time that may be spent (default 55)"),
+        TM_OPTION(
+            "tbw", TM_OPT_DOUBLE, &tbw, "TB",
+            "terabytes that may be written to each of these disks (data sheet): `plan` then says how long they last"),
         TM_FLAG("quiet", &quiet, "only the JSON object"),
     };
     const tm_cli cli = {
@@ -311,6 +278,7 @@ int tm_cmd_tune(int argc, char **argv) {
     if (strcmp(word[0], "io") != 0)
         return tm_cli_wrong("tune", "'%s' cannot be tuned; 'tidemill tune io PATH' is meant", word[0]);
     if (seconds <= 0) return tm_cli_wrong("tune", "--seconds is more than 0");
+    if (!(tbw >= 0 && tbw <= 1e7)) return tm_cli_wrong("tune", "--tbw takes terabytes, 0 to 10 million");
     unsigned n_paths = (unsigned)tm_cli_count(&cli) - 1;
-    return tune(word + 1, n_paths, size, seconds, quiet) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
+    return tune(word + 1, n_paths, size, seconds, tbw, quiet) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }

@@ -2,16 +2,18 @@
 # `tidemill bench io` beside fio: same folder, block, depth and size, io_uring, direct; alternating, so that a disk that
 # changes its mind does so to both. Prints medians and ratios; fails below the ratio that is wanted.
 #
-#   [PAGES=small] tests/bench/io_vs_fio.sh TIDEMILL FOLDER [ROUNDS=5] [SIZE=2GiB] [BLOCK=1MiB] [DEPTH=8] [LEAST=0.97]
+#   [PAGES=small|huge] tests/bench/io_vs_fio.sh TIDEMILL FOLDER [ROUNDS=5] [SIZE=2GiB] [BLOCK=1MiB] [DEPTH=8] [LEAST=0.97]
 #
 # tidemill's buffers are in huge pages, as the trainer's are, and fio's are not: a request of 1 MiB is then a few segments
-# instead of 256, which is twice the rate on a virtual disk. PAGES=small forbids huge pages to both (the engines alone).
+# instead of 256, which is twice the rate on a virtual disk. PAGES=small forbids huge pages to both, PAGES=huge makes the C
+# library ask for them for fio as well: the engines alone.
 set -euo pipefail
 if [ "${PAGES:-}" = small ]; then # PR_SET_THP_DISABLE is inherited
     PAGES= exec python3 -c 'import ctypes, os, sys
 if ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) != 0: sys.exit("prctl failed")
 os.execv(sys.argv[1], sys.argv[1:])' "$0" "$@"
 fi
+[ "${PAGES:-}" = huge ] && export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 tidemill=$1 folder=$2 rounds=${3:-5} size=${4:-2GiB} block=${5:-1MiB} depth=${6:-8} least=${7:-0.97}
 command -v fio > /dev/null || { echo "SKIP: fio is not installed (apt install fio)"; exit 77; }
 work=$(mktemp -d "$folder/io_vs_fio.XXXXXX")

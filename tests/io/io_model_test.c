@@ -2,8 +2,9 @@
  * returns what the last completed write put there. Cells keep requests in flight apart, since no order among those is
  * promised. A write that failed may have put any part of its bytes there, until the next one succeeds.
  *
- *     io_model_test                             a few seconds of everything
- *     io_model_test --seconds 600 [--seed N]    the hostile machine, seed after seed; prints what it did */
+ *     io_model_test                                   a few seconds of everything
+ *     io_model_test --seconds 600 [--seed N]          the hostile machine, seed after seed; prints what it did
+ *     io_model_test --operations 1000000 [--seed N]   the same, until so many operations are over */
 #include "tests/io/io_test.h"
 
 enum { CELLS = 48, CELL = 32768, IN_FLIGHT = 24, OPS = 5000 };
@@ -227,12 +228,13 @@ static int tear_down(void **state) {
 /* ---- by hand ---- */
 
 static double long_seconds;
-static uint64_t long_seed;
+static uint64_t long_seed, long_operations;
 
 static void test_long(void **state) {
     (void)state;
     uint64_t start = tm_now_ns(), runs = 0;
-    for (; 1e-9 * (double)(tm_now_ns() - start) < long_seconds; runs++, long_seed++) {
+    for (; long_operations ? runs * 10 * OPS < long_operations : 1e-9 * (double)(tm_now_ns() - start) < long_seconds;
+         runs++, long_seed++) {
         printf("seed %llu\n", (unsigned long long)long_seed); /* the last one is the one that fails */
         run_model(&hostile[long_seed % TM_COUNT(hostile)], long_seed / TM_COUNT(hostile) % 2, long_seed, 10 * OPS);
     }
@@ -243,10 +245,11 @@ static void test_long(void **state) {
 int main(int argc, char **argv) {
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--seconds") == 0) long_seconds = strtod(argv[i + 1], NULL);
+        if (strcmp(argv[i], "--operations") == 0) long_operations = strtoull(argv[i + 1], NULL, 10);
         if (strcmp(argv[i], "--seed") == 0) long_seed = strtoull(argv[i + 1], NULL, 10);
     }
     const struct CMUnitTest by_hand[] = {cmocka_unit_test(test_long)};
-    if (long_seconds > 0) return cmocka_run_group_tests(by_hand, NULL, tear_down);
+    if (long_seconds > 0 || long_operations > 0) return cmocka_run_group_tests(by_hand, NULL, tear_down);
     const struct CMUnitTest tests[] = {
         {"sync", test_model, NULL, NULL, (void *)(uintptr_t)&engine_cases[0]},
         {"sync, random order", test_model, NULL, NULL, (void *)(uintptr_t)&engine_cases[1]},

@@ -63,6 +63,29 @@ static double number(const tm_json *o, const char *key) {
     return v->number;
 }
 
+/* Beside busy cores: what the engine and the checksums cost is told apart, and is less than the two cores it might be.
+ */
+static void test_busy(void **state) {
+    (void)state;
+    tm_buf out = {0};
+    tm_json_doc *doc;
+    assert_int_equal(run("bench io $D --rw mixed --block 1MiB --depth 4 --size 64MiB --busy --checksums --json", &out),
+                     0);
+    const tm_json *r = parse(&doc, &out);
+    assert_true(number(r, "busy_cores") >= 1);
+    assert_true(number(r, "cpu_seconds_per_gb") > 0 && number(r, "checksum_seconds_per_gb") > 0);
+    assert_true(number(r, "engine_cores") > 0 && number(r, "engine_cores") < 0.5);
+    assert_true(number(r, "checksum_cores") > 0 && number(r, "checksum_cores") < 1);
+    assert_true(number(r, "lost_cores") < number(r, "busy_cores"));
+    tm_json_free(doc);
+    assert_int_equal(run("bench io $D --size 8MiB --json", &out), 0);
+    r = parse(&doc, &out);
+    assert_true(!tm_json_get(r, "busy_cores") && number(r, "checksum_seconds_per_gb") == 0);
+    tm_json_free(doc);
+    tm_buf_free(&out);
+    assert_nothing_left();
+}
+
 /* Half and half; the latencies are in order; every engine. */
 static void test_mixed(void **state) {
     (void)state;
@@ -187,7 +210,7 @@ static void test_tune(void **state) {
     tm_buf out = {0};
     tm_json_doc *doc;
     char profile[96];
-    assert_int_equal(run("tune io $D --size 32MiB --seconds 2", &out), 0);
+    assert_int_equal(run("tune io $D --size 32MiB --seconds 2 --tbw 600", &out), 0);
     const tm_json *a = tm_json_get(parse(&doc, &out), "aio");
     assert_int_equal(a->count, 5);
     assert_true(number(a, "block_size") >= 4096 && number(a, "queue_depth") >= 1);
@@ -201,6 +224,7 @@ static void test_tune(void **state) {
     assert_int_equal(tm_file_slurp(profile, 1 << 20, &out), TM_OK);
     const tm_json *disk = tm_json_get(parse(&doc, &out), "disks")->child;
     assert_true(number(disk, "read_bps") > 0 && number(disk, "write_bps") > 0 && number(disk, "latency") > 0);
+    assert_true(number(disk, "bytes") > 32 << 20 && number(disk, "tbw") == 600);
     assert_true(number(disk, "duplex") >= 0 && number(disk, "duplex") <= 1 && number(disk, "cpu_per_byte") > 0);
     tm_json_free(doc);
     tm_buf_free(&out);
@@ -227,6 +251,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mixed), cmocka_unit_test(test_lists),  cmocka_unit_test(test_bad_disks),
         cmocka_unit_test(test_wrong), cmocka_unit_test(test_signal), cmocka_unit_test(test_tune),
+        cmocka_unit_test(test_busy),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
