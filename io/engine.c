@@ -237,7 +237,8 @@ static tm_status run_one_at_random(tm_io *io) {
 tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, bool block) {
     uint64_t cpu = cpu_now(io);
     *n = 0;
-    for (bool woken = false;;) {
+    /* A poll or tm_io_advance may have drained the descriptor of a wake: then only the flag knows of it. */
+    for (bool woken = block && atomic_exchange(&io->woken, false);;) {
         bool idle = !io->done_head;
         if (io->order_seed && io->lane[0].head) { /* never io_progress: it would take them in order */
             if (idle && (block || order_random(io) % 2)) TM_TRY(run_one_at_random(io));
@@ -252,6 +253,15 @@ tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, boo
     if (block) atomic_store(&io->woken, false);
     io->cpu_ns += cpu_now(io) - cpu;
     return TM_OK;
+}
+
+void tm_io_advance(tm_io *io) {
+    if (io->order_seed) return; /* as late as possible */
+    uint64_t cpu = cpu_now(io);
+    bool pending = tm_error_get()->code != TM_OK;
+    tm_status rc = io_progress(io, false);
+    if (rc != TM_OK && !pending) tm_error_clear(); /* an engine that is lost says so again */
+    io->cpu_ns += cpu_now(io) - cpu;
 }
 
 void tm_io_wake(tm_io *io) {

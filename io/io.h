@@ -8,10 +8,10 @@
  * Every system call of all three goes through one seam (io_sys in io_internal.h), where a test can fail, shorten, delay
  * or corrupt the i-th call.
  *
- * Threads: one thread at a time drives an engine (register, submit, wait, close); another may take over only while
- * nothing is in flight, so an engine may be opened and registered by one thread and driven by another. tm_io_wake may
- * be called from any thread and from a signal handler. Readers allow concurrent tm_file_read_at. Runs, writers and logs
- * are used by one thread at a time.
+ * Threads: one thread at a time drives an engine (register, submit, wait, advance, close); another may take over only
+ * while nothing is in flight, so an engine may be opened and registered by one thread and driven by another. tm_io_wake
+ * may be called from any thread and from a signal handler. Readers allow concurrent tm_file_read_at. Runs, writers and
+ * logs are used by one thread at a time.
  *
  *     tm_io_run *run;  tm_io_file file;  tm_io *io;
  *     TM_TRY(tm_io_run_create(&run, "/nvme/offload", &run_opts));
@@ -169,6 +169,9 @@ TM_MUST_USE tm_status tm_io_submit(tm_io *io, tm_io_req *const *reqs, unsigned n
  * called (then *n may be 0), even if nothing is in flight; a wake between two waits is not lost. A request's failure is
  * in the request; the call itself fails only where the engine cannot go on. */
 TM_MUST_USE tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, bool block);
+/* Keeps the device busy for those who do something else between two waits: what waits in the queue is handed over where
+ * others have completed. Those come out of the next tm_io_wait, as does any failure. */
+void tm_io_advance(tm_io *io);
 void tm_io_wake(tm_io *io);
 unsigned tm_io_in_flight(const tm_io *io); /* submitted and not yet returned by tm_io_wait */
 /* Records the failed request (operation, path, offset, length, errno) and returns its status. */

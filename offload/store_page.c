@@ -9,6 +9,8 @@
 #endif
 #include <xxhash.h>
 
+enum { PAGES_A_LOOK = 16 }; /* 0.1 ms: so often the disk is looked after while a read is checked */
+
 /* ---- checksums ----------------------------------------------------------------------------------------------- */
 
 /* Identity goes in as the seed: the same bytes at another place or of another time do not pass. */
@@ -113,6 +115,7 @@ tm_status store_check_read(tm_store *s, const store_target *t, const void *frame
     uint32_t number = number_of(s, t->object);
     uint64_t t0 = tm_now_ns();
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++) {
+        if (req && page % PAGES_A_LOOK == PAGES_A_LOOK - 1) tm_io_advance(s->io);
         if (page_hash(s, o, number, page, generation, frame) == sum[page]) continue;
         tm_io_req where;
         if (!req) aim(s, t, &where);
