@@ -201,8 +201,8 @@ typedef struct tm_store tm_store;
 typedef struct tm_commit tm_commit;
 typedef struct tm_store_opts {
     bool commits;      /* tm_store_commit will be called */
-    tm_commit *resume; /* goes on from this commit, in its run directories (`paths` and `slots` are not used); taken
-                        * over if the store opens, else left to the caller */
+    tm_commit *resume; /* goes on from this commit, in its run directories (`slots` is not used, nor are `paths`: those
+                        * that do not hold it get a warning); taken over if the store opens, else left to the caller */
     const char *name;  /* directories are called run-NAME-<random>; NULL: run-<random>. At most 40 plain characters */
     const char *const *paths; /* offload paths; the first n_paths are used, objects go to them in proportion to their
                                * measured rates (profile of this machine; equally where one is unknown) and room */

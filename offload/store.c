@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static tm_status open_paths(tm_store *s, const tm_store_opts *opts) {
@@ -164,6 +165,30 @@ static tm_status take_extents(tm_store *s, const tm_commit *c, uint64_t size[STO
                    c->n_objects, at);
 }
 
+static bool same_folder(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static bool in_folder(const char *run, const char *path) {
+    char parent[4096];
+    const char *slash = strrchr(run, '/');
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - run) : 1, slash ? run : ".");
+    return same_folder(parent, path);
+}
+
+/* The state stays where its commit lies: a path that was added or exchanged since does nothing, and that is said. */
+static void warn_unused_paths(const tm_store *s, const tm_store_opts *opts) {
+    for (unsigned i = 0; i < opts->n_paths; i++) {
+        bool used = false;
+        for (unsigned k = 0; k < s->n_paths && !used; k++) used = in_folder(tm_io_run_path(s->run[k]), opts->paths[i]);
+        if (!used)
+            tm_log(TM_LOG_WARN,
+                   "nvme_path %s is not used: this run goes on where its commit lies, in %s%s; a new run would use it",
+                   opts->paths[i], tm_io_run_path(s->run[0]), s->n_paths > 1 ? " and others" : "");
+    }
+}
+
 static void take_run(tm_store *s, const tm_commit *c) {
     memcpy(s->run, c->run, sizeof s->run);
     s->n_paths = c->n_paths;
@@ -209,10 +234,12 @@ tm_status tm_store_open(tm_store **out, const tm_layout *layout, const tm_store_
     if (!s) return tm_nomem(sizeof *s);
     TM_ASSERT(layout->chosen && (c || opts->n_paths > 0));
     s->layout = layout;
-    if (c)
+    if (c) {
         take_run(s, c);
-    else
+        warn_unused_paths(s, opts);
+    } else {
         TM_GO(start_run(s, opts));
+    }
     TM_GO(number_extents(s));
     if (c) TM_GO(take_extents(s, c, size));
     place_extents(s, opts->spill_bytes, size);
