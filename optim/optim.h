@@ -1,9 +1,13 @@
 /* optim: the arithmetic between a gradient and new parameters, on contiguous spans. Knows no tiers, tiles or layers.
  *
- *   1. split master    an fp32 parameter stored as the bf16 that computes (hi) and the other 16 bits (lo);
- *   2. gradient finish one rounding of an accumulated gradient, and its squared norm by fixed blocks;
- *   3. AdamW           torch.optim.AdamW on (hi, lo, exp_avg, exp_avg_sq, gradient) spans, or on fp32 spans;
- *   4. schedules       learning rate of step t: those of transformers and of DeepSpeed.
+ *   1. optimizers      a table by name, on (weights, gradient, states) spans;       } optimizer.h, which others
+ *   2. split master    an fp32 parameter stored as the bf16 that computes (hi) and  } may use alone, with the
+ *                      the other 16 bits (lo);                                      } shared library
+ *   3. gradient finish one rounding of an accumulated gradient, and its squared     }
+ *                      norm by fixed blocks;                                        }
+ *   4. loss scale      of fp16, DeepSpeed's;                                        }
+ *   5. AdamW           the table's adamw as plain functions;
+ *   6. schedules       learning rate of step t: those of transformers and of DeepSpeed.
  *
  * Every function computes each element by a fixed sequence of IEEE-754 operations (no FMA, no reassociation, no
  * flush of subnormals): the bits do not depend on the ISA row, on threads, or on how a span is cut among calls. Rows
@@ -21,41 +25,7 @@
 #define TIDEMILL_OPTIM_H
 
 #include "base/base.h"
-
-const char *tm_optim_isa(void); /* the row in use: "ref", "avx2" or "avx512" */
-
-/* ---- split master (DESIGN section 5) -------------------------------------------------------- */
-
-/* With top = the upper and lo = the lower 16 bits of the fp32 pattern: hi = top + (lo >> 15) mod 2^16, so that
- * top = hi - (lo >> 15). Lossless over all 2^32 patterns. For finite values hi is the nearest bf16, ties away from
- * zero. Non-finite values survive too, but in hi a NaN may look like a number: count them before the split. */
-
-void tm_split_f32(const float *master, uint16_t *hi, uint16_t *lo, size_t n);
-void tm_join_f32(const uint16_t *hi, const uint16_t *lo, float *master, size_t n);
-uint64_t tm_count_nonfinite(const float *x, size_t n);
-
-/* ---- gradients ------------------------------------------------------------------------------ */
-
-/* A gradient is rounded once, then normed: partial[b] = sum of squares of the rounded elements of block b, in double.
- * Inside a block element i adds to lane i mod 16 in order of i, and the lanes are added in a fixed tree; squares of
- * fp32 are exact in double. Spans must begin at a multiple of TM_NORM_BLOCK elements of their tensor or shard, so that
- * the blocks are the same however it is cut. */
-
-enum { TM_NORM_BLOCK = 65536 };
-static inline uint64_t tm_norm_block_count(uint64_t elements) {
-    return (elements + TM_NORM_BLOCK - 1) / TM_NORM_BLOCK;
-}
-
-void tm_grad_round_bf16(const float *acc, uint16_t *g, size_t n); /* to nearest even; NaN stays NaN */
-/* Squared norms of a rounded gradient: partial[tm_norm_block_count(n)]. */
-void tm_norm_blocks_bf16(const uint16_t *g, size_t n, double *partial);
-void tm_norm_blocks_f32(const float *g, size_t n, double *partial);
-/* Both in one pass. For f32 nothing is rounded; g may be acc itself. */
-void tm_grad_finish_bf16(const float *acc, uint16_t *g, size_t n, double *partial);
-void tm_grad_finish_f32(const float *acc, float *g, size_t n, double *partial);
-double tm_sum_blocks(const double *partial, size_t n); /* in block order; the norm is its square root */
-/* torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)); 1 where max_norm <= 0. NaN for a NaN norm. */
-double tm_clip_factor(double norm, double max_norm);
+#include "optim/optimizer.h"
 
 /* ---- AdamW ---------------------------------------------------------------------------------- */
 
@@ -74,13 +44,6 @@ typedef struct tm_adamw_opts {
     bool adam_w_mode; /* true: decoupled decay (AdamW); false: L2 added to the gradient (Adam) */
     bool bias_correction;
 } tm_adamw_opts;
-/* The constants of one step, rounded from double to fp32 once. */
-typedef struct tm_adamw_step {
-    float grad_scale, decay /* 1 - lr*wd */, l2 /* wd in L2 mode, else 0 */;
-    float one_minus_beta1, beta1, beta2, one_minus_beta2;
-    float bc2_sqrt, eps, neg_step_size /* -lr/bc1 */;
-    bool use_l2, lerp_from_end;
-} tm_adamw_step;
 /* `t` counts from 1. grad_scale: clip factor times unscale. */
 void tm_adamw_step_init(tm_adamw_step *step, const tm_adamw_opts *opts, double lr, int64_t t, double grad_scale);
 

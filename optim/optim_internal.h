@@ -16,6 +16,24 @@ bool optim_isa_available(optim_isa isa);
 /* Tests: forces a row that is available; OPTIM_ISAS returns to the choice by feature bits. */
 void optim_isa_force(optim_isa isa);
 
+/* The table's rows (table.c). */
+void optim_adamw_prepare(tm_optim_step *, const tm_optim_opts *, double lr, int64_t t, double grad_scale);
+uint64_t optim_adamw_run(const tm_optim_step *, const tm_optim_span *);
+uint64_t optim_adamw_8bit_run(const tm_optim_step *, const tm_optim_span *);
+void optim_sgd_prepare(tm_optim_step *, const tm_optim_opts *, double lr, int64_t t, double grad_scale);
+uint64_t optim_sgd_run(const tm_optim_step *, const tm_optim_span *);
+void optim_lion_prepare(tm_optim_step *, const tm_optim_opts *, double lr, int64_t t, double grad_scale);
+uint64_t optim_lion_run(const tm_optim_step *, const tm_optim_span *);
+void optim_adagrad_prepare(tm_optim_step *, const tm_optim_opts *, double lr, int64_t t, double grad_scale);
+uint64_t optim_adagrad_run(const tm_optim_step *, const tm_optim_span *);
+void optim_adafactor_prepare(tm_optim_step *, const tm_optim_opts *, double lr, int64_t t, double grad_scale);
+/* Adafactor's states in the table. Those it does not keep are NULL. */
+enum { ADAFACTOR_EXP_AVG, ADAFACTOR_ROW, ADAFACTOR_COLUMN, ADAFACTOR_FULL };
+
+/* 8-bit states: the 256 codes in ascending order, and the nearest one (tests). */
+const float *optim_codes(bool sign);
+uint8_t optim_nearest_code(bool sign, float x);
+
 #define OPTIM_TARGET_REF
 #define OPTIM_TARGET_AVX2 __attribute__((target("avx2")))
 #ifdef __clang__ /* knows no width preference in the attribute */
