@@ -23,8 +23,10 @@ static int ask(const char *call) {
 
 static tm_status failed(const char *call, int code) {
     char text[MPI_MAX_ERROR_STRING] = "";
-    int n = 0;
+    int n = 0, class = MPI_ERR_OTHER;
     MPI_Error_string(code, text, &n);
+    MPI_Error_class(code, &class);
+    if (class == MPI_ERR_TRUNCATE) return tm_fail(TM_EBUG, "%s: %s: the ranks disagree about an operation", call, text);
     return tm_fail(TM_EIO, "%s: %s; the ranks cannot go on", call, *text ? text : "failed");
 }
 

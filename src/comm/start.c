@@ -37,6 +37,7 @@ static tm_status real_node(const tm_comm *c, uint32_t *node) {
 static tm_status agree(const tm_comm *c, tm_status mine) {
     int rank = mine == TM_OK ? (int)c->size : (int)c->rank, lowest = rank;
     tm_error error = *tm_error_get();
+    if (mine == TM_EIO) return mine; /* MPI itself failed: the others are somewhere inside it */
     TM_TRY(comm_mpi_min(rank, &lowest));
     if (lowest == (int)c->size) return TM_OK;
     TM_TRY(comm_mpi_bcast(&error, sizeof error, lowest, MPI_COMM_WORLD));
@@ -154,11 +155,14 @@ static tm_status find_ranks(tm_comm *c) {
 }
 
 static tm_status start_among(tm_comm *c) {
+    comm_block_begin(c, "the first exchange among all ranks");
     TM_TRY(meet(c));
     TM_TRY(agree(c, reserve(c)));
     TM_TRY(agree(c, make_groups(c)));
     TM_TRY(comm_mpi_dup(MPI_COMM_WORLD, &c->remote->data));
+    comm_block_begin(c, "MPI_Comm_dup");
     TM_TRY(agree(c, comm_life_start(c)));
+    comm_block_end(c);
     return TM_OK;
 }
 
