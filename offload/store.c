@@ -180,7 +180,7 @@ static bool in_folder(const char *run, const char *path) {
 /* The state stays where its commit lies: a path that was added or exchanged since does nothing, and that is said. */
 static void warn_unused_paths(const tm_store *s, const tm_store_opts *opts) {
     for (unsigned i = 0; i < opts->n_paths; i++) {
-        bool used = false;
+        bool used = !opts->paths[i]; /* the caller did not say */
         for (unsigned k = 0; k < s->n_paths && !used; k++) used = in_folder(tm_io_run_path(s->run[k]), opts->paths[i]);
         if (!used)
             tm_log(TM_LOG_WARN,
