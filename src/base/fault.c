@@ -2,6 +2,7 @@
 #include "base/base.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +11,17 @@
 typedef struct fault_plan {
     char call[32], kind[32];
     uint64_t at;
-    bool sticky;
+    bool sticky, all; /* all: "*", every name is counted by itself and none fails */
 } fault_plan;
+
+/* Of "*": who was asked how often. Names are literals of the seams; more of them than fit are a test's failure. */
+enum { TALLY_NAMES = 64 };
+static struct {
+    const char *name;
+    uint64_t calls;
+} tally[TALLY_NAMES];
+static unsigned n_tally;
+static pthread_mutex_t tally_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static fault_plan plan;
 static atomic_bool active;
@@ -45,9 +55,21 @@ tm_status tm_fault_set(const char *spec) {
     if (spec && !parse_spec(spec, &fresh)) {
         return tm_fail(TM_EINPUT, "fault \"%s\": expected CALL:I:KIND:once or CALL:I:KIND:sticky", spec);
     }
+    fresh.all = strcmp(fresh.call, "*") == 0;
+    if (fresh.all) n_tally = 0;
     plan = fresh;
-    atomic_store(&active, spec != NULL && fresh.at > 0);
+    atomic_store(&active, fresh.all || (spec != NULL && fresh.at > 0));
     return TM_OK;
+}
+
+uint64_t tm_fault_calls(void) {
+    return atomic_load(&calls);
+}
+
+bool tm_fault_tally(unsigned i, const char **call, uint64_t *n) {
+    bool there = plan.all && i < n_tally;
+    if (there) *call = tally[i].name, *n = tally[i].calls;
+    return there;
 }
 
 #ifdef TIDEMILL_FAULTS
@@ -59,11 +81,23 @@ __attribute__((constructor)) static void read_environment(void) {
     tm_error_clear();
 }
 
+static bool count(const char *call) {
+    pthread_mutex_lock(&tally_lock);
+    unsigned i = 0;
+    while (i < n_tally && strcmp(tally[i].name, call) != 0) i++;
+    if (i == n_tally && i < TALLY_NAMES) tally[n_tally].name = call, tally[n_tally++].calls = 0;
+    if (i < TALLY_NAMES) tally[i].calls++;
+    pthread_mutex_unlock(&tally_lock);
+    return false;
+}
+
 bool tm_fault_hit(const char *call, const char **kind) {
     if (!atomic_load_explicit(&active, memory_order_relaxed)) return false;
+    if (plan.all) return count(call);
     if (strcmp(call, plan.call) != 0) return false;
     uint64_t i = atomic_fetch_add(&calls, 1) + 1;
     if (i != plan.at && !(plan.sticky && i > plan.at)) return false;
+    if (strcmp(plan.kind, "kill") == 0) (void)raise(SIGKILL);
     if (kind) *kind = plan.kind;
     return true;
 }

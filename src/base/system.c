@@ -8,9 +8,13 @@
 #include <time.h>
 
 uint64_t tm_now_ns(void) {
+    static const uint64_t ten_years = (uint64_t)315360000 * 1000000000u;
     struct timespec t;
+    const char *kind;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    uint64_t now = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    if (!tm_fault_hit("clock", &kind)) return now;
+    return strcmp(kind, "back") == 0 ? now - tm_min_u64(now, ten_years) : now + ten_years;
 }
 
 /* "KEY:   123 kB" lines, as in /proc/meminfo and /proc/self/status; 0 if there is none. */

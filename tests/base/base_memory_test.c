@@ -2,9 +2,12 @@
 #include "base_test.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static void counters_follow_allocations(void **state) {
     (void)state;
@@ -107,6 +110,56 @@ static void faults_strike_where_they_are_told(void **state) {
     assert_ok(tm_fault_set(NULL));
 }
 
+static void calls_are_counted_by_name(void **state) {
+    (void)state;
+#ifndef TIDEMILL_FAULTS
+    skip();
+#endif
+    const char *call;
+    uint64_t n;
+    assert_ok(tm_fault_set("*:0:none:once"));
+    for (int i = 0; i < 5; i++) assert_false(tm_fault_hit(i % 2 ? "pread" : "pwrite", NULL));
+    tm_free(tm_malloc(1));
+    static const struct {
+        const char *call;
+        uint64_t n;
+    } want[] = {{"pwrite", 3}, {"pread", 2}, {"alloc", 1}};
+    for (unsigned i = 0; i < TM_COUNT(want); i++) {
+        assert_true(tm_fault_tally(i, &call, &n));
+        assert_string_equal(call, want[i].call);
+        assert_int_equal(n, want[i].n);
+    }
+    assert_false(tm_fault_tally(3, &call, &n));
+    assert_ok(tm_fault_set("pread:9:eio:once"));
+    assert_false(tm_fault_hit("pread", NULL));
+    assert_int_equal(tm_fault_calls(), 1);
+    assert_ok(tm_fault_set(NULL));
+}
+
+static void clocks_jump_and_the_killed_are_gone(void **state) {
+    (void)state;
+#ifndef TIDEMILL_FAULTS
+    skip();
+#endif
+    uint64_t now = tm_now_ns(), year = (uint64_t)31536000 * 1000000000;
+    assert_ok(tm_fault_set("clock:2:forward:once"));
+    assert_in_range(tm_now_ns() - now, 0, year);
+    assert_true(tm_now_ns() - now > 9 * year);
+    assert_in_range(tm_now_ns() - now, 0, year);
+    assert_ok(tm_fault_set("clock:1:back:sticky"));
+    assert_true(tm_now_ns() < now && tm_now_ns() < now);
+    assert_ok(tm_fault_set(NULL));
+    pid_t pid = fork();
+    if (pid == 0) {
+        (void)tm_fault_set("mkdir:1:kill:once");
+        (void)tm_fault_hit("mkdir", NULL);
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
 static void buffers_grow(void **state) {
     (void)state;
     uint64_t live = tm_mem_live_bytes();
@@ -179,6 +232,8 @@ int main(void) {
         cmocka_unit_test(copies),
         cmocka_unit_test(counters_are_exact_with_threads),
         cmocka_unit_test(faults_strike_where_they_are_told),
+        cmocka_unit_test(calls_are_counted_by_name),
+        cmocka_unit_test(clocks_jump_and_the_killed_are_gone),
         cmocka_unit_test(buffers_grow),
         cmocka_unit_test(buffer_survives_a_failed_allocation),
         cmocka_unit_test(the_system_is_asked),
