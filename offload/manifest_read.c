@@ -168,6 +168,6 @@ tm_status manifest_read_object(const tm_commit *c, uint32_t i, manifest_object *
 }
 
 tm_status manifest_read_pages(const tm_commit *c, uint64_t first, uint64_t n, uint64_t *out) {
-    if (first + n > c->n_pages) return damaged(c, "checksums are missing");
+    if (n > c->n_pages || first > c->n_pages - n) return damaged(c, "checksums are missing");
     return tm_file_read_at(c->file, c->pages_at + first * sizeof *out, out, n * sizeof *out);
 }
