@@ -33,6 +33,18 @@ static size_t distance(const char *a, size_t n, const char *b, size_t m) {
     return last[m];
 }
 
+/* Which letters a word has: one that the other lacks is an edit at least, so that most words need not be compared. */
+static uint64_t letters(const char *word, size_t n) {
+    uint64_t set = 0;
+    for (size_t i = 0; i < n; i++) set |= (uint64_t)1 << (folded(word[i]) & 63);
+    return set;
+}
+
+static size_t least_distance(uint64_t a, size_t n, uint64_t b, size_t m) {
+    size_t longer = n > m ? n - m : m - n, other = (size_t)__builtin_popcountll(n > m ? a & ~b : b & ~a);
+    return longer > other ? longer : other;
+}
+
 static const char *leaf_of(const char *path) {
     const char *dot = strrchr(path, '.');
     return dot ? dot + 1 : path;
@@ -47,12 +59,15 @@ static bool in_section(const char *path, const char *section) {
 /* The row in `section` (NULL: anywhere) whose last name is nearest; at most 1 + a third of the key's length away. */
 static const schema_row *nearest(const char *section, const char *key) {
     size_t len = strlen(key), best = 2 + len / 3;
+    if (len > LONGEST) return NULL;
+    uint64_t set = letters(key, len);
     const schema_row *found = NULL;
     for (size_t i = 0; i < schema_row_count; i++) {
         const schema_row *row = &schema_rows[i];
         if (row->kind == K_REFUSED || row->kind == K_LATER || (section && !in_section(row->path, section))) continue;
         const char *leaf = leaf_of(row->path);
-        size_t d = distance(key, len, leaf, strlen(leaf));
+        size_t n = strlen(leaf), d = least_distance(set, len, letters(leaf, n), n);
+        if (d < best) d = distance(key, len, leaf, n);
         if (d < best) best = d, found = row;
     }
     return found;
