@@ -1,13 +1,11 @@
 /* TEMPLATE '\0' MESSAGES. What must hold: opening and rendering end, whatever the template does, and give back their
  * memory; a failure leaves no text; spans ascend, do not overlap and lie in the text. */
+#include "fuzz.h"
+
 #include "data/chat.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define CHECK(cond) ((cond) ? (void)0 : abort())
 
 static const char sample[] =
     "[{\"role\":\"user\",\"content\":\" a\\u00e9 \"},{\"role\":\"assistant\",\"content\":\"b</s>\","
@@ -29,7 +27,7 @@ static void render(const tm_chat *chat, const tm_json *messages, bool prompt) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    uint64_t live = tm_mem_live_bytes();
+    fuzz_begin(size);
     const tm_chat_opts opts = {.bos_token = "<s>", .eos_token = "</s>", .now = 1};
     const char *text = (const char *)data, *end = size == 0 ? NULL : memchr(data, 0, size);
     size_t len = end == NULL ? size : (size_t)(end - text);
@@ -45,6 +43,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     tm_error_clear();
     tm_json_free(doc);
     tm_chat_close(chat);
-    CHECK(tm_mem_live_bytes() == live);
+    fuzz_end();
     return 0;
 }

@@ -2,15 +2,11 @@
  *   - from memory and in small pieces, the reader gives the same events and the same failure;
  *   - what the tree accepts, the writer writes, and that text has the same tree;
  *   - nothing stays allocated. */
-#include "base/base.h"
+#include "fuzz.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define CHECK(cond) ((cond) ? (void)0 : abort())
 
 static tm_status read_seven(void *ctx, void *buf, size_t cap, size_t *got) {
     return tm_mem_source_read(ctx, buf, cap < 7 ? cap : 7, got);
@@ -63,12 +59,13 @@ static void round_trip(const char *text, size_t len, unsigned flags) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size == 0) return 0;
+    fuzz_begin(size);
     unsigned flags = data[size - 1] & 7; /* the last byte chooses, so that a seed stays a text */
     char *text = malloc(size);
     memcpy(text, data, size);
     CHECK(events_hash(tm_mem_source_read, text, size, flags) == events_hash(read_seven, text, size, flags));
     round_trip(text, size, flags);
     free(text);
-    CHECK(tm_mem_live_bytes() == 0);
+    fuzz_end();
     return 0;
 }

@@ -1,14 +1,12 @@
 /* TOKENIZER.JSON '\0' TEXT. What must hold: opening ends and gives back its memory when it fails; of a tokenizer that
  * opens, every span lies in the text, on characters, and begins no earlier than the one before unless the text was
  * normalized; the ids decode, to UTF-8. */
+#include "fuzz.h"
+
 #include "data/tokenizer.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define CHECK(cond) ((cond) ? (void)0 : abort())
 
 static bool is_boundary(const char *text, size_t len, size_t at) {
     return at == len || (at < len && ((unsigned char)text[at] & 0xC0) != 0x80);
@@ -40,16 +38,15 @@ static void use(const tm_tokenizer *t, const char *text, size_t len) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    uint64_t live = tm_mem_live_bytes();
+    fuzz_begin(size);
     const char *text = (const char *)data, *end = size == 0 ? NULL : memchr(data, 0, size);
     size_t len = end == NULL ? size : (size_t)(end - text);
     tm_mem_source source = {text, len, 0};
     tm_tokenizer *t;
-    tm_log_set_level(TM_LOG_ERROR);
     if (tm_tokenizer_open(&t, tm_mem_source_read, &source, "f") == TM_OK)
         use(t, end == NULL ? "" : end + 1, end == NULL ? 0 : size - len - 1);
     tm_error_clear();
     tm_tokenizer_close(t);
-    CHECK(tm_mem_live_bytes() == live);
+    fuzz_end();
     return 0;
 }

@@ -1,0 +1,116 @@
+/* Any bytes as a JSONL data file, read whole and in small pieces, lenient and strict. What must hold: within the
+ * limits; counts add up; strict refuses exactly what lenient counts as bad, and names the same first line; every batch
+ * of two epochs can be drawn; a sample comes once an epoch. */
+#include "fuzz.h"
+
+#include "data/chat.h"
+#include "data/dataset.h"
+#include "data/tokenizer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { SEQ = 64, MOST_SAMPLES = 256 };
+
+static const char tokenizer_json[] =
+    "{\"added_tokens\":[{\"id\":6,\"content\":\"</"
+    "s>\",\"special\":true},{\"id\":7,\"content\":\"<s>\",\"special\":true}],"
+    "\"normalizer\":null,\"pre_tokenizer\":null,\"post_processor\":null,\"decoder\":null,\"model\":{\"type\":\"BPE\","
+    "\"unk_token\":\"u\",\"vocab\":{\"u\":0,\"a\":1,\"b\":2,\" \":3,\"ab\":4,\"1\":5},\"merges\":[\"a b\"]}}";
+static const char template_text[] =
+    "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}"
+    "{% endif %}{% endfor %}";
+
+static tm_tokenizer *tokenizer;
+static tm_chat *chat;
+
+static void open_once(void) {
+    tm_mem_source source = {tokenizer_json, sizeof tokenizer_json - 1, 0};
+    if (tokenizer) return;
+    CHECK(tm_tokenizer_open(&tokenizer, tm_mem_source_read, &source, "t") == TM_OK);
+    const tm_chat_opts opts = {.bos_token = "<s>", .eos_token = "</s>", .now = 1};
+    CHECK(tm_chat_open(&chat, tokenizer, template_text, sizeof template_text - 1, "c", &opts) == TM_OK);
+}
+
+typedef struct bytes {
+    const uint8_t *data;
+    size_t size;
+} bytes;
+
+static tm_status read_at(void *ctx, uint64_t offset, void *buf, size_t len) {
+    const bytes *b = ctx;
+    CHECK(offset <= b->size && len <= b->size - offset);
+    memcpy(buf, b->data + offset, len);
+    return TM_OK;
+}
+
+static tm_status open_data(tm_dataset **ds, bytes *b, unsigned how, bool strict) {
+    return tm_dataset_open_jsonl(ds, &(tm_data_source){.ctx = b, .read_at = read_at, .size = b->size, .name = "f"},
+                                 &(tm_dataset_opts){.format = (tm_data_format)(how % 6),
+                                                    .overlong = (tm_overlong)(how / 6 % 3),
+                                                    .seq_len = how & 64 ? 8 : SEQ,
+                                                    .vocab_size = 8,
+                                                    .tokenizer = tokenizer,
+                                                    .chat = chat,
+                                                    .eos_id = 6,
+                                                    .strict = strict,
+                                                    .shuffle = how & 128,
+                                                    .seed = how,
+                                                    .max_line_bytes = 2048});
+}
+
+static void draw(tm_dataset *ds, uint64_t step, uint64_t *tokens) {
+    int32_t ids[256], labels[256];
+    uint8_t mask[256];
+    tm_batch_shape s;
+    for (uint32_t k = 0; k < 2; k++) {
+        CHECK(tm_dataset_batch(ds, step, k, 0, 256, ids, labels, mask, &s) == TM_OK);
+        for (uint32_t i = 0; i < s.tokens; i++) CHECK(ids[i] >= 0 && ids[i] < 8 && labels[i] < 8 && mask[i] <= 1);
+        *tokens += s.mask_tokens;
+    }
+}
+
+static void use(tm_dataset *ds) {
+    const tm_dataset_counts *n = tm_dataset_get_counts(ds);
+    uint8_t seen[MOST_SAMPLES] = {0};
+    uint64_t tokens[2] = {0};
+    CHECK(n->samples > 0 && n->samples + n->bad + n->dropped + n->no_labels == n->lines);
+    CHECK(n->longest <= SEQ && n->label_tokens <= n->tokens);
+    CHECK(tm_dataset_set_batches(ds, 2, 2, 1) == TM_OK);
+    uint64_t steps = tm_dataset_steps_per_epoch(ds);
+    CHECK(steps == (n->samples + 3) / 4);
+    for (uint64_t i = 0; i < n->samples && n->samples <= MOST_SAMPLES; i++) {
+        uint64_t at = tm_dataset_order(ds, 1, i);
+        CHECK(at < n->samples && !seen[at]++);
+    }
+    for (uint64_t s = 0; s < 2 * steps; s++) draw(ds, s, &tokens[s / steps]);
+    CHECK(tokens[0] == n->tokens && tokens[1] == n->tokens);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    tm_dataset *ds = NULL;
+    open_once();
+    fuzz_begin(size);
+    if (size == 0) return 0;
+    bytes b = {data, size - 1}; /* the last byte chooses, so that a seed stays a text */
+    uint64_t bad = 0, first = 0;
+    bool usable = open_data(&ds, &b, data[size - 1], false) == TM_OK;
+    if (usable) {
+        bad = tm_dataset_get_counts(ds)->bad;
+        first = tm_dataset_get_counts(ds)->first_bad_line;
+        use(ds);
+        tm_dataset_close(ds);
+        ds = NULL;
+        tm_status strict = open_data(&ds, &b, data[size - 1], true);
+        char at[32];
+        snprintf(at, sizeof at, "f:%llu:", (unsigned long long)first);
+        CHECK((strict == TM_OK) == (bad == 0));
+        CHECK(bad == 0 || strncmp(tm_error_get()->text, at, strlen(at)) == 0);
+    } else {
+        CHECK(tm_error_get()->text[0] != 0);
+    }
+    tm_error_clear();
+    tm_dataset_close(ds);
+    fuzz_end();
+    return 0;
+}
