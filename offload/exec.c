@@ -102,7 +102,10 @@ tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx)
     TM_ASSERT(o->engine == TM_ENGINE_CPU && o->n_operands <= e->cap_operands);
     if (e->stub_compute) return TM_OK;
     for (uint32_t i = 0; i < o->n_operands; i++) e->operand[i] = e->slab + r->plan->operand[o->first_operand + i];
-    return fn(ctx, &o->op, e->operand);
+    if (e->twice.on) return exec_twice(e, r->plan, op, fn, ctx);
+    tm_status rc = fn(ctx, &o->op, e->operand);
+    exec_flip(e, r->plan, op);
+    return rc;
 }
 
 /* ---- runs ---------------------------------------------------------------------------------------------------- */
@@ -361,6 +364,7 @@ void tm_exec_close(tm_exec *e) {
     }
     tm_free(e->temp_checksum);
     tm_free(e->operand);
+    tm_free(e->twice.before);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->cpu_wake);
     pthread_cond_destroy(&e->disk_wake);

@@ -84,6 +84,13 @@ struct tm_exec {
     /* of the calling thread, for the operation that runs: */
     void **operand;
     uint32_t cap_operands;
+    struct { /* exec_twice.c */
+        bool on;
+        char *before; /* what the operation that runs updates, as it was */
+        uint64_t room;
+        void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap);
+        void *ctx;
+    } twice;
     /* of the disk thread: */
     flight flight[EXEC_DEPTH];
     uint64_t *temp_checksum;
@@ -99,6 +106,8 @@ void exec_fail(tm_exec *e, tm_status status);
 /* Marks `op` done and readies its successors, here and in the run ahead: the only place where an operation becomes
  * ready. Returns true if a disk operation became ready. Under the lock. */
 bool exec_complete(tm_exec *e, exec_run *r, uint32_t op);
+tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx);
+void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op); /* tests: a result that is wrong by a bit */
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx);
 tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished);
 tm_status exec_disk_finish(tm_exec *e, flight *f);

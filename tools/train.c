@@ -21,6 +21,7 @@ int tm_cmd_train(int argc, char **argv) {
     const char *trace = NULL;
     bool quiet = false, keys = false, allow = false, resumable = false;
     double grace = 30;
+    int64_t replay = 0;
     const tm_opt opts[] = {
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
         TM_OPTION("resume", TM_OPT_STRING, &resume, "auto|never|DIR",
@@ -28,6 +29,8 @@ int tm_cmd_train(int argc, char **argv) {
         TM_FLAG("allow-numerics-change", &allow, "go on with another instruction set, library or number of threads"),
         TM_OPTION("grace", TM_OPT_DOUBLE, &grace, "SECONDS",
                   "after SIGTERM, SIGINT or SIGUSR1: how long the step under way may take to end (30)"),
+        TM_OPTION("replay-every", TM_OPT_INT, &replay, "N",
+                  "compute every N-th step twice and compare the bits: finds a processor or memory that errs"),
         TM_OPTION("trace", TM_OPT_STRING, &trace, "FILE",
                   "write a Chrome trace (ui.perfetto.dev): every operation of every step, as simulated and as it ran"),
         TM_FLAG("quiet", &quiet, "no first sample and no progress on stderr"),
@@ -58,6 +61,7 @@ int tm_cmd_train(int argc, char **argv) {
                           .quiet = quiet,
                           .trace = trace,
                           .allow_numerics_change = allow,
+                          .replay_every = replay,
                           .grace_seconds = grace > 0 ? grace : 1e-9,
                           .resumable = &resumable};
     const char *seed = getenv("TIDEMILL_ORDER_SEED"); /* tests: run the plan in a random legal order */

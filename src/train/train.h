@@ -23,6 +23,7 @@ typedef struct tm_train_args {
     bool quiet;                 /* no sample, no progress */
     const char *trace;          /* Chrome trace JSON of every step, as simulated and as it ran; NULL: not */
     bool allow_numerics_change; /* go on though another ISA, library or number of threads will compute */
+    int64_t replay_every;       /* every so many steps one is computed twice and its bits compared; 0: none */
     double grace_seconds;       /* after a signal: how long the step under way may take to end; 0: 30 */
     bool *resumable;            /* NULL, or set: TM_ESIGNAL was returned and a commit can be continued from */
 } tm_train_args;

@@ -236,6 +236,7 @@ tm_status trainer_open_job(trainer *t) {
     tm_config *c = t->cfg;
     job_opts o = trainer_job_options(t);
     TM_TRY(job_open(&t->job, &o));
+    o.other_bytes += trainer_replay_bytes(t);
     TM_TRY(trainer_watch_open(t, &o));
     TM_TRY(tm_config_resolve_model(c, tm_model_get_config(t->job->model)->hidden_size));
     TM_TRY(mark_no_decay(t));
