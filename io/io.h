@@ -233,6 +233,7 @@ void tm_out_abandon(tm_out *o);                 /* NULL is fine */
 typedef struct tm_append tm_append;
 TM_MUST_USE tm_status tm_append_open(tm_append **out, const char *path, bool truncate);
 TM_MUST_USE tm_status tm_append_line(tm_append *a, const char *line, size_t n);
+TM_MUST_USE tm_status tm_append_sync(tm_append *a); /* what was appended is on the disk */
 void tm_append_close(tm_append *a);
 
 #endif

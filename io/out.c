@@ -186,6 +186,11 @@ tm_status tm_append_line(tm_append *a, const char *line, size_t n) {
     return TM_OK;
 }
 
+tm_status tm_append_sync(tm_append *a) {
+    if (io_sys_table->fdatasync(a->fd) == 0) return TM_OK;
+    return tm_fail_sys(io_status_of(errno), errno, "fdatasync", a->path, -1, "%s: cannot be synced", a->path);
+}
+
 void tm_append_close(tm_append *a) {
     if (!a) return;
     close(a->fd);

@@ -102,6 +102,7 @@ tm_status trainer_commit(trainer *t) {
     tm_commit_stats stats;
     tm_status rc;
     TM_GO(trainer_settle(t));
+    TM_GO(tm_append_sync(t->log)); /* a commit has the lines of its steps */
     TM_GO(describe(t, &info));
     TM_GO(tm_store_commit(t->job->store, tm_exec_slab(t->job->exec),
                           &(tm_commit_opts){.step = (uint64_t)t->step, .info = info.data, .info_bytes = info.len},

@@ -15,6 +15,7 @@ typedef struct step_line {
 } step_line;
 typedef struct trainer_watch trainer_watch;
 
+enum { TRAINER_LOSSES = 64 };
 typedef struct trainer {
     const tm_train_args *args;
     tm_config *cfg;
@@ -39,6 +40,8 @@ typedef struct trainer {
     uint64_t minimum_host_bytes;
     int64_t step, applied; /* optimizer steps done; those whose update was applied */
     int64_t skipped_in_a_row;
+    double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
+    uint32_t n_losses;
     uint64_t start_ns, tokens_done;
     bool evaluating;
     uint64_t eval_step;
@@ -115,6 +118,15 @@ void trainer_watch_announce(trainer *t, const tm_plan *plan); /* a step is about
 tm_status trainer_watch_step(trainer *t, const step_line *line);
 tm_status trainer_watch_end(trainer *t); /* after the last step: the trace is written */
 void trainer_watch_close(trainer *t);
+
+/* diagnose.c */
+tm_status trainer_give_up(trainer *t, int skipped); /* commits, says where the step's numbers stop being finite */
+tm_status trainer_note_loss(trainer *t);            /* after a step: a loss that stands out is logged */
+
+/* replay.c: --replay-every. */
+uint64_t trainer_replay_bytes(const trainer *t);   /* of the budget; the model is open */
+tm_status trainer_replay_start(trainer *t);        /* plans and executor are there */
+void trainer_replay_step(trainer *t, bool begins); /* around the run of a step's plan */
 
 /* trainer_log.c: log.jsonl, the progress line, the last words. */
 tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats *run, double predicted_seconds);

@@ -41,7 +41,10 @@ static tm_status one_step(trainer *t) {
     (void)tm_lr_betas(&t->cfg->schedule, t->step, &job->adamw.beta1, &job->adamw.beta2);
     const tm_plan *plan = step_plan(t);
     trainer_watch_announce(t, plan);
-    TM_TRY(job_run(job, plan));
+    trainer_replay_step(t, true);
+    tm_status rc = job_run(job, plan);
+    trainer_replay_step(t, false);
+    if (rc != TM_OK) return rc;
     t->pending = t->folded;
     t->step++;
     if (job->step.finite) {
@@ -57,10 +60,8 @@ static tm_status one_step(trainer *t) {
                                               .at = (double)(began - t->start_ns) * 1e-9,
                                               .took = (double)(tm_now_ns() - began) * 1e-9}));
     TM_TRY(check_finite(t));
-    if (t->skipped_in_a_row >= MAX_SKIPPED)
-        return tm_fail(
-            TM_EIO, "step %" PRId64 ": %d steps in a row had no finite gradient; lower learning_rate or check the data",
-            t->step, MAX_SKIPPED);
+    TM_TRY(trainer_note_loss(t));
+    if (t->skipped_in_a_row >= MAX_SKIPPED) return trainer_give_up(t, MAX_SKIPPED);
     return TM_OK;
 }
 
@@ -182,6 +183,7 @@ tm_status trainer_run_steps(trainer *t) {
     t->start_ns = t->commit_ns = tm_now_ns();
     t->job->may_go_on = trainer_may_go_on;
     t->job->may_go_on_ctx = t;
+    TM_TRY(trainer_replay_start(t));
     TM_TRY(trainer_watch_start(t));
     tm_status rc = run_steps(t);
     if (rc == TM_OK) rc = trainer_watch_end(t);

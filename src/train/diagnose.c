@@ -1,0 +1,190 @@
+/* When a run does not learn: where the numbers stop being finite, and which steps stand out. Neither changes a bit. */
+#include "io/io.h"
+#include "train/trainer_internal.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the first value that is not finite -------------------------------------------------------------------------- */
+
+/* The step computed once more, without an update, and each result looked at. */
+typedef struct look {
+    tm_job *job;
+    char found[320];
+} look;
+
+static bool finite_values(const void *at, uint64_t n, bool narrow) {
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits = narrow ? (uint32_t)((const uint16_t *)at)[i] << 16 : ((const uint32_t *)at)[i];
+        if ((bits & 0x7f800000) == 0x7f800000) return false;
+    }
+    return true;
+}
+
+static double largest(const void *at, uint64_t n, bool narrow) {
+    double most = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits = narrow ? (uint32_t)((const uint16_t *)at)[i] << 16 : ((const uint32_t *)at)[i];
+        float v;
+        memcpy(&v, &bits, sizeof v);
+        most = fmax(most, fabs((double)v));
+    }
+    return most;
+}
+
+/* "; the largest weight there is 1e+30, in model.layers.0.mlp.up_proj.weight": of the stage's parts. */
+static void name_largest(look *l, const tm_stage *stage, void *const *part) {
+    size_t used = strlen(l->found), size = l->job->dtype == TM_F32 ? 4 : 2;
+    double most = -1;
+    const char *name = NULL;
+    for (uint32_t i = 0; i < stage->n_parts; i++) {
+        if (!stage->part_in_forward[i]) continue;
+        const char *weights = *part++;
+        const tm_segment *s = tm_model_part_segments(l->job->model, stage->part[i]);
+        for (uint32_t k = 0; k < tm_model_part(l->job->model, stage->part[i])->n_segments; k++) {
+            double here = largest(weights + s[k].part_offset * size, s[k].elements, size == 2);
+            if (here > most) most = here, name = tm_model_tensor(l->job->model, s[k].tensor)->name;
+        }
+    }
+    if (name)
+        snprintf(l->found + used, sizeof l->found - used, "; the largest weight there is %.3g, in %s", most, name);
+}
+
+/* Operands as in ops.c: batch, parts that forward reads, slots. Of slots only the residual stream is looked at: its
+ * width says how it is stored. */
+static void look_forward(look *l, const tm_op *op, void *const *operand) {
+    const tm_unit *u = tm_model_unit(l->job->model, op->arg[0]);
+    const tm_stage *stage = &u->stage[op->arg[1]];
+    uint64_t h = tm_model_get_config(l->job->model)->hidden_size, tokens = l->job->batch[op->arg[2]].tokens;
+    void *const *slot = operand + 1;
+    for (uint32_t i = 0; i < stage->n_parts; i++) slot += stage->part_in_forward[i];
+    for (uint32_t i = 0; i < stage->n_forward; i++) {
+        const tm_slot_use *use = &stage->forward[i];
+        uint32_t bytes = u->slot[use->slot].bytes;
+        bool stream = use->slot == 1 || (u->kind == TM_UNIT_HEAD && use->slot == 2);
+        if (use->access == TM_READ || !stream || (bytes != 2 * h && bytes != 4 * h)) continue;
+        if (finite_values(slot[i], tokens * h, bytes == 2 * h)) continue;
+        snprintf(l->found, sizeof l->found, "the output of %s (%s, micro-batch %u)", u->name, stage->name, op->arg[2]);
+        name_largest(l, stage, operand + 1);
+        return;
+    }
+}
+
+static void look_gradient(look *l, const tm_op *op, void *const *operand) {
+    const part_state *ps = &l->job->part[op->arg[0]];
+    uint64_t at = (uint64_t)op->arg[1] * TM_TILE_ELEMENTS, blocks = tm_norm_block_count(tile_elements(ps, op->arg[1]));
+    const double *partial = (const double *)operand[2] + at / TM_NORM_BLOCK;
+    uint64_t b = 0;
+    while (b < blocks && isfinite(partial[b])) b++;
+    if (b == blocks) return;
+    const tm_part *part = tm_model_part(l->job->model, op->arg[0]);
+    const tm_segment *s = tm_model_part_segments(l->job->model, op->arg[0]);
+    uint32_t k = 0;
+    while (k + 1 < part->n_segments && s[k + 1].part_offset <= at + b * TM_NORM_BLOCK) k++;
+    snprintf(l->found, sizeof l->found, "the gradient of %s (%s)", tm_model_tensor(l->job->model, s[k].tensor)->name,
+             tm_model_unit(l->job->model, part->unit)->name);
+}
+
+static tm_status look_op(void *ctx, const tm_op *op, void *const *operand) {
+    look *l = ctx;
+    TM_TRY(job_run_op(l->job, op, operand));
+    if (l->found[0] || (op->code == OP_FORWARD && l->job->batch[op->arg[2]].rows == 0)) return TM_OK;
+    if (op->code == OP_FORWARD) look_forward(l, op, operand);
+    if (op->code == OP_FINISH) look_gradient(l, op, operand);
+    return TM_OK;
+}
+
+static tm_status look_for(trainer *t, look *l) {
+    tm_program *p;
+    tm_plan *plan = NULL;
+    const pass_opts way = {.shape = trainer_step_shape(t), .backward = true, .park = t->job->parks};
+    TM_TRY(build_pass(&p, t->job, "diagnosis", &way));
+    tm_status rc = job_compile(t->job, p, &plan);
+    tm_program_free(p);
+    t->step--; /* whose batch is looked at */
+    if (rc == TM_OK) rc = tm_exec_run(t->job->exec, plan, look_op, l);
+    t->step++;
+    tm_plan_free(plan);
+    return rc;
+}
+
+tm_status trainer_give_up(trainer *t, int skipped) {
+    look l = {.job = t->job};
+    t->torn = false; /* the update was skipped: the state is whole */
+    if (trainer_commits(t) && t->committed != t->step) TM_TRY(trainer_commit(t));
+    TM_TRY(trainer_settle(t));
+    if (look_for(t, &l) != TM_OK) tm_error_clear(); /* then it is not known */
+    return tm_fail(TM_EIO,
+                   "step %" PRId64 ": %d steps in a row had no finite loss or gradient, the first of this one is %s; "
+                   "their updates were skipped; lower learning_rate, start from an earlier checkpoint, or check the "
+                   "data",
+                   t->step, skipped, l.found[0] ? l.found : "not found when it is computed again");
+}
+
+/* ---- steps that stand out ---------------------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median_of(double *v, uint32_t n) {
+    qsort(v, n, sizeof *v, by_value);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+/* Above the running median by six times the median distance from it (four standard deviations), by a tenth of it and by
+ * a tenth of a nat: a loss that hardly varies, or is near zero, does not spike by varying. */
+static bool is_spike(const trainer *t, double loss, double *median) {
+    double v[TRAINER_LOSSES];
+    uint32_t n = t->n_losses < TRAINER_LOSSES ? t->n_losses : TRAINER_LOSSES;
+    if (n < TRAINER_LOSSES / 2) return false;
+    memcpy(v, t->losses, n * sizeof *v);
+    *median = median_of(v, n);
+    for (uint32_t i = 0; i < n; i++) v[i] = fabs(t->losses[i] - *median);
+    return loss - *median > fmax(6 * median_of(v, n), fmax(0.1 * *median, 0.1));
+}
+
+static tm_status log_spike(trainer *t, double loss, double median) {
+    tm_dataset *ds = data_set(t->train);
+    tm_step_info info;
+    tm_buf line = {0};
+    tm_json_writer w;
+    uint64_t step = (uint64_t)t->step - 1, first = step % tm_dataset_steps_per_epoch(ds);
+    tm_dataset_step_info(ds, step, &info);
+    tm_jw_init(&w, &line, 0);
+    tm_jw_object(&w);
+    tm_jw_key(&w, "event");
+    tm_jw_str(&w, "spike");
+    tm_jw_key(&w, "step");
+    tm_jw_int(&w, t->step);
+    tm_jw_key(&w, "loss");
+    tm_jw_double(&w, loss);
+    tm_jw_key(&w, "median");
+    tm_jw_double(&w, median);
+    tm_jw_key(&w, "rows");
+    tm_jw_array(&w);
+    for (uint64_t i = 0; i < info.samples && i < 64; i++)
+        tm_jw_uint(&w, tm_dataset_order(ds, info.epoch, first * t->cfg->train_batch_size + i));
+    tm_jw_array_end(&w);
+    tm_jw_object_end(&w);
+    tm_status rc = tm_jw_end(&w);
+    if (rc == TM_OK) rc = tm_append_line(t->log, line.data, line.len);
+    tm_buf_free(&line);
+    return rc;
+}
+
+tm_status trainer_note_loss(trainer *t) {
+    const step_result *r = &t->job->step;
+    double median, loss = r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0;
+    if (!r->finite || !r->label_tokens) return TM_OK; /* said already */
+    if (is_spike(t, loss, &median)) {
+        tm_log(TM_LOG_WARN, "step %" PRId64 ": loss %.4f, the median before it %.4f", t->step, loss, median);
+        TM_TRY(log_spike(t, loss, median));
+    }
+    t->losses[t->n_losses++ % TRAINER_LOSSES] = loss;
+    return TM_OK;
+}
