@@ -400,6 +400,40 @@ static void check_epochs(tm_dataset *ds, unsigned n, uint32_t B, uint32_t A, uin
     assert_memory_equal(&limits, &seen, sizeof seen);
 }
 
+/* The ledger: a run that is stopped and started anew at random steps (with the data opened again, on other ranks, going
+ * back to its last commit) counts, for the steps that it keeps, each sample once an epoch. */
+static void test_restarts_keep_the_ledger(void **state) {
+    (void)state;
+    enum { N = 101, EPOCHS = 3, B = 2, STEPS = 26 * EPOCHS }; /* 4 samples a step */
+    static const uint32_t geometry[][3] = {{B, 2, 1}, {1, 4, 1}, {B, 1, 2}, {1, 1, 4}};
+    static int32_t ids[ROOM], labels[ROOM];
+    unsigned used[EPOCHS][N] = {{0}}, restarts = 0;
+    uint64_t committed = 0;
+    while (committed < STEPS) {
+        uint32_t draw[4];
+        tm_philox(5, 0, restarts, draw);
+        const uint32_t *g = geometry[restarts++ % TM_COUNT(geometry)];
+        tm_dataset *ds = open_numbered(N, true, NULL);
+        assert_int_equal(tm_dataset_set_batches(ds, g[0], g[1], g[2]), TM_OK);
+        assert_int_equal(tm_dataset_steps_per_epoch(ds) * EPOCHS, STEPS);
+        uint64_t killed = tm_min_u64(committed + draw[0] % 9, STEPS), kept = committed + draw[1] % 9;
+        if (kept > killed || killed == STEPS) kept = killed; /* steps after the last commit are lost, and done again */
+        for (uint64_t s = committed; s < killed; s++)
+            for (uint32_t k = 0; k < g[1]; k++)
+                for (uint32_t r = 0; r < g[2]; r++) {
+                    tm_batch_shape shape;
+                    assert_int_equal(tm_dataset_batch(ds, s, k, r, ROOM, ids, labels, NULL, &shape), TM_OK);
+                    for (uint32_t b = 0; b < shape.rows && s < kept; b++)
+                        used[s / (STEPS / EPOCHS)][number_of(ids + (size_t)b * shape.seq)]++;
+                }
+        committed = kept;
+        tm_dataset_close(ds);
+    }
+    assert_true(restarts > 10);
+    for (unsigned e = 0; e < EPOCHS; e++)
+        for (unsigned i = 0; i < N; i++) assert_int_equal(used[e][i], 1);
+}
+
 static void test_geometry(void **state) {
     (void)state;
     static const uint32_t shapes[][3] = {{1, 1, 1}, {4, 2, 1}, {3, 1, 2}, {5, 3, 2}, {100, 1, 1}, {7, 16, 1}};
@@ -805,6 +839,7 @@ int main(void) {
         cmocka_unit_test_setup(test_golden_chat, clean_record),
         cmocka_unit_test_setup(test_overlong, clean_record),
         cmocka_unit_test_setup(test_geometry, clean_record),
+        cmocka_unit_test_setup(test_restarts_keep_the_ledger, clean_record),
         cmocka_unit_test_setup(test_order_is_a_permutation, clean_record),
         cmocka_unit_test_setup(test_seed_changes_order, clean_record),
         cmocka_unit_test_setup(test_spill, clean_record),
