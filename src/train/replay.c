@@ -38,16 +38,15 @@ uint64_t trainer_replay_bytes(const trainer *t) {
 /* ---- steps ------------------------------------------------------------------------------------------------------ */
 
 tm_status trainer_replay_start(trainer *t) {
-    const tm_plan *plans[] = {t->plan, t->first_plan};
+    const tm_plan *plans[] = {t->plan, t->first_plan, t->drain_plan};
     if (t->args->replay_every <= 0) return TM_OK;
     for (size_t i = 0; i < TM_COUNT(plans); i++)
         if (plans[i]) TM_TRY(tm_exec_twice_room(t->job->exec, plans[i]));
     return TM_OK;
 }
 
-/* Before the step that comes next. What else a step does (evaluation, commits) is done once. */
-void trainer_replay_step(trainer *t, bool begins) {
+/* Around a run of step `step`'s plans; 0: what comes now is done once (evaluation, export). */
+void trainer_replay_step(trainer *t, int64_t step) {
     int64_t every = t->args->replay_every;
-    bool now = begins && every > 0 && (t->step + 1) % every == 0;
-    if (every > 0) tm_exec_twice(t->job->exec, now, job_op_name, t->job);
+    if (every > 0) tm_exec_twice(t->job->exec, step > 0 && step % every == 0, job_op_name, t->job);
 }

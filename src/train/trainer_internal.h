@@ -124,9 +124,9 @@ tm_status trainer_give_up(trainer *t, int skipped); /* commits, says where the s
 tm_status trainer_note_loss(trainer *t);            /* after a step: a loss that stands out is logged */
 
 /* replay.c: --replay-every. */
-uint64_t trainer_replay_bytes(const trainer *t);   /* of the budget; the model is open */
-tm_status trainer_replay_start(trainer *t);        /* plans and executor are there */
-void trainer_replay_step(trainer *t, bool begins); /* around the run of a step's plan */
+uint64_t trainer_replay_bytes(const trainer *t);    /* of the budget; the model is open */
+tm_status trainer_replay_start(trainer *t);         /* plans and executor are there */
+void trainer_replay_step(trainer *t, int64_t step); /* around a run of its plans; 0: no step */
 
 /* trainer_log.c: log.jsonl, the progress line, the last words. */
 tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats *run, double predicted_seconds);

@@ -28,7 +28,10 @@ tm_status trainer_settle(trainer *t) {
     if (!t->pending) return TM_OK;
     t->pending = false;
     t->torn = true;
-    TM_TRY(job_run(t->job, t->drain_plan));
+    trainer_replay_step(t, t->step);
+    tm_status rc = job_run(t->job, t->drain_plan);
+    trainer_replay_step(t, 0);
+    if (rc != TM_OK) return rc;
     t->torn = false;
     return check_finite(t);
 }
@@ -41,9 +44,9 @@ static tm_status one_step(trainer *t) {
     (void)tm_lr_betas(&t->cfg->schedule, t->step, &job->adamw.beta1, &job->adamw.beta2);
     const tm_plan *plan = step_plan(t);
     trainer_watch_announce(t, plan);
-    trainer_replay_step(t, true);
+    trainer_replay_step(t, t->step + 1);
     tm_status rc = job_run(job, plan);
-    trainer_replay_step(t, false);
+    trainer_replay_step(t, 0);
     if (rc != TM_OK) return rc;
     t->pending = t->folded;
     t->step++;
