@@ -35,6 +35,7 @@ static tm_status print_json(const tm_step_bench *b) {
     field_double(&w, "compute_seconds", b->compute_seconds);
     field_double(&w, "io_seconds", b->io_seconds);
     field_double(&w, "overlap", overlap(b));
+    field_double(&w, "bound_seconds", b->bound_seconds);
     field_double(&w, "predicted_seconds", b->predicted_seconds);
     field_double(&w, "predicted_compute_seconds", b->predicted_compute_seconds);
     field_double(&w, "predicted_io_seconds", b->predicted_io_seconds);
@@ -77,7 +78,8 @@ static void print_table(const tm_step_bench *b) {
            b->flops / b->compute_seconds * 1e-9);
     printf("I/O alone        %8.3f s %9.3f s   %.2f GB/s\n", b->io_seconds, b->predicted_io_seconds,
            b->io_seconds > 0 ? io / b->io_seconds * 1e-9 : 0);
-    printf("step over the longer of the two: %.3f\n", overlap(b));
+    printf("step over the longer of the two: %.3f; over the longer in each of forward, backward, update: %.3f\n",
+           overlap(b), b->bound_seconds > 0 ? b->step_seconds / b->bound_seconds : 0);
     printf("predicted from   %s\n", b->basis);
 }
 

@@ -12,12 +12,17 @@
 #include "train/cost_internal.h"
 #include "train/trainer_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { STEPS = 4, MAX_STEPS = 1000, RUNS = 3, VALUES = 997 };
 typedef enum mode { REAL, IO_ALONE, COMPUTE_ALONE, MODES } mode;
+
+/* Stretches of a step. With clipping no update can be read for before the norm is known, and every one is over when
+ * backward begins (F) or the step ends (U): what one stretch has too much of, another cannot take. */
+typedef enum stretch { FORWARD, BACKWARD, AFTER_NORM, STRETCHES } stretch;
 
 typedef struct bench {
     const tm_step_bench_args *args;
@@ -29,9 +34,10 @@ typedef struct bench {
     job_shape shape;
     mode mode;
     uint32_t steps;
-    double *seconds[MODES];
+    double *seconds[MODES], *part[MODES][STRETCHES];
     uint32_t n[MODES];
-    tm_status ended; /* of the runs whose transfers are done */
+    uint64_t began_ns[STRETCHES]; /* of the running step; 0: has not begun */
+    tm_status ended;              /* of the runs whose transfers are done */
     tm_error error;
 } bench;
 
@@ -58,13 +64,19 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, i
     return TM_OK;
 }
 
+static tm_status ended(bench *b, const tm_op *op, tm_status rc) {
+    if (op->code == OP_NORM) b->began_ns[AFTER_NORM] = tm_now_ns();
+    return rc;
+}
+
 /* Without transfers the values are of no sense: that they are not finite changes nothing. */
 static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
-    const bench *b = ctx;
+    bench *b = ctx;
     tm_job *job = b->t.job;
     TM_TRY(job_check_stop(job));
-    if (b->mode == IO_ALONE) return TM_OK;
-    tm_status rc = job_run_op(job, op, operand);
+    if (op->code == OP_BACKWARD && !b->began_ns[BACKWARD]) b->began_ns[BACKWARD] = tm_now_ns();
+    if (b->mode == IO_ALONE) return ended(b, op, TM_OK);
+    tm_status rc = ended(b, op, job_run_op(job, op, operand));
     if (b->mode != COMPUTE_ALONE) return rc;
     if (rc == TM_EIO) {
         tm_error_clear();
@@ -215,16 +227,28 @@ static void run_ended(void *ctx, const tm_run_stats *s) {
     }
 }
 
+/* A stretch that did not begin has no time, and the one before it lasts on. */
+static void note_step(bench *b, mode m, uint64_t begin, uint64_t end) {
+    uint32_t i = b->n[m]++;
+    b->seconds[m][i] = (double)(end - begin) * 1e-9;
+    for (int s = STRETCHES - 1; s >= 0; s--) {
+        uint64_t from = s == FORWARD ? begin : b->began_ns[s] ? b->began_ns[s] : end;
+        b->part[m][s][i] = (double)(end - from) * 1e-9;
+        end = from;
+    }
+}
+
 /* `n` steps that count after one that does not. */
 static tm_status run_steps(bench *b, mode m, uint32_t n) {
     tm_exec *e = b->t.job->exec;
     uint64_t before = 0;
     b->mode = m;
     for (uint32_t i = 0; i <= n; i++) {
+        memset(b->began_ns, 0, sizeof b->began_ns);
         tm_exec_announce(e, b->t.plan, b->link);
         TM_TRY(tm_exec_run(e, b->t.plan, run_op, b));
         uint64_t now = tm_now_ns();
-        if (i > 0) b->seconds[m][b->n[m]++] = (double)(now - before) * 1e-9;
+        if (i > 0) note_step(b, m, before, now);
         before = now;
     }
     return tm_exec_settle(e);
@@ -270,11 +294,24 @@ static double median(double *v, uint32_t n) {
 }
 
 static void bench_close(bench *b) {
-    for (int m = 0; m < MODES; m++) tm_free(b->seconds[m]);
+    for (int m = 0; m < MODES; m++) {
+        tm_free(b->seconds[m]);
+        for (int s = 0; s < STRETCHES; s++) tm_free(b->part[m][s]);
+    }
     tm_link_free(b->link);
     tm_link_free(b->first_link);
     trainer_close(&b->t);
     job_costs_close(b->costs);
+}
+
+static tm_status room(bench *b) {
+    size_t n = b->steps + 1, bytes = n * sizeof(double);
+    for (int m = 0; m < MODES; m++) {
+        if (!(b->seconds[m] = tm_calloc(n, sizeof(double)))) return tm_nomem(bytes);
+        for (int s = 0; s < STRETCHES; s++)
+            if (!(b->part[m][s] = tm_calloc(n, sizeof(double)))) return tm_nomem(bytes);
+    }
+    return TM_OK;
 }
 
 tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) {
@@ -282,10 +319,7 @@ tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) 
     tm_status rc;
     *out = (tm_step_bench){.update = "", .activations = "", .order = ""};
     TM_ASSERT(b.steps <= MAX_STEPS);
-    for (int m = 0; m < MODES; m++) {
-        b.seconds[m] = tm_calloc(b.steps + 1, sizeof *b.seconds[m]);
-        if (!b.seconds[m]) TM_GO(tm_nomem(b.steps * sizeof *b.seconds[m]));
-    }
+    TM_GO(room(&b));
     job_catch_signals();
     TM_GO(trainer_load_config(&b.t, true));
     TM_GO(open_job(&b));
@@ -297,6 +331,9 @@ tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) 
     out->step_seconds = median(b.seconds[REAL], b.n[REAL]);
     out->io_seconds = median(b.seconds[IO_ALONE], b.n[IO_ALONE]);
     out->compute_seconds = median(b.seconds[COMPUTE_ALONE], b.n[COMPUTE_ALONE]);
+    for (int s = 0; s < STRETCHES; s++)
+        out->bound_seconds +=
+            fmax(median(b.part[IO_ALONE][s], b.n[IO_ALONE]), median(b.part[COMPUTE_ALONE][s], b.n[COMPUTE_ALONE]));
 done:
     bench_close(&b);
     return rc;

@@ -139,6 +139,8 @@ typedef struct tm_step_bench {
     uint64_t planned_peak_bytes, peak_bytes;                        /* of the process: as planned, VmHWM */
     double flops;                                                   /* of a step */
     double step_seconds, compute_seconds, io_seconds;               /* medians */
+    double bound_seconds; /* the larger of the two in forward, in backward and after the norm, added: with clipping an
+                             update cannot move from one to the other */
     double predicted_seconds, predicted_compute_seconds, predicted_io_seconds;
     char basis[96]; /* of the prediction */
 } tm_step_bench;
