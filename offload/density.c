@@ -15,8 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a saved transfer is worth where the CPU hides it: wear, and room for what the model does not see. */
-static const double HIDDEN = 0.03;
+/* What a saved transfer is worth where the CPU hides it: it slows the CPU that hides it (memory, checksums), and it is
+ * wear. At a half, bytes stay within a few percent of the least that can be moved, and seconds within a few of theirs.
+ */
+static const double HIDDEN = 0.5;
+enum { PRICE_ROUNDS = 10, PRICE_RATE = 8, SLACK_RATE = 12 };
 
 /* ---- candidates ---------------------------------------------------------------------------------------------- */
 
@@ -272,7 +275,8 @@ static bool within_limit(density *d, const candidate *c) {
     return !d->limit[c->kind] || d->kept_bytes[c->kind] + c->bytes <= d->limit[c->kind];
 }
 
-static void one_round(density *d, int64_t budget) {
+/* `supply`: priced bytes to be given away, wherever they lie (settle_prices); 0: what fits at every position. */
+static void one_round(density *d, int64_t budget, double supply) {
     start_load(d);
     start_time(d);
     memset(d->kept_bytes, 0, sizeof d->kept_bytes);
@@ -294,7 +298,8 @@ static void one_round(density *d, int64_t budget) {
         }
         d->heap[0] = d->heap[--n];
         sift(d, n, 0);
-        if (!within_limit(d, c) || !fits(d, c, budget)) continue;
+        if (!within_limit(d, c) || (supply <= 0 && !fits(d, c, budget))) continue;
+        if (supply > 0 && (supply -= held(d, c)) < 0) break;
         keep(d, c);
         c->kept = true;
         d->kept_bytes[c->kind] += c->bytes;
@@ -308,30 +313,66 @@ static double objective(const density *d) {
     return t;
 }
 
-/* Positions that stay slack become cheap. prices are prefix sums, so that an interval costs two look-ups. */
-static void reprice(density *d, int64_t budget) {
-    uint32_t n = d->p->n_op, step = n / 512 + 1;
+/* Prices are prefix sums, so that an interval costs two look-ups. */
+static void sum_prices(density *d) {
     double sum = 0;
-    for (uint32_t from = 0; from < n; from += step) {
-        uint32_t to = from + step < n ? from + step - 1 : n - 1;
-        double slack = budget > 0 ? (double)(budget - load_most(&d->load, from, to)) / (double)budget : 0;
-        double factor = exp(-12 * (slack > 0 ? slack : 0));
-        for (uint32_t i = from; i <= to; i++) sum += (d->weight[i] *= factor);
-    }
+    uint32_t n = d->p->n_op;
+    for (uint32_t i = 0; i < n; i++) sum += d->weight[i];
     d->price[0] = 0;
     for (uint32_t i = 0; i < n; i++) d->price[i + 1] = d->price[i] + (sum > 0 ? d->weight[i] / sum : 0);
 }
 
-/* The prices of the first choice hold for later ones, which differ by a little load only. */
+/* Positions that stay slack become cheap, those that are asked too much of dear. */
+static void reprice(density *d, int64_t budget, double rate) {
+    uint32_t n = d->p->n_op, step = n / 512 + 1;
+    for (uint32_t from = 0; from < n; from += step) {
+        uint32_t to = from + step < n ? from + step - 1 : n - 1;
+        double slack = budget > 0 ? (double)(budget - load_most(&d->load, from, to)) / (double)budget : 0;
+        double factor = exp(-rate * (slack > -1 ? slack : -1));
+        for (uint32_t i = from; i <= to; i++) d->weight[i] *= factor;
+    }
+    sum_prices(d);
+}
+
+static void even_prices(density *d) {
+    for (uint32_t i = 0; i < d->p->n_op; i++) d->weight[i] = 1;
+    sum_prices(d);
+}
+
+/* Bytes that are free, by price. */
+static double supply_of(density *d, int64_t budget) {
+    double free = 0;
+    start_load(d);
+    uint32_t n = d->p->n_op, step = n / 512 + 1;
+    for (uint32_t from = 0; from < n; from += step) {
+        uint32_t to = from + step < n ? from + step - 1 : n - 1;
+        free += (double)(budget - load_most(&d->load, from, to)) * (d->price[to + 1] - d->price[from]);
+    }
+    return free;
+}
+
+/* The dual of the linear program, by multiplicative weights: what is worth most for its price is taken until as many
+ * priced bytes are given away as there are, wherever they lie; then prices follow demand. */
+static void settle_prices(density *d, int64_t budget) {
+    even_prices(d);
+    for (int round = 1; round <= PRICE_ROUNDS; round++) {
+        double supply = supply_of(d, budget);
+        if (supply <= 0) return;
+        one_round(d, budget, supply);
+        reprice(d, budget, PRICE_RATE / sqrt(round));
+    }
+}
+
+/* The best of three: at settled prices, at even ones, and where those left slack. The prices of the first choice hold
+ * for later ones, which differ by a little load only. */
 void density_choose(density *d, uint64_t budget, uint8_t *resident, uint8_t *temp_paged) {
     double best = INFINITY;
     int rounds = d->priced ? 1 : DENSITY_ROUNDS;
-    for (uint32_t i = 0; i < d->p->n_op && !d->priced; i++) d->weight[i] = 1;
+    if (!d->priced) settle_prices(d, (int64_t)budget);
     for (int round = 0; round < rounds; round++) {
-        if (round > 0) reprice(d, (int64_t)budget);
-        if (round == 0 && !d->priced)
-            for (uint32_t i = 0; i <= d->p->n_op; i++) d->price[i] = (double)i / (double)d->p->n_op;
-        one_round(d, (int64_t)budget);
+        if (round == 1) even_prices(d);
+        if (round == 2) reprice(d, (int64_t)budget, SLACK_RATE);
+        one_round(d, (int64_t)budget, 0);
         double t = objective(d);
         if (t >= best * (1 - 1e-9)) continue;
         best = t;
