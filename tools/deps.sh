@@ -8,7 +8,7 @@ set -eu
 packages='build-essential cmake ninja-build pkg-config
           liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev libopenblas0-pthread
           libopenmpi-dev openmpi-bin'
-for_tests='libcmocka-dev libglpk-dev clang-format'
+for_tests='libcmocka-dev libglpk-dev libdnnl2 clang-format'
 for_clang='clang-14 libomp-14-dev'
 
 case ${1:-} in

@@ -55,6 +55,7 @@ TM_COMMAND(clean);
 TM_BENCH(io);
 TM_BENCH(adam);
 TM_BENCH(gemm);
+TM_BENCH(attention);
 TM_BENCH(step);
 TM_BENCH(collective);
 

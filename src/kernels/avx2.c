@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(TIDEMILL_PORTABLE)
 #include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2,fma")))

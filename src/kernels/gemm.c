@@ -4,38 +4,57 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* In order of preference; the first that opens is used. */
-static const gemm_backend *const backends[] = {&gemm_openblas, &gemm_builtin};
+const gemm_backend *gemm_backends[GEMM_BACKENDS] = {&gemm_onednn, &gemm_openblas, &gemm_builtin};
 static const gemm_backend *chosen;
 
-static const gemm_backend *backend_named(const char *name) {
-    for (size_t i = 0; i < TM_COUNT(backends); i++)
-        if (!strcmp(backends[i]->name, name)) return backends[i];
-    return NULL;
-}
-
-static tm_status use(const gemm_backend *b, unsigned threads) {
+/* Opened and checked it is used; what gives wrong results is closed again, and said in *wrong. */
+static tm_status use(const gemm_backend *b, unsigned threads, const char **wrong) {
+    *wrong = NULL;
     gemm_opened how = b->open(threads);
     if (how == GEMM_NO_MEMORY) return tm_nomem(b->resident_bytes(threads));
-    if (how == GEMM_READY) chosen = b;
+    if (how == GEMM_ABSENT) return TM_OK;
+    *wrong = kernels_check_gemm(b->run);
+    if (*wrong)
+        b->close();
+    else
+        chosen = b;
     return TM_OK;
 }
 
 static tm_status use_forced(const char *name, unsigned threads) {
-    const gemm_backend *b = backend_named(name);
-    if (!b) return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: unknown; choose openblas or builtin, or unset it", name);
-    TM_TRY(use(b, threads));
+    const gemm_backend *b = NULL;
+    const char *wrong;
+    for (size_t i = 0; i < GEMM_BACKENDS; i++)
+        if (!strcmp(gemm_backends[i]->name, name)) b = gemm_backends[i];
+    if (!b)
+        return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: unknown; choose onednn, openblas or builtin, or unset it", name);
+    TM_TRY(use(b, threads, &wrong));
+    if (wrong)
+        return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: its %s products are wrong on this CPU; unset the variable", name,
+                       wrong);
     return chosen ? TM_OK
                   : tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: cannot be loaded; install it, or unset the variable", name);
 }
 
+/* The one this CPU's feature bits prefer most, of those below `limit`; NULL: none. */
+static const gemm_backend *preferred(int limit) {
+    const gemm_backend *best = NULL;
+    for (size_t i = 0; i < GEMM_BACKENDS; i++) {
+        const gemm_backend *b = gemm_backends[i];
+        if (b->preference() > 0 && b->preference() < limit && (!best || b->preference() > best->preference())) best = b;
+    }
+    return best;
+}
+
 tm_status gemm_choose(unsigned threads) {
-    const char *forced = getenv("TIDEMILL_GEMM");
+    const char *forced = getenv("TIDEMILL_GEMM"), *wrong;
     gemm_close();
     if (forced && *forced) return use_forced(forced, threads);
-    for (size_t i = 0; i < TM_COUNT(backends) && !chosen; i++) TM_TRY(use(backends[i], threads));
-    TM_ASSERT(chosen != NULL); /* the builtin one is never absent */
-    return TM_OK;
+    for (const gemm_backend *b = preferred(INT32_MAX); b && !chosen; b = preferred(b->preference())) {
+        TM_TRY(use(b, threads, &wrong));
+        if (wrong) tm_warn_once(b->name, "%s: its %s products are wrong on this CPU; it is not used", b->name, wrong);
+    }
+    return chosen ? TM_OK : tm_fail(TM_EUNSUPPORTED, "no matrix product gives right results on this CPU");
 }
 
 void gemm_close(void) {

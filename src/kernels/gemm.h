@@ -5,11 +5,13 @@
  * A and B are fp32 or bf16, in any mix; C is fp32 or bf16. Products are accumulated in fp32; a bf16 C is rounded once,
  * to nearest even, after alpha, beta and the whole of k. With beta = 0, C is not read (it may hold anything).
  *
- * Back-ends, chosen once by tm_kernels_init from what is installed and from feature bits, forced by TIDEMILL_GEMM:
- *   openblas  loaded at run time, after OPENBLAS_CORETYPE was set from the feature bits (0.3.21 knows no CPU younger
- * than itself); called single-threaded from our own team, so that its thread pool never exists builtin   ours: packed
- * panels, 6 x 16 register tiles; portable C where the CPU has no AVX2 bf16 operands are widened in panels. A back-end
- * that multiplies bf16 directly is one more row of the table in gemm.c.
+ * Back-ends, chosen once by tm_kernels_init from what is installed and from feature bits, checked on small odd products
+ * before they are used, forced by TIDEMILL_GEMM:
+ *   onednn    loaded at run time, 2.x or 3.x; preferred where the CPU multiplies bf16 (AVX-512 BF16, AMX). What it does
+ * not do (mixed types, alpha other than 1) goes to the next one, always the same openblas  loaded at run time, after
+ * OPENBLAS_CORETYPE was set from the feature bits (0.3.21 knows no CPU younger than itself); called single-threaded
+ * from our own team, so that its thread pool never exists builtin   ours: packed panels, 6 x 16 register tiles;
+ * portable C where the CPU has no AVX2 openblas and builtin widen bf16 operands in panels.
  *
  * The cut of C into tiles is a function of (m, n, k, threads) and each tile is computed by one call of one thread,
  * so which thread takes a tile changes nothing.

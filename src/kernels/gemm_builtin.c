@@ -204,7 +204,12 @@ static uint64_t resident(unsigned threads) {
     return scratch_floats() * sizeof(float);
 }
 
+static int preference(void) {
+    return 5;
+}
+
 const gemm_backend gemm_builtin = {.name = "builtin",
+                                   .preference = preference,
                                    .open = open_builtin,
                                    .run = run,
                                    .describe = describe,

@@ -25,13 +25,9 @@ static struct {
 } lib;
 
 static const char *core_type(void) {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        return "SKYLAKEX";
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "HASWELL";
-    if (__builtin_cpu_supports("avx")) return "SANDYBRIDGE";
-    return NULL;
+    if (kernels_has_avx512()) return "SKYLAKEX";
+    if (kernels_has_avx2()) return "HASWELL";
+    return NULL; /* its own choice */
 }
 
 static void *open_first(void) {
@@ -202,7 +198,13 @@ static uint64_t resident(unsigned threads) {
     return 4 * TM_MIB + threads * (scratch_floats() * sizeof(float) + 3 * TM_MIB);
 }
 
+/* It has kernels for AVX-512, ours has not. */
+static int preference(void) {
+    return kernels_has_avx512() ? 20 : 10;
+}
+
 const gemm_backend gemm_openblas = {.name = "openblas",
+                                    .preference = preference,
                                     .open = open_library,
                                     .run = run,
                                     .describe = describe,

@@ -24,13 +24,15 @@ void tm_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t
     }
 }
 
-void tm_head_gradient(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits, uint64_t ld,
-                      const int32_t *labels, const tm_head_state *state, const float *coefficient) {
+void tm_head_gradient(tm_elem t, uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits,
+                      uint64_t ld, const int32_t *labels, const tm_head_state *state, const float *coefficient) {
 #pragma omp parallel for schedule(static) num_threads(kernels_team())
     for (uint64_t i = 0; i < rows; i++) {
         float *x = logits + i * ld, c = coefficient[row[i]];
         kernels.softmax_grad(x, tm_head_state_lse(&state[row[i]]), c, count);
         uint32_t column = label_column(labels[row[i]], first, count);
         if (column < count) x[column] -= c;
+        if (t == TM_ELEM_BF16)
+            kernels.narrow(x, (uint16_t *)(void *)x, count); /* every column writes behind its reads */
     }
 }

@@ -14,23 +14,74 @@ __attribute__((constructor)) static void start_with_ref(void) {
     kernels_ref_fill(&kernels);
 }
 
-static bool has_avx2(void) {
+#if defined(__x86_64__) && !defined(TIDEMILL_PORTABLE)
+bool kernels_has_avx2(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+bool kernels_has_avx512(void) {
+    return kernels_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+/* AVX-512 BF16 comes with every AMX. */
+bool kernels_has_bf16(void) {
+    return kernels_has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
+#else
+bool kernels_has_avx2(void) {
+    return false;
+}
+bool kernels_has_avx512(void) {
+    return false;
+}
+bool kernels_has_bf16(void) {
+    return false;
+}
+#endif
+
+static void avx512(kernels_table *t) {
+    kernels_avx2_override(t);
+    kernels_avx512_override(t);
+}
+
+kernels_column kernels_columns[KERNELS_COLUMNS] = {{"avx512", kernels_has_avx512, avx512},
+                                                   {"avx2", kernels_has_avx2, kernels_avx2_override}};
+
+/* NULL: the column is in use; else the leaves that give wrong results on this CPU. */
+static const char *use(const kernels_column *c) {
+    kernels_ref_fill(&kernels);
+    c->override(&kernels);
+    const char *wrong = kernels_check_column(&kernels);
+    if (wrong) kernels_ref_fill(&kernels);
+    return wrong;
+}
+
+static tm_status use_forced(const char *name) {
+    kernels_ref_fill(&kernels);
+    if (!strcmp(name, "ref")) return TM_OK;
+    for (size_t i = 0; i < KERNELS_COLUMNS; i++) {
+        if (strcmp(name, kernels_columns[i].name) != 0) continue;
+        if (!kernels_columns[i].supported())
+            return tm_fail(TM_EINPUT, "TIDEMILL_ISA=%s: this CPU has not all of it; unset it or choose ref", name);
+        const char *wrong = use(&kernels_columns[i]);
+        return wrong ? tm_fail(TM_EINPUT, "TIDEMILL_ISA=%s: wrong results of %s on this CPU; unset it", name, wrong)
+                     : TM_OK;
+    }
+    return tm_fail(TM_EINPUT, "TIDEMILL_ISA=%s: unknown; choose ref, avx2 or avx512, or unset it", name);
 }
 
 static tm_status choose_isa(void) {
     const char *forced = getenv("TIDEMILL_ISA");
-    bool avx2 = has_avx2();
-    if (forced && *forced) {
-        bool known = !strcmp(forced, "ref") || !strcmp(forced, "avx2");
-        if (!known) return tm_fail(TM_EINPUT, "TIDEMILL_ISA=%s: unknown; choose ref or avx2, or unset it", forced);
-        if (!strcmp(forced, "avx2") && !avx2)
-            return tm_fail(TM_EINPUT, "TIDEMILL_ISA=avx2: this CPU has no AVX2 with FMA; unset it or choose ref");
-        avx2 = !strcmp(forced, "avx2");
-    }
+    if (forced && *forced) return use_forced(forced);
     kernels_ref_fill(&kernels);
-    if (avx2) kernels_avx2_override(&kernels);
+    for (size_t i = 0; i < KERNELS_COLUMNS; i++) {
+        const kernels_column *c = &kernels_columns[i];
+        if (!c->supported()) continue;
+        const char *wrong = use(c);
+        if (!wrong) break;
+        tm_warn_once(c->name, "%s: wrong results of %s on this CPU; the next column of kernels is used", c->name,
+                     wrong);
+    }
     return TM_OK;
 }
 

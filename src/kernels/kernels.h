@@ -4,8 +4,9 @@
  * computed on in fp32 and rounded once (to nearest, ties to even) where a result is stored.
  *
  * Two levels. A table of leaf functions (kernels_internal.h) has one column an ISA: `ref` is complete and readable,
- * `avx2` overrides the rows that matter; chosen once by CPU feature bits, forced by TIDEMILL_ISA=ref|avx2. Above it the
- * functions of this header cut the work into blocks and run them on a team of OpenMP threads.
+ * `avx2` and `avx512` override the rows that matter; chosen once by CPU feature bits and a check against `ref`, forced
+ * by TIDEMILL_ISA=ref|avx2|avx512. Above it the functions of this header cut the work into blocks and run them on a
+ * team of OpenMP threads.
  *
  * Order of summation: every block size is a compile-time constant, and each sum is made by one thread or from fixed
  * partial sums in a fixed order. A result is therefore a function of (arguments, ISA, gemm library, threads), never of
@@ -33,7 +34,7 @@ static inline size_t tm_elem_bytes(tm_elem t) {
 
 /* Chooses the ISA and the gemm library, reserves scratch. threads 0: as many as OpenMP would use. May be called again
  * (another thread count); the library is loaded once. TM_EINPUT: TIDEMILL_ISA or TIDEMILL_GEMM names something unknown
- * or something this CPU has not. */
+ * or something this CPU has not, or on which it gives wrong results. */
 TM_MUST_USE tm_status tm_kernels_init(unsigned threads);
 void tm_kernels_close(void); /* gives the scratch back; for leak checks */
 /* "isa=avx2 gemm=openblas-0.3.21-Haswell threads=2": what a result's bits depend on beside the arguments. */
@@ -43,6 +44,9 @@ unsigned tm_kernels_threads(void);
 /* Resident memory that the kernels use beside their arguments and workspaces, an upper bound in bytes: our scratch, and
  * the gemm library's code and buffers. */
 uint64_t tm_kernels_resident_bytes(void);
+/* Multiply-adds on registers by the whole team, fp32 operations a second: what rates of products are set beside.
+ * Measured when called (some 30 ms). */
+double tm_kernels_peak_flops(void);
 
 /* ---- conversions: serial, any alignment ---- */
 
@@ -156,9 +160,10 @@ typedef struct tm_head_state {
  * logits row i; state and labels are indexed by token row. */
 void tm_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, const float *logits,
                     uint64_t ld, const int32_t *labels, tm_head_state *state);
-/* In place: logits -> coefficient * (softmax - one_hot(label)). */
-void tm_head_gradient(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits, uint64_t ld,
-                      const int32_t *labels, const tm_head_state *state, const float *coefficient);
+/* In place: logits -> coefficient * (softmax - one_hot(label)). t bf16: each row is rounded and lies at the front of
+ * where it was, so that rows are 2 ld elements of bf16 apart: what products take as it is. */
+void tm_head_gradient(tm_elem t, uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits,
+                      uint64_t ld, const int32_t *labels, const tm_head_state *state, const float *coefficient);
 static inline float tm_head_state_lse(const tm_head_state *s) {
     return s->max + __builtin_logf(s->sum);
 }

@@ -53,6 +53,23 @@ typedef struct kernels_table {
 extern kernels_table kernels; /* what tm_kernels_init chose; `ref` before it */
 void kernels_ref_fill(kernels_table *t);
 void kernels_avx2_override(kernels_table *t);
+void kernels_avx512_override(kernels_table *t); /* on top of avx2 */
+
+/* A column beside ref: what it needs, and the rows it brings. In order of preference; tests replace entries. */
+typedef struct kernels_column {
+    const char *name;
+    bool (*supported)(void);
+    void (*override)(kernels_table *t);
+} kernels_column;
+enum { KERNELS_COLUMNS = 2 };
+extern kernels_column kernels_columns[KERNELS_COLUMNS];
+
+/* Feature bits, with the operating system's consent (XCR0). */
+bool kernels_has_avx2(void), kernels_has_avx512(void), kernels_has_bf16(void);
+
+/* NULL: right; else what is wrong. A millisecond or two, on small odd sizes. */
+const char *kernels_check_column(const kernels_table *t);
+const char *kernels_check_gemm(void (*run)(const tm_gemm_args *));
 unsigned kernels_team(void); /* threads for a parallel region */
 /* One head's gradient of one position, turned back in place. */
 void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x);
@@ -62,13 +79,16 @@ void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x);
 typedef enum gemm_opened { GEMM_READY, GEMM_ABSENT, GEMM_NO_MEMORY } gemm_opened;
 typedef struct gemm_backend {
     const char *name;
+    int (*preference)(void); /* by feature bits: the highest that opens and passes the check is used; 0: if forced */
     gemm_opened (*open)(unsigned threads);
     void (*run)(const tm_gemm_args *g);
     const char *(*describe)(void);
     uint64_t (*resident_bytes)(unsigned threads);
     void (*close)(void);
 } gemm_backend;
-extern const gemm_backend gemm_openblas, gemm_builtin;
+extern const gemm_backend gemm_openblas, gemm_builtin, gemm_onednn;
+enum { GEMM_BACKENDS = 3 };
+extern const gemm_backend *gemm_backends[GEMM_BACKENDS]; /* tests replace entries */
 tm_status gemm_choose(unsigned threads);
 void gemm_close(void);
 uint64_t gemm_resident_bytes(void);

@@ -116,21 +116,22 @@ void head_forward(const tm_stage_args *a) {
     }
 }
 
-/* d logits are in w->logits, rows past n zero. */
+/* d logits, of the compute type, are in w->logits with the rows of fp32 ones; rows past n are zero. */
 static void block_gradients(const head_work *w, const tm_stage_args *a, uint64_t m, uint32_t v, uint64_t n,
                             bool fresh) {
+    uint64_t ld = n * (sizeof(float) / tm_elem_bytes(w->t));
     tm_gemm(&(tm_gemm_args){.m = m,
                             .n = w->h,
                             .k = n,
                             .alpha = 1,
                             .beta = v ? 1 : 0,
                             .a = w->logits,
-                            .lda = n,
+                            .lda = ld,
                             .b = model_row_const(w->t, a->weight[0], v, w->h),
                             .ldb = w->h,
                             .c = w->dnormed,
                             .ldc = w->h,
-                            .a_type = TM_ELEM_F32,
+                            .a_type = w->t,
                             .b_type = w->t,
                             .c_type = TM_ELEM_F32});
     if (!a->weight_grad[0]) return;
@@ -140,13 +141,13 @@ static void block_gradients(const head_work *w, const tm_stage_args *a, uint64_t
                             .alpha = 1,
                             .beta = fresh ? 0 : 1,
                             .a = w->logits,
-                            .lda = n,
+                            .lda = ld,
                             .a_trans = true,
                             .b = w->normed,
                             .ldb = w->h,
                             .c = a->weight_grad[0] + v * w->h,
                             .ldc = w->h,
-                            .a_type = TM_ELEM_F32,
+                            .a_type = w->t,
                             .b_type = w->t,
                             .c_type = TM_ELEM_F32});
 }
@@ -156,7 +157,7 @@ static void backward_chunk(const head_work *w, const tm_stage_args *a, uint64_t 
     for (uint32_t v = 0; v < w->count; v += MODEL_VOCAB_BLOCK) {
         uint32_t columns = (uint32_t)tm_min_u64(MODEL_VOCAB_BLOCK, w->count - v);
         logits_block(w, a, m, v, columns);
-        tm_head_gradient(n, w->row + i, w->first + v, columns, w->logits, columns, a->batch->labels,
+        tm_head_gradient(w->t, n, w->row + i, w->first + v, columns, w->logits, columns, a->batch->labels,
                          a->slot[SLOT_STATE], a->coefficient);
         memset(w->logits + n * columns, 0, (m - n) * columns * sizeof(float));
         block_gradients(w, a, m, v, columns, a->weight_grad_fresh[0] && i == 0);

@@ -407,6 +407,8 @@ static void head(void **state) {
     enum { ROWS = 4, VOCAB = 101, FIRST = 37 };
     double *logits = randoms(ROWS * VOCAB, 20);
     float *x = stored(TM_ELEM_F32, logits, ROWS * VOCAB), coefficient[8] = {0}, part[ROWS * VOCAB];
+    float again[ROWS * VOCAB];
+    uint16_t rounded[VOCAB];
     int32_t labels[8] = {-100, 36, -100, 37, 100, -100, 0, -100};
     uint32_t row[ROWS] = {1, 3, 4, 6};
     tm_head_state s[8];
@@ -426,7 +428,13 @@ static void head(void **state) {
     for (size_t p = 0; p < 2; p++) {
         size_t first = p ? FIRST : 0, n = p ? VOCAB - FIRST : FIRST;
         for (size_t i = 0; i < ROWS; i++) memcpy(part + i * n, x + i * VOCAB + first, n * sizeof *x);
-        tm_head_gradient(ROWS, row, (uint32_t)first, (uint32_t)n, part, n, labels, s, coefficient);
+        tm_head_gradient(TM_ELEM_F32, ROWS, row, (uint32_t)first, (uint32_t)n, part, n, labels, s, coefficient);
+        for (size_t i = 0; i < ROWS; i++) memcpy(again + i * n, x + i * VOCAB + first, n * sizeof *x);
+        tm_head_gradient(TM_ELEM_BF16, ROWS, row, (uint32_t)first, (uint32_t)n, again, n, labels, s, coefficient);
+        for (size_t i = 0; i < ROWS; i++) { /* the same, rounded once, at the front of the row */
+            tm_narrow(part + i * n, rounded, n);
+            assert_memory_equal(again + i * n, rounded, n * sizeof *rounded);
+        }
         for (size_t i = 0; i < ROWS; i++)
             for (size_t v = 0; v < n; v++) {
                 double p_v = exp(logits[i * VOCAB + first + v] - (double)tm_head_state_lse(&s[row[i]]));
@@ -570,7 +578,111 @@ static void small_products(void **state) {
         }
 }
 
+/* Values that arithmetic treats apart, at every place of a vector and its tail: infinities and NaN go where ref puts
+ * them, denormals are kept, and neighbours are untouched. */
+static bool alike(float got, float want) {
+    if (isnan(want)) return isnan(got);
+    if (isinf(want) || fpclassify(want) == FP_ZERO) return got == want;
+    return fabs((double)got - (double)want) <= 1e-5 * fabs((double)want) + 1e-44;
+}
+
+static void special_values(void **state) {
+    (void)state;
+    static const float special[] = {INFINITY, -INFINITY, NAN, 1e-40F, -1e-45F, 3e38F, -0.0F};
+    enum { LONG = 35 };
+    kernels_table ref;
+    kernels_ref_fill(&ref);
+    for (size_t v = 0; v < TM_COUNT(special); v++)
+        for (size_t at = 0; at < LONG; at++) {
+            float x[LONG + 1], y[2][LONG + 1], z[2][LONG + 1], out[2][LONG + 1], g[2][LONG + 1], u[2][LONG + 1];
+            for (size_t i = 0; i <= LONG; i++) x[i] = (float)i / 8 - 2, y[0][i] = y[1][i] = z[0][i] = z[1][i] = 0.5F;
+            x[at + 1] = special[v];
+            const kernels_table *k[2] = {&kernels, &ref};
+            for (int i = 0; i < 2; i++) { /* from an odd element on: no span is aligned */
+                k[i]->axpy(0.5F, x + 1, y[i] + 1, LONG);
+                k[i]->norm_apply(x + 1, x + 1, 0.25F, z[i] + 1, LONG);
+                memcpy(u[i], x, sizeof x), memcpy(g[i], x, sizeof x), memcpy(out[i], x, sizeof x);
+                k[i]->scale(2.0F, u[i] + 1, LONG);
+                k[i]->swiglu(x + 1, y[1] + 1, g[i] + 1, LONG);
+                if (special[v] < 88.0F || isnan(special[v])) k[i]->softmax_grad(out[i] + 1, 0.0F, 1.0F, LONG);
+            }
+            for (size_t i = 0; i <= LONG; i++) {
+                assert_true(alike(y[0][i], y[1][i]) && alike(z[0][i], z[1][i]) && alike(u[0][i], u[1][i]));
+                if (fabs((double)special[v]) < 80) assert_true(alike(g[0][i], g[1][i]));
+                assert_true(alike(out[0][i], out[1][i]) || (i > 0 && !isfinite(special[v])));
+            }
+            float sums[2] = {kernels.dot(x + 1, z[1] + 1, LONG), ref.dot(x + 1, z[1] + 1, LONG)};
+            assert_true(alike(sums[0], sums[1]) || isinf(sums[0]));
+            if (!isnan(special[v])) assert_true(kernels.max(x + 1, LONG) == ref.max(x + 1, LONG));
+        }
+}
+
+/* A span cut anywhere gives the bits of the whole span, where a leaf works element by element. */
+static void any_split(void **state) {
+    (void)state;
+    enum { LONG = 61 };
+    double *a = randoms(LONG, 4), *b = randoms(LONG, 4);
+    float *x = stored(TM_ELEM_F32, a, LONG), *w = stored(TM_ELEM_F32, b, LONG);
+    for (size_t cut = 0; cut <= LONG; cut++) {
+        float whole[4][LONG], parts[4][LONG];
+        uint16_t half[2][LONG];
+        for (int split = 0; split < 2; split++)
+            for (size_t from = 0, to = split ? cut : LONG; from < LONG; from = to, to = LONG) {
+                float(*y)[LONG] = split ? parts : whole;
+                size_t n = to - from;
+                for (size_t i = from; i < to; i++) y[2][i] = y[3][i] = 0.25F;
+                kernels.swiglu(x + from, w + from, y[0] + from, n);
+                kernels.norm_apply(x + from, w + from, 0.7F, y[1] + from, n);
+                kernels.axpy(0.3F, x + from, y[2] + from, n);
+                kernels.softmax_grad(y[3] + from, 0.5F, 0.3F, n);
+                kernels.narrow(x + from, half[split] + from, n);
+            }
+        assert_memory_equal(whole, parts, sizeof whole);
+        assert_memory_equal(half[0], half[1], sizeof half[0]);
+    }
+    free(a), free(b), free(x), free(w);
+}
+
 /* ---- whole column ---- */
+
+static void harmless(kernels_table *t) { /* right, under another name */
+    if (kernels_has_avx2()) kernels_avx2_override(t);
+    t->isa = "wrong";
+}
+static void (*right_swiglu)(const float *g, const float *u, float *a, size_t n);
+static void swiglu_without_last(const float *g, const float *u, float *a, size_t n) {
+    if (n) right_swiglu(g, u, a, n - 1);
+}
+static void wrong_swiglu(kernels_table *t) {
+    harmless(t);
+    right_swiglu = t->swiglu;
+    t->swiglu = swiglu_without_last;
+}
+static bool always(void) {
+    return true;
+}
+
+/* A column with one wrong leaf is found out before anything is computed with it, and the next one is used. */
+static void wrong_column_is_not_used(void **state) {
+    (void)state;
+    char *kept = strdup(getenv("TIDEMILL_ISA"));
+    kernels_column first = kernels_columns[0];
+    kernels_columns[0] = (kernels_column){"wrong", always, wrong_swiglu};
+    unsetenv("TIDEMILL_ISA");
+    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_string_not_equal(tm_kernels_isa(), "wrong");
+    setenv("TIDEMILL_ISA", "wrong", 1);
+    assert_int_equal(tm_kernels_init(2), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "swiglu"));
+    tm_error_clear();
+    kernels_columns[0].override = harmless; /* nothing is wrong any more */
+    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_string_equal(tm_kernels_isa(), "wrong");
+    kernels_columns[0] = first;
+    setenv("TIDEMILL_ISA", kept, 1);
+    assert_int_equal(tm_kernels_init(2), TM_OK);
+    free(kept);
+}
 
 static void start_errors(void **state) {
     (void)state;
@@ -606,13 +718,20 @@ static int run_column(const char *isa) {
         cmocka_unit_test(masked_gradient), cmocka_unit_test(head),
         cmocka_unit_test(embedding),       cmocka_unit_test(rows_and_columns),
         cmocka_unit_test(exponential),     cmocka_unit_test(leaves),
-        cmocka_unit_test(small_products),  cmocka_unit_test(start_errors),
+        cmocka_unit_test(small_products),  cmocka_unit_test(special_values),
+        cmocka_unit_test(any_split),       cmocka_unit_test(wrong_column_is_not_used),
+        cmocka_unit_test(start_errors),
     };
     return cmocka_run_group_tests_name(isa, tests, NULL, NULL);
 }
 
 int main(void) {
-    int failed = run_column("ref") + run_column("avx2");
+#ifdef TM_TEST_AVX512_EMULATED
+    kernels_columns[0].supported = always;
+    int failed = run_column("avx512");
+#else
+    int failed = run_column("ref") + run_column("avx2") + run_column("avx512");
+#endif
     tm_kernels_close();
     return failed;
 }

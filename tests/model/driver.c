@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static void must(tm_status s) {
     if (s != TM_OK) {
@@ -13,9 +14,12 @@ static void must(tm_status s) {
     }
 }
 
+/* In huge pages where they are large, as frames are. */
 static void *alloc64(uint64_t bytes) {
-    void *p = aligned_alloc(64, tm_round_up(bytes ? bytes : 64, 64));
+    uint64_t align = bytes >= 2 * TM_MIB ? 2 * TM_MIB : 64;
+    void *p = aligned_alloc(align, tm_round_up(bytes ? bytes : 64, align));
     if (!p) abort();
+    if (align > 64) (void)madvise(p, bytes, MADV_HUGEPAGE);
     memset(p, 0xff, tm_round_up(bytes ? bytes : 64, 64)); /* NaN in fp32 and in bf16 */
     return p;
 }

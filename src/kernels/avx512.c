@@ -1,0 +1,232 @@
+/* The avx512 column: the leaves between products, 16 elements at a time, ends by mask. Products are a library's on such
+ * a CPU; small_gemm, transpose and gemm_tile stay avx2's. AVX-512 BF16 and AMX have no leaf of their own: their
+ * conversion instructions flush denormals, so rounding stays integer arithmetic, and their products are oneDNN's. */
+#include "kernels/kernels_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__x86_64__) && !defined(TIDEMILL_PORTABLE)
+#ifdef KERNELS_AVX512_HEADER
+#include KERNELS_AVX512_HEADER /* an emulation of the intrinsics, for tests on CPUs without them */
+#define AVX512
+#else
+#include <immintrin.h>
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#endif
+#define INLINE AVX512 __attribute__((always_inline)) static inline
+
+/* ---- helpers ---- */
+
+/* Lanes of the step at i: all, or those below n. */
+INLINE __mmask16 lanes(size_t i, size_t n) {
+    return n - i >= 16 ? (__mmask16)0xffff : (__mmask16)((1U << (n - i)) - 1);
+}
+#define EACH(n) for (size_t i = 0; i < (n); i += 16)
+#define LANES lanes(i, n)
+#define GET(p) _mm512_maskz_loadu_ps(LANES, (p) + i)
+#define PUT(p, v) _mm512_mask_storeu_ps((p) + i, LANES, v)
+#define SET(x) _mm512_set1_ps(x)
+
+/* The order of avx2's: halves, quarters, pairs. */
+INLINE float add_lanes(__m512 v) {
+    float x[16];
+    _mm512_storeu_ps(x, v);
+    for (size_t half = 8; half; half /= 2)
+        for (size_t i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+}
+INLINE float max_lanes(__m512 v) {
+    float x[16];
+    _mm512_storeu_ps(x, v);
+    for (size_t i = 1; i < 16; i++) x[0] = x[i] > x[0] ? x[i] : x[0];
+    return x[0];
+}
+
+/* e^x as in avx2.c. */
+INLINE __m512 exp16(__m512 x) {
+    __mmask16 keep = _mm512_cmp_ps_mask(x, SET(-87.3F), _CMP_NLT_UQ);
+    __m512 v = _mm512_min_ps(SET(88.3F), x); /* second operand wins for NaN */
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, SET(1.44269504F)), 0x08);
+    __m512 r = _mm512_fnmadd_ps(n, SET(0.693359375F), v);
+    r = _mm512_fnmadd_ps(n, SET(-2.12194440e-4F), r);
+    __m512 p = SET(1.0F / 5040);
+    p = _mm512_fmadd_ps(p, r, SET(1.0F / 720));
+    p = _mm512_fmadd_ps(p, r, SET(1.0F / 120));
+    p = _mm512_fmadd_ps(p, r, SET(1.0F / 24));
+    p = _mm512_fmadd_ps(p, r, SET(1.0F / 6));
+    p = _mm512_fmadd_ps(p, r, SET(0.5F));
+    p = _mm512_fmadd_ps(p, r, SET(1.0F));
+    p = _mm512_fmadd_ps(p, r, SET(1.0F));
+    __m512i exponent = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
+    return _mm512_maskz_mov_ps(keep, _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent)));
+}
+INLINE __m512 sigmoid16(__m512 x) {
+    return _mm512_div_ps(SET(1.0F), _mm512_add_ps(SET(1.0F), exp16(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
+
+/* ---- conversions ---- */
+
+AVX512 static void widen(const uint16_t *x, float *y, size_t n) {
+    EACH(n) {
+        __m512i v = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(LANES, x + i));
+        PUT(y, _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)));
+    }
+}
+
+AVX512 static void narrow(const float *x, uint16_t *y, size_t n) {
+    EACH(n) {
+        __m512 v = GET(x);
+        __m512i bits = _mm512_castps_si512(v), high = _mm512_srli_epi32(bits, 16);
+        __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+        __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        __m512i quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+        __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        __m512i rounded = _mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), nan, quiet);
+        _mm256_mask_storeu_epi16(y + i, LANES, _mm512_cvtepi32_epi16(rounded));
+    }
+}
+
+/* ---- sums ---- */
+
+AVX512 static float dot(const float *x, const float *y, size_t n) {
+    __m512 s0 = _mm512_setzero_ps(), s1 = s0;
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        s0 = _mm512_fmadd_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(y + i), s0);
+        s1 = _mm512_fmadd_ps(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(y + i + 16), s1);
+    }
+    for (; i < n; i += 16) s0 = _mm512_fmadd_ps(GET(x), GET(y), s0);
+    return add_lanes(_mm512_add_ps(s0, s1));
+}
+
+AVX512 static float dot3(const float *x, const float *y, const float *z, size_t n) {
+    __m512 s = _mm512_setzero_ps();
+    EACH(n) s = _mm512_fmadd_ps(_mm512_mul_ps(GET(x), GET(y)), GET(z), s);
+    return add_lanes(s);
+}
+
+AVX512 static float max(const float *x, size_t n) {
+    __m512 m = SET(-INFINITY);
+    EACH(n) m = _mm512_mask_max_ps(m, LANES, m, GET(x));
+    return max_lanes(m);
+}
+
+AVX512 static float exp_sum(const float *x, float shift, size_t n) {
+    __m512 s = _mm512_setzero_ps();
+    EACH(n) s = _mm512_mask_add_ps(s, LANES, s, exp16(_mm512_sub_ps(GET(x), SET(shift))));
+    return add_lanes(s);
+}
+
+/* ---- element by element ---- */
+
+AVX512 static void axpy(float a, const float *x, float *y, size_t n) {
+    EACH(n) PUT(y, _mm512_fmadd_ps(SET(a), GET(x), GET(y)));
+}
+
+AVX512 static void scale(float a, float *x, size_t n) {
+    EACH(n) PUT(x, _mm512_mul_ps(SET(a), GET(x)));
+}
+
+AVX512 static void norm_apply(const float *x, const float *w, float inv, float *y, size_t n) {
+    EACH(n) PUT(y, _mm512_mul_ps(_mm512_mul_ps(SET(inv), GET(x)), GET(w)));
+}
+
+AVX512 static void norm_grad(const float *x, const float *w, const float *dy, float inv, float c, float *dx, float *dw,
+                             size_t n) {
+    EACH(n) {
+        __m512 v = GET(x), g = _mm512_mul_ps(SET(inv), GET(dy));
+        PUT(dw, _mm512_fmadd_ps(g, v, GET(dw)));
+        PUT(dx, _mm512_fmsub_ps(g, GET(w), _mm512_mul_ps(SET(c), v)));
+    }
+}
+
+AVX512 static void swiglu(const float *g, const float *u, float *a, size_t n) {
+    EACH(n) {
+        __m512 v = GET(g);
+        PUT(a, _mm512_mul_ps(_mm512_mul_ps(v, sigmoid16(v)), GET(u)));
+    }
+}
+
+AVX512 static void swiglu_grad(const float *g, const float *u, const float *da, float *a, float *dg, float *du,
+                               size_t n) {
+    EACH(n) {
+        __m512 v = GET(g), up = GET(u), d = GET(da), s = sigmoid16(v), silu = _mm512_mul_ps(v, s);
+        __m512 slope = _mm512_mul_ps(s, _mm512_fmadd_ps(v, _mm512_sub_ps(SET(1.0F), s), SET(1.0F)));
+        PUT(a, _mm512_mul_ps(silu, up));
+        PUT(dg, _mm512_mul_ps(_mm512_mul_ps(d, up), slope));
+        PUT(du, _mm512_mul_ps(d, silu));
+    }
+}
+
+AVX512 static void rotate(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n) {
+    EACH(n) {
+        __m512 c = GET(cosine), s = GET(sine), a = GET(x1), b = GET(x2);
+        if (inverse) s = _mm512_sub_ps(_mm512_setzero_ps(), s);
+        PUT(x1, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+        PUT(x2, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+    }
+}
+
+AVX512 static void softmax_grad(float *x, float lse, float coefficient, size_t n) {
+    EACH(n) PUT(x, _mm512_mul_ps(SET(coefficient), exp16(_mm512_sub_ps(GET(x), SET(lse)))));
+}
+
+/* ---- attention's rows ---- */
+
+AVX512 static float softmax_row(float *s, float factor, float *running_max, float *running_sum, size_t n) {
+    __m512 top = SET(-INFINITY), sum = _mm512_setzero_ps();
+    EACH(n) top = _mm512_mask_max_ps(top, LANES, top, _mm512_mul_ps(SET(factor), GET(s)));
+    float old = *running_max, most = max_lanes(top), m = most > old ? most : old;
+    if (m == -INFINITY) { /* nothing visible yet */
+        memset(s, 0, n * sizeof *s);
+        return 1.0F;
+    }
+    EACH(n) {
+        __m512 p = exp16(_mm512_sub_ps(_mm512_mul_ps(SET(factor), GET(s)), SET(m)));
+        PUT(s, p);
+        sum = _mm512_mask_add_ps(sum, LANES, sum, p);
+    }
+    float back = 1.0F, change[16] = {0};
+    if (old != m) {
+        _mm512_storeu_ps(change, exp16(SET(old - m)));
+        back = change[0];
+    }
+    *running_max = m;
+    *running_sum = *running_sum * back + add_lanes(sum);
+    return back;
+}
+
+AVX512 static void softmax_row_grad(float *s, float *dp, float factor, float lse, float delta, size_t n) {
+    EACH(n) {
+        __m512 p = exp16(_mm512_fmsub_ps(SET(factor), GET(s), SET(lse)));
+        PUT(s, p);
+        PUT(dp, _mm512_mul_ps(_mm512_mul_ps(p, _mm512_sub_ps(GET(dp), SET(delta))), SET(factor)));
+    }
+}
+
+void kernels_avx512_override(kernels_table *t) {
+    t->isa = "avx512";
+    t->widen = widen;
+    t->narrow = narrow;
+    t->dot = dot;
+    t->dot3 = dot3;
+    t->axpy = axpy;
+    t->scale = scale;
+    t->norm_apply = norm_apply;
+    t->norm_grad = norm_grad;
+    t->swiglu = swiglu;
+    t->swiglu_grad = swiglu_grad;
+    t->rotate = rotate;
+    t->max = max;
+    t->exp_sum = exp_sum;
+    t->softmax_grad = softmax_grad;
+    t->softmax_row = softmax_row;
+    t->softmax_row_grad = softmax_row_grad;
+}
+
+#else
+void kernels_avx512_override(kernels_table *t) {
+    (void)t;
+}
+#endif

@@ -1,0 +1,207 @@
+/* The check at start: a column or a product that this CPU takes for the first time must agree with `ref`, or with the
+ * plain sum in double, on small odd sizes. About a millisecond. A wrong one is never used silently. */
+#include "kernels/kernels_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { N = 37 };
+
+/* Made-up values in [-2, 2), the same everywhere. */
+static void fill(float *x, size_t n, uint32_t seed) {
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525U + 1013904223U;
+        x[i] = (float)(seed >> 8) / 4194304.0F - 2.0F;
+    }
+}
+
+static bool near(const float *got, const float *want, size_t n, double tol) {
+    for (size_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - (double)want[i]) <= tol * (1 + fabs((double)want[i])))) return false;
+    return true;
+}
+
+/* ---- columns ---- */
+
+/* What each table makes of the same arrays; [0] the column's, [1] ref's. Arrays start at an odd element. */
+typedef struct trial {
+    float a[2][N + 1], b[2][N + 1], c[2][N + 1], d[2][N + 1];
+} trial;
+
+static void begin(trial *t, size_t n) {
+    for (int i = 0; i < 2; i++) {
+        fill(t->a[i], n + 1, 1), fill(t->b[i], n + 1, 2), fill(t->c[i], n + 1, 3), fill(t->d[i], n + 1, 4);
+    }
+}
+
+static bool agree(const trial *t) {
+    return near(t->a[0], t->a[1], N + 1, 2e-5) && near(t->b[0], t->b[1], N + 1, 2e-5) &&
+           near(t->c[0], t->c[1], N + 1, 2e-5) && near(t->d[0], t->d[1], N + 1, 2e-5);
+}
+
+static bool conversions_agree(const kernels_table *x, const kernels_table *ref) {
+    static const uint32_t special[N] = {0,          0x80000000U, 1,           0x7f800000U, 0xff800000U, 0x7f7fffffU,
+                                        0x3f808000, 0x3f818000,  0x3f807fff,  0x3f808001,  0x00007fff,  0x00018000,
+                                        0x80008001, 0x7fc00000,  0x7f800001U, 0xffffffffU, 0x3f7fffffU};
+    float from[N], wide[2][N];
+    uint16_t to[2][N];
+    memcpy(from, special, sizeof from);
+    fill(from + 17, N - 17, 5);
+    x->narrow(from, to[0], N), ref->narrow(from, to[1], N);
+    x->widen(to[1], wide[0], N), ref->widen(to[1], wide[1], N);
+    return !memcmp(to[0], to[1], sizeof to[0]) && !memcmp(wide[0], wide[1], sizeof wide[0]);
+}
+
+static bool sums_agree(const kernels_table *x, const kernels_table *ref, size_t n) {
+    trial t;
+    begin(&t, N);
+    const float *a = t.a[0] + 1, *b = t.b[0] + 1, *c = t.c[0] + 1;
+    float got[] = {x->dot(a, b, n), x->dot3(a, b, c, n), x->exp_sum(a, 0.5F, n)};
+    float want[] = {ref->dot(a, b, n), ref->dot3(a, b, c, n), ref->exp_sum(a, 0.5F, n)};
+    return near(got, want, 3, 1e-5) && (n == 0 || x->max(a, n) == ref->max(a, n));
+}
+
+typedef void step(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n);
+static void simple(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n) {
+    k->axpy(0.3F, a, b, n);
+    k->scale(0.7F, c, n);
+    k->norm_apply(a, c, 0.9F, d, n);
+}
+static void norm(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n) {
+    float from[N];
+    memcpy(from, c, n * sizeof *c);
+    k->norm_grad(a, b, from, 0.9F, 0.1F, c, d, n);
+}
+static void unit(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n) {
+    float out[N], du[N], dg[N];
+    k->swiglu(a, b, out, n);
+    k->swiglu_grad(a, b, c, d, dg, du, n);
+    memcpy(a, out, n * sizeof *out), memcpy(b, du, n * sizeof *du), memcpy(c, dg, n * sizeof *dg);
+}
+static void turn(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n) {
+    k->rotate(a, b, false, c, d, n);
+    k->rotate(b, a, true, c, d, n);
+}
+static void soften(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n) {
+    size_t whole = n / 8 * 8; /* rows of attention come in eights */
+    k->softmax_grad(a, 0.4F, 0.6F, n);
+    if (!whole) return;
+    float max = 0.2F, sum = 0.5F;
+    k->softmax_row_grad(c, d, 0.8F, 1.2F, 0.1F, whole);
+    d[0] = k->softmax_row(b, 0.8F, &max, &sum, whole);
+    d[1] = max, d[2] = sum;
+}
+
+static bool step_agrees(const kernels_table *x, const kernels_table *ref, step *s, size_t n) {
+    trial t;
+    begin(&t, N);
+    s(x, t.a[0] + 1, t.b[0] + 1, t.c[0] + 1, t.d[0] + 1, n);
+    s(ref, t.a[1] + 1, t.b[1] + 1, t.c[1] + 1, t.d[1] + 1, n);
+    return agree(&t);
+}
+
+static bool products_agree(const kernels_table *x, const kernels_table *ref) {
+    enum { M = 13, COLUMNS = 32, K = 9 };
+    float a[K * 16], b[K * COLUMNS], c[2][M * COLUMNS], y[2][K * 16];
+    _Alignas(64) float panel_a[K * GEMM_A_LD + 8], panel_b[K * GEMM_NR];
+    fill(a, TM_COUNT(a), 6), fill(b, TM_COUNT(b), 7), fill(panel_a, TM_COUNT(panel_a), 8);
+    fill(panel_b, TM_COUNT(panel_b), 9);
+    for (size_t m = 1; m <= M; m++) {
+        fill(c[0], M * COLUMNS, 10), fill(c[1], M * COLUMNS, 10);
+        x->small_gemm(m, COLUMNS, K, a, K, 1, b, COLUMNS, c[0], COLUMNS, m % 2);
+        ref->small_gemm(m, COLUMNS, K, a, K, 1, b, COLUMNS, c[1], COLUMNS, m % 2);
+        x->transpose(a, K, m, K, y[0], 16), ref->transpose(a, K, m, K, y[1], 16);
+        if (!near(c[0], c[1], M * COLUMNS, 1e-5)) return false;
+        for (size_t p = 0; p < K; p++)
+            if (memcmp(y[0] + p * 16, y[1] + p * 16, tm_round_up(m, 8) * sizeof **y) != 0) return false;
+    }
+    x->gemm_tile(K, panel_a, panel_b, 0.5F, 1.0F, c[0], COLUMNS);
+    ref->gemm_tile(K, panel_a, panel_b, 0.5F, 1.0F, c[1], COLUMNS);
+    return near(c[0], c[1], M * COLUMNS, 1e-5);
+}
+
+const char *kernels_check_column(const kernels_table *x) {
+    static const struct {
+        const char *name;
+        step *run;
+    } steps[] = {{"axpy, scale or norm_apply", simple},
+                 {"norm_grad", norm},
+                 {"swiglu", unit},
+                 {"rotate", turn},
+                 {"softmax", soften}};
+    static const size_t sizes[] = {0, 1, 15, 16, 24, N};
+    kernels_table ref;
+    kernels_ref_fill(&ref);
+    if (!conversions_agree(x, &ref)) return "widen or narrow";
+    for (size_t i = 0; i < TM_COUNT(sizes); i++) {
+        if (!sums_agree(x, &ref, sizes[i])) return "dot, dot3, max or exp_sum";
+        for (size_t s = 0; s < TM_COUNT(steps); s++)
+            if (!step_agrees(x, &ref, steps[s].run, sizes[i])) return steps[s].name;
+    }
+    return products_agree(x, &ref) ? NULL : "small_gemm, transpose or gemm_tile";
+}
+
+/* ---- products ---- */
+
+enum { MOST_M = 35, MOST_N = 50, MOST_K = 70 };
+typedef struct product {
+    tm_gemm_args g;
+    float a[MOST_M * MOST_K], b[MOST_N * MOST_K], c[MOST_M * MOST_N]; /* as fp32 */
+    uint16_t a16[MOST_M * MOST_K], b16[MOST_N * MOST_K], c16[MOST_M * MOST_N];
+    float result[MOST_M * MOST_N];
+} product;
+
+/* Rounds x to bf16 where t says so; returns where it is stored. */
+static const void *operand(tm_elem t, float *x, uint16_t *x16, size_t n) {
+    if (t == TM_ELEM_F32) return x;
+    kernels.narrow(x, x16, n);
+    kernels.widen(x16, x, n);
+    return x16;
+}
+
+static bool product_right(const product *p) {
+    const tm_gemm_args *g = &p->g;
+    for (size_t i = 0; i < g->m; i++)
+        for (size_t j = 0; j < g->n; j++) {
+            double sum = g->beta == 0.0F ? 0 : (double)p->c[i * g->n + j], got;
+            for (size_t k = 0; k < g->k; k++)
+                sum += (double)p->a[g->a_trans ? k * g->m + i : i * g->k + k] *
+                       (double)p->b[g->b_trans ? j * g->k + k : k * g->n + j];
+            if (g->c_type == TM_ELEM_F32)
+                got = (double)p->result[i * g->n + j];
+            else {
+                float wide;
+                kernels.widen((const uint16_t *)g->c + i * g->n + j, &wide, 1);
+                got = (double)wide;
+            }
+            double tol = (g->c_type == TM_ELEM_F32 ? 2e-5 : 5e-3) * (1 + fabs(sum));
+            if (!(fabs(got - sum) <= tol)) return false;
+        }
+    return true;
+}
+
+/* trans: 0 x W^T, 1 dY W, 2 dY^T X, as a model multiplies. */
+static bool try_product(product *p, void (*run)(const tm_gemm_args *), tm_elem ab, tm_elem c, int trans, float beta) {
+    size_t m = trans == 2 ? 35 : 7, n = trans == 1 ? 50 : 37, k = trans == 2 ? 19 : 70;
+    fill(p->a, m * k, 11), fill(p->b, n * k, 12), fill(p->c, m * n, 13);
+    p->g = (tm_gemm_args){.m = m, .n = n, .k = k, .alpha = 1, .beta = beta, .ldc = n, .a_type = ab, .b_type = ab};
+    p->g.a_trans = trans == 2, p->g.b_trans = trans == 0, p->g.c_type = c;
+    p->g.lda = p->g.a_trans ? m : k, p->g.ldb = p->g.b_trans ? k : n;
+    p->g.a = operand(ab, p->a, p->a16, m * k), p->g.b = operand(ab, p->b, p->b16, n * k);
+    operand(c, p->c, p->c16, m * n);
+    memcpy(p->result, p->c, sizeof p->result);
+    p->g.c = c == TM_ELEM_F32 ? (void *)p->result : (void *)p->c16;
+    run(&p->g);
+    return product_right(p);
+}
+
+const char *kernels_check_gemm(void (*run)(const tm_gemm_args *)) {
+    static const char *const names[] = {"fp32", "bf16", "bf16 to fp32"};
+    product p;
+    for (int mix = 0; mix < 3; mix++)
+        for (int trans = 0; trans < 3; trans++)
+            if (!try_product(&p, run, mix ? TM_ELEM_BF16 : TM_ELEM_F32, mix == 1 ? TM_ELEM_BF16 : TM_ELEM_F32, trans,
+                             trans == 1 ? 0.0F : 1.0F))
+                return names[mix];
+    return NULL;
+}

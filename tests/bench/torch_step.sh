@@ -1,0 +1,73 @@
+#!/bin/sh
+# Beside PyTorch 2.13 (transformers' Llama of the same shape, fused AdamW, clipping, two threads): tokens a second of
+# whole training steps with everything in memory, the two programs alternating, medians. Where the CPU has no bf16
+# instructions PyTorch's bf16 is many times slower than its fp32; then bf16 is also set beside PyTorch's fp32.
+# Targets: bf16 1.5, fp32 1.2; 1.26B with recomputation 1.3.
+#   TIDEMILL_PEERS=DIR      keeps the Python environment there (1 GB is downloaded otherwise)
+#   TIDEMILL_TORCH_CASES    "SHAPE PRECISION BATCH TOKENS RECOMPUTE TARGET PEER_PRECISION; ..."
+#   TIDEMILL_TORCH_ROUNDS   timed rounds of one step of PyTorch and of ours (5)
+# Other settings: lib.py.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+export TIDEMILL_PEERS="${TIDEMILL_PEERS:-$(mktemp -d)}"
+if ! "$TIDEMILL_PEERS/bin/python" -c 'import torch, transformers' 2> /dev/null; then
+    echo "torch_step.sh: PyTorch and transformers into $TIDEMILL_PEERS" >&2
+    python3 -m venv "$TIDEMILL_PEERS"
+    "$TIDEMILL_PEERS/bin/pip" install -q torch==2.13.0 transformers
+fi
+export OMP_NUM_THREADS=2
+PYTHONPATH=$here exec "$TIDEMILL_PEERS/bin/python" - "$@" <<'PY'
+from lib import *
+
+CASES = os.environ.get("TIDEMILL_TORCH_CASES") or ("134M fp32 1 512 0 1.2 fp32; 134M fp32 4 512 0 1.2 fp32; "
+    "134M bf16 1 512 0 1.5 fp32; 134M bf16 4 512 0 1.5 fp32; 134M bf16 1 512 0 1.5 bf16; 1.26B fp32 1 512 1 1.3 fp32")
+ROUNDS = int(os.environ.get("TIDEMILL_TORCH_ROUNDS", "5"))
+
+
+class Peer:
+    """PyTorch, stopped between its steps so that it takes no time from the other."""
+
+    def __init__(self, name, precision, batch, tokens, recompute):
+        script = ROOT / "tests" / "bench" / "torch_step.py"
+        self.process = subprocess.Popen([sys.executable, script, model(name), precision, str(batch), str(tokens), str(recompute)],
+                                        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        atexit.register(lambda: self.process.returncode is None and self.process.kill())
+        self.version = self.process.stdout.readline().split()[-1]
+
+    def step(self):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        seconds = float(self.process.stdout.readline().split()[0])
+        self.process.send_signal(signal.SIGSTOP)
+        return seconds
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def ours(path, values):
+    """The steps of a short run, its first left out."""
+    return [s["step_seconds"] for s in expect(train(path, values), "train").steps[1:]]
+
+
+table = Table("beside PyTorch, tokens a second, everything in memory", "shape ", "precision", "batch ", "tokens", "recompute",
+              "PyTorch  ", "of PyTorch", "tidemill", "ratio", "target")
+for case in ([c.split() for c in CASES.split(";")] if not TINY else [["tiny", "fp32", "1", "64", "0", "0", "fp32"]]):
+    name, precision, batch, tokens, recompute, target, peer_precision = case
+    batch, tokens, recompute, target = int(batch), int(tokens), int(recompute), float(target)
+    path = config(name, tokens, 1, batch=batch, steps=3, precision=precision, memory_activations="recompute" if recompute else "keep")
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "zero_optimization"}))
+    peer = Peer(name, peer_precision, batch, tokens, recompute)
+    peer.step()
+    theirs, mine = [], []
+    for _ in range(ROUNDS):
+        theirs.append(peer.step())
+        mine += ours(path, {"memory.host_budget": "unlimited"})
+    peer.close()
+    rate = lambda seconds: batch * tokens / median(seconds)
+    table.row(name, precision, batch, tokens, "yes" if recompute else "no", f"{rate(theirs):.1f}", peer_precision, f"{rate(mine):.1f}",
+              f"{rate(mine) / rate(theirs):.2f}", target, ok=TINY or rate(mine) >= target * rate(theirs))
+table.done()
+PY

@@ -1,0 +1,97 @@
+/* The intrinsics that src/kernels/avx512.c uses, lane by lane in C after Intel's descriptions, so that its arithmetic
+ * runs in tests on CPUs without them. That the real ones exist and take these types the ordinary build checks. */
+#ifndef TIDEMILL_TESTS_AVX512_EMULATED_H
+#define TIDEMILL_TESTS_AVX512_EMULATED_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct e512 {
+    float f[16];
+} e512;
+typedef struct e512i {
+    uint32_t u[16];
+} e512i;
+typedef struct e256i {
+    uint16_t h[16];
+} e256i;
+#define __m512 e512
+#define __m512i e512i
+#define __m256i e256i
+#define __mmask16 uint16_t
+enum { _CMP_UNORD_Q = 3, _CMP_NLT_UQ = 5 };
+
+#define LANE for (int l = 0; l < 16; l++)
+#define ON(m) (((m) >> l) & 1)
+#define EMULATED(type, name, arguments, expression)                                                                    \
+    static inline type name arguments {                                                                                \
+        type r;                                                                                                        \
+        memset(&r, 0, sizeof r);                                                                                       \
+        LANE expression;                                                                                               \
+        return r;                                                                                                      \
+    }
+
+EMULATED(e512, _mm512_set1_ps, (float x), r.f[l] = x)
+EMULATED(e512, _mm512_loadu_ps, (const float *p), r.f[l] = p[l])
+EMULATED(e512, _mm512_maskz_loadu_ps, (uint16_t m, const float *p), if (ON(m)) r.f[l] = p[l])
+EMULATED(e512, _mm512_add_ps, (e512 a, e512 b), r.f[l] = a.f[l] + b.f[l])
+EMULATED(e512, _mm512_sub_ps, (e512 a, e512 b), r.f[l] = a.f[l] - b.f[l])
+EMULATED(e512, _mm512_mul_ps, (e512 a, e512 b), r.f[l] = a.f[l] * b.f[l])
+EMULATED(e512, _mm512_div_ps, (e512 a, e512 b), r.f[l] = a.f[l] / b.f[l])
+EMULATED(e512, _mm512_min_ps, (e512 a, e512 b), r.f[l] = a.f[l] < b.f[l] ? a.f[l] : b.f[l])
+EMULATED(e512, _mm512_fmadd_ps, (e512 a, e512 b, e512 c), r.f[l] = fmaf(a.f[l], b.f[l], c.f[l]))
+EMULATED(e512, _mm512_fmsub_ps, (e512 a, e512 b, e512 c), r.f[l] = fmaf(a.f[l], b.f[l], -c.f[l]))
+EMULATED(e512, _mm512_fnmadd_ps, (e512 a, e512 b, e512 c), r.f[l] = fmaf(-a.f[l], b.f[l], c.f[l]))
+EMULATED(e512, _mm512_mask_max_ps, (e512 s, uint16_t m, e512 a, e512 b),
+         r.f[l] = !ON(m)            ? s.f[l]
+                  : a.f[l] > b.f[l] ? a.f[l]
+                                    : b.f[l])
+EMULATED(e512, _mm512_mask_add_ps, (e512 s, uint16_t m, e512 a, e512 b), r.f[l] = ON(m) ? a.f[l] + b.f[l] : s.f[l])
+EMULATED(e512, _mm512_maskz_mov_ps, (uint16_t m, e512 a), if (ON(m)) r.f[l] = a.f[l])
+EMULATED(e512, nearest, (e512 a), r.f[l] = nearbyintf(a.f[l]))
+EMULATED(e512i, _mm512_set1_epi32, (int x), r.u[l] = (uint32_t)x)
+EMULATED(e512i, _mm512_add_epi32, (e512i a, e512i b), r.u[l] = a.u[l] + b.u[l])
+EMULATED(e512i, _mm512_and_si512, (e512i a, e512i b), r.u[l] = a.u[l] & b.u[l])
+EMULATED(e512i, _mm512_or_si512, (e512i a, e512i b), r.u[l] = a.u[l] | b.u[l])
+EMULATED(e512i, _mm512_slli_epi32, (e512i a, unsigned n), r.u[l] = a.u[l] << n)
+EMULATED(e512i, _mm512_srli_epi32, (e512i a, unsigned n), r.u[l] = a.u[l] >> n)
+EMULATED(e512i, _mm512_mask_mov_epi32, (e512i s, uint16_t m, e512i a), r.u[l] = ON(m) ? a.u[l] : s.u[l])
+EMULATED(e512i, _mm512_cvtepu16_epi32, (e256i a), r.u[l] = a.h[l])
+EMULATED(e512i, _mm512_cvtps_epi32, (e512 a),
+         r.u[l] = fabsf(a.f[l]) < 2147483648.0F ? (uint32_t)(int32_t)nearbyintf(a.f[l]) : 0x80000000U)
+EMULATED(e256i, _mm512_cvtepi32_epi16, (e512i a), r.h[l] = (uint16_t)a.u[l])
+EMULATED(e256i, _mm256_maskz_loadu_epi16, (uint16_t m, const void *p), if (ON(m)) r.h[l] = ((const uint16_t *)p)[l])
+
+static inline e512 _mm512_roundscale_ps(e512 a, int how) {
+    return how == 0x08 ? nearest(a) : _mm512_set1_ps(NAN); /* only "to nearest, no exception" is known here */
+}
+static inline e512 _mm512_setzero_ps(void) {
+    return _mm512_set1_ps(0);
+}
+static inline void _mm512_storeu_ps(float *p, e512 a) {
+    memcpy(p, &a, sizeof a);
+}
+static inline void _mm512_mask_storeu_ps(float *p, uint16_t m, e512 a) {
+    LANE if (ON(m)) p[l] = a.f[l];
+}
+static inline void _mm256_mask_storeu_epi16(uint16_t *p, uint16_t m, e256i a) {
+    LANE if (ON(m)) p[l] = a.h[l];
+}
+static inline uint16_t _mm512_cmp_ps_mask(e512 a, e512 b, int how) {
+    uint32_t m = 0;
+    LANE m |= (uint32_t)(how == _CMP_UNORD_Q ? isnan(a.f[l]) || isnan(b.f[l]) : !(a.f[l] < b.f[l])) << l;
+    return (uint16_t)m;
+}
+static inline e512 _mm512_castsi512_ps(e512i a) {
+    e512 r;
+    memcpy(&r, &a, sizeof r);
+    return r;
+}
+static inline e512i _mm512_castps_si512(e512 a) {
+    e512i r;
+    memcpy(&r, &a, sizeof r);
+    return r;
+}
+
+#endif

@@ -1,0 +1,69 @@
+/* `tidemill bench gemm` and `bench attention`: what their JSON promises. */
+#include "base/base.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static tm_json_doc *output(const char *arguments) {
+    static char text[1 << 17];
+    char command[1024];
+    snprintf(command, sizeof command, "%s bench %s", TM_TEST_BINARY, arguments);
+    FILE *f = popen(command, "r");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof text, f);
+    assert_int_equal(pclose(f), 0);
+    tm_json_doc *doc;
+    assert_int_equal(tm_json_parse(&doc, text, n, "output", 0, 0), TM_OK);
+    return doc;
+}
+
+static double number(const tm_json *object, const char *key) {
+    double x = 0;
+    const tm_json *node = tm_json_get(object, key);
+    if (!node) fail_msg("no \"%s\"", key);
+    x = node->number;
+    return x;
+}
+
+/* Every product has its rate; one back-end is the one that training uses. */
+static void gemm(void **state) {
+    (void)state;
+    tm_json_doc *doc = output("gemm --json --milliseconds 0");
+    const tm_json *root = tm_json_root(doc), *results = tm_json_get(root, "results");
+    assert_true(number(root, "peak_flops_per_second") > 1e8);
+    assert_non_null(results);
+    unsigned used = 0, count = 0;
+    for (const tm_json *r = results->child; r; r = r->next, count++) {
+        assert_true(number(r, "m") > 0 && number(r, "n") > 0 && number(r, "k") > 0);
+        assert_true(number(r, "flops_per_second") > 1e6);
+        assert_true(tm_json_is(tm_json_get(r, "type"), "fp32") || tm_json_is(tm_json_get(r, "type"), "bf16"));
+        used += tm_json_get(r, "used")->boolean;
+    }
+    assert_true(count >= 18 && used == 18);
+    tm_json_free(doc);
+}
+
+/* Twice the positions, at most twice the scratch. */
+static void attention(void **state) {
+    (void)state;
+    tm_json_doc *doc =
+        output("attention --json --milliseconds 0 --positions 1024 --heads 2 --kv-heads 1 --head-dim 32");
+    const tm_json *results = tm_json_get(tm_json_root(doc), "results");
+    assert_non_null(results);
+    double bytes[4], count = 0;
+    for (const tm_json *r = results->child; r; r = r->next) {
+        assert_true(number(r, "forward_flops_per_second") > 1e6 && number(r, "backward_flops_per_second") > 1e6);
+        bytes[(int)count++] = number(r, "workspace_bytes");
+    }
+    assert_true(count == 4 && bytes[1] < 2 * bytes[0] && bytes[1] > bytes[0]);
+    tm_json_free(doc);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(gemm), cmocka_unit_test(attention)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
