@@ -2,8 +2,9 @@
  *
  *   calling thread   takes the ready CPU operation with the lowest index, runs the handler
  *   disk thread      takes ready disk operations in index order, of the older run first (exec_disk.c)
+ *   communication    started in index order and no other, by whichever of the two is awake (exec_comm.c)
  *
- * Both finish an operation through exec_complete(). Where the next run was announced, a run ends for its caller when
+ * All finish an operation through exec_complete(). Where the next run was announced, a run ends for its caller when
  * its CPU operations are done: its last write-backs go on beside the next run, whose first reads have begun long
  * before, as the link between the two plans allows. With a seed, one thread does all of it in a random legal order
  * (exec_random.c). */
@@ -71,7 +72,7 @@ static bool ready(tm_exec *e, exec_run *r, uint32_t op) {
         e->seal[e->n_seal++] = (transfer){r, op};
         return false;
     }
-    heap_push(disk ? &r->disk : &r->cpu, op);
+    heap_push(disk ? &r->disk : r->plan->op[op].engine == TM_ENGINE_COMM ? &r->comm : &r->cpu, op);
     return disk;
 }
 
@@ -112,7 +113,7 @@ tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx)
 
 static tm_status run_room(exec_run *r, const tm_plan *plan, bool trace) {
     if (plan->n_op > r->cap_ops) {
-        void *all[] = {r->pred, r->done, r->cpu.op, r->disk.op, r->span};
+        void *all[] = {r->pred, r->done, r->cpu.op, r->disk.op, r->comm.op, r->span};
         for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
         r->span = NULL;
         r->cap_ops = plan->n_op;
@@ -120,12 +121,13 @@ static tm_status run_room(exec_run *r, const tm_plan *plan, bool trace) {
         r->done = tm_malloc(r->cap_ops);
         r->cpu.op = tm_malloc(sizeof *r->cpu.op * r->cap_ops);
         r->disk.op = tm_malloc(sizeof *r->disk.op * r->cap_ops);
-        if (!r->pred || !r->done || !r->cpu.op || !r->disk.op) {
+        r->comm.op = tm_malloc(sizeof *r->comm.op * r->cap_ops);
+        if (!r->pred || !r->done || !r->cpu.op || !r->disk.op || !r->comm.op) {
             r->cap_ops = 0;
             return tm_nomem(sizeof *r->pred * plan->n_op);
         }
     }
-    r->cpu.cap = r->disk.cap = r->cap_ops;
+    r->cpu.cap = r->disk.cap = r->comm.cap = r->cap_ops;
     if (trace && !r->span) {
         r->span = tm_calloc(r->cap_ops, sizeof *r->span);
         if (!r->span) return tm_nomem(sizeof *r->span * r->cap_ops);
@@ -157,7 +159,8 @@ static tm_status checksum_room(tm_exec *e, const tm_plan *plan) {
 /* Opens a run of `plan`; with `link`, beside `before`, whose operations that are not done yet it waits for. */
 static void run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link *link, const exec_run *before) {
     r->plan = plan;
-    r->cpu.n = r->disk.n = 0;
+    r->cpu.n = r->disk.n = r->comm.n = 0;
+    r->next_comm = exec_next_comm(plan, 0);
     r->left = plan->n_op;
     r->disk_left = r->in_flight = r->oldest_disk = 0;
     r->stats = (tm_run_stats){.plan = plan};
@@ -222,10 +225,10 @@ static tm_status turn_over(tm_exec *e) {
 
 /* ---- calling thread ------------------------------------------------------------------------------------------ */
 
-/* What the CPU is waiting for: the oldest disk operation that is not done. */
+/* What the CPU is waiting for: the oldest operation of another engine that is not done. */
 static uint8_t blocking_engine(exec_run *r) {
     while (r->oldest_disk < r->plan->n_op &&
-           (r->done[r->oldest_disk] >= OP_DONE || !plan_is_disk(r->plan->op[r->oldest_disk].engine)))
+           (r->done[r->oldest_disk] >= OP_DONE || r->plan->op[r->oldest_disk].engine == TM_ENGINE_CPU))
         r->oldest_disk++;
     return r->oldest_disk < r->plan->n_op ? r->plan->op[r->oldest_disk].engine : (uint8_t)TM_ENGINE_DISK_WRITE;
 }
@@ -235,9 +238,9 @@ static void wait_for_disk(tm_exec *e, exec_run *r) {
     uint8_t engine = blocking_engine(e->older ? e->older : r);
     pthread_cond_wait(&e->cpu_wake, &e->lock);
     uint64_t ns = tm_now_ns() - t0;
-    bool read = engine == TM_ENGINE_DISK_READ;
-    *(read ? &e->stats.wait_read_ns : &e->stats.wait_write_ns) += ns;
-    *(read ? &r->stats.wait_read_ns : &r->stats.wait_write_ns) += ns;
+    bool read = engine == TM_ENGINE_DISK_READ, comm = engine == TM_ENGINE_COMM;
+    *(comm ? &e->stats.wait_comm_ns : read ? &e->stats.wait_read_ns : &e->stats.wait_write_ns) += ns;
+    *(comm ? &r->stats.wait_comm_ns : read ? &r->stats.wait_read_ns : &r->stats.wait_write_ns) += ns;
 }
 
 /* Writes that the operation has made ready: their checksums come first, while the bytes are in the cache. Being ready,
@@ -296,6 +299,7 @@ static void run_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
     if (e->store) tm_io_wake(store_io(e->store));
     while (unfinished(e, r)) {
         tm_status rc = turn_over(e);
+        exec_pump_comm(e);
         if (rc != TM_OK)
             exec_fail(e, rc);
         else if (r->cpu.n > 0)
@@ -334,6 +338,7 @@ tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     e->seed = opts->seed;
     e->stub_disk = opts->stub_disk;
     e->stub_compute = opts->stub_compute;
+    e->comm = opts->comm;
     TM_GO(map_slab(e, opts->slab_bytes));
     e->store = opts->store;
     if (e->store && !opts->unregistered) TM_GO(tm_io_register(store_io(e->store), e->slab, e->slab_bytes));
@@ -359,7 +364,8 @@ void tm_exec_close(tm_exec *e) {
     }
     if (e->slab) munmap(e->slab, e->slab_bytes);
     for (int i = 0; i < 2; i++) {
-        void *all[] = {e->run[i].pred, e->run[i].done, e->run[i].cpu.op, e->run[i].disk.op, e->run[i].span};
+        void *all[] = {e->run[i].pred,    e->run[i].done,    e->run[i].cpu.op,
+                       e->run[i].disk.op, e->run[i].comm.op, e->run[i].span};
         for (size_t k = 0; k < TM_COUNT(all); k++) tm_free(all[k]);
     }
     tm_free(e->temp_checksum);

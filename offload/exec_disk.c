@@ -95,7 +95,8 @@ static void landed(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes, tm_stat
         exec_fail(e, rc);
     else
         (void)exec_complete(e, r, op);
-    pthread_cond_signal(&e->cpu_wake);
+    exec_pump_comm(e); /* what was read may be sent while the CPU is at something else */
+    pthread_cond_broadcast(&e->cpu_wake);
     pthread_mutex_unlock(&e->lock);
 }
 

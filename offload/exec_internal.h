@@ -1,4 +1,5 @@
-/* The executor's own structures: exec.c (runs, calling thread), exec_disk.c (disk thread), exec_random.c (tests). */
+/* The executor's own structures: exec.c (runs, calling thread), exec_disk.c (disk thread), exec_comm.c (communication),
+ * exec_random.c (tests). */
 #ifndef TIDEMILL_EXEC_INTERNAL_H
 #define TIDEMILL_EXEC_INTERNAL_H
 
@@ -6,7 +7,7 @@
 
 #include <pthread.h>
 
-enum { EXEC_DEPTH = 32, EXEC_SEALS = 64 };
+enum { EXEC_DEPTH = 32, EXEC_SEALS = 64, EXEC_COMM = 8, EXEC_COMM_OPERANDS = 8 };
 /* exec_run.done: a sealed write has its checksums, but is not done. */
 enum { OP_WAITS, OP_SEALED, OP_DONE };
 
@@ -22,7 +23,8 @@ typedef struct exec_run {
     uint32_t *pred; /* predecessors left */
     uint8_t *done;
     uint32_t cap_ops, oldest_disk;
-    heap cpu, disk; /* ready */
+    heap cpu, disk, comm; /* ready */
+    uint32_t next_comm;   /* the communication operation whose turn it is */
     uint32_t left, cpu_left, disk_left, in_flight;
     bool open;
     uint64_t began_ns;
@@ -47,6 +49,14 @@ typedef struct flight {
     bool busy;
 } flight;
 
+/* A communication operation under way: what its caller knows it by. */
+typedef struct comm_flight {
+    exec_run *run;
+    uint32_t op;
+    bool busy;
+    uint64_t from_ns;
+} comm_flight;
+
 /* Tests: a disk operation in flight moves its bytes either when it starts or when it completes, as the draw has it. */
 typedef struct pending {
     exec_run *run;
@@ -60,6 +70,7 @@ struct tm_exec {
     tm_store *store;
     uint64_t seed, draws;
     bool stub_disk, stub_compute;
+    tm_exec_comm comm;
     pthread_t thread;
     bool has_thread, quit, parked;
     pthread_mutex_t lock;
@@ -75,6 +86,9 @@ struct tm_exec {
     bool sealing;             /* writes that become ready are held back for the calling thread to seal */
     transfer seal[EXEC_SEALS];
     uint32_t n_seal;
+    comm_flight comm_flight[EXEC_COMM];
+    uint32_t n_comm;
+    bool pumping; /* a thread submits communication operations */
     tm_status status;
     tm_error error;
     tm_exec_stats stats;
@@ -118,6 +132,11 @@ tm_status exec_disk_thread(tm_exec *e);
 void exec_park_disk(tm_exec *e);
 /* One operation, drawn from all that may start or complete. */
 tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx);
+/* exec_comm.c. exec_pump_comm: under the lock, which is dropped in between. */
+uint32_t exec_next_comm(const tm_plan *plan, uint32_t op);
+void exec_pump_comm(tm_exec *e);
+bool exec_comm_is_ready(const tm_exec *e);
+tm_status exec_random_comm(tm_exec *e);
 static inline bool exec_trails(const exec_run *r) {
     return r && r->open && r->left > 0;
 }

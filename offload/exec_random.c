@@ -42,10 +42,11 @@ static tm_status complete_transfer(tm_exec *e, uint32_t i) {
 
 tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx) {
     exec_run *disks[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
-    uint32_t cpu = fn ? e->now->cpu.n : 0, n = cpu, room = e->n_pending < EXEC_DEPTH;
+    uint32_t cpu = fn ? e->now->cpu.n : 0, n = cpu, room = e->n_pending < EXEC_DEPTH, comm = exec_comm_is_ready(e);
     for (size_t i = 0; i < TM_COUNT(disks); i++) n += disks[i] && room ? disks[i]->disk.n : 0;
-    TM_ASSERT(n + e->n_pending > 0);
-    uint32_t which = draw(e, n + e->n_pending);
+    TM_ASSERT(n + e->n_pending + comm > 0);
+    uint32_t which = draw(e, n + e->n_pending + comm);
+    if (which == n + e->n_pending) return exec_random_comm(e);
     if (which >= n) return complete_transfer(e, which - n);
     if (which < cpu) {
         uint32_t op = take_any(e, &e->now->cpu);

@@ -92,12 +92,12 @@ static tm_status open_others(tm_commit *c, unsigned n) {
     return TM_OK;
 }
 
-static tm_status read_manifest(tm_commit *c, const char *dir, manifest_head *h) {
+static tm_status read_manifest(tm_commit *c, const char *dir, const char *name, manifest_head *h) {
     char path[PATH_MAX];
-    int n = snprintf(path, sizeof path, "%s/" MANIFEST_NAME, dir);
+    int n = snprintf(path, sizeof path, "%s/%s", dir, name);
     if (n < 0 || n >= PATH_MAX || !tm_path_exists(path))
         return tm_fail(TM_EINPUT, "%s: holds no commit; its run ended before the first one", dir);
-    TM_TRY(tm_file_open_in(&c->file, dir, MANIFEST_NAME));
+    TM_TRY(tm_file_open_in(&c->file, dir, name));
     TM_TRY(check_hash(c));
     TM_TRY(read_head(c, h));
     TM_TRY(read_paths(c, h));
@@ -106,10 +106,10 @@ static tm_status read_manifest(tm_commit *c, const char *dir, manifest_head *h) 
 
 static tm_status open_commit(tm_commit *c, const char *dir, bool own) {
     manifest_head h;
-    if (!own) return read_manifest(c, dir, &h);
+    if (!own) return read_manifest(c, dir, MANIFEST_NAME, &h);
     TM_TRY(tm_io_run_reopen(&c->run[0], dir, true, LOCK_WAIT_MS));
     c->n_paths = 1;
-    TM_TRY(read_manifest(c, dir, &h));
+    TM_TRY(read_manifest(c, dir, MANIFEST_NAME, &h));
     return open_others(c, h.n_paths);
 }
 
@@ -132,6 +132,28 @@ tm_status tm_commit_open(tm_commit **out, const char *dir) {
 
 tm_status tm_commit_look(tm_commit **out, const char *dir) {
     return open_new(out, dir, false);
+}
+
+/* The lock is held from the look at it to the rename. */
+tm_status tm_commit_roll_forward(const char *dir, uint64_t step) {
+    char from[PATH_MAX], to[PATH_MAX];
+    manifest_head h;
+    tm_status rc;
+    tm_commit *c = tm_calloc(1, sizeof *c);
+    if (!c) return tm_nomem(sizeof *c);
+    TM_GO(tm_io_run_reopen(&c->run[0], dir, true, LOCK_WAIT_MS));
+    c->n_paths = 1;
+    TM_GO(read_manifest(c, dir, MANIFEST_NAME ".next", &h));
+    if (c->step != step)
+        TM_GO(tm_fail(TM_ECORRUPT, "%s: the commit prepared there is of step %llu, not %llu", dir,
+                      (unsigned long long)c->step, (unsigned long long)step));
+    snprintf(from, sizeof from, "%s/" MANIFEST_NAME ".next", dir);
+    snprintf(to, sizeof to, "%s/" MANIFEST_NAME, dir);
+    TM_GO(tm_rename_path(from, to));
+    rc = tm_io_run_sync(c->run[0]);
+done:
+    tm_commit_close(c);
+    return rc;
 }
 
 void tm_commit_close(tm_commit *c) {

@@ -78,7 +78,8 @@ const tm_object *tm_layout_get(const tm_layout *l, uint32_t id);
 /* ---- program ------------------------------------------------------------------------------------------------- */
 
 /* Streams: operations of one engine start in index order, those of different engines overlap. Programs write compute,
- * copies and collectives; the disk operations are the compiler's. The executor runs CPU and disk; all are simulated. */
+ * copies and collectives; the disk operations are the compiler's. The executor runs CPU, disk and communication; all
+ * are simulated. */
 typedef enum tm_engine {
     TM_ENGINE_CPU,
     TM_ENGINE_DISK_READ,
@@ -256,6 +257,18 @@ TM_MUST_USE tm_status tm_store_commit(tm_store *s, char *slab, const tm_commit_o
 TM_MUST_USE tm_status tm_commit_open(tm_commit **out, const char *run_directory);
 /* Reads and checks the manifest alone, whoever owns the directory: for looking at, not for going on from. */
 TM_MUST_USE tm_status tm_commit_look(tm_commit **out, const char *run_directory);
+/* With several ranks: a commit of `step` that was prepared in this directory, but not published before its process
+ * died, while another rank's was: it becomes the commit. All ranks prepare before any publishes, so that it is there
+ * and whole. */
+TM_MUST_USE tm_status tm_commit_roll_forward(const char *run_directory, uint64_t step);
+/* State read out of a commit, whoever owns its directory: object `number` of a kind, in the order of the layout that it
+ * was made of. Pages are checked. Memory: one page, and 12 bytes an object. */
+typedef struct tm_commit_reader tm_commit_reader;
+TM_MUST_USE tm_status tm_commit_reader_open(tm_commit_reader **out, const char *run_directory);
+void tm_commit_reader_close(tm_commit_reader *r); /* NULL is fine */
+const tm_commit *tm_commit_reader_commit(const tm_commit_reader *r);
+TM_MUST_USE tm_status tm_commit_read(tm_commit_reader *r, tm_kind kind, uint32_t number, uint64_t offset, void *buf,
+                                     uint64_t bytes);
 /* Copies the commit of `run_directory` (nobody may be writing one there) to PATH/run-ID, as a run directory of its own
  * that nobody holds, whole and synced; every page is checked on the way. `slots`: 2 for one to go on in, 1 for one to
  * keep. Memory: one MiB. */
@@ -273,9 +286,19 @@ typedef tm_status (*tm_op_fn)(void *ctx, const tm_op *op, void *const *operand);
 
 typedef struct tm_exec_stats {
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS]; /* completed, padding included */
-    uint64_t wait_read_ns, wait_write_ns, compute_ns, total_ns;
+    uint64_t wait_read_ns, wait_write_ns, wait_comm_ns, compute_ns, total_ns;
+    uint64_t comm_ns; /* from the start to the end of each communication operation */
     uint64_t checksum_ns;
 } tm_exec_stats;
+
+/* Who carries out operations of TM_ENGINE_COMM. They are started in plan order and no other, so that all ranks start
+ * theirs alike, and several may be under way. */
+typedef struct tm_exec_comm {
+    void *ctx;
+    /* Starts one and returns; on any thread, one at a time. TM_OK: tm_exec_comm_done(exec, token, ..) is called exactly
+     * once, from any thread, perhaps inside this call; otherwise never. `operand` is gone afterwards. */
+    tm_status (*submit)(void *ctx, const tm_op *op, void *const *operand, void *token);
+} tm_exec_comm;
 
 typedef struct tm_exec tm_exec;
 typedef struct tm_exec_opts {
@@ -286,6 +309,7 @@ typedef struct tm_exec_opts {
     bool stub_disk;      /* measuring: disk operations complete at once and move nothing */
     bool stub_compute;   /* measuring: the handler is not called */
     bool unregistered;   /* the slab is not registered with the store's engine (pin_memory: false) */
+    tm_exec_comm comm;   /* all zero: no plan has communication operations */
 } tm_exec_opts;
 TM_MUST_USE tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts);
 void tm_exec_close(tm_exec *e);
@@ -304,8 +328,9 @@ typedef struct tm_span {
 /* Told on the calling thread, inside one of these calls, when the last operation of a run is done. */
 typedef struct tm_run_stats {
     const tm_plan *plan;
-    uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS];       /* completed, padding included */
-    uint64_t wait_read_ns, wait_write_ns, compute_ns, total_ns; /* of the time in tm_exec_run */
+    uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS];                     /* completed, padding included */
+    uint64_t wait_read_ns, wait_write_ns, wait_comm_ns, compute_ns, total_ns; /* of the time in tm_exec_run */
+    uint64_t comm_ns;                                                         /* as in tm_exec_stats */
     const tm_span *span; /* per operation of the plan, until the callback returns; NULL without tm_exec_trace */
 } tm_run_stats;
 typedef void (*tm_run_done_fn)(void *ctx, const tm_run_stats *stats);
@@ -320,5 +345,7 @@ char *tm_exec_slab(tm_exec *e);
  * NULL. */
 TM_MUST_USE tm_status tm_exec_twice_room(tm_exec *e, const tm_plan *plan);
 void tm_exec_twice(tm_exec *e, bool on, void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap), void *ctx);
+/* `token` of tm_exec_comm.submit is complete; a status that is not TM_OK is recorded on this thread. */
+void tm_exec_comm_done(tm_exec *e, void *token, tm_status status);
 
 #endif

@@ -44,6 +44,7 @@ typedef struct key_heap {
 
 typedef struct sim_run {
     uint32_t left, compute_left; /* operations; of those, the ones that are not the disk's */
+    uint32_t next_comm;          /* the communication operation whose turn it is */
     uint32_t oldest;             /* no operation before it waits for anything but compute */
     double compute_end;
     double busy[TM_ENGINES], wait[TM_ENGINES];

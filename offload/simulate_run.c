@@ -44,10 +44,16 @@ static void await_link(sim *s, uint32_t r) {
     }
 }
 
+/* The next communication operation from `op` on: they start in this order and no other, as all ranks have to. */
+static uint32_t next_comm(const sim *s, uint32_t op) {
+    while (op < s->n && s->op[op].engine != TM_ENGINE_COMM) op++;
+    return op;
+}
+
 void sim_open_run(sim *s) {
     uint32_t r = s->opened++, base = r % 2 * s->n;
     sim_run *run = &s->run[r % 2];
-    *run = (sim_run){.left = s->n, .compute_left = s->n_compute};
+    *run = (sim_run){.left = s->n, .compute_left = s->n_compute, .next_comm = next_comm(s, 0)};
     memset(s->done + base, 0, s->n);
     for (uint32_t i = 0; i < s->n; i++) s->pred[base + i] = s->op[i].n_pred;
     if (r > s->first) await_link(s, r);
@@ -60,6 +66,11 @@ bool sim_take(sim *s, uint8_t queue, uint32_t *key) {
     if (h->n == 0) return false;
     uint32_t r = h->key[0] / s->n, op = h->key[0] % s->n;
     if (r != s->first && !sim_is_disk(s->op[op].engine) && s->run[(r - 1) % 2].compute_left > 0) return false;
+    if (queue == TM_ENGINE_COMM) {
+        uint32_t *turn = &s->run[r % 2].next_comm;
+        if (op != *turn) return false;
+        *turn = next_comm(s, op + 1);
+    }
     *key = heap_pop(h);
     if (s->span && r == s->runs - 1) s->span[op].start = s->now;
     return true;
