@@ -196,6 +196,7 @@ static void print_table(const tm_plan_report *r) {
 static int plan(const tm_plan_args *args, bool json) {
     tm_plan_report r;
     tm_status status = tm_plan_run(args, &r);
+    if (r.rank > 0) return tm_exit_status(status); /* the first rank says it */
     if (json && (status == TM_OK || status == TM_EBUDGET)) {
         tm_error keep = *tm_error_get();
         tm_error_clear();

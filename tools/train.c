@@ -19,7 +19,7 @@ int tm_cmd_train(int argc, char **argv) {
     const char *set[256], *config[1] = {NULL}, *resume = "auto";
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
     const char *trace = NULL;
-    bool quiet = false, keys = false, allow = false, resumable = false;
+    bool quiet = false, keys = false, allow = false, resumable = false, reported = false;
     double grace = 30;
     int64_t replay = 0;
     const tm_opt opts[] = {
@@ -63,10 +63,11 @@ int tm_cmd_train(int argc, char **argv) {
                           .allow_numerics_change = allow,
                           .replay_every = replay,
                           .grace_seconds = grace > 0 ? grace : 1e-9,
+                          .reported = &reported,
                           .resumable = &resumable};
     const char *seed = getenv("TIDEMILL_ORDER_SEED"); /* tests: run the plan in a random legal order */
     if (seed) args.order_seed = strtoull(seed, NULL, 10);
     if (tm_train_run(&args) == TM_OK) return TM_EXIT_DONE;
-    int failed = tm_cmd_fail();
+    int failed = reported ? tm_exit_status(tm_error_get()->code) : tm_cmd_fail();
     return resumable ? TM_EXIT_SIGNAL : failed;
 }

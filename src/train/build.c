@@ -9,37 +9,9 @@
  *
  * A visit is opened where a pass over a unit begins to need an object, so that what lies between two passes may leave
  * memory; which does is the planner's choice. */
-#include "train/train_internal.h"
+#include "train/build_internal.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-#define NONE UINT32_MAX
-
-/* A tile whose update may wait or be drawn forward. */
-typedef struct waiting {
-    uint32_t part, tile;
-    uint32_t gradient, hi; /* visits: update B; NONE: opened when its turn comes */
-} waiting;
-
-typedef struct pass {
-    const tm_job *job;
-    const tm_model *m;
-    const pass_opts *o;
-    tm_program *p;
-    uint32_t K, T, units, parts, kept_blocks;
-    uint32_t *batch, *coef; /* visits, per micro-batch */
-    uint32_t step;          /* visit: orders objective, norm and update */
-    bool step_written;
-    uint32_t *value_object, *value_visit, *grad_object, *grad_visit; /* per (unit, micro-batch, slot) */
-    uint8_t *value_written, *grad_written;
-    uint32_t *part_visit;                       /* of the unit under way */
-    uint32_t *sum_object, *sum_visit, *partial; /* per part */
-    uint8_t *sum_written, *contributors, *updated;
-    waiting *line; /* all tiles at most once: [line_head, line_end) wait */
-    uint32_t line_head, line_end;
-    uint32_t **grad_tile; /* per part, per tile: rounded gradients */
-} pass;
 
 uint64_t batch_bytes(uint32_t tokens, uint32_t rows) {
     return (uint64_t)tokens * 8 + tm_round_up(tokens, 64) + (uint64_t)rows * 4;
@@ -53,7 +25,7 @@ batch_view batch_at(void *frame, uint32_t tokens) {
                         .position = (uint32_t *)(at + (size_t)tokens * 8 + tm_round_up(tokens, 64))};
 }
 
-static uint32_t scratch(pass *x, uint32_t unit, uint64_t bytes) {
+uint32_t pass_scratch(pass *x, uint32_t unit, uint64_t bytes) {
     return tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = bytes ? bytes : 1});
 }
 
@@ -109,81 +81,14 @@ static uint32_t fresh_slots(const pass *x, uint32_t unit, uint32_t mb, const tm_
 }
 
 static void use_part(pass *x, uint32_t part) {
-    const part_state *ps = &x->job->part[part];
     TM_ASSERT(x->o->update != UPDATE_WITHIN || !x->updated[part]); /* backward needs the weights of forward */
-    if (x->part_visit[part] == NONE) x->part_visit[part] = tm_program_visit(x->p, ps->hi, ps->tiles);
+    if (x->part_visit[part] == NONE) (void)pass_hi_visit(x, part);
     tm_program_use(x->p, x->part_visit[part], TM_USE_READ);
 }
 
 static void use_workspace(pass *x, uint32_t unit, uint32_t stage, bool backward) {
     uint64_t bytes = tm_stage_workspace(x->m, unit, stage, backward, x->o->shape.rows, x->o->shape.seq);
-    tm_program_use(x->p, tm_program_visit(x->p, scratch(x, unit, bytes), 1), TM_USE_WRITE);
-}
-
-/* ---- update -------------------------------------------------------------------------------------------------- */
-
-static uint32_t gradient_object(const pass *x, uint32_t part, uint32_t tile) {
-    const part_state *ps = &x->job->part[part];
-    return ps->grad != TM_NO_OBJECT ? ps->grad + tile * ps->stride : x->grad_tile[part][tile];
-}
-
-/* `hi`: a visit of the part's weights as a whole (updates F and B), NONE: the tile is visited on its own. */
-static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint32_t gradient) {
-    const part_state *ps = &x->job->part[part];
-    if (hi == NONE) hi = tm_program_visit(x->p, ps->hi + tile, 1);
-    tm_program_op(x->p, &(tm_op){.code = OP_ADAMW, .arg = {part, tile}});
-    tm_program_use_range(x->p, hi, ps->hi + tile, 1, TM_USE_UPDATE);
-    if (ps->lo != TM_NO_OBJECT)
-        tm_program_use(x->p, tm_program_visit(x->p, ps->lo + tile * ps->stride, 1), TM_USE_UPDATE);
-    tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg + tile * ps->stride, 1), TM_USE_UPDATE);
-    tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg_sq + tile * ps->stride, 1), TM_USE_UPDATE);
-    tm_program_use(x->p, gradient, TM_USE_READ);
-    tm_program_use(x->p, x->step, TM_USE_READ);
-}
-
-static void update_part(pass *x, uint32_t part) {
-    for (uint32_t tile = 0; tile < x->job->part[part].tiles; tile++)
-        update_tile(x, part, tile, NONE, tm_program_visit(x->p, gradient_object(x, part, tile), 1));
-}
-
-/* The next tile in line: of update F in the order of forward, of update B as it came. */
-static void update_next(pass *x) {
-    waiting *w = &x->line[x->line_head++];
-    uint32_t gradient = w->gradient;
-    if (gradient == NONE) {
-        gradient = tm_program_visit(x->p, gradient_object(x, w->part, w->tile), 1);
-        if (x->part_visit[w->part] == NONE)
-            x->part_visit[w->part] = tm_program_visit(x->p, x->job->part[w->part].hi, x->job->part[w->part].tiles);
-        w->hi = x->part_visit[w->part];
-    }
-    update_tile(x, w->part, w->tile, w->hi, gradient);
-    if (w->tile + 1 == x->job->part[w->part].tiles) x->updated[w->part] = 1;
-}
-
-/* Update F: what a stage is about to use for the first time in this pass is brought up to date first. */
-static void update_before(pass *x, const tm_stage *stage) {
-    for (uint32_t i = 0; x->o->update == UPDATE_BEFORE && i < stage->n_parts; i++)
-        while (!x->updated[stage->part[i]]) update_next(x);
-}
-
-/* After operation `done` of `all`: a share of the `want` tiles that the time of these operations is to hide. */
-static void update_some(pass *x, uint32_t from, uint32_t want, uint64_t done, uint64_t all) {
-    uint32_t until = from + (uint32_t)(want * done / all);
-    while (x->o->spread && x->line_head < until && x->line_head < x->line_end) update_next(x);
-}
-
-static uint32_t stage_tiles(const pass *x, uint32_t unit, uint32_t s) {
-    const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < stage->n_parts; i++)
-        if (!x->updated[stage->part[i]]) n += x->job->part[stage->part[i]].tiles;
-    return n;
-}
-
-static uint32_t unit_tiles(const pass *x, uint32_t unit) {
-    uint32_t n = 0;
-    for (uint32_t s = 0; unit < x->units && s < tm_model_unit(x->m, unit)->n_stages; s++) n += stage_tiles(x, unit, s);
-    return n;
+    tm_program_use(x->p, tm_program_visit(x->p, pass_scratch(x, unit, bytes), 1), TM_USE_WRITE);
 }
 
 /* ---- stages -------------------------------------------------------------------------------------------------- */
@@ -191,7 +96,8 @@ static uint32_t unit_tiles(const pass *x, uint32_t unit) {
 static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
     uint32_t fresh = fresh_slots(x, unit, mb, stage->forward, stage->n_forward), again = 0;
-    update_before(x, stage);
+    pass_update_before(x, stage);
+    pass_need(x, stage, false);
     tm_program_op(x->p, &(tm_op){.code = OP_FORWARD, .arg = {unit, s, mb, fresh}});
     tm_program_use(x->p, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
@@ -220,6 +126,7 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     uint32_t fresh = fresh_slots(x, unit, mb, stage->backward, stage->n_backward), again = 0, flags = 0;
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_gradient[i] && !x->sum_written[stage->part[i]]) flags |= 1u << i;
+    pass_need(x, stage, true);
     tm_program_op(x->p, &(tm_op){.code = OP_BACKWARD, .flags = (uint16_t)flags, .arg = {unit, s, mb, fresh}});
     tm_program_use(x->p, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
@@ -231,49 +138,6 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     use_workspace(x, unit, s, true);
 }
 
-/* ---- gradients that are complete ----------------------------------------------------------------------------- */
-
-static uint32_t rounded_tile(pass *x, uint32_t part, uint32_t tile, uint32_t unit) {
-    const part_state *ps = &x->job->part[part];
-    uint64_t width = x->job->dtype == TM_F32 ? 4 : 2;
-    if (x->o->park) return ps->grad + tile * ps->stride;
-    uint32_t g = tm_program_temp(
-        x->p,
-        &(tm_object){.kind = TM_KIND_GRAD, .unit = unit, .bytes = tile_elements(ps, tile) * width, .pageable = true});
-    if (x->grad_tile[part]) x->grad_tile[part][tile] = g;
-    return g;
-}
-
-/* Update B: the tile is rounded and used at once, so that its gradient needs no place of its own; or it waits in line.
- */
-static void finish_part(pass *x, uint32_t part, uint32_t unit) {
-    const part_state *ps = &x->job->part[part];
-    bool within = x->o->update == UPDATE_WITHIN;
-    if (x->o->take_gradients) {
-        tm_program_op(x->p, &(tm_op){.code = OP_TAKE_GRAD, .arg = {part}});
-        tm_program_use(x->p, x->sum_visit[part], TM_USE_READ);
-    }
-    uint64_t blocks = (uint64_t)ps->tiles * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
-    x->partial[part] = tm_program_visit(x->p, scratch(x, unit, blocks * sizeof(double)), 1);
-    for (uint32_t tile = 0; tile < ps->tiles; tile++) {
-        uint32_t g = tm_program_visit(x->p, rounded_tile(x, part, tile, unit), 1);
-        tm_program_op(x->p, &(tm_op){.code = OP_FINISH, .arg = {part, tile, within}});
-        tm_program_use(x->p, x->sum_visit[part], TM_USE_READ);
-        tm_program_use(x->p, g, TM_USE_WRITE);
-        tm_program_use(x->p, x->partial[part], tile ? TM_USE_UPDATE : TM_USE_WRITE);
-        if (!within) continue;
-        x->line[x->line_end++] = (waiting){part, tile, g, x->part_visit[part]};
-        if (!x->o->spread) update_next(x);
-    }
-}
-
-/* One more contributor of each of the stage's parts is through with all micro-batches. */
-static void contributed(pass *x, uint32_t unit, uint32_t s) {
-    const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
-    for (uint32_t i = 0; i < stage->n_parts; i++)
-        if (stage->part_gradient[i] && --x->contributors[stage->part[i]] == 0) finish_part(x, stage->part[i], unit);
-}
-
 /* ---- units --------------------------------------------------------------------------------------------------- */
 
 /* What was visited belongs to a pass that is over: the next use opens a new visit. The output stays open for the unit
@@ -282,7 +146,8 @@ static void close_unit(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
     for (uint32_t s = 0; s < u->n_stages; s++)
         for (uint32_t i = 0; i < u->stage[s].n_parts; i++)
-            x->part_visit[u->stage[s].part[i]] = x->sum_visit[u->stage[s].part[i]] = NONE;
+            x->part_visit[u->stage[s].part[i]] = x->own_visit[u->stage[s].part[i]] = x->sum_visit[u->stage[s].part[i]] =
+                NONE;
     for (uint32_t mb = 0; mb < x->K; mb++)
         for (uint32_t s = 0; s < TM_MAX_SLOTS; s++)
             if (s != 1 && (unit > 0 || s > 0)) x->value_visit[slot_key(x, unit, mb, s)] = NONE;
@@ -297,7 +162,8 @@ static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     tm_program_use(x->p, x->batch[mb], TM_USE_READ);
     use_part(x, part);
     use_slots(x, unit, mb, &normed, 1, &fresh);
-    tm_program_use(x->p, tm_program_visit(x->p, scratch(x, unit, (last ? x->o->shape.rows : x->T) * columns * 4), 1),
+    tm_program_use(x->p,
+                   tm_program_visit(x->p, pass_scratch(x, unit, (last ? x->o->shape.rows : x->T) * columns * 4), 1),
                    TM_USE_WRITE);
     use_workspace(x, unit, s, false);
 }
@@ -316,8 +182,8 @@ static void forward_head(pass *x, uint32_t unit) {
 
 /* Tiles of the stage that comes after stage `s` of `unit`. */
 static uint32_t tiles_after(const pass *x, uint32_t unit, uint32_t s) {
-    if (s + 1 < tm_model_unit(x->m, unit)->n_stages) return stage_tiles(x, unit, s + 1);
-    return unit + 1 < x->units ? stage_tiles(x, unit + 1, 0) : 0;
+    if (s + 1 < tm_model_unit(x->m, unit)->n_stages) return pass_stage_tiles(x, unit, s + 1);
+    return unit + 1 < x->units ? pass_stage_tiles(x, unit + 1, 0) : 0;
 }
 
 static void forward_by_stage(pass *x, uint32_t unit) {
@@ -330,7 +196,7 @@ static void forward_by_stage(pass *x, uint32_t unit) {
                 from = x->line_head;
                 want = tiles_after(x, unit, s);
             }
-            update_some(x, from, want, mb + 1, x->K);
+            pass_update_some(x, from, want, mb + 1, x->K);
         }
     }
 }
@@ -342,12 +208,12 @@ static void forward_by_batch(pass *x, uint32_t unit) {
         for (uint32_t s = 0; s < u->n_stages; s++) {
             forward_stage(x, unit, s, mb);
             if (mb > 0)
-                update_some(x, from, want, (uint64_t)(mb - 1) * u->n_stages + s + 1,
-                            (uint64_t)(x->K - 1) * u->n_stages);
+                pass_update_some(x, from, want, (uint64_t)(mb - 1) * u->n_stages + s + 1,
+                                 (uint64_t)(x->K - 1) * u->n_stages);
         }
         if (mb == 0) {
             from = x->line_head;
-            want = unit_tiles(x, unit + 1);
+            want = pass_unit_tiles(x, unit + 1);
         }
     }
 }
@@ -363,7 +229,7 @@ static void forward_unit(pass *x, uint32_t unit) {
 }
 
 /* Stages whose results backward reads: the others need not run again. */
-static uint32_t stages_to_recompute(const tm_unit *u) {
+uint32_t stages_to_recompute(const tm_unit *u) {
     uint32_t needed = 0, run = 0;
     for (uint32_t s = 0; s < u->n_stages; s++)
         for (uint32_t i = 0; i < u->stage[s].n_backward; i++)
@@ -381,6 +247,10 @@ static uint32_t stages_to_recompute(const tm_unit *u) {
     return run;
 }
 
+bool pass_recomputes(const pass *x, uint32_t unit) {
+    return tm_model_unit(x->m, unit)->kind == TM_UNIT_BLOCK && x->units - 1 - unit > x->kept_blocks;
+}
+
 static void forget_slots(pass *x, uint32_t unit) {
     for (uint32_t mb = 0; mb < x->K; mb++)
         for (uint32_t s = 2; s < TM_MAX_SLOTS; s++) {
@@ -392,7 +262,7 @@ static void forget_slots(pass *x, uint32_t unit) {
 
 static void backward_unit(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
-    bool block = u->kind == TM_UNIT_BLOCK, recompute = block && x->units - 1 - unit > x->kept_blocks;
+    bool block = u->kind == TM_UNIT_BLOCK, recompute = pass_recomputes(x, unit);
     uint32_t again = recompute ? stages_to_recompute(u) : 0, from = x->line_head, want = x->line_end - from;
     bool within = x->o->update == UPDATE_WITHIN;
     if (recompute) forget_slots(x, unit);
@@ -404,9 +274,9 @@ static void backward_unit(pass *x, uint32_t unit) {
             want = x->line_end - from;
             for (uint32_t mb = 0; mb < x->K; mb++) {
                 backward_stage(x, unit, s, mb);
-                if (within) update_some(x, from, want, mb + 1, x->K);
+                if (within) pass_update_some(x, from, want, mb + 1, x->K);
             }
-            contributed(x, unit, s);
+            pass_contributed(x, unit, s);
         }
         return;
     }
@@ -416,8 +286,9 @@ static void backward_unit(pass *x, uint32_t unit) {
         for (uint32_t s = u->n_stages; s-- > 0;) {
             backward_stage(x, unit, s, mb);
             if (within)
-                update_some(x, from, want, (uint64_t)mb * u->n_stages + u->n_stages - s, (uint64_t)x->K * u->n_stages);
-            if (mb + 1 == x->K) contributed(x, unit, s); /* early: its frames serve the stages that are left */
+                pass_update_some(x, from, want, (uint64_t)mb * u->n_stages + u->n_stages - s,
+                                 (uint64_t)x->K * u->n_stages);
+            if (mb + 1 == x->K) pass_contributed(x, unit, s); /* early: its frames serve the stages that are left */
         }
     }
 }
@@ -428,7 +299,7 @@ static void emit_objective(pass *x, uint32_t unit) {
     const tm_slot_use state = {.slot = TM_HEAD_SLOT_STATE, .access = TM_READ};
     uint32_t fresh = 0;
     for (uint32_t mb = 0; mb < x->K; mb++)
-        x->coef[mb] = tm_program_visit(x->p, scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
+        x->coef[mb] = tm_program_visit(x->p, pass_scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
     tm_program_op(x->p, &(tm_op){.code = OP_OBJECTIVE, .arg = {x->K, x->o->update == UPDATE_WITHIN}});
     for (uint32_t mb = 0; mb < x->K; mb++) {
         tm_program_use(x->p, x->batch[mb], TM_USE_READ);
@@ -438,29 +309,15 @@ static void emit_objective(pass *x, uint32_t unit) {
     tm_program_use(x->p, x->step, x->o->update == UPDATE_BEFORE ? TM_USE_UPDATE : TM_USE_WRITE);
 }
 
-static void emit_norm(pass *x) {
-    tm_program_op(x->p, &(tm_op){.code = OP_NORM});
-    for (uint32_t p = 0; p < x->parts; p++) tm_program_use(x->p, x->partial[p], TM_USE_READ);
-    tm_program_use(x->p, x->step, TM_USE_UPDATE);
-}
-
-static void emit_pending(pass *x) {
-    tm_program_op(x->p, &(tm_op){.code = OP_PENDING});
-    tm_program_use(x->p, x->step, TM_USE_WRITE);
-}
-
-static void emit_update(pass *x) {
-    for (uint32_t part = 0; part < x->parts; part++) update_part(x, part);
-}
-
 /* ---- the pass ------------------------------------------------------------------------------------------------ */
 
 static void pass_free(pass *x) {
     if (x->grad_tile)
         for (uint32_t p = 0; p < x->parts; p++) tm_free(x->grad_tile[p]);
     void *all[] = {x->batch,         x->coef,         x->value_object, x->value_visit, x->grad_object, x->grad_visit,
-                   x->value_written, x->grad_written, x->part_visit,   x->sum_object,  x->sum_visit,   x->partial,
-                   x->sum_written,   x->contributors, x->updated,      x->grad_tile,   x->line};
+                   x->value_written, x->grad_written, x->part_visit,   x->own_visit,   x->sum_object,  x->sum_visit,
+                   x->partial,       x->sum_written,  x->contributors, x->updated,     x->grad_tile,   x->line,
+                   x->gather,        x->second,       x->ahead};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
 }
 
@@ -468,28 +325,6 @@ static uint32_t *nones(size_t n) {
     uint32_t *a = tm_malloc(n * sizeof *a);
     for (size_t i = 0; a && i < n; i++) a[i] = NONE;
     return a;
-}
-
-/* Update F: all tiles, in the order in which forward uses their parts. */
-static tm_status line_init(pass *x) {
-    uint32_t tiles = 0;
-    for (uint32_t p = 0; p < x->parts; p++) tiles += x->job->part[p].tiles;
-    x->line = tm_malloc(sizeof *x->line * (tiles + 1));
-    if (!x->line) return tm_nomem(sizeof *x->line * tiles);
-    if (x->o->update != UPDATE_BEFORE) return TM_OK;
-    for (uint32_t u = 0; u < x->units; u++)
-        for (uint32_t s = 0; s < tm_model_unit(x->m, u)->n_stages; s++) {
-            const tm_stage *stage = &tm_model_unit(x->m, u)->stage[s];
-            for (uint32_t i = 0; i < stage->n_parts; i++) {
-                uint32_t part = stage->part[i];
-                if (x->updated[part]) continue;
-                x->updated[part] = 1; /* for now: in line */
-                for (uint32_t t = 0; t < x->job->part[part].tiles; t++)
-                    x->line[x->line_end++] = (waiting){part, t, NONE, NONE};
-            }
-        }
-    memset(x->updated, 0, x->parts);
-    return TM_OK;
 }
 
 static tm_status pass_init(pass *x) {
@@ -503,6 +338,10 @@ static tm_status pass_init(pass *x) {
     x->value_written = tm_calloc(slots, 1);
     x->grad_written = tm_calloc(slots, 1);
     x->part_visit = nones(x->parts);
+    x->own_visit = nones(x->parts);
+    x->second = nones(x->parts);
+    x->gather = nones((size_t)x->parts * 4);
+    x->ahead = tm_calloc(x->parts, sizeof *x->ahead);
     x->sum_object = nones(x->parts);
     x->sum_visit = nones(x->parts);
     x->partial = nones(x->parts);
@@ -511,11 +350,12 @@ static tm_status pass_init(pass *x) {
     x->updated = tm_calloc(x->parts, 1);
     x->grad_tile = tm_calloc(x->parts, sizeof *x->grad_tile);
     if (!x->batch || !x->coef || !x->value_object || !x->value_visit || !x->grad_object || !x->grad_visit ||
-        !x->value_written || !x->grad_written || !x->part_visit || !x->sum_object || !x->sum_visit || !x->partial ||
-        !x->sum_written || !x->contributors || !x->updated || !x->grad_tile)
+        !x->value_written || !x->grad_written || !x->part_visit || !x->own_visit || !x->second || !x->gather ||
+        !x->ahead || !x->sum_object || !x->sum_visit || !x->partial || !x->sum_written || !x->contributors ||
+        !x->updated || !x->grad_tile)
         return tm_nomem(slots * 16);
     for (uint32_t p = 0; p < x->parts && x->o->update == UPDATE_AFTER; p++) {
-        x->grad_tile[p] = nones(x->job->part[p].tiles);
+        x->grad_tile[p] = nones(x->job->part[p].tiles + 1);
         if (!x->grad_tile[p]) return tm_nomem(x->job->part[p].tiles * sizeof(uint32_t));
     }
     for (uint32_t u = 0; u < x->units; u++)
@@ -523,32 +363,36 @@ static tm_status pass_init(pass *x) {
             const tm_stage *stage = &tm_model_unit(x->m, u)->stage[s];
             for (uint32_t i = 0; i < stage->n_parts; i++) x->contributors[stage->part[i]] += stage->part_gradient[i];
         }
-    return line_init(x);
+    return pass_line_init(x);
 }
 
 static void emit_pass(pass *x) {
     uint32_t head = x->units - 1;
-    x->step = tm_program_visit(x->p, scratch(x, 0, 64), 1);
+    x->step = tm_program_visit(x->p, pass_scratch(x, 0, 64), 1);
     for (uint32_t mb = 0; mb < x->K; mb++) {
-        x->batch[mb] = tm_program_visit(x->p, scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
+        x->batch[mb] = tm_program_visit(x->p, pass_scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
         tm_program_op(x->p, &(tm_op){.code = OP_BATCH, .arg = {mb, x->T}});
         tm_program_use(x->p, x->batch[mb], TM_USE_WRITE);
     }
-    if (x->o->update == UPDATE_BEFORE) emit_pending(x);
+    if (x->o->update == UPDATE_BEFORE) pass_pending(x);
+    pass_gather_forward(x);
     for (uint32_t u = 0; u <= head; u++) {
         forward_unit(x, u);
         if (u != head) close_unit(x, u);
     }
     if (x->o->loss) emit_objective(x, head);
+    if (x->o->loss && !x->o->backward) pass_loss(x);
     if (!x->o->backward) return;
-    for (uint32_t p = 0; p < x->parts; p++) x->part_visit[p] = NONE;
+    for (uint32_t p = 0; p < x->parts; p++) x->part_visit[p] = x->own_visit[p] = NONE;
+    pass_gather_backward(x);
     for (uint32_t u = head + 1; u-- > 0;) {
         backward_unit(x, u);
         close_unit(x, u);
     }
-    while (x->line_head < x->line_end) update_next(x);
-    emit_norm(x);
-    if (x->o->update == UPDATE_AFTER) emit_update(x);
+    pass_finish_all(x);
+    while (x->line_head < x->line_end) pass_update_next(x);
+    pass_norm(x);
+    for (uint32_t part = 0; x->o->update == UPDATE_AFTER && part < x->parts; part++) pass_update_part(x, part);
 }
 
 tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts) {
@@ -588,95 +432,4 @@ uint32_t pass_kept_blocks(const tm_job *job, const pass_opts *o) {
 const char *pass_activations_name(const tm_job *job, const pass_opts *o) {
     if (o->keep_quarters == PASS_KEEP_ALL) return o->no_spill ? "keep" : "spill";
     return pass_kept_blocks(job, o) ? "mixed" : "recompute";
-}
-
-tm_status build_drain(tm_program **out, const tm_job *job) {
-    pass_opts o = {0};
-    pass x = {.job = job, .m = job->model, .o = &o, .parts = tm_model_parts(job->model)};
-    TM_TRY(tm_program_create(&x.p, job->layout, "pending update"));
-    x.step = tm_program_visit(x.p, scratch(&x, 0, 64), 1);
-    emit_pending(&x);
-    emit_update(&x);
-    *out = x.p;
-    return TM_OK;
-}
-
-/* ---- import and walks ---------------------------------------------------------------------------------------- */
-
-tm_status build_import(tm_program **out, const tm_job *job) {
-    tm_program *p;
-    TM_TRY(tm_program_create(&p, job->layout, "import"));
-    for (uint32_t part = 0; part < tm_model_parts(job->model); part++) {
-        const part_state *ps = &job->part[part];
-        for (uint32_t tile = 0; tile < ps->tiles; tile++) {
-            uint32_t unit = tm_model_part(job->model, part)->unit;
-            uint32_t more[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
-            tm_program_op(p, &(tm_op){.code = OP_IMPORT, .arg = {part, tile}});
-            tm_program_use(p, tm_program_visit(p, ps->hi + tile, 1), TM_USE_WRITE);
-            for (size_t i = 0; i < TM_COUNT(more); i++)
-                if (more[i] != TM_NO_OBJECT)
-                    tm_program_use(p, tm_program_visit(p, more[i] + tile * ps->stride, 1), TM_USE_WRITE);
-            if (job->dtype != TM_F32 && ps->exp_avg == TM_NO_OBJECT) { /* else a moment's frame serves */
-                uint32_t master = tm_program_temp(
-                    p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = tile_elements(ps, tile) * 4});
-                tm_program_use(p, tm_program_visit(p, master, 1), TM_USE_WRITE);
-            }
-        }
-    }
-    *out = p;
-    return TM_OK;
-}
-
-static const tm_model *sort_model;
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(tm_model_tensor(sort_model, *(const uint32_t *)a)->name,
-                  tm_model_tensor(sort_model, *(const uint32_t *)b)->name);
-}
-
-static void walk_tile(tm_program *p, const tm_job *job, uint16_t code, uint32_t t, uint32_t seg, uint32_t tile,
-                      int what, uint32_t chain, bool first) {
-    const tm_segment *s = &tm_model_tensor_segments(job->model, t)[seg];
-    const part_state *ps = &job->part[s->part];
-    uint32_t values = tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = tile_elements(ps, tile) * 4});
-    tm_program_op(p, &(tm_op){.code = code, .arg = {t, seg, tile, (uint32_t)what}});
-    if (what == WHAT_EXP_AVG)
-        tm_program_use(p, tm_program_visit(p, ps->exp_avg + tile * ps->stride, 1), TM_USE_READ);
-    else if (what == WHAT_EXP_AVG_SQ)
-        tm_program_use(p, tm_program_visit(p, ps->exp_avg_sq + tile * ps->stride, 1), TM_USE_READ);
-    else
-        tm_program_use(p, tm_program_visit(p, ps->hi + tile, 1), TM_USE_READ);
-    if (what == WHAT_MASTER && ps->lo != TM_NO_OBJECT)
-        tm_program_use(p, tm_program_visit(p, ps->lo + tile * ps->stride, 1), TM_USE_READ);
-    tm_program_use(p, tm_program_visit(p, values, 1), TM_USE_WRITE);
-    tm_program_use(p, chain, first ? TM_USE_WRITE : TM_USE_UPDATE);
-}
-
-tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
-    tm_program *p;
-    uint32_t n = tm_model_tensors(job->model);
-    uint32_t *order = tm_malloc(sizeof *order * (n + 1));
-    if (!order) return tm_nomem(sizeof *order * n);
-    for (uint32_t i = 0; i < n; i++) order[i] = i;
-    sort_model = job->model;
-    qsort(order, n, sizeof *order, by_name);
-    tm_status rc = tm_program_create(&p, job->layout, hash ? "state hash" : "export");
-    if (rc != TM_OK) {
-        tm_free(order);
-        return rc;
-    }
-    uint32_t chain = tm_program_visit(p, tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
-    bool first = true;
-    int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
-    for (uint32_t i = 0; i < n; i++)
-        for (int w = from; w <= to; w++)
-            for (uint32_t seg = 0; seg < tm_model_tensor(job->model, order[i])->n_segments; seg++) {
-                const tm_segment *s = &tm_model_tensor_segments(job->model, order[i])[seg];
-                uint32_t last = (uint32_t)((s->part_offset + s->elements - 1) / TM_TILE_ELEMENTS);
-                for (uint32_t tile = (uint32_t)(s->part_offset / TM_TILE_ELEMENTS); tile <= last; tile++, first = false)
-                    walk_tile(p, job, hash ? OP_HASH : OP_EXPORT, order[i], seg, tile, w, chain, first);
-            }
-    tm_free(order);
-    *out = p;
-    return TM_OK;
 }

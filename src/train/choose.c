@@ -47,8 +47,10 @@ static double compute_seconds(const tm_job *job, const pass_opts *o) {
         bool block = tm_model_unit(job->model, u)->kind == TM_UNIT_BLOCK;
         t += unit_seconds(job, u, o, o->backward && block && units - 1 - u > kept);
     }
-    for (uint32_t p = 0; o->backward && job->optimizer && p < tm_model_parts(job->model); p++)
-        t += job->part[p].tiles * (cost(job, OP_ADAMW, p, 0, 0) + cost(job, OP_FINISH, p, 0, 0));
+    for (uint32_t p = 0; o->backward && job->optimizer && p < tm_model_parts(job->model); p++) {
+        if (job->part[p].tiles) t += job->part[p].tiles * cost(job, OP_ADAMW, p, 0, 0);
+        if (job->part[p].sum_tiles) t += job->part[p].sum_tiles * cost(job, OP_FINISH, p, 0, 0);
+    }
     return t;
 }
 
@@ -130,7 +132,7 @@ static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
     const pass_opts *b = &ways->way[i];
     for (uint32_t k = 0; k < i; k++) {
         const pass_opts *a = &ways->way[k];
-        if (a->update == b->update && a->stage_wise == b->stage_wise &&
+        if (a->update == b->update && a->stage_wise == b->stage_wise && a->overlap == b->overlap &&
             pass_kept_blocks(job, a) == pass_kept_blocks(job, b))
             return true;
     }
@@ -185,19 +187,21 @@ static void cache(tm_plan_info *info, tm_kind kind, double bytes, double *spare,
 static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *o, uint64_t least) {
     tm_plan_info info = {0};
     double params = (double)tm_model_parameters(job->model), width = (double)tm_dtype_bytes(job->dtype);
-    double hi = params * width, lo = job->dtype == TM_BF16 ? params * 2 : 0, moment = params * 4;
+    double weights = params * job->ranks.weights.count / job->ranks.ranks,
+           own = params * job->ranks.own.count / job->ranks.ranks;
+    double hi = weights * width, lo = job->dtype == TM_BF16 ? own * 2 : 0, moment = own * 4, grad = own * width;
     double kept = o->no_spill ? 0 : kept_bytes(job, o), slab = (double)po->slab_bytes;
     double spare = fmax(0, slab - (double)least - fmin(96 * (double)TM_MIB, slab / 6));
     if (!po->cache) spare = 0;
     bool parks = o->update == UPDATE_AFTER || o->update == UPDATE_BEFORE;
     info.read_bytes[TM_KIND_WEIGHT_HI] = (uint64_t)(hi * (o->update == UPDATE_AFTER ? 3 : 2));
     info.write_bytes[TM_KIND_WEIGHT_HI] = (uint64_t)hi;
-    info.read_bytes[TM_KIND_GRAD] = info.write_bytes[TM_KIND_GRAD] = parks ? (uint64_t)hi : 0;
+    info.read_bytes[TM_KIND_GRAD] = info.write_bytes[TM_KIND_GRAD] = parks ? (uint64_t)grad : 0;
     info.read_bytes[TM_KIND_ACTIVATION] = info.write_bytes[TM_KIND_ACTIVATION] = (uint64_t)kept;
     info.read_bytes[TM_KIND_WEIGHT_LO] = info.write_bytes[TM_KIND_WEIGHT_LO] = (uint64_t)lo;
     info.read_bytes[TM_KIND_EXP_AVG] = info.write_bytes[TM_KIND_EXP_AVG] = (uint64_t)(moment * 2);
     cache(&info, TM_KIND_WEIGHT_HI, hi, &spare, po->pinned[TM_KIND_WEIGHT_HI]);
-    cache(&info, TM_KIND_GRAD, parks ? hi : 0, &spare, po->pinned[TM_KIND_GRAD]);
+    cache(&info, TM_KIND_GRAD, parks ? grad : 0, &spare, po->pinned[TM_KIND_GRAD]);
     cache(&info, TM_KIND_ACTIVATION, kept, &spare, po->pinned[TM_KIND_ACTIVATION]);
     cache(&info, TM_KIND_WEIGHT_LO, lo, &spare, po->pinned[TM_KIND_WEIGHT_LO]);
     cache(&info, TM_KIND_EXP_AVG, moment * 2, &spare, po->pinned[TM_KIND_EXP_AVG]);
@@ -208,7 +212,8 @@ static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *
 static uint64_t least_about(const way_list *ways, uint32_t i) {
     uint64_t least = ways->least[i];
     for (uint32_t k = 0; least == 0 && k < ways->n; k++)
-        if (ways->way[k].update == ways->way[i].update && ways->way[k].stage_wise == ways->way[i].stage_wise)
+        if (ways->way[k].update == ways->way[i].update && ways->way[k].stage_wise == ways->way[i].stage_wise &&
+            ways->way[k].overlap == ways->way[i].overlap)
             least = ways->least[k];
     return least;
 }
@@ -281,7 +286,8 @@ static tm_status try_way(tm_job *job, const job_opts *opts, const char *name, wa
 
 static tm_status choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, const ranked *list,
                         uint32_t n, compiled *best) {
-    bool forced = opts->spread > 0, open = opts->spread == 0;
+    /* with ranks updates stand where all ranks have them, however many tiles each has */
+    bool alone = job->ranks.ranks == 1, forced = alone && opts->spread > 0, open = alone && opts->spread == 0;
     uint32_t had = 0;
     for (uint32_t i = 0; i < n && had < FINALISTS; i++) {
         const pass_opts *o = &ways->way[list[i].way];

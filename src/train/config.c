@@ -110,9 +110,6 @@ static tm_status resolve(cfg_state *s) {
     if (s->n_input > s->n_mismatches) return cfg_report(s);
     tm_config *c = &s->cfg->pub;
     c->world_size = s->opts->world_size ? s->opts->world_size : 1;
-    if (c->world_size > 1)
-        cfg_problem(s, TM_EUNSUPPORTED, "%u ranks: several ranks are not supported yet by this version; start one",
-                    c->world_size);
     TM_TRY(config_resolve_run(s));
     TM_TRY(config_resolve_batch(s));
     TM_TRY(config_resolve_storage(s));

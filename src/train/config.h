@@ -48,6 +48,16 @@ typedef enum tm_save_dtype {
     TM_SAVE_F16
 } tm_save_dtype;
 
+/* How ranks divide the state of a model. */
+typedef enum tm_strategy {
+    TM_STRATEGY_DDP,   /* stage 0: everything whole on every rank */
+    TM_STRATEGY_ZERO1, /* optimizer state divided, weights whole */
+    TM_STRATEGY_ZERO2, /* the same here: a full gradient never exists (DESIGN section 4) */
+    TM_STRATEGY_ZERO3, /* all divided; FSDP's FULL_SHARD */
+    TM_STRATEGY_HSDP,  /* all divided within a node, replicated across nodes */
+    TM_STRATEGY_HPZ    /* ZERO3 with a second copy of the weights divided within the node */
+} tm_strategy;
+
 /* A list of strings (no_decay, nvme_path). */
 typedef struct tm_strings {
     const char *const *item;
@@ -62,6 +72,10 @@ typedef struct tm_config {
     const char *output_dir;
     uint32_t world_size; /* 1 */
     uint32_t zero_stage; /* 0..3; one rank: no effect on the result */
+    tm_strategy strategy;
+    uint32_t hpz_partition;                      /* zero_hpz_partition_size; 1: a node's ranks */
+    bool quantized_weights, quantized_gradients; /* qwZ, qgZ: rounded on the way between ranks */
+    bool comm_bf16;                              /* communication_data_type */
 
     struct {
         const char *train; /* JSONL or .safetensors */

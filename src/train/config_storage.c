@@ -48,6 +48,27 @@ static void resolve_stage(cfg_state *s) {
     if (strategy && stage && stages[cfg_choice(s, "strategy")] != c->zero_stage)
         cfg_mismatch(s, "strategy", strategy, ZERO "stage", stage);
     if (strategy && !stage) c->zero_stage = stages[cfg_choice(s, "strategy")];
+    static const tm_strategy named[] = {TM_STRATEGY_DDP,   TM_STRATEGY_ZERO1, TM_STRATEGY_ZERO2, TM_STRATEGY_ZERO3,
+                                        TM_STRATEGY_ZERO3, TM_STRATEGY_HSDP,  TM_STRATEGY_HPZ};
+    c->strategy = strategy ? named[cfg_choice(s, "strategy")] : (tm_strategy)c->zero_stage;
+    c->hpz_partition = (uint32_t)cfg_integer(s, ZERO "zero_hpz_partition_size");
+    if (!strategy && c->strategy == TM_STRATEGY_ZERO3 && c->hpz_partition > 1) c->strategy = TM_STRATEGY_HPZ;
+}
+
+/* What is rounded between ranks; it makes no difference on one. */
+static void resolve_rounding(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const char *weights = ZERO "zero_quantized_weights", *type = "communication_data_type";
+    char w[256];
+    c->quantized_weights = cfg_bool(s, weights);
+    c->quantized_gradients = cfg_bool(s, ZERO "zero_quantized_gradients");
+    c->comm_bf16 = cfg_chosen(s, type, "bf16");
+    if (c->quantized_weights && c->precision == TM_F32)
+        cfg_problem(s, TM_EINPUT, "%s: \"zero_quantized_weights\" rounds bf16 weights; precision is fp32",
+                    cfg_where(cfg_given(s, weights), w, sizeof w));
+    if (cfg_chosen(s, type, "fp16"))
+        cfg_problem(s, TM_EUNSUPPORTED, "%s: \"communication_data_type\" fp16 overflows: bf16 or fp32 here",
+                    cfg_where(cfg_given(s, type), w, sizeof w));
 }
 
 static void resolve_aio(cfg_state *s) {
@@ -127,6 +148,7 @@ static void resolve_knobs(cfg_state *s) {
 tm_status config_resolve_storage(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     resolve_stage(s);
+    resolve_rounding(s);
     c->param_place = place_of(s, ZERO "offload_param", ZERO "offload_param.device", ZERO "cpu_offload_param");
     c->optimizer_place = place_of(s, ZERO "offload_optimizer", ZERO "offload_optimizer.device", ZERO "cpu_offload");
     resolve_aio(s);

@@ -17,7 +17,7 @@ struct job_costs {
     const tm_job *job;
     job_shape shape, timed; /* the step's; what is timed in its place */
     job_costs_mode mode;
-    double flops_per_second, bytes_per_second;
+    double flops_per_second, bytes_per_second, comm_bytes_per_second;
     tm_profile *profile;
     uint64_t budget, began_ns;
     uint32_t asked, known;
@@ -117,7 +117,9 @@ static void stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap
 }
 
 static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
-    if (c->mode != JOB_COSTS_MEASURE || tm_now_ns() - c->began_ns > MEASURE_SECONDS * 1000000000ULL) return false;
+    if (c->mode != JOB_COSTS_MEASURE || c->job->ranks.ranks > 1 ||
+        tm_now_ns() - c->began_ns > MEASURE_SECONDS * 1000000000ULL)
+        return false;
     if (!cost_measure(c->job, op, &c->timed, c->budget, seconds)) return false;
     if (tm_profile_put(c->profile, key, *seconds) != TM_OK) tm_error_clear(); /* it is known for now, at least */
     return true;
@@ -175,7 +177,7 @@ static void fill_tiles(job_costs *c) {
     char key[64];
     for (uint32_t p = 1; p < tm_model_parts(c->job->model); p++)
         if (c->job->part[p].elements > c->job->part[part].elements) part = p;
-    double n = (double)tile_elements(&c->job->part[part], 0);
+    double n = (double)tm_min_u64(c->job->part[part].elements, TM_TILE_ELEMENTS);
     double width = (double)tm_dtype_bytes(c->job->dtype), state = c->job->dtype == TM_F16 ? 14 : 12;
     tm_op op = {.code = OP_FINISH, .arg = {part, 0}};
     snprintf(key, sizeof key, "finish n%.0f %s", n, type_name(c->job));
@@ -230,6 +232,7 @@ tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, c
     c->mode = mode;
     c->flops_per_second = job->dtype == TM_F32 ? machine->cpu_flops_fp32 : machine->cpu_flops_bf16;
     c->bytes_per_second = machine->cpu_bps;
+    c->comm_bytes_per_second = machine->link_bps > 0 ? machine->link_bps : 2e9;
     c->budget = timing_budget(job);
     c->began_ns = tm_now_ns();
     if (mode != JOB_COSTS_NOMINAL) TM_GO(open_profile(c));
@@ -257,10 +260,27 @@ job_costs_basis job_costs_measured(const job_costs *c) {
     return c->known == 0 ? JOB_COSTS_NONE : c->known < c->asked ? JOB_COSTS_SOME : JOB_COSTS_ALL;
 }
 
+/* Between ranks, where no hardware file says otherwise. */
+static const double COMM_LATENCY = 30e-6;
+
 /* ---- looking up ---------------------------------------------------------------------------------------------- */
 
 static double tile_of(const job_costs *c, const tm_op *op) {
-    return (double)tile_elements(&c->job->part[op->arg[0]], op->arg[1]);
+    const tm_job *job = c->job;
+    uint32_t part = op->arg[0], tile = op->arg[1];
+    span at = op->code == OP_FINISH   ? sum_tile(job, part, tile)
+              : op->code == OP_IMPORT ? hi_tile(job, part, tile)
+                                      : own_tile(job, part, tile);
+    return (double)at.n;
+}
+
+/* What this rank sends, over a link that others use as well, and a start. */
+static double comm_seconds(const job_costs *c, const tm_op *op) {
+    const job_ranks *r = &c->job->ranks;
+    bool sum = op->code == OP_REDUCE;
+    double elements = op->code == OP_EXCHANGE ? 0 : (double)c->job->part[op->arg[0]].elements;
+    double width = sum ? 4 : (double)tm_dtype_bytes(c->job->dtype);
+    return COMM_LATENCY + elements * width * (r->ranks - 1) / r->ranks / c->comm_bytes_per_second;
 }
 
 /* The log-likelihoods of all micro-batches: a logarithm and a sum a token, one thread. */
@@ -286,8 +306,16 @@ double job_cost(void *costs, const tm_op *op) {
         return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
     case OP_IMPORT:
         return tile_of(c, op) * 16 / c->bytes_per_second;
+    case OP_GATHER:
+    case OP_GATHER_NODE:
+    case OP_SHARE:
+    case OP_REDUCE:
+    case OP_SHARE_GRAD:
+    case OP_EXCHANGE:
+        return comm_seconds(c, op);
     case OP_HASH:
     case OP_EXPORT:
+    case OP_FETCH:
         return tile * 8 / c->bytes_per_second;
     default:
         return 1e-6;
@@ -295,11 +323,29 @@ double job_cost(void *costs, const tm_op *op) {
 }
 
 static const char *op_word(uint16_t code) {
-    static const char *const word[] = {
-        [OP_BATCH] = "batch",    [OP_FORWARD] = "forward",     [OP_BACKWARD] = "backward", [OP_OBJECTIVE] = "objective",
-        [OP_FINISH] = "finish",  [OP_NORM] = "norm",           [OP_ADAMW] = "adamw",       [OP_IMPORT] = "import",
-        [OP_LOGITS] = "logits",  [OP_TAKE_GRAD] = "take grad", [OP_HASH] = "hash",         [OP_EXPORT] = "export",
-        [OP_PENDING] = "pending"};
+    static const char *const word[] = {[OP_BATCH] = "batch",
+                                       [OP_FORWARD] = "forward",
+                                       [OP_BACKWARD] = "backward",
+                                       [OP_OBJECTIVE] = "objective",
+                                       [OP_FINISH] = "finish",
+                                       [OP_NORM] = "norm",
+                                       [OP_ADAMW] = "adamw",
+                                       [OP_IMPORT] = "import",
+                                       [OP_LOGITS] = "logits",
+                                       [OP_TAKE_GRAD] = "take grad",
+                                       [OP_HASH] = "hash",
+                                       [OP_EXPORT] = "export",
+                                       [OP_PENDING] = "pending",
+                                       [OP_REPORT] = "report",
+                                       [OP_LOSS] = "loss",
+                                       [OP_GATHER] = "gather",
+                                       [OP_SHARE] = "share",
+                                       [OP_REDUCE] = "reduce",
+                                       [OP_SHARE_GRAD] = "share grad",
+                                       [OP_EXCHANGE] = "exchange",
+                                       [OP_FETCH] = "fetch",
+                                       [OP_STASH] = "stash",
+                                       [OP_GATHER_NODE] = "gather in node"};
     return code < TM_COUNT(word) && word[code] ? word[code] : "operation";
 }
 
@@ -318,6 +364,15 @@ void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
     case OP_ADAMW:
     case OP_IMPORT:
         snprintf(buf, cap, "%s %s tile %u", word, tm_model_part(m, op->arg[0])->name, op->arg[1]);
+        return;
+    case OP_GATHER:
+    case OP_GATHER_NODE:
+    case OP_STASH:
+    case OP_SHARE:
+    case OP_REDUCE:
+    case OP_SHARE_GRAD:
+    case OP_FETCH:
+        snprintf(buf, cap, "%s %s", word, tm_model_part(m, op->arg[0])->name);
         return;
     case OP_HASH:
     case OP_EXPORT:

@@ -53,8 +53,10 @@ static void stage_operands(operand_list *l, const tm_job *job, const tm_op *op, 
 
 static void tile_operands(operand_list *l, const tm_job *job, const tm_op *op) {
     const part_state *ps = &job->part[op->arg[0]];
-    uint64_t n = tile_elements(ps, op->arg[1]), width = tm_dtype_bytes(job->dtype);
-    if (op->code == OP_FINISH) {
+    bool finish = op->code == OP_FINISH;
+    uint64_t n = (finish ? sum_tile(job, op->arg[0], op->arg[1]) : own_tile(job, op->arg[0], op->arg[1])).n;
+    uint64_t width = tm_dtype_bytes(job->dtype);
+    if (finish) {
         add(l, n * sizeof(float), FILL_VALUES);
         add(l, n * width, FILL_VALUES);
         add(l, TM_TILE_ELEMENTS / TM_NORM_BLOCK * sizeof(double), FILL_VALUES);

@@ -74,9 +74,9 @@ static void look_forward(look *l, const tm_op *op, void *const *operand) {
 }
 
 static void look_gradient(look *l, const tm_op *op, void *const *operand) {
-    const part_state *ps = &l->job->part[op->arg[0]];
-    uint64_t at = (uint64_t)op->arg[1] * TM_TILE_ELEMENTS, blocks = tm_norm_block_count(tile_elements(ps, op->arg[1]));
-    const double *partial = (const double *)operand[2] + at / TM_NORM_BLOCK;
+    span tile = sum_tile(l->job, op->arg[0], op->arg[1]);
+    uint64_t at = tile.begin, blocks = tm_norm_block_count(tile.n);
+    const double *partial = (const double *)operand[2] + (uint64_t)op->arg[1] * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
     uint64_t b = 0;
     while (b < blocks && isfinite(partial[b])) b++;
     if (b == blocks) return;
@@ -153,6 +153,7 @@ static tm_status log_spike(trainer *t, double loss, double median) {
     tm_step_info info;
     tm_buf line = {0};
     tm_json_writer w;
+    if (!trainer_speaks(t)) return TM_OK;
     uint64_t step = (uint64_t)t->step - 1, first = step % tm_dataset_steps_per_epoch(ds);
     tm_dataset_step_info(ds, step, &info);
     tm_jw_init(&w, &line, 0);

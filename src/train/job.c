@@ -1,5 +1,5 @@
 /* A job: one model, its state in the tiers, and the executor that runs programs over it. */
-#include "train/train_internal.h"
+#include "train/ops_internal.h"
 
 #include "kernels/kernels.h"
 
@@ -61,36 +61,63 @@ static bool persists(const tm_job *job, const job_opts *opts, uint32_t part) {
     return opts->persist_elements > 0;
 }
 
-static void add_part(tm_job *job, const job_opts *opts, uint32_t part, uint32_t *bundle) {
-    const tm_part *p = tm_model_part(job->model, part);
+static part_state describe_part(const tm_job *job, uint32_t part) {
+    const job_ranks *r = &job->ranks;
+    part_state s = {.lo = TM_NO_OBJECT,
+                    .exp_avg = TM_NO_OBJECT,
+                    .exp_avg_sq = TM_NO_OBJECT,
+                    .grad = TM_NO_OBJECT,
+                    .elements = tm_model_part(job->model, part)->elements,
+                    .weights =
+                        part_kept_whole(job->model, part, r->keep_elements) ? (holding){0, r->ranks} : r->weights};
+    s.hi_tiles = held_tiles(s.elements, r->ranks, s.weights);
+    s.tiles = held_tiles(s.elements, r->ranks, r->own);
+    s.sum_tiles = held_tiles(s.elements, r->ranks, r->sums);
+    return s;
+}
+
+/* Gradients that are handed round lie side by side, the others beside the states that they update. */
+static void add_moments(tm_job *job, uint32_t part, uint32_t *bundle) {
     part_state *s = &job->part[part];
+    uint32_t unit = tm_model_part(job->model, part)->unit, at = tm_layout_objects(job->layout), first = at;
+    bool split = job->dtype == TM_BF16, apart = job->parks && gradients_are_shared(job);
     uint64_t width = tm_dtype_bytes(job->dtype);
-    *s = (part_state){.lo = TM_NO_OBJECT,
-                      .exp_avg = TM_NO_OBJECT,
-                      .exp_avg_sq = TM_NO_OBJECT,
-                      .grad = TM_NO_OBJECT,
-                      .elements = p->elements,
-                      .tiles = (uint32_t)((p->elements + TM_TILE_ELEMENTS - 1) / TM_TILE_ELEMENTS)};
-    s->hi = tm_layout_objects(job->layout);
-    for (uint32_t i = 0; i < s->tiles; i++)
-        (void)add_object(job, TM_KIND_WEIGHT_HI, p->unit, *bundle, tile_elements(s, i) * width,
-                         persists(job, opts, part));
-    ++*bundle;
-    if (!job->optimizer) return;
-    bool split = job->dtype == TM_BF16;
-    uint32_t at = tm_layout_objects(job->layout), first = at;
+    if (s->tiles == 0) return;
     if (split) s->lo = at++;
     s->exp_avg = at++;
     s->exp_avg_sq = at++;
-    if (job->parks) s->grad = at++;
-    s->stride = at - first;
+    if (job->parks && !apart) s->grad = at++;
+    s->stride = s->grad_stride = at - first;
     for (uint32_t i = 0; i < s->tiles; i++) {
-        uint64_t n = tile_elements(s, i);
-        if (split) (void)add_object(job, TM_KIND_WEIGHT_LO, p->unit, (*bundle)++, n * 2, false);
-        (void)add_object(job, TM_KIND_EXP_AVG, p->unit, (*bundle)++, n * 4, false);
-        (void)add_object(job, TM_KIND_EXP_AVG_SQ, p->unit, (*bundle)++, n * 4, false);
-        if (job->parks) (void)add_object(job, TM_KIND_GRAD, p->unit, (*bundle)++, n * width, false);
+        uint64_t n = own_tile(job, part, i).n;
+        if (split) (void)add_object(job, TM_KIND_WEIGHT_LO, unit, (*bundle)++, n * 2, false);
+        (void)add_object(job, TM_KIND_EXP_AVG, unit, (*bundle)++, n * 4, false);
+        (void)add_object(job, TM_KIND_EXP_AVG_SQ, unit, (*bundle)++, n * 4, false);
+        if (job->parks && !apart) (void)add_object(job, TM_KIND_GRAD, unit, (*bundle)++, n * width, false);
     }
+    if (!apart) return;
+    s->grad = tm_layout_objects(job->layout);
+    s->grad_stride = 1;
+    for (uint32_t i = 0; i < s->tiles; i++)
+        (void)add_object(job, TM_KIND_GRAD, unit, *bundle, own_tile(job, part, i).n * width, false);
+    ++*bundle;
+}
+
+static void add_part(tm_job *job, const job_opts *opts, uint32_t part, uint32_t *bundle) {
+    part_state *s = &job->part[part];
+    uint64_t width = tm_dtype_bytes(job->dtype);
+    *s = describe_part(job, part);
+    s->hi = tm_layout_objects(job->layout);
+    for (uint32_t i = 0; i < s->hi_tiles; i++)
+        (void)add_object(job, TM_KIND_WEIGHT_HI, tm_model_part(job->model, part)->unit, *bundle,
+                         hi_tile(job, part, i).n * width, persists(job, opts, part));
+    ++*bundle;
+    if (job->optimizer) add_moments(job, part, bundle);
+}
+
+static uint32_t objects_of(const tm_job *job, const part_state *s) {
+    bool apart = job->optimizer && job->parks && gradients_are_shared(job);
+    return s->hi_tiles + s->tiles * (s->stride + (apart ? 1 : 0));
 }
 
 job_state job_take_state(tm_job *job) {
@@ -125,7 +152,7 @@ tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks) {
     if (!job->part) return tm_nomem(parts * sizeof *job->part);
     for (uint32_t p = 0; p < parts; p++) {
         add_part(job, opts, p, &bundle);
-        want += job->part[p].tiles * (1 + job->part[p].stride);
+        want += objects_of(job, &job->part[p]);
     }
     if (opts->kv_capacity) {
         job->kv = tm_malloc(sizeof *job->kv * units);
@@ -164,6 +191,12 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     job->dtype = opts->dtype;
     job->optimizer = opts->optimizer;
     job->seed = opts->seed;
+    job->ranks = opts->ranks;
+    if (!job->ranks.comm) job->ranks = (job_ranks){.ranks = 1, .weights = {0, 1}, .own = {0, 1}, .sums = {0, 1}};
+    job->report_at = tm_calloc(job->ranks.ranks, sizeof *job->report_at);
+    job->agreed_way = UINT32_MAX;
+    job->reported_peak = tm_calloc(job->ranks.ranks, sizeof *job->reported_peak);
+    if (!job->report_at || !job->reported_peak) TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->report_at));
     job->host_bytes = opts->host_bytes;
     TM_GO(opts->init_random || opts->config_only ? tm_source_open_bare(&job->source, opts->model)
                                                  : tm_source_open(&job->source, opts->model));
@@ -185,6 +218,9 @@ done:
 void job_close(tm_job *job) {
     if (!job) return;
     tm_exec_close(job->exec);
+    comm_ops_close(job->comm_ops);
+    tm_free(job->report_at);
+    tm_free(job->reported_peak);
     if (job->keep_state)
         tm_store_close(job->store);
     else if (tm_store_remove(job->store) != TM_OK)
@@ -205,10 +241,11 @@ void job_close(tm_job *job) {
 /* The program, its libraries, stacks and the matrix library's buffers, as constants; and what grows with the state:
  * plans (about a dozen operations an object) and a checksum a page. Stated, not measured at run time, so that `plan`
  * and `train` agree; tests hold VmHWM against the budget. */
-enum { FIXED_MIB = 24, PER_THREAD_MIB = 4, PLAN_BYTES_PER_OBJECT = 2560 };
+enum { FIXED_MIB = 24, PER_THREAD_MIB = 4, PLAN_BYTES_PER_OBJECT = 2560, MPI_MIB = 48 };
 
 static uint64_t fixed_bytes(const tm_job *job, uint64_t other) {
     uint64_t bytes = (FIXED_MIB + (uint64_t)PER_THREAD_MIB * tm_kernels_threads()) * TM_MIB + other;
+    if (job->ranks.ranks > 1) bytes += MPI_MIB * TM_MIB + TM_COMM_WORKSPACE_BYTES;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += PLAN_BYTES_PER_OBJECT + tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
     return bytes;
@@ -228,6 +265,13 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
     if (opts->n_paths == 0)
         for (int k = 0; k < TM_KINDS; k++) po->pinned[k] = true;
     po->slab_bytes = job->slab_bytes;
+}
+
+tm_status job_agree(tm_job *job, tm_status rc) {
+    if (job->ranks.ranks == 1 || (job->ranks.agreed && *job->ranks.agreed)) return rc;
+    rc = tm_comm_agree(job->ranks.comm, rc);
+    if (rc != TM_OK) *job->ranks.agreed = true;
+    return rc;
 }
 
 /* ---- choosing among ways to run the step --------------------------------------------------------------------- */
@@ -301,12 +345,15 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
 
 static tm_status open_tiers(tm_job *job, const job_opts *opts) {
     TM_TRY(open_store(job, opts));
+    if (job->ranks.ranks > 1) TM_TRY(comm_ops_open(&job->comm_ops, job));
     (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
     job->slab_bytes = job->need_slab;
+    tm_exec_comm comm = {job->comm_ops, job->comm_ops ? comm_ops_submit : NULL};
     return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
                                                     .store = job->store,
                                                     .seed = opts->order_seed,
-                                                    .unregistered = opts->no_pin_memory});
+                                                    .unregistered = opts->no_pin_memory,
+                                                    .comm = comm});
 }
 
 static tm_status compile_import(tm_job *job, tm_plan **plan) {
@@ -335,6 +382,26 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     return rc;
 }
 
+/* Ranks run one way; what stays resident is each rank's own affair. The first chooses, for the least budget of all. */
+static tm_status agree_on_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, tm_status rc) {
+    struct tm_comm *comm = job->ranks.comm;
+    tm_plan *plan = NULL;
+    uint64_t slab = job->slab_bytes;
+    TM_TRY(job_agree(job, rc));
+    TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, &job->slab_bytes, 1));
+    uint32_t way = UINT32_MAX;
+    if (job->ranks.rank == 0) {
+        rc = job_choose(job, opts, name, ways, UINT32_MAX, &plan, &way);
+        if (rc == TM_EBUDGET) rc = refuse(job, ways->minimum + job->fixed_bytes);
+    }
+    tm_plan_free(plan);
+    job->slab_bytes = slab;
+    TM_TRY(job_agree(job, rc));
+    TM_TRY(tm_comm_broadcast(comm, TM_COMM_WORLD, 0, &way, sizeof way));
+    job->agreed_way = way;
+    return TM_OK;
+}
+
 /* Frames do not pack equally well for every program: where another plan needs a little more beside what is resident
  * than the step left over, the step is compiled again for a slab that is smaller by a little, at last with nothing
  * resident, which is what the minimum was computed for. */
@@ -342,16 +409,17 @@ enum { PACKING_TRIES = 4 };
 
 static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name, way_list *ways, started *out) {
     job_opts bare = *opts;
-    tm_status rc;
     bare.cache_none = true;
-    TM_TRY(job_minimum(job, opts, ways));
-    if (ways->minimum > job->budget_slab) return refuse(job, ways->minimum + job->fixed_bytes);
-    out->chosen = UINT32_MAX;
+    tm_status rc = job_minimum(job, opts, ways);
+    if (rc == TM_OK && ways->minimum > job->budget_slab) rc = refuse(job, ways->minimum + job->fixed_bytes);
+    if (job->ranks.ranks > 1 && job->agreed_way == UINT32_MAX) rc = agree_on_way(job, opts, name, ways, rc);
+    if (rc != TM_OK) return rc;
+    out->chosen = job->agreed_way;
     for (uint64_t i = 0; i <= PACKING_TRIES; i++) {
         uint64_t give = tm_max_u64(job->budget_slab / 64, TM_FRAME_ALIGN) * i;
         job->slab_bytes = job->budget_slab - (i < PACKING_TRIES ? tm_min_u64(give, job->budget_slab) : 0);
         bool last = i == PACKING_TRIES;
-        rc = compile_once(job, last ? &bare : opts, name, ways, last ? UINT32_MAX : out->chosen, out);
+        rc = compile_once(job, last ? &bare : opts, name, ways, last ? job->agreed_way : out->chosen, out);
         if (rc != TM_EBUDGET) return rc;
         tm_error_clear();
     }
@@ -401,9 +469,11 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     if (minimum_host_bytes) *minimum_host_bytes = ways.minimum + job->fixed_bytes;
     *plan = s.plan;
     *chosen = s.chosen;
+    rc = job_agree(job, rc);
     if (rc != TM_OK || opts->plan_only) goto done;
-    TM_GO(open_tiers(job, opts));
-    TM_GO(opts->resume ? tm_store_restore(job->store, tm_exec_slab(job->exec)) : import(job, s.import_plan));
+    TM_GO(job_agree(job, open_tiers(job, opts)));
+    TM_GO(job_agree(job,
+                    opts->resume ? tm_store_restore(job->store, tm_exec_slab(job->exec)) : import(job, s.import_plan)));
 done:
     tm_plan_free(s.import_plan);
     tm_free(ways.least);
@@ -462,16 +532,19 @@ tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype) {
         list[i].ndim = t->ndim;
         memcpy(list[i].shape, t->shape, sizeof t->shape);
     }
-    TM_GO(tm_make_dirs(dir));
-    TM_GO(tm_hf_writer_create(&writer, dir, list, n, dtype, 0));
+    if (job->ranks.rank == 0) { /* the other ranks send what they have */
+        TM_GO(tm_make_dirs(dir));
+        TM_GO(tm_hf_writer_create(&writer, dir, list, n, dtype, 0));
+    }
     /* bf16 is what computed: the masters' nearest, ties included */
     TM_GO(build_walk(&program, job, false, dtype == TM_FMT_BF16 && job->dtype == TM_BF16 ? WHAT_COMPUTE : WHAT_MASTER));
-    job->take_values = put_values;
+    job->take_values = writer ? put_values : NULL;
     job->take_ctx = writer;
     TM_GO(run_program(job, program));
-    rc = tm_hf_writer_commit(writer);
+    if (writer) rc = tm_hf_writer_commit(writer);
     writer = NULL;
 done:
+    job->take_values = NULL;
     tm_hf_writer_abandon(writer);
     tm_free(list);
     return rc;

@@ -1,16 +1,9 @@
 /* What each operation does, on resident pointers. Operands come in the order in which build.c wrote the uses. */
-#include "train/train_internal.h"
+#include "train/elastic_internal.h"
+#include "train/ops_internal.h"
 
 #include <math.h>
 #include <string.h>
-
-typedef struct operands {
-    void *const *at;
-} operands;
-
-static void *next(operands *o) {
-    return *o->at++;
-}
 
 static tm_micro_batch micro_batch(const tm_job *job, uint32_t mb, uint32_t capacity, void *frame) {
     batch_view v = batch_at(frame, capacity);
@@ -25,20 +18,20 @@ static tm_micro_batch micro_batch(const tm_job *job, uint32_t mb, uint32_t capac
 }
 
 static tm_status do_batch(tm_job *job, const tm_op *op, operands o) {
-    batch_view v = batch_at(next(&o), op->arg[1]);
+    batch_view v = batch_at(next_operand(&o), op->arg[1]);
     job->capacity = op->arg[1];
     return job->fill(job->fill_ctx, op->arg[0], op->arg[1], v.ids, v.labels, v.mask, v.position,
                      &job->batch[op->arg[0]]);
 }
 
 static void take_slots(operands *o, const tm_slot_use *use, uint32_t n, tm_stage_args *a) {
-    for (uint32_t i = 0; i < n; i++) *(use[i].grad ? &a->grad[use[i].slot] : &a->slot[use[i].slot]) = next(o);
+    for (uint32_t i = 0; i < n; i++) *(use[i].grad ? &a->grad[use[i].slot] : &a->slot[use[i].slot]) = next_operand(o);
 }
 
 static tm_status do_forward(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
-    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next(&o));
+    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = {.model = job->model,
                        .unit = op->arg[0],
@@ -47,20 +40,20 @@ static tm_status do_forward(tm_job *job, const tm_op *op, operands o) {
                        .slot_fresh = op->arg[3] & 0xffff,
                        .grad_fresh = op->arg[3] >> 16};
     for (uint32_t i = 0; i < stage->n_parts; i++)
-        if (stage->part_in_forward[i]) a.weight[i] = next(&o);
+        if (stage->part_in_forward[i]) a.weight[i] = next_operand(&o);
     take_slots(&o, stage->forward, stage->n_forward, &a);
     if (stage->uses_kv_cache && job->kv) {
-        a.kv_cache = next(&o);
+        a.kv_cache = next_operand(&o);
         a.kv_capacity = job->kv_capacity;
     }
-    a.workspace = next(&o);
+    a.workspace = next_operand(&o);
     return tm_stage_forward(&a);
 }
 
 static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
-    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next(&o));
+    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
     tm_stage_args a = {.model = job->model,
                        .unit = op->arg[0],
                        .stage = op->arg[1],
@@ -68,19 +61,19 @@ static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
                        .slot_fresh = op->arg[3] & 0xffff,
                        .grad_fresh = op->arg[3] >> 16};
     for (uint32_t i = 0; i < stage->n_parts; i++)
-        if (stage->part_in_backward[i]) a.weight[i] = next(&o);
+        if (stage->part_in_backward[i]) a.weight[i] = next_operand(&o);
     take_slots(&o, stage->backward, stage->n_backward, &a);
-    if (u->kind == TM_UNIT_HEAD) a.coefficient = next(&o);
+    if (u->kind == TM_UNIT_HEAD) a.coefficient = next_operand(&o);
     for (uint32_t i = 0; i < stage->n_parts; i++) {
         if (!stage->part_gradient[i]) continue;
-        a.weight_grad[i] = next(&o);
+        a.weight_grad[i] = next_operand(&o);
         a.weight_grad_fresh[i] = op->flags >> i & 1;
         /* a micro-batch that has no rows contributes nothing, but someone has to write first */
         if (b.rows == 0 && a.weight_grad_fresh[i])
             memset(a.weight_grad[i], 0, tm_model_part(job->model, stage->part[i])->elements * sizeof(float));
     }
     if (b.rows == 0) return TM_OK;
-    a.workspace = next(&o);
+    a.workspace = next_operand(&o);
     return tm_stage_backward(&a);
 }
 
@@ -111,11 +104,15 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
         labels += job->batch[mb].label_tokens;
         tokens += job->batch[mb].mask_tokens;
     }
+    if (job->ranks.ranks > 1) { /* the data say what the others have */
+        labels = job->step_labels;
+        tokens = job->step_tokens;
+    }
     float each = labels ? (float)(1.0 / (double)labels) : 0;
     for (uint32_t mb = 0; mb < op->arg[0]; mb++) {
-        tm_micro_batch b = micro_batch(job, mb, job->capacity, next(&o));
-        const void *state = next(&o);
-        float *coef = next(&o);
+        tm_micro_batch b = micro_batch(job, mb, job->capacity, next_operand(&o));
+        const void *state = next_operand(&o);
+        float *coef = next_operand(&o);
         if (b.rows == 0) continue;
         tm_head_nll(&b, state, coef);
         double part = 0;
@@ -137,25 +134,27 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
 }
 
 static tm_status do_finish(tm_job *job, const tm_op *op, operands o) {
-    const part_state *ps = &job->part[op->arg[0]];
-    uint64_t at = (uint64_t)op->arg[1] * TM_TILE_ELEMENTS, n = tile_elements(ps, op->arg[1]);
-    const float *sum = (const float *)next(&o) + at;
-    void *g = next(&o);
-    double *partial = (double *)next(&o) + at / TM_NORM_BLOCK;
+    span at = sum_tile(job, op->arg[0], op->arg[1]);
+    const float *sum = (const float *)next_operand(&o) + at.begin;
+    char *g = (char *)next_operand(&o) + (op->arg[3] ? at.begin * tm_dtype_bytes(job->dtype) : 0);
+    double *partial = (double *)next_operand(&o) + (uint64_t)op->arg[1] * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
     if (job->dtype == TM_F32)
-        tm_grad_finish_f32(sum, g, n, partial);
+        tm_grad_finish_f32(sum, (float *)(void *)g, at.n, partial);
     else
-        tm_grad_finish_bf16(sum, g, n, partial);
+        tm_grad_finish_bf16(sum, (uint16_t *)(void *)g, at.n, partial);
     bool within = op->arg[2];
-    if (within && !isfinite(tm_sum_blocks(partial, tm_norm_block_count(n)))) return diverged(job, "a gradient");
+    if (within && !isfinite(tm_sum_blocks(partial, tm_norm_block_count(at.n)))) return diverged(job, "a gradient");
     return TM_OK;
 }
 
 static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
     double sum = 0;
     (void)op;
-    for (uint32_t p = 0; p < tm_model_parts(job->model); p++)
-        sum += tm_sum_blocks(next(&o), tm_norm_block_count(job->part[p].elements));
+    if (job->ranks.ranks > 1)
+        ops_read_reports(job, next_operand(&o), true, &sum);
+    else
+        for (uint32_t p = 0; p < tm_model_parts(job->model); p++)
+            sum += tm_sum_blocks(next_operand(&o), tm_norm_block_count(job->part[p].elements));
     step_result *s = &job->step;
     s->grad_norm = sqrt(sum);
     s->finite = isfinite(s->grad_norm) && isfinite(s->loss_sum);
@@ -176,10 +175,11 @@ static uint64_t adamw_run(tm_job *job, const tm_adamw_step *step, uint64_t first
 
 static tm_status do_adamw(tm_job *job, const tm_op *op, operands o) {
     const part_state *ps = &job->part[op->arg[0]];
-    uint64_t begin = (uint64_t)op->arg[1] * TM_TILE_ELEMENTS, n = tile_elements(ps, op->arg[1]);
-    void *hi = next(&o), *lo = ps->lo != TM_NO_OBJECT ? next(&o) : NULL;
-    float *m = next(&o), *v = next(&o);
-    const void *g = next(&o);
+    span at = own_tile(job, op->arg[0], op->arg[1]);
+    uint64_t begin = at.begin, n = at.n;
+    void *hi = next_operand(&o), *lo = ps->lo != TM_NO_OBJECT ? next_operand(&o) : NULL;
+    float *m = next_operand(&o), *v = next_operand(&o);
+    const char *g = (const char *)next_operand(&o) + (op->arg[2] ? begin * tm_dtype_bytes(job->dtype) : 0);
     if (!job->step.finite) return TM_OK;
     if (!job->no_decay) {
         job->nonfinite += adamw_run(job, &job->step.adamw, 0, n, hi, lo, m, v, g);
@@ -213,13 +213,25 @@ static tm_status read_tensor(tm_job *job, uint32_t t, uint64_t first, uint64_t n
     return TM_OK;
 }
 
+/* Bit by bit what others wrote. */
+static tm_status read_state(tm_job *job, uint32_t part, span at, void *hi, void *lo, float *m, float *v) {
+    elastic *e = job->opts.elastic;
+    TM_TRY(elastic_read(e, part, TM_KIND_WEIGHT_HI, at, hi));
+    if (lo) TM_TRY(elastic_read(e, part, TM_KIND_WEIGHT_LO, at, lo));
+    if (m) TM_TRY(elastic_read(e, part, TM_KIND_EXP_AVG, at, m));
+    return v ? elastic_read(e, part, TM_KIND_EXP_AVG_SQ, at, v) : TM_OK;
+}
+
 static tm_status do_import(tm_job *job, const tm_op *op, operands o) {
     const part_state *ps = &job->part[op->arg[0]];
-    uint64_t begin = (uint64_t)op->arg[1] * TM_TILE_ELEMENTS, n = tile_elements(ps, op->arg[1]);
-    void *hi = next(&o), *lo = ps->lo != TM_NO_OBJECT ? next(&o) : NULL;
-    float *m = ps->exp_avg != TM_NO_OBJECT ? next(&o) : NULL, *v = ps->exp_avg_sq != TM_NO_OBJECT ? next(&o) : NULL;
-    /* the fp32 values come into the weights' own frame, a moment's (zeroed below), or one of their own */
-    float *master = job->dtype == TM_F32 ? hi : m ? m : next(&o);
+    span at = hi_tile(job, op->arg[0], op->arg[1]);
+    uint64_t begin = at.begin, n = at.n;
+    bool own = op->arg[2], split = job->optimizer && job->dtype == TM_BF16;
+    void *hi = next_operand(&o), *lo = own && ps->lo != TM_NO_OBJECT ? next_operand(&o) : NULL;
+    float *m = own ? next_operand(&o) : NULL, *v = own ? next_operand(&o) : NULL;
+    if (job->opts.elastic) return read_state(job, op->arg[0], at, hi, lo, m, v);
+    float *master = job->dtype == TM_F32 ? hi : m ? m : next_operand(&o); /* build_state.c: scratch_bytes */
+    if (split && !own) lo = master + n;                                   /* another rank's; rounded like there */
     const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
     for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
         uint64_t from = tm_max_u64(seg[i].part_offset, begin),
@@ -242,13 +254,13 @@ static tm_status do_import(tm_job *job, const tm_op *op, operands o) {
 static tm_status do_logits(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
-    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next(&o));
+    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = {.model = job->model, .unit = op->arg[0], .stage = op->arg[1], .batch = &b};
-    a.weight[0] = next(&o);
-    a.slot[2] = next(&o);
-    float *logits = next(&o);
-    a.workspace = next(&o);
+    a.weight[0] = next_operand(&o);
+    a.slot[2] = next_operand(&o);
+    float *logits = next_operand(&o);
+    a.workspace = next_operand(&o);
     uint64_t h = tm_model_get_config(job->model)->hidden_size;
     const tm_segment *seg = tm_model_part_segments(job->model, stage->part[0]);
     uint64_t first = seg->tensor_offset / h, columns = seg->elements / h;
@@ -266,7 +278,7 @@ static tm_status do_logits(tm_job *job, const tm_op *op, operands o) {
 
 static tm_status do_take_grad(tm_job *job, const tm_op *op, operands o) {
     enum { CHUNK = 4096 };
-    const float *sum = next(&o);
+    const float *sum = next_operand(&o);
     const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
     for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
         for (uint64_t at = 0; at < seg[i].elements; at += CHUNK) {
@@ -280,14 +292,15 @@ static tm_status do_take_grad(tm_job *job, const tm_op *op, operands o) {
 
 /* The values of one tile's share of a segment as fp32. Returns how many, and where in the tensor they begin. */
 static uint64_t tile_values(const tm_job *job, const tm_op *op, operands *o, float **values, uint64_t *first) {
-    enum { CHUNK = TM_TILE_ELEMENTS };
     const tm_segment *s = &tm_model_tensor_segments(job->model, op->arg[0])[op->arg[1]];
-    const part_state *ps = &job->part[s->part];
-    uint64_t begin = (uint64_t)op->arg[2] * CHUNK;
-    uint64_t from = tm_max_u64(s->part_offset, begin), to = tm_min_u64(s->part_offset + s->elements, begin + CHUNK);
-    void *a = next(o), *lo = op->arg[3] == WHAT_MASTER && ps->lo != TM_NO_OBJECT ? next(o) : NULL;
+    uint32_t ranks = job->ranks.ranks;
+    span tile = held_tile(job->part[s->part].elements, ranks, (holding){0, ranks}, op->arg[2]);
+    uint64_t begin = tile.begin;
+    uint64_t from = tm_max_u64(s->part_offset, begin), to = tm_min_u64(s->part_offset + s->elements, begin + tile.n);
+    bool split = op->arg[3] == WHAT_MASTER && job->optimizer && job->dtype == TM_BF16;
+    void *a = next_operand(o), *lo = split ? next_operand(o) : NULL;
     bool narrow = job->dtype != TM_F32 && (op->arg[3] == WHAT_MASTER || op->arg[3] == WHAT_COMPUTE);
-    float *out = next(o);
+    float *out = next_operand(o);
     uint64_t n = to - from, at = from - begin;
     *first = s->tensor_offset + (from - s->part_offset);
     *values = out;
@@ -321,7 +334,9 @@ static tm_status do_hash(tm_job *job, const tm_op *op, operands o) {
 
 static tm_status do_export(tm_job *job, const tm_op *op, operands o) {
     float *values;
-    uint64_t first, n = tile_values(job, op, &o, &values, &first);
+    uint64_t first;
+    if (!job->take_values) return TM_OK; /* another rank writes it down */
+    uint64_t n = tile_values(job, op, &o, &values, &first);
     return job->take_values(job->take_ctx, op->arg[0], first, n, values);
 }
 
@@ -352,6 +367,13 @@ tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
     case OP_HASH:
         return do_hash(job, op, o);
     case OP_PENDING:
+        return TM_OK;
+    case OP_REPORT:
+        return ops_report(job, op, o);
+    case OP_STASH:
+        return ops_stash(job, op, o);
+    case OP_LOSS:
+        ops_read_reports(job, next_operand(&o), false, NULL);
         return TM_OK;
     case OP_EXPORT:
         return do_export(job, op, o);

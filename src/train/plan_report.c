@@ -1,4 +1,5 @@
 /* tidemill plan: the plan of a training step without training, and what is told about it. */
+#include "comm/comm.h"
 #include "train/plan_internal.h"
 
 #include "io/io.h"
@@ -147,6 +148,7 @@ static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
     uint32_t chosen;
     job_shape shape = {.micro_batches = g->out->micro_batches, .rows = rows, .seq = seq};
     job_opts o = t->job->opts;
+    if (t->comm) return false; /* ranks may differ in what they would ask */
     tm_status rc = job_open(&job, &o);
     if (rc == TM_OK)
         rc = job_start(job, &o, "training step", way, trainer_ways(t, &shape, way), &plan, &chosen, &minimum, NULL,
@@ -192,7 +194,8 @@ static void describe(const planning *g, const pass_opts *way) {
     tm_plan_report *out = g->out;
     out->fits = true;
     out->host_peak_bytes = job->fixed_bytes + info->slab_bytes;
-    out->disk_bytes = job_disk_bytes(job, info, g->t->cfg->memory.slots);
+    out->disk_bytes =
+        job_disk_bytes(job, info, g->t->cfg->memory.slots) * (g->t->comm ? tm_comm_node_size(g->t->comm) : 1);
     out->update = pass_update_name(way);
     out->activations = pass_activations_name(job, way);
     out->order = way->stage_wise ? "stage" : "unit";
@@ -254,11 +257,21 @@ tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out) {
                             .placement = "",
                             .nodes = 1,
                             .ranks = 1};
+    if (!g.hardware) TM_TRY(trainer_open_ranks(&t)); /* under mpirun: for these ranks; a hardware file has its own */
     TM_GO(trainer_load_config(&t, true));
+    TM_GO(trainer_set_strategy(&t));
+    if (t.comm) {
+        out->ranks = t.ranks.ranks;
+        out->rank = t.ranks.rank;
+        out->nodes = tm_comm_nodes(t.comm);
+        out->strategy = trainer_strategy(&t);
+    }
     TM_GO(trainer_prepare(&t, true));
     if (args->hardware) TM_GO(tm_machine_load(args->hardware, &g.machine));
     rc = g.machine.gpus > 0 ? plan_imagine(&g) : plan_here(&g);
 done:
+    trainer_end_all(&t, rc);
     trainer_close(&t);
+    trainer_close_ranks(&t);
     return rc;
 }

@@ -25,6 +25,7 @@ typedef struct tm_train_args {
     bool allow_numerics_change; /* go on though another ISA, library or number of threads will compute */
     int64_t replay_every;       /* every so many steps one is computed twice and its bits compared; 0: none */
     double grace_seconds;       /* after a signal: how long the step under way may take to end; 0: 30 */
+    bool *reported;             /* NULL, or set: on a failure, whether another rank prints it */
     bool *resumable;            /* NULL, or set: TM_ESIGNAL was returned and a commit can be continued from */
 } tm_train_args;
 /* TM_ESIGNAL: SIGTERM, SIGINT or SIGUSR1 ended it; the error's text names the step that can be resumed. */
@@ -68,6 +69,7 @@ typedef struct tm_plan_report {
     const char *update, *activations, *order;          /* "U", "F", ..; "keep", "recompute", ..; "unit" or "stage" */
     const char *strategy, *placement;                  /* "" without ranks; "" without a device */
     uint32_t nodes, ranks;
+    uint32_t rank; /* under mpirun: whose report this is; the first rank's is printed */
     uint32_t operations, micro_batches, rows, seq;
 } tm_plan_report;
 TM_MUST_USE tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out);

@@ -14,12 +14,47 @@
 
 #define TM_NO_OBJECT UINT32_MAX
 
+/* ---- shards (shard.c) ------------------------------------------------------------------------------------------ */
+
+/* With R ranks a part is R slices of consecutive elements, slice j the j-th; slices are cut into tiles. What a rank
+ * holds of a part is a run of slices, tile after tile: `holding`. One rank holds the one slice there is. */
+typedef struct holding {
+    uint32_t first, count; /* slices */
+} holding;
+typedef struct span {
+    uint64_t begin, n; /* elements of the part */
+} span;
+uint64_t slice_elements(uint64_t elements, uint32_t slices); /* of all slices but the last that is not empty */
+span slice_span(uint64_t elements, uint32_t slices, uint32_t slice);
+uint32_t held_tiles(uint64_t elements, uint32_t slices, holding h);
+span held_tile(uint64_t elements, uint32_t slices, holding h, uint32_t tile);
+/* Which tile of `h` begins with element `begin`, where a tile begins; UINT32_MAX: none. */
+uint32_t held_find(uint64_t elements, uint32_t slices, holding h, uint64_t begin);
+
+/* What ranks share and exchange: the strategy in terms of a part. Everything about bits depends on `ranks` alone. */
+typedef struct job_ranks {
+    struct tm_comm *comm; /* NULL: one rank */
+    uint32_t ranks, rank;
+    holding weights; /* of compute weights (parts that are kept whole hold all slices) */
+    holding own;     /* of lo, exp_avg, exp_avg_sq and the gradients that the update reads */
+    holding sums;    /* of which gradients are summed here */
+    uint32_t group;  /* tm_comm group that weights, own and sums are divided among */
+    bool across;     /* HSDP: there is such a group on each node; sums are added over TM_COMM_ACROSS as well */
+    holding second;  /* hpZ: of weights kept from forward for backward, divided within the node; count 0: not */
+    uint8_t gather_wire, reduce_wire; /* tm_comm_wire: exact, or rounded on the way */
+    bool *agreed;                     /* set where a failure is known to all ranks (job_agree) */
+    uint64_t prefetch_elements;       /* of weights that are gathered ahead of their use */
+    uint64_t keep_elements;           /* parts of vectors, or of tensors of no more elements, are kept whole */
+} job_ranks;
+
 /* Where a part's state is: object ids in the layout. Tile i of lo, exp_avg, exp_avg_sq is at first + i * stride. */
 typedef struct part_state {
-    uint32_t hi;                      /* first of `tiles` objects of one bundle */
+    uint32_t hi;                      /* first of `hi_tiles` objects of one bundle */
     uint32_t lo, exp_avg, exp_avg_sq; /* of tile 0; TM_NO_OBJECT where the job has none */
     uint32_t grad;                    /* rounded gradients that outlive a program (update F); TM_NO_OBJECT otherwise */
-    uint32_t stride, tiles;
+    uint32_t stride, tiles, grad_stride;
+    uint32_t hi_tiles, sum_tiles; /* of compute weights here; of gradients that are summed here */
+    holding weights;              /* slices of hi; the others hold job->ranks.own, .sums */
     uint64_t elements;
 } part_state;
 
@@ -71,13 +106,15 @@ typedef struct job_opts {
     bool no_read_ahead, no_write_behind;
     uint64_t persist_elements; /* parts whose tensors have no more stay resident, if that fits */
     bool no_pin_memory;        /* the slab is not registered with the engine */
-    uint64_t other_bytes;      /* of the budget: held by the caller (data, logs) */
+    uint64_t other_bytes;      /* of the budget: holding by the caller (data, logs) */
     bool config_only;          /* weights are neither there nor needed */
     bool plan_only;            /* job_start stops after the plan */
     bool commits;              /* the state has a home on disk whether it is resident or not */
     const char *home;          /* where, if there are no offload paths */
     const char *run_name;      /* of tm_store_opts */
     tm_commit *resume;         /* the state is that of this commit, which is taken over; nothing is imported */
+    job_ranks ranks;           /* all zero: one rank */
+    struct elastic *elastic;   /* the state is read from there instead of imported */
 } job_opts;
 
 typedef struct tm_job tm_job;
@@ -87,6 +124,7 @@ struct tm_job {
     tm_dtype dtype;
     bool parks;        /* gradients are state (update F) */
     bool optimizer;    /* lo, exp_avg, exp_avg_sq exist */
+    job_ranks ranks;   /* one rank: 1, with all slices */
     tm_source *source; /* NULL: random initialisation */
     uint64_t seed;
     tm_layout *layout;
@@ -123,8 +161,14 @@ struct tm_job {
     uint32_t capacity;       /* token rows of a batch frame of the running program */
     const uint32_t *last;    /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
     XXH3_state_t *hash;
-    uint64_t nonfinite;           /* parameters found not finite by the update */
-    bool (*may_go_on)(void *ctx); /* asked before each operation once a signal came; NULL: no */
+    uint64_t step_labels, step_tokens;     /* with ranks: of all of them, set by `fill` */
+    struct comm_ops *comm_ops;             /* ops_comm.c */
+    uint32_t report_flags, reported_flags; /* of this rank, with the next report; of any rank, from the latest */
+    const double **report_at;              /* [ranks] */
+    uint64_t *reported_peak;               /* [ranks] VmHWM of each */
+    uint32_t agreed_way;                   /* of running the step; UINT32_MAX: not yet */
+    uint64_t nonfinite;                    /* parameters found not finite by the update */
+    bool (*may_go_on)(void *ctx);          /* asked before each operation once a signal came; NULL: no */
     void *may_go_on_ctx;
 };
 
@@ -136,15 +180,27 @@ enum {
     OP_BACKWARD, /* arg: unit, stage, mb, fresh       | batch R, parts R.., slots.., [coef R], part grads U.., workspace
                     W */
     OP_OBJECTIVE, /* arg: micro-batches, within        | per mb: batch R, state R, coef W; step U */
-    OP_FINISH,    /* arg: part, tile, within           | sum R, grad W, partial U */
-    OP_NORM,      /* arg: -                            | partials R.., step U */
-    OP_ADAMW,     /* arg: part, tile                   | hi U, [lo U,] exp_avg U, exp_avg_sq U, grad R, step R */
-    OP_IMPORT,    /* arg: part, tile                   | hi W, [lo W, exp_avg W, exp_avg_sq W,] [master W] */
+    OP_FINISH,    /* arg: part, tile of sums, within, whole | sum R, grad W (whole: of the part), partial U */
+    OP_NORM,      /* arg: -                            | partials R.. or, with ranks, reports R; step U */
+    OP_ADAMW,     /* arg: part, tile, whole            | hi U, [lo U,] exp_avg U, exp_avg_sq U, grad R (as above),
+                     step R */
+    OP_IMPORT,    /* arg: part, tile of hi, own        | hi W, [own: lo W, exp_avg W, exp_avg_sq W,] [scratch W] */
     OP_LOGITS,    /* arg: stage, mb, last              | batch R, part R, normed R, logits W, workspace W */
     OP_TAKE_GRAD, /* arg: part                         | sum R, values W */
     OP_HASH,      /* arg: tensor, segment, tile, what  | tile R, [tile R,] values W, chain U */
     OP_EXPORT,    /* the same */
     OP_PENDING,   /* arg: -                            | step W: the update that is pending may be applied */
+    OP_REPORT,    /* arg: norm                         | partials R.., step R, reports W: this rank's */
+    OP_LOSS,      /* arg: -                            | reports R, step U: of all ranks */
+    /* between ranks (TM_ENGINE_COMM; ops_comm.c): */
+    OP_GATHER,      /* arg: part                         | [this rank's hi R,] all W */
+    OP_SHARE,       /* arg: part                         | hi U: all slices, of which this rank's are new */
+    OP_REDUCE,      /* arg: part                         | sum U: this rank's slices become those of all ranks */
+    OP_SHARE_GRAD,  /* arg: part                         | rounded gradient U: as OP_SHARE */
+    OP_EXCHANGE,    /* arg: norm                         | reports U */
+    OP_STASH,       /* arg: part (CPU)                   | all R, slices of the node's rank W: hpZ */
+    OP_GATHER_NODE, /* arg: part, any                    | [those R,] all W */
+    OP_FETCH,       /* arg: part, tile of all, what      | [this rank's R,] tile W */
 };
 enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE };
 
@@ -168,8 +224,9 @@ typedef struct pass_opts {
                                forward; the others recompute it. PASS_KEEP_ALL: every block */
     bool no_spill;          /* no activation is ever written out */
     bool stage_wise;        /* each stage over all micro-batches, instead of each micro-batch over all stages */
-    bool spread; /* updates F and B: tiles are updated between the micro-batches of the unit before (F: of what
-                    is used next; B: of what is complete), so that disk and CPU work evenly; takes memory */
+    bool overlap; /* ranks: weights are gathered ahead of their use, sums of gradients end behind it; takes memory */
+    bool spread;  /* updates F and B: tiles are updated between the micro-batches of the unit before (F: of what
+                     is used next; B: of what is complete), so that disk and CPU work evenly; takes memory */
 } pass_opts;
 tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts);
 const char *pass_update_name(const pass_opts *o);                         /* "U", "F", "B", "none" */
@@ -192,8 +249,29 @@ batch_view batch_at(void *frame, uint32_t tokens);
 static inline uint32_t shape_tokens(const job_shape *s) {
     return s->tokens ? s->tokens : (uint32_t)tm_round_up((uint64_t)s->rows * s->seq, 64);
 }
-static inline uint64_t tile_elements(const part_state *p, uint32_t tile) {
-    return tm_min_u64(TM_TILE_ELEMENTS, p->elements - (uint64_t)tile * TM_TILE_ELEMENTS);
+/* Small parts are not worth a gather for each use: every rank holds them whole. */
+bool part_kept_whole(const tm_model *m, uint32_t part, uint64_t keep_elements);
+/* Tiles of lo, exp_avg, exp_avg_sq; of hi; of gradients that are summed here. */
+span own_tile(const tm_job *job, uint32_t part, uint32_t tile);
+span hi_tile(const tm_job *job, uint32_t part, uint32_t tile);
+span sum_tile(const tm_job *job, uint32_t part, uint32_t tile);
+/* Compute weights are gathered for each use; new ones are handed round after the update; so are rounded gradients. */
+static inline bool part_is_gathered(const tm_job *job, const part_state *p) {
+    return p->weights.count < job->ranks.ranks;
+}
+static inline bool part_is_shared(const tm_job *job, const part_state *p) {
+    return p->weights.count > job->ranks.own.count;
+}
+/* Which member of the group holds a slice of what is divided like `h`. */
+static inline uint32_t held_by(holding h, uint32_t slice) {
+    return slice / h.count;
+}
+/* What a rank reports of a step: a few numbers of its own, then norms of its blocks (ops_ranks.c). */
+uint64_t job_report_bytes(const tm_job *job, bool norm);
+/* Elements of each group member's slices of a part holding like `h`; counts[] has room for the group. */
+void job_slice_counts(const tm_job *job, uint32_t part, holding h, uint64_t *counts);
+static inline bool gradients_are_shared(const tm_job *job) {
+    return job->ranks.own.count > job->ranks.sums.count;
 }
 
 /* ---- job ----------------------------------------------------------------------------------------------------- */
@@ -219,6 +297,8 @@ tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *w
 double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound);
 /* What the offload files would take. */
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots);
+/* Collective with ranks: TM_OK if all ranks say so, else the failure of the first that does not, on all of them. */
+tm_status job_agree(tm_job *job, tm_status rc);
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* under the residency chosen */
 tm_status job_run(tm_job *job, const tm_plan *plan);
 /* SIGINT, SIGTERM and SIGUSR1 end the running program with TM_ESIGNAL, unless may_go_on has it that it goes on; a

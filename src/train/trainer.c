@@ -1,4 +1,5 @@
 /* The training job: configuration, data and tiers are brought together, then one plan is run once a step. */
+#include "train/elastic_internal.h"
 #include "train/trainer_internal.h"
 
 #include "io/io.h"
@@ -34,6 +35,7 @@ tm_status trainer_load_config(trainer *t, bool data_optional) {
                                               .set = t->args->set,
                                               .n_set = t->args->n_set,
                                               .read_file = slurp,
+                                              .world_size = t->comm ? t->ranks.ranks : 1,
                                               .data_optional = data_optional});
     tm_buf_free(&text);
     return rc;
@@ -57,11 +59,11 @@ tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_jw_str(&w, tm_kernels_describe());
     tm_jw_key(&w, "run_directories");
     tm_jw_array(&w);
-    for (unsigned i = 0; t->job && tm_store_path(t->job->store, i); i++) {
-        char full[PATH_MAX]; /* the run may go on from another folder */
-        const char *path = tm_store_path(t->job->store, i);
-        tm_jw_str(&w, realpath(path, full) ? full : path);
-    }
+    for (uint32_t r = 0; r < t->n_directories; r++) tm_jw_str(&w, t->directory[r]);
+    tm_jw_array_end(&w);
+    tm_jw_key(&w, "directories_by_rank"); /* how many of them */
+    tm_jw_array(&w);
+    for (uint32_t r = 0; t->comm && r < t->ranks.ranks; r++) tm_jw_uint(&w, t->directories_of[r]);
     tm_jw_array_end(&w);
     tm_jw_key(&w, "config");
     tm_jw_raw(&w, config.data, config.len);
@@ -107,12 +109,14 @@ static tm_status open_data(trainer *t, const tm_model_config *model) {
     tm_config *c = t->cfg;
     data_opts o = dataset_opts(t, model, false);
     TM_TRY(data_open(&t->train, c->data.train, &t->text, c->model, &o));
-    TM_TRY(tm_dataset_set_batches(data_set(t->train), c->micro_batch_size, c->accumulation_steps, 1));
+    TM_TRY(tm_dataset_set_batches(data_set(t->train), c->micro_batch_size, c->accumulation_steps,
+                                  t->comm ? t->ranks.ranks : 1));
     if (!t->args->quiet) say_counts(c->data.train, tm_dataset_get_counts(data_set(t->train)));
     if (c->data.eval) {
         o = dataset_opts(t, model, true);
         TM_TRY(data_open(&t->eval, c->data.eval, &t->text, c->model, &o));
-        TM_TRY(tm_dataset_set_batches(data_set(t->eval), c->eval_batch_size, c->accumulation_steps, 1));
+        TM_TRY(tm_dataset_set_batches(data_set(t->eval), c->eval_batch_size, c->accumulation_steps,
+                                      t->comm ? t->ranks.ranks : 1));
         if (!t->args->quiet) say_counts(c->data.eval, tm_dataset_get_counts(data_set(t->eval)));
     }
     return tm_config_resolve_steps(c, (int64_t)tm_dataset_steps_per_epoch(data_set(t->train)));
@@ -125,7 +129,13 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, 
     (void)position;
     tm_dataset *ds = data_set(t->evaluating ? t->eval : t->train);
     uint64_t step = t->evaluating ? t->eval_step : (uint64_t)t->step;
-    TM_TRY(tm_dataset_batch(ds, step, mb, 0, capacity, ids, labels, mask, &shape));
+    if (t->comm && mb == 0) {
+        tm_step_info info;
+        tm_dataset_step_info(ds, step, &info);
+        t->job->step_labels = info.label_tokens;
+        t->job->step_tokens = info.tokens;
+    }
+    TM_TRY(tm_dataset_batch(ds, step, mb, t->ranks.rank, capacity, ids, labels, mask, &shape));
     *out = (job_batch){shape.rows, shape.seq, shape.tokens, shape.mask_tokens, shape.label_tokens};
     return TM_OK;
 }
@@ -154,7 +164,11 @@ void trainer_close(trainer *t) {
     data_close(t->train);
     data_close(t->eval);
     text_close(&t->text);
+    tm_buf_free(&t->directories);
+    tm_free(t->directory);
+    tm_free(t->directories_of);
     tm_commit_close(t->commit);
+    trainer_forget_old(t);
     tm_source_close(t->source);
     tm_config_free(t->cfg);
 }
@@ -193,6 +207,8 @@ static void topmost_missing(const char *path, char *out, size_t cap) {
 }
 
 static tm_status check_supported(const trainer *t) {
+    if (t->cfg->save_state && t->comm)
+        return tm_fail(TM_EUNSUPPORTED, "save_state with several ranks is not in this version; leave it out");
     if (t->cfg->save_state && !trainer_commits(t))
         return tm_fail(TM_EINPUT, "save_state copies commits, and this job makes none; set commit_steps and "
                                   "memory.slots 2");
@@ -204,6 +220,8 @@ static tm_status check_supported(const trainer *t) {
 /* The log ends at the commit, run.json says that the run goes on. */
 static tm_status open_outputs(trainer *t) {
     bool resumed = t->committed >= 0;
+    TM_TRY(trainer_gather_directories(t));
+    if (!trainer_speaks(t)) return TM_OK;
     if (resumed) {
         tm_log(TM_LOG_INFO, "going on from step %" PRId64 ", the commit in %s", t->step,
                tm_store_path(t->job->store, 0));
@@ -211,14 +229,19 @@ static tm_status open_outputs(trainer *t) {
     }
     TM_TRY(tm_append_open(&t->log, trainer_path(t, "log.jsonl"), !resumed));
     if (resumed) TM_TRY(trainer_log_event(t, "resume", NULL, NAN));
-    return trainer_write_run_json(t, "running");
+    TM_TRY(trainer_write_run_json(t, "running"));
+    return trainer_remove_old(t);
 }
 
 static tm_status open_job(trainer *t) {
     tm_status rc = trainer_open_job(t);
-    if (t->job) t->job->keep_state = t->committed >= 0; /* whatever happens */
+    if (rc == TM_OK && t->old.other) rc = trainer_commit(t); /* from here on it is this run's */
+    if (t->job) t->job->keep_state = t->committed >= 0;      /* whatever happens */
     tm_commit_close(t->commit);
     t->commit = NULL;
+    elastic_close(t->elastic);
+    t->elastic = NULL;
+    if (t->job) t->job->opts.elastic = NULL;
     return rc;
 }
 
@@ -226,7 +249,7 @@ static tm_status open_job(trainer *t) {
 static tm_status ended_early(trainer *t, tm_status rc, bool started) {
     if (t->job) t->job->keep_state = t->committed >= 0;
     if (t->committed < 0) {
-        if (started) discard(trainer_path(t, "run.json"));
+        if (started && trainer_speaks(t)) discard(trainer_path(t, "run.json"));
         return rc;
     }
     if (rc == TM_ESIGNAL) {
@@ -243,31 +266,52 @@ static tm_status ended_early(trainer *t, tm_status rc, bool started) {
     return rc;
 }
 
+/* Each phase ends on all ranks or on none. */
+static tm_status prepare_run(trainer *t, char *made, size_t cap) {
+    tm_status rc = trainer_load_config(t, false);
+    if (rc == TM_OK) rc = check_supported(t);
+    if (rc == TM_OK) rc = trainer_set_strategy(t);
+    TM_TRY(trainer_agree(t, rc));
+    TM_TRY(trainer_same_start(t));
+    rc = trainer_choose_start(t);
+    if (rc == TM_OK && trainer_speaks(t)) {
+        topmost_missing(t->cfg->output_dir, made, cap);
+        rc = tm_make_dirs(t->cfg->output_dir);
+        if (rc == TM_OK) rc = trainer_sweep(t);
+    }
+    TM_TRY(trainer_agree(t, rc));
+    TM_TRY(trainer_agree(t, trainer_prepare(t, false)));
+    TM_TRY(trainer_same_input(t));
+    TM_TRY(trainer_agree(t, trainer_check_commit(t)));
+    TM_TRY(trainer_agree(t, open_job(t)));
+    TM_TRY(trainer_same_plans(t));
+    return trainer_agree(t, open_outputs(t));
+}
+
+static tm_status run_job(trainer *t) {
+    TM_TRY(trainer_run_steps(t));
+    TM_TRY(trainer_finish(t));
+    t->job->keep_state = t->cfg->keep_state;
+    if (!t->args->quiet) trainer_summary(t);
+    return trainer_agree(t, TM_OK); /* nobody removes what another may still need */
+}
+
 tm_status tm_train_run(const tm_train_args *args) {
     trainer t = {.args = args, .committed = -1};
     tm_status rc;
     bool started = false;
     char made[4096] = "";
     job_catch_signals();
-    TM_GO(trainer_load_config(&t, false));
-    TM_GO(check_supported(&t));
-    TM_GO(trainer_choose_start(&t));
-    topmost_missing(t.cfg->output_dir, made, sizeof made);
-    TM_GO(tm_make_dirs(t.cfg->output_dir));
-    TM_GO(trainer_sweep(&t));
-    TM_GO(trainer_prepare(&t, false));
-    TM_GO(trainer_check_commit(&t));
-    TM_GO(open_job(&t));
-    TM_GO(open_outputs(&t));
-    started = true;
-    TM_GO(trainer_run_steps(&t));
-    TM_GO(trainer_finish(&t));
-    t.job->keep_state = t.cfg->keep_state;
-    if (!args->quiet) trainer_summary(&t);
-done:
+    TM_TRY(trainer_open_ranks(&t));
+    rc = prepare_run(&t, made, sizeof made);
+    started = rc == TM_OK;
+    if (rc == TM_OK) rc = run_job(&t);
+    trainer_end_all(&t, rc); /* does not return where the other ranks go on */
     if (rc != TM_OK) rc = ended_early(&t, rc, started);
+    if (rc != TM_OK && args->reported) *args->reported = !trainer_speaks(&t);
     tm_error said = *tm_error_get(); /* the first failure, whatever closing meets */
     trainer_close(&t);
+    trainer_close_ranks(&t);
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
     if (rc != TM_OK && *made && !started) discard(made);
     return rc;

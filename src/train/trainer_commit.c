@@ -1,4 +1,5 @@
 /* Commits: when they are due, and what a run has to find in one to go on. */
+#include "comm/comm.h"
 #include "kernels/kernels.h"
 #include "train/trainer_internal.h"
 
@@ -16,13 +17,18 @@ bool trainer_commits(const trainer *t) {
 bool trainer_commit_due(const trainer *t) {
     int64_t next = t->step + 1, every = t->cfg->commit_steps;
     if (!trainer_commits(t)) return false;
-    double minutes = t->cfg->commit_minutes, since = (double)(tm_now_ns() - t->commit_ns) * 1e-9;
-    return next >= t->cfg->total_steps || (every > 0 && next % every == 0) || (minutes > 0 && since >= minutes * 60);
+    bool by_clock = ((t->comm ? t->job->reported_flags : trainer_flags(t)) & FLAG_COMMIT) != 0;
+    return next >= t->cfg->total_steps || (every > 0 && next % every == 0) || by_clock;
 }
 
 /* Rounding depends on it (DESIGN section 10): instruction set, matrix library, threads. */
-tm_status trainer_numerics(tm_buf *out) {
-    return tm_buf_printf(out, "%s, %u threads", tm_kernels_describe(), tm_kernels_threads());
+tm_status trainer_numerics(const trainer *t, tm_buf *out) {
+    TM_TRY(tm_buf_printf(out, "%s, %u threads", tm_kernels_describe(), tm_kernels_threads()));
+    if (!t->comm) return TM_OK;
+    return tm_buf_printf(out, ", %u ranks added as %016" PRIx64 "%s%s%s", t->ranks.ranks, tm_comm_tree_hash(t->comm),
+                         t->cfg->quantized_weights ? ", weights in 8 bits" : "",
+                         t->cfg->quantized_gradients ? ", gradients in 4 bits" : "",
+                         t->cfg->comm_bf16 ? ", gradients in bf16" : "");
 }
 
 /* ---- what is written down -------------------------------------------------------------------------------------- */
@@ -61,12 +67,13 @@ static tm_status describe(const trainer *t, tm_buf *out) {
     tm_json_writer w;
     tm_status rc;
     TM_GO(tm_config_dump_json(t->cfg, &config, 0));
-    TM_GO(trainer_numerics(&numerics));
+    TM_GO(trainer_numerics(t, &numerics));
     tm_jw_init(&w, out, 0);
     tm_jw_object(&w);
     field_str(&w, "version", TIDEMILL_VERSION);
     field_str(&w, "output_dir", realpath(t->cfg->output_dir, dir) ? dir : t->cfg->output_dir);
     counters(&w, t);
+    if (t->comm) trainer_describe_ranks(t, &w);
     field_hex(&w, "model", t->model_hash);
     field_hex(&w, "data", tm_dataset_fingerprint(data_set(t->train)));
     field_str(&w, "numerics", numerics.data);
@@ -83,6 +90,7 @@ done:
 tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
     tm_buf line = {0};
     tm_json_writer w;
+    if (!trainer_speaks(t) || !t->log) return TM_OK;
     tm_jw_init(&w, &line, 0);
     tm_jw_object(&w);
     field_str(&w, "event", "commit");
@@ -97,15 +105,22 @@ tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
     return rc;
 }
 
+/* With ranks in four phases (DESIGN section 6): only when all have N on disk does anyone publish it, and only when all
+ * have published does anyone overwrite what N - 1 names. */
+static tm_status commit_together(trainer *t, const tm_commit_opts *o, tm_commit_stats *stats) {
+    tm_store *store = t->job->store;
+    TM_TRY(trainer_agree(t, tm_store_commit_prepare(store, tm_exec_slab(t->job->exec), o, stats)));
+    return trainer_agree(t, tm_store_commit_publish(store, stats));
+}
+
 tm_status trainer_commit(trainer *t) {
     tm_buf info = {0};
     tm_commit_stats stats;
     tm_status rc;
     TM_GO(trainer_settle(t));
-    TM_GO(tm_append_sync(t->log)); /* a commit has the lines of its steps */
+    if (t->log) TM_GO(tm_append_sync(t->log)); /* a commit has the lines of its steps */
     TM_GO(describe(t, &info));
-    TM_GO(tm_store_commit(t->job->store, tm_exec_slab(t->job->exec),
-                          &(tm_commit_opts){.step = (uint64_t)t->step, .info = info.data, .info_bytes = info.len},
+    TM_GO(commit_together(t, &(tm_commit_opts){.step = (uint64_t)t->step, .info = info.data, .info_bytes = info.len},
                           &stats));
     t->committed = t->step;
     t->commit_ns = tm_now_ns();
@@ -122,6 +137,7 @@ done:
  * grace; a job that only reads state (evaluation, export) stops at once: it is done again. */
 bool trainer_may_go_on(void *ctx) {
     const trainer *t = ctx;
+    if (t->comm) return true; /* ranks stop together, between steps */
     if (!t->torn || !trainer_commits(t)) return false;
     uint64_t now = tm_now_ns();
     double since = (double)(now - job_stop_ns()) * 1e-9;

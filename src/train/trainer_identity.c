@@ -9,7 +9,7 @@
 
 /* Keys that bits do not depend on, and those that are compared in another way (what the files hold, not their names).
  */
-static bool is_free(const char *key) {
+static bool is_free(const char *key, bool other_ranks) {
     static const char *const keys[] = {"model",
                                        "train",
                                        "eval",
@@ -29,12 +29,14 @@ static bool is_free(const char *key) {
                                        "save_dtype",
                                        "keep_state",
                                        "save_state",
+                                       "strategy",
                                        "strict",
                                        "wall_clock_breakdown",
                                        "zero_optimization"};
     for (size_t i = 0; i < TM_COUNT(keys); i++)
         if (strcmp(key, keys[i]) == 0) return true;
-    return false;
+    /* another number of ranks divides the same batch otherwise */
+    return other_ranks && (!strcmp(key, "per_device_train_batch_size") || !strcmp(key, "gradient_accumulation_steps"));
 }
 
 static tm_status text_of(const tm_json *node, tm_buf *out) {
@@ -57,17 +59,18 @@ static tm_status compare_value(const tm_json *was, const tm_json *is, const char
 }
 
 /* The members of `is` against those of `was`, then those that only `was` has. Both are our own dumps: three levels. */
-static tm_status compare_members(const tm_json *was, const tm_json *is, unsigned depth, tm_buf *differ) {
+static tm_status compare_members(const tm_json *was, const tm_json *is, unsigned depth, bool other_ranks,
+                                 tm_buf *differ) {
     for (const tm_json *m = is->child; m; m = m->next) {
         const tm_json *old = tm_json_get(was, m->key);
-        if (is_free(m->key)) continue;
+        if (is_free(m->key, other_ranks)) continue;
         if (depth < 3 && old && old->type == TM_JSON_OBJECT && m->type == TM_JSON_OBJECT)
-            TM_TRY(compare_members(old, m, depth + 1, differ));
+            TM_TRY(compare_members(old, m, depth + 1, other_ranks, differ));
         else
             TM_TRY(compare_value(old, m, m->key, differ));
     }
     for (const tm_json *m = was->child; m; m = m->next)
-        if (!is_free(m->key) && !tm_json_get(is, m->key)) TM_TRY(compare_value(m, NULL, m->key, differ));
+        if (!is_free(m->key, other_ranks) && !tm_json_get(is, m->key)) TM_TRY(compare_value(m, NULL, m->key, differ));
     return TM_OK;
 }
 
@@ -79,7 +82,7 @@ static tm_status check_config(const trainer *t, const tm_json *info) {
     TM_GO(tm_config_dump_json(t->cfg, &now, 0));
     TM_GO(tm_json_parse(&doc, now.data, now.len, "configuration", 0, 0));
     if (!was) TM_GO(tm_fail(TM_ECORRUPT, "the commit holds no configuration"));
-    TM_GO(compare_members(was, tm_json_root(doc), 0, &differ));
+    TM_GO(compare_members(was, tm_json_root(doc), 0, t->old.other, &differ));
     if (differ.len)
         rc = tm_fail(TM_EINPUT,
                      "the run in %s was started with another configuration: %s; set it back, or start another run in "
@@ -101,11 +104,11 @@ static bool same_hex(const tm_json *info, const char *key, uint64_t now) {
 static tm_status check_numerics(const trainer *t, const tm_json *info) {
     tm_buf now = {0};
     const tm_json *was = tm_json_get(info, "numerics");
-    TM_TRY(trainer_numerics(&now));
+    TM_TRY(trainer_numerics(t, &now));
     tm_status rc = TM_OK;
     if (!was || was->type != TM_JSON_STRING || strcmp(was->text, now.data) != 0) {
         const char *old = was && was->type == TM_JSON_STRING ? was->text : "unknown";
-        if (t->args->allow_numerics_change)
+        if (t->args->allow_numerics_change || t->old.other)
             tm_log(TM_LOG_WARN, "computed with \"%s\" so far, with \"%s\" from here on: other bits", old, now.data);
         else
             rc = tm_fail(TM_EINPUT,
@@ -154,7 +157,8 @@ static tm_status check_finished(trainer *t) {
 tm_status trainer_check_commit(trainer *t) {
     if (!t->commit) return TM_OK;
     const tm_json *info = tm_commit_info(t->commit), *unfinished = tm_json_get(info, "unfinished");
-    TM_TRY(check_finished(t));
+    if (!t->old.other) TM_TRY(check_finished(t));
+    TM_TRY(trainer_check_ranks(t, info));
     if (!same_hex(info, "model", t->model_hash))
         return tm_fail(TM_EINPUT, "%s: config.json is not that of the model which the run in %s trains", t->cfg->model,
                        t->cfg->output_dir);
@@ -164,7 +168,8 @@ tm_status trainer_check_commit(trainer *t) {
                        t->cfg->data.train, t->cfg->output_dir);
     TM_TRY(check_numerics(t, info));
     TM_TRY(check_length(t, info));
-    t->step = t->committed = counter(info, "step");
+    t->step = counter(info, "step");
+    t->committed = t->old.other ? -1 : t->step; /* of this run's own layout there is none yet */
     t->applied = counter(info, "applied");
     t->skipped_in_a_row = counter(info, "skipped_in_a_row");
     t->unfinished = unfinished && unfinished->boolean;

@@ -11,13 +11,42 @@ typedef struct step_line {
     step_result r;
     int64_t step;
     const tm_plan *plan;
-    double at, took; /* seconds: since the first step began; of the step */
+    double at, took;  /* seconds: since the first step began; of the step */
+    uint64_t sent[2]; /* bytes to other ranks: within the node, between nodes */
 } step_line;
 typedef struct trainer_watch trainer_watch;
 
 enum { TRAINER_LOSSES = 64 };
+/* What OUTPUT_DIR/run.json says of the run before. */
+typedef struct earlier {
+    bool any, finished, kept; /* kept: keep_state */
+    int64_t step;
+    tm_json_doc *doc;                     /* the caller frees it */
+    const tm_json *directories, *by_rank; /* of doc */
+} earlier;
+
+/* The run before, where it was laid out otherwise: on other ranks, with another strategy. */
+typedef struct trainer_old {
+    earlier run;
+    const char **directory; /* of run: the first of each rank */
+    uint32_t ranks;
+    tm_commit **taken; /* [ranks] with their locks, by the rank that speaks */
+    bool other;
+} trainer_old;
+
 typedef struct trainer {
     const tm_train_args *args;
+    tm_train_args own_args; /* with ranks: what args points to */
+    struct tm_comm *comm;   /* NULL: one rank */
+    job_ranks ranks;        /* all zero: one rank */
+    bool agreed;            /* a failure is known to all ranks */
+    tm_buf directories;     /* run directories of all ranks: texts, each with its NUL, */
+    const char **directory; /* where each begins, */
+    uint32_t n_directories;
+    uint32_t *directories_of; /* [ranks] and how many are a rank's */
+    trainer_old old;
+    struct elastic *elastic; /* the state is read from there */
+    uint64_t comm_sent[2];   /* bytes by link, up to the latest count */
     tm_config *cfg;
     tm_source *source; /* for texts and side files; the job has its own */
     text_tools text;
@@ -29,7 +58,8 @@ typedef struct trainer {
     tm_append *log;
     tm_commit *commit; /* that the run goes on from; NULL: it starts */
     char home[4096];   /* of commits, where nothing else needs a disk */
-    char run_name[24]; /* in run directories: which OUTPUT_DIR they are of */
+    char run_hash[16];
+    char run_name[32]; /* in run directories: which OUTPUT_DIR they are of */
     uint64_t model_hash;
     int64_t committed;                          /* step of the latest commit of this run, -1: none */
     bool torn;                                  /* an update is under way: the state is of no step */
@@ -62,8 +92,30 @@ tm_status trainer_load_config(trainer *t, bool data_optional);
 tm_status trainer_prepare(trainer *t, bool data_optional);
 void trainer_close(trainer *t);
 
+/* trainer_ranks.c: one rank among others. All but the first four return at once where there is one. */
+tm_status trainer_open_ranks(trainer *t); /* first thing of a run */
+void trainer_close_ranks(trainer *t);
+static inline bool trainer_speaks(const trainer *t) { /* prints, writes OUTPUT_DIR */
+    return t->ranks.rank == 0;
+}
+/* Collective: TM_OK if all ranks say so, else the failure of the first that does not. */
+tm_status trainer_agree(trainer *t, tm_status rc);
+tm_status trainer_same_start(trainer *t); /* build, configuration; before anything is opened */
+tm_status trainer_same_input(trainer *t); /* model, data, what computes */
+tm_status trainer_same_plans(trainer *t); /* operations between ranks, of every plan */
+const char *trainer_strategy(const trainer *t);
+tm_status trainer_set_strategy(trainer *t);                       /* t->ranks, from the configuration */
+tm_status trainer_gather_directories(trainer *t);                 /* collective: t->directory */
+void trainer_describe_ranks(const trainer *t, tm_json_writer *w); /* into a commit: whose it is */
+tm_status trainer_check_ranks(const trainer *t, const tm_json *info);
+/* A failure that the other ranks do not know of ends them all. */
+void trainer_end_all(trainer *t, tm_status rc);
+enum { FLAG_STOP = 1, FLAG_COMMIT = 2 };
+void trainer_count_sent(trainer *t, uint64_t sent[2]); /* since the latest call */
+uint32_t trainer_flags(const trainer *t);              /* what this rank tells the others with its step */
+
 /* trainer_plan.c: the ways of running a step, the one that is taken, and the job that runs it. */
-enum { TRAINER_MAX_WAYS = 30 };
+enum { TRAINER_MAX_WAYS = 60 };
 tm_status trainer_open_job(trainer *t);
 job_opts trainer_job_options(const trainer *t);
 job_shape trainer_step_shape(const trainer *t);
@@ -76,21 +128,16 @@ bool trainer_commits(const trainer *t); /* this job makes commits */
  * after it. To be asked before that step. */
 bool trainer_commit_due(const trainer *t);
 tm_status trainer_commit(trainer *t);
-bool trainer_may_go_on(void *t);         /* a signal came: there is time to end the step */
-tm_status trainer_numerics(tm_buf *out); /* what computes, as text */
+bool trainer_may_go_on(void *t);                           /* a signal came: there is time to end the step */
+tm_status trainer_numerics(const trainer *t, tm_buf *out); /* what computes, as text */
 
 /* trainer_resume.c: what a run goes on from. */
 /* Opens the commit that --resume and OUTPUT_DIR ask for (t->commit; NULL: start), or refuses. */
 tm_status trainer_choose_start(trainer *t);
 /* Model and data are open: the commit is of this job, and there is something left to do. Sets the counters. */
 tm_status trainer_check_commit(trainer *t);
-/* What OUTPUT_DIR/run.json says of the run before. */
-typedef struct earlier {
-    bool any, finished, kept; /* kept: keep_state */
-    int64_t step;
-    tm_json_doc *doc;           /* the caller frees it */
-    const tm_json *directories; /* of doc */
-} earlier;
+void trainer_forget_old(trainer *t);
+tm_status trainer_remove_old(trainer *t);
 tm_status earlier_read(const char *path, earlier *out);
 
 /* trainer_state.c: full checkpoints of older states. */

@@ -1,4 +1,5 @@
 /* What a step looks like from outside: one JSON line, one progress line. */
+#include "comm/comm.h"
 #include "train/trainer_internal.h"
 
 #include <inttypes.h>
@@ -45,13 +46,29 @@ static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
     field_uint(w, "planned_write_bytes", sum(plan->write_bytes));
 }
 
+/* What this rank sent in the step, and every rank's memory. */
+static void rank_fields(tm_json_writer *w, const trainer *t, const step_line *line, const tm_run_stats *run) {
+    static const char *const link[TM_COMM_LINKS] = {"in_node", "between_nodes"};
+    if (!t->comm) return;
+    field_uint(w, "ranks", t->ranks.ranks);
+    tm_jw_key(w, "comm_sent_bytes");
+    tm_jw_object(w);
+    for (int l = 0; l < TM_COMM_LINKS; l++) field_uint(w, link[l], line->sent[l]);
+    tm_jw_object_end(w);
+    field_double(w, "comm_seconds", seconds(run->comm_ns));
+    tm_jw_key(w, "host_peak_bytes_by_rank");
+    tm_jw_array(w);
+    for (uint32_t r = 0; r < t->ranks.ranks; r++) tm_jw_uint(w, t->job->reported_peak[r]);
+    tm_jw_array_end(w);
+}
+
 static void wait_fields(tm_json_writer *w, const tm_run_stats *run) {
     tm_jw_key(w, "wait_seconds");
     tm_jw_object(w);
     field_double(w, "disk_read", seconds(run->wait_read_ns));
     field_double(w, "disk_write", seconds(run->wait_write_ns));
     field_double(w, "copy", 0);
-    field_double(w, "comm", 0);
+    field_double(w, "comm", seconds(run->wait_comm_ns));
     field_double(w, "compute", seconds(run->compute_ns));
     tm_jw_object_end(w);
 }
@@ -83,6 +100,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     const step_result *r = &line->r;
     tm_buf out = {0};
     tm_json_writer w;
+    if (!trainer_speaks(t)) return TM_OK;
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
     tm_jw_key(&w, "step");
@@ -99,6 +117,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     field_uint(&w, "host_peak_bytes", tm_mem_resident_peak_bytes());
     field_uint(&w, "device_peak_bytes", 0);
     wait_fields(&w, run);
+    rank_fields(&w, t, line, run);
     if (!r->finite) {
         tm_jw_key(&w, "skipped");
         tm_jw_bool(&w, true);
@@ -112,6 +131,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
 tm_status trainer_log_event(trainer *t, const char *event, const char *hash, double eval_loss) {
     tm_buf out = {0};
     tm_json_writer w;
+    if (!trainer_speaks(t)) return TM_OK;
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
     tm_jw_key(&w, "event");

@@ -1,4 +1,5 @@
 /* Which way the step is run: candidates from the configuration, the choice, and the plans beside it. */
+#include "train/elastic_internal.h"
 #include "train/trainer_internal.h"
 
 #include <string.h>
@@ -71,14 +72,17 @@ uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TR
     for (pass_update u = UPDATE_AFTER; u <= UPDATE_WITHIN; u++) {
         for (uint32_t keep = 0; keep <= PASS_KEEP_ALL; keep++)
             for (int stage_wise = 0; stage_wise < (shape->micro_batches > 1 ? 2 : 1); stage_wise++) {
-                if (!update_is_open(c, u) || !keep_is_open(c->memory.activations, keep)) continue;
-                out[n++] = (pass_opts){.shape = *shape,
-                                       .backward = true,
-                                       .update = u,
-                                       .park = u == UPDATE_BEFORE,
-                                       .keep_quarters = keep,
-                                       .no_spill = c->memory.activations == TM_ACT_KEEP,
-                                       .stage_wise = stage_wise};
+                for (int overlap = 0; overlap < (c->world_size > 1 ? 2 : 1); overlap++) {
+                    if (!update_is_open(c, u) || !keep_is_open(c->memory.activations, keep)) continue;
+                    out[n++] = (pass_opts){.shape = *shape,
+                                           .backward = true,
+                                           .update = u,
+                                           .park = u == UPDATE_BEFORE,
+                                           .keep_quarters = keep,
+                                           .no_spill = c->memory.activations == TM_ACT_KEEP,
+                                           .stage_wise = stage_wise,
+                                           .overlap = overlap};
+                }
             }
     }
     return n;
@@ -135,11 +139,12 @@ job_opts trainer_job_options(const trainer *t) {
                   .allow_tmpfs = c->memory.allow_tmpfs,
                   .cache_none = c->memory.cache_none,
                   .spread = c->memory.spread,
-                  .order_seed = t->args->order_seed,
+                  .order_seed = t->args->order_seed ? t->args->order_seed + t->ranks.rank : 0,
                   .commits = trainer_commits(t),
                   .home = t->home,
                   .run_name = t->run_name,
-                  .resume = t->commit,
+                  .resume = t->old.other ? NULL : t->commit,
+                  .ranks = t->ranks,
                   .io = {.engine = c->memory.io_engine, .queue_depth = c->aio.queue_depth, .threads = c->aio.threads}};
     bool files = c->param_place == TM_PLACE_NVME || c->optimizer_place == TM_PLACE_NVME ||
                  c->param_place == TM_PLACE_AUTO || c->optimizer_place == TM_PLACE_AUTO;
@@ -237,6 +242,10 @@ tm_status trainer_open_job(trainer *t) {
     job_opts o = trainer_job_options(t);
     TM_TRY(job_open(&t->job, &o));
     o.other_bytes += trainer_replay_bytes(t);
+    if (t->old.other) {
+        TM_TRY(job_agree(t->job, elastic_open(&t->elastic, t->job->model, t->old.directory, t->old.ranks)));
+        o.elastic = t->elastic;
+    }
     TM_TRY(trainer_watch_open(t, &o));
     TM_TRY(tm_config_resolve_model(c, tm_model_get_config(t->job->model)->hidden_size));
     TM_TRY(mark_no_decay(t));

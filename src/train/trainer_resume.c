@@ -1,4 +1,6 @@
 /* What a run goes on from: the choice, and whether the commit is of this job. */
+#include "comm/comm.h"
+#include "train/elastic_internal.h"
 #include "train/trainer_internal.h"
 
 #include <inttypes.h>
@@ -24,6 +26,7 @@ tm_status earlier_read(const char *path, earlier *out) {
     const tm_json *kept = tm_json_get(tm_json_get(root, "config"), "keep_state");
     out->kept = kept && kept->boolean;
     out->directories = tm_json_get(root, "run_directories");
+    out->by_rank = tm_json_get(root, "directories_by_rank");
     return TM_OK;
 }
 
@@ -94,8 +97,8 @@ static tm_status drop_nameless(void *ctx, const char *name, bool is_dir) {
     char prefix[40], path[4096], manifest[4200];
     tm_io_run *run;
     tm_io_owner o;
-    int n = snprintf(prefix, sizeof prefix, "run-%s-", x->t->run_name);
-    if (!is_dir || strncmp(name, prefix, (size_t)n) != 0) return TM_OK;
+    int n = snprintf(prefix, sizeof prefix, "run-%s", x->t->run_hash);
+    if (!is_dir || strncmp(name, prefix, (size_t)n) != 0 || !strchr("-r", name[n])) return TM_OK;
     snprintf(path, sizeof path, "%s/%s", x->path, name);
     snprintf(manifest, sizeof manifest, "%s/manifest", path);
     bool committed = tm_path_exists(manifest);
@@ -174,7 +177,157 @@ static void name_run(trainer *t) {
     const char *dir = t->cfg->output_dir;
     if (*dir != '/' && !getcwd(here, sizeof here)) *here = 0;
     uint64_t h = tm_hash64(here, strlen(here), 0);
-    snprintf(t->run_name, sizeof t->run_name, "%012" PRIx64, tm_hash64(dir, strlen(dir), h) >> 16);
+    snprintf(t->run_hash, sizeof t->run_hash, "%012" PRIx64, tm_hash64(dir, strlen(dir), h) >> 16);
+    snprintf(t->run_name, sizeof t->run_name, "%s", t->run_hash);
+    if (t->comm) snprintf(t->run_name, sizeof t->run_name, "%sr%u", t->run_hash, t->ranks.rank);
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------------------------- */
+
+/* The first directory of every rank of the run before. */
+static tm_status old_directories(trainer *t, const earlier *e) {
+    const tm_json *d = e->directories ? e->directories->child : NULL, *n = e->by_rank ? e->by_rank->child : NULL;
+    if (!d) return TM_OK;
+    uint32_t ranks = n ? (uint32_t)e->by_rank->count : 1;
+    t->old.directory = tm_calloc(ranks, sizeof *t->old.directory);
+    if (!t->old.directory) return tm_nomem(ranks * sizeof *t->old.directory);
+    for (t->old.ranks = 0; t->old.ranks < ranks && d; t->old.ranks++) {
+        t->old.directory[t->old.ranks] = d->type == TM_JSON_STRING ? d->text : "";
+        for (int64_t skip = n ? n->integer : 0; d && skip > 0; skip--) d = d->next;
+        if (n) n = n->next;
+    }
+    return t->old.ranks == ranks ? TM_OK : tm_fail(TM_EINPUT, "%s/run.json is damaged", t->cfg->output_dir);
+}
+
+/* The step of the commit there, + 1; 0: none. */
+static tm_status step_of(const char *dir, uint64_t *step) {
+    tm_commit *c;
+    *step = 0;
+    if (!holds_commit(dir)) return TM_OK;
+    TM_TRY(tm_commit_look(&c, dir));
+    *step = tm_commit_step(c) + 1;
+    tm_commit_close(c);
+    return TM_OK;
+}
+
+/* As many ranks as before: each its own. The highest step that any rank published: all had prepared it by then. */
+static tm_status open_own(trainer *t, bool *any) {
+    const char *dir = t->old.directory[t->ranks.rank];
+    uint64_t step = 0, most;
+    TM_TRY(trainer_agree(t, step_of(dir, &step)));
+    most = step;
+    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, &most, 1));
+    *any = most > 0;
+    if (most == 0) return TM_OK;
+    TM_TRY(trainer_agree(t, step < most ? tm_commit_roll_forward(dir, most - 1) : TM_OK));
+    return trainer_agree(t, tm_commit_open(&t->commit, dir));
+}
+
+/* All of them, by one rank; whoever goes on with another layout looks into them. */
+static tm_status take_all(trainer *t, bool *any) {
+    uint64_t most = 0, step;
+    *any = false;
+    for (uint32_t q = 0; q < t->old.ranks; q++) {
+        TM_TRY(step_of(t->old.directory[q], &step));
+        most = tm_max_u64(most, step);
+    }
+    if (most == 0) return TM_OK;
+    *any = true;
+    t->old.taken = tm_calloc(t->old.ranks, sizeof *t->old.taken);
+    if (!t->old.taken) return tm_nomem(t->old.ranks * sizeof *t->old.taken);
+    for (uint32_t q = 0; q < t->old.ranks; q++) {
+        TM_TRY(step_of(t->old.directory[q], &step));
+        if (step < most) TM_TRY(tm_commit_roll_forward(t->old.directory[q], most - 1));
+        TM_TRY(tm_commit_open(&t->old.taken[q], t->old.directory[q]));
+    }
+    return TM_OK;
+}
+
+static tm_status open_others(trainer *t, bool *any) {
+    tm_status rc = trainer_speaks(t) ? take_all(t, any) : TM_OK;
+    TM_TRY(trainer_agree(t, rc));
+    uint64_t found = *any;
+    if (t->comm) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, &found, sizeof found));
+    *any = found;
+    if (!found) return TM_OK;
+    TM_TRY(trainer_agree(t, tm_commit_look(&t->commit, t->old.directory[0])));
+    t->old.other = true;
+    if (!trainer_commits(t))
+        return tm_fail(TM_EINPUT, "going on with other ranks or another strategy needs commits: set commit_steps");
+    if (trainer_speaks(t))
+        tm_log(TM_LOG_INFO, "the state was laid out for %u ranks; it is read as it lies, and laid out anew",
+               t->old.ranks);
+    return TM_OK;
+}
+
+/* The commit was laid out as this run is? Asked of all. */
+static tm_status laid_out_alike(trainer *t, bool *alike) {
+    job_ranks was;
+    TM_TRY(trainer_agree(t, elastic_shards(tm_commit_info(t->commit), &was)));
+    uint64_t same = elastic_same(&was, &t->ranks);
+    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MIN, &same, 1));
+    *alike = same;
+    return TM_OK;
+}
+
+static tm_status open_together(trainer *t, const earlier *e, bool *any) {
+    bool alike = false;
+    TM_TRY(trainer_agree(t, old_directories(t, e)));
+    if (t->old.ranks == 0) return TM_OK;
+    if (t->comm && t->old.ranks == t->ranks.ranks) {
+        TM_TRY(open_own(t, any));
+        if (*any) TM_TRY(laid_out_alike(t, &alike));
+        if (!*any || alike) return TM_OK;
+        tm_commit_close(t->commit);
+        t->commit = NULL;
+        TM_TRY(trainer_agree(t, TM_OK)); /* all have let go */
+    }
+    return open_others(t, any);
+}
+
+static tm_status clear_away(trainer *t, const earlier *e) {
+    if (!trainer_speaks(t)) return TM_OK;
+    TM_TRY(none_alive(e));
+    if (e->any && !e->finished) TM_TRY(tm_remove_tree(trainer_path(t, "run.json")));
+    TM_TRY(drop_leftovers(e));
+    return drop_all_nameless(t);
+}
+
+static tm_status choose_together(trainer *t, const char *resume) {
+    earlier *e = &t->old.run;
+    bool never = strcmp(resume, "never") == 0, any = false;
+    tm_status rc = earlier_read(trainer_path(t, "run.json"), e);
+    if (rc != TM_OK && never) tm_error_clear(), rc = TM_OK;
+    if (rc == TM_OK && !never && strcmp(resume, "auto") != 0)
+        rc =
+            tm_fail(TM_EUNSUPPORTED, "--resume %s: with several ranks only auto and never are in this version", resume);
+    TM_TRY(trainer_agree(t, rc));
+    if (!never) TM_TRY(open_together(t, e, &any));
+    if (any) return TM_OK;
+    if (never && trainer_speaks(t)) {
+        TM_TRY(none_alive(e));
+        return drop_all_nameless(t);
+    }
+    if (!never) TM_TRY(clear_away(t, e));
+    return !never && e->finished ? refuse_finished(t, e) : TM_OK;
+}
+
+void trainer_forget_old(trainer *t) {
+    for (uint32_t q = 0; t->old.taken && q < t->old.ranks; q++) tm_commit_close(t->old.taken[q]);
+    tm_free(t->old.taken);
+    tm_free(t->old.directory);
+    tm_json_free(t->old.run.doc);
+    t->old = (trainer_old){.other = t->old.other};
+}
+
+/* Its state lies in directories of this run, which run.json names. */
+tm_status trainer_remove_old(trainer *t) {
+    for (uint32_t q = 0; t->old.taken && q < t->old.ranks; q++) {
+        tm_commit *c = t->old.taken[q];
+        t->old.taken[q] = NULL;
+        TM_TRY(tm_commit_remove(c));
+    }
+    return TM_OK;
 }
 
 tm_status trainer_choose_start(trainer *t) {
@@ -184,6 +337,7 @@ tm_status trainer_choose_start(trainer *t) {
     name_run(t);
     snprintf(t->home, sizeof t->home, "%s/offload", t->cfg->output_dir);
     bool never = strcmp(resume, "never") == 0;
+    if (t->comm) return choose_together(t, resume);
     tm_status rc = earlier_read(trainer_path(t, "run.json"), &e);
     if (rc != TM_OK && never) {
         tm_error_clear(); /* it is to be forgotten anyway */
@@ -192,7 +346,10 @@ tm_status trainer_choose_start(trainer *t) {
     TM_TRY(rc);
     if (never)
         rc = none_alive(&e);
-    else
+    else if (strcmp(resume, "auto") == 0 && e.by_rank && e.by_rank->count > 0) {
+        tm_json_free(e.doc);
+        return choose_together(t, resume); /* it was run on several ranks */
+    } else
         rc = strcmp(resume, "auto") == 0 ? from_earlier(t, &e) : from_directory(t, resume);
     tm_json_free(e.doc);
     return rc == TM_OK && !t->commit ? drop_all_nameless(t) : rc;

@@ -44,6 +44,9 @@ static tm_status one_step(trainer *t) {
     (void)tm_lr_betas(&t->cfg->schedule, t->step, &job->adamw.beta1, &job->adamw.beta2);
     const tm_plan *plan = step_plan(t);
     trainer_watch_announce(t, plan);
+    uint64_t between[2]; /* by commits and evaluations: not the step's */
+    job->report_flags = trainer_flags(t);
+    trainer_count_sent(t, between);
     trainer_replay_step(t, t->step + 1);
     tm_status rc = job_run(job, plan);
     trainer_replay_step(t, 0);
@@ -57,11 +60,13 @@ static tm_status one_step(trainer *t) {
         t->skipped_in_a_row++;
         tm_log(TM_LOG_WARN, "step %" PRId64 ": loss or gradient is not finite; the update was skipped", t->step);
     }
-    TM_TRY(trainer_watch_step(t, &(step_line){.r = job->step,
-                                              .step = t->step,
-                                              .plan = plan,
-                                              .at = (double)(began - t->start_ns) * 1e-9,
-                                              .took = (double)(tm_now_ns() - began) * 1e-9}));
+    step_line line = {.r = job->step,
+                      .step = t->step,
+                      .plan = plan,
+                      .at = (double)(began - t->start_ns) * 1e-9,
+                      .took = (double)(tm_now_ns() - began) * 1e-9};
+    trainer_count_sent(t, line.sent);
+    TM_TRY(trainer_watch_step(t, &line));
     TM_TRY(check_finite(t));
     TM_TRY(trainer_note_loss(t));
     if (t->skipped_in_a_row >= MAX_SKIPPED) return trainer_give_up(t, MAX_SKIPPED);
@@ -114,6 +119,7 @@ static tm_status save_to(trainer *t, const char *dir) {
     TM_TRY(trainer_settle(t));
     if (tm_fault_hit("kill_before_export", NULL)) (void)raise(SIGKILL);
     TM_TRY(job_export(t->job, dir, dtype));
+    if (!trainer_speaks(t)) return TM_OK;
     if (tm_fault_hit("kill_in_export", NULL)) (void)raise(SIGKILL);
     return write_side_files(t, dir, dtype);
 }
@@ -131,8 +137,9 @@ static tm_status save_checkpoint(trainer *t) {
     char dir[4096], beside[4200];
     snprintf(dir, sizeof dir, "%s/checkpoint-%" PRId64, t->cfg->output_dir, t->step);
     snprintf(beside, sizeof beside, "%s.tmp", dir);
-    TM_TRY(tm_remove_tree(beside));
+    if (trainer_speaks(t)) TM_TRY(tm_remove_tree(beside));
     TM_TRY(save_to(t, beside));
+    if (!trainer_speaks(t)) return TM_OK;
     if (t->cfg->save_state) TM_TRY(trainer_save_state(t, beside));
     TM_TRY(tm_remove_tree(dir));
     TM_TRY(tm_rename_path(beside, dir));
@@ -164,16 +171,25 @@ static tm_status after_step(trainer *t) {
 static tm_status stop(trainer *t) {
     tm_status rc = tm_fail(TM_ESIGNAL, "stopped by signal %d", job_stop_signal());
     bool whole = !t->torn && t->job->nonfinite == 0;
-    if (!trainer_commits(t) || !whole || t->step == t->committed || t->step == 0) return rc;
-    tm_error_clear();
-    TM_TRY(trainer_commit(t));
+    bool commit = trainer_commits(t) && whole && t->step != t->committed && t->step != 0;
+    if (commit) {
+        tm_error_clear();
+        TM_TRY(trainer_commit(t));
+    }
+    t->agreed = t->comm != NULL; /* the others stop here as well */
+    if (!commit) return rc;
     return tm_fail(TM_ESIGNAL, "stopped by signal %d", job_stop_signal());
+}
+
+/* With ranks only what all know counts: a signal that one of them had seen when the latest step was reported. */
+static bool stops(const trainer *t) {
+    return t->comm ? (t->job->reported_flags & FLAG_STOP) != 0 : job_stop_signal() != 0;
 }
 
 static tm_status run_steps(trainer *t) {
     if (t->unfinished) TM_TRY(after_step(t));
     while (t->step < t->cfg->total_steps) {
-        if (job_stop_signal()) return TM_ESIGNAL;
+        if (stops(t)) return TM_ESIGNAL;
         bool commit = trainer_commit_due(t);
         TM_TRY(timed_step(t));
         TM_TRY(after_step(t));
@@ -198,5 +214,6 @@ tm_status trainer_finish(trainer *t) {
     TM_TRY(save_to(t, t->cfg->output_dir));
     TM_TRY(job_state_hash(t->job, (uint64_t)t->step, hash));
     TM_TRY(trainer_log_event(t, "end", hash, NAN));
+    if (!trainer_speaks(t)) return TM_OK;
     return trainer_write_run_json(t, "finished");
 }

@@ -245,14 +245,15 @@ static void switched_off_is_fine(void **state) {
     tm_config_free(c);
 }
 
-static void ranks_are_for_later(void **state) {
+static void ranks_share_a_batch(void **state) {
     (void)state;
     tm_config *c;
-    const char *json = "{" BASE "}";
-    tm_error_clear();
-    assert_int_equal(tm_config_load(&c, json, strlen(json), &(tm_config_opts){.name = "c", .world_size = 2}),
-                     TM_EUNSUPPORTED);
-    assert_non_null(strstr(tm_error_get()->text, "several ranks are not supported yet"));
+    const char *json = "{" BASE ", \"train_batch_size\": 12, \"per_device_train_batch_size\": 3}";
+    tm_config_opts two = {.name = "c", .world_size = 2}, five = {.name = "c", .world_size = 5};
+    assert_int_equal(tm_config_load(&c, json, strlen(json), &two), TM_OK);
+    assert_int_equal(c->accumulation_steps, 2);
+    tm_config_free(c);
+    assert_int_equal(tm_config_load(&c, json, strlen(json), &five), TM_EINPUT);
     tm_error_clear();
     assert_int_equal(
         tm_config_load(&c, "{\"model\": \"m\"}", 14, &(tm_config_opts){.name = "c", .data_optional = true}), TM_OK);
@@ -299,7 +300,7 @@ static void damaged_files(void **state) {
 int main(void) {
     tm_log_set_level(TM_LOG_ERROR);
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_says_what_where_and_what_to_do),
-                                       cmocka_unit_test(switched_off_is_fine), cmocka_unit_test(ranks_are_for_later),
+                                       cmocka_unit_test(switched_off_is_fine), cmocka_unit_test(ranks_share_a_batch),
                                        cmocka_unit_test(late_mismatches), cmocka_unit_test(damaged_files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -142,9 +142,25 @@ static char *take(int fd, size_t *len) {
     return text;
 }
 
+/* mpirun in front; as root and with more ranks than cores it has to be told. */
+static unsigned launcher(char **argv, unsigned ranks) {
+    static const char *const words[] = {"mpirun", "--oversubscribe", "--bind-to", "none", "-n"};
+    static char number[12];
+    unsigned n = 0;
+    for (; n < TM_COUNT(words); n++) argv[n] = (char *)(uintptr_t)words[n];
+    snprintf(number, sizeof number, "%u", ranks);
+    argv[n++] = number;
+    (void)setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    (void)setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    (void)setenv("OMP_NUM_THREADS", "1", 1);
+    return n;
+}
+
 static void child(const run_opts *o, const char *const *arguments, int in, int out, int err) {
-    char *argv[64] = {(char *)(uintptr_t)TM_TEST_BINARY};
-    for (unsigned i = 0; arguments[i] && i < 62; i++) argv[i + 1] = (char *)(uintptr_t)arguments[i];
+    char *argv[80] = {NULL};
+    unsigned n = o->ranks ? launcher(argv, o->ranks) : 0;
+    argv[n++] = (char *)(uintptr_t)TM_TEST_BINARY;
+    for (unsigned i = 0; arguments[i] && i < 62; i++) argv[n++] = (char *)(uintptr_t)arguments[i];
     (void)setenv("TIDEMILL_PROFILE", "e2e.profile", 1); /* not the user's */
     for (unsigned i = 0; o->env && o->env[i]; i++) putenv((char *)(uintptr_t)o->env[i]);
     if (o->cgroup) {
@@ -155,7 +171,7 @@ static void child(const run_opts *o, const char *const *arguments, int in, int o
         close(fd);
     }
     if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) _exit(126);
-    execv(TM_TEST_BINARY, argv);
+    execvp(argv[0], argv);
     _exit(127);
 }
 
@@ -201,7 +217,8 @@ static int await(pid_t pid, const run_opts *o, run_result *r) {
             kill(pid, o->signal);
         }
         if (tm_now_ns() - began > limit) {
-            kill(pid, SIGKILL);
+            kill(pid, o->ranks ? SIGTERM : SIGKILL); /* the launcher ends its ranks */
+            if (o->ranks) sleep(3), kill(pid, SIGKILL);
             (void)waitpid(pid, &status, 0);
             fail_msg("killed after %u s", o->timeout_s ? o->timeout_s : 120);
         }

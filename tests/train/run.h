@@ -35,6 +35,7 @@ typedef struct run_opts {
     unsigned signal_after_ms; /* with signal_when NULL: since the start */
     const char *cgroup;       /* the process joins this memory cgroup (run_cgroup) before it starts; NULL: none */
     const char *input;        /* stdin; NULL: nothing */
+    unsigned ranks;           /* > 0: under mpirun with so many, one thread each */
 } run_opts;
 
 typedef struct run_result {

@@ -69,7 +69,7 @@ static double cost(void *ctx, const tm_op *op) {
     }
     case OP_ADAMW:
     case OP_FINISH:
-        elements = (double)tile_elements(&s->job->part[op->arg[0]], op->arg[1]);
+        elements = (double)own_tile(s->job, op->arg[0], op->arg[1]).n;
         return elements * (op->code == OP_ADAMW ? 28 : 6) / 40e9;
     default:
         return 1e-5;

@@ -1,0 +1,143 @@
+/* Programs over all state: import, and walks in byte order of the tensor names. */
+#include "train/build_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- import ---------------------------------------------------------------------------------------- */
+
+/* The fp32 values come into the weights' own frame, a moment's (zeroed afterwards), or one of their own, which also
+ * takes the lower halves of weights whose optimizer state is another rank's. */
+static uint64_t scratch_bytes(const tm_job *job, uint64_t elements, bool own) {
+    if (job->dtype == TM_F32 || own) return 0;
+    return elements * (job->optimizer && job->dtype == TM_BF16 ? 6 : 4);
+}
+
+static void import_tile(tm_program *p, const tm_job *job, uint32_t part, uint32_t tile) {
+    const part_state *ps = &job->part[part];
+    span at = hi_tile(job, part, tile);
+    uint32_t unit = tm_model_part(job->model, part)->unit, own = UINT32_MAX;
+    uint32_t more[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
+    if (ps->exp_avg != TM_NO_OBJECT) own = held_find(ps->elements, job->ranks.ranks, job->ranks.own, at.begin);
+    tm_program_op(p, &(tm_op){.code = OP_IMPORT, .arg = {part, tile, own != UINT32_MAX}});
+    tm_program_use(p, tm_program_visit(p, ps->hi + tile, 1), TM_USE_WRITE);
+    for (size_t i = 0; i < TM_COUNT(more) && own != UINT32_MAX; i++)
+        if (more[i] != TM_NO_OBJECT)
+            tm_program_use(p, tm_program_visit(p, more[i] + own * ps->stride, 1), TM_USE_WRITE);
+    uint64_t bytes = scratch_bytes(job, at.n, own != UINT32_MAX);
+    if (!bytes) return;
+    uint32_t scratch = tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = bytes});
+    tm_program_use(p, tm_program_visit(p, scratch, 1), TM_USE_WRITE);
+}
+
+tm_status build_import(tm_program **out, const tm_job *job) {
+    tm_program *p;
+    TM_TRY(tm_program_create(&p, job->layout, "import"));
+    for (uint32_t part = 0; part < tm_model_parts(job->model); part++)
+        for (uint32_t tile = 0; tile < job->part[part].hi_tiles; tile++) import_tile(p, job, part, tile);
+    *out = p;
+    return TM_OK;
+}
+
+/* ---- walks --------------------------------------------------------------------------------------------------- */
+
+static const tm_model *sort_model;
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(tm_model_tensor(sort_model, *(const uint32_t *)a)->name,
+                  tm_model_tensor(sort_model, *(const uint32_t *)b)->name);
+}
+
+/* One kind of state of one tile (of all slices) as it will be read: where this rank has it, or fetched from who has. */
+typedef struct source {
+    holding holding;
+    uint32_t first, stride, kind;
+    uint64_t width;
+} source;
+enum { FETCH_HI, FETCH_LO, FETCH_EXP_AVG, FETCH_EXP_AVG_SQ };
+
+static source source_of(const tm_job *job, const part_state *ps, uint32_t kind) {
+    uint64_t width = tm_dtype_bytes(job->dtype);
+    const source by_kind[] = {{ps->weights, ps->hi, 1, kind, width},
+                              {job->ranks.own, ps->lo, ps->stride, kind, 2},
+                              {job->ranks.own, ps->exp_avg, ps->stride, kind, 4},
+                              {job->ranks.own, ps->exp_avg_sq, ps->stride, kind, 4}};
+    return by_kind[kind];
+}
+
+static uint32_t fetch(tm_program *p, const tm_job *job, uint32_t part, uint32_t tile, span at, uint32_t kind) {
+    const part_state *ps = &job->part[part];
+    source s = source_of(job, ps, kind);
+    uint32_t here = held_find(ps->elements, job->ranks.ranks, s.holding, at.begin);
+    uint32_t own = here == UINT32_MAX ? NONE : tm_program_visit(p, s.first + here * s.stride, 1);
+    if (s.holding.count == job->ranks.ranks) return own;
+    uint32_t to = tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = at.n * s.width});
+    to = tm_program_visit(p, to, 1);
+    tm_program_op(p, &(tm_op){.code = OP_FETCH, .engine = TM_ENGINE_COMM, .arg = {part, tile, kind, own != NONE}});
+    if (own != NONE) tm_program_use(p, own, TM_USE_READ);
+    tm_program_use(p, to, TM_USE_WRITE);
+    return to;
+}
+
+typedef struct walk {
+    tm_program *p;
+    const tm_job *job;
+    uint16_t code;
+    uint32_t chain;
+    bool begun;
+} walk;
+
+static void walk_tile(walk *w, uint32_t t, uint32_t seg, uint32_t tile, int what) {
+    static const uint32_t kind[] = {FETCH_HI, FETCH_EXP_AVG, FETCH_EXP_AVG_SQ, FETCH_HI};
+    const tm_segment *s = &tm_model_tensor_segments(w->job->model, t)[seg];
+    const part_state *ps = &w->job->part[s->part];
+    uint32_t ranks = w->job->ranks.ranks;
+    span at = held_tile(ps->elements, ranks, (holding){0, ranks}, tile);
+    bool lo = what == WHAT_MASTER && w->job->optimizer && w->job->dtype == TM_BF16;
+    uint32_t a = fetch(w->p, w->job, s->part, tile, at, kind[what]);
+    uint32_t b = lo ? fetch(w->p, w->job, s->part, tile, at, FETCH_LO) : NONE;
+    uint32_t values = tm_program_temp(w->p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = at.n * 4});
+    tm_program_op(w->p, &(tm_op){.code = w->code, .arg = {t, seg, tile, (uint32_t)what}});
+    tm_program_use(w->p, a, TM_USE_READ);
+    if (lo) tm_program_use(w->p, b, TM_USE_READ);
+    tm_program_use(w->p, tm_program_visit(w->p, values, 1), TM_USE_WRITE);
+    tm_program_use(w->p, w->chain, w->begun ? TM_USE_UPDATE : TM_USE_WRITE);
+    w->begun = true;
+}
+
+/* The tiles that a segment has elements of. */
+static void walk_segment(walk *w, uint32_t t, uint32_t seg, int what) {
+    const tm_segment *s = &tm_model_tensor_segments(w->job->model, t)[seg];
+    uint64_t elements = w->job->part[s->part].elements;
+    uint32_t ranks = w->job->ranks.ranks, n = held_tiles(elements, ranks, (holding){0, ranks});
+    for (uint32_t tile = 0; tile < n; tile++) {
+        span at = held_tile(elements, ranks, (holding){0, ranks}, tile);
+        if (at.begin < s->part_offset + s->elements && at.begin + at.n > s->part_offset)
+            walk_tile(w, t, seg, tile, what);
+    }
+}
+
+tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
+    tm_program *p;
+    uint32_t n = tm_model_tensors(job->model);
+    uint32_t *order = tm_malloc(sizeof *order * (n + 1));
+    if (!order) return tm_nomem(sizeof *order * n);
+    for (uint32_t i = 0; i < n; i++) order[i] = i;
+    sort_model = job->model;
+    qsort(order, n, sizeof *order, by_name);
+    tm_status rc = tm_program_create(&p, job->layout, hash ? "state hash" : "export");
+    if (rc != TM_OK) {
+        tm_free(order);
+        return rc;
+    }
+    walk w = {.p = p, .job = job, .code = hash ? OP_HASH : OP_EXPORT};
+    w.chain = tm_program_visit(p, tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
+    int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
+    for (uint32_t i = 0; i < n; i++)
+        for (int k = from; k <= to; k++)
+            for (uint32_t seg = 0; seg < tm_model_tensor(job->model, order[i])->n_segments; seg++)
+                walk_segment(&w, order[i], seg, k);
+    tm_free(order);
+    *out = p;
+    return TM_OK;
+}

@@ -1,0 +1,19 @@
+/* elastic: state read out of commits that were laid out otherwise (elastic.c). */
+#ifndef TIDEMILL_ELASTIC_INTERNAL_H
+#define TIDEMILL_ELASTIC_INTERNAL_H
+
+#include "train/train_internal.h"
+
+typedef struct elastic elastic;
+/* directory[q]: the first run directory of rank q of the run that made the commit. */
+tm_status elastic_open(elastic **out, const tm_model *m, const char *const *directory, uint32_t ranks);
+void elastic_close(elastic *e); /* NULL is fine */
+/* Elements `at` of one kind of state of a part. */
+tm_status elastic_read(elastic *e, uint32_t part, tm_kind kind, span at, void *to);
+
+/* Into a commit's info, and back: which slices it holds. */
+void elastic_describe(const job_ranks *r, tm_json_writer *w);
+tm_status elastic_shards(const tm_json *info, job_ranks *out);
+bool elastic_same(const job_ranks *a, const job_ranks *b);
+
+#endif

@@ -1,0 +1,183 @@
+/* What operations between ranks do: each becomes one or two of src/comm's, started here and reported to the executor
+ * when they are done. Counts are in elements of each group member's slices. */
+#include "train/ops_internal.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+enum { FLIGHTS = 8 };
+
+typedef struct comm_flight {
+    tm_comm_op op[2];
+    uint64_t *counts;
+    void *token;
+    comm_ops *owner;
+    atomic_bool busy;
+} comm_flight;
+
+struct comm_ops {
+    tm_job *job;
+    comm_flight flight[FLIGHTS]; /* as many as the executor starts at a time */
+};
+
+/* ---- slices -------------------------------------------------------------------------------------------------- */
+
+void job_slice_counts(const tm_job *job, uint32_t part, holding h, uint64_t *counts) {
+    uint32_t ranks = job->ranks.ranks, members = ranks / h.count;
+    for (uint32_t m = 0; m < members; m++) {
+        counts[m] = 0;
+        for (uint32_t j = 0; j < h.count; j++)
+            counts[m] += slice_span(job->part[part].elements, ranks, m * h.count + j).n;
+    }
+}
+
+static tm_comm_type type_of(const tm_job *job) {
+    return job->dtype == TM_F32 ? TM_COMM_F32 : TM_COMM_BF16;
+}
+
+/* ---- starting ------------------------------------------------------------------------------------------------ */
+
+static void all_gather(comm_flight *f, const tm_job *job, uint32_t part, holding h, uint32_t group, const void *send,
+                       void *recv) {
+    job_slice_counts(job, part, h, f->counts);
+    f->op[0] = (tm_comm_op){.code = TM_COMM_ALL_GATHER,
+                            .group = group,
+                            .type = type_of(job),
+                            .send = send,
+                            .recv = recv,
+                            .counts = f->counts};
+}
+
+/* Sums first over the group, then over the groups: the tree is the same as over all ranks at once. */
+static void reduce(comm_flight *f, const tm_job *job, uint32_t part, float *sum) {
+    const job_ranks *r = &job->ranks;
+    holding h = r->sums;
+    uint64_t begin = slice_span(job->part[part].elements, r->ranks, h.first).begin;
+    job_slice_counts(job, part, h, f->counts);
+    f->op[0] = (tm_comm_op){.code = TM_COMM_REDUCE_SCATTER,
+                            .group = r->group,
+                            .type = TM_COMM_F32,
+                            .wire = (tm_comm_wire)r->reduce_wire,
+                            .send = sum,
+                            .recv = sum + begin,
+                            .counts = f->counts};
+    if (!r->across) return;
+    f->op[1] = (tm_comm_op){.code = TM_COMM_ALL_REDUCE,
+                            .group = TM_COMM_ACROSS,
+                            .type = TM_COMM_F32,
+                            .wire = (tm_comm_wire)r->reduce_wire,
+                            .reduce = TM_COMM_SUM,
+                            .send = sum + begin,
+                            .recv = sum + begin,
+                            .count = f->counts[tm_comm_group_rank(r->comm, r->group)]};
+}
+
+static void exchange(comm_flight *f, const tm_job *job, bool norm, void *reports) {
+    for (uint32_t i = 0; i < job->ranks.ranks; i++) f->counts[i] = job_report_doubles(job, i, norm);
+    f->op[0] = (tm_comm_op){
+        .code = TM_COMM_ALL_GATHER, .group = TM_COMM_WORLD, .type = TM_COMM_F64, .recv = reports, .counts = f->counts};
+}
+
+static void fetch(comm_flight *f, const tm_job *job, const tm_op *op, void *const *operand) {
+    const part_state *ps = &job->part[op->arg[0]];
+    uint32_t ranks = job->ranks.ranks;
+    span at = held_tile(ps->elements, ranks, (holding){0, ranks}, op->arg[1]);
+    bool weights = op->arg[2] == 0;
+    holding h = weights ? ps->weights : job->ranks.own;
+    uint64_t width = weights ? tm_dtype_bytes(job->dtype) : op->arg[2] == 1 ? 2 : 4;
+    void *to = operand[op->arg[3] ? 1 : 0];
+    if (op->arg[3]) memcpy(to, operand[0], at.n * width);
+    f->op[0] = (tm_comm_op){.code = TM_COMM_BROADCAST,
+                            .group = job->ranks.group,
+                            .type = TM_COMM_BYTE,
+                            .recv = to,
+                            .count = at.n * width,
+                            .peer = held_by(h, (uint32_t)(at.begin / slice_elements(ps->elements, ranks)))};
+}
+
+static tm_status describe(comm_flight *f, const tm_job *job, const tm_op *op, void *const *operand) {
+    uint32_t part = op->arg[0], group = job->ranks.group;
+    const part_state *ps = &job->part[part];
+    switch (op->code) {
+    case OP_GATHER:
+        all_gather(f, job, part, ps->weights, group, ps->hi_tiles ? operand[0] : NULL, operand[ps->hi_tiles ? 1 : 0]);
+        f->op[0].wire = (tm_comm_wire)job->ranks.gather_wire;
+        return TM_OK;
+    case OP_GATHER_NODE:
+        all_gather(f, job, part, job->ranks.second, TM_COMM_NODE, op->arg[1] ? operand[0] : NULL,
+                   operand[op->arg[1] ? 1 : 0]);
+        return TM_OK;
+    case OP_SHARE:
+        all_gather(f, job, part, job->ranks.own, group, NULL, operand[0]);
+        return TM_OK;
+    case OP_SHARE_GRAD:
+        all_gather(f, job, part, job->ranks.sums, group, NULL, operand[0]);
+        return TM_OK;
+    case OP_REDUCE:
+        reduce(f, job, part, operand[0]);
+        return TM_OK;
+    case OP_EXCHANGE:
+        exchange(f, job, op->arg[0], operand[0]);
+        return TM_OK;
+    case OP_FETCH:
+        fetch(f, job, op, operand);
+        return TM_OK;
+    default:
+        return tm_fail(TM_EBUG, "operation %u is not one between ranks", op->code);
+    }
+}
+
+/* ---- done ---------------------------------------------------------------------------------------------------- */
+
+/* The first of two: the second runs after it, and fails where it failed. */
+static void first_done(tm_comm_op *op) {
+    (void)op;
+}
+
+static void done(tm_comm_op *op) {
+    comm_flight *f = op->ctx;
+    tm_job *job = f->owner->job;
+    void *token = f->token;
+    tm_status rc = op->status == TM_OK ? TM_OK : tm_comm_op_fail(job->ranks.comm, op);
+    atomic_store(&f->busy, false);
+    tm_exec_comm_done(job->exec, token, rc);
+}
+
+tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void *token) {
+    comm_ops *c = ctx;
+    comm_flight *f = c->flight;
+    while (f < c->flight + FLIGHTS && atomic_load(&f->busy)) f++;
+    TM_ASSERT(f < c->flight + FLIGHTS);
+    f->op[1].code = TM_COMM_CODES;
+    TM_TRY(describe(f, c->job, op, operand));
+    bool two = f->op[1].code != TM_COMM_CODES;
+    f->token = token;
+    atomic_store(&f->busy, true);
+    f->op[0].done = two ? first_done : done;
+    f->op[1].done = done;
+    f->op[0].ctx = f->op[1].ctx = f;
+    tm_status rc = tm_comm_submit(c->job->ranks.comm, &f->op[0]);
+    if (rc == TM_OK && two) rc = tm_comm_submit(c->job->ranks.comm, &f->op[1]);
+    if (rc != TM_OK) atomic_store(&f->busy, false);
+    return rc;
+}
+
+tm_status comm_ops_open(comm_ops **out, tm_job *job) {
+    uint32_t ranks = job->ranks.ranks;
+    comm_ops *c = tm_calloc(1, sizeof *c);
+    if (!c) return tm_nomem(sizeof *c);
+    *out = c;
+    c->job = job;
+    for (int i = 0; i < FLIGHTS; i++) {
+        c->flight[i].owner = c;
+        c->flight[i].counts = tm_calloc(ranks, sizeof(uint64_t));
+        if (!c->flight[i].counts) return tm_nomem(ranks * sizeof(uint64_t));
+    }
+    return TM_OK;
+}
+
+void comm_ops_close(comm_ops *c) {
+    if (!c) return;
+    for (int i = 0; i < FLIGHTS; i++) tm_free(c->flight[i].counts);
+    tm_free(c);
+}

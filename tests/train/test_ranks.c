@@ -1,0 +1,278 @@
+/* Several ranks under mpirun: one trajectory however many there are, one hash whatever the strategy, bytes on the wire
+ * as theory has them, and a failure of one that ends all with its message. */
+#include "run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define OPTIMIZER "zero_optimization.offload_optimizer."
+#define PARAM "zero_optimization.offload_param."
+#define MIB ((uint64_t)1 << 20)
+
+/* An untied model of two blocks whose matrices do not divide by 3, with rows that leave a smaller last step of an
+ * epoch.
+ */
+typedef struct scene {
+    const char *dir, *config;
+    unsigned runs;
+    uint64_t parameters; /* of matrices: vectors are kept whole, see wire() */
+} scene;
+
+enum { HIDDEN = 72, INNER = 200, VOCAB = 9001, BLOCKS = 2 };
+
+static scene open_scene(const char *precision) {
+    scene s = {.dir = run_dir()};
+    const char *model = run_path(s.dir, "model");
+    assert_int_equal(system(run_format("mkdir -p %s", model)), 0);
+    run_write(run_path(model, "config.json"),
+              run_format("{\"model_type\": \"llama\", \"hidden_size\": %d, \"intermediate_size\": %d,\n"
+                         " \"num_hidden_layers\": %d, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,\n"
+                         " \"head_dim\": 18, \"vocab_size\": %d, \"max_position_embeddings\": 128,\n"
+                         " \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\",\n"
+                         " \"tie_word_embeddings\": false, \"initializer_range\": 0.02}\n",
+                         HIDDEN, INNER, BLOCKS, VOCAB));
+    s.parameters = 2 * (uint64_t)VOCAB * HIDDEN +
+                   BLOCKS * ((uint64_t)HIDDEN * (2 * HIDDEN + 2 * 36) + 3 * (uint64_t)HIDDEN * INNER);
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(run_path(s.dir, "rows.safetensors"), golden, 0, 18, 24, true);
+    tm_st_close(golden);
+    s.config = run_path(s.dir, "config.json");
+    run_write(s.config,
+              run_format("{\"model\": \"%s\", \"init\": \"random\", \"data\": {\"train\": \"%s/rows.safetensors\"},\n"
+                         " \"precision\": \"%s\", \"max_steps\": 3, \"learning_rate\": 1e-3,\n"
+                         " \"train_batch_size\": 12, \"per_device_train_batch_size\": 1}\n",
+                         model, s.dir, precision));
+    return s;
+}
+
+static run_result start(scene *s, unsigned ranks, const char *output, const char *const *env, const char *const *sets) {
+    const char *arguments[48] = {"train", s->config, "--quiet", "--set", run_format("output_dir=%s", output)};
+    unsigned n = 5;
+    for (; *sets && n < 46; sets++) arguments[n++] = "--set", arguments[n++] = *sets;
+    return run_argv(&(run_opts){.ranks = ranks, .env = env, .timeout_s = 60}, arguments);
+}
+
+static train_log train(scene *s, unsigned ranks, const char *const *sets) {
+    const char *output = run_format("%s/out-%u", s->dir, s->runs++);
+    run_result r = start(s, ranks, output, NULL, sets);
+    RUN_OK(&r);
+    run_free(&r);
+    train_log log = train_log_read(output);
+    assert_int_equal(run_entries(run_path(output, "offload")), 0);
+    return log;
+}
+
+/* TIDEMILL_RANKS_LONG=1: everything; else what ctest has time for. */
+static bool thorough(void) {
+    return getenv("TIDEMILL_RANKS_LONG") != NULL;
+}
+
+/* ---- one trajectory ------------------------------------------------------------------------------------------ */
+
+/* fp32 sums in another order: some 1e-7 a value, which a few steps of Adam at 1e-3 amplify. */
+static void test_trajectories(void **state) {
+    (void)state;
+    scene s = open_scene("fp32");
+    train_log one = train(&s, 1, SETS("seed=42"));
+    static const char *const strategies[] = {"strategy=zero3", "strategy=ddp", "strategy=zero2"};
+    for (unsigned ranks = thorough() ? 2 : 3; ranks <= 4; ranks++) {
+        train_log log = train(&s, ranks, SETS(strategies[ranks - 2]));
+        assert_int_equal(log.steps, one.steps);
+        for (unsigned i = 0; i < one.steps; i++) {
+            assert_int_equal(log.step[i].tokens, one.step[i].tokens);
+            assert_int_equal(log.step[i].label_tokens, one.step[i].label_tokens);
+            if (!(fabs(log.step[i].loss - one.step[i].loss) <= 2e-6 * one.step[i].loss) ||
+                !(fabs(log.step[i].grad_norm - one.step[i].grad_norm) <= 2e-5 * one.step[i].grad_norm))
+                fail_msg("%u ranks, step %u: loss %.9g, norm %.9g; one rank: %.9g, %.9g", ranks, i + 1,
+                         log.step[i].loss, log.step[i].grad_norm, one.step[i].loss, one.step[i].grad_norm);
+        }
+    }
+}
+
+/* ---- one hash ------------------------------------------------------------------------------------------------ */
+
+static void same(scene *s, unsigned ranks, char hash[40], const char *const *sets) {
+    train_log log = train(s, ranks, sets);
+    if (!hash[0]) memcpy(hash, log.hash, sizeof log.hash);
+    if (strcmp(hash, log.hash) == 0) return;
+    for (; *sets; sets++) print_error("  --set %s\n", *sets);
+    fail_msg("%u ranks: hash %s, but %s before", ranks, log.hash, hash);
+}
+
+static void test_strategies(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    char three[40] = "", two[40] = "";
+    static const char *const files[] = {"memory.cache=none", PARAM "device=nvme", OPTIMIZER "device=nvme"};
+    const char *path = run_format(PARAM "nvme_path=%s/disk", s.dir);
+    same(&s, 3, three, SETS("strategy=ddp", "memory.update=F"));
+    same(&s, 3, three, SETS("strategy=zero1", "memory.update=U"));
+    same(&s, 3, three, SETS("strategy=zero3", files[0], files[1], files[2], path));
+    if (!thorough()) return;
+    same(&s, 3, three, SETS("strategy=zero3"));
+    same(&s, 3, three, SETS("zero_optimization.stage=3", "zero_optimization.stage3_param_persistence_threshold=20000"));
+    same(&s, 2, two, SETS("strategy=zero2", files[0], files[1], files[2], path));
+    same(&s, 2, two, SETS("strategy=hsdp", "memory.update=F"));
+    same(&s, 2, two, SETS("strategy=hpz"));
+    assert_string_not_equal(two, three); /* the blocks of the norm are others */
+    assert_int_equal(run_entries(run_path(s.dir, "disk")), 0);
+}
+
+/* Two imitated nodes of two: sums within a node, then across; update B; orders drawn at random. */
+static void test_nodes(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    char hash[40] = "";
+    (void)setenv("TIDEMILL_NODE_SIZE", "2", 1);
+    if (thorough()) same(&s, 4, hash, SETS("strategy=zero3", "max_grad_norm=0"));
+    same(&s, 4, hash, SETS("strategy=hsdp", "max_grad_norm=0", "memory.update=B"));
+    same(&s, 4, hash, SETS("strategy=hpz", "max_grad_norm=0", "memory.update=B"));
+    if (thorough()) same(&s, 4, hash, SETS("strategy=ddp", "max_grad_norm=0", "memory.update=B"));
+    (void)setenv("TIDEMILL_ORDER_SEED", "7", 1);
+    same(&s, 4, hash, SETS("strategy=zero3", "max_grad_norm=0", "memory.host_budget=256MiB"));
+    (void)unsetenv("TIDEMILL_ORDER_SEED");
+    (void)unsetenv("TIDEMILL_NODE_SIZE");
+}
+
+/* ---- bytes --------------------------------------------------------------------------------------------------- */
+
+static uint64_t sent(const char *output) {
+    char *text = run_read(run_path(output, "log.jsonl"), NULL), *at = text;
+    unsigned long long in_node = 0, between = 0;
+    for (int step = 0; step < 2; step++) assert_non_null(at = strstr(at + 1, "\"comm_sent_bytes\""));
+    assert_int_equal(sscanf(at, "\"comm_sent_bytes\": {\"in_node\": %llu, \"between_nodes\": %llu", &in_node, &between),
+                     2);
+    free(text);
+    return in_node + between;
+}
+
+/* Sent by a rank in a step, x (N - 1) / N: fp32 sums 4, weights or gradients handed round 2; gathered twice 4, but for
+ * the embedding's, which backward does not need. */
+static void test_bytes(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    const struct {
+        const char *strategy, *more;
+        double bytes;
+    } want[] = {{"strategy=zero2", "seed=42", 6},
+                {"strategy=zero3", "communication_data_type=bf16", 6},
+                {"strategy=zero3", "seed=42", 8},
+                {"strategy=ddp", "seed=42", 6}};
+    for (unsigned i = 0; i < (thorough() ? TM_COUNT(want) : 2); i++) {
+        const char *output = run_format("%s/out-%u", s.dir, s.runs);
+        (void)train(&s, 2, SETS(want[i].strategy, want[i].more));
+        double once = strstr(want[i].strategy, "zero3") ? 2.0 * VOCAB * HIDDEN : 0;
+        double theory = (want[i].bytes * (double)s.parameters - once) / 2, got = (double)sent(output);
+        print_message("  %s, %s: %.0f bytes a step, theory %.0f\n", want[i].strategy, want[i].more, got, theory);
+        assert_true(fabs(got - theory) <= 0.01 * theory);
+    }
+}
+
+/* What is rounded on the way is close, and is not the same: the codes have 8 and 4 bits, errors average out over a sum.
+ */
+static void test_rounded(void **state) {
+    (void)state;
+    if (!thorough()) RUN_SKIP("TIDEMILL_RANKS_LONG=1 compares rounded exchanges");
+    scene s = open_scene("bf16");
+    train_log exact = train(&s, 2, SETS("strategy=zero3"));
+    const char *const rounded[] = {"zero_optimization.zero_quantized_weights=true",
+                                   "zero_optimization.zero_quantized_gradients=true"};
+    for (unsigned i = 0; i < TM_COUNT(rounded); i++) {
+        train_log log = train(&s, 2, SETS("strategy=zero3", rounded[i]));
+        assert_string_not_equal(log.hash, exact.hash);
+        for (unsigned k = 0; k < log.steps; k++) {
+            assert_true(fabs(log.step[k].loss - exact.step[k].loss) <= 0.002 * exact.step[k].loss);
+            assert_true(fabs(log.step[k].grad_norm - exact.step[k].grad_norm) <= 0.1 * exact.step[k].grad_norm);
+        }
+        assert_true(log.step[2].loss < log.step[0].loss);
+    }
+}
+
+/* ---- interrupted --------------------------------------------------------------------------------------------- */
+
+/* A rank dies between the phases of the second commit; on the same ranks the run goes on bit for bit. */
+static void test_killed(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    char hash[40] = "";
+    same(&s, 2, hash, SETS("strategy=zero3"));
+    static const char *const points[] = {"kill_before_rename", "kill_before_manifest", "kill_after_rename"};
+    for (unsigned i = 0; i < (thorough() ? TM_COUNT(points) : 1); i++) {
+        const char *output = run_format("%s/killed-%u", s.dir, i);
+        const char *fault = run_format("TIDEMILL_FAULT=%s:2:now:once", points[i]);
+        run_result r = start(&s, 2, output, SETS(fault), SETS("strategy=zero3", "commit_steps=1"));
+        assert_int_not_equal(r.status, 0);
+        run_free(&r);
+        r = start(&s, 2, output, NULL, SETS("strategy=zero3", "commit_steps=1"));
+        RUN_OK(&r);
+        assert_non_null(strstr(r.err, "going on from step"));
+        run_free(&r);
+        train_log log = train_log_read(output);
+        assert_int_equal(log.steps, 3);
+        assert_string_equal(log.hash, hash);
+        assert_int_equal(run_entries(run_path(output, "offload")), 0);
+    }
+}
+
+/* 3 ranks, stopped after a step; then 2 with another strategy; then 1: the masters are handed on bit by bit, so that
+ * the losses are those of one uninterrupted run within what other orders of summation make of them. */
+static void test_elastic(void **state) {
+    (void)state;
+    scene s = open_scene("fp32");
+    const char *output = run_path(s.dir, "elastic"), *every = "commit_steps=1";
+    train_log whole = train(&s, 1, SETS("seed=42"));
+    static const char *const strategies[] = {"strategy=ddp", "strategy=zero2", "strategy=zero3"};
+    for (unsigned ranks = 3; ranks >= 1; ranks--) {
+        const char *fault = ranks > 1 ? "TIDEMILL_FAULT=kill_before_manifest:2:now:once" : "SEED=1";
+        run_result r = start(&s, ranks, output, SETS(fault), SETS(strategies[ranks - 1], every));
+        if (ranks == 1) RUN_OK(&r);
+        if (ranks < 3 && !strstr(r.err, "laid out anew")) fail_msg("%u ranks: %s", ranks, r.err);
+        run_free(&r);
+    }
+    train_log log = train_log_read(output);
+    assert_int_equal(log.steps, whole.steps);
+    for (unsigned i = 0; i < whole.steps; i++)
+        if (!(fabs(log.step[i].loss - whole.step[i].loss) <= 2e-6 * whole.step[i].loss))
+            fail_msg("step %u: loss %.9g, uninterrupted %.9g", i + 1, log.step[i].loss, whole.step[i].loss);
+    assert_int_equal(run_entries(run_path(output, "offload")), 0);
+}
+
+/* ---- refused ------------------------------------------------------------------------------------------------- */
+
+/* Said once, by name, with the status of bad input; nothing is left behind. */
+static void test_refusals(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    const char *output = run_path(s.dir, "refused");
+    run_result r = start(&s, 2, output, NULL, SETS("memory.host_budget=1MiB"));
+    assert_int_equal(r.status, 2);
+    assert_int_equal(run_error_lines(r.err, NULL), 1);
+    assert_non_null(strstr(r.err, "is too small"));
+    run_free(&r);
+    assert_int_equal(access(output, F_OK), -1);
+    r = start(&s, 2, output, NULL, SETS("train_batch_size=5"));
+    assert_int_equal(r.status, 2);
+    assert_int_equal(run_error_lines(r.err, NULL), 1);
+    assert_non_null(strstr(r.err, "train_batch_size"));
+    run_free(&r);
+    r = start(&s, 2, output, NULL, SETS("communication_data_type=fp16"));
+    assert_int_equal(r.status, 2);
+    run_free(&r);
+}
+
+int main(void) {
+    if (system("mpirun --version > /dev/null 2>&1") != 0) {
+        print_message("SKIP: no mpirun\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_trajectories, run_clean), cmocka_unit_test_teardown(test_strategies, run_clean),
+        cmocka_unit_test_teardown(test_nodes, run_clean),        cmocka_unit_test_teardown(test_bytes, run_clean),
+        cmocka_unit_test_teardown(test_rounded, run_clean),      cmocka_unit_test_teardown(test_killed, run_clean),
+        cmocka_unit_test_teardown(test_elastic, run_clean),      cmocka_unit_test_teardown(test_refusals, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_ranks", tests, NULL, NULL);
+}
