@@ -12,6 +12,9 @@
 #define AVX512
 #else
 #include <immintrin.h>
+/* Without optimisation some of them are macros, whose conversions of masks would warn here. */
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wsign-conversion"
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 #endif
 #define INLINE AVX512 __attribute__((always_inline)) static inline
@@ -20,7 +23,7 @@
 
 /* Lanes of the step at i: all, or those below n. */
 INLINE __mmask16 lanes(size_t i, size_t n) {
-    return n - i >= 16 ? (__mmask16)0xffff : (__mmask16)((1U << (n - i)) - 1);
+    return (__mmask16)(n - i >= 16 ? 0xffffU : (1U << (n - i)) - 1);
 }
 #define EACH(n) for (size_t i = 0; i < (n); i += 16)
 #define LANES lanes(i, n)
