@@ -206,6 +206,12 @@ static void wrong_product_is_not_used(void **state) {
 }
 
 static int run_backend(const char *isa, const char *gemm) {
+#ifdef TIDEMILL_SANITIZED
+    if (!strcmp(gemm, "onednn")) { /* whose threads LeakSanitizer cannot trace */
+        printf("SKIP onednn under sanitizers\n");
+        return 0;
+    }
+#endif
     setenv("TIDEMILL_ISA", isa, 1);
     setenv("TIDEMILL_GEMM", gemm, 1);
     if (tm_kernels_init(2) != TM_OK) {
