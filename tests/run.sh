@@ -36,7 +36,7 @@ suite() {
 result=0
 suite release build || result=1
 if [ -z "$quick" ]; then
-    suite dev build-dev -L 'unit|golden' -LE budget || result=1
+    suite dev build-dev -L 'unit|golden' -LE budget -j 2 || result=1
     echo "== summary: dev"
     cat build-dev/summary.txt
 fi
