@@ -3,12 +3,13 @@
  * A candidate is a bundle of state or a paged temporary. Keeping it saves the transfers of its visits and holds memory
  * between them. The step is cut into stretches of about equal length; in each the disk's time hides behind the CPU's as
  * far as that goes (DESIGN section 1: least predicted time, not least bytes), so a transfer is worth what it takes off
- * the disk's time beyond the CPU's, and a little even where it takes nothing off. Candidates are taken by worth over
+ * the disk's time beyond the CPU's, and half of its own where it takes nothing off. Candidates are taken by worth over
  * memory, best first; an exact account of every position's load (a segment tree) says what still fits. Worths only fall
  * as others are taken, so a stale one is looked at again when it comes up (lazy greedy).
  *
- * Memory is priced by position: after a first round, positions that stayed slack cost less, so that what lives only
- * there (activations early in the step, gradients late in it) comes before state that occupies the whole period. */
+ * Memory is priced by position. Prices settle first, in rounds that look at what is worth most and not at what fits:
+ * where memory is slack they fall, where more is asked for than there is they rise, so that what lives only where it is
+ * cheap (activations early in the step, gradients late in it) comes before state that occupies the whole period. */
 #include "offload/density_internal.h"
 
 #include <math.h>
@@ -277,6 +278,7 @@ static bool within_limit(density *d, const candidate *c) {
 
 /* `supply`: priced bytes to be given away, wherever they lie (settle_prices); 0: what fits at every position. */
 static void one_round(density *d, int64_t budget, double supply) {
+    bool anywhere = supply > 0;
     start_load(d);
     start_time(d);
     memset(d->kept_bytes, 0, sizeof d->kept_bytes);
@@ -298,8 +300,8 @@ static void one_round(density *d, int64_t budget, double supply) {
         }
         d->heap[0] = d->heap[--n];
         sift(d, n, 0);
-        if (!within_limit(d, c) || (supply <= 0 && !fits(d, c, budget))) continue;
-        if (supply > 0 && (supply -= held(d, c)) < 0) break;
+        if (!within_limit(d, c) || (!anywhere && !fits(d, c, budget))) continue;
+        if (anywhere && (supply -= held(d, c)) < 0) break;
         keep(d, c);
         c->kept = true;
         d->kept_bytes[c->kind] += c->bytes;

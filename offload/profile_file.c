@@ -152,23 +152,18 @@ tm_status profile_load(profile_entries *e) {
 
 /* ---- writing ------------------------------------------------------------------------------------------------- */
 
-static void put_number(tm_json_writer *w, const char *key, double v) {
-    tm_jw_key(w, key);
-    tm_jw_double(w, v);
-}
-
 static void write_disk(tm_json_writer *w, const profile_entry *e) {
     tm_jw_object(w);
     tm_jw_key(w, "disk");
     tm_jw_str(w, e->key);
-    put_number(w, "read_bps", e->disk.read_bps);
-    put_number(w, "write_bps", e->disk.write_bps);
-    put_number(w, "duplex", e->disk.duplex);
-    put_number(w, "latency", e->disk.latency);
-    put_number(w, "cpu_per_byte", e->disk.cpu_per_byte);
+    tm_jw_field_double(w, "read_bps", e->disk.read_bps);
+    tm_jw_field_double(w, "write_bps", e->disk.write_bps);
+    tm_jw_field_double(w, "duplex", e->disk.duplex);
+    tm_jw_field_double(w, "latency", e->disk.latency);
+    tm_jw_field_double(w, "cpu_per_byte", e->disk.cpu_per_byte);
     tm_jw_key(w, "bytes");
     tm_jw_uint(w, e->disk.bytes);
-    put_number(w, "tbw", e->disk.tbw);
+    tm_jw_field_double(w, "tbw", e->disk.tbw);
     tm_jw_object_end(w);
 }
 
@@ -198,7 +193,7 @@ static tm_status write_entries(profile_entries *e, tm_buf *out) {
         tm_jw_key(&w, backend);
         tm_jw_object(&w);
         for (; i < e->n && !strcmp(e->item[i].backend, backend); i++)
-            put_number(&w, e->item[i].key, e->item[i].seconds);
+            tm_jw_field_double(&w, e->item[i].key, e->item[i].seconds);
         tm_jw_object_end(&w);
     }
     tm_jw_object_end(&w);

@@ -45,16 +45,6 @@ static tm_status end_event(tm_trace *t, tm_json_writer *w) {
     return tm_out_append(t->out, t->text.data, t->text.len);
 }
 
-static void put_uint(tm_json_writer *w, const char *key, uint64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_uint(w, v);
-}
-
-static void put_str(tm_json_writer *w, const char *key, const char *v) {
-    tm_jw_key(w, key);
-    tm_jw_str(w, v);
-}
-
 /* Nanoseconds as microseconds with all their digits. */
 static void put_time(tm_json_writer *w, const char *key, int64_t ns) {
     char text[32];
@@ -69,7 +59,7 @@ static tm_status name_process(tm_trace *t, int process, const char *name) {
     begin_event(t, &w, "process_name", "M", process, 0);
     tm_jw_key(&w, "args");
     tm_jw_object(&w);
-    put_str(&w, "name", name);
+    tm_jw_field_str(&w, "name", name);
     tm_jw_object_end(&w);
     return end_event(t, &w);
 }
@@ -89,13 +79,13 @@ static tm_status name_lane(tm_trace *t, int process, uint32_t engine, uint32_t l
     begin_event(t, &w, "thread_name", "M", process, tid_of(engine, lane));
     tm_jw_key(&w, "args");
     tm_jw_object(&w);
-    put_str(&w, "name", name);
+    tm_jw_field_str(&w, "name", name);
     tm_jw_object_end(&w);
     TM_TRY(end_event(t, &w));
     begin_event(t, &w, "thread_sort_index", "M", process, tid_of(engine, lane));
     tm_jw_key(&w, "args");
     tm_jw_object(&w);
-    put_uint(&w, "sort_index", (uint64_t)tid_of(engine, lane));
+    tm_jw_field_uint(&w, "sort_index", (uint64_t)tid_of(engine, lane));
     tm_jw_object_end(&w);
     return end_event(t, &w);
 }
@@ -137,24 +127,24 @@ static void put_disk(tm_json_writer *w, const tm_trace_step *s, const tm_plan_op
     const tm_object *x = tm_plan_object(s->plan, o->object);
     char address[32];
     snprintf(address, sizeof address, "0x%" PRIx64, o->address);
-    put_str(w, "kind", tm_kind_name(x->kind));
-    put_uint(w, "object", o->object & ~TM_TEMP_BIT);
-    put_uint(w, "unit", x->unit);
-    put_uint(w, "bytes", x->frame_bytes);
-    put_str(w, "frame", address);
+    tm_jw_field_str(w, "kind", tm_kind_name(x->kind));
+    tm_jw_field_uint(w, "object", o->object & ~TM_TEMP_BIT);
+    tm_jw_field_uint(w, "unit", x->unit);
+    tm_jw_field_uint(w, "bytes", x->frame_bytes);
+    tm_jw_field_str(w, "frame", address);
 }
 
 static void put_args(tm_json_writer *w, const tm_trace_step *s, uint32_t op) {
     const tm_plan_op *o = &s->plan->op[op];
     tm_jw_key(w, "args");
     tm_jw_object(w);
-    put_uint(w, "op", op);
-    put_uint(w, "step", s->step);
+    tm_jw_field_uint(w, "op", op);
+    tm_jw_field_uint(w, "step", s->step);
     if (is_disk(o)) {
         put_disk(w, s, o);
     } else {
-        put_uint(w, "code", o->op.code);
-        put_uint(w, "operands", o->n_operands);
+        tm_jw_field_uint(w, "code", o->op.code);
+        tm_jw_field_uint(w, "operands", o->n_operands);
     }
     tm_jw_object_end(w);
 }
@@ -171,7 +161,7 @@ static tm_status put_op(tm_trace *t, const tm_trace_step *s, int process, uint32
     begin_event(t, &w, name, "X", process, tid_of(o->engine, lane));
     put_time(&w, "ts", start);
     put_time(&w, "dur", end - start);
-    put_str(&w, "cat", tm_engine_name((tm_engine)o->engine));
+    tm_jw_field_str(&w, "cat", tm_engine_name((tm_engine)o->engine));
     put_args(&w, s, op);
     return end_event(t, &w);
 }
@@ -182,7 +172,7 @@ static tm_status put_mark(tm_trace *t, const tm_trace_step *s, int process) {
     snprintf(name, sizeof name, "step %" PRIu64, s->step);
     begin_event(t, &w, name, "i", process, tid_of(TM_ENGINE_CPU, 0));
     put_time(&w, "ts", llround(s->at * 1e9));
-    put_str(&w, "s", "p");
+    tm_jw_field_str(&w, "s", "p");
     return end_event(t, &w);
 }
 

@@ -165,15 +165,6 @@ static void plain(const bench *b, const plain_way *way) {
 
 /* ---- measuring --------------------------------------------------------------------------------------------------- */
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, ascending);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 static tm_status update(const bench *b, int64_t t) {
     tm_optim_step step;
     tm_optim_step_init(&step, b->optimizer, &b->opts, 1e-5, t, 0.5);
@@ -195,8 +186,8 @@ static tm_status measure(bench *b) {
             loops[w][at] = (double)(tm_now_ns() - t0) * 1e-9;
         }
     }
-    b->seconds = median(kernel, b->rounds);
-    for (int w = 0; w < PLAIN_WAYS; w++) b->plain_seconds[w] = median(loops[w], b->rounds);
+    b->seconds = tm_median(kernel, (size_t)b->rounds);
+    for (int w = 0; w < PLAIN_WAYS; w++) b->plain_seconds[w] = tm_median(loops[w], (size_t)b->rounds);
     return TM_OK;
 }
 
@@ -215,44 +206,35 @@ static double span_rate(const bench *b) {
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-static void field(tm_json_writer *w, const char *key, double v) {
-    tm_jw_key(w, key);
-    tm_jw_double(w, v);
-}
-static void word(tm_json_writer *w, const char *key, const char *v) {
-    tm_jw_key(w, key);
-    tm_jw_str(w, v);
-}
-
 static tm_status print_json(const bench *b) {
     tm_buf out = {0};
     tm_json_writer w;
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
-    word(&w, "optimizer", b->optimizer->name);
-    word(&w, "form", b->span.weight ? "fp32" : "split");
-    word(&w, "gradient", b->span.grad_type == TM_GRAD_BF16 ? "bf16" : "fp32");
-    word(&w, "isa", tm_optim_isa());
+    tm_jw_field_str(&w, "optimizer", b->optimizer->name);
+    tm_jw_field_str(&w, "form", b->span.weight ? "fp32" : "split");
+    tm_jw_field_str(&w, "gradient", b->span.grad_type == TM_GRAD_BF16 ? "bf16" : "fp32");
+    tm_jw_field_str(&w, "isa", tm_optim_isa());
     tm_jw_key(&w, "parameters");
     tm_jw_uint(&w, b->n);
     tm_jw_key(&w, "rounds");
     tm_jw_int(&w, b->rounds);
-    field(&w, "seconds", b->seconds);
-    field(&w, "parameters_per_second", (double)b->n / b->seconds);
-    field(&w, "bytes_per_second", span_rate(b));
+    tm_jw_field_double(&w, "seconds", b->seconds);
+    tm_jw_field_double(&w, "parameters_per_second", (double)b->n / b->seconds);
+    tm_jw_field_double(&w, "bytes_per_second", span_rate(b));
     tm_jw_key(&w, "plain_loops");
     tm_jw_array(&w);
     for (int i = 0; i < PLAIN_WAYS; i++) {
         tm_jw_object(&w);
-        word(&w, "stores", ways[i].stores);
+        tm_jw_field_str(&w, "stores", ways[i].stores);
         tm_jw_key(&w, "run_elements");
         tm_jw_uint(&w, ways[i].run);
-        field(&w, "bytes_per_second", stream_rate(b, b->plain_seconds[i]));
+        tm_jw_field_double(&w, "bytes_per_second", stream_rate(b, b->plain_seconds[i]));
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
-    field(&w, "plain_bytes_per_second", stream_rate(b, b->plain_seconds[best_way(b)]));
-    field(&w, "ratio", b->plain_seconds[best_way(b)] / b->seconds);
+    tm_jw_field_double(&w, "plain_bytes_per_second", stream_rate(b, b->plain_seconds[best_way(b)]));
+    tm_jw_field_double(&w, "ratio", b->plain_seconds[best_way(b)] / b->seconds);
     tm_jw_object_end(&w);
     tm_status rc = tm_jw_end(&w);
     if (rc == TM_OK) puts(out.data);

@@ -113,38 +113,25 @@ static void print_table(const bench *b, const args *a) {
     }
 }
 
-static void number(tm_json_writer *w, const char *key, double v) {
-    tm_jw_key(w, key);
-    tm_jw_double(w, v);
-}
-static void whole(tm_json_writer *w, const char *key, uint64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_uint(w, v);
-}
-static void text(tm_json_writer *w, const char *key, const char *v) {
-    tm_jw_key(w, key);
-    tm_jw_str(w, v);
-}
-
 static tm_status print_json(const bench *b, const args *a) {
     tm_buf out = {0};
     tm_json_writer w;
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
-    text(&w, "isa", tm_kernels_isa());
-    whole(&w, "threads", tm_kernels_threads());
-    whole(&w, "heads", (uint64_t)a->heads), whole(&w, "kv_heads", (uint64_t)a->kv_heads);
-    whole(&w, "head_dim", (uint64_t)a->head_dim), whole(&w, "window", (uint64_t)a->window);
-    number(&w, "peak_flops_per_second", b->peak);
+    tm_jw_field_str(&w, "isa", tm_kernels_isa());
+    tm_jw_field_uint(&w, "threads", tm_kernels_threads());
+    tm_jw_field_uint(&w, "heads", (uint64_t)a->heads), tm_jw_field_uint(&w, "kv_heads", (uint64_t)a->kv_heads);
+    tm_jw_field_uint(&w, "head_dim", (uint64_t)a->head_dim), tm_jw_field_uint(&w, "window", (uint64_t)a->window);
+    tm_jw_field_double(&w, "peak_flops_per_second", b->peak);
     tm_jw_key(&w, "results");
     tm_jw_array(&w);
     for (size_t i = 0; i < b->n; i++) {
         tm_jw_object(&w);
-        whole(&w, "positions", b->result[i].seq);
-        text(&w, "type", type_name(b->result[i].type));
-        number(&w, "forward_flops_per_second", b->result[i].forward);
-        number(&w, "backward_flops_per_second", b->result[i].backward);
-        whole(&w, "workspace_bytes", b->result[i].workspace);
+        tm_jw_field_uint(&w, "positions", b->result[i].seq);
+        tm_jw_field_str(&w, "type", type_name(b->result[i].type));
+        tm_jw_field_double(&w, "forward_flops_per_second", b->result[i].forward);
+        tm_jw_field_double(&w, "backward_flops_per_second", b->result[i].backward);
+        tm_jw_field_uint(&w, "workspace_bytes", b->result[i].workspace);
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);

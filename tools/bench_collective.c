@@ -167,30 +167,20 @@ static void print_table(const bench *b) {
     }
 }
 
-static void number(tm_json_writer *w, const char *key, double v) {
-    tm_jw_key(w, key);
-    tm_jw_double(w, v);
-}
-
-static void whole(tm_json_writer *w, const char *key, uint64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_uint(w, v);
-}
-
 static void row_json(tm_json_writer *w, const bench *b, const row *r) {
     tm_jw_object(w);
     tm_jw_key(w, "operation");
     tm_jw_str(w, r->kind->name);
-    whole(w, "bytes", r->bytes);
-    number(w, "seconds", r->seconds);
-    whole(w, "sent_bytes", sent_bytes(r));
-    whole(w, "sent_bytes_between_nodes", r->sent[TM_COMM_BETWEEN_NODES]);
-    number(w, "sent_bytes_per_second", (double)sent_bytes(r) / r->seconds);
-    number(w, "sum_share", r->sum_share);
+    tm_jw_field_uint(w, "bytes", r->bytes);
+    tm_jw_field_double(w, "seconds", r->seconds);
+    tm_jw_field_uint(w, "sent_bytes", sent_bytes(r));
+    tm_jw_field_uint(w, "sent_bytes_between_nodes", r->sent[TM_COMM_BETWEEN_NODES]);
+    tm_jw_field_double(w, "sent_bytes_per_second", (double)sent_bytes(r) / r->seconds);
+    tm_jw_field_double(w, "sum_share", r->sum_share);
     if (b->overlap) {
-        number(w, "compute_seconds", r->compute);
-        number(w, "overlapped_seconds", r->together);
-        number(w, "overlap", over_longer(r));
+        tm_jw_field_double(w, "compute_seconds", r->compute);
+        tm_jw_field_double(w, "overlapped_seconds", r->together);
+        tm_jw_field_double(w, "overlap", over_longer(r));
     }
     tm_jw_object_end(w);
 }
@@ -200,11 +190,11 @@ static tm_status print_json(const bench *b) {
     tm_json_writer w;
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
-    whole(&w, "ranks", tm_comm_size(b->comm));
-    whole(&w, "nodes", tm_comm_nodes(b->comm));
+    tm_jw_field_uint(&w, "ranks", tm_comm_size(b->comm));
+    tm_jw_field_uint(&w, "nodes", tm_comm_nodes(b->comm));
     tm_jw_key(&w, "group");
     tm_jw_str(&w, b->group_name);
-    whole(&w, "members", tm_comm_group_size(b->comm, b->group));
+    tm_jw_field_uint(&w, "members", tm_comm_group_size(b->comm, b->group));
     tm_jw_key(&w, "results");
     tm_jw_array(&w);
     for (size_t i = 0; i < b->n_rows; i++) row_json(&w, b, &b->rows[i]);

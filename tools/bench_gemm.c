@@ -138,26 +138,13 @@ static void print_table(const bench *b) {
     }
 }
 
-static void number(tm_json_writer *w, const char *key, double v) {
-    tm_jw_key(w, key);
-    tm_jw_double(w, v);
-}
-static void whole(tm_json_writer *w, const char *key, uint64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_uint(w, v);
-}
-static void text(tm_json_writer *w, const char *key, const char *v) {
-    tm_jw_key(w, key);
-    tm_jw_str(w, v);
-}
-
 static void result_json(tm_json_writer *w, const result *r) {
     tm_jw_object(w);
-    text(w, "product", r->s->what);
-    whole(w, "m", r->s->m), whole(w, "n", r->s->n), whole(w, "k", r->s->k);
-    text(w, "type", type_name(r->type));
-    number(w, "flops_per_second", r->rate);
-    text(w, "library", r->library);
+    tm_jw_field_str(w, "product", r->s->what);
+    tm_jw_field_uint(w, "m", r->s->m), tm_jw_field_uint(w, "n", r->s->n), tm_jw_field_uint(w, "k", r->s->k);
+    tm_jw_field_str(w, "type", type_name(r->type));
+    tm_jw_field_double(w, "flops_per_second", r->rate);
+    tm_jw_field_str(w, "library", r->library);
     tm_jw_key(w, "used");
     tm_jw_bool(w, r->chosen);
     tm_jw_object_end(w);
@@ -168,10 +155,10 @@ static tm_status print_json(const bench *b) {
     tm_json_writer w;
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
-    text(&w, "isa", tm_kernels_isa());
-    text(&w, "library", b->chosen);
-    whole(&w, "threads", tm_kernels_threads());
-    number(&w, "peak_flops_per_second", b->peak);
+    tm_jw_field_str(&w, "isa", tm_kernels_isa());
+    tm_jw_field_str(&w, "library", b->chosen);
+    tm_jw_field_uint(&w, "threads", tm_kernels_threads());
+    tm_jw_field_double(&w, "peak_flops_per_second", b->peak);
     tm_jw_key(&w, "results");
     tm_jw_array(&w);
     for (size_t i = 0; i < b->n; i++) result_json(&w, &b->result[i]);

@@ -159,47 +159,37 @@ static double lost_cores(const disk_cell *c, unsigned cores) {
 
 /* ---- results ---- */
 
-static void number(tm_json_writer *w, const char *key, double v) {
-    tm_jw_key(w, key);
-    tm_jw_double(w, v);
-}
-
-static void whole(tm_json_writer *w, const char *key, uint64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_uint(w, v);
-}
-
 static void latency(tm_json_writer *w, const char *key, const disk_latency *l) {
     tm_jw_key(w, key);
     tm_jw_object(w);
-    number(w, "p50", l->p50);
-    number(w, "p90", l->p90);
-    number(w, "p99", l->p99);
-    number(w, "p99.9", l->p999);
-    number(w, "max", l->most);
+    tm_jw_field_double(w, "p50", l->p50);
+    tm_jw_field_double(w, "p90", l->p90);
+    tm_jw_field_double(w, "p99", l->p99);
+    tm_jw_field_double(w, "p99.9", l->p999);
+    tm_jw_field_double(w, "max", l->most);
     tm_jw_object_end(w);
 }
 
 static void busy_fields(tm_json_writer *w, const disk_cell *c, unsigned cores) {
     const disk_load_result *r = &c->result;
-    number(w, "engine_cores", cores_of(r, engine_seconds(r)));
-    number(w, "checksum_cores", cores_of(r, r->checksum_seconds));
+    tm_jw_field_double(w, "engine_cores", cores_of(r, engine_seconds(r)));
+    tm_jw_field_double(w, "checksum_cores", cores_of(r, r->checksum_seconds));
     if (cores == 0) return;
-    whole(w, "busy_cores", cores);
-    number(w, "lost_cores", lost_cores(c, cores));
+    tm_jw_field_uint(w, "busy_cores", cores);
+    tm_jw_field_double(w, "lost_cores", lost_cores(c, cores));
 }
 
 static void cell_fields(tm_json_writer *w, const disk_cell *c, unsigned cores) {
     const disk_load_result *r = &c->result;
-    whole(w, "block", c->block);
-    whole(w, "depth", c->depth);
-    number(w, "read_bytes_per_second", r->read_bps);
-    number(w, "write_bytes_per_second", r->write_bps);
-    whole(w, "read_bytes", r->read_bytes);
-    whole(w, "write_bytes", r->write_bytes);
-    number(w, "seconds", r->seconds);
-    number(w, "cpu_seconds_per_gb", per_gb(r, engine_seconds(r)));
-    number(w, "checksum_seconds_per_gb", per_gb(r, r->checksum_seconds));
+    tm_jw_field_uint(w, "block", c->block);
+    tm_jw_field_uint(w, "depth", c->depth);
+    tm_jw_field_double(w, "read_bytes_per_second", r->read_bps);
+    tm_jw_field_double(w, "write_bytes_per_second", r->write_bps);
+    tm_jw_field_uint(w, "read_bytes", r->read_bytes);
+    tm_jw_field_uint(w, "write_bytes", r->write_bytes);
+    tm_jw_field_double(w, "seconds", r->seconds);
+    tm_jw_field_double(w, "cpu_seconds_per_gb", per_gb(r, engine_seconds(r)));
+    tm_jw_field_double(w, "checksum_seconds_per_gb", per_gb(r, r->checksum_seconds));
     busy_fields(w, c, cores);
     if (r->read_bytes) latency(w, "read_latency_seconds", &r->read);
     if (r->write_bytes) latency(w, "write_latency_seconds", &r->write);
@@ -214,8 +204,8 @@ static void path_fields(tm_json_writer *w, const args *a, const disk_load *d, co
         tm_jw_str(w, a->path[i]);
         tm_jw_key(w, "direct");
         tm_jw_bool(w, disk_load_direct(d, i));
-        number(w, "read_bytes_per_second", r->path_read_bps[i]);
-        number(w, "write_bytes_per_second", r->path_write_bps[i]);
+        tm_jw_field_double(w, "read_bytes_per_second", r->path_read_bps[i]);
+        tm_jw_field_double(w, "write_bytes_per_second", r->path_write_bps[i]);
         tm_jw_object_end(w);
     }
     tm_jw_array_end(w);
@@ -233,7 +223,7 @@ static tm_status print_json(const args *a, const disk_load *d, const disk_grid *
     tm_jw_bool(&w, a->random);
     tm_jw_key(&w, "engine");
     tm_jw_str(&w, best->result.engine);
-    whole(&w, "size", disk_load_bytes(d));
+    tm_jw_field_uint(&w, "size", disk_load_bytes(d));
     tm_jw_key(&w, "verified");
     tm_jw_bool(&w, a->verify);
     cell_fields(&w, best, cores);

@@ -9,49 +9,34 @@ static double overlap(const tm_step_bench *b) {
     return longer > 0 ? b->step_seconds / longer : 0;
 }
 
-static void field_uint(tm_json_writer *w, const char *key, uint64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_uint(w, v);
-}
-
-static void field_double(tm_json_writer *w, const char *key, double v) {
-    tm_jw_key(w, key);
-    tm_jw_double(w, v);
-}
-
-static void field_str(tm_json_writer *w, const char *key, const char *v) {
-    tm_jw_key(w, key);
-    tm_jw_str(w, v);
-}
-
 static tm_status print_json(const tm_step_bench *b) {
     tm_buf out = {0};
     tm_json_writer w;
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
-    field_uint(&w, "parameters", b->parameters);
-    field_uint(&w, "tokens", b->tokens);
-    field_double(&w, "step_seconds", b->step_seconds);
-    field_double(&w, "compute_seconds", b->compute_seconds);
-    field_double(&w, "io_seconds", b->io_seconds);
-    field_double(&w, "overlap", overlap(b));
-    field_double(&w, "bound_seconds", b->bound_seconds);
-    field_double(&w, "predicted_seconds", b->predicted_seconds);
-    field_double(&w, "predicted_compute_seconds", b->predicted_compute_seconds);
-    field_double(&w, "predicted_io_seconds", b->predicted_io_seconds);
-    field_str(&w, "predicted_from", b->basis);
-    field_double(&w, "tokens_per_second", (double)b->tokens / b->step_seconds);
-    field_double(&w, "flops", b->flops);
-    field_double(&w, "flops_per_second", b->flops / b->step_seconds);
-    field_uint(&w, "read_bytes", b->read_bytes);
-    field_uint(&w, "write_bytes", b->write_bytes);
-    field_uint(&w, "resident_bytes", b->resident_bytes);
-    field_uint(&w, "window_bytes", b->window_bytes);
-    field_uint(&w, "host_peak_bytes", b->peak_bytes);
-    field_uint(&w, "planned_host_peak_bytes", b->planned_peak_bytes);
-    field_str(&w, "update", b->update);
-    field_str(&w, "activations", b->activations);
-    field_str(&w, "order", b->order);
+    tm_jw_field_uint(&w, "parameters", b->parameters);
+    tm_jw_field_uint(&w, "tokens", b->tokens);
+    tm_jw_field_double(&w, "step_seconds", b->step_seconds);
+    tm_jw_field_double(&w, "compute_seconds", b->compute_seconds);
+    tm_jw_field_double(&w, "io_seconds", b->io_seconds);
+    tm_jw_field_double(&w, "overlap", overlap(b));
+    tm_jw_field_double(&w, "bound_seconds", b->bound_seconds);
+    tm_jw_field_double(&w, "predicted_seconds", b->predicted_seconds);
+    tm_jw_field_double(&w, "predicted_compute_seconds", b->predicted_compute_seconds);
+    tm_jw_field_double(&w, "predicted_io_seconds", b->predicted_io_seconds);
+    tm_jw_field_str(&w, "predicted_from", b->basis);
+    tm_jw_field_double(&w, "tokens_per_second", (double)b->tokens / b->step_seconds);
+    tm_jw_field_double(&w, "flops", b->flops);
+    tm_jw_field_double(&w, "flops_per_second", b->flops / b->step_seconds);
+    tm_jw_field_uint(&w, "read_bytes", b->read_bytes);
+    tm_jw_field_uint(&w, "write_bytes", b->write_bytes);
+    tm_jw_field_uint(&w, "resident_bytes", b->resident_bytes);
+    tm_jw_field_uint(&w, "window_bytes", b->window_bytes);
+    tm_jw_field_uint(&w, "host_peak_bytes", b->peak_bytes);
+    tm_jw_field_uint(&w, "planned_host_peak_bytes", b->planned_peak_bytes);
+    tm_jw_field_str(&w, "update", b->update);
+    tm_jw_field_str(&w, "activations", b->activations);
+    tm_jw_field_str(&w, "order", b->order);
     tm_jw_object_end(&w);
     tm_status rc = tm_jw_end(&w);
     if (rc == TM_OK) puts(out.data);

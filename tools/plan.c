@@ -6,21 +6,6 @@
 
 /* ---- JSON ---------------------------------------------------------------------------------------------------- */
 
-static void field_uint(tm_json_writer *w, const char *key, uint64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_uint(w, v);
-}
-
-static void field_str(tm_json_writer *w, const char *key, const char *v) {
-    tm_jw_key(w, key);
-    tm_jw_str(w, v);
-}
-
-static void field_double(tm_json_writer *w, const char *key, double v) {
-    tm_jw_key(w, key);
-    tm_jw_double(w, v);
-}
-
 /* 0: not known. */
 static void field_known(tm_json_writer *w, const char *key, double v) {
     tm_jw_key(w, key);
@@ -35,7 +20,7 @@ static void json_engines(tm_json_writer *w, const char *key, const tm_plan_repor
     tm_jw_object(w);
     for (int e = 0; e < TM_ENGINES; e++)
         if (r->has_device || e <= TM_ENGINE_DISK_WRITE)
-            field_double(w, tm_plan_engine_name((tm_engine)e, r->has_device), seconds[e]);
+            tm_jw_field_double(w, tm_plan_engine_name((tm_engine)e, r->has_device), seconds[e]);
     tm_jw_object_end(w);
 }
 
@@ -45,8 +30,8 @@ static void json_kinds(tm_json_writer *w, const tm_plan_report *r) {
     for (int k = 0; k < TM_KIND_SCRATCH; k++) {
         tm_jw_key(w, tm_kind_name((tm_kind)k));
         tm_jw_object(w);
-        field_uint(w, "read", r->read_bytes[k]);
-        field_uint(w, "write", r->write_bytes[k]);
+        tm_jw_field_uint(w, "read", r->read_bytes[k]);
+        tm_jw_field_uint(w, "write", r->write_bytes[k]);
         tm_jw_object_end(w);
     }
     tm_jw_object_end(w);
@@ -59,58 +44,58 @@ static void json_change(tm_json_writer *w, const tm_plan_report *r) {
         return;
     }
     tm_jw_object(w);
-    field_uint(w, r->change.key, r->change.value);
+    tm_jw_field_uint(w, r->change.key, r->change.value);
     tm_jw_object_end(w);
 }
 
 static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
-    field_uint(w, "parameters", r->parameters);
+    tm_jw_field_uint(w, "parameters", r->parameters);
     tm_jw_key(w, "host_budget_bytes");
     if (r->host_budget_bytes == UINT64_MAX)
         tm_jw_str(w, "unlimited");
     else
         tm_jw_uint(w, r->host_budget_bytes);
-    field_uint(w, "minimum_host_bytes", r->minimum_host_bytes);
-    field_uint(w, "host_peak_bytes", r->host_peak_bytes);
-    field_uint(w, "device_budget_bytes", r->device_budget_bytes);
-    field_uint(w, "device_peak_bytes", r->device_peak_bytes);
-    field_uint(w, "disk_bytes", r->disk_bytes);
+    tm_jw_field_uint(w, "minimum_host_bytes", r->minimum_host_bytes);
+    tm_jw_field_uint(w, "host_peak_bytes", r->host_peak_bytes);
+    tm_jw_field_uint(w, "device_budget_bytes", r->device_budget_bytes);
+    tm_jw_field_uint(w, "device_peak_bytes", r->device_peak_bytes);
+    tm_jw_field_uint(w, "disk_bytes", r->disk_bytes);
     tm_jw_key(w, "disk_free_bytes");
     if (r->disk_free_bytes)
         tm_jw_uint(w, r->disk_free_bytes);
     else
         tm_jw_null(w);
-    field_uint(w, "resident_bytes", r->resident_bytes);
-    field_uint(w, "window_bytes", r->window_bytes);
+    tm_jw_field_uint(w, "resident_bytes", r->resident_bytes);
+    tm_jw_field_uint(w, "window_bytes", r->window_bytes);
 }
 
 static void json_time(tm_json_writer *w, const tm_plan_report *r) {
-    field_uint(w, "read_bytes_per_step", r->read_bytes_per_step);
-    field_uint(w, "write_bytes_per_step", r->write_bytes_per_step);
+    tm_jw_field_uint(w, "read_bytes_per_step", r->read_bytes_per_step);
+    tm_jw_field_uint(w, "write_bytes_per_step", r->write_bytes_per_step);
     json_kinds(w, r);
-    field_double(w, "seconds_per_step", r->seconds_per_step);
-    field_str(w, "seconds_basis", r->seconds_basis);
-    field_str(w, "bottleneck", r->bottleneck);
+    tm_jw_field_double(w, "seconds_per_step", r->seconds_per_step);
+    tm_jw_field_str(w, "seconds_basis", r->seconds_basis);
+    tm_jw_field_str(w, "bottleneck", r->bottleneck);
     json_engines(w, "busy_seconds", r, r->busy_seconds);
     json_engines(w, "wait_seconds", r, r->wait_seconds);
-    field_double(w, "tokens_per_second", r->tokens_per_second);
-    field_double(w, "tb_written_per_1000_steps", r->tb_written_per_1000_steps);
+    tm_jw_field_double(w, "tokens_per_second", r->tokens_per_second);
+    tm_jw_field_double(w, "tb_written_per_1000_steps", r->tb_written_per_1000_steps);
     field_known(w, "tbw", r->tbw);
     field_known(w, "drive_days", r->drive_days);
 }
 
 static void json_choice(tm_json_writer *w, const tm_plan_report *r) {
-    field_str(w, "update", r->update);
-    field_str(w, "activations", r->activations);
-    field_str(w, "order", r->order);
-    field_str(w, "strategy", r->strategy);
-    field_str(w, "placement", r->placement);
-    field_uint(w, "nodes", r->nodes);
-    field_uint(w, "ranks", r->ranks);
-    field_uint(w, "operations", r->operations);
-    field_uint(w, "micro_batches", r->micro_batches);
-    field_uint(w, "rows", r->rows);
-    field_uint(w, "seq", r->seq);
+    tm_jw_field_str(w, "update", r->update);
+    tm_jw_field_str(w, "activations", r->activations);
+    tm_jw_field_str(w, "order", r->order);
+    tm_jw_field_str(w, "strategy", r->strategy);
+    tm_jw_field_str(w, "placement", r->placement);
+    tm_jw_field_uint(w, "nodes", r->nodes);
+    tm_jw_field_uint(w, "ranks", r->ranks);
+    tm_jw_field_uint(w, "operations", r->operations);
+    tm_jw_field_uint(w, "micro_batches", r->micro_batches);
+    tm_jw_field_uint(w, "rows", r->rows);
+    tm_jw_field_uint(w, "seq", r->seq);
 }
 
 static tm_status print_json(const tm_plan_report *r) {
@@ -120,7 +105,7 @@ static tm_status print_json(const tm_plan_report *r) {
     tm_jw_object(&w);
     tm_jw_key(&w, "fits");
     tm_jw_bool(&w, r->fits);
-    field_str(&w, "limit", r->limit);
+    tm_jw_field_str(&w, "limit", r->limit);
     json_change(&w, r);
     json_memory(&w, r);
     json_time(&w, r);

@@ -142,7 +142,8 @@ const char *tm_format_size(uint64_t bytes, char *buf, size_t cap);
 const char *tm_format_double(double x, char *buf, size_t cap);
 /* Shortest decimal that strtof reads back as x. */
 const char *tm_format_float(float x, char *buf, size_t cap);
-uint64_t tm_now_ns(void); /* monotonic */
+double tm_median(double *v, size_t n); /* sorts v; n > 0; of an even number the mean of the two in the middle */
+uint64_t tm_now_ns(void);              /* monotonic */
 
 /* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 bits for (key, counter). */
 void tm_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4]);
@@ -270,6 +271,11 @@ void tm_jw_uint(tm_json_writer *w, uint64_t v);
 void tm_jw_double(tm_json_writer *w, double v);
 void tm_jw_bool(tm_json_writer *w, bool v);
 void tm_jw_null(tm_json_writer *w);
+/* key and value */
+void tm_jw_field_str(tm_json_writer *w, const char *key, const char *v);
+void tm_jw_field_uint(tm_json_writer *w, const char *key, uint64_t v);
+void tm_jw_field_double(tm_json_writer *w, const char *key, double v);
+void tm_jw_field_bool(tm_json_writer *w, const char *key, bool v);
 void tm_jw_raw(tm_json_writer *w, const char *json, size_t n); /* one value, already JSON */
 void tm_jw_node(tm_json_writer *w, const tm_json *node);       /* a tree, verbatim numbers */
 tm_status tm_jw_end(tm_json_writer *w) TM_MUST_USE;

@@ -182,6 +182,26 @@ void tm_jw_null(tm_json_writer *w) {
     value_text(w, "null");
 }
 
+void tm_jw_field_str(tm_json_writer *w, const char *key, const char *v) {
+    tm_jw_key(w, key);
+    tm_jw_str(w, v);
+}
+
+void tm_jw_field_uint(tm_json_writer *w, const char *key, uint64_t v) {
+    tm_jw_key(w, key);
+    tm_jw_uint(w, v);
+}
+
+void tm_jw_field_double(tm_json_writer *w, const char *key, double v) {
+    tm_jw_key(w, key);
+    tm_jw_double(w, v);
+}
+
+void tm_jw_field_bool(tm_json_writer *w, const char *key, bool v) {
+    tm_jw_key(w, key);
+    tm_jw_bool(w, v);
+}
+
 /* ---- trees ------------------------------------------------------------------------------------------------------ */
 
 /* Writes a scalar, or opens a container. */

@@ -1,4 +1,4 @@
-/* Numbers as text: sizes with units, shortest decimals. The decimal point is '.' in every locale. */
+/* Numbers as text: sizes with units, shortest decimals. The decimal point is '.' in every locale. And a median. */
 #include "base/base_internal.h"
 
 #include <float.h>
@@ -134,4 +134,14 @@ const char *tm_format_float(float x, char *buf, size_t cap) {
     }
     uselocale(before);
     return buf;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double tm_median(double *v, size_t n) {
+    qsort(v, n, sizeof *v, by_value);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }

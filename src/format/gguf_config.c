@@ -97,21 +97,6 @@ tm_status tm_gguf_llama_keys(const tm_gguf *g, tm_llama_keys *k) {
 
 /* ---- JSON ---- */
 
-static void put_uint(tm_json_writer *j, const char *key, uint64_t v) {
-    tm_jw_key(j, key);
-    tm_jw_uint(j, v);
-}
-
-static void put_str(tm_json_writer *j, const char *key, const char *v) {
-    tm_jw_key(j, key);
-    tm_jw_str(j, v);
-}
-
-static void put_bool(tm_json_writer *j, const char *key, bool v) {
-    tm_jw_key(j, key);
-    tm_jw_bool(j, v);
-}
-
 /* The value was a float32 in the file: its shortest decimal, and never one that looks like an integer. */
 static void put_float(tm_json_writer *j, const char *key, double v) {
     char text[40];
@@ -133,12 +118,12 @@ static void put_id(tm_json_writer *j, const tm_gguf *g, const char *key, const c
 }
 
 static void put_scaling(tm_json_writer *j, const tm_llama_keys *k) {
-    put_str(j, "rope_type", k->rope == TM_KEYS_ROPE_LINEAR ? "linear" : "llama3");
+    tm_jw_field_str(j, "rope_type", k->rope == TM_KEYS_ROPE_LINEAR ? "linear" : "llama3");
     put_float(j, "factor", k->rope_factor);
     if (k->rope == TM_KEYS_ROPE_LINEAR) return;
     put_float(j, "low_freq_factor", k->rope_low);
     put_float(j, "high_freq_factor", k->rope_high);
-    put_uint(j, "original_max_position_embeddings", k->rope_original);
+    tm_jw_field_uint(j, "original_max_position_embeddings", k->rope_original);
 }
 
 /* transformers 5 reads rope_parameters, 4 reads rope_theta and rope_scaling. */
@@ -147,7 +132,7 @@ static void put_rope(tm_json_writer *j, const tm_llama_keys *k) {
     tm_jw_object(j);
     put_float(j, "rope_theta", k->rope_theta);
     if (k->rope == TM_KEYS_ROPE_DEFAULT)
-        put_str(j, "rope_type", "default");
+        tm_jw_field_str(j, "rope_type", "default");
     else
         put_scaling(j, k);
     tm_jw_object_end(j);
@@ -163,17 +148,17 @@ static void put_rope(tm_json_writer *j, const tm_llama_keys *k) {
 }
 
 static void put_sizes(tm_json_writer *j, const tm_llama_keys *k) {
-    put_uint(j, "head_dim", k->head_dim);
-    put_str(j, "hidden_act", "silu");
-    put_uint(j, "hidden_size", k->hidden_size);
+    tm_jw_field_uint(j, "head_dim", k->head_dim);
+    tm_jw_field_str(j, "hidden_act", "silu");
+    tm_jw_field_uint(j, "hidden_size", k->hidden_size);
     put_float(j, "initializer_range", 0.02);
-    put_uint(j, "intermediate_size", k->intermediate_size);
-    put_uint(j, "max_position_embeddings", k->context);
-    if (!k->sliding_window) put_bool(j, "mlp_bias", k->mlp_bias);
-    put_str(j, "model_type", k->sliding_window ? "mistral" : "llama");
-    put_uint(j, "num_attention_heads", k->heads);
-    put_uint(j, "num_hidden_layers", k->layers);
-    put_uint(j, "num_key_value_heads", k->kv_heads);
+    tm_jw_field_uint(j, "intermediate_size", k->intermediate_size);
+    tm_jw_field_uint(j, "max_position_embeddings", k->context);
+    if (!k->sliding_window) tm_jw_field_bool(j, "mlp_bias", k->mlp_bias);
+    tm_jw_field_str(j, "model_type", k->sliding_window ? "mistral" : "llama");
+    tm_jw_field_uint(j, "num_attention_heads", k->heads);
+    tm_jw_field_uint(j, "num_hidden_layers", k->layers);
+    tm_jw_field_uint(j, "num_key_value_heads", k->kv_heads);
 }
 
 tm_status tm_gguf_config_json(const tm_gguf *g, const tm_llama_keys *k, tm_buf *out) {
@@ -185,20 +170,20 @@ tm_status tm_gguf_config_json(const tm_gguf *g, const tm_llama_keys *k, tm_buf *
     tm_jw_array(&j);
     tm_jw_str(&j, k->sliding_window ? "MistralForCausalLM" : "LlamaForCausalLM");
     tm_jw_array_end(&j);
-    if (!k->sliding_window) put_bool(&j, "attention_bias", k->attention_bias);
+    if (!k->sliding_window) tm_jw_field_bool(&j, "attention_bias", k->attention_bias);
     put_float(&j, "attention_dropout", 0);
     put_id(&j, g, "bos_token_id", "tokenizer.ggml.bos_token_id", &rc);
-    put_str(&j, "dtype", "float32");
+    tm_jw_field_str(&j, "dtype", "float32");
     put_id(&j, g, "eos_token_id", "tokenizer.ggml.eos_token_id", &rc);
     put_sizes(&j, k);
     put_id(&j, g, "pad_token_id", "tokenizer.ggml.padding_token_id", &rc);
     put_float(&j, "rms_norm_eps", k->rms_norm_eps);
     put_rope(&j, k);
-    if (k->sliding_window) put_uint(&j, "sliding_window", k->sliding_window);
-    put_bool(&j, "tie_word_embeddings", k->tied);
-    put_str(&j, "torch_dtype", "float32");
-    put_bool(&j, "use_cache", true);
-    put_uint(&j, "vocab_size", k->vocab_size);
+    if (k->sliding_window) tm_jw_field_uint(&j, "sliding_window", k->sliding_window);
+    tm_jw_field_bool(&j, "tie_word_embeddings", k->tied);
+    tm_jw_field_str(&j, "torch_dtype", "float32");
+    tm_jw_field_bool(&j, "use_cache", true);
+    tm_jw_field_uint(&j, "vocab_size", k->vocab_size);
     tm_jw_object_end(&j);
     tm_status wrote = tm_jw_end(&j);
     if (rc == TM_OK) rc = wrote;

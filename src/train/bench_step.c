@@ -283,16 +283,6 @@ static tm_status run_all(bench *b) {
     return b->ended;
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *v, uint32_t n) {
-    qsort(v, n, sizeof *v, by_value);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 static void bench_close(bench *b) {
     for (int m = 0; m < MODES; m++) {
         tm_free(b->seconds[m]);
@@ -328,12 +318,12 @@ tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) 
     TM_GO(predict(&b, IO_ALONE, &out->predicted_io_seconds));
     TM_GO(predict(&b, COMPUTE_ALONE, &out->predicted_compute_seconds));
     TM_GO(run_all(&b));
-    out->step_seconds = median(b.seconds[REAL], b.n[REAL]);
-    out->io_seconds = median(b.seconds[IO_ALONE], b.n[IO_ALONE]);
-    out->compute_seconds = median(b.seconds[COMPUTE_ALONE], b.n[COMPUTE_ALONE]);
+    out->step_seconds = tm_median(b.seconds[REAL], b.n[REAL]);
+    out->io_seconds = tm_median(b.seconds[IO_ALONE], b.n[IO_ALONE]);
+    out->compute_seconds = tm_median(b.seconds[COMPUTE_ALONE], b.n[COMPUTE_ALONE]);
     for (int s = 0; s < STRETCHES; s++)
-        out->bound_seconds +=
-            fmax(median(b.part[IO_ALONE][s], b.n[IO_ALONE]), median(b.part[COMPUTE_ALONE][s], b.n[COMPUTE_ALONE]));
+        out->bound_seconds += fmax(tm_median(b.part[IO_ALONE][s], b.n[IO_ALONE]),
+                                   tm_median(b.part[COMPUTE_ALONE][s], b.n[COMPUTE_ALONE]));
 done:
     bench_close(&b);
     return rc;

@@ -126,16 +126,6 @@ tm_status trainer_give_up(trainer *t, int skipped) {
 
 /* ---- steps that stand out ---------------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median_of(double *v, uint32_t n) {
-    qsort(v, n, sizeof *v, by_value);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 /* Above the running median by six times the median distance from it (four standard deviations), by a tenth of it and by
  * a tenth of a nat: a loss that hardly varies, or is near zero, does not spike by varying. */
 static bool is_spike(const trainer *t, double loss, double *median) {
@@ -143,9 +133,9 @@ static bool is_spike(const trainer *t, double loss, double *median) {
     uint32_t n = t->n_losses < TRAINER_LOSSES ? t->n_losses : TRAINER_LOSSES;
     if (n < TRAINER_LOSSES / 2) return false;
     memcpy(v, t->losses, n * sizeof *v);
-    *median = median_of(v, n);
+    *median = tm_median(v, n);
     for (uint32_t i = 0; i < n; i++) v[i] = fabs(t->losses[i] - *median);
-    return loss - *median > fmax(6 * median_of(v, n), fmax(0.1 * *median, 0.1));
+    return loss - *median > fmax(6 * tm_median(v, n), fmax(0.1 * *median, 0.1));
 }
 
 static tm_status log_spike(trainer *t, double loss, double median) {

@@ -45,11 +45,6 @@ static void field_hex(tm_json_writer *w, const char *key, uint64_t v) {
     tm_jw_str(w, text);
 }
 
-static void field_str(tm_json_writer *w, const char *key, const char *v) {
-    tm_jw_key(w, key);
-    tm_jw_str(w, v);
-}
-
 /* Random numbers, data order and learning rate are functions of seed and step: the counters are all there is. */
 static void counters(tm_json_writer *w, const trainer *t) {
     field_int(w, "step", t->step);
@@ -70,13 +65,13 @@ static tm_status describe(const trainer *t, tm_buf *out) {
     TM_GO(trainer_numerics(t, &numerics));
     tm_jw_init(&w, out, 0);
     tm_jw_object(&w);
-    field_str(&w, "version", TIDEMILL_VERSION);
-    field_str(&w, "output_dir", realpath(t->cfg->output_dir, dir) ? dir : t->cfg->output_dir);
+    tm_jw_field_str(&w, "version", TIDEMILL_VERSION);
+    tm_jw_field_str(&w, "output_dir", realpath(t->cfg->output_dir, dir) ? dir : t->cfg->output_dir);
     counters(&w, t);
     if (t->comm) trainer_describe_ranks(t, &w);
     field_hex(&w, "model", t->model_hash);
     field_hex(&w, "data", tm_dataset_fingerprint(data_set(t->train)));
-    field_str(&w, "numerics", numerics.data);
+    tm_jw_field_str(&w, "numerics", numerics.data);
     tm_jw_key(&w, "config");
     tm_jw_raw(&w, config.data, config.len);
     tm_jw_object_end(&w);
@@ -93,7 +88,7 @@ tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
     if (!trainer_speaks(t) || !t->log) return TM_OK;
     tm_jw_init(&w, &line, 0);
     tm_jw_object(&w);
-    field_str(&w, "event", "commit");
+    tm_jw_field_str(&w, "event", "commit");
     field_int(&w, "step", t->step);
     field_int(&w, "commit_write_bytes", (int64_t)stats->write_bytes);
     tm_jw_key(&w, "seconds");

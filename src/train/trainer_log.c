@@ -7,16 +7,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-static void field_double(tm_json_writer *w, const char *key, double v) {
-    tm_jw_key(w, key);
-    tm_jw_double(w, v);
-}
-
-static void field_uint(tm_json_writer *w, const char *key, uint64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_uint(w, v);
-}
-
 static double seconds(uint64_t ns) {
     return (double)ns * 1e-9;
 }
@@ -28,34 +18,34 @@ static uint64_t sum(const uint64_t *by_kind) {
 }
 
 static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
-    field_uint(w, "read_bytes", sum(run->read_bytes));
-    field_uint(w, "write_bytes", sum(run->write_bytes));
+    tm_jw_field_uint(w, "read_bytes", sum(run->read_bytes));
+    tm_jw_field_uint(w, "write_bytes", sum(run->write_bytes));
     tm_jw_key(w, "bytes_by_kind");
     tm_jw_object(w);
     for (int k = 0; k < TM_KINDS; k++) {
         if (run->read_bytes[k] + run->write_bytes[k] == 0) continue;
         tm_jw_key(w, tm_kind_name((tm_kind)k));
         tm_jw_object(w);
-        field_uint(w, "read", run->read_bytes[k]);
-        field_uint(w, "write", run->write_bytes[k]);
+        tm_jw_field_uint(w, "read", run->read_bytes[k]);
+        tm_jw_field_uint(w, "write", run->write_bytes[k]);
         tm_jw_object_end(w);
     }
     tm_jw_object_end(w);
     const tm_plan_info *plan = tm_plan_get_info(run->plan);
-    field_uint(w, "planned_read_bytes", sum(plan->read_bytes));
-    field_uint(w, "planned_write_bytes", sum(plan->write_bytes));
+    tm_jw_field_uint(w, "planned_read_bytes", sum(plan->read_bytes));
+    tm_jw_field_uint(w, "planned_write_bytes", sum(plan->write_bytes));
 }
 
 /* What this rank sent in the step, and every rank's memory. */
 static void rank_fields(tm_json_writer *w, const trainer *t, const step_line *line, const tm_run_stats *run) {
     static const char *const link[TM_COMM_LINKS] = {"in_node", "between_nodes"};
     if (!t->comm) return;
-    field_uint(w, "ranks", t->ranks.ranks);
+    tm_jw_field_uint(w, "ranks", t->ranks.ranks);
     tm_jw_key(w, "comm_sent_bytes");
     tm_jw_object(w);
-    for (int l = 0; l < TM_COMM_LINKS; l++) field_uint(w, link[l], line->sent[l]);
+    for (int l = 0; l < TM_COMM_LINKS; l++) tm_jw_field_uint(w, link[l], line->sent[l]);
     tm_jw_object_end(w);
-    field_double(w, "comm_seconds", seconds(run->comm_ns));
+    tm_jw_field_double(w, "comm_seconds", seconds(run->comm_ns));
     tm_jw_key(w, "host_peak_bytes_by_rank");
     tm_jw_array(w);
     for (uint32_t r = 0; r < t->ranks.ranks; r++) tm_jw_uint(w, t->job->reported_peak[r]);
@@ -65,11 +55,11 @@ static void rank_fields(tm_json_writer *w, const trainer *t, const step_line *li
 static void wait_fields(tm_json_writer *w, const tm_run_stats *run) {
     tm_jw_key(w, "wait_seconds");
     tm_jw_object(w);
-    field_double(w, "disk_read", seconds(run->wait_read_ns));
-    field_double(w, "disk_write", seconds(run->wait_write_ns));
-    field_double(w, "copy", 0);
-    field_double(w, "comm", seconds(run->wait_comm_ns));
-    field_double(w, "compute", seconds(run->compute_ns));
+    tm_jw_field_double(w, "disk_read", seconds(run->wait_read_ns));
+    tm_jw_field_double(w, "disk_write", seconds(run->wait_write_ns));
+    tm_jw_field_double(w, "copy", 0);
+    tm_jw_field_double(w, "comm", seconds(run->wait_comm_ns));
+    tm_jw_field_double(w, "compute", seconds(run->compute_ns));
     tm_jw_object_end(w);
 }
 
@@ -105,17 +95,17 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     tm_jw_object(&w);
     tm_jw_key(&w, "step");
     tm_jw_int(&w, line->step);
-    field_double(&w, "loss", r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0);
-    field_double(&w, "grad_norm", r->grad_norm);
-    field_double(&w, "learning_rate", r->learning_rate);
-    field_uint(&w, "tokens", r->tokens);
-    field_uint(&w, "label_tokens", r->label_tokens);
-    field_double(&w, "step_seconds", line->took);
-    field_double(&w, "predicted_step_seconds", predicted_seconds);
-    field_double(&w, "tokens_per_second", (double)r->tokens / line->took);
+    tm_jw_field_double(&w, "loss", r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0);
+    tm_jw_field_double(&w, "grad_norm", r->grad_norm);
+    tm_jw_field_double(&w, "learning_rate", r->learning_rate);
+    tm_jw_field_uint(&w, "tokens", r->tokens);
+    tm_jw_field_uint(&w, "label_tokens", r->label_tokens);
+    tm_jw_field_double(&w, "step_seconds", line->took);
+    tm_jw_field_double(&w, "predicted_step_seconds", predicted_seconds);
+    tm_jw_field_double(&w, "tokens_per_second", (double)r->tokens / line->took);
     bytes_fields(&w, run);
-    field_uint(&w, "host_peak_bytes", tm_mem_resident_peak_bytes());
-    field_uint(&w, "device_peak_bytes", 0);
+    tm_jw_field_uint(&w, "host_peak_bytes", tm_mem_resident_peak_bytes());
+    tm_jw_field_uint(&w, "device_peak_bytes", 0);
     wait_fields(&w, run);
     rank_fields(&w, t, line, run);
     if (!r->finite) {
@@ -141,12 +131,12 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
     if (hash) {
         tm_jw_key(&w, "state_hash");
         tm_jw_str(&w, hash);
-        field_uint(&w, "host_peak_bytes", tm_mem_resident_peak_bytes());
+        tm_jw_field_uint(&w, "host_peak_bytes", tm_mem_resident_peak_bytes());
     }
     if (!isnan(eval_loss)) {
-        field_double(&w, "loss", eval_loss);
-        field_double(&w, "perplexity", exp(eval_loss));
-        field_uint(&w, "label_tokens", t->eval_labels);
+        tm_jw_field_double(&w, "loss", eval_loss);
+        tm_jw_field_double(&w, "perplexity", exp(eval_loss));
+        tm_jw_field_uint(&w, "label_tokens", t->eval_labels);
     }
     tm_status rc = log_line(t, &out, &w);
     tm_buf_free(&out);
