@@ -198,6 +198,10 @@ tm_status tm_remove_tree(const char *path) {
     return rc;
 }
 
+bool tm_remove_empty(const char *path) {
+    return io_sys_table->unlinkat(AT_FDCWD, path, AT_REMOVEDIR) == 0 || errno == ENOENT;
+}
+
 tm_status tm_rename_path(const char *from, const char *to) {
     if (io_sys_table->renameat(AT_FDCWD, from, AT_FDCWD, to) == 0) return TM_OK;
     return tm_fail_sys(io_status_of(errno), errno, "rename", from, -1, "%s: cannot be renamed to %s", from, to);

@@ -52,6 +52,10 @@ static tm_status file_from_fd(tm_file **out, int fd, const char *path) {
     return TM_OK;
 }
 
+int io_file_fd(const tm_file *f) {
+    return f->fd;
+}
+
 tm_status tm_file_open(tm_file **out, const char *path) {
     *out = NULL;
     int fd = io_sys_table->openat(AT_FDCWD, path, OPEN_FLAGS, 0);

@@ -214,8 +214,30 @@ TM_MUST_USE tm_status tm_make_dirs(const char *path);
 TM_MUST_USE tm_status tm_remove_tree(const char *path); /* does not follow symlinks; absent is fine */
 /* rename(2): a finished folder takes its name. */
 TM_MUST_USE tm_status tm_rename_path(const char *from, const char *to);
+/* Folder `from` takes the name `to` in one step, and the folder's folder is brought to the disk: whoever looks finds
+ * the old one or the new one, whole. What was there before is removed afterwards. */
+TM_MUST_USE tm_status tm_publish_dir(const char *from, const char *to);
+/* A folder goes: its name at once (it becomes PATH.tmp), then what is in it. Absent is fine. */
+TM_MUST_USE tm_status tm_retire_dir(const char *path);
+/* A file copied, as tm_out writes; where the file system can, both share their blocks. */
+TM_MUST_USE tm_status tm_copy_file(const char *from, const char *to);
+bool tm_remove_empty(const char *path); /* rmdir(2); true: it is not there (any more) */
+/* One process at a time: made (as tm_make_dirs) and locked until released or the process ends; waits for `wait_ms`.
+ * TM_EINPUT names the process that has it. Nothing is written there. */
+typedef struct tm_hold tm_hold;
+TM_MUST_USE tm_status tm_hold_dir(tm_hold **out, const char *path, unsigned wait_ms);
+void tm_hold_release(tm_hold *h); /* NULL is fine */
 typedef tm_status (*tm_dir_fn)(void *ctx, const char *name, bool is_dir);
 TM_MUST_USE tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx); /* in byte order of the names */
+
+/* Bytes [begin, begin + n) of `from` at `at` of an offload file, sharing their blocks; *shared false: this file system
+ * cannot, and whoever asked has to copy. All three in units of its blocks. */
+TM_MUST_USE tm_status tm_io_file_clone(const tm_io_file *to, uint64_t at, tm_file *from, uint64_t begin, uint64_t n,
+                                       bool *shared);
+typedef struct tm_io_clones {
+    uint64_t shared_bytes, copied_bytes; /* of both calls above, by this process */
+} tm_io_clones;
+void tm_io_get_clones(tm_io_clones *out);
 
 /* Writing. The bytes go to a temporary file beside PATH; commit syncs, renames over PATH and syncs the directory.
  * Abandoned (closed without commit): nothing is left behind. Also usable positionally: write_at does not move the place

@@ -13,6 +13,7 @@
 /* ---- the seam ------------------------------------------------------------------------------------------------- *
  * Every system call of io that can fail goes through this table, with the C library's own conventions. The functions of
  * the table ask tm_fault_hit with the member's name before they act. Tests may put their own table in place. */
+struct file_clone_range;
 typedef struct io_sys {
     int (*openat)(int dir, const char *path, int flags, mode_t mode);
     ssize_t (*pread)(int fd, void *buf, size_t n, off_t offset);
@@ -28,6 +29,8 @@ typedef struct io_sys {
     int (*unlinkat)(int dir, const char *path, int flags);
     int (*mkdirat)(int dir, const char *path, mode_t mode);
     int (*flock)(int fd, int operation);
+    int (*clone)(int to, const struct file_clone_range *range);
+    int (*exchange)(const char *a, const char *b); /* two names change places */
 } io_sys;
 extern const io_sys *io_sys_table;
 
@@ -75,6 +78,8 @@ typedef struct io_spool {
 TM_MUST_USE tm_status io_spool_append(io_spool *s, const void *bytes, size_t n);
 tm_status io_spool_flush(io_spool *s);
 TM_MUST_USE tm_status io_spool_sync(io_spool *s); /* flush and fsync */
+int io_file_fd(const tm_file *f);
+int io_out_fd(const tm_out *o); /* nothing may have been appended yet */
 /* Directory part of `path` ("." if it has none) into buf[cap]; false if it does not fit. */
 bool io_dirname(const char *path, char *buf, size_t cap);
 const char *io_basename(const char *path); /* into path */

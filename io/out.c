@@ -81,6 +81,10 @@ tm_status tm_out_create(tm_out **out, const char *path) {
     return TM_OK;
 }
 
+int io_out_fd(const tm_out *o) {
+    return o->spool.fd;
+}
+
 tm_status tm_out_append(tm_out *o, const void *bytes, size_t n) {
     TM_TRY(io_spool_append(&o->spool, bytes, n));
     o->size = tm_max_u64(o->size, o->spool.at + o->spool.buffered);

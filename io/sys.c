@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -135,6 +137,12 @@ static int sys_mkdirat(int dir, const char *path, mode_t mode) {
 static int sys_flock(int fd, int operation) {
     SYS_CALL("flock", flock(fd, operation));
 }
+static int sys_clone(int to, const struct file_clone_range *range) {
+    SYS_CALL("clone", ioctl(to, FICLONERANGE, range));
+}
+static int sys_exchange(const char *a, const char *b) {
+    SYS_CALL("exchange", renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE));
+}
 
 static const io_sys real_table = {
     .openat = sys_openat,
@@ -151,6 +159,8 @@ static const io_sys real_table = {
     .unlinkat = sys_unlinkat,
     .mkdirat = sys_mkdirat,
     .flock = sys_flock,
+    .clone = sys_clone,
+    .exchange = sys_exchange,
 };
 const io_sys *io_sys_table = &real_table;
 
