@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PATH_MAX_BYTES = 160, SHOWN = 48, DEPTH = 8 };
+enum { PATH_MAX_BYTES = 160, SHOWN = 48, DEPTH = 8, HINTS = 20 };
 
 /* ---- equal values -------------------------------------------------------------------------------------------- */
 
@@ -31,7 +31,7 @@ static void unknown_key(cfg_state *s, const char *section, const char *key, cons
     char w[256], place[PATH_MAX_BYTES + 16] = " at top level";
     tm_buf hint = {0};
     if (*section) snprintf(place, sizeof place, " in \"%.*s\"", PATH_MAX_BYTES, section);
-    cfg_keep(s, config_suggest_key(&hint, section, key));
+    if (s->n_problems < HINTS) cfg_keep(s, config_suggest_key(&hint, section, key));
     cfg_problem(s, TM_EINPUT, "%s: unknown key \"%.*s\"%s%s", cfg_where(v, w, sizeof w), SHOWN, key, place,
                 hint.data ? hint.data : "");
     tm_buf_free(&hint);

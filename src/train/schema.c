@@ -1,9 +1,6 @@
 /* Every key that a configuration may hold. This table is the documentation: `tidemill train --help` prints it. */
 #include "train/config_internal.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #define DEVICES "none|cpu|nvme|auto"
 #define SCHEDULES                                                                                                      \
     "linear|cosine|cosine_with_restarts|polynomial|constant|constant_with_warmup|inverse_sqrt|cosine_with_min_lr|"     \
@@ -133,7 +130,14 @@ const schema_row schema_rows[] = {
     /* ---- output -------------------------------------------------------------------------------------------------- */
     ROW("output_dir", K_OURS, T_STR, NULL, "out", 0, 0, "log.jsonl, checkpoints and the trained model"),
     ROW("save_steps", K_OURS, T_INT, NULL, "500", 0, 0, "steps between checkpoint-N folders; 0: none before the end"),
-    ROW("save_strategy", K_OURS, T_ENUM, "steps|no|epoch|best", "steps", 0, 0, "no: only the final model"),
+    ROW("save_strategy", K_OURS, T_ENUM, "steps|no|epoch|best", "steps", 0, 0,
+        "no: only the final model; best: where an evaluation is better than all before"),
+    ROW("metric_for_best_model", K_OURS, T_ENUM | T_NULL, "loss=eval_loss", NULL, 0, 0,
+        "which checkpoint is the best, and not rotated out; loss is the metric there is"),
+    ROW("greater_is_better", K_OURS, T_BOOL | T_NULL, NULL, "false", 0, 0, "of that metric"),
+    ROW("load_best_model_at_end", K_OURS, T_BOOL, NULL, "false", 0, 0,
+        "output_dir gets the best model that was evaluated and saved, not the last; save_steps must be a multiple of "
+        "eval_steps"),
     ROW("save_total_limit", K_OURS, T_INT | T_NULL, NULL, NULL, 1, 1 << 30, "checkpoints kept; default: all"),
     ROW("eval_steps", K_OURS, T_INT | T_NULL, NULL, "500", 0, 0, "steps between evaluations; 0: only at the end"),
     ROW("eval_strategy", K_OURS, T_ENUM, "steps|no|epoch", "steps", 0, 0, "no: data.eval is not used"),
@@ -420,7 +424,6 @@ const schema_row schema_rows[] = {
     LATER("neftune_noise_alpha", "NEFTune"),
     LATER("lora_rank", "adapters (LoRA and others)"),
     LATER("lora_alpha", "adapters (LoRA and others)"),
-    LATER("load_best_model_at_end", "keeping the best checkpoint"),
     LATER("group_by_length", "grouping by length"),
     REFUSED("resume_from_checkpoint", "resuming is said on the command line: --resume auto|never|DIR"),
     REFUSED("amp", "apex is specific to PyTorch; give precision"),
@@ -443,58 +446,3 @@ const schema_row schema_rows[] = {
 };
 // clang-format on
 const size_t schema_row_count = TM_COUNT(schema_rows);
-
-const schema_row *schema_find(const char *path) {
-    for (size_t i = 0; i < schema_row_count; i++)
-        if (!strcmp(schema_rows[i].path, path)) return &schema_rows[i];
-    return NULL;
-}
-
-size_t schema_index(const char *path) {
-    const schema_row *row = schema_find(path);
-    TM_ASSERT(row && !row->alias_of);
-    return (size_t)(row - schema_rows);
-}
-
-int schema_choice(const schema_row *row, const char *value, size_t len) {
-    int index = 0;
-    for (const char *c = row->choices; *c; c += strcspn(c, "|"), c += *c == '|', index++)
-        for (const char *w = c, *end = c + strcspn(c, "|"); w < end; w += strcspn(w, "=|") + 1)
-            if (strcspn(w, "=|") == len && !strncmp(w, value, len)) return index;
-    return -1;
-}
-
-const char *schema_choice_name(const schema_row *row, int index, char *buf, size_t cap) {
-    const char *c = row->choices;
-    for (; index > 0; index--) c += strcspn(c, "|") + 1;
-    snprintf(buf, cap, "%.*s", (int)strcspn(c, "=|"), c);
-    return buf;
-}
-
-static void add(char *buf, size_t cap, const char *what) {
-    size_t n = strlen(buf);
-    snprintf(buf + n, cap - n, "%s%s", n ? " or " : "", what);
-}
-
-const char *schema_expects(const schema_row *row, char *buf, size_t cap) {
-    buf[0] = 0;
-    if (row->types & T_BOOL) add(buf, cap, "true or false");
-    if (row->types & T_INT) add(buf, cap, "an integer");
-    if (row->types & T_NUM) add(buf, cap, "a number");
-    if (row->types & T_SIZE)
-        add(buf, cap, "a size (bytes, or like \"3GiB\")");
-    else if (row->types & T_STR)
-        add(buf, cap, "a string");
-    if (row->types & T_PAIR) add(buf, cap, "two numbers");
-    if (row->types & T_LIST) add(buf, cap, "a string or a list of strings");
-    if (row->types & T_OBJ) add(buf, cap, "an object");
-    if (row->types & T_ENUM) {
-        add(buf, cap, "one of ");
-        for (const char *c = row->choices; *c; c += strcspn(c, "|"), c += *c == '|') {
-            size_t n = strlen(buf);
-            snprintf(buf + n, cap - n, "%s%.*s", c == row->choices ? "" : ", ", (int)strcspn(c, "=|"), c);
-        }
-    }
-    if (row->types & T_AUTO) add(buf, cap, "\"auto\"");
-    return buf;
-}
