@@ -50,14 +50,19 @@ static tm_status write_chunk(copier *c, tm_io_req *r) {
     return r->status == TM_OK ? TM_OK : tm_io_req_fail(r);
 }
 
+/* Checked as it is read in any case; where the file system can share blocks, nothing is written. */
 static tm_status copy_object(copier *c, const manifest_object *o, uint64_t page) {
     manifest_object to = *o;
+    bool shared;
     place(&c->move, &to);
+    TM_TRY(tm_io_file_clone(&c->out[o->kind], to.offset, c->in[o->path], o->offset + o->slot * o->bytes, o->bytes,
+                            &shared));
     for (uint64_t at = 0; at < o->bytes; at += CHUNK) {
         uint64_t n = tm_min_u64(CHUNK, o->bytes - at), from = o->offset + o->slot * o->bytes + at;
         TM_TRY(tm_file_read_at(c->in[o->path], from, c->chunk, n));
         tm_file_forget(c->in[o->path], from, n);
         TM_TRY(check_pages(c, o, at, n, page));
+        if (shared) continue;
         TM_TRY(write_chunk(c, &(tm_io_req){.op = TM_IO_WRITE,
                                            .file = c->out[o->kind],
                                            .offset = to.offset + at,

@@ -168,6 +168,9 @@ typedef struct tm_config {
     tm_save_dtype save_dtype;
     bool keep_state; /* run directories stay after success */
     bool save_state; /* checkpoints hold masters and moments too */
+    bool save_best;  /* a checkpoint where an evaluation is better than all before, not every save_steps */
+    bool track_best; /* which checkpoint that is; it is not rotated out */
+    bool load_best_model_at_end, greater_is_better;
     bool wall_clock_breakdown;
 } tm_config;
 

@@ -258,6 +258,10 @@ static void dump_output(tm_json_writer *w, const tm_config *c) {
     choice(w, "save_dtype", (int)c->save_dtype);
     truth(w, "keep_state", c->keep_state);
     truth(w, "save_state", c->save_state);
+    if (c->save_best) text(w, "save_strategy", "best");
+    if (c->track_best) text(w, "metric_for_best_model", "loss");
+    if (c->greater_is_better) truth(w, "greater_is_better", true);
+    if (c->load_best_model_at_end) truth(w, "load_best_model_at_end", true);
     truth(w, "wall_clock_breakdown", c->wall_clock_breakdown);
 }
 

@@ -127,8 +127,29 @@ static tm_status resolve_memory(cfg_state *s) {
 
 static void resolve_strategies(cfg_state *s) {
     if (cfg_chosen(s, "save_strategy", "epoch")) later(s, "save_strategy", "saving by epoch is");
-    if (cfg_chosen(s, "save_strategy", "best")) later(s, "save_strategy", "keeping the best checkpoint is");
     if (cfg_chosen(s, "eval_strategy", "epoch")) later(s, "eval_strategy", "evaluating by epoch is");
+}
+
+/* HF Trainer's rules: which evaluations can be compared with which checkpoints. */
+static void resolve_best(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    char w[256];
+    c->save_best = cfg_chosen(s, "save_strategy", "best");
+    c->load_best_model_at_end = cfg_bool(s, "load_best_model_at_end");
+    c->track_best = c->save_best || c->load_best_model_at_end || cfg_choice(s, "metric_for_best_model") >= 0;
+    c->greater_is_better = cfg_bool(s, "greater_is_better"); /* a loss is better where it is less */
+    if (c->save_best) c->save_steps = 0;
+    if (!c->save_best && !c->load_best_model_at_end) return;
+    const char *key = c->save_best ? "save_strategy" : "load_best_model_at_end";
+    const char *at = cfg_where(cfg_given(s, key), w, sizeof w);
+    if (!c->data.eval || c->eval_steps == 0)
+        cfg_problem(s, TM_EINPUT, "%s: \"%s\" compares evaluations; give \"data.eval\" and \"eval_steps\"", at, key);
+    else if (!c->save_best && (c->save_steps == 0 || c->save_steps % c->eval_steps != 0))
+        cfg_problem(
+            s, TM_EINPUT,
+            "%s: \"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_steps\" (%lld) must "
+            "be a multiple of \"eval_steps\" (%lld)",
+            at, (long long)c->save_steps, (long long)c->eval_steps);
 }
 
 static tm_status resolve_output(cfg_state *s) {
@@ -149,6 +170,7 @@ static tm_status resolve_output(cfg_state *s) {
     c->save_state = cfg_bool(s, "save_state");
     c->wall_clock_breakdown = cfg_bool(s, "wall_clock_breakdown");
     resolve_strategies(s);
+    resolve_best(s);
     return TM_OK;
 }
 

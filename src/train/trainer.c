@@ -165,6 +165,7 @@ void trainer_close(trainer *t) {
     data_close(t->eval);
     text_close(&t->text);
     tm_buf_free(&t->directories);
+    tm_free(t->saves.step);
     tm_free(t->directory);
     tm_free(t->directories_of);
     tm_commit_close(t->commit);
@@ -195,15 +196,35 @@ static void discard(const char *path) {
     if (tm_remove_tree(path) != TM_OK) tm_log(TM_LOG_WARN, "%s could not be removed", path);
 }
 
-/* The first folder of `path` that does not exist yet: what has to go again if nothing comes of it. "" if all exist. */
-static void topmost_missing(const char *path, char *out, size_t cap) {
-    size_t n = strlen(path);
-    for (size_t i = 1; i <= n && i < cap; i++) {
-        if (i < n && path[i] != '/') continue;
-        snprintf(out, cap, "%.*s", (int)i, path);
-        if (!tm_path_exists(out)) return;
+/* OUTPUT_DIR as this run made it; what has to go again if nothing comes of it. */
+typedef struct made {
+    char output[4096];
+    size_t above; /* length of the folder that was there; of all of it: so was OUTPUT_DIR itself */
+} made;
+
+static void note_missing(made *m, const char *path) {
+    if (strlen(path) >= sizeof m->output) return;
+    snprintf(m->output, sizeof m->output, "%s", path);
+    m->above = strlen(m->output);
+    while (m->above > 0 && !tm_path_exists(m->output)) {
+        while (m->above > 0 && m->output[m->above - 1] == '/') m->above--;
+        while (m->above > 0 && m->output[m->above - 1] != '/') m->above--;
+        m->output[m->above] = 0;
     }
-    *out = 0;
+    snprintf(m->output, sizeof m->output, "%s", path);
+}
+
+/* The folders above it only if nobody else has put anything there. */
+static void discard_made(made *m) {
+    size_t n = strlen(m->output);
+    if (m->above >= n) return;
+    discard(m->output);
+    while (n > m->above) {
+        if (!tm_remove_empty(m->output)) return;
+        while (n > m->above && m->output[n - 1] == '/') n--;
+        while (n > m->above && m->output[n - 1] != '/') n--;
+        m->output[n] = 0;
+    }
 }
 
 static tm_status check_supported(const trainer *t) {
@@ -266,19 +287,36 @@ static tm_status ended_early(trainer *t, tm_status rc, bool started) {
     return rc;
 }
 
+/* A folder that cannot be written to is better known now than after the import. */
+static tm_status try_writing(trainer *t) {
+    tm_out *file;
+    TM_TRY(tm_out_create(&file, trainer_path(t, "run.json")));
+    tm_out_abandon(file);
+    return TM_OK;
+}
+
+/* Before anything in OUTPUT_DIR is believed or removed: a run that was started twice would otherwise write its log and
+ * its model twice at a time, which the locks of run directories do not keep from happening before there are any. */
+static tm_status hold_output(trainer *t, made *m) {
+    enum { STILL_DYING_MS = 10000 };
+    bool never = strcmp(t->args->resume ? t->args->resume : "auto", "never") == 0;
+    if (!trainer_speaks(t)) return TM_OK;
+    note_missing(m, t->cfg->output_dir);
+    tm_status rc = tm_hold_dir(&t->hold, t->cfg->output_dir, never ? 0 : STILL_DYING_MS);
+    if (rc != TM_OK && tm_path_exists(t->cfg->output_dir)) m->above = SIZE_MAX; /* somebody else's by now */
+    return rc == TM_OK ? try_writing(t) : rc;
+}
+
 /* Each phase ends on all ranks or on none. */
-static tm_status prepare_run(trainer *t, char *made, size_t cap) {
+static tm_status prepare_run(trainer *t, made *m) {
     tm_status rc = trainer_load_config(t, false);
     if (rc == TM_OK) rc = check_supported(t);
     if (rc == TM_OK) rc = trainer_set_strategy(t);
     TM_TRY(trainer_agree(t, rc));
     TM_TRY(trainer_same_start(t));
+    TM_TRY(trainer_agree(t, hold_output(t, m)));
     rc = trainer_choose_start(t);
-    if (rc == TM_OK && trainer_speaks(t)) {
-        topmost_missing(t->cfg->output_dir, made, cap);
-        rc = tm_make_dirs(t->cfg->output_dir);
-        if (rc == TM_OK) rc = trainer_sweep(t);
-    }
+    if (rc == TM_OK && trainer_speaks(t)) rc = trainer_sweep(t);
     TM_TRY(trainer_agree(t, rc));
     TM_TRY(trainer_agree(t, trainer_prepare(t, false)));
     TM_TRY(trainer_same_input(t));
@@ -300,10 +338,10 @@ tm_status tm_train_run(const tm_train_args *args) {
     trainer t = {.args = args, .committed = -1};
     tm_status rc;
     bool started = false;
-    char made[4096] = "";
+    made m = {.above = SIZE_MAX};
     job_catch_signals();
     TM_TRY(trainer_open_ranks(&t));
-    rc = prepare_run(&t, made, sizeof made);
+    rc = prepare_run(&t, &m);
     started = rc == TM_OK;
     if (rc == TM_OK) rc = run_job(&t);
     trainer_end_all(&t, rc); /* does not return where the other ranks go on */
@@ -313,6 +351,7 @@ tm_status tm_train_run(const tm_train_args *args) {
     trainer_close(&t);
     trainer_close_ranks(&t);
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
-    if (rc != TM_OK && *made && !started) discard(made);
+    if (rc != TM_OK && !started) discard_made(&m);
+    tm_hold_release(t.hold); /* last: until here nobody else begins there */
     return rc;
 }

@@ -69,6 +69,7 @@ static tm_status describe(const trainer *t, tm_buf *out) {
     tm_jw_field_str(&w, "output_dir", realpath(t->cfg->output_dir, dir) ? dir : t->cfg->output_dir);
     counters(&w, t);
     if (t->comm) trainer_describe_ranks(t, &w);
+    trainer_describe_saves(t, &w);
     field_hex(&w, "model", t->model_hash);
     field_hex(&w, "data", tm_dataset_fingerprint(data_set(t->train)));
     tm_jw_field_str(&w, "numerics", numerics.data);
@@ -104,14 +105,19 @@ tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
  * have published does anyone overwrite what N - 1 names. */
 static tm_status commit_together(trainer *t, const tm_commit_opts *o, tm_commit_stats *stats) {
     tm_store *store = t->job->store;
-    TM_TRY(trainer_agree(t, tm_store_commit_prepare(store, tm_exec_slab(t->job->exec), o, stats)));
-    return trainer_agree(t, tm_store_commit_publish(store, stats));
+    tm_status rc = tm_store_commit_prepare(store, tm_exec_slab(t->job->exec), o, stats);
+    trainer_kill_point("kill_prepared");
+    TM_TRY(trainer_agree(t, rc));
+    rc = tm_store_commit_publish(store, stats);
+    trainer_kill_point("kill_published");
+    return trainer_agree(t, rc);
 }
 
 tm_status trainer_commit(trainer *t) {
     tm_buf info = {0};
     tm_commit_stats stats;
     tm_status rc;
+    uint64_t began = tm_now_ns();
     TM_GO(trainer_settle(t));
     if (t->log) TM_GO(tm_append_sync(t->log)); /* a commit has the lines of its steps */
     TM_GO(describe(t, &info));
@@ -119,8 +125,10 @@ tm_status trainer_commit(trainer *t) {
                           &stats));
     t->committed = t->step;
     t->commit_ns = tm_now_ns();
+    stats.ns = t->commit_ns - began; /* with the pending update: a grace has to have room for both */
     t->commit_seconds = (double)stats.ns * 1e-9;
-    rc = trainer_log_commit(t, &stats);
+    TM_GO(trainer_log_commit(t, &stats));
+    rc = trainer_committed_saves(t);
 done:
     tm_buf_free(&info);
     return rc;

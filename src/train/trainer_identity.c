@@ -29,6 +29,10 @@ static bool is_free(const char *key, bool other_ranks) {
                                        "save_dtype",
                                        "keep_state",
                                        "save_state",
+                                       "save_strategy",
+                                       "metric_for_best_model",
+                                       "greater_is_better",
+                                       "load_best_model_at_end",
                                        "strategy",
                                        "strict",
                                        "wall_clock_breakdown",
@@ -173,7 +177,7 @@ tm_status trainer_check_commit(trainer *t) {
     t->applied = counter(info, "applied");
     t->skipped_in_a_row = counter(info, "skipped_in_a_row");
     t->unfinished = unfinished && unfinished->boolean;
-    return TM_OK;
+    return trainer_read_saves(t, info);
 }
 
 /* ---- the log --------------------------------------------------------------------------------------------------- */
@@ -187,7 +191,8 @@ static bool keeps(const trainer *t, const char *line, size_t n) {
     }
     int64_t step = counter(tm_json_root(doc), "step");
     const tm_json *event = tm_json_get(tm_json_root(doc), "event");
-    bool again = tm_json_is(event, "end") || (t->unfinished && step == t->step && event); /* will be written again */
+    bool again = tm_json_is(event, "end") || tm_json_is(event, "best") ||
+                 (t->unfinished && step == t->step && event); /* will be written again */
     tm_json_free(doc);
     return step >= 0 && step <= t->step && !again;
 }

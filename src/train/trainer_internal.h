@@ -2,9 +2,12 @@
 #ifndef TIDEMILL_TRAINER_INTERNAL_H
 #define TIDEMILL_TRAINER_INTERNAL_H
 
+#include "io/io.h"
 #include "train/config.h"
 #include "train/text_internal.h"
 #include "train/train_internal.h"
+
+#include <signal.h>
 
 /* What a step came to, as its operations left it. */
 typedef struct step_line {
@@ -33,6 +36,15 @@ typedef struct trainer_old {
     tm_commit **taken; /* [ranks] with their locks, by the rank that speaks */
     bool other;
 } trainer_old;
+
+/* Checkpoints of this run (trainer_save.c). The list is kept where there is a limit. */
+typedef struct trainer_saves {
+    int64_t *step; /* ascending */
+    uint32_t n, cap;
+    int64_t best, kept; /* step of the best that was saved; of the one that the latest commit names; 0: none */
+    double best_loss;
+    double loss; /* of this step's evaluation; not a number: there was none */
+} trainer_saves;
 
 typedef struct trainer {
     const tm_train_args *args;
@@ -70,6 +82,7 @@ typedef struct trainer {
     uint64_t minimum_host_bytes;
     int64_t step, applied; /* optimizer steps done; those whose update was applied */
     int64_t skipped_in_a_row;
+    trainer_saves saves;
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
     uint64_t start_ns, tokens_done;
@@ -78,6 +91,7 @@ typedef struct trainer {
     double eval_sum;
     uint64_t eval_labels;
     trainer_watch *watch;
+    tm_hold *hold; /* OUTPUT_DIR is this run's */
     char path[4096];
 } trainer;
 
@@ -122,6 +136,11 @@ job_shape trainer_step_shape(const trainer *t);
 /* Every way of running the step that the configuration leaves open; all give the same bits. How many. */
 uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]);
 
+/* Where tests end the process. */
+static inline void trainer_kill_point(const char *name) {
+    if (tm_fault_hit(name, NULL)) (void)raise(SIGKILL);
+}
+
 /* trainer_commit.c: commits. */
 bool trainer_commits(const trainer *t); /* this job makes commits */
 /* The state after the step that comes next will be committed (or looked at): nothing may be read ahead for the one
@@ -155,6 +174,15 @@ tm_status trainer_settle(trainer *t); /* applies what is pending, ends what was 
 /* trainer_step.c: steps, evaluations and checkpoints; then the model and the last line of the log. */
 tm_status trainer_run_steps(trainer *t);
 tm_status trainer_finish(trainer *t);
+
+/* trainer_save.c: checkpoint-N folders, the best of them, the model at the end. */
+tm_status trainer_find_best(trainer *t);       /* before the first step: what is called the best is there */
+tm_status trainer_save_checkpoint(trainer *t); /* after a step and its evaluation: if one is due */
+void trainer_note_best(trainer *t);            /* the last step's evaluation: its model goes to OUTPUT_DIR itself */
+tm_status trainer_save_last(trainer *t);
+void trainer_describe_saves(const trainer *t, tm_json_writer *w); /* into a commit, */
+tm_status trainer_read_saves(trainer *t, const tm_json *info);    /* and from it */
+tm_status trainer_committed_saves(trainer *t);                    /* it was published */
 
 /* trainer_watch.c: steps as predicted and as they ran; which step's first reads may begin before the one before it
  * ends. */

@@ -4,6 +4,7 @@
 #include "train/trainer_internal.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,6 +148,20 @@ static tm_status from_earlier(trainer *t, const earlier *e) {
     return e->finished ? refuse_finished(t, e) : TM_OK;
 }
 
+/* Is it of a run into another OUTPUT_DIR? That one keeps it, this one goes on with a copy: else two logs would name one
+ * state. */
+static tm_status take_or_copy(trainer *t, const char *dir) {
+    char here[PATH_MAX];
+    TM_TRY(tm_commit_open(&t->commit, dir)); /* nobody is at it */
+    const tm_json *whose = tm_json_get(tm_commit_info(t->commit), "output_dir");
+    if (!realpath(t->cfg->output_dir, here) || !whose || tm_json_is(whose, here)) return TM_OK;
+    tm_log(TM_LOG_INFO, "%s is the state of the run in %s: going on with a copy of it", dir,
+           whose->type == TM_JSON_STRING ? whose->text : "another folder");
+    tm_commit_close(t->commit);
+    t->commit = NULL;
+    return trainer_open_full(t, dir);
+}
+
 /* DIR: a full checkpoint, an output folder, or a run directory. */
 static tm_status from_directory(trainer *t, const char *dir) {
     earlier e;
@@ -166,7 +181,7 @@ static tm_status from_directory(trainer *t, const char *dir) {
         rc = tm_fail(TM_EINPUT, "--resume %s: this %s run left no state to go on from", dir,
                      e.finished ? "finished" : "interrupted");
     else
-        rc = tm_commit_open(&t->commit, first);
+        rc = take_or_copy(t, first);
     tm_json_free(e.doc);
     return rc;
 }
@@ -211,7 +226,7 @@ static tm_status step_of(const char *dir, uint64_t *step) {
 }
 
 /* As many ranks as before: each its own. The highest step that any rank published: all had prepared it by then. */
-static tm_status open_own(trainer *t, bool *any) {
+static tm_status try_own(trainer *t, bool *any) {
     const char *dir = t->old.directory[t->ranks.rank];
     uint64_t step = 0, most;
     TM_TRY(trainer_agree(t, step_of(dir, &step)));
@@ -219,28 +234,60 @@ static tm_status open_own(trainer *t, bool *any) {
     TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, &most, 1));
     *any = most > 0;
     if (most == 0) return TM_OK;
+    trainer_kill_point("kill_in_resume");
     TM_TRY(trainer_agree(t, step < most ? tm_commit_roll_forward(dir, most - 1) : TM_OK));
+    trainer_kill_point("kill_in_resume");
     return trainer_agree(t, tm_commit_open(&t->commit, dir));
 }
 
-/* All of them, by one rank; whoever goes on with another layout looks into them. */
-static tm_status take_all(trainer *t, bool *any) {
+/* Ranks whose launcher was killed live on for a moment, and one may publish after this one has looked. Once all are
+ * open, nobody does: then all are of one step, or it is looked again. */
+enum { LOOKS = 3 };
+static tm_status open_own(trainer *t, bool *any) {
+    for (int look = 0; look < LOOKS; look++) {
+        TM_TRY(try_own(t, any));
+        if (!*any) return TM_OK;
+        uint64_t least = tm_commit_step(t->commit), most = least;
+        TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MIN, &least, 1));
+        TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, &most, 1));
+        if (least == most) return TM_OK;
+        tm_commit_close(t->commit);
+        t->commit = NULL;
+        TM_TRY(trainer_agree(t, TM_OK)); /* all have let go */
+    }
+    return trainer_agree(t, tm_fail(TM_ECORRUPT, "%s: the ranks' commits are of different steps", t->cfg->output_dir));
+}
+
+/* All of them, by one rank; whoever goes on with another layout looks into them. *alike: they are of one step. */
+static tm_status try_all(trainer *t, bool *any, bool *alike) {
     uint64_t most = 0, step;
-    *any = false;
     for (uint32_t q = 0; q < t->old.ranks; q++) {
         TM_TRY(step_of(t->old.directory[q], &step));
         most = tm_max_u64(most, step);
     }
-    if (most == 0) return TM_OK;
-    *any = true;
-    t->old.taken = tm_calloc(t->old.ranks, sizeof *t->old.taken);
-    if (!t->old.taken) return tm_nomem(t->old.ranks * sizeof *t->old.taken);
-    for (uint32_t q = 0; q < t->old.ranks; q++) {
+    *any = most > 0;
+    *alike = true;
+    for (uint32_t q = 0; *any && q < t->old.ranks; q++) {
         TM_TRY(step_of(t->old.directory[q], &step));
         if (step < most) TM_TRY(tm_commit_roll_forward(t->old.directory[q], most - 1));
         TM_TRY(tm_commit_open(&t->old.taken[q], t->old.directory[q]));
+        *alike &= tm_commit_step(t->old.taken[q]) + 1 == most;
     }
     return TM_OK;
+}
+
+static tm_status take_all(trainer *t, bool *any) {
+    bool alike = false;
+    *any = false;
+    t->old.taken = tm_calloc(t->old.ranks, sizeof *t->old.taken);
+    if (!t->old.taken) return tm_nomem(t->old.ranks * sizeof *t->old.taken);
+    for (int look = 0; look < LOOKS; look++) {
+        TM_TRY(try_all(t, any, &alike));
+        if (!*any) tm_free(t->old.taken), t->old.taken = NULL;
+        if (alike) return TM_OK;
+        for (uint32_t q = 0; q < t->old.ranks; q++) tm_commit_close(t->old.taken[q]), t->old.taken[q] = NULL;
+    }
+    return tm_fail(TM_ECORRUPT, "%s: the ranks' commits are of different steps", t->cfg->output_dir);
 }
 
 static tm_status open_others(trainer *t, bool *any) {
@@ -357,14 +404,15 @@ tm_status trainer_choose_start(trainer *t) {
 
 /* ---- what a killed run left in OUTPUT_DIR ------------------------------------------------------------------------ */
 
-/* checkpoint-N.tmp, .tmp-<16 hex digits>-NAME (tm_out), .tokens-<pid>-<n> (data). */
+/* checkpoint-N.tmp, checkpoint-N.tmp-old, .tmp-<16 hex digits>-NAME (tm_out), .tokens-<pid>-<n> (data). */
 static bool is_half_done(const char *name) {
     size_t n, digits;
     if (strncmp(name, ".tmp-", 5) == 0) return strspn(name + 5, "0123456789abcdef") == 16 && name[21] == '-';
     if (strncmp(name, ".tokens-", 8) == 0) return name[8 + strspn(name + 8, "0123456789")] == '-';
     n = strncmp(name, "checkpoint-", 11) == 0 ? 11 : 0;
     digits = strspn(name + n, "0123456789");
-    return n && digits && strcmp(name + n + digits, ".tmp") == 0;
+    const char *end = name + n + digits;
+    return n && digits && (strcmp(end, ".tmp") == 0 || strcmp(end, ".tmp-old") == 0);
 }
 
 static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {

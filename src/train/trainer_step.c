@@ -5,7 +5,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -91,60 +90,11 @@ static tm_status evaluate(trainer *t) {
     t->job->step = keep;
     if (rc != TM_OK) return rc;
     double loss = t->eval_labels ? t->eval_sum / (double)t->eval_labels : NAN;
+    t->saves.loss = loss;
     if (!t->args->quiet)
         fprintf(stderr, "%sstep %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", isatty(2) ? "\r\033[K" : "",
                 t->step, loss, exp(loss));
     return trainer_log_event(t, "eval", NULL, loss);
-}
-
-static tm_fmt save_format(const tm_config *c) {
-    switch (c->save_dtype) {
-    case TM_SAVE_F32:
-        return TM_FMT_F32;
-    case TM_SAVE_BF16:
-        return TM_FMT_BF16;
-    case TM_SAVE_F16:
-        return TM_FMT_F16;
-    default:
-        return c->precision == TM_F32 ? TM_FMT_F32 : TM_FMT_BF16;
-    }
-}
-
-static tm_status write_side_files(trainer *t, const char *dir, tm_fmt dtype) {
-    return tm_source_write_side_files(t->source, dir, dtype);
-}
-
-static tm_status save_to(trainer *t, const char *dir) {
-    tm_fmt dtype = save_format(t->cfg);
-    TM_TRY(trainer_settle(t));
-    if (tm_fault_hit("kill_before_export", NULL)) (void)raise(SIGKILL);
-    TM_TRY(job_export(t->job, dir, dtype));
-    if (!trainer_speaks(t)) return TM_OK;
-    if (tm_fault_hit("kill_in_export", NULL)) (void)raise(SIGKILL);
-    return write_side_files(t, dir, dtype);
-}
-
-/* save_total_limit: of the checkpoints that this run made. */
-static tm_status drop_oldest(trainer *t) {
-    char dir[4096];
-    int64_t oldest = t->step - (int64_t)t->cfg->save_total_limit * t->cfg->save_steps;
-    if (t->cfg->save_total_limit == 0 || oldest <= 0) return TM_OK;
-    snprintf(dir, sizeof dir, "%s/checkpoint-%" PRId64, t->cfg->output_dir, oldest);
-    return tm_remove_tree(dir);
-}
-
-static tm_status save_checkpoint(trainer *t) {
-    char dir[4096], beside[4200];
-    snprintf(dir, sizeof dir, "%s/checkpoint-%" PRId64, t->cfg->output_dir, t->step);
-    snprintf(beside, sizeof beside, "%s.tmp", dir);
-    if (trainer_speaks(t)) TM_TRY(tm_remove_tree(beside));
-    TM_TRY(save_to(t, beside));
-    if (!trainer_speaks(t)) return TM_OK;
-    if (t->cfg->save_state) TM_TRY(trainer_save_state(t, beside));
-    TM_TRY(tm_remove_tree(dir));
-    TM_TRY(tm_rename_path(beside, dir));
-    TM_TRY(drop_oldest(t));
-    return trainer_log_event(t, "checkpoint", NULL, NAN);
 }
 
 static tm_status timed_step(trainer *t) {
@@ -161,8 +111,12 @@ static tm_status after_step(trainer *t) {
     const tm_config *c = t->cfg;
     bool last = t->step >= c->total_steps;
     t->unfinished = true;
+    t->saves.loss = NAN;
     if (last || (c->eval_steps > 0 && t->step % c->eval_steps == 0)) TM_TRY(evaluate(t));
-    if (!last && c->save_steps > 0 && t->step % c->save_steps == 0) TM_TRY(save_checkpoint(t));
+    if (last)
+        trainer_note_best(t);
+    else
+        TM_TRY(trainer_save_checkpoint(t));
     t->unfinished = false;
     return TM_OK;
 }
@@ -202,6 +156,7 @@ tm_status trainer_run_steps(trainer *t) {
     t->start_ns = t->commit_ns = tm_now_ns();
     t->job->may_go_on = trainer_may_go_on;
     t->job->may_go_on_ctx = t;
+    TM_TRY(trainer_find_best(t));
     TM_TRY(trainer_replay_start(t));
     TM_TRY(trainer_watch_start(t));
     tm_status rc = run_steps(t);
@@ -211,7 +166,7 @@ tm_status trainer_run_steps(trainer *t) {
 
 tm_status trainer_finish(trainer *t) {
     char hash[33];
-    TM_TRY(save_to(t, t->cfg->output_dir));
+    TM_TRY(trainer_save_last(t));
     TM_TRY(job_state_hash(t->job, (uint64_t)t->step, hash));
     TM_TRY(trainer_log_event(t, "end", hash, NAN));
     if (!trainer_speaks(t)) return TM_OK;

@@ -142,23 +142,34 @@ static char *take(int fd, size_t *len) {
     return text;
 }
 
+/* Only one of the ranks is told of the fault. */
+static unsigned fault_of_one(char **argv, unsigned n, const run_opts *o) {
+    static char script[256];
+    snprintf(script, sizeof script,
+             "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" != %u ] || export TIDEMILL_FAULT=%s; exec \"$0\" \"$@\"",
+             o->fault_rank, o->fault);
+    static const char *const shell[] = {"sh", "-c", script};
+    for (unsigned i = 0; i < TM_COUNT(shell); i++) argv[n++] = (char *)(uintptr_t)shell[i];
+    return n;
+}
+
 /* mpirun in front; as root and with more ranks than cores it has to be told. */
-static unsigned launcher(char **argv, unsigned ranks) {
+static unsigned launcher(char **argv, const run_opts *o) {
     static const char *const words[] = {"mpirun", "--oversubscribe", "--bind-to", "none", "-n"};
     static char number[12];
     unsigned n = 0;
     for (; n < TM_COUNT(words); n++) argv[n] = (char *)(uintptr_t)words[n];
-    snprintf(number, sizeof number, "%u", ranks);
+    snprintf(number, sizeof number, "%u", o->ranks);
     argv[n++] = number;
     (void)setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     (void)setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     (void)setenv("OMP_NUM_THREADS", "1", 1);
-    return n;
+    return o->fault ? fault_of_one(argv, n, o) : n;
 }
 
 static void child(const run_opts *o, const char *const *arguments, int in, int out, int err) {
     char *argv[80] = {NULL};
-    unsigned n = o->ranks ? launcher(argv, o->ranks) : 0;
+    unsigned n = o->ranks ? launcher(argv, o) : 0;
     argv[n++] = (char *)(uintptr_t)TM_TEST_BINARY;
     for (unsigned i = 0; arguments[i] && i < 62; i++) argv[n++] = (char *)(uintptr_t)arguments[i];
     (void)setenv("TIDEMILL_PROFILE", "e2e.profile", 1); /* not the user's */
@@ -198,8 +209,24 @@ static bool file_not_empty(const char *path) {
     return stat(path, &st) == 0 && st.st_size > 0;
 }
 
+/* A rank is a child of the launcher; until it is there, and where none is meant, the launcher is hit. */
+static pid_t target(pid_t pid, const run_opts *o) {
+    char path[64], list[512];
+    long child[64];
+    unsigned n = 0;
+    if (!o->ranks || o->kill_rank == 0) return pid;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)pid, (int)pid);
+    FILE *f = fopen(path, "r");
+    if (!f) return pid;
+    if (!fgets(list, sizeof list, f)) list[0] = 0;
+    fclose(f);
+    for (char *at = list, *end; n < TM_COUNT(child) && (child[n] = strtol(at, &end, 10)) > 0; at = end) n++;
+    return o->kill_rank <= n ? (pid_t)child[o->kill_rank - 1] : pid;
+}
+
 static int await(pid_t pid, const run_opts *o, run_result *r) {
     uint64_t began = tm_now_ns(), limit = (uint64_t)(o->timeout_s ? o->timeout_s : 120) * 1000000000;
+    uint64_t from = o->signal_when ? 0 : began;
     bool signalled = false;
     for (;;) {
         int status;
@@ -210,11 +237,11 @@ static int await(pid_t pid, const run_opts *o, run_result *r) {
         }
         uint64_t peak = sample_peak(pid);
         if (peak > r->peak_bytes) r->peak_bytes = peak;
-        bool now = o->signal_when ? file_not_empty(o->signal_when)
-                                  : tm_now_ns() - began >= (uint64_t)o->signal_after_ms * 1000000;
+        if (!from && file_not_empty(o->signal_when)) from = tm_now_ns();
+        bool now = from && tm_now_ns() - from >= (uint64_t)o->signal_after_ms * 1000000;
         if (o->signal && !signalled && now) {
             signalled = true;
-            kill(pid, o->signal);
+            kill(target(pid, o), o->signal);
         }
         if (tm_now_ns() - began > limit) {
             kill(pid, o->ranks ? SIGTERM : SIGKILL); /* the launcher ends its ranks */

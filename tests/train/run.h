@@ -32,10 +32,13 @@ typedef struct run_opts {
     unsigned timeout_s;       /* 0: 120; the process is killed and the test fails */
     int signal;               /* != 0: sent once `signal_when` exists */
     const char *signal_when;  /* path of a file that is not empty */
-    unsigned signal_after_ms; /* with signal_when NULL: since the start */
+    unsigned signal_after_ms; /* after that, or with signal_when NULL since the start */
     const char *cgroup;       /* the process joins this memory cgroup (run_cgroup) before it starts; NULL: none */
     const char *input;        /* stdin; NULL: nothing */
     unsigned ranks;           /* > 0: under mpirun with so many, one thread each */
+    unsigned kill_rank;       /* with ranks: 1 + the one that gets `signal`; 0 or more than there are: the launcher */
+    const char *fault;        /* with ranks: TIDEMILL_FAULT of fault_rank alone */
+    unsigned fault_rank;
 } run_opts;
 
 typedef struct run_result {

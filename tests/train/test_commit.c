@@ -6,9 +6,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { STEPS = 24 };
@@ -240,6 +242,78 @@ static void a_live_run_is_left_alone(void **state) {
     free(text);
 }
 
+/* Started in the background; it ends by itself. */
+static pid_t start(const scene *s, const char *set) {
+    const char *resume = "never";
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    int null = open("/dev/null", O_RDWR);
+    (void)(dup2(null, 0) + dup2(null, 1) + dup2(null, 2));
+    execl(TM_TEST_BINARY, "tidemill", "train", s->config, "--resume", resume, "--set", set, NULL);
+    _exit(127);
+}
+
+/* Nothing on a disk but the log, so no lock of a run directory: OUTPUT_DIR itself is held. */
+static void two_runs_never_write_to_one_output_dir(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *log = run_path(s.output, "log.jsonl"), *sets[] = {"max_steps=100000", "max_steps=2"};
+    run_write(s.config,
+              run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"seq_len\": 16}, \"commit_steps\": 0,"
+                         " \"memory\": {\"host_budget\": \"unlimited\"}, \"output_dir\": \"%s\"}\n",
+                         s.model, s.rows, s.output));
+    pid_t pid = start(&s, sets[0]);
+    assert_true(pid > 0);
+    for (int i = 0; access(log, R_OK) != 0 && i < 2000; i++) usleep(5000);
+    run_result r = run((run_opts){0}, "train", s.config, "--quiet", "--resume", "never", "--set", sets[1], NULL);
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    expect(&r, 2, run_format("in use by process %d", (int)pid));
+    r = run((run_opts){0}, "train", s.config, "--quiet", "--resume", "never", "--set", sets[1], NULL);
+    expect(&r, 0, NULL); /* it let go with its death */
+    assert_int_equal(train_log_read(s.output).steps, 2);
+    /* A start that comes to nothing takes away what it made, and nothing of its neighbours'. */
+    const char *above = run_path(s.dir, "above"), *mine = run_format("output_dir=%s/a/b", above);
+    r = run((run_opts){0}, "train", s.config, "--quiet", "--set", mine, "--set", "data.train=nowhere.safetensors",
+            NULL);
+    expect(&r, 2, "nowhere");
+    assert_int_not_equal(access(above, F_OK), 0);
+}
+
+/* One step is done; SIGTERM some time after the second one, with 20 ms for each read, has begun. */
+static run_result stop_late(const scene *s, const char *grace, unsigned after_ms) {
+    const char *env[] = {"TIDEMILL_FAULT=pread:100:delay:sticky", NULL}, *log = run_path(s->output, "log.jsonl");
+    const char *arguments[] = {"train", s->config, "--quiet", "--grace", grace, "--set", "memory.io_engine=sync", NULL};
+    run_remove(s->output);
+    run_result r =
+        run((run_opts){0}, "train", s->config, "--quiet", "--set", "max_steps=1", "--set", "keep_state=true", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    run_remove(log); /* so that it appears when the steps begin */
+    r = run_argv(&(run_opts){.signal = SIGTERM, .signal_when = log, .signal_after_ms = after_ms, .env = env},
+                 arguments);
+    run_remove(s->offload);
+    return r;
+}
+
+/* With time enough the step is ended and committed; one that cannot be expected to end within the grace is given up,
+ * and what is committed is the step before. */
+static void the_grace_is_kept(void **state) {
+    (void)state;
+    scene s = scene_open();
+    bool ended = false;
+    for (unsigned after_ms = 100; !ended && after_ms < 2000; after_ms += 100) { /* a slow start takes longer */
+        run_result r = stop_late(&s, "100", after_ms);
+        ended = strstr(r.err, "step 2 is committed") != NULL;
+        expect(&r, 3, ended ? NULL : "step 1 is committed");
+        if (!ended) continue;
+        r = stop_late(&s, "0.01", after_ms);
+        expect(&r, 3, "step 1 is committed");
+    }
+    if (!ended) fail_msg("no step was ended");
+}
+
 /* keep_state: a finished run can be made longer. */
 static void a_finished_run_can_be_made_longer(void **state) {
     (void)state;
@@ -391,6 +465,8 @@ int main(void) {
         cmocka_unit_test_teardown(signals_commit_and_the_run_goes_on, run_clean),
         cmocka_unit_test_teardown(a_resume_that_does_not_fit_is_refused, run_clean),
         cmocka_unit_test_teardown(a_live_run_is_left_alone, run_clean),
+        cmocka_unit_test_teardown(two_runs_never_write_to_one_output_dir, run_clean),
+        cmocka_unit_test_teardown(the_grace_is_kept, run_clean),
         cmocka_unit_test_teardown(clean_removes_nothing_by_surprise, run_clean),
         cmocka_unit_test_teardown(full_checkpoints_are_gone_back_to, run_clean),
         cmocka_unit_test_teardown(commits_span_paths, run_clean),

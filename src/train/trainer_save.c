@@ -1,0 +1,253 @@
+/* What a run gives away: checkpoint-N folders, which of them is the best and which go, the model at the end. */
+#include "comm/comm.h"
+#include "io/io.h"
+#include "train/trainer_internal.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- a model as a folder --------------------------------------------------------------------------------------- */
+
+static tm_fmt save_format(const tm_config *c) {
+    switch (c->save_dtype) {
+    case TM_SAVE_F32:
+        return TM_FMT_F32;
+    case TM_SAVE_BF16:
+        return TM_FMT_BF16;
+    case TM_SAVE_F16:
+        return TM_FMT_F16;
+    default:
+        return c->precision == TM_F32 ? TM_FMT_F32 : TM_FMT_BF16;
+    }
+}
+
+static tm_status save_to(trainer *t, const char *dir) {
+    tm_fmt dtype = save_format(t->cfg);
+    TM_TRY(trainer_settle(t));
+    trainer_kill_point("kill_before_export");
+    TM_TRY(job_export(t->job, dir, dtype));
+    if (!trainer_speaks(t)) return TM_OK;
+    trainer_kill_point("kill_in_export");
+    return tm_source_write_side_files(t->source, dir, dtype);
+}
+
+static const char *checkpoint_path(const trainer *t, int64_t step, char *buf, size_t cap) {
+    snprintf(buf, cap, "%s/checkpoint-%" PRId64, t->cfg->output_dir, step);
+    return buf;
+}
+
+/* ---- the best one ---------------------------------------------------------------------------------------------- */
+
+/* Strictly: of two that are alike the first is the best. What is not a number is never better. */
+static bool is_better(const trainer *t, double loss) {
+    const trainer_saves *s = &t->saves;
+    if (!isfinite(loss)) return false;
+    if (s->best == 0) return true;
+    return t->cfg->greater_is_better ? loss > s->best_loss : loss < s->best_loss;
+}
+
+void trainer_note_best(trainer *t) {
+    if (!t->cfg->track_best || !is_better(t, t->saves.loss)) return;
+    t->saves.best_loss = t->saves.loss;
+    t->saves.best = t->step;
+}
+
+static void forget_best(trainer *t, const char *why) {
+    if (trainer_speaks(t))
+        tm_log(TM_LOG_WARN, "the best model so far, of step %" PRId64 ", does not count any more: %s", t->saves.best,
+               why);
+    t->saves.best = t->saves.kept = 0;
+}
+
+/* Asked of all ranks. A run that was made longer: what was the best may have been the last model of that run, which has
+ * no folder. */
+tm_status trainer_find_best(trainer *t) {
+    char path[4096];
+    uint64_t there = t->saves.best == 0 || tm_path_is_dir(checkpoint_path(t, t->saves.best, path, sizeof path));
+    if (t->saves.best == t->step && t->step == t->cfg->total_steps) there = 1; /* its folder is OUTPUT_DIR */
+    if (t->comm) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, &there, sizeof there));
+    if (!there) forget_best(t, "its folder is gone");
+    return TM_OK;
+}
+
+/* ---- in a commit ------------------------------------------------------------------------------------------------- */
+
+static const char *eval_hash(const trainer *t, char text[20]) {
+    snprintf(text, 20, "%016" PRIx64, t->eval ? tm_dataset_fingerprint(data_set(t->eval)) : 0);
+    return text;
+}
+
+void trainer_describe_saves(const trainer *t, tm_json_writer *w) {
+    const trainer_saves *s = &t->saves;
+    char text[20];
+    tm_jw_key(w, "checkpoints");
+    tm_jw_array(w);
+    for (uint32_t i = 0; i < s->n; i++) tm_jw_int(w, s->step[i]);
+    tm_jw_array_end(w);
+    if (s->best == 0) return;
+    tm_jw_key(w, "best");
+    tm_jw_object(w);
+    tm_jw_key(w, "step");
+    tm_jw_int(w, s->best);
+    tm_jw_field_double(w, "loss", s->best_loss);
+    tm_jw_field_bool(w, "greater_is_better", t->cfg->greater_is_better);
+    tm_jw_field_str(w, "eval", eval_hash(t, text));
+    tm_jw_object_end(w);
+}
+
+static tm_status remember_checkpoint(trainer *t, int64_t step) {
+    trainer_saves *s = &t->saves;
+    if (s->n > 0 && s->step[s->n - 1] >= step) return TM_OK; /* the same step again */
+    if (s->n == s->cap) {
+        uint32_t cap = s->cap ? 2 * s->cap : 16;
+        int64_t *more = tm_realloc(s->step, cap * sizeof *more);
+        if (!more) return tm_nomem(cap * sizeof *more);
+        s->step = more;
+        s->cap = cap;
+    }
+    s->step[s->n++] = step;
+    return TM_OK;
+}
+
+/* Of a commit of this run, or of an earlier version: those say nothing. */
+tm_status trainer_read_saves(trainer *t, const tm_json *info) {
+    const tm_json *list = tm_json_get(info, "checkpoints"), *best = tm_json_get(info, "best");
+    const tm_json *step = tm_json_get(best, "step"), *loss = tm_json_get(best, "loss");
+    const tm_json *greater = tm_json_get(best, "greater_is_better");
+    char text[20];
+    for (const tm_json *c = list && t->cfg->save_total_limit ? list->child : NULL; c; c = c->next)
+        if (c->is_integer) TM_TRY(remember_checkpoint(t, c->integer));
+    if (!t->cfg->track_best || !step || !step->is_integer || !loss || loss->type != TM_JSON_NUMBER) return TM_OK;
+    t->saves.best = t->saves.kept = step->integer;
+    t->saves.best_loss = loss->number;
+    if ((greater && greater->boolean) != t->cfg->greater_is_better)
+        forget_best(t, "greater_is_better has changed");
+    else if (!tm_json_is(tm_json_get(best, "eval"), eval_hash(t, text)))
+        forget_best(t, "the evaluation data have changed");
+    return TM_OK;
+}
+
+/* ---- which go ---------------------------------------------------------------------------------------------------- */
+
+/* The latest and the best; at the end with a limit of 1 only the best, as in HF Trainer. */
+static bool stays(const trainer *t, int64_t step, int64_t latest, bool ended) {
+    int64_t best = t->saves.best;
+    bool best_alone = ended && t->cfg->save_total_limit == 1 && best > 0 && best < t->step;
+    return step == best || (step == latest && !best_alone);
+}
+
+/* The oldest of those that this run made, until save_total_limit are left. What the latest commit names as the best
+ * stays beyond that: a run that is killed now goes on with it. */
+static tm_status rotate(trainer *t, bool ended) {
+    trainer_saves *s = &t->saves;
+    char path[4096];
+    uint32_t bound = 0, spared = 0, n = 0;
+    if (t->cfg->save_total_limit == 0 || s->n == 0) return TM_OK;
+    int64_t kept = ended ? 0 : s->kept, latest = s->step[s->n - 1];
+    for (uint32_t i = 0; i < s->n; i++) {
+        bool bind = stays(t, s->step[i], latest, ended);
+        bound += bind;
+        spared += !bind && s->step[i] == kept;
+    }
+    uint32_t left = s->n - spared, keep = t->cfg->save_total_limit > bound ? t->cfg->save_total_limit : bound;
+    for (uint32_t i = 0; i < s->n; i++) {
+        int64_t step = s->step[i];
+        bool goes = left > keep && step != kept && !stays(t, step, latest, ended);
+        left -= goes;
+        if (!goes)
+            s->step[n++] = step;
+        else if (trainer_speaks(t))
+            TM_TRY(tm_retire_dir(checkpoint_path(t, step, path, sizeof path)));
+    }
+    s->n = n;
+    return TM_OK;
+}
+
+/* From here on a run that is killed goes on from this commit. */
+tm_status trainer_committed_saves(trainer *t) {
+    if (t->saves.kept == t->saves.best) return TM_OK;
+    t->saves.kept = t->saves.best;
+    return rotate(t, false);
+}
+
+/* ---- checkpoint-N ------------------------------------------------------------------------------------------------ */
+
+static tm_status write_checkpoint(trainer *t) {
+    char dir[4096], beside[4200];
+    snprintf(beside, sizeof beside, "%s.tmp", checkpoint_path(t, t->step, dir, sizeof dir));
+    if (trainer_speaks(t)) TM_TRY(tm_remove_tree(beside));
+    TM_TRY(save_to(t, beside));
+    if (!trainer_speaks(t)) return TM_OK;
+    if (t->cfg->save_state) TM_TRY(trainer_save_state(t, beside));
+    return tm_publish_dir(beside, dir);
+}
+
+/* Is one due, and how did the evaluation of this step, if any, turn out? */
+tm_status trainer_save_checkpoint(trainer *t) {
+    const tm_config *c = t->cfg;
+    bool due = c->save_best ? is_better(t, t->saves.loss) : c->save_steps > 0 && t->step % c->save_steps == 0;
+    if (!due) return TM_OK;
+    TM_TRY(write_checkpoint(t));
+    trainer_note_best(t);
+    if (c->save_total_limit) TM_TRY(remember_checkpoint(t, t->step));
+    TM_TRY(rotate(t, false));
+    return trainer_log_event(t, "checkpoint", NULL, NAN);
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
+
+typedef struct folders {
+    const char *from, *to;
+} folders;
+
+static tm_status copy_one(void *ctx, const char *name, bool is_dir) {
+    const folders *f = ctx;
+    char from[4400], to[4400];
+    if (is_dir) return TM_OK; /* state */
+    snprintf(from, sizeof from, "%s/%s", f->from, name);
+    snprintf(to, sizeof to, "%s/%s", f->to, name);
+    return tm_copy_file(from, to);
+}
+
+static tm_status log_best(trainer *t) {
+    tm_buf line = {0};
+    tm_json_writer w;
+    tm_jw_init(&w, &line, 0);
+    tm_jw_object(&w);
+    tm_jw_field_str(&w, "event", "best");
+    tm_jw_key(&w, "step");
+    tm_jw_int(&w, t->step);
+    tm_jw_key(&w, "best_step");
+    tm_jw_int(&w, t->saves.best);
+    tm_jw_field_double(&w, "loss", t->saves.best_loss);
+    tm_jw_object_end(&w);
+    tm_status rc = tm_jw_end(&w);
+    if (rc == TM_OK) rc = tm_append_line(t->log, line.data, line.len);
+    tm_buf_free(&line);
+    return rc;
+}
+
+/* The weights of checkpoint-BEST, instead of the last ones. */
+static tm_status load_best(trainer *t) {
+    char path[4096];
+    folders f = {checkpoint_path(t, t->saves.best, path, sizeof path), t->cfg->output_dir};
+    trainer_kill_point("kill_before_export");
+    tm_log(TM_LOG_INFO, "the best model is that of step %" PRId64 ", evaluation loss %.6g: it goes to %s",
+           t->saves.best, t->saves.best_loss, f.to);
+    TM_TRY(tm_list_dir(f.from, copy_one, &f));
+    trainer_kill_point("kill_in_export");
+    return TM_OK;
+}
+
+tm_status trainer_save_last(trainer *t) {
+    if (t->cfg->load_best_model_at_end) TM_TRY(trainer_find_best(t));
+    bool other = t->cfg->load_best_model_at_end && t->saves.best > 0 && t->saves.best < t->step;
+    if (!other)
+        TM_TRY(save_to(t, t->cfg->output_dir));
+    else if (trainer_speaks(t))
+        TM_TRY(load_best(t));
+    TM_TRY(rotate(t, true));
+    return t->cfg->load_best_model_at_end && t->saves.best > 0 && trainer_speaks(t) ? log_best(t) : TM_OK;
+}

@@ -1,0 +1,158 @@
+/* kill -9 of a rank at every named point of a commit's four phases, of a resume and of an export, and at random
+ * instants (now and then of mpirun itself): started again until it is done, the run comes to the bits of one that
+ * nobody disturbed.
+ *
+ * TIDEMILL_KILLS=N TIDEMILL_KILL_SEED=S: every point on every rank of 2 and 4, then N kills at random instants of each
+ * (default: 3 points on 2 ranks). */
+#include "run.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { STEPS = 6 };
+
+typedef struct scene {
+    const char *dir, *config, *output;
+    uint64_t seed;
+    unsigned kills, starts;
+} scene;
+
+static uint64_t option(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static scene scene_open(void) {
+    scene s = {.dir = run_dir(), .seed = option("TIDEMILL_KILL_SEED", 1)};
+    const char *rows = run_path(s.dir, "rows.safetensors");
+    s.config = run_path(s.dir, "config.json");
+    s.output = run_path(s.dir, "out");
+    run_copy_model(TM_TEST_FIXTURES "/arch_llama", run_path(s.dir, "model"));
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(rows, golden, 0, 3, 16, true); /* epochs end with a smaller step */
+    tm_st_close(golden);
+    run_write(s.config,
+              run_format("{\"model\": \"%s/model\", \"data\": {\"train\": \"%s\", \"seq_len\": 16},"
+                         " \"precision\": \"bf16\", \"max_steps\": %d, \"learning_rate\": 0.01,"
+                         " \"commit_steps\": 1, \"save_steps\": 4, \"train_batch_size\": 4,"
+                         " \"per_device_train_batch_size\": 1, \"strategy\": \"zero3\","
+                         " \"memory\": {\"cache\": \"none\"}, \"output_dir\": \"%s\", \"zero_optimization\": {"
+                         " \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"%s/offload\"},"
+                         " \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"%s/offload\"}}}\n",
+                         s.dir, rows, STEPS, s.output, s.dir, s.dir));
+    return s;
+}
+
+static run_result start(scene *s, const run_opts *o) {
+    const char *arguments[] = {"train", s->config, "--quiet", NULL};
+    s->starts++;
+    return run_argv(o, arguments);
+}
+
+static void expect_end(scene *s, const char *hash) {
+    train_log log = train_log_read(s->output); /* every step once, in order */
+    assert_int_equal(log.steps, STEPS);
+    assert_string_equal(log.hash, hash);
+    assert_int_equal(run_entries(run_path(s->dir, "offload")), 0);
+    assert_int_equal(run_entries(s->output), 6); /* model, two configurations, checkpoint, log, run.json: no debris */
+}
+
+/* Killed: true. Done: false, and it came to the right end (or had, when it was killed tidying up). */
+static bool killed(scene *s, const run_opts *o, const char *hash) {
+    run_result r = start(s, o);
+    bool ended = r.status == 0 || (r.status == 2 && strstr(r.err, "holds a finished run"));
+    if (!ended && !o->kill_rank && !o->fault) fail_msg("exit status %d; stderr:\n%s", r.status, r.err);
+    if (r.status == 2 && !ended) fail_msg("refused: %s", r.err);
+    run_free(&r);
+    if (ended) {
+        expect_end(s, hash);
+        run_remove(s->output);
+    } else {
+        s->kills++;
+    }
+    return !ended;
+}
+
+static const char *undisturbed(scene *s, unsigned ranks) {
+    run_result r = start(s, &(run_opts){.ranks = ranks});
+    RUN_OK(&r);
+    run_free(&r);
+    const char *hash = run_format("%s", train_log_read(s->output).hash);
+    run_remove(s->output);
+    return hash;
+}
+
+static void finish(scene *s, unsigned ranks, const char *hash) {
+    if (killed(s, &(run_opts){.ranks = ranks}, hash)) fail_msg("it did not end");
+}
+
+/* The second time that the rank comes by: a step later than the start before. */
+static void at_point(scene *s, unsigned ranks, const char *point, unsigned rank, const char *hash) {
+    bool every_start = strstr(point, "resume") || strstr(point, "export");
+    const char *fault = run_format("%s:%d:kill:once", point, every_start ? 1 : 2);
+    for (unsigned turn = 0; turn < 3; turn++) /* it may have been at its end already */
+        if (killed(s, &(run_opts){.ranks = ranks, .fault = fault, .fault_rank = rank}, hash)) return;
+    fail_msg("%s was never reached by rank %u of %u", point, rank, ranks);
+}
+
+static const char *const points[] = {
+    "kill_prepared",    "kill_published",   "kill_before_rename", "kill_after_rename", "kill_before_manifest",
+    "kill_in_manifest", "kill_before_sync", "kill_write_back",    "kill_in_resume",    "kill_before_export"};
+
+static void kills_at_named_points_change_nothing(void **state) {
+    (void)state;
+    scene s = scene_open();
+    bool thorough = getenv("TIDEMILL_KILLS") != NULL;
+    for (unsigned ranks = 2; ranks <= (thorough ? 4 : 2); ranks += 2) {
+        const char *hash = undisturbed(&s, ranks);
+        for (unsigned p = 0; p < (thorough ? TM_COUNT(points) : 3); p++)
+            for (unsigned rank = 0; rank < ranks; rank++)
+                if (thorough || rank == (s.seed + p) % 2) at_point(&s, ranks, points[p], rank, hash);
+        finish(&s, ranks, hash);
+    }
+    print_message("%u kills at named points, %u starts\n", s.kills, s.starts);
+}
+
+/* Instants from the start to a little after the end of a whole run. */
+static void kills_at_random_instants_change_nothing(void **state) {
+    (void)state;
+    scene s = scene_open();
+    uint64_t kills = option("TIDEMILL_KILLS", 0);
+    if (kills == 0) RUN_SKIP("TIDEMILL_KILLS=N kills ranks at random instants");
+    for (unsigned ranks = 2; ranks <= 4; ranks += 2) {
+        run_result r = start(&s, &(run_opts){.ranks = ranks});
+        RUN_OK(&r);
+        unsigned whole = (unsigned)(r.seconds * 1000);
+        run_free(&r);
+        const char *hash = run_format("%s", train_log_read(s.output).hash);
+        run_remove(s.output);
+        s.kills = 0;
+        for (uint64_t turn = 0; s.kills < kills; turn++) {
+            uint32_t x[4];
+            tm_philox(s.seed, ranks, turn, x);
+            run_opts o = {.ranks = ranks,
+                          .signal = SIGKILL,
+                          .signal_after_ms = whole / 8 + x[0] % whole,
+                          .kill_rank = x[1] % 8 == 0 ? ranks + 1 : 1 + x[1] / 8 % ranks};
+            (void)killed(&s, &o, hash);
+        }
+        finish(&s, ranks, hash);
+    }
+    print_message("%llu kills at random instants on 2 and on 4 ranks, %u starts\n", (unsigned long long)kills,
+                  s.starts);
+}
+
+int main(void) {
+    if (system("mpirun --version > /dev/null 2>&1") != 0) {
+        print_message("SKIP: no mpirun\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(kills_at_named_points_change_nothing, run_clean),
+        cmocka_unit_test_teardown(kills_at_random_instants_change_nothing, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_kills_ranks", tests, NULL, NULL);
+}
