@@ -5,10 +5,12 @@
 #                                          calls, crash states, each round with the next seed (BUILD/torture/next)
 #   tests/torture.sh faults [--seconds N] [--way W] [--build DIR]    every call of a small job, every kind of fault, once
 #                                          and from then on, in 256 parts (BUILD/torture/part-W); W: 0 to 11
+#   tests/torture.sh ranks [--seconds N] [--seed S] [--build DIR]    a rank of 2 and of 4 killed at every point of a
+#                                          commit's phases and at random instants (BUILD/torture/next-ranks)
 set -eu
 what=rounds
 case ${1:-} in
-  faults) what=faults; shift ;;
+  faults | ranks) what=$1; shift ;;
 esac
 seconds=600 seed= build=build way=0
 while [ $# -gt 1 ]; do
@@ -24,7 +26,7 @@ done
 [ $# -eq 0 ] || { echo "torture.sh: $1: a value is missing" >&2; exit 2; }
 commit=$(git -C "$(dirname "$0")" rev-parse --short HEAD 2>/dev/null || echo unknown)
 build=$(cd "$build" && pwd) || exit 2
-for test in train_commit train_faults test_crash; do
+for test in train_commit train_checkpoints train_faults test_crash train_kills_ranks; do
   [ -x "$build/tests/$test" ] || { echo "torture.sh: $build/tests/$test is missing; build first" >&2; exit 2; }
 done
 mkdir -p "$build/torture"
@@ -54,14 +56,25 @@ if [ $what = faults ]; then
   echo "torture.sh: $rounds parts without a failure; $part of 256 of way $way are done"
   exit 0
 fi
+if [ $what = ranks ]; then
+  [ -n "$seed" ] || seed=$(cat next-ranks 2>/dev/null || echo 1)
+  while [ "$(date +%s)" -lt "$end" ]; do
+    one "seed $seed: 60 kills at points, 40 random of ranks" train_kills_ranks TIDEMILL_KILLS=20 TIDEMILL_KILL_SEED="$seed"
+    seed=$((seed + 1)) rounds=$((rounds + 1))
+    echo "$seed" > next-ranks
+  done
+  echo "torture.sh: $rounds rounds of 100 killed ranks without a failure"
+  exit 0
+fi
 [ -n "$seed" ] || seed=$(cat next 2>/dev/null || echo 1)
 while [ "$(date +%s)" -lt "$end" ]; do
   one "seed $seed: 100 kills" train_commit TIDEMILL_KILLS=100 TIDEMILL_KILL_SEED="$seed"
+  one "seed $seed: 20 kills with the best checkpoint" train_checkpoints TIDEMILL_KILLS=20 TIDEMILL_KILL_SEED="$seed"
   one "seed $seed: 1000 failing calls" train_faults TIDEMILL_FAULT_CASES=1000 TIDEMILL_FAULT_SEED="$seed"
   one "seed $seed: 900 crash states" test_crash TIDEMILL_CRASH_STATES=900 TIDEMILL_CRASH_SEED="$seed"
   seed=$((seed + 1)) rounds=$((rounds + 1))
   echo "$seed" > next
 done
 echo "torture.sh: $rounds rounds without a failure; of this commit so far:" \
-  "$(grep -c "^$commit .*kills" log) x 100 kills, $(grep -c "^$commit .*calls" log) x 1000 failing calls," \
+  "$(grep -c "^$commit .*: 100 kills" log) x 100 kills, $(grep -c "^$commit .*calls" log) x 1000 failing calls," \
   "$(grep -c "^$commit .*states" log) x 900 crash states"

@@ -1,5 +1,6 @@
 /* Run directories: what is refused, what is reserved, what stays behind (nothing). Rows that need root skip loudly. */
 #include "tests/io/io_test.h"
+#include "tests/leave.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -52,7 +53,7 @@ static int in_child(int (*fn)(void), char *said, size_t cap) {
     if (pid == 0) {
         int fd = open(at("stderr"), O_RDWR | O_CREAT | O_TRUNC, 0600);
         dup2(fd, 2);
-        _exit(fn());
+        leave(fn());
     }
     int status = -1;
     assert_int_equal(waitpid(pid, &status, 0), pid);

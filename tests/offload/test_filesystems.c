@@ -2,6 +2,7 @@
  * What is mounted lies on loop devices in a mount namespace of a child; rows that need root skip loudly. */
 #include "offload/store_internal.h"
 #include "tests/io/io_test.h"
+#include "tests/leave.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -58,7 +59,7 @@ static void child_row(int (*fn)(void)) {
     pid_t pid = fork();
     if (pid == 0) {
         dup2(1, 2); /* a skip is to be seen */
-        _exit(fn());
+        leave(fn());
     }
     int status = -1;
     assert_int_equal(waitpid(pid, &status, 0), pid);

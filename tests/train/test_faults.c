@@ -15,6 +15,7 @@
  * TIDEMILL_FAULT_VERBOSE=1: each case is named before it runs. */
 #include "kernels/kernels.h"
 #include "run.h"
+#include "tests/leave.h"
 #include "train/train.h"
 
 #include <dirent.h>
@@ -167,7 +168,7 @@ static void job(const scene *s, const char *spec, bool resumed, unsigned way) {
     r->descriptors = open_descriptors() - before;
     r->leaks = __lsan_do_recoverable_leak_check();
     r->ended = true;
-    _exit(0);
+    leave(0);
 }
 
 /* ---- one process ------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Line and branch coverage of what everything else trusts: io/, offload/, commits and resume, the parsers.
+#   tests/coverage.sh [BUILD-FOLDER]      default build-coverage; needs gcovr (Debian, PyPI)
+# Builds, runs the tests of those folders (TIDEMILL_COVERAGE_TESTS: another pattern of names), prints a line a folder and
+# the worst files; all of them are in BUILD-FOLDER/files.txt. What counts: branches of the code as it is written;
+# branches that only an assert of ours takes, or none (inlined checks of the compiler's), do not. A process that is
+# killed takes its counts with it: what only a kill reaches shows as not reached.
+set -eu
+cd "$(dirname "$0")/.."
+build=${1:-build-coverage}
+command -v gcovr > /dev/null || { echo "coverage.sh: gcovr is missing; apt-get install gcovr" >&2; exit 77; }
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Debug \
+  -DCMAKE_C_FLAGS="--coverage -O1 -fno-inline -fprofile-update=atomic" \
+  -DCMAKE_EXE_LINKER_FLAGS="--coverage -Wl,-u,__gcov_dump" > /dev/null
+mkdir -p "$build"
+ninja -C "$build" > "$build/build.log" || { tail -20 "$build/build.log" >&2; exit 1; }
+find "$build" -name '*.gcda' -delete
+pattern=${TIDEMILL_COVERAGE_TESTS:-'base_|io_|test_(plan|commit|crash|machine|stripe|simulate|trace|mutants|pages|resume_paths|filesystems|load|link)|format_|test_(dataset|tokenizer|chat)|replay_|config|train_(commit|checkpoints|faults|numerics|ways|bytes|outputs|wrong_input|plan_tool|ranks|kills_ranks)|tools_|cli'}
+ctest --test-dir "$build" -j2 -LE bench --timeout 600 -R "$pattern" > "$build/ctest.log" 2>&1 || tail -15 "$build/ctest.log" >&2
+gcovr -r . --object-directory "$build" --exclude-throw-branches --exclude-unreachable-branches \
+  --exclude-lines-by-pattern '.*TM_ASSERT.*' -f 'io/' -f 'offload/' -f 'src/format/' -f 'src/data/' -f 'src/base/' \
+  -f 'src/train/trainer_(commit|resume|state|identity|save|ranks)' -f 'src/train/(elastic|replay|diagnose|config|schema)' \
+  --csv "$build/coverage.csv" > /dev/null
+awk -F, 'NR > 1 {
+    folder = $1; sub(/\/[^\/]*$/, "", folder)
+    lines[folder] += $2; hit[folder] += $3; branches[folder] += $5; taken[folder] += $6
+    printf "%6.1f%% %6.1f%% %5d  %s\n", $5 ? 100 * $6 / $5 : 100, $2 ? 100 * $3 / $2 : 100, $5 - $6, $1 > "/dev/stderr"
+} END {
+    for (f in lines) {
+        printf "%6.1f%% of %5d branches %6.1f%% of %5d lines  %s\n", 100 * taken[f] / branches[f], branches[f],
+            100 * hit[f] / lines[f], lines[f], f
+        b += branches[f]; t += taken[f]; l += lines[f]; h += hit[f]
+    }
+    printf "%6.1f%% of %5d branches %6.1f%% of %5d lines  all\n", 100 * t / b, b, 100 * h / l, l
+}' "$build/coverage.csv" 2> "$build/files.txt"
+echo "worst files (branches, lines, branches not taken):"
+sort -n "$build/files.txt" | head -20
