@@ -26,7 +26,7 @@ done
 [ $# -eq 0 ] || { echo "torture.sh: $1: a value is missing" >&2; exit 2; }
 commit=$(git -C "$(dirname "$0")" rev-parse --short HEAD 2>/dev/null || echo unknown)
 build=$(cd "$build" && pwd) || exit 2
-for test in train_commit train_checkpoints train_faults test_crash train_kills_ranks; do
+for test in train_commit train_checkpoints train_faults test_crash test_pages train_kills_ranks; do
   [ -x "$build/tests/$test" ] || { echo "torture.sh: $build/tests/$test is missing; build first" >&2; exit 2; }
 done
 mkdir -p "$build/torture"
@@ -71,6 +71,7 @@ while [ "$(date +%s)" -lt "$end" ]; do
   one "seed $seed: 100 kills" train_commit TIDEMILL_KILLS=100 TIDEMILL_KILL_SEED="$seed"
   one "seed $seed: 20 kills with the best checkpoint" train_checkpoints TIDEMILL_KILLS=20 TIDEMILL_KILL_SEED="$seed"
   one "seed $seed: 1000 failing calls" train_faults TIDEMILL_FAULT_CASES=1000 TIDEMILL_FAULT_SEED="$seed"
+  one "seed $seed: 200000 pages flipped, swapped or old" test_pages TIDEMILL_TRIALS=200000 TIDEMILL_TRIAL_SEED="$seed"
   one "seed $seed: 900 crash states" test_crash TIDEMILL_CRASH_STATES=900 TIDEMILL_CRASH_SEED="$seed"
   seed=$((seed + 1)) rounds=$((rounds + 1))
   echo "$seed" > next

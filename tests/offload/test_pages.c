@@ -1,6 +1,8 @@
 /* Page checksums against a disk that lies: 10,000 random trials, each of which flips a bit, puts a page in another's
  * place, or brings back what lay there before. All are caught, at the page where it was done, and nothing that is whole
- * is taken for damaged. The disk is the engine "mem", so that the damage is real and the trials are quick. */
+ * is taken for damaged. The disk is the engine "mem", so that the damage is real and the trials are quick.
+ *
+ * TIDEMILL_TRIALS=N TIDEMILL_TRIAL_SEED=S: that many (default 10000, 7). */
 #include "io/io.h"
 #include "offload/store_internal.h"
 
@@ -16,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TRIALS = 10000, OBJECTS = 12, MOST = 5 * TM_PAGE_BYTES };
+enum { OBJECTS = 12, MOST = 5 * TM_PAGE_BYTES };
 
 static const uint64_t sizes[] = {4096, TM_PAGE_BYTES, 100000, 3 * TM_PAGE_BYTES, 5 * TM_PAGE_BYTES - 4096, 70001};
 
@@ -25,13 +27,18 @@ typedef struct disk {
     tm_store *store;
     char *now[OBJECTS], *before[OBJECTS]; /* what was written last, and what lay there before that */
     char *frame;
-    uint64_t draws;
+    uint64_t draws, seed;
     char path[64];
 } disk;
 
+static uint64_t option(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
 static uint32_t draw(disk *d, uint32_t below) {
     uint32_t r[4];
-    tm_philox(2026, 7, d->draws++, r);
+    tm_philox(2026, d->seed, d->draws++, r);
     return r[0] % below;
 }
 
@@ -156,7 +163,7 @@ static bool replay(disk *d) {
 }
 
 static void open_disk(disk *d) {
-    *d = (disk){.path = "test_pages_XXXXXX"};
+    *d = (disk){.path = "test_pages_XXXXXX", .seed = option("TIDEMILL_TRIAL_SEED", 7)};
     const char *path = d->path;
     assert_non_null(mkdtemp(d->path));
     assert_int_equal(tm_layout_create(&d->layout), TM_OK);
@@ -188,8 +195,9 @@ static void every_lie_is_caught(void **state) {
     (void)state;
     disk d;
     unsigned count[3] = {0};
+    uint64_t wanted = option("TIDEMILL_TRIALS", 10000);
     open_disk(&d);
-    for (unsigned trials = 0; trials < TRIALS;) {
+    for (uint64_t trials = 0; trials < wanted;) {
         unsigned kind = draw(&d, 3);
         bool done = true;
         if (kind == 0) flip(&d);
@@ -200,7 +208,7 @@ static void every_lie_is_caught(void **state) {
         if (trials % 8 == 0) assert_int_equal(read_object(&d, draw(&d, OBJECTS)), TM_OK);
     }
     printf("%u flipped bits, %u swaps, %u old pages\n", count[0], count[1], count[2]);
-    assert_true(count[0] > TRIALS / 5 && count[1] > TRIALS / 10 && count[2] > TRIALS / 10);
+    assert_true(count[0] > wanted / 5 && count[1] > wanted / 10 && count[2] > wanted / 10);
     close_disk(&d);
 }
 

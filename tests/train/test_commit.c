@@ -207,14 +207,58 @@ static void a_resume_that_does_not_fit_is_refused(void **state) {
     r = train(&s, NULL, 1, NULL, NULL);
     expect(&r, 2, "other samples");
     write_rows(s.rows, 0);
-    const char *env[] = {"TIDEMILL_ISA=ref", NULL};
+    const char *env[] = {"TIDEMILL_ISA=ref", NULL}, *model_config = run_path(s.model, "config.json");
     r = train(&s, &(run_opts){.env = env}, 1, NULL, NULL);
     expect(&r, 2, "--allow-numerics-change");
+    char *was = run_read(model_config, NULL), *eps = strstr(was, "1e-0");
+    assert_non_null(eps);
+    eps[4] = eps[4] == '5' ? '6' : '5';
+    run_write(model_config, was);
+    r = train(&s, NULL, 1, NULL, NULL);
+    expect(&r, 2, "config.json is not that of the model");
+    eps[4] = eps[4] == '5' ? '6' : '5';
+    run_write(model_config, was);
+    free(was);
     r = train(&s, NULL, 1, "nowhere", NULL);
     expect(&r, 2, "nowhere");
     r = train(&s, NULL, 1, s.output, NULL); /* and by the name of the output folder it goes on */
     expect(&r, 0, "going on from step");
     expect_finished(&s, hash);
+}
+
+/* Another output_dir goes on with a copy: the run whose state it is comes to its own end all the same. */
+static void another_output_dir_takes_a_copy(void **state) {
+    (void)state;
+    scene s = scene_open(), other = s;
+    const char *hash = reference(&s), *set = run_format("output_dir=%s", other.output = run_path(s.dir, "other"));
+    run_result r = stop(&s, SIGTERM, 1, NULL);
+    expect(&r, 3, NULL);
+    r = train(&s, NULL, 1, s.output, set);
+    expect(&r, 0, "going on with a copy");
+    char *end = run_read(run_path(other.output, "log.jsonl"), NULL);
+    assert_non_null(strstr(end, hash));
+    free(end);
+    r = train(&s, NULL, 1, NULL, NULL);
+    expect(&r, 0, "going on from step");
+    expect_finished(&s, hash);
+}
+
+/* Said before the import, and nothing is left behind. */
+static void a_read_only_output_dir_is_refused_at_once(void **state) {
+    (void)state;
+    scene s = scene_open();
+    run_write(run_path(s.dir, "script"),
+              run_format("mkdir %s && mount --bind %s %s && mount -o remount,ro,bind %s || exit 77\n"
+                         "%s train %s --quiet 2>%s/said; exit $?\n",
+                         s.output, s.output, s.output, s.output, TM_TEST_BINARY, s.config, s.dir));
+    int status = system(run_format("unshare -m sh %s/script > %s/script.said 2>&1", s.dir, s.dir));
+    if (!WIFEXITED(status) || (WEXITSTATUS(status) != 2 && access(run_path(s.dir, "said"), F_OK) != 0))
+        RUN_SKIP("a read-only mount takes root");
+    char *said = run_read(run_path(s.dir, "said"), NULL);
+    assert_int_equal(WEXITSTATUS(status), 2);
+    if (!strstr(said, "run.json: cannot be written")) fail_msg("said: %s", said);
+    free(said);
+    assert_int_not_equal(access(s.offload, F_OK), 0);
 }
 
 /* Somebody else has the lock: named, waited for, not robbed. */
@@ -467,6 +511,8 @@ int main(void) {
         cmocka_unit_test_teardown(a_live_run_is_left_alone, run_clean),
         cmocka_unit_test_teardown(two_runs_never_write_to_one_output_dir, run_clean),
         cmocka_unit_test_teardown(the_grace_is_kept, run_clean),
+        cmocka_unit_test_teardown(another_output_dir_takes_a_copy, run_clean),
+        cmocka_unit_test_teardown(a_read_only_output_dir_is_refused_at_once, run_clean),
         cmocka_unit_test_teardown(clean_removes_nothing_by_surprise, run_clean),
         cmocka_unit_test_teardown(full_checkpoints_are_gone_back_to, run_clean),
         cmocka_unit_test_teardown(commits_span_paths, run_clean),

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { STEPS = 6 };
@@ -145,6 +146,41 @@ static void kills_at_random_instants_change_nothing(void **state) {
                   s.starts);
 }
 
+/* The first directory of a rank. */
+static const char *directory_of(const scene *s, unsigned rank) {
+    tm_json_doc *doc;
+    size_t len;
+    char *text = run_read(run_path(s->output, "run.json"), &len);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "run.json", 0, 0));
+    const tm_json *d = tm_json_get(tm_json_root(doc), "run_directories")->child;
+    while (rank-- > 0) d = d->next;
+    const char *path = run_format("%s", d->text);
+    tm_json_free(doc);
+    free(text);
+    return path;
+}
+
+/* Rank 0 outlives its launcher and publishes after the next start has looked: played by a manifest that is put back,
+ * and put in place again while that start is held up between its look and its lock. */
+static void a_rank_that_publishes_late_is_noticed(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *hash = undisturbed(&s, 2);
+    run_opts first = {.ranks = 2, .fault = "kill_before_manifest:3:kill:once", .fault_rank = 1};
+    assert_true(killed(&s, &first, hash)); /* both have published twice */
+    const char *manifest = run_path(directory_of(&s, 0), "manifest"), *older = run_path(s.dir, "older");
+    const char *newer = run_path(s.dir, "newer");
+    run_copy(manifest, older);
+    run_opts second = {.ranks = 2, .fault = "kill_before_rename:1:kill:once", .fault_rank = 1};
+    assert_true(killed(&s, &second, hash)); /* rank 0 has published a third, rank 1 has it prepared */
+    assert_int_equal(rename(manifest, newer), 0);
+    run_copy(older, manifest);
+    assert_int_equal(chmod(manifest, 0600), 0);
+    assert_int_equal(system(run_format("(sleep 1.5; mv %s %s) &", newer, manifest)), 0);
+    run_opts third = {.ranks = 2, .fault = "kill_in_resume:1:delay:once", .fault_rank = 0};
+    assert_false(killed(&s, &third, hash));
+}
+
 int main(void) {
     if (system("mpirun --version > /dev/null 2>&1") != 0) {
         print_message("SKIP: no mpirun\n");
@@ -152,6 +188,7 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(kills_at_named_points_change_nothing, run_clean),
+        cmocka_unit_test_teardown(a_rank_that_publishes_late_is_noticed, run_clean),
         cmocka_unit_test_teardown(kills_at_random_instants_change_nothing, run_clean),
     };
     return cmocka_run_group_tests_name("train_kills_ranks", tests, NULL, NULL);
