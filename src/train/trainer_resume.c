@@ -136,30 +136,35 @@ static bool holds_commit(const char *dir) {
     return tm_path_exists(path);
 }
 
+/* The commit is open, so nobody is at it. Is it of a run into another OUTPUT_DIR that is still there (this one may be a
+ * copy of it)? That one keeps it, this one goes on with a copy: else two logs would name one state. */
+static tm_status copy_if_others(trainer *t, const char *dir) {
+    char here[PATH_MAX], theirs[PATH_MAX + 16];
+    const tm_json *whose = tm_json_get(tm_commit_info(t->commit), "output_dir");
+    if (!realpath(t->cfg->output_dir, here) || !whose || whose->type != TM_JSON_STRING) return TM_OK;
+    snprintf(theirs, sizeof theirs, "%s/run.json", whose->text);
+    if (strcmp(whose->text, here) == 0 || !tm_path_exists(theirs)) return TM_OK;
+    tm_log(TM_LOG_INFO, "%s is the state of the run in %s: going on with a copy of it", dir, whose->text);
+    tm_commit_close(t->commit);
+    t->commit = NULL;
+    return trainer_open_full(t, dir);
+}
+
+static tm_status from_commit(trainer *t, const char *dir) {
+    TM_TRY(trainer_open_commit(t, dir));
+    return t->rewound ? TM_OK : copy_if_others(t, dir);
+}
+
 static tm_status from_earlier(trainer *t, const earlier *e) {
     const char *dir = first_directory(e);
     if (!e->any) return TM_OK;
-    if (dir && holds_commit(dir)) return trainer_open_commit(t, dir);
+    if (dir && holds_commit(dir)) return from_commit(t, dir);
     if (!e->finished && (!dir || !tm_path_is_dir(dir))) return refuse_lost(t, dir);
     TM_TRY(none_alive(e));
     if (!e->finished) TM_TRY(tm_remove_tree(trainer_path(t, "run.json"))); /* before what it names goes */
     TM_TRY(drop_leftovers(e));
     TM_TRY(drop_all_nameless(t));
     return e->finished ? refuse_finished(t, e) : TM_OK;
-}
-
-/* Is it of a run into another OUTPUT_DIR? That one keeps it, this one goes on with a copy: else two logs would name one
- * state. */
-static tm_status take_or_copy(trainer *t, const char *dir) {
-    char here[PATH_MAX];
-    TM_TRY(tm_commit_open(&t->commit, dir)); /* nobody is at it */
-    const tm_json *whose = tm_json_get(tm_commit_info(t->commit), "output_dir");
-    if (!realpath(t->cfg->output_dir, here) || !whose || tm_json_is(whose, here)) return TM_OK;
-    tm_log(TM_LOG_INFO, "%s is the state of the run in %s: going on with a copy of it", dir,
-           whose->type == TM_JSON_STRING ? whose->text : "another folder");
-    tm_commit_close(t->commit);
-    t->commit = NULL;
-    return trainer_open_full(t, dir);
 }
 
 /* DIR: a full checkpoint, an output folder, or a run directory. */
@@ -181,7 +186,8 @@ static tm_status from_directory(trainer *t, const char *dir) {
         rc = tm_fail(TM_EINPUT, "--resume %s: this %s run left no state to go on from", dir,
                      e.finished ? "finished" : "interrupted");
     else
-        rc = take_or_copy(t, first);
+        rc = tm_commit_open(&t->commit, first);
+    if (rc == TM_OK) rc = copy_if_others(t, first);
     tm_json_free(e.doc);
     return rc;
 }

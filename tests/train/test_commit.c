@@ -238,6 +238,13 @@ static void another_output_dir_takes_a_copy(void **state) {
     char *end = run_read(run_path(other.output, "log.jsonl"), NULL);
     assert_non_null(strstr(end, hash));
     free(end);
+    run_remove(other.output); /* the same with a folder that was copied */
+    run_copy_model(s.output, other.output);
+    r = train(&s, NULL, 1, NULL, set);
+    expect(&r, 0, "going on with a copy");
+    end = run_read(run_path(other.output, "log.jsonl"), NULL);
+    assert_non_null(strstr(end, hash));
+    free(end);
     r = train(&s, NULL, 1, NULL, NULL);
     expect(&r, 0, "going on from step");
     expect_finished(&s, hash);

@@ -3,7 +3,7 @@
  * nobody disturbed.
  *
  * TIDEMILL_KILLS=N TIDEMILL_KILL_SEED=S: every point on every rank of 2 and 4, then N kills at random instants of each
- * (default: 3 points on 2 ranks). */
+ * (default: 2 points on 2 ranks). */
 #include "run.h"
 
 #include <signal.h>
@@ -78,12 +78,14 @@ static bool killed(scene *s, const run_opts *o, const char *hash) {
 }
 
 static const char *undisturbed(scene *s, unsigned ranks) {
+    static char known[5][40];
+    if (known[ranks][0]) return known[ranks];
     run_result r = start(s, &(run_opts){.ranks = ranks});
     RUN_OK(&r);
     run_free(&r);
-    const char *hash = run_format("%s", train_log_read(s->output).hash);
+    snprintf(known[ranks], sizeof known[ranks], "%s", train_log_read(s->output).hash);
     run_remove(s->output);
-    return hash;
+    return known[ranks];
 }
 
 static void finish(scene *s, unsigned ranks, const char *hash) {
@@ -109,7 +111,7 @@ static void kills_at_named_points_change_nothing(void **state) {
     bool thorough = getenv("TIDEMILL_KILLS") != NULL;
     for (unsigned ranks = 2; ranks <= (thorough ? 4 : 2); ranks += 2) {
         const char *hash = undisturbed(&s, ranks);
-        for (unsigned p = 0; p < (thorough ? TM_COUNT(points) : 3); p++)
+        for (unsigned p = 0; p < (thorough ? TM_COUNT(points) : 2); p++)
             for (unsigned rank = 0; rank < ranks; rank++)
                 if (thorough || rank == (s.seed + p) % 2) at_point(&s, ranks, points[p], rank, hash);
         finish(&s, ranks, hash);
