@@ -243,8 +243,8 @@ static void wait_for_disk(tm_exec *e, exec_run *r) {
     *(comm ? &r->stats.wait_comm_ns : read ? &r->stats.wait_read_ns : &r->stats.wait_write_ns) += ns;
 }
 
-/* Writes that the operation has made ready: their checksums come first, by its threads, while the bytes are in the
- * cache. Being ready, they have nothing to overwrite on disk that someone still reads. */
+/* Writes that the operation has made ready: their checksums come first, while the bytes are in the cache. Being ready,
+ * they have nothing to overwrite on disk that someone still reads. */
 static bool seal_writes(tm_exec *e) {
     transfer list[EXEC_SEALS];
     uint32_t n = e->n_seal;
@@ -256,7 +256,7 @@ static bool seal_writes(tm_exec *e) {
         const tm_plan_op *o = &list[i].run->plan->op[list[i].op];
         store_seal(e->store,
                    &(store_target){.plan = list[i].run->plan, .object = o->object, .temp_checksum = e->temp_checksum},
-                   e->slab + o->address, true);
+                   e->slab + o->address);
     }
     pthread_mutex_lock(&e->lock);
     for (uint32_t i = 0; i < n; i++) {

@@ -132,8 +132,7 @@ typedef struct store_target {
     uint64_t *temp_checksum; /* [plan->n_temp_pages] */
 } store_target;
 tm_io *store_io(tm_store *s);
-/* slot, generation and checksums of what will be written; `team`: by the threads of the calling one */
-void store_seal(tm_store *s, const store_target *t, void *frame, bool team);
+void store_seal(tm_store *s, const store_target *t, void *frame); /* slot, generation, checksums of what is written */
 void store_aim_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req);     /* of what was sealed */
 void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req); /* both */
 tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm_io_req *req);

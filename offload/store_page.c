@@ -14,9 +14,7 @@
 #include <xxhash.h>
 #endif
 
-/* 0.1 ms: so often the disk is looked after while a read is checked. Fewer pages than PAGES_A_TEAM are hashed sooner
- * than threads are woken. */
-enum { PAGES_A_LOOK = 16, PAGES_A_TEAM = 8 };
+enum { PAGES_A_LOOK = 16 }; /* 0.1 ms: so often the disk is looked after while a read is checked */
 
 /* ---- checksums ----------------------------------------------------------------------------------------------- */
 
@@ -72,7 +70,7 @@ static void count_checksum(tm_store *s, const tm_object *o, uint64_t start_ns) {
     (void)__atomic_add_fetch(&s->checksum_bytes, o->frame_bytes, __ATOMIC_RELAXED);
 }
 
-void store_seal(tm_store *s, const store_target *t, void *frame, bool team) {
+void store_seal(tm_store *s, const store_target *t, void *frame) {
     const tm_object *o = target_object(s, t);
     memset((char *)frame + o->bytes, 0, o->frame_bytes - o->bytes); /* no stranger's bytes in the padding */
     if (!(t->object & TM_TEMP_BIT)) {
@@ -88,9 +86,8 @@ void store_seal(tm_store *s, const store_target *t, void *frame, bool team) {
     uint64_t generation;
     uint64_t *sum = expected(s, t, &generation);
     uint32_t number = number_of(s, t->object);
-    uint32_t pages = pages_of(o->frame_bytes);
-#pragma omp parallel for schedule(static) if (team && pages >= PAGES_A_TEAM)
-    for (uint32_t page = 0; page < pages; page++) sum[page] = page_hash(s, o, number, page, generation, frame);
+    for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
+        sum[page] = page_hash(s, o, number, page, generation, frame);
     count_checksum(s, o, t0);
 }
 
@@ -101,7 +98,7 @@ void store_aim_write(tm_store *s, const store_target *t, void *frame, tm_io_req 
 }
 
 void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
-    store_seal(s, t, frame, false);
+    store_seal(s, t, frame);
     store_aim_write(s, t, frame, req);
 }
 

@@ -34,7 +34,7 @@ suite() {
 }
 
 result=0
-suite release build || result=1
+suite release build -j 2 || result=1 # two at a time: most of a test is waiting, or one thread's work
 if [ -z "$quick" ]; then
     suite dev build-dev -L 'unit|golden' -LE budget -j 2 || result=1
     echo "== summary: dev"

@@ -37,7 +37,7 @@ typedef struct job_work {
 } job_work;
 job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape);
 
-/* cost_measure.c: the best of a few calls of job_run_op on made-up operands. False: its operands take more than
+/* cost_measure.c: the middle of a few calls of job_run_op on made-up operands. False: its operands take more than
  * `budget` bytes, or there is no way to run it alone. */
 bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, double *seconds);
 

@@ -1,11 +1,12 @@
 /* One operation timed alone: its handler on operands of the right sizes, filled with numbers of sane magnitude. */
 #include "train/cost_internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-enum { MAX_OPERANDS = 40, REPEATS = 4 };
+enum { MAX_OPERANDS = 40, REPEATS = 5 };
 static const uint64_t EVICT_BYTES = 64 << 20; /* larger than most caches: operands come from memory, as in a step */
-static const double LONG_SECONDS = 0.25;      /* of all calls: then it is enough */
+static const double LONG_SECONDS = 0.4;       /* of all calls: then it is enough */
 
 typedef enum filling { FILL_VALUES, FILL_POSITIVE, FILL_BATCH } filling;
 typedef struct operand_list {
@@ -127,18 +128,27 @@ static tm_job stand_in(const tm_job *job, const job_shape *shape, job_batch *bat
     return j;
 }
 
-static double best_of(tm_job *job, const tm_op *op, void *const *operand, void *evict, uint64_t evict_bytes) {
-    double best = 0, spent = 0;
-    for (int i = 0; i <= REPEATS; i++) {
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Seconds of a call as it comes: the middle of a few, the first left out (pages, a library's buffers), unless it takes
+ * so long that these do not matter. */
+static double typical_of(tm_job *job, const tm_op *op, void *const *operand, void *evict, uint64_t evict_bytes) {
+    double took[REPEATS], spent = 0;
+    int n = 0;
+    for (int i = 0; i <= REPEATS && n < REPEATS; i++) {
         memset(evict, i, evict_bytes);
         uint64_t t0 = tm_now_ns();
         if (job_run_op(job, op, operand) != TM_OK) return 0;
         double s = (double)(tm_now_ns() - t0) * 1e-9;
         spent += s;
-        if (i > 0 || s >= LONG_SECONDS) best = best == 0 || s < best ? s : best; /* else a warm-up */
-        if (best > 0 && spent >= LONG_SECONDS) break;
+        if (i > 0 || s >= LONG_SECONDS) took[n++] = s;
+        if (n > 0 && spent >= LONG_SECONDS) break;
     }
-    return best;
+    qsort(took, (size_t)n, sizeof *took, by_size);
+    return took[(n - 1) / 2];
 }
 
 bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, double *seconds) {
@@ -165,7 +175,7 @@ bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, ui
         }
         fill(job, &l, operand, shape);
         tm_job j = stand_in(job, shape, &batch);
-        *seconds = best_of(&j, op, operand, evict, evict_bytes);
+        *seconds = typical_of(&j, op, operand, evict, evict_bytes);
         tm_error_clear();
     }
     tm_free(arena);
