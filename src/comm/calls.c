@@ -66,7 +66,7 @@ static tm_status spread_error(tm_comm *c, uint32_t root, tm_error *error) {
 }
 
 tm_status tm_comm_agree(tm_comm *c, tm_status mine) {
-    if (c->size == 1) return mine;
+    if (c->size == 1 || c->imagined) return mine;
     tm_error error = *tm_error_get(), named;
     error.code = mine;
     tm_error_clear();
@@ -90,6 +90,7 @@ static uint32_t supporters(const tm_comm *c, uint32_t r) {
 }
 
 tm_status tm_comm_same(tm_comm *c, const char *what, uint64_t hash) {
+    if (c->imagined) return TM_OK;
     TM_TRY(everyones(c, hash));
     uint32_t right = 0, odd = 0;
     for (uint32_t r = 1; r < c->size; r++)

@@ -67,6 +67,10 @@ bool tm_comm_launched(void);
 /* Collective, once a process. TM_EINPUT: the options differ between ranks or are no good; srun started several tasks
  * but this MPI sees one; TM_EIO: MPI does not start. On a failure no rank holds a tm_comm. opts may be NULL. */
 TM_MUST_USE tm_status tm_comm_open(tm_comm **out, const tm_comm_opts *opts);
+/* A rank of a job that does not exist: `ranks` of them, rank / per_node the node, for those who plan. Topology, groups
+ * and tm_comm_op_bytes answer as in such a job; operations end at once and move nothing; the other ranks agree with
+ * this one and have what it has. No MPI, no thread. */
+TM_MUST_USE tm_status tm_comm_imagine(tm_comm **out, uint32_t ranks, uint32_t per_node, uint32_t rank);
 /* Least workspace for so many ranks; 0 for one rank. With TM_COMM_WORKSPACE_BYTES it is enough up to 1024 ranks. */
 uint64_t tm_comm_workspace_bytes(uint32_t ranks);
 /* Collective: waits for the operations submitted, then for the other ranks, and ends MPI. After a failed operation it

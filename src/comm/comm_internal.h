@@ -42,6 +42,7 @@ typedef char comm_host[80];
 struct tm_comm {
     uint32_t rank, size, node, nodes, node_rank, node_size;
     bool uniform;
+    bool imagined; /* tm_comm_imagine: the other ranks do not exist */
     uint64_t tree_hash;
     uint32_t *node_of; /* [size] */
     comm_host *host;   /* [size] */

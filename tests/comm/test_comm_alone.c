@@ -159,6 +159,37 @@ static void forget(tm_comm *c) {
     tm_free(c);
 }
 
+/* A rank for those who plan: it answers as one among many, and its operations move nothing. */
+static void planned(void **state) {
+    (void)state;
+    static const uint64_t sizes[][3] = {{6, 3, 4}, {5, 2, 4}, {8, 1, 7}, {4, 8, 0}}; /* ranks, a node, me */
+    for (size_t i = 0; i < TM_COUNT(sizes); i++) {
+        uint32_t ranks = (uint32_t)sizes[i][0], each = (uint32_t)sizes[i][1], me = (uint32_t)sizes[i][2];
+        tm_comm *c;
+        unsigned before = threads();
+        OK(tm_comm_imagine(&c, ranks, each, me));
+        assert_int_equal(threads(), before);
+        assert_int_equal(tm_comm_size(c), ranks);
+        assert_int_equal(tm_comm_rank(c), me);
+        assert_int_equal(tm_comm_nodes(c), (ranks + each - 1) / each);
+        assert_int_equal(tm_comm_node(c), me / each);
+        assert_int_equal(tm_comm_node_rank(c), me % each);
+        assert_int_equal(tm_comm_uniform(c), ranks % each == 0 || ranks < each);
+        uint64_t bytes[TM_COMM_LINKS], kept[2] = {7, 8};
+        tm_comm_op op = {.code = TM_COMM_ALL_GATHER, .type = TM_COMM_BF16, .recv = kept, .count = 100};
+        tm_comm_op_bytes(c, &op, bytes);
+        assert_int_equal(bytes[0] + bytes[1], 200 * (ranks - 1));
+        OK(tm_comm_run(c, &op));
+        OK(tm_comm_all_reduce_u64(c, TM_COMM_WORLD, TM_COMM_MIN, kept, 2));
+        assert_int_equal(kept[0] * 10 + kept[1], 78);
+        OK(tm_comm_same(c, "anything", 3));
+        assert_int_equal(tm_comm_agree(c, tm_fail(TM_EINPUT, "said")), TM_EINPUT);
+        assert_string_equal(tm_error_get()->text, "said");
+        tm_error_clear();
+        tm_comm_close(c);
+    }
+}
+
 static void trees(void **state) {
     (void)state;
     for (size_t i = 0; i < TM_COUNT(jobs); i++) {
@@ -303,9 +334,16 @@ static void quantised_specials(void **state) {
 int main(void) {
     clear_environment();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(launchers),    cmocka_unit_test(one_rank),        cmocka_unit_test(bad_settings),
-        cmocka_unit_test(trees),        cmocka_unit_test(theory),          cmocka_unit_test(sums),
-        cmocka_unit_test(quantisation), cmocka_unit_test(quantised_codes), cmocka_unit_test(quantised_specials),
+        cmocka_unit_test(launchers),
+        cmocka_unit_test(one_rank),
+        cmocka_unit_test(bad_settings),
+        cmocka_unit_test(planned),
+        cmocka_unit_test(trees),
+        cmocka_unit_test(theory),
+        cmocka_unit_test(sums),
+        cmocka_unit_test(quantisation),
+        cmocka_unit_test(quantised_codes),
+        cmocka_unit_test(quantised_specials),
     };
     return cmocka_run_group_tests_name("comm alone", tests, NULL, NULL);
 }
