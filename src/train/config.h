@@ -49,6 +49,9 @@ typedef enum tm_save_dtype {
 } tm_save_dtype;
 
 /* How ranks divide the state of a model. */
+/* What FSDP would gather together, and so how much is gathered ahead of its use. DEFAULT: stage3_prefetch_bucket_size
+ */
+typedef enum tm_wrap { TM_WRAP_DEFAULT, TM_WRAP_BLOCK, TM_WRAP_SIZE, TM_WRAP_NONE } tm_wrap;
 typedef enum tm_strategy {
     TM_STRATEGY_DDP,   /* stage 0: everything whole on every rank */
     TM_STRATEGY_ZERO1, /* optimizer state divided, weights whole */
@@ -73,7 +76,11 @@ typedef struct tm_config {
     uint32_t world_size; /* 1 */
     uint32_t zero_stage; /* 0..3; one rank: no effect on the result */
     tm_strategy strategy;
-    uint32_t hpz_partition;                      /* zero_hpz_partition_size; 1: a node's ranks */
+    bool strategy_given; /* by name, not by a stage */
+    tm_wrap wrap;
+    uint64_t wrap_elements;  /* TM_WRAP_SIZE */
+    tm_strings wrap_classes; /* TM_WRAP_BLOCK: layer classes that FSDP would wrap; the model has to have them */
+    uint32_t hpz_partition;  /* zero_hpz_partition_size; 1: a node's ranks */
     bool quantized_weights, quantized_gradients; /* qwZ, qgZ: rounded on the way between ranks */
     bool comm_bf16;                              /* communication_data_type */
 

@@ -6,6 +6,7 @@
  * meant config_run.c        model, data, memory, output                        config_batch.c     batch sizes
  *   config_optimizer.c  AdamW by either spelling                           config_schedule.c  learning rate, length
  *   config_storage.c    offload blocks, paths, aio, ZeRO's numbers         config_dump.c      JSON again, and the help
+ *   config_fsdp.c       the same by FSDP's names
  *
  * A new key is a row in schema.c, a field in config.h, and a line in the resolver of its room and in config_dump.c. */
 #ifndef TIDEMILL_TRAIN_CONFIG_INTERNAL_H
@@ -143,7 +144,8 @@ uint64_t cfg_size(const cfg_state *s, const char *path);
 
 tm_status config_resolve_run(cfg_state *s) TM_MUST_USE; /* config_run.c: model, data, memory, output */
 tm_status
-config_resolve_storage(cfg_state *s) TM_MUST_USE; /* config_storage.c: places, paths, aio, DeepSpeed's numbers */
+config_resolve_storage(cfg_state *s) TM_MUST_USE;        /* config_storage.c: places, paths, aio, DeepSpeed's numbers */
+tm_status config_resolve_fsdp(cfg_state *s) TM_MUST_USE; /* config_fsdp.c; after places and rounding */
 tm_status config_resolve_batch(cfg_state *s) TM_MUST_USE;     /* config_batch.c */
 tm_status config_resolve_optimizer(cfg_state *s) TM_MUST_USE; /* config_optimizer.c */
 tm_status config_resolve_schedule(cfg_state *s) TM_MUST_USE;  /* config_schedule.c; after the optimizer */

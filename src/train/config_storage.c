@@ -51,6 +51,7 @@ static void resolve_stage(cfg_state *s) {
     static const tm_strategy named[] = {TM_STRATEGY_DDP,   TM_STRATEGY_ZERO1, TM_STRATEGY_ZERO2, TM_STRATEGY_ZERO3,
                                         TM_STRATEGY_ZERO3, TM_STRATEGY_HSDP,  TM_STRATEGY_HPZ};
     c->strategy = strategy ? named[cfg_choice(s, "strategy")] : (tm_strategy)c->zero_stage;
+    c->strategy_given = strategy != NULL;
     c->hpz_partition = (uint32_t)cfg_integer(s, ZERO "zero_hpz_partition_size");
     if (!strategy && c->strategy == TM_STRATEGY_ZERO3 && c->hpz_partition > 1) c->strategy = TM_STRATEGY_HPZ;
 }
@@ -58,17 +59,23 @@ static void resolve_stage(cfg_state *s) {
 /* What is rounded between ranks; it makes no difference on one. */
 static void resolve_rounding(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    const char *weights = ZERO "zero_quantized_weights", *type = "communication_data_type";
+    const char *type = "communication_data_type";
     char w[256];
-    c->quantized_weights = cfg_bool(s, weights);
+    c->quantized_weights = cfg_bool(s, ZERO "zero_quantized_weights");
     c->quantized_gradients = cfg_bool(s, ZERO "zero_quantized_gradients");
     c->comm_bf16 = cfg_chosen(s, type, "bf16");
-    if (c->quantized_weights && c->precision == TM_F32)
-        cfg_problem(s, TM_EINPUT, "%s: \"zero_quantized_weights\" rounds bf16 weights; precision is fp32",
-                    cfg_where(cfg_given(s, weights), w, sizeof w));
     if (cfg_chosen(s, type, "fp16"))
         cfg_problem(s, TM_EUNSUPPORTED, "%s: \"communication_data_type\" fp16 overflows: bf16 or fp32 here",
                     cfg_where(cfg_given(s, type), w, sizeof w));
+}
+
+/* Once the precision is known for good. */
+static void check_rounding(cfg_state *s) {
+    const char *weights = ZERO "zero_quantized_weights";
+    char w[256];
+    if (s->cfg->pub.quantized_weights && s->cfg->pub.precision == TM_F32)
+        cfg_problem(s, TM_EINPUT, "%s: \"zero_quantized_weights\" rounds bf16 weights; precision is fp32",
+                    cfg_where(cfg_given(s, weights), w, sizeof w));
 }
 
 static void resolve_aio(cfg_state *s) {
@@ -138,8 +145,13 @@ static void resolve_knobs(cfg_state *s) {
     c->knobs.no_pipeline_write = no_pipeline(s, ZERO "offload_optimizer.pipeline_write");
     c->knobs.no_pin_memory =
         denied(s, ZERO "offload_param.pin_memory") || denied(s, ZERO "offload_optimizer.pin_memory");
-    const char *ratio = ZERO "offload_optimizer.ratio";
     char w[256];
+    const char *bucket = ZERO "reduce_bucket_size";
+    if (cfg_given(s, bucket))
+        tm_warn_once(bucket,
+                     "%s: \"%s\" has no effect here: a gradient is summed a part at a time, while others are computed",
+                     cfg_where(cfg_given(s, bucket), w, sizeof w), cfg_given(s, bucket)->spelled);
+    const char *ratio = ZERO "offload_optimizer.ratio";
     if (cfg_given(s, ratio) && cfg_number(s, ratio) != 1)
         tm_warn_once(ratio, "%s: \"%s\" has no effect here: device cpu updates in host memory whatever the ratio",
                      cfg_where(cfg_given(s, ratio), w, sizeof w), cfg_given(s, ratio)->spelled);
@@ -151,6 +163,8 @@ tm_status config_resolve_storage(cfg_state *s) {
     resolve_rounding(s);
     c->param_place = place_of(s, ZERO "offload_param", ZERO "offload_param.device", ZERO "cpu_offload_param");
     c->optimizer_place = place_of(s, ZERO "offload_optimizer", ZERO "offload_optimizer.device", ZERO "cpu_offload");
+    TM_TRY(config_resolve_fsdp(s));
+    check_rounding(s);
     resolve_aio(s);
     resolve_tuning(s);
     resolve_knobs(s);

@@ -18,6 +18,12 @@
     { p, K_REFUSED, T_ANY, NULL, NULL, 0, 0, NULL, h }
 #define ZERO "zero_optimization."
 #define NO_EFFECT_1 "nothing to communicate or bucket on one rank"
+#define FSDP "fsdp_config."
+#define FSDP_AHEAD "weights are gathered ahead of both passes, as far as memory allows"
+#define SHARDINGS                                                                                                      \
+    "FULL_SHARD=full_shard=1|SHARD_GRAD_OP=shard_grad_op=2|NO_SHARD=no_shard=3|HYBRID_SHARD=hybrid_shard=4|"           \
+    "HYBRID_SHARD_ZERO2=_HYBRID_SHARD_ZERO2=hybrid_shard_zero2=5"
+#define DTYPES "bf16=bfloat16=torch.bfloat16|fp32=float32=torch.float32|fp16=float16=torch.float16"
 #define NO_MONITOR "no such monitor; log.jsonl has every step"
 
 // clang-format off: one row a line
@@ -151,6 +157,57 @@ const schema_row schema_rows[] = {
     ROW("save_state", K_OURS, T_BOOL, NULL, "false", 0, 0, "checkpoints hold masters and moments too"),
     ROW("strategy", K_OURS, T_ENUM, "ddp|zero1|zero2|zero3|fsdp|hsdp|hpz", NULL, 0, 0,
         "how ranks share the state, by one word; no effect on one rank"),
+    ROW("fsdp", K_OURS, T_LIST | T_BOOL | T_NULL, NULL, NULL, 0, 0,
+        "HF Trainer's words: full_shard, shard_grad_op, no_shard, hybrid_shard; with offload, auto_wrap"),
+    ROW("fsdp_config", K_OURS, T_OBJ | T_NULL, NULL, NULL, 0, 0, "HF Trainer's and Accelerate's FSDP block"),
+    ROW(FSDP "sharding_strategy", K_OURS, T_ENUM | T_INT, SHARDINGS, NULL, 1, 5,
+        "FULL_SHARD is zero3, SHARD_GRAD_OP zero2, NO_SHARD ddp, HYBRID_SHARD hsdp"),
+    ALIAS(FSDP "fsdp_sharding_strategy", K_OURS, FSDP "sharding_strategy"),
+    ROW(FSDP "reshard_after_forward", K_OURS, T_BOOL, NULL, NULL, 0, 0,
+        "FSDP 2: true is FULL_SHARD, false SHARD_GRAD_OP"),
+    ALIAS(FSDP "fsdp_reshard_after_forward", K_OURS, FSDP "reshard_after_forward"),
+    ROW(FSDP "offload_params", K_OURS, T_BOOL, NULL, NULL, 0, 0, "true: both offload devices are cpu"),
+    ALIAS(FSDP "fsdp_offload_params", K_OURS, FSDP "offload_params"),
+    ALIAS(FSDP "cpu_offload", K_OURS, FSDP "offload_params"),
+    ROW(FSDP "mixed_precision", K_OURS, T_OBJ | T_NULL, NULL, NULL, 0, 0, "PyTorch's MixedPrecision"),
+    ALIAS(FSDP "mixed_precision_policy", K_OURS, FSDP "mixed_precision"),
+    ROW(FSDP "mixed_precision.param_dtype", K_OURS, T_ENUM | T_NULL, DTYPES, NULL, 0, 0, "as precision"),
+    ROW(FSDP "mixed_precision.reduce_dtype", K_OURS, T_ENUM | T_NULL, DTYPES, NULL, 0, 0, "as communication_data_type"),
+    IGNORED(FSDP "mixed_precision.buffer_dtype", "there are no buffers"),
+    IGNORED(FSDP "mixed_precision.output_dtype", "a unit's output has the precision of the computation"),
+    IGNORED(FSDP "mixed_precision.cast_forward_inputs", "inputs are token ids"),
+    IGNORED(FSDP "mixed_precision.keep_low_precision_grads", "gradients are rounded once, after their sum"),
+    ROW(FSDP "activation_checkpointing", K_OURS, T_BOOL, NULL, NULL, 0, 0, "true: memory.activations recompute"),
+    ALIAS(FSDP "fsdp_activation_checkpointing", K_OURS, FSDP "activation_checkpointing"),
+    ROW(FSDP "auto_wrap_policy", K_OURS, T_ENUM, "TRANSFORMER_BASED_WRAP|SIZE_BASED_WRAP|NO_WRAP", NULL, 0, 0,
+        "what is gathered ahead: a block, min_num_params elements, or all that fits; speed only"),
+    ALIAS(FSDP "fsdp_auto_wrap_policy", K_OURS, FSDP "auto_wrap_policy"),
+    ROW(FSDP "transformer_layer_cls_to_wrap", K_OURS, T_LIST, NULL, NULL, 0, 0, "the model's class of blocks"),
+    ALIAS(FSDP "fsdp_transformer_layer_cls_to_wrap", K_OURS, FSDP "transformer_layer_cls_to_wrap"),
+    ALIAS("fsdp_transformer_layer_cls_to_wrap", K_OURS, FSDP "transformer_layer_cls_to_wrap"),
+    ROW(FSDP "min_num_params", K_OURS, T_INT, NULL, "0", 0, 0, "above 0: at most so many elements are gathered ahead"),
+    ALIAS(FSDP "fsdp_min_num_params", K_OURS, FSDP "min_num_params"),
+    ALIAS("fsdp_min_num_params", K_OURS, FSDP "min_num_params"),
+    IGNORED(FSDP "backward_prefetch", FSDP_AHEAD),
+    IGNORED(FSDP "fsdp_backward_prefetch", FSDP_AHEAD),
+    IGNORED(FSDP "backward_prefetch_policy", FSDP_AHEAD),
+    IGNORED(FSDP "forward_prefetch", FSDP_AHEAD),
+    IGNORED(FSDP "fsdp_forward_prefetch", FSDP_AHEAD),
+    IGNORED(FSDP "limit_all_gathers", FSDP_AHEAD),
+    IGNORED(FSDP "use_orig_params", "specific to PyTorch"),
+    IGNORED(FSDP "fsdp_use_orig_params", "specific to PyTorch"),
+    IGNORED(FSDP "sync_module_states", "every rank reads the slices that it holds"),
+    IGNORED(FSDP "fsdp_sync_module_states", "every rank reads the slices that it holds"),
+    IGNORED(FSDP "cpu_ram_efficient_loading", "every rank reads the slices that it holds"),
+    IGNORED(FSDP "fsdp_cpu_ram_efficient_loading", "every rank reads the slices that it holds"),
+    IGNORED(FSDP "state_dict_type", "the saved model is always whole, commits are always sharded"),
+    IGNORED(FSDP "fsdp_state_dict_type", "the saved model is always whole, commits are always sharded"),
+    IGNORED(FSDP "version", "FSDP 1 and 2 are the same strategies"),
+    IGNORED(FSDP "fsdp_version", "FSDP 1 and 2 are the same strategies"),
+    REFUSED(FSDP "xla", "there is no XLA"),
+    REFUSED(FSDP "xla_fsdp_v2", "there is no XLA"),
+    REFUSED(FSDP "xla_fsdp_settings", "there is no XLA"),
+    REFUSED(FSDP "xla_fsdp_grad_ckpt", "there is no XLA"),
     ROW("deepspeed", K_OURS, T_STR | T_ANY | T_NULL, NULL, NULL, 0, 0,
         "DeepSpeed configuration: a path, or the object itself"),
     /* ---- DeepSpeed: batches, precision, optimizer, scheduler ----------------------------------------------------- */
