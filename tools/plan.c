@@ -1,6 +1,6 @@
 /* tidemill plan */
+#include "tools/advice.h"
 #include "tools/tools.h"
-#include "train/train.h"
 
 #include <stdio.h>
 
@@ -73,6 +73,8 @@ static void json_time(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "read_bytes_per_step", r->read_bytes_per_step);
     tm_jw_field_uint(w, "write_bytes_per_step", r->write_bytes_per_step);
     json_kinds(w, r);
+    tm_jw_field_uint(w, "link_bytes_per_step", r->link_bytes_per_step);
+    tm_jw_field_uint(w, "network_bytes_per_step", r->network_bytes_per_step);
     tm_jw_field_double(w, "seconds_per_step", r->seconds_per_step);
     tm_jw_field_str(w, "seconds_basis", r->seconds_basis);
     tm_jw_field_str(w, "bottleneck", r->bottleneck);
@@ -152,6 +154,10 @@ static void table_bytes(const tm_plan_report *r) {
     printf("%-12s %14s %14s", "all", tm_format_size(r->read_bytes_per_step, a, sizeof a),
            tm_format_size(r->write_bytes_per_step, b, sizeof b));
     if (r->ranks == 1) printf("   %.2f bytes a parameter", moved / (double)r->parameters);
+    if (r->ranks > 1)
+        printf("\nsent to ranks: %s in the node, %s to other nodes",
+               tm_format_size(r->link_bytes_per_step, a, sizeof a),
+               tm_format_size(r->network_bytes_per_step, b, sizeof b));
     printf("\n\n");
 }
 
@@ -197,7 +203,7 @@ int tm_cmd_plan(int argc, char **argv) {
     const char *set[256], *config[1] = {NULL};
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
     tm_plan_args a = {.hardware = NULL};
-    bool json = false;
+    bool json = false, advise = false;
     const tm_opt opts[] = {
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
         TM_OPTION("hardware", TM_OPT_STRING, &a.hardware, "HW.json", "plan for the machine of this file instead"),
@@ -205,16 +211,18 @@ int tm_cmd_plan(int argc, char **argv) {
         TM_OPTION("tbw", TM_OPT_DOUBLE, &a.tbw, "TB", "terabytes that may be written to the disk over its life"),
         TM_OPTION("timeline", TM_OPT_STRING, &a.timeline, "FILE", "draw the simulated step (.svg or .html)"),
         TM_OPTION("trace", TM_OPT_STRING, &a.trace, "FILE", "write the simulated step as Chrome trace JSON"),
+        TM_FLAG("advise", &advise, "compare every strategy and every place of the state, and recommend one"),
         TM_FLAG("json", &json, "print one JSON object"),
     };
     const tm_cli cli = {
-        .usage = "plan CONFIG.json [--set key.path=value]... [--hardware HW.json] [--json]",
+        .usage = "plan CONFIG.json [--set key.path=value]... [--hardware HW.json] [--advise] [--json]",
         .about = "Compiles the training step under the budget and says what it would take, without starting it. Needs "
                  "only the model's config.json; where the data are there, their longest rows count, else data.seq_len. "
                  "The first time it times the model's operations on this machine for a few seconds and remembers them. "
                  "Exit 2: it cannot fit, with the smallest change that fits.",
         .example = "tidemill plan config.json --set memory.host_budget=1GiB\n"
-                   "tidemill plan config.json --hardware hardware/8x-rtx4090.json --timeline step.html",
+                   "tidemill plan config.json --hardware hardware/8x-rtx4090.json --timeline step.html\n"
+                   "tidemill plan config.json --hardware hardware/8x80gb-2tb-8nvme-8nodes.json --advise",
         .opts = opts,
         .n_opts = TM_COUNT(opts),
         .positional = config,
@@ -225,5 +233,7 @@ int tm_cmd_plan(int argc, char **argv) {
     if (rc >= 0) return rc;
     if (a.tbw < 0) return tm_cli_wrong("plan", "--tbw %g is not a number of terabytes", a.tbw);
     a.train = (tm_train_args){.config = config[0], .set = set, .n_set = sets.count, .quiet = true};
-    return plan(&a, json);
+    if (advise && (a.timeline || a.trace))
+        return tm_cli_wrong("plan", "--advise compares plans; --timeline and --trace draw one");
+    return advise ? tm_plan_show_advice(&a, json) : plan(&a, json);
 }

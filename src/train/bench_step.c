@@ -1,15 +1,17 @@
 /* tidemill bench step: how well a step's halves overlap on this machine.
  *
  *   real      the plan as it is trained with
- *   I/O       the same plan and transfers; operations do nothing
+ *   I/O       the same plan and transfers, exchanges between ranks among them; operations do nothing
  *   compute   the same plan and operations; transfers take no time and move nothing
  *
  * Real and I/O steps alternate in one executor; the compute steps follow in one whose disk is stubbed, on whatever its
  * frames hold. Steps are linked as in training, and the time of a step is from the end of the one before to its own. */
+#include "comm/comm.h"
 #include "io/io.h"
 #include "kernels/kernels.h"
 #include "offload/simulate.h"
 #include "train/cost_internal.h"
+#include "train/ops_internal.h"
 #include "train/trainer_internal.h"
 
 #include <math.h>
@@ -36,6 +38,7 @@ typedef struct bench {
     uint32_t steps;
     double *seconds[MODES], *part[MODES][STRETCHES];
     uint32_t n[MODES];
+    double *comm, comm_of_run;    /* seconds of exchanges: of REAL steps, of the latest run */
     uint64_t began_ns[STRETCHES]; /* of the running step; 0: has not begun */
     tm_status ended;              /* of the runs whose transfers are done */
     tm_error error;
@@ -46,7 +49,7 @@ typedef struct bench {
 /* Rows as long as the configuration has them; ids that differ. */
 static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                       uint32_t *position, job_batch *out) {
-    const bench *b = ctx;
+    bench *b = ctx;
     uint32_t n = b->shape.rows * b->shape.seq, vocabulary = tm_model_get_config(b->t.job->model)->vocab_size;
     (void)position;
     for (uint32_t i = 0; i < capacity; i++) {
@@ -61,6 +64,8 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, i
                        .tokens = shape_tokens(&b->shape),
                        .mask_tokens = n,
                        .label_tokens = n - b->shape.rows};
+    b->t.job->step_labels = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * out->label_tokens;
+    b->t.job->step_tokens = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * n;
     return TM_OK;
 }
 
@@ -214,6 +219,7 @@ static void describe(bench *b) {
 /* Counted bytes are the planned ones, or the figures would be of something else. */
 static void run_ended(void *ctx, const tm_run_stats *s) {
     bench *b = ctx;
+    b->comm_of_run = (double)s->comm_ns * 1e-9;
     const tm_plan_info *info = tm_plan_get_info(s->plan);
     for (int k = 0; k < TM_KINDS; k++) {
         bool same = s->read_bytes[k] == info->read_bytes[k] && s->write_bytes[k] == info->write_bytes[k];
@@ -243,12 +249,15 @@ static tm_status run_steps(bench *b, mode m, uint32_t n) {
     tm_exec *e = b->t.job->exec;
     uint64_t before = 0;
     b->mode = m;
+    b->t.job->stub_comm = m == COMPUTE_ALONE;
+    if (b->t.comm) TM_TRY(tm_comm_barrier(b->t.comm, TM_COMM_WORLD));
     for (uint32_t i = 0; i <= n; i++) {
         memset(b->began_ns, 0, sizeof b->began_ns);
         tm_exec_announce(e, b->t.plan, b->link);
         TM_TRY(tm_exec_run(e, b->t.plan, run_op, b));
         uint64_t now = tm_now_ns();
         if (i > 0) note_step(b, m, before, now);
+        if (i > 0 && m == REAL) b->comm[b->n[m] - 1] = b->comm_of_run;
         before = now;
     }
     return tm_exec_settle(e);
@@ -258,9 +267,11 @@ static tm_status reopen_without_disk(bench *b) {
     tm_job *job = b->t.job;
     tm_exec_close(job->exec);
     job->exec = NULL;
-    return tm_exec_open(
-        &job->exec,
-        &(tm_exec_opts){.slab_bytes = job->slab_bytes, .store = job->store, .stub_disk = true, .unregistered = true});
+    return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
+                                                    .store = job->store,
+                                                    .stub_disk = true,
+                                                    .unregistered = true,
+                                                    .comm = {job->comm_ops, job->comm_ops ? comm_ops_submit : NULL}});
 }
 
 static tm_status run_all(bench *b) {
@@ -288,14 +299,17 @@ static void bench_close(bench *b) {
         tm_free(b->seconds[m]);
         for (int s = 0; s < STRETCHES; s++) tm_free(b->part[m][s]);
     }
+    tm_free(b->comm);
     tm_link_free(b->link);
     tm_link_free(b->first_link);
     trainer_close(&b->t);
+    trainer_close_ranks(&b->t);
     job_costs_close(b->costs);
 }
 
 static tm_status room(bench *b) {
     size_t n = b->steps + 1, bytes = n * sizeof(double);
+    if (!(b->comm = tm_calloc(n, sizeof(double)))) return tm_nomem(bytes);
     for (int m = 0; m < MODES; m++) {
         if (!(b->seconds[m] = tm_calloc(n, sizeof(double)))) return tm_nomem(bytes);
         for (int s = 0; s < STRETCHES; s++)
@@ -311,7 +325,11 @@ tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) 
     TM_ASSERT(b.steps <= MAX_STEPS);
     TM_GO(room(&b));
     job_catch_signals();
+    TM_GO(trainer_open_ranks(&b.t));
+    out->ranks = b.t.comm ? b.t.ranks.ranks : 1;
+    out->rank = b.t.ranks.rank;
     TM_GO(trainer_load_config(&b.t, true));
+    TM_GO(trainer_set_strategy(&b.t));
     TM_GO(open_job(&b));
     describe(&b);
     TM_GO(predict(&b, REAL, &out->predicted_seconds));
@@ -319,12 +337,14 @@ tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) 
     TM_GO(predict(&b, COMPUTE_ALONE, &out->predicted_compute_seconds));
     TM_GO(run_all(&b));
     out->step_seconds = tm_median(b.seconds[REAL], b.n[REAL]);
+    out->comm_seconds = tm_median(b.comm, b.n[REAL]);
     out->io_seconds = tm_median(b.seconds[IO_ALONE], b.n[IO_ALONE]);
     out->compute_seconds = tm_median(b.seconds[COMPUTE_ALONE], b.n[COMPUTE_ALONE]);
     for (int s = 0; s < STRETCHES; s++)
         out->bound_seconds += fmax(tm_median(b.part[IO_ALONE][s], b.n[IO_ALONE]),
                                    tm_median(b.part[COMPUTE_ALONE][s], b.n[COMPUTE_ALONE]));
 done:
+    trainer_end_all(&b.t, rc);
     bench_close(&b);
     return rc;
 }

@@ -16,10 +16,12 @@ static uint32_t gradient_temp(pass *x, uint32_t unit, uint64_t elements) {
 /* The object that tile `tile` of the sums is rounded into; `whole`: one of all slices. */
 static uint32_t rounded_visit(pass *x, uint32_t part, uint32_t tile, uint32_t unit, bool whole) {
     const part_state *ps = &x->job->part[part];
+    if (whole && ps->tiles == 0) /* nothing of it is held here: all the same every rank takes part in the exchange */
+        return tm_program_visit(x->p, gradient_temp(x, unit, 1), 1);
     if (x->o->park)
         return whole ? tm_program_visit(x->p, ps->grad, ps->tiles)
                      : tm_program_visit(x->p, ps->grad + tile * ps->grad_stride, 1);
-    uint32_t g = gradient_temp(x, unit, whole ? ps->elements : sum_tile(x->job, part, tile).n);
+    uint32_t g = gradient_temp(x, unit, whole ? own_run(x->job, part).n : sum_tile(x->job, part, tile).n);
     if (x->grad_tile[part]) x->grad_tile[part][tile] = g;
     return tm_program_visit(x->p, g, 1);
 }
@@ -50,7 +52,8 @@ static void round_own(pass *x, uint32_t part, uint32_t unit, uint32_t sum, uint3
     if (tiles == 0) update_within(x, part, NONE, NONE, hi); /* the others' new weights come here as well */
 }
 
-/* Every rank updates everything: each rounds what it summed, then all have all of it. */
+/* Several ranks update the same (ddp: everything; hsdp: a node's slices, on each node): each rounds what it summed,
+ * then all of them have all of it. */
 static void round_and_share(pass *x, uint32_t part, uint32_t unit, uint32_t sum, uint32_t hi) {
     const part_state *ps = &x->job->part[part];
     uint32_t g = rounded_visit(x, part, 0, unit, true);
@@ -59,6 +62,7 @@ static void round_and_share(pass *x, uint32_t part, uint32_t unit, uint32_t sum,
     tm_program_op(x->p, &(tm_op){.code = OP_SHARE_GRAD, .engine = TM_ENGINE_COMM, .arg = {part}});
     tm_program_use(x->p, g, ps->sum_tiles ? TM_USE_UPDATE : TM_USE_WRITE);
     for (uint32_t tile = 0; tile < ps->tiles; tile++) update_within(x, part, tile, g, hi);
+    if (ps->tiles == 0) update_within(x, part, NONE, NONE, hi);
 }
 
 static void finish(pass *x, const summing *s) {

@@ -100,13 +100,22 @@ static void bring(pass *x, uint32_t part) {
     if (part_is_gathered(x->job, &x->job->part[part]) && x->part_visit[part] == NONE) gather(x, part);
 }
 
-static void look_ahead(pass *x) {
+/* Elements that may be under way with `part` among them: FSDP's unit, or what stage3_prefetch_bucket_size says. */
+static uint64_t prefetch_limit(const pass *x, uint32_t part) {
     const job_ranks *r = &x->job->ranks;
+    if (!r->prefetch_unit) return r->prefetch_elements;
+    const tm_unit *unit = tm_model_unit(x->m, tm_model_part(x->m, part)->unit);
+    uint64_t n = 0;
+    for (uint32_t p = 0; p < unit->n_parts; p++) n += x->job->part[unit->first_part + p].elements;
+    return n;
+}
+
+static void look_ahead(pass *x) {
     while (x->o->overlap && x->gather_head < x->gather_end) {
         uint32_t part = x->gather[x->gather_head];
         bool here = !part_is_gathered(x->job, &x->job->part[part]);
         if (!here && x->part_visit[part] != NONE) return; /* still in use by the unit before */
-        if (!here && x->ahead_sum > 0 && x->ahead_sum + x->job->part[part].elements > r->prefetch_elements) return;
+        if (!here && x->ahead_sum > 0 && x->ahead_sum + x->job->part[part].elements > prefetch_limit(x, part)) return;
         x->gather_head++;
         bring(x, part);
     }

@@ -3,6 +3,7 @@
 
 #include "kernels/kernels.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -17,7 +18,8 @@ struct job_costs {
     const tm_job *job;
     job_shape shape, timed; /* the step's; what is timed in its place */
     job_costs_mode mode;
-    double flops_per_second, bytes_per_second, comm_bytes_per_second;
+    double flops_per_second, bytes_per_second;
+    double comm_bytes_per_second[2], comm_latency[2]; /* of one rank, in its node and to other nodes */
     tm_profile *profile;
     uint64_t budget, began_ns;
     uint32_t asked, known;
@@ -221,6 +223,18 @@ static uint64_t timing_budget(const tm_job *job) {
     return have > taken ? have - taken : 0;
 }
 
+/* Where no hardware file says otherwise, and never less for a start than the thread of src/comm needs. */
+static const double LINK_RATE = 2e9, LINK_LATENCY = 30e-6;
+
+/* The ranks of a node share its network. */
+static void set_links(job_costs *c, const tm_machine *m) {
+    double network = m->network_bps / (m->ranks_per_node ? m->ranks_per_node : 1);
+    c->comm_bytes_per_second[0] = m->link_bps > 0 ? m->link_bps : LINK_RATE;
+    c->comm_bytes_per_second[1] = network > 0 ? network : c->comm_bytes_per_second[0];
+    c->comm_latency[0] = fmax(m->link_latency, LINK_LATENCY);
+    c->comm_latency[1] = fmax(m->network_latency, LINK_LATENCY);
+}
+
 tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const tm_machine *machine,
                          job_costs_mode mode) {
     tm_status rc = TM_OK;
@@ -232,7 +246,7 @@ tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, c
     c->mode = mode;
     c->flops_per_second = job->dtype == TM_F32 ? machine->cpu_flops_fp32 : machine->cpu_flops_bf16;
     c->bytes_per_second = machine->cpu_bps;
-    c->comm_bytes_per_second = machine->link_bps > 0 ? machine->link_bps : 2e9;
+    set_links(c, machine);
     c->budget = timing_budget(job);
     c->began_ns = tm_now_ns();
     if (mode != JOB_COSTS_NOMINAL) TM_GO(open_profile(c));
@@ -260,9 +274,6 @@ job_costs_basis job_costs_measured(const job_costs *c) {
     return c->known == 0 ? JOB_COSTS_NONE : c->known < c->asked ? JOB_COSTS_SOME : JOB_COSTS_ALL;
 }
 
-/* Between ranks, where no hardware file says otherwise. */
-static const double COMM_LATENCY = 30e-6;
-
 /* ---- looking up ---------------------------------------------------------------------------------------------- */
 
 static double tile_of(const job_costs *c, const tm_op *op) {
@@ -274,13 +285,13 @@ static double tile_of(const job_costs *c, const tm_op *op) {
     return (double)at.n;
 }
 
-/* What this rank sends, over a link that others use as well, and a start. */
+/* What this rank sends on each link, both at once, and a start. */
 static double comm_seconds(const job_costs *c, const tm_op *op) {
-    const job_ranks *r = &c->job->ranks;
-    bool sum = op->code == OP_REDUCE;
-    double elements = op->code == OP_EXCHANGE ? 0 : (double)c->job->part[op->arg[0]].elements;
-    double width = sum ? 4 : (double)tm_dtype_bytes(c->job->dtype);
-    return COMM_LATENCY + elements * width * (r->ranks - 1) / r->ranks / c->comm_bytes_per_second;
+    uint64_t bytes[2];
+    job_comm_bytes(c->job, op, bytes);
+    double near = c->comm_latency[0] + (double)bytes[0] / c->comm_bytes_per_second[0];
+    double far = bytes[1] ? c->comm_latency[1] + (double)bytes[1] / c->comm_bytes_per_second[1] : 0;
+    return fmax(near, far);
 }
 
 /* The log-likelihoods of all micro-batches: a logarithm and a sum a token, one thread. */

@@ -29,13 +29,15 @@ static void share_node(imagine *x) {
     x->rank.disk.bytes /= node->ranks_per_node;
 }
 
-/* zero_optimization.stage; where it is 0 (its default), as with 3. */
+/* The strategy; where none is named and zero_optimization.stage is 0 (its default), zero3. */
 static const char *share_state(imagine *x) {
-    uint32_t stage = x->g->t->cfg->zero_stage;
-    static const char *const name[] = {"zero3", "zero1", "zero2", "zero3"};
-    x->state_ranks = x->ranks;
-    x->weight_ranks = stage == 1 || stage == 2 ? 1 : x->ranks;
-    return x->ranks > 1 ? name[stage] : "";
+    const tm_config *c = x->g->t->cfg;
+    static const char *const name[] = {"ddp", "zero1", "zero2", "zero3", "hsdp", "hpz"};
+    tm_strategy s = c->zero_stage == 0 && !c->strategy_given ? TM_STRATEGY_ZERO3 : c->strategy;
+    x->state_ranks = s == TM_STRATEGY_DDP ? 1 : s == TM_STRATEGY_HSDP ? x->per_node : x->ranks;
+    x->weight_ranks = s == TM_STRATEGY_ZERO1 || s == TM_STRATEGY_ZERO2 ? 1 : x->state_ranks;
+    x->second_ranks = s == TM_STRATEGY_HPZ ? x->per_node : 0;
+    return x->ranks > 1 ? name[s] : "";
 }
 
 /* ---- units --------------------------------------------------------------------------------------------------- */
@@ -109,6 +111,8 @@ static tm_status compile(imagine *x, uint64_t slab, tm_plan **plan, uint64_t *mi
     tm_program *p;
     TM_TRY(imagine_build(x, &p));
     for (int k = 0; k < TM_KINDS; k++) po.pinned[k] = !disk || o.pinned[k];
+    if (x->way.place == IMAGINE_WEIGHTS_ON)
+        po.pinned[TM_KIND_WEIGHT_HI] = po.pinned[TM_KIND_WEIGHT_LO]; /* a master's */
     tm_status rc = tm_plan_compile(plan, x->layout, p, &po, minimum);
     tm_program_free(p);
     return rc;
@@ -160,6 +164,10 @@ static bool hopeless(const imagine *x, imagine_place place, uint64_t device) {
 
 /* Shared optimizer state with whole weights on every rank: they stay on the device. */
 static bool possible(const imagine *x, imagine_place place) {
+    const tm_config *c = x->g->t->cfg;
+    bool weights_on = c->param_place == TM_PLACE_NONE, all_on = weights_on && c->optimizer_place == TM_PLACE_NONE;
+    if (x->g->exact && place != (all_on ? IMAGINE_ALL_ON : weights_on ? IMAGINE_WEIGHTS_ON : IMAGINE_ON_HOST))
+        return false;
     return place != IMAGINE_ON_HOST || x->weight_ranks == x->state_ranks;
 }
 
@@ -194,9 +202,10 @@ static tm_status try_activations(imagine *x, imagine_way way, tries *t) {
 /* What links, network and copies alone take: no step of this kind is faster. */
 static double least_seconds(const imagine *x, const imagine_way *way) {
     double w = (double)tm_dtype_bytes(x->dtype), moved = 0, copied = 0;
-    bool fetched = x->weight_ranks > 1;
+    bool fetched = x->weight_ranks > 1, in_node = x->state_ranks < x->ranks;
+    double gathered = in_node ? 0 : x->second_ranks ? 1 : 2; /* times, over the slowest link */
     for (uint32_t u = 0; u < x->units; u++) {
-        moved += (double)x->unit[u].elements * (fetched ? 2 * w + 4 : 4);
+        moved += (double)x->unit[u].elements * (fetched ? gathered * w + 4 : 4);
         copied += (double)x->unit[u].shard * 2 * w;
     }
     double rate = x->g->machine.nodes > 1 ? x->rank.network_bps : x->rank.link_bps, n = x->ranks;
@@ -264,9 +273,13 @@ static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
 static tm_plan_change try_stage3(imagine *x) {
     tm_config *c = x->g->t->cfg;
     uint32_t stage = c->zero_stage;
+    tm_strategy strategy = c->strategy;
+    if (x->g->only_fits) return (tm_plan_change){NULL, 0};
     c->zero_stage = 3;
+    c->strategy = TM_STRATEGY_ZERO3;
     bool enough = fits(x, x->shape.rows, x->shape.seq);
     c->zero_stage = stage;
+    c->strategy = strategy;
     return enough ? (tm_plan_change){"zero_optimization.stage", 3} : (tm_plan_change){NULL, 0};
 }
 
@@ -277,7 +290,7 @@ static tm_status refuse(imagine *x, const tries *t) {
     tm_plan_change change = {"memory.host_budget", out->minimum_host_bytes};
     if (!host && t->least_device == UINT64_MAX)
         change = try_stage3(x);
-    else if (!host || out->minimum_host_bytes > x->rank.host_bytes)
+    else if ((!host || out->minimum_host_bytes > x->rank.host_bytes) && !x->g->only_fits)
         change = plan_smaller_batch(&x->shape, fits, x);
     if (host)
         snprintf(text, sizeof text, "%s: a rank needs at least %llu bytes (%s) of host memory and has %s",
@@ -334,6 +347,8 @@ static tm_status report(imagine *x, const tries *t) {
     out->host_peak_bytes = info->slab_bytes + HOST_FIXED;
     out->device_peak_bytes = info->device_bytes + DEVICE_FIXED;
     out->disk_bytes = disk_bytes(x, info, slots);
+    out->link_bytes_per_step = (uint64_t)x->sent[0];
+    out->network_bytes_per_step = (uint64_t)x->sent[1];
     out->update = x->way.fold ? "F" : "U";
     out->activations = act[x->way.act];
     out->order = x->way.each_batch ? "micro-batch" : "unit";

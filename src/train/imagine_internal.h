@@ -41,6 +41,8 @@ typedef struct imagine {
     const char *strategy; /* "zero3", ...; "" on one rank */
     uint32_t ranks, per_node;
     uint32_t weight_ranks, state_ranks; /* that share a unit's compute weights, its masters and moments */
+    uint32_t second_ranks;              /* hpZ: that share a second copy for backward; 0: there is none */
+    double sent[2];                     /* bytes of this rank a step: in its node, to other nodes */
     uint64_t grain;                     /* elements of a tile */
     imagine_unit *unit;
     uint32_t units;
@@ -62,6 +64,7 @@ enum {
     IMAGINE_HEAD,
     IMAGINE_ADAMW,
     IMAGINE_NORM,
+    IMAGINE_STASH,
 };
 /* Layout and program of x->way. */
 tm_status imagine_build(imagine *x, tm_program **out);

@@ -16,11 +16,13 @@ typedef struct flow {
     imagine *x;
     tm_program *p;
     uint32_t K;
-    uint32_t *hold;          /* visits, per unit: state that stays on the device */
-    uint32_t *weights;       /* per unit: gathered; NONE: not now */
-    uint32_t *act, *kept;    /* per unit and micro-batch: boundary and interior on the device */
-    uint32_t *away_obj;      /* the boundary on the host */
-    uint32_t *grad, *sum;    /* gradient of a unit's output per micro-batch; fp32 gradient of its weights */
+    uint32_t *hold;       /* visits, per unit: state that stays on the device */
+    uint32_t *weights;    /* per unit: gathered; NONE: not now */
+    uint32_t *act, *kept; /* per unit and micro-batch: boundary and interior on the device */
+    uint32_t *away_obj;   /* the boundary on the host */
+    uint32_t *grad, *sum; /* gradient of a unit's output per micro-batch; fp32 gradient of its weights */
+    uint32_t *second;     /* per unit, hpZ: this rank's share of the node's copy; NONE: not yet */
+    bool in_backward;
     uint32_t *rounded;       /* device: rounded gradients, state all there */
     uint32_t *parked;        /* update U: first of a unit's host tiles of rounded gradients */
     bool *updated, *reduced; /* update F; the unit's gradient has a first contribution */
@@ -73,22 +75,28 @@ static double steps_of(uint32_t n) {
 
 /* All-gather or reduce-scatter of `bytes` in all among `ranks` of them: links within a node and the network between
  * nodes carry their shares at the same time. */
-static double exchange(const imagine *x, double bytes, uint32_t ranks) {
+static double exchange(imagine *x, double bytes, uint32_t ranks) {
     uint32_t inside = ranks < x->per_node ? ranks : x->per_node, nodes = (ranks + x->per_node - 1) / x->per_node;
     const tm_machine *m = &x->rank;
     double link = inside > 1 ? bytes * (ranks - 1) / ranks / m->link_bps : 0;
     double network = nodes > 1 ? bytes * (nodes - 1) / nodes / m->network_bps : 0;
+    double far = bytes * (nodes - 1) / nodes / inside;
+    x->sent[0] += bytes * (ranks - 1) / ranks - far;
+    x->sent[1] += far;
     return fmax(link, network) + steps_of(inside) * m->link_latency + steps_of(nodes) * m->network_latency;
 }
 
-/* The other copies of a shard (one on each node where shards stay within a node) agree on its sum. */
-static double agree(const imagine *x, double bytes) {
+/* The other copies of a shard (one on each node where shards stay within a node) agree on its sum: fp32 slices are
+ * added, then handed round rounded. */
+static double agree(imagine *x, double bytes) {
     uint32_t copies = x->ranks / x->state_ranks;
     if (copies <= 1) return 0;
-    if (x->state_ranks >= x->per_node) /* every rank of a node sends its own */
-        return 2 * bytes * x->per_node * (copies - 1) / copies / x->rank.network_bps +
-               2 * steps_of(copies) * x->rank.network_latency;
-    return 2 * exchange(x, bytes, copies);
+    if (x->state_ranks >= x->per_node) { /* every rank of a node sends its own */
+        double each = (1 + width(x) / 4) * bytes * (copies - 1) / copies;
+        x->sent[1] += each;
+        return each * x->per_node / x->rank.network_bps + 2 * steps_of(copies) * x->rank.network_latency;
+    }
+    return exchange(x, bytes, copies) + exchange(x, bytes * width(x) / 4, copies);
 }
 
 /* ---- weights ------------------------------------------------------------------------------------------------- */
@@ -103,12 +111,26 @@ static void copy_tiles_in(flow *f, uint32_t unit, uint32_t to, bool fresh) {
     }
 }
 
-static void gather(flow *f, uint32_t unit, uint32_t from, uint32_t to, tm_use_access access) {
+static void gather_among(flow *f, uint32_t unit, uint32_t ranks, uint32_t from, uint32_t to, tm_use_access access) {
     imagine *x = f->x;
     double bytes = (double)x->unit[unit].elements * width(x);
-    op(f, IMAGINE_GATHER, TM_ENGINE_COMM, unit, 0, exchange(x, bytes, x->state_ranks));
+    op(f, IMAGINE_GATHER, TM_ENGINE_COMM, unit, 0, exchange(x, bytes, ranks));
     if (from != NONE) tm_program_use(f->p, from, TM_USE_READ);
     tm_program_use(f->p, to, access);
+}
+
+static void gather(flow *f, uint32_t unit, uint32_t from, uint32_t to, tm_use_access access) {
+    gather_among(f, unit, f->x->state_ranks, from, to, access);
+}
+
+/* hpZ: this rank's share of a copy that its node keeps from forward for backward. */
+static void stash(flow *f, uint32_t unit) {
+    imagine *x = f->x;
+    uint64_t share = x->unit[unit].elements / x->second_ranks * tm_dtype_bytes(x->dtype);
+    f->second[unit] = device(f, unit, share);
+    op(f, IMAGINE_STASH, TM_ENGINE_DEVICE, unit, 0, 2 * (double)share / x->rank.gpu_bps);
+    tm_program_use(f->p, f->weights[unit], TM_USE_READ);
+    tm_program_use(f->p, f->second[unit], TM_USE_WRITE);
 }
 
 /* AdamW over the unit's tiles, and the new weights on their way to where they stay. */
@@ -155,12 +177,17 @@ static void fetch(flow *f, uint32_t unit) {
     }
     uint32_t from = x->way.place == IMAGINE_ON_HOST ? NONE : f->hold[own];
     f->weights[own] = device(f, own, u->elements * tm_dtype_bytes(x->dtype));
+    if (f->in_backward && f->second[own] != NONE) {
+        gather_among(f, own, x->second_ranks, f->second[own], f->weights[own], TM_USE_WRITE);
+        return;
+    }
     if (x->weight_ranks == 1) {
         copy_tiles_in(f, own, f->weights[own], true);
         return;
     }
     if (from == NONE) copy_tiles_in(f, own, from = device(f, own, u->shard * tm_dtype_bytes(x->dtype)), true);
     gather(f, own, from, f->weights[own], TM_USE_WRITE);
+    if (x->second_ranks && !f->in_backward) stash(f, own);
 }
 
 static void drop(flow *f, uint32_t unit) {
@@ -286,6 +313,7 @@ static void reduce(flow *f, uint32_t unit) {
 
 static void sweep_forward(flow *f, uint32_t first, uint32_t last) {
     imagine *x = f->x;
+    f->in_backward = false;
     fetch(f, 0);
     for (uint32_t u = 0; u + 1 < x->units; u++) {
         if (x->way.ahead) fetch(f, u + 1);
@@ -298,6 +326,7 @@ static void sweep_forward(flow *f, uint32_t first, uint32_t last) {
 /* Gradients of a unit leave after the next one was computed, so that both have frames of their own. */
 static void sweep_backward(flow *f, uint32_t first, uint32_t last) {
     imagine *x = f->x;
+    f->in_backward = true;
     for (uint32_t u = x->units; u-- > 0;) {
         fetch(f, u);
         if (x->way.ahead && u > 0) fetch(f, u - 1);
@@ -349,7 +378,7 @@ static void emit(flow *f) {
         sweep_forward(f, mb, end);
         sweep_backward(f, mb, end);
     }
-    op(f, IMAGINE_NORM, TM_ENGINE_COMM, 0, 0, 2 * exchange(x, 8, x->ranks));
+    op(f, IMAGINE_NORM, TM_ENGINE_COMM, 0, 0, exchange(x, 8, x->ranks) + exchange(x, 8, x->ranks));
     tm_program_use(f->p, f->partial, TM_USE_READ);
     tm_program_use(f->p, f->step, TM_USE_UPDATE);
     for (uint32_t u = 0; !x->way.fold && u < x->units; u++) update(f, u);
@@ -405,7 +434,7 @@ static uint32_t *nones(size_t n) {
 
 static tm_status flow_init(flow *f) {
     size_t units = f->x->units, all = units * f->K;
-    uint32_t **per_unit[] = {&f->hold, &f->weights, &f->sum, &f->rounded, &f->parked};
+    uint32_t **per_unit[] = {&f->hold, &f->weights, &f->sum, &f->rounded, &f->parked, &f->second};
     uint32_t **per_batch[] = {&f->act, &f->kept, &f->away_obj, &f->grad};
     for (size_t i = 0; i < TM_COUNT(per_unit); i++)
         if (!(*per_unit[i] = nones(units))) return tm_nomem(units * 4);
@@ -417,8 +446,8 @@ static tm_status flow_init(flow *f) {
 }
 
 static void flow_free(flow *f) {
-    void *all[] = {f->hold, f->weights,  f->sum,  f->rounded, f->parked, f->act,
-                   f->kept, f->away_obj, f->grad, f->updated, f->reduced};
+    void *all[] = {f->hold, f->weights, f->sum,      f->rounded, f->parked,  f->second,
+                   f->act,  f->kept,    f->away_obj, f->grad,    f->updated, f->reduced};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
 }
 
@@ -426,6 +455,7 @@ tm_status imagine_build(imagine *x, tm_program **out) {
     flow f = {.x = x, .K = x->shape.micro_batches};
     tm_status rc;
     x->ops = 0;
+    x->sent[0] = x->sent[1] = 0;
     TM_TRY(make_layout(x));
     TM_TRY(tm_program_create(&f.p, x->layout, "imagined step"));
     TM_GO(flow_init(&f));
@@ -445,7 +475,7 @@ double imagine_cost(void *ctx, const tm_op *o) {
 
 void imagine_op_name(void *ctx, const tm_op *o, char *buf, size_t cap) {
     static const char *const word[] = {"",        "hold",     "copy in", "copy out", "all-gather", "reduce-scatter",
-                                       "forward", "backward", "head",    "adamw",    "norm"};
+                                       "forward", "backward", "head",    "adamw",    "norm",       "stash"};
     const imagine *x = ctx;
     snprintf(buf, cap, "%s %s %u", o->code < TM_COUNT(word) ? word[o->code] : "operation",
              tm_model_unit(x->m, o->arg[1])->name, o->arg[2]);

@@ -196,7 +196,9 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     job->report_at = tm_calloc(job->ranks.ranks, sizeof *job->report_at);
     job->agreed_way = UINT32_MAX;
     job->reported_peak = tm_calloc(job->ranks.ranks, sizeof *job->reported_peak);
-    if (!job->report_at || !job->reported_peak) TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->report_at));
+    if (job->ranks.comm) job->comm_counts = tm_calloc(2 * (size_t)job->ranks.ranks, sizeof *job->comm_counts);
+    if (!job->report_at || !job->reported_peak || (job->ranks.comm && !job->comm_counts))
+        TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->report_at));
     job->host_bytes = opts->host_bytes;
     TM_GO(opts->init_random || opts->config_only ? tm_source_open_bare(&job->source, opts->model)
                                                  : tm_source_open(&job->source, opts->model));
@@ -221,6 +223,7 @@ void job_close(tm_job *job) {
     comm_ops_close(job->comm_ops);
     tm_free(job->report_at);
     tm_free(job->reported_peak);
+    tm_free(job->comm_counts);
     if (job->keep_state)
         tm_store_close(job->store);
     else if (tm_store_remove(job->store) != TM_OK)
@@ -241,11 +244,20 @@ void job_close(tm_job *job) {
 /* The program, its libraries, stacks and the matrix library's buffers, as constants; and what grows with the state:
  * plans (about a dozen operations an object) and a checksum a page. Stated, not measured at run time, so that `plan`
  * and `train` agree; tests hold VmHWM against the budget. */
-enum { FIXED_MIB = 24, PER_THREAD_MIB = 4, PLAN_BYTES_PER_OBJECT = 2560, MPI_MIB = 48 };
+enum { FIXED_MIB = 24, PER_THREAD_MIB = 4, PLAN_BYTES_PER_OBJECT = 2560 };
+/* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
+ * that it talks to; a fabric with buffers of its own may take more. */
+enum { MPI_MIB = 16, MPI_KIB_PER_RANK = 160 };
+
+/* On nodes of equal size a rank talks to those of its node, and to one on each of the others. */
+static uint64_t mpi_bytes(const struct tm_comm *c) {
+    uint32_t peers = tm_comm_uniform(c) ? tm_comm_node_size(c) + tm_comm_nodes(c) : tm_comm_size(c);
+    return MPI_MIB * TM_MIB + (uint64_t)peers * MPI_KIB_PER_RANK * 1024;
+}
 
 static uint64_t fixed_bytes(const tm_job *job, uint64_t other) {
     uint64_t bytes = (FIXED_MIB + (uint64_t)PER_THREAD_MIB * tm_kernels_threads()) * TM_MIB + other;
-    if (job->ranks.ranks > 1) bytes += MPI_MIB * TM_MIB + TM_COMM_WORKSPACE_BYTES;
+    if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += PLAN_BYTES_PER_OBJECT + tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
     return bytes;

@@ -136,7 +136,8 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
 static tm_status do_finish(tm_job *job, const tm_op *op, operands o) {
     span at = sum_tile(job, op->arg[0], op->arg[1]);
     const float *sum = (const float *)next_operand(&o) + at.begin;
-    char *g = (char *)next_operand(&o) + (op->arg[3] ? at.begin * tm_dtype_bytes(job->dtype) : 0);
+    uint64_t into = op->arg[3] ? at.begin - own_run(job, op->arg[0]).begin : 0;
+    char *g = (char *)next_operand(&o) + into * tm_dtype_bytes(job->dtype);
     double *partial = (double *)next_operand(&o) + (uint64_t)op->arg[1] * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
     if (job->dtype == TM_F32)
         tm_grad_finish_f32(sum, (float *)(void *)g, at.n, partial);
@@ -179,7 +180,8 @@ static tm_status do_adamw(tm_job *job, const tm_op *op, operands o) {
     uint64_t begin = at.begin, n = at.n;
     void *hi = next_operand(&o), *lo = ps->lo != TM_NO_OBJECT ? next_operand(&o) : NULL;
     float *m = next_operand(&o), *v = next_operand(&o);
-    const char *g = (const char *)next_operand(&o) + (op->arg[2] ? begin * tm_dtype_bytes(job->dtype) : 0);
+    uint64_t into = op->arg[2] ? begin - own_run(job, op->arg[0]).begin : 0;
+    const char *g = (const char *)next_operand(&o) + into * tm_dtype_bytes(job->dtype);
     if (!job->step.finite) return TM_OK;
     if (!job->no_decay) {
         job->nonfinite += adamw_run(job, &job->step.adamw, 0, n, hi, lo, m, v, g);

@@ -9,7 +9,7 @@ enum { FLIGHTS = 8 };
 
 typedef struct comm_flight {
     tm_comm_op op[2];
-    uint64_t *counts;
+    uint64_t *counts, *across; /* of op[0]; of op[1] or whatever goes over TM_COMM_ACROSS */
     void *token;
     comm_ops *owner;
     atomic_bool busy;
@@ -48,10 +48,17 @@ static void all_gather(comm_flight *f, const tm_job *job, uint32_t part, holding
                             .counts = f->counts};
 }
 
+/* HSDP: a node's slices of a rank, one for each node that has them. */
+static void across_counts(const tm_job *job, uint32_t part, uint64_t *counts) {
+    const job_ranks *r = &job->ranks;
+    for (uint32_t k = 0; k < r->own.count; k++)
+        counts[k] = slice_span(job->part[part].elements, r->ranks, r->own.first + k).n;
+}
+
 /* Sums first over the group, then over the groups: the tree is the same as over all ranks at once. */
 static void reduce(comm_flight *f, const tm_job *job, uint32_t part, float *sum) {
     const job_ranks *r = &job->ranks;
-    holding h = r->sums;
+    holding h = r->across ? r->own : r->sums;
     uint64_t begin = slice_span(job->part[part].elements, r->ranks, h.first).begin;
     job_slice_counts(job, part, h, f->counts);
     f->op[0] = (tm_comm_op){.code = TM_COMM_REDUCE_SCATTER,
@@ -62,14 +69,28 @@ static void reduce(comm_flight *f, const tm_job *job, uint32_t part, float *sum)
                             .recv = sum + begin,
                             .counts = f->counts};
     if (!r->across) return;
-    f->op[1] = (tm_comm_op){.code = TM_COMM_ALL_REDUCE,
+    across_counts(job, part, f->across);
+    f->op[1] = (tm_comm_op){.code = TM_COMM_REDUCE_SCATTER,
                             .group = TM_COMM_ACROSS,
                             .type = TM_COMM_F32,
                             .wire = (tm_comm_wire)r->reduce_wire,
-                            .reduce = TM_COMM_SUM,
                             .send = sum + begin,
-                            .recv = sum + begin,
-                            .count = f->counts[tm_comm_group_rank(r->comm, r->group)]};
+                            .recv = sum + slice_span(job->part[part].elements, r->ranks, r->sums.first).begin,
+                            .counts = f->across};
+}
+
+/* Rounded gradients, among those who update the same. */
+static void share_gradient(comm_flight *f, const tm_job *job, uint32_t part, void *gradient) {
+    if (!job->ranks.across) {
+        all_gather(f, job, part, job->ranks.sums, job->ranks.group, NULL, gradient);
+        return;
+    }
+    across_counts(job, part, f->across);
+    f->op[0] = (tm_comm_op){.code = TM_COMM_ALL_GATHER,
+                            .group = TM_COMM_ACROSS,
+                            .type = type_of(job),
+                            .recv = gradient,
+                            .counts = f->across};
 }
 
 static void exchange(comm_flight *f, const tm_job *job, bool norm, void *reports) {
@@ -111,7 +132,7 @@ static tm_status describe(comm_flight *f, const tm_job *job, const tm_op *op, vo
         all_gather(f, job, part, job->ranks.own, group, NULL, operand[0]);
         return TM_OK;
     case OP_SHARE_GRAD:
-        all_gather(f, job, part, job->ranks.sums, group, NULL, operand[0]);
+        share_gradient(f, job, part, operand[0]);
         return TM_OK;
     case OP_REDUCE:
         reduce(f, job, part, operand[0]);
@@ -124,6 +145,24 @@ static tm_status describe(comm_flight *f, const tm_job *job, const tm_op *op, vo
         return TM_OK;
     default:
         return tm_fail(TM_EBUG, "operation %u is not one between ranks", op->code);
+    }
+}
+
+/* ---- what it sends ------------------------------------------------------------------------------------------- */
+
+void job_comm_bytes(const tm_job *job, const tm_op *op, uint64_t bytes[TM_COMM_LINKS]) {
+    static char nowhere[2]; /* operands are only looked at, to tell whether there are any */
+    void *const operand[2] = {nowhere, nowhere};
+    comm_flight f = {.counts = job->comm_counts};
+    f.across = f.counts ? f.counts + job->ranks.ranks : NULL;
+    bytes[TM_COMM_IN_NODE] = bytes[TM_COMM_BETWEEN_NODES] = 0;
+    if (!job->comm_counts) return;
+    f.op[1].code = TM_COMM_CODES;
+    if (op->code == OP_FETCH || describe(&f, job, op, operand) != TM_OK) return;
+    for (int i = 0; i < 2 && f.op[i].code != TM_COMM_CODES; i++) {
+        uint64_t each[TM_COMM_LINKS];
+        tm_comm_op_bytes(job->ranks.comm, &f.op[i], each);
+        for (int l = 0; l < TM_COMM_LINKS; l++) bytes[l] += each[l];
     }
 }
 
@@ -146,6 +185,10 @@ static void done(tm_comm_op *op) {
 tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void *token) {
     comm_ops *c = ctx;
     comm_flight *f = c->flight;
+    if (c->job->stub_comm) {
+        tm_exec_comm_done(c->job->exec, token, TM_OK);
+        return TM_OK;
+    }
     while (f < c->flight + FLIGHTS && atomic_load(&f->busy)) f++;
     TM_ASSERT(f < c->flight + FLIGHTS);
     f->op[1].code = TM_COMM_CODES;
@@ -170,8 +213,9 @@ tm_status comm_ops_open(comm_ops **out, tm_job *job) {
     c->job = job;
     for (int i = 0; i < FLIGHTS; i++) {
         c->flight[i].owner = c;
-        c->flight[i].counts = tm_calloc(ranks, sizeof(uint64_t));
+        c->flight[i].counts = tm_calloc(2 * (size_t)ranks, sizeof(uint64_t));
         if (!c->flight[i].counts) return tm_nomem(ranks * sizeof(uint64_t));
+        c->flight[i].across = c->flight[i].counts + ranks;
     }
     return TM_OK;
 }

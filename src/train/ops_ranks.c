@@ -4,13 +4,13 @@
 
 #include <string.h>
 
-/* A rank's place in the group that sums are divided among. */
-static uint32_t place_of(const tm_job *job, uint32_t rank) {
+/* The slice that a rank sums: on node k, place p of the node, slice p * nodes + k with HSDP. */
+static uint32_t summed_by(const tm_job *job, uint32_t rank) {
     const job_ranks *r = &job->ranks;
     if (!r->across) return rank;
     uint32_t node = tm_comm_node_of(r->comm, rank), place = 0;
     for (uint32_t i = 0; i < rank; i++) place += tm_comm_node_of(r->comm, i) == node;
-    return place;
+    return place * r->own.count + node;
 }
 
 static uint64_t blocks_of(const tm_job *job, uint32_t part, uint32_t slice) {
@@ -19,10 +19,9 @@ static uint64_t blocks_of(const tm_job *job, uint32_t part, uint32_t slice) {
 }
 
 uint64_t job_report_doubles(const tm_job *job, uint32_t rank, bool norm) {
-    uint32_t count = job->ranks.sums.count, first = place_of(job, rank) * count;
+    uint32_t slice = summed_by(job, rank);
     uint64_t n = REPORT_HEAD;
-    for (uint32_t p = 0; norm && p < tm_model_parts(job->model); p++)
-        for (uint32_t j = 0; j < count; j++) n += blocks_of(job, p, first + j);
+    for (uint32_t p = 0; norm && p < tm_model_parts(job->model); p++) n += blocks_of(job, p, slice);
     return n;
 }
 
@@ -53,14 +52,13 @@ tm_status ops_report(tm_job *job, const tm_op *op, operands o) {
     return TM_OK;
 }
 
-/* Where each rank's report is read next; those of the lowest rank in each place are read. */
+/* at[j]: where the report of the rank that summed slice j is read next. */
 static double sum_norms(const tm_job *job, const double **at) {
     double sum = 0;
     for (uint32_t p = 0; p < tm_model_parts(job->model); p++) {
         double part = 0;
         for (uint32_t j = 0; j < job->ranks.ranks; j++) {
-            const double **from = &at[held_by(job->ranks.sums, j)];
-            for (uint64_t b = blocks_of(job, p, j); b > 0; b--) part += *(*from)++;
+            for (uint64_t b = blocks_of(job, p, j); b > 0; b--) part += *at[j]++;
         }
         sum += part;
     }
@@ -68,16 +66,14 @@ static double sum_norms(const tm_job *job, const double **at) {
 }
 
 void ops_read_reports(tm_job *job, const double *reports, bool norm, double *square) {
-    const double **at = job->report_at; /* by place */
+    const double **at = job->report_at; /* by slice */
     double loss = 0;
     job->reported_flags = 0;
-    for (uint32_t r = 0; r < job->ranks.ranks; r++) job->report_at[r] = NULL;
     for (uint32_t r = 0; r < job->ranks.ranks; r++) {
-        uint32_t place = place_of(job, r);
         loss += reports[REPORT_LOSS];
         job->reported_flags |= (uint32_t)reports[REPORT_FLAGS];
         job->reported_peak[r] = (uint64_t)reports[REPORT_PEAK];
-        if (!at[place]) at[place] = reports + REPORT_HEAD;
+        at[summed_by(job, r)] = reports + REPORT_HEAD;
         reports += job_report_doubles(job, r, norm);
     }
     job->step.loss_sum = loss;

@@ -12,9 +12,17 @@ typedef struct planning {
     const tm_plan_args *args;
     trainer *t;
     tm_machine machine; /* a node; `hardware`: imagined */
+    tm_machine rank;    /* what of it a rank has */
     bool hardware;
+    bool exact;     /* strategy and placements as they are: nothing is left to the planner (GPUs) */
+    bool only_fits; /* a refusal names no smaller change */
     tm_plan_report *out;
 } planning;
+
+/* From the arguments to the configuration, model and data; `g` is zero but for args, t and out. */
+tm_status plan_open(planning *g);
+/* The step with strategy and placements of the configuration as it now is, into g->out; may be called again. */
+tm_status plan_once(planning *g);
 
 /* Simulates the plan, fills in everything that follows from it, and draws it where that was asked for. */
 tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim, tm_op_name_fn name, void *ctx);

@@ -148,7 +148,7 @@ static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
     uint32_t chosen;
     job_shape shape = {.micro_batches = g->out->micro_batches, .rows = rows, .seq = seq};
     job_opts o = t->job->opts;
-    if (t->comm) return false; /* ranks may differ in what they would ask */
+    if (t->comm && !t->imagined) return false; /* ranks may differ in what they would ask */
     tm_status rc = job_open(&job, &o);
     if (rc == TM_OK)
         rc = job_start(job, &o, "training step", way, trainer_ways(t, &shape, way), &plan, &chosen, &minimum, NULL,
@@ -161,11 +161,11 @@ static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
 
 static tm_status refuse_host(planning *g, const job_shape *shape) {
     char text[sizeof tm_error_get()->text];
-    uint64_t have = g->hardware ? g->machine.host_bytes : tm_mem_available_bytes();
-    tm_plan_change change = {"memory.host_budget", g->out->minimum_host_bytes};
+    uint64_t have = g->hardware ? g->rank.host_bytes : tm_mem_available_bytes();
+    tm_plan_change change = {"memory.host_budget", g->out->minimum_host_bytes}, none = {NULL, 0};
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
     tm_error_clear();
-    if (change.value > have) change = plan_smaller_batch(shape, fits, g);
+    if (change.value > have) change = g->only_fits ? none : plan_smaller_batch(shape, fits, g);
     return plan_refuse(g, "host", change, text);
 }
 
@@ -184,8 +184,21 @@ static tm_status check_disk(planning *g, uint32_t slots, uint64_t with_one_slot)
 static tm_status simulate(planning *g, const job_shape *shape, job_costs *costs) {
     (void)shape;
     basis(g, costs);
-    return plan_time(g, g->t->plan, &(tm_sim_opts){.machine = &g->machine, .cost = job_cost, .ctx = costs}, job_op_name,
+    return plan_time(g, g->t->plan, &(tm_sim_opts){.machine = &g->rank, .cost = job_cost, .ctx = costs}, job_op_name,
                      g->t->job);
+}
+
+/* What this rank sends in a step. */
+static void count_links(const planning *g) {
+    uint32_t n = 0;
+    const tm_plan_op *op = tm_plan_ops(g->t->plan, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t bytes[2];
+        if (op[i].engine != TM_ENGINE_COMM) continue;
+        job_comm_bytes(g->t->job, &op[i].op, bytes);
+        g->out->link_bytes_per_step += bytes[0];
+        g->out->network_bytes_per_step += bytes[1];
+    }
 }
 
 static void describe(const planning *g, const pass_opts *way) {
@@ -199,6 +212,20 @@ static void describe(const planning *g, const pass_opts *way) {
     out->update = pass_update_name(way);
     out->activations = pass_activations_name(job, way);
     out->order = way->stage_wise ? "stage" : "unit";
+    count_links(g);
+}
+
+/* The ranks of a node share it. Compute that was timed is a rank's already. */
+static void share_node(planning *g) {
+    double n = g->t->comm ? tm_comm_node_size(g->t->comm) : 1;
+    g->rank = g->machine;
+    g->rank.disk.read_bps /= n;
+    g->rank.disk.write_bps /= n;
+    if (!g->hardware) return;
+    g->rank.host_bytes = (uint64_t)((double)g->rank.host_bytes / n);
+    g->rank.cpu_flops_fp32 /= n;
+    g->rank.cpu_flops_bf16 /= n;
+    g->rank.cpu_bps /= n;
 }
 
 static job_opts options(const planning *g) {
@@ -206,14 +233,15 @@ static job_opts options(const planning *g) {
     o.config_only = o.plan_only = true;
     if (!g->hardware) return o;
     if (g->machine.disk.read_bps <= 0) o.n_paths = 0;
-    o.host_bytes = g->t->cfg->memory.host_kind == TM_BUDGET_BYTES ? tm_min_u64(o.host_bytes, g->machine.host_bytes)
-                                                                  : g->machine.host_bytes / 5 * 4;
+    o.host_bytes = g->t->cfg->memory.host_kind == TM_BUDGET_BYTES ? tm_min_u64(o.host_bytes, g->rank.host_bytes)
+                                                                  : g->rank.host_bytes / 5 * 4;
     return o;
 }
 
 static tm_status plan_here(planning *g) {
     trainer *t = g->t;
     tm_plan_report *out = g->out;
+    share_node(g);
     job_opts o = options(g);
     job_costs *costs = NULL;
     pass_opts way[TRAINER_MAX_WAYS];
@@ -224,14 +252,17 @@ static tm_status plan_here(planning *g) {
     out->micro_batches = shape.micro_batches;
     out->rows = shape.rows;
     out->seq = shape.seq;
-    if (!g->hardware) TM_GO(tm_machine_of(o.paths, o.n_paths, &g->machine));
+    if (!g->hardware) {
+        TM_GO(tm_machine_of(o.paths, o.n_paths, &g->machine));
+        share_node(g);
+    }
     TM_GO(job_open(&t->job, &o));
     out->parameters = tm_model_parameters(t->job->model);
-    TM_GO(job_costs_open(&costs, t->job, &shape, &g->machine,
+    TM_GO(job_costs_open(&costs, t->job, &shape, &g->rank,
                          g->hardware           ? JOB_COSTS_NOMINAL
                          : g->args->no_measure ? JOB_COSTS_PROFILE
                                                : JOB_COSTS_MEASURE));
-    job_use_costs(t->job, &g->machine, job_cost, costs);
+    job_use_costs(t->job, &g->rank, job_cost, costs);
     rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
     if (rc == TM_EBUDGET) rc = refuse_host(g, &shape);
     if (rc != TM_OK) goto done;
@@ -244,10 +275,9 @@ done:
     return rc;
 }
 
-tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out) {
-    trainer t = {.args = &args->train};
-    planning g = {.args = args, .t = &t, .out = out, .hardware = args->hardware != NULL};
-    tm_status rc;
+/* ---- one run ------------------------------------------------------------------------------------------------- */
+
+static void clear(tm_plan_report *out) {
     *out = (tm_plan_report){.limit = "",
                             .bottleneck = "",
                             .update = "",
@@ -257,19 +287,47 @@ tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out) {
                             .placement = "",
                             .nodes = 1,
                             .ranks = 1};
-    if (!g.hardware) TM_TRY(trainer_open_ranks(&t)); /* under mpirun: for these ranks; a hardware file has its own */
-    TM_GO(trainer_load_config(&t, true));
-    TM_GO(trainer_set_strategy(&t));
-    if (t.comm) {
-        out->ranks = t.ranks.ranks;
-        out->rank = t.ranks.rank;
-        out->nodes = tm_comm_nodes(t.comm);
-        out->strategy = trainer_strategy(&t);
+}
+
+/* Under mpirun for these ranks; a hardware file has its own. */
+tm_status plan_open(planning *g) {
+    trainer *t = g->t;
+    g->hardware = g->args->hardware != NULL;
+    clear(g->out);
+    if (g->hardware) {
+        TM_TRY(tm_machine_load(g->args->hardware, &g->machine));
+        TM_TRY(trainer_imagine_ranks(t, g->machine.nodes * g->machine.ranks_per_node, g->machine.ranks_per_node));
+    } else {
+        TM_TRY(trainer_open_ranks(t));
     }
-    TM_GO(trainer_prepare(&t, true));
-    if (args->hardware) TM_GO(tm_machine_load(args->hardware, &g.machine));
-    rc = g.machine.gpus > 0 ? plan_imagine(&g) : plan_here(&g);
-done:
+    if (t->comm) g->out->rank = t->ranks.rank;
+    TM_TRY(trainer_load_config(t, true));
+    return trainer_prepare(t, true);
+}
+
+tm_status plan_once(planning *g) {
+    trainer *t = g->t;
+    uint32_t rank = g->out->rank;
+    clear(g->out);
+    g->out->rank = rank;
+    tm_plan_free(t->plan);
+    job_close(t->job);
+    t->plan = NULL;
+    t->job = NULL;
+    TM_TRY(trainer_set_strategy(t));
+    if (t->comm) {
+        g->out->ranks = t->ranks.ranks;
+        g->out->nodes = tm_comm_nodes(t->comm);
+        g->out->strategy = trainer_strategy(t);
+    }
+    return g->machine.gpus > 0 ? plan_imagine(g) : plan_here(g);
+}
+
+tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out) {
+    trainer t = {.args = &args->train};
+    planning g = {.args = args, .t = &t, .out = out};
+    tm_status rc = plan_open(&g);
+    if (rc == TM_OK) rc = plan_once(&g);
     trainer_end_all(&t, rc);
     trainer_close(&t);
     trainer_close_ranks(&t);

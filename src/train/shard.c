@@ -55,6 +55,14 @@ span sum_tile(const tm_job *job, uint32_t part, uint32_t tile) {
     return held_tile(job->part[part].elements, job->ranks.ranks, job->ranks.sums, tile);
 }
 
+span own_run(const tm_job *job, uint32_t part) {
+    const part_state *ps = &job->part[part];
+    holding h = job->ranks.own;
+    span first = slice_span(ps->elements, job->ranks.ranks, h.first);
+    span last = slice_span(ps->elements, job->ranks.ranks, h.first + h.count - 1);
+    return (span){first.begin, last.begin + last.n - first.begin};
+}
+
 bool part_kept_whole(const tm_model *m, uint32_t part, uint64_t keep_elements) {
     const tm_segment *seg = tm_model_part_segments(m, part);
     for (uint32_t i = 0; i < tm_model_part(m, part)->n_segments; i++) {

@@ -60,6 +60,7 @@ typedef struct tm_plan_report {
     uint64_t disk_bytes, disk_free_bytes; /* free: 0 where unknown */
     uint64_t read_bytes_per_step, write_bytes_per_step, resident_bytes, window_bytes;
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS]; /* of a step */
+    uint64_t link_bytes_per_step, network_bytes_per_step; /* that a rank sends within its node, to other nodes */
     double seconds_per_step, tokens_per_second;           /* simulated; tokens of all ranks */
     char seconds_basis[160];                              /* where the seconds of operations come from */
     double busy_seconds[TM_ENGINES], wait_seconds[TM_ENGINES];
@@ -73,6 +74,24 @@ typedef struct tm_plan_report {
     uint32_t operations, micro_batches, rows, seq;
 } tm_plan_report;
 TM_MUST_USE tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out);
+/* The same step by every strategy and with parameters and optimizer in every place that the machine has. */
+enum { TM_ADVICE_ROWS = 40 };
+typedef struct tm_advice_row {
+    const char *strategy;          /* "ddp", ...; "" on one rank */
+    const char *param, *optimizer; /* offload_param.device, offload_optimizer.device */
+    tm_plan_report plan;
+    uint64_t nic_bytes, disk_bytes; /* a step: sent by a node to others; read and written by a node */
+} tm_advice_row;
+typedef struct tm_advice {
+    char machine[96];
+    uint32_t ranks, nodes, rank; /* rank: as in tm_plan_report */
+    uint64_t parameters;
+    tm_advice_row row[TM_ADVICE_ROWS];
+    uint32_t n, best; /* best == n: nothing fits */
+    char reason[640];
+} tm_advice;
+/* TM_EBUDGET: nothing fits. Under mpirun for these ranks (nodes have to be alike), else for the hardware file's. */
+TM_MUST_USE tm_status tm_plan_advise(const tm_plan_args *args, tm_advice *out);
 /* "disk_read", "compute", ...: an engine as reports and logs name it. */
 const char *tm_plan_engine_name(tm_engine engine, bool has_device);
 
@@ -135,7 +154,9 @@ typedef struct tm_step_bench_args {
     bool no_measure;          /* predict from the profile alone */
 } tm_step_bench_args;
 typedef struct tm_step_bench {
-    uint64_t parameters, tokens; /* tokens: of a step */
+    uint64_t parameters, tokens; /* tokens: of a step and rank */
+    uint32_t rank, ranks;        /* under mpirun: the first rank's figures are printed; I/O is with the exchanges */
+    double comm_seconds;         /* of the real step: exchanges under way */
     const char *update, *activations, *order;
     uint64_t resident_bytes, window_bytes, read_bytes, write_bytes; /* planned; counted bytes are equal, or it fails */
     uint64_t planned_peak_bytes, peak_bytes;                        /* of the process: as planned, VmHWM */

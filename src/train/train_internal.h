@@ -37,13 +37,15 @@ typedef struct job_ranks {
     uint32_t ranks, rank;
     holding weights; /* of compute weights (parts that are kept whole hold all slices) */
     holding own;     /* of lo, exp_avg, exp_avg_sq and the gradients that the update reads */
-    holding sums;    /* of which gradients are summed here */
+    holding sums;    /* of which gradients are summed here: one slice */
     uint32_t group;  /* tm_comm group that weights, own and sums are divided among */
-    bool across;     /* HSDP: there is such a group on each node; sums are added over TM_COMM_ACROSS as well */
+    bool across;     /* HSDP: there is such a group on each node; its sums are divided, added and handed round over
+                        TM_COMM_ACROSS */
     holding second;  /* hpZ: of weights kept from forward for backward, divided within the node; count 0: not */
     uint8_t gather_wire, reduce_wire; /* tm_comm_wire: exact, or rounded on the way */
     bool *agreed;                     /* set where a failure is known to all ranks (job_agree) */
     uint64_t prefetch_elements;       /* of weights that are gathered ahead of their use */
+    bool prefetch_unit;               /* instead: as many as the unit of what comes next has */
     uint64_t keep_elements;           /* parts of vectors, or of tensors of no more elements, are kept whole */
 } job_ranks;
 
@@ -163,6 +165,8 @@ struct tm_job {
     XXH3_state_t *hash;
     uint64_t step_labels, step_tokens;     /* with ranks: of all of them, set by `fill` */
     struct comm_ops *comm_ops;             /* ops_comm.c */
+    bool stub_comm;                        /* measuring: operations between ranks end at once and move nothing */
+    uint64_t *comm_counts;                 /* [2 ranks] of job_comm_bytes; NULL: one rank */
     uint32_t report_flags, reported_flags; /* of this rank, with the next report; of any rank, from the latest */
     const double **report_at;              /* [ranks] */
     uint64_t *reported_peak;               /* [ranks] VmHWM of each */
@@ -255,6 +259,8 @@ bool part_kept_whole(const tm_model *m, uint32_t part, uint64_t keep_elements);
 span own_tile(const tm_job *job, uint32_t part, uint32_t tile);
 span hi_tile(const tm_job *job, uint32_t part, uint32_t tile);
 span sum_tile(const tm_job *job, uint32_t part, uint32_t tile);
+/* All elements of `own`: one run. */
+span own_run(const tm_job *job, uint32_t part);
 /* Compute weights are gathered for each use; new ones are handed round after the update; so are rounded gradients. */
 static inline bool part_is_gathered(const tm_job *job, const part_state *p) {
     return p->weights.count < job->ranks.ranks;
@@ -270,6 +276,8 @@ static inline uint32_t held_by(holding h, uint32_t slice) {
 uint64_t job_report_bytes(const tm_job *job, bool norm);
 /* Elements of each group member's slices of a part holding like `h`; counts[] has room for the group. */
 void job_slice_counts(const tm_job *job, uint32_t part, holding h, uint64_t *counts);
+/* What this rank sends in an operation between ranks: within its node, between nodes (ops_comm.c). */
+void job_comm_bytes(const tm_job *job, const tm_op *op, uint64_t bytes[2]);
 static inline bool gradients_are_shared(const tm_job *job) {
     return job->ranks.own.count > job->ranks.sums.count;
 }

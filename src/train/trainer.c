@@ -182,6 +182,7 @@ tm_status trainer_prepare(trainer *t, bool data_optional) {
     const char *json = tm_source_config(t->source, &len);
     t->model_hash = tm_hash64(json, len, 0);
     TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(t->cfg->model, t->path, sizeof t->path)));
+    TM_TRY(trainer_check_wrap(t, model.model_type));
     if (data_optional && (!t->cfg->data.train || !tm_path_exists(t->cfg->data.train))) return TM_OK;
     TM_TRY(text_open(&t->text, t->source));
     TM_TRY(open_data(t, &model));
@@ -228,8 +229,6 @@ static void discard_made(made *m) {
 }
 
 static tm_status check_supported(const trainer *t) {
-    if (t->cfg->save_state && t->comm)
-        return tm_fail(TM_EUNSUPPORTED, "save_state with several ranks is not in this version; leave it out");
     if (t->cfg->save_state && !trainer_commits(t))
         return tm_fail(TM_EINPUT, "save_state copies commits, and this job makes none; set commit_steps and "
                                   "memory.slots 2");

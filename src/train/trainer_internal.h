@@ -29,7 +29,8 @@ typedef struct earlier {
 /* The run before, where it was laid out otherwise: on other ranks, with another strategy. */
 typedef struct trainer_old {
     earlier run;
-    const char **directory; /* of run: the first of each rank */
+    const char **directory; /* of run (or of `texts`): the first of each rank */
+    tm_buf texts;           /* of a full checkpoint's directories */
     uint32_t ranks;
     tm_commit **taken; /* [ranks] with their locks, by the rank that speaks */
     bool other;
@@ -48,6 +49,7 @@ typedef struct trainer {
     const tm_train_args *args;
     tm_train_args own_args; /* with ranks: what args points to */
     struct tm_comm *comm;   /* NULL: one rank */
+    bool imagined;          /* the other ranks do not exist (tidemill plan) */
     job_ranks ranks;        /* all zero: one rank */
     bool agreed;            /* a failure is known to all ranks */
     tm_buf directories;     /* run directories of all ranks: texts, each with its NUL, */
@@ -105,7 +107,8 @@ tm_status trainer_prepare(trainer *t, bool data_optional);
 void trainer_close(trainer *t);
 
 /* trainer_ranks.c: one rank among others. All but the first four return at once where there is one. */
-tm_status trainer_open_ranks(trainer *t); /* first thing of a run */
+tm_status trainer_open_ranks(trainer *t);                                       /* first thing of a run */
+tm_status trainer_imagine_ranks(trainer *t, uint32_t ranks, uint32_t per_node); /* instead: the first of so many */
 void trainer_close_ranks(trainer *t);
 static inline bool trainer_speaks(const trainer *t) { /* prints, writes OUTPUT_DIR */
     return t->ranks.rank == 0;
@@ -115,6 +118,7 @@ tm_status trainer_agree(trainer *t, tm_status rc);
 tm_status trainer_same_start(trainer *t); /* build, configuration; before anything is opened */
 tm_status trainer_same_input(trainer *t); /* model, data, what computes */
 tm_status trainer_same_plans(trainer *t); /* operations between ranks, of every plan */
+tm_status trainer_check_wrap(const trainer *t, const char *model_type); /* fsdp_config's classes are the model's */
 const char *trainer_strategy(const trainer *t);
 tm_status trainer_set_strategy(trainer *t);                       /* t->ranks, from the configuration */
 tm_status trainer_gather_directories(trainer *t);                 /* collective: t->directory */
@@ -161,6 +165,11 @@ tm_status trainer_open_full(trainer *t, const char *state);       /* goes on fro
 tm_status trainer_open_commit(trainer *t,
                               const char *directory); /* or, where it is damaged, from the newest of those */
 bool trainer_newest_full(const trainer *t, char *path, size_t cap); /* OUTPUT_DIR/checkpoint-N that holds state */
+/* elastic_state.c: the same for several ranks. */
+tm_status elastic_save(trainer *t, const char *checkpoint);              /* collective */
+bool elastic_is_checkpoint(const char *dir);                             /* that several ranks made */
+tm_status elastic_begin(trainer *t, const char *dir);                    /* goes on from t->old.directory, only read */
+tm_status elastic_resume(trainer *t, const char *checkpoint, bool *any); /* of any number of ranks; any: there is one */
 /* Removes what an earlier run was writing in OUTPUT_DIR when it was killed. */
 tm_status trainer_sweep(trainer *t);
 tm_status trainer_cut_log(trainer *t); /* lines of steps past the commit go */

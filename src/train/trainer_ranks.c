@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* DeepSpeed's default of stage3_prefetch_bucket_size. */
 enum { PREFETCH_ELEMENTS = 50000000 };
@@ -40,6 +41,14 @@ tm_status trainer_open_ranks(trainer *t) {
     return TM_OK;
 }
 
+tm_status trainer_imagine_ranks(trainer *t, uint32_t ranks, uint32_t per_node) {
+    if (ranks == 1) return TM_OK;
+    TM_TRY(tm_comm_imagine(&t->comm, ranks, per_node, 0));
+    t->imagined = true;
+    t->ranks = (job_ranks){.comm = t->comm, .ranks = ranks, .agreed = &t->agreed};
+    return TM_OK;
+}
+
 void trainer_close_ranks(trainer *t) {
     tm_comm_close(t->comm);
     t->comm = NULL;
@@ -60,7 +69,7 @@ static int exit_status(tm_status rc) {
 
 /* The launcher hands the status on; the others end without a word. */
 void trainer_end_all(trainer *t, tm_status rc) {
-    if (!t->comm || t->agreed || rc == TM_OK) return;
+    if (!t->comm || t->imagined || t->agreed || rc == TM_OK) return;
     fprintf(stderr, "tidemill: rank %u (%s): %s\n", t->ranks.rank, tm_comm_host(t->comm, t->ranks.rank),
             tm_error_get()->text);
     tm_io_cleanup_at_exit(); /* run directories without a commit */
@@ -160,6 +169,8 @@ tm_status trainer_set_strategy(trainer *t) {
     if (!t->comm) return TM_OK;
     holding one = {r->rank, 1}, all = {0, r->ranks};
     r->group = TM_COMM_WORLD;
+    r->across = false;
+    r->second = (holding){0, 0};
     r->sums = one;
     r->own = c->strategy == TM_STRATEGY_DDP ? all : one;
     r->weights = c->strategy < TM_STRATEGY_ZERO3 ? all : one;
@@ -169,7 +180,8 @@ tm_status trainer_set_strategy(trainer *t) {
             return tm_fail(TM_EINPUT, "strategy hsdp needs the same number of ranks on every node");
         r->group = TM_COMM_NODE;
         r->across = true;
-        r->sums = r->own = r->weights = (holding){tm_comm_node_rank(t->comm) * nodes, nodes};
+        r->own = r->weights = (holding){tm_comm_node_rank(t->comm) * nodes, nodes};
+        r->sums = (holding){r->own.first + tm_comm_node(t->comm), 1};
     }
     if (c->strategy == TM_STRATEGY_HPZ) {
         uint32_t nodes = tm_comm_nodes(t->comm), size = tm_comm_node_size(t->comm);
@@ -185,9 +197,28 @@ tm_status trainer_set_strategy(trainer *t) {
     if (c->comm_bf16) r->reduce_wire = TM_COMM_WIRE_BF16;
     if (c->quantized_gradients) r->reduce_wire = TM_COMM_WIRE_Q4;
     r->prefetch_elements = PREFETCH_ELEMENTS;
-    if (c->knobs.prefetch_bucket_size != TM_AUTO_ELEMENTS) r->prefetch_elements = c->knobs.prefetch_bucket_size;
+    if (c->wrap == TM_WRAP_SIZE) r->prefetch_elements = c->wrap_elements;
+    if (c->wrap == TM_WRAP_NONE) r->prefetch_elements = UINT64_MAX;
+    r->prefetch_unit = c->wrap == TM_WRAP_BLOCK;
+    if (c->knobs.prefetch_bucket_size != TM_AUTO_ELEMENTS) {
+        r->prefetch_elements = c->knobs.prefetch_bucket_size;
+        r->prefetch_unit = false;
+    }
     if (c->knobs.param_persistence_threshold != TM_AUTO_ELEMENTS)
         r->keep_elements = c->knobs.param_persistence_threshold;
+    return TM_OK;
+}
+
+/* FSDP wraps layers of a class by its name in transformers: "LlamaDecoderLayer" for model_type "llama". */
+tm_status trainer_check_wrap(const trainer *t, const char *model_type) {
+    static const char layer[] = "DecoderLayer";
+    for (uint32_t i = 0; i < t->cfg->wrap_classes.n; i++) {
+        const char *name = t->cfg->wrap_classes.item[i];
+        size_t n = strlen(model_type);
+        if (strncasecmp(name, model_type, n) == 0 && strcmp(name + n, layer) == 0) continue;
+        return tm_fail(TM_EINPUT, "fsdp_config: the model has no layers of class \"%.64s\"; its blocks are \"%c%s%s\"",
+                       name, model_type[0] - 'a' + 'A', model_type + 1, layer);
+    }
     return TM_OK;
 }
 

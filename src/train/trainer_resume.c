@@ -346,14 +346,60 @@ static tm_status clear_away(trainer *t, const earlier *e) {
     return drop_all_nameless(t);
 }
 
+/* The state of a run into another OUTPUT_DIR, which keeps it: read as it lies. */
+static tm_status look_into(trainer *t, const earlier *e, const char *dir, bool *any) {
+    uint64_t first = 0, step;
+    TM_TRY(old_directories(t, e));
+    TM_TRY(none_alive(e));
+    for (uint32_t q = 0; q < t->old.ranks; q++) {
+        TM_TRY(step_of(t->old.directory[q], &step));
+        if (q == 0) first = step;
+        if (step != first)
+            return tm_fail(TM_EINPUT,
+                           "--resume %s: its ranks' commits are of different steps; go on with it once, "
+                           "in its own output_dir, then they are not",
+                           dir);
+    }
+    *any = first > 0;
+    return *any ? elastic_begin(t, dir) : TM_OK;
+}
+
+static bool is_own(const trainer *t, const char *dir) {
+    char here[PATH_MAX], there[PATH_MAX];
+    return realpath(t->cfg->output_dir, here) && realpath(dir, there) && strcmp(here, there) == 0;
+}
+
+/* --resume DIR: a full checkpoint, or an output folder. */
+static tm_status from_directory_together(trainer *t, const char *dir) {
+    earlier *e = &t->old.run;
+    char path[4096];
+    bool any = false;
+    tm_status rc = TM_OK;
+    if (!tm_path_is_dir(dir))
+        rc = tm_fail(TM_EINPUT,
+                     "--resume %s: no such folder; give auto, never, an output_dir or a checkpoint-N with state", dir);
+    if (rc == TM_OK) rc = elastic_resume(t, dir, &any);
+    TM_TRY(trainer_agree(t, rc));
+    if (any) return TM_OK;
+    snprintf(path, sizeof path, "%s/run.json", dir);
+    TM_TRY(trainer_agree(t, earlier_read(path, e)));
+    if (e->any && is_own(t, dir))
+        TM_TRY(open_together(t, e, &any));
+    else if (e->any)
+        TM_TRY(trainer_agree(t, look_into(t, e, dir, &any)));
+    if (any) return TM_OK;
+    return tm_fail(TM_EINPUT,
+                   "--resume %s: neither a checkpoint with state nor an output_dir whose run left its state; with "
+                   "several ranks it takes one of them",
+                   dir);
+}
+
 static tm_status choose_together(trainer *t, const char *resume) {
     earlier *e = &t->old.run;
     bool never = strcmp(resume, "never") == 0, any = false;
+    if (!never && strcmp(resume, "auto") != 0) return from_directory_together(t, resume);
     tm_status rc = earlier_read(trainer_path(t, "run.json"), e);
     if (rc != TM_OK && never) tm_error_clear(), rc = TM_OK;
-    if (rc == TM_OK && !never && strcmp(resume, "auto") != 0)
-        rc =
-            tm_fail(TM_EUNSUPPORTED, "--resume %s: with several ranks only auto and never are in this version", resume);
     TM_TRY(trainer_agree(t, rc));
     if (!never) TM_TRY(open_together(t, e, &any));
     if (any) return TM_OK;
@@ -369,6 +415,7 @@ void trainer_forget_old(trainer *t) {
     for (uint32_t q = 0; t->old.taken && q < t->old.ranks; q++) tm_commit_close(t->old.taken[q]);
     tm_free(t->old.taken);
     tm_free(t->old.directory);
+    tm_buf_free(&t->old.texts);
     tm_json_free(t->old.run.doc);
     t->old = (trainer_old){.other = t->old.other};
 }
@@ -381,6 +428,18 @@ tm_status trainer_remove_old(trainer *t) {
         TM_TRY(tm_commit_remove(c));
     }
     return TM_OK;
+}
+
+/* What one rank is to go on from was run on several. */
+static bool was_of_ranks(const char *dir) {
+    char path[4096];
+    earlier e;
+    if (elastic_is_checkpoint(dir)) return true;
+    snprintf(path, sizeof path, "%s/run.json", dir);
+    bool several = earlier_read(path, &e) == TM_OK && e.by_rank && e.by_rank->count > 0;
+    tm_error_clear();
+    tm_json_free(e.doc);
+    return several;
 }
 
 tm_status trainer_choose_start(trainer *t) {
@@ -402,6 +461,9 @@ tm_status trainer_choose_start(trainer *t) {
     else if (strcmp(resume, "auto") == 0 && e.by_rank && e.by_rank->count > 0) {
         tm_json_free(e.doc);
         return choose_together(t, resume); /* it was run on several ranks */
+    } else if (strcmp(resume, "auto") != 0 && was_of_ranks(resume)) {
+        tm_json_free(e.doc);
+        return from_directory_together(t, resume);
     } else
         rc = strcmp(resume, "auto") == 0 ? from_earlier(t, &e) : from_directory(t, resume);
     tm_json_free(e.doc);

@@ -179,8 +179,8 @@ static tm_status write_checkpoint(trainer *t) {
     snprintf(beside, sizeof beside, "%s.tmp", checkpoint_path(t, t->step, dir, sizeof dir));
     if (trainer_speaks(t)) TM_TRY(tm_remove_tree(beside));
     TM_TRY(save_to(t, beside));
+    if (t->cfg->save_state) TM_TRY(trainer_save_state(t, beside)); /* of all ranks */
     if (!trainer_speaks(t)) return TM_OK;
-    if (t->cfg->save_state) TM_TRY(trainer_save_state(t, beside));
     return tm_publish_dir(beside, dir);
 }
 

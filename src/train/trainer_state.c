@@ -12,6 +12,7 @@
 tm_status trainer_save_state(trainer *t, const char *checkpoint) {
     char from[4400], to[4400];
     if (t->committed != t->step) TM_TRY(trainer_commit(t));
+    if (t->comm) return elastic_save(t, checkpoint);
     TM_TRY(tm_commit_copy(tm_store_path(t->job->store, 0), checkpoint, "state", 1));
     snprintf(from, sizeof from, "%s/run-state", checkpoint);
     snprintf(to, sizeof to, "%s/state", checkpoint);
@@ -52,7 +53,9 @@ static tm_status consider(void *ctx, const char *name, bool is_dir) {
     if (!is_dir || strncmp(name, "checkpoint-", 11) != 0) return TM_OK;
     long long step = strtoll(name + 11, &end, 10);
     snprintf(path, sizeof path, "%s/%s/state/manifest", x->t->cfg->output_dir, name);
-    if (*end == 0 && step > x->step && tm_path_exists(path)) x->step = step;
+    bool whole = tm_path_exists(path);
+    snprintf(path, sizeof path, "%s/%s", x->t->cfg->output_dir, name);
+    if (*end == 0 && step > x->step && (whole || elastic_is_checkpoint(path))) x->step = step;
     return TM_OK;
 }
 
@@ -70,10 +73,12 @@ bool trainer_newest_full(const trainer *t, char *path, size_t cap) {
 tm_status trainer_open_commit(trainer *t, const char *directory) {
     char full[4096], state[4200];
     tm_status rc = tm_commit_open(&t->commit, directory);
+    bool any;
     if (rc != TM_ECORRUPT || !trainer_newest_full(t, full, sizeof full)) return rc;
     tm_log(TM_LOG_ERROR, "%s", tm_error_get()->text);
     tm_log(TM_LOG_WARN, "going back to the newest full checkpoint, %s; %s is left as it is", full, directory);
     tm_error_clear();
+    if (elastic_is_checkpoint(full)) return elastic_resume(t, full, &any);
     snprintf(state, sizeof state, "%s/state", full);
     return trainer_open_full(t, state);
 }

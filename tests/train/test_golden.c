@@ -337,6 +337,56 @@ static void test_train_mistral(void **state) {
     check_train("arch_mistral");
 }
 
+/* The same rows divided among ranks, by every strategy and in files: against the fixture itself. TIDEMILL_RANKS_LONG=1:
+ * all of them; else what ctest has time for. */
+static void test_train_ranks(void **state) {
+    (void)state;
+    static const struct {
+        unsigned ranks, node;
+        const char *strategy;
+        bool files, always;
+    } ways[] = {{2, 0, "zero3", true, true}, {2, 1, "hsdp", false, true},  {2, 0, "hpz", true, false},
+                {2, 0, "ddp", false, false}, {2, 0, "zero1", true, false}, {2, 1, "zero2", false, false},
+                {2, 1, "hpz", false, false}, {2, 0, "hsdp", true, false},  {2, 0, "ddp", true, false}};
+    if (system("mpirun --version > /dev/null 2>&1") != 0) RUN_SKIP("no mpirun");
+#ifdef TIDEMILL_SANITIZED
+    RUN_SKIP("MPI's own leaks are not ours");
+#endif
+    fixture f = fixture_open("arch_llama");
+    const char *config = write_config(&f);
+    for (unsigned i = 0; i < TM_COUNT(ways); i++) {
+        if (!ways[i].always && !getenv("TIDEMILL_RANKS_LONG")) continue;
+        assert_int_equal(f.batch % ways[i].ranks, 0);
+        const char *output = run_path(f.dir, run_format("ranks-%u", i));
+        const char *env[] = {run_format("TIDEMILL_NODE_SIZE=%u", ways[i].node), NULL};
+        const char *rows = run_format("per_device_train_batch_size=%zu", f.batch / ways[i].ranks);
+        const char *place = run_format("offload_%s_device=%s", "optimizer", ways[i].files ? "nvme" : "cpu");
+        const char *arguments[] = {"train",
+                                   config,
+                                   "--quiet",
+                                   "--set",
+                                   run_format("output_dir=%s", output),
+                                   "--set",
+                                   rows,
+                                   "--set",
+                                   run_format("strategy=%s", ways[i].strategy),
+                                   "--set",
+                                   place,
+                                   "--set",
+                                   ways[i].files ? "memory.cache=none" : "memory.cache=auto",
+                                   NULL};
+        run_result r = run_argv(&(run_opts){.ranks = ways[i].ranks, .env = ways[i].node ? env : NULL}, arguments);
+        RUN_OK(&r);
+        run_free(&r);
+        train_log log = train_log_read(output);
+        check_steps(&f, &log, number(&f, "tolerances", "traj_loss_abs"),
+                    number(&f, "tolerances", "traj_grad_norm_rel"));
+        check_final(&f, output);
+        assert_true(!ways[i].files == (log.step[0].read_bytes == 0));
+    }
+    fixture_close(&f);
+}
+
 /* bf16 follows the fp32 trajectory: the fixture allows computing in bf16 2% of the loss and 5% of the norm in one step;
  * masters are exact, so ten small steps add no more than that. */
 static void test_train_bf16(void **state) {
@@ -365,6 +415,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_train_llama, run_clean),
         cmocka_unit_test_teardown(test_train_tied_rope3, run_clean),
         cmocka_unit_test_teardown(test_train_mistral, run_clean),
+        cmocka_unit_test_teardown(test_train_ranks, run_clean),
         cmocka_unit_test_teardown(test_train_bf16, run_clean),
     };
     return cmocka_run_group_tests_name("train_golden", tests, NULL, NULL);

@@ -171,6 +171,73 @@ static void test_bytes(void **state) {
     }
 }
 
+/* ---- memory -------------------------------------------------------------------------------------------------- */
+
+static uint64_t planned(const char *config, unsigned ranks, const char *const *sets, const char *key) {
+    const char *arguments[32] = {"plan", config, "--json", "--no-measure", "--set", "output_dir=none"};
+    unsigned n = 6;
+    tm_json_doc *doc;
+    for (; *sets && n < 30; sets++) arguments[n++] = "--set", arguments[n++] = *sets;
+    run_result r = run_argv(&(run_opts){.ranks = ranks > 1 ? ranks : 0, .timeout_s = 60}, arguments);
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
+    uint64_t bytes = (uint64_t)tm_json_get(tm_json_root(doc), key)->integer;
+    tm_json_free(doc);
+    run_free(&r);
+    return bytes;
+}
+
+/* VmHWM of the largest rank, and no rank above the plan's peak. */
+static uint64_t measured_peak(scene *s, unsigned ranks, const char *const *sets) {
+    const char *output = run_format("%s/out-%u", s->dir, s->runs++);
+    run_result r = start(s, ranks > 1 ? ranks : 0, output, NULL, sets);
+    RUN_OK(&r);
+    run_free(&r);
+    return train_log_read(output).host_peak;
+}
+
+/* The state of 27 M parameters, by what it adds to a small model's peak: what the program, its libraries and MPI take
+ * is the same for both. Within 2% of the plan, and 1/N of it on N ranks. */
+static void test_memory(void **state) {
+    (void)state;
+    scene small = open_scene("bf16"), big = small;
+    const char *model = run_path(small.dir, "big");
+    assert_int_equal(system(run_format("mkdir -p %s", model)), 0);
+    run_write(run_path(model, "config.json"),
+              "{\"model_type\": \"llama\", \"hidden_size\": 512, \"intermediate_size\": 1408,\n"
+              " \"num_hidden_layers\": 6, \"num_attention_heads\": 8, \"num_key_value_heads\": 8,\n"
+              " \"vocab_size\": 9001, \"max_position_embeddings\": 128, \"rms_norm_eps\": 1e-05,\n"
+              " \"rope_theta\": 10000.0, \"hidden_act\": \"silu\", \"tie_word_embeddings\": false,\n"
+              " \"initializer_range\": 0.02}\n");
+    const char *const sets[] = {"strategy=zero3",
+                                "max_steps=2",
+                                "commit_steps=0",
+                                "offload_param_device=cpu",
+                                "offload_optimizer_device=cpu",
+                                NULL};
+    const char *const bigger[] = {"strategy=zero3",
+                                  "max_steps=2",
+                                  "commit_steps=0",
+                                  "offload_param_device=cpu",
+                                  "offload_optimizer_device=cpu",
+                                  run_format("model=%s", model),
+                                  NULL};
+    double alone = 0;
+    for (unsigned ranks = 1; ranks <= 4; ranks *= 2) {
+        if (ranks == 2 && !thorough()) continue;
+        double plan = (double)(planned(big.config, ranks, bigger, "host_peak_bytes") -
+                               planned(small.config, ranks, sets, "host_peak_bytes"));
+        double state_bytes = (double)planned(big.config, ranks, bigger, "resident_bytes");
+        double got = (double)(measured_peak(&big, ranks, bigger) - measured_peak(&small, ranks, sets));
+        print_message("  %u ranks: %.1f MiB, planned %.1f (%+.2f%%)\n", ranks, got / MIB, plan / MIB,
+                      100 * (got / plan - 1));
+        if (fabs(got - plan) > 0.02 * plan) fail_msg("%u ranks: measured %.0f, planned %.0f", ranks, got, plan);
+        if (ranks == 1) alone = state_bytes;
+        if (fabs(state_bytes * ranks - alone) > 0.02 * alone)
+            fail_msg("%u ranks: %.0f bytes of state on each, %.0f on one", ranks, state_bytes, alone);
+    }
+}
+
 /* What is rounded on the way is close, and is not the same: the codes have 8 and 4 bits, errors average out over a sum.
  */
 static void test_rounded(void **state) {
@@ -217,6 +284,13 @@ static void test_killed(void **state) {
     }
 }
 
+static void near_losses(const train_log *log, const train_log *whole) {
+    assert_int_equal(log->steps, whole->steps);
+    for (unsigned i = 0; i < whole->steps; i++)
+        if (!(fabs(log->step[i].loss - whole->step[i].loss) <= 2e-6 * whole->step[i].loss))
+            fail_msg("step %u: loss %.9g, uninterrupted %.9g", i + 1, log->step[i].loss, whole->step[i].loss);
+}
+
 /* 3 ranks, stopped after a step; then 2 with another strategy; then 1: the masters are handed on bit by bit, so that
  * the losses are those of one uninterrupted run within what other orders of summation make of them. */
 static void test_elastic(void **state) {
@@ -233,11 +307,48 @@ static void test_elastic(void **state) {
         run_free(&r);
     }
     train_log log = train_log_read(output);
-    assert_int_equal(log.steps, whole.steps);
-    for (unsigned i = 0; i < whole.steps; i++)
-        if (!(fabs(log.step[i].loss - whole.step[i].loss) <= 2e-6 * whole.step[i].loss))
-            fail_msg("step %u: loss %.9g, uninterrupted %.9g", i + 1, log.step[i].loss, whole.step[i].loss);
+    near_losses(&log, &whole);
     assert_int_equal(run_entries(run_path(output, "offload")), 0);
+}
+
+/* ---- checkpoints with state ---------------------------------------------------------------------------------- */
+
+static train_log go_on(scene *s, unsigned ranks, const char *output, const char *from, const char *strategy) {
+    const char *arguments[] = {
+        "train", s->config, "--quiet", "--resume",       from, "--set", run_format("output_dir=%s", output),
+        "--set", strategy,  "--set",   "commit_steps=1", NULL};
+    run_result r = run_argv(&(run_opts){.ranks = ranks, .timeout_s = 60}, arguments);
+    RUN_OK(&r);
+    run_free(&r);
+    return train_log_read(output);
+}
+
+/* A full checkpoint of 3 ranks: on 3 the run comes to the same bits, whatever the strategy; on 2 and on 1 to the same
+ * losses. It is only read, and one whose folders are not all there is refused. */
+static void test_save_state(void **state) {
+    (void)state;
+    scene s = open_scene("fp32");
+    const char *output = run_path(s.dir, "saved"), *from = run_path(output, "checkpoint-2");
+    run_result r =
+        start(&s, 3, output, NULL, SETS("strategy=zero3", "save_state=true", "save_steps=2", "commit_steps=1"));
+    RUN_OK(&r);
+    run_free(&r);
+    train_log whole = train_log_read(output);
+    assert_int_equal(run_entries(run_path(from, "state")), 3);
+    assert_int_equal(run_entries(run_path(output, "offload")), 0);
+    assert_string_equal(go_on(&s, 3, output, from, "strategy=ddp").hash, whole.hash);
+    for (unsigned ranks = 2; ranks >= (thorough() ? 1 : 2); ranks--) {
+        train_log log = go_on(&s, ranks, output, from, "strategy=zero2");
+        near_losses(&log, &whole);
+    }
+    assert_int_equal(run_entries(run_path(from, "state")), 3);
+    run_remove(run_path(from, "state/run-rank-1"));
+    const char *arguments[] = {
+        "train", s.config, "--quiet", "--resume", from, "--set", run_format("output_dir=%s", output), NULL};
+    r = run_argv(&(run_opts){.ranks = 2, .timeout_s = 60}, arguments);
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "1 of 3 ranks' state"));
+    run_free(&r);
 }
 
 /* ---- refused ------------------------------------------------------------------------------------------------- */
@@ -271,8 +382,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_trajectories, run_clean), cmocka_unit_test_teardown(test_strategies, run_clean),
         cmocka_unit_test_teardown(test_nodes, run_clean),        cmocka_unit_test_teardown(test_bytes, run_clean),
-        cmocka_unit_test_teardown(test_rounded, run_clean),      cmocka_unit_test_teardown(test_killed, run_clean),
-        cmocka_unit_test_teardown(test_elastic, run_clean),      cmocka_unit_test_teardown(test_refusals, run_clean),
+        cmocka_unit_test_teardown(test_memory, run_clean),       cmocka_unit_test_teardown(test_rounded, run_clean),
+        cmocka_unit_test_teardown(test_killed, run_clean),       cmocka_unit_test_teardown(test_elastic, run_clean),
+        cmocka_unit_test_teardown(test_save_state, run_clean),   cmocka_unit_test_teardown(test_refusals, run_clean),
     };
     return cmocka_run_group_tests_name("train_ranks", tests, NULL, NULL);
 }

@@ -1,0 +1,93 @@
+/* Full checkpoints of several ranks (save_state): CHECKPOINT/state holds one commit a rank, run-rank-N, and whoever
+ * goes on from it - on as many ranks or others - reads what it holds out of them and leaves them as they are. */
+#include "comm/comm.h"
+#include "train/elastic_internal.h"
+#include "train/trainer_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- out ----------------------------------------------------------------------------------------------------- */
+
+/* The ranks' copies are whole before the folder gets its name. */
+tm_status elastic_save(trainer *t, const char *checkpoint) {
+    char state[4300], id[32];
+    snprintf(state, sizeof state, "%s/state", checkpoint);
+    snprintf(id, sizeof id, "rank-%u", t->ranks.rank);
+    tm_status rc = trainer_speaks(t) ? tm_make_dirs(state) : TM_OK;
+    TM_TRY(trainer_agree(t, rc));
+    return trainer_agree(t, tm_commit_copy(tm_store_path(t->job->store, 0), state, id, 1));
+}
+
+/* ---- which directories --------------------------------------------------------------------------------------- */
+
+static tm_status add_directory(trainer *t, const char *dir) {
+    uint32_t n = t->old.ranks;
+    const char **more = tm_realloc((void *)t->old.directory, (n + 1) * sizeof *more);
+    if (!more) return tm_nomem((n + 1) * sizeof *more);
+    t->old.directory = more;
+    TM_TRY(tm_buf_append(&t->old.texts, dir, strlen(dir) + 1));
+    t->old.ranks = n + 1;
+    return TM_OK;
+}
+
+/* Texts moved while they were appended. */
+static void point(trainer *t) {
+    const char *at = t->old.texts.data;
+    for (uint32_t q = 0; q < t->old.ranks; q++, at += strlen(at) + 1) t->old.directory[q] = at;
+}
+
+static bool holds(const char *dir) {
+    char path[4500];
+    snprintf(path, sizeof path, "%s/manifest", dir);
+    return tm_path_exists(path);
+}
+
+/* DIR/state of one rank, or DIR/state/run-rank-0, ... How many there have to be, the first one says. */
+static tm_status find_checkpoint(trainer *t, const char *dir, bool *found) {
+    char path[4400];
+    snprintf(path, sizeof path, "%s/state", dir);
+    *found = holds(path);
+    if (*found) return add_directory(t, path);
+    for (uint32_t q = 0;; q++) {
+        snprintf(path, sizeof path, "%s/state/run-rank-%u", dir, q);
+        if (!holds(path)) break;
+        TM_TRY(add_directory(t, path));
+        *found = true;
+    }
+    return TM_OK;
+}
+
+static tm_status check_number(trainer *t, const char *dir) {
+    job_ranks was;
+    TM_TRY(elastic_shards(tm_commit_info(t->commit), &was));
+    if (was.ranks == t->old.ranks) return TM_OK;
+    return tm_fail(TM_EINPUT, "--resume %s: %u of %u ranks' state is there", dir, t->old.ranks, was.ranks);
+}
+
+/* ---- back ---------------------------------------------------------------------------------------------------- */
+
+bool elastic_is_checkpoint(const char *dir) {
+    char path[4400];
+    snprintf(path, sizeof path, "%s/state/run-rank-0", dir);
+    return holds(path);
+}
+
+tm_status elastic_resume(trainer *t, const char *dir, bool *any) {
+    TM_TRY(find_checkpoint(t, dir, any));
+    if (!*any) return TM_OK;
+    point(t);
+    return elastic_begin(t, dir);
+}
+
+tm_status elastic_begin(trainer *t, const char *dir) {
+    if (!trainer_commits(t))
+        return tm_fail(TM_EINPUT, "--resume %s: going on from it needs commits: set commit_steps", dir);
+    TM_TRY(tm_commit_look(&t->commit, t->old.directory[0]));
+    TM_TRY(check_number(t, dir));
+    t->old.other = t->rewound = true;
+    if (trainer_speaks(t))
+        tm_log(TM_LOG_INFO, "%s: the state of %u rank%s; it is read as it lies, and laid out anew", dir, t->old.ranks,
+               t->old.ranks > 1 ? "s" : "");
+    return TM_OK;
+}
