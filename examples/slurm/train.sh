@@ -1,5 +1,5 @@
 #!/bin/sh
-# sbatch examples/mpi/slurm.sh STRATEGY [ARGUMENT]...: two nodes, two ranks on each. From the repository.
+# sbatch examples/slurm/train.sh STRATEGY [ARGUMENT]...: two nodes, two ranks on each. From the repository.
 #SBATCH --job-name=tidemill
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
@@ -8,7 +8,7 @@
 # Slurm sends SIGTERM two minutes before the end: training stops at the next step with a commit, and the same command
 # goes on from there.
 set -eu
-strategy=${1:?a strategy: ddp, zero1, zero2, zero3, hsdp or hpz}
+strategy=${1:?a strategy: ddp, zero1, zero2, zero3, fsdp, hsdp, hpz, zeropp or zero3-nvme}
 shift
 OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 export OMP_NUM_THREADS
