@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""slow_link_strategies.py [--rate 100mbit] [--steps 4] [STRATEGY]...: trains on two imitated nodes of two ranks, joined by a link
+of that rate (slow_link.sh), by each strategy, and predicts each step from a hardware file whose link rates were measured
+just before. Prints both and their ratio; exit 1 where the ratio is outside 0.85 to 1.15, or hsdp or hpz does not beat
+zero3. As root; 77 where that cannot be done here.
+
+    TIDEMILL=build/bin/tidemill python3 tests/bench/slow_link_strategies.py
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import lib
+
+SLOW = str(lib.ROOT / "tests" / "bench" / "slow_link.sh")
+ENV = dict(os.environ, OMP_NUM_THREADS="1", TIDEMILL_PROFILE=str(lib.WORK / "profile.json"))
+
+
+def run(command, environment=ENV):
+    r = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    if r.returncode == 77:
+        print(r.stderr.strip() or "skipped", file=sys.stderr)
+        sys.exit(77)
+    if r.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit {r.returncode}\n{r.stderr[-2000:]}")
+    return r.stdout
+
+
+def measured(rate, group):
+    """Bytes a second and rank, each way, of neighbours that exchange 4 MiB; all groups at once, as in training."""
+    out = run([SLOW, rate, "2", lib.BINARY, "bench", "collective", "--op", "exchange", "--group", group, "--size", "4MiB",
+               "--seconds", "2", "--json"])
+    row = json.loads(out[out.index("{"):])["results"][0]
+    return 4 * lib.MIB / row["seconds"]
+
+
+def hardware(rate):
+    node, across = measured(rate, "node"), measured(rate, "across")
+    gemm = max(r["flops_per_second"] for r in json.loads(run([lib.BINARY, "bench", "gemm", "--json"]))["results"]
+               if r.get("type") in ("bf16", "fp32"))
+    path = lib.WORK / "hardware.json"
+    path.write_text(json.dumps({
+        "name": f"two nodes, {rate}", "nodes": 2, "ranks_per_node": 2, "host_memory": "8GiB",
+        "cpu": {"cores": 1, "flops_fp32": gemm, "flops_bf16": gemm, "memory_bytes_per_second": 4e9},
+        "link": {"bytes_per_second": node}, "network": {"bytes_per_second": 2 * across}}))
+    print(f"measured: {node / 1e6:.0f} MB/s in the node, {2 * across / 1e6:.2f} MB/s a node between them, "
+          f"{gemm / 1e9:.0f} GFLOP/s a core")
+    return path
+
+
+def config(steps):
+    path = lib.WORK / "slow.json"
+    path.write_text(json.dumps({
+        "model": str(lib.model("tiny")), "init": "random", "precision": "bf16", "data": {"train": str(lib.rows(32, 64))},
+        "max_steps": steps, "commit_steps": 0, "save_steps": 0, "per_device_train_batch_size": 1,
+        "memory": {"host_budget": "1GiB"}}))
+    return path
+
+
+def one(path, file, rate, strategy):
+    sets = ["--set", f"strategy={strategy}", "--set", "offload_param_device=cpu", "--set", "offload_optimizer_device=cpu"]
+    said = json.loads(run([lib.BINARY, "plan", str(path), "--hardware", str(file), "--json", *sets,
+                           "--set", f"output_dir={lib.WORK / 'none'}"]))
+    output = lib.WORK / strategy
+    run([SLOW, rate, "2", lib.BINARY, "train", str(path), "--quiet", *sets, "--set", f"output_dir={output}"])
+    steps = [line for line in map(json.loads, open(output / "log.jsonl")) if "event" not in line]
+    sent = steps[-1]["comm_sent_bytes"]
+    if sent["between_nodes"] != said["network_bytes_per_step"] or sent["in_node"] != said["link_bytes_per_step"]:
+        sys.exit(f"{strategy}: sent {sent}, planned {said['link_bytes_per_step']}, {said['network_bytes_per_step']}")
+    return statistics.median(s["step_seconds"] for s in steps[1:]), said["seconds_per_step"], 2 * sent["between_nodes"]
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--rate", default="100mbit")
+    p.add_argument("--steps", type=int, default=4)
+    p.add_argument("strategies", nargs="*", default=["zero3", "hsdp", "hpz", "ddp"])
+    a = p.parse_args()
+    file, path, real, good = hardware(a.rate), config(a.steps), {}, True
+    for strategy in a.strategies:
+        real[strategy], predicted, sent = one(path, file, a.rate, strategy)
+        ratio = real[strategy] / predicted
+        good = good and 0.85 <= ratio <= 1.15
+        print(f"{strategy:6} {real[strategy]:7.3f} s a step, predicted {predicted:7.3f}, ratio {ratio:.2f}; "
+              f"a node sends {sent / lib.MIB:.1f} MiB")
+    for strategy in ("hsdp", "hpz"):
+        if strategy in real and "zero3" in real and real[strategy] >= real["zero3"]:
+            print(f"{strategy} does not beat zero3")
+            good = False
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
