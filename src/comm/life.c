@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -157,8 +158,9 @@ void comm_block_end(tm_comm *c) {
 bool comm_block_too_long(const tm_comm *c, char *why, size_t cap) {
     uint64_t since = atomic_load(&c->remote->blocked_since_ns);
     double seconds = since ? (double)(tm_now_ns() - since) * 1e-9 : 0;
-    if (seconds < c->patience_seconds + 5) return false; /* whoever can name the rank goes first */
-    snprintf(why, cap, "%s has not come back for %.0f s: another rank is dead, stopped or cut off",
-             (const char *)atomic_load(&c->remote->blocked_in), seconds);
+    const char *what = atomic_load(&c->remote->blocked_in);
+    double patience = c->patience_seconds * (since && strcmp(what, COMM_INIT) == 0 ? 1.5 : 1);
+    if (seconds < patience + 5) return false; /* whoever can name the rank goes first */
+    snprintf(why, cap, "%s has not come back for %.0f s: another rank is dead, stopped or cut off", what, seconds);
     return true;
 }

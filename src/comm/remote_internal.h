@@ -78,6 +78,7 @@ tm_status comm_life_start(tm_comm *c);
 tm_status comm_life_stop(tm_comm *c);
 void comm_life_tick(tm_comm *c); /* often; does not return if the job ends */
 /* Around calls that block: who waits for the thread notices when they do not come back. */
+#define COMM_INIT "MPI_Init" /* waits for all ranks to be started: they get half as much time again */
 void comm_block_begin(tm_comm *c, const char *what);
 void comm_block_end(tm_comm *c);
 bool comm_block_too_long(const tm_comm *c, char *why, size_t cap);

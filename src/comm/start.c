@@ -145,6 +145,7 @@ static tm_status check_launch(void) {
 
 static tm_status find_ranks(tm_comm *c) {
     int size = 0, rank = 0;
+    comm_block_begin(c, COMM_INIT);
     TM_TRY(comm_mpi_init());
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_size(MPI_COMM_WORLD, &size);

@@ -30,23 +30,25 @@ def run(command, environment=ENV):
 
 
 def measured(rate, group):
-    """Bytes a second and rank, each way, of neighbours that exchange 4 MiB; all groups at once, as in training."""
+    """Bytes a second and rank, each way, and seconds of a start: neighbours exchange 4 MiB and 4 KiB; all groups at once, as
+    in training."""
     out = run([SLOW, rate, "2", lib.BINARY, "bench", "collective", "--op", "exchange", "--group", group, "--size", "4MiB",
-               "--seconds", "2", "--json"])
-    row = json.loads(out[out.index("{"):])["results"][0]
-    return 4 * lib.MIB / row["seconds"]
+               "--size", "4KiB", "--seconds", "2", "--json"])
+    large, small = json.loads(out[out.index("{"):])["results"]
+    return 4 * lib.MIB / large["seconds"], small["seconds"]
 
 
 def hardware(rate):
-    node, across = measured(rate, "node"), measured(rate, "across")
+    (node, start), (across, far_start) = measured(rate, "node"), measured(rate, "across")
     gemm = max(r["flops_per_second"] for r in json.loads(run([lib.BINARY, "bench", "gemm", "--json"]))["results"]
                if r.get("type") in ("bf16", "fp32"))
     path = lib.WORK / "hardware.json"
     path.write_text(json.dumps({
         "name": f"two nodes, {rate}", "nodes": 2, "ranks_per_node": 2, "host_memory": "8GiB",
         "cpu": {"cores": 1, "flops_fp32": gemm, "flops_bf16": gemm, "memory_bytes_per_second": 4e9},
-        "link": {"bytes_per_second": node}, "network": {"bytes_per_second": 2 * across}}))
-    print(f"measured: {node / 1e6:.0f} MB/s in the node, {2 * across / 1e6:.2f} MB/s a node between them, "
+        "link": {"bytes_per_second": node, "latency_seconds": start},
+        "network": {"bytes_per_second": 2 * across, "latency_seconds": far_start}}))
+    print(f"measured: {node / 1e6:.0f} MB/s in the node, {2 * across / 1e6:.2f} MB/s a node between them (starts {start * 1e6:.0f} and {far_start * 1e6:.0f} us), "
           f"{gemm / 1e9:.0f} GFLOP/s a core")
     return path
 

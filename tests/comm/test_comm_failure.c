@@ -140,6 +140,12 @@ static void fails_at_the_start(void **state) {
     dies("start:mpi_comm_split:2:error:once", "tidemill: mpi_comm_split: ", 1);
 }
 
+/* Before any rank can know of another: the calls that wait for it say so. */
+static void stopped_before_it_starts(void **state) {
+    (void)state;
+    dies("start:mpi_init:1:stop:once", "MPI_Init has not come back for", 0);
+}
+
 static void aborts(void **state) {
     (void)state;
     outcome o = dies("abort", "tidemill: the disk is full", 1);
@@ -169,9 +175,15 @@ int main(int argc, char **argv) {
         return 77;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stopped_at_a_call), cmocka_unit_test(stopped_while_idle), cmocka_unit_test(killed),
-        cmocka_unit_test(fails_in_mpi),      cmocka_unit_test(fails_at_the_start), cmocka_unit_test(aborts),
-        cmocka_unit_test(disagreements),     cmocka_unit_test(slow_is_not_dead),
+        cmocka_unit_test(stopped_at_a_call),
+        cmocka_unit_test(stopped_while_idle),
+        cmocka_unit_test(killed),
+        cmocka_unit_test(fails_in_mpi),
+        cmocka_unit_test(fails_at_the_start),
+        cmocka_unit_test(stopped_before_it_starts),
+        cmocka_unit_test(aborts),
+        cmocka_unit_test(disagreements),
+        cmocka_unit_test(slow_is_not_dead),
     };
     return cmocka_run_group_tests_name("comm failures", tests, NULL, NULL);
 }

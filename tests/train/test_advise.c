@@ -133,7 +133,10 @@ static void advice_follows_the_machine(void **state) {
     (void)state;
     scene s = open_scene();
     tm_json_doc *doc;
-    const tm_json *o = ask(&s, 0, hardware(&s, 1, 4, "16GiB", 1e9), SETS("--advise"), &doc), *r = recommended(o);
+    const tm_json *o = ask(&s, 0, hardware(&s, 1, 4, "16GiB", 1e9),
+                           SETS("--advise", "--set", "data.seq_len=512", "--set", "per_device_train_batch_size=4"),
+                           &doc),
+                  *r = recommended(o);
     assert_string_equal(text(tm_json_get(r, "set"), "strategy"), "ddp");
     assert_string_equal(text(tm_json_get(r, "set"), "offload_param_device"), "none");
     tm_json_free(doc);
