@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PATH_MAX_BYTES = 160, SHOWN = 48, DEPTH = 8, HINTS = 20 };
+enum { PATH_MAX_BYTES = 160, SHOWN = 48, DEPTH = 8, HINTS = 8 };
 
 /* ---- equal values -------------------------------------------------------------------------------------------- */
 

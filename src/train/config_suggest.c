@@ -14,19 +14,22 @@ static size_t min2(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* Optimal string alignment (a swapped pair is one edit); SIZE_MAX for words too long to compare. */
-static size_t distance(const char *a, size_t n, const char *b, size_t m) {
+/* Optimal string alignment (a swapped pair is one edit); SIZE_MAX for words too long to compare and from `most` edits
+ * on: two rows that are all above it only grow. */
+static size_t distance(const char *a, size_t n, const char *b, size_t m, size_t most) {
     size_t row[3][LONGEST + 1], *before = row[0], *last = row[1], *now = row[2];
     if (n > LONGEST || m > LONGEST) return SIZE_MAX;
     for (size_t j = 0; j <= m; j++) last[j] = before[j] = j;
-    for (size_t i = 1; i <= n; i++) {
-        now[0] = i;
+    for (size_t i = 1, least = 0, lesser = 0; i <= n; i++, lesser = least) {
+        least = now[0] = i;
         for (size_t j = 1; j <= m; j++) {
             bool same = folded(a[i - 1]) == folded(b[j - 1]);
             now[j] = min2(min2(last[j], now[j - 1]) + 1, last[j - 1] + !same);
             if (i > 1 && j > 1 && folded(a[i - 1]) == folded(b[j - 2]) && folded(a[i - 2]) == folded(b[j - 1]))
                 now[j] = min2(now[j], before[j - 2] + 1);
+            least = min2(least, now[j]);
         }
+        if (min2(least, lesser) >= most && i > 1) return SIZE_MAX;
         size_t *spare = before;
         before = last, last = now, now = spare;
     }
@@ -67,7 +70,7 @@ static const schema_row *nearest(const char *section, const char *key) {
         if (row->kind == K_REFUSED || row->kind == K_LATER || (section && !in_section(row->path, section))) continue;
         const char *leaf = leaf_of(row->path);
         size_t n = strlen(leaf), d = least_distance(set, len, letters(leaf, n), n);
-        if (d < best) d = distance(key, len, leaf, n);
+        if (d < best) d = distance(key, len, leaf, n, best);
         if (d < best) best = d, found = row;
     }
     return found;
@@ -99,7 +102,7 @@ tm_status config_suggest_value(tm_buf *out, const schema_row *row, const char *v
     size_t len = strlen(value), best = 2 + len / 3, n = 0;
     const char *found = NULL;
     for (const char *c = row->choices; c && *c; c += strcspn(c, "|"), c += *c == '|') {
-        size_t word = strcspn(c, "=|"), d = distance(value, len, c, word);
+        size_t word = strcspn(c, "=|"), d = distance(value, len, c, word, best);
         if (d < best) best = d, found = c, n = word;
     }
     if (!found) return TM_OK;
