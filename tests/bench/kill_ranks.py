@@ -163,7 +163,7 @@ def main():
     shutil.rmtree(output)
     done, longest, runs, job = {"kill": 0, "stop": 0, "slow": 0}, 0.0, 0, None
     while sum(done.values()) < a.rounds:
-        what = ("kill", "stop", "slow")[sum(done.values()) % 3]
+        what = ("stop", "slow", "kill")[sum(done.values()) % 3]
         job = job if job and job.poll() is None else start(a, config, output)
         if not strike(job, output, what, generator):
             ends(job, output, "its own end")
