@@ -242,6 +242,102 @@ static tm_status render(const char *template, const char *messages, tm_buf *out)
     return rc;
 }
 
+/* What jinja2 3.1.6 makes of them (trim_blocks, lstrip_blocks, as chat templates are rendered). What is refused here,
+ * or printed otherwise (tuples as lists; tojson as transformers has it), is left out. */
+static void test_expressions(void **state) {
+    static const char *const rows[][2] = {
+        {"{{ 'a-b-c'.replace('-', '+') }}", "a+b+c"},
+        {"{{ 'a-b-c'.replace('-', '', 1) }}", "ab-c"},
+        {"{{ 'aaa' | replace('a', 'bb') }}", "bbbbbb"},
+        {"{{ 'hello'.find('l') }}", "2"},
+        {"{{ 'hello'.find('z') }}", "-1"},
+        {"{{ 'banana'.count('an') }}", "2"},
+        {"{{ 'hello world'.title() }}", "Hello World"},
+        {"{{ 'hELLO'.capitalize() }}", "Hello"},
+        {"{{ 'hello WORLD' | title }}", "Hello World"},
+        {"{{ 'hELLO' | capitalize }}", "Hello"},
+        {"{{ 'ab'.upper() }}{{ 'AB'.lower() }}", "ABab"},
+        {"{{ 'Ab' | lower }}{{ 'Ab' | upper }}", "abAB"},
+        {"{{ 'a.b.c'.rsplit('.', 1) | join('|') }}", "a.b|c"},
+        {"{{ 'a.b.c'.split('.', 1) | join('|') }}", "a|b.c"},
+        {"{{ ' a  b '.split() | join('|') }}", "a|b"},
+        {"{{ 'xxaxx'.strip('x') }}", "a"},
+        {"{{ 'xxaxx'.lstrip('x') }},{{ 'xxaxx'.rstrip('x') }}", "axx,xxa"},
+        {"{{ 'abc'.startswith('ab') }}{{ 'abc'.endswith('ab') }}", "TrueFalse"},
+        {"{{ 'a\\nb\\n\\nc' | indent(2) }}", "a\n  b\n\n  c"},
+        {"{{ 'a\\nb' | indent(2, true) }}", "  a\n  b"},
+        {"{{ 'a\\n\\nb' | indent(1, false, true) }}", "a\n \n b"},
+        {"{{ [3, 1, 2] | first }}{{ [3, 1, 2] | last }}", "32"},
+        {"{{ 'abc' | first }}{{ 'abc' | last }}", "ac"},
+        {"{{ 'abc' | reverse }}", "cba"},
+        {"{{ [1, 2, 3] | reverse | list }}", "[3, 2, 1]"},
+        {"{{ [1, 2, 1, 3, 2] | unique | list }}", "[1, 2, 3]"},
+        {"{{ -3 | abs }}{{ (-2.5) | abs }}", "32.5"},
+        {"{{ '12' | int }},{{ 'x' | int }},{{ 'x' | int(7) }},{{ 3.9 | int }},{{ true | int }}", "12,0,7,3,1"},
+        {"{{ 5 | string }}{{ none | string }}", "5None"},
+        {"{{ 'x' | safe }}", "x"},
+        {"{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}={{ v }};{% endfor %}", "a=1;b=2;"},
+        {"{{ {'a': 1, 'b': 2}.keys() | list }}{{ {'a': 1}.values() | list }}", "['a', 'b'][1]"},
+        {"{{ {'a': 1}.get('a') }}{{ {'a': 1}.get('b') }}{{ {'a': 1}.get('b', 9) }}", "1None9"},
+        {"{{ [1, 2, 3, 4] | select('odd') | list }}{{ [1, 2, 3, 4] | reject('odd') | list }}", "[1, 3][2, 4]"},
+        {"{{ [0, 1, '', 'x'] | select | list }}", "[1, 'x']"},
+        {"{{ [1, 2, 3] | select('gt', 1) | list }}{{ [1, 2, 3] | reject('le', 2) | list }}", "[2, 3][3]"},
+        {"{{ [{'a': 1}, {'a': 2}] | selectattr('a', 'equalto', 2) | list }}", "[{'a': 2}]"},
+        {"{{ [{'a': 1}, {'b': 2}] | rejectattr('a') | list }}", "[{'b': 2}]"},
+        {"{{ [{'a': 1}, {'a': 2}] | map(attribute='a') | join(',') }}", "1,2"},
+        {"{{ ['a', 'b'] | map('upper') | list }}", "['A', 'B']"},
+        {"{{ 1 is integer }}{{ 1.5 is integer }}{{ true is integer }}{{ 1.5 is float }}{{ 1 is float }}",
+         "TrueFalseFalseTrueFalse"},
+        {"{{ 1 is number }}{{ 'a' is number }}{{ true is boolean }}{{ 1 is boolean }}", "TrueFalseTrueFalse"},
+        {"{{ none is none }}{{ x is undefined }}{{ x is defined }}", "TrueTrueFalse"},
+        {"{{ 'a' is string }}{{ [] is mapping }}{{ {} is mapping }}{{ 'ab' is iterable }}{{ 1 is iterable }}",
+         "TrueFalseTrueTrueFalse"},
+        {"{{ 1 is true }}{{ true is true }}{{ false is false }}{{ 0 is false }}", "FalseTrueTrueFalse"},
+        {"{{ 2 is eq 2 }}{{ 2 is ne 2 }}{{ 1 is lt 2 }}{{ 1 is gt 2 }}{{ 2 is le 2 }}{{ 1 is ge 2 }}",
+         "TrueFalseTrueFalseTrueFalse"},
+        {"{{ 1 is in [1, 2] }}{{ 'a' is in 'abc' }}{{ 3 is not in [1] }}", "TrueTrueTrue"},
+        {"{{ 4 is even }}{{ 3 is odd }}{{ 9 is divisibleby 3 }}{{ 9 is divisibleby 2 }}", "TrueTrueTrueFalse"},
+        {"{{ range is callable }}{{ 1 is callable }}", "TrueFalse"},
+        {"{% for i in [1, 2, 3] %}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.length }}{{ loop.previtem }}{{ "
+         "loop.nextitem }} {% endfor %}",
+         "3232 21313 1032 "},
+        {"{{ dict(a=1, b='x') }}", "{'a': 1, 'b': 'x'}"},
+        {"{{ [1, 'a', none, true, 2.5] }}", "[1, 'a', None, True, 2.5]"},
+        {"{{ {'a': [1, {'b': none}]} }}", "{'a': [1, {'b': None}]}"},
+        {"{{ {'a': [1, {'b': 2}]} | tojson(indent=2) }}",
+         "{\n  \"a\": [\n    1,\n    {\n      \"b\": 2\n    }\n  ]\n}"},
+        {"{{ x | default('d') }}{{ '' | default('d') }}{{ '' | default('d', true) }}{{ none | d('z') }}", "ddNone"},
+        {"{{ 1.0 }},{{ 1e20 }},{{ 0.1 + 0.2 }},{{ 1 / 3 }},{{ 100.0 * 10 }}",
+         "1.0,1e+20,0.30000000000000004,0.3333333333333333,1000.0"},
+        {"{{ 'abc'[1:] }}{{ 'abc'[::-1] }}{{ [1, 2, 3, 4][1:3] }}{{ [1, 2, 3][-1] }}{{ 'abcdef'[::2] }}{{ [1, 2, "
+         "3][:-1] }}",
+         "bccba[2, 3]3ace[1, 2]"},
+        {"{{ 'a' ~ 1 ~ none ~ true }}", "a1NoneTrue"},
+        {"{{ 1 if false else 2 }}{{ 1 if false }}", "2"},
+        {"{{ not x }}{{ (1 and 0) }}{{ (0 or 'y') }}", "True0y"},
+        {"{{ 'it''s' }}", "its"},
+        {"{{ 'a' in {'a': 1} }}{{ 1 in [2] }}", "TrueFalse"},
+        {"{{ range(5) | list }}{{ range(1, 9, 3) | list }}{{ range(3, 0, -1) | list }}",
+         "[0, 1, 2, 3, 4][1, 4, 7][3, 2, 1]"},
+        {"{{ 'a,b' | length }}{{ [1, 2] | count }}{{ {'a': 1} | length }}", "321"},
+        {"{{ ['x', 'y'] | join }}{{ [1, 2] | join(', ') }}", "xy1, 2"},
+    };
+    (void)state;
+    unsigned wrong = 0;
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        tm_buf out = {0};
+        tm_status rc = render(rows[i][0], "[{\"role\": \"user\", \"content\": \"\"}]", &out);
+        const char *got = rc == TM_OK ? (out.data ? out.data : "") : tm_error_get()->text;
+        if (rc != TM_OK || strcmp(got, rows[i][1]) != 0) {
+            print_error("%s: \"%s\", expected \"%s\"\n", rows[i][0], got, rows[i][1]);
+            wrong++;
+        }
+        tm_error_clear();
+        tm_buf_free(&out);
+    }
+    assert_int_equal(wrong, 0);
+}
+
 static void test_runaway(void **state) {
     static const char *const templates[] = {
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -302,6 +398,7 @@ int main(void) {
         cmocka_unit_test(test_smollm2_text),
         cmocka_unit_test(test_templates_refused),
         cmocka_unit_test(test_nesting),
+        cmocka_unit_test(test_expressions),
         cmocka_unit_test(test_runaway),
         cmocka_unit_test(test_messages_refused),
         cmocka_unit_test(test_now),
