@@ -75,15 +75,15 @@ def fail(text):
     sys.exit(f"kill_ranks: FAILED: {text}")
 
 
-def ends(job, output, what):
+def ends(job, output, what, limit=LIMIT):
     began = time.monotonic()
     try:
-        job.wait(LIMIT)
+        job.wait(limit)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
         for pid in ranks_of(output).values():
             os.kill(pid, signal.SIGKILL)
-        fail(f"{what}: the job did not end within {LIMIT} s")
+        fail(f"{what}: the job did not end within {limit} s")
     took = time.monotonic() - began
     for _ in range(50):
         if not ranks_of(output):
@@ -166,7 +166,7 @@ def main():
         what = ("stop", "slow", "kill")[sum(done.values()) % 3]
         job = job if job and job.poll() is None else start(a, config, output)
         if not strike(job, output, what, generator):
-            ends(job, output, "its own end")
+            ends(job, output, "its own end", 900)
             finished(job, output, want)
             runs += 1
             continue
@@ -184,7 +184,7 @@ def main():
     while True:
         if not job or job.poll() is not None:
             job = start(a, config, output)
-        ends(job, output, "the last run")
+        ends(job, output, "the last run", 900)
         break
     finished(job, output, want)
     print(f"{a.ranks} ranks, seed {a.seed}: {done['kill']} killed, {done['stop']} stopped, {done['slow']} slowed down; "
