@@ -9,6 +9,11 @@ const char *const optim_isa_name[OPTIM_ISAS] = {"ref", "avx2", "avx512"};
 
 static atomic_int chosen = -1;
 
+#ifndef __x86_64__
+bool optim_isa_available(optim_isa isa) {
+    return isa == OPTIM_REF;
+}
+#else
 bool optim_isa_available(optim_isa isa) {
     switch (isa) {
     case OPTIM_AVX512:
@@ -20,6 +25,7 @@ bool optim_isa_available(optim_isa isa) {
         return isa == OPTIM_REF;
     }
 }
+#endif
 
 /* The row that TIDEMILL_ISA allows. Names of other folders' rows (avx512bf16, amx) have AVX-512 in common. */
 static optim_isa ceiling(void) {

@@ -35,11 +35,16 @@ const float *optim_codes(bool sign);
 uint8_t optim_nearest_code(bool sign, float x);
 
 #define OPTIM_TARGET_REF
+#ifndef __x86_64__ /* rows of the table that are ref again, and never chosen */
+#define OPTIM_TARGET_AVX2
+#define OPTIM_TARGET_AVX512
+#else
 #define OPTIM_TARGET_AVX2 __attribute__((target("avx2")))
 #ifdef __clang__ /* knows no width preference in the attribute */
 #define OPTIM_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #else
 #define OPTIM_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#endif
 #endif
 #define OPTIM_BODY static inline __attribute__((always_inline))
 
