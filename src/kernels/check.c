@@ -15,28 +15,37 @@ static void fill(float *x, size_t n, uint32_t seed) {
     }
 }
 
-static bool near(const float *got, const float *want, size_t n, double tol) {
+/* How far n roundings in a row can take a result (Higham 2002, lemma 3.1). */
+static double gamma_of(size_t n) {
+    double nu = (double)n * 0x1p-24;
+    return nu / (1 - nu);
+}
+
+/* Two results of `roundings` roundings each, the terms of which add up to `size` when all are taken positive. */
+static bool near(const float *got, const float *want, const float *size, size_t n, size_t roundings) {
+    double bound = 2 * gamma_of(roundings);
     for (size_t i = 0; i < n; i++)
-        if (!(fabs((double)got[i] - (double)want[i]) <= tol * (1 + fabs((double)want[i])))) return false;
+        if (!(fabs((double)got[i] - (double)want[i]) <= bound * fabs((double)size[i]))) return false;
     return true;
 }
 
 /* ---- columns ---- */
 
-/* What each table makes of the same arrays; [0] the column's, [1] ref's. Arrays start at an odd element. */
+/* What each table makes of the same arrays; [0] the column's, [1] ref's, [2] sizes. Arrays start at an odd element. */
+enum { TABLES = 3, FEW = 16 }; /* FEW: roundings of an element, those of an exponential among them */
 typedef struct trial {
-    float a[2][N + 1], b[2][N + 1], c[2][N + 1], d[2][N + 1];
+    float a[TABLES][N + 1], b[TABLES][N + 1], c[TABLES][N + 1], d[TABLES][N + 1];
 } trial;
 
-static void begin(trial *t, size_t n) {
-    for (int i = 0; i < 2; i++) {
-        fill(t->a[i], n + 1, 1), fill(t->b[i], n + 1, 2), fill(t->c[i], n + 1, 3), fill(t->d[i], n + 1, 4);
-    }
+static void begin(trial *t) {
+    for (int i = 0; i < TABLES; i++)
+        fill(t->a[i], N + 1, 1), fill(t->b[i], N + 1, 2), fill(t->c[i], N + 1, 3), fill(t->d[i], N + 1, 4);
 }
 
-static bool agree(const trial *t) {
-    return near(t->a[0], t->a[1], N + 1, 2e-5) && near(t->b[0], t->b[1], N + 1, 2e-5) &&
-           near(t->c[0], t->c[1], N + 1, 2e-5) && near(t->d[0], t->d[1], N + 1, 2e-5);
+/* Of n elements from the second on; what lies beside them is untouched. */
+static bool array_agrees(const float x[TABLES][N + 1], size_t n) {
+    return x[0][0] == x[1][0] && !memcmp(x[0] + 1 + n, x[1] + 1 + n, (N - n) * sizeof **x) &&
+           near(x[0] + 1, x[1] + 1, x[2] + 1, n, FEW);
 }
 
 static bool conversions_agree(const kernels_table *x, const kernels_table *ref) {
@@ -54,11 +63,13 @@ static bool conversions_agree(const kernels_table *x, const kernels_table *ref) 
 
 static bool sums_agree(const kernels_table *x, const kernels_table *ref, size_t n) {
     trial t;
-    begin(&t, N);
+    begin(&t);
     const float *a = t.a[0] + 1, *b = t.b[0] + 1, *c = t.c[0] + 1;
-    float got[] = {x->dot(a, b, n), x->dot3(a, b, c, n), x->exp_sum(a, 0.5F, n)};
-    float want[] = {ref->dot(a, b, n), ref->dot3(a, b, c, n), ref->exp_sum(a, 0.5F, n)};
-    return near(got, want, 3, 1e-5) && (n == 0 || x->max(a, n) == ref->max(a, n));
+    const kernels_table *of[TABLES] = {x, ref, &kernels_sizes};
+    float sum[TABLES][3];
+    for (int i = 0; i < TABLES; i++)
+        sum[i][0] = of[i]->dot(a, b, n), sum[i][1] = of[i]->dot3(a, b, c, n), sum[i][2] = of[i]->exp_sum(a, 0.5F, n);
+    return near(sum[0], sum[1], sum[2], 3, n + 3) && (n == 0 || x->max(a, n) == ref->max(a, n));
 }
 
 typedef void step(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n);
@@ -94,30 +105,37 @@ static void soften(const kernels_table *k, float *a, float *b, float *c, float *
 
 static bool step_agrees(const kernels_table *x, const kernels_table *ref, step *s, size_t n) {
     trial t;
-    begin(&t, N);
-    s(x, t.a[0] + 1, t.b[0] + 1, t.c[0] + 1, t.d[0] + 1, n);
-    s(ref, t.a[1] + 1, t.b[1] + 1, t.c[1] + 1, t.d[1] + 1, n);
-    return agree(&t);
+    begin(&t);
+    const kernels_table *of[TABLES] = {x, ref, &kernels_sizes};
+    for (int i = 0; i < TABLES; i++) s(of[i], t.a[i] + 1, t.b[i] + 1, t.c[i] + 1, t.d[i] + 1, n);
+    return array_agrees(t.a, n) && array_agrees(t.b, n) && array_agrees(t.c, n) && array_agrees(t.d, n);
 }
 
 static bool products_agree(const kernels_table *x, const kernels_table *ref) {
     enum { M = 13, COLUMNS = 32, K = 9 };
-    float a[K * 16], b[K * COLUMNS], c[2][M * COLUMNS], y[2][K * 16];
+    float a[K * 16], b[K * COLUMNS], c[TABLES][M * COLUMNS], y[2][K * 16];
+    const kernels_table *of[TABLES] = {x, ref, &kernels_sizes};
     _Alignas(64) float panel_a[K * GEMM_A_LD + 8], panel_b[K * GEMM_NR];
     fill(a, TM_COUNT(a), 6), fill(b, TM_COUNT(b), 7), fill(panel_a, TM_COUNT(panel_a), 8);
     fill(panel_b, TM_COUNT(panel_b), 9);
     for (size_t m = 1; m <= M; m++) {
-        fill(c[0], M * COLUMNS, 10), fill(c[1], M * COLUMNS, 10);
-        x->small_gemm(m, COLUMNS, K, a, K, 1, b, COLUMNS, c[0], COLUMNS, m % 2);
-        ref->small_gemm(m, COLUMNS, K, a, K, 1, b, COLUMNS, c[1], COLUMNS, m % 2);
+        for (int i = 0; i < TABLES; i++) {
+            fill(c[i], M * COLUMNS, 10);
+            of[i]->small_gemm(m, COLUMNS, K, a, K, 1, b, COLUMNS, c[i], COLUMNS, m % 2);
+        }
         x->transpose(a, K, m, K, y[0], 16), ref->transpose(a, K, m, K, y[1], 16);
-        if (!near(c[0], c[1], M * COLUMNS, 1e-5)) return false;
+        if (!near(c[0], c[1], c[2], m * COLUMNS, K + 1)) return false;
+        if (memcmp(c[0] + m * COLUMNS, c[1] + m * COLUMNS, (M - m) * COLUMNS * sizeof **c) != 0) return false;
         for (size_t p = 0; p < K; p++)
             if (memcmp(y[0] + p * 16, y[1] + p * 16, tm_round_up(m, 8) * sizeof **y) != 0) return false;
     }
-    x->gemm_tile(K, panel_a, panel_b, 0.5F, 1.0F, c[0], COLUMNS);
-    ref->gemm_tile(K, panel_a, panel_b, 0.5F, 1.0F, c[1], COLUMNS);
-    return near(c[0], c[1], M * COLUMNS, 1e-5);
+    for (int i = 0; i < TABLES; i++) {
+        fill(c[i], M * COLUMNS, 10);
+        of[i]->gemm_tile(K, panel_a, panel_b, 0.5F, 1.0F, c[i], COLUMNS);
+    }
+    for (size_t i = 0; i < GEMM_MR; i++)
+        if (!near(c[0] + i * COLUMNS, c[1] + i * COLUMNS, c[2] + i * COLUMNS, GEMM_NR, K + 2)) return false;
+    return true;
 }
 
 const char *kernels_check_column(const kernels_table *x) {
@@ -163,10 +181,12 @@ static bool product_right(const product *p) {
     const tm_gemm_args *g = &p->g;
     for (size_t i = 0; i < g->m; i++)
         for (size_t j = 0; j < g->n; j++) {
-            double sum = g->beta == 0.0F ? 0 : (double)p->c[i * g->n + j], got;
-            for (size_t k = 0; k < g->k; k++)
-                sum += (double)p->a[g->a_trans ? k * g->m + i : i * g->k + k] *
-                       (double)p->b[g->b_trans ? j * g->k + k : k * g->n + j];
+            double sum = g->beta == 0.0F ? 0 : (double)p->c[i * g->n + j], size = fabs(sum), got;
+            for (size_t k = 0; k < g->k; k++) {
+                double term = (double)p->a[g->a_trans ? k * g->m + i : i * g->k + k] *
+                              (double)p->b[g->b_trans ? j * g->k + k : k * g->n + j];
+                sum += term, size += fabs(term);
+            }
             if (g->c_type == TM_ELEM_F32)
                 got = (double)p->result[i * g->n + j];
             else {
@@ -174,8 +194,9 @@ static bool product_right(const product *p) {
                 kernels.widen((const uint16_t *)g->c + i * g->n + j, &wide, 1);
                 got = (double)wide;
             }
-            double tol = (g->c_type == TM_ELEM_F32 ? 2e-5 : 5e-3) * (1 + fabs(sum));
-            if (!(fabs(got - sum) <= tol)) return false;
+            double bound = gamma_of(g->k + 1) * size; /* whatever the order of the sum */
+            if (g->c_type == TM_ELEM_BF16) bound += 0x1p-8 * (fabs(sum) + bound);
+            if (!(fabs(got - sum) <= bound)) return false;
         }
     return true;
 }

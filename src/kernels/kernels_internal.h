@@ -67,6 +67,7 @@ extern kernels_column kernels_columns[KERNELS_COLUMNS];
 /* Feature bits, with the operating system's consent (XCR0). */
 bool kernels_has_avx2(void), kernels_has_avx512(void), kernels_has_bf16(void);
 
+extern const kernels_table kernels_sizes; /* of results, for comparing columns (sizes.c) */
 /* NULL: right; else what is wrong. A millisecond or two, on small odd sizes. */
 const char *kernels_check_column(const kernels_table *t);
 const char *kernels_check_gemm(void (*run)(const tm_gemm_args *));

@@ -69,13 +69,17 @@ static void drop(product *p) {
     free(p->a), free(p->b), free(p->c), free(p->sa), free(p->sb), free(p->sc);
 }
 
-static double expected(const product *p, size_t i, size_t j) {
+/* *size: what the terms add up to when all are positive. */
+static double expected(const product *p, size_t i, size_t j, double *size) {
     const tm_gemm_args *g = &p->g;
-    double sum = 0;
-    for (size_t x = 0; x < g->k; x++)
-        sum += (double)p->a[g->a_trans ? x * g->lda + i : i * g->lda + x] *
-               (double)p->b[g->b_trans ? j * g->ldb + x : x * g->ldb + j];
-    return (double)g->alpha * sum + (g->beta == 0 ? 0 : (double)g->beta * (double)p->c[i * g->ldc + j]);
+    double old = g->beta == 0 ? 0 : (double)g->beta * (double)p->c[i * g->ldc + j], sum = old;
+    *size = fabs(old);
+    for (size_t x = 0; x < g->k; x++) {
+        double term = (double)g->alpha * (double)p->a[g->a_trans ? x * g->lda + i : i * g->lda + x] *
+                      (double)p->b[g->b_trans ? j * g->ldb + x : x * g->ldb + j];
+        sum += term, *size += fabs(term);
+    }
+    return sum;
 }
 
 static void check(const product *p) {
@@ -87,8 +91,9 @@ static void check(const product *p) {
                 got = ((float *)p->sc)[i * g->ldc + j];
             else
                 tm_widen((uint16_t *)p->sc + i * g->ldc + j, &got, 1);
-            double want = expected(p, i, j), tol = 1e-6 * (4 + sqrt((double)g->k));
-            if (g->c_type == TM_ELEM_BF16) tol += fabs(want) / 250;
+            double size, want = expected(p, i, j, &size), nu = (double)(g->k + 3) * 0x1p-24;
+            double tol = nu / (1 - nu) * size; /* any order of k products, alpha, beta, the last sum */
+            if (g->c_type == TM_ELEM_BF16) tol += 0x1p-8 * (fabs(want) + tol);
             if (!(fabs((double)got - want) <= tol))
                 fail_msg("C[%zu,%zu] = %.9g, expected %.9g", i, j, (double)got, want);
         }

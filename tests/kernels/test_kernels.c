@@ -56,6 +56,13 @@ static double tolerance(tm_elem t) {
 static void near(double got, double want, double tol, const char *what, size_t at) {
     if (!(fabs(got - want) <= tol * (1.0 + fabs(want)))) fail_msg("%s[%zu]: %.9g, expected %.9g", what, at, got, want);
 }
+/* n roundings in a row take a sum at most this far, in parts of what its terms add up to when all are positive. */
+static double gamma_of(size_t n) {
+    return (double)n * 0x1p-24 / (1 - (double)n * 0x1p-24);
+}
+static void within(double got, double want, double bound, const char *what, size_t at) {
+    if (!(fabs(got - want) <= bound)) fail_msg("%s[%zu]: %.9g, expected %.9g within %.2g", what, at, got, want, bound);
+}
 static void all_near(tm_elem t, const void *got, const double *want, size_t n, double tol, const char *what) {
     for (size_t i = 0; i < n; i++) near(value(t, got, i), want[i], tol, what, i);
 }
@@ -146,10 +153,13 @@ static void check_norm_backward(tm_elem t, size_t rows, size_t n, bool add) {
             double slope = norm_slope(&x[r * n + i], x + r * n, w, dy + r * n, n, scratch);
             near(value(t, dx, r * n + i), slope + (add ? old[r * n + i] : 0), t == TM_ELEM_F32 ? 1e-5 : 5e-3, "dx", i);
         }
-    for (size_t i = 0; i < n; i++) {
-        double slope = add ? old_w[i] : 0;
-        for (size_t r = 0; r < rows; r++) slope += norm_slope(&w[i], x + r * n, w, dy + r * n, n, scratch);
-        near((double)dw[i], slope, 3e-5, "dw", i);
+    for (size_t i = 0; i < n; i++) { /* the weight's is a sum over rows, each with a root of a sum over n */
+        double slope = add ? old_w[i] : 0, size = fabs(slope);
+        for (size_t r = 0; r < rows; r++) {
+            double term = norm_slope(&w[i], x + r * n, w, dy + r * n, n, scratch);
+            slope += term, size += fabs(term);
+        }
+        within((double)dw[i], slope, gamma_of(rows + n / 2 + 6) * size + 1e-9, "dw", i);
     }
     free(x), free(w), free(dy), free(old), free(old_w), free(scratch);
     free(sx), free(sw), free(dx), free(sdy), free(dw), free(work);
@@ -442,6 +452,20 @@ static void head(void **state) {
                 near((double)part[i * n + v], want, 2e-6, "dlogits", v);
             }
     }
+    for (size_t i = 0; i < ROWS; i++) /* and against slopes of the loss */
+        for (size_t v = 0; v < VOCAB; v++) {
+            double slope = 0;
+            for (int up = 0; up < 2; up++) {
+                double sum = 0, step = up ? 1e-4 : -1e-4;
+                for (size_t u = 0; u < VOCAB; u++) sum += exp(logits[i * VOCAB + u] + (u == v ? step : 0));
+                double nll =
+                    log(sum) - logits[i * VOCAB + (size_t)labels[row[i]]] - (v == (size_t)labels[row[i]] ? step : 0);
+                slope += (double)coefficient[row[i]] * nll / (2 * step);
+            }
+            memcpy(part, x + i * VOCAB, VOCAB * sizeof *x);
+            tm_head_gradient(TM_ELEM_F32, 1, &row[i], 0, VOCAB, part, VOCAB, labels, s, coefficient);
+            near((double)part[v], slope, 2e-6, "slope of the loss", v);
+        }
     free(logits), free(x);
 }
 
@@ -526,31 +550,50 @@ static void exponential(void **state) {
     assert_true(extremes[4] == 1.0F && fabs((double)extremes[5] / exp(88.0) - 1) < 2e-7 && extremes[7] == 1.0F);
 }
 
-/* The chosen column and ref, at every short length, tails included. */
-static void leaves(void **state) {
+/* The chosen column against double, at every short length, tails included. Bounds are those of rounding: of any order
+ * of the sum. */
+static void sums(void **state) {
     (void)state;
-    kernels_table ref;
-    kernels_ref_fill(&ref);
     for (size_t n = 0; n < 70; n++) {
         double *a = randoms(n, 3), *b = randoms(n, 3), *c = randoms(n, 3);
         float *x = stored(TM_ELEM_F32, a, n), *y = stored(TM_ELEM_F32, b, n), *z = stored(TM_ELEM_F32, c, n);
-        float *y2 = stored(TM_ELEM_F32, b, n), *z2 = stored(TM_ELEM_F32, c, n), *x2 = stored(TM_ELEM_F32, a, n);
-        near((double)kernels.dot(x, y, n), (double)ref.dot(x, y, n), 3e-6, "dot", n);
-        near((double)kernels.dot3(x, y, z, n), (double)ref.dot3(x, y, z, n), 3e-5, "dot3", n);
-        near((double)kernels.exp_sum(x, 3, n), (double)ref.exp_sum(x, 3, n), 1e-6, "exp_sum", n);
-        assert_true(kernels.max(x, n) == ref.max(x, n));
-        kernels.axpy(0.3F, x, y, n), ref.axpy(0.3F, x, y2, n);
-        kernels.scale(0.7F, z, n), ref.scale(0.7F, z2, n);
+        double dot = 0, dot3 = 0, exps = 0, dot_size = 0, dot3_size = 0, exp_size = 0, top = -INFINITY;
         for (size_t i = 0; i < n; i++) {
-            near((double)y[i], (double)y2[i], 1e-6, "axpy", i);
-            assert_true(z[i] == z2[i]);
+            dot += a[i] * b[i], dot_size += fabs(a[i] * b[i]);
+            dot3 += a[i] * b[i] * c[i], dot3_size += fabs(a[i] * b[i] * c[i]);
+            exps += exp(a[i] - 3), exp_size += exp(a[i] - 3) * (fabs(a[i] - 3) + 3); /* argument, exponential, sum */
+            top = fmax(top, a[i]);
         }
-        kernels.norm_grad(x, y2, x, 0.9F, 0.1F, y, z, n), ref.norm_grad(x, y2, x, 0.9F, 0.1F, x2, z2, n);
+        within((double)kernels.dot(x, y, n), dot, gamma_of(n + 1) * dot_size, "dot", n);
+        within((double)kernels.dot3(x, y, z, n), dot3, gamma_of(n + 2) * dot3_size, "dot3", n);
+        within((double)kernels.exp_sum(x, 3, n), exps, gamma_of(n + 1) * exp_size, "exp_sum", n);
+        assert_true((double)kernels.max(x, n) == top);
+        free(a), free(b), free(c), free(x), free(y), free(z);
+    }
+}
+
+static void elements(void **state) {
+    (void)state;
+    for (size_t n = 0; n < 70; n++) {
+        double *a = randoms(n, 3), *b = randoms(n, 3), *c = randoms(n, 3), *d = randoms(n, 3);
+        float *x = stored(TM_ELEM_F32, a, n), *y = stored(TM_ELEM_F32, b, n), *z = stored(TM_ELEM_F32, c, n);
+        float *w = stored(TM_ELEM_F32, d, n), *dx = malloc((n + 1) * sizeof *dx), *norm = malloc((n + 1) * sizeof *dx);
+        const double f = (double)0.9F, g = (double)0.1F, h = (double)0.3F;
+        kernels.norm_apply(x, y, 0.9F, norm, n);
+        kernels.norm_grad(x, y, w, 0.9F, 0.1F, dx, z, n);
         for (size_t i = 0; i < n; i++) {
-            near((double)y[i], (double)x2[i], 1e-6, "norm_grad dx", i);
-            near((double)z[i], (double)z2[i], 1e-5, "norm_grad dw", i);
+            within((double)norm[i], a[i] * b[i] * f, gamma_of(2) * fabs(a[i] * b[i] * f), "norm_apply", i);
+            within((double)dx[i], f * b[i] * d[i] - g * a[i], gamma_of(3) * (fabs(f * b[i] * d[i]) + fabs(g * a[i])),
+                   "norm_grad dx", i);
+            within((double)z[i], c[i] + d[i] * a[i] * f, gamma_of(3) * (fabs(c[i]) + fabs(d[i] * a[i] * f)),
+                   "norm_grad dw", i);
         }
-        free(a), free(b), free(c), free(x), free(y), free(z), free(x2), free(y2), free(z2);
+        kernels.axpy(0.3F, x, y, n), kernels.scale(0.3F, w, n);
+        for (size_t i = 0; i < n; i++) {
+            within((double)y[i], b[i] + h * a[i], gamma_of(2) * (fabs(b[i]) + fabs(h * a[i])), "axpy", i);
+            assert_true(w[i] == 0.3F * (float)d[i]);
+        }
+        free(a), free(b), free(c), free(d), free(x), free(y), free(z), free(w), free(dx), free(norm);
     }
 }
 
@@ -565,9 +608,12 @@ static void small_products(void **state) {
             kernels.small_gemm(m, n, k, sa, trans ? 1 : k, trans ? m : 1, sb, n, sc, n, m % 2);
             for (size_t i = 0; i < m; i++)
                 for (size_t j = 0; j < n; j++) {
-                    double want = m % 2 ? c[i * n + j] : 0;
-                    for (size_t p = 0; p < k; p++) want += a[trans ? p * m + i : i * k + p] * b[p * n + j];
-                    near((double)sc[i * n + j], want, 2e-6, "small_gemm", i);
+                    double want = m % 2 ? c[i * n + j] : 0, size = fabs(want);
+                    for (size_t p = 0; p < k; p++) {
+                        double term = a[trans ? p * m + i : i * k + p] * b[p * n + j];
+                        want += term, size += fabs(term);
+                    }
+                    within((double)sc[i * n + j], want, gamma_of(k + 1) * size, "small_gemm", i);
                 }
             float y[9 * 16], *from = sa;
             kernels.transpose(from, k, m, k, y, 16);
@@ -617,6 +663,88 @@ static void special_values(void **state) {
             assert_true(alike(sums[0], sums[1]) || isinf(sums[0]));
             if (!isnan(special[v])) assert_true(kernels.max(x + 1, LONG) == ref.max(x + 1, LONG));
         }
+}
+
+/* The same in the leaves of gradients, rotation, attention's rows and the small products. What is not finite goes where
+ * ref puts it and nowhere else; exponentials may be flushed where they would be denormal. */
+enum { SPAN = 40, SPAN_PRODUCTS = 32 };
+typedef struct leaf_results {
+    float grad[2][SPAN + 1], unit[3][SPAN + 1], turn[2][SPAN + 1], row[3][SPAN + 1], sums[6];
+    float product[SPAN_PRODUCTS * 5], tile[GEMM_MR * GEMM_NR], flipped[SPAN * 8];
+} leaf_results;
+
+static void run_leaves(const kernels_table *k, const float *x, leaf_results *r) {
+    float half[SPAN + 1], panel_a[4 * GEMM_A_LD];
+    _Alignas(64) float panel_b[4 * GEMM_NR];
+    memset(r, 0, sizeof *r);
+    for (size_t i = 0; i <= SPAN; i++) half[i] = 0.5F, r->row[2][i] = 0.25F;
+    k->norm_grad(x + 1, half + 1, half + 1, 0.7F, 0.2F, r->grad[0] + 1, r->grad[1] + 1, SPAN);
+    k->swiglu_grad(half + 1, half + 1, x + 1, r->unit[0] + 1, r->unit[1] + 1, r->unit[2] + 1, SPAN);
+    memcpy(r->turn[0], x, sizeof half), memcpy(r->turn[1], half, sizeof half);
+    k->rotate(half + 1, half + 1, false, r->turn[0] + 1, r->turn[1] + 1, SPAN);
+    float max = -1, sum = 0.5F;
+    memcpy(r->row[0], x, sizeof half), memcpy(r->row[1], x, sizeof half);
+    r->sums[0] = k->softmax_row(r->row[0] + 1, 0.5F, &max, &sum, SPAN);
+    r->sums[1] = max, r->sums[2] = sum;
+    k->softmax_row_grad(r->row[2] + 1, r->row[1] + 1, 0.5F, 1.0F, 0.1F, SPAN);
+    r->sums[3] = k->dot3(x + 1, half + 1, half + 1, SPAN), r->sums[4] = k->exp_sum(x + 1, 88.0F, SPAN);
+    r->sums[5] = k->dot(x + 1, half + 1, SPAN);
+    k->small_gemm(5, SPAN_PRODUCTS, 4, half, 1, 1, x, 1, r->product, SPAN_PRODUCTS, false); /* rows of B overlap */
+    k->transpose(x + 1, 1, 7, SPAN - 8, r->flipped, 8);
+    for (size_t i = 0; i < TM_COUNT(panel_a); i++) panel_a[i] = 0.5F;
+    for (size_t i = 0; i < TM_COUNT(panel_b); i++) panel_b[i] = x[1 + i % SPAN];
+    k->gemm_tile(4, panel_a, panel_b, 1.0F, 0.0F, r->tile, GEMM_NR);
+}
+
+static bool placed_alike(float got, float want) {
+    if (isnan(want) || isinf(want)) return isnan(want) ? isnan(got) : got == want || fabs((double)got) > 1e38;
+    return isfinite(got) && fabs((double)got - (double)want) <=
+                                1e-5 * (fabs((double)want) + 1e-30) + 1.2e-38 + (fabs((double)want) < 100 ? 1e-6 : 0);
+}
+
+static void special_gradients(void **state) {
+    (void)state;
+    static const float special[] = {INFINITY, -INFINITY, NAN, 1e-40F, -1e-45F, 1e38F, -1e38F, -0.0F};
+    kernels_table ref;
+    kernels_ref_fill(&ref);
+    leaf_results got, want;
+    for (size_t v = 0; v < TM_COUNT(special); v++)
+        for (size_t at = 0; at < SPAN; at++) {
+            float x[SPAN + 40];
+            for (size_t i = 0; i < TM_COUNT(x); i++) x[i] = (float)(i % 7) / 4 - 0.75F;
+            x[at + 1] = special[v];
+            run_leaves(&kernels, x, &got), run_leaves(&ref, x, &want);
+            const float *a = (const float *)&got, *b = (const float *)&want;
+            if (isnan(special[v]) || special[v] == INFINITY) assert_true(isnan(got.sums[2]) && isnan(want.sums[2]));
+            for (size_t i = 0; i < sizeof got / sizeof *a; i++) {
+                bool row = a + i >= got.row[0] && a + i <= got.row[0] + SPAN,
+                     lost = isnan(special[v]) || special[v] == INFINITY;
+                bool sum = a + i == got.sums + 1 || a + i == got.sums; /* the row's greatest, and the factor */
+                if (lost && (row || sum)) continue;                    /* its sum says that the row is lost */
+                if (!placed_alike(a[i], b[i]))
+                    fail_msg("%g at %zu: result %zu is %g, of ref %g", (double)special[v], at, i, (double)a[i],
+                             (double)b[i]);
+            }
+        }
+}
+
+/* Nothing to do is done without touching anything. */
+static void zero_length(void **state) {
+    (void)state;
+    float x[4] = {1, 2, 3, 4}, before[4];
+    memcpy(before, x, sizeof x);
+    kernels.axpy(2, x, x, 0), kernels.scale(2, x, 0), kernels.norm_apply(x, x, 2, x, 0);
+    kernels.norm_grad(x, x, x, 2, 2, x, x, 0), kernels.swiglu(x, x, x, 0), kernels.swiglu_grad(x, x, x, x, x, x, 0);
+    kernels.rotate(x, x, true, x, x, 0), kernels.softmax_grad(x, 0, 1, 0), kernels.widen((uint16_t *)(void *)x, x, 0);
+    kernels.narrow(x, (uint16_t *)(void *)x, 0), kernels.small_gemm(0, 16, 1, x, 1, 1, x, 16, x, 16, true);
+    kernels.softmax_row_grad(x, x, 1, 0, 0, 0);
+    assert_true(kernels.dot(x, x, 0) == 0 && kernels.dot3(x, x, x, 0) == 0 && kernels.exp_sum(x, 0, 0) == 0);
+    assert_true(kernels.max(x, 0) == -INFINITY);
+    tm_rmsnorm_forward(TM_ELEM_F32, 0, 4, x, x, 1, x), tm_swiglu_forward(TM_ELEM_BF16, 0, 4, x, x);
+    tm_swiglu_backward(TM_ELEM_F32, 0, 2, x, x, x, x), tm_add_bias(TM_ELEM_F32, 0, 4, x, x, 4);
+    tm_gather_rows(TM_ELEM_F32, 0, 0, 4, NULL, x, x), tm_scatter_add_rows(0, 4, NULL, x, x), tm_zero(x, 0);
+    tm_head_update(0, NULL, 0, 4, x, 4, NULL, NULL), tm_embed_backward(TM_ELEM_F32, 0, 4, NULL, 0, 0, x, x, true);
+    assert_memory_equal(x, before, sizeof x);
 }
 
 /* A span cut anywhere gives the bits of the whole span, where a leaf works element by element. */
@@ -714,14 +842,25 @@ static int run_column(const char *isa) {
     }
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conversions),     cmocka_unit_test(norm_forward),
-        cmocka_unit_test(norm_backward),   cmocka_unit_test(rope),
-        cmocka_unit_test(swiglu),          cmocka_unit_test(attention),
-        cmocka_unit_test(masked_gradient), cmocka_unit_test(head),
-        cmocka_unit_test(embedding),       cmocka_unit_test(rows_and_columns),
-        cmocka_unit_test(exponential),     cmocka_unit_test(leaves),
-        cmocka_unit_test(small_products),  cmocka_unit_test(special_values),
-        cmocka_unit_test(any_split),       cmocka_unit_test(wrong_column_is_not_used),
+        cmocka_unit_test(conversions),
+        cmocka_unit_test(norm_forward),
+        cmocka_unit_test(norm_backward),
+        cmocka_unit_test(rope),
+        cmocka_unit_test(swiglu),
+        cmocka_unit_test(attention),
+        cmocka_unit_test(masked_gradient),
+        cmocka_unit_test(head),
+        cmocka_unit_test(embedding),
+        cmocka_unit_test(rows_and_columns),
+        cmocka_unit_test(exponential),
+        cmocka_unit_test(sums),
+        cmocka_unit_test(elements),
+        cmocka_unit_test(small_products),
+        cmocka_unit_test(special_values),
+        cmocka_unit_test(special_gradients),
+        cmocka_unit_test(zero_length),
+        cmocka_unit_test(any_split),
+        cmocka_unit_test(wrong_column_is_not_used),
         cmocka_unit_test(start_errors),
     };
     return cmocka_run_group_tests_name(isa, tests, NULL, NULL);
