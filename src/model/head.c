@@ -4,6 +4,7 @@
  * MODEL_VOCAB_BLOCK columns at a time:
  *     forward   for chunk, block:  L = N W^T;  state <- max, sum, label logit
  *     backward  for chunk, block:  L = N W^T;  L <- coefficient (softmax - one_hot);  dN += L W;  dW += L^T N
+ * Given room for all logits of the part (kept_logits), backward finds them there: a quarter of the head's work less.
  */
 #include "model/model_internal.h"
 
@@ -69,15 +70,19 @@ static head_work prepare(const tm_stage_args *a, bool backward) {
     w.normed = model_take(&at, n * w.h * tm_elem_bytes(w.t));
     w.logits = model_take(&at, n * block_columns(c) * sizeof(float));
     if (backward) w.dnormed = model_take(&at, n * w.h * sizeof(float));
-    for (uint32_t r = 0; r < used; r++) {
-        bool counts = backward ? a->coefficient[r] != 0.0F : a->batch->labels[r] >= 0;
-        if (counts) w.row[w.rows++] = r;
-    }
+    for (uint32_t r = 0; r < used; r++)
+        if (a->batch->labels[r] >= 0) w.row[w.rows++] = r;
     return w;
 }
 
+/* Where the logits of the chunk from gathered row i on (m of them) and of columns from v on lie. */
+static float *logits_at(const head_work *w, const tm_stage_args *a, uint64_t i, uint64_t m, uint64_t v) {
+    return a->kept_logits ? a->kept_logits + i * w->count + m * v : w->logits;
+}
+
 /* Logits of `m` gathered rows for columns [v, v + n) of the part. */
-static void logits_block(const head_work *w, const tm_stage_args *a, uint64_t m, uint64_t v, uint64_t n) {
+static void logits_block(const head_work *w, const tm_stage_args *a, uint64_t m, uint64_t v, uint64_t n,
+                         float *logits) {
     tm_gemm(&(tm_gemm_args){.m = m,
                             .n = n,
                             .k = w->h,
@@ -87,7 +92,7 @@ static void logits_block(const head_work *w, const tm_stage_args *a, uint64_t m,
                             .b = model_row_const(w->t, a->weight[0], v, w->h),
                             .ldb = w->h,
                             .b_trans = true,
-                            .c = w->logits,
+                            .c = logits,
                             .ldc = n,
                             .a_type = w->t,
                             .b_type = w->t,
@@ -110,22 +115,23 @@ void head_forward(const tm_stage_args *a) {
         uint64_t n = tm_min_u64(MODEL_TOKEN_CHUNK, w.rows - i), m = gather(&w, a, i, n);
         for (uint32_t v = 0; v < w.count; v += MODEL_VOCAB_BLOCK) {
             uint32_t columns = (uint32_t)tm_min_u64(MODEL_VOCAB_BLOCK, w.count - v);
-            logits_block(&w, a, m, v, columns);
-            tm_head_update(n, w.row + i, w.first + v, columns, w.logits, columns, a->batch->labels, state);
+            float *logits = logits_at(&w, a, i, m, v);
+            logits_block(&w, a, m, v, columns, logits);
+            tm_head_update(n, w.row + i, w.first + v, columns, logits, columns, a->batch->labels, state);
         }
     }
 }
 
-/* d logits, of the compute type, are in w->logits with the rows of fp32 ones; rows past n are zero. */
+/* d_logits are of the compute type, with the rows of fp32 ones; rows past n are zero. */
 static void block_gradients(const head_work *w, const tm_stage_args *a, uint64_t m, uint32_t v, uint64_t n,
-                            bool fresh) {
+                            const float *d_logits, bool fresh) {
     uint64_t ld = n * (sizeof(float) / tm_elem_bytes(w->t));
     tm_gemm(&(tm_gemm_args){.m = m,
                             .n = w->h,
                             .k = n,
                             .alpha = 1,
                             .beta = v ? 1 : 0,
-                            .a = w->logits,
+                            .a = d_logits,
                             .lda = ld,
                             .b = model_row_const(w->t, a->weight[0], v, w->h),
                             .ldb = w->h,
@@ -140,7 +146,7 @@ static void block_gradients(const head_work *w, const tm_stage_args *a, uint64_t
                             .k = m,
                             .alpha = 1,
                             .beta = fresh ? 0 : 1,
-                            .a = w->logits,
+                            .a = d_logits,
                             .lda = ld,
                             .a_trans = true,
                             .b = w->normed,
@@ -156,11 +162,12 @@ static void backward_chunk(const head_work *w, const tm_stage_args *a, uint64_t 
     uint64_t n = tm_min_u64(MODEL_TOKEN_CHUNK, w->rows - i), m = gather(w, a, i, n);
     for (uint32_t v = 0; v < w->count; v += MODEL_VOCAB_BLOCK) {
         uint32_t columns = (uint32_t)tm_min_u64(MODEL_VOCAB_BLOCK, w->count - v);
-        logits_block(w, a, m, v, columns);
-        tm_head_gradient(w->t, n, w->row + i, w->first + v, columns, w->logits, columns, a->batch->labels,
+        float *logits = logits_at(w, a, i, m, v);
+        if (!a->kept_logits) logits_block(w, a, m, v, columns, logits);
+        tm_head_gradient(w->t, n, w->row + i, w->first + v, columns, logits, columns, a->batch->labels,
                          a->slot[SLOT_STATE], a->coefficient);
-        memset(w->logits + n * columns, 0, (m - n) * columns * sizeof(float));
-        block_gradients(w, a, m, v, columns, a->weight_grad_fresh[0] && i == 0);
+        memset(logits + n * columns, 0, (m - n) * columns * sizeof(float));
+        block_gradients(w, a, m, v, columns, logits, a->weight_grad_fresh[0] && i == 0);
     }
     tm_scatter_add_rows(n, w->h, w->row + i, w->dnormed, a->grad[SLOT_NORMED]);
 }
@@ -171,6 +178,12 @@ void head_backward(const tm_stage_args *a) {
     if (a->weight_grad[0] && a->weight_grad_fresh[0] && !w.rows)
         tm_zero(a->weight_grad[0], w.count * w.h * sizeof(float));
     for (uint64_t i = 0; i < w.rows; i += MODEL_TOKEN_CHUNK) backward_chunk(&w, a, i);
+}
+
+uint64_t tm_head_kept_bytes(const tm_model *m, uint32_t unit, uint32_t stage, uint32_t rows, uint32_t seq) {
+    const tm_stage *s = &m->unit[unit].stage[stage];
+    uint64_t tokens = tm_round_up((uint64_t)rows * seq, MODEL_TOKEN_GRAIN);
+    return s->code == STAGE_HEAD ? tokens * model_part_rows(&m->config, s->index) * sizeof(float) : 0;
 }
 
 void tm_head_nll(const tm_micro_batch *b, const void *state, float *nll) {

@@ -149,6 +149,8 @@ typedef struct tm_stage_args {
     bool weight_grad_fresh[TM_MAX_STAGE_PARTS]; /* first contribution of the step: write, do not add */
     uint32_t slot_fresh, grad_fresh; /* bit s: this TM_UPDATE use is the first of the pass: write, do not add */
     const float *coefficient;        /* head backward: [T] d loss / d nll of the token, 0 where ignored */
+    float *kept_logits; /* head, vocabulary part: NULL, or tm_head_kept_bytes that forward fills and backward uses up
+                           instead of multiplying again: same bits */
     void *kv_cache; /* NULL, or [rows][kv_capacity] entries of kv_bytes; positions < batch->position are filled */
     uint32_t kv_capacity;
     void *workspace; /* tm_stage_workspace bytes, 64-byte aligned */
@@ -164,6 +166,8 @@ enum {
     TM_HEAD_SLOT_STATE = 3
 }; /* slot 2: normed input; slot 3: running (max, sum, label logit) as 3 floats, padded to 16 bytes */
 void tm_head_nll(const tm_micro_batch *b, const void *state, float *nll /* [T] */);
+/* Bytes of a vocabulary part's logits for a micro-batch; 0: the stage is none. */
+uint64_t tm_head_kept_bytes(const tm_model *m, uint32_t unit, uint32_t stage, uint32_t rows, uint32_t seq);
 /* Logits of token rows [first, first+n) for vocabulary part `stage` of the head, fp32, written to out[i*ld + v] where v
  * is the global vocabulary index. `normed` is slot 2. */
 TM_MUST_USE tm_status tm_head_logits(const tm_stage_args *a, uint32_t first, uint32_t n, float *out, uint64_t ld);

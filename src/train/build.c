@@ -91,6 +91,22 @@ static void use_workspace(pass *x, uint32_t unit, uint32_t stage, bool backward)
     tm_program_use(x->p, tm_program_visit(x->p, pass_scratch(x, unit, bytes), 1), TM_USE_WRITE);
 }
 
+/* The head's logits of a vocabulary part, from forward to backward. Returns the operation's flag. */
+static uint16_t keeps_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
+    const pass_opts *o = x->o;
+    bool head = tm_model_unit(x->m, unit)->kind == TM_UNIT_HEAD;
+    uint64_t bytes = head ? tm_head_kept_bytes(x->m, unit, s, o->shape.rows, o->shape.seq) : 0;
+    if (!o->backward || o->keep_quarters < PASS_KEEP_LOGITS || bytes == 0) return 0;
+    uint32_t *visit = &x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s];
+    tm_object object = {.kind = TM_KIND_ACTIVATION, .unit = unit, .bytes = bytes};
+    if (*visit == NONE) *visit = tm_program_visit(x->p, tm_program_temp(x->p, &object), 1);
+    return OP_KEPT_LOGITS;
+}
+
+static void use_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb, tm_use_access access) {
+    tm_program_use(x->p, x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s], access);
+}
+
 /* ---- stages -------------------------------------------------------------------------------------------------- */
 
 static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
@@ -98,13 +114,15 @@ static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     uint32_t fresh = fresh_slots(x, unit, mb, stage->forward, stage->n_forward), again = 0;
     pass_update_before(x, stage);
     pass_need(x, stage, false);
-    tm_program_op(x->p, &(tm_op){.code = OP_FORWARD, .arg = {unit, s, mb, fresh}});
+    uint16_t kept = keeps_logits(x, unit, s, mb);
+    tm_program_op(x->p, &(tm_op){.code = OP_FORWARD, .flags = kept, .arg = {unit, s, mb, fresh}});
     tm_program_use(x->p, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
     use_slots(x, unit, mb, stage->forward, stage->n_forward, &again);
     if (stage->uses_kv_cache && x->job->kv)
         tm_program_use(x->p, tm_program_visit(x->p, x->job->kv[unit], 1), TM_USE_UPDATE);
+    if (kept) use_logits(x, unit, s, mb, TM_USE_WRITE);
     use_workspace(x, unit, s, false);
 }
 
@@ -127,6 +145,7 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_gradient[i] && !x->sum_written[stage->part[i]]) flags |= 1u << i;
     pass_need(x, stage, true);
+    flags |= keeps_logits(x, unit, s, mb);
     tm_program_op(x->p, &(tm_op){.code = OP_BACKWARD, .flags = (uint16_t)flags, .arg = {unit, s, mb, fresh}});
     tm_program_use(x->p, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
@@ -135,6 +154,7 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     if (u->kind == TM_UNIT_HEAD) tm_program_use(x->p, x->coef[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_gradient[i]) use_sum(x, stage->part[i], unit);
+    if (flags & OP_KEPT_LOGITS) use_logits(x, unit, s, mb, TM_USE_UPDATE);
     use_workspace(x, unit, s, true);
 }
 
@@ -314,10 +334,10 @@ static void emit_objective(pass *x, uint32_t unit) {
 static void pass_free(pass *x) {
     if (x->grad_tile)
         for (uint32_t p = 0; p < x->parts; p++) tm_free(x->grad_tile[p]);
-    void *all[] = {x->batch,         x->coef,         x->value_object, x->value_visit, x->grad_object, x->grad_visit,
-                   x->value_written, x->grad_written, x->part_visit,   x->own_visit,   x->sum_object,  x->sum_visit,
-                   x->partial,       x->sum_written,  x->contributors, x->updated,     x->grad_tile,   x->line,
-                   x->gather,        x->second,       x->ahead};
+    void *all[] = {x->kept_logits, x->batch,         x->coef,         x->value_object, x->value_visit, x->grad_object,
+                   x->grad_visit,  x->value_written, x->grad_written, x->part_visit,   x->own_visit,   x->sum_object,
+                   x->sum_visit,   x->partial,       x->sum_written,  x->contributors, x->updated,     x->grad_tile,
+                   x->line,        x->gather,        x->second,       x->ahead};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
 }
 
@@ -331,6 +351,7 @@ static tm_status pass_init(pass *x) {
     size_t slots = (size_t)x->units * x->K * TM_MAX_SLOTS;
     x->batch = nones(x->K);
     x->coef = nones(x->K);
+    x->kept_logits = nones((size_t)x->K * tm_model_unit(x->m, x->units - 1)->n_stages);
     x->value_object = nones(slots);
     x->value_visit = nones(slots);
     x->grad_object = nones(slots);
@@ -426,10 +447,10 @@ uint32_t pass_kept_blocks(const tm_job *job, const pass_opts *o) {
     uint32_t blocks = 0;
     for (uint32_t u = 0; u < tm_model_units(job->model); u++)
         blocks += tm_model_unit(job->model, u)->kind == TM_UNIT_BLOCK;
-    return blocks * o->keep_quarters / PASS_KEEP_ALL;
+    return blocks * (o->keep_quarters < PASS_KEEP_ALL ? o->keep_quarters : PASS_KEEP_ALL) / PASS_KEEP_ALL;
 }
 
 const char *pass_activations_name(const tm_job *job, const pass_opts *o) {
-    if (o->keep_quarters == PASS_KEEP_ALL) return o->no_spill ? "keep" : "spill";
+    if (o->keep_quarters >= PASS_KEEP_ALL) return o->no_spill ? "keep" : "spill";
     return pass_kept_blocks(job, o) ? "mixed" : "recompute";
 }

@@ -21,8 +21,8 @@ void job_use_costs(tm_job *job, const struct tm_machine *machine, tm_cost_fn cos
     job->cost_ctx = ctx;
 }
 
-static double cost(const tm_job *job, uint16_t code, uint32_t a, uint32_t b, uint32_t mb) {
-    return job->cost(job->cost_ctx, &(tm_op){.code = code, .arg = {a, b, mb, 0}});
+static double cost(const tm_job *job, uint16_t code, uint32_t a, uint32_t b, uint16_t flags) {
+    return job->cost(job->cost_ctx, &(tm_op){.code = code, .flags = flags, .arg = {a, b, 0, 0}});
 }
 
 /* Forward, and where the unit is recomputed most of it again, and backward, of all micro-batches. */
@@ -31,7 +31,8 @@ static double unit_seconds(const tm_job *job, uint32_t unit, const pass_opts *o,
     double t = 0;
     for (uint32_t s = 0; s < u->n_stages; s++) {
         t += cost(job, OP_FORWARD, unit, s, 0) * (again ? 2 : 1);
-        if (o->backward) t += cost(job, OP_BACKWARD, unit, s, 0);
+        bool logits = u->kind == TM_UNIT_HEAD && s > 0 && o->keep_quarters == PASS_KEEP_LOGITS;
+        if (o->backward) t += cost(job, OP_BACKWARD, unit, s, logits ? OP_KEPT_LOGITS : 0);
     }
     return t * o->shape.micro_batches;
 }
@@ -132,7 +133,8 @@ static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
     const pass_opts *b = &ways->way[i];
     for (uint32_t k = 0; k < i; k++) {
         const pass_opts *a = &ways->way[k];
-        if (a->update == b->update && a->stage_wise == b->stage_wise && a->overlap == b->overlap &&
+        bool logits = a->keep_quarters == PASS_KEEP_LOGITS, as_well = b->keep_quarters == PASS_KEEP_LOGITS;
+        if (a->update == b->update && a->stage_wise == b->stage_wise && a->overlap == b->overlap && logits == as_well &&
             pass_kept_blocks(job, a) == pass_kept_blocks(job, b))
             return true;
     }
@@ -171,6 +173,7 @@ static double kept_bytes(const tm_job *job, const pass_opts *o) {
         for (uint32_t s = 2; s < TM_MAX_SLOTS; s++)
             if (read >> s & 1) bytes += rows * unit->slot[s].bytes;
     }
+    if (o->keep_quarters == PASS_KEEP_LOGITS) bytes += rows * tm_model_get_config(job->model)->vocab_size * 4;
     return bytes;
 }
 

@@ -303,8 +303,8 @@ double job_cost(void *costs, const tm_op *op) {
     switch (op->code) {
     case OP_FORWARD:
         return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
-    case OP_BACKWARD:
-        return c->stage[1][c->first[op->arg[0]] + op->arg[1]];
+    case OP_BACKWARD: /* two of the head's three products are left where its logits were kept */
+        return c->stage[1][c->first[op->arg[0]] + op->arg[1]] * (op->flags & OP_KEPT_LOGITS ? 2.0 / 3 : 1);
     case OP_FINISH:
         return c->finish * tile_of(c, op);
     case OP_ADAMW:

@@ -46,6 +46,7 @@ static tm_status do_forward(tm_job *job, const tm_op *op, operands o) {
         a.kv_cache = next_operand(&o);
         a.kv_capacity = job->kv_capacity;
     }
+    if (op->flags & OP_KEPT_LOGITS) a.kept_logits = next_operand(&o);
     a.workspace = next_operand(&o);
     return tm_stage_forward(&a);
 }
@@ -73,6 +74,7 @@ static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
             memset(a.weight_grad[i], 0, tm_model_part(job->model, stage->part[i])->elements * sizeof(float));
     }
     if (b.rows == 0) return TM_OK;
+    if (op->flags & OP_KEPT_LOGITS) a.kept_logits = next_operand(&o);
     a.workspace = next_operand(&o);
     return tm_stage_backward(&a);
 }

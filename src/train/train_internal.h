@@ -206,6 +206,9 @@ enum {
     OP_GATHER_NODE, /* arg: part, any                    | [those R,] all W */
     OP_FETCH,       /* arg: part, tile of all, what      | [this rank's R,] tile W */
 };
+/* Flag of OP_FORWARD and OP_BACKWARD of a vocabulary part: before the workspace comes an operand, the part's logits (W,
+ * U). */
+enum { OP_KEPT_LOGITS = 1 << 8 };
 enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE };
 
 tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_op_fn */
@@ -215,7 +218,7 @@ tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_
 /* Where AdamW runs: U after backward; F in the next program's forward pass, each unit just before it is used; B inside
  * backward, each part as soon as its gradient is complete, while its weights are being visited anyway. */
 typedef enum pass_update { UPDATE_NONE, UPDATE_AFTER, UPDATE_BEFORE, UPDATE_WITHIN } pass_update;
-enum { PASS_KEEP_ALL = 4 };
+enum { PASS_KEEP_ALL = 4, PASS_KEEP_LOGITS = 5 };
 typedef struct pass_opts {
     job_shape shape;
     bool backward; /* with gradients and norm */
@@ -225,7 +228,8 @@ typedef struct pass_opts {
     enum { LOGITS_NONE, LOGITS_ALL, LOGITS_LAST } logits;
     bool loss;              /* head state and objective (always with backward) */
     uint32_t keep_quarters; /* so much of the blocks, the last ones (they live shortest), keep what backward needs of
-                               forward; the others recompute it. PASS_KEEP_ALL: every block */
+                               forward; the others recompute it. PASS_KEEP_ALL: every block; PASS_KEEP_LOGITS:
+                               and the head its logits, 4 bytes a token and vocabulary row, never spilled */
     bool no_spill;          /* no activation is ever written out */
     bool stage_wise;        /* each stage over all micro-batches, instead of each micro-batch over all stages */
     bool overlap; /* ranks: weights are gathered ahead of their use, sums of gradients end behind it; takes memory */

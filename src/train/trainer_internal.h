@@ -131,7 +131,7 @@ void trainer_count_sent(trainer *t, uint64_t sent[2]); /* since the latest call 
 uint32_t trainer_flags(const trainer *t);              /* what this rank tells the others with its step */
 
 /* trainer_plan.c: the ways of running a step, the one that is taken, and the job that runs it. */
-enum { TRAINER_MAX_WAYS = 60 };
+enum { TRAINER_MAX_WAYS = 72 };
 tm_status trainer_open_job(trainer *t);
 job_opts trainer_job_options(const trainer *t);
 job_shape trainer_step_shape(const trainer *t);

@@ -63,14 +63,15 @@ static bool update_is_open(const tm_config *c, pass_update u) {
 
 static bool keep_is_open(tm_activations a, uint32_t quarters) {
     if (a == TM_ACT_RECOMPUTE) return quarters == 0;
-    return a == TM_ACT_AUTO || quarters == PASS_KEEP_ALL;
+    return a == TM_ACT_AUTO || quarters >= PASS_KEEP_ALL;
 }
 
 uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]) {
     const tm_config *c = t->cfg;
-    uint32_t n = 0;
+    uint32_t n = 0,
+             most = t->args->replay_every > 0 ? PASS_KEEP_ALL : PASS_KEEP_LOGITS; /* replayed, they need a copy */
     for (pass_update u = UPDATE_AFTER; u <= UPDATE_WITHIN; u++) {
-        for (uint32_t keep = 0; keep <= PASS_KEEP_ALL; keep++)
+        for (uint32_t keep = 0; keep <= most; keep++)
             for (int stage_wise = 0; stage_wise < (shape->micro_batches > 1 ? 2 : 1); stage_wise++) {
                 for (int overlap = 0; overlap < (c->world_size > 1 ? 2 : 1); overlap++) {
                     if (!update_is_open(c, u) || !keep_is_open(c->memory.activations, keep)) continue;

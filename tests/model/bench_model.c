@@ -1,5 +1,5 @@
-/* bench_model SHAPE PRECISION [THREADS [ROWS SEQ]]: forward and backward of random weights in memory; tokens a second,
- * and where the time goes. Not a test. SHAPE: smollm2 | 12x768. */
+/* bench_model SHAPE PRECISION [THREADS [ROWS SEQ]]: (KEEP_LOGITS=1: the head's are kept) forward and backward of random
+ * weights in memory; tokens a second, and where the time goes. Not a test. SHAPE: smollm2 | 12x768. */
 #include "driver.h"
 #include "kernels/kernels.h"
 
@@ -68,6 +68,7 @@ int main(int argc, char **argv) {
     tm_micro_batch batch = {.rows = rows, .seq = seq, .tokens = tokens, .ids = ids, .labels = labels};
     run r;
     run_open(&r, m, 1, &batch);
+    r.keep_logits = getenv("KEEP_LOGITS") != NULL;
     fill_weights(&r);
     for (uint32_t t = 0; t < rows * seq; t++) r.coefficient[0][t] = 1.0F / (float)(rows * seq);
     double best = 1e9, best_forward = 1e9, cpu = 1e9;

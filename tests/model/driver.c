@@ -100,6 +100,10 @@ void run_close(run *r) {
     }
     for (unsigned b = 0; b < r->n_batches; b++) free(r->coefficient[b]);
     for (unsigned u = 0; u < 64; u++) free(r->kv_cache[u]);
+    for (size_t i = 0; r->kept && i < (size_t)r->n_batches * tm_model_unit(r->m, tm_model_units(r->m) - 1)->n_stages;
+         i++)
+        free(r->kept[i]);
+    free(r->kept);
     free(r->batch), free(r->weight), free(r->grad), free(r->part_fresh), free(r->slot), free(r->slot_grad);
     free(r->touched), free(r->coefficient), free(r->workspace);
 }
@@ -153,6 +157,15 @@ void run_clock_print(void) {
                (double)clocks[i].ns[1] * 1e-6);
 }
 
+static float *kept_logits(run *r, uint32_t unit, uint32_t stage, unsigned b) {
+    uint32_t stages = tm_model_unit(r->m, unit)->n_stages;
+    uint64_t bytes = tm_head_kept_bytes(r->m, unit, stage, r->batch[b].rows, r->batch[b].seq);
+    if (!r->kept) r->kept = calloc((size_t)r->n_batches * stages, sizeof *r->kept);
+    float **p = &r->kept[(size_t)b * stages + stage];
+    if (!*p && bytes) *p = alloc64(bytes);
+    return *p;
+}
+
 /* Only what the stage declares is handed over; everything else is NULL. */
 static void run_stage(run *r, uint32_t unit, uint32_t stage, unsigned b, bool backward) {
     const tm_unit *u = tm_model_unit(r->m, unit);
@@ -176,6 +189,7 @@ static void run_stage(run *r, uint32_t unit, uint32_t stage, unsigned b, bool ba
         r->part_fresh[s->part[i]] = false;
     }
     if (backward) a.coefficient = r->coefficient[b];
+    if (u->kind == TM_UNIT_HEAD && r->keep_logits) a.kept_logits = kept_logits(r, unit, stage, b);
     if (s->uses_kv_cache && !backward && r->kv_capacity) a.kv_cache = r->kv_cache[unit], a.kv_capacity = r->kv_capacity;
     uint64_t start = tm_now_ns();
     must(backward ? tm_stage_backward(&a) : tm_stage_forward(&a));

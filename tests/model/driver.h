@@ -21,6 +21,8 @@ typedef struct run {
     uint64_t workspace_bytes;
     void *kv_cache[64]; /* per unit, if used */
     uint32_t kv_capacity;
+    bool keep_logits; /* the head's logits lie in wait for backward; set before run_forward */
+    float **kept;     /* [batches][stages of the head] */
 } run;
 
 void run_open(run *r, const tm_model *m, unsigned n_batches, const tm_micro_batch *batch);

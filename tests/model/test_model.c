@@ -325,6 +325,32 @@ static void schedules(void **state) {
             }
 }
 
+/* Logits that were kept give the bits of those that are multiplied again: two vocabulary parts, several blocks of
+ * columns, two chunks of tokens. */
+static void kept_logits(void **state) {
+    (void)state;
+    for (int wide = 0; wide < 2; wide++) {
+        tm_model_config c = config_of("");
+        c.vocab_size = 8192 + 2100;
+        tm_model *m;
+        assert_int_equal(tm_model_create(&m, &c, wide ? TM_F32 : TM_BF16), TM_OK);
+        tokens t[2] = {make_tokens(3, 300, c.vocab_size, 1), make_tokens(1, 70, c.vocab_size, 2)};
+        tm_micro_batch batches[2] = {t[0].batch, t[1].batch};
+        run a, b;
+        run_open(&a, m, 2, batches), run_open(&b, m, 2, batches);
+        run_random_weights(&a, 3), run_random_weights(&b, 3);
+        b.keep_logits = true;
+        whole_step(&a, BATCH_OUTER), whole_step(&b, STAGE_OUTER);
+        uint64_t n;
+        finite_gradients(&b);
+        assert_true(same_gradients(&a, &b));
+        assert_true(run_loss(&a, NULL, &n) == run_loss(&b, NULL, &n));
+        run_close(&a), run_close(&b);
+        free_tokens(&t[0]), free_tokens(&t[1]);
+        tm_model_free(m);
+    }
+}
+
 /* Separate q, k, v, gate, up compute what the fused parts compute. */
 static void separate_parts(void **state) {
     (void)state;
@@ -607,11 +633,22 @@ static int run_all(const char *gemm) {
     }
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),       cmocka_unit_test(rope_forms),      cmocka_unit_test(bad_configurations),
-        cmocka_unit_test(tables),         cmocka_unit_test(initial_values),  cmocka_unit_test(schedules),
-        cmocka_unit_test(separate_parts), cmocka_unit_test(accumulation),    cmocka_unit_test(slopes),
-        cmocka_unit_test(cache),          cmocka_unit_test(labelled_tokens), cmocka_unit_test(thread_counts),
-        cmocka_unit_test(no_allocation),  cmocka_unit_test(empty_batch),     cmocka_unit_test(failed_allocations),
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(rope_forms),
+        cmocka_unit_test(bad_configurations),
+        cmocka_unit_test(tables),
+        cmocka_unit_test(initial_values),
+        cmocka_unit_test(schedules),
+        cmocka_unit_test(kept_logits),
+        cmocka_unit_test(separate_parts),
+        cmocka_unit_test(accumulation),
+        cmocka_unit_test(slopes),
+        cmocka_unit_test(cache),
+        cmocka_unit_test(labelled_tokens),
+        cmocka_unit_test(thread_counts),
+        cmocka_unit_test(no_allocation),
+        cmocka_unit_test(empty_batch),
+        cmocka_unit_test(failed_allocations),
     };
     return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
 }

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { STEPS = 3, SEQ = 16, MAX_WAYS = 64 };
+enum { STEPS = 3, SEQ = 16, MAX_WAYS = 72 };
 
 typedef struct scene {
     const char *model, *disk;
@@ -143,7 +143,7 @@ static uint64_t least(scene *s, const pass_opts *way) {
 static uint32_t ways(const scene *s, pass_opts out[MAX_WAYS]) {
     uint32_t n = 0;
     for (pass_update u = UPDATE_AFTER; u <= UPDATE_WITHIN; u++)
-        for (uint32_t keep = 0; keep <= PASS_KEEP_ALL; keep++)
+        for (uint32_t keep = 0; keep <= PASS_KEEP_LOGITS; keep++)
             for (unsigned bits = 0; bits < 4; bits++)
                 out[n++] = (pass_opts){.shape = {.micro_batches = s->micro_batches, .rows = 2, .seq = SEQ},
                                        .backward = true,
