@@ -30,6 +30,9 @@ static tm_status print_json(const tm_step_bench *b) {
     tm_jw_field_double(&w, "tokens_per_second", (double)b->tokens / b->step_seconds);
     tm_jw_field_double(&w, "flops", b->flops);
     tm_jw_field_double(&w, "flops_per_second", b->flops / b->step_seconds);
+    tm_jw_field_double(&w, "model_flops", b->model_flops);
+    tm_jw_field_double(&w, "peak_flops_per_second", b->peak_flops);
+    tm_jw_field_double(&w, "model_flop_utilisation", b->model_flops / b->step_seconds / b->peak_flops);
     tm_jw_field_uint(&w, "read_bytes", b->read_bytes);
     tm_jw_field_uint(&w, "write_bytes", b->write_bytes);
     tm_jw_field_uint(&w, "resident_bytes", b->resident_bytes);
@@ -67,6 +70,11 @@ static void print_table(const tm_step_bench *b) {
            b->io_seconds > 0 ? io / b->io_seconds * 1e-9 : 0);
     if (b->ranks > 1)
         printf("of the step      %8.3f s with exchanges between %u ranks under way\n", b->comm_seconds, b->ranks);
+    printf("model FLOPs      %.1f GFLOP a step (nothing recomputed), %.1f GFLOP/s: %.1f%% of the peak of %.1f, compute "
+           "alone %.1f%%\n",
+           b->model_flops * 1e-9, b->model_flops / b->step_seconds * 1e-9,
+           100 * b->model_flops / b->step_seconds / b->peak_flops, b->peak_flops * 1e-9,
+           100 * b->model_flops / b->compute_seconds / b->peak_flops);
     printf("step over the longer of the two: %.3f; over the longer in each of forward, backward, update: %.3f\n",
            overlap(b), b->bound_seconds > 0 ? b->step_seconds / b->bound_seconds : 0);
     printf("predicted from   %s\n", b->basis);

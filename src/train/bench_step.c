@@ -192,6 +192,16 @@ static tm_status predict(bench *b, mode m, double *seconds) {
     return TM_OK;
 }
 
+/* A product has two in backward, and so has attention's each. */
+static double model_flops(const bench *b) {
+    const tm_model *m = b->t.job->model;
+    double forward = 0;
+    for (uint32_t u = 0; u < tm_model_units(m); u++)
+        for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++)
+            forward += job_stage_work(m, u, s, false, &b->shape).flops;
+    return 3 * forward * b->shape.micro_batches;
+}
+
 static void describe(bench *b) {
     tm_step_bench *out = b->out;
     const tm_job *job = b->t.job;
@@ -205,13 +215,16 @@ static void describe(bench *b) {
         out->read_bytes += info->read_bytes[k];
         out->write_bytes += info->write_bytes[k];
     }
+    out->model_flops = model_flops(b);
     uint32_t n;
     const tm_plan_op *op = tm_plan_ops(b->t.plan, &n);
-    for (uint32_t i = 0; i < n; i++)
-        if (op[i].engine == TM_ENGINE_CPU && (op[i].op.code == OP_FORWARD || op[i].op.code == OP_BACKWARD))
-            out->flops +=
-                job_stage_work(job->model, op[i].op.arg[0], op[i].op.arg[1], op[i].op.code == OP_BACKWARD, &b->shape)
-                    .flops;
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_op *o = &op[i].op;
+        bool backward = o->code == OP_BACKWARD, kept = backward && o->flags & OP_KEPT_LOGITS;
+        if (op[i].engine != TM_ENGINE_CPU || (o->code != OP_FORWARD && !backward)) continue;
+        double flops = job_stage_work(job->model, o->arg[0], o->arg[1], backward, &b->shape).flops;
+        out->flops += kept ? flops * 2 / 3 : flops; /* one product of the head's three less */
+    }
 }
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
@@ -288,6 +301,7 @@ static tm_status run_all(bench *b) {
         TM_TRY(run_steps(b, IO_ALONE, n));
     }
     b->out->peak_bytes = tm_mem_resident_peak_bytes();
+    b->out->peak_flops = tm_kernels_peak_flops();
     TM_TRY(reopen_without_disk(b));
     TM_TRY(run_steps(b, COMPUTE_ALONE, b->steps));
     if (b->ended != TM_OK) tm_error_set(&b->error);

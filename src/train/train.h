@@ -160,7 +160,9 @@ typedef struct tm_step_bench {
     const char *update, *activations, *order;
     uint64_t resident_bytes, window_bytes, read_bytes, write_bytes; /* planned; counted bytes are equal, or it fails */
     uint64_t planned_peak_bytes, peak_bytes;                        /* of the process: as planned, VmHWM */
-    double flops;                                                   /* of a step */
+    double flops;                                                   /* of a step, what is recomputed among them */
+    double model_flops; /* of a step that recomputes nothing: three times forward's */
+    double peak_flops;  /* a second: multiply-adds on registers, as `bench gemm` measures them */
     double step_seconds, compute_seconds, io_seconds;               /* medians */
     double bound_seconds; /* the larger of the two in forward, in backward and after the norm, added: with clipping an
                              update cannot move from one to the other */
