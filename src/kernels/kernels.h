@@ -45,7 +45,7 @@ unsigned tm_kernels_threads(void);
  * the gemm library's code and buffers. */
 uint64_t tm_kernels_resident_bytes(void);
 /* Multiply-adds on registers by the whole team, fp32 operations a second: what rates of products are set beside.
- * Measured when called (some 30 ms). */
+ * Measured when called (some 100 ms). */
 double tm_kernels_peak_flops(void);
 
 /* ---- conversions: serial, any alignment ---- */

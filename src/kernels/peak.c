@@ -69,7 +69,7 @@ static loop loop_of_column(void) {
 }
 
 double tm_kernels_peak_flops(void) {
-    enum { ROUNDS = 1000000, TRIES = 5 };
+    enum { ROUNDS = 1000000, TRIES = 50 }; /* threads that were just made share a core for a while */
     loop l = loop_of_column();
     double best = 0;
     for (int i = 0; i < TRIES; i++) {

@@ -47,18 +47,20 @@ static void gemm(void **state) {
     tm_json_free(doc);
 }
 
-/* Twice the positions, at most twice the scratch. */
+/* Twice the positions, at most twice the scratch and the memory that was touched. */
 static void attention(void **state) {
     (void)state;
     tm_json_doc *doc =
         output("attention --json --milliseconds 0 --positions 1024 --heads 2 --kv-heads 1 --head-dim 32");
     const tm_json *results = tm_json_get(tm_json_root(doc), "results");
     assert_non_null(results);
-    double bytes[4], count = 0;
+    double bytes[4] = {0}, resident[4] = {0}, count = 0;
     for (const tm_json *r = results->child; r; r = r->next) {
         assert_true(number(r, "forward_flops_per_second") > 1e6 && number(r, "backward_flops_per_second") > 1e6);
+        resident[(int)count] = number(r, "resident_bytes");
         bytes[(int)count++] = number(r, "workspace_bytes");
     }
+    assert_true(resident[0] >= bytes[0] / 2 && resident[1] < 2.5 * resident[0]);
     assert_true(count == 4 && bytes[1] < 2 * bytes[0] && bytes[1] > bytes[0]);
     tm_json_free(doc);
 }
