@@ -1,43 +1,56 @@
-/* Our own product, after Goto and van de Geijn (2008): panels of A and B are packed by the whole team into shared
- * scratch (bf16 is widened on the way), then register tiles of 6 x 16 are computed in blocks that fit the caches.
+/* Our own product, after Goto and van de Geijn (2008), with panels of A shared and those of B each thread's own:
  *
- *     for n0 by N_CHUNK, m0 by M_CHUNK                         C chunk
- *         for k0 by at most K_CHUNK                            pack A[m0.., k0..], B[k0.., n0..]; barrier
- *             blocks of ROW_PANELS x COLUMN_PANELS tiles, any thread, any order; barrier
- */
+ *     for n0, m0 by M_CHUNK, s0 by SLICES depths of k          the team packs A[m0.., s0..]; barrier
+ *         blocks of C, up to M_CHUNK x COLUMNS, any thread:
+ *             for k0 by at most K_CHUNK                        packs B[k0.., block]: it stays in the core's cache
+ *                 register tiles of 6 x 16: a panel of A meets all panels of B
+ *
+ * bf16 is widened while it is packed. So threads wait for each other twice a product (more where m or k are large), and
+ * what another core packed is read once for every COLUMNS columns. A sum's order depends on k alone: any cut of C, any
+ * number of threads gives the same bits. */
 #include "kernels/kernels_internal.h"
 
+#include <omp.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum {
     M_CHUNK = 516,
-    N_CHUNK = 1024,
+    N_CHUNK = 2048, /* of a bf16 C that is summed in several slices */
     K_CHUNK = 384,
-    ROW_PANELS = 16,
-    COLUMN_PANELS = 16,
-    PACK_PANELS = 16,                   /* packed by one thread at a time */
+    SLICES = 4, /* depths of K_CHUNK that A is packed for at once */
+    COLUMN_PANELS = 8,
+    COLUMNS = COLUMN_PANELS * GEMM_NR,
+    PACK_PANELS = 8,                    /* of A, packed by one thread at a time */
     AHEAD = 6,                          /* rows that are asked for before they are packed */
     A_PANEL = K_CHUNK * GEMM_A_LD + 16, /* a line more, so that panels do not meet in one set of the cache */
-    B_PANEL = K_CHUNK * GEMM_NR + 16
+    B_PANEL = K_CHUNK * GEMM_NR + 16,
+    A_PANELS = M_CHUNK / GEMM_MR,
+    HUGE_PAGE = 2 << 20
 };
 
 static struct {
-    float *base, *a, *b, *c;
+    float *base, *a, *c, *thread; /* thread: each one's panels of B and block of C */
     unsigned threads;
     char name[32];
 } own;
 
-static size_t scratch_floats(void) {
-    return (size_t)(M_CHUNK / GEMM_MR) * A_PANEL + (size_t)(N_CHUNK / GEMM_NR) * B_PANEL + (size_t)M_CHUNK * N_CHUNK;
+static size_t thread_floats(void) {
+    return (size_t)COLUMN_PANELS * B_PANEL + (size_t)M_CHUNK * COLUMNS;
+}
+static size_t scratch_floats(unsigned threads) {
+    return (size_t)SLICES * A_PANELS * A_PANEL + (size_t)M_CHUNK * N_CHUNK + threads * thread_floats();
 }
 
 static gemm_opened open_builtin(unsigned threads) {
-    own.base = tm_malloc(scratch_floats() * sizeof(float) + 64);
+    size_t bytes = scratch_floats(threads) * sizeof(float) + HUGE_PAGE;
+    own.base = tm_malloc(bytes);
     if (!own.base) return GEMM_NO_MEMORY;
-    own.a = (float *)(((uintptr_t)own.base + 63) / 64 * 64);
-    own.b = own.a + (size_t)(M_CHUNK / GEMM_MR) * A_PANEL;
-    own.c = own.b + (size_t)(N_CHUNK / GEMM_NR) * B_PANEL;
+    own.a = (float *)(((uintptr_t)own.base + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    (void)madvise(own.a, bytes - HUGE_PAGE, MADV_HUGEPAGE); /* no matter where the system has none */
+    own.thread = own.a + (size_t)SLICES * A_PANELS * A_PANEL;
+    own.c = own.thread + threads * thread_floats();
     own.threads = threads;
     snprintf(own.name, sizeof own.name, "builtin-%s", kernels.isa);
     return GEMM_READY;
@@ -69,7 +82,7 @@ static void pack_rows(const void *x, tm_elem t, uint64_t at, uint64_t ldx, size_
  * `stride` apart. Whole widths are moved; what is between step and width is never used. */
 static void pack_columns(const void *x, tm_elem t, uint64_t at, uint64_t ldx, size_t columns, size_t depth, size_t step,
                          size_t width, size_t stride, float *out) {
-    float buf[PACK_PANELS * GEMM_NR + GEMM_NR] = {0};
+    float buf[COLUMNS + GEMM_NR] = {0};
     for (size_t p = 0; p < depth; p++) {
         kernels_prefetch(kernels_at_const(t, x, at + (p + AHEAD) * ldx), columns * tm_elem_bytes(t));
         if (t == TM_ELEM_F32)
@@ -84,115 +97,141 @@ static void pack_columns(const void *x, tm_elem t, uint64_t at, uint64_t ldx, si
     }
 }
 
-typedef struct chunk { /* of C and k */
-    uint64_t m0, n0, k0;
-    size_t m, n, k;
-    bool first, last;
-} chunk;
+/* A part of C, and the slice of k under way. */
+typedef struct region {
+    uint64_t m0, n0, s0; /* s0: first depth of the slices that A is packed for */
+    size_t m, n, depth, k_step;
+    bool first, last; /* of all slices */
+} region;
 
-/* PACK_PANELS panels of A, from panel number `first` on. */
-static void pack_a(const tm_gemm_args *g, const chunk *c, size_t first) {
-    size_t i0 = first * GEMM_MR, n = tm_min_u64(PACK_PANELS * GEMM_MR, c->m - i0);
-    float *out = own.a + first * A_PANEL;
+static size_t panels(size_t n, size_t width) {
+    return (n + width - 1) / width;
+}
+static float *panel_of_a(size_t slice, size_t ip) {
+    return own.a + (slice * A_PANELS + ip) * A_PANEL;
+}
+
+/* PACK_PANELS panels of A, from panel `first` on. */
+static void pack_a(const tm_gemm_args *g, const region *r, size_t slice, size_t first) {
+    uint64_t k0 = r->s0 + slice * r->k_step, i0 = r->m0 + first * GEMM_MR;
+    size_t depth = tm_min_u64(r->k_step, r->depth - slice * r->k_step);
+    size_t n = tm_min_u64(PACK_PANELS * GEMM_MR, r->m - first * GEMM_MR);
+    float *out = panel_of_a(slice, first);
     if (g->a_trans) {
-        pack_columns(g->a, g->a_type, c->k0 * g->lda + c->m0 + i0, g->lda, n, c->k, GEMM_MR, GEMM_A_LD, A_PANEL, out);
+        pack_columns(g->a, g->a_type, k0 * g->lda + i0, g->lda, n, depth, GEMM_MR, GEMM_A_LD, A_PANEL, out);
         return;
     }
     for (size_t i = 0; i < n; i += GEMM_MR, out += A_PANEL)
-        pack_rows(g->a, g->a_type, (c->m0 + i0 + i) * g->lda + c->k0, g->lda, tm_min_u64(GEMM_MR, n - i), c->k,
-                  GEMM_A_LD, out);
+        pack_rows(g->a, g->a_type, (i0 + i) * g->lda + k0, g->lda, tm_min_u64(GEMM_MR, n - i), depth, GEMM_A_LD, out);
 }
 
-static void pack_b(const tm_gemm_args *g, const chunk *c, size_t first) {
-    size_t j0 = first * GEMM_NR, n = tm_min_u64(PACK_PANELS * GEMM_NR, c->n - j0);
-    float *out = own.b + first * B_PANEL;
+typedef struct block { /* of C: columns [j0, j0 + n), panels [ip0, ip1) of rows */
+    uint64_t j0;
+    size_t n, ip0, ip1;
+    float *b, *c; /* the thread's panels of B; where sums are, for row 0 of the region */
+    size_t ldc;
+} block;
+
+static void pack_b(const tm_gemm_args *g, const block *x, uint64_t k0, size_t depth) {
     if (!g->b_trans) {
-        pack_columns(g->b, g->b_type, c->k0 * g->ldb + c->n0 + j0, g->ldb, n, c->k, GEMM_NR, GEMM_NR, B_PANEL, out);
+        pack_columns(g->b, g->b_type, k0 * g->ldb + x->j0, g->ldb, x->n, depth, GEMM_NR, GEMM_NR, B_PANEL, x->b);
         return;
     }
-    for (size_t j = 0; j < n; j += GEMM_NR, out += B_PANEL)
-        pack_rows(g->b, g->b_type, (c->n0 + j0 + j) * g->ldb + c->k0, g->ldb, tm_min_u64(GEMM_NR, n - j), c->k, GEMM_NR,
-                  out);
+    for (size_t j = 0; j < x->n; j += GEMM_NR)
+        pack_rows(g->b, g->b_type, (x->j0 + j) * g->ldb + k0, g->ldb, tm_min_u64(GEMM_NR, x->n - j), depth, GEMM_NR,
+                  x->b + j / GEMM_NR * B_PANEL);
 }
 
-/* Where the fp32 sums of the chunk are: C itself, or our copy of the chunk if C is bf16. */
-static float *sums(const tm_gemm_args *g, const chunk *c, size_t *ld) {
-    *ld = g->c_type == TM_ELEM_F32 ? g->ldc : N_CHUNK;
-    return g->c_type == TM_ELEM_F32 ? (float *)g->c + c->m0 * g->ldc + c->n0 : own.c;
-}
-
-static void one_tile(const tm_gemm_args *g, const chunk *c, size_t ip, size_t jp, float beta) {
-    size_t ld, i = ip * GEMM_MR, j = jp * GEMM_NR;
-    float *out = sums(g, c, &ld) + i * ld + j;
-    const float *a = own.a + ip * A_PANEL, *b = own.b + jp * B_PANEL;
-    if (i + GEMM_MR <= c->m && j + GEMM_NR <= c->n) {
-        kernels.gemm_tile(c->k, a, b, g->alpha, beta, out, ld);
+static void one_tile(const region *r, const block *x, size_t k, const float *a, size_t ip, size_t jp, float alpha,
+                     float beta) {
+    size_t i = ip * GEMM_MR, j = jp * GEMM_NR;
+    float *out = x->c + i * x->ldc + j;
+    const float *b = x->b + jp * B_PANEL;
+    if (i + GEMM_MR <= r->m && j + GEMM_NR <= x->n) {
+        kernels.gemm_tile(k, a, b, alpha, beta, out, x->ldc);
         return;
     }
     float edge[GEMM_MR * GEMM_NR];
-    size_t rows = c->m - i < GEMM_MR ? c->m - i : GEMM_MR, columns = c->n - j < GEMM_NR ? c->n - j : GEMM_NR;
+    size_t rows = tm_min_u64(GEMM_MR, r->m - i), columns = tm_min_u64(GEMM_NR, x->n - j);
     memset(edge, 0, sizeof edge);
-    for (size_t r = 0; beta != 0.0F && r < rows; r++) memcpy(edge + r * GEMM_NR, out + r * ld, columns * sizeof *edge);
-    kernels.gemm_tile(c->k, a, b, g->alpha, beta, edge, GEMM_NR);
-    for (size_t r = 0; r < rows; r++) memcpy(out + r * ld, edge + r * GEMM_NR, columns * sizeof *edge);
+    for (size_t q = 0; beta != 0.0F && q < rows; q++)
+        memcpy(edge + q * GEMM_NR, out + q * x->ldc, columns * sizeof *edge);
+    kernels.gemm_tile(k, a, b, alpha, beta, edge, GEMM_NR);
+    for (size_t q = 0; q < rows; q++) memcpy(out + q * x->ldc, edge + q * GEMM_NR, columns * sizeof *edge);
 }
 
 /* A finished block of a bf16 C: beta C is added, and the sum rounded once. */
-static void round_block(const tm_gemm_args *g, const chunk *c, size_t i0, size_t i1, size_t j0, size_t j1) {
-    float old[COLUMN_PANELS * GEMM_NR];
-    for (size_t i = i0; i < i1; i++) {
-        uint16_t *out = (uint16_t *)g->c + (c->m0 + i) * g->ldc + c->n0 + j0;
-        float *row = own.c + i * N_CHUNK + j0;
+static void round_block(const tm_gemm_args *g, const region *r, const block *x) {
+    float old[COLUMNS];
+    for (size_t i = x->ip0 * GEMM_MR; i < tm_min_u64(r->m, x->ip1 * GEMM_MR); i++) {
+        uint16_t *out = (uint16_t *)g->c + (r->m0 + i) * g->ldc + x->j0;
+        float *row = x->c + i * x->ldc;
         if (g->beta != 0.0F) {
-            kernels.widen(out, old, j1 - j0);
-            kernels.axpy(g->beta, old, row, j1 - j0);
+            kernels.widen(out, old, x->n);
+            kernels.axpy(g->beta, old, row, x->n);
         }
-        kernels.narrow(row, out, j1 - j0);
+        kernels.narrow(row, out, x->n);
     }
 }
 
-static void one_block(const tm_gemm_args *g, const chunk *c, size_t bi, size_t bj) {
-    size_t rows = (c->m + GEMM_MR - 1) / GEMM_MR, columns = (c->n + GEMM_NR - 1) / GEMM_NR;
-    size_t ip0 = bi * ROW_PANELS, jp0 = bj * COLUMN_PANELS;
-    size_t ip1 = tm_min_u64(rows, ip0 + ROW_PANELS), jp1 = tm_min_u64(columns, jp0 + COLUMN_PANELS);
+/* Where the block's sums are: C itself; or the thread's own block where a bf16 C is summed at once; or shared scratch.
+ */
+static void place_sums(const tm_gemm_args *g, const region *r, block *x) {
+    float *mine = own.thread + (size_t)omp_get_thread_num() * thread_floats();
+    x->b = mine;
+    if (g->c_type == TM_ELEM_F32)
+        x->c = (float *)g->c + r->m0 * g->ldc + x->j0, x->ldc = g->ldc;
+    else if (r->first && r->last)
+        x->c = mine + (size_t)COLUMN_PANELS * B_PANEL, x->ldc = COLUMNS;
+    else
+        x->c = own.c + (x->j0 - r->n0), x->ldc = N_CHUNK;
+}
+
+static void one_block(const tm_gemm_args *g, const region *r, block x) {
     bool wide = g->c_type == TM_ELEM_F32;
-    float beta = !c->first ? 1.0F : wide ? g->beta : 0.0F;
-    for (size_t jp = jp0; jp < jp1; jp++)
-        for (size_t ip = ip0; ip < ip1; ip++) one_tile(g, c, ip, jp, beta);
-    if (!wide && c->last)
-        round_block(g, c, ip0 * GEMM_MR, tm_min_u64(c->m, ip1 * GEMM_MR), jp0 * GEMM_NR,
-                    tm_min_u64(c->n, jp1 * GEMM_NR));
+    place_sums(g, r, &x);
+    for (size_t slice = 0; slice * r->k_step < r->depth; slice++) {
+        size_t k = tm_min_u64(r->k_step, r->depth - slice * r->k_step);
+        float beta = !r->first || slice ? 1.0F : wide ? g->beta : 0.0F;
+        pack_b(g, &x, r->s0 + slice * r->k_step, k);
+        for (size_t ip = x.ip0; ip < x.ip1; ip++)
+            for (size_t jp = 0; jp < panels(x.n, GEMM_NR); jp++)
+                one_tile(r, &x, k, panel_of_a(slice, ip), ip, jp, g->alpha, beta);
+    }
+    if (!wide && r->last) round_block(g, r, &x);
 }
 
-static void run_chunk(const tm_gemm_args *g, const chunk *c) {
-    size_t rows = (c->m + GEMM_MR - 1) / GEMM_MR, columns = (c->n + GEMM_NR - 1) / GEMM_NR;
-    size_t block_rows = (rows + ROW_PANELS - 1) / ROW_PANELS;
-    size_t block_columns = (columns + COLUMN_PANELS - 1) / COLUMN_PANELS;
-    size_t pack_rows_n = (rows + PACK_PANELS - 1) / PACK_PANELS,
-           pack_columns_n = (columns + PACK_PANELS - 1) / PACK_PANELS;
+/* Blocks take all rows, so that B is packed once, unless there were too few of them for the team. */
+static void run_region(const tm_gemm_args *g, const region *r) {
+    size_t rows = panels(r->m, GEMM_MR), groups = panels(rows, PACK_PANELS), slices = panels(r->depth, r->k_step);
+    size_t columns = panels(r->n, COLUMNS), cuts = tm_min_u64(rows, panels((size_t)own.threads * 2, columns));
+    size_t height = panels(rows, cuts);
 #pragma omp for schedule(dynamic, 1)
-    for (size_t p = 0; p < pack_rows_n + pack_columns_n; p++) {
-        if (p < pack_rows_n)
-            pack_a(g, c, p * PACK_PANELS);
-        else
-            pack_b(g, c, (p - pack_rows_n) * PACK_PANELS);
+    for (size_t x = 0; x < groups * slices; x++) pack_a(g, r, x / groups, x % groups * PACK_PANELS);
+#pragma omp for schedule(dynamic, 1)
+    for (size_t x = 0; x < columns * cuts; x++) {
+        size_t j = x / cuts * COLUMNS, ip = tm_min_u64(rows, x % cuts * height);
+        one_block(
+            g, r,
+            (block){
+                .j0 = r->n0 + j, .n = tm_min_u64(COLUMNS, r->n - j), .ip0 = ip, .ip1 = tm_min_u64(rows, ip + height)});
     }
-#pragma omp for schedule(dynamic, 1)
-    for (size_t x = 0; x < block_rows * block_columns; x++) one_block(g, c, x % block_rows, x / block_rows);
 }
 
 static void run(const tm_gemm_args *g) {
     TM_ASSERT(g->k > 0);
     uint64_t k_pieces = (g->k + K_CHUNK - 1) / K_CHUNK, k_step = tm_round_up((g->k + k_pieces - 1) / k_pieces, 8);
+    uint64_t all = SLICES * k_step; /* what A is packed for at once */
+    uint64_t n_step = g->c_type == TM_ELEM_BF16 && g->k > all ? N_CHUNK : g->n;
 #pragma omp parallel num_threads(own.threads)
-    for (uint64_t n0 = 0; n0 < g->n; n0 += N_CHUNK)
-        for (uint64_t m0 = 0; m0 < g->m; m0 += M_CHUNK)
-            for (uint64_t k0 = 0; k0 < g->k; k0 += k_step) {
-                chunk c = {.m0 = m0, .n0 = n0, .k0 = k0, .first = k0 == 0, .last = k0 + k_step >= g->k};
-                c.m = tm_min_u64(M_CHUNK, g->m - m0);
-                c.n = tm_min_u64(N_CHUNK, g->n - n0);
-                c.k = tm_min_u64(k_step, g->k - k0);
-                run_chunk(g, &c);
+    for (uint64_t m0 = 0; m0 < g->m; m0 += M_CHUNK)
+        for (uint64_t n0 = 0; n0 < g->n; n0 += n_step)
+            for (uint64_t s0 = 0; s0 < g->k; s0 += all) {
+                region r = {.m0 = m0, .n0 = n0, .s0 = s0, .k_step = k_step, .first = s0 == 0, .last = s0 + all >= g->k};
+                r.m = tm_min_u64(M_CHUNK, g->m - m0);
+                r.n = tm_min_u64(n_step, g->n - n0);
+                r.depth = tm_min_u64(all, g->k - s0);
+                run_region(g, &r);
             }
 }
 
@@ -200,8 +239,7 @@ static const char *describe(void) {
     return own.name;
 }
 static uint64_t resident(unsigned threads) {
-    (void)threads;
-    return scratch_floats() * sizeof(float);
+    return scratch_floats(threads) * sizeof(float) + HUGE_PAGE;
 }
 
 static int preference(void) {

@@ -151,7 +151,7 @@ typedef struct tm_stage_args {
     const float *coefficient;        /* head backward: [T] d loss / d nll of the token, 0 where ignored */
     float *kept_logits; /* head, vocabulary part: NULL, or tm_head_kept_bytes that forward fills and backward uses up
                            instead of multiplying again: same bits */
-    void *kv_cache; /* NULL, or [rows][kv_capacity] entries of kv_bytes; positions < batch->position are filled */
+    void *kv_cache;     /* NULL, or [rows][kv_capacity] entries of kv_bytes; positions < batch->position are filled */
     uint32_t kv_capacity;
     void *workspace; /* tm_stage_workspace bytes, 64-byte aligned */
 } tm_stage_args;

@@ -163,7 +163,7 @@ typedef struct tm_step_bench {
     double flops;                                                   /* of a step, what is recomputed among them */
     double model_flops; /* of a step that recomputes nothing: three times forward's */
     double peak_flops;  /* a second: multiply-adds on registers, as `bench gemm` measures them */
-    double step_seconds, compute_seconds, io_seconds;               /* medians */
+    double step_seconds, compute_seconds, io_seconds; /* medians */
     double bound_seconds; /* the larger of the two in forward, in backward and after the norm, added: with clipping an
                              update cannot move from one to the other */
     double predicted_seconds, predicted_compute_seconds, predicted_io_seconds;
