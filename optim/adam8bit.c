@@ -133,6 +133,15 @@ uint64_t optim_adamw_8bit_run(const tm_optim_step *step, const tm_optim_span *x)
     return bad;
 }
 
+void tm_optim_widen_8bit(bool sign, const uint8_t *codes, const float *absmax, uint64_t first, uint64_t n, float *out) {
+    books();
+    for (uint64_t at = first, end = first + n; at < end;) {
+        uint64_t most = TM_OPTIM_BLOCK - at % TM_OPTIM_BLOCK, m = most < end - at ? most : end - at;
+        widen_row()(sign ? &with_sign : &without_sign, codes + at, absmax[at / TM_OPTIM_BLOCK], out + (at - first), m);
+        at += m;
+    }
+}
+
 /* ---- for the tests -------------------------------------------------------------------------- */
 
 uint8_t optim_nearest_code(bool sign, float x) {

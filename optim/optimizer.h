@@ -182,6 +182,11 @@ TM_OPTIM_API void tm_optim_step_init(tm_optim_step *step, const tm_optimizer *op
  * stop the run, since their split halves would look healthy. */
 TM_OPTIM_API uint64_t tm_optim_run(const tm_optim_step *step, const tm_optim_span *span);
 
+/* Elements [first, first + n) of an 8-bit state as fp32: out[i] = code * absmax of its block. `with_sign`: exp_avg;
+ * else exp_avg_sq. Any first and n; absmax[0] is that of element 0. */
+TM_OPTIM_API void tm_optim_widen_8bit(bool with_sign, const uint8_t *codes, const float *absmax, uint64_t first,
+                                      uint64_t n, float *out);
+
 /* For callers that cannot lay out these structs (ctypes has to be told): their sizes, in the order opts, step, span,
  * tensor, shape. */
 TM_OPTIM_API size_t tm_optim_sizeof(const char *type);

@@ -159,7 +159,6 @@ static tm_status open_job(bench *b) {
     TM_TRY(tm_config_resolve_model(t->cfg, tm_model_get_config(t->job->model)->hidden_size));
     t->job->fill = fill;
     t->job->fill_ctx = b;
-    t->job->adamw = t->cfg->adamw;
     t->job->max_grad_norm = t->cfg->max_grad_norm;
     TM_TRY(job_costs_open(&b->costs, t->job, &b->shape, &b->machine,
                           b->args->no_measure ? JOB_COSTS_PROFILE : JOB_COSTS_MEASURE));

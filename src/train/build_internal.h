@@ -2,7 +2,7 @@
  *
  *   build.c         stages and units in forward and backward order, the objective
  *   build_grad.c    gradients that are complete: summed over ranks, rounded, normed
- *   build_update.c  AdamW, and where it stands
+ *   build_update.c  the update, and where it stands
  *   build_ranks.c   weights gathered before they are used, handed round when they are new
  *   build_state.c   import, and walks over all state
  */

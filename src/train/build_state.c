@@ -6,11 +6,12 @@
 
 /* ---- import ---------------------------------------------------------------------------------------- */
 
-/* The fp32 values come into the weights' own frame, a moment's (zeroed afterwards), or one of their own, which also
- * takes the lower halves of weights whose optimizer state is another rank's. */
-static uint64_t scratch_bytes(const tm_job *job, uint64_t elements, bool own) {
-    if (job->dtype == TM_F32 || own) return 0;
-    return elements * (job->optimizer && job->dtype == TM_BF16 ? 6 : 4);
+/* The fp32 values come into the weights' own frame, a moment's (which begins afterwards) where it is as wide, or one of
+ * their own, which also takes the lower halves of weights whose optimizer state is another rank's. */
+uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t elements, bool own) {
+    if (job->dtype == TM_F32) return 0;
+    if (own) return state_bytes(job, part, TM_KIND_EXP_AVG, elements) < elements * 4 ? elements * 4 : 0;
+    return elements * 4 + state_bytes(job, part, TM_KIND_WEIGHT_LO, elements);
 }
 
 static void import_tile(tm_program *p, const tm_job *job, uint32_t part, uint32_t tile) {
@@ -18,13 +19,13 @@ static void import_tile(tm_program *p, const tm_job *job, uint32_t part, uint32_
     span at = hi_tile(job, part, tile);
     uint32_t unit = tm_model_part(job->model, part)->unit, own = UINT32_MAX;
     uint32_t more[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
-    if (ps->exp_avg != TM_NO_OBJECT) own = held_find(ps->elements, job->ranks.ranks, job->ranks.own, at.begin);
+    if (ps->tiles > 0 && job->optimizer) own = held_find(ps->elements, job->ranks.ranks, job->ranks.own, at.begin);
     tm_program_op(p, &(tm_op){.code = OP_IMPORT, .arg = {part, tile, own != UINT32_MAX}});
     tm_program_use(p, tm_program_visit(p, ps->hi + tile, 1), TM_USE_WRITE);
     for (size_t i = 0; i < TM_COUNT(more) && own != UINT32_MAX; i++)
         if (more[i] != TM_NO_OBJECT)
             tm_program_use(p, tm_program_visit(p, more[i] + own * ps->stride, 1), TM_USE_WRITE);
-    uint64_t bytes = scratch_bytes(job, at.n, own != UINT32_MAX);
+    uint64_t bytes = import_scratch_bytes(job, part, at.n, own != UINT32_MAX);
     if (!bytes) return;
     uint32_t scratch = tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = bytes});
     tm_program_use(p, tm_program_visit(p, scratch, 1), TM_USE_WRITE);
@@ -51,27 +52,25 @@ static int by_name(const void *a, const void *b) {
 /* One kind of state of one tile (of all slices) as it will be read: where this rank has it, or fetched from who has. */
 typedef struct source {
     holding holding;
-    uint32_t first, stride, kind;
-    uint64_t width;
+    uint32_t first, stride;
 } source;
-enum { FETCH_HI, FETCH_LO, FETCH_EXP_AVG, FETCH_EXP_AVG_SQ };
 
-static source source_of(const tm_job *job, const part_state *ps, uint32_t kind) {
-    uint64_t width = tm_dtype_bytes(job->dtype);
-    const source by_kind[] = {{ps->weights, ps->hi, 1, kind, width},
-                              {job->ranks.own, ps->lo, ps->stride, kind, 2},
-                              {job->ranks.own, ps->exp_avg, ps->stride, kind, 4},
-                              {job->ranks.own, ps->exp_avg_sq, ps->stride, kind, 4}};
+static source source_of(const tm_job *job, const part_state *ps, tm_kind kind) {
+    const source by_kind[] = {[TM_KIND_WEIGHT_HI] = {ps->weights, ps->hi, 1},
+                              [TM_KIND_WEIGHT_LO] = {job->ranks.own, ps->lo, ps->stride},
+                              [TM_KIND_EXP_AVG] = {job->ranks.own, ps->exp_avg, ps->stride},
+                              [TM_KIND_EXP_AVG_SQ] = {job->ranks.own, ps->exp_avg_sq, ps->stride}};
     return by_kind[kind];
 }
 
-static uint32_t fetch(tm_program *p, const tm_job *job, uint32_t part, uint32_t tile, span at, uint32_t kind) {
+static uint32_t fetch(tm_program *p, const tm_job *job, uint32_t part, uint32_t tile, span at, tm_kind kind) {
     const part_state *ps = &job->part[part];
     source s = source_of(job, ps, kind);
     uint32_t here = held_find(ps->elements, job->ranks.ranks, s.holding, at.begin);
     uint32_t own = here == UINT32_MAX ? NONE : tm_program_visit(p, s.first + here * s.stride, 1);
     if (s.holding.count == job->ranks.ranks) return own;
-    uint32_t to = tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = at.n * s.width});
+    uint32_t to =
+        tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = state_bytes(job, part, kind, at.n)});
     to = tm_program_visit(p, to, 1);
     tm_program_op(p, &(tm_op){.code = OP_FETCH, .engine = TM_ENGINE_COMM, .arg = {part, tile, kind, own != NONE}});
     if (own != NONE) tm_program_use(p, own, TM_USE_READ);
@@ -87,15 +86,23 @@ typedef struct walk {
     bool begun;
 } walk;
 
+tm_kind walk_kind(int what) {
+    static const tm_kind kind[] = {[WHAT_MASTER] = TM_KIND_WEIGHT_HI,
+                                   [WHAT_EXP_AVG] = TM_KIND_EXP_AVG,
+                                   [WHAT_EXP_AVG_SQ] = TM_KIND_EXP_AVG_SQ,
+                                   [WHAT_COMPUTE] = TM_KIND_WEIGHT_HI};
+    return kind[what];
+}
+
 static void walk_tile(walk *w, uint32_t t, uint32_t seg, uint32_t tile, int what) {
-    static const uint32_t kind[] = {FETCH_HI, FETCH_EXP_AVG, FETCH_EXP_AVG_SQ, FETCH_HI};
     const tm_segment *s = &tm_model_tensor_segments(w->job->model, t)[seg];
     const part_state *ps = &w->job->part[s->part];
     uint32_t ranks = w->job->ranks.ranks;
     span at = held_tile(ps->elements, ranks, (holding){0, ranks}, tile);
-    bool lo = what == WHAT_MASTER && w->job->optimizer && w->job->dtype == TM_BF16;
-    uint32_t a = fetch(w->p, w->job, s->part, tile, at, kind[what]);
-    uint32_t b = lo ? fetch(w->p, w->job, s->part, tile, at, FETCH_LO) : NONE;
+    bool lo = what == WHAT_MASTER && state_bytes(w->job, s->part, TM_KIND_WEIGHT_LO, 1) > 0;
+    if (state_bytes(w->job, s->part, walk_kind(what), 1) == 0) return; /* this optimizer keeps no such state */
+    uint32_t a = fetch(w->p, w->job, s->part, tile, at, walk_kind(what));
+    uint32_t b = lo ? fetch(w->p, w->job, s->part, tile, at, TM_KIND_WEIGHT_LO) : NONE;
     uint32_t values = tm_program_temp(w->p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = at.n * 4});
     tm_program_op(w->p, &(tm_op){.code = w->code, .arg = {t, seg, tile, (uint32_t)what}});
     tm_program_use(w->p, a, TM_USE_READ);

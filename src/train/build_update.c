@@ -1,4 +1,5 @@
-/* AdamW's place is the variant: after backward (U), in the next forward pass (F), where a gradient is finished (B). */
+/* The update's place is the variant: after backward (U), in the next forward pass (F), where a gradient is finished
+ * (B). */
 #include "train/build_internal.h"
 
 #include <string.h>
@@ -27,12 +28,12 @@ static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint
     uint32_t weights =
         ps->hi + held_find(ps->elements, x->job->ranks.ranks, ps->weights, own_tile(x->job, part, tile).begin);
     if (hi == NONE) hi = tm_program_visit(x->p, weights, 1);
-    tm_program_op(x->p, &(tm_op){.code = OP_ADAMW, .arg = {part, tile, gradients_are_shared(x->job)}});
+    tm_program_op(x->p, &(tm_op){.code = OP_UPDATE, .arg = {part, tile, gradients_are_shared(x->job)}});
     tm_program_use_range(x->p, hi, weights, 1, TM_USE_UPDATE);
-    if (ps->lo != TM_NO_OBJECT)
-        tm_program_use(x->p, tm_program_visit(x->p, ps->lo + tile * ps->stride, 1), TM_USE_UPDATE);
-    tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg + tile * ps->stride, 1), TM_USE_UPDATE);
-    tm_program_use(x->p, tm_program_visit(x->p, ps->exp_avg_sq + tile * ps->stride, 1), TM_USE_UPDATE);
+    const uint32_t states[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
+    for (size_t i = 0; i < TM_COUNT(states); i++)
+        if (states[i] != TM_NO_OBJECT)
+            tm_program_use(x->p, tm_program_visit(x->p, states[i] + tile * ps->stride, 1), TM_USE_UPDATE);
     tm_program_use(x->p, gradient, TM_USE_READ);
     tm_program_use(x->p, x->step, TM_USE_READ);
 }

@@ -49,7 +49,7 @@ static double compute_seconds(const tm_job *job, const pass_opts *o) {
         t += unit_seconds(job, u, o, o->backward && block && units - 1 - u > kept);
     }
     for (uint32_t p = 0; o->backward && job->optimizer && p < tm_model_parts(job->model); p++) {
-        if (job->part[p].tiles) t += job->part[p].tiles * cost(job, OP_ADAMW, p, 0, 0);
+        if (job->part[p].tiles) t += job->part[p].tiles * cost(job, OP_UPDATE, p, 0, 0);
         if (job->part[p].sum_tiles) t += job->part[p].sum_tiles * cost(job, OP_FINISH, p, 0, 0);
     }
     return t;
@@ -192,7 +192,8 @@ static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *
     double params = (double)tm_model_parameters(job->model), width = (double)tm_dtype_bytes(job->dtype);
     double weights = params * job->ranks.weights.count / job->ranks.ranks,
            own = params * job->ranks.own.count / job->ranks.ranks;
-    double hi = weights * width, lo = job->dtype == TM_BF16 ? own * 2 : 0, moment = own * 4, grad = own * width;
+    double hi = weights * width, lo = job->dtype == TM_BF16 ? own * 2 : 0,
+           moment = own * state_bytes_per_parameter(job), grad = own * width;
     double kept = o->no_spill ? 0 : kept_bytes(job, o), slab = (double)po->slab_bytes;
     double spare = fmax(0, slab - (double)least - fmin(96 * (double)TM_MIB, slab / 6));
     if (!po->cache) spare = 0;
@@ -202,12 +203,12 @@ static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *
     info.read_bytes[TM_KIND_GRAD] = info.write_bytes[TM_KIND_GRAD] = parks ? (uint64_t)grad : 0;
     info.read_bytes[TM_KIND_ACTIVATION] = info.write_bytes[TM_KIND_ACTIVATION] = (uint64_t)kept;
     info.read_bytes[TM_KIND_WEIGHT_LO] = info.write_bytes[TM_KIND_WEIGHT_LO] = (uint64_t)lo;
-    info.read_bytes[TM_KIND_EXP_AVG] = info.write_bytes[TM_KIND_EXP_AVG] = (uint64_t)(moment * 2);
+    info.read_bytes[TM_KIND_EXP_AVG] = info.write_bytes[TM_KIND_EXP_AVG] = (uint64_t)moment;
     cache(&info, TM_KIND_WEIGHT_HI, hi, &spare, po->pinned[TM_KIND_WEIGHT_HI]);
     cache(&info, TM_KIND_GRAD, parks ? grad : 0, &spare, po->pinned[TM_KIND_GRAD]);
     cache(&info, TM_KIND_ACTIVATION, kept, &spare, po->pinned[TM_KIND_ACTIVATION]);
     cache(&info, TM_KIND_WEIGHT_LO, lo, &spare, po->pinned[TM_KIND_WEIGHT_LO]);
-    cache(&info, TM_KIND_EXP_AVG, moment * 2, &spare, po->pinned[TM_KIND_EXP_AVG]);
+    cache(&info, TM_KIND_EXP_AVG, moment, &spare, po->pinned[TM_KIND_EXP_AVG]);
     return job_estimate(job, &info, o, NULL);
 }
 

@@ -109,7 +109,8 @@ typedef struct tm_config {
 
     /* ---- optimizer ----------------------------------------------------------------------------------------------- */
     double learning_rate;
-    tm_adamw_opts adamw;
+    const tm_optimizer *optimizer; /* a row of optim's table */
+    tm_optim_opts optim;
     double max_grad_norm;    /* 0: no clipping */
     tm_strings no_decay;     /* "norm", "bias", or substrings of parameter names; empty: all are decayed */
     tm_lr_schedule schedule; /* complete after tm_config_resolve_steps */

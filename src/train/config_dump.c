@@ -64,22 +64,46 @@ static void dump_job(tm_json_writer *w, const tm_config *c) {
     real(w, "num_train_epochs", c->num_train_epochs);
 }
 
+/* Those that this optimizer has. */
+static bool has(const tm_config *c, const char *key) {
+    tm_optim_opts probe = c->optim;
+    return tm_optim_set(c->optimizer, &probe, key, 0);
+}
+
+static void dump_options(tm_json_writer *w, const tm_config *c) {
+    const tm_optim_opts *o = &c->optim;
+    if (has(c, "beta1")) {
+        tm_jw_key(w, "betas");
+        tm_jw_array(w);
+        tm_jw_double(w, o->beta1);
+        tm_jw_double(w, o->beta2);
+        tm_jw_array_end(w);
+    }
+    if (has(c, "eps")) real(w, "eps", o->eps);
+    real(w, "weight_decay", o->weight_decay);
+    if (has(c, "adam_w_mode")) {
+        truth(w, "adam_w_mode", o->adam_w_mode);
+        truth(w, "bias_correction", o->bias_correction);
+    }
+    if (has(c, "momentum")) {
+        real(w, "momentum", o->momentum);
+        real(w, "dampening", o->dampening);
+        truth(w, "nesterov", o->nesterov);
+    }
+    if (has(c, "lr_decay")) {
+        real(w, "lr_decay", o->lr_decay);
+        real(w, "initial_accumulator_value", o->initial_accumulator_value);
+    }
+}
+
 static void dump_optimizer(tm_json_writer *w, const tm_config *c) {
     real(w, "max_grad_norm", c->max_grad_norm);
     list(w, "no_decay", &c->no_decay);
     open_object(w, "optimizer");
-    text(w, "type", "AdamW");
+    text(w, "type", config_optimizer_type(c));
     open_object(w, "params");
     real(w, "lr", c->learning_rate);
-    tm_jw_key(w, "betas");
-    tm_jw_array(w);
-    tm_jw_double(w, c->adamw.beta1);
-    tm_jw_double(w, c->adamw.beta2);
-    tm_jw_array_end(w);
-    real(w, "eps", c->adamw.eps);
-    real(w, "weight_decay", c->adamw.weight_decay);
-    truth(w, "adam_w_mode", c->adamw.adam_w_mode);
-    truth(w, "bias_correction", c->adamw.bias_correction);
+    dump_options(w, c);
     tm_jw_object_end(w);
     tm_jw_object_end(w);
 }

@@ -4,7 +4,7 @@
  * it all config_merge.c      files and --set into one value a row               config_check.c     one value against
  * its row config_values.c     reading values, collecting problems                config_suggest.c   what was probably
  * meant config_run.c        model, data, memory, output                        config_batch.c     batch sizes
- *   config_optimizer.c  AdamW by either spelling                           config_schedule.c  learning rate, length
+ *   config_optimizer.c  optimizers by either spelling                      config_schedule.c  learning rate, length
  *   config_storage.c    offload blocks, paths, aio, ZeRO's numbers         config_dump.c      JSON again, and the help
  *   config_fsdp.c       the same by FSDP's names
  *
@@ -148,6 +148,7 @@ config_resolve_storage(cfg_state *s) TM_MUST_USE;        /* config_storage.c: pl
 tm_status config_resolve_fsdp(cfg_state *s) TM_MUST_USE; /* config_fsdp.c; after places and rounding */
 tm_status config_resolve_batch(cfg_state *s) TM_MUST_USE;     /* config_batch.c */
 tm_status config_resolve_optimizer(cfg_state *s) TM_MUST_USE; /* config_optimizer.c */
+const char *config_optimizer_type(const tm_config *c);        /* as optimizer.type names it */
 tm_status config_resolve_schedule(cfg_state *s) TM_MUST_USE;  /* config_schedule.c; after the optimizer */
 
 #endif

@@ -1,7 +1,9 @@
-/* AdamW: the flat names (ms-swift, HF Trainer), or DeepSpeed's optimizer block with DeepSpeed's defaults. */
+/* The optimizer: the flat names (ms-swift, HF Trainer), or DeepSpeed's block with the defaults of what it names. */
 #include "train/config_internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
 #define PARAM "optimizer.params."
@@ -19,61 +21,230 @@ static void compare(cfg_state *s, const char *flat, const char *in_block, double
                       cfg_show(f, x, sizeof x), cfg_where(f, w, sizeof w), in_block, block_value);
 }
 
-/* "auto": the flat value, or ours by default; absent: DeepSpeed's default. */
-static double number(cfg_state *s, const char *flat, const char *in_block) {
-    if (cfg_is_auto(s, in_block)) return cfg_number(s, flat);
-    double value = cfg_number(s, in_block);
-    compare(s, flat, in_block, value);
+/* "auto": the flat value, or ours by default; absent: the default of DeepSpeed's optimizer. */
+static double number(cfg_state *s, const char *flat, const char *in_block, double by_default) {
+    if (flat && cfg_is_auto(s, in_block)) return cfg_number(s, flat);
+    const cfg_value *v = cfg_given(s, in_block);
+    double value = v ? v->node->number : by_default;
+    if (flat) compare(s, flat, in_block, value);
     return value;
 }
 
-static void resolve_betas(cfg_state *s) {
-    tm_adamw_opts *a = &s->cfg->pub.adamw;
-    const cfg_value *pair = cfg_given(s, PARAM "betas");
-    if (cfg_is_auto(s, PARAM "betas")) return; /* the flat ones */
-    a->beta1 = pair ? pair->node->child->number : 0.9;
-    a->beta2 = pair ? pair->node->child->next->number : 0.999;
-    compare(s, "adam_beta1", PARAM "betas", a->beta1);
-    compare(s, "adam_beta2", PARAM "betas", a->beta2);
+/* ---- which one ------------------------------------------------------------------------------------------------ */
+
+/* DeepSpeed's types (and bitsandbytes' classes, which DeepSpeed does not name), with the rates and betas that their
+ * originals take where the block is silent. */
+typedef struct type_row {
+    const char *type, *row, *as; /* in lower case; of optim's table; as it is written down */
+    double lr, beta2;
+} type_row;
+static const type_row types[] = {
+    {"adamw", "adamw", "AdamW", 1e-3, 0.999},
+    {"adam", "adamw", "Adam", 1e-3, 0.999}, /* decoupled too, unless adam_w_mode is false */
+    {"adamw8bit", "adamw_8bit", "AdamW8bit", 1e-3, 0.999},
+    {"adam8bit", "adam_8bit", "Adam8bit", 1e-3, 0.999},
+    {"lion", "lion", "Lion", 1e-3, 0.999},
+    {"adagrad", "adagrad", "Adagrad", 1e-2, 0},
+    {"sgd", "sgd", "SGD", 1e-3, 0},
+};
+#define TYPES "\"AdamW\", \"Adam\", \"AdamW8bit\", \"Lion\", \"Adagrad\" or \"SGD\""
+
+/* HF Trainer's and ms-swift's names for them, in the order of the schema's choices. */
+static const char *const optim_rows[] = {"adamw", "adamw_8bit", "adafactor", "sgd", NULL, "lion", "adagrad"};
+
+const char *config_optimizer_type(const tm_config *c) {
+    const tm_optimizer *optimizer = c->optimizer;
+    if (!strcmp(optimizer->name, "adamw") && !c->optim.adam_w_mode) return "Adam";
+    for (size_t i = 0; i < TM_COUNT(types); i++)
+        if (!strcmp(types[i].row, optimizer->name)) return types[i].as;
+    return optimizer->name;
 }
 
-static void check_type(cfg_state *s) {
-    static const char *const known[] = {
-        "adagrad", "adafactor", "deepspeedcpuadam", "fusedadam",  "fusedlamb", "lamb",
-        "lion",    "muon",      "onebitadam",       "onebitlamb", "sgd",       "zerooneadam"};
+/* Rows and columns are summed before the first weight may move: three walks over a tensor and its gradient. */
+static void refuse_passes(cfg_state *s, const cfg_value *v) {
+    char w[256], x[256];
+    cfg_problem(
+        s, TM_EUNSUPPORTED,
+        "%s: %s scales by sums over whole tensors, which an update tile by tile does not have: not supported yet; "
+        "use Lion or AdamW8bit (\"optim\": \"lion_32bit\", \"adamw_8bit\"), which keep little state too",
+        cfg_where(v, w, sizeof w), cfg_show(v, x, sizeof x));
+}
+
+static void refuse_type(cfg_state *s, const cfg_value *v) {
+    static const struct {
+        const char *type, *why;
+    } known[] = {
+        {"onebitadam", "sends gradients in one bit, so that results depend on the ranks"},
+        {"onebitlamb", "sends gradients in one bit, so that results depend on the ranks"},
+        {"zerooneadam", "sends gradients in one bit, so that results depend on the ranks"},
+        {"lamb", "needs norms over whole tensors"},
+        {"fusedlamb", "needs norms over whole tensors"},
+        {"muon", "needs whole matrices"},
+        {"muadam", "needs mup's shapes"},
+        {"muadamw", "needs mup's shapes"},
+        {"musgd", "needs mup's shapes"},
+    };
+    char w[256];
+    cfg_where(v, w, sizeof w);
+    for (size_t i = 0; i < TM_COUNT(known); i++) {
+        if (strcasecmp(v->node->text, known[i].type)) continue;
+        cfg_problem(s, TM_EUNSUPPORTED, "%s: optimizer \"%s\" is not supported: it %s; use " TYPES, w, v->node->text,
+                    known[i].why);
+        return;
+    }
+    cfg_problem(s, TM_EINPUT, "%s: unknown optimizer \"%.48s\"; use " TYPES, w, v->node->text);
+}
+
+/* The row of a type; without one that of AdamW, so that what else is wrong is found as well. */
+static const type_row *find_type(cfg_state *s) {
     const cfg_value *v = cfg_given(s, "optimizer.type");
     char w[256];
     if (!v) {
         cfg_problem(s, TM_EINPUT, "%s: \"optimizer.type\" is missing; give \"AdamW\"",
                     cfg_where(cfg_raw(s, "optimizer"), w, sizeof w));
-        return;
+        return &types[0];
     }
     const char *type = v->node->text;
-    if (!strcasecmp(type, "adam") || !strcasecmp(type, "adamw")) return;
-    for (size_t i = 0; i < TM_COUNT(known); i++) {
-        if (strcasecmp(type, known[i])) continue;
-        cfg_problem(s, TM_EUNSUPPORTED, "%s: optimizer \"%s\" is not supported; use \"AdamW\"",
-                    cfg_where(v, w, sizeof w), type);
+    if (!strcasecmp(type, "deepspeedcpuadam") || !strcasecmp(type, "fusedadam")) type = "adam";
+    for (size_t i = 0; i < TM_COUNT(types); i++)
+        if (!strcasecmp(type, types[i].type)) return &types[i];
+    if (!strcasecmp(type, "adafactor"))
+        refuse_passes(s, v);
+    else
+        refuse_type(s, v);
+    return &types[0];
+}
+
+/* ---- its options ---------------------------------------------------------------------------------------------- */
+
+static void set(cfg_state *s, const cfg_value *v, const char *key, double value) {
+    tm_config *c = &s->cfg->pub;
+    char w[256];
+    if (!tm_optim_set(c->optimizer, &c->optim, key, value))
+        cfg_problem(s, TM_EINPUT, "%s: %s has no option \"%s\"; it has lr, %s", cfg_where(v, w, sizeof w),
+                    config_optimizer_type(c), key, c->optimizer->keys);
+}
+
+static bool has(const tm_config *c, const char *key) {
+    tm_optim_opts probe = c->optim;
+    return tm_optim_set(c->optimizer, &probe, key, 0);
+}
+
+static void resolve_betas(cfg_state *s, const type_row *type) {
+    tm_optim_opts *o = &s->cfg->pub.optim;
+    const cfg_value *pair = cfg_given(s, PARAM "betas");
+    if (!has(&s->cfg->pub, "beta1")) {
+        if (pair) set(s, pair, "betas", 0);
         return;
     }
-    cfg_problem(s, TM_EINPUT, "%s: unknown optimizer \"%.48s\"; use \"AdamW\" or \"Adam\"", cfg_where(v, w, sizeof w),
-                type);
+    if (cfg_is_auto(s, PARAM "betas")) {
+        o->beta1 = cfg_number(s, "adam_beta1");
+        o->beta2 = cfg_number(s, "adam_beta2");
+        return;
+    }
+    o->beta1 = pair ? pair->node->child->number : 0.9;
+    o->beta2 = pair ? pair->node->child->next->number : type->beta2;
+    compare(s, "adam_beta1", PARAM "betas", o->beta1);
+    compare(s, "adam_beta2", PARAM "betas", o->beta2);
+}
+
+/* Those that have one spelling only. */
+static void resolve_own(cfg_state *s) {
+    static const char *const keys[] = {PARAM "bias_correction", PARAM "momentum", PARAM "dampening",
+                                       PARAM "nesterov",        PARAM "lr_decay", PARAM "initial_accumulator_value"};
+    for (size_t i = 0; i < TM_COUNT(keys); i++) {
+        const cfg_value *v = cfg_given(s, keys[i]);
+        if (!v) continue;
+        set(s, v, keys[i] + strlen(PARAM), v->node->type == TM_JSON_BOOL ? v->node->boolean : v->node->number);
+    }
+}
+
+/* DeepSpeed: type AdamW is decoupled whatever adam_w_mode says. */
+static void resolve_mode(cfg_state *s, const type_row *type) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *v = cfg_given(s, PARAM "adam_w_mode");
+    if (!has(c, "adam_w_mode")) {
+        if (v) set(s, v, "adam_w_mode", 0);
+        return;
+    }
+    bool asked = v ? v->node->boolean : c->optim.adam_w_mode, fixed = !strncmp(type->type, "adamw", 5);
+    if (fixed && !asked) tm_warn_once("adam_w_mode", "adam_w_mode false has no effect on type AdamW, as in DeepSpeed");
+    c->optim.adam_w_mode = fixed || asked;
 }
 
 static void resolve_block(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
+    const type_row *type = find_type(s);
     char w[256];
-    check_type(s);
-    c->learning_rate = number(s, "learning_rate", PARAM "lr");
-    c->adamw.eps = number(s, "adam_epsilon", PARAM "eps");
-    c->adamw.weight_decay = number(s, "weight_decay", PARAM "weight_decay");
-    resolve_betas(s);
-    c->adamw.adam_w_mode = cfg_bool(s, PARAM "adam_w_mode");
-    c->adamw.bias_correction = cfg_bool(s, PARAM "bias_correction");
+    c->optimizer = tm_optimizer_find(type->row);
+    tm_optim_defaults(c->optimizer, &c->optim);
+    c->learning_rate = number(s, "learning_rate", PARAM "lr", type->lr);
+    if (has(c, "eps"))
+        c->optim.eps = number(s, has(c, "beta1") ? "adam_epsilon" : NULL, PARAM "eps", c->optim.eps);
+    else if (cfg_given(s, PARAM "eps"))
+        set(s, cfg_given(s, PARAM "eps"), "eps", 0);
+    c->optim.weight_decay = number(s, "weight_decay", PARAM "weight_decay", 0);
+    resolve_betas(s, type);
+    resolve_own(s);
+    resolve_mode(s, type);
     if (!cfg_bool(s, PARAM "fp32_optimizer_states"))
         cfg_problem(s, TM_EUNSUPPORTED,
                     "%s: \"" PARAM "fp32_optimizer_states\" false: not supported yet by this version",
                     cfg_where(cfg_given(s, PARAM "fp32_optimizer_states"), w, sizeof w));
+}
+
+/* ---- flat names ----------------------------------------------------------------------------------------------- */
+
+/* HF Trainer's optim_args: "momentum=0.9,nesterov=True". */
+static void resolve_args(cfg_state *s) {
+    const cfg_value *v = cfg_given(s, "optim_args");
+    char key[48], word[48], w[256];
+    if (!v) return;
+    for (const char *at = v->node->text; *at;) {
+        int used = 0;
+        char *end = word;
+        bool pair = sscanf(at, " %47[^=, ] = %47[^, ]%n", key, word, &used) == 2;
+        double value = !strcasecmp(word, "true") ? 1 : !strcasecmp(word, "false") ? 0 : pair ? strtod(word, &end) : 0;
+        if (!pair || (end != word && *end) || (end == word && strcasecmp(word, "true") && strcasecmp(word, "false"))) {
+            cfg_problem(s, TM_EINPUT, "%s: \"optim_args\" must be like \"momentum=0.9,nesterov=True\"",
+                        cfg_where(v, w, sizeof w));
+            return;
+        }
+        set(s, v, key, value);
+        at += used;
+        at += strspn(at, ", ");
+    }
+}
+
+static void resolve_flat(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *v = cfg_given(s, "optim");
+    const char *row = optim_rows[cfg_choice(s, "optim")];
+    char w[256], x[256];
+    if (row && !strcmp(row, "adafactor")) {
+        refuse_passes(s, v);
+    } else if (!row) {
+        cfg_problem(s, TM_EUNSUPPORTED, "%s: \"optim\" %s: not supported yet by this version; use \"adamw_torch\"",
+                    cfg_where(v, w, sizeof w), cfg_show(v, x, sizeof x));
+        row = NULL;
+    }
+    c->optimizer = tm_optimizer_find(row ? row : "adamw");
+    tm_optim_defaults(c->optimizer, &c->optim);
+    c->optim.weight_decay = cfg_number(s, "weight_decay");
+    if (has(c, "beta1")) {
+        c->optim.beta1 = cfg_number(s, "adam_beta1");
+        c->optim.beta2 = cfg_number(s, "adam_beta2");
+        if (has(c, "eps")) c->optim.eps = cfg_number(s, "adam_epsilon");
+    }
+    resolve_args(s);
+}
+
+/* Both spellings are there: they have to name the same one. */
+static void compare_optim(cfg_state *s) {
+    const cfg_value *flat = cfg_given(s, "optim"), *block = cfg_given(s, "optimizer.type");
+    if (!flat || !block) return;
+    const char *row = optim_rows[cfg_choice(s, "optim")];
+    if (!row || strcmp(row, s->cfg->pub.optimizer->name)) cfg_mismatch(s, "optim", flat, "optimizer.type", block);
 }
 
 static void resolve_clipping(cfg_state *s) {
@@ -105,19 +276,18 @@ static void check_update(cfg_state *s) {
 
 tm_status config_resolve_optimizer(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    char w[256], x[256];
+    char w[256];
     c->learning_rate = cfg_number(s, "learning_rate");
-    c->adamw = (tm_adamw_opts){.beta1 = cfg_number(s, "adam_beta1"),
-                               .beta2 = cfg_number(s, "adam_beta2"),
-                               .eps = cfg_number(s, "adam_epsilon"),
-                               .weight_decay = cfg_number(s, "weight_decay"),
-                               .adam_w_mode = true,
-                               .bias_correction = true};
-    if (cfg_raw(s, "optimizer")) resolve_block(s);
-    if (!cfg_chosen(s, "optim", "adamw_torch")) {
-        const cfg_value *v = cfg_given(s, "optim");
-        cfg_problem(s, TM_EUNSUPPORTED, "%s: \"optim\" %s: not supported yet by this version; use \"adamw_torch\"",
-                    cfg_where(v, w, sizeof w), cfg_show(v, x, sizeof x));
+    if (cfg_raw(s, "optimizer"))
+        resolve_block(s);
+    else
+        resolve_flat(s);
+    compare_optim(s);
+    const char *wrong = tm_optim_check(c->optimizer, &c->optim);
+    if (wrong) {
+        const cfg_value *v = cfg_raw(s, "optimizer") ? cfg_raw(s, "optimizer") : cfg_raw(s, "optim");
+        cfg_problem(s, TM_EINPUT, "%s: %s: %s", v ? cfg_where(v, w, sizeof w) : s->opts->name, config_optimizer_type(c),
+                    wrong);
     }
     resolve_clipping(s);
     check_update(s);

@@ -26,7 +26,7 @@ struct job_costs {
     double known_seconds, known_nominal; /* of what was measured, for what was not */
     uint32_t *first;                     /* per unit: its stage 0 in `stage` */
     double *stage[2];                    /* seconds, forward and backward */
-    double adamw, finish;                /* seconds an element */
+    double update, finish;               /* seconds an element */
 };
 
 /* ---- work ---------------------------------------------------------------------------------------------------- */
@@ -180,14 +180,14 @@ static void fill_tiles(job_costs *c) {
     for (uint32_t p = 1; p < tm_model_parts(c->job->model); p++)
         if (c->job->part[p].elements > c->job->part[part].elements) part = p;
     double n = (double)tm_min_u64(c->job->part[part].elements, TM_TILE_ELEMENTS);
-    double width = (double)tm_dtype_bytes(c->job->dtype), state = c->job->dtype == TM_F16 ? 14 : 12;
+    double width = (double)tm_dtype_bytes(c->job->dtype), state = 4 + state_bytes_per_parameter(c->job);
     tm_op op = {.code = OP_FINISH, .arg = {part, 0}};
     snprintf(key, sizeof key, "finish n%.0f %s", n, type_name(c->job));
     c->finish = resolve(c, &op, key, n * (4 + width) / c->bytes_per_second) / n;
     if (!c->job->optimizer) return;
-    op.code = OP_ADAMW;
-    snprintf(key, sizeof key, "adamw n%.0f %s", n, type_name(c->job));
-    c->adamw = resolve(c, &op, key, n * (2 * state + width) / c->bytes_per_second) / n;
+    op.code = OP_UPDATE;
+    snprintf(key, sizeof key, "%s n%.0f %s", c->job->update->name, n, type_name(c->job));
+    c->update = resolve(c, &op, key, n * (2 * state + width) / c->bytes_per_second) / n;
 }
 
 static tm_status make_table(job_costs *c) {
@@ -307,8 +307,8 @@ double job_cost(void *costs, const tm_op *op) {
         return c->stage[1][c->first[op->arg[0]] + op->arg[1]] * (op->flags & OP_KEPT_LOGITS ? 2.0 / 3 : 1);
     case OP_FINISH:
         return c->finish * tile_of(c, op);
-    case OP_ADAMW:
-        return c->adamw * tile_of(c, op);
+    case OP_UPDATE:
+        return c->update * tile_of(c, op);
     case OP_BATCH:
         return tokens * TOKEN_SECONDS;
     case OP_OBJECTIVE:
@@ -340,7 +340,7 @@ static const char *op_word(uint16_t code) {
                                        [OP_OBJECTIVE] = "objective",
                                        [OP_FINISH] = "finish",
                                        [OP_NORM] = "norm",
-                                       [OP_ADAMW] = "adamw",
+                                       [OP_UPDATE] = "update",
                                        [OP_IMPORT] = "import",
                                        [OP_LOGITS] = "logits",
                                        [OP_TAKE_GRAD] = "take grad",
@@ -372,7 +372,7 @@ void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
         return;
     }
     case OP_FINISH:
-    case OP_ADAMW:
+    case OP_UPDATE:
     case OP_IMPORT:
         snprintf(buf, cap, "%s %s tile %u", word, tm_model_part(m, op->arg[0])->name, op->arg[1]);
         return;

@@ -64,9 +64,10 @@ static void tile_operands(operand_list *l, const tm_job *job, const tm_op *op) {
         return;
     }
     add(l, n * width, FILL_VALUES);
-    if (ps->lo != TM_NO_OBJECT) add(l, n * 2, FILL_VALUES);
-    add(l, n * sizeof(float), FILL_VALUES);
-    add(l, n * sizeof(float), FILL_POSITIVE); /* exp_avg_sq has a root taken */
+    if (ps->lo != TM_NO_OBJECT) add(l, state_bytes(job, op->arg[0], TM_KIND_WEIGHT_LO, n), FILL_VALUES);
+    if (ps->exp_avg != TM_NO_OBJECT) add(l, state_bytes(job, op->arg[0], TM_KIND_EXP_AVG, n), FILL_POSITIVE);
+    if (ps->exp_avg_sq != TM_NO_OBJECT) /* has a root taken */
+        add(l, state_bytes(job, op->arg[0], TM_KIND_EXP_AVG_SQ, n), FILL_POSITIVE);
     add(l, n * width, FILL_VALUES);
     add(l, 64, FILL_VALUES);
 }
@@ -110,8 +111,6 @@ static void fill(const tm_job *job, const operand_list *l, void *const *operand,
 
 /* A job that holds what handlers read beside their operands, without touching the real one. */
 static tm_job stand_in(const tm_job *job, const job_shape *shape, job_batch *batch) {
-    static const tm_adamw_opts plain = {
-        .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .adam_w_mode = true, .bias_correction = true};
     tm_job j = *job;
     uint32_t used = shape->rows * shape->seq;
     *batch = (job_batch){.rows = shape->rows,
@@ -123,8 +122,8 @@ static tm_job stand_in(const tm_job *job, const job_shape *shape, job_batch *bat
     j.capacity = shape_tokens(shape);
     j.kv = NULL;
     j.no_decay = NULL;
-    j.step = (step_result){.finite = true};
-    tm_adamw_step_init(&j.step.adamw, &plain, 1e-5, 1, 1.0);
+    j.step = (step_result){.finite = true, .learning_rate = 1e-5, .number = 2, .clip = 1};
+    state_prepare_step(&j);
     return j;
 }
 
@@ -158,7 +157,7 @@ bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, ui
     uint64_t bytes = TM_FRAME_ALIGN;
     if (op->code == OP_FORWARD || op->code == OP_BACKWARD)
         stage_operands(&l, job, op, shape);
-    else if (op->code == OP_FINISH || op->code == OP_ADAMW)
+    else if (op->code == OP_FINISH || op->code == OP_UPDATE)
         tile_operands(&l, job, op);
     else
         return false;

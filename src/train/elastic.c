@@ -17,7 +17,6 @@ typedef struct old_rank {
 
 struct elastic {
     const tm_model *m;
-    uint64_t width; /* bytes of a compute weight */
     uint32_t ranks;
     uint64_t keep_elements;
     old_rank *rank;
@@ -100,7 +99,7 @@ tm_status elastic_open(elastic **out, const tm_model *m, const char *const *dire
     tm_status rc = TM_OK;
     elastic *e = tm_calloc(1, sizeof *e);
     if (!e) return tm_nomem(sizeof *e);
-    *e = (elastic){.m = m, .width = tm_dtype_bytes(tm_model_dtype(m)), .ranks = ranks};
+    *e = (elastic){.m = m, .ranks = ranks};
     e->rank = tm_calloc(ranks, sizeof *e->rank);
     if (!e->rank) TM_GO(tm_nomem(ranks * sizeof *e->rank));
     for (uint32_t q = 0; q < ranks; q++) {
@@ -146,10 +145,16 @@ static uint32_t holder_of(const elastic *e, uint32_t part, tm_kind kind, uint32_
     return q;
 }
 
-/* Elements from at.begin on, up to the end of the old tile that they begin in; how many, into *n. */
-static tm_status read_run(elastic *e, uint32_t part, tm_kind kind, span at, char *to, uint64_t *n) {
+/* Where a run of elements was: an object of a commit, its tile, the run's place in it; and how long it is. */
+typedef struct old_run {
+    tm_commit_reader *reader;
+    uint32_t number;
+    uint64_t tile, first, n;
+} old_run;
+
+/* Elements from at.begin on, up to the end of the old tile that they begin in. */
+static tm_status find_run(elastic *e, uint32_t part, tm_kind kind, span at, old_run *run) {
     uint64_t elements = tm_model_part(e->m, part)->elements, each = slice_elements(elements, e->ranks);
-    uint64_t width = kind == TM_KIND_WEIGHT_HI ? e->width : kind == TM_KIND_WEIGHT_LO ? 2 : 4;
     uint32_t slice = (uint32_t)(at.begin / each), q = holder_of(e, part, kind, slice);
     if (q == e->ranks) return tm_fail(TM_ECORRUPT, "no commit holds slice %u of %s", slice, tm_kind_name(kind));
     holding h = holding_of(e, q, part, kind);
@@ -157,14 +162,34 @@ static tm_status read_run(elastic *e, uint32_t part, tm_kind kind, span at, char
     uint32_t tile = held_find(elements, e->ranks, h, from);
     span was = held_tile(elements, e->ranks, h, tile);
     const old_part *p = &e->rank[q].part[part];
-    *n = tm_min_u64(at.n, was.begin + was.n - at.begin);
-    return tm_commit_read(e->rank[q].reader, kind, (kind == TM_KIND_WEIGHT_HI ? p->hi : p->own) + tile,
-                          (at.begin - was.begin) * width, to, *n * width);
+    *run = (old_run){.reader = e->rank[q].reader,
+                     .number = (kind == TM_KIND_WEIGHT_HI ? p->hi : p->own) + tile,
+                     .tile = was.n,
+                     .first = at.begin - was.begin,
+                     .n = tm_min_u64(at.n, was.begin + was.n - at.begin)};
+    return TM_OK;
 }
 
-tm_status elastic_read(elastic *e, uint32_t part, tm_kind kind, span at, void *to) {
-    uint64_t width = kind == TM_KIND_WEIGHT_HI ? e->width : kind == TM_KIND_WEIGHT_LO ? 2 : 4, n = 0;
-    for (char *next = to; at.n > 0; next += n * width, at.begin += n, at.n -= n)
-        TM_TRY(read_run(e, part, kind, at, next, &n));
+/* Blocks of 8-bit states begin where slices and tiles do (states.c), so that runs are cut between them. */
+static tm_status read_coded(const tm_job *job, uint32_t part, tm_kind kind, const old_run *r, char *magnitude,
+                            char *code) {
+    uint64_t before = state_codes_at(job, part, r->first);
+    TM_TRY(tm_commit_read(r->reader, kind, r->number, before, magnitude, state_codes_at(job, part, r->n)));
+    return tm_commit_read(r->reader, kind, r->number, state_codes_at(job, part, r->tile) + r->first, code, r->n);
+}
+
+tm_status elastic_read(elastic *e, const tm_job *job, uint32_t part, tm_kind kind, span at, void *to) {
+    bool state = kind == TM_KIND_EXP_AVG || kind == TM_KIND_EXP_AVG_SQ;
+    uint64_t codes = state ? state_codes_at(job, part, at.n) : 0, width = state_bytes(job, part, kind, 1), done = 0;
+    while (done < at.n) {
+        old_run r = {0};
+        TM_TRY(find_run(e, part, kind, (span){at.begin + done, at.n - done}, &r));
+        if (codes)
+            TM_TRY(read_coded(job, part, kind, &r, (char *)to + state_codes_at(job, part, done),
+                              (char *)to + codes + done));
+        else
+            TM_TRY(tm_commit_read(r.reader, kind, r.number, r.first * width, (char *)to + done * width, r.n * width));
+        done += r.n;
+    }
     return TM_OK;
 }

@@ -8,8 +8,8 @@ typedef struct elastic elastic;
 /* directory[q]: the first run directory of rank q of the run that made the commit. */
 tm_status elastic_open(elastic **out, const tm_model *m, const char *const *directory, uint32_t ranks);
 void elastic_close(elastic *e); /* NULL is fine */
-/* Elements `at` of one kind of state of a part. */
-tm_status elastic_read(elastic *e, uint32_t part, tm_kind kind, span at, void *to);
+/* One kind of state of elements `at` of a part, laid out as a tile of them. */
+tm_status elastic_read(elastic *e, const tm_job *job, uint32_t part, tm_kind kind, span at, void *to);
 
 /* Into a commit's info, and back: which slices it holds. */
 void elastic_describe(const job_ranks *r, tm_json_writer *w);

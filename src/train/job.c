@@ -70,6 +70,7 @@ static part_state describe_part(const tm_job *job, uint32_t part) {
                     .elements = tm_model_part(job->model, part)->elements,
                     .weights =
                         part_kept_whole(job->model, part, r->keep_elements) ? (holding){0, r->ranks} : r->weights};
+    s.small = job->optimizer && state_is_small(job, part);
     s.hi_tiles = held_tiles(s.elements, r->ranks, s.weights);
     s.tiles = held_tiles(s.elements, r->ranks, r->own);
     s.sum_tiles = held_tiles(s.elements, r->ranks, r->sums);
@@ -80,37 +81,34 @@ static part_state describe_part(const tm_job *job, uint32_t part) {
 static void add_moments(tm_job *job, uint32_t part, uint32_t *bundle) {
     part_state *s = &job->part[part];
     uint32_t unit = tm_model_part(job->model, part)->unit, at = tm_layout_objects(job->layout), first = at;
-    bool split = job->dtype == TM_BF16, apart = job->parks && gradients_are_shared(job);
-    uint64_t width = tm_dtype_bytes(job->dtype);
+    bool apart = job->parks && gradients_are_shared(job);
+    const tm_kind kind[] = {TM_KIND_WEIGHT_LO, TM_KIND_EXP_AVG, TM_KIND_EXP_AVG_SQ, TM_KIND_GRAD};
+    uint32_t *id[] = {&s->lo, &s->exp_avg, &s->exp_avg_sq, &s->grad}, kinds = job->parks && !apart ? 4 : 3;
     if (s->tiles == 0) return;
-    if (split) s->lo = at++;
-    s->exp_avg = at++;
-    s->exp_avg_sq = at++;
-    if (job->parks && !apart) s->grad = at++;
+    for (uint32_t k = 0; k < kinds; k++)
+        if (state_bytes(job, part, kind[k], 1) > 0) *id[k] = at++;
     s->stride = s->grad_stride = at - first;
-    for (uint32_t i = 0; i < s->tiles; i++) {
-        uint64_t n = own_tile(job, part, i).n;
-        if (split) (void)add_object(job, TM_KIND_WEIGHT_LO, unit, (*bundle)++, n * 2, false);
-        (void)add_object(job, TM_KIND_EXP_AVG, unit, (*bundle)++, n * 4, false);
-        (void)add_object(job, TM_KIND_EXP_AVG_SQ, unit, (*bundle)++, n * 4, false);
-        if (job->parks && !apart) (void)add_object(job, TM_KIND_GRAD, unit, (*bundle)++, n * width, false);
-    }
+    for (uint32_t i = 0; i < s->tiles; i++)
+        for (uint32_t k = 0; k < kinds; k++)
+            if (*id[k] != TM_NO_OBJECT)
+                (void)add_object(job, kind[k], unit, (*bundle)++,
+                                 state_bytes(job, part, kind[k], own_tile(job, part, i).n), false);
     if (!apart) return;
     s->grad = tm_layout_objects(job->layout);
     s->grad_stride = 1;
     for (uint32_t i = 0; i < s->tiles; i++)
-        (void)add_object(job, TM_KIND_GRAD, unit, *bundle, own_tile(job, part, i).n * width, false);
+        (void)add_object(job, TM_KIND_GRAD, unit, *bundle,
+                         state_bytes(job, part, TM_KIND_GRAD, own_tile(job, part, i).n), false);
     ++*bundle;
 }
 
 static void add_part(tm_job *job, const job_opts *opts, uint32_t part, uint32_t *bundle) {
     part_state *s = &job->part[part];
-    uint64_t width = tm_dtype_bytes(job->dtype);
     *s = describe_part(job, part);
     s->hi = tm_layout_objects(job->layout);
     for (uint32_t i = 0; i < s->hi_tiles; i++)
         (void)add_object(job, TM_KIND_WEIGHT_HI, tm_model_part(job->model, part)->unit, *bundle,
-                         hi_tile(job, part, i).n * width, persists(job, opts, part));
+                         state_bytes(job, part, TM_KIND_WEIGHT_HI, hi_tile(job, part, i).n), persists(job, opts, part));
     ++*bundle;
     if (job->optimizer) add_moments(job, part, bundle);
 }
@@ -190,6 +188,11 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     job_catch_signals();
     job->dtype = opts->dtype;
     job->optimizer = opts->optimizer;
+    job->update = opts->update ? opts->update : tm_optimizer_find("adamw");
+    if (opts->update)
+        job->update_opts = opts->update_opts;
+    else
+        tm_optim_defaults(job->update, &job->update_opts);
     job->seed = opts->seed;
     job->ranks = opts->ranks;
     if (!job->ranks.comm) job->ranks = (job_ranks){.ranks = 1, .weights = {0, 1}, .own = {0, 1}, .sums = {0, 1}};

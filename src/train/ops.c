@@ -79,15 +79,6 @@ static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
     return tm_stage_backward(&a);
 }
 
-/* The constants of AdamW's step, once its clip factor is known. */
-static void prepare_update(tm_job *job) {
-    step_result *s = &job->step;
-    tm_adamw_opts plain = job->adamw;
-    plain.weight_decay = 0;
-    tm_adamw_step_init(&s->adamw, &job->adamw, s->learning_rate, s->number, s->clip);
-    tm_adamw_step_init(&s->adamw_no_decay, &plain, s->learning_rate, s->number, s->clip);
-}
-
 /* Update B has no way back: what was updated before is a step ahead of what is left. */
 static tm_status diverged(tm_job *job, const char *what) {
     job->step.finite = false;
@@ -131,7 +122,7 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
     job->step.finite = true;
     job->step.diverged = false;
     job->step.clip = 1;
-    prepare_update(job);
+    state_prepare_step(job);
     return TM_OK;
 }
 
@@ -162,40 +153,52 @@ static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
     s->grad_norm = sqrt(sum);
     s->finite = isfinite(s->grad_norm) && isfinite(s->loss_sum);
     s->clip = tm_clip_factor(s->grad_norm, job->max_grad_norm);
-    if (s->finite) prepare_update(job); /* else the update is skipped: do_adamw leaves the state alone */
+    if (s->finite) state_prepare_step(job); /* else the update is skipped: do_update leaves the state alone */
     return TM_OK;
 }
 
+/* A tile that is updated: its operands, from the tile's first element on. */
+typedef struct update_tile {
+    uint32_t part;
+    uint64_t n;
+    void *hi, *lo, *m, *v;
+    const char *g;
+} update_tile;
+
 /* One run of elements with the same decay. */
-static uint64_t adamw_run(tm_job *job, const tm_adamw_step *step, uint64_t first, uint64_t n, void *hi, void *lo,
-                          float *m, float *v, const void *g) {
-    if (lo)
-        return tm_adamw_split((uint16_t *)hi + first, (uint16_t *)lo + first, m + first, v + first,
-                              (const uint16_t *)g + first, n, step);
-    (void)job;
-    return tm_adamw_f32((float *)hi + first, m + first, v + first, (const float *)g + first, n, step);
+static uint64_t update_run(const tm_job *job, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
+    uint64_t width = tm_dtype_bytes(job->dtype);
+    tm_optim_span x = {
+        .grad = t->g + first * width, .grad_type = job->dtype == TM_F32 ? TM_GRAD_F32 : TM_GRAD_BF16, .n = n};
+    if (job->dtype == TM_F32) {
+        x.weight = (float *)t->hi + first;
+    } else {
+        x.weight_hi = (uint16_t *)t->hi + first;
+        x.weight_lo = (uint16_t *)t->lo + first;
+    }
+    state_span(job, t->part, t->m, t->v, first, t->n, &x);
+    return tm_optim_run(&job->step.update[job->part[t->part].small][plain], &x);
 }
 
-static tm_status do_adamw(tm_job *job, const tm_op *op, operands o) {
+static tm_status do_update(tm_job *job, const tm_op *op, operands o) {
     const part_state *ps = &job->part[op->arg[0]];
     span at = own_tile(job, op->arg[0], op->arg[1]);
-    uint64_t begin = at.begin, n = at.n;
-    void *hi = next_operand(&o), *lo = ps->lo != TM_NO_OBJECT ? next_operand(&o) : NULL;
-    float *m = next_operand(&o), *v = next_operand(&o);
-    uint64_t into = op->arg[2] ? begin - own_run(job, op->arg[0]).begin : 0;
-    const char *g = (const char *)next_operand(&o) + into * tm_dtype_bytes(job->dtype);
+    update_tile t = {.part = op->arg[0], .n = at.n, .hi = next_operand(&o)};
+    if (ps->lo != TM_NO_OBJECT) t.lo = next_operand(&o);
+    if (ps->exp_avg != TM_NO_OBJECT) t.m = next_operand(&o);
+    if (ps->exp_avg_sq != TM_NO_OBJECT) t.v = next_operand(&o);
+    uint64_t into = op->arg[2] ? at.begin - own_run(job, op->arg[0]).begin : 0;
+    t.g = (const char *)next_operand(&o) + into * tm_dtype_bytes(job->dtype);
     if (!job->step.finite) return TM_OK;
     if (!job->no_decay) {
-        job->nonfinite += adamw_run(job, &job->step.adamw, 0, n, hi, lo, m, v, g);
+        job->nonfinite += update_run(job, &t, 0, at.n, false);
         return TM_OK;
     }
     const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
     for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
-        uint64_t from = tm_max_u64(seg[i].part_offset, begin),
-                 to = tm_min_u64(seg[i].part_offset + seg[i].elements, begin + n);
-        if (from >= to) continue;
-        const tm_adamw_step *step = job->no_decay[seg[i].tensor] ? &job->step.adamw_no_decay : &job->step.adamw;
-        job->nonfinite += adamw_run(job, step, from - begin, to - from, hi, lo, m, v, g);
+        uint64_t from = tm_max_u64(seg[i].part_offset, at.begin),
+                 to = tm_min_u64(seg[i].part_offset + seg[i].elements, at.begin + at.n);
+        if (from < to) job->nonfinite += update_run(job, &t, from - at.begin, to - from, job->no_decay[seg[i].tensor]);
     }
     return TM_OK;
 }
@@ -218,24 +221,27 @@ static tm_status read_tensor(tm_job *job, uint32_t t, uint64_t first, uint64_t n
 }
 
 /* Bit by bit what others wrote. */
-static tm_status read_state(tm_job *job, uint32_t part, span at, void *hi, void *lo, float *m, float *v) {
-    elastic *e = job->opts.elastic;
-    TM_TRY(elastic_read(e, part, TM_KIND_WEIGHT_HI, at, hi));
-    if (lo) TM_TRY(elastic_read(e, part, TM_KIND_WEIGHT_LO, at, lo));
-    if (m) TM_TRY(elastic_read(e, part, TM_KIND_EXP_AVG, at, m));
-    return v ? elastic_read(e, part, TM_KIND_EXP_AVG_SQ, at, v) : TM_OK;
+static tm_status read_state(tm_job *job, uint32_t part, span at, void *hi, void *lo, void *m, void *v) {
+    const tm_kind kind[] = {TM_KIND_WEIGHT_HI, TM_KIND_WEIGHT_LO, TM_KIND_EXP_AVG, TM_KIND_EXP_AVG_SQ};
+    void *object[] = {hi, lo, m, v};
+    for (size_t i = 0; i < TM_COUNT(kind); i++)
+        if (object[i]) TM_TRY(elastic_read(job->opts.elastic, job, part, kind[i], at, object[i]));
+    return TM_OK;
 }
 
 static tm_status do_import(tm_job *job, const tm_op *op, operands o) {
     const part_state *ps = &job->part[op->arg[0]];
     span at = hi_tile(job, op->arg[0], op->arg[1]);
     uint64_t begin = at.begin, n = at.n;
-    bool own = op->arg[2], split = job->optimizer && job->dtype == TM_BF16;
+    bool own = op->arg[2];
     void *hi = next_operand(&o), *lo = own && ps->lo != TM_NO_OBJECT ? next_operand(&o) : NULL;
-    float *m = own ? next_operand(&o) : NULL, *v = own ? next_operand(&o) : NULL;
+    void *m = own && ps->exp_avg != TM_NO_OBJECT ? next_operand(&o) : NULL;
+    void *v = own && ps->exp_avg_sq != TM_NO_OBJECT ? next_operand(&o) : NULL;
     if (job->opts.elastic) return read_state(job, op->arg[0], at, hi, lo, m, v);
-    float *master = job->dtype == TM_F32 ? hi : m ? m : next_operand(&o); /* build_state.c: scratch_bytes */
-    if (split && !own) lo = master + n;                                   /* another rank's; rounded like there */
+    bool apart = import_scratch_bytes(job, op->arg[0], n, own) > 0;
+    float *master = job->dtype == TM_F32 ? hi : apart ? next_operand(&o) : m;
+    if (!own && state_bytes(job, op->arg[0], TM_KIND_WEIGHT_LO, n) > 0)
+        lo = master + n; /* another rank's; rounded like there */
     const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
     for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
         uint64_t from = tm_max_u64(seg[i].part_offset, begin),
@@ -248,8 +254,8 @@ static tm_status do_import(tm_job *job, const tm_op *op, operands o) {
         tm_split_f32(master, hi, lo, n);
     else if (job->dtype != TM_F32)
         tm_grad_round_bf16(master, hi, n); /* weights only: to nearest even, as everyone loads them */
-    if (m) memset(m, 0, n * sizeof *m);
-    if (v) memset(v, 0, n * sizeof *v);
+    state_begin(job, op->arg[0], TM_KIND_EXP_AVG, m, n);
+    state_begin(job, op->arg[0], TM_KIND_EXP_AVG_SQ, v, n);
     return TM_OK;
 }
 
@@ -301,16 +307,18 @@ static uint64_t tile_values(const tm_job *job, const tm_op *op, operands *o, flo
     span tile = held_tile(job->part[s->part].elements, ranks, (holding){0, ranks}, op->arg[2]);
     uint64_t begin = tile.begin;
     uint64_t from = tm_max_u64(s->part_offset, begin), to = tm_min_u64(s->part_offset + s->elements, begin + tile.n);
-    bool split = op->arg[3] == WHAT_MASTER && job->optimizer && job->dtype == TM_BF16;
+    bool split = op->arg[3] == WHAT_MASTER && state_bytes(job, s->part, TM_KIND_WEIGHT_LO, 1) > 0;
+    bool state = op->arg[3] == WHAT_EXP_AVG || op->arg[3] == WHAT_EXP_AVG_SQ;
     void *a = next_operand(o), *lo = split ? next_operand(o) : NULL;
-    bool narrow = job->dtype != TM_F32 && (op->arg[3] == WHAT_MASTER || op->arg[3] == WHAT_COMPUTE);
     float *out = next_operand(o);
     uint64_t n = to - from, at = from - begin;
     *first = s->tensor_offset + (from - s->part_offset);
     *values = out;
     if (lo) {
         tm_join_f32((const uint16_t *)a + at, (const uint16_t *)lo + at, out, n);
-    } else if (narrow) {
+    } else if (state) {
+        *values = state_values(job, s->part, walk_kind((int)op->arg[3]), a, tile.n, at, n, out);
+    } else if (job->dtype != TM_F32) {
         for (uint64_t i = 0; i < n; i++) {
             uint32_t bits = (uint32_t)((const uint16_t *)a)[at + i] << 16;
             memcpy(&out[i], &bits, sizeof bits);
@@ -360,8 +368,8 @@ tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
         return do_finish(job, op, o);
     case OP_NORM:
         return do_norm(job, op, o);
-    case OP_ADAMW:
-        return do_adamw(job, op, o);
+    case OP_UPDATE:
+        return do_update(job, op, o);
     case OP_IMPORT:
         return do_import(job, op, o);
     case OP_LOGITS:

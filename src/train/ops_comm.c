@@ -103,16 +103,16 @@ static void fetch(comm_flight *f, const tm_job *job, const tm_op *op, void *cons
     const part_state *ps = &job->part[op->arg[0]];
     uint32_t ranks = job->ranks.ranks;
     span at = held_tile(ps->elements, ranks, (holding){0, ranks}, op->arg[1]);
-    bool weights = op->arg[2] == 0;
+    bool weights = op->arg[2] == TM_KIND_WEIGHT_HI;
     holding h = weights ? ps->weights : job->ranks.own;
-    uint64_t width = weights ? tm_dtype_bytes(job->dtype) : op->arg[2] == 1 ? 2 : 4;
+    uint64_t bytes = state_bytes(job, op->arg[0], (tm_kind)op->arg[2], at.n);
     void *to = operand[op->arg[3] ? 1 : 0];
-    if (op->arg[3]) memcpy(to, operand[0], at.n * width);
+    if (op->arg[3]) memcpy(to, operand[0], bytes);
     f->op[0] = (tm_comm_op){.code = TM_COMM_BROADCAST,
                             .group = job->ranks.group,
                             .type = TM_COMM_BYTE,
                             .recv = to,
-                            .count = at.n * width,
+                            .count = bytes,
                             .peer = held_by(h, (uint32_t)(at.begin / slice_elements(ps->elements, ranks)))};
 }
 

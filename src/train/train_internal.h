@@ -49,7 +49,8 @@ typedef struct job_ranks {
     uint64_t keep_elements;           /* parts of vectors, or of tensors of no more elements, are kept whole */
 } job_ranks;
 
-/* Where a part's state is: object ids in the layout. Tile i of lo, exp_avg, exp_avg_sq is at first + i * stride. */
+/* Where a part's state is: object ids in the layout. Tile i of lo, exp_avg, exp_avg_sq is at first + i * stride. The
+ * last two are the optimizer's first and second state, whatever it calls them. */
 typedef struct part_state {
     uint32_t hi;                      /* first of `hi_tiles` objects of one bundle */
     uint32_t lo, exp_avg, exp_avg_sq; /* of tile 0; TM_NO_OBJECT where the job has none */
@@ -57,6 +58,7 @@ typedef struct part_state {
     uint32_t stride, tiles, grad_stride;
     uint32_t hi_tiles, sum_tiles; /* of compute weights here; of gradients that are summed here */
     holding weights;              /* slices of hi; the others hold job->ranks.own, .sums */
+    bool small;                   /* its states are fp32 where the job's are 8-bit (states.c) */
     uint64_t elements;
 } part_state;
 
@@ -82,13 +84,15 @@ typedef struct step_result {
     bool finite;
     bool diverged; /* update B met a loss or gradient that is not finite: parts of the state are a step ahead, so that
                       only the last commit counts; the run of the plan failed with TM_EIO */
-    tm_adamw_step adamw, adamw_no_decay;
+    tm_optim_step update[2][2]; /* [the job's optimizer, that of small parts][decayed, not] */
 } step_result;
 
 typedef struct job_opts {
     const char *model; /* HF folder or .gguf */
     tm_dtype dtype;
     bool optimizer, init_random;
+    const tm_optimizer *update; /* of the table; NULL: AdamW */
+    tm_optim_opts update_opts;  /* where `update` is given; else its defaults */
     uint64_t seed;
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *const *paths; /* offload paths; none: everything stays in memory */
@@ -158,7 +162,8 @@ struct tm_job {
     void *cost_ctx;
     bool *no_decay; /* per tensor; NULL: all are decayed */
     double max_grad_norm;
-    tm_adamw_opts adamw;
+    const tm_optimizer *update;
+    tm_optim_opts update_opts;
     uint32_t *source_tensor; /* per tensor: its index in the source */
     uint32_t capacity;       /* token rows of a batch frame of the running program */
     const uint32_t *last;    /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
@@ -176,6 +181,25 @@ struct tm_job {
     void *may_go_on_ctx;
 };
 
+/* ---- states (states.c) --------------------------------------------------------------------------------------- */
+
+/* What a tile of n elements has of a kind, in bytes: the layout's object, a commit's, what ranks send each other. 0:
+ * the optimizer keeps no such state. */
+uint64_t state_bytes(const tm_job *job, uint32_t part, tm_kind kind, uint64_t n);
+double state_bytes_per_parameter(const tm_job *job); /* of both states, nearly */
+/* 8-bit states need tensors of some size (as in bitsandbytes) and blocks that are theirs alone. */
+bool state_is_small(const tm_job *job, uint32_t part);
+const tm_optimizer *state_optimizer(const tm_job *job, uint32_t part);
+/* Where an 8-bit state's codes begin in its object, behind the largest magnitudes of its blocks; else 0. */
+uint64_t state_codes_at(const tm_job *job, uint32_t part, uint64_t n);
+/* Elements [first, ..) of a tile's states into a span. */
+void state_span(const tm_job *job, uint32_t part, void *m, void *v, uint64_t first, uint64_t n, tm_optim_span *out);
+void state_begin(const tm_job *job, uint32_t part, tm_kind kind, void *object, uint64_t n); /* as before step 1 */
+/* Elements [first, first + n) of a state as fp32: in place, or in `room`. `all`: elements of the tile. */
+float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object, uint64_t all, uint64_t first,
+                    uint64_t n, float *room);
+void state_prepare_step(tm_job *job); /* the constants of the step's update, once its clip factor is known */
+
 /* ---- operations ---------------------------------------------------------------------------------------------- */
 
 enum {
@@ -186,9 +210,9 @@ enum {
     OP_OBJECTIVE, /* arg: micro-batches, within        | per mb: batch R, state R, coef W; step U */
     OP_FINISH,    /* arg: part, tile of sums, within, whole | sum R, grad W (whole: of the part), partial U */
     OP_NORM,      /* arg: -                            | partials R.. or, with ranks, reports R; step U */
-    OP_ADAMW,     /* arg: part, tile, whole            | hi U, [lo U,] exp_avg U, exp_avg_sq U, grad R (as above),
+    OP_UPDATE,    /* arg: part, tile, whole            | hi U, [lo U, exp_avg U, exp_avg_sq U,] grad R (as above),
                      step R */
-    OP_IMPORT,    /* arg: part, tile of hi, own        | hi W, [own: lo W, exp_avg W, exp_avg_sq W,] [scratch W] */
+    OP_IMPORT,    /* arg: part, tile of hi, own        | hi W, [own: lo, exp_avg, exp_avg_sq W,] [scratch W] */
     OP_LOGITS,    /* arg: stage, mb, last              | batch R, part R, normed R, logits W, workspace W */
     OP_TAKE_GRAD, /* arg: part                         | sum R, values W */
     OP_HASH,      /* arg: tensor, segment, tile, what  | tile R, [tile R,] values W, chain U */
@@ -215,8 +239,8 @@ tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_
 
 /* ---- front end ----------------------------------------------------------------------------------------------- */
 
-/* Where AdamW runs: U after backward; F in the next program's forward pass, each unit just before it is used; B inside
- * backward, each part as soon as its gradient is complete, while its weights are being visited anyway. */
+/* Where the update runs: U after backward; F in the next program's forward pass, each unit just before it is used; B
+ * inside backward, each part as soon as its gradient is complete, while its weights are being visited anyway. */
 typedef enum pass_update { UPDATE_NONE, UPDATE_AFTER, UPDATE_BEFORE, UPDATE_WITHIN } pass_update;
 enum { PASS_KEEP_ALL = 4, PASS_KEEP_LOGITS = 5 };
 typedef struct pass_opts {
@@ -240,11 +264,13 @@ tm_status build_pass(tm_program **out, const tm_job *job, const char *name, cons
 const char *pass_update_name(const pass_opts *o);                         /* "U", "F", "B", "none" */
 uint32_t pass_kept_blocks(const tm_job *job, const pass_opts *o);         /* at most as many as there are */
 const char *pass_activations_name(const tm_job *job, const pass_opts *o); /* "keep", "spill", "recompute", "mixed" */
-/* AdamW over everything, for gradients that are parked (update F): before anyone else looks at the state. */
+/* The update of everything, for gradients that are parked (update F): before anyone else looks at the state. */
 tm_status build_drain(tm_program **out, const tm_job *job);
 tm_status build_import(tm_program **out, const tm_job *job);
+uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t elements, bool own);
 /* Reads all state in byte order of the tensor names: for the hash (masters and moments) or an export (`what`). */
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what);
+tm_kind walk_kind(int what); /* that `what` is read from, the lower halves apart */
 
 /* Bytes of a batch's frame, and where its arrays are in it. */
 uint64_t batch_bytes(uint32_t tokens, uint32_t rows);

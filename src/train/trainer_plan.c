@@ -133,6 +133,8 @@ job_opts trainer_job_options(const trainer *t) {
     job_opts o = {.model = c->model,
                   .dtype = c->precision,
                   .optimizer = true,
+                  .update = c->optimizer,
+                  .update_opts = c->optim,
                   .init_random = c->init_random,
                   .seed = c->seed,
                   .host_bytes = host_bytes(c),
@@ -252,7 +254,6 @@ tm_status trainer_open_job(trainer *t) {
     TM_TRY(mark_no_decay(t));
     t->job->fill = trainer_fill;
     t->job->fill_ctx = t;
-    t->job->adamw = c->adamw;
     t->job->max_grad_norm = c->max_grad_norm;
     pass_opts way[TRAINER_MAX_WAYS];
     job_shape shape = trainer_step_shape(t);

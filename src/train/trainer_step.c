@@ -40,7 +40,7 @@ static tm_status one_step(trainer *t) {
     uint64_t began = tm_now_ns();
     job->step.learning_rate = tm_lr_at(&t->cfg->schedule, t->step);
     job->step.number = t->applied + 1;
-    (void)tm_lr_betas(&t->cfg->schedule, t->step, &job->adamw.beta1, &job->adamw.beta2);
+    (void)tm_lr_betas(&t->cfg->schedule, t->step, &job->update_opts.beta1, &job->update_opts.beta2);
     const tm_plan *plan = step_plan(t);
     trainer_watch_announce(t, plan);
     uint64_t between[2]; /* by commits and evaluations: not the step's */

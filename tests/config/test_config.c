@@ -18,8 +18,8 @@ static void ours_by_default(void **state) {
     assert_int_equal(c->accumulation_steps, 1);
     assert_int_equal(c->train_batch_size, 1);
     assert_int_equal(c->eval_batch_size, 1);
-    assert_true(c->learning_rate == 1e-5 && c->adamw.beta1 == .9 && c->adamw.beta2 == .95 && c->adamw.eps == 1e-8);
-    assert_true(c->adamw.weight_decay == .1 && c->adamw.adam_w_mode && c->adamw.bias_correction &&
+    assert_true(c->learning_rate == 1e-5 && c->optim.beta1 == .9 && c->optim.beta2 == .95 && c->optim.eps == 1e-8);
+    assert_true(c->optim.weight_decay == .1 && c->optim.adam_w_mode && c->optim.bias_correction &&
                 c->max_grad_norm == 1);
     assert_int_equal(c->schedule.type, TM_LR_COSINE);
     assert_true(c->num_train_epochs == 1 && c->max_steps == 0 && c->warmup_steps == 0);
@@ -67,8 +67,8 @@ static void every_key_of_ours(void **state) {
     assert_true(c->keep_state && c->save_state);
     assert_true(c->micro_batch_size == 2 && c->accumulation_steps == 4 && c->train_batch_size == 8);
     assert_int_equal(c->eval_batch_size, 3);
-    assert_true(c->learning_rate == 2e-4 && c->adamw.beta1 == .8 && c->adamw.beta2 == .99 && c->adamw.eps == 1e-6);
-    assert_true(c->adamw.weight_decay == 0 && c->max_grad_norm == .5);
+    assert_true(c->learning_rate == 2e-4 && c->optim.beta1 == .8 && c->optim.beta2 == .99 && c->optim.eps == 1e-6);
+    assert_true(c->optim.weight_decay == 0 && c->max_grad_norm == .5);
     assert_int_equal(c->no_decay.n, 2);
     assert_string_equal(c->no_decay.item[1], "bias");
     assert_int_equal(c->schedule.type, TM_LR_COSINE_WITH_MIN_LR);
@@ -135,7 +135,7 @@ static const char nvme_example[] =
 static void check_nvme(const tm_config *c) {
     assert_true(c->micro_batch_size == 2 && c->accumulation_steps == 8 && c->train_batch_size == 16);
     assert_true(c->precision == TM_BF16 && c->zero_stage == 3 && c->logging_steps == 10);
-    assert_true(c->learning_rate == 3e-5 && c->adamw.beta1 == .8 && c->adamw.weight_decay == 3e-7);
+    assert_true(c->learning_rate == 3e-5 && c->optim.beta1 == .8 && c->optim.weight_decay == 3e-7);
     assert_true(c->param_place == TM_PLACE_NVME && c->optimizer_place == TM_PLACE_NVME);
     assert_int_equal(c->param_paths.n, 2);
     assert_string_equal(c->param_paths.item[1], "/n2");
@@ -190,8 +190,8 @@ static void auto_takes_the_trainers_values(void **state) {
                                " \"gradient_accumulation_steps\": 3, \"max_grad_norm\": 0.3, \"warmup_ratio\": 0.05,"
                                " \"max_steps\": 90, \"precision\": \"fp32\"}",
                                all_auto, NULL);
-    assert_true(c->precision == TM_F32 && c->learning_rate == 2e-4 && c->adamw.weight_decay == .01);
-    assert_true(c->adamw.beta1 == .9 && c->adamw.beta2 == .98 && c->adamw.eps == 1e-8 && c->max_grad_norm == .3);
+    assert_true(c->precision == TM_F32 && c->learning_rate == 2e-4 && c->optim.weight_decay == .01);
+    assert_true(c->optim.beta1 == .9 && c->optim.beta2 == .98 && c->optim.eps == 1e-8 && c->max_grad_norm == .3);
     assert_true(c->micro_batch_size == 2 && c->accumulation_steps == 3 && c->train_batch_size == 6);
     assert_true(c->optimizer_place == TM_PLACE_CPU && c->param_place == TM_PLACE_NONE);
     assert_true(c->zero.reduce_bucket_size == TM_AUTO_ELEMENTS);
@@ -205,7 +205,7 @@ static void auto_takes_the_trainers_values(void **state) {
     assert_true(tm_lr_at(&c->schedule, 0) == 0 && tm_lr_at(&c->schedule, 6) == 2e-4);
     tm_config_free(c);
     c = test_ok_set("{" BASE ", \"deepspeed\": \"ds.json\"}", all_auto, NULL);
-    assert_true(c->precision == TM_BF16 && c->learning_rate == 1e-5 && c->adamw.weight_decay == .1);
+    assert_true(c->precision == TM_BF16 && c->learning_rate == 1e-5 && c->optim.weight_decay == .1);
     assert_int_equal(tm_config_resolve_steps(c, 7), TM_OK);
     assert_true(c->total_steps == 7 && c->schedule.total_steps == 7 && c->schedule.warmup_steps == 1);
     tm_config_free(c);
@@ -216,14 +216,14 @@ static void blocks_take_deepspeeds_defaults(void **state) {
     tm_config *c =
         test_ok("{" BASE ", \"optimizer\": {\"type\": \"Adam\"}, \"scheduler\": {\"type\": \"WarmupDecayLR\","
                 " \"params\": {\"total_num_steps\": 20}}}");
-    assert_true(c->learning_rate == 1e-3 && c->adamw.beta1 == .9 && c->adamw.beta2 == .999 &&
-                c->adamw.weight_decay == 0);
-    assert_true(c->adamw.adam_w_mode && c->adamw.bias_correction);
+    assert_true(c->learning_rate == 1e-3 && c->optim.beta1 == .9 && c->optim.beta2 == .999 &&
+                c->optim.weight_decay == 0);
+    assert_true(c->optim.adam_w_mode && c->optim.bias_correction);
     assert_true(c->schedule.warmup_steps == 1000 && c->schedule.warmup_max_lr == .001);
     tm_config_free(c);
     c = test_ok("{" BASE ", \"optimizer\": {\"type\": \"adam\", \"params\": {\"lr\": 1e-4, \"adam_w_mode\": false,"
                 " \"bias_correction\": false}}, \"scheduler\": {\"type\": \"WarmupLR\"}}");
-    assert_true(!c->adamw.adam_w_mode && !c->adamw.bias_correction && c->schedule.warmup_max_lr == 1e-4);
+    assert_true(!c->optim.adam_w_mode && !c->optim.bias_correction && c->schedule.warmup_max_lr == 1e-4);
     tm_config_free(c);
     /* no bf16 and no fp16: DeepSpeed trains in fp32 where it says so */
     c = test_ok("{" BASE ", \"fp16\": {\"enabled\": false}}");

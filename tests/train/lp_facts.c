@@ -181,7 +181,7 @@ static void sort_stays(reader *r) {
 /* ---- segments ------------------------------------------------------------------------------------------------ */
 
 static bool by_tiles(const tm_op *op) {
-    return op->code == OP_ADAMW || op->code == OP_FINISH;
+    return op->code == OP_UPDATE || op->code == OP_FINISH;
 }
 
 static void cut_segments(reader *r, uint32_t coarse, tm_cost_fn cost, void *ctx) {

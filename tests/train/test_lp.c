@@ -67,10 +67,10 @@ static double cost(void *ctx, const tm_op *op) {
         for (uint32_t i = 0; i < stage->n_parts; i++) elements += (double)s->job->part[stage->part[i]].elements;
         return 5e-5 + elements * 2 * SEQ * (op->code == OP_BACKWARD ? 2 : 1) / s->flops;
     }
-    case OP_ADAMW:
+    case OP_UPDATE:
     case OP_FINISH:
         elements = (double)own_tile(s->job, op->arg[0], op->arg[1]).n;
-        return elements * (op->code == OP_ADAMW ? 28 : 6) / 40e9;
+        return elements * (op->code == OP_UPDATE ? 28 : 6) / 40e9;
     default:
         return 1e-5;
     }
