@@ -19,7 +19,7 @@ int tm_cmd_train(int argc, char **argv) {
     const char *set[256], *config[1] = {NULL}, *resume = "auto";
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
     const char *trace = NULL;
-    bool quiet = false, keys = false, allow = false, resumable = false, reported = false;
+    bool profile = false, quiet = false, keys = false, allow = false, resumable = false, reported = false;
     double grace = 30;
     int64_t replay = 0;
     const tm_opt opts[] = {
@@ -33,6 +33,8 @@ int tm_cmd_train(int argc, char **argv) {
                   "compute every N-th step twice and compare the bits: finds a processor or memory that errs"),
         TM_OPTION("trace", TM_OPT_STRING, &trace, "FILE",
                   "write a Chrome trace (ui.perfetto.dev): every operation of every step, as simulated and as it ran"),
+        TM_FLAG("profile", &profile,
+                "say at the end, and in log.jsonl, where the seconds of a step went: by operation and by resource"),
         TM_FLAG("quiet", &quiet, "no first sample and no progress on stderr"),
         TM_FLAG("keys", &keys, "list every key of the configuration with its default and meaning"),
     };
@@ -60,6 +62,7 @@ int tm_cmd_train(int argc, char **argv) {
                           .resume = resume,
                           .quiet = quiet,
                           .trace = trace,
+                          .profile = profile,
                           .allow_numerics_change = allow,
                           .replay_every = replay,
                           .grace_seconds = grace > 0 ? grace : 1e-9,

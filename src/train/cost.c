@@ -333,7 +333,7 @@ double job_cost(void *costs, const tm_op *op) {
     }
 }
 
-static const char *op_word(uint16_t code) {
+const char *job_op_word(uint16_t code) {
     static const char *const word[] = {[OP_BATCH] = "batch",
                                        [OP_FORWARD] = "forward",
                                        [OP_BACKWARD] = "backward",
@@ -362,7 +362,7 @@ static const char *op_word(uint16_t code) {
 
 void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
     const tm_model *m = ((const tm_job *)ctx)->model;
-    const char *word = op_word(op->code);
+    const char *word = job_op_word(op->code);
     switch (op->code) {
     case OP_FORWARD:
     case OP_BACKWARD:

@@ -29,6 +29,7 @@ job_costs_basis job_costs_measured(const job_costs *c);
 /* A tm_cost_fn; `costs` is a job_costs. */
 double job_cost(void *costs, const tm_op *op);
 /* "forward layers.11.attn mb 0" for the operation into buf; `job` is a tm_job. */
+const char *job_op_word(uint16_t code); /* "forward" */
 void job_op_name(void *job, const tm_op *op, char *buf, size_t cap);
 
 /* Work of one call: a multiply-add is two operations; bytes are operands read and written. */

@@ -21,6 +21,7 @@ typedef struct tm_train_args {
     const char *resume;         /* "auto" (default), "never", or a directory */
     uint64_t order_seed;        /* != 0: random legal orders of every plan (tests) */
     bool quiet;                 /* no sample, no progress */
+    bool profile;               /* the table of where a step's seconds went, at the end */
     const char *trace;          /* Chrome trace JSON of every step, as simulated and as it ran; NULL: not */
     bool allow_numerics_change; /* go on though another ISA, library or number of threads will compute */
     int64_t replay_every;       /* every so many steps one is computed twice and its bits compared; 0: none */

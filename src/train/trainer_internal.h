@@ -16,6 +16,7 @@ typedef struct step_line {
     uint64_t sent[2]; /* bytes to other ranks: within the node, between nodes */
 } step_line;
 typedef struct trainer_watch trainer_watch;
+typedef struct trainer_profile trainer_profile;
 
 enum { TRAINER_LOSSES = 64 };
 /* What OUTPUT_DIR/run.json says of the run before. */
@@ -91,7 +92,8 @@ typedef struct trainer {
     double eval_sum;
     uint64_t eval_labels;
     trainer_watch *watch;
-    tm_hold *hold; /* OUTPUT_DIR is this run's */
+    trainer_profile *profile; /* NULL: not asked for */
+    tm_hold *hold;            /* OUTPUT_DIR is this run's */
     char path[4096];
 } trainer;
 
@@ -198,6 +200,12 @@ void trainer_watch_announce(trainer *t, const tm_plan *plan); /* a step is about
 tm_status trainer_watch_step(trainer *t, const step_line *line);
 tm_status trainer_watch_end(trainer *t); /* after the last step: the trace is written */
 void trainer_watch_close(trainer *t);
+
+/* profile.c: --profile. */
+tm_status trainer_profile_open(trainer *t);                  /* plans and executor are there */
+void trainer_profile_add(trainer *t, const tm_run_stats *s); /* a step's last transfer has landed */
+tm_status trainer_profile_end(trainer *t);                   /* after the last step: the table, and a log line */
+void trainer_profile_close(trainer *t);
 
 /* diagnose.c */
 tm_status trainer_give_up(trainer *t, int skipped); /* commits, says where the step's numbers stop being finite */

@@ -99,12 +99,13 @@ static void run_ended(void *ctx, const tm_run_stats *s) {
     trainer *t = ctx;
     trainer_watch *w = t->watch;
     if (s->plan != t->plan && s->plan != t->first_plan) return; /* evaluations and the like */
+    trainer_profile_add(t, s);
     TM_ASSERT(w->n_ended < WAITING);
     tm_run_stats *kept = &w->ended[w->n_ended++];
     *kept = *s;
     match(t);
     if (w->n_ended == 0) return;
-    if (s->span) { /* the step's own numbers come when this run returns; its times are gone by then */
+    if (s->span && w->trace) { /* the step's own numbers come when this run returns; its times are gone by then */
         tm_free(w->span);
         w->span = tm_malloc(sizeof *w->span * tm_plan_get_info(s->plan)->ops);
         if (w->span) memcpy(w->span, s->span, sizeof *w->span * tm_plan_get_info(s->plan)->ops);
