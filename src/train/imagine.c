@@ -243,6 +243,10 @@ static tries budgets(const imagine *x) {
 
 static tm_status imagine_open(imagine *x, const planning *g, const tm_model *m, const job_shape *shape) {
     *x = (imagine){.g = g, .m = m, .shape = *shape, .dtype = tm_model_dtype(m)};
+    if (strcmp(g->t->cfg->optimizer->name, "adamw"))
+        tm_warn_once("imagined optimizer",
+                     "--hardware: state is counted as AdamW's, 8 bytes a parameter; %s keeps another",
+                     g->t->cfg->optimizer->name);
     share_node(x);
     x->strategy = share_state(x);
     return make_units(x);
