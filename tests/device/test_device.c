@@ -1,0 +1,304 @@
+/* Devices: an arena that host code cannot touch, its cap, copies in order and at their rate, windows that overlap. */
+#include "device/device.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { PAGE = 4096 };
+#define MIB ((uint64_t)1 << 20)
+
+static tm_device *arena(uint64_t bytes, uint64_t rate) {
+    tm_device *d = NULL;
+    assert_int_equal(
+        tm_device_open(&d, &(tm_device_opts){.name = "cpu-arena", .arena_bytes = bytes, .bytes_per_second = rate}),
+        TM_OK);
+    return d;
+}
+
+static void copy(tm_device *d, tm_device_way way, void *host, uint64_t offset, uint64_t bytes) {
+    tm_event e = {0};
+    assert_int_equal(tm_device_copy(d, &(tm_device_transfer){way, host, offset, bytes}, &e), TM_OK);
+    assert_int_equal(tm_event_wait(d, &e), TM_OK);
+    assert_true(tm_event_query(d, &e));
+}
+
+/* ---- who may touch it ---------------------------------------------------------------------------------------- */
+
+typedef struct job {
+    tm_device *d;
+    uint64_t read, write, bytes;
+} job;
+
+static tm_status add_one(void *ctx) {
+    const job *j = ctx;
+    const unsigned char *from = tm_device_at(j->d, j->read);
+    unsigned char *to = tm_device_at(j->d, j->write);
+    for (uint64_t i = 0; i < j->bytes; i++) to[i] = (unsigned char)(from[i] + 1);
+    return TM_OK;
+}
+
+/* The signal that ended a child which did this; 0: it lived. */
+static int child(void (*touch)(tm_device *d), tm_device *d) {
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct rlimit none = {0, 0};
+        (void)setrlimit(RLIMIT_CORE, &none);
+        (void)signal(SIGSEGV, SIG_DFL); /* a sanitizer's handler would exit instead */
+        touch(d);
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static volatile char sink;
+static void read_it(tm_device *d) {
+    sink = *(volatile char *)tm_device_at(d, 5 * PAGE);
+}
+static void write_it(tm_device *d) {
+    *(volatile char *)tm_device_at(d, 0) = 1;
+}
+/* An operation that strays out of the frames that it declared. */
+static void stray(tm_device *d) {
+    job j = {d, 0, PAGE, 2 * PAGE};
+    tm_device_frame f[] = {{0, 2 * PAGE}};
+    if (tm_device_run(d, f, 1, add_one, &j) != TM_OK) _exit(3);
+}
+static void stay(tm_device *d) {
+    job j = {d, 0, 2 * PAGE, 2 * PAGE};
+    tm_device_frame f[] = {{0, 2 * PAGE}, {2 * PAGE, 2 * PAGE}};
+    if (tm_device_run(d, f, 2, add_one, &j) != TM_OK) _exit(3);
+}
+
+static void a_touch_from_host_code_traps(void **state) {
+    (void)state;
+    tm_device *d = arena(MIB, 0);
+    static unsigned char buf[8 * PAGE];
+    assert_int_equal(child(read_it, d), SIGSEGV);
+    assert_int_equal(child(write_it, d), SIGSEGV);
+    assert_int_equal(child(stray, d), SIGSEGV);
+    assert_int_equal(child(stay, d), 0);
+    copy(d, TM_DEVICE_IN, buf, 0, sizeof buf); /* and after copies and operations as well */
+    stay(d);
+    assert_int_equal(child(read_it, d), SIGSEGV);
+    assert_int_equal(child(write_it, d), SIGSEGV);
+    tm_device_close(d);
+}
+
+static void what_goes_in_comes_out(void **state) {
+    (void)state;
+    tm_device *d = arena(MIB, 0);
+    static unsigned char in[8 * PAGE], out[8 * PAGE];
+    for (size_t i = 0; i < sizeof in; i++) in[i] = (unsigned char)(i * 31 + i / 255);
+    copy(d, TM_DEVICE_IN, in, 16 * PAGE, sizeof in);
+    job j = {d, 16 * PAGE, 32 * PAGE, sizeof in};
+    tm_device_frame f[] = {{16 * PAGE, sizeof in}, {32 * PAGE, sizeof in}};
+    assert_int_equal(tm_device_run(d, f, 2, add_one, &j), TM_OK);
+    copy(d, TM_DEVICE_OUT, out, 32 * PAGE, sizeof out);
+    for (size_t i = 0; i < sizeof in; i++) assert_int_equal(out[i], (unsigned char)(in[i] + 1));
+    tm_device_close(d);
+}
+
+/* ---- windows that overlap ------------------------------------------------------------------------------------ */
+
+typedef struct overlap {
+    tm_device *d;
+    tm_event *e;
+    unsigned char sum;
+} overlap;
+
+/* While this operation reads its frame, copies out of the same one begin and end. */
+static tm_status read_beside_copies(void *ctx) {
+    overlap *o = ctx;
+    const unsigned char *p = tm_device_at(o->d, 0);
+    for (int i = 0; i < 16; i++) {
+        tm_status rc = tm_event_wait(o->d, &o->e[i]);
+        if (rc != TM_OK) return rc;
+        for (int k = 0; k < 4 * PAGE; k++) o->sum = (unsigned char)(o->sum + p[k]);
+    }
+    return TM_OK;
+}
+
+static void windows_are_counted(void **state) {
+    (void)state;
+    tm_device *d = arena(MIB, 0);
+    static unsigned char in[4 * PAGE], out[16][4 * PAGE];
+    memset(in, 1, sizeof in);
+    copy(d, TM_DEVICE_IN, in, 0, sizeof in);
+    tm_event e[16] = {0};
+    tm_device_frame f[] = {{0, 2 * PAGE}, {PAGE, 3 * PAGE}}; /* its own frames may overlap too */
+    for (int i = 0; i < 16; i++)
+        assert_int_equal(tm_device_copy(d, &(tm_device_transfer){TM_DEVICE_OUT, out[i], 0, sizeof in}, &e[i]), TM_OK);
+    overlap o = {d, e, 0};
+    assert_int_equal(tm_device_run(d, f, 2, read_beside_copies, &o), TM_OK);
+    assert_int_equal(o.sum, (unsigned char)(16 * 4 * PAGE));
+    assert_int_equal(child(write_it, d), SIGSEGV);
+    for (int i = 0; i < 16; i++) assert_memory_equal(out[i], in, sizeof in);
+    tm_device_close(d);
+}
+
+/* ---- the cap ------------------------------------------------------------------------------------------------- */
+
+static tm_status never(void *ctx) {
+    *(bool *)ctx = true;
+    return TM_OK;
+}
+
+static void nothing_goes_past_the_cap(void **state) {
+    (void)state;
+    static unsigned char buf[2 * PAGE];
+    tm_device *d = arena(64 * PAGE + 4095, 0), *none = NULL;
+    const struct {
+        uint64_t offset, bytes;
+    } bad[] = {{63 * PAGE, 2 * PAGE},      {64 * PAGE, PAGE}, {UINT64_MAX - PAGE + 1, PAGE},
+               {0, UINT64_MAX - PAGE + 1}, {64, PAGE},        {0, 100}};
+    bool ran = false;
+    tm_event e = {0};
+    assert_int_equal(tm_device_get_caps(d)->arena_bytes, 64 * PAGE);
+    for (size_t i = 0; i < TM_COUNT(bad); i++) {
+        tm_device_frame f = {bad[i].offset, bad[i].bytes};
+        assert_int_equal(tm_device_copy(d, &(tm_device_transfer){TM_DEVICE_IN, buf, f.offset, f.bytes}, &e), TM_EBUG);
+        assert_int_equal(tm_device_run(d, &f, 1, never, &ran), TM_EBUG);
+        tm_error_clear();
+    }
+    assert_false(ran);
+    copy(d, TM_DEVICE_IN, buf, 62 * PAGE, 2 * PAGE); /* up to the last byte */
+    tm_device_close(d);
+    assert_int_equal(tm_device_open(&none, &(tm_device_opts){.name = "cpu-arena", .arena_bytes = 4095}), TM_EINPUT);
+    tm_error_clear();
+    assert_int_equal(tm_device_open(&none, &(tm_device_opts){.name = "cpu-arena", .arena_bytes = (uint64_t)1 << 60}),
+                     TM_ENOMEM);
+    assert_null(none);
+    tm_error_clear();
+}
+
+/* ---- time and order ------------------------------------------------------------------------------------------ */
+
+static void copies_take_the_time_that_they_are_given(void **state) {
+    (void)state;
+    const uint64_t rate = 200 * 1000 * 1000, bytes = 4 * MIB;
+    static unsigned char buf[2][4 << 20];
+    tm_device *d = arena(16 * MIB, rate);
+    tm_event e[2][4] = {0};
+    uint64_t t0 = tm_now_ns();
+    for (uint64_t i = 0; i < 4; i++)
+        for (int w = 0; w < 2; w++)
+            assert_int_equal(
+                tm_device_copy(d, &(tm_device_transfer){(tm_device_way)w, buf[w], (uint64_t)w * 8 * MIB, bytes},
+                               &e[w][i]),
+                TM_OK);
+    double submitted = (double)(tm_now_ns() - t0) * 1e-9, least = 4 * (double)bytes / (double)rate;
+    for (int w = 0; w < 2; w++)
+        for (int i = 0; i < 4; i++) assert_int_equal(tm_event_wait(d, &e[w][i]), TM_OK);
+    double took = (double)(tm_now_ns() - t0) * 1e-9;
+    assert_true(took >= 0.999 * least);    /* never faster */
+    assert_true(submitted < 0.5 * least);  /* nobody waited for them */
+    assert_true(took < 1.9 * least + 0.2); /* both directions at once, else it were twice as long */
+    for (int w = 0; w < 2; w++)
+        for (int i = 0; i < 4; i++) {
+            double s = (double)(e[w][i].end_ns - e[w][i].start_ns) * 1e-9;
+            assert_true(s >= 0.999 * (double)bytes / (double)rate);
+            if (i) assert_true(e[w][i].start_ns >= e[w][i - 1].end_ns); /* one after the other */
+        }
+    assert_true(e[1][0].start_ns < e[0][3].end_ns && e[0][0].start_ns < e[1][3].end_ns);
+    tm_device_stats s;
+    tm_device_get_stats(d, &s);
+    assert_int_equal(s.copies[TM_DEVICE_IN], 4);
+    assert_int_equal(s.copied_bytes[TM_DEVICE_OUT], 4 * bytes);
+    tm_device_close(d);
+}
+
+enum { MANY = 1000 };
+typedef struct order {
+    pthread_mutex_t lock;
+    int next[TM_DEVICE_WAYS], wrong, n;
+} order;
+typedef struct numbered {
+    tm_event e;
+    order *o;
+    int way, number;
+} numbered;
+
+static void note(tm_event *e) {
+    numbered *x = (numbered *)(void *)e;
+    pthread_mutex_lock(&x->o->lock);
+    x->o->wrong += x->number != x->o->next[x->way]++ || e->status != TM_OK;
+    x->o->n++;
+    pthread_mutex_unlock(&x->o->lock);
+}
+
+static void events_complete_once_and_in_order(void **state) {
+    (void)state;
+    static numbered list[TM_DEVICE_WAYS][MANY];
+    static unsigned char buf[TM_DEVICE_WAYS][PAGE];
+    order o = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    tm_device *d = arena(MIB, 0);
+    for (int i = 0; i < MANY; i++)
+        for (int w = 0; w < TM_DEVICE_WAYS; w++) {
+            list[w][i] = (numbered){.e = {.done = note}, .o = &o, .way = w, .number = i};
+            assert_int_equal(tm_device_copy(d,
+                                            &(tm_device_transfer){(tm_device_way)w, buf[w], (uint64_t)w * PAGE, PAGE},
+                                            &list[w][i].e),
+                             TM_OK);
+        }
+    tm_device_close(d); /* waits */
+    assert_int_equal(o.n, TM_DEVICE_WAYS * MANY);
+    assert_int_equal(o.wrong, 0);
+}
+
+/* ---- the table ----------------------------------------------------------------------------------------------- */
+
+static void the_cpu_computes_in_place(void **state) {
+    (void)state;
+    tm_device *d = NULL;
+    tm_event e = {0};
+    bool ran = false;
+    assert_int_equal(tm_device_open(&d, &(tm_device_opts){.name = "cpu"}), TM_OK);
+    assert_true(tm_device_get_caps(d)->in_place);
+    assert_int_equal(tm_device_get_caps(d)->arena_bytes, 0);
+    assert_int_equal(tm_device_copy(d, &(tm_device_transfer){TM_DEVICE_IN, &ran, 0, 0}, &e), TM_EBUG);
+    tm_error_clear();
+    assert_int_equal(tm_device_run(d, NULL, 0, never, &ran), TM_OK);
+    assert_true(ran);
+    tm_device_close(d);
+}
+
+static void unknown_devices_are_named(void **state) {
+    (void)state;
+    tm_device *d = NULL;
+    assert_int_equal(tm_device_open(&d, &(tm_device_opts){.name = "tpu"}), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "tpu"));
+    tm_error_clear();
+    assert_int_equal(tm_device_open(&d, &(tm_device_opts){.name = "cuda:0"}), TM_EUNSUPPORTED);
+    tm_error_clear();
+    assert_null(d);
+    assert_string_equal(tm_device_name(0), "cpu");
+    assert_string_equal(tm_device_name(1), "cpu-arena");
+    assert_null(tm_device_name(2));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_touch_from_host_code_traps),
+        cmocka_unit_test(what_goes_in_comes_out),
+        cmocka_unit_test(windows_are_counted),
+        cmocka_unit_test(nothing_goes_past_the_cap),
+        cmocka_unit_test(copies_take_the_time_that_they_are_given),
+        cmocka_unit_test(events_complete_once_and_in_order),
+        cmocka_unit_test(the_cpu_computes_in_place),
+        cmocka_unit_test(unknown_devices_are_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
