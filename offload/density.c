@@ -75,7 +75,8 @@ static cand_visit *next_visit(density *d, candidate *c, uint32_t from) {
 static tm_status visits_of_candidates(density *d) {
     const tm_program *p = d->p;
     for (uint32_t v = 0; v < p->n_visit; v++) {
-        uint32_t c = p->visit[v].first_op == TM_NONE ? TM_NONE : candidate_of(d, p->visit[v].first);
+        bool here = p->visit[v].first_op != TM_NONE && p->visit[v].tier == TM_TIER_HOST;
+        uint32_t c = here ? candidate_of(d, p->visit[v].first) : TM_NONE;
         if (c != TM_NONE) d->c[c].n_visit++;
     }
     uint32_t at = 0;
@@ -88,7 +89,7 @@ static tm_status visits_of_candidates(density *d) {
     if (!d->visit) return tm_nomem(sizeof *d->visit * at);
     for (uint32_t v = 0; v < p->n_visit; v++) {
         const prog_visit *pv = &p->visit[v];
-        uint32_t i = pv->first_op == TM_NONE ? TM_NONE : candidate_of(d, pv->first);
+        uint32_t i = pv->first_op == TM_NONE || pv->tier != TM_TIER_HOST ? TM_NONE : candidate_of(d, pv->first);
         if (i == TM_NONE) continue;
         candidate *c = &d->c[i];
         cand_visit *cv = next_visit(d, c, pv->first_op);
@@ -152,7 +153,8 @@ static double disk_seconds(const density *d, double read, double write) {
 static void cut_stretches(density *d, const tm_plan_opts *o) {
     double all = 0, at = 0;
     for (uint32_t i = 0; i < d->p->n_op; i++) {
-        d->seconds[i] = o->cost ? o->cost(o->cost_ctx, &d->p->op[i].op) : 0;
+        bool computes = d->p->op[i].op.code != TM_OP_COPY;
+        d->seconds[i] = o->cost && computes ? o->cost(o->cost_ctx, &d->p->op[i].op) : 0;
         all += d->seconds[i];
     }
     double read = 0, write = 0;
@@ -415,7 +417,7 @@ static tm_status base_load(density *d, const uint8_t *resident, const uint8_t *t
     if (p->n_op) d->base[d->n_base++] = (cand_visit){.from = 0, .to = p->n_op - 1, .bytes = below};
     for (uint32_t v = 0; v < p->n_visit; v++) {
         const prog_visit *pv = &p->visit[v];
-        if (pv->first_op == TM_NONE || program_object(p, pv->first)->tier != TM_TIER_HOST) continue;
+        if (pv->first_op == TM_NONE || pv->tier != TM_TIER_HOST) continue;
         cand_visit x = {.from = pv->first_op, .to = pv->last_op};
         for (uint32_t k = 0; k < pv->count; k++) x.bytes += program_object(p, pv->first + k)->frame_bytes;
         if (!is_temp(pv->first)) {

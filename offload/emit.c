@@ -231,6 +231,8 @@ static void emit_compute(emitter *e, uint32_t pos) {
         e,
         &(tm_plan_op){.op = po->op, .engine = po->op.engine, .first_operand = e->n_operand, .n_operands = po->n_uses});
     if (op == TM_NONE) return;
+    if (po->op.code == TM_OP_COPY)
+        e->plan->info.copy_bytes[po->op.engine == TM_ENGINE_COPY_OUT] += (uint64_t)po->op.arg[1] << 32 | po->op.arg[0];
     e->plan->first_touch[op] = e->n_touch;
     for (uint32_t i = 0; i < po->n_uses; i++) {
         const prog_use *u = &e->p->use[po->first_use + i];

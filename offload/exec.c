@@ -66,13 +66,19 @@ void exec_fail(tm_exec *e, tm_status status) {
     tm_error_clear();
 }
 
+static heap *queue_of(exec_run *r, uint8_t engine) {
+    if (plan_is_disk(engine)) return &r->disk;
+    if (engine == TM_ENGINE_COPY_IN || engine == TM_ENGINE_COPY_OUT) return &r->copy[engine == TM_ENGINE_COPY_OUT];
+    return engine == TM_ENGINE_COMM ? &r->comm : &r->cpu;
+}
+
 static bool ready(tm_exec *e, exec_run *r, uint32_t op) {
     bool disk = plan_is_disk(r->plan->op[op].engine);
     if (e->sealing && r->plan->op[op].engine == TM_ENGINE_DISK_WRITE && e->n_seal < EXEC_SEALS) {
         e->seal[e->n_seal++] = (transfer){r, op};
         return false;
     }
-    heap_push(disk ? &r->disk : r->plan->op[op].engine == TM_ENGINE_COMM ? &r->comm : &r->cpu, op);
+    heap_push(queue_of(r, r->plan->op[op].engine), op);
     return disk;
 }
 
@@ -89,6 +95,7 @@ bool exec_complete(tm_exec *e, exec_run *r, uint32_t op) {
         uint32_t s = r->plan->succ[o->first_succ + i];
         if (--r->pred[s] == 0) disk |= ready(e, r, s);
     }
+    exec_pump_copies(e);
     exec_run *after = r == e->now ? e->ahead : r == e->older ? e->now : NULL;
     if (!after || !e->link) return disk;
     uint32_t n;
@@ -98,22 +105,25 @@ bool exec_complete(tm_exec *e, exec_run *r, uint32_t op) {
     return disk;
 }
 
+static tm_status compute_once(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx) {
+    tm_status rc = fn(ctx, &plan->op[op].op, e->operand);
+    exec_flip(e, plan, op);
+    return rc;
+}
+
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx) {
     const tm_plan_op *o = &r->plan->op[op];
     TM_ASSERT(o->engine == TM_ENGINE_CPU && o->n_operands <= e->cap_operands);
     if (e->stub_compute) return TM_OK;
-    for (uint32_t i = 0; i < o->n_operands; i++) e->operand[i] = e->slab + r->plan->operand[o->first_operand + i];
-    if (e->twice.on) return exec_twice(e, r->plan, op, fn, ctx);
-    tm_status rc = fn(ctx, &o->op, e->operand);
-    exec_flip(e, r->plan, op);
-    return rc;
+    for (uint32_t i = 0; i < o->n_operands; i++) e->operand[i] = exec_at(e, r->plan->operand[o->first_operand + i]);
+    return exec_on_device(e, r->plan, op, e->twice.on ? exec_twice : compute_once, fn, ctx);
 }
 
 /* ---- runs ---------------------------------------------------------------------------------------------------- */
 
-static tm_status run_room(exec_run *r, const tm_plan *plan, bool trace) {
+static tm_status run_room(const tm_exec *e, exec_run *r, const tm_plan *plan, bool trace) {
     if (plan->n_op > r->cap_ops) {
-        void *all[] = {r->pred, r->done, r->cpu.op, r->disk.op, r->comm.op, r->span};
+        void *all[] = {r->pred, r->done, r->cpu.op, r->disk.op, r->comm.op, r->copy[0].op, r->copy[1].op, r->span};
         for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
         r->span = NULL;
         r->cap_ops = plan->n_op;
@@ -122,12 +132,14 @@ static tm_status run_room(exec_run *r, const tm_plan *plan, bool trace) {
         r->cpu.op = tm_malloc(sizeof *r->cpu.op * r->cap_ops);
         r->disk.op = tm_malloc(sizeof *r->disk.op * r->cap_ops);
         r->comm.op = tm_malloc(sizeof *r->comm.op * r->cap_ops);
-        if (!r->pred || !r->done || !r->cpu.op || !r->disk.op || !r->comm.op) {
+        for (int w = 0; w < TM_DEVICE_WAYS; w++) /* one, where nothing is copied */
+            r->copy[w].op = tm_malloc(sizeof *r->copy[w].op * (e->device ? r->cap_ops : 1));
+        if (!r->pred || !r->done || !r->cpu.op || !r->disk.op || !r->comm.op || !r->copy[0].op || !r->copy[1].op) {
             r->cap_ops = 0;
             return tm_nomem(sizeof *r->pred * plan->n_op);
         }
     }
-    r->cpu.cap = r->disk.cap = r->comm.cap = r->cap_ops;
+    r->cpu.cap = r->disk.cap = r->comm.cap = r->copy[0].cap = r->copy[1].cap = r->cap_ops;
     if (trace && !r->span) {
         r->span = tm_calloc(r->cap_ops, sizeof *r->span);
         if (!r->span) return tm_nomem(sizeof *r->span * r->cap_ops);
@@ -136,8 +148,16 @@ static tm_status run_room(exec_run *r, const tm_plan *plan, bool trace) {
 }
 
 static tm_status operand_room(tm_exec *e, const tm_plan *plan) {
-    uint32_t most = 1;
+    uint32_t most = 1, frames = 0;
     for (uint32_t i = 0; i < plan->n_op; i++) most = plan->op[i].n_operands > most ? plan->op[i].n_operands : most;
+    for (uint32_t i = 0; e->device && i < plan->n_op; i++)
+        frames = (uint32_t)tm_max_u64(frames, plan->first_touch[i + 1] - plan->first_touch[i]);
+    if (frames > e->cap_frames) {
+        tm_free(e->frame);
+        e->frame = tm_malloc(sizeof *e->frame * frames);
+        e->cap_frames = e->frame ? frames : 0;
+        if (!e->frame) return tm_nomem(sizeof *e->frame * frames);
+    }
     if (most <= e->cap_operands) return TM_OK;
     tm_free(e->operand);
     e->cap_operands = 0;
@@ -159,7 +179,7 @@ static tm_status checksum_room(tm_exec *e, const tm_plan *plan) {
 /* Opens a run of `plan`; with `link`, beside `before`, whose operations that are not done yet it waits for. */
 static void run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link *link, const exec_run *before) {
     r->plan = plan;
-    r->cpu.n = r->disk.n = r->comm.n = 0;
+    r->cpu.n = r->disk.n = r->comm.n = r->copy[0].n = r->copy[1].n = 0;
     r->next_comm = exec_next_comm(plan, 0);
     r->left = plan->n_op;
     r->disk_left = r->in_flight = r->oldest_disk = 0;
@@ -210,7 +230,7 @@ static tm_status turn_over(tm_exec *e) {
     }
     if (e->older || e->ahead || !e->next_plan || e->status != TM_OK) return TM_OK;
     exec_run *r = other(e, e->now);
-    tm_status rc = run_room(r, e->next_plan, e->trace);
+    tm_status rc = run_room(e, r, e->next_plan, e->trace);
     if (rc != TM_OK) return rc;
     run_begin(e, r, e->next_plan, e->next_link, e->now);
     e->ahead = r;
@@ -239,6 +259,10 @@ static void wait_for_disk(tm_exec *e, exec_run *r) {
     pthread_cond_wait(&e->cpu_wake, &e->lock);
     uint64_t ns = tm_now_ns() - t0;
     bool read = engine == TM_ENGINE_DISK_READ, comm = engine == TM_ENGINE_COMM;
+    if (engine == TM_ENGINE_COPY_IN || engine == TM_ENGINE_COPY_OUT) {
+        r->stats.wait_copy_ns += ns;
+        return;
+    }
     *(comm ? &e->stats.wait_comm_ns : read ? &e->stats.wait_read_ns : &e->stats.wait_write_ns) += ns;
     *(comm ? &r->stats.wait_comm_ns : read ? &r->stats.wait_read_ns : &r->stats.wait_write_ns) += ns;
 }
@@ -300,6 +324,7 @@ static void run_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
     while (unfinished(e, r)) {
         tm_status rc = turn_over(e);
         exec_pump_comm(e);
+        exec_pump_copies(e);
         if (rc != TM_OK)
             exec_fail(e, rc);
         else if (r->cpu.n > 0)
@@ -308,7 +333,10 @@ static void run_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
             wait_for_disk(e, r);
     }
     (void)turn_over(e);
-    if (e->status != TM_OK) exec_park_disk(e);
+    if (e->status != TM_OK) {
+        exec_park_copies(e);
+        exec_park_disk(e);
+    }
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -339,6 +367,7 @@ tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     e->stub_disk = opts->stub_disk;
     e->stub_compute = opts->stub_compute;
     e->comm = opts->comm;
+    if (opts->device && !tm_device_get_caps(opts->device)->in_place) e->device = opts->device;
     TM_GO(map_slab(e, opts->slab_bytes));
     e->store = opts->store;
     if (e->store && !opts->unregistered) TM_GO(tm_io_register(store_io(e->store), e->slab, e->slab_bytes));
@@ -364,12 +393,13 @@ void tm_exec_close(tm_exec *e) {
     }
     if (e->slab) munmap(e->slab, e->slab_bytes);
     for (int i = 0; i < 2; i++) {
-        void *all[] = {e->run[i].pred,    e->run[i].done,    e->run[i].cpu.op,
-                       e->run[i].disk.op, e->run[i].comm.op, e->run[i].span};
+        void *all[] = {e->run[i].pred,    e->run[i].done,       e->run[i].cpu.op,     e->run[i].disk.op,
+                       e->run[i].comm.op, e->run[i].copy[0].op, e->run[i].copy[1].op, e->run[i].span};
         for (size_t k = 0; k < TM_COUNT(all); k++) tm_free(all[k]);
     }
     tm_free(e->temp_checksum);
     tm_free(e->operand);
+    tm_free(e->frame);
     tm_free(e->twice.before);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->cpu_wake);
@@ -444,7 +474,7 @@ static tm_status begin(tm_exec *e, const tm_plan *plan) {
     TM_TRY(tm_exec_settle(e));
     e->next_plan = next;
     exec_run *r = &e->run[0];
-    TM_TRY(run_room(r, plan, e->trace));
+    TM_TRY(run_room(e, r, plan, e->trace));
     TM_TRY(checksum_room(e, plan));
     pthread_mutex_lock(&e->lock);
     run_begin(e, r, plan, NULL, NULL);
@@ -456,6 +486,8 @@ static tm_status begin(tm_exec *e, const tm_plan *plan) {
 tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     uint64_t t0 = tm_now_ns();
     TM_ASSERT(plan->info.slab_bytes <= e->slab_bytes);
+    TM_ASSERT(plan->info.device_bytes == 0 ||
+              (e->device && plan->info.device_bytes <= tm_device_get_caps(e->device)->arena_bytes));
     TM_ASSERT(!e->next_plan || e->next_plan->info.slab_bytes <= e->slab_bytes);
     pthread_mutex_lock(&e->lock);
     if (!e->now) e->status = TM_OK;

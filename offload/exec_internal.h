@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+enum { EXEC_COPIES = 4 };
 enum { EXEC_DEPTH = 32, EXEC_SEALS = 64, EXEC_COMM = 8, EXEC_COMM_OPERANDS = 8 };
 /* exec_run.done: a sealed write has its checksums, but is not done. */
 enum { OP_WAITS, OP_SEALED, OP_DONE };
@@ -23,8 +24,8 @@ typedef struct exec_run {
     uint32_t *pred; /* predecessors left */
     uint8_t *done;
     uint32_t cap_ops, oldest_disk;
-    heap cpu, disk, comm; /* ready */
-    uint32_t next_comm;   /* the communication operation whose turn it is */
+    heap cpu, disk, comm, copy[TM_DEVICE_WAYS]; /* ready */
+    uint32_t next_comm;                         /* the communication operation whose turn it is */
     uint32_t left, cpu_left, disk_left, in_flight;
     bool open;
     uint64_t began_ns;
@@ -57,6 +58,17 @@ typedef struct comm_flight {
     uint64_t from_ns;
 } comm_flight;
 
+/* A copy between the tiers under way. */
+typedef struct copy_flight {
+    tm_event event;
+    struct tm_exec *exec;
+    exec_run *run;
+    uint32_t op;
+    int way;
+    uint64_t bytes;
+    bool busy;
+} copy_flight;
+
 /* Tests: a disk operation in flight moves its bytes either when it starts or when it completes, as the draw has it. */
 typedef struct pending {
     exec_run *run;
@@ -88,6 +100,8 @@ struct tm_exec {
     uint32_t n_seal;
     comm_flight comm_flight[EXEC_COMM];
     uint32_t n_comm;
+    copy_flight copy_flight[TM_DEVICE_WAYS][EXEC_COPIES];
+    uint32_t n_copy[TM_DEVICE_WAYS];
     bool pumping; /* a thread submits communication operations */
     tm_status status;
     tm_error error;
@@ -98,6 +112,9 @@ struct tm_exec {
     /* of the calling thread, for the operation that runs: */
     void **operand;
     uint32_t cap_operands;
+    tm_device *device; /* NULL: operations compute on the slab */
+    tm_device_frame *frame;
+    uint32_t cap_frames;
     struct { /* exec_twice.c */
         bool on;
         char *before; /* what the operation that runs updates, as it was */
@@ -137,6 +154,16 @@ uint32_t exec_next_comm(const tm_plan *plan, uint32_t op);
 void exec_pump_comm(tm_exec *e);
 bool exec_comm_is_ready(const tm_exec *e);
 tm_status exec_random_comm(tm_exec *e);
+/* exec_copy.c. exec_pump_copies and exec_park_copies: under the lock. */
+typedef tm_status (*exec_compute_fn)(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn handler, void *ctx);
+void exec_pump_copies(tm_exec *e);
+void exec_park_copies(tm_exec *e); /* waits for what is under way */
+tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op);
+/* Calls fn; an operation of the device's tier where its frames are open. */
+tm_status exec_on_device(tm_exec *e, const tm_plan *plan, uint32_t op, exec_compute_fn fn, tm_op_fn handler, void *ctx);
+static inline void *exec_at(const tm_exec *e, uint64_t address) {
+    return address >= TM_DEVICE_BASE ? tm_device_at(e->device, address - TM_DEVICE_BASE) : e->slab + address;
+}
 static inline bool exec_trails(const exec_run *r) {
     return r && r->open && r->left > 0;
 }

@@ -43,9 +43,14 @@ static tm_status complete_transfer(tm_exec *e, uint32_t i) {
 tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx) {
     exec_run *disks[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
     uint32_t cpu = fn ? e->now->cpu.n : 0, n = cpu, room = e->n_pending < EXEC_DEPTH, comm = exec_comm_is_ready(e);
+    uint32_t copies = fn ? e->now->copy[0].n + e->now->copy[1].n : 0;
     for (size_t i = 0; i < TM_COUNT(disks); i++) n += disks[i] && room ? disks[i]->disk.n : 0;
-    TM_ASSERT(n + e->n_pending + comm > 0);
-    uint32_t which = draw(e, n + e->n_pending + comm);
+    TM_ASSERT(n + e->n_pending + comm + copies > 0);
+    uint32_t which = draw(e, n + e->n_pending + comm + copies);
+    if (which >= n + e->n_pending + comm) {
+        int way = which - (n + e->n_pending + comm) >= e->now->copy[0].n;
+        return exec_copy_now(e, e->now, take_any(e, &e->now->copy[way]));
+    }
     if (which == n + e->n_pending) return exec_random_comm(e);
     if (which >= n) return complete_transfer(e, which - n);
     if (which < cpu) {

@@ -43,7 +43,7 @@ static void move_updated(tm_exec *e, const tm_plan *plan, uint32_t op, bool back
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++) {
         const struct plan_touch *t = &plan->touch[i];
         if (t->access != TM_USE_UPDATE) continue;
-        char *frame = e->slab + t->address;
+        char *frame = exec_at(e, t->address);
         memcpy(back ? frame : at, back ? at : frame, t->bytes);
         at += t->bytes;
     }
@@ -54,7 +54,7 @@ static uint64_t written(const tm_exec *e, const tm_plan *plan, uint32_t op) {
     uint32_t end = plan->first_touch[op + 1];
     for (uint32_t i = plan->first_touch[op]; i < end; i++) {
         const struct plan_touch *t = &plan->touch[i];
-        if (is_compared(plan, t, i + 1 == end)) hash = XXH3_64bits_withSeed(e->slab + t->address, t->bytes, hash);
+        if (is_compared(plan, t, i + 1 == end)) hash = XXH3_64bits_withSeed(exec_at(e, t->address), t->bytes, hash);
     }
     return hash;
 }
@@ -73,7 +73,7 @@ static tm_status differs(tm_exec *e, const tm_op *op) {
 void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op) {
     for (uint32_t end = plan->first_touch[op + 1], i = end; i-- > plan->first_touch[op];) {
         if (!is_compared(plan, &plan->touch[i], i + 1 == end)) continue;
-        if (tm_fault_hit("flip_result", NULL)) e->slab[plan->touch[i].address + 1] ^= 1;
+        if (tm_fault_hit("flip_result", NULL)) ((char *)exec_at(e, plan->touch[i].address))[1] ^= 1;
         return;
     }
 }

@@ -32,6 +32,7 @@
 #define TIDEMILL_OFFLOAD_H
 
 #include "base/base.h"
+#include "device/device.h"
 #include "io/io.h"
 
 enum { TM_TILE_ELEMENTS = 1 << 20, TM_PAGE_BYTES = 64 << 10, TM_FRAME_ALIGN = 4096 };
@@ -78,8 +79,8 @@ const tm_object *tm_layout_get(const tm_layout *l, uint32_t id);
 /* ---- program ------------------------------------------------------------------------------------------------- */
 
 /* Streams: operations of one engine start in index order, those of different engines overlap. Programs write compute,
- * copies and collectives; the disk operations are the compiler's. The executor runs CPU, disk and communication; all
- * are simulated. */
+ * copies and collectives; the disk operations are the compiler's, and so are copies where operations name their tier.
+ * The executor runs CPU, disk, communication and the compiler's copies; all are simulated. */
 typedef enum tm_engine {
     TM_ENGINE_CPU,
     TM_ENGINE_DISK_READ,
@@ -102,7 +103,10 @@ typedef struct tm_op {
     uint16_t flags;
     uint32_t arg[4];
     uint8_t engine; /* tm_engine: not a disk engine */
+    uint8_t tier;   /* tm_tier: its operands lie where the model is computed (DEVICE), or on the host */
 } tm_op;
+/* The code of a copy that the compiler inserted; arg: bytes, upper half of them, object. */
+#define TM_OP_COPY UINT16_MAX
 
 typedef struct tm_program tm_program;
 TM_MUST_USE tm_status tm_program_create(tm_program **out, const tm_layout *layout, const char *name);
@@ -134,6 +138,7 @@ typedef struct tm_plan_opts {
     tm_cost_fn cost; /* with it, what stays resident is chosen for least time; NULL: compute takes none */
     void *cost_ctx;
     const struct tm_machine *machine;    /* disk rates; NULL: nominal */
+    uint64_t device_bytes;               /* of the device's arena; 0: it computes on host frames, nothing is copied */
     bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
 } tm_plan_opts;
 
@@ -145,8 +150,9 @@ typedef struct tm_plan_info {
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS]; /* of one run */
     uint64_t spill_file_bytes;                            /* extents of temporaries */
     uint32_t ops, edges;
-    uint64_t memory_bytes; /* of the plan itself */
-    uint64_t device_bytes; /* of the device's arena */
+    uint64_t memory_bytes;  /* of the plan itself */
+    uint64_t device_bytes;  /* of the device's arena */
+    uint64_t copy_bytes[2]; /* of one run: in, out */
 } tm_plan_info;
 
 typedef struct tm_plan_op {
@@ -166,6 +172,8 @@ TM_MUST_USE tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm
 /* The least slab for this program alone: `minimum` of tm_plan_compile with choose_residency, without a plan. */
 TM_MUST_USE tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
                                       uint64_t *minimum);
+/* The least arena for this program alone: every object there only while one visit's operations need it. */
+TM_MUST_USE tm_status tm_plan_device_minimum(const tm_program *p, uint64_t *minimum);
 void tm_plan_free(tm_plan *plan);
 const tm_plan_info *tm_plan_get_info(const tm_plan *plan);
 /* Proves the plan under asynchronous completion: every operand is filled before it is used, frames that overlap are
@@ -310,6 +318,7 @@ typedef struct tm_exec_opts {
     bool stub_compute;   /* measuring: the handler is not called */
     bool unregistered;   /* the slab is not registered with the store's engine (pin_memory: false) */
     tm_exec_comm comm;   /* all zero: no plan has communication operations */
+    tm_device *device;   /* NULL, or one that computes in place: operations of the device's tier are on the slab */
 } tm_exec_opts;
 TM_MUST_USE tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts);
 void tm_exec_close(tm_exec *e);
@@ -331,6 +340,7 @@ typedef struct tm_run_stats {
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS];                     /* completed, padding included */
     uint64_t wait_read_ns, wait_write_ns, wait_comm_ns, compute_ns, total_ns; /* of the time in tm_exec_run */
     uint64_t comm_ns;                                                         /* as in tm_exec_stats */
+    uint64_t wait_copy_ns, copy_ns, copied_bytes[TM_DEVICE_WAYS];             /* between the tiers */
     const tm_span *span; /* per operation of the plan, until the callback returns; NULL without tm_exec_trace */
 } tm_run_stats;
 typedef void (*tm_run_done_fn)(void *ctx, const tm_run_stats *stats);

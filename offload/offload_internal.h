@@ -21,6 +21,8 @@ typedef struct prog_visit {
     uint32_t first, count;      /* object ids */
     uint32_t first_op, last_op; /* TM_NONE: not used */
     uint32_t record;            /* first of `count` per-object records */
+    uint8_t tier;               /* where its frame is */
+    uint64_t address;           /* lower.c has placed it there; 0: place.c does */
 } prog_visit;
 
 /* What a visit does with one of its objects. */
@@ -52,6 +54,7 @@ struct tm_program {
     uint32_t n_op, cap_op;
     prog_use *use;
     uint32_t n_use, cap_use;
+    uint64_t device_bytes; /* of the arena: what lower.c placed */
     tm_status status;
 };
 
@@ -68,6 +71,7 @@ typedef struct residence {
     uint64_t bytes, address;
     uint32_t visit; /* whose accesses decide fills and write-backs; TM_NONE: a kept temporary, no disk */
     bool fill, dirty;
+    uint8_t tier;
 } residence;
 
 /* Which residence (or resident address) serves each visit, under one choice of residency and look-ahead. */
@@ -86,6 +90,9 @@ typedef struct placement {
 tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const uint8_t *temp_paged,
                       const uint8_t *resident, uint64_t base, uint64_t window, uint64_t room);
 void place_free(placement *pl);
+/* Packs frames over [start, hold] from `base` on, in ways that end lower and lower until one is below `top` (0: the
+ * simple ones). */
+tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak);
 
 /* residency.c and density.c: decide resident[] (per state object) and temp_paged[], and the window. */
 tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,

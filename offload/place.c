@@ -29,6 +29,7 @@ static tm_status add_paged(placement *pl, const tm_program *p, uint32_t v, bool 
     r->start = r->first_use = visit->first_op;
     r->end = r->hold = visit->last_op;
     r->visit = v;
+    r->tier = visit->tier;
     for (uint32_t i = 0; i < visit->count; i++) {
         const visit_object *vo = &p->record[visit->record + i];
         r->bytes += program_object(p, visit->first + i)->frame_bytes;
@@ -50,6 +51,7 @@ static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, u
                          .start = visit->first_op,
                          .first_use = visit->first_op,
                          .bytes = p->temp[t].frame_bytes,
+                         .tier = visit->tier,
                          .visit = TM_NONE};
         of_temp[t] = pl->n - 1;
     }
@@ -60,6 +62,22 @@ static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, u
     return TM_OK;
 }
 
+/* A stay in the arena: copies fill and empty it. */
+static tm_status add_placed(placement *pl, const tm_program *p, uint32_t v) {
+    const prog_visit *visit = &p->visit[v];
+    residence *r = push(pl);
+    if (!r) return tm_nomem(sizeof *r);
+    r->first_object = visit->first;
+    r->count = visit->count;
+    r->start = r->first_use = visit->first_op;
+    r->end = r->hold = visit->last_op;
+    r->tier = visit->tier;
+    r->address = visit->address;
+    for (uint32_t i = 0; i < visit->count; i++) r->bytes += program_object(p, visit->first + i)->frame_bytes;
+    pl->of_visit[v] = pl->n - 1;
+    return TM_OK;
+}
+
 static tm_status build_residences(placement *pl, const tm_program *p, const uint8_t *resident) {
     uint32_t *of_temp = tm_malloc(sizeof *of_temp * (p->n_temp + 1));
     uint32_t *last_visit = tm_malloc(sizeof *last_visit * (p->n_temp + 1));
@@ -67,7 +85,7 @@ static tm_status build_residences(placement *pl, const tm_program *p, const uint
     for (uint32_t t = 0; rc == TM_OK && t < p->n_temp; t++) of_temp[t] = last_visit[t] = TM_NONE;
     for (uint32_t v = 0; rc == TM_OK && v < p->n_visit; v++) {
         const prog_visit *visit = &p->visit[v];
-        if (visit->first_op == TM_NONE || !(visit->first & TM_TEMP_BIT)) continue;
+        if (visit->first_op == TM_NONE || visit->address || !(visit->first & TM_TEMP_BIT)) continue;
         uint32_t t = visit->first & ~TM_TEMP_BIT;
         if (last_visit[t] == TM_NONE || visit->last_op > p->visit[last_visit[t]].last_op) last_visit[t] = v;
     }
@@ -75,7 +93,9 @@ static tm_status build_residences(placement *pl, const tm_program *p, const uint
         const prog_visit *visit = &p->visit[v];
         pl->of_visit[v] = TM_NONE;
         if (visit->first_op == TM_NONE) continue;
-        if (visit->first & TM_TEMP_BIT) {
+        if (visit->address) {
+            rc = add_placed(pl, p, v);
+        } else if (visit->first & TM_TEMP_BIT) {
             uint32_t t = visit->first & ~TM_TEMP_BIT;
             rc = pl->temp_paged[t] ? add_paged(pl, p, v, last_visit[t] == v) : add_kept_temp(pl, p, v, of_temp);
         } else if (!resident[visit->first]) {
@@ -154,7 +174,7 @@ static bool reads_ahead(const ahead *a, const residence *r) {
 static void lay_load(ahead *a) {
     for (uint32_t i = 0; i < a->pl->n; i++) {
         const residence *r = &a->pl->item[i];
-        if (program_object(a->p, r->first_object)->tier != TM_TIER_HOST) continue;
+        if (r->tier != TM_TIER_HOST) continue;
         load_add(&a->load, r->first_use, r->end, (int64_t)r->bytes);
     }
 }
@@ -382,8 +402,7 @@ static tm_status pack_stacked(packing *k, residence **room) {
 }
 
 /* Ways of packing, until one ends below `top` (0: all that do not need it); the one that ends lowest is kept. */
-static tm_status pack_tier(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top,
-                           uint64_t *peak) {
+tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak) {
     static const struct {
         bool stacked, two_ends;
         uint32_t part;
@@ -421,12 +440,12 @@ static tm_status assign_addresses(placement *pl, const tm_program *p, const tm_p
     for (int tier = 0; tier < TM_TIERS && rc == TM_OK; tier++) {
         uint32_t n = 0;
         for (uint32_t i = 0; i < pl->n; i++)
-            if (program_object(p, pl->item[i].first_object)->tier == tier) item[n++] = &pl->item[i];
+            if (pl->item[i].tier == tier && !pl->item[i].address) item[n++] = &pl->item[i];
         uint64_t base = tier == TM_TIER_HOST ? pl->base : TM_DEVICE_BASE;
         uint64_t top = tier == TM_TIER_HOST ? opts->slab_bytes / TM_FRAME_ALIGN * TM_FRAME_ALIGN : 0;
-        rc = pack_tier(item, n, p->n_op, base, top, tier == TM_TIER_HOST ? &pl->peak : &pl->device_peak);
+        rc = place_pack(item, n, p->n_op, base, top, tier == TM_TIER_HOST ? &pl->peak : &pl->device_peak);
     }
-    pl->device_peak -= TM_DEVICE_BASE;
+    pl->device_peak = tm_max_u64(pl->device_peak - TM_DEVICE_BASE, p->device_bytes);
     tm_free(item);
     return rc;
 }

@@ -1,5 +1,5 @@
 /* Compilation, step by step: residency, placement, emission. And what a plan says about itself. */
-#include "offload/offload_internal.h"
+#include "offload/lower_internal.h"
 
 #include <string.h>
 
@@ -32,12 +32,15 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p,
                           uint64_t *minimum) {
     uint64_t base = 0, window = 0, room = 0, least = 0;
     placement pl = {0};
+    tm_program *lowered = NULL;
     uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
     uint64_t *address = tm_calloc(layout->n + 1, sizeof *address);
     tm_status rc;
     TM_ASSERT(opts->choose_residency || layout->chosen);
     TM_GO(p->status);
     if (!resident || !temp_paged || !address) TM_GO(tm_nomem((layout->n + p->n_temp) * sizeof *address));
+    if (opts->device_bytes) TM_GO(lower_program(&lowered, p, opts->device_bytes));
+    if (lowered) p = lowered;
     TM_GO(residency_choose(p, layout, opts, resident, temp_paged, &base, &window, &room, &least));
     if (opts->choose_residency) {
         residency_base(layout, resident, address);
@@ -55,6 +58,7 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p,
 done:
     if (minimum) *minimum = least;
     place_free(&pl);
+    tm_program_free(lowered);
     tm_free(resident);
     tm_free(temp_paged);
     tm_free(address);

@@ -101,8 +101,12 @@ uint32_t tm_program_visit(tm_program *p, uint32_t first, uint32_t count) {
         program_fail(p, sizeof *p->visit);
         return 0;
     }
-    p->visit[p->n_visit] =
-        (prog_visit){.first = first, .count = count, .first_op = TM_NONE, .last_op = TM_NONE, .record = p->n_record};
+    p->visit[p->n_visit] = (prog_visit){.first = first,
+                                        .count = count,
+                                        .first_op = TM_NONE,
+                                        .last_op = TM_NONE,
+                                        .record = p->n_record,
+                                        .tier = program_object(p, first)->tier};
     for (uint32_t i = 0; i < count; i++) {
         if (!offload_grow(&p->record, &p->cap_record, p->n_record, sizeof *p->record)) {
             program_fail(p, sizeof *p->record);

@@ -4,6 +4,7 @@
  * So the load is steered until the packed frames just fit the slab, beside a modest look-ahead; what is left over
  * widens the look-ahead. At the least budget nothing is kept and nothing is read ahead. */
 #include "offload/density_internal.h"
+#include "offload/lower_internal.h"
 
 #include <string.h>
 
@@ -48,7 +49,7 @@ static tm_status start_point(chooser *ch) {
     if (!visits) return tm_nomem(ch->p->n_temp + 1);
     for (uint32_t v = 0; v < ch->p->n_visit; v++) {
         const prog_visit *visit = &ch->p->visit[v];
-        if (visit->first_op == TM_NONE || !(visit->first & TM_TEMP_BIT)) continue;
+        if (visit->first_op == TM_NONE || visit->address || !(visit->first & TM_TEMP_BIT)) continue;
         uint8_t *n = &visits[visit->first & ~TM_TEMP_BIT];
         if (*n < 2) ++*n;
     }
@@ -155,9 +156,13 @@ tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm
     uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
     chooser ch = {.p = p, .l = layout, .opts = &o, .resident = resident, .temp_paged = temp_paged};
     tm_status rc = p->status;
+    tm_program *lowered = NULL;
+    if (rc == TM_OK && opts->device_bytes) rc = lower_program(&lowered, p, opts->device_bytes);
+    if (lowered) ch.p = lowered;
     if (rc == TM_OK && (!resident || !temp_paged)) rc = tm_nomem(layout->n + p->n_temp);
     if (rc == TM_OK) rc = start_point(&ch);
     if (rc == TM_OK) rc = peak_of(&ch, 0, 0, minimum);
+    tm_program_free(lowered);
     tm_free(resident);
     tm_free(temp_paged);
     return rc;

@@ -6,16 +6,25 @@
 #include <string.h>
 
 static const double DONE_SECONDS = 1e-12; /* less is rounding */
-static const double LEAST_SPEED = 0.05;   /* of compute, however busy the disk */
+static const double NOMINAL_COPY_RATE = 8e9;
+static const double LEAST_SPEED = 0.05; /* of compute, however busy the disk */
 
 /* ---- starting ------------------------------------------------------------------------------------------------ */
+
+/* Copies that the compiler inserted; where nobody said how fast they are, by memory. */
+static double copy_seconds(const sim *s, const tm_op *op) {
+    const tm_machine *m = s->opts->machine;
+    double rate = op->engine == TM_ENGINE_COPY_OUT ? m->d2h_bps : m->h2d_bps;
+    if (rate <= 0) rate = m->cpu_bps > 0 ? m->cpu_bps / 2 : NOMINAL_COPY_RATE;
+    return ((double)op->arg[0] + (double)op->arg[1] * 4294967296.0) / rate;
+}
 
 static tm_status start_stream(sim *s, uint8_t engine) {
     sim_stream *t = &s->stream[engine];
     if (t->busy || !sim_take(s, engine, &t->key)) return TM_OK;
     const tm_op *op = &s->op[t->key % s->n].op;
     t->busy = true;
-    t->left = s->opts->no_compute ? 0 : s->opts->cost(s->opts->ctx, op);
+    t->left = s->opts->no_compute ? 0 : op->code == TM_OP_COPY ? copy_seconds(s, op) : s->opts->cost(s->opts->ctx, op);
     if (t->left >= 0 && t->left < INFINITY) return TM_OK;
     return tm_fail(TM_EBUG, "operation %u of the plan (code %u) is predicted to take %g seconds", t->key % s->n,
                    op->code, t->left);

@@ -154,9 +154,21 @@ static tm_status check_operands(const tm_plan *plan, uint32_t op) {
     return t == end ? TM_OK : tm_fail(TM_EBUG, "plan %s: operation %u touches more than it is given", plan->name, op);
 }
 
+/* Where there is an arena, what runs on the CPU touches it with all its operands or with none. */
+static tm_status check_tier(const tm_plan *plan, uint32_t op) {
+    const tm_plan_op *o = &plan->op[op];
+    bool inside = o->op.tier == TM_TIER_DEVICE && plan->info.device_bytes > 0;
+    if (o->engine != TM_ENGINE_CPU) return TM_OK;
+    for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
+        if ((plan->touch[i].address >= TM_DEVICE_BASE) != inside)
+            return tm_fail(TM_EBUG, "plan %s: operation %u reaches into a tier that is not its own", plan->name, op);
+    return TM_OK;
+}
+
 static tm_status compute_op(prover *p, uint32_t op) {
     const tm_plan *plan = p->plan;
     TM_TRY(check_operands(plan, op));
+    TM_TRY(check_tier(plan, op));
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
         if (plan->touch[i].access & TM_USE_READ) TM_TRY(read_frame(p, p->base + op, &plan->touch[i]));
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
@@ -164,6 +176,27 @@ static tm_status compute_op(prover *p, uint32_t op) {
             TM_TRY(
                 write_frame(p, p->base + op, &plan->touch[i], ++p->version[slot_of(p, plan->touch[i].object)].latest));
     return TM_OK;
+}
+
+/* Between the tiers: the same object, in another frame; what is written has the version that was read. */
+static bool is_copy(const tm_plan *plan, uint32_t op) {
+    return plan->op[op].op.code == TM_OP_COPY && plan->op[op].engine != TM_ENGINE_CPU;
+}
+
+static tm_status copy_op(prover *p, uint32_t op) {
+    const tm_plan *plan = p->plan;
+    const struct plan_touch *from = &plan->touch[plan->first_touch[op]], *to = from + 1;
+    const tm_plan_op *o = &plan->op[op];
+    bool out = o->engine == TM_ENGINE_COPY_OUT;
+    uint64_t bytes = (uint64_t)o->op.arg[1] << 32 | o->op.arg[0];
+    TM_TRY(check_operands(plan, op));
+    if (plan->first_touch[op + 1] - plan->first_touch[op] != 2 || from->object != to->object ||
+        from->access != TM_USE_READ || to->access != TM_USE_WRITE || from->bytes != bytes || to->bytes != bytes ||
+        o->op.arg[2] != from->object || (from->address >= TM_DEVICE_BASE) != out ||
+        (to->address >= TM_DEVICE_BASE) == out)
+        return tm_fail(TM_EBUG, "plan %s: operation %u is no copy of one object between two tiers", plan->name, op);
+    TM_TRY(read_frame(p, p->base + op, from));
+    return write_frame(p, p->base + op, to, p->version[slot_of(p, to->object)].latest);
 }
 
 /* A temporary's place in the spill file is followed like memory: the next run has other content there. */
@@ -246,7 +279,9 @@ static tm_status begin(prover *p, const tm_layout *l, uint32_t temps) {
 static tm_status walk(prover *p) {
     TM_TRY(sort_successors(p));
     for (uint32_t op = 0; op < p->plan->n_op; op++)
-        TM_TRY(plan_is_disk(p->plan->op[op].engine) ? disk_op(p, op) : compute_op(p, op));
+        TM_TRY(plan_is_disk(p->plan->op[op].engine) ? disk_op(p, op)
+               : is_copy(p->plan, op)               ? copy_op(p, op)
+                                                    : compute_op(p, op));
     return TM_OK;
 }
 
