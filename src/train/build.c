@@ -115,7 +115,8 @@ static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     pass_update_before(x, stage);
     pass_need(x, stage, false);
     uint16_t kept = keeps_logits(x, unit, s, mb);
-    tm_program_op(x->p, &(tm_op){.code = OP_FORWARD, .flags = kept, .arg = {unit, s, mb, fresh}});
+    tm_program_op(x->p,
+                  &(tm_op){.code = OP_FORWARD, .flags = kept, .arg = {unit, s, mb, fresh}, .tier = TM_TIER_DEVICE});
     tm_program_use(x->p, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
@@ -146,7 +147,9 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
         if (stage->part_gradient[i] && !x->sum_written[stage->part[i]]) flags |= 1u << i;
     pass_need(x, stage, true);
     flags |= keeps_logits(x, unit, s, mb);
-    tm_program_op(x->p, &(tm_op){.code = OP_BACKWARD, .flags = (uint16_t)flags, .arg = {unit, s, mb, fresh}});
+    tm_program_op(
+        x->p,
+        &(tm_op){.code = OP_BACKWARD, .flags = (uint16_t)flags, .arg = {unit, s, mb, fresh}, .tier = TM_TIER_DEVICE});
     tm_program_use(x->p, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_backward[i]) use_part(x, stage->part[i]);

@@ -29,7 +29,7 @@ static uint32_t rounded_visit(pass *x, uint32_t part, uint32_t tile, uint32_t un
 static void round_tile(pass *x, uint32_t part, uint32_t tile, uint32_t sum, uint32_t g, tm_use_access access,
                        bool whole) {
     bool within = x->o->update == UPDATE_WITHIN;
-    tm_program_op(x->p, &(tm_op){.code = OP_FINISH, .arg = {part, tile, within, whole}});
+    tm_program_op(x->p, &(tm_op){.code = OP_FINISH, .arg = {part, tile, within, whole}, .tier = TM_TIER_DEVICE});
     tm_program_use(x->p, sum, TM_USE_READ);
     tm_program_use(x->p, g, access);
     tm_program_use(x->p, x->partial[part], tile ? TM_USE_UPDATE : TM_USE_WRITE);

@@ -95,11 +95,13 @@ tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *w
 
 /* ---- how little ---------------------------------------------------------------------------------------------- */
 
-static tm_status least_of(tm_job *job, const job_opts *opts, tm_program *p, uint64_t *least) {
+static tm_status least_of(tm_job *job, const job_opts *opts, tm_program *p, uint64_t *least, uint64_t *device) {
     tm_plan_opts po;
-    uint64_t bytes = 0;
+    uint64_t bytes = UINT64_MAX, arena = 0;
     job_plan_opts(job, opts, &po);
-    tm_status rc = tm_plan_minimum(job->layout, p, &po, &bytes);
+    tm_status rc = po.device_bytes ? tm_plan_device_minimum(p, &arena) : TM_OK;
+    *device = tm_max_u64(*device, arena);
+    if (rc == TM_OK && arena <= po.device_bytes) rc = tm_plan_minimum(job->layout, p, &po, &bytes);
     tm_program_free(p);
     *least = tm_max_u64(*least, bytes);
     return rc;
@@ -107,21 +109,21 @@ static tm_status least_of(tm_job *job, const job_opts *opts, tm_program *p, uint
 
 /* The least slab of everything that a way of running the step brings with it: the step itself, the import, and with
  * parked gradients the first step and the pending update. */
-static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least) {
+static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least, uint64_t *device) {
     tm_program *p;
     pass_opts first = *o;
     first.update = UPDATE_NONE;
     if (!job->layout || o->park != job->parks) TM_TRY(job_add_state(job, opts, o->park));
-    *least = 0;
+    *least = *device = 0;
     TM_TRY(build_pass(&p, job, "step", o));
-    TM_TRY(least_of(job, opts, p, least));
+    TM_TRY(least_of(job, opts, p, least, device));
     TM_TRY(build_import(&p, job));
-    TM_TRY(least_of(job, opts, p, least));
+    TM_TRY(least_of(job, opts, p, least, device));
     if (!o->park) return TM_OK;
     TM_TRY(build_pass(&p, job, "first step", &first));
-    TM_TRY(least_of(job, opts, p, least));
+    TM_TRY(least_of(job, opts, p, least, device));
     TM_TRY(build_drain(&p, job));
-    return least_of(job, opts, p, least);
+    return least_of(job, opts, p, least, device);
 }
 
 static bool at_an_end(const pass_opts *o) {
@@ -144,12 +146,14 @@ static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
 tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways) {
     bool any_end = false;
     job_give_state(job, &(job_state){.parks = job->parks}); /* it may be of other options */
-    ways->minimum = UINT64_MAX;
+    ways->minimum_device = ways->minimum = UINT64_MAX;
     for (uint32_t i = 0; i < ways->n; i++) any_end |= at_an_end(&ways->way[i]);
     for (uint32_t i = 0; i < ways->n; i++) {
         ways->least[i] = 0;
         if (any_end && !at_an_end(&ways->way[i])) continue;
-        TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i]));
+        uint64_t device;
+        TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i], &device));
+        ways->minimum_device = tm_min_u64(ways->minimum_device, device);
         ways->minimum = tm_min_u64(ways->minimum, ways->least[i]);
     }
     return TM_OK;
@@ -243,7 +247,8 @@ static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name
     const pass_opts *o = &ways->way[i];
     pass_opts as = *o;
     as.spread = spread;
-    if (ways->least[i] == 0) TM_TRY(minimum_of(job, opts, o, &ways->least[i]));
+    uint64_t device;
+    if (ways->least[i] == 0) TM_TRY(minimum_of(job, opts, o, &ways->least[i], &device));
     if (ways->least[i] > job->slab_bytes) return TM_EBUDGET;
     TM_TRY(job_add_state(job, opts, o->park));
     job_plan_opts(job, opts, &po);

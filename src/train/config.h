@@ -27,6 +27,8 @@
 #include "model/model.h"
 #include "optim/optim.h"
 
+/* memory.device_budget: "unlimited", more than there will be */
+#define TM_DEVICE_UNLIMITED ((uint64_t)1 << 46)
 /* offload_param.device, offload_optimizer.device */
 typedef enum tm_place {
     TM_PLACE_AUTO, /* the planner decides; also where the block is absent */
@@ -120,7 +122,9 @@ typedef struct tm_config {
 
     /* ---- memory -------------------------------------------------------------------------------------------------- */
     struct {
-        const char *device; /* "cpu" */
+        const char *device;        /* "cpu", "cpu-arena" */
+        uint64_t device_bytes;     /* of its arena; 0: it computes on host memory */
+        uint64_t device_bandwidth; /* of its copies, each way, where it is not what it is; 0: as fast as they go */
         tm_budget_kind host_kind;
         uint64_t host_bytes; /* TM_BUDGET_BYTES only */
         tm_activations activations;

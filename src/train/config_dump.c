@@ -194,6 +194,11 @@ static void dump_memory(tm_json_writer *w, const tm_config *c) {
     static const char *const update[] = {"auto", "U", "F", "B"};
     open_object(w, "memory");
     text(w, "device", c->memory.device);
+    if (c->memory.device_bytes == TM_DEVICE_UNLIMITED)
+        text(w, "device_budget", "unlimited");
+    else if (c->memory.device_bytes)
+        whole(w, "device_budget", (int64_t)c->memory.device_bytes);
+    if (c->memory.device_bandwidth) whole(w, "device_bandwidth", (int64_t)c->memory.device_bandwidth);
     if (c->memory.host_kind == TM_BUDGET_UNLIMITED) text(w, "host_budget", "unlimited");
     if (c->memory.host_kind == TM_BUDGET_BYTES) whole(w, "host_budget", (int64_t)c->memory.host_bytes);
     choice(w, "memory.activations", (int)c->memory.activations);

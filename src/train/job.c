@@ -203,6 +203,9 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     if (!job->report_at || !job->reported_peak || (job->ranks.comm && !job->comm_counts))
         TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->report_at));
     job->host_bytes = opts->host_bytes;
+    if (opts->device_bytes && job->ranks.ranks > 1)
+        TM_GO(tm_fail(TM_EINPUT, "memory.device \"%s\" computes on one rank in this version, not on %u; use \"cpu\"",
+                      opts->device, job->ranks.ranks));
     TM_GO(opts->init_random || opts->config_only ? tm_source_open_bare(&job->source, opts->model)
                                                  : tm_source_open(&job->source, opts->model));
     const char *json = tm_source_config(job->source, &len);
@@ -220,9 +223,30 @@ done:
     return rc;
 }
 
+uint64_t job_host_peak(const tm_job *job) {
+    uint64_t all = tm_mem_resident_peak_bytes();
+    const tm_device_caps *caps = job->device ? tm_device_get_caps(job->device) : NULL;
+    return caps && caps->counts_as_host ? all - tm_min_u64(all, caps->arena_bytes) : all;
+}
+
+static void say_device(tm_job *job) {
+    tm_device_stats s;
+    if (!job->device) return;
+    tm_device_get_stats(job->device, &s);
+    tm_log(
+        TM_LOG_DEBUG,
+        "device %s: %llu operations, %.3f s opening and closing their windows; copied %llu bytes in (%.3f s), %llu out "
+        "(%.3f s)",
+        tm_device_get_caps(job->device)->name, (unsigned long long)s.operations, (double)s.open_ns * 1e-9,
+        (unsigned long long)s.copied_bytes[TM_DEVICE_IN], (double)s.copy_ns[TM_DEVICE_IN] * 1e-9,
+        (unsigned long long)s.copied_bytes[TM_DEVICE_OUT], (double)s.copy_ns[TM_DEVICE_OUT] * 1e-9);
+}
+
 void job_close(tm_job *job) {
     if (!job) return;
     tm_exec_close(job->exec);
+    say_device(job);
+    tm_device_close(job->device);
     comm_ops_close(job->comm_ops);
     tm_free(job->report_at);
     tm_free(job->reported_peak);
@@ -247,7 +271,7 @@ void job_close(tm_job *job) {
 /* The program, its libraries, stacks and the matrix library's buffers, as constants; and what grows with the state:
  * plans (about a dozen operations an object) and a checksum a page. Stated, not measured at run time, so that `plan`
  * and `train` agree; tests hold VmHWM against the budget. */
-enum { FIXED_MIB = 24, PER_THREAD_MIB = 4, PLAN_BYTES_PER_OBJECT = 2560 };
+enum { FIXED_MIB = 24, PER_THREAD_MIB = 4, PLAN_BYTES_PER_OBJECT = 2560, WINDOW_GRAIN = 2048 };
 /* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
  * that it talks to; a fabric with buffers of its own may take more. */
 enum { MPI_MIB = 16, MPI_KIB_PER_RANK = 160 };
@@ -261,6 +285,9 @@ static uint64_t mpi_bytes(const struct tm_comm *c) {
 static uint64_t fixed_bytes(const tm_job *job, uint64_t other) {
     uint64_t bytes = (FIXED_MIB + (uint64_t)PER_THREAD_MIB * tm_kernels_threads()) * TM_MIB + other;
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
+    if (job->opts.device_bytes) /* the count of windows on a page; and copies, about as many as there are transfers */
+        bytes += tm_min_u64(job->opts.device_bytes, (uint64_t)1 << 36) / WINDOW_GRAIN +
+                 (uint64_t)PLAN_BYTES_PER_OBJECT * tm_layout_objects(job->layout);
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += PLAN_BYTES_PER_OBJECT + tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
     return bytes;
@@ -270,6 +297,7 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
     *po = (tm_plan_opts){.cache = !opts->cache_none,
                          .spill = opts->n_paths > 0,
                          .window_mib = opts->window_mib,
+                         .device_bytes = opts->device_bytes,
                          .cost = job->cost,
                          .cost_ctx = job->cost_ctx,
                          .machine = job->machine,
@@ -306,17 +334,33 @@ static tm_status refuse(const tm_job *job, uint64_t minimum_host) {
                    (unsigned long long)minimum_host, tm_format_size(minimum_host, want, sizeof want));
 }
 
+/* `least`: of the arena; 0: not known, the plan has said it. */
+static tm_status refuse_device(tm_job *job, uint64_t least) {
+    char want[32], have[32];
+    job->device_short = true;
+    job->need_device = least;
+    return tm_fail(TM_EBUDGET,
+                   "memory.device_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
+                   "raise it, or lower seq_len or the micro-batch",
+                   tm_format_size(job->opts.device_bytes, have, sizeof have),
+                   (unsigned long long)job->opts.device_bytes, (unsigned long long)least,
+                   tm_format_size(least, want, sizeof want));
+}
+
 static void count_need(tm_job *job, const tm_plan *plan) {
     const tm_plan_info *info = tm_plan_get_info(plan);
     job->need_slab = tm_max_u64(job->need_slab, info->slab_bytes);
     job->need_spill = tm_max_u64(job->need_spill, info->spill_file_bytes);
+    job->need_device = tm_max_u64(job->need_device, info->device_bytes);
 }
 
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
     tm_plan_opts po;
     job_plan_opts(job, &job->opts, &po);
     if (po.window_mib == 0 || po.window_mib > 64) po.window_mib = 64;
-    uint64_t minimum = 0;
+    uint64_t minimum = 0, arena = 0;
+    if (po.device_bytes) TM_TRY(tm_plan_device_minimum(program, &arena));
+    if (arena > po.device_bytes) return refuse_device(job, arena);
     tm_status rc = tm_plan_compile(plan, job->layout, program, &po, &minimum);
     if (rc == TM_OK) count_need(job, *plan);
     if (rc != TM_EBUDGET) return rc;
@@ -364,11 +408,16 @@ static tm_status open_tiers(tm_job *job, const job_opts *opts) {
     (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
     job->slab_bytes = job->need_slab;
     tm_exec_comm comm = {job->comm_ops, job->comm_ops ? comm_ops_submit : NULL};
+    if (job->need_device)
+        TM_TRY(tm_device_open(&job->device, &(tm_device_opts){.name = opts->device,
+                                                              .arena_bytes = job->need_device,
+                                                              .bytes_per_second = opts->device_bps}));
     return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
                                                     .store = job->store,
                                                     .seed = opts->order_seed,
                                                     .unregistered = opts->no_pin_memory,
-                                                    .comm = comm});
+                                                    .comm = comm,
+                                                    .device = job->device});
 }
 
 static tm_status compile_import(tm_job *job, tm_plan **plan) {
@@ -383,7 +432,7 @@ static tm_status compile_import(tm_job *job, tm_plan **plan) {
 static tm_status compile_once(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only,
                               started *out) {
     uint64_t budget = job->budget_slab;
-    job->need_slab = job->need_spill = 0;
+    job->need_slab = job->need_spill = job->need_device = 0;
     TM_TRY(job_choose(job, opts, name, ways, only, &out->plan, &out->chosen));
     if (opts->plan_only) return TM_OK;
     count_need(job, out->plan);
@@ -426,6 +475,7 @@ static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name
     job_opts bare = *opts;
     bare.cache_none = true;
     tm_status rc = job_minimum(job, opts, ways);
+    if (rc == TM_OK && ways->minimum == UINT64_MAX) return refuse_device(job, ways->minimum_device);
     if (rc == TM_OK && ways->minimum > job->budget_slab) rc = refuse(job, ways->minimum + job->fixed_bytes);
     if (job->ranks.ranks > 1 && job->agreed_way == UINT32_MAX) rc = agree_on_way(job, opts, name, ways, rc);
     if (rc != TM_OK) return rc;
@@ -481,7 +531,7 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     ways.least = tm_calloc(n + 1, sizeof *ways.least);
     if (!job->batch || !ways.least) TM_GO(tm_nomem(K * sizeof *job->batch));
     rc = compile_in_budget(job, opts, name, &ways, &s);
-    if (minimum_host_bytes) *minimum_host_bytes = ways.minimum + job->fixed_bytes;
+    if (minimum_host_bytes) *minimum_host_bytes = ways.minimum == UINT64_MAX ? 0 : ways.minimum + job->fixed_bytes;
     *plan = s.plan;
     *chosen = s.chosen;
     rc = job_agree(job, rc);

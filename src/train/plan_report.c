@@ -169,6 +169,13 @@ static tm_status refuse_host(planning *g, const job_shape *shape) {
     return plan_refuse(g, "host", change, text);
 }
 
+static tm_status refuse_device(planning *g) {
+    char text[sizeof tm_error_get()->text];
+    snprintf(text, sizeof text, "%s", tm_error_get()->text);
+    tm_error_clear();
+    return plan_refuse(g, "device", (tm_plan_change){"memory.device_budget", g->t->job->need_device}, text);
+}
+
 static tm_status check_disk(planning *g, uint32_t slots, uint64_t with_one_slot) {
     tm_plan_report *out = g->out;
     char want[32], have[32], text[256];
@@ -207,6 +214,7 @@ static void describe(const planning *g, const pass_opts *way) {
     tm_plan_report *out = g->out;
     out->fits = true;
     out->host_peak_bytes = job->fixed_bytes + info->slab_bytes;
+    out->device_peak_bytes = info->device_bytes;
     out->disk_bytes =
         job_disk_bytes(job, info, g->t->cfg->memory.slots) * (g->t->comm ? tm_comm_node_size(g->t->comm) : 1);
     out->update = pass_update_name(way);
@@ -252,10 +260,11 @@ static tm_status plan_here(planning *g) {
     out->micro_batches = shape.micro_batches;
     out->rows = shape.rows;
     out->seq = shape.seq;
-    if (!g->hardware) {
-        TM_GO(tm_machine_of(o.paths, o.n_paths, &g->machine));
-        share_node(g);
-    }
+    if (!g->hardware) TM_GO(tm_machine_of(o.paths, o.n_paths, &g->machine));
+    if (o.device_bps) g->machine.h2d_bps = g->machine.d2h_bps = (double)o.device_bps;
+    share_node(g);
+    out->has_device = o.device_bytes > 0;
+    out->device_budget_bytes = o.device_bytes;
     TM_GO(job_open(&t->job, &o));
     out->parameters = tm_model_parameters(t->job->model);
     TM_GO(job_costs_open(&costs, t->job, &shape, &g->rank,
@@ -264,7 +273,7 @@ static tm_status plan_here(planning *g) {
                                                : JOB_COSTS_MEASURE));
     job_use_costs(t->job, &g->rank, job_cost, costs);
     rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
-    if (rc == TM_EBUDGET) rc = refuse_host(g, &shape);
+    if (rc == TM_EBUDGET) rc = t->job->device_short ? refuse_device(g) : refuse_host(g, &shape);
     if (rc != TM_OK) goto done;
     describe(g, &way[chosen]);
     TM_GO(simulate(g, &shape, costs));

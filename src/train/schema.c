@@ -117,8 +117,11 @@ const schema_row schema_rows[] = {
     ROW("warmup_ratio", K_OURS, T_NUM, NULL, "0", 0, 1, "the same as a ratio, where warmup_steps is 0"),
     /* ---- memory -------------------------------------------------------------------------------------------------- */
     ROW("memory", K_OURS, T_OBJ, NULL, NULL, 0, 0, "what may be used"),
-    ROW("memory.device", K_OURS, T_STR, NULL, "cpu", 0, 0, "cpu; cpu-arena and cuda:N are not in this version"),
+    ROW("memory.device", K_OURS, T_STR, NULL, "cpu", 0, 0,
+        "cpu; cpu-arena: the CPU behind a memory of its own, as a GPU is; cuda:N is not in this version"),
     ROW("memory.device_budget", K_OURS, T_SIZE | T_STR | T_NULL, NULL, NULL, 1, 0, "hard limit of the device's memory"),
+    ROW("memory.device_bandwidth", K_OURS, T_SIZE | T_NULL, NULL, NULL, 1, 0,
+        "cpu-arena: bytes a second of its copies, each way; absent: as fast as memory is"),
     ROW("memory.host_budget", K_OURS, T_SIZE | T_STR | T_NULL, NULL, NULL, 1, 0,
         "hard limit of resident memory: bytes, \"3GiB\", \"unlimited\"; default: 80% of what is available"),
     ROW("memory.activations", K_OURS, T_ENUM, "auto|keep|spill|recompute", "auto", 0, 0,

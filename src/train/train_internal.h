@@ -95,6 +95,9 @@ typedef struct job_opts {
     tm_optim_opts update_opts;  /* where `update` is given; else its defaults */
     uint64_t seed;
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
+    const char *device;       /* where the model is computed; NULL: "cpu", in place */
+    uint64_t device_bytes;    /* of its arena; 0: it has none */
+    uint64_t device_bps;      /* "cpu-arena": of its copies, each way; 0: as fast as memory */
     const char *const *paths; /* offload paths; none: everything stays in memory */
     uint32_t n_paths;
     uint32_t slots;
@@ -139,13 +142,15 @@ struct tm_job {
     uint32_t kv_rows, kv_capacity;
     tm_exec *exec;
     tm_store *store;
-    bool keep_state;                /* job_close leaves the run directories */
-    uint64_t host_bytes;            /* the budget; UINT64_MAX: unlimited */
-    uint64_t fixed_bytes;           /* of it: everything but the slab */
-    uint64_t slab_bytes;            /* that plans may use: the budget's share, from job_start's end on what exists */
-    uint64_t budget_slab;           /* all of it */
-    uint64_t need_slab, need_spill; /* largest of the plans compiled */
-    job_batch *batch;               /* per micro-batch of the running program */
+    tm_device *device;    /* NULL: in place */
+    bool keep_state;      /* job_close leaves the run directories */
+    uint64_t host_bytes;  /* the budget; UINT64_MAX: unlimited */
+    uint64_t fixed_bytes; /* of it: everything but the slab */
+    uint64_t slab_bytes;  /* that plans may use: the budget's share, from job_start's end on what exists */
+    uint64_t budget_slab; /* all of it */
+    uint64_t need_slab, need_spill, need_device; /* largest of the plans compiled */
+    bool device_short;                           /* what refused a plan was the device's memory */
+    job_batch *batch;                            /* per micro-batch of the running program */
     /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
     tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                       uint32_t *position, job_batch *shape);
@@ -353,10 +358,12 @@ typedef struct way_list {
     const pass_opts *way;
     uint32_t n;
     uint64_t *least;  /* [n] slab bytes, 0: not known */
-    uint64_t minimum; /* of all */
+    uint64_t minimum; /* of all; UINT64_MAX: the device's memory is too small for any */
+    uint64_t minimum_device;
     job_more_fn more;
     void *ctx;
 } way_list;
+uint64_t job_host_peak(const tm_job *job); /* VmHWM without the device's arena */
 /* What of a job a compilation decides about; may be taken out and put back. */
 typedef struct job_state {
     tm_layout *layout;

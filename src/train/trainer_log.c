@@ -32,6 +32,13 @@ static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
     }
     tm_jw_object_end(w);
     const tm_plan_info *plan = tm_plan_get_info(run->plan);
+    if (plan->device_bytes) {
+        tm_jw_field_uint(w, "h2d_bytes", run->copied_bytes[TM_DEVICE_IN]);
+        tm_jw_field_uint(w, "d2h_bytes", run->copied_bytes[TM_DEVICE_OUT]);
+        tm_jw_field_uint(w, "planned_h2d_bytes", plan->copy_bytes[TM_DEVICE_IN]);
+        tm_jw_field_uint(w, "planned_d2h_bytes", plan->copy_bytes[TM_DEVICE_OUT]);
+        tm_jw_field_double(w, "copy_seconds", seconds(run->copy_ns));
+    }
     tm_jw_field_uint(w, "planned_read_bytes", sum(plan->read_bytes));
     tm_jw_field_uint(w, "planned_write_bytes", sum(plan->write_bytes));
 }
@@ -57,7 +64,7 @@ static void wait_fields(tm_json_writer *w, const tm_run_stats *run) {
     tm_jw_object(w);
     tm_jw_field_double(w, "disk_read", seconds(run->wait_read_ns));
     tm_jw_field_double(w, "disk_write", seconds(run->wait_write_ns));
-    tm_jw_field_double(w, "copy", 0);
+    tm_jw_field_double(w, "copy", seconds(run->wait_copy_ns));
     tm_jw_field_double(w, "comm", seconds(run->wait_comm_ns));
     tm_jw_field_double(w, "compute", seconds(run->compute_ns));
     tm_jw_object_end(w);
@@ -104,8 +111,8 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     tm_jw_field_double(&w, "predicted_step_seconds", predicted_seconds);
     tm_jw_field_double(&w, "tokens_per_second", (double)r->tokens / line->took);
     bytes_fields(&w, run);
-    tm_jw_field_uint(&w, "host_peak_bytes", tm_mem_resident_peak_bytes());
-    tm_jw_field_uint(&w, "device_peak_bytes", 0);
+    tm_jw_field_uint(&w, "host_peak_bytes", job_host_peak(t->job));
+    tm_jw_field_uint(&w, "device_peak_bytes", t->job->need_device);
     wait_fields(&w, run);
     rank_fields(&w, t, line, run);
     if (!r->finite) {
@@ -131,7 +138,7 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
     if (hash) {
         tm_jw_key(&w, "state_hash");
         tm_jw_str(&w, hash);
-        tm_jw_field_uint(&w, "host_peak_bytes", tm_mem_resident_peak_bytes());
+        tm_jw_field_uint(&w, "host_peak_bytes", job_host_peak(t->job));
     }
     if (!isnan(eval_loss)) {
         tm_jw_field_double(&w, "loss", eval_loss);
@@ -155,6 +162,6 @@ void trainer_summary(trainer *t) {
     tm_log(TM_LOG_INFO,
            "done: %" PRId64
            " steps in %.1f s, peak memory %s, read %.2f GB, wrote %.2f GB (import and export included); model in %s",
-           t->step, seconds(tm_now_ns() - t->start_ns), tm_format_size(tm_mem_resident_peak_bytes(), peak, sizeof peak),
+           t->step, seconds(tm_now_ns() - t->start_ns), tm_format_size(job_host_peak(t->job), peak, sizeof peak),
            (double)read * 1e-9, (double)written * 1e-9, t->cfg->output_dir);
 }

@@ -138,6 +138,9 @@ job_opts trainer_job_options(const trainer *t) {
                   .init_random = c->init_random,
                   .seed = c->seed,
                   .host_bytes = host_bytes(c),
+                  .device = c->memory.device,
+                  .device_bytes = c->memory.device_bytes,
+                  .device_bps = c->memory.device_bandwidth,
                   .slots = c->memory.slots,
                   .allow_tmpfs = c->memory.allow_tmpfs,
                   .cache_none = c->memory.cache_none,
@@ -215,7 +218,7 @@ static tm_status minimum_without(const trainer *t, const job_opts *o, bool activ
     open.cfg = &c;
     way_list ways = {.way = way, .n = trainer_ways(&open, &shape, way), .least = least};
     TM_TRY(job_minimum(t->job, o, &ways));
-    *host = ways.minimum + t->job->fixed_bytes;
+    *host = ways.minimum == UINT64_MAX ? UINT64_MAX : ways.minimum + t->job->fixed_bytes;
     return TM_OK;
 }
 
@@ -227,6 +230,7 @@ static tm_status refuse_forced(const trainer *t, const job_opts *o) {
         (t->cfg->memory.activations != TM_ACT_AUTO ? 1 : 0) | (t->cfg->memory.update != TM_UPDATE_AUTO ? 2 : 0);
     tm_error why = *tm_error_get();
     char room[32];
+    if (t->job->device_short) return TM_EBUDGET; /* of another memory than this is about */
     tm_error_clear();
     for (unsigned without = 1; without <= forced; without++) {
         uint64_t host;

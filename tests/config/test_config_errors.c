@@ -173,7 +173,7 @@ static const bad cases[] = {
     {TM_EUNSUPPORTED, "+\"precision\": \"fp16\"", {"\"precision\"", "fp16 is not supported yet"}},
     {TM_EUNSUPPORTED, "+\"fp16\": {\"enabled\": true}", {"\"fp16.enabled\"", "not supported yet"}},
     {TM_EUNSUPPORTED, "+\"memory\": {\"device\": \"cuda:0\"}", {"memory.device", "not supported yet"}},
-    {TM_EUNSUPPORTED, "+\"memory\": {\"device\": \"cpu-arena\"}", {"memory.device", "not supported yet"}},
+    {TM_EINPUT, "+\"memory\": {\"device\": \"cpu-arena\"}", {"memory.device", "add memory.device_budget"}},
     {TM_EINPUT, "+\"memory\": {\"update\": \"B\"}", {"memory.update", "max_grad_norm 1", "set max_grad_norm 0, or"}},
     {TM_EINPUT,
      "+\"memory\": {\"update\": \"B\"}, \"gradient_clipping\": 0.5",

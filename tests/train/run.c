@@ -403,8 +403,13 @@ static void read_step(train_log *log, const tm_json *o) {
                       .write_bytes = bytes_of(o, "write_bytes"),
                       .planned_read = bytes_of(o, "planned_read_bytes"),
                       .planned_write = bytes_of(o, "planned_write_bytes"),
-                      .host_peak = bytes_of(o, "host_peak_bytes")};
-    static const char *const also[] = {"step_seconds", "tokens_per_second", "bytes_by_kind", "device_peak_bytes"};
+                      .host_peak = bytes_of(o, "host_peak_bytes"),
+                      .device_peak = bytes_of(o, "device_peak_bytes")};
+    static const char *const copies[] = {"h2d_bytes", "d2h_bytes", "planned_h2d_bytes", "planned_d2h_bytes"};
+    for (unsigned i = 0; s->device_peak && i < TM_COUNT(copies); i++)
+        (i < 2 ? s->copied : s->planned_copied)[i % 2] = bytes_of(o, copies[i]);
+    s->wait_copy = member(member(o, "wait_seconds"), "copy")->number;
+    static const char *const also[] = {"step_seconds", "tokens_per_second", "bytes_by_kind"};
     for (unsigned i = 0; i < TM_COUNT(also); i++) (void)member(o, also[i]);
     static const char *const waits[] = {"disk_read", "disk_write", "copy", "comm", "compute"};
     for (unsigned i = 0; i < TM_COUNT(waits); i++) (void)member(member(o, "wait_seconds"), waits[i]);
@@ -483,6 +488,7 @@ train_log run_train(const char *config, const char *output, uint64_t budget, con
     for (unsigned i = 0; i < log.steps; i++) {
         assert_int_equal(log.step[i].read_bytes, log.step[i].planned_read);
         assert_int_equal(log.step[i].write_bytes, log.step[i].planned_write);
+        for (int k = 0; k < 2; k++) assert_int_equal(log.step[i].copied[k], log.step[i].planned_copied[k]);
         assert_true(log.step[i].host_peak <= log.host_peak);
         if (i > 1)
             assert_int_equal(log.step[i].read_bytes, log.step[1].read_bytes); /* one plan: the same in each step */
@@ -498,6 +504,18 @@ uint64_t run_train_minimum(const char *config, const char *output, const char *c
     run_result r = start_training(config, output, NULL, all);
     if (r.status != 2) fail_msg("exit status %d for a budget of one byte: %s", r.status, r.err);
     assert_int_equal(run_error_lines(r.err, NULL), 1);
+    uint64_t bytes = train_minimum(r.err);
+    run_free(&r);
+    return bytes;
+}
+
+uint64_t run_train_device_minimum(const char *config, const char *output, const char *const *sets) {
+    const char *all[32] = {"memory.device=cpu-arena", "memory.device_budget=1"};
+    for (unsigned n = 2; *sets && n < 31; sets++) all[n++] = *sets;
+    run_result r = start_training(config, output, NULL, all);
+    if (r.status != 2) fail_msg("exit status %d for an arena of one byte: %s", r.status, r.err);
+    assert_int_equal(run_error_lines(r.err, NULL), 1);
+    assert_non_null(strstr(r.err, "memory.device_budget"));
     uint64_t bytes = train_minimum(r.err);
     run_free(&r);
     return bytes;

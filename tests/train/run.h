@@ -92,7 +92,9 @@ void rows_write(const char *path, const tm_st *from, size_t first, size_t rows, 
 enum { LOG_STEPS = 64 };
 typedef struct train_step {
     double loss, grad_norm, learning_rate;
-    uint64_t tokens, label_tokens, read_bytes, write_bytes, planned_read, planned_write, host_peak;
+    uint64_t tokens, label_tokens, read_bytes, write_bytes, planned_read, planned_write, host_peak, device_peak;
+    uint64_t copied[2], planned_copied[2]; /* in, out; where there is an arena */
+    double wait_copy;
 } train_step;
 typedef struct train_log {
     train_step step[LOG_STEPS];
@@ -114,6 +116,8 @@ train_log run_train(const char *config, const char *output, uint64_t budget, con
                     const char *const *sets);
 /* The least host budget of such a job: what its refusal at one byte names. */
 uint64_t run_train_minimum(const char *config, const char *output, const char *const *sets);
+/* The least device budget of such a job on cpu-arena. */
+uint64_t run_train_device_minimum(const char *config, const char *output, const char *const *sets);
 /* The bytes that a refusal names as the least budget; fails the test where stderr names none. */
 uint64_t train_minimum(const char *err);
 

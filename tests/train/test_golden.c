@@ -313,6 +313,18 @@ static void check_train(const char *folder) {
     check_final(&f, run_path(f.dir, "paged"));
     assert_true(paged.step[0].read_bytes > 0 && paged.step[0].write_bytes > 0);
     assert_string_equal(paged.hash, memory.hash);
+    /* and through an arena of the least size, host memory of the least size behind it */
+    const char *arena =
+        run_format("memory={\"device\": \"cpu-arena\", \"device_budget\": %llu}",
+                   (unsigned long long)run_train_device_minimum(config, run_path(f.dir, "refused"), SETS("seed=42")));
+    const char *small = run_format(
+        "memory.host_budget=%llu",
+        (unsigned long long)run_train_minimum(config, run_path(f.dir, "refused"), SETS(arena, "memory.host_budget=1")));
+    train_log device = train(&f, config, "device", arena, small, NULL);
+    check_steps(&f, &device, loss, norm);
+    check_final(&f, run_path(f.dir, "device"));
+    assert_true(device.step[0].device_peak > 0 && device.step[0].copied[0] > 0 && device.step[0].copied[1] > 0);
+    assert_string_equal(device.hash, memory.hash);
     /* the same rows as micro-batches of one: another order of summation, the same tolerances */
     const char *accumulation = run_format("gradient_accumulation_steps=%zu", f.batch);
     train_log many = train(&f, config, "many", "per_device_train_batch_size=1", accumulation, NULL);

@@ -1,0 +1,186 @@
+/* A memory of its own between the model and the host: one hash with "cpu" at every size of the arena, wherever the rest
+ * is, however copies fall. */
+#include "run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB ((uint64_t)1 << 20)
+#define OPTIMIZER "zero_optimization.offload_optimizer.device="
+#define PARAM "zero_optimization.offload_param.device="
+
+typedef struct scene {
+    const char *dir, *config, *refused;
+    unsigned runs;
+    char hash[40];
+} scene;
+
+static scene scene_open(const char *precision, double max_grad_norm) {
+    scene s = {.dir = run_dir()};
+    const char *model = run_path(s.dir, "model"), *rows = run_path(s.dir, "rows.safetensors");
+    s.config = run_path(s.dir, "config.json");
+    s.refused = run_path(s.dir, "refused");
+    run_random_model(model);
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(rows, golden, 0, 12, 32, true);
+    tm_st_close(golden);
+    run_write(s.config, run_format("{\"model\": \"%s\", \"init\": \"random\", \"data\": {\"train\": \"%s\"},\n"
+                                   " \"precision\": \"%s\", \"max_steps\": 2, \"per_device_train_batch_size\": 2,\n"
+                                   " \"gradient_accumulation_steps\": 3, \"learning_rate\": 1e-3,\n"
+                                   " \"max_grad_norm\": %g}\n",
+                                   model, rows, precision, max_grad_norm));
+    train_log log = run_train(s.config, run_path(s.dir, "cpu"), 0, NULL, SETS("memory.host_budget=unlimited"));
+    assert_int_equal(log.step[0].device_peak, 0);
+    memcpy(s.hash, log.hash, sizeof s.hash);
+    run_remove(run_path(s.dir, "cpu"));
+    return s;
+}
+
+static const char *arena(uint64_t bytes) {
+    return run_format("memory.device_budget=%llu", (unsigned long long)bytes);
+}
+
+/* Trains through an arena of `device` bytes and a host budget (0: as the sets say). */
+static train_log same(scene *s, uint64_t device, uint64_t host, const run_opts *opts, const char *a, const char *b,
+                      const char *c) {
+    const char *output = run_format("%s/out-%u", s->dir, s->runs++),
+               *sets[8] = {"memory.device=cpu-arena", arena(device)};
+    const char *more[] = {host ? run_format("memory.host_budget=%llu", (unsigned long long)host) : NULL, a, b, c};
+    unsigned n = 2;
+    for (unsigned i = 0; i < TM_COUNT(more); i++)
+        if (more[i]) sets[n++] = more[i];
+    train_log log = run_train(s->config, output, host ? host + device : 0, opts, sets);
+    for (unsigned i = 0; i < log.steps; i++) {
+        assert_true(log.step[i].device_peak > 0 && log.step[i].device_peak <= device);
+        assert_true(log.step[i].copied[0] > 0 && log.step[i].copied[1] > 0);
+    }
+#ifndef TIDEMILL_SANITIZED
+    if (host) assert_true(log.host_peak <= host);
+#endif
+    if (strcmp(s->hash, log.hash) != 0) {
+        for (unsigned i = 0; i < n; i++) print_error("  --set %s\n", sets[i]);
+        fail_msg("hash %s, but %s before", log.hash, s->hash);
+    }
+    run_remove(output);
+    return log;
+}
+
+static void check_arenas(const char *precision, const char *update, double max_grad_norm) {
+    scene s = scene_open(precision, max_grad_norm);
+    update = run_format("memory.update=%s", update);
+    uint64_t least = run_train_device_minimum(s.config, s.refused, SETS(update));
+    run_result r = run((run_opts){0}, "train", s.config, "--set", run_format("output_dir=%s", s.refused), "--set",
+                       "memory.device=cpu-arena", "--set", arena(least - 1), "--set", update, NULL);
+    assert_int_equal(r.status, 2);
+    assert_int_equal(train_minimum(r.err), least);
+    run_free(&r);
+    uint64_t sizes[] = {least, least + least / 3, 2 * least, 256 * MIB}, copied[TM_COUNT(sizes)];
+    for (unsigned i = 0; i < TM_COUNT(sizes); i++) {
+        /* files and the least host memory; then everything in memory */
+        uint64_t host =
+            run_train_minimum(s.config, s.refused, SETS("memory.device=cpu-arena", arena(sizes[i]), update));
+        train_log log = same(&s, sizes[i], host, NULL, update, NULL, NULL);
+        assert_true(log.step[1].read_bytes > 0);
+        if (i % 2 == 0)
+            log =
+                same(&s, sizes[i], 0, NULL, update, "memory.host_budget=unlimited", i ? PARAM "none" : OPTIMIZER "cpu");
+        copied[i] = log.step[1].copied[0] + log.step[1].copied[1];
+    }
+    assert_true(copied[3] < copied[0]); /* what has room stays */
+    print_message("  %s %s: least arena %llu bytes, %llu bytes copied a step, %llu in 256 MiB; %u runs, one hash\n",
+                  precision, update, (unsigned long long)least, (unsigned long long)copied[0],
+                  (unsigned long long)copied[3], s.runs);
+}
+
+static void test_update_after(void **state) {
+    (void)state;
+    check_arenas("bf16", "U", 1);
+}
+static void test_update_folded(void **state) {
+    (void)state;
+    check_arenas("bf16", "F", 1);
+}
+static void test_update_within(void **state) {
+    (void)state;
+    check_arenas("fp32", "B", 0);
+}
+
+/* Random legal orders of all operations, copies among them; kept, sent away, recomputed; slow copies; done twice. */
+static void test_orders_and_rates(void **state) {
+    (void)state;
+    static const char *const activations[] = {"keep", "spill", "recompute"};
+    scene s = scene_open("bf16", 1);
+    uint64_t least = run_train_device_minimum(s.config, s.refused, SETS("memory.activations=keep"));
+    for (unsigned i = 0; i < 3; i++) {
+        const char *seed[] = {run_format("TIDEMILL_ORDER_SEED=%u", i + 11), NULL};
+        const char *activation = run_format("memory.activations=%s", activations[i]);
+        (void)same(&s, least + i * 4 * MIB, 0, &(run_opts){.env = seed}, activation, "memory.host_budget=96MiB", NULL);
+    }
+    train_log fast = same(&s, least, 0, NULL, "memory.host_budget=unlimited", NULL, NULL);
+    train_log slow =
+        same(&s, least, 0, NULL, "memory.host_budget=unlimited", "memory.device_bandwidth=100000000", NULL);
+    double each =
+        (double)(slow.step[1].copied[0] > slow.step[1].copied[1] ? slow.step[1].copied[0] : slow.step[1].copied[1]);
+    assert_true(slow.step[1].wait_copy > fast.step[1].wait_copy && slow.step[1].wait_copy < 4 * each / 1e8 + 5);
+}
+
+static void test_what_is_refused(void **state) {
+    (void)state;
+    scene s = scene_open("bf16", 1);
+    const struct {
+        const char *set[2], *says;
+    } cases[] = {{{"memory.device=cpu-arena", "seed=1"}, "memory.device_budget"},
+                 {{"memory.device=cuda:0", "memory.device_budget=1GiB"}, "not supported yet"},
+                 {{"memory.device=tpu", "seed=1"}, "cpu-arena"}};
+    for (unsigned i = 0; i < TM_COUNT(cases); i++) {
+        run_result r = run((run_opts){0}, "train", s.config, "--set", run_format("output_dir=%s", s.refused), "--set",
+                           cases[i].set[0], "--set", cases[i].set[1], NULL);
+        const char *line = NULL;
+        assert_int_equal(r.status, 2);
+        assert_int_equal(run_error_lines(r.err, &line), 1);
+        if (!strstr(r.err, cases[i].says)) fail_msg("\"%s\" does not say \"%s\"", r.err, cases[i].says);
+        run_free(&r);
+    }
+}
+
+/* The plan says what the run takes, and how the copies' rate tells. */
+static double planned(const scene *s, uint64_t device, const char *rate, uint64_t *peak) {
+    run_result r =
+        run((run_opts){0}, "plan", s->config, "--json", "--set", run_format("output_dir=%s", s->refused), "--set",
+            "memory.device=cpu-arena", "--set", arena(device), "--set", rate, "--set", "memory.update=U", NULL);
+    tm_json_doc *doc;
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan", 0, 0));
+    const tm_json *o = tm_json_root(doc);
+    *peak = (uint64_t)tm_json_get(o, "device_peak_bytes")->integer;
+    double seconds = tm_json_get(o, "seconds_per_step")->number;
+    tm_json_free(doc);
+    run_free(&r);
+    return seconds;
+}
+
+static void test_plan(void **state) {
+    (void)state;
+    scene s = scene_open("bf16", 1);
+    uint64_t least = run_train_device_minimum(s.config, s.refused, SETS("memory.update=U")), peak, again;
+    double fast = planned(&s, 2 * least, "memory.device_bandwidth=100000000000", &peak);
+    double slow = planned(&s, 2 * least, "memory.device_bandwidth=10000000", &again);
+    train_log log = same(&s, 2 * least, 0, NULL, "memory.update=U", NULL, NULL);
+    assert_true(peak > 0 && peak <= 2 * least);
+    assert_true(log.step[0].device_peak > 0);
+    assert_true(slow > fast + 0.9 * (double)log.step[1].copied[0] / 1e7 * 0.5);
+    (void)again;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_update_after, run_clean),
+        cmocka_unit_test_teardown(test_update_folded, run_clean),
+        cmocka_unit_test_teardown(test_update_within, run_clean),
+        cmocka_unit_test_teardown(test_orders_and_rates, run_clean),
+        cmocka_unit_test_teardown(test_what_is_refused, run_clean),
+        cmocka_unit_test_teardown(test_plan, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_device", tests, NULL, NULL);
+}
