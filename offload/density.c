@@ -326,12 +326,22 @@ static void sum_prices(density *d) {
     for (uint32_t i = 0; i < n; i++) d->price[i + 1] = d->price[i] + (sum > 0 ? d->weight[i] / sum : 0);
 }
 
+/* The last position of the run of them, one of about 512, that begins at `from`: they are looked at together. */
+static uint32_t run_end(const density *d, uint32_t from) {
+    uint32_t n = d->p->n_op, to = from + n / 512;
+    return to < n ? to : n - 1;
+}
+
+/* Bytes that are free all the way from `from` to `to`; less than nothing where too much was taken. */
+static double free_bytes(const density *d, int64_t budget, uint32_t from, uint32_t to) {
+    return (double)(budget - load_most(&d->load, from, to));
+}
+
 /* Positions that stay slack become cheap, those that are asked too much of dear. */
 static void reprice(density *d, int64_t budget, double rate) {
-    uint32_t n = d->p->n_op, step = n / 512 + 1;
-    for (uint32_t from = 0; from < n; from += step) {
-        uint32_t to = from + step < n ? from + step - 1 : n - 1;
-        double slack = budget > 0 ? (double)(budget - load_most(&d->load, from, to)) / (double)budget : 0;
+    for (uint32_t from = 0, to; from < d->p->n_op; from = to + 1) {
+        to = run_end(d, from);
+        double slack = budget > 0 ? free_bytes(d, budget, from, to) / (double)budget : 0;
         double factor = exp(-rate * (slack > -1 ? slack : -1));
         for (uint32_t i = from; i <= to; i++) d->weight[i] *= factor;
     }
@@ -345,14 +355,13 @@ static void even_prices(density *d) {
 
 /* Bytes that are free, by price. */
 static double supply_of(density *d, int64_t budget) {
-    double free = 0;
+    double all = 0;
     start_load(d);
-    uint32_t n = d->p->n_op, step = n / 512 + 1;
-    for (uint32_t from = 0; from < n; from += step) {
-        uint32_t to = from + step < n ? from + step - 1 : n - 1;
-        free += (double)(budget - load_most(&d->load, from, to)) * (d->price[to + 1] - d->price[from]);
+    for (uint32_t from = 0, to; from < d->p->n_op; from = to + 1) {
+        to = run_end(d, from);
+        all += free_bytes(d, budget, from, to) * (d->price[to + 1] - d->price[from]);
     }
-    return free;
+    return all;
 }
 
 /* The dual of the linear program, by multiplicative weights: what is worth most for its price is taken until as many
