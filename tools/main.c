@@ -76,8 +76,9 @@ static void wait_passively(char **argv) {
 int main(int argc, char **argv) {
     const char *first = argc > 1 ? argv[1] : NULL;
     wait_passively(argv); /* returns where it is set already, or where the restart is impossible: slower, not wrong */
-    if (!tm_fault_spec_ok()) {
-        fprintf(stderr, "tidemill: TIDEMILL_FAULT is not CALL:INDEX:KIND:once|sticky\n");
+    const char *wrong = tm_fault_environment_wrong();
+    if (wrong) {
+        fprintf(stderr, "tidemill: %s\n", wrong);
         return TM_EXIT_INPUT;
     }
     if (!first) {

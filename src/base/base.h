@@ -105,20 +105,26 @@ uint64_t tm_mem_allocations(void);         /* calls so far; tests prove that it 
 uint64_t tm_mem_resident_peak_bytes(void); /* VmHWM of the process; 0 if unknown */
 uint64_t tm_mem_available_bytes(void);     /* smaller of MemAvailable and the cgroup's (v1, v2) headroom */
 
-/* The driver of fault tests: TIDEMILL_FAULT=CALL:I:KIND:once|sticky (I from 1, or 0 for none) makes the I-th CALL of
- * the process fail in the way KIND says (sticky: that one and every later one). Each seam asks this once a call with
- * the call's name ("alloc" here, "pread" and so on in io); true: fail now, *kind (may be NULL) says how. Nothing is
- * counted while the variable is unset. Built without TIDEMILL_FAULTS it is always false. Of any call: the kind "kill"
- * is SIGKILL in its place. "clock" is asked once a tm_now_ns: "forward" and "back" are ten years off. */
+/* The driver of fault tests: CALL:I:KIND:once|sticky (I from 1, or 0 for none) makes the I-th CALL of the process fail
+ * in the way KIND says (sticky: that one and every later one). Each seam asks this once a call with the call's name
+ * ("alloc" here, "pread" and so on in io); true: fail now, *kind (may be NULL) says how. Nothing is counted while no
+ * spec is set. Built without TIDEMILL_FAULTS it is always false. Of any call: the kind "kill" is SIGKILL in its place.
+ * "clock" is asked once a tm_now_ns: "forward" and "back" are ten years off. */
 bool tm_fault_hit(const char *call, const char **kind);
-/* For unit tests: takes `spec` in place of the environment's value and starts counting again; NULL: none. TM_EINPUT if
- * it is not in the form above. The kind is kept by reference to our own copy, valid until the next call. */
+/* For unit tests: takes `spec` in place of the one before and starts counting again; NULL: none. TM_EINPUT if it is not
+ * in the form above. The kind is kept by reference to our own copy, valid until the next call. */
 tm_status tm_fault_set(const char *spec);
 uint64_t tm_fault_calls(void); /* of the call that the spec names, since then */
 /* With the spec "*:0:none:once" nothing fails and every call is counted: the i-th name that was met, and how often.
  * False: no more. Nobody else runs meanwhile. */
 bool tm_fault_tally(unsigned i, const char **call, uint64_t *n);
-bool tm_fault_spec_ok(void); /* false: TIDEMILL_FAULT is set, but not in the form above (main refuses to start) */
+/* The environment (TIDEMILL_FAULT, TIDEMILL_CHECKSUMS) has a say only after this call, which the test build of the
+ * program makes before main (tests/fault_environment.c) and nothing else does: neither the program that is installed
+ * nor one that links the library. */
+void tm_fault_use_environment(void);
+bool tm_fault_environment_used(void);
+/* What main refuses to start with: one of them is set where it has no say, or the spec is malformed. NULL: nothing. */
+const char *tm_fault_environment_wrong(void);
 
 /* Bytes with a growing end. `data` is NUL-terminated whenever it is not NULL. Zero it to start. */
 typedef struct tm_buf {

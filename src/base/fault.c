@@ -1,4 +1,5 @@
-/* The driver of fault tests: which call is to fail, and how (TIDEMILL_FAULT). */
+/* The driver of fault tests: which call is to fail, and how. Who may ask for it is decided where the program is linked:
+ * tm_fault_use_environment has one caller, the test build of the program (tests/fault_environment.c). */
 #include "base/base.h"
 
 #include <pthread.h>
@@ -26,7 +27,7 @@ static pthread_mutex_t tally_lock = PTHREAD_MUTEX_INITIALIZER;
 static fault_plan plan;
 static atomic_bool active;
 static atomic_uint_least64_t calls;
-static bool spec_ok = true;
+static bool environment_used, spec_ok = true;
 
 static bool copy_field(const char **p, char *to, size_t cap) {
     size_t n = strcspn(*p, ":");
@@ -72,15 +73,33 @@ bool tm_fault_tally(unsigned i, const char **call, uint64_t *n) {
     return there;
 }
 
-#ifdef TIDEMILL_FAULTS
-/* Before main, so that the first allocation counts and a call costs one relaxed load. */
-__attribute__((constructor)) static void read_environment(void) {
+void tm_fault_use_environment(void) {
     const char *spec = getenv("TIDEMILL_FAULT");
+    environment_used = true;
     if (!spec || !*spec) return;
     spec_ok = tm_fault_set(spec) == TM_OK;
     tm_error_clear();
 }
 
+bool tm_fault_environment_used(void) {
+    return environment_used;
+}
+
+const char *tm_fault_environment_wrong(void) {
+    static const char *const names[] = {"TIDEMILL_FAULT", "TIDEMILL_CHECKSUMS"};
+    static const char *const refused[] = {
+        "TIDEMILL_FAULT is set, but this program makes no faults: unset it, or run the test build "
+        "(build/tests/tidemill)",
+        "TIDEMILL_CHECKSUMS is set, but this program always checks: unset it, or run the test build "
+        "(build/tests/tidemill)"};
+    for (size_t i = 0; i < TM_COUNT(names) && !environment_used; i++) {
+        const char *given = getenv(names[i]);
+        if (given && *given) return refused[i];
+    }
+    return spec_ok ? NULL : "TIDEMILL_FAULT is not CALL:INDEX:KIND:once|sticky";
+}
+
+#ifdef TIDEMILL_FAULTS
 static bool count(const char *call) {
     pthread_mutex_lock(&tally_lock);
     unsigned i = 0;
@@ -107,7 +126,3 @@ bool tm_fault_hit(const char *call, const char **kind) {
     return false;
 }
 #endif
-
-bool tm_fault_spec_ok(void) {
-    return spec_ok;
-}

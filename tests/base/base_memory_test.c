@@ -106,7 +106,12 @@ static void faults_strike_where_they_are_told(void **state) {
     const char *bad[] = {"",           "alloc",           "alloc:1",       "alloc:1:x",           "alloc:1:x:twice",
                          "a:b:c:once", "alloc:-1:x:once", "alloc:1::once", "alloc:1:x:once:more", ":1:x:once"};
     for (size_t i = 0; i < TM_COUNT(bad); i++) assert_fails(tm_fault_set(bad[i]), TM_EINPUT, "expected CALL:I:KIND");
-    assert_true(tm_fault_spec_ok());
+    /* The environment has no say here, and what has none is refused. */
+    assert_false(tm_fault_environment_used());
+    assert_null(tm_fault_environment_wrong());
+    assert_int_equal(setenv("TIDEMILL_FAULT", "alloc:1:fail:sticky", 1), 0);
+    assert_non_null(strstr(tm_fault_environment_wrong(), "unset it"));
+    assert_int_equal(unsetenv("TIDEMILL_FAULT"), 0);
     assert_ok(tm_fault_set(NULL));
 }
 

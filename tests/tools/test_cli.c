@@ -168,6 +168,38 @@ static void test_every_command_answers(void **state) {
     }
 }
 
+/* A user's program cannot be made to err: it refuses what the test build obeys, before anything is done. */
+static void test_no_faults(void **state) {
+    (void)state;
+    static const char *const set[] = {"TIDEMILL_FAULT", "TIDEMILL_CHECKSUMS"};
+    static const char *const values[] = {"alloc:1:kill:once", "off"};
+    char out[4096];
+    for (size_t i = 0; i < TM_COUNT(set); i++) {
+        assert_int_equal(setenv(set[i], values[i], 1), 0);
+        assert_int_equal(run("--version", out, sizeof out), 2);
+        assert_int_equal(count_lines(out), 1);
+        assert_non_null(strstr(out, set[i]));
+        assert_non_null(strstr(out, "unset it"));
+        assert_int_equal(setenv(set[i], "", 1), 0); /* as good as unset */
+        assert_int_equal(run("--version", out, sizeof out), 0);
+        assert_int_equal(unsetenv(set[i]), 0);
+    }
+}
+
+#ifdef TM_TEST_FAULTY
+static void test_faults_of_the_test_build(void **state) {
+    (void)state;
+    assert_int_equal(setenv("TIDEMILL_FAULT", "alloc:1:kill:once", 1), 0);
+    int status = system(TM_TEST_FAULTY " inspect /no/such/file > test_cli.out 2>&1");
+    assert_true(status != -1 && WEXITSTATUS(status) == 137); /* the shell's word for SIGKILL */
+    assert_int_equal(setenv("TIDEMILL_FAULT", "alloc:1:kill", 1), 0);
+    status = system(TM_TEST_FAULTY " --version > test_cli.out 2>&1");
+    assert_true(status != -1 && WEXITSTATUS(status) == 2);
+    assert_int_equal(unsetenv("TIDEMILL_FAULT"), 0);
+    assert_int_equal(remove("test_cli.out"), 0);
+}
+#endif
+
 static void test_doctor(void **state) {
     (void)state;
     char out[16384];
@@ -190,10 +222,17 @@ static void test_doctor(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),      cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_suggestions), cmocka_unit_test(test_exit_status),
-        cmocka_unit_test(test_program),     cmocka_unit_test(test_every_command_answers),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_suggestions),
+        cmocka_unit_test(test_exit_status),
+        cmocka_unit_test(test_program),
+        cmocka_unit_test(test_every_command_answers),
         cmocka_unit_test(test_doctor),
+        cmocka_unit_test(test_no_faults),
+#ifdef TM_TEST_FAULTY
+        cmocka_unit_test(test_faults_of_the_test_build),
+#endif
     };
     return cmocka_run_group_tests_name("cli", tests, NULL, NULL);
 }

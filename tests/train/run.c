@@ -167,10 +167,19 @@ static unsigned launcher(char **argv, const run_opts *o) {
     return o->fault ? fault_of_one(argv, n, o) : n;
 }
 
+/* The user's program, unless the environment asks for faults: it refuses those. */
+static const char *program(const run_opts *o) {
+    if (o->fault) return TM_TEST_FAULTY;
+    for (unsigned i = 0; o->env && o->env[i]; i++)
+        if (!strncmp(o->env[i], "TIDEMILL_FAULT=", 15) || !strncmp(o->env[i], "TIDEMILL_CHECKSUMS=", 19))
+            return TM_TEST_FAULTY;
+    return TM_TEST_BINARY;
+}
+
 static void child(const run_opts *o, const char *const *arguments, int in, int out, int err) {
     char *argv[80] = {NULL};
     unsigned n = o->ranks ? launcher(argv, o) : 0;
-    argv[n++] = (char *)(uintptr_t)TM_TEST_BINARY;
+    argv[n++] = (char *)(uintptr_t)program(o);
     for (unsigned i = 0; arguments[i] && i < 62; i++) argv[n++] = (char *)(uintptr_t)arguments[i];
     (void)setenv("TIDEMILL_PROFILE", "e2e.profile", 1); /* not the user's */
     for (unsigned i = 0; o->env && o->env[i]; i++) putenv((char *)(uintptr_t)o->env[i]);
