@@ -1,9 +1,7 @@
-/* Counter-based random numbers and hashes: a value is a function of (key, counter), never of how many came before. */
+/* Counter-based random numbers: a value is a function of (key, counter), never of how many came before. */
 #include "base/base.h"
 
 #include <math.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 /* Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011), section 3.3, with the multipliers
  * and Weyl constants of Philox4x32. */
@@ -36,8 +34,4 @@ void tm_philox_normal2(uint64_t key, uint64_t block, double out[2]) {
     double angle = 6.283185307179586476925286766559 * unit_open_zero(u[2], u[3]);
     out[0] = radius * cos(angle);
     out[1] = radius * sin(angle);
-}
-
-uint64_t tm_hash64(const void *bytes, size_t n, uint64_t seed) {
-    return XXH3_64bits_withSeed(bytes, n, seed);
 }
