@@ -99,7 +99,12 @@ tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx) {
     if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
         return tm_fail(TM_EINPUT, "%s: no such folder; check the path", path);
     if (fd < 0) return tm_fail_sys(TM_EINPUT, errno, "open", path, -1, "%s: cannot be listed", path);
-    int stat_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    int stat_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* list_fd takes the other */
+    if (stat_fd < 0) {
+        int err = errno;
+        close(fd);
+        return tm_fail_sys(TM_EIO, err, "dup", path, -1, "%s: cannot be listed", path);
+    }
     entry_list l = {0};
     tm_status rc = list_fd(fd, path, &l);
     if (rc == TM_OK && l.n) qsort(l.names, l.n, sizeof *l.names, by_bytes);
@@ -108,7 +113,7 @@ tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx) {
         bool is_dir = fstatat(stat_fd, l.names[i], &st, 0) == 0 && S_ISDIR(st.st_mode);
         rc = fn(ctx, l.names[i], is_dir);
     }
-    if (stat_fd >= 0) close(stat_fd);
+    close(stat_fd);
     list_free(&l);
     return rc;
 }

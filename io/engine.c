@@ -149,16 +149,16 @@ static tm_status check_req(const tm_io *io, const tm_io_req *r) {
         return TM_OK;
     } else if (r->op != TM_IO_READ && r->op != TM_IO_WRITE) {
         what = "unknown operation";
-    } else if (!r->buf || r->len == 0 || r->len > TM_GIB) {
-        what = "length must be 1 byte to 1 GiB";
+    } else if (!r->buf || r->len == 0) {
+        what = "length is 0";
     } else if (!tm_add_u64(r->offset, r->len, &end) || end > INT64_MAX) {
         what = "offset beyond 2^63";
     } else if ((r->offset | r->len | (uintptr_t)r->buf) & mask) {
         what = "offset, length or address is not aligned";
     }
     if (!what) return TM_OK;
-    return tm_fail(TM_EBUG, "io request on %s (offset %llu, length %u): %s", r->file.name ? r->file.name : "?",
-                   (unsigned long long)r->offset, r->len, what);
+    return tm_fail(TM_EBUG, "io request on %s (offset %llu, length %llu): %s", r->file.name ? r->file.name : "?",
+                   (unsigned long long)r->offset, (unsigned long long)r->len, what);
 }
 
 static void enqueue(tm_io *io, tm_io_req *r) {
@@ -301,10 +301,10 @@ tm_status tm_io_req_fail(const tm_io_req *r) {
     }
     if (r->op == TM_IO_READ && r->status == TM_EIO && r->sys_errno == 0) {
         return tm_fail_sys(r->status, 0, "read", path, (int64_t)r->offset,
-                           "%s: ends within the %u bytes at byte %llu; the file was cut off by someone else", path,
-                           r->len, (unsigned long long)r->offset);
+                           "%s: ends within the %llu bytes at byte %llu; the file was cut off by someone else", path,
+                           (unsigned long long)r->len, (unsigned long long)r->offset);
     }
     return tm_fail_sys(r->status, r->sys_errno, names[r->op], path, (int64_t)r->offset,
-                       "%s: cannot %s %u bytes at byte %llu (%u done)", path, names[r->op], r->len,
-                       (unsigned long long)r->offset, r->done);
+                       "%s: cannot %s %llu bytes at byte %llu (%llu done)", path, names[r->op],
+                       (unsigned long long)r->len, (unsigned long long)r->offset, (unsigned long long)r->done);
 }

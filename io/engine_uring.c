@@ -313,9 +313,11 @@ static tm_status uring_reap(io_layer *l, bool block, io_queue *settled) {
 static void uring_close(io_layer *l) {
     uring_ctx *c = l->ctx;
     io_queue unwanted = {NULL, NULL};
-    for (unsigned tries = 0; c->in_kernel && tries < IO_RETRIES; tries++) {
-        if (take_completions(l->io, c, &unwanted)) continue;
-        if (io_uring_submit_and_wait(&c->ring, 1) < 0) nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
+    for (unsigned idle = 0; c->in_kernel && idle < IO_RETRIES; idle++) {
+        if (take_completions(l->io, c, &unwanted))
+            idle = 0;
+        else if (io_uring_submit_and_wait(&c->ring, 1) < 0)
+            nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
     }
     if (c->in_kernel) tm_log(TM_LOG_ERROR, "io: closed while %u transfers cannot be waited for", c->in_kernel);
     drop_ring(c);

@@ -108,12 +108,12 @@ typedef struct tm_io_req {
     tm_io_file file;
     uint64_t offset;
     void *buf;
-    uint32_t len; /* 1 byte to 1 GiB; not used by TM_IO_SYNC */
+    uint64_t len; /* at least 1 byte; not used by TM_IO_SYNC */
     void *user;
     /* results, valid once it was returned by tm_io_wait: */
     tm_status status;
     int sys_errno;
-    uint32_t done; /* bytes moved; == len if status is TM_OK */
+    uint64_t done; /* bytes moved; == len if status is TM_OK */
     uint64_t submit_ns, complete_ns;
     /* the engine's: */
     struct tm_io_req *next;

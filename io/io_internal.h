@@ -21,6 +21,7 @@ typedef struct io_sys {
     ssize_t (*write)(int fd, const void *buf, size_t n);
     int (*fsync)(int fd);
     int (*fdatasync)(int fd);
+    int (*sync_file_range)(int fd, off_t offset, off_t n, unsigned flags);
     int (*fallocate)(int fd, int mode, off_t offset, off_t n);
     int (*ftruncate)(int fd, off_t n);
     int (*fstat)(int fd, struct stat *st);
@@ -64,6 +65,9 @@ enum {
 }; /* attempts of one transfer without progress (EINTR, EAGAIN, 0 bytes) before it is an error */
 /* TM_ENOSPC for "the disk is full" in its forms, else TM_EIO. */
 tm_status io_status_of(int err);
+/* sync_file_range. 0, or the errno of bytes that were written before and did not reach the disk. It has to be kept: the
+ * kernel tells such an error once, and the fsync that comes after would succeed. */
+int io_write_back(int fd, uint64_t offset, uint64_t n, unsigned flags);
 /* All of buf[0, n) at `offset`; `path` is for the message. */
 TM_MUST_USE tm_status io_write_all(int fd, const void *buf, size_t n, uint64_t offset, const char *path);
 /* Appends through a buffer of `cap` bytes. The first failure is kept; then nothing more is written. */
@@ -109,9 +113,10 @@ void io_live_remove(io_live *l); /* fine if it was never added */
 typedef struct io_piece {
     struct io_piece *next; /* in the free list or in a queue of the engine */
     tm_io_req *req;
-    uint32_t at, len; /* bytes [at, at + len) of the request */
-    uint32_t moved;   /* of len; a multiple of file.alignment */
-    unsigned idle;    /* attempts in a row that moved nothing */
+    uint64_t at;    /* bytes [at, at + len) of the request */
+    uint32_t len;   /* at most block_bytes, so at most 1 GiB: results are ints */
+    uint32_t moved; /* of len; a multiple of file.alignment */
+    unsigned idle;  /* attempts in a row that moved nothing */
     /* the attempt: */
     char *buf;
     uint64_t offset;
@@ -182,7 +187,7 @@ enum {
 /* Requests of one disk, first in first out, with a queue depth of their own. */
 typedef struct io_lane {
     tm_io_req *head, *tail;
-    uint32_t head_cut; /* bytes of `head` that were cut off */
+    uint64_t head_cut; /* bytes of `head` that were cut off */
     unsigned started;  /* pieces */
     tm_io_stats stats;
 } io_lane;
@@ -211,6 +216,7 @@ struct tm_io {
         uint32_t n;
     } lag[IO_LAG];
     unsigned lag_at;
+    int lost_errno; /* of a write-back that failed: no sync succeeds any more */
 };
 
 /* piece.c */

@@ -103,9 +103,12 @@ tm_status tm_out_write_at(tm_out *o, uint64_t offset, const void *bytes, size_t 
 
 tm_status tm_out_flush(tm_out *o) {
     TM_TRY(io_spool_flush(&o->spool));
-    /* Only clean pages can be dropped. An error here is one that fsync will report. */
-    (void)sync_file_range(o->spool.fd, 0, 0,
-                          SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    /* Only clean pages can be dropped. */
+    int err = io_write_back(o->spool.fd, 0, 0,
+                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    if (err)
+        return o->spool.status = tm_fail_sys(io_status_of(err), err, "sync_file_range", o->path, -1,
+                                             "%s: cannot be brought to the disk", o->path);
     (void)posix_fadvise(o->spool.fd, 0, 0, POSIX_FADV_DONTNEED);
     return TM_OK;
 }

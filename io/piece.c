@@ -79,21 +79,25 @@ void io_execute(io_piece *p) {
 
 /* ---- the page cache, where O_DIRECT is not in use ---- */
 
-/* Clean pages are dropped at once, written ones IO_LAG attempts later, when the disk has had time to take them. Errors
- * do not matter: this is advice, and a failed write-back is reported by the sync. */
+static void write_back(tm_io *io, int fd, uint64_t offset, uint32_t n, unsigned flags) {
+    int err = io_write_back(fd, offset, n, flags);
+    if (err && !io->lost_errno) io->lost_errno = err;
+}
+
+/* Clean pages are dropped at once, written ones IO_LAG attempts later, when the disk has had time to take them. */
 static void drop_pages(tm_io *io, const io_piece *p) {
     int fd = p->req->file.fd;
     if (p->req->op == TM_IO_READ) {
-        (void)posix_fadvise(fd, (off_t)p->offset, p->n, POSIX_FADV_DONTNEED);
+        (void)posix_fadvise(fd, (off_t)p->offset, p->n, POSIX_FADV_DONTNEED); /* advice */
         return;
     }
     unsigned slot = io->lag_at++ % IO_LAG;
     if (io->lag[slot].n) {
-        (void)sync_file_range(io->lag[slot].fd, (off_t)io->lag[slot].offset, io->lag[slot].n,
-                              SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+        write_back(io, io->lag[slot].fd, io->lag[slot].offset, io->lag[slot].n,
+                   SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
         (void)posix_fadvise(io->lag[slot].fd, (off_t)io->lag[slot].offset, io->lag[slot].n, POSIX_FADV_DONTNEED);
     }
-    (void)sync_file_range(fd, (off_t)p->offset, p->n, SYNC_FILE_RANGE_WRITE);
+    write_back(io, fd, p->offset, p->n, SYNC_FILE_RANGE_WRITE);
     io->lag[slot].fd = fd;
     io->lag[slot].offset = p->offset;
     io->lag[slot].n = p->n;
@@ -181,7 +185,8 @@ void io_settle(tm_io *io, io_piece *p) {
     } else if (res < 0) {
         end_piece(io, p, io_status_of(-res), -res);
     } else if (p->req->op == TM_IO_SYNC) {
-        end_piece(io, p, TM_OK, 0);
+        int err = io->lost_errno;
+        end_piece(io, p, err ? io_status_of(err) : TM_OK, err);
     } else if ((uint32_t)res > want) {
         end_piece(io, p, TM_EBUG, 0);
     } else if (res == 0 && p->req->op == TM_IO_READ) {
@@ -207,7 +212,7 @@ enum { SMALL = 64 << 10 };
  * 190 instead of 160 MB/s, for 15% more processor time). With large ones it makes no difference. */
 static void cut(tm_io *io, io_lane *lane) {
     tm_io_req *r = lane->head;
-    uint32_t len = r->op == TM_IO_SYNC ? 0 : r->len, at = lane->head_cut;
+    uint64_t len = r->op == TM_IO_SYNC ? 0 : r->len, at = lane->head_cut;
     io_piece *p = io->free_pieces;
     io->free_pieces = p->next;
     *p = (io_piece){.req = r, .at = at, .len = (uint32_t)tm_min_u64(len - at, io->block_bytes)};

@@ -60,7 +60,7 @@ tm_status io_run_check_filesystem(int fd, const char *path, bool allow_tmpfs) {
                    path, kind);
 }
 
-static bool id_is_plain(const char *id) {
+bool io_run_name_is_plain(const char *id) {
     size_t n = strspn(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
     return n > 0 && n <= 64 && id[n] == 0;
 }
@@ -68,7 +68,7 @@ static bool id_is_plain(const char *id) {
 static tm_status make_run_dir(tm_io_run *run, int parent_fd, const char *id) {
     tm_buf path = {0};
     char fresh[24];
-    if (id && !id_is_plain(id))
+    if (id && !io_run_name_is_plain(id))
         return tm_fail(TM_EINPUT, "run id \"%.80s\": expected 1 to 64 of A-Z a-z 0-9 . _ -", id);
     snprintf(fresh, sizeof fresh, "%016llx", (unsigned long long)io_random64());
     tm_status rc = tm_buf_printf(&path, "%s/run-%s", run->parent, id ? id : fresh);
@@ -282,76 +282,4 @@ uint64_t tm_io_run_free_bytes(const tm_io_run *run) {
     uint64_t bytes;
     if (io_sys_table->fstatfs(run->fd, &st) != 0) return 0;
     return tm_mul_u64((uint64_t)st.f_bavail, (uint64_t)st.f_bsize, &bytes) ? bytes : UINT64_MAX;
-}
-
-/* ---- files ---- */
-
-static tm_status no_space(const tm_io_run *run, const char *name, uint64_t bytes, int err) {
-    char need[32], have[32], missing[32];
-    uint64_t free_bytes = tm_io_run_free_bytes(run);
-    uint64_t lacking = bytes > free_bytes ? bytes - free_bytes : 0;
-    tm_format_size(bytes, need, sizeof need);
-    tm_format_size(free_bytes, have, sizeof have);
-    tm_format_size(lacking, missing, sizeof missing);
-    if (!lacking) snprintf(missing, sizeof missing, "%s", "a quota's or a limit's share");
-    return tm_fail_sys(TM_ENOSPC, err, "fallocate", run->path, -1,
-                       "offload path %s: `%s` needs %s, %s are free, %s is missing; make room or give another path",
-                       run->parent, name, need, have, missing);
-}
-
-/* Whole before anything is trained, so that the disk cannot fill up half-way. */
-static tm_status reserve(const tm_io_run *run, int fd, const char *name, uint64_t bytes) {
-    if (bytes > tm_io_run_free_bytes(run)) return no_space(run, name, bytes, ENOSPC);
-    int rc = 0;
-    for (unsigned tries = 0; tries < IO_RETRIES; tries++) {
-        rc = io_sys_table->fallocate(fd, 0, 0, (off_t)bytes);
-        if (rc == 0 || errno != EINTR) break;
-    }
-    if (rc == 0) return TM_OK;
-    if (errno == EOPNOTSUPP || errno == ENOSYS) {
-        tm_warn_once("io.reserve",
-                     "offload path %s: this file system cannot reserve space; the disk may fill up in mid-run",
-                     run->parent);
-        if (io_sys_table->ftruncate(fd, (off_t)bytes) == 0) return TM_OK;
-    }
-    int err = errno;
-    if (io_status_of(err) == TM_ENOSPC) return no_space(run, name, bytes, err);
-    return tm_fail_sys(TM_EIO, err, "fallocate", run->path, -1, "%s/%s: cannot reserve %llu bytes", run->path, name,
-                       (unsigned long long)bytes);
-}
-
-static tm_status open_file(tm_io_run *run, run_file *f, const char *name, uint64_t bytes, bool direct) {
-    tm_buf path = {0};
-    tm_status rc = tm_buf_printf(&path, "%s/%s", run->path, name);
-    f->path = path.data;
-    if (rc != TM_OK) return rc;
-    f->fd = io_run_create_in(run, name, direct ? O_DIRECT : 0);
-    if (f->fd < 0 && errno == EEXIST) return tm_fail(TM_EINPUT, "%s: exists already", f->path);
-    if (f->fd < 0) return io_run_refused(f->path, errno);
-    rc = reserve(run, f->fd, name, bytes);
-    if (rc != TM_OK) {
-        close(f->fd);
-        (void)io_sys_table->unlinkat(run->fd, name, 0); /* what was reserved is given back */
-    }
-    return rc;
-}
-
-tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bool buffered, tm_io_file *out) {
-    *out = (tm_io_file){.fd = -1, .index = -1};
-    if (!id_is_plain(name) || *name == '.') return tm_fail(TM_EBUG, "offload file name \"%.80s\"", name);
-    if (bytes == 0 || bytes > INT64_MAX - RUN_UNIT)
-        return tm_fail(TM_EBUG, "offload file %s of %llu bytes", name, (unsigned long long)bytes);
-    run_file *f = tm_calloc(1, sizeof *f);
-    if (!f) return tm_nomem(sizeof *f);
-    bool direct = !buffered && run->alignment > 1;
-    tm_status rc = open_file(run, f, name, tm_round_up(bytes, RUN_UNIT), direct);
-    if (rc != TM_OK) {
-        tm_free(f->path);
-        tm_free(f);
-        return rc;
-    }
-    f->next = run->files;
-    run->files = f;
-    *out = (tm_io_file){.fd = f->fd, .index = -1, .name = f->path, .alignment = direct ? run->alignment : 1};
-    return TM_OK;
 }

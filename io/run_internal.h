@@ -1,4 +1,4 @@
-/* A run directory as run.c and run_reopen.c know it. */
+/* A run directory as run.c, run_file.c and run_reopen.c know it. */
 #ifndef TIDEMILL_IO_RUN_INTERNAL_H
 #define TIDEMILL_IO_RUN_INTERNAL_H
 
@@ -23,6 +23,7 @@ struct tm_io_run {
     run_file *files;
 };
 
+bool io_run_name_is_plain(const char *id); /* 1 to 64 of A-Z a-z 0-9 . _ - */
 tm_status io_run_refused(const char *path, int err);
 tm_status io_run_check_filesystem(int fd, const char *path, bool allow_tmpfs);
 int io_run_create_in(const tm_io_run *run, const char *name, int flags); /* 0600, O_EXCL */

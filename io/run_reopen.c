@@ -134,46 +134,6 @@ tm_status tm_io_run_unlink(tm_io_run *run, const char *name) {
     return tm_fail_sys(TM_EIO, errno, "unlink", run->path, -1, "%s/%s: cannot be removed", run->path, name);
 }
 
-static tm_status cut_off(const char *path, uint64_t bytes, uint64_t want) {
-    return tm_fail(TM_ECORRUPT, "%s: holds %llu bytes, the commit needs %llu; the file was cut off", path,
-                   (unsigned long long)bytes, (unsigned long long)want);
-}
-
-static tm_status open_existing(tm_io_run *run, run_file *f, const char *name, uint64_t bytes, bool direct) {
-    tm_buf path = {0};
-    struct stat st;
-    tm_status rc = tm_buf_printf(&path, "%s/%s", run->path, name);
-    f->path = path.data;
-    if (rc != TM_OK) return rc;
-    int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | (direct ? O_DIRECT : 0);
-    f->fd = io_sys_table->openat(run->fd, name, flags, 0);
-    if (f->fd < 0 && errno == ENOENT) return tm_fail(TM_ECORRUPT, "%s: is missing, the commit needs it", f->path);
-    if (f->fd < 0) return io_run_refused(f->path, errno);
-    if (io_sys_table->fstat(f->fd, &st) != 0)
-        rc = tm_fail_sys(TM_EIO, errno, "fstat", f->path, -1, "%s: cannot be examined", f->path);
-    else if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size < bytes)
-        rc = cut_off(f->path, (uint64_t)st.st_size, bytes);
-    if (rc != TM_OK) close(f->fd);
-    return rc;
-}
-
-tm_status tm_io_file_open(tm_io_run *run, const char *name, uint64_t bytes, bool buffered, tm_io_file *out) {
-    *out = (tm_io_file){.fd = -1, .index = -1};
-    run_file *f = tm_calloc(1, sizeof *f);
-    if (!f) return tm_nomem(sizeof *f);
-    bool direct = !buffered && run->alignment > 1;
-    tm_status rc = open_existing(run, f, name, bytes, direct);
-    if (rc != TM_OK) {
-        tm_free(f->path);
-        tm_free(f);
-        return rc;
-    }
-    f->next = run->files;
-    run->files = f;
-    *out = (tm_io_file){.fd = f->fd, .index = -1, .name = f->path, .alignment = direct ? run->alignment : 1};
-    return TM_OK;
-}
-
 static tm_status sync_dir(int fd, const char *path) {
     if (io_sys_table->fsync(fd) == 0 || errno == EINVAL) return TM_OK; /* EINVAL: it cannot sync directories */
     return tm_fail_sys(io_status_of(errno), errno, "fsync", path, -1, "%s: cannot be brought to the disk", path);

@@ -113,6 +113,9 @@ static int sys_fsync(int fd) {
 static int sys_fdatasync(int fd) {
     SYS_CALL("fdatasync", fdatasync(fd));
 }
+static int sys_sync_file_range(int fd, off_t offset, off_t n, unsigned flags) {
+    SYS_CALL("sync_file_range", sync_file_range(fd, offset, n, flags));
+}
 static int sys_fallocate(int fd, int mode, off_t offset, off_t n) {
     SYS_CALL("fallocate", fallocate(fd, mode, offset, n));
 }
@@ -151,6 +154,7 @@ static const io_sys real_table = {
     .write = sys_write,
     .fsync = sys_fsync,
     .fdatasync = sys_fdatasync,
+    .sync_file_range = sys_sync_file_range,
     .fallocate = sys_fallocate,
     .ftruncate = sys_ftruncate,
     .fstat = sys_fstat,
@@ -166,6 +170,12 @@ const io_sys *io_sys_table = &real_table;
 
 tm_status io_status_of(int err) {
     return err == ENOSPC || err == EDQUOT || err == EFBIG ? TM_ENOSPC : TM_EIO;
+}
+
+int io_write_back(int fd, uint64_t offset, uint64_t n, unsigned flags) {
+    if (io_sys_table->sync_file_range(fd, (off_t)offset, (off_t)n, flags) == 0) return 0;
+    bool lost = errno == EIO || io_status_of(errno) == TM_ENOSPC; /* anything else: the call does not work here */
+    return lost ? errno : 0;
 }
 
 tm_status io_write_all(int fd, const void *buf, size_t n, uint64_t offset, const char *path) {

@@ -273,6 +273,29 @@ static void wake_between(tm_io *io, tm_io_file f, void *buf, bool advance) {
     close(ends[1]);
 }
 
+/* More bytes than 32 bits count, in one request: all of them are moved, each once. The pages are one page of zeros. */
+static void test_beyond_32_bits(void **state) {
+    (void)state;
+    const uint64_t len = 4 * TM_GIB + 3 * TM_MIB;
+    char *buf = mmap(NULL, len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int fd = open("/dev/null", O_RDWR);
+    assert_true(buf != MAP_FAILED && fd >= 0);
+    for (unsigned e = 0; e < 4; e++) {
+        tm_io *io = test_engine(&(engine_case){e < 3 ? engine_cases[e + (e > 0)].name : "null", 0}, 4, 0);
+        if (!io) continue;
+        tm_io_stats stats;
+        tm_io_req w = {.op = TM_IO_WRITE, .file = {.fd = fd, .index = -1, .name = "null"}, .buf = buf, .len = len};
+        submit_one(io, &w);
+        assert_int_equal(drain(io), 0);
+        assert_int_equal(w.done, len);
+        tm_io_get_stats(io, &stats);
+        assert_int_equal(stats.write_bytes, len);
+        tm_io_close(io);
+    }
+    close(fd);
+    munmap(buf, len);
+}
+
 static void test_wake_between(void **state) {
     (void)state;
     tm_io_run *run = test_run();
@@ -488,7 +511,7 @@ int main(void) {
         cmocka_unit_test(test_wake_storm),     cmocka_unit_test(test_poll_does_not_sleep),
         cmocka_unit_test(test_hand_over),      cmocka_unit_test(test_close_in_flight),
         cmocka_unit_test(test_no_allocation),  cmocka_unit_test(test_wake_between),
-        cmocka_unit_test(test_advance),
+        cmocka_unit_test(test_advance),        cmocka_unit_test(test_beyond_32_bits),
     };
     return cmocka_run_group_tests(tests, NULL, tear_down);
 }

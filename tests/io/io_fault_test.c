@@ -2,6 +2,7 @@
 #include "tests/io/io_test.h"
 
 #include <errno.h>
+#include <pthread.h>
 
 enum { N_REQS = 3, LEN = 20480, BLOCK = 8192, PIECES = 9 }; /* 8192 + 8192 + 4096, three times */
 
@@ -201,6 +202,78 @@ static void test_ring_broken(void **state) {
     }
 }
 
+/* Bytes come one at a time, so that what the broken ring still has is waited for many times over: close returns when
+ * the kernel has written the last one. */
+typedef struct dripper {
+    int fd;
+    unsigned n;
+} dripper;
+
+static void *drip(void *arg) {
+    const dripper *d = arg;
+    for (unsigned i = 0; i < d->n; i++) {
+        usleep(1500);
+        if (write(d->fd, "x", 1) != 1) return NULL;
+    }
+    return NULL;
+}
+
+static void test_close_waits_for_all(void **state) {
+    (void)state;
+    enum { N = 120 };
+    static char got[N];
+    tm_io_req r[N];
+    int ends[2];
+    pthread_t t;
+    tm_io *io = test_engine(&(engine_case){"uring", 0}, N, BLOCK);
+    if (!io) return;
+    assert_int_equal(pipe(ends), 0);
+    memset(got, 0, sizeof got);
+    for (unsigned i = 0; i < N; i++) {
+        r[i] = (tm_io_req){
+            .op = TM_IO_READ, .file = {.fd = ends[0], .index = -1, .name = "pipe"}, .buf = got + i, .len = 1};
+        submit_one(io, &r[i]);
+    }
+    OK(tm_fault_set("uring_enter:1:einval:sticky"));
+    tm_io_req *done[1];
+    unsigned n;
+    FAILS(tm_io_wait(io, done, 1, &n, true), TM_EIO, "ring stopped");
+    OK(tm_fault_set(NULL));
+    dripper d = {ends[1], N};
+    assert_int_equal(pthread_create(&t, NULL, drip, &d), 0);
+    tm_io_close(io);
+    for (unsigned i = 0; i < N; i++) assert_int_equal(got[i], 'x');
+    assert_int_equal(pthread_join(t, NULL), 0);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* The kernel tells once that written pages did not reach the disk, and dropping them from the cache hears it first: the
+ * sync has to say it, and every later one. */
+static void test_write_back_fails(void **state) {
+    (void)state;
+    static const char *const specs[] = {"sync_file_range:1:eio:once", "sync_file_range:12:enospc:once"};
+    tm_io_file f;
+    OK(tm_io_file_create(run, "write_back", 16 * BLOCK, true, &f));
+    char *buf = test_memory(16 * BLOCK);
+    memset(buf, 1, 16 * BLOCK);
+    for (unsigned i = 0; i < 2 * TM_COUNT(specs); i++) {
+        tm_io *io = test_engine(&engine_cases[i % 2 ? 2 : 0], 2, BLOCK);
+        tm_io_req w = {.op = TM_IO_WRITE, .file = f, .buf = buf, .len = 16 * BLOCK}, s = {.op = TM_IO_SYNC, .file = f};
+        OK(tm_fault_set(specs[i / 2]));
+        submit_one(io, &w);
+        assert_int_equal(drain(io), 0);
+        OK(tm_fault_set(NULL));
+        for (int again = 0; again < 2; again++) {
+            submit_one(io, &s);
+            assert_int_equal(drain(io), 1);
+            assert_int_equal(s.status, i / 2 ? TM_ENOSPC : TM_EIO);
+        }
+        tm_io_close(io);
+    }
+    free(buf);
+}
+
 static void test_fallback(void **state) {
     (void)state;
     static const char *const kinds[] = {"eperm", "enosys", "enomem"};
@@ -374,6 +447,8 @@ int main(void) {
         {"uring", test_engine_faults, NULL, NULL, (void *)(uintptr_t)&engine_cases[3]},
         cmocka_unit_test(test_ring_enter),
         cmocka_unit_test(test_ring_broken),
+        cmocka_unit_test(test_close_waits_for_all),
+        cmocka_unit_test(test_write_back_fails),
         cmocka_unit_test(test_fallback),
         cmocka_unit_test(test_unregistered),
         cmocka_unit_test(test_life),

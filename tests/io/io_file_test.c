@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 static char dir[64];
@@ -277,6 +278,46 @@ static void test_out_keeps_failure(void **state) {
     assert_string_equal(get("kept"), "good");
 }
 
+/* What dropping pages from the cache hears of the disk, fsync would not hear again. */
+static void test_out_flush_fails(void **state) {
+    (void)state;
+    tm_out *o;
+    put("kept", "good", 4);
+    OK(tm_out_create(&o, at("kept")));
+    OK(tm_out_append(o, "bad", 3));
+    OK(tm_fault_set("sync_file_range:1:eio:once"));
+    FAILS(tm_out_flush(o), TM_EIO, "cannot be brought to the disk");
+    OK(tm_fault_set(NULL));
+    assert_int_equal(tm_out_commit(o), TM_EIO);
+    tm_error_clear();
+    assert_string_equal(get("kept"), "good");
+}
+
+static tm_status count_dirs(void *ctx, const char *name, bool is_dir) {
+    (void)name;
+    *(unsigned *)ctx += is_dir;
+    return TM_OK;
+}
+
+/* One descriptor is free, two are needed: an error, and no listing in which a folder is none. */
+static void test_list_out_of_descriptors(void **state) {
+    (void)state;
+    struct rlimit old;
+    unsigned dirs = 0;
+    OK(tm_make_dirs(at("many/one")));
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    int free_fd = dup(0);
+    assert_true(free_fd >= 0);
+    close(free_fd);
+    const struct rlimit tight = {(rlim_t)free_fd + 1, old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &tight), 0);
+    tm_status rc = tm_list_dir(at("many"), count_dirs, &dirs);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    FAILS(rc, TM_EIO, "cannot be listed");
+    OK(tm_list_dir(at("many"), count_dirs, &dirs));
+    assert_int_equal(dirs, 1);
+}
+
 static void test_append(void **state) {
     (void)state;
     tm_append *a;
@@ -391,6 +432,8 @@ int main(void) {
         cmocka_unit_test(test_out_refuses),
         cmocka_unit_test(test_out_mixed),
         cmocka_unit_test(test_out_keeps_failure),
+        cmocka_unit_test(test_out_flush_fails),
+        cmocka_unit_test(test_list_out_of_descriptors),
         cmocka_unit_test(test_append),
         cmocka_unit_test(test_cleanup_at_exit),
         cmocka_unit_test(test_dirs),

@@ -70,7 +70,7 @@ static void check_done(world *w, tm_io_req *r) {
         check_failed(w, r);
     } else {
         assert_int_equal(r->done, r->op == TM_IO_SYNC ? 0 : r->len);
-        if (r->op == TM_IO_READ) check_bytes(w, r->buf, r->offset, r->len);
+        if (r->op == TM_IO_READ) check_bytes(w, r->buf, r->offset, (uint32_t)r->len);
         if (r->op == TM_IO_WRITE) memset(w->unknown + r->offset, 0, r->len);
     }
     s->busy = false;
