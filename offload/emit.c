@@ -318,6 +318,7 @@ static tm_status place_temps(emitter *e) {
         if (!e->pl->temp_paged[t]) continue;
         plan->extent[t] = (temp_extent){plan->info.spill_file_bytes, plan->n_temp_pages};
         plan->info.spill_file_bytes += p->temp[t].frame_bytes;
+        plan->info.spill_largest_bytes = tm_max_u64(plan->info.spill_largest_bytes, p->temp[t].frame_bytes);
         plan->n_temp_pages += (uint32_t)((p->temp[t].frame_bytes + TM_PAGE_BYTES - 1) / TM_PAGE_BYTES);
     }
     return TM_OK;

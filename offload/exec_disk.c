@@ -1,5 +1,6 @@
-/* The disk thread: takes ready disk operations in index order, of the older run first, while fewer than EXEC_DEPTH are
- * in flight; reaps completions. */
+/* The disk thread: takes ready disk operations, each lane's by itself, in index order and of the older run first, while
+ * fewer than EXEC_DEPTH of the lane are in flight; reaps completions. So a path that stands still holds up what lies on
+ * it and what waits for that, and nothing else. */
 #include "offload/exec_internal.h"
 
 #include <errno.h>
@@ -18,15 +19,19 @@ static store_target target_of(const tm_exec *e, const exec_run *r, uint32_t op) 
     return (store_target){.plan = r->plan, .object = r->plan->op[op].object, .temp_checksum = e->temp_checksum};
 }
 
+static flight *free_flight(tm_exec *e, uint32_t lane) {
+    flight *f = e->flight + (size_t)lane * EXEC_DEPTH, *end = f + EXEC_DEPTH;
+    while (f < end && f->busy) f++;
+    TM_ASSERT(f < end);
+    return f;
+}
+
 tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished) {
     const tm_plan_op *o = &r->plan->op[op];
     store_target t = target_of(e, r, op);
-    flight *f = NULL;
     *finished = e->stub_disk;
     if (e->stub_disk) return TM_OK;
-    for (int i = 0; i < EXEC_DEPTH && !f; i++)
-        if (!e->flight[i].busy) f = &e->flight[i];
-    TM_ASSERT(f);
+    flight *f = free_flight(e, exec_lane(e, r, op));
     f->req = (tm_io_req){.user = f};
     f->op = op;
     f->run = r;
@@ -71,18 +76,21 @@ void exec_park_disk(tm_exec *e) {
     }
 }
 
-static uint32_t in_flight(const tm_exec *e) {
-    return e->run[0].in_flight + e->run[1].in_flight;
+static uint32_t take_lane(tm_exec *e, exec_run *r, uint32_t lane, transfer *batch) {
+    uint32_t n = 0;
+    while (r->disk[lane].n > 0 && e->in_flight[lane] < EXEC_DEPTH) {
+        batch[n++] = (transfer){r, heap_pop(&r->disk[lane])};
+        e->in_flight[lane]++;
+        r->in_flight++;
+    }
+    return n;
 }
 
 static uint32_t take_disk(tm_exec *e, transfer *batch) {
     exec_run *from[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
     uint32_t n = 0;
-    for (size_t i = 0; i < TM_COUNT(from); i++)
-        while (from[i] && from[i]->disk.n > 0 && e->status == TM_OK && in_flight(e) < EXEC_DEPTH) {
-            batch[n++] = (transfer){from[i], heap_pop(&from[i]->disk)};
-            from[i]->in_flight++;
-        }
+    for (size_t i = 0; i < TM_COUNT(from) && e->status == TM_OK; i++)
+        for (uint32_t lane = 0; from[i] && lane < e->lanes; lane++) n += take_lane(e, from[i], lane, batch + n);
     return n;
 }
 
@@ -90,6 +98,7 @@ static uint32_t take_disk(tm_exec *e, transfer *batch) {
 static void landed(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes, tm_status rc) {
     pthread_mutex_lock(&e->lock);
     r->in_flight--;
+    e->in_flight[exec_lane(e, r, op)]--;
     if (rc == TM_OK) exec_count(e, r, op, bytes);
     if (rc != TM_OK)
         exec_fail(e, rc);
@@ -100,17 +109,23 @@ static void landed(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes, tm_stat
     pthread_mutex_unlock(&e->lock);
 }
 
+/* The engine cannot go on: nothing more will come of what it has. */
+static void lose(tm_exec *e, tm_status rc) {
+    pthread_mutex_lock(&e->lock);
+    exec_fail(e, rc);
+    e->lost = true;
+    e->run[0].in_flight = e->run[1].in_flight = 0;
+    pthread_cond_signal(&e->cpu_wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
 /* `block`: sleeps until something has completed or someone calls tm_io_wake. */
 static void reap(tm_exec *e, bool block) {
     tm_io_req *got[EXEC_DEPTH];
     unsigned n = 0;
     tm_status rc = tm_io_wait(store_io(e->store), got, EXEC_DEPTH, &n, block);
     if (rc != TM_OK) {
-        pthread_mutex_lock(&e->lock);
-        exec_fail(e, rc);
-        e->run[0].in_flight = e->run[1].in_flight = 0; /* the engine is lost; nothing more will come */
-        pthread_cond_signal(&e->cpu_wake);
-        pthread_mutex_unlock(&e->lock);
+        lose(e, rc);
         return;
     }
     for (unsigned i = 0; i < n; i++) {
@@ -125,7 +140,7 @@ static void reap(tm_exec *e, bool block) {
 
 static void *disk_main(void *arg) {
     tm_exec *e = arg;
-    transfer batch[EXEC_DEPTH];
+    transfer batch[EXEC_LANES * EXEC_DEPTH];
     for (;;) {
         pthread_mutex_lock(&e->lock);
         while (!e->quit && !disk_busy(e)) {

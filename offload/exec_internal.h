@@ -1,14 +1,16 @@
-/* The executor's own structures: exec.c (runs, calling thread), exec_disk.c (disk thread), exec_comm.c (communication),
- * exec_random.c (tests). */
+/* The executor's own structures: exec.c (life), exec_run.c (runs), exec_order.c (what is ready), exec_cpu.c (calling
+ * thread), exec_disk.c (disk thread), exec_comm.c (communication), exec_random.c (tests). */
 #ifndef TIDEMILL_EXEC_INTERNAL_H
 #define TIDEMILL_EXEC_INTERNAL_H
 
 #include "offload/offload_internal.h"
+#include "offload/store_internal.h"
 
 #include <pthread.h>
 
 enum { EXEC_COPIES = 4 };
-enum { EXEC_DEPTH = 32, EXEC_SEALS = 64, EXEC_COMM = 8, EXEC_COMM_OPERANDS = 8 };
+/* EXEC_DEPTH: disk operations in flight, of each lane. */
+enum { EXEC_LANES = STORE_PATHS, EXEC_DEPTH = 32, EXEC_SEALS = 64, EXEC_COMM = 8, EXEC_COMM_OPERANDS = 8 };
 /* exec_run.done: a sealed write has its checksums, but is not done. */
 enum { OP_WAITS, OP_SEALED, OP_DONE };
 
@@ -24,8 +26,9 @@ typedef struct exec_run {
     uint32_t *pred; /* predecessors left */
     uint8_t *done;
     uint32_t cap_ops, oldest_disk;
-    heap cpu, disk, comm, copy[TM_DEVICE_WAYS]; /* ready */
-    uint32_t next_comm;                         /* the communication operation whose turn it is */
+    heap cpu, comm, copy[TM_DEVICE_WAYS], disk[EXEC_LANES]; /* ready */
+    uint32_t *disk_op;                                      /* of all lanes' heaps */
+    uint32_t next_comm;                                     /* the communication operation whose turn it is */
     uint32_t left, cpu_left, disk_left, in_flight;
     bool open;
     uint64_t began_ns;
@@ -80,6 +83,7 @@ struct tm_exec {
     char *slab;
     uint64_t slab_bytes;
     tm_store *store;
+    uint32_t lanes; /* of the store: a path each */
     uint64_t seed, draws;
     bool stub_disk, stub_compute;
     tm_exec_comm comm;
@@ -89,6 +93,7 @@ struct tm_exec {
     pthread_cond_t cpu_wake, disk_wake;
     /* under the lock: */
     exec_run run[2];
+    uint32_t in_flight[EXEC_LANES]; /* of both runs */
     exec_run *now, *older,
         *ahead; /* of those: whose CPU operations run; the two neighbours, NULL where there is none */
     const tm_plan *next_plan;
@@ -103,6 +108,7 @@ struct tm_exec {
     copy_flight copy_flight[TM_DEVICE_WAYS][EXEC_COPIES];
     uint32_t n_copy[TM_DEVICE_WAYS];
     bool pumping; /* a thread submits communication operations */
+    bool lost;    /* the I/O engine cannot go on */
     tm_status status;
     tm_error error;
     tm_exec_stats stats;
@@ -123,7 +129,7 @@ struct tm_exec {
         void *ctx;
     } twice;
     /* of the disk thread: */
-    flight flight[EXEC_DEPTH];
+    flight *flight; /* [lanes * EXEC_DEPTH] */
     uint64_t *temp_checksum;
     uint32_t cap_temp_pages;
     pending pending[EXEC_DEPTH];
@@ -134,9 +140,25 @@ void heap_push(heap *h, uint32_t v);
 uint32_t heap_pop(heap *h);
 /* Keeps the first failure. Under the lock. */
 void exec_fail(tm_exec *e, tm_status status);
+/* Its predecessors are done. True: it is the disk's. Under the lock. */
+bool exec_ready(tm_exec *e, exec_run *r, uint32_t op);
 /* Marks `op` done and readies its successors, here and in the run ahead: the only place where an operation becomes
  * ready. Returns true if a disk operation became ready. Under the lock. */
 bool exec_complete(tm_exec *e, exec_run *r, uint32_t op);
+/* exec_run.c. exec_run_begin: with `link`, beside `before`, whose operations that are not done yet it waits for.
+ * exec_run_end: on the calling thread, without the lock. exec_turn_over: the older run may have come to its end, the
+ * announced one may open; under the lock, which is dropped in between. exec_step_over: the announced run becomes the
+ * one whose CPU operations run. */
+tm_status exec_run_room(const tm_exec *e, exec_run *r, const tm_plan *plan);
+void exec_run_free(exec_run *r);
+void exec_run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link *link, const exec_run *before);
+void exec_run_end(tm_exec *e, exec_run *r);
+tm_status exec_turn_over(tm_exec *e);
+void exec_step_over(tm_exec *e);
+uint32_t exec_disk_ready(const tm_exec *e, const exec_run *r); /* of all lanes */
+/* exec_cpu.c: until the CPU operations are done or, where nothing was announced, everything is. */
+void exec_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx);
+void exec_in_random_order(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx);
 tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx);
 void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op); /* tests: a result that is wrong by a bit */
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx);
@@ -163,6 +185,10 @@ tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op);
 tm_status exec_on_device(tm_exec *e, const tm_plan *plan, uint32_t op, exec_compute_fn fn, tm_op_fn handler, void *ctx);
 static inline void *exec_at(const tm_exec *e, uint64_t address) {
     return address >= TM_DEVICE_BASE ? tm_device_at(e->device, address - TM_DEVICE_BASE) : e->slab + address;
+}
+/* The path that a disk operation goes to. */
+static inline uint32_t exec_lane(const tm_exec *e, const exec_run *r, uint32_t op) {
+    return e->store ? store_lane(e->store, r->plan, r->plan->op[op].object) : 0;
 }
 static inline bool exec_trails(const exec_run *r) {
     return r && r->open && r->left > 0;

@@ -25,9 +25,12 @@ static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
     return TM_OK;
 }
 
-static tm_status start_transfer(tm_exec *e, exec_run *r) {
+/* `which`: of the ready ones, lane by lane. */
+static tm_status start_transfer(tm_exec *e, exec_run *r, uint32_t which) {
     pending *q = &e->pending[e->n_pending];
-    *q = (pending){.run = r, .op = take_any(e, &r->disk), .moved = draw(e, 2) == 0};
+    heap *lane = r->disk;
+    for (; which >= lane->n; lane++) which -= lane->n;
+    *q = (pending){.run = r, .op = take_any(e, lane), .moved = draw(e, 2) == 0};
     e->n_pending++;
     return q->moved ? move_now(e, q->run, q->op) : TM_OK;
 }
@@ -44,7 +47,7 @@ tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx) {
     exec_run *disks[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
     uint32_t cpu = fn ? e->now->cpu.n : 0, n = cpu, room = e->n_pending < EXEC_DEPTH, comm = exec_comm_is_ready(e);
     uint32_t copies = fn ? e->now->copy[0].n + e->now->copy[1].n : 0;
-    for (size_t i = 0; i < TM_COUNT(disks); i++) n += disks[i] && room ? disks[i]->disk.n : 0;
+    for (size_t i = 0; i < TM_COUNT(disks); i++) n += disks[i] && room ? exec_disk_ready(e, disks[i]) : 0;
     TM_ASSERT(n + e->n_pending + comm + copies > 0);
     uint32_t which = draw(e, n + e->n_pending + comm + copies);
     if (which >= n + e->n_pending + comm) {
@@ -61,8 +64,8 @@ tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx) {
     }
     which -= cpu;
     for (size_t i = 0; i < TM_COUNT(disks); i++) {
-        uint32_t have = disks[i] ? disks[i]->disk.n : 0;
-        if (which < have) return start_transfer(e, disks[i]);
+        uint32_t have = disks[i] ? exec_disk_ready(e, disks[i]) : 0;
+        if (which < have) return start_transfer(e, disks[i], which);
         which -= have;
     }
     return TM_OK;

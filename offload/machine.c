@@ -8,8 +8,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { MOST_DISKS = 64 };
-
 /* A desktop of a few years: 75 GFLOP/s a core are 2 FMAs of 8 floats a cycle at 3 GHz, times 0.78. The disk is a
  * consumer NVMe with writes in its cache; a byte is checked (XXH3) and copied by no one. */
 static const double FLOPS_A_CORE = 75e9;
@@ -61,20 +59,23 @@ static void add_disk(tm_disk *all, const tm_disk *one) {
 }
 
 tm_status tm_machine_of(const char *const *paths, unsigned n_paths, tm_machine *out) {
-    char seen[MOST_DISKS][PROFILE_DISK_CAP];
+    char seen[TM_MACHINE_PATHS][PROFILE_DISK_CAP];
     unsigned n = 0, known = 0;
     tm_machine_nominal(out);
     if (n_paths == 0) return TM_OK;
     out->disk = (tm_disk){0};
-    for (unsigned i = 0; i < n_paths && n < MOST_DISKS; i++) {
-        tm_disk disk = NOMINAL_DISK;
-        bool twice = false;
-        if (!profile_disk_key(paths[i], seen[n], sizeof seen[n])) snprintf(seen[n], sizeof seen[n], "path %u", i);
-        for (unsigned k = 0; k < n && !twice; k++) twice = !strcmp(seen[k], seen[n]);
-        if (twice) continue;
-        if (tm_profile_get_disk(paths[i], &disk)) known++;
-        disk.bytes = free_bytes(paths[i]);
-        add_disk(&out->disk, &disk);
+    for (unsigned i = 0; i < n_paths && i < TM_MACHINE_PATHS; i++, out->n_paths++) {
+        tm_machine_path *p = &out->path[i];
+        unsigned first = 0;
+        *p = (tm_machine_path){.rates = NOMINAL_DISK};
+        if (!profile_disk_key(paths[i], seen[i], sizeof seen[i])) snprintf(seen[i], sizeof seen[i], "path %u", i);
+        while (strcmp(seen[first], seen[i]) != 0) first++;
+        p->disk = (uint8_t)first;
+        p->measured = tm_profile_get_disk(paths[i], &p->rates);
+        p->rates.bytes = free_bytes(paths[i]);
+        if (first != i) continue;
+        known += p->measured;
+        add_disk(&out->disk, &p->rates);
         n++;
     }
     out->measured = known == n;

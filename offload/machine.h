@@ -24,6 +24,14 @@ typedef struct tm_disk {
     double tbw;                 /* terabytes that may be written over its life; 0: unknown */
 } tm_disk;
 
+/* One of several paths that a job stripes its files over. */
+enum { TM_MACHINE_PATHS = 16 };
+typedef struct tm_machine_path {
+    tm_disk rates;
+    bool measured;
+    uint8_t disk; /* the first path on the same disk */
+} tm_machine_path;
+
 /* One node; all nodes are alike. */
 typedef struct tm_machine {
     char name[96];
@@ -33,7 +41,9 @@ typedef struct tm_machine {
     uint64_t host_bytes;                            /* of a node */
     double cpu_flops_fp32, cpu_flops_bf16, cpu_bps; /* of all cores together */
     tm_disk disk;                                   /* of a node */
-    uint32_t gpus;                                  /* of a node; the figures below are of one */
+    uint32_t n_paths;                               /* of this machine's job; 0 and 1: `disk` is all there is to know */
+    tm_machine_path path[TM_MACHINE_PATHS];
+    uint32_t gpus; /* of a node; the figures below are of one */
     char gpu_name[64];
     uint64_t gpu_bytes;
     double gpu_flops_fp32, gpu_flops_bf16, gpu_bps;

@@ -149,6 +149,7 @@ typedef struct tm_plan_info {
     uint64_t window_bytes;   /* look-ahead granted */
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS]; /* of one run */
     uint64_t spill_file_bytes;                            /* extents of temporaries */
+    uint64_t spill_largest_bytes;                         /* of them */
     uint32_t ops, edges;
     uint64_t memory_bytes;  /* of the plan itself */
     uint64_t device_bytes;  /* of the device's arena */
@@ -219,7 +220,8 @@ typedef struct tm_store_opts {
     unsigned slots; /* 1 or 2; 0: 2 */
     bool allow_tmpfs;
     tm_io_opts io;
-    uint64_t spill_bytes; /* room for temporaries (largest spill_file_bytes of the run's plans) */
+    uint64_t spill_bytes;   /* room for temporaries (largest spill_file_bytes of the run's plans) */
+    uint64_t spill_largest; /* the largest temporary of all of them; 0: not known, all lie on one path */
 } tm_store_opts;
 TM_MUST_USE tm_status tm_store_open(tm_store **out, const tm_layout *layout, const tm_store_opts *opts);
 TM_MUST_USE tm_status tm_store_remove(tm_store *s); /* removes the run directories, frees; NULL is fine */
@@ -232,8 +234,9 @@ uint64_t tm_store_written(const tm_store *s, unsigned i);
 const char *tm_store_engine(const tm_store *s);
 /* What was written last is now what a commit names: the next write of each object goes to its other slot. */
 void tm_store_mark_committed(tm_store *s);
-/* Bytes of the extents that a store of this layout (residency chosen) reserves for state. */
+/* Bytes of the extents that a store of this layout (residency chosen) reserves for state, and for temporaries. */
 uint64_t tm_store_state_bytes(const tm_layout *layout, unsigned slots, bool commits);
+uint64_t tm_store_spill_bytes(unsigned n_paths, uint64_t spill_bytes, uint64_t spill_largest);
 
 /* ---- commits ------------------------------------------------------------------------------------------------- */
 

@@ -146,5 +146,6 @@ tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm
 /* `req` (may be NULL) is for the message. */
 tm_status store_check_read(tm_store *s, const store_target *t, const void *frame, const tm_io_req *req);
 uint64_t store_checksum_ns(const tm_store *s);
+void store_run_begins(tm_store *s, const tm_plan *plan);
 
 #endif

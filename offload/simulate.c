@@ -1,6 +1,7 @@
 /* A plan under a simulated clock. One loop: start what may start, find when the next thing ends, move the clock there,
  * complete it. */
 #include "offload/simulate_internal.h"
+#include "offload/stripe_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -30,13 +31,17 @@ static tm_status start_stream(sim *s, uint8_t engine) {
                    op->code, t->left);
 }
 
-static tm_status start_ready(sim *s) {
+static void start_lane(sim *s, uint32_t lane) {
     uint32_t key;
-    while (!sim_disk_full(&s->disk) && sim_take(s, TM_ENGINE_DISK_READ, &key)) {
+    while (sim_take_disk(s, lane, &key)) {
         const tm_plan_op *o = &s->op[key % s->n];
-        sim_disk_issue(&s->disk, key, o->engine == TM_ENGINE_DISK_WRITE,
+        sim_disk_issue(&s->disk, lane, key, o->engine == TM_ENGINE_DISK_WRITE,
                        tm_plan_object(s->plan, o->object)->frame_bytes, s->opts->no_disk);
     }
+}
+
+static tm_status start_ready(sim *s) {
+    for (uint32_t lane = 0; lane < s->disk.lanes; lane++) start_lane(s, lane);
     for (uint8_t e = 0; e < TM_ENGINES; e++)
         if (!sim_is_disk(e)) TM_TRY(start_stream(s, e));
     return TM_OK;
@@ -84,10 +89,12 @@ static void note_start(sim *s, sim_request *r) {
 static void find_active(sim *s, bool active[2][TM_ENGINES]) {
     for (uint8_t e = 0; e < TM_ENGINES; e++)
         if (s->stream[e].busy) active[s->stream[e].key / s->n % 2][e] = true;
-    for (uint32_t i = 0; i < s->disk.n && s->disk.request[i].moving; i++) {
-        uint32_t key = s->disk.request[i].key;
-        note_start(s, &s->disk.request[i]);
-        active[key / s->n % 2][s->op[key % s->n].engine] = true;
+    for (sim_lane *lane = s->disk.lane; lane < s->disk.lane + s->disk.lanes; lane++) {
+        for (uint32_t i = 0; i < lane->n && lane->request[i].moving; i++) {
+            uint32_t key = lane->request[i].key;
+            note_start(s, &lane->request[i]);
+            active[key / s->n % 2][s->op[key % s->n].engine] = true;
+        }
     }
 }
 
@@ -123,6 +130,8 @@ static void close_sim(sim *s) {
     tm_free(s->pred);
     tm_free(s->done);
     for (int e = 0; e < TM_ENGINES; e++) tm_free(s->ready[e].key);
+    for (int i = 0; i < TM_MACHINE_PATHS; i++) tm_free(s->disk_ready[i].key);
+    tm_free(s->lane);
     sim_disk_close(&s->disk);
 }
 
@@ -136,26 +145,40 @@ static tm_status open_runs(sim *s, const tm_sim_opts *opts) {
     return TM_OK;
 }
 
+/* Room for the ready operations of two runs. */
+static tm_status make_heap(key_heap *h, uint32_t count) {
+    h->key = tm_malloc(sizeof *h->key * (2 * (size_t)count + 1));
+    return h->key ? TM_OK : tm_nomem(sizeof *h->key * count);
+}
+
+static tm_status make_heaps(sim *s) {
+    uint32_t count[TM_ENGINES] = {0}, in_lane[TM_MACHINE_PATHS] = {0};
+    for (uint32_t i = 0; i < s->n; i++) {
+        bool disk = sim_is_disk(s->op[i].engine);
+        s->n_compute += !disk;
+        if (disk)
+            in_lane[s->lane ? s->lane[i] : 0]++;
+        else
+            count[s->op[i].engine]++;
+    }
+    for (int e = 0; e < TM_ENGINES; e++) TM_TRY(make_heap(&s->ready[e], count[e]));
+    for (uint32_t i = 0; i < s->disk.lanes; i++) TM_TRY(make_heap(&s->disk_ready[i], in_lane[i]));
+    return TM_OK;
+}
+
 static tm_status open_sim(sim *s, const tm_plan *plan, const tm_sim_opts *opts) {
-    uint32_t count[TM_ENGINES] = {0};
     const tm_disk *disk = &opts->machine->disk;
     s->op = tm_plan_ops(plan, &s->n);
     TM_TRY(open_runs(s, opts));
-    for (uint32_t i = 0; i < s->n; i++) {
-        count[sim_queue_of(s->op[i].engine)]++;
-        s->n_compute += !sim_is_disk(s->op[i].engine);
-    }
-    if (count[TM_ENGINE_DISK_READ] > 0 && !opts->no_disk && !(disk->read_bps > 0 && disk->write_bps > 0))
+    TM_TRY(sim_disk_open(&s->disk, opts));
+    TM_TRY(stripe_lanes(&s->lane, plan, opts->machine));
+    TM_TRY(make_heaps(s));
+    if (s->n_compute < s->n && !opts->no_disk && !(disk->read_bps > 0 && disk->write_bps > 0))
         return tm_fail(TM_EINPUT, "machine \"%s\": the plan uses a disk, but none is described; give a \"disk\"",
                        opts->machine->name);
     s->pred = tm_malloc(sizeof *s->pred * (2 * (size_t)s->n + 1));
     s->done = tm_malloc(2 * (size_t)s->n + 1);
-    if (!s->pred || !s->done) return tm_nomem(2 * (size_t)s->n);
-    for (int e = 0; e < TM_ENGINES; e++) {
-        s->ready[e].key = tm_malloc(sizeof(uint32_t) * (2 * (size_t)count[e] + 1));
-        if (!s->ready[e].key) return tm_nomem(sizeof(uint32_t) * count[e]);
-    }
-    return sim_disk_open(&s->disk, opts);
+    return s->pred && s->done ? TM_OK : tm_nomem(2 * (size_t)s->n);
 }
 
 static tm_status step(sim *s) {
@@ -179,10 +202,18 @@ static tm_status play(sim *s, double *begin) {
     return TM_OK;
 }
 
+static void count_written(tm_sim_result *out, const sim *s) {
+    for (uint32_t i = 0; s->lane && i < s->n; i++)
+        if (s->op[i].engine == TM_ENGINE_DISK_WRITE)
+            out->write_bytes[s->lane[i]] += tm_plan_object(s->plan, s->op[i].object)->frame_bytes;
+}
+
 static void report(tm_sim_result *out, const sim *s, double begin) {
     const sim_run *last = &s->run[(s->runs - 1) % 2];
     out->seconds = (s->link && s->n_compute ? last->compute_end : s->now) - begin;
     out->ops = s->n;
+    out->n_paths = s->opts->machine->n_paths;
+    count_written(out, s);
     memcpy(out->busy, last->busy, sizeof out->busy);
     memcpy(out->wait, last->wait, sizeof out->wait);
     out->bottleneck = TM_ENGINE_CPU;

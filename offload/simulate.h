@@ -42,6 +42,8 @@ typedef struct tm_sim_result {
     tm_span *span;           /* [ops of the plan] with `timeline`, seconds since the last run began; those of disk
                                 operations begin when they get a slot of the queue. tm_sim_free */
     uint32_t ops;
+    uint32_t n_paths;                       /* of the machine; 0 and 1: all bytes go to one disk */
+    uint64_t write_bytes[TM_MACHINE_PATHS]; /* of a run, to each of several paths */
 } tm_sim_result;
 
 TM_MUST_USE tm_status tm_simulate(tm_sim_result *out, const tm_plan *plan, const tm_sim_opts *opts);

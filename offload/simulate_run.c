@@ -29,7 +29,7 @@ static uint32_t heap_pop(key_heap *h) {
 /* ---- runs ---------------------------------------------------------------------------------------------------- */
 
 static void ready(sim *s, uint32_t r, uint32_t op) {
-    heap_push(&s->ready[sim_queue_of(s->op[op].engine)], r * s->n + op);
+    heap_push(sim_queue_of(s, op), r * s->n + op);
 }
 
 /* What run `r` waits for in the run before it, which is still under way. */
@@ -61,18 +61,30 @@ void sim_open_run(sim *s) {
         if (s->pred[base + i] == 0) ready(s, r, i);
 }
 
-bool sim_take(sim *s, uint8_t queue, uint32_t *key) {
-    key_heap *h = &s->ready[queue];
+static uint32_t started(sim *s, key_heap *h) {
+    uint32_t key = heap_pop(h);
+    if (s->span && key / s->n == s->runs - 1) s->span[key % s->n].start = s->now;
+    return key;
+}
+
+bool sim_take_disk(sim *s, uint32_t lane, uint32_t *key) {
+    key_heap *h = &s->disk_ready[lane];
+    if (h->n == 0 || sim_disk_full(&s->disk, lane)) return false;
+    *key = started(s, h);
+    return true;
+}
+
+bool sim_take(sim *s, uint8_t engine, uint32_t *key) {
+    key_heap *h = &s->ready[engine];
     if (h->n == 0) return false;
     uint32_t r = h->key[0] / s->n, op = h->key[0] % s->n;
-    if (r != s->first && !sim_is_disk(s->op[op].engine) && s->run[(r - 1) % 2].compute_left > 0) return false;
-    if (queue == TM_ENGINE_COMM) {
+    if (r != s->first && s->run[(r - 1) % 2].compute_left > 0) return false;
+    if (engine == TM_ENGINE_COMM) {
         uint32_t *turn = &s->run[r % 2].next_comm;
         if (op != *turn) return false;
         *turn = next_comm(s, op + 1);
     }
-    *key = heap_pop(h);
-    if (s->span && r == s->runs - 1) s->span[op].start = s->now;
+    *key = started(s, h);
     return true;
 }
 

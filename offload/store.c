@@ -1,6 +1,5 @@
 /* Where objects lie on disk: one file per kind and path, two slots an extent, a checksum a page. */
 #include "offload/store_internal.h"
-#include "offload/stripe_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +33,10 @@ uint64_t tm_store_state_bytes(const tm_layout *l, unsigned slots, bool commits) 
     return bytes;
 }
 
+uint64_t tm_store_spill_bytes(unsigned n_paths, uint64_t spill_bytes, uint64_t spill_largest) {
+    return spill_map_bytes(n_paths, spill_bytes, spill_largest);
+}
+
 /* What has an extent is numbered within its kind, in the layout's order, and its pages are numbered through. */
 static tm_status number_extents(tm_store *s) {
     const tm_layout *l = s->layout;
@@ -54,13 +57,13 @@ static tm_status number_extents(tm_store *s) {
 }
 
 /* Path and offset of each extent are fixed here (stripe_internal.h). What a commit has named has its place. */
-static void place_extents(tm_store *s, uint64_t spill_bytes, uint64_t size[STORE_PATHS][TM_KINDS]) {
+static tm_status place_extents(tm_store *s, const tm_store_opts *opts, uint64_t size[STORE_PATHS][TM_KINDS]) {
     const tm_layout *l = s->layout;
     stripe paths;
     stripe_of_runs(&paths, s->run, s->n_paths);
     if (s->commits) /* two manifests: a checksum a page and 32 bytes an object */
         paths.room[0] -= tm_min_u64(paths.room[0], tm_store_state_bytes(l, s->slots, true) / 2048 + TM_MIB);
-    stripe_round(&paths, spill_bytes, s->spill_round);
+    TM_TRY(spill_map_make(&s->spill_map, &paths, opts->spill_bytes, opts->spill_largest));
     for (uint32_t i = 0; i < l->n; i++) {
         const tm_object *o = &l->object[i];
         state_extent *x = &s->extent[i];
@@ -70,33 +73,34 @@ static void place_extents(tm_store *s, uint64_t spill_bytes, uint64_t size[STORE
         x->offset = size[x->path][o->kind];
         size[x->path][o->kind] += bytes;
     }
+    return TM_OK;
 }
 
-static tm_status create_file(tm_store *s, unsigned path, const char *name, uint64_t bytes, bool fresh,
-                             tm_io_file *out) {
-    bool buffered = !tm_io_run_direct(s->run[path]);
-    tm_status rc = TM_OK;
-    s->disk_bytes += bytes;
-    if (!fresh) {
-        rc = tm_io_file_open(s->run[path], name, bytes, buffered, out);
-    } else {
-        rc = tm_io_run_unlink(s->run[path], name); /* of a run that was resumed: nothing in it is needed */
-        if (rc == TM_OK && bytes) rc = tm_io_file_create(s->run[path], name, bytes, buffered, out);
-    }
-    out->lane = path; /* a slow path's requests do not fill the queue of the others */
-    return rc;
-}
-
-static tm_status create_files(tm_store *s, uint64_t size[STORE_PATHS][TM_KINDS], bool resumed, uint64_t spill_bytes) {
+/* Of a run that is resumed: nothing in these is needed, and what they hold is room for the new ones. */
+static tm_status remove_leftovers(tm_store *s) {
     for (unsigned path = 0; path < s->n_paths; path++) {
-        for (int kind = 0; kind < TM_KINDS; kind++) {
-            bool fresh = !resumed || kind > TM_KIND_EXP_AVG_SQ;
-            if (!size[path][kind] && !(resumed && fresh)) continue;
-            TM_TRY(create_file(s, path, tm_kind_name((tm_kind)kind), size[path][kind], fresh, &s->file[path][kind]));
-        }
-        /* the file of each path that has temporaries is as long as all of them (stripe_internal.h) */
-        uint64_t bytes = memchr(s->spill_round, (int)path, sizeof s->spill_round) ? spill_bytes : 0;
-        if (bytes || resumed) TM_TRY(create_file(s, path, "spill", bytes, true, &s->spill[path]));
+        for (int kind = TM_KIND_EXP_AVG_SQ + 1; kind < TM_KINDS; kind++)
+            TM_TRY(tm_io_run_unlink(s->run[path], tm_kind_name((tm_kind)kind)));
+        TM_TRY(tm_io_run_unlink(s->run[path], "spill"));
+    }
+    return TM_OK;
+}
+
+static tm_status make_file(tm_store *s, unsigned path, const char *name, uint64_t bytes, bool there, tm_io_file *out) {
+    bool buffered = !tm_io_run_direct(s->run[path]);
+    if (bytes == 0) return TM_OK;
+    s->disk_bytes += bytes;
+    TM_TRY((there ? tm_io_file_open : tm_io_file_create)(s->run[path], name, bytes, buffered, out));
+    out->lane = path; /* a slow path's requests do not fill the queue of the others */
+    return TM_OK;
+}
+
+static tm_status make_files(tm_store *s, uint64_t size[STORE_PATHS][TM_KINDS], bool resumed) {
+    for (unsigned path = 0; path < s->n_paths; path++) {
+        for (int kind = 0; kind < TM_KINDS; kind++)
+            TM_TRY(make_file(s, path, tm_kind_name((tm_kind)kind), size[path][kind],
+                             resumed && kind <= TM_KIND_EXP_AVG_SQ, &s->file[path][kind]));
+        TM_TRY(make_file(s, path, "spill", s->spill_map.size[path], false, &s->spill[path]));
     }
     return TM_OK;
 }
@@ -201,26 +205,33 @@ static void take_run(tm_store *s, const tm_commit *c) {
 
 /* ---- life ------------------------------------------------------------------------------------------------------ */
 
-/* TIDEMILL_CHECKSUMS=off: what checksums cost is measured without them. Commits name them, so those keep them. */
-static bool without_checksums(bool commits) {
-#ifdef TIDEMILL_FAULTS
-    const char *given = getenv("TIDEMILL_CHECKSUMS");
-    if (!given || strcmp(given, "off") != 0) return false;
-    if (commits)
-        tm_warn_once("store.checksums", "TIDEMILL_CHECKSUMS=off has no effect: commits are made of checksums");
-    else
-        tm_warn_once("store.checksums", "TIDEMILL_CHECKSUMS=off: a disk that damages pages goes unnoticed");
-    return !commits;
-#else
-    (void)commits;
-    return false;
-#endif
+/* TIDEMILL_CHECKSUMS=off or alternate, in the test build: what checksums cost is measured without them. Commits name
+ * them, so those keep them. */
+static void choose_checksums(tm_store *s) {
+    const char *given = tm_fault_environment_used() ? getenv("TIDEMILL_CHECKSUMS") : NULL;
+    bool off = given && strcmp(given, "off") == 0, alternate = given && strcmp(given, "alternate") == 0;
+    if (!off && !alternate) return;
+    if (s->commits) {
+        tm_warn_once("store.checksums", "TIDEMILL_CHECKSUMS has no effect: commits are made of checksums");
+        return;
+    }
+    tm_warn_once("store.checksums", "TIDEMILL_CHECKSUMS=%s: a disk that damages pages goes unnoticed", given);
+    s->unchecked = off;
+    s->alternate = alternate;
+}
+
+void store_run_begins(tm_store *s, const tm_plan *plan) {
+    if (!s->alternate) return;
+    s->runs = s->latest == plan ? s->runs + 1 : 0;
+    s->latest = plan;
+    s->unchecked = s->runs / 2 % 2;
+    tm_log(TM_LOG_DEBUG, "run of \"%s\": page checksums %s", plan->name, s->unchecked ? "off" : "on");
 }
 
 static tm_status start_run(tm_store *s, const tm_store_opts *opts) {
     s->slots = opts->slots ? opts->slots : 2;
     s->commits = opts->commits;
-    s->unchecked = without_checksums(opts->commits);
+    choose_checksums(s);
     TM_TRY(open_paths(s, opts));
     s->key = tm_hash64(tm_io_run_path(s->run[0]), strlen(tm_io_run_path(s->run[0])), tm_now_ns());
     return TM_OK;
@@ -242,8 +253,9 @@ tm_status tm_store_open(tm_store **out, const tm_layout *layout, const tm_store_
     }
     TM_GO(number_extents(s));
     if (c) TM_GO(take_extents(s, c, size));
-    place_extents(s, opts->spill_bytes, size);
-    TM_GO(create_files(s, size, c != NULL, opts->spill_bytes));
+    if (c) TM_GO(remove_leftovers(s));
+    TM_GO(place_extents(s, opts, size));
+    TM_GO(make_files(s, size, c != NULL));
     TM_GO(open_io(s, opts->io));
     TM_GO(register_files(s));
     if (c) c->n_paths = 0;
@@ -274,6 +286,7 @@ static void say_costs(const tm_store *s) {
 }
 
 static void store_free(tm_store *s) {
+    spill_map_free(&s->spill_map);
     tm_free(s->extent);
     tm_free(s->checksum);
     tm_free(s);

@@ -3,10 +3,11 @@
 #define TIDEMILL_STORE_INTERNAL_H
 
 #include "offload/offload_internal.h"
+#include "offload/stripe_internal.h"
 
 #include <signal.h>
 
-enum { STORE_PATHS = 16, NO_SLOT = 0xff };
+enum { STORE_PATHS = STRIPE_PATHS, NO_SLOT = 0xff };
 
 typedef struct state_extent {
     uint64_t offset;     /* of slot 0; slot 1 follows at + frame_bytes */
@@ -24,7 +25,7 @@ struct tm_store {
     tm_io_run *run[STORE_PATHS];
     tm_io_file file[STORE_PATHS][TM_KINDS];
     tm_io_file spill[STORE_PATHS];
-    uint8_t spill_round[64]; /* path of temporary i: i % 64 (stripe_internal.h) */
+    spill_map spill_map; /* which path a temporary is on (stripe_internal.h) */
     unsigned n_paths, slots;
     bool commits;
     bool synced;          /* the directories' own entries are on disk */
@@ -34,7 +35,10 @@ struct tm_store {
     uint64_t key;         /* of this run: part of every checksum */
     uint32_t incarnation; /* how often the run was resumed: in the upper half of what is written from then on */
     uint64_t checksum_ns, checksum_bytes;
-    bool unchecked;     /* no page checksums: TIDEMILL_CHECKSUMS=off, for measuring */
+    _Atomic bool unchecked; /* no page checksums: TIDEMILL_CHECKSUMS, for measuring */
+    bool alternate;         /* two runs with, two without: pages written without have 0 for a checksum */
+    const tm_plan *latest;  /* of those runs */
+    uint32_t runs;
     bool failed;        /* a commit failed: what is on disk is not known, so no other is tried */
     tm_io_draft *draft; /* manifest that is prepared and not published */
 };
@@ -72,6 +76,15 @@ static inline bool has_extent(const tm_object *o, bool commits) {
 }
 static inline unsigned slots_of(const tm_object *o, unsigned slots) {
     return in_commits(o) ? slots : 1;
+}
+
+/* The path of what a disk operation of `plan` moves, and how many there are. */
+static inline uint32_t store_lane(const tm_store *s, const tm_plan *plan, uint32_t object) {
+    if (!(object & TM_TEMP_BIT)) return s->extent[object].path;
+    return spill_at(&s->spill_map, plan->extent[object & ~TM_TEMP_BIT].offset)->path;
+}
+static inline uint32_t store_lanes(const tm_store *s) {
+    return s->n_paths;
 }
 
 /* store_page.c: the object's frame is still what was written last (hashes until the first page that is not). */

@@ -3,17 +3,6 @@
 
 #include <string.h>
 
-/* The library picks AVX2 or AVX-512 by the CPU where it can; else, compiled here with our flags, it is still faster on
- * cached bytes than in distributions' builds. */
-#ifdef TIDEMILL_XXH_DISPATCH
-#include <xxh_x86dispatch.h>
-#else
-#if defined __OPTIMIZE__ && !defined TIDEMILL_SANITIZED
-#define XXH_INLINE_ALL
-#endif
-#include <xxhash.h>
-#endif
-
 enum { PAGES_A_LOOK = 16 }; /* 0.1 ms: so often the disk is looked after while a read is checked */
 
 /* ---- checksums ----------------------------------------------------------------------------------------------- */
@@ -22,7 +11,7 @@ enum { PAGES_A_LOOK = 16 }; /* 0.1 ms: so often the disk is looked after while a
 uint64_t page_hash_of(uint64_t key, uint32_t kind, uint32_t number, uint32_t page, uint64_t generation,
                       const void *bytes, uint64_t n) {
     uint64_t id[4] = {key, (uint64_t)kind << 32 | number, page, generation};
-    return XXH3_64bits_withSeed(bytes, n, XXH3_64bits(id, sizeof id));
+    return tm_hash64(bytes, n, tm_hash64(id, sizeof id, 0));
 }
 
 static uint64_t page_hash(const tm_store *s, const tm_object *o, uint32_t number, uint32_t page, uint64_t generation,
@@ -54,15 +43,16 @@ static uint64_t *expected(tm_store *s, const store_target *t, uint64_t *generati
 static void aim(tm_store *s, const store_target *t, tm_io_req *req) {
     const tm_object *o = target_object(s, t);
     if (t->object & TM_TEMP_BIT) {
-        uint32_t i = t->object & ~TM_TEMP_BIT;
-        req->file = s->spill[s->spill_round[i % sizeof s->spill_round]];
-        req->offset = t->plan->extent[i].offset;
+        uint64_t address = t->plan->extent[t->object & ~TM_TEMP_BIT].offset;
+        const spill_segment *segment = spill_at(&s->spill_map, address);
+        req->file = s->spill[segment->path];
+        req->offset = segment->offset + address % s->spill_map.segment_bytes;
     } else {
         const state_extent *x = &s->extent[t->object];
         req->file = s->file[x->path][o->kind];
         req->offset = x->offset + x->slot * o->frame_bytes;
     }
-    req->len = (uint32_t)o->frame_bytes;
+    req->len = o->frame_bytes;
 }
 
 static void count_checksum(tm_store *s, const tm_object *o, uint64_t start_ns) {
@@ -81,13 +71,16 @@ void store_seal(tm_store *s, const store_target *t, void *frame) {
             x->slot ^= 1;
         x->generation = tm_max_u64(x->generation, (uint64_t)s->incarnation << 32) + 1;
     }
-    if (s->unchecked) return;
     uint64_t t0 = tm_now_ns();
     uint64_t generation;
     uint64_t *sum = expected(s, t, &generation);
     uint32_t number = number_of(s, t->object);
-    for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
-        sum[page] = page_hash(s, o, number, page, generation, frame);
+    uint32_t pages = pages_of(o->frame_bytes);
+    if (s->unchecked) {
+        memset(sum, 0, pages * sizeof *sum);
+        return;
+    }
+    for (uint32_t page = 0; page < pages; page++) sum[page] = page_hash(s, o, number, page, generation, frame);
     count_checksum(s, o, t0);
 }
 
@@ -121,7 +114,7 @@ tm_status store_check_read(tm_store *s, const store_target *t, const void *frame
     uint64_t t0 = tm_now_ns();
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++) {
         if (req && page % PAGES_A_LOOK == PAGES_A_LOOK - 1) tm_io_advance(s->io);
-        if (page_hash(s, o, number, page, generation, frame) == sum[page]) continue;
+        if (page_hash(s, o, number, page, generation, frame) == sum[page] || (s->alternate && sum[page] == 0)) continue;
         tm_io_req where;
         if (!req) aim(s, t, &where);
         if (!req) req = &where;
@@ -135,7 +128,7 @@ tm_status store_check_read(tm_store *s, const store_target *t, const void *frame
 bool store_unchanged(const tm_store *s, uint32_t object, const void *frame) {
     const tm_object *o = &s->layout->object[object];
     const state_extent *x = &s->extent[object];
-    if (x->slot == NO_SLOT || s->unchecked) return false;
+    if (x->slot == NO_SLOT || s->unchecked || s->alternate) return false;
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
         if (page_hash(s, o, x->number, page, x->generation, frame) != s->checksum[x->first_page + page]) return false;
     return true;

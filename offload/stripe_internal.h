@@ -3,24 +3,56 @@
 #ifndef TIDEMILL_STRIPE_H
 #define TIDEMILL_STRIPE_H
 
+#include "offload/machine.h"
 #include "offload/offload_internal.h"
 
-enum { STRIPE_PATHS = 16, STRIPE_ROUND = 64 };
+enum { STRIPE_PATHS = TM_MACHINE_PATHS };
 
 typedef struct stripe {
     unsigned n;
-    double weight[STRIPE_PATHS]; /* bytes a second; 1 each where not all are known */
+    double weight[STRIPE_PATHS]; /* bytes a second; 1 each where not all are known. Paths of one disk share its rate */
+    uint8_t disk[STRIPE_PATHS];  /* the first path on the same disk: its room is the room of all of them */
     uint64_t room[STRIPE_PATHS], given[STRIPE_PATHS];
 } stripe;
 
 /* Rates from this machine's profile, room from the file systems. */
 void stripe_of_runs(stripe *s, tm_io_run *const *runs, unsigned n);
+/* The same for a plan whose store is not open: what stripe_of_runs will find there. */
+void stripe_of_machine(stripe *s, const tm_machine *m);
 /* Takes `bytes` on the path that would be through with what it was given first; of those with room, if there is one
  * (otherwise on the one with the most: creating the file then says what is missing). */
 unsigned stripe_take(stripe *s, uint64_t bytes);
-/* Temporaries: path of the i-th is round[i % STRIPE_ROUND]. `bytes` are reserved on each path that is in it (addresses
- * in the spill file are the plan's on every path, so that what plans prove about them holds), and only paths with room
- * for them are. */
-void stripe_round(stripe *s, uint64_t bytes, uint8_t round[STRIPE_ROUND]);
+
+/* Temporaries. A plan gives each an extent of one spill file; plans that overlap are proved by those addresses. Here
+ * the addresses are cut into segments, each on one path. An extent lies in the segment that it begins in, behind whose
+ * end there is room for the largest one, so extents that do not overlap by address do not overlap on any path either.
+ *
+ *     addresses   |---- 0 ----|---- 1 ----|---- 2 ----|-- 3 --|
+ *     path 0      |---- 0 ----+largest|---- 2 ----+largest|
+ *     path 1      |---- 1 ----+largest|-- 3 --|                                    */
+typedef struct spill_segment {
+    uint64_t offset; /* in its path's spill file */
+    uint8_t path;
+} spill_segment;
+typedef struct spill_map {
+    uint64_t segment_bytes; /* by address */
+    uint32_t n;
+    spill_segment *segment;
+    uint64_t size[STRIPE_PATHS]; /* of each path's spill file */
+} spill_map;
+
+/* Takes room for `bytes` of addresses on the paths, a segment at a time: a path with little of it is used for what
+ * fits. `largest` extent; 0: not known, then all of it is one segment. */
+TM_MUST_USE tm_status spill_map_make(spill_map *map, stripe *s, uint64_t bytes, uint64_t largest);
+void spill_map_free(spill_map *map);
+static inline const spill_segment *spill_at(const spill_map *map, uint64_t address) {
+    return &map->segment[address / map->segment_bytes];
+}
+/* What all segments take together. */
+uint64_t spill_map_bytes(unsigned n_paths, uint64_t bytes, uint64_t largest);
+
+/* The lane of each disk operation of `plan` on a machine with several paths, had all of its state been placed in the
+ * layout's order: [ops of the plan], tm_free. NULL in *out: one path. */
+TM_MUST_USE tm_status stripe_lanes(uint8_t **out, const tm_plan *plan, const tm_machine *m);
 
 #endif

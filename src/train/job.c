@@ -352,6 +352,7 @@ static void count_need(tm_job *job, const tm_plan *plan) {
     job->need_slab = tm_max_u64(job->need_slab, info->slab_bytes);
     job->need_spill = tm_max_u64(job->need_spill, info->spill_file_bytes);
     job->need_device = tm_max_u64(job->need_device, info->device_bytes);
+    job->need_spill_largest = tm_max_u64(job->need_spill_largest, info->spill_largest_bytes);
 }
 
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
@@ -369,7 +370,9 @@ tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
 }
 
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots) {
-    return info->spill_file_bytes + tm_store_state_bytes(job->layout, slots, job->opts.commits);
+    uint32_t paths = job->opts.n_paths ? job->opts.n_paths : 1;
+    return tm_store_spill_bytes(paths, info->spill_file_bytes, info->spill_largest_bytes) +
+           tm_store_state_bytes(job->layout, slots, job->opts.commits);
 }
 
 static tm_status import(tm_job *job, const tm_plan *plan) {
@@ -393,7 +396,8 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
                                                   .slots = opts->slots,
                                                   .allow_tmpfs = opts->allow_tmpfs || at_home,
                                                   .io = opts->io,
-                                                  .spill_bytes = job->need_spill});
+                                                  .spill_bytes = job->need_spill,
+                                                  .spill_largest = job->need_spill_largest});
     if (rc != TM_ENOSPC) return rc;
     tm_error full = *tm_error_get(); /* nothing was started: the user can mend it */
     full.code = TM_EINPUT;
@@ -432,7 +436,7 @@ static tm_status compile_import(tm_job *job, tm_plan **plan) {
 static tm_status compile_once(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only,
                               started *out) {
     uint64_t budget = job->budget_slab;
-    job->need_slab = job->need_spill = job->need_device = 0;
+    job->need_slab = job->need_spill = job->need_spill_largest = job->need_device = 0;
     TM_TRY(job_choose(job, opts, name, ways, only, &out->plan, &out->chosen));
     if (opts->plan_only) return TM_OK;
     count_need(job, out->plan);

@@ -148,9 +148,9 @@ struct tm_job {
     uint64_t fixed_bytes; /* of it: everything but the slab */
     uint64_t slab_bytes;  /* that plans may use: the budget's share, from job_start's end on what exists */
     uint64_t budget_slab; /* all of it */
-    uint64_t need_slab, need_spill, need_device; /* largest of the plans compiled */
-    bool device_short;                           /* what refused a plan was the device's memory */
-    job_batch *batch;                            /* per micro-batch of the running program */
+    uint64_t need_slab, need_spill, need_spill_largest, need_device; /* largest of the plans compiled */
+    bool device_short;                                               /* what refused a plan was the device's memory */
+    job_batch *batch;                                                /* per micro-batch of the running program */
     /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
     tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                       uint32_t *position, job_batch *shape);

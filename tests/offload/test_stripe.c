@@ -16,7 +16,7 @@ static void near(double x, double expected, double within) {
 }
 
 static stripe three(double a, double b, double c, uint64_t room) {
-    return (stripe){.n = 3, .weight = {a, b, c}, .room = {room, room, room}};
+    return (stripe){.n = 3, .weight = {a, b, c}, .disk = {0, 1, 2}, .room = {room, room, room}};
 }
 
 /* Any stretch of the order is shared out in proportion, not only the whole. */
@@ -58,32 +58,76 @@ static void nowhere(void **state) {
     assert_int_equal(s.room[2], 0);
 }
 
+/* Two folders of one disk: its room is there once. */
+static void room_of_one_disk(void **state) {
+    (void)state;
+    stripe s = three(1, 1, 2, 100 * mib);
+    s.disk[1] = 0;
+    s.room[0] = s.room[1] = 10 * mib;
+    for (unsigned i = 0; i < 40; i++) (void)stripe_take(&s, mib);
+    assert_int_equal(s.given[0] + s.given[1], 10 * mib);
+    assert_int_equal(s.given[2], 30 * mib);
+}
+
+/* Extents that do not overlap by address do not overlap on a path; each path's file is as long as what lies in it. */
+static void check_map(const spill_map *m, uint64_t bytes, uint64_t largest) {
+    enum { MOST = 4096 };
+    static struct placed {
+        uint64_t at, end;
+        uint8_t path;
+    } p[MOST];
+    unsigned n = 0;
+    for (uint64_t at = 0, i = 0; at < bytes && n < MOST; i++) {
+        uint64_t length = tm_min_u64(4096 + i * 2654435761u % largest / 4096 * 4096, bytes - at);
+        if (length > largest) length = largest;
+        const spill_segment *s = spill_at(m, at);
+        p[n] = (struct placed){s->offset + at % m->segment_bytes, 0, s->path};
+        p[n].end = p[n].at + length;
+        assert_true(p[n].end <= m->size[s->path]);
+        for (unsigned k = 0; k < n; k++)
+            if (p[k].path == p[n].path) assert_true(p[k].end <= p[n].at || p[n].end <= p[k].at);
+        at += length;
+        n++;
+    }
+}
+
 static void temporaries(void **state) {
     (void)state;
-    uint8_t round[STRIPE_ROUND];
-    unsigned count[3] = {0, 0, 0};
-    stripe s = three(1, 3, 4, 100 * mib);
-    stripe_round(&s, 30 * mib, round);
-    for (unsigned i = 0; i < STRIPE_ROUND; i++) count[round[i]]++;
-    assert_int_equal(count[0], 8);
-    assert_int_equal(count[1], 24);
-    assert_int_equal(count[2], 32);
-    for (unsigned i = 0; i < 3; i++) assert_int_equal(s.room[i], 70 * mib); /* all of it on each */
-    s = three(1, 1, 1, 100 * mib);
-    s.room[0] = 29 * mib; /* does not take part */
-    stripe_round(&s, 30 * mib, round);
-    for (unsigned i = 0; i < STRIPE_ROUND; i++) assert_int_not_equal(round[i], 0);
-    assert_int_equal(s.room[0], 29 * mib);
-    s = three(1, 1, 1, mib);
-    stripe_round(&s, 30 * mib, round); /* no room anywhere: one path, whose file will say so */
-    for (unsigned i = 0; i < STRIPE_ROUND; i++) assert_int_equal(round[i], round[0]);
+    spill_map m;
+    stripe s = three(1, 3, 4, 1000 * mib);
+    assert_int_equal(spill_map_make(&m, &s, 400 * mib, mib), TM_OK);
+    check_map(&m, 400 * mib, mib);
+    uint64_t all = m.size[0] + m.size[1] + m.size[2];
+    assert_true(all == spill_map_bytes(3, 400 * mib, mib) && all < 505 * mib); /* a quarter more, not three times */
+    for (unsigned i = 0; i < 3; i++) {
+        near((double)m.size[i] / (double)all, s.weight[i] / 8, 0.02);
+        assert_int_equal(s.room[i], 1000 * mib - m.size[i]);
+    }
+    spill_map_free(&m);
+    s = three(1, 1, 1, 1000 * mib);
+    s.room[1] = 29 * mib; /* takes part with what fits */
+    assert_int_equal(spill_map_make(&m, &s, 400 * mib, mib), TM_OK);
+    check_map(&m, 400 * mib, mib);
+    assert_in_range(m.size[1], 25 * mib, 29 * mib);
+    spill_map_free(&m);
+    s = three(1, 1, 1, 1000 * mib);
+    assert_int_equal(spill_map_make(&m, &s, 3 * mib, mib), TM_OK); /* not worth cutting */
+    assert_int_equal(m.n, 1);
+    assert_int_equal(m.size[0], 3 * mib);
+    spill_map_free(&m);
+    s = (stripe){.n = 1, .weight = {1}, .room = {1000 * mib}};
+    assert_int_equal(spill_map_make(&m, &s, 400 * mib, mib), TM_OK);
+    assert_int_equal(m.size[0], 400 * mib); /* one path: as the plan has it */
+    spill_map_free(&m);
+    assert_int_equal(spill_map_make(&m, &s, 0, 0), TM_OK);
+    assert_int_equal(m.n, 0);
+    spill_map_free(&m);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(in_proportion),
-        cmocka_unit_test(as_far_as_there_is_room),
-        cmocka_unit_test(nowhere),
+        cmocka_unit_test(in_proportion), cmocka_unit_test(as_far_as_there_is_room),
+        cmocka_unit_test(nowhere),       cmocka_unit_test(room_of_one_disk),
         cmocka_unit_test(temporaries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
