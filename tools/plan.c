@@ -82,6 +82,12 @@ static void json_time(tm_json_writer *w, const tm_plan_report *r) {
     json_engines(w, "wait_seconds", r, r->wait_seconds);
     tm_jw_field_double(w, "tokens_per_second", r->tokens_per_second);
     tm_jw_field_double(w, "tb_written_per_1000_steps", r->tb_written_per_1000_steps);
+    if (r->n_paths > 1) {
+        tm_jw_key(w, "path_tb_written_per_1000_steps");
+        tm_jw_array(w);
+        for (uint32_t i = 0; i < r->n_paths; i++) tm_jw_double(w, r->path_tb_written_per_1000_steps[i]);
+        tm_jw_array_end(w);
+    }
     field_known(w, "tbw", r->tbw);
     field_known(w, "drive_days", r->drive_days);
 }
@@ -171,6 +177,9 @@ static void table_time(const tm_plan_report *r) {
     printf("%-12s %14.3f                  %.0f tokens/s; %s\n\n", "a step", r->seconds_per_step, r->tokens_per_second,
            r->seconds_basis);
     printf("wear         %.3f TB written per 1,000 steps", r->tb_written_per_1000_steps);
+    for (uint32_t i = 0; i < r->n_paths && r->n_paths > 1; i++)
+        printf("%s%.3f", i ? " + " : " (by path: ", r->path_tb_written_per_1000_steps[i]);
+    if (r->n_paths > 1) printf(")");
     if (r->drive_days > 0) printf("; %.0f days of this until %g TB are written", r->drive_days, r->tbw);
     printf("\n");
 }

@@ -42,9 +42,13 @@ static void count_bytes(tm_plan_report *out, const tm_plan_info *info) {
     out->operations = info->ops;
 }
 
-static void count_wear(const planning *g) {
+static void count_wear(const planning *g, const tm_sim_result *r) {
     tm_plan_report *out = g->out;
-    double each = (double)out->write_bytes_per_step * (out->ranks / out->nodes);
+    uint32_t ranks = out->ranks / out->nodes;
+    double each = (double)out->write_bytes_per_step * ranks;
+    out->n_paths = r->n_paths;
+    for (uint32_t i = 0; i < r->n_paths; i++)
+        out->path_tb_written_per_1000_steps[i] = (double)r->write_bytes[i] * ranks * 1000 * 1e-12;
     out->tbw = g->args->tbw > 0 ? g->args->tbw : g->machine.disk.tbw;
     out->tb_written_per_1000_steps = each * 1000 * 1e-12;
     if (out->tbw > 0 && each > 0) out->drive_days = out->tbw * 1e12 / each * out->seconds_per_step / 86400;
@@ -94,7 +98,7 @@ tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *s
     out->bottleneck = tm_plan_engine_name(r.bottleneck, out->has_device);
     double tokens = (double)out->micro_batches * out->rows * out->seq * out->ranks;
     if (r.seconds > 0) out->tokens_per_second = tokens / r.seconds;
-    count_wear(g);
+    count_wear(g, &r);
     rc = draw(g, plan, &r, name, ctx);
     tm_sim_free(&r);
     return rc;
@@ -116,12 +120,14 @@ static uint64_t free_bytes(const char *path) {
     return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
-/* The job is striped: the fullest path counts for all. */
+/* A path with little room is used for what fits. Folders of one disk share its room. */
 static uint64_t room(const planning *g, const job_opts *o) {
-    uint64_t least = UINT64_MAX;
+    uint64_t all = 0;
     if (g->hardware) return g->machine.disk.bytes;
-    for (uint32_t i = 0; i < o->n_paths; i++) least = tm_min_u64(least, free_bytes(o->paths[i]));
-    return o->n_paths ? least * o->n_paths : 0;
+    if (g->machine.n_paths < 2) return o->n_paths ? free_bytes(o->paths[0]) : 0;
+    for (uint32_t i = 0; i < g->machine.n_paths; i++)
+        if (g->machine.path[i].disk == i) all += free_bytes(o->paths[i]);
+    return all;
 }
 
 static void basis(const planning *g, const job_costs *costs) {

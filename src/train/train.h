@@ -65,8 +65,10 @@ typedef struct tm_plan_report {
     double seconds_per_step, tokens_per_second;           /* simulated; tokens of all ranks */
     char seconds_basis[160];                              /* where the seconds of operations come from */
     double busy_seconds[TM_ENGINES], wait_seconds[TM_ENGINES];
-    bool has_device;                                   /* TM_ENGINE_CPU is not where the model is computed */
-    const char *bottleneck;                            /* tm_plan_engine_name of the engine that is busy longest */
+    bool has_device;        /* TM_ENGINE_CPU is not where the model is computed */
+    const char *bottleneck; /* tm_plan_engine_name of the engine that is busy longest */
+    uint32_t n_paths;       /* more than one: what is written, by nvme_path in its order */
+    double path_tb_written_per_1000_steps[16];
     double tb_written_per_1000_steps, tbw, drive_days; /* until tbw is used up; 0: tbw is unknown or nothing written */
     const char *update, *activations, *order;          /* "U", "F", ..; "keep", "recompute", ..; "unit" or "stage" */
     const char *strategy, *placement;                  /* "" without ranks; "" without a device */

@@ -150,6 +150,19 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
     return rc;
 }
 
+/* What each path had to take: import, training and commits; and its share of what the steps write. */
+static void say_wear(const trainer *t) {
+    const tm_store *store = t->job->store;
+    uint64_t all = 0, step = t->plan ? sum(tm_plan_get_info(t->plan)->write_bytes) : 0;
+    const char *path;
+    for (unsigned i = 0; tm_store_path(store, i); i++) all += tm_store_written(store, i);
+    for (unsigned i = 0; all > 0 && (path = tm_store_path(store, i)); i++) {
+        double written = (double)tm_store_written(store, i);
+        tm_log(TM_LOG_INFO, "wear: %.3f GB written to %s; steps write %.3g TB per 1,000", written * 1e-9, path,
+               (double)step * 1000e-12 * written / (double)all);
+    }
+}
+
 void trainer_summary(trainer *t) {
     char peak[32];
     uint64_t read = 0, written = 0;
@@ -164,4 +177,5 @@ void trainer_summary(trainer *t) {
            " steps in %.1f s, peak memory %s, read %.2f GB, wrote %.2f GB (import and export included); model in %s",
            t->step, seconds(tm_now_ns() - t->start_ns), tm_format_size(job_host_peak(t->job), peak, sizeof peak),
            (double)read * 1e-9, (double)written * 1e-9, t->cfg->output_dir);
+    say_wear(t);
 }

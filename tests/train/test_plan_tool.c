@@ -74,6 +74,30 @@ static int64_t sum_of(const tm_json *kinds, const char *key) {
     return sum;
 }
 
+/* With several paths each has its part of the wear, and they add up. */
+static void test_wear_by_path(void **state) {
+    (void)state;
+    scene s = scene_open(NULL, 1, 64);
+    tm_json_doc *doc;
+    run_write(s.config,
+              run_format("{\"model\": \"%s\", \"init\": \"random\", \"precision\": \"bf16\","
+                         " \"data\": {\"train\": \"%s/rows.safetensors\", \"seq_len\": 64},"
+                         " \"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\","
+                         " \"nvme_path\": [\"%s/a\", \"%s/b\", \"%s/c\"]}},"
+                         " \"memory\": {\"cache\": \"none\"}, \"max_steps\": 3, \"output_dir\": \"%s/out\"}\n",
+                         s.model, s.dir, s.dir, s.dir, s.dir, s.dir));
+    const tm_json *o = plan(&s, 0, NULL, NULL, &doc, NULL);
+    double all = field(o, "tb_written_per_1000_steps", TM_JSON_NUMBER)->number, sum = 0;
+    unsigned n = 0;
+    for (const tm_json *p = field(o, "path_tb_written_per_1000_steps", TM_JSON_ARRAY)->child; p; p = p->next, n++) {
+        assert_true(p->number > all / 4 && p->number < all / 2); /* one disk: a third each, but for whole objects */
+        sum += p->number;
+    }
+    assert_int_equal(n, 3);
+    assert_true(all > 0 && sum > 0.999999 * all && sum < 1.000001 * all);
+    tm_json_free(doc);
+}
+
 static void test_keys(void **state) {
     (void)state;
     static const char *const counts[] = {"host_peak_bytes",    "device_peak_bytes",   "disk_bytes",
@@ -232,6 +256,7 @@ static void test_large(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_keys, run_clean),
+        cmocka_unit_test_teardown(test_wear_by_path, run_clean),
         cmocka_unit_test_teardown(test_host_is_too_small, run_clean),
         cmocka_unit_test_teardown(test_disk_is_too_small, run_clean),
         cmocka_unit_test_teardown(test_batch_is_too_large, run_clean),
