@@ -7,6 +7,25 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Opens NAME by `how`; the run closes it. */
+static tm_status add_file(tm_io_run *run, tm_status (*how)(tm_io_run *, run_file *, const char *, uint64_t, bool),
+                          const char *name, uint64_t bytes, bool buffered, tm_io_file *out) {
+    bool direct = !buffered && run->alignment > 1;
+    run_file *f = tm_calloc(1, sizeof *f);
+    *out = (tm_io_file){.fd = -1, .index = -1};
+    if (!f) return tm_nomem(sizeof *f);
+    tm_status rc = how(run, f, name, bytes, direct);
+    if (rc != TM_OK) {
+        tm_free(f->path);
+        tm_free(f);
+        return rc;
+    }
+    f->next = run->files;
+    run->files = f;
+    *out = (tm_io_file){.fd = f->fd, .index = -1, .name = f->path, .alignment = direct ? run->alignment : 1};
+    return TM_OK;
+}
+
 /* ---- making -------------------------------------------------------------------------------------------------- */
 
 /* ---- files ---- */
@@ -66,19 +85,7 @@ tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bo
     if (!io_run_name_is_plain(name) || *name == '.') return tm_fail(TM_EBUG, "offload file name \"%.80s\"", name);
     if (bytes == 0 || bytes > INT64_MAX - RUN_UNIT)
         return tm_fail(TM_EBUG, "offload file %s of %llu bytes", name, (unsigned long long)bytes);
-    run_file *f = tm_calloc(1, sizeof *f);
-    if (!f) return tm_nomem(sizeof *f);
-    bool direct = !buffered && run->alignment > 1;
-    tm_status rc = open_file(run, f, name, tm_round_up(bytes, RUN_UNIT), direct);
-    if (rc != TM_OK) {
-        tm_free(f->path);
-        tm_free(f);
-        return rc;
-    }
-    f->next = run->files;
-    run->files = f;
-    *out = (tm_io_file){.fd = f->fd, .index = -1, .name = f->path, .alignment = direct ? run->alignment : 1};
-    return TM_OK;
+    return add_file(run, open_file, name, tm_round_up(bytes, RUN_UNIT), buffered, out);
 }
 
 /* ---- opening ------------------------------------------------------------------------------------------------- */
@@ -107,18 +114,5 @@ static tm_status open_existing(tm_io_run *run, run_file *f, const char *name, ui
 }
 
 tm_status tm_io_file_open(tm_io_run *run, const char *name, uint64_t bytes, bool buffered, tm_io_file *out) {
-    *out = (tm_io_file){.fd = -1, .index = -1};
-    run_file *f = tm_calloc(1, sizeof *f);
-    if (!f) return tm_nomem(sizeof *f);
-    bool direct = !buffered && run->alignment > 1;
-    tm_status rc = open_existing(run, f, name, bytes, direct);
-    if (rc != TM_OK) {
-        tm_free(f->path);
-        tm_free(f);
-        return rc;
-    }
-    f->next = run->files;
-    run->files = f;
-    *out = (tm_io_file){.fd = f->fd, .index = -1, .name = f->path, .alignment = direct ? run->alignment : 1};
-    return TM_OK;
+    return add_file(run, open_existing, name, bytes, buffered, out);
 }

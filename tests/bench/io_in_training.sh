@@ -69,7 +69,7 @@ def rate(name, factor, table):
 
 def checksums(name, factor, table):
     run = steps(name, factor, 4 * pairs + 5, "alternate")
-    on = [m == "on" for m in re.findall(r'run of "training step": page checksums (on|off)', run.err)]
+    on = [m == "on" for m in re.findall(r'run of "(?:first|training) step": page checksums (on|off)', run.err)]
     seconds = [s["step_seconds"] for s in run.steps]
     counted = [i for i in range(1, min(len(on), len(seconds))) if on[i] == on[i - 1]]  # seconds of two: on, off, on, off, ...
     found = []

@@ -203,12 +203,6 @@ static int set_up(void **state) {
     snprintf(dir, sizeof dir, "%s", test_dir());
     return 0;
 }
-static int tear_down(void **state) {
-    (void)state;
-    test_dir_remove();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_publish),
@@ -216,5 +210,5 @@ int main(void) {
         cmocka_unit_test(test_fall_back),
         cmocka_unit_test(test_share),
     };
-    return cmocka_run_group_tests_name("io_clone_test", tests, set_up, tear_down);
+    return cmocka_run_group_tests_name("io_clone_test", tests, set_up, test_tear_down);
 }

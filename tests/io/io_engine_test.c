@@ -497,12 +497,6 @@ static void test_no_allocation(void **state) {
     OK(tm_io_run_remove(run));
 }
 
-static int tear_down(void **state) {
-    (void)state;
-    test_dir_remove();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_gib_border),
@@ -513,5 +507,5 @@ int main(void) {
         cmocka_unit_test(test_no_allocation),  cmocka_unit_test(test_wake_between),
         cmocka_unit_test(test_advance),        cmocka_unit_test(test_beyond_32_bits),
     };
-    return cmocka_run_group_tests(tests, NULL, tear_down);
+    return cmocka_run_group_tests(tests, NULL, test_tear_down);
 }

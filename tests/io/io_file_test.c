@@ -416,12 +416,6 @@ static int set_up(void **state) {
     return 0;
 }
 
-static int tear_down(void **state) {
-    (void)state;
-    test_dir_remove();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open_refuses),
@@ -439,5 +433,5 @@ int main(void) {
         cmocka_unit_test(test_dirs),
         cmocka_unit_test(test_deep_tree),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, test_tear_down);
 }

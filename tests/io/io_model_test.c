@@ -219,12 +219,6 @@ static void test_seeds(void **state) {
     }
 }
 
-static int tear_down(void **state) {
-    (void)state;
-    test_dir_remove();
-    return 0;
-}
-
 /* ---- by hand ---- */
 
 static double long_seconds;
@@ -249,7 +243,7 @@ int main(int argc, char **argv) {
         if (strcmp(argv[i], "--seed") == 0) long_seed = strtoull(argv[i + 1], NULL, 10);
     }
     const struct CMUnitTest by_hand[] = {cmocka_unit_test(test_long)};
-    if (long_seconds > 0 || long_operations > 0) return cmocka_run_group_tests(by_hand, NULL, tear_down);
+    if (long_seconds > 0 || long_operations > 0) return cmocka_run_group_tests(by_hand, NULL, test_tear_down);
     const struct CMUnitTest tests[] = {
         {"sync", test_model, NULL, NULL, (void *)(uintptr_t)&engine_cases[0]},
         {"sync, random order", test_model, NULL, NULL, (void *)(uintptr_t)&engine_cases[1]},
@@ -258,5 +252,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_hostile),
         cmocka_unit_test(test_seeds),
     };
-    return cmocka_run_group_tests(tests, NULL, tear_down);
+    return cmocka_run_group_tests(tests, NULL, test_tear_down);
 }

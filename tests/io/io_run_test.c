@@ -511,12 +511,6 @@ static int set_up(void **state) {
     return 0;
 }
 
-static int tear_down(void **state) {
-    (void)state;
-    test_dir_remove();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_life),
@@ -533,5 +527,5 @@ int main(void) {
         cmocka_unit_test(test_memlock),
         cmocka_unit_test(test_seccomp),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, test_tear_down);
 }

@@ -46,6 +46,13 @@ static inline void test_dir_remove(void) {
     if (tm_remove_tree(test_dir()) != TM_OK) fprintf(stderr, "left: %s\n", test_dir());
 }
 
+/* Of a group of tests. */
+static inline int test_tear_down(void **state) {
+    (void)state;
+    test_dir_remove();
+    return 0;
+}
+
 static inline tm_io_run *test_run(void) {
     tm_io_run *run;
     OK(tm_io_run_create(&run, test_dir(), &(tm_io_run_opts){.allow_tmpfs = true}));

@@ -260,24 +260,140 @@ static void test_several(void **state) {
     child_row(over_several);
 }
 
+/* Two folders of a small file system and this disk: the small one's room is there once. */
+static int two_folders_of_one(void) {
+    enum { OBJECTS = 60 };
+    state_on_disk s;
+    uint64_t each[3] = {0};
+    if (own_mounts() != 0 || mkdir(at("memory"), 0700) != 0) return SKIPPED;
+    if (mount("tmpfs", at("memory"), "tmpfs", 0, "size=24m") != 0) return SKIPPED;
+    const char *paths[] = {at("memory/a"), at("memory/b"), dir};
+    CHECK(open_state(&s, paths, 3, OBJECTS, TM_MIB) == 0);
+    for (uint32_t i = 0; i < OBJECTS; i++) each[s.store->extent[i].path] += TM_MIB;
+    CHECK(each[0] + each[1] > 16 * TM_MIB && each[0] + each[1] < 24 * TM_MIB);
+    for (uint32_t i = 0; i < OBJECTS; i++) CHECK(move(&s, i, true) == 0);
+    for (uint32_t i = 0; i < OBJECTS; i++) CHECK(move(&s, i, false) == 0);
+    CHECK(close_state(&s) == 0);
+    return 0;
+}
+
+/* ---- temporaries where there is little room --------------------------------------------------------------------- */
+
+enum { TEMPS = 64, TEMP_BYTES = 256 << 10 };
+
+static tm_status spill_handler(void *ctx, const tm_op *op, void *const *operand) {
+    unsigned *wrong = ctx;
+    if (op->code == 1)
+        fill(operand[0], 0, TEMP_BYTES, op->arg[0]);
+    else
+        *wrong += !matches(operand[0], 0, TEMP_BYTES, op->arg[0]);
+    return TM_OK;
+}
+
+/* Written one after the other, read in the same order: all of them lie on disk in between. */
+static int spill_plan(tm_layout *l, tm_plan **plan) {
+    tm_program *p;
+    uint32_t temp[TEMPS];
+    tm_plan_opts o = {.choose_residency = true, .spill = true};
+    CHECK(tm_program_create(&p, l, "spill") == TM_OK);
+    for (uint32_t i = 0; i < 2 * TEMPS; i++) {
+        if (i < TEMPS)
+            temp[i] =
+                tm_program_temp(p, &(tm_object){.kind = TM_KIND_ACTIVATION, .bytes = TEMP_BYTES, .pageable = true});
+        uint32_t v = tm_program_visit(p, temp[i % TEMPS], 1);
+        tm_program_op(p, &(tm_op){.code = i < TEMPS ? 1 : 2, .arg = {i % TEMPS}});
+        tm_program_use(p, v, i < TEMPS ? TM_USE_WRITE : TM_USE_READ);
+    }
+    CHECK(tm_plan_minimum(l, p, &o, &o.slab_bytes) == TM_OK);
+    CHECK(tm_plan_compile(plan, l, p, &o, NULL) == TM_OK);
+    tm_program_free(p);
+    return 0;
+}
+
+/* 16 MiB of them over this disk and 6 MiB of memory: the small path takes what fits, and all come back, twice. */
+static int spill_over_small(void) {
+    tm_layout *l;
+    tm_plan *plan;
+    tm_store *store;
+    tm_exec *exec;
+    unsigned wrong = 0;
+    if (own_mounts() != 0 || mkdir(at("memory"), 0700) != 0) return SKIPPED;
+    if (mount("tmpfs", at("memory"), "tmpfs", 0, "size=6m") != 0) return SKIPPED;
+    const char *paths[] = {dir, at("memory")};
+    CHECK(tm_layout_create(&l) == TM_OK);
+    if (spill_plan(l, &plan) != 0) return 1;
+    const tm_plan_info *info = tm_plan_get_info(plan);
+    CHECK(info->spill_file_bytes > 12 * TM_MIB && info->spill_largest_bytes == TEMP_BYTES);
+    const tm_store_opts o = {.paths = paths,
+                             .n_paths = 2,
+                             .allow_tmpfs = true,
+                             .spill_bytes = info->spill_file_bytes,
+                             .spill_largest = info->spill_largest_bytes};
+    CHECK(tm_store_open(&store, l, &o) == TM_OK);
+    CHECK(tm_store_disk_bytes(store) == tm_store_spill_bytes(2, o.spill_bytes, o.spill_largest));
+    CHECK(tm_exec_open(&exec, &(tm_exec_opts){.slab_bytes = info->slab_bytes, .store = store}) == TM_OK);
+    for (int i = 0; i < 2; i++) CHECK(tm_exec_run(exec, plan, spill_handler, &wrong) == TM_OK);
+    CHECK(wrong == 0);
+    CHECK(tm_store_written(store, 1) >= 2 * 3 * TM_MIB && tm_store_written(store, 1) < 2 * 6 * TM_MIB);
+    uint64_t written = 0;
+    for (int k = 0; k < TM_KINDS; k++) written += info->write_bytes[k];
+    CHECK(tm_store_written(store, 0) + tm_store_written(store, 1) == 2 * written);
+    tm_exec_close(exec);
+    CHECK(tm_store_remove(store) == TM_OK);
+    tm_plan_free(plan);
+    tm_layout_free(l);
+    return 0;
+}
+
+/* ---- a disk that takes pages and loses them ---------------------------------------------------------------------- */
+
+/* Of a disk of 48 MiB only 5 are there: the cache takes every write, the disk does not. Whoever drops pages from the
+ * cache hears of it first; the sync must still fail. */
+static int lost_pages(void) {
+    enum { N = 1 << 20, BLOCKS = 24 };
+    tm_io_run *run;
+    tm_io_file f;
+    tm_io *io;
+    if (own_mounts() != 0 || mkdir(at("host"), 0700) != 0) return SKIPPED;
+    if (mount("tmpfs", at("host"), "tmpfs", 0, "size=5m") != 0 || mount_disk("host/disk", 512, 48) != 0) return SKIPPED;
+    char *buf = test_memory(N);
+    memset(buf, 7, N);
+    CHECK(tm_io_run_create(&run, at("host/disk"), NULL) == TM_OK);
+    CHECK(tm_io_file_create(run, "x", BLOCKS * N, true, &f) == TM_OK);
+    CHECK(tm_io_open(&io, &(tm_io_opts){.engine = "sync"}) == TM_OK);
+    for (unsigned i = 0; i < BLOCKS; i++) CHECK(one(io, TM_IO_WRITE, f, (uint64_t)i * N, buf, N) == 0);
+    tm_io_req s = {.op = TM_IO_SYNC, .file = f}, *batch[] = {&s}, *done[1];
+    unsigned n = 0;
+    CHECK(tm_io_submit(io, batch, 1) == TM_OK);
+    while (!n) CHECK(tm_io_wait(io, done, 1, &n, true) == TM_OK);
+    CHECK(s.status != TM_OK);
+    tm_io_close(io);
+    if (tm_io_run_remove(run) != TM_OK) tm_error_clear(); /* of a file system that has lost some of itself */
+    free(buf);
+    return 0;
+}
+
+static void test_small_paths(void **state) {
+    (void)state;
+    child_row(two_folders_of_one);
+    child_row(spill_over_small);
+}
+
+static void test_lost_pages(void **state) {
+    (void)state;
+    child_row(lost_pages);
+}
+
 static int set_up(void **state) {
     (void)state;
     strcpy(dir, test_dir());
     return 0;
 }
 
-static int tear_down(void **state) {
-    (void)state;
-    test_dir_remove();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sectors),
-        cmocka_unit_test(test_beyond_4_gib),
-        cmocka_unit_test(test_store_beyond_4_gib),
-        cmocka_unit_test(test_several),
+        cmocka_unit_test(test_sectors), cmocka_unit_test(test_beyond_4_gib), cmocka_unit_test(test_store_beyond_4_gib),
+        cmocka_unit_test(test_several), cmocka_unit_test(test_small_paths),  cmocka_unit_test(test_lost_pages),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, test_tear_down);
 }
