@@ -235,6 +235,10 @@ static void share_node(planning *g) {
     g->rank = g->machine;
     g->rank.disk.read_bps /= n;
     g->rank.disk.write_bps /= n;
+    for (uint32_t i = 0; i < g->rank.n_paths; i++) {
+        g->rank.path[i].rates.read_bps /= n;
+        g->rank.path[i].rates.write_bps /= n;
+    }
     if (!g->hardware) return;
     g->rank.host_bytes = (uint64_t)((double)g->rank.host_bytes / n);
     g->rank.cpu_flops_fp32 /= n;
