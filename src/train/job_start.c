@@ -1,0 +1,291 @@
+/* A job's start: what of the budget is not for frames, the way in which the step is run, every other plan beside it,
+ * then files, slab and arena, and the import or the commit. */
+#include "train/ops_internal.h"
+
+#include "kernels/kernels.h"
+
+#include <malloc.h>
+#include <string.h>
+
+/* ---- the budget: what is not a frame ------------------------------------------------------------------------- */
+
+/* The program, its libraries, stacks and the matrix library's buffers, as constants; and what grows with the state:
+ * plans (about a dozen operations an object) and a checksum a page. Stated, not measured at run time, so that `plan`
+ * and `train` agree; tests hold VmHWM against the budget. */
+enum { FIXED_MIB = 24, PER_THREAD_MIB = 4, PLAN_BYTES_PER_OBJECT = 2560, WINDOW_GRAIN = 2048 };
+/* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
+ * that it talks to; a fabric with buffers of its own may take more. */
+enum { MPI_MIB = 16, MPI_KIB_PER_RANK = 160 };
+
+/* On nodes of equal size a rank talks to those of its node, and to one on each of the others. */
+static uint64_t mpi_bytes(const struct tm_comm *c) {
+    uint32_t peers = tm_comm_uniform(c) ? tm_comm_node_size(c) + tm_comm_nodes(c) : tm_comm_size(c);
+    return MPI_MIB * TM_MIB + (uint64_t)peers * MPI_KIB_PER_RANK * 1024;
+}
+
+static uint64_t fixed_bytes(const tm_job *job, uint64_t other) {
+    uint64_t bytes = (FIXED_MIB + (uint64_t)PER_THREAD_MIB * tm_kernels_threads()) * TM_MIB + other;
+    if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
+    if (job->opts.device_bytes) /* the count of windows on a page; and copies, about as many as there are transfers */
+        bytes += tm_min_u64(job->opts.device_bytes, (uint64_t)1 << 36) / WINDOW_GRAIN +
+                 (uint64_t)PLAN_BYTES_PER_OBJECT * tm_layout_objects(job->layout);
+    for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
+        bytes += PLAN_BYTES_PER_OBJECT + tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
+    return bytes;
+}
+
+void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
+    *po = (tm_plan_opts){.cache = !opts->cache_none,
+                         .spill = opts->n_paths > 0,
+                         .window_mib = opts->window_mib,
+                         .device_bytes = opts->device_bytes,
+                         .cost = job->cost,
+                         .cost_ctx = job->cost_ctx,
+                         .machine = job->machine,
+                         .no_read_ahead = opts->no_read_ahead,
+                         .no_write_behind = opts->no_write_behind};
+    memcpy(po->pinned, opts->pinned, sizeof po->pinned);
+    memcpy(po->max_resident_bytes, opts->max_resident_bytes, sizeof po->max_resident_bytes);
+    if (opts->n_paths == 0)
+        for (int k = 0; k < TM_KINDS; k++) po->pinned[k] = true;
+    po->slab_bytes = job->slab_bytes;
+}
+
+tm_status job_agree(tm_job *job, tm_status rc) {
+    if (job->ranks.ranks == 1 || (job->ranks.agreed && *job->ranks.agreed)) return rc;
+    rc = tm_comm_agree(job->ranks.comm, rc);
+    if (rc != TM_OK) *job->ranks.agreed = true;
+    return rc;
+}
+
+/* ---- choosing among ways to run the step --------------------------------------------------------------------- */
+
+/* What a choice comes to. */
+typedef struct started {
+    tm_plan *plan, *import_plan;
+    uint32_t chosen;
+} started;
+
+static tm_status refuse(const tm_job *job, uint64_t minimum_host) {
+    char want[32], have[32];
+    return tm_fail(TM_EBUDGET,
+                   "memory.host_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
+                   "raise it, or lower seq_len or the micro-batch",
+                   tm_format_size(job->host_bytes, have, sizeof have), (unsigned long long)job->host_bytes,
+                   (unsigned long long)minimum_host, tm_format_size(minimum_host, want, sizeof want));
+}
+
+/* `least`: of the arena; 0: not known, the plan has said it. */
+static tm_status refuse_device(tm_job *job, uint64_t least) {
+    char want[32], have[32];
+    job->device_short = true;
+    job->need_device = least;
+    return tm_fail(TM_EBUDGET,
+                   "memory.device_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
+                   "raise it, or lower seq_len or the micro-batch",
+                   tm_format_size(job->opts.device_bytes, have, sizeof have),
+                   (unsigned long long)job->opts.device_bytes, (unsigned long long)least,
+                   tm_format_size(least, want, sizeof want));
+}
+
+static void count_need(tm_job *job, const tm_plan *plan) {
+    const tm_plan_info *info = tm_plan_get_info(plan);
+    job->need_slab = tm_max_u64(job->need_slab, info->slab_bytes);
+    job->need_spill = tm_max_u64(job->need_spill, info->spill_file_bytes);
+    job->need_device = tm_max_u64(job->need_device, info->device_bytes);
+    job->need_spill_largest = tm_max_u64(job->need_spill_largest, info->spill_largest_bytes);
+}
+
+tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
+    tm_plan_opts po;
+    job_plan_opts(job, &job->opts, &po);
+    if (po.window_mib == 0 || po.window_mib > 64) po.window_mib = 64;
+    uint64_t minimum = 0, arena = 0;
+    if (po.device_bytes) TM_TRY(tm_plan_device_minimum(program, &arena));
+    if (arena > po.device_bytes) return refuse_device(job, arena);
+    tm_status rc = tm_plan_compile(plan, job->layout, program, &po, &minimum);
+    if (rc == TM_OK) count_need(job, *plan);
+    if (rc != TM_EBUDGET) return rc;
+    tm_error_clear();
+    return refuse(job, minimum + job->fixed_bytes);
+}
+
+uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots) {
+    uint32_t paths = job->opts.n_paths ? job->opts.n_paths : 1;
+    return tm_store_spill_bytes(paths, info->spill_file_bytes, info->spill_largest_bytes) +
+           tm_store_state_bytes(job->layout, slots, job->opts.commits);
+}
+
+static tm_status import(tm_job *job, const tm_plan *plan) {
+    TM_TRY(job_run(job, plan));
+    if (job->store) tm_store_mark_committed(job->store);
+    return TM_OK;
+}
+
+static tm_status open_store(tm_job *job, const job_opts *opts) {
+    bool paged = job->need_spill > 0;
+    for (uint32_t i = 0; i < tm_layout_objects(job->layout) && !paged; i++)
+        paged = !tm_layout_get(job->layout, i)->resident;
+    if (!paged && !opts->commits) return TM_OK;
+    bool at_home = opts->n_paths == 0; /* only commits are written: any disk will do, even one in memory */
+    tm_status rc = tm_store_open(&job->store, job->layout,
+                                 &(tm_store_opts){.paths = at_home ? &opts->home : opts->paths,
+                                                  .n_paths = at_home ? 1 : opts->n_paths,
+                                                  .commits = opts->commits,
+                                                  .name = opts->run_name,
+                                                  .resume = opts->resume,
+                                                  .slots = opts->slots,
+                                                  .allow_tmpfs = opts->allow_tmpfs || at_home,
+                                                  .io = opts->io,
+                                                  .spill_bytes = job->need_spill,
+                                                  .spill_largest = job->need_spill_largest});
+    if (rc != TM_ENOSPC) return rc;
+    tm_error full = *tm_error_get(); /* nothing was started: the user can mend it */
+    full.code = TM_EINPUT;
+    tm_error_clear();
+    tm_error_set(&full);
+    return TM_EINPUT;
+}
+
+static tm_status open_tiers(tm_job *job, const job_opts *opts) {
+    TM_TRY(open_store(job, opts));
+    if (job->ranks.ranks > 1) TM_TRY(comm_ops_open(&job->comm_ops, job));
+    (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
+    job->slab_bytes = job->need_slab;
+    tm_exec_comm comm = {job->comm_ops, job->comm_ops ? comm_ops_submit : NULL};
+    if (job->need_device)
+        TM_TRY(tm_device_open(&job->device, &(tm_device_opts){.name = opts->device,
+                                                              .arena_bytes = job->need_device,
+                                                              .bytes_per_second = opts->device_bps}));
+    return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
+                                                    .store = job->store,
+                                                    .seed = opts->order_seed,
+                                                    .unregistered = opts->no_pin_memory,
+                                                    .comm = comm,
+                                                    .device = job->device});
+}
+
+static tm_status compile_import(tm_job *job, tm_plan **plan) {
+    tm_program *p;
+    TM_TRY(build_import(&p, job));
+    tm_status rc = job_compile(job, p, plan);
+    tm_program_free(p);
+    return rc;
+}
+
+/* The step, then the import and whatever else the job runs, beside what the step keeps resident. */
+static tm_status compile_once(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only,
+                              started *out) {
+    uint64_t budget = job->budget_slab;
+    job->need_slab = job->need_spill = job->need_spill_largest = job->need_device = 0;
+    TM_TRY(job_choose(job, opts, name, ways, only, &out->plan, &out->chosen));
+    if (opts->plan_only) return TM_OK;
+    count_need(job, out->plan);
+    job->slab_bytes = budget;
+    tm_status rc = compile_import(job, &out->import_plan);
+    if (rc == TM_OK && ways->more) rc = ways->more(ways->ctx, job, &ways->way[out->chosen]);
+    if (rc != TM_EBUDGET) return rc;
+    tm_plan_free(out->plan);
+    tm_plan_free(out->import_plan);
+    out->plan = out->import_plan = NULL;
+    return rc;
+}
+
+/* Ranks run one way; what stays resident is each rank's own affair. The first chooses, for the least budget of all. */
+static tm_status agree_on_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, tm_status rc) {
+    struct tm_comm *comm = job->ranks.comm;
+    tm_plan *plan = NULL;
+    uint64_t slab = job->slab_bytes;
+    TM_TRY(job_agree(job, rc));
+    TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, &job->slab_bytes, 1));
+    uint32_t way = UINT32_MAX;
+    if (job->ranks.rank == 0) {
+        rc = job_choose(job, opts, name, ways, UINT32_MAX, &plan, &way);
+        if (rc == TM_EBUDGET) rc = refuse(job, ways->minimum + job->fixed_bytes);
+    }
+    tm_plan_free(plan);
+    job->slab_bytes = slab;
+    TM_TRY(job_agree(job, rc));
+    TM_TRY(tm_comm_broadcast(comm, TM_COMM_WORLD, 0, &way, sizeof way));
+    job->agreed_way = way;
+    return TM_OK;
+}
+
+/* Frames do not pack equally well for every program: where another plan needs a little more beside what is resident
+ * than the step left over, the step is compiled again for a slab that is smaller by a little, at last with nothing
+ * resident, which is what the minimum was computed for. */
+enum { PACKING_TRIES = 4 };
+
+static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name, way_list *ways, started *out) {
+    job_opts bare = *opts;
+    bare.cache_none = true;
+    tm_status rc = job_minimum(job, opts, ways);
+    if (rc == TM_OK && ways->minimum == UINT64_MAX) return refuse_device(job, ways->minimum_device);
+    if (rc == TM_OK && ways->minimum > job->budget_slab) rc = refuse(job, ways->minimum + job->fixed_bytes);
+    if (job->ranks.ranks > 1 && job->agreed_way == UINT32_MAX) rc = agree_on_way(job, opts, name, ways, rc);
+    if (rc != TM_OK) return rc;
+    out->chosen = job->agreed_way;
+    for (uint64_t i = 0; i <= PACKING_TRIES; i++) {
+        uint64_t give = tm_max_u64(job->budget_slab / 64, TM_FRAME_ALIGN) * i;
+        job->slab_bytes = job->budget_slab - (i < PACKING_TRIES ? tm_min_u64(give, job->budget_slab) : 0);
+        bool last = i == PACKING_TRIES;
+        rc = compile_once(job, last ? &bare : opts, name, ways, last ? job->agreed_way : out->chosen, out);
+        if (rc != TM_EBUDGET) return rc;
+        tm_error_clear();
+    }
+    return refuse(job, ways->minimum + job->fixed_bytes);
+}
+
+/* Tensors that should stay give way where they would not fit: the minimum does not depend on them. */
+static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char *name, way_list *ways, started *out) {
+    job_opts o = *opts;
+    o.persist_elements = 0;
+    job->budget_slab = job->slab_bytes;
+    tm_status rc = compile_all(job, opts, name, ways, out);
+    if (opts->persist_elements == 0) return rc;
+    if (rc == TM_OK) {
+        job_state keep = job_take_state(job);
+        rc = job_minimum(job, &o, ways);
+        job_give_state(job, &keep);
+    }
+    if (rc != TM_EBUDGET) return rc;
+    tm_error_clear();
+    job->opts.persist_elements = 0;
+    job->slab_bytes = job->budget_slab;
+    rc = compile_all(job, &o, name, ways, out);
+    if (rc == TM_OK)
+        tm_warn_once("persistence",
+                     "stage3_param_persistence_threshold has no effect here: what it would keep does not "
+                     "fit the budget");
+    return rc;
+}
+
+tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
+                    tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx) {
+    uint64_t K = 0;
+    started s = {0};
+    way_list ways = {.way = candidate, .n = n, .more = more, .ctx = ctx};
+    tm_status rc;
+    job->opts = *opts;
+    job->fixed_bytes = fixed_bytes(job, opts->other_bytes);
+    job->slab_bytes = job->host_bytes == UINT64_MAX        ? (uint64_t)1 << 46
+                      : job->host_bytes > job->fixed_bytes ? job->host_bytes - job->fixed_bytes
+                                                           : 0;
+    for (uint32_t i = 0; i < n; i++) K = tm_max_u64(K, candidate[i].shape.micro_batches);
+    job->batch = tm_calloc(K + 1, sizeof *job->batch);
+    ways.least = tm_calloc(n + 1, sizeof *ways.least);
+    if (!job->batch || !ways.least) TM_GO(tm_nomem(K * sizeof *job->batch));
+    rc = compile_in_budget(job, opts, name, &ways, &s);
+    if (minimum_host_bytes) *minimum_host_bytes = ways.minimum == UINT64_MAX ? 0 : ways.minimum + job->fixed_bytes;
+    *plan = s.plan;
+    *chosen = s.chosen;
+    rc = job_agree(job, rc);
+    if (rc != TM_OK || opts->plan_only) goto done;
+    TM_GO(job_agree(job, open_tiers(job, opts)));
+    TM_GO(job_agree(job,
+                    opts->resume ? tm_store_restore(job->store, tm_exec_slab(job->exec)) : import(job, s.import_plan)));
+done:
+    tm_plan_free(s.import_plan);
+    tm_free(ways.least);
+    return rc;
+}
