@@ -154,11 +154,11 @@ static tm_status check_operands(const tm_plan *plan, uint32_t op) {
     return t == end ? TM_OK : tm_fail(TM_EBUG, "plan %s: operation %u touches more than it is given", plan->name, op);
 }
 
-/* Where there is an arena, what runs on the CPU touches it with all its operands or with none. */
+/* Where there is an arena, what the CPU runs for the device touches it with all its operands. Nothing else does but
+ * copies: the other engines know host frames only. */
 static tm_status check_tier(const tm_plan *plan, uint32_t op) {
     const tm_plan_op *o = &plan->op[op];
-    bool inside = o->op.tier == TM_TIER_DEVICE && plan->info.device_bytes > 0;
-    if (o->engine != TM_ENGINE_CPU) return TM_OK;
+    bool inside = o->engine == TM_ENGINE_CPU && o->op.tier == TM_TIER_DEVICE && plan->info.device_bytes > 0;
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
         if ((plan->touch[i].address >= TM_DEVICE_BASE) != inside)
             return tm_fail(TM_EBUG, "plan %s: operation %u reaches into a tier that is not its own", plan->name, op);
@@ -180,7 +180,7 @@ static tm_status compute_op(prover *p, uint32_t op) {
 
 /* Between the tiers: the same object, in another frame; what is written has the version that was read. */
 static bool is_copy(const tm_plan *plan, uint32_t op) {
-    return plan->op[op].op.code == TM_OP_COPY && plan->op[op].engine != TM_ENGINE_CPU;
+    return plan->op[op].engine == TM_ENGINE_COPY_IN || plan->op[op].engine == TM_ENGINE_COPY_OUT;
 }
 
 static tm_status copy_op(prover *p, uint32_t op) {
@@ -190,10 +190,10 @@ static tm_status copy_op(prover *p, uint32_t op) {
     bool out = o->engine == TM_ENGINE_COPY_OUT;
     uint64_t bytes = (uint64_t)o->op.arg[1] << 32 | o->op.arg[0];
     TM_TRY(check_operands(plan, op));
-    if (plan->first_touch[op + 1] - plan->first_touch[op] != 2 || from->object != to->object ||
-        from->access != TM_USE_READ || to->access != TM_USE_WRITE || from->bytes != bytes || to->bytes != bytes ||
-        o->op.arg[2] != from->object || (from->address >= TM_DEVICE_BASE) != out ||
-        (to->address >= TM_DEVICE_BASE) == out)
+    if (o->op.code != TM_OP_COPY || plan->first_touch[op + 1] - plan->first_touch[op] != 2 ||
+        from->object != to->object || from->access != TM_USE_READ || to->access != TM_USE_WRITE ||
+        from->bytes != bytes || to->bytes != bytes || o->op.arg[2] != from->object ||
+        (from->address >= TM_DEVICE_BASE) != out || (to->address >= TM_DEVICE_BASE) == out)
         return tm_fail(TM_EBUG, "plan %s: operation %u is no copy of one object between two tiers", plan->name, op);
     TM_TRY(read_frame(p, p->base + op, from));
     return write_frame(p, p->base + op, to, p->version[slot_of(p, to->object)].latest);
@@ -215,6 +215,7 @@ static tm_status disk_op(prover *p, uint32_t op) {
     const struct plan_touch *t = &p->plan->touch[p->plan->first_touch[op]];
     version *v = &p->version[slot_of(p, t->object)];
     uint32_t g = p->base + op;
+    TM_TRY(check_tier(p->plan, op));
     if (p->plan->op[op].address != t->address || p->plan->op[op].object != t->object)
         return tm_fail(TM_EBUG, "plan %s: operation %u moves something else than it says", p->plan->name, op);
     if (t->object & TM_TEMP_BIT) return spill_op(p, op, t);

@@ -140,6 +140,15 @@ static void the_verifier_rejects_wrong_copies(void **state) {
             o->engine = o->engine == TM_ENGINE_COPY_IN ? TM_ENGINE_COPY_OUT : TM_ENGINE_COPY_IN;
             refused(plan, "a copy in the wrong lane", op);
             o->engine = o->engine == TM_ENGINE_COPY_IN ? TM_ENGINE_COPY_OUT : TM_ENGINE_COPY_IN;
+            uint8_t engine = o->engine;
+            for (uint8_t other = 0; other < TM_ENGINES; other++) {
+                o->engine = other;
+                if (other != engine) refused(plan, "a copy by another engine", op);
+            }
+            o->engine = engine;
+            o->op.code = 1;
+            refused(plan, "an operation in a copy's lane", op);
+            o->op.code = TM_OP_COPY;
             struct plan_touch was[2] = {t[0], t[1]}; /* it does nothing: writes what it reads */
             uint64_t stays = operand[1];
             t[1] = t[0];
@@ -154,7 +163,7 @@ static void the_verifier_rejects_wrong_copies(void **state) {
         tm_plan_free(plan);
         world_free(&w);
     }
-    print_message("%u copies, each wrong in five ways\n", n);
+    print_message("%u copies, each wrong in every way\n", n);
     assert_true(n > 100);
 }
 
