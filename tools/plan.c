@@ -48,16 +48,20 @@ static void json_change(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_object_end(w);
 }
 
-static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
-    tm_jw_field_uint(w, "parameters", r->parameters);
-    tm_jw_key(w, "host_budget_bytes");
-    if (r->host_budget_bytes == UINT64_MAX)
+static void json_budget(tm_json_writer *w, const char *name, uint64_t bytes) {
+    tm_jw_key(w, name);
+    if (bytes == UINT64_MAX)
         tm_jw_str(w, "unlimited");
     else
-        tm_jw_uint(w, r->host_budget_bytes);
+        tm_jw_uint(w, bytes);
+}
+
+static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
+    tm_jw_field_uint(w, "parameters", r->parameters);
+    json_budget(w, "host_budget_bytes", r->host_budget_bytes);
     tm_jw_field_uint(w, "minimum_host_bytes", r->minimum_host_bytes);
     tm_jw_field_uint(w, "host_peak_bytes", r->host_peak_bytes);
-    tm_jw_field_uint(w, "device_budget_bytes", r->device_budget_bytes);
+    json_budget(w, "device_budget_bytes", r->device_budget_bytes);
     tm_jw_field_uint(w, "device_peak_bytes", r->device_peak_bytes);
     tm_jw_field_uint(w, "disk_bytes", r->disk_bytes);
     tm_jw_key(w, "disk_free_bytes");
@@ -130,21 +134,25 @@ static tm_status print_json(const tm_plan_report *r) {
 static void table_model(const tm_plan_report *r) {
     printf("model        %.1f M parameters, %u x %u x %u tokens a step", (double)r->parameters * 1e-6, r->micro_batches,
            r->rows, r->seq);
-    if (r->ranks > 1) printf(" on each of %u ranks (%u nodes), %s", r->ranks, r->nodes, r->strategy);
+    if (r->ranks > 1)
+        printf(" on each of %u ranks (%u node%s), %s", r->ranks, r->nodes, r->nodes == 1 ? "" : "s", r->strategy);
     printf("\nchosen       update %s, activations %s, %s by %s", r->update, r->activations, r->order, r->order);
     if (*r->placement) printf(", %s", r->placement);
     printf(", %u operations\n\n", r->operations);
+}
+
+static const char *budget_text(uint64_t bytes, char *buf, size_t cap) {
+    return bytes == UINT64_MAX ? "unlimited" : tm_format_size(bytes, buf, cap);
 }
 
 static void table_memory(const tm_plan_report *r) {
     char a[32], b[32], c[32];
     printf("%-12s %14s %14s %14s\n", r->ranks > 1 ? "a rank" : "memory", "peak", "budget", "least");
     printf("%-12s %14s %14s %14s\n", "host", tm_format_size(r->host_peak_bytes, a, sizeof a),
-           r->host_budget_bytes == UINT64_MAX ? "unlimited" : tm_format_size(r->host_budget_bytes, b, sizeof b),
-           tm_format_size(r->minimum_host_bytes, c, sizeof c));
+           budget_text(r->host_budget_bytes, b, sizeof b), tm_format_size(r->minimum_host_bytes, c, sizeof c));
     if (r->has_device)
         printf("%-12s %14s %14s\n", "device", tm_format_size(r->device_peak_bytes, a, sizeof a),
-               tm_format_size(r->device_budget_bytes, b, sizeof b));
+               budget_text(r->device_budget_bytes, b, sizeof b));
     printf("%-12s %14s %14s\n\n", r->ranks > 1 ? "disk, a node" : "disk", tm_format_size(r->disk_bytes, a, sizeof a),
            r->disk_free_bytes ? tm_format_size(r->disk_free_bytes, b, sizeof b) : "unknown");
 }
@@ -230,7 +238,7 @@ int tm_cmd_plan(int argc, char **argv) {
                  "The first time it times the model's operations on this machine for a few seconds and remembers them. "
                  "Exit 2: it cannot fit, with the smallest change that fits.",
         .example = "tidemill plan config.json --set memory.host_budget=1GiB\n"
-                   "tidemill plan config.json --hardware hardware/8x-rtx4090.json --timeline step.html\n"
+                   "tidemill plan config.json --hardware hardware/2x24gb-128gb-2nvme.json --timeline step.html\n"
                    "tidemill plan config.json --hardware hardware/8x80gb-2tb-8nvme-8nodes.json --advise",
         .opts = opts,
         .n_opts = TM_COUNT(opts),

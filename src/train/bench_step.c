@@ -283,6 +283,7 @@ static tm_status reopen_without_disk(bench *b) {
                                                     .store = job->store,
                                                     .stub_disk = true,
                                                     .unregistered = true,
+                                                    .device = job->device,
                                                     .comm = {job->comm_ops, job->comm_ops ? comm_ops_submit : NULL}});
 }
 
@@ -299,7 +300,7 @@ static tm_status run_all(bench *b) {
         TM_TRY(run_steps(b, REAL, n));
         TM_TRY(run_steps(b, IO_ALONE, n));
     }
-    b->out->peak_bytes = tm_mem_resident_peak_bytes();
+    b->out->peak_bytes = job_host_peak(job);
     b->out->peak_flops = tm_kernels_peak_flops();
     TM_TRY(reopen_without_disk(b));
     TM_TRY(run_steps(b, COMPUTE_ALONE, b->steps));

@@ -34,11 +34,16 @@ static uint64_t fixed_bytes(const tm_job *job, uint64_t other) {
     return bytes;
 }
 
+/* Once there is an arena, what is compiled for it has no more than that: it was opened as large as was needed. */
+static uint64_t arena_bytes(const tm_job *job, const job_opts *opts) {
+    return job->device ? tm_device_get_caps(job->device)->arena_bytes : opts->device_bytes;
+}
+
 void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
     *po = (tm_plan_opts){.cache = !opts->cache_none,
                          .spill = opts->n_paths > 0,
                          .window_mib = opts->window_mib,
-                         .device_bytes = opts->device_bytes,
+                         .device_bytes = arena_bytes(job, opts),
                          .cost = job->cost,
                          .cost_ctx = job->cost_ctx,
                          .machine = job->machine,

@@ -274,7 +274,7 @@ static tm_status plan_here(planning *g) {
     if (o.device_bps) g->machine.h2d_bps = g->machine.d2h_bps = (double)o.device_bps;
     share_node(g);
     out->has_device = o.device_bytes > 0;
-    out->device_budget_bytes = o.device_bytes;
+    out->device_budget_bytes = o.device_bytes == TM_DEVICE_UNLIMITED ? UINT64_MAX : o.device_bytes;
     TM_GO(job_open(&t->job, &o));
     out->parameters = tm_model_parameters(t->job->model);
     TM_GO(job_costs_open(&costs, t->job, &shape, &g->rank,

@@ -53,12 +53,12 @@ typedef struct tm_plan_change {
  * of one rank, and disk_bytes, disk_free_bytes and wear those of a node. */
 typedef struct tm_plan_report {
     bool fits;
-    const char *limit;                            /* "": fits; else what is too small: "host", "device" or "disk" */
-    tm_plan_change change;                        /* the smallest that fits, where it does not */
-    uint64_t parameters, host_budget_bytes;       /* UINT64_MAX: unlimited */
-    uint64_t host_peak_bytes, minimum_host_bytes; /* the minimum does not depend on the budget */
-    uint64_t device_peak_bytes, device_budget_bytes;
-    uint64_t disk_bytes, disk_free_bytes; /* free: 0 where unknown */
+    const char *limit;                               /* "": fits; else what is too small: "host", "device" or "disk" */
+    tm_plan_change change;                           /* the smallest that fits, where it does not */
+    uint64_t parameters, host_budget_bytes;          /* UINT64_MAX: unlimited */
+    uint64_t host_peak_bytes, minimum_host_bytes;    /* the minimum does not depend on the budget */
+    uint64_t device_peak_bytes, device_budget_bytes; /* UINT64_MAX: unlimited */
+    uint64_t disk_bytes, disk_free_bytes;            /* free: 0 where unknown */
     uint64_t read_bytes_per_step, write_bytes_per_step, resident_bytes, window_bytes;
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS]; /* of a step */
     uint64_t link_bytes_per_step, network_bytes_per_step; /* that a rank sends within its node, to other nodes */

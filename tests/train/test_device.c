@@ -169,6 +169,53 @@ static void test_plan(void **state) {
     assert_true(log.step[0].device_peak > 0);
     assert_true(slow > fast + 0.9 * (double)log.step[1].copied[0] / 1e7 * 0.5);
     (void)again;
+    run_result r = run((run_opts){0}, "plan", s.config, "--json", "--no-measure", "--set", "memory.device=cpu-arena",
+                       "--set", "memory.device_budget=unlimited", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.out, "\"device_budget_bytes\": \"unlimited\""));
+    run_free(&r);
+}
+
+/* A smaller model, whose steps can be made to have no finite gradient. */
+static const char *small_config(const char *dir, const char *out) {
+    const char *model = run_path(dir, "model"), *rows = run_path(dir, "rows.safetensors"),
+               *config = run_path(dir, "config.json");
+    run_copy_model(TM_TEST_FIXTURES "/arch_llama", model);
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(rows, golden, 0, 4, 16, true);
+    tm_st_close(golden);
+    run_write(config, run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"seq_len\": 16},\n"
+                                 " \"max_steps\": 60, \"commit_steps\": 0, \"learning_rate\": 1e30,\n"
+                                 " \"lr_scheduler_type\": \"constant\", \"output_dir\": \"%s\",\n"
+                                 " \"memory\": {\"update\": \"U\", \"activations\": \"keep\"}}\n",
+                                 model, rows, out));
+    return config;
+}
+
+/* What is compiled when the arena has been opened has no more than that, whatever the budget allows: the look at steps
+ * that are not finite, here. */
+static void test_what_is_compiled_late(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *out = run_path(dir, "out"), *config = small_config(dir, out);
+    uint64_t least = run_train_device_minimum(config, out, SETS("seed=1"));
+    for (unsigned i = 2; i < 5; i++) { /* at some of them the step needs less than the look would take */
+        run_result r = run((run_opts){0}, "train", config, "--quiet", "--resume", "never", "--set",
+                           "memory.device=cpu-arena", "--set", arena(least + i * least / 4), NULL);
+        if (r.status != 1 || !strstr(r.err, "is the gradient of"))
+            fail_msg("arena of %u/4: exit status %d\n%s", 4 + i, r.status, r.err);
+        run_free(&r);
+        run_remove(out);
+    }
+}
+
+/* It opens an executor of its own for the steps without a disk. */
+static void test_bench_step(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = small_config(dir, run_path(dir, "out"));
+    run_result r = run((run_opts){0}, "bench", "step", config, "--steps", "1", "--no-measure", "--json",
+                       "--offload-path", dir, "--set", "memory.device=cpu-arena", "--set", arena(MIB), NULL);
+    RUN_OK(&r);
+    run_free(&r);
 }
 
 int main(void) {
@@ -179,6 +226,8 @@ int main(void) {
         cmocka_unit_test_teardown(test_orders_and_rates, run_clean),
         cmocka_unit_test_teardown(test_what_is_refused, run_clean),
         cmocka_unit_test_teardown(test_plan, run_clean),
+        cmocka_unit_test_teardown(test_what_is_compiled_late, run_clean),
+        cmocka_unit_test_teardown(test_bench_step, run_clean),
     };
     return cmocka_run_group_tests_name("train_device", tests, NULL, NULL);
 }
