@@ -76,6 +76,14 @@ const char *tm_cli_suggest(const char *word, const char *const *candidates, size
 
 /* ---- help ------------------------------------------------------------------------------------------------------- */
 
+static void print_example(const char *line) {
+    puts("\nexample:");
+    for (size_t n; *line; line += n + (line[n] == '\n')) {
+        n = strcspn(line, "\n");
+        printf("  %.*s\n", (int)n, line);
+    }
+}
+
 static void print_help(const tm_cli *cli) {
     printf("usage: tidemill %s\n\n%s\n", cli->usage, cli->about);
     if (cli->n_opts) puts("\noptions:");
@@ -84,7 +92,7 @@ static void print_help(const tm_cli *cli) {
         int width = printf("  --%s%s%s", o->name, o->value ? " " : "", o->value ? o->value : "");
         printf("%*s%s%s\n", width < 28 ? 28 - width : 1, "", o->help, o->required ? " (required)" : "");
     }
-    if (cli->example) printf("\nexample:\n  %s\n", cli->example);
+    if (cli->example) print_example(cli->example);
 }
 
 /* ---- parsing ---------------------------------------------------------------------------------------------------- */

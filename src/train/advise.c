@@ -159,8 +159,10 @@ static void say_strategy(tm_advice *a) {
             tm_format_size(b->nic_bytes, x, sizeof x), zero3 ? ", with zero3 " : "",
             zero3 ? tm_format_size(zero3->nic_bytes, y, sizeof y) : "");
     uint32_t next = fastest(a, other_strategy);
-    if (next < a->n)
-        say(a, "; the next best is %s with %.3f s a step", a->row[next].strategy, a->row[next].plan.seconds_per_step);
+    if (next == a->n) return;
+    bool faster = a->row[next].plan.seconds_per_step < b->plan.seconds_per_step;
+    say(a, "; the fastest of the others is %s with %.3f s a step%s", a->row[next].strategy,
+        a->row[next].plan.seconds_per_step, faster ? ", too near to tell" : "");
 }
 
 static void say_place(tm_advice *a) {

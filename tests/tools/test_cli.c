@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <sys/wait.h>
 #include <cmocka.h>
 
@@ -149,6 +150,20 @@ static void test_program(void **state) {
                      1); /* a result that was not written is no success */
 }
 
+/* Every line of an example stands where the first does, and a machine that it names is one that we bring. */
+static void check_example(const char *help) {
+    const char *line = strstr(help, "\nexample:\n");
+    assert_non_null(line);
+    for (line += strlen("\nexample:\n"); *line; line += strcspn(line, "\n") + 1) {
+        char path[4096];
+        const char *machine = strstr(line, "hardware/"), *end = line + strcspn(line, "\n");
+        if (strncmp(line, "  ", 2) != 0) fail_msg("not indented: %s", line);
+        if (!machine || machine > end) continue;
+        (void)snprintf(path, sizeof path, "%s/%.*s", TM_TEST_SOURCE, (int)strcspn(machine, " \n"), machine);
+        if (access(path, R_OK) != 0) fail_msg("%s: there is no such file", path);
+    }
+}
+
 static void test_every_command_answers(void **state) {
     (void)state;
     static const char *const commands[] = {"train",   "plan",   "probe", "eval", "generate", "tokenize", "chat",
@@ -162,6 +177,8 @@ static void test_every_command_answers(void **state) {
             assert_non_null(strstr(out, "is not in this version yet"));
         else if (rc != 0 || !strstr(out, usage) || !strstr(out, "example"))
             fail_msg("'%s' gave %d and: %s", line, rc, out);
+        else
+            check_example(out);
         snprintf(line, sizeof line, "%s --no-such-option", commands[i]);
         assert_int_equal(run(line, out, sizeof out), 2);
         assert_int_equal(count_lines(out), 1);
