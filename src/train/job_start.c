@@ -178,6 +178,20 @@ static tm_status compile_import(tm_job *job, tm_plan **plan) {
     return rc;
 }
 
+/* What ends a run reads all state through memory of its own (the model that is saved needs no more than the hash).
+ * Beside an arena the step may leave nothing of that kind in the slab: to know it at the start is better than at the
+ * end. */
+static tm_status compile_walk(tm_job *job) {
+    tm_program *p;
+    tm_plan *plan = NULL;
+    if (!job->optimizer || !job->opts.device_bytes) return TM_OK;
+    TM_TRY(build_walk(&p, job, true, 0));
+    tm_status rc = job_compile(job, p, &plan);
+    tm_program_free(p);
+    tm_plan_free(plan);
+    return rc;
+}
+
 /* The step, then the import and whatever else the job runs, beside what the step keeps resident. */
 static tm_status compile_once(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only,
                               started *out) {
@@ -188,6 +202,7 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     count_need(job, out->plan);
     job->slab_bytes = budget;
     tm_status rc = compile_import(job, &out->import_plan);
+    if (rc == TM_OK) rc = compile_walk(job);
     if (rc == TM_OK && ways->more) rc = ways->more(ways->ctx, job, &ways->way[out->chosen]);
     if (rc != TM_EBUDGET) return rc;
     tm_plan_free(out->plan);

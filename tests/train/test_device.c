@@ -99,6 +99,20 @@ static void test_update_folded(void **state) {
     (void)state;
     check_arenas("bf16", "F", 1);
 }
+/* All of the state in memory and all of the step in the arena: what saves the model needs host memory all the same. */
+static void test_it_is_saved(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *rows = run_path(dir, "rows.safetensors"), *config = run_path(dir, "config.json");
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(rows, golden, 0, 2, 16, true);
+    tm_st_close(golden);
+    run_write(config, run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\"}, \"max_steps\": 1}\n",
+                                 TM_TEST_FIXTURES "/../../examples/tiny", rows));
+    train_log cpu = run_train(config, run_path(dir, "cpu"), 0, NULL, SETS("memory.update=F"));
+    train_log log = run_train(config, run_path(dir, "arena"), 0, NULL,
+                              SETS("memory.update=F", "memory.device=cpu-arena", "memory.device_budget=64MiB"));
+    assert_string_equal(log.hash, cpu.hash);
+}
 static void test_update_within(void **state) {
     (void)state;
     check_arenas("fp32", "B", 0);
@@ -222,6 +236,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_update_after, run_clean),
         cmocka_unit_test_teardown(test_update_folded, run_clean),
+        cmocka_unit_test_teardown(test_it_is_saved, run_clean),
         cmocka_unit_test_teardown(test_update_within, run_clean),
         cmocka_unit_test_teardown(test_orders_and_rates, run_clean),
         cmocka_unit_test_teardown(test_what_is_refused, run_clean),
