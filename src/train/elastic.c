@@ -95,6 +95,17 @@ static tm_status count_objects(elastic *e, old_rank *r) {
     return TM_OK;
 }
 
+static uint64_t step_of(const elastic *e, uint32_t q) {
+    return tm_commit_step(tm_commit_reader_commit(e->rank[q].reader));
+}
+
+/* Folders of two checkpoints put together would be a state that no run ever had. */
+static tm_status same_step(const elastic *e, uint32_t q, const char *const *directory) {
+    if (step_of(e, q) == step_of(e, 0)) return TM_OK;
+    return tm_fail(TM_EINPUT, "%s is of step %llu, %s of step %llu: not of one checkpoint; give one that is whole",
+                   directory[q], (unsigned long long)step_of(e, q), directory[0], (unsigned long long)step_of(e, 0));
+}
+
 tm_status elastic_open(elastic **out, const tm_model *m, const char *const *directory, uint32_t ranks) {
     tm_status rc = TM_OK;
     elastic *e = tm_calloc(1, sizeof *e);
@@ -108,6 +119,7 @@ tm_status elastic_open(elastic **out, const tm_model *m, const char *const *dire
         TM_GO(elastic_shards(tm_commit_info(tm_commit_reader_commit(e->rank[q].reader)), &was));
         if (was.ranks != ranks || (q > 0 && was.keep_elements != e->keep_elements))
             TM_GO(tm_fail(TM_ECORRUPT, "%s: not of the same run as the directories beside it", directory[q]));
+        TM_GO(same_step(e, q, directory));
         e->keep_elements = was.keep_elements;
         e->rank[q].weights = was.weights;
         e->rank[q].own = was.own;

@@ -331,7 +331,7 @@ static void test_save_state(void **state) {
     scene s = open_scene("fp32");
     const char *output = run_path(s.dir, "saved"), *from = run_path(output, "checkpoint-2");
     run_result r =
-        start(&s, 3, output, NULL, SETS("strategy=zero3", "save_state=true", "save_steps=2", "commit_steps=1"));
+        start(&s, 3, output, NULL, SETS("strategy=zero3", "save_state=true", "save_steps=1", "commit_steps=1"));
     RUN_OK(&r);
     run_free(&r);
     train_log whole = train_log_read(output);
@@ -346,6 +346,12 @@ static void test_save_state(void **state) {
     run_remove(run_path(from, "state/run-rank-1"));
     const char *arguments[] = {
         "train", s.config, "--quiet", "--resume", from, "--set", run_format("output_dir=%s", output), NULL};
+    assert_int_equal(system(run_format("cp -r %s/checkpoint-1/state/run-rank-1 %s/state", output, from)), 0);
+    r = run_argv(&(run_opts){.ranks = 2, .timeout_s = 60}, arguments);
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "not of one checkpoint"));
+    run_free(&r);
+    run_remove(run_path(from, "state/run-rank-1"));
     r = run_argv(&(run_opts){.ranks = 2, .timeout_s = 60}, arguments);
     assert_int_equal(r.status, 2);
     assert_non_null(strstr(r.err, "1 of 3 ranks' state"));
