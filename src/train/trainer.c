@@ -286,6 +286,14 @@ static tm_status ended_early(trainer *t, tm_status rc, bool started) {
     return rc;
 }
 
+/* A run that did not begin keeps no copy of a state: the next try makes its own, and they would pile up. */
+static void drop_copy(const trainer *t) {
+    tm_commit *c;
+    if (!tm_path_is_dir(t->copy)) return;
+    if (tm_commit_open(&c, t->copy) != TM_OK || tm_commit_remove(c) != TM_OK)
+        tm_log(TM_LOG_WARN, "%s could not be removed: %s", t->copy, tm_error_get()->text);
+}
+
 /* A folder that cannot be written to is better known now than after the import. */
 static tm_status try_writing(trainer *t) {
     tm_out *file;
@@ -344,10 +352,13 @@ tm_status tm_train_run(const tm_train_args *args) {
     started = rc == TM_OK;
     if (rc == TM_OK) rc = run_job(&t);
     trainer_end_all(&t, rc); /* does not return where the other ranks go on */
+    bool no_copy = rc != TM_OK && !started && *t.copy;
+    if (no_copy) t.committed = -1;
     if (rc != TM_OK) rc = ended_early(&t, rc, started);
     if (rc != TM_OK && args->reported) *args->reported = !trainer_speaks(&t);
     tm_error said = *tm_error_get(); /* the first failure, whatever closing meets */
     trainer_close(&t);
+    if (no_copy) drop_copy(&t);
     trainer_close_ranks(&t);
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
     if (rc != TM_OK && !started) discard_made(&m);

@@ -152,7 +152,10 @@ static tm_status copy_if_others(trainer *t, const char *dir) {
 
 static tm_status from_commit(trainer *t, const char *dir) {
     TM_TRY(trainer_open_commit(t, dir));
-    return t->rewound ? TM_OK : copy_if_others(t, dir);
+    if (t->rewound) return TM_OK;
+    TM_TRY(copy_if_others(t, dir));
+    t->rewound = false; /* a copy of the latest state */
+    return TM_OK;
 }
 
 static tm_status from_earlier(trainer *t, const earlier *e) {
@@ -182,7 +185,12 @@ static tm_status from_directory(trainer *t, const char *dir) {
     TM_TRY(earlier_read(path, &e));
     const char *first = e.any ? first_directory(&e) : dir;
     tm_status rc = TM_OK;
-    if (!first || !tm_path_is_dir(first))
+    if (!e.any && !holds_commit(dir))
+        rc = tm_fail(TM_EINPUT,
+                     "--resume %s: no state lies there; give an output_dir, a checkpoint-N made with save_state, or a "
+                     "run directory",
+                     dir);
+    else if (!first || !tm_path_is_dir(first))
         rc = tm_fail(TM_EINPUT, "--resume %s: this %s run left no state to go on from", dir,
                      e.finished ? "finished" : "interrupted");
     else

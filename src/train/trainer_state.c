@@ -39,6 +39,7 @@ tm_status trainer_open_full(trainer *t, const char *state) {
     snprintf(directory, sizeof directory, "%s/run-%s", path, id);
     TM_TRY(tm_commit_copy(state, path, id, 2));
     t->rewound = true;
+    snprintf(t->copy, sizeof t->copy, "%s", directory);
     return tm_commit_open(&t->commit, directory);
 }
 

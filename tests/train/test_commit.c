@@ -428,6 +428,35 @@ static void full_checkpoints_are_gone_back_to(void **state) {
     }
 }
 
+/* A full checkpoint is copied before it is known whether the run may begin: if it may not, the copy goes. So it does
+ * where a copied output_dir turns out to be finished. */
+static void copies_for_nothing_go(void **state) {
+    (void)state;
+    static const char *const sets[] = {"learning_rate=0.5", "memory.host_budget=1MiB"};
+    scene s = scene_open(), other = s;
+    (void)reference(&s);
+    run_result r = train(&s, NULL, 1, NULL, "save_state=true");
+    expect(&r, 0, NULL);
+    for (unsigned i = 0; i < TM_COUNT(sets); i++) {
+        r = train(&s, NULL, 1, run_path(s.output, "checkpoint-20"), sets[i]);
+        expect(&r, 2, NULL);
+        assert_int_equal(run_entries(s.offload) + run_entries(run_path(s.output, "offload")), 0);
+    }
+    r = train(&s, NULL, 1, "never", "keep_state=true");
+    expect(&r, 0, NULL);
+    r = train(&s, NULL, 1, run_path(s.output, "checkpoint-20"), NULL); /* a model now, and nothing else */
+    expect(&r, 2, "checkpoint-20: no state lies there");
+    assert_int_equal(run_entries(s.offload), 1);
+    char *was = run_read(s.config, NULL), *keys = strchr(was, '{') + 1;
+    run_write(s.config, run_format("{\"keep_state\": true, %s", keys));
+    free(was);
+    other.output = run_path(s.dir, "other");
+    run_copy_model(s.output, other.output);
+    r = train(&other, NULL, 1, NULL, run_format("output_dir=%s", other.output));
+    expect(&r, 2, "holds a finished run");
+    assert_int_equal(run_entries(s.offload), 1);
+}
+
 static run_result clean(const char *path, const char *option, const char *other) {
     const char *arguments[] = {"clean", path, option, option ? other : NULL, NULL};
     return run_argv(&(run_opts){0}, arguments);
@@ -522,6 +551,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_read_only_output_dir_is_refused_at_once, run_clean),
         cmocka_unit_test_teardown(clean_removes_nothing_by_surprise, run_clean),
         cmocka_unit_test_teardown(full_checkpoints_are_gone_back_to, run_clean),
+        cmocka_unit_test_teardown(copies_for_nothing_go, run_clean),
         cmocka_unit_test_teardown(commits_span_paths, run_clean),
         cmocka_unit_test_teardown(a_finished_run_can_be_made_longer, run_clean),
     };
