@@ -8,9 +8,11 @@
 
 /* ---- JSON ---------------------------------------------------------------------------------------------------- */
 
-static void json_set(tm_json_writer *w, const tm_advice_row *r) {
+static void json_set(tm_json_writer *w, const tm_advice *a) {
+    const tm_advice_row *r = &a->row[a->best];
     tm_jw_key(w, "set");
     tm_jw_object(w);
+    if (a->stage != UINT32_MAX) tm_jw_field_uint(w, "zero_optimization.stage", a->stage);
     if (*r->strategy) tm_jw_field_str(w, "strategy", r->strategy);
     tm_jw_field_str(w, "offload_param_device", r->param);
     tm_jw_field_str(w, "offload_optimizer_device", r->optimizer);
@@ -55,7 +57,8 @@ static tm_status print_json(const tm_advice *a) {
     if (a->best < a->n) {
         tm_jw_object(&w);
         tm_jw_field_uint(&w, "row", a->best);
-        json_set(&w, &a->row[a->best]);
+        json_set(&w, a);
+        tm_jw_field_str(&w, "conflict", a->conflict);
         tm_jw_field_str(&w, "reason", a->reason);
         tm_jw_object_end(&w);
     } else {
@@ -106,8 +109,10 @@ static void print_table(const tm_advice *a) {
     const tm_advice_row *r = &a->row[a->best];
     printf("take %s%sparameters %s, optimizer %s: %s\n    ", r->strategy, *r->strategy ? ", " : "", r->param,
            r->optimizer, a->reason);
+    if (a->stage != UINT32_MAX) printf("--set zero_optimization.stage=%u ", a->stage);
     if (*r->strategy) printf("--set strategy=%s ", r->strategy);
     printf("--set offload_param_device=%s --set offload_optimizer_device=%s\n", r->param, r->optimizer);
+    if (*a->conflict) printf("the configuration says otherwise and has to be changed there: %s\n", a->conflict);
 }
 
 /* ---- command ------------------------------------------------------------------------------------------------- */

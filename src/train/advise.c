@@ -192,6 +192,52 @@ static tm_status recommend(tm_advice *a) {
     return TM_OK;
 }
 
+/* ---- can it be set? ------------------------------------------------------------------------------------------ */
+
+static tm_status load_with(const planning *g, const char *const *more, uint32_t n) {
+    const tm_train_args *given = g->t->args;
+    trainer probe = {.comm = g->t->comm, .ranks = g->t->ranks};
+    tm_train_args args = *given;
+    const char **set = tm_malloc((given->n_set + n) * sizeof *set);
+    if (!set) return tm_nomem((given->n_set + n) * sizeof *set);
+    for (size_t i = 0; i < given->n_set; i++) set[i] = given->set[i];
+    for (uint32_t i = 0; i < n; i++) set[given->n_set + i] = more[i];
+    args.set = set;
+    args.n_set = given->n_set + n;
+    probe.args = &args;
+    tm_status rc = trainer_load_config(&probe, true);
+    tm_config_free(probe.cfg);
+    tm_free((void *)set);
+    return rc;
+}
+
+static uint32_t stage_of(const char *strategy) {
+    for (size_t s = 0; s < TM_COUNT(strategies); s++)
+        if (strcmp(strategies[s].name, strategy) == 0) return strategies[s].stage;
+    return 0;
+}
+
+/* The configuration may name a stage, which then has to change with the strategy; or say it in a way that --set of
+ * these keys contradicts (an fsdp block, an alias). */
+static tm_status check_settings(const planning *g, tm_advice *a) {
+    const tm_advice_row *r = &a->row[a->best];
+    char text[4][64];
+    const char *set[4] = {text[0], text[1], text[2], text[3]};
+    snprintf(text[0], sizeof text[0], "offload_param_device=%s", r->param);
+    snprintf(text[1], sizeof text[1], "offload_optimizer_device=%s", r->optimizer);
+    snprintf(text[2], sizeof text[2], "strategy=%s", r->strategy);
+    snprintf(text[3], sizeof text[3], "zero_optimization.stage=%u", stage_of(r->strategy));
+    tm_status rc = load_with(g, set, *r->strategy ? 3 : 2);
+    if (rc == TM_ENOMEM || rc == TM_OK) return rc;
+    tm_error_clear();
+    a->stage = *r->strategy ? stage_of(r->strategy) : UINT32_MAX;
+    rc = load_with(g, set, *r->strategy ? 4 : 2);
+    if (rc == TM_OK) return TM_OK;
+    snprintf(a->conflict, sizeof a->conflict, "%s", tm_error_get()->text);
+    tm_error_clear();
+    return TM_OK;
+}
+
 /* ---- one run ------------------------------------------------------------------------------------------------- */
 
 /* From here on this process plans alone, for as many ranks as there are. */
@@ -213,14 +259,15 @@ static tm_status advise(planning *g, tm_advice *out) {
     name_machine(g, out);
     TM_TRY(plan_rows(g, out));
     out->parameters = out->n ? out->row[0].plan.parameters : 0;
-    return recommend(out);
+    TM_TRY(recommend(out));
+    return check_settings(g, out);
 }
 
 tm_status tm_plan_advise(const tm_plan_args *args, tm_advice *out) {
     tm_plan_report first;
     trainer t = {.args = &args->train};
     planning g = {.args = args, .t = &t, .out = &first, .exact = true, .only_fits = true};
-    *out = (tm_advice){.n = 0};
+    *out = (tm_advice){.stage = UINT32_MAX};
     tm_status rc = plan_open(&g);
     struct tm_comm *launched = t.imagined ? NULL : t.comm;
     out->rank = first.rank;

@@ -92,6 +92,9 @@ typedef struct tm_advice {
     tm_advice_row row[TM_ADVICE_ROWS];
     uint32_t n, best; /* best == n: nothing fits */
     char reason[640];
+    /* What the best row takes beside "strategy" and the places; "" where that is enough. */
+    uint32_t stage;      /* zero_optimization.stage has to be said as well; UINT32_MAX: it has not */
+    char conflict[2048]; /* what the configuration says otherwise in spite of that */
 } tm_advice;
 /* TM_EBUDGET: nothing fits. Under mpirun for these ranks (nodes have to be alike), else for the hardware file's. */
 TM_MUST_USE tm_status tm_plan_advise(const tm_plan_args *args, tm_advice *out);

@@ -141,6 +141,26 @@ static void advice_follows_the_machine(void **state) {
     assert_string_equal(text(tm_json_get(r, "set"), "offload_param_device"), "none");
     tm_json_free(doc);
 
+    /* what it says can be set, beside the stage 2 of the configuration; not beside an fsdp block, and that is said */
+    const char *file = hardware(&s, 1, 4, "16GiB", 1e9), *sets[10];
+    unsigned n = 0;
+    o = ask(&s, 0, file, SETS("--advise"), &doc);
+    r = recommended(o);
+    assert_string_equal(text(r, "conflict"), "");
+    for (const tm_json *k = tm_json_get(r, "set")->child; k; k = k->next) {
+        sets[n++] = "--set";
+        sets[n++] = k->is_integer ? run_format("%s=%lld", k->key, (long long)k->integer)
+                                  : run_format("%s=%s", k->key, text(tm_json_get(r, "set"), k->key));
+    }
+    sets[n] = NULL;
+    assert_int_equal(n, 8);
+    tm_json_free(doc);
+    o = ask(&s, 0, file, sets, &doc);
+    tm_json_free(doc);
+    o = ask(&s, 0, file, SETS("--advise", "--set", "fsdp=shard_grad_op"), &doc);
+    assert_non_null(strstr(text(recommended(o), "conflict"), "fsdp \"shard_grad_op\""));
+    tm_json_free(doc);
+
     o = ask(&s, 0, hardware(&s, 4, 4, "1600MB", 2e7), SETS("--advise", "--set", "memory.host_budget=340MiB"), &doc);
     assert_false(tm_json_get(row(o, "ddp", "none", "none"), "fits")->boolean);
     r = recommended(o);
