@@ -2,7 +2,7 @@
  * each operation began and ended (two readings of a clock, 16 bytes an operation); here they are added up at a step's
  * end.
  *
- *     step = compute (by kind of operation) + waits (for reads, writes, other ranks) + the rest (executor, log)
+ *     step = compute (by kind of operation) + waits (for reads, writes, copies, other ranks) + the rest (executor, log)
  *
  * Beside it stands how long each engine was at work: transfers overlap each other and compute, so that of those only
  * the time in which at least one was under way is a share of the step. */
@@ -28,8 +28,8 @@ struct trainer_profile {
     row row[ROWS];
     uint32_t n_rows;
     uint64_t steps;
-    double total, compute, read, write, comm; /* in tm_exec_run; waits */
-    double busy[ENGINES];                     /* at least one operation of the engine under way */
+    double total, compute, read, write, copy, comm; /* in tm_exec_run; waits */
+    double busy[ENGINES];                           /* at least one operation of the engine under way */
     uint64_t read_bytes, write_bytes;
     tm_span *span; /* [cap] of one engine, sorted */
     uint32_t cap;
@@ -109,13 +109,15 @@ void trainer_profile_add(trainer *t, const tm_run_stats *s) {
         r->seconds += s->span[i].end - s->span[i].start;
         r->count++;
     }
-    static const uint8_t engines[] = {TM_ENGINE_DISK_READ, TM_ENGINE_DISK_WRITE, TM_ENGINE_COMM};
+    static const uint8_t engines[] = {TM_ENGINE_DISK_READ, TM_ENGINE_DISK_WRITE, TM_ENGINE_COPY_IN, TM_ENGINE_COPY_OUT,
+                                      TM_ENGINE_COMM};
     for (size_t i = 0; i < TM_COUNT(engines); i++) add_engine(p, op, s->span, n, engines[i]);
     p->steps++;
     p->total += (double)s->total_ns * 1e-9;
     p->compute += (double)s->compute_ns * 1e-9;
     p->read += (double)s->wait_read_ns * 1e-9;
     p->write += (double)s->wait_write_ns * 1e-9;
+    p->copy += (double)s->wait_copy_ns * 1e-9;
     p->comm += (double)s->wait_comm_ns * 1e-9;
     for (int k = 0; k < TM_KINDS; k++) {
         p->read_bytes += s->read_bytes[k];
@@ -126,7 +128,7 @@ void trainer_profile_add(trainer *t, const tm_run_stats *s) {
 /* ---- saying ---------------------------------------------------------------------------------------------------- */
 
 static double rest(const trainer_profile *p) {
-    double left = p->total - p->compute - p->read - p->write - p->comm;
+    double left = p->total - p->compute - p->read - p->write - p->copy - p->comm;
     return left > 0 ? left : 0;
 }
 
@@ -168,6 +170,11 @@ static void table(const trainer_profile *p) {
     }
     disk_line(p, "waiting for reads", p->read, TM_ENGINE_DISK_READ, p->read_bytes);
     disk_line(p, "waiting for writes", p->write, TM_ENGINE_DISK_WRITE, p->write_bytes);
+    if (p->busy[TM_ENGINE_COPY_IN] + p->busy[TM_ENGINE_COPY_OUT] > 0) {
+        line(p, "", "waiting for copies", p->copy);
+        fprintf(stderr, "   under way %.4f s in, %.4f s out\n", p->busy[TM_ENGINE_COPY_IN] / (double)p->steps,
+                p->busy[TM_ENGINE_COPY_OUT] / (double)p->steps);
+    }
     if (p->busy[TM_ENGINE_COMM] > 0) {
         line(p, "", "waiting for other ranks", p->comm);
         fprintf(stderr, "   under way %.4f s:", p->busy[TM_ENGINE_COMM] / (double)p->steps);
@@ -209,13 +216,15 @@ static tm_status log_event(const trainer *t, const trainer_profile *p) {
     tm_jw_object(&w);
     tm_jw_field_double(&w, "disk_read", p->busy[TM_ENGINE_DISK_READ] / n);
     tm_jw_field_double(&w, "disk_write", p->busy[TM_ENGINE_DISK_WRITE] / n);
+    tm_jw_field_double(&w, "copy_in", p->busy[TM_ENGINE_COPY_IN] / n);
+    tm_jw_field_double(&w, "copy_out", p->busy[TM_ENGINE_COPY_OUT] / n);
     tm_jw_field_double(&w, "comm", p->busy[TM_ENGINE_COMM] / n);
     tm_jw_object_end(&w);
     tm_jw_key(&w, "wait_seconds");
     tm_jw_object(&w);
     tm_jw_field_double(&w, "disk_read", p->read / n);
     tm_jw_field_double(&w, "disk_write", p->write / n);
-    tm_jw_field_double(&w, "copy", 0);
+    tm_jw_field_double(&w, "copy", p->copy / n);
     tm_jw_field_double(&w, "comm", p->comm / n);
     tm_jw_field_double(&w, "compute", p->compute / n);
     tm_jw_object_end(&w);

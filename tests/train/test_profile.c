@@ -116,10 +116,33 @@ static void it_agrees_with_the_steps(void **state) {
     tm_json_free(doc);
 }
 
+/* Copies of an arena are waited for, and are no part of the rest. */
+static void copies_count(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = job(dir), *output = run_path(dir, "out");
+    run_result r = run((run_opts){0}, "train", config, "--profile", "--set", run_format("output_dir=%s", output),
+                       "--set", "memory.device=cpu-arena", "--set", "memory.device_budget=256MiB", "--set",
+                       "memory.device_bandwidth=5e7", "--set", "memory.update=U", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "waiting for copies"));
+    run_free(&r);
+    tm_json_doc *doc = profile_line(output);
+    const tm_json *p = tm_json_root(doc), *wait = tm_json_get(p, "wait_seconds"),
+                  *busy = tm_json_get(p, "busy_seconds");
+    double copy = number(wait, "copy"), step = number(p, "step_seconds");
+    assert_true(copy > 0 && number(busy, "copy_in") > 0 && number(busy, "copy_out") > 0);
+    near("the parts of a step",
+         number(wait, "compute") + number(wait, "disk_read") + number(wait, "disk_write") + copy +
+             number(wait, "comm") + number(p, "other_seconds"),
+         step);
+    tm_json_free(doc);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(the_seconds_add_up, run_clean),
         cmocka_unit_test_teardown(it_agrees_with_the_steps, run_clean),
+        cmocka_unit_test_teardown(copies_count, run_clean),
     };
     return cmocka_run_group_tests_name("train_profile", tests, NULL, NULL);
 }
