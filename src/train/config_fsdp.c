@@ -95,7 +95,7 @@ static int sharding_of(cfg_state *s, const fsdp_words *w, const cfg_value **from
                      w->sharding >= 0 ? w->from : named);
     if (said >= 0) *from = w->sharding >= 0 ? w->from : named;
     if (said < 0) said = reshard;
-    if (said < 0 && cfg_raw(s, "fsdp_config") && !cfg_given(s, "strategy")) {
+    if (said < 0 && !w->from && cfg_raw(s, "fsdp_config") && !cfg_given(s, "strategy")) {
         *from = cfg_raw(s, "fsdp_config"); /* Accelerate's default */
         said = 0;
     }

@@ -120,9 +120,10 @@ static const type_row *find_type(cfg_state *s) {
 static void set(cfg_state *s, const cfg_value *v, const char *key, double value) {
     tm_config *c = &s->cfg->pub;
     char w[256];
+    bool block = cfg_raw(s, "optimizer");
     if (!tm_optim_set(c->optimizer, &c->optim, key, value))
-        cfg_problem(s, TM_EINPUT, "%s: %s has no option \"%s\"; it has lr, %s", cfg_where(v, w, sizeof w),
-                    config_optimizer_type(c), key, c->optimizer->keys);
+        cfg_problem(s, TM_EINPUT, "%s: %s has no option \"%s\"; it has %s%s", cfg_where(v, w, sizeof w),
+                    config_optimizer_type(c), key, block ? "lr, " : "", c->optimizer->keys);
 }
 
 static bool has(const tm_config *c, const char *key) {
@@ -239,9 +240,16 @@ static void resolve_flat(cfg_state *s) {
     resolve_args(s);
 }
 
-/* Both spellings are there: they have to name the same one. */
+/* Both spellings are there: they have to name the same one, and options stand in one place. */
 static void compare_optim(cfg_state *s) {
     const cfg_value *flat = cfg_given(s, "optim"), *block = cfg_given(s, "optimizer.type");
+    const cfg_value *args = cfg_given(s, "optim_args");
+    char w[256];
+    if (args && *args->node->text && cfg_raw(s, "optimizer"))
+        cfg_problem(s, TM_EINPUT,
+                    "%s: \"optim_args\" are options of \"optim\"; beside an \"optimizer\" block give them in its "
+                    "\"params\"",
+                    cfg_where(args, w, sizeof w));
     if (!flat || !block) return;
     const char *row = optim_rows[cfg_choice(s, "optim")];
     if (!row || strcmp(row, s->cfg->pub.optimizer->name)) cfg_mismatch(s, "optim", flat, "optimizer.type", block);

@@ -296,6 +296,17 @@ static void refuses(void **state) {
     }
 }
 
+/* optim_args are of optim: beside a block they would say nothing. */
+static void refuses_options_in_two_places(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = small_job(dir, MODEL, "bf16", 1);
+    run_result r = run((run_opts){0}, "train", config, "--set", run_format("output_dir=%s/out", dir), "--set",
+                       "optimizer={\"type\": \"Lion\"}", "--set", "optim_args=beta1=0.8", NULL);
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "beside an \"optimizer\" block"));
+    run_free(&r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(follows_the_libraries, run_clean),
@@ -304,6 +315,7 @@ int main(void) {
         cmocka_unit_test_teardown(goes_on_bit_for_bit, run_clean),
         cmocka_unit_test_teardown(as_many_bytes_as_states, run_clean),
         cmocka_unit_test_teardown(refuses, run_clean),
+        cmocka_unit_test_teardown(refuses_options_in_two_places, run_clean),
     };
     return cmocka_run_group_tests_name("train_optimizers", tests, NULL, NULL);
 }
