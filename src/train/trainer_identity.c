@@ -197,7 +197,9 @@ static bool keeps(const trainer *t, const char *line, size_t n) {
     return step >= 0 && step <= t->step && !again;
 }
 
-static tm_status copy_lines(const trainer *t, tm_file *in, tm_out *out) {
+typedef tm_status (*line_fn)(void *ctx, const char *line, size_t n);
+
+static tm_status each_line(tm_file *in, line_fn fn, void *ctx) {
     enum { CHUNK = 64 << 10 };
     tm_buf line = {0};
     tm_status rc = TM_OK;
@@ -209,7 +211,7 @@ static tm_status copy_lines(const trainer *t, tm_file *in, tm_out *out) {
         at += n;
         for (char *end; (end = memchr(line.data + used, '\n', line.len - used));) {
             size_t length = (size_t)(end - (line.data + used)) + 1;
-            if (keeps(t, line.data + used, length)) TM_GO(tm_out_append(out, line.data + used, length));
+            TM_GO(fn(ctx, line.data + used, length));
             used += length;
         }
         memmove(line.data, line.data + used, line.len - used);
@@ -220,6 +222,36 @@ done:
     return rc;
 }
 
+typedef struct cut {
+    const trainer *t;
+    tm_out *out;
+} cut;
+
+static tm_status copy_line(void *ctx, const char *line, size_t n) {
+    cut *c = ctx;
+    return keeps(c->t, line, n) ? tm_out_append(c->out, line, n) : TM_OK;
+}
+
+static tm_status note_commit(void *ctx, const char *line, size_t n) {
+    tm_json_doc *doc = NULL;
+    if (tm_json_parse(&doc, line, n, "log.jsonl", 0, 0) == TM_OK)
+        *(bool *)ctx |= tm_json_is(tm_json_get(tm_json_root(doc), "event"), "commit");
+    tm_error_clear();
+    tm_json_free(doc);
+    return TM_OK;
+}
+
+bool trainer_log_has_commit(trainer *t) {
+    tm_file *in;
+    bool any = false;
+    if (!tm_path_exists(trainer_path(t, "log.jsonl"))) return false;
+    tm_status rc = tm_file_open(&in, t->path);
+    if (rc == TM_OK) rc = each_line(in, note_commit, &any);
+    if (rc != TM_OK) tm_error_clear();
+    tm_file_close(in);
+    return any;
+}
+
 tm_status trainer_cut_log(trainer *t) {
     tm_file *in;
     tm_out *out;
@@ -227,7 +259,7 @@ tm_status trainer_cut_log(trainer *t) {
     TM_TRY(tm_file_open(&in, t->path));
     tm_status rc = tm_out_create(&out, t->path);
     if (rc == TM_OK) {
-        rc = copy_lines(t, in, out);
+        rc = each_line(in, copy_line, &(cut){t, out});
         if (rc == TM_OK)
             rc = tm_out_commit(out);
         else

@@ -346,6 +346,15 @@ static tm_status open_together(trainer *t, const earlier *e, bool *any) {
     return open_others(t, any);
 }
 
+/* A run that committed and has lost its state (a disk that is not mounted) is not started over in silence. */
+static tm_status refuse_if_lost(trainer *t, const earlier *e) {
+    if (!trainer_speaks(t) || !e->any || e->finished) return TM_OK;
+    for (const tm_json *d = e->directories ? e->directories->child : NULL; d; d = d->next)
+        if (d->type == TM_JSON_STRING && !tm_path_is_dir(d->text))
+            return trainer_log_has_commit(t) ? refuse_lost(t, d->text) : TM_OK;
+    return TM_OK;
+}
+
 static tm_status clear_away(trainer *t, const earlier *e) {
     if (!trainer_speaks(t)) return TM_OK;
     TM_TRY(none_alive(e));
@@ -415,6 +424,7 @@ static tm_status choose_together(trainer *t, const char *resume) {
         TM_TRY(none_alive(e));
         return drop_all_nameless(t);
     }
+    if (!never) TM_TRY(trainer_agree(t, refuse_if_lost(t, e)));
     if (!never) TM_TRY(clear_away(t, e));
     return !never && e->finished ? refuse_finished(t, e) : TM_OK;
 }

@@ -184,6 +184,24 @@ static void a_rank_that_publishes_late_is_noticed(void **state) {
     assert_false(killed(&s, &third, hash));
 }
 
+/* Without its state (a disk that is not mounted) the run is not started over; with it, it goes on. */
+static void lost_state_is_refused(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *hash = undisturbed(&s, 2);
+    run_opts o = {.ranks = 2, .fault = "kill_prepared:3:kill:once", .fault_rank = 1};
+    assert_true(killed(&s, &o, hash));
+    const char *disk = run_path(s.dir, "offload"), *away = run_path(s.dir, "away");
+    assert_int_equal(rename(disk, away), 0);
+    run_result r = start(&s, &(run_opts){.ranks = 2});
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "is gone; --resume never starts over"));
+    run_free(&r);
+    run_remove(disk);
+    assert_int_equal(rename(away, disk), 0);
+    finish(&s, 2, hash);
+}
+
 int main(void) {
     if (system("mpirun --version > /dev/null 2>&1") != 0) {
         print_message("SKIP: no mpirun\n");
@@ -192,6 +210,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(kills_at_named_points_change_nothing, run_clean),
         cmocka_unit_test_teardown(a_rank_that_publishes_late_is_noticed, run_clean),
+        cmocka_unit_test_teardown(lost_state_is_refused, run_clean),
         cmocka_unit_test_teardown(kills_at_random_instants_change_nothing, run_clean),
     };
     return cmocka_run_group_tests_name("train_kills_ranks", tests, NULL, NULL);
