@@ -81,8 +81,12 @@ void tm_comm_close(tm_comm *c);
 _Noreturn void tm_comm_abort(tm_comm *c, int exit_status);
 
 /* True on the ranks that should not print the failure at hand because rank 0 does: after tm_comm_open, tm_comm_agree or
- * tm_comm_same failed on all ranks alike. False where nothing of the sort happened. */
+ * tm_comm_same failed on all ranks alike. False where nothing of the sort happened. Returning true it has waited, as
+ * tm_comm_let_speak does. */
 bool tm_comm_quiet(void);
+/* For a rank that is about to leave with a failure that another one prints: stays until that one has had time to, since
+ * a launcher that sees a status other than 0 kills the rest. */
+void tm_comm_let_speak(void);
 
 /* ---- who is there ------------------------------------------------------------------------------------------------ */
 

@@ -2,6 +2,7 @@
 #include "train/elastic_internal.h"
 #include "train/trainer_internal.h"
 
+#include "comm/comm.h"
 #include "io/io.h"
 #include "kernels/kernels.h"
 
@@ -359,7 +360,9 @@ tm_status tm_train_run(const tm_train_args *args) {
     tm_error said = *tm_error_get(); /* the first failure, whatever closing meets */
     trainer_close(&t);
     if (no_copy) drop_copy(&t);
+    bool speaks = trainer_speaks(&t);
     trainer_close_ranks(&t);
+    if (rc != TM_OK && !speaks) tm_comm_let_speak();
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
     if (rc != TM_OK && !started) discard_made(&m);
     tm_hold_release(t.hold); /* last: until here nobody else begins there */

@@ -33,6 +33,11 @@ static void rest(unsigned seconds) {
     nanosleep(&t, NULL);
 }
 
+static void nap(unsigned ms) {
+    struct timespec t = {.tv_nsec = ms * 1000L * 1000};
+    nanosleep(&t, NULL);
+}
+
 static int be_rank(const char *mode) {
     tm_comm_opts opts = {.at_abort = say_aborted};
     const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
@@ -40,7 +45,9 @@ static int be_rank(const char *mode) {
     const bool fault = !strncmp(mode, "start:", 6) && rank && atoi(rank) == VICTIM;
     if (fault && tm_fault_set(mode + 6) != TM_OK) return 9;
     if (tm_comm_open(&comm, &opts) != TM_OK) {
-        if (!tm_comm_quiet()) fprintf(stderr, "tidemill: %s\n", tm_error_get()->text);
+        if (tm_comm_quiet()) return 2;
+        nap(300); /* whoever speaks may be slow to: the launcher must not end it first */
+        fprintf(stderr, "tidemill: %s\n", tm_error_get()->text);
         return 2;
     }
     const bool victim = tm_comm_rank(comm) == VICTIM;
