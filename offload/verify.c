@@ -35,6 +35,7 @@ typedef struct prover {
     uint32_t n_objects;
     uint32_t *succ; /* of `plan`, sorted per op */
     bool nomem;
+    bool two_tiers; /* lowered (lower.c): an arena that is real, not one of an imagined machine */
 } prover;
 
 static uint32_t slot_of(const prover *p, uint32_t id) {
@@ -154,10 +155,18 @@ static tm_status check_operands(const tm_plan *plan, uint32_t op) {
     return t == end ? TM_OK : tm_fail(TM_EBUG, "plan %s: operation %u touches more than it is given", plan->name, op);
 }
 
+static bool is_lowered(const tm_plan *plan) {
+    for (uint32_t i = 0; i < plan->n_op; i++)
+        if (plan->op[i].engine == TM_ENGINE_CPU && plan->op[i].op.tier == TM_TIER_DEVICE) return true;
+    return false;
+}
+
 /* Where there is an arena, what the CPU runs for the device touches it with all its operands. Nothing else does but
- * copies: the other engines know host frames only. */
-static tm_status check_tier(const tm_plan *plan, uint32_t op) {
+ * copies: the other engines know host frames only. Those of an imagined machine may have a device of their own. */
+static tm_status check_tier(const prover *p, uint32_t op) {
+    const tm_plan *plan = p->plan;
     const tm_plan_op *o = &plan->op[op];
+    if (!p->two_tiers && o->engine != TM_ENGINE_CPU) return TM_OK;
     bool inside = o->engine == TM_ENGINE_CPU && o->op.tier == TM_TIER_DEVICE && plan->info.device_bytes > 0;
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
         if ((plan->touch[i].address >= TM_DEVICE_BASE) != inside)
@@ -168,7 +177,7 @@ static tm_status check_tier(const tm_plan *plan, uint32_t op) {
 static tm_status compute_op(prover *p, uint32_t op) {
     const tm_plan *plan = p->plan;
     TM_TRY(check_operands(plan, op));
-    TM_TRY(check_tier(plan, op));
+    TM_TRY(check_tier(p, op));
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
         if (plan->touch[i].access & TM_USE_READ) TM_TRY(read_frame(p, p->base + op, &plan->touch[i]));
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
@@ -179,8 +188,9 @@ static tm_status compute_op(prover *p, uint32_t op) {
 }
 
 /* Between the tiers: the same object, in another frame; what is written has the version that was read. */
-static bool is_copy(const tm_plan *plan, uint32_t op) {
-    return plan->op[op].engine == TM_ENGINE_COPY_IN || plan->op[op].engine == TM_ENGINE_COPY_OUT;
+static bool is_copy(const prover *p, uint32_t op) {
+    uint8_t engine = p->plan->op[op].engine;
+    return p->two_tiers && (engine == TM_ENGINE_COPY_IN || engine == TM_ENGINE_COPY_OUT);
 }
 
 static tm_status copy_op(prover *p, uint32_t op) {
@@ -215,7 +225,7 @@ static tm_status disk_op(prover *p, uint32_t op) {
     const struct plan_touch *t = &p->plan->touch[p->plan->first_touch[op]];
     version *v = &p->version[slot_of(p, t->object)];
     uint32_t g = p->base + op;
-    TM_TRY(check_tier(p->plan, op));
+    TM_TRY(check_tier(p, op));
     if (p->plan->op[op].address != t->address || p->plan->op[op].object != t->object)
         return tm_fail(TM_EBUG, "plan %s: operation %u moves something else than it says", p->plan->name, op);
     if (t->object & TM_TEMP_BIT) return spill_op(p, op, t);
@@ -278,10 +288,11 @@ static tm_status begin(prover *p, const tm_layout *l, uint32_t temps) {
 }
 
 static tm_status walk(prover *p) {
+    p->two_tiers = is_lowered(p->plan);
     TM_TRY(sort_successors(p));
     for (uint32_t op = 0; op < p->plan->n_op; op++)
         TM_TRY(plan_is_disk(p->plan->op[op].engine) ? disk_op(p, op)
-               : is_copy(p->plan, op)               ? copy_op(p, op)
+               : is_copy(p, op)                     ? copy_op(p, op)
                                                     : compute_op(p, op));
     return TM_OK;
 }
