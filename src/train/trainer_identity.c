@@ -241,15 +241,14 @@ static tm_status note_commit(void *ctx, const char *line, size_t n) {
     return TM_OK;
 }
 
-bool trainer_log_has_commit(trainer *t) {
+tm_status trainer_log_has_commit(trainer *t, bool *any) {
     tm_file *in;
-    bool any = false;
-    if (!tm_path_exists(trainer_path(t, "log.jsonl"))) return false;
-    tm_status rc = tm_file_open(&in, t->path);
-    if (rc == TM_OK) rc = each_line(in, note_commit, &any);
-    if (rc != TM_OK) tm_error_clear();
+    *any = false;
+    if (!tm_path_exists(trainer_path(t, "log.jsonl"))) return TM_OK;
+    TM_TRY(tm_file_open(&in, t->path));
+    tm_status rc = each_line(in, note_commit, any);
     tm_file_close(in);
-    return any;
+    return rc;
 }
 
 tm_status trainer_cut_log(trainer *t) {

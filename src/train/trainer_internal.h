@@ -175,8 +175,8 @@ tm_status elastic_begin(trainer *t, const char *dir);                    /* goes
 tm_status elastic_resume(trainer *t, const char *checkpoint, bool *any); /* of any number of ranks; any: there is one */
 /* Removes what an earlier run was writing in OUTPUT_DIR when it was killed. */
 tm_status trainer_sweep(trainer *t);
-tm_status trainer_cut_log(trainer *t);   /* lines of steps past the commit go */
-bool trainer_log_has_commit(trainer *t); /* of the run before */
+tm_status trainer_cut_log(trainer *t);                               /* lines of steps past the commit go */
+TM_MUST_USE tm_status trainer_log_has_commit(trainer *t, bool *any); /* of the run before */
 
 tm_status trainer_settle(trainer *t); /* applies what is pending, ends what was begun ahead */
 
