@@ -18,25 +18,33 @@ static residence *push(placement *pl) {
     return r;
 }
 
-/* A visit of paged objects: filled where it is read first; written back where it is dirty and someone may read it again
- * (state always; a temporary only before its last visit). */
-static tm_status add_paged(placement *pl, const tm_program *p, uint32_t v, bool last_visit_of_temp) {
+/* In memory for one visit, and no longer. */
+static residence *push_visit(placement *pl, const tm_program *p, uint32_t v) {
     const prog_visit *visit = &p->visit[v];
     residence *r = push(pl);
-    if (!r) return tm_nomem(sizeof *r);
+    if (!r) return NULL;
     r->first_object = visit->first;
     r->count = visit->count;
     r->start = r->first_use = visit->first_op;
     r->end = r->hold = visit->last_op;
-    r->visit = v;
     r->tier = visit->tier;
+    for (uint32_t i = 0; i < visit->count; i++) r->bytes += program_object(p, visit->first + i)->frame_bytes;
+    pl->of_visit[v] = pl->n - 1;
+    return r;
+}
+
+/* A visit of paged objects: filled where it is read first; written back where it is dirty and someone may read it again
+ * (state always; a temporary only before its last visit). */
+static tm_status add_paged(placement *pl, const tm_program *p, uint32_t v, bool last_visit_of_temp) {
+    const prog_visit *visit = &p->visit[v];
+    residence *r = push_visit(pl, p, v);
+    if (!r) return tm_nomem(sizeof *r);
+    r->visit = v;
     for (uint32_t i = 0; i < visit->count; i++) {
         const visit_object *vo = &p->record[visit->record + i];
-        r->bytes += program_object(p, visit->first + i)->frame_bytes;
         if (vo->first_access & TM_USE_READ) r->fill = true;
         if (vo->dirty && !last_visit_of_temp) r->dirty = true;
     }
-    pl->of_visit[v] = pl->n - 1;
     return TM_OK;
 }
 
@@ -64,17 +72,9 @@ static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, u
 
 /* A stay in the arena: copies fill and empty it. */
 static tm_status add_placed(placement *pl, const tm_program *p, uint32_t v) {
-    const prog_visit *visit = &p->visit[v];
-    residence *r = push(pl);
+    residence *r = push_visit(pl, p, v);
     if (!r) return tm_nomem(sizeof *r);
-    r->first_object = visit->first;
-    r->count = visit->count;
-    r->start = r->first_use = visit->first_op;
-    r->end = r->hold = visit->last_op;
-    r->tier = visit->tier;
-    r->address = visit->address;
-    for (uint32_t i = 0; i < visit->count; i++) r->bytes += program_object(p, visit->first + i)->frame_bytes;
-    pl->of_visit[v] = pl->n - 1;
+    r->address = p->visit[v].address;
     return TM_OK;
 }
 

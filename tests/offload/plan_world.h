@@ -388,4 +388,41 @@ static uint64_t minimum_with(world *w, uint64_t arena) {
     return minimum;
 }
 
+typedef bool (*edge_fn)(const tm_plan *plan, uint32_t from, uint32_t to);
+
+/* Takes each edge that `which` (NULL: all) names away in turn. A plan that is accepted all the same is run in random
+ * orders and has to leave the right bytes. Returns how many edges that were. */
+static inline uint32_t without_each_edge(world *w, tm_plan *plan, tm_exec *e, uint64_t slab, int orders, edge_fn which,
+                                         uint32_t *rejected) {
+    uint32_t n = 0;
+    *rejected = 0;
+    for (uint32_t op = 0; op < plan->n_op; op++) {
+        tm_plan_op *o = &plan->op[op];
+        for (uint32_t s = 0; s < o->n_succ; s++) {
+            uint32_t last = o->first_succ + o->n_succ - 1, at = o->first_succ + s, keep = plan->succ[at];
+            if (which && !which(plan, op, keep)) continue;
+            n++;
+            plan->succ[at] = plan->succ[last];
+            plan->succ[last] = keep;
+            o->n_succ--;
+            plan->op[keep].n_pred--;
+            if (tm_plan_verify(plan) == TM_EBUG) {
+                ++*rejected;
+                tm_error_clear();
+            } else {
+                for (int order = 0; order < orders; order++) {
+                    each_state(w, e, slab, 2, TM_USE_WRITE, TM_OK);
+                    assert_int_equal(tm_exec_run(e, plan, handler, w), TM_OK);
+                    each_state(w, e, slab, 3, TM_USE_READ, TM_OK);
+                }
+            }
+            o->n_succ++;
+            plan->op[keep].n_pred++;
+            plan->succ[last] = plan->succ[at];
+            plan->succ[at] = keep;
+        }
+    }
+    return n;
+}
+
 #endif

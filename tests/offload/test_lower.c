@@ -209,6 +209,10 @@ static void the_verifier_rejects_a_missing_copy(void **state) {
     assert_true(n > 100);
 }
 
+static bool at_a_copy(const tm_plan *plan, uint32_t from, uint32_t to) {
+    return plan->op[from].op.code == TM_OP_COPY || plan->op[to].op.code == TM_OP_COPY;
+}
+
 /* Takes each edge from or to a copy away in turn. What is accepted is run in random orders. */
 static void the_verifier_rejects_missing_edges(void **state) {
     (void)state;
@@ -229,33 +233,7 @@ static void the_verifier_rejects_missing_edges(void **state) {
     assert_int_equal(tm_device_open(&d, &(tm_device_opts){.name = "cpu-arena", .arena_bytes = arena}), TM_OK);
     assert_int_equal(
         tm_exec_open(&e, &(tm_exec_opts){.slab_bytes = slab + 40960, .store = store, .seed = 5, .device = d}), TM_OK);
-    uint32_t rejected = 0, n = 0;
-    for (uint32_t op = 0; op < plan->n_op; op++) {
-        tm_plan_op *o = &plan->op[op];
-        for (uint32_t s = 0; s < o->n_succ; s++) {
-            uint32_t last = o->first_succ + o->n_succ - 1, at = o->first_succ + s, keep = plan->succ[at];
-            if (o->op.code != TM_OP_COPY && plan->op[keep].op.code != TM_OP_COPY) continue;
-            plan->succ[at] = plan->succ[last];
-            plan->succ[last] = keep;
-            o->n_succ--;
-            plan->op[keep].n_pred--;
-            if (tm_plan_verify(plan) == TM_EBUG) {
-                rejected++;
-                tm_error_clear();
-            } else {
-                for (int order = 0; order < 3; order++) {
-                    each_state(&w, e, slab + 40960, 2, TM_USE_WRITE, TM_OK);
-                    assert_int_equal(tm_exec_run(e, plan, handler, &w), TM_OK);
-                    each_state(&w, e, slab + 40960, 3, TM_USE_READ, TM_OK);
-                }
-            }
-            o->n_succ++;
-            plan->op[keep].n_pred++;
-            plan->succ[last] = plan->succ[at];
-            plan->succ[at] = keep;
-            n++;
-        }
-    }
+    uint32_t rejected, n = without_each_edge(&w, plan, e, slab + 40960, 3, at_a_copy, &rejected);
     print_message("%u of %u edges at copies are asked for\n", rejected, n);
     assert_true(n > 100 && rejected > n * 8 / 10);
     tm_exec_close(e);

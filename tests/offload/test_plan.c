@@ -144,32 +144,7 @@ static void the_verifier_rejects_missing_edges(void **state) {
                                                     .spill_bytes = tm_plan_get_info(plan)->spill_file_bytes}),
                      TM_OK);
     assert_int_equal(tm_exec_open(&e, &(tm_exec_opts){.slab_bytes = slab + 40960, .store = store, .seed = 5}), TM_OK);
-    uint32_t rejected = 0, n = 0;
-    for (uint32_t op = 0; op < plan->n_op; op++) {
-        tm_plan_op *o = &plan->op[op];
-        for (uint32_t s = 0; s < o->n_succ; s++, n++) {
-            uint32_t last = o->first_succ + o->n_succ - 1, at = o->first_succ + s;
-            uint32_t keep = plan->succ[at];
-            plan->succ[at] = plan->succ[last];
-            plan->succ[last] = keep;
-            o->n_succ--;
-            plan->op[keep].n_pred--;
-            if (tm_plan_verify(plan) == TM_EBUG) {
-                rejected++;
-                tm_error_clear();
-            } else {
-                for (int order = 0; order < 5; order++) {
-                    each_state(&w, e, slab + 40960, 2, TM_USE_WRITE, TM_OK);
-                    assert_int_equal(tm_exec_run(e, plan, handler, &w), TM_OK);
-                    each_state(&w, e, slab + 40960, 3, TM_USE_READ, TM_OK);
-                }
-            }
-            o->n_succ++;
-            plan->op[keep].n_pred++;
-            plan->succ[last] = plan->succ[at];
-            plan->succ[at] = keep;
-        }
-    }
+    uint32_t rejected, n = without_each_edge(&w, plan, e, slab + 40960, 5, NULL, &rejected);
     assert_true(n > 100);
     print_message("%u of %u edges are asked for\n", rejected, n);
     assert_true(rejected > n * 8 / 10);
