@@ -146,26 +146,15 @@ static tm_status log_spike(trainer *t, double loss, double median) {
     if (!trainer_speaks(t)) return TM_OK;
     uint64_t step = (uint64_t)t->step - 1, first = step % tm_dataset_steps_per_epoch(ds);
     tm_dataset_step_info(ds, step, &info);
-    tm_jw_init(&w, &line, 0);
-    tm_jw_object(&w);
-    tm_jw_key(&w, "event");
-    tm_jw_str(&w, "spike");
-    tm_jw_key(&w, "step");
-    tm_jw_int(&w, t->step);
-    tm_jw_key(&w, "loss");
-    tm_jw_double(&w, loss);
-    tm_jw_key(&w, "median");
-    tm_jw_double(&w, median);
+    trainer_line_begin(t, &w, &line, "spike");
+    tm_jw_field_double(&w, "loss", loss);
+    tm_jw_field_double(&w, "median", median);
     tm_jw_key(&w, "rows");
     tm_jw_array(&w);
     for (uint64_t i = 0; i < info.samples && i < 64; i++)
         tm_jw_uint(&w, tm_dataset_order(ds, info.epoch, first * t->cfg->train_batch_size + i));
     tm_jw_array_end(&w);
-    tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) rc = tm_append_line(t->log, line.data, line.len);
-    tm_buf_free(&line);
-    return rc;
+    return trainer_line_end(t, &w, &line);
 }
 
 tm_status trainer_note_loss(trainer *t) {

@@ -199,15 +199,11 @@ static void rows_field(tm_json_writer *w, const trainer_profile *p, const char *
 }
 
 /* {"event": "profile"}: seconds a step. */
-static tm_status log_event(const trainer *t, const trainer_profile *p) {
+static tm_status log_event(trainer *t, const trainer_profile *p) {
     double n = (double)p->steps;
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
-    tm_jw_field_str(&w, "event", "profile");
-    tm_jw_key(&w, "step");
-    tm_jw_int(&w, t->step);
+    trainer_line_begin(t, &w, &out, "profile");
     tm_jw_field_uint(&w, "steps", p->steps);
     tm_jw_field_double(&w, "step_seconds", p->total / n);
     rows_field(&w, p, "compute_seconds", TM_ENGINE_CPU);
@@ -229,11 +225,7 @@ static tm_status log_event(const trainer *t, const trainer_profile *p) {
     tm_jw_field_double(&w, "compute", p->compute / n);
     tm_jw_object_end(&w);
     tm_jw_field_double(&w, "other_seconds", rest(p) / n);
-    tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) rc = tm_append_line(t->log, out.data, out.len);
-    tm_buf_free(&out);
-    return rc;
+    return trainer_line_end(t, &w, &out);
 }
 
 tm_status trainer_profile_end(trainer *t) {

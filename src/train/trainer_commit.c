@@ -97,18 +97,10 @@ tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
     tm_buf line = {0};
     tm_json_writer w;
     if (!trainer_speaks(t) || !t->log) return TM_OK;
-    tm_jw_init(&w, &line, 0);
-    tm_jw_object(&w);
-    tm_jw_field_str(&w, "event", "commit");
-    field_int(&w, "step", t->step);
+    trainer_line_begin(t, &w, &line, "commit");
     field_int(&w, "commit_write_bytes", (int64_t)stats->write_bytes);
-    tm_jw_key(&w, "seconds");
-    tm_jw_double(&w, (double)stats->ns * 1e-9);
-    tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) rc = tm_append_line(t->log, line.data, line.len);
-    tm_buf_free(&line);
-    return rc;
+    tm_jw_field_double(&w, "seconds", (double)stats->ns * 1e-9);
+    return trainer_line_end(t, &w, &line);
 }
 
 /* With ranks in four phases (DESIGN section 6): only when all have N on disk does anyone publish it, and only when all

@@ -220,6 +220,9 @@ void trainer_replay_step(trainer *t, int64_t step); /* around a run of its plans
 
 /* trainer_log.c: log.jsonl, the progress line, the last words. */
 tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats *run, double predicted_seconds);
+/* A line of log.jsonl that is not a step's: {"event", "step", what the caller writes in between}. `line` is freed. */
+void trainer_line_begin(const trainer *t, tm_json_writer *w, tm_buf *line, const char *event);
+TM_MUST_USE tm_status trainer_line_end(trainer *t, tm_json_writer *w, tm_buf *line);
 tm_status trainer_log_event(trainer *t, const char *event, const char *hash, double eval_loss);
 tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats); /* trainer_commit.c */
 void trainer_summary(trainer *t);

@@ -87,10 +87,20 @@ static void progress(trainer *t, const step_line *line, uint64_t moved) {
             (int)(left / 60) % 60, (int)left % 60, tty && !last ? "" : "\n");
 }
 
-static tm_status log_line(trainer *t, tm_buf *out, tm_json_writer *w) {
+tm_status trainer_line_end(trainer *t, tm_json_writer *w, tm_buf *line) {
     tm_jw_object_end(w);
-    TM_TRY(tm_jw_end(w));
-    return tm_append_line(t->log, out->data, out->len);
+    tm_status rc = tm_jw_end(w);
+    if (rc == TM_OK) rc = tm_append_line(t->log, line->data, line->len);
+    tm_buf_free(line);
+    return rc;
+}
+
+void trainer_line_begin(const trainer *t, tm_json_writer *w, tm_buf *line, const char *event) {
+    tm_jw_init(w, line, 0);
+    tm_jw_object(w);
+    tm_jw_field_str(w, "event", event);
+    tm_jw_key(w, "step");
+    tm_jw_int(w, t->step);
 }
 
 tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats *run, double predicted_seconds) {
@@ -119,8 +129,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
         tm_jw_key(&w, "skipped");
         tm_jw_bool(&w, true);
     }
-    tm_status rc = log_line(t, &out, &w);
-    tm_buf_free(&out);
+    tm_status rc = trainer_line_end(t, &w, &out);
     progress(t, line, sum(run->read_bytes) + sum(run->write_bytes));
     return rc;
 }
@@ -129,12 +138,7 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
     tm_buf out = {0};
     tm_json_writer w;
     if (!trainer_speaks(t)) return TM_OK;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
-    tm_jw_key(&w, "event");
-    tm_jw_str(&w, event);
-    tm_jw_key(&w, "step");
-    tm_jw_int(&w, t->step);
+    trainer_line_begin(t, &w, &out, event);
     if (hash) {
         tm_jw_key(&w, "state_hash");
         tm_jw_str(&w, hash);
@@ -145,9 +149,7 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
         tm_jw_field_double(&w, "perplexity", exp(eval_loss));
         tm_jw_field_uint(&w, "label_tokens", t->eval_labels);
     }
-    tm_status rc = log_line(t, &out, &w);
-    tm_buf_free(&out);
-    return rc;
+    return trainer_line_end(t, &w, &out);
 }
 
 /* What each path had to take: import, training and commits; and its share of what the steps write. */

@@ -214,19 +214,11 @@ static tm_status copy_one(void *ctx, const char *name, bool is_dir) {
 static tm_status log_best(trainer *t) {
     tm_buf line = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &line, 0);
-    tm_jw_object(&w);
-    tm_jw_field_str(&w, "event", "best");
-    tm_jw_key(&w, "step");
-    tm_jw_int(&w, t->step);
+    trainer_line_begin(t, &w, &line, "best");
     tm_jw_key(&w, "best_step");
     tm_jw_int(&w, t->saves.best);
     tm_jw_field_double(&w, "loss", t->saves.best_loss);
-    tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) rc = tm_append_line(t->log, line.data, line.len);
-    tm_buf_free(&line);
-    return rc;
+    return trainer_line_end(t, &w, &line);
 }
 
 /* The weights of checkpoint-BEST, instead of the last ones. */
