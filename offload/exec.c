@@ -45,7 +45,7 @@ tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     e->stub_disk = opts->stub_disk;
     e->stub_compute = opts->stub_compute;
     e->comm = opts->comm;
-    if (opts->device && !tm_device_get_caps(opts->device)->in_place) e->device = opts->device;
+    if (opts->device && !tm_device_get_caps(opts->device)->traits.in_place) e->device = opts->device;
     e->store = opts->store;
     e->lanes = e->store ? store_lanes(e->store) : 1;
     e->flight = tm_calloc((size_t)e->lanes * EXEC_DEPTH, sizeof *e->flight);

@@ -13,7 +13,7 @@ arrows='
 base
 io
 kernels
-device   kernels
+device   kernels optim
 model    kernels
 optim    kernels
 offload  io device

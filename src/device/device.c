@@ -3,24 +3,66 @@
 
 #include <string.h>
 
-static const device_ops *const table[] = {&device_cpu, &device_cpu_arena};
+static const device_kind table[] = {
+    {"cpu", {.in_place = true, .alignment = 64, .optimizers = "*"}, &device_cpu},
+    {"cpu-arena", {.counts_as_host = true, .alignment = 4096, .optimizers = "*"}, &device_cpu_arena},
+    /* src/device/cuda */
+    {"cuda", {.own_processors = true, .alignment = 4096, .optimizers = ""}, NULL},
+};
 
 const char *tm_device_name(unsigned i) {
-    return i < TM_COUNT(table) ? table[i]->name : NULL;
+    return i < TM_COUNT(table) ? table[i].name : NULL;
 }
 
+/* "cuda:1" is a cuda. */
+static tm_status find(const char *name, const device_kind **out) {
+    size_t len = strcspn(name, ":");
+    for (size_t i = 0; i < TM_COUNT(table); i++) {
+        bool numbered = table[i].ops == NULL; /* there may be several in a machine */
+        if (strlen(table[i].name) != len || memcmp(table[i].name, name, len) != 0 || (name[len] && !numbered)) continue;
+        *out = &table[i];
+        return TM_OK;
+    }
+    return tm_fail(TM_EINPUT, "there is no device \"%s\"; use \"cpu\", \"cpu-arena\" or \"cuda:0\"", name);
+}
+
+tm_status tm_device_known(const char *name, tm_device_traits *out) {
+    const device_kind *kind;
+    TM_TRY(find(name, &kind));
+    *out = kind->traits;
+    return TM_OK;
+}
+
+static tm_status load(const device_kind *kind, const device_ops **ops) {
+    *ops = kind->ops;
+    return kind->ops ? TM_OK : device_module_load(kind->name, ops);
+}
+
+tm_status tm_device_look(const char *name, unsigned i, tm_device_info *out) {
+    const device_kind *kind;
+    const device_ops *ops;
+    TM_TRY(find(name, &kind));
+    TM_TRY(load(kind, &ops));
+    if (ops->look) return ops->look(i, out);
+    if (i > 0) return tm_fail(TM_EINPUT, "there is one device \"%s\"", kind->name);
+    uint64_t free_bytes = tm_mem_available_bytes();
+    *out = (tm_device_info){.about = "this machine's processors", .memory_bytes = free_bytes, .free_bytes = free_bytes};
+    memcpy(out->name, kind->name, strlen(kind->name) + 1);
+    return TM_OK;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------------- */
+
 tm_status tm_device_open(tm_device **out, const tm_device_opts *opts) {
-    const device_ops *ops = NULL;
-    for (size_t i = 0; i < TM_COUNT(table); i++)
-        if (!strcmp(table[i]->name, opts->name)) ops = table[i];
-    if (!ops && !strncmp(opts->name, "cuda", 4))
-        return tm_fail(TM_EUNSUPPORTED, "device \"%s\" is not in this version; use \"cpu\" or \"cpu-arena\"",
-                       opts->name);
-    if (!ops) return tm_fail(TM_EINPUT, "there is no device \"%s\"; use \"cpu\" or \"cpu-arena\"", opts->name);
+    const device_kind *kind;
+    const device_ops *ops;
+    TM_TRY(find(opts->name, &kind));
+    TM_TRY(load(kind, &ops));
     tm_device *d = tm_calloc(1, sizeof *d);
     if (!d) return tm_nomem(sizeof *d);
     d->ops = ops;
-    d->caps.name = ops->name;
+    d->caps.name = kind->name;
+    d->caps.traits = kind->traits;
     tm_status rc = ops->open(d, opts);
     if (rc == TM_OK)
         *out = d;
@@ -39,36 +81,63 @@ const tm_device_caps *tm_device_get_caps(const tm_device *d) {
     return &d->caps;
 }
 
-static tm_status check_frame(const tm_device *d, uint64_t offset, uint64_t bytes, const char *what) {
-    uint64_t align = d->caps.alignment, all = d->caps.arena_bytes;
-    if (offset % align == 0 && bytes % align == 0 && offset <= all && bytes <= all - offset) return TM_OK;
-    return tm_fail(TM_EBUG,
-                   "device %s: %s of %llu bytes at %llu is not in its arena of %llu bytes, or not aligned to %u",
-                   d->caps.name, what, (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)all,
-                   d->caps.alignment);
-}
-
-tm_status tm_device_copy(tm_device *d, const tm_device_transfer *t, tm_event *e) {
-    if (d->caps.in_place) return tm_fail(TM_EBUG, "device %s computes in place: nothing is copied", d->caps.name);
-    TM_TRY(check_frame(d, t->offset, t->bytes, "a copy"));
-    e->status = TM_OK;
-    e->complete = false;
-    return d->ops->copy(d, t, e);
-}
-
-tm_status tm_device_run(tm_device *d, const tm_device_frame *frame, uint32_t n, tm_device_fn fn, void *ctx) {
-    for (uint32_t i = 0; !d->caps.in_place && i < n; i++)
-        TM_TRY(check_frame(d, frame[i].offset, frame[i].bytes, "an operation's frame"));
-    return d->ops->run(d, frame, n, fn, ctx);
+const tm_kernel_table *tm_device_kernels(const tm_device *d) {
+    return d->kernels;
 }
 
 void *tm_device_at(const tm_device *d, uint64_t offset) {
     return d->arena + offset;
 }
 
+tm_status tm_device_register(tm_device *d, void *host, uint64_t bytes) {
+    return d->ops->pin ? d->ops->pin(d, host, bytes) : TM_OK;
+}
+
+void tm_device_unregister(tm_device *d, void *host) {
+    if (d->ops->unpin) d->ops->unpin(d, host);
+}
+
 void tm_device_get_stats(tm_device *d, tm_device_stats *out) {
     *out = (tm_device_stats){0};
     if (d->ops->stats) d->ops->stats(d, out);
+}
+
+/* ---- copies and operations ----------------------------------------------------------------------------------- */
+
+static tm_status check_frame(const tm_device *d, uint64_t offset, uint64_t bytes, const char *what) {
+    uint64_t align = d->caps.traits.alignment, all = d->caps.arena_bytes;
+    if (offset % align == 0 && bytes % align == 0 && offset <= all && bytes <= all - offset) return TM_OK;
+    return tm_fail(TM_EBUG,
+                   "device %s: %s of %llu bytes at %llu is not in its arena of %llu bytes, or not aligned to %llu",
+                   d->caps.name, what, (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)all,
+                   (unsigned long long)align);
+}
+
+static void begin(tm_event *e) {
+    e->status = TM_OK;
+    e->complete = false;
+}
+
+tm_status tm_device_copy(tm_device *d, const tm_device_transfer *t, tm_event *e) {
+    if (!d->ops->copy) return tm_fail(TM_EBUG, "device %s computes in place: nothing is copied", d->caps.name);
+    TM_TRY(check_frame(d, t->offset, t->bytes, "a copy"));
+    begin(e);
+    return d->ops->copy(d, t, e);
+}
+
+tm_status tm_device_submit(tm_device *d, const tm_device_op *op, tm_event *e) {
+    if (!d->ops->submit) return tm_fail(TM_EBUG, "device %s computes in place: nothing is submitted", d->caps.name);
+    for (uint32_t i = 0; i < op->n; i++)
+        TM_TRY(check_frame(d, op->frame[i].offset, op->frame[i].bytes, "an operation's frame"));
+    begin(e);
+    return d->ops->submit(d, op, e);
+}
+
+tm_status tm_device_run(tm_device *d, const tm_device_frame *frame, uint32_t n, tm_device_fn fn, void *ctx) {
+    tm_event e = {0};
+    if (d->caps.traits.in_place) return fn(ctx);
+    TM_TRY(tm_device_submit(d, &(tm_device_op){frame, n, fn, ctx}, &e));
+    return tm_event_wait(d, &e);
 }
 
 bool tm_event_query(tm_device *d, const tm_event *e) {

@@ -6,53 +6,101 @@
  *     tm_device_copy(d, &(tm_device_transfer){.way = TM_DEVICE_IN, .host = weights, .offset = 0, .bytes = n}, &e);
  *     tm_event_wait(d, &e);
  *     tm_device_frame f[] = {{.offset = 0, .bytes = n}};
- *     tm_device_run(d, f, 1, my_kernel, ctx);         // may touch these frames, at tm_device_at(d, 0)
+ *     tm_device_submit(d, &(tm_device_op){f, 1, my_kernel, ctx}, &e); // may touch these frames, at tm_device_at(d, 0)
+ *     tm_event_wait(d, &e);
  *     tm_device_close(d);
  *
  * The arena is reserved whole at open: what does not fit is refused then, and there is no out of memory later. Offsets
  * and sizes are multiples of caps.alignment. Who orders copies and operations is the caller: frames of what is under
- * way at one time may overlap only where all of them read.
+ * way at one time may overlap only where all of them read, or where all are operations.
  *
- * Threads: any. Copies of one direction are carried out, and their events complete, in the order of the calls. */
+ * Streams: a device has three, the operations' and one for each direction of copies. What is submitted to one stream is
+ * carried out, and its events complete, in the order of the calls; streams know nothing of each other.
+ *
+ * Threads: any, for all of these functions. Events complete on threads of the device's; a callback may submit, but not
+ * wait. */
 #ifndef TIDEMILL_DEVICE_H
 #define TIDEMILL_DEVICE_H
 
 #include "base/base.h"
+#include "kernels/kernel_table.h"
 
 typedef struct tm_device tm_device;
 
+/* ---- what there is, without opening it ----------------------------------------------------------------------- */
+
+/* What plans and reports have to know of a device, whether or not it is there. */
+typedef struct tm_device_traits {
+    bool in_place;         /* computes on host memory: no arena, no copies */
+    bool own_processors;   /* computes beside the host's cores, with kernels of its own: tm_device_kernels */
+    bool counts_as_host;   /* the arena is memory of this process: part of what the system says that it uses */
+    uint32_t alignment;    /* of offsets and sizes */
+    uint64_t fixed_bytes;  /* what it takes of its memory beside the arena, at most */
+    tm_kernel_sizes sizes; /* of its kernels */
+    /* Names of optimizers that it can run, separated by blanks; "": none, "*": all that the host can. */
+    const char *optimizers;
+} tm_device_traits;
+/* TM_EINPUT: there is no device of that name. "cuda:1" is known as "cuda" is. */
+TM_MUST_USE tm_status tm_device_known(const char *name, tm_device_traits *out);
+/* The i-th device of the table by name, NULL past the last; for messages and lists. */
+const char *tm_device_name(unsigned i);
+
+/* What of a kind is in this machine; for lists. */
+typedef struct tm_device_info {
+    char name[32];  /* "cuda:0": what tm_device_open takes */
+    char about[96]; /* "NVIDIA H200, compute capability 9.0" */
+    uint64_t memory_bytes, free_bytes;
+} tm_device_info;
+/* The i-th device of the kind ("cuda"). TM_EINPUT: there is no such number; TM_EUNSUPPORTED: this kind is not in this
+ * build or on this machine, with what is missing. */
+TM_MUST_USE tm_status tm_device_look(const char *kind, unsigned i, tm_device_info *out);
+
+/* ---- life ---------------------------------------------------------------------------------------------------- */
+
 typedef struct tm_device_opts {
-    const char *name;          /* "cpu", "cpu-arena" */
+    const char *name;          /* "cpu", "cpu-arena", "cuda:0" */
     uint64_t arena_bytes;      /* the hard cap, rounded down to the alignment; a device without an arena takes none */
     uint64_t bytes_per_second; /* cpu-arena: of its copy engine, each way; 0: as fast as memory is */
 } tm_device_opts;
 /* TM_EINPUT: no such device; TM_EUNSUPPORTED: not in this build or on this machine, with what is missing; TM_ENOMEM: it
  * cannot give so much. */
 TM_MUST_USE tm_status tm_device_open(tm_device **out, const tm_device_opts *opts);
-void tm_device_close(tm_device *d); /* waits for copies under way; NULL is fine */
+void tm_device_close(tm_device *d); /* waits for what is under way; NULL is fine */
 
 typedef struct tm_device_caps {
     const char *name;
-    bool in_place;        /* computes on host memory: no arena, no copies */
-    uint32_t alignment;   /* of offsets and sizes */
+    tm_device_traits traits;
     uint64_t arena_bytes; /* 0 in place */
-    bool counts_as_host;  /* the arena is memory of this process: part of what the system says that it uses */
 } tm_device_caps;
 const tm_device_caps *tm_device_get_caps(const tm_device *d);
+/* What its operations call instead of kernels.h, inside an operation; NULL: the host's. */
+const tm_kernel_table *tm_device_kernels(const tm_device *d);
+
+/* Host memory that copies will come from and go to: once, before the first of them, as large as it is. A device copies
+ * to and from other memory too, more slowly perhaps. Unregister before it is unmapped. */
+TM_MUST_USE tm_status tm_device_register(tm_device *d, void *host, uint64_t bytes);
+void tm_device_unregister(tm_device *d, void *host);
+
+/* ---- events -------------------------------------------------------------------------------------------------- */
+
+/* The completion of a copy or an operation. The caller owns it, and leaves it alone until it has completed. */
+typedef struct tm_event {
+    /* Once, on a thread of the device's, never inside a call; NULL: tm_event_wait. If status is not TM_OK, that
+     * thread's error says why. */
+    void (*done)(struct tm_event *e);
+    void *ctx;
+    /* results: */
+    tm_status status;
+    uint64_t start_ns, end_ns; /* tm_now_ns: of the copying, of the operation itself */
+    bool complete;             /* tm_event_query */
+} tm_event;
+bool tm_event_query(tm_device *d, const tm_event *e);
+/* Not for events with a callback. Returns the event's status, and leaves the reason on this thread. */
+TM_MUST_USE tm_status tm_event_wait(tm_device *d, const tm_event *e);
 
 /* ---- copies -------------------------------------------------------------------------------------------------- */
 
 typedef enum tm_device_way { TM_DEVICE_IN, TM_DEVICE_OUT, TM_DEVICE_WAYS } tm_device_way;
-
-/* A copy's completion. The caller owns it, and leaves it alone until it has completed. */
-typedef struct tm_event {
-    void (*done)(struct tm_event *e); /* once, on a thread of the device's, never inside a call; NULL: tm_event_wait */
-    void *ctx;
-    /* results: */
-    tm_status status;
-    uint64_t start_ns, end_ns; /* tm_now_ns: of the copying itself */
-    bool complete;             /* tm_event_query */
-} tm_event;
 
 typedef struct tm_device_transfer {
     tm_device_way way;
@@ -61,9 +109,6 @@ typedef struct tm_device_transfer {
 } tm_device_transfer;
 /* TM_OK: `e` completes exactly once. Otherwise never, and nothing is copied. */
 TM_MUST_USE tm_status tm_device_copy(tm_device *d, const tm_device_transfer *t, tm_event *e);
-bool tm_event_query(tm_device *d, const tm_event *e);
-/* Not for events with a callback. Returns the copy's status. */
-TM_MUST_USE tm_status tm_event_wait(tm_device *d, const tm_event *e);
 
 /* ---- operations ---------------------------------------------------------------------------------------------- */
 
@@ -73,9 +118,21 @@ typedef struct tm_device_frame {
 /* What an operation finds at `offset` of the arena. Host code that touches it outside of one is killed (cpu-arena), or
  * worse. */
 void *tm_device_at(const tm_device *d, uint64_t offset);
-/* Runs fn(ctx), which may touch these frames and no other, on any of its threads; ends when fn does. Returns what fn
- * returned. */
+
 typedef tm_status (*tm_device_fn)(void *ctx);
+/* fn(ctx) is called once, on a thread of the device's, when its turn has come. It may touch these frames and no other:
+ * on the host's processors as it likes, on a device's own by rows of tm_device_kernels. The operation is complete when
+ * fn has returned and what it called is done. `frame` and ctx are the caller's, and stay until then. */
+typedef struct tm_device_op {
+    const tm_device_frame *frame;
+    uint32_t n;
+    tm_device_fn fn;
+    void *ctx;
+} tm_device_op;
+/* TM_OK: `e` completes exactly once; its status is what fn returned, or what the device met with. Otherwise never, and
+ * fn is not called. Not on a device that computes in place. */
+TM_MUST_USE tm_status tm_device_submit(tm_device *d, const tm_device_op *op, tm_event *e);
+/* The same, and waits; in place fn is called here. */
 TM_MUST_USE tm_status tm_device_run(tm_device *d, const tm_device_frame *frame, uint32_t n, tm_device_fn fn, void *ctx);
 
 typedef struct tm_device_stats {
@@ -83,8 +140,5 @@ typedef struct tm_device_stats {
     uint64_t operations, open_ns; /* open_ns: spent on opening and closing windows */
 } tm_device_stats;
 void tm_device_get_stats(tm_device *d, tm_device_stats *out);
-
-/* The i-th device of the table by name, NULL past the last; for messages and lists. */
-const char *tm_device_name(unsigned i);
 
 #endif

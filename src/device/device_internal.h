@@ -1,41 +1,85 @@
-/* A device's ops table, and the copy engine that devices on the CPU share. */
+/* A device's ops table, what a module of devices is, and the streams that devices on the CPU share. */
 #ifndef TIDEMILL_DEVICE_INTERNAL_H
 #define TIDEMILL_DEVICE_INTERNAL_H
 
 #include "device/device.h"
 
+/* Arguments are checked (device.c). What is NULL is not there: in_place needs open, close only. */
 typedef struct device_ops {
-    const char *name;
-    tm_status (*open)(tm_device *d, const tm_device_opts *opts);
+    tm_status (*open)(tm_device *d, const tm_device_opts *opts); /* after a failure close is called */
     void (*close)(tm_device *d);
-    /* Arguments are checked. NULL: in place. */
     tm_status (*copy)(tm_device *d, const tm_device_transfer *t, tm_event *e);
+    tm_status (*submit)(tm_device *d, const tm_device_op *op, tm_event *e);
     bool (*query)(tm_device *d, const tm_event *e);
-    void (*wait)(tm_device *d, const tm_event *e);
-    tm_status (*run)(tm_device *d, const tm_device_frame *frame, uint32_t n, tm_device_fn fn, void *ctx);
+    void (*wait)(tm_device *d, const tm_event *e); /* leaves the error of one that failed on this thread */
+    tm_status (*pin)(tm_device *d, void *host, uint64_t bytes);
+    void (*unpin)(tm_device *d, void *host);
     void (*stats)(tm_device *d, tm_device_stats *out);
+    tm_status (*look)(unsigned i, tm_device_info *out); /* the i-th of this kind in the machine */
 } device_ops;
 
 struct tm_device {
     const device_ops *ops;
-    tm_device_caps caps;
-    char *arena; /* addresses that operations see */
-    void *own;   /* the device's */
+    tm_device_caps caps;            /* name and traits are set before open */
+    const tm_kernel_table *kernels; /* set by open; NULL: the host's */
+    char *arena;                    /* addresses that operations see */
+    void *own;                      /* the device's */
 };
+
+/* A row of the table of devices. */
+typedef struct device_kind {
+    const char *name;
+    tm_device_traits traits;
+    const device_ops *ops; /* NULL: in a module, libtidemill_<name>.so */
+} device_kind;
 
 extern const device_ops device_cpu, device_cpu_arena;
 
-/* ---- copy_engine.c: one thread a direction, in order, at a rate ------------------------------------------------- */
+/* ---- modules (module.c): devices that need a driver ------------------------------------------------------------- */
 
-typedef struct copy_engine copy_engine;
-/* `move` does a piece of a copy, at most COPY_PIECE bytes, on the engine's thread. */
-typedef tm_status (*copy_move_fn)(void *ctx, const tm_device_transfer *t);
-enum { COPY_PIECE = 4 << 20 };
-tm_status copy_engine_open(copy_engine **out, uint64_t bytes_per_second, copy_move_fn move, void *ctx);
-void copy_engine_close(copy_engine *c); /* after what is under way; NULL is fine */
-tm_status copy_engine_submit(copy_engine *c, const tm_device_transfer *t, tm_event *e);
-bool copy_engine_query(copy_engine *c, const tm_event *e);
-void copy_engine_wait(copy_engine *c, const tm_event *e);
-void copy_engine_stats(copy_engine *c, tm_device_stats *out);
+/* A module is a shared library with one symbol, `const device_module tm_device_module`. It is loaded when a device of
+ * its kind is first opened or looked for, and stays. It links nothing of tidemill: what it needs is in device_host. */
+enum { DEVICE_MODULE_VERSION = 1 };
+#define DEVICE_MODULE_SYMBOL "tm_device_module"
+
+typedef struct device_host {
+    __typeof__(tm_fail) *fail; /* and so on: functions of base.h */
+    __typeof__(tm_log) *log;
+    __typeof__(tm_now_ns) *now_ns;
+    __typeof__(tm_malloc) *malloc;
+    __typeof__(tm_calloc) *calloc;
+    __typeof__(tm_free) *free;
+} device_host;
+
+typedef struct device_module {
+    uint32_t version; /* DEVICE_MODULE_VERSION */
+    uint32_t bytes;   /* DEVICE_MODULE_BYTES: of every structure that both sides have to agree on */
+    const device_ops *ops;
+    tm_status (*start)(const device_host *host); /* once, before anything else; TM_EUNSUPPORTED: no driver, with why */
+} device_module;
+#define DEVICE_MODULE_BYTES                                                                                            \
+    ((uint32_t)(sizeof(device_ops) + sizeof(struct tm_device) + sizeof(device_host) + sizeof(tm_kernel_table) +        \
+                sizeof(tm_event) + sizeof(tm_device_op) + sizeof(tm_device_transfer) + sizeof(tm_device_info)))
+
+/* Loads it. TM_EUNSUPPORTED: not built, not the version of this program, or no driver. */
+tm_status device_module_load(const char *kind, const device_ops **out);
+
+/* ---- stream.c: threads that carry out what was submitted, each its own in order --------------------------------- */
+
+enum { STREAM_IN = TM_DEVICE_IN, STREAM_OUT = TM_DEVICE_OUT, STREAM_OPS, STREAMS };
+typedef struct stream_item {
+    tm_event *event;
+    tm_device_transfer copy; /* STREAM_IN, STREAM_OUT */
+    tm_device_op op;         /* STREAM_OPS */
+} stream_item;
+/* Carries out an item, on its stream's thread. */
+typedef tm_status (*stream_work_fn)(void *ctx, const stream_item *item, int stream);
+typedef struct stream_set stream_set;
+tm_status streams_open(stream_set **out, stream_work_fn work, void *ctx);
+void streams_close(stream_set *s); /* after what is under way; NULL is fine */
+void streams_submit(stream_set *s, int stream, const stream_item *item);
+bool streams_query(stream_set *s, const tm_event *e);
+void streams_wait(stream_set *s, const tm_event *e); /* leaves the thread's error as device.h says */
+void streams_stats(stream_set *s, tm_device_stats *out);
 
 #endif

@@ -101,7 +101,7 @@ done:
 uint64_t job_host_peak(const tm_job *job) {
     uint64_t all = tm_mem_resident_peak_bytes();
     const tm_device_caps *caps = job->device ? tm_device_get_caps(job->device) : NULL;
-    return caps && caps->counts_as_host ? all - tm_min_u64(all, caps->arena_bytes) : all;
+    return caps && caps->traits.counts_as_host ? all - tm_min_u64(all, caps->arena_bytes) : all;
 }
 
 static void say_device(tm_job *job) {

@@ -1,0 +1,73 @@
+/* Devices that need a driver: shared libraries, loaded when the first of their kind is asked for, never before. */
+#include "device/device_internal.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MODULE_KINDS = 4, MODULE_PATH = 4096 };
+
+typedef struct loaded {
+    char kind[16];
+    const device_ops *ops;
+} loaded;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static loaded list[MODULE_KINDS];
+static uint32_t n_list;
+
+static const device_host host = {
+    .fail = tm_fail, .log = tm_log, .now_ns = tm_now_ns, .malloc = tm_malloc, .calloc = tm_calloc, .free = tm_free};
+
+/* <the program's folder>/../lib/tidemill, in a build folder as where it is installed; or where it was to be installed,
+ * for those who link the library. */
+static void *open_library(const char *kind, char path[MODULE_PATH]) {
+    char exe[MODULE_PATH - 64];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    exe[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(exe, '/');
+    if (slash) *slash = 0;
+    snprintf(path, MODULE_PATH, "%s/../lib/tidemill/libtidemill_%s.so", exe, kind);
+    if (access(path, F_OK) != 0) snprintf(path, MODULE_PATH, "%s/libtidemill_%s.so", TIDEMILL_MODULE_DIR, kind);
+    return access(path, F_OK) == 0 ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+}
+
+static tm_status start(const char *kind, const char *path, void *library, const device_ops **out) {
+    const device_module *m = dlsym(library, DEVICE_MODULE_SYMBOL);
+    if (!m) return tm_fail(TM_EUNSUPPORTED, "%s is no module of devices; install tidemill again", path);
+    if (m->version != DEVICE_MODULE_VERSION || m->bytes != DEVICE_MODULE_BYTES)
+        return tm_fail(TM_EUNSUPPORTED, "%s is of another version of tidemill; build or install it again", path);
+    tm_status rc = m->start(&host);
+    if (rc != TM_OK) return rc;
+    snprintf(list[n_list].kind, sizeof list[n_list].kind, "%s", kind);
+    *out = list[n_list++].ops = m->ops;
+    return TM_OK;
+}
+
+static tm_status load(const char *kind, const device_ops **out) {
+    char path[MODULE_PATH];
+    for (uint32_t i = 0; i < n_list && i < MODULE_KINDS; i++)
+        if (!strcmp(list[i].kind, kind)) *out = list[i].ops;
+    if (*out) return TM_OK;
+    TM_ASSERT(n_list < MODULE_KINDS);
+    void *library = open_library(kind, path);
+    if (!library && access(path, F_OK) == 0)
+        return tm_fail(TM_EUNSUPPORTED, "device \"%s\" cannot be loaded: %s", kind, dlerror());
+    if (!library)
+        return tm_fail(TM_EUNSUPPORTED,
+                       "device \"%s\" is not in this build (no %s): build where its toolkit is found, or use \"cpu\"",
+                       kind, path);
+    tm_status rc = start(kind, path, library, out);
+    if (rc != TM_OK) (void)dlclose(library);
+    return rc;
+}
+
+tm_status device_module_load(const char *kind, const device_ops **out) {
+    *out = NULL;
+    pthread_mutex_lock(&lock);
+    tm_status rc = load(kind, out);
+    pthread_mutex_unlock(&lock);
+    return rc;
+}

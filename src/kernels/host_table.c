@@ -1,0 +1,36 @@
+/* The host's kernels as a table. */
+#include "kernels/kernel_table.h"
+
+#include <math.h>
+#include <string.h>
+
+static void copy(void *to, const void *from, uint64_t bytes) {
+    memcpy(to, from, bytes);
+}
+
+static void head_begin(uint64_t rows, tm_head_state *state) {
+    for (uint64_t r = 0; r < rows; r++) state[r] = (tm_head_state){.max = -INFINITY};
+}
+
+const tm_kernel_table *tm_kernels_host(void) {
+    static const tm_kernel_table table = {.gemm = tm_gemm,
+                                          .rmsnorm_forward = tm_rmsnorm_forward,
+                                          .rmsnorm_backward = tm_rmsnorm_backward,
+                                          .rope_apply = tm_rope_apply,
+                                          .swiglu_forward = tm_swiglu_forward,
+                                          .swiglu_backward = tm_swiglu_backward,
+                                          .add_bias = tm_add_bias,
+                                          .column_sum = tm_column_sum,
+                                          .embed_forward = tm_embed_forward,
+                                          .embed_backward = tm_embed_backward,
+                                          .attention_forward = tm_attention_forward,
+                                          .attention_backward = tm_attention_backward,
+                                          .head_update = tm_head_update,
+                                          .head_gradient = tm_head_gradient,
+                                          .gather_rows = tm_gather_rows,
+                                          .scatter_add_rows = tm_scatter_add_rows,
+                                          .zero = tm_zero,
+                                          .copy = copy,
+                                          .head_begin = head_begin};
+    return &table;
+}

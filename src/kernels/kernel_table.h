@@ -1,0 +1,63 @@
+/* kernel_table: the functions of kernels.h and gemm.h as a table, so that a device with kernels of its own can take
+ * their place. Whoever computes on operands in a device's memory calls rows of that device's table and nothing else:
+ * not even memset, or a look at an element.
+ *
+ *     const tm_kernel_table *k = tm_kernels_host();
+ *     k->gemm(&args);
+ *
+ * A row has the type, and promises what is said there, of the function of kernels.h that it is named after; pointers to
+ * rows of numbers (x, weight, labels, key_mask, position->first, workspace ...) point to the device's memory, the
+ * argument structures themselves (tm_gemm_args, tm_attention, tm_rope with its table) to the host's. A row may return
+ * before its work is done: rows called one after the other on one thread take effect in that order.
+ *
+ * Threads: one caller at a time, for a device's table only the thread on which it runs operations (device.h). */
+#ifndef TIDEMILL_KERNEL_TABLE_H
+#define TIDEMILL_KERNEL_TABLE_H
+
+#include "kernels/gemm.h"
+#include "kernels/kernels.h"
+
+struct tm_optim_step;
+struct tm_optim_span;
+
+typedef struct tm_kernel_table {
+    __typeof__(tm_gemm) *gemm;
+    __typeof__(tm_rmsnorm_forward) *rmsnorm_forward;
+    __typeof__(tm_rmsnorm_backward) *rmsnorm_backward;
+    __typeof__(tm_rope_apply) *rope_apply;
+    __typeof__(tm_swiglu_forward) *swiglu_forward;
+    __typeof__(tm_swiglu_backward) *swiglu_backward;
+    __typeof__(tm_add_bias) *add_bias;
+    __typeof__(tm_column_sum) *column_sum;
+    __typeof__(tm_embed_forward) *embed_forward;
+    __typeof__(tm_embed_backward) *embed_backward;
+    __typeof__(tm_attention_forward) *attention_forward;
+    __typeof__(tm_attention_backward) *attention_backward;
+    __typeof__(tm_head_update) *head_update;
+    __typeof__(tm_head_gradient) *head_gradient;
+    __typeof__(tm_gather_rows) *gather_rows;
+    __typeof__(tm_scatter_add_rows) *scatter_add_rows;
+    __typeof__(tm_zero) *zero;
+    /* as memcpy */
+    void (*copy)(void *to, const void *from, uint64_t bytes);
+    /* state[0, rows): nothing seen yet, {max = -inf, sum = 0, label = 0} */
+    void (*head_begin)(uint64_t rows, tm_head_state *state);
+    /* As tm_grad_finish_f32 and _bf16 of optim: bits and order of the partial sums too. NULL in the host's table. */
+    void (*grad_finish)(tm_elem t, const float *sum, void *grad, uint64_t n, double *partial);
+    /* As tm_optim_run, of the optimizers that the device's traits name: the same bits. *nonfinite, in host memory, has
+     * been added to when the operation is complete. NULL in the host's table. */
+    void (*update)(const struct tm_optim_step *step, const struct tm_optim_span *span, uint64_t *nonfinite);
+} tm_kernel_table;
+
+/* What rows need beside their operands, and the grids of their sums: part of the plan and of the result's bits, so that
+ * it is known without a device. 0 and NULL: as on the host. */
+typedef struct tm_kernel_sizes {
+    uint64_t (*rmsnorm_workspace)(uint64_t rows, uint64_t n);
+    uint64_t (*attention_workspace)(const tm_attention *a, bool backward);
+    uint32_t token_chunk; /* token rows that products run over at a time, a multiple of 64 */
+    uint32_t vocab_block; /* columns of logits that exist at a time */
+} tm_kernel_sizes;
+
+const tm_kernel_table *tm_kernels_host(void);
+
+#endif
