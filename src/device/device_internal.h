@@ -49,6 +49,9 @@ typedef struct device_host {
     __typeof__(tm_malloc) *malloc;
     __typeof__(tm_calloc) *calloc;
     __typeof__(tm_free) *free;
+    __typeof__(tm_error_get) *error_get;
+    __typeof__(tm_error_set) *error_set;
+    __typeof__(tm_error_clear) *error_clear;
 } device_host;
 
 typedef struct device_module {

@@ -18,8 +18,15 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static loaded list[MODULE_KINDS];
 static uint32_t n_list;
 
-static const device_host host = {
-    .fail = tm_fail, .log = tm_log, .now_ns = tm_now_ns, .malloc = tm_malloc, .calloc = tm_calloc, .free = tm_free};
+static const device_host host = {.fail = tm_fail,
+                                 .log = tm_log,
+                                 .now_ns = tm_now_ns,
+                                 .malloc = tm_malloc,
+                                 .calloc = tm_calloc,
+                                 .free = tm_free,
+                                 .error_get = tm_error_get,
+                                 .error_set = tm_error_set,
+                                 .error_clear = tm_error_clear};
 
 /* <the program's folder>/../lib/tidemill, in a build folder as where it is installed; or where it was to be installed,
  * for those who link the library. */
