@@ -1,4 +1,5 @@
-/* The greedy choice of what stays resident (density.c), for residency.c. */
+/* The greedy choice of what stays resident: what may be kept (candidates.c) and the choice (density.c), for
+ * residency.c. */
 #ifndef TIDEMILL_DENSITY_INTERNAL_H
 #define TIDEMILL_DENSITY_INTERNAL_H
 
@@ -44,13 +45,17 @@ typedef struct density {
     double cpu[STRETCHES], read[STRETCHES], write[STRETCHES];
 } density;
 
+static inline bool is_temp(uint32_t id) {
+    return id & TM_TEMP_BIT;
+}
+
 /* `resident` and `temp_paged` say where the choice starts: what may still be kept is what is paged there. `below`:
  * bytes of resident state. Close it whatever is returned. */
 tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, const uint8_t *resident,
                        const uint8_t *temp_paged, uint64_t below);
 void density_close(density *d);
 /* Decides for loads up to `budget`; sets resident[] and temp_paged[] of all candidates. */
-uint64_t density_moved(const density *d); /* bytes that candidates move in a run, under the latest choice */
 void density_choose(density *d, uint64_t budget, uint8_t *resident, uint8_t *temp_paged);
+uint64_t density_moved(const density *d); /* bytes that candidates move in a run, under the latest choice */
 
 #endif
