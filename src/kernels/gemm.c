@@ -11,7 +11,7 @@ static const gemm_backend *chosen;
 static tm_status use(const gemm_backend *b, unsigned threads, const char **wrong) {
     *wrong = NULL;
     gemm_opened how = b->open(threads);
-    if (how == GEMM_NO_MEMORY) return tm_nomem(b->resident_bytes(threads));
+    if (how == GEMM_NO_MEMORY) return tm_nomem(b->resident_bytes(threads, TM_ELEM_BF16, UINT64_MAX));
     if (how == GEMM_ABSENT) return TM_OK;
     *wrong = kernels_check_gemm(b->run);
     if (*wrong)
@@ -62,8 +62,8 @@ void gemm_close(void) {
     chosen = NULL;
 }
 
-uint64_t gemm_resident_bytes(void) {
-    return chosen ? chosen->resident_bytes(kernels_team()) : 0;
+uint64_t gemm_resident_bytes(tm_elem t, uint64_t rows) {
+    return chosen ? chosen->resident_bytes(kernels_team(), t, rows) : 0;
 }
 const char *tm_gemm_library(void) {
     return chosen ? chosen->describe() : "none";

@@ -238,7 +238,8 @@ static void run(const tm_gemm_args *g) {
 static const char *describe(void) {
     return own.name;
 }
-static uint64_t resident(unsigned threads) {
+static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
+    (void)t, (void)rows;
     return scratch_floats(threads) * sizeof(float) + HUGE_PAGE;
 }
 

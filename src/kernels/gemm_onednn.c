@@ -256,8 +256,8 @@ static const char *describe(void) {
     return lib.name;
 }
 /* Code and data of 2.6.3 29 MB, of which about half is ever touched; generated code; a copy of an operand a thread. */
-static uint64_t resident(unsigned threads) {
-    return 40 * TM_MIB + threads * 16 * TM_MIB + lib.other->resident_bytes(threads);
+static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
+    return 40 * TM_MIB + threads * 16 * TM_MIB + lib.other->resident_bytes(threads, t, rows);
 }
 
 static int preference(void) {

@@ -192,10 +192,19 @@ static const char *describe(void) {
     return lib.name;
 }
 
-/* Measured with 0.3.21: 2.5 MB of code and data, 1 MB of packing buffer for each calling thread (its size follows
- * M_TILE and the core's block sizes; an allowance for larger cores is added). */
-static uint64_t resident(unsigned threads) {
-    return 4 * TM_MIB + threads * (scratch_floats() * sizeof(float) + 3 * TM_MIB);
+/* What a thread touches of its scratch: products of activations are `rows` high, those of gradients `rows` deep. */
+static uint64_t touched_floats(uint64_t rows) {
+    uint64_t m = tm_min_u64(rows, M_TILE), k = tm_min_u64(rows, K_PANEL);
+    return tm_max_u64(m * K_PANEL, M_TILE * k) + (uint64_t)N_TILE * K_PANEL + m * N_TILE;
+}
+
+/* Measured with 0.3.21 on AVX2: 2.3 MB of code and data, and 0.44 MB (64 rows) to 0.81 MB (512) of packing buffers for
+ * each calling thread. Those of cores with AVX-512 are larger: an allowance. */
+static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
+    uint64_t packed =
+        (kernels_has_avx512() ? 3 : 1) * (TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(rows, M_TILE) / M_TILE);
+    uint64_t scratch = t == TM_ELEM_F32 ? 0 : touched_floats(rows) * sizeof(float);
+    return 5 * TM_MIB / 2 + threads * (scratch + packed);
 }
 
 /* It has kernels for AVX-512, ours has not. */

@@ -110,6 +110,6 @@ unsigned kernels_team(void) {
     return team;
 }
 
-uint64_t tm_kernels_resident_bytes(void) {
-    return gemm_resident_bytes();
+uint64_t tm_kernels_resident_bytes(tm_elem t, uint64_t rows) {
+    return gemm_resident_bytes(t, rows);
 }

@@ -42,8 +42,8 @@ const char *tm_kernels_describe(void);
 const char *tm_kernels_isa(void);
 unsigned tm_kernels_threads(void);
 /* Resident memory that the kernels use beside their arguments and workspaces, an upper bound in bytes: our scratch, and
- * the gemm library's code and buffers. */
-uint64_t tm_kernels_resident_bytes(void);
+ * the gemm library's code and buffers, once products of type `t` with up to `rows` rows of activations have run. */
+uint64_t tm_kernels_resident_bytes(tm_elem t, uint64_t rows);
 /* Multiply-adds on registers by the whole team, fp32 operations a second: what rates of products are set beside.
  * Measured when called (some 100 ms). */
 double tm_kernels_peak_flops(void);

@@ -84,7 +84,7 @@ typedef struct gemm_backend {
     gemm_opened (*open)(unsigned threads);
     void (*run)(const tm_gemm_args *g);
     const char *(*describe)(void);
-    uint64_t (*resident_bytes)(unsigned threads);
+    uint64_t (*resident_bytes)(unsigned threads, tm_elem t, uint64_t rows);
     void (*close)(void);
 } gemm_backend;
 extern const gemm_backend gemm_openblas, gemm_builtin, gemm_onednn;
@@ -92,7 +92,7 @@ enum { GEMM_BACKENDS = 3 };
 extern const gemm_backend *gemm_backends[GEMM_BACKENDS]; /* tests replace entries */
 tm_status gemm_choose(unsigned threads);
 void gemm_close(void);
-uint64_t gemm_resident_bytes(void);
+uint64_t gemm_resident_bytes(tm_elem t, uint64_t rows);
 
 /* Asks for a row that will be read soon: rows are short runs with gaps, which hardware does not foresee. */
 static inline void kernels_prefetch(const void *p, size_t bytes) {

@@ -9,10 +9,11 @@
 
 /* ---- the budget: what is not a frame ------------------------------------------------------------------------- */
 
-/* The program, its libraries, stacks and the matrix library's buffers, as constants; and what grows with the state:
- * plans (about a dozen operations an object) and a checksum a page. Stated, not measured at run time, so that `plan`
- * and `train` agree; tests hold VmHWM against the budget. */
-enum { FIXED_MIB = 24, PER_THREAD_MIB = 4, PLAN_BYTES_PER_OBJECT = 2560, WINDOW_GRAIN = 2048 };
+/* The program with its libraries (5.7 MiB of their pages are in use, by smaps) and what it holds without a job, a stack
+ * and an arena of malloc's for each thread, the matrix library's buffers; and what grows with the state: plans (about a
+ * dozen operations an object) and a checksum a page. Stated, not measured at run time, so that `plan` and `train`
+ * agree; tests hold VmHWM against the budget. */
+enum { PROGRAM_KIB = 7680, PER_THREAD_KIB = 256, PLAN_BYTES_PER_OBJECT = 2560, WINDOW_GRAIN = 2048 };
 /* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
  * that it talks to; a fabric with buffers of its own may take more. */
 enum { MPI_MIB = 16, MPI_KIB_PER_RANK = 160 };
@@ -23,8 +24,9 @@ static uint64_t mpi_bytes(const struct tm_comm *c) {
     return MPI_MIB * TM_MIB + (uint64_t)peers * MPI_KIB_PER_RANK * 1024;
 }
 
-static uint64_t fixed_bytes(const tm_job *job, uint64_t other) {
-    uint64_t bytes = (FIXED_MIB + (uint64_t)PER_THREAD_MIB * tm_kernels_threads()) * TM_MIB + other;
+static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) {
+    uint64_t bytes = (PROGRAM_KIB + (uint64_t)PER_THREAD_KIB * tm_kernels_threads()) * 1024 + other;
+    bytes += tm_kernels_resident_bytes(job->dtype == TM_F32 ? TM_ELEM_F32 : TM_ELEM_BF16, tokens);
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
     if (job->opts.device_bytes) /* the count of windows on a page; and copies, about as many as there are transfers */
         bytes += tm_min_u64(job->opts.device_bytes, (uint64_t)1 << 36) / WINDOW_GRAIN +
@@ -283,11 +285,14 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
                     tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx) {
     uint64_t K = 0;
+    uint32_t tokens = opts->other_tokens;
     started s = {0};
     way_list ways = {.way = candidate, .n = n, .more = more, .ctx = ctx};
     tm_status rc;
     job->opts = *opts;
-    job->fixed_bytes = fixed_bytes(job, opts->other_bytes);
+    for (uint32_t i = 0; i < n; i++)
+        if (shape_tokens(&candidate[i].shape) > tokens) tokens = shape_tokens(&candidate[i].shape);
+    job->fixed_bytes = fixed_bytes(job, opts->other_bytes, tokens);
     job->slab_bytes = job->host_bytes == UINT64_MAX        ? (uint64_t)1 << 46
                       : job->host_bytes > job->fixed_bytes ? job->host_bytes - job->fixed_bytes
                                                            : 0;

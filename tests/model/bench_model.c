@@ -94,7 +94,9 @@ int main(int argc, char **argv) {
     printf("CPU time %.3f s: %.1f GFLOP/s a core\n", cpu, products * weights / cpu * 1e-9);
     run_clock_print();
     printf("peak resident %.1f MB, kernels say %.1f MB\n", (double)tm_mem_resident_peak_bytes() / 1e6,
-           (double)tm_kernels_resident_bytes() / 1e6);
+           (double)tm_kernels_resident_bytes(strcmp(precision, "fp32") == 0 ? TM_ELEM_F32 : TM_ELEM_BF16,
+                                             (uint64_t)rows * seq) /
+               1e6);
     run_close(&r);
     tm_model_free(m);
     tm_kernels_close();
