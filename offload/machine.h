@@ -22,6 +22,7 @@ typedef struct tm_disk {
     double cpu_per_byte;        /* CPU seconds of all threads a byte moved: engine, kernel, page checksum */
     uint64_t bytes;             /* room for offload files; 0: unknown */
     double tbw;                 /* terabytes that may be written over its life; 0: unknown */
+    uint32_t queue_depth, block_bytes; /* with which these rates were reached, as in tm_io_opts; 0: unknown */
 } tm_disk;
 
 /* One of several paths that a job stripes its files over. */

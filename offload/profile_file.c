@@ -84,6 +84,12 @@ static double rate_of(const tm_json *disk, const char *key) {
     return v && v->type == TM_JSON_NUMBER ? v->number : NAN;
 }
 
+/* 0 where it is not said, or is more than an engine takes. */
+static uint32_t count_of(const tm_json *disk, const char *key, int64_t most) {
+    const tm_json *v = tm_json_get(disk, key);
+    return v && v->is_integer && v->integer > 0 && v->integer <= most ? (uint32_t)v->integer : 0;
+}
+
 static tm_status read_disk(profile_entries *e, const tm_json *d) {
     profile_entry *to;
     const tm_json *name = tm_json_get(d, "disk"), *bytes = tm_json_get(d, "bytes");
@@ -93,7 +99,9 @@ static tm_status read_disk(profile_entries *e, const tm_json *d) {
                     .latency = rate_of(d, "latency"),
                     .cpu_per_byte = rate_of(d, "cpu_per_byte"),
                     .bytes = bytes && bytes->is_integer && bytes->integer > 0 ? (uint64_t)bytes->integer : 0,
-                    .tbw = rate_of(d, "tbw")};
+                    .tbw = rate_of(d, "tbw"),
+                    .queue_depth = count_of(d, "queue_depth", 4096 / TM_MACHINE_PATHS),
+                    .block_bytes = count_of(d, "block_size", TM_GIB)};
     if (!name || name->type != TM_JSON_STRING || !(disk.read_bps > 0) || !(disk.write_bps > 0) || !(disk.duplex >= 0) ||
         !(disk.duplex <= 1) || !(disk.latency >= 0) || !(disk.cpu_per_byte >= 0) || !(disk.tbw >= 0))
         return damaged(d, "this is not a disk");
@@ -164,6 +172,8 @@ static void write_disk(tm_json_writer *w, const profile_entry *e) {
     tm_jw_key(w, "bytes");
     tm_jw_uint(w, e->disk.bytes);
     tm_jw_field_double(w, "tbw", e->disk.tbw);
+    if (e->disk.queue_depth) tm_jw_field_uint(w, "queue_depth", e->disk.queue_depth);
+    if (e->disk.block_bytes) tm_jw_field_uint(w, "block_size", e->disk.block_bytes);
     tm_jw_object_end(w);
 }
 

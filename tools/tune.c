@@ -187,6 +187,8 @@ static tm_status profile(tuner *t, busy_cores *busy, const char *const *paths) {
     for (unsigned i = 0; i < t->n_paths; i++) {
         TM_TRY(measure_costs(t, i, &disk[i]));
         disk[i].bytes = disk_load_free_bytes(t->load, i);
+        disk[i].queue_depth = t->best.depth;
+        disk[i].block_bytes = t->best.block;
         disk[i].tbw = t->tbw > 0 ? t->tbw : tm_profile_get_disk(paths[i], &known) ? known.tbw : 0;
         TM_TRY(tm_profile_put_disk(paths[i], &disk[i]));
         if (!t->quiet)
@@ -264,8 +266,8 @@ int tm_cmd_tune(int argc, char **argv) {
         .usage = "tune io PATH... [--size SIZE]",
         .about =
             "Finds within a minute the settings with which these folders are fastest in training (reads and writes\n"
-            "at once while all cores compute), prints them as an \"aio\" block for the configuration, and keeps the\n"
-            "rates for `tidemill plan`.",
+            "at once while all cores compute) and prints them as an \"aio\" block. Depth and block size are kept with\n"
+            "the rates: `train` uses them where the configuration has no \"aio\", and `plan` predicts with the rates.",
         .example = "tidemill tune io /nvme/offload",
         .opts = opts,
         .n_opts = TM_COUNT(opts),

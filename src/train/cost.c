@@ -1,5 +1,5 @@
 /* Seconds of a job's operations: one table of stages, a few numbers an element, and where each of them comes from. */
-#include "train/cost_internal.h"
+#include "train/cost_table_internal.h"
 
 #include "kernels/kernels.h"
 
@@ -13,21 +13,6 @@
 /* Token rows that are timed; more of them take proportionally longer. */
 enum { MEASURED_TOKENS = 1024, MEASURE_SECONDS = 10 };
 static const uint64_t MEASURE_RESERVE = 48 << 20;
-
-struct job_costs {
-    const tm_job *job;
-    job_shape shape, timed; /* the step's; what is timed in its place */
-    job_costs_mode mode;
-    double flops_per_second, bytes_per_second;
-    double comm_bytes_per_second[2], comm_latency[2]; /* of one rank, in its node and to other nodes */
-    tm_profile *profile;
-    uint64_t budget, began_ns;
-    uint32_t asked, known;
-    double known_seconds, known_nominal; /* of what was measured, for what was not */
-    uint32_t *first;                     /* per unit: its stage 0 in `stage` */
-    double *stage[2];                    /* seconds, forward and backward */
-    double update, finish;               /* seconds an element */
-};
 
 /* ---- work ---------------------------------------------------------------------------------------------------- */
 
@@ -106,7 +91,7 @@ static const char *type_name(const tm_job *job) {
     return job->dtype == TM_F32 ? "f32" : job->dtype == TM_BF16 ? "bf16" : "f16";
 }
 
-static void stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) {
+void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) {
     const tm_model_config *m = tm_model_get_config(c->job->model);
     const tm_unit *u = tm_model_unit(c->job->model, op->arg[0]);
     const tm_stage *s = &u->stage[op->arg[1]];
@@ -142,16 +127,14 @@ static double resolve(job_costs *c, const tm_op *op, const char *key, double by_
 
 /* ---- filling the table --------------------------------------------------------------------------------------- */
 
-/* Who stands for a stage: all blocks do what the first does, all vocabulary parts after the first what the second does.
- */
-static void stands_for(const tm_model *m, uint32_t *unit, uint32_t *stage) {
+void cost_stands_for(const tm_model *m, uint32_t *unit, uint32_t *stage) {
     const tm_unit *u = tm_model_unit(m, *unit);
     uint32_t first_block = 1;
     if (u->kind == TM_UNIT_BLOCK && tm_model_unit(m, first_block)->kind == TM_UNIT_BLOCK) *unit = first_block;
     if (u->kind != TM_UNIT_BLOCK && *stage > 1) *stage = 1;
 }
 
-static double scaled(double seconds, job_work from, job_work to) {
+double cost_scaled(double seconds, job_work from, job_work to) {
     if (from.flops > 0) return seconds * to.flops / from.flops;
     return from.bytes > 0 ? seconds * to.bytes / from.bytes : seconds;
 }
@@ -160,33 +143,44 @@ static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backwar
     const tm_model *m = c->job->model;
     uint32_t u = unit, s = stage;
     char key[256];
-    stands_for(m, &u, &s);
+    cost_stands_for(m, &u, &s);
     double *out = &c->stage[backward][c->first[unit] + stage];
     if (u != unit || s != stage) {
         job_work have = job_stage_work(m, u, s, backward, &c->shape);
-        *out = scaled(c->stage[backward][c->first[u] + s], have, job_stage_work(m, unit, stage, backward, &c->shape));
+        *out =
+            cost_scaled(c->stage[backward][c->first[u] + s], have, job_stage_work(m, unit, stage, backward, &c->shape));
         return;
     }
     tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
     job_work timed = job_stage_work(m, unit, stage, backward, &c->timed);
-    stage_key(c, &op, key, sizeof key);
-    *out = scaled(resolve(c, &op, key, nominal(c, timed)), timed, job_stage_work(m, unit, stage, backward, &c->shape));
+    cost_stage_key(c, &op, key, sizeof key);
+    *out = cost_scaled(resolve(c, &op, key, nominal(c, timed)), timed,
+                       job_stage_work(m, unit, stage, backward, &c->shape));
 }
 
 /* Tiles are alike; the largest part has a full one wherever there is one. */
-static void fill_tiles(job_costs *c) {
+static uint32_t largest_part(const job_costs *c) {
     uint32_t part = 0;
-    char key[64];
     for (uint32_t p = 1; p < tm_model_parts(c->job->model); p++)
         if (c->job->part[p].elements > c->job->part[part].elements) part = p;
-    double n = (double)tm_min_u64(c->job->part[part].elements, TM_TILE_ELEMENTS);
+    return part;
+}
+
+double cost_tile_key(const job_costs *c, bool update, char *buf, size_t cap) {
+    double n = (double)tm_min_u64(c->job->part[largest_part(c)].elements, TM_TILE_ELEMENTS);
+    snprintf(buf, cap, "%s n%.0f %s", update ? c->job->update->name : "finish", n, type_name(c->job));
+    return n;
+}
+
+static void fill_tiles(job_costs *c) {
+    char key[64];
+    double n = cost_tile_key(c, false, key, sizeof key);
     double width = (double)tm_dtype_bytes(c->job->dtype), state = 4 + state_bytes_per_parameter(c->job);
-    tm_op op = {.code = OP_FINISH, .arg = {part, 0}};
-    snprintf(key, sizeof key, "finish n%.0f %s", n, type_name(c->job));
+    tm_op op = {.code = OP_FINISH, .arg = {largest_part(c), 0}};
     c->finish = resolve(c, &op, key, n * (4 + width) / c->bytes_per_second) / n;
     if (!c->job->optimizer) return;
     op.code = OP_UPDATE;
-    snprintf(key, sizeof key, "%s n%.0f %s", c->job->update->name, n, type_name(c->job));
+    (void)cost_tile_key(c, true, key, sizeof key);
     c->update = resolve(c, &op, key, n * (2 * state + width) / c->bytes_per_second) / n;
 }
 
@@ -199,6 +193,7 @@ static tm_status make_table(job_costs *c) {
         c->first[u] = n;
         n += tm_model_unit(m, u)->n_stages;
     }
+    c->stages = n;
     for (int b = 0; b < 2; b++) {
         c->stage[b] = tm_calloc(n + 1, sizeof **c->stage);
         if (!c->stage[b]) return tm_nomem(n * sizeof **c->stage);
@@ -265,8 +260,10 @@ void job_costs_close(job_costs *c) {
     if (!c) return;
     tm_profile_close(c->profile);
     tm_free(c->first);
-    tm_free(c->stage[0]);
-    tm_free(c->stage[1]);
+    for (int b = 0; b < 2; b++) {
+        tm_free(c->stage[b]);
+        tm_free(c->heard[b]);
+    }
     tm_free(c);
 }
 
@@ -276,7 +273,7 @@ job_costs_basis job_costs_measured(const job_costs *c) {
 
 /* ---- looking up ---------------------------------------------------------------------------------------------- */
 
-static double tile_of(const job_costs *c, const tm_op *op) {
+double cost_tile_elements(const job_costs *c, const tm_op *op) {
     const tm_job *job = c->job;
     uint32_t part = op->arg[0], tile = op->arg[1];
     span at = op->code == OP_FINISH   ? sum_tile(job, part, tile)
@@ -303,12 +300,13 @@ double job_cost(void *costs, const tm_op *op) {
     switch (op->code) {
     case OP_FORWARD:
         return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
-    case OP_BACKWARD: /* two of the head's three products are left where its logits were kept */
-        return c->stage[1][c->first[op->arg[0]] + op->arg[1]] * (op->flags & OP_KEPT_LOGITS ? 2.0 / 3 : 1);
+    case OP_BACKWARD:
+        return c->stage[1][c->first[op->arg[0]] + op->arg[1]] /
+               (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1);
     case OP_FINISH:
-        return c->finish * tile_of(c, op);
+        return c->finish * cost_tile_elements(c, op);
     case OP_UPDATE:
-        return c->update * tile_of(c, op);
+        return c->update * cost_tile_elements(c, op);
     case OP_BATCH:
         return tokens * TOKEN_SECONDS;
     case OP_OBJECTIVE:
@@ -316,7 +314,7 @@ double job_cost(void *costs, const tm_op *op) {
     case OP_LOGITS:
         return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
     case OP_IMPORT:
-        return tile_of(c, op) * 16 / c->bytes_per_second;
+        return cost_tile_elements(c, op) * 16 / c->bytes_per_second;
     case OP_GATHER:
     case OP_GATHER_NODE:
     case OP_SHARE:

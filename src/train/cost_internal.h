@@ -32,6 +32,13 @@ double job_cost(void *costs, const tm_op *op);
 const char *job_op_word(uint16_t code); /* "forward" */
 void job_op_name(void *job, const tm_op *op, char *buf, size_t cap);
 
+/* cost_learn.c: a run teaches the profile what its operations take beside transfers and neighbours, which is more than
+ * they take alone. `costs` is a job_costs of mode PROFILE or MEASURE; calls of one thread. */
+tm_status job_costs_listen(job_costs *c); /* room for what is heard */
+void job_costs_hear(void *costs, const tm_op *op, double seconds);
+/* Means of whatever was heard often enough, into the profile. Nothing where the run was short. */
+tm_status job_costs_learn(job_costs *c);
+
 /* Work of one call: a multiply-add is two operations; bytes are operands read and written. */
 typedef struct job_work {
     double flops, bytes;

@@ -352,8 +352,7 @@ static tm_status do_export(tm_job *job, const tm_op *op, operands o) {
     return job->take_values(job->take_ctx, op->arg[0], first, n, values);
 }
 
-tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
-    tm_job *job = ctx;
+static tm_status run_op(tm_job *job, const tm_op *op, void *const *operand) {
     operands o = {operand};
     switch (op->code) {
     case OP_BATCH:
@@ -392,4 +391,12 @@ tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
     default:
         return tm_fail(TM_EBUG, "operation %u is not known", op->code);
     }
+}
+
+tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
+    tm_job *job = ctx;
+    uint64_t t0 = job->hear ? tm_now_ns() : 0;
+    tm_status rc = run_op(job, op, operand);
+    if (job->hear && rc == TM_OK) job->hear(job->hear_ctx, op, (double)(tm_now_ns() - t0) * 1e-9);
+    return rc;
 }

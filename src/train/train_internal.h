@@ -116,6 +116,7 @@ typedef struct job_opts {
     uint64_t persist_elements; /* parts whose tensors have no more stay resident, if that fits */
     bool no_pin_memory;        /* the slab is not registered with the engine */
     uint64_t other_bytes;      /* of the budget: holding by the caller (data, logs) */
+    uint32_t other_tokens;     /* most of a micro-batch of plans beside the candidates (evaluation) */
     bool config_only;          /* weights are neither there nor needed */
     bool plan_only;            /* job_start stops after the plan */
     bool commits;              /* the state has a home on disk whether it is resident or not */
@@ -165,6 +166,8 @@ struct tm_job {
     const struct tm_machine *machine; /* job_use_costs; NULL: nominal */
     tm_cost_fn cost;
     void *cost_ctx;
+    void (*hear)(void *ctx, const tm_op *op, double seconds); /* what each operation took; NULL: nobody asks */
+    void *hear_ctx;
     bool *no_decay; /* per tensor; NULL: all are decayed */
     double max_grad_norm;
     const tm_optimizer *update;

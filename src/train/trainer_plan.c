@@ -1,7 +1,9 @@
 /* Which way the step is run: candidates from the configuration, the choice, and the plans beside it. */
+#include "offload/machine.h"
 #include "train/elastic_internal.h"
 #include "train/trainer_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static uint64_t host_bytes(const tm_config *c) {
@@ -128,6 +130,20 @@ static tm_status compile_folded(trainer *t, const pass_opts *way) {
     return compile(t, p, &t->drain_plan);
 }
 
+/* The configuration's, else those that `tune` found for this disk, else the engine's own. Speed only. */
+static void set_requests(const tm_config *c, job_opts *o) {
+    tm_disk disk;
+    if (c->aio.given) {
+        o->io.queue_depth = c->aio.queue_depth;
+        o->io.block_bytes = (uint32_t)c->aio.block_bytes;
+        o->io.single_submit = c->aio.single_submit;
+        o->io.no_overlap_events = !c->aio.overlap_events;
+    } else if (o->n_paths > 0 && tm_profile_get_disk(o->paths[0], &disk)) {
+        o->io.queue_depth = disk.queue_depth;
+        o->io.block_bytes = disk.block_bytes;
+    }
+}
+
 job_opts trainer_job_options(const trainer *t) {
     const tm_config *c = t->cfg;
     job_opts o = {.model = c->model,
@@ -151,7 +167,7 @@ job_opts trainer_job_options(const trainer *t) {
                   .run_name = t->run_name,
                   .resume = t->old.other ? NULL : t->commit,
                   .ranks = t->ranks,
-                  .io = {.engine = c->memory.io_engine, .queue_depth = c->aio.queue_depth, .threads = c->aio.threads}};
+                  .io = {.engine = c->memory.io_engine, .threads = c->aio.threads}};
     bool files = c->param_place == TM_PLACE_NVME || c->optimizer_place == TM_PLACE_NVME ||
                  c->param_place == TM_PLACE_AUTO || c->optimizer_place == TM_PLACE_AUTO;
     const tm_strings *paths = c->param_place == TM_PLACE_NVME ? &c->param_paths : &c->optimizer_paths;
@@ -159,15 +175,16 @@ job_opts trainer_job_options(const trainer *t) {
         o.paths = paths->item;
         o.n_paths = paths->n;
     }
-    if (c->aio.given) {
-        o.io.block_bytes = (uint32_t)c->aio.block_bytes;
-        o.io.single_submit = c->aio.single_submit;
-        o.io.no_overlap_events = !c->aio.overlap_events;
-    }
+    set_requests(c, &o);
     pin(c, o.pinned);
     bound(c, &o);
     if (t->train) o.other_bytes += tm_dataset_memory_bytes(data_set(t->train));
-    if (t->eval) o.other_bytes += tm_dataset_memory_bytes(data_set(t->eval));
+    if (t->eval) {
+        job_shape shape =
+            shape_of(data_set(t->eval), c->accumulation_steps, tm_dataset_steps_per_epoch(data_set(t->eval)));
+        o.other_bytes += tm_dataset_memory_bytes(data_set(t->eval));
+        o.other_tokens = shape_tokens(&shape);
+    }
     return o;
 }
 
@@ -179,12 +196,16 @@ job_shape trainer_step_shape(const trainer *t) {
 
 static void say_plan(const trainer *t, const pass_opts *way) {
     const tm_plan_info *info = tm_plan_get_info(t->plan);
-    char a[32], b[32], d[32];
+    const tm_io_opts *io = &t->job->opts.io;
+    char a[32], b[32], d[32], of[32], requests[64] = "";
+    if (io->queue_depth)
+        snprintf(requests, sizeof requests, " (%u x %s)", io->queue_depth,
+                 tm_format_size(io->block_bytes, of, sizeof of));
     tm_log(TM_LOG_INFO,
-           "plan: %s resident of %s frames, %s on disk, update %s, activations %s, %u operations, engine %s",
+           "plan: %s resident of %s frames, %s on disk, update %s, activations %s, %u operations, engine %s%s",
            tm_format_size(info->resident_bytes, a, sizeof a), tm_format_size(info->slab_bytes, b, sizeof b),
            tm_format_size(tm_store_disk_bytes(t->job->store), d, sizeof d), pass_update_name(way),
-           pass_activations_name(t->job, way), info->ops, tm_store_engine(t->job->store));
+           pass_activations_name(t->job, way), info->ops, tm_store_engine(t->job->store), requests);
 }
 
 static tm_status compile_evaluation(trainer *t) {

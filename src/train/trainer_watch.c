@@ -152,12 +152,24 @@ void trainer_watch_announce(trainer *t, const tm_plan *plan) {
 tm_status trainer_watch_step(trainer *t, const step_line *line) {
     trainer_watch *w = t->watch;
     TM_ASSERT(w->n_line < WAITING);
+    if (!t->job->hear && t->job->ranks.ranks == 1 && job_costs_listen(w->costs) == TM_OK) { /* from the second on */
+        t->job->hear = job_costs_hear;
+        t->job->hear_ctx = w->costs;
+    }
     w->line[w->n_line++] = *line;
     match(t);
     if (w->status == TM_OK) return TM_OK;
     tm_error_clear();
     tm_error_set(&w->error);
     return w->status;
+}
+
+/* A profile that cannot be written costs nothing but foresight. */
+static void learn(trainer *t) {
+    t->job->hear = NULL;
+    if (job_costs_learn(t->watch->costs) == TM_OK) return;
+    tm_log(TM_LOG_WARN, "%s; what this run took is not kept for `plan`", tm_error_get()->text);
+    tm_error_clear();
 }
 
 tm_status trainer_watch_end(trainer *t) {
@@ -167,6 +179,7 @@ tm_status trainer_watch_end(trainer *t) {
         tm_error_set(&w->error);
         return w->status;
     }
+    learn(t);
     tm_trace *trace = w->trace;
     w->trace = NULL;
     return trace ? tm_trace_commit(trace) : TM_OK;

@@ -133,7 +133,9 @@ static const tm_disk measured = {.read_bps = 1.25e9 / 3,
                                  .latency = 1e-4,
                                  .cpu_per_byte = 3e-10,
                                  .bytes = 123456789012,
-                                 .tbw = 600};
+                                 .tbw = 600,
+                                 .queue_depth = 24,
+                                 .block_bytes = 3 << 20};
 
 static int fresh_profile(void **state) {
     (void)state;
@@ -151,6 +153,7 @@ static void disks_are_kept_by_device(void **state) {
     assert_true(got.read_bps == measured.read_bps && got.write_bps == measured.write_bps);
     assert_true(got.duplex == measured.duplex && got.latency == measured.latency && got.tbw == measured.tbw);
     assert_true(got.cpu_per_byte == measured.cpu_per_byte && got.bytes == measured.bytes);
+    assert_true(got.queue_depth == measured.queue_depth && got.block_bytes == measured.block_bytes);
     struct stat here, proc;
     if (stat(".", &here) == 0 && stat("/proc", &proc) == 0 && here.st_dev != proc.st_dev)
         assert_false(tm_profile_get_disk("/proc", &got));

@@ -1,0 +1,87 @@
+/* What a run teaches. Timed alone (cost_measure.c), an operation has the caches and the memory to itself; in a step it
+ * shares them with transfers, on a shared machine with neighbours too, and a team of threads that slept wakes late. The
+ * means of a run are what the next one may expect. */
+#include "train/cost_table_internal.h"
+
+/* Fewer calls, or less time in all, say little. */
+enum { LEAST_CALLS = 3 };
+static const double LEAST_SECONDS = 2;
+
+tm_status job_costs_listen(job_costs *c) {
+    for (int b = 0; b < 2; b++)
+        if (!c->heard[b] && !(c->heard[b] = tm_calloc(c->stages + 1, sizeof *c->heard[b])))
+            return tm_nomem(c->stages * sizeof *c->heard[b]);
+    return TM_OK;
+}
+
+/* A micro-batch that is not full takes less than the name in the profile says. */
+static bool is_full(const job_costs *c, const tm_op *op) {
+    const job_batch *b = &c->job->batch[op->arg[2]];
+    return (uint64_t)b->rows * b->seq == (uint64_t)c->shape.rows * c->shape.seq;
+}
+
+static void add(cost_heard *h, double seconds, double n) {
+    h->seconds += seconds;
+    h->n += n;
+}
+
+void job_costs_hear(void *costs, const tm_op *op, double seconds) {
+    job_costs *c = costs;
+    bool backward = op->code == OP_BACKWARD;
+    c->heard_seconds += seconds;
+    if (op->code == OP_UPDATE) add(&c->heard_update, seconds, cost_tile_elements(c, op));
+    if (op->code == OP_FINISH) add(&c->heard_finish, seconds, cost_tile_elements(c, op));
+    if ((op->code == OP_FORWARD || backward) && c->heard[0] && c->heard[1] && is_full(c, op))
+        add(&c->heard[backward][c->first[op->arg[0]] + op->arg[1]],
+            seconds * (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1), 1);
+}
+
+/* The stages that stand for others speak for them. */
+static void gather(job_costs *c, bool backward) {
+    const tm_model *m = c->job->model;
+    for (uint32_t unit = 0; unit < tm_model_units(m); unit++)
+        for (uint32_t stage = 0; stage < tm_model_unit(m, unit)->n_stages; stage++) {
+            uint32_t u = unit, s = stage;
+            cost_stands_for(m, &u, &s);
+            if (u == unit && s == stage) continue;
+            const cost_heard *from = &c->heard[backward][c->first[unit] + stage];
+            job_work work = job_stage_work(m, unit, stage, backward, &c->shape);
+            add(&c->heard[backward][c->first[u] + s],
+                cost_scaled(from->seconds, work, job_stage_work(m, u, s, backward, &c->shape)), from->n);
+        }
+}
+
+static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backward) {
+    const tm_model *m = c->job->model;
+    const cost_heard *h = &c->heard[backward][c->first[unit] + stage];
+    tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
+    uint32_t u = unit, s = stage;
+    char key[256];
+    cost_stands_for(m, &u, &s);
+    if (u != unit || s != stage || h->n < LEAST_CALLS) return TM_OK;
+    cost_stage_key(c, &op, key, sizeof key);
+    job_work had = job_stage_work(m, unit, stage, backward, &c->shape);
+    return tm_profile_put(c->profile, key,
+                          cost_scaled(h->seconds / h->n, had, job_stage_work(m, unit, stage, backward, &c->timed)));
+}
+
+static tm_status put_tiles(job_costs *c, bool update, const cost_heard *h) {
+    char key[64];
+    if (h->n <= 0 || (update && !c->job->optimizer)) return TM_OK;
+    double n = cost_tile_key(c, update, key, sizeof key);
+    return h->n < LEAST_CALLS * n ? TM_OK : tm_profile_put(c->profile, key, h->seconds / h->n * n);
+}
+
+tm_status job_costs_learn(job_costs *c) {
+    const tm_model *m = c->job->model;
+    if (!c->profile || !c->heard[0] || !c->heard[1] || c->heard_seconds < LEAST_SECONDS) return TM_OK;
+    for (int b = 0; b < 2; b++) {
+        gather(c, b);
+        for (uint32_t u = 0; u < tm_model_units(m); u++)
+            for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++) TM_TRY(put_stage(c, u, s, b));
+    }
+    TM_TRY(put_tiles(c, true, &c->heard_update));
+    TM_TRY(put_tiles(c, false, &c->heard_finish));
+    c->heard_seconds = 0;
+    return tm_profile_save(c->profile);
+}

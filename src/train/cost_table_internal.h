@@ -1,0 +1,44 @@
+/* The table of seconds: cost.c fills it and looks things up, cost_learn.c compares it with a run. */
+#ifndef TIDEMILL_COST_TABLE_INTERNAL_H
+#define TIDEMILL_COST_TABLE_INTERNAL_H
+
+#include "train/cost_internal.h"
+
+/* The head has three products in backward, two where its logits were kept. */
+#define COST_WITHOUT_KEPT_LOGITS 1.5
+
+/* What operations took in a run: calls, or elements. */
+typedef struct cost_heard {
+    double seconds, n;
+} cost_heard;
+
+struct job_costs {
+    const tm_job *job;
+    job_shape shape, timed; /* the step's; what is timed in its place */
+    job_costs_mode mode;
+    double flops_per_second, bytes_per_second;
+    double comm_bytes_per_second[2], comm_latency[2]; /* of one rank, in its node and to other nodes */
+    tm_profile *profile;
+    uint64_t budget, began_ns;
+    uint32_t asked, known;
+    double known_seconds, known_nominal;              /* of what was measured, for what was not */
+    uint32_t *first;                                  /* per unit: its stage 0 in `stage` */
+    double *stage[2];                                 /* seconds, forward and backward */
+    double update, finish;                            /* seconds an element */
+    uint32_t stages;                                  /* of all units */
+    cost_heard *heard[2], heard_update, heard_finish; /* cost_learn.c: as `stage`; of elements */
+    double heard_seconds;
+};
+
+/* Who stands for a stage: all blocks do what the first does, all vocabulary parts after the first what the second does.
+ */
+void cost_stands_for(const tm_model *m, uint32_t *unit, uint32_t *stage);
+/* Seconds of work `to`, if those of `from` are these. */
+double cost_scaled(double seconds, job_work from, job_work to);
+/* Names in the profile: of a stage as it is timed (OP_FORWARD, OP_BACKWARD); of a full tile, whose elements it returns.
+ */
+void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap);
+double cost_tile_key(const job_costs *c, bool update, char *buf, size_t cap);
+double cost_tile_elements(const job_costs *c, const tm_op *op);
+
+#endif
