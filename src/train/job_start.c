@@ -200,7 +200,6 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     uint64_t budget = job->budget_slab;
     job->need_slab = job->need_spill = job->need_spill_largest = job->need_device = 0;
     TM_TRY(job_choose(job, opts, name, ways, only, &out->plan, &out->chosen));
-    if (opts->plan_only) return TM_OK;
     count_need(job, out->plan);
     job->slab_bytes = budget;
     tm_status rc = compile_import(job, &out->import_plan);

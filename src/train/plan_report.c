@@ -219,7 +219,7 @@ static void describe(const planning *g, const pass_opts *way) {
     const tm_plan_info *info = tm_plan_get_info(g->t->plan);
     tm_plan_report *out = g->out;
     out->fits = true;
-    out->host_peak_bytes = job->fixed_bytes + info->slab_bytes;
+    out->host_peak_bytes = job->fixed_bytes + job->need_slab; /* the import may need more than the step */
     out->device_peak_bytes = info->device_bytes;
     out->disk_bytes =
         job_disk_bytes(job, info, g->t->cfg->memory.slots) * (g->t->comm ? tm_comm_node_size(g->t->comm) : 1);
