@@ -1,4 +1,5 @@
 /* tidemill doctor: what this machine has, and what to do where something is missing. */
+#include "tools/doctor.h"
 #include "tools/tools.h"
 
 #include <dlfcn.h>
@@ -16,31 +17,16 @@
 #include <cpuid.h>
 #endif
 
-typedef enum verdict { GOOD, WARN, BAD } verdict;
 static const char *const verdict_names[] = {"ok", "warn", "fail"};
 
-typedef struct check {
-    const char *name;
-    verdict verdict;
-    char value[256];
-    const char *advice; /* NULL where all is well */
-} check;
-
-typedef struct report {
-    check checks[24];
-    size_t n;
-} report;
-
-static check *add(report *r, const char *name, verdict v, const char *advice, const char *format, ...) TM_PRINTF(5, 6);
-static check *add(report *r, const char *name, verdict v, const char *advice, const char *format, ...) {
+void doctor_add(report *r, const char *name, verdict v, const char *advice, const char *format, ...) {
+    va_list args;
     TM_ASSERT(r->n < TM_COUNT(r->checks));
     check *c = &r->checks[r->n++];
-    va_list args;
     *c = (check){.name = name, .verdict = v, .advice = v == GOOD ? NULL : advice};
     va_start(args, format);
     vsnprintf(c->value, sizeof c->value, format, args);
     va_end(args);
-    return c;
 }
 
 /* The value of `key` in a file of "key<separator>value" lines; false if there is none. */
@@ -70,13 +56,13 @@ static void check_system(report *r) {
     int major = 0, minor = 0;
     if (!file_value("/etc/os-release", "PRETTY_NAME=", '=', name, sizeof name)) snprintf(name, sizeof name, "unknown");
     if (uname(&u)) {
-        add(r, "system", WARN, "uname failed; the kernel version is unknown", "%s", name);
+        doctor_add(r, "system", WARN, "uname failed; the kernel version is unknown", "%s", name);
         return;
     }
     if (sscanf(u.release, "%d.%d", &major, &minor) != 2) major = 0;
-    add(r, "system", major > 5 || (major == 5 && minor >= 11) ? GOOD : WARN,
-        "kernels before 5.11 lack io_uring features that are used here; a newer kernel reads and writes faster",
-        "%s, %s %.60s, %s", name, u.sysname, u.release, u.machine);
+    doctor_add(r, "system", major > 5 || (major == 5 && minor >= 11) ? GOOD : WARN,
+               "kernels before 5.11 lack io_uring features that are used here; a newer kernel reads and writes faster",
+               "%s, %s %.60s, %s", name, u.sysname, u.release, u.machine);
 }
 
 /* ---- processor ------------------------------------------------------------------------------------------------------
@@ -108,12 +94,12 @@ static void check_processor(report *r) {
     int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), usable = cores;
     bool fast = cpu_features(features, sizeof features);
     if (!file_value("/proc/cpuinfo", "model name", ':', name, sizeof name)) snprintf(name, sizeof name, "unknown");
-    add(r, "processor", fast ? GOOD : WARN, "without AVX2 the readable reference kernels run: right, but slow", "%s",
-        name);
-    add(r, "instruction sets", fast ? GOOD : WARN, "TIDEMILL_ISA forces a choice; see the README of src/kernels", "%s",
-        features);
+    doctor_add(r, "processor", fast ? GOOD : WARN, "without AVX2 the readable reference kernels run: right, but slow",
+               "%s", name);
+    doctor_add(r, "instruction sets", fast ? GOOD : WARN, "TIDEMILL_ISA forces a choice; see the README of src/kernels",
+               "%s", features);
     if (sched_getaffinity(0, sizeof set, &set) == 0) usable = CPU_COUNT(&set);
-    add(r, "cores", GOOD, NULL, "%d usable of %d online", usable, cores);
+    doctor_add(r, "cores", GOOD, NULL, "%d usable of %d online", usable, cores);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------------------------------
@@ -124,11 +110,11 @@ static void check_memory(report *r) {
     unsigned long long kib = 0;
     uint64_t free_bytes = tm_mem_available_bytes();
     if (file_value("/proc/meminfo", "MemTotal", ':', total, sizeof total) && sscanf(total, "%llu", &kib) != 1) kib = 0;
-    add(r, "memory", free_bytes >= 512 * TM_MIB ? GOOD : WARN,
-        "less than 512 MiB is free: only small models fit; stop other programs or raise the container's limit",
-        "%s available of %s; a run without host_budget would use %s",
-        tm_format_size(free_bytes, available, sizeof available), tm_format_size(kib * TM_KIB, size, sizeof size),
-        tm_format_size(free_bytes / 5 * 4, used, sizeof used));
+    doctor_add(r, "memory", free_bytes >= 512 * TM_MIB ? GOOD : WARN,
+               "less than 512 MiB is free: only small models fit; stop other programs or raise the container's limit",
+               "%s available of %s; a run without host_budget would use %s",
+               tm_format_size(free_bytes, available, sizeof available), tm_format_size(kib * TM_KIB, size, sizeof size),
+               tm_format_size(free_bytes / 5 * 4, used, sizeof used));
 }
 
 static void check_memlock(report *r) {
@@ -136,7 +122,8 @@ static void check_memlock(report *r) {
     char size[32];
     if (getrlimit(RLIMIT_MEMLOCK, &limit)) return;
     bool unlimited = limit.rlim_cur == RLIM_INFINITY;
-    add(r, "locked memory", unlimited || limit.rlim_cur >= TM_GIB ? GOOD : WARN,
+    doctor_add(
+        r, "locked memory", unlimited || limit.rlim_cur >= TM_GIB ? GOOD : WARN,
         "buffers may not be registered with the kernel, which costs some speed; raise it with 'ulimit -l unlimited' or "
         "a "
         "memlock line in /etc/security/limits.conf",
@@ -152,14 +139,15 @@ static void check_uring(report *r) {
     long fd = syscall(SYS_io_uring_setup, 4, &params);
     if (fd >= 0) {
         (void)close((int)fd);
-        add(r, "io_uring", GOOD, NULL, "available");
+        doctor_add(r, "io_uring", GOOD, NULL, "available");
         return;
     }
-    add(r, "io_uring", WARN,
-        errno == ENOSYS ? "the kernel has no io_uring: threads do the I/O, somewhat slower"
-                        : "forbidden here: threads do the I/O, somewhat slower; in a container allow it in the seccomp "
-                          "profile, else set sysctl kernel.io_uring_disabled=0",
-        "not available (%s)", strerror(errno));
+    doctor_add(r, "io_uring", WARN,
+               errno == ENOSYS
+                   ? "the kernel has no io_uring: threads do the I/O, somewhat slower"
+                   : "forbidden here: threads do the I/O, somewhat slower; in a container allow it in the seccomp "
+                     "profile, else set sysctl kernel.io_uring_disabled=0",
+               "not available (%s)", strerror(errno));
 }
 
 static const char *file_system_name(unsigned long type) {
@@ -178,16 +166,16 @@ static void check_disk(report *r, const char *path) {
     struct statfs fs;
     char size[32];
     if (statfs(path, &fs)) {
-        add(r, "disk", BAD, "name a folder that exists, on the disk that is to hold the offload files", "%.120s: %s",
-            path, strerror(errno));
+        doctor_add(r, "disk", BAD, "name a folder that exists, on the disk that is to hold the offload files",
+                   "%.120s: %s", path, strerror(errno));
         return;
     }
     const char *name = file_system_name((unsigned long)fs.f_type);
     bool memory = !strcmp(name, "tmpfs") || !strcmp(name, "ramfs");
-    add(r, "disk", memory ? WARN : GOOD,
-        "this folder lies in memory: offload files here would not save any, and are refused; name one on NVMe",
-        "%.120s: %s, %s free", path, name,
-        tm_format_size((uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize, size, sizeof size));
+    doctor_add(r, "disk", memory ? WARN : GOOD,
+               "this folder lies in memory: offload files here would not save any, and are refused; name one on NVMe",
+               "%.120s: %s, %s free", path, name,
+               tm_format_size((uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize, size, sizeof size));
 }
 
 /* ---- libraries that are loaded at run time
@@ -221,7 +209,7 @@ static void check_libraries(report *r) {
             void *handle = dlopen(l->files[k], RTLD_LAZY | RTLD_LOCAL);
             if (handle) found = l->files[k]; /* stays loaded: OpenBLAS's threads do not survive an unload */
         }
-        add(r, l->name, found ? GOOD : l->if_missing, l->advice, "%s", found ? found : "not found");
+        doctor_add(r, l->name, found ? GOOD : l->if_missing, l->advice, "%s", found ? found : "not found");
     }
 }
 
@@ -294,6 +282,7 @@ int tm_cmd_doctor(int argc, char **argv) {
     check_disk(&r, path[0] ? path[0] : ".");
     check_uring(&r);
     check_libraries(&r);
+    doctor_check_devices(&r);
     if (!json)
         print_text(&r);
     else if (print_json(&r) != TM_OK)

@@ -1,0 +1,25 @@
+/* What the files of the doctor share: a list of checks. */
+#ifndef TIDEMILL_TOOLS_DOCTOR_H
+#define TIDEMILL_TOOLS_DOCTOR_H
+
+#include "base/base.h"
+
+typedef enum verdict { GOOD, WARN, BAD } verdict;
+
+typedef struct check {
+    const char *name;
+    verdict verdict;
+    char value[256];
+    const char *advice; /* NULL where all is well */
+} check;
+
+typedef struct report {
+    check checks[32];
+    size_t n;
+} report;
+
+/* `name` and `advice` are kept. */
+void doctor_add(report *r, const char *name, verdict v, const char *advice, const char *format, ...) TM_PRINTF(5, 6);
+void doctor_check_devices(report *r); /* doctor_device.c */
+
+#endif
