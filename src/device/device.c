@@ -1,4 +1,5 @@
 /* The table of devices; arguments are checked here, once for all of them. */
+#include "device/cuda/sizes.h"
 #include "device/device_internal.h"
 
 #include <string.h>
@@ -6,8 +7,13 @@
 static const device_kind table[] = {
     {"cpu", {.in_place = true, .alignment = 64, .optimizers = "*"}, &device_cpu},
     {"cpu-arena", {.counts_as_host = true, .alignment = 4096, .optimizers = "*"}, &device_cpu_arena},
-    /* src/device/cuda */
-    {"cuda", {.own_processors = true, .alignment = 4096, .optimizers = ""}, NULL},
+    {"cuda",
+     {.own_processors = true,
+      .alignment = 4096,
+      .fixed_bytes = (CUDA_CONTEXT_MIB + CUDA_SIDE_MIB) * TM_MIB,
+      .sizes = {cuda_rmsnorm_workspace, cuda_attention_workspace, CUDA_TOKEN_CHUNK, CUDA_VOCAB_BLOCK},
+      .optimizers = "adamw adam"},
+     NULL},
 };
 
 const char *tm_device_name(unsigned i) {

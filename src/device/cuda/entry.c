@@ -1,0 +1,35 @@
+/* What the program finds in libtidemill_cuda.so. */
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/host.h"
+
+static const cuda_driver *driver;
+
+static tm_status start(const device_host *host) {
+    cuda_host_set(host);
+    return cuda_driver_load(&driver);
+}
+
+static tm_status open(tm_device *d, const tm_device_opts *opts) {
+    const char *why = NULL;
+    const cuda_lt *lt = cuda_lt_load(&why);
+    if (!lt) tm_log(TM_LOG_WARN, "cuda: %s: matrix products run on our own kernel, which is slow", why);
+    return cuda_open(d, opts, driver, lt);
+}
+
+static tm_status look(unsigned i, tm_device_info *out) {
+    return cuda_look(driver, i, out);
+}
+
+static const device_ops ops = {.open = open,
+                               .close = cuda_close,
+                               .copy = cuda_submit_copy,
+                               .submit = cuda_submit_op,
+                               .query = cuda_query,
+                               .wait = cuda_wait,
+                               .pin = cuda_pin,
+                               .unpin = cuda_unpin,
+                               .stats = cuda_stats,
+                               .look = look};
+
+__attribute__((visibility("default"))) const device_module tm_device_module = {
+    .version = DEVICE_MODULE_VERSION, .bytes = DEVICE_MODULE_BYTES, .ops = &ops, .start = start};

@@ -1,0 +1,10 @@
+/* The kernels' fat binary as bytes of this module; CUDA_IMAGE_FILE is what nvcc made. */
+#include "device/cuda/cuda_device.h"
+
+__asm__(".section .rodata\n"
+        ".balign 16\n"
+        ".globl cuda_image\n"
+        ".hidden cuda_image\n"
+        "cuda_image:\n"
+        ".incbin \"" CUDA_IMAGE_FILE "\"\n"
+        ".previous\n");

@@ -1,0 +1,79 @@
+/* The optimizer's two: rounding a gradient and its norm, and AdamW. Bit for bit what optim's rows compute: the same
+ * operations in the same order, none contracted, square root and division correctly rounded. */
+#include "layer.cuh"
+
+/* ---- gradients: a block per norm block; lane i mod 16 in order of i, lanes added at distances 8, 4, 2, 1 ---- */
+
+enum { NORM_LANES = 16, NORM_PIECE = 2048 };
+
+template <typename T> DEVICE void finish_block(const cuda_finish_args &a, uint64_t block, float *piece, double *lane) {
+    uint64_t begin = block * CUDA_NORM_BLOCK, end = least(a.n, begin + CUDA_NORM_BLOCK);
+    double sum = 0.0;
+    for (uint64_t at = begin; at < end; at += NORM_PIECE) {
+        uint32_t n = (uint32_t)least(NORM_PIECE, end - at);
+        for (uint32_t i = thread_of_block(); i < n; i += threads_of_block()) {
+            T rounded;
+            narrow(a.sum[at + i], &rounded);
+            static_cast<T *>(a.g)[at + i] = rounded;
+            piece[i] = widen(rounded);
+        }
+        barrier();
+        if (thread_of_block() < NORM_LANES)
+            for (uint32_t i = thread_of_block(); i < n; i += NORM_LANES) sum += (double)piece[i] * (double)piece[i];
+        barrier();
+    }
+    if (thread_of_block() < NORM_LANES) lane[thread_of_block()] = sum;
+    barrier();
+    if (thread_of_block() == 0) {
+        for (int d = NORM_LANES / 2; d > 0; d /= 2)
+            for (int i = 0; i < d; i++) lane[i] += lane[i + d];
+        a.partial[block] = lane[0];
+    }
+}
+
+KERNEL(grad_finish, cuda_finish_args, CUDA_THREADS) {
+    shared_pool pool;
+    float *piece = pool.take<float>(NORM_PIECE);
+    double *lane = pool.take<double>(NORM_LANES);
+    uint64_t blocks = (a.n + CUDA_NORM_BLOCK - 1) / CUDA_NORM_BLOCK;
+    for (uint64_t b = block_x(); b < blocks; b += blocks_x()) WITH_TYPE(a.type, finish_block<T>(a, b, piece, lane));
+}
+
+/* ---- AdamW ---- */
+
+/* hi = top + (lo >> 15), top = hi - (lo >> 15) */
+DEVICE uint32_t join_halves(uint16_t hi, uint16_t lo) { return (((uint32_t)hi - ((uint32_t)lo >> 15)) << 16) | lo; }
+
+DEVICE float adamw_element(float w, float *m_, float *v_, float g, const cuda_adamw_step &k) {
+    if (k.use_l2) g = g + k.l2 * w;
+    w = w * k.decay;
+    float away = g - *m_;
+    float m = k.lerp_from_end ? g - away * k.beta1 : *m_ + k.one_minus_beta1 * away;
+    float v = *v_ * k.beta2 + (k.one_minus_beta2 * g) * g;
+    float denom = sqrtf(v) / k.bc2_sqrt + k.eps;
+    *m_ = m;
+    *v_ = v;
+    return w + (k.neg_step_size * m) / denom;
+}
+
+DEVICE bool not_finite(float x) { return (bits_of(x) & 0x7fffffffu) >= 0x7f800000u; }
+
+KERNEL(adamw, cuda_adamw_args, CUDA_THREADS) {
+    unsigned long long bad = 0;
+    for (uint64_t i = thread_of_grid(); i < a.n; i += threads_of_grid()) {
+        float w = a.weight ? a.weight[i] : float_of(join_halves(a.hi[i], a.lo[i]));
+        float m = a.exp_avg[i], v = a.exp_avg_sq[i], g = load_any(a.grad_type, a.grad, i) * a.step.grad_scale;
+        w = adamw_element(w, &m, &v, g, a.step);
+        a.exp_avg[i] = m;
+        a.exp_avg_sq[i] = v;
+        if (a.weight) {
+            a.weight[i] = w;
+        } else {
+            uint32_t bits = bits_of(w);
+            a.hi[i] = (uint16_t)((bits + 0x8000u) >> 16);
+            a.lo[i] = (uint16_t)bits;
+        }
+        bad += not_finite(w) || not_finite(m) || not_finite(v);
+    }
+    if (bad) atomic_add(a.bad, bad);
+}

@@ -1,0 +1,341 @@
+/* The rows of the kernel table: arguments to structs, structs to grids. A row may be called for nothing at all (no
+ * rows, no elements), which launches nothing. */
+#include "device/cuda/queue.h"
+
+#include <string.h>
+
+static _Thread_local cuda_queue *now;
+
+void cuda_use_queue(cuda_queue *q) {
+    now = q;
+}
+
+static void keep(tm_status rc) {
+    if (now->status == TM_OK) now->status = rc;
+}
+
+/* A block a tile: none is left out. */
+static void launch_blocks(cuda_kernel k, const void *args, uint64_t x, uint64_t y, uint64_t z, uint32_t threads,
+                          uint32_t shared_bytes) {
+    if (now->status != TM_OK || x == 0 || y == 0 || z == 0) return;
+    if (x > INT32_MAX || y > UINT16_MAX || z > UINT16_MAX) {
+        keep(tm_fail(TM_EUNSUPPORTED, "cuda: a kernel of %llu x %llu x %llu blocks is more than a device takes",
+                     (unsigned long long)x, (unsigned long long)y, (unsigned long long)z));
+        return;
+    }
+    cuda_launch l = {.kernel = k,
+                     .args = args,
+                     .grid = {(uint32_t)x, (uint32_t)y, (uint32_t)z},
+                     .threads = threads,
+                     .shared_bytes = shared_bytes};
+    keep(now->launch(now, &l));
+}
+static void launch(cuda_kernel k, const void *args, uint64_t x, uint64_t y, uint64_t z, uint32_t shared_bytes) {
+    launch_blocks(k, args, x, y, z, CUDA_THREADS, shared_bytes);
+}
+/* Blocks that stride: any number of them does. */
+static void launch_strided(cuda_kernel k, const void *args, uint64_t x, uint64_t y, uint32_t shared_bytes) {
+    launch(k, args, tm_min_u64(x, now->most_blocks ? now->most_blocks : CUDA_GRID_X), y, 1, shared_bytes);
+}
+
+static uint64_t blocks_of(uint64_t n, uint64_t each) {
+    return n / each + (n % each != 0);
+}
+/* A thread an element. */
+static void launch_elements(cuda_kernel k, const void *args, uint64_t n) {
+    launch_strided(k, args, blocks_of(n, CUDA_THREADS), 1, 0);
+}
+static void launch_rows(cuda_kernel k, const void *args, uint64_t rows, uint32_t shared_floats) {
+    launch_strided(k, args, rows, 1, shared_floats * (uint32_t)sizeof(float));
+}
+
+/* ---- products -------------------------------------------------------------------------------------------------- */
+
+static void own_gemm(const tm_gemm_args *g) {
+    enum { DEPTH = 16, FLOATS = 2 * DEPTH * (CUDA_GEMM_TILE + 1) };
+    cuda_gemm_args a = {.a = g->a,
+                        .b = g->b,
+                        .c = g->c,
+                        .m = g->m,
+                        .n = g->n,
+                        .k = g->k,
+                        .lda = g->lda,
+                        .ldb = g->ldb,
+                        .ldc = g->ldc,
+                        .alpha = g->alpha,
+                        .beta = g->beta,
+                        .a_type = (int32_t)g->a_type,
+                        .b_type = (int32_t)g->b_type,
+                        .c_type = (int32_t)g->c_type,
+                        .a_trans = g->a_trans,
+                        .b_trans = g->b_trans};
+    launch(CUDA_K_gemm, &a, blocks_of(g->n, CUDA_GEMM_TILE), blocks_of(g->m, CUDA_GEMM_TILE), 1,
+           FLOATS * sizeof(float));
+}
+
+void cuda_gemm(const tm_gemm_args *g) {
+    if (now->status != TM_OK || g->m == 0 || g->n == 0) return;
+    tm_status rc = now->library_gemm ? now->library_gemm(now, g) : TM_EUNSUPPORTED;
+    if (rc == TM_EUNSUPPORTED)
+        own_gemm(g);
+    else
+        keep(rc);
+}
+
+/* ---- norm ------------------------------------------------------------------------------------------------------ */
+
+void cuda_rmsnorm_forward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps, void *y) {
+    cuda_norm_args a = {.x = x, .w = w, .y = y, .rows = rows, .n = n, .eps = eps, .type = (int32_t)t};
+    launch_rows(CUDA_K_norm_forward, &a, rows, CUDA_WARP);
+}
+
+void cuda_rmsnorm_backward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps,
+                           const float *dy, void *dx, bool dx_add, float *dw, bool dw_add, void *workspace) {
+    cuda_norm_args a = {.x = x,
+                        .w = w,
+                        .dy = dy,
+                        .dx = dx,
+                        .inv = workspace,
+                        .partial = (float *)(void *)((char *)workspace + cuda_norm_inv_bytes(rows)),
+                        .dw = dw,
+                        .rows = rows,
+                        .n = n,
+                        .eps = eps,
+                        .type = (int32_t)t,
+                        .dx_add = dx_add,
+                        .dw_add = dw_add};
+    uint64_t columns = blocks_of(n, CUDA_THREADS);
+    launch_rows(CUDA_K_norm_backward, &a, rows, 2 * CUDA_WARP);
+    if (!dw) return;
+    launch_strided(CUDA_K_norm_columns, &a, columns, blocks_of(rows, CUDA_ROW_BLOCK), 0);
+    launch_strided(CUDA_K_norm_sum, &a, columns, 1, 0);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------------ */
+
+void cuda_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, uint64_t ld, uint32_t heads, void *x,
+                     tm_positions pos, bool inverse) {
+    cuda_rope_args a = {.first = pos.first,
+                        .x = x,
+                        .row0 = row0,
+                        .rows = rows,
+                        .ld = ld,
+                        .head_dim = r->head_dim,
+                        .cached = r->cached,
+                        .heads = heads,
+                        .seq = pos.seq,
+                        .type = (int32_t)t,
+                        .inverse = inverse};
+    if (now->status != TM_OK || rows == 0) return;
+    keep(now->rope(now, r, &a.table, &a.inv_freq));
+    launch_rows(CUDA_K_rope, &a, rows, 0);
+}
+
+void cuda_swiglu_forward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, void *out) {
+    cuda_swiglu_args a = {.gate_up = gate_up, .a = out, .rows = rows, .f = f, .type = (int32_t)t};
+    launch_rows(CUDA_K_swiglu_forward, &a, rows, 0);
+}
+
+void cuda_swiglu_backward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, const float *da, void *d_gate_up,
+                          void *out) {
+    cuda_swiglu_args a = {
+        .gate_up = gate_up, .da = da, .a = out, .d_gate_up = d_gate_up, .rows = rows, .f = f, .type = (int32_t)t};
+    launch_rows(CUDA_K_swiglu_backward, &a, rows, 0);
+}
+
+void cuda_add_bias(tm_elem t, uint64_t rows, uint64_t n, const void *bias, void *x, uint64_t ld) {
+    cuda_rows_args a = {.bias = bias, .x = x, .rows = rows, .n = n, .ld = ld, .type = (int32_t)t};
+    launch_rows(CUDA_K_add_bias, &a, rows, 0);
+}
+
+void cuda_column_sum(tm_elem t, uint64_t rows, uint64_t n, const void *x, uint64_t ld, float *out, bool add) {
+    /* x is read only: the struct is shared with add_bias, which writes */
+    cuda_rows_args a = {.out = out, .rows = rows, .n = n, .ld = ld, .type = (int32_t)t, .add = add};
+    memcpy(&a.x, &x, sizeof x);
+    launch_elements(CUDA_K_column_sum, &a, n);
+}
+
+void cuda_gather_rows(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const uint32_t *row, const void *src,
+                      void *dst) {
+    cuda_gather_args a = {
+        .row = row, .src = src, .dst = dst, .rows = rows, .padded = padded, .n = n, .type = (int32_t)t};
+    launch_rows(CUDA_K_gather, &a, padded, 0);
+}
+
+void cuda_scatter_add_rows(uint64_t rows, uint64_t n, const uint32_t *row, const float *src, float *dst) {
+    cuda_gather_args a = {.row = row, .src = src, .dst = dst, .rows = rows, .n = n};
+    launch_rows(CUDA_K_scatter_add, &a, rows, 0);
+}
+
+void cuda_zero(void *p, uint64_t bytes) {
+    cuda_zero_args a = {p, bytes};
+    launch_elements(CUDA_K_zero, &a, blocks_of(bytes, 4));
+}
+
+void cuda_copy(void *to, const void *from, uint64_t bytes) {
+    if (now->status == TM_OK && bytes && to != from) keep(now->copy(now, to, from, bytes));
+}
+
+void cuda_convert(tm_elem from, tm_elem to, const void *x, void *y, uint64_t n) {
+    cuda_convert_args a = {.x = x, .y = y, .n = n, .from = (int32_t)from, .to = (int32_t)to};
+    launch_elements(CUDA_K_convert, &a, n);
+}
+
+/* ---- vocabulary ------------------------------------------------------------------------------------------------ */
+
+void cuda_embed_forward(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const int32_t *ids, uint32_t first,
+                        uint32_t count, const void *weight, void *out, bool clear) {
+    cuda_embed_args a = {.ids = ids,
+                         .x = weight,
+                         .out = out,
+                         .rows = rows,
+                         .padded = padded,
+                         .n = n,
+                         .first = first,
+                         .count = count,
+                         .type = (int32_t)t,
+                         .clear = clear};
+    launch_rows(CUDA_K_embed_forward, &a, padded, 0);
+}
+
+void cuda_embed_backward(tm_elem t, uint64_t rows, uint64_t n, const int32_t *ids, uint32_t first, uint32_t count,
+                         const void *dout, float *grad, bool add) {
+    cuda_embed_args a = {
+        .ids = ids, .x = dout, .grad = grad, .rows = rows, .n = n, .first = first, .count = count, .type = (int32_t)t};
+    if (!add) cuda_zero(grad, (uint64_t)count * n * sizeof *grad);
+    launch_rows(CUDA_K_embed_backward, &a, rows, CUDA_WARP);
+}
+
+void cuda_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, const float *logits,
+                      uint64_t ld, const int32_t *labels, tm_head_state *state) {
+    cuda_head_args a = {
+        .row = row, .labels = labels, .state = &state->max, .rows = rows, .ld = ld, .first = first, .count = count};
+    memcpy(&a.logits, &logits, sizeof logits); /* read only here */
+    launch_rows(CUDA_K_head_update, &a, rows, 2 * CUDA_WARP);
+}
+
+void cuda_head_gradient(tm_elem t, uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits,
+                        uint64_t ld, const int32_t *labels, const tm_head_state *state, const float *coefficient) {
+    cuda_head_args a = {.row = row,
+                        .labels = labels,
+                        .coefficient = coefficient,
+                        .logits = logits,
+                        .rows = rows,
+                        .ld = ld,
+                        .first = first,
+                        .count = count,
+                        .type = (int32_t)t};
+    memcpy(&a.state, &state, sizeof state); /* read only here */
+    launch_rows(CUDA_K_head_gradient, &a, rows, 0);
+}
+
+void cuda_head_begin(uint64_t rows, tm_head_state *state) {
+    cuda_head_args a = {.state = &state->max, .rows = rows};
+    launch_elements(CUDA_K_head_begin, &a, rows);
+}
+
+/* ---- attention ------------------------------------------------------------------------------------------------- */
+
+/* Shared memory of the kernels that work on tiles: the matrix, and operands or rows of 16. */
+static uint32_t attention_shared(void) {
+    enum { SIDE = 16, LD = CUDA_ATTENTION_TILE + 1, WORK = CUDA_ATTENTION_TILE * LD };
+    return (CUDA_ATTENTION_TILE * LD + WORK) * (uint32_t)sizeof(float);
+}
+
+static cuda_attention_args attention_args(const tm_attention *a) {
+    return (cuda_attention_args){.qkv = a->qkv,
+                                 .o = a->o,
+                                 .d_o = a->d_o,
+                                 .key_mask = a->key_mask,
+                                 .out = a->o,
+                                 .d_qkv = a->d_qkv,
+                                 .lse = a->lse,
+                                 .delta = a->workspace,
+                                 .rows = a->rows,
+                                 .seq = a->seq,
+                                 .heads = a->heads,
+                                 .kv_heads = a->kv_heads,
+                                 .head_dim = a->head_dim,
+                                 .window = a->window,
+                                 .scale = a->scale,
+                                 .type = (int32_t)a->type};
+}
+
+static bool attention_fits(const tm_attention *a) {
+    if (a->head_dim <= CUDA_MAX_HEAD_DIM && !a->kv_cache) return true;
+    keep(tm_fail(TM_EUNSUPPORTED, "cuda: attention with %s; compute it with memory.device \"cpu\" or \"cpu-arena\"",
+                 a->kv_cache ? "a cache of keys and values" : "heads of more than 256 columns"));
+    return false;
+}
+
+static void zero_padding(const tm_attention *a, void *x, uint64_t row_bytes) {
+    uint64_t used = (uint64_t)a->rows * a->seq;
+    if (x && a->padded > used) cuda_zero((char *)x + used * row_bytes, (a->padded - used) * row_bytes);
+}
+
+/* Tiles by tensor cores: 16-bit types, heads that are whole there, pairs of elements that can be read at once. */
+static bool by_tensor_cores(const tm_attention *a) {
+    uintptr_t all = (uintptr_t)a->qkv | (uintptr_t)a->d_o;
+    return now->tensor_cores && a->type != TM_ELEM_F32 && (a->head_dim == 64 || a->head_dim == 128) && all % 4 == 0;
+}
+
+/* Shared memory there: `own` operands of 64 rows, `met` of 32, `turned` of 32 transposed. */
+static uint32_t mma_shared(uint32_t head_dim, uint32_t own, uint32_t met, uint32_t turned) {
+    enum { OWN = 64, MET = 32, PAD = 8 };
+    return 2 * ((own * OWN + met * MET) * (head_dim + PAD) + turned * head_dim * (MET + PAD));
+}
+
+void cuda_attention_forward(const tm_attention *a) {
+    if (now->status != TM_OK || !attention_fits(a)) return;
+    cuda_attention_args k = attention_args(a);
+    uint64_t tiles = blocks_of(a->seq, CUDA_ATTENTION_TILE);
+    if (by_tensor_cores(a))
+        launch_blocks(CUDA_K_attention_forward_mma, &k, tiles, a->heads, a->rows, CUDA_MMA_THREADS,
+                      mma_shared(a->head_dim, 1, 1, 1));
+    else
+        launch(CUDA_K_attention_forward, &k, tiles, a->heads, a->rows, attention_shared());
+    zero_padding(a, a->o, (uint64_t)a->heads * a->head_dim * tm_elem_bytes(a->type));
+    zero_padding(a, a->lse, a->heads * sizeof(float));
+}
+
+static void launch_backward(const tm_attention *a, const cuda_attention_args *k) {
+    uint64_t tiles = blocks_of(a->seq, CUDA_ATTENTION_TILE);
+    if (by_tensor_cores(a)) {
+        launch_blocks(CUDA_K_attention_keys_mma, k, tiles, a->kv_heads, a->rows, CUDA_MMA_THREADS,
+                      mma_shared(a->head_dim, 2, 2, 2));
+        launch_blocks(CUDA_K_attention_queries_mma, k, tiles, a->heads, a->rows, CUDA_MMA_THREADS,
+                      mma_shared(a->head_dim, 2, 2, 1));
+    } else {
+        launch(CUDA_K_attention_keys, k, tiles, a->kv_heads, a->rows, attention_shared());
+        launch(CUDA_K_attention_queries, k, tiles, a->heads, a->rows, attention_shared());
+    }
+}
+
+void cuda_attention_backward(const tm_attention *a) {
+    if (now->status != TM_OK || !attention_fits(a)) return;
+    cuda_attention_args k = attention_args(a);
+    if (a->rope) {
+        k.rope_cached = a->rope->cached;
+        keep(now->rope(now, a->rope, &k.rope_table, &k.rope_inv_freq));
+    }
+    launch_strided(CUDA_K_attention_delta, &k,
+                   blocks_of((uint64_t)a->rows * a->seq * a->heads, CUDA_THREADS / CUDA_WARP), 1, 0);
+    launch_backward(a, &k);
+    zero_padding(a, a->d_qkv, ((uint64_t)a->heads + 2 * (uint64_t)a->kv_heads) * a->head_dim * tm_elem_bytes(a->type));
+}
+
+/* ---- optimizer ------------------------------------------------------------------------------------------------- */
+
+void cuda_grad_finish(tm_elem t, const float *sum, void *grad, uint64_t n, double *partial) {
+    enum { FLOATS = 2048, LANES = 16 };
+    cuda_finish_args a = {.sum = sum, .g = grad, .partial = partial, .n = n, .type = (int32_t)t};
+    launch_strided(CUDA_K_grad_finish, &a, blocks_of(n, CUDA_NORM_BLOCK), 1,
+                   FLOATS * sizeof(float) + LANES * sizeof(double));
+}
+
+void cuda_adamw(const cuda_adamw_args *args, uint64_t *nonfinite) {
+    cuda_adamw_args a = *args;
+    if (now->status != TM_OK || a.n == 0) return;
+    keep(now->counter(now, nonfinite, &a.bad));
+    launch_elements(CUDA_K_adamw, &a, a.n);
+}

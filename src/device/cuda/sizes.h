@@ -1,0 +1,19 @@
+/* Sizes of the CUDA device that are known without it (the row "cuda" of device.c). */
+#ifndef TIDEMILL_CUDA_SIZES_H
+#define TIDEMILL_CUDA_SIZES_H
+
+#include "kernels/kernels.h"
+
+/* Workspaces: other sizes than the host's. */
+uint64_t cuda_rmsnorm_workspace(uint64_t rows, uint64_t n);
+uint64_t cuda_norm_inv_bytes(uint64_t rows); /* the front of it */
+uint64_t cuda_attention_workspace(const tm_attention *a, bool backward);
+
+enum {
+    CUDA_TOKEN_CHUNK = 2048, /* rows of a product: enough for every processor of a large device */
+    CUDA_VOCAB_BLOCK = 8192,
+    CUDA_SIDE_MIB = 64,     /* of the device's memory beside the arena: cuBLASLt's workspace, angles, a counter */
+    CUDA_CONTEXT_MIB = 640, /* what the driver and cuBLASLt take for themselves: an estimate, not measured */
+};
+
+#endif

@@ -1,0 +1,55 @@
+/* This device's table of kernels. */
+#include "device/cuda/cuda_device.h"
+#include "optim/optimizer.h"
+
+static int32_t grad_type(tm_grad_type t) {
+    return t == TM_GRAD_F32 ? CUDA_F32 : CUDA_BF16;
+}
+
+/* adamw and adam: the optimizers that the traits name. */
+static void update(const tm_optim_step *step, const tm_optim_span *x, uint64_t *nonfinite) {
+    const tm_adamw_step *s = &step->as.adamw;
+    cuda_adamw_args a = {.weight = x->weight,
+                         .hi = x->weight_hi,
+                         .lo = x->weight_lo,
+                         .grad = x->grad,
+                         .exp_avg = x->state[0],
+                         .exp_avg_sq = x->state[1],
+                         .n = x->n,
+                         .grad_type = grad_type(x->grad_type)};
+    a.step = (cuda_adamw_step){.grad_scale = s->grad_scale,
+                               .decay = s->decay,
+                               .l2 = s->l2,
+                               .one_minus_beta1 = s->one_minus_beta1,
+                               .beta1 = s->beta1,
+                               .beta2 = s->beta2,
+                               .one_minus_beta2 = s->one_minus_beta2,
+                               .bc2_sqrt = s->bc2_sqrt,
+                               .eps = s->eps,
+                               .neg_step_size = s->neg_step_size,
+                               .use_l2 = s->use_l2,
+                               .lerp_from_end = s->lerp_from_end};
+    cuda_adamw(&a, nonfinite);
+}
+
+const tm_kernel_table cuda_table = {.gemm = cuda_gemm,
+                                    .rmsnorm_forward = cuda_rmsnorm_forward,
+                                    .rmsnorm_backward = cuda_rmsnorm_backward,
+                                    .rope_apply = cuda_rope_apply,
+                                    .swiglu_forward = cuda_swiglu_forward,
+                                    .swiglu_backward = cuda_swiglu_backward,
+                                    .add_bias = cuda_add_bias,
+                                    .column_sum = cuda_column_sum,
+                                    .embed_forward = cuda_embed_forward,
+                                    .embed_backward = cuda_embed_backward,
+                                    .attention_forward = cuda_attention_forward,
+                                    .attention_backward = cuda_attention_backward,
+                                    .head_update = cuda_head_update,
+                                    .head_gradient = cuda_head_gradient,
+                                    .gather_rows = cuda_gather_rows,
+                                    .scatter_add_rows = cuda_scatter_add_rows,
+                                    .zero = cuda_zero,
+                                    .copy = cuda_copy,
+                                    .head_begin = cuda_head_begin,
+                                    .grad_finish = cuda_grad_finish,
+                                    .update = update};

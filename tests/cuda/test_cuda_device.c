@@ -1,0 +1,436 @@
+/* The device's own code on a driver that is a fake: order, completions, counters, the cap, every call failing in turn;
+ * and the library of products on a fake of it. */
+#include "device/cuda/cuda_device.h"
+#include "fake_driver.h"
+#include "fake_lt.h"
+#include "optim/optim.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { PAGE = 4096 };
+
+/* ---- a device without device.c's table: that one is in the program's own hands ---- */
+
+static struct tm_device device;
+static bool with_library;
+
+static tm_status open_device(const char *name, uint64_t bytes) {
+    device = (struct tm_device){.caps = {.name = "cuda", .traits = {.own_processors = true, .alignment = PAGE}}};
+    tm_status rc = cuda_open(&device, &(tm_device_opts){.name = name, .arena_bytes = bytes}, fake_driver(),
+                             with_library ? fake_lt() : NULL);
+    if (rc != TM_OK) cuda_close(&device);
+    return rc;
+}
+static void must_open(uint64_t bytes) {
+    if (open_device("cuda:0", bytes) != TM_OK) fail_msg("%s", tm_error_get()->text);
+}
+static void close_device(void) {
+    cuda_close(&device);
+    assert_int_equal(fake_live(), 0);
+}
+static tm_status copy(tm_device_way way, void *host, uint64_t offset, uint64_t bytes, tm_event *e) {
+    e->complete = false;
+    return cuda_submit_copy(&device, &(tm_device_transfer){way, host, offset, bytes}, e);
+}
+static tm_status submit(tm_device_fn fn, void *ctx, tm_event *e) {
+    e->complete = false;
+    return cuda_submit_op(&device, &(tm_device_op){.fn = fn, .ctx = ctx}, e);
+}
+static tm_status wait_for(tm_event *e) {
+    cuda_wait(&device, e);
+    return e->status;
+}
+static void *arena_at(uint64_t offset) {
+    return device.arena + offset;
+}
+
+/* ---- copies ---- */
+
+static void test_copies(void **state) {
+    (void)state;
+    enum { N = 40 };
+    static char from[N][PAGE], to[N][PAGE];
+    tm_event in[N] = {{0}}, out[N] = {{0}};
+    tm_device_stats s = {0};
+    fake_reset(&(fake_options){.slow_us = 200});
+    must_open(N * PAGE + 100);
+    assert_int_equal(device.caps.arena_bytes, N * PAGE);
+    for (int i = 0; i < N; i++) memset(from[i], i + 1, PAGE);
+    for (int i = 0; i < N; i++) assert_int_equal(copy(TM_DEVICE_IN, from[i], (uint64_t)i * PAGE, PAGE, &in[i]), TM_OK);
+    assert_int_equal(wait_for(&in[N - 1]), TM_OK);
+    for (int i = 0; i < N; i++) assert_true(cuda_query(&device, &in[i])); /* in order: the last was last */
+    for (int i = 0; i < N; i++) assert_int_equal(copy(TM_DEVICE_OUT, to[i], (uint64_t)i * PAGE, PAGE, &out[i]), TM_OK);
+    for (int i = 0; i < N; i++) assert_int_equal(wait_for(&out[i]), TM_OK);
+    assert_memory_equal(from, to, sizeof from);
+    for (int i = 1; i < N; i++) assert_true(out[i].start_ns >= out[i - 1].end_ns && out[i].end_ns >= out[i].start_ns);
+    cuda_stats(&device, &s);
+    assert_int_equal(s.copies[TM_DEVICE_IN], N);
+    assert_int_equal(s.copied_bytes[TM_DEVICE_OUT], sizeof to);
+    close_device();
+}
+
+typedef struct chain { /* each completion starts the next copy */
+    tm_event e;
+    int left;
+    char host[PAGE];
+    _Atomic int over;
+} chain;
+static void next(tm_event *e) {
+    chain *c = e->ctx;
+    if (e->status != TM_OK || --c->left == 0)
+        c->over = 1;
+    else if (copy(TM_DEVICE_IN, c->host, 0, PAGE, e) != TM_OK)
+        c->over = 2;
+}
+
+static void test_callbacks(void **state) {
+    (void)state;
+    static chain c;
+    fake_reset(NULL);
+    must_open(PAGE);
+    c = (chain){.e = {.done = next, .ctx = &c}, .left = 100};
+    assert_int_equal(copy(TM_DEVICE_IN, c.host, 0, PAGE, &c.e), TM_OK);
+    while (!c.over) usleep(100);
+    assert_int_equal(c.over, 1);
+    assert_int_equal(c.left, 0);
+    close_device();
+}
+
+/* ---- operations: rows of the table, in order, behind each other ---- */
+
+typedef struct job {
+    float add;
+    uint64_t n;
+    tm_status fails;
+} job;
+static tm_status add_op(void *ctx) {
+    const job *j = ctx;
+    float *x = arena_at(0), *y = arena_at(PAGE);
+    if (j->fails != TM_OK) return tm_fail(j->fails, "this one was to fail");
+    cuda_table.copy(y, x, j->n * sizeof *x);               /* y = x */
+    cuda_table.add_bias(TM_ELEM_F32, 1, j->n, y, x, j->n); /* x = 2 x */
+    return TM_OK;
+}
+
+static void test_operations(void **state) {
+    (void)state;
+    enum { N = 20, COUNT = 100 };
+    float x[PAGE / 4] = {0};
+    job j = {.n = COUNT};
+    tm_event e[N] = {{0}}, moved = {0};
+    tm_device_stats s = {0};
+    for (int i = 0; i < COUNT; i++) x[i] = (float)i;
+    fake_reset(&(fake_options){.slow_us = 50});
+    must_open(4 * PAGE);
+    assert_int_equal(copy(TM_DEVICE_IN, x, 0, PAGE, &moved), TM_OK);
+    assert_int_equal(wait_for(&moved), TM_OK);
+    for (int i = 0; i < N; i++) assert_int_equal(submit(add_op, &j, &e[i]), TM_OK);
+    assert_int_equal(wait_for(&e[N - 1]), TM_OK);
+    for (int i = 0; i < N; i++) assert_true(e[i].complete);
+    assert_int_equal(copy(TM_DEVICE_OUT, x, 0, PAGE, &moved), TM_OK);
+    assert_int_equal(wait_for(&moved), TM_OK);
+    for (int i = 0; i < COUNT; i++) assert_true(x[i] == (float)i * (1 << N));
+    cuda_stats(&device, &s);
+    assert_int_equal(s.operations, N);
+    assert_int_equal(fake_launches(), N);
+    close_device();
+}
+
+/* A handler's failure is its event's, after those before it; those behind it go on. */
+static void test_failing_operation(void **state) {
+    (void)state;
+    job good = {.n = 4}, bad = {.fails = TM_EINPUT};
+    tm_event e[3] = {{0}};
+    fake_reset(&(fake_options){.slow_us = 300});
+    must_open(4 * PAGE);
+    assert_int_equal(submit(add_op, &good, &e[0]), TM_OK);
+    assert_int_equal(submit(add_op, &bad, &e[1]), TM_OK);
+    assert_int_equal(submit(add_op, &good, &e[2]), TM_OK);
+    assert_int_equal(wait_for(&e[1]), TM_EINPUT);
+    assert_string_equal(tm_error_get()->text, "this one was to fail");
+    tm_error_clear();
+    assert_true(e[0].complete && e[0].status == TM_OK);
+    assert_int_equal(wait_for(&e[2]), TM_OK);
+    close_device();
+}
+
+/* AdamW through the table's row, and what it counts. */
+typedef struct update_job {
+    tm_optim_step step;
+    uint64_t n, bad;
+} update_job;
+static tm_status update_op(void *ctx) {
+    update_job *j = ctx;
+    tm_optim_span x = {
+        .weight = arena_at(0), .grad = arena_at(PAGE), .state = {arena_at(2 * PAGE), arena_at(3 * PAGE)}};
+    x.n = j->n / 2;
+    cuda_table.update(&j->step, &x, &j->bad);
+    x.weight += x.n, x.grad = (const float *)x.grad + x.n; /* two spans of one operation count together */
+    x.state[0] = (float *)x.state[0] + x.n, x.state[1] = (float *)x.state[1] + x.n;
+    cuda_table.update(&j->step, &x, &j->bad);
+    return TM_OK;
+}
+
+static void test_update(void **state) {
+    (void)state;
+    static float host[4][PAGE / 4], want[4][PAGE / 4];
+    const tm_optimizer *adamw = tm_optimizer_find("adamw");
+    tm_optim_opts o;
+    update_job j = {.n = PAGE / 4};
+    tm_event e = {0};
+    tm_optim_defaults(adamw, &o);
+    tm_optim_step_init(&j.step, adamw, &o, 1e-3, 1, 1);
+    memset(host, 0, sizeof host);
+    for (int i = 0; i < PAGE / 4; i++) host[0][i] = (float)i, host[1][i] = 1.0F / (float)(i - 5); /* infinite at 5 */
+    memcpy(want, host, sizeof host);
+    fake_reset(NULL);
+    must_open(4 * PAGE);
+    for (int k = 0; k < 2; k++) { /* twice: the counter begins at zero again */
+        assert_int_equal(copy(TM_DEVICE_IN, host, 0, sizeof host, &e), TM_OK);
+        assert_int_equal(wait_for(&e), TM_OK);
+        assert_int_equal(submit(update_op, &j, &e), TM_OK);
+        assert_int_equal(wait_for(&e), TM_OK);
+    }
+    tm_optim_span x = {.weight = want[0], .grad = want[1], .state = {want[2], want[3]}, .n = PAGE / 4};
+    assert_int_equal(j.bad, 2 * tm_optim_run(&j.step, &x));
+    assert_true(j.bad > 0);
+    assert_int_equal(copy(TM_DEVICE_OUT, host, 0, sizeof host, &e), TM_OK);
+    assert_int_equal(wait_for(&e), TM_OK);
+    for (int i = 0; i < PAGE / 4; i++)
+        if (i != 5) assert_memory_equal(&host[0][i], &want[0][i], 4);
+    close_device();
+}
+
+/* ---- a device that breaks ---- */
+
+static void test_broken_device(void **state) {
+    (void)state;
+    static char host[PAGE];
+    tm_event e[6] = {{0}};
+    job j = {.n = 4};
+    fake_reset(&(fake_options){.slow_us = 500});
+    must_open(4 * PAGE);
+    fake_fail("event_wait", 2, 700);
+    for (int i = 0; i < 4; i++) assert_int_equal(copy(TM_DEVICE_IN, host, 0, PAGE, &e[i]), TM_OK);
+    assert_int_equal(wait_for(&e[0]), TM_OK);
+    assert_int_equal(wait_for(&e[1]), TM_EIO);
+    assert_non_null(strstr(tm_error_get()->text, "ILLEGAL_ADDRESS"));
+    tm_error_clear();
+    assert_int_equal(wait_for(&e[2]), TM_EIO);
+    assert_int_equal(wait_for(&e[3]), TM_EIO);
+    tm_error_clear();
+    assert_int_equal(submit(add_op, &j, &e[4]), TM_OK);
+    assert_int_equal(wait_for(&e[4]), TM_EIO); /* completes all the same */
+    tm_error_clear();
+    close_device();
+}
+
+/* A copy or launch that the driver refuses. */
+static void test_refusals(void **state) {
+    (void)state;
+    static char host[PAGE];
+    tm_event e = {0};
+    job j = {.n = 4};
+    fake_reset(NULL);
+    must_open(4 * PAGE);
+    fake_fail("copy_in", 1, 1);
+    assert_int_equal(copy(TM_DEVICE_IN, host, 0, PAGE, &e), TM_EIO);
+    tm_error_clear();
+    fake_fail("launch", 1, 1);
+    assert_int_equal(submit(add_op, &j, &e), TM_OK);
+    assert_int_equal(wait_for(&e), TM_EIO);
+    assert_non_null(strstr(tm_error_get()->text, "launching a kernel"));
+    tm_error_clear();
+    close_device();
+}
+
+/* Every call that opening makes fails once: an error that says something, and nothing stays behind. */
+static void test_open_failures(void **state) {
+    (void)state;
+    fake_reset(NULL);
+    must_open(PAGE);
+    unsigned all = fake_calls();
+    close_device();
+    unsigned failed = 0;
+    for (unsigned i = 1; i <= all; i++) {
+        fake_reset(NULL);
+        fake_fail_any(i, 1);
+        tm_status rc = open_device("cuda:0", PAGE);
+        if (rc == TM_OK) {
+            cuda_close(&device);
+        } else {
+            failed++;
+            assert_true(strlen(tm_error_get()->text) > 10);
+        }
+        assert_int_equal(fake_live(), 0);
+        tm_error_clear();
+    }
+    assert_true(failed > all / 2);
+}
+
+/* ---- what is refused at open ---- */
+
+static void expect_error(const char *name, uint64_t bytes, tm_status rc, const char *text) {
+    assert_int_equal(open_device(name, bytes), rc);
+    if (!strstr(tm_error_get()->text, text)) fail_msg("\"%s\" is not in \"%s\"", text, tm_error_get()->text);
+    tm_error_clear();
+    assert_int_equal(fake_live(), 0);
+}
+
+static void test_cap(void **state) {
+    (void)state;
+    uint64_t side = CUDA_SIDE_MIB * TM_MIB;
+    tm_device_info info;
+    fake_reset(&(fake_options){.memory_bytes = TM_GIB, .used_bytes = TM_GIB / 2});
+    expect_error("cuda:0", TM_GIB / 2 - side + PAGE, TM_ENOMEM, "0.44 of its 1.00 GiB are free");
+    expect_error("cuda:0", 0, TM_EINPUT, "device_budget");
+    expect_error("cuda:1", PAGE, TM_EINPUT, "has 1 of its kind");
+    expect_error("cuda:x", PAGE, TM_EINPUT, "no device \"cuda:x\"");
+    must_open(TM_GIB / 2 - side);
+    close_device();
+    assert_int_equal(cuda_look(fake_driver(), 0, &info), TM_OK);
+    assert_string_equal(info.about, "fake device, compute capability 8.0");
+    assert_int_equal(info.free_bytes, TM_GIB / 2);
+    assert_int_equal(cuda_look(fake_driver(), 1, &info), TM_EINPUT);
+    tm_error_clear();
+    fake_reset(&(fake_options){.capability = 70});
+    expect_error("cuda:0", PAGE, TM_EUNSUPPORTED, "at least 7.5");
+}
+
+/* ---- products by the library ---- */
+
+typedef struct product_job {
+    tm_gemm_args g;
+    bool own; /* falls to our own kernel */
+} product_job;
+static tm_status product_op(void *ctx) {
+    cuda_table.gemm(&((product_job *)ctx)->g);
+    return TM_OK;
+}
+
+/* Operands at the arena's first pages; C against the CPU's. */
+static void product(tm_elem ab, tm_elem c, bool at, bool bt, float beta, bool own) {
+    enum { M = 5, N = 7, K = 9, ROOM = 256 };
+    static float host[3][PAGE / 4], want[PAGE / 4];
+    tm_event e = {0};
+    unsigned before = fake_launches();
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < ROOM; k++) host[i][k] = (float)((i + 3) * (k * 7 % 13) - 20);
+    if (ab == TM_ELEM_BF16)
+        for (int i = 0; i < 2; i++) tm_narrow(host[i], (uint16_t *)host[i], ROOM);
+    if (c == TM_ELEM_BF16) tm_narrow(host[2], (uint16_t *)host[2], ROOM);
+    memcpy(want, host[2], sizeof want);
+    product_job j = {.g = {.m = M, .n = N, .k = K, .alpha = 0.5F, .beta = beta, .lda = (at ? M : K) + 1}};
+    j.g.ldb = (bt ? K : N) + 2, j.g.ldc = N + 3, j.g.a_trans = at, j.g.b_trans = bt;
+    j.g.a_type = j.g.b_type = ab, j.g.c_type = c;
+    j.g.a = host[0], j.g.b = host[1], j.g.c = want;
+    tm_gemm(&j.g);
+    j.g.a = arena_at(0), j.g.b = arena_at(PAGE), j.g.c = arena_at(2 * PAGE);
+    assert_int_equal(copy(TM_DEVICE_IN, host, 0, sizeof host, &e), TM_OK);
+    assert_int_equal(wait_for(&e), TM_OK);
+    assert_int_equal(submit(product_op, &j, &e), TM_OK);
+    assert_int_equal(wait_for(&e), TM_OK);
+    assert_int_equal(copy(TM_DEVICE_OUT, host, 0, sizeof host, &e), TM_OK);
+    assert_int_equal(wait_for(&e), TM_OK);
+    assert_memory_equal(host[2], want, sizeof want); /* small whole numbers and halves: exact in any order */
+    assert_int_equal(fake_launches() - before, own);
+}
+
+static void test_products(void **state) {
+    (void)state;
+    fake_reset(NULL);
+    with_library = true;
+    fake_lt_algorithm(4);
+    must_open(3 * PAGE);
+    for (unsigned i = 0; i < 16; i++)
+        product(i & 1 ? TM_ELEM_BF16 : TM_ELEM_F32, (i & 3) == 1 ? TM_ELEM_BF16 : TM_ELEM_F32, i & 4, i & 8,
+                i & 2 ? 1.0F : 0.0F, false);
+    product(TM_ELEM_F32, TM_ELEM_BF16, false, true, 0, true); /* not a pair that it has */
+    close_device();
+    fake_lt_algorithm(0);
+    must_open(3 * PAGE);
+    product(TM_ELEM_F32, TM_ELEM_F32, false, true, 0, true);
+    close_device();
+    with_library = false;
+    assert_int_equal(fake_lt_live(), 0);
+}
+
+/* Choices are kept a shape, written down, and taken up by another run whatever heuristics say then. */
+static void test_recorded_algorithms(void **state) {
+    (void)state;
+    static char record[4096], again[4096];
+    uint32_t lines = 0;
+    fake_reset(NULL);
+    with_library = true;
+    fake_lt_algorithm(4);
+    must_open(3 * PAGE);
+    product(TM_ELEM_F32, TM_ELEM_F32, false, true, 0, false);
+    fake_lt_algorithm(5);
+    product(TM_ELEM_F32, TM_ELEM_F32, true, false, 0, false);
+    product(TM_ELEM_F32, TM_ELEM_F32, false, true, 0, false); /* met before */
+    assert_int_equal(fake_lt_last(), 4);
+    assert_int_equal(cuda_products_record(((cuda_device *)device.own)->products, record, sizeof record), 2);
+    close_device();
+    fake_lt_algorithm(6);
+    must_open(3 * PAGE);
+    cuda_products *p = ((cuda_device *)device.own)->products;
+    assert_int_equal(cuda_products_take(p, record, &lines), TM_OK);
+    assert_int_equal(lines, 2);
+    product(TM_ELEM_F32, TM_ELEM_F32, true, false, 0, false);
+    assert_int_equal(fake_lt_last(), 5);
+    assert_int_equal(cuda_products_record(p, again, sizeof again), 2);
+    assert_string_equal(again, record);
+    assert_int_equal(cuda_products_take(p, record, &lines), TM_EINPUT); /* named twice */
+    tm_error_clear();
+    assert_int_equal(cuda_products_take(p, "5 7 9 no\n", &lines), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "line 1"));
+    tm_error_clear();
+    record[strlen(record) - 2] ^= 1; /* an algorithm that the library does not know */
+    close_device();
+    must_open(3 * PAGE);
+    assert_int_equal(cuda_products_take(((cuda_device *)device.own)->products, record, &lines), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "another version"));
+    tm_error_clear();
+    close_device();
+    with_library = false;
+}
+
+/* On this machine: a driver, or why there is none. */
+static void test_real_driver(void **state) {
+    (void)state;
+    const cuda_driver *v;
+    tm_status rc = cuda_driver_load(&v);
+    if (rc == TM_OK) return;
+    assert_int_equal(rc, TM_EUNSUPPORTED);
+    assert_non_null(strstr(tm_error_get()->text, "cuda: "));
+    tm_error_clear();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_copies),
+                                       cmocka_unit_test(test_callbacks),
+                                       cmocka_unit_test(test_operations),
+                                       cmocka_unit_test(test_failing_operation),
+                                       cmocka_unit_test(test_update),
+                                       cmocka_unit_test(test_broken_device),
+                                       cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_open_failures),
+                                       cmocka_unit_test(test_cap),
+                                       cmocka_unit_test(test_products),
+                                       cmocka_unit_test(test_recorded_algorithms),
+                                       cmocka_unit_test(test_real_driver)};
+    (void)setenv("TIDEMILL_ISA", "ref", 1);
+    if (tm_kernels_init(1) != TM_OK) return 1;
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    tm_kernels_close();
+    return failed;
+}
