@@ -1,0 +1,151 @@
+/* The run before: what OUTPUT_DIR/run.json says of it, why it may be refused, and what of it is cleared away. */
+#include "io/io.h"
+#include "train/resume_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- what OUTPUT_DIR says -------------------------------------------------------------------------------------- */
+
+tm_status earlier_read(const char *path, earlier *out) {
+    tm_buf text = {0};
+    *out = (earlier){0};
+    if (!tm_path_exists(path)) return TM_OK;
+    tm_status rc = tm_file_slurp(path, 16 * TM_MIB, &text);
+    if (rc == TM_OK) rc = tm_json_parse(&out->doc, text.data, text.len, path, 0, 0);
+    tm_buf_free(&text);
+    if (rc != TM_OK) return rc;
+    const tm_json *root = tm_json_root(out->doc), *step = tm_json_get(root, "step");
+    out->any = true;
+    out->finished = tm_json_is(tm_json_get(root, "status"), "finished");
+    out->step = step && step->is_integer ? step->integer : 0;
+    const tm_json *kept = tm_json_get(tm_json_get(root, "config"), "keep_state");
+    out->kept = kept && kept->boolean;
+    out->directories = tm_json_get(root, "run_directories");
+    out->by_rank = tm_json_get(root, "directories_by_rank");
+    return TM_OK;
+}
+
+const char *earlier_directory(const earlier *e) {
+    const tm_json *d = e->directories ? e->directories->child : NULL;
+    return d && d->type == TM_JSON_STRING ? d->text : NULL;
+}
+
+/* ---- refusals and leftovers ------------------------------------------------------------------------------------ */
+
+tm_status earlier_refuse_finished(const trainer *t, const earlier *e) {
+    return tm_fail(TM_EINPUT,
+                   "%s holds a finished run of %" PRId64 " steps whose state was removed (keep_state keeps it); give "
+                   "another output_dir, or --resume never to start over",
+                   t->cfg->output_dir, e->step);
+}
+
+tm_status earlier_refuse_lost(const trainer *t, const char *dir) {
+    return tm_fail(TM_EINPUT,
+                   "%s holds an interrupted run that cannot continue: %s%s; --resume never starts over, another "
+                   "output_dir leaves it alone",
+                   t->cfg->output_dir, dir ? dir : "it made no commits", dir ? " is gone" : "");
+}
+
+static tm_status refuse_alive(const char *dir, const tm_io_owner *o) {
+    return tm_fail(TM_EINPUT, "%s: in use by process %ld on %s, started %s; wait for it or stop it", dir, o->pid,
+                   o->host, o->started);
+}
+
+static bool is_run_directory(const tm_json *dir, tm_io_owner *o) {
+    const char *slash = dir->type == TM_JSON_STRING ? strrchr(dir->text, '/') : NULL;
+    if (!slash || strncmp(slash, "/run-", 5) != 0 || !tm_path_is_dir(dir->text)) return false;
+    if (tm_io_run_owner(dir->text, o) == TM_OK) return o->is_run;
+    tm_error_clear();
+    return false;
+}
+
+tm_status earlier_none_alive(const earlier *e) {
+    tm_io_owner o;
+    for (const tm_json *d = e->directories ? e->directories->child : NULL; d; d = d->next)
+        if (is_run_directory(d, &o) && o.alive) return refuse_alive(d->text, &o);
+    return TM_OK;
+}
+
+/* Without a commit nothing in them can be used: killed before the first one, or while they were removed at the end.
+ * Taken before removed, so that nobody else has them. */
+tm_status earlier_drop(const earlier *e) {
+    tm_io_owner o;
+    for (const tm_json *d = e->directories ? e->directories->child : NULL; d; d = d->next) {
+        tm_io_run *run;
+        if (!is_run_directory(d, &o)) continue;
+        TM_TRY(tm_io_run_reopen(&run, d->text, true, 10000));
+        tm_log(TM_LOG_INFO, "%s: removed; it holds no commit", d->text);
+        TM_TRY(tm_io_run_remove(run));
+    }
+    return TM_OK;
+}
+
+/* Killed before run.json named its directories: they are known by their names. One that holds a commit is left: that
+ * is for `tidemill clean`. */
+typedef struct nameless {
+    trainer *t;
+    const char *path;
+} nameless;
+
+static tm_status drop_nameless(void *ctx, const char *name, bool is_dir) {
+    const nameless *x = ctx;
+    char prefix[40], path[4096], manifest[4200];
+    tm_io_run *run;
+    tm_io_owner o;
+    int n = snprintf(prefix, sizeof prefix, "run-%s", x->t->run_hash);
+    if (!is_dir || strncmp(name, prefix, (size_t)n) != 0 || !strchr("-r", name[n])) return TM_OK;
+    snprintf(path, sizeof path, "%s/%s", x->path, name);
+    snprintf(manifest, sizeof manifest, "%s/manifest", path);
+    bool committed = tm_path_exists(manifest);
+    snprintf(manifest, sizeof manifest, "%s/part-of", path);
+    if (committed || tm_path_exists(manifest)) {
+        tm_log(TM_LOG_WARN, "%s: the commit of a run that was given up; `tidemill clean %s` removes it", path, x->path);
+        return TM_OK;
+    }
+    TM_TRY(tm_io_run_owner(path, &o));
+    if (o.alive) return refuse_alive(path, &o);
+    if (!o.is_run) return tm_remove_tree(path); /* killed before it made its lock */
+    TM_TRY(tm_io_run_reopen(&run, path, true, 0));
+    return tm_io_run_remove(run);
+}
+
+static tm_status drop_in(trainer *t, const char *path) {
+    nameless x = {t, path};
+    return tm_path_is_dir(path) ? tm_list_dir(path, drop_nameless, &x) : TM_OK;
+}
+
+tm_status earlier_drop_nameless(trainer *t) {
+    const tm_strings *lists[] = {&t->cfg->param_paths, &t->cfg->optimizer_paths};
+    TM_TRY(drop_in(t, t->home));
+    for (size_t l = 0; l < TM_COUNT(lists); l++)
+        for (uint32_t i = 0; i < lists[l]->n; i++) TM_TRY(drop_in(t, lists[l]->item[i]));
+    return TM_OK;
+}
+
+/* ---- what a killed run left in OUTPUT_DIR ------------------------------------------------------------------------ */
+
+/* checkpoint-N.tmp, checkpoint-N.tmp-old, .tmp-<16 hex digits>-NAME (tm_out), .tokens-<pid>-<n> (data). */
+static bool is_half_done(const char *name) {
+    size_t n, digits;
+    if (strncmp(name, ".tmp-", 5) == 0) return strspn(name + 5, "0123456789abcdef") == 16 && name[21] == '-';
+    if (strncmp(name, ".tokens-", 8) == 0) return name[8 + strspn(name + 8, "0123456789")] == '-';
+    n = strncmp(name, "checkpoint-", 11) == 0 ? 11 : 0;
+    digits = strspn(name + n, "0123456789");
+    const char *end = name + n + digits;
+    return n && digits && (strcmp(end, ".tmp") == 0 || strcmp(end, ".tmp-old") == 0);
+}
+
+static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
+    const trainer *t = ctx;
+    char path[4096];
+    (void)is_dir;
+    if (!is_half_done(name)) return TM_OK;
+    snprintf(path, sizeof path, "%s/%s", t->cfg->output_dir, name);
+    return tm_remove_tree(path);
+}
+
+tm_status trainer_sweep(trainer *t) {
+    return tm_list_dir(t->cfg->output_dir, sweep_one, t);
+}
