@@ -40,7 +40,8 @@ bool cfg_type_fits(const schema_row *row, const tm_json *n) {
         return (t & (T_STR | T_LIST | T_ENUM)) || (t & T_WORD && is_word(n));
     case TM_JSON_ARRAY:
         if (t & T_PAIR) return n->count == 2 && all_are(n, TM_JSON_NUMBER);
-        return (t & T_LIST) && n->count > 0 && all_are(n, TM_JSON_STRING);
+        /* no words at all switch off what false would, and are none where they are needed */
+        return (t & T_LIST) && (n->count > 0 || t & T_BOOL) && all_are(n, TM_JSON_STRING);
     default:
         return n->type == TM_JSON_OBJECT && (t & T_OBJ);
     }

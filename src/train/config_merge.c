@@ -141,8 +141,21 @@ static void forget(cfg_state *s, const char *path) {
     size_t n = strlen(path);
     for (size_t i = 0; i < schema_row_count; i++) {
         const char *p = schema_rows[i].path;
-        if (!strncmp(p, path, n) && (p[n] == '.' || !p[n])) s->value[i] = (cfg_value){0};
+        if (*p == *path && !strncmp(p, path, n) && (p[n] == '.' || !p[n])) s->value[i] = (cfg_value){0};
     }
+}
+
+/* The row that `path` lies in and that has no rows of its own, such as "adapter" of "adapter.r": what is said of it is
+ * said of all that it holds. */
+static const schema_row *closed_section(const char *path) {
+    char above[PATH_MAX_BYTES], *dot;
+    snprintf(above, sizeof above, "%s", path);
+    while ((dot = strrchr(above, '.'))) {
+        *dot = 0;
+        const schema_row *row = schema_find(above);
+        if (row) return row->types & T_ANY ? row : NULL;
+    }
+    return NULL;
 }
 
 tm_status cfg_apply_set(cfg_state *s, const char *assignment) {
@@ -163,6 +176,12 @@ tm_status cfg_apply_set(cfg_state *s, const char *assignment) {
     tm_json key = *value;
     key.key = dot ? path + (dot - path) + 1 : path;
     cfg_value v = {value, name, NULL, SOURCE_SET};
+    const schema_row *closed = row ? NULL : closed_section(path);
+    if (closed) {
+        v.spelled = closed->path;
+        cfg_check_value(s, closed, &v);
+        return s->broken;
+    }
     if (own) forget(s, own->path);
     if (own && value->type == TM_JSON_NULL) return TM_OK; /* back to the default */
     const schema_row *inside = member(s, section, &key, path, v);

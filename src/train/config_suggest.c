@@ -2,108 +2,135 @@
 #include "train/config_internal.h"
 
 #include <ctype.h>
+#include <pthread.h>
 #include <string.h>
 
-enum { LONGEST = 48 };
+enum { LONGEST = 64 };
 
-static char folded(char c) {
-    return c == '-' ? '_' : (char)tolower((unsigned char)c);
+static unsigned char folded(char c) {
+    return c == '-' ? '_' : (unsigned char)tolower((unsigned char)c);
 }
 
-static size_t min2(size_t a, size_t b) {
-    return a < b ? a : b;
-}
+/* Where each letter stands in the word that was given, a bit a place; `letters`: which there are. */
+typedef struct given {
+    size_t n;
+    uint64_t at[256], letters;
+} given;
 
-/* Optimal string alignment (a swapped pair is one edit); SIZE_MAX for words too long to compare and from `most` edits
- * on: two rows that are all above it only grow. */
-static size_t distance(const char *a, size_t n, const char *b, size_t m, size_t most) {
-    size_t row[3][LONGEST + 1], *before = row[0], *last = row[1], *now = row[2];
-    if (n > LONGEST || m > LONGEST) return SIZE_MAX;
-    for (size_t j = 0; j <= m; j++) last[j] = before[j] = j;
-    for (size_t i = 1, least = 0, lesser = 0; i <= n; i++, lesser = least) {
-        least = now[0] = i;
-        for (size_t j = 1; j <= m; j++) {
-            bool same = folded(a[i - 1]) == folded(b[j - 1]);
-            now[j] = min2(min2(last[j], now[j - 1]) + 1, last[j - 1] + !same);
-            if (i > 1 && j > 1 && folded(a[i - 1]) == folded(b[j - 2]) && folded(a[i - 2]) == folded(b[j - 1]))
-                now[j] = min2(now[j], before[j - 2] + 1);
-            least = min2(least, now[j]);
-        }
-        if (min2(least, lesser) >= most && i > 1) return SIZE_MAX;
-        size_t *spare = before;
-        before = last, last = now, now = spare;
-    }
-    return last[m];
-}
-
-/* Which letters a word has: one that the other lacks is an edit at least, so that most words need not be compared. */
 static uint64_t letters(const char *word, size_t n) {
     uint64_t set = 0;
     for (size_t i = 0; i < n; i++) set |= (uint64_t)1 << (folded(word[i]) & 63);
     return set;
 }
 
-static size_t least_distance(uint64_t a, size_t n, uint64_t b, size_t m) {
-    size_t longer = n > m ? n - m : m - n, other = (size_t)__builtin_popcountll(n > m ? a & ~b : b & ~a);
+static bool take(given *g, const char *word) {
+    *g = (given){.n = strlen(word)};
+    if (g->n == 0 || g->n > LONGEST) return false;
+    for (size_t i = 0; i < g->n; i++) g->at[folded(word[i])] |= (uint64_t)1 << i;
+    g->letters = letters(word, g->n);
+    return true;
+}
+
+/* A letter that the other word lacks is an edit at least, so that most words need not be compared. */
+static size_t least_distance(const given *g, uint64_t set, size_t n) {
+    size_t longer = n > g->n ? n - g->n : g->n - n;
+    size_t other = (size_t)__builtin_popcountll(n > g->n ? set & ~g->letters : g->letters & ~set);
     return longer > other ? longer : other;
 }
 
-static const char *leaf_of(const char *path) {
-    const char *dot = strrchr(path, '.');
-    return dot ? dot + 1 : path;
+/* Optimal string alignment (a swapped pair is one edit): a column of the table at once, as differences from place to
+ * place, one bit each (Hyyro 2003, "A bit-vector algorithm for computing Levenshtein and Damerau edit distances"). */
+static size_t distance(const given *g, const char *word, size_t n) {
+    uint64_t up = ~(uint64_t)0, down = 0, diagonal = 0, before = 0, last = (uint64_t)1 << (g->n - 1);
+    size_t d = g->n;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t same = g->at[folded(word[i])], swapped = ((~diagonal & same) << 1) & before;
+        diagonal = (((same & up) + up) ^ up) | same | down | swapped;
+        uint64_t more = down | ~(diagonal | up), less = diagonal & up;
+        d += (more & last) != 0;
+        d -= (less & last) != 0;
+        more = more << 1 | 1;
+        less <<= 1;
+        up = less | ~(diagonal | more);
+        down = diagonal & more;
+        before = same;
+    }
+    return d;
 }
 
-static bool in_section(const char *path, const char *section) {
-    size_t n = strlen(section);
-    if (!n) return !strchr(path, '.');
-    return !strncmp(path, section, n) && path[n] == '.' && !strchr(path + n + 1, '.');
+/* What every key is compared with, taken from the table once. */
+enum { MOST_ROWS = 512 };
+typedef struct word {
+    const char *leaf; /* the last name of the row's path */
+    size_t n, section;
+    uint64_t letters;
+} word;
+static word words[MOST_ROWS];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void fill(void) {
+    TM_ASSERT(schema_row_count <= MOST_ROWS);
+    for (size_t i = 0; i < schema_row_count; i++) {
+        const char *path = schema_rows[i].path, *dot = strrchr(path, '.'), *leaf = dot ? dot + 1 : path;
+        size_t n = strlen(leaf);
+        words[i] = (word){leaf, n, dot ? (size_t)(dot - path) : 0, letters(leaf, n)};
+    }
+}
+
+static bool in_section(size_t row, const char *section, size_t n) {
+    return words[row].section == n && !strncmp(schema_rows[row].path, section, n);
 }
 
 /* The row in `section` (NULL: anywhere) whose last name is nearest; at most 1 + a third of the key's length away. */
 static const schema_row *nearest(const char *section, const char *key) {
-    size_t len = strlen(key), best = 2 + len / 3;
-    if (len > LONGEST) return NULL;
-    uint64_t set = letters(key, len);
+    given g;
+    if (!take(&g, key)) return NULL;
+    size_t best = 2 + g.n / 3, n = section ? strlen(section) : 0;
     const schema_row *found = NULL;
     for (size_t i = 0; i < schema_row_count; i++) {
         const schema_row *row = &schema_rows[i];
-        if (row->kind == K_REFUSED || row->kind == K_LATER || (section && !in_section(row->path, section))) continue;
-        const char *leaf = leaf_of(row->path);
-        size_t n = strlen(leaf), d = least_distance(set, len, letters(leaf, n), n);
-        if (d < best) d = distance(key, len, leaf, n, best);
+        if (row->kind == K_REFUSED || row->kind == K_LATER || (section && !in_section(i, section, n))) continue;
+        size_t d = least_distance(&g, words[i].letters, words[i].n);
+        if (d < best) d = distance(&g, words[i].leaf, words[i].n);
         if (d < best) best = d, found = row;
     }
     return found;
 }
 
 static const schema_row *same_name(const char *section, const char *key) {
-    for (size_t i = 0; i < schema_row_count; i++) {
-        const char *leaf = leaf_of(schema_rows[i].path);
-        if (!strcmp(leaf, key) && !in_section(schema_rows[i].path, section)) return &schema_rows[i];
-    }
+    size_t len = strlen(key), n = strlen(section);
+    for (size_t i = 0; i < schema_row_count; i++)
+        if (words[i].n == len && !memcmp(words[i].leaf, key, len) && !in_section(i, section, n)) return &schema_rows[i];
     return NULL;
 }
 
+static const char *leaf_of(const schema_row *row) {
+    return words[row - schema_rows].leaf;
+}
+
 tm_status config_suggest_key(tm_buf *out, const char *section, const char *key) {
+    (void)pthread_once(&once, fill);
     const schema_row *row = same_name(section, key);
     if (row) {
-        size_t under = (size_t)(leaf_of(row->path) - row->path);
+        size_t under = (size_t)(leaf_of(row) - row->path);
         if (!under) return tm_buf_printf(out, "; it belongs at top level");
         return tm_buf_printf(out, "; it belongs under \"%.*s\"", (int)under - 1, row->path);
     }
     row = nearest(section, key);
-    if (row) return tm_buf_printf(out, "; did you mean \"%s\"?", leaf_of(row->path));
+    if (row) return tm_buf_printf(out, "; did you mean \"%s\"?", leaf_of(row));
     row = strlen(key) > 4 ? nearest(NULL, key) : NULL;
     if (row) return tm_buf_printf(out, "; did you mean \"%s\"?", row->path);
     return TM_OK;
 }
 
 tm_status config_suggest_value(tm_buf *out, const schema_row *row, const char *value) {
-    size_t len = strlen(value), best = 2 + len / 3, n = 0;
+    given g;
+    if (!take(&g, value)) return TM_OK;
+    size_t best = 2 + g.n / 3, n = 0;
     const char *found = NULL;
     for (const char *c = row->choices; c && *c; c += strcspn(c, "|"), c += *c == '|') {
-        size_t word = strcspn(c, "=|"), d = distance(value, len, c, word, best);
-        if (d < best) best = d, found = c, n = word;
+        size_t len = strcspn(c, "=|"), d = distance(&g, c, len);
+        if (d < best) best = d, found = c, n = len;
     }
     if (!found) return TM_OK;
     return tm_buf_printf(out, "; did you mean \"%.*s\"?", (int)n, found);

@@ -15,10 +15,11 @@ void cfg_keep(cfg_state *s, tm_status rc) {
 
 static void add_problem(cfg_state *s, tm_status status, const char *format, va_list ap) {
     char text[1024];
-    vsnprintf(text, sizeof text, format, ap);
     if (s->problem_status != TM_EINPUT) s->problem_status = status;
     s->n_problems++;
     s->n_input += status == TM_EINPUT;
+    if (s->problems.len >= sizeof tm_error_get()->text) return; /* no more of them can be shown */
+    vsnprintf(text, sizeof text, format, ap);
     cfg_keep(s, tm_buf_printf(&s->problems, "%s%s", s->problems.len ? "; " : "", text));
 }
 
@@ -91,15 +92,19 @@ tm_status cfg_report(cfg_state *s) {
 
 /* ---- reading values ------------------------------------------------------------------------------------------ */
 
-const cfg_value *cfg_raw(const cfg_state *s, const char *path) {
-    const cfg_value *v = &s->value[schema_index(path)];
+static const cfg_value *value_of(const cfg_state *s, size_t row) {
+    const cfg_value *v = &s->value[row];
     return v->node && v->node->type != TM_JSON_NULL ? v : NULL;
 }
 
+const cfg_value *cfg_raw(const cfg_state *s, const char *path) {
+    return value_of(s, schema_index(path));
+}
+
 const cfg_value *cfg_given(const cfg_state *s, const char *path) {
-    const schema_row *row = &schema_rows[schema_index(path)];
-    const cfg_value *v = cfg_raw(s, path);
-    return v && row->types & T_AUTO && tm_json_is(v->node, "auto") ? NULL : v;
+    size_t row = schema_index(path);
+    const cfg_value *v = value_of(s, row);
+    return v && schema_rows[row].types & T_AUTO && tm_json_is(v->node, "auto") ? NULL : v;
 }
 
 bool cfg_is_auto(const cfg_state *s, const char *path) {

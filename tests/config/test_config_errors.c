@@ -1,5 +1,6 @@
 /* What is refused, with which status, and what the one line says. */
 #include "config_test.h"
+#include "tests/walk.h"
 
 typedef struct bad {
     tm_status status;
@@ -162,6 +163,11 @@ static const bad cases[] = {
      "+\"seed\": 1",
      {"--set memory={\"slot\":1}", "unknown key \"slot\" in \"memory\""},
      {"memory={\"slot\":1}"}},
+    {TM_EUNSUPPORTED,
+     "+\"seed\": 1",
+     {"--set adapter.type=lora: \"adapter\": adapters", "not supported yet by this version"},
+     {"adapter.type=lora"}},
+    {TM_EINPUT, "+\"seed\": 1", {"unknown key \"of\" in \"seed\""}, {"seed.of=1"}},
     /* not in this version */
     {TM_EUNSUPPORTED,
      "+\"adapter\": {\"type\": \"lora\", \"r\": 8}",
@@ -240,6 +246,51 @@ static void each_says_what_where_and_what_to_do(void **state) {
     assert_int_equal(failed, 0);
 }
 
+/* What is right or wrong stays so, or memory ran out: no half of a configuration, nothing held. */
+static tm_status load_case(void *ctx) {
+    const bad *b = ctx;
+    char json[2000];
+    tm_config *c = NULL;
+    const char *text = b->json;
+    if (*text == '+') snprintf(json, sizeof json, "{" BASE ", %s}", text + 1), text = json;
+    tm_status rc = test_load(&c, text, b->ds, b->set);
+    tm_config_free(c);
+    if (rc == TM_OK) return TM_EBUG; /* none of them may load */
+    return rc == b->status ? TM_OK : rc;
+}
+
+static tm_status load_all_kinds(void *ctx) {
+    static const char *const set[] = {"memory.update=F", "seed=7", "deepspeed=ds.json", NULL};
+    tm_config *c = NULL;
+    tm_buf text = {0};
+    (void)ctx;
+    tm_status rc = test_load(&c,
+                             "{" BASE ", \"no_decay\": [\"norm\", \"bias\"], \"fsdp_config\": {\"min_num_params\":"
+                             " 5}, \"lr_scheduler_kwargs\": {\"num_cycles\": 1}}",
+                             "{\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"nvme\","
+                             " \"nvme_path\": [\"/a\", \"/b\"]}}}",
+                             set);
+    if (rc == TM_OK) rc = tm_config_dump_json(c, &text, 1);
+    if (rc == TM_OK) rc = tm_config_resolve_model(c, 64);
+    if (rc == TM_OK) rc = tm_config_resolve_steps(c, 10);
+    tm_buf_free(&text);
+    tm_config_free(c);
+    return rc;
+}
+
+static void memory_runs_out_anywhere(void **state) {
+    (void)state;
+#ifndef TIDEMILL_FAULTS
+    skip();
+#endif
+    walk w = {.call = "alloc", .kind = "fail", .want = TM_ENOMEM};
+    uint64_t failed = walk_all(w, load_all_kinds, NULL);
+    assert_true(failed > 30);
+    w.may_pass = true; /* of a wrong one: it is still refused, and a suggestion may be missing */
+    for (size_t i = 0; i < TM_COUNT(cases); i++) failed += walk_all(w, load_case, (void *)(uintptr_t)&cases[i]);
+    assert_true(failed > 1000);
+}
+
 static void switched_off_is_fine(void **state) {
     (void)state;
     tm_config *c = test_ok("{" BASE ", \"adapter\": null, \"fp16\": {\"enabled\": false}, \"bf16\": {\"enabled\": true,"
@@ -306,7 +357,10 @@ static void damaged_files(void **state) {
 int main(void) {
     tm_log_set_level(TM_LOG_ERROR);
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_says_what_where_and_what_to_do),
-                                       cmocka_unit_test(switched_off_is_fine), cmocka_unit_test(ranks_share_a_batch),
-                                       cmocka_unit_test(late_mismatches), cmocka_unit_test(damaged_files)};
+                                       cmocka_unit_test(memory_runs_out_anywhere),
+                                       cmocka_unit_test(switched_off_is_fine),
+                                       cmocka_unit_test(ranks_share_a_batch),
+                                       cmocka_unit_test(late_mismatches),
+                                       cmocka_unit_test(damaged_files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,6 +27,7 @@ static const good rows[] = {
     {"\"fsdp\": \"no_shard\"", TM_STRATEGY_DDP, 0, TM_PLACE_AUTO, TM_BF16, false, TM_WRAP_DEFAULT},
     {"\"fsdp\": \"hybrid_shard offload\"", TM_STRATEGY_HSDP, 3, TM_PLACE_CPU, TM_BF16, false, TM_WRAP_DEFAULT},
     {"\"fsdp\": \"\"", TM_STRATEGY_DDP, 0, TM_PLACE_AUTO, TM_BF16, false, TM_WRAP_DEFAULT},
+    {"\"fsdp\": []", TM_STRATEGY_DDP, 0, TM_PLACE_AUTO, TM_BF16, false, TM_WRAP_DEFAULT}, /* HF Trainer's default */
     {"\"fsdp\": false", TM_STRATEGY_DDP, 0, TM_PLACE_AUTO, TM_BF16, false, TM_WRAP_DEFAULT},
     {"\"fsdp\": false, \"fsdp_config\": {\"min_num_params\": 0}", TM_STRATEGY_DDP, 0, TM_PLACE_AUTO, TM_BF16, false,
      TM_WRAP_DEFAULT},
