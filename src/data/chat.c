@@ -74,11 +74,11 @@ static size_t special_at(const tm_chat *c, const char *text, size_t at, size_t l
 static size_t end_of_turn(const tm_chat *c, const char *text, const stretch *s, size_t len) {
     size_t eos = c->special[EOS] == NULL ? 0 : strlen(c->special[EOS]), n = special_at(c, text, s->end, len);
     if (n > 0) return s->end + n;
-    for (size_t at = s->end; eos > 0 && at < s->after; at++) {
-        if (len - at >= eos && memcmp(text + at, c->special[EOS], eos) == 0) return at + eos;
-        if (special_at(c, text, at, len) > 0) break;
-    }
-    return s->end;
+    const char *hit = eos == 0 ? NULL : memmem(text + s->end, len - s->end, c->special[EOS], eos);
+    if (hit == NULL || (size_t)(hit - text) >= s->after) return s->end;
+    for (size_t at = s->end; at < (size_t)(hit - text); at++)
+        if (special_at(c, text, at, len) > 0) return s->end;
+    return (size_t)(hit - text) + eos;
 }
 
 static size_t begin_of_turn(const tm_chat *c, const char *text, const stretch *s) {
@@ -187,6 +187,9 @@ tm_status tm_chat_render(const tm_chat *c, const tm_json *messages, bool generat
 
 /* ---- the generation prompt: what add_generation_prompt adds to a short conversation ------------------------------ */
 
+/* Nobody opens a turn with more; it is looked for byte by byte (begin_of_turn), so that its length is a factor. */
+enum { MAX_PROMPT = 4096 };
+
 static tm_status render_probe(tm_chat *c, const tm_json *messages, bool prompt, tm_buf *text) {
     tm_status rc = tm_chat_render(c, messages, prompt, text, NULL);
     if (rc == TM_ENOMEM || rc == TM_OK) return rc;
@@ -204,7 +207,8 @@ static tm_status find_prompt(tm_chat *c) {
     if (rc == TM_OK) rc = render_probe(c, tm_json_root(doc), true, &with);
     bool adds = without.len > 0 && with.len > without.len && memcmp(with.data, without.data, without.len) == 0;
     if (rc == TM_OK && adds) rc = tm_buf_append(&c->prompt, with.data + without.len, with.len - without.len);
-    if (c->prompt.len > 0 && strspn(c->prompt.data, " \t\r\n") == c->prompt.len) tm_buf_clear(&c->prompt);
+    bool blank = c->prompt.len > 0 && strspn(c->prompt.data, " \t\r\n") == c->prompt.len;
+    if (blank || c->prompt.len > MAX_PROMPT) tm_buf_clear(&c->prompt);
     tm_json_free(doc);
     tm_buf_free(&without);
     tm_buf_free(&with);
@@ -254,15 +258,18 @@ static tm_status mask_tokens(const tm_buf *tokens, const tm_chat_spans *spans, t
 
 tm_status tm_chat_encode(const tm_chat *c, const tm_json *messages, bool generation_prompt, tm_buf *text, tm_ids *ids,
                          tm_buf *loss_mask) {
-    tm_buf rendered = {0}, tokens = {0};
+    tm_buf rendered = {0}, tokens = {0}, mask = {0};
     tm_chat_spans spans = {0};
     tm_status rc;
     TM_GO(tm_chat_render(c, messages, generation_prompt, &rendered, &spans));
     const char *data = rendered.data == NULL ? "" : rendered.data;
     TM_GO(tm_tokenizer_encode_offsets(c->tokenizer, data, rendered.len, false, ids, &tokens));
-    if (text != NULL) TM_GO(tm_buf_append(text, data, rendered.len));
-    if (loss_mask != NULL) TM_GO(mask_tokens(&tokens, &spans, loss_mask));
+    if (loss_mask != NULL) TM_GO(mask_tokens(&tokens, &spans, &mask));
+    if (loss_mask != NULL) TM_GO(tm_buf_reserve(loss_mask, mask.len));
+    if (text != NULL) TM_GO(tm_buf_append(text, data, rendered.len)); /* from here on nothing fails */
+    if (mask.len > 0) rc = tm_buf_append(loss_mask, mask.data, mask.len);
 done:
+    tm_buf_free(&mask);
     tm_buf_free(&rendered);
     tm_buf_free(&tokens);
     tm_chat_spans_free(&spans);

@@ -113,6 +113,7 @@ static cj_value split(cj_run *x, const cj_str *s, const cj_str *by, int64_t limi
     cj_value r = cj_new_list(x, 0);
     size_t cap = 0, at = 0;
     if (by != NULL && by->n == 0) return cj_error(x, TM_EINPUT, "split by an empty string");
+    (void)cj_step(x, s->n / 16);
     while (x->rc == TM_OK) {
         size_t end = s->n, next = s->n + 1;
         for (size_t skip = at; by == NULL && at < s->n; at = skip)
@@ -164,25 +165,27 @@ static cj_value join(cj_run *x, cj_value over, const cj_str *by, const char *att
     return of_str(cj_out_take(x, &out));
 }
 
-static bool ends(const cj_str *s, const cj_str *with, bool at_start) {
-    return with->n <= s->n && memcmp(s->p + (at_start ? 0 : s->n - with->n), with->p, with->n) == 0;
+static bool ends(cj_run *x, const cj_str *s, const cj_str *with, bool at_start) {
+    return with->n <= s->n && cj_step(x, 1 + with->n / 64) &&
+           memcmp(s->p + (at_start ? 0 : s->n - with->n), with->p, with->n) == 0;
 }
 
 /* startswith and endswith take one string or several. */
 static cj_value affix(cj_run *x, const cj_str *s, const cj_args *args, bool at_start) {
     const cj_value *v = cj_arg(args, 0, "prefix");
-    if (v != NULL && v->type == CJ_STRING) return cj_bool(ends(s, v->str, at_start));
+    if (v != NULL && v->type == CJ_STRING) return cj_bool(ends(x, s, v->str, at_start));
     if (v == NULL || v->type != CJ_ARRAY) return cj_error(x, TM_EINPUT, "startswith and endswith need a string");
     const cj_list *l = cj_items(x, *v);
     for (size_t i = 0; l != NULL && i < l->n; i++)
-        if (l->v[i].type == CJ_STRING && ends(s, l->v[i].str, at_start)) return cj_bool(true);
+        if (l->v[i].type == CJ_STRING && ends(x, s, l->v[i].str, at_start)) return cj_bool(true);
     return cj_bool(false);
 }
 
 static cj_value find(cj_run *x, const cj_str *s, const cj_str *what) {
     if (what == NULL) return cj_error(x, TM_EINPUT, "find needs a string");
+    if (!cj_step(x, s->n / 16)) return undefined;
     const char *hit = memmem(s->p, s->n, what->p, what->n);
-    if (hit == NULL || !cj_step(x, s->n / 16)) return cj_int(-1);
+    if (hit == NULL) return cj_int(-1);
     cj_value before = cj_substr(x, s, 0, (size_t)(hit - s->p));
     return x->rc == TM_OK ? cj_int((int64_t)cj_length(x, before)) : undefined;
 }

@@ -95,8 +95,9 @@ static cj_value arithmetic(cj_run *x, const char *op, cj_value a, cj_value b) {
 /* ---- subscripts ------------------------------------------------------------------------------------------------- */
 
 /* Byte offset of character `index` (0..length). */
-static size_t char_offset(const cj_str *s, int64_t index) {
+static size_t char_offset(cj_run *x, const cj_str *s, int64_t index) {
     size_t at = 0;
+    if (!cj_step(x, (uint64_t)index / 8)) return 0;
     for (int64_t i = 0; i < index; i++) (void)tk_next(s->p, &at);
     return at;
 }
@@ -118,7 +119,7 @@ static cj_value getitem(cj_run *x, cj_value a, cj_value index) {
     if (i < 0) i += n;
     if (i < 0 || i >= n || x->rc != TM_OK) return cj_undefined("item");
     if (a.type == CJ_ARRAY) return cj_fill_list(x, a.list) ? a.list->v[i] : undefined;
-    size_t begin = char_offset(a.str, i), end = begin;
+    size_t begin = char_offset(x, a.str, i), end = begin;
     (void)tk_next(a.str->p, &end);
     return cj_substr(x, a.str, begin, end);
 }
@@ -146,7 +147,8 @@ static cj_value slice(cj_run *x, const cj_node *node) {
     if (x->rc != TM_OK) return undefined;
     if (a.type == CJ_STRING && by == 1) {
         if (to < from) to = from;
-        return cj_substr(x, a.str, char_offset(a.str, from), char_offset(a.str, to));
+        size_t begin = char_offset(x, a.str, from), end = char_offset(x, a.str, to);
+        return x->rc == TM_OK ? cj_substr(x, a.str, begin, end) : undefined;
     }
     const cj_list *items = cj_items(x, a);
     if (items == NULL) return undefined;
@@ -224,6 +226,7 @@ static cj_value negate(cj_run *x, cj_value v) {
 
 static cj_value lookup(cj_run *x, const char *name) {
     cj_value v;
+    if (!cj_step(x, x->binds / 8)) return undefined;
     if (cj_lookup(x, name, &v)) return v;
     if (cj_known_global(name)) return (cj_value){.type = CJ_FUNCTION, .name = name};
     return cj_undefined(name);

@@ -15,6 +15,7 @@ static bool push(cj_run *x, const char *name, cj_value v) {
 }
 
 bool cj_bind(cj_run *x, const char *name, cj_value v) {
+    if (!cj_step(x, (x->binds - x->frame) / 8)) return false;
     for (size_t i = x->binds; i-- > x->frame;) {
         if (strcmp(x->bind[i].name, name) != 0) continue;
         x->bind[i].v = v;

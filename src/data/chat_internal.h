@@ -12,12 +12,12 @@
 #include <string.h>
 
 enum {
-    CJ_MAX_TEMPLATE = 1 << 20, /* bytes of source */
+    CJ_MAX_TEMPLATE = 1 << 18, /* bytes of source: its tree takes some sixty times that */
     CJ_MAX_NESTING = 128,      /* of the parser: a parenthesis costs 3, a block 1 */
     CJ_MAX_NODE_DEPTH = 256,   /* of an expression's tree */
     CJ_MAX_DEPTH = 1000,       /* of a run, macros included */
-    CJ_MAX_STEPS = 10 * 1000 * 1000,
-    CJ_MAX_BYTES = 256 << 20, /* that one run may allocate */
+    CJ_MAX_STEPS = 2 * 1000 * 1000,
+    CJ_MAX_BYTES = 36 << 20, /* that one run may hold: with the copies of its output that callers make, under 64 MiB */
     CJ_MAX_ARGS = 16
 };
 
@@ -212,7 +212,7 @@ typedef struct cj_run {
     const char *name; /* of the template */
     tm_status rc;
     cj_arena arena;
-    uint64_t steps;
+    uint64_t steps, held; /* held: by texts that are being put together */
     uint32_t line, depth;
     int64_t now;
     cj_binding *bind;

@@ -10,7 +10,7 @@
 
 void *cj_arena_alloc(cj_arena *a, size_t n) {
     enum { CHUNK = 65536 };
-    if (n > CJ_MAX_BYTES) return (void)tm_nomem(n), NULL;
+    if (n > CJ_MAX_BYTES || tm_fault_hit("template", NULL)) return (void)tm_nomem(n), NULL;
     n = (n + 15) & ~(size_t)15;
     if (a->chunk == NULL || a->chunk->cap - a->chunk->used < n) {
         size_t cap = n > CHUNK ? n : CHUNK;
@@ -52,10 +52,15 @@ bool cj_step(cj_run *x, uint64_t n) {
     return false;
 }
 
+/* A text that grows is there twice for a moment, the second time half as large again. */
+static bool has_room(cj_run *x, size_t n, uint64_t text) {
+    if (x->arena.total + n + (x->held + text) / 2 * 5 <= CJ_MAX_BYTES) return true;
+    (void)cj_error(x, TM_EUNSUPPORTED, "needs more than %d MiB", CJ_MAX_BYTES >> 20);
+    return false;
+}
+
 void *cj_alloc(cj_run *x, size_t n) {
-    if (!cj_step(x, 1 + n / 256)) return NULL;
-    if (x->arena.total + n > CJ_MAX_BYTES)
-        return (void)cj_error(x, TM_EUNSUPPORTED, "needs more than %d MiB", CJ_MAX_BYTES >> 20), NULL;
+    if (!cj_step(x, 1 + n / 256) || !has_room(x, n, 0)) return NULL;
     void *p = cj_arena_alloc(&x->arena, n);
     if (p == NULL) x->rc = TM_ENOMEM;
     return p;
@@ -210,8 +215,11 @@ bool cj_fill_dict(cj_run *x, cj_dict *d) {
 
 const cj_value *cj_dict_get(cj_run *x, cj_dict *d, const char *key, size_t len) {
     if (!cj_fill_dict(x, d) || !cj_step(x, 1 + d->n / 8)) return NULL;
-    for (size_t i = 0; i < d->n; i++)
-        if (d->e[i].key->n == len && memcmp(d->e[i].key->p, key, len) == 0) return &d->e[i].v;
+    for (size_t i = 0; i < d->n; i++) {
+        if (d->e[i].key->n != len) continue;
+        if (!cj_step(x, len / 64)) return NULL;
+        if (memcmp(d->e[i].key->p, key, len) == 0) return &d->e[i].v;
+    }
     return NULL;
 }
 
@@ -341,7 +349,7 @@ int cj_compare(cj_run *x, cj_value a, cj_value b) {
     if (a.type != CJ_STRING || b.type != CJ_STRING)
         return (void)cj_error(x, TM_EINPUT, "%s and %s have no order", cj_type_name(a), cj_type_name(b)), 0;
     size_t n = a.str->n < b.str->n ? a.str->n : b.str->n;
-    int c = n == 0 ? 0 : memcmp(a.str->p, b.str->p, n); /* UTF-8 sorts as code points do */
+    int c = n == 0 || !cj_step(x, n / 64) ? 0 : memcmp(a.str->p, b.str->p, n); /* UTF-8 sorts as code points do */
     if (c != 0) return c < 0 ? -1 : 1;
     return (a.str->n > b.str->n) - (a.str->n < b.str->n);
 }
@@ -385,15 +393,19 @@ const cj_list *cj_items(cj_run *x, cj_value v) {
 
 /* ---- text ------------------------------------------------------------------------------------------------------- */
 
+static uint64_t out_bytes(const cj_out *out) {
+    return out->text.len + out->marks * sizeof *out->mark;
+}
+
 bool cj_out_put(cj_run *x, cj_out *out, const cj_str *s) {
     if (x->rc != TM_OK || s == NULL || !cj_step(x, 1 + s->n / 64)) return false;
-    if (out->text.len + s->n > CJ_MAX_BYTES)
-        return (void)cj_error(x, TM_EUNSUPPORTED, "more than %d MiB of output", CJ_MAX_BYTES >> 20), false;
+    if (!has_room(x, 0, s->n + s->marks * sizeof *out->mark)) return false;
     size_t base = out->text.len;
     x->rc = tm_buf_append(&out->text, s->p, s->n);
     if (x->rc == TM_OK) x->rc = tk_grow(&out->mark, &out->cap, out->marks + s->marks, sizeof *out->mark);
     for (size_t i = 0; x->rc == TM_OK && i < s->marks; i++)
         out->mark[out->marks++] = (cj_mark){base + s->mark[i].begin, base + s->mark[i].end, s->mark[i].owner};
+    x->held += s->n + s->marks * sizeof *out->mark;
     return x->rc == TM_OK;
 }
 
@@ -413,6 +425,7 @@ const cj_str *cj_out_take(cj_run *x, cj_out *out) {
         if (out->marks > 0) memcpy(mark, out->mark, out->marks * sizeof *mark);
         *s = (cj_str){.p = p, .n = out->text.len, .mark = mark, .marks = out->marks};
     }
+    x->held -= tm_min_u64(x->held, out_bytes(out));
     cj_out_free(out);
     return s;
 }
@@ -449,7 +462,7 @@ static bool put_newline(cj_run *x, cj_out *out, const style *s, unsigned depth) 
 static bool put_quoted(cj_run *x, cj_out *out, const style *s, const cj_str *str) {
     bool has_single = memchr(str->p, '\'', str->n) != NULL, has_double = memchr(str->p, '"', str->n) != NULL;
     char quote = s->json || (has_single && !has_double) ? '"' : '\'';
-    bool ok = put_text(x, out, &quote, 1);
+    bool ok = cj_step(x, str->n / 16) && put_text(x, out, &quote, 1);
     size_t plain = 0;
     for (size_t i = 0; ok && i <= str->n; i++) {
         unsigned char c = i < str->n ? (unsigned char)str->p[i] : 0;
@@ -520,8 +533,10 @@ static bool put_dict(cj_run *x, cj_out *out, const style *s, cj_dict *d, unsigne
 static bool put_mark(cj_run *x, cj_out *out, size_t begin, uint32_t owner) {
     if (owner == 0) return true;
     x->rc = tk_grow(&out->mark, &out->cap, out->marks + 1, sizeof *out->mark);
-    if (x->rc == TM_OK) out->mark[out->marks++] = (cj_mark){begin, out->text.len, owner};
-    return x->rc == TM_OK;
+    if (x->rc != TM_OK) return false;
+    out->mark[out->marks++] = (cj_mark){begin, out->text.len, owner};
+    x->held += sizeof *out->mark;
+    return true;
 }
 
 static bool put_value(cj_run *x, cj_out *out, const style *s, cj_value v, unsigned depth) {

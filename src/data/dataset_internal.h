@@ -38,14 +38,15 @@ enum { DATA_BLOCK_SAMPLES = 1 << 16 }; /* the index grows by blocks, so that gro
 typedef struct data_store {
     data_sample **block;
     size_t n_blocks, cap_blocks;
-    uint64_t n_samples;
+    uint64_t n_samples, most_samples, index_bytes;
     char *pool; /* bytes [base, base + used) of the stream; the whole stream while it fits */
     uint64_t base, used, room;
     uint64_t memory_bytes;
     const tm_data_spill *spill;
     tm_data_spill spill_copy;
 } data_store;
-void data_store_init(data_store *s, uint64_t memory_bytes, const tm_data_spill *spill);
+/* most_samples: there are never more; a small file then has a small index. */
+void data_store_init(data_store *s, uint64_t most_samples, uint64_t memory_bytes, const tm_data_spill *spill);
 static inline const data_sample *data_store_get(const data_store *s, uint64_t i) {
     return &s->block[i / DATA_BLOCK_SAMPLES][i % DATA_BLOCK_SAMPLES];
 }

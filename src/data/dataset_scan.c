@@ -17,11 +17,12 @@ typedef struct scan {
     char first_reason[400];
 } scan;
 
-static tm_status create(tm_dataset **out, const tm_dataset_opts *opts) {
+static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t most_samples) {
     tm_dataset *ds = tm_calloc(1, sizeof *ds);
     if (!ds) return tm_nomem(sizeof *ds);
     ds->seed = opts->seed;
-    data_store_init(&ds->store, tm_max_u64(opts->memory_bytes ? opts->memory_bytes : 8 * TM_MIB, 64), opts->spill);
+    data_store_init(&ds->store, most_samples, tm_max_u64(opts->memory_bytes ? opts->memory_bytes : 8 * TM_MIB, 64),
+                    opts->spill);
     *out = ds;
     return TM_OK;
 }
@@ -174,9 +175,10 @@ static tm_status reserve_scratch(tm_dataset *ds, uint64_t bytes) {
 tm_status tm_dataset_open_jsonl(tm_dataset **out, const tm_data_source *source, const tm_dataset_opts *opts) {
     scan s = {.opts = opts, .name = source->name, .at = ":", .encoder = {.opts = opts}};
     tm_status rc;
+    *out = NULL;
     if (!opts->tokenizer)
         return tm_fail(TM_EINPUT, "%s: JSONL data need the model's tokenizer.json, which is missing", source->name);
-    TM_TRY(create(&s.ds, opts));
+    TM_TRY(create(&s.ds, opts, source->size / 2 + 1)); /* a line and its end are two bytes at least */
     s.ds->shuffle = opts->shuffle;
     TM_GO(scan_lines(&s, source));
     if (!s.ds->counts.samples) TM_GO(nothing_usable(&s));
@@ -244,7 +246,7 @@ tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, cons
     if (!rows->n_rows || !rows->seq)
         return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one row", rows->name);
     if (rows->seq > MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s: rows of %u tokens", rows->name, rows->seq);
-    TM_TRY(create(&s.ds, opts));
+    TM_TRY(create(&s.ds, opts, rows->n_rows));
     s.ds->is_rows = true;
     s.ds->rows = *rows;
     TM_GO(reserve_scratch(s.ds, (uint64_t)rows->seq * (2 * sizeof(int32_t) + 1)));

@@ -6,8 +6,9 @@
 
 enum { WRITE_BYTES = 1 << 20, FIRST_POOL = 64 * 1024 };
 
-void data_store_init(data_store *s, uint64_t memory_bytes, const tm_data_spill *spill) {
+void data_store_init(data_store *s, uint64_t most_samples, uint64_t memory_bytes, const tm_data_spill *spill) {
     memset(s, 0, sizeof *s);
+    s->most_samples = most_samples;
     s->memory_bytes = memory_bytes;
     if (!spill) return;
     s->spill_copy = *spill;
@@ -22,11 +23,12 @@ void data_store_free(data_store *s) {
 }
 
 uint64_t data_store_bytes(const data_store *s) {
-    return s->n_blocks * DATA_BLOCK_SAMPLES * sizeof(data_sample) + s->cap_blocks * sizeof *s->block + s->room;
+    return s->index_bytes + s->cap_blocks * sizeof *s->block + s->room;
 }
 
 static tm_status add_block(data_store *s) {
-    size_t bytes = DATA_BLOCK_SAMPLES * sizeof(data_sample);
+    TM_ASSERT(s->n_samples < s->most_samples);
+    size_t bytes = (size_t)tm_min_u64(DATA_BLOCK_SAMPLES, s->most_samples - s->n_samples) * sizeof(data_sample);
     if (s->n_blocks == s->cap_blocks) {
         size_t cap = s->cap_blocks ? 2 * s->cap_blocks : 16;
         data_sample **grown = tm_realloc(s->block, cap * sizeof *grown);
@@ -37,6 +39,7 @@ static tm_status add_block(data_store *s) {
     s->block[s->n_blocks] = tm_malloc(bytes);
     if (!s->block[s->n_blocks]) return tm_nomem(bytes);
     s->n_blocks++;
+    s->index_bytes += bytes;
     return TM_OK;
 }
 

@@ -9,8 +9,9 @@ tm_status data_lines_open(data_lines *l, const tm_data_source *source, uint64_t 
     memset(l, 0, sizeof *l);
     l->source = source;
     l->max_line = max_line;
-    l->block = tm_malloc(BLOCK_BYTES);
-    return l->block ? TM_OK : tm_nomem(BLOCK_BYTES);
+    size_t n = (size_t)tm_min_u64(source->size, BLOCK_BYTES);
+    l->block = tm_malloc(n);
+    return l->block ? TM_OK : tm_nomem(n);
 }
 
 void data_lines_close(data_lines *l) {

@@ -2,6 +2,8 @@
 #include "golden_lines.h"
 #include "data/chat.h"
 
+#include <time.h>
+
 typedef struct fixture {
     tm_tokenizer *tokenizer;
     tm_chat *chat;
@@ -338,7 +340,112 @@ static void test_expressions(void **state) {
     assert_int_equal(wrong, 0);
 }
 
+/* What a template does with values of the wrong kind: refused with its line, never a guess. */
+static void test_wrong_values(void **state) {
+    static const struct {
+        const char *text;
+        tm_status rc;
+        const char *says;
+    } bad[] = {
+        {"{{ 'a'.strip(1) }}", TM_EINPUT, "argument 1 must be a string, not int"},
+        {"{{ 'a'.split('a', 'b') }}", TM_EINPUT, "argument 2 must be an integer, not str"},
+        {"{{ 'a'.split('') }}", TM_EINPUT, "empty string"},
+        {"{{ 'a'.rsplit(none, 1) }}", TM_EUNSUPPORTED, "rsplit"},
+        {"{{ 'a'.replace('', 'b') }}", TM_EUNSUPPORTED, "empty string"},
+        {"{{ 'a'.replace('b') }}", TM_EINPUT, "two strings"},
+        {"{{ 'a'.startswith(1) }}", TM_EINPUT, "need a string"},
+        {"{{ 'a'.endswith() }}", TM_EINPUT, "need a string"},
+        {"{{ 'a'.find() }}", TM_EINPUT, "find needs"},
+        {"{{ 'a'.count('') }}", TM_EINPUT, "count needs"},
+        {"{{ {'a': 1}.get() }}", TM_EINPUT, "get needs a key"},
+        {"{{ 'a'.nosuch() }}", TM_EINPUT, "'nosuch' is undefined"},
+        {"{{ 'a'.nosuch.more }}", TM_EINPUT, "'nosuch' is undefined"},
+        {"{{ x.y }}", TM_EINPUT, "'x' is undefined"},
+        {"{{ x['y'] }}", TM_EINPUT, "'x' is undefined"},
+        {"{{ x() }}", TM_EINPUT, "'x' is undefined"},
+        {"{{ 1() }}", TM_EINPUT, "cannot be called"},
+        {"{% for i in [1] %}{{ loop.nosuch }}{% endfor %}", TM_EUNSUPPORTED, "loop attribute"},
+        {"{{ range(1, 2, 0) }}", TM_EINPUT, "a bad range"},
+        {"{{ range('a') }}", TM_EINPUT, "must be an integer"},
+        {"{{ range(4294967296) }}", TM_EUNSUPPORTED, "32 bits"},
+        {"{{ namespace(1) }}", TM_EUNSUPPORTED, "keywords"},
+        {"{{ strftime_now() }}", TM_EINPUT, "needs a format"},
+        {"{{ strftime_now('%Y' * 100) }}", TM_EUNSUPPORTED, "date format"},
+        {"\n{{ raise_exception('roles!') }}", TM_EINPUT, "T:2: chat template: roles!"},
+        {"{{ raise_exception() }}", TM_EINPUT, "T:1"},
+        {"{{ 1 | length }}", TM_EINPUT, "a int has no length"},
+        {"{{ 1 | items }}", TM_EINPUT, "items of a int"},
+        {"{{ (10.0 ** 64) | int }}", TM_EINPUT, "64 bits"},
+        {"{{ 'x' | abs }}", TM_EINPUT, "abs of a str"},
+        {"{{ 'x' | indent('y') }}", TM_EINPUT, "must be an integer"},
+        {"{{ [1] | select('nosuch') | list }}", TM_EUNSUPPORTED, "unknown test 'nosuch'"},
+        {"{{ [1] | selectattr(1) | list }}", TM_EINPUT, "must be a string"},
+        {"{{ [1] | selectattr | list }}", TM_EINPUT, "attribute's name"},
+        {"{{ [1] | map | list }}", TM_EUNSUPPORTED, "map with neither"},
+        {"{{ [1] | map('nosuch') | list }}", TM_EUNSUPPORTED, "map with neither"},
+        {"{{ 1 | map('upper') | list }}", TM_EINPUT, "cannot be iterated over"},
+        {"{{ 1 | list }}", TM_EINPUT, "cannot be iterated over"},
+        {"{{ [[1]] | map('map', 'abs') | map('first') | join(1) }}", TM_EINPUT, "must be a string"},
+        {"{{ [1] | tojson(ensure_ascii=true) }}", TM_EUNSUPPORTED, "ensure_ascii"},
+        {"{{ range | tojson }}", TM_EINPUT, "a function cannot be written"},
+        {"{{ 1 is eq }}", TM_EINPUT, "without the value"},
+        {"{{ 'a' is odd }}", TM_EINPUT, "divisibility of a str"},
+        {"{{ 4 is divisibleby 0 }}", TM_EINPUT, "divisibility"},
+        {"{{ 1 in 2 }}", TM_EINPUT, "cannot be iterated over"},
+        {"{{ 1 in 'a' }}", TM_EINPUT, "needs a string"},
+        {"{{ 1 < 'a' }}", TM_EINPUT, "have no order"},
+        {"{{ 1 + 'a' }}", TM_EINPUT, "int + str is not possible"},
+        {"{{ 'a' - x }}", TM_EINPUT, "'x' is undefined"},
+        {"{{ -'a' }}", TM_EINPUT, "not possible"},
+        {"{{ 1 / 0 }}", TM_EINPUT, "division by zero"},
+        {"{{ 1 // 0 }}", TM_EINPUT, "division by zero"},
+        {"{{ 1.5 % 0 }}", TM_EINPUT, "division by zero"},
+        {"{{ 1.5 // 2 }}", TM_EUNSUPPORTED, "of a float"},
+        {"{{ 922337203685477580 * 10 + 10 }}", TM_EUNSUPPORTED, "above 64 bits"},
+        {"{{ -922337203685477580 * 10 - 10 }}", TM_EUNSUPPORTED, "above 64 bits"},
+        {"{{ 922337203685477580 * 100 }}", TM_EUNSUPPORTED, "above 64 bits"},
+        {"{{ (-922337203685477580 * 10 - 8) // -1 }}", TM_EUNSUPPORTED, "above 64 bits"},
+        {"{{ 2 ** 0.5 }}", TM_EUNSUPPORTED, "exponent"},
+        {"{{ {1: 2} }}", TM_EUNSUPPORTED, "dictionary key"},
+        {"{{ 'abc'['a':] }}", TM_EINPUT, "slice bound"},
+        {"{{ 'abc'[::0] }}", TM_EINPUT, "slice step"},
+        {"{{ 1[1:] }}", TM_EINPUT, "a slice of int"},
+        {"{% set a, b = [1] %}", TM_EINPUT, "too few values"},
+        {"{% set a, b = [1, 2, 3] %}", TM_EINPUT, "too many values"},
+        {"{% set a = {} %}{% set a.b = 1 %}", TM_EINPUT, "only a namespace's"},
+        {"{% for a, b in [1] %}{% endfor %}", TM_EINPUT, "cannot be iterated over"},
+        {"{% for a in 5 %}{% endfor %}", TM_EINPUT, "cannot be iterated over"},
+        {"{% for a in [1] if 1 < 'a' %}{% endfor %}", TM_EINPUT, "have no order"},
+    };
+    uint64_t live = tm_mem_live_bytes();
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(bad); i++) {
+        tm_buf out = {0};
+        tm_status rc = render(bad[i].text, "[{\"role\": \"user\", \"content\": \"\"}]", &out);
+        if (rc != bad[i].rc || !strstr(tm_error_get()->text, bad[i].says))
+            fail_msg("%s: %s, \"%s\"", bad[i].text, tm_status_name(rc), tm_error_get()->text);
+        assert_int_equal(out.len, 0);
+        tm_error_clear();
+    }
+    assert_int_equal(tm_mem_live_bytes(), live);
+}
+
+static double cpu_seconds(void) {
+    struct timespec t;
+    assert_int_equal(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t), 0);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#ifdef TIDEMILL_SANITIZED
+static const double most_seconds = 4;
+#else
+static const double most_seconds = 1;
+#endif
+
+/* Whatever it does, a template is stopped within a second and 64 MiB: what touches much at a step counts as many. */
 static void test_runaway(void **state) {
+    static const char a[] = "{% set k = 'a' * 1000000 %}{% set l = k + 'b' %}{% set d = {k: 1} %}"
+                            "{% for i in range(999999) %}";
     static const char *const templates[] = {
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% set ns = namespace(s='x') %}{% for a in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
@@ -346,18 +453,61 @@ static void test_runaway(void **state) {
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{% set ns = namespace(l=[1]) %}{% for a in range(500) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
         "{{ range(999999999) }}",
+        "@{% if d[k] %}{% endif %}{% endfor %}",
+        "@{% if k < l %}{% endif %}{% endfor %}",
+        "@{% if k == l[:1000000] %}{% endif %}{% endfor %}",
+        "@{% if k.find('b') > 0 %}{% endif %}{% endfor %}",
+        "@{% if k.startswith(k) %}{% endif %}{% endfor %}",
+        "@{% if k.split('b') | length > 1 %}{% endif %}{% endfor %}",
+        "@{% if k.replace('b', 'c') == 1 %}{% endif %}{% endfor %}",
+        "@{% if k | tojson == 1 %}{% endif %}{% endfor %}",
+        "@{% if k[999999] == 'b' %}{% endif %}{% endfor %}",
+        "@{% if k | trim == 'b' %}{% endif %}{% endfor %}",
+        "@{% if k | upper == 'b' %}{% endif %}{% endfor %}",
+        "@{% if 'b' in k %}{% endif %}{% endfor %}",
     };
     uint64_t live = tm_mem_live_bytes();
     (void)state;
     for (size_t i = 0; i < TM_COUNT(templates); i++) {
-        tm_buf out = {0};
-        tm_status rc = render(templates[i], "[{\"role\": \"user\", \"content\": \"\"}]", &out);
-        if (rc != TM_EUNSUPPORTED) fail_msg("%s: %s", templates[i], tm_status_name(rc));
+        tm_buf out = {0}, text = {0};
+        bool long_one = *templates[i] == '@';
+        OK(tm_buf_printf(&text, "%s%s", long_one ? a : "", templates[i] + long_one));
+        double began = cpu_seconds();
+        tm_status rc = render(text.data, "[{\"role\": \"user\", \"content\": \"\"}]", &out);
+        double took = cpu_seconds() - began;
+        if (rc != TM_EUNSUPPORTED || took > most_seconds)
+            fail_msg("%s: %s after %.2f s", templates[i], tm_status_name(rc), took);
         assert_int_equal(out.len, 0);
         tm_error_clear();
-        tm_buf_free(&out);
+        tm_buf_free(&text);
     }
     assert_int_equal(tm_mem_live_bytes(), live);
+    assert_true(tm_mem_peak_bytes() <= live + 64 * TM_MIB);
+}
+
+/* Text that is no turn's opening but repeats itself: it is not looked for place by place. */
+static void test_long_prompt(void **state) {
+    static const char text[] = "{{ 'a' * 1000000 }}{{ messages[0].content }}"
+                               "{% if add_generation_prompt %}{{ 'a' * 300000 }}{% endif %}";
+    static const char messages[] = "[{\"role\": \"assistant\", \"content\": \"y\"}]";
+    const tm_chat_opts opts = {.eos_token = "aaaaaaaab"};
+    tm_json_doc *doc;
+    tm_chat *chat;
+    tm_buf out = {0};
+    tm_chat_spans spans = {0};
+    (void)state;
+    OK(tm_json_parse(&doc, messages, sizeof messages - 1, "messages", 0, 0));
+    OK(tm_chat_open(&chat, NULL, text, sizeof text - 1, "T", &opts));
+    double began = cpu_seconds();
+    OK(tm_chat_render(chat, tm_json_root(doc), false, &out, &spans));
+    assert_true(cpu_seconds() - began < most_seconds);
+    assert_int_equal(spans.n, 1);
+    assert_int_equal(spans.span[0].begin, 1000000);
+    assert_int_equal(spans.span[0].end, 1000001);
+    tm_chat_close(chat);
+    tm_json_free(doc);
+    tm_buf_free(&out);
+    tm_chat_spans_free(&spans);
 }
 
 static void test_messages_refused(void **state) {
@@ -399,7 +549,9 @@ int main(void) {
         cmocka_unit_test(test_templates_refused),
         cmocka_unit_test(test_nesting),
         cmocka_unit_test(test_expressions),
+        cmocka_unit_test(test_wrong_values),
         cmocka_unit_test(test_runaway),
+        cmocka_unit_test(test_long_prompt),
         cmocka_unit_test(test_messages_refused),
         cmocka_unit_test(test_now),
     };
