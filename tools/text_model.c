@@ -112,15 +112,25 @@ static tm_status read_line(tm_buf *line, bool *end) {
     return TM_OK;
 }
 
+/* The parser's "JSON:1:COLUMN: what" counts lines of its own. */
+static tm_status not_json(tm_status rc) {
+    static const char place[] = "JSON:1:";
+    tm_error e = *tm_error_get();
+    if (rc != TM_EINPUT || strncmp(e.text, place, sizeof place - 1) != 0) return rc;
+    tm_error_clear();
+    return tm_fail(rc, "column %s; every line has to be one JSON object, --help shows one", e.text + sizeof place - 1);
+}
+
 static tm_status answer_line(const tm_buf *line, text_answer_fn answer, void *ctx, tm_buf *out) {
     tm_json_doc *doc;
     tm_json_writer w;
-    TM_TRY(tm_json_parse(&doc, line->data, line->len, "JSON", 0, (size_t)4 * MAX_LINE));
+    tm_status rc = tm_json_parse(&doc, line->data, line->len, "JSON", 0, (size_t)4 * MAX_LINE);
+    if (rc != TM_OK) return not_json(rc);
     tm_buf_clear(out);
     tm_jw_init(&w, out, 0);
     w.ascii = true; /* a line stays a line for readers that also break at U+2028 or U+0085 */
     tm_jw_object(&w);
-    tm_status rc = answer(ctx, tm_json_root(doc), &w);
+    rc = answer(ctx, tm_json_root(doc), &w);
     tm_jw_object_end(&w);
     if (rc == TM_OK) rc = tm_jw_end(&w);
     tm_json_free(doc);

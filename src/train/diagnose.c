@@ -100,7 +100,9 @@ static tm_status look_op(void *ctx, const tm_op *op, void *const *operand) {
 static tm_status look_for(trainer *t, look *l) {
     tm_program *p;
     tm_plan *plan = NULL;
-    const pass_opts way = {.shape = trainer_step_shape(t), .backward = true, .park = t->job->parks};
+    pass_opts way = t->way; /* the one that is known to fit */
+    way.update = UPDATE_NONE;
+    way.park = t->job->parks;
     TM_TRY(build_pass(&p, t->job, "diagnosis", &way));
     tm_status rc = job_compile(t->job, p, &plan);
     tm_program_free(p);

@@ -43,7 +43,10 @@ tm_status trainer_profile_open(trainer *t) {
     uint32_t n = tm_plan_get_info(t->plan)->ops;
     if (t->first_plan) n = (uint32_t)tm_max_u64(n, tm_plan_get_info(t->first_plan)->ops);
     p->span = tm_malloc(sizeof *p->span * n);
-    if (!p->span) return tm_nomem(sizeof *p->span * n);
+    if (!p->span) {
+        trainer_profile_close(t);
+        return tm_nomem(sizeof *p->span * n);
+    }
     p->cap = n;
     tm_exec_trace(t->job->exec, true);
     return TM_OK;
@@ -228,10 +231,18 @@ static tm_status log_event(trainer *t, const trainer_profile *p) {
     return trainer_line_end(t, &w, &out);
 }
 
-tm_status trainer_profile_end(trainer *t) {
-    trainer_profile *p = t->profile;
-    if (!p || p->steps == 0 || !trainer_speaks(t)) return TM_OK;
+static tm_status say(trainer *t, trainer_profile *p) {
+    if (p->steps == 0 || !trainer_speaks(t)) return TM_OK;
     qsort(p->row, p->n_rows, sizeof *p->row, by_seconds);
     table(p);
     return t->log ? log_event(t, p) : TM_OK;
+}
+
+tm_status trainer_profile_end(trainer *t, tm_status rc) {
+    if (!t->profile || (rc != TM_OK && rc != TM_ESIGNAL)) return rc;
+    tm_status said = say(t, t->profile);
+    if (rc == TM_OK || said == TM_OK) return tm_first(rc, said);
+    tm_log(TM_LOG_WARN, "%s", tm_error_get()->text); /* a run that was stopped commits first of all */
+    tm_error_clear();
+    return rc;
 }

@@ -293,6 +293,7 @@ static void drop_copy(const trainer *t) {
     if (!tm_path_is_dir(t->copy)) return;
     if (tm_commit_open(&c, t->copy) != TM_OK || tm_commit_remove(c) != TM_OK)
         tm_log(TM_LOG_WARN, "%s could not be removed: %s", t->copy, tm_error_get()->text);
+    (void)tm_remove_empty(t->home);
 }
 
 /* A folder that cannot be written to is better known now than after the import. */

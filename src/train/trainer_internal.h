@@ -67,6 +67,7 @@ typedef struct trainer {
     tm_job *job;
     tm_plan *plan, *eval_plan;
     tm_plan *first_plan, *drain_plan; /* update F: a step without a pending update; the pending update alone */
+    pass_opts way;                    /* of running a step: the one that was chosen */
     bool folded, pending;
     tm_append *log;
     tm_commit *commit; /* that the run goes on from; NULL: it starts */
@@ -206,7 +207,8 @@ void trainer_watch_close(trainer *t);
 /* profile.c: --profile. */
 tm_status trainer_profile_open(trainer *t);                  /* plans and executor are there */
 void trainer_profile_add(trainer *t, const tm_run_stats *s); /* a step's last transfer has landed */
-tm_status trainer_profile_end(trainer *t);                   /* after the last step: the table, and a log line */
+/* After the last step: the table, and a log line. `rc`: how the steps ended; a stop by a signal stays one. */
+tm_status trainer_profile_end(trainer *t, tm_status rc);
 void trainer_profile_close(trainer *t);
 
 /* diagnose.c */

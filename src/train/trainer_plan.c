@@ -220,6 +220,7 @@ static tm_status compile_evaluation(trainer *t) {
 static tm_status compile_more(void *ctx, tm_job *job, const pass_opts *way) {
     trainer *t = ctx;
     (void)job;
+    t->way = *way;
     t->folded = way->update == UPDATE_BEFORE;
     if (t->folded) TM_TRY(compile_folded(t, way));
     return t->eval ? compile_evaluation(t) : TM_OK;

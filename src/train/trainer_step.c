@@ -162,10 +162,7 @@ tm_status trainer_run_steps(trainer *t) {
     TM_TRY(trainer_profile_open(t));
     tm_status rc = run_steps(t);
     if (rc == TM_OK) rc = trainer_watch_end(t);
-    if (rc == TM_OK || rc == TM_ESIGNAL) {
-        tm_status said = trainer_profile_end(t);
-        rc = said == TM_OK ? rc : said;
-    }
+    rc = trainer_profile_end(t, rc);
     trainer_profile_close(t);
     return rc == TM_ESIGNAL ? stop(t) : rc;
 }

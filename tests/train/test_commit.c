@@ -442,6 +442,12 @@ static void copies_for_nothing_go(void **state) {
         expect(&r, 2, NULL);
         assert_int_equal(run_entries(s.offload) + run_entries(run_path(s.output, "offload")), 0);
     }
+    const char *at_home[] = {
+        "train", s.config, "--resume", run_path(s.output, "checkpoint-20"), "--set", "zero_optimization=null",
+        "--set", sets[0],  NULL};
+    r = run_argv(&(run_opts){0}, at_home); /* nor does the folder stay that was made for it */
+    expect(&r, 2, "lr was 0.01, is 0.5");
+    assert_int_not_equal(access(run_path(s.output, "offload"), F_OK), 0);
     r = train(&s, NULL, 1, "never", "keep_state=true");
     expect(&r, 0, NULL);
     r = train(&s, NULL, 1, run_path(s.output, "checkpoint-20"), NULL); /* a model now, and nothing else */

@@ -142,6 +142,26 @@ static void fifty_steps_that_are_not_finite_end_it(void **state) {
     }
 }
 
+/* With the least arena not every way of computing a step again fits: the one that was taken does. */
+static void what_is_not_finite_is_found_in_a_small_arena(void **state) {
+    (void)state;
+    const char *const sets[] = {"memory.device=cpu-arena",
+                                "gradient_accumulation_steps=2",
+                                "max_steps=70",
+                                "commit_steps=99",
+                                "memory.update=U",
+                                NULL};
+    scene s = scene_open(4, 4);
+    uint64_t least = run_train_device_minimum(s.config, s.output, sets);
+    run_result r = run((run_opts){0}, "train", s.config, "--quiet", "--set", sets[0], "--set", sets[1], "--set",
+                       sets[2], "--set", sets[3], "--set", sets[4], "--set", "learning_rate=1e30", "--set",
+                       run_format("memory.device_budget=%llu", (unsigned long long)least), NULL);
+    if (r.status != 1 || !strstr(r.err, "50 steps in a row") || !strstr(r.err, "the first of this one is the ") ||
+        !strstr(r.err, ".weight"))
+        fail_msg("exit status %d\n%s", r.status, tail_of(r.err));
+    run_free(&r);
+}
+
 static void a_loss_that_stands_out_is_reported_with_its_rows(void **state) {
     (void)state;
     scene s = scene_open(48, 41);
@@ -161,6 +181,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_wrong_result_is_caught_by_doing_it_twice, run_clean),
         cmocka_unit_test_teardown(fifty_steps_that_are_not_finite_end_it, run_clean),
+        cmocka_unit_test_teardown(what_is_not_finite_is_found_in_a_small_arena, run_clean),
         cmocka_unit_test_teardown(a_loss_that_stands_out_is_reported_with_its_rows, run_clean),
     };
     return cmocka_run_group_tests_name("train_numerics", tests, NULL, NULL);

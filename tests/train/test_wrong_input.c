@@ -130,6 +130,15 @@ static void test_configuration(void **state) {
     refused(&s, "two.json", "train", s.config, "two.json", NULL);
     refused(&s, "--steps", "train", s.config, "--steps", "2", NULL);
     refused(&s, "somewhere", "train", s.config, "--resume", "somewhere", NULL);
+    const char *other = run_path(s.dir, "other");
+    assert_int_equal(mkdir(other, 0700), 0);
+    run_write(run_path(other, "run.json"), "{\"status\": \"running\", \"run_directories\": [\"gone\"],"
+                                           " \"directories_by_rank\": [1, 1]}");
+    refused(&s, run_format("%s/run.json is damaged: it names the directories of 1 of 2 ranks", other), "train",
+            s.config, "--set", "commit_steps=1", "--resume", other, NULL);
+    run_write(run_path(other, "run.json"), "{\"status\": ");
+    refused(&s, run_format("%s/run.json:1:", other), "train", s.config, "--resume", other, NULL);
+    run_remove(other);
     static const struct {
         const char *set, *named;
     } wrong[] = {
@@ -503,6 +512,8 @@ static void test_convert_and_text(void **state) {
     const char *const tokenize[] = {"tokenize", "--model", TM_TEST_FIXTURES "/tok_gpt2", NULL};
     refused_argv(&s, "1", "{\"text\": \n", tokenize);
     refused_argv(&s, "text", "{\"txt\": \"x\"}\n", tokenize);
+    refused_argv(&s, "stdin line 2: column 2: ", "\n{]\n", tokenize);
+    refused_argv(&s, "every line has to be one JSON object, --help shows one", "a tide", tokenize);
     assert_int_equal(truncate(run_path(s.model, "model.safetensors"), 5000), 0);
     refused(&s, "model.safetensors", "convert", s.model, out, NULL);
     assert_int_not_equal(access(out, F_OK), 0);
