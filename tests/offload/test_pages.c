@@ -94,15 +94,14 @@ static void overwrite(disk *d, uint32_t object, uint64_t at, const char *bytes, 
     transfer(d, &req);
 }
 
-static void restore(disk *d, uint32_t object) {
-    for (uint64_t at = 0; at < bytes_of(d, object); at += TM_PAGE_BYTES)
-        overwrite(d, object, at, d->now[object] + at, tm_min_u64(TM_PAGE_BYTES, bytes_of(d, object) - at));
-}
-
 typedef struct place {
     uint32_t object, page;
     uint64_t at, n;
 } place;
+
+static void restore(disk *d, place p) {
+    overwrite(d, p.object, p.at, d->now[p.object] + p.at, p.n);
+}
 
 static place any_page(disk *d) {
     place p = {.object = draw(d, OBJECTS)};
@@ -132,7 +131,7 @@ static void flip(disk *d) {
     page[bit / 8] = (char)(page[bit / 8] ^ 1 << bit % 8);
     overwrite(d, p.object, p.at, page, p.n);
     expect_caught(d, p, "a flipped bit");
-    restore(d, p.object);
+    restore(d, p);
 }
 
 /* Of one object, of two of a kind, of two kinds; also where the bytes are equal. */
@@ -145,8 +144,8 @@ static bool swap(disk *d) {
     overwrite(d, b.object, b.at, page, a.n);
     expect_caught(d, a.object != b.object || a.page < b.page ? a : b, "two pages in each other's place");
     if (a.object != b.object) expect_caught(d, b, "two pages in each other's place");
-    restore(d, a.object);
-    restore(d, b.object);
+    restore(d, a);
+    restore(d, b);
     return true;
 }
 
@@ -158,7 +157,7 @@ static bool replay(disk *d) {
     if (memcmp(old, d->now[p.object] + p.at, p.n) == 0) return false;
     overwrite(d, p.object, p.at, old, p.n);
     expect_caught(d, p, "an old page");
-    restore(d, p.object);
+    restore(d, p);
     return true;
 }
 

@@ -1,0 +1,184 @@
+/* A single bit of a large commit that is not as it was written: whoever reads the page that it is in is told so. Pages
+ * are read as those read them who lay a state out anew (tm_commit_read), a page a flip, so that a million is a matter
+ * of a minute; tests/offload/test_commit.c flips bits under a whole restore.
+ *
+ * TIDEMILL_FLIPS=N TIDEMILL_FLIP_SEED=S TIDEMILL_FLIP_MIB=M: that many (default 4000, 7), of a commit of M MiB (8). */
+#include "io/io.h"
+#include "offload/offload.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define OK(expr)                                                                                                       \
+    do {                                                                                                               \
+        tm_status ok_ = (expr);                                                                                        \
+        if (ok_ != TM_OK) fail_msg("%s: %s", #expr, tm_error_get()->text);                                             \
+    } while (0)
+
+enum { KINDS = 4, TILE_BYTES = 1 << 20, PAGE_BYTES = 64 << 10 }; /* weights and moments; a MiB of each a tile */
+
+typedef struct large {
+    char path[64], directory[4096];
+    uint32_t tiles;
+    uint64_t seed, draws;
+    tm_commit_reader *reader;
+    int fd[KINDS];
+} large;
+
+static uint64_t option(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static uint32_t draw(large *l, uint32_t below) {
+    uint32_t r[4];
+    tm_philox(2026, l->seed, l->draws++, r);
+    return (uint32_t)((uint64_t)r[0] * below >> 32);
+}
+
+/* No two words of the state are alike. */
+static uint64_t word_at(uint32_t kind, uint32_t tile, uint64_t i) {
+    return ((uint64_t)kind << 62 | (uint64_t)tile << 32 | i) * 0x9e3779b97f4a7c15;
+}
+
+static tm_status fill(void *ctx, const tm_op *op, void *const *operand) {
+    (void)ctx;
+    uint64_t *to = operand[0];
+    for (uint64_t i = 0; i < TILE_BYTES / sizeof *to; i++) to[i] = word_at(op->arg[0], op->arg[1], i);
+    return TM_OK;
+}
+
+static void make_plan(tm_layout *layout, tm_plan **plan, uint64_t *slab) {
+    tm_program *p;
+    OK(tm_program_create(&p, layout, "fill"));
+    for (uint32_t i = 0; i < tm_layout_objects(layout); i++) {
+        uint32_t v = tm_program_visit(p, i, 1);
+        tm_program_op(p, &(tm_op){.code = 1, .arg = {i % KINDS, i / KINDS}});
+        tm_program_use(p, v, TM_USE_WRITE);
+    }
+    tm_plan_opts o = {.choose_residency = true};
+    OK(tm_plan_minimum(layout, p, &o, slab));
+    o.slab_bytes = *slab;
+    OK(tm_plan_compile(plan, layout, p, &o, NULL));
+    tm_program_free(p);
+}
+
+static void make_commit(large *l) {
+    static const char info[] = "{\"step\": 1}";
+    const char *path = l->path;
+    tm_layout *layout;
+    tm_plan *plan;
+    tm_store *store;
+    tm_exec *exec;
+    tm_commit_stats stats;
+    uint64_t slab = 0;
+    OK(tm_layout_create(&layout));
+    for (uint32_t i = 0; i < l->tiles * KINDS; i++)
+        assert_int_equal(tm_layout_object(layout, &(tm_object){.kind = (tm_kind)(i % KINDS),
+                                                               .unit = i / KINDS,
+                                                               .bundle = i,
+                                                               .bytes = TILE_BYTES,
+                                                               .pageable = true}),
+                         i);
+    make_plan(layout, &plan, &slab);
+    OK(tm_store_open(
+        &store, layout,
+        &(tm_store_opts){
+            .commits = true, .paths = &path, .n_paths = 1, .allow_tmpfs = true, .io = {.engine = "sync"}}));
+    OK(tm_exec_open(&exec, &(tm_exec_opts){.slab_bytes = slab, .store = store}));
+    OK(tm_exec_run(exec, plan, fill, NULL));
+    OK(tm_store_commit(store, tm_exec_slab(exec),
+                       &(tm_commit_opts){.step = 1, .info = info, .info_bytes = sizeof info - 1}, &stats));
+    snprintf(l->directory, sizeof l->directory, "%s", tm_store_path(store, 0));
+    tm_exec_close(exec);
+    tm_store_close(store);
+    tm_plan_free(plan);
+    tm_layout_free(layout);
+}
+
+static void open_files(large *l) {
+    OK(tm_commit_reader_open(&l->reader, l->directory));
+    for (int k = 0; k < KINDS; k++) {
+        char path[4200];
+        snprintf(path, sizeof path, "%s/%s", l->directory, tm_kind_name((tm_kind)k));
+        l->fd[k] = open(path, O_RDWR | O_CLOEXEC);
+        assert_true(l->fd[k] >= 0);
+    }
+}
+
+/* Where the tile lies in its file: its slot is the commit's business, its first word says where it is. */
+static off_t place_of(const large *l, uint32_t kind, uint32_t tile) {
+    off_t size = lseek(l->fd[kind], 0, SEEK_END), at = 0;
+    uint64_t want = word_at(kind, tile, 1), have = ~want;
+    for (; at < size; at += TILE_BYTES) {
+        assert_int_equal(pread(l->fd[kind], &have, sizeof have, at + (off_t)sizeof have), sizeof have);
+        if (have == want) break;
+    }
+    assert_int_equal(have, want);
+    return at;
+}
+
+static void flip(const large *l, uint32_t kind, off_t at, unsigned bit) {
+    unsigned char c;
+    assert_int_equal(pread(l->fd[kind], &c, 1, at), 1);
+    c ^= (unsigned char)(1u << bit);
+    assert_int_equal(pwrite(l->fd[kind], &c, 1, at), 1);
+}
+
+static tm_status read_word(const large *l, uint32_t kind, uint32_t tile, uint64_t at) {
+    uint64_t have, first = at / sizeof have;
+    tm_status rc = tm_commit_read(l->reader, (tm_kind)kind, tile, first * sizeof have, &have, sizeof have);
+    if (rc == TM_OK) assert_int_equal(have, word_at(kind, tile, first));
+    return rc;
+}
+
+/* The flip is read where it is, or by the word at the other end of its page: a page is whole or it is not. */
+static void one_flip(large *l, const off_t *place) {
+    uint32_t kind = draw(l, KINDS), tile = draw(l, l->tiles), at = draw(l, TILE_BYTES);
+    uint64_t read = draw(l, 2) ? at : at / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES - 1 - at % PAGE_BYTES;
+    unsigned bit = draw(l, 8);
+    off_t where = place[tile * KINDS + kind] + (off_t)at;
+    flip(l, kind, where, bit);
+    tm_status rc = read_word(l, kind, tile, read);
+    if (rc != TM_ECORRUPT)
+        fail_msg("bit %u of byte %u of %s %u: %s", bit, at, tm_kind_name((tm_kind)kind), tile, tm_status_name(rc));
+    tm_error_clear();
+    flip(l, kind, where, bit);
+    if (l->draws % 64 == 0) OK(read_word(l, kind, tile, read));
+}
+
+static void every_flip_is_noticed(void **state) {
+    (void)state;
+    uint64_t flips = option("TIDEMILL_FLIPS", 4000);
+    large l = {.tiles = (uint32_t)option("TIDEMILL_FLIP_MIB", 8) / KINDS, .seed = option("TIDEMILL_FLIP_SEED", 7)};
+    assert_true(l.tiles > 0);
+    /* a reader gives its pages back: on a disk each flip would have to be written and read again */
+    snprintf(l.path, sizeof l.path, "%stidemill-flips-XXXXXX", tm_path_is_dir("/dev/shm") ? "/dev/shm/" : "");
+    assert_non_null(mkdtemp(l.path));
+    make_commit(&l);
+    open_files(&l);
+    off_t *place = calloc(l.tiles * (size_t)KINDS, sizeof *place);
+    assert_non_null(place);
+    for (uint32_t i = 0; i < l.tiles * KINDS; i++) place[i] = place_of(&l, i % KINDS, i / KINDS);
+    for (uint64_t i = 0; i < flips; i++) one_flip(&l, place);
+    for (uint32_t i = 0; i < l.tiles * KINDS; i++) OK(read_word(&l, i % KINDS, i / KINDS, 0)); /* all as it was */
+    for (int k = 0; k < KINDS; k++) close(l.fd[k]);
+    tm_commit_reader_close(l.reader);
+    free(place);
+    OK(tm_remove_tree(l.path));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_flip_is_noticed)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
