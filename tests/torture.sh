@@ -7,26 +7,34 @@
 #                                          and from then on, in 256 parts (BUILD/torture/part-W); W: 0 to 11
 #   tests/torture.sh ranks [--seconds N] [--seed S] [--build DIR]    a rank of 2 and of 4 killed at every point of a
 #                                          commit's phases and at random instants (BUILD/torture/next-ranks)
+#   tests/torture.sh fuzz [--seconds N] [--parser P] --build BUILD-FUZZ    every parser under libFuzzer in turn, the one
+#                                          with the fewest executions of this commit next (BUILD-FUZZ/torture/fuzz-COMMIT);
+#                                          what was found interesting is kept from commit to commit
 set -eu
 what=rounds
 case ${1:-} in
-  faults | ranks) what=$1; shift ;;
+  faults | ranks | fuzz) what=$1; shift ;;
 esac
-seconds=600 seed= build=build way=0
+seconds=600 seed= build=build way=0 parser=
 while [ $# -gt 1 ]; do
   case $1 in
     --seconds) seconds=$2 ;;
     --seed) seed=$2 ;;
     --way) way=$2 ;;
     --build) build=$2 ;;
-    *) echo "torture.sh: $1: expected --seconds N, --seed S, --way W or --build DIR" >&2; exit 2 ;;
+    --parser) parser=$2 ;;
+    *) echo "torture.sh: $1: expected --seconds N, --seed S, --way W, --parser P or --build DIR" >&2; exit 2 ;;
   esac
   shift 2
 done
 [ $# -eq 0 ] || { echo "torture.sh: $1: a value is missing" >&2; exit 2; }
 commit=$(git -C "$(dirname "$0")" rev-parse --short HEAD 2>/dev/null || echo unknown)
 build=$(cd "$build" && pwd) || exit 2
-for test in train_commit train_checkpoints train_faults test_crash test_pages train_kills_ranks; do
+source=$(cd "$(dirname "$0")" && pwd)
+parsers='json safetensors index gguf manifest config tokenizer chat data'
+needed='train_commit train_checkpoints train_faults test_crash test_pages test_commit_flips train_kills_ranks'
+[ $what != fuzz ] || needed=$(printf 'fuzz_%s ' ${parser:-$parsers})
+for test in $needed; do
   [ -x "$build/tests/$test" ] || { echo "torture.sh: $build/tests/$test is missing; build first" >&2; exit 2; }
 done
 mkdir -p "$build/torture"
@@ -45,6 +53,38 @@ one() { # name of the round, program, variables
 
 end=$(($(date +%s) + seconds))
 rounds=0
+
+# One line a piece: parser, executions, seconds.
+sums() { # parsers
+  for p in $1; do
+    awk -v p="$p" '$1 == p { n += $2; s += $3 } END { printf "%d %s %d\n", n, p, s }' "fuzz-$commit"
+  done
+}
+
+fuzz_piece() { # parser, seconds
+  corpus=$build/fuzz_$1-corpus log=last-fuzz-$1 began=$(date +%s)
+  mkdir -p "$corpus"
+  if ! "$build/tests/fuzz_$1" -max_total_time="$2" -max_len=2048 -entropic=0 -timeout=10 -malloc_limit_mb=80 -print_final_stats=1 \
+    -verbosity=0 -artifact_prefix="$build/torture/$1-" "$corpus" "$source/fuzz/fuzz_$1-seeds" > "$log" 2>&1; then
+    echo "$commit fuzz $1: FAILED: $build/tests/fuzz_$1 and the file that is named in $build/torture/$log" | tee -a log >&2
+    tail -30 "$log" >&2
+    exit 1
+  fi
+  units=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  echo "$1 $units $(($(date +%s) - began))" >> "fuzz-$commit"
+}
+
+if [ $what = fuzz ]; then
+  touch "fuzz-$commit"
+  while left=$((end - $(date +%s))) && [ "$left" -gt 0 ]; do
+    next=$(sums "${parser:-$parsers}" | sort -n | head -1 | cut -d' ' -f2)
+    fuzz_piece "$next" $((left < 60 ? left : 60))
+    rounds=$((rounds + 1))
+  done
+  echo "torture.sh: $rounds pieces without a finding; of commit $commit so far:"
+  sums "${parser:-$parsers}" | awk '{ printf "%-12s %10d executions in %6d s, %d a second\n", $2, $1, $3, $3 ? $1 / $3 : 0 }'
+  exit 0
+fi
 if [ $what = faults ]; then
   part=$(cat "part-$way" 2>/dev/null || echo 0)
   while [ "$part" -lt 256 ] && [ "$(date +%s)" -lt "$end" ]; do
@@ -72,6 +112,8 @@ while [ "$(date +%s)" -lt "$end" ]; do
   one "seed $seed: 20 kills with the best checkpoint" train_checkpoints TIDEMILL_KILLS=20 TIDEMILL_KILL_SEED="$seed"
   one "seed $seed: 1000 failing calls" train_faults TIDEMILL_FAULT_CASES=1000 TIDEMILL_FAULT_SEED="$seed"
   one "seed $seed: 200000 pages flipped, swapped or old" test_pages TIDEMILL_TRIALS=200000 TIDEMILL_TRIAL_SEED="$seed"
+  one "seed $seed: 100000 flips in a commit of 1 GiB" test_commit_flips TIDEMILL_FLIPS=100000 TIDEMILL_FLIP_MIB=1024 \
+    TIDEMILL_FLIP_SEED="$seed"
   one "seed $seed: 900 crash states" test_crash TIDEMILL_CRASH_STATES=900 TIDEMILL_CRASH_SEED="$seed"
   seed=$((seed + 1)) rounds=$((rounds + 1))
   echo "$seed" > next
