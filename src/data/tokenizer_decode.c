@@ -230,7 +230,8 @@ void tk_decoder_free(tk_decoder *d) {
 /* ---- post-processors: what stands before and after the text ---------------------------------------------------- */
 
 static tm_status put_ids(tm_tokenizer *t, tm_ids *out, const tm_json *special, const tm_json *name) {
-    const tm_json *entry = name == NULL ? NULL : tm_json_get(special, name->text), *ids = tm_json_get(entry, "ids");
+    bool named = name != NULL && name->type == TM_JSON_STRING;
+    const tm_json *ids = named ? tm_json_get(tm_json_get(special, name->text), "ids") : NULL;
     if (ids == NULL || ids->type != TM_JSON_ARRAY)
         return tm_fail(TM_EINPUT, "%s: the post-processor's template names a special token without ids", t->name);
     for (const tm_json *id = ids->child; id != NULL; id = id->next) {

@@ -205,7 +205,8 @@ static tm_status read_pre_tokenizer(reader *r, const tm_json *node) {
     if (bytes && !is_true(bytes, "add_prefix_space", true)) {
         const tm_json *regex = tm_json_get(tm_json_get(split, "pattern"), "Regex");
         bool own = is_true(bytes, "use_regex", true);
-        if (split && !own && regex && parts == 2) r->t->split = tm_split_by_regex(regex->text);
+        bool told = regex && regex->type == TM_JSON_STRING;
+        if (split && !own && told && parts == 2) r->t->split = tm_split_by_regex(regex->text);
         if (!split && own && !digits && parts == 1) r->t->split = tm_split_plain(false);
         if (!split && own && parts == 2 && is_true(digits, "individual_digits", false))
             r->t->split = tm_split_plain(true);

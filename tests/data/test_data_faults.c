@@ -6,10 +6,10 @@
 #include "data/dataset.h"
 #include "tests/walk.h"
 
-/* Of each case; TIDEMILL_WALK=all: every one. */
+/* Of each case; TIDEMILL_WALK=N: so many, 0: every one. */
 static uint64_t points(uint64_t few) {
     const char *how = getenv("TIDEMILL_WALK");
-    return how && strcmp(how, "all") == 0 ? 0 : few;
+    return how ? strtoull(how, NULL, 10) : few;
 }
 
 /* ---- tokenizers -------------------------------------------------------------------------------------------------- */
@@ -71,7 +71,7 @@ static void test_tokenizers(void **state) {
     (void)state;
     uint64_t failed = 0;
     assert_int_equal(for_each_line(TM_TEST_FIXTURES "/tok_cases", "cases.jsonl", walk_tokenizer, &failed), 26);
-    assert_true(failed > 26 * 8);
+    assert_true(failed > 26 * 5);
 }
 
 /* ---- templates --------------------------------------------------------------------------------------------------- */

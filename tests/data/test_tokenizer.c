@@ -175,6 +175,10 @@ static void test_decode_unknown(void **state) {
 
 #define BPE(more) "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]" more "}"
 
+#define POST(part, special)                                                                                            \
+    "{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":\"A\"}}," part             \
+    "],\"special_tokens\":{" special "}}," BPE("") "}"
+
 static void test_refused(void **state) {
     static const struct {
         const char *json;
@@ -208,6 +212,46 @@ static void test_refused(void **state) {
         {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[]}," BPE("") "}", TM_EUNSUPPORTED,
          "0 times"},
         {"{\"added_tokens\":[{\"content\":\"x\"}]," BPE("") "}", TM_EINPUT, "id"},
+        {"{\"added_tokens\":[{\"id\":-1,\"content\":\"x\"}]," BPE("") "}", TM_EINPUT, "usable \"id\""},
+        {"{\"added_tokens\":1," BPE("") "}", TM_EINPUT, "is no array"},
+        {"{\"added_tokens\":[1]," BPE("") "}", TM_EINPUT, "is no object"},
+        {"{\"model\":[]}", TM_EINPUT, "\"model\" is no object"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":{}}}", TM_EINPUT, "is no array"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[1]}}", TM_EINPUT, "neither"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a a a\"]}}", TM_EINPUT, "left right"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[[\"a\",\"a\",\"a\"]]}}", TM_EINPUT, "pair"},
+        {"{\"model\":{\"type\":1}}", TM_EUNSUPPORTED, "only BPE"},
+        {"{\"normalizer\":{\"type\":1}," BPE("") "}", TM_EUNSUPPORTED, "normalizer \"?\""},
+        {"{\"normalizer\":{\"type\":\"Prepend\"}," BPE("") "}", TM_EINPUT, "is no string"},
+        {"{\"normalizer\":{\"type\":\"Replace\",\"content\":1}," BPE("") "}", TM_EINPUT, "is no string"},
+        {"{\"pre_tokenizer\":{\"type\":[]}," BPE("") "}", TM_EUNSUPPORTED, "\"?\""},
+        {"{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\"}," BPE("") "}", TM_EINPUT,
+         "empty replacement"},
+        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a[^b]]\"}}," BPE("") "}", TM_EUNSUPPORTED,
+         "nested class"},
+        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[[[[[[[[[[a]]]]]]]]]]\"}}," BPE("") "}",
+         TM_EUNSUPPORTED, "nested class"},
+        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?mi)a\"}}," BPE("") "}", TM_EUNSUPPORTED,
+         "(?m"},
+        {"{\"decoder\":{\"type\":null}," BPE("") "}", TM_EUNSUPPORTED, "decoder \"?\""},
+        {"{\"decoder\":{\"type\":\"Replace\"}," BPE("") "}", TM_EINPUT, "without \"content\""},
+        {"{\"decoder\":{\"type\":\"Replace\",\"content\":[]}," BPE("") "}", TM_EINPUT, "without \"content\""},
+        {"{\"post_processor\":{\"type\":2}," BPE("") "}", TM_EUNSUPPORTED, "post-processor \"?\""},
+        {"{\"post_processor\":{\"type\":\"TemplateProcessing\"}," BPE("") "}", TM_EINPUT, "without \"single\""},
+        {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":{}}," BPE("") "}", TM_EINPUT,
+         "without \"single\""},
+        {POST("{\"SpecialToken\":{\"id\":{}}}", "\"x\":{}"), TM_EINPUT, "without ids"}, /* no name at all */
+        {POST("{\"SpecialToken\":{\"id\":\"y\"}}", "\"x\":{}"), TM_EINPUT, "without ids"},
+        {POST("{\"SpecialToken\":{\"id\":\"x\"}}", "\"x\":{\"ids\":1}"), TM_EINPUT, "without ids"},
+        {POST("{\"SpecialToken\":{\"id\":\"x\"}}", "\"x\":{\"ids\":[-1]}"), TM_EINPUT, "out of range"},
+        {POST("{\"SpecialToken\":{\"id\":\"x\"}}", "\"x\":{\"ids\":[\"0\"]}"), TM_EINPUT, "out of range"},
+        {POST("{\"SpecialToken\":{\"id\":\"x\"}}", "\"x\":{\"ids\":[1e12]}"), TM_EINPUT, "out of range"},
+        {POST("{\"Sequence\":{\"id\":\"A\"}}", ""), TM_EUNSUPPORTED, "2 times"},
+        {"{\"post_processor\":{\"type\":\"BertProcessing\"}," BPE("") "}", TM_EINPUT, "\"cls\" and \"sep\""},
+        {"{\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"a\",0],\"sep\":[]}," BPE("") "}", TM_EINPUT,
+         "\"cls\" and \"sep\""},
+        {"{\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"a\",-1],\"sep\":[\"b\",1]}," BPE("") "}",
+         TM_EINPUT, "\"cls\" and \"sep\""},
     };
     uint64_t live = tm_mem_live_bytes();
     (void)state;

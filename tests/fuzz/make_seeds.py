@@ -278,4 +278,31 @@ def data():
     put(p, "overlong", '{"text": "' + "1" * 30 + '"}\n{"text": "1"}\n\x4c')
 
 
-safetensors(), index(), ggufs(), config(), manifest(), data()
+def hf_tokenizer():
+    p = "fuzz_hf_tokenizer"
+    bpe = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "\u2581": 3, "<0x41>": 4, "<unk>": 5, "\u0120": 6},
+           "merges": ["a b"], "unk_token": "<unk>"}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False}
+    split = {"type": "Split", "behavior": "Isolated", "pattern": {"Regex":
+             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"}}
+
+    def whole(name, **parts):
+        put(p, name, json.dumps({"added_tokens": [{"id": 7, "content": "<s>", "special": True}], "model": bpe, **parts}))
+
+    def sequence(*parts):
+        return {"type": "Sequence", "pretokenizers": list(parts)}
+
+    whole("gpt2", pre_tokenizer=byte_level)
+    whole("digits", pre_tokenizer=sequence({"type": "Digits", "individual_digits": True}, byte_level))
+    whole("qwen2", normalizer={"type": "NFC"}, pre_tokenizer=sequence(split, {**byte_level, "use_regex": False}),
+          post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]})
+    whole("spm", model={**bpe, "byte_fallback": True, "merges": [["a", "b"]]},
+          normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}]})
+    whole("regex-is-object", pre_tokenizer=sequence({"type": "Split", "pattern": {"Regex": {}}}, {**byte_level, "use_regex": False}))
+    whole("id-out-of-range", model={**bpe, "vocab": {"a": 0, "b": 300}}, pre_tokenizer=byte_level)
+    whole("id-negative", model={**bpe, "vocab": {"a": -1}}, pre_tokenizer=byte_level)
+    whole("text-twice", model={**bpe, "vocab": {"a": 0, "b": 0}}, pre_tokenizer=byte_level)
+    whole("merge-of-nothing", model={**bpe, "merges": ["x y", "a", "a b c"]}, pre_tokenizer=byte_level)
+
+
+safetensors(), index(), ggufs(), config(), manifest(), data(), hf_tokenizer()
