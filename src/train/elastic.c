@@ -47,8 +47,9 @@ void elastic_describe(const job_ranks *r, tm_json_writer *w) {
 static bool get_holding(const tm_json *shards, const char *key, uint32_t ranks, holding *h) {
     const tm_json *list = tm_json_get(shards, key), *a = list ? list->child : NULL, *b = a ? a->next : NULL;
     if (!a || !b || !a->is_integer || !b->is_integer || a->integer < 0 || b->integer < 1) return false;
+    if (a->integer >= ranks || b->integer > ranks - a->integer) return false;
     *h = (holding){(uint32_t)a->integer, (uint32_t)b->integer};
-    return h->first < ranks && h->count <= ranks - h->first;
+    return true;
 }
 
 /* Commits of one rank say nothing: it holds everything. */
