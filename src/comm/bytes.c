@@ -38,12 +38,14 @@ static void scatter(const tally *t) {
 
 static void gather(const tally *t, uint64_t (*bytes)(const tally *t, uint32_t position)) {
     const comm_group *g = t->g;
-    if (!comm_in_stages(g, t->op)) {
+    if (!comm_in_stages(g, t->op) && !t->op->shared) {
         for (uint32_t i = 0; i < g->size; i++)
             if (i != g->me) sent(t, i, bytes(t, g->me));
         return;
     }
-    for (uint32_t k = 0; k < g->nodes; k++) {
+    for (uint32_t k = 0; t->op->shared && k < g->nodes; k++)
+        if (k != g->my_node) sent(t, comm_at(g, k, 0), bytes(t, g->me));
+    for (uint32_t k = 0; !t->op->shared && k < g->nodes; k++) {
         if (k != g->my_node) sent(t, comm_at(g, k, g->my_place), bytes(t, g->me));
         for (uint32_t p = 0; p < g->per_node; p++)
             if (p != g->my_place) sent(t, comm_at(g, g->my_node, p), bytes(t, comm_at(g, k, g->my_place)));

@@ -119,6 +119,7 @@ uint32_t tm_comm_group_world(const tm_comm *c, uint32_t group, uint32_t position
  *   REDUCE_SCATTER  send: all slices, F32; recv: my slice of the sum. recv may be my own slice in     total - mine
  *                   send (the rest of send is left as it is)
  *   ALL_GATHER      send: my slice; recv: all slices. send may be (or NULL means) my slice in recv   (n - 1) x mine
+ *                   `shared`: into memory of a window, once a node: see there                        (nodes - 1) x mine
  *   ALL_REDUCE      send, recv: `count` elements, recv may be send. F32: SUM in the tree, as          2 (n-1)/n x count
  *                   reduce-scatter and all-gather over slices of ceil(count / n), in pieces          (1)
  *                   F64, U64: SUM (in order of positions), MIN, MAX. Meant for small vectors          (n - 1) x count
@@ -171,6 +172,7 @@ struct tm_comm_op {
     tm_comm_wire wire;     /* the same on all members, as all of these */
     tm_comm_reduce reduce; /* ALL_REDUCE */
     bool flat;             /* never hierarchical: for tests and comparisons */
+    bool shared;           /* ALL_GATHER over WORLD or NODE: recv is the same memory for all ranks of a node */
     const void *send;      /* both belong to the operation until it is done, and so does `counts` */
     void *recv;
     uint64_t count;
@@ -216,14 +218,21 @@ TM_MUST_USE tm_status tm_comm_same(tm_comm *c, const char *what, uint64_t hash);
 /* ---- memory shared by the ranks of a node
  * ---------------------------------------------------------------------------- */
 
-/* One piece of memory of `bytes` (of which this rank asked for its part) that all ranks of a node address. Collective
- * over NODE, in the order of the operations. Writers and readers order themselves by operations over NODE (a barrier is
- * enough). Imitated nodes share as real ones do. Close before tm_comm_close. */
+/* One piece of memory that all ranks of a node address: the parts for which each of them asked, one after another in
+ * rank order without gaps. Collective over NODE, in the order of the operations; TM_EIO on all of them if MPI cannot,
+ * TM_ENOMEM if the memory is not there when it is touched (/dev/shm is full). Writers and readers order themselves by
+ * operations over NODE (a barrier is enough). Imitated nodes share as real ones do. Close before tm_comm_close.
+ *
+ * An all-gather that is `shared` has recv in a window, at the same place of it for all ranks of a node. It begins when
+ * all of them have submitted it: until then they may read what was there. When it is done all slices are there. Each
+ * slice is written by the rank that has it, or received once a node from another; within a node nothing is sent. The
+ * bits are those of any other all-gather of that wire. */
 typedef struct tm_comm_window tm_comm_window;
 TM_MUST_USE tm_status tm_comm_window_open(tm_comm_window **out, tm_comm *c, uint64_t my_bytes);
-/* The part of a rank of my node, aligned to 4096, and its size (may be NULL). */
+/* The part of a rank of my node, aligned to 4096, and its size, rounded up to that (may be NULL). */
 void *tm_comm_window_part(const tm_comm_window *w, uint32_t node_rank, uint64_t *bytes);
-void tm_comm_window_close(tm_comm_window *w); /* collective over NODE; NULL is fine */
+uint64_t tm_comm_window_bytes(const tm_comm_window *w); /* of all parts: they begin at part 0 */
+void tm_comm_window_close(tm_comm_window *w);           /* collective over NODE; NULL is fine */
 
 /* ---- counters
  * --------------------------------------------------------------------------------------------------------- */

@@ -61,6 +61,11 @@ static bool peers_fit(const tm_comm *c, const tm_comm_op *op) {
     return op->peer < n && op->from < n && !alone;
 }
 
+/* Those of my node have to be in the group, all of them. */
+static bool sharing_fits(const tm_comm_op *op) {
+    return !op->shared || (op->code == TM_COMM_ALL_GATHER && op->group <= TM_COMM_NODE);
+}
+
 tm_status comm_check(const tm_comm *c, const tm_comm_op *op) {
     const char *wrong = (unsigned)op->code >= TM_COMM_CODES     ? "code"
                         : op->group >= c->n_groups              ? "group"
@@ -69,6 +74,7 @@ tm_status comm_check(const tm_comm *c, const tm_comm_op *op) {
                         : !wire_fits(op)                        ? "wire"
                         : (unsigned)op->reduce > TM_COMM_MAX    ? "reduction"
                         : !peers_fit(c, op)                     ? "peer"
+                        : !sharing_fits(op)                     ? "sharing"
                         : op->under_way                         ? "state (it is under way)"
                                                                 : NULL;
     if (!wrong) return TM_OK;

@@ -1,6 +1,6 @@
 /* The back-end over MPI: one thread that makes every MPI call. remote.c (the thread and its queue), start.c (MPI_Init
- * to the first barrier), life.c (signs of life, abort), transfer.c (messages and waiting for them), collective.c and
- * small.c (the operations), seam.c (MPI itself). */
+ * to the first barrier), life.c (signs of life, abort), transfer.c (messages and waiting for them), pieces.c,
+ * collective.c, gather.c and small.c (the operations), seam.c (MPI itself). */
 #ifndef TIDEMILL_COMM_REMOTE_INTERNAL_H
 #define TIDEMILL_COMM_REMOTE_INTERNAL_H
 
@@ -100,11 +100,11 @@ tm_status comm_post_recv(const comm_route *r, uint32_t from, void *buf, uint64_t
 tm_status comm_wait_lane(tm_comm *c, comm_lane *lane);
 tm_status comm_wait_request(tm_comm *c, MPI_Request *request);
 
-/* ---- collective.c, small.c: on the thread ---- */
+/* ---- pieces.c, collective.c, gather.c, small.c: on the thread ---- */
 tm_status comm_execute(tm_comm *c, tm_comm_op *op);
 tm_status comm_reduce_scatter(tm_comm *c, const tm_comm_op *op, float *out);
 tm_status comm_all_gather(tm_comm *c, const tm_comm_op *op);
-tm_status comm_all_gather_quant(tm_comm *c, const tm_comm_op *op);
+tm_status comm_barrier(tm_comm *c, uint32_t group);
 void comm_begin(tm_comm *c, const tm_comm_op *op); /* fills remote->begin */
 
 /* ---- seam.c: MPI's calls, with its errors as statuses ---- */

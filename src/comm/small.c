@@ -89,9 +89,9 @@ static tm_status broadcast(tm_comm *c, const tm_comm_op *op) {
 
 /* ---- barrier (dissemination), send, receive ---- */
 
-static tm_status barrier(tm_comm *c, const tm_comm_op *op) {
-    const comm_group *g = &c->groups[op->group];
-    const comm_route r = {.c = c, .g = g, .lane = &c->remote->lane[0], .group = op->group, .stage = 3, .empty = true};
+tm_status comm_barrier(tm_comm *c, uint32_t group) {
+    const comm_group *g = &c->groups[group];
+    const comm_route r = {.c = c, .g = g, .lane = &c->remote->lane[0], .group = group, .stage = 3, .empty = true};
     for (uint32_t d = 1; d < g->size; d *= 2) {
         TM_TRY(comm_post_recv(&r, (g->me + g->size - d) % g->size, NULL, 0));
         TM_TRY(comm_post_send(&r, (g->me + d) % g->size, NULL, 0));
@@ -128,7 +128,7 @@ tm_status comm_execute(tm_comm *c, tm_comm_op *op) {
     case TM_COMM_BROADCAST:
         return broadcast(c, op);
     case TM_COMM_BARRIER:
-        return barrier(c, op);
+        return comm_barrier(c, op->group);
     default:
         return send_and_receive(c, op);
     }

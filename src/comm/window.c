@@ -1,7 +1,15 @@
-/* Memory that the ranks of a node share. */
+/* Memory that the ranks of a node share. MPI places the parts one after another ("contiguous", the default of
+ * MPI_Win_allocate_shared), so that they are one piece as well. */
 #include "comm/remote_internal.h"
 
-enum { PART_ALIGN = 4096 };
+#include <errno.h>
+#include <sys/mman.h>
+
+enum { PAGE = 4096 };
+#ifndef MADV_POPULATE_READ /* a C library older than Linux 5.14 */
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
 
 typedef struct part {
     char *base;
@@ -17,17 +25,24 @@ struct tm_comm_window {
 };
 
 static char *aligned(char *p) {
-    return p + (PART_ALIGN - (uintptr_t)p % PART_ALIGN) % PART_ALIGN;
+    return p + (PAGE - (uintptr_t)p % PAGE) % PAGE;
 }
 
 /* ---- on the thread of comm ---- */
 
+/* The first part is asked for with a page to spare, for its alignment and so for everyone's. */
 static tm_status find_parts(tm_comm_window *w) {
+    char *at = NULL, *next = NULL;
     for (uint32_t r = 0; r < w->c->node_size; r++) {
         MPI_Aint bytes;
         void *base;
         TM_TRY(comm_mpi_window_query(w->win, (int)r, &bytes, &base));
-        w->parts[r] = (part){aligned(base), (uint64_t)bytes - PART_ALIGN};
+        if (r == 0) at = next = base;
+        if (bytes > 0 && (char *)base != next)
+            return tm_fail(TM_EIO, "MPI shares memory on a node, but not in one piece");
+        next += bytes;
+        w->parts[r] = (part){aligned(at), (uint64_t)(r == 0 ? bytes - PAGE : bytes)};
+        at += w->parts[r].bytes;
     }
     return TM_OK;
 }
@@ -36,10 +51,12 @@ static tm_status open_remote(tm_comm *c, void *arg) {
     tm_comm_window *w = arg;
     void *base;
     comm_block_begin(c, "MPI_Win_allocate_shared");
-    tm_status rc =
-        comm_mpi_window((MPI_Aint)(w->my_bytes + PART_ALIGN), c->remote->group[TM_COMM_NODE], &base, &w->win);
+    tm_status rc = comm_mpi_window((MPI_Aint)(w->my_bytes + (c->node_rank == 0 ? PAGE : 0)),
+                                   c->remote->group[TM_COMM_NODE], &base, &w->win);
     comm_block_end(c);
-    return rc == TM_OK ? find_parts(w) : rc;
+    if (rc == TM_OK) return find_parts(w);
+    tm_error_clear(); /* says that the ranks cannot go on: without a window they can */
+    return tm_fail(TM_EIO, "MPI has no memory that the ranks of a node share");
 }
 
 static tm_status close_remote(tm_comm *c, void *arg) {
@@ -52,18 +69,89 @@ static tm_status close_remote(tm_comm *c, void *arg) {
 
 /* ---- the caller's side ---- */
 
+static void release(tm_comm_window *w) {
+    tm_free(w->allocated);
+    tm_free(w->parts);
+    tm_free(w);
+}
+
 static tm_status open_alone(tm_comm_window *w) {
-    w->allocated = tm_malloc(w->my_bytes + PART_ALIGN);
+    w->allocated = tm_malloc(w->my_bytes + PAGE);
     if (!w->allocated) return tm_nomem(w->my_bytes);
     w->parts[0] = (part){aligned(w->allocated), w->my_bytes};
     return TM_OK;
 }
 
+/* Have all ranks of the node come this far? */
+static tm_status all_ready(tm_comm *c, tm_status mine, bool *ready) {
+    uint64_t ok = mine == TM_OK;
+    tm_comm_op op = {.code = TM_COMM_ALL_REDUCE,
+                     .group = TM_COMM_NODE,
+                     .type = TM_COMM_U64,
+                     .reduce = TM_COMM_MIN,
+                     .send = &ok,
+                     .recv = &ok,
+                     .count = 1,
+                     .uncounted = true};
+    tm_error why = *tm_error_get();
+    tm_error_clear();
+    TM_TRY(tm_comm_run(c, &op));
+    *ready = ok;
+    if (mine != TM_OK) tm_error_set(&why);
+    return TM_OK;
+}
+
+/* A store into memory of a file system that is full ends the process; this call says so instead. Where the kernel does
+ * not have it (before Linux 5.14) pages are touched. */
+static bool populate(char *base, uint64_t bytes, int how) {
+    if (tm_fault_hit("window_full", NULL)) return false;
+    if (bytes == 0 || madvise(base, bytes, how) == 0) return true;
+    if (errno != EINVAL) return false;
+    for (uint64_t at = 0; at < bytes; at += PAGE) {
+        volatile char *page = base + at;
+        if (how == MADV_POPULATE_WRITE)
+            *page = 0;
+        else
+            (void)*page;
+    }
+    return true;
+}
+
+/* Each rank its own part, so that it lies near those who write it; then everyone has all of it before its first step.
+ */
+static tm_status touch(tm_comm_window *w) {
+    const part *mine = &w->parts[w->c->node_rank];
+    bool ready;
+    tm_status rc = TM_OK;
+    if (!populate(mine->base, mine->bytes, MADV_POPULATE_WRITE))
+        rc = tm_fail(TM_ENOMEM, "memory that the ranks of a node share: no room for %llu bytes (is /dev/shm full?)",
+                     (unsigned long long)tm_comm_window_bytes(w));
+    TM_TRY(all_ready(w->c, rc, &ready));
+    if (rc != TM_OK) return rc;
+    if (!ready) return tm_fail(TM_ENOMEM, "memory that the ranks of a node share: no room on another rank");
+    (void)populate(w->parts[0].base, tm_comm_window_bytes(w), MADV_POPULATE_READ);
+    return TM_OK;
+}
+
+static void close_together(tm_comm_window *w) {
+    tm_error why = *tm_error_get();
+    tm_error_clear();
+    if (comm_run_errand(w->c, close_remote, w) != TM_OK) tm_error_clear();
+    if (why.code != TM_OK) tm_error_set(&why);
+}
+
 /* The ranks of a node come together first, where a silent one is noticed. */
 static tm_status open_together(tm_comm_window *w) {
-    tm_comm_op meet = {.code = TM_COMM_BARRIER, .group = TM_COMM_NODE, .uncounted = true};
-    TM_TRY(tm_comm_run(w->c, &meet));
-    return comm_run_errand(w->c, open_remote, w);
+    bool ready;
+    tm_comm_op come = {.code = TM_COMM_BARRIER, .group = TM_COMM_NODE, .uncounted = true};
+    TM_TRY(tm_comm_run(w->c, &come));
+    tm_status rc = comm_run_errand(w->c, open_remote, w);
+    TM_TRY(all_ready(w->c, rc, &ready));
+    if (rc != TM_OK) return rc;
+    if (!ready) return tm_fail(TM_EIO, "memory that the ranks of a node share: MPI gives another rank none");
+    rc = touch(w);
+    if (rc == TM_ENOMEM) close_together(w);
+    return rc;
 }
 
 tm_status tm_comm_window_open(tm_comm_window **out, tm_comm *c, uint64_t my_bytes) {
@@ -71,7 +159,7 @@ tm_status tm_comm_window_open(tm_comm_window **out, tm_comm *c, uint64_t my_byte
     tm_comm_window *w = tm_calloc(1, sizeof *w);
     if (!w) return tm_nomem(sizeof *w);
     w->c = c;
-    w->my_bytes = my_bytes;
+    w->my_bytes = tm_round_up(my_bytes, PAGE);
     w->win = MPI_WIN_NULL;
     w->parts = tm_calloc(c->node_size, sizeof *w->parts);
     tm_status rc = !w->parts ? tm_nomem(c->node_size * sizeof *w->parts) : c->remote ? open_together(w) : open_alone(w);
@@ -79,8 +167,7 @@ tm_status tm_comm_window_open(tm_comm_window **out, tm_comm *c, uint64_t my_byte
         *out = w;
         return TM_OK;
     }
-    tm_free(w->parts);
-    tm_free(w);
+    release(w);
     return rc;
 }
 
@@ -90,10 +177,14 @@ void *tm_comm_window_part(const tm_comm_window *w, uint32_t node_rank, uint64_t 
     return w->parts[node_rank].base;
 }
 
+uint64_t tm_comm_window_bytes(const tm_comm_window *w) {
+    uint64_t bytes = 0;
+    for (uint32_t r = 0; r < w->c->node_size; r++) bytes += w->parts[r].bytes;
+    return bytes;
+}
+
 void tm_comm_window_close(tm_comm_window *w) {
     if (!w) return;
-    if (w->c->remote && comm_run_errand(w->c, close_remote, w) != TM_OK) tm_error_clear();
-    tm_free(w->allocated);
-    tm_free(w->parts);
-    tm_free(w);
+    if (w->c->remote) close_together(w);
+    release(w);
 }

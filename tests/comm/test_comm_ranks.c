@@ -325,6 +325,9 @@ static void windows(void **state) {
     uint64_t bytes;
     uint32_t *mine = tm_comm_window_part(w, tm_comm_node_rank(comm), &bytes);
     CHECK(bytes >= 5000 + rank && (uintptr_t)mine % 4096 == 0, "my part");
+    CHECK(tm_comm_window_bytes(w) == (uint64_t)tm_comm_node_size(comm) * 8192, "all parts");
+    if (tm_comm_node_rank(comm) > 0)
+        CHECK((char *)mine - (char *)tm_comm_window_part(w, tm_comm_node_rank(comm) - 1, NULL) == 8192, "one piece");
     for (uint32_t i = 0; i < 1000; i++) mine[i] = rank * 1000 + i;
     OK(tm_comm_barrier(comm, TM_COMM_NODE));
     for (uint32_t p = 0; p < tm_comm_node_size(comm); p++) {
@@ -334,6 +337,69 @@ static void windows(void **state) {
     }
     OK(tm_comm_barrier(comm, TM_COMM_NODE));
     tm_comm_window_close(w);
+}
+
+/* Slices of bf16 whose values say who made them, and in which round. */
+static uint16_t cell(uint32_t r, unsigned round, uint64_t i) {
+    float x = (float)((r + 1) * 8 + round) * (float)(1 + i % 7);
+    uint32_t b = bits_of(x);
+    return (uint16_t)(b >> 16);
+}
+
+static void fill_mine(uint16_t *mine, const uint64_t *counts, uint32_t me, unsigned round) {
+    for (uint64_t i = 0; i < counts[me]; i++) mine[i] = cell(rank, round, i);
+}
+
+static void late(uint32_t unlike) {
+    if (rank % size == unlike % size) usleep(2000);
+}
+
+enum { ROUNDS = 6 };
+
+/* Into one memory, round after round: a rank that comes late finds what it was to read, and nobody reads what a late
+ * one has yet to write. The bits are those of a gather into memory of one's own, made before: nothing else may order
+ * the ranks here. */
+static void shared_gather(uint32_t group, tm_comm_wire wire, uint64_t scale) {
+    uint64_t counts[MOST] = {0};
+    (void)make_counts(counts, scale);
+    uint32_t me = tm_comm_group_rank(comm, group);
+    uint64_t total = begin_of(counts, tm_comm_group_size(comm, group));
+    tm_comm_window *w;
+    uint16_t *mine = calloc(ROUNDS * (counts[me] + 1), 2), *want = calloc(ROUNDS * (total + 1), 2);
+    OK(tm_comm_window_open(&w, comm, tm_comm_node_rank(comm) == 0 ? 2 * total : 4096));
+    uint16_t *all = tm_comm_window_part(w, 0, NULL);
+    tm_comm_op op = {.code = TM_COMM_ALL_GATHER, .group = group, .type = TM_COMM_BF16, .wire = wire, .counts = counts};
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        op.send = mine + round * counts[me];
+        op.recv = want + round * total;
+        fill_mine(mine + round * counts[me], counts, me, round);
+        OK(tm_comm_run(comm, &op));
+    }
+    op.shared = true;
+    op.recv = all;
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        op.send = mine + round * counts[me];
+        late(round); /* to write */
+        OK(tm_comm_run(comm, &op));
+        late(round + 1); /* to read */
+        for (uint64_t i = 0; i < total; i++)
+            CHECK(all[i] == want[round * total + i], "group %u wire %d round %u: element %llu is %x, not %x", group,
+                  wire, round, (unsigned long long)i, all[i], want[round * total + i]);
+    }
+    OK(tm_comm_barrier(comm, TM_COMM_NODE));
+    tm_comm_window_close(w);
+    free(mine);
+    free(want);
+}
+
+static void shared_gathers(void **state) {
+    (void)state;
+    static const tm_comm_wire wires[] = {TM_COMM_EXACT, TM_COMM_WIRE_Q8};
+    for (size_t k = 0; k < TM_COUNT(wires); k++)
+        for (uint32_t group = TM_COMM_WORLD; group <= TM_COMM_NODE; group++) {
+            shared_gather(group, wires[k], SLICE);
+            shared_gather(group, wires[k], 1);
+        }
 }
 
 /* ---- counters ---- */
@@ -387,6 +453,10 @@ static void counters(void **state) {
     count_once(scatter, 2 * N * others, "reduce_scatter in bf16");
     scatter.wire = TM_COMM_WIRE_Q4; /* a quarter of two bytes */
     count_once(scatter, (N / 2 + N / 64) * others, "qgZ");
+    weights.shared = true; /* y: nobody looks at it */
+    count_once(weights, (N + N / 64) * (tm_comm_nodes(comm) - 1), "qwZ into shared memory");
+    weights.wire = TM_COMM_EXACT;
+    count_once(weights, 2 * N * (tm_comm_nodes(comm) - 1), "all_gather into shared memory");
     reduce.flat = scatter.flat = true;
     scatter.wire = TM_COMM_EXACT;
     count_once(scatter, 4 * N * others, "reduce_scatter, flat");
@@ -439,6 +509,8 @@ static void nonsense(void **state) {
                           {.code = TM_COMM_ALL_GATHER, .wire = TM_COMM_WIRE_MPI},
                           {.code = TM_COMM_ALL_REDUCE, .reduce = TM_COMM_MAX},
                           {.code = TM_COMM_BARRIER, .group = 31},
+                          {.code = TM_COMM_ALL_GATHER, .group = TM_COMM_ACROSS, .shared = true},
+                          {.code = TM_COMM_REDUCE_SCATTER, .shared = true},
                           {.code = TM_COMM_SEND, .peer = rank},
                           {.code = TM_COMM_BROADCAST, .peer = size}};
     for (size_t i = 0; i < TM_COUNT(wrong); i++) {
@@ -459,8 +531,8 @@ int main(void) {
         cmocka_unit_test(mpi_all_reduce),  cmocka_unit_test(rounded_wires),    cmocka_unit_test(small_all_reduces),
         cmocka_unit_test(all_gathers),     cmocka_unit_test(quantised_gather), cmocka_unit_test(broadcasts),
         cmocka_unit_test(point_to_point),  cmocka_unit_test(groups),           cmocka_unit_test(agreements),
-        cmocka_unit_test(windows),         cmocka_unit_test(counters),         cmocka_unit_test(queued),
-        cmocka_unit_test(nonsense),
+        cmocka_unit_test(windows),         cmocka_unit_test(shared_gathers),   cmocka_unit_test(counters),
+        cmocka_unit_test(queued),          cmocka_unit_test(nonsense),
     };
     int failed = cmocka_run_group_tests_name("comm among ranks", tests, NULL, NULL);
     tm_comm_close(comm);
