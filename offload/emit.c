@@ -377,6 +377,7 @@ tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, cons
     TM_GO(number_edges(&e));
     e.plan->info.slab_bytes = pl->peak;
     e.plan->info.device_bytes = pl->device_peak;
+    e.plan->info.shared_bytes = p->shared_bytes;
     e.plan->info.resident_bytes = pl->base;
     e.plan->info.memory_bytes = sizeof *e.plan + e.plan->n_op * (sizeof *e.plan->op + sizeof(uint32_t)) +
                                 e.n_edge * sizeof(uint32_t) + e.n_operand * sizeof(uint64_t) +

@@ -45,6 +45,8 @@ tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     e->stub_disk = opts->stub_disk;
     e->stub_compute = opts->stub_compute;
     e->comm = opts->comm;
+    e->shared = opts->shared;
+    e->shared_bytes = opts->shared ? opts->shared_bytes : 0;
     if (opts->device && !tm_device_get_caps(opts->device)->traits.in_place) e->device = opts->device;
     e->store = opts->store;
     e->lanes = e->store ? store_lanes(e->store) : 1;
@@ -180,7 +182,7 @@ static tm_status begin(tm_exec *e, const tm_plan *plan) {
 
 tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     uint64_t t0 = tm_now_ns();
-    TM_ASSERT(plan->info.slab_bytes <= e->slab_bytes);
+    TM_ASSERT(plan->info.slab_bytes <= e->slab_bytes && plan->info.shared_bytes <= e->shared_bytes);
     TM_ASSERT(plan->info.device_bytes == 0 ||
               (e->device && plan->info.device_bytes <= tm_device_get_caps(e->device)->arena_bytes));
     TM_ASSERT(!e->next_plan || e->next_plan->info.slab_bytes <= e->slab_bytes);

@@ -17,7 +17,7 @@ static tm_status submit(tm_exec *e, comm_flight *f) {
     const tm_plan_op *o = &plan->op[f->op];
     void *operand[EXEC_COMM_OPERANDS];
     TM_ASSERT(o->n_operands <= EXEC_COMM_OPERANDS && e->comm.submit);
-    for (uint32_t i = 0; i < o->n_operands; i++) operand[i] = e->slab + plan->operand[o->first_operand + i];
+    for (uint32_t i = 0; i < o->n_operands; i++) operand[i] = exec_at(e, plan->operand[o->first_operand + i]);
     return e->comm.submit(e->comm.ctx, &o->op, operand, f);
 }
 

@@ -80,8 +80,8 @@ typedef struct pending {
 } pending;
 
 struct tm_exec {
-    char *slab;
-    uint64_t slab_bytes;
+    char *slab, *shared;
+    uint64_t slab_bytes, shared_bytes;
     tm_store *store;
     uint32_t lanes; /* of the store: a path each */
     uint64_t seed, draws;
@@ -184,7 +184,8 @@ tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op);
 /* Calls fn; an operation of the device's tier where its frames are open. */
 tm_status exec_on_device(tm_exec *e, const tm_plan *plan, uint32_t op, exec_compute_fn fn, tm_op_fn handler, void *ctx);
 static inline void *exec_at(const tm_exec *e, uint64_t address) {
-    return address >= TM_DEVICE_BASE ? tm_device_at(e->device, address - TM_DEVICE_BASE) : e->slab + address;
+    if (address >= TM_DEVICE_BASE) return tm_device_at(e->device, address - TM_DEVICE_BASE);
+    return address >= TM_SHARED_BASE ? e->shared + (address - TM_SHARED_BASE) : e->slab + address;
 }
 /* The path that a disk operation goes to. */
 static inline uint32_t exec_lane(const tm_exec *e, const exec_run *r, uint32_t op) {

@@ -49,8 +49,9 @@ typedef enum tm_kind {
 } tm_kind;
 const char *tm_kind_name(tm_kind kind); /* "weight_hi", ... */
 
-/* Where frames lie. State and everything that pages are in the host's slab; a device's arena has its own addresses. */
-typedef enum tm_tier { TM_TIER_HOST, TM_TIER_DEVICE, TM_TIERS } tm_tier;
+/* Where frames lie. State and everything that pages are in the host's slab; a device's arena has its own addresses, and
+ * so has memory that the ranks of a node share: temporaries of one visit, which only communication operations write. */
+typedef enum tm_tier { TM_TIER_HOST, TM_TIER_DEVICE, TM_TIER_SHARED, TM_TIERS } tm_tier;
 
 typedef struct tm_object {
     tm_kind kind;
@@ -119,6 +120,10 @@ void tm_program_op(tm_program *p, const tm_op *op);
 /* Uses of the latest op, in the order in which the handler gets its operands. */
 void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access);
 void tm_program_use_range(tm_program *p, uint32_t visit, uint32_t object, uint32_t count, tm_use_access access);
+/* After the last use: gives the frames of TM_TIER_SHARED their addresses, by the order of their first and last uses
+ * alone. Programs in which that order is the same have them at the same addresses, whatever else is in them: ranks that
+ * hold different tiles, under different budgets. */
+void tm_program_share(tm_program *p);
 uint32_t tm_program_ops(const tm_program *p);
 
 /* ---- plan ---------------------------------------------------------------------------------------------------- */
@@ -137,8 +142,9 @@ typedef struct tm_plan_opts {
         max_resident_bytes[TM_KINDS]; /* most state (or spilled temporaries) of this kind that is kept; 0: no limit */
     tm_cost_fn cost; /* with it, what stays resident is chosen for least time; NULL: compute takes none */
     void *cost_ctx;
-    const struct tm_machine *machine;    /* disk rates; NULL: nominal */
-    uint64_t device_bytes;               /* of the device's arena; 0: it computes on host frames, nothing is copied */
+    const struct tm_machine *machine; /* disk rates; NULL: nominal */
+    uint64_t device_bytes;            /* of the device's arena; 0: it computes on host frames, nothing is copied */
+    uint32_t shared_by; /* ranks that share the frames of TM_TIER_SHARED: slab_bytes pays for one share of them */
     bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
 } tm_plan_opts;
 
@@ -154,6 +160,8 @@ typedef struct tm_plan_info {
     uint64_t memory_bytes;  /* of the plan itself */
     uint64_t device_bytes;  /* of the device's arena */
     uint64_t copy_bytes[2]; /* of one run: in, out */
+    uint64_t shared_bytes;  /* of the frames of TM_TIER_SHARED */
+    uint64_t share_bytes;   /* one rank's share of them: minimum_bytes counts it, slab_bytes does not */
 } tm_plan_info;
 
 typedef struct tm_plan_op {
@@ -185,6 +193,9 @@ TM_MUST_USE tm_status tm_plan_print(const tm_plan *plan, tm_buf *out);
 /* The operations and their successors, for those who draw or time a plan. */
 const tm_plan_op *tm_plan_ops(const tm_plan *plan, uint32_t *n);
 const uint32_t *tm_plan_successors(const tm_plan *plan);
+/* Of the communication operations and their frames of TM_TIER_SHARED: the same on all ranks of a node, or they would
+ * write over what others read. */
+uint64_t tm_plan_shared_hash(const tm_plan *plan);
 /* What a disk operation moves. */
 const tm_object *tm_plan_object(const tm_plan *plan, uint32_t id);
 
@@ -321,7 +332,9 @@ typedef struct tm_exec_opts {
     bool stub_compute;   /* measuring: the handler is not called */
     bool unregistered;   /* the slab is not registered with the store's engine (pin_memory: false) */
     tm_exec_comm comm;   /* all zero: no plan has communication operations */
-    tm_device *device;   /* NULL, or one that computes in place: operations of the device's tier are on the slab */
+    void *shared;        /* frames of TM_TIER_SHARED; NULL: no plan has any */
+    uint64_t shared_bytes;
+    tm_device *device; /* NULL, or one that computes in place: operations of the device's tier are on the slab */
 } tm_exec_opts;
 TM_MUST_USE tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts);
 void tm_exec_close(tm_exec *e);

@@ -7,6 +7,7 @@
 
 #define TM_TEMP_BIT 0x80000000u /* in an object id: a temporary of the program, else state of the layout */
 #define TM_NONE UINT32_MAX
+#define TM_SHARED_BASE ((uint64_t)1 << 49) /* addresses from here on are in memory that ranks share */
 #define TM_DEVICE_BASE ((uint64_t)1 << 50) /* addresses from here on are a device's */
 #define TM_SPILL_BASE ((uint64_t)1 << 51)  /* in proofs and links: the spill file, by offset */
 
@@ -22,7 +23,7 @@ typedef struct prog_visit {
     uint32_t first_op, last_op; /* TM_NONE: not used */
     uint32_t record;            /* first of `count` per-object records */
     uint8_t tier;               /* where its frame is */
-    uint64_t address;           /* lower.c has placed it there; 0: place.c does */
+    uint64_t address;           /* lower.c or shared.c has placed it there; 0: place.c does */
 } prog_visit;
 
 /* What a visit does with one of its objects. */
@@ -55,6 +56,7 @@ struct tm_program {
     prog_use *use;
     uint32_t n_use, cap_use;
     uint64_t device_bytes; /* of the arena: what lower.c placed */
+    uint64_t shared_bytes; /* what shared.c placed */
     tm_status status;
 };
 
@@ -94,6 +96,9 @@ void place_free(placement *pl);
  * simple ones). */
 tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak);
 
+/* shared.c: what a budget pays for the program's shared frames. */
+uint64_t shared_share(const tm_program *p, const tm_plan_opts *opts);
+
 /* residency.c and density.c: decide resident[] (per state object) and temp_paged[], and the window. */
 tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,
                            uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *room, uint64_t *minimum);
@@ -128,6 +133,9 @@ struct tm_plan {
 tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl,
                     const uint8_t *resident, const uint64_t *address);
 
+static inline bool address_is_shared(uint64_t address) {
+    return address >= TM_SHARED_BASE && address < TM_DEVICE_BASE;
+}
 static inline bool plan_is_disk(uint8_t engine) {
     return engine == TM_ENGINE_DISK_READ || engine == TM_ENGINE_DISK_WRITE;
 }

@@ -70,7 +70,7 @@ static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, u
     return TM_OK;
 }
 
-/* A stay in the arena: copies fill and empty it. */
+/* It has its address: a stay in the arena, which copies fill and empty, or a frame that ranks share. */
 static tm_status add_placed(placement *pl, const tm_program *p, uint32_t v) {
     residence *r = push_visit(pl, p, v);
     if (!r) return tm_nomem(sizeof *r);
@@ -433,11 +433,12 @@ tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t 
     return rc;
 }
 
-/* Host frames lie in the slab; a device's have addresses of their own, from TM_DEVICE_BASE on. */
+/* Host frames lie in the slab; a device's have addresses of their own, from TM_DEVICE_BASE on. Those that are shared
+ * have got theirs. */
 static tm_status assign_addresses(placement *pl, const tm_program *p, const tm_plan_opts *opts) {
     residence **item = tm_malloc(sizeof *item * ((size_t)pl->n + 1));
     tm_status rc = item ? TM_OK : tm_nomem(sizeof *item * pl->n);
-    for (int tier = 0; tier < TM_TIERS && rc == TM_OK; tier++) {
+    for (int tier = 0; tier <= TM_TIER_DEVICE && rc == TM_OK; tier++) {
         uint32_t n = 0;
         for (uint32_t i = 0; i < pl->n; i++)
             if (pl->item[i].tier == tier && !pl->item[i].address) item[n++] = &pl->item[i];

@@ -30,13 +30,16 @@ static void settle(tm_layout *l, const uint8_t *resident, const uint64_t *addres
 
 tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
                           uint64_t *minimum) {
-    uint64_t base = 0, window = 0, room = 0, least = 0;
+    uint64_t base = 0, window = 0, room = 0, least = 0, share = shared_share(p, opts);
+    tm_plan_opts own = *opts;
     placement pl = {0};
     tm_program *lowered = NULL;
     uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
     uint64_t *address = tm_calloc(layout->n + 1, sizeof *address);
     tm_status rc;
     TM_ASSERT(opts->choose_residency || layout->chosen);
+    own.slab_bytes -= tm_min_u64(share, own.slab_bytes);
+    opts = &own;
     TM_GO(p->status);
     if (!resident || !temp_paged || !address) TM_GO(tm_nomem((layout->n + p->n_temp) * sizeof *address));
     if (opts->device_bytes) TM_GO(lower_program(&lowered, p, opts->device_bytes));
@@ -49,14 +52,15 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p,
     }
     TM_GO(place_build(&pl, p, opts, temp_paged, resident, base, window, room));
     TM_GO(plan_emit(out, layout, p, &pl, resident, address));
-    (*out)->info.minimum_bytes = least;
+    (*out)->info.minimum_bytes = least + share;
+    (*out)->info.share_bytes = share;
     (*out)->info.window_bytes = window;
     if (opts->choose_residency) settle(layout, resident, address, base);
 #ifdef TIDEMILL_SANITIZED /* sanitizer builds prove every plan that they run */
     TM_GO(tm_plan_verify(*out));
 #endif
 done:
-    if (minimum) *minimum = least;
+    if (minimum) *minimum = least + share;
     place_free(&pl);
     tm_program_free(lowered);
     tm_free(resident);

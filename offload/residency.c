@@ -162,6 +162,7 @@ tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm
     if (rc == TM_OK && (!resident || !temp_paged)) rc = tm_nomem(layout->n + p->n_temp);
     if (rc == TM_OK) rc = start_point(&ch);
     if (rc == TM_OK) rc = peak_of(&ch, 0, 0, minimum);
+    if (rc == TM_OK) *minimum += shared_share(p, opts);
     tm_program_free(lowered);
     tm_free(resident);
     tm_free(temp_paged);

@@ -167,8 +167,10 @@ static void fill_resident(timeline_lane *lane, uint64_t bytes, double seconds) {
     add_span(lane->value[at], 0, seconds, seconds, (double)bytes);
 }
 
-static bool is_device(const tm_plan *p, uint32_t object) {
-    return tm_plan_object(p, object)->tier == TM_TIER_DEVICE;
+/* An imagined machine may give a temporary a tier that it has nothing of. */
+static tm_tier tier_of(const tm_plan *p, uint32_t object) {
+    tm_tier tier = (tm_tier)tm_plan_object(p, object)->tier;
+    return tier == TM_TIER_DEVICE && p->info.device_bytes == 0 ? TM_TIER_HOST : tier;
 }
 
 static tm_status fill_frames(timeline *out, const tm_timeline *t) {
@@ -180,18 +182,18 @@ static tm_status fill_frames(timeline *out, const tm_timeline *t) {
     timeline_lane *lane[TM_TIERS] = {NULL};
     if (device) lane[TM_TIER_DEVICE] = frame_lane(out, "device frames", p->info.device_bytes);
     lane[TM_TIER_HOST] = frame_lane(out, device ? "host frames" : "frames in use", p->info.slab_bytes);
+    if (p->info.shared_bytes) lane[TM_TIER_SHARED] = frame_lane(out, "shared frames", p->info.shared_bytes);
     fill_resident(lane[TM_TIER_HOST], p->info.resident_bytes, out->seconds);
     for (uint32_t op = 0; p->first_touch && op < p->n_op; op++)
         for (uint32_t i = p->first_touch[op]; i < p->first_touch[op + 1]; i++) {
             const struct plan_touch *w = &p->touch[i];
             bool temp = w->object & TM_TEMP_BIT;
             if (!temp && p->layout->object[w->object].resident) continue;
-            touch(lane[device && is_device(p, w->object)], t,
-                  &all[temp ? n_state + (w->object & ~TM_TEMP_BIT) : w->object], w, op);
+            touch(lane[tier_of(p, w->object)], t, &all[temp ? n_state + (w->object & ~TM_TEMP_BIT) : w->object], w, op);
         }
     for (uint32_t i = 0; i < n; i++) {
         uint32_t object = i < n_state ? i : (i - n_state) | TM_TEMP_BIT;
-        close_stay(lane[device && is_device(p, object)], t, &all[i], object);
+        close_stay(lane[tier_of(p, object)], t, &all[i], object);
     }
     tm_free(all);
     return TM_OK;

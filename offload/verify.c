@@ -120,6 +120,7 @@ static tm_status write_frame(prover *p, uint32_t op, const struct plan_touch *t,
     const tm_plan_info *info = &p->plan->info;
     if (end > TM_SPILL_BASE    ? end - TM_SPILL_BASE > info->spill_file_bytes
         : end > TM_DEVICE_BASE ? end - TM_DEVICE_BASE > info->device_bytes
+        : end > TM_SHARED_BASE ? end - TM_SHARED_BASE > info->shared_bytes
                                : end > info->slab_bytes)
         return tm_fail(TM_EBUG, "plan %s: operation %u writes past the end of its tier", p->plan->name, op);
     ranges_cut(&p->map, t->address);
@@ -174,10 +175,25 @@ static tm_status check_tier(const prover *p, uint32_t op) {
     return TM_OK;
 }
 
+/* Other ranks read what is written there. That they are done with what was there before is known where a communication
+ * operation begins, which waits for all of them and is proved to come after this rank's own readers; and nowhere else.
+ */
+static tm_status check_shared(const prover *p, uint32_t op) {
+    const tm_plan *plan = p->plan;
+    for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++) {
+        const struct plan_touch *t = &plan->touch[i];
+        bool by_ranks = plan->op[op].engine == TM_ENGINE_COMM && t->access == TM_USE_WRITE;
+        if (address_is_shared(t->address) && t->access != TM_USE_READ && !by_ranks)
+            return tm_fail(TM_EBUG, "plan %s: operation %u writes what other ranks may be reading", plan->name, op);
+    }
+    return TM_OK;
+}
+
 static tm_status compute_op(prover *p, uint32_t op) {
     const tm_plan *plan = p->plan;
     TM_TRY(check_operands(plan, op));
     TM_TRY(check_tier(p, op));
+    TM_TRY(check_shared(p, op));
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
         if (plan->touch[i].access & TM_USE_READ) TM_TRY(read_frame(p, p->base + op, &plan->touch[i]));
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
@@ -226,6 +242,7 @@ static tm_status disk_op(prover *p, uint32_t op) {
     version *v = &p->version[slot_of(p, t->object)];
     uint32_t g = p->base + op;
     TM_TRY(check_tier(p, op));
+    TM_TRY(check_shared(p, op));
     if (p->plan->op[op].address != t->address || p->plan->op[op].object != t->object)
         return tm_fail(TM_EBUG, "plan %s: operation %u moves something else than it says", p->plan->name, op);
     if (t->object & TM_TEMP_BIT) return spill_op(p, op, t);

@@ -1,0 +1,119 @@
+/* Frames in memory that the ranks of a node share: their addresses, and what a budget pays for them.
+ *
+ * A rank that gathers writes into what all of its node read, so every rank has to mean the same bytes. Positions in the
+ * program will not do (ranks hold different numbers of tiles), nor will a budget: what counts here is the order of
+ * first and last uses, and nothing else. */
+#include "offload/offload_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { BY_SIZE_MOST = 2048 }; /* frames; the work grows with their square */
+
+typedef struct shelf {
+    residence *frame; /* by their beginnings; `visit` is theirs */
+    residence **list, **placed;
+    uint32_t n;
+} shelf;
+
+/* ---- the largest first --------------------------------------------------------------------------------------- */
+
+static int by_size(const void *a, const void *b) {
+    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
+    return x->start < y->start ? -1 : x->start > y->start;
+}
+
+static bool together(const residence *a, const residence *b) {
+    return a->start <= b->hold && b->start <= a->hold;
+}
+
+/* The lowest gap between those that are there at the same time; `placed` is in the order of addresses. */
+static uint64_t lowest_gap(residence *const *placed, uint32_t n, const residence *r) {
+    uint64_t at = TM_SHARED_BASE;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!together(placed[i], r)) continue;
+        if (placed[i]->address >= at + r->bytes) break;
+        at = tm_max_u64(at, placed[i]->address + placed[i]->bytes);
+    }
+    return at;
+}
+
+static uint64_t pack_by_size(shelf *s) {
+    uint64_t peak = TM_SHARED_BASE;
+    qsort(s->list, s->n, sizeof *s->list, by_size);
+    for (uint32_t i = 0, at; i < s->n; i++) {
+        residence *r = s->list[i];
+        r->address = lowest_gap(s->placed, i, r);
+        peak = tm_max_u64(peak, r->address + r->bytes);
+        for (at = i; at > 0 && s->placed[at - 1]->address > r->address; at--) s->placed[at] = s->placed[at - 1];
+        s->placed[at] = r;
+    }
+    return peak;
+}
+
+/* ---- addresses ----------------------------------------------------------------------------------------------- */
+
+static void collect(const tm_program *p, shelf *s) {
+    for (uint32_t v = 0; v < p->n_visit; v++) {
+        const prog_visit *visit = &p->visit[v];
+        if (visit->tier != TM_TIER_SHARED || visit->first_op == TM_NONE) continue;
+        TM_ASSERT(visit->count == 1 && (visit->first & TM_TEMP_BIT));
+        s->frame[s->n] = (residence){.visit = v,
+                                     .start = visit->first_op,
+                                     .end = visit->last_op,
+                                     .hold = visit->last_op,
+                                     .bytes = program_object(p, visit->first)->frame_bytes};
+        s->list[s->n] = &s->frame[s->n];
+        s->n++;
+    }
+}
+
+static void take(tm_program *p, const shelf *s, uint64_t peak) {
+    for (uint32_t i = 0; i < s->n; i++) p->visit[s->frame[i].visit].address = s->frame[i].address;
+    p->shared_bytes = peak - TM_SHARED_BASE;
+}
+
+/* As they come, and the largest first; what ends lower. */
+static void lay_out(tm_program *p, shelf *s) {
+    uint64_t peak, other;
+    collect(p, s);
+    p->status = place_pack(s->list, s->n, p->n_op, TM_SHARED_BASE, UINT64_MAX - 1, &peak); /* the first way, always */
+    if (p->status != TM_OK) return;
+    take(p, s, peak);
+    if (s->n > BY_SIZE_MOST) return;
+    other = pack_by_size(s);
+    if (other < peak) take(p, s, other);
+}
+
+void tm_program_share(tm_program *p) {
+    if (p->status != TM_OK) return;
+    shelf s = {.frame = tm_malloc(sizeof *s.frame * (p->n_visit + 1)),
+               .list = tm_malloc(sizeof *s.list * 2 * ((size_t)p->n_visit + 1))};
+    s.placed = s.list + p->n_visit + 1;
+    if (s.frame && s.list)
+        lay_out(p, &s);
+    else
+        p->status = tm_nomem(sizeof *s.frame * p->n_visit);
+    tm_free(s.frame);
+    tm_free(s.list);
+}
+
+/* ---- what it costs ------------------------------------------------------------------------------------------- */
+
+uint64_t shared_share(const tm_program *p, const tm_plan_opts *opts) {
+    uint32_t by = opts->shared_by ? opts->shared_by : 1;
+    return tm_round_up((p->shared_bytes + by - 1) / by, TM_FRAME_ALIGN);
+}
+
+uint64_t tm_plan_shared_hash(const tm_plan *plan) {
+    uint64_t hash = plan->info.shared_bytes;
+    for (uint32_t i = 0; i < plan->n_op; i++) {
+        if (plan->op[i].engine != TM_ENGINE_COMM) continue;
+        for (uint32_t t = plan->first_touch[i]; t < plan->first_touch[i + 1]; t++) {
+            const uint64_t what[] = {plan->op[i].op.code, plan->touch[t].address, plan->touch[t].bytes};
+            if (address_is_shared(plan->touch[t].address)) hash = tm_hash64(what, sizeof what, hash);
+        }
+    }
+    return hash;
+}
