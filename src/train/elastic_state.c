@@ -91,3 +91,46 @@ tm_status elastic_begin(trainer *t, const char *dir) {
                t->old.ranks > 1 ? "s" : "");
     return TM_OK;
 }
+
+/* ---- instead of a commit that is damaged --------------------------------------------------------------------- */
+
+/* What some ranks had opened before one found the damage. */
+static void let_go(trainer *t) {
+    tm_commit_close(t->commit);
+    t->commit = NULL;
+    for (uint32_t q = 0; t->old.taken && q < t->old.ranks; q++) tm_commit_close(t->old.taken[q]);
+    tm_free(t->old.taken);
+    tm_free(t->old.directory);
+    t->old.taken = NULL;
+    t->old.directory = NULL;
+    t->old.ranks = 0;
+    t->old.other = false;
+}
+
+/* The first rank looks, so that all go back to the same one. */
+static tm_status newest_of_all(trainer *t, char *path, size_t cap, bool *found) {
+    uint64_t any = trainer_speaks(t) && trainer_newest_full(t, path, cap);
+    if (t->comm) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, &any, sizeof any));
+    if (t->comm && any) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, path, cap));
+    *found = any;
+    return TM_OK;
+}
+
+tm_status elastic_fall_back(trainer *t, tm_status rc, bool *any) {
+    char full[4096];
+    bool found;
+    if (rc != TM_ECORRUPT) return rc;
+    tm_error why = *tm_error_get();
+    TM_TRY(newest_of_all(t, full, sizeof full, &found));
+    tm_error_set(&why);
+    if (!found) return rc;
+    if (trainer_speaks(t)) {
+        tm_log(TM_LOG_ERROR, "%s", why.text);
+        tm_log(TM_LOG_WARN, "going back to the newest full checkpoint, %s; what %s/run.json names is left as it is",
+               full, t->cfg->output_dir);
+    }
+    tm_error_clear();
+    t->agreed = false;
+    let_go(t);
+    return trainer_agree(t, elastic_resume(t, full, any));
+}

@@ -174,6 +174,9 @@ tm_status elastic_save(trainer *t, const char *checkpoint);              /* coll
 bool elastic_is_checkpoint(const char *dir);                             /* that several ranks made */
 tm_status elastic_begin(trainer *t, const char *dir);                    /* goes on from t->old.directory, only read */
 tm_status elastic_resume(trainer *t, const char *checkpoint, bool *any); /* of any number of ranks; any: there is one */
+/* After opening the ranks' commits, which was agreed on and came to `rc`: from damaged ones back to the newest full
+ * checkpoint, if there is one. */
+tm_status elastic_fall_back(trainer *t, tm_status rc, bool *any);
 /* Removes what an earlier run was writing in OUTPUT_DIR when it was killed. */
 tm_status trainer_sweep(trainer *t);
 tm_status trainer_cut_log(trainer *t);                               /* lines of steps past the commit go */

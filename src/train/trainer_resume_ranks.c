@@ -221,7 +221,7 @@ tm_status resume_together(trainer *t, const char *resume) {
     tm_status rc = earlier_read(trainer_path(t, "run.json"), e);
     if (rc != TM_OK && never) tm_error_clear(), rc = TM_OK;
     TM_TRY(trainer_agree(t, rc));
-    if (!never) TM_TRY(open_together(t, e, &any));
+    if (!never) TM_TRY(elastic_fall_back(t, open_together(t, e, &any), &any));
     if (any) return TM_OK;
     if (never && trainer_speaks(t)) {
         TM_TRY(earlier_none_alive(e));
