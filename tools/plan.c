@@ -71,6 +71,7 @@ static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
         tm_jw_null(w);
     tm_jw_field_uint(w, "resident_bytes", r->resident_bytes);
     tm_jw_field_uint(w, "window_bytes", r->window_bytes);
+    tm_jw_field_uint(w, "shared_window_bytes", r->shared_window_bytes);
 }
 
 static void json_time(tm_json_writer *w, const tm_plan_report *r) {
@@ -150,6 +151,10 @@ static void table_memory(const tm_plan_report *r) {
     printf("%-12s %14s %14s %14s\n", r->ranks > 1 ? "a rank" : "memory", "peak", "budget", "least");
     printf("%-12s %14s %14s %14s\n", "host", tm_format_size(r->host_peak_bytes, a, sizeof a),
            budget_text(r->host_budget_bytes, b, sizeof b), tm_format_size(r->minimum_host_bytes, c, sizeof c));
+    if (r->shared_window_bytes)
+        printf(
+            "%-12s %14s                of gathered weights, once for the %u ranks of a node; a share is in the peak\n",
+            "shared", tm_format_size(r->shared_window_bytes, a, sizeof a), r->ranks / r->nodes);
     if (r->has_device)
         printf("%-12s %14s %14s\n", "device", tm_format_size(r->device_peak_bytes, a, sizeof a),
                budget_text(r->device_budget_bytes, b, sizeof b));

@@ -165,14 +165,21 @@ static void say_strategy(tm_advice *a) {
         a->row[next].plan.seconds_per_step, faster ? ", too near to tell" : "");
 }
 
+/* State lies on it; a device with an arena is fed from host memory whatever fits there. */
+static bool is_gpu(const tm_advice_row *row) {
+    return row->plan.has_device && *row->plan.placement;
+}
+
 static void say_place(tm_advice *a) {
     const tm_advice_row *b = &a->row[a->best], *memory = find(a, b->strategy, "none", "none");
     char x[32];
     if (*a->reason) say(a, "; ");
     if (b == memory)
-        say(a, "all state fits %s, so that nothing is offloaded", b->plan.has_device ? "the devices" : "memory");
+        say(a, is_gpu(b)            ? "all state fits the devices, so that nothing is offloaded"
+               : b->plan.has_device ? "all state fits memory, from where the device's is filled and emptied"
+                                    : "all state fits memory, so that nothing is offloaded");
     else if (memory && !memory->plan.fits)
-        say(a, "%s has no room for all state%s", memory->plan.has_device ? "a device" : "memory",
+        say(a, "%s has no room for all state%s", is_gpu(memory) ? "a device" : "memory",
             strcmp(b->optimizer, "nvme") ? "; host memory has" : "");
     else
         say(a, "offloading %s is faster than keeping it", strcmp(b->param, "none") ? "all of it" : "the optimizer");

@@ -284,6 +284,8 @@ static tm_status reopen_without_disk(bench *b) {
                                                     .stub_disk = true,
                                                     .unregistered = true,
                                                     .device = job->device,
+                                                    .shared = job_shared_frames(job),
+                                                    .shared_bytes = job->need_shared,
                                                     .comm = {job->comm_ops, job->comm_ops ? comm_ops_submit : NULL}});
 }
 

@@ -434,6 +434,7 @@ tm_status build_pass(tm_program **out, const tm_job *job, const char *name, cons
     TM_TRY(tm_program_create(&x.p, job->layout, name));
     TM_GO(pass_init(&x));
     emit_pass(&x);
+    tm_program_share(x.p);
     *out = x.p;
 done:
     pass_free(&x);

@@ -81,8 +81,9 @@ static void gather_from_all(pass *x, uint32_t part, uint32_t whole) {
 
 static void gather(pass *x, uint32_t part) {
     uint32_t unit = tm_model_part(x->m, part)->unit;
-    uint32_t whole =
-        tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = part_bytes(x, part)});
+    uint8_t tier = x->job->ranks.shared_by ? TM_TIER_SHARED : TM_TIER_HOST;
+    uint32_t whole = tm_program_temp(
+        x->p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = part_bytes(x, part), .tier = tier});
     x->part_visit[part] = tm_program_visit(x->p, whole, 1);
     bool second = x->job->ranks.second.count > 0;
     if (second && x->in_backward)

@@ -95,13 +95,15 @@ tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *w
 
 /* ---- how little ---------------------------------------------------------------------------------------------- */
 
+/* Of the host, with an arena that is large enough. */
 static tm_status least_of(tm_job *job, const job_opts *opts, tm_program *p, uint64_t *least, uint64_t *device) {
     tm_plan_opts po;
-    uint64_t bytes = UINT64_MAX, arena = 0;
+    uint64_t bytes = 0, arena = 0;
     job_plan_opts(job, opts, &po);
     tm_status rc = po.device_bytes ? tm_plan_device_minimum(p, &arena) : TM_OK;
     *device = tm_max_u64(*device, arena);
-    if (rc == TM_OK && arena <= po.device_bytes) rc = tm_plan_minimum(job->layout, p, &po, &bytes);
+    if (po.device_bytes) po.device_bytes = tm_max_u64(po.device_bytes, arena);
+    if (rc == TM_OK) rc = tm_plan_minimum(job->layout, p, &po, &bytes);
     tm_program_free(p);
     *least = tm_max_u64(*least, bytes);
     return rc;
@@ -143,17 +145,27 @@ static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
     return false;
 }
 
+/* The way's share in what the list knows; least: UINT64_MAX where the device's memory is too small. */
+static tm_status minimum_of_way(tm_job *job, const job_opts *opts, way_list *ways, uint32_t i) {
+    uint64_t device;
+    tm_plan_opts po;
+    TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i], &device));
+    ways->minimum_anyway = tm_min_u64(ways->minimum_anyway, ways->least[i]);
+    ways->minimum_device = tm_min_u64(ways->minimum_device, device);
+    job_plan_opts(job, opts, &po);
+    if (device > po.device_bytes) ways->least[i] = UINT64_MAX;
+    return TM_OK;
+}
+
 tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways) {
     bool any_end = false;
     job_give_state(job, &(job_state){.parks = job->parks}); /* it may be of other options */
-    ways->minimum_device = ways->minimum = UINT64_MAX;
+    ways->minimum_device = ways->minimum = ways->minimum_anyway = UINT64_MAX;
     for (uint32_t i = 0; i < ways->n; i++) any_end |= at_an_end(&ways->way[i]);
     for (uint32_t i = 0; i < ways->n; i++) {
         ways->least[i] = 0;
         if (any_end && !at_an_end(&ways->way[i])) continue;
-        uint64_t device;
-        TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i], &device));
-        ways->minimum_device = tm_min_u64(ways->minimum_device, device);
+        TM_TRY(minimum_of_way(job, opts, ways, i));
         ways->minimum = tm_min_u64(ways->minimum, ways->least[i]);
     }
     return TM_OK;
@@ -247,8 +259,7 @@ static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name
     const pass_opts *o = &ways->way[i];
     pass_opts as = *o;
     as.spread = spread;
-    uint64_t device;
-    if (ways->least[i] == 0) TM_TRY(minimum_of(job, opts, o, &ways->least[i], &device));
+    if (ways->least[i] == 0) TM_TRY(minimum_of_way(job, opts, ways, i));
     if (ways->least[i] > job->slab_bytes) return TM_EBUDGET;
     TM_TRY(job_add_state(job, opts, o->park));
     job_plan_opts(job, opts, &po);

@@ -123,15 +123,17 @@ typedef struct tm_config {
     /* ---- memory -------------------------------------------------------------------------------------------------- */
     struct {
         const char *device;        /* "cpu", "cpu-arena" */
+        bool device_given;         /* the configuration says so */
         uint64_t device_bytes;     /* of its arena; 0: it computes on host memory */
         uint64_t device_bandwidth; /* of its copies, each way, where it is not what it is; 0: as fast as they go */
         tm_budget_kind host_kind;
         uint64_t host_bytes; /* TM_BUDGET_BYTES only */
         tm_activations activations;
         tm_update update;
-        uint32_t slots;  /* 1 or 2 */
-        bool cache_none; /* "cache": "none": nothing kept beyond the working set */
-        int spread;      /* "spread": 0 auto, 1 on, -1 off */
+        uint32_t slots;    /* 1 or 2 */
+        bool cache_none;   /* "cache": "none": nothing kept beyond the working set */
+        int spread;        /* "spread": 0 auto, 1 on, -1 off */
+        int shared_window; /* "shared_window": 0 auto, 1 on, -1 off */
         bool allow_tmpfs;
         const char *io_engine; /* "auto" | "uring" | "threads" | "sync" */
     } memory;

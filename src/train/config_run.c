@@ -116,6 +116,7 @@ static tm_status resolve_memory(cfg_state *s) {
     char w[256];
     TM_TRY(cfg_string(s, "memory.device", &c->memory.device));
     const cfg_value *device = cfg_given(s, "memory.device"), *budget = cfg_given(s, "memory.device_budget");
+    c->memory.device_given = device != NULL;
     if (device && !is_device(c->memory.device))
         cfg_problem(s, TM_EINPUT, "%s: \"memory.device\" must be \"cpu\", \"cpu-arena\" or \"cuda:N\", not \"%.48s\"",
                     cfg_where(device, w, sizeof w), c->memory.device);
@@ -134,6 +135,8 @@ static tm_status resolve_memory(cfg_state *s) {
     c->memory.slots = (uint32_t)cfg_integer(s, "memory.slots");
     c->memory.cache_none = cfg_chosen(s, "memory.cache", "none");
     c->memory.spread = cfg_chosen(s, "memory.spread", "on") - cfg_chosen(s, "memory.spread", "off");
+    c->memory.shared_window =
+        cfg_chosen(s, "memory.shared_window", "on") - cfg_chosen(s, "memory.shared_window", "off");
     c->memory.allow_tmpfs = cfg_bool(s, "memory.allow_tmpfs");
     c->memory.io_engine = engines[cfg_choice(s, "memory.io_engine")];
     return TM_OK;

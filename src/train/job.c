@@ -101,6 +101,7 @@ done:
 uint64_t job_host_peak(const tm_job *job) {
     uint64_t all = tm_mem_resident_peak_bytes();
     const tm_device_caps *caps = job->device ? tm_device_get_caps(job->device) : NULL;
+    if (job->window) all = all - tm_min_u64(all, tm_comm_window_bytes(job->window)) + job->need_share;
     return caps && caps->traits.counts_as_host ? all - tm_min_u64(all, caps->arena_bytes) : all;
 }
 
@@ -121,6 +122,7 @@ void job_close(tm_job *job) {
     if (!job) return;
     tm_exec_close(job->exec);
     say_device(job);
+    tm_comm_window_close(job->window);
     tm_device_close(job->device);
     comm_ops_close(job->comm_ops);
     tm_free(job->report_at);

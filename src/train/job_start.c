@@ -46,6 +46,7 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
                          .spill = opts->n_paths > 0,
                          .window_mib = opts->window_mib,
                          .device_bytes = arena_bytes(job, opts),
+                         .shared_by = job->ranks.shared_by,
                          .cost = job->cost,
                          .cost_ctx = job->cost_ctx,
                          .machine = job->machine,
@@ -100,6 +101,8 @@ static void count_need(tm_job *job, const tm_plan *plan) {
     job->need_slab = tm_max_u64(job->need_slab, info->slab_bytes);
     job->need_spill = tm_max_u64(job->need_spill, info->spill_file_bytes);
     job->need_device = tm_max_u64(job->need_device, info->device_bytes);
+    job->need_shared = tm_max_u64(job->need_shared, info->shared_bytes);
+    job->need_share = tm_max_u64(job->need_share, info->share_bytes);
     job->need_spill_largest = tm_max_u64(job->need_spill_largest, info->spill_largest_bytes);
 }
 
@@ -169,6 +172,8 @@ static tm_status open_tiers(tm_job *job, const job_opts *opts) {
                                                     .seed = opts->order_seed,
                                                     .unregistered = opts->no_pin_memory,
                                                     .comm = comm,
+                                                    .shared = job_shared_frames(job),
+                                                    .shared_bytes = job->need_shared,
                                                     .device = job->device});
 }
 
@@ -199,12 +204,15 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
                               started *out) {
     uint64_t budget = job->budget_slab;
     job->need_slab = job->need_spill = job->need_spill_largest = job->need_device = 0;
+    job->need_shared = job->need_share = 0;
     TM_TRY(job_choose(job, opts, name, ways, only, &out->plan, &out->chosen));
     count_need(job, out->plan);
     job->slab_bytes = budget;
     tm_status rc = compile_import(job, &out->import_plan);
     if (rc == TM_OK) rc = compile_walk(job);
     if (rc == TM_OK && ways->more) rc = ways->more(ways->ctx, job, &ways->way[out->chosen]);
+    /* each plan is within the budget; the largest slab of one may not be beside the largest share of another */
+    if (rc == TM_OK && job->need_slab + job->need_share > budget) rc = tm_fail(TM_EBUDGET, "plans beside each other");
     if (rc != TM_EBUDGET) return rc;
     tm_plan_free(out->plan);
     tm_plan_free(out->import_plan);
@@ -281,6 +289,52 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
     return rc;
 }
 
+/* ---- memory that the ranks of a node share ------------------------------------------------------------------- */
+
+void *job_shared_frames(const tm_job *job) {
+    return job->window ? tm_comm_window_part(job->window, 0, NULL) : NULL;
+}
+
+/* Collective: each rank brings its part; on all nodes or on none. */
+static tm_status open_window(tm_job *job) {
+    tm_comm *comm = job->ranks.comm;
+    uint32_t n = tm_comm_node_size(comm);
+    tm_status rc = tm_comm_window_open(&job->window, comm, (job->need_shared + n - 1) / n);
+    tm_error why = *tm_error_get();
+    uint64_t all = rc == TM_OK;
+    tm_error_clear();
+    TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, &all, 1));
+    if (all) return TM_OK;
+    tm_comm_window_close(job->window);
+    job->window = NULL;
+    if (rc == TM_OK) return tm_fail(TM_EIO, "memory that the ranks of a node share: not on another node");
+    tm_error_set(&why);
+    return rc;
+}
+
+/* Where MPI has no such memory, or too little, every rank has weights of its own, and everything is planned anew. */
+static tm_status share_weights(tm_job *job, const job_opts *opts, const char *name, way_list *ways, started *s) {
+    char a[32], b[32];
+    if (job->need_shared == 0) return TM_OK;
+    tm_status rc = open_window(job);
+    if (rc == TM_OK) {
+        tm_log(TM_LOG_INFO, "gathered weights: %s, once for the %u ranks of a node (%s of each budget)",
+               tm_format_size(job->need_shared, a, sizeof a), tm_comm_node_size(job->ranks.comm),
+               tm_format_size(job->need_share, b, sizeof b));
+        return TM_OK;
+    }
+    if (job->ranks.must_share) return job_agree(job, rc);
+    tm_log(TM_LOG_WARN, "%s; each rank keeps gathered weights of its own", tm_error_get()->text);
+    tm_error_clear();
+    tm_plan_free(s->plan);
+    tm_plan_free(s->import_plan);
+    *s = (started){0};
+    job->ranks.shared_by = 0;
+    job->agreed_way = UINT32_MAX;
+    job->slab_bytes = job->budget_slab;
+    return job_agree(job, compile_in_budget(job, opts, name, ways, s));
+}
+
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
                     tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx) {
     uint64_t K = 0;
@@ -300,10 +354,12 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     ways.least = tm_calloc(n + 1, sizeof *ways.least);
     if (!job->batch || !ways.least) TM_GO(tm_nomem(K * sizeof *job->batch));
     rc = compile_in_budget(job, opts, name, &ways, &s);
-    if (minimum_host_bytes) *minimum_host_bytes = ways.minimum == UINT64_MAX ? 0 : ways.minimum + job->fixed_bytes;
+    rc = job_agree(job, rc);
+    if (rc == TM_OK && !opts->plan_only) rc = share_weights(job, opts, name, &ways, &s);
+    if (minimum_host_bytes)
+        *minimum_host_bytes = ways.minimum_anyway == UINT64_MAX ? 0 : ways.minimum_anyway + job->fixed_bytes;
     *plan = s.plan;
     *chosen = s.chosen;
-    rc = job_agree(job, rc);
     if (rc != TM_OK || opts->plan_only) goto done;
     TM_GO(job_agree(job, open_tiers(job, opts)));
     TM_GO(job_agree(job,

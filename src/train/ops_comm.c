@@ -123,10 +123,12 @@ static tm_status describe(comm_flight *f, const tm_job *job, const tm_op *op, vo
     case OP_GATHER:
         all_gather(f, job, part, ps->weights, group, ps->hi_tiles ? operand[0] : NULL, operand[ps->hi_tiles ? 1 : 0]);
         f->op[0].wire = (tm_comm_wire)job->ranks.gather_wire;
+        f->op[0].shared = job->ranks.shared_by > 0;
         return TM_OK;
     case OP_GATHER_NODE:
         all_gather(f, job, part, job->ranks.second, TM_COMM_NODE, op->arg[1] ? operand[0] : NULL,
                    operand[op->arg[1] ? 1 : 0]);
+        f->op[0].shared = job->ranks.shared_by > 0;
         return TM_OK;
     case OP_SHARE:
         all_gather(f, job, part, job->ranks.own, group, NULL, operand[0]);

@@ -39,7 +39,7 @@ tm_status ops_report(tm_job *job, const tm_op *op, operands o) {
     for (uint32_t r = 0; r < job->ranks.rank; r++) at += job_report_doubles(job, r, op->arg[0]);
     at[REPORT_LOSS] = job->step.loss_sum;
     at[REPORT_FLAGS] = (double)job->report_flags;
-    at[REPORT_PEAK] = (double)tm_mem_resident_peak_bytes();
+    at[REPORT_PEAK] = (double)job_host_peak(job);
     at += REPORT_HEAD;
     for (uint32_t p = 0; op->arg[0] && p < parts; p++) {
         const double *from = job->part[p].sum_tiles ? *partial++ : NULL;

@@ -219,7 +219,9 @@ static void describe(const planning *g, const pass_opts *way) {
     const tm_plan_info *info = tm_plan_get_info(g->t->plan);
     tm_plan_report *out = g->out;
     out->fits = true;
-    out->host_peak_bytes = job->fixed_bytes + job->need_slab; /* the import may need more than the step */
+    /* the import may need more than the step */
+    out->host_peak_bytes = job->fixed_bytes + job->need_slab + job->need_share;
+    out->shared_window_bytes = job->need_shared;
     out->device_peak_bytes = info->device_bytes;
     out->disk_bytes =
         job_disk_bytes(job, info, g->t->cfg->memory.slots) * (g->t->comm ? tm_comm_node_size(g->t->comm) : 1);
@@ -308,6 +310,15 @@ static void clear(tm_plan_report *out) {
                             .ranks = 1};
 }
 
+/* Where the configuration names the CPU, that is what is asked about; where it names nothing, GPUs are used. */
+static void leave_out_gpus(planning *g) {
+    const tm_config *c = g->t->cfg;
+    if (g->machine.gpus == 0 || !c->memory.device_given || strncmp(c->memory.device, "cpu", 3) != 0) return;
+    tm_log(TM_LOG_WARN, "\"memory.device\": \"%s\": the GPUs of %s are left out; leave the key out to plan on them",
+           c->memory.device, g->machine.name);
+    g->machine.gpus = 0;
+}
+
 /* Under mpirun for these ranks; a hardware file has its own. */
 tm_status plan_open(planning *g) {
     trainer *t = g->t;
@@ -321,6 +332,7 @@ tm_status plan_open(planning *g) {
     }
     if (t->comm) g->out->rank = t->ranks.rank;
     TM_TRY(trainer_load_config(t, true));
+    leave_out_gpus(g);
     return trainer_prepare(t, true);
 }
 

@@ -135,6 +135,9 @@ const schema_row schema_rows[] = {
     ROW("memory.cache", K_OURS, T_ENUM, "auto|none", "auto", 0, 0, "none: nothing is kept beyond the working set"),
     ROW("memory.spread", K_OURS, T_ENUM, "auto|on|off", "auto", 0, 0,
         "updates F and B: on: tiles are updated between micro-batches, off: all at once; speed only"),
+    ROW("memory.shared_window", K_OURS, T_ENUM, "auto|on|off", "auto", 0, 0,
+        "weights that are gathered lie in memory that the ranks of a node share, once a node instead of once a rank; "
+        "auto: where MPI can; same bits"),
     ROW("memory.allow_tmpfs", K_OURS, T_BOOL, NULL, "false", 0, 0, "offload files may lie in memory (tests)"),
     ROW("memory.io_engine", K_OURS, T_ENUM, "auto|uring=io_uring|threads|sync", "auto", 0, 0,
         "how files are read and written"),

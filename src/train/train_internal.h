@@ -46,6 +46,8 @@ typedef struct job_ranks {
     bool *agreed;                     /* set where a failure is known to all ranks (job_agree) */
     uint64_t prefetch_elements;       /* of weights that are gathered ahead of their use */
     bool prefetch_unit;               /* instead: as many as the unit of what comes next has */
+    uint32_t shared_by;               /* ranks of a node that share gathered weights; 0: each has its own */
+    bool must_share;                  /* or it is a failure */
     uint64_t keep_elements;           /* parts of vectors, or of tensors of no more elements, are kept whole */
 } job_ranks;
 
@@ -150,6 +152,8 @@ struct tm_job {
     uint64_t slab_bytes;  /* that plans may use: the budget's share, from job_start's end on what exists */
     uint64_t budget_slab; /* all of it */
     uint64_t need_slab, need_spill, need_spill_largest, need_device; /* largest of the plans compiled */
+    uint64_t need_shared, need_share;                                /* likewise: tm_plan_info */
+    struct tm_comm_window *window;                                   /* gathered weights, for all ranks of a node */
     bool device_short;                                               /* what refused a plan was the device's memory */
     job_batch *batch;                                                /* per micro-batch of the running program */
     /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
@@ -353,6 +357,7 @@ void job_catch_signals(void);
 int job_stop_signal(void);                   /* the first that came, 0: none */
 uint64_t job_stop_ns(void);                  /* when it was seen first (tm_now_ns) */
 tm_status job_check_stop(const tm_job *job); /* TM_ESIGNAL: stop here */
+void *job_shared_frames(const tm_job *job);  /* NULL: there are none */
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype);
 
@@ -363,10 +368,12 @@ typedef struct way_list {
     uint64_t *least;  /* [n] slab bytes, 0: not known */
     uint64_t minimum; /* of all; UINT64_MAX: the device's memory is too small for any */
     uint64_t minimum_device;
+    uint64_t minimum_anyway; /* of the slab, were the device's memory large enough */
     job_more_fn more;
     void *ctx;
 } way_list;
-uint64_t job_host_peak(const tm_job *job); /* VmHWM without the device's arena */
+/* VmHWM without the device's arena, and with this rank's share of what its node shares */
+uint64_t job_host_peak(const tm_job *job);
 /* What of a job a compilation decides about; may be taken out and put back. */
 typedef struct job_state {
     tm_layout *layout;

@@ -212,6 +212,8 @@ static tm_status compile_evaluation(trainer *t) {
     tm_program *p;
     job_shape shape =
         shape_of(data_set(t->eval), t->cfg->accumulation_steps, tm_dataset_steps_per_epoch(data_set(t->eval)));
+    tm_plan_free(t->eval_plan);
+    t->eval_plan = NULL;
     TM_TRY(build_pass(&p, t->job, "evaluation", &(pass_opts){.shape = shape, .loss = true}));
     return compile(t, p, &t->eval_plan);
 }

@@ -141,7 +141,7 @@ tm_status trainer_same_input(trainer *t) {
     return rc;
 }
 
-/* The communication operations of a plan, in order. */
+/* The communication operations of a plan, in order; and where those lie that write into shared memory. */
 static uint64_t hash_plan(const tm_plan *plan, uint64_t hash) {
     uint32_t n = 0;
     const tm_plan_op *op = plan ? tm_plan_ops(plan, &n) : NULL;
@@ -150,7 +150,8 @@ static uint64_t hash_plan(const tm_plan *plan, uint64_t hash) {
         uint32_t what[] = {op[i].op.code, op[i].op.arg[0]};
         hash = tm_hash64(what, sizeof what, hash);
     }
-    return hash;
+    const uint64_t frames = plan ? tm_plan_shared_hash(plan) : 0;
+    return tm_hash64(&frames, sizeof frames, hash);
 }
 
 tm_status trainer_same_plans(trainer *t) {
@@ -162,6 +163,16 @@ tm_status trainer_same_plans(trainer *t) {
 }
 
 /* ---- the strategy -------------------------------------------------------------------------------------------- */
+
+/* Ranks of the node that has the fewest: a share of what a node holds once is nowhere larger. 0: some are alone. */
+static uint32_t fewest_on_a_node(const tm_comm *comm) {
+    uint32_t fewest = UINT32_MAX, n;
+    for (uint32_t k = 0; k < tm_comm_nodes(comm); k++, fewest = n < fewest ? n : fewest) {
+        n = 0;
+        for (uint32_t r = 0; r < tm_comm_size(comm); r++) n += tm_comm_node_of(comm, r) == k;
+    }
+    return fewest > 1 ? fewest : 0;
+}
 
 /* Who holds what: one slice each, or all; in a group a member holds as many as there are groups. */
 tm_status trainer_set_strategy(trainer *t) {
@@ -205,6 +216,10 @@ tm_status trainer_set_strategy(trainer *t) {
         r->prefetch_elements = c->knobs.prefetch_bucket_size;
         r->prefetch_unit = false;
     }
+    r->must_share = c->memory.shared_window > 0;
+    r->shared_by = c->memory.shared_window < 0 ? 0 : fewest_on_a_node(t->comm);
+    if (r->must_share && r->shared_by == 0)
+        return tm_fail(TM_EINPUT, "memory.shared_window on: a node with one rank has nobody to share with; use auto");
     if (c->knobs.param_persistence_threshold != TM_AUTO_ELEMENTS)
         r->keep_elements = c->knobs.param_persistence_threshold;
     return TM_OK;
