@@ -202,6 +202,43 @@ static void devices_have_more_places(void **state) {
     tm_json_free(doc);
 }
 
+/* Who asks for the CPU is told about the CPU, whatever GPUs the machine has. */
+static void the_cpu_can_be_asked_for(void **state) {
+    (void)state;
+    scene s = open_scene();
+    tm_json_doc *doc;
+    const char *file = TM_TEST_FIXTURES "/../../hardware/2x24gb-128gb-1nvme.json";
+    const tm_json *o = ask(&s, 0, file, SETS("--set", "zero_optimization.stage=3"), &doc);
+    assert_true(number(o, "device_peak_bytes") > 0);
+    tm_json_free(doc);
+    o = ask(&s, 0, file, SETS("--set", "zero_optimization.stage=3", "--set", "memory.device=cpu"), &doc);
+    assert_true(number(o, "device_peak_bytes") == 0 && number(o, "ranks") == 2);
+    tm_json_free(doc);
+}
+
+/* State lies in memory, not on it. And what it refuses says how much of the host's memory the job would take. */
+static void an_arena_is_no_gpu(void **state) {
+    (void)state;
+    scene s = open_scene();
+    tm_json_doc *doc;
+    const char *file = hardware(&s, 1, 1, "8GiB", 1e9), *on = "memory.device=cpu-arena";
+    const tm_json *o = ask(&s, 0, file, SETS("--advise", "--set", on, "--set", "memory.device_budget=256MiB"), &doc);
+    assert_non_null(strstr(text(recommended(o), "reason"), "all state fits memory, from where the device's is filled"));
+    tm_json_free(doc);
+    o = ask(&s, 2, file, SETS("--set", on, "--set", "memory.device_budget=1MiB"), &doc);
+    assert_string_equal(text(o, "limit"), "device");
+    double refused = number(o, "minimum_host_bytes");
+    const char *enough =
+        run_format("memory.device_budget=%.0f", number(tm_json_get(o, "smallest_change"), "memory.device_budget"));
+    tm_json_free(doc);
+    o = ask(&s, 0, file, SETS("--set", on, "--set", enough), &doc);
+    /* a count of windows on each page of the arena is part of it */
+    if (!(refused > 0 && number(o, "minimum_host_bytes") - refused >= 0 &&
+          number(o, "minimum_host_bytes") - refused < 1 << 16))
+        fail_msg("%.0f where it is refused, %.0f with %s", refused, number(o, "minimum_host_bytes"), enough);
+    tm_json_free(doc);
+}
+
 /* Every configuration of examples/mpi is one that `plan` takes, for two nodes of two ranks. */
 static void examples_are_accepted(void **state) {
     (void)state;
@@ -234,6 +271,8 @@ int main(void) {
         cmocka_unit_test_teardown(advice_follows_the_machine, run_clean),
         cmocka_unit_test_teardown(examples_are_accepted, run_clean),
         cmocka_unit_test_teardown(devices_have_more_places, run_clean),
+        cmocka_unit_test_teardown(the_cpu_can_be_asked_for, run_clean),
+        cmocka_unit_test_teardown(an_arena_is_no_gpu, run_clean),
     };
     return cmocka_run_group_tests_name("train_advise", tests, NULL, NULL);
 }
