@@ -266,6 +266,57 @@ static void test_refused(void **state) {
     assert_int_equal(tm_mem_live_bytes(), live);
 }
 
+static tm_tokenizer *opened(const char *json) {
+    tm_tokenizer *t = NULL;
+    if (open_text(&t, json, strlen(json)) != TM_OK) fail_msg("%s: %s", json, tm_error_get()->text);
+    return t;
+}
+
+/* Parts that no golden tokenizer has, done by hand as the reference's source has them. */
+static void test_by_hand(void **state) {
+    static const char *const around[] = {"BertProcessing", "RobertaProcessing"};
+    static const struct {
+        const char *json, *text;
+        int32_t ids[4];
+        size_t n;
+    } decoded[] = {
+        {"{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]},"
+         "\"model\":{\"type\":"
+         "\"BPE\",\"vocab\":{\"<0xc3>\":0,\"<0xA9>\":1,\"<0xZZ>\":2,\"<0x+9>\":3},\"merges\":[]}}",
+         "\xC3\xA9<0xZZ>\t",
+         {0, 1, 2, 3},
+         4},
+        {"{\"decoder\":{\"type\":\"BPEDecoder\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a</w>\":0,\"b\":1,\"c</"
+         "w>\":2},"
+         "\"merges\":[]}}",
+         "a bc",
+         {0, 1, 2},
+         3},
+    };
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(around); i++) {
+        char json[512];
+        tm_ids ids = {0};
+        (void)snprintf(json, sizeof json,
+                       "{\"post_processor\":{\"type\":\"%s\",\"cls\":[\"b\",1],\"sep\":[\"a\",0]}," BPE("") "}",
+                       around[i]);
+        tm_tokenizer *t = opened(json);
+        OK(tm_tokenizer_encode(t, "ab", 2, true, &ids));
+        assert_int_equal(ids.n, 3);
+        assert_memory_equal(ids.id, ((const int32_t[]){1, 2, 0}), 3 * sizeof(int32_t));
+        tm_ids_free(&ids);
+        tm_tokenizer_close(t);
+    }
+    for (size_t i = 0; i < TM_COUNT(decoded); i++) {
+        tm_buf text = {0};
+        tm_tokenizer *t = opened(decoded[i].json);
+        OK(tm_tokenizer_decode(t, decoded[i].ids, decoded[i].n, false, &text));
+        assert_string_equal(text.data, decoded[i].text);
+        tm_buf_free(&text);
+        tm_tokenizer_close(t);
+    }
+}
+
 static void test_not_utf8(void **state) {
     tm_tokenizer *t;
     tm_ids ids = {0};
@@ -365,13 +416,21 @@ static void test_large_vocabulary(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt2),           cmocka_unit_test(test_llama3),
-        cmocka_unit_test(test_qwen2),          cmocka_unit_test(test_spm),
-        cmocka_unit_test(test_cases),          cmocka_unit_test(test_spans),
-        cmocka_unit_test(test_spans_composed), cmocka_unit_test(test_names),
-        cmocka_unit_test(test_decode_unknown), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_not_utf8),       cmocka_unit_test(test_cut_off),
-        cmocka_unit_test(test_long_texts),     cmocka_unit_test(test_large_vocabulary),
+        cmocka_unit_test(test_gpt2),
+        cmocka_unit_test(test_llama3),
+        cmocka_unit_test(test_qwen2),
+        cmocka_unit_test(test_spm),
+        cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_spans_composed),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_decode_unknown),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_not_utf8),
+        cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_long_texts),
+        cmocka_unit_test(test_large_vocabulary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
