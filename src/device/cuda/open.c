@@ -39,7 +39,7 @@ static tm_status describe(const cuda_driver *v, CUdevice device, tm_device_info 
     size_t bytes = 0;
     (void)v->device_name(name, sizeof name, device);
     TM_TRY(cuda_check(v, v->device_memory(&bytes, device), "asking for a device's memory"));
-    snprintf(out->about, sizeof out->about, "%s, compute capability %d.%d", name, cc / 10, cc % 10);
+    snprintf(out->about, sizeof out->about, "%.60s, compute capability %d.%d", name, cc / 10, cc % 10);
     out->memory_bytes = bytes;
     if (cc < OLDEST_CAPABILITY) return tm_fail(TM_EUNSUPPORTED, "cuda: %s: at least 7.5 is needed", out->about);
     return TM_OK;
