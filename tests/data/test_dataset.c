@@ -702,6 +702,18 @@ static void test_bad_lines(void **state) {
         {"{\"instruction\": 1, \"output\": \"x\"}", "\"instruction\" is not a string"},
         {"{\"instruction\": \"a\", \"output\": null}", "\"output\" is not a string"},
         {"{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[1]]}", "history"},
+        {"{\"instruction\": \"a\", \"output\": \"b\", \"history\": 3}", "\"history\" is not a list"},
+        {"{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[\"a\"]]}", "other than [user, assistant]"},
+        {"{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[1, \"b\"]]}", "user turn of \"history\" is not"},
+        {"{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[\"a\", 1]]}",
+         "assistant turn of \"history\" is not"},
+        {"{\"instruction\": \"a\", \"input\": 1, \"output\": \"b\"}", "not both strings"},
+        {"{\"instruction\": null, \"input\": \"x\", \"output\": 1}", "\"output\" is not a string"},
+        {"{\"instruction\": \"a\", \"output\": \"b\", \"system\": 5}", "\"system\" is not a string"},
+        {"{\"conversations\": 1}", "\"conversations\" is not a list"},
+        {"{\"conversations\": [{\"from\": 1, \"value\": \"x\"}]}", "no \"from\""},
+        {"{\"conversation\": [{\"human\": \"a\", \"assistant\": 1}]}", "\"assistant\" of a conversation turn is not"},
+        {"{\"prompt\": \"a\", \"completion\": 3}", "not both strings"},
         {"{\"text\": \"a\", \"text\": \"b\"}", "column"},
     };
     for (size_t i = 0; i < TM_COUNT(cases); i++) check_bad(cases[i][0], strlen(cases[i][0]), cases[i][1]);
