@@ -75,7 +75,7 @@ static tile_rows load_rows(const tm_attention *a, const void *x, uint64_t ld, si
         if (a->type == TM_ELEM_F32)
             memcpy(buf + i * dp, (const float *)x + i * ld, d * sizeof *buf);
         else
-            kernels.widen((const uint16_t *)x + i * ld, buf + i * dp, d);
+            kernels_widen(a->type, (const uint16_t *)x + i * ld, buf + i * dp, d);
         memset(buf + i * dp + d, 0, (dp - d) * sizeof *buf);
     }
     return (tile_rows){buf, dp};
@@ -161,7 +161,7 @@ static void store_output(const tm_attention *a, uint64_t b, uint64_t head, uint6
     if (a->type == TM_ELEM_F32)
         memcpy((float *)a->o + at, o, a->head_dim * sizeof *o);
     else
-        kernels.narrow(o, (uint16_t *)a->o + at, a->head_dim);
+        kernels_narrow(a->type, o, (uint16_t *)a->o + at, a->head_dim);
     if (a->lse) a->lse[row * a->heads + head] = sum > 0 ? max + logf(sum) : 0.0F;
 }
 
@@ -297,7 +297,7 @@ static void store_gradient(const tm_attention *a, uint64_t b, uint64_t s0, uint6
         if (a->type == TM_ELEM_F32)
             memcpy((float *)a->d_qkv + at, from, d * sizeof *from);
         else
-            kernels.narrow(from, (uint16_t *)a->d_qkv + at, d);
+            kernels_narrow(a->type, from, (uint16_t *)a->d_qkv + at, d);
     }
 }
 

@@ -1,5 +1,6 @@
-/* The avx2 column: rows of the table that carry the time, with AVX2 and FMA by function attribute, so that the rest of
- * the program runs on CPUs without them. Sums keep a fixed number of lanes and a fixed order of adding them up. */
+/* The avx2 column: rows of the table that carry the time, with AVX2, FMA and F16C by function attribute, so that the
+ * rest of the program runs on CPUs without them. Sums keep a fixed number of lanes and a fixed order of adding them up.
+ */
 #include "kernels/kernels_internal.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@
 #if defined(__x86_64__) && !defined(TIDEMILL_PORTABLE)
 #include <immintrin.h>
 
-#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define INLINE AVX2 __attribute__((always_inline)) static inline
 
 /* ---- helpers ---- */
@@ -96,6 +97,31 @@ AVX2 static void narrow(const float *x, uint16_t *y, size_t n) {
         __m256 v = m == 8 ? _mm256_loadu_ps(x + i) : _mm256_maskload_ps(x + i, lane_mask(m));
         _mm256_storeu_si256((__m256i *)(void *)lanes, round8(v));
         for (size_t j = 0; j < m; j++) y[i + j] = (uint16_t)lanes[j];
+    }
+}
+
+AVX2 static void widen_f16(const uint16_t *x, float *y, size_t n) {
+    for (size_t i = 0; i < n; i += 8) {
+        size_t m = n - i < 8 ? n - i : 8;
+        if (m == 8) {
+            _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(x + i))));
+            continue;
+        }
+        uint16_t rest[8] = {0};
+        memcpy(rest, x + i, m * sizeof *rest);
+        __m256 wide = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)rest));
+        _mm256_maskstore_ps(y + i, lane_mask(m), wide);
+    }
+}
+
+/* The instruction rounds as MXCSR would have it flushed neither way: subnormal halves are made and kept. */
+AVX2 static void narrow_f16(const float *x, uint16_t *y, size_t n) {
+    for (size_t i = 0; i < n; i += 8) {
+        size_t m = n - i < 8 ? n - i : 8;
+        __m256 v = m == 8 ? _mm256_loadu_ps(x + i) : _mm256_maskload_ps(x + i, lane_mask(m));
+        uint16_t half[8];
+        _mm_storeu_si128((__m128i *)(void *)half, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+        memcpy(y + i, half, m * sizeof *half);
     }
 }
 
@@ -408,6 +434,8 @@ void kernels_avx2_override(kernels_table *t) {
     t->isa = "avx2";
     t->widen = widen;
     t->narrow = narrow;
+    t->widen_f16 = widen_f16;
+    t->narrow_f16 = narrow_f16;
     t->dot = dot;
     t->axpy = axpy;
     t->scale = scale;

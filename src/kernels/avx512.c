@@ -90,6 +90,14 @@ AVX512 static void narrow(const float *x, uint16_t *y, size_t n) {
     }
 }
 
+AVX512 static void widen_f16(const uint16_t *x, float *y, size_t n) {
+    EACH(n) PUT(y, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(LANES, x + i)));
+}
+
+AVX512 static void narrow_f16(const float *x, uint16_t *y, size_t n) {
+    EACH(n) _mm256_mask_storeu_epi16(y + i, LANES, _mm512_cvtps_ph(GET(x), _MM_FROUND_TO_NEAREST_INT));
+}
+
 /* ---- sums ---- */
 
 AVX512 static float dot(const float *x, const float *y, size_t n) {
@@ -212,6 +220,8 @@ void kernels_avx512_override(kernels_table *t) {
     t->isa = "avx512";
     t->widen = widen;
     t->narrow = narrow;
+    t->widen_f16 = widen_f16;
+    t->narrow_f16 = narrow_f16;
     t->dot = dot;
     t->dot3 = dot3;
     t->axpy = axpy;

@@ -61,6 +61,22 @@ static bool conversions_agree(const kernels_table *x, const kernels_table *ref) 
     return !memcmp(to[0], to[1], sizeof to[0]) && !memcmp(wide[0], wide[1], sizeof wide[0]);
 }
 
+/* Ties, the smallest normal and subnormal halves, what is just too large, NaN of both kinds. */
+static bool halves_agree(const kernels_table *x, const kernels_table *ref) {
+    static const uint32_t special[N] = {0,           0x80000000U, 0x33000000, 0x33000001, 0x33c00000,  0x38800000U,
+                                        0x387fffff,  0x387fe000,  0x3f801000, 0x3f803000, 0x477fefffU, 0x477ff000,
+                                        0xc77ff000U, 0x7f800000,  0xff800000, 0x7fc00000, 0x7f802001U, 0xffffffffU};
+    float from[N], wide[2][N];
+    uint16_t to[2][N];
+    memcpy(from, special, sizeof from);
+    fill(from + 18, N - 18, 5);
+    x->narrow_f16(from, to[0], N), ref->narrow_f16(from, to[1], N);
+    if (memcmp(to[0], to[1], sizeof to[0])) return false;
+    to[0][3] = 0x7d01, to[0][4] = 0xfc01; /* signalling */
+    x->widen_f16(to[0], wide[0], N), ref->widen_f16(to[0], wide[1], N);
+    return !memcmp(wide[0], wide[1], sizeof wide[0]);
+}
+
 static bool sums_agree(const kernels_table *x, const kernels_table *ref, size_t n) {
     trial t;
     begin(&t);
@@ -151,6 +167,7 @@ const char *kernels_check_column(const kernels_table *x) {
     kernels_table ref;
     kernels_ref_fill(&ref);
     if (!conversions_agree(x, &ref)) return "widen or narrow";
+    if (!halves_agree(x, &ref)) return "widen_f16 or narrow_f16";
     for (size_t i = 0; i < TM_COUNT(sizes); i++) {
         if (!sums_agree(x, &ref, sizes[i])) return "dot, dot3, max or exp_sum";
         for (size_t s = 0; s < TM_COUNT(steps); s++)
@@ -169,11 +186,11 @@ typedef struct product {
     float result[MOST_M * MOST_N];
 } product;
 
-/* Rounds x to bf16 where t says so; returns where it is stored. */
+/* Rounds x to t's 16 bits where it has 16; returns where it is stored. */
 static const void *operand(tm_elem t, float *x, uint16_t *x16, size_t n) {
     if (t == TM_ELEM_F32) return x;
-    kernels.narrow(x, x16, n);
-    kernels.widen(x16, x, n);
+    kernels_narrow(t, x, x16, n);
+    kernels_widen(t, x16, x, n);
     return x16;
 }
 
@@ -191,11 +208,12 @@ static bool product_right(const product *p) {
                 got = (double)p->result[i * g->n + j];
             else {
                 float wide;
-                kernels.widen((const uint16_t *)g->c + i * g->n + j, &wide, 1);
+                kernels_widen(g->c_type, (const uint16_t *)g->c + i * g->n + j, &wide, 1);
                 got = (double)wide;
             }
             double bound = gamma_of(g->k + 1) * size; /* whatever the order of the sum */
             if (g->c_type == TM_ELEM_BF16) bound += 0x1p-8 * (fabs(sum) + bound);
+            if (g->c_type == TM_ELEM_F16) bound += 0x1p-11 * (fabs(sum) + bound) + 0x1p-25;
             if (!(fabs(got - sum) <= bound)) return false;
         }
     return true;
@@ -217,12 +235,18 @@ static bool try_product(product *p, void (*run)(const tm_gemm_args *), tm_elem a
 }
 
 const char *kernels_check_gemm(void (*run)(const tm_gemm_args *)) {
-    static const char *const names[] = {"fp32", "bf16", "bf16 to fp32"};
+    static const struct {
+        const char *name;
+        tm_elem ab, c;
+    } mixes[] = {{"fp32", TM_ELEM_F32, TM_ELEM_F32},
+                 {"bf16", TM_ELEM_BF16, TM_ELEM_BF16},
+                 {"bf16 to fp32", TM_ELEM_BF16, TM_ELEM_F32},
+                 {"fp16", TM_ELEM_F16, TM_ELEM_F16},
+                 {"fp16 to fp32", TM_ELEM_F16, TM_ELEM_F32}};
     product p;
-    for (int mix = 0; mix < 3; mix++)
+    for (size_t mix = 0; mix < TM_COUNT(mixes); mix++)
         for (int trans = 0; trans < 3; trans++)
-            if (!try_product(&p, run, mix ? TM_ELEM_BF16 : TM_ELEM_F32, mix == 1 ? TM_ELEM_BF16 : TM_ELEM_F32, trans,
-                             trans == 1 ? 0.0F : 1.0F))
-                return names[mix];
+            if (!try_product(&p, run, mixes[mix].ab, mixes[mix].c, trans, trans == 1 ? 0.0F : 1.0F))
+                return mixes[mix].name;
     return NULL;
 }

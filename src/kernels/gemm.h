@@ -2,8 +2,8 @@
  *
  *     C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n]        row-major, op is the identity or the transpose
  *
- * A and B are fp32 or bf16, in any mix; C is fp32 or bf16. Products are accumulated in fp32; a bf16 C is rounded once,
- * to nearest even, after alpha, beta and the whole of k. With beta = 0, C is not read (it may hold anything).
+ * A, B and C are fp32, bf16 or fp16, in any mix. Products are accumulated in fp32; a C of 16 bits is rounded once, to
+ * nearest even, after alpha, beta and the whole of k. With beta = 0, C is not read (it may hold anything).
  *
  * Back-ends, chosen once by tm_kernels_init from what is installed and from feature bits, checked on small odd products
  * before they are used, forced by TIDEMILL_GEMM:

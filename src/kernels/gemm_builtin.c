@@ -5,9 +5,9 @@
  *             for k0 by at most K_CHUNK                        packs B[k0.., block]: it stays in the core's cache
  *                 register tiles of 6 x 16: a panel of A meets all panels of B
  *
- * bf16 is widened while it is packed. So threads wait for each other twice a product (more where m or k are large), and
- * what another core packed is read once for every COLUMNS columns. A sum's order depends on k alone: any cut of C, any
- * number of threads gives the same bits. */
+ * bf16 and fp16 are widened while they are packed. So threads wait for each other twice a product (more where m or k
+ * are large), and what another core packed is read once for every COLUMNS columns. A sum's order depends on k alone:
+ * any cut of C, any number of threads gives the same bits. */
 #include "kernels/kernels_internal.h"
 
 #include <omp.h>
@@ -17,7 +17,7 @@
 
 enum {
     M_CHUNK = 516,
-    N_CHUNK = 2048, /* of a bf16 C that is summed in several slices */
+    N_CHUNK = 2048, /* of a C of 16 bits that is summed in several slices */
     K_CHUNK = 384,
     SLICES = 4, /* depths of K_CHUNK that A is packed for at once */
     COLUMN_PANELS = 8,
@@ -73,7 +73,7 @@ static void pack_rows(const void *x, tm_elem t, uint64_t at, uint64_t ldx, size_
     }
     for (size_t i = 0; i < rows; i++) {
         kernels_prefetch((const uint16_t *)x + at + (i + AHEAD) * ldx, depth * 2);
-        kernels.widen((const uint16_t *)x + at + i * ldx, buf + i * depth, depth);
+        kernels_widen(t, (const uint16_t *)x + at + i * ldx, buf + i * depth, depth);
     }
     kernels.transpose(buf, depth, rows, depth, out, width);
 }
@@ -88,7 +88,7 @@ static void pack_columns(const void *x, tm_elem t, uint64_t at, uint64_t ldx, si
         if (t == TM_ELEM_F32)
             memcpy(buf, (const float *)x + at + p * ldx, columns * sizeof *buf);
         else
-            kernels.widen((const uint16_t *)x + at + p * ldx, buf, columns);
+            kernels_widen(t, (const uint16_t *)x + at + p * ldx, buf, columns);
         float *to = out + p * width;
         for (size_t j = 0; j < columns; j += step, to += stride) {
             memcpy(to, buf + j, GEMM_A_LD * sizeof *to);
@@ -160,21 +160,22 @@ static void one_tile(const region *r, const block *x, size_t k, const float *a, 
     for (size_t q = 0; q < rows; q++) memcpy(out + q * x->ldc, edge + q * GEMM_NR, columns * sizeof *edge);
 }
 
-/* A finished block of a bf16 C: beta C is added, and the sum rounded once. */
+/* A finished block of a C of 16 bits: beta C is added, and the sum rounded once. */
 static void round_block(const tm_gemm_args *g, const region *r, const block *x) {
     float old[COLUMNS];
     for (size_t i = x->ip0 * GEMM_MR; i < tm_min_u64(r->m, x->ip1 * GEMM_MR); i++) {
         uint16_t *out = (uint16_t *)g->c + (r->m0 + i) * g->ldc + x->j0;
         float *row = x->c + i * x->ldc;
         if (g->beta != 0.0F) {
-            kernels.widen(out, old, x->n);
+            kernels_widen(g->c_type, out, old, x->n);
             kernels.axpy(g->beta, old, row, x->n);
         }
-        kernels.narrow(row, out, x->n);
+        kernels_narrow(g->c_type, row, out, x->n);
     }
 }
 
-/* Where the block's sums are: C itself; or the thread's own block where a bf16 C is summed at once; or shared scratch.
+/* Where the block's sums are: C itself; or the thread's own block where a C of 16 bits is summed at once; or shared
+ * scratch.
  */
 static void place_sums(const tm_gemm_args *g, const region *r, block *x) {
     float *mine = own.thread + (size_t)omp_get_thread_num() * thread_floats();
@@ -222,7 +223,7 @@ static void run(const tm_gemm_args *g) {
     TM_ASSERT(g->k > 0);
     uint64_t k_pieces = (g->k + K_CHUNK - 1) / K_CHUNK, k_step = tm_round_up((g->k + k_pieces - 1) / k_pieces, 8);
     uint64_t all = SLICES * k_step; /* what A is packed for at once */
-    uint64_t n_step = g->c_type == TM_ELEM_BF16 && g->k > all ? N_CHUNK : g->n;
+    uint64_t n_step = g->c_type != TM_ELEM_F32 && g->k > all ? N_CHUNK : g->n;
 #pragma omp parallel num_threads(own.threads)
     for (uint64_t m0 = 0; m0 < g->m; m0 += M_CHUNK)
         for (uint64_t n0 = 0; n0 < g->n; n0 += n_step)

@@ -205,7 +205,9 @@ static int build(entry *e, const operand *o, float beta) {
 static void prepare(entry *e, const tm_gemm_args *key) {
     forget(e);
     *e = (entry){.shape = *key, .known = true};
-    if (key->alpha != 1.0F || key->a_type != key->b_type || (key->a_type == TM_ELEM_F32 && key->c_type != TM_ELEM_F32))
+    bool f16 = key->a_type == TM_ELEM_F16 || key->b_type == TM_ELEM_F16 || key->c_type == TM_ELEM_F16;
+    if (f16 || key->alpha != 1.0F || key->a_type != key->b_type ||
+        (key->a_type == TM_ELEM_F32 && key->c_type != TM_ELEM_F32))
         return;
     const operand o[3] = {operand_of(key->m, key->k, key->lda, key->a_trans, key->a_type),
                           operand_of(key->k, key->n, key->ldb, key->b_trans, key->b_type),

@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
-/* A tile of C is at most M_TILE x N_TILE; bf16 operands are widened K_PANEL deep. */
+/* A tile of C is at most M_TILE x N_TILE; operands of 16 bits are widened K_PANEL deep. */
 enum { M_TILE = 512, N_TILE = 512, K_PANEL = 512, AHEAD = 6 };
 
 typedef void sgemm_fn(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
@@ -123,7 +123,7 @@ static int ld_int(uint64_t ld) {
     return (int)ld;
 }
 
-/* An operand's block op(X)[rows, k] for one sgemm: in place for fp32, widened into buf for bf16. */
+/* An operand's block op(X)[rows, k] for one sgemm: in place for fp32, widened into buf from 16 bits. */
 typedef struct operand {
     const float *data;
     int ld;
@@ -134,13 +134,13 @@ static operand load_operand(const void *x, tm_elem t, uint64_t ld, bool k_is_row
     if (t == TM_ELEM_F32) return (operand){(const float *)x + first, ld_int(ld)};
     for (uint64_t r = 0; r < rows; r++) {
         kernels_prefetch((const uint16_t *)x + first + (r + AHEAD) * ld, columns * 2);
-        kernels.widen((const uint16_t *)x + first + r * ld, buf + r * columns, columns);
+        kernels_widen(t, (const uint16_t *)x + first + r * ld, buf + r * columns, columns);
     }
     return (operand){buf, (int)columns};
 }
 
 static void tile_product(const tm_gemm_args *g, tile t, float *c, int ldc, float beta, float *scratch) {
-    bool widened = g->a_type == TM_ELEM_BF16 || g->b_type == TM_ELEM_BF16;
+    bool widened = g->a_type != TM_ELEM_F32 || g->b_type != TM_ELEM_F32;
     uint64_t step = widened ? K_PANEL : g->k;
     for (uint64_t k0 = 0; k0 < g->k; k0 += step) {
         uint64_t k = tm_min_u64(step, g->k - k0);
@@ -152,18 +152,18 @@ static void tile_product(const tm_gemm_args *g, tile t, float *c, int ldc, float
     }
 }
 
-/* A bf16 C is made in fp32 beside it, and rounded once. */
-static void tile_to_bf16(const tm_gemm_args *g, tile t, float *scratch) {
+/* A C of 16 bits is made in fp32 beside it, and rounded once. */
+static void tile_to_16(const tm_gemm_args *g, tile t, float *scratch) {
     float *c = scratch + ((size_t)M_TILE + N_TILE) * K_PANEL, old[N_TILE];
     tile_product(g, t, c, t.n, 0.0F, scratch);
     for (int i = 0; i < t.m; i++) {
         uint16_t *out = (uint16_t *)g->c + (t.i0 + (uint64_t)i) * g->ldc + t.j0;
         float *row = c + (size_t)i * (size_t)t.n;
         if (g->beta != 0.0F) {
-            kernels.widen(out, old, (size_t)t.n);
+            kernels_widen(g->c_type, out, old, (size_t)t.n);
             kernels.axpy(g->beta, old, row, (size_t)t.n);
         }
-        kernels.narrow(row, out, (size_t)t.n);
+        kernels_narrow(g->c_type, row, out, (size_t)t.n);
     }
 }
 
@@ -176,7 +176,7 @@ static void run_tile(const tm_gemm_args *g, uint64_t i, uint64_t tiles_m, uint64
     if (g->c_type == TM_ELEM_F32)
         tile_product(g, t, (float *)g->c + t.i0 * g->ldc + t.j0, ld_int(g->ldc), g->beta, scratch);
     else
-        tile_to_bf16(g, t, scratch);
+        tile_to_16(g, t, scratch);
 }
 
 /* At least one tile a thread where C is large enough, and never more than M_TILE x N_TILE. */

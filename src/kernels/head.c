@@ -32,7 +32,6 @@ void tm_head_gradient(tm_elem t, uint64_t rows, const uint32_t *row, uint32_t fi
         kernels.softmax_grad(x, tm_head_state_lse(&state[row[i]]), c, count);
         uint32_t column = label_column(labels[row[i]], first, count);
         if (column < count) x[column] -= c;
-        if (t == TM_ELEM_BF16)
-            kernels.narrow(x, (uint16_t *)(void *)x, count); /* every column writes behind its reads */
+        if (t != TM_ELEM_F32) kernels_narrow(t, x, x, count); /* every column writes behind its reads */
     }
 }

@@ -1,6 +1,9 @@
 /* Which column of the table is used, and what the process has set up once. */
 #include "kernels/kernels_internal.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +18,14 @@ __attribute__((constructor)) static void start_with_ref(void) {
 }
 
 #if defined(__x86_64__) && !defined(TIDEMILL_PORTABLE)
+/* The compiler's test knows no "f16c" before gcc 11 and clang 19. What AVX2 needs of the operating system is enough. */
+static bool has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
 bool kernels_has_avx2(void) {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 bool kernels_has_avx512(void) {
     return kernels_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

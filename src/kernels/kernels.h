@@ -1,7 +1,8 @@
 /* kernels: arithmetic on resident pointers, and nothing about layers, files or training.
  *
- * Every function works on dense row-major arrays of fp32 or bf16 elements. bf16 is storage only: elements are widened,
- * computed on in fp32 and rounded once (to nearest, ties to even) where a result is stored.
+ * Every function works on dense row-major arrays of fp32, bf16 or fp16 elements. The 16-bit types are storage only:
+ * elements are widened, computed on in fp32 and rounded once (to nearest, ties to even) where a result is stored. What
+ * is too large for fp16 (65,520 and more) becomes infinite there: whoever computes in it looks for that.
  *
  * Two levels. A table of leaf functions (kernels_internal.h) has one column an ISA: `ref` is complete and readable,
  * `avx2` and `avx512` override the rows that matter; chosen once by CPU feature bits and a check against `ref`, forced
@@ -25,7 +26,7 @@
 
 #include "base/base.h"
 
-typedef enum tm_elem { TM_ELEM_F32 = 0, TM_ELEM_BF16 = 1 } tm_elem;
+typedef enum tm_elem { TM_ELEM_F32 = 0, TM_ELEM_BF16 = 1, TM_ELEM_F16 = 2 } tm_elem;
 static inline size_t tm_elem_bytes(tm_elem t) {
     return t == TM_ELEM_F32 ? 4 : 2;
 }
@@ -52,6 +53,8 @@ double tm_kernels_peak_flops(void);
 
 void tm_widen(const uint16_t *x, float *y, size_t n);  /* bf16 -> fp32, exact */
 void tm_narrow(const float *x, uint16_t *y, size_t n); /* fp32 -> bf16, nearest even; NaN stays NaN (quiet) */
+void tm_widen_f16(const uint16_t *x, float *y, size_t n);
+void tm_narrow_f16(const float *x, uint16_t *y, size_t n); /* likewise; subnormals are kept */
 
 /* ---- root mean square norm: y = x / sqrt(mean(x^2) + eps) * w ---- */
 
@@ -160,8 +163,8 @@ typedef struct tm_head_state {
  * logits row i; state and labels are indexed by token row. */
 void tm_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, const float *logits,
                     uint64_t ld, const int32_t *labels, tm_head_state *state);
-/* In place: logits -> coefficient * (softmax - one_hot(label)). t bf16: each row is rounded and lies at the front of
- * where it was, so that rows are 2 ld elements of bf16 apart: what products take as it is. */
+/* In place: logits -> coefficient * (softmax - one_hot(label)). t of 16 bits: each row is rounded and lies at the front
+ * of where it was, so that rows are 2 ld elements of t apart: what products take as it is. */
 void tm_head_gradient(tm_elem t, uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits,
                       uint64_t ld, const int32_t *labels, const tm_head_state *state, const float *coefficient);
 static inline float tm_head_state_lse(const tm_head_state *s) {

@@ -1,6 +1,6 @@
 /* The folder's own: the table of leaf functions, the gemm back-ends, and how rows of either type are read.
  *
- * Leaf functions are serial, work on fp32, and take spans that are in cache. Rows of bf16 are widened to spans of
+ * Leaf functions are serial, work on fp32, and take spans that are in cache. Rows of 16 bits are widened to spans of
  * KERNELS_SPAN elements on the caller's stack, so that a leaf exists once and not once a type.
  */
 #ifndef TIDEMILL_KERNELS_INTERNAL_H
@@ -18,6 +18,8 @@ typedef struct kernels_table {
     const char *isa;
     void (*widen)(const uint16_t *x, float *y, size_t n);
     void (*narrow)(const float *x, uint16_t *y, size_t n);
+    void (*widen_f16)(const uint16_t *x, float *y, size_t n);
+    void (*narrow_f16)(const float *x, uint16_t *y, size_t n);
     float (*dot)(const float *x, const float *y, size_t n);
     void (*axpy)(float a, const float *x, float *y, size_t n); /* y += a x */
     void (*scale)(float a, float *x, size_t n);
@@ -99,10 +101,18 @@ static inline void kernels_prefetch(const void *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i);
 }
 
+/* Between fp32 and what an array of the 16-bit type t holds. */
+static inline void kernels_widen(tm_elem t, const void *x, float *y, size_t n) {
+    (t == TM_ELEM_F16 ? kernels.widen_f16 : kernels.widen)(x, y, n);
+}
+static inline void kernels_narrow(tm_elem t, const float *x, void *y, size_t n) {
+    (t == TM_ELEM_F16 ? kernels.narrow_f16 : kernels.narrow)(x, y, n);
+}
+
 /* n elements of x from element `at` on as fp32: in place, or widened into buf. */
 static inline const float *kernels_load(tm_elem t, const void *x, uint64_t at, float *buf, size_t n) {
     if (t == TM_ELEM_F32) return (const float *)x + at;
-    kernels.widen((const uint16_t *)x + at, buf, n);
+    kernels_widen(t, (const uint16_t *)x + at, buf, n);
     return buf;
 }
 /* Where to compute n results that belong at x + at: in place, or in buf until kernels_store. */
@@ -110,7 +120,7 @@ static inline float *kernels_dest(tm_elem t, void *x, uint64_t at, float *buf) {
     return t == TM_ELEM_F32 ? (float *)x + at : buf;
 }
 static inline void kernels_store(tm_elem t, const float *from, void *x, uint64_t at, size_t n) {
-    if (t == TM_ELEM_BF16) kernels.narrow(from, (uint16_t *)x + at, n);
+    if (t != TM_ELEM_F32) kernels_narrow(t, from, (uint16_t *)x + at, n);
 }
 static inline void *kernels_at(tm_elem t, void *x, uint64_t at) {
     return (char *)x + at * tm_elem_bytes(t);

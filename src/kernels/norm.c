@@ -58,7 +58,7 @@ static void backward_row(tm_elem t, uint64_t n, const void *x, uint64_t at, cons
         if (t == TM_ELEM_F32)
             memcpy((float *)dx + at + i, grad, m * sizeof *grad);
         else
-            kernels.narrow(grad, (uint16_t *)dx + at + i, m);
+            kernels_narrow(t, grad, (uint16_t *)dx + at + i, m);
     }
 }
 

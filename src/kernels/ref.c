@@ -22,6 +22,40 @@ static void narrow(const float *x, uint16_t *y, size_t n) {
     }
 }
 
+/* fp16: 5 bits of exponent, 10 of mantissa; below 2^-14 multiples of 2^-24. */
+static void widen_f16(const uint16_t *x, float *y, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t sign = (uint32_t)(x[i] & 0x8000U) << 16, magnitude = x[i] & 0x7fffU, bits;
+        if (magnitude < 0x400U) {
+            float v = (float)magnitude * 0x1p-24F;
+            memcpy(&bits, &v, 4);
+        } else if (magnitude < 0x7c00U) {
+            bits = (magnitude << 13) + (112U << 23);
+        } else {
+            bits = 0x7f800000U | magnitude << 13 | (magnitude > 0x7c00U ? 0x400000U : 0);
+        }
+        bits |= sign;
+        memcpy(&y[i], &bits, 4);
+    }
+}
+
+static uint32_t half_magnitude(uint32_t bits) {
+    float v;
+    if (bits > 0x7f800000U) return 0x7e00U | (bits >> 13 & 0x1ffU); /* NaN: quiet, with the upper payload */
+    if (bits >= 0x47800000U) return 0x7c00U;                        /* 2^16 */
+    if (bits >= 0x38800000U) return (bits - (112U << 23) + 0xfffU + (bits >> 13 & 1U)) >> 13; /* from 2^-14 on */
+    memcpy(&v, &bits, 4);
+    return (uint32_t)lrintf(v * 0x1p24F); /* to nearest even */
+}
+
+static void narrow_f16(const float *x, uint16_t *y, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], 4);
+        y[i] = (uint16_t)((bits >> 16 & 0x8000U) | half_magnitude(bits & 0x7fffffffU));
+    }
+}
+
 static float dot(const float *x, const float *y, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += (double)x[i] * (double)y[i];
@@ -149,6 +183,8 @@ void kernels_ref_fill(kernels_table *t) {
     *t = (kernels_table){.isa = "ref",
                          .widen = widen,
                          .narrow = narrow,
+                         .widen_f16 = widen_f16,
+                         .narrow_f16 = narrow_f16,
                          .dot = dot,
                          .axpy = axpy,
                          .scale = scale,

@@ -70,9 +70,9 @@ static void rotate_head(tm_elem t, const float *table, uint32_t half, bool inver
         return;
     }
     float buf[TM_MAX_HEAD_DIM];
-    kernels.widen((uint16_t *)x + at, buf, 2 * (size_t)half);
+    kernels_widen(t, (uint16_t *)x + at, buf, 2 * (size_t)half);
     kernels.rotate(table, table + half, inverse, buf, buf + half, half);
-    kernels.narrow(buf, (uint16_t *)x + at, 2 * (size_t)half);
+    kernels_narrow(t, buf, (uint16_t *)x + at, 2 * (size_t)half);
 }
 
 void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x) {

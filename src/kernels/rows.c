@@ -11,6 +11,12 @@ void tm_widen(const uint16_t *x, float *y, size_t n) {
 void tm_narrow(const float *x, uint16_t *y, size_t n) {
     kernels.narrow(x, y, n);
 }
+void tm_widen_f16(const uint16_t *x, float *y, size_t n) {
+    kernels.widen_f16(x, y, n);
+}
+void tm_narrow_f16(const float *x, uint16_t *y, size_t n) {
+    kernels.narrow_f16(x, y, n);
+}
 
 static size_t span_at(uint64_t i, uint64_t n) {
     return n - i < KERNELS_SPAN ? (size_t)(n - i) : KERNELS_SPAN;
@@ -57,7 +63,7 @@ static void add_row(tm_elem t, uint64_t n, const void *x, uint64_t x_at, void *y
         size_t m = span_at(i, n);
         const float *from = kernels_load(t, x, x_at + i, bx, m);
         float *to = kernels_dest(t, y, y_at + i, by);
-        if (t == TM_ELEM_BF16) kernels.widen((const uint16_t *)y + y_at + i, by, m);
+        if (t != TM_ELEM_F32) kernels_widen(t, (const uint16_t *)y + y_at + i, by, m);
         kernels.axpy(1.0F, from, to, m);
         kernels_store(t, to, y, y_at + i, m);
     }

@@ -61,6 +61,33 @@ EMULATED(e512i, _mm512_cvtepu16_epi32, (e256i a), r.u[l] = a.h[l])
 EMULATED(e512i, _mm512_cvtps_epi32, (e512 a),
          r.u[l] = fabsf(a.f[l]) < 2147483648.0F ? (uint32_t)(int32_t)nearbyintf(a.f[l]) : 0x80000000U)
 EMULATED(e256i, _mm512_cvtepi32_epi16, (e512i a), r.h[l] = (uint16_t)a.u[l])
+/* Values by the definition of fp16, to nearest even in double, which is exact here. */
+static inline float of_half(uint16_t h) {
+    int e = h >> 10 & 31, m = h & 1023;
+    uint32_t nan = (uint32_t)h >> 15 << 31 | 0x7fc00000U | (uint32_t)m << 13;
+    float x = e == 31 ? INFINITY : (float)(e ? ldexp(1024 + m, e - 25) : ldexp(m, -24));
+    if (e == 31 && m) memcpy(&x, &nan, sizeof x);
+    return e == 31 && m ? x : h >> 15 ? -x : x;
+}
+static inline uint16_t to_half(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint32_t sign = bits >> 16 & 0x8000U;
+    if (isnan(x)) return (uint16_t)(sign | 0x7e00U | (bits >> 13 & 0x1ffU));
+    double size = fabs((double)x);
+    int e = size < 0x1p-14 ? -14 : ilogb(size);
+    double units = isinf(size) ? INFINITY : nearbyint(ldexp(size, 10 - e)); /* of the last place */
+    return (uint16_t)(sign | (e > 15 || ldexp(units, e - 10) > 65504 ? 0x7c00U
+                              : units < 1024                         ? (uint32_t)units
+                                                                     : (uint32_t)(e + 14) * 1024 + (uint32_t)units));
+}
+#define _MM_FROUND_TO_NEAREST_INT 0
+EMULATED(e512, _mm512_cvtph_ps, (e256i a), r.f[l] = of_half(a.h[l]))
+static inline e256i _mm512_cvtps_ph(e512 a, int how) {
+    e256i r;
+    LANE r.h[l] = how == _MM_FROUND_TO_NEAREST_INT ? to_half(a.f[l]) : 0x7e00; /* only that is known here */
+    return r;
+}
 EMULATED(e256i, _mm256_maskz_loadu_epi16, (uint16_t m, const void *p), if (ON(m)) r.h[l] = ((const uint16_t *)p)[l])
 
 static inline e512 _mm512_roundscale_ps(e512 a, int how) {

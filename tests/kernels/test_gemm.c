@@ -25,8 +25,8 @@ static void *values(tm_elem t, size_t n, float *wide) {
         memcpy(out, wide, n * sizeof *wide);
         return out;
     }
-    tm_narrow(wide, out, n);
-    tm_widen(out, wide, n);
+    kernels_narrow(t, wide, out, n);
+    kernels_widen(t, out, wide, n);
     return out;
 }
 
@@ -90,10 +90,11 @@ static void check(const product *p) {
             if (g->c_type == TM_ELEM_F32)
                 got = ((float *)p->sc)[i * g->ldc + j];
             else
-                tm_widen((uint16_t *)p->sc + i * g->ldc + j, &got, 1);
+                kernels_widen(g->c_type, (uint16_t *)p->sc + i * g->ldc + j, &got, 1);
             double size, want = expected(p, i, j, &size), nu = (double)(g->k + 3) * 0x1p-24;
             double tol = nu / (1 - nu) * size; /* any order of k products, alpha, beta, the last sum */
             if (g->c_type == TM_ELEM_BF16) tol += 0x1p-8 * (fabs(want) + tol);
+            if (g->c_type == TM_ELEM_F16) tol += 0x1p-11 * (fabs(want) + tol) + 0x1p-25;
             if (!(fabs((double)got - want) <= tol))
                 fail_msg("C[%zu,%zu] = %.9g, expected %.9g", i, j, (double)got, want);
         }
@@ -103,9 +104,12 @@ static void check(const product *p) {
             assert_memory_equal((float *)p->sc + i * g->ldc + g->n, p->c + i * g->ldc + g->n, 3 * sizeof(float));
 }
 
+/* Bits 0 to 2 of the mix: A, B, C have 16 bits; 3 and 4: A, B are transposed; 5: of 16 bits is fp16, else bf16. */
+enum { MIXES = 64 };
 static void one(size_t m, size_t n, size_t k, unsigned mix, float alpha, float beta) {
-    product p =
-        make(m, n, k, mix & 1U, (mix >> 1) & 1U, (mix >> 2) & 1U, (mix >> 3) & 1U, (mix >> 4) & 1U, alpha, beta);
+    const tm_elem type[] = {TM_ELEM_F32, mix >> 5 & 1U ? TM_ELEM_F16 : TM_ELEM_BF16};
+    product p = make(m, n, k, type[mix & 1U], type[mix >> 1 & 1U], type[mix >> 2 & 1U], mix >> 3 & 1U, mix >> 4 & 1U,
+                     alpha, beta);
     tm_gemm(&p.g);
     check(&p);
     drop(&p);
@@ -113,7 +117,7 @@ static void one(size_t m, size_t n, size_t k, unsigned mix, float alpha, float b
 
 static void mixes(void **state) {
     (void)state;
-    for (unsigned mix = 0; mix < 32; mix++) {
+    for (unsigned mix = 0; mix < MIXES; mix++) {
         one(1, 1, 1, mix, 1, 0);
         one(5, 7, 3, mix, 1, 1);
         one(6, 16, 8, mix, 1, 0);
@@ -124,9 +128,9 @@ static void mixes(void **state) {
 
 static void large(void **state) {
     (void)state;
-    for (unsigned mix = 0; mix < 32; mix += 3) one(523, 40, 70, mix, 1, 1);  /* more rows than a chunk or tile */
-    for (unsigned mix = 0; mix < 32; mix += 3) one(20, 1100, 30, mix, 1, 0); /* more columns */
-    for (unsigned mix = 0; mix < 32; mix += 3) one(33, 35, 1300, mix, 1, 1); /* several panels of k */
+    for (unsigned mix = 0; mix < MIXES; mix += 3) one(523, 40, 70, mix, 1, 1);  /* more rows than a chunk or tile */
+    for (unsigned mix = 0; mix < MIXES; mix += 3) one(20, 1100, 30, mix, 1, 0); /* more columns */
+    for (unsigned mix = 0; mix < MIXES; mix += 3) one(33, 35, 1300, mix, 1, 1); /* several panels of k */
 }
 
 /* Twice the same, bit for bit, whichever thread took which tile. */
@@ -143,10 +147,9 @@ static void repeatable(void **state) {
     drop(&p);
 }
 
-/* Rounding of a bf16 C happens once: it is the fp32 result, narrowed. */
-static void rounds_once(void **state) {
-    (void)state;
-    product p = make(40, 70, 900, TM_ELEM_BF16, TM_ELEM_BF16, TM_ELEM_BF16, false, true, 1, 1);
+/* Rounding of a C of 16 bits happens once: it is the fp32 result, narrowed. */
+static void rounded_once(tm_elem t) {
+    product p = make(40, 70, 900, t, t, t, false, true, 1, 1);
     float *wide = malloc(p.c_elements * sizeof *wide);
     uint16_t *narrowed = malloc(p.c_elements * sizeof *narrowed);
     tm_gemm_args g = p.g;
@@ -154,11 +157,17 @@ static void rounds_once(void **state) {
     memset(wide, 0, p.c_elements * sizeof *wide);
     tm_gemm(&g);
     for (size_t i = 0; i < p.c_elements; i++) wide[i] += p.c[i];
-    tm_narrow(wide, narrowed, p.c_elements);
+    kernels_narrow(t, wide, narrowed, p.c_elements);
     tm_gemm(&p.g);
     for (size_t i = 0; i < 40; i++) assert_memory_equal(narrowed + i * p.g.ldc, (uint16_t *)p.sc + i * p.g.ldc, 70 * 2);
     free(wide), free(narrowed);
     drop(&p);
+}
+
+static void rounds_once(void **state) {
+    (void)state;
+    rounded_once(TM_ELEM_BF16);
+    rounded_once(TM_ELEM_F16);
 }
 
 static void any_thread_count(void **state) {

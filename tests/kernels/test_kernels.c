@@ -35,8 +35,8 @@ static void *stored(tm_elem t, double *x, size_t n) {
     if (t == TM_ELEM_F32)
         memcpy(out, wide, n * sizeof *wide);
     else {
-        tm_narrow(wide, out, n);
-        tm_widen(out, wide, n);
+        kernels_narrow(t, wide, out, n);
+        kernels_widen(t, out, wide, n);
     }
     for (size_t i = 0; i < n; i++) x[i] = (double)wide[i];
     free(wide);
@@ -47,11 +47,11 @@ static double value(tm_elem t, const void *x, size_t i) {
     if (t == TM_ELEM_F32)
         v = ((const float *)x)[i];
     else
-        tm_widen((const uint16_t *)x + i, &v, 1);
+        kernels_widen(t, (const uint16_t *)x + i, &v, 1);
     return (double)v;
 }
 static double tolerance(tm_elem t) {
-    return t == TM_ELEM_F32 ? 3e-6 : 5e-3;
+    return t == TM_ELEM_F32 ? 3e-6 : t == TM_ELEM_F16 ? 8e-4 : 5e-3;
 }
 static void near(double got, double want, double tol, const char *what, size_t at) {
     if (!(fabs(got - want) <= tol * (1.0 + fabs(want)))) fail_msg("%s[%zu]: %.9g, expected %.9g", what, at, got, want);
@@ -66,7 +66,7 @@ static void within(double got, double want, double bound, const char *what, size
 static void all_near(tm_elem t, const void *got, const double *want, size_t n, double tol, const char *what) {
     for (size_t i = 0; i < n; i++) near(value(t, got, i), want[i], tol, what, i);
 }
-static const tm_elem types[] = {TM_ELEM_F32, TM_ELEM_BF16};
+static const tm_elem types[] = {TM_ELEM_F32, TM_ELEM_BF16, TM_ELEM_F16};
 
 /* ---- conversions ---- */
 
@@ -103,6 +103,47 @@ static void conversions(void **state) {
         }
 }
 
+/* Every half, and what lies between it and the next: in the middle, a unit of fp32 below and above. Values by the
+ * definition of the format, not by its bits. */
+static double half_value(uint32_t half) {
+    int e = (int)(half >> 10 & 31);
+    double m = half & 1023, v = e == 0 ? ldexp(m, -24) : e == 31 ? INFINITY : ldexp(1024 + m, e - 25);
+    return half >> 15 ? -v : v;
+}
+
+static void halves(void **state) {
+    (void)state;
+    enum { EACH = 4 };
+    for (uint32_t h = 0; h < 65536; h++) {
+        uint16_t in = (uint16_t)h, out[EACH];
+        float wide, x[EACH];
+        tm_widen_f16(&in, &wide, 1);
+        if ((h & 0x7fff) > 0x7c00) { /* NaN: quiet, the rest of it is kept */
+            uint32_t bits;
+            memcpy(&bits, &wide, 4);
+            assert_int_equal(bits, h >> 15 << 31 | 0x7fc00000U | (h & 0x3ff) << 13);
+            tm_narrow_f16(&wide, out, 1);
+            assert_int_equal(out[0], h | 0x200);
+            continue;
+        }
+        assert_true((double)wide == half_value(h) && (signbit(wide) != 0) == (h >> 15));
+        if ((h & 0x7fff) == 0x7c00) continue;
+        double here = half_value(h), next = (h & 0x7fff) == 0x7bff ? copysign(65536, here) : half_value(h + 1);
+        float middle = (float)((here + next) / 2); /* exact */
+        x[0] = wide, x[1] = nextafterf(middle, (float)here), x[2] = middle, x[3] = nextafterf(middle, (float)next);
+        tm_narrow_f16(x, out, EACH);
+        assert_int_equal(out[0], h);
+        assert_int_equal(out[1], h);
+        assert_int_equal(out[2], h % 2 ? h + 1 : h); /* ties to even */
+        assert_int_equal(out[3], h + 1);
+    }
+    static const float out_of_range[] = {INFINITY, -INFINITY, 3e38F, 65520, -65520, 1e-40F, -1e-45F, 0x1p-25F};
+    static const uint16_t want[] = {0x7c00, 0xfc00, 0x7c00, 0x7c00, 0xfc00, 0, 0x8000, 0};
+    uint16_t got[TM_COUNT(want)];
+    tm_narrow_f16(out_of_range, got, TM_COUNT(want));
+    assert_memory_equal(got, want, sizeof want);
+}
+
 /* ---- norm ---- */
 
 static void norm_formula(const double *x, const double *w, size_t n, double *y) {
@@ -115,7 +156,7 @@ static void norm_formula(const double *x, const double *w, size_t n, double *y) 
 static void norm_forward(void **state) {
     (void)state;
     static const size_t widths[] = {1, 7, 64, 577, 1024, 2500};
-    for (size_t k = 0; k < 2; k++)
+    for (size_t k = 0; k < TM_COUNT(types); k++)
         for (size_t j = 0; j < TM_COUNT(widths); j++) {
             tm_elem t = types[k];
             size_t n = widths[j], rows = 5;
@@ -167,7 +208,7 @@ static void check_norm_backward(tm_elem t, size_t rows, size_t n, bool add) {
 
 static void norm_backward(void **state) {
     (void)state;
-    for (size_t k = 0; k < 2; k++)
+    for (size_t k = 0; k < TM_COUNT(types); k++)
         for (int add = 0; add < 2; add++) {
             check_norm_backward(types[k], 3, 7, add);
             check_norm_backward(types[k], 130, 33, add);
@@ -215,7 +256,7 @@ static void check_rope(tm_elem t, int kind, uint32_t d) {
 static void rope(void **state) {
     (void)state;
     for (int kind = 0; kind < 3; kind++)
-        for (size_t k = 0; k < 2; k++) {
+        for (size_t k = 0; k < TM_COUNT(types); k++) {
             check_rope(types[k], kind, 2);
             check_rope(types[k], kind, 18);
             check_rope(types[k], kind, 64);
@@ -231,7 +272,7 @@ static double silu(double g) {
 static void swiglu(void **state) {
     (void)state;
     static const size_t widths[] = {1, 9, 80, 1031};
-    for (size_t k = 0; k < 2; k++)
+    for (size_t k = 0; k < TM_COUNT(types); k++)
         for (size_t j = 0; j < TM_COUNT(widths); j++) {
             tm_elem t = types[k];
             size_t rows = 3, f = widths[j];
@@ -362,7 +403,7 @@ static void attention(void **state) {
         {2, 1, 2, 1, 4, 0, false},    {1, 5, 3, 3, 2, 0, false},   {2, 63, 2, 2, 16, 0, false},
         {1, 64, 3, 1, 18, 0, false},  {1, 65, 2, 1, 64, 7, false}, {3, 130, 4, 2, 24, 64, false},
         {1, 200, 1, 1, 6, 65, false}, {2, 70, 2, 1, 16, 0, true},  {1, 129, 2, 2, 8, 20, true}};
-    for (size_t k = 0; k < 2; k++)
+    for (size_t k = 0; k < TM_COUNT(types); k++)
         for (size_t i = 0; i < TM_COUNT(cases); i++) check_attention(types[k], cases[i], 12);
 }
 
@@ -439,11 +480,13 @@ static void head(void **state) {
         size_t first = p ? FIRST : 0, n = p ? VOCAB - FIRST : FIRST;
         for (size_t i = 0; i < ROWS; i++) memcpy(part + i * n, x + i * VOCAB + first, n * sizeof *x);
         tm_head_gradient(TM_ELEM_F32, ROWS, row, (uint32_t)first, (uint32_t)n, part, n, labels, s, coefficient);
-        for (size_t i = 0; i < ROWS; i++) memcpy(again + i * n, x + i * VOCAB + first, n * sizeof *x);
-        tm_head_gradient(TM_ELEM_BF16, ROWS, row, (uint32_t)first, (uint32_t)n, again, n, labels, s, coefficient);
-        for (size_t i = 0; i < ROWS; i++) { /* the same, rounded once, at the front of the row */
-            tm_narrow(part + i * n, rounded, n);
-            assert_memory_equal(again + i * n, rounded, n * sizeof *rounded);
+        for (size_t k = 1; k < TM_COUNT(types); k++) {
+            for (size_t i = 0; i < ROWS; i++) memcpy(again + i * n, x + i * VOCAB + first, n * sizeof *x);
+            tm_head_gradient(types[k], ROWS, row, (uint32_t)first, (uint32_t)n, again, n, labels, s, coefficient);
+            for (size_t i = 0; i < ROWS; i++) { /* the same, rounded once, at the front of the row */
+                kernels_narrow(types[k], part + i * n, rounded, n);
+                assert_memory_equal(again + i * n, rounded, n * sizeof *rounded);
+            }
         }
         for (size_t i = 0; i < ROWS; i++)
             for (size_t v = 0; v < n; v++) {
@@ -473,7 +516,7 @@ static void head(void **state) {
 
 static void embedding(void **state) {
     (void)state;
-    for (size_t k = 0; k < 2; k++) {
+    for (size_t k = 0; k < TM_COUNT(types); k++) {
         tm_elem t = types[k];
         size_t n = 67, rows = 7, padded = 9;
         int32_t ids[] = {4, 11, 5, 4, 0, 7, 4};
@@ -502,7 +545,7 @@ static void embedding(void **state) {
 
 static void rows_and_columns(void **state) {
     (void)state;
-    for (size_t k = 0; k < 2; k++) {
+    for (size_t k = 0; k < TM_COUNT(types); k++) {
         tm_elem t = types[k];
         size_t rows = 70, n = 300, ld = 311;
         double *x = randoms(rows * ld, 1), *b = randoms(n, 1), *want = randoms(n, 0), *g = randoms(2 * ld, 0);
@@ -736,6 +779,7 @@ static void zero_length(void **state) {
     kernels.axpy(2, x, x, 0), kernels.scale(2, x, 0), kernels.norm_apply(x, x, 2, x, 0);
     kernels.norm_grad(x, x, x, 2, 2, x, x, 0), kernels.swiglu(x, x, x, 0), kernels.swiglu_grad(x, x, x, x, x, x, 0);
     kernels.rotate(x, x, true, x, x, 0), kernels.softmax_grad(x, 0, 1, 0), kernels.widen((uint16_t *)(void *)x, x, 0);
+    kernels.widen_f16((uint16_t *)(void *)x, x, 0), kernels.narrow_f16(x, (uint16_t *)(void *)x, 0);
     kernels.narrow(x, (uint16_t *)(void *)x, 0), kernels.small_gemm(0, 16, 1, x, 1, 1, x, 16, x, 16, true);
     kernels.softmax_row_grad(x, x, 1, 0, 0, 0);
     assert_true(kernels.dot(x, x, 0) == 0 && kernels.dot3(x, x, x, 0) == 0 && kernels.exp_sum(x, 0, 0) == 0);
@@ -755,7 +799,7 @@ static void any_split(void **state) {
     float *x = stored(TM_ELEM_F32, a, LONG), *w = stored(TM_ELEM_F32, b, LONG);
     for (size_t cut = 0; cut <= LONG; cut++) {
         float whole[4][LONG], parts[4][LONG];
-        uint16_t half[2][LONG];
+        uint16_t half[2][2][LONG];
         for (int split = 0; split < 2; split++)
             for (size_t from = 0, to = split ? cut : LONG; from < LONG; from = to, to = LONG) {
                 float(*y)[LONG] = split ? parts : whole;
@@ -765,7 +809,8 @@ static void any_split(void **state) {
                 kernels.norm_apply(x + from, w + from, 0.7F, y[1] + from, n);
                 kernels.axpy(0.3F, x + from, y[2] + from, n);
                 kernels.softmax_grad(y[3] + from, 0.5F, 0.3F, n);
-                kernels.narrow(x + from, half[split] + from, n);
+                kernels.narrow(x + from, half[split][0] + from, n);
+                kernels.narrow_f16(x + from, half[split][1] + from, n);
             }
         assert_memory_equal(whole, parts, sizeof whole);
         assert_memory_equal(half[0], half[1], sizeof half[0]);
@@ -843,6 +888,7 @@ static int run_column(const char *isa) {
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(conversions),
+        cmocka_unit_test(halves),
         cmocka_unit_test(norm_forward),
         cmocka_unit_test(norm_backward),
         cmocka_unit_test(rope),
