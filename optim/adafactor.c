@@ -83,8 +83,9 @@ typedef struct piece {
 } piece;
 
 OPTIM_BODY float grad_at(const tm_optim_span *x, size_t i, float scale) {
-    float g = x->grad_type == TM_GRAD_BF16 ? bf16_value(((const uint16_t *)x->grad)[i]) : ((const float *)x->grad)[i];
-    return g * scale;
+    if (x->grad_type == TM_GRAD_F32) return ((const float *)x->grad)[i] * scale;
+    uint16_t g = ((const uint16_t *)x->grad)[i];
+    return (x->grad_type == TM_GRAD_BF16 ? bf16_value(g) : f16_value(g)) * scale;
 }
 OPTIM_BODY float weight_at(const tm_optim_span *x, size_t i) {
     return x->weight ? x->weight[i] : f32_from(split_join(x->weight_hi[i], x->weight_lo[i]));

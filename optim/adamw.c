@@ -48,7 +48,7 @@ uint64_t tm_adamw_f32(float *w, float *exp_avg, float *exp_avg_sq, const float *
 
 uint64_t optim_adamw_few(const tm_optim_span *x, size_t at, size_t n, float *m, float *v, const tm_adamw_step *k) {
     optim_streams p = optim_streams_at(x, at);
-    return adamw_row()(p.w, p.hi, p.lo, p.g, p.g16, m, v, n, k, optim_adamw_variant(k));
+    return adamw_row()(p.w, p.hi, p.lo, p.g, p.g16, p.f16, m, v, n, k, optim_adamw_variant(k));
 }
 
 /* ---- the table's ---------------------------------------------------------------------------- */

@@ -26,58 +26,72 @@ OPTIM_BODY double norm_f32_body(const float *g, size_t n) {
 }
 OPTIM_ROWS(double, norm_f32, (const float *g, size_t n), (g, n))
 
-OPTIM_BODY double norm_bf16_body(const uint16_t *g, size_t n) {
-    double lane[LANES] = {0};
-    size_t whole = n / LANES * LANES;
-    for (size_t i = 0; i < whole; i += LANES)
-        for (int l = 0; l < LANES; l++) lane[l] += squared(bf16_value(g[i + (size_t)l]));
-    for (size_t i = whole; i < n; i++) lane[i - whole] += squared(bf16_value(g[i]));
-    return add_lanes(lane);
-}
-OPTIM_ROWS(double, norm_bf16, (const uint16_t *g, size_t n), (g, n))
-
-OPTIM_BODY int round_body(const float *restrict acc, uint16_t *restrict g, size_t n) {
-    for (size_t i = 0; i < n; i++) g[i] = bf16_round(acc[i]);
-    return 0;
-}
-OPTIM_ROWS(int, round, (const float *restrict acc, uint16_t *restrict g, size_t n), (acc, g, n))
-
-/* Rounds a piece that stays in the first-level cache, then norms it: two plain loops vectorise better than one. */
-OPTIM_BODY double finish_bf16_body(const float *restrict acc, uint16_t *restrict g, size_t n) {
-    enum { PIECE = 2048 };
-    double lane[LANES] = {0};
-    size_t whole = n / LANES * LANES;
-    for (size_t at = 0; at < whole; at += PIECE) {
-        size_t end = whole - at < PIECE ? whole : at + PIECE;
-        for (size_t i = at; i < end; i++) g[i] = bf16_round(acc[i]);
-        for (size_t i = at; i < end; i += LANES)
-            for (int l = 0; l < LANES; l++) lane[l] += squared(bf16_value(g[i + (size_t)l]));
-    }
-    for (size_t i = whole; i < n; i++) {
-        g[i] = bf16_round(acc[i]);
-        lane[i - whole] += squared(bf16_value(g[i]));
-    }
-    return add_lanes(lane);
-}
-OPTIM_ROWS(double, finish_bf16, (const float *restrict acc, uint16_t *restrict g, size_t n), (acc, g, n))
+/* The same code over both 16-bit types: `value` widens one, `rounded` narrows to one. */
+#define GRADIENT_ROWS(type, value, rounded)                                                                            \
+    OPTIM_BODY double norm_##type##_body(const uint16_t *g, size_t n) {                                                \
+        double lane[LANES] = {0};                                                                                      \
+        size_t whole = n / LANES * LANES;                                                                              \
+        for (size_t i = 0; i < whole; i += LANES)                                                                      \
+            for (int l = 0; l < LANES; l++) lane[l] += squared(value(g[i + (size_t)l]));                               \
+        for (size_t i = whole; i < n; i++) lane[i - whole] += squared(value(g[i]));                                    \
+        return add_lanes(lane);                                                                                        \
+    }                                                                                                                  \
+    OPTIM_ROWS(double, norm_##type, (const uint16_t *g, size_t n), (g, n))                                             \
+    OPTIM_BODY int round_##type##_body(const float *restrict acc, uint16_t *restrict g, size_t n) {                    \
+        for (size_t i = 0; i < n; i++) g[i] = rounded(acc[i]);                                                         \
+        return 0;                                                                                                      \
+    }                                                                                                                  \
+    OPTIM_ROWS(int, round_##type, (const float *restrict acc, uint16_t *restrict g, size_t n), (acc, g, n))            \
+    /* Rounds a piece that stays in the first-level cache, then norms it: two plain loops vectorise better than one.   \
+     */                                                                                                                \
+    OPTIM_BODY double finish_##type##_body(const float *restrict acc, uint16_t *restrict g, size_t n) {                \
+        enum { PIECE = 2048 };                                                                                         \
+        double lane[LANES] = {0};                                                                                      \
+        size_t whole = n / LANES * LANES;                                                                              \
+        for (size_t at = 0; at < whole; at += PIECE) {                                                                 \
+            size_t end = whole - at < PIECE ? whole : at + PIECE;                                                      \
+            for (size_t i = at; i < end; i++) g[i] = rounded(acc[i]);                                                  \
+            for (size_t i = at; i < end; i += LANES)                                                                   \
+                for (int l = 0; l < LANES; l++) lane[l] += squared(value(g[i + (size_t)l]));                           \
+        }                                                                                                              \
+        for (size_t i = whole; i < n; i++) {                                                                           \
+            g[i] = rounded(acc[i]);                                                                                    \
+            lane[i - whole] += squared(value(g[i]));                                                                   \
+        }                                                                                                              \
+        return add_lanes(lane);                                                                                        \
+    }                                                                                                                  \
+    OPTIM_ROWS(double, finish_##type, (const float *restrict acc, uint16_t *restrict g, size_t n), (acc, g, n))
+GRADIENT_ROWS(bf16, bf16_value, bf16_round)
+GRADIENT_ROWS(f16, f16_value, f16_round)
 
 static size_t block_elements(size_t block, size_t n) {
     size_t rest = n - block * TM_NORM_BLOCK;
     return rest < TM_NORM_BLOCK ? rest : TM_NORM_BLOCK;
 }
 
-void tm_grad_round_bf16(const float *acc, uint16_t *g, size_t n) {
-    round_fn row = round_row();
+static void round_blocks(int (*row)(const float *restrict, uint16_t *restrict, size_t), const float *acc, uint16_t *g,
+                         size_t n) {
     size_t blocks = (size_t)tm_norm_block_count(n);
 #pragma omp parallel for schedule(static) if (blocks > 1)
     for (size_t b = 0; b < blocks; b++) row(acc + b * TM_NORM_BLOCK, g + b * TM_NORM_BLOCK, block_elements(b, n));
 }
+void tm_grad_round_bf16(const float *acc, uint16_t *g, size_t n) {
+    round_blocks(round_bf16_row(), acc, g, n);
+}
+void tm_grad_round_f16(const float *acc, uint16_t *g, size_t n) {
+    round_blocks(round_f16_row(), acc, g, n);
+}
 
-void tm_norm_blocks_bf16(const uint16_t *g, size_t n, double *partial) {
-    norm_bf16_fn row = norm_bf16_row();
+static void norm_blocks(double (*row)(const uint16_t *, size_t), const uint16_t *g, size_t n, double *partial) {
     size_t blocks = (size_t)tm_norm_block_count(n);
 #pragma omp parallel for schedule(static) if (blocks > 1)
     for (size_t b = 0; b < blocks; b++) partial[b] = row(g + b * TM_NORM_BLOCK, block_elements(b, n));
+}
+void tm_norm_blocks_bf16(const uint16_t *g, size_t n, double *partial) {
+    norm_blocks(norm_bf16_row(), g, n, partial);
+}
+void tm_norm_blocks_f16(const uint16_t *g, size_t n, double *partial) {
+    norm_blocks(norm_f16_row(), g, n, partial);
 }
 
 void tm_norm_blocks_f32(const float *g, size_t n, double *partial) {
@@ -87,12 +101,18 @@ void tm_norm_blocks_f32(const float *g, size_t n, double *partial) {
     for (size_t b = 0; b < blocks; b++) partial[b] = row(g + b * TM_NORM_BLOCK, block_elements(b, n));
 }
 
-void tm_grad_finish_bf16(const float *acc, uint16_t *g, size_t n, double *partial) {
-    finish_bf16_fn row = finish_bf16_row();
+static void finish_blocks(double (*row)(const float *restrict, uint16_t *restrict, size_t), const float *acc,
+                          uint16_t *g, size_t n, double *partial) {
     size_t blocks = (size_t)tm_norm_block_count(n);
 #pragma omp parallel for schedule(static) if (blocks > 1)
     for (size_t b = 0; b < blocks; b++)
         partial[b] = row(acc + b * TM_NORM_BLOCK, g + b * TM_NORM_BLOCK, block_elements(b, n));
+}
+void tm_grad_finish_bf16(const float *acc, uint16_t *g, size_t n, double *partial) {
+    finish_blocks(finish_bf16_row(), acc, g, n, partial);
+}
+void tm_grad_finish_f16(const float *acc, uint16_t *g, size_t n, double *partial) {
+    finish_blocks(finish_f16_row(), acc, g, n, partial);
 }
 
 void tm_grad_finish_f32(const float *acc, float *g, size_t n, double *partial) {

@@ -20,8 +20,9 @@
  *     }
  *
  * Weights are fp32, or "split": the bf16 that computes (hi) and the other 16 bits of the fp32 value (lo), so that an
- * exact fp32 master costs 4 bytes and no second pass writes the bf16 weights (tm_split_f32, tm_join_f32). Gradients are
- * fp32 or bf16; grad_scale (clip factor, 1 / loss scale, or both) is multiplied in on the way. One pass over memory.
+ * exact fp32 master costs 4 bytes and no second pass writes the bf16 weights (tm_split_f32, tm_join_f32). fp32 weights
+ * may have an fp16 copy that computes: fp16 does not fit a split, since its exponent is shorter. Gradients are fp32,
+ * bf16 or fp16; grad_scale (clip factor, 1 / loss scale, or both) is multiplied in on the way. One pass over memory.
  *
  * Adafactor needs sums over whole tensors before it can update the first element: see "tensors in passes".
  *
@@ -98,12 +99,13 @@ typedef struct tm_optim_step {
 
 /* ---- spans ---------------------------------------------------------------------------------- */
 
-typedef enum tm_grad_type { TM_GRAD_F32, TM_GRAD_BF16 } tm_grad_type;
+typedef enum tm_grad_type { TM_GRAD_F32, TM_GRAD_BF16, TM_GRAD_F16 } tm_grad_type;
 /* No alignment is needed beyond that of the element types; nothing may overlap. */
 typedef struct tm_optim_span {
     float *weight;                   /* fp32 weights, or NULL: split */
-    uint16_t *weight_hi, *weight_lo; /* the two halves, where weight is NULL */
-    const void *grad;                /* float or bf16 (uint16_t), never written */
+    uint16_t *weight_hi, *weight_lo; /* the two halves, where weight is NULL; beside weight: weight_hi is NULL, or where
+                                        the new weights go as fp16, written only */
+    const void *grad;                /* float, or bf16 or fp16 (uint16_t), never written */
     void *state[TM_OPTIM_STATES];    /* in the order of the table; those per element or per block */
     uint64_t first;                  /* index in its tensor of the span's first element */
     size_t n;                        /* elements */
@@ -178,8 +180,8 @@ TM_OPTIM_API size_t tm_optim_state_bytes(const tm_optimizer *optimizer, const tm
  */
 TM_OPTIM_API void tm_optim_step_init(tm_optim_step *step, const tm_optimizer *optimizer, const tm_optim_opts *opts,
                                      double lr, int64_t t, double grad_scale);
-/* Updates a span. Returns how many elements have a weight or state that is not finite afterwards: anything but 0 must
- * stop the run, since their split halves would look healthy. */
+/* Updates a span. Returns how many elements have a weight, fp16 copy or state that is not finite afterwards: anything
+ * but 0 must stop the run, since their split halves would look healthy. */
 TM_OPTIM_API uint64_t tm_optim_run(const tm_optim_step *step, const tm_optim_span *span);
 
 /* Elements [first, first + n) of an 8-bit state as fp32: out[i] = code * absmax of its block. `with_sign`: exp_avg;
@@ -237,11 +239,14 @@ static inline uint64_t tm_norm_block_count(uint64_t elements) {
 }
 
 TM_OPTIM_API void tm_grad_round_bf16(const float *acc, uint16_t *g, size_t n); /* to nearest even; NaN stays NaN */
+TM_OPTIM_API void tm_grad_round_f16(const float *acc, uint16_t *g, size_t n);  /* and infinite from 65520 on */
 /* Squared norms of a rounded gradient: partial[tm_norm_block_count(n)]. */
 TM_OPTIM_API void tm_norm_blocks_bf16(const uint16_t *g, size_t n, double *partial);
+TM_OPTIM_API void tm_norm_blocks_f16(const uint16_t *g, size_t n, double *partial);
 TM_OPTIM_API void tm_norm_blocks_f32(const float *g, size_t n, double *partial);
 /* Both in one pass. For f32 nothing is rounded; g may be acc itself. */
 TM_OPTIM_API void tm_grad_finish_bf16(const float *acc, uint16_t *g, size_t n, double *partial);
+TM_OPTIM_API void tm_grad_finish_f16(const float *acc, uint16_t *g, size_t n, double *partial);
 TM_OPTIM_API void tm_grad_finish_f32(const float *acc, float *g, size_t n, double *partial);
 TM_OPTIM_API double tm_sum_blocks(const double *partial, size_t n); /* in block order; the norm is its square root */
 /* torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)); 1 where max_norm <= 0. NaN for a NaN norm. */

@@ -1,5 +1,5 @@
-/* The loop of an element-wise optimizer, written once: over fp32 or split weights, fp32 or bf16 gradients, up to two
- * fp32 states. A kernel file defines its element,
+/* The loop of an element-wise optimizer, written once: over fp32 weights, alone or with their fp16 copy, or split ones;
+ * fp32, bf16 or fp16 gradients; up to two fp32 states. A kernel file defines its element,
  *
  *     OPTIM_BODY float sgd_element(float w, float *s0, float *s1, float g, const tm_sgd_step *k, int variant);
  *
@@ -29,8 +29,18 @@ OPTIM_BODY uint32_t optim_is_bad(float w, float s0, float s1) {
 OPTIM_BODY void optim_join(const uint16_t *restrict hi, const uint16_t *restrict lo, float *restrict w, size_t n) {
     for (size_t i = 0; i < n; i++) w[i] = f32_from(split_join(hi[i], lo[i]));
 }
-OPTIM_BODY void optim_widen(const uint16_t *restrict g16, float *restrict g, size_t n) {
-    for (size_t i = 0; i < n; i++) g[i] = bf16_value(g16[i]);
+OPTIM_BODY void optim_widen(const uint16_t *restrict g16, bool f16, float *restrict g, size_t n) {
+    if (f16)
+        for (size_t i = 0; i < n; i++) g[i] = f16_value(g16[i]);
+    else
+        for (size_t i = 0; i < n; i++) g[i] = bf16_value(g16[i]);
+}
+/* The fp16 copy. Returns how many finite weights are too large for it: their copies are infinite. */
+OPTIM_BODY uint32_t optim_copy_f16(const float *restrict w, uint16_t *restrict h, size_t n) {
+    uint32_t lost = 0;
+    for (size_t i = 0; i < n; i++) h[i] = f16_round(w[i]);
+    for (size_t i = 0; i < n; i++) lost += !f16_is_finite(h[i]) & (f32_magnitude(w[i]) < F32_INF_BITS);
+    return lost;
 }
 OPTIM_BODY void optim_split(const float *restrict w, uint16_t *restrict hi, uint16_t *restrict lo, size_t n) {
     for (size_t i = 0; i < n; i++) hi[i] = split_hi(f32_bits(w[i]));
@@ -39,8 +49,8 @@ OPTIM_BODY void optim_split(const float *restrict w, uint16_t *restrict hi, uint
 
 #define OPTIM_STREAMS                                                                                                  \
     float *restrict w, uint16_t *restrict hi, uint16_t *restrict lo, const float *restrict g,                          \
-        const uint16_t *restrict g16, float *restrict s0, float *restrict s1
-#define OPTIM_STREAM_ARGS w, hi, lo, g, g16, s0, s1
+        const uint16_t *restrict g16, bool f16, float *restrict s0, float *restrict s1
+#define OPTIM_STREAM_ARGS w, hi, lo, g, g16, f16, s0, s1
 
 #define OPTIM_KERNEL(name, K, n_states, n_variants)                                                                    \
     OPTIM_BODY uint32_t name##_f32(float *restrict w, const float *restrict g, float *restrict s0, float *restrict s1, \
@@ -59,15 +69,16 @@ OPTIM_BODY void optim_split(const float *restrict w, uint16_t *restrict hi, uint
     }                                                                                                                  \
     OPTIM_BODY uint64_t name##_variant(OPTIM_STREAMS, size_t n, const K *k, int variant) {                             \
         uint64_t bad = 0;                                                                                              \
-        if (w && g) return name##_f32(w, g, s0, s1, n, k, variant);                                                    \
+        if (w && g && !hi) return name##_f32(w, g, s0, s1, n, k, variant);                                             \
         for (size_t at = 0; at < n; at += OPTIM_PIECE) {                                                               \
             float wide_w[OPTIM_PIECE], wide_g[OPTIM_PIECE];                                                            \
             size_t m = n - at < OPTIM_PIECE ? n - at : OPTIM_PIECE;                                                    \
             if (!w) optim_join(hi + at, lo + at, wide_w, m);                                                           \
-            if (!g) optim_widen(g16 + at, wide_g, m);                                                                  \
+            if (!g) optim_widen(g16 + at, f16, wide_g, m);                                                             \
             bad += name##_f32(w ? w + at : wide_w, g ? g + at : wide_g, (n_states) > 0 ? s0 + at : NULL,               \
                               (n_states) > 1 ? s1 + at : NULL, m, k, variant);                                         \
             if (!w) optim_split(wide_w, hi + at, lo + at, m);                                                          \
+            if (w && hi) bad += optim_copy_f16(w + at, hi + at, m);                                                    \
         }                                                                                                              \
         return bad;                                                                                                    \
     }                                                                                                                  \
@@ -79,7 +90,7 @@ OPTIM_BODY void optim_split(const float *restrict w, uint16_t *restrict hi, uint
     OPTIM_ROWS(uint64_t, name, (OPTIM_STREAMS, size_t n, const K *k, int variant), (OPTIM_STREAM_ARGS, n, k, variant)) \
     static uint64_t name##_piece(const tm_optim_span *x, size_t at, size_t n, const void *k, int variant) {            \
         optim_streams p = optim_streams_at(x, at);                                                                     \
-        return name##_row()(p.w, p.hi, p.lo, p.g, p.g16, p.s0, p.s1, n, k, variant);                                   \
+        return name##_row()(p.w, p.hi, p.lo, p.g, p.g16, p.f16, p.s0, p.s1, n, k, variant);                            \
     }                                                                                                                  \
     static uint64_t name##_span(const tm_optim_span *x, const K *k, int variant) {                                     \
         return optim_each_grain(x, name##_piece, k, variant);                                                          \
@@ -90,18 +101,20 @@ typedef struct optim_streams {
     uint16_t *hi, *lo;
     const float *g;
     const uint16_t *g16;
+    bool f16; /* g16 is fp16, else bf16 */
 } optim_streams;
 
 /* The pointers of a span's element `at`; NULL where there is no such stream. */
 static inline optim_streams optim_streams_at(const tm_optim_span *x, size_t at) {
     float *s0 = x->state[0], *s1 = x->state[1];
-    bool bf16 = x->grad_type == TM_GRAD_BF16;
+    bool wide = x->grad_type == TM_GRAD_F32;
     return (optim_streams){
         .w = x->weight ? x->weight + at : NULL,
-        .hi = x->weight ? NULL : x->weight_hi + at,
+        .hi = x->weight_hi ? x->weight_hi + at : NULL,
         .lo = x->weight ? NULL : x->weight_lo + at,
-        .g = bf16 ? NULL : (const float *)x->grad + at,
-        .g16 = bf16 ? (const uint16_t *)x->grad + at : NULL,
+        .g = wide ? (const float *)x->grad + at : NULL,
+        .g16 = wide ? NULL : (const uint16_t *)x->grad + at,
+        .f16 = x->grad_type == TM_GRAD_F16,
         .s0 = s0 ? s0 + at : NULL,
         .s1 = s1 ? s1 + at : NULL,
     };

@@ -48,4 +48,20 @@ static inline float rng_scaled(test_rng *r, int low, int high) {
     return ldexpf(u, low + (int)(rng_u32(r) % (uint32_t)(high - low + 1)));
 }
 
+/* fp16 by its definition: multiples of 2^(e - 10), and of 2^-24 below 2^-14. */
+static inline double half_value(uint16_t h) {
+    int e = h >> 10 & 31, m = h & 1023;
+    double v = e == 31 ? (m ? NAN : INFINITY) : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+    return h >> 15 ? -v : v;
+}
+static inline uint16_t half_nearest(float x) {
+    uint16_t sign = signbit(x) ? 0x8000 : 0;
+    int e = -14;
+    if (isnan(x)) return (uint16_t)(sign | 0x7e00 | (bits_of(x) >> 13 & 0x1ff));
+    double size = fabs((double)x);
+    if (size >= 65520) return sign | 0x7c00;
+    if (size >= ldexp(1, -14)) e = ilogb(size);
+    return (uint16_t)(sign + (e + 14) * 1024 + (int)rint(ldexp(size, 10 - e)));
+}
+
 #endif

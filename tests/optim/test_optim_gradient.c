@@ -34,6 +34,34 @@ static void rounds_to_nearest_even(void **state) {
     assert_int_equal(wrong, 0);
 }
 
+/* The same for fp16, and every half's value: its square is its norm. */
+static void rounds_to_the_nearest_half(void **state) {
+    (void)state;
+    static const uint32_t low[] = {0, 1, 0xfff, 0x1000, 0x1001, 0x1fff};
+    uint64_t wrong = 0;
+    for (int isa = 0; isa < OPTIM_ISAS; isa++) {
+        if (!optim_isa_available((optim_isa)isa)) continue;
+        optim_isa_force((optim_isa)isa);
+        enum { MANY = 1 << 13 };
+        float x[MANY];
+        uint16_t g[MANY];
+        for (uint32_t top = 0; top < 1 << 19; top += MANY)
+            for (size_t k = 0; k < TM_COUNT(low); k++) {
+                for (uint32_t i = 0; i < MANY; i++) x[i] = float_of((top + i) << 13 | low[k]);
+                tm_grad_round_f16(x, g, MANY);
+                for (uint32_t i = 0; i < MANY; i++) wrong += g[i] != half_nearest(x[i]);
+            }
+        for (uint32_t h = 0; h < 1 << 16; h++) {
+            uint16_t one = (uint16_t)h;
+            double square, v = half_value(one);
+            tm_norm_blocks_f16(&one, 1, &square);
+            wrong += !(isnan(v) ? isnan(square) != 0 : square == v * v);
+        }
+    }
+    optim_isa_force(OPTIM_ISAS);
+    assert_int_equal(wrong, 0);
+}
+
 /* The documented order, spelled out. */
 static double norm_by_the_book(const float *g, size_t n) {
     double lane[16] = {0};
@@ -44,8 +72,14 @@ static double norm_by_the_book(const float *g, size_t n) {
     return lane[0] + lane[1];
 }
 
-static void norms_keep_their_order(void **state) {
-    (void)state;
+typedef struct kind { /* of 16-bit gradients */
+    void (*round)(const float *acc, uint16_t *g, size_t n);
+    void (*norm)(const uint16_t *g, size_t n, double *partial);
+    void (*finish)(const float *acc, uint16_t *g, size_t n, double *partial);
+    bool f16;
+} kind;
+
+static void norms_keep_the_order_of(const kind *k) {
     enum { N = 5 * TM_NORM_BLOCK + 1234 + 7 };
     const size_t blocks = 6;
     test_rng r = {.counter = 77};
@@ -55,8 +89,8 @@ static void norms_keep_their_order(void **state) {
     assert_true(acc && wide && copy && g && g2);
     assert_int_equal(tm_norm_block_count(N), blocks);
     for (size_t i = 0; i < N; i++) acc[i] = rng_u32(&r) % 50 ? rng_scaled(&r, -30, 4) : rng_scaled(&r, -149, 100);
-    tm_grad_round_bf16(acc, g, N);
-    for (size_t i = 0; i < N; i++) wide[i] = float_of((uint32_t)g[i] << 16);
+    k->round(acc, g, N);
+    for (size_t i = 0; i < N; i++) wide[i] = k->f16 ? (float)half_value(g[i]) : float_of((uint32_t)g[i] << 16);
     for (size_t b = 0; b < blocks; b++) {
         size_t at = b * TM_NORM_BLOCK, n = b + 1 < blocks ? TM_NORM_BLOCK : N - at;
         want[b] = norm_by_the_book(wide + at, n), want32[b] = norm_by_the_book(acc + at, n);
@@ -71,10 +105,10 @@ static void norms_keep_their_order(void **state) {
 #ifdef _OPENMP
             omp_set_num_threads(threads);
 #endif
-            tm_norm_blocks_bf16(g, N, got);
+            k->norm(g, N, got);
             assert_memory_equal(got, want, sizeof want);
             memset(g2, 0xaa, N * 2), memset(got, 0xaa, sizeof got);
-            tm_grad_finish_bf16(acc, g2, N, got);
+            k->finish(acc, g2, N, got);
             assert_memory_equal(g2, g, N * 2);
             assert_memory_equal(got, want, sizeof want);
             tm_norm_blocks_f32(acc, N, got);
@@ -89,10 +123,16 @@ static void norms_keep_their_order(void **state) {
     }
     optim_isa_force(OPTIM_ISAS);
     /* blocks do not depend on the cut at block boundaries */
-    tm_norm_blocks_bf16(g, 2 * TM_NORM_BLOCK, got);
-    tm_norm_blocks_bf16(g + 2 * TM_NORM_BLOCK, N - 2 * TM_NORM_BLOCK, got + 2);
+    k->norm(g, 2 * TM_NORM_BLOCK, got);
+    k->norm(g + 2 * TM_NORM_BLOCK, N - 2 * TM_NORM_BLOCK, got + 2);
     assert_memory_equal(got, want, sizeof want);
     free(acc), free(wide), free(copy), free(g), free(g2);
+}
+
+static void norms_keep_their_order(void **state) {
+    (void)state;
+    norms_keep_the_order_of(&(kind){tm_grad_round_bf16, tm_norm_blocks_bf16, tm_grad_finish_bf16, false});
+    norms_keep_the_order_of(&(kind){tm_grad_round_f16, tm_norm_blocks_f16, tm_grad_finish_f16, true});
 }
 
 static void the_norm_is_a_norm(void **state) {
@@ -118,6 +158,7 @@ static void clips_as_torch_does(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(rounds_to_nearest_even),
+                                       cmocka_unit_test(rounds_to_the_nearest_half),
                                        cmocka_unit_test(norms_keep_their_order), cmocka_unit_test(the_norm_is_a_norm),
                                        cmocka_unit_test(clips_as_torch_does)};
     return cmocka_run_group_tests(tests, NULL, NULL);

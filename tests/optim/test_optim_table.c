@@ -287,6 +287,75 @@ static void non_finite_results_are_counted(void **state) {
     }
 }
 
+/* ---- fp16 -------------------------------------------------------------------------------------- */
+
+/* Gradients and weights that fp16 has; g16 holds them as fp16. */
+static problem half_problem(test_rng *r, const char *optimizer) {
+    problem p = problem_new(r, optimizer);
+    for (size_t i = 0; i < N; i++) {
+        if (fabsf(p.w[i]) > 1e3f) p.w[i] = rng_scaled(r, -30, 9);
+        if (fabsf(p.s0[i]) > 0x1p-8f) p.s0[i] = fabsf(rng_scaled(r, -14, -8)); /* no step takes a weight too far */
+        p.g16[i] = half_nearest(rng_u32(r) % 8 ? rng_scaled(r, -14, 10) : rng_scaled(r, -26, -14));
+        p.g[i] = (float)half_value(p.g16[i]);
+    }
+    return p;
+}
+static tm_optim_span half_span(const tm_optimizer *o, problem *p, bool f16, size_t at, size_t n) {
+    tm_optim_span x = span_of(o, p, 0, at, n);
+    x.weight_hi = p->hi + at;
+    if (f16) x.grad = p->g16 + at, x.grad_type = TM_GRAD_F16;
+    return x;
+}
+
+/* The bits of fp32 weights without a copy, whatever row and cut; and the copy is the nearest half of each. */
+static void fp16_copies_follow_the_masters(void **state) {
+    (void)state;
+    test_rng r = {.counter = 6000};
+    for (size_t k = 0; k < TM_COUNT(recipes); k++) {
+        const tm_optimizer *o = tm_optimizer_find(recipes[k].name);
+        tm_optim_step step;
+        tm_optim_step_init(&step, o, &recipes[k].o, rate, recipes[k].t, scale);
+        problem start = half_problem(&r, o->name), want = problem_copy(&start);
+        by_the_book(&want, &recipes[k]);
+        for (int isa = 0; isa < OPTIM_ISAS; isa++) {
+            if (!optim_isa_available((optim_isa)isa)) continue;
+            optim_isa_force((optim_isa)isa);
+            for (int f16 = 0; f16 < 2; f16++) {
+                problem got = problem_copy(&start);
+                memset(got.hi, 0xff, N * 2);
+                for (size_t at = 0, n; at < N; at += n) {
+                    n = (rng_u32(&r) % 9000 / 256 + 1) * 256;
+                    if (n > N - at) n = N - at;
+                    tm_optim_span x = half_span(o, &got, f16, at, n);
+                    assert_int_equal(tm_optim_run(&step, &x), 0);
+                }
+                problems_equal(o, &got, &want, 0);
+                for (size_t i = 0; i < N; i++) assert_int_equal(got.hi[i], half_nearest(got.w[i]));
+                problem_free(&got);
+            }
+        }
+        problem_free(&start), problem_free(&want);
+    }
+    optim_isa_force(OPTIM_ISAS);
+}
+
+/* A weight that is finite but infinite as fp16 is counted like one that is not finite, once. */
+static void weights_too_large_for_fp16_are_counted(void **state) {
+    (void)state;
+    test_rng r = {.counter = 6500};
+    for (size_t k = 0; k < TM_COUNT(recipes); k++) {
+        const tm_optimizer *o = tm_optimizer_find(recipes[k].name);
+        tm_optim_step step;
+        tm_optim_step_init(&step, o, &recipes[k].o, rate, recipes[k].t, scale);
+        problem p = half_problem(&r, o->name);
+        p.w[7] = 1e6f, p.w[16500] = -1e9f, p.w[N - 1] = INFINITY, p.g16[N - 2] = 0x7e00, p.w[100] = 6e4f;
+        tm_optim_span x = half_span(o, &p, true, 0, N);
+        assert_int_equal(tm_optim_run(&step, &x), 4);
+        assert_true(p.hi[7] == 0x7c00 && p.hi[16500] == 0xfc00 && (p.hi[100] & 0x7c00) != 0x7c00);
+        problem_free(&p);
+    }
+}
+
 /* ---- 8-bit codes ------------------------------------------------------------------------------ */
 
 /* Around every midpoint and over random patterns: the code is the one that a search of all 255 midpoints finds. */
@@ -393,6 +462,8 @@ int main(void) {
         cmocka_unit_test(every_row_and_form_equals_the_formulas),
         cmocka_unit_test(any_cut_gives_the_same_bits),
         cmocka_unit_test(non_finite_results_are_counted),
+        cmocka_unit_test(fp16_copies_follow_the_masters),
+        cmocka_unit_test(weights_too_large_for_fp16_are_counted),
         cmocka_unit_test(codes_are_the_nearest),
         cmocka_unit_test(the_table_is_whole),
         cmocka_unit_test(options_are_checked),
