@@ -1,7 +1,8 @@
 /* Creation, and the read-only view of the tables. */
 #include "model/model_internal.h"
 
-_Static_assert((int)TM_F32 == (int)TM_ELEM_F32 && (int)TM_BF16 == (int)TM_ELEM_BF16, "compute types are kernel types");
+_Static_assert((int)TM_F32 == (int)TM_ELEM_F32 && (int)TM_BF16 == (int)TM_ELEM_BF16 && (int)TM_F16 == (int)TM_ELEM_F16,
+               "compute types are kernel types");
 
 static tm_status prepare_rope(tm_model *m) {
     const tm_model_config *c = &m->config;
@@ -15,8 +16,6 @@ static tm_status prepare_rope(tm_model *m) {
 
 tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements) {
     *out = NULL;
-    if (compute != TM_F32 && compute != TM_BF16)
-        return tm_fail(TM_EUNSUPPORTED, "precision: computing in fp16 is not supported; choose bf16 or fp32");
     tm_model *m = tm_calloc(1, sizeof *m);
     if (!m) return tm_nomem(sizeof *m);
     m->config = *config;

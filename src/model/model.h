@@ -144,11 +144,12 @@ typedef struct tm_stage_args {
     const tm_micro_batch *batch;
     void *slot[TM_MAX_SLOTS]; /* NULL where the stage does not use it */
     void *grad[TM_MAX_SLOTS];
-    const void *weight[TM_MAX_STAGE_PARTS];     /* the part in compute dtype (fp32 or bf16) */
+    const void *weight[TM_MAX_STAGE_PARTS];     /* the part in compute dtype */
     float *weight_grad[TM_MAX_STAGE_PARTS];     /* fp32 accumulator of the whole part */
     bool weight_grad_fresh[TM_MAX_STAGE_PARTS]; /* first contribution of the step: write, do not add */
     uint32_t slot_fresh, grad_fresh; /* bit s: this TM_UPDATE use is the first of the pass: write, do not add */
-    const float *coefficient;        /* head backward: [T] d loss / d nll of the token, 0 where ignored */
+    const float *coefficient; /* head backward: [T] d loss / d nll of the token, 0 where ignored; times the loss scale
+                                 in fp16, and so are all gradients then */
     float *kept_logits; /* head, vocabulary part: NULL, or tm_head_kept_bytes that forward fills and backward uses up
                            instead of multiplying again: same bits */
     void *kv_cache;     /* NULL, or [rows][kv_capacity] entries of kv_bytes; positions < batch->position are filled */

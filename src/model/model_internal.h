@@ -65,7 +65,7 @@ tm_status model_build_tables(tm_model *m);
 tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements);
 
 static inline tm_elem model_elem(const tm_model *m) {
-    return m->compute == TM_F32 ? TM_ELEM_F32 : TM_ELEM_BF16;
+    return (tm_elem)m->compute;
 }
 static inline uint64_t model_q_columns(const tm_model_config *c) {
     return (uint64_t)c->num_attention_heads * c->head_dim;

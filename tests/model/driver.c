@@ -115,7 +115,8 @@ void run_set_tensor(run *r, uint32_t tensor, const float *values) {
             memcpy((float *)r->weight[s->part] + s->part_offset, values + s->tensor_offset,
                    s->elements * sizeof(float));
         else
-            tm_narrow(values + s->tensor_offset, (uint16_t *)r->weight[s->part] + s->part_offset, s->elements);
+            (tm_model_dtype(r->m) == TM_F16 ? tm_narrow_f16 : tm_narrow)(
+                values + s->tensor_offset, (uint16_t *)r->weight[s->part] + s->part_offset, s->elements);
     }
 }
 
