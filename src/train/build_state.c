@@ -6,12 +6,13 @@
 
 /* ---- import ---------------------------------------------------------------------------------------- */
 
-/* The fp32 values come into the weights' own frame, a moment's (which begins afterwards) where it is as wide, or one of
+/* The fp32 values come into the master's own frame, a moment's (which begins afterwards) where it is as wide, or one of
  * their own, which also takes the lower halves of weights whose optimizer state is another rank's. */
 uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t elements, bool own) {
     if (job->dtype == TM_F32) return 0;
+    if (own && state_master(job) == TM_KIND_WEIGHT_LO) return 0;
     if (own) return state_bytes(job, part, TM_KIND_EXP_AVG, elements) < elements * 4 ? elements * 4 : 0;
-    return elements * 4 + state_bytes(job, part, TM_KIND_WEIGHT_LO, elements);
+    return elements * 4 + (state_is_split(job) ? state_bytes(job, part, TM_KIND_WEIGHT_LO, elements) : 0);
 }
 
 static void import_tile(tm_program *p, const tm_job *job, uint32_t part, uint32_t tile) {
@@ -86,12 +87,10 @@ typedef struct walk {
     bool begun;
 } walk;
 
-tm_kind walk_kind(int what) {
-    static const tm_kind kind[] = {[WHAT_MASTER] = TM_KIND_WEIGHT_HI,
-                                   [WHAT_EXP_AVG] = TM_KIND_EXP_AVG,
-                                   [WHAT_EXP_AVG_SQ] = TM_KIND_EXP_AVG_SQ,
-                                   [WHAT_COMPUTE] = TM_KIND_WEIGHT_HI};
-    return kind[what];
+tm_kind walk_kind(const tm_job *job, int what) {
+    static const tm_kind kind[] = {
+        [WHAT_EXP_AVG] = TM_KIND_EXP_AVG, [WHAT_EXP_AVG_SQ] = TM_KIND_EXP_AVG_SQ, [WHAT_COMPUTE] = TM_KIND_WEIGHT_HI};
+    return what == WHAT_MASTER ? state_master(job) : kind[what];
 }
 
 static void walk_tile(walk *w, uint32_t t, uint32_t seg, uint32_t tile, int what) {
@@ -99,9 +98,10 @@ static void walk_tile(walk *w, uint32_t t, uint32_t seg, uint32_t tile, int what
     const part_state *ps = &w->job->part[s->part];
     uint32_t ranks = w->job->ranks.ranks;
     span at = held_tile(ps->elements, ranks, (holding){0, ranks}, tile);
-    bool lo = what == WHAT_MASTER && state_bytes(w->job, s->part, TM_KIND_WEIGHT_LO, 1) > 0;
-    if (state_bytes(w->job, s->part, walk_kind(what), 1) == 0) return; /* this optimizer keeps no such state */
-    uint32_t a = fetch(w->p, w->job, s->part, tile, at, walk_kind(what));
+    bool lo = what == WHAT_MASTER && state_is_split(w->job);
+    tm_kind kind = walk_kind(w->job, what);
+    if (state_bytes(w->job, s->part, kind, 1) == 0) return; /* this optimizer keeps no such state */
+    uint32_t a = fetch(w->p, w->job, s->part, tile, at, kind);
     uint32_t b = lo ? fetch(w->p, w->job, s->part, tile, at, TM_KIND_WEIGHT_LO) : NONE;
     uint32_t values = tm_program_temp(w->p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = at.n * 4});
     tm_program_op(w->p, &(tm_op){.code = w->code, .arg = {t, seg, tile, (uint32_t)what}});

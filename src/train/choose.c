@@ -208,13 +208,14 @@ static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *
     double params = (double)tm_model_parameters(job->model), width = (double)tm_dtype_bytes(job->dtype);
     double weights = params * job->ranks.weights.count / job->ranks.ranks,
            own = params * job->ranks.own.count / job->ranks.ranks;
-    double hi = weights * width, lo = job->dtype == TM_BF16 ? own * 2 : 0,
+    double hi = weights * width, lo = own * (double)state_bytes(job, 0, TM_KIND_WEIGHT_LO, 1),
            moment = own * state_bytes_per_parameter(job), grad = own * width;
     double kept = o->no_spill ? 0 : kept_bytes(job, o), slab = (double)po->slab_bytes;
     double spare = fmax(0, slab - (double)least - fmin(96 * (double)TM_MIB, slab / 6));
     if (!po->cache) spare = 0;
     bool parks = o->update == UPDATE_AFTER || o->update == UPDATE_BEFORE;
-    info.read_bytes[TM_KIND_WEIGHT_HI] = (uint64_t)(hi * (o->update == UPDATE_AFTER ? 3 : 2));
+    int uses = (o->update == UPDATE_AFTER ? 3 : 2) - (job->dtype == TM_F16 ? 1 : 0); /* an update of fp16 reads none */
+    info.read_bytes[TM_KIND_WEIGHT_HI] = (uint64_t)(hi * uses);
     info.write_bytes[TM_KIND_WEIGHT_HI] = (uint64_t)hi;
     info.read_bytes[TM_KIND_GRAD] = info.write_bytes[TM_KIND_GRAD] = parks ? (uint64_t)grad : 0;
     info.read_bytes[TM_KIND_ACTIVATION] = info.write_bytes[TM_KIND_ACTIVATION] = (uint64_t)kept;

@@ -44,7 +44,7 @@ typedef enum tm_budget_kind {
     TM_BUDGET_UNLIMITED
 } tm_budget_kind;
 typedef enum tm_save_dtype {
-    TM_SAVE_AUTO, /* f32 in fp32 mode, else bf16 */
+    TM_SAVE_AUTO, /* of the precision */
     TM_SAVE_F32,
     TM_SAVE_BF16,
     TM_SAVE_F16
@@ -70,9 +70,9 @@ typedef struct tm_strings {
 } tm_strings;
 
 typedef struct tm_config {
-    const char *model;  /* HF folder or .gguf file, relative to the current directory */
-    bool init_random;   /* "init": "random" */
-    tm_dtype precision; /* TM_BF16 or TM_F32 */
+    const char *model; /* HF folder or .gguf file, relative to the current directory */
+    bool init_random;  /* "init": "random" */
+    tm_dtype precision;
     uint64_t seed;
     const char *output_dir;
     uint32_t world_size; /* 1 */
@@ -113,12 +113,13 @@ typedef struct tm_config {
     double learning_rate;
     const tm_optimizer *optimizer; /* a row of optim's table */
     tm_optim_opts optim;
-    double max_grad_norm;    /* 0: no clipping */
-    tm_strings no_decay;     /* "norm", "bias", or substrings of parameter names; empty: all are decayed */
-    tm_lr_schedule schedule; /* complete after tm_config_resolve_steps */
-    bool deepspeed_schedule; /* from a `scheduler` block */
-    double warmup_steps;     /* as given: >= 1 steps, < 1 a ratio of the total; see tm_config_resolve_steps */
-    double warmup_ratio;     /* where warmup_steps is 0 */
+    double max_grad_norm;          /* 0: no clipping */
+    tm_loss_scale_opts loss_scale; /* of precision TM_F16 */
+    tm_strings no_decay;           /* "norm", "bias", or substrings of parameter names; empty: all are decayed */
+    tm_lr_schedule schedule;       /* complete after tm_config_resolve_steps */
+    bool deepspeed_schedule;       /* from a `scheduler` block */
+    double warmup_steps;           /* as given: >= 1 steps, < 1 a ratio of the total; see tm_config_resolve_steps */
+    double warmup_ratio;           /* where warmup_steps is 0 */
 
     /* ---- memory -------------------------------------------------------------------------------------------------- */
     struct {

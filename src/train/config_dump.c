@@ -40,10 +40,23 @@ static void open_object(tm_json_writer *w, const char *key) {
     tm_jw_object(w);
 }
 
+static void dump_loss_scale(tm_json_writer *w, const tm_loss_scale_opts *o) {
+    open_object(w, "fp16");
+    truth(w, "enabled", true);
+    real(w, "loss_scale", o->loss_scale);
+    whole(w, "initial_scale_power", o->initial_scale_power);
+    whole(w, "loss_scale_window", o->loss_scale_window);
+    whole(w, "hysteresis", o->hysteresis);
+    truth(w, "consecutive_hysteresis", o->consecutive_hysteresis);
+    real(w, "min_loss_scale", o->min_loss_scale);
+    tm_jw_object_end(w);
+}
+
 static void dump_job(tm_json_writer *w, const tm_config *c) {
     text(w, "model", c->model);
     text(w, "init", c->init_random ? "random" : "pretrained");
-    text(w, "precision", c->precision == TM_F32 ? "fp32" : "bf16");
+    text(w, "precision", c->precision == TM_F32 ? "fp32" : c->precision == TM_BF16 ? "bf16" : "fp16");
+    if (c->precision == TM_F16) dump_loss_scale(w, &c->loss_scale);
     whole(w, "seed", (int64_t)c->seed);
     whole(w, "data_seed", (int64_t)c->data.seed);
     open_object(w, "data");

@@ -262,6 +262,23 @@ static void resolve_clipping(cfg_state *s) {
     s->cfg->pub.max_grad_norm = ds ? ds->node->number : cfg_number(s, "max_grad_norm");
 }
 
+/* DeepSpeed's names and defaults, whoever asked for fp16. */
+static void resolve_loss_scale(cfg_state *s) {
+    tm_loss_scale_opts *o = &s->cfg->pub.loss_scale;
+    char w[256];
+    *o = (tm_loss_scale_opts){
+        .loss_scale = cfg_number(s, "fp16.loss_scale"),
+        .initial_scale_power = (int32_t)cfg_integer(s, "fp16.initial_scale_power"),
+        .loss_scale_window = (int32_t)cfg_integer(s, "fp16.loss_scale_window"),
+        .hysteresis = (int32_t)cfg_integer(s, "fp16.hysteresis"),
+        .consecutive_hysteresis = cfg_bool(s, "fp16.consecutive_hysteresis"),
+        .min_loss_scale = cfg_number(s, "fp16.min_loss_scale"),
+    };
+    const char *wrong = tm_loss_scale_check(o);
+    if (wrong && s->cfg->pub.precision == TM_F16)
+        cfg_problem(s, TM_EINPUT, "%s: fp16: %s", cfg_where(cfg_raw(s, "fp16"), w, sizeof w), wrong);
+}
+
 /* Inside backward the norm is not known yet, and nothing can be taken back. */
 static void check_update(cfg_state *s) {
     const tm_config *c = &s->cfg->pub;
@@ -298,6 +315,7 @@ tm_status config_resolve_optimizer(cfg_state *s) {
                     wrong);
     }
     resolve_clipping(s);
+    resolve_loss_scale(s);
     check_update(s);
     return cfg_strings(s, "no_decay", &c->no_decay);
 }

@@ -40,10 +40,6 @@ static void resolve_precision(cfg_state *s) {
         c->precision = on16 ? TM_F16 : TM_BF16;
     else if (!flat && (bf16 || fp16))
         c->precision = TM_F32; /* DeepSpeed without either trains in fp32 */
-    if (c->precision == TM_F16 && flat)
-        later(s, "precision", "fp16 is");
-    else if (on16)
-        later(s, cfg_given(s, "fp16.enabled") ? "fp16.enabled" : "fp16", "fp16 is");
 }
 
 /* ---- data ---------------------------------------------------------------------------------------------------- */

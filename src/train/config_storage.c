@@ -71,11 +71,17 @@ static void resolve_rounding(cfg_state *s) {
 
 /* Once the precision is known for good. */
 static void check_rounding(cfg_state *s) {
-    const char *weights = ZERO "zero_quantized_weights";
+    const char *weights = ZERO "zero_quantized_weights", *gradients = ZERO "zero_quantized_gradients";
+    tm_dtype precision = s->cfg->pub.precision;
     char w[256];
-    if (s->cfg->pub.quantized_weights && s->cfg->pub.precision == TM_F32)
-        cfg_problem(s, TM_EINPUT, "%s: \"zero_quantized_weights\" rounds bf16 weights; precision is fp32",
-                    cfg_where(cfg_given(s, weights), w, sizeof w));
+    if (s->cfg->pub.quantized_weights && precision != TM_BF16)
+        cfg_problem(s, TM_EINPUT, "%s: \"zero_quantized_weights\" rounds bf16 weights; precision is %s",
+                    cfg_where(cfg_given(s, weights), w, sizeof w), precision == TM_F32 ? "fp32" : "fp16");
+    if (s->cfg->pub.quantized_gradients && precision == TM_F16)
+        cfg_problem(
+            s, TM_EINPUT,
+            "%s: \"zero_quantized_gradients\" loses what tells that fp16 overflowed; leave it out, or take bf16",
+            cfg_where(cfg_given(s, gradients), w, sizeof w));
 }
 
 static void resolve_aio(cfg_state *s) {

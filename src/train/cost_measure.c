@@ -74,14 +74,14 @@ static void tile_operands(operand_list *l, const tm_job *job, const tm_op *op) {
 
 /* ---- filling ------------------------------------------------------------------------------------------------- */
 
-/* Pairs of 16-bit halves between 0.008 and 0.03 in magnitude: sane read as bf16 and as fp32. */
-static void fill_values(void *p, uint64_t bytes, bool positive) {
+/* Pairs of 16-bit halves about 0.01 in magnitude: sane read as bf16 and as fp32, or as fp16 and (if tiny) as fp32. */
+static void fill_values(void *p, uint64_t bytes, bool positive, bool f16) {
     enum { BLOCK = 16384 };
     uint16_t block[BLOCK];
     uint32_t x = 2463534242U;
     for (size_t i = 0; i < BLOCK; i++) {
         x ^= x << 13, x ^= x >> 17, x ^= x << 5;
-        block[i] = (uint16_t)(0x3C00U | (x & 0xFFU) | (positive ? 0 : x & 0x8000U));
+        block[i] = (uint16_t)((f16 ? 0x2000U : 0x3C00U) | (x & 0xFFU) | (positive ? 0 : x & 0x8000U));
     }
     for (uint64_t at = 0; at < bytes; at += sizeof block)
         memcpy((char *)p + at, block, tm_min_u64(sizeof block, bytes - at));
@@ -103,7 +103,7 @@ static void fill(const tm_job *job, const operand_list *l, void *const *operand,
         if (l->at[i].fill == FILL_BATCH)
             fill_batch(job, operand[i], shape);
         else
-            fill_values(operand[i], l->at[i].bytes, l->at[i].fill == FILL_POSITIVE);
+            fill_values(operand[i], l->at[i].bytes, l->at[i].fill == FILL_POSITIVE, job->dtype == TM_F16);
     }
 }
 

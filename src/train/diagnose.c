@@ -16,28 +16,28 @@ typedef struct look {
     char found[320];
 } look;
 
-static bool finite_values(const void *at, uint64_t n, bool narrow) {
-    for (uint64_t i = 0; i < n; i++) {
-        uint32_t bits = narrow ? (uint32_t)((const uint16_t *)at)[i] << 16 : ((const uint32_t *)at)[i];
-        if ((bits & 0x7f800000) == 0x7f800000) return false;
-    }
+static double value_of(const void *at, uint64_t i, tm_dtype type) {
+    static const tm_fmt fmt[] = {[TM_F32] = TM_FMT_F32, [TM_BF16] = TM_FMT_BF16, [TM_F16] = TM_FMT_F16};
+    float v;
+    tm_fmt_decode(fmt[type], (const char *)at + i * tm_dtype_bytes(type), 1, &v);
+    return (double)v;
+}
+
+static bool finite_values(const void *at, uint64_t n, tm_dtype type) {
+    for (uint64_t i = 0; i < n; i++)
+        if (!isfinite(value_of(at, i, type))) return false;
     return true;
 }
 
-static double largest(const void *at, uint64_t n, bool narrow) {
+static double largest(const void *at, uint64_t n, tm_dtype type) {
     double most = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        uint32_t bits = narrow ? (uint32_t)((const uint16_t *)at)[i] << 16 : ((const uint32_t *)at)[i];
-        float v;
-        memcpy(&v, &bits, sizeof v);
-        most = fmax(most, fabs((double)v));
-    }
+    for (uint64_t i = 0; i < n; i++) most = fmax(most, fabs(value_of(at, i, type)));
     return most;
 }
 
 /* "; the largest weight there is 1e+30, in model.layers.0.mlp.up_proj.weight": of the stage's parts. */
 static void name_largest(look *l, const tm_stage *stage, void *const *part) {
-    size_t used = strlen(l->found), size = l->job->dtype == TM_F32 ? 4 : 2;
+    size_t used = strlen(l->found), size = tm_dtype_bytes(l->job->dtype);
     double most = -1;
     const char *name = NULL;
     for (uint32_t i = 0; i < stage->n_parts; i++) {
@@ -45,7 +45,7 @@ static void name_largest(look *l, const tm_stage *stage, void *const *part) {
         const char *weights = *part++;
         const tm_segment *s = tm_model_part_segments(l->job->model, stage->part[i]);
         for (uint32_t k = 0; k < tm_model_part(l->job->model, stage->part[i])->n_segments; k++) {
-            double here = largest(weights + s[k].part_offset * size, s[k].elements, size == 2);
+            double here = largest(weights + s[k].part_offset * size, s[k].elements, l->job->dtype);
             if (here > most) most = here, name = tm_model_tensor(l->job->model, s[k].tensor)->name;
         }
     }
@@ -66,7 +66,7 @@ static void look_forward(look *l, const tm_op *op, void *const *operand) {
         uint32_t bytes = u->slot[use->slot].bytes;
         bool stream = use->slot == 1 || (u->kind == TM_UNIT_HEAD && use->slot == 2);
         if (use->access == TM_READ || !stream || (bytes != 2 * h && bytes != 4 * h)) continue;
-        if (finite_values(slot[i], tokens * h, bytes == 2 * h)) continue;
+        if (finite_values(slot[i], tokens * h, bytes == 2 * h ? l->job->dtype : TM_F32)) continue;
         snprintf(l->found, sizeof l->found, "the output of %s (%s, micro-batch %u)", u->name, stage->name, op->arg[2]);
         name_largest(l, stage, operand + 1);
         return;

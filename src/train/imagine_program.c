@@ -153,7 +153,8 @@ static void update(flow *f, uint32_t unit) {
         uint32_t first = u->hi + t * u->stride, moments = x->dtype == TM_F32 ? 3 : 4;
         op(f, IMAGINE_ADAMW, TM_ENGINE_CPU, unit, t, (double)tile_of(x, u, t) * each / x->rank.cpu_bps);
         for (uint32_t i = 0; i < moments; i++)
-            tm_program_use(f->p, tm_program_visit(f->p, first + i, 1), TM_USE_UPDATE);
+            tm_program_use(f->p, tm_program_visit(f->p, first + i, 1),
+                           i == 0 && x->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
         uint32_t g = x->way.fold ? first + moments : f->parked[unit] + t;
         tm_program_use(f->p, tm_program_visit(f->p, g, 1), TM_USE_READ);
         tm_program_use(f->p, f->step, TM_USE_READ);
@@ -388,7 +389,7 @@ static void emit(flow *f) {
 /* ---- building ------------------------------------------------------------------------------------------------ */
 
 static void add_state(imagine *x, imagine_unit *u, uint32_t index) {
-    uint64_t w = tm_dtype_bytes(x->dtype), bytes[] = {w, 2, 4, 4, w};
+    uint64_t w = tm_dtype_bytes(x->dtype), bytes[] = {w, x->dtype == TM_F16 ? 4 : 2, 4, 4, w};
     const tm_kind kind[] = {TM_KIND_WEIGHT_HI, TM_KIND_WEIGHT_LO, TM_KIND_EXP_AVG, TM_KIND_EXP_AVG_SQ, TM_KIND_GRAD};
     u->tiles = (uint32_t)((u->shard + x->grain - 1) / x->grain);
     u->hi = tm_layout_objects(x->layout);

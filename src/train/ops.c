@@ -89,7 +89,12 @@ static tm_status diverged(tm_job *job, const char *what) {
                    (long long)job->step.number, what);
 }
 
-/* Token-weighted cross-entropy: every label of the step has the coefficient 1 / (labels of the step). */
+/* What the loss is multiplied by, so that fp16 has its gradients; 1 in other precisions. */
+static double loss_scale(const tm_job *job) {
+    return job->loss_scale > 0 ? job->loss_scale : 1;
+}
+
+/* Token-weighted cross-entropy: every label of the step has the coefficient 1 / (labels of the step), scaled. */
 static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
     uint64_t labels = 0, tokens = 0;
     double sum = 0;
@@ -101,7 +106,7 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
         labels = job->step_labels;
         tokens = job->step_tokens;
     }
-    float each = labels ? (float)(1.0 / (double)labels) : 0;
+    float each = labels ? (float)(loss_scale(job) / (double)labels) : 0;
     for (uint32_t mb = 0; mb < op->arg[0]; mb++) {
         tm_micro_batch b = micro_batch(job, mb, job->capacity, next_operand(&o));
         const void *state = next_operand(&o);
@@ -134,8 +139,10 @@ static tm_status do_finish(tm_job *job, const tm_op *op, operands o) {
     double *partial = (double *)next_operand(&o) + (uint64_t)op->arg[1] * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
     if (job->dtype == TM_F32)
         tm_grad_finish_f32(sum, (float *)(void *)g, at.n, partial);
-    else
+    else if (job->dtype == TM_BF16)
         tm_grad_finish_bf16(sum, (uint16_t *)(void *)g, at.n, partial);
+    else
+        tm_grad_finish_f16(sum, (uint16_t *)(void *)g, at.n, partial);
     bool within = op->arg[2];
     if (within && !isfinite(tm_sum_blocks(partial, tm_norm_block_count(at.n)))) return diverged(job, "a gradient");
     return TM_OK;
@@ -150,9 +157,9 @@ static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
         for (uint32_t p = 0; p < tm_model_parts(job->model); p++)
             sum += tm_sum_blocks(next_operand(&o), tm_norm_block_count(job->part[p].elements));
     step_result *s = &job->step;
-    s->grad_norm = sqrt(sum);
+    s->grad_norm = sqrt(sum) / loss_scale(job); /* of the loss as it is */
     s->finite = isfinite(s->grad_norm) && isfinite(s->loss_sum);
-    s->clip = tm_clip_factor(s->grad_norm, job->max_grad_norm);
+    s->clip = tm_clip_factor(s->grad_norm, job->max_grad_norm) / loss_scale(job);
     if (s->finite) state_prepare_step(job); /* else the update is skipped: do_update leaves the state alone */
     return TM_OK;
 }
@@ -167,15 +174,13 @@ typedef struct update_tile {
 
 /* One run of elements with the same decay. */
 static uint64_t update_run(const tm_job *job, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
+    static const tm_grad_type grad_type[] = {[TM_F32] = TM_GRAD_F32, [TM_BF16] = TM_GRAD_BF16, [TM_F16] = TM_GRAD_F16};
     uint64_t width = tm_dtype_bytes(job->dtype);
-    tm_optim_span x = {
-        .grad = t->g + first * width, .grad_type = job->dtype == TM_F32 ? TM_GRAD_F32 : TM_GRAD_BF16, .n = n};
-    if (job->dtype == TM_F32) {
-        x.weight = (float *)t->hi + first;
-    } else {
-        x.weight_hi = (uint16_t *)t->hi + first;
-        x.weight_lo = (uint16_t *)t->lo + first;
-    }
+    tm_optim_span x = {.grad = t->g + first * width, .grad_type = grad_type[job->dtype], .n = n};
+    if (job->dtype == TM_F32) x.weight = (float *)t->hi + first;
+    if (job->dtype == TM_F16) x.weight = (float *)t->lo + first;
+    if (job->dtype != TM_F32) x.weight_hi = (uint16_t *)t->hi + first;
+    if (job->dtype == TM_BF16) x.weight_lo = (uint16_t *)t->lo + first;
     state_span(job, t->part, t->m, t->v, first, t->n, &x);
     return tm_optim_run(&job->step.update[job->part[t->part].small][plain], &x);
 }
@@ -189,7 +194,10 @@ static tm_status do_update(tm_job *job, const tm_op *op, operands o) {
     if (ps->exp_avg_sq != TM_NO_OBJECT) t.v = next_operand(&o);
     uint64_t into = op->arg[2] ? at.begin - own_run(job, op->arg[0]).begin : 0;
     t.g = (const char *)next_operand(&o) + into * tm_dtype_bytes(job->dtype);
-    if (!job->step.finite) return TM_OK;
+    if (!job->step.finite) { /* skipped: everything stays, or is made of what stays */
+        if (job->dtype == TM_F16) tm_grad_round_f16(t.lo, t.hi, at.n);
+        return TM_OK;
+    }
     if (!job->no_decay) {
         job->nonfinite += update_run(job, &t, 0, at.n, false);
         return TM_OK;
@@ -220,6 +228,17 @@ static tm_status read_tensor(tm_job *job, uint32_t t, uint64_t first, uint64_t n
     return TM_OK;
 }
 
+/* What fp16 has no value for would compute as infinity. */
+static tm_status check_range(const tm_job *job, uint32_t t, const float *values, uint64_t n) {
+    const float infinite = 65520; /* is rounded to it, and all that is larger */
+    uint64_t large = 0;
+    if (job->dtype != TM_F16) return TM_OK;
+    for (uint64_t i = 0; i < n; i++) large += fabsf(values[i]) >= infinite;
+    if (large == 0) return TM_OK;
+    return tm_fail(TM_EINPUT, "%s: %llu values of %s are beyond 65504, the largest of fp16; choose precision bf16",
+                   job->opts.model, (unsigned long long)large, tm_model_tensor(job->model, t)->name);
+}
+
 /* Bit by bit what others wrote. */
 static tm_status read_state(tm_job *job, uint32_t part, span at, void *hi, void *lo, void *m, void *v) {
     const tm_kind kind[] = {TM_KIND_WEIGHT_HI, TM_KIND_WEIGHT_LO, TM_KIND_EXP_AVG, TM_KIND_EXP_AVG_SQ};
@@ -239,9 +258,9 @@ static tm_status do_import(tm_job *job, const tm_op *op, operands o) {
     void *v = own && ps->exp_avg_sq != TM_NO_OBJECT ? next_operand(&o) : NULL;
     if (job->opts.elastic) return read_state(job, op->arg[0], at, hi, lo, m, v);
     bool apart = import_scratch_bytes(job, op->arg[0], n, own) > 0;
-    float *master = job->dtype == TM_F32 ? hi : apart ? next_operand(&o) : m;
-    if (!own && state_bytes(job, op->arg[0], TM_KIND_WEIGHT_LO, n) > 0)
-        lo = master + n; /* another rank's; rounded like there */
+    bool plain = job->dtype == TM_F16 && lo; /* lo is the master */
+    float *master = job->dtype == TM_F32 ? hi : apart ? next_operand(&o) : plain ? lo : m;
+    if (!own && state_is_split(job)) lo = master + n; /* another rank's; rounded like there */
     const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
     for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
         uint64_t from = tm_max_u64(seg[i].part_offset, begin),
@@ -249,10 +268,13 @@ static tm_status do_import(tm_job *job, const tm_op *op, operands o) {
         if (from >= to) continue;
         TM_TRY(read_tensor(job, seg[i].tensor, seg[i].tensor_offset + (from - seg[i].part_offset), to - from,
                            master + (from - begin)));
+        TM_TRY(check_range(job, seg[i].tensor, master + (from - begin), to - from));
     }
-    if (lo)
+    if (job->dtype == TM_F16)
+        tm_grad_round_f16(master, hi, n);
+    else if (lo)
         tm_split_f32(master, hi, lo, n);
-    else if (job->dtype != TM_F32)
+    else if (job->dtype == TM_BF16)
         tm_grad_round_bf16(master, hi, n); /* weights only: to nearest even, as everyone loads them */
     state_begin(job, op->arg[0], TM_KIND_EXP_AVG, m, n);
     state_begin(job, op->arg[0], TM_KIND_EXP_AVG_SQ, v, n);
@@ -307,7 +329,8 @@ static uint64_t tile_values(const tm_job *job, const tm_op *op, operands *o, flo
     span tile = held_tile(job->part[s->part].elements, ranks, (holding){0, ranks}, op->arg[2]);
     uint64_t begin = tile.begin;
     uint64_t from = tm_max_u64(s->part_offset, begin), to = tm_min_u64(s->part_offset + s->elements, begin + tile.n);
-    bool split = op->arg[3] == WHAT_MASTER && state_bytes(job, s->part, TM_KIND_WEIGHT_LO, 1) > 0;
+    tm_kind kind = walk_kind(job, (int)op->arg[3]);
+    bool split = op->arg[3] == WHAT_MASTER && state_is_split(job);
     bool state = op->arg[3] == WHAT_EXP_AVG || op->arg[3] == WHAT_EXP_AVG_SQ;
     void *a = next_operand(o), *lo = split ? next_operand(o) : NULL;
     float *out = next_operand(o);
@@ -317,12 +340,9 @@ static uint64_t tile_values(const tm_job *job, const tm_op *op, operands *o, flo
     if (lo) {
         tm_join_f32((const uint16_t *)a + at, (const uint16_t *)lo + at, out, n);
     } else if (state) {
-        *values = state_values(job, s->part, walk_kind((int)op->arg[3]), a, tile.n, at, n, out);
-    } else if (job->dtype != TM_F32) {
-        for (uint64_t i = 0; i < n; i++) {
-            uint32_t bits = (uint32_t)((const uint16_t *)a)[at + i] << 16;
-            memcpy(&out[i], &bits, sizeof bits);
-        }
+        *values = state_values(job, s->part, kind, a, tile.n, at, n, out);
+    } else if (job->dtype != TM_F32 && kind == TM_KIND_WEIGHT_HI) {
+        tm_fmt_decode(job->dtype == TM_BF16 ? TM_FMT_BF16 : TM_FMT_F16, (const uint16_t *)a + at, n, out);
     } else {
         *values = (float *)a + at;
     }

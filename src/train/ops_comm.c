@@ -32,7 +32,7 @@ void job_slice_counts(const tm_job *job, uint32_t part, holding h, uint64_t *cou
 }
 
 static tm_comm_type type_of(const tm_job *job) {
-    return job->dtype == TM_F32 ? TM_COMM_F32 : TM_COMM_BF16;
+    return job->dtype == TM_F32 ? TM_COMM_F32 : TM_COMM_BF16; /* fp16: exact, any 16 bits are alike */
 }
 
 /* ---- starting ------------------------------------------------------------------------------------------------ */

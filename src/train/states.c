@@ -4,6 +4,11 @@
  * AdamW:
  *
  *     fp32     exp_avg: n x 4            8-bit     exp_avg: ceil(n / 256) x 4 magnitudes, then n codes
+ *
+ * The fp32 master of a weight is where the precision has it; what computes is always weight_hi:
+ *
+ *     fp32     weight_hi: n x 4          bf16      weight_hi, weight_lo: n x 2 each, its halves
+ *                                        fp16      weight_lo: n x 4; weight_hi: n x 2, its nearest half
  */
 #include "train/train_internal.h"
 
@@ -49,7 +54,7 @@ uint64_t state_bytes(const tm_job *job, uint32_t part, tm_kind kind, uint64_t n)
     case TM_KIND_GRAD:
         return n * tm_dtype_bytes(job->dtype);
     case TM_KIND_WEIGHT_LO:
-        return job->optimizer && job->dtype == TM_BF16 ? n * 2 : 0;
+        return !job->optimizer || job->dtype == TM_F32 ? 0 : n * (job->dtype == TM_BF16 ? 2 : 4);
     default: {
         uint32_t k = kind == TM_KIND_EXP_AVG ? 0 : 1;
         return job->optimizer ? optim_bytes(job, o, k, n) + state_codes_at(job, part, n) : 0;
@@ -62,6 +67,14 @@ double state_bytes_per_parameter(const tm_job *job) {
     for (uint32_t k = 0; k < TM_OPTIM_STATES; k++)
         bytes += (double)optim_bytes(job, job->update, k, TM_TILE_ELEMENTS) / TM_TILE_ELEMENTS;
     return bytes;
+}
+
+tm_kind state_master(const tm_job *job) {
+    return job->optimizer && job->dtype == TM_F16 ? TM_KIND_WEIGHT_LO : TM_KIND_WEIGHT_HI;
+}
+
+bool state_is_split(const tm_job *job) {
+    return job->optimizer && job->dtype == TM_BF16;
 }
 
 /* ---- contents -------------------------------------------------------------------------------------------------- */

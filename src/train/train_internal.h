@@ -174,6 +174,7 @@ struct tm_job {
     void *hear_ctx;
     bool *no_decay; /* per tensor; NULL: all are decayed */
     double max_grad_norm;
+    double loss_scale; /* of the step under way, in fp16; 0: none */
     const tm_optimizer *update;
     tm_optim_opts update_opts;
     uint32_t *source_tensor; /* per tensor: its index in the source */
@@ -199,6 +200,8 @@ struct tm_job {
  * the optimizer keeps no such state. */
 uint64_t state_bytes(const tm_job *job, uint32_t part, tm_kind kind, uint64_t n);
 double state_bytes_per_parameter(const tm_job *job); /* of both states, nearly */
+tm_kind state_master(const tm_job *job);             /* where the fp32 master is; where it is split, its upper half */
+bool state_is_split(const tm_job *job);
 /* 8-bit states need tensors of some size (as in bitsandbytes) and blocks that are theirs alone. */
 bool state_is_small(const tm_job *job, uint32_t part);
 const tm_optimizer *state_optimizer(const tm_job *job, uint32_t part);
@@ -222,8 +225,8 @@ enum {
     OP_OBJECTIVE, /* arg: micro-batches, within        | per mb: batch R, state R, coef W; step U */
     OP_FINISH,    /* arg: part, tile of sums, within, whole | sum R, grad W (whole: of the part), partial U */
     OP_NORM,      /* arg: -                            | partials R.. or, with ranks, reports R; step U */
-    OP_UPDATE,    /* arg: part, tile, whole            | hi U, [lo U, exp_avg U, exp_avg_sq U,] grad R (as above),
-                     step R */
+    OP_UPDATE,    /* arg: part, tile, whole            | hi U (fp16: W), [lo U, exp_avg U, exp_avg_sq U,] grad R (as
+                     above),    step R */
     OP_IMPORT,    /* arg: part, tile of hi, own        | hi W, [own: lo, exp_avg, exp_avg_sq W,] [scratch W] */
     OP_LOGITS,    /* arg: stage, mb, last              | batch R, part R, normed R, logits W, workspace W */
     OP_TAKE_GRAD, /* arg: part                         | sum R, values W */
@@ -282,7 +285,7 @@ tm_status build_import(tm_program **out, const tm_job *job);
 uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t elements, bool own);
 /* Reads all state in byte order of the tensor names: for the hash (masters and moments) or an export (`what`). */
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what);
-tm_kind walk_kind(int what); /* that `what` is read from, the lower halves apart */
+tm_kind walk_kind(const tm_job *job, int what); /* that `what` is read from, the lower halves apart */
 
 /* Bytes of a batch's frame, and where its arrays are in it. */
 uint64_t batch_bytes(uint32_t tokens, uint32_t rows);

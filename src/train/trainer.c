@@ -39,6 +39,7 @@ tm_status trainer_load_config(trainer *t, bool data_optional) {
                                               .world_size = t->comm ? t->ranks.ranks : 1,
                                               .data_optional = data_optional});
     tm_buf_free(&text);
+    if (rc == TM_OK) trainer_open_scale(t);
     return rc;
 }
 

@@ -31,9 +31,11 @@ bool trainer_commit_due(const trainer *t) {
     return next >= t->cfg->total_steps || (every > 0 && next % every == 0) || by_clock;
 }
 
-/* Rounding depends on it (DESIGN section 10): instruction set, matrix library, threads. */
+/* Rounding depends on it (DESIGN section 10): instruction set, matrix library, threads, type. */
 tm_status trainer_numerics(const trainer *t, tm_buf *out) {
-    TM_TRY(tm_buf_printf(out, "%s, %u threads", tm_kernels_describe(), tm_kernels_threads()));
+    static const char *const type[] = {[TM_F32] = "fp32", [TM_BF16] = "bf16", [TM_F16] = "fp16"};
+    TM_TRY(
+        tm_buf_printf(out, "%s, %u threads, %s", tm_kernels_describe(), tm_kernels_threads(), type[t->cfg->precision]));
     if (!t->comm) return TM_OK;
     return tm_buf_printf(out, ", %u ranks added as %016" PRIx64 "%s%s%s", t->ranks.ranks, tm_comm_tree_hash(t->comm),
                          t->cfg->quantized_weights ? ", weights in 8 bits" : "",
@@ -55,7 +57,7 @@ static void field_hex(tm_json_writer *w, const char *key, uint64_t v) {
     tm_jw_str(w, text);
 }
 
-/* Random numbers, data order and learning rate are functions of seed and step: the counters are all there is. */
+/* Random numbers, data order and learning rate are functions of seed and counters; the loss scale is state. */
 static void counters(tm_json_writer *w, const trainer *t) {
     field_int(w, "step", t->step);
     field_int(w, "total_steps", t->cfg->total_steps);
@@ -64,6 +66,7 @@ static void counters(tm_json_writer *w, const trainer *t) {
     field_int(w, "data_cursor", t->step * (int64_t)t->cfg->train_batch_size);
     tm_jw_key(w, "unfinished");
     tm_jw_bool(w, t->unfinished);
+    trainer_describe_scale(t, w);
 }
 
 static tm_status describe(const trainer *t, tm_buf *out) {

@@ -177,6 +177,7 @@ tm_status trainer_check_commit(trainer *t) {
     t->applied = counter(info, "applied");
     t->skipped_in_a_row = counter(info, "skipped_in_a_row");
     t->unfinished = unfinished && unfinished->boolean;
+    TM_TRY(trainer_read_scale(t, info));
     return trainer_read_saves(t, info);
 }
 

@@ -12,8 +12,9 @@ typedef struct step_line {
     step_result r;
     int64_t step;
     const tm_plan *plan;
-    double at, took;  /* seconds: since the first step began; of the step */
-    uint64_t sent[2]; /* bytes to other ranks: within the node, between nodes */
+    double loss_scale; /* that the step's loss was multiplied by, in fp16 */
+    double at, took;   /* seconds: since the first step began; of the step */
+    uint64_t sent[2];  /* bytes to other ranks: within the node, between nodes */
 } step_line;
 typedef struct trainer_watch trainer_watch;
 typedef struct trainer_profile trainer_profile;
@@ -85,6 +86,7 @@ typedef struct trainer {
     uint64_t minimum_host_bytes;
     int64_t step, applied; /* optimizer steps done; those whose update was applied */
     int64_t skipped_in_a_row;
+    tm_loss_scaler scaler; /* of fp16: the scale of the step that comes next, and what moves it */
     trainer_saves saves;
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
@@ -187,6 +189,15 @@ tm_status trainer_settle(trainer *t); /* applies what is pending, ends what was 
 /* trainer_step.c: steps, evaluations and checkpoints; then the model and the last line of the log. */
 tm_status trainer_run_steps(trainer *t);
 tm_status trainer_finish(trainer *t);
+
+/* trainer_scale.c: the loss scale of fp16. All return at once in other precisions. */
+void trainer_open_scale(trainer *t);                              /* once the configuration is there */
+void trainer_describe_scale(const trainer *t, tm_json_writer *w); /* into a commit, */
+tm_status trainer_read_scale(trainer *t, const tm_json *info);    /* and from it */
+int64_t trainer_schedule_step(const trainer *t);                  /* whose learning rate the next step has */
+/* After a step that began with `scale`, which is said where it overflowed. False: the run has to stop. */
+bool trainer_scale_step(trainer *t, double scale);
+void trainer_log_scale(const trainer *t, tm_json_writer *w, double scale);
 
 /* trainer_save.c: checkpoint-N folders, the best of them, the model at the end. */
 tm_status trainer_find_best(trainer *t);       /* before the first step: what is called the best is there */

@@ -125,6 +125,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     tm_jw_field_uint(&w, "device_peak_bytes", t->job->need_device);
     wait_fields(&w, run);
     rank_fields(&w, t, line, run);
+    trainer_log_scale(t, &w, line->loss_scale);
     if (!r->finite) {
         tm_jw_key(&w, "skipped");
         tm_jw_bool(&w, true);

@@ -56,11 +56,11 @@ static void bound(const tm_config *c, job_opts *o) {
 
 /* ---- ways of running a step ---------------------------------------------------------------------------------- */
 
-/* Update B cannot clip, so that it is no choice where gradients are clipped. */
+/* Update B can neither clip nor skip: it is no choice where gradients are clipped or may overflow. */
 static bool update_is_open(const tm_config *c, pass_update u) {
     static const tm_update name[] = {TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_B};
     if (c->memory.update != TM_UPDATE_AUTO) return c->memory.update == name[u];
-    return u != UPDATE_WITHIN || c->max_grad_norm <= 0;
+    return u != UPDATE_WITHIN || (c->max_grad_norm <= 0 && c->precision != TM_F16);
 }
 
 static bool keep_is_open(tm_activations a, uint32_t quarters) {

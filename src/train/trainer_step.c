@@ -38,9 +38,10 @@ tm_status trainer_settle(trainer *t) {
 static tm_status one_step(trainer *t) {
     tm_job *job = t->job;
     uint64_t began = tm_now_ns();
-    job->step.learning_rate = tm_lr_at(&t->cfg->schedule, t->step);
+    job->step.learning_rate = tm_lr_at(&t->cfg->schedule, trainer_schedule_step(t));
+    job->loss_scale = t->scaler.scale;
     job->step.number = t->applied + 1;
-    (void)tm_lr_betas(&t->cfg->schedule, t->step, &job->update_opts.beta1, &job->update_opts.beta2);
+    (void)tm_lr_betas(&t->cfg->schedule, trainer_schedule_step(t), &job->update_opts.beta1, &job->update_opts.beta2);
     const tm_plan *plan = step_plan(t);
     trainer_watch_announce(t, plan);
     uint64_t between[2]; /* by commits and evaluations: not the step's */
@@ -57,18 +58,21 @@ static tm_status one_step(trainer *t) {
         t->skipped_in_a_row = 0;
     } else {
         t->skipped_in_a_row++;
-        tm_log(TM_LOG_WARN, "step %" PRId64 ": loss or gradient is not finite; the update was skipped", t->step);
+        if (t->cfg->precision != TM_F16)
+            tm_log(TM_LOG_WARN, "step %" PRId64 ": loss or gradient is not finite; the update was skipped", t->step);
     }
+    bool goes_on = trainer_scale_step(t, job->loss_scale);
     step_line line = {.r = job->step,
                       .step = t->step,
                       .plan = plan,
+                      .loss_scale = job->loss_scale,
                       .at = (double)(began - t->start_ns) * 1e-9,
                       .took = (double)(tm_now_ns() - began) * 1e-9};
     trainer_count_sent(t, line.sent);
     TM_TRY(trainer_watch_step(t, &line));
     TM_TRY(check_finite(t));
     TM_TRY(trainer_note_loss(t));
-    if (t->skipped_in_a_row >= MAX_SKIPPED) return trainer_give_up(t, MAX_SKIPPED);
+    if (!goes_on || t->skipped_in_a_row >= MAX_SKIPPED) return trainer_give_up(t, (int)t->skipped_in_a_row);
     return TM_OK;
 }
 

@@ -225,6 +225,25 @@ static void blocks_take_deepspeeds_defaults(void **state) {
                 " \"bias_correction\": false}}, \"scheduler\": {\"type\": \"WarmupLR\"}}");
     assert_true(!c->optim.adam_w_mode && !c->optim.bias_correction && c->schedule.warmup_max_lr == 1e-4);
     tm_config_free(c);
+    /* fp16 by its three names, with DeepSpeed's loss scale */
+    static const char *const halves[] = {"\"precision\": \"fp16\"", "\"fp16\": true", "\"fp16\": {\"enabled\": true}"};
+    for (size_t i = 0; i < TM_COUNT(halves); i++) {
+        char text[400];
+        snprintf(text, sizeof text, "{" BASE ", %s}", halves[i]);
+        c = test_ok(text);
+        const tm_loss_scale_opts *o = &c->loss_scale;
+        assert_true(c->precision == TM_F16 && o->loss_scale == 0 && o->initial_scale_power == 16);
+        assert_true(o->loss_scale_window == 1000 && o->hysteresis == 2 && o->min_loss_scale == 1);
+        assert_false(o->consecutive_hysteresis);
+        tm_config_free(c);
+    }
+    c = test_ok("{" BASE ", \"fp16\": {\"enabled\": true, \"auto_cast\": false, \"loss_scale\": 128, \"hysteresis\": 3,"
+                " \"initial_scale_power\": 8, \"loss_scale_window\": 5, \"min_loss_scale\": 0.5,"
+                " \"consecutive_hysteresis\": true}}");
+    assert_true(c->precision == TM_F16 && c->loss_scale.loss_scale == 128 && c->loss_scale.hysteresis == 3);
+    assert_true(c->loss_scale.initial_scale_power == 8 && c->loss_scale.loss_scale_window == 5);
+    assert_true(c->loss_scale.min_loss_scale == .5 && c->loss_scale.consecutive_hysteresis);
+    tm_config_free(c);
     /* no bf16 and no fp16: DeepSpeed trains in fp32 where it says so */
     c = test_ok("{" BASE ", \"fp16\": {\"enabled\": false}}");
     assert_int_equal(c->precision, TM_F32);

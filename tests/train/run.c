@@ -424,6 +424,10 @@ static void read_step(train_log *log, const tm_json *o) {
     for (unsigned i = 0; s->device_peak && i < TM_COUNT(copies); i++)
         (i < 2 ? s->copied : s->planned_copied)[i % 2] = bytes_of(o, copies[i]);
     s->wait_copy = member(member(o, "wait_seconds"), "copy")->number;
+    const tm_json *scale = tm_json_get(o, "loss_scale"), *skipped = tm_json_get(o, "skipped");
+    s->loss_scale = scale ? scale->number : 0;
+    s->skipped_steps = scale ? bytes_of(o, "skipped_steps") : 0;
+    s->skipped = skipped && skipped->boolean;
     static const char *const also[] = {"step_seconds", "tokens_per_second", "bytes_by_kind"};
     for (unsigned i = 0; i < TM_COUNT(also); i++) (void)member(o, also[i]);
     static const char *const waits[] = {"disk_read", "disk_write", "copy", "comm", "compute"};

@@ -95,6 +95,9 @@ typedef struct train_step {
     uint64_t tokens, label_tokens, read_bytes, write_bytes, planned_read, planned_write, host_peak, device_peak;
     uint64_t copied[2], planned_copied[2]; /* in, out; where there is an arena */
     double wait_copy;
+    double loss_scale;      /* of fp16; 0: not in the line */
+    uint64_t skipped_steps; /* up to this one */
+    bool skipped;
 } train_step;
 typedef struct train_log {
     train_step step[LOG_STEPS];

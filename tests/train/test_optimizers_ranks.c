@@ -1,5 +1,5 @@
-/* Optimizers whose states are other than AdamW's, among ranks: one hash whoever holds which slices, and the state of
- * one strategy read by another. */
+/* Optimizers whose states are other than AdamW's, and fp16 with its loss scale, among ranks: one hash whoever holds
+ * which slices, and the state of one strategy read by another. */
 #include "run.h"
 
 #include <stdio.h>
@@ -8,7 +8,13 @@
 
 enum { RANKS = 2 };
 
-static const char *const optims[] = {"optim=adamw_8bit", "optim=lion_32bit", "optim=sgd"};
+static const struct {
+    const char *optim, *args;
+    bool overflows; /* at first: fp16 with too large a loss scale, which all ranks have to lower alike */
+} of[] = {{"optim=adamw_8bit", "optim_args=", false},
+          {"optim=lion_32bit", "optim_args=", false},
+          {"optim=sgd", "optim_args=momentum=0.9", false},
+          {"precision=fp16", "fp16={\"initial_scale_power\": 21, \"hysteresis\": 1}", true}};
 
 /* Some of its matrices begin at blocks of 256 elements and take 8-bit states, others do not. */
 static const char *job(const char *dir) {
@@ -43,19 +49,19 @@ static train_log train(const char *config, const char *output, const char *const
 static void one_hash_and_any_layout(void **state) {
     (void)state;
     const char *dir = run_dir(), *config = job(dir);
-    for (unsigned i = 0; i < TM_COUNT(optims); i++) {
-        const char *args = i == 2 ? "optim_args=momentum=0.9" : "optim_args=";
+    for (unsigned i = 0; i < TM_COUNT(of); i++) {
+        const char *optim = of[i].optim, *args = of[i].args;
         train_log divided = train(config, run_path(dir, run_format("z%u", i)),
-                                  SETS(optims[i], args, "strategy=zero3", "memory.cache=none"));
-        train_log whole = train(config, run_path(dir, run_format("d%u", i)), SETS(optims[i], args, "strategy=ddp"));
+                                  SETS(optim, args, "strategy=zero3", "memory.cache=none"));
+        train_log whole = train(config, run_path(dir, run_format("d%u", i)), SETS(optim, args, "strategy=ddp"));
         assert_string_equal(divided.hash, whole.hash);
+        assert_true(whole.step[0].skipped == of[i].overflows && !whole.step[3].skipped);
         const char *other = run_path(dir, run_format("o%u", i)); /* two steps so, two otherwise */
-        (void)train(config, other, SETS(optims[i], args, "strategy=zero3", "max_steps=2", "keep_state=true"));
-        train_log went_on =
-            train(config, other, SETS(optims[i], args, "strategy=ddp", "max_steps=4", "keep_state=true"));
+        (void)train(config, other, SETS(optim, args, "strategy=zero3", "max_steps=2", "keep_state=true"));
+        train_log went_on = train(config, other, SETS(optim, args, "strategy=ddp", "max_steps=4", "keep_state=true"));
         assert_int_equal(went_on.steps, 4);
         assert_string_equal(went_on.hash, whole.hash);
-        print_message("  %s: %s\n", optims[i], whole.hash);
+        print_message("  %s: %s\n", optim, whole.hash);
     }
 }
 

@@ -209,6 +209,11 @@ static void test_untied_fp32(void **state) {
     (void)state;
     untied(TM_F32, 4, 1);
 }
+/* What computes is written by the update and never read by it. */
+static void test_untied_fp16(void **state) {
+    (void)state;
+    untied(TM_F16, 4, 2);
+}
 
 /* ---- update B cannot skip a step ------------------------------------------------------------------------- */
 
@@ -288,6 +293,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_untied_bf16_4, run_clean),
         cmocka_unit_test_teardown(test_untied_bf16_16, run_clean),
         cmocka_unit_test_teardown(test_untied_fp32, run_clean),
+        cmocka_unit_test_teardown(test_untied_fp16, run_clean),
         cmocka_unit_test_teardown(test_tied, run_clean),
         cmocka_unit_test_teardown(test_diverged, run_clean),
         cmocka_unit_test_teardown(test_a_tile, run_clean),

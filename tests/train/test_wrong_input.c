@@ -150,7 +150,6 @@ static void test_configuration(void **state) {
         {"learning_rate=-1", "learning_rate"},
         {"learning_rate=fast", "learning_rate"},
         {"max_steps=1.5", "max_steps"},
-        {"precision=fp16", "fp16"},
         {"precision=fp8", "fp8"},
         {"adapter={\"type\": \"lora\"}", "adapter"},
         {"data.packing=true", "packing"},
