@@ -97,15 +97,26 @@ static tm_status look_op(void *ctx, const tm_op *op, void *const *operand) {
     return TM_OK;
 }
 
-static tm_status look_for(trainer *t, look *l) {
+static tm_status compile_look(trainer *t, const pass_opts *way, tm_plan **plan) {
     tm_program *p;
+    TM_TRY(build_pass(&p, t->job, "diagnosis", way));
+    tm_status rc = job_compile(t->job, p, plan);
+    tm_program_free(p);
+    return rc;
+}
+
+static tm_status look_for(trainer *t, look *l) {
     tm_plan *plan = NULL;
     pass_opts way = t->way; /* the one that is known to fit */
     way.update = UPDATE_NONE;
     way.park = t->job->parks;
-    TM_TRY(build_pass(&p, t->job, "diagnosis", &way));
-    tm_status rc = job_compile(t->job, p, &plan);
-    tm_program_free(p);
+    way.no_spill |= t->job->need_spill == 0; /* what did not spill so far has no file to spill to */
+    tm_status rc = compile_look(t, &way, &plan);
+    if (rc == TM_EBUDGET && way.keep_quarters > 0) { /* placed otherwise than the step: what is kept need not fit */
+        tm_error_clear();
+        way.keep_quarters = 0;
+        rc = compile_look(t, &way, &plan);
+    }
     t->step--; /* whose batch is looked at */
     if (rc == TM_OK) rc = tm_exec_run(t->job->exec, plan, look_op, l);
     t->step++;
