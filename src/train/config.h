@@ -44,7 +44,7 @@ typedef enum tm_budget_kind {
     TM_BUDGET_UNLIMITED
 } tm_budget_kind;
 typedef enum tm_save_dtype {
-    TM_SAVE_AUTO, /* of the precision */
+    TM_SAVE_AUTO, /* fp32 in fp32 mode, else bf16 */
     TM_SAVE_F32,
     TM_SAVE_BF16,
     TM_SAVE_F16

@@ -160,7 +160,7 @@ const schema_row schema_rows[] = {
     ROW("commit_minutes", K_OURS, T_NUM, NULL, "0", 0, 0, "minutes between commits, whatever the steps; 0: off"),
     ROW("logging_steps", K_OURS, T_INT, NULL, NULL, 1, 0, "steps between progress lines (1); log.jsonl has every step"),
     ROW("save_dtype", K_OURS, T_ENUM, "auto|f32=float32=fp32|bf16=bfloat16|f16=float16=fp16", "auto", 0, 0,
-        "of the saved model; auto: that of the precision"),
+        "of the saved model; auto: f32 in fp32 mode, else bf16"),
     ROW("keep_state", K_OURS, T_BOOL, NULL, "false", 0, 0, "leave the run directories after success"),
     ROW("save_state", K_OURS, T_BOOL, NULL, "false", 0, 0, "checkpoints hold masters and moments too"),
     ROW("strategy", K_OURS, T_ENUM, "ddp|zero1|zero2|zero3|fsdp|hsdp|hpz", NULL, 0, 0,

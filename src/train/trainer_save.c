@@ -19,7 +19,7 @@ static tm_fmt save_format(const tm_config *c) {
     case TM_SAVE_F16:
         return TM_FMT_F16;
     default:
-        return c->precision == TM_F32 ? TM_FMT_F32 : c->precision == TM_BF16 ? TM_FMT_BF16 : TM_FMT_F16;
+        return c->precision == TM_F32 ? TM_FMT_F32 : TM_FMT_BF16;
     }
 }
 

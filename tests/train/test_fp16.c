@@ -292,14 +292,13 @@ static void as_many_bytes_as_designed(void **state) {
     }
 }
 
-/* ---- what comes out, and what is refused
- * -------------------------------------------------------------------------------- */
+/* ---- what comes out, and what is refused ---------------------------------------------------------------------- */
 
 static void exports_float16(void **state) {
     (void)state;
     const char *dir = run_dir(), *config = small_job(dir, 2), *output = run_path(dir, "out");
     size_t len;
-    (void)run_train(config, output, 0, NULL, SETS("fp16.initial_scale_power=8", "save_steps=1"));
+    (void)run_train(config, output, 0, NULL, SETS("fp16.initial_scale_power=8", "save_steps=1", "save_dtype=f16"));
     tm_st *out = tensors_open(run_path(output, "model.safetensors"));
     for (uint32_t i = 0; i < tm_st_count(out); i++) assert_int_equal(tm_st_get(out, i)->fmt, TM_FMT_F16);
     tm_st_close(out);
