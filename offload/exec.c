@@ -2,6 +2,7 @@
  *
  *   calling thread   takes the ready CPU operation with the lowest index, runs the handler (exec_cpu.c)
  *   disk thread      takes each lane's ready disk operations in index order, of the older run first (exec_disk.c)
+ *   device           copies and operations, each stream of it in order (exec_copy.c, exec_device.c)
  *   communication    started in index order and no other, by whichever of the two is awake (exec_comm.c)
  *
  * All finish an operation through exec_complete() (exec_order.c). Where the next run was announced, a run ends for its
@@ -79,7 +80,7 @@ void tm_exec_close(tm_exec *e) {
     tm_free(e->flight);
     tm_free(e->temp_checksum);
     tm_free(e->operand);
-    tm_free(e->frame);
+    exec_device_free(e);
     tm_free(e->twice.before);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->cpu_wake);
@@ -134,16 +135,9 @@ void tm_exec_announce(tm_exec *e, const tm_plan *next, const tm_link *link) {
 }
 
 static tm_status operand_room(tm_exec *e, const tm_plan *plan) {
-    uint32_t most = 1, frames = 0;
+    uint32_t most = 1;
     for (uint32_t i = 0; i < plan->n_op; i++) most = plan->op[i].n_operands > most ? plan->op[i].n_operands : most;
-    for (uint32_t i = 0; e->device && i < plan->n_op; i++)
-        frames = (uint32_t)tm_max_u64(frames, plan->first_touch[i + 1] - plan->first_touch[i]);
-    if (frames > e->cap_frames) {
-        tm_free(e->frame);
-        e->frame = tm_malloc(sizeof *e->frame * frames);
-        e->cap_frames = e->frame ? frames : 0;
-        if (!e->frame) return tm_nomem(sizeof *e->frame * frames);
-    }
+    TM_TRY(exec_device_room(e, plan));
     if (most <= e->cap_operands) return TM_OK;
     tm_free(e->operand);
     e->cap_operands = 0;
@@ -195,6 +189,8 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     if (e->next_plan && e->next_plan->n_temp_pages > e->cap_temp_pages) e->next_plan = NULL; /* once: room first */
     exec_run *r = e->now;
     r->began_ns = t0;
+    e->fn = fn;
+    e->fn_ctx = ctx;
     if (e->store) store_run_begins(e->store, plan);
     bool disk = r->disk_left > 0 || e->next_plan;
     TM_ASSERT(r->disk_left == 0 || e->store);

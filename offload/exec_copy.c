@@ -58,10 +58,6 @@ void exec_pump_copies(tm_exec *e) {
         while (e->status == TM_OK && r->open && r->copy[way].n > 0 && e->n_copy[way] < EXEC_COPIES) submit(e, r, way);
 }
 
-void exec_park_copies(tm_exec *e) {
-    while (e->n_copy[0] + e->n_copy[1] > 0) pthread_cond_wait(&e->cpu_wake, &e->lock);
-}
-
 /* Random orders: from start to end. */
 tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op) {
     tm_event event = {0};
@@ -71,31 +67,4 @@ tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op) {
     r->stats.copied_bytes[t.way] += t.bytes;
     (void)exec_complete(e, r, op);
     return TM_OK;
-}
-
-/* ---- operations on the arena --------------------------------------------------------------------------------- */
-
-typedef struct inside {
-    exec_compute_fn fn;
-    tm_exec *e;
-    const tm_plan *plan;
-    uint32_t op;
-    tm_op_fn handler;
-    void *ctx;
-} inside;
-
-static tm_status run_inside(void *ctx) {
-    const inside *i = ctx;
-    return i->fn(i->e, i->plan, i->op, i->handler, i->ctx);
-}
-
-tm_status exec_on_device(tm_exec *e, const tm_plan *plan, uint32_t op, exec_compute_fn fn, tm_op_fn handler,
-                         void *ctx) {
-    uint32_t first = plan->first_touch[op], n = plan->first_touch[op + 1] - first;
-    if (!e->device || plan->info.device_bytes == 0 || plan->op[op].op.tier != TM_TIER_DEVICE)
-        return fn(e, plan, op, handler, ctx);
-    if (n > e->cap_frames) return tm_fail(TM_EBUG, "plan %s: operation %u has %u frames", plan->name, op, n);
-    for (uint32_t i = 0; i < n; i++)
-        e->frame[i] = (tm_device_frame){plan->touch[first + i].address - TM_DEVICE_BASE, plan->touch[first + i].bytes};
-    return tm_device_run(e->device, e->frame, n, run_inside, &(inside){fn, e, plan, op, handler, ctx});
 }

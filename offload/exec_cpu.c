@@ -4,18 +4,18 @@
 
 #include <string.h>
 
-static tm_status compute_once(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx) {
-    tm_status rc = fn(ctx, &plan->op[op].op, e->operand);
+tm_status exec_compute(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx) {
+    tm_status rc = fn(ctx, &plan->op[op].op, operand);
     exec_flip(e, plan, op);
     return rc;
 }
 
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx) {
     const tm_plan_op *o = &r->plan->op[op];
-    TM_ASSERT(o->engine == TM_ENGINE_CPU && o->n_operands <= e->cap_operands);
+    TM_ASSERT((o->engine == TM_ENGINE_CPU || o->op.tier == TM_TIER_DEVICE) && o->n_operands <= e->cap_operands);
     if (e->stub_compute) return TM_OK;
     for (uint32_t i = 0; i < o->n_operands; i++) e->operand[i] = exec_at(e, r->plan->operand[o->first_operand + i]);
-    return exec_on_device(e, r->plan, op, e->twice.on ? exec_twice : compute_once, fn, ctx);
+    return exec_on_device(e, r->plan, op, e->twice.on ? exec_twice : exec_compute, fn, ctx);
 }
 
 /* What the CPU is waiting for: the oldest operation of another engine that is not done. */
@@ -29,8 +29,14 @@ static uint8_t blocking_engine(exec_run *r) {
 static void wait_for_disk(tm_exec *e, exec_run *r) {
     uint64_t t0 = tm_now_ns();
     uint8_t engine = blocking_engine(e->older ? e->older : r);
+    bool computes = e->n_issued > 0;
     pthread_cond_wait(&e->cpu_wake, &e->lock);
     uint64_t ns = tm_now_ns() - t0;
+    if (computes) {
+        e->stats.compute_ns += ns;
+        r->stats.compute_ns += ns;
+        return;
+    }
     bool read = engine == TM_ENGINE_DISK_READ, comm = engine == TM_ENGINE_COMM;
     if (engine == TM_ENGINE_COPY_IN || engine == TM_ENGINE_COPY_OUT) {
         r->stats.wait_copy_ns += ns;
@@ -98,6 +104,7 @@ void exec_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
         tm_status rc = exec_turn_over(e);
         exec_pump_comm(e);
         exec_pump_copies(e);
+        exec_pump_device(e);
         if (rc != TM_OK)
             exec_fail(e, rc);
         else if (r->cpu.n > 0)
@@ -107,7 +114,7 @@ void exec_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
     }
     (void)exec_turn_over(e);
     if (e->status != TM_OK) {
-        exec_park_copies(e);
+        exec_park_device(e);
         exec_park_disk(e);
     }
     pthread_mutex_unlock(&e->lock);

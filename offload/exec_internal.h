@@ -1,5 +1,6 @@
 /* The executor's own structures: exec.c (life), exec_run.c (runs), exec_order.c (what is ready), exec_cpu.c (calling
- * thread), exec_disk.c (disk thread), exec_comm.c (communication), exec_random.c (tests). */
+ * thread), exec_disk.c (disk thread), exec_copy.c and exec_device.c (the device's streams), exec_comm.c
+ * (communication), exec_random.c (tests). */
 #ifndef TIDEMILL_EXEC_INTERNAL_H
 #define TIDEMILL_EXEC_INTERNAL_H
 
@@ -8,11 +9,14 @@
 
 #include <pthread.h>
 
-enum { EXEC_COPIES = 4 };
+/* Under way on a device: copies of a direction; operations, so many that its stream does not run dry while the calling
+ * thread is busy elsewhere. */
+enum { EXEC_COPIES = 4, EXEC_ISSUED = 16 };
 /* EXEC_DEPTH: disk operations in flight, of each lane. */
 enum { EXEC_LANES = STORE_PATHS, EXEC_DEPTH = 32, EXEC_SEALS = 64, EXEC_COMM = 8, EXEC_COMM_OPERANDS = 8 };
-/* exec_run.done: a sealed write has its checksums, but is not done. */
-enum { OP_WAITS, OP_SEALED, OP_DONE };
+/* exec_run.done: a sealed write has its checksums, an issued operation is on the device's stream, but neither is done.
+ */
+enum { OP_WAITS, OP_SEALED, OP_ISSUED, OP_DONE };
 
 typedef struct heap {
     uint32_t *op;
@@ -26,9 +30,9 @@ typedef struct exec_run {
     uint32_t *pred; /* predecessors left */
     uint8_t *done;
     uint32_t cap_ops, oldest_disk;
-    heap cpu, comm, copy[TM_DEVICE_WAYS], disk[EXEC_LANES]; /* ready */
-    uint32_t *disk_op;                                      /* of all lanes' heaps */
-    uint32_t next_comm;                                     /* the communication operation whose turn it is */
+    heap cpu, comm, device, copy[TM_DEVICE_WAYS], disk[EXEC_LANES]; /* ready */
+    uint32_t *disk_op;                                              /* of all lanes' heaps */
+    uint32_t next_comm;                                             /* the communication operation whose turn it is */
     uint32_t left, cpu_left, disk_left, in_flight;
     bool open;
     uint64_t began_ns;
@@ -72,6 +76,17 @@ typedef struct copy_flight {
     bool busy;
 } copy_flight;
 
+/* An operation on the device's stream, and what it is given. */
+typedef struct issue {
+    tm_event event;
+    struct tm_exec *exec;
+    exec_run *run;
+    uint32_t op;
+    bool busy;
+    void **operand;
+    tm_device_frame *frame;
+} issue;
+
 /* Tests: a disk operation in flight moves its bytes either when it starts or when it completes, as the draw has it. */
 typedef struct pending {
     exec_run *run;
@@ -107,6 +122,10 @@ struct tm_exec {
     uint32_t n_comm;
     copy_flight copy_flight[TM_DEVICE_WAYS][EXEC_COPIES];
     uint32_t n_copy[TM_DEVICE_WAYS];
+    issue issued[EXEC_ISSUED];
+    uint32_t n_issued;
+    tm_op_fn fn; /* of the run whose operations run */
+    void *fn_ctx;
     bool pumping; /* a thread submits communication operations */
     bool lost;    /* the I/O engine cannot go on */
     tm_status status;
@@ -118,9 +137,9 @@ struct tm_exec {
     /* of the calling thread, for the operation that runs: */
     void **operand;
     uint32_t cap_operands;
-    tm_device *device; /* NULL: operations compute on the slab */
-    tm_device_frame *frame;
-    uint32_t cap_frames;
+    tm_device *device;      /* NULL: operations compute on the slab */
+    tm_device_frame *frame; /* [cap_frames], as each of `issued` has */
+    uint32_t cap_frames, cap_issued;
     struct { /* exec_twice.c */
         bool on;
         char *before; /* what the operation that runs updates, as it was */
@@ -159,8 +178,9 @@ uint32_t exec_disk_ready(const tm_exec *e, const exec_run *r); /* of all lanes *
 /* exec_cpu.c: until the CPU operations are done or, where nothing was announced, everything is. */
 void exec_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx);
 void exec_in_random_order(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx);
-tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx);
+tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx);
 void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op); /* tests: a result that is wrong by a bit */
+tm_status exec_compute(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx); /* once */
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx);
 tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished);
 tm_status exec_disk_finish(tm_exec *e, flight *f);
@@ -176,12 +196,19 @@ uint32_t exec_next_comm(const tm_plan *plan, uint32_t op);
 void exec_pump_comm(tm_exec *e);
 bool exec_comm_is_ready(const tm_exec *e);
 tm_status exec_random_comm(tm_exec *e);
-/* exec_copy.c. exec_pump_copies and exec_park_copies: under the lock. */
-typedef tm_status (*exec_compute_fn)(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn handler, void *ctx);
+/* exec_copy.c. exec_pump_copies: under the lock. */
 void exec_pump_copies(tm_exec *e);
-void exec_park_copies(tm_exec *e); /* waits for what is under way */
 tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op);
-/* Calls fn; an operation of the device's tier where its frames are open. */
+/* exec_device.c. exec_pump_device and exec_park_device: under the lock. */
+typedef tm_status (*exec_compute_fn)(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn handler,
+                                     void *ctx);
+tm_status exec_device_room(tm_exec *e, const tm_plan *plan); /* nothing is under way, or there is enough */
+void exec_device_free(tm_exec *e);
+bool exec_is_device(const tm_exec *e, const tm_plan *plan, uint32_t op); /* computes in the arena */
+bool exec_is_issued(const tm_exec *e, const tm_plan *plan, uint32_t op); /* and returns before it ends */
+void exec_pump_device(tm_exec *e);
+void exec_park_device(tm_exec *e); /* waits for copies and operations under way */
+/* Calls fn; an operation of the device's tier where its frames are open, from start to end. */
 tm_status exec_on_device(tm_exec *e, const tm_plan *plan, uint32_t op, exec_compute_fn fn, tm_op_fn handler, void *ctx);
 static inline void *exec_at(const tm_exec *e, uint64_t address) {
     if (address >= TM_DEVICE_BASE) return tm_device_at(e->device, address - TM_DEVICE_BASE);

@@ -39,6 +39,7 @@ void exec_fail(tm_exec *e, tm_status status) {
 static heap *queue_of(const tm_exec *e, exec_run *r, uint32_t op) {
     uint8_t engine = r->plan->op[op].engine;
     if (plan_is_disk(engine)) return &r->disk[exec_lane(e, r, op)];
+    if (exec_is_issued(e, r->plan, op)) return &r->device;
     if (engine == TM_ENGINE_COPY_IN || engine == TM_ENGINE_COPY_OUT) return &r->copy[engine == TM_ENGINE_COPY_OUT];
     return engine == TM_ENGINE_COMM ? &r->comm : &r->cpu;
 }
@@ -55,7 +56,7 @@ bool exec_ready(tm_exec *e, exec_run *r, uint32_t op) {
 
 bool exec_complete(tm_exec *e, exec_run *r, uint32_t op) {
     const tm_plan_op *o = &r->plan->op[op];
-    bool disk = false;
+    bool disk = false, issued = r->done[op] == OP_ISSUED;
     r->done[op] = OP_DONE;
     r->left--;
     if (plan_is_disk(o->engine))
@@ -64,9 +65,11 @@ bool exec_complete(tm_exec *e, exec_run *r, uint32_t op) {
         r->cpu_left--;
     for (uint32_t i = 0; i < o->n_succ; i++) {
         uint32_t s = r->plan->succ[o->first_succ + i];
+        if (issued && exec_is_issued(e, r->plan, s)) continue; /* told when this one was issued */
         if (--r->pred[s] == 0) disk |= exec_ready(e, r, s);
     }
     exec_pump_copies(e);
+    exec_pump_device(e);
     exec_run *after = r == e->now ? e->ahead : r == e->older ? e->now : NULL;
     if (!after || !e->link) return disk;
     uint32_t n;

@@ -4,7 +4,8 @@
 #include <string.h>
 
 void exec_run_free(exec_run *r) {
-    void *all[] = {r->pred, r->done, r->cpu.op, r->disk_op, r->comm.op, r->copy[0].op, r->copy[1].op, r->span};
+    void *all[] = {r->pred,      r->done,       r->cpu.op,     r->disk_op, r->comm.op,
+                   r->device.op, r->copy[0].op, r->copy[1].op, r->span};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
     *r = (exec_run){0};
 }
@@ -18,14 +19,16 @@ tm_status exec_run_room(const tm_exec *e, exec_run *r, const tm_plan *plan) {
         r->cpu.op = tm_malloc(sizeof *r->cpu.op * r->cap_ops);
         r->disk_op = tm_malloc(sizeof *r->disk_op * r->cap_ops);
         r->comm.op = tm_malloc(sizeof *r->comm.op * r->cap_ops);
-        for (int w = 0; w < TM_DEVICE_WAYS; w++) /* one, where nothing is copied */
-            r->copy[w].op = tm_malloc(sizeof *r->copy[w].op * (e->device ? r->cap_ops : 1));
-        if (!r->pred || !r->done || !r->cpu.op || !r->disk_op || !r->comm.op || !r->copy[0].op || !r->copy[1].op) {
+        uint32_t device = e->device ? r->cap_ops : 1; /* one, where there is none */
+        r->device.op = tm_malloc(sizeof *r->device.op * device);
+        for (int w = 0; w < TM_DEVICE_WAYS; w++) r->copy[w].op = tm_malloc(sizeof *r->copy[w].op * device);
+        if (!r->device.op || !r->pred || !r->done || !r->cpu.op || !r->disk_op || !r->comm.op || !r->copy[0].op ||
+            !r->copy[1].op) {
             r->cap_ops = 0;
             return tm_nomem(sizeof *r->pred * plan->n_op);
         }
     }
-    r->cpu.cap = r->comm.cap = r->copy[0].cap = r->copy[1].cap = r->cap_ops;
+    r->cpu.cap = r->comm.cap = r->device.cap = r->copy[0].cap = r->copy[1].cap = r->cap_ops;
     if (e->trace && !r->span) {
         r->span = tm_calloc(r->cap_ops, sizeof *r->span);
         if (!r->span) return tm_nomem(sizeof *r->span * r->cap_ops);
@@ -54,7 +57,7 @@ uint32_t exec_disk_ready(const tm_exec *e, const exec_run *r) {
 /* Opens a run of `plan`; with `link`, beside `before`, whose operations that are not done yet it waits for. */
 void exec_run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link *link, const exec_run *before) {
     r->plan = plan;
-    r->cpu.n = r->comm.n = r->copy[0].n = r->copy[1].n = 0;
+    r->cpu.n = r->comm.n = r->device.n = r->copy[0].n = r->copy[1].n = 0;
     cut_disk_heaps(e, r);
     r->next_comm = exec_next_comm(plan, 0);
     r->left = plan->n_op;

@@ -78,14 +78,14 @@ void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op) {
     }
 }
 
-tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx) {
+tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx) {
     const tm_op *o = &plan->op[op].op;
     TM_ASSERT(updated_bytes(plan, op) <= e->twice.room);
     move_updated(e, plan, op, false);
-    TM_TRY(fn(ctx, o, e->operand));
+    TM_TRY(fn(ctx, o, operand));
     exec_flip(e, plan, op);
     uint64_t first = written(e, plan, op);
     move_updated(e, plan, op, true);
-    TM_TRY(fn(ctx, o, e->operand));
+    TM_TRY(fn(ctx, o, operand));
     return written(e, plan, op) == first ? TM_OK : differs(e, o);
 }

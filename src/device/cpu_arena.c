@@ -24,17 +24,23 @@ typedef struct cpu_arena {
 
 /* ---- windows ------------------------------------------------------------------------------------------------- */
 
+static int protect(char *at, uint64_t bytes, bool open) {
+    const char *kind;
+    if (tm_fault_hit("protect", &kind)) {
+        errno = ENOMEM;
+        return -1;
+    }
+    return mprotect(at, bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
 /* Runs of pages whose count goes from or to zero change protection together. Returns the first page that could not be
  * counted, or the end. Under the lock. */
 static uint64_t count_pages(cpu_arena *a, uint64_t page, uint64_t end, int by) {
     while (page < end) {
         uint64_t first = page;
         while (page < end && a->open[page] == (by > 0 ? 0 : 1)) page++;
-        if (page > first &&
-            mprotect(a->d->arena + first * PAGE, (page - first) * PAGE, by > 0 ? PROT_READ | PROT_WRITE : PROT_NONE))
-            return first;
-        memset(&a->open[first], 0, (page - first) * sizeof *a->open);
-        for (uint64_t p = first; by > 0 && p < page; p++) a->open[p] = 1;
+        if (page > first && protect(a->d->arena + first * PAGE, (page - first) * PAGE, by > 0) != 0) return first;
+        for (uint64_t p = first; p < page; p++) a->open[p] = by > 0;
         for (; page < end && a->open[page] > (by > 0 ? 0 : 1); page++) a->open[page] = (uint16_t)(a->open[page] + by);
     }
     return end;
@@ -138,7 +144,7 @@ static tm_status map_arena(tm_device *d, uint64_t bytes) {
     for (uint64_t at = 0; at < bytes; at += PAGE) ((volatile char *)p)[at] = 0;
     d->arena = p;
     d->caps.arena_bytes = bytes;
-    if (mprotect(p, bytes, PROT_NONE))
+    if (protect(p, bytes, false) != 0)
         return tm_fail_sys(TM_ENOMEM, errno, "mprotect", "", -1, "cannot close the device's arena");
     return TM_OK;
 }

@@ -16,18 +16,18 @@
 void embed_forward(const tm_stage_args *a) {
     const tm_model_config *c = &a->model->config;
     uint32_t part = model_stage_of(a)->index;
-    tm_embed_forward(model_elem(a->model), model_used(a->batch), a->batch->tokens, c->hidden_size, a->batch->ids,
-                     part * MODEL_VOCAB_PART, model_part_rows(c, part), a->weight[0], a->slot[SLOT_OUT],
-                     model_fresh(a->slot_fresh, SLOT_OUT));
+    a->kernels->embed_forward(model_elem(a->model), model_used(a->batch), a->batch->tokens, c->hidden_size,
+                              a->batch->ids, part * MODEL_VOCAB_PART, model_part_rows(c, part), a->weight[0],
+                              a->slot[SLOT_OUT], model_fresh(a->slot_fresh, SLOT_OUT));
 }
 
 void embed_backward(const tm_stage_args *a) {
     const tm_model_config *c = &a->model->config;
     uint32_t part = model_stage_of(a)->index;
     if (!a->weight_grad[0]) return;
-    tm_embed_backward(model_elem(a->model), model_used(a->batch), c->hidden_size, a->batch->ids,
-                      part * MODEL_VOCAB_PART, model_part_rows(c, part), a->grad[SLOT_OUT], a->weight_grad[0],
-                      !a->weight_grad_fresh[0]);
+    a->kernels->embed_backward(model_elem(a->model), model_used(a->batch), c->hidden_size, a->batch->ids,
+                               part * MODEL_VOCAB_PART, model_part_rows(c, part), a->grad[SLOT_OUT], a->weight_grad[0],
+                               !a->weight_grad_fresh[0]);
 }
 
 /* ---- head ---- */
@@ -37,25 +37,25 @@ typedef struct head_work {
     tm_elem t;
     uint64_t h;
     uint32_t first, count; /* vocabulary rows of the part */
-    uint32_t *row;         /* token rows that take part */
+    const uint32_t *row;   /* token rows that take part */
     uint64_t rows;
-    void *normed;   /* gathered, [MODEL_TOKEN_CHUNK][h] */
-    float *logits;  /* [MODEL_TOKEN_CHUNK][block] */
-    float *dnormed; /* [MODEL_TOKEN_CHUNK][h] */
+    void *normed;   /* gathered, [token_chunk][h] */
+    float *logits;  /* [token_chunk][block] */
+    float *dnormed; /* [token_chunk][h] */
 } head_work;
 
-static uint64_t block_columns(const tm_model_config *c) {
-    return tm_min_u64(MODEL_VOCAB_BLOCK, c->vocab_size);
+static uint64_t block_columns(const tm_model *m) {
+    return tm_min_u64(m->vocab_block, m->config.vocab_size);
 }
-static uint64_t chunk_rows(uint64_t used) {
-    return tm_min_u64(MODEL_TOKEN_CHUNK, tm_round_up(used, MODEL_TOKEN_GRAIN));
+static uint64_t chunk_rows(const tm_model *m, uint64_t used) {
+    return tm_min_u64(m->token_chunk, tm_round_up(used, MODEL_TOKEN_GRAIN));
 }
 
 uint64_t head_workspace(const tm_model *m, const tm_stage *s, bool backward, uint32_t rows, uint32_t seq) {
     (void)s;
-    uint64_t used = (uint64_t)rows * seq, n = chunk_rows(used), h = m->config.hidden_size;
+    uint64_t used = (uint64_t)rows * seq, n = chunk_rows(m, used), h = m->config.hidden_size;
     uint64_t bytes = tm_round_up(used * sizeof(uint32_t), 64) + tm_round_up(n * h * tm_dtype_bytes(m->compute), 64) +
-                     tm_round_up(n * block_columns(&m->config) * sizeof(float), 64);
+                     tm_round_up(n * block_columns(m) * sizeof(float), 64);
     return backward ? bytes + tm_round_up(n * h * sizeof(float), 64) : bytes;
 }
 
@@ -63,15 +63,21 @@ static head_work prepare(const tm_stage_args *a, bool backward) {
     const tm_model_config *c = &a->model->config;
     uint32_t part = model_stage_of(a)->index;
     head_work w = {.t = model_elem(a->model), .h = c->hidden_size, .first = part * MODEL_VOCAB_PART};
-    uint64_t used = model_used(a->batch), n = chunk_rows(used);
+    uint64_t used = model_used(a->batch), n = chunk_rows(a->model, used);
     char *at = a->workspace;
     w.count = model_part_rows(c, part);
-    w.row = model_take(&at, used * sizeof *w.row);
+    uint32_t *listed = model_take(&at, used * sizeof *listed);
     w.normed = model_take(&at, n * w.h * tm_elem_bytes(w.t));
-    w.logits = model_take(&at, n * block_columns(c) * sizeof(float));
+    w.logits = model_take(&at, n * block_columns(a->model) * sizeof(float));
     if (backward) w.dnormed = model_take(&at, n * w.h * sizeof(float));
+    if (a->batch->label_row) {
+        w.row = a->batch->label_row;
+        w.rows = a->batch->label_rows;
+        return w;
+    }
     for (uint32_t r = 0; r < used; r++)
-        if (a->batch->labels[r] >= 0) w.row[w.rows++] = r;
+        if (a->batch->labels[r] >= 0) listed[w.rows++] = r;
+    w.row = listed;
     return w;
 }
 
@@ -83,41 +89,40 @@ static float *logits_at(const head_work *w, const tm_stage_args *a, uint64_t i, 
 /* Logits of `m` gathered rows for columns [v, v + n) of the part. */
 static void logits_block(const head_work *w, const tm_stage_args *a, uint64_t m, uint64_t v, uint64_t n,
                          float *logits) {
-    tm_gemm(&(tm_gemm_args){.m = m,
-                            .n = n,
-                            .k = w->h,
-                            .alpha = 1,
-                            .a = w->normed,
-                            .lda = w->h,
-                            .b = model_row_const(w->t, a->weight[0], v, w->h),
-                            .ldb = w->h,
-                            .b_trans = true,
-                            .c = logits,
-                            .ldc = n,
-                            .a_type = w->t,
-                            .b_type = w->t,
-                            .c_type = TM_ELEM_F32});
+    a->kernels->gemm(&(tm_gemm_args){.m = m,
+                                     .n = n,
+                                     .k = w->h,
+                                     .alpha = 1,
+                                     .a = w->normed,
+                                     .lda = w->h,
+                                     .b = model_row_const(w->t, a->weight[0], v, w->h),
+                                     .ldb = w->h,
+                                     .b_trans = true,
+                                     .c = logits,
+                                     .ldc = n,
+                                     .a_type = w->t,
+                                     .b_type = w->t,
+                                     .c_type = TM_ELEM_F32});
 }
 
 /* Gathers rows [i, i + n) of the list; returns how many rows products run over. */
 static uint64_t gather(const head_work *w, const tm_stage_args *a, uint64_t i, uint64_t n) {
     uint64_t padded = tm_round_up(n, MODEL_TOKEN_GRAIN);
-    tm_gather_rows(w->t, n, padded, w->h, w->row + i, a->slot[SLOT_NORMED], w->normed);
+    a->kernels->gather_rows(w->t, n, padded, w->h, w->row + i, a->slot[SLOT_NORMED], w->normed);
     return padded;
 }
 
 void head_forward(const tm_stage_args *a) {
     head_work w = prepare(a, false);
     tm_head_state *state = a->slot[SLOT_STATE];
-    for (uint32_t r = 0; model_fresh(a->slot_fresh, SLOT_STATE) && r < a->batch->tokens; r++)
-        state[r] = (tm_head_state){.max = -INFINITY};
-    for (uint64_t i = 0; i < w.rows; i += MODEL_TOKEN_CHUNK) {
-        uint64_t n = tm_min_u64(MODEL_TOKEN_CHUNK, w.rows - i), m = gather(&w, a, i, n);
-        for (uint32_t v = 0; v < w.count; v += MODEL_VOCAB_BLOCK) {
-            uint32_t columns = (uint32_t)tm_min_u64(MODEL_VOCAB_BLOCK, w.count - v);
+    if (model_fresh(a->slot_fresh, SLOT_STATE)) a->kernels->head_begin(a->batch->tokens, state);
+    for (uint64_t i = 0; i < w.rows; i += a->model->token_chunk) {
+        uint64_t n = tm_min_u64(a->model->token_chunk, w.rows - i), m = gather(&w, a, i, n);
+        for (uint32_t v = 0; v < w.count; v += a->model->vocab_block) {
+            uint32_t columns = (uint32_t)tm_min_u64(a->model->vocab_block, w.count - v);
             float *logits = logits_at(&w, a, i, m, v);
             logits_block(&w, a, m, v, columns, logits);
-            tm_head_update(n, w.row + i, w.first + v, columns, logits, columns, a->batch->labels, state);
+            a->kernels->head_update(n, w.row + i, w.first + v, columns, logits, columns, a->batch->labels, state);
         }
     }
 }
@@ -126,58 +131,59 @@ void head_forward(const tm_stage_args *a) {
 static void block_gradients(const head_work *w, const tm_stage_args *a, uint64_t m, uint32_t v, uint64_t n,
                             const float *d_logits, bool fresh) {
     uint64_t ld = n * (sizeof(float) / tm_elem_bytes(w->t));
-    tm_gemm(&(tm_gemm_args){.m = m,
-                            .n = w->h,
-                            .k = n,
-                            .alpha = 1,
-                            .beta = v ? 1 : 0,
-                            .a = d_logits,
-                            .lda = ld,
-                            .b = model_row_const(w->t, a->weight[0], v, w->h),
-                            .ldb = w->h,
-                            .c = w->dnormed,
-                            .ldc = w->h,
-                            .a_type = w->t,
-                            .b_type = w->t,
-                            .c_type = TM_ELEM_F32});
+    a->kernels->gemm(&(tm_gemm_args){.m = m,
+                                     .n = w->h,
+                                     .k = n,
+                                     .alpha = 1,
+                                     .beta = v ? 1 : 0,
+                                     .a = d_logits,
+                                     .lda = ld,
+                                     .b = model_row_const(w->t, a->weight[0], v, w->h),
+                                     .ldb = w->h,
+                                     .c = w->dnormed,
+                                     .ldc = w->h,
+                                     .a_type = w->t,
+                                     .b_type = w->t,
+                                     .c_type = TM_ELEM_F32});
     if (!a->weight_grad[0]) return;
-    tm_gemm(&(tm_gemm_args){.m = n,
-                            .n = w->h,
-                            .k = m,
-                            .alpha = 1,
-                            .beta = fresh ? 0 : 1,
-                            .a = d_logits,
-                            .lda = ld,
-                            .a_trans = true,
-                            .b = w->normed,
-                            .ldb = w->h,
-                            .c = a->weight_grad[0] + v * w->h,
-                            .ldc = w->h,
-                            .a_type = w->t,
-                            .b_type = w->t,
-                            .c_type = TM_ELEM_F32});
+    a->kernels->gemm(&(tm_gemm_args){.m = n,
+                                     .n = w->h,
+                                     .k = m,
+                                     .alpha = 1,
+                                     .beta = fresh ? 0 : 1,
+                                     .a = d_logits,
+                                     .lda = ld,
+                                     .a_trans = true,
+                                     .b = w->normed,
+                                     .ldb = w->h,
+                                     .c = a->weight_grad[0] + v * w->h,
+                                     .ldc = w->h,
+                                     .a_type = w->t,
+                                     .b_type = w->t,
+                                     .c_type = TM_ELEM_F32});
 }
 
 static void backward_chunk(const head_work *w, const tm_stage_args *a, uint64_t i) {
-    uint64_t n = tm_min_u64(MODEL_TOKEN_CHUNK, w->rows - i), m = gather(w, a, i, n);
-    for (uint32_t v = 0; v < w->count; v += MODEL_VOCAB_BLOCK) {
-        uint32_t columns = (uint32_t)tm_min_u64(MODEL_VOCAB_BLOCK, w->count - v);
+    uint64_t n = tm_min_u64(a->model->token_chunk, w->rows - i), m = gather(w, a, i, n);
+    for (uint32_t v = 0; v < w->count; v += a->model->vocab_block) {
+        uint32_t columns = (uint32_t)tm_min_u64(a->model->vocab_block, w->count - v);
         float *logits = logits_at(w, a, i, m, v);
         if (!a->kept_logits) logits_block(w, a, m, v, columns, logits);
-        tm_head_gradient(w->t, n, w->row + i, w->first + v, columns, logits, columns, a->batch->labels,
-                         a->slot[SLOT_STATE], a->coefficient);
-        memset(logits + n * columns, 0, (m - n) * columns * sizeof(float));
+        a->kernels->head_gradient(w->t, n, w->row + i, w->first + v, columns, logits, columns, a->batch->labels,
+                                  a->slot[SLOT_STATE], a->coefficient);
+        a->kernels->zero(logits + n * columns, (m - n) * columns * sizeof(float));
         block_gradients(w, a, m, v, columns, logits, a->weight_grad_fresh[0] && i == 0);
     }
-    tm_scatter_add_rows(n, w->h, w->row + i, w->dnormed, a->grad[SLOT_NORMED]);
+    a->kernels->scatter_add_rows(n, w->h, w->row + i, w->dnormed, a->grad[SLOT_NORMED]);
 }
 
 void head_backward(const tm_stage_args *a) {
     head_work w = prepare(a, true);
-    if (model_fresh(a->grad_fresh, SLOT_NORMED)) tm_zero(a->grad[SLOT_NORMED], a->batch->tokens * w.h * sizeof(float));
+    if (model_fresh(a->grad_fresh, SLOT_NORMED))
+        a->kernels->zero(a->grad[SLOT_NORMED], a->batch->tokens * w.h * sizeof(float));
     if (a->weight_grad[0] && a->weight_grad_fresh[0] && !w.rows)
-        tm_zero(a->weight_grad[0], w.count * w.h * sizeof(float));
-    for (uint64_t i = 0; i < w.rows; i += MODEL_TOKEN_CHUNK) backward_chunk(&w, a, i);
+        a->kernels->zero(a->weight_grad[0], w.count * w.h * sizeof(float));
+    for (uint64_t i = 0; i < w.rows; i += a->model->token_chunk) backward_chunk(&w, a, i);
 }
 
 uint64_t tm_head_kept_bytes(const tm_model *m, uint32_t unit, uint32_t stage, uint32_t rows, uint32_t seq) {
@@ -199,19 +205,20 @@ tm_status tm_head_logits(const tm_stage_args *a, uint32_t first, uint32_t n, flo
     tm_elem t = model_elem(a->model);
     if (s->code != STAGE_HEAD || first > a->batch->tokens || n > a->batch->tokens - first)
         return tm_fail(TM_EBUG, "tm_head_logits: rows %u+%u of %u in stage %s", first, n, a->batch->tokens, s->name);
-    tm_gemm(&(tm_gemm_args){.m = n,
-                            .n = model_part_rows(c, s->index),
-                            .k = c->hidden_size,
-                            .alpha = 1,
-                            .a = model_row_const(t, a->slot[SLOT_NORMED], first, c->hidden_size),
-                            .lda = c->hidden_size,
-                            .b = a->weight[0],
-                            .ldb = c->hidden_size,
-                            .b_trans = true,
-                            .c = out + (uint64_t)s->index * MODEL_VOCAB_PART,
-                            .ldc = ld,
-                            .a_type = t,
-                            .b_type = t,
-                            .c_type = TM_ELEM_F32});
+    (a->kernels ? a->kernels : tm_kernels_host())
+        ->gemm(&(tm_gemm_args){.m = n,
+                               .n = model_part_rows(c, s->index),
+                               .k = c->hidden_size,
+                               .alpha = 1,
+                               .a = model_row_const(t, a->slot[SLOT_NORMED], first, c->hidden_size),
+                               .lda = c->hidden_size,
+                               .b = a->weight[0],
+                               .ldb = c->hidden_size,
+                               .b_trans = true,
+                               .c = out + (uint64_t)s->index * MODEL_VOCAB_PART,
+                               .ldc = ld,
+                               .a_type = t,
+                               .b_type = t,
+                               .c_type = TM_ELEM_F32});
     return TM_OK;
 }

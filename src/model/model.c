@@ -21,6 +21,7 @@ tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_d
     m->config = *config;
     m->compute = compute;
     m->fused_elements = fused_elements;
+    tm_model_set_sizes(m, &(tm_kernel_sizes){0});
     tm_status rc = model_build_tables(m);
     if (rc == TM_OK) rc = prepare_rope(m);
     if (rc != TM_OK) {
@@ -29,6 +30,14 @@ tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_d
     }
     *out = m;
     return TM_OK;
+}
+
+void tm_model_set_sizes(tm_model *m, const tm_kernel_sizes *sizes) {
+    m->sizes = *sizes;
+    if (!m->sizes.rmsnorm_workspace) m->sizes.rmsnorm_workspace = tm_rmsnorm_workspace;
+    if (!m->sizes.attention_workspace) m->sizes.attention_workspace = tm_attention_workspace;
+    m->token_chunk = sizes->token_chunk ? sizes->token_chunk : MODEL_TOKEN_CHUNK;
+    m->vocab_block = sizes->vocab_block ? sizes->vocab_block : MODEL_VOCAB_BLOCK;
 }
 
 tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute) {

@@ -21,6 +21,7 @@
 #define TIDEMILL_MODEL_H
 
 #include "base/base.h"
+#include "kernels/kernel_table.h"
 
 typedef enum tm_dtype { TM_F32, TM_BF16, TM_F16 } tm_dtype;
 static inline uint64_t tm_dtype_bytes(tm_dtype t) {
@@ -111,6 +112,8 @@ typedef struct tm_unit {
 typedef struct tm_model tm_model;
 TM_MUST_USE tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute);
 void tm_model_free(tm_model *m);
+/* What computes it is not the host: before anything is asked about workspaces. */
+void tm_model_set_sizes(tm_model *m, const tm_kernel_sizes *sizes);
 const tm_model_config *tm_model_get_config(const tm_model *m);
 tm_dtype tm_model_dtype(const tm_model *m);
 uint32_t tm_model_units(const tm_model *m);
@@ -136,10 +139,15 @@ typedef struct tm_micro_batch {
     const int32_t *labels;    /* [T], already shifted: the token that row t should predict, -100: ignored */
     const uint8_t *key_mask;  /* [T], 1: may be attended to; NULL: all */
     const uint32_t *position; /* [rows] position of the row's first token (0 in training); NULL: all 0 */
+    /* Token rows whose label is not -100, in order; NULL: the head looks for them (not where kernels are a device's).
+     */
+    const uint32_t *label_row;
+    uint32_t label_rows;
 } tm_micro_batch;
 
 typedef struct tm_stage_args {
     const tm_model *model;
+    const tm_kernel_table *kernels; /* NULL: the host's; else pointers to rows below are to the device's memory */
     uint32_t unit, stage;
     const tm_micro_batch *batch;
     void *slot[TM_MAX_SLOTS]; /* NULL where the stage does not use it */

@@ -48,7 +48,9 @@ struct tm_model {
     tm_dtype compute;
     tm_rope rope;
     small_layout small;
-    uint64_t fused_elements; /* MODEL_FUSED_ELEMENTS, or less in a test */
+    tm_kernel_sizes sizes;             /* of the kernels that compute it; functions are set */
+    uint32_t token_chunk, vocab_block; /* MODEL_TOKEN_CHUNK, MODEL_VOCAB_BLOCK, or what those kernels like better */
+    uint64_t fused_elements;           /* MODEL_FUSED_ELEMENTS, or less in a test */
     bool fused_qkv, fused_gate_up;
     uint64_t parameters;
     uint32_t n_units, n_parts, n_tensors, n_segments, n_stages;
@@ -109,7 +111,7 @@ static inline bool model_fresh(uint32_t bits, unsigned slot) {
 }
 
 /* Rows [model_rows, tokens) of something that is `row_bytes` wide become zero. */
-void model_zero_tail(const tm_micro_batch *b, void *x, uint64_t row_bytes);
+void model_zero_tail(const tm_stage_args *a, void *x, uint64_t row_bytes);
 /* The small part's gradient, zeroed if this is the first contribution: others than the caller's vector have to be added
  * to it later. NULL: not wanted. */
 float *model_small_gradient(const tm_stage_args *a, unsigned part);

@@ -1,8 +1,6 @@
 /* A stage's code to the functions that run it. */
 #include "model/model_internal.h"
 
-#include <string.h>
-
 typedef struct stage_ops {
     void (*forward)(const tm_stage_args *a);
     void (*backward)(const tm_stage_args *a);
@@ -37,9 +35,16 @@ static tm_status check(const tm_stage_args *a) {
                         b->tokens);
 }
 
+static tm_stage_args with_kernels(const tm_stage_args *a) {
+    tm_stage_args x = *a;
+    if (!x.kernels) x.kernels = tm_kernels_host();
+    return x;
+}
+
 tm_status tm_stage_forward(const tm_stage_args *a) {
+    tm_stage_args x = with_kernels(a);
     TM_TRY(check(a));
-    if (model_used(a->batch)) ops[model_stage_of(a)->code].forward(a);
+    if (model_used(a->batch)) ops[model_stage_of(a)->code].forward(&x);
     return TM_OK;
 }
 
@@ -48,26 +53,28 @@ static void empty_backward(const tm_stage_args *a) {
     const tm_stage *s = model_stage_of(a);
     for (unsigned p = 0; p < s->n_parts; p++)
         if (s->part_gradient[p] && a->weight_grad[p] && a->weight_grad_fresh[p])
-            tm_zero(a->weight_grad[p], a->model->part[s->part[p]].elements * sizeof(float));
+            a->kernels->zero(a->weight_grad[p], a->model->part[s->part[p]].elements * sizeof(float));
 }
 
 tm_status tm_stage_backward(const tm_stage_args *a) {
+    tm_stage_args x = with_kernels(a);
     TM_TRY(check(a));
     if (model_used(a->batch))
-        ops[model_stage_of(a)->code].backward(a);
+        ops[model_stage_of(a)->code].backward(&x);
     else
-        empty_backward(a);
+        empty_backward(&x);
     return TM_OK;
 }
 
-void model_zero_tail(const tm_micro_batch *b, void *x, uint64_t row_bytes) {
+void model_zero_tail(const tm_stage_args *a, void *x, uint64_t row_bytes) {
+    const tm_micro_batch *b = a->batch;
     uint64_t rows = model_rows(b);
-    if (b->tokens > rows) memset((char *)x + rows * row_bytes, 0, (b->tokens - rows) * row_bytes);
+    if (b->tokens > rows) a->kernels->zero((char *)x + rows * row_bytes, (b->tokens - rows) * row_bytes);
 }
 
 float *model_small_gradient(const tm_stage_args *a, unsigned part) {
     float *grad = a->weight_grad[part];
     if (grad && a->weight_grad_fresh[part])
-        memset(grad, 0, a->model->part[model_stage_of(a)->part[part]].elements * sizeof *grad);
+        a->kernels->zero(grad, a->model->part[model_stage_of(a)->part[part]].elements * sizeof *grad);
     return grad;
 }

@@ -14,15 +14,16 @@
 #include <string.h>
 
 uint64_t batch_bytes(uint32_t tokens, uint32_t rows) {
-    return (uint64_t)tokens * 8 + tm_round_up(tokens, 64) + (uint64_t)rows * 4;
+    return (uint64_t)tokens * 12 + tm_round_up(tokens, 64) + (uint64_t)rows * 4;
 }
 
 batch_view batch_at(void *frame, uint32_t tokens) {
     char *at = frame;
     return (batch_view){.ids = (int32_t *)at,
                         .labels = (int32_t *)(at + (size_t)tokens * 4),
-                        .mask = (uint8_t *)(at + (size_t)tokens * 8),
-                        .position = (uint32_t *)(at + (size_t)tokens * 8 + tm_round_up(tokens, 64))};
+                        .label_row = (uint32_t *)(at + (size_t)tokens * 8),
+                        .mask = (uint8_t *)(at + (size_t)tokens * 12),
+                        .position = (uint32_t *)(at + (size_t)tokens * 12 + tm_round_up(tokens, 64))};
 }
 
 uint32_t pass_scratch(pass *x, uint32_t unit, uint64_t bytes) {

@@ -94,6 +94,7 @@ static void fill_batch(const tm_job *job, void *frame, const job_shape *shape) {
         v.ids[i] = (int32_t)((uint64_t)i * 7919 % vocab);
         v.labels[i] = (int32_t)((uint64_t)i * 104729 % vocab);
         v.mask[i] = 1;
+        v.label_row[i] = i;
     }
     memset(v.position, 0, shape->rows * sizeof *v.position);
 }
@@ -117,7 +118,9 @@ static tm_job stand_in(const tm_job *job, const job_shape *shape, job_batch *bat
                          .seq = shape->seq,
                          .tokens = shape_tokens(shape),
                          .mask_tokens = used,
-                         .label_tokens = used};
+                         .label_tokens = used,
+                         .label_rows = used};
+    j.kernels = NULL; /* the host's */
     j.batch = batch;
     j.capacity = shape_tokens(shape);
     j.kv = NULL;

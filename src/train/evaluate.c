@@ -24,7 +24,11 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, i
     tm_batch_shape shape;
     (void)position;
     TM_TRY(tm_dataset_batch(data_set(e->data), e->step, mb, 0, capacity, ids, labels, mask, &shape));
-    *out = (job_batch){shape.rows, shape.seq, shape.tokens, shape.mask_tokens, shape.label_tokens};
+    *out = (job_batch){.rows = shape.rows,
+                       .seq = shape.seq,
+                       .tokens = shape.tokens,
+                       .mask_tokens = shape.mask_tokens,
+                       .label_tokens = shape.label_tokens};
     return TM_OK;
 }
 

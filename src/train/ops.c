@@ -13,15 +13,26 @@ static tm_micro_batch micro_batch(const tm_job *job, uint32_t mb, uint32_t capac
                             .tokens = b->tokens,
                             .ids = v.ids,
                             .labels = v.labels,
+                            .label_row = v.label_row,
+                            .label_rows = b->label_rows,
                             .key_mask = v.mask,
                             .position = job->kv ? v.position : NULL};
 }
 
+/* The head works on labelled tokens alone. Listed here: where it runs nobody may look into a batch. */
+static void list_labels(const batch_view *v, job_batch *b) {
+    b->label_rows = 0;
+    for (uint32_t r = 0; r < b->rows * b->seq; r++)
+        if (v->labels[r] >= 0) v->label_row[b->label_rows++] = r;
+}
+
 static tm_status do_batch(tm_job *job, const tm_op *op, operands o) {
     batch_view v = batch_at(next_operand(&o), op->arg[1]);
+    job_batch *b = &job->batch[op->arg[0]];
     job->capacity = op->arg[1];
-    return job->fill(job->fill_ctx, op->arg[0], op->arg[1], v.ids, v.labels, v.mask, v.position,
-                     &job->batch[op->arg[0]]);
+    TM_TRY(job->fill(job->fill_ctx, op->arg[0], op->arg[1], v.ids, v.labels, v.mask, v.position, b));
+    list_labels(&v, b);
+    return TM_OK;
 }
 
 static void take_slots(operands *o, const tm_slot_use *use, uint32_t n, tm_stage_args *a) {
@@ -34,6 +45,7 @@ static tm_status do_forward(tm_job *job, const tm_op *op, operands o) {
     tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = {.model = job->model,
+                       .kernels = job->kernels,
                        .unit = op->arg[0],
                        .stage = op->arg[1],
                        .batch = &b,
@@ -54,8 +66,10 @@ static tm_status do_forward(tm_job *job, const tm_op *op, operands o) {
 static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
+    __typeof__(tm_zero) *zero = (job->kernels ? job->kernels : tm_kernels_host())->zero;
     tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
     tm_stage_args a = {.model = job->model,
+                       .kernels = job->kernels,
                        .unit = op->arg[0],
                        .stage = op->arg[1],
                        .batch = &b,
@@ -71,7 +85,7 @@ static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
         a.weight_grad_fresh[i] = op->flags >> i & 1;
         /* a micro-batch that has no rows contributes nothing, but someone has to write first */
         if (b.rows == 0 && a.weight_grad_fresh[i])
-            memset(a.weight_grad[i], 0, tm_model_part(job->model, stage->part[i])->elements * sizeof(float));
+            zero(a.weight_grad[i], tm_model_part(job->model, stage->part[i])->elements * sizeof(float));
     }
     if (b.rows == 0) return TM_OK;
     if (op->flags & OP_KEPT_LOGITS) a.kept_logits = next_operand(&o);
@@ -137,7 +151,9 @@ static tm_status do_finish(tm_job *job, const tm_op *op, operands o) {
     uint64_t into = op->arg[3] ? at.begin - own_run(job, op->arg[0]).begin : 0;
     char *g = (char *)next_operand(&o) + into * tm_dtype_bytes(job->dtype);
     double *partial = (double *)next_operand(&o) + (uint64_t)op->arg[1] * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
-    if (job->dtype == TM_F32)
+    if (job->kernels)
+        job->kernels->grad_finish((tm_elem)job->dtype, sum, g, at.n, partial);
+    else if (job->dtype == TM_F32)
         tm_grad_finish_f32(sum, (float *)(void *)g, at.n, partial);
     else if (job->dtype == TM_BF16)
         tm_grad_finish_bf16(sum, (uint16_t *)(void *)g, at.n, partial);

@@ -68,6 +68,7 @@ typedef struct part_state {
 typedef struct job_batch {
     uint32_t rows, seq, tokens;
     uint64_t mask_tokens, label_tokens;
+    uint32_t label_rows; /* set by OP_BATCH */
 } job_batch;
 
 typedef struct job_shape {
@@ -145,12 +146,13 @@ struct tm_job {
     uint32_t kv_rows, kv_capacity;
     tm_exec *exec;
     tm_store *store;
-    tm_device *device;    /* NULL: in place */
-    bool keep_state;      /* job_close leaves the run directories */
-    uint64_t host_bytes;  /* the budget; UINT64_MAX: unlimited */
-    uint64_t fixed_bytes; /* of it: everything but the slab */
-    uint64_t slab_bytes;  /* that plans may use: the budget's share, from job_start's end on what exists */
-    uint64_t budget_slab; /* all of it */
+    tm_device *device;              /* NULL: in place */
+    const tm_kernel_table *kernels; /* of operations of the device's tier; NULL: the host's */
+    bool keep_state;                /* job_close leaves the run directories */
+    uint64_t host_bytes;            /* the budget; UINT64_MAX: unlimited */
+    uint64_t fixed_bytes;           /* of it: everything but the slab */
+    uint64_t slab_bytes;            /* that plans may use: the budget's share, from job_start's end on what exists */
+    uint64_t budget_slab;           /* all of it */
     uint64_t need_slab, need_spill, need_spill_largest, need_device; /* largest of the plans compiled */
     uint64_t need_shared, need_share;                                /* likewise: tm_plan_info */
     struct tm_comm_window *window;                                   /* gathered weights, for all ranks of a node */
@@ -291,6 +293,7 @@ tm_kind walk_kind(const tm_job *job, int what); /* that `what` is read from, the
 uint64_t batch_bytes(uint32_t tokens, uint32_t rows);
 typedef struct batch_view {
     int32_t *ids, *labels;
+    uint32_t *label_row; /* job_batch.label_rows: those that the head works on */
     uint8_t *mask;
     uint32_t *position;
 } batch_view;

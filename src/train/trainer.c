@@ -138,7 +138,11 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, 
         t->job->step_tokens = info.tokens;
     }
     TM_TRY(tm_dataset_batch(ds, step, mb, t->ranks.rank, capacity, ids, labels, mask, &shape));
-    *out = (job_batch){shape.rows, shape.seq, shape.tokens, shape.mask_tokens, shape.label_tokens};
+    *out = (job_batch){.rows = shape.rows,
+                       .seq = shape.seq,
+                       .tokens = shape.tokens,
+                       .mask_tokens = shape.mask_tokens,
+                       .label_tokens = shape.label_tokens};
     return TM_OK;
 }
 

@@ -1,5 +1,6 @@
-/* Devices: an arena that host code cannot touch, its cap, copies in order and at their rate, windows that overlap. */
-#include "device/device.h"
+/* Devices: an arena that host code cannot touch, its cap, copies in order and at their rate, operations that return
+ * before they end, windows that overlap and windows that do not open, modules. */
+#include "device/device_internal.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -7,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -258,6 +260,156 @@ static void events_complete_once_and_in_order(void **state) {
     assert_int_equal(o.wrong, 0);
 }
 
+/* ---- operations ---------------------------------------------------------------------------------------------- */
+
+enum { OPERATIONS = 600 };
+typedef struct sequence {
+    pthread_mutex_t lock;
+    pthread_cond_t go_on;
+    bool may_go;
+    pthread_t thread;
+    int next, wrong, ended, failed;
+} sequence;
+typedef struct step {
+    tm_event e;
+    sequence *q;
+    int number;
+} step;
+
+static tm_status take_turn(void *ctx) {
+    step *s = ctx;
+    sequence *q = s->q;
+    pthread_mutex_lock(&q->lock);
+    while (!q->may_go) pthread_cond_wait(&q->go_on, &q->lock);
+    q->thread = pthread_self();
+    q->wrong += s->number != q->next++;
+    pthread_mutex_unlock(&q->lock);
+    return s->number % 100 == 7 ? tm_fail(TM_EIO, "operation %d gives up", s->number) : TM_OK;
+}
+
+static void turn_ended(tm_event *e) {
+    step *s = (step *)(void *)e;
+    bool failed = s->number % 100 == 7;
+    pthread_mutex_lock(&s->q->lock);
+    s->q->wrong += s->number != s->q->ended++ || (e->status != TM_OK) != failed ||
+                   (strstr(tm_error_get()->text, "gives up") != NULL) != failed || e->end_ns < e->start_ns;
+    s->q->failed += failed;
+    pthread_mutex_unlock(&s->q->lock);
+}
+
+/* None has run when all are submitted; then each in its turn; what one of them says goes to its own event only. */
+static void operations_return_before_they_end(void **state) {
+    (void)state;
+    static step list[OPERATIONS];
+    sequence q = {.lock = PTHREAD_MUTEX_INITIALIZER, .go_on = PTHREAD_COND_INITIALIZER};
+    tm_device *d = arena(MIB, 0);
+    tm_device_frame f = {0, PAGE};
+    for (int i = 0; i < OPERATIONS; i++) {
+        list[i] = (step){.e = {.done = i == OPERATIONS - 1 ? NULL : turn_ended}, .q = &q, .number = i};
+        if (i == 200) { /* a ring is full at some point */
+            pthread_mutex_lock(&q.lock);
+            assert_int_equal(q.next, 0);
+            q.may_go = true;
+            pthread_cond_broadcast(&q.go_on);
+            pthread_mutex_unlock(&q.lock);
+        }
+        assert_int_equal(tm_device_submit(d, &(tm_device_op){&f, 1, take_turn, &list[i]}, &list[i].e), TM_OK);
+    }
+    assert_int_equal(tm_event_wait(d, &list[OPERATIONS - 1].e), TM_OK);
+    assert_int_equal(q.next, OPERATIONS);
+    assert_int_equal(q.ended, OPERATIONS - 1);
+    assert_int_equal(q.failed, OPERATIONS / 100);
+    assert_int_equal(q.wrong, 0);
+    assert_false(pthread_equal(q.thread, pthread_self()));
+    step bad = {.q = &q, .number = 7};
+    q.next = 7;
+    assert_int_equal(tm_device_run(d, &f, 1, take_turn, &bad), TM_EIO); /* and to who waits for it */
+    assert_string_equal(tm_error_get()->text, "operation 7 gives up");
+    tm_error_clear();
+    tm_device_stats s;
+    tm_device_get_stats(d, &s);
+    assert_int_equal(s.operations, OPERATIONS + 1);
+    tm_device_close(d);
+}
+
+/* A copy begins and ends while an operation runs that reads the same frame. */
+static tm_status wait_for_copy(void *ctx) {
+    const overlap *o = ctx;
+    while (!tm_event_query(o->d, o->e)) (void)usleep(100);
+    return TM_OK;
+}
+
+static void copies_pass_operations(void **state) {
+    (void)state;
+    static unsigned char buf[PAGE];
+    tm_device *d = arena(MIB, 0);
+    tm_event copied = {0}, ran = {0};
+    overlap o = {d, &copied, 0};
+    tm_device_frame f = {0, PAGE};
+    assert_int_equal(tm_device_submit(d, &(tm_device_op){&f, 1, wait_for_copy, &o}, &ran), TM_OK);
+    assert_false(tm_event_query(d, &ran));
+    assert_int_equal(tm_device_copy(d, &(tm_device_transfer){TM_DEVICE_OUT, buf, 0, PAGE}, &copied), TM_OK);
+    assert_int_equal(tm_event_wait(d, &ran), TM_OK);
+    tm_device_close(d);
+}
+
+/* ---- windows that do not open -------------------------------------------------------------------------------- */
+
+static void a_window_that_does_not_open_leaves_none_behind(void **state) {
+    (void)state;
+    static unsigned char in[8 * PAGE];
+    tm_device *d = arena(MIB, 0);
+    bool ran;
+    tm_device_frame f[] = {{0, 2 * PAGE}, {4 * PAGE, 2 * PAGE}, {3 * PAGE, 4 * PAGE}}; /* the last in two pieces */
+    for (int nth = 1; nth <= 4; nth++) {
+        char spec[32];
+        (void)snprintf(spec, sizeof spec, "protect:%d:ENOMEM:once", nth);
+        ran = false;
+        assert_int_equal(tm_fault_set(spec), TM_OK);
+        assert_int_equal(tm_device_run(d, f, 3, never, &ran), TM_ENOMEM);
+        assert_non_null(strstr(tm_error_get()->text, "open a window"));
+        tm_error_clear();
+        assert_int_equal(tm_fault_set(NULL), TM_OK);
+        assert_false(ran);
+        assert_int_equal(child(write_it, d), SIGSEGV);
+        copy(d, TM_DEVICE_IN, in, 0, sizeof in); /* counts are as they were */
+        assert_int_equal(child(write_it, d), SIGSEGV);
+        assert_int_equal(child(read_it, d), SIGSEGV);
+    }
+    assert_int_equal(tm_device_run(d, f, 3, never, &ran), TM_OK);
+    assert_true(ran);
+    tm_device_close(d);
+}
+
+/* ---- modules ------------------------------------------------------------------------------------------------- */
+
+static void modules_are_checked_before_they_are_called(void **state) {
+    (void)state;
+    const device_ops *ops = NULL;
+    assert_int_equal(device_module_load("missing", &ops), TM_EUNSUPPORTED);
+    assert_non_null(strstr(tm_error_get()->text, "libtidemill_missing.so"));
+    tm_error_clear();
+    const char *bad[][2] = {
+        {"test_version", "another version"}, {"test_symbol", "no module"}, {"test_driver", "no driver"}};
+    for (size_t i = 0; i < TM_COUNT(bad); i++) {
+        assert_int_equal(device_module_load(bad[i][0], &ops), TM_EUNSUPPORTED);
+        if (!strstr(tm_error_get()->text, bad[i][1])) fail_msg("%s: %s", bad[i][0], tm_error_get()->text);
+        tm_error_clear();
+        assert_null(ops);
+    }
+    const device_ops *again = NULL;
+    tm_device_info info = {0};
+    assert_int_equal(device_module_load("test_good", &ops), TM_OK);
+    assert_int_equal(device_module_load("test_good", &again), TM_OK);
+    assert_ptr_equal(ops, again);
+    assert_int_equal(ops->look(1, &info), TM_OK); /* started once */
+    assert_string_equal(info.name, "test_good:1");
+    assert_int_equal(info.memory_bytes, 1);
+    assert_int_equal(ops->look(2, &info), TM_EINPUT); /* what it says is said here */
+    assert_string_equal(tm_error_get()->text, "there is no test_good:2");
+    tm_error_clear();
+}
+
 /* ---- the table ----------------------------------------------------------------------------------------------- */
 
 static void the_cpu_computes_in_place(void **state) {
@@ -298,6 +450,10 @@ int main(void) {
         cmocka_unit_test(nothing_goes_past_the_cap),
         cmocka_unit_test(copies_take_the_time_that_they_are_given),
         cmocka_unit_test(events_complete_once_and_in_order),
+        cmocka_unit_test(operations_return_before_they_end),
+        cmocka_unit_test(copies_pass_operations),
+        cmocka_unit_test(a_window_that_does_not_open_leaves_none_behind),
+        cmocka_unit_test(modules_are_checked_before_they_are_called),
         cmocka_unit_test(the_cpu_computes_in_place),
         cmocka_unit_test(unknown_devices_are_named),
     };
