@@ -163,7 +163,7 @@ static tm_status base_load(density *d, const uint8_t *resident, const uint8_t *t
         cand_visit x = {.from = pv->first_op, .to = pv->last_op};
         for (uint32_t k = 0; k < pv->count; k++) x.bytes += program_object(p, pv->first + k)->frame_bytes;
         if (!is_temp(pv->first)) {
-            if (!resident[pv->first]) d->base[d->n_base++] = x;
+            if (!resident[pv->first] || pv->home != VISIT_USUAL) d->base[d->n_base++] = x;
             continue;
         }
         uint32_t t = pv->first & ~TM_TEMP_BIT;

@@ -51,7 +51,13 @@ const char *tm_kind_name(tm_kind kind); /* "weight_hi", ... */
 
 /* Where frames lie. State and everything that pages are in the host's slab; a device's arena has its own addresses, and
  * so has memory that the ranks of a node share: temporaries of one visit, which only communication operations write. */
-typedef enum tm_tier { TM_TIER_HOST, TM_TIER_DEVICE, TM_TIER_SHARED, TM_TIERS } tm_tier;
+typedef enum tm_tier {
+    TM_TIER_HOST,
+    TM_TIER_DEVICE,
+    TM_TIER_SHARED,
+    TM_TIERS,
+    TM_TIER_EITHER = TM_TIERS /* of an operation: the device's if all state that it uses is held there, else the host's */
+} tm_tier;
 
 typedef struct tm_object {
     tm_kind kind;
@@ -64,7 +70,7 @@ typedef struct tm_object {
     /* results, read-only outside this folder: */
     bool state, resident;
     uint64_t frame_bytes; /* bytes rounded up to the alignment */
-    uint64_t address;     /* resident state: in the slab */
+    uint64_t address;     /* resident state: in the slab; from 2^50 on: held in the device's arena */
 } tm_object;
 
 /* ---- layout: the state of a run, its residency and its home on disk ------------------------------------------ */
@@ -104,7 +110,7 @@ typedef struct tm_op {
     uint16_t flags;
     uint32_t arg[4];
     uint8_t engine; /* tm_engine: not a disk engine */
-    uint8_t tier;   /* tm_tier: its operands lie where the model is computed (DEVICE), or on the host */
+    uint8_t tier;   /* tm_tier: its operands lie where the model is computed (DEVICE), on the host, or EITHER */
 } tm_op;
 /* The code of a copy that the compiler inserted; arg: bytes, upper half of them, object. */
 #define TM_OP_COPY UINT16_MAX
@@ -145,6 +151,9 @@ typedef struct tm_plan_opts {
     const struct tm_machine *machine; /* disk rates; NULL: nominal */
     uint64_t device_bytes;            /* of the device's arena; 0: it computes on host frames, nothing is copied */
     uint32_t shared_by; /* ranks that share the frames of TM_TIER_SHARED: slab_bytes pays for one share of them */
+    bool device_apart;                /* the device computes beside the host's cores: TM_ENGINE_DEVICE */
+    uint32_t hold_quarters; /* with choose_residency: so much of the arena, beside what the program needs at least, may
+                               hold state from run to run; 0: none does */
     bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
 } tm_plan_opts;
 
@@ -159,6 +168,7 @@ typedef struct tm_plan_info {
     uint32_t ops, edges;
     uint64_t memory_bytes;  /* of the plan itself */
     uint64_t device_bytes;  /* of the device's arena */
+    uint64_t held_bytes;    /* of it: state that stays there from run to run */
     uint64_t copy_bytes[2]; /* of one run: in, out */
     uint64_t shared_bytes;  /* of the frames of TM_TIER_SHARED */
     uint64_t share_bytes;   /* one rank's share of them: minimum_bytes counts it, slab_bytes does not */
@@ -183,6 +193,8 @@ TM_MUST_USE tm_status tm_plan_minimum(const tm_layout *layout, const tm_program 
                                       uint64_t *minimum);
 /* The least arena for this program alone: every object there only while one visit's operations need it. */
 TM_MUST_USE tm_status tm_plan_device_minimum(const tm_program *p, uint64_t *minimum);
+/* Brings the state that is held in a device's arena to its extents, for a commit, or from there. NULL: nothing is. */
+TM_MUST_USE tm_status tm_program_held(tm_program **out, const tm_layout *layout, bool to_extents);
 void tm_plan_free(tm_plan *plan);
 const tm_plan_info *tm_plan_get_info(const tm_plan *plan);
 /* Proves the plan under asynchronous completion: every operand is filled before it is used, frames that overlap are

@@ -18,11 +18,19 @@ struct tm_layout {
     bool chosen;
 };
 
+/* State that is held in a device's arena lies there, whoever visits it; but for host frames of it. */
+typedef enum visit_home {
+    VISIT_USUAL,
+    VISIT_APART, /* a host frame for as long as the visit lasts: copies fill it, and take away what was written */
+    VISIT_DISK   /* a host frame that is filled from the object's extent, or written back there */
+} visit_home;
+
 typedef struct prog_visit {
     uint32_t first, count;      /* object ids */
     uint32_t first_op, last_op; /* TM_NONE: not used */
     uint32_t record;            /* first of `count` per-object records */
     uint8_t tier;               /* where its frame is */
+    uint8_t home;               /* of what is held in a device's arena: see visit_home */
     uint64_t address;           /* lower.c or shared.c has placed it there; 0: place.c does */
 } prog_visit;
 
@@ -57,6 +65,8 @@ struct tm_program {
     uint32_t n_use, cap_use;
     uint64_t device_bytes; /* of the arena: what lower.c placed */
     uint64_t shared_bytes; /* what shared.c placed */
+    uint64_t *held;        /* lowered: per state object its address in the arena, 0: none; NULL: nothing is */
+    bool lowered;
     tm_status status;
 };
 
@@ -102,7 +112,7 @@ uint64_t shared_share(const tm_program *p, const tm_plan_opts *opts);
 /* residency.c and density.c: decide resident[] (per state object) and temp_paged[], and the window. */
 tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,
                            uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *room, uint64_t *minimum);
-uint64_t residency_base(const tm_layout *l, const uint8_t *resident, uint64_t *address /* per object, or NULL */);
+uint64_t residency_base(const tm_program *p, const uint8_t *resident, uint64_t *address /* per object, or NULL */);
 
 typedef struct temp_extent {
     uint64_t offset;     /* in the spill file */

@@ -78,6 +78,11 @@ static tm_status add_placed(placement *pl, const tm_program *p, uint32_t v) {
     return TM_OK;
 }
 
+/* A host frame of what is held on the device. */
+static tm_status add_apart(placement *pl, const tm_program *p, uint32_t v) {
+    return push_visit(pl, p, v) ? TM_OK : tm_nomem(sizeof(residence));
+}
+
 static tm_status build_residences(placement *pl, const tm_program *p, const uint8_t *resident) {
     uint32_t *of_temp = tm_malloc(sizeof *of_temp * (p->n_temp + 1));
     uint32_t *last_visit = tm_malloc(sizeof *last_visit * (p->n_temp + 1));
@@ -95,6 +100,8 @@ static tm_status build_residences(placement *pl, const tm_program *p, const uint
         if (visit->first_op == TM_NONE) continue;
         if (visit->address) {
             rc = add_placed(pl, p, v);
+        } else if (visit->home != VISIT_USUAL) {
+            rc = visit->home == VISIT_DISK ? add_paged(pl, p, v, false) : add_apart(pl, p, v);
         } else if (visit->first & TM_TEMP_BIT) {
             uint32_t t = visit->first & ~TM_TEMP_BIT;
             rc = pl->temp_paged[t] ? add_paged(pl, p, v, last_visit[t] == v) : add_kept_temp(pl, p, v, of_temp);

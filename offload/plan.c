@@ -28,43 +28,74 @@ static void settle(tm_layout *l, const uint8_t *resident, const uint64_t *addres
     l->chosen = true;
 }
 
-tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
+/* What a compilation decides before it places frames. */
+typedef struct chosen {
+    tm_program *lowered; /* NULL: `p` is the caller's */
+    const tm_program *p;
+    uint8_t *resident, *temp_paged;
+    uint64_t base, window, room, least;
+} chosen;
+
+static uint64_t held_bytes(const tm_program *p) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; p->held && i < p->layout->n; i++) bytes += p->held[i] ? p->layout->object[i].frame_bytes : 0;
+    return bytes;
+}
+
+/* What is held in the arena need not be on the host: where the slab is too small otherwise, that is what decides. */
+static tm_status choose(chosen *c, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts) {
+    bool lower = opts->device_bytes && !p->lowered, holds = opts->choose_residency && opts->hold_quarters > 0;
+    tm_plan_opts tight = *opts;
+    tight.slab_bytes = 0;
+    c->p = p;
+    if (lower) TM_TRY(lower_program(&c->lowered, p, opts));
+    if (lower) c->p = c->lowered;
+    tm_status rc =
+        residency_choose(c->p, layout, opts, c->resident, c->temp_paged, &c->base, &c->window, &c->room, &c->least);
+    if (rc != TM_EBUDGET || !lower || !holds) return rc;
+    tm_error_clear();
+    tm_program_free(c->lowered);
+    c->lowered = NULL;
+    TM_TRY(lower_program(&c->lowered, p, &tight));
+    c->p = c->lowered;
+    return residency_choose(c->p, layout, opts, c->resident, c->temp_paged, &c->base, &c->window, &c->room, &c->least);
+}
+
+tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *program, const tm_plan_opts *opts,
                           uint64_t *minimum) {
-    uint64_t base = 0, window = 0, room = 0, least = 0, share = shared_share(p, opts);
+    uint64_t share = shared_share(program, opts);
     tm_plan_opts own = *opts;
     placement pl = {0};
-    tm_program *lowered = NULL;
-    uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
+    chosen c = {.resident = tm_calloc(layout->n + 1, 1), .temp_paged = tm_calloc(program->n_temp + 1, 1)};
     uint64_t *address = tm_calloc(layout->n + 1, sizeof *address);
     tm_status rc;
     TM_ASSERT(opts->choose_residency || layout->chosen);
     own.slab_bytes -= tm_min_u64(share, own.slab_bytes);
     opts = &own;
-    TM_GO(p->status);
-    if (!resident || !temp_paged || !address) TM_GO(tm_nomem((layout->n + p->n_temp) * sizeof *address));
-    if (opts->device_bytes) TM_GO(lower_program(&lowered, p, opts->device_bytes));
-    if (lowered) p = lowered;
-    TM_GO(residency_choose(p, layout, opts, resident, temp_paged, &base, &window, &room, &least));
+    TM_GO(program->status);
+    if (!c.resident || !c.temp_paged || !address) TM_GO(tm_nomem((layout->n + program->n_temp) * sizeof *address));
+    TM_GO(choose(&c, layout, program, opts));
     if (opts->choose_residency) {
-        residency_base(layout, resident, address);
+        residency_base(c.p, c.resident, address);
     } else {
         for (uint32_t i = 0; i < layout->n; i++) address[i] = layout->object[i].address;
     }
-    TM_GO(place_build(&pl, p, opts, temp_paged, resident, base, window, room));
-    TM_GO(plan_emit(out, layout, p, &pl, resident, address));
-    (*out)->info.minimum_bytes = least + share;
+    TM_GO(place_build(&pl, c.p, opts, c.temp_paged, c.resident, c.base, c.window, c.room));
+    TM_GO(plan_emit(out, layout, c.p, &pl, c.resident, address));
+    (*out)->info.minimum_bytes = c.least + share;
     (*out)->info.share_bytes = share;
-    (*out)->info.window_bytes = window;
-    if (opts->choose_residency) settle(layout, resident, address, base);
+    (*out)->info.window_bytes = c.window;
+    (*out)->info.held_bytes = held_bytes(c.p);
+    if (opts->choose_residency) settle(layout, c.resident, address, c.base);
 #ifdef TIDEMILL_SANITIZED /* sanitizer builds prove every plan that they run */
     TM_GO(tm_plan_verify(*out));
 #endif
 done:
-    if (minimum) *minimum = least + share;
+    if (minimum) *minimum = c.least + share;
     place_free(&pl);
-    tm_program_free(lowered);
-    tm_free(resident);
-    tm_free(temp_paged);
+    tm_program_free(c.lowered);
+    tm_free(c.resident);
+    tm_free(c.temp_paged);
     tm_free(address);
     return rc;
 }

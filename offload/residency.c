@@ -17,10 +17,13 @@ typedef struct chooser {
     uint8_t *resident, *temp_paged;
 } chooser;
 
-uint64_t residency_base(const tm_layout *l, const uint8_t *resident, uint64_t *address) {
+uint64_t residency_base(const tm_program *p, const uint8_t *resident, uint64_t *address) {
+    const tm_layout *l = p->layout;
     uint64_t at = 0;
     for (uint32_t i = 0; i < l->n; i++) {
-        if (!resident[i]) continue;
+        bool held = p->held && p->held[i];
+        if (held && address) address[i] = p->held[i];
+        if (!resident[i] || held) continue;
         if (l->object[i].pageable) at = tm_round_up(at, TM_FRAME_ALIGN);
         if (address) address[i] = at;
         at += l->object[i].frame_bytes;
@@ -31,7 +34,7 @@ uint64_t residency_base(const tm_layout *l, const uint8_t *resident, uint64_t *a
 /* Bytes of slab that the choice in resident[] and temp_paged[] takes once it is packed. */
 static tm_status peak_of(chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
     placement pl;
-    uint64_t base = ch->opts->choose_residency ? residency_base(ch->l, ch->resident, NULL) : ch->l->resident_end;
+    uint64_t base = ch->opts->choose_residency ? residency_base(ch->p, ch->resident, NULL) : ch->l->resident_end;
     TM_TRY(place_build(&pl, ch->p, ch->opts, ch->temp_paged, ch->resident, base, window, room));
     *peak = pl.peak;
     place_free(&pl);
@@ -44,6 +47,7 @@ static tm_status start_point(chooser *ch) {
         const tm_object *o = &ch->l->object[i];
         ch->resident[i] =
             ch->opts->choose_residency ? !o->pageable || o->pinned || ch->opts->pinned[o->kind] : o->resident;
+        if (ch->p->held && ch->p->held[i]) ch->resident[i] = true; /* there */
     }
     uint8_t *visits = tm_calloc(ch->p->n_temp + 1, 1);
     if (!visits) return tm_nomem(ch->p->n_temp + 1);
@@ -134,7 +138,7 @@ tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_pla
                 (unsigned long long)*minimum, (unsigned long long)opts->slab_bytes);
         goto done;
     }
-    uint64_t below = opts->choose_residency ? residency_base(l, resident, NULL) : l->resident_end;
+    uint64_t below = opts->choose_residency ? residency_base(p, resident, NULL) : l->resident_end;
     if (opts->cache) TM_GO(density_open(&d, p, opts, resident, temp_paged, below));
     TM_GO(keep_and_look_ahead(&ch, opts->cache ? &d : NULL, window, room));
     TM_GO(widest_window(&ch, window, *room));
@@ -143,7 +147,7 @@ tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_pla
         TM_GO(start_point(&ch));
         *window = 0;
     }
-    *base = opts->choose_residency ? residency_base(l, resident, NULL) : l->resident_end;
+    *base = opts->choose_residency ? residency_base(p, resident, NULL) : l->resident_end;
 done:
     density_close(&d);
     return rc;
@@ -157,7 +161,7 @@ tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm
     chooser ch = {.p = p, .l = layout, .opts = &o, .resident = resident, .temp_paged = temp_paged};
     tm_status rc = p->status;
     tm_program *lowered = NULL;
-    if (rc == TM_OK && opts->device_bytes) rc = lower_program(&lowered, p, opts->device_bytes);
+    if (rc == TM_OK && opts->device_bytes) rc = lower_program(&lowered, p, &o);
     if (lowered) ch.p = lowered;
     if (rc == TM_OK && (!resident || !temp_paged)) rc = tm_nomem(layout->n + p->n_temp);
     if (rc == TM_OK) rc = start_point(&ch);

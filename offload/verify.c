@@ -158,7 +158,9 @@ static tm_status check_operands(const tm_plan *plan, uint32_t op) {
 
 static bool is_lowered(const tm_plan *plan) {
     for (uint32_t i = 0; i < plan->n_op; i++)
-        if (plan->op[i].engine == TM_ENGINE_CPU && plan->op[i].op.tier == TM_TIER_DEVICE) return true;
+        if (!plan_is_disk(plan->op[i].engine) &&
+            (plan->op[i].op.tier == TM_TIER_DEVICE || plan->op[i].op.code == TM_OP_COPY))
+            return true;
     return false;
 }
 
@@ -168,7 +170,8 @@ static tm_status check_tier(const prover *p, uint32_t op) {
     const tm_plan *plan = p->plan;
     const tm_plan_op *o = &plan->op[op];
     if (!p->two_tiers && o->engine != TM_ENGINE_CPU) return TM_OK;
-    bool inside = o->engine == TM_ENGINE_CPU && o->op.tier == TM_TIER_DEVICE && plan->info.device_bytes > 0;
+    bool inside = (o->engine == TM_ENGINE_CPU || o->engine == TM_ENGINE_DEVICE) && o->op.tier == TM_TIER_DEVICE &&
+                  plan->info.device_bytes > 0;
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
         if ((plan->touch[i].address >= TM_DEVICE_BASE) != inside)
             return tm_fail(TM_EBUG, "plan %s: operation %u reaches into a tier that is not its own", plan->name, op);

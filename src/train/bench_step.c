@@ -89,7 +89,7 @@ static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
     }
     job->step.finite = true;
     job->step.diverged = false;
-    job->nonfinite = 0;
+    job->nonfinite = job->device_nonfinite = 0;
     return rc;
 }
 

@@ -28,7 +28,9 @@ static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint
     uint32_t weights =
         ps->hi + held_find(ps->elements, x->job->ranks.ranks, ps->weights, own_tile(x->job, part, tile).begin);
     if (hi == NONE) hi = tm_program_visit(x->p, weights, 1);
-    tm_program_op(x->p, &(tm_op){.code = OP_UPDATE, .arg = {part, tile, gradients_are_shared(x->job)}});
+    tm_program_op(
+        x->p,
+        &(tm_op){.code = OP_UPDATE, .arg = {part, tile, gradients_are_shared(x->job)}, .tier = x->job->update_tier});
     /* fp16: what computes is made anew from the master, so that nobody need have it */
     tm_program_use_range(x->p, hi, weights, 1, x->job->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
     const uint32_t states[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};

@@ -121,6 +121,8 @@ static void say_device(tm_job *job) {
 void job_close(tm_job *job) {
     if (!job) return;
     tm_exec_close(job->exec);
+    tm_plan_free(job->held_in);
+    tm_plan_free(job->held_out);
     say_device(job);
     tm_comm_window_close(job->window);
     tm_device_close(job->device);

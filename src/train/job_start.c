@@ -47,6 +47,8 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
                          .window_mib = opts->window_mib,
                          .device_bytes = arena_bytes(job, opts),
                          .shared_by = job->ranks.shared_by,
+                         .device_apart = job->traits.own_processors,
+                         .hold_quarters = opts->no_hold ? 0 : job->hold_quarters,
                          .cost = job->cost,
                          .cost_ctx = job->cost_ctx,
                          .machine = job->machine,
@@ -178,6 +180,32 @@ static tm_status open_tiers(tm_job *job, const job_opts *opts) {
                                                     .device = job->device});
 }
 
+/* What the arena holds has a home on disk for commits alone. */
+static tm_status compile_held(tm_job *job, const job_opts *opts) {
+    tm_plan **plan[] = {&job->held_in, &job->held_out};
+    for (int out = 0; out < 2; out++) {
+        tm_program *p = NULL;
+        tm_plan_free(*plan[out]);
+        *plan[out] = NULL;
+        if (!opts->commits) continue;
+        TM_TRY(tm_program_held(&p, job->layout, out));
+        if (!p) return TM_OK;
+        tm_status rc = job_compile(job, p, plan[out]);
+        tm_program_free(p);
+        if (rc != TM_OK) return rc;
+    }
+    return TM_OK;
+}
+
+tm_status job_held_out(tm_job *job) {
+    return job->held_out ? job_run(job, job->held_out) : TM_OK;
+}
+
+static tm_status restore(tm_job *job) {
+    TM_TRY(tm_store_restore(job->store, tm_exec_slab(job->exec)));
+    return job->held_in ? job_run(job, job->held_in) : TM_OK;
+}
+
 static tm_status compile_import(tm_job *job, tm_plan **plan) {
     tm_program *p;
     TM_TRY(build_import(&p, job));
@@ -211,6 +239,7 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     job->slab_bytes = budget;
     tm_status rc = compile_import(job, &out->import_plan);
     if (rc == TM_OK) rc = compile_walk(job);
+    if (rc == TM_OK) rc = compile_held(job, opts);
     if (rc == TM_OK && ways->more) rc = ways->more(ways->ctx, job, &ways->way[out->chosen]);
     /* each plan is within the budget; the largest slab of one may not be beside the largest share of another */
     if (rc == TM_OK && job->need_slab + job->need_share > budget) rc = tm_fail(TM_EBUDGET, "plans beside each other");
@@ -262,6 +291,7 @@ static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name
         rc = compile_once(job, last ? &bare : opts, name, ways, last ? job->agreed_way : out->chosen, out);
         if (rc != TM_EBUDGET) return rc;
         tm_error_clear();
+        if (job->device_short && job->hold_quarters > 0) job->hold_quarters--; /* another plan needs the arena */
     }
     return refuse(job, ways->minimum + job->fixed_bytes);
 }
@@ -336,6 +366,19 @@ static tm_status share_weights(tm_job *job, const job_opts *opts, const char *na
     return job_agree(job, compile_in_budget(job, opts, name, ways, s));
 }
 
+/* Whether the device can run the job's optimizer. */
+static bool updates_there(const tm_job *job, const job_opts *opts) {
+    const char *list = job->traits.optimizers, *name = job->update->name, *at = list;
+    size_t len = strlen(name);
+    if (!opts->device_bytes || !job->optimizer) return false;
+    if (!strcmp(list, "*")) return true;
+    while ((at = strstr(at, name)) != NULL) {
+        if ((at == list || at[-1] == ' ') && (at[len] == ' ' || !at[len])) return true;
+        at += len;
+    }
+    return false;
+}
+
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
                     tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx) {
     uint64_t K = 0;
@@ -344,6 +387,9 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     way_list ways = {.way = candidate, .n = n, .more = more, .ctx = ctx};
     tm_status rc;
     job->opts = *opts;
+    job->hold_quarters = 4;
+    TM_TRY(tm_device_known(opts->device ? opts->device : "cpu", &job->traits));
+    job->update_tier = updates_there(job, opts) ? TM_TIER_EITHER : TM_TIER_HOST;
     for (uint32_t i = 0; i < n; i++)
         if (shape_tokens(&candidate[i].shape) > tokens) tokens = shape_tokens(&candidate[i].shape);
     job->fixed_bytes = fixed_bytes(job, opts->other_bytes, tokens);
@@ -363,8 +409,7 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     *chosen = s.chosen;
     if (rc != TM_OK || opts->plan_only) goto done;
     TM_GO(job_agree(job, open_tiers(job, opts)));
-    TM_GO(job_agree(job,
-                    opts->resume ? tm_store_restore(job->store, tm_exec_slab(job->exec)) : import(job, s.import_plan)));
+    TM_GO(job_agree(job, opts->resume ? restore(job) : import(job, s.import_plan)));
 done:
     tm_plan_free(s.import_plan);
     tm_free(ways.least);

@@ -183,28 +183,33 @@ static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
 /* A tile that is updated: its operands, from the tile's first element on. */
 typedef struct update_tile {
     uint32_t part;
+    bool on_device;
     uint64_t n;
     void *hi, *lo, *m, *v;
     const char *g;
 } update_tile;
 
-/* One run of elements with the same decay. */
-static uint64_t update_run(const tm_job *job, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
+/* One run of elements with the same decay. On the device beside the host's operations, hence two counts. */
+static void update_run(tm_job *job, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
     static const tm_grad_type grad_type[] = {[TM_F32] = TM_GRAD_F32, [TM_BF16] = TM_GRAD_BF16, [TM_F16] = TM_GRAD_F16};
-    uint64_t width = tm_dtype_bytes(job->dtype);
+    uint64_t width = tm_dtype_bytes(job->dtype), *nonfinite = t->on_device ? &job->device_nonfinite : &job->nonfinite;
     tm_optim_span x = {.grad = t->g + first * width, .grad_type = grad_type[job->dtype], .n = n};
     if (job->dtype == TM_F32) x.weight = (float *)t->hi + first;
     if (job->dtype == TM_F16) x.weight = (float *)t->lo + first;
     if (job->dtype != TM_F32) x.weight_hi = (uint16_t *)t->hi + first;
     if (job->dtype == TM_BF16) x.weight_lo = (uint16_t *)t->lo + first;
     state_span(job, t->part, t->m, t->v, first, t->n, &x);
-    return tm_optim_run(&job->step.update[job->part[t->part].small][plain], &x);
+    const tm_optim_step *step = &job->step.update[job->part[t->part].small][plain];
+    if (t->on_device && job->kernels)
+        job->kernels->update(step, &x, nonfinite);
+    else
+        *nonfinite += tm_optim_run(step, &x);
 }
 
 static tm_status do_update(tm_job *job, const tm_op *op, operands o) {
     const part_state *ps = &job->part[op->arg[0]];
     span at = own_tile(job, op->arg[0], op->arg[1]);
-    update_tile t = {.part = op->arg[0], .n = at.n, .hi = next_operand(&o)};
+    update_tile t = {.part = op->arg[0], .n = at.n, .on_device = op->tier == TM_TIER_DEVICE, .hi = next_operand(&o)};
     if (ps->lo != TM_NO_OBJECT) t.lo = next_operand(&o);
     if (ps->exp_avg != TM_NO_OBJECT) t.m = next_operand(&o);
     if (ps->exp_avg_sq != TM_NO_OBJECT) t.v = next_operand(&o);
@@ -215,14 +220,14 @@ static tm_status do_update(tm_job *job, const tm_op *op, operands o) {
         return TM_OK;
     }
     if (!job->no_decay) {
-        job->nonfinite += update_run(job, &t, 0, at.n, false);
+        update_run(job, &t, 0, at.n, false);
         return TM_OK;
     }
     const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
     for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
         uint64_t from = tm_max_u64(seg[i].part_offset, at.begin),
                  to = tm_min_u64(seg[i].part_offset + seg[i].elements, at.begin + at.n);
-        if (from < to) job->nonfinite += update_run(job, &t, from - at.begin, to - from, job->no_decay[seg[i].tensor]);
+        if (from < to) update_run(job, &t, from - at.begin, to - from, job->no_decay[seg[i].tensor]);
     }
     return TM_OK;
 }

@@ -100,6 +100,7 @@ typedef struct job_opts {
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *device;       /* where the model is computed; NULL: "cpu", in place */
     uint64_t device_bytes;    /* of its arena; 0: it has none */
+    bool no_hold;             /* no state stays in the arena from step to step */
     uint64_t device_bps;      /* "cpu-arena": of its copies, each way; 0: as fast as memory */
     const char *const *paths; /* offload paths; none: everything stays in memory */
     uint32_t n_paths;
@@ -191,8 +192,13 @@ struct tm_job {
     const double **report_at;              /* [ranks] */
     uint64_t *reported_peak;               /* [ranks] VmHWM of each */
     uint32_t agreed_way;                   /* of running the step; UINT32_MAX: not yet */
-    uint64_t nonfinite;                    /* parameters found not finite by the update */
-    bool (*may_go_on)(void *ctx);          /* asked before each operation once a signal came; NULL: no */
+    uint64_t nonfinite;                    /* parameters found not finite by the update, on the host */
+    uint64_t device_nonfinite;             /* on the device */
+    uint8_t update_tier;                   /* tm_tier of OP_UPDATE */
+    uint32_t hold_quarters;                /* of tm_plan_opts */
+    tm_device_traits traits;               /* of the device that computes */
+    tm_plan *held_out, *held_in;  /* state that the arena holds, to its extents and from there; NULL: it holds none */
+    bool (*may_go_on)(void *ctx); /* asked before each operation once a signal came; NULL: no */
     void *may_go_on_ctx;
 };
 
@@ -398,6 +404,12 @@ tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways);
 /* Compiles the best way (`only`, if less than n) for job->slab_bytes. TM_EBUDGET, with no error set: none fits. */
 tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only, tm_plan **plan,
                      uint32_t *chosen);
+
+tm_status job_held_out(tm_job *job); /* before a commit: what the arena holds, to its extents */
+
+static inline uint64_t job_nonfinite(const tm_job *job) {
+    return job->nonfinite + job->device_nonfinite;
+}
 
 void job_close(tm_job *job); /* removes the run directories; NULL is fine */
 

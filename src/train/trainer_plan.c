@@ -160,6 +160,7 @@ job_opts trainer_job_options(const trainer *t) {
                   .slots = c->memory.slots,
                   .allow_tmpfs = c->memory.allow_tmpfs,
                   .cache_none = c->memory.cache_none,
+                  .no_hold = c->memory.cache_none,
                   .spread = c->memory.spread,
                   .order_seed = t->args->order_seed ? t->args->order_seed + t->ranks.rank : 0,
                   .commits = trainer_commits(t),

@@ -15,10 +15,10 @@ static tm_plan *step_plan(const trainer *t) {
 }
 
 static tm_status check_finite(const trainer *t) {
-    if (!t->job->nonfinite) return TM_OK;
+    if (job_nonfinite(t->job) == 0) return TM_OK;
     return tm_fail(TM_EIO,
                    "step %" PRId64 ": %" PRIu64 " parameters are not finite after the update; lower learning_rate",
-                   t->step, t->job->nonfinite);
+                   t->step, job_nonfinite(t->job));
 }
 
 /* So that the state is that of the step that was logged last. */
@@ -128,7 +128,7 @@ static tm_status after_step(trainer *t) {
 /* A signal came: what is whole is committed, and the run ends. */
 static tm_status stop(trainer *t) {
     tm_status rc = tm_fail(TM_ESIGNAL, "stopped by signal %d", job_stop_signal());
-    bool whole = !t->torn && t->job->nonfinite == 0;
+    bool whole = !t->torn && job_nonfinite(t->job) == 0;
     bool commit = trainer_commits(t) && whole && t->step != t->committed && t->step != 0;
     if (commit) {
         tm_error_clear();

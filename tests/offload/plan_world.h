@@ -43,7 +43,9 @@ typedef struct world {
     tm_program *program;
     step *steps;
     uint32_t n_steps, n_state, n_temp;
-    uint32_t runs; /* of the program, one after another */
+    uint32_t runs;       /* of the program, one after another */
+    uint32_t hold;       /* hold_quarters of its plans, */
+    uint64_t held_bytes; /* and what the last of them held */
     uint64_t bytes[MAX_OBJECTS];
     unsigned char *truth[MAX_OBJECTS];   /* the plain interpreter's */
     unsigned char *initial[MAX_OBJECTS]; /* of state */
@@ -169,13 +171,16 @@ static void make_program(world *w, uint32_t steps) {
             *v = (open_visit){.first = first, .count = count, .until = i + rnd(6), .busy = true};
             v->visit = tm_program_visit(w->program, temp ? temp_of[first - w->n_state] : layout_id(w, first), count);
         }
-        tm_tier tier = (i * 2654435761u >> 13) % 3 ? TM_TIER_DEVICE : TM_TIER_HOST; /* where there is an arena */
+        uint32_t mixed = i * 2654435761u >> 13;
+        tm_tier tier = mixed % 3 ? TM_TIER_DEVICE : TM_TIER_HOST; /* where there is an arena */
+        if (w->hold) tier = mixed % 7 == 0 ? TM_TIER_HOST : mixed % 5 ? TM_TIER_DEVICE : TM_TIER_EITHER;
         tm_program_op(w->program, &(tm_op){.code = 1, .arg = {i}, .tier = (uint8_t)tier});
         step *s = &w->steps[i];
         for (size_t k = 0; k < TM_COUNT(open) && s->n < MAX_USES - 1; k++) {
             open_visit *v = &open[k];
             if (!v->busy || rnd(3) == 0) continue;
             bool temp = v->first >= w->n_state;
+            if (w->hold && tier == TM_TIER_HOST && !temp && v->first % 8) continue; /* looks at little of the state */
             tm_use_access access = (tm_use_access)(1 + rnd(3));
             if (temp && !temp_written[v->first - w->n_state]) access = TM_USE_WRITE;
             if (temp && (access & TM_USE_WRITE)) temp_written[v->first - w->n_state] = true;
@@ -215,6 +220,17 @@ static void run_truth(world *w) {
 
 static void world_make_runs(world *w, uint64_t seed, uint32_t steps, uint32_t runs) {
     memset(w, 0, sizeof *w);
+    w->runs = runs;
+    rng_state = seed * 1000003 + 17;
+    make_state(w);
+    make_program(w, steps);
+    run_truth(w);
+}
+
+/* Few operations are the host's, many may be either's, and the arena may hold state. */
+static inline void world_make_held(world *w, uint64_t seed, uint32_t steps, uint32_t runs) {
+    memset(w, 0, sizeof *w);
+    w->hold = 4;
     w->runs = runs;
     rng_state = seed * 1000003 + 17;
     make_state(w);
@@ -266,7 +282,8 @@ static tm_status handler(void *ctx, const tm_op *op, void *const *operand) {
     return TM_OK;
 }
 
-static void each_state(world *w, tm_exec *e, uint64_t slab, uint16_t code, tm_use_access access, tm_status want) {
+static void each_state(world *w, tm_exec *e, uint64_t slab, uint64_t arena, uint16_t code, tm_use_access access,
+                       tm_status want) {
     tm_program *p;
     tm_plan *plan;
     assert_int_equal(tm_program_create(&p, w->layout, "walk"), TM_OK);
@@ -275,9 +292,12 @@ static void each_state(world *w, tm_exec *e, uint64_t slab, uint16_t code, tm_us
         tm_program_op(p, &(tm_op){.code = code, .arg = {i}});
         tm_program_use(p, v, access);
     }
-    assert_int_equal(tm_plan_compile(&plan, w->layout, p, &(tm_plan_opts){.slab_bytes = slab}, NULL), TM_OK);
+    assert_int_equal(
+        tm_plan_compile(&plan, w->layout, p, &(tm_plan_opts){.slab_bytes = slab, .device_bytes = arena}, NULL), TM_OK);
     assert_int_equal(tm_plan_verify(plan), TM_OK);
-    assert_int_equal(tm_exec_run(e, plan, handler, w), want);
+    tm_status got = tm_exec_run(e, plan, handler, w);
+    if (got != want) print_error("%s\n", tm_error_get()->text);
+    assert_int_equal(got, want);
     tm_plan_free(plan);
     tm_program_free(p);
 }
@@ -290,6 +310,7 @@ typedef struct way {
     const char *engine;
     unsigned depth, slots;
     bool cache;
+    bool again; /* what is held in the arena goes to its extents and comes back after the arena was overwritten */
 } way;
 
 static uint64_t total(const uint64_t *a) {
@@ -304,6 +325,35 @@ static void count_end(void *ctx, const tm_run_stats *s) {
     assert_int_equal(total(s->write_bytes), total(info->write_bytes));
     for (int i = 0; i < TM_DEVICE_WAYS; i++) assert_int_equal(s->copied_bytes[i], info->copy_bytes[i]);
     ++*(uint32_t *)ctx;
+}
+
+typedef struct region {
+    void *at;
+    uint64_t bytes;
+} region;
+
+static tm_status forget(void *ctx) {
+    const region *r = ctx;
+    memset(r->at, 0x5a, r->bytes);
+    return TM_OK;
+}
+
+static void move_held(world *w, tm_exec *e, uint64_t slab, uint64_t arena, bool out) {
+    tm_program *p;
+    tm_plan *plan;
+    assert_int_equal(tm_program_held(&p, w->layout, out), TM_OK);
+    assert_true((p != NULL) == (w->held_bytes > 0));
+    if (!p) return;
+    assert_int_equal(
+        tm_plan_compile(&plan, w->layout, p, &(tm_plan_opts){.slab_bytes = slab, .device_bytes = arena}, NULL), TM_OK);
+    assert_int_equal(tm_plan_verify(plan), TM_OK);
+    const tm_plan_info *info = tm_plan_get_info(plan);
+    assert_int_equal(info->copy_bytes[out], w->held_bytes); /* each once, there and nowhere else */
+    assert_int_equal(info->copy_bytes[!out], 0);
+    assert_int_equal(total(out ? info->write_bytes : info->read_bytes), w->held_bytes);
+    assert_int_equal(tm_exec_run(e, plan, handler, w), TM_OK);
+    tm_plan_free(plan);
+    tm_program_free(p);
 }
 
 static uint64_t run_way(world *w, const way *y) {
@@ -323,16 +373,19 @@ static uint64_t run_way(world *w, const way *y) {
                                                      .cache = y->cache,
                                                      .spill = true,
                                                      .window_mib = 1,
+                                                     .hold_quarters = w->hold,
                                                      .device_bytes = y->arena},
                                      NULL),
                      TM_OK);
     if (tm_plan_verify(plan) != TM_OK) fail_msg("%s", tm_error_get()->text);
     const tm_plan_info *info = tm_plan_get_info(plan);
+    w->held_bytes = info->held_bytes;
     assert_true(info->slab_bytes <= y->slab);
     assert_true(info->device_bytes <= y->arena);
     assert_int_equal(tm_store_open(&store, w->layout,
                                    &(tm_store_opts){.paths = paths,
                                                     .n_paths = 1,
+                                                    .commits = y->again,
                                                     .slots = y->slots,
                                                     .io = {.engine = y->engine, .queue_depth = y->depth},
                                                     .spill_bytes = info->spill_file_bytes}),
@@ -340,7 +393,7 @@ static uint64_t run_way(world *w, const way *y) {
     assert_int_equal(
         tm_exec_open(&e, &(tm_exec_opts){.slab_bytes = slab, .store = store, .seed = y->order_seed, .device = device}),
         TM_OK);
-    each_state(w, e, slab, 2, TM_USE_WRITE, TM_OK);
+    each_state(w, e, slab, y->arena, 2, TM_USE_WRITE, TM_OK);
     tm_store_mark_committed(store);
     tm_exec_get_stats(e, &before);
     tm_link *link = NULL;
@@ -364,7 +417,14 @@ static uint64_t run_way(world *w, const way *y) {
         assert_int_equal(after.read_bytes[k] - before.read_bytes[k], info->read_bytes[k] * w->runs);
         assert_int_equal(after.write_bytes[k] - before.write_bytes[k], info->write_bytes[k] * w->runs);
     }
-    each_state(w, e, slab, 3, TM_USE_READ, TM_OK);
+    if (y->again) {
+        move_held(w, e, slab, y->arena, true);
+        tm_device_frame all = {0, y->arena / TM_FRAME_ALIGN * TM_FRAME_ALIGN};
+        region r = {tm_device_at(device, 0), all.bytes};
+        assert_int_equal(tm_device_run(device, &all, 1, forget, &r), TM_OK);
+        move_held(w, e, slab, y->arena, false);
+    }
+    each_state(w, e, slab, y->arena, 3, TM_USE_READ, TM_OK);
     uint64_t moved =
         y->arena ? info->copy_bytes[0] + info->copy_bytes[1] : total(info->read_bytes) + total(info->write_bytes);
     tm_exec_close(e);
@@ -377,13 +437,15 @@ static uint64_t run_way(world *w, const way *y) {
 static uint64_t minimum_with(world *w, uint64_t arena) {
     tm_plan *plan = NULL;
     uint64_t minimum = 0;
-    assert_int_equal(
-        tm_plan_compile(
-            &plan, w->layout, w->program,
-            &(tm_plan_opts){
-                .slab_bytes = 0, .choose_residency = true, .cache = true, .spill = true, .device_bytes = arena},
-            &minimum),
-        TM_EBUDGET);
+    assert_int_equal(tm_plan_compile(&plan, w->layout, w->program,
+                                     &(tm_plan_opts){.slab_bytes = 0,
+                                                     .choose_residency = true,
+                                                     .cache = true,
+                                                     .spill = true,
+                                                     .hold_quarters = w->hold,
+                                                     .device_bytes = arena},
+                                     &minimum),
+                     TM_EBUDGET);
     tm_error_clear();
     return minimum;
 }
@@ -411,9 +473,9 @@ static inline uint32_t without_each_edge(world *w, tm_plan *plan, tm_exec *e, ui
                 tm_error_clear();
             } else {
                 for (int order = 0; order < orders; order++) {
-                    each_state(w, e, slab, 2, TM_USE_WRITE, TM_OK);
+                    each_state(w, e, slab, plan->info.device_bytes, 2, TM_USE_WRITE, TM_OK);
                     assert_int_equal(tm_exec_run(e, plan, handler, w), TM_OK);
-                    each_state(w, e, slab, 3, TM_USE_READ, TM_OK);
+                    each_state(w, e, slab, plan->info.device_bytes, 3, TM_USE_READ, TM_OK);
                 }
             }
             o->n_succ++;

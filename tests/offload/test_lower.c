@@ -95,6 +95,68 @@ static void linked_runs_give_the_same_bytes(void **state) {
     }
 }
 
+/* ---- state that the arena holds ------------------------------------------------------------------------------ */
+
+static void held_state_gives_the_same_bytes(void **state) {
+    (void)state;
+    const char *engines[] = {"sync", "uring", "threads"};
+    uint64_t held[4] = {0}, copied[4] = {0};
+    for (uint64_t seed = 160; seed < 166; seed++) {
+        world w;
+        world_make_held(&w, seed, 100, 3);
+        uint64_t least = least_arena(&w), arenas[] = {least, least + least / 3, least * 2, (uint64_t)1 << 26};
+        for (uint32_t i = 0; i < TM_COUNT(arenas); i++) {
+            uint64_t slab = minimum_with(&w, arenas[i]);
+            copied[i] += run_way(&w, &(way){.slab = slab + slab * (i % 2),
+                                            .arena = arenas[i],
+                                            .engine = engines[(seed + i) % 3],
+                                            .depth = 1 + i,
+                                            .slots = 2,
+                                            .cache = true,
+                                            .order_seed = seed % 3 == 0 ? i + 1 : 0,
+                                            .again = seed % 2});
+            held[i] += w.held_bytes;
+        }
+        world_free(&w);
+    }
+    for (uint32_t i = 0; i < 4; i++)
+        print_message("held: %llu bytes, copied: %llu\n", (unsigned long long)held[i], (unsigned long long)copied[i]);
+    assert_int_equal(held[0], 0); /* the least arena has no room for it */
+    assert_true(held[3] > held[2] && held[2] >= held[1] && held[1] > 0);
+    assert_true(copied[3] < copied[0]);
+}
+
+/* Nothing of the state is copied where there is room for all of it, but for what the host asks for. */
+static void what_is_held_is_not_copied(void **state) {
+    (void)state;
+    uint32_t n = 0;
+    for (uint64_t seed = 170; seed < 174; seed++) {
+        world w;
+        tm_plan *plan = NULL;
+        world_make_held(&w, seed, 100, 1);
+        tm_plan_opts o = {.slab_bytes = (uint64_t)1 << 26,
+                          .choose_residency = true,
+                          .cache = true,
+                          .spill = true,
+                          .hold_quarters = 4,
+                          .device_bytes = (uint64_t)1 << 26};
+        assert_int_equal(tm_plan_compile(&plan, w.layout, w.program, &o, NULL), TM_OK);
+        for (uint32_t op = 0; op < plan->n_op; op++) {
+            const struct plan_touch *t = &plan->touch[plan->first_touch[op]];
+            if (plan->op[op].op.code != TM_OP_COPY || (t->object & TM_TEMP_BIT)) continue;
+            assert_false(tm_layout_get(w.layout, t->object)->address >= TM_DEVICE_BASE);
+        }
+        for (uint32_t i = 0; i < w.n_state; i++) {
+            const tm_object *x = tm_layout_get(w.layout, i);
+            n += x->resident && x->address >= TM_DEVICE_BASE;
+        }
+        tm_plan_free(plan);
+        world_free(&w);
+    }
+    print_message("held: %u objects\n", n);
+    assert_true(n > 10);
+}
+
 /* ---- the proof ----------------------------------------------------------------------------------------------- */
 
 static tm_plan *plan_of(world *w, uint64_t arena) {
@@ -247,6 +309,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_arena_gives_the_same_bytes),   cmocka_unit_test(an_arena_below_the_least_is_refused),
         cmocka_unit_test(random_orders_give_the_same_bytes),  cmocka_unit_test(linked_runs_give_the_same_bytes),
+        cmocka_unit_test(held_state_gives_the_same_bytes),    cmocka_unit_test(what_is_held_is_not_copied),
         cmocka_unit_test(the_verifier_rejects_wrong_copies),  cmocka_unit_test(the_verifier_rejects_a_missing_copy),
         cmocka_unit_test(the_verifier_rejects_missing_edges),
     };

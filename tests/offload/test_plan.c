@@ -108,10 +108,10 @@ static void an_announcement_may_be_withdrawn(void **state) {
                          TM_OK);
         tm_exec_opts x = {.slab_bytes = slab + 40960, .store = store, .seed = order % 2 ? order : 0};
         assert_int_equal(tm_exec_open(&e, &x), TM_OK);
-        each_state(&w, e, slab, 2, TM_USE_WRITE, TM_OK);
+        each_state(&w, e, slab, 0, 2, TM_USE_WRITE, TM_OK);
         tm_exec_announce(e, plan, link);
         assert_int_equal(tm_exec_run(e, plan, handler, &w), TM_OK);
-        each_state(&w, e, slab, 3, TM_USE_READ, TM_OK); /* another plan */
+        each_state(&w, e, slab, 0, 3, TM_USE_READ, TM_OK); /* another plan */
         tm_exec_close(e);
         assert_int_equal(tm_store_remove(store), TM_OK);
         tm_link_free(link);
@@ -206,7 +206,7 @@ static void damaged_pages_are_caught(void **state) {
                                                         .spill_bytes = tm_plan_get_info(plan)->spill_file_bytes}),
                          TM_OK);
         assert_int_equal(tm_exec_open(&e, &(tm_exec_opts){.slab_bytes = slab, .store = store}), TM_OK);
-        each_state(&w, e, slab, 2, TM_USE_WRITE, TM_OK);
+        each_state(&w, e, slab, 0, 2, TM_USE_WRITE, TM_OK);
         store_target a = {.plan = plan, .object = 0}, b = {.plan = plan, .object = 0};
         while (tm_layout_get(w.layout, ++b.object)->frame_bytes != tm_layout_get(w.layout, 0)->frame_bytes ||
                tm_layout_get(w.layout, b.object)->kind != tm_layout_get(w.layout, 0)->kind)
@@ -225,11 +225,11 @@ static void damaged_pages_are_caught(void **state) {
         } else {
             char *old = frame + tm_round_up(n, 4096);
             memcpy(old, frame, n);
-            each_state(&w, e, slab, 2, TM_USE_WRITE, TM_OK); /* the same bytes again: only the generation differs */
+            each_state(&w, e, slab, 0, 2, TM_USE_WRITE, TM_OK); /* the same bytes again: only the generation differs */
             assert_int_equal(store_prepare_read(store, &a, frame, &ra), TM_OK);
             store_prepare_write(store, &a, old, &ra); /* a write that the disk acknowledges and loses */
         }
-        each_state(&w, e, slab, 3, TM_USE_READ, TM_ECORRUPT);
+        each_state(&w, e, slab, 0, 3, TM_USE_READ, TM_ECORRUPT);
         tm_error_clear();
         tm_exec_close(e);
         assert_int_equal(tm_store_remove(store), TM_OK);

@@ -81,11 +81,11 @@ static void check_arenas(const char *precision, const char *update, double max_g
         uint64_t host =
             run_train_minimum(s.config, s.refused, SETS("memory.device=cpu-arena", arena(sizes[i]), update));
         train_log log = same(&s, sizes[i], host, NULL, update, NULL, NULL);
-        assert_true(log.step[1].read_bytes > 0);
+        assert_true(i == 3 || log.step[1].read_bytes > 0); /* with room for all of it the state is in the arena */
         if (i % 2 == 0) log = same(&s, sizes[i], 0, NULL, update, "memory.host_budget=unlimited", OPTIMIZER "cpu");
         copied[i] = log.step[1].copied[0] + log.step[1].copied[1];
     }
-    assert_true(copied[3] < copied[0]); /* what has room stays */
+    assert_true(copied[3] < 256 << 10); /* what has room stays: batches, losses and norms alone are copied */
     print_message("  %s %s: least arena %llu bytes, %llu bytes copied a step, %llu in 256 MiB; %u runs, one hash\n",
                   precision, update, (unsigned long long)least, (unsigned long long)copied[0],
                   (unsigned long long)copied[3], s.runs);
