@@ -54,6 +54,10 @@ tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     e->flight = tm_calloc((size_t)e->lanes * EXEC_DEPTH, sizeof *e->flight);
     if (!e->flight) TM_GO(tm_nomem(sizeof *e->flight * e->lanes * EXEC_DEPTH));
     TM_GO(map_slab(e, opts->slab_bytes));
+    if (e->device && !opts->unregistered) {
+        TM_GO(tm_device_register(e->device, e->slab, e->slab_bytes));
+        e->registered = true;
+    }
     if (e->store && !opts->unregistered) TM_GO(tm_io_register(store_io(e->store), e->slab, e->slab_bytes));
     *out = e;
     return TM_OK;
@@ -64,17 +68,18 @@ done:
 
 void tm_exec_close(tm_exec *e) {
     if (!e) return;
+    tm_error said = *tm_error_get(); /* what the caller is on its way out with */
+    if (tm_exec_settle(e) != TM_OK) tm_error_clear();
+    tm_error_clear();
+    if (said.code != TM_OK) tm_error_set(&said);
     if (e->has_thread) {
-        tm_error said = *tm_error_get(); /* what the caller is on its way out with */
-        if (tm_exec_settle(e) != TM_OK) tm_error_clear();
-        tm_error_clear();
-        if (said.code != TM_OK) tm_error_set(&said);
         pthread_mutex_lock(&e->lock);
         e->quit = true;
         pthread_cond_signal(&e->disk_wake);
         pthread_mutex_unlock(&e->lock);
         pthread_join(e->thread, NULL);
     }
+    if (e->registered) tm_device_unregister(e->device, e->slab);
     if (e->slab) munmap(e->slab, e->slab_bytes);
     for (int i = 0; i < 2; i++) exec_run_free(&e->run[i]);
     tm_free(e->flight);
@@ -106,6 +111,7 @@ static void finish_trailing(tm_exec *e) {
         }
     }
     exec_park_disk(e);
+    exec_park_device(e);
     pthread_mutex_unlock(&e->lock);
 }
 

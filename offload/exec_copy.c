@@ -1,5 +1,6 @@
 /* Copies between the tiers: handed to the device in index order, EXEC_COPIES under way a direction; their events
- * complete them, on a thread of the device's. They belong to the run that computes, like CPU operations. */
+ * complete them, on a thread of the device's. They belong to the run that computes, like CPU operations; copies to the
+ * device of the run after it begin beside it, as the link allows. */
 #include "offload/exec_internal.h"
 
 static tm_device_transfer transfer_of(const tm_exec *e, const exec_run *r, uint32_t op) {
@@ -52,10 +53,15 @@ static void submit(tm_exec *e, exec_run *r, int way) {
     e->n_copy[way]--;
 }
 
+static void pump(tm_exec *e, exec_run *r, int way) {
+    while (e->status == TM_OK && r && r->open && r->copy[way].n > 0 && e->n_copy[way] < EXEC_COPIES) submit(e, r, way);
+}
+
 void exec_pump_copies(tm_exec *e) {
-    exec_run *r = e->now;
-    for (int way = 0; way < TM_DEVICE_WAYS && r && !e->seed; way++)
-        while (e->status == TM_OK && r->open && r->copy[way].n > 0 && e->n_copy[way] < EXEC_COPIES) submit(e, r, way);
+    if (e->seed) return;
+    pump(e, e->now, TM_DEVICE_OUT);
+    pump(e, e->now, TM_DEVICE_IN);
+    if (!e->dropping) pump(e, e->ahead, TM_DEVICE_IN);
 }
 
 /* Random orders: from start to end. */

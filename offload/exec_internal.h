@@ -138,6 +138,7 @@ struct tm_exec {
     void **operand;
     uint32_t cap_operands;
     tm_device *device;      /* NULL: operations compute on the slab */
+    bool registered;        /* the slab, with the device */
     tm_device_frame *frame; /* [cap_frames], as each of `issued` has */
     uint32_t cap_frames, cap_issued;
     struct { /* exec_twice.c */

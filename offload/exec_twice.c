@@ -20,6 +20,12 @@ static uint64_t updated_bytes(const tm_plan *plan, uint32_t op) {
 
 tm_status tm_exec_twice_room(tm_exec *e, const tm_plan *plan) {
     uint64_t most = 1;
+    const tm_device_caps *caps = e->device ? tm_device_get_caps(e->device) : NULL;
+    if (caps && caps->traits.own_processors)
+        return tm_fail(TM_EUNSUPPORTED,
+                       "operations cannot be done twice on device %s, whose results nobody on the host "
+                       "sees; leave --replay-every out",
+                       caps->name);
     for (uint32_t i = 0; i < plan->n_op; i++)
         if (!plan_is_disk(plan->op[i].engine)) most = tm_max_u64(most, updated_bytes(plan, i));
     if (most <= e->twice.room) return TM_OK;

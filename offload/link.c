@@ -1,7 +1,8 @@
 /* What two runs that overlap have to keep in order: edges from operations of the plan before to operations of the plan
- * after. The executor lets CPU operations of the later run start only when all of the earlier run's are done, so what
- * is left are transfers: fills of frames that are still in use, reads of extents that are still being written,
- * operations on frames that are still being written back.
+ * after. The executor lets operations of the later run start only when all of the earlier run's but its disk operations
+ * are done; reads and copies to the device (plan_starts_early) may start before that. So what is left are transfers:
+ * fills of frames that are still in use, reads of extents that are still being written, copies of what is still
+ * computed, operations on frames that are still being written back.
  *
  * Walking the plan before leaves, for every stretch of the slab and every extent, the operations that had it last;
  * walking the plan after, the first who touch it are tied to them. */
@@ -100,7 +101,7 @@ static void leave(linker *k, const tm_plan *plan) {
 
 static void tie(linker *k, uint32_t from, uint32_t to) {
     tm_link *l = k->link;
-    bool late = !plan_is_disk(l->before->op[from].engine) && l->after->op[to].engine != TM_ENGINE_DISK_READ;
+    bool late = !plan_is_disk(l->before->op[from].engine) && !plan_starts_early(l->after->op[to].engine);
     if (late) return; /* by then all compute of the run before is done */
     if (!offload_grow(&l->edge, &l->cap_edge, l->n_edge, sizeof *l->edge)) {
         k->nomem = true;

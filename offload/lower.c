@@ -113,7 +113,8 @@ static tm_status fit_holding(lowering *w, uint64_t room) {
     double best = -1;
     uint64_t level = 0, last = UINT64_MAX;
     tm_status rc = hold_find(&g, w->p);
-    uint64_t most = tm_min_u64(room / 4 * w->opts->hold_quarters, g.all_bytes);
+    uint64_t may = (uint64_t)((1 - w->opts->hold_not) * (double)g.all_bytes);
+    uint64_t most = tm_min_u64(room / 4 * w->opts->hold_quarters, may);
     for (uint64_t i = HOLD_LEVELS + 1; rc == TM_OK && i-- > 0;) {
         uint64_t bytes = most / HOLD_LEVELS * i;
         if (i == HOLD_LEVELS) bytes = most;

@@ -56,7 +56,8 @@ typedef enum tm_tier {
     TM_TIER_DEVICE,
     TM_TIER_SHARED,
     TM_TIERS,
-    TM_TIER_EITHER = TM_TIERS /* of an operation: the device's if all state that it uses is held there, else the host's */
+    TM_TIER_EITHER =
+        TM_TIERS /* of an operation: the device's if all state that it uses is held there, else the host's */
 } tm_tier;
 
 typedef struct tm_object {
@@ -150,10 +151,11 @@ typedef struct tm_plan_opts {
     void *cost_ctx;
     const struct tm_machine *machine; /* disk rates; NULL: nominal */
     uint64_t device_bytes;            /* of the device's arena; 0: it computes on host frames, nothing is copied */
-    uint32_t shared_by; /* ranks that share the frames of TM_TIER_SHARED: slab_bytes pays for one share of them */
-    bool device_apart;                /* the device computes beside the host's cores: TM_ENGINE_DEVICE */
+    uint32_t shared_by;     /* ranks that share the frames of TM_TIER_SHARED: slab_bytes pays for one share of them */
+    bool device_apart;      /* the device computes beside the host's cores: TM_ENGINE_DEVICE */
     uint32_t hold_quarters; /* with choose_residency: so much of the arena, beside what the program needs at least, may
                                hold state from run to run; 0: none does */
+    double hold_not;        /* at least so much of what it could hold is not */
     bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
 } tm_plan_opts;
 

@@ -150,6 +150,11 @@ static inline bool plan_is_disk(uint8_t engine) {
     return engine == TM_ENGINE_DISK_READ || engine == TM_ENGINE_DISK_WRITE;
 }
 
+/* What of a run may start while the run before computes, if the link between them allows. */
+static inline bool plan_starts_early(uint8_t engine) {
+    return engine == TM_ENGINE_DISK_READ || engine == TM_ENGINE_COPY_IN;
+}
+
 /* store.c: one transfer. `frame` is the object's whole frame (frame_bytes). */
 typedef struct store_target {
     const tm_plan *plan;

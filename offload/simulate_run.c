@@ -1,5 +1,6 @@
 /* Runs under way: which operation is ready, and what becomes ready when one is done. As in the executor: a run's
- * compute waits until that of the run before is done; what else orders the two is in the link between them. */
+ * compute waits until that of the run before is done, its reads and copies to the device do not; what else orders the
+ * two is in the link between them. */
 #include "offload/simulate_internal.h"
 
 #include <string.h>
@@ -78,7 +79,8 @@ bool sim_take(sim *s, uint8_t engine, uint32_t *key) {
     key_heap *h = &s->ready[engine];
     if (h->n == 0) return false;
     uint32_t r = h->key[0] / s->n, op = h->key[0] % s->n;
-    if (r != s->first && s->run[(r - 1) % 2].compute_left > 0) return false;
+    bool early = engine == TM_ENGINE_COPY_IN; /* as reads do, it begins when the link allows */
+    if (r != s->first && s->run[(r - 1) % 2].compute_left > 0 && !early) return false;
     if (engine == TM_ENGINE_COMM) {
         uint32_t *turn = &s->run[r % 2].next_comm;
         if (op != *turn) return false;

@@ -66,8 +66,7 @@ static bool has_edge(const prover *p, uint32_t from, uint32_t to) {
         const tm_plan_op *o = &p->plan->op[from - p->base];
         return is_in(p->succ + o->first_succ, o->n_succ, to - p->base);
     }
-    if (!plan_is_disk(p->before->op[from].engine) && p->plan->op[to - p->base].engine != TM_ENGINE_DISK_READ)
-        return true;
+    if (!plan_is_disk(p->before->op[from].engine) && !plan_starts_early(p->plan->op[to - p->base].engine)) return true;
     uint32_t n;
     const uint32_t *list = tm_link_successors(p->link, from, &n);
     return is_in(list, n, to - p->base);

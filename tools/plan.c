@@ -63,6 +63,7 @@ static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "host_peak_bytes", r->host_peak_bytes);
     json_budget(w, "device_budget_bytes", r->device_budget_bytes);
     tm_jw_field_uint(w, "device_peak_bytes", r->device_peak_bytes);
+    tm_jw_field_uint(w, "minimum_device_bytes", r->minimum_device_bytes);
     tm_jw_field_uint(w, "disk_bytes", r->disk_bytes);
     tm_jw_key(w, "disk_free_bytes");
     if (r->disk_free_bytes)
@@ -156,8 +157,9 @@ static void table_memory(const tm_plan_report *r) {
             "%-12s %14s                of gathered weights, once for the %u ranks of a node; a share is in the peak\n",
             "shared", tm_format_size(r->shared_window_bytes, a, sizeof a), r->ranks / r->nodes);
     if (r->has_device)
-        printf("%-12s %14s %14s\n", "device", tm_format_size(r->device_peak_bytes, a, sizeof a),
-               budget_text(r->device_budget_bytes, b, sizeof b));
+        printf("%-12s %14s %14s %14s\n", "device", tm_format_size(r->device_peak_bytes, a, sizeof a),
+               budget_text(r->device_budget_bytes, b, sizeof b),
+               r->minimum_device_bytes ? tm_format_size(r->minimum_device_bytes, c, sizeof c) : "");
     printf("%-12s %14s %14s\n\n", r->ranks > 1 ? "disk, a node" : "disk", tm_format_size(r->disk_bytes, a, sizeof a),
            r->disk_free_bytes ? tm_format_size(r->disk_free_bytes, b, sizeof b) : "unknown");
 }

@@ -172,6 +172,7 @@ typedef struct tm_config {
         uint64_t param_buffers;                          /* buffer_count x buffer_size, elements */
         uint64_t sub_group_size, optimizer_buffer_count; /* elements updated together; how many such under way */
         bool no_pipeline_read, no_pipeline_write, no_pin_memory;
+        double update_ratio; /* at least so much of the parameters is updated on the host; below 0: not given */
     } knobs;
 
     /* ---- output -------------------------------------------------------------------------------------------------- */

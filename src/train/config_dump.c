@@ -264,6 +264,7 @@ static void dump_offload(tm_json_writer *w, const tm_config *c) {
     if (c->knobs.no_pipeline_read) truth(w, "pipeline_read", false);
     if (c->knobs.no_pipeline_write) truth(w, "pipeline_write", false);
     if (c->knobs.no_pin_memory) truth(w, "pin_memory", false);
+    if (c->knobs.update_ratio >= 0) real(w, "ratio", c->knobs.update_ratio);
     tm_jw_object_end(w);
 }
 

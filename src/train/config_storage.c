@@ -158,7 +158,9 @@ static void resolve_knobs(cfg_state *s) {
                      "%s: \"%s\" has no effect here: a gradient is summed a part at a time, while others are computed",
                      cfg_where(cfg_given(s, bucket), w, sizeof w), cfg_given(s, bucket)->spelled);
     const char *ratio = ZERO "offload_optimizer.ratio";
-    if (cfg_given(s, ratio) && cfg_number(s, ratio) != 1)
+    bool in_place = !cfg_given(s, "memory.device") || tm_json_is(cfg_given(s, "memory.device")->node, "cpu");
+    c->knobs.update_ratio = cfg_given(s, ratio) ? cfg_number(s, ratio) : -1;
+    if (cfg_given(s, ratio) && cfg_number(s, ratio) != 1 && in_place)
         tm_warn_once(ratio, "%s: \"%s\" has no effect here: device cpu updates in host memory whatever the ratio",
                      cfg_where(cfg_given(s, ratio), w, sizeof w), cfg_given(s, ratio)->spelled);
 }

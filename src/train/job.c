@@ -78,9 +78,12 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     if (!job->report_at || !job->reported_peak || (job->ranks.comm && !job->comm_counts))
         TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->report_at));
     job->host_bytes = opts->host_bytes;
-    if (opts->device_bytes && job->ranks.ranks > 1)
-        TM_GO(tm_fail(TM_EINPUT, "memory.device \"%s\" computes on one rank in this version, not on %u; use \"cpu\"",
-                      opts->device, job->ranks.ranks));
+    if (opts->device_bytes && job->ranks.must_share)
+        TM_GO(tm_fail(TM_EINPUT,
+                      "memory.shared_window is for weights that are computed with where they lie: leave it out with "
+                      "memory.device \"%s\"",
+                      opts->device));
+    if (opts->device_bytes) job->ranks.shared_by = 0; /* they go on to the arena */
     TM_GO(opts->init_random || opts->config_only ? tm_source_open_bare(&job->source, opts->model)
                                                  : tm_source_open(&job->source, opts->model));
     const char *json = tm_source_config(job->source, &len);
@@ -102,7 +105,8 @@ uint64_t job_host_peak(const tm_job *job) {
     uint64_t all = tm_mem_resident_peak_bytes();
     const tm_device_caps *caps = job->device ? tm_device_get_caps(job->device) : NULL;
     if (job->window) all = all - tm_min_u64(all, tm_comm_window_bytes(job->window)) + job->need_share;
-    return caps && caps->traits.counts_as_host ? all - tm_min_u64(all, caps->arena_bytes) : all;
+    if (!caps || !caps->traits.counts_as_host) return all;
+    return tm_max_u64(all - tm_min_u64(all, caps->arena_bytes), job->peak_before);
 }
 
 static void say_device(tm_job *job) {

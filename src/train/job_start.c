@@ -13,7 +13,8 @@
  * and an arena of malloc's for each thread, the matrix library's buffers; and what grows with the state: plans (about a
  * dozen operations an object) and a checksum a page. Stated, not measured at run time, so that `plan` and `train`
  * agree; tests hold VmHWM against the budget. */
-enum { PROGRAM_KIB = 7680, PER_THREAD_KIB = 256, PLAN_BYTES_PER_OBJECT = 2560, WINDOW_GRAIN = 2048 };
+enum { PROGRAM_KIB = 7680, PER_THREAD_KIB = 256, PLAN_BYTES_PER_OBJECT = 2560 };
+enum { WINDOW_GRAIN = 2048, ARENA_FRAMES_GIB = 4 };
 /* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
  * that it talks to; a fabric with buffers of its own may take more. */
 enum { MPI_MIB = 16, MPI_KIB_PER_RANK = 160 };
@@ -24,16 +25,26 @@ static uint64_t mpi_bytes(const struct tm_comm *c) {
     return MPI_MIB * TM_MIB + (uint64_t)peers * MPI_KIB_PER_RANK * 1024;
 }
 
+/* On the host for the sake of an arena: copies in the plans, about as many as there are transfers. The CPU behind an
+ * arena computes with a team of its own, and counts windows on each page of what there is: at most what was given, and
+ * of an arena without a limit what can be made use of. */
+static uint64_t arena_fixed_bytes(const tm_job *job) {
+    uint64_t objects = tm_layout_objects(job->layout), bytes = 0, arena = job->opts.device_bytes;
+    if (arena == 0) return 0;
+    for (uint32_t i = 0; i < objects; i++) bytes += tm_layout_get(job->layout, i)->frame_bytes;
+    arena = tm_min_u64(arena, bytes + ((uint64_t)ARENA_FRAMES_GIB << 30));
+    bytes = PLAN_BYTES_PER_OBJECT * objects;
+    if (job->traits.own_processors) return bytes;
+    return bytes + arena / WINDOW_GRAIN + (uint64_t)PER_THREAD_KIB * 1024 * (tm_kernels_threads() + 3);
+}
+
 static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) {
     uint64_t bytes = (PROGRAM_KIB + (uint64_t)PER_THREAD_KIB * tm_kernels_threads()) * 1024 + other;
     bytes += tm_kernels_resident_bytes(job->dtype == TM_F32 ? TM_ELEM_F32 : TM_ELEM_BF16, tokens);
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
-    if (job->opts.device_bytes) /* the count of windows on a page; and copies, about as many as there are transfers */
-        bytes += tm_min_u64(job->opts.device_bytes, (uint64_t)1 << 36) / WINDOW_GRAIN +
-                 (uint64_t)PLAN_BYTES_PER_OBJECT * tm_layout_objects(job->layout);
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += PLAN_BYTES_PER_OBJECT + tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
-    return bytes;
+    return bytes + arena_fixed_bytes(job);
 }
 
 /* Once there is an arena, what is compiled for it has no more than that: it was opened as large as was needed. */
@@ -49,6 +60,7 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
                          .shared_by = job->ranks.shared_by,
                          .device_apart = job->traits.own_processors,
                          .hold_quarters = opts->no_hold ? 0 : job->hold_quarters,
+                         .hold_not = opts->host_share,
                          .cost = job->cost,
                          .cost_ctx = job->cost_ctx,
                          .machine = job->machine,
@@ -165,6 +177,7 @@ static tm_status open_tiers(tm_job *job, const job_opts *opts) {
     (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
     job->slab_bytes = job->need_slab;
     tm_exec_comm comm = {job->comm_ops, job->comm_ops ? comm_ops_submit : NULL};
+    job->peak_before = tm_mem_resident_peak_bytes();
     if (job->need_device)
         TM_TRY(tm_device_open(&job->device, &(tm_device_opts){.name = opts->device,
                                                               .arena_bytes = job->need_device,
@@ -371,6 +384,8 @@ static bool updates_there(const tm_job *job, const job_opts *opts) {
     const char *list = job->traits.optimizers, *name = job->update->name, *at = list;
     size_t len = strlen(name);
     if (!opts->device_bytes || !job->optimizer) return false;
+    if (job->traits.own_processors && job->dtype == TM_F16)
+        return false; /* a skipped step makes weights anew on the host */
     if (!strcmp(list, "*")) return true;
     while ((at = strstr(at, name)) != NULL) {
         if ((at == list || at[-1] == ' ') && (at[len] == ' ' || !at[len])) return true;
@@ -401,6 +416,7 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     ways.least = tm_calloc(n + 1, sizeof *ways.least);
     if (!job->batch || !ways.least) TM_GO(tm_nomem(K * sizeof *job->batch));
     rc = compile_in_budget(job, opts, name, &ways, &s);
+    job->least_device = ways.minimum_device;
     rc = job_agree(job, rc);
     if (rc == TM_OK && !opts->plan_only) rc = share_weights(job, opts, name, &ways, &s);
     if (minimum_host_bytes)

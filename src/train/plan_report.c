@@ -285,6 +285,7 @@ static tm_status plan_here(planning *g) {
                                                : JOB_COSTS_MEASURE));
     job_use_costs(t->job, &g->rank, job_cost, costs);
     rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
+    if (out->has_device) out->minimum_device_bytes = t->job->least_device;
     if (rc == TM_EBUDGET) rc = t->job->device_short ? refuse_device(g) : refuse_host(g, &shape);
     if (rc != TM_OK) goto done;
     describe(g, &way[chosen]);

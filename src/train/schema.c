@@ -353,7 +353,8 @@ const schema_row schema_rows[] = {
     ROW(ZERO "offload_optimizer.fast_init", K_DS, T_BOOL | T_AUTO, NULL, "false", 0, 0,
         "accepted; state is written once at start"),
     ROW(ZERO "offload_optimizer.ratio", K_DS, T_NUM | T_AUTO, NULL, "1.0", 0, 1,
-        "part that is updated on the device; no effect on device cpu, where all of it is on the host"),
+        "at least so much of the parameters is updated on the host, the rest in the device's memory if it stays there;"
+        " not given: 1 with offload_optimizer.device cpu, else the planner decides; no effect on memory.device cpu"),
     IGNORED(ZERO "offload_optimizer.super_offload", "the planner overlaps the update"),
     IGNORED(ZERO "offload_optimizer.cpuadam_cores_perc", "OMP_NUM_THREADS sets the threads"),
     IGNORED(ZERO "offload_optimizer.max_in_cpu", "what stays in memory follows from the budget"),

@@ -58,6 +58,7 @@ typedef struct tm_plan_report {
     uint64_t parameters, host_budget_bytes;          /* UINT64_MAX: unlimited */
     uint64_t host_peak_bytes, minimum_host_bytes;    /* the minimum does not depend on the budget */
     uint64_t device_peak_bytes, device_budget_bytes; /* UINT64_MAX: unlimited */
+    uint64_t minimum_device_bytes;                   /* likewise */
     uint64_t disk_bytes, disk_free_bytes;            /* free: 0 where unknown */
     uint64_t read_bytes_per_step, write_bytes_per_step, resident_bytes, window_bytes;
     uint64_t shared_window_bytes; /* of a node: gathered weights that its ranks share; host_peak_bytes has one share */

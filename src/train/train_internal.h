@@ -100,7 +100,8 @@ typedef struct job_opts {
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *device;       /* where the model is computed; NULL: "cpu", in place */
     uint64_t device_bytes;    /* of its arena; 0: it has none */
-    bool no_hold;             /* no state stays in the arena from step to step */
+    bool no_hold;             /* no state stays in the arena from step to step, */
+    double host_share;        /* or at least so much of it does not */
     uint64_t device_bps;      /* "cpu-arena": of its copies, each way; 0: as fast as memory */
     const char *const *paths; /* offload paths; none: everything stays in memory */
     uint32_t n_paths;
@@ -157,6 +158,8 @@ struct tm_job {
     uint64_t need_slab, need_spill, need_spill_largest, need_device; /* largest of the plans compiled */
     uint64_t need_shared, need_share;                                /* likewise: tm_plan_info */
     struct tm_comm_window *window;                                   /* gathered weights, for all ranks of a node */
+    uint64_t least_device;                                           /* the least arena of any way to run the step */
+    uint64_t peak_before;                                            /* VmHWM before there was an arena */
     bool device_short;                                               /* what refused a plan was the device's memory */
     job_batch *batch;                                                /* per micro-batch of the running program */
     /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */

@@ -50,6 +50,8 @@ static void bound(const tm_config *c, job_opts *o) {
     o->no_read_ahead = c->knobs.no_pipeline_read;
     o->no_write_behind = c->knobs.no_pipeline_write;
     o->no_pin_memory = c->knobs.no_pin_memory;
+    bool host_only = c->optimizer_place == TM_PLACE_CPU || c->param_place == TM_PLACE_CPU;
+    o->host_share = c->knobs.update_ratio >= 0 ? c->knobs.update_ratio : host_only ? 1 : 0;
     if (c->knobs.param_persistence_threshold != TM_AUTO_ELEMENTS)
         o->persist_elements = c->knobs.param_persistence_threshold;
 }

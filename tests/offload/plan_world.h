@@ -319,7 +319,13 @@ static uint64_t total(const uint64_t *a) {
     return s;
 }
 
+static uint32_t early_copies; /* of a run, that began before the run did */
+
 static void count_end(void *ctx, const tm_run_stats *s) {
+    uint32_t n;
+    const tm_plan_op *op = tm_plan_ops(s->plan, &n);
+    for (uint32_t i = 0; s->span && i < n; i++)
+        if (op[i].engine == TM_ENGINE_COPY_IN && s->span[i].start < 0) early_copies++;
     const tm_plan_info *info = tm_plan_get_info(s->plan);
     assert_int_equal(total(s->read_bytes), total(info->read_bytes));
     assert_int_equal(total(s->write_bytes), total(info->write_bytes));
@@ -402,6 +408,7 @@ static uint64_t run_way(world *w, const way *y) {
     uint32_t ended = 0;
     uint64_t allocations = 0;
     tm_exec_on_done(e, count_end, &ended);
+    tm_exec_trace(e, y->arena > 0 && w->runs > 2);
     for (uint32_t r = 0; r < w->runs; r++) {
         if (r == 2) allocations = tm_mem_allocations(); /* each of the two runs under way has had its turn */
         if (r + 1 < w->runs) tm_exec_announce(e, plan, link);

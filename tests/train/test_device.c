@@ -118,6 +118,62 @@ static void test_update_within(void **state) {
     check_arenas("fp32", "B", 0);
 }
 
+/* DeepSpeed's Twin-Flow: a share of the parameters is the host's. */
+static void test_ratio(void **state) {
+    (void)state;
+    scene s = scene_open("bf16", 1);
+    uint64_t copied[3];
+    static const char *const ratio[] = {"0", "0.5", "1"};
+    for (unsigned i = 0; i < 3; i++) {
+        train_log log = same(&s, 256 * MIB, 0, NULL, "memory.update=U", "memory.host_budget=unlimited",
+                             run_format("zero_optimization.offload_optimizer.ratio=%s", ratio[i]));
+        copied[i] = log.step[1].copied[0] + log.step[1].copied[1];
+    }
+    print_message("  copied a step: all on the device %llu bytes, half %llu, none %llu\n",
+                  (unsigned long long)copied[0], (unsigned long long)copied[1], (unsigned long long)copied[2]);
+    assert_true(copied[0] < copied[2] / 20);
+    assert_true(copied[1] > copied[2] / 3 && copied[1] < copied[2] / 3 * 2);
+}
+
+static void train_on(const scene *s, const char *output, const char *steps, const char *device, const char *budget) {
+    run_result r = run((run_opts){0}, "train", s->config, "--set", run_format("output_dir=%s", output), "--set",
+                       "lr_scheduler_type=constant", "--set", "keep_state=true", "--set",
+                       "memory.host_budget=unlimited", "--set", run_format("max_steps=%s", steps), "--set",
+                       run_format("memory.device=%s", device), budget ? "--set" : NULL, budget, NULL);
+    RUN_OK(&r);
+    run_free(&r);
+}
+
+/* State that an arena holds is in every commit; another arena, or none, goes on from there. */
+static void test_commits(void **state) {
+    (void)state;
+    scene s = scene_open("bf16", 1);
+    const char *cpu = run_path(s.dir, "cpu3"), *there = run_path(s.dir, "there");
+    train_on(&s, cpu, "3", "cpu", NULL);
+    train_on(&s, there, "1", "cpu-arena", arena(256 * MIB));
+    train_on(&s, there, "2", "cpu-arena", arena(64 * MIB));
+    train_on(&s, there, "3", "cpu", NULL);
+    assert_string_equal(train_log_read(there).hash, train_log_read(cpu).hash);
+    const char *back = run_path(s.dir, "back");
+    train_on(&s, back, "1", "cpu", NULL);
+    train_on(&s, back, "3", "cpu-arena", arena(256 * MIB));
+    train_log log = train_log_read(back);
+    assert_string_equal(log.hash, train_log_read(cpu).hash);
+    assert_true(log.step[2].copied[0] + log.step[2].copied[1] < 256 << 10);
+}
+
+/* Each rank has an arena of its own; what ranks exchange is on the host. */
+static void test_two_ranks(void **state) {
+    (void)state;
+    static const char *const strategies[] = {"strategy=zero3", "strategy=ddp", "strategy=zero1"};
+    scene s = scene_open("bf16", 1);
+    const run_opts two = {.ranks = 2};
+    train_log cpu = run_train(s.config, run_path(s.dir, "two"), 0, &two, SETS("strategy=zero3"));
+    memcpy(s.hash, cpu.hash, sizeof s.hash);
+    for (unsigned i = 0; i < TM_COUNT(strategies); i++)
+        (void)same(&s, (i % 2 ? 256 : 32) * MIB, 0, &two, strategies[i], "memory.host_budget=unlimited", NULL);
+}
+
 /* Random legal orders of all operations, copies among them; kept, sent away, recomputed; slow copies; done twice. */
 static void test_orders_and_rates(void **state) {
     (void)state;
@@ -238,6 +294,9 @@ int main(void) {
         cmocka_unit_test_teardown(test_update_folded, run_clean),
         cmocka_unit_test_teardown(test_it_is_saved, run_clean),
         cmocka_unit_test_teardown(test_update_within, run_clean),
+        cmocka_unit_test_teardown(test_ratio, run_clean),
+        cmocka_unit_test_teardown(test_commits, run_clean),
+        cmocka_unit_test_teardown(test_two_ranks, run_clean),
         cmocka_unit_test_teardown(test_orders_and_rates, run_clean),
         cmocka_unit_test_teardown(test_what_is_refused, run_clean),
         cmocka_unit_test_teardown(test_plan, run_clean),
