@@ -152,7 +152,8 @@ void trainer_watch_announce(trainer *t, const tm_plan *plan) {
 tm_status trainer_watch_step(trainer *t, const step_line *line) {
     trainer_watch *w = t->watch;
     TM_ASSERT(w->n_line < WAITING);
-    if (!t->job->hear && t->job->ranks.ranks == 1 && job_costs_listen(w->costs) == TM_OK) { /* from the second on */
+    bool alone = t->job->ranks.ranks == 1 && !t->job->device;            /* a device computes on a thread of its own */
+    if (!t->job->hear && alone && job_costs_listen(w->costs) == TM_OK) { /* from the second step on */
         t->job->hear = job_costs_hear;
         t->job->hear_ctx = w->costs;
     }
