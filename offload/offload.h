@@ -131,6 +131,8 @@ void tm_program_use_range(tm_program *p, uint32_t visit, uint32_t object, uint32
  * alone. Programs in which that order is the same have them at the same addresses, whatever else is in them: ranks that
  * hold different tiles, under different budgets. */
 void tm_program_share(tm_program *p);
+/* What one of `ranks` pays for them. */
+uint64_t tm_program_share_bytes(const tm_program *p, uint32_t ranks);
 uint32_t tm_program_ops(const tm_program *p);
 
 /* ---- plan ---------------------------------------------------------------------------------------------------- */
@@ -151,7 +153,8 @@ typedef struct tm_plan_opts {
     void *cost_ctx;
     const struct tm_machine *machine; /* disk rates; NULL: nominal */
     uint64_t device_bytes;            /* of the device's arena; 0: it computes on host frames, nothing is copied */
-    uint32_t shared_by;     /* ranks that share the frames of TM_TIER_SHARED: slab_bytes pays for one share of them */
+    uint32_t shared_by;     /* ranks that share the frames of TM_TIER_SHARED: slab_bytes pays for one share of them, */
+    uint64_t share_bytes;   /* and for no less than this: the share of another plan, whose frames are there as well */
     bool device_apart;      /* the device computes beside the host's cores: TM_ENGINE_DEVICE */
     uint32_t hold_quarters; /* with choose_residency: so much of the arena, beside what the program needs at least, may
                                hold state from run to run; 0: none does */

@@ -106,7 +106,7 @@ void place_free(placement *pl);
  * simple ones). */
 tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak);
 
-/* shared.c: what a budget pays for the program's shared frames. */
+/* shared.c: what a budget pays for shared frames, the program's own or another's. */
 uint64_t shared_share(const tm_program *p, const tm_plan_opts *opts);
 
 /* residency.c and density.c: decide resident[] (per state object) and temp_paged[], and the window. */

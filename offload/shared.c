@@ -101,9 +101,13 @@ void tm_program_share(tm_program *p) {
 
 /* ---- what it costs ------------------------------------------------------------------------------------------- */
 
-uint64_t shared_share(const tm_program *p, const tm_plan_opts *opts) {
-    uint32_t by = opts->shared_by ? opts->shared_by : 1;
+uint64_t tm_program_share_bytes(const tm_program *p, uint32_t ranks) {
+    uint32_t by = ranks ? ranks : 1;
     return tm_round_up((p->shared_bytes + by - 1) / by, TM_FRAME_ALIGN);
+}
+
+uint64_t shared_share(const tm_program *p, const tm_plan_opts *opts) {
+    return tm_max_u64(tm_program_share_bytes(p, opts->shared_by), opts->share_bytes);
 }
 
 uint64_t tm_plan_shared_hash(const tm_plan *plan) {

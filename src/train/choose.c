@@ -111,14 +111,17 @@ static tm_status least_of(tm_job *job, const job_opts *opts, tm_program *p, uint
 
 /* The least slab of everything that a way of running the step brings with it: the step itself, the import, and with
  * parked gradients the first step and the pending update. */
-static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least, uint64_t *device) {
+static tm_status minimum_of_programs(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least,
+                                     uint64_t *device) {
     tm_program *p;
     pass_opts first = *o;
     first.update = UPDATE_NONE;
     if (!job->layout || o->park != job->parks) TM_TRY(job_add_state(job, opts, o->park));
-    *least = *device = 0;
+    *least = *device = job->need_share = 0;
     TM_TRY(build_pass(&p, job, "step", o));
+    uint64_t share = tm_program_share_bytes(p, job->ranks.shared_by);
     TM_TRY(least_of(job, opts, p, least, device));
+    job->need_share = share; /* is there while the others run */
     TM_TRY(build_import(&p, job));
     TM_TRY(least_of(job, opts, p, least, device));
     if (!o->park) return TM_OK;
@@ -143,6 +146,13 @@ static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
             return true;
     }
     return false;
+}
+
+static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least, uint64_t *device) {
+    uint64_t keep = job->need_share;
+    tm_status rc = minimum_of_programs(job, opts, o, least, device);
+    job->need_share = keep;
+    return rc;
 }
 
 /* The way's share in what the list knows; least: UINT64_MAX where the device's memory is too small. */

@@ -61,6 +61,7 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
                          .device_apart = job->traits.own_processors,
                          .hold_quarters = opts->no_hold ? 0 : job->hold_quarters,
                          .hold_not = opts->host_share,
+                         .share_bytes = job->exec ? 0 : job->need_share, /* once it is there, the slab is beside it */
                          .cost = job->cost,
                          .cost_ctx = job->cost_ctx,
                          .machine = job->machine,
@@ -254,7 +255,7 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     if (rc == TM_OK) rc = compile_walk(job);
     if (rc == TM_OK) rc = compile_held(job, opts);
     if (rc == TM_OK && ways->more) rc = ways->more(ways->ctx, job, &ways->way[out->chosen]);
-    /* each plan is within the budget; the largest slab of one may not be beside the largest share of another */
+    /* each plan is within the budget beside the step's share; what came before one with a larger share may not be */
     if (rc == TM_OK && job->need_slab + job->need_share > budget) rc = tm_fail(TM_EBUDGET, "plans beside each other");
     if (rc != TM_EBUDGET) return rc;
     tm_plan_free(out->plan);
@@ -374,6 +375,7 @@ static tm_status share_weights(tm_job *job, const job_opts *opts, const char *na
     tm_plan_free(s->import_plan);
     *s = (started){0};
     job->ranks.shared_by = 0;
+    job->need_shared = job->need_share = 0;
     job->agreed_way = UINT32_MAX;
     job->slab_bytes = job->budget_slab;
     return job_agree(job, compile_in_budget(job, opts, name, ways, s));

@@ -146,6 +146,23 @@ static void same_shared(scene *s, unsigned ranks, const char *strategy, const ch
     same(s, ranks, hash, SETS(strategy, more, "memory.shared_window=on"));
 }
 
+static uint64_t planned(const char *config, unsigned ranks, const char *const *sets, const char *key);
+
+/* A rank's share is part of the least budget: at it the step runs, and shared it is less; one byte below is refused. */
+static void least_budget(scene *s) {
+    const char *sets[] = {"strategy=zero3", "memory.shared_window=off", "memory.update=U", NULL, NULL};
+    uint64_t alone = planned(s->config, 3, sets, "minimum_host_bytes");
+    sets[1] = "memory.shared_window=on";
+    uint64_t least = planned(s->config, 3, sets, "minimum_host_bytes");
+    assert_true(least < alone);
+    sets[3] = run_format("memory.host_budget=%llu", (unsigned long long)least);
+    (void)train(s, 3, sets);
+    sets[3] = run_format("memory.host_budget=%llu", (unsigned long long)least - 1);
+    run_result r = start(s, 3, run_path(s->dir, "refused"), NULL, sets);
+    assert_int_equal(r.status, 2);
+    run_free(&r);
+}
+
 /* There is no room for it on one of the ranks: a failure where it has to be shared, else all do without. */
 static void without_room(scene *s) {
     const char *output = run_path(s->dir, "full"), *full = "TIDEMILL_FAULT=window_full:1:now:once";
@@ -168,6 +185,7 @@ static void test_shared_window(void **state) {
     (void)setenv("TIDEMILL_ORDER_SEED", "11", 1);
     same_shared(&s, 3, "strategy=zero3", "memory.update=F");
     (void)unsetenv("TIDEMILL_ORDER_SEED");
+    least_budget(&s);
     without_room(&s);
     if (!thorough()) return;
     same_shared(&s, 2, "strategy=zero3", "zero_optimization.zero_quantized_weights=true");
