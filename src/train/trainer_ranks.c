@@ -217,9 +217,12 @@ tm_status trainer_set_strategy(trainer *t) {
         r->prefetch_unit = false;
     }
     r->must_share = c->memory.shared_window > 0;
-    r->shared_by = c->memory.shared_window < 0 ? 0 : fewest_on_a_node(t->comm);
+    /* beside an arena the last to read a gathered part is a copy, whose place is each rank's own affair */
+    bool may = c->memory.shared_window >= 0 && c->memory.device_bytes == 0;
+    r->shared_by = may ? fewest_on_a_node(t->comm) : 0;
     if (r->must_share && r->shared_by == 0)
-        return tm_fail(TM_EINPUT, "memory.shared_window on: a node with one rank has nobody to share with; use auto");
+        return tm_fail(TM_EINPUT, "memory.shared_window on: %s; use auto",
+                       may ? "a node with one rank has nobody to share with" : "not beside a device's memory");
     if (c->knobs.param_persistence_threshold != TM_AUTO_ELEMENTS)
         r->keep_elements = c->knobs.param_persistence_threshold;
     return TM_OK;

@@ -495,6 +495,12 @@ static void test_refusals(void **state) {
     assert_int_equal(run_error_lines(r.err, NULL), 1);
     assert_non_null(strstr(r.err, "train_batch_size"));
     run_free(&r);
+    r = start(
+        &s, 2, output, NULL,
+        SETS("strategy=zero3", "memory.shared_window=on", "memory.device=cpu-arena", "memory.device_budget=64MiB"));
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "not beside a device's memory"));
+    run_free(&r);
     r = start(&s, 2, output, NULL, SETS("communication_data_type=fp16"));
     assert_int_equal(r.status, 2);
     run_free(&r);
