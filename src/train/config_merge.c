@@ -145,15 +145,15 @@ static void forget(cfg_state *s, const char *path) {
     }
 }
 
-/* The row that `path` lies in and that has no rows of its own, such as "adapter" of "adapter.r": what is said of it is
- * said of all that it holds. */
+/* The row that `path` lies in and that is said one thing of, such as "adapter" of "adapter.r": it holds for all that is
+ * in there. ("deepspeed" takes any value too, but its keys are at top level.) */
 static const schema_row *closed_section(const char *path) {
     char above[PATH_MAX_BYTES], *dot;
     snprintf(above, sizeof above, "%s", path);
     while ((dot = strrchr(above, '.'))) {
         *dot = 0;
         const schema_row *row = schema_find(above);
-        if (row) return row->types & T_ANY ? row : NULL;
+        if (row) return row->types == T_ANY ? row : NULL;
     }
     return NULL;
 }

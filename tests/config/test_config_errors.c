@@ -168,6 +168,7 @@ static const bad cases[] = {
      {"--set adapter.type=lora: \"adapter\": adapters", "not supported yet by this version"},
      {"adapter.type=lora"}},
     {TM_EINPUT, "+\"seed\": 1", {"unknown key \"of\" in \"seed\""}, {"seed.of=1"}},
+    {TM_EINPUT, "+\"seed\": 1", {"unknown key \"bf16\" in \"deepspeed\""}, {"deepspeed.bf16={}"}},
     /* not in this version */
     {TM_EUNSUPPORTED,
      "+\"adapter\": {\"type\": \"lora\", \"r\": 8}",
