@@ -275,8 +275,9 @@ static void resolve_loss_scale(cfg_state *s) {
         .min_loss_scale = cfg_number(s, "fp16.min_loss_scale"),
     };
     const char *wrong = tm_loss_scale_check(o);
-    if (wrong && s->cfg->pub.precision == TM_F16)
-        cfg_problem(s, TM_EINPUT, "%s: fp16: %s", cfg_where(cfg_raw(s, "fp16"), w, sizeof w), wrong);
+    if (!wrong || s->cfg->pub.precision != TM_F16) return;
+    const cfg_value *v = cfg_raw(s, strncmp(wrong, "min_", 4) == 0 ? "fp16.min_loss_scale" : "fp16.loss_scale");
+    cfg_problem(s, TM_EINPUT, "%s: fp16: %s", v ? cfg_where(v, w, sizeof w) : s->opts->name, wrong);
 }
 
 /* Inside backward the norm is not known yet, and nothing can be taken back. */
