@@ -29,7 +29,8 @@ void job_costs_hear(void *costs, const tm_op *op, double seconds) {
     job_costs *c = costs;
     bool backward = op->code == OP_BACKWARD;
     c->heard_seconds += seconds;
-    if (op->code == OP_UPDATE) add(&c->heard_update, seconds, cost_tile_elements(c, op));
+    if (op->code == OP_UPDATE && c->job->step.finite) /* one that is skipped takes next to nothing */
+        add(&c->heard_update, seconds, cost_tile_elements(c, op));
     if (op->code == OP_FINISH) add(&c->heard_finish, seconds, cost_tile_elements(c, op));
     if ((op->code == OP_FORWARD || backward) && c->heard[0] && c->heard[1] && is_full(c, op))
         add(&c->heard[backward][c->first[op->arg[0]] + op->arg[1]],
