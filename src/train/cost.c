@@ -239,7 +239,7 @@ tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, c
     c->shape = *shape;
     c->timed = timed_shape(shape);
     c->mode = mode;
-    c->flops_per_second = job->dtype == TM_F32 ? machine->cpu_flops_fp32 : machine->cpu_flops_bf16;
+    c->flops_per_second = job->dtype == TM_BF16 ? machine->cpu_flops_bf16 : machine->cpu_flops_fp32; /* fp16: widened */
     c->bytes_per_second = machine->cpu_bps;
     set_links(c, machine);
     c->budget = timing_budget(job);
