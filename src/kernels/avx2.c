@@ -114,7 +114,7 @@ AVX2 static void widen_f16(const uint16_t *x, float *y, size_t n) {
     }
 }
 
-/* The instruction rounds as MXCSR would have it flushed neither way: subnormal halves are made and kept. */
+/* MXCSR does not make the instruction flush: subnormal halves are made and kept. */
 AVX2 static void narrow_f16(const float *x, uint16_t *y, size_t n) {
     for (size_t i = 0; i < n; i += 8) {
         size_t m = n - i < 8 ? n - i : 8;
