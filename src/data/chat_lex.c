@@ -131,9 +131,13 @@ static tm_status lex_operator(cj_lexer *l) {
     return TM_OK;
 }
 
+/* A run compares names at no cost in steps, so that they are short. */
+enum { MAX_NAME = 256 };
+
 static tm_status lex_name(cj_lexer *l) {
     size_t end = l->pos;
     while (end < l->len && is_name(l->source[end])) end++;
+    if (end - l->pos > MAX_NAME) return fail_at(l, "a name of more than 256 characters");
     TM_TRY(put(l, (cj_token){.type = CJ_T_NAME}, l->source + l->pos, end - l->pos));
     advance(l, end);
     return TM_OK;

@@ -218,6 +218,21 @@ static void test_templates_refused(void **state) {
     }
 }
 
+static void test_long_name(void **state) {
+    (void)state;
+    for (int n = 256; n <= 257; n++) {
+        char text[300];
+        tm_chat *chat;
+        int len = snprintf(text, sizeof text, "{{ %0*d }}", n, 0);
+        text[3] = 'a';
+        tm_status rc = tm_chat_open(&chat, NULL, text, (size_t)len, "T", NULL);
+        assert_int_equal(rc, n > 256 ? TM_EINPUT : TM_OK);
+        tm_chat_close(chat);
+    }
+    assert_non_null(strstr(tm_error_get()->text, "256 characters"));
+    tm_error_clear();
+}
+
 /* Deep nesting of every kind is an error, not a crash. */
 static void test_nesting(void **state) {
     static const char *const units[][2] = {{"(", ")"},   {"[", "]"},     {"-", ""},
@@ -573,6 +588,7 @@ int main(void) {
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_smollm2_text),
         cmocka_unit_test(test_templates_refused),
+        cmocka_unit_test(test_long_name),
         cmocka_unit_test(test_nesting),
         cmocka_unit_test(test_expressions),
         cmocka_unit_test(test_wrong_values),
