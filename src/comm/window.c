@@ -70,6 +70,7 @@ static tm_status close_remote(tm_comm *c, void *arg) {
 /* ---- the caller's side ---- */
 
 static void release(tm_comm_window *w) {
+    if (!w) return;
     tm_free(w->allocated);
     tm_free(w->parts);
     tm_free(w);
@@ -140,13 +141,15 @@ static void close_together(tm_comm_window *w) {
     if (why.code != TM_OK) tm_error_set(&why);
 }
 
-/* The ranks of a node come together first, where a silent one is noticed. */
-static tm_status open_together(tm_comm_window *w) {
+/* The ranks of a node come together first, where a silent one is noticed, and one that cannot come is not waited for.
+ */
+static tm_status open_together(tm_comm *c, tm_comm_window *w, tm_status rc) {
     bool ready;
-    tm_comm_op come = {.code = TM_COMM_BARRIER, .group = TM_COMM_NODE, .uncounted = true};
-    TM_TRY(tm_comm_run(w->c, &come));
-    tm_status rc = comm_run_errand(w->c, open_remote, w);
-    TM_TRY(all_ready(w->c, rc, &ready));
+    TM_TRY(all_ready(c, rc, &ready));
+    if (rc != TM_OK) return rc;
+    if (!ready) return tm_fail(TM_ENOMEM, "memory that the ranks of a node share: another rank is out of memory");
+    rc = comm_run_errand(c, open_remote, w);
+    TM_TRY(all_ready(c, rc, &ready));
     if (rc != TM_OK) return rc;
     if (!ready) return tm_fail(TM_EIO, "memory that the ranks of a node share: MPI gives another rank none");
     rc = touch(w);
@@ -154,20 +157,28 @@ static tm_status open_together(tm_comm_window *w) {
     return rc;
 }
 
-tm_status tm_comm_window_open(tm_comm_window **out, tm_comm *c, uint64_t my_bytes) {
-    *out = NULL;
-    tm_comm_window *w = tm_calloc(1, sizeof *w);
+static tm_status make(tm_comm_window **out, tm_comm *c, uint64_t my_bytes) {
+    tm_comm_window *w = *out = tm_calloc(1, sizeof *w);
     if (!w) return tm_nomem(sizeof *w);
     w->c = c;
     w->my_bytes = tm_round_up(my_bytes, PAGE);
     w->win = MPI_WIN_NULL;
     w->parts = tm_calloc(c->node_size, sizeof *w->parts);
-    tm_status rc = !w->parts ? tm_nomem(c->node_size * sizeof *w->parts) : c->remote ? open_together(w) : open_alone(w);
-    if (rc == TM_OK) {
+    return w->parts ? TM_OK : tm_nomem(c->node_size * sizeof *w->parts);
+}
+
+tm_status tm_comm_window_open(tm_comm_window **out, tm_comm *c, uint64_t my_bytes) {
+    tm_comm_window *w;
+    tm_status rc = make(&w, c, my_bytes);
+    *out = NULL;
+    if (c->remote)
+        rc = open_together(c, w, rc);
+    else if (rc == TM_OK)
+        rc = open_alone(w);
+    if (rc == TM_OK)
         *out = w;
-        return TM_OK;
-    }
-    release(w);
+    else
+        release(w);
     return rc;
 }
 
