@@ -38,7 +38,8 @@ extern const device_ops device_cpu, device_cpu_arena;
 /* ---- modules (module.c): devices that need a driver ------------------------------------------------------------- */
 
 /* A module is a shared library with one symbol, `const device_module tm_device_module`. It is loaded when a device of
- * its kind is first opened or looked for, and stays. It links nothing of tidemill: what it needs is in device_host. */
+ * its kind is first opened or looked for, and stays. It links nothing of tidemill: what it needs is in device_host. The
+ * version rises with what sizes do not tell: an order of fields, a meaning, the optimizer's structures. */
 enum { DEVICE_MODULE_VERSION = 1 };
 #define DEVICE_MODULE_SYMBOL "tm_device_module"
 
@@ -62,7 +63,9 @@ typedef struct device_module {
 } device_module;
 #define DEVICE_MODULE_BYTES                                                                                            \
     ((uint32_t)(sizeof(device_ops) + sizeof(struct tm_device) + sizeof(device_host) + sizeof(tm_kernel_table) +        \
-                sizeof(tm_event) + sizeof(tm_device_op) + sizeof(tm_device_transfer) + sizeof(tm_device_info)))
+                sizeof(tm_error) + sizeof(tm_event) + sizeof(tm_device_opts) + sizeof(tm_device_op) +                  \
+                sizeof(tm_device_transfer) + sizeof(tm_device_info) + sizeof(tm_device_stats) + sizeof(tm_gemm_args) + \
+                sizeof(tm_attention) + sizeof(tm_rope) + sizeof(tm_positions) + sizeof(tm_head_state)))
 
 /* Loads it. TM_EUNSUPPORTED: not built, not the version of this program, or no driver. */
 tm_status device_module_load(const char *kind, const device_ops **out);

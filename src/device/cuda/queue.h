@@ -1,5 +1,5 @@
 /* What kernels are launched on: the seam between the rows of the kernel table (rows.c) and whoever carries launches
- * out, which is a stream of a device (stream.c) or the tests' emulation. */
+ * out, which is a stream of a device (launch.c) or the tests' emulation. */
 #ifndef TIDEMILL_CUDA_QUEUE_H
 #define TIDEMILL_CUDA_QUEUE_H
 
