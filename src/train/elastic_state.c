@@ -132,5 +132,7 @@ tm_status elastic_fall_back(trainer *t, tm_status rc, bool *any) {
     tm_error_clear();
     t->agreed = false;
     let_go(t);
-    return trainer_agree(t, elastic_resume(t, full, any));
+    rc = elastic_resume(t, full, any);
+    if (rc == TM_OK && !*any) rc = tm_fail(TM_EINPUT, "%s: this rank finds no state there", full);
+    return trainer_agree(t, rc);
 }
