@@ -29,7 +29,7 @@ static void list_labels(const batch_view *v, job_batch *b) {
 static tm_status do_batch(tm_job *job, const tm_op *op, operands o) {
     batch_view v = batch_at(next_operand(&o), op->arg[1]);
     job_batch *b = &job->batch[op->arg[0]];
-    job->capacity = op->arg[1];
+    if (job->capacity != op->arg[1]) job->capacity = op->arg[1]; /* a device's thread may be reading it */
     TM_TRY(job->fill(job->fill_ctx, op->arg[0], op->arg[1], v.ids, v.labels, v.mask, v.position, b));
     list_labels(&v, b);
     return TM_OK;
