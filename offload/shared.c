@@ -90,11 +90,12 @@ void tm_program_share(tm_program *p) {
     if (p->status != TM_OK) return;
     shelf s = {.frame = tm_malloc(sizeof *s.frame * (p->n_visit + 1)),
                .list = tm_malloc(sizeof *s.list * 2 * ((size_t)p->n_visit + 1))};
-    s.placed = s.list + p->n_visit + 1;
-    if (s.frame && s.list)
+    if (s.frame && s.list) {
+        s.placed = s.list + p->n_visit + 1;
         lay_out(p, &s);
-    else
+    } else {
         p->status = tm_nomem(sizeof *s.frame * p->n_visit);
+    }
     tm_free(s.frame);
     tm_free(s.list);
 }
