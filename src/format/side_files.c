@@ -1,5 +1,6 @@
 /* What lies beside the weights in an HF folder. */
 #include "format/format_internal.h"
+#include "format/source_internal.h"
 
 #include <string.h>
 
@@ -54,7 +55,9 @@ tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_f
     TM_GO(patched_config(src, dtype, &text));
     TM_GO(tm_format_write_file(dir, "config.json", text.data, text.len));
     for (size_t i = 0; i < TM_COUNT(names); i++) {
-        bool found;
+        bool found = false;
+        if (!src->gguf) TM_GO(tm_source_folder_copy(src, names[i], dir, &found));
+        if (found) continue;
         tm_buf_clear(&text);
         TM_GO(tm_source_file(src, names[i], &text, &found));
         if (found) TM_GO(tm_format_write_file(dir, names[i], text.data, text.len));

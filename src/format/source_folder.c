@@ -250,6 +250,17 @@ done:
     return rc;
 }
 
+/* A file of the folder as it is, however large it may be, into `dir`; none is made where there is none. */
+tm_status tm_source_folder_copy(const tm_source *src, const char *name, const char *dir, bool *found) {
+    TM_TRY(in_folder(src, name, found));
+    if (!*found) return TM_OK;
+    char *from = tm_path_join(src->path, name), *to = tm_path_join(dir, name);
+    tm_status rc = from && to ? tm_copy_file(from, to) : tm_nomem(strlen(dir));
+    tm_free(from);
+    tm_free(to);
+    return rc;
+}
+
 tm_status tm_source_folder_file(const tm_source *src, const char *name, tm_buf *out, bool *found) {
     TM_TRY(in_folder(src, name, found));
     if (*found) {

@@ -26,6 +26,7 @@ struct tm_source {
 
 tm_status tm_source_open_folder(tm_source *src, bool weights);
 tm_status tm_source_folder_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
+tm_status tm_source_folder_copy(const tm_source *src, const char *name, const char *dir, bool *found);
 tm_status tm_source_open_gguf(tm_source *src, bool weights);
 tm_status tm_source_gguf_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
 tm_status tm_source_add(tm_source *src, const source_entry *entry);

@@ -229,8 +229,8 @@ static void constant_scale(void **state) {
     }
 }
 
-/* ---- other optimizers
- * ------------------------------------------------------------------------------------------------ */
+/* ---- other optimizers ---------------------------------------------------------------------------------------------
+ */
 
 static void any_optimizer(void **state) {
     (void)state;
@@ -247,13 +247,13 @@ static void any_optimizer(void **state) {
     }
 }
 
-/* ---- bytes
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- bytes --------------------------------------------------------------------------------------------------------
+ */
 
 static double planned(const char *config, const char *precision, const char *update, const char *key) {
     run_result r =
         run((run_opts){0}, "plan", config, "--json", "--set", "memory.cache=none", "--set", update, "--set",
-            "memory.host_budget=256MiB", "--set", run_format("precision=%s", precision), "--set",
+            "memory.host_budget=96MiB", "--set", run_format("precision=%s", precision), "--set",
             run_format("zero_optimization.offload_optimizer={\"device\": \"nvme\", \"nvme_path\": \"%s\"}", run_dir()),
             NULL);
     tm_json_doc *doc;
