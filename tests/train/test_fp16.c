@@ -87,8 +87,7 @@ static void follows_fp32(void **state) {
     tm_json_free(doc);
 }
 
-/* ---- the scale -----------------------------------------------------------------------------------------------------
- */
+/* ---- the scale ------------------------------------------------------------------------------------------------- */
 
 /* Begins where gradients overflow, and comes back there: the window is two steps. */
 #define SCALE "\"fp16\": {\"enabled\": true, \"initial_scale_power\": 24, \"loss_scale_window\": 2, \"hysteresis\": 1}"
@@ -229,8 +228,7 @@ static void constant_scale(void **state) {
     }
 }
 
-/* ---- other optimizers ---------------------------------------------------------------------------------------------
- */
+/* ---- other optimizers ------------------------------------------------------------------------------------------ */
 
 static void any_optimizer(void **state) {
     (void)state;
@@ -247,13 +245,12 @@ static void any_optimizer(void **state) {
     }
 }
 
-/* ---- bytes --------------------------------------------------------------------------------------------------------
- */
+/* ---- bytes ----------------------------------------------------------------------------------------------------- */
 
 static double planned(const char *config, const char *precision, const char *update, const char *key) {
     run_result r =
         run((run_opts){0}, "plan", config, "--json", "--set", "memory.cache=none", "--set", update, "--set",
-            "memory.host_budget=96MiB", "--set", run_format("precision=%s", precision), "--set",
+            "memory.host_budget=64MiB", "--set", run_format("precision=%s", precision), "--set",
             run_format("zero_optimization.offload_optimizer={\"device\": \"nvme\", \"nvme_path\": \"%s\"}", run_dir()),
             NULL);
     tm_json_doc *doc;
@@ -284,7 +281,8 @@ static void as_many_bytes_as_designed(void **state) {
             double bf16 = planned(config, "bf16", update, keys[k]), fp16 = planned(config, "fp16", update, keys[k]);
             print_message("  %s: %s a parameter %.3f, in bf16 %.3f\n", update, keys[k], fp16 / parameters,
                           bf16 / parameters);
-            assert_true(fabs((fp16 - bf16) / parameters - more[k]) < 0.1); /* pages of 64 KiB */
+            assert_true(fabs((fp16 - bf16) / parameters - more[k]) <
+                        0.3); /* one tile of weights, kept from use to use or not, is 0.25 */
         }
         train_log log = run_train(config, run_path(dir, f ? "f" : "u"), 0, NULL,
                                   SETS("precision=fp16", update, "memory.cache=none", "memory.host_budget=96MiB"));
