@@ -174,7 +174,9 @@ static void test_probe_paged(void **state) {
     r = run((run_opts){0}, "probe", "--model", f.model, "--input", in, "--output", out, "--grads", "--host-budget",
             budget, "--offload-path", offload, NULL);
     RUN_OK(&r);
+#ifndef TIDEMILL_SANITIZED
     assert_true(r.peak_bytes <= strtoull(budget, NULL, 10));
+#endif
     run_free(&r);
     size_t n, m;
     char *a = run_read(run_path(f.dir, "out.safetensors"), &n), *b = run_read(out, &m);
