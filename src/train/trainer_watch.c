@@ -149,14 +149,22 @@ void trainer_watch_announce(trainer *t, const tm_plan *plan) {
     tm_exec_announce(t->job->exec, t->plan, plan == t->plan ? t->watch->step_link : t->watch->first_link);
 }
 
+/* From the second step on. A run that has no memory for it teaches nothing. */
+static void listen(trainer *t) {
+    bool alone = t->job->ranks.ranks == 1 && !t->job->device; /* a device computes on a thread of its own */
+    if (t->job->hear || !alone) return;
+    if (job_costs_listen(t->watch->costs) != TM_OK) {
+        tm_error_clear();
+        return;
+    }
+    t->job->hear = job_costs_hear;
+    t->job->hear_ctx = t->watch->costs;
+}
+
 tm_status trainer_watch_step(trainer *t, const step_line *line) {
     trainer_watch *w = t->watch;
     TM_ASSERT(w->n_line < WAITING);
-    bool alone = t->job->ranks.ranks == 1 && !t->job->device;            /* a device computes on a thread of its own */
-    if (!t->job->hear && alone && job_costs_listen(w->costs) == TM_OK) { /* from the second step on */
-        t->job->hear = job_costs_hear;
-        t->job->hear_ctx = w->costs;
-    }
+    listen(t);
     w->line[w->n_line++] = *line;
     match(t);
     if (w->status == TM_OK) return TM_OK;

@@ -4,6 +4,8 @@
 # Target: five times faster, and still faster at a twentieth (or at tidemill's minimum where that is more).
 #   TIDEMILL_PEERS=DIR           keeps the Python environment there (3 GB are downloaded otherwise; libaio-dev is needed)
 #   TIDEMILL_BENCH_SHAPES        "134M 1.26B"; the second takes 22 GiB of memory and half an hour
+#   PRECISION                    "bf16" or "fp32", of both programs. Without it: bf16 where the CPU has instructions for it; where it
+#                                has none PyTorch multiplies bf16 matrices in plain loops of one thread, and fp32 is the fair peer
 # Other settings: lib.py.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -21,16 +23,24 @@ find "$TIDEMILL_PEERS/extensions" -name lock -delete 2> /dev/null || true # of a
 PYTHONPATH=$here exec "$TIDEMILL_PEERS/bin/python" - "$@" <<'PY'
 from lib import *
 
-ROUNDS, STEPS = 2, 4
+ROUNDS, STEPS, PATIENCE = 2, 4, 1500
+flags = pathlib.Path("/proc/cpuinfo").read_text()
+PRECISION = os.environ.get("PRECISION") or ("bf16" if "avx512_bf16" in flags or "amx_bf16" in flags else "fp32")
 
 
 def deepspeed(name, tokens, accumulation):
     nvme = WORK / "nvme"
     nvme.mkdir(exist_ok=True)
     script = ROOT / "tests" / "bench" / "deepspeed_run.py"
-    run = subprocess.run([sys.executable, script, model(name), nvme, str(tokens), str(accumulation), str(STEPS)], text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "DS_ACCELERATOR": "cpu"})
-    shutil.rmtree(nvme, ignore_errors=True)
+    try:
+        run = subprocess.run([sys.executable, script, model(name), nvme, str(tokens), str(accumulation), str(STEPS)], text=True,
+                             timeout=PATIENCE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env={**os.environ, "DS_ACCELERATOR": "cpu", "PRECISION": PRECISION})
+    except subprocess.TimeoutExpired:
+        print(f"deepspeed: {STEPS} steps did not end within {PATIENCE} s")
+        return None
+    finally:
+        shutil.rmtree(nvme, ignore_errors=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
     if run.returncode != 0 or not lines:
         print(f"deepspeed: exit {run.returncode}: " + run.stderr.strip().splitlines()[-1])
@@ -43,11 +53,11 @@ def tidemill(path, budget):
     return median([s["step_seconds"] for s in run.steps[1:-1]]), max(run.peak_bytes, run.steps[-1]["host_peak_bytes"]), moved(run.steps[-2])
 
 
-table = Table("beside DeepSpeed", "shape ", "tokens ", "round", "program          ", "s/step  ", "peak MiB", "bytes/param", "times as fast")
+table = Table(f"beside DeepSpeed, {PRECISION}", "shape ", "tokens ", "round", "program          ", "s/step  ", "peak MiB", "bytes/param", "times as fast")
 names = ["tiny"] if TINY else os.environ.get("TIDEMILL_BENCH_SHAPES", "134M 1.26B").split()
 for name in names:
     tokens, accumulation = 512, 1
-    path = config(name, tokens, accumulation, steps=STEPS)
+    path = config(name, tokens, accumulation, steps=STEPS, precision=PRECISION)
     memory, best = None, {}
     for number in range(ROUNDS):
         d = deepspeed(name, tokens, accumulation)

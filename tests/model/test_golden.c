@@ -235,19 +235,29 @@ static void check_bf16_weights(const char *folder) {
 }
 
 /* The same weights computed on in bf16. */
+/* Computes in `type` with loss and gradients `scale` times as large, the scale taken out of the gradients again in
+ * fp32, exactly (a power of two). Returns the loss. */
+static double compute_in(run *r, const fixture *f, tm_dtype type, unsigned scale, tm_model **m) {
+    assert_int_equal(tm_model_create(m, &f->config, type), TM_OK);
+    tm_micro_batch batch = whole_batch(f);
+    run_open(r, *m, 1, &batch);
+    load_weights(r, f);
+    run_forward(r, BATCH_OUTER);
+    uint64_t labels;
+    double loss = run_loss(r, NULL, &labels);
+    set_coefficients(r, labels);
+    for (uint32_t t = 0; t < f->rows * f->seq; t++) r->coefficient[0][t] *= (float)scale;
+    run_backward(r, BATCH_OUTER);
+    for (uint32_t p = 0; p < tm_model_parts(*m); p++)
+        for (uint64_t i = 0; i < tm_model_part(*m, p)->elements; i++) r->grad[p][i] /= (float)scale;
+    return loss;
+}
+
 static void check_bf16_compute(const char *folder) {
     fixture f = open_fixture(folder, "bf16/config.json", "bf16/model.safetensors");
     tm_model *m;
-    assert_int_equal(tm_model_create(&m, &f.config, TM_BF16), TM_OK);
-    tm_micro_batch batch = whole_batch(&f);
     run r;
-    run_open(&r, m, 1, &batch);
-    load_weights(&r, &f);
-    run_forward(&r, BATCH_OUTER);
-    uint64_t labels;
-    double loss = run_loss(&r, NULL, &labels), want = number(&f, "scalars", "bf16_compute.loss");
-    set_coefficients(&r, labels);
-    run_backward(&r, BATCH_OUTER);
+    double loss = compute_in(&r, &f, TM_BF16, 1, &m), want = number(&f, "scalars", "bf16_compute.loss");
     double sum = 0;
     for (uint32_t t = 0; t < tm_model_tensors(m); t++) {
         uint64_t n = tm_model_tensor(m, t)->elements;
@@ -266,24 +276,12 @@ static void check_bf16_compute(const char *folder) {
 }
 
 /* The fp32 fixture computed on in fp16, which has three bits more than bf16: an eighth of bf16's tolerances. The loss
- * is scaled as in training, and the scale taken out again in fp32, exactly. */
+ * is scaled as in training. */
 static void check_fp16_compute(const char *folder) {
-    enum { SCALE = 1 << 10 };
     fixture f = open_fixture(folder, "config.json", "model.safetensors");
     tm_model *m;
-    assert_int_equal(tm_model_create(&m, &f.config, TM_F16), TM_OK);
-    tm_micro_batch batch = whole_batch(&f);
     run r;
-    run_open(&r, m, 1, &batch);
-    load_weights(&r, &f);
-    run_forward(&r, BATCH_OUTER);
-    uint64_t labels;
-    double loss = run_loss(&r, NULL, &labels), want = number(&f, "scalars", "loss");
-    set_coefficients(&r, labels);
-    for (uint32_t t = 0; t < f.rows * f.seq; t++) r.coefficient[0][t] *= SCALE;
-    run_backward(&r, BATCH_OUTER);
-    for (uint32_t p = 0; p < tm_model_parts(m); p++)
-        for (uint64_t i = 0; i < tm_model_part(m, p)->elements; i++) r.grad[p][i] /= SCALE;
+    double loss = compute_in(&r, &f, TM_F16, 1 << 10, &m), want = number(&f, "scalars", "loss");
     printf("%s fp16: loss %.6f (%.6f)\n", folder, loss, want);
     assert_true(fabs(loss - want) / want <= 0.02 / 8);
     double norm = check_gradients(&r, &f, 0.05 / 8), want_norm = number(&f, "scalars", "grad_norm");

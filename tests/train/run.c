@@ -119,6 +119,15 @@ void run_copy_model(const char *from, const char *to) {
     closedir(d);
 }
 
+void run_damage(const char *path, off_t at) {
+    char c = 0;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0 && pread(fd, &c, 1, at) == 1);
+    c ^= 16;
+    assert_int_equal(pwrite(fd, &c, 1, at), 1);
+    close(fd);
+}
+
 unsigned run_entries(const char *dir) {
     unsigned n = 0;
     DIR *d = opendir(dir);
@@ -485,6 +494,20 @@ static run_result start_training(const char *config, const char *output, const r
     unsigned n = 6;
     for (; *sets && n < 46; sets++) arguments[n++] = "--set", arguments[n++] = *sets;
     return run_argv(opts ? opts : &(run_opts){0}, arguments);
+}
+
+const char *run_directory(const char *output_dir, unsigned rank) {
+    tm_json_doc *doc;
+    size_t len;
+    char *text = run_read(run_path(output_dir, "run.json"), &len);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "run.json", 0, 0));
+    const tm_json *d = tm_json_get(tm_json_root(doc), "run_directories")->child;
+    while (d && rank-- > 0) d = d->next;
+    if (!d) fail_msg("%s/run.json names too few run directories", output_dir);
+    const char *path = run_format("%s", d->text);
+    tm_json_free(doc);
+    free(text);
+    return path;
 }
 
 train_log run_train(const char *config, const char *output, uint64_t budget, const run_opts *opts,

@@ -70,7 +70,8 @@ void run_copy_model(const char *from, const char *to); /* a folder's files; TO i
 char *run_read(const char *path, size_t *len);         /* malloc'd, NUL-terminated; fails the test if absent */
 /* Names of files in a folder (not "." and ".."), folders counted too; 0 if it is absent. */
 unsigned run_entries(const char *dir);
-void run_remove(const char *path); /* with everything below */
+void run_remove(const char *path);           /* with everything below */
+void run_damage(const char *path, off_t at); /* flips one bit */
 
 /* ---- tensors --------------------------------------------------------------------------------------------- */
 
@@ -109,6 +110,8 @@ typedef struct train_log {
 } train_log;
 /* DIR/log.jsonl; fails the test where a contract key is missing, steps are not 1.. or the end event is not last. */
 train_log train_log_read(const char *output_dir);
+/* The run directory of `rank` that OUTPUT_DIR/run.json names. */
+const char *run_directory(const char *output_dir, unsigned rank);
 /* config.json of a model of a few million parameters, to be drawn at random ("init": "random"): several tiles in a
  * part, two parts of a tied vocabulary, six blocks. DIR is made. */
 void run_random_model(const char *dir);

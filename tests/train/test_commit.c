@@ -274,12 +274,7 @@ static void a_live_run_is_left_alone(void **state) {
     scene s = scene_open();
     run_result r = stop(&s, SIGTERM, 1, NULL);
     expect(&r, 3, NULL);
-    size_t len;
-    tm_json_doc *doc;
-    char *text = run_read(run_path(s.output, "run.json"), &len);
-    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "run.json", 0, 0));
-    const char *run_directory = tm_json_get(tm_json_root(doc), "run_directories")->child->text;
-    int fd = open(run_path(run_directory, "lock"), O_RDWR | O_CLOEXEC);
+    int fd = open(run_path(run_directory(s.output, 0), "lock"), O_RDWR | O_CLOEXEC);
     assert_true(fd >= 0 && flock(fd, LOCK_EX) == 0);
     r = train(&s, NULL, 1, "never", NULL);
     expect(&r, 2, "in use by process ");
@@ -289,8 +284,6 @@ static void a_live_run_is_left_alone(void **state) {
     close(fd);
     r = train(&s, NULL, 1, NULL, NULL);
     expect(&r, 0, NULL);
-    tm_json_free(doc);
-    free(text);
 }
 
 /* Started in the background; it ends by itself. */
@@ -378,26 +371,6 @@ static void a_finished_run_can_be_made_longer(void **state) {
     assert_int_equal(train_log_read(s.output).steps, 30);
 }
 
-static const char *run_directory(const scene *s) {
-    size_t len;
-    tm_json_doc *doc;
-    char *text = run_read(run_path(s->output, "run.json"), &len);
-    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "run.json", 0, 0));
-    const char *path = run_format("%s", tm_json_get(tm_json_root(doc), "run_directories")->child->text);
-    tm_json_free(doc);
-    free(text);
-    return path;
-}
-
-static void damage(const char *path, off_t at) {
-    char c = 0;
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    assert_true(fd >= 0 && pread(fd, &c, 1, at) == 1);
-    c ^= 16;
-    assert_int_equal(pwrite(fd, &c, 1, at), 1);
-    close(fd);
-}
-
 /* save_state: older states are whole copies. From one of them, by name or because the commit is damaged, the run comes
  * to the same end; a checkpoint that is damaged itself is not used. */
 static void full_checkpoints_are_gone_back_to(void **state) {
@@ -411,15 +384,15 @@ static void full_checkpoints_are_gone_back_to(void **state) {
         expect(&r, 128 + SIGKILL, NULL);
         const char *checkpoint = run_path(s.output, "checkpoint-20");
         assert_int_equal(access(run_path(checkpoint, "state/manifest"), R_OK), 0);
-        const char *given_up = run_directory(&s);
-        damage(run_path(given_up, "manifest"), 100);
+        const char *given_up = run_directory(s.output, 0);
+        run_damage(run_path(given_up, "manifest"), 100);
         r = train(&s, NULL, way - 1, NULL, sets);
         expect(&r, 0, "going back to the newest full checkpoint");
         assert_string_equal(train_log_read(s.output).hash, hash);
         r = train(&s, NULL, way, checkpoint, sets);
         expect(&r, 0, "going on from step 20");
         assert_string_equal(train_log_read(s.output).hash, hash);
-        damage(run_path(checkpoint, "state/exp_avg"), 5000);
+        run_damage(run_path(checkpoint, "state/exp_avg"), 5000);
         r = train(&s, NULL, way, checkpoint, sets);
         expect(&r, 1, "exp_avg: the 64 KiB page at offset 0 is not what was written");
         run_remove(given_up);

@@ -213,6 +213,9 @@ static void stops_at_the_least_scale(void **state) {
         !strstr(r.err, "is the gradient of ") || !strstr(r.err, "step 3 is committed"))
         fail_msg("%s", r.err);
     run_free(&r);
+    char *log = run_read(run_path(dir, "out/log.jsonl"), NULL), *last = strstr(log, "\"step\": 3,");
+    if (!last || !strstr(last, "\"skipped_steps\": 3")) fail_msg("%s", log); /* the step that ended it, too */
+    free(log);
 }
 
 /* A constant scale: an overflow is skipped and counted, and the scale stays. */

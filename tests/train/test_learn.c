@@ -93,10 +93,60 @@ static void test_short_run_teaches_nothing(void **state) {
     assert_false(tm_path_exists(profile));
 }
 
+/* What the start of a run on this disk says of its requests. */
+static void expect_requests(const char *config, const run_opts *opts, const char *offload, const char *aio,
+                            const char *requests) {
+    const char *const arguments[] = {"train",
+                                     config,
+                                     "--resume",
+                                     "never",
+                                     "--set",
+                                     "max_steps=1",
+                                     "--set",
+                                     run_format("output_dir=%s", run_path(offload, "out")),
+                                     "--set",
+                                     run_format("zero_optimization.offload_param.device=nvme"),
+                                     "--set",
+                                     run_format("zero_optimization.offload_param.nvme_path=%s", offload),
+                                     aio ? "--set" : NULL,
+                                     aio,
+                                     NULL};
+    run_result r = run_argv(opts, arguments);
+    RUN_OK(&r);
+    const char *engine = strstr(r.err, ", engine ");
+    size_t line = engine ? strcspn(engine, "\n") : 0;
+    if (!engine || line < strlen(requests) ||
+        strncmp(engine + line - strlen(requests), requests, strlen(requests)) != 0)
+        fail_msg("not \"%s\": %s", requests, r.err);
+    run_free(&r);
+}
+
+/* `tune io` keeps depth and block size with the disk's rates, and `train` asks for them unless it is told others. */
+static void test_tuned_requests_are_used(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = write_config(dir, 1), *profile = run_path(dir, "profile.json");
+    const run_opts opts = {.env =
+                               (const char *[]){run_format("TIDEMILL_PROFILE=%s", profile), "TIDEMILL_LOG=info", NULL}};
+    run_result r = run(opts, "tune", "io", dir, "--seconds", "1", "--size", "64MiB", "--quiet", NULL);
+    RUN_OK(&r);
+    tm_json_doc *doc;
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, strlen(r.out), "tune", 0, 0));
+    const tm_json *aio = tm_json_get(tm_json_root(doc), "aio");
+    uint64_t depth = (uint64_t)tm_json_get(aio, "queue_depth")->integer;
+    uint64_t block = (uint64_t)tm_json_get(aio, "block_size")->integer;
+    tm_json_free(doc);
+    run_free(&r);
+    char size[32];
+    const char *tuned = run_format(" (%llu x %s)", (unsigned long long)depth, tm_format_size(block, size, sizeof size));
+    expect_requests(config, &opts, dir, NULL, tuned);
+    expect_requests(config, &opts, dir, "aio={\"queue_depth\": 3, \"block_size\": 131072}", " (3 x 128 KiB)");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_means_are_kept, run_clean),
         cmocka_unit_test_teardown(test_short_run_teaches_nothing, run_clean),
+        cmocka_unit_test_teardown(test_tuned_requests_are_used, run_clean),
     };
     return cmocka_run_group_tests_name("train_learn", tests, NULL, NULL);
 }

@@ -348,28 +348,6 @@ static void test_killed(void **state) {
 }
 
 /* Of a rank, as run.json names them (one path each). */
-static const char *directory_of(const char *output, unsigned rank) {
-    tm_json_doc *doc;
-    size_t len;
-    char *text = run_read(run_path(output, "run.json"), &len);
-    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "run.json", 0, 0));
-    const tm_json *d = tm_json_get(tm_json_root(doc), "run_directories")->child;
-    while (rank-- > 0) d = d->next;
-    const char *path = run_format("%s", d->text);
-    tm_json_free(doc);
-    free(text);
-    return path;
-}
-
-static void damage(const char *path, off_t at) {
-    char c = 0;
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    assert_true(fd >= 0 && pread(fd, &c, 1, at) == 1);
-    c ^= 16;
-    assert_int_equal(pwrite(fd, &c, 1, at), 1);
-    close(fd);
-}
-
 static void resume(scene *s, unsigned ranks, const char *output, const char *from, const char *strategy) {
     const char *arguments[] = {
         "train", s->config, "--quiet", "--resume",       from, "--set", run_format("output_dir=%s", output),
@@ -402,7 +380,7 @@ static void test_left_behind(void **state) {
     free(log_of_other);
     assert_int_equal(run_entries(run_path(other, "offload")), 0);
     assert_int_equal(run_entries(run_path(output, "offload")), 2);
-    damage(run_path(directory_of(output, 1), "manifest"), 100);
+    run_damage(run_path(run_directory(output, 1), "manifest"), 100);
     r = start(&s, 2, output, NULL, sets);
     RUN_OK(&r);
     if (!strstr(r.err, "going back to the newest full checkpoint") || !strstr(r.err, "checkpoint-2"))
