@@ -84,9 +84,9 @@ typedef struct trainer {
     uint64_t commit_ns, step_began_ns, step_ns; /* time of the latest commit; start and length of the latest step */
     double commit_seconds;                      /* that it took */
     uint64_t minimum_host_bytes;
-    int64_t step, applied; /* optimizer steps done; those whose update was applied */
-    int64_t skipped_in_a_row;
-    tm_loss_scaler scaler; /* of fp16: the scale of the step that comes next, and what moves it */
+    int64_t step, applied;                      /* optimizer steps done; those whose update was applied */
+    int64_t skipped_in_a_row, skipped_at_scale; /* the second: since the loss scale last fell */
+    tm_loss_scaler scaler;                      /* of fp16: the scale of the step that comes next, and what moves it */
     trainer_saves saves;
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;

@@ -55,13 +55,15 @@ static tm_status one_step(trainer *t) {
     t->step++;
     if (job->step.finite) {
         t->applied++;
-        t->skipped_in_a_row = 0;
+        t->skipped_in_a_row = t->skipped_at_scale = 0;
     } else {
         t->skipped_in_a_row++;
+        t->skipped_at_scale++;
         if (t->cfg->precision != TM_F16)
             tm_log(TM_LOG_WARN, "step %" PRId64 ": loss or gradient is not finite; the update was skipped", t->step);
     }
     bool goes_on = trainer_scale_step(t, job->loss_scale);
+    if (t->scaler.scale < job->loss_scale) t->skipped_at_scale = 0; /* it may be right now; it cannot fall for ever */
     step_line line = {.r = job->step,
                       .step = t->step,
                       .plan = plan,
@@ -72,7 +74,7 @@ static tm_status one_step(trainer *t) {
     TM_TRY(trainer_watch_step(t, &line));
     TM_TRY(check_finite(t));
     TM_TRY(trainer_note_loss(t));
-    if (!goes_on || t->skipped_in_a_row >= MAX_SKIPPED) return trainer_give_up(t, (int)t->skipped_in_a_row);
+    if (!goes_on || t->skipped_at_scale >= MAX_SKIPPED) return trainer_give_up(t, (int)t->skipped_in_a_row);
     return TM_OK;
 }
 

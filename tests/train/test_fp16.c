@@ -218,6 +218,15 @@ static void stops_at_the_least_scale(void **state) {
     free(log);
 }
 
+/* From far too high a scale it takes more than 50 skips to get to one that fits. */
+static void falls_for_long(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = small_job(dir, 62);
+    train_log log = run_train(config, run_path(dir, "out"), 0, NULL, SETS("fp16.initial_scale_power=76"));
+    assert_true(log.step[49].skipped && log.step[50].skipped && !log.step[61].skipped);
+    assert_true(log.step[61].skipped_steps > 50);
+}
+
 /* A constant scale: an overflow is skipped and counted, and the scale stays. */
 static void constant_scale(void **state) {
     (void)state;
@@ -347,6 +356,7 @@ int main(void) {
         cmocka_unit_test_teardown(one_hash, run_clean),
         cmocka_unit_test_teardown(goes_on_bit_for_bit, run_clean),
         cmocka_unit_test_teardown(stops_at_the_least_scale, run_clean),
+        cmocka_unit_test_teardown(falls_for_long, run_clean),
         cmocka_unit_test_teardown(constant_scale, run_clean),
         cmocka_unit_test_teardown(any_optimizer, run_clean),
         cmocka_unit_test_teardown(as_many_bytes_as_designed, run_clean),
