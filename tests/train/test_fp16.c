@@ -223,8 +223,8 @@ static void falls_for_long(void **state) {
     (void)state;
     const char *dir = run_dir(), *config = small_job(dir, 62);
     train_log log = run_train(config, run_path(dir, "out"), 0, NULL, SETS("fp16.initial_scale_power=76"));
-    assert_true(log.step[49].skipped && log.step[50].skipped && !log.step[61].skipped);
-    assert_true(log.step[61].skipped_steps > 50);
+    for (unsigned i = 0; i < 51; i++) assert_true(log.step[i].skipped);
+    if (log.step[61].skipped_steps > 60) fail_msg("%u of 62 steps skipped", (unsigned)log.step[61].skipped_steps);
 }
 
 /* A constant scale: an overflow is skipped and counted, and the scale stays. */
