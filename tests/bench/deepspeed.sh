@@ -4,6 +4,7 @@
 # Target: five times faster, and still faster at a twentieth (or at tidemill's minimum where that is more).
 #   TIDEMILL_PEERS=DIR           keeps the Python environment there (3 GB are downloaded otherwise; libaio-dev is needed)
 #   TIDEMILL_BENCH_SHAPES        "134M 1.26B"; the second takes 22 GiB of memory and half an hour
+#   TIDEMILL_BENCH_LENGTHS       "512", tokens a step
 #   PRECISION                    "bf16" or "fp32", of both programs. Without it: bf16 where the CPU has instructions for it; where it
 #                                has none PyTorch multiplies bf16 matrices in plain loops of one thread, and fp32 is the fair peer
 # Other settings: lib.py.
@@ -21,6 +22,7 @@ PATH=$TIDEMILL_PEERS/bin:$PATH # ninja, for the extensions that DeepSpeed compil
 export TORCH_EXTENSIONS_DIR="$TIDEMILL_PEERS/extensions"
 find "$TIDEMILL_PEERS/extensions" -name lock -delete 2> /dev/null || true # of a start that was killed: the next waits for it
 PYTHONPATH=$here exec "$TIDEMILL_PEERS/bin/python" - "$@" <<'PY'
+import itertools
 from lib import *
 
 ROUNDS, STEPS, PATIENCE = 2, 4, 1500
@@ -55,8 +57,8 @@ def tidemill(path, budget):
 
 table = Table(f"beside DeepSpeed, {PRECISION}", "shape ", "tokens ", "round", "program          ", "s/step  ", "peak MiB", "bytes/param", "times as fast")
 names = ["tiny"] if TINY else os.environ.get("TIDEMILL_BENCH_SHAPES", "134M 1.26B").split()
-for name in names:
-    tokens, accumulation = 512, 1
+for name, tokens in itertools.product(names, map(int, os.environ.get("TIDEMILL_BENCH_LENGTHS", "512").split())):
+    accumulation = 1
     path = config(name, tokens, accumulation, steps=STEPS, precision=PRECISION)
     memory, best = None, {}
     for number in range(ROUNDS):
@@ -74,9 +76,9 @@ for name in names:
             table.row(name, tokens, number + 1, f"tidemill, {what}", f"{seconds:.2f}", mib(peak), f"{bytes_moved / parameters(name):.1f}",
                       f"{best['d'] / seconds:.2f}")
     if "d" not in best:
-        table.check(False, f"{name}: DeepSpeed did not run")
+        table.check(False, f"{name} x {tokens}: DeepSpeed did not run")
         continue
-    table.check(best["d"] >= 5 * best["its memory"], f"{name}: {best['d'] / best['its memory']:.2f} times as fast at DeepSpeed's memory (target 5)")
-    table.check(best["d"] >= best["a twentieth"], f"{name}: {best['d'] / best['a twentieth']:.2f} times as fast at a twentieth (target 1)")
+    table.check(best["d"] >= 5 * best["its memory"], f"{name} x {tokens}: {best['d'] / best['its memory']:.2f} times as fast at DeepSpeed's memory (target 5)")
+    table.check(best["d"] >= best["a twentieth"], f"{name} x {tokens}: {best['d'] / best['a twentieth']:.2f} times as fast at a twentieth (target 1)")
 table.done()
 PY
