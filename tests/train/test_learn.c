@@ -58,8 +58,8 @@ static const char *write_config(const char *dir, unsigned steps) {
     return config;
 }
 
-/* The trace times an operation around the call, the profile inside it: they differ by a little, or, where others use the
- * machine, by the pauses that fall between the two. */
+/* The trace times an operation around the call, the profile inside it: they differ by a little, or, where others use
+ * the machine, by the pauses that fall between the two. */
 static void expect_close(double profile, double trace, const char *what) {
     if (profile < 0.6 * trace || profile > 1.0 * trace + 1e-6)
         fail_msg("%s: %g s in the profile, %g s in the trace", what, profile, trace);
