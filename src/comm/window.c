@@ -38,8 +38,7 @@ static tm_status find_parts(tm_comm_window *w) {
         void *base;
         TM_TRY(comm_mpi_window_query(w->win, (int)r, &bytes, &base));
         if (r == 0) at = next = base;
-        if (bytes > 0 && (char *)base != next)
-            return tm_fail(TM_EIO, "MPI shares memory on a node, but not in one piece");
+        if (bytes > 0 && (char *)base != next) return TM_EIO;
         next += bytes;
         w->parts[r] = (part){aligned(at), (uint64_t)(r == 0 ? bytes - PAGE : bytes)};
         at += w->parts[r].bytes;
@@ -54,9 +53,11 @@ static tm_status open_remote(tm_comm *c, void *arg) {
     tm_status rc = comm_mpi_window((MPI_Aint)(w->my_bytes + (c->node_rank == 0 ? PAGE : 0)),
                                    c->remote->group[TM_COMM_NODE], &base, &w->win);
     comm_block_end(c);
-    if (rc == TM_OK) return find_parts(w);
+    if (tm_fault_hit("window_lost", NULL)) w->win = MPI_WIN_NULL, rc = TM_EIO; /* as an MPI that fails on one rank */
+    if (rc == TM_OK) rc = find_parts(w);
+    if (rc == TM_OK) return TM_OK;
     tm_error_clear(); /* says that the ranks cannot go on: without a window they can */
-    return tm_fail(TM_EIO, "MPI has no memory that the ranks of a node share");
+    return tm_fail(TM_EIO, "MPI has no memory in one piece that the ranks of a node share");
 }
 
 static tm_status close_remote(tm_comm *c, void *arg) {
@@ -83,23 +84,34 @@ static tm_status open_alone(tm_comm_window *w) {
     return TM_OK;
 }
 
-/* Have all ranks of the node come this far? */
-static tm_status all_ready(tm_comm *c, tm_status mine, bool *ready) {
-    uint64_t ok = mine == TM_OK;
+enum { NOBODY = UINT32_MAX };
+
+/* The first rank of the node on which it does not hold. */
+static tm_status first_without(tm_comm *c, bool mine, uint32_t *who) {
+    uint64_t place = mine ? NOBODY : c->node_rank;
     tm_comm_op op = {.code = TM_COMM_ALL_REDUCE,
                      .group = TM_COMM_NODE,
                      .type = TM_COMM_U64,
                      .reduce = TM_COMM_MIN,
-                     .send = &ok,
-                     .recv = &ok,
+                     .send = &place,
+                     .recv = &place,
                      .count = 1,
                      .uncounted = true};
     tm_error why = *tm_error_get();
     tm_error_clear();
     TM_TRY(tm_comm_run(c, &op));
-    *ready = ok;
-    if (mine != TM_OK) tm_error_set(&why);
+    *who = place == NOBODY ? NOBODY : tm_comm_group_world(c, TM_COMM_NODE, (uint32_t)place);
+    if (why.code != TM_OK) tm_error_set(&why);
     return TM_OK;
+}
+
+/* Have all come this far? If not, each has an error: its own, or one that names who has. */
+static tm_status all_ready(tm_comm *c, tm_status mine, const char *otherwise) {
+    uint32_t who;
+    TM_TRY(first_without(c, mine == TM_OK, &who));
+    if (mine != TM_OK || who == NOBODY) return mine;
+    return tm_fail(TM_ENOMEM, "memory that the ranks of a node share: rank %u (%s) %s", who, tm_comm_host(c, who),
+                   otherwise);
 }
 
 /* A store into memory of a file system that is full ends the process; this call says so instead. Where the kernel does
@@ -122,18 +134,16 @@ static bool populate(char *base, uint64_t bytes, int how) {
  */
 static tm_status touch(tm_comm_window *w) {
     const part *mine = &w->parts[w->c->node_rank];
-    bool ready;
     tm_status rc = TM_OK;
     if (!populate(mine->base, mine->bytes, MADV_POPULATE_WRITE))
         rc = tm_fail(TM_ENOMEM, "memory that the ranks of a node share: no room for %llu bytes (is /dev/shm full?)",
                      (unsigned long long)tm_comm_window_bytes(w));
-    TM_TRY(all_ready(w->c, rc, &ready));
-    if (rc != TM_OK) return rc;
-    if (!ready) return tm_fail(TM_ENOMEM, "memory that the ranks of a node share: no room on another rank");
+    TM_TRY(all_ready(w->c, rc, "has no room for it (is /dev/shm full?)"));
     (void)populate(w->parts[0].base, tm_comm_window_bytes(w), MADV_POPULATE_READ);
     return TM_OK;
 }
 
+/* Keeps the error that is there. */
 static void close_together(tm_comm_window *w) {
     tm_error why = *tm_error_get();
     tm_error_clear();
@@ -141,20 +151,21 @@ static void close_together(tm_comm_window *w) {
     if (why.code != TM_OK) tm_error_set(&why);
 }
 
-/* The ranks of a node come together first, where a silent one is noticed, and one that cannot come is not waited for.
- */
-static tm_status open_together(tm_comm *c, tm_comm_window *w, tm_status rc) {
-    bool ready;
-    TM_TRY(all_ready(c, rc, &ready));
-    if (rc != TM_OK) return rc;
-    if (!ready) return tm_fail(TM_ENOMEM, "memory that the ranks of a node share: another rank is out of memory");
-    rc = comm_run_errand(c, open_remote, w);
-    TM_TRY(all_ready(c, rc, &ready));
-    if (rc != TM_OK) return rc;
-    if (!ready) return tm_fail(TM_EIO, "memory that the ranks of a node share: MPI gives another rank none");
-    rc = touch(w);
-    if (rc == TM_ENOMEM) close_together(w);
+/* What not all can use, all give back. Where MPI gave one of them none, that one cannot come to a collective call about
+ * it: it is left to MPI_Finalize then, as addresses without a page, for nobody has touched it. */
+static tm_status give_back(tm_comm_window *w, tm_status rc) {
+    uint32_t who;
+    if (first_without(w->c, w->win != MPI_WIN_NULL, &who) == TM_OK && who == NOBODY) close_together(w);
     return rc;
+}
+
+/* The ranks of a node come together first, where a silent one is noticed, and one that cannot come is not waited for.
+ * Nobody touches a page before all have found theirs. */
+static tm_status open_together(tm_comm *c, tm_comm_window *w, tm_status rc) {
+    TM_TRY(all_ready(c, rc, "is out of memory"));
+    rc = all_ready(c, comm_run_errand(c, open_remote, w), "gets none of MPI");
+    if (rc == TM_OK) rc = touch(w);
+    return rc == TM_OK ? TM_OK : give_back(w, rc);
 }
 
 static tm_status make(tm_comm_window **out, tm_comm *c, uint64_t my_bytes) {

@@ -339,6 +339,48 @@ static void windows(void **state) {
     tm_comm_window_close(w);
 }
 
+/* Bytes of memory that this process has mapped to share. */
+static uint64_t mapped_shared(void) {
+    uint64_t bytes = 0;
+    char line[512];
+    FILE *f = fopen("/proc/self/maps", "r");
+    CHECK(f, "/proc/self/maps");
+    while (fgets(line, sizeof line, f)) {
+        unsigned long long begin, end;
+        char mode[8];
+        if (sscanf(line, "%llx-%llx %7s", &begin, &end, mode) == 3 && mode[3] == 's') bytes += end - begin;
+    }
+    fclose(f);
+    return bytes;
+}
+
+/* One rank cannot have its part: none of the node has a window then, what MPI had mapped for it is gone, and the next
+ * one is as good as any. (What MPI gave to some ranks only cannot be given back: it is not touched.) */
+static void windows_refused(void **state) {
+    (void)state;
+#ifdef TIDEMILL_FAULTS
+    enum { VICTIM = 1, BYTES = 4 << 20 };
+    static const char *const fault[] = {"mpi_win_shared_query:1:error:once", "window_full:1:now:once",
+                                        "window_lost:1:now:once"};
+    if (size <= VICTIM) return;
+    const bool struck = tm_comm_node_of(comm, VICTIM) == tm_comm_node(comm);
+    for (size_t i = 0; i < TM_COUNT(fault); i++) {
+        tm_comm_window *w = NULL;
+        const uint64_t before = mapped_shared();
+        if (rank == VICTIM) OK(tm_fault_set(fault[i]));
+        tm_status rc = tm_comm_window_open(&w, comm, BYTES);
+        CHECK(struck == (rc != TM_OK) && struck == (w == NULL), "%s: status %d", fault[i], rc);
+        CHECK(!struck || strstr(tm_error_get()->text, "ranks of a node share"), "%s", tm_error_get()->text);
+        CHECK(!struck || i == 2 || mapped_shared() == before, "%s: %lld bytes left", fault[i],
+              (long long)(mapped_shared() - before));
+        tm_comm_window_close(w);
+        tm_error_clear();
+        OK(tm_fault_set(NULL));
+    }
+    windows(state);
+#endif
+}
+
 /* Slices of bf16 whose values say who made them, and in which round. */
 static uint16_t cell(uint32_t r, unsigned round, uint64_t i) {
     float x = (float)((r + 1) * 8 + round) * (float)(1 + i % 7);
@@ -531,8 +573,8 @@ int main(void) {
         cmocka_unit_test(mpi_all_reduce),  cmocka_unit_test(rounded_wires),    cmocka_unit_test(small_all_reduces),
         cmocka_unit_test(all_gathers),     cmocka_unit_test(quantised_gather), cmocka_unit_test(broadcasts),
         cmocka_unit_test(point_to_point),  cmocka_unit_test(groups),           cmocka_unit_test(agreements),
-        cmocka_unit_test(windows),         cmocka_unit_test(shared_gathers),   cmocka_unit_test(counters),
-        cmocka_unit_test(queued),          cmocka_unit_test(nonsense),
+        cmocka_unit_test(windows),         cmocka_unit_test(windows_refused),  cmocka_unit_test(shared_gathers),
+        cmocka_unit_test(counters),        cmocka_unit_test(queued),           cmocka_unit_test(nonsense),
     };
     int failed = cmocka_run_group_tests_name("comm among ranks", tests, NULL, NULL);
     tm_comm_close(comm);

@@ -163,18 +163,45 @@ static void least_budget(scene *s) {
     run_free(&r);
 }
 
-/* There is no room for it on one of the ranks: a failure where it has to be shared, else all do without. */
+static unsigned occurrences(const char *text, const char *word) {
+    unsigned n = 0;
+    for (const char *p = text; (p = strstr(p, word)) != NULL; p += strlen(word)) n++;
+    return n;
+}
+
+static run_result start_faulty(scene *s, const char *output, const char *fault, const char *window) {
+    const char *arguments[] = {"train",
+                               s->config,
+                               "--quiet",
+                               "--resume",
+                               "never",
+                               "--set",
+                               window,
+                               "--set",
+                               "strategy=zero3",
+                               "--set",
+                               run_format("output_dir=%s", output),
+                               NULL};
+    return run_argv(&(run_opts){.ranks = 3, .fault = fault, .fault_rank = 1, .timeout_s = 60}, arguments);
+}
+
+/* One of the ranks finds no room for it, or no part: a failure where it has to be shared, else all do without, and one
+ * line says so. */
 static void without_room(scene *s) {
-    const char *output = run_path(s->dir, "full"), *full = "TIDEMILL_FAULT=window_full:1:now:once";
-    run_result r = start(s, 2, output, SETS(full), SETS("strategy=zero3", "memory.shared_window=on"));
+    const char *output = run_path(s->dir, "full"), *full = "window_full:1:now:once";
+    run_result r = start_faulty(s, output, full, "memory.shared_window=on");
     assert_int_not_equal(r.status, 0);
     assert_non_null(strstr(r.err, "is /dev/shm full?"));
     run_free(&r);
-    r = start(s, 2, output, SETS(full), SETS("strategy=zero3"));
-    RUN_OK(&r);
-    assert_non_null(strstr(r.err, "each rank keeps gathered weights of its own"));
-    run_free(&r);
-    assert_int_equal(train_log_read(output).steps, 3);
+    static const char *const faults[] = {"window_full:1:now:once", "mpi_win_shared_query:1:error:once"};
+    for (unsigned i = 0; i < TM_COUNT(faults); i++) {
+        r = start_faulty(s, output, faults[i], "memory.shared_window=auto");
+        RUN_OK(&r);
+        if (occurrences(r.err, "each rank keeps gathered weights of its own") != 1)
+            fail_msg("%s: %s", faults[i], r.err);
+        run_free(&r);
+        assert_int_equal(train_log_read(output).steps, 3);
+    }
 }
 
 /* Gathered into memory that the ranks of a node share, or into each rank's own: the same bits. Parts lie at the same
