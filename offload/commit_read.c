@@ -111,3 +111,20 @@ tm_status tm_commit_read(tm_commit_reader *r, tm_kind kind, uint32_t number, uin
     }
     return TM_OK;
 }
+
+static tm_status prove_object(tm_commit_reader *r, uint32_t object) {
+    manifest_object o;
+    TM_TRY(manifest_read_object(r->c, object, &o));
+    TM_TRY(open_file(r, &o));
+    for (uint32_t p = 0; p < pages_of(o.bytes); p++) TM_TRY(read_page(r, &o, object, p));
+    return TM_OK;
+}
+
+tm_status tm_commit_prove(const char *directory) {
+    tm_commit_reader *r;
+    tm_status rc = TM_OK;
+    TM_TRY(tm_commit_reader_open(&r, directory));
+    for (uint32_t i = 0; rc == TM_OK && i < r->c->n_objects; i++) rc = prove_object(r, i);
+    tm_commit_reader_close(r);
+    return rc;
+}

@@ -308,6 +308,8 @@ void tm_commit_reader_close(tm_commit_reader *r); /* NULL is fine */
 const tm_commit *tm_commit_reader_commit(const tm_commit_reader *r);
 TM_MUST_USE tm_status tm_commit_read(tm_commit_reader *r, tm_kind kind, uint32_t number, uint64_t offset, void *buf,
                                      uint64_t bytes);
+/* Reads every page that the commit names and holds it against its checksum. */
+TM_MUST_USE tm_status tm_commit_prove(const char *run_directory);
 /* Copies the commit of `run_directory` (nobody may be writing one there) to PATH/run-ID, as a run directory of its own
  * that nobody holds, whole and synced; every page is checked on the way. `slots`: 2 for one to go on in, 1 for one to
  * keep. Memory: one MiB. */

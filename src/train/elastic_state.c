@@ -103,36 +103,73 @@ static void let_go(trainer *t) {
     tm_free(t->old.directory);
     t->old.taken = NULL;
     t->old.directory = NULL;
+    t->old.texts.len = 0;
     t->old.ranks = 0;
     t->old.other = false;
 }
 
+/* Each rank reads its share of the commits, from the first byte to the last. */
+static tm_status prove(const trainer *t) {
+    uint32_t ranks = t->comm ? t->ranks.ranks : 1;
+    uint64_t step = tm_commit_step(t->commit);
+    for (uint32_t q = t->ranks.rank; q < t->old.ranks; q += ranks) {
+        tm_commit *c;
+        const char *dir = t->old.directory[q];
+        TM_TRY(tm_commit_look(&c, dir));
+        bool same = tm_commit_step(c) == step;
+        tm_commit_close(c);
+        if (!same) return tm_fail(TM_ECORRUPT, "%s: not of the step of %s", dir, t->old.directory[0]);
+        TM_TRY(tm_commit_prove(dir));
+    }
+    return TM_OK;
+}
+
+tm_status elastic_go_back(trainer *t, const char *checkpoint) {
+    bool any;
+    let_go(t);
+    tm_status rc = elastic_resume(t, checkpoint, &any);
+    if (rc == TM_OK && !any) rc = tm_fail(TM_EINPUT, "%s: this rank finds no state there", checkpoint);
+    rc = trainer_agree(t, rc); /* before shares of it are read */
+    if (rc == TM_OK) rc = trainer_agree(t, prove(t));
+    if (rc != TM_OK) let_go(t);
+    return rc;
+}
+
 /* The first rank looks, so that all go back to the same one. */
-static tm_status newest_of_all(trainer *t, char *path, size_t cap, bool *found) {
-    uint64_t any = trainer_speaks(t) && trainer_newest_full(t, path, cap);
+static tm_status next_of_all(trainer *t, int64_t *below, char *path, size_t cap, bool *found) {
+    uint64_t any = trainer_speaks(t) && trainer_next_full(t, below, path, cap);
     if (t->comm) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, &any, sizeof any));
     if (t->comm && any) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, path, cap));
     *found = any;
     return TM_OK;
 }
 
+/* Another checkpoint may do better: it is damaged, incomplete or cannot be read. */
+static bool is_about_files(tm_status rc) {
+    return rc == TM_ECORRUPT || rc == TM_EINPUT || rc == TM_EIO;
+}
+
 tm_status elastic_fall_back(trainer *t, tm_status rc, bool *any) {
     char full[4096];
-    bool found;
-    if (rc != TM_ECORRUPT) return rc;
-    tm_error why = *tm_error_get();
-    TM_TRY(newest_of_all(t, full, sizeof full, &found));
-    tm_error_set(&why);
-    if (!found) return rc;
-    if (trainer_speaks(t)) {
-        tm_log(TM_LOG_ERROR, "%s", why.text);
-        tm_log(TM_LOG_WARN, "going back to the newest full checkpoint, %s; what %s/run.json names is left as it is",
-               full, t->cfg->output_dir);
+    int64_t below = INT64_MAX;
+    if (rc != TM_ECORRUPT || !trainer_commits(t)) return rc;
+    while (is_about_files(rc)) {
+        bool found;
+        tm_error why = *tm_error_get();
+        tm_error_clear();
+        TM_TRY(next_of_all(t, &below, full, sizeof full, &found));
+        tm_error_set(&why);
+        if (!found) return rc;
+        if (trainer_speaks(t)) {
+            tm_log(TM_LOG_ERROR, "%s", why.text);
+            tm_log(TM_LOG_WARN,
+                   "going back to the newest full checkpoint that is left, %s; what %s/run.json names is left as it is",
+                   full, t->cfg->output_dir);
+        }
+        tm_error_clear();
+        t->agreed = false;
+        rc = elastic_go_back(t, full);
     }
-    tm_error_clear();
-    t->agreed = false;
-    let_go(t);
-    rc = elastic_resume(t, full, any);
-    if (rc == TM_OK && !*any) rc = tm_fail(TM_EINPUT, "%s: this rank finds no state there", full);
-    return trainer_agree(t, rc);
+    *any = rc == TM_OK;
+    return rc;
 }

@@ -171,13 +171,17 @@ tm_status trainer_open_full(trainer *t, const char *state);       /* goes on fro
 tm_status trainer_open_commit(trainer *t,
                               const char *directory); /* or, where it is damaged, from the newest of those */
 bool trainer_newest_full(const trainer *t, char *path, size_t cap); /* OUTPUT_DIR/checkpoint-N that holds state */
+/* The newest of those with N < *below, which becomes N. */
+bool trainer_next_full(const trainer *t, int64_t *below, char *path, size_t cap);
 /* elastic_state.c: the same for several ranks. */
 tm_status elastic_save(trainer *t, const char *checkpoint);              /* collective */
 bool elastic_is_checkpoint(const char *dir);                             /* that several ranks made */
 tm_status elastic_begin(trainer *t, const char *dir);                    /* goes on from t->old.directory, only read */
 tm_status elastic_resume(trainer *t, const char *checkpoint, bool *any); /* of any number of ranks; any: there is one */
+/* The same for one that nobody asked for: collective; TM_OK: every page of it was read by someone and is right. */
+tm_status elastic_go_back(trainer *t, const char *checkpoint);
 /* After opening the ranks' commits, which was agreed on and came to `rc`: from damaged ones back to the newest full
- * checkpoint, if there is one. */
+ * checkpoint that is whole, if there is one. */
 tm_status elastic_fall_back(trainer *t, tm_status rc, bool *any);
 /* Removes what an earlier run was writing in OUTPUT_DIR when it was killed. */
 tm_status trainer_sweep(trainer *t);

@@ -45,7 +45,7 @@ tm_status trainer_open_full(trainer *t, const char *state) {
 
 typedef struct newest {
     const trainer *t;
-    int64_t step;
+    int64_t below, step;
 } newest;
 
 static tm_status consider(void *ctx, const char *name, bool is_dir) {
@@ -56,30 +56,38 @@ static tm_status consider(void *ctx, const char *name, bool is_dir) {
     snprintf(path, sizeof path, "%s/%s/state/manifest", x->t->cfg->output_dir, name);
     bool whole = tm_path_exists(path);
     snprintf(path, sizeof path, "%s/%s", x->t->cfg->output_dir, name);
-    if (*end == 0 && step > x->step && (whole || elastic_is_checkpoint(path))) x->step = step;
+    if (*end == 0 && step > x->step && step < x->below && (whole || elastic_is_checkpoint(path))) x->step = step;
     return TM_OK;
 }
 
-bool trainer_newest_full(const trainer *t, char *path, size_t cap) {
-    newest x = {t, -1};
+bool trainer_next_full(const trainer *t, int64_t *below, char *path, size_t cap) {
+    newest x = {t, *below, -1};
     if (!tm_path_is_dir(t->cfg->output_dir)) return false;
     tm_error said = *tm_error_get();
     bool listed = tm_list_dir(t->cfg->output_dir, consider, &x) == TM_OK;
     tm_error_clear();
     tm_error_set(&said);
     snprintf(path, cap, "%s/checkpoint-%" PRId64, t->cfg->output_dir, x.step);
+    *below = x.step;
     return listed && x.step >= 0;
+}
+
+bool trainer_newest_full(const trainer *t, char *path, size_t cap) {
+    int64_t below = INT64_MAX;
+    return trainer_next_full(t, &below, path, cap);
 }
 
 tm_status trainer_open_commit(trainer *t, const char *directory) {
     char full[4096], state[4200];
+    int64_t below = INT64_MAX;
     tm_status rc = tm_commit_open(&t->commit, directory);
-    bool any;
-    if (rc != TM_ECORRUPT || !trainer_newest_full(t, full, sizeof full)) return rc;
-    tm_log(TM_LOG_ERROR, "%s", tm_error_get()->text);
-    tm_log(TM_LOG_WARN, "going back to the newest full checkpoint, %s; %s is left as it is", full, directory);
-    tm_error_clear();
-    if (elastic_is_checkpoint(full)) return elastic_resume(t, full, &any);
-    snprintf(state, sizeof state, "%s/state", full);
-    return trainer_open_full(t, state);
+    while (rc == TM_ECORRUPT && trainer_next_full(t, &below, full, sizeof full)) {
+        tm_log(TM_LOG_ERROR, "%s", tm_error_get()->text);
+        tm_log(TM_LOG_WARN, "going back to the newest full checkpoint that is left, %s; %s is left as it is", full,
+               directory);
+        tm_error_clear();
+        snprintf(state, sizeof state, "%s/state", full);
+        rc = elastic_is_checkpoint(full) ? elastic_go_back(t, full) : trainer_open_full(t, state);
+    }
+    return rc;
 }

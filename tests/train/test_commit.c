@@ -401,6 +401,27 @@ static void full_checkpoints_are_gone_back_to(void **state) {
     }
 }
 
+/* The newest one is damaged as well: the one before it, and both refusals are said. */
+static void older_checkpoints_are_gone_back_to(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *hash = reference(&s);
+    const char *env[] = {"TIDEMILL_FAULT=kill_after_rename:9:now:once", NULL};
+    run_result r = run((run_opts){.env = env}, "train", s.config, "--quiet", "--set", "save_state=true", "--set",
+                       "save_total_limit=2", NULL);
+    expect(&r, 128 + SIGKILL, NULL);
+    run_damage(run_path(run_directory(s.output, 0), "manifest"), 100);
+    run_damage(run_path(s.output, "checkpoint-20/state/exp_avg"), 5000);
+    r = run((run_opts){.timeout_s = 60}, "train", s.config, "--quiet", "--set", "save_state=true", "--set",
+            "save_total_limit=2", NULL);
+    RUN_OK(&r);
+    const char *at = strstr(r.err, "checkpoint-20; ");
+    at = at ? strstr(at, "exp_avg: the 64 KiB page") : NULL;
+    if (!at || !strstr(at, "checkpoint-10; ")) fail_msg("%s", r.err);
+    run_free(&r);
+    assert_string_equal(train_log_read(s.output).hash, hash);
+}
+
 /* A full checkpoint is copied before it is known whether the run may begin: if it may not, the copy goes. So it does
  * where a copied output_dir turns out to be finished. */
 static void copies_for_nothing_go(void **state) {
@@ -530,6 +551,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_read_only_output_dir_is_refused_at_once, run_clean),
         cmocka_unit_test_teardown(clean_removes_nothing_by_surprise, run_clean),
         cmocka_unit_test_teardown(full_checkpoints_are_gone_back_to, run_clean),
+        cmocka_unit_test_teardown(older_checkpoints_are_gone_back_to, run_clean),
         cmocka_unit_test_teardown(copies_for_nothing_go, run_clean),
         cmocka_unit_test_teardown(commits_span_paths, run_clean),
         cmocka_unit_test_teardown(a_finished_run_can_be_made_longer, run_clean),

@@ -374,47 +374,60 @@ static void test_killed(void **state) {
     }
 }
 
-/* Of a rank, as run.json names them (one path each). */
-static void resume(scene *s, unsigned ranks, const char *output, const char *from, const char *strategy) {
+static void resume(scene *s, unsigned ranks, const char *output, const char *from, const char *strategy,
+                   const char *steps) {
     const char *arguments[] = {
-        "train", s->config, "--quiet", "--resume",       from, "--set", run_format("output_dir=%s", output),
-        "--set", strategy,  "--set",   "commit_steps=1", NULL};
+        "train", s->config, "--quiet", "--resume",       from,    "--set", run_format("output_dir=%s", output),
+        "--set", strategy,  "--set",   "commit_steps=1", "--set", steps,   NULL};
     run_result r = run_argv(&(run_opts){.ranks = ranks, .timeout_s = 60}, arguments);
     RUN_OK(&r);
     run_free(&r);
 }
 
 static train_log go_on(scene *s, unsigned ranks, const char *output, const char *from, const char *strategy) {
-    resume(s, ranks, output, from, strategy);
+    resume(s, ranks, output, from, strategy, "max_steps=3");
     return train_log_read(output);
 }
 
-/* Killed after two commits and two full checkpoints. Another output_dir goes on from it and leaves it as it is. Then
- * the commit of one rank is damaged: all go back to the newest checkpoint, and say so. */
+/* What is damaged: the commit of one rank, and the two newest of three full checkpoints, one in a manifest, one in a
+ * page of what it names. */
+static void damage_newest(const char *output) {
+    run_damage(run_path(run_directory(output, 1), "manifest"), 100);
+    run_damage(run_path(output, "checkpoint-3/state/run-rank-1/manifest"), 100);
+    run_damage(run_path(output, "checkpoint-2/state/run-rank-1/exp_avg"), 5000);
+}
+
+/* Killed after three commits and three full checkpoints. Another output_dir goes on from it and leaves it as it is.
+ * Then all but the oldest checkpoint are damaged: all ranks go back to it, and what was refused is said, newest first.
+ */
 static void test_left_behind(void **state) {
     (void)state;
     scene s = open_scene("bf16");
     char hash[40] = "";
     const char *output = run_path(s.dir, "left"), *other = run_path(s.dir, "other");
-    const char *const *sets = SETS("strategy=zero3", "commit_steps=1", "save_steps=1", "save_state=true");
-    same(&s, 2, hash, SETS("strategy=zero3"));
-    run_result r = start(&s, 2, output, SETS("TIDEMILL_FAULT=kill_before_manifest:3:now:once"), sets);
+    const char *const *sets =
+        SETS("strategy=zero3", "max_steps=4", "commit_steps=1", "save_steps=1", "save_state=true");
+    same(&s, 2, hash, SETS("strategy=zero3", "max_steps=4"));
+    run_result r = start(&s, 2, output, SETS("TIDEMILL_FAULT=kill_before_manifest:4:now:once"), sets);
     assert_int_not_equal(r.status, 0);
     run_free(&r);
-    resume(&s, 2, other, output, "strategy=ddp");
-    char *log_of_other = run_read(run_path(other, "log.jsonl"), NULL); /* of the third step alone */
-    if (!strstr(log_of_other, hash) || strstr(log_of_other, "\"step\": 2, \"loss\"")) fail_msg("%s", log_of_other);
+    resume(&s, 2, other, output, "strategy=ddp", "max_steps=4");
+    char *log_of_other = run_read(run_path(other, "log.jsonl"), NULL); /* of the fourth step alone */
+    if (!strstr(log_of_other, hash) || strstr(log_of_other, "\"step\": 3, \"loss\"")) fail_msg("%s", log_of_other);
     free(log_of_other);
     assert_int_equal(run_entries(run_path(other, "offload")), 0);
     assert_int_equal(run_entries(run_path(output, "offload")), 2);
-    run_damage(run_path(run_directory(output, 1), "manifest"), 100);
+    damage_newest(output);
     r = start(&s, 2, output, NULL, sets);
     RUN_OK(&r);
-    if (!strstr(r.err, "going back to the newest full checkpoint") || !strstr(r.err, "checkpoint-2"))
-        fail_msg("%s", r.err);
+    const char *at = r.err, *const said[] = {"checkpoint-3; what", "checkpoint-3/state/run-rank-1",
+                                             "checkpoint-2; what", "checkpoint-2/state/run-rank-1",
+                                             "checkpoint-1; what"};
+    for (unsigned i = 0; i < TM_COUNT(said) && at; i++) at = strstr(at, said[i]);
+    if (!at || occurrences(r.err, "going back to the newest full checkpoint") != 3) fail_msg("%s", r.err);
     run_free(&r);
     train_log log = train_log_read(output);
-    assert_int_equal(log.steps, 3);
+    assert_int_equal(log.steps, 4);
     assert_string_equal(log.hash, hash);
     assert_int_equal(run_entries(run_path(output, "offload")), 2); /* what was given up */
 }
