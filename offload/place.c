@@ -70,12 +70,14 @@ static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, u
     return TM_OK;
 }
 
-/* It has its address: a stay in the arena, which copies fill and empty, or a frame that ranks share. */
+/* It has its address: a stay in the arena, which copies fill and empty, or a frame that ranks share, which has to lie
+ * where shared.c puts it on all of them. */
 static tm_status add_placed(placement *pl, const tm_program *p, uint32_t v) {
     residence *r = push_visit(pl, p, v);
     if (!r) return tm_nomem(sizeof *r);
     r->address = p->visit[v].address;
-    return TM_OK;
+    if (r->tier != TM_TIER_SHARED || r->address - TM_SHARED_BASE + r->bytes <= p->shared_bytes) return TM_OK;
+    return tm_fail(TM_EBUG, "program %s: visit %u lies outside of what ranks share", p->name, v);
 }
 
 /* A host frame of what is held on the device. */
@@ -98,7 +100,7 @@ static tm_status build_residences(placement *pl, const tm_program *p, const uint
         const prog_visit *visit = &p->visit[v];
         pl->of_visit[v] = TM_NONE;
         if (visit->first_op == TM_NONE) continue;
-        if (visit->address) {
+        if (visit->address || visit->tier == TM_TIER_SHARED) {
             rc = add_placed(pl, p, v);
         } else if (visit->home != VISIT_USUAL) {
             rc = visit->home == VISIT_DISK ? add_paged(pl, p, v, false) : add_apart(pl, p, v);

@@ -70,8 +70,9 @@ static void collect(const tm_program *p, shelf *s) {
 }
 
 static void take(tm_program *p, const shelf *s, uint64_t peak) {
-    for (uint32_t i = 0; i < s->n; i++) p->visit[s->frame[i].visit].address = s->frame[i].address;
-    p->shared_bytes = peak - TM_SHARED_BASE;
+    uint64_t aside = tm_fault_hit("shared_place", NULL) ? TM_FRAME_ALIGN : 0; /* not where other ranks have them */
+    for (uint32_t i = 0; i < s->n; i++) p->visit[s->frame[i].visit].address = s->frame[i].address + aside;
+    p->shared_bytes = peak - TM_SHARED_BASE + aside;
 }
 
 /* As they come, and the largest first; what ends lower. */
@@ -116,7 +117,8 @@ uint64_t tm_plan_shared_hash(const tm_plan *plan) {
     for (uint32_t i = 0; i < plan->n_op; i++) {
         if (plan->op[i].engine != TM_ENGINE_COMM) continue;
         for (uint32_t t = plan->first_touch[i]; t < plan->first_touch[i + 1]; t++) {
-            const uint64_t what[] = {plan->op[i].op.code, plan->touch[t].address, plan->touch[t].bytes};
+            const tm_op *op = &plan->op[i].op;
+            const uint64_t what[] = {op->code, op->arg[0], plan->touch[t].address, plan->touch[t].bytes};
             if (address_is_shared(plan->touch[t].address)) hash = tm_hash64(what, sizeof what, hash);
         }
     }

@@ -184,6 +184,12 @@ static void done(tm_comm_op *op) {
     tm_exec_comm_done(job->exec, token, rc);
 }
 
+/* Gathered once for the node, it goes where all of the node's ranks have it. */
+static bool lies_right(const tm_job *job, const tm_comm_op *op) {
+    const char *base = job_shared_frames(job), *at = op->recv;
+    return !op->shared || (base && at >= base && at < base + job->need_shared);
+}
+
 tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void *token) {
     comm_ops *c = ctx;
     comm_flight *f = c->flight;
@@ -195,6 +201,7 @@ tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void
     TM_ASSERT(f < c->flight + FLIGHTS);
     f->op[1].code = TM_COMM_CODES;
     TM_TRY(describe(f, c->job, op, operand));
+    TM_ASSERT(lies_right(c->job, &f->op[0]));
     bool two = f->op[1].code != TM_COMM_CODES;
     f->token = token;
     atomic_store(&f->busy, true);

@@ -141,7 +141,7 @@ tm_status trainer_same_input(trainer *t) {
     return rc;
 }
 
-/* The communication operations of a plan, in order; and where those lie that write into shared memory. */
+/* The communication operations of a plan, in order. */
 static uint64_t hash_plan(const tm_plan *plan, uint64_t hash) {
     uint32_t n = 0;
     const tm_plan_op *op = plan ? tm_plan_ops(plan, &n) : NULL;
@@ -150,16 +150,21 @@ static uint64_t hash_plan(const tm_plan *plan, uint64_t hash) {
         uint32_t what[] = {op[i].op.code, op[i].op.arg[0]};
         hash = tm_hash64(what, sizeof what, hash);
     }
-    const uint64_t frames = plan ? tm_plan_shared_hash(plan) : 0;
-    return tm_hash64(&frames, sizeof frames, hash);
+    return hash;
 }
 
+/* What is gathered into memory that a node has once has to lie at one place for all that read it there. */
 tm_status trainer_same_plans(trainer *t) {
     if (!t->comm) return TM_OK;
     const tm_plan *plans[] = {t->plan, t->first_plan, t->drain_plan, t->eval_plan};
-    uint64_t hash = 0;
-    for (size_t i = 0; i < TM_COUNT(plans); i++) hash = hash_plan(plans[i], hash + i);
-    return same(t, "the plan of operations between ranks", hash);
+    uint64_t operations = 0, places = 0;
+    for (size_t i = 0; i < TM_COUNT(plans); i++) {
+        const uint64_t frames = plans[i] ? tm_plan_shared_hash(plans[i]) : 0;
+        operations = hash_plan(plans[i], operations + i);
+        places = tm_hash64(&frames, sizeof frames, places + i);
+    }
+    TM_TRY(same(t, "the plan of operations between ranks", operations));
+    return same(t, "the place of gathered weights in shared memory", places);
 }
 
 /* ---- the strategy -------------------------------------------------------------------------------------------- */

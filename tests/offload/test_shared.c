@@ -17,7 +17,7 @@ static uint64_t part_bytes(uint32_t part) {
 
 /* One rank's step: each part is gathered while the one before is used, and `tiles` of its own state are worked on in
  * between. `wrong`: what a rank must not do, in the middle. */
-typedef enum wrong { NOTHING, COMPUTE_WRITES, GATHER_UPDATES } wrong;
+typedef enum wrong { NOTHING, COMPUTE_WRITES, GATHER_UPDATES, NO_PLACE } wrong;
 
 typedef struct rank {
     tm_layout *layout;
@@ -61,7 +61,7 @@ static rank make(uint32_t tiles, wrong how) {
         }
         now = next;
     }
-    tm_program_share(r.program);
+    if (how != NO_PLACE) tm_program_share(r.program);
     return r;
 }
 
@@ -134,6 +134,18 @@ static void a_budget_pays_for_its_share(void **state) {
     tm_plan_opts o = {.slab_bytes = least - 1, .choose_residency = true, .shared_by = 4};
     assert_int_equal(tm_plan_compile(&plan, r.layout, r.program, &o, &asked), TM_EBUDGET);
     assert_int_equal(asked, least);
+    tm_error_clear();
+    drop(&r);
+}
+
+/* A frame that nobody gave an address is not put where this rank alone has room. */
+static void each_has_a_place(void **state) {
+    (void)state;
+    rank r = make(2, NO_PLACE);
+    tm_plan *plan = NULL;
+    tm_plan_opts o = {.slab_bytes = 1000 * PAGE, .choose_residency = true, .cache = true, .shared_by = 2};
+    assert_int_equal(tm_plan_compile(&plan, r.layout, r.program, &o, NULL), TM_EBUG);
+    assert_non_null(strstr(tm_error_get()->text, "outside of what ranks share"));
     tm_error_clear();
     drop(&r);
 }
@@ -240,9 +252,9 @@ static void what_was_gathered_is_read(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_agree_on_addresses),  cmocka_unit_test(a_budget_pays_for_its_share),
-        cmocka_unit_test(only_gathers_may_write),    cmocka_unit_test(gathers_wait_for_readers),
-        cmocka_unit_test(what_was_gathered_is_read),
+        cmocka_unit_test(ranks_agree_on_addresses), cmocka_unit_test(a_budget_pays_for_its_share),
+        cmocka_unit_test(each_has_a_place),         cmocka_unit_test(only_gathers_may_write),
+        cmocka_unit_test(gathers_wait_for_readers), cmocka_unit_test(what_was_gathered_is_read),
     };
     return cmocka_run_group_tests_name("frames that ranks share", tests, NULL, NULL);
 }

@@ -204,6 +204,14 @@ static void without_room(scene *s) {
     }
 }
 
+/* A rank that would look for gathered weights elsewhere than the others is named before the first step. */
+static void out_of_place(scene *s) {
+    run_result r = start_faulty(s, run_path(s->dir, "aside"), "shared_place:1:now:sticky", "memory.shared_window=on");
+    assert_int_not_equal(r.status, 0);
+    if (!strstr(r.err, "the place of gathered weights in shared memory of rank 1 (")) fail_msg("%s", r.err);
+    run_free(&r);
+}
+
 /* Gathered into memory that the ranks of a node share, or into each rank's own: the same bits. Parts lie at the same
  * addresses on all ranks although none holds as much as another, and under random orders of everything else. */
 static void test_shared_window(void **state) {
@@ -214,6 +222,7 @@ static void test_shared_window(void **state) {
     (void)unsetenv("TIDEMILL_ORDER_SEED");
     least_budget(&s);
     without_room(&s);
+    out_of_place(&s);
     if (!thorough()) return;
     same_shared(&s, 2, "strategy=zero3", "zero_optimization.zero_quantized_weights=true");
     (void)setenv("TIDEMILL_NODE_SIZE", "2", 1);
