@@ -19,7 +19,7 @@ static void json_engines(tm_json_writer *w, const char *key, const tm_plan_repor
     tm_jw_key(w, key);
     tm_jw_object(w);
     for (int e = 0; e < TM_ENGINES; e++)
-        if (r->has_device || e <= TM_ENGINE_DISK_WRITE)
+        if (r->has_device || e <= TM_ENGINE_DISK_WRITE || (e == TM_ENGINE_COMM && r->ranks > 1))
             tm_jw_field_double(w, tm_plan_engine_name((tm_engine)e, r->has_device), seconds[e]);
     tm_jw_object_end(w);
 }

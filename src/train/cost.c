@@ -282,11 +282,19 @@ double cost_tile_elements(const job_costs *c, const tm_op *op) {
     return (double)at.n;
 }
 
-/* What this rank sends on each link, both at once, and a start. */
+/* What passes over values once and does next to nothing with them goes as fast as memory: the rounding of gradients,
+ * which is timed on this machine, or where a hardware file says it all takes what that says. */
+static double memory_rate(const job_costs *c) {
+    return (sizeof(float) + (double)tm_dtype_bytes(c->job->dtype)) / c->finish;
+}
+
+/* What this rank sends on each link, both at once, and a start. Into memory that its node shares it copies its slice
+ * (read and written), between two meetings. */
 static double comm_seconds(const job_costs *c, const tm_op *op) {
-    uint64_t bytes[2];
+    uint64_t bytes[2], copied = job_comm_copied(c->job, op);
     job_comm_bytes(c->job, op, bytes);
     double near = c->comm_latency[0] + (double)bytes[0] / c->comm_bytes_per_second[0];
+    if (copied) near += c->comm_latency[0] + 2 * (double)copied / memory_rate(c);
     double far = bytes[1] ? c->comm_latency[1] + (double)bytes[1] / c->comm_bytes_per_second[1] : 0;
     return fmax(near, far);
 }

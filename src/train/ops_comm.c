@@ -152,20 +152,33 @@ static tm_status describe(comm_flight *f, const tm_job *job, const tm_op *op, vo
 
 /* ---- what it sends ------------------------------------------------------------------------------------------- */
 
-void job_comm_bytes(const tm_job *job, const tm_op *op, uint64_t bytes[TM_COMM_LINKS]) {
+/* As it would be started, for those who only count. False: there is nothing to count. */
+static bool describe_only(comm_flight *f, const tm_job *job, const tm_op *op) {
     static char nowhere[2]; /* operands are only looked at, to tell whether there are any */
     void *const operand[2] = {nowhere, nowhere};
-    comm_flight f = {.counts = job->comm_counts};
-    f.across = f.counts ? f.counts + job->ranks.ranks : NULL;
+    *f = (comm_flight){.counts = job->comm_counts};
+    if (!job->comm_counts || op->code == OP_FETCH) return false;
+    f->across = f->counts + job->ranks.ranks;
+    f->op[1].code = TM_COMM_CODES;
+    return describe(f, job, op, operand) == TM_OK;
+}
+
+void job_comm_bytes(const tm_job *job, const tm_op *op, uint64_t bytes[TM_COMM_LINKS]) {
+    comm_flight f;
     bytes[TM_COMM_IN_NODE] = bytes[TM_COMM_BETWEEN_NODES] = 0;
-    if (!job->comm_counts) return;
-    f.op[1].code = TM_COMM_CODES;
-    if (op->code == OP_FETCH || describe(&f, job, op, operand) != TM_OK) return;
+    if (!describe_only(&f, job, op)) return;
     for (int i = 0; i < 2 && f.op[i].code != TM_COMM_CODES; i++) {
         uint64_t each[TM_COMM_LINKS];
         tm_comm_op_bytes(job->ranks.comm, &f.op[i], each);
         for (int l = 0; l < TM_COMM_LINKS; l++) bytes[l] += each[l];
     }
+}
+
+uint64_t job_comm_copied(const tm_job *job, const tm_op *op) {
+    comm_flight f;
+    if (!describe_only(&f, job, op) || !f.op[0].shared) return 0;
+    uint32_t me = tm_comm_group_rank(job->ranks.comm, f.op[0].group);
+    return f.op[0].counts[me] * tm_comm_type_bytes(f.op[0].type);
 }
 
 /* ---- done ---------------------------------------------------------------------------------------------------- */

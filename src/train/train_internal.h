@@ -335,6 +335,8 @@ uint64_t job_report_bytes(const tm_job *job, bool norm);
 void job_slice_counts(const tm_job *job, uint32_t part, holding h, uint64_t *counts);
 /* What this rank sends in an operation between ranks: within its node, between nodes (ops_comm.c). */
 void job_comm_bytes(const tm_job *job, const tm_op *op, uint64_t bytes[2]);
+/* What it puts into memory that its node's ranks share; 0: the operation is not of that kind. */
+uint64_t job_comm_copied(const tm_job *job, const tm_op *op);
 static inline bool gradients_are_shared(const tm_job *job) {
     return job->ranks.own.count > job->ranks.sums.count;
 }
