@@ -92,6 +92,40 @@ static tm_status make_units(imagine *x) {
     return TM_OK;
 }
 
+/* ---- state --------------------------------------------------------------------------------------------------- */
+
+static uint64_t optimizer_bytes(const imagine *x, uint32_t k, uint64_t n) {
+    const tm_config *c = x->g->t->cfg;
+    return tm_optim_state_bytes(c->optimizer, &c->optim, k, &(tm_optim_shape){1, 0, n});
+}
+
+bool plan_device_updates(const tm_config *c) {
+    tm_device_traits gpu;
+    bool known = tm_device_known("cuda", &gpu) == TM_OK;
+    tm_error_clear();
+    return known && job_device_runs(&gpu, c->optimizer->name);
+}
+
+/* As states.c has them: codes of 8 bits lie beside the magnitudes of their blocks. Small tensors, which stay in 32
+ * bits, do not count here. */
+uint64_t imagine_state_bytes(const imagine *x, tm_kind kind, uint64_t n) {
+    uint32_t k = kind == TM_KIND_EXP_AVG ? 0 : 1;
+    switch (kind) {
+    case TM_KIND_WEIGHT_LO:
+        return n * (x->dtype == TM_F32 ? 0 : x->dtype == TM_BF16 ? 2 : 4);
+    case TM_KIND_EXP_AVG:
+    case TM_KIND_EXP_AVG_SQ:
+        return optimizer_bytes(x, k, n) + optimizer_bytes(x, k + 2, n);
+    default:
+        return n * tm_dtype_bytes(x->dtype);
+    }
+}
+
+uint64_t imagine_master_bytes(const imagine *x, uint64_t n) {
+    return imagine_state_bytes(x, TM_KIND_WEIGHT_LO, n) + imagine_state_bytes(x, TM_KIND_EXP_AVG, n) +
+           imagine_state_bytes(x, TM_KIND_EXP_AVG_SQ, n);
+}
+
 /* ---- trying -------------------------------------------------------------------------------------------------- */
 
 /* What came of the ways that were tried; UINT64_MAX: none got so far. */
@@ -157,7 +191,7 @@ static bool hopeless(const imagine *x, imagine_place place, uint64_t device) {
     uint64_t held = 0, w = tm_dtype_bytes(x->dtype);
     for (uint32_t u = 0; u < x->units && place != IMAGINE_ON_HOST; u++) {
         held += (x->weight_ranks == 1 ? x->unit[u].elements : x->unit[u].shard) * w;
-        if (place == IMAGINE_ALL_ON) held += x->unit[u].shard * 12;
+        if (place == IMAGINE_ALL_ON) held += imagine_master_bytes(x, x->unit[u].shard);
     }
     return held > device;
 }
@@ -166,6 +200,7 @@ static bool hopeless(const imagine *x, imagine_place place, uint64_t device) {
 static bool possible(const imagine *x, imagine_place place) {
     const tm_config *c = x->g->t->cfg;
     bool weights_on = c->param_place == TM_PLACE_NONE, all_on = weights_on && c->optimizer_place == TM_PLACE_NONE;
+    if (place == IMAGINE_ALL_ON && !plan_device_updates(c)) return false;
     if (x->g->exact && place != (all_on ? IMAGINE_ALL_ON : weights_on ? IMAGINE_WEIGHTS_ON : IMAGINE_ON_HOST))
         return false;
     return place != IMAGINE_ON_HOST || x->weight_ranks == x->state_ranks;
@@ -243,10 +278,6 @@ static tries budgets(const imagine *x) {
 
 static tm_status imagine_open(imagine *x, const planning *g, const tm_model *m, const job_shape *shape) {
     *x = (imagine){.g = g, .m = m, .shape = *shape, .dtype = tm_model_dtype(m)};
-    if (strcmp(g->t->cfg->optimizer->name, "adamw"))
-        tm_warn_once("imagined optimizer",
-                     "--hardware: state is counted as AdamW's, 8 bytes a parameter; %s keeps another",
-                     g->t->cfg->optimizer->name);
     share_node(x);
     x->strategy = share_state(x);
     return make_units(x);

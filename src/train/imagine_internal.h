@@ -9,15 +9,15 @@ enum { IMAGINE_LEAST_SHARD = 4096 };
 /* Where the rank's share of the state is. */
 typedef enum imagine_place {
     IMAGINE_ON_HOST,    /* all of it; weights are copied to the device for each use */
-    IMAGINE_WEIGHTS_ON, /* compute weights stay on the device beside the masters on the host; AdamW on the CPU */
-    IMAGINE_ALL_ON      /* on the device; AdamW there */
+    IMAGINE_WEIGHTS_ON, /* compute weights stay on the device beside the masters on the host; updates on the CPU */
+    IMAGINE_ALL_ON      /* on the device; updates there, where it can run the optimizer */
 } imagine_place;
 typedef enum imagine_act { IMAGINE_KEEP, IMAGINE_RECOMPUTE, IMAGINE_OFFLOAD } imagine_act;
 
 typedef struct imagine_way {
     imagine_place place;
     imagine_act act;
-    bool fold;       /* AdamW in the next forward pass (F), else after backward (U) */
+    bool fold;       /* updates in the next forward pass (F), else after backward (U) */
     bool each_batch; /* each micro-batch over all units, with the weights gathered anew; else each unit over all */
     bool ahead;      /* the next unit's weights come while a unit computes, and gradients leave while the next does */
 } imagine_way;
@@ -44,6 +44,7 @@ typedef struct imagine {
     uint32_t second_ranks;              /* hpZ: that share a second copy for backward; 0: there is none */
     double sent[2];                     /* bytes of this rank a step: in its node, to other nodes */
     uint64_t grain;                     /* elements of a tile */
+    uint32_t states;                    /* objects of a tile beside its gradient */
     imagine_unit *unit;
     uint32_t units;
     imagine_way way;
@@ -62,10 +63,13 @@ enum {
     IMAGINE_FORWARD,
     IMAGINE_BACKWARD,
     IMAGINE_HEAD,
-    IMAGINE_ADAMW,
+    IMAGINE_UPDATE,
     IMAGINE_NORM,
     IMAGINE_STASH,
 };
+/* Bytes of n elements' masters and moments beside their compute weights: of one kind, and of all. */
+uint64_t imagine_state_bytes(const imagine *x, tm_kind kind, uint64_t n);
+uint64_t imagine_master_bytes(const imagine *x, uint64_t n);
 /* Layout and program of x->way. */
 tm_status imagine_build(imagine *x, tm_program **out);
 double imagine_cost(void *ctx, const tm_op *op); /* a tm_cost_fn; ctx: imagine */

@@ -2,7 +2,7 @@
  *
  *   forward     weights of a unit: host tiles -> device shard -> all-gather; the micro-batches
  *   backward    the same again, then its gradient: reduce-scatter -> rounded -> host tiles
- *   update      AdamW over host tiles, each unit just before its weights are fetched (F) or after the norm (U)
+ *   update      the optimizer over host tiles, each unit just before its weights are fetched (F) or after the norm (U)
  *
  * What is needed next is asked for one unit ahead in program order, so that its frames are others than those in use. */
 #include "train/imagine_internal.h"
@@ -133,16 +133,22 @@ static void stash(flow *f, uint32_t unit) {
     tm_program_use(f->p, f->second[unit], TM_USE_WRITE);
 }
 
-/* AdamW over the unit's tiles, and the new weights on their way to where they stay. */
+/* Bytes that an update moves: all state is read and written, the gradient read. fp16 weights are made anew from their
+ * masters. */
+static double update_bytes(const imagine *x, uint64_t n) {
+    double w = (double)n * width(x), others = (double)imagine_master_bytes(x, n);
+    return 2 * others + (x->dtype == TM_F16 ? 1 : 2) * w + w;
+}
+
+/* The optimizer over the unit's tiles, and the new weights on their way to where they stay. */
 static void update(flow *f, uint32_t unit) {
     imagine *x = f->x;
     const imagine_unit *u = &x->unit[unit];
     bool whole = x->weight_ranks < x->state_ranks; /* every rank needs what the others updated */
     if (u->owner != unit || f->updated[unit]) return;
     f->updated[unit] = true;
-    double each = 2 * 12 + width(x);
     if (x->way.place == IMAGINE_ALL_ON) {
-        op(f, IMAGINE_ADAMW, TM_ENGINE_DEVICE, unit, 0, (double)u->shard * each / x->rank.gpu_bps);
+        op(f, IMAGINE_UPDATE, TM_ENGINE_DEVICE, unit, 0, update_bytes(x, u->shard) / x->rank.gpu_bps);
         tm_program_use(f->p, f->hold[unit], TM_USE_UPDATE);
         tm_program_use(f->p, f->rounded[unit], TM_USE_READ);
         tm_program_use(f->p, f->step, TM_USE_READ);
@@ -150,12 +156,12 @@ static void update(flow *f, uint32_t unit) {
         return;
     }
     for (uint32_t t = 0; t < u->tiles; t++) {
-        uint32_t first = u->hi + t * u->stride, moments = x->dtype == TM_F32 ? 3 : 4;
-        op(f, IMAGINE_ADAMW, TM_ENGINE_CPU, unit, t, (double)tile_of(x, u, t) * each / x->rank.cpu_bps);
-        for (uint32_t i = 0; i < moments; i++)
+        uint32_t first = u->hi + t * u->stride;
+        op(f, IMAGINE_UPDATE, TM_ENGINE_CPU, unit, t, update_bytes(x, tile_of(x, u, t)) / x->rank.cpu_bps);
+        for (uint32_t i = 0; i < x->states; i++)
             tm_program_use(f->p, tm_program_visit(f->p, first + i, 1),
                            i == 0 && x->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
-        uint32_t g = x->way.fold ? first + moments : f->parked[unit] + t;
+        uint32_t g = x->way.fold ? first + x->states : f->parked[unit] + t;
         tm_program_use(f->p, tm_program_visit(f->p, g, 1), TM_USE_READ);
         tm_program_use(f->p, f->step, TM_USE_READ);
     }
@@ -268,10 +274,9 @@ static void round_to_host(flow *f, uint32_t own, uint32_t shard) {
     imagine *x = f->x;
     const imagine_unit *u = &x->unit[own];
     bool add = f->reduced[own];
-    uint32_t last = x->dtype == TM_F32 ? 3 : 4;
     for (uint32_t t = 0; t < u->tiles; t++) {
         double n = (double)tile_of(x, u, t), seconds = n * width(x) / x->rank.d2h_bps;
-        uint32_t g = x->way.fold ? u->hi + t * u->stride + last : f->parked[own] + t;
+        uint32_t g = x->way.fold ? u->hi + t * u->stride + x->states : f->parked[own] + t;
         op(f, IMAGINE_COPY_OUT, TM_ENGINE_COPY_OUT, own, t, seconds + (add ? n * 3 * width(x) / x->rank.cpu_bps : 0));
         tm_program_use(f->p, shard, TM_USE_READ);
         tm_program_use(f->p, tm_program_visit(f->p, g, 1), add ? TM_USE_UPDATE : TM_USE_WRITE);
@@ -352,7 +357,8 @@ static void hold_all(flow *f) {
         const imagine_unit *unit = &x->unit[u];
         uint64_t weights = (x->weight_ranks == 1 ? unit->elements : unit->shard) * w;
         if (unit->owner != u) continue;
-        f->hold[u] = device(f, u, weights + (x->way.place == IMAGINE_ALL_ON ? unit->shard * (12 - w) : 0));
+        f->hold[u] =
+            device(f, u, weights + (x->way.place == IMAGINE_ALL_ON ? imagine_master_bytes(x, unit->shard) : 0));
         op(f, IMAGINE_HOLD, TM_ENGINE_DEVICE, u, 0, 0);
         tm_program_use(f->p, f->hold[u], TM_USE_WRITE);
     }
@@ -389,22 +395,20 @@ static void emit(flow *f) {
 /* ---- building ------------------------------------------------------------------------------------------------ */
 
 static void add_state(imagine *x, imagine_unit *u, uint32_t index) {
-    uint64_t w = tm_dtype_bytes(x->dtype), bytes[] = {w, x->dtype == TM_F16 ? 4 : 2, 4, 4, w};
     const tm_kind kind[] = {TM_KIND_WEIGHT_HI, TM_KIND_WEIGHT_LO, TM_KIND_EXP_AVG, TM_KIND_EXP_AVG_SQ, TM_KIND_GRAD};
     u->tiles = (uint32_t)((u->shard + x->grain - 1) / x->grain);
     u->hi = tm_layout_objects(x->layout);
     for (uint32_t t = 0; t < u->tiles; t++)
         for (uint32_t i = 0; i < TM_COUNT(kind); i++) {
-            if ((kind[i] == TM_KIND_WEIGHT_LO && x->dtype == TM_F32) || (kind[i] == TM_KIND_GRAD && !x->way.fold))
-                continue;
+            uint64_t bytes = imagine_state_bytes(x, kind[i], tile_of(x, u, t));
+            if (bytes == 0 || (kind[i] == TM_KIND_GRAD && !x->way.fold)) continue;
             uint32_t id = tm_layout_objects(x->layout);
-            (void)tm_layout_object(x->layout, &(tm_object){.kind = kind[i],
-                                                           .unit = index,
-                                                           .bundle = id,
-                                                           .bytes = tile_of(x, u, t) * bytes[i],
-                                                           .pageable = true});
+            (void)tm_layout_object(
+                x->layout,
+                &(tm_object){.kind = kind[i], .unit = index, .bundle = id, .bytes = bytes, .pageable = true});
         }
     u->stride = u->tiles ? (tm_layout_objects(x->layout) - u->hi) / u->tiles : 0;
+    x->states = u->stride - x->way.fold;
 }
 
 static tm_status make_layout(imagine *x) {
@@ -476,7 +480,7 @@ double imagine_cost(void *ctx, const tm_op *o) {
 
 void imagine_op_name(void *ctx, const tm_op *o, char *buf, size_t cap) {
     static const char *const word[] = {"",        "hold",     "copy in", "copy out", "all-gather", "reduce-scatter",
-                                       "forward", "backward", "head",    "adamw",    "norm",       "stash"};
+                                       "forward", "backward", "head",    "update",   "norm",       "stash"};
     const imagine *x = ctx;
     snprintf(buf, cap, "%s %s %u", o->code < TM_COUNT(word) ? word[o->code] : "operation",
              tm_model_unit(x->m, o->arg[1])->name, o->arg[2]);

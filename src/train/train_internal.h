@@ -349,6 +349,8 @@ const char *job_config_name(const char *model, char *buf, size_t cap);
 void forward_opts(job_opts *o, const tm_tier_args *tiers);
 /* Opens the model and describes its state; nothing is allocated for it yet. */
 tm_status job_open(tm_job **out, const job_opts *opts);
+/* Whether a device can run the optimizer of that name. */
+bool job_device_runs(const tm_device_traits *traits, const char *optimizer);
 /* Compiles the pass that decides residency: the candidate that takes least time under the budget. `more`, where given,
  * compiles what else the job will run (job_compile) with the way chosen, before store and executor are opened with room
  * for all of it; then the weights are imported. */

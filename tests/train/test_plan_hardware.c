@@ -1,0 +1,190 @@
+/* `plan --hardware`, held against figures by hand. It counts the optimizer that is configured: bytes that its state
+ * moves, seconds of the update, where a GPU can run it (bytes a parameter, from what each keeps: optim/optimizer.h);
+ * and a gather into memory that the ranks of a node share takes what memory does. */
+#include "run.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double CPU_RATE = 1e10;
+
+/* bf16: a parameter's master is 2 + 2 bytes, its gradient 2. Moments: fp32, or a code and 4 bytes for each 256. An
+ * update reads and writes master and moments, and reads the gradient. */
+static const struct {
+    const char *block;
+    double exp_avg, exp_avg_sq;
+    bool on_device; /* src/device/cuda has it */
+} optimizers[] = {
+    {"{\"type\": \"AdamW\"}", 4, 4, true},
+    {"{\"type\": \"Adam\", \"params\": {\"adam_w_mode\": false}}", 4, 4, true},
+    {"{\"type\": \"AdamW8bit\"}", 1 + 4 / 256.0, 1 + 4 / 256.0, false},
+    {"{\"type\": \"Adam8bit\"}", 1 + 4 / 256.0, 1 + 4 / 256.0, false},
+    {"{\"type\": \"Lion\"}", 4, 0, false},
+    {"{\"type\": \"Adagrad\"}", 4, 0, false},
+    {"{\"type\": \"SGD\", \"params\": {\"momentum\": 0.9}}", 4, 0, false},
+    {"{\"type\": \"SGD\"}", 0, 0, false},
+};
+
+typedef struct scene {
+    const char *dir, *config, *hardware;
+} scene;
+
+static scene open_scene(void) {
+    scene s = {.dir = run_dir()};
+    const char *model = run_path(s.dir, "model");
+    assert_int_equal(system(run_format("mkdir -p %s", model)), 0);
+    run_write(
+        run_path(model, "config.json"),
+        "{\"model_type\": \"llama\", \"hidden_size\": 512, \"intermediate_size\": 1408, \"num_hidden_layers\": 2,\n"
+        " \"num_attention_heads\": 8, \"num_key_value_heads\": 8, \"vocab_size\": 8192,\n"
+        " \"max_position_embeddings\": 512, \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0,\n"
+        " \"hidden_act\": \"silu\", \"tie_word_embeddings\": false, \"initializer_range\": 0.02}\n");
+    s.config = run_path(s.dir, "config.json");
+    s.hardware = run_path(s.dir, "hardware.json");
+    return s;
+}
+
+/* A GPU of so much memory, 1 GiB of which is its driver's. */
+static void imagine_gpu(const scene *s, const char *memory) {
+    run_write(s->hardware,
+              run_format("{\"name\": \"imagined\", \"host_memory\": \"16GiB\",\n"
+                         " \"cpu\": {\"cores\": 8, \"flops_fp32\": 1e12, \"memory_bytes_per_second\": %g},\n"
+                         " \"disk\": {\"read_bytes_per_second\": 3e9, \"write_bytes_per_second\": 2e9},\n"
+                         " \"gpu\": {\"count\": 1, \"name\": \"g\", \"memory\": \"%s\", \"flops_fp32\": 1e13, "
+                         "\"flops_bf16\": 1e13,\n"
+                         "  \"memory_bytes_per_second\": 5e11, \"h2d_bytes_per_second\": 2e10}}\n",
+                         CPU_RATE, memory));
+}
+
+/* `place`: of weights and optimizer. */
+static const tm_json *plan(const scene *s, unsigned optimizer, const char *place, bool advise, tm_json_doc **doc) {
+    run_write(s->config,
+              run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"precision\": \"bf16\", \"max_steps\": 3,\n"
+                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
+                         " \"memory\": {\"cache\": \"none\", \"update\": \"U\"}, \"optimizer\": %s,\n"
+                         " \"offload_param_device\": \"%s\", \"offload_optimizer_device\": \"%s\"}\n",
+                         s->dir, s->dir, optimizers[optimizer].block, place, place));
+    const char *arguments[] = {"plan", s->config, "--json", "--hardware", s->hardware, advise ? "--advise" : NULL,
+                               NULL};
+    run_result r = run_argv(&(run_opts){.timeout_s = 60}, arguments);
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(doc, r.out, r.out_len, "plan --json", 0, 0));
+    run_free(&r);
+    return tm_json_root(*doc);
+}
+
+static double moved(const tm_json *o, const char *kind, const char *way) {
+    const tm_json *n = tm_json_get(tm_json_get(tm_json_get(o, "bytes_by_kind"), kind), way);
+    return n ? n->number : 0;
+}
+
+static void near(const char *what, unsigned optimizer, double got, double want, double tolerance) {
+    if (fabs(got - want) > tolerance * want)
+        fail_msg("%s, %s: %g, by hand %g", optimizers[optimizer].block, what, got, want);
+}
+
+/* All of it in files, since the device has no room: each moment read and written once a step; tiles are padded to whole
+ * pages. */
+static void bytes_moved(void **state) {
+    (void)state;
+    scene s = open_scene();
+    imagine_gpu(&s, "1152MiB");
+    for (unsigned i = 0; i < TM_COUNT(optimizers); i++) {
+        tm_json_doc *doc;
+        const tm_json *o = plan(&s, i, "nvme", false, &doc);
+        double psi = tm_json_get(o, "parameters")->number;
+        for (unsigned w = 0; w < 2; w++) {
+            const char *way = w ? "write" : "read";
+            near("exp_avg", i, moved(o, "exp_avg", way) / psi, optimizers[i].exp_avg, 0.01);
+            near("exp_avg_sq", i, moved(o, "exp_avg_sq", way) / psi, optimizers[i].exp_avg_sq, 0.01);
+            near("weight_lo", i, moved(o, "weight_lo", way) / psi, 2, 0.01);
+        }
+        tm_json_free(doc);
+    }
+}
+
+/* On the CPU nothing else takes time. */
+static void seconds_of_the_update(void **state) {
+    (void)state;
+    scene s = open_scene();
+    imagine_gpu(&s, "1152MiB");
+    for (unsigned i = 0; i < TM_COUNT(optimizers); i++) {
+        tm_json_doc *doc;
+        const tm_json *o = plan(&s, i, "cpu", false, &doc);
+        double psi = tm_json_get(o, "parameters")->number, bytes = optimizers[i].exp_avg + optimizers[i].exp_avg_sq + 4;
+        double busy = tm_json_get(tm_json_get(o, "busy_seconds"), "cpu")->number;
+        near("seconds", i, busy, psi * (2 * bytes + 2) / CPU_RATE, 0.01);
+        tm_json_free(doc);
+    }
+}
+
+/* State on the device where the device can run the optimizer; its bytes are then the device's. Else on the host, and
+ * --advise has no row that says otherwise. */
+static void where_it_runs(void **state) {
+    (void)state;
+    scene s = open_scene();
+    imagine_gpu(&s, "8GiB");
+    for (unsigned i = 0; i < TM_COUNT(optimizers); i++) {
+        tm_json_doc *doc;
+        const tm_json *o = plan(&s, i, "none", false, &doc);
+        bool there = strstr(tm_json_get(o, "placement")->text, "all state on the device") != NULL;
+        if (there != optimizers[i].on_device)
+            fail_msg("%s: %s", optimizers[i].block, tm_json_get(o, "placement")->text);
+        if (there) assert_true(tm_json_get(o, "device_peak_bytes")->number > 12 * tm_json_get(o, "parameters")->number);
+        tm_json_free(doc);
+    }
+    for (unsigned i = 0; i < TM_COUNT(optimizers); i += 4) { /* AdamW, Lion */
+        tm_json_doc *doc;
+        unsigned none = 0;
+        const tm_json *o = plan(&s, i, "auto", true, &doc);
+        for (const tm_json *r = tm_json_get(o, "rows")->child; r; r = r->next)
+            none += tm_json_is(tm_json_get(r, "offload_optimizer"), "none");
+        assert_int_equal(none, optimizers[i].on_device);
+        assert_true(strlen(tm_json_get(tm_json_get(o, "recommended"), "reason")->text) > 20);
+        tm_json_free(doc);
+    }
+}
+
+/* One node of four ranks whose memory is slow and whose links are not. All matrices are gathered twice, the embedding
+ * once; each rank copies a quarter of them, reading and writing, with a quarter of the memory's rate. */
+static void a_shared_gather_takes_memory(void **state) {
+    (void)state;
+    enum { HIDDEN = 512, INNER = 1408, VOCAB = 8192, BLOCKS = 2, RANKS = 4 };
+    const double rate = 4e8, embed = (double)VOCAB * HIDDEN, blocks = BLOCKS * (4.0 * HIDDEN + 3.0 * INNER) * HIDDEN;
+    scene s = open_scene();
+    run_write(s.hardware,
+              run_format("{\"name\": \"imagined\", \"host_memory\": \"16GiB\", \"ranks_per_node\": %d,\n"
+                         " \"cpu\": {\"cores\": 8, \"flops_fp32\": 1e13, \"memory_bytes_per_second\": %g},\n"
+                         " \"link\": {\"bytes_per_second\": 1e13}}\n",
+                         RANKS, rate));
+    run_write(s.config,
+              run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"precision\": \"bf16\", \"max_steps\": 3,\n"
+                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
+                         " \"strategy\": \"zero3\", \"memory\": {\"activations\": \"keep\"}}\n",
+                         s.dir, s.dir));
+    const double bytes = 2 * (2 * (2 * embed + blocks) - embed), want = 2 * bytes / RANKS / (rate / RANKS);
+    const char *const window[] = {"memory.shared_window=on", "memory.shared_window=off"};
+    for (unsigned i = 0; i < TM_COUNT(window); i++) {
+        tm_json_doc *doc;
+        const char *arguments[] = {"plan", s.config, "--json", "--hardware", s.hardware, "--set", window[i], NULL};
+        run_result r = run_argv(&(run_opts){.timeout_s = 60}, arguments);
+        RUN_OK(&r);
+        RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
+        run_free(&r);
+        double busy = tm_json_get(tm_json_get(tm_json_root(doc), "busy_seconds"), "comm")->number;
+        if (i == 0 ? fabs(busy - want) > 0.03 * want : busy > 0.05 * want)
+            fail_msg("%s: %g s of communication, the copies are %g", window[i], busy, want);
+        tm_json_free(doc);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(bytes_moved, run_clean),
+        cmocka_unit_test_teardown(seconds_of_the_update, run_clean),
+        cmocka_unit_test_teardown(where_it_runs, run_clean),
+        cmocka_unit_test_teardown(a_shared_gather_takes_memory, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_plan_hardware", tests, NULL, NULL);
+}
