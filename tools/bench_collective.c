@@ -14,19 +14,21 @@ typedef struct kind {
     tm_comm_code code;
     tm_comm_wire wire;
     bool half;
+    bool shared; /* into memory that a node has once */
 } kind;
 
 static const kind kinds[] = {
-    {"reduce_scatter", TM_COMM_REDUCE_SCATTER, TM_COMM_EXACT, false},
-    {"reduce_scatter_bf16", TM_COMM_REDUCE_SCATTER, TM_COMM_WIRE_BF16, false},
-    {"reduce_scatter_q8", TM_COMM_REDUCE_SCATTER, TM_COMM_WIRE_Q8, false},
-    {"reduce_scatter_q4", TM_COMM_REDUCE_SCATTER, TM_COMM_WIRE_Q4, false},
-    {"all_gather", TM_COMM_ALL_GATHER, TM_COMM_EXACT, false},
-    {"all_gather_q8", TM_COMM_ALL_GATHER, TM_COMM_WIRE_Q8, true},
-    {"all_reduce", TM_COMM_ALL_REDUCE, TM_COMM_EXACT, false},
-    {"all_reduce_mpi", TM_COMM_ALL_REDUCE, TM_COMM_WIRE_MPI, false},
-    {"broadcast", TM_COMM_BROADCAST, TM_COMM_EXACT, false},
-    {"exchange", TM_COMM_EXCHANGE, TM_COMM_EXACT, false},
+    {"reduce_scatter", TM_COMM_REDUCE_SCATTER, TM_COMM_EXACT, false, false},
+    {"reduce_scatter_bf16", TM_COMM_REDUCE_SCATTER, TM_COMM_WIRE_BF16, false, false},
+    {"reduce_scatter_q8", TM_COMM_REDUCE_SCATTER, TM_COMM_WIRE_Q8, false, false},
+    {"reduce_scatter_q4", TM_COMM_REDUCE_SCATTER, TM_COMM_WIRE_Q4, false, false},
+    {"all_gather", TM_COMM_ALL_GATHER, TM_COMM_EXACT, false, false},
+    {"all_gather_q8", TM_COMM_ALL_GATHER, TM_COMM_WIRE_Q8, true, false},
+    {"all_gather_shared", TM_COMM_ALL_GATHER, TM_COMM_EXACT, false, true},
+    {"all_reduce", TM_COMM_ALL_REDUCE, TM_COMM_EXACT, false, false},
+    {"all_reduce_mpi", TM_COMM_ALL_REDUCE, TM_COMM_WIRE_MPI, false, false},
+    {"broadcast", TM_COMM_BROADCAST, TM_COMM_EXACT, false, false},
+    {"exchange", TM_COMM_EXCHANGE, TM_COMM_EXACT, false, false},
 };
 static const char *const group_names[] = {"world", "node", "across"};
 
@@ -49,7 +51,8 @@ typedef struct bench {
     tm_opt_list names, sizes;
     const char *name[TM_COUNT(kinds)], *size[8];
     char *send, *recv;
-    float *grist; /* of the compute loop */
+    tm_comm_window *window; /* NULL: nothing is gathered into one */
+    float *grist;           /* of the compute loop */
     row rows[MAX_ROWS];
     size_t n_rows;
 } bench;
@@ -65,8 +68,9 @@ static tm_comm_op make_op(const bench *b, const row *r) {
                         .type = r->kind->half ? TM_COMM_BF16 : TM_COMM_F32,
                         .wire = r->kind->wire,
                         .flat = b->flat,
+                        .shared = r->kind->shared,
                         .send = b->send,
-                        .recv = b->recv,
+                        .recv = r->kind->shared ? tm_comm_window_part(b->window, 0, NULL) : b->recv,
                         .count = whole ? total : total / n,
                         .peer = r->kind->code == TM_COMM_EXCHANGE ? (me + 1) % n : 0,
                         .from = (me + n - 1) % n};
@@ -218,7 +222,11 @@ static int check_names(const bench *b) {
     const char *known[TM_COUNT(kinds)];
     for (size_t i = 0; i < TM_COUNT(kinds); i++) known[i] = kinds[i].name;
     for (size_t i = 0; i < b->names.count; i++) {
-        if (find_kind(b->name[i])) continue;
+        const kind *k = find_kind(b->name[i]);
+        if (k && k->shared && b->group == TM_COMM_ACROSS)
+            return tm_cli_wrong("bench collective", "--op %s is among the ranks of nodes: --group world or node",
+                                k->name);
+        if (k) continue;
         const char *near = tm_cli_suggest(b->name[i], known, TM_COUNT(known));
         return tm_cli_wrong("bench collective", "--op: no operation '%s'; did you mean '%s'?", b->name[i],
                             near ? near : known[0]);
@@ -239,7 +247,7 @@ static int make_rows(bench *b) {
         int rc = read_size(b->size[s], &bytes);
         if (rc >= 0) return rc;
         for (size_t k = 0; k < TM_COUNT(kinds); k++) {
-            bool wanted = !b->names.count;
+            bool wanted = !b->names.count && !(kinds[k].shared && b->group == TM_COMM_ACROSS);
             for (size_t i = 0; i < b->names.count; i++) wanted |= find_kind(b->name[i]) == &kinds[k];
             if (wanted) b->rows[b->n_rows++] = (row){.kind = &kinds[k], .bytes = bytes};
         }
@@ -258,6 +266,25 @@ static tm_status reserve(bench *b) {
     return TM_OK;
 }
 
+/* On every node, or nothing is measured there. */
+static tm_status open_window(bench *b) {
+    uint64_t most = 0, all;
+    size_t n = 0;
+    for (size_t i = 0; i < b->n_rows; i++)
+        if (b->rows[i].kind->shared) most = tm_max_u64(most, b->rows[i].bytes);
+    if (most == 0) return TM_OK;
+    all = tm_comm_window_open(&b->window, b->comm, tm_comm_node_rank(b->comm) == 0 ? most : 4096) == TM_OK;
+    tm_error_clear();
+    TM_TRY(tm_comm_all_reduce_u64(b->comm, TM_COMM_WORLD, TM_COMM_MIN, &all, 1));
+    if (all) return TM_OK;
+    if (tm_comm_rank(b->comm) == 0)
+        tm_log(TM_LOG_WARN, "no memory that the ranks of a node share: all_gather_shared is left out");
+    for (size_t i = 0; i < b->n_rows; i++)
+        if (!b->rows[i].kind->shared) b->rows[n++] = b->rows[i];
+    b->n_rows = n;
+    return TM_OK;
+}
+
 static tm_status run(bench *b) {
     tm_status rc = tm_comm_size(b->comm) > 1
                        ? TM_OK
@@ -265,6 +292,7 @@ static tm_status run(bench *b) {
                                             "-n 4 tidemill bench collective");
     if (rc == TM_OK) rc = reserve(b);
     TM_TRY(tm_comm_agree(b->comm, rc));
+    TM_TRY(open_window(b));
     for (size_t i = 0; i < b->n_rows; i++) TM_TRY(measure(b, &b->rows[i]));
     if (tm_comm_rank(b->comm)) return TM_OK;
     if (b->json) return print_json(b);
@@ -277,6 +305,7 @@ static int run_and_close(bench *b) {
         return tm_comm_quiet() ? tm_exit_status(tm_error_get()->code) : tm_cmd_fail();
     tm_status rc = run(b);
     int status = rc == TM_OK ? TM_EXIT_DONE : tm_comm_quiet() ? tm_exit_status(rc) : tm_cmd_fail();
+    tm_comm_window_close(b->window);
     tm_comm_close(b->comm);
     tm_free(b->send);
     tm_free(b->recv);
