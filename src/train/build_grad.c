@@ -1,6 +1,6 @@
 /* Gradients that are complete: summed over ranks, rounded once, normed; then parked, or used at once (update B).
  *
- * With ranks a part's sum is on its way while backward goes on, and rounded one part later:
+ * With ranks a part's sum is on its way while backward goes on, and rounded a few parts later:
  *
  *   backward p   reduce p | backward p + 1   reduce p + 1   finish p | backward p + 2  ...
  */
@@ -81,6 +81,7 @@ static void finish_oldest(pass *x) {
     summing s = x->summing[0];
     for (uint32_t i = 1; i < x->n_summing; i++) x->summing[i - 1] = x->summing[i];
     x->n_summing--;
+    x->summing_elements -= x->job->part[s.part].elements;
     finish(x, &s);
 }
 
@@ -103,10 +104,14 @@ static void finish_part(pass *x, uint32_t part, uint32_t unit) {
         tm_program_use(x->p, x->sum_visit[part], TM_USE_READ);
     }
     x->summing[x->n_summing++] = (summing){part, unit, x->sum_visit[part], hi};
+    x->summing_elements += x->job->part[part].elements;
     if (x->job->ranks.ranks > 1) {
         tm_program_op(x->p, &(tm_op){.code = OP_REDUCE, .engine = TM_ENGINE_COMM, .arg = {part}});
         tm_program_use(x->p, x->sum_visit[part], TM_USE_UPDATE);
-        if (x->o->overlap && x->n_summing < MAX_SUMMING) return;
+        if (x->o->overlap) {
+            while (x->n_summing == MAX_SUMMING || x->summing_elements > x->largest_part) finish_oldest(x);
+            return;
+        }
     }
     finish_oldest(x);
 }

@@ -19,11 +19,12 @@ typedef struct waiting {
     uint32_t gradient, hi; /* visits: update B; NONE: opened when its turn comes */
 } waiting;
 
-/* A part whose gradient is being summed over ranks while backward goes on. */
+/* A part whose gradient is being summed over ranks while backward goes on. There may be several at a time, as long as
+ * they have no more elements than the largest part: small ones then wait for each other less, in no more memory. */
 typedef struct summing {
     uint32_t part, unit, sum, hi; /* visits: the sum; of update B the weights */
 } summing;
-enum { MAX_SUMMING = 2 };
+enum { MAX_SUMMING = 8 };
 
 typedef struct pass {
     const tm_job *job;
@@ -52,6 +53,7 @@ typedef struct pass {
     bool in_backward;
     summing summing[MAX_SUMMING];
     uint32_t n_summing;
+    uint64_t summing_elements, largest_part;
 } pass;
 
 uint32_t pass_scratch(pass *x, uint32_t unit, uint64_t bytes);

@@ -1,6 +1,7 @@
 /* `plan --hardware`, held against figures by hand. It counts the optimizer that is configured: bytes that its state
  * moves, seconds of the update, where a GPU can run it (bytes a parameter, from what each keeps: optim/optimizer.h);
- * and a gather into memory that the ranks of a node share takes what memory does. */
+ * and a gather into memory that the ranks of a node share takes what memory does. And exchanges are hidden behind
+ * compute. */
 #include "run.h"
 
 #include <math.h>
@@ -179,12 +180,50 @@ static void a_shared_gather_takes_memory(void **state) {
     }
 }
 
+/* 134 M parameters on two ranks whose exchanges take half as long as their compute: a step is at most 1.15 times the
+ * longer of the two. */
+static void exchanges_are_hidden(void **state) {
+    (void)state;
+    scene s = open_scene();
+    run_write(
+        run_path(s.dir, "model/config.json"),
+        "{\"model_type\": \"llama\", \"hidden_size\": 768, \"intermediate_size\": 2048, \"num_hidden_layers\": 12,\n"
+        " \"num_attention_heads\": 12, \"num_key_value_heads\": 12, \"vocab_size\": 32000,\n"
+        " \"max_position_embeddings\": 512, \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0,\n"
+        " \"hidden_act\": \"silu\", \"tie_word_embeddings\": false, \"initializer_range\": 0.02}\n");
+    run_write(s.hardware, "{\"name\": \"imagined\", \"host_memory\": \"32GiB\", \"ranks_per_node\": 2,\n"
+                          " \"cpu\": {\"cores\": 4, \"flops_fp32\": 3e11, \"memory_bytes_per_second\": 2e10},\n"
+                          " \"link\": {\"bytes_per_second\": 1e9, \"latency_seconds\": 3e-5}}\n");
+    run_write(s.config,
+              run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"precision\": \"bf16\", \"max_steps\": 3,\n"
+                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 64}, \"output_dir\": \"%s/out\",\n"
+                         " \"offload_param_device\": \"cpu\", \"offload_optimizer_device\": \"cpu\"}\n",
+                         s.dir, s.dir));
+    const char *const strategy[] = {"strategy=zero3", "strategy=ddp"};
+    for (unsigned i = 0; i < TM_COUNT(strategy); i++) {
+        tm_json_doc *doc;
+        const char *arguments[] = {"plan", s.config, "--json", "--hardware", s.hardware, "--set", strategy[i], NULL};
+        run_result r = run_argv(&(run_opts){.timeout_s = 60}, arguments);
+        RUN_OK(&r);
+        RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
+        run_free(&r);
+        const tm_json *o = tm_json_root(doc), *busy = tm_json_get(o, "busy_seconds");
+        double compute = tm_json_get(busy, "compute")->number, comm = tm_json_get(busy, "comm")->number;
+        double step = tm_json_get(o, "seconds_per_step")->number;
+        assert_true(comm > compute / 3 && comm < compute);
+        if (step > 1.15 * compute)
+            fail_msg("%s: %.3f s a step, %.3f s of compute, %.3f of exchanges", strategy[i], step, compute, comm);
+        tm_json_free(doc);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(bytes_moved, run_clean),
         cmocka_unit_test_teardown(seconds_of_the_update, run_clean),
         cmocka_unit_test_teardown(where_it_runs, run_clean),
         cmocka_unit_test_teardown(a_shared_gather_takes_memory, run_clean),
+        cmocka_unit_test_teardown(exchanges_are_hidden, run_clean),
     };
     return cmocka_run_group_tests_name("train_plan_hardware", tests, NULL, NULL);
 }
