@@ -7,7 +7,8 @@
  *                      norm by fixed blocks;                                        }
  *   4. loss scale      of fp16, DeepSpeed's;                                        }
  *   5. AdamW           the table's adamw as plain functions;
- *   6. schedules       learning rate of step t: those of transformers and of DeepSpeed.
+ *   6. schedules       learning rate of step t: those of transformers and of DeepSpeed;
+ *   7. launch          a step by a device's kernels instead.
  *
  * Every function computes each element by a fixed sequence of IEEE-754 operations (no FMA, no reassociation, no
  * flush of subnormals): the bits do not depend on the ISA row, on threads, or on how a span is cut among calls. Rows
@@ -52,6 +53,14 @@ TM_MUST_USE uint64_t tm_adamw_split(uint16_t *hi, uint16_t *lo, float *exp_avg, 
                                     const uint16_t *g_bf16, size_t n, const tm_adamw_step *step);
 TM_MUST_USE uint64_t tm_adamw_f32(float *w, float *exp_avg, float *exp_avg_sq, const float *g, size_t n,
                                   const tm_adamw_step *step);
+
+/* ---- on a device --------------------------------------------------------------------------- */
+
+struct tm_kernel_table;
+/* tm_optim_run by a device's own kernels, inside an operation of its; operands are in its memory. *nonfinite has been
+ * added to when the operation is complete. The optimizers that devices have rows for: adamw, adam. */
+void tm_optim_launch(const struct tm_kernel_table *kernels, const tm_optim_step *step, const tm_optim_span *span,
+                     uint64_t *nonfinite);
 
 /* ---- learning-rate schedules ---------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@ arrows='
 base
 io
 kernels
-device   kernels optim
+device   kernels
 model    kernels
 optim    kernels
 offload  io device

@@ -14,7 +14,7 @@ typedef struct check {
 } check;
 
 typedef struct report {
-    check checks[32];
+    check checks[48];
     size_t n;
 } report;
 

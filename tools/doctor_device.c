@@ -69,23 +69,35 @@ static void check_products(report *r) {
 
 /* ---- devices as our module sees them ---- */
 
+static void check_device(report *r, const char *name, const tm_device_info *info, tm_status rc) {
+    char size[32], spare[32];
+    tm_device_traits traits;
+    bool untested = tm_device_known(name, &traits) == TM_OK && traits.untested;
+    if (rc == TM_OK)
+        doctor_add(r, name, untested ? WARN : GOOD,
+                   "this version was never run on such a device: compare losses with memory.device \"cpu\"",
+                   "%s, %s free of %s", info->about, tm_format_size(info->free_bytes, spare, sizeof spare),
+                   tm_format_size(info->memory_bytes, size, sizeof size));
+    else
+        doctor_add(r, name, WARN, "until that is mended, train on another device, or with memory.device \"cpu\"",
+                   "%.250s", tm_error_get()->text);
+}
+
+/* Each on its own: one that fails says nothing of those after it. */
 static void check_module(report *r) {
     tm_device_info info;
-    char size[32], spare[32];
-    static char names[8][sizeof info.name]; /* the list keeps them */
+    static char names[16][sizeof info.name]; /* the list keeps them */
     for (unsigned i = 0; i < TM_COUNT(names); i++) {
         tm_status rc = tm_device_look("cuda", i, &info);
-        if (rc == TM_OK) {
-            memcpy(names[i], info.name, sizeof info.name);
-            doctor_add(r, names[i], GOOD, NULL, "%s, %s free of %s", info.about,
-                       tm_format_size(info.free_bytes, spare, sizeof spare),
-                       tm_format_size(info.memory_bytes, size, sizeof size));
-        } else if (i == 0 || rc != TM_EINPUT) {
+        bool there = *info.name != 0;
+        memcpy(names[i], info.name, sizeof info.name);
+        if (there)
+            check_device(r, names[i], &info, rc);
+        else if (i == 0) /* no driver, no module, no device at all */
             doctor_add(r, "CUDA devices", WARN, "until that is mended, train with memory.device \"cpu\"", "%.250s",
                        tm_error_get()->text);
-        }
         tm_error_clear();
-        if (rc != TM_OK) return;
+        if (!there) return;
     }
 }
 

@@ -110,13 +110,11 @@ static tm_status work(void *ctx, const stream_item *item, int stream) {
 }
 
 static tm_status arena_copy(tm_device *d, const tm_device_transfer *t, tm_event *e) {
-    streams_submit(((cpu_arena *)d->own)->streams, (int)t->way, &(stream_item){.event = e, .copy = *t});
-    return TM_OK;
+    return streams_submit(((cpu_arena *)d->own)->streams, (int)t->way, &(stream_item){.event = e, .copy = *t});
 }
 
 static tm_status arena_submit(tm_device *d, const tm_device_op *op, tm_event *e) {
-    streams_submit(((cpu_arena *)d->own)->streams, STREAM_OPS, &(stream_item){.event = e, .op = *op});
-    return TM_OK;
+    return streams_submit(((cpu_arena *)d->own)->streams, STREAM_OPS, &(stream_item){.event = e, .op = *op});
 }
 
 static bool arena_query(tm_device *d, const tm_event *e) {

@@ -2,6 +2,8 @@
 #include "device/cuda/sizes.h"
 #include "device/device_internal.h"
 
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const device_kind table[] = {
@@ -9,6 +11,7 @@ static const device_kind table[] = {
     {"cpu-arena", {.counts_as_host = true, .alignment = 4096, .optimizers = "*"}, &device_cpu_arena},
     {"cuda",
      {.own_processors = true,
+      .untested = true,
       .alignment = 4096,
       .fixed_bytes = (CUDA_CONTEXT_MIB + CUDA_SIDE_MIB) * TM_MIB,
       .sizes = {cuda_rmsnorm_workspace, cuda_attention_workspace, CUDA_TOKEN_CHUNK, CUDA_VOCAB_BLOCK},
@@ -48,6 +51,7 @@ tm_status tm_device_look(const char *name, unsigned i, tm_device_info *out) {
     const device_kind *kind;
     const device_ops *ops;
     TM_TRY(find(name, &kind));
+    *out = (tm_device_info){.memory_bytes = 0};
     TM_TRY(load(kind, &ops));
     if (ops->look) return ops->look(i, out);
     if (i > 0) return tm_fail(TM_EINPUT, "there is one device \"%s\"", kind->name);
@@ -55,6 +59,21 @@ tm_status tm_device_look(const char *name, unsigned i, tm_device_info *out) {
     *out = (tm_device_info){.about = "this machine's processors", .memory_bytes = free_bytes, .free_bytes = free_bytes};
     memcpy(out->name, kind->name, strlen(kind->name) + 1);
     return TM_OK;
+}
+
+tm_status tm_device_look_for(const char *name, tm_device_info *out) {
+    const char *colon = strchr(name, ':');
+    unsigned long i = colon ? strtoul(colon + 1, NULL, 10) : 0;
+    return tm_device_look(name, i < UINT_MAX ? (unsigned)i : UINT_MAX, out);
+}
+
+tm_status tm_device_describe(const char *name, char *out, size_t cap) {
+    const device_kind *kind;
+    const device_ops *ops;
+    if (cap) out[0] = 0;
+    TM_TRY(find(name, &kind));
+    TM_TRY(load(kind, &ops));
+    return ops->describe ? ops->describe(name, out, cap) : TM_OK;
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------------- */
@@ -93,6 +112,16 @@ const tm_kernel_table *tm_device_kernels(const tm_device *d) {
 
 void *tm_device_at(const tm_device *d, uint64_t offset) {
     return d->arena + offset;
+}
+
+tm_status tm_device_choices(tm_device *d, char *out, size_t cap) {
+    if (cap) out[0] = 0;
+    return d->ops->choices ? d->ops->choices(d, out, cap) : TM_OK;
+}
+
+tm_status tm_device_take_choices(tm_device *d, const char *choices) {
+    if (d->ops->take_choices) return d->ops->take_choices(d, choices);
+    return *choices ? tm_fail(TM_EINPUT, "device %s chooses no algorithms", d->caps.name) : TM_OK;
 }
 
 tm_status tm_device_register(tm_device *d, void *host, uint64_t bytes) {

@@ -15,7 +15,9 @@
  * way at one time may overlap only where all of them read, or where all are operations.
  *
  * Streams: a device has three, the operations' and one for each direction of copies. What is submitted to one stream is
- * carried out, and its events complete, in the order of the calls; streams know nothing of each other.
+ * carried out, and its events complete, in the order of the calls; streams know nothing of each other. At most
+ * TM_DEVICE_DEPTH are under way on a stream, from the call that submits to the event; one more is refused, and never
+ * waited for, so that a callback may submit.
  *
  * Threads: any, for all of these functions. Events complete on threads of the device's; a callback may submit, but not
  * wait. */
@@ -34,6 +36,7 @@ typedef struct tm_device_traits {
     bool in_place;         /* computes on host memory: no arena, no copies */
     bool own_processors;   /* computes beside the host's cores, with kernels of its own: tm_device_kernels */
     bool counts_as_host;   /* the arena is memory of this process: part of what the system says that it uses */
+    bool untested;         /* it has never run on what it is for: whoever uses it is told */
     uint32_t alignment;    /* of offsets and sizes */
     uint64_t fixed_bytes;  /* what it takes of its memory beside the arena, at most */
     tm_kernel_sizes sizes; /* of its kernels */
@@ -47,13 +50,20 @@ const char *tm_device_name(unsigned i);
 
 /* What of a kind is in this machine; for lists. */
 typedef struct tm_device_info {
-    char name[32];  /* "cuda:0": what tm_device_open takes */
+    char name[32];  /* "cuda:0": what tm_device_open takes; "": there is no such number */
     char about[96]; /* "NVIDIA H200, compute capability 9.0" */
     uint64_t memory_bytes, free_bytes;
 } tm_device_info;
 /* The i-th device of the kind ("cuda"). TM_EINPUT: there is no such number; TM_EUNSUPPORTED: this kind is not in this
- * build or on this machine, with what is missing. */
+ * build or on this machine, with what is missing. A device that is there and fails (too old, broken) has its name in
+ * *out all the same: those after it may be well. */
 TM_MUST_USE tm_status tm_device_look(const char *kind, unsigned i, tm_device_info *out);
+/* The device of that name. */
+TM_MUST_USE tm_status tm_device_look_for(const char *name, tm_device_info *out);
+/* What the bits of its results depend on beside what they are computed from, as text (numerics_id): model, library of
+ * products, compiler of its kernels; "": as on the host. Its choices (below) follow from that, but for a library that
+ * chooses otherwise some day, which is why they can be kept. */
+TM_MUST_USE tm_status tm_device_describe(const char *name, char *out, size_t cap);
 
 /* ---- life ---------------------------------------------------------------------------------------------------- */
 
@@ -76,8 +86,15 @@ const tm_device_caps *tm_device_get_caps(const tm_device *d);
 /* What its operations call instead of kernels.h, inside an operation; NULL: the host's. */
 const tm_kernel_table *tm_device_kernels(const tm_device *d);
 
+/* Choices among algorithms that it made so far, as lines of text, for another run of the same job to take up before its
+ * first operation. TM_EINPUT from take: the device or its library does not take one of them. */
+enum { TM_DEVICE_CHOICES_BYTES = 1 << 17 }; /* that hold all there can be */
+TM_MUST_USE tm_status tm_device_choices(tm_device *d, char *out, size_t cap);
+TM_MUST_USE tm_status tm_device_take_choices(tm_device *d, const char *choices);
+
 /* Host memory that copies will come from and go to: once, before the first of them, as large as it is. A device copies
- * to and from other memory too, more slowly perhaps. Unregister before it is unmapped. */
+ * to and from other memory too, more slowly perhaps. Unregister before it is unmapped. What somebody else registered
+ * stays his. */
 TM_MUST_USE tm_status tm_device_register(tm_device *d, void *host, uint64_t bytes);
 void tm_device_unregister(tm_device *d, void *host);
 
@@ -107,7 +124,9 @@ typedef struct tm_device_transfer {
     void *host;
     uint64_t offset, bytes; /* in the arena */
 } tm_device_transfer;
-/* TM_OK: `e` completes exactly once. Otherwise never, and nothing is copied. */
+enum { TM_DEVICE_DEPTH = 256 }; /* under way on a stream */
+
+/* TM_OK: `e` completes exactly once. Otherwise never, and nothing is under way. TM_EBUG: too much is under way. */
 TM_MUST_USE tm_status tm_device_copy(tm_device *d, const tm_device_transfer *t, tm_event *e);
 
 /* ---- operations ---------------------------------------------------------------------------------------------- */
@@ -129,8 +148,9 @@ typedef struct tm_device_op {
     tm_device_fn fn;
     void *ctx;
 } tm_device_op;
-/* TM_OK: `e` completes exactly once; its status is what fn returned, or what the device met with. Otherwise never, and
- * fn is not called. Not on a device that computes in place. */
+/* TM_OK: `e` completes exactly once, and nothing of the operation runs on, whatever its status, which is what fn
+ * returned, or what the device met with. Otherwise never, and fn is not called. TM_EBUG: too much is under way. Not on
+ * a device that computes in place. */
 TM_MUST_USE tm_status tm_device_submit(tm_device *d, const tm_device_op *op, tm_event *e);
 /* The same, and waits; in place fn is called here. */
 TM_MUST_USE tm_status tm_device_run(tm_device *d, const tm_device_frame *frame, uint32_t n, tm_device_fn fn, void *ctx);

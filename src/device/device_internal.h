@@ -15,7 +15,10 @@ typedef struct device_ops {
     tm_status (*pin)(tm_device *d, void *host, uint64_t bytes);
     void (*unpin)(tm_device *d, void *host);
     void (*stats)(tm_device *d, tm_device_stats *out);
-    tm_status (*look)(unsigned i, tm_device_info *out); /* the i-th of this kind in the machine */
+    tm_status (*look)(unsigned i, tm_device_info *out); /* the i-th of this kind in the machine; *out is empty */
+    tm_status (*describe)(const char *name, char *out, size_t cap);
+    tm_status (*choices)(tm_device *d, char *out, size_t cap);
+    tm_status (*take_choices)(tm_device *d, const char *choices);
 } device_ops;
 
 struct tm_device {
@@ -39,8 +42,8 @@ extern const device_ops device_cpu, device_cpu_arena;
 
 /* A module is a shared library with one symbol, `const device_module tm_device_module`. It is loaded when a device of
  * its kind is first opened or looked for, and stays. It links nothing of tidemill: what it needs is in device_host. The
- * version rises with what sizes do not tell: an order of fields, a meaning, the optimizer's structures. */
-enum { DEVICE_MODULE_VERSION = 1 };
+ * version rises with what sizes do not tell: an order of fields, a meaning. */
+enum { DEVICE_MODULE_VERSION = 2 };
 #define DEVICE_MODULE_SYMBOL "tm_device_module"
 
 typedef struct device_host {
@@ -65,7 +68,8 @@ typedef struct device_module {
     ((uint32_t)(sizeof(device_ops) + sizeof(struct tm_device) + sizeof(device_host) + sizeof(tm_kernel_table) +        \
                 sizeof(tm_error) + sizeof(tm_event) + sizeof(tm_device_opts) + sizeof(tm_device_op) +                  \
                 sizeof(tm_device_transfer) + sizeof(tm_device_info) + sizeof(tm_device_stats) + sizeof(tm_gemm_args) + \
-                sizeof(tm_attention) + sizeof(tm_rope) + sizeof(tm_positions) + sizeof(tm_head_state)))
+                sizeof(tm_attention) + sizeof(tm_rope) + sizeof(tm_positions) + sizeof(tm_head_state) +                \
+                sizeof(tm_adamw_args)))
 
 /* Loads it. TM_EUNSUPPORTED: not built, not the version of this program, or no driver. */
 tm_status device_module_load(const char *kind, const device_ops **out);
@@ -83,7 +87,7 @@ typedef tm_status (*stream_work_fn)(void *ctx, const stream_item *item, int stre
 typedef struct stream_set stream_set;
 tm_status streams_open(stream_set **out, stream_work_fn work, void *ctx);
 void streams_close(stream_set *s); /* after what is under way; NULL is fine */
-void streams_submit(stream_set *s, int stream, const stream_item *item);
+tm_status streams_submit(stream_set *s, int stream, const stream_item *item); /* TM_EBUG: the ring is full */
 bool streams_query(stream_set *s, const tm_event *e);
 void streams_wait(stream_set *s, const tm_event *e); /* leaves the thread's error as device.h says */
 void streams_stats(stream_set *s, tm_device_stats *out);

@@ -1,26 +1,24 @@
 /* Streams: a thread each that carries out what was submitted to it, in order.
  *
- *   submit -> [ ring of STREAM_DEPTH ] -> thread: work -> event, callback
+ *   submit -> [ ring of TM_DEVICE_DEPTH ] -> thread: work -> event, callback
  */
 #include "device/device_internal.h"
 
 #include <pthread.h>
-
-enum { STREAM_DEPTH = 256 };
 
 typedef struct stream {
     stream_set *set;
     int number;
     pthread_t thread;
     bool started;
-    stream_item ring[STREAM_DEPTH];
-    uint32_t head, n;
+    stream_item ring[TM_DEVICE_DEPTH];
+    uint32_t head, n; /* what is carried out counts until it is complete */
     uint64_t items, bytes, ns;
 } stream;
 
 struct stream_set {
     pthread_mutex_t lock;
-    pthread_cond_t work, room; /* something to do; something is done */
+    pthread_cond_t work, done; /* something to do; something is complete */
     bool quit;
     stream_work_fn fn;
     void *ctx;
@@ -40,7 +38,7 @@ static void complete(stream_set *s, tm_event *e) {
     void (*done)(tm_event *) = e->done;
     if (e->status != TM_OK && !done) s->error = *tm_error_get();
     e->complete = true;
-    pthread_cond_broadcast(&s->room);
+    pthread_cond_broadcast(&s->done);
     if (done) {
         pthread_mutex_unlock(&s->lock);
         done(e);
@@ -60,7 +58,7 @@ static void *stream_main(void *arg) {
         pthread_mutex_unlock(&s->lock);
         carry_out(s, &item, t->number);
         pthread_mutex_lock(&s->lock);
-        t->head = (t->head + 1) % STREAM_DEPTH;
+        t->head = (t->head + 1) % TM_DEVICE_DEPTH;
         t->n--;
         t->items++;
         t->bytes += item.copy.bytes;
@@ -76,7 +74,7 @@ tm_status streams_open(stream_set **out, stream_work_fn work, void *ctx) {
     if (!s) return tm_nomem(sizeof *s);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->work, NULL);
-    pthread_cond_init(&s->room, NULL);
+    pthread_cond_init(&s->done, NULL);
     s->fn = work;
     s->ctx = ctx;
     for (int i = 0; i < STREAMS; i++) {
@@ -103,17 +101,18 @@ void streams_close(stream_set *s) {
         if (s->stream[i].started) pthread_join(s->stream[i].thread, NULL);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->work);
-    pthread_cond_destroy(&s->room);
+    pthread_cond_destroy(&s->done);
     tm_free(s);
 }
 
-void streams_submit(stream_set *s, int number, const stream_item *item) {
+tm_status streams_submit(stream_set *s, int number, const stream_item *item) {
     stream *t = &s->stream[number];
     pthread_mutex_lock(&s->lock);
-    while (t->n == STREAM_DEPTH) pthread_cond_wait(&s->room, &s->lock);
-    t->ring[(t->head + t->n++) % STREAM_DEPTH] = *item;
+    bool full = t->n == TM_DEVICE_DEPTH;
+    if (!full) t->ring[(t->head + t->n++) % TM_DEVICE_DEPTH] = *item;
     pthread_cond_broadcast(&s->work);
     pthread_mutex_unlock(&s->lock);
+    return full ? tm_fail(TM_EBUG, "more than %d under way on a device's stream", TM_DEVICE_DEPTH) : TM_OK;
 }
 
 bool streams_query(stream_set *s, const tm_event *e) {
@@ -125,7 +124,7 @@ bool streams_query(stream_set *s, const tm_event *e) {
 
 void streams_wait(stream_set *s, const tm_event *e) {
     pthread_mutex_lock(&s->lock);
-    while (!e->complete) pthread_cond_wait(&s->room, &s->lock);
+    while (!e->complete) pthread_cond_wait(&s->done, &s->lock);
     if (e->status != TM_OK) tm_error_set(&s->error);
     pthread_mutex_unlock(&s->lock);
 }

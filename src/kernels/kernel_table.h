@@ -17,8 +17,18 @@
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
 
-struct tm_optim_step;
-struct tm_optim_span;
+/* AdamW's operands, in a device's memory, and a step's constants: those of optimizer.h, which this folder does not
+ * know. Weights are `weight` (fp32) or its halves. */
+typedef struct tm_adamw_args {
+    float *weight;
+    uint16_t *hi, *lo;
+    const void *grad;
+    float *exp_avg, *exp_avg_sq;
+    uint64_t n;
+    tm_elem grad_type;
+    float grad_scale, decay, l2, one_minus_beta1, beta1, beta2, one_minus_beta2, bc2_sqrt, eps, neg_step_size;
+    bool use_l2, lerp_from_end;
+} tm_adamw_args;
 
 typedef struct tm_kernel_table {
     __typeof__(tm_gemm) *gemm;
@@ -44,9 +54,9 @@ typedef struct tm_kernel_table {
     void (*head_begin)(uint64_t rows, tm_head_state *state);
     /* As tm_grad_finish_f32 and _bf16 of optim: bits and order of the partial sums too. NULL in the host's table. */
     void (*grad_finish)(tm_elem t, const float *sum, void *grad, uint64_t n, double *partial);
-    /* As tm_optim_run, of the optimizers that the device's traits name: the same bits. *nonfinite, in host memory, has
-     * been added to when the operation is complete. NULL in the host's table. */
-    void (*update)(const struct tm_optim_step *step, const struct tm_optim_span *span, uint64_t *nonfinite);
+    /* As optim's adamw: the same bits. *nonfinite, in host memory, has been added to when the operation is complete.
+     * NULL in the host's table. */
+    void (*adamw)(const tm_adamw_args *a, uint64_t *nonfinite);
 } tm_kernel_table;
 
 /* What rows need beside their operands, and the grids of their sums: part of the plan and of the result's bits, so that

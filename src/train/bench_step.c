@@ -88,7 +88,6 @@ static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
         rc = TM_OK;
     }
     job->step.finite = true;
-    job->step.diverged = false;
     job->nonfinite = job->device_nonfinite = 0;
     return rc;
 }

@@ -94,9 +94,7 @@ static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
 }
 
 /* Update B has no way back: what was updated before is a step ahead of what is left. */
-static tm_status diverged(tm_job *job, const char *what) {
-    job->step.finite = false;
-    job->step.diverged = true;
+static tm_status diverged(const tm_job *job, const char *what) {
     return tm_fail(TM_EIO,
                    "step %lld: %s is not finite, which an update inside backward cannot skip: the run stopped at the "
                    "last commit; lower learning_rate, or choose memory.update U or F",
@@ -139,7 +137,6 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
     if (!op->arg[1]) return TM_OK;
     if (!isfinite(sum)) return diverged(job, "the loss");
     job->step.finite = true;
-    job->step.diverged = false;
     job->step.clip = 1;
     state_prepare_step(job);
     return TM_OK;
@@ -201,7 +198,7 @@ static void update_run(tm_job *job, const update_tile *t, uint64_t first, uint64
     state_span(job, t->part, t->m, t->v, first, t->n, &x);
     const tm_optim_step *step = &job->step.update[job->part[t->part].small][plain];
     if (t->on_device && job->kernels)
-        job->kernels->update(step, &x, nonfinite);
+        tm_optim_launch(job->kernels, step, &x, nonfinite);
     else
         *nonfinite += tm_optim_run(step, &x);
 }

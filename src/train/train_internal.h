@@ -85,8 +85,6 @@ typedef struct step_result {
     double learning_rate;
     int64_t number; /* of the step, from 1 */
     bool finite;
-    bool diverged; /* update B met a loss or gradient that is not finite: parts of the state are a step ahead, so that
-                      only the last commit counts; the run of the plan failed with TM_EIO */
     tm_optim_step update[2][2]; /* [the job's optimizer, that of small parts][decayed, not] */
 } step_result;
 

@@ -12,6 +12,7 @@
 enum { DEPTH = 1024, BLOCKS = 64, FAILED = 700 };
 
 const unsigned char cuda_image[1] = {0};
+const char cuda_toolkit[] = "0.0";
 
 /* ---- state ----------------------------------------------------------------------------------------------------- */
 
@@ -26,12 +27,14 @@ static struct {
     void *p;
     uint64_t bytes;
 } blocks[BLOCKS];
+static void *registered[BLOCKS];
 
 void fake_reset(const fake_options *o) {
     now = (fake_options){.memory_bytes = TM_GIB, .capability = 80};
     if (o) now = *o;
     if (!now.memory_bytes) now.memory_bytes = TM_GIB;
     if (!now.capability) now.capability = 80;
+    if (!now.devices) now.devices = 1;
     live = launches = calls = fail_n = fail_any_n = 0;
     broken = false;
 }
@@ -166,7 +169,7 @@ static CUresult error_text(CUresult e, const char **text) {
     return CUDA_SUCCESS;
 }
 static CUresult device_count(int *n) {
-    *n = 1;
+    *n = now.devices;
     return enter("device_count");
 }
 static CUresult device_get(CUdevice *device, int i) {
@@ -189,8 +192,8 @@ static CUresult device_memory(size_t *bytes, CUdevice device) {
     return enter("device_memory");
 }
 static CUresult device_attribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-    (void)device;
-    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? now.capability / 10 : now.capability % 10;
+    int capability = now.old_device && device == now.old_device ? 70 : now.capability;
+    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? capability / 10 : capability % 10;
     return CUDA_SUCCESS;
 }
 static CUresult context_flags(CUdevice device, unsigned flags) {
@@ -242,12 +245,23 @@ static CUresult memory_free(CUdeviceptr p) {
     return count("", -1);
 }
 static CUresult host_register(void *p, size_t bytes, unsigned flags) {
-    (void)p, (void)bytes, (void)flags;
-    return count("host_register", 1);
+    (void)bytes, (void)flags;
+    int i = 0;
+    for (int k = 0; k < BLOCKS; k++)
+        if (registered[k] == p) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    CUresult rc = count("host_register", 1);
+    if (rc != CUDA_SUCCESS) return rc;
+    while (registered[i]) i++;
+    registered[i] = p;
+    return CUDA_SUCCESS;
 }
 static CUresult host_unregister(void *p) {
-    (void)p;
-    return count("", -1);
+    for (int i = 0; i < BLOCKS; i++) {
+        if (registered[i] != p) continue;
+        registered[i] = NULL;
+        return count("", -1);
+    }
+    return FAILED;
 }
 static void *at(CUdeviceptr p) {
     return (void *)(uintptr_t)p;
@@ -277,6 +291,13 @@ static CUresult stream_destroy(CUstream s) {
     pthread_join(s->thread, NULL);
     free(s);
     return count("", -1);
+}
+static CUresult stream_wait(CUstream s) {
+    pthread_mutex_lock(&lock);
+    CUresult rc = hit("stream_wait");
+    while (s->n > 0) pthread_cond_wait(&change, &lock);
+    pthread_mutex_unlock(&lock);
+    return rc;
 }
 static CUresult event_create(CUevent *event, unsigned flags) {
     (void)flags;
@@ -343,7 +364,9 @@ static CUresult launch(CUfunction function, unsigned x, unsigned y, unsigned z, 
     __attribute__((alias(#name), visibility("default"))) CUresult symbol params;
 CUDA_DRIVER(EXPORT)
 __attribute__((constructor)) static void begin(void) {
-    fake_reset(NULL);
+    const char *devices = getenv("FAKE_CUDA_DEVICES");
+    int n = devices ? atoi(devices) : 1;
+    fake_reset(&(fake_options){.devices = n, .old_device = n > 1});
 }
 #endif
 

@@ -1,5 +1,6 @@
 /* A driver without a device: its memory is the host's, each stream is a thread that carries out what it was given in
- * order, kernels run in the emulation. Any call can be made to fail. One device of 1 GiB unless said otherwise. */
+ * order, kernels run in the emulation. Any call can be made to fail. One device of 1 GiB unless said otherwise; as a
+ * library FAKE_CUDA_DEVICES=3 makes it three, the second of them an old one. */
 #ifndef TIDEMILL_FAKE_DRIVER_H
 #define TIDEMILL_FAKE_DRIVER_H
 
@@ -10,6 +11,8 @@ const cuda_driver *fake_driver(void);
 typedef struct fake_options {
     uint64_t memory_bytes, used_bytes; /* used by others */
     int capability;                    /* 80 */
+    int devices;                       /* 1 */
+    int old_device;                    /* the number of one of capability 7.0; 0: none */
     uint32_t slow_us;                  /* every piece of work takes so long */
 } fake_options;
 void fake_reset(const fake_options *o);

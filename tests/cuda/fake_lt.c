@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { INVALID = 7, NOT_SUPPORTED = 15 };
+enum { INVALID = 7, NOT_SUPPORTED = 15, ROUNDS_OTHERWISE = 100 };
 
 struct tidemill_lt_matmul_desc {
     int32_t a_trans, b_trans;
@@ -20,10 +20,13 @@ struct tidemill_lt_preference {
 };
 
 static uint64_t algorithm = 1, last;
-static _Atomic unsigned live;
+static _Atomic unsigned live, fail;
 
 void fake_lt_algorithm(uint64_t number) {
     algorithm = number;
+}
+void fake_lt_fail(unsigned n) {
+    fail = n;
 }
 uint64_t fake_lt_last(void) {
     return last;
@@ -82,7 +85,7 @@ static void multiply(const void *payload) {
             for (uint64_t k = 0; k < depth; k++)
                 sum += op_element(&p->a_of, p->a, p->desc.a_trans, i, k) *
                        op_element(&p->b_of, p->b, p->desc.b_trans, k, j);
-            sum *= (double)p->alpha;
+            sum *= p->algo < ROUNDS_OTHERWISE ? (double)p->alpha : (double)p->alpha * (1 + 1e-6);
             if (p->beta != 0) sum += (double)p->beta * element(p->d_of.type, p->d, at);
             set_element(p->d_of.type, p->d, at, (float)sum);
         }
@@ -120,7 +123,7 @@ static cublasStatus_t destroy(cublasLtHandle_t lt) {
     return gone(lt);
 }
 static cublasStatus_t desc_create(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, cudaDataType scale) {
-    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return INVALID;
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F || (fail && --fail == 0)) return INVALID;
     *desc = made(sizeof **desc);
     return 0;
 }
@@ -137,6 +140,7 @@ static cublasStatus_t desc_set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttr
 }
 static cublasStatus_t layout_create(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows, uint64_t columns,
                                     int64_t ld) {
+    if (fail && --fail == 0) return INVALID;
     *layout = made(sizeof **layout);
     **layout = (struct tidemill_lt_layout){type, rows, columns, ld};
     return 0;
@@ -199,6 +203,10 @@ static cublasStatus_t matmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, con
 CUDA_LT(EXPORT)
 size_t cublasLtGetVersion(void);
 __attribute__((alias("version"), visibility("default"))) size_t cublasLtGetVersion(void);
+__attribute__((constructor)) static void begin(void) {
+    const char *number = getenv("FAKE_CUDA_ALGORITHM");
+    if (number) algorithm = (uint64_t)atoi(number);
+}
 #endif
 
 const cuda_lt *fake_lt(void) {

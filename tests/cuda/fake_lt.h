@@ -6,8 +6,11 @@
 #include "device/cuda/lt.h"
 
 const cuda_lt *fake_lt(void);
-/* The algorithm that heuristics give from now on (its first word); 0: none for any shape. */
+/* The algorithm that heuristics give from now on (its first word); 0: none for any shape; from 100 on they round
+ * otherwise. As a library: FAKE_CUDA_ALGORITHM. */
 void fake_lt_algorithm(uint64_t number);
+/* The n-th descriptor or layout from now on is not made; 0: all are. */
+void fake_lt_fail(unsigned n);
 /* Of the product carried out last. */
 uint64_t fake_lt_last(void);
 unsigned fake_lt_live(void); /* handles, descriptors, layouts, preferences */

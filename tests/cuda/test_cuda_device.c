@@ -163,6 +163,83 @@ static void test_failing_operation(void **state) {
     close_device();
 }
 
+/* Of an operation that fails half-way, what it did launch is over when its event says so: its frames are free then. The
+ * same of a copy that is refused after it was given to the driver. */
+static void test_failing_half_way(void **state) {
+    (void)state;
+    float x[PAGE / 4] = {0}, y[PAGE / 4] = {0};
+    job j = {.n = 4};
+    tm_event e = {0};
+    x[0] = 1;
+    fake_reset(&(fake_options){.slow_us = 30000});
+    must_open(4 * PAGE);
+    fake_fail("event_record", 1, 1);
+    assert_int_equal(copy(TM_DEVICE_IN, x, 0, PAGE, &e), TM_EIO);
+    assert_true(*(float *)arena_at(0) == 1); /* it is not under way any more */
+    tm_error_clear();
+    fake_fail("launch", 1, 1);
+    assert_int_equal(submit(add_op, &j, &e), TM_OK);
+    assert_int_equal(wait_for(&e), TM_EIO);
+    assert_true(*(float *)arena_at(PAGE) == 1); /* the row before the one that failed */
+    tm_error_clear();
+    fake_fail("event_record", 1, 1);
+    assert_int_equal(submit(add_op, &j, &e), TM_OK);
+    assert_int_equal(wait_for(&e), TM_EIO);
+    assert_true(*(float *)arena_at(0) == 2);
+    tm_error_clear();
+    assert_int_equal(copy(TM_DEVICE_OUT, y, 0, PAGE, &e), TM_OK); /* the device is well */
+    assert_int_equal(wait_for(&e), TM_OK);
+    assert_true(y[0] == 2);
+    close_device();
+}
+
+/* As many as device.h says are under way, and one more is refused: nobody waits inside a call. */
+static tm_status wait_for_word(void *ctx) {
+    while (!*(_Atomic bool *)ctx) usleep(100);
+    return TM_OK;
+}
+static void test_depth(void **state) {
+    (void)state;
+    static char host[PAGE];
+    static tm_event op[TM_DEVICE_DEPTH + 1], moved[TM_DEVICE_DEPTH + 1];
+    static _Atomic bool word;
+    memset(op, 0, sizeof op), memset(moved, 0, sizeof moved);
+    fake_reset(&(fake_options){.slow_us = 1000});
+    must_open(PAGE);
+    for (int i = 0; i < TM_DEVICE_DEPTH; i++) assert_int_equal(submit(wait_for_word, (void *)&word, &op[i]), TM_OK);
+    assert_int_equal(submit(wait_for_word, (void *)&word, &op[TM_DEVICE_DEPTH]), TM_EBUG);
+    tm_error_clear();
+    word = true;
+    assert_int_equal(wait_for(&op[TM_DEVICE_DEPTH - 1]), TM_OK);
+    assert_int_equal(submit(wait_for_word, (void *)&word, &op[TM_DEVICE_DEPTH]), TM_OK);
+    assert_int_equal(wait_for(&op[TM_DEVICE_DEPTH]), TM_OK);
+    int n = 0;
+    while (n <= TM_DEVICE_DEPTH && copy(TM_DEVICE_IN, host, 0, PAGE, &moved[n]) == TM_OK) n++;
+    assert_true(n >= TM_DEVICE_DEPTH - 2 && n <= TM_DEVICE_DEPTH);
+    tm_error_clear();
+    close_device(); /* waits */
+    assert_true(moved[n - 1].complete);
+}
+
+/* What somebody else registered stays registered. */
+static void test_registered_by_another(void **state) {
+    (void)state;
+    static char ours[PAGE], theirs[PAGE];
+    const cuda_driver *v = fake_driver();
+    fake_reset(NULL);
+    must_open(PAGE);
+    unsigned before = fake_live();
+    assert_int_equal(v->host_register(theirs, PAGE, 0), CUDA_SUCCESS);
+    assert_int_equal(cuda_pin(&device, theirs, PAGE), TM_OK);
+    assert_int_equal(cuda_pin(&device, ours, PAGE), TM_OK);
+    assert_int_equal(fake_live(), before + 2);
+    cuda_unpin(&device, theirs);
+    cuda_unpin(&device, ours);
+    assert_int_equal(fake_live(), before + 1);
+    assert_int_equal(v->host_unregister(theirs), CUDA_SUCCESS);
+    close_device();
+}
+
 /* AdamW through the table's row, and what it counts. */
 typedef struct update_job {
     tm_optim_step step;
@@ -173,10 +250,10 @@ static tm_status update_op(void *ctx) {
     tm_optim_span x = {
         .weight = arena_at(0), .grad = arena_at(PAGE), .state = {arena_at(2 * PAGE), arena_at(3 * PAGE)}};
     x.n = j->n / 2;
-    cuda_table.update(&j->step, &x, &j->bad);
+    tm_optim_launch(&cuda_table, &j->step, &x, &j->bad);
     x.weight += x.n, x.grad = (const float *)x.grad + x.n; /* two spans of one operation count together */
     x.state[0] = (float *)x.state[0] + x.n, x.state[1] = (float *)x.state[1] + x.n;
-    cuda_table.update(&j->step, &x, &j->bad);
+    tm_optim_launch(&cuda_table, &j->step, &x, &j->bad);
     return TM_OK;
 }
 
@@ -300,8 +377,18 @@ static void test_cap(void **state) {
     assert_int_equal(cuda_look(fake_driver(), 0, &info), TM_OK);
     assert_string_equal(info.about, "fake device, compute capability 8.0");
     assert_int_equal(info.free_bytes, TM_GIB / 2);
+    char text[128];
+    assert_int_equal(cuda_describe(fake_driver(), fake_lt(), "cuda:0", text, sizeof text), TM_OK);
+    assert_string_equal(text, "fake device, compute capability 8.0, kernels of CUDA 0.0, cuBLASLt 130000");
+    info.name[0] = 0;
     assert_int_equal(cuda_look(fake_driver(), 1, &info), TM_EINPUT);
+    assert_string_equal(info.name, "");
     tm_error_clear();
+    fake_reset(&(fake_options){.devices = 3, .old_device = 1});
+    assert_int_equal(cuda_look(fake_driver(), 1, &info), TM_EUNSUPPORTED);
+    assert_string_equal(info.name, "cuda:1"); /* it is there, and the next one is well */
+    tm_error_clear();
+    assert_int_equal(cuda_look(fake_driver(), 2, &info), TM_OK);
     fake_reset(&(fake_options){.capability = 70});
     expect_error("cuda:0", PAGE, TM_EUNSUPPORTED, "at least 7.5");
 }
@@ -404,6 +491,75 @@ static void test_recorded_algorithms(void **state) {
     with_library = false;
 }
 
+/* A product of that many columns, all others alike: a shape of its own. */
+static tm_status narrow_product(uint64_t n) {
+    product_job j = {.g = {.m = 1, .n = n, .k = 1, .alpha = 1, .lda = 1, .ldb = n, .ldc = n}};
+    tm_event e = {0};
+    j.g.a = arena_at(0), j.g.b = arena_at(PAGE), j.g.c = arena_at(2 * PAGE);
+    assert_int_equal(submit(product_op, &j, &e), TM_OK);
+    return wait_for(&e);
+}
+
+/* A product that could not be described leaves nothing half-made behind. */
+static void test_half_made(void **state) {
+    (void)state;
+    fake_reset(NULL);
+    with_library = true;
+    fake_lt_algorithm(4);
+    for (unsigned fails = 1; fails <= 4; fails++) {
+        must_open(3 * PAGE);
+        fake_lt_fail(fails);
+        assert_int_equal(narrow_product(5), TM_EIO);
+        tm_error_clear();
+        fake_lt_fail(0);
+        assert_int_equal(narrow_product(5), TM_OK);
+        assert_int_equal(fake_launches(), 0); /* by the library */
+        close_device();
+        assert_int_equal(fake_lt_live(), 0);
+    }
+    with_library = false;
+}
+
+/* Rows of uneven length make more shapes than are kept: each is the library's all the same, whatever came before. */
+static void test_many_shapes(void **state) {
+    (void)state;
+    static char record[CUDA_LT_PLANS * CUDA_LT_LINE];
+    char *line = record;
+    uint32_t lines;
+    fake_reset(NULL);
+    with_library = true;
+    fake_lt_algorithm(4);
+    must_open(3 * PAGE);
+    for (uint64_t n = 1; n <= CUDA_LT_PLANS + 20; n++) assert_int_equal(narrow_product(n), TM_OK);
+    assert_int_equal(narrow_product(1), TM_OK); /* given up meanwhile */
+    assert_int_equal(fake_launches(), 0);
+    assert_int_equal(cuda_choices(&device, record, sizeof record), TM_OK);
+    for (lines = 0; *line; lines++) line = strchr(line, '\n') + 1;
+    assert_int_equal(lines, CUDA_LT_PLANS);
+    close_device();
+    fake_lt_algorithm(0); /* nothing for any shape: that is a choice, too */
+    must_open(3 * PAGE);
+    assert_int_equal(narrow_product(3), TM_OK);
+    assert_int_equal(fake_launches(), 1);
+    assert_int_equal(cuda_choices(&device, record, sizeof record), TM_OK);
+    close_device();
+    fake_reset(NULL);
+    fake_lt_algorithm(4);
+    must_open(3 * PAGE);
+    assert_int_equal(cuda_take_choices(&device, record), TM_OK);
+    assert_int_equal(narrow_product(3), TM_OK);
+    assert_int_equal(fake_launches(), 1);
+    close_device();
+    with_library = false;
+    must_open(PAGE);
+    assert_int_equal(cuda_take_choices(&device, ""), TM_OK);
+    assert_int_equal(cuda_take_choices(&device, record), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "no cuBLASLt"));
+    tm_error_clear();
+    close_device();
+    assert_int_equal(fake_lt_live(), 0);
+}
+
 /* On this machine: a driver, or why there is none. */
 static void test_real_driver(void **state) {
     (void)state;
@@ -420,6 +576,9 @@ int main(void) {
                                        cmocka_unit_test(test_callbacks),
                                        cmocka_unit_test(test_operations),
                                        cmocka_unit_test(test_failing_operation),
+                                       cmocka_unit_test(test_failing_half_way),
+                                       cmocka_unit_test(test_depth),
+                                       cmocka_unit_test(test_registered_by_another),
                                        cmocka_unit_test(test_update),
                                        cmocka_unit_test(test_broken_device),
                                        cmocka_unit_test(test_refusals),
@@ -427,6 +586,8 @@ int main(void) {
                                        cmocka_unit_test(test_cap),
                                        cmocka_unit_test(test_products),
                                        cmocka_unit_test(test_recorded_algorithms),
+                                       cmocka_unit_test(test_half_made),
+                                       cmocka_unit_test(test_many_shapes),
                                        cmocka_unit_test(test_real_driver)};
     (void)setenv("TIDEMILL_ISA", "ref", 1);
     if (tm_kernels_init(1) != TM_OK) return 1;

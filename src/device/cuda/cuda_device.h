@@ -12,7 +12,7 @@
 
 #include <pthread.h>
 
-enum { LANES = STREAMS, LANE_DEPTH = 256, ROPE_TABLES = 4 };
+enum { LANES = STREAMS, ROPE_TABLES = 4, PINNED = 16 };
 
 /* Something that a stream was given: complete when `after` is. */
 typedef struct flight {
@@ -26,8 +26,8 @@ typedef struct flight {
 typedef struct lane {
     struct cuda_device *c;
     CUstream stream;
-    CUevent events[LANE_DEPTH];
-    flight ring[LANE_DEPTH];
+    CUevent events[TM_DEVICE_DEPTH];
+    flight ring[TM_DEVICE_DEPTH];
     uint32_t head, n;
     uint64_t items, bytes, ns, last_end_ns;
     pthread_t thread;
@@ -56,7 +56,8 @@ typedef struct cuda_device {
     CUfunction function[CUDA_KERNEL_COUNT];
     CUdeviceptr arena, side; /* 0: none */
     uint64_t side_used;
-    unsigned long long *counted; /* LANE_DEPTH numbers of host memory, registered */
+    unsigned long long *counted; /* TM_DEVICE_DEPTH numbers of host memory, registered */
+    void *pinned[PINNED];        /* what was registered here, and is not another's; NULL: free */
     cuda_products *products;
     rope_copy rope[ROPE_TABLES];
     uint32_t n_rope;
@@ -66,9 +67,9 @@ typedef struct cuda_device {
 
     pthread_mutex_t lock;
     pthread_cond_t work, done; /* something to do; something is complete */
-    bool quit, locks;
+    bool quit;
     lane lane[LANES];
-    pending_op ops[LANE_DEPTH];
+    pending_op ops[TM_DEVICE_DEPTH];
     uint32_t op_head, n_ops;
     bool launching;
     pthread_t launcher;
@@ -81,12 +82,16 @@ typedef struct cuda_device {
 tm_status cuda_open(tm_device *d, const tm_device_opts *opts, const cuda_driver *v, const cuda_lt *lt);
 void cuda_close(tm_device *d);
 tm_status cuda_look(const cuda_driver *v, unsigned i, tm_device_info *out);
+tm_status cuda_describe(const cuda_driver *v, const cuda_lt *lt, const char *name, char *out, size_t cap);
+tm_status cuda_choices(tm_device *d, char *out, size_t cap);
+tm_status cuda_take_choices(tm_device *d, const char *choices);
 tm_status cuda_pin(tm_device *d, void *host, uint64_t bytes);
 void cuda_unpin(tm_device *d, void *host);
 /* Memory beside the arena, for as long as the device is open; CUDA_SIDE_MIB in all. */
 tm_status cuda_side(cuda_device *c, uint64_t bytes, CUdeviceptr *out);
 
 /* lanes.c */
+void cuda_lanes_idle(cuda_device *c);       /* under the lock: until no operation is being launched, or is to be */
 tm_status cuda_lanes_open(cuda_device *c);  /* streams and events */
 tm_status cuda_lanes_start(cuda_device *c); /* their threads */
 void cuda_lanes_close(cuda_device *c);      /* after what is under way */
@@ -100,7 +105,8 @@ void cuda_stats(tm_device *d, tm_device_stats *out);
 void cuda_queue_init(cuda_device *c);
 extern const tm_kernel_table cuda_table; /* table.c */
 
-/* All kernels, a fat binary (image.c). */
+/* All kernels, a fat binary, and the toolkit that made it (image.c). */
 extern const unsigned char cuda_image[];
+extern const char cuda_toolkit[];
 
 #endif

@@ -47,8 +47,10 @@ tm_status cuda_driver_load(const cuda_driver **out) {
     if (!loaded) {
         void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
         if (!library)
-            return tm_fail(TM_EUNSUPPORTED,
-                           "cuda: no NVIDIA driver on this machine (libcuda.so.1 is not found); use \"cpu\"");
+            return tm_fail(
+                TM_EUNSUPPORTED,
+                "cuda: no NVIDIA driver on this machine (libcuda.so.1 is not found); install it (tidemill doctor "
+                "says what is missing), or use \"cpu\"");
         TM_TRY(resolve(library, &table));
         TM_TRY(begin(&table));
         loaded = true;

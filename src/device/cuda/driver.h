@@ -63,6 +63,7 @@ enum { CUDA_DRIVER_NUMBERS(CUDA_NUMBER) };
     F(memory_set, cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream))               \
     F(stream_create, cuStreamCreate, (CUstream * stream, unsigned flags))                                              \
     F(stream_destroy, cuStreamDestroy_v2, (CUstream stream))                                                           \
+    F(stream_wait, cuStreamSynchronize, (CUstream stream))                                                             \
     F(event_create, cuEventCreate, (CUevent * event, unsigned flags))                                                  \
     F(event_destroy, cuEventDestroy_v2, (CUevent event))                                                               \
     F(event_record, cuEventRecord, (CUevent event, CUstream stream))                                                   \

@@ -16,6 +16,11 @@ static tm_status open(tm_device *d, const tm_device_opts *opts) {
     return cuda_open(d, opts, driver, lt);
 }
 
+static tm_status describe(const char *name, char *out, size_t cap) {
+    const char *why = NULL;
+    return cuda_describe(driver, cuda_lt_load(&why), name, out, cap);
+}
+
 static tm_status look(unsigned i, tm_device_info *out) {
     return cuda_look(driver, i, out);
 }
@@ -29,7 +34,10 @@ static const device_ops ops = {.open = open,
                                .pin = cuda_pin,
                                .unpin = cuda_unpin,
                                .stats = cuda_stats,
-                               .look = look};
+                               .look = look,
+                               .describe = describe,
+                               .choices = cuda_choices,
+                               .take_choices = cuda_take_choices};
 
 __attribute__((visibility("default"))) const device_module tm_device_module = {
     .version = DEVICE_MODULE_VERSION, .bytes = DEVICE_MODULE_BYTES, .ops = &ops, .start = start};

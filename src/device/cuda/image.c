@@ -1,5 +1,7 @@
-/* The kernels' fat binary as bytes of this module; CUDA_IMAGE_FILE is what nvcc made. */
+/* The kernels' fat binary as bytes of this module; CUDA_IMAGE_FILE is what nvcc made, CUDA_TOOLKIT its version. */
 #include "device/cuda/cuda_device.h"
+
+const char cuda_toolkit[] = CUDA_TOOLKIT;
 
 __asm__(".section .rodata\n"
         ".balign 16\n"

@@ -52,7 +52,7 @@ static void *lane_main(void *arg) {
         pthread_mutex_unlock(&c->lock);
         tm_status rc = cuda_check(c->v, c->v->event_wait(f.after), "waiting for the device");
         pthread_mutex_lock(&c->lock);
-        l->head = (l->head + 1) % LANE_DEPTH;
+        l->head = (l->head + 1) % TM_DEVICE_DEPTH;
         l->n--;
         finish(l, &f, rc);
         complete(c, f.event);
@@ -64,8 +64,7 @@ static void *lane_main(void *arg) {
 /* Under the lock. What was given to the lane's stream until now completes `f`. */
 static tm_status take_off(lane *l, const flight *f) {
     cuda_device *c = l->c;
-    uint32_t at = (l->head + l->n) % LANE_DEPTH;
-    if (l->n == LANE_DEPTH) return tm_fail(TM_EBUG, "cuda: more than %d under way on a stream", LANE_DEPTH);
+    uint32_t at = (l->head + l->n) % TM_DEVICE_DEPTH;
     TM_TRY(cuda_check(c->v, c->v->event_record(l->events[at], l->stream), "recording an event"));
     l->ring[at] = *f;
     l->ring[at].after = l->events[at];
@@ -77,16 +76,22 @@ static tm_status take_off(lane *l, const flight *f) {
 
 /* ---- copies ---------------------------------------------------------------------------------------------------- */
 
+static tm_status too_many(void) {
+    return tm_fail(TM_EBUG, "cuda: more than %d under way on a stream", TM_DEVICE_DEPTH);
+}
+
 /* Under the lock, so that the order of the stream is that of the completions. */
 static tm_status start_copy(cuda_device *c, const tm_device_transfer *t, tm_event *e) {
     lane *l = &c->lane[t->way];
     CUdeviceptr at = c->arena + t->offset;
-    if (l->n == LANE_DEPTH) return tm_fail(TM_EBUG, "cuda: more than %d copies under way", LANE_DEPTH);
+    if (l->n == TM_DEVICE_DEPTH) return too_many();
     TM_TRY(cuda_check(c->v, c->v->context_use(c->context), "entering the context"));
     CUresult rc = t->way == TM_DEVICE_IN ? c->v->copy_in(at, t->host, t->bytes, l->stream)
                                          : c->v->copy_out(t->host, at, t->bytes, l->stream);
     TM_TRY(cuda_check(c->v, rc, t->way == TM_DEVICE_IN ? "copying to the device" : "copying from the device"));
-    return take_off(l, &(flight){.event = e, .bytes = t->bytes});
+    tm_status taken = take_off(l, &(flight){.event = e, .bytes = t->bytes});
+    if (taken != TM_OK) (void)c->v->stream_wait(l->stream); /* nobody else would wait for it */
+    return taken;
 }
 
 tm_status cuda_submit_copy(tm_device *d, const tm_device_transfer *t, tm_event *e) {
@@ -103,20 +108,13 @@ tm_status cuda_submit_op(tm_device *d, const tm_device_op *op, tm_event *e) {
     cuda_device *c = own(d);
     tm_status rc = TM_OK;
     pthread_mutex_lock(&c->lock);
-    if (c->n_ops == LANE_DEPTH)
-        rc = tm_fail(TM_EBUG, "cuda: more than %d operations submitted", LANE_DEPTH);
+    if (c->n_ops + c->launching + c->lane[STREAM_OPS].n >= TM_DEVICE_DEPTH)
+        rc = too_many();
     else
-        c->ops[(c->op_head + c->n_ops++) % LANE_DEPTH] = (pending_op){*op, e};
+        c->ops[(c->op_head + c->n_ops++) % TM_DEVICE_DEPTH] = (pending_op){*op, e};
     pthread_cond_broadcast(&c->work);
     pthread_mutex_unlock(&c->lock);
     return rc;
-}
-
-/* Room for one more, and its number in the ring: the slot of what it counts. */
-static uint32_t wait_for_room(cuda_device *c) {
-    lane *l = &c->lane[STREAM_OPS];
-    while (l->n == LANE_DEPTH) pthread_cond_wait(&c->done, &c->lock);
-    return (l->head + l->n) % LANE_DEPTH;
 }
 
 static tm_status launch_op(cuda_device *c, const tm_device_op *op, uint32_t slot, flight *f) {
@@ -132,10 +130,14 @@ static tm_status launch_op(cuda_device *c, const tm_device_op *op, uint32_t slot
                       "reading a counter");
 }
 
-/* One that failed to launch completes here, where its error is known, after those before it. */
+/* One that failed to launch completes here, where its error is known, after those before it and after what it did
+ * launch: its frames are its until then. */
 static void fail_op(cuda_device *c, tm_event *e, tm_status rc) {
     lane *l = &c->lane[STREAM_OPS];
     while (l->n > 0) pthread_cond_wait(&c->done, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+    (void)c->v->stream_wait(l->stream); /* a failed context fails this too, and nothing runs then */
+    pthread_mutex_lock(&c->lock);
     e->status = rc;
     e->start_ns = e->end_ns = tm_now_ns();
     complete(c, e);
@@ -143,12 +145,13 @@ static void fail_op(cuda_device *c, tm_event *e, tm_status rc) {
 
 static void run_op(cuda_device *c, const pending_op *p) {
     flight f = {.event = p->event};
-    uint32_t slot = wait_for_room(c);
+    lane *l = &c->lane[STREAM_OPS];
+    uint32_t slot = (l->head + l->n) % TM_DEVICE_DEPTH; /* of what it counts: free, since cuda_submit_op left room */
     c->launching = true;
     pthread_mutex_unlock(&c->lock);
     tm_status rc = launch_op(c, &p->op, slot, &f);
     pthread_mutex_lock(&c->lock);
-    if (rc == TM_OK) rc = take_off(&c->lane[STREAM_OPS], &f);
+    if (rc == TM_OK) rc = take_off(l, &f);
     c->operations++;
     if (rc != TM_OK) fail_op(c, p->event, rc);
     c->launching = false;
@@ -164,7 +167,7 @@ static void *launcher_main(void *arg) {
         while (c->n_ops == 0 && !c->quit) pthread_cond_wait(&c->work, &c->lock);
         if (c->n_ops == 0) break;
         pending_op p = c->ops[c->op_head];
-        c->op_head = (c->op_head + 1) % LANE_DEPTH;
+        c->op_head = (c->op_head + 1) % TM_DEVICE_DEPTH;
         c->n_ops--;
         run_op(c, &p);
     }
@@ -208,7 +211,7 @@ void cuda_stats(tm_device *d, tm_device_stats *out) {
 static tm_status open_lane(cuda_device *c, lane *l) {
     l->c = c;
     TM_TRY(cuda_check(c->v, c->v->stream_create(&l->stream, CU_STREAM_NON_BLOCKING), "making a stream"));
-    for (int i = 0; i < LANE_DEPTH; i++)
+    for (int i = 0; i < TM_DEVICE_DEPTH; i++)
         TM_TRY(cuda_check(c->v, c->v->event_create(&l->events[i], CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING),
                           "making an event"));
     return TM_OK;
@@ -220,10 +223,6 @@ static tm_status start(pthread_t *thread, bool *started, void *(*main)(void *), 
 }
 
 tm_status cuda_lanes_open(cuda_device *c) {
-    pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->work, NULL);
-    pthread_cond_init(&c->done, NULL);
-    c->locks = true;
     for (int i = 0; i < LANES; i++) TM_TRY(open_lane(c, &c->lane[i]));
     return TM_OK;
 }
@@ -235,21 +234,21 @@ tm_status cuda_lanes_start(cuda_device *c) {
 
 static void close_lane(cuda_device *c, lane *l) {
     if (l->started) pthread_join(l->thread, NULL);
-    for (int i = 0; i < LANE_DEPTH; i++)
+    for (int i = 0; i < TM_DEVICE_DEPTH; i++)
         if (l->events[i]) (void)c->v->event_destroy(l->events[i]);
     if (l->stream) (void)c->v->stream_destroy(l->stream);
 }
 
-void cuda_lanes_close(cuda_device *c) {
-    if (!c->locks) return;
-    pthread_mutex_lock(&c->lock);
+void cuda_lanes_idle(cuda_device *c) {
     while (c->n_ops > 0 || c->launching) pthread_cond_wait(&c->done, &c->lock);
+}
+
+void cuda_lanes_close(cuda_device *c) {
+    pthread_mutex_lock(&c->lock);
+    cuda_lanes_idle(c);
     c->quit = true;
     pthread_cond_broadcast(&c->work);
     pthread_mutex_unlock(&c->lock);
     if (c->launcher_started) pthread_join(c->launcher, NULL);
     for (int i = 0; i < LANES; i++) close_lane(c, &c->lane[i]);
-    pthread_mutex_destroy(&c->lock);
-    pthread_cond_destroy(&c->work);
-    pthread_cond_destroy(&c->done);
 }

@@ -2,14 +2,13 @@
  * operand is our B, its second our A, and what is not transposed here is not there either.
  *
  * An algorithm is chosen once a shape, by the library's heuristics under fixed conditions (one order of summation: no
- * sums in place, none in the output's type; alignment and workspace fixed), and kept. */
+ * sums in place, none in the output's type; alignment and workspace fixed), and kept: of the latest shapes, since
+ * rows of uneven length make many. What is chosen does not depend on what came before. */
 #include "device/cuda/lt.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
-
-enum { PLANS = 256 };
 
 typedef struct shape { /* what an algorithm is chosen for; no padding, compared by bytes */
     uint64_t m, n, k, lda, ldb, ldc;
@@ -29,8 +28,8 @@ struct cuda_products {
     cublasLtHandle_t handle;
     void *workspace;
     CUstream stream;
-    plan plan[PLANS];
-    uint32_t n;
+    plan plan[CUDA_LT_PLANS]; /* one that could not be made is empty */
+    uint32_t n, oldest;
 };
 
 const cuda_lt *cuda_lt_load(const char **why) {
@@ -76,11 +75,12 @@ tm_status cuda_products_open(cuda_products **out, const cuda_lt *lt, void *works
     return rc;
 }
 
-static void drop(const cuda_lt *lt, plan *p) {
+static void drop(const cuda_lt *lt, plan *p) { /* leaves it empty */
     if (p->desc) (void)lt->desc_destroy(p->desc);
     if (p->a) (void)lt->layout_destroy(p->a);
     if (p->b) (void)lt->layout_destroy(p->b);
     if (p->c) (void)lt->layout_destroy(p->c);
+    *p = (plan){.ready = false};
 }
 
 void cuda_products_close(cuda_products *p) {
@@ -173,12 +173,21 @@ static void choose(cuda_products *p, plan *to) {
     (void)p->lt->preference_destroy(pref);
 }
 
+static plan *room(cuda_products *p) {
+    if (p->n < CUDA_LT_PLANS) return &p->plan[p->n++];
+    plan *old = &p->plan[p->oldest];
+    p->oldest = (p->oldest + 1) % CUDA_LT_PLANS;
+    drop(p->lt, old); /* products under way do not need it any more */
+    return old;
+}
+
 static tm_status add(cuda_products *p, const shape *s, plan **out) {
-    if (p->n == PLANS) return TM_EUNSUPPORTED; /* our own kernel takes what is more: in every run the same */
-    plan *to = &p->plan[p->n++];
+    plan *to = room(p);
     to->of = *s;
     *out = to;
-    return failed(describe(p->lt, to), "describing a product");
+    tm_status rc = failed(describe(p->lt, to), "describing a product");
+    if (rc != TM_OK) drop(p->lt, to);
+    return rc;
 }
 
 static tm_status plan_of(cuda_products *p, const shape *s, plan **out) {
@@ -214,7 +223,7 @@ uint32_t cuda_products_record(const cuda_products *p, char *out, size_t cap) {
     for (uint32_t i = 0; i < p->n; i++) {
         const shape *s = &p->plan[i].of;
         const uint64_t *a = p->plan[i].algo.data;
-        if (!p->plan[i].ready || p->plan[i].none) continue;
+        if (!p->plan[i].ready) continue;
         int k = snprintf(out + at, cap - at, SHAPE_FORMAT " %016llx%016llx%016llx%016llx%016llx%016llx%016llx%016llx\n",
                          (u64)s->m, (u64)s->n, (u64)s->k, (u64)s->lda, (u64)s->ldb, (u64)s->ldc, s->a_type, s->c_type,
                          s->a_trans, s->b_trans, s->alignment, (u64)a[0], (u64)a[1], (u64)a[2], (u64)a[3], (u64)a[4],
@@ -237,20 +246,28 @@ static bool parse(const char *line, shape *s, cublasLtMatmulAlgo_t *algo, int *u
     return s->a_type <= 2 && s->c_type <= 2 && s->a_trans <= 1 && s->b_trans <= 1;
 }
 
+static bool is_none(const cublasLtMatmulAlgo_t *algo) {
+    uint64_t any = 0;
+    for (int i = 0; i < 8; i++) any |= algo->data[i];
+    return any == 0;
+}
+
 /* A choice that this library does not take (another version's, say) is an error: another would change bits. */
 static tm_status take(cuda_products *p, const shape *s, const cublasLtMatmulAlgo_t *algo) {
     plan *of;
     cublasLtMatmulHeuristicResult_t result = {.state = 0};
     if (find(p, s)) return tm_fail(TM_EINPUT, "cuda: a list of algorithms names one product twice");
-    tm_status rc = add(p, s, &of);
-    if (rc == TM_EUNSUPPORTED) return tm_fail(TM_EINPUT, "cuda: a list of more than %d algorithms", PLANS);
-    TM_TRY(rc);
-    if (p->lt->check(p->handle, of->desc, of->b, of->a, of->c, of->c, algo, &result) != 0 || result.state != 0 ||
-        result.workspaceSize > CUDA_LT_WORKSPACE)
+    if (p->n == CUDA_LT_PLANS) return tm_fail(TM_EINPUT, "cuda: a list of more than %d algorithms", CUDA_LT_PLANS);
+    TM_TRY(add(p, s, &of));
+    of->none = is_none(algo);
+    if (!of->none && (p->lt->check(p->handle, of->desc, of->b, of->a, of->c, of->c, algo, &result) != 0 ||
+                      result.state != 0 || result.workspaceSize > CUDA_LT_WORKSPACE)) {
+        drop(p->lt, of);
         return tm_fail(TM_EINPUT,
                        "cuda: cuBLASLt does not take the algorithm recorded for %llu x %llu x %llu; it was "
                        "recorded with another version or device",
                        (unsigned long long)s->m, (unsigned long long)s->n, (unsigned long long)s->k);
+    }
     of->algo = *algo;
     of->ready = true;
     return TM_OK;

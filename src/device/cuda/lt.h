@@ -88,15 +88,15 @@ const cuda_lt *cuda_lt_load(const char **why);
 
 /* Products of one device by the library. */
 typedef struct cuda_products cuda_products;
-enum { CUDA_LT_WORKSPACE = 32 << 20 };
+enum { CUDA_LT_WORKSPACE = 32 << 20, CUDA_LT_PLANS = 256, CUDA_LT_LINE = 320 /* characters of a record's line */ };
 /* `workspace`: CUDA_LT_WORKSPACE bytes of the device's memory. */
 TM_MUST_USE tm_status cuda_products_open(cuda_products **out, const cuda_lt *lt, void *workspace, CUstream stream);
 void cuda_products_close(cuda_products *p); /* NULL is fine */
 /* TM_EUNSUPPORTED, nothing recorded: operands of two types, or a shape that the library has no algorithm for. */
 TM_MUST_USE tm_status cuda_products_run(cuda_products *p, const tm_gemm_args *g);
 /* Algorithms are chosen at a shape's first use, or taken from a list made earlier: lines "m n k types transposes lds
- * alignment algorithm", which is what `record` writes. Both return how many lines; take: TM_EINPUT at a line that is
- * not such. */
+ * alignment algorithm" (all zero: our own kernel), which is what `record` writes. Both return how many lines; take:
+ * TM_EINPUT at a line that is not such. Not beside products. */
 TM_MUST_USE tm_status cuda_products_take(cuda_products *p, const char *list, uint32_t *lines);
 uint32_t cuda_products_record(const cuda_products *p, char *out, size_t cap);
 

@@ -33,7 +33,7 @@ static int capability(const cuda_driver *v, CUdevice device) {
     return major * 10 + minor;
 }
 
-static tm_status describe(const cuda_driver *v, CUdevice device, tm_device_info *out) {
+static tm_status about(const cuda_driver *v, CUdevice device, tm_device_info *out) {
     int cc = capability(v, device);
     char name[64] = "?";
     size_t bytes = 0;
@@ -50,11 +50,12 @@ tm_status cuda_look(const cuda_driver *v, unsigned i, tm_device_info *out) {
     CUcontext context;
     size_t free_bytes = 0, all = 0;
     int n;
-    *out = (tm_device_info){.memory_bytes = 0};
-    snprintf(out->name, sizeof out->name, "cuda:%u", i);
-    TM_TRY(number_of(v, out->name, &n));
+    char name[sizeof out->name];
+    snprintf(name, sizeof name, "cuda:%u", i);
+    TM_TRY(number_of(v, name, &n));
+    memcpy(out->name, name, sizeof name);
     TM_TRY(cuda_check(v, v->device_get(&device, n), "looking for a device"));
-    TM_TRY(describe(v, device, out));
+    TM_TRY(about(v, device, out));
     TM_TRY(cuda_check(v, v->context_retain(&context, device), "making a context"));
     CUresult rc = v->context_use(context);
     if (rc == CUDA_SUCCESS) rc = v->memory_info(&free_bytes, &all);
@@ -64,13 +65,28 @@ tm_status cuda_look(const cuda_driver *v, unsigned i, tm_device_info *out) {
     return cuda_check(v, rc, "asking for free memory");
 }
 
+/* What bits depend on: our kernels are their source's, made by that toolkit, but for logarithms and tensor cores;
+ * products are the library's, which chooses by its version and the device. */
+tm_status cuda_describe(const cuda_driver *v, const cuda_lt *lt, const char *name, char *out, size_t cap) {
+    tm_device_info info = {.memory_bytes = 0};
+    char products[48] = "own products";
+    CUdevice device;
+    int n;
+    TM_TRY(number_of(v, name, &n));
+    TM_TRY(cuda_check(v, v->device_get(&device, n), "looking for a device"));
+    TM_TRY(about(v, device, &info));
+    if (lt) snprintf(products, sizeof products, "cuBLASLt %zu", lt->version());
+    snprintf(out, cap, "%s, kernels of CUDA %s, %s", info.about, cuda_toolkit, products);
+    return TM_OK;
+}
+
 static tm_status enter(cuda_device *c, const char *name) {
     tm_device_info info = {.memory_bytes = 0};
     CUcontext context;
     int n;
     TM_TRY(number_of(c->v, name, &n));
     TM_TRY(cuda_check(c->v, c->v->device_get(&c->device, n), "looking for a device"));
-    TM_TRY(describe(c->v, c->device, &info));
+    TM_TRY(about(c->v, c->device, &info));
     c->tensor_cores = capability(c->v, c->device) >= TENSOR_CAPABILITY;
     (void)c->v->device_bus(c->bus, sizeof c->bus, c->device);
     (void)c->v->context_flags(c->device, CU_CTX_SCHED_BLOCKING_SYNC); /* in use already: as it is */
@@ -128,9 +144,9 @@ static tm_status open_arena(cuda_device *c, const tm_device_opts *opts) {
 /* Numbers that the device leaves for completions: written by copies that nobody waits for, so registered. */
 static tm_status open_counters(cuda_device *c) {
     TM_TRY(cuda_side(c, sizeof *c->counted, &c->counter));
-    unsigned long long *counted = tm_calloc(LANE_DEPTH, sizeof *counted);
-    if (!counted) return tm_nomem(LANE_DEPTH * sizeof *counted);
-    tm_status rc = cuda_pin(c->d, counted, LANE_DEPTH * sizeof *counted);
+    unsigned long long *counted = tm_calloc(TM_DEVICE_DEPTH, sizeof *counted);
+    if (!counted) return tm_nomem(TM_DEVICE_DEPTH * sizeof *counted);
+    tm_status rc = cuda_pin(c->d, counted, TM_DEVICE_DEPTH * sizeof *counted);
     if (rc == TM_OK)
         c->counted = counted;
     else
@@ -138,18 +154,36 @@ static tm_status open_counters(cuda_device *c) {
     return rc;
 }
 
+/* Under the lock. Its entry (NULL: a free one), NULL: there is none. */
+static void **pinned(cuda_device *c, const void *host) {
+    for (int i = 0; i < PINNED; i++)
+        if (c->pinned[i] == host) return &c->pinned[i];
+    return NULL;
+}
+
 tm_status cuda_pin(tm_device *d, void *host, uint64_t bytes) {
     cuda_device *c = d->own;
     TM_TRY(cuda_check(c->v, c->v->context_use(c->context), "entering the context"));
-    CUresult rc = c->v->host_register(host, bytes, CU_MEMHOSTREGISTER_PORTABLE);
-    if (rc == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) return TM_OK;
+    pthread_mutex_lock(&c->lock);
+    void **entry = pinned(c, NULL);
+    CUresult rc = entry ? c->v->host_register(host, bytes, CU_MEMHOSTREGISTER_PORTABLE) : CUDA_SUCCESS;
+    if (entry && rc == CUDA_SUCCESS) *entry = host;
+    pthread_mutex_unlock(&c->lock);
+    if (!entry) return tm_fail(TM_EBUG, "cuda: more than %d stretches of host memory", PINNED);
+    if (rc == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) return TM_OK; /* another's, who gives it back */
     return cuda_check(c->v, rc, "registering host memory");
 }
 
 void cuda_unpin(tm_device *d, void *host) {
     cuda_device *c = d->own;
     (void)c->v->context_use(c->context);
-    (void)c->v->host_unregister(host);
+    pthread_mutex_lock(&c->lock);
+    void **entry = pinned(c, host);
+    if (entry) {
+        (void)c->v->host_unregister(host);
+        *entry = NULL;
+    }
+    pthread_mutex_unlock(&c->lock);
 }
 
 /* ---- kernels --------------------------------------------------------------------------------------------------- */
@@ -176,6 +210,32 @@ static tm_status open_products(cuda_device *c, const cuda_lt *lt) {
     return cuda_products_open(&c->products, lt, (void *)(uintptr_t)workspace, c->lane[STREAM_OPS].stream);
 }
 
+/* ---- choices --------------------------------------------------------------------------------------------------- */
+
+_Static_assert(CUDA_LT_PLANS *CUDA_LT_LINE <= TM_DEVICE_CHOICES_BYTES, "all choices have room");
+
+tm_status cuda_choices(tm_device *d, char *out, size_t cap) {
+    cuda_device *c = d->own;
+    if (cap) out[0] = 0;
+    pthread_mutex_lock(&c->lock);
+    cuda_lanes_idle(c); /* who launches adds to them */
+    if (c->products) (void)cuda_products_record(c->products, out, cap);
+    pthread_mutex_unlock(&c->lock);
+    return TM_OK;
+}
+
+tm_status cuda_take_choices(tm_device *d, const char *choices) {
+    cuda_device *c = d->own;
+    uint32_t lines;
+    if (!*choices) return TM_OK;
+    if (!c->products) return tm_fail(TM_EINPUT, "cuda: a list of cuBLASLt's algorithms, and no cuBLASLt here");
+    pthread_mutex_lock(&c->lock);
+    cuda_lanes_idle(c);
+    tm_status rc = cuda_products_take(c->products, choices, &lines);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
 /* ---- open and close -------------------------------------------------------------------------------------------- */
 
 /* What takes memory of its own comes before the arena, so that nothing can lack any later. */
@@ -194,6 +254,9 @@ static tm_status open_all(cuda_device *c, const tm_device_opts *opts, const cuda
 tm_status cuda_open(tm_device *d, const tm_device_opts *opts, const cuda_driver *v, const cuda_lt *lt) {
     cuda_device *c = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->work, NULL);
+    pthread_cond_init(&c->done, NULL);
     d->own = c;
     c->d = d;
     c->v = v;
@@ -216,5 +279,8 @@ void cuda_close(tm_device *d) {
         (void)c->v->context_use(NULL);
         (void)c->v->context_release(c->device);
     }
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->work);
+    pthread_cond_destroy(&c->done);
     tm_free(c);
 }

@@ -1,22 +1,15 @@
 /* This device's table of kernels. */
 #include "device/cuda/cuda_device.h"
-#include "optim/optimizer.h"
 
-static int32_t grad_type(tm_grad_type t) {
-    return t == TM_GRAD_F32 ? CUDA_F32 : CUDA_BF16;
-}
-
-/* adamw and adam: the optimizers that the traits name. */
-static void update(const tm_optim_step *step, const tm_optim_span *x, uint64_t *nonfinite) {
-    const tm_adamw_step *s = &step->as.adamw;
-    cuda_adamw_args a = {.weight = x->weight,
-                         .hi = x->weight_hi,
-                         .lo = x->weight_lo,
-                         .grad = x->grad,
-                         .exp_avg = x->state[0],
-                         .exp_avg_sq = x->state[1],
-                         .n = x->n,
-                         .grad_type = grad_type(x->grad_type)};
+static void adamw(const tm_adamw_args *s, uint64_t *nonfinite) {
+    cuda_adamw_args a = {.weight = s->weight,
+                         .hi = s->hi,
+                         .lo = s->lo,
+                         .grad = s->grad,
+                         .exp_avg = s->exp_avg,
+                         .exp_avg_sq = s->exp_avg_sq,
+                         .n = s->n,
+                         .grad_type = s->grad_type == TM_ELEM_F32 ? CUDA_F32 : CUDA_BF16};
     a.step = (cuda_adamw_step){.grad_scale = s->grad_scale,
                                .decay = s->decay,
                                .l2 = s->l2,
@@ -52,4 +45,4 @@ const tm_kernel_table cuda_table = {.gemm = cuda_gemm,
                                     .copy = cuda_copy,
                                     .head_begin = cuda_head_begin,
                                     .grad_finish = cuda_grad_finish,
-                                    .update = update};
+                                    .adamw = adamw};
