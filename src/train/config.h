@@ -123,7 +123,7 @@ typedef struct tm_config {
 
     /* ---- memory -------------------------------------------------------------------------------------------------- */
     struct {
-        const char *device;        /* "cpu", "cpu-arena" */
+        const char *device;        /* "cpu", "cpu-arena", "cuda:0" */
         bool device_given;         /* the configuration says so */
         uint64_t device_bytes;     /* of its arena; 0: it computes on host memory */
         uint64_t device_bandwidth; /* of its copies, each way, where it is not what it is; 0: as fast as they go */

@@ -91,14 +91,16 @@ static void resolve_host_budget(cfg_state *s) {
     if (c->memory.host_kind == TM_BUDGET_BYTES) c->memory.host_bytes = cfg_size(s, "memory.host_budget");
 }
 
+/* A device that has memory of its own may give all that it has free. */
 static void resolve_arena(cfg_state *s, const cfg_value *device, const cfg_value *budget) {
     tm_config *c = &s->cfg->pub;
     char w[256];
-    if (!budget)
+    bool own = strcmp(c->memory.device, "cpu-arena") != 0;
+    if (!budget && !own)
         cfg_problem(s, TM_EINPUT,
                     "%s: \"memory.device\": \"cpu-arena\" has the memory that it is given; add memory.device_budget",
                     cfg_where(device, w, sizeof w));
-    else if (tm_json_is(budget->node, "unlimited"))
+    else if (!budget || tm_json_is(budget->node, "unlimited"))
         c->memory.device_bytes = TM_DEVICE_UNLIMITED;
     else
         c->memory.device_bytes = tm_min_u64(cfg_size(s, "memory.device_budget"), TM_DEVICE_UNLIMITED);
@@ -116,8 +118,6 @@ static tm_status resolve_memory(cfg_state *s) {
     if (device && !is_device(c->memory.device))
         cfg_problem(s, TM_EINPUT, "%s: \"memory.device\" must be \"cpu\", \"cpu-arena\" or \"cuda:N\", not \"%.48s\"",
                     cfg_where(device, w, sizeof w), c->memory.device);
-    else if (!strncmp(c->memory.device, "cuda", 4))
-        later(s, "memory.device", "devices other than \"cpu\" and \"cpu-arena\" are");
     else if (strcmp(c->memory.device, "cpu"))
         resolve_arena(s, device, budget);
     else if (budget)

@@ -107,7 +107,8 @@ static tm_status compile_look(trainer *t, const pass_opts *way, tm_plan **plan) 
 
 static tm_status look_for(trainer *t, look *l) {
     tm_plan *plan = NULL;
-    pass_opts way = t->way; /* the one that is known to fit */
+    if (t->job->kernels) return TM_EUNSUPPORTED; /* what they leave is in the device's memory */
+    pass_opts way = t->way;                      /* the one that is known to fit */
     way.update = UPDATE_NONE;
     way.park = t->job->parks;
     way.no_spill |= t->job->need_spill == 0; /* what did not spill so far has no file to spill to */

@@ -410,6 +410,7 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     job->opts = *opts;
     job->hold_quarters = 4;
     TM_TRY(tm_device_known(opts->device ? opts->device : "cpu", &job->traits));
+    tm_model_set_sizes(job->model, &job->traits.sizes);
     job->update_tier = updates_there(job, opts) ? TM_TIER_EITHER : TM_TIER_HOST;
     for (uint32_t i = 0; i < n; i++)
         if (shape_tokens(&candidate[i].shape) > tokens) tokens = shape_tokens(&candidate[i].shape);

@@ -141,6 +141,9 @@ static void basis(const planning *g, const job_costs *costs) {
     else
         snprintf(out, cap, "%s on this machine, disk %s", measured == JOB_COSTS_ALL ? "measured" : "partly measured",
                  g->machine.measured ? "measured" : "at nominal rates (tidemill tune io PATH measures it)");
+    size_t n = strlen(out);
+    if (g->t->job->traits.own_processors)
+        snprintf(out + n, cap - n, "; the device's operations at the processor's rates");
 }
 
 /* Does the job fit with smaller micro-batches? */
@@ -262,6 +265,7 @@ static tm_status plan_here(planning *g) {
     trainer *t = g->t;
     tm_plan_report *out = g->out;
     share_node(g);
+    if (!g->hardware) TM_TRY(trainer_find_device(t, true));
     job_opts o = options(g);
     job_costs *costs = NULL;
     pass_opts way[TRAINER_MAX_WAYS];

@@ -261,6 +261,7 @@ static tm_status open_outputs(trainer *t) {
 
 static tm_status open_job(trainer *t) {
     tm_status rc = trainer_open_job(t);
+    if (rc == TM_OK) rc = trainer_take_choices(t);
     if (rc == TM_OK && t->old.other) rc = trainer_commit(t); /* from here on it is this run's */
     if (t->job) t->job->keep_state = t->committed >= 0;      /* whatever happens */
     tm_commit_close(t->commit);
@@ -325,6 +326,7 @@ static tm_status hold_output(trainer *t, made *m) {
 static tm_status prepare_run(trainer *t, made *m) {
     tm_status rc = trainer_load_config(t, false);
     if (rc == TM_OK) rc = check_supported(t);
+    if (rc == TM_OK) rc = trainer_find_device(t, false);
     if (rc == TM_OK) rc = trainer_set_strategy(t);
     TM_TRY(trainer_agree(t, rc));
     TM_TRY(trainer_same_start(t));

@@ -31,11 +31,12 @@ bool trainer_commit_due(const trainer *t) {
     return next >= t->cfg->total_steps || (every > 0 && next % every == 0) || by_clock;
 }
 
-/* Rounding depends on it (DESIGN section 10): instruction set, matrix library, threads, type. */
+/* Rounding depends on it (DESIGN section 10): instruction set, matrix library, threads, type, device. */
 tm_status trainer_numerics(const trainer *t, tm_buf *out) {
     static const char *const type[] = {[TM_F32] = "fp32", [TM_BF16] = "bf16", [TM_F16] = "fp16"};
     TM_TRY(
         tm_buf_printf(out, "%s, %u threads, %s", tm_kernels_describe(), tm_kernels_threads(), type[t->cfg->precision]));
+    TM_TRY(trainer_describe_device(t, out));
     if (!t->comm) return TM_OK;
     return tm_buf_printf(out, ", %u ranks added as %016" PRIx64 "%s%s%s", t->ranks.ranks, tm_comm_tree_hash(t->comm),
                          t->cfg->quantized_weights ? ", weights in 8 bits" : "",
@@ -86,6 +87,7 @@ static tm_status describe(const trainer *t, tm_buf *out) {
     field_hex(&w, "model", t->model_hash);
     field_hex(&w, "data", tm_dataset_fingerprint(data_set(t->train)));
     tm_jw_field_str(&w, "numerics", numerics.data);
+    TM_GO(trainer_describe_choices(t, &w));
     tm_jw_key(&w, "config");
     tm_jw_raw(&w, config.data, config.len);
     tm_jw_object_end(&w);

@@ -173,7 +173,7 @@ job_opts trainer_job_options(const trainer *t) {
                   .seed = c->seed,
                   .host_bytes = host_bytes(c),
                   .device = c->memory.device,
-                  .device_bytes = c->memory.device_bytes,
+                  .device_bytes = t->device_bytes ? t->device_bytes : c->memory.device_bytes,
                   .device_bps = c->memory.device_bandwidth,
                   .slots = c->memory.slots,
                   .allow_tmpfs = c->memory.allow_tmpfs,

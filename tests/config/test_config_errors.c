@@ -181,7 +181,6 @@ static const bad cases[] = {
      "+\"objective\": {\"type\": \"dpo\", \"beta\": 0.1}",
      {"2 problems", "\"objective.beta\"", "\"objective.type\" \"dpo\""}},
     {TM_EUNSUPPORTED, "+\"objective\": {\"type\": \"kto\"}", {"objectives other than sft are not supported yet"}},
-    {TM_EUNSUPPORTED, "+\"memory\": {\"device\": \"cuda:0\"}", {"memory.device", "not supported yet"}},
     {TM_EINPUT, "+\"memory\": {\"device\": \"cpu-arena\"}", {"memory.device", "add memory.device_budget"}},
     {TM_EINPUT, "+\"memory\": {\"update\": \"B\"}", {"memory.update", "max_grad_norm 1", "set max_grad_norm 0, or"}},
     {TM_EINPUT,

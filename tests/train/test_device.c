@@ -199,7 +199,7 @@ static void test_what_is_refused(void **state) {
     const struct {
         const char *set[2], *says;
     } cases[] = {{{"memory.device=cpu-arena", "seed=1"}, "memory.device_budget"},
-                 {{"memory.device=cuda:0", "memory.device_budget=1GiB"}, "not supported yet"},
+                 {{"memory.device=cuda:77", "memory.device_budget=1GiB"}, "memory.device \"cuda:77\": "},
                  {{"memory.device=tpu", "seed=1"}, "cpu-arena"}};
     for (unsigned i = 0; i < TM_COUNT(cases); i++) {
         run_result r = run((run_opts){0}, "train", s.config, "--set", run_format("output_dir=%s", s.refused), "--set",
