@@ -29,6 +29,8 @@ int tm_cmd_probe(int argc, char **argv) {
         TM_OPTION("adapter", TM_OPT_STRING, &adapter, "DIR", "not in this version"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &a.tiers.host_budget, "SIZE", "hard limit of host memory"),
         TM_OPTION("offload-path", TM_OPT_STRING, &a.tiers.offload_path, "PATH", "where weights go that do not fit"),
+        TM_OPTION("device", TM_OPT_STRING, &a.tiers.device, "NAME", "cpu (default), cpu-arena, cuda:N"),
+        TM_OPTION("device-budget", TM_OPT_SIZE, &a.tiers.device_budget, "SIZE", "hard limit of the device's memory"),
     };
     const tm_cli cli = {
         .usage = "probe --model DIR --input IN.safetensors --output OUT.safetensors [--grads]",

@@ -46,13 +46,6 @@ const char *job_config_name(const char *model, char *buf, size_t cap) {
     return buf;
 }
 
-void forward_opts(job_opts *o, const tm_tier_args *tiers) {
-    o->host_bytes = tiers->host_budget ? tiers->host_budget : tm_mem_available_bytes() / 5 * 4;
-    if (!tiers->offload_path) return;
-    o->paths = &tiers->offload_path;
-    o->n_paths = 1;
-}
-
 tm_status job_open(tm_job **out, const job_opts *opts) {
     tm_model_config config;
     char name[4096];

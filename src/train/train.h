@@ -107,6 +107,8 @@ const char *tm_plan_engine_name(tm_engine engine, bool has_device);
 typedef struct tm_tier_args {
     uint64_t host_budget;     /* bytes; 0: default (80% of what is available); UINT64_MAX: unlimited */
     const char *offload_path; /* NULL: everything has to fit in memory */
+    const char *device;       /* NULL: "cpu" */
+    uint64_t device_budget;   /* of its memory; 0: not given; UINT64_MAX: unlimited */
 } tm_tier_args;
 
 typedef struct tm_probe_args {

@@ -343,8 +343,14 @@ static inline bool gradients_are_shared(const tm_job *job) {
 
 /* "MODEL/config.json" for a folder, for messages; returns buf. */
 const char *job_config_name(const char *model, char *buf, size_t cap);
-/* Budget and offload path of a forward job into `o`. */
-void forward_opts(job_opts *o, const tm_tier_args *tiers);
+/* job_device.c */
+/* Budget, offload path and device of a forward job into `o`; `caches`: it keeps keys and values. */
+tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, bool caches);
+bool job_device_apart(const char *device, tm_device_traits *traits); /* it has processors of its own */
+void job_device_warn(const char *device);                            /* where it was never tested */
+/* What may be taken of its memory if nothing else is said. TM_EUNSUPPORTED, TM_EINPUT: it is not here. */
+tm_status job_device_room(const char *device, uint64_t *bytes);
+tm_status job_device_fail(const char *device, const char *more); /* the pending error, of that device */
 /* Opens the model and describes its state; nothing is allocated for it yet. */
 tm_status job_open(tm_job **out, const job_opts *opts);
 /* Whether a device can run the optimizer of that name. */

@@ -3,62 +3,34 @@
  * host's own processors needs none of this. */
 #include "train/trainer_internal.h"
 
-#include <stdio.h>
-#include <string.h>
-
-/* Of a device's memory, where nothing says how much may be taken: for a display, or a neighbour that grows. */
-enum { RESERVE_MIB = 256 };
-
-static bool is_elsewhere(const trainer *t, tm_device_traits *traits) {
-    return tm_device_known(t->cfg->memory.device, traits) == TM_OK && traits->own_processors;
-}
-
 /* ---- found ----------------------------------------------------------------------------------------------------- */
 
-/* What is free, less what the driver and libraries will take and the reserve. */
-static tm_status take_what_is_free(trainer *t, const tm_device_traits *traits, const tm_device_info *info) {
-    uint64_t besides = traits->fixed_bytes + RESERVE_MIB * TM_MIB, bytes = info->free_bytes;
-    char a[32], b[32], c[32];
+static tm_status take_room(trainer *t) {
     if (t->comm)
         return tm_fail(
             TM_EINPUT,
             "memory.device \"%s\": with several ranks memory.device_budget has to say how much of its memory "
             "each may take",
             t->cfg->memory.device);
-    bytes -= tm_min_u64(bytes, besides);
-    t->device_bytes = bytes / traits->alignment * traits->alignment;
-    if (t->device_bytes > 0) return TM_OK;
-    return tm_fail(TM_EBUDGET,
-                   "memory.device \"%s\": %s of its %s are free, and driver and libraries take up to %s; end what else "
-                   "runs there, or use \"cpu\"",
-                   t->cfg->memory.device, tm_format_size(info->free_bytes, a, sizeof a),
-                   tm_format_size(info->memory_bytes, b, sizeof b), tm_format_size(besides, c, sizeof c));
-}
-
-/* A plan can do without the device where nothing is asked of it. */
-static tm_status not_here(const trainer *t, bool planning, bool unlimited) {
-    tm_error why = *tm_error_get();
-    tm_error_clear();
-    if (planning && !unlimited) {
-        tm_log(TM_LOG_WARN, "memory.device \"%s\" is planned for, and not here: %s", t->cfg->memory.device, why.text);
-        return TM_OK;
-    }
-    return tm_fail(why.code, "memory.device \"%s\": %s%s", t->cfg->memory.device, why.text,
-                   planning ? "; give memory.device_budget to plan for one that is elsewhere" : "");
+    tm_status rc = job_device_room(t->cfg->memory.device, &t->device_bytes);
+    return rc == TM_OK ? rc : job_device_fail(t->cfg->memory.device, "");
 }
 
 tm_status trainer_find_device(trainer *t, bool planning) {
+    const char *device = t->cfg->memory.device;
     tm_device_traits traits;
     tm_device_info info;
     bool unlimited = t->cfg->memory.device_bytes == TM_DEVICE_UNLIMITED;
-    if (!is_elsewhere(t, &traits)) return TM_OK;
-    if (tm_device_look_for(t->cfg->memory.device, &info) != TM_OK) return not_here(t, planning, unlimited);
-    if (traits.untested && !planning && trainer_speaks(t))
-        tm_log(TM_LOG_WARN,
-               "memory.device \"%s\" is untested: this version was never run on a device of its kind; compare the "
-               "first steps' losses with memory.device \"cpu\"",
-               t->cfg->memory.device);
-    return unlimited ? take_what_is_free(t, &traits, &info) : TM_OK;
+    if (!job_device_apart(device, &traits)) return TM_OK;
+    if (tm_device_look_for(device, &info) == TM_OK) {
+        if (!planning && trainer_speaks(t)) job_device_warn(device);
+        return unlimited ? take_room(t) : TM_OK;
+    }
+    if (!planning || unlimited)
+        return job_device_fail(device, planning ? "; give memory.device_budget to plan for one that is elsewhere" : "");
+    tm_log(TM_LOG_WARN, "device \"%s\" is planned for, and not here: %s", device, tm_error_get()->text);
+    tm_error_clear();
+    return TM_OK;
 }
 
 /* ---- what bits depend on --------------------------------------------------------------------------------------- */
@@ -71,7 +43,7 @@ tm_status trainer_describe_device(const trainer *t, tm_buf *out) {
 
 tm_status trainer_describe_choices(const trainer *t, tm_json_writer *w) {
     tm_device_traits traits;
-    if (!t->job->device || !is_elsewhere(t, &traits)) return TM_OK;
+    if (!t->job->device || !job_device_apart(t->cfg->memory.device, &traits)) return TM_OK;
     char *text = tm_malloc(TM_DEVICE_CHOICES_BYTES);
     if (!text) return tm_nomem(TM_DEVICE_CHOICES_BYTES);
     tm_status rc = tm_device_choices(t->job->device, text, TM_DEVICE_CHOICES_BYTES);

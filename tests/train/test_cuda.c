@@ -129,7 +129,7 @@ static void expect(run_result *r, int status, const char *text) {
 static void test_missing_devices(void **state) {
     (void)state;
     const char *dir = run_dir(), *config = config_of(dir, "bf16"), *out = run_format("output_dir=%s/none", dir);
-    const char *none = "memory.device \"cuda:7\": "; /* of a kind, or of that number */
+    const char *none = "device \"cuda:7\": "; /* of a kind, or of that number */
     run_result r = run((run_opts){0}, "train", config, "--set", out, "--set", "memory.device=cuda:7", NULL);
     expect(&r, 2, none);
     r = run((run_opts){0}, "plan", config, "--set", "memory.device=cuda:7", NULL);
@@ -143,6 +143,25 @@ static void test_missing_devices(void **state) {
     RUN_OK(&r);
     assert_non_null(strstr(r.out, "at the processor's rates"));
     run_free(&r);
+}
+
+/* An evaluation, too; what generates is refused before anything is computed. */
+static void test_forward_commands(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *rows = run_path(dir, "rows.safetensors");
+    double loss[2];
+    (void)config_of(dir, "bf16");
+    for (int i = 0; i < 2; i++) {
+        run_result r =
+            run(fake, "eval", "--model", MODEL, "--data", rows, "--json", i ? "--device" : NULL, "cuda:0", NULL);
+        RUN_OK(&r);
+        loss[i] = strtod(strstr(r.out, "\"loss\": ") + 8, NULL);
+        run_free(&r);
+    }
+    assert_true(loss[0] > 1 && fabs(loss[0] - loss[1]) < 1e-5 * loss[0]);
+    run_result r = run(fake, "generate", "--model", TM_TEST_FIXTURES "/../../examples/tiny", "--prompt", "The",
+                       "--device", "cuda:0", NULL);
+    expect(&r, 2, "does not generate yet");
 }
 
 /* A device that fails hides none of those behind it. */
@@ -159,8 +178,8 @@ static void test_doctor(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_as_cpu), cmocka_unit_test(test_one_hash),
-                                       cmocka_unit_test(test_going_on), cmocka_unit_test(test_missing_devices),
-                                       cmocka_unit_test(test_doctor)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_as_cpu),      cmocka_unit_test(test_one_hash),
+                                       cmocka_unit_test(test_going_on),         cmocka_unit_test(test_missing_devices),
+                                       cmocka_unit_test(test_forward_commands), cmocka_unit_test(test_doctor)};
     return cmocka_run_group_tests(tests, NULL, run_clean);
 }

@@ -199,7 +199,7 @@ static void test_what_is_refused(void **state) {
     const struct {
         const char *set[2], *says;
     } cases[] = {{{"memory.device=cpu-arena", "seed=1"}, "memory.device_budget"},
-                 {{"memory.device=cuda:77", "memory.device_budget=1GiB"}, "memory.device \"cuda:77\": "},
+                 {{"memory.device=cuda:77", "memory.device_budget=1GiB"}, "device \"cuda:77\": "},
                  {{"memory.device=tpu", "seed=1"}, "cpu-arena"}};
     for (unsigned i = 0; i < TM_COUNT(cases); i++) {
         run_result r = run((run_opts){0}, "train", s.config, "--set", run_format("output_dir=%s", s.refused), "--set",
@@ -210,6 +210,69 @@ static void test_what_is_refused(void **state) {
         if (!strstr(r.err, cases[i].says)) fail_msg("\"%s\" does not say \"%s\"", r.err, cases[i].says);
         run_free(&r);
     }
+}
+
+/* ---- commands that only go forward ------------------------------------------------------------------------------- */
+
+/* What `command` (ended by NULL) prints to stdout, on the CPU and in arenas: of the least size that its refusal names,
+ * and of one that holds everything. */
+static void same_output(const char *const *command) {
+    const char *words[24];
+    char *out[3] = {NULL};
+    unsigned n = 0;
+    while (command[n]) words[n] = command[n], n++;
+    words[n] = "--device", words[n + 1] = "cpu-arena", words[n + 2] = "--device-budget", words[n + 3] = "1";
+    words[n + 4] = NULL;
+    run_result r = run_argv(&(run_opts){0}, words);
+    assert_int_equal(r.status, 2);
+    const char *budget[] = {NULL, run_format("%llu", (unsigned long long)train_minimum(r.err)), "64MiB"};
+    run_free(&r);
+    for (unsigned i = 0; i < TM_COUNT(budget); i++) {
+        words[n] = budget[i] ? "--device" : NULL;
+        words[n + 3] = budget[i];
+        r = run_argv(&(run_opts){0}, words);
+        RUN_OK(&r);
+        char *seconds = strstr(r.out, "\"seconds\"");
+        if (seconds) *seconds = 0;
+        out[i] = r.out;
+        assert_true(strlen(out[i]) > 20);
+        assert_string_equal(out[i], out[0]);
+        r.out = NULL;
+        run_free(&r);
+    }
+    for (unsigned i = 0; i < TM_COUNT(out); i++) free(out[i]);
+}
+
+static void test_forward_commands(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *rows = run_path(dir, "rows.safetensors"), *prompt = "The";
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(rows, golden, 0, 3, 24, true);
+    tm_st_close(golden);
+    same_output((const char *const[]){"eval", "--model", TM_TEST_FIXTURES "/arch_llama", "--data", rows, "--json",
+                                      "--precision", "bf16", NULL});
+    same_output((const char *const[]){"generate", "--model", TM_TEST_FIXTURES "/../../examples/tiny", "--prompt",
+                                      prompt, "--temperature", "3", "--max-new-tokens", "12", "--json", NULL});
+    char *bytes[2];
+    size_t len[2];
+    for (int i = 0; i < 2; i++) {
+        const char *out = run_path(dir, "probed.safetensors");
+        run_result r =
+            run((run_opts){0}, "probe", "--model", TM_TEST_FIXTURES "/arch_llama", "--input", rows, "--output", out,
+                "--grads", i ? "--device" : NULL, "cpu-arena", "--device-budget", "1MiB", NULL);
+        RUN_OK(&r);
+        run_free(&r);
+        bytes[i] = run_read(out, &len[i]);
+        run_remove(out);
+    }
+    assert_int_equal(len[0], len[1]);
+    assert_memory_equal(bytes[0], bytes[1], len[0]);
+    free(bytes[0]), free(bytes[1]);
+    run_result r = run((run_opts){0}, "eval", "--model", TM_TEST_FIXTURES "/arch_llama", "--data", rows, "--device",
+                       "cpu-arena", NULL);
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "--device-budget"));
+    run_free(&r);
 }
 
 /* The plan says what the run takes, and how the copies' rate tells. */
@@ -299,6 +362,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_two_ranks, run_clean),
         cmocka_unit_test_teardown(test_orders_and_rates, run_clean),
         cmocka_unit_test_teardown(test_what_is_refused, run_clean),
+        cmocka_unit_test_teardown(test_forward_commands, run_clean),
         cmocka_unit_test_teardown(test_plan, run_clean),
         cmocka_unit_test_teardown(test_what_is_compiled_late, run_clean),
         cmocka_unit_test_teardown(test_bench_step, run_clean),

@@ -1,0 +1,78 @@
+/* A job's device, where it is not the host's memory: whether it is there, how much of its memory may be asked for, and
+ * what commands that only go forward tell a job of their tiers. */
+#include "train/train_internal.h"
+
+#include <string.h>
+
+/* Of a device's memory, where nothing says how much may be taken: for a display, or a neighbour that grows. */
+enum { RESERVE_MIB = 256 };
+
+bool job_device_apart(const char *device, tm_device_traits *traits) {
+    tm_status rc = tm_device_known(device, traits);
+    tm_error_clear();
+    return rc == TM_OK && traits->own_processors;
+}
+
+void job_device_warn(const char *device) {
+    tm_device_traits traits;
+    if (job_device_apart(device, &traits) && traits.untested)
+        tm_log(
+            TM_LOG_WARN,
+            "device \"%s\" is untested: this version was never run on one of its kind; compare the first results with "
+            "device \"cpu\"",
+            device);
+}
+
+tm_status job_device_room(const char *device, uint64_t *bytes) {
+    tm_device_traits traits;
+    tm_device_info info;
+    char a[32], b[32], c[32];
+    TM_TRY(tm_device_known(device, &traits));
+    TM_TRY(tm_device_look_for(device, &info));
+    uint64_t besides = traits.fixed_bytes + RESERVE_MIB * TM_MIB;
+    *bytes = (info.free_bytes - tm_min_u64(info.free_bytes, besides)) / traits.alignment * traits.alignment;
+    if (*bytes > 0) return TM_OK;
+    return tm_fail(TM_EBUDGET,
+                   "%s of its %s are free, and driver and libraries take up to %s; end what else runs there, or use "
+                   "\"cpu\"",
+                   tm_format_size(info.free_bytes, a, sizeof a), tm_format_size(info.memory_bytes, b, sizeof b),
+                   tm_format_size(besides, c, sizeof c));
+}
+
+tm_status job_device_fail(const char *device, const char *more) {
+    tm_error why = *tm_error_get();
+    tm_error_clear();
+    return tm_fail(why.code, "device \"%s\": %s%s", device, why.text, more);
+}
+
+/* ---- commands that only go forward ----------------------------------------------------------------------------- */
+
+static tm_status forward_device(job_opts *o, const tm_tier_args *tiers, bool caches) {
+    tm_device_traits traits;
+    TM_TRY(tm_device_known(tiers->device, &traits));
+    if (traits.in_place) return TM_OK;
+    if (traits.own_processors && caches)
+        return tm_fail(
+            TM_EUNSUPPORTED,
+            "device \"%s\" does not generate yet: its attention has no cache of keys and values; use \"cpu\"",
+            tiers->device);
+    o->device = tiers->device;
+    o->device_bytes = tiers->device_budget;
+    if (traits.own_processors) {
+        uint64_t room;
+        if (job_device_room(tiers->device, &room) != TM_OK) return job_device_fail(tiers->device, "");
+        if (o->device_bytes == 0 || o->device_bytes > room) o->device_bytes = room;
+        job_device_warn(tiers->device);
+    }
+    if (o->device_bytes > 0) return TM_OK;
+    return tm_fail(TM_EINPUT, "device \"%s\" has the memory that it is given; add --device-budget", tiers->device);
+}
+
+tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, bool caches) {
+    o->host_bytes = tiers->host_budget ? tiers->host_budget : tm_mem_available_bytes() / 5 * 4;
+    if (tiers->offload_path) {
+        o->paths = &tiers->offload_path;
+        o->n_paths = 1;
+    }
+    return tiers->device ? forward_device(o, tiers, caches) : TM_OK;
+}
