@@ -344,6 +344,7 @@ tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) 
     out->ranks = b.t.comm ? b.t.ranks.ranks : 1;
     out->rank = b.t.ranks.rank;
     TM_GO(trainer_load_config(&b.t, true));
+    TM_GO(trainer_find_device(&b.t, false));
     TM_GO(trainer_set_strategy(&b.t));
     TM_GO(open_job(&b));
     describe(&b);

@@ -352,6 +352,11 @@ static void test_open_failures(void **state) {
         tm_error_clear();
     }
     assert_true(failed > all / 2);
+    fake_reset(NULL);
+    fake_fail("module_load", 1, 222);
+    assert_int_equal(open_device("cuda:0", PAGE), TM_EIO);
+    assert_non_null(strstr(tm_error_get()->text, "driver is for CUDA up to 13.0, the kernels were built with 0.0"));
+    tm_error_clear();
 }
 
 /* ---- what is refused at open ---- */

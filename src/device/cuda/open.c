@@ -188,10 +188,26 @@ void cuda_unpin(tm_device *d, void *host) {
 
 /* ---- kernels --------------------------------------------------------------------------------------------------- */
 
-static tm_status load_kernels(cuda_device *c) {
+/* A driver takes code of its own major version and older ones. */
+static tm_status load_module(cuda_device *c) {
     CUmodule module;
-    TM_TRY(cuda_check(c->v, c->v->module_load(&module, cuda_image), "loading the kernels"));
-    c->module = module;
+    int version = 0;
+    tm_status rc = cuda_check(c->v, c->v->module_load(&module, cuda_image), "loading the kernels");
+    if (rc == TM_OK) {
+        c->module = module;
+        return TM_OK;
+    }
+    tm_error why = *tm_error_get();
+    tm_error_clear();
+    (void)c->v->driver_version(&version);
+    return tm_fail(rc,
+                   "%s; the driver is for CUDA up to %d.%d, the kernels were built with %s: install a newer driver, or "
+                   "build with an older toolkit",
+                   why.text, version / 1000, version % 1000 / 10, cuda_toolkit);
+}
+
+static tm_status load_kernels(cuda_device *c) {
+    TM_TRY(load_module(c));
     for (int i = 0; i < CUDA_KERNEL_COUNT; i++) {
         TM_TRY(cuda_check(c->v, c->v->module_function(&c->function[i], c->module, kernel_names[i]), kernel_names[i]));
         bool large = i == CUDA_K_attention_keys_mma || i == CUDA_K_attention_queries_mma;
