@@ -74,8 +74,10 @@ static size_t special_at(const tm_chat *c, const char *text, size_t at, size_t l
 static size_t end_of_turn(const tm_chat *c, const char *text, const stretch *s, size_t len) {
     size_t eos = c->special[EOS] == NULL ? 0 : strlen(c->special[EOS]), n = special_at(c, text, s->end, len);
     if (n > 0) return s->end + n;
-    const char *hit = eos == 0 ? NULL : memmem(text + s->end, len - s->end, c->special[EOS], eos);
-    if (hit == NULL || (size_t)(hit - text) >= s->after) return s->end;
+    if (eos == 0) return s->end;
+    size_t until = tm_min_u64(s->after + eos - 1, len); /* it begins before the next turn does */
+    const char *hit = memmem(text + s->end, until - s->end, c->special[EOS], eos);
+    if (hit == NULL) return s->end;
     for (size_t at = s->end; at < (size_t)(hit - text); at++)
         if (special_at(c, text, at, len) > 0) return s->end;
     return (size_t)(hit - text) + eos;

@@ -16,9 +16,17 @@ enum {
     CJ_MAX_NESTING = 128,      /* of the parser: a parenthesis costs 3, a block 1 */
     CJ_MAX_NODE_DEPTH = 256,   /* of an expression's tree */
     CJ_MAX_DEPTH = 1000,       /* of a run, macros included */
-    CJ_MAX_STEPS = 2 * 1000 * 1000,
-    CJ_MAX_BYTES = 36 << 20, /* that one run may hold: with the copies of its output that callers make, under 64 MiB */
     CJ_MAX_ARGS = 16
+};
+
+/* What one run may do and hold: so much whatever it says, and more for every byte of the conversation that it has
+ * looked at (as parsed: its nodes and texts). With the copies of its output that callers make it holds less than 64 MiB
+ * + 8 * conversation. */
+enum {
+    CJ_BASE_STEPS = 2 * 1000 * 1000,
+    CJ_BYTES_A_STEP = 2, /* of the conversation, for each step more */
+    CJ_BASE_BYTES = 36 << 20,
+    CJ_BYTES_A_BYTE = 8
 };
 
 /* ---- arena ------------------------------------------------------------------------------------------------------ */
@@ -213,6 +221,7 @@ typedef struct cj_run {
     tm_status rc;
     cj_arena arena;
     uint64_t steps, held; /* held: by texts that are being put together */
+    uint64_t seen;        /* bytes of the conversation that were made values */
     uint32_t line, depth;
     int64_t now;
     cj_binding *bind;

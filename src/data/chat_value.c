@@ -3,6 +3,7 @@
 #include "data/chat_internal.h"
 #include "data/tokenizer_internal.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -10,7 +11,7 @@
 
 void *cj_arena_alloc(cj_arena *a, size_t n) {
     enum { CHUNK = 65536 };
-    if (n > CJ_MAX_BYTES || tm_fault_hit("template", NULL)) return (void)tm_nomem(n), NULL;
+    if (tm_fault_hit("template", NULL)) return (void)tm_nomem(n), NULL;
     n = (n + 15) & ~(size_t)15;
     if (a->chunk == NULL || a->chunk->cap - a->chunk->used < n) {
         size_t cap = n > CHUNK ? n : CHUNK;
@@ -46,16 +47,18 @@ cj_value cj_error(cj_run *x, tm_status code, const char *format, ...) {
 
 bool cj_step(cj_run *x, uint64_t n) {
     if (x->rc != TM_OK) return false;
+    uint64_t most = CJ_BASE_STEPS + x->seen / CJ_BYTES_A_STEP;
     x->steps += n;
-    if (x->steps <= CJ_MAX_STEPS) return true;
-    (void)cj_error(x, TM_EUNSUPPORTED, "more than %d steps; does it end?", CJ_MAX_STEPS);
+    if (x->steps <= most) return true;
+    (void)cj_error(x, TM_EUNSUPPORTED, "more than %" PRIu64 " steps; does it end?", most);
     return false;
 }
 
 /* A text that grows is there twice for a moment, the second time half as large again. */
 static bool has_room(cj_run *x, size_t n, uint64_t text) {
-    if (x->arena.total + n + (x->held + text) / 2 * 5 <= CJ_MAX_BYTES) return true;
-    (void)cj_error(x, TM_EUNSUPPORTED, "needs more than %d MiB", CJ_MAX_BYTES >> 20);
+    uint64_t most = CJ_BASE_BYTES + x->seen * CJ_BYTES_A_BYTE;
+    if (n <= most && x->arena.total + n + (x->held + text) / 2 * 5 <= most) return true;
+    (void)cj_error(x, TM_EUNSUPPORTED, "needs more than %" PRIu64 " MiB", most / TM_MIB);
     return false;
 }
 
@@ -124,6 +127,7 @@ cj_value cj_new_dict(cj_run *x, cj_type type) {
 
 cj_value cj_from_json(cj_run *x, const tm_json *node, uint32_t owner) {
     cj_value v = {.type = CJ_NONE};
+    x->seen += sizeof *node + node->len; /* each node once: lists and objects are filled once */
     switch (node->type) {
     case TM_JSON_BOOL:
         return cj_bool(node->boolean);

@@ -526,6 +526,92 @@ static void test_runaway(void **state) {
     assert_true(tm_mem_peak_bytes() <= live + 64 * TM_MIB);
 }
 
+/* A long conversation may take as much more as it is longer; both sorts of long: few messages, and many. */
+typedef struct long_case {
+    const char *folder, *first, *head, *middle, *tail; /* what each message becomes: head role middle content tail */
+} long_case;
+
+static void put_long(const long_case *c, size_t messages, size_t bytes, tm_buf *json, tm_buf *want) {
+    char *content = tm_malloc(bytes + 1);
+    assert_non_null(content);
+    memset(content, 'x', bytes), content[bytes] = 0;
+    OK(tm_buf_append(want, c->first, strlen(c->first)));
+    for (size_t i = 0; i < messages; i++) {
+        const char *role = i % 2 ? "assistant" : "user";
+        OK(tm_buf_printf(json, "%s{\"role\": \"%s\", \"content\": \"", i ? ", " : "[", role));
+        OK(tm_buf_append(json, content, bytes));
+        OK(tm_buf_append(json, "\"}", 2));
+        OK(tm_buf_printf(want, "%s%s%s", c->head, role, c->middle));
+        OK(tm_buf_append(want, content, bytes));
+        OK(tm_buf_append(want, c->tail, strlen(c->tail)));
+    }
+    OK(tm_buf_append(json, "]", 1));
+    tm_free(content);
+}
+
+static void render_long(const long_case *c, size_t messages, size_t bytes) {
+    char dir[512];
+    (void)snprintf(dir, sizeof dir, "%s/%s", TM_TEST_FIXTURES, c->folder);
+    fixture f = open_fixture(dir);
+    tm_buf json = {0}, want = {0}, got = {0};
+    tm_chat_spans spans = {0};
+    tm_json_doc *doc;
+    put_long(c, messages, bytes, &json, &want);
+    OK(tm_json_parse(&doc, json.data, json.len, "messages", 0, 1ull << 30));
+    OK(tm_chat_render(f.chat, tm_json_root(doc), false, &got, &spans));
+    assert_int_equal(got.len, want.len);
+    assert_memory_equal(got.data, want.data, want.len);
+    assert_int_equal(spans.n, messages / 2);
+    tm_json_free(doc);
+    tm_buf_free(&json);
+    tm_buf_free(&want);
+    tm_buf_free(&got);
+    tm_chat_spans_free(&spans);
+    tm_chat_close(f.chat);
+    tm_tokenizer_close(f.tokenizer);
+}
+
+static void test_long_conversations(void **state) {
+    static const long_case templates[] = {
+        {"chat_qwen", "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n", "<|im_start|>", "\n",
+         "<|im_end|>\n"},
+        {"chat_llama3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"},
+    };
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(templates); i++) {
+        render_long(&templates[i], 2, 6 << 20);
+        render_long(&templates[i], 60000, 160);
+    }
+}
+
+/* ... and what runs away over one is stopped as well: after three times the steps and 64 MiB + 8 times its bytes. */
+static void test_runaway_over_much(void **state) {
+    static const char *const templates[] = {
+        "{% set c = messages[0].content %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor "
+        "%}",
+        "{% set ns = namespace(s=messages[0].content) %}{% for a in range(64) %}{% set ns.s = ns.s + 'x' %}{% endfor "
+        "%}",
+        "{% set c = messages[0].content %}{% for a in range(999999) %}{% if 'b' in c %}{% endif %}{% endfor %}",
+    };
+    tm_buf json = {0}, want = {0};
+    (void)state;
+    put_long(&(long_case){.first = "", .head = "", .middle = "", .tail = ""}, 1, 12 << 20, &json, &want);
+    uint64_t live = tm_mem_live_bytes(), bytes = 12 << 20;
+    for (size_t i = 0; i < TM_COUNT(templates); i++) {
+        tm_buf out = {0};
+        double began = cpu_seconds();
+        tm_status rc = render(templates[i], json.data, &out);
+        double took = cpu_seconds() - began;
+        if (rc != TM_EUNSUPPORTED || took > 4 * most_seconds)
+            fail_msg("%s: %s after %.2f s", templates[i], tm_status_name(rc), took);
+        tm_error_clear();
+    }
+    assert_int_equal(tm_mem_live_bytes(), live);
+    assert_in_range(tm_mem_peak_bytes() - live, 8 * bytes, 64 * TM_MIB + 10 * bytes); /* 8, the parsed line, its text */
+    tm_buf_free(&json);
+    tm_buf_free(&want);
+}
+
 /* Text that is no turn's opening but repeats itself: it is not looked for place by place. */
 static void test_long_prompt(void **state) {
     static const char text[] = "{{ 'a' * 1000000 }}{{ messages[0].content }}"
@@ -593,6 +679,8 @@ int main(void) {
         cmocka_unit_test(test_expressions),
         cmocka_unit_test(test_wrong_values),
         cmocka_unit_test(test_runaway),
+        cmocka_unit_test(test_runaway_over_much),
+        cmocka_unit_test(test_long_conversations),
         cmocka_unit_test(test_long_prompt),
         cmocka_unit_test(test_messages_refused),
         cmocka_unit_test(test_now),
