@@ -311,9 +311,9 @@ tm_status config_resolve_optimizer(cfg_state *s) {
     compare_optim(s);
     const char *wrong = tm_optim_check(c->optimizer, &c->optim);
     if (wrong) {
-        const cfg_value *v = cfg_raw(s, "optimizer") ? cfg_raw(s, "optimizer") : cfg_raw(s, "optim");
-        cfg_problem(s, TM_EINPUT, "%s: %s: %s", v ? cfg_where(v, w, sizeof w) : s->opts->name, config_optimizer_type(c),
-                    wrong);
+        /* Flat names were held against their ranges: then it is their options' text. */
+        const cfg_value *v = cfg_raw(s, "optimizer") ? cfg_raw(s, "optimizer") : cfg_given(s, "optim_args");
+        cfg_problem(s, TM_EINPUT, "%s: %s: %s", cfg_where(v, w, sizeof w), config_optimizer_type(c), wrong);
     }
     resolve_clipping(s);
     resolve_loss_scale(s);
