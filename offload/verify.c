@@ -338,7 +338,10 @@ static tm_status finish(prover *p) {
 
 static tm_status end(prover *p, tm_status rc) {
     if (rc == TM_OK) rc = finish(p);
-    if ((p->nomem || p->map.nomem) && rc == TM_OK) rc = tm_nomem(sizeof(range));
+    if (p->nomem || p->map.nomem) { /* what was found wrong may be what could not be noted down */
+        tm_error_clear();
+        rc = tm_nomem(sizeof(range));
+    }
     ranges_close(&p->map);
     tm_free(p->reader);
     tm_free(p->version);
