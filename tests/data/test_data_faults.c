@@ -6,12 +6,6 @@
 #include "data/dataset.h"
 #include "tests/walk.h"
 
-/* Of each case; TIDEMILL_WALK=N: so many, 0: every one. */
-static uint64_t points(uint64_t few) {
-    const char *how = getenv("TIDEMILL_WALK");
-    return how ? strtoull(how, NULL, 10) : few;
-}
-
 /* ---- tokenizers -------------------------------------------------------------------------------------------------- */
 
 typedef struct tokenizer_case {
@@ -62,7 +56,7 @@ static void walk_tokenizer(const tm_json *row, void *ctx) {
                 .want = TM_ENOMEM,
                 .also = TM_EUNSUPPORTED,
                 .may_pass = true,
-                .points = points(12)};
+                .points = walk_points(12)};
     *(uint64_t *)ctx += walk_all(all, tokenizer_once, &c);
     tm_buf_free(&c.json);
 }
@@ -105,8 +99,8 @@ static void walk_chat(const tm_json *row, void *ctx) {
     if (tm_json_get(tm_json_get(row, "with_prompt"), "error")) return;
     for (size_t i = 0; i < TM_COUNT(templates); i++) {
         c->template = tm_json_get(row, templates[i]);
-        walk piece = {.call = "template", .kind = "fail", .want = TM_ENOMEM, .points = points(12)};
-        walk alloc = {.call = "alloc", .kind = "fail", .want = TM_ENOMEM, .points = points(5)};
+        walk piece = {.call = "template", .kind = "fail", .want = TM_ENOMEM, .points = walk_points(12)};
+        walk alloc = {.call = "alloc", .kind = "fail", .want = TM_ENOMEM, .points = walk_points(5)};
         c->failed += walk_all(piece, chat_once, c) + walk_all(alloc, chat_once, c);
     }
 }

@@ -1,0 +1,290 @@
+/* Every call that this folder makes fails in turn (tests/walk.h), in three small lives: of a run directory, of plain
+ * files and folders, of each engine. A life that goes on all the same must end with the right bytes. */
+#include "tests/io/io_test.h"
+#include "tests/walk.h"
+
+static const char *at(const char *name) {
+    static char paths[8][512];
+    static unsigned next;
+    char *p = paths[next++ % 8];
+    snprintf(p, sizeof paths[0], "%s/%s", walk_dir(), name);
+    return p;
+}
+
+/* A life that passed must have done what it says. */
+static tm_status wrong(const char *what) {
+    fail_msg("%s, and no error", what);
+    return TM_EBUG;
+}
+
+/* ---- a run directory -----------------------------------------------------------------------------------------------
+ */
+
+enum { FILE_BYTES = 64 * 1024 };
+
+static tm_status write_draft(tm_io_run *run, const char *text) {
+    tm_io_draft *d;
+    TM_TRY(tm_io_draft_create(&d, run, "manifest"));
+    tm_status rc = tm_io_draft_append(d, text, strlen(text));
+    if (rc == TM_OK) rc = tm_io_draft_sync(d);
+    if (rc != TM_OK) {
+        tm_io_draft_abandon(d);
+        return rc;
+    }
+    return tm_io_draft_publish(d);
+}
+
+static tm_status first_process(char *where, size_t cap) {
+    tm_io_run *run;
+    tm_io_file direct, buffered;
+    TM_TRY(tm_io_run_create(&run, at("a/b"), &(tm_io_run_opts){.allow_tmpfs = true, .create_parents = true}));
+    snprintf(where, cap, "%s", tm_io_run_path(run));
+    tm_status rc = tm_io_file_create(run, "state", FILE_BYTES, false, &direct);
+    if (rc == TM_OK) rc = tm_io_file_create(run, "other", FILE_BYTES, true, &buffered);
+    if (rc == TM_OK) rc = write_draft(run, "one");
+    if (rc == TM_OK) rc = write_draft(run, "two");
+    if (rc == TM_OK) rc = tm_io_run_sync(run);
+    if (rc != TM_OK) {
+        tm_error said = *tm_error_get();
+        (void)!tm_io_run_remove(run); /* it may fail as well: what is left is for `tidemill clean` */
+        tm_error_clear(), tm_error_set(&said);
+        return rc;
+    }
+    tm_io_run_keep(run);
+    tm_io_run_close(run);
+    return TM_OK;
+}
+
+static tm_status use_again(tm_io_run *run) {
+    tm_io_file file;
+    tm_buf text = {0};
+    char path[600];
+    TM_TRY(tm_io_file_open(run, "state", FILE_BYTES, false, &file));
+    TM_TRY(tm_io_file_open(run, "other", FILE_BYTES, true, &file));
+    TM_TRY(tm_io_run_unlink(run, "other"));
+    TM_TRY(tm_io_run_unlink(run, "other")); /* absent is fine */
+    snprintf(path, sizeof path, "%s/manifest", tm_io_run_path(run));
+    tm_status rc = tm_file_slurp(path, 100, &text);
+    if (rc == TM_OK && strcmp(text.data, "two") != 0) rc = wrong("the first draft lies there");
+    tm_buf_free(&text);
+    return rc;
+}
+
+static tm_status second_process(const char *where) {
+    tm_io_run *run;
+    tm_io_owner owner;
+    TM_TRY(tm_io_run_owner(where, &owner));
+    if (owner.alive && owner.pid != getpid() && owner.pid) return wrong("the run is held");
+    TM_TRY(tm_io_run_reopen(&run, where, true, 0));
+    tm_status rc = use_again(run);
+    if (rc == TM_OK) return tm_io_run_remove(run);
+    tm_io_run_close(run);
+    return rc;
+}
+
+static tm_status run_life(void *ctx) {
+    char where[512];
+    (void)ctx;
+    walk_clear(walk_dir());
+    TM_TRY(first_process(where, sizeof where));
+    TM_TRY(second_process(where));
+    return access(where, F_OK) != 0 ? TM_OK : wrong("the run directory is still there");
+}
+
+static void test_run_directories(void **state) {
+    static const char *const kinds[] = {"eio", "eacces", "enospc", "einval", "eagain"};
+    (void)state;
+    assert_in_range(walk_every(run_life, NULL, kinds, TM_COUNT(kinds), walk_points(6)), 100, 5000);
+}
+
+/* ---- files and folders ---------------------------------------------------------------------------------------------
+ */
+
+enum { FILE_SIZE = (1 << 20) + 5000 }; /* more than a buffer of tm_out */
+static unsigned char bytes[FILE_SIZE];
+
+static tm_status write_file(const char *path) {
+    tm_out *o;
+    TM_TRY(tm_out_create(&o, path));
+    tm_status rc = tm_out_append(o, bytes, FILE_SIZE);
+    if (rc == TM_OK) rc = tm_out_write_at(o, 10, "in place", 8);
+    if (rc == TM_OK) rc = tm_out_flush(o);
+    if (rc == TM_OK) return tm_out_commit(o);
+    tm_out_abandon(o);
+    return rc;
+}
+
+static tm_status append_twice(const char *path) {
+    tm_append *a;
+    TM_TRY(tm_append_open(&a, path, true));
+    tm_status rc = tm_append_line(a, "line", 4);
+    if (rc == TM_OK) rc = tm_append_line(a, "another\n", 8);
+    if (rc == TM_OK) rc = tm_append_sync(a);
+    tm_append_close(a);
+    return rc;
+}
+
+static tm_status read_through(tm_file *f, tm_buf *out) {
+    tm_file_cursor c = {.file = f};
+    for (size_t got = 1; got;) {
+        TM_TRY(tm_buf_reserve(out, 65536));
+        TM_TRY(tm_file_cursor_read(&c, out->data + out->len, 65536, &got));
+        out->len += got;
+    }
+    tm_file_forget(f, 0, tm_file_size(f));
+    return TM_OK;
+}
+
+static tm_status compare(const char *copy) {
+    tm_file *f;
+    tm_buf all = {0};
+    TM_TRY(tm_file_open_in(&f, walk_dir(), copy));
+    tm_status rc = read_through(f, &all);
+    if (rc == TM_OK && (all.len != FILE_SIZE || memcmp(all.data + 18, bytes + 18, FILE_SIZE - 18) != 0 ||
+                        memcmp(all.data, bytes, 10) != 0 || memcmp(all.data + 10, "in place", 8) != 0))
+        rc = wrong("the copy differs");
+    tm_file_close(f);
+    tm_buf_free(&all);
+    return rc;
+}
+
+static tm_status count_entry(void *ctx, const char *name, bool is_dir) {
+    (void)name;
+    *(unsigned *)ctx += is_dir ? 100 : 1;
+    return TM_OK;
+}
+
+static tm_status folders(void) {
+    unsigned seen = 0;
+    TM_TRY(tm_make_dirs(at("new/in/it")));
+    TM_TRY(append_twice(at("new/log")));
+    TM_TRY(tm_publish_dir(at("new"), at("there")));
+    TM_TRY(tm_make_dirs(at("new/only")));
+    TM_TRY(tm_publish_dir(at("new"), at("there"))); /* in the place of another */
+    TM_TRY(tm_list_dir(at("there"), count_entry, &seen));
+    if (seen != 100) return wrong("the folder is not the second one");
+    TM_TRY(tm_rename_path(at("there"), at("moved")));
+    TM_TRY(tm_retire_dir(at("moved")));
+    TM_TRY(tm_retire_dir(at("moved")));
+    TM_TRY(tm_make_dirs(at("a/b/c")));
+    TM_TRY(tm_remove_tree(at("a")));
+    return tm_path_exists(at("moved")) || tm_path_exists(at("a")) ? wrong("a removed folder is there") : TM_OK;
+}
+
+static tm_status files_life(void *ctx) {
+    tm_hold *hold;
+    (void)ctx;
+    walk_clear(walk_dir());
+    TM_TRY(tm_hold_dir(&hold, at("held"), 0));
+    tm_hold_release(hold);
+    TM_TRY(write_file(at("file")));
+    TM_TRY(tm_copy_file(at("file"), at("held/copy")));
+    TM_TRY(compare("held/copy"));
+    return folders();
+}
+
+static void test_files(void **state) {
+    static const char *const kinds[] = {"eio", "enospc", "einval", "eagain", "enosys"};
+    (void)state;
+    fill(bytes, 0, sizeof bytes, 1);
+    assert_in_range(walk_every(files_life, NULL, kinds, TM_COUNT(kinds), walk_points(4)), 100, 5000);
+}
+
+/* ---- engines -------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct engine_life_case {
+    const char *engine;
+    unsigned char *memory;
+} engine_life_case;
+
+static tm_status each_request(tm_io *io, tm_io_req *r, unsigned n) {
+    tm_io_req *reqs[8], *done[8];
+    tm_status rc = TM_OK;
+    for (unsigned i = 0; i < n; i++) reqs[i] = &r[i];
+    TM_TRY(tm_io_submit(io, reqs, n));
+    while (tm_io_in_flight(io) && rc == TM_OK) {
+        unsigned got;
+        rc = tm_io_wait(io, done, 8, &got, true);
+        for (unsigned i = 0; i < got && rc == TM_OK; i++)
+            if (done[i]->status != TM_OK) rc = tm_io_req_fail(done[i]);
+    }
+    return rc;
+}
+
+static tm_status transfer(tm_io *io, const tm_io_file *f, engine_life_case *c) {
+    enum { N = 4, EACH = 8192 };
+    tm_io_req r[N];
+    for (unsigned i = 0; i < N; i++)
+        r[i] = (tm_io_req){
+            .op = TM_IO_WRITE, .file = f[i % 2], .offset = i * EACH, .buf = c->memory + i * EACH, .len = EACH};
+    fill(c->memory, 0, N * EACH, 3);
+    TM_TRY(each_request(io, r, N));
+    tm_io_req sync[2] = {{.op = TM_IO_SYNC, .file = f[0]}, {.op = TM_IO_SYNC, .file = f[1]}};
+    TM_TRY(each_request(io, sync, 2));
+    memset(c->memory, 0, N * EACH);
+    for (unsigned i = 0; i < N; i++) r[i].op = TM_IO_READ;
+    TM_TRY(each_request(io, r, N));
+    return strcmp(c->engine, "null") == 0 || matches(c->memory, 0, N * EACH, 3) ? TM_OK
+                                                                                : wrong("other bytes came back");
+}
+
+static tm_status engine_life(void *ctx) {
+    engine_life_case *c = ctx;
+    tm_io_run *run = NULL;
+    tm_io *io = NULL;
+    tm_io_file f[2];
+    tm_status rc;
+    walk_clear(walk_dir());
+    TM_GO(tm_io_run_create(&run, walk_dir(), &(tm_io_run_opts){.allow_tmpfs = true}));
+    TM_GO(tm_io_file_create(run, "direct", FILE_BYTES, false, &f[0]));
+    TM_GO(tm_io_file_create(run, "buffered", FILE_BYTES, true, &f[1]));
+    f[0].lane = 0, f[1].lane = 1;
+    TM_GO(tm_io_open(&io, &(tm_io_opts){.engine = c->engine, .queue_depth = 2, .lanes = 2, .block_bytes = 4096}));
+    TM_GO(tm_io_register(io, c->memory, FILE_BYTES));
+    TM_GO(tm_io_register_files(io, f, 2));
+    rc = transfer(io, f, c);
+done:
+    tm_io_close(io);
+    if (run) {
+        tm_error said = *tm_error_get();
+        (void)!tm_io_run_remove(run);
+        tm_error_clear(), tm_error_set(&said);
+    }
+    return rc;
+}
+
+static void test_engines(void **state) {
+    static const char *const engines[] = {"auto",
+                                          "sync",
+                                          "threads",
+                                          "null",
+                                          "mem",
+                                          "delay:latency=1e-5+threads",
+                                          "error:at=1000,errno=eio+uring",
+                                          "sim:seed=3,reorder=0.5+sync"};
+    static const char *const kinds[] = {"eio", "enomem"};
+    (void)state;
+    engine_life_case c = {.memory = test_memory(FILE_BYTES)};
+    for (size_t i = 0; i < TM_COUNT(engines); i++) {
+        c.engine = engines[i];
+        assert_in_range(walk_every(engine_life, &c, kinds, TM_COUNT(kinds), walk_points(2)), 20, 5000);
+    }
+    free(c.memory);
+}
+
+static int gone(void **state) {
+    (void)state;
+    walk_gone(walk_dir());
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_directories),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_engines),
+    };
+    tm_log_set_level(TM_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, gone);
+}
