@@ -230,46 +230,6 @@ static void shards_come_out_as_one_model(void **state) {
 
 /* ---- tokenizers ---- */
 
-/* A folder of a one-block model that has this fixture's tokenizer. */
-static void make_folder(const char *dir, const char *tokenizer, uint64_t vocab) {
-    static const char *const shapes[] = {
-        "input_layernorm",  "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj",
-        "self_attn.v_proj", "self_attn.o_proj",         "mlp.gate_proj",    "mlp.up_proj",
-        "mlp.down_proj"};
-    char names[9][64], config[512], path[1200];
-    tm_hf_tensor t[11] = {{"model.embed_tokens.weight", 2, {vocab, 32}}, {"model.norm.weight", 1, {32}}};
-    for (int i = 0; i < 9; i++) {
-        snprintf(names[i], sizeof names[i], "model.layers.0.%s.weight", shapes[i]);
-        t[2 + i] = (tm_hf_tensor){names[i], i < 2 ? 1 : 2, {32, i < 2 ? 0 : 32}};
-    }
-    OK(tm_remove_tree(dir));
-    OK(tm_make_dirs(dir));
-    tm_hf_writer *w;
-    OK(tm_hf_writer_create(&w, dir, t, 11, TM_FMT_F32, 0));
-    for (uint32_t i = 0; i < 11; i++)
-        for (uint64_t e = 0, n = t[i].shape[0] * (t[i].ndim > 1 ? t[i].shape[1] : 1); e < n; e++)
-            OK(tm_hf_writer_put_f32(w, i, e, 1, &(float){pattern(e + i)}));
-    OK(tm_hf_writer_commit(w));
-    int n = snprintf(
-        config, sizeof config,
-        "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":%llu,\"hidden_size\":32,"
-        "\"intermediate_size\":32,\"num_hidden_layers\":1,\"num_attention_heads\":2,\"rms_norm_eps\":1e-6,"
-        "\"tie_word_embeddings\":true,\"rope_theta\":10000.0,\"bos_token_id\":3}",
-        (unsigned long long)vocab);
-    snprintf(path, sizeof path, "%s/config.json", dir);
-    write_file(path, config, (size_t)n);
-    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
-    for (size_t i = 0; i < 2 && tokenizer; i++) {
-        tm_buf text = {0};
-        char from[256];
-        snprintf(from, sizeof from, "%s/%s", tokenizer, files[i]);
-        slurp(fixture(from), &text);
-        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
-        write_file(path, text.data, text.len);
-        tm_buf_free(&text);
-    }
-}
-
 static const tm_json *added_by_id(const tm_json *list, int64_t id) {
     for (const tm_json *t = list->child; t; t = t->next)
         if (tm_json_get(t, "id")->integer == id) return t;

@@ -31,5 +31,7 @@ void expect_ok(tm_status got, const char *expr);
 int leftovers(const char *dir);
 /* Some values: a fixed pattern of floats that is different at each index. */
 float pattern(uint64_t i);
+/* A folder of a one-block llama (hidden 32, 2 heads) that has this fixture's tokenizer (NULL: none). */
+void make_folder(const char *dir, const char *tokenizer, uint64_t vocab);
 
 #endif
