@@ -3,8 +3,8 @@
 #   tests/coverage.sh [BUILD-FOLDER]      default build-coverage; needs gcovr (Debian, PyPI)
 # Builds, runs the tests of those folders (TIDEMILL_COVERAGE_TESTS: another pattern of names), prints a line a folder and
 # the worst files; all of them are in BUILD-FOLDER/files.txt. What counts: branches of the code as it is written;
-# branches that only an assert of ours takes, or none (inlined checks of the compiler's), do not. A process that is
-# killed takes its counts with it: what only a kill reaches shows as not reached.
+# branches that only an assert of ours takes, or none (inlined checks of the compiler's), do not. A process that another
+# one kills takes its counts with it; one that dies at a named point, or in place of a call, leaves them.
 set -eu
 cd "$(dirname "$0")/.."
 build=${1:-build-coverage}
@@ -13,7 +13,7 @@ command -v gcovr > /dev/null || { echo "coverage.sh: gcovr is missing; apt-get i
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Debug \
   -DCMAKE_C_FLAGS="--coverage -O1 -fno-inline -fprofile-update=atomic -fprofile-exclude-files='.*/(kernels|model|optim)/.*'" \
   -DCMAKE_EXE_LINKER_FLAGS="--coverage -Wl,-u,__gcov_dump" > /dev/null
-pattern=${TIDEMILL_COVERAGE_TESTS:-'base_|io_|test_(plan|commit|crash|machine|stripe|simulate|trace|mutants|pages|resume_paths|filesystems|load|link)|format_|test_(dataset|tokenizer|chat|data_faults)|replay_|config|train_(commit|checkpoints|faults|numerics|ways|bytes|outputs|wrong_input|plan_tool|ranks|kills_ranks)|tools_|cli'}
+pattern=${TIDEMILL_COVERAGE_TESTS:-'base_|io_|test_(plan|commit|crash|machine|stripe|simulate|trace|mutants|pages|resume_paths|filesystems|load|link)|format_|test_(dataset|tokenizer|chat|data_faults)|replay_|config|train_(commit|checkpoints|resume|faults|numerics|ways|bytes|outputs|wrong_input|plan_tool|ranks|kills_ranks)|tools_|cli'}
 targets=$(ctest --test-dir "$build" -N -LE bench -R "$pattern" | sed -n 's/^ *Test *#[0-9]*: \(replay_\)\{0,1\}//p')
 ninja -C "$build" -t targets all | sed -n 's/:.*//p' | sort > "$build/known.txt"
 # shellcheck disable=SC2086

@@ -1,0 +1,192 @@
+/* One rank goes on from what two left (elastic.c): their commits, a full checkpoint of both, another run's; and what of
+ * it may be damaged, missing or of another run. One start under mpirun makes it, all others are of one process. */
+#include "found.h"
+#include "tests/walk.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/file.h>
+
+/* Rank 1 dies when it has prepared its third commit: both have published two, and a full checkpoint of step 2. */
+static int set_up(void **state) {
+    (void)state;
+    found_open();
+    run_result r =
+        run((run_opts){.ranks = 2, .fault = "kill_prepared:3:kill:once", .fault_rank = 1}, "train", found.config,
+            "--quiet", "--set", "strategy=zero3", "--set", "save_state=true", "--set", "save_steps=2", NULL);
+    if (r.status == 0) fail_msg("nobody died: %s", r.err);
+    run_free(&r);
+    found_save();
+    if (found_run(&(found_start){0}) != 0 || found.report->status != TM_OK)
+        fail_msg("%s\n%s", found.report->text, found_said());
+    assert_non_null(strstr(found_said(), "laid out for 2 ranks"));
+    snprintf(found.hash, sizeof found.hash, "%s", found_hash());
+    return 0;
+}
+
+/* ---- damage --------------------------------------------------------------------------------------------------------
+ */
+
+static void remove_in(unsigned rank, const char *name) {
+    if (unlink(run_path(found.run[rank], name)) != 0) fail_msg("%s/%s is not there", found.run[rank], name);
+}
+static void no_second_manifest(void) {
+    remove_in(1, "manifest");
+}
+static void no_manifests(void) {
+    remove_in(0, "manifest"), remove_in(1, "manifest");
+}
+static void second_gone(void) {
+    walk_gone(found.run[1]);
+}
+static void second_of_other_layout(void) {
+    found_edit_commit(found.run[1], "shards.keep_elements", "77");
+}
+static void second_of_three(void) {
+    found_edit_commit(found.run[1], "shards.ranks", "3");
+}
+static void second_is_one(void) {
+    found_edit_commit(found.run[1], "shards", NULL);
+}
+static void locked(void) {
+    static int fd = -1;
+    if (fd >= 0) close(fd);
+    fd = open(run_path(found.run[1], "lock"), O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0);
+}
+static const char *in_checkpoint(const char *name) {
+    return run_format("%s/checkpoint-2/state/%s", found.output, name);
+}
+static void no_second_in_checkpoint(void) {
+    walk_gone(in_checkpoint("run-rank-1"));
+}
+static void checkpoint_of_another_step(void) { /* a folder of another checkpoint beside it */
+    no_second_in_checkpoint();
+    if (system(run_format("cp -a %s %s", found.run[1], in_checkpoint("run-rank-1"))) != 0) fail_msg("cp");
+    found_edit_commit(in_checkpoint("run-rank-1"), "shards", "{\"ranks\": 2}");
+}
+static void bad_manifests(void) {
+    for (unsigned i = 0; i < 2; i++) run_write(run_path(found.run[i], "manifest"), "tidemill commit, half of");
+}
+static void bad_manifests_and_no_checkpoint(void) {
+    bad_manifests();
+    walk_gone(run_path(found.output, "checkpoint-2"));
+}
+
+/* ---- tests ---------------------------------------------------------------------------------------------------------
+ */
+
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#define DIRECTORIES "run_directories"
+#define BY_RANK "directories_by_rank"
+
+static void test_commits_of_two(void **state) {
+    static const found_row rows[] = {
+        {.says = "laid out for 2 ranks"},
+        {.run_json = BY_RANK, .value = "[1, 1, 1]", .status = TM_EINPUT, .says = "directories of 2 of 3 ranks"},
+        {.run_json = BY_RANK, .value = "[2, 1]", .status = TM_EINPUT, .says = "directories of 1 of 2 ranks"},
+        {.run_json = BY_RANK, .value = "[1]", .status = TM_ECORRUPT, .says = "not of the same run"},
+        {.run_json = DIRECTORIES, .value = "[5, 6]", .status = TM_EINPUT, .says = "a directory of its list is gone"},
+        {.damage = second_gone, .status = TM_EINPUT, .says = "no such directory"},
+        {.damage = no_second_manifest, .says = "is of step 3, not 2", .left = 2},
+        {.commit = "shards", .value = "{}", .status = TM_ECORRUPT, .says = "which part of the state"},
+        {.commit = "shards.own", .value = "[0, 3]", .status = TM_ECORRUPT, .says = "which part of the state"},
+        {.commit = "shards.weights", .value = "[-1, 1]", .status = TM_ECORRUPT, .says = "which part of the state"},
+        {.commit = "shards.weights", .value = "[0]", .status = TM_ECORRUPT, .says = "which part of the state"},
+        {.damage = second_of_other_layout, .status = TM_ECORRUPT, .says = "not of the same run"},
+        {.damage = second_of_three, .status = TM_ECORRUPT, .says = "not of the same run"},
+        {.damage = second_is_one, .status = TM_ECORRUPT, .says = "not of the same run"},
+        {.commit = "model", .value = "\"00\"", .status = TM_EINPUT, .says = "config.json is not that of"},
+        {.commit = "data", .value = "\"00\"", .status = TM_EINPUT, .says = "holds other samples"},
+        {.commit = "config.per_device_train_batch_size", .value = "9", .says = "laid out for 2 ranks"},
+        {.commit = "config.seed", .value = "9", .status = TM_EINPUT, .says = "seed was 9, is"},
+        {.with = {.set = {"commit_steps=0"}}, .status = TM_EINPUT, .says = "needs commits: set commit_steps"},
+        {.damage = locked, .with = {.resume = "never"}, .status = TM_EINPUT, .says = "in use by process"},
+    };
+    (void)state;
+    FOUND_CHECK(rows);
+}
+
+static void test_full_checkpoints(void **state) {
+    const char *checkpoint = run_path(found.output, "checkpoint-2");
+    const found_row rows[] = {
+        {.with = {.resume = checkpoint}, .says = "the state of 2 ranks", .left = 2},
+        {.damage = no_second_in_checkpoint,
+         .with = {.resume = checkpoint},
+         .status = TM_EINPUT,
+         .says = "1 of 2 ranks' state is there"},
+        {.damage = checkpoint_of_another_step,
+         .with = {.resume = checkpoint},
+         .status = TM_ECORRUPT,
+         .says = "which part of the state"},
+        {.with = {.resume = checkpoint, .set = {"commit_steps=0"}}, .status = TM_EINPUT, .says = "needs commits"},
+        {.with = {.resume = found.output}, .says = "laid out for 2 ranks"},
+        {.damage = bad_manifests, .says = "going back to the newest full checkpoint", .left = 2},
+        {.damage = bad_manifests_and_no_checkpoint, .status = TM_ECORRUPT, .says = "manifest"},
+    };
+    (void)state;
+    FOUND_CHECK(rows);
+}
+
+/* The run in another output_dir keeps its state. */
+static void test_of_another_run(void **state) {
+    const char *to = run_format("output_dir=%s/other", found.dir), *own = found.output;
+    static const struct {
+        void (*damage)(void);
+        tm_status status;
+        const char *says;
+    } rows[] = {
+        {NULL, TM_OK, "the state of 2 ranks"},
+        {no_second_manifest, TM_EINPUT, "its ranks' commits are of different steps"},
+        {no_manifests, TM_EINPUT, "neither a checkpoint with state nor"},
+        {locked, TM_EINPUT, "in use by process"},
+    };
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        found_put_back();
+        if (rows[i].damage) rows[i].damage();
+        assert_int_equal(found_run(&(found_start){.resume = own, .set = {to}}), 0);
+        const char *text = rows[i].status == TM_OK ? found_said() : found.report->text;
+        if (found.report->status != rows[i].status || !strstr(text, rows[i].says))
+            fail_msg("row %zu: %s: %s", i, tm_status_name(found.report->status), text);
+        assert_int_equal(run_entries(found.offload), 2);
+        found.output = run_path(found.dir, "other");
+        assert_string_equal(found_hash(), rows[i].status == TM_OK ? found.hash : "");
+        walk_gone(found.output);
+        found.output = own;
+    }
+}
+
+/* Before the first commit of any rank nothing can be used: it begins anew, on one rank. */
+static void test_begins_anew(void **state) {
+    (void)state;
+    found_put_back();
+    walk_gone(found.output);
+    assert_int_equal(found_run(&(found_start){.resume = "never"}), 0);
+    const char *fresh = found_hash();
+    found_put_back();
+    no_manifests();
+    assert_int_equal(found_run(&(found_start){0}), 0);
+    if (found.report->status != TM_OK) fail_msg("%s", found.report->text);
+    assert_non_null(strstr(found_said(), "removed; it holds no commit"));
+    assert_string_equal(found_hash(), fresh);
+}
+
+static void test_calls_fail(void **state) {
+    (void)state;
+    found_walk(&(found_start){0}, NULL);
+    found_walk(&(found_start){0}, bad_manifests);
+}
+
+int main(void) {
+    if (system("mpirun --version > /dev/null 2>&1") != 0) {
+        print_message("SKIP: no mpirun\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_commits_of_two), cmocka_unit_test(test_full_checkpoints),
+        cmocka_unit_test(test_of_another_run), cmocka_unit_test(test_begins_anew),
+        cmocka_unit_test(test_calls_fail),
+    };
+    return cmocka_run_group_tests_name("train_resume_elastic", tests, set_up, found_close);
+}
