@@ -1,5 +1,6 @@
 /* Every call that this folder makes fails in turn (tests/walk.h), in three small lives: of a run directory, of plain
- * files and folders, of each engine. A life that goes on all the same must end with the right bytes. */
+ * files and folders, of each engine. A life that goes on all the same must end with the right bytes. And arguments that
+ * cannot be. */
 #include "tests/io/io_test.h"
 #include "tests/walk.h"
 
@@ -273,6 +274,105 @@ static void test_engines(void **state) {
     free(c.memory);
 }
 
+/* ---- arguments that cannot be --------------------------------------------------------------------------------------
+ */
+
+static char too_long[5000];
+
+static void test_paths_refused(void **state) {
+    tm_out *o;
+    tm_file *f;
+    tm_io_run *run;
+    (void)state;
+    walk_clear(walk_dir());
+    memset(too_long, 'x', sizeof too_long - 1), too_long[0] = '/', too_long[4500] = '/';
+    FAILS(tm_out_create(&o, too_long), TM_EINPUT, "path is too long");
+    FAILS(tm_out_create(&o, at("no/such/file")), TM_EINPUT, "its folder does not exist");
+    FAILS(tm_publish_dir(walk_dir(), too_long), TM_EINPUT, "");
+    FAILS(tm_retire_dir(too_long), TM_EINPUT, "path is too long");
+    FAILS(tm_file_open(&f, at("absent")), TM_EINPUT, "absent");
+    FAILS(tm_io_run_create(&run, "", &(tm_io_run_opts){0}), TM_EINPUT, "is empty");
+    FAILS(tm_io_run_create(&run, NULL, NULL), TM_EINPUT, "is empty");
+    FAILS(tm_io_run_create(&run, too_long, &(tm_io_run_opts){.create_parents = true}), TM_EINPUT, "");
+    FAILS(tm_io_run_create(&run, walk_dir(), &(tm_io_run_opts){.id = "a b", .allow_tmpfs = true}), TM_EINPUT, "run id");
+    FAILS(tm_io_run_create(&run, walk_dir(), &(tm_io_run_opts){.id = "", .allow_tmpfs = true}), TM_EINPUT, "run id");
+    FAILS(tm_io_run_reopen(&run, too_long, true, 0), TM_EINPUT, "path is too long");
+    FAILS(tm_io_run_reopen(&run, at("absent"), true, 0), TM_EINPUT, "absent");
+    assert_true(tm_remove_empty(at("absent")));
+    OK(tm_make_dirs(at("full/of")));
+    assert_false(tm_remove_empty(at("full")));
+    assert_true(tm_remove_empty(at("full/of")));
+}
+
+static void test_files_refused(void **state) {
+    tm_io_run *run;
+    tm_io_file f;
+    tm_out *o;
+    (void)state;
+    walk_clear(walk_dir());
+    char slashes[200];
+    snprintf(slashes, sizeof slashes, "%s///", walk_dir());
+    OK(tm_io_run_create(&run, slashes, &(tm_io_run_opts){.allow_tmpfs = true}));
+    FAILS(tm_io_file_create(run, ".hidden", 4096, true, &f), TM_EBUG, "offload file name");
+    FAILS(tm_io_file_create(run, "a/b", 4096, true, &f), TM_EBUG, "offload file name");
+    FAILS(tm_io_file_create(run, "a", 0, true, &f), TM_EBUG, "of 0 bytes");
+    FAILS(tm_io_file_create(run, "a", UINT64_MAX, true, &f), TM_EBUG, "bytes");
+    FAILS(tm_io_file_open(run, "a", 4096, true, &f), TM_ECORRUPT, "is missing");
+    OK(tm_io_file_create(run, "b", 4096, true, &f));
+    FAILS(tm_io_file_open(run, "b", 8192, true, &f), TM_ECORRUPT, "was cut off");
+    char inside[600];
+    snprintf(inside, sizeof inside, "%s/folder", tm_io_run_path(run));
+    assert_int_equal(mkdir(inside, 0700), 0);
+    FAILS(tm_io_file_open(run, "folder", 0, true, &f), TM_EINPUT, "folder");
+    OK(tm_io_run_remove(run));
+    OK(tm_out_create(&o, at("out")));
+    FAILS(tm_out_write_at(o, UINT64_MAX, "x", 1), TM_EBUG, "beyond 2^63");
+    FAILS(tm_out_write_at(o, INT64_MAX, "xx", 2), TM_EBUG, "beyond 2^63");
+    tm_out_abandon(o);
+}
+
+static void test_requests_refused(void **state) {
+    static char at_byte[8192] __attribute__((aligned(4096)));
+    (void)state;
+    const tm_io_file file = {.fd = 0, .alignment = 4096}, closed = {.fd = -1}, elsewhere = {.fd = 0, .lane = 3};
+    const struct {
+        tm_io_req r;
+        const char *says;
+    } rows[] = {
+        {{.op = TM_IO_READ, .file = closed}, "file is not open"},
+        {{.op = TM_IO_READ, .file = elsewhere}, "no such lane"},
+        {{.op = (tm_io_op)9, .file = file, .buf = at_byte, .len = 4096}, "unknown operation"},
+        {{.op = TM_IO_READ, .file = file, .len = 4096}, "length is 0"},
+        {{.op = TM_IO_WRITE, .file = file, .buf = at_byte}, "length is 0"},
+        {{.op = TM_IO_READ, .file = file, .buf = at_byte, .offset = UINT64_MAX, .len = 4096}, "beyond 2^63"},
+        {{.op = TM_IO_READ, .file = file, .buf = at_byte, .offset = INT64_MAX, .len = 4096}, "beyond 2^63"},
+        {{.op = TM_IO_READ, .file = file, .buf = at_byte + 1, .len = 4096}, "not aligned"},
+    };
+    static const tm_io_opts wrong_opts[] = {
+        {.lanes = 17},
+        {.queue_depth = 5000},
+        {.threads = 300},
+        {.block_bytes = 1u << 31},
+        {.order_seed = 1},
+        {.order_seed = 1, .engine = "threads"},
+        {.order_seed = 1, .engine = "sync", .lanes = 2},
+        {.engine = "a-name-that-is-much-longer-than-any-engine-with-all-of-its-layers-and-their-options-could-ever-be,"
+                   "and-goes-on-for-quite-a-while-so-that-no-buffer-of-a-sensible-size-holds-it,and-then-some-more,"
+                   "until-it-is-long-enough-for-everybody-to-agree-that-this-is-no-name-of-an-engine-at-all"},
+    };
+    tm_io *io;
+    OK(tm_io_open(&io, &(tm_io_opts){.engine = "sync"}));
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        tm_io_req r = rows[i].r, *one = &r;
+        FAILS(tm_io_submit(io, &one, 1), TM_EBUG, rows[i].says);
+    }
+    FAILS(tm_io_register(io, NULL, 10), TM_EBUG, "no memory");
+    FAILS(tm_io_register(io, at_byte, 0), TM_EBUG, "no memory");
+    tm_io_close(io);
+    for (size_t i = 0; i < TM_COUNT(wrong_opts); i++) FAILS(tm_io_open(&io, &wrong_opts[i]), TM_EINPUT, "ngine");
+    tm_io_close(NULL);
+}
+
 static int gone(void **state) {
     (void)state;
     walk_gone(walk_dir());
@@ -281,9 +381,9 @@ static int gone(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run_directories),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_engines),
+        cmocka_unit_test(test_run_directories), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_engines),         cmocka_unit_test(test_paths_refused),
+        cmocka_unit_test(test_files_refused),   cmocka_unit_test(test_requests_refused),
     };
     tm_log_set_level(TM_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, gone);

@@ -1,0 +1,61 @@
+/* A model with one weight beyond bf16's reach: after 50 skipped steps the unit whose output is not finite is named,
+ * with the tensor that was poisoned; nothing is trained on it, and nothing is left. */
+#include "io/io.h"
+#include "run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define POISONED "model.layers.1.mlp.down_proj.weight"
+
+/* The tensor's values in a safetensors file, all set to `value`. */
+static void poison(const char *path, float value) {
+    tm_buf file = {0};
+    tm_json_doc *doc;
+    uint64_t head;
+    RUN_EXPECT_STATUS(tm_file_slurp(path, 16 * TM_MIB, &file));
+    memcpy(&head, file.data, 8);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, file.data + 8, head, path, 0, 0));
+    const tm_json *t = tm_json_get(tm_json_root(doc), POISONED), *at = tm_json_get(t, "data_offsets");
+    assert_true(t && tm_json_is(tm_json_get(t, "dtype"), "F32"));
+    for (int64_t i = at->child->integer; i < at->child->next->integer; i += 4)
+        memcpy(file.data + 8 + head + i, &value, 4);
+    FILE *f = fopen(path, "w");
+    assert_true(f && fwrite(file.data, 1, file.len, f) == file.len && fclose(f) == 0);
+    tm_json_free(doc);
+    tm_buf_free(&file);
+}
+
+static const char *job(const char *dir) {
+    const char *rows = run_path(dir, "rows.safetensors"), *config = run_path(dir, "config.json");
+    const char *model = run_path(dir, "model");
+    run_copy_model(TM_TEST_FIXTURES "/arch_llama", model);
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(rows, golden, 0, 2, 8, false);
+    tm_st_close(golden);
+    run_write(config, run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"seq_len\": 8}, \"max_steps\": 60,"
+                                 " \"commit_steps\": 0, \"precision\": \"bf16\", \"output_dir\": \"%s/out\"}\n",
+                                 model, rows, dir));
+    return config;
+}
+
+static void the_poisoned_tensor_is_named(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = job(dir);
+    poison(run_path(dir, "model/model.safetensors"), 3e38f);
+    run_result r = run((run_opts){0}, "train", config, "--quiet", NULL);
+    assert_int_equal(r.status, 1);
+    const char *said = strstr(r.err, "50 steps in a row had no finite loss or gradient");
+    if (!said || !strstr(said, "the output of ") || !strstr(said, "the largest weight there is 3") ||
+        !strstr(said, "in " POISONED))
+        fail_msg("%s", r.err);
+    assert_int_not_equal(access(run_path(dir, "out/model.safetensors"), F_OK), 0);
+    run_free(&r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(the_poisoned_tensor_is_named, run_clean)};
+    return cmocka_run_group_tests_name("train_diagnosis", tests, NULL, NULL);
+}
