@@ -4,20 +4,23 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#define XXH_STATIC_LINKING_ONLY /* its state lies here, not on a heap that no seam sees */
 #include <xxhash.h>
 
 /* ---- writing --------------------------------------------------------------------------------------------------- */
 
+/* After the first failure nothing more is written. */
 typedef struct sink {
     tm_io_draft *draft;
-    XXH3_state_t *hash;
+    XXH3_state_t hash;
     uint64_t bytes;
+    tm_status status;
 } sink;
 
-static tm_status put(sink *k, const void *bytes, size_t n) {
-    XXH3_128bits_update(k->hash, bytes, n);
+static void put(sink *k, const void *bytes, size_t n) {
+    XXH3_128bits_update(&k->hash, bytes, n);
     k->bytes += n;
-    return tm_io_draft_append(k->draft, bytes, n);
+    if (k->status == TM_OK) k->status = tm_io_draft_append(k->draft, bytes, n);
 }
 
 /* The other directories by their full names: the commit may be resumed from another folder. */
@@ -45,7 +48,7 @@ static tm_status put_objects(const tm_store *s, sink *k, manifest_head *head) {
                                  .offset = x->offset,
                                  .bytes = o->frame_bytes,
                                  .generation = x->generation};
-            TM_TRY(put(k, &m, sizeof m));
+            put(k, &m, sizeof m);
         }
         head->n_objects++;
         head->n_pages += pages_of(o->frame_bytes);
@@ -53,19 +56,19 @@ static tm_status put_objects(const tm_store *s, sink *k, manifest_head *head) {
     return TM_OK;
 }
 
-static tm_status put_pages(const tm_store *s, sink *k) {
+static void put_pages(const tm_store *s, sink *k) {
     for (uint32_t i = 0; i < s->layout->n; i++) {
         const tm_object *o = &s->layout->object[i];
-        if (!in_commits(o)) continue;
-        TM_TRY(put(k, s->checksum + s->extent[i].first_page, pages_of(o->frame_bytes) * sizeof *s->checksum));
+        if (in_commits(o))
+            put(k, s->checksum + s->extent[i].first_page, pages_of(o->frame_bytes) * sizeof *s->checksum);
     }
-    return TM_OK;
 }
 
 static tm_status put_hash(sink *k) {
     XXH128_canonical_t sum;
-    XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(k->hash));
-    return put(k, sum.digest, sizeof sum.digest);
+    XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(&k->hash));
+    put(k, sum.digest, sizeof sum.digest);
+    return k->status;
 }
 
 static tm_status write_all(const tm_store *s, sink *k, const tm_commit_opts *opts, const tm_buf *paths) {
@@ -81,11 +84,11 @@ static tm_status write_all(const tm_store *s, sink *k, const tm_commit_opts *opt
     manifest_head again = {.n_objects = 0};
     memcpy(head.magic, MANIFEST_MAGIC, sizeof head.magic);
     TM_TRY(put_objects(s, NULL, &head)); /* counts */
-    TM_TRY(put(k, &head, sizeof head));
-    TM_TRY(put(k, opts->info, opts->info_bytes));
-    TM_TRY(put(k, paths->data, paths->len));
+    put(k, &head, sizeof head);
+    put(k, opts->info, opts->info_bytes);
+    put(k, paths->data, paths->len);
     TM_TRY(put_objects(s, k, &again));
-    TM_TRY(put_pages(s, k));
+    put_pages(s, k);
     return put_hash(k);
 }
 
@@ -96,7 +99,7 @@ static tm_status put_range(sink *k, const tm_commit *c, uint64_t at, uint64_t en
     while (at < end) {
         size_t n = tm_min_u64(sizeof chunk, end - at);
         TM_TRY(tm_file_read_at(c->file, at, chunk, n));
-        TM_TRY(put(k, chunk, n));
+        put(k, chunk, n);
         at += n;
     }
     return TM_OK;
@@ -109,36 +112,31 @@ static tm_status copy_all(const tm_commit *c, sink *k, const char *path, manifes
     head.n_paths = 1;
     head.slots = move->slots;
     head.paths_bytes = (uint32_t)strlen(path) + 1;
-    TM_TRY(put(k, &head, sizeof head));
+    put(k, &head, sizeof head);
     TM_TRY(put_range(k, c, sizeof head, sizeof head + head.info_bytes));
-    TM_TRY(put(k, path, head.paths_bytes));
+    put(k, path, head.paths_bytes);
     for (uint32_t i = 0; i < c->n_objects; i++) {
         TM_TRY(manifest_read_object(c, i, &m));
         move->object(move, &m);
-        TM_TRY(put(k, &m, sizeof m));
+        put(k, &m, sizeof m);
     }
     TM_TRY(put_range(k, c, c->pages_at, c->pages_at + c->n_pages * sizeof(uint64_t)));
     return put_hash(k);
 }
 
 tm_status manifest_copy(const tm_commit *c, tm_io_draft *d, const char *path, manifest_move *move) {
-    sink k = {.draft = d, .hash = XXH3_createState()};
-    if (!k.hash) return tm_nomem(576);
-    XXH3_128bits_reset(k.hash);
-    tm_status rc = copy_all(c, &k, path, move);
-    XXH3_freeState(k.hash);
-    return rc;
+    sink k = {.draft = d};
+    XXH3_128bits_reset(&k.hash);
+    return copy_all(c, &k, path, move);
 }
 
 tm_status manifest_write(const tm_store *s, tm_io_draft *d, const tm_commit_opts *opts, uint64_t *bytes) {
     tm_buf paths = {0};
-    sink k = {.draft = d, .hash = XXH3_createState()};
-    if (!k.hash) return tm_nomem(576);
-    XXH3_128bits_reset(k.hash);
+    sink k = {.draft = d};
+    XXH3_128bits_reset(&k.hash);
     TM_ASSERT(opts->info_bytes <= MAX_INFO);
     tm_status rc = join_paths(s, &paths);
     if (rc == TM_OK) rc = write_all(s, &k, opts, &paths);
-    XXH3_freeState(k.hash);
     tm_buf_free(&paths);
     *bytes = k.bytes;
     return rc;

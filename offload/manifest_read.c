@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#define XXH_STATIC_LINKING_ONLY /* its state lies on the stack */
 #include <xxhash.h>
 
 static tm_status damaged(const tm_commit *c, const char *what) {
@@ -16,21 +17,21 @@ static tm_status check_hash(const tm_commit *c) {
     uint64_t size = tm_file_size(c->file);
     XXH128_canonical_t want;
     if (size < sizeof(manifest_head) + HASH_BYTES) return damaged(c, "it is cut off");
-    XXH3_state_t *hash = XXH3_createState();
+    XXH3_state_t hash;
+    tm_status rc;
     char *chunk = tm_malloc(CHUNK);
-    tm_status rc = hash && chunk ? TM_OK : tm_nomem(CHUNK);
-    if (rc == TM_OK) XXH3_128bits_reset(hash);
-    for (uint64_t at = 0; rc == TM_OK && at < size - HASH_BYTES;) {
-        size_t n = tm_min_u64(CHUNK, size - HASH_BYTES - at);
-        rc = tm_file_read_at(c->file, at, chunk, n);
-        if (rc == TM_OK) XXH3_128bits_update(hash, chunk, n);
-        at += n;
+    if (!chunk) return tm_nomem(CHUNK);
+    XXH3_128bits_reset(&hash);
+    for (uint64_t at = 0, n; at < size - HASH_BYTES; at += n) {
+        n = tm_min_u64(CHUNK, size - HASH_BYTES - at);
+        TM_GO(tm_file_read_at(c->file, at, chunk, n));
+        XXH3_128bits_update(&hash, chunk, n);
     }
-    if (rc == TM_OK) rc = tm_file_read_at(c->file, size - HASH_BYTES, want.digest, HASH_BYTES);
-    if (rc == TM_OK && !XXH128_isEqual(XXH3_128bits_digest(hash), XXH128_hashFromCanonical(&want)))
+    TM_GO(tm_file_read_at(c->file, size - HASH_BYTES, want.digest, HASH_BYTES));
+    if (!XXH128_isEqual(XXH3_128bits_digest(&hash), XXH128_hashFromCanonical(&want)))
         rc = damaged(c, "its checksum is wrong");
+done:
     tm_free(chunk);
-    XXH3_freeState(hash);
     return rc;
 }
 

@@ -161,7 +161,7 @@ static void test_lives(void **state) {
     l.fill = world_plan(&l.w, W_OP_FILL, SLAB, false);
     for (size_t i = 0; i < TM_COUNT(engines); i++) {
         l.engine = engines[i];
-        assert_in_range(walk_every(commit_life, &l, kinds, TM_COUNT(kinds), walk_points(i ? 1 : 3)), 10, 5000);
+        assert_true(walk_every(commit_life, &l, kinds, TM_COUNT(kinds), walk_points(i ? 1 : 3)) >= 10);
     }
     tm_plan_free(l.fill);
     tm_plan_free(l.w.step_plan);
