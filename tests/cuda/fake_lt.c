@@ -1,6 +1,7 @@
 #include "fake_lt.h"
 #include "fake_driver.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,11 +38,29 @@ unsigned fake_lt_live(void) {
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
+/* fp16 in integers and double: not every compiler has the type. */
+static double from_half(uint16_t h) {
+    int e = h >> 10 & 31;
+    double m = (double)(h & 1023) / 1024;
+    double v = e == 31 ? (h & 1023 ? (double)NAN : (double)INFINITY) : e ? ldexp(1 + m, e - 15) : ldexp(m, -14);
+    return h >> 15 ? -v : v;
+}
+static uint16_t to_half(float x) {
+    unsigned sign = signbit(x) ? 0x8000 : 0, q;
+    double a = fabs((double)x);
+    int e;
+    if (!(a < 65520)) return (uint16_t)(sign | (isnan(a) ? 0x7e00 : 0x7c00));
+    (void)frexp(a, &e);
+    e = e - 1 < -14 ? -14 : e - 1;
+    q = (unsigned)nearbyint(ldexp(a, 10 - e)); /* ties to even; 1024 and more: with its leading bit */
+    return (uint16_t)(sign | (q < 1024 ? q : ((unsigned)(e + 15) << 10) + q - 1024));
+}
+
 static double element(cudaDataType type, const void *x, uint64_t at) {
     uint32_t bits;
     float value;
     if (type == CUDA_R_32F) return (double)((const float *)x)[at];
-    if (type == CUDA_R_16F) return (double)((const _Float16 *)x)[at];
+    if (type == CUDA_R_16F) return from_half(((const uint16_t *)x)[at]);
     bits = (uint32_t)((const uint16_t *)x)[at] << 16;
     memcpy(&value, &bits, sizeof value);
     return (double)value;
@@ -52,7 +71,7 @@ static void set_element(cudaDataType type, void *x, uint64_t at, float value) {
     if (type == CUDA_R_32F)
         ((float *)x)[at] = value;
     else if (type == CUDA_R_16F)
-        ((_Float16 *)x)[at] = (_Float16)value;
+        ((uint16_t *)x)[at] = to_half(value);
     else
         ((uint16_t *)x)[at] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
