@@ -22,7 +22,7 @@ static fake_options now;
 static unsigned live, launches, calls, fail_n, fail_any_n;
 static char fail_call[32];
 static CUresult fail_rc;
-static bool broken;
+static bool broken, held;
 static struct {
     void *p;
     uint64_t bytes;
@@ -36,7 +36,7 @@ void fake_reset(const fake_options *o) {
     if (!now.capability) now.capability = 80;
     if (!now.devices) now.devices = 1;
     live = launches = calls = fail_n = fail_any_n = 0;
-    broken = false;
+    broken = held = false;
 }
 void fake_fail(const char *call, unsigned n, CUresult rc) {
     snprintf(fail_call, sizeof fail_call, "%s", call ? call : "");
@@ -46,6 +46,12 @@ void fake_fail(const char *call, unsigned n, CUresult rc) {
 void fake_fail_any(unsigned n, CUresult rc) {
     fail_any_n = n;
     fail_rc = rc;
+}
+void fake_hold(bool hold) {
+    pthread_mutex_lock(&lock);
+    held = hold;
+    pthread_cond_broadcast(&change);
+    pthread_mutex_unlock(&lock);
 }
 unsigned fake_live(void) {
     return live;
@@ -115,7 +121,7 @@ static void *stream_main(void *arg) {
     CUstream s = arg;
     pthread_mutex_lock(&lock);
     for (;;) {
-        while (s->n == 0) pthread_cond_wait(&change, &lock);
+        while (s->n == 0 || held) pthread_cond_wait(&change, &lock);
         work *w = &s->ring[s->head];
         if (w->what == WORK_QUIT) break;
         pthread_mutex_unlock(&lock);

@@ -19,6 +19,7 @@ void fake_reset(const fake_options *o);
 /* The n-th call of that name from now on (1: the next) fails with rc; NULL: none. A stream's own failure ("wait") makes
  * every later wait fail, as a broken context does. */
 void fake_fail(const char *call, unsigned n, CUresult rc);
+void fake_hold(bool hold); /* while it is true streams carry nothing out */
 /* What was made and not given back: memory, streams, events, modules, contexts, registrations. */
 unsigned fake_live(void);
 unsigned fake_launches(void);
