@@ -32,25 +32,35 @@ static size_t shortened(size_t n) {
     return n >= 8192 ? n / 2 / 4096 * 4096 : n % 512 && n > 1 ? n / 2 : n;
 }
 
-static ssize_t sys_pread(int fd, void *buf, size_t n, off_t offset) {
-    io_fault f = io_fault_next("pread");
+/* What comes of a fault before the call is made: true, and its result, if it is not made at all. */
+static bool instead(io_fault f, size_t *n, off_t *offset, ssize_t *result) {
     switch (f.kind) {
     case IO_FAULT_ERRNO:
-        return errno = f.err, -1;
+        errno = f.err;
+        *result = -1;
+        return true;
     case IO_FAULT_ZERO:
-        return 0;
+        *result = 0;
+        return true;
     case IO_FAULT_LOST:
-        return (ssize_t)n;
+        *result = (ssize_t)*n;
+        return true;
     case IO_FAULT_SHORT:
-        n = shortened(n);
-        break;
+        *n = offset ? shortened(*n) : *n > 1 ? *n / 2 : *n; /* without an offset nothing is aligned */
+        return false;
     case IO_FAULT_MISDIRECT:
-        offset = (off_t)io_fault_beside((uint64_t)offset);
-        break;
+        if (offset) *offset = (off_t)io_fault_beside((uint64_t)*offset);
+        return false;
     default:
-        break;
+        return false;
     }
-    ssize_t got = pread(fd, buf, n, offset);
+}
+
+static ssize_t sys_pread(int fd, void *buf, size_t n, off_t offset) {
+    io_fault f = io_fault_next("pread");
+    ssize_t got;
+    if (instead(f, &n, &offset, &got)) return got;
+    got = pread(fd, buf, n, offset);
     if (f.kind == IO_FAULT_FLIP && got > 0) ((unsigned char *)buf)[got / 2] ^= 4;
     return got;
 }
@@ -68,43 +78,14 @@ static ssize_t flipped_pwrite(int fd, const void *buf, size_t n, off_t offset) {
 
 static ssize_t sys_pwrite(int fd, const void *buf, size_t n, off_t offset) {
     io_fault f = io_fault_next("pwrite");
-    switch (f.kind) {
-    case IO_FAULT_ERRNO:
-        return errno = f.err, -1;
-    case IO_FAULT_ZERO:
-        return 0;
-    case IO_FAULT_LOST:
-        return (ssize_t)n;
-    case IO_FAULT_SHORT:
-        n = shortened(n);
-        break;
-    case IO_FAULT_MISDIRECT:
-        offset = (off_t)io_fault_beside((uint64_t)offset);
-        break;
-    case IO_FAULT_FLIP:
-        return flipped_pwrite(fd, buf, n, offset);
-    default:
-        break;
-    }
-    return pwrite(fd, buf, n, offset);
+    ssize_t put;
+    if (instead(f, &n, &offset, &put)) return put;
+    return f.kind == IO_FAULT_FLIP ? flipped_pwrite(fd, buf, n, offset) : pwrite(fd, buf, n, offset);
 }
 
 static ssize_t sys_write(int fd, const void *buf, size_t n) {
-    io_fault f = io_fault_next("write");
-    switch (f.kind) {
-    case IO_FAULT_ERRNO:
-        return errno = f.err, -1;
-    case IO_FAULT_ZERO:
-        return 0;
-    case IO_FAULT_LOST:
-        return (ssize_t)n;
-    case IO_FAULT_SHORT:
-        n = n > 1 ? n / 2 : n;
-        break;
-    default:
-        break;
-    }
-    return write(fd, buf, n);
+    ssize_t put;
+    return instead(io_fault_next("write"), &n, NULL, &put) ? put : write(fd, buf, n);
 }
 
 static int sys_fsync(int fd) {

@@ -39,18 +39,22 @@ static void take_slots(operands *o, const tm_slot_use *use, uint32_t n, tm_stage
     for (uint32_t i = 0; i < n; i++) *(use[i].grad ? &a->grad[use[i].slot] : &a->slot[use[i].slot]) = next_operand(o);
 }
 
+static tm_stage_args stage_args(const tm_job *job, const tm_op *op, const tm_micro_batch *batch) {
+    return (tm_stage_args){.model = job->model,
+                           .kernels = job->kernels,
+                           .unit = op->arg[0],
+                           .stage = op->arg[1],
+                           .batch = batch,
+                           .slot_fresh = op->arg[3] & 0xffff,
+                           .grad_fresh = op->arg[3] >> 16};
+}
+
 static tm_status do_forward(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
     tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
     if (b.rows == 0) return TM_OK;
-    tm_stage_args a = {.model = job->model,
-                       .kernels = job->kernels,
-                       .unit = op->arg[0],
-                       .stage = op->arg[1],
-                       .batch = &b,
-                       .slot_fresh = op->arg[3] & 0xffff,
-                       .grad_fresh = op->arg[3] >> 16};
+    tm_stage_args a = stage_args(job, op, &b);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_forward[i]) a.weight[i] = next_operand(&o);
     take_slots(&o, stage->forward, stage->n_forward, &a);
@@ -68,13 +72,7 @@ static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
     const tm_stage *stage = &u->stage[op->arg[1]];
     __typeof__(tm_zero) *zero = (job->kernels ? job->kernels : tm_kernels_host())->zero;
     tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
-    tm_stage_args a = {.model = job->model,
-                       .kernels = job->kernels,
-                       .unit = op->arg[0],
-                       .stage = op->arg[1],
-                       .batch = &b,
-                       .slot_fresh = op->arg[3] & 0xffff,
-                       .grad_fresh = op->arg[3] >> 16};
+    tm_stage_args a = stage_args(job, op, &b);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_backward[i]) a.weight[i] = next_operand(&o);
     take_slots(&o, stage->backward, stage->n_backward, &a);
