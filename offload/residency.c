@@ -6,9 +6,11 @@
 #include "offload/density_internal.h"
 #include "offload/lower_internal.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { STEERING_TRIES = 6, WINDOW_TRIES = 5, STREAM_TO_WINDOW = 64 };
+enum { BUSY_WINDOW_MIB = 24, MODEST_WINDOW_MIB = 64, MOST_WINDOW_MIB = 512 };
 
 typedef struct chooser {
     const tm_program *p;
@@ -68,8 +70,8 @@ static tm_status start_point(chooser *ch) {
  * `d` what stays resident follows the load; the look-ahead has its share of it. */
 static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room) {
     uint64_t slab = ch->opts->slab_bytes, low = 0, high = slab + 1, load = slab, peak;
-    uint64_t share = tm_min_u64(window + window / 4, slab / 6);
-    for (int i = 0; i < STEERING_TRIES && high - low > slab / 512 + TM_FRAME_ALIGN; i++) {
+    uint64_t share = tm_min_u64(window + window / 4, slab / 2);
+    for (int i = 0; i < (low ? STEERING_TRIES : 2 * STEERING_TRIES) && high - low > slab / 512 + TM_FRAME_ALIGN; i++) {
         if (d) density_choose(d, load - tm_min_u64(share, load), ch->resident, ch->temp_paged);
         TM_TRY(peak_of(ch, window, load, &peak));
         if (peak <= slab) {
@@ -87,9 +89,13 @@ static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room)
     return TM_OK;
 }
 
+static uint64_t widest(const chooser *ch) {
+    return (uint64_t)(ch->opts->window_mib ? ch->opts->window_mib : MOST_WINDOW_MIB) * TM_MIB;
+}
+
 /* More look-ahead where there is room for it anyway. */
 static tm_status widest_window(chooser *ch, uint64_t *window, uint64_t room) {
-    uint64_t low = *window, high = (uint64_t)(ch->opts->window_mib ? ch->opts->window_mib : 512) * TM_MIB, peak;
+    uint64_t low = *window, high = tm_min_u64(widest(ch), ch->opts->slab_bytes / 2), peak;
     uint64_t next = high;
     for (int i = 0; i < WINDOW_TRIES && high > low; i++) {
         TM_TRY(peak_of(ch, next, room, &peak));
@@ -98,26 +104,30 @@ static tm_status widest_window(chooser *ch, uint64_t *window, uint64_t room) {
         else
             high = next;
         if (low == next && i == 0) break;
-        next = low + (high - low) / 2;
+        next = (uint64_t)sqrt((double)low * (double)high);
     }
     *window = low;
     return TM_OK;
 }
 
+/* A tile's state is read and the one before written at once, some 24 MiB: with less in flight the disk idles, which
+ * costs far more than the transfers that this memory would save if something were kept in it. */
 static uint64_t modest_window(const chooser *ch) {
-    uint64_t most = ch->opts->window_mib ? (uint64_t)ch->opts->window_mib * TM_MIB : UINT64_MAX;
-    return tm_min_u64(tm_min_u64(64 * TM_MIB, ch->opts->slab_bytes / 12), most);
+    uint64_t slab = ch->opts->slab_bytes;
+    uint64_t busy = tm_min_u64(BUSY_WINDOW_MIB * TM_MIB, slab / 3);
+    return tm_min_u64(tm_max_u64(tm_min_u64(MODEST_WINDOW_MIB * TM_MIB, slab / 12), busy), widest(ch));
 }
 
-/* Residency is worth more than a deep look-ahead, and some look-ahead more than the last of residency. */
+/* Some look-ahead is worth more than residency, residency more than a deep one. */
 static tm_status keep_and_look_ahead(chooser *ch, density *d, uint64_t *window, uint64_t *room) {
     *window = modest_window(ch);
     TM_TRY(steer(ch, d, *window, room));
-    if (!d) return TM_OK;
-    uint64_t enough = tm_max_u64(density_moved(d) / STREAM_TO_WINDOW, 4 * TM_MIB);
-    if (enough >= *window / 2) return TM_OK;
-    *window = enough; /* little is left to stream: memory is better kept than read ahead into */
-    return steer(ch, d, *window, room);
+    uint64_t enough = d ? tm_max_u64(density_moved(d) / STREAM_TO_WINDOW, 4 * TM_MIB) : *window;
+    if (enough < *window / 2) { /* little is left to stream: memory is better kept than read ahead into */
+        *window = enough;
+        TM_TRY(steer(ch, d, *window, room));
+    }
+    return widest_window(ch, window, *room);
 }
 
 tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,
@@ -141,7 +151,6 @@ tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_pla
     uint64_t below = opts->choose_residency ? residency_base(p, resident, NULL) : l->resident_end;
     if (opts->cache) TM_GO(density_open(&d, p, opts, resident, temp_paged, below));
     TM_GO(keep_and_look_ahead(&ch, opts->cache ? &d : NULL, window, room));
-    TM_GO(widest_window(&ch, window, *room));
     TM_GO(peak_of(&ch, *window, *room, &peak));
     if (peak > opts->slab_bytes) { /* at the least budget: nothing kept, nothing ahead */
         TM_GO(start_point(&ch));
