@@ -220,6 +220,20 @@ static const bad cases[] = {
      {"min_lr 1e-6", "min_lr_rate 1"}},
     {TM_EINPUT, "+\"num_train_epochs\": 0.5, \"warmup_steps\": 1e16", {"warmup_steps"}},
     {TM_EINPUT, "+\"train_batch_size\": 9, \"gradient_accumulation_steps\": 2", {"not a multiple of 2"}},
+    {TM_EUNSUPPORTED, "+\"optim\": \"galore_adamw\"", {"\"optim\" \"galore_adamw\"", "not supported yet"}},
+    {TM_EINPUT,
+     "+\"optim\": \"galore_adamw\", \"optimizer\": {\"type\": \"AdamW\"}",
+     {"optim \"galore_adamw\"", "optimizer.type \"AdamW\""}},
+    {TM_EINPUT,
+     "+\"zero_optimization\": {\"offload_param\": {\"nvme_path\": [\"/a\", \"/b\"]}}, \"deepspeed\": \"ds.json\"",
+     {"nvme_path", "(ds.json:1:"},
+     {NULL},
+     "{\"zero_optimization\": {\"offload_param\": {\"nvme_path\": [\"/a\", \"/c\"]}}}"},
+    {TM_EINPUT,
+     "+\"zero_optimization\": {\"offload_param\": {\"nvme_path\": [\"/a\"]}}, \"deepspeed\": \"ds.json\"",
+     {"nvme_path"},
+     {NULL},
+     "{\"zero_optimization\": {\"offload_param\": {\"nvme_path\": \"/a\"}}}"},
     /* not in this version */
     {TM_EUNSUPPORTED,
      "+\"adapter\": {\"type\": \"lora\", \"r\": 8}",
@@ -337,6 +351,7 @@ static tm_status load_all_kinds(void *ctx) {
     if (rc == TM_OK) rc = tm_config_dump_json(c, &text, 1);
     if (rc == TM_OK) rc = tm_config_resolve_model(c, 64);
     if (rc == TM_OK) rc = tm_config_resolve_steps(c, 10);
+    if (rc == TM_OK) rc = tm_config_help(&text);
     tm_buf_free(&text);
     tm_config_free(c);
     return rc;
@@ -353,6 +368,18 @@ static void memory_runs_out_anywhere(void **state) {
     w.may_pass = true; /* of a wrong one: it is still refused, and a suggestion may be missing */
     for (size_t i = 0; i < TM_COUNT(cases); i++) failed += walk_all(w, load_case, (void *)(uintptr_t)&cases[i]);
     assert_true(failed > 1000);
+}
+
+/* Nobody said how to read another file, or what this one is called. */
+static void without_a_reader(void **state) {
+    static const char json[] = "{" BASE ", \"deepspeed\": \"ds.json\"}", bad_json[] = "{";
+    tm_config *c;
+    (void)state;
+    assert_int_equal(tm_config_load(&c, json, sizeof json - 1, &(tm_config_opts){0}), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "configuration:1:"));
+    assert_non_null(strstr(tm_error_get()->text, "cannot be read here"));
+    assert_int_equal(tm_config_load(&c, bad_json, sizeof bad_json - 1, &(tm_config_opts){0}), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "configuration:1:"));
 }
 
 static void switched_off_is_fine(void **state) {
@@ -422,6 +449,7 @@ int main(void) {
     tm_log_set_level(TM_LOG_ERROR);
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_says_what_where_and_what_to_do),
                                        cmocka_unit_test(memory_runs_out_anywhere),
+                                       cmocka_unit_test(without_a_reader),
                                        cmocka_unit_test(switched_off_is_fine),
                                        cmocka_unit_test(ranks_share_a_batch),
                                        cmocka_unit_test(late_mismatches),
