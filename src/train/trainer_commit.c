@@ -64,6 +64,7 @@ static void counters(tm_json_writer *w, const trainer *t) {
     field_int(w, "total_steps", t->cfg->total_steps);
     field_int(w, "applied", t->applied);
     field_int(w, "skipped_in_a_row", t->skipped_in_a_row);
+    field_int(w, "skipped_at_scale", t->skipped_at_scale);
     field_int(w, "data_cursor", t->step * (int64_t)t->cfg->train_batch_size);
     tm_jw_key(w, "unfinished");
     tm_jw_bool(w, t->unfinished);

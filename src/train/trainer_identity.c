@@ -176,6 +176,7 @@ tm_status trainer_check_commit(trainer *t) {
     t->committed = t->old.other ? -1 : t->step; /* of this run's own layout there is none yet */
     t->applied = counter(info, "applied");
     t->skipped_in_a_row = counter(info, "skipped_in_a_row");
+    t->skipped_at_scale = counter(info, "skipped_at_scale"); /* of an earlier version, -1: a step more */
     t->unfinished = unfinished && unfinished->boolean;
     TM_TRY(trainer_read_scale(t, info));
     return trainer_read_saves(t, info);
