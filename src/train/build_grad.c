@@ -140,7 +140,7 @@ static uint32_t exchange(pass *x, bool norm) {
 
 void pass_norm(pass *x) {
     uint32_t all = x->job->ranks.ranks > 1 ? exchange(x, true) : NONE;
-    tm_program_op(x->p, &(tm_op){.code = OP_NORM});
+    tm_program_op(x->p, &(tm_op){.code = OP_NORM, .arg = {x->o->update == UPDATE_WITHIN}});
     if (all != NONE) tm_program_use(x->p, all, TM_USE_READ);
     for (uint32_t p = 0; all == NONE && p < x->parts; p++) tm_program_use(x->p, x->partial[p], TM_USE_READ);
     tm_program_use(x->p, x->step, TM_USE_UPDATE);

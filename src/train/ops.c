@@ -161,7 +161,6 @@ static tm_status do_finish(tm_job *job, const tm_op *op, operands o) {
 
 static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
     double sum = 0;
-    (void)op;
     if (job->ranks.ranks > 1)
         ops_read_reports(job, next_operand(&o), true, &sum);
     else
@@ -169,6 +168,7 @@ static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
             sum += tm_sum_blocks(next_operand(&o), tm_norm_block_count(job->part[p].elements));
     step_result *s = &job->step;
     s->grad_norm = sqrt(sum) / loss_scale(job); /* of the loss as it is */
+    if (op->arg[0]) return TM_OK;               /* a device may be updating, by what the objective prepared */
     s->finite = isfinite(s->grad_norm) && isfinite(s->loss_sum);
     s->clip = tm_clip_factor(s->grad_norm, job->max_grad_norm) / loss_scale(job);
     if (s->finite) state_prepare_step(job); /* else the update is skipped: do_update leaves the state alone */

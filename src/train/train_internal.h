@@ -233,7 +233,7 @@ enum {
                     W */
     OP_OBJECTIVE, /* arg: micro-batches, within        | per mb: batch R, state R, coef W; step U */
     OP_FINISH,    /* arg: part, tile of sums, within, whole | sum R, grad W (whole: of the part), partial U */
-    OP_NORM,      /* arg: -                            | partials R.. or, with ranks, reports R; step U */
+    OP_NORM,      /* arg: within                       | partials R.. or, with ranks, reports R; step U */
     OP_UPDATE,    /* arg: part, tile, whole            | hi U (fp16: W), [lo U, exp_avg U, exp_avg_sq U,] grad R (as
                      above),    step R */
     OP_IMPORT,    /* arg: part, tile of hi, own        | hi W, [own: lo, exp_avg, exp_avg_sq W,] [scratch W] */

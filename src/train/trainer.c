@@ -160,13 +160,16 @@ static void preview(trainer *t) {
 /* ---- life ---------------------------------------------------------------------------------------------------- */
 
 void trainer_close(trainer *t) {
-    trainer_watch_close(t);
+    trainer_watch *watch = t->watch;
+    t->watch = NULL; /* nobody listens any more */
     tm_append_close(t->log);
+    job_close(t->job); /* its executor may still be at a plan's last transfers, and hold a link */
+    t->watch = watch;
+    trainer_watch_close(t);
     tm_plan_free(t->plan);
     tm_plan_free(t->eval_plan);
     tm_plan_free(t->first_plan);
     tm_plan_free(t->drain_plan);
-    job_close(t->job);
     data_close(t->train);
     data_close(t->eval);
     text_close(&t->text);

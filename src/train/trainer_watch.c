@@ -99,6 +99,7 @@ static void match(trainer *t) {
 static void run_ended(void *ctx, const tm_run_stats *s) {
     trainer *t = ctx;
     trainer_watch *w = t->watch;
+    if (!w) return;                                             /* on the way out of a failure */
     if (s->plan != t->plan && s->plan != t->first_plan) return; /* evaluations and the like */
     trainer_profile_add(t, s);
     TM_ASSERT(w->n_ended < WAITING);

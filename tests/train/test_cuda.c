@@ -119,12 +119,25 @@ static void test_going_on(void **state) {
     assert_string_not_equal(train_log_read(run_path(dir, "other")).hash, train_log_read(whole).hash);
 }
 
-/* ---- what is there, and what is not ------------------------------------------------------------------------------ */
-
 static void expect(run_result *r, int status, const char *text) {
     if (r->status != status || !strstr(r->err, text)) fail_msg("exit %d, %s", r->status, r->err);
     run_free(r);
 }
+
+/* Where updates leave what is not finite the run ends, in good order: of update B on the device, and on the host while
+ * the last tiles are still being written. */
+static void test_diverging(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = config_of(dir, "fp32"), *out = run_format("output_dir=%s/out", dir);
+    run_result r = run(fake, "train", config, "--set", out, "--set", "memory.device=cuda:0", "--set", "memory.update=B",
+                       "--set", "max_grad_norm=0", "--set", "learning_rate=1e30", NULL);
+    expect(&r, 1, "parameters are not finite after the update");
+    r = run(fake, "train", config, "--set", out, "--set", "memory.cache=none", "--set", "memory.update=U", "--set",
+            "offload_optimizer_device=nvme", "--set", "learning_rate=3e38", NULL);
+    expect(&r, 1, "parameters are not finite after the update");
+}
+
+/* ---- what is there, and what is not ------------------------------------------------------------------------------ */
 
 static void test_missing_devices(void **state) {
     (void)state;
@@ -178,8 +191,12 @@ static void test_doctor(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_as_cpu),      cmocka_unit_test(test_one_hash),
-                                       cmocka_unit_test(test_going_on),         cmocka_unit_test(test_missing_devices),
-                                       cmocka_unit_test(test_forward_commands), cmocka_unit_test(test_doctor)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_as_cpu),
+                                       cmocka_unit_test(test_one_hash),
+                                       cmocka_unit_test(test_going_on),
+                                       cmocka_unit_test(test_missing_devices),
+                                       cmocka_unit_test(test_forward_commands),
+                                       cmocka_unit_test(test_diverging),
+                                       cmocka_unit_test(test_doctor)};
     return cmocka_run_group_tests(tests, NULL, run_clean);
 }
