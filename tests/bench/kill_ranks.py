@@ -77,15 +77,31 @@ def fail(text):
     sys.exit(f"kill_ranks: FAILED: {text}")
 
 
+def state_of(pid):
+    """What a process is at: R, S, T (stopped), Z, and where in the kernel each of its threads waits."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            state = f.read().rsplit(")", 1)[1].split()[0]
+        waits = set()
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/wchan") as f:
+                waits.add(f.read())
+        return f"{state} {' '.join(sorted(waits))}"
+    except OSError:
+        return "gone"
+
+
 def ends(job, output, what, limit=LIMIT):
     began = time.monotonic()
     try:
         job.wait(limit)
     except subprocess.TimeoutExpired:
+        left = ranks_of(output)
+        states = {"launcher": state_of(job.pid), **{f"rank {rank}": state_of(pid) for rank, pid in sorted(left.items())}}
         os.killpg(job.pid, signal.SIGKILL)
-        for pid in ranks_of(output).values():
+        for pid in left.values():
             os.kill(pid, signal.SIGKILL)
-        fail(f"{what}: the job did not end within {limit} s")
+        fail(f"{what}: the job did not end within {limit} s; still there: {states}")
     took = time.monotonic() - began
     for _ in range(50):
         if not ranks_of(output):
