@@ -261,6 +261,17 @@ static job_opts options(const planning *g) {
     return o;
 }
 
+/* Ranks hold different numbers of tiles, and so the first one's least budget need not be enough for the others. All of
+ * them have agreed on `rc`. */
+static tm_status least_of_all(const trainer *t, tm_status rc, uint64_t *least) {
+    if (!t->comm || (rc != TM_OK && rc != TM_EBUDGET)) return rc;
+    tm_error why = *tm_error_get();
+    tm_error_clear();
+    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, least, 1));
+    tm_error_set(&why);
+    return rc;
+}
+
 static tm_status plan_here(planning *g) {
     trainer *t = g->t;
     tm_plan_report *out = g->out;
@@ -289,6 +300,7 @@ static tm_status plan_here(planning *g) {
                                                : JOB_COSTS_MEASURE));
     job_use_costs(t->job, &g->rank, job_cost, costs);
     rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
+    rc = least_of_all(t, rc, &out->minimum_host_bytes);
     if (out->has_device) out->minimum_device_bytes = t->job->least_device;
     if (rc == TM_EBUDGET) rc = t->job->device_short ? refuse_device(g) : refuse_host(g, &shape);
     if (rc != TM_OK) goto done;
