@@ -144,16 +144,11 @@ static tm_status next_of_all(trainer *t, int64_t *below, char *path, size_t cap,
     return TM_OK;
 }
 
-/* Another checkpoint may do better: it is damaged, incomplete or cannot be read. */
-static bool is_about_files(tm_status rc) {
-    return rc == TM_ECORRUPT || rc == TM_EINPUT || rc == TM_EIO;
-}
-
 tm_status elastic_fall_back(trainer *t, tm_status rc, bool *any) {
     char full[4096];
     int64_t below = INT64_MAX;
     if (rc != TM_ECORRUPT || !trainer_commits(t)) return rc;
-    while (is_about_files(rc)) {
+    while (trainer_older_may_do(rc)) {
         bool found;
         tm_error why = *tm_error_get();
         tm_error_clear();

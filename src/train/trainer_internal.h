@@ -174,6 +174,8 @@ tm_status trainer_open_commit(trainer *t,
 bool trainer_newest_full(const trainer *t, char *path, size_t cap); /* OUTPUT_DIR/checkpoint-N that holds state */
 /* The newest of those with N < *below, which becomes N. */
 bool trainer_next_full(const trainer *t, int64_t *below, char *path, size_t cap);
+/* What `rc` refused is damaged, incomplete or cannot be read: an older one may not be. */
+bool trainer_older_may_do(tm_status rc);
 /* elastic_state.c: the same for several ranks. */
 tm_status elastic_save(trainer *t, const char *checkpoint);              /* collective */
 bool elastic_is_checkpoint(const char *dir);                             /* that several ranks made */

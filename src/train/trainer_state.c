@@ -77,11 +77,16 @@ bool trainer_newest_full(const trainer *t, char *path, size_t cap) {
     return trainer_next_full(t, &below, path, cap);
 }
 
+bool trainer_older_may_do(tm_status rc) {
+    return rc == TM_ECORRUPT || rc == TM_EINPUT || rc == TM_EIO;
+}
+
 tm_status trainer_open_commit(trainer *t, const char *directory) {
     char full[4096], state[4200];
     int64_t below = INT64_MAX;
     tm_status rc = tm_commit_open(&t->commit, directory);
-    while (rc == TM_ECORRUPT && trainer_next_full(t, &below, full, sizeof full)) {
+    if (rc != TM_ECORRUPT) return rc;
+    while (trainer_older_may_do(rc) && trainer_next_full(t, &below, full, sizeof full)) {
         tm_log(TM_LOG_ERROR, "%s", tm_error_get()->text);
         tm_log(TM_LOG_WARN, "going back to the newest full checkpoint that is left, %s; %s is left as it is", full,
                directory);

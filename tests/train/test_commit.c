@@ -401,25 +401,46 @@ static void full_checkpoints_are_gone_back_to(void **state) {
     }
 }
 
+static void flipped(const char *path) {
+    run_damage(path, 5000);
+}
+
+static void cut_off(const char *path) {
+    assert_int_equal(truncate(path, 5000), 0);
+}
+
+static void lost(const char *path) {
+    assert_int_equal(unlink(path), 0);
+}
+
 /* The newest one is damaged as well: the one before it, and both refusals are said. */
 static void older_checkpoints_are_gone_back_to(void **state) {
     (void)state;
+    static const struct {
+        void (*damage)(const char *path);
+        const char *says;
+    } cases[] = {{flipped, "exp_avg: the 64 KiB page"}, {cut_off, "exp_avg: ends at byte"}, {lost, "exp_avg: no such"}};
     scene s = scene_open();
     const char *hash = reference(&s);
     const char *env[] = {"TIDEMILL_FAULT=kill_after_rename:9:now:once", NULL};
-    run_result r = run((run_opts){.env = env}, "train", s.config, "--quiet", "--set", "save_state=true", "--set",
-                       "save_total_limit=2", NULL);
-    expect(&r, 128 + SIGKILL, NULL);
-    run_damage(run_path(run_directory(s.output, 0), "manifest"), 100);
-    run_damage(run_path(s.output, "checkpoint-20/state/exp_avg"), 5000);
-    r = run((run_opts){.timeout_s = 60}, "train", s.config, "--quiet", "--set", "save_state=true", "--set",
-            "save_total_limit=2", NULL);
-    RUN_OK(&r);
-    const char *at = strstr(r.err, "checkpoint-20; ");
-    at = at ? strstr(at, "exp_avg: the 64 KiB page") : NULL;
-    if (!at || !strstr(at, "checkpoint-10; ")) fail_msg("%s", r.err);
-    run_free(&r);
-    assert_string_equal(train_log_read(s.output).hash, hash);
+    for (unsigned i = 0; i < TM_COUNT(cases); i++) {
+        run_result r = run((run_opts){.env = env}, "train", s.config, "--quiet", "--set", "save_state=true", "--set",
+                           "save_total_limit=2", NULL);
+        expect(&r, 128 + SIGKILL, NULL);
+        const char *given_up = run_directory(s.output, 0);
+        run_damage(run_path(given_up, "manifest"), 100);
+        cases[i].damage(run_path(s.output, "checkpoint-20/state/exp_avg"));
+        r = run((run_opts){.timeout_s = 60}, "train", s.config, "--quiet", "--set", "save_state=true", "--set",
+                "save_total_limit=2", NULL);
+        RUN_OK(&r);
+        const char *at = strstr(r.err, "checkpoint-20; ");
+        at = at ? strstr(at, cases[i].says) : NULL;
+        if (!at || !strstr(at, "checkpoint-10; ")) fail_msg("%s", r.err);
+        run_free(&r);
+        assert_string_equal(train_log_read(s.output).hash, hash);
+        run_remove(given_up);
+        run_remove(s.output);
+    }
 }
 
 /* A full checkpoint is copied before it is known whether the run may begin: if it may not, the copy goes. So it does
