@@ -1,5 +1,6 @@
 /* A job's device, where it is not the host's memory: whether it is there, how much of its memory may be asked for, and
  * what commands that only go forward tell a job of their tiers. */
+#include "train/config.h"
 #include "train/train_internal.h"
 
 #include <string.h>
@@ -57,7 +58,7 @@ static tm_status forward_device(job_opts *o, const tm_tier_args *tiers, bool cac
             "device \"%s\" does not generate yet: its attention has no cache of keys and values; use \"cpu\"",
             tiers->device);
     o->device = tiers->device;
-    o->device_bytes = tiers->device_budget;
+    o->device_bytes = tm_min_u64(tiers->device_budget, TM_DEVICE_UNLIMITED); /* plans reckon with signed rooms */
     if (traits.own_processors) {
         uint64_t room;
         if (job_device_room(tiers->device, &room) != TM_OK) return job_device_fail(tiers->device, "");

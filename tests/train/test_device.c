@@ -215,17 +215,17 @@ static void test_what_is_refused(void **state) {
 /* ---- commands that only go forward ------------------------------------------------------------------------------- */
 
 /* What `command` (ended by NULL) prints to stdout, on the CPU and in arenas: of the least size that its refusal names,
- * and of one that holds everything. */
+ * of one that holds everything, and of all that there is. */
 static void same_output(const char *const *command) {
     const char *words[24];
-    char *out[3] = {NULL};
+    char *out[4] = {NULL};
     unsigned n = 0;
     while (command[n]) words[n] = command[n], n++;
     words[n] = "--device", words[n + 1] = "cpu-arena", words[n + 2] = "--device-budget", words[n + 3] = "1";
     words[n + 4] = NULL;
     run_result r = run_argv(&(run_opts){0}, words);
     assert_int_equal(r.status, 2);
-    const char *budget[] = {NULL, run_format("%llu", (unsigned long long)train_minimum(r.err)), "64MiB"};
+    const char *budget[] = {NULL, run_format("%llu", (unsigned long long)train_minimum(r.err)), "64MiB", "unlimited"};
     run_free(&r);
     for (unsigned i = 0; i < TM_COUNT(budget); i++) {
         words[n] = budget[i] ? "--device" : NULL;
