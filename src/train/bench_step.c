@@ -315,9 +315,9 @@ static void bench_close(bench *b) {
         for (int s = 0; s < STRETCHES; s++) tm_free(b->part[m][s]);
     }
     tm_free(b->comm);
+    trainer_close(&b->t); /* its executor may hold a link */
     tm_link_free(b->link);
     tm_link_free(b->first_link);
-    trainer_close(&b->t);
     trainer_close_ranks(&b->t);
     job_costs_close(b->costs);
 }
