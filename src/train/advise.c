@@ -30,8 +30,8 @@ static bool has_disk(const planning *g) {
     return !g->hardware || g->machine.disk.read_bps > 0;
 }
 
-/* Without a device none and cpu are one place. Stages 1 and 2 keep whole weights where they compute. An optimizer that
- * the device cannot run has its state on the host. */
+/* Without a device none and cpu are one place. Stages 1 and 2 keep whole weights where they compute. Where the
+ * device cannot run the update its state is on the host. */
 static bool place_is_open(const planning *g, size_t place, tm_strategy s) {
     bool device = g->machine.gpus > 0, files = places[place].optimizer == TM_PLACE_NVME;
     if (files && !has_disk(g)) return false;
@@ -184,7 +184,7 @@ static void say_place(tm_advice *a) {
         say(a, "%s has no room for all state%s", is_gpu(memory) ? "a device" : "memory",
             strcmp(b->optimizer, "nvme") ? "; host memory has" : "");
     else if (!memory)
-        say(a, "a device cannot run this optimizer, so that its state is not kept there");
+        say(a, "a device cannot run this update, so that its state is not kept there");
     else
         say(a, "offloading %s is faster than keeping it", strcmp(b->param, "none") ? "all of it" : "the optimizer");
     if (b->disk_bytes > 0) say(a, ", and the files move %s a step", tm_format_size(b->disk_bytes, x, sizeof x));

@@ -103,7 +103,7 @@ bool plan_device_updates(const tm_config *c) {
     tm_device_traits gpu;
     bool known = tm_device_known("cuda", &gpu) == TM_OK;
     tm_error_clear();
-    return known && job_device_runs(&gpu, c->optimizer->name);
+    return known && job_device_updates(&gpu, c->optimizer->name, c->precision);
 }
 
 /* As states.c has them: codes of 8 bits lie beside the magnitudes of their blocks. Small tensors, which stay in 32

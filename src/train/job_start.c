@@ -381,9 +381,10 @@ static tm_status share_weights(tm_job *job, const job_opts *opts, const char *na
     return job_agree(job, compile_in_budget(job, opts, name, ways, s));
 }
 
-bool job_device_runs(const tm_device_traits *traits, const char *name) {
+bool job_device_updates(const tm_device_traits *traits, const char *name, tm_dtype dtype) {
     const char *list = traits->optimizers, *at = list;
     size_t len = strlen(name);
+    if (traits->own_processors && dtype == TM_F16) return false; /* a skipped step makes weights anew on the host */
     if (!strcmp(list, "*")) return true;
     while ((at = strstr(at, name)) != NULL) {
         if ((at == list || at[-1] == ' ') && (at[len] == ' ' || !at[len])) return true;
@@ -392,12 +393,8 @@ bool job_device_runs(const tm_device_traits *traits, const char *name) {
     return false;
 }
 
-/* Whether the job's optimizer runs on the device. */
 static bool updates_there(const tm_job *job, const job_opts *opts) {
-    if (!opts->device_bytes || !job->optimizer) return false;
-    if (job->traits.own_processors && job->dtype == TM_F16)
-        return false; /* a skipped step makes weights anew on the host */
-    return job_device_runs(&job->traits, job->update->name);
+    return opts->device_bytes && job->optimizer && job_device_updates(&job->traits, job->update->name, job->dtype);
 }
 
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,

@@ -353,8 +353,8 @@ tm_status job_device_room(const char *device, uint64_t *bytes);
 tm_status job_device_fail(const char *device, const char *more); /* the pending error, of that device */
 /* Opens the model and describes its state; nothing is allocated for it yet. */
 tm_status job_open(tm_job **out, const job_opts *opts);
-/* Whether a device can run the optimizer of that name. */
-bool job_device_runs(const tm_device_traits *traits, const char *optimizer);
+/* Whether a device can run the update by the optimizer of that name. */
+bool job_device_updates(const tm_device_traits *traits, const char *optimizer, tm_dtype dtype);
 /* Compiles the pass that decides residency: the candidate that takes least time under the budget. `more`, where given,
  * compiles what else the job will run (job_compile) with the way chosen, before store and executor are opened with room
  * for all of it; then the weights are imported. */

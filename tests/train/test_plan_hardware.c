@@ -120,7 +120,7 @@ static void seconds_of_the_update(void **state) {
     }
 }
 
-/* State on the device where the device can run the optimizer; its bytes are then the device's. Else on the host, and
+/* State on the device where the device can run the update; its bytes are then the device's. Else on the host, and
  * --advise has no row that says otherwise. */
 static void where_it_runs(void **state) {
     (void)state;
@@ -135,6 +135,14 @@ static void where_it_runs(void **state) {
         if (there) assert_true(tm_json_get(o, "device_peak_bytes")->number > 12 * tm_json_get(o, "parameters")->number);
         tm_json_free(doc);
     }
+    tm_json_doc *adamw;
+    (void)plan(&s, 0, "none", false, &adamw);
+    tm_json_free(adamw);
+    run_result half = run((run_opts){.timeout_s = 60}, "plan", s.config, "--json", "--hardware", s.hardware, "--set",
+                          "precision=fp16", NULL); /* whose update is the host's */
+    RUN_OK(&half);
+    if (strstr(half.out, "all state on the device")) fail_msg("%s", half.out);
+    run_free(&half);
     for (unsigned i = 0; i < TM_COUNT(optimizers); i += 4) { /* AdamW, Lion */
         tm_json_doc *doc;
         unsigned none = 0;
