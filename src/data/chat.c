@@ -172,7 +172,8 @@ tm_status tm_chat_render(const tm_chat *c, const tm_json *messages, bool generat
     TM_TRY(check_messages(c, messages));
     cj_out out = {0};
     tm_chat_spans generated = {0};
-    cj_run x = {.name = c->name, .now = c->now, .out = &out, .generated = &generated, .line = 1};
+    cj_run x = {
+        .name = c->name, .now = c->now, .most_bytes = c->most_bytes, .out = &out, .generated = &generated, .line = 1};
     bind_context(c, &x, messages, generation_prompt);
     for (const cj_node *n = c->body; n != NULL && x.rc == TM_OK; n = n->next) {
         cj_exec(&x, n);
@@ -225,6 +226,7 @@ tm_status tm_chat_open(tm_chat **out, const tm_tokenizer *t, const char *templat
     tm_status rc = TM_OK;
     c->tokenizer = t;
     c->now = opts == NULL ? 0 : opts->now;
+    c->most_bytes = opts == NULL ? 0 : opts->memory_bytes;
     c->name = tm_strdup(name);
     if (c->name == NULL) TM_GO(tm_nomem(strlen(name)));
     if (opts != NULL) {

@@ -30,6 +30,7 @@ typedef struct tm_chat_opts {
     size_t tokenizer_config_len;
     const char *bos_token, *eos_token; /* override those of tokenizer_config; NULL: not given */
     int64_t now;                       /* seconds since 1970 for strftime_now; 0: the clock, local time */
+    uint64_t memory_bytes;             /* that a run of the template may take, 36 MiB at least; 0: as its README says */
 } tm_chat_opts;
 
 /* `t` and nothing else must outlive the chat; it may be NULL where only tm_chat_render is used (spans then end with the

@@ -222,6 +222,7 @@ typedef struct cj_run {
     cj_arena arena;
     uint64_t steps, held; /* held: by texts that are being put together */
     uint64_t seen;        /* bytes of the conversation that were made values */
+    uint64_t most_bytes;  /* tm_chat's */
     uint32_t line, depth;
     int64_t now;
     cj_binding *bind;
@@ -308,6 +309,7 @@ struct tm_chat {
     tm_buf prompt;    /* the generation prompt, where it could be told */
     char *special[4]; /* bos_token, eos_token, unk_token, pad_token; NULL: not given */
     int64_t now;
+    uint64_t most_bytes; /* that a run may take, whatever the conversation; 0: not bounded so */
 };
 
 #endif

@@ -57,6 +57,7 @@ bool cj_step(cj_run *x, uint64_t n) {
 /* A text that grows is there twice for a moment, the second time half as large again. */
 static bool has_room(cj_run *x, size_t n, uint64_t text) {
     uint64_t most = CJ_BASE_BYTES + x->seen * CJ_BYTES_A_BYTE;
+    if (x->most_bytes) most = tm_min_u64(most, tm_max_u64(x->most_bytes, CJ_BASE_BYTES));
     if (n <= most && x->arena.total + n + (x->held + text) / 2 * 5 <= most) return true;
     (void)cj_error(x, TM_EUNSUPPORTED, "needs more than %" PRIu64 " MiB", most / TM_MIB);
     return false;

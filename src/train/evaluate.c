@@ -208,7 +208,7 @@ tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
     TM_GO(tm_source_open_bare(&e.source, args->model));
     const char *json = tm_source_config(e.source, &len);
     TM_GO(tm_model_config_parse(&e.config, json, len, args->model));
-    TM_GO(text_open(&e.text, e.source));
+    TM_GO(text_open(&e.text, e.source, args->tiers.host_budget));
     data_opts d = {.dataset = {.seq_len = args->seq_len ? args->seq_len : 2048,
                                .vocab_size = e.config.vocab_size,
                                .memory_bytes = 256 * TM_MIB}};

@@ -210,7 +210,7 @@ tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out) {
     TM_GO(tm_source_open_bare(&source, args->model));
     const char *json = tm_source_config(source, &len);
     TM_GO(tm_model_config_parse(&config, json, len, args->model));
-    TM_GO(text_open(&text, source));
+    TM_GO(text_open(&text, source, args->tiers.host_budget));
     if (!text.tokenizer)
         TM_GO(tm_fail(TM_EINPUT, "%s: there is no tokenizer.json, which generation needs", args->model));
     if (args->messages)

@@ -46,14 +46,16 @@ done:
     return rc;
 }
 
-static tm_status open_chat(text_tools *t, const tm_source *source) {
+static tm_status open_chat(text_tools *t, const tm_source *source, uint64_t host_bytes) {
     tm_buf text = {0}, config = {0};
     bool found, have_config;
     tm_status rc;
     TM_GO(side_file(source, "chat_template.jinja", &text, &found));
     if (!found || !t->tokenizer) goto done;
     TM_GO(side_file(source, "tokenizer_config.json", &config, &have_config));
-    tm_chat_opts opts = {.tokenizer_config = have_config ? config.data : NULL, .tokenizer_config_len = config.len};
+    tm_chat_opts opts = {.tokenizer_config = have_config ? config.data : NULL,
+                         .tokenizer_config_len = config.len,
+                         .memory_bytes = host_bytes / 4};
     TM_GO(tm_chat_open(&t->chat, t->tokenizer, text.data, text.len, "chat_template.jinja", &opts));
 done:
     tm_buf_free(&text);
@@ -61,7 +63,7 @@ done:
     return rc;
 }
 
-tm_status text_open(text_tools *out, const tm_source *source) {
+tm_status text_open(text_tools *out, const tm_source *source, uint64_t host_bytes) {
     tm_buf generation = {0};
     bool found;
     size_t len;
@@ -72,7 +74,7 @@ tm_status text_open(text_tools *out, const tm_source *source) {
     if (found) TM_GO(read_eos(out, generation.data, generation.len, "generation_config.json"));
     TM_GO(read_eos(out, config, len, "config.json"));
     TM_GO(open_tokenizer(out, source));
-    TM_GO(open_chat(out, source));
+    TM_GO(open_chat(out, source, host_bytes));
 done:
     tm_buf_free(&generation);
     if (rc != TM_OK) text_close(out);

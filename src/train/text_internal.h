@@ -13,8 +13,9 @@ typedef struct text_tools {
     int32_t eos[16];         /* generation_config.json and config.json together */
     uint32_t n_eos;
 } text_tools;
-/* A model without a tokenizer is fine here; whoever needs one says so. */
-TM_MUST_USE tm_status text_open(text_tools *out, const tm_source *source);
+/* A model without a tokenizer is fine here; whoever needs one says so. `host_bytes`: of the budget; a template may take
+ * a quarter of it. 0: not known. */
+TM_MUST_USE tm_status text_open(text_tools *out, const tm_source *source, uint64_t host_bytes);
 void text_close(text_tools *t);
 
 /* A data file, scanned. JSONL needs a tokenizer; .safetensors rows do not. */

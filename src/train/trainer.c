@@ -193,7 +193,7 @@ tm_status trainer_prepare(trainer *t, bool data_optional) {
     TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(t->cfg->model, t->path, sizeof t->path)));
     TM_TRY(trainer_check_wrap(t, model.model_type));
     if (data_optional && (!t->cfg->data.train || !tm_path_exists(t->cfg->data.train))) return TM_OK;
-    TM_TRY(text_open(&t->text, t->source));
+    TM_TRY(text_open(&t->text, t->source, trainer_host_bytes(t->cfg)));
     TM_TRY(open_data(t, &model));
     preview(t);
     text_close(&t->text); /* its memory belongs to the frames from here on */

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static uint64_t host_bytes(const tm_config *c) {
+uint64_t trainer_host_bytes(const tm_config *c) {
     if (c->memory.host_kind == TM_BUDGET_BYTES) return c->memory.host_bytes;
     if (c->memory.host_kind == TM_BUDGET_UNLIMITED) return UINT64_MAX;
     return tm_mem_available_bytes() / 5 * 4;
@@ -171,7 +171,7 @@ job_opts trainer_job_options(const trainer *t) {
                   .update_opts = c->optim,
                   .init_random = c->init_random,
                   .seed = c->seed,
-                  .host_bytes = host_bytes(c),
+                  .host_bytes = trainer_host_bytes(c),
                   .device = c->memory.device,
                   .device_bytes = t->device_bytes ? t->device_bytes : c->memory.device_bytes,
                   .device_bps = c->memory.device_bandwidth,

@@ -614,6 +614,36 @@ static void test_runaway_over_much(void **state) {
     tm_buf_free(&want);
 }
 
+/* What a template may take of a long conversation is bounded by the opener as well. */
+static void test_bounded_memory(void **state) {
+    static const char text[] = "{{ messages[0].content + 'x' }}";
+    tm_buf json = {0}, want = {0};
+    tm_json_doc *doc;
+    (void)state;
+    put_long(&(long_case){.first = "", .head = "", .middle = "", .tail = ""}, 1, 12 << 20, &json, &want);
+    OK(tm_json_parse(&doc, json.data, json.len, "messages", 0, 1ull << 30));
+    for (uint64_t most = 0; most <= 40 * TM_MIB; most += 40 * TM_MIB) {
+        const tm_chat_opts opts = {.memory_bytes = most};
+        tm_chat *chat;
+        tm_buf out = {0};
+        OK(tm_chat_open(&chat, NULL, text, sizeof text - 1, "template", &opts));
+        tm_status rc = tm_chat_render(chat, tm_json_root(doc), false, &out, NULL);
+        if (most == 0) {
+            assert_int_equal(rc, TM_OK);
+            assert_true(out.len > 12 << 20);
+        } else {
+            assert_int_equal(rc, TM_EUNSUPPORTED);
+            assert_non_null(strstr(tm_error_get()->text, "needs more than 40 MiB"));
+            tm_error_clear();
+        }
+        tm_buf_free(&out);
+        tm_chat_close(chat);
+    }
+    tm_json_free(doc);
+    tm_buf_free(&json);
+    tm_buf_free(&want);
+}
+
 /* Text that is no turn's opening but repeats itself: it is not looked for place by place. */
 static void test_long_prompt(void **state) {
     static const char text[] = "{{ 'a' * 1000000 }}{{ messages[0].content }}"
@@ -682,6 +712,7 @@ int main(void) {
         cmocka_unit_test(test_wrong_values),
         cmocka_unit_test(test_runaway),
         cmocka_unit_test(test_runaway_over_much),
+        cmocka_unit_test(test_bounded_memory),
         cmocka_unit_test(test_long_conversations),
         cmocka_unit_test(test_long_prompt),
         cmocka_unit_test(test_messages_refused),
