@@ -63,8 +63,8 @@ void tm_exec_comm_done(tm_exec *e, void *token, tm_status status) {
     else
         disk = exec_complete(e, f->run, f->op);
     pthread_cond_broadcast(&e->cpu_wake);
+    if (disk && e->store) tm_io_wake(store_io(e->store)); /* before the last may be over, and all of it closed */
     pthread_mutex_unlock(&e->lock);
-    if (disk && e->store) tm_io_wake(store_io(e->store));
 }
 
 /* Random orders: the head of the line, start to end. Blocking is safe: no operation before it waits for another rank's

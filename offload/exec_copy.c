@@ -34,8 +34,8 @@ static void copied(tm_event *event) {
         disk = exec_complete(e, f->run, f->op);
     }
     pthread_cond_broadcast(&e->cpu_wake);
+    if (disk && e->store) tm_io_wake(store_io(e->store)); /* before the last may be over, and all of it closed */
     pthread_mutex_unlock(&e->lock);
-    if (disk && e->store) tm_io_wake(store_io(e->store));
 }
 
 static void submit(tm_exec *e, exec_run *r, int way) {

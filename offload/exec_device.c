@@ -84,8 +84,8 @@ static void ended(tm_event *event) {
     else
         disk = exec_complete(e, i->run, i->op);
     pthread_cond_broadcast(&e->cpu_wake);
+    if (disk && e->store) tm_io_wake(store_io(e->store)); /* before the last may be over, and all of it closed */
     pthread_mutex_unlock(&e->lock);
-    if (disk && e->store) tm_io_wake(store_io(e->store));
 }
 
 /* What waits for it on the same stream need not wait for its end. */
