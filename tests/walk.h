@@ -85,6 +85,7 @@ static inline unsigned walk_seams(walk_fn once, void *ctx, walk_seam *out) {
         (void)snprintf(out[n].call, sizeof out[n].call, "%s", name);
         out[n].calls = calls;
     }
+    if (n == WALK_NAMES) fail_msg("%d names and more are called: WALK_NAMES", WALK_NAMES);
     (void)!tm_fault_set(NULL);
     return n;
 }
