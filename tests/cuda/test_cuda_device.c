@@ -358,6 +358,10 @@ static void test_open_failures(void **state) {
     assert_int_equal(open_device("cuda:0", PAGE), TM_EIO);
     assert_non_null(strstr(tm_error_get()->text, "driver is for CUDA up to 13.0, the kernels were built with 0.0"));
     tm_error_clear();
+    fake_fail("module_load", 1, CUDA_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(open_device("cuda:0", PAGE), TM_ENOMEM);
+    assert_null(strstr(tm_error_get()->text, "newer driver"));
+    tm_error_clear();
 }
 
 /* ---- what is refused at open ---- */

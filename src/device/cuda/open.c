@@ -197,6 +197,7 @@ static tm_status load_module(cuda_device *c) {
         c->module = module;
         return TM_OK;
     }
+    if (rc == TM_ENOMEM) return rc; /* others hold the device's memory: no driver is to blame */
     tm_error why = *tm_error_get();
     tm_error_clear();
     (void)c->v->driver_version(&version);
