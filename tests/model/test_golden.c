@@ -234,7 +234,6 @@ static void check_bf16_weights(const char *folder) {
     close_fixture(&f);
 }
 
-/* The same weights computed on in bf16. */
 /* Computes in `type` with loss and gradients `scale` times as large, the scale taken out of the gradients again in
  * fp32, exactly (a power of two). Returns the loss. */
 static double compute_in(run *r, const fixture *f, tm_dtype type, unsigned scale, tm_model **m) {
@@ -253,6 +252,7 @@ static double compute_in(run *r, const fixture *f, tm_dtype type, unsigned scale
     return loss;
 }
 
+/* The same weights computed on in bf16. */
 static void check_bf16_compute(const char *folder) {
     fixture f = open_fixture(folder, "bf16/config.json", "bf16/model.safetensors");
     tm_model *m;

@@ -78,7 +78,7 @@ static void no_directory(void) {
 static void bad_manifest(void) {
     run_write(run_path(found.run[0], "manifest"), "tidemill commit");
 }
-static void no_commit_and_no_lock(void) { /* somebody else's folder by now */
+static void no_commit_and_no_lock(void) { /* as of one that was killed before it made its lock */
     no_manifest();
     assert_int_equal(unlink(run_path(found.run[0], "lock")), 0);
 }
