@@ -309,14 +309,16 @@ static tm_status uring_reap(io_layer *l, bool block, io_queue *settled) {
                        c->in_kernel, c->why ? c->why : "io_uring_enter failed");
 }
 
-/* Also where the ring counts as broken: what the kernel still has writes into the caller's memory. */
+/* Also where the ring counts as broken: what the kernel still has writes into the caller's memory. What it has not
+ * taken stays where it is: handed over now it would be counted on its way back only. */
 static void uring_close(io_layer *l) {
     uring_ctx *c = l->ctx;
+    struct io_uring_cqe *any;
     io_queue unwanted = {NULL, NULL};
     for (unsigned idle = 0; c->in_kernel && idle < IO_RETRIES; idle++) {
         if (take_completions(l->io, c, &unwanted))
             idle = 0;
-        else if (io_uring_submit_and_wait(&c->ring, 1) < 0)
+        else if (io_uring_wait_cqe(&c->ring, &any) < 0)
             nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
     }
     if (c->in_kernel) tm_log(TM_LOG_ERROR, "io: closed while %u transfers cannot be waited for", c->in_kernel);

@@ -2,6 +2,7 @@
 #include "tests/io/io_test.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 
 enum { N_REQS = 3, LEN = 20480, BLOCK = 8192, PIECES = 9 }; /* 8192 + 8192 + 4096, three times */
@@ -221,12 +222,13 @@ static void *drip(void *arg) {
 static void test_close_waits_for_all(void **state) {
     (void)state;
     enum { N = 120 };
-    static char got[N];
+    static char got[N], more;
     tm_io_req r[N];
-    int ends[2];
+    int ends[2], zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
     pthread_t t;
-    tm_io *io = test_engine(&(engine_case){"uring", 0}, N, BLOCK);
+    tm_io *io = test_engine(&(engine_case){"uring", 0}, N + 1, BLOCK);
     if (!io) return;
+    assert_true(zero >= 0);
     assert_int_equal(pipe(ends), 0);
     memset(got, 0, sizeof got);
     for (unsigned i = 0; i < N; i++) {
@@ -235,6 +237,8 @@ static void test_close_waits_for_all(void **state) {
         submit_one(io, &r[i]);
     }
     OK(tm_fault_set("uring_enter:1:einval:sticky"));
+    tm_io_req left = {.op = TM_IO_READ, .file = {.fd = zero, .index = -1, .name = "zero"}, .buf = &more, .len = 1};
+    submit_one(io, &left); /* has an entry that the kernel does not get */
     tm_io_req *done[1];
     unsigned n;
     FAILS(tm_io_wait(io, done, 1, &n, true), TM_EIO, "ring stopped");
@@ -246,6 +250,7 @@ static void test_close_waits_for_all(void **state) {
     assert_int_equal(pthread_join(t, NULL), 0);
     close(ends[0]);
     close(ends[1]);
+    close(zero);
 }
 
 /* The kernel tells once that written pages did not reach the disk, and dropping them from the cache hears it first: the
