@@ -126,7 +126,7 @@ static inline bool walk_fails(const char *call) {
     return strcmp(call, "clock") != 0 && strcmp(call, "flip_result") != 0 && strncmp(call, "kill_", 5) != 0;
 }
 
-/* Every index of every name, once and from then on; allocations just fail. A run passes or
+/* Every index of every name (or `points` of them), once and from then on; allocations just fail. A run passes or
  * ends with one failure that is put into words; either way it holds nothing. Returns how many runs failed. */
 static inline uint64_t walk_every(walk_fn once, void *ctx, const char *const *kinds, size_t n_kinds, uint64_t points) {
     walk_seam seam[WALK_NAMES];
@@ -137,7 +137,7 @@ static inline uint64_t walk_every(walk_fn once, void *ctx, const char *const *ki
         uint64_t stride = points && seam[s].calls > points ? seam[s].calls / points : 1;
         if (!walk_fails(seam[s].call)) continue;
         for (uint64_t k = 0, total = (alloc ? 1 : n_kinds) * 2; k < total; k++)
-            for (uint64_t i = 1; i <= seam[s].calls; i += stride) {
+            for (uint64_t i = (stride + 1) / 2; i <= seam[s].calls; i += stride) { /* of few points, the middle */
                 char spec[96];
                 unsigned open = walk_descriptors();
                 (void)snprintf(spec, sizeof spec, "%.31s:%llu:%s:%s", seam[s].call, (unsigned long long)i,

@@ -277,7 +277,7 @@ static void test_engines(void **state) {
     for (size_t i = 0; i < TM_COUNT(engines); i++) {
         if (!is_here(engines[i])) continue;
         c.engine = engines[i];
-        assert_true(walk_every(engine_life, &c, kinds, TM_COUNT(kinds), walk_points(1)) >= 10);
+        assert_true(walk_every(engine_life, &c, kinds, TM_COUNT(kinds), walk_points(16)) >= 10);
     }
     free(c.memory);
 }
