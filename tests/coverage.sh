@@ -19,7 +19,7 @@ ninja -C "$build" -t targets all | sed -n 's/:.*//p' | sort > "$build/known.txt"
 # shellcheck disable=SC2086
 ninja -C "$build" tidemill $(printf '%s\n' $targets | sort -u | comm -12 - "$build/known.txt") > "$build/build.log" || { tail -20 "$build/build.log" >&2; exit 1; }
 find "$build" -name '*.gcda' -delete
-TIDEMILL_WALK=150 ctest --test-dir "$build" -j2 -LE bench --timeout 600 -R "$pattern" > "$build/ctest.log" 2>&1 || tail -15 "$build/ctest.log" >&2
+TIDEMILL_WALK=40 ctest --test-dir "$build" -j2 -LE bench --timeout 600 -R "$pattern" > "$build/ctest.log" 2>&1 || tail -15 "$build/ctest.log" >&2
 gcovr -r . --object-directory "$build" --exclude-throw-branches --exclude-unreachable-branches \
   --exclude-lines-by-pattern '.*TM_ASSERT.*' -f 'io/' -f 'offload/' -f 'src/format/' -f 'src/data/' -f 'src/base/' \
   -f 'src/train/trainer_(commit|resume|leftovers|state|identity|save|ranks)' -f 'src/train/(elastic|replay|diagnose|config|schema)' \
