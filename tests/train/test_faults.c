@@ -320,14 +320,17 @@ static const char *const appends[] = {"eio", "enospc", "eintr", "eagain", "eperm
 static const char *const allocates[] = {"fail", "kill"};
 static const char *const tells[] = {"forward", "back", "kill"};
 static const char *const dies[] = {"kill"};
+static const char *const locks[] = {"eio", "enospc", "eperm", "kill"}; /* eagain, eintr: waited for, 10 s each */
 
 static unsigned kinds_of(const char *call, const char *const **list) {
 #define KINDS(a) (*list = (a), (unsigned)TM_COUNT(a))
-    if (strcmp(call, "flip_result") == 0) return 0; /* nobody sees that without --replay-every: test_numerics.c */
+    if (strcmp(call, "flip_result") == 0) return 0;  /* nobody sees that without --replay-every: test_numerics.c */
+    if (strcmp(call, "shared_place") == 0) return 0; /* no call: frames elsewhere than other ranks': test_ranks.c */
     if (strcmp(call, "alloc") == 0) return KINDS(allocates);
     if (strcmp(call, "clock") == 0) return KINDS(tells);
     if (strncmp(call, "kill_", 5) == 0) return KINDS(dies);
     if (strcmp(call, "write") == 0) return KINDS(appends);
+    if (strcmp(call, "flock") == 0) return KINDS(locks);
     return transfers(call) ? KINDS(moves) : KINDS(fails);
 #undef KINDS
 }
