@@ -63,7 +63,10 @@ tm_status tm_device_look(const char *name, unsigned i, tm_device_info *out) {
 
 tm_status tm_device_look_for(const char *name, tm_device_info *out) {
     const char *colon = strchr(name, ':');
-    unsigned long i = colon ? strtoul(colon + 1, NULL, 10) : 0;
+    char *end = NULL;
+    unsigned long i = colon ? strtoul(colon + 1, &end, 10) : 0;
+    if (colon && (end == colon + 1 || *end))
+        return tm_fail(TM_EINPUT, "device \"%.48s\": expected a number behind ':'", name);
     return tm_device_look(name, i < UINT_MAX ? (unsigned)i : UINT_MAX, out);
 }
 

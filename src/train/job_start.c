@@ -324,6 +324,7 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
     }
     if (rc != TM_EBUDGET) return rc;
     tm_error_clear();
+    if (job->ranks.agreed && job->agreed_way == UINT32_MAX) *job->ranks.agreed = false; /* all failed; all try again */
     job->opts.persist_elements = 0;
     job->slab_bytes = job->budget_slab;
     rc = compile_all(job, &o, name, ways, out);
