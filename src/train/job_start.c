@@ -264,12 +264,23 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     return rc;
 }
 
+/* For what is tried first: a budget that is too small for it on any rank is TM_EBUDGET on all, who then try something
+ * else together. It is no failure of the job yet: a rank that fails elsewhere meanwhile is heard here. */
+static tm_status agree_on_fit(tm_job *job, tm_status rc) {
+    if (job->ranks.ranks == 1) return rc;
+    uint64_t small = rc == TM_EBUDGET;
+    if (small) tm_error_clear();
+    TM_TRY(job_agree(job, small ? TM_OK : rc));
+    TM_TRY(tm_comm_all_reduce_u64(job->ranks.comm, TM_COMM_WORLD, TM_COMM_MAX, &small, 1));
+    return small ? tm_fail(TM_EBUDGET, "memory.host_budget is too small for what is tried first") : TM_OK;
+}
+
 /* Ranks run one way; what stays resident is each rank's own affair. The first chooses, for the least budget of all. */
 static tm_status agree_on_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, tm_status rc) {
     struct tm_comm *comm = job->ranks.comm;
     tm_plan *plan = NULL;
     uint64_t slab = job->slab_bytes;
-    TM_TRY(job_agree(job, rc));
+    TM_TRY(opts->persist_elements ? agree_on_fit(job, rc) : job_agree(job, rc));
     TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, &job->slab_bytes, 1));
     uint32_t way = UINT32_MAX;
     if (job->ranks.rank == 0) {
@@ -278,7 +289,7 @@ static tm_status agree_on_way(tm_job *job, const job_opts *opts, const char *nam
     }
     tm_plan_free(plan);
     job->slab_bytes = slab;
-    TM_TRY(job_agree(job, rc));
+    TM_TRY(opts->persist_elements ? agree_on_fit(job, rc) : job_agree(job, rc));
     TM_TRY(tm_comm_broadcast(comm, TM_COMM_WORLD, 0, &way, sizeof way));
     job->agreed_way = way;
     return TM_OK;
@@ -310,10 +321,11 @@ static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name
     return refuse(job, ways->minimum + job->fixed_bytes);
 }
 
-/* Tensors that should stay give way where they would not fit: the minimum does not depend on them. */
+/* Tensors that should stay give way where they would not fit, on any rank: the minimum does not depend on them. */
 static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char *name, way_list *ways, started *out) {
     job_opts o = *opts;
     o.persist_elements = 0;
+    job->opts.persist_elements = opts->persist_elements;
     job->budget_slab = job->slab_bytes;
     tm_status rc = compile_all(job, opts, name, ways, out);
     if (opts->persist_elements == 0) return rc;
@@ -322,10 +334,14 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
         rc = job_minimum(job, &o, ways);
         job_give_state(job, &keep);
     }
+    if (job->agreed_way != UINT32_MAX) rc = agree_on_fit(job, rc);
     if (rc != TM_EBUDGET) return rc;
     tm_error_clear();
-    if (job->ranks.agreed && job->agreed_way == UINT32_MAX) *job->ranks.agreed = false; /* all failed; all try again */
+    tm_plan_free(out->plan);
+    tm_plan_free(out->import_plan);
+    *out = (started){0};
     job->opts.persist_elements = 0;
+    job->agreed_way = UINT32_MAX;
     job->slab_bytes = job->budget_slab;
     rc = compile_all(job, &o, name, ways, out);
     if (rc == TM_OK)
