@@ -288,6 +288,9 @@ void tm_io_get_stats(const tm_io *io, tm_io_stats *out) {
         out->writes += s->writes;
         out->syncs += s->syncs;
         out->resubmitted += s->resubmitted;
+        out->full_ns += s->full_ns;
+        out->full_read_bytes += s->full_read_bytes;
+        out->full_write_bytes += s->full_write_bytes;
     }
     out->cpu_ns = io->cpu_ns;
 }

@@ -187,8 +187,9 @@ enum {
 /* Requests of one disk, first in first out, with a queue depth of their own. */
 typedef struct io_lane {
     tm_io_req *head, *tail;
-    uint64_t head_cut; /* bytes of `head` that were cut off */
-    unsigned started;  /* pieces */
+    uint64_t head_cut;   /* bytes of `head` that were cut off */
+    unsigned started;    /* pieces */
+    uint64_t full_since; /* ns; 0: nothing waits for a free piece */
     tm_io_stats stats;
 } io_lane;
 

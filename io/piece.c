@@ -140,6 +140,8 @@ static void end_piece(tm_io *io, io_piece *p, tm_status status, int err) {
     tm_io_req *r = p->req;
     io_lane *lane = io_lane_of(io, r);
     r->done += p->moved;
+    if (lane->full_since)
+        *(r->op == TM_IO_READ ? &lane->stats.full_read_bytes : &lane->stats.full_write_bytes) += p->moved;
     r->internal--;
     if (status != TM_OK && r->status == TM_OK) {
         r->status = status;
@@ -226,6 +228,14 @@ static void cut(tm_io *io, io_lane *lane) {
     if (io->single_submit || (small && !io->submit_at_wait)) io->top->engine->flush(io->top);
 }
 
+/* After all that could start has. */
+static void note_full(io_lane *l) {
+    if (!l->head == !l->full_since) return;
+    uint64_t now = tm_now_ns();
+    if (l->full_since) l->stats.full_ns += now - l->full_since;
+    l->full_since = l->head ? now : 0;
+}
+
 /* One piece of each lane in turn, so that none is always the last. */
 void io_pump(tm_io *io) {
     if (io->no_overlap && io->started) return;
@@ -237,6 +247,7 @@ void io_pump(tm_io *io) {
         cut(io, lane);
         idle = 0;
     }
+    for (unsigned i = 0; i < io->n_lanes; i++) note_full(&io->lane[i]);
 }
 
 tm_status io_progress(tm_io *io, bool block) {

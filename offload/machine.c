@@ -58,6 +58,18 @@ static void add_disk(tm_disk *all, const tm_disk *one) {
     all->tbw += one->tbw;
 }
 
+double tm_disk_seconds(const tm_disk *disk, uint64_t read_bytes, uint64_t write_bytes) {
+    double r = (double)read_bytes / disk->read_bps, w = (double)write_bytes / disk->write_bps;
+    return fmax(fmax(r, w), (r + w) / (1 + disk->duplex));
+}
+
+void tm_disk_as_trained(tm_disk *disk) {
+    if (!(disk->in_training > 0)) return;
+    disk->read_bps *= disk->in_training;
+    disk->write_bps *= disk->in_training;
+    disk->in_training = 1;
+}
+
 tm_status tm_machine_of(const char *const *paths, unsigned n_paths, tm_machine *out) {
     char seen[TM_MACHINE_PATHS][PROFILE_DISK_CAP];
     unsigned n = 0, known = 0;
@@ -72,6 +84,7 @@ tm_status tm_machine_of(const char *const *paths, unsigned n_paths, tm_machine *
         while (strcmp(seen[first], seen[i]) != 0) first++;
         p->disk = (uint8_t)first;
         p->measured = tm_profile_get_disk(paths[i], &p->rates);
+        tm_disk_as_trained(&p->rates);
         p->rates.bytes = free_bytes(paths[i]);
         if (first != i) continue;
         known += p->measured;

@@ -23,7 +23,13 @@ typedef struct tm_disk {
     uint64_t bytes;             /* room for offload files; 0: unknown */
     double tbw;                 /* terabytes that may be written over its life; 0: unknown */
     uint32_t queue_depth, block_bytes; /* with which these rates were reached, as in tm_io_opts; 0: unknown */
+    double in_training;                /* of these rates, while runs had more to move than the disk takes; 0: unknown */
 } tm_disk;
+
+/* Rates as runs found them, where they did: what plans and stripes go by. */
+void tm_disk_as_trained(tm_disk *disk);
+/* Seconds for so much, with all of it in flight side by side (duplex as above). */
+double tm_disk_seconds(const tm_disk *disk, uint64_t read_bytes, uint64_t write_bytes);
 
 /* One of several paths that a job stripes its files over. */
 enum { TM_MACHINE_PATHS = 16 };
@@ -68,6 +74,10 @@ TM_MUST_USE tm_status tm_machine_load(const char *path, tm_machine *out);
 TM_MUST_USE tm_status tm_profile_put_disk(const char *path, const tm_disk *disk);
 /* False where it is not known. */
 bool tm_profile_get_disk(const char *path, tm_disk *out);
+/* A run moved so much through the disk under `path` in `seconds` in which it always had more: in_training goes half of
+ * the way there. Nothing where the disk was never measured. */
+TM_MUST_USE tm_status tm_profile_teach_disk(const char *path, uint64_t read_bytes, uint64_t write_bytes,
+                                            double seconds);
 
 /* Seconds by name: what an operation of a given shape took on a given back-end, e.g.
  * key "forward block 2 h576 i1536 t512 bf16", back-end "avx2 openblas-0.3.21 2 threads EPYC ...". */

@@ -259,6 +259,8 @@ const char *tm_store_path(const tm_store *s, unsigned i);
 uint64_t tm_store_disk_bytes(const tm_store *s);
 /* Bytes written to the i-th path since the store was opened, by completed requests. */
 uint64_t tm_store_written(const tm_store *s, unsigned i);
+/* Of the i-th path since then. Not while a run is under way (tm_exec_settle). */
+void tm_store_stats(const tm_store *s, unsigned i, tm_io_stats *out);
 const char *tm_store_engine(const tm_store *s);
 /* What was written last is now what a commit names: the next write of each object goes to its other slot. */
 void tm_store_mark_committed(tm_store *s);

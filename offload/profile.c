@@ -95,6 +95,17 @@ bool tm_profile_get_disk(const char *path, tm_disk *out) {
     return found != NULL;
 }
 
+/* A rate far from the measured one is another disk's, or a mistake. */
+static const double LEAST_TRAINING = 0.2, MOST_TRAINING = 1.5;
+
+tm_status tm_profile_teach_disk(const char *path, uint64_t read_bytes, uint64_t write_bytes, double seconds) {
+    tm_disk disk;
+    if (!(seconds > 0) || !tm_profile_get_disk(path, &disk)) return TM_OK;
+    double now = fmin(fmax(tm_disk_seconds(&disk, read_bytes, write_bytes) / seconds, LEAST_TRAINING), MOST_TRAINING);
+    disk.in_training = disk.in_training > 0 ? (disk.in_training + now) / 2 : now;
+    return tm_profile_put_disk(path, &disk);
+}
+
 tm_status tm_profile_open(tm_profile **out, const char *backend) {
     tm_status rc;
     tm_profile *p = tm_calloc(1, sizeof *p);

@@ -93,6 +93,9 @@ static uint32_t count_of(const tm_json *disk, const char *key, int64_t most) {
 static tm_status read_disk(profile_entries *e, const tm_json *d) {
     profile_entry *to;
     const tm_json *name = tm_json_get(d, "disk"), *bytes = tm_json_get(d, "bytes");
+    const tm_json *in_training = tm_json_get(d, "in_training");
+    if (in_training && (in_training->type != TM_JSON_NUMBER || !(in_training->number > 0)))
+        return damaged(d, "this is not a disk");
     tm_disk disk = {.read_bps = rate_of(d, "read_bps"),
                     .write_bps = rate_of(d, "write_bps"),
                     .duplex = rate_of(d, "duplex"),
@@ -100,6 +103,7 @@ static tm_status read_disk(profile_entries *e, const tm_json *d) {
                     .cpu_per_byte = rate_of(d, "cpu_per_byte"),
                     .bytes = bytes && bytes->is_integer && bytes->integer > 0 ? (uint64_t)bytes->integer : 0,
                     .tbw = rate_of(d, "tbw"),
+                    .in_training = in_training ? in_training->number : 0,
                     .queue_depth = count_of(d, "queue_depth", 4096 / TM_MACHINE_PATHS),
                     .block_bytes = count_of(d, "block_size", TM_GIB)};
     if (!name || name->type != TM_JSON_STRING || !(disk.read_bps > 0) || !(disk.write_bps > 0) || !(disk.duplex >= 0) ||
@@ -172,6 +176,7 @@ static void write_disk(tm_json_writer *w, const profile_entry *e) {
     tm_jw_key(w, "bytes");
     tm_jw_uint(w, e->disk.bytes);
     tm_jw_field_double(w, "tbw", e->disk.tbw);
+    if (e->disk.in_training > 0) tm_jw_field_double(w, "in_training", e->disk.in_training);
     if (e->disk.queue_depth) tm_jw_field_uint(w, "queue_depth", e->disk.queue_depth);
     if (e->disk.block_bytes) tm_jw_field_uint(w, "block_size", e->disk.block_bytes);
     tm_jw_object_end(w);

@@ -321,9 +321,13 @@ const char *tm_store_path(const tm_store *s, unsigned i) {
 uint64_t tm_store_disk_bytes(const tm_store *s) {
     return s ? s->disk_bytes : 0;
 }
+void tm_store_stats(const tm_store *s, unsigned i, tm_io_stats *out) {
+    *out = (tm_io_stats){0};
+    if (s && i < s->n_paths) tm_io_lane_stats(s->io, i, out);
+}
 uint64_t tm_store_written(const tm_store *s, unsigned i) {
-    tm_io_stats stats = {0};
-    if (s && i < s->n_paths) tm_io_lane_stats(s->io, i, &stats);
+    tm_io_stats stats;
+    tm_store_stats(s, i, &stats);
     return stats.write_bytes;
 }
 const char *tm_store_engine(const tm_store *s) {

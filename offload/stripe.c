@@ -33,7 +33,9 @@ void stripe_of_runs(stripe *s, tm_io_run *const *runs, unsigned n) {
         device[i] = stat(tm_io_run_path(runs[i]), &st) == 0 ? st.st_dev : (dev_t)i;
         s->disk[i] = disk_of(device, i);
         s->room[i] = free_bytes - free_bytes / 128; /* the file system wants some for itself */
-        s->weight[i] = known && tm_profile_get_disk(tm_io_run_path(runs[i]), &disk) ? rate_of(&disk) : 0;
+        known = known && tm_profile_get_disk(tm_io_run_path(runs[i]), &disk);
+        if (known) tm_disk_as_trained(&disk);
+        s->weight[i] = known ? rate_of(&disk) : 0;
         known = known && s->weight[i] > 0;
     }
     settle_weights(s, known);

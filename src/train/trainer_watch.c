@@ -17,7 +17,8 @@ struct trainer_watch {
     step_line line[WAITING]; /* steps whose transfers are still under way, oldest first */
     tm_run_stats ended[WAITING];
     uint32_t n_line, n_ended;
-    tm_span *span; /* of the last of `ended` */
+    tm_span *span;                        /* of the last of `ended` */
+    tm_io_stats before[TM_MACHINE_PATHS]; /* of the paths, before the first step */
     tm_status status;
     tm_error error;
 };
@@ -115,6 +116,12 @@ static void run_ended(void *ctx, const tm_run_stats *s) {
     }
 }
 
+static tm_status path_stats(const trainer *t, tm_io_stats stats[TM_MACHINE_PATHS]) {
+    TM_TRY(tm_exec_settle(t->job->exec));
+    for (unsigned i = 0; i < TM_MACHINE_PATHS; i++) tm_store_stats(t->job->store, i, &stats[i]);
+    return TM_OK;
+}
+
 tm_status trainer_watch_start(trainer *t) {
     trainer_watch *w = t->watch;
     TM_TRY(tm_link_create(&w->step_link, t->plan, t->plan));
@@ -132,7 +139,7 @@ tm_status trainer_watch_start(trainer *t) {
         tm_exec_trace(t->job->exec, true);
     }
     tm_exec_on_done(t->job->exec, run_ended, t);
-    return TM_OK;
+    return path_stats(t, w->before);
 }
 
 /* ---- steps --------------------------------------------------------------------------------------------------- */
@@ -174,10 +181,36 @@ tm_status trainer_watch_step(trainer *t, const step_line *line) {
     return w->status;
 }
 
+/* Less says little of a disk. */
+static const double DISK_SECONDS = 1;
+
+/* Paths on one disk share it: their bytes add up, and the longest wait is the disk's. */
+static tm_status teach_disk(const trainer *t, unsigned first, const tm_io_stats *after) {
+    const trainer_watch *w = t->watch;
+    const char *path = tm_store_path(t->job->store, first);
+    uint64_t read = 0, written = 0, ns = 0;
+    for (unsigned i = first; i < w->machine.n_paths; i++) {
+        if (w->machine.path[i].disk != first) continue;
+        read += after[i].full_read_bytes - w->before[i].full_read_bytes;
+        written += after[i].full_write_bytes - w->before[i].full_write_bytes;
+        ns = tm_max_u64(ns, after[i].full_ns - w->before[i].full_ns);
+    }
+    double seconds = 1e-9 * (double)ns;
+    return !path || seconds < DISK_SECONDS ? TM_OK : tm_profile_teach_disk(path, read, written, seconds);
+}
+
+static tm_status teach_disks(const trainer *t) {
+    tm_io_stats after[TM_MACHINE_PATHS];
+    TM_TRY(path_stats(t, after));
+    for (unsigned i = 0; t->job->ranks.ranks == 1 && i < t->watch->machine.n_paths; i++)
+        if (t->watch->machine.path[i].disk == i) TM_TRY(teach_disk(t, i, after));
+    return TM_OK;
+}
+
 /* A profile that cannot be written costs nothing but foresight. */
 static void learn(trainer *t) {
     t->job->hear = NULL;
-    if (job_costs_learn(t->watch->costs) == TM_OK) return;
+    if (job_costs_learn(t->watch->costs) == TM_OK && teach_disks(t) == TM_OK) return;
     tm_log(TM_LOG_WARN, "%s; what this run took is not kept for `plan`", tm_error_get()->text);
     tm_error_clear();
 }

@@ -329,6 +329,25 @@ static void test_slow_lane(void **state) {
     }
 }
 
+/* What waited for a free piece, how long, and what moved meanwhile: all but the last few, which had room at once. */
+static void test_full(void **state) {
+    (void)state;
+    enum { N = 16, DEPTH = 2 };
+    fixture f;
+    tm_io_stats s;
+    open_fixture(&f, (tm_io_opts){.engine = "delay:latency=0.005+mem", .queue_depth = DEPTH, .threads = 1});
+    submit(&f, TM_IO_WRITE, 0, DEPTH);
+    assert_int_equal(wait_all(&f), 0);
+    tm_io_get_stats(f.io, &s);
+    assert_true(s.full_ns == 0 && s.full_write_bytes == 0 && s.write_bytes == DEPTH * BLOCK);
+    submit(&f, TM_IO_WRITE, 0, N);
+    assert_int_equal(wait_all(&f), 0);
+    tm_io_get_stats(f.io, &s);
+    assert_true(s.full_ns >= (N / DEPTH - 1) * 5000000u); /* a latency for each DEPTH of them but the last */
+    assert_true(s.full_write_bytes >= (N - DEPTH) * BLOCK && s.full_write_bytes < N * BLOCK && s.full_read_bytes == 0);
+    close_fixture(&f);
+}
+
 static int finish(void **state) {
     (void)state;
     test_dir_remove();
@@ -340,7 +359,7 @@ int main(void) {
         cmocka_unit_test(test_names),     cmocka_unit_test(test_null_and_mem),   cmocka_unit_test(test_delay),
         cmocka_unit_test(test_error),     cmocka_unit_test(test_sim_silent),     cmocka_unit_test(test_sim_short),
         cmocka_unit_test(test_sim_order), cmocka_unit_test(test_overlap_events), cmocka_unit_test(test_submission),
-        cmocka_unit_test(test_slow_lane),
+        cmocka_unit_test(test_slow_lane), cmocka_unit_test(test_full),
     };
     return cmocka_run_group_tests(tests, NULL, finish);
 }

@@ -159,6 +159,38 @@ static void disks_are_kept_by_device(void **state) {
         assert_false(tm_profile_get_disk("/proc", &got));
 }
 
+/* Duplex is 0.25 as its definition has it: half reads, half writes by bytes. */
+static void a_disk_takes_so_long(void **state) {
+    (void)state;
+    const tm_disk one = {.read_bps = 100, .write_bps = 50}, both = {.read_bps = 100, .write_bps = 50, .duplex = 1};
+    const tm_disk some = {.read_bps = 100, .write_bps = 100, .duplex = 0.25};
+    assert_true(tm_disk_seconds(&one, 300, 0) == 3 && tm_disk_seconds(&one, 300, 100) == 5);
+    assert_true(tm_disk_seconds(&both, 300, 100) == 3 && tm_disk_seconds(&both, 100, 100) == 2);
+    assert_true(tm_disk_seconds(&some, 500, 500) == 8 && tm_disk_seconds(&some, 500, 0) == 5);
+}
+
+static void runs_teach_the_disk(void **state) {
+    (void)state;
+    const char *here[] = {"."};
+    tm_machine m;
+    tm_disk d;
+    assert_int_equal(tm_profile_teach_disk(".", 100, 100, 1), TM_OK);
+    assert_false(tm_path_exists(tm_profile_path())); /* never measured */
+    tm_disk even = measured;
+    even.read_bps = 1e9, even.write_bps = 2e9, even.duplex = 0;
+    assert_int_equal(tm_profile_put_disk(".", &even), TM_OK);
+    assert_int_equal(tm_profile_teach_disk(".", 1000000000, 1000000000, 3), TM_OK); /* 1.5 s at those rates */
+    assert_true(tm_profile_get_disk(".", &d) && d.in_training == 0.5 && d.read_bps == 1e9);
+    assert_int_equal(tm_machine_of(here, 1, &m), TM_OK);
+    assert_true(m.disk.read_bps == 0.5e9 && m.disk.write_bps == 1e9 && m.path[0].rates.read_bps == 0.5e9);
+    assert_int_equal(tm_profile_teach_disk(".", 1000000000, 0, 1), TM_OK); /* half of the way to 1 */
+    assert_true(tm_profile_get_disk(".", &d) && d.in_training == 0.75);
+    assert_int_equal(tm_profile_put_disk(".", &even), TM_OK); /* measured anew */
+    assert_true(tm_profile_get_disk(".", &d) && d.in_training == 0);
+    assert_int_equal(tm_profile_teach_disk(".", 1000000000, 0, 1e6), TM_OK);
+    assert_true(tm_profile_get_disk(".", &d) && d.in_training > 0.1 && d.in_training < 0.5); /* not beyond belief */
+}
+
 static void put_and_save(const char *backend, const char *key, double seconds) {
     tm_profile *p;
     assert_int_equal(tm_profile_open(&p, backend), TM_OK);
@@ -286,6 +318,8 @@ int main(void) {
         cmocka_unit_test(what_is_left_out_follows),
         cmocka_unit_test(bad_files_are_refused),
         cmocka_unit_test_setup(disks_are_kept_by_device, fresh_profile),
+        cmocka_unit_test_setup(a_disk_takes_so_long, fresh_profile),
+        cmocka_unit_test_setup(runs_teach_the_disk, fresh_profile),
         cmocka_unit_test_setup(seconds_are_kept_by_backend, fresh_profile),
         cmocka_unit_test_setup(a_damaged_profile_is_ignored, fresh_profile),
         cmocka_unit_test_setup(paths_of_one_disk_count_once, fresh_profile),

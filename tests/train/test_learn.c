@@ -1,5 +1,6 @@
 /* What a run teaches `plan`: the profile afterwards holds what operations took in that run, by its own trace. */
 #include "io/io.h"
+#include "offload/machine.h"
 #include "run.h"
 
 #include <stdlib.h>
@@ -143,11 +144,32 @@ static void test_tuned_requests_are_used(void **state) {
     expect_requests(config, &opts, dir, "aio={\"queue_depth\": 3, \"block_size\": 131072}", " (3 x 128.00 KiB)");
 }
 
+/* A disk that is said to be faster than any. */
+static void test_disk_is_learned(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = write_config(dir, 6), *profile = run_path(dir, "profile.json");
+    assert_int_equal(setenv("TIDEMILL_PROFILE", profile, 1), 0);
+    tm_disk disk = {.read_bps = 1e13, .write_bps = 1e13}, learned;
+    RUN_EXPECT_STATUS(tm_profile_put_disk(dir, &disk));
+    const run_opts opts = {.env = (const char *[]){run_format("TIDEMILL_PROFILE=%s", profile), NULL}, .timeout_s = 100};
+    run_result r =
+        run(opts, "train", config, "--resume", "never", "--set", run_format("output_dir=%s", run_path(dir, "out")),
+            "--set", "memory.cache=none", "--set", "zero_optimization.offload_param.device=nvme", "--set",
+            run_format("zero_optimization.offload_param.nvme_path=%s", dir), "--set",
+            "aio={\"queue_depth\": 1, \"block_size\": 16384}", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    assert_true(tm_profile_get_disk(dir, &learned));
+    assert_int_equal(unsetenv("TIDEMILL_PROFILE"), 0);
+    assert_true(learned.in_training > 0 && learned.in_training < 0.5 && learned.read_bps == 1e13);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_means_are_kept, run_clean),
         cmocka_unit_test_teardown(test_short_run_teaches_nothing, run_clean),
         cmocka_unit_test_teardown(test_tuned_requests_are_used, run_clean),
+        cmocka_unit_test_teardown(test_disk_is_learned, run_clean),
     };
     return cmocka_run_group_tests_name("train_learn", tests, NULL, NULL);
 }
