@@ -108,8 +108,9 @@ uint64_t tm_mem_available_bytes(void);     /* smaller of MemAvailable and the cg
 /* The driver of fault tests: CALL:I:KIND:once|sticky (I from 1, or 0 for none) makes the I-th CALL of the process fail
  * in the way KIND says (sticky: that one and every later one). Each seam asks this once a call with the call's name
  * ("alloc" here, "pread" and so on in io); true: fail now, *kind (may be NULL) says how. Nothing is counted while no
- * spec is set. Built without TIDEMILL_FAULTS it is always false. Of any call: the kind "kill" is SIGKILL in its place.
- * "clock" is asked once a tm_now_ns: "forward" and "back" are ten years off. */
+ * spec is set. Built without TIDEMILL_FAULTS it is always false. Of any call: the kind "kill" is SIGKILL in its place,
+ * "stop" SIGSTOP before it (the call is made when somebody sends SIGCONT). "clock" is asked once a tm_now_ns: "forward"
+ * and "back" are ten years off. */
 bool tm_fault_hit(const char *call, const char **kind);
 /* For unit tests: takes `spec` in place of the one before and starts counting again; NULL: none. TM_EINPUT if it is not
  * in the form above. The kind is kept by reference to our own copy, valid until the next call. */

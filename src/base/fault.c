@@ -125,6 +125,7 @@ bool tm_fault_hit(const char *call, const char **kind) {
     uint64_t i = atomic_fetch_add(&calls, 1) + 1;
     if (i != plan.at && !(plan.sticky && i > plan.at)) return false;
     if (strcmp(plan.kind, "kill") == 0) die();
+    if (strcmp(plan.kind, "stop") == 0) return (void)raise(SIGSTOP), false;
     if (kind) *kind = plan.kind;
     return true;
 }

@@ -381,7 +381,8 @@ static void test_long_texts(void **state) {
             repeat(&text, units[u], 400000);
             uint64_t start = tm_now_ns();
             OK(tm_tokenizer_encode(t, text.data, text.len, false, &ids));
-            if (tm_now_ns() - start > 10000000000u) fail_msg("\"%s\" repeated takes %s over 10 s", units[u], names[n]);
+            if (tm_now_ns() - start > 100000000000u) /* some 0.05 s; in square time it were hours */
+                fail_msg("\"%s\" repeated takes %s over 100 s", units[u], names[n]);
             assert_true(ids.n > 0);
             tm_ids_free(&ids);
         }

@@ -212,6 +212,7 @@ static void *wake_later(void *arg) {
     return NULL;
 }
 
+/* Of this thread. A virtual machine that is not run for a while may count that, too. */
 static double cpu_seconds(void) {
     struct rusage u;
     getrusage(RUSAGE_THREAD, &u);
@@ -232,7 +233,9 @@ static void test_wake(void **state) {
             OK(tm_io_wait(io, done, 2, &n, true));
             assert_int_equal(n, 0);
         }
-        for (int i = 0; i < 3; i++) { /* while it sleeps; a used-up wake must not end the sleep, nor may it spin */
+        double least = 1;
+        /* While it sleeps; a used-up wake must not end the sleep, nor may it spin, which it did every time. */
+        for (int i = 0; i < 3 || (least >= 0.02 && i < 50); i++) {
             pthread_t t;
             uint64_t start = tm_now_ns();
             double cpu = cpu_seconds();
@@ -240,9 +243,11 @@ static void test_wake(void **state) {
             OK(tm_io_wait(io, done, 2, &n, true));
             assert_int_equal(n, 0);
             assert_true(tm_now_ns() - start >= 25 * 1000 * 1000);
-            assert_true(cpu_seconds() - cpu < 0.02);
+            cpu = cpu_seconds() - cpu;
+            if (cpu < least) least = cpu;
             pthread_join(t, NULL);
         }
+        assert_true(least < 0.02);
         tm_io_close(io);
     }
 }
@@ -302,7 +307,7 @@ static void test_wake_between(void **state) {
     tm_io_file f;
     OK(tm_io_file_create(run, "data", 4096, false, &f));
     char *buf = test_memory(4096);
-    alarm(30);
+    alarm(100);
     for (unsigned e = 0; e < N_ENGINES; e++) {
         tm_io *io = test_engine(&engine_cases[e], 2, 0);
         for (int i = 0; i < 4 && io; i++) wake_between(io, f, buf, i % 2);
@@ -327,7 +332,7 @@ static void test_advance(void **state) {
         tm_io_req r = {.op = TM_IO_WRITE, .file = f, .buf = buf, .len = PIECES * 4096};
         fill(buf, 0, PIECES * 4096, e);
         submit_one(io, &r);
-        for (int i = 0; i < 2000 && !r.complete_ns && !engine_cases[e].order_seed; i++) {
+        for (int i = 0; i < 100000 && !r.complete_ns && !engine_cases[e].order_seed; i++) {
             tm_io_advance(io);
             usleep(1000);
         }

@@ -124,7 +124,7 @@ static void one_fault(const engine_case *e, bool buffered, const char *call, con
     OK(tm_io_register(io, buf, N_REQS * LEN));
     tm_io_file f = buffered ? buffered_file : direct_file;
     OK(tm_io_register_files(io, &f, 1));
-    alarm(10); /* a hang ends the test */
+    alarm(60); /* a hang ends the test */
     result r = scenario(io, f, buf, ++seed);
     alarm(0);
     OK(tm_fault_set(NULL));
@@ -187,7 +187,7 @@ static void test_ring_broken(void **state) {
         char *buf = test_memory(LEN);
         tm_io_req r = {.op = TM_IO_READ, .file = direct_file, .buf = buf, .len = LEN};
         OK(tm_fault_set(specs[i]));
-        alarm(10);
+        alarm(60);
         submit_one(io, &r);
         tm_status rc = TM_OK;
         while (rc == TM_OK && tm_io_in_flight(io)) {
@@ -396,7 +396,7 @@ static bool one_life(const char *call, const char *kind, unsigned at, bool stick
     char spec[80];
     snprintf(spec, sizeof spec, "%s:%u:%s:%s", call, at, kind, sticky ? "sticky" : "once");
     OK(tm_fault_set(spec));
-    alarm(10);
+    alarm(60);
     tm_status rc = life();
     alarm(0);
     bool reached = sticky || met(call, at);

@@ -122,6 +122,17 @@ static double seconds_of(fixture *f, tm_io_op op, unsigned n) {
     return 1e-9 * (double)(tm_now_ns() - start);
 }
 
+/* And the request goes on. False: this thread was held up for so long that the request was over before. */
+static bool a_wake_ends_the_sleep(fixture *f) {
+    tm_io_req *done[1];
+    unsigned n = 0;
+    submit(f, TM_IO_READ, 0, 1);
+    tm_io_wake(f->io);
+    OK(tm_io_wait(f->io, done, 1, &n, true));
+    if (n == 0) assert_int_equal(wait_all(f), 0);
+    return n == 0;
+}
+
 static void test_delay(void **state) {
     (void)state;
     static const char *const lower[] = {"sync", "threads", "mem"};
@@ -133,13 +144,9 @@ static void test_delay(void **state) {
         assert_true(seconds_of(&f, TM_IO_WRITE, 16) >= 0.02); /* all at once: the delays overlap */
         assert_true(seconds_of(&f, TM_IO_READ, 32) >= 0.04);
         assert_true(matches(read_back(&f, 0), 0, 16 * BLOCK, 1));
-        submit(&f, TM_IO_READ, 0, 1); /* a wake ends the sleep, the request goes on */
-        tm_io_wake(f.io);
-        tm_io_req *done[1];
-        unsigned n;
-        OK(tm_io_wait(f.io, done, 1, &n, true));
-        assert_int_equal(n, 0);
-        assert_int_equal(wait_all(&f), 0);
+        unsigned slept = 0;
+        for (unsigned tries = 0; slept == 0 && tries < 50; tries++) slept += a_wake_ends_the_sleep(&f);
+        assert_int_equal(slept, 1);
         close_fixture(&f);
         snprintf(spec, sizeof spec, "delay:bps=%d+%s", 16 * BLOCK * 20, lower[i]);
         open_fixture(&f, (tm_io_opts){.engine = spec, .queue_depth = 16});
@@ -303,29 +310,39 @@ static void test_submission(void **state) {
 
 /* ---- lanes ---- */
 
-/* Many requests for a slow disk, then some for a fast one: those are over long before. */
+/* Are the fast ones over before the first of the slow ones is? */
+static bool fast_before_slow(const char *lower) {
+    char spec[64];
+    fixture f;
+    bool before = true;
+    snprintf(spec, sizeof spec, "delay:latency=0.1,lane=0+%s", lower);
+    open_fixture(&f, (tm_io_opts){.engine = spec, .queue_depth = 4, .lanes = 2, .threads = 1});
+    submit(&f, TM_IO_WRITE, 0, 8);
+    f.file.lane = 1;
+    submit(&f, TM_IO_WRITE, 16, 16);
+    assert_int_equal(wait_all(&f), 0);
+    for (unsigned k = 0; k < 16; k++) before = before && f.order[k] >= 16;
+    tm_io_stats s[3], all;
+    for (unsigned k = 0; k < 3; k++) tm_io_lane_stats(f.io, k, &s[k]);
+    tm_io_get_stats(f.io, &all);
+    assert_true(s[0].write_bytes == 8 * BLOCK && s[1].writes == 16 && s[2].writes == 0);
+    assert_true(all.write_bytes == 24 * BLOCK && all.writes == 24);
+    f.file.lane = 2;
+    tm_io_req r = {.op = TM_IO_READ, .file = f.file, .buf = f.memory, .len = BLOCK}, *one[] = {&r};
+    FAILS(tm_io_submit(f.io, one, 1), TM_EBUG, "lane");
+    close_fixture(&f);
+    return before;
+}
+
+/* Many requests for a slow disk, then some for a fast one: those are over long before. Where this process is held up
+ * for as long as the slow disk takes, it is tried again: fast ones that wait for slow ones do so every time. */
 static void test_slow_lane(void **state) {
     (void)state;
     static const char *const lower[] = {"mem", "null"}; /* a real disk may stall for longer than the slow one here */
     for (size_t i = 0; i < TM_COUNT(lower); i++) {
-        char spec[64];
-        fixture f;
-        snprintf(spec, sizeof spec, "delay:latency=0.1,lane=0+%s", lower[i]);
-        open_fixture(&f, (tm_io_opts){.engine = spec, .queue_depth = 4, .lanes = 2, .threads = 1});
-        submit(&f, TM_IO_WRITE, 0, 8);
-        f.file.lane = 1;
-        submit(&f, TM_IO_WRITE, 16, 16);
-        assert_int_equal(wait_all(&f), 0);
-        for (unsigned k = 0; k < 16; k++) assert_true(f.order[k] >= 16); /* before the first of the slow ones */
-        tm_io_stats s[3], all;
-        for (unsigned k = 0; k < 3; k++) tm_io_lane_stats(f.io, k, &s[k]);
-        tm_io_get_stats(f.io, &all);
-        assert_true(s[0].write_bytes == 8 * BLOCK && s[1].writes == 16 && s[2].writes == 0);
-        assert_true(all.write_bytes == 24 * BLOCK && all.writes == 24);
-        f.file.lane = 2;
-        tm_io_req r = {.op = TM_IO_READ, .file = f.file, .buf = f.memory, .len = BLOCK}, *one[] = {&r};
-        FAILS(tm_io_submit(f.io, one, 1), TM_EBUG, "lane");
-        close_fixture(&f);
+        unsigned tries = 1;
+        while (!fast_before_slow(lower[i]) && tries < 20) tries++;
+        assert_true(tries < 20);
     }
 }
 

@@ -107,19 +107,29 @@ static void close_world(world *w) {
 /* All reads may start at once. The slow path's go 32 at a time every 150 ms; the other's are through long before,
  * however many slow ones came first in the plan. With one depth for both the last of them starts when two thirds of the
  * slow ones are over. */
-static void a_slow_path_holds_up_only_itself(void **state) {
-    (void)state;
+static void run_paths(double last[2]) {
     world w;
     uint64_t slab = 2 * MOST * BYTES;
     open_world(&w, MOST, &slab, 2, "delay:lane=1,latency=0.15+threads");
     tm_plan *plan = walk(&w, OP_CHECK, &slab, false);
     tm_exec_trace(w.exec, true);
     OK(tm_exec_run(w.exec, plan, handler, &w));
-    if (w.last[1] < 0.9) fail_msg("the slow path took %.3f s only", w.last[1]);
-    if (w.last[0] > 0.5 * w.last[1])
-        fail_msg("the fast path was through after %.3f s, the slow one after %.3f s", w.last[0], w.last[1]);
+    for (int i = 0; i < 2; i++) last[i] = w.last[i];
     tm_plan_free(plan);
     close_world(&w);
+}
+
+/* The fast one has a real disk, which may stall: tried again, since one that waits for the slow one does so every time.
+ */
+static void a_slow_path_holds_up_only_itself(void **state) {
+    (void)state;
+    double last[2];
+    for (unsigned tries = 0;; tries++) {
+        run_paths(last);
+        if (last[1] < 0.9) fail_msg("the slow path took %.3f s only", last[1]);
+        if (last[0] <= 0.5 * last[1]) break;
+        if (tries == 9) fail_msg("the fast path was through after %.3f s, the slow one after %.3f s", last[0], last[1]);
+    }
 }
 
 static double no_time(void *ctx, const tm_op *op) {

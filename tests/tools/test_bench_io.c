@@ -46,6 +46,12 @@ static tm_status count(void *ctx, const char *name, bool is_dir) {
     return TM_OK;
 }
 
+static tm_status count_only(void *ctx, const char *name, bool is_dir) {
+    (void)name, (void)is_dir;
+    ++*(int *)ctx;
+    return TM_OK;
+}
+
 static void assert_nothing_left(void) {
     int n = 0;
     assert_int_equal(tm_list_dir(dir, count, &n), TM_OK);
@@ -63,23 +69,34 @@ static double number(const tm_json *o, const char *key) {
     return v->number;
 }
 
-/* Beside busy cores: what the engine and the checksums cost is told apart, and is less than the two cores it might be.
- */
-static void test_busy(void **state) {
-    (void)state;
+/* Is the cost of the engine and of the checksums told apart from what the busy cores do, which were two whole cores? */
+static bool told_apart(void) {
     tm_buf out = {0};
     tm_json_doc *doc;
     assert_int_equal(run("bench io $D --rw mixed --block 1MiB --depth 4 --size 64MiB --busy --checksums --json", &out),
                      0);
     const tm_json *r = parse(&doc, &out);
     assert_true(number(r, "busy_cores") >= 1);
-    assert_true(number(r, "cpu_seconds_per_gb") > 0 && number(r, "checksum_seconds_per_gb") > 0);
-    assert_true(number(r, "engine_cores") > 0 && number(r, "engine_cores") < 0.5);
-    assert_true(number(r, "checksum_cores") > 0 && number(r, "checksum_cores") < 1);
-    assert_true(number(r, "lost_cores") < number(r, "busy_cores"));
+    double engine = number(r, "engine_cores"), checksums = number(r, "checksum_cores");
+    bool apart = engine > 0 && engine < 0.5 && checksums > 0 && checksums < 1;
+    apart = apart && number(r, "cpu_seconds_per_gb") > 0 && number(r, "checksum_seconds_per_gb") > 0;
+    apart = apart && number(r, "lost_cores") < number(r, "busy_cores");
     tm_json_free(doc);
+    tm_buf_free(&out);
+    return apart;
+}
+
+/* Where others use the machine, a reading of its clocks may be off by a whole time slice: such a measurement is made
+ * again. Costs that are not told apart are so every time. */
+static void test_busy(void **state) {
+    (void)state;
+    unsigned tries = 1;
+    while (!told_apart() && tries < 10) tries++;
+    assert_true(tries < 10);
+    tm_buf out = {0};
+    tm_json_doc *doc;
     assert_int_equal(run("bench io $D --size 8MiB --json", &out), 0);
-    r = parse(&doc, &out);
+    const tm_json *r = parse(&doc, &out);
     assert_true(!tm_json_get(r, "busy_cores") && number(r, "checksum_seconds_per_gb") == 0);
     tm_json_free(doc);
     tm_buf_free(&out);
@@ -185,10 +202,20 @@ static void test_wrong(void **state) {
     assert_nothing_left();
 }
 
-/* While it lays out or measures. */
+static bool something_there(void) {
+    int n = 0;
+    assert_int_equal(tm_list_dir(dir, count_only, &n), TM_OK);
+    return n > 0;
+}
+
+static void nap(int ms) {
+    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000L}, NULL);
+}
+
+/* At its start, while it lays out (it has a folder of its own then) and while it measures. */
 static void test_signal(void **state) {
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         pid_t pid = fork();
         if (pid == 0) {
             (void)!freopen("/dev/null", "w", stderr);
@@ -196,7 +223,9 @@ static void test_signal(void **state) {
             execl(TM_TEST_BINARY, "tidemill", "bench", "io", dir, "--size", "16MiB", "--seconds", "20", (char *)NULL);
             _exit(127);
         }
-        nanosleep(&(struct timespec){.tv_nsec = (i ? 500 : 60) * 1000000}, NULL);
+        assert_true(pid > 0);
+        for (int ms = 0; i > 0 && !something_there() && ms < 100000; ms++) nap(1);
+        nap(i == 1 ? 0 : i ? 500 : 60);
         kill(pid, i ? SIGTERM : SIGINT);
         int status;
         assert_int_equal(waitpid(pid, &status, 0), pid);

@@ -19,6 +19,8 @@ enum { MAX_KEPT = 4096 };
 static char *kept[MAX_KEPT];
 static unsigned n_kept, first_dir[MAX_KEPT], n_dirs;
 static pid_t owner;
+static char planned[32], learned[32]; /* profiles of the programs that are run, see choose_profile */
+static const char *profile;
 
 static char *keep(char *text) {
     assert_non_null(text);
@@ -55,6 +57,7 @@ int run_clean(void **state) {
     for (unsigned i = 0; i < n_dirs; i++) run_remove(kept[first_dir[i]]);
     for (unsigned i = 0; i < n_kept; i++) free(kept[i]);
     n_dirs = n_kept = 0;
+    if (profile) (void)(unlink(planned) + unlink(learned));
     run_cgroup_remove();
     return 0;
 }
@@ -184,7 +187,7 @@ static unsigned launcher(char **argv, const run_opts *o) {
 
 /* The user's program, unless the environment asks for faults: it refuses those. */
 static const char *program(const run_opts *o) {
-    if (o->fault) return TM_TEST_FAULTY;
+    if (o->fault || o->stop_at) return TM_TEST_FAULTY;
     for (unsigned i = 0; o->env && o->env[i]; i++)
         if (!strncmp(o->env[i], "TIDEMILL_FAULT=", 15) || !strncmp(o->env[i], "TIDEMILL_CHECKSUMS=", 19))
             return TM_TEST_FAULTY;
@@ -196,7 +199,10 @@ static void child(const run_opts *o, const char *const *arguments, int in, int o
     unsigned n = o->ranks ? launcher(argv, o) : 0;
     argv[n++] = (char *)(uintptr_t)program(o);
     for (unsigned i = 0; arguments[i] && i < 62; i++) argv[n++] = (char *)(uintptr_t)arguments[i];
-    (void)setenv("TIDEMILL_PROFILE", "e2e.profile", 1); /* not the user's */
+    (void)setenv("TIDEMILL_PROFILE", profile, 1);
+    if (o->stop_at)
+        putenv((char *)(uintptr_t)run_format("TIDEMILL_FAULT=%s:stop:%s", o->stop_at,
+                                             o->stop_again_ms ? "sticky" : "once"));
     for (unsigned i = 0; o->env && o->env[i]; i++) putenv((char *)(uintptr_t)o->env[i]);
     if (o->cgroup) {
         char path[512];
@@ -248,9 +254,52 @@ static pid_t target(pid_t pid, const run_opts *o) {
     return o->kill_rank <= n ? (pid_t)child[o->kill_rank - 1] : pid;
 }
 
+/* The state letter of a process as /proc has it; 0: it is gone. */
+static char state_of(pid_t pid) {
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    if (!f) return 0;
+    const char *name_end = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
+    fclose(f);
+    return name_end && name_end[1] ? name_end[2] : 0;
+}
+
+/* `pid`, or one that it started (`depth` generations of them), if it is stopped; 0: none is. */
+static pid_t stopped(pid_t pid, unsigned depth) {
+    char path[64], list[512];
+    pid_t found = state_of(pid) == 'T' ? pid : 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)pid, (int)pid);
+    FILE *f = found || depth == 0 ? NULL : fopen(path, "r");
+    if (!f) return found;
+    if (!fgets(list, sizeof list, f)) list[0] = 0;
+    fclose(f);
+    char *end;
+    for (char *at = list; !found; at = end) {
+        long child = strtol(at, &end, 10);
+        if (child <= 0) break;
+        found = stopped((pid_t)child, depth - 1);
+    }
+    return found;
+}
+
+/* Whoever has stopped itself is given what the test has for it, and goes on. */
+static void meet_stop(pid_t pid, const run_opts *o, bool *signalled) {
+    pid_t who = o->stop_at || o->at_stop ? stopped(pid, o->ranks ? 3 : 0) : 0;
+    if (!who) return;
+    if (o->at_stop) o->at_stop(o->at_stop_ctx);
+    if (*signalled && o->stop_again_ms) usleep(o->stop_again_ms * 1000);
+    if (o->signal && !*signalled) (void)kill(who, o->signal);
+    *signalled = true;
+    (void)kill(who, SIGCONT);
+}
+
+/* Limits are there to end what hangs, and say what a machine takes that does nothing else: others may use this one. */
+enum { PATIENCE = 5 };
+
 static int await(pid_t pid, const run_opts *o, run_result *r) {
-    uint64_t began = tm_now_ns(), limit = (uint64_t)(o->timeout_s ? o->timeout_s : 120) * 1000000000;
-    uint64_t from = o->signal_when ? 0 : began;
+    uint64_t began = tm_now_ns(), limit = (uint64_t)(o->timeout_s ? o->timeout_s : 120) * PATIENCE * 1000000000;
+    uint64_t from = o->signal_when || o->stop_at ? 0 : began;
     bool signalled = false;
     for (;;) {
         int status;
@@ -261,7 +310,8 @@ static int await(pid_t pid, const run_opts *o, run_result *r) {
         }
         uint64_t peak = sample_peak(pid);
         if (peak > r->peak_bytes) r->peak_bytes = peak;
-        if (!from && file_not_empty(o->signal_when)) from = tm_now_ns();
+        meet_stop(pid, o, &signalled);
+        if (!from && o->signal_when && file_not_empty(o->signal_when)) from = tm_now_ns();
         bool now = from && tm_now_ns() - from >= (uint64_t)o->signal_after_ms * 1000000;
         if (o->signal && !signalled && now) {
             signalled = true;
@@ -271,14 +321,26 @@ static int await(pid_t pid, const run_opts *o, run_result *r) {
             kill(pid, o->ranks ? SIGTERM : SIGKILL); /* the launcher ends its ranks */
             if (o->ranks) sleep(3), kill(pid, SIGKILL);
             (void)waitpid(pid, &status, 0);
-            fail_msg("killed after %u s", o->timeout_s ? o->timeout_s : 120);
+            fail_msg("killed after %llu s", (unsigned long long)(limit / 1000000000));
         }
         usleep(2000);
     }
 }
 
+/* Neither the user's nor that of tests beside this one. What a run learns of its operations' times, which on a busy
+ * machine a short one does, too, would choose the plan of the next: each `train` has what `plan` wrote, and a name of
+ * its own to replace it by. */
+static void choose_profile(const char *command) {
+    snprintf(planned, sizeof planned, "e2e-%d.planned", (int)getpid());
+    snprintf(learned, sizeof learned, "e2e-%d.learned", (int)getpid());
+    (void)unlink(learned);
+    if (strcmp(command, "train") == 0 && link(planned, learned) != 0) (void)unlink(learned);
+    profile = strcmp(command, "train") == 0 ? learned : planned;
+}
+
 run_result run_argv(const run_opts *o, const char *const *arguments) {
     run_result r = {0};
+    choose_profile(arguments[0]);
     int in = memfd_create("in", MFD_CLOEXEC), out = memfd_create("out", MFD_CLOEXEC);
     int err = memfd_create("err", MFD_CLOEXEC);
     assert_true(in >= 0 && out >= 0 && err >= 0);
@@ -433,11 +495,12 @@ static void read_step(train_log *log, const tm_json *o) {
     for (unsigned i = 0; s->device_peak && i < TM_COUNT(copies); i++)
         (i < 2 ? s->copied : s->planned_copied)[i % 2] = bytes_of(o, copies[i]);
     s->wait_copy = member(member(o, "wait_seconds"), "copy")->number;
+    s->seconds = member(o, "step_seconds")->number;
     const tm_json *scale = tm_json_get(o, "loss_scale"), *skipped = tm_json_get(o, "skipped");
     s->loss_scale = scale ? scale->number : 0;
     s->skipped_steps = scale ? bytes_of(o, "skipped_steps") : 0;
     s->skipped = skipped && skipped->boolean;
-    static const char *const also[] = {"step_seconds", "tokens_per_second", "bytes_by_kind"};
+    static const char *const also[] = {"tokens_per_second", "bytes_by_kind"};
     for (unsigned i = 0; i < TM_COUNT(also); i++) (void)member(o, also[i]);
     static const char *const waits[] = {"disk_read", "disk_write", "copy", "comm", "compute"};
     for (unsigned i = 0; i < TM_COUNT(waits); i++) (void)member(member(o, "wait_seconds"), waits[i]);

@@ -29,15 +29,19 @@
 
 typedef struct run_opts {
     const char *const *env;   /* "NAME=value", ended by NULL; added to ours */
-    unsigned timeout_s;       /* 0: 120; the process is killed and the test fails */
-    int signal;               /* != 0: sent once `signal_when` exists */
+    unsigned timeout_s;       /* 0: 120; five times that long (see run.c) and it is killed, and the test fails */
+    int signal;               /* != 0: sent once `signal_when` exists, or `stop_at` is reached */
     const char *signal_when;  /* path of a file that is not empty */
     unsigned signal_after_ms; /* after that, or with signal_when NULL since the start */
-    const char *cgroup;       /* the process joins this memory cgroup (run_cgroup) before it starts; NULL: none */
-    const char *input;        /* stdin; NULL: nothing */
-    unsigned ranks;           /* > 0: under mpirun with so many, one thread each */
-    unsigned kill_rank;       /* with ranks: 1 + the one that gets `signal`; 0 or more than there are: the launcher */
-    const char *fault;        /* with ranks: TIDEMILL_FAULT of fault_rank alone */
+    const char *stop_at;      /* "CALL:I": there the test build stops, and goes on when it has been given `signal` */
+    unsigned stop_again_ms;   /* > 0: it stops at each later CALL as well, for that long */
+    void (*at_stop)(void *);  /* called while the program, or a rank (`fault` says at what), is stopped */
+    void *at_stop_ctx;
+    const char *cgroup; /* the process joins this memory cgroup (run_cgroup) before it starts; NULL: none */
+    const char *input;  /* stdin; NULL: nothing */
+    unsigned ranks;     /* > 0: under mpirun with so many, one thread each */
+    unsigned kill_rank; /* with ranks: 1 + the one that gets `signal`; 0 or more than there are: the launcher */
+    const char *fault;  /* with ranks: TIDEMILL_FAULT of fault_rank alone */
     unsigned fault_rank;
 } run_opts;
 
@@ -95,7 +99,7 @@ typedef struct train_step {
     double loss, grad_norm, learning_rate;
     uint64_t tokens, label_tokens, read_bytes, write_bytes, planned_read, planned_write, host_peak, device_peak;
     uint64_t copied[2], planned_copied[2]; /* in, out; where there is an arena */
-    double wait_copy;
+    double wait_copy, seconds;
     double loss_scale;      /* of fp16; 0: not in the line */
     uint64_t skipped_steps; /* up to this one */
     bool skipped;

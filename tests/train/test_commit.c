@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -161,9 +162,9 @@ static void kills_at_named_points_change_nothing(void **state) {
     expect_finished(&s, hash);
 }
 
-/* Stopped after its fourth step or so, by a signal that asks. */
+/* Stopped in one of its first steps, by a signal that asks. */
 static run_result stop(const scene *s, int signal, unsigned way, const char *set) {
-    return train(s, &(run_opts){.signal = signal, .signal_when = run_path(s->output, "log.jsonl")}, way, NULL, set);
+    return train(s, &(run_opts){.signal = signal, .stop_at = "kill_op:300"}, way, NULL, set);
 }
 
 static void signals_commit_and_the_run_goes_on(void **state) {
@@ -292,6 +293,7 @@ static pid_t start(const scene *s, const char *set) {
     fflush(NULL);
     pid_t pid = fork();
     if (pid != 0) return pid;
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test ends it, too */
     int null = open("/dev/null", O_RDWR);
     (void)(dup2(null, 0) + dup2(null, 1) + dup2(null, 2));
     execl(TM_TEST_BINARY, "tidemill", "train", s->config, "--resume", resume, "--set", set, NULL);
@@ -309,7 +311,7 @@ static void two_runs_never_write_to_one_output_dir(void **state) {
                          s.model, s.rows, s.output));
     pid_t pid = start(&s, sets[0]);
     assert_true(pid > 0);
-    for (int i = 0; access(log, R_OK) != 0 && i < 2000; i++) usleep(5000);
+    for (int i = 0; access(log, R_OK) != 0 && i < 40000; i++) usleep(5000);
     run_result r = run((run_opts){0}, "train", s.config, "--quiet", "--resume", "never", "--set", sets[1], NULL);
     kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
@@ -325,18 +327,15 @@ static void two_runs_never_write_to_one_output_dir(void **state) {
     assert_int_not_equal(access(above, F_OK), 0);
 }
 
-/* One step is done; SIGTERM some time after the second one, with 20 ms for each read, has begun. */
-static run_result stop_late(const scene *s, const char *grace, unsigned after_ms) {
-    const char *env[] = {"TIDEMILL_FAULT=pread:100:delay:sticky", NULL}, *log = run_path(s->output, "log.jsonl");
-    const char *arguments[] = {"train", s->config, "--quiet", "--grace", grace, "--set", "memory.io_engine=sync", NULL};
+/* One step is done; SIGTERM in the second one, of which each further operation takes `slow_ms`. */
+static run_result stop_in_second(const scene *s, const char *grace, unsigned slow_ms) {
+    const char *arguments[] = {"train", s->config, "--quiet", "--grace", grace, NULL};
     run_remove(s->output);
     run_result r =
         run((run_opts){0}, "train", s->config, "--quiet", "--set", "max_steps=1", "--set", "keep_state=true", NULL);
     RUN_OK(&r);
     run_free(&r);
-    run_remove(log); /* so that it appears when the steps begin */
-    r = run_argv(&(run_opts){.signal = SIGTERM, .signal_when = log, .signal_after_ms = after_ms, .env = env},
-                 arguments);
+    r = run_argv(&(run_opts){.signal = SIGTERM, .stop_at = "kill_op:30", .stop_again_ms = slow_ms}, arguments);
     run_remove(s->offload);
     return r;
 }
@@ -346,16 +345,10 @@ static run_result stop_late(const scene *s, const char *grace, unsigned after_ms
 static void the_grace_is_kept(void **state) {
     (void)state;
     scene s = scene_open();
-    bool ended = false;
-    for (unsigned after_ms = 100; !ended && after_ms < 2000; after_ms += 100) { /* a slow start takes longer */
-        run_result r = stop_late(&s, "100", after_ms);
-        ended = strstr(r.err, "step 2 is committed") != NULL;
-        expect(&r, 3, ended ? NULL : "step 1 is committed");
-        if (!ended) continue;
-        r = stop_late(&s, "0.01", after_ms);
-        expect(&r, 3, "step 1 is committed");
-    }
-    if (!ended) fail_msg("no step was ended");
+    run_result r = stop_in_second(&s, "1000", 0);
+    expect(&r, 3, "step 2 is committed");
+    r = stop_in_second(&s, "0.2", 300);
+    expect(&r, 3, "step 1 is committed");
 }
 
 /* keep_state: a finished run can be made longer. */
@@ -430,8 +423,8 @@ static void older_checkpoints_are_gone_back_to(void **state) {
         const char *given_up = run_directory(s.output, 0);
         run_damage(run_path(given_up, "manifest"), 100);
         cases[i].damage(run_path(s.output, "checkpoint-20/state/exp_avg"));
-        r = run((run_opts){.timeout_s = 60}, "train", s.config, "--quiet", "--set", "save_state=true", "--set",
-                "save_total_limit=2", NULL);
+        r = run((run_opts){0}, "train", s.config, "--quiet", "--set", "save_state=true", "--set", "save_total_limit=2",
+                NULL);
         RUN_OK(&r);
         const char *at = strstr(r.err, "checkpoint-20; ");
         at = at ? strstr(at, cases[i].says) : NULL;

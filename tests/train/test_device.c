@@ -185,12 +185,13 @@ static void test_orders_and_rates(void **state) {
         const char *activation = run_format("memory.activations=%s", activations[i]);
         (void)same(&s, least + i * 4 * MIB, 0, &(run_opts){.env = seed}, activation, "memory.host_budget=96MiB", NULL);
     }
-    train_log fast = same(&s, least, 0, NULL, "memory.host_budget=unlimited", NULL, NULL);
     train_log slow =
         same(&s, least, 0, NULL, "memory.host_budget=unlimited", "memory.device_bandwidth=100000000", NULL);
-    double each =
-        (double)(slow.step[1].copied[0] > slow.step[1].copied[1] ? slow.step[1].copied[0] : slow.step[1].copied[1]);
-    assert_true(slow.step[1].wait_copy > fast.step[1].wait_copy && slow.step[1].wait_copy < 4 * each / 1e8 + 5);
+    for (unsigned i = 0; i < 2; i++) { /* each direction has that rate, and a step no less time than it takes */
+        double rated = (double)slow.step[1].copied[i] / 1e8;
+        assert_true(rated > 0.1 && slow.step[1].seconds > 0.9 * rated);
+    }
+    assert_true(slow.step[1].wait_copy > 0);
 }
 
 static void test_what_is_refused(void **state) {

@@ -38,7 +38,7 @@ static int __lsan_do_recoverable_leak_check(void) {
 }
 #endif
 
-enum { WAYS = 12, MAX_CALLS = 48, LIMIT_MS = 10000, FIRST_STEPS = 2, STEPS = 4 };
+enum { WAYS = 12, MAX_CALLS = 48, LIMIT_MS = 60000, FIRST_STEPS = 2, STEPS = 4 };
 static const char *const engine[] = {"sync", "threads", "uring"}, *const update[] = {"U", "F"};
 
 typedef struct counted {

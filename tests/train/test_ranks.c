@@ -147,7 +147,8 @@ static void test_persistence_gives_way(void **state) {
     for (size_t i = 0; i < TM_COUNT(faults); i++) {
         const run_opts fails = {.ranks = 2, .fault = faults[i], .fault_rank = 1, .timeout_s = 60};
         r = start_opts(&s, &fails, output, SETS(zero3, none, files, disk, engine, stay, least));
-        if (r.status == 0 || r.seconds > 20 || !strstr(r.err, "rank 1")) fail_msg("%.1f s: %s", r.seconds, r.err);
+        if (r.status == 0 || !strstr(r.err, "rank 1") || strstr(r.err, "has not been heard of"))
+            fail_msg("after %.1f s: %s", r.seconds, r.err); /* at once, not when the others lose patience */
         run_free(&r);
         run_remove(output);
     }
