@@ -8,9 +8,16 @@
 
 /* ---- sums ---- */
 
-static void sum(const work *w, const uint32_t *first, uint32_t nodes, uint64_t n, float *out) {
+/* What does not travel need not be rounded: only this rank makes this sum. BF16 is rounded all the same, so that sums
+ * do not depend on who makes them; blocks of codes depend on the slices anyway. */
+static bool keeps_own(const work *w) {
+    return w->op->wire == TM_COMM_EXACT || comm_quantised(w->op->wire);
+}
+
+/* Where `own` among the sources is this rank's. */
+static void sum(const work *w, uint32_t own, const uint32_t *first, uint32_t nodes, uint64_t n, float *out) {
     uint64_t start = tm_now_ns();
-    comm_sum_tree(w->op->wire, w->c->remote->source, first, nodes, n, out);
+    comm_sum_tree(w->op->wire, w->c->remote->source, keeps_own(w) ? own : UINT32_MAX, first, nodes, n, out);
     atomic_fetch_add_explicit(&w->c->counters.sum_ns, tm_now_ns() - start, memory_order_relaxed);
 }
 
@@ -21,6 +28,10 @@ static const void *encoded(const work *w, const float *x, uint64_t n, void *room
     comm_encode(w->op->wire, x, n, room);
     atomic_fetch_add_explicit(&w->c->counters.sum_ns, tm_now_ns() - start, memory_order_relaxed);
     return room;
+}
+
+static const void *own(const work *w, const float *x, uint64_t n, void *room) {
+    return keeps_own(w) ? x : encoded(w, x, n, room);
 }
 
 static const float *mine_for(const work *w, uint32_t position, uint64_t at) {
@@ -45,12 +56,14 @@ static tm_status flat_first(const work *w, comm_lane *lane, uint64_t at) {
 static tm_status flat_finish(const work *w, comm_lane *lane, uint64_t at) {
     const comm_group *g = w->g;
     uint64_t n = work_part(w, g->me, at);
+    uint32_t mine = 0;
     for (uint32_t t = 0; t < g->size; t++) {
         uint32_t i = g->tree[t];
-        const void *own = i == g->me ? encoded(w, mine_for(w, i, at), n, work_slot(w, lane, i)) : NULL;
-        w->c->remote->source[t] = own ? own : work_slot(w, lane, i);
+        char *there = work_slot(w, lane, i);
+        w->c->remote->source[t] = i == g->me ? own(w, mine_for(w, i, at), n, there) : there;
+        if (i == g->me) mine = t;
     }
-    sum(w, g->first, g->nodes, n, w->out + at);
+    sum(w, mine, g->first, g->nodes, n, w->out + at);
     return TM_OK;
 }
 
@@ -92,9 +105,9 @@ static void sum_in_node(const work *w, const comm_lane *lane, uint32_t k, uint64
     const uint32_t all[2] = {0, g->per_node};
     for (uint32_t p = 0; p < g->per_node; p++) {
         char *there = work_slot(w, lane, p * g->nodes + k);
-        w->c->remote->source[p] = p == g->my_place ? encoded(w, mine_for(w, i, at), work_part(w, i, at), there) : there;
+        w->c->remote->source[p] = p == g->my_place ? own(w, mine_for(w, i, at), work_part(w, i, at), there) : there;
     }
-    sum(w, all, 1, work_part(w, i, at), out);
+    sum(w, g->my_place, all, 1, work_part(w, i, at), out);
 }
 
 static tm_status staged_second(const work *w, comm_lane *lane, uint64_t at) {
@@ -120,9 +133,9 @@ static tm_status staged_finish(const work *w, comm_lane *lane, uint64_t at) {
     uint64_t n = work_part(w, g->me, at);
     for (uint32_t k = 0; k < g->nodes; k++) {
         char *there = s.arrive + k * w->stride;
-        w->c->remote->source[k] = k == g->my_node ? encoded(w, s.sum + k * w->piece, n, there) : there;
+        w->c->remote->source[k] = k == g->my_node ? own(w, s.sum + k * w->piece, n, there) : there;
     }
-    sum(w, all, 1, n, w->out + at);
+    sum(w, g->my_node, all, 1, n, w->out + at);
     return TM_OK;
 }
 

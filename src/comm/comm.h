@@ -252,13 +252,17 @@ void tm_comm_op_bytes(const tm_comm *c, const tm_comm_op *op, uint64_t bytes[TM_
 /* ---- quantisation
  * ------------------------------------------------------------------------------------------------------ */
 
-/* Symmetric block quantisation, the scheme of ZeRO++ (arXiv 2306.10209, 3.1 and 3.3): blocks of 256 values (the last
- * may be short), each one fp32 scale = max|x| / 127 (Q8) or / 7 (Q4), then round(x / scale), halves to even, as int8 or
- * two's complement nibbles (low first). Layout: all scales, then all codes. |x - decoded| <= scale / 2 (1 + 2^-20). A
- * block with a NaN or an infinity decodes to NaN throughout; one of zeros to zeros. Pure functions, the same on every
- * machine. */
-enum { TM_COMM_QUANT_BLOCK = 256 };
-uint64_t tm_comm_quant_bytes(tm_comm_wire wire, uint64_t n); /* Q8, Q4; 4 per block and 1 or 1/2 per value */
+/* Symmetric block quantisation as in ZeRO++ (arXiv 2306.10209, 3.1 and 3.3). Layout: all scales, then all codes; the
+ * last block may be short. A block with a NaN or an infinity decodes to NaN throughout; one of zeros to zeros. Pure
+ * functions, the same on every machine.
+ *
+ * Q8  blocks of 256, one fp32 scale = max|x| / 127, round(x / scale), halves to even, as int8.
+ *     |x - decoded| <= scale / 2 (1 + 2^-20).
+ * Q4  blocks of 64, one bf16 scale = max|x| / 18, up; the nearest of 0, 1, 2, 4, 6, 9, 13, 18 scales and a sign (bit 3)
+ *     as nibbles, low first. |x - decoded| <= scale / 2 where |x| <= 1.5 scales, else <= |x| / 3 (of what is beyond
+ *     3.3e38 infinity may become). */
+enum { TM_COMM_QUANT_BLOCK = 256, TM_COMM_QUANT_BLOCK_Q4 = 64 };
+uint64_t tm_comm_quant_bytes(tm_comm_wire wire, uint64_t n); /* Q8: 4 a block, 1 a value; Q4: 2 and 1/2 */
 void tm_comm_quantise(tm_comm_wire wire, const float *x, uint64_t n, void *out);
 void tm_comm_dequantise(tm_comm_wire wire, const void *in, uint64_t n, float *x);
 

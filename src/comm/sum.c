@@ -25,13 +25,13 @@ static uint16_t narrow(float x) {
 
 /* ---- encoding ---- */
 
-static bool quantised(tm_comm_wire wire) {
+bool comm_quantised(tm_comm_wire wire) {
     return wire == TM_COMM_WIRE_Q8 || wire == TM_COMM_WIRE_Q4;
 }
 
 void comm_encode(tm_comm_wire wire, const float *x, uint64_t n, void *out) {
     uint16_t *half = out;
-    if (quantised(wire)) {
+    if (comm_quantised(wire)) {
         tm_comm_quantise(wire, x, n, out);
     } else if (wire == TM_COMM_WIRE_BF16) {
         for (uint64_t i = 0; i < n; i++) half[i] = narrow(x[i]);
@@ -42,7 +42,7 @@ void comm_encode(tm_comm_wire wire, const float *x, uint64_t n, void *out) {
 
 void comm_decode(tm_comm_wire wire, const void *in, uint64_t n, uint64_t at, uint64_t m, float *x) {
     const uint16_t *half = in;
-    if (quantised(wire)) {
+    if (comm_quantised(wire)) {
         comm_dequantise_part(wire, in, n, at, m, x);
     } else if (wire == TM_COMM_WIRE_BF16) {
         for (uint64_t i = 0; i < m; i++) x[i] = widen(half[at + i]);
@@ -56,7 +56,7 @@ void comm_encode_bf16(tm_comm_wire wire, const uint16_t *x, uint64_t n, void *ou
     for (uint64_t at = 0; at < n; at += TM_COMM_QUANT_BLOCK) {
         uint64_t m = tm_min_u64(TM_COMM_QUANT_BLOCK, n - at);
         for (uint64_t i = 0; i < m; i++) wide[i] = widen(x[at + i]);
-        comm_quantise_block(wire, wide, n, at, m, out);
+        comm_quantise_part(wire, wide, n, at, m, out);
     }
 }
 
@@ -82,15 +82,15 @@ static const float *values(tm_comm_wire wire, const void *source, uint64_t n, ui
     return room;
 }
 
-void comm_sum_tree(tm_comm_wire wire, const void *const *source, const uint32_t *first, uint32_t nodes, uint64_t n,
-                   float *out) {
+void comm_sum_tree(tm_comm_wire wire, const void *const *source, uint32_t plain, const uint32_t *first, uint32_t nodes,
+                   uint64_t n, float *out) {
     float total[SPAN], node[SPAN], room[SPAN];
     for (uint64_t at = 0; at < n; at += SPAN) {
         uint64_t m = tm_min_u64(SPAN, n - at);
         for (uint32_t k = 0; k < nodes; k++) {
             float *sum = k ? node : total;
             for (uint32_t i = first[k]; i < first[k + 1]; i++) {
-                const float *x = values(wire, source[i], n, at, m, room);
+                const float *x = values(i == plain ? TM_COMM_EXACT : wire, source[i], n, at, m, room);
                 if (i == first[k])
                     memcpy(sum, x, m * sizeof *x); /* not 0 + x: that would lose a -0 */
                 else

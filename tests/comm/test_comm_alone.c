@@ -226,7 +226,7 @@ static void theory(void **state) {
         {.code = TM_COMM_ALL_GATHER, .count = N, .type = TM_COMM_BF16, .wire = TM_COMM_WIRE_Q8},
         {.code = TM_COMM_REDUCE_SCATTER, .count = N, .wire = TM_COMM_WIRE_Q4},
     };
-    static const uint64_t each[] = {4 * N, 4 * N, N + 4 * N / 256, N / 2 + 4 * N / 256};
+    static const uint64_t each[] = {4 * N, 4 * N, N + 4 * N / 256, N / 2 + 2 * N / 64};
     for (size_t i = 0; i < TM_COUNT(jobs); i++) {
         const job *j = &jobs[i];
         for (size_t k = 0; k < TM_COUNT(ops); k++) {
@@ -260,26 +260,33 @@ static void sums(void **state) {
     for (uint32_t r = 0; r < 3; r++)
         for (uint64_t i = 0; i < N; i++) x[r][i] = i % 7 ? value(r, i) : -0.0F;
     for (uint64_t i = 0; i < N; i++) want[i] = x[0][i] + (x[1][i] + x[2][i]);
-    comm_sum_tree(TM_COMM_EXACT, source, first, 2, N, x[2]); /* into one of its own */
+    comm_sum_tree(TM_COMM_EXACT, source, UINT32_MAX, first, 2, N, x[2]); /* into one of its own */
     assert_memory_equal(x[2], want, sizeof want);
     assert_true(signbit(want[0]));
 }
 
 /* ---- quantisation ---- */
 
+/* How far a value may be from its code, by what comm.h says of each wire; `most`: of its block. */
+static double quantisation_error(tm_comm_wire wire, double x, double most) {
+    if (wire == TM_COMM_WIRE_Q8) return most / 127 / 2 * (1 + 1e-6);
+    double scale = most / 18 * (1 + 1.0 / 128);
+    return fmax(scale / 2, fabs(x) / 3) * (1 + 1e-6);
+}
+
 static void quantise_bounds(tm_comm_wire wire, uint64_t n, float size) {
     float *x = values_of(1, n), *y = malloc((n + 1) * sizeof *y);
-    const double levels = wire == TM_COMM_WIRE_Q8 ? 127 : 7;
+    const uint64_t block = wire == TM_COMM_WIRE_Q8 ? TM_COMM_QUANT_BLOCK : TM_COMM_QUANT_BLOCK_Q4;
     for (uint64_t i = 0; i < n; i++) x[i] *= size;
     char *codes = malloc(tm_comm_quant_bytes(wire, n) + 1);
     codes[tm_comm_quant_bytes(wire, n)] = 77;
     tm_comm_quantise(wire, x, n, codes);
     tm_comm_dequantise(wire, codes, n, y);
-    for (uint64_t b = 0; b < n; b += TM_COMM_QUANT_BLOCK) {
+    for (uint64_t b = 0; b < n; b += block) {
         double most = 0;
-        for (uint64_t i = b; i < n && i < b + TM_COMM_QUANT_BLOCK; i++) most = fmax(most, fabs((double)x[i]));
-        for (uint64_t i = b; i < n && i < b + TM_COMM_QUANT_BLOCK; i++)
-            assert_true(fabs((double)x[i] - (double)y[i]) <= most / levels / 2 * (1 + 1e-6));
+        for (uint64_t i = b; i < n && i < b + block; i++) most = fmax(most, fabs((double)x[i]));
+        for (uint64_t i = b; i < n && i < b + block; i++)
+            assert_true(fabs((double)x[i] - (double)y[i]) <= quantisation_error(wire, (double)x[i], most));
     }
     assert_int_equal(codes[tm_comm_quant_bytes(wire, n)], 77); /* not a byte too many */
     free(x), free(y), free(codes);
@@ -287,7 +294,7 @@ static void quantise_bounds(tm_comm_wire wire, uint64_t n, float size) {
 
 static void quantisation(void **state) {
     (void)state;
-    static const uint64_t sizes[] = {0, 1, 2, 255, 256, 257, 1000, 4096 + 3};
+    static const uint64_t sizes[] = {0, 1, 2, 63, 64, 65, 255, 256, 257, 1000, 4096 + 3};
     for (size_t i = 0; i < TM_COUNT(sizes); i++) {
         for (float size = 1e-25F; size < 1e25F; size *= 1e10F) {
             quantise_bounds(TM_COMM_WIRE_Q8, sizes[i], size);
@@ -295,20 +302,52 @@ static void quantisation(void **state) {
         }
     }
     assert_int_equal(tm_comm_quant_bytes(TM_COMM_WIRE_Q8, 257), 8 + 257);
-    assert_int_equal(tm_comm_quant_bytes(TM_COMM_WIRE_Q4, 257), 8 + 129);
+    assert_int_equal(tm_comm_quant_bytes(TM_COMM_WIRE_Q4, 257), 10 + 129);
 }
 
-/* Codes by hand: scale 0.5; halves go to the even neighbour. */
+/* What evenly spaced levels under one scale for 256 values would lose of their energy. */
+static double lost_evenly(const float *x, uint64_t n) {
+    double lost = 0;
+    for (uint64_t b = 0; b < n; b += 256) {
+        double most = 0;
+        for (uint64_t i = b; i < b + 256; i++) most = fmax(most, fabs((double)x[i]));
+        for (uint64_t i = b; i < b + 256; i++) lost += pow((double)x[i] - round((double)x[i] / most * 7) / 7 * most, 2);
+    }
+    return lost;
+}
+
+/* Values of a gradient's kind, many small ones and a few large. The largest error does not tell: half a level. */
+static void quantised_spread(void **state) {
+    (void)state;
+    enum { N = 1 << 14 };
+    float x[N], y[N];
+    char codes[N];
+    double lost = 0, all = 0;
+    for (uint64_t i = 0; i < N; i++) {
+        uint32_t r[4];
+        tm_philox(78, 0, i, r);
+        x[i] = 1e-6F;
+        for (int k = 0; k < 4; k++) x[i] *= (float)(int32_t)r[k] * 4.6566e-10F;
+    }
+    tm_comm_quantise(TM_COMM_WIRE_Q4, x, N, codes);
+    tm_comm_dequantise(TM_COMM_WIRE_Q4, codes, N, y);
+    for (uint64_t i = 0; i < N; i++) {
+        lost += pow((double)x[i] - (double)y[i], 2);
+        all += pow((double)x[i], 2);
+    }
+    print_message("  lost %.4f of the energy; evenly spaced %.4f\n", lost / all, lost_evenly(x, N) / all);
+    assert_true(lost <= 0.02 * all && lost <= lost_evenly(x, N) / 2);
+}
+
+/* Codes by hand: scale 0.5; halves of Q8 go to the even neighbour, those of Q4 to the smaller. */
 static void quantised_codes(void **state) {
     (void)state;
-    const float x[] = {3.5F, -3.5F, 0.25F, 0.75F, -0.25F, -1, 0};
-    const unsigned char want[] = {0x97, 0x20, 0xe0, 0x00}; /* 7, -7; 0, 2; 0, -2; 0 */
-    unsigned char out[8];
-    float scale;
+    const float x[] = {9, -9, 0.25F, 0.26F, -0.25F, -5.5F, 2.6F}; /* 18, -18, 0, 1, 0, -9, 6 scales */
+    const unsigned char want[] = {0x00, 0x3f, 0xf7, 0x10, 0xd0, 0x04};
+    unsigned char out[6];
+    assert_int_equal(tm_comm_quant_bytes(TM_COMM_WIRE_Q4, 7), sizeof out);
     tm_comm_quantise(TM_COMM_WIRE_Q4, x, 7, out);
-    memcpy(&scale, out, 4);
-    assert_true(scale == 0.5F);
-    assert_memory_equal(out + 4, want, 4);
+    assert_memory_equal(out, want, sizeof want);
     const float y[] = {127, -127, 2.5F, -3.5F};
     unsigned char eight[8];
     const unsigned char codes[] = {127, 129, 2, 252};
@@ -327,7 +366,10 @@ static void quantised_specials(void **state) {
         tm_comm_wire wire = w ? TM_COMM_WIRE_Q4 : TM_COMM_WIRE_Q8;
         tm_comm_quantise(wire, x, 600, codes);
         tm_comm_dequantise(wire, codes, 600, y);
-        for (int i = 0; i < 600; i++) assert_true(i < 256 ? isnan(y[i]) : y[i] == 0);
+        for (int i = 0; i < 600; i++) {
+            bool bad = i < (w ? TM_COMM_QUANT_BLOCK_Q4 : TM_COMM_QUANT_BLOCK);
+            assert_true(bad ? isnan(y[i]) : i >= 256 ? y[i] == 0 : y[i] >= 1 && y[i] < 1.01F);
+        }
     }
 }
 
@@ -342,6 +384,7 @@ int main(void) {
         cmocka_unit_test(theory),
         cmocka_unit_test(sums),
         cmocka_unit_test(quantisation),
+        cmocka_unit_test(quantised_spread),
         cmocka_unit_test(quantised_codes),
         cmocka_unit_test(quantised_specials),
     };

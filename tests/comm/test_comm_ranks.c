@@ -145,7 +145,7 @@ static void rounded_wires(void **state) {
     (void)state;
     rounded(TM_COMM_WIRE_BF16, 1.0 / 128); /* twice 2^-9, in two stages */
     rounded(TM_COMM_WIRE_Q8, 1.0 / 127);
-    rounded(TM_COMM_WIRE_Q4, 1.0 / 7);
+    rounded(TM_COMM_WIRE_Q4, 1.0 / 3);
 }
 
 static void small_all_reduces(void **state) {
@@ -494,7 +494,7 @@ static void counters(void **state) {
     scatter.wire = TM_COMM_WIRE_BF16;
     count_once(scatter, 2 * N * others, "reduce_scatter in bf16");
     scatter.wire = TM_COMM_WIRE_Q4; /* a quarter of two bytes */
-    count_once(scatter, (N / 2 + N / 64) * others, "qgZ");
+    count_once(scatter, (N / 2 + N / 32) * others, "qgZ");
     weights.shared = true; /* y: nobody looks at it */
     count_once(weights, (N + N / 64) * (tm_comm_nodes(comm) - 1), "qwZ into shared memory");
     weights.wire = TM_COMM_EXACT;
