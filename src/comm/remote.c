@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -205,7 +206,13 @@ static void free_remote(tm_comm *c) {
     c->remote = NULL;
 }
 
+/* A rank that is stopped hears of nothing, and nobody is left to continue it once its launcher has gone. */
+static void die_with_launcher(void) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+}
+
 tm_status comm_remote_open(tm_comm *c, const tm_comm_opts *opts) {
+    die_with_launcher();
     comm_remote *m = c->remote = tm_calloc(1, sizeof *m);
     if (!m) return tm_nomem(sizeof *m);
     m->opts = opts;
