@@ -304,8 +304,10 @@ static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name
     job_opts bare = *opts;
     bare.cache_none = true;
     tm_status rc = job_minimum(job, opts, ways);
-    if (rc == TM_OK && ways->minimum == UINT64_MAX) return refuse_device(job, ways->minimum_device);
-    if (rc == TM_OK && ways->minimum > job->budget_slab) rc = refuse(job, ways->minimum + job->fixed_bytes);
+    if (rc == TM_OK && ways->minimum == UINT64_MAX)
+        rc = refuse_device(job, ways->minimum_device);
+    else if (rc == TM_OK && ways->minimum > job->budget_slab)
+        rc = refuse(job, ways->minimum + job->fixed_bytes);
     if (job->ranks.ranks > 1 && job->agreed_way == UINT32_MAX) rc = agree_on_way(job, opts, name, ways, rc);
     if (rc != TM_OK) return rc;
     out->chosen = job->agreed_way;
@@ -335,12 +337,14 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
         job_give_state(job, &keep);
     }
     if (job->agreed_way != UINT32_MAX) rc = agree_on_fit(job, rc);
-    if (rc != TM_EBUDGET) return rc;
+    bool elsewhere = job->ranks.agreed && *job->ranks.agreed; /* some rank's budget was too small for something else */
+    if (rc != TM_EBUDGET || elsewhere) return rc;
     tm_error_clear();
     tm_plan_free(out->plan);
     tm_plan_free(out->import_plan);
     *out = (started){0};
     job->opts.persist_elements = 0;
+    job->device_short = false;
     job->agreed_way = UINT32_MAX;
     job->slab_bytes = job->budget_slab;
     rc = compile_all(job, &o, name, ways, out);
