@@ -29,6 +29,7 @@ uint64_t job_stop_ns(void) {
 
 tm_status job_check_stop(const tm_job *job) {
     if (tm_fault_hit("kill_op", NULL)) raise(SIGKILL);
+    if (tm_fault_hit("interrupt_op", NULL)) raise(SIGINT), raise(SIGINT);
     int sig = job_stop_signal();
     if (!sig) return TM_OK;
     if (interrupts < 2 && job->may_go_on && job->may_go_on(job->may_go_on_ctx)) return TM_OK;

@@ -64,7 +64,8 @@ tm_status trainer_agree(trainer *t, tm_status rc) {
     return rc;
 }
 
-static int exit_status(tm_status rc) {
+static int exit_status(const trainer *t, tm_status rc) {
+    if (rc == TM_ESIGNAL && t->committed >= 0) return 3;
     return rc == TM_EINPUT || rc == TM_EUNSUPPORTED || rc == TM_EBUDGET ? 2 : 1;
 }
 
@@ -74,7 +75,7 @@ void trainer_end_all(trainer *t, tm_status rc) {
     fprintf(stderr, "tidemill: rank %u (%s): %s\n", t->ranks.rank, tm_comm_host(t->comm, t->ranks.rank),
             tm_error_get()->text);
     tm_io_cleanup_at_exit(); /* run directories without a commit */
-    tm_comm_abort(t->comm, exit_status(rc));
+    tm_comm_abort(t->comm, exit_status(t, rc));
 }
 
 void trainer_count_sent(trainer *t, uint64_t sent[2]) {
@@ -263,41 +264,41 @@ static tm_status own_directories(const trainer *t, tm_buf *out) {
     return TM_OK;
 }
 
-/* Texts of all ranks, in order. */
-static tm_status gather_texts(trainer *t, const tm_buf *own) {
-    uint64_t *bytes = tm_calloc(t->ranks.ranks, sizeof *bytes), all = 0;
-    if (!bytes) return tm_nomem(t->ranks.ranks * sizeof *bytes);
+/* Texts of all ranks, in order. bytes: [ranks], zeros. */
+static tm_status gather_texts(trainer *t, const tm_buf *own, uint64_t *bytes) {
+    uint64_t all = 0;
     bytes[t->ranks.rank] = own->len;
-    tm_status rc = tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_SUM, bytes, t->ranks.ranks);
+    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_SUM, bytes, t->ranks.ranks));
     for (uint32_t r = 0; r < t->ranks.ranks; r++) all += bytes[r];
-    if (rc == TM_OK) rc = trainer_agree(t, tm_buf_reserve(&t->directories, all + 1));
-    if (rc == TM_OK && all > 0)
-        rc = tm_comm_run(t->comm, &(tm_comm_op){.code = TM_COMM_ALL_GATHER,
-                                                .group = TM_COMM_WORLD,
-                                                .type = TM_COMM_BYTE,
-                                                .send = own->data,
-                                                .recv = t->directories.data,
-                                                .counts = bytes});
+    TM_TRY(trainer_agree(t, tm_buf_reserve(&t->directories, all + 1)));
+    if (all > 0)
+        TM_TRY(tm_comm_run(t->comm, &(tm_comm_op){.code = TM_COMM_ALL_GATHER,
+                                                  .group = TM_COMM_WORLD,
+                                                  .type = TM_COMM_BYTE,
+                                                  .send = own->data,
+                                                  .recv = t->directories.data,
+                                                  .counts = bytes}));
     t->directories.len = all;
-    for (uint32_t r = 0, at = 0; rc == TM_OK && r < t->ranks.ranks; at += (uint32_t)bytes[r++])
+    for (uint32_t r = 0, at = 0; r < t->ranks.ranks; at += (uint32_t)bytes[r++])
         for (uint32_t i = 0; i < bytes[r]; i++) t->directories_of[r] += t->directories.data[at + i] == 0;
+    return TM_OK;
+}
+
+/* Only when every rank has its own list does any send it. */
+static tm_status gather_together(trainer *t) {
+    tm_buf own = {0};
+    uint64_t *bytes = tm_calloc(t->ranks.ranks, sizeof *bytes);
+    t->directories_of = tm_calloc(t->ranks.ranks, sizeof *t->directories_of);
+    tm_status rc = bytes && t->directories_of ? own_directories(t, &own) : tm_nomem(t->ranks.ranks * 2 * sizeof *bytes);
+    rc = trainer_agree(t, rc);
+    if (rc == TM_OK) rc = gather_texts(t, &own, bytes);
     tm_free(bytes);
+    tm_buf_free(&own);
     return rc;
 }
 
 tm_status trainer_gather_directories(trainer *t) {
-    uint32_t ranks = t->comm ? t->ranks.ranks : 1;
-    t->directories_of = tm_calloc(ranks, sizeof *t->directories_of);
-    if (!t->directories_of) return tm_nomem(ranks * sizeof *t->directories_of);
-    if (!t->comm) {
-        TM_TRY(own_directories(t, &t->directories));
-    } else {
-        tm_buf own = {0};
-        tm_status rc = own_directories(t, &own);
-        if (rc == TM_OK) rc = gather_texts(t, &own);
-        tm_buf_free(&own);
-        TM_TRY(rc);
-    }
+    TM_TRY(t->comm ? gather_together(t) : own_directories(t, &t->directories));
     for (size_t i = 0; i < t->directories.len; i++) t->n_directories += t->directories.data[i] == 0;
     t->directory = tm_calloc(t->n_directories + 1, sizeof *t->directory);
     if (!t->directory) return tm_nomem(t->n_directories * sizeof *t->directory);

@@ -127,9 +127,17 @@ static tm_status after_step(trainer *t) {
     return TM_OK;
 }
 
-/* A signal came: what is whole is committed, and the run ends. */
-static tm_status stop(trainer *t) {
+/* A signal came: what is whole is committed, and the run ends. A rank that was interrupted twice is not where the
+ * others are: it ends them all. */
+static tm_status stop(trainer *t, bool together) {
     tm_status rc = tm_fail(TM_ESIGNAL, "stopped by signal %d", job_stop_signal());
+    if (!together && t->committed >= 0) {
+        tm_error_clear();
+        rc =
+            tm_fail(TM_ESIGNAL, "stopped by signal %d; step %" PRId64 " is committed, the same command goes on from it",
+                    job_stop_signal(), t->committed);
+    }
+    if (!together) return rc;
     bool whole = !t->torn && job_nonfinite(t->job) == 0;
     bool commit = trainer_commits(t) && whole && t->step != t->committed && t->step != 0;
     if (commit) {
@@ -146,10 +154,11 @@ static bool stops(const trainer *t) {
     return t->comm ? (t->job->reported_flags & FLAG_STOP) != 0 : job_stop_signal() != 0;
 }
 
-static tm_status run_steps(trainer *t) {
+static tm_status run_steps(trainer *t, bool *between) {
     if (t->unfinished) TM_TRY(after_step(t));
     while (t->step < t->cfg->total_steps) {
-        if (stops(t)) return TM_ESIGNAL;
+        *between = stops(t);
+        if (*between) return TM_ESIGNAL;
         bool commit = trainer_commit_due(t);
         TM_TRY(timed_step(t));
         TM_TRY(after_step(t));
@@ -166,11 +175,12 @@ tm_status trainer_run_steps(trainer *t) {
     TM_TRY(trainer_replay_start(t));
     TM_TRY(trainer_watch_start(t));
     TM_TRY(trainer_profile_open(t));
-    tm_status rc = run_steps(t);
+    bool between = false;
+    tm_status rc = run_steps(t, &between);
     if (rc == TM_OK) rc = trainer_watch_end(t);
     rc = trainer_profile_end(t, rc);
     trainer_profile_close(t);
-    return rc == TM_ESIGNAL ? stop(t) : rc;
+    return rc == TM_ESIGNAL ? stop(t, between || !t->comm) : rc;
 }
 
 tm_status trainer_finish(trainer *t) {

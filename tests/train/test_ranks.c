@@ -154,6 +154,17 @@ static void test_persistence_gives_way(void **state) {
     }
 }
 
+/* A rank that is interrupted twice stops in the middle of a step, where the others do not: it ends the job. */
+static void test_interrupted(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    const run_opts opts = {.ranks = 2, .fault = "interrupt_op:400:now:once", .fault_rank = 1, .timeout_s = 60};
+    run_result r = start_opts(&s, &opts, run_path(s.dir, "interrupted"), SETS("strategy=zero3", "commit_steps=1"));
+    if (r.status != 3 || r.seconds > 20 || !strstr(r.err, "): stopped by signal 2; step"))
+        fail_msg("%d after %.1f s: %s", r.status, r.seconds, r.err);
+    run_free(&r);
+}
+
 /* Two imitated nodes of two: sums within a node, then across; update B; orders drawn at random. */
 static void test_nodes(void **state) {
     (void)state;
@@ -575,6 +586,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_trajectories, run_clean),
         cmocka_unit_test_teardown(test_strategies, run_clean),
         cmocka_unit_test_teardown(test_persistence_gives_way, run_clean),
+        cmocka_unit_test_teardown(test_interrupted, run_clean),
         cmocka_unit_test_teardown(test_nodes, run_clean),
         cmocka_unit_test_teardown(test_shared_window, run_clean),
         cmocka_unit_test_teardown(test_bytes, run_clean),
