@@ -130,6 +130,10 @@ tm_status tm_io_register(tm_io *io, void *base, size_t bytes) {
     return TM_OK;
 }
 
+void tm_io_unregister(tm_io *io) {
+    if (io->bottom->engine->unregister_memory) io->bottom->engine->unregister_memory(io->bottom);
+}
+
 tm_status tm_io_register_files(tm_io *io, tm_io_file *files, unsigned n) {
     for (unsigned i = 0; i < n; i++) files[i].index = -1;
     if (io->bottom->engine->register_files) io->bottom->engine->register_files(io->bottom, files, n);

@@ -186,9 +186,21 @@ static int remake_ring(tm_io *io, uring_ctx *c) {
     return 0;
 }
 
+/* Only the ring's own thread may take buffers out of it; for another it is made anew. */
+static void uring_unregister_memory(io_layer *l) {
+    uring_ctx *c = l->ctx;
+    if (c->n_slots == 0) return;
+    c->n_regions = 0;
+    if (io_uring_unregister_buffers(&c->ring) == 0)
+        c->has_buffers = io_uring_register_buffers_sparse(&c->ring, BUFFER_SLOTS) == 0;
+    else
+        (void)remake_ring(l->io, c); /* a ring that is not there is made by the next own_ring, which says what fails */
+    c->n_slots = 0;
+}
+
 static int own_ring(tm_io *io, uring_ctx *c) {
     if (c->enabled && (c->driver == this_thread() || !c->single_issuer)) return 0;
-    int err = c->enabled ? remake_ring(io, c) : 0;
+    int err = c->enabled || !c->ring_open ? remake_ring(io, c) : 0;
     if (err) return err;
     c->driver = this_thread();
     /* Not io_uring_enable_rings: liburing 2.3 declares it and does not export it. */
@@ -330,6 +342,7 @@ const io_engine io_engine_uring = {.name = "uring",
                                    .open = uring_open,
                                    .close = uring_close,
                                    .register_memory = uring_register_memory,
+                                   .unregister_memory = uring_unregister_memory,
                                    .register_files = uring_register_files,
                                    .start = uring_start,
                                    .flush = uring_flush,

@@ -159,6 +159,9 @@ void tm_io_close(tm_io *io); /* waits for what is in flight, whose requests are 
 const char *tm_io_engine_name(const tm_io *io); /* "uring"; layers as they were given */
 /* Memory that requests will point into. Where the kernel refuses (memlock), one warning and unregistered I/O. */
 TM_MUST_USE tm_status tm_io_register(tm_io *io, void *base, size_t bytes);
+/* All registered memory is the caller's alone again; nothing may be in flight. From the thread that last waited: then
+ * the kernel lets go of its pages before this returns, else soon after. */
+void tm_io_unregister(tm_io *io);
 /* Files whose requests are to come; fills file->index. Optional. */
 TM_MUST_USE tm_status tm_io_register_files(tm_io *io, tm_io_file *files, unsigned n);
 /* TM_OK: every request will be returned by tm_io_wait exactly once; until then it and its memory belong to the engine.

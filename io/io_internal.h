@@ -168,6 +168,7 @@ typedef struct io_engine {
     tm_status (*open)(io_layer *l);                                     /* sets l->ctx; the layer below is open */
     void (*close)(io_layer *l);                                         /* no piece is started */
     void (*register_memory)(io_layer *l, void *base, size_t bytes);     /* NULL: of no use to this engine */
+    void (*unregister_memory)(io_layer *l);                             /* NULL: as above */
     void (*register_files)(io_layer *l, tm_io_file *files, unsigned n); /* NULL: likewise */
     void (*start)(io_layer *l, io_piece *p); /* takes the attempt; at most queue_depth of a lane are out */
     void (*flush)(io_layer *l);              /* sets going what was started; a failure is for reap to report */

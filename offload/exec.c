@@ -79,6 +79,7 @@ void tm_exec_close(tm_exec *e) {
         pthread_mutex_unlock(&e->lock);
         pthread_join(e->thread, NULL);
     }
+    if (e->store && !e->has_thread) tm_io_unregister(store_io(e->store));
     if (e->registered) tm_device_unregister(e->device, e->slab);
     if (e->slab) munmap(e->slab, e->slab_bytes);
     for (int i = 0; i < 2; i++) exec_run_free(&e->run[i]);

@@ -152,7 +152,7 @@ static void *disk_main(void *arg) {
         bool quit = e->quit;
         uint32_t n = quit ? 0 : take_disk(e, batch);
         pthread_mutex_unlock(&e->lock);
-        if (quit) return NULL;
+        if (quit) break;
         uint32_t at_once = 0;
         for (uint32_t i = 0; i < n; i++) {
             bool finished = false;
@@ -162,6 +162,8 @@ static void *disk_main(void *arg) {
         }
         reap(e, at_once == 0);
     }
+    if (e->store) tm_io_unregister(store_io(e->store)); /* the slab goes, the store may stay */
+    return NULL;
 }
 
 tm_status exec_disk_thread(tm_exec *e) {

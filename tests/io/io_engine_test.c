@@ -462,6 +462,54 @@ static void test_hand_over(void **state) {
     }
 }
 
+static void *unregister_here(void *io) {
+    tm_io_unregister(io);
+    return NULL;
+}
+
+/* What the kernel pins for this process; 0 where it does not say. */
+static unsigned long pinned_kib(void) {
+    char line[256];
+    unsigned long kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f)) (void)sscanf(line, "VmPin: %lu", &kib);
+    if (f) fclose(f);
+    return kib;
+}
+
+/* Memory comes and goes, by the thread that drives and by another; transfers to and from it go on. */
+static void test_unregister(void **state) {
+    (void)state;
+    for (unsigned e = 0; e < N_ENGINES; e++) {
+        tm_io *io = test_engine(&engine_cases[e], 4, 4096);
+        if (!io) continue;
+        tm_io_run *run = test_run();
+        drive d = {.io = io, .buf = test_memory(8192)};
+        OK(tm_io_file_create(run, "data", 65536, false, &d.file));
+        OK(tm_io_register_files(io, &d.file, 1));
+        tm_io_unregister(io); /* nothing there yet */
+        unsigned long before = pinned_kib();
+        for (unsigned i = 0; i < 6; i++) {
+            pthread_t t;
+            OK(tm_io_register(io, d.buf, 8192));
+            d.seed = 100 * i;
+            drive_some(&d);
+            if (i % 2) {
+                assert_int_equal(pthread_create(&t, NULL, unregister_here, io), 0);
+                pthread_join(t, NULL);
+            } else {
+                tm_io_unregister(io);
+                if (i == 0) assert_true(pinned_kib() <= before); /* dead rings of before may let go, too */
+            }
+            d.seed++;
+            drive_some(&d);
+        }
+        tm_io_close(io);
+        free(d.buf);
+        OK(tm_io_run_remove(run));
+    }
+}
+
 static void test_close_in_flight(void **state) {
     (void)state;
     tm_io_run *run = test_run();
@@ -504,13 +552,14 @@ static void test_no_allocation(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_gib_border),
-        cmocka_unit_test(test_refused),        cmocka_unit_test(test_end_of_file),
-        cmocka_unit_test(test_bad_descriptor), cmocka_unit_test(test_wake),
-        cmocka_unit_test(test_wake_storm),     cmocka_unit_test(test_poll_does_not_sleep),
-        cmocka_unit_test(test_hand_over),      cmocka_unit_test(test_close_in_flight),
-        cmocka_unit_test(test_no_allocation),  cmocka_unit_test(test_wake_between),
-        cmocka_unit_test(test_advance),        cmocka_unit_test(test_beyond_32_bits),
+        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_gib_border),
+        cmocka_unit_test(test_refused),         cmocka_unit_test(test_end_of_file),
+        cmocka_unit_test(test_bad_descriptor),  cmocka_unit_test(test_wake),
+        cmocka_unit_test(test_wake_storm),      cmocka_unit_test(test_poll_does_not_sleep),
+        cmocka_unit_test(test_unregister),      cmocka_unit_test(test_hand_over),
+        cmocka_unit_test(test_close_in_flight), cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_wake_between),    cmocka_unit_test(test_advance),
+        cmocka_unit_test(test_beyond_32_bits),
     };
     return cmocka_run_group_tests(tests, NULL, test_tear_down);
 }
