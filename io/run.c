@@ -24,6 +24,7 @@ tm_status io_run_refused(const char *path, int err) {
     if (err == ENOTDIR)
         return tm_fail(TM_EINPUT, "offload path %s: is not a directory; give a directory on a disk", path);
     if (err == ELOOP) return tm_fail(TM_EINPUT, "offload path %s: is a symbolic link; give the directory itself", path);
+    if (err == ENAMETOOLONG) return tm_fail(TM_EINPUT, "offload path %.80s...: is too long; give a shorter one", path);
     tm_status s = err == EACCES || err == EPERM || err == EROFS ? TM_EINPUT : io_status_of(err);
     return tm_fail_sys(s, err, "open", path, -1, "offload path %s: cannot be written", path);
 }

@@ -118,6 +118,10 @@ static tm_status look_for(trainer *t, look *l) {
         way.keep_quarters = 0;
         rc = compile_look(t, &way, &plan);
     }
+    if (rc == TM_EBUDGET && t->way.update == UPDATE_AFTER) { /* the step itself fits, and skips its update again */
+        tm_error_clear();
+        rc = compile_look(t, &t->way, &plan);
+    }
     t->step--; /* whose batch is looked at */
     if (rc == TM_OK) rc = tm_exec_run(t->job->exec, plan, look_op, l);
     t->step++;

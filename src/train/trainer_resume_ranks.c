@@ -151,11 +151,12 @@ static tm_status open_together(trainer *t, const earlier *e, bool *any) {
 static tm_status refuse_if_lost(trainer *t, const earlier *e) {
     if (!trainer_speaks(t) || !e->any || e->finished) return TM_OK;
     const tm_json *d = e->directories ? e->directories->child : NULL;
+    const char *lost = d ? NULL : "the list of its directories in run.json";
     while (d && d->type == TM_JSON_STRING && tm_path_is_dir(d->text)) d = d->next;
-    if (!d) return TM_OK;
-    bool committed;
-    TM_TRY(trainer_log_has_commit(t, &committed));
-    return committed ? earlier_refuse_lost(t, d->type == TM_JSON_STRING ? d->text : "a directory of its list") : TM_OK;
+    if (d) lost = d->type == TM_JSON_STRING ? d->text : "a directory of its list";
+    bool committed = false;
+    if (lost) TM_TRY(trainer_log_has_commit(t, &committed));
+    return committed ? earlier_refuse_lost(t, lost) : TM_OK;
 }
 
 static tm_status clear_away(trainer *t, const earlier *e) {

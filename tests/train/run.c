@@ -551,6 +551,17 @@ void run_random_model(const char *dir) {
               " \"tie_word_embeddings\": true, \"initializer_range\": 0.02}\n");
 }
 
+void run_imagined_model(const char *dir, unsigned blocks) {
+    if (mkdir(dir, 0700) != 0) fail_msg("%s: %s", dir, strerror(errno));
+    run_write(run_path(dir, "config.json"),
+              run_format("{\"model_type\": \"llama\", \"hidden_size\": 512, \"intermediate_size\": 1408,\n"
+                         " \"num_hidden_layers\": %u, \"num_attention_heads\": 8, \"num_key_value_heads\": 8,\n"
+                         " \"vocab_size\": 8192, \"max_position_embeddings\": 512, \"rms_norm_eps\": 1e-05,\n"
+                         " \"rope_theta\": 10000.0, \"hidden_act\": \"silu\", \"tie_word_embeddings\": false,\n"
+                         " \"initializer_range\": 0.02}\n",
+                         blocks));
+}
+
 static run_result start_training(const char *config, const char *output, const run_opts *opts,
                                  const char *const *sets) {
     const char *arguments[48] = {"train", config, "--resume", "never", "--set", run_format("output_dir=%s", output)};

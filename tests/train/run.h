@@ -119,6 +119,9 @@ const char *run_directory(const char *output_dir, unsigned rank);
 /* config.json of a model of a few million parameters, to be drawn at random ("init": "random"): several tiles in a
  * part, two parts of a tied vocabulary, six blocks. DIR is made. */
 void run_random_model(const char *dir);
+/* config.json of an untied model of 512 wide blocks with a vocabulary of 8,192, of which nothing else is there: for
+ * plans. DIR is made, below one that is there. */
+void run_imagined_model(const char *dir, unsigned blocks);
 /* Runs `train CONFIG --resume never --set ...` (`sets` ends with NULL) into OUTPUT and returns its log. The test fails
  * unless it trains, within `budget` by its own count and by ours (0: not checked), with the planned bytes in every
  * step, and leaves nothing in OUTPUT/offload. */

@@ -244,6 +244,36 @@ static void same_output(const char *const *command) {
     for (unsigned i = 0; i < TM_COUNT(out); i++) free(out[i]);
 }
 
+/* Status of a probe through an arena of that size; NULL: on the CPU. */
+static int probe(const char *rows, const char *out, const char *budget, uint64_t *least) {
+    run_result r = run((run_opts){0}, "probe", "--model", TM_TEST_FIXTURES "/arch_llama", "--input", rows, "--output",
+                       out, "--grads", budget ? "--device" : NULL, "cpu-arena", "--device-budget", budget, NULL);
+    int status = r.status;
+    if (status == 2) *least = train_minimum(r.err);
+    if (status != 0 && status != 2) fail_msg("exit status %d: %s", status, r.err);
+    run_free(&r);
+    return status;
+}
+
+/* Logits and gradients on the CPU, and in the least arena that the refusal of a smaller one names. */
+static void same_probe(const char *rows, const char *out) {
+    char *bytes[2];
+    size_t len[2];
+    uint64_t least = 0, again = 0;
+    assert_int_equal(probe(rows, out, "1", &least), 2);
+    assert_int_equal(probe(rows, out, run_format("%llu", (unsigned long long)least - 1), &again), 2);
+    assert_true(least > 4096 && again == least);
+    const char *budget[] = {NULL, run_format("%llu", (unsigned long long)least)};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(probe(rows, out, budget[i], &again), 0);
+        bytes[i] = run_read(out, &len[i]);
+        run_remove(out);
+    }
+    assert_int_equal(len[0], len[1]);
+    assert_memory_equal(bytes[0], bytes[1], len[0]);
+    free(bytes[0]), free(bytes[1]);
+}
+
 static void test_forward_commands(void **state) {
     (void)state;
     const char *dir = run_dir(), *rows = run_path(dir, "rows.safetensors"), *prompt = "The";
@@ -254,21 +284,7 @@ static void test_forward_commands(void **state) {
                                       "--precision", "bf16", NULL});
     same_output((const char *const[]){"generate", "--model", TM_TEST_FIXTURES "/../../examples/tiny", "--prompt",
                                       prompt, "--temperature", "3", "--max-new-tokens", "12", "--json", NULL});
-    char *bytes[2];
-    size_t len[2];
-    for (int i = 0; i < 2; i++) {
-        const char *out = run_path(dir, "probed.safetensors");
-        run_result r =
-            run((run_opts){0}, "probe", "--model", TM_TEST_FIXTURES "/arch_llama", "--input", rows, "--output", out,
-                "--grads", i ? "--device" : NULL, "cpu-arena", "--device-budget", "1MiB", NULL);
-        RUN_OK(&r);
-        run_free(&r);
-        bytes[i] = run_read(out, &len[i]);
-        run_remove(out);
-    }
-    assert_int_equal(len[0], len[1]);
-    assert_memory_equal(bytes[0], bytes[1], len[0]);
-    free(bytes[0]), free(bytes[1]);
+    same_probe(rows, run_path(dir, "probed.safetensors"));
     run_result r = run((run_opts){0}, "eval", "--model", TM_TEST_FIXTURES "/arch_llama", "--data", rows, "--device",
                        "cpu-arena", NULL);
     assert_int_equal(r.status, 2);

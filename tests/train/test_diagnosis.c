@@ -48,7 +48,7 @@ static void the_poisoned_tensor_is_named(void **state) {
     run_result r = run((run_opts){0}, "train", config, "--quiet", NULL);
     assert_int_equal(r.status, 1);
     const char *said = strstr(r.err, "50 steps in a row had no finite loss or gradient");
-    if (!said || !strstr(said, "the output of ") || !strstr(said, "the largest weight there is 3") ||
+    if (!said || !strstr(said, "the output of layers.1 ") || !strstr(said, "the largest weight there is 3") ||
         !strstr(said, "in " POISONED))
         fail_msg("%s", r.err);
     assert_int_not_equal(access(run_path(dir, "out/model.safetensors"), F_OK), 0);

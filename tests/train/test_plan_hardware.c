@@ -33,14 +33,7 @@ typedef struct scene {
 
 static scene open_scene(void) {
     scene s = {.dir = run_dir()};
-    const char *model = run_path(s.dir, "model");
-    assert_int_equal(system(run_format("mkdir -p %s", model)), 0);
-    run_write(
-        run_path(model, "config.json"),
-        "{\"model_type\": \"llama\", \"hidden_size\": 512, \"intermediate_size\": 1408, \"num_hidden_layers\": 2,\n"
-        " \"num_attention_heads\": 8, \"num_key_value_heads\": 8, \"vocab_size\": 8192,\n"
-        " \"max_position_embeddings\": 512, \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0,\n"
-        " \"hidden_act\": \"silu\", \"tie_word_embeddings\": false, \"initializer_range\": 0.02}\n");
+    run_imagined_model(run_path(s.dir, "model"), 2);
     s.config = run_path(s.dir, "config.json");
     s.hardware = run_path(s.dir, "hardware.json");
     return s;

@@ -83,6 +83,14 @@ static void bad_manifests_and_no_checkpoint(void) {
 static void test_commits_of_two(void **state) {
     static const found_row rows[] = {
         {.says = "laid out for 2 ranks"},
+        {.run_json = DIRECTORIES,
+         .value = NULL,
+         .status = TM_EINPUT,
+         .says = "the list of its directories in run.json is gone"},
+        {.run_json = DIRECTORIES,
+         .value = "[]",
+         .status = TM_EINPUT,
+         .says = "the list of its directories in run.json is gone"},
         {.run_json = BY_RANK, .value = "[1, 1, 1]", .status = TM_EINPUT, .says = "directories of 2 of 3 ranks"},
         {.run_json = BY_RANK, .value = "[2, 1]", .status = TM_EINPUT, .says = "directories of 1 of 2 ranks"},
         {.run_json = BY_RANK, .value = "[1]", .status = TM_ECORRUPT, .says = "not of the same run"},

@@ -397,6 +397,8 @@ static void test_places(void **state) {
     refused_set(&s, "file", run_format("%s=%s/below", key, file));
     refused_set(&s, "/proc", run_format("%s=/proc/tidemill", key));
     refused_set(&s, "/sys", run_format("%s=/sys", key));
+    refused_set(&s, "too long", run_format("%s=%s/%0300d", key, s.dir, 1));
+    refused_set(&s, "too long", run_format("%s=%s/%05000d", key, s.dir, 1));
 }
 
 static void test_tmpfs_is_refused(void **state) {
