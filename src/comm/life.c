@@ -161,6 +161,8 @@ bool comm_block_too_long(const tm_comm *c, char *why, size_t cap) {
     const char *what = atomic_load(&c->remote->blocked_in);
     double patience = c->patience_seconds * (since && strcmp(what, COMM_INIT) == 0 ? 1.5 : 1);
     if (seconds < patience + 5) return false; /* whoever can name the rank goes first */
-    snprintf(why, cap, "%s has not come back for %.0f s: another rank is dead, stopped or cut off", what, seconds);
+    char who[64] = "another rank is dead, stopped or cut off";
+    (void)comm_stopped_sibling(who, sizeof who);
+    snprintf(why, cap, "%s has not come back for %.0f s: %s", what, seconds, who);
     return true;
 }

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -119,7 +118,21 @@ static void *thread_main(void *arg) {
 
 /* ---- waiting for it ---- */
 
-/* Until *what is true (under the lock). MPI calls that block for ever end the process. */
+/* An MPI call blocks for ever, on all ranks that are left, and none can tell another: the first one speaks, then the
+ * launcher ends the rest; where it is the first that is missing they speak later. */
+static _Noreturn void give_up(tm_comm *c, const char *why) {
+    uint32_t rank = c->size ? c->rank : comm_launch_rank(); /* before MPI has told */
+    struct timespec later = {.tv_sec = 2};
+    if (rank > 0) nanosleep(&later, NULL);
+    if (rank == UINT32_MAX)
+        fprintf(stderr, "tidemill: a rank: %s\n", why);
+    else
+        fprintf(stderr, "tidemill: rank %u: %s\n", rank, why);
+    if (c->at_abort) c->at_abort();
+    _exit(1);
+}
+
+/* Until *what is true (under the lock). */
 static void await(tm_comm *c, const bool *what) {
     comm_remote *m = c->remote;
     char why[160];
@@ -127,10 +140,7 @@ static void await(tm_comm *c, const bool *what) {
     while (!*what) {
         struct timespec t = in_ms(500);
         pthread_cond_timedwait(&m->finished, &m->lock, &t);
-        if (*what || !comm_block_too_long(c, why, sizeof why)) continue;
-        fprintf(stderr, "tidemill: rank %u: %s\n", c->rank, why);
-        if (c->at_abort) c->at_abort();
-        _exit(1);
+        if (!*what && comm_block_too_long(c, why, sizeof why)) give_up(c, why);
     }
     pthread_mutex_unlock(&m->lock);
 }
@@ -206,13 +216,7 @@ static void free_remote(tm_comm *c) {
     c->remote = NULL;
 }
 
-/* A rank that is stopped hears of nothing, and nobody is left to continue it once its launcher has gone. */
-static void die_with_launcher(void) {
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-}
-
 tm_status comm_remote_open(tm_comm *c, const tm_comm_opts *opts) {
-    die_with_launcher();
     comm_remote *m = c->remote = tm_calloc(1, sizeof *m);
     if (!m) return tm_nomem(sizeof *m);
     m->opts = opts;
