@@ -160,7 +160,7 @@ static void test_interrupted(void **state) {
     scene s = open_scene("bf16");
     const run_opts opts = {.ranks = 2, .fault = "interrupt_op:400:now:once", .fault_rank = 1, .timeout_s = 60};
     run_result r = start_opts(&s, &opts, run_path(s.dir, "interrupted"), SETS("strategy=zero3", "commit_steps=1"));
-    if (r.status != 3 || r.seconds > 20 || !strstr(r.err, "): stopped by signal 2; step"))
+    if (r.status != 3 || !strstr(r.err, "): stopped by signal 2; step") || strstr(r.err, "has not been heard of"))
         fail_msg("%d after %.1f s: %s", r.status, r.seconds, r.err);
     run_free(&r);
 }
