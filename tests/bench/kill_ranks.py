@@ -8,6 +8,7 @@ one line of figures. 77: no mpirun here.
     TIDEMILL=build/bin/tidemill python3 tests/bench/kill_ranks.py --rounds 100
 """
 import argparse
+import atexit
 import json
 import os
 import random
@@ -48,11 +49,28 @@ def write_config(steps):
     return path
 
 
+jobs = []  # the one that was started last
+
+
+def end_all(output):
+    """However this script ends: a stopped rank, and the launcher that waits for it, would stay for ever."""
+    for job in jobs:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    for pid in ranks_of(output).values():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
 def start(a, config, output):
     env = dict(os.environ, TIDEMILL_COMM_PATIENCE=str(a.patience), **MPI_ENV)
     log = open(lib.WORK / "last.log", "w")
-    return subprocess.Popen(["mpirun", "-n", str(a.ranks), lib.BINARY, "train", str(config), "--quiet", "--set",
-                             f"output_dir={output}"], env=env, stdout=log, stderr=log, start_new_session=True)
+    job = subprocess.Popen(["mpirun", "-n", str(a.ranks), lib.BINARY, "train", str(config), "--quiet", "--set",
+                            f"output_dir={output}"], env=env, stdout=log, stderr=log, start_new_session=True)
+    jobs[:] = [job]
+    return job
 
 
 def ranks_of(output):
@@ -98,11 +116,8 @@ def ends(job, output, what, limit):
     try:
         job.wait(limit)
     except subprocess.TimeoutExpired:
-        left = ranks_of(output)
-        states = {"launcher": state_of(job.pid), **{f"rank {rank}": state_of(pid) for rank, pid in sorted(left.items())}}
-        os.killpg(job.pid, signal.SIGKILL)
-        for pid in left.values():
-            os.kill(pid, signal.SIGKILL)
+        left = sorted(ranks_of(output).items())
+        states = {"launcher": state_of(job.pid), **{f"rank {rank}": state_of(pid) for rank, pid in left}}
         fail(f"{what}: the job did not end within {limit} s; still there: {states}")
     took = time.monotonic() - began
     while ranks_of(output):
@@ -118,8 +133,11 @@ def switches(pid):
     """How often the threads of a process were given a core and left it again."""
     count = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{thread}/status") as f:
-            count += sum(int(line.split()[1]) for line in f if "ctxt_switches" in line)
+        try:
+            with open(f"/proc/{pid}/task/{thread}/status") as f:
+                count += sum(int(line.split()[1]) for line in f if "ctxt_switches" in line)
+        except (ProcessLookupError, FileNotFoundError):  # one that has ended
+            pass
     return count
 
 
@@ -191,9 +209,10 @@ def main():
         print("SKIP: no mpirun", file=sys.stderr)
         sys.exit(77)
     config, output = write_config(a.steps), lib.WORK / "out"
+    atexit.register(end_all, output)
     generator = random.Random(a.seed)
     job = start(a, config, output)
-    job.wait(900)
+    ends(job, output, "the undisturbed run", 900)
     want = end_hash(output) if job.returncode == 0 else fail("the undisturbed run")
     shutil.rmtree(output)
     done, longest, runs, job = {"kill": 0, "stop": 0, "slow": 0}, 0.0, 0, None
