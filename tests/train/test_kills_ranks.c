@@ -168,8 +168,7 @@ typedef struct late {
 
 static void publish(void *ctx) {
     late *l = ctx;
-    assert_int_equal(rename(l->from, l->to), 0);
-    l->times++;
+    l->times += rename(l->from, l->to) == 0; /* judged later: a test that failed here would leave a stopped rank */
 }
 
 /* Rank 0 outlives its launcher and publishes after the next start has looked: played by a manifest that is put back,
