@@ -29,7 +29,7 @@
 
 typedef struct run_opts {
     const char *const *env;   /* "NAME=value", ended by NULL; added to ours */
-    unsigned timeout_s;       /* 0: 120; five times that long (see run.c) and it is killed, and the test fails */
+    unsigned timeout_s;       /* 0: 100; five times that long (see run.c) and it is killed, and the test fails */
     int signal;               /* != 0: sent once `signal_when` exists, or `stop_at` is reached */
     const char *signal_when;  /* path of a file that is not empty */
     unsigned signal_after_ms; /* after that, or with signal_when NULL since the start */

@@ -40,7 +40,7 @@ static const tm_json *ask(const scene *s, int status, const char *file, const ch
     const char *arguments[16] = {"plan", s->config, "--json", "--hardware", file};
     unsigned n = 5;
     for (; *more && n < 15; more++) arguments[n++] = *more;
-    run_result r = run_argv(&(run_opts){.timeout_s = 120}, arguments);
+    run_result r = run_argv(&(run_opts){.timeout_s = 100}, arguments);
     if (r.status != status) fail_msg("exit %d, not %d: %s", r.status, status, r.err);
     RUN_EXPECT_STATUS(tm_json_parse(doc, r.out, r.out_len, "plan --json", 0, 0));
     run_free(&r);

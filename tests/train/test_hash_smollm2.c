@@ -32,7 +32,7 @@ static int open_scene(void **state) {
 }
 
 static void same(char *hash, uint64_t budget, const char *const *sets) {
-    train_log log = run_train(config, run_path(dir, "out"), budget, &(run_opts){.timeout_s = 600}, sets);
+    train_log log = run_train(config, run_path(dir, "out"), budget, &(run_opts){.timeout_s = 300}, sets);
     print_message("  %s: %5.1f s, peak %7.1f MiB, %5.2f GB read and %5.2f GB written a step, %s\n", sets[0],
                   log.seconds, (double)log.host_peak / (double)MIB, (double)log.step[1].read_bytes * 1e-9,
                   (double)log.step[1].write_bytes * 1e-9, log.hash);

@@ -48,7 +48,7 @@ static const tm_json *plan(const scene *s, int status, const char *hardware, con
     unsigned n = 3;
     if (hardware) arguments[n++] = "--hardware", arguments[n++] = hardware;
     if (set) arguments[n++] = "--set", arguments[n++] = set;
-    run_result r = run_argv(&(run_opts){.env = s->env, .timeout_s = 200}, arguments);
+    run_result r = run_argv(&(run_opts){.env = s->env, .timeout_s = 100}, arguments);
     if (r.status != status) fail_msg("plan exits with %d, not %d; stderr:\n%s", r.status, status, r.err);
     RUN_EXPECT_STATUS(tm_json_parse(doc, r.out, r.out_len, "plan --json", 0, 0));
     if (err) *err = run_format("%s", r.err);

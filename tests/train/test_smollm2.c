@@ -236,7 +236,7 @@ static const char *write_config(void) {
 
 static void test_finetune(void **state) {
     (void)state;
-    train_log log = run_train(write_config(), tuned, 512 * MIB, &(run_opts){.timeout_s = 1500}, SETS("seed=42"));
+    train_log log = run_train(write_config(), tuned, 512 * MIB, &(run_opts){.timeout_s = 300}, SETS("seed=42"));
     const tm_json *want = at(at(golden, "finetune"), "steps")->child;
     double worst_loss = 0, worst_norm = 0;
     for (unsigned s = 0; want; s++, want = want->next) {
