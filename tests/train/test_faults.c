@@ -2,7 +2,7 @@
  * names, allocations, readings of the clock, the named points to die at. A job is two runs over one OUTPUT_DIR: two
  * steps with commits, then four, from the second commit on, with a full checkpoint and an export. Each case is a
  * process forked for it. What must hold:
- *   - it ends within ten seconds, and gives back its memory and descriptors;
+ *   - it ends within a minute, and gives back its memory and descriptors;
  *   - it ends well, with the bits of the run that nobody disturbed, or with one error that says what is wrong;
  *   - after an error or a kill the same job without the fault comes to those bits and leaves nothing behind;
  *   - what only comes late or in parts (EINTR, EAGAIN, short) is not even an error;
@@ -320,6 +320,7 @@ static const char *const appends[] = {"eio", "enospc", "eintr", "eagain", "eperm
 static const char *const allocates[] = {"fail", "kill"};
 static const char *const tells[] = {"forward", "back", "kill"};
 static const char *const dies[] = {"kill"};
+static const char *const interrupts[] = {"now"};
 static const char *const locks[] = {"eio", "enospc", "eperm", "kill"}; /* eagain, eintr: waited for, 10 s each */
 
 static unsigned kinds_of(const char *call, const char *const **list) {
@@ -329,6 +330,7 @@ static unsigned kinds_of(const char *call, const char *const **list) {
     if (strcmp(call, "alloc") == 0) return KINDS(allocates);
     if (strcmp(call, "clock") == 0) return KINDS(tells);
     if (strncmp(call, "kill_", 5) == 0) return KINDS(dies);
+    if (strcmp(call, "interrupt_op") == 0) return KINDS(interrupts);
     if (strcmp(call, "write") == 0) return KINDS(appends);
     if (strcmp(call, "flock") == 0) return KINDS(locks);
     return transfers(call) ? KINDS(moves) : KINDS(fails);
