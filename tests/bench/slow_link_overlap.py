@@ -19,7 +19,7 @@ SLOW = str(lib.ROOT / "tests" / "bench" / "slow_link.sh")
 ENV = dict(os.environ, OMP_NUM_THREADS="1", TIDEMILL_PROFILE=str(lib.WORK / "profile.json"))
 # Vocabulary and blocks in the proportion of a model of a few billion parameters: what no plan can hide is the gather of the
 # first part and the sum of the last one, the embedding.
-lib.SHAPES["218M"] = (1024, 2816, 16, 16, 16, 8000)
+lib.SHAPES["222M"] = (1024, 2816, 16, 16, 16, 8000)
 
 
 def run(a, path, strategy):
@@ -43,7 +43,7 @@ def main():
     a = p.parse_args()
     path = lib.WORK / "overlap.json"
     path.write_text(json.dumps({
-        "model": str(lib.model(lib.shape("218M"))), "init": "random", "precision": "bf16",
+        "model": str(lib.model(lib.shape("222M"))), "init": "random", "precision": "bf16",
         "data": {"train": str(lib.rows(4, a.tokens)), "seq_len": a.tokens}, "max_steps": 4, "commit_steps": 0,
         "per_device_train_batch_size": 1, "output_dir": str(lib.WORK / "out"), "memory": {"host_budget": "7GiB"}}))
     table = lib.Table(f"{a.tokens} tokens a rank and step, {a.rate}",
