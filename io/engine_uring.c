@@ -76,7 +76,7 @@ static void drop_ring(uring_ctx *c) {
     if (!c->ring_open) return;
     if (c->has_buffers && c->n_slots) (void)io_uring_unregister_buffers(&c->ring);
     io_uring_queue_exit(&c->ring);
-    c->ring_open = false;
+    c->ring_open = c->enabled = c->has_buffers = c->has_files = false;
 }
 
 static tm_status uring_open(io_layer *l) {

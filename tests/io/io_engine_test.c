@@ -510,6 +510,29 @@ static void test_unregister(void **state) {
     }
 }
 
+/* The ring that another thread's unregistering takes along cannot be made at once: the next transfer makes it. */
+static void test_unregister_no_ring(void **state) {
+    (void)state;
+    tm_io *io = test_engine(&(engine_case){"uring", 0}, 4, 4096);
+    if (!io) return;
+    tm_io_run *run = test_run();
+    drive d = {.io = io, .buf = test_memory(8192)};
+    pthread_t t;
+    OK(tm_io_file_create(run, "data", 65536, false, &d.file));
+    OK(tm_io_register(io, d.buf, 8192));
+    OK(tm_io_register_files(io, &d.file, 1));
+    drive_some(&d);
+    OK(tm_fault_set("uring_setup:1:enomem:once"));
+    assert_int_equal(pthread_create(&t, NULL, unregister_here, io), 0);
+    pthread_join(t, NULL);
+    OK(tm_fault_set(NULL));
+    OK(tm_io_register(io, d.buf, 8192));
+    drive_some(&d);
+    tm_io_close(io);
+    free(d.buf);
+    OK(tm_io_run_remove(run));
+}
+
 static void test_close_in_flight(void **state) {
     (void)state;
     tm_io_run *run = test_run();
@@ -558,6 +581,7 @@ int main(void) {
         cmocka_unit_test(test_wake_storm),      cmocka_unit_test(test_poll_does_not_sleep),
         cmocka_unit_test(test_unregister),      cmocka_unit_test(test_hand_over),
         cmocka_unit_test(test_close_in_flight), cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_unregister_no_ring),
         cmocka_unit_test(test_wake_between),    cmocka_unit_test(test_advance),
         cmocka_unit_test(test_beyond_32_bits),
     };
