@@ -97,14 +97,23 @@ static tm_status uring_open(io_layer *l) {
 
 /* ---- registering ---- */
 
-/* 0 or an errno. Memory goes in by slots of 1 GiB, the most that the kernel takes as one buffer. */
+/* 0 or an errno. */
+static int put_slot(uring_ctx *c, unsigned slot, void *base, size_t bytes) {
+    struct iovec v = {.iov_base = base, .iov_len = bytes};
+    int rc = io_uring_register_buffers_update_tag(&c->ring, slot, &v, NULL, 1);
+    return rc == 1 ? 0 : rc < 0 ? -rc : EIO;
+}
+
+/* 0 or an errno, and nothing of it is pinned. Memory goes in by slots of 1 GiB, the most that the kernel takes as one
+ * buffer. */
 static int put_region(uring_ctx *c, const region *r) {
-    unsigned slot = r->slot;
-    for (size_t at = 0; at < r->bytes; at += TM_GIB, slot++) {
-        struct iovec v = {.iov_base = r->base + at, .iov_len = tm_min_u64(r->bytes - at, TM_GIB)};
+    unsigned n = 0;
+    for (size_t at = 0; at < r->bytes; at += TM_GIB, n++) {
         int err = io_fault_errno("register_buffers");
-        int rc = err ? -err : io_uring_register_buffers_update_tag(&c->ring, slot, &v, NULL, 1);
-        if (rc != 1) return rc < 0 ? -rc : EIO;
+        if (!err) err = put_slot(c, r->slot + n, r->base + at, tm_min_u64(r->bytes - at, TM_GIB));
+        if (!err) continue;
+        while (n > 0) (void)put_slot(c, r->slot + --n, NULL, 0);
+        return err;
     }
     return 0;
 }
