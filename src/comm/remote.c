@@ -119,11 +119,13 @@ static void *thread_main(void *arg) {
 /* ---- waiting for it ---- */
 
 /* An MPI call blocks for ever, on all ranks that are left, and none can tell another: the first one speaks, then the
- * launcher ends the rest; where it is the first that is missing they speak later. */
+ * launcher ends the rest; where it is the first that is missing they speak later. The launcher asks with a signal
+ * first, which this program may catch: that is no reason to speak. */
 static _Noreturn void give_up(tm_comm *c, const char *why) {
     uint32_t rank = c->size ? c->rank : comm_launch_rank(); /* before MPI has told */
-    struct timespec later = {.tv_sec = 2};
-    if (rank > 0) nanosleep(&later, NULL);
+    struct timespec left = {.tv_sec = rank > 0 ? 2 : 0};
+    while (nanosleep(&left, &left) != 0) { /* EINTR */
+    }
     if (rank == UINT32_MAX)
         fprintf(stderr, "tidemill: a rank: %s\n", why);
     else

@@ -38,12 +38,17 @@ static void nap(unsigned ms) {
     nanosleep(&t, NULL);
 }
 
+static void take_note(int sig) {
+    (void)sig;
+}
+
 static int be_rank(const char *mode) {
     tm_comm_opts opts = {.at_abort = say_aborted};
     const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
     if (!strcmp(mode, "workspaces") && rank && atoi(rank) == VICTIM) opts.workspace_bytes = 16 << 20;
     const bool fault = !strncmp(mode, "start:", 6) && rank && atoi(rank) == VICTIM;
     if (fault && tm_fault_set(mode + 6) != TM_OK) return 9;
+    if (!strncmp(mode, "start:", 6)) signal(SIGTERM, take_note); /* as training does */
     if (tm_comm_open(&comm, &opts) != TM_OK) {
         if (tm_comm_quiet()) return 2;
         nap(300); /* whoever speaks may be slow to: the launcher must not end it first */
@@ -157,10 +162,17 @@ static void fails_at_the_start(void **state) {
     dies("start:mpi_comm_split:2:error:once", "tidemill: mpi_comm_split: ", 1);
 }
 
-/* Before any rank can know of another: the calls that wait for it say so. */
+/* Before any rank can know of another: the calls that wait for it say so, the first rank's alone where the launcher is
+ * quick to end the others. */
 static void stopped_before_it_starts(void **state) {
     (void)state;
-    outcome o = dies("start:mpi_init:1:stop:once", "tidemill: rank 0: MPI_Init has not come back for", 1);
+    outcome o;
+    unsigned said = 2;
+    for (unsigned tries = 0; said > 1 && tries < 4; tries++) {
+        o = dies("start:mpi_init:1:stop:once", "tidemill: rank 0: MPI_Init has not come back for", 1);
+        said = occurrences(o.text, "MPI_Init has not come back for");
+    }
+    if (said > 1) fail_msg("%s", o.text);
     if (!strstr(o.text, ": rank 1 (pid ") || !strstr(o.text, ") is stopped")) fail_msg("%s", o.text);
 }
 
