@@ -65,7 +65,7 @@ tm_status tm_device_look_for(const char *name, tm_device_info *out) {
     const char *colon = strchr(name, ':');
     char *end = NULL;
     unsigned long i = colon ? strtoul(colon + 1, &end, 10) : 0;
-    if (colon && (end == colon + 1 || *end))
+    if (colon && (*end || colon[1] < '0' || colon[1] > '9')) /* strtoul takes blanks and signs, too */
         return tm_fail(TM_EINPUT, "device \"%.48s\": expected a number behind ':'", name);
     return tm_device_look(name, i < UINT_MAX ? (unsigned)i : UINT_MAX, out);
 }

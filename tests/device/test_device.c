@@ -472,6 +472,17 @@ static void the_cpu_computes_in_place(void **state) {
     tm_device_close(d);
 }
 
+static void what_stands_behind_a_colon_is_a_number(void **state) {
+    static const char *const wrong[] = {"cuda:", "cuda:x", "cuda:0x", "cuda: 0", "cuda:-0", "cuda:+0"};
+    (void)state;
+    tm_device_info info;
+    for (size_t i = 0; i < TM_COUNT(wrong); i++) {
+        assert_int_equal(tm_device_look_for(wrong[i], &info), TM_EINPUT);
+        assert_non_null(strstr(tm_error_get()->text, "expected a number behind ':'"));
+        tm_error_clear();
+    }
+}
+
 static void unknown_devices_are_named(void **state) {
     (void)state;
     tm_device *d = NULL;
@@ -500,6 +511,7 @@ int main(void) {
         cmocka_unit_test(a_window_that_does_not_open_leaves_none_behind),
         cmocka_unit_test(modules_are_checked_before_they_are_called),
         cmocka_unit_test(the_cpu_computes_in_place),
+        cmocka_unit_test(what_stands_behind_a_colon_is_a_number),
         cmocka_unit_test(unknown_devices_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
