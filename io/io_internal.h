@@ -188,9 +188,11 @@ enum {
 /* Requests of one disk, first in first out, with a queue depth of their own. */
 typedef struct io_lane {
     tm_io_req *head, *tail;
-    uint64_t head_cut;   /* bytes of `head` that were cut off */
-    unsigned started;    /* pieces */
-    uint64_t full_since; /* ns; 0: nothing waits for a free piece */
+    uint64_t head_cut;      /* bytes of `head` that were cut off */
+    unsigned started;       /* pieces */
+    uint64_t full_since;    /* ns; 0: nothing waits for a free piece */
+    uint64_t full_bytes[2]; /* moved since then: read, written */
+    unsigned full_pieces;
     tm_io_stats stats;
 } io_lane;
 

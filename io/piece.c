@@ -140,8 +140,10 @@ static void end_piece(tm_io *io, io_piece *p, tm_status status, int err) {
     tm_io_req *r = p->req;
     io_lane *lane = io_lane_of(io, r);
     r->done += p->moved;
-    if (lane->full_since)
-        *(r->op == TM_IO_READ ? &lane->stats.full_read_bytes : &lane->stats.full_write_bytes) += p->moved;
+    if (lane->full_since) {
+        lane->full_bytes[r->op != TM_IO_READ] += p->moved;
+        lane->full_pieces++;
+    }
     r->internal--;
     if (status != TM_OK && r->status == TM_OK) {
         r->status = status;
@@ -228,12 +230,18 @@ static void cut(tm_io *io, io_lane *lane) {
     if (io->single_submit || (small && !io->submit_at_wait)) io->top->engine->flush(io->top);
 }
 
-/* After all that could start has. */
-static void note_full(io_lane *l) {
+/* After all that could start has. The pieces that are out when the last one has started do not count: of a short burst
+ * that is most, and it would say that the disk is slow. */
+static void note_full(tm_io *io, io_lane *l) {
     if (!l->head == !l->full_since) return;
     uint64_t now = tm_now_ns();
-    if (l->full_since) l->stats.full_ns += now - l->full_since;
+    if (l->full_since && l->full_pieces >= 2 * io->queue_depth) {
+        l->stats.full_ns += now - l->full_since;
+        l->stats.full_read_bytes += l->full_bytes[0];
+        l->stats.full_write_bytes += l->full_bytes[1];
+    }
     l->full_since = l->head ? now : 0;
+    l->full_bytes[0] = l->full_bytes[1] = l->full_pieces = 0;
 }
 
 /* One piece of each lane in turn, so that none is always the last. */
@@ -247,7 +255,7 @@ void io_pump(tm_io *io) {
         cut(io, lane);
         idle = 0;
     }
-    for (unsigned i = 0; i < io->n_lanes; i++) note_full(&io->lane[i]);
+    for (unsigned i = 0; i < io->n_lanes; i++) note_full(io, &io->lane[i]);
 }
 
 tm_status io_progress(tm_io *io, bool block) {

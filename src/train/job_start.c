@@ -345,6 +345,7 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
     *out = (started){0};
     job->opts.persist_elements = 0;
     job->device_short = false;
+    job->hold_quarters = 4;
     job->agreed_way = UINT32_MAX;
     job->slab_bytes = job->budget_slab;
     rc = compile_all(job, &o, name, ways, out);

@@ -358,6 +358,10 @@ static void test_full(void **state) {
     assert_int_equal(wait_all(&f), 0);
     tm_io_get_stats(f.io, &s);
     assert_true(s.full_ns == 0 && s.full_write_bytes == 0 && s.write_bytes == DEPTH * BLOCK);
+    submit(&f, TM_IO_WRITE, 0, DEPTH + 1); /* a burst of which little would count */
+    assert_int_equal(wait_all(&f), 0);
+    tm_io_get_stats(f.io, &s);
+    assert_true(s.full_ns == 0 && s.full_write_bytes == 0);
     submit(&f, TM_IO_WRITE, 0, N);
     assert_int_equal(wait_all(&f), 0);
     tm_io_get_stats(f.io, &s);
