@@ -157,6 +157,17 @@ def bench_step(path, values=None, steps=3):
     return json.loads(expect(Run(["bench", "step", path, "--json", "--steps", steps, *sets(values or {})]), "bench step").out)
 
 
+def output_of(command, environment=None, what=None):
+    """What the command prints. Where it fails this script ends, with 77 where the command says that it cannot run here."""
+    r = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    if r.returncode == 77:
+        print(r.stderr.strip() or "skipped", file=sys.stderr)
+        sys.exit(77)
+    if r.returncode != 0:
+        sys.exit(f"{what or ' '.join(command)}: exit {r.returncode}\n{r.stderr[-2000:]}")
+    return r.stdout
+
+
 def cgroup(limit):
     """A memory cgroup (v2 or v1) of `limit` bytes; None where that is not allowed."""
     for root, name, swap, swap_value in (("/sys/fs/cgroup", "memory.max", "memory.swap.max", "0"),

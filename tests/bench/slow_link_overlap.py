@@ -10,8 +10,6 @@ beside it. Exit 1 where the step is more than 1.15 of the larger of the two alon
 import argparse
 import json
 import os
-import subprocess
-import sys
 
 import lib
 
@@ -25,13 +23,8 @@ lib.SHAPES["222M"] = (1024, 2816, 16, 16, 16, 8000)
 def run(a, path, strategy):
     command = [SLOW, a.rate, "1", lib.BINARY, "bench", "step", str(path), "--json", "--steps", str(a.steps), "--set",
                f"strategy={strategy}", "--set", "offload_param_device=cpu", "--set", "offload_optimizer_device=cpu"]
-    r = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=900)
-    if r.returncode == 77:
-        print(r.stderr.strip() or "skipped", file=sys.stderr)
-        sys.exit(77)
-    if r.returncode != 0:
-        sys.exit(f"{strategy}: exit {r.returncode}\n{r.stderr[-2000:]}")
-    return json.loads(r.stdout[r.stdout.index("{"):])
+    out = lib.output_of(command, ENV, strategy)
+    return json.loads(out[out.index("{"):])
 
 
 def main():

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 
 import lib
@@ -20,13 +19,7 @@ ENV = dict(os.environ, OMP_NUM_THREADS="1", TIDEMILL_PROFILE=str(lib.WORK / "pro
 
 
 def run(command, environment=ENV):
-    r = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    if r.returncode == 77:
-        print(r.stderr.strip() or "skipped", file=sys.stderr)
-        sys.exit(77)
-    if r.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit {r.returncode}\n{r.stderr[-2000:]}")
-    return r.stdout
+    return lib.output_of(command, environment)
 
 
 def measured(rate, group):

@@ -450,17 +450,29 @@ static void *drive_some(void *arg) {
     return NULL;
 }
 
+static drive open_drive(tm_io *io, tm_io_run **run) {
+    drive d = {.io = io, .buf = test_memory(8192)};
+    *run = test_run();
+    OK(tm_io_file_create(*run, "data", 65536, false, &d.file));
+    OK(tm_io_register_files(io, &d.file, 1));
+    return d;
+}
+
+static void close_drive(drive *d, tm_io_run *run) {
+    tm_io_close(d->io);
+    free(d->buf);
+    OK(tm_io_run_remove(run));
+}
+
 /* Opened and registered here, driven by one thread after another, and by this one again, closed here. */
 static void test_hand_over(void **state) {
     (void)state;
     for (unsigned e = 0; e < N_ENGINES; e++) {
         tm_io *io = test_engine(&engine_cases[e], 4, 4096);
         if (!io) continue;
-        tm_io_run *run = test_run();
-        drive d = {.io = io, .buf = test_memory(8192)};
-        OK(tm_io_file_create(run, "data", 65536, false, &d.file));
+        tm_io_run *run;
+        drive d = open_drive(io, &run);
         OK(tm_io_register(io, d.buf, 8192));
-        OK(tm_io_register_files(io, &d.file, 1));
         for (unsigned i = 0; i < 4; i++) {
             pthread_t t;
             d.seed = 10 * i;
@@ -471,9 +483,7 @@ static void test_hand_over(void **state) {
             assert_int_equal(pthread_create(&t, NULL, drive_some, &d), 0);
             pthread_join(t, NULL);
         }
-        tm_io_close(io);
-        free(d.buf);
-        OK(tm_io_run_remove(run));
+        close_drive(&d, run);
     }
 }
 
@@ -488,10 +498,8 @@ static void test_unregister(void **state) {
     for (unsigned e = 0; e < N_ENGINES; e++) {
         tm_io *io = test_engine(&engine_cases[e], 4, 4096);
         if (!io) continue;
-        tm_io_run *run = test_run();
-        drive d = {.io = io, .buf = test_memory(8192)};
-        OK(tm_io_file_create(run, "data", 65536, false, &d.file));
-        OK(tm_io_register_files(io, &d.file, 1));
+        tm_io_run *run;
+        drive d = open_drive(io, &run);
         tm_io_unregister(io); /* nothing there yet */
         unsigned long before = pinned_kib();
         for (unsigned i = 0; i < 6; i++) {
@@ -509,9 +517,7 @@ static void test_unregister(void **state) {
             d.seed++;
             drive_some(&d);
         }
-        tm_io_close(io);
-        free(d.buf);
-        OK(tm_io_run_remove(run));
+        close_drive(&d, run);
     }
 }
 
@@ -520,12 +526,10 @@ static void test_unregister_no_ring(void **state) {
     (void)state;
     tm_io *io = test_engine(&(engine_case){"uring", 0}, 4, 4096);
     if (!io) return;
-    tm_io_run *run = test_run();
-    drive d = {.io = io, .buf = test_memory(8192)};
+    tm_io_run *run;
+    drive d = open_drive(io, &run);
     pthread_t t;
-    OK(tm_io_file_create(run, "data", 65536, false, &d.file));
     OK(tm_io_register(io, d.buf, 8192));
-    OK(tm_io_register_files(io, &d.file, 1));
     drive_some(&d);
     OK(tm_fault_set("uring_setup:1:enomem:once"));
     assert_int_equal(pthread_create(&t, NULL, unregister_here, io), 0);
@@ -533,9 +537,7 @@ static void test_unregister_no_ring(void **state) {
     OK(tm_fault_set(NULL));
     OK(tm_io_register(io, d.buf, 8192));
     drive_some(&d);
-    tm_io_close(io);
-    free(d.buf);
-    OK(tm_io_run_remove(run));
+    close_drive(&d, run);
 }
 
 static void test_close_in_flight(void **state) {
