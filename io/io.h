@@ -184,7 +184,8 @@ typedef struct tm_io_stats {
     uint64_t cpu_ns; /* processor time in tm_io_submit and tm_io_wait of whoever called them, with tm_io_opts.count_cpu;
                       * of all lanes together */
     /* While requests waited for others to make room, that is while the disk, or whoever was to return from tm_io_wait,
-     * held things up: how long, and what was moved. Bursts of less than three times queue_depth are left out. */
+     * held things up: how long, and what was moved. Bursts of less than three times queue_depth are left out, and times
+     * in which nothing happened for two seconds: the process was stopped. */
     uint64_t full_ns, full_read_bytes, full_write_bytes;
 } tm_io_stats;
 void tm_io_get_stats(const tm_io *io, tm_io_stats *out); /* of completed requests */

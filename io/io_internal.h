@@ -191,6 +191,7 @@ typedef struct io_lane {
     uint64_t head_cut;      /* bytes of `head` that were cut off */
     unsigned started;       /* pieces */
     uint64_t full_since;    /* ns; 0: nothing waits for a free piece */
+    uint64_t full_seen;     /* and still was so then */
     uint64_t full_bytes[2]; /* moved since then: read, written */
     unsigned full_pieces;
     tm_io_stats stats;

@@ -230,18 +230,29 @@ static void cut(tm_io *io, io_lane *lane) {
     if (io->single_submit || (small && !io->submit_at_wait)) io->top->engine->flush(io->top);
 }
 
+/* No disk holds its tongue for so long (ns): the process was stopped, or the machine slept. */
+#define IO_PAUSE 2000000000u
+
+static void begin_full(io_lane *l, uint64_t since) {
+    l->full_since = since;
+    l->full_bytes[0] = l->full_bytes[1] = l->full_pieces = 0;
+}
+
 /* After all that could start has. The pieces that are out when the last one has started do not count: of a short burst
- * that is most, and it would say that the disk is slow. */
-static void note_full(tm_io *io, io_lane *l) {
-    if (!l->head == !l->full_since) return;
+ * that is most, and it would say that the disk is slow. Nor does a time with a pause in it. */
+static void note_full(const tm_io *io, io_lane *l) {
+    if (!l->head && !l->full_since) return;
     uint64_t now = tm_now_ns();
-    if (l->full_since && l->full_pieces >= 2 * io->queue_depth) {
+    bool paused = l->full_since && now - l->full_seen > IO_PAUSE;
+    l->full_seen = now;
+    if (paused || !l->full_since) begin_full(l, l->head ? now : 0);
+    if (l->head) return;
+    if (!paused && l->full_pieces >= 2 * io->queue_depth) {
         l->stats.full_ns += now - l->full_since;
         l->stats.full_read_bytes += l->full_bytes[0];
         l->stats.full_write_bytes += l->full_bytes[1];
     }
-    l->full_since = l->head ? now : 0;
-    l->full_bytes[0] = l->full_bytes[1] = l->full_pieces = 0;
+    begin_full(l, 0);
 }
 
 /* One piece of each lane in turn, so that none is always the last. */

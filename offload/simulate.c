@@ -25,7 +25,7 @@ static tm_status start_stream(sim *s, uint8_t engine) {
     if (t->busy || !sim_take(s, engine, &t->key)) return TM_OK;
     const tm_op *op = &s->op[t->key % s->n].op;
     t->busy = true;
-    t->left = s->opts->no_compute ? 0 : op->code == TM_OP_COPY ? copy_seconds(s, op) : s->opts->cost(s->opts->ctx, op);
+    t->left = op->code == TM_OP_COPY ? copy_seconds(s, op) : s->opts->cost(s->opts->ctx, op);
     if (t->left >= 0 && t->left < INFINITY) return TM_OK;
     return tm_fail(TM_EBUG, "operation %u of the plan (code %u) is predicted to take %g seconds", t->key % s->n,
                    op->code, t->left);

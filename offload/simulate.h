@@ -29,7 +29,6 @@ typedef struct tm_sim_opts {
     uint32_t queue;       /* of those the oldest that the I/O engine has at the device at once, in pieces; 0: 8 */
     uint64_t block_bytes; /* of a piece, 0: 4 MiB (both as in tm_io_opts: queue_depth, block_bytes) */
     bool timeline;        /* keep start and end of every operation of the last run */
-    bool no_compute;      /* every operation but the disk's takes no time */
     bool no_disk;         /* disk operations take no time */
 } tm_sim_opts;
 

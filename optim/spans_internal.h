@@ -39,7 +39,8 @@ OPTIM_BODY void optim_widen(const uint16_t *restrict g16, bool f16, float *restr
 OPTIM_BODY uint32_t optim_copy_f16(const float *restrict w, uint16_t *restrict h, size_t n) {
     uint32_t lost = 0;
     for (size_t i = 0; i < n; i++) h[i] = f16_round(w[i]);
-    for (size_t i = 0; i < n; i++) lost += !f16_is_finite(h[i]) & (f32_magnitude(w[i]) < F32_INF_BITS);
+    for (size_t i = 0; i < n; i++)
+        lost += (uint32_t)!f16_is_finite(h[i]) & (uint32_t)(f32_magnitude(w[i]) < F32_INF_BITS);
     return lost;
 }
 OPTIM_BODY void optim_split(const float *restrict w, uint16_t *restrict hi, uint16_t *restrict lo, size_t n) {

@@ -13,7 +13,7 @@ command -v gcovr > /dev/null || { echo "coverage.sh: gcovr is missing; apt-get i
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Debug \
   -DCMAKE_C_FLAGS="--coverage -O1 -fno-inline -fprofile-update=atomic -fprofile-exclude-files='.*/(kernels|model|optim)/.*'" \
   -DCMAKE_EXE_LINKER_FLAGS="--coverage -Wl,-u,__gcov_dump" > /dev/null
-pattern=${TIDEMILL_COVERAGE_TESTS:-'base_|io_|test_(plan|commit|crash|machine|stripe|simulate|trace|mutants|pages|resume_paths|filesystems|load|link)|format_|test_(dataset|tokenizer|chat|data_faults)|replay_|config|train_(commit|checkpoints|resume|diagnosis|faults|numerics|ways|bytes|outputs|wrong_input|plan_tool|ranks|kills_ranks)|tools_|cli'}
+pattern=${TIDEMILL_COVERAGE_TESTS:-'base_|io_|test_(plan|commit|crash|machine|stripe|simulate|trace|mutants|pages|resume_paths|filesystems|load|exec|shared|lower)|format_|test_(dataset|tokenizer|chat|data_faults)|replay_|config|train_(commit|checkpoints|resume|diagnosis|faults|numerics|ways|bytes|outputs|wrong_input|plan_tool|ranks|kills_ranks|start|optimizers_ranks)|tools_|cli'}
 targets=$(ctest --test-dir "$build" -N -LE bench -R "$pattern" | sed -n 's/^ *Test *#[0-9]*: \(replay_\)\{0,1\}//p')
 ninja -C "$build" -t targets all | sed -n 's/:.*//p' | sort > "$build/known.txt"
 # shellcheck disable=SC2086

@@ -39,7 +39,8 @@ static inline uint64_t walk_calls(const walk *w, walk_fn once, void *ctx) {
     if (tm_fault_set(spec) != TM_OK || once(ctx) != TM_OK) fail_msg("without a fault: %s", tm_error_get()->text);
     uint64_t n = tm_fault_calls();
     (void)!tm_fault_set(NULL);
-    if (tm_mem_live_bytes() != live) fail_msg("without a fault, %llu bytes are held", (unsigned long long)live);
+    if (tm_mem_live_bytes() != live)
+        fail_msg("without a fault, %lld bytes are held", (long long)(tm_mem_live_bytes() - live));
     return n;
 }
 

@@ -81,7 +81,7 @@ static void print_table(const tm_step_bench *b) {
 }
 
 int tm_bench_step(int argc, char **argv) {
-    const char *set[256], *config[1] = {NULL}, *path = NULL;
+    const char *set[256], *config[1] = {NULL}, *path = NULL, *hardware = NULL;
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
     int64_t steps = 4;
     bool json = false, no_measure = false;
@@ -89,6 +89,8 @@ int tm_bench_step(int argc, char **argv) {
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
         TM_OPTION("steps", TM_OPT_INT, &steps, "N", "timed steps of each sort (4)"),
         TM_OPTION("offload-path", TM_OPT_STRING, &path, "DIR", "where the offload files are made, and removed"),
+        TM_OPTION("hardware", TM_OPT_STRING, &hardware, "HW.json",
+                  "predict exchanges between ranks by this file's link and network"),
         TM_FLAG("no-measure", &no_measure, "predict from what the profile knows"),
         TM_FLAG("json", &json, "print one JSON object"),
     };
@@ -111,6 +113,7 @@ int tm_bench_step(int argc, char **argv) {
     tm_step_bench_args args = {
         .train = {.config = config[0], .set = set, .n_set = sets.count, .quiet = true},
         .offload_path = path,
+        .hardware = hardware,
         .steps = (uint32_t)steps,
         .no_measure = no_measure,
     };

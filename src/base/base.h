@@ -103,7 +103,9 @@ uint64_t tm_mem_live_bytes(void); /* now held through these functions */
 uint64_t tm_mem_peak_bytes(void);
 uint64_t tm_mem_allocations(void);         /* calls so far; tests prove that it stands still after warm-up */
 uint64_t tm_mem_resident_peak_bytes(void); /* VmHWM of the process; 0 if unknown */
-uint64_t tm_mem_available_bytes(void);     /* smaller of MemAvailable and the cgroup's (v1, v2) headroom */
+/* How long this thread was ready to run while others had the processors, since it began; 0 if unknown. */
+uint64_t tm_run_delay_ns(void);
+uint64_t tm_mem_available_bytes(void); /* smaller of MemAvailable and the cgroup's (v1, v2) headroom */
 
 /* The driver of fault tests: CALL:I:KIND:once|sticky (I from 1, or 0 for none) makes the I-th CALL of the process fail
  * in the way KIND says (sticky: that one and every later one). Each seam asks this once a call with the call's name

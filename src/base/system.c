@@ -38,6 +38,17 @@ uint64_t tm_mem_resident_peak_bytes(void) {
     return proc_kib("/proc/self/status", "VmHWM");
 }
 
+/* "RAN WAITED SLICES", in ns. */
+uint64_t tm_run_delay_ns(void) {
+    FILE *f = fopen("/proc/thread-self/schedstat", "re");
+    if (!f) return 0;
+    char line[96], *end = line;
+    bool read = fgets(line, sizeof line, f) != NULL;
+    fclose(f);
+    if (read) (void)strtoull(line, &end, 10);
+    return read ? strtoull(end, NULL, 10) : 0;
+}
+
 /* A file with one number; `missing` if it is absent or says "max". */
 static uint64_t number_in(const char *path, uint64_t missing) {
     FILE *f = fopen(path, "re");

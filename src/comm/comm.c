@@ -129,6 +129,7 @@ void comm_complete(tm_comm *c, tm_comm_op *op, tm_status status) {
 
 tm_status tm_comm_submit(tm_comm *c, tm_comm_op *op) {
     TM_TRY(comm_check(c, op));
+    if (!c->remote && tm_fault_hit("operation", NULL)) return tm_fail(TM_EIO, "%s failed", tm_comm_code_name(op->code));
     op->submit_ns = op->start_ns = tm_now_ns();
     op->under_way = true;
     op->is_done = false;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* What a 4-bit code stands for, in scales. Gradients of a block reach over two decades and more: evenly spaced levels
- * made two thirds of them zero, levels that grow by about two fifths make it a seventh (README, "ZeRO++"). */
+ * made two thirds of them zero, levels that grow by about two fifths make it a sixth (README, "ZeRO++"). */
 static const float level[8] = {0, 1, 2, 4, 6, 9, 13, 18};
 
 static uint64_t block_of(tm_comm_wire wire) {

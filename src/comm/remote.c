@@ -131,6 +131,7 @@ static _Noreturn void give_up(tm_comm *c, const char *why) {
     else
         fprintf(stderr, "tidemill: rank %u: %s\n", rank, why);
     if (c->at_abort) c->at_abort();
+    comm_end_stopped_siblings();
     _exit(1);
 }
 

@@ -83,10 +83,12 @@ void comm_block_begin(tm_comm *c, const char *what);
 void comm_block_end(tm_comm *c);
 bool comm_block_too_long(const tm_comm *c, char *why, size_t cap);
 
-/* The rank that the launcher says this process is (UINT32_MAX: it does not); "rank 2 (pid 123) is stopped", of a
- * process that the same launcher started here. */
+/* siblings.c: the rank that the launcher says this process is (UINT32_MAX: it does not); "rank 2 (pid 123) is stopped",
+ * of a process that the same launcher started here. */
 uint32_t comm_launch_rank(void);
 bool comm_stopped_sibling(char *text, size_t cap);
+/* The job ends, and the launcher may wait for them: kills them. A rank under a debugger ("t") is left. */
+void comm_end_stopped_siblings(void);
 
 /* ---- transfer.c: on the thread ---- */
 /* Messages of a lane, to positions of a group; nothing is sent or received for 0 bytes unless `empty`. At most

@@ -1,9 +1,10 @@
 /* Who else of the job is on this machine, before MPI has told: by what the launcher put into the environment and by
- * /proc. For last words only. */
+ * /proc. For last words and the end of the job only. */
 #include "comm/remote_internal.h"
 
 #include <ctype.h>
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,36 +40,63 @@ static size_t slurp(const char *pid, const char *name, char *text, size_t cap) {
 }
 
 /* "123 (name) T 99 ...": the name may hold anything, so the last ')' counts. */
-static bool stopped_child_of(const char *pid, pid_t parent) {
+static bool stopped_child_of(const char *pid, pid_t parent, const char *states) {
     char text[512], *at;
     if (!is_number(pid) || slurp(pid, "stat", text, sizeof text) == 0 || !(at = strrchr(text, ')'))) return false;
-    return (at[1] == ' ' && (at[2] == 'T' || at[2] == 't')) && strtol(at + 3, NULL, 10) == (long)parent;
+    return at[1] == ' ' && at[2] && strchr(states, at[2]) && strtol(at + 3, NULL, 10) == (long)parent;
 }
 
-/* NULL: it is no rank. */
-static const char *rank_in(const char *environ, size_t n) {
-    for (size_t at = 0; at < n; at += strlen(environ + at) + 1) {
-        const char *value = strchr(environ + at, '=');
-        for (size_t i = 0; value && i < TM_COUNT(variables); i++) {
-            size_t length = strlen(variables[i]);
-            if (environ + at + length == value && !strncmp(environ + at, variables[i], length) && is_number(value + 1))
-                return value + 1;
-        }
+/* Of a block of environment variables; NULL: it is not there. */
+static const char *value_in(const char *block, size_t n, const char *variable) {
+    size_t length = strlen(variable);
+    for (size_t at = 0; at < n; at += strlen(block + at) + 1)
+        if (!strncmp(block + at, variable, length) && block[at + length] == '=') return block + at + length + 1;
+    return NULL;
+}
+
+/* A launcher that was launched itself hands its own variables on: the first of the list that is there knows best. */
+static const char *rank_in(const char *block, size_t n) {
+    for (size_t i = 0; i < TM_COUNT(variables); i++) {
+        const char *value = value_in(block, n, variables[i]);
+        if (value && is_number(value)) return value;
+    }
+    return NULL;
+}
+
+/* NULL: it is no other rank of this job. What a shell that is a rank itself has started is of the shell's rank, and a
+ * launcher's server may have ranks of several jobs. */
+static const char *other_rank_in(const char *block, size_t n) {
+    static const char job[] = "PMIX_NAMESPACE";
+    const char *rank = rank_in(block, n), *theirs = value_in(block, n, job), *ours = getenv(job);
+    if (!rank || strtoul(rank, NULL, 10) == comm_launch_rank()) return NULL;
+    return theirs && ours && strcmp(theirs, ours) != 0 ? NULL : rank;
+}
+
+/* The next one in the listing of /proc: its pid, and in `room` its rank. NULL: no more. */
+static const char *next_stopped(DIR *d, const char *states, char *room, const char **rank) {
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        if (!stopped_child_of(e->d_name, getppid(), states)) continue;
+        *rank = other_rank_in(room, slurp(e->d_name, "environ", room, ENVIRON_BYTES));
+        if (*rank) return e->d_name;
     }
     return NULL;
 }
 
 bool comm_stopped_sibling(char *text, size_t cap) {
-    char *environ = tm_malloc(ENVIRON_BYTES);
-    DIR *d = environ ? opendir("/proc") : NULL;
-    bool found = false;
-    for (struct dirent *e; d && !found && (e = readdir(d)) != NULL;) {
-        if (!stopped_child_of(e->d_name, getppid())) continue;
-        const char *rank = rank_in(environ, slurp(e->d_name, "environ", environ, ENVIRON_BYTES));
-        found = rank != NULL;
-        if (found) snprintf(text, cap, "rank %s (pid %.10s) is stopped", rank, e->d_name);
-    }
+    char *room = tm_malloc(ENVIRON_BYTES);
+    DIR *d = room ? opendir("/proc") : NULL;
+    const char *rank, *pid = d ? next_stopped(d, "Tt", room, &rank) : NULL;
+    if (pid) snprintf(text, cap, "rank %s (pid %.10s) is stopped", rank, pid);
     if (d) closedir(d);
-    tm_free(environ);
-    return found;
+    tm_free(room);
+    return pid != NULL;
+}
+
+void comm_end_stopped_siblings(void) {
+    char *room = tm_malloc(ENVIRON_BYTES);
+    DIR *d = room ? opendir("/proc") : NULL;
+    const char *rank, *pid;
+    while (d && (pid = next_stopped(d, "T", room, &rank)) != NULL) (void)kill((pid_t)strtol(pid, NULL, 10), SIGKILL);
+    if (d) closedir(d);
+    tm_free(room);
 }

@@ -6,7 +6,7 @@
 /* ---- all-reduce ---- */
 
 static tm_status all_reduce_mpi(tm_comm *c, const tm_comm_op *op) {
-    enum { MOST = 64 << 20 }; /* elements a call: its count is an int */
+    enum { MOST = 1 << 20 }; /* elements a call: MPI takes memory of its own for as many */
     for (uint64_t at = 0; at < op->count; at += MOST) {
         int n = (int)tm_min_u64(MOST, op->count - at);
         MPI_Request request;

@@ -105,6 +105,7 @@ static tm_status reserve(tm_comm *c) {
         c->allocated = tm_malloc(c->workspace_bytes + 64);
         if (!c->allocated) return tm_nomem(c->workspace_bytes);
         c->workspace = c->allocated + (64 - (uintptr_t)c->allocated % 64) % 64;
+        memset(c->workspace, 0, c->workspace_bytes); /* its pages count from the start, not by how long pieces are */
     }
     for (unsigned i = 0; i < 2; i++)
         TM_TRY(make_lane(&m->lane[i], c->size, c->workspace + i * (c->workspace_bytes / 128 * 64)));

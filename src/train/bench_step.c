@@ -141,6 +141,19 @@ static void forget_peak(void) {
     (void)fclose(f);
 }
 
+/* Nothing here measures what lies between ranks. */
+static tm_status take_links(bench *b) {
+    tm_machine m;
+    if (!b->args->hardware) return TM_OK;
+    TM_TRY(tm_machine_load(b->args->hardware, &m));
+    b->machine.ranks_per_node = m.ranks_per_node;
+    b->machine.link_bps = m.link_bps;
+    b->machine.link_latency = m.link_latency;
+    b->machine.network_bps = m.network_bps;
+    b->machine.network_latency = m.network_latency;
+    return TM_OK;
+}
+
 static tm_status open_job(bench *b) {
     trainer *t = &b->t;
     pass_opts way[TRAINER_MAX_WAYS];
@@ -154,6 +167,7 @@ static tm_status open_job(bench *b) {
     job_opts o = trainer_job_options(t);
     TM_TRY(check_paths(b, &o));
     TM_TRY(tm_machine_of(o.paths, o.n_paths, &b->machine));
+    TM_TRY(take_links(b));
     TM_TRY(job_open(&t->job, &o));
     TM_TRY(tm_config_resolve_model(t->cfg, tm_model_get_config(t->job->model)->hidden_size));
     t->job->fill = fill;
@@ -175,15 +189,23 @@ static tm_status open_job(bench *b) {
 
 /* ---- prediction ---------------------------------------------------------------------------------------------- */
 
+/* Exchanges are transfers; so are copies, which the simulator knows. */
+static double seconds_of(void *ctx, const tm_op *op) {
+    const bench *b = ctx;
+    bool transfer = op->engine == TM_ENGINE_COMM;
+    if (b->mode != REAL && transfer != (b->mode == IO_ALONE)) return 0;
+    return job_cost(b->costs, op);
+}
+
 static tm_status predict(bench *b, mode m, double *seconds) {
     tm_sim_result r;
+    b->mode = m;
     TM_TRY(tm_simulate(&r, b->t.plan,
                        &(tm_sim_opts){.machine = &b->machine,
-                                      .cost = job_cost,
-                                      .ctx = b->costs,
+                                      .cost = seconds_of,
+                                      .ctx = b,
                                       .runs = RUNS,
                                       .link = b->link,
-                                      .no_compute = m == IO_ALONE,
                                       .no_disk = m == COMPUTE_ALONE}));
     *seconds = r.seconds;
     tm_sim_free(&r);
@@ -293,6 +315,7 @@ static tm_status run_all(bench *b) {
     job->step.number = 1;
     job->step.learning_rate = 1e-6;
     tm_exec_on_done(job->exec, run_ended, b);
+    b->mode = REAL; /* the last prediction's is another */
     if (b->t.first_plan) TM_TRY(tm_exec_run(job->exec, b->t.first_plan, run_op, b));
     TM_TRY(tm_exec_settle(job->exec));
     for (uint32_t half = 0; half < 2; half++) {

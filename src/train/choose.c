@@ -58,7 +58,8 @@ static double compute_seconds(const tm_job *job, const pass_opts *o) {
 /* Seconds of a step if reads and writes overlap with compute, but for an update that comes after backward: then little
  * is computed while its tiles pass by. */
 double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound) {
-    double pass = 0, update = 0, cpu = compute_seconds(job, o);
+    uint64_t read[2] = {0}, written[2] = {0}; /* with the pass, after it */
+    double cpu = compute_seconds(job, o);
     tm_machine m;
     if (job->machine)
         m = *job->machine;
@@ -66,13 +67,11 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
         tm_machine_nominal(&m);
     for (int k = 0; k < TM_KINDS; k++) {
         bool moment = k == TM_KIND_WEIGHT_LO || k == TM_KIND_EXP_AVG || k == TM_KIND_EXP_AVG_SQ;
-        double r = (double)info->read_bytes[k] / m.disk.read_bps, w = (double)info->write_bytes[k] / m.disk.write_bps;
-        *(moment ? &update : &pass) += fmax(r, w) + (1 - m.disk.duplex) * fmin(r, w);
+        bool after = moment && o->update == UPDATE_AFTER;
+        read[after] += info->read_bytes[k];
+        written[after] += info->write_bytes[k];
     }
-    if (o->update != UPDATE_AFTER) {
-        pass += update;
-        update = 0;
-    }
+    double pass = tm_disk_seconds(&m.disk, read[0], written[0]), update = tm_disk_seconds(&m.disk, read[1], written[1]);
     if (disk_bound) *disk_bound = pass + update > cpu;
     return (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
 }

@@ -85,6 +85,7 @@ typedef struct tm_config {
     uint32_t hpz_partition;  /* zero_hpz_partition_size; 1: a node's ranks */
     bool quantized_weights, quantized_gradients; /* qwZ, qgZ: rounded on the way between ranks */
     bool comm_bf16;                              /* communication_data_type */
+    bool all_reduce_mpi;                         /* ddp: gradients are summed by MPI, in its own order */
 
     struct {
         const char *train; /* JSONL or .safetensors */

@@ -64,6 +64,7 @@ static void resolve_rounding(cfg_state *s) {
     c->quantized_weights = cfg_bool(s, ZERO "zero_quantized_weights");
     c->quantized_gradients = cfg_bool(s, ZERO "zero_quantized_gradients");
     c->comm_bf16 = cfg_chosen(s, type, "bf16");
+    c->all_reduce_mpi = cfg_chosen(s, "all_reduce", "mpi");
     if (cfg_chosen(s, type, "fp16"))
         cfg_problem(s, TM_EUNSUPPORTED, "%s: \"communication_data_type\" fp16 overflows: bf16 or fp32 here",
                     cfg_where(cfg_given(s, type), w, sizeof w));
@@ -72,12 +73,16 @@ static void resolve_rounding(cfg_state *s) {
 /* Once the precision is known for good. */
 static void check_rounding(cfg_state *s) {
     const char *weights = ZERO "zero_quantized_weights", *gradients = ZERO "zero_quantized_gradients";
-    tm_dtype precision = s->cfg->pub.precision;
+    const tm_config *c = &s->cfg->pub;
+    tm_dtype precision = c->precision;
     char w[256];
-    if (s->cfg->pub.quantized_weights && precision != TM_BF16)
+    if (c->all_reduce_mpi && (c->strategy != TM_STRATEGY_DDP || c->comm_bf16 || c->quantized_gradients))
+        cfg_problem(s, TM_EINPUT, "%s: \"all_reduce\" mpi sums whole gradients in fp32: only with strategy ddp",
+                    cfg_where(cfg_given(s, "all_reduce"), w, sizeof w));
+    if (c->quantized_weights && precision != TM_BF16)
         cfg_problem(s, TM_EINPUT, "%s: \"zero_quantized_weights\" rounds bf16 weights; precision is %s",
                     cfg_where(cfg_given(s, weights), w, sizeof w), precision == TM_F32 ? "fp32" : "fp16");
-    if (s->cfg->pub.quantized_gradients && precision == TM_F16)
+    if (c->quantized_gradients && precision == TM_F16)
         cfg_problem(
             s, TM_EINPUT,
             "%s: \"zero_quantized_gradients\" loses what tells that fp16 overflowed; leave it out, or take bf16",

@@ -1,6 +1,7 @@
 /* Seconds of a job's operations: one table of stages, a few numbers an element, and where each of them comes from. */
 #include "train/cost_table_internal.h"
 
+#include "comm/comm.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -288,11 +289,22 @@ static double memory_rate(const job_costs *c) {
     return (sizeof(float) + (double)tm_dtype_bytes(c->job->dtype)) / c->finish;
 }
 
+/* MPI's sums over several nodes: a ring is as slow as its slowest link, whichever rank has that. Of a node one rank
+ * sends to the next node, and has the network to itself. */
+static double ring_seconds(const job_costs *c, double bytes) {
+    double near = c->comm_latency[0] + bytes / c->comm_bytes_per_second[0];
+    return fmax(near,
+                c->comm_latency[1] + bytes / (c->comm_bytes_per_second[1] * tm_comm_node_size(c->job->ranks.comm)));
+}
+
 /* What this rank sends on each link, both at once, and a start. Into memory that its node shares it copies its slice
  * (read and written), between two meetings. */
 static double comm_seconds(const job_costs *c, const tm_op *op) {
+    const job_ranks *r = &c->job->ranks;
     uint64_t bytes[2], copied = job_comm_copied(c->job, op);
     job_comm_bytes(c->job, op, bytes);
+    if (op->code == OP_REDUCE && r->mpi_sums && tm_comm_nodes(r->comm) > 1)
+        return ring_seconds(c, (double)(bytes[0] + bytes[1]));
     double near = c->comm_latency[0] + (double)bytes[0] / c->comm_bytes_per_second[0];
     if (copied) near += c->comm_latency[0] + 2 * (double)copied / memory_rate(c);
     double far = bytes[1] ? c->comm_latency[1] + (double)bytes[1] / c->comm_bytes_per_second[1] : 0;

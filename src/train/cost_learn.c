@@ -20,7 +20,13 @@ static bool is_full(const job_costs *c, const tm_op *op) {
     return (uint64_t)b->rows * b->seq == (uint64_t)c->shape.rows * c->shape.seq;
 }
 
-static void add(cost_heard *h, double seconds, double n) {
+/* A process that is stopped for a while, or a machine that sleeps, is no cost of the operation that was under way. */
+static const double PAUSE_SECONDS = 1, PAUSE_TIMES = 8;
+
+void cost_heard_add(cost_heard *h, double seconds, double n) {
+    double usual = h->n > 0 ? h->seconds / h->n * n : seconds;
+    if (seconds > PAUSE_SECONDS && seconds > PAUSE_TIMES * usual) return;
+    if (usual > PAUSE_SECONDS && usual > PAUSE_TIMES * seconds) *h = (cost_heard){0}; /* the first was it */
     h->seconds += seconds;
     h->n += n;
 }
@@ -30,11 +36,11 @@ void job_costs_hear(void *costs, const tm_op *op, double seconds) {
     bool backward = op->code == OP_BACKWARD;
     c->heard_seconds += seconds;
     if (op->code == OP_UPDATE && c->job->step.finite) /* one that is skipped takes next to nothing */
-        add(&c->heard_update, seconds, cost_tile_elements(c, op));
-    if (op->code == OP_FINISH) add(&c->heard_finish, seconds, cost_tile_elements(c, op));
+        cost_heard_add(&c->heard_update, seconds, cost_tile_elements(c, op));
+    if (op->code == OP_FINISH) cost_heard_add(&c->heard_finish, seconds, cost_tile_elements(c, op));
     if ((op->code == OP_FORWARD || backward) && c->heard[0] && c->heard[1] && is_full(c, op))
-        add(&c->heard[backward][c->first[op->arg[0]] + op->arg[1]],
-            seconds * (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1), 1);
+        cost_heard_add(&c->heard[backward][c->first[op->arg[0]] + op->arg[1]],
+                       seconds * (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1), 1);
 }
 
 /* The stages that stand for others speak for them. */
@@ -47,8 +53,8 @@ static void gather(job_costs *c, bool backward) {
             if (u == unit && s == stage) continue;
             const cost_heard *from = &c->heard[backward][c->first[unit] + stage];
             job_work work = job_stage_work(m, unit, stage, backward, &c->shape);
-            add(&c->heard[backward][c->first[u] + s],
-                cost_scaled(from->seconds, work, job_stage_work(m, u, s, backward, &c->shape)), from->n);
+            cost_heard_add(&c->heard[backward][c->first[u] + s],
+                           cost_scaled(from->seconds, work, job_stage_work(m, u, s, backward, &c->shape)), from->n);
         }
 }
 

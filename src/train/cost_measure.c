@@ -7,6 +7,7 @@
 enum { MAX_OPERANDS = 40, REPEATS = 5 };
 static const uint64_t EVICT_BYTES = 64 << 20; /* larger than most caches: operands come from memory, as in a step */
 static const double LONG_SECONDS = 0.4;       /* of all calls: then it is enough */
+static const double DISTURBED = 0.05;         /* of that, while others had the processors */
 
 typedef enum filling { FILL_VALUES, FILL_POSITIVE, FILL_BATCH } filling;
 typedef struct operand_list {
@@ -136,9 +137,11 @@ static int by_size(const void *a, const void *b) {
 }
 
 /* Seconds of a call as it comes: the middle of a few, the first left out (pages, a library's buffers), unless it takes
- * so long that these do not matter. */
+ * so long that these do not matter. Where other programs had the processors for a part of the time, the least: a team
+ * of threads waits for its last one, and what they do now they need not do while this trains. */
 static double typical_of(tm_job *job, const tm_op *op, void *const *operand, void *evict, uint64_t evict_bytes) {
     double took[REPEATS], spent = 0;
+    uint64_t delay = tm_run_delay_ns();
     int n = 0;
     for (int i = 0; i <= REPEATS && n < REPEATS; i++) {
         memset(evict, i, evict_bytes);
@@ -150,7 +153,8 @@ static double typical_of(tm_job *job, const tm_op *op, void *const *operand, voi
         if (n > 0 && spent >= LONG_SECONDS) break;
     }
     qsort(took, (size_t)n, sizeof *took, by_size);
-    return took[(n - 1) / 2];
+    bool disturbed = (double)(tm_run_delay_ns() - delay) * 1e-9 > DISTURBED * spent;
+    return disturbed ? took[0] : took[(n - 1) / 2];
 }
 
 bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, double *seconds) {

@@ -11,6 +11,8 @@
 typedef struct cost_heard {
     double seconds, n;
 } cost_heard;
+/* n more calls or elements. Pauses beyond a second that are far from what is usual count for nothing. */
+void cost_heard_add(cost_heard *h, double seconds, double n);
 
 struct job_costs {
     const tm_job *job;

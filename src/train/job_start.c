@@ -10,10 +10,11 @@
 /* ---- the budget: what is not a frame ------------------------------------------------------------------------- */
 
 /* The program with its libraries (5.7 MiB of their pages are in use, by smaps) and what it holds without a job, a stack
- * and an arena of malloc's for each thread, the matrix library's buffers; and what grows with the state: plans (about a
- * dozen operations an object) and a checksum a page. Stated, not measured at run time, so that `plan` and `train`
- * agree; tests hold VmHWM against the budget. */
-enum { PROGRAM_KIB = 7680, PER_THREAD_KIB = 256, PLAN_BYTES_PER_OBJECT = 2560 };
+ * and an arena of malloc's for each thread, the matrix library's buffers; and what grows with the state: the step's
+ * plan (about a dozen operations an object), that of a walk over all state, which is compiled beside it at an export
+ * and at the end of a run (two operations an object), and a checksum a page. Stated, not measured at run time, so that
+ * `plan` and `train` agree; tests hold VmHWM against the budget. */
+enum { PROGRAM_KIB = 7680, PER_THREAD_KIB = 256, PLAN_BYTES_PER_OBJECT = 2560, WALK_BYTES_PER_OBJECT = 1280 };
 enum { WINDOW_GRAIN = 2048, ARENA_FRAMES_GIB = 4 };
 /* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
  * that it talks to; a fabric with buffers of its own may take more. */
@@ -43,7 +44,8 @@ static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) 
     bytes += tm_kernels_resident_bytes(job->dtype == TM_F32 ? TM_ELEM_F32 : TM_ELEM_BF16, tokens);
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
-        bytes += PLAN_BYTES_PER_OBJECT + tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
+        bytes += PLAN_BYTES_PER_OBJECT + WALK_BYTES_PER_OBJECT +
+                 tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
     return bytes + arena_fixed_bytes(job);
 }
 
@@ -98,17 +100,23 @@ static tm_status refuse(const tm_job *job, uint64_t minimum_host) {
                    (unsigned long long)minimum_host, tm_format_size(minimum_host, want, sizeof want));
 }
 
-/* `least`: of the arena; 0: not known, the plan has said it. */
+/* Which of the budgets a refusal is about travels with it: it may be another rank's. */
+static const char DEVICE_BUDGET[] = "device_budget";
+
+bool job_refused_device(void) {
+    return strcmp(tm_error_get()->operation, DEVICE_BUDGET) == 0;
+}
+
 static tm_status refuse_device(tm_job *job, uint64_t least) {
     char want[32], have[32];
     job->device_short = true;
     job->need_device = least;
-    return tm_fail(TM_EBUDGET,
-                   "memory.device_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
-                   "raise it, or lower seq_len or the micro-batch",
-                   tm_format_size(job->opts.device_bytes, have, sizeof have),
-                   (unsigned long long)job->opts.device_bytes, (unsigned long long)least,
-                   tm_format_size(least, want, sizeof want));
+    return tm_fail_sys(TM_EBUDGET, 0, DEVICE_BUDGET, NULL, -1,
+                       "memory.device_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
+                       "raise it, or lower seq_len or the micro-batch",
+                       tm_format_size(job->opts.device_bytes, have, sizeof have),
+                       (unsigned long long)job->opts.device_bytes, (unsigned long long)least,
+                       tm_format_size(least, want, sizeof want));
 }
 
 static void count_need(tm_job *job, const tm_plan *plan) {
@@ -248,6 +256,7 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     uint64_t budget = job->budget_slab;
     job->need_slab = job->need_spill = job->need_spill_largest = job->need_device = 0;
     job->need_shared = job->need_share = 0;
+    job->device_short = false;
     TM_TRY(job_choose(job, opts, name, ways, only, &out->plan, &out->chosen));
     count_need(job, out->plan);
     job->slab_bytes = budget;
@@ -256,7 +265,8 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     if (rc == TM_OK) rc = compile_held(job, opts);
     if (rc == TM_OK && ways->more) rc = ways->more(ways->ctx, job, &ways->way[out->chosen]);
     /* each plan is within the budget beside the step's share; what came before one with a larger share may not be */
-    if (rc == TM_OK && job->need_slab + job->need_share > budget) rc = tm_fail(TM_EBUDGET, "plans beside each other");
+    bool beside = job->need_slab + job->need_share <= budget && !tm_fault_hit("no_room_beside", NULL);
+    if (rc == TM_OK && !beside) rc = tm_fail(TM_EBUDGET, "plans beside each other");
     if (rc != TM_EBUDGET) return rc;
     tm_plan_free(out->plan);
     tm_plan_free(out->import_plan);
@@ -275,16 +285,20 @@ static tm_status agree_on_fit(tm_job *job, tm_status rc) {
     return small ? tm_fail(TM_EBUDGET, "memory.host_budget is too small for what is tried first") : TM_OK;
 }
 
-/* Ranks run one way; what stays resident is each rank's own affair. The first chooses, for the least budget of all. */
+/* Ranks run one way; what stays resident is each rank's own affair. The first chooses, for the least budgets of all. */
 static tm_status agree_on_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, tm_status rc) {
     struct tm_comm *comm = job->ranks.comm;
     tm_plan *plan = NULL;
     uint64_t slab = job->slab_bytes;
     TM_TRY(opts->persist_elements ? agree_on_fit(job, rc) : job_agree(job, rc));
-    TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, &job->slab_bytes, 1));
+    uint64_t least[] = {slab, opts->device_bytes};
+    TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, least, TM_COUNT(least)));
+    job_opts of_all = *opts;
+    of_all.device_bytes = least[1];
+    job->slab_bytes = least[0];
     uint32_t way = UINT32_MAX;
     if (job->ranks.rank == 0) {
-        rc = job_choose(job, opts, name, ways, UINT32_MAX, &plan, &way);
+        rc = job_choose(job, &of_all, name, ways, UINT32_MAX, &plan, &way);
         if (rc == TM_EBUDGET) rc = refuse(job, ways->minimum + job->fixed_bytes);
     }
     tm_plan_free(plan);
@@ -320,7 +334,7 @@ static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name
         tm_error_clear();
         if (job->device_short && job->hold_quarters > 0) job->hold_quarters--; /* another plan needs the arena */
     }
-    return refuse(job, ways->minimum + job->fixed_bytes);
+    return job->device_short ? refuse_device(job, job->need_device) : refuse(job, ways->minimum + job->fixed_bytes);
 }
 
 /* Tensors that should stay give way where they would not fit, on any rank: the minimum does not depend on them. */

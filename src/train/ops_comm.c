@@ -58,6 +58,16 @@ static void across_counts(const tm_job *job, uint32_t part, uint64_t *counts) {
 /* Sums first over the group, then over the groups: the tree is the same as over all ranks at once. */
 static void reduce(comm_flight *f, const tm_job *job, uint32_t part, float *sum) {
     const job_ranks *r = &job->ranks;
+    if (r->mpi_sums) {
+        f->op[0] = (tm_comm_op){.code = TM_COMM_ALL_REDUCE,
+                                .group = r->group,
+                                .type = TM_COMM_F32,
+                                .wire = TM_COMM_WIRE_MPI,
+                                .send = sum,
+                                .recv = sum,
+                                .count = job->part[part].elements};
+        return;
+    }
     holding h = r->across ? r->own : r->sums;
     uint64_t begin = slice_span(job->part[part].elements, r->ranks, h.first).begin;
     job_slice_counts(job, part, h, f->counts);

@@ -31,9 +31,10 @@ uint64_t job_report_bytes(const tm_job *job, bool norm) {
     return n * sizeof(double);
 }
 
+/* Where every rank has all sums (MPI's), each speaks of its slice. */
 tm_status ops_report(tm_job *job, const tm_op *op, operands o) {
     void *const *partial = o.at;
-    uint32_t parts = tm_model_parts(job->model), n = 0;
+    uint32_t parts = tm_model_parts(job->model), slice = summed_by(job, job->ranks.rank), n = 0;
     for (uint32_t p = 0; op->arg[0] && p < parts; p++) n += job->part[p].sum_tiles > 0;
     double *at = partial[n + 1]; /* behind the partials and the step */
     for (uint32_t r = 0; r < job->ranks.rank; r++) at += job_report_doubles(job, r, op->arg[0]);
@@ -44,7 +45,9 @@ tm_status ops_report(tm_job *job, const tm_op *op, operands o) {
     for (uint32_t p = 0; op->arg[0] && p < parts; p++) {
         const double *from = job->part[p].sum_tiles ? *partial++ : NULL;
         for (uint32_t t = 0; t < job->part[p].sum_tiles; t++) {
-            uint64_t blocks = tm_norm_block_count(sum_tile(job, p, t).n);
+            span tile = sum_tile(job, p, t);
+            if (tile.begin / slice_elements(job->part[p].elements, job->ranks.ranks) != slice) continue;
+            uint64_t blocks = tm_norm_block_count(tile.n);
             memcpy(at, from + (uint64_t)t * (TM_TILE_ELEMENTS / TM_NORM_BLOCK), blocks * sizeof *at);
             at += blocks;
         }

@@ -178,11 +178,11 @@ static tm_status refuse_host(planning *g, const job_shape *shape) {
     return plan_refuse(g, "host", change, text);
 }
 
-static tm_status refuse_device(planning *g) {
+static tm_status refuse_device(planning *g, uint64_t least) {
     char text[sizeof tm_error_get()->text];
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
     tm_error_clear();
-    return plan_refuse(g, "device", (tm_plan_change){"memory.device_budget", g->t->job->need_device}, text);
+    return plan_refuse(g, "device", (tm_plan_change){"memory.device_budget", least}, text);
 }
 
 static tm_status check_disk(planning *g, uint32_t slots, uint64_t with_one_slot) {
@@ -261,14 +261,22 @@ static job_opts options(const planning *g) {
     return o;
 }
 
-/* Ranks hold different numbers of tiles, and so the first one's least budget need not be enough for the others. All of
- * them have agreed on `rc`. */
-static tm_status least_of_all(const trainer *t, tm_status rc, uint64_t *least) {
-    if (!t->comm || (rc != TM_OK && rc != TM_EBUDGET)) return rc;
-    tm_error why = *tm_error_get();
-    tm_error_clear();
-    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, least, 1));
-    tm_error_set(&why);
+/* Ranks hold different numbers of tiles, and so the first one's least budgets need not be enough for the others. All of
+ * them have agreed on `rc`. *refused: what it takes of the device's memory, where that is what was refused. */
+static tm_status least_of_all(const trainer *t, tm_status rc, tm_plan_report *out, uint64_t *refused) {
+    const tm_job *job = t->job;
+    uint64_t most[] = {out->minimum_host_bytes, out->has_device ? job->least_device : 0,
+                       job->device_short ? job->need_device : 0};
+    if (rc != TM_OK && rc != TM_EBUDGET) return rc;
+    if (t->comm) {
+        tm_error why = *tm_error_get();
+        tm_error_clear();
+        TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, most, TM_COUNT(most)));
+        tm_error_set(&why);
+    }
+    out->minimum_host_bytes = most[0];
+    out->minimum_device_bytes = most[1];
+    *refused = most[2];
     return rc;
 }
 
@@ -282,6 +290,7 @@ static tm_status plan_here(planning *g) {
     pass_opts way[TRAINER_MAX_WAYS];
     job_shape shape = trainer_step_shape(t);
     uint32_t n = trainer_ways(t, &shape, way), chosen;
+    uint64_t refused = 0;
     tm_status rc;
     out->host_budget_bytes = o.host_bytes;
     out->micro_batches = shape.micro_batches;
@@ -300,9 +309,8 @@ static tm_status plan_here(planning *g) {
                                                : JOB_COSTS_MEASURE));
     job_use_costs(t->job, &g->rank, job_cost, costs);
     rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
-    rc = least_of_all(t, rc, &out->minimum_host_bytes);
-    if (out->has_device) out->minimum_device_bytes = t->job->least_device;
-    if (rc == TM_EBUDGET) rc = t->job->device_short ? refuse_device(g) : refuse_host(g, &shape);
+    rc = least_of_all(t, rc, out, &refused);
+    if (rc == TM_EBUDGET) rc = job_refused_device() ? refuse_device(g, refused) : refuse_host(g, &shape);
     if (rc != TM_OK) goto done;
     describe(g, &way[chosen]);
     TM_GO(simulate(g, &shape, costs));

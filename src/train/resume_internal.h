@@ -10,9 +10,10 @@
 const char *earlier_directory(const earlier *e); /* the first of its run directories; NULL: it names none */
 tm_status earlier_refuse_finished(const trainer *t, const earlier *e);
 tm_status earlier_refuse_lost(const trainer *t, const char *dir); /* NULL: it made no commits */
-tm_status earlier_none_alive(const earlier *e);                   /* refuses while a process works in one of them */
-tm_status earlier_drop(const earlier *e);                         /* its run directories hold no commit: removed */
-tm_status earlier_drop_nameless(trainer *t);                      /* those that no run.json names */
+/* Refuses while a process works in one of them, after so long. */
+tm_status earlier_none_alive(const earlier *e, unsigned wait_ms);
+tm_status earlier_drop(const earlier *e);    /* its run directories hold no commit: removed */
+tm_status earlier_drop_nameless(trainer *t); /* those that no run.json names */
 
 /* ---- trainer_resume.c, trainer_resume_ranks.c -------------------------------------------------------------------- */
 

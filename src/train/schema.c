@@ -166,6 +166,8 @@ const schema_row schema_rows[] = {
     ROW("save_state", K_OURS, T_BOOL, NULL, "false", 0, 0, "checkpoints hold masters and moments too"),
     ROW("strategy", K_OURS, T_ENUM, "ddp|zero1|zero2|zero3|fsdp|hsdp|hpz", NULL, 0, 0,
         "how ranks share the state, by one word; no effect on one rank"),
+    ROW("all_reduce", K_OURS, T_ENUM, "fixed|mpi", "fixed", 0, 0,
+        "strategy ddp: gradients are added in the one order of all strategies, or by MPI_Allreduce in its own"),
     ROW("fsdp", K_OURS, T_LIST | T_BOOL | T_NULL, NULL, NULL, 0, 0,
         "HF Trainer's words: full_shard, shard_grad_op, no_shard, hybrid_shard; with offload, auto_wrap"),
     ROW("fsdp_config", K_OURS, T_OBJ | T_NULL, NULL, NULL, 0, 0, "HF Trainer's and Accelerate's FSDP block"),

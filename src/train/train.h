@@ -160,6 +160,7 @@ void tm_generated_free(tm_generated *g);
 typedef struct tm_step_bench_args {
     tm_train_args train;
     const char *offload_path; /* NULL: the configuration's, which must name one */
+    const char *hardware;     /* file whose rates between ranks count in the prediction; NULL: nominal ones */
     uint32_t steps;           /* of each sort; 0: 4 */
     bool no_measure;          /* predict from the profile alone */
 } tm_step_bench_args;

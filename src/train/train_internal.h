@@ -37,11 +37,12 @@ typedef struct job_ranks {
     uint32_t ranks, rank;
     holding weights; /* of compute weights (parts that are kept whole hold all slices) */
     holding own;     /* of lo, exp_avg, exp_avg_sq and the gradients that the update reads */
-    holding sums;    /* of which gradients are summed here: one slice */
+    holding sums;    /* of which gradients are summed here: one slice; all where MPI sums them */
     uint32_t group;  /* tm_comm group that weights, own and sums are divided among */
     bool across;     /* HSDP: there is such a group on each node; its sums are divided, added and handed round over
                         TM_COMM_ACROSS */
     holding second;  /* hpZ: of weights kept from forward for backward, divided within the node; count 0: not */
+    bool mpi_sums;   /* ddp: by MPI_Allreduce, in whatever order */
     uint8_t gather_wire, reduce_wire; /* tm_comm_wire: exact, or rounded on the way */
     bool *agreed;                     /* set where a failure is known to all ranks (job_agree) */
     uint64_t prefetch_elements;       /* of weights that are gathered ahead of their use */
@@ -158,8 +159,8 @@ struct tm_job {
     struct tm_comm_window *window;                                   /* gathered weights, for all ranks of a node */
     uint64_t least_device;                                           /* the least arena of any way to run the step */
     uint64_t peak_before;                                            /* VmHWM before there was an arena */
-    bool device_short;                                               /* what refused a plan was the device's memory */
-    job_batch *batch;                                                /* per micro-batch of the running program */
+    bool device_short; /* what refused this rank's latest plans was the device's memory: need_device is what it takes */
+    job_batch *batch;  /* per micro-batch of the running program */
     /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
     tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                       uint32_t *position, job_batch *shape);
@@ -372,6 +373,8 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots);
 /* Collective with ranks: TM_OK if all ranks say so, else the failure of the first that does not, on all of them. */
 tm_status job_agree(tm_job *job, tm_status rc);
+/* TM_EBUDGET of job_start is pending, this rank's or another's: of the device's memory? */
+bool job_refused_device(void);
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* under the residency chosen */
 tm_status job_run(tm_job *job, const tm_plan *plan);
 /* SIGINT, SIGTERM and SIGUSR1 end the running program with TM_ESIGNAL, unless may_go_on has it that it goes on; a

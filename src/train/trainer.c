@@ -316,7 +316,6 @@ static tm_status try_writing(trainer *t) {
 /* Before anything in OUTPUT_DIR is believed or removed: a run that was started twice would otherwise write its log and
  * its model twice at a time, which the locks of run directories do not keep from happening before there are any. */
 static tm_status hold_output(trainer *t, made *m) {
-    enum { STILL_DYING_MS = 10000 };
     bool never = strcmp(t->args->resume ? t->args->resume : "auto", "never") == 0;
     if (!trainer_speaks(t)) return TM_OK;
     note_missing(m, t->cfg->output_dir);

@@ -34,10 +34,10 @@ tm_status trainer_numerics(const trainer *t, tm_buf *out) {
         tm_buf_printf(out, "%s, %u threads, %s", tm_kernels_describe(), tm_kernels_threads(), type[t->cfg->precision]));
     TM_TRY(trainer_describe_device(t, out));
     if (!t->comm) return TM_OK;
-    return tm_buf_printf(out, ", %u ranks added as %016" PRIx64 "%s%s%s", t->ranks.ranks, tm_comm_tree_hash(t->comm),
-                         t->cfg->quantized_weights ? ", weights in 8 bits" : "",
-                         t->cfg->quantized_gradients ? ", gradients in 4 bits" : "",
-                         t->cfg->comm_bf16 ? ", gradients in bf16" : "");
+    return tm_buf_printf(
+        out, ", %u ranks added as %016" PRIx64 "%s%s%s%s", t->ranks.ranks, tm_comm_tree_hash(t->comm),
+        t->ranks.mpi_sums ? ", gradients added by MPI" : "", t->cfg->quantized_weights ? ", weights in 8 bits" : "",
+        t->cfg->quantized_gradients ? ", gradients in 4 bits" : "", t->cfg->comm_bf16 ? ", gradients in bf16" : "");
 }
 
 /* ---- what is written down -------------------------------------------------------------------------------------- */

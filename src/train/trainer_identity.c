@@ -108,9 +108,8 @@ static bool same_hex(const tm_json *info, const char *key, uint64_t now) {
 static tm_status check_numerics(const trainer *t, const tm_json *info) {
     tm_buf now = {0};
     const tm_json *was = tm_json_get(info, "numerics");
-    TM_TRY(trainer_numerics(t, &now));
-    tm_status rc = TM_OK;
-    if (!was || was->type != TM_JSON_STRING || strcmp(was->text, now.data) != 0) {
+    tm_status rc = trainer_numerics(t, &now);
+    if (rc == TM_OK && (!was || was->type != TM_JSON_STRING || strcmp(was->text, now.data) != 0)) {
         const char *old = was && was->type == TM_JSON_STRING ? was->text : "unknown";
         if (t->args->allow_numerics_change || t->old.other)
             tm_log(TM_LOG_WARN, "computed with \"%s\" so far, with \"%s\" from here on: other bits", old, now.data);

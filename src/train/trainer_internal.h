@@ -20,6 +20,9 @@ typedef struct trainer_watch trainer_watch;
 typedef struct trainer_profile trainer_profile;
 
 enum { TRAINER_LOSSES = 64 };
+/* Ranks outlive a launcher that was killed, and some launchers the rank that was: whoever finds a run at work waits for
+ * so long before it says so. */
+enum { STILL_DYING_MS = 10000 };
 /* What OUTPUT_DIR/run.json says of the run before. */
 typedef struct earlier {
     bool any, finished, kept; /* kept: keep_state */

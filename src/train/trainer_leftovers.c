@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- what OUTPUT_DIR says -------------------------------------------------------------------------------------- */
 
@@ -61,10 +62,14 @@ static bool is_run_directory(const tm_json *dir, tm_io_owner *o) {
     return false;
 }
 
-tm_status earlier_none_alive(const earlier *e) {
+tm_status earlier_none_alive(const earlier *e, unsigned wait_ms) {
     tm_io_owner o;
+    unsigned waited = 0;
     for (const tm_json *d = e->directories ? e->directories->child : NULL; d; d = d->next)
-        if (is_run_directory(d, &o) && o.alive) return refuse_alive(d->text, &o);
+        for (; is_run_directory(d, &o) && o.alive; waited += 20) {
+            if (waited >= wait_ms) return refuse_alive(d->text, &o);
+            nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+        }
     return TM_OK;
 }
 
@@ -75,7 +80,7 @@ tm_status earlier_drop(const earlier *e) {
     for (const tm_json *d = e->directories ? e->directories->child : NULL; d; d = d->next) {
         tm_io_run *run;
         if (!is_run_directory(d, &o)) continue;
-        TM_TRY(tm_io_run_reopen(&run, d->text, true, 10000));
+        TM_TRY(tm_io_run_reopen(&run, d->text, true, STILL_DYING_MS));
         tm_log(TM_LOG_INFO, "%s: removed; it holds no commit", d->text);
         TM_TRY(tm_io_run_remove(run));
     }

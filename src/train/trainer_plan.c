@@ -1,4 +1,5 @@
 /* Which way the step is run: candidates from the configuration, the choice, and the plans beside it. */
+#include "comm/comm.h"
 #include "offload/machine.h"
 #include "train/elastic_internal.h"
 #include "train/trainer_internal.h"
@@ -266,23 +267,39 @@ static tm_status minimum_without(const trainer *t, const job_opts *o, bool activ
     return TM_OK;
 }
 
+/* The same of all ranks: what the most demanding one takes, and whether each has it. They have agreed on a refusal. */
+static tm_status enough_without(trainer *t, const job_opts *o, unsigned without, uint64_t *host, bool *enough) {
+    uint64_t most = 0, all;
+    tm_status rc = minimum_without(t, o, without & 1, without & 2, &most);
+    all = rc == TM_OK && most <= o->host_bytes;
+    *host = most;
+    *enough = all;
+    if (!t->comm) return rc;
+    tm_error_clear(); /* then nothing is advised */
+    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, host, 1));
+    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MIN, &all, 1));
+    *enough = all;
+    return TM_OK;
+}
+
 /* A refusal names what it takes; where a forced choice is the reason, the smallest change may be to leave it out. */
-static tm_status refuse_forced(const trainer *t, const job_opts *o) {
+static tm_status refuse_forced(trainer *t, const job_opts *o) {
     static const char *const name[] = {"", "memory.activations", "memory.update",
                                        "memory.activations and memory.update"};
     unsigned forced =
         (t->cfg->memory.activations != TM_ACT_AUTO ? 1 : 0) | (t->cfg->memory.update != TM_UPDATE_AUTO ? 2 : 0);
     tm_error why = *tm_error_get();
     char room[32];
-    if (t->job->device_short) return TM_EBUDGET; /* of another memory than this is about */
+    if (job_refused_device() || (t->comm && !t->agreed)) return TM_EBUDGET; /* not of the host; not known to all */
     tm_error_clear();
     for (unsigned without = 1; without <= forced; without++) {
         uint64_t host;
+        bool enough;
         if ((without & forced) != without) continue;
-        TM_TRY(minimum_without(t, o, without & 1, without & 2, &host));
-        if (host > o->host_bytes) continue;
-        return tm_fail(TM_EBUDGET, "%s; or leave out %s, then %llu bytes (%s) are enough", why.text, name[without],
-                       (unsigned long long)host, tm_format_size(host, room, sizeof room));
+        TM_TRY(enough_without(t, o, without, &host, &enough));
+        if (enough)
+            return tm_fail(TM_EBUDGET, "%s; or leave out %s, then %llu bytes (%s) are enough", why.text, name[without],
+                           (unsigned long long)host, tm_format_size(host, room, sizeof room));
     }
     tm_error_set(&why);
     return TM_EBUDGET;

@@ -118,11 +118,12 @@ tm_status trainer_same_start(trainer *t) {
     tm_config c = *t->cfg;
     c.memory.host_kind = TM_BUDGET_DEFAULT;
     c.memory.host_bytes = 0;
+    c.memory.device_bytes = c.memory.device_bytes > 0;
     c.param_paths = c.optimizer_paths = (tm_strings){0};
     tm_status rc = tm_config_dump_json(&c, &config, 0);
     if (rc == TM_OK)
-        rc = tm_buf_printf(&config, "%d %u %d %d %d", c.strategy, c.hpz_partition, c.quantized_weights,
-                           c.quantized_gradients, c.comm_bf16);
+        rc = tm_buf_printf(&config, "%d %u %d %d %d %d", c.strategy, c.hpz_partition, c.quantized_weights,
+                           c.quantized_gradients, c.comm_bf16, c.all_reduce_mpi);
     rc = trainer_agree(t, rc);
     if (rc == TM_OK) rc = same_text(t, "the configuration", config.data, config.len);
     tm_buf_free(&config);
@@ -192,6 +193,8 @@ tm_status trainer_set_strategy(trainer *t) {
     r->sums = one;
     r->own = c->strategy == TM_STRATEGY_DDP ? all : one;
     r->weights = c->strategy < TM_STRATEGY_ZERO3 ? all : one;
+    r->mpi_sums = c->all_reduce_mpi && c->strategy == TM_STRATEGY_DDP;
+    if (r->mpi_sums) r->sums = all;
     if (c->strategy == TM_STRATEGY_HSDP) {
         uint32_t nodes = tm_comm_nodes(t->comm);
         if (!tm_comm_uniform(t->comm))

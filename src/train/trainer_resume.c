@@ -44,7 +44,7 @@ static tm_status from_earlier(trainer *t, const earlier *e) {
     if (!e->any) return TM_OK;
     if (dir && resume_holds_commit(dir)) return from_commit(t, dir);
     if (!e->finished && (!dir || !tm_path_is_dir(dir))) return earlier_refuse_lost(t, dir);
-    TM_TRY(earlier_none_alive(e));
+    TM_TRY(earlier_none_alive(e, 0)); /* who had OUTPUT_DIR is gone: nobody else was of that run */
     if (!e->finished) TM_TRY(tm_remove_tree(trainer_path(t, "run.json"))); /* before what it names goes */
     TM_TRY(earlier_drop(e));
     TM_TRY(earlier_drop_nameless(t));
@@ -116,7 +116,7 @@ tm_status trainer_choose_start(trainer *t) {
     if (rc != TM_OK && !never) return rc;
     tm_error_clear(); /* it is to be forgotten anyway */
     if (never)
-        rc = earlier_none_alive(&e);
+        rc = earlier_none_alive(&e, 0);
     else if (strcmp(resume, "auto") == 0 && e.by_rank && e.by_rank->count > 0) {
         tm_json_free(e.doc);
         return resume_together(t, resume); /* it was run on several ranks */

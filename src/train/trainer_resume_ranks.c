@@ -161,7 +161,7 @@ static tm_status refuse_if_lost(trainer *t, const earlier *e) {
 
 static tm_status clear_away(trainer *t, const earlier *e) {
     if (!trainer_speaks(t)) return TM_OK;
-    TM_TRY(earlier_none_alive(e));
+    TM_TRY(earlier_none_alive(e, STILL_DYING_MS));
     if (e->any && !e->finished) TM_TRY(tm_remove_tree(trainer_path(t, "run.json")));
     TM_TRY(earlier_drop(e));
     return earlier_drop_nameless(t);
@@ -171,7 +171,7 @@ static tm_status clear_away(trainer *t, const earlier *e) {
 static tm_status look_into(trainer *t, const earlier *e, const char *dir, bool *any) {
     uint64_t first = 0, step;
     TM_TRY(old_directories(t, e, dir));
-    TM_TRY(earlier_none_alive(e));
+    TM_TRY(earlier_none_alive(e, STILL_DYING_MS));
     for (uint32_t q = 0; q < t->old.ranks; q++) {
         TM_TRY(step_of(t->old.directory[q], &step));
         if (q == 0) first = step;
@@ -225,7 +225,7 @@ tm_status resume_together(trainer *t, const char *resume) {
     if (!never) TM_TRY(elastic_fall_back(t, open_together(t, e, &any), &any));
     if (any) return TM_OK;
     if (never && trainer_speaks(t)) {
-        TM_TRY(earlier_none_alive(e));
+        TM_TRY(earlier_none_alive(e, 0));
         return earlier_drop_nameless(t);
     }
     if (!never) TM_TRY(trainer_agree(t, refuse_if_lost(t, e)));

@@ -2,11 +2,14 @@
 #include "base_test.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static void counters_follow_allocations(void **state) {
@@ -230,8 +233,64 @@ static void the_system_is_asked(void **state) {
     assert_true(b >= a);
 }
 
+/* A kernel without these counts has no such file, or one by which nothing was ever run. */
+static bool run_delay_is_counted(void) {
+    unsigned long long slices = 0;
+    FILE *f = fopen("/proc/thread-self/schedstat", "re");
+    bool counted = f && fscanf(f, "%*u %*u %llu", &slices) == 1 && slices > 0;
+    if (f) fclose(f);
+    return counted;
+}
+
+/* It ends with the test, however that ends. */
+static pid_t spin(void) {
+    pid_t test = getpid(), pid = fork();
+    if (pid != 0) return pid;
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != test) _exit(1);
+    for (;;) {
+    }
+}
+
+static uint64_t ran_ns(void) {
+    struct timespec t;
+    assert_int_equal(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t), 0);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Two others want the one processor this thread may use: it waits twice as long as it runs, on a busy machine longer.
+ */
+static void waiting_for_a_processor_is_seen(void **state) {
+    (void)state;
+    cpu_set_t before, one;
+    if (!run_delay_is_counted()) {
+        print_message("SKIP: this kernel does not count how long threads wait for a processor\n");
+        skip();
+    }
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    CPU_ZERO(&one);
+    for (size_t i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
+        if (CPU_ISSET(i, &before)) CPU_SET(i, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    pid_t other[] = {spin(), spin()};
+    assert_true(other[0] > 0 && other[1] > 0); /* kill(-1) would end everything */
+    uint64_t begin = tm_now_ns(), ran = ran_ns(), delay = tm_run_delay_ns();
+    while (tm_run_delay_ns() < delay + 100000000 && tm_now_ns() < begin + 20000000000u) {
+    }
+    delay = tm_run_delay_ns() - delay;
+    ran = ran_ns() - ran;
+    uint64_t elapsed = tm_now_ns() - begin;
+    for (size_t i = 0; i < TM_COUNT(other); i++) {
+        kill(other[i], SIGKILL);
+        waitpid(other[i], NULL, 0);
+    }
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    assert_in_range(delay, 100000000, elapsed);
+    assert_true(delay > ran + ran / 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(waiting_for_a_processor_is_seen),
         cmocka_unit_test(counters_follow_allocations),
         cmocka_unit_test(impossible_sizes_fail),
         cmocka_unit_test(copies),

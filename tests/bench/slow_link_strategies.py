@@ -8,42 +8,11 @@ zero3. As root; 77 where that cannot be done here.
 """
 import argparse
 import json
-import os
 import statistics
 import sys
 
 import lib
-
-SLOW = str(lib.ROOT / "tests" / "bench" / "slow_link.sh")
-ENV = dict(os.environ, OMP_NUM_THREADS="1", TIDEMILL_PROFILE=str(lib.WORK / "profile.json"))
-
-
-def run(command, environment=ENV):
-    return lib.output_of(command, environment)
-
-
-def measured(rate, group):
-    """Bytes a second and rank, each way, and seconds of a start: neighbours exchange 4 MiB and 4 KiB; all groups at once, as
-    in training."""
-    out = run([SLOW, rate, "2", lib.BINARY, "bench", "collective", "--op", "exchange", "--group", group, "--size", "4MiB",
-               "--size", "4KiB", "--seconds", "2", "--json"])
-    large, small = json.loads(out[out.index("{"):])["results"]
-    return 4 * lib.MIB / large["seconds"], small["seconds"]
-
-
-def hardware(rate):
-    (node, start), (across, far_start) = measured(rate, "node"), measured(rate, "across")
-    gemm = max(r["flops_per_second"] for r in json.loads(run([lib.BINARY, "bench", "gemm", "--json"]))["results"]
-               if r.get("type") in ("bf16", "fp32"))
-    path = lib.WORK / "hardware.json"
-    path.write_text(json.dumps({
-        "name": f"two nodes, {rate}", "nodes": 2, "ranks_per_node": 2, "host_memory": "8GiB",
-        "cpu": {"cores": 1, "flops_fp32": gemm, "flops_bf16": gemm, "memory_bytes_per_second": 4e9},
-        "link": {"bytes_per_second": node, "latency_seconds": start},
-        "network": {"bytes_per_second": 2 * across, "latency_seconds": far_start}}))
-    print(f"measured: {node / 1e6:.0f} MB/s in the node, {2 * across / 1e6:.2f} MB/s a node between them (starts {start * 1e6:.0f} and {far_start * 1e6:.0f} us), "
-          f"{gemm / 1e9:.0f} GFLOP/s a core")
-    return path
+import links
 
 
 def config(steps):
@@ -57,10 +26,10 @@ def config(steps):
 
 def one(path, file, rate, strategy):
     sets = ["--set", f"strategy={strategy}", "--set", "offload_param_device=cpu", "--set", "offload_optimizer_device=cpu"]
-    said = json.loads(run([lib.BINARY, "plan", str(path), "--hardware", str(file), "--json", *sets,
-                           "--set", f"output_dir={lib.WORK / 'none'}"]))
+    said = links.json_of(lib.output_of([lib.BINARY, "plan", str(path), "--hardware", str(file), "--json", *sets,
+                                        "--set", f"output_dir={lib.WORK / 'none'}"], links.ENV))
     output = lib.WORK / strategy
-    run([SLOW, rate, "2", lib.BINARY, "train", str(path), "--quiet", *sets, "--set", f"output_dir={output}"])
+    links.run(rate, 2, ["train", path, "--quiet", *sets, "--set", f"output_dir={output}"], strategy)
     steps = [line for line in map(json.loads, open(output / "log.jsonl")) if "event" not in line]
     sent = steps[-1]["comm_sent_bytes"]
     if sent["between_nodes"] != said["network_bytes_per_step"] or sent["in_node"] != said["link_bytes_per_step"]:
@@ -74,7 +43,7 @@ def main():
     p.add_argument("--steps", type=int, default=4)
     p.add_argument("strategies", nargs="*", default=["zero3", "hsdp", "hpz", "ddp"])
     a = p.parse_args()
-    file, path, real, good = hardware(a.rate), config(a.steps), {}, True
+    file, path, real, good = links.hardware(a.rate, 2), config(a.steps), {}, True
     for strategy in a.strategies:
         real[strategy], predicted, sent = one(path, file, a.rate, strategy)
         ratio = real[strategy] / predicted

@@ -1,11 +1,15 @@
 /* A process that no launcher started; and what needs no second rank: trees, bytes, quantisation. */
 #include "tests/comm/comm_test.h"
 
+#include "comm/remote_internal.h"
 #include "comm/sum_internal.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <mpi.h>
-#include <dirent.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* ---- launchers ---- */
 
@@ -43,6 +47,61 @@ static void launchers(void **state) {
     setenv("TIDEMILL_MPI", "0", 1);
     assert_false(tm_comm_launched());
     clear_environment();
+}
+
+/* ---- siblings ---- */
+
+/* What a launcher would have started: stopped at once, a rank or something else. */
+static pid_t stopped_child(char *variable, char *also) {
+    char *const argv[] = {"sh", "-c", "kill -STOP $$; sleep 60", NULL}, *const environment[] = {also, variable, NULL};
+    int status;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) execve("/bin/sh", argv, environment), _exit(9);
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(status));
+    return pid;
+}
+
+/* A stopped one that is to be left: not gone by now; then it is ended here. */
+static void was_left(pid_t pid) {
+    int status;
+    assert_int_equal(waitpid(pid, &status, WNOHANG), 0);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+}
+
+/* A rank that waits in vain for a stopped one names it, and ends it: the launcher may not. Nothing else is ended: no
+ * rank, what a shell of this very rank has stopped, a rank of another job. */
+static void stopped_siblings(void **state) {
+    (void)state;
+    int status;
+    char said[64] = "";
+    pid_t rank = stopped_child("PMI_RANK=7", "SLURM_PROCID=3"), other = stopped_child("RANK=8", "PMIX_NAMESPACE=a"),
+          own = stopped_child("PMI_RANK=3", "PMIX_NAMESPACE=a"),
+          elsewhere = stopped_child("PMI_RANK=9", "PMIX_NAMESPACE=b"), me = fork();
+    assert_true(me >= 0);
+    if (me == 0) {
+        bool set = setenv("PMI_RANK", "3", 1) == 0 && setenv("PMIX_NAMESPACE", "a", 1) == 0;
+        bool named = comm_stopped_sibling(said, sizeof said) && strncmp(said, "rank 7 (pid ", 12) == 0;
+        comm_end_stopped_siblings();
+        _exit(set && named ? 0 : 1);
+    }
+    assert_int_equal(waitpid(me, &status, 0), me);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    pid_t ended = 0;
+    for (int i = 0; i < 1000 && ended == 0; i++) {
+        ended = waitpid(rank, &status, WNOHANG);
+        (void)usleep(ended ? 0 : 10000);
+    }
+    was_left(other);
+    was_left(own);
+    was_left(elsewhere);
+    if (ended == 0) {
+        (void)(kill(rank, SIGKILL) + waitpid(rank, &status, 0));
+        fail_msg("the stopped rank is left");
+    }
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
 /* ---- one rank ---- */
@@ -376,17 +435,12 @@ static void quantised_specials(void **state) {
 int main(void) {
     clear_environment();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(launchers),
-        cmocka_unit_test(one_rank),
-        cmocka_unit_test(bad_settings),
-        cmocka_unit_test(planned),
-        cmocka_unit_test(trees),
-        cmocka_unit_test(theory),
-        cmocka_unit_test(sums),
-        cmocka_unit_test(quantisation),
-        cmocka_unit_test(quantised_spread),
-        cmocka_unit_test(quantised_codes),
-        cmocka_unit_test(quantised_specials),
+        cmocka_unit_test(launchers),       cmocka_unit_test(stopped_siblings),
+        cmocka_unit_test(one_rank),        cmocka_unit_test(bad_settings),
+        cmocka_unit_test(planned),         cmocka_unit_test(trees),
+        cmocka_unit_test(theory),          cmocka_unit_test(sums),
+        cmocka_unit_test(quantisation),    cmocka_unit_test(quantised_spread),
+        cmocka_unit_test(quantised_codes), cmocka_unit_test(quantised_specials),
     };
     return cmocka_run_group_tests_name("comm alone", tests, NULL, NULL);
 }

@@ -367,6 +367,13 @@ static void test_full(void **state) {
     tm_io_get_stats(f.io, &s);
     assert_true(s.full_ns >= (N / DEPTH - 1) * 5000000u); /* a latency for each DEPTH of them but the last */
     assert_true(s.full_write_bytes >= (N - DEPTH) * BLOCK && s.full_write_bytes < N * BLOCK && s.full_read_bytes == 0);
+    uint64_t before = s.full_ns;
+    submit(&f, TM_IO_WRITE, 0, N); /* a process that is stopped meanwhile says nothing about its disk */
+    sleep(3);
+    uint64_t woke = tm_now_ns();
+    assert_int_equal(wait_all(&f), 0);
+    tm_io_get_stats(f.io, &s);
+    assert_true(s.full_ns - before <= tm_now_ns() - woke && s.write_bytes == (2 * DEPTH + 1 + 2 * N) * BLOCK);
     close_fixture(&f);
 }
 

@@ -238,7 +238,7 @@ static inline void world_make_held(world *w, uint64_t seed, uint32_t steps, uint
     run_truth(w);
 }
 
-static void world_make(world *w, uint64_t seed, uint32_t steps) {
+static inline void world_make(world *w, uint64_t seed, uint32_t steps) {
     world_make_runs(w, seed, steps, 1);
 }
 
@@ -362,7 +362,7 @@ static void move_held(world *w, tm_exec *e, uint64_t slab, uint64_t arena, bool 
     tm_program_free(p);
 }
 
-static uint64_t run_way(world *w, const way *y) {
+static inline uint64_t run_way(world *w, const way *y) {
     tm_plan *plan;
     tm_exec *e;
     tm_store *store;

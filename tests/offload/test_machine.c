@@ -272,6 +272,63 @@ static void a_damaged_profile_is_ignored(void **state) {
     }
 }
 
+/* `text` with `from` replaced by `to`. */
+static void write_changed(const char *text, const char *from, const char *to) {
+    char changed[4096];
+    const char *at = strstr(text, from);
+    if (!at) fail_msg("%s is not in %s", from, text);
+    snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    write_text(tm_profile_path(), changed);
+}
+
+/* A profile that was right but for one value: nothing of it is believed. */
+static void one_wrong_value_is_enough(void **state) {
+    (void)state;
+    static const struct change wrong[] = {
+        {"\"disk\": \"", "\"disk\": 5, \"was\": \"", {NULL}},
+        {"\"disk\":", "\"disc\":", {NULL}},
+        {"\"read_bps\": ", "\"read_bps\": -", {NULL}},
+        {"\"read_bps\":", "\"rate\":", {NULL}},
+        {"\"write_bps\": ", "\"write_bps\": -", {NULL}},
+        {"\"write_bps\": ", "\"write_bps\": \"1\", \"w\": ", {NULL}},
+        {"\"duplex\": 0.25", "\"duplex\": 1.25", {NULL}},
+        {"\"duplex\": 0.25", "\"duplex\": -0.25", {NULL}},
+        {"\"latency\": ", "\"latency\": -", {NULL}},
+        {"\"cpu_per_byte\": ", "\"cpu_per_byte\": -", {NULL}},
+        {"\"tbw\": ", "\"tbw\": -", {NULL}},
+        {"\"tbw\":", "\"in_training\": -1, \"tbw\":", {NULL}},
+        {"\"tbw\":", "\"in_training\": \"half\", \"tbw\":", {NULL}},
+        {"\"version\": 1", "\"version\": \"1\"", {NULL}},
+        {"\"version\": 1", "\"versions\": 1", {NULL}},
+        {"\"seconds\": {", "\"seconds\": {\"z\": 7, ", {NULL}},
+    };
+    /* What only says how requests are made is left out where it is no good. */
+    static const struct change harmless[] = {{"\"bytes\": ", "\"bytes\": -", {NULL}},
+                                             {"\"bytes\": ", "\"bytes\": \"1\", \"b\": ", {NULL}},
+                                             {"\"queue_depth\": ", "\"queue_depth\": -", {NULL}},
+                                             {"\"queue_depth\": ", "\"queue_depth\": \"1\", \"q\": ", {NULL}},
+                                             {"\"block_size\": ", "\"block_size\": 99999999999, \"b\": ", {NULL}}};
+    tm_disk d;
+    double s;
+    tm_buf text = {0};
+    put_and_save("a", "b", 1);
+    assert_int_equal(tm_profile_put_disk(".", &measured), TM_OK);
+    assert_int_equal(tm_file_slurp(tm_profile_path(), 1 << 16, &text), TM_OK);
+    for (size_t i = 0; i < TM_COUNT(wrong); i++) {
+        write_changed(text.data, wrong[i].from, wrong[i].to);
+        if (tm_profile_get_disk(".", &d) || get("a", "b", &s)) fail_msg("%s is believed", wrong[i].to);
+    }
+    for (size_t i = 0; i < TM_COUNT(harmless); i++) {
+        write_changed(text.data, harmless[i].from, harmless[i].to);
+        if (!tm_profile_get_disk(".", &d)) fail_msg("%s", harmless[i].to);
+        assert_true(d.read_bps == measured.read_bps);
+        assert_int_equal(d.bytes, i < 2 ? 0 : measured.bytes);
+        assert_int_equal(d.queue_depth, i == 2 || i == 3 ? 0 : measured.queue_depth);
+        assert_int_equal(d.block_bytes, i == 4 ? 0 : measured.block_bytes);
+    }
+    tm_buf_free(&text);
+}
+
 static void the_path_comes_from_the_environment(void **state) {
     (void)state;
     assert_string_equal(tm_profile_path(), "profile.dir/of/profile.json");
@@ -321,6 +378,7 @@ int main(void) {
         cmocka_unit_test_setup(a_disk_takes_so_long, fresh_profile),
         cmocka_unit_test_setup(runs_teach_the_disk, fresh_profile),
         cmocka_unit_test_setup(seconds_are_kept_by_backend, fresh_profile),
+        cmocka_unit_test_setup(one_wrong_value_is_enough, fresh_profile),
         cmocka_unit_test_setup(a_damaged_profile_is_ignored, fresh_profile),
         cmocka_unit_test_setup(paths_of_one_disk_count_once, fresh_profile),
         cmocka_unit_test_setup(the_path_comes_from_the_environment, fresh_profile),

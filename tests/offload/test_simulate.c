@@ -95,7 +95,6 @@ static void a_read_then_compute(void **state) {
     near(got.span[1].end, 0.75);
     tm_sim_free(&got);
     near(simulate(&m.plan, (tm_sim_opts){.machine = &hw, .runs = 5}).seconds, 0.75);
-    near(simulate(&m.plan, (tm_sim_opts){.machine = &hw, .no_compute = true}).seconds, 0.5);
     near(simulate(&m.plan, (tm_sim_opts){.machine = &hw, .no_disk = true}).seconds, 0.25);
     hw.disk.latency = 0.125;
     near(simulate(&m.plan, (tm_sim_opts){.machine = &hw}).seconds, 0.875);
@@ -453,7 +452,6 @@ static void seconds_lie_between_the_bounds(void **state) {
         assert_true(seconds >= fmax(compute, disk) * (1 - 1e-9));
         assert_true(seconds <= (compute + disk) * (1 + 1e-9));
         near(simulate(plan, (tm_sim_opts){.machine = &hw, .no_disk = true}).seconds, compute);
-        near(simulate(plan, (tm_sim_opts){.machine = &hw, .no_compute = true}).seconds, disk);
         for (double faster = 1; faster <= 16; faster *= 2) { /* list scheduling may lose a little, never much */
             hw = machine(1.5e9 * faster, 1e9 * faster, 0);
             double now = simulate(plan, (tm_sim_opts){.machine = &hw}).seconds;

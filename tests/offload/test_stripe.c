@@ -5,6 +5,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -124,11 +128,59 @@ static void temporaries(void **state) {
     spill_map_free(&m);
 }
 
+/* ---- what the profile knows of the disks ---------------------------------------------------------------------------
+ */
+
+#define PROFILE "test_stripe.profile"
+
+static void put(const char *path, double bps) {
+    assert_int_equal(tm_profile_put_disk(path, &(tm_disk){.read_bps = bps, .write_bps = bps}), TM_OK);
+}
+
+static double share_of_first(const char *const *paths) {
+    tm_io_run *run[2];
+    stripe s;
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(
+            tm_io_run_create(&run[i], paths[i], &(tm_io_run_opts){.allow_tmpfs = true, .create_parents = true}), TM_OK);
+    stripe_of_runs(&s, run, 2);
+    for (unsigned i = 0; i < 2; i++) assert_int_equal(tm_io_run_remove(run[i]), TM_OK);
+    for (unsigned i = 0; i < 2; i++) (void)rmdir(paths[i]);
+    return s.weight[0] / (s.weight[0] + s.weight[1]);
+}
+
+/* Shares go by the rates that training reached, where runs have taught them; without the rates of all, alike. */
+static void as_runs_have_found(void **state) {
+    (void)state;
+    struct stat here, shm;
+    if (stat(".", &here) != 0 || stat("/dev/shm", &shm) != 0 || access("/dev/shm", W_OK) != 0 ||
+        here.st_dev == shm.st_dev) {
+        print_message("SKIP: /dev/shm is no other file system than this folder's that can be written\n");
+        skip();
+    }
+    char memory[64]; /* of this process alone: other builds are tested here, too */
+    snprintf(memory, sizeof memory, "/dev/shm/test_stripe-%ld", (long)getpid());
+    const char *const two[] = {"test_stripe.offload", memory}, *const same[] = {two[0], "test_stripe.other"};
+    (void)unlink(PROFILE);
+    assert_int_equal(setenv("TIDEMILL_PROFILE", PROFILE, 1), 0);
+    near(share_of_first(two), 0.5, 1e-9);
+    put(".", 3e9);
+    near(share_of_first(two), 0.5, 1e-9); /* of one disk only */
+    put("/dev/shm", 1e9);
+    near(share_of_first(two), 0.75, 1e-9);
+    near(share_of_first(same), 0.5, 1e-9);
+    assert_int_equal(tm_profile_teach_disk(".", 3000000000, 0, 3), TM_OK); /* a third of its rate */
+    near(share_of_first(two), 0.5, 1e-9);
+    assert_int_equal(tm_profile_teach_disk("/dev/shm", 1000000000, 0, 2), TM_OK); /* a half */
+    near(share_of_first(two), 2. / 3, 1e-9);
+    assert_int_equal(unlink(PROFILE), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(in_proportion), cmocka_unit_test(as_far_as_there_is_room),
         cmocka_unit_test(nowhere),       cmocka_unit_test(room_of_one_disk),
-        cmocka_unit_test(temporaries),
+        cmocka_unit_test(temporaries),   cmocka_unit_test(as_runs_have_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

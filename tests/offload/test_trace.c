@@ -251,6 +251,75 @@ static void a_timeline_is_well_formed_and_small(void **state) {
     assert_int_equal(remove("test_timeline.html"), 0);
 }
 
+static bool draws(const tm_timeline *line, const char *what) {
+    assert_int_equal(tm_timeline_write("test_timeline.svg", line), TM_OK);
+    tm_buf svg = slurp("test_timeline.svg");
+    check_markup(svg.data);
+    bool there = says(&svg, what);
+    tm_buf_free(&svg);
+    return there;
+}
+
+/* UTF-8 stays as it is; each byte that is none, as RFC 3629 has it, is a question mark. */
+static void titles_are_utf8(void **state) {
+    (void)state;
+    static const char *const good[] = {"\xc2\x80",     "\xdf\xbf",     "\xe0\xa0\x80",     "\xed\x9f\xbf",
+                                       "\xee\x80\x80", "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"};
+    static const char *const bad[] = {"\xc1\xbf",
+                                      "\xc2",
+                                      "\xc2"
+                                      "a",
+                                      "\xe0\x9f\xbf",
+                                      "\xed\xa0\x80",
+                                      "\xe1\x80",
+                                      "\xf0\x8f\xbf\xbf",
+                                      "\xf4\x90\x80\x80",
+                                      "\xf5\x80\x80\x80",
+                                      "\xff",
+                                      "\x80"};
+    world w;
+    make(&w, 10);
+    for (size_t i = 0; i < TM_COUNT(good) + TM_COUNT(bad); i++) {
+        char title[32], want[32], *to = want;
+        const char *text = i < TM_COUNT(good) ? good[i] : bad[i - TM_COUNT(good)];
+        snprintf(title, sizeof title, "<%s!", text);
+        to += snprintf(want, sizeof want, "&lt;");
+        for (const char *c = text; *c; c++) *to++ = i < TM_COUNT(good) || (unsigned char)*c < 0x80 ? *c : '?';
+        snprintf(to, 4, "!<");
+        if (!draws(&(tm_timeline){.plan = w.plan, .result = &w.result, .title = title}, want))
+            fail_msg("title %zu: no %s", i, want);
+    }
+    drop(&w);
+}
+
+/* Without a title it is the plan's name; seconds are in the unit that is short to read. */
+static void what_is_not_given_follows(void **state) {
+    (void)state;
+    static const struct {
+        double seconds;
+        const char *says;
+    } rows[] = {{2e-6, "code 1 2 us<"}, {0.002, "code 1 2.0 ms<"}, {2, "code 1 2.00 s<"}, {20, "code 1 20.0 s<"}};
+    world w;
+    make(&w, 10);
+    tm_timeline line = {.plan = w.plan, .result = &w.result, .subtitle = "below & beside"};
+    assert_true(draws(&line, w.plan->name));
+    assert_true(draws(&line, ">below &amp; beside<"));
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        bool first = true; /* all of code 1 takes so long in all */
+        for (uint32_t op = 0; op < w.plan->n_op; op++) {
+            if (w.plan->op[op].engine != TM_ENGINE_CPU || w.plan->op[op].op.code != 1) continue;
+            w.result.span[op].end = w.result.span[op].start + (first ? rows[i].seconds : 0);
+            first = false;
+        }
+        if (!draws(&line, rows[i].says)) fail_msg("%g seconds are not %s", rows[i].seconds, rows[i].says);
+    }
+    assert_int_equal(remove("test_timeline.svg"), 0);
+    w.result.ops--; /* of another plan */
+    assert_int_equal(tm_timeline_write("test_timeline.svg", &line), TM_EBUG);
+    tm_error_clear();
+    drop(&w);
+}
+
 #ifdef TIDEMILL_FAULTS
 /* ---- every allocation fails once ----------------------------------------------------------------------------- */
 
@@ -339,6 +408,8 @@ int main(void) {
 #ifdef TIDEMILL_FAULTS
         cmocka_unit_test(memory_may_run_out_anywhere),
 #endif
+        cmocka_unit_test(titles_are_utf8),
+        cmocka_unit_test(what_is_not_given_follows),
         cmocka_unit_test(a_timeline_is_well_formed_and_small),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

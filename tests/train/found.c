@@ -114,6 +114,15 @@ void found_save(void) {
     copy_tree(found.offload, run_path(found.saved, "offload"));
 }
 
+void found_two_ranks(void) {
+    run_result r =
+        run((run_opts){.ranks = 2, .fault = "kill_prepared:3:kill:once", .fault_rank = 1}, "train", found.config,
+            "--quiet", "--set", "strategy=zero3", "--set", "save_state=true", "--set", "save_steps=2", NULL);
+    if (r.status == 0) fail_msg("nobody died: %s", r.err);
+    run_free(&r);
+    found_save();
+}
+
 int found_close(void **state) {
     walk_gone(found.dir);
     return run_clean(state);
@@ -193,6 +202,23 @@ void found_edit_run_json(const char *key, const char *value) {
 
 /* ---- one start -----------------------------------------------------------------------------------------------------
  */
+
+static void remove_manifest(unsigned rank) {
+    const char *path = run_path(found.run[rank], "manifest");
+    if (unlink(path) != 0) fail_msg("%s is not there", path);
+}
+
+void found_no_second_manifest(void) {
+    remove_manifest(1);
+}
+
+void found_no_manifests(void) {
+    remove_manifest(0), remove_manifest(1);
+}
+
+void found_bad_manifests(void) {
+    for (unsigned i = 0; i < 2; i++) run_write(run_path(found.run[i], "manifest"), "tidemill commit, half of");
+}
 
 const char *found_hash(void) {
     static const char key[] = "\"state_hash\":";

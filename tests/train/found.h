@@ -40,6 +40,9 @@ typedef struct found_row {
 
 /* A folder, a configuration of FOUND_STEPS steps with a commit each; the caller runs and interrupts it. */
 void found_open(void);
+/* Interrupts a run of two ranks: both have published two commits, and a full checkpoint of step 2; rank 1 died when it
+ * had prepared the third. Needs mpirun. Then as found_save. */
+void found_two_ranks(void);
 void found_save(void); /* as it lies now: what each row begins with */
 int found_close(void **state);
 int found_run(const found_start *o); /* the signal that ended it; 0: none */
@@ -47,6 +50,10 @@ const char *found_said(void);        /* on stderr */
 void found_put_back(void);
 void found_edit_commit(const char *directory, const char *key, const char *value); /* value: JSON; NULL: it goes */
 void found_edit_run_json(const char *key, const char *value);
+/* Damage to what two ranks left. */
+void found_no_second_manifest(void);
+void found_no_manifests(void);
+void found_bad_manifests(void);
 const char *found_hash(void); /* state_hash of the log; "": none */
 void found_check(const found_row *rows, size_t n);
 #define FOUND_CHECK(rows) found_check(rows, TM_COUNT(rows))

@@ -15,7 +15,7 @@
 
 /* ---- texts and folders that go at the end ---------------------------------------------------------------------- */
 
-enum { MAX_KEPT = 4096 };
+enum { MAX_KEPT = 1 << 16 }; /* walks make some at each step */
 static char *kept[MAX_KEPT];
 static unsigned n_kept, first_dir[MAX_KEPT], n_dirs;
 static pid_t owner;
@@ -154,14 +154,14 @@ static char *take(int fd, size_t *len) {
     return text;
 }
 
-/* Only one of the ranks is told of the fault. */
-static unsigned fault_of_one(char **argv, unsigned n, const run_opts *o) {
-    static char script[256];
-    snprintf(script, sizeof script,
-             "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" != %u ] || export TIDEMILL_FAULT=%s; exec \"$0\" \"$@\"",
-             o->fault_rank, o->fault);
-    static const char *const shell[] = {"sh", "-c", script};
+/* Only one of the ranks is told of the fault, or begins otherwise. */
+static unsigned one_differs(char **argv, unsigned n, const run_opts *o) {
+    char *script = (char *)(uintptr_t)run_format(
+        "if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = %u ]; then %s%s; %s; fi; exec \"$0\" \"$@\"", o->fault_rank,
+        o->fault ? "export TIDEMILL_FAULT=" : ":", o->fault ? o->fault : "", o->prelude ? o->prelude : ":");
+    static const char *const shell[] = {"sh", "-c"};
     for (unsigned i = 0; i < TM_COUNT(shell); i++) argv[n++] = (char *)(uintptr_t)shell[i];
+    argv[n++] = script;
     return n;
 }
 
@@ -182,7 +182,7 @@ static unsigned launcher(char **argv, const run_opts *o) {
     snprintf(number, sizeof number, "%u", o->ranks);
     argv[n++] = number;
     for (unsigned i = 0; i < TM_COUNT(env); i++) (void)setenv(env[i][0], env[i][1], 1);
-    return o->fault ? fault_of_one(argv, n, o) : n;
+    return o->fault || o->prelude ? one_differs(argv, n, o) : n;
 }
 
 /* The user's program, unless the environment asks for faults: it refuses those. */

@@ -2,6 +2,7 @@
 #include "io/io.h"
 #include "offload/machine.h"
 #include "run.h"
+#include "train/cost_table_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -83,6 +84,20 @@ static void test_means_are_kept(void **state) {
     expect_close(in_profile(p, "backward block.1.attn "), mean_in_trace(t, "backward layers", ".attn "), "attn");
     tm_json_free(traced);
     tm_json_free(kept);
+}
+
+/* A process that was stopped in an operation, its first or a later one, teaches what the others took. */
+static void test_pauses_do_not_count(void **state) {
+    (void)state;
+    cost_heard first = {0}, later = {0}, slow = {0};
+    for (int i = 0; i < 4; i++) {
+        cost_heard_add(&first, i == 0 ? 60 : 0.5, 1);
+        cost_heard_add(&later, i == 2 ? 60 : 0.5, 1);
+        cost_heard_add(&slow, i == 2 ? 0.9 : 0.01, 1); /* neighbours are no pause */
+    }
+    assert_true(first.seconds == 1.5 && first.n == 3);
+    assert_true(later.seconds == 1.5 && later.n == 3);
+    assert_true(slow.seconds > 0.92 && slow.n == 4);
 }
 
 /* A short run says too little: one step of a model so small that it is short on any machine. */
@@ -179,6 +194,7 @@ static void test_disk_is_learned(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_means_are_kept, run_clean),
+        cmocka_unit_test(test_pauses_do_not_count),
         cmocka_unit_test_teardown(test_short_run_teaches_nothing, run_clean),
         cmocka_unit_test_teardown(test_tuned_requests_are_used, run_clean),
         cmocka_unit_test_teardown(test_disk_is_learned, run_clean),

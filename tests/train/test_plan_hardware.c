@@ -181,6 +181,35 @@ static void a_shared_gather_takes_memory(void **state) {
     }
 }
 
+/* Two nodes of two ranks, between which is next to nothing. MPI's sums go round a ring, over the network too whichever
+ * rank is asked: gradients in fp32 twice, but for a quarter; one rank of a node sends there. */
+static void a_ring_is_as_slow_as_its_slowest_link(void **state) {
+    (void)state;
+    enum { HIDDEN = 512, INNER = 1408, VOCAB = 8192, BLOCKS = 2, RANKS = 4 };
+    const double rate = 1e8, parameters = 2.0 * VOCAB * HIDDEN + BLOCKS * (4.0 * HIDDEN + 3.0 * INNER) * HIDDEN;
+    const double want = 2 * sizeof(float) * parameters * (RANKS - 1) / RANKS / rate;
+    scene s = open_scene();
+    tm_json_doc *doc;
+    run_write(s.hardware,
+              run_format("{\"name\": \"imagined\", \"host_memory\": \"16GiB\", \"ranks_per_node\": 2, \"nodes\": 2,\n"
+                         " \"cpu\": {\"cores\": 8, \"flops_fp32\": 1e13, \"memory_bytes_per_second\": 1e11},\n"
+                         " \"link\": {\"bytes_per_second\": 1e13}, \"network\": {\"bytes_per_second\": %g}}\n",
+                         rate));
+    run_write(s.config,
+              run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"precision\": \"bf16\", \"max_steps\": 3,\n"
+                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
+                         " \"strategy\": \"ddp\", \"all_reduce\": \"mpi\"}\n",
+                         s.dir, s.dir));
+    run_result r = run_argv(&(run_opts){.timeout_s = 60},
+                            (const char *[]){"plan", s.config, "--json", "--hardware", s.hardware, NULL});
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
+    run_free(&r);
+    double busy = tm_json_get(tm_json_get(tm_json_root(doc), "busy_seconds"), "comm")->number;
+    if (fabs(busy - want) > 0.03 * want) fail_msg("%g s of communication, the ring takes %g", busy, want);
+    tm_json_free(doc);
+}
+
 /* 134 M parameters on two ranks whose exchanges take half as long as their compute: a step is at most 1.15 times the
  * longer of the two. */
 static void exchanges_are_hidden(void **state) {
@@ -224,6 +253,7 @@ int main(void) {
         cmocka_unit_test_teardown(seconds_of_the_update, run_clean),
         cmocka_unit_test_teardown(where_it_runs, run_clean),
         cmocka_unit_test_teardown(a_shared_gather_takes_memory, run_clean),
+        cmocka_unit_test_teardown(a_ring_is_as_slow_as_its_slowest_link, run_clean),
         cmocka_unit_test_teardown(exchanges_are_hidden, run_clean),
     };
     return cmocka_run_group_tests_name("train_plan_hardware", tests, NULL, NULL);

@@ -97,6 +97,27 @@ static void test_trajectories(void **state) {
     }
 }
 
+static void near_losses(const train_log *log, const train_log *whole) {
+    assert_int_equal(log->steps, whole->steps);
+    for (unsigned i = 0; i < whole->steps; i++)
+        if (!(fabs(log->step[i].loss - whole->step[i].loss) <= 2e-6 * whole->step[i].loss))
+            fail_msg("step %u: loss %.9g, uninterrupted %.9g", i + 1, log->step[i].loss, whole->step[i].loss);
+}
+
+/* By MPI's own order: of two values there is only one. */
+static void test_all_reduce(void **state) {
+    (void)state;
+    scene s = open_scene("fp32");
+    train_log fixed = train(&s, 2, SETS("strategy=ddp")), mpi = train(&s, 2, SETS("strategy=ddp", "all_reduce=mpi"));
+    assert_string_equal(fixed.hash, mpi.hash);
+    if (!thorough()) return;
+    fixed = train(&s, 3, SETS("strategy=ddp"));
+    mpi = train(&s, 3, SETS("strategy=ddp", "all_reduce=mpi", "memory.update=F", "commit_steps=1"));
+    near_losses(&mpi, &fixed);
+    for (unsigned i = 0; i < mpi.steps; i++)
+        assert_true(fabs(mpi.step[i].grad_norm - fixed.step[i].grad_norm) <= 2e-5 * fixed.step[i].grad_norm);
+}
+
 /* ---- one hash ------------------------------------------------------------------------------------------------ */
 
 static void same(scene *s, unsigned ranks, char hash[40], const char *const *sets) {
@@ -143,11 +164,18 @@ static void test_persistence_gives_way(void **state) {
     if (!strstr(r.err, "stage3_param_persistence_threshold has no effect here")) fail_msg("%s", r.err);
     run_free(&r);
     run_remove(output);
-    const char *const faults[] = {"pread:20:eio:sticky", "pread:60:eio:sticky", "pread:120:eio:sticky"};
+    /* the last: when the way is chosen already, the other plans have no room beside the step, on one rank */
+    static const struct {
+        const char *fault, *budget, *says;
+    } faults[] = {{"pread:20:eio:sticky", NULL, "rank 1"},
+                  {"pread:60:eio:sticky", NULL, "rank 1"},
+                  {"pread:120:eio:sticky", NULL, "rank 1"},
+                  {"no_room_beside:1:now:sticky", "memory.host_budget=2GiB", "rank 1: memory.host_budget 2.00 GiB"}};
     for (size_t i = 0; i < TM_COUNT(faults); i++) {
-        const run_opts fails = {.ranks = 2, .fault = faults[i], .fault_rank = 1, .timeout_s = 60};
-        r = start_opts(&s, &fails, output, SETS(zero3, none, files, disk, engine, stay, least));
-        if (r.status == 0 || !strstr(r.err, "rank 1") || strstr(r.err, "has not been heard of"))
+        const run_opts fails = {.ranks = 2, .fault = faults[i].fault, .fault_rank = 1, .timeout_s = 60};
+        const char *budget = faults[i].budget ? faults[i].budget : least;
+        r = start_opts(&s, &fails, output, SETS(zero3, none, files, disk, engine, stay, budget));
+        if (r.status == 0 || !strstr(r.err, faults[i].says) || strstr(r.err, "has not been heard of"))
             fail_msg("after %.1f s: %s", r.seconds, r.err); /* at once, not when the others lose patience */
         run_free(&r);
         run_remove(output);
@@ -301,7 +329,8 @@ static void test_bytes(void **state) {
                 {"strategy=zero3", "memory.shared_window=on", 4},
                 {"strategy=zero2", "seed=42", 6},
                 {"strategy=zero3", "seed=42", 8},
-                {"strategy=ddp", "seed=42", 6}};
+                {"strategy=ddp", "seed=42", 6},
+                {"strategy=ddp", "all_reduce=mpi", 8}};
     for (unsigned i = 0; i < (thorough() ? TM_COUNT(want) : 2); i++) {
         const char *output = run_format("%s/out-%u", s.dir, s.runs);
         (void)train(&s, 2, SETS(want[i].strategy, "memory.shared_window=off", want[i].more));
@@ -450,6 +479,20 @@ static void damage_newest(const char *output) {
     run_damage(run_path(output, "checkpoint-2/state/run-rank-1/exp_avg"), 5000);
 }
 
+/* Nothing that is whole is left, since one rank's part of the oldest is not: all leave at once, with one message about
+ * what was read last, and nothing was changed. */
+static void in_vain(scene *s, const char *output, const char *const *sets) {
+    const char *oldest = run_path(output, "checkpoint-1/state/run-rank-1/weight_lo");
+    run_damage(oldest, 3000);
+    run_result r = start(s, 2, output, NULL, sets);
+    assert_int_equal(r.status, 1);
+    if (occurrences(r.err, "going back to the newest full checkpoint") != 3 || occurrences(r.err, oldest) != 1 ||
+        strstr(r.err, "has not been heard of"))
+        fail_msg("after %.1f s: %s", r.seconds, r.err);
+    run_free(&r);
+    run_damage(oldest, 3000); /* as it was */
+}
+
 /* Killed after three commits and three full checkpoints. Another output_dir goes on from it and leaves it as it is.
  * Then all but the oldest checkpoint are damaged: all ranks go back to it, and what was refused is said, newest first.
  */
@@ -471,6 +514,7 @@ static void test_left_behind(void **state) {
     assert_int_equal(run_entries(run_path(other, "offload")), 0);
     assert_int_equal(run_entries(run_path(output, "offload")), 2);
     damage_newest(output);
+    in_vain(&s, output, sets);
     r = start(&s, 2, output, NULL, sets);
     RUN_OK(&r);
     const char *at = r.err, *const said[] = {"checkpoint-3; what", "checkpoint-3/state/run-rank-1",
@@ -485,26 +529,31 @@ static void test_left_behind(void **state) {
     assert_int_equal(run_entries(run_path(output, "offload")), 2); /* what was given up */
 }
 
-static void near_losses(const train_log *log, const train_log *whole) {
-    assert_int_equal(log->steps, whole->steps);
-    for (unsigned i = 0; i < whole->steps; i++)
-        if (!(fabs(log->step[i].loss - whole->step[i].loss) <= 2e-6 * whole->step[i].loss))
-            fail_msg("step %u: loss %.9g, uninterrupted %.9g", i + 1, log->step[i].loss, whole->step[i].loss);
-}
-
-/* 3 ranks, stopped after a step; then 2 with another strategy; then 1: the masters are handed on bit by bit, so that
- * the losses are those of one uninterrupted run within what other orders of summation make of them. */
+/* 4 ranks on two nodes, 2, 3, 1: each time stopped after another step, another strategy, other places of the state. The
+ * masters are handed on bit by bit, so that the losses are those of one uninterrupted run within what other orders of
+ * summation make of them. The first commit of whoever takes over is the state as it was found. */
 static void test_elastic(void **state) {
     (void)state;
+    static const struct {
+        unsigned ranks;
+        const char *nodes, *strategy, *place, *kill;
+    } legs[] = {{4, "TIDEMILL_NODE_SIZE=2", "strategy=hsdp", "memory.update=F", "2"},
+                {2, "TIDEMILL_NODE_SIZE=0", "strategy=zero3", PARAM "device=nvme", "3"},
+                {3, "TIDEMILL_NODE_SIZE=0", "strategy=ddp", "memory.update=U", "3"},
+                {1, "TIDEMILL_NODE_SIZE=0", "strategy=zero2", OPTIMIZER "device=nvme", NULL}};
     scene s = open_scene("fp32");
-    const char *output = run_path(s.dir, "elastic"), *every = "commit_steps=1";
-    train_log whole = train(&s, 1, SETS("seed=42"));
-    static const char *const strategies[] = {"strategy=ddp", "strategy=zero2", "strategy=zero3"};
-    for (unsigned ranks = 3; ranks >= 1; ranks--) {
-        const char *fault = ranks > 1 ? "TIDEMILL_FAULT=kill_before_manifest:2:now:once" : "SEED=1";
-        run_result r = start(&s, ranks, output, SETS(fault), SETS(strategies[ranks - 1], every));
-        if (ranks == 1) RUN_OK(&r);
-        if (ranks < 3 && !strstr(r.err, "laid out anew")) fail_msg("%u ranks: %s", ranks, r.err);
+    const char *output = run_path(s.dir, "elastic"), *every = "commit_steps=1", *steps = "max_steps=5";
+    train_log whole = train(&s, 1, SETS(steps));
+    for (unsigned i = 0; i < TM_COUNT(legs); i++) {
+        const char *kill = legs[i].kill;
+        const char *fault = kill ? run_format("TIDEMILL_FAULT=kill_before_manifest:%s:now:once", kill) : NULL;
+        const char *env[] = {legs[i].nodes, fault, NULL};
+        run_result r = start(&s, legs[i].ranks, output, env + (legs[i].nodes[19] == '0'),
+                             SETS(legs[i].strategy, every, steps, legs[i].place));
+        if (!kill) RUN_OK(&r);
+        if (kill && r.status == 0) fail_msg("%u ranks: nobody was killed", legs[i].ranks);
+        if (i > 0 && (!strstr(r.err, "laid out anew") || !strstr(r.err, run_format("going on from step %u", i))))
+            fail_msg("%u ranks: %s", legs[i].ranks, r.err);
         run_free(&r);
     }
     train_log log = train_log_read(output);
@@ -548,6 +597,102 @@ static void test_save_state(void **state) {
     run_free(&r);
 }
 
+/* ---- alike ---------------------------------------------------------------------------------------------------- */
+
+/* What rank 1 finds at the paths of its own node: with FILE replaced by what sed makes of it. */
+static const char *elsewhere(const scene *s, const char *file, const char *sed) {
+    const char *there = run_format("%s/there-%s/%s", s->dir, file, s->dir), *to = run_path(there, file);
+    assert_int_equal(system(run_format("mkdir -p %s && cp -r %s/model %s/rows.safetensors %s/config.json %s", there,
+                                       s->dir, s->dir, s->dir, there)),
+                     0);
+    assert_int_equal(system(run_format("LC_ALL=C sed -i '%s' %s", sed, to)), 0);
+    return run_format("cd %s/there-%s", s->dir, file);
+}
+
+/* Before anything of the job is exchanged: who differs, and in what. One message, and nothing is left. */
+static void test_alike(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    const char *other = run_path(s.dir, "tidemill"), *output = run_path(s.dir, "differs");
+    assert_int_equal(system(run_format("LC_ALL=C sed 's/%s/9.9.9/g' %s > %s && chmod +x %s", TIDEMILL_VERSION,
+                                       TM_TEST_BINARY, other, other)),
+                     0);
+    const struct {
+        const char *prelude, *what; /* the last two: what ctest has time for */
+    } rows[] = {{run_format("exec %s \"$@\"", other), "the version of tidemill of rank 1 ("},
+                {elsewhere(&s, "model/config.json", "s/1e-05/1e-06/"), "the model's config.json of rank 1 ("},
+                {"export OMP_NUM_THREADS=2", "what computes (instruction set, matrix library, threads) of rank 1 ("},
+                {"set -- \"$@\" --set seed=7", "the configuration of rank 1 ("},
+                {elsewhere(&s, "rows.safetensors", "$ s/.$/?/"), "the training data of rank 1 ("}};
+    for (unsigned i = thorough() ? 0 : TM_COUNT(rows) - 2; i < TM_COUNT(rows); i++) {
+        const run_opts opts = {.ranks = 2, .fault_rank = 1, .prelude = rows[i].prelude, .timeout_s = 60};
+        run_result r = start_opts(&s, &opts, output, SETS("strategy=zero3"));
+        if (r.status != 2 || run_error_lines(r.err, NULL) != 1 || !strstr(r.err, rows[i].what))
+            fail_msg("%s: exit %d: %s", rows[i].what, r.status, r.err);
+        run_free(&r);
+        assert_int_equal(access(output, F_OK), -1);
+    }
+}
+
+/* ---- budgets that differ ------------------------------------------------------------------------------------- */
+
+/* Rank 1's budget, which the others do not have. */
+static run_result start_with(scene *s, const char *command, const char *budget, const char *const *sets) {
+    const char *arguments[24] = {command, s->config, "--set", run_format("output_dir=%s/apart", s->dir)};
+    const run_opts opts = {
+        .ranks = 2, .fault_rank = 1, .prelude = run_format("set -- \"$@\" --set memory.%s", budget), .timeout_s = 60};
+    for (unsigned n = 4; *sets && n < 22; sets++) arguments[n++] = "--set", arguments[n++] = *sets;
+    return run_argv(&opts, arguments);
+}
+
+static void refused_with(const run_result *r, const char *says) {
+    if (r->status != 2 || run_error_lines(r->err, NULL) != 1 || !strstr(r->err, says))
+        fail_msg("looked for \"%s\": exit %d: %s", says, r->status, r->err);
+}
+
+/* What could be left out is said where it is enough for all ranks, with what the largest of them takes. */
+static void test_forced_choice(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    const char *files = PARAM "device=nvme", *disk = run_format(PARAM "nvme_path=%s/disk", s.dir);
+    const char *const *open = SETS("strategy=zero3", files, disk, "memory.update=U");
+    const char *const *forced = SETS("strategy=zero3", files, disk, "memory.update=U", "memory.activations=keep");
+    uint64_t least = planned(s.config, 2, open, "minimum_host_bytes");
+    assert_true(least < planned(s.config, 2, forced, "minimum_host_bytes"));
+    run_result r = start_with(&s, "train", run_format("host_budget=%llu", (unsigned long long)least), forced);
+    refused_with(&r, run_format("or leave out memory.activations, then %llu bytes", (unsigned long long)least));
+    run_free(&r);
+    r = start_with(&s, "train", "host_budget=1", forced);
+    refused_with(&r, "rank 1: memory.host_budget 1 B (1 bytes) is too small");
+    if (strstr(r.err, "leave out")) fail_msg("not enough for rank 1: %s", r.err);
+    run_free(&r);
+}
+
+/* Each rank has an arena of its own size: the same bits; and where one is too small for any way, its rank is named,
+ * with what the smallest change is. */
+static void test_device_budgets(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    const char *const *sets = SETS("strategy=zero3", "memory.device=cpu-arena", "memory.device_budget=64MiB");
+    uint64_t least = planned(s.config, 2, sets, "minimum_device_bytes");
+    train_log alike = train(&s, 2, sets);
+    run_result r = start_with(&s, "train", run_format("device_budget=%llu", (unsigned long long)least), sets);
+    RUN_OK(&r);
+    run_free(&r);
+    assert_string_equal(train_log_read(run_path(s.dir, "apart")).hash, alike.hash);
+    run_remove(run_path(s.dir, "apart"));
+    const char *less = run_format("device_budget=%llu", (unsigned long long)least - 1);
+    const char *needs = run_format("this job needs at least %llu bytes", (unsigned long long)least);
+    r = start_with(&s, "train", less, sets);
+    refused_with(&r, "rank 1: memory.device_budget ");
+    refused_with(&r, needs);
+    run_free(&r);
+    r = start_with(&s, "plan", less, sets);
+    refused_with(&r, needs);
+    refused_with(&r, run_format("--set memory.device_budget=%llu", (unsigned long long)least));
+    run_free(&r);
+}
+
 /* ---- refused ------------------------------------------------------------------------------------------------- */
 
 /* Said once, by name, with the status of bad input; nothing is left behind. */
@@ -577,13 +722,15 @@ static void test_refusals(void **state) {
     run_free(&r);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     if (system("mpirun --version > /dev/null 2>&1") != 0) {
         print_message("SKIP: no mpirun\n");
         return 77;
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_trajectories, run_clean),
+        cmocka_unit_test_teardown(test_all_reduce, run_clean),
         cmocka_unit_test_teardown(test_strategies, run_clean),
         cmocka_unit_test_teardown(test_persistence_gives_way, run_clean),
         cmocka_unit_test_teardown(test_interrupted, run_clean),
@@ -596,6 +743,9 @@ int main(void) {
         cmocka_unit_test_teardown(test_left_behind, run_clean),
         cmocka_unit_test_teardown(test_elastic, run_clean),
         cmocka_unit_test_teardown(test_save_state, run_clean),
+        cmocka_unit_test_teardown(test_alike, run_clean),
+        cmocka_unit_test_teardown(test_forced_choice, run_clean),
+        cmocka_unit_test_teardown(test_device_budgets, run_clean),
         cmocka_unit_test_teardown(test_refusals, run_clean),
     };
     return cmocka_run_group_tests_name("train_ranks", tests, NULL, NULL);

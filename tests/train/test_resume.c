@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
 /* A whole run's hash, then one that dies right after it has published its second commit. */
 static int set_up(void **state) {
@@ -163,6 +164,22 @@ static void test_given_up(void **state) {
     }
 }
 
+/* Directories that are no run's, whoever wrote them down, are neither asked nor removed. */
+static void test_of_nobody(void **state) {
+    (void)state;
+    found_put_back();
+    const char *as_run = run_path(found.offload, "run-of-nobody"), *plain = run_path(found.offload, "plain");
+    assert_true(mkdir(as_run, 0700) == 0 && mkdir(plain, 0700) == 0);
+    run_write(run_path(plain, "lock"), "");
+    found_edit_run_json("status", "\"finished\"");
+    found_edit_run_json("run_directories", run_format("[\"nowhere\", 5, \"%s\", \"%s\"]", plain, as_run));
+    assert_int_equal(found_run(&(found_start){0}), 0);
+    assert_int_equal(found.report->status, TM_EINPUT);
+    assert_non_null(strstr(found.report->text, "whose state was removed"));
+    assert_true(access(run_path(plain, "lock"), F_OK) == 0 && access(as_run, F_OK) == 0);
+    assert_int_equal(access(run_path(found.run[0], "manifest"), F_OK), 0);
+}
+
 /* ---- --resume DIR --------------------------------------------------------------------------------------------------
  */
 
@@ -259,6 +276,7 @@ int main(void) {
         cmocka_unit_test(test_commits_of_another_job),
         cmocka_unit_test(test_run_json),
         cmocka_unit_test(test_given_up),
+        cmocka_unit_test(test_of_nobody),
         cmocka_unit_test(test_directories),
         cmocka_unit_test(test_logs),
         cmocka_unit_test(test_leftovers),

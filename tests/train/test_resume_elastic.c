@@ -6,17 +6,12 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
-/* Rank 1 dies when it has prepared its third commit: both have published two, and a full checkpoint of step 2. */
 static int set_up(void **state) {
     (void)state;
     found_open();
-    run_result r =
-        run((run_opts){.ranks = 2, .fault = "kill_prepared:3:kill:once", .fault_rank = 1}, "train", found.config,
-            "--quiet", "--set", "strategy=zero3", "--set", "save_state=true", "--set", "save_steps=2", NULL);
-    if (r.status == 0) fail_msg("nobody died: %s", r.err);
-    run_free(&r);
-    found_save();
+    found_two_ranks();
     if (found_run(&(found_start){0}) != 0 || found.report->status != TM_OK)
         fail_msg("%s\n%s", found.report->text, found_said());
     assert_non_null(strstr(found_said(), "laid out for 2 ranks"));
@@ -27,15 +22,6 @@ static int set_up(void **state) {
 /* ---- damage --------------------------------------------------------------------------------------------------------
  */
 
-static void remove_in(unsigned rank, const char *name) {
-    if (unlink(run_path(found.run[rank], name)) != 0) fail_msg("%s/%s is not there", found.run[rank], name);
-}
-static void no_second_manifest(void) {
-    remove_in(1, "manifest");
-}
-static void no_manifests(void) {
-    remove_in(0, "manifest"), remove_in(1, "manifest");
-}
 static void second_gone(void) {
     walk_gone(found.run[1]);
 }
@@ -54,6 +40,22 @@ static void locked(void) {
     fd = open(run_path(found.run[1], "lock"), O_RDWR | O_CLOEXEC);
     assert_true(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0);
 }
+static void locked_for_a_moment(void) { /* by a rank that its launcher has not ended yet */
+    int ready[2];
+    char c;
+    assert_int_equal(pipe(ready), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        int lock = open(run_path(found.run[1], "lock"), O_RDWR | O_CLOEXEC);
+        if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) != 0 || write(ready[1], "", 1) != 1) _exit(9);
+        (void)usleep(300000);
+        _exit(0);
+    }
+    close(ready[1]); /* so that it says nothing is heard, too */
+    assert_int_equal(read(ready[0], &c, 1), 1);
+    close(ready[0]);
+}
 static const char *in_checkpoint(const char *name) {
     return run_format("%s/checkpoint-2/state/%s", found.output, name);
 }
@@ -65,11 +67,18 @@ static void checkpoint_of_another_step(void) { /* a folder of another checkpoint
     if (system(run_format("cp -a %s %s", found.run[1], in_checkpoint("run-rank-1"))) != 0) fail_msg("cp");
     found_edit_commit(in_checkpoint("run-rank-1"), "shards", "{\"ranks\": 2}");
 }
-static void bad_manifests(void) {
-    for (unsigned i = 0; i < 2; i++) run_write(run_path(found.run[i], "manifest"), "tidemill commit, half of");
+/* Newer by their names, and not what they look like. */
+static void other_checkpoints(void) {
+    static const char *const name[] = {"checkpoint-9", "checkpoint-3x", "checkpoint", "checkpoint-1"};
+    found_bad_manifests();
+    for (size_t i = 0; i < TM_COUNT(name); i++)
+        if (mkdir(run_path(found.output, name[i]), 0700) != 0) fail_msg("%s", name[i]);
+    run_write(run_path(found.output, "checkpoint-8"), "a file");
+    if (system(run_format("cp -a %s/checkpoint-2/state %s/checkpoint-3x", found.output, found.output)) != 0)
+        fail_msg("cp");
 }
 static void bad_manifests_and_no_checkpoint(void) {
-    bad_manifests();
+    found_bad_manifests();
     walk_gone(run_path(found.output, "checkpoint-2"));
 }
 
@@ -96,9 +105,10 @@ static void test_commits_of_two(void **state) {
         {.run_json = BY_RANK, .value = "[1]", .status = TM_ECORRUPT, .says = "not of the same run"},
         {.run_json = DIRECTORIES, .value = "[5, 6]", .status = TM_EINPUT, .says = "a directory of its list is gone"},
         {.damage = second_gone, .status = TM_EINPUT, .says = "no such directory"},
-        {.damage = no_second_manifest, .says = "is of step 3, not 2", .left = 2},
+        {.damage = found_no_second_manifest, .says = "is of step 3, not 2", .left = 2},
         {.commit = "shards", .value = "{}", .status = TM_ECORRUPT, .says = "which part of the state"},
         {.commit = "shards.own", .value = "[0, 3]", .status = TM_ECORRUPT, .says = "which part of the state"},
+        {.commit = "shards.own", .value = "[1, 1]", .status = TM_ECORRUPT, .says = "no commit holds slice 0"},
         {.commit = "shards.weights", .value = "[-1, 1]", .status = TM_ECORRUPT, .says = "which part of the state"},
         {.commit = "shards.weights", .value = "[0]", .status = TM_ECORRUPT, .says = "which part of the state"},
         {.damage = second_of_other_layout, .status = TM_ECORRUPT, .says = "not of the same run"},
@@ -129,11 +139,18 @@ static void test_full_checkpoints(void **state) {
          .says = "which part of the state"},
         {.with = {.resume = checkpoint, .set = {"commit_steps=0"}}, .status = TM_EINPUT, .says = "needs commits"},
         {.with = {.resume = found.output}, .says = "laid out for 2 ranks"},
-        {.damage = bad_manifests, .says = "going back to the newest full checkpoint", .left = 2},
+        {.damage = found_bad_manifests, .says = "going back to the newest full checkpoint", .left = 2},
         {.damage = bad_manifests_and_no_checkpoint, .status = TM_ECORRUPT, .says = "manifest"},
     };
     (void)state;
     FOUND_CHECK(rows);
+    found_put_back();
+    other_checkpoints();
+    assert_int_equal(found_run(&(found_start){0}), 0);
+    if (found.report->status != TM_OK || !strstr(found_said(), "checkpoint-2; what") ||
+        strstr(found_said(), "checkpoint-3"))
+        fail_msg("%s\n%s", found.report->text, found_said());
+    assert_string_equal(found_hash(), found.hash);
 }
 
 /* The run in another output_dir keeps its state. */
@@ -145,8 +162,9 @@ static void test_of_another_run(void **state) {
         const char *says;
     } rows[] = {
         {NULL, TM_OK, "the state of 2 ranks"},
-        {no_second_manifest, TM_EINPUT, "its ranks' commits are of different steps"},
-        {no_manifests, TM_EINPUT, "neither a checkpoint with state nor"},
+        {locked_for_a_moment, TM_OK, "the state of 2 ranks"},
+        {found_no_second_manifest, TM_EINPUT, "its ranks' commits are of different steps"},
+        {found_no_manifests, TM_EINPUT, "neither a checkpoint with state nor"},
         {locked, TM_EINPUT, "in use by process"},
     };
     (void)state;
@@ -173,7 +191,7 @@ static void test_begins_anew(void **state) {
     assert_int_equal(found_run(&(found_start){.resume = "never"}), 0);
     const char *fresh = found_hash();
     found_put_back();
-    no_manifests();
+    found_no_manifests();
     assert_int_equal(found_run(&(found_start){0}), 0);
     if (found.report->status != TM_OK) fail_msg("%s", found.report->text);
     assert_non_null(strstr(found_said(), "removed; it holds no commit"));
@@ -183,7 +201,7 @@ static void test_begins_anew(void **state) {
 static void test_calls_fail(void **state) {
     (void)state;
     found_walk(&(found_start){0}, NULL);
-    found_walk(&(found_start){0}, bad_manifests);
+    found_walk(&(found_start){0}, found_bad_manifests);
 }
 
 int main(void) {
