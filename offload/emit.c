@@ -358,6 +358,20 @@ static void emitter_free(emitter *e) {
     tm_free(e->map);
 }
 
+/* Arrays that grew by doubling: what a plan takes is what it says. */
+static void shrink(void *p, uint64_t bytes) {
+    void **array = p, *less = bytes ? tm_realloc(*array, bytes) : NULL;
+    if (less) *array = less;
+}
+
+static void shrink_to_fit(emitter *e) {
+    tm_plan *plan = e->plan;
+    shrink(&plan->op, sizeof *plan->op * plan->n_op);
+    shrink(&plan->first_touch, sizeof *plan->first_touch * ((size_t)plan->n_op + 1));
+    shrink(&plan->operand, sizeof *plan->operand * e->n_operand);
+    shrink(&plan->touch, sizeof *plan->touch * e->n_touch);
+}
+
 tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl,
                     const uint8_t *resident, const uint64_t *address) {
     emitter e = {.l = l, .p = p, .pl = pl, .resident = resident, .address = address};
@@ -375,14 +389,13 @@ tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, cons
     TM_GO(e.status);
     e.plan->first_touch[e.plan->n_op] = e.n_touch;
     TM_GO(number_edges(&e));
+    shrink_to_fit(&e);
     e.plan->info.slab_bytes = pl->peak;
     e.plan->info.device_bytes = pl->device_peak;
     e.plan->info.shared_bytes = p->shared_bytes;
     e.plan->info.resident_bytes = pl->base;
-    e.plan->info.memory_bytes = sizeof *e.plan + e.plan->n_op * (sizeof *e.plan->op + sizeof(uint32_t)) +
-                                e.n_edge * sizeof(uint32_t) + e.n_operand * sizeof(uint64_t) +
-                                e.n_touch * sizeof *e.plan->touch +
-                                p->n_temp * (sizeof *e.plan->temp + sizeof *e.plan->extent);
+    e.plan->info.memory_bytes = plan_memory_bytes(&(plan_size){
+        .ops = e.plan->n_op, .edges = e.n_edge, .operands = e.n_operand, .touches = e.n_touch, .temps = p->n_temp});
     *out = e.plan;
 done:
     tm_free(order);

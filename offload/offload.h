@@ -134,6 +134,10 @@ void tm_program_share(tm_program *p);
 /* What one of `ranks` pays for them. */
 uint64_t tm_program_share_bytes(const tm_program *p, uint32_t ranks);
 uint32_t tm_program_ops(const tm_program *p);
+/* The most operations that a plan of it has, and the most that it takes itself (tm_plan_info.memory_bytes) and for
+ * checksums of what it spills, under any budget of the host and without an arena. */
+uint64_t tm_program_plan_ops(const tm_program *p);
+uint64_t tm_program_plan_bytes(const tm_program *p);
 
 /* ---- plan ---------------------------------------------------------------------------------------------------- */
 

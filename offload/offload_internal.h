@@ -139,6 +139,16 @@ struct tm_plan {
     uint32_t *first_touch; /* n_op + 1 */
 };
 
+/* What a plan's arrays take: emit.c once it is there, program.c before. */
+typedef struct plan_size {
+    uint64_t ops, edges, operands, touches, temps;
+} plan_size;
+static inline uint64_t plan_memory_bytes(const plan_size *s) {
+    return sizeof(tm_plan) + s->ops * (sizeof(tm_plan_op) + sizeof(uint32_t)) + s->edges * sizeof(uint32_t) +
+           s->operands * sizeof(uint64_t) + s->touches * sizeof(struct plan_touch) +
+           s->temps * (sizeof(tm_object) + sizeof(temp_extent));
+}
+
 /* emit.c: placement -> plan. */
 tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl,
                     const uint8_t *resident, const uint64_t *address);

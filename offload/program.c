@@ -155,3 +155,28 @@ void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access) {
 uint32_t tm_program_ops(const tm_program *p) {
     return p->n_op;
 }
+
+static uint64_t most_transfers(const tm_program *p) {
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < p->n_record; i++)
+        n += (p->record[i].first_access & TM_USE_READ) != 0 ? p->record[i].dirty + 1u : p->record[i].dirty;
+    return n;
+}
+
+uint64_t tm_program_plan_ops(const tm_program *p) {
+    return p->n_op + most_transfers(p);
+}
+
+/* Every visit is filled and written back, and operations wait for twice as many others as they touch objects: who had
+ * the object before, and who had the bytes. The executor keeps a checksum of each page that is spilled. */
+uint64_t tm_program_plan_bytes(const tm_program *p) {
+    uint64_t touches = 0, disk = most_transfers(p), pages = 0;
+    for (uint32_t i = 0; i < p->n_temp; i++)
+        if (p->temp[i].pageable) pages += (p->temp[i].frame_bytes + TM_PAGE_BYTES - 1) / TM_PAGE_BYTES;
+    for (uint32_t i = 0; i < p->n_use; i++) touches += p->use[i].count;
+    return pages * sizeof(uint64_t) + plan_memory_bytes(&(plan_size){.ops = p->n_op + disk,
+                                                                     .edges = 2 * (touches + disk),
+                                                                     .operands = p->n_use,
+                                                                     .touches = touches + disk,
+                                                                     .temps = p->n_temp});
+}

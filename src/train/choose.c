@@ -108,16 +108,28 @@ static tm_status least_of(tm_job *job, const job_opts *opts, tm_program *p, uint
     return rc;
 }
 
+enum { WITH_COPIES = 2 }; /* beside an arena: about as many as there are transfers */
+
+static uint64_t plan_bytes(const tm_program *p) {
+    return tm_program_plan_bytes(p) + JOB_RUN_BYTES_PER_OP * tm_program_plan_ops(p);
+}
+
 /* The least slab of everything that a way of running the step brings with it: the step itself, the import, and with
- * parked gradients the first step and the pending update. */
+ * parked gradients the first step and the pending update; and what their plans take beside it. */
 static tm_status minimum_of_programs(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least,
-                                     uint64_t *device) {
+                                     uint64_t *device, uint64_t *plans) {
     tm_program *p;
-    pass_opts first = *o;
+    pass_opts first = *o, forward = {.shape = o->shape, .loss = true};
     first.update = UPDATE_NONE;
     if (!job->layout || o->park != job->parks) TM_TRY(job_add_state(job, opts, o->park));
-    *least = *device = job->need_share = 0;
+    *least = *device = *plans = job->need_share = 0;
+    if (opts->other_tokens) {
+        TM_TRY(build_pass(&p, job, "evaluation", &forward));
+        *plans += plan_bytes(p);
+        tm_program_free(p);
+    }
     TM_TRY(build_pass(&p, job, "step", o));
+    *plans += plan_bytes(p);
     uint64_t share = tm_program_share_bytes(p, job->ranks.shared_by);
     TM_TRY(least_of(job, opts, p, least, device));
     job->need_share = share; /* is there while the others run */
@@ -125,8 +137,10 @@ static tm_status minimum_of_programs(tm_job *job, const job_opts *opts, const pa
     TM_TRY(least_of(job, opts, p, least, device));
     if (!o->park) return TM_OK;
     TM_TRY(build_pass(&p, job, "first step", &first));
+    *plans += plan_bytes(p);
     TM_TRY(least_of(job, opts, p, least, device));
     TM_TRY(build_drain(&p, job));
+    *plans += plan_bytes(p);
     return least_of(job, opts, p, least, device);
 }
 
@@ -147,18 +161,21 @@ static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
     return false;
 }
 
-static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least, uint64_t *device) {
+static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least, uint64_t *device,
+                            uint64_t *plans) {
     uint64_t keep = job->need_share;
-    tm_status rc = minimum_of_programs(job, opts, o, least, device);
+    tm_status rc = minimum_of_programs(job, opts, o, least, device, plans);
     job->need_share = keep;
+    if (opts->device_bytes) *plans *= WITH_COPIES;
+    *least += *plans;
     return rc;
 }
 
 /* The way's share in what the list knows; least: UINT64_MAX where the device's memory is too small. */
 static tm_status minimum_of_way(tm_job *job, const job_opts *opts, way_list *ways, uint32_t i) {
-    uint64_t device;
+    uint64_t device = 0;
     tm_plan_opts po;
-    TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i], &device));
+    TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i], &device, &ways->plans[i]));
     ways->minimum_anyway = tm_min_u64(ways->minimum_anyway, ways->least[i]);
     ways->minimum_device = tm_min_u64(ways->minimum_device, device);
     job_plan_opts(job, opts, &po);
@@ -271,6 +288,7 @@ static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name
     as.spread = spread;
     if (ways->least[i] == 0) TM_TRY(minimum_of_way(job, opts, ways, i));
     if (ways->least[i] > job->slab_bytes) return TM_EBUDGET;
+    job->plans_bytes = ways->plans[i];
     TM_TRY(job_add_state(job, opts, o->park));
     job_plan_opts(job, opts, &po);
     po.choose_residency = true;
@@ -341,6 +359,7 @@ tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_li
     uint32_t n = 0;
     ranked *list = tm_malloc(sizeof *list * (ways->n + 1));
     if (!list) return tm_nomem(sizeof *list * ways->n);
+    job->plans_bytes = 0; /* what is ranked has them in its least */
     job_plan_opts(job, opts, &po);
     for (uint32_t i = 0; i < ways->n; i++) {
         uint64_t least = least_about(ways, i);
@@ -355,6 +374,7 @@ tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_li
         return rc;
     }
     job_give_state(job, &best.state);
+    job->plans_bytes = ways->plans[best.way];
     *plan = best.plan;
     *chosen = best.way;
     return TM_OK;

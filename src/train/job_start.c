@@ -10,11 +10,12 @@
 /* ---- the budget: what is not a frame ------------------------------------------------------------------------- */
 
 /* The program with its libraries (5.7 MiB of their pages are in use, by smaps) and what it holds without a job, a stack
- * and an arena of malloc's for each thread, the matrix library's buffers; and what grows with the state: the step's
- * plan (about a dozen operations an object), that of a walk over all state, which is compiled beside it at an export
- * and at the end of a run (two operations an object), and a checksum a page. Stated, not measured at run time, so that
- * `plan` and `train` agree; tests hold VmHWM against the budget. */
-enum { PROGRAM_KIB = 7680, PER_THREAD_KIB = 256, PLAN_BYTES_PER_OBJECT = 2560, WALK_BYTES_PER_OBJECT = 1280 };
+ * and an arena of malloc's for each thread, the matrix library's buffers; and what grows with the state: an object's
+ * own (here, in the layout, in the store), its share of the plan of a walk over all state, which is compiled beside the
+ * step's at an export and at the end of a run (two operations an object), and a checksum a page. What the plans of a
+ * step take is each way's own (choose.c). Stated, not measured at run time, so that `plan` and `train` agree; tests
+ * hold VmHWM against the budget. */
+enum { PROGRAM_KIB = 7680, PER_THREAD_KIB = 256, OBJECT_BYTES = 768, WALK_BYTES_PER_OBJECT = 1280 };
 enum { WINDOW_GRAIN = 2048, ARENA_FRAMES_GIB = 4 };
 /* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
  * that it talks to; a fabric with buffers of its own may take more. */
@@ -26,17 +27,14 @@ static uint64_t mpi_bytes(const struct tm_comm *c) {
     return MPI_MIB * TM_MIB + (uint64_t)peers * MPI_KIB_PER_RANK * 1024;
 }
 
-/* On the host for the sake of an arena: copies in the plans, about as many as there are transfers. The CPU behind an
- * arena computes with a team of its own, and counts windows on each page of what there is: at most what was given, and
- * of an arena without a limit what can be made use of. */
+/* On the host for the sake of an arena whose device is the CPU: it computes with a team of its own, and counts windows
+ * on each page of what there is: at most what was given, and of an arena without a limit what can be made use of. */
 static uint64_t arena_fixed_bytes(const tm_job *job) {
     uint64_t objects = tm_layout_objects(job->layout), bytes = 0, arena = job->opts.device_bytes;
-    if (arena == 0) return 0;
+    if (arena == 0 || job->traits.own_processors) return 0;
     for (uint32_t i = 0; i < objects; i++) bytes += tm_layout_get(job->layout, i)->frame_bytes;
     arena = tm_min_u64(arena, bytes + ((uint64_t)ARENA_FRAMES_GIB << 30));
-    bytes = PLAN_BYTES_PER_OBJECT * objects;
-    if (job->traits.own_processors) return bytes;
-    return bytes + arena / WINDOW_GRAIN + (uint64_t)PER_THREAD_KIB * 1024 * (tm_kernels_threads() + 3);
+    return arena / WINDOW_GRAIN + (uint64_t)PER_THREAD_KIB * 1024 * (tm_kernels_threads() + 3);
 }
 
 static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) {
@@ -44,7 +42,7 @@ static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) 
     bytes += tm_kernels_resident_bytes(job->dtype == TM_F32 ? TM_ELEM_F32 : TM_ELEM_BF16, tokens);
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
-        bytes += PLAN_BYTES_PER_OBJECT + WALK_BYTES_PER_OBJECT +
+        bytes += OBJECT_BYTES + WALK_BYTES_PER_OBJECT +
                  tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
     return bytes + arena_fixed_bytes(job);
 }
@@ -73,7 +71,7 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
     memcpy(po->max_resident_bytes, opts->max_resident_bytes, sizeof po->max_resident_bytes);
     if (opts->n_paths == 0)
         for (int k = 0; k < TM_KINDS; k++) po->pinned[k] = true;
-    po->slab_bytes = job->slab_bytes;
+    po->slab_bytes = job->slab_bytes - (job->exec ? 0 : tm_min_u64(job->plans_bytes, job->slab_bytes));
 }
 
 tm_status job_agree(tm_job *job, tm_status rc) {
@@ -127,6 +125,7 @@ static void count_need(tm_job *job, const tm_plan *plan) {
     job->need_shared = tm_max_u64(job->need_shared, info->shared_bytes);
     job->need_share = tm_max_u64(job->need_share, info->share_bytes);
     job->need_spill_largest = tm_max_u64(job->need_spill_largest, info->spill_largest_bytes);
+    job->need_plans += info->memory_bytes + (uint64_t)JOB_RUN_BYTES_PER_OP * info->ops;
 }
 
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
@@ -231,7 +230,9 @@ static tm_status restore(tm_job *job) {
 static tm_status compile_import(tm_job *job, tm_plan **plan) {
     tm_program *p;
     TM_TRY(build_import(&p, job));
+    uint64_t kept = job->need_plans;
     tm_status rc = job_compile(job, p, plan);
+    job->need_plans = kept; /* it is gone before there are links */
     tm_program_free(p);
     return rc;
 }
@@ -244,7 +245,9 @@ static tm_status compile_walk(tm_job *job) {
     tm_plan *plan = NULL;
     if (!job->optimizer || !job->opts.device_bytes) return TM_OK;
     TM_TRY(build_walk(&p, job, true, 0));
+    uint64_t kept = job->need_plans;
     tm_status rc = job_compile(job, p, &plan);
+    job->need_plans = kept;
     tm_program_free(p);
     tm_plan_free(plan);
     return rc;
@@ -255,7 +258,7 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
                               started *out) {
     uint64_t budget = job->budget_slab;
     job->need_slab = job->need_spill = job->need_spill_largest = job->need_device = 0;
-    job->need_shared = job->need_share = 0;
+    job->need_shared = job->need_share = job->need_plans = 0;
     job->device_short = false;
     TM_TRY(job_choose(job, opts, name, ways, only, &out->plan, &out->chosen));
     count_need(job, out->plan);
@@ -265,7 +268,9 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     if (rc == TM_OK) rc = compile_held(job, opts);
     if (rc == TM_OK && ways->more) rc = ways->more(ways->ctx, job, &ways->way[out->chosen]);
     /* each plan is within the budget beside the step's share; what came before one with a larger share may not be */
-    bool beside = job->need_slab + job->need_share <= budget && !tm_fault_hit("no_room_beside", NULL);
+    job->plans_bytes = tm_max_u64(job->plans_bytes, job->need_plans); /* the room between them is malloc's holes */
+    bool beside =
+        job->need_slab + job->need_share + job->plans_bytes <= budget && !tm_fault_hit("no_room_beside", NULL);
     if (rc == TM_OK && !beside) rc = tm_fail(TM_EBUDGET, "plans beside each other");
     if (rc != TM_EBUDGET) return rc;
     tm_plan_free(out->plan);
@@ -454,7 +459,8 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     for (uint32_t i = 0; i < n; i++) K = tm_max_u64(K, candidate[i].shape.micro_batches);
     job->batch = tm_calloc(K + 1, sizeof *job->batch);
     ways.least = tm_calloc(n + 1, sizeof *ways.least);
-    if (!job->batch || !ways.least) TM_GO(tm_nomem(K * sizeof *job->batch));
+    ways.plans = tm_calloc(n + 1, sizeof *ways.plans);
+    if (!job->batch || !ways.least || !ways.plans) TM_GO(tm_nomem(K * sizeof *job->batch));
     rc = compile_in_budget(job, opts, name, &ways, &s);
     job->least_device = ways.minimum_device;
     rc = job_agree(job, rc);
@@ -469,5 +475,6 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
 done:
     tm_plan_free(s.import_plan);
     tm_free(ways.least);
+    tm_free(ways.plans);
     return rc;
 }

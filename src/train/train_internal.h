@@ -154,6 +154,8 @@ struct tm_job {
     uint64_t fixed_bytes;           /* of it: everything but the slab */
     uint64_t slab_bytes;            /* that plans may use: the budget's share, from job_start's end on what exists */
     uint64_t budget_slab;           /* all of it */
+    uint64_t plans_bytes;           /* of that until there is a slab: what the plans themselves take, at most */
+    uint64_t need_plans;            /* of those compiled that stay */
     uint64_t need_slab, need_spill, need_spill_largest, need_device; /* largest of the plans compiled */
     uint64_t need_shared, need_share;                                /* likewise: tm_plan_info */
     struct tm_comm_window *window;                                   /* gathered weights, for all ranks of a node */
@@ -387,11 +389,15 @@ void *job_shared_frames(const tm_job *job);  /* NULL: there are none */
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype);
 
-/* choose.c and job.c between themselves */
+/* What is held of a plan while it is one of those that are run, beside the plan: two runs of it, what links them, and
+ * at first the simulator's arrays. */
+enum { JOB_RUN_BYTES_PER_OP = 2 * (5 * sizeof(uint32_t) + 1) + sizeof(uint32_t) };
+/* choose.c and job_start.c between themselves */
 typedef struct way_list {
     const pass_opts *way;
     uint32_t n;
-    uint64_t *least;  /* [n] slab bytes, 0: not known */
+    uint64_t *least;  /* [n] bytes of slab and plans, 0: not known */
+    uint64_t *plans;  /* [n] of that the plans, where `least` is known */
     uint64_t minimum; /* of all; UINT64_MAX: the device's memory is too small for any */
     uint64_t minimum_device;
     uint64_t minimum_anyway; /* of the slab, were the device's memory large enough */

@@ -256,12 +256,12 @@ static tm_status minimum_without(const trainer *t, const job_opts *o, bool activ
     tm_config c = *t->cfg;
     trainer open = *t;
     pass_opts way[TRAINER_MAX_WAYS];
-    uint64_t least[TRAINER_MAX_WAYS];
+    uint64_t least[TRAINER_MAX_WAYS], plans[TRAINER_MAX_WAYS];
     job_shape shape = trainer_step_shape(t);
     if (activations) c.memory.activations = TM_ACT_AUTO;
     if (update) c.memory.update = TM_UPDATE_AUTO;
     open.cfg = &c;
-    way_list ways = {.way = way, .n = trainer_ways(&open, &shape, way), .least = least};
+    way_list ways = {.way = way, .n = trainer_ways(&open, &shape, way), .least = least, .plans = plans};
     TM_TRY(job_minimum(t->job, o, &ways));
     *host = ways.minimum == UINT64_MAX ? UINT64_MAX : ways.minimum + t->job->fixed_bytes;
     return TM_OK;

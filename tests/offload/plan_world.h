@@ -388,6 +388,10 @@ static inline uint64_t run_way(world *w, const way *y) {
     w->held_bytes = info->held_bytes;
     assert_true(info->slab_bytes <= y->slab);
     assert_true(info->device_bytes <= y->arena);
+    const uint64_t tiers = y->arena ? 2 : 1; /* as many copies as transfers */
+    assert_in_range(info->ops, tm_program_ops(w->program), tiers * tm_program_plan_ops(w->program));
+    assert_in_range(info->memory_bytes, tm_program_plan_bytes(w->program) / 4,
+                    tiers * tm_program_plan_bytes(w->program));
     assert_int_equal(tm_store_open(&store, w->layout,
                                    &(tm_store_opts){.paths = paths,
                                                     .n_paths = 1,

@@ -103,6 +103,23 @@ static void test_minimum_is_the_jobs(void **state) {
     }
 }
 
+/* A plan grows with the micro-batches of a step, and the state does not: it is the job's own memory, too. */
+static void test_many_micro_batches(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *const sets[] = {"precision=bf16", "gradient_accumulation_steps=256", "max_steps=1",
+                                "per_device_train_batch_size=1", NULL};
+    uint64_t least = run_train_minimum(s.config, s.output, sets);
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t budget = least + i * 16 * MIB;
+        train_log log =
+            run_train(s.config, s.output, budget, NULL, SETS(budget_of(budget), sets[0], sets[1], sets[2], sets[3]));
+        print_message("  budget %7.2f MiB: peak %7.2f MiB\n", (double)budget / (double)MIB,
+                      (double)log.host_peak / (double)MIB);
+        run_remove(s.output);
+    }
+}
+
 /* The kernel as judge: it kills what goes over, page cache of buffered files included. */
 static void check_cgroup(const char *precision) {
     scene s = scene_open();
@@ -149,6 +166,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_minimum_update_u, run_clean),
         cmocka_unit_test_teardown(test_minimum_recompute, run_clean),
         cmocka_unit_test_teardown(test_minimum_is_the_jobs, run_clean),
+        cmocka_unit_test_teardown(test_many_micro_batches, run_clean),
         cmocka_unit_test_teardown(test_cgroup_bf16, run_clean),
         cmocka_unit_test_teardown(test_cgroup_fp32, run_clean),
         cmocka_unit_test_teardown(test_cgroup_binds, run_clean),
