@@ -379,7 +379,8 @@ static tm_status pass_init(pass *x) {
         !x->ahead || !x->sum_object || !x->sum_visit || !x->partial || !x->sum_written || !x->contributors ||
         !x->updated || !x->grad_tile)
         return tm_nomem(slots * 16);
-    for (uint32_t p = 0; p < x->parts; p++) x->largest_part = tm_max_u64(x->largest_part, x->job->part[p].elements);
+    for (uint32_t p = 0; p < x->parts; p++) x->most_summing = tm_max_u64(x->most_summing, x->job->part[p].elements);
+    if (x->job->ranks.reduce_elements) x->most_summing = tm_min_u64(x->most_summing, x->job->ranks.reduce_elements);
     for (uint32_t p = 0; p < x->parts && x->o->update == UPDATE_AFTER; p++) {
         x->grad_tile[p] = nones(x->job->part[p].tiles + 1);
         if (!x->grad_tile[p]) return tm_nomem(x->job->part[p].tiles * sizeof(uint32_t));

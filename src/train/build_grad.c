@@ -109,7 +109,8 @@ static void finish_part(pass *x, uint32_t part, uint32_t unit) {
         tm_program_op(x->p, &(tm_op){.code = OP_REDUCE, .engine = TM_ENGINE_COMM, .arg = {part}});
         tm_program_use(x->p, x->sum_visit[part], TM_USE_UPDATE);
         if (x->o->overlap) {
-            while (x->n_summing == MAX_SUMMING || x->summing_elements > x->largest_part) finish_oldest(x);
+            while (x->n_summing == MAX_SUMMING || (x->n_summing > 1 && x->summing_elements > x->most_summing))
+                finish_oldest(x);
             return;
         }
     }

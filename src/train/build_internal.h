@@ -20,7 +20,8 @@ typedef struct waiting {
 } waiting;
 
 /* A part whose gradient is being summed over ranks while backward goes on. There may be several at a time, as long as
- * they have no more elements than the largest part: small ones then wait for each other less, in no more memory. */
+ * they have no more elements than the largest part, or than reduce_bucket_size: small ones then wait for each other
+ * less, in no more memory. */
 typedef struct summing {
     uint32_t part, unit, sum, hi; /* visits: the sum; of update B the weights */
 } summing;
@@ -53,7 +54,7 @@ typedef struct pass {
     bool in_backward;
     summing summing[MAX_SUMMING];
     uint32_t n_summing;
-    uint64_t summing_elements, largest_part;
+    uint64_t summing_elements, most_summing; /* with several under way */
 } pass;
 
 uint32_t pass_scratch(pass *x, uint32_t unit, uint64_t bytes);

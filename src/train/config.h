@@ -168,6 +168,7 @@ typedef struct tm_config {
      */
     struct {
         uint64_t max_in_cpu, max_live_parameters;        /* elements of parameters kept; kept and under way */
+        uint64_t reduce_bucket_size;                     /* elements of gradients that are summed meanwhile */
         uint64_t prefetch_bucket_size;                   /* elements of parameters read ahead */
         uint64_t param_persistence_threshold;            /* tensors up to this many elements stay */
         uint64_t param_buffers;                          /* buffer_count x buffer_size, elements */

@@ -272,7 +272,7 @@ static void dump_storage(tm_json_writer *w, const tm_config *c) {
     open_object(w, "zero_optimization");
     whole(w, "stage", c->zero_stage);
     dump_offload(w, c);
-    elements(w, "reduce_bucket_size", c->zero.reduce_bucket_size);
+    knob(w, "reduce_bucket_size", c->knobs.reduce_bucket_size, c->zero.reduce_bucket_size, 500000000);
     knob(w, "stage3_prefetch_bucket_size", c->knobs.prefetch_bucket_size, c->zero.prefetch_bucket_size, 50000000);
     knob(w, "stage3_param_persistence_threshold", c->knobs.param_persistence_threshold,
          c->zero.param_persistence_threshold, 100000);

@@ -147,6 +147,7 @@ static void resolve_knobs(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     c->knobs.max_in_cpu = if_given(s, ZERO "offload_param.max_in_cpu");
     c->knobs.max_live_parameters = if_given(s, ZERO "stage3_max_live_parameters");
+    c->knobs.reduce_bucket_size = if_given(s, ZERO "reduce_bucket_size");
     c->knobs.prefetch_bucket_size = if_given(s, ZERO "stage3_prefetch_bucket_size");
     c->knobs.param_persistence_threshold = if_given(s, ZERO "stage3_param_persistence_threshold");
     c->knobs.param_buffers = product_if_given(s, ZERO "offload_param.buffer_count", ZERO "offload_param.buffer_size");
@@ -157,11 +158,6 @@ static void resolve_knobs(cfg_state *s) {
     c->knobs.no_pin_memory =
         denied(s, ZERO "offload_param.pin_memory") || denied(s, ZERO "offload_optimizer.pin_memory");
     char w[256];
-    const char *bucket = ZERO "reduce_bucket_size";
-    if (cfg_given(s, bucket))
-        tm_warn_once(bucket,
-                     "%s: \"%s\" has no effect here: a gradient is summed a part at a time, while others are computed",
-                     cfg_where(cfg_given(s, bucket), w, sizeof w), cfg_given(s, bucket)->spelled);
     const char *ratio = ZERO "offload_optimizer.ratio";
     bool in_place = !cfg_given(s, "memory.device") || tm_json_is(cfg_given(s, "memory.device")->node, "cpu");
     c->knobs.update_ratio = cfg_given(s, ratio) ? cfg_number(s, ratio) : -1;

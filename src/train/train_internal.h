@@ -46,6 +46,7 @@ typedef struct job_ranks {
     uint8_t gather_wire, reduce_wire; /* tm_comm_wire: exact, or rounded on the way */
     bool *agreed;                     /* set where a failure is known to all ranks (job_agree) */
     uint64_t prefetch_elements;       /* of weights that are gathered ahead of their use */
+    uint64_t reduce_elements;         /* of gradients that are being summed while backward goes on; 0: no limit */
     bool prefetch_unit;               /* instead: as many as the unit of what comes next has */
     uint32_t shared_by;               /* ranks of a node that share gathered weights; 0: each has its own */
     bool must_share;                  /* or it is a failure */

@@ -217,6 +217,7 @@ tm_status trainer_set_strategy(trainer *t) {
     if (c->quantized_weights) r->gather_wire = TM_COMM_WIRE_Q8;
     if (c->comm_bf16) r->reduce_wire = TM_COMM_WIRE_BF16;
     if (c->quantized_gradients) r->reduce_wire = TM_COMM_WIRE_Q4;
+    if (c->knobs.reduce_bucket_size != TM_AUTO_ELEMENTS) r->reduce_elements = c->knobs.reduce_bucket_size;
     r->prefetch_elements = PREFETCH_ELEMENTS;
     if (c->wrap == TM_WRAP_SIZE) r->prefetch_elements = c->wrap_elements;
     if (c->wrap == TM_WRAP_NONE) r->prefetch_elements = UINT64_MAX;

@@ -280,9 +280,9 @@ static void knobs_bound_the_planner_where_they_are_given(void **state) {
     const uint64_t none = TM_AUTO_ELEMENTS;
     tm_config *c = test_ok("{" BASE "}");
     assert_true(c->knobs.max_in_cpu == none && c->knobs.max_live_parameters == none &&
-                c->knobs.prefetch_bucket_size == none && c->knobs.param_persistence_threshold == none &&
-                c->knobs.param_buffers == none && c->knobs.sub_group_size == none &&
-                c->knobs.optimizer_buffer_count == none);
+                c->knobs.prefetch_bucket_size == none && c->knobs.reduce_bucket_size == none &&
+                c->knobs.param_persistence_threshold == none && c->knobs.param_buffers == none &&
+                c->knobs.sub_group_size == none && c->knobs.optimizer_buffer_count == none);
     assert_true(!c->knobs.no_pipeline_read && !c->knobs.no_pipeline_write && !c->knobs.no_pin_memory);
     tm_config_free(c);
     c = test_ok("{" BASE ", \"zero_optimization\": {\"stage\": 3, \"stage3_max_live_parameters\": \"auto\","

@@ -181,6 +181,16 @@ static void a_shared_gather_takes_memory(void **state) {
     }
 }
 
+static tm_json_doc *planned(const scene *s, const char *a, const char *b) {
+    tm_json_doc *doc;
+    run_result r = run_argv(&(run_opts){.timeout_s = 60}, (const char *[]){"plan", s->config, "--json", "--hardware",
+                                                                           s->hardware, "--set", a, "--set", b, NULL});
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
+    run_free(&r);
+    return doc;
+}
+
 /* Two nodes of two ranks, between which is next to nothing. MPI's sums go round a ring, over the network too whichever
  * rank is asked: gradients in fp32 twice, but for a quarter; one rank of a node sends there. */
 static void a_ring_is_as_slow_as_its_slowest_link(void **state) {
@@ -189,7 +199,6 @@ static void a_ring_is_as_slow_as_its_slowest_link(void **state) {
     const double rate = 1e8, parameters = 2.0 * VOCAB * HIDDEN + BLOCKS * (4.0 * HIDDEN + 3.0 * INNER) * HIDDEN;
     const double want = 2 * sizeof(float) * parameters * (RANKS - 1) / RANKS / rate;
     scene s = open_scene();
-    tm_json_doc *doc;
     run_write(s.hardware,
               run_format("{\"name\": \"imagined\", \"host_memory\": \"16GiB\", \"ranks_per_node\": 2, \"nodes\": 2,\n"
                          " \"cpu\": {\"cores\": 8, \"flops_fp32\": 1e13, \"memory_bytes_per_second\": 1e11},\n"
@@ -200,14 +209,25 @@ static void a_ring_is_as_slow_as_its_slowest_link(void **state) {
                          " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
                          " \"strategy\": \"ddp\", \"all_reduce\": \"mpi\"}\n",
                          s.dir, s.dir));
-    run_result r = run_argv(&(run_opts){.timeout_s = 60},
-                            (const char *[]){"plan", s.config, "--json", "--hardware", s.hardware, NULL});
-    RUN_OK(&r);
-    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
-    run_free(&r);
+    tm_json_doc *doc = planned(&s, "max_steps=3", "max_steps=3");
     double busy = tm_json_get(tm_json_get(tm_json_root(doc), "busy_seconds"), "comm")->number;
     if (fabs(busy - want) > 0.03 * want) fail_msg("%g s of communication, the ring takes %g", busy, want);
     tm_json_free(doc);
+}
+
+/* Gradients that may not be summed while others are: each waits for the one before. A bucket larger than that is none.
+ */
+static void check_buckets(const scene *s) {
+    static const char *const bucket[] = {"auto", "1000000000", "1"};
+    double seconds[TM_COUNT(bucket)];
+    for (unsigned i = 0; i < TM_COUNT(bucket); i++) {
+        tm_json_doc *doc =
+            planned(s, "strategy=zero2", run_format("zero_optimization.reduce_bucket_size=%s", bucket[i]));
+        seconds[i] = tm_json_get(tm_json_root(doc), "seconds_per_step")->number;
+        tm_json_free(doc);
+    }
+    if (seconds[1] != seconds[0] || seconds[2] <= seconds[0])
+        fail_msg("%g s a step, %g with a large bucket, %g with a small one", seconds[0], seconds[1], seconds[2]);
 }
 
 /* 134 M parameters on two ranks whose exchanges take half as long as their compute: a step is at most 1.15 times the
@@ -231,12 +251,7 @@ static void exchanges_are_hidden(void **state) {
                          s.dir, s.dir));
     const char *const strategy[] = {"strategy=zero3", "strategy=ddp"};
     for (unsigned i = 0; i < TM_COUNT(strategy); i++) {
-        tm_json_doc *doc;
-        const char *arguments[] = {"plan", s.config, "--json", "--hardware", s.hardware, "--set", strategy[i], NULL};
-        run_result r = run_argv(&(run_opts){.timeout_s = 60}, arguments);
-        RUN_OK(&r);
-        RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
-        run_free(&r);
+        tm_json_doc *doc = planned(&s, strategy[i], "max_steps=3");
         const tm_json *o = tm_json_root(doc), *busy = tm_json_get(o, "busy_seconds");
         double compute = tm_json_get(busy, "compute")->number, comm = tm_json_get(busy, "comm")->number;
         double step = tm_json_get(o, "seconds_per_step")->number;
@@ -245,6 +260,7 @@ static void exchanges_are_hidden(void **state) {
             fail_msg("%s: %.3f s a step, %.3f s of compute, %.3f of exchanges", strategy[i], step, compute, comm);
         tm_json_free(doc);
     }
+    check_buckets(&s);
 }
 
 int main(void) {

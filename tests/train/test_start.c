@@ -170,6 +170,7 @@ static void test_knobs_of_ranks(void **state) {
                                "zero_optimization.zero_quantized_weights=true",
                                "zero_optimization.zero_quantized_gradients=true",
                                "zero_optimization.stage3_prefetch_bucket_size=1234",
+                               "zero_optimization.reduce_bucket_size=999",
                                "zero_optimization.stage3_param_persistence_threshold=77"};
     job_ranks r;
     (void)state;
@@ -180,6 +181,7 @@ static void test_knobs_of_ranks(void **state) {
     assert_int_equal(r.gather_wire, TM_COMM_WIRE_Q8);
     assert_int_equal(r.reduce_wire, TM_COMM_WIRE_Q4);
     assert_int_equal(r.prefetch_elements, 1234);
+    assert_int_equal(r.reduce_elements, 999);
     assert_int_equal(r.keep_elements, 77);
     const char *const by_size[] = {"train_batch_size=4", "fsdp=full_shard auto_wrap",
                                    "fsdp_config={\"min_num_params\": 4321}"};
