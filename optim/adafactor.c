@@ -3,10 +3,10 @@
  *     beta2 = 1 - t^decay_rate;  rho = lr, or with relative_step min(1e-2 or 1e-6 t, 1 / sqrt(t))
  *     pass 0   row sums of w^2 -> rms(w);  rate = rho * max(eps_scale, rms(w))  (scale_parameter)
  *              row and column sums of g^2 -> R, C = running means of g^2 + eps over columns, rows
- *     pass 1   u = g * 1/sqrt(R_i / mean(R)) * 1/sqrt(C_j)          vector: V = running mean, u = g / sqrt(V)
+ *     pass 1   u = g * 1/sqrt(R_i / mean(R)) * 1/sqrt(C_j)          vector: u = g / sqrt(V), V the new running mean
  *              row sums of u^2 -> rms(u)
  *     pass 2   u = u / max(1, rms(u) / clip_threshold) * rate;  with beta1: m = beta1 m + (1 - beta1) u, u = m
- *              w = w - weight_decay * rate * w - u
+ *              w = w - weight_decay * rate * w - u; a vector's V is kept
  *
  * Sums are in double: of a row from its first column to its last, of a column from the first row to the last, so that
  * no cut of the spans changes them; then over rows in order. A vector is one row. */
@@ -49,6 +49,16 @@ size_t tm_optim_scratch_bytes(const tm_optimizer *optimizer, const tm_optim_shap
     if (optimizer->passes == 1) return 0;
     uint64_t columns = shape->rows ? shape->matrices * shape->columns : 0;
     return (4 * row_count(shape) + 2 * columns + 2) * sizeof(double);
+}
+
+tm_optim_sums tm_optim_sums_of(const tm_optim_tensor *t) {
+    const sums s = sums_of(t);
+    return (tm_optim_sums){.rows = s.rows,
+                           .columns = s.columns,
+                           .row_w = s.row_w,
+                           .row_g = s.row_g,
+                           .row_u = s.row_u,
+                           .column_g = s.column_g};
 }
 
 void tm_optim_begin(const tm_optim_step *step, tm_optim_tensor *t) {
@@ -122,37 +132,49 @@ static void sum_update(const piece *p, const tm_adafactor_step *k, const sums *s
     s->row_u[p->row] = u2;
 }
 
-/* A vector keeps the whole second moment: the running mean moves here. */
+/* A vector keeps the whole second moment. Two passes need its new value, and only the last one writes anything. */
+OPTIM_BODY float running_square(float v, float g, const tm_adafactor_step *k) {
+    return v * (float)k->decay + (g * g + (float)k->eps) * (float)(1 - k->decay);
+}
+
 static void sum_vector_update(const piece *p, const tm_adafactor_step *k, const sums *s) {
-    float *v = (float *)p->x->state[ADAFACTOR_FULL] + p->at, keep = (float)k->decay, take = (float)(1 - k->decay);
+    const float *v = (const float *)p->x->state[ADAFACTOR_FULL] + p->at;
     double u2 = s->row_u[p->row];
     for (size_t i = 0; i < p->n; i++) {
         float g = grad_at(p->x, p->at + i, k->grad_scale);
-        v[i] = v[i] * keep + (g * g + (float)k->eps) * take;
-        u2 += squared(g / sqrtf(v[i]));
+        u2 += squared(g / sqrtf(running_square(v[i], g, k)));
     }
     s->row_u[p->row] = u2;
 }
 
+/* False: it is too large for the fp16 copy. */
+OPTIM_BODY bool set_weight(const tm_optim_span *x, size_t i, float w) {
+    if (!x->weight) {
+        x->weight_hi[i] = split_hi(f32_bits(w)), x->weight_lo[i] = (uint16_t)f32_bits(w);
+        return true;
+    }
+    x->weight[i] = w;
+    if (!x->weight_hi) return true;
+    x->weight_hi[i] = f16_round(w);
+    return f16_is_finite(x->weight_hi[i]);
+}
+
 static uint64_t update(const piece *p, const tm_adafactor_step *k, const sums *s) {
     const tm_optim_span *x = p->x;
-    const float *v = s->columns ? NULL : x->state[ADAFACTOR_FULL];
+    float *v = s->columns ? NULL : x->state[ADAFACTOR_FULL];
     float *m = k->beta1 != 0 ? x->state[ADAFACTOR_EXP_AVG] : NULL;
     float shrink = (float)*s->shrink, rate = (float)*s->rate, decay = (float)(-k->weight_decay * *s->rate);
     uint64_t bad = 0;
     for (size_t j = 0; j < p->n; j++) {
         size_t i = p->at + j;
         float g = grad_at(x, i, k->grad_scale), w = weight_at(x, i);
+        if (v) v[i] = running_square(v[i], g, k);
         float u = v ? g / sqrtf(v[i]) : factored_update(g, s->row_factor[p->row], s->column_factor[p->column + j]);
         u = u / shrink * rate;
         if (m) u = m[i] = m[i] * k->beta1 + k->one_minus_beta1 * u;
         w = w + decay * w;
         w = w - u;
-        bad += f32_magnitude(w) >= F32_INF_BITS || f32_magnitude(u) >= F32_INF_BITS;
-        if (x->weight)
-            x->weight[i] = w;
-        else
-            x->weight_hi[i] = split_hi(f32_bits(w)), x->weight_lo[i] = (uint16_t)f32_bits(w);
+        bad += f32_magnitude(w) >= F32_INF_BITS || f32_magnitude(u) >= F32_INF_BITS || !set_weight(x, i, w);
     }
     return bad;
 }

@@ -54,6 +54,17 @@ TM_MUST_USE uint64_t tm_adamw_split(uint16_t *hi, uint16_t *lo, float *exp_avg, 
 TM_MUST_USE uint64_t tm_adamw_f32(float *w, float *exp_avg, float *exp_avg_sq, const float *g, size_t n,
                                   const tm_adamw_step *step);
 
+/* ---- sums of a tensor in passes ------------------------------------------------------------------ */
+
+/* Where a tensor's scratch has what the spans of a pass add up, for those who add up pieces of it elsewhere: rows of a
+ * vector: 1, and no columns. */
+typedef struct tm_optim_sums {
+    uint64_t rows, columns;
+    double *row_w, *row_g, *column_g; /* of pass 0: squares of weights and gradient */
+    double *row_u;                    /* of pass 1: squares of the update */
+} tm_optim_sums;
+tm_optim_sums tm_optim_sums_of(const tm_optim_tensor *tensor);
+
 /* ---- on a device --------------------------------------------------------------------------- */
 
 struct tm_kernel_table;

@@ -206,7 +206,7 @@ TM_OPTIM_API size_t tm_optim_sizeof(const char *type);
  *     }
  *
  * Pass 0 reads weights (where scale_parameter asks for their size) and gradient, pass 1 the gradient (and a vector's
- * exp_avg_sq, which it updates), pass 2 updates the weights. Spans may be cut anywhere but come in order; sums are in
+ * exp_avg_sq), pass 2 updates weights and states per element. Spans may be cut anywhere but come in order; sums are in
  * double, in an order that the cut does not change. Ranks that hold pieces of a tensor add up the first
  * tm_optim_sum_count doubles of their scratch after pass 0 and, those of rms(u) alone being new, after pass 1. */
 TM_OPTIM_API size_t tm_optim_scratch_bytes(const tm_optimizer *optimizer, const tm_optim_shape *shape);

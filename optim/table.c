@@ -212,6 +212,8 @@ const char *tm_optim_check(const tm_optimizer *optimizer, const tm_optim_opts *o
     }
     if (opts->nesterov && has_key(optimizer->keys, "nesterov") && (opts->momentum <= 0 || opts->dampening != 0))
         return "nesterov needs a momentum greater than 0 and dampening 0";
+    if (opts->warmup_init && has_key(optimizer->keys, "warmup_init") && !opts->relative_step)
+        return "warmup_init needs relative_step";
     return NULL;
 }
 

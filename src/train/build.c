@@ -341,7 +341,7 @@ static void pass_free(pass *x) {
     void *all[] = {x->kept_logits, x->batch,         x->coef,         x->value_object, x->value_visit, x->grad_object,
                    x->grad_visit,  x->value_written, x->grad_written, x->part_visit,   x->own_visit,   x->sum_object,
                    x->sum_visit,   x->partial,       x->sum_written,  x->contributors, x->updated,     x->grad_tile,
-                   x->line,        x->gather,        x->second,       x->ahead};
+                   x->line,        x->gather,        x->second,       x->ahead,        x->stays};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
 }
 
@@ -390,6 +390,7 @@ static tm_status pass_init(pass *x) {
             const tm_stage *stage = &tm_model_unit(x->m, u)->stage[s];
             for (uint32_t i = 0; i < stage->n_parts; i++) x->contributors[stage->part[i]] += stage->part_gradient[i];
         }
+    TM_TRY(pass_stays_init(x));
     return pass_line_init(x);
 }
 

@@ -3,6 +3,7 @@
  *   build.c         stages and units in forward and backward order, the objective
  *   build_grad.c    gradients that are complete: summed over ranks, rounded, normed
  *   build_update.c  the update, and where it stands
+ *   build_passes.c  the update by an optimizer that sums over whole tensors first
  *   build_ranks.c   weights gathered before they are used, handed round when they are new
  *   build_state.c   import, and walks over all state
  */
@@ -27,6 +28,12 @@ typedef struct summing {
 } summing;
 enum { MAX_SUMMING = 8 };
 
+/* Visits of what a tile's update needs that are open already. */
+typedef struct tile_visits {
+    uint32_t hi, lo, squares, gradient;
+} tile_visits;
+#define NO_VISITS ((tile_visits){NONE, NONE, NONE, NONE})
+
 typedef struct pass {
     const tm_job *job;
     const tm_model *m;
@@ -46,6 +53,7 @@ typedef struct pass {
     waiting *line; /* all tiles at most once: [line_head, line_end) wait */
     uint32_t line_head, line_end;
     uint32_t **grad_tile; /* per part, per tile: rounded gradients */
+    tile_visits *stays;   /* per tile of the part that is being updated in passes */
     uint32_t *gather;     /* parts in the order in which this direction first needs them: [gather_head, gather_end) */
     uint32_t gather_head, gather_end;
     uint64_t *ahead; /* per part: elements that were gathered and not used yet; their sum */
@@ -63,6 +71,9 @@ uint32_t pass_scratch(pass *x, uint32_t unit, uint64_t bytes);
 uint32_t pass_hi_visit(pass *x,
                        uint32_t part); /* of this rank's weights of a part as a whole; opened where it is not */
 void pass_update_part(pass *x, uint32_t part);
+/* `totals`: visit of the sums over its tensors; NONE: its optimizer needs none. */
+void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_visits open, uint32_t totals);
+uint32_t pass_weight_tile(const pass *x, uint32_t part, uint32_t tile); /* its compute weights: an object */
 void pass_update_next(pass *x);
 void pass_update_before(pass *x, const tm_stage *stage);
 void pass_update_some(pass *x, uint32_t from, uint32_t want, uint64_t done, uint64_t all);
@@ -71,6 +82,10 @@ uint32_t pass_unit_tiles(const pass *x, uint32_t unit);
 tm_status pass_line_init(pass *x);
 uint32_t pass_gradient_visit(pass *x, uint32_t part, uint32_t tile); /* a new one, of the rounded gradient */
 void pass_pending(pass *x);
+
+/* build_passes.c */
+tm_status pass_stays_init(pass *x);
+void pass_update_group(pass *x, uint32_t part);
 
 /* build_ranks.c */
 void pass_gather_forward(pass *x); /* makes the list of what is needed, in order */

@@ -32,11 +32,20 @@ static void import_tile(tm_program *p, const tm_job *job, uint32_t part, uint32_
     tm_program_use(p, tm_program_visit(p, scratch, 1), TM_USE_WRITE);
 }
 
+/* Beginning at zero, or another run's. */
+static void import_means(tm_program *p, const tm_job *job, uint32_t part) {
+    if (job->part[part].means == TM_NO_OBJECT) return;
+    tm_program_op(p, &(tm_op){.code = OP_MEANS, .arg = {part}});
+    tm_program_use(p, tm_program_visit(p, job->part[part].means, 1), TM_USE_WRITE);
+}
+
 tm_status build_import(tm_program **out, const tm_job *job) {
     tm_program *p;
     TM_TRY(tm_program_create(&p, job->layout, "import"));
-    for (uint32_t part = 0; part < tm_model_parts(job->model); part++)
+    for (uint32_t part = 0; part < tm_model_parts(job->model); part++) {
         for (uint32_t tile = 0; tile < job->part[part].hi_tiles; tile++) import_tile(p, job, part, tile);
+        import_means(p, job, part);
+    }
     *out = p;
     return TM_OK;
 }
@@ -124,6 +133,16 @@ static void walk_segment(walk *w, uint32_t t, uint32_t seg, int what) {
     }
 }
 
+/* What an optimizer in passes keeps of a matrix. */
+static void walk_means(walk *w, uint32_t t) {
+    uint32_t part = tm_model_tensor_segments(w->job->model, t)->part;
+    uint32_t means = w->job->part[passes_group(w->job->model, part).first].means;
+    if (means == TM_NO_OBJECT) return;
+    tm_program_op(w->p, &(tm_op){.code = w->code, .arg = {t, 0, 0, WHAT_MEANS}});
+    tm_program_use(w->p, tm_program_visit(w->p, means, 1), TM_USE_READ);
+    tm_program_use(w->p, w->chain, TM_USE_UPDATE);
+}
+
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
     tm_program *p;
     uint32_t n = tm_model_tensors(job->model);
@@ -141,9 +160,11 @@ tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
     w.chain = tm_program_visit(p, tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
     int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
     for (uint32_t i = 0; i < n; i++)
-        for (int k = from; k <= to; k++)
+        for (int k = from; k <= to; k++) {
             for (uint32_t seg = 0; seg < tm_model_tensor(job->model, order[i])->n_segments; seg++)
                 walk_segment(&w, order[i], seg, k);
+            if (k == WHAT_EXP_AVG_SQ) walk_means(&w, order[i]);
+        }
     tm_free(order);
     *out = p;
     return TM_OK;

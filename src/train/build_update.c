@@ -22,29 +22,45 @@ uint32_t pass_gradient_visit(pass *x, uint32_t part, uint32_t tile) {
     return tm_program_visit(x->p, x->grad_tile[part][0], 1);
 }
 
-/* `hi`: a visit of the part's weights as a whole; NONE: the tile is visited on its own. */
-static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint32_t gradient) {
+uint32_t pass_weight_tile(const pass *x, uint32_t part, uint32_t tile) {
     const part_state *ps = &x->job->part[part];
-    uint32_t weights =
-        ps->hi + held_find(ps->elements, x->job->ranks.ranks, ps->weights, own_tile(x->job, part, tile).begin);
-    if (hi == NONE) hi = tm_program_visit(x->p, weights, 1);
+    return ps->hi + held_find(ps->elements, x->job->ranks.ranks, ps->weights, own_tile(x->job, part, tile).begin);
+}
+
+/* open.hi may be a visit of the part's weights as a whole. What is not open is visited for this tile alone. */
+void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_visits open, uint32_t totals) {
+    const part_state *ps = &x->job->part[part];
+    uint32_t weights = pass_weight_tile(x, part, tile);
+    if (open.hi == NONE) open.hi = tm_program_visit(x->p, weights, 1);
     tm_program_op(
         x->p,
         &(tm_op){.code = OP_UPDATE, .arg = {part, tile, gradients_are_shared(x->job)}, .tier = x->job->update_tier});
     /* fp16: what computes is made anew from the master, so that nobody need have it */
-    tm_program_use_range(x->p, hi, weights, 1, x->job->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
+    tm_program_use_range(x->p, open.hi, weights, 1, x->job->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
     const uint32_t states[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
-    for (size_t i = 0; i < TM_COUNT(states); i++)
-        if (states[i] != TM_NO_OBJECT)
-            tm_program_use(x->p, tm_program_visit(x->p, states[i] + tile * ps->stride, 1), TM_USE_UPDATE);
-    tm_program_use(x->p, gradient, TM_USE_READ);
+    uint32_t visits[] = {open.lo, NONE, open.squares};
+    for (size_t i = 0; i < TM_COUNT(states); i++) {
+        if (states[i] == TM_NO_OBJECT) continue;
+        if (visits[i] == NONE) visits[i] = tm_program_visit(x->p, states[i] + tile * ps->stride, 1);
+        tm_program_use(x->p, visits[i], TM_USE_UPDATE);
+    }
+    tm_program_use(x->p, open.gradient, TM_USE_READ);
     tm_program_use(x->p, x->step, TM_USE_READ);
+    if (totals != NONE) tm_program_use(x->p, totals, TM_USE_READ);
+}
+
+static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint32_t gradient) {
+    pass_update_tile(x, part, tile, (tile_visits){.hi = hi, .lo = NONE, .squares = NONE, .gradient = gradient}, NONE);
 }
 
 /* ---- after backward ------------------------------------------------------------------------------------------ */
 
 void pass_update_part(pass *x, uint32_t part) {
     const part_state *ps = &x->job->part[part];
+    if (job_updates_in_passes(x->job)) {
+        pass_update_group(x, part);
+        return;
+    }
     bool one_gradient = gradients_are_shared(x->job);
     uint32_t hi = part_is_shared(x->job, ps) ? tm_program_visit(x->p, ps->hi, ps->hi_tiles) : NONE;
     uint32_t gradient = NONE;

@@ -37,6 +37,14 @@ static double unit_seconds(const tm_job *job, uint32_t unit, const pass_opts *o,
     return t * o->shape.micro_batches;
 }
 
+/* Of a tile, in what passes it takes before its update. */
+static double sums_seconds(const tm_job *job, uint32_t part) {
+    double t = 0;
+    for (uint32_t k = 0; k + 1 < job->update->passes; k++)
+        t += job->cost(job->cost_ctx, &(tm_op){.code = OP_SUMS, .arg = {part, 0, k}});
+    return t;
+}
+
 static double compute_seconds(const tm_job *job, const pass_opts *o) {
     uint32_t units = tm_model_units(job->model), kept = pass_kept_blocks(job, o);
     double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape), t = 0;
@@ -50,6 +58,7 @@ static double compute_seconds(const tm_job *job, const pass_opts *o) {
     }
     for (uint32_t p = 0; o->backward && job->optimizer && p < tm_model_parts(job->model); p++) {
         if (job->part[p].tiles) t += job->part[p].tiles * cost(job, OP_UPDATE, p, 0, 0);
+        if (job->part[p].tiles) t += job->part[p].tiles * sums_seconds(job, p);
         if (job->part[p].sum_tiles) t += job->part[p].sum_tiles * cost(job, OP_FINISH, p, 0, 0);
     }
     return t;

@@ -83,8 +83,27 @@ static bool has(const tm_config *c, const char *key) {
     return tm_optim_set(c->optimizer, &probe, key, 0);
 }
 
+static void dump_adafactor(tm_json_writer *w, const tm_optim_opts *o) {
+    real(w, "beta1", o->beta1);
+    tm_jw_key(w, "eps");
+    tm_jw_array(w);
+    tm_jw_double(w, o->eps);
+    tm_jw_double(w, o->eps_scale);
+    tm_jw_array_end(w);
+    real(w, "weight_decay", o->weight_decay);
+    real(w, "decay_rate", o->decay_rate);
+    real(w, "clip_threshold", o->clip_threshold);
+    truth(w, "scale_parameter", o->scale_parameter);
+    truth(w, "relative_step", o->relative_step);
+    truth(w, "warmup_init", o->warmup_init);
+}
+
 static void dump_options(tm_json_writer *w, const tm_config *c) {
     const tm_optim_opts *o = &c->optim;
+    if (has(c, "relative_step")) {
+        dump_adafactor(w, o);
+        return;
+    }
     if (has(c, "beta1")) {
         tm_jw_key(w, "betas");
         tm_jw_array(w);
@@ -115,7 +134,7 @@ static void dump_optimizer(tm_json_writer *w, const tm_config *c) {
     open_object(w, "optimizer");
     text(w, "type", config_optimizer_type(c));
     open_object(w, "params");
-    real(w, "lr", c->learning_rate);
+    if (!c->optim.relative_step) real(w, "lr", c->learning_rate); /* else Adafactor makes its own */
     dump_options(w, c);
     tm_jw_object_end(w);
     tm_jw_object_end(w);

@@ -46,8 +46,9 @@ static const type_row types[] = {
     {"lion", "lion", "Lion", 1e-3, 0.999},
     {"adagrad", "adagrad", "Adagrad", 1e-2, 0},
     {"sgd", "sgd", "SGD", 1e-3, 0},
+    {"adafactor", "adafactor", "Adafactor", 1e-3, 0}, /* transformers' */
 };
-#define TYPES "\"AdamW\", \"Adam\", \"AdamW8bit\", \"Lion\", \"Adagrad\" or \"SGD\""
+#define TYPES "\"AdamW\", \"Adam\", \"AdamW8bit\", \"Lion\", \"Adagrad\", \"SGD\" or \"Adafactor\""
 
 /* HF Trainer's and ms-swift's names for them, in the order of the schema's choices. */
 static const char *const optim_rows[] = {"adamw", "adamw_8bit", "adafactor", "sgd", NULL, "lion", "adagrad"};
@@ -58,16 +59,6 @@ const char *config_optimizer_type(const tm_config *c) {
     for (size_t i = 0; i < TM_COUNT(types); i++)
         if (!strcmp(types[i].row, optimizer->name)) return types[i].as;
     return optimizer->name;
-}
-
-/* Rows and columns are summed before the first weight may move: three walks over a tensor and its gradient. */
-static void refuse_passes(cfg_state *s, const cfg_value *v) {
-    char w[256], x[256];
-    cfg_problem(
-        s, TM_EUNSUPPORTED,
-        "%s: %s scales by sums over whole tensors, which an update tile by tile does not have: not supported yet; "
-        "use Lion or AdamW8bit (\"optim\": \"lion_32bit\", \"adamw_8bit\"), which keep little state too",
-        cfg_where(v, w, sizeof w), cfg_show(v, x, sizeof x));
 }
 
 static void refuse_type(cfg_state *s, const cfg_value *v) {
@@ -108,10 +99,7 @@ static const type_row *find_type(cfg_state *s) {
     if (!strcasecmp(type, "deepspeedcpuadam") || !strcasecmp(type, "fusedadam")) type = "adam";
     for (size_t i = 0; i < TM_COUNT(types); i++)
         if (!strcasecmp(type, types[i].type)) return &types[i];
-    if (!strcasecmp(type, "adafactor"))
-        refuse_passes(s, v);
-    else
-        refuse_type(s, v);
+    refuse_type(s, v);
     return &types[0];
 }
 
@@ -131,10 +119,15 @@ static bool has(const tm_config *c, const char *key) {
     return tm_optim_set(c->optimizer, &probe, key, 0);
 }
 
+/* Beta1 alone, and no schedule but its own if relative_step says so. */
+static bool is_adafactor(const tm_config *c) {
+    return has(c, "relative_step");
+}
+
 static void resolve_betas(cfg_state *s, const type_row *type) {
     tm_optim_opts *o = &s->cfg->pub.optim;
     const cfg_value *pair = cfg_given(s, PARAM "betas");
-    if (!has(&s->cfg->pub, "beta1")) {
+    if (!has(&s->cfg->pub, "beta2")) {
         if (pair) set(s, pair, "betas", 0);
         return;
     }
@@ -151,8 +144,11 @@ static void resolve_betas(cfg_state *s, const type_row *type) {
 
 /* Those that have one spelling only. */
 static void resolve_own(cfg_state *s) {
-    static const char *const keys[] = {PARAM "bias_correction", PARAM "momentum", PARAM "dampening",
-                                       PARAM "nesterov",        PARAM "lr_decay", PARAM "initial_accumulator_value"};
+    static const char *const keys[] = {
+        PARAM "bias_correction", PARAM "momentum",      PARAM "dampening",
+        PARAM "nesterov",        PARAM "lr_decay",      PARAM "initial_accumulator_value",
+        PARAM "beta1",           PARAM "decay_rate",    PARAM "clip_threshold",
+        PARAM "scale_parameter", PARAM "relative_step", PARAM "warmup_init"};
     for (size_t i = 0; i < TM_COUNT(keys); i++) {
         const cfg_value *v = cfg_given(s, keys[i]);
         if (!v) continue;
@@ -173,6 +169,43 @@ static void resolve_mode(cfg_state *s, const type_row *type) {
     c->optim.adam_w_mode = fixed || asked;
 }
 
+/* One number; of Adafactor two, beside g^2 and for the size of the weights. */
+static void resolve_eps(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *v = cfg_given(s, PARAM "eps");
+    bool pair = v && v->node->type == TM_JSON_ARRAY;
+    char w[256];
+    if (v && !has(c, "eps")) {
+        set(s, v, "eps", 0);
+    } else if (v && pair != is_adafactor(c)) {
+        cfg_problem(s, TM_EINPUT, "%s: \"eps\" of %s must be %s", cfg_where(v, w, sizeof w), config_optimizer_type(c),
+                    pair ? "one number" : "two numbers: [1e-30, 1e-3]");
+    } else if (pair) {
+        c->optim.eps = v->node->child->number;
+        c->optim.eps_scale = v->node->child->next->number;
+    } else if (has(c, "eps") && !is_adafactor(c)) {
+        c->optim.eps = number(s, has(c, "beta1") ? "adam_epsilon" : NULL, PARAM "eps", c->optim.eps);
+    }
+}
+
+/* transformers refuses a rate beside relative_step as well. DeepSpeed would take torch's class for the same name. */
+static void check_rate(cfg_state *s) {
+    const tm_config *c = &s->cfg->pub;
+    const cfg_value *lr = cfg_given(s, "learning_rate"), *in_block = cfg_given(s, PARAM "lr");
+    const cfg_value *v = lr ? lr : in_block && !cfg_is_auto(s, PARAM "lr") ? in_block : NULL;
+    char w[256];
+    if (!is_adafactor(c)) return;
+    if (c->optim.relative_step && v)
+        cfg_problem(s, TM_EINPUT,
+                    "%s: \"%s\" beside relative_step, by which Adafactor makes its own rate: leave one out, or set "
+                    "relative_step false",
+                    cfg_where(v, w, sizeof w), v->spelled);
+    if (cfg_raw(s, "optimizer"))
+        tm_warn_once("adafactor",
+                     "optimizer type Adafactor is transformers.Adafactor with its defaults; DeepSpeed itself would "
+                     "take torch.optim.Adafactor, which is another arithmetic");
+}
+
 static void resolve_block(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const type_row *type = find_type(s);
@@ -180,10 +213,7 @@ static void resolve_block(cfg_state *s) {
     c->optimizer = tm_optimizer_find(type->row);
     tm_optim_defaults(c->optimizer, &c->optim);
     c->learning_rate = number(s, "learning_rate", PARAM "lr", type->lr);
-    if (has(c, "eps"))
-        c->optim.eps = number(s, has(c, "beta1") ? "adam_epsilon" : NULL, PARAM "eps", c->optim.eps);
-    else if (cfg_given(s, PARAM "eps"))
-        set(s, cfg_given(s, PARAM "eps"), "eps", 0);
+    resolve_eps(s);
     c->optim.weight_decay = number(s, "weight_decay", PARAM "weight_decay", 0);
     resolve_betas(s, type);
     resolve_own(s);
@@ -222,9 +252,7 @@ static void resolve_flat(cfg_state *s) {
     const cfg_value *v = cfg_given(s, "optim");
     const char *row = optim_rows[cfg_choice(s, "optim")];
     char w[256], x[256];
-    if (row && !strcmp(row, "adafactor")) {
-        refuse_passes(s, v);
-    } else if (!row) {
+    if (!row) {
         cfg_problem(s, TM_EUNSUPPORTED, "%s: \"optim\" %s: not supported yet by this version; use \"adamw_torch\"",
                     cfg_where(v, w, sizeof w), cfg_show(v, x, sizeof x));
         row = NULL;
@@ -232,7 +260,9 @@ static void resolve_flat(cfg_state *s) {
     c->optimizer = tm_optimizer_find(row ? row : "adamw");
     tm_optim_defaults(c->optimizer, &c->optim);
     c->optim.weight_decay = cfg_number(s, "weight_decay");
-    if (has(c, "beta1")) {
+    if (is_adafactor(c)) /* as HF Trainer has it: the rate is the schedule's */
+        c->optim.scale_parameter = c->optim.relative_step = false;
+    if (has(c, "beta2")) {
         c->optim.beta1 = cfg_number(s, "adam_beta1");
         c->optim.beta2 = cfg_number(s, "adam_beta2");
         if (has(c, "eps")) c->optim.eps = cfg_number(s, "adam_epsilon");
@@ -284,7 +314,14 @@ static void resolve_loss_scale(cfg_state *s) {
 static void check_update(cfg_state *s) {
     const tm_config *c = &s->cfg->pub;
     const cfg_value *v = cfg_given(s, "memory.update");
-    char w[256];
+    char w[256], x[64];
+    if (c->optimizer->passes > 1 && (c->memory.update == TM_UPDATE_F || c->memory.update == TM_UPDATE_B)) {
+        cfg_problem(s, TM_EINPUT,
+                    "%s: \"memory.update\" %s: %s adds up squares over whole tensors before the first weight may move, "
+                    "for which all gradients have to be there; leave it out, or choose U",
+                    cfg_where(v, w, sizeof w), cfg_show(v, x, sizeof x), config_optimizer_type(c));
+        return;
+    }
     if (c->memory.update != TM_UPDATE_B) return;
     if (c->max_grad_norm > 0)
         cfg_problem(
@@ -315,6 +352,7 @@ tm_status config_resolve_optimizer(cfg_state *s) {
         const cfg_value *v = cfg_raw(s, "optimizer") ? cfg_raw(s, "optimizer") : cfg_given(s, "optim_args");
         cfg_problem(s, TM_EINPUT, "%s: %s: %s", cfg_where(v, w, sizeof w), config_optimizer_type(c), wrong);
     }
+    check_rate(s);
     resolve_clipping(s);
     resolve_loss_scale(s);
     check_update(s);

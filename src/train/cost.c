@@ -1,5 +1,6 @@
 /* Seconds of a job's operations: one table of stages, a few numbers an element, and where each of them comes from. */
 #include "train/cost_table_internal.h"
+#include "train/passes_internal.h"
 
 #include "comm/comm.h"
 #include "kernels/kernels.h"
@@ -167,22 +168,47 @@ static uint32_t largest_part(const job_costs *c) {
     return part;
 }
 
-double cost_tile_key(const job_costs *c, bool update, char *buf, size_t cap) {
+cost_tile cost_tile_of(const tm_op *op) {
+    if (op->code == OP_SUMS) return op->arg[2] == 0 ? COST_SUMS_0 : COST_SUMS_1;
+    return op->code == OP_FINISH ? COST_FINISH : op->code == OP_UPDATE ? COST_UPDATE : COST_TILES;
+}
+
+double cost_tile_key(const job_costs *c, cost_tile which, char *buf, size_t cap) {
+    static const char *const sums[] = {[COST_SUMS_0] = " sums 0", [COST_SUMS_1] = " sums 1", [COST_TILES] = NULL};
     double n = (double)tm_min_u64(c->job->part[largest_part(c)].elements, TM_TILE_ELEMENTS);
-    snprintf(buf, cap, "%s n%.0f %s", update ? c->job->update->name : "finish", n, type_name(c->job));
+    snprintf(buf, cap, "%s%s n%.0f %s", which == COST_FINISH ? "finish" : c->job->update->name,
+             sums[which] ? sums[which] : "", n, type_name(c->job));
     return n;
 }
 
-static void fill_tiles(job_costs *c) {
-    char key[64];
-    double n = cost_tile_key(c, false, key, sizeof key);
+/* Bytes of an element that pass by. */
+static double tile_bytes(const job_costs *c, cost_tile which) {
     double width = (double)tm_dtype_bytes(c->job->dtype), state = 4 + state_bytes_per_parameter(c->job);
-    tm_op op = {.code = OP_FINISH, .arg = {largest_part(c), 0}};
-    c->finish = resolve(c, &op, key, n * (4 + width) / c->bytes_per_second) / n;
+    switch (which) {
+    case COST_UPDATE:
+        return 2 * state + width;
+    case COST_SUMS_0: /* by rows, then by columns */
+        return 2 * width + (passes_read_weights(c->job, 0) ? 4 : 0);
+    case COST_SUMS_1:
+        return width;
+    default:
+        return 4 + width;
+    }
+}
+
+static void fill_tile(job_costs *c, cost_tile which, const tm_op *op) {
+    char key[64];
+    double n = cost_tile_key(c, which, key, sizeof key);
+    c->tile[which] = resolve(c, op, key, n * tile_bytes(c, which) / c->bytes_per_second) / n;
+}
+
+static void fill_tiles(job_costs *c) {
+    uint32_t part = largest_part(c);
+    fill_tile(c, COST_FINISH, &(tm_op){.code = OP_FINISH, .arg = {part, 0}});
     if (!c->job->optimizer) return;
-    op.code = OP_UPDATE;
-    (void)cost_tile_key(c, true, key, sizeof key);
-    c->update = resolve(c, &op, key, n * (2 * state + width) / c->bytes_per_second) / n;
+    fill_tile(c, COST_UPDATE, &(tm_op){.code = OP_UPDATE, .arg = {part, 0}});
+    for (uint32_t k = 0; k + 1 < c->job->update->passes; k++)
+        fill_tile(c, k ? COST_SUMS_1 : COST_SUMS_0, &(tm_op){.code = OP_SUMS, .arg = {part, 0, k}});
 }
 
 static tm_status make_table(job_costs *c) {
@@ -286,7 +312,7 @@ double cost_tile_elements(const job_costs *c, const tm_op *op) {
 /* What passes over values once and does next to nothing with them goes as fast as memory: the rounding of gradients,
  * which is timed on this machine, or where a hardware file says it all takes what that says. */
 static double memory_rate(const job_costs *c) {
-    return (sizeof(float) + (double)tm_dtype_bytes(c->job->dtype)) / c->finish;
+    return (sizeof(float) + (double)tm_dtype_bytes(c->job->dtype)) / c->tile[COST_FINISH];
 }
 
 /* MPI's sums over several nodes: a ring is as slow as its slowest link, whichever rank has that. Of a node one rank
@@ -324,9 +350,12 @@ double job_cost(void *costs, const tm_op *op) {
         return c->stage[1][c->first[op->arg[0]] + op->arg[1]] /
                (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1);
     case OP_FINISH:
-        return c->finish * cost_tile_elements(c, op);
     case OP_UPDATE:
-        return c->update * cost_tile_elements(c, op);
+    case OP_SUMS:
+        return c->tile[cost_tile_of(op)] * cost_tile_elements(c, op);
+    case OP_TURN: /* a few operations in double for each sum */
+    case OP_PACK_SUMS:
+        return (double)passes_totals_bytes(c->job, passes_group(c->job->model, op->arg[0])) / c->bytes_per_second;
     case OP_BATCH:
         return tokens * TOKEN_SECONDS;
     case OP_OBJECTIVE:
@@ -341,6 +370,7 @@ double job_cost(void *costs, const tm_op *op) {
     case OP_REDUCE:
     case OP_SHARE_GRAD:
     case OP_EXCHANGE:
+    case OP_SHARE_SUMS:
         return comm_seconds(c, op);
     case OP_HASH:
     case OP_EXPORT:
@@ -359,6 +389,11 @@ const char *job_op_word(uint16_t code) {
                                        [OP_FINISH] = "finish",
                                        [OP_NORM] = "norm",
                                        [OP_UPDATE] = "update",
+                                       [OP_SUMS] = "sums",
+                                       [OP_TURN] = "turn",
+                                       [OP_PACK_SUMS] = "pack sums",
+                                       [OP_SHARE_SUMS] = "share sums",
+                                       [OP_MEANS] = "means",
                                        [OP_IMPORT] = "import",
                                        [OP_LOGITS] = "logits",
                                        [OP_TAKE_GRAD] = "take grad",
@@ -391,6 +426,7 @@ void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
     }
     case OP_FINISH:
     case OP_UPDATE:
+    case OP_SUMS:
     case OP_IMPORT:
         snprintf(buf, cap, "%s %s tile %u", word, tm_model_part(m, op->arg[0])->name, op->arg[1]);
         return;
@@ -401,6 +437,10 @@ void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
     case OP_REDUCE:
     case OP_SHARE_GRAD:
     case OP_FETCH:
+    case OP_TURN:
+    case OP_PACK_SUMS:
+    case OP_SHARE_SUMS:
+    case OP_MEANS:
         snprintf(buf, cap, "%s %s", word, tm_model_part(m, op->arg[0])->name);
         return;
     case OP_HASH:

@@ -35,9 +35,9 @@ void job_costs_hear(void *costs, const tm_op *op, double seconds) {
     job_costs *c = costs;
     bool backward = op->code == OP_BACKWARD;
     c->heard_seconds += seconds;
-    if (op->code == OP_UPDATE && c->job->step.finite) /* one that is skipped takes next to nothing */
-        cost_heard_add(&c->heard_update, seconds, cost_tile_elements(c, op));
-    if (op->code == OP_FINISH) cost_heard_add(&c->heard_finish, seconds, cost_tile_elements(c, op));
+    cost_tile tile = cost_tile_of(op);
+    if (tile < COST_TILES && (tile == COST_FINISH || c->job->step.finite)) /* skipped they take next to nothing */
+        cost_heard_add(&c->heard_tile[tile], seconds, cost_tile_elements(c, op));
     if ((op->code == OP_FORWARD || backward) && c->heard[0] && c->heard[1] && is_full(c, op))
         cost_heard_add(&c->heard[backward][c->first[op->arg[0]] + op->arg[1]],
                        seconds * (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1), 1);
@@ -72,10 +72,11 @@ static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool bac
                           cost_scaled(h->seconds / h->n, had, job_stage_work(m, unit, stage, backward, &c->timed)));
 }
 
-static tm_status put_tiles(job_costs *c, bool update, const cost_heard *h) {
+static tm_status put_tiles(job_costs *c, cost_tile which) {
+    const cost_heard *h = &c->heard_tile[which];
     char key[64];
-    if (h->n <= 0 || (update && !c->job->optimizer)) return TM_OK;
-    double n = cost_tile_key(c, update, key, sizeof key);
+    if (h->n <= 0 || (which != COST_FINISH && !c->job->optimizer)) return TM_OK;
+    double n = cost_tile_key(c, which, key, sizeof key);
     return h->n < LEAST_CALLS * n ? TM_OK : tm_profile_put(c->profile, key, h->seconds / h->n * n);
 }
 
@@ -87,8 +88,7 @@ tm_status job_costs_learn(job_costs *c) {
         for (uint32_t u = 0; u < tm_model_units(m); u++)
             for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++) TM_TRY(put_stage(c, u, s, b));
     }
-    TM_TRY(put_tiles(c, true, &c->heard_update));
-    TM_TRY(put_tiles(c, false, &c->heard_finish));
+    for (int k = 0; k < COST_TILES; k++) TM_TRY(put_tiles(c, (cost_tile)k));
     c->heard_seconds = 0;
     return tm_profile_save(c->profile);
 }

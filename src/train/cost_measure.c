@@ -1,5 +1,6 @@
 /* One operation timed alone: its handler on operands of the right sizes, filled with numbers of sane magnitude. */
-#include "train/cost_internal.h"
+#include "train/cost_table_internal.h"
+#include "train/passes_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@ static const uint64_t EVICT_BYTES = 64 << 20; /* larger than most caches: operan
 static const double LONG_SECONDS = 0.4;       /* of all calls: then it is enough */
 static const double DISTURBED = 0.05;         /* of that, while others had the processors */
 
-typedef enum filling { FILL_VALUES, FILL_POSITIVE, FILL_BATCH } filling;
+typedef enum filling { FILL_VALUES, FILL_POSITIVE, FILL_BATCH, FILL_ONES /* in double */ } filling;
 typedef struct operand_list {
     struct {
         uint64_t bytes;
@@ -64,13 +65,15 @@ static void tile_operands(operand_list *l, const tm_job *job, const tm_op *op) {
         add(l, TM_TILE_ELEMENTS / TM_NORM_BLOCK * sizeof(double), FILL_VALUES);
         return;
     }
-    add(l, n * width, FILL_VALUES);
-    if (ps->lo != TM_NO_OBJECT) add(l, state_bytes(job, op->arg[0], TM_KIND_WEIGHT_LO, n), FILL_VALUES);
-    if (ps->exp_avg != TM_NO_OBJECT) add(l, state_bytes(job, op->arg[0], TM_KIND_EXP_AVG, n), FILL_POSITIVE);
-    if (ps->exp_avg_sq != TM_NO_OBJECT) /* has a root taken */
+    bool sums = op->code == OP_SUMS, weights = !sums || passes_read_weights(job, op->arg[2]);
+    if (weights && !(sums && job->dtype == TM_F16)) add(l, n * width, FILL_VALUES);
+    if (weights && ps->lo != TM_NO_OBJECT) add(l, state_bytes(job, op->arg[0], TM_KIND_WEIGHT_LO, n), FILL_VALUES);
+    if (!sums && ps->exp_avg != TM_NO_OBJECT) add(l, state_bytes(job, op->arg[0], TM_KIND_EXP_AVG, n), FILL_POSITIVE);
+    if ((!sums || op->arg[2] == 1) && ps->exp_avg_sq != TM_NO_OBJECT) /* has a root taken */
         add(l, state_bytes(job, op->arg[0], TM_KIND_EXP_AVG_SQ, n), FILL_POSITIVE);
     add(l, n * width, FILL_VALUES);
     add(l, 64, FILL_VALUES);
+    if (job_updates_in_passes(job)) add(l, passes_totals_bytes(job, passes_group(job->model, op->arg[0])), FILL_ONES);
 }
 
 /* ---- filling ------------------------------------------------------------------------------------------------- */
@@ -104,6 +107,8 @@ static void fill(const tm_job *job, const operand_list *l, void *const *operand,
     for (uint32_t i = 0; i < l->n; i++) {
         if (l->at[i].fill == FILL_BATCH)
             fill_batch(job, operand[i], shape);
+        else if (l->at[i].fill == FILL_ONES)
+            for (uint64_t k = 0; k < l->at[i].bytes / sizeof(double); k++) ((double *)operand[i])[k] = 1;
         else
             fill_values(operand[i], l->at[i].bytes, l->at[i].fill == FILL_POSITIVE, job->dtype == TM_F16);
     }
@@ -164,7 +169,7 @@ bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, ui
     uint64_t bytes = TM_FRAME_ALIGN;
     if (op->code == OP_FORWARD || op->code == OP_BACKWARD)
         stage_operands(&l, job, op, shape);
-    else if (op->code == OP_FINISH || op->code == OP_UPDATE)
+    else if (cost_tile_of(op) < COST_TILES)
         tile_operands(&l, job, op);
     else
         return false;

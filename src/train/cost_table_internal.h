@@ -14,6 +14,9 @@ typedef struct cost_heard {
 /* n more calls or elements. Pauses beyond a second that are far from what is usual count for nothing. */
 void cost_heard_add(cost_heard *h, double seconds, double n);
 
+/* Operations that take so much an element, whatever part it is of. */
+typedef enum cost_tile { COST_FINISH, COST_UPDATE, COST_SUMS_0, COST_SUMS_1, COST_TILES } cost_tile;
+
 struct job_costs {
     const tm_job *job;
     job_shape shape, timed; /* the step's; what is timed in its place */
@@ -23,12 +26,12 @@ struct job_costs {
     tm_profile *profile;
     uint64_t budget, began_ns;
     uint32_t asked, known;
-    double known_seconds, known_nominal;              /* of what was measured, for what was not */
-    uint32_t *first;                                  /* per unit: its stage 0 in `stage` */
-    double *stage[2];                                 /* seconds, forward and backward */
-    double update, finish;                            /* seconds an element */
-    uint32_t stages;                                  /* of all units */
-    cost_heard *heard[2], heard_update, heard_finish; /* cost_learn.c: as `stage`; of elements */
+    double known_seconds, known_nominal;          /* of what was measured, for what was not */
+    uint32_t *first;                              /* per unit: its stage 0 in `stage` */
+    double *stage[2];                             /* seconds, forward and backward */
+    double tile[COST_TILES];                      /* seconds an element */
+    uint32_t stages;                              /* of all units */
+    cost_heard *heard[2], heard_tile[COST_TILES]; /* cost_learn.c: as `stage`; of elements */
     double heard_seconds;
 };
 
@@ -40,7 +43,8 @@ double cost_scaled(double seconds, job_work from, job_work to);
 /* Names in the profile: of a stage as it is timed (OP_FORWARD, OP_BACKWARD); of a full tile, whose elements it returns.
  */
 void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap);
-double cost_tile_key(const job_costs *c, bool update, char *buf, size_t cap);
+double cost_tile_key(const job_costs *c, cost_tile which, char *buf, size_t cap);
+cost_tile cost_tile_of(const tm_op *op); /* COST_TILES: no such operation */
 double cost_tile_elements(const job_costs *c, const tm_op *op);
 
 #endif

@@ -7,6 +7,7 @@
 typedef struct old_part {
     holding weights;
     uint32_t hi, own; /* number of the first tile: within WEIGHT_HI, and within each of the others */
+    uint32_t squares; /* within EXP_AVG_SQ of an optimizer in passes: of the tiles of vectors, of a group's means */
 } old_part;
 
 typedef struct old_rank {
@@ -83,15 +84,17 @@ bool elastic_same(const job_ranks *a, const job_ranks *b) {
 
 /* Objects are counted as job_add_state made them. */
 static tm_status count_objects(elastic *e, old_rank *r) {
-    uint32_t parts = tm_model_parts(e->m), hi = 0, own = 0;
+    uint32_t parts = tm_model_parts(e->m), hi = 0, own = 0, squares = 0;
     r->part = tm_calloc(parts + 1, sizeof *r->part);
     if (!r->part) return tm_nomem(parts * sizeof *r->part);
     for (uint32_t p = 0; p < parts; p++) {
         uint64_t elements = tm_model_part(e->m, p)->elements;
         bool whole = part_kept_whole(e->m, p, e->keep_elements);
-        r->part[p] = (old_part){whole ? (holding){0, e->ranks} : r->weights, hi, own};
+        r->part[p] = (old_part){whole ? (holding){0, e->ranks} : r->weights, hi, own, squares};
         hi += held_tiles(elements, e->ranks, r->part[p].weights);
         own += held_tiles(elements, e->ranks, r->own);
+        squares +=
+            part_is_factored(e->m, p) ? passes_group(e->m, p).first == p : held_tiles(elements, e->ranks, r->own);
     }
     return TM_OK;
 }
@@ -166,7 +169,7 @@ typedef struct old_run {
 } old_run;
 
 /* Elements from at.begin on, up to the end of the old tile that they begin in. */
-static tm_status find_run(elastic *e, uint32_t part, tm_kind kind, span at, old_run *run) {
+static tm_status find_run(elastic *e, const tm_job *job, uint32_t part, tm_kind kind, span at, old_run *run) {
     uint64_t elements = tm_model_part(e->m, part)->elements, each = slice_elements(elements, e->ranks);
     uint32_t slice = (uint32_t)(at.begin / each), q = holder_of(e, part, kind, slice);
     if (q == e->ranks) return tm_fail(TM_ECORRUPT, "no commit holds slice %u of %s", slice, tm_kind_name(kind));
@@ -175,8 +178,12 @@ static tm_status find_run(elastic *e, uint32_t part, tm_kind kind, span at, old_
     uint32_t tile = held_find(elements, e->ranks, h, from);
     span was = held_tile(elements, e->ranks, h, tile);
     const old_part *p = &e->rank[q].part[part];
+    bool squares = kind == TM_KIND_EXP_AVG_SQ && job_updates_in_passes(job);
     *run = (old_run){.reader = e->rank[q].reader,
-                     .number = (kind == TM_KIND_WEIGHT_HI ? p->hi : p->own) + tile,
+                     .number = (kind == TM_KIND_WEIGHT_HI ? p->hi
+                                : squares                 ? p->squares
+                                                          : p->own) +
+                               tile,
                      .tile = was.n,
                      .first = at.begin - was.begin,
                      .n = tm_min_u64(at.n, was.begin + was.n - at.begin)};
@@ -196,7 +203,7 @@ tm_status elastic_read(elastic *e, const tm_job *job, uint32_t part, tm_kind kin
     uint64_t codes = state ? state_codes_at(job, part, at.n) : 0, width = state_bytes(job, part, kind, 1), done = 0;
     while (done < at.n) {
         old_run r = {0};
-        TM_TRY(find_run(e, part, kind, (span){at.begin + done, at.n - done}, &r));
+        TM_TRY(find_run(e, job, part, kind, (span){at.begin + done, at.n - done}, &r));
         if (codes)
             TM_TRY(read_coded(job, part, kind, &r, (char *)to + state_codes_at(job, part, done),
                               (char *)to + codes + done));
@@ -205,4 +212,8 @@ tm_status elastic_read(elastic *e, const tm_job *job, uint32_t part, tm_kind kin
         done += r.n;
     }
     return TM_OK;
+}
+
+tm_status elastic_read_means(elastic *e, uint32_t first, void *to, uint64_t bytes) {
+    return tm_commit_read(e->rank[0].reader, TM_KIND_EXP_AVG_SQ, e->rank[0].part[first].squares, 0, to, bytes);
 }

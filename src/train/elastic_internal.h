@@ -11,6 +11,9 @@ void elastic_close(elastic *e); /* NULL is fine */
 /* One kind of state of elements `at` of a part, laid out as a tile of them. */
 tm_status elastic_read(elastic *e, const tm_job *job, uint32_t part, tm_kind kind, span at, void *to);
 
+/* The means of the group that begins with part `first` (passes.c): every rank has them. */
+tm_status elastic_read_means(elastic *e, uint32_t first, void *to, uint64_t bytes);
+
 /* Into a commit's info, and back: which slices it holds. */
 void elastic_describe(const job_ranks *r, tm_json_writer *w);
 tm_status elastic_shards(const tm_json *info, job_ranks *out);

@@ -422,6 +422,11 @@ tm_status plan_imagine(const planning *g) {
     imagine x = {.g = g};
     tm_model *model = NULL;
     tm_status rc;
+    if (c->optimizer->passes > 1)
+        return tm_fail(TM_EUNSUPPORTED,
+                       "%s: a step by %s is not planned for machines with GPUs: it passes over whole tensors more than "
+                       "once; plan it with lion, or for a machine without GPUs",
+                       g->machine.name, c->optimizer->name);
     TM_GO(open_model(g, &model));
     TM_GO(imagine_open(&x, g, model, &shape));
     out->parameters = tm_model_parameters(model);

@@ -1,6 +1,7 @@
 /* A job's state as objects of a layout: weights, their lower halves, moments and parked gradients by tile, and the
  * key-value cache of generation. */
 #include "train/build_internal.h"
+#include "train/passes_internal.h"
 
 static uint32_t add_object(tm_job *job, tm_kind kind, uint32_t unit, uint32_t bundle, uint64_t bytes, bool pinned) {
     return tm_layout_object(job->layout, &(tm_object){.kind = kind,
@@ -25,6 +26,7 @@ static part_state describe_part(const tm_job *job, uint32_t part) {
                     .exp_avg = TM_NO_OBJECT,
                     .exp_avg_sq = TM_NO_OBJECT,
                     .grad = TM_NO_OBJECT,
+                    .means = TM_NO_OBJECT,
                     .elements = tm_model_part(job->model, part)->elements,
                     .weights =
                         part_kept_whole(job->model, part, r->keep_elements) ? (holding){0, r->ranks} : r->weights};
@@ -60,6 +62,15 @@ static void add_moments(tm_job *job, uint32_t part, uint32_t *bundle) {
     ++*bundle;
 }
 
+/* Whole on every rank, whatever slices it has: all of them have all sums. */
+static void add_means(tm_job *job, uint32_t part, uint32_t *bundle) {
+    part_group g = passes_group(job->model, part);
+    if (!job_updates_in_passes(job) || g.first != part || passes_means_bytes(job, g) == 0) return;
+    job->part[part].means = tm_layout_objects(job->layout);
+    (void)add_object(job, TM_KIND_EXP_AVG_SQ, tm_model_part(job->model, part)->unit, (*bundle)++,
+                     passes_means_bytes(job, g), false);
+}
+
 static void add_part(tm_job *job, const job_opts *opts, uint32_t part, uint32_t *bundle) {
     part_state *s = &job->part[part];
     *s = describe_part(job, part);
@@ -69,11 +80,12 @@ static void add_part(tm_job *job, const job_opts *opts, uint32_t part, uint32_t 
                          state_bytes(job, part, TM_KIND_WEIGHT_HI, hi_tile(job, part, i).n), persists(job, opts, part));
     ++*bundle;
     if (job->optimizer) add_moments(job, part, bundle);
+    add_means(job, part, bundle);
 }
 
 static uint32_t objects_of(const tm_job *job, const part_state *s) {
     bool apart = job->optimizer && job->parks && gradients_are_shared(job);
-    return s->hi_tiles + s->tiles * (s->stride + (apart ? 1 : 0));
+    return s->hi_tiles + s->tiles * (s->stride + (apart ? 1 : 0)) + (s->means != TM_NO_OBJECT);
 }
 
 job_state job_take_state(tm_job *job) {

@@ -435,7 +435,8 @@ bool job_device_updates(const tm_device_traits *traits, const char *name, tm_dty
 }
 
 static bool updates_there(const tm_job *job, const job_opts *opts) {
-    return opts->device_bytes && job->optimizer && job_device_updates(&job->traits, job->update->name, job->dtype);
+    return opts->device_bytes && job->optimizer && job->update->passes == 1 &&
+           job_device_updates(&job->traits, job->update->name, job->dtype);
 }
 
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,

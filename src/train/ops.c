@@ -1,6 +1,7 @@
 /* What each operation does, on resident pointers. Operands come in the order in which build.c wrote the uses. */
 #include "train/elastic_internal.h"
 #include "train/ops_internal.h"
+#include "train/passes_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -175,58 +176,6 @@ static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
     return TM_OK;
 }
 
-/* A tile that is updated: its operands, from the tile's first element on. */
-typedef struct update_tile {
-    uint32_t part;
-    bool on_device;
-    uint64_t n;
-    void *hi, *lo, *m, *v;
-    const char *g;
-} update_tile;
-
-/* One run of elements with the same decay. On the device beside the host's operations, hence two counts. */
-static void update_run(tm_job *job, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
-    static const tm_grad_type grad_type[] = {[TM_F32] = TM_GRAD_F32, [TM_BF16] = TM_GRAD_BF16, [TM_F16] = TM_GRAD_F16};
-    uint64_t width = tm_dtype_bytes(job->dtype), *nonfinite = t->on_device ? &job->device_nonfinite : &job->nonfinite;
-    tm_optim_span x = {.grad = t->g + first * width, .grad_type = grad_type[job->dtype], .n = n};
-    if (job->dtype == TM_F32) x.weight = (float *)t->hi + first;
-    if (job->dtype == TM_F16) x.weight = (float *)t->lo + first;
-    if (job->dtype != TM_F32) x.weight_hi = (uint16_t *)t->hi + first;
-    if (job->dtype == TM_BF16) x.weight_lo = (uint16_t *)t->lo + first;
-    state_span(job, t->part, t->m, t->v, first, t->n, &x);
-    const tm_optim_step *step = &job->step.update[job->part[t->part].small][plain];
-    if (t->on_device && job->kernels)
-        tm_optim_launch(job->kernels, step, &x, nonfinite);
-    else
-        *nonfinite += tm_optim_run(step, &x);
-}
-
-static tm_status do_update(tm_job *job, const tm_op *op, operands o) {
-    const part_state *ps = &job->part[op->arg[0]];
-    span at = own_tile(job, op->arg[0], op->arg[1]);
-    update_tile t = {.part = op->arg[0], .n = at.n, .on_device = op->tier == TM_TIER_DEVICE, .hi = next_operand(&o)};
-    if (ps->lo != TM_NO_OBJECT) t.lo = next_operand(&o);
-    if (ps->exp_avg != TM_NO_OBJECT) t.m = next_operand(&o);
-    if (ps->exp_avg_sq != TM_NO_OBJECT) t.v = next_operand(&o);
-    uint64_t into = op->arg[2] ? at.begin - own_run(job, op->arg[0]).begin : 0;
-    t.g = (const char *)next_operand(&o) + into * tm_dtype_bytes(job->dtype);
-    if (!job->step.finite) { /* skipped: everything stays, or is made of what stays */
-        if (job->dtype == TM_F16) tm_grad_round_f16(t.lo, t.hi, at.n);
-        return TM_OK;
-    }
-    if (!job->no_decay) {
-        update_run(job, &t, 0, at.n, false);
-        return TM_OK;
-    }
-    const tm_segment *seg = tm_model_part_segments(job->model, op->arg[0]);
-    for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
-        uint64_t from = tm_max_u64(seg[i].part_offset, at.begin),
-                 to = tm_min_u64(seg[i].part_offset + seg[i].elements, at.begin + at.n);
-        if (from < to) update_run(job, &t, from - at.begin, to - from, job->no_decay[seg[i].tensor]);
-    }
-    return TM_OK;
-}
-
 /* ---- import -------------------------------------------------------------------------------------------------- */
 
 static tm_status read_tensor(tm_job *job, uint32_t t, uint64_t first, uint64_t n, float *out) {
@@ -261,6 +210,14 @@ static tm_status read_state(tm_job *job, uint32_t part, span at, void *hi, void 
     void *object[] = {hi, lo, m, v};
     for (size_t i = 0; i < TM_COUNT(kind); i++)
         if (object[i]) TM_TRY(elastic_read(job->opts.elastic, job, part, kind[i], at, object[i]));
+    return TM_OK;
+}
+
+static tm_status do_import_means(tm_job *job, const tm_op *op, operands o) {
+    uint64_t bytes = passes_means_bytes(job, passes_group(job->model, op->arg[0]));
+    void *means = next_operand(&o);
+    if (job->opts.elastic) return elastic_read_means(job->opts.elastic, op->arg[0], means, bytes);
+    memset(means, 0, bytes);
     return TM_OK;
 }
 
@@ -365,9 +322,20 @@ static uint64_t tile_values(const tm_job *job, const tm_op *op, operands *o, flo
     return n;
 }
 
+static void hash_means(tm_job *job, uint32_t tensor, float *means) {
+    part_group g = passes_group(job->model, tm_model_tensor_segments(job->model, tensor)->part);
+    group_tensor t;
+    for (uint32_t i = 0; passes_tensor(job, g, i, NULL, NULL, &t); i++)
+        if (t.tensor == tensor) XXH3_128bits_update(job->hash, means + t.means_at, t.means * sizeof *means);
+}
+
 /* state_hash (DESIGN section 12): for each tensor its name, a zero byte, ndim, shape as u64, then the values. */
 static tm_status do_hash(tm_job *job, const tm_op *op, operands o) {
     float *values;
+    if (op->arg[3] == WHAT_MEANS) {
+        hash_means(job, op->arg[0], next_operand(&o));
+        return TM_OK;
+    }
     uint64_t first, n = tile_values(job, op, &o, &values, &first);
     const tm_tensor *t = tm_model_tensor(job->model, op->arg[0]);
     if (op->arg[3] == WHAT_MASTER && first == 0) {
@@ -404,9 +372,17 @@ static tm_status run_op(tm_job *job, const tm_op *op, void *const *operand) {
     case OP_NORM:
         return do_norm(job, op, o);
     case OP_UPDATE:
-        return do_update(job, op, o);
+        return ops_update(job, op, o);
+    case OP_SUMS:
+        return ops_sums(job, op, o);
+    case OP_TURN:
+        return ops_turn(job, op, o);
+    case OP_PACK_SUMS:
+        return ops_pack_sums(job, op, o);
     case OP_IMPORT:
         return do_import(job, op, o);
+    case OP_MEANS:
+        return do_import_means(job, op, o);
     case OP_LOGITS:
         return do_logits(job, op, o);
     case OP_TAKE_GRAD:

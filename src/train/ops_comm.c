@@ -1,6 +1,7 @@
 /* What operations between ranks do: each becomes one or two of src/comm's, started here and reported to the executor
  * when they are done. Counts are in elements of each group member's slices. */
 #include "train/ops_internal.h"
+#include "train/passes_internal.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -109,6 +110,14 @@ static void exchange(comm_flight *f, const tm_job *job, bool norm, void *reports
         .code = TM_COMM_ALL_GATHER, .group = TM_COMM_WORLD, .type = TM_COMM_F64, .recv = reports, .counts = f->counts};
 }
 
+/* What each rank's slices of a group of tensors add up to. */
+static void share_sums(comm_flight *f, const tm_job *job, const tm_op *op, void *pieces) {
+    part_group g = passes_group(job->model, op->arg[0]);
+    for (uint32_t i = 0; i < job->ranks.ranks; i++) f->counts[i] = passes_pieces(job, g, i, op->arg[1]);
+    f->op[0] = (tm_comm_op){
+        .code = TM_COMM_ALL_GATHER, .group = TM_COMM_WORLD, .type = TM_COMM_F64, .recv = pieces, .counts = f->counts};
+}
+
 static void fetch(comm_flight *f, const tm_job *job, const tm_op *op, void *const *operand) {
     const part_state *ps = &job->part[op->arg[0]];
     uint32_t ranks = job->ranks.ranks;
@@ -151,6 +160,9 @@ static tm_status describe(comm_flight *f, const tm_job *job, const tm_op *op, vo
         return TM_OK;
     case OP_EXCHANGE:
         exchange(f, job, op->arg[0], operand[0]);
+        return TM_OK;
+    case OP_SHARE_SUMS:
+        share_sums(f, job, op, operand[0]);
         return TM_OK;
     case OP_FETCH:
         fetch(f, job, op, operand);

@@ -19,6 +19,12 @@ tm_status comm_ops_open(comm_ops **out, tm_job *job);
 void comm_ops_close(comm_ops *c); /* nothing is under way; NULL is fine */
 tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void *token);
 
+/* ops_update.c */
+tm_status ops_update(tm_job *job, const tm_op *op, operands o);
+tm_status ops_sums(tm_job *job, const tm_op *op, operands o);
+tm_status ops_turn(tm_job *job, const tm_op *op, operands o);
+tm_status ops_pack_sums(tm_job *job, const tm_op *op, operands o);
+
 /* ops_ranks.c */
 enum { REPORT_LOSS, REPORT_FLAGS, REPORT_PEAK, REPORT_HEAD };
 uint64_t job_report_doubles(const tm_job *job, uint32_t rank, bool norm);

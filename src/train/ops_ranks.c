@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* The slice that a rank sums: on node k, place p of the node, slice p * nodes + k with HSDP. */
-static uint32_t summed_by(const tm_job *job, uint32_t rank) {
+uint32_t job_summed_slice(const tm_job *job, uint32_t rank) {
     const job_ranks *r = &job->ranks;
     if (!r->across) return rank;
     uint32_t node = tm_comm_node_of(r->comm, rank), place = 0;
@@ -19,7 +19,7 @@ static uint64_t blocks_of(const tm_job *job, uint32_t part, uint32_t slice) {
 }
 
 uint64_t job_report_doubles(const tm_job *job, uint32_t rank, bool norm) {
-    uint32_t slice = summed_by(job, rank);
+    uint32_t slice = job_summed_slice(job, rank);
     uint64_t n = REPORT_HEAD;
     for (uint32_t p = 0; norm && p < tm_model_parts(job->model); p++) n += blocks_of(job, p, slice);
     return n;
@@ -34,7 +34,7 @@ uint64_t job_report_bytes(const tm_job *job, bool norm) {
 /* Where every rank has all sums (MPI's), each speaks of its slice. */
 tm_status ops_report(tm_job *job, const tm_op *op, operands o) {
     void *const *partial = o.at;
-    uint32_t parts = tm_model_parts(job->model), slice = summed_by(job, job->ranks.rank), n = 0;
+    uint32_t parts = tm_model_parts(job->model), slice = job_summed_slice(job, job->ranks.rank), n = 0;
     for (uint32_t p = 0; op->arg[0] && p < parts; p++) n += job->part[p].sum_tiles > 0;
     double *at = partial[n + 1]; /* behind the partials and the step */
     for (uint32_t r = 0; r < job->ranks.rank; r++) at += job_report_doubles(job, r, op->arg[0]);
@@ -76,7 +76,7 @@ void ops_read_reports(tm_job *job, const double *reports, bool norm, double *squ
         loss += reports[REPORT_LOSS];
         job->reported_flags |= (uint32_t)reports[REPORT_FLAGS];
         job->reported_peak[r] = (uint64_t)reports[REPORT_PEAK];
-        at[summed_by(job, r)] = reports + REPORT_HEAD;
+        at[job_summed_slice(job, r)] = reports + REPORT_HEAD;
         reports += job_report_doubles(job, r, norm);
     }
     job->step.loss_sum = loss;

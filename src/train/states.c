@@ -5,12 +5,15 @@
  *
  *     fp32     exp_avg: n x 4            8-bit     exp_avg: ceil(n / 256) x 4 magnitudes, then n codes
  *
+ * Adafactor keeps exp_avg_sq of vectors only; of matrices means of rows and columns, one object for a group of parts
+ * (passes.c), of the kind exp_avg_sq too.
+ *
  * The fp32 master of a weight is where the precision has it; what computes is always weight_hi:
  *
  *     fp32     weight_hi: n x 4          bf16      weight_hi, weight_lo: n x 2 each, its halves
  *                                        fp16      weight_lo: n x 4; weight_hi: n x 2, its nearest half
  */
-#include "train/train_internal.h"
+#include "train/passes_internal.h"
 
 #include <string.h>
 
@@ -42,6 +45,12 @@ static uint64_t optim_bytes(const tm_job *job, const tm_optimizer *o, uint32_t k
     return tm_optim_state_bytes(o, &job->update_opts, k, &(tm_optim_shape){1, 0, n});
 }
 
+/* Which of the table's states is a tile's of that kind. */
+static uint32_t state_index(const tm_optimizer *o, tm_kind kind) {
+    if (kind == TM_KIND_EXP_AVG) return 0;
+    return o->passes > 1 ? STATE_FULL : 1;
+}
+
 uint64_t state_codes_at(const tm_job *job, uint32_t part, uint64_t n) {
     const tm_optimizer *o = state_optimizer(job, part);
     return is_8bit(o) ? optim_bytes(job, o, 2, n) : 0;
@@ -55,18 +64,20 @@ uint64_t state_bytes(const tm_job *job, uint32_t part, tm_kind kind, uint64_t n)
         return n * tm_dtype_bytes(job->dtype);
     case TM_KIND_WEIGHT_LO:
         return !job->optimizer || job->dtype == TM_F32 ? 0 : n * (job->dtype == TM_BF16 ? 2 : 4);
-    default: {
-        uint32_t k = kind == TM_KIND_EXP_AVG ? 0 : 1;
-        return job->optimizer ? optim_bytes(job, o, k, n) + state_codes_at(job, part, n) : 0;
-    }
+    default:
+        if (!job->optimizer || (kind == TM_KIND_EXP_AVG_SQ && o->passes > 1 && part_is_factored(job->model, part)))
+            return 0;
+        return optim_bytes(job, o, state_index(o, kind), n) + state_codes_at(job, part, n);
     }
 }
 
 double state_bytes_per_parameter(const tm_job *job) {
+    const tm_optim_shape vector = {1, 0, TM_TILE_ELEMENTS}, matrix = {1, 1 << 10, TM_TILE_ELEMENTS >> 10};
+    const tm_optim_shape *shape = job->update->passes > 1 ? &matrix : &vector;
     double bytes = 0;
     for (uint32_t k = 0; k < TM_OPTIM_STATES; k++)
-        bytes += (double)optim_bytes(job, job->update, k, TM_TILE_ELEMENTS) / TM_TILE_ELEMENTS;
-    return bytes;
+        bytes += (double)tm_optim_state_bytes(job->update, &job->update_opts, k, shape);
+    return bytes / TM_TILE_ELEMENTS;
 }
 
 tm_kind state_master(const tm_job *job) {
@@ -80,12 +91,14 @@ bool state_is_split(const tm_job *job) {
 /* ---- contents -------------------------------------------------------------------------------------------------- */
 
 void state_span(const tm_job *job, uint32_t part, void *m, void *v, uint64_t first, uint64_t n, tm_optim_span *out) {
-    bool coded = is_8bit(state_optimizer(job, part));
+    const tm_optimizer *o = state_optimizer(job, part);
+    bool coded = is_8bit(o);
     uint64_t behind = state_codes_at(job, part, n);
     void *object[] = {m, v};
     for (uint32_t k = 0; k < 2; k++) {
         if (!object[k]) continue;
-        out->state[k] = coded ? (char *)object[k] + behind + first : (char *)object[k] + first * sizeof(float);
+        void **state = &out->state[state_index(o, k ? TM_KIND_EXP_AVG_SQ : TM_KIND_EXP_AVG)];
+        *state = coded ? (char *)object[k] + behind + first : (char *)object[k] + first * sizeof(float);
         if (coded) out->state[k + 2] = (float *)object[k] + first / TM_OPTIM_BLOCK;
     }
 }
@@ -117,4 +130,11 @@ void state_prepare_step(tm_job *job) {
         for (int plain = 0; plain < 2; plain++)
             tm_optim_step_init(&s->update[small][plain], row[small], &opts[plain], s->learning_rate, s->number,
                                s->clip);
+}
+
+double state_learning_rate(const tm_job *job, double scheduled, int64_t step) {
+    tm_optim_step s;
+    if (!job_updates_in_passes(job)) return scheduled;
+    tm_optim_step_init(&s, job->update, &job->update_opts, scheduled, step, 1);
+    return s.as.adafactor.lr;
 }

@@ -63,6 +63,7 @@ typedef struct part_state {
     uint32_t hi_tiles, sum_tiles; /* of compute weights here; of gradients that are summed here */
     holding weights;              /* slices of hi; the others hold job->ranks.own, .sums */
     bool small;                   /* its states are fp32 where the job's are 8-bit (states.c) */
+    uint32_t means;               /* of its group, in the group's first part (passes.c); TM_NO_OBJECT: none */
     uint64_t elements;
 } part_state;
 
@@ -228,6 +229,22 @@ float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object
                     uint64_t n, float *room);
 void state_prepare_step(tm_job *job); /* the constants of the step's update, once its clip factor is known */
 
+/* What the optimizer makes of the schedule's rate, for the log. */
+double state_learning_rate(const tm_job *job, double scheduled, int64_t step);
+
+/* ---- updates in passes (passes.c, build_passes.c, ops_update.c) -------------------------------------------------- */
+
+/* Parts that have pieces of one tensor: [first, first + count). */
+typedef struct part_group {
+    uint32_t first, count;
+} part_group;
+part_group passes_group(const tm_model *m, uint32_t part);
+bool part_is_factored(const tm_model *m, uint32_t part); /* its tensors are matrices; else all are vectors */
+static inline bool job_updates_in_passes(const tm_job *job) {
+    return job->optimizer && job->update->passes > 1;
+}
+uint32_t job_summed_slice(const tm_job *job, uint32_t rank); /* of which it adds up gradients, and norms */
+
 /* ---- operations ---------------------------------------------------------------------------------------------- */
 
 enum {
@@ -238,12 +255,16 @@ enum {
     OP_OBJECTIVE, /* arg: micro-batches, within        | per mb: batch R, state R, coef W; step U */
     OP_FINISH,    /* arg: part, tile of sums, within, whole | sum R, grad W (whole: of the part), partial U */
     OP_NORM,      /* arg: within                       | partials R.. or, with ranks, reports R; step U */
-    OP_UPDATE,    /* arg: part, tile, whole            | hi U (fp16: W), [lo U, exp_avg U, exp_avg_sq U,] grad R (as
-                     above),    step R */
+    OP_UPDATE,    /* arg: part, tile, whole            | hi U (fp16: W), [lo U, exp_avg U, exp_avg_sq U,] grad R,
+                     step R, [totals R] */
+    OP_SUMS,      /* arg: part, tile, pass, whole      | [hi R, lo R,] [exp_avg_sq R,] grad R, step R, totals U */
+    OP_TURN,      /* arg: first part of a group, passes that are over | step R, [pieces R,] [means U,] totals U */
+    OP_PACK_SUMS, /* arg: first part, pass             | step R, totals R, pieces W: this rank's */
     OP_IMPORT,    /* arg: part, tile of hi, own        | hi W, [own: lo, exp_avg, exp_avg_sq W,] [scratch W] */
+    OP_MEANS,     /* arg: first part                   | means W: as before step 1 */
     OP_LOGITS,    /* arg: stage, mb, last              | batch R, part R, normed R, logits W, workspace W */
     OP_TAKE_GRAD, /* arg: part                         | sum R, values W */
-    OP_HASH,      /* arg: tensor, segment, tile, what  | tile R, [tile R,] values W, chain U */
+    OP_HASH,      /* arg: tensor, segment, tile, what  | tile R, [tile R,] values W, chain U; means: means R, chain U */
     OP_EXPORT,    /* the same */
     OP_PENDING,   /* arg: -                            | step W: the update that is pending may be applied */
     OP_REPORT,    /* arg: norm                         | partials R.., step R, reports W: this rank's */
@@ -257,11 +278,12 @@ enum {
     OP_STASH,       /* arg: part (CPU)                   | all R, slices of the node's rank W: hpZ */
     OP_GATHER_NODE, /* arg: part, any                    | [those R,] all W */
     OP_FETCH,       /* arg: part, tile of all, what      | [this rank's R,] tile W */
+    OP_SHARE_SUMS,  /* arg: first part of a group, pass  | pieces U */
 };
 /* Flag of OP_FORWARD and OP_BACKWARD of a vocabulary part: before the workspace comes an operand, the part's logits (W,
  * U). */
 enum { OP_KEPT_LOGITS = 1 << 8 };
-enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE };
+enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE, WHAT_MEANS };
 
 tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_op_fn */
 

@@ -59,9 +59,11 @@ static void bound(const tm_config *c, job_opts *o) {
 
 /* ---- ways of running a step ---------------------------------------------------------------------------------- */
 
-/* Update B can neither clip nor skip: it is no choice where gradients are clipped or may overflow. */
+/* Update B can neither clip nor skip: it is no choice where gradients are clipped or may overflow. Sums over whole
+ * tensors need all gradients parked. */
 static bool update_is_open(const tm_config *c, pass_update u) {
     static const tm_update name[] = {TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_B};
+    if (c->optimizer->passes > 1) return u == UPDATE_AFTER;
     if (c->memory.update != TM_UPDATE_AUTO) return c->memory.update == name[u];
     return u != UPDATE_WITHIN || (c->max_grad_norm <= 0 && c->precision != TM_F16);
 }

@@ -38,10 +38,13 @@ tm_status trainer_settle(trainer *t) {
 static tm_status one_step(trainer *t) {
     tm_job *job = t->job;
     uint64_t began = tm_now_ns();
-    job->step.learning_rate = tm_lr_at(&t->cfg->schedule, trainer_schedule_step(t));
     job->loss_scale = t->scaler.scale;
     job->step.number = t->applied + 1;
-    (void)tm_lr_betas(&t->cfg->schedule, trainer_schedule_step(t), &job->update_opts.beta1, &job->update_opts.beta2);
+    job->step.learning_rate =
+        state_learning_rate(job, tm_lr_at(&t->cfg->schedule, trainer_schedule_step(t)), job->step.number);
+    if (!job_updates_in_passes(job)) /* whose beta1 says whether there is an exp_avg at all */
+        (void)tm_lr_betas(&t->cfg->schedule, trainer_schedule_step(t), &job->update_opts.beta1,
+                          &job->update_opts.beta2);
     const tm_plan *plan = step_plan(t);
     trainer_watch_announce(t, plan);
     uint64_t between[2]; /* by commits and evaluations: not the step's */

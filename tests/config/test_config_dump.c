@@ -3,7 +3,7 @@
 #include "config_test.h"
 
 typedef struct row {
-    const char *keys, *has[5]; /* keys after BASE; what the dump has */
+    const char *keys, *has[6]; /* keys after BASE; what the dump has */
 } row;
 
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -23,6 +23,14 @@ static const row rows[] = {
     {OPTIMIZER("SGD", "\"momentum\": 0.9, \"dampening\": 0.25"), {"\"dampening\":0.25", "\"nesterov\":false"}},
     {OPTIMIZER("Adagrad", "\"lr_decay\": 0.5, \"initial_accumulator_value\": 2, \"eps\": 1e-3"),
      {"\"type\":\"Adagrad\"", "\"lr\":0.01", "\"lr_decay\":0.5", "\"initial_accumulator_value\":2", "\"eps\":0.001"}},
+    {OPTIMIZER("Adafactor", "\"warmup_init\": true, \"beta1\": null, \"lr\": null"),
+     {"\"type\":\"Adafactor\"", "\"relative_step\":true", "\"warmup_init\":true", "\"eps\":[1e-30,0.001]"}},
+    {OPTIMIZER("Adafactor", "\"lr\": 0.5, \"relative_step\": false, \"scale_parameter\": false, \"eps\": [0.25, 0.5], "
+                            "\"beta1\": 0.75, \"decay_rate\": -0.5, \"clip_threshold\": 2"),
+     {"\"lr\":0.5", "\"scale_parameter\":false", "\"eps\":[0.25,0.5]", "\"beta1\":0.75", "\"decay_rate\":-0.5",
+      "\"clip_threshold\":2"}},
+    {"\"learning_rate\": 0.5, \"optim\": \"adafactor\", \"optim_args\": \"eps_scale=0.25\"",
+     {"\"lr\":0.5", "\"relative_step\":false", "\"scale_parameter\":false", "\"beta1\":0", "\"eps\":[1e-30,0.25]"}},
     {OPTIMIZER("Lion", "\"betas\": [0.5, 0.75]"), {"\"type\":\"Lion\"", "\"betas\":[0.5,0.75]"}},
     {OPTIMIZER("Adam", "\"adam_w_mode\": false, \"bias_correction\": false"),
      {"\"type\":\"Adam\"", "\"adam_w_mode\":false", "\"bias_correction\":false"}},

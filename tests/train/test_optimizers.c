@@ -105,7 +105,7 @@ static void follows_the_libraries(void **state) {
     unsigned n = 0;
     for (const tm_json *c = tm_json_get(root, "cases")->child; c; c = c->next, n++)
         check_case(dir, rows, c, (size_t)tm_json_get(root, "stride")->integer);
-    assert_int_equal(n, 7);
+    assert_int_equal(n, 10);
     tm_json_free(doc);
     free(text);
 }
@@ -172,6 +172,41 @@ static void one_hash(void **state) {
     check_hash(dir, small_job(dir, MODEL, "bf16", 3), "sgd", "momentum=0.9");
 }
 
+/* Adafactor, which has update U alone: tensors of several tiles, a vocabulary of two parts that pass by three times; in
+ * memory, at the least budget, in a random order, and through an arena with its update on the host. */
+static void check_adafactor(const char *dir, const char *config, const char *args) {
+    char hash[40] = "";
+    uint64_t least = run_train_minimum(config, run_path(dir, "refused"), SETS("optim=adafactor", args));
+    const char *budget = run_format("memory.host_budget=%llu", (unsigned long long)least);
+    static const char *const orders[] = {"TIDEMILL_ORDER_SEED=3", NULL};
+    const struct {
+        const char *set[2];
+        bool reads;
+        const char *const *env;
+    } ways[] = {{{"memory.host_budget=unlimited", "memory.cache=auto"}, false, NULL},
+                {{budget, "memory.cache=none"}, true, NULL},
+                {{budget, "memory.update=U"}, true, orders},
+                {{"memory.host_budget=40MiB", "memory.io_engine=threads"}, true, NULL},
+                {{"memory.device=cpu-arena", "memory.device_budget=24MiB"}, false, NULL}};
+    for (unsigned i = 0; i < TM_COUNT(ways); i++) {
+        const char *all[] = {"optim=adafactor", args, ways[i].set[0], ways[i].set[1], NULL};
+        train_log log = run_train(config, run_path(dir, "out"), 0, &(run_opts){.env = ways[i].env}, all);
+        expect_hash(hash, &log, all);
+        assert_true(!ways[i].reads || log.step[1].read_bytes > 0);
+        run_remove(run_path(dir, "out"));
+    }
+    print_message("  adafactor %s: %u runs, %s\n", args, (unsigned)TM_COUNT(ways), hash);
+}
+
+static void one_hash_of_adafactor(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *model = run_path(dir, "model");
+    run_random_model(model);
+    check_adafactor(dir, small_job(dir, model, "bf16", 2), "optim_args=scale_parameter=True");
+    check_adafactor(dir, small_job(dir, model, "fp32", 2), "optim_args=beta1=0.9");
+    check_adafactor(dir, small_job(dir, model, "fp16", 2), "optim_args=scale_parameter=True, beta1=0.9");
+}
+
 /* Several tiles a part, so that blocks of 8-bit states lie in many objects. */
 static void one_hash_of_many_tiles(void **state) {
     (void)state;
@@ -190,6 +225,8 @@ static void one_hash_of_many_tiles(void **state) {
 
 /* ---- going on ---------------------------------------------------------------------------------------------- */
 
+static const char *const resumed[] = {"adamw_8bit", "sgd", "lion_32bit", "adagrad", "adafactor"};
+
 static run_result train(const char *config, const char *output, const char *optim, const char *fault) {
     const char *env[] = {fault, NULL};
     return run((run_opts){.env = fault ? env : NULL}, "train", config, "--set", run_format("output_dir=%s", output),
@@ -199,17 +236,17 @@ static run_result train(const char *config, const char *output, const char *opti
 static void goes_on_bit_for_bit(void **state) {
     (void)state;
     const char *dir = run_dir(), *config = small_job(dir, MODEL, "bf16", 4), *output = run_path(dir, "out");
-    for (unsigned i = 0; i < TM_COUNT(optims); i++) {
+    for (unsigned i = 0; i < TM_COUNT(resumed); i++) {
         train_log whole = run_train(config, run_path(dir, "whole"), 0, NULL,
-                                    SETS(run_format("optim=%s", optims[i]), "memory.host_budget=unlimited"));
-        run_result r = train(config, output, optims[i], "TIDEMILL_FAULT=kill_after_rename:2:now:once");
+                                    SETS(run_format("optim=%s", resumed[i]), "memory.host_budget=unlimited"));
+        run_result r = train(config, output, resumed[i], "TIDEMILL_FAULT=kill_after_rename:2:now:once");
         assert_int_equal(r.status, 128 + 9);
         run_free(&r);
         r = train(config, output, "adamw_torch", NULL);
         assert_int_equal(r.status, 2);
         assert_non_null(strstr(r.err, "type was"));
         run_free(&r);
-        r = train(config, output, optims[i], NULL);
+        r = train(config, output, resumed[i], NULL);
         RUN_OK(&r);
         assert_non_null(strstr(r.err, "going on from step 2"));
         run_free(&r);
@@ -239,21 +276,25 @@ static double planned(const char *config, const char *optim, const char *args, c
 }
 
 /* Of a model of 7.8 million parameters: what a step reads differs from AdamW's by the states' bytes a parameter, and
- * disk space by twice that (two slots). run_train has it that planned bytes are the bytes that move. */
+ * disk space by twice that (two slots). Adafactor's vocabulary, two parts, is read again for each sum: its gradient
+ * twice, for the size of its weights those once. run_train has it that planned bytes are the bytes that move. */
 static void as_many_bytes_as_states(void **state) {
     (void)state;
     static const struct {
         const char *optim, *args;
-        double bytes;
-    } of[] = {{"adamw_bnb_8bit", "", 2 + 8.0 / 256},
-              {"sgd", "", 0},
-              {"sgd", "momentum=0.9", 4},
-              {"lion", "", 4},
-              {"adagrad", "", 4}};
+        double bytes, again; /* of state a parameter; read again, a parameter of the vocabulary */
+    } of[] = {{"adamw_bnb_8bit", "", 2 + 8.0 / 256, 0},
+              {"sgd", "", 0, 0},
+              {"sgd", "momentum=0.9", 4, 0},
+              {"lion", "", 4, 0},
+              {"adagrad", "", 4, 0},
+              {"adafactor", "", 0, 2 + 2},
+              {"adafactor", "scale_parameter=True, beta1=0.9", 4, 2 + 2 + 4}};
     const char *dir = run_dir(), *model = run_path(dir, "model");
     run_random_model(model);
     const char *config = small_job(dir, model, "bf16", 2);
-    double parameters = 12000.0 * 256 + 6 * (256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 768 + 2 * 256) + 256;
+    double vocabulary = 12000.0 * 256,
+           parameters = vocabulary + 6 * (256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 768 + 2 * 256) + 256;
     double read = planned(config, "adamw_torch", "", "read_bytes_per_step");
     double disk = planned(config, "adamw_torch", "", "disk_bytes");
     for (unsigned i = 0; i < TM_COUNT(of); i++) {
@@ -261,7 +302,8 @@ static void as_many_bytes_as_states(void **state) {
         double space = (disk - planned(config, of[i].optim, of[i].args, "disk_bytes")) / parameters;
         print_message("  %-14s %-12s reads %.3f, takes %.3f bytes a parameter less\n", of[i].optim, of[i].args, less,
                       space);
-        assert_true(fabs(less - (8 - of[i].bytes)) < 0.1); /* pages of 64 KiB */
+        double again = of[i].again * vocabulary / parameters;
+        assert_true(fabs(less - (8 - of[i].bytes - again)) < 0.1); /* pages of 64 KiB */
         assert_true(fabs(space - 2 * (8 - of[i].bytes)) < 0.2);
     }
 }
@@ -273,8 +315,16 @@ static void refuses(void **state) {
     static const struct {
         const char *set, *says;
     } of[] = {
-        {"optim=adafactor", "sums over whole tensors"},
-        {"optimizer={\"type\": \"Adafactor\"}", "sums over whole tensors"},
+        {"optim=adafactor\0memory.update=F", "adds up squares over whole tensors"},
+        {"optim=adafactor\0memory.update=B", "adds up squares over whole tensors"},
+        {"optimizer={\"type\": \"Adafactor\", \"params\": {\"lr\": 1e-3}}", "beside relative_step"},
+        {"optimizer={\"type\": \"Adafactor\", \"params\": {\"relative_step\": false, \"warmup_init\": true}}",
+         "warmup_init needs relative_step"},
+        {"optimizer={\"type\": \"Adafactor\", \"params\": {\"relative_step\": false, \"eps\": 1e-8}}", "two numbers"},
+        {"optimizer={\"type\": \"AdamW\", \"params\": {\"eps\": [1e-8, 1e-3]}}", "one number"},
+        {"optimizer={\"type\": \"Adafactor\", \"params\": {\"relative_step\": false, \"betas\": [0.9, 0.99]}}",
+         "Adafactor has no option \"betas\""},
+        {"optim=adafactor\0optim_args=relative_step=True", "beside relative_step"},
         {"optim=galore_adamw", "not supported yet"},
         {"optimizer={\"type\": \"OneBitAdam\"}", "one bit"},
         {"optimizer={\"type\": \"AdamV\"}", "unknown optimizer"},
@@ -287,8 +337,10 @@ static void refuses(void **state) {
     };
     const char *dir = run_dir(), *config = small_job(dir, MODEL, "bf16", 1);
     for (unsigned i = 0; i < TM_COUNT(of); i++) {
+        const char *second = of[i].set + strlen(of[i].set) + 1; /* where the text has two */
+        bool two = !strncmp(of[i].set, "optim=adafactor", 15);
         run_result r = run((run_opts){0}, "train", config, "--set", run_format("output_dir=%s/out", dir), "--set",
-                           of[i].set, NULL);
+                           of[i].set, two ? "--set" : NULL, second, NULL);
         const char *first;
         if (r.status != 2 || !strstr(r.err, of[i].says) || run_error_lines(r.err, &first) != 1)
             fail_msg("%s: exit status %d, not 2 with \"%s\":\n%s", of[i].set, r.status, of[i].says, r.err);
@@ -312,6 +364,7 @@ int main(void) {
         cmocka_unit_test_teardown(follows_the_libraries, run_clean),
         cmocka_unit_test_teardown(one_hash, run_clean),
         cmocka_unit_test_teardown(one_hash_of_many_tiles, run_clean),
+        cmocka_unit_test_teardown(one_hash_of_adafactor, run_clean),
         cmocka_unit_test_teardown(goes_on_bit_for_bit, run_clean),
         cmocka_unit_test_teardown(as_many_bytes_as_states, run_clean),
         cmocka_unit_test_teardown(refuses, run_clean),

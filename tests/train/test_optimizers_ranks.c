@@ -14,6 +14,7 @@ static const struct {
 } of[] = {{"optim=adamw_8bit", "optim_args=", false},
           {"optim=lion_32bit", "optim_args=", false},
           {"optim=sgd", "optim_args=momentum=0.9", false},
+          {"optim=adafactor", "optim_args=scale_parameter=True, beta1=0.9", false},
           {"precision=fp16", "fp16={\"initial_scale_power\": 21, \"hysteresis\": 1}", true}};
 
 /* Some of its matrices begin at blocks of 256 elements and take 8-bit states, others do not. */

@@ -98,6 +98,21 @@ static void bytes_moved(void **state) {
     }
 }
 
+/* Its sums over whole tensors are no part of that program. */
+static void adafactor_is_refused(void **state) {
+    (void)state;
+    scene s = open_scene();
+    imagine_gpu(&s, "1152MiB");
+    tm_json_doc *doc;
+    (void)plan(&s, 0, "cpu", false, &doc);
+    tm_json_free(doc);
+    run_result r = run((run_opts){.timeout_s = 60}, "plan", s.config, "--hardware", s.hardware, "--set",
+                       "optimizer={\"type\": \"Adafactor\"}", NULL);
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "adafactor is not planned for machines with GPUs"));
+    run_free(&r);
+}
+
 /* On the CPU nothing else takes time. */
 static void seconds_of_the_update(void **state) {
     (void)state;
@@ -266,6 +281,7 @@ static void exchanges_are_hidden(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(bytes_moved, run_clean),
+        cmocka_unit_test_teardown(adafactor_is_refused, run_clean),
         cmocka_unit_test_teardown(seconds_of_the_update, run_clean),
         cmocka_unit_test_teardown(where_it_runs, run_clean),
         cmocka_unit_test_teardown(a_shared_gather_takes_memory, run_clean),
