@@ -10,8 +10,7 @@
  *
  * Sums are in double: of a row from its first column to its last, of a column from the first row to the last, so that
  * no cut of the spans changes them; then over rows in order. A vector is one row. */
-#include "optim/bits_internal.h"
-#include "optim/optim_internal.h"
+#include "optim/spans_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -92,92 +91,151 @@ typedef struct piece {
     uint64_t row, column; /* column counts through the matrices before this one */
 } piece;
 
-OPTIM_BODY float grad_at(const tm_optim_span *x, size_t i, float scale) {
-    if (x->grad_type == TM_GRAD_F32) return ((const float *)x->grad)[i] * scale;
-    uint16_t g = ((const uint16_t *)x->grad)[i];
-    return (x->grad_type == TM_GRAD_BF16 ? bf16_value(g) : f16_value(g)) * scale;
-}
-OPTIM_BODY float weight_at(const tm_optim_span *x, size_t i) {
-    return x->weight ? x->weight[i] : f32_from(split_join(x->weight_hi[i], x->weight_lo[i]));
-}
 OPTIM_BODY double squared(float x) {
     return (double)x * (double)x;
 }
-/* g over the root of its second moment. */
-OPTIM_BODY float factored_update(float g, double row_factor, double column_factor) {
-    return (float)row_factor * (float)column_factor * g;
+
+/* Values of a piece from its element `from` on, in fp32. */
+OPTIM_BODY void load_gradient(const tm_optim_span *x, size_t at, size_t n, float scale, float *restrict g) {
+    if (x->grad_type == TM_GRAD_F32)
+        for (size_t i = 0; i < n; i++) g[i] = ((const float *)x->grad)[at + i];
+    else
+        optim_widen((const uint16_t *)x->grad + at, x->grad_type == TM_GRAD_F16, g, n);
+    for (size_t i = 0; i < n; i++) g[i] *= scale;
+}
+OPTIM_BODY void load_weights(const tm_optim_span *x, size_t at, size_t n, float *restrict w) {
+    if (x->weight)
+        memcpy(w, x->weight + at, n * sizeof *w);
+    else
+        optim_join(x->weight_hi + at, x->weight_lo + at, w, n);
 }
 
-static void sum_row(const piece *p, const tm_adafactor_step *k, const sums *s) {
-    double g2 = s->row_g[p->row], w2 = s->row_w[p->row];
-    for (size_t i = p->at; i < p->at + p->n; i++) g2 += squared(grad_at(p->x, i, k->grad_scale));
-    if (k->scale_parameter)
-        for (size_t i = p->at; i < p->at + p->n; i++) w2 += squared(weight_at(p->x, i));
-    s->row_g[p->row] = g2;
-    s->row_w[p->row] = w2;
+/* The gradient becomes the update, not clipped yet: g over the root of its second moment, which a vector keeps whole.
+ * Two passes need that one's new value, and only the last one writes it (`v`: where to). */
+OPTIM_BODY void factored_update(float row_factor, const double *restrict column_factor, size_t n, float *restrict g) {
+    for (size_t i = 0; i < n; i++) g[i] = row_factor * (float)column_factor[i] * g[i];
+}
+OPTIM_BODY void vector_update(const tm_adafactor_step *k, const float *was, float *v, size_t n, float *restrict g) {
+    float keep = (float)k->decay, take = (float)(1 - k->decay), eps = (float)k->eps;
+    for (size_t i = 0; i < n; i++) v[i] = was[i] * keep + (g[i] * g[i] + eps) * take;
+    for (size_t i = 0; i < n; i++) g[i] = g[i] / sqrtf(v[i]);
 }
 
-static void sum_columns(const piece *p, uint64_t from, uint64_t to, const tm_adafactor_step *k, const sums *s) {
+typedef enum summed { SUM_W, SUM_G, SUM_U } summed;
+
+OPTIM_BODY void load(summed what, const piece *p, size_t from, size_t n, const tm_adafactor_step *k, const sums *s,
+                     float *restrict out) {
+    float v[OPTIM_PIECE];
+    if (what == SUM_W) {
+        load_weights(p->x, p->at + from, n, out);
+        return;
+    }
+    load_gradient(p->x, p->at + from, n, k->grad_scale, out);
+    if (what != SUM_U) return;
+    if (s->columns)
+        factored_update((float)s->row_factor[p->row], s->column_factor + p->column + from, n, out);
+    else
+        vector_update(k, (const float *)p->x->state[ADAFACTOR_FULL] + p->at + from, v, n, out);
+}
+
+/* A sum in order waits for each addition, so that several rows go side by side as far as they reach. */
+enum { ABREAST = 4 };
+
+OPTIM_BODY void sum_abreast(summed what, const piece *p, size_t n, const tm_adafactor_step *k, const sums *s,
+                            double *sum) {
+    float x[ABREAST][OPTIM_PIECE];
+    double s0 = sum[0], s1 = sum[1], s2 = sum[2], s3 = sum[3];
+    for (size_t from = 0; from < n; from += OPTIM_PIECE) {
+        size_t m = n - from < OPTIM_PIECE ? n - from : OPTIM_PIECE;
+        for (int r = 0; r < ABREAST; r++) load(what, &p[r], from, m, k, s, x[r]);
+        for (size_t i = 0; i < m; i++) {
+            s0 += squared(x[0][i]);
+            s1 += squared(x[1][i]);
+            s2 += squared(x[2][i]);
+            s3 += squared(x[3][i]);
+        }
+    }
+    sum[0] = s0, sum[1] = s1, sum[2] = s2, sum[3] = s3;
+}
+OPTIM_BODY double sum_alone(summed what, const piece *p, size_t from, const tm_adafactor_step *k, const sums *s,
+                            double sum) {
+    float x[OPTIM_PIECE];
+    for (; from < p->n; from += OPTIM_PIECE) {
+        size_t m = p->n - from < OPTIM_PIECE ? p->n - from : OPTIM_PIECE;
+        load(what, p, from, m, k, s, x);
+        for (size_t i = 0; i < m; i++) sum += squared(x[i]);
+    }
+    return sum;
+}
+
+/* Pieces of `n` rows that follow each other. */
+OPTIM_BODY void sum_rows_body(summed what, const piece *p, size_t n, const tm_adafactor_step *k, const sums *s) {
+    double *row = what == SUM_W ? s->row_w : what == SUM_G ? s->row_g : s->row_u;
+    size_t common = 0;
+    if (n == ABREAST) {
+        common = p[0].n;
+        for (int r = 1; r < ABREAST; r++) common = p[r].n < common ? p[r].n : common;
+        sum_abreast(what, p, common, k, s, row + p[0].row);
+    }
+    for (size_t r = 0; r < n; r++) row[p[r].row] = sum_alone(what, &p[r], common, k, s, row[p[r].row]);
+}
+OPTIM_ROWS(void, sum_rows, (summed what, const piece *p, size_t n, const tm_adafactor_step *k, const sums *s),
+           (what, p, n, k, s))
+
+OPTIM_BODY void sum_columns_body(const piece *p, uint64_t from, uint64_t to, const tm_adafactor_step *k,
+                                 const sums *s) {
     uint64_t first = p->column > from ? p->column : from, last = p->column + p->n < to ? p->column + p->n : to;
-    for (uint64_t c = first; c < last; c++)
-        s->column_g[c] += squared(grad_at(p->x, p->at + (size_t)(c - p->column), k->grad_scale));
-}
-
-static void sum_update(const piece *p, const tm_adafactor_step *k, const sums *s) {
-    double u2 = s->row_u[p->row], row_factor = s->row_factor[p->row];
-    for (size_t i = 0; i < p->n; i++) {
-        float g = grad_at(p->x, p->at + i, k->grad_scale);
-        u2 += squared(factored_update(g, row_factor, s->column_factor[p->column + i]));
+    float g[OPTIM_PIECE];
+    for (uint64_t c = first; c < last; c += OPTIM_PIECE) {
+        size_t m = last - c < OPTIM_PIECE ? (size_t)(last - c) : OPTIM_PIECE;
+        double *restrict sum = s->column_g + c;
+        load_gradient(p->x, p->at + (size_t)(c - p->column), m, k->grad_scale, g);
+        for (size_t i = 0; i < m; i++) sum[i] += squared(g[i]);
     }
-    s->row_u[p->row] = u2;
 }
+OPTIM_ROWS(void, sum_columns, (const piece *p, uint64_t from, uint64_t to, const tm_adafactor_step *k, const sums *s),
+           (p, from, to, k, s))
 
-/* A vector keeps the whole second moment. Two passes need its new value, and only the last one writes anything. */
-OPTIM_BODY float running_square(float v, float g, const tm_adafactor_step *k) {
-    return v * (float)k->decay + (g * g + (float)k->eps) * (float)(1 - k->decay);
-}
-
-static void sum_vector_update(const piece *p, const tm_adafactor_step *k, const sums *s) {
-    const float *v = (const float *)p->x->state[ADAFACTOR_FULL] + p->at;
-    double u2 = s->row_u[p->row];
-    for (size_t i = 0; i < p->n; i++) {
-        float g = grad_at(p->x, p->at + i, k->grad_scale);
-        u2 += squared(g / sqrtf(running_square(v[i], g, k)));
-    }
-    s->row_u[p->row] = u2;
-}
-
-/* False: it is too large for the fp16 copy. */
-OPTIM_BODY bool set_weight(const tm_optim_span *x, size_t i, float w) {
-    if (!x->weight) {
-        x->weight_hi[i] = split_hi(f32_bits(w)), x->weight_lo[i] = (uint16_t)f32_bits(w);
-        return true;
-    }
-    x->weight[i] = w;
-    if (!x->weight_hi) return true;
-    x->weight_hi[i] = f16_round(w);
-    return f16_is_finite(x->weight_hi[i]);
-}
-
-static uint64_t update(const piece *p, const tm_adafactor_step *k, const sums *s) {
+/* At most OPTIM_PIECE elements of a piece. */
+OPTIM_BODY uint64_t update_some(const piece *p, size_t from, size_t n, const tm_adafactor_step *k, const sums *s) {
     const tm_optim_span *x = p->x;
-    float *v = s->columns ? NULL : x->state[ADAFACTOR_FULL];
-    float *m = k->beta1 != 0 ? x->state[ADAFACTOR_EXP_AVG] : NULL;
+    size_t at = p->at + from;
+    float u[OPTIM_PIECE], w[OPTIM_PIECE];
     float shrink = (float)*s->shrink, rate = (float)*s->rate, decay = (float)(-k->weight_decay * *s->rate);
-    uint64_t bad = 0;
-    for (size_t j = 0; j < p->n; j++) {
-        size_t i = p->at + j;
-        float g = grad_at(x, i, k->grad_scale), w = weight_at(x, i);
-        if (v) v[i] = running_square(v[i], g, k);
-        float u = v ? g / sqrtf(v[i]) : factored_update(g, s->row_factor[p->row], s->column_factor[p->column + j]);
-        u = u / shrink * rate;
-        if (m) u = m[i] = m[i] * k->beta1 + k->one_minus_beta1 * u;
-        w = w + decay * w;
-        w = w - u;
-        bad += f32_magnitude(w) >= F32_INF_BITS || f32_magnitude(u) >= F32_INF_BITS || !set_weight(x, i, w);
+    uint32_t bad = 0;
+    load_gradient(x, at, n, k->grad_scale, u);
+    load_weights(x, at, n, w);
+    if (s->columns) {
+        factored_update((float)s->row_factor[p->row], s->column_factor + p->column + from, n, u);
+    } else {
+        float *v = (float *)x->state[ADAFACTOR_FULL] + at;
+        vector_update(k, v, v, n, u);
     }
+    for (size_t i = 0; i < n; i++) u[i] = u[i] / shrink * rate;
+    if (k->beta1 != 0) {
+        float *restrict m = (float *)x->state[ADAFACTOR_EXP_AVG] + at;
+        for (size_t i = 0; i < n; i++) m[i] = m[i] * k->beta1 + k->one_minus_beta1 * u[i];
+        memcpy(u, m, n * sizeof *u);
+    }
+    for (size_t i = 0; i < n; i++) {
+        w[i] = w[i] + decay * w[i];
+        w[i] = w[i] - u[i];
+        bad += optim_is_bad(w[i], u[i], 0);
+    }
+    if (x->weight)
+        memcpy(x->weight + at, w, n * sizeof *w);
+    else
+        optim_split(w, x->weight_hi + at, x->weight_lo + at, n);
+    return x->weight && x->weight_hi ? bad + optim_copy_f16(w, x->weight_hi + at, n) : bad;
+}
+
+OPTIM_BODY uint64_t update_body(const piece *p, const tm_adafactor_step *k, const sums *s) {
+    uint64_t bad = 0;
+    for (size_t from = 0; from < p->n; from += OPTIM_PIECE)
+        bad += update_some(p, from, p->n - from < OPTIM_PIECE ? p->n - from : OPTIM_PIECE, k, s);
     return bad;
 }
+OPTIM_ROWS(uint64_t, update, (const piece *p, const tm_adafactor_step *k, const sums *s), (p, k, s))
 
 /* ---- a span: rows and the ends of rows ------------------------------------------------------ */
 
@@ -197,6 +255,15 @@ static piece piece_of(const tm_optim_tensor *t, const tm_optim_span *x, uint64_t
                    .column = matrix * c + (from - row * c)};
 }
 
+/* Several rows that follow each other. */
+static void sum_some(summed what, const tm_adafactor_step *k, const tm_optim_tensor *t, const tm_optim_span *x,
+                     uint64_t first, uint64_t pieces, const sums *s) {
+    piece p[ABREAST];
+    size_t n = pieces - first < ABREAST ? (size_t)(pieces - first) : ABREAST;
+    for (size_t r = 0; r < n; r++) p[r] = piece_of(t, x, first + r);
+    sum_rows_row()(what, p, n, k, s);
+}
+
 enum { STRIPE = 512 }; /* columns that one thread adds up */
 
 static void gather(const tm_adafactor_step *k, tm_optim_tensor *t, const tm_optim_span *x) {
@@ -205,15 +272,15 @@ static void gather(const tm_adafactor_step *k, tm_optim_tensor *t, const tm_opti
 #pragma omp parallel if (x->n > OPTIM_GRAIN)
     {
 #pragma omp for schedule(static) nowait
-        for (uint64_t i = 0; i < pieces; i++) {
-            piece p = piece_of(t, x, i);
-            sum_row(&p, k, &s);
+        for (uint64_t i = 0; i < pieces; i += ABREAST) {
+            sum_some(SUM_G, k, t, x, i, pieces, &s);
+            if (k->scale_parameter) sum_some(SUM_W, k, t, x, i, pieces, &s);
         }
 #pragma omp for schedule(static)
         for (uint64_t j = 0; j < stripes; j++)
             for (uint64_t i = 0; i < pieces; i++) {
                 piece p = piece_of(t, x, i);
-                sum_columns(&p, j * STRIPE, (j + 1) * STRIPE, k, &s);
+                sum_columns_row()(&p, j * STRIPE, (j + 1) * STRIPE, k, &s);
             }
     }
 }
@@ -222,10 +289,7 @@ static void measure(const tm_adafactor_step *k, tm_optim_tensor *t, const tm_opt
     const sums s = sums_of(t);
     uint64_t pieces = piece_count(t, x);
 #pragma omp parallel for schedule(static) if (x->n > OPTIM_GRAIN)
-    for (uint64_t i = 0; i < pieces; i++) {
-        piece p = piece_of(t, x, i);
-        s.columns ? sum_update(&p, k, &s) : sum_vector_update(&p, k, &s);
-    }
+    for (uint64_t i = 0; i < pieces; i += ABREAST) sum_some(SUM_U, k, t, x, i, pieces, &s);
 }
 
 static uint64_t apply(const tm_adafactor_step *k, tm_optim_tensor *t, const tm_optim_span *x) {
@@ -234,7 +298,7 @@ static uint64_t apply(const tm_adafactor_step *k, tm_optim_tensor *t, const tm_o
 #pragma omp parallel for schedule(static) reduction(+ : bad) if (x->n > OPTIM_GRAIN)
     for (uint64_t i = 0; i < pieces; i++) {
         piece p = piece_of(t, x, i);
-        bad += update(&p, k, &s);
+        bad += update_row()(&p, k, &s);
     }
     return bad;
 }
