@@ -174,7 +174,7 @@ static void one_hash(void **state) {
 
 /* Adafactor, which has update U alone: tensors of several tiles, a vocabulary of two parts that pass by three times; in
  * memory, at the least budget, in a random order, and through an arena with its update on the host. */
-static void check_adafactor(const char *dir, const char *config, const char *args) {
+static void check_adafactor(const char *dir, const char *config, const char *args, unsigned n) {
     char hash[40] = "";
     uint64_t least = run_train_minimum(config, run_path(dir, "refused"), SETS("optim=adafactor", args));
     const char *budget = run_format("memory.host_budget=%llu", (unsigned long long)least);
@@ -188,23 +188,23 @@ static void check_adafactor(const char *dir, const char *config, const char *arg
                 {{budget, "memory.update=U"}, true, orders},
                 {{"memory.host_budget=40MiB", "memory.io_engine=threads"}, true, NULL},
                 {{"memory.device=cpu-arena", "memory.device_budget=24MiB"}, false, NULL}};
-    for (unsigned i = 0; i < TM_COUNT(ways); i++) {
+    for (unsigned i = 0; i < n; i++) {
         const char *all[] = {"optim=adafactor", args, ways[i].set[0], ways[i].set[1], NULL};
         train_log log = run_train(config, run_path(dir, "out"), 0, &(run_opts){.env = ways[i].env}, all);
         expect_hash(hash, &log, all);
         assert_true(!ways[i].reads || log.step[1].read_bytes > 0);
         run_remove(run_path(dir, "out"));
     }
-    print_message("  adafactor %s: %u runs, %s\n", args, (unsigned)TM_COUNT(ways), hash);
+    print_message("  adafactor %s: %u runs, %s\n", args, n, hash);
 }
 
 static void one_hash_of_adafactor(void **state) {
     (void)state;
     const char *dir = run_dir(), *model = run_path(dir, "model");
     run_random_model(model);
-    check_adafactor(dir, small_job(dir, model, "bf16", 2), "optim_args=scale_parameter=True");
-    check_adafactor(dir, small_job(dir, model, "fp32", 2), "optim_args=beta1=0.9");
-    check_adafactor(dir, small_job(dir, model, "fp16", 2), "optim_args=scale_parameter=True, beta1=0.9");
+    check_adafactor(dir, small_job(dir, model, "bf16", 2), "optim_args=scale_parameter=True", 5);
+    check_adafactor(dir, small_job(dir, model, "fp32", 2), "optim_args=beta1=0.9", 2);
+    check_adafactor(dir, small_job(dir, model, "fp16", 2), "optim_args=scale_parameter=True, beta1=0.9", 2);
 }
 
 /* Several tiles a part, so that blocks of 8-bit states lie in many objects. */
