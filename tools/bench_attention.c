@@ -157,7 +157,7 @@ static tm_status print_json(const bench *b, const args *a) {
 
 static tm_status run(const args *a) {
     bench b = {0};
-    tm_status rc = tm_kernels_init((unsigned)a->threads);
+    tm_status rc = tm_kernels_init((unsigned)a->threads, TM_ELEM_F32);
     if (rc == TM_OK) b.peak = tm_kernels_peak_flops();
     for (int t = 0; t < 2; t++)
         for (uint32_t seq = SHORTEST; rc == TM_OK && seq <= a->most; seq *= 2) rc = one(&b, a, seq, (tm_elem)t);

@@ -27,7 +27,7 @@ typedef struct result {
     tm_elem type;
     double rate;
     char library[160];
-    bool chosen; /* what training would use */
+    bool chosen;
 } result;
 typedef struct args {
     int64_t threads, milliseconds;
@@ -37,7 +37,7 @@ typedef struct bench {
     double peak;
     result result[TM_COUNT(backends) * TM_COUNT(shapes) * TYPES];
     size_t n;
-    char chosen[200];
+    char chosen[TYPES][160]; /* what training would use */
     float *a, *b, *c;
 } bench;
 
@@ -91,7 +91,7 @@ static void measure(bench *b, const args *a) {
             *r = (result){.s = &shapes[i], .type = (tm_elem)t};
             r->rate = rate_of(&shapes[i], (tm_elem)t, b, a->milliseconds);
             snprintf(r->library, sizeof r->library, "%s", tm_gemm_library());
-            r->chosen = !strcmp(r->library, b->chosen);
+            r->chosen = !strcmp(r->library, b->chosen[t]);
         }
     }
 }
@@ -99,14 +99,15 @@ static void measure(bench *b, const args *a) {
 /* Each back-end in turn through the variable that forces it; what cannot be loaded is left out. */
 static tm_status measure_all(bench *b, const args *a) {
     char *kept = getenv("TIDEMILL_GEMM") ? tm_strdup(getenv("TIDEMILL_GEMM")) : NULL;
-    tm_status rc = tm_kernels_init((unsigned)a->threads);
-    if (rc == TM_OK) {
-        snprintf(b->chosen, sizeof b->chosen, "%s", tm_gemm_library());
-        b->peak = tm_kernels_peak_flops();
+    tm_status rc = TM_OK;
+    for (int t = 0; t < TYPES && rc == TM_OK; t++) {
+        rc = tm_kernels_init((unsigned)a->threads, (tm_elem)t);
+        if (rc == TM_OK) snprintf(b->chosen[t], sizeof b->chosen[t], "%s", tm_gemm_library());
     }
+    if (rc == TM_OK) b->peak = tm_kernels_peak_flops();
     for (size_t i = 0; i < TM_COUNT(backends) && rc == TM_OK; i++) {
         setenv("TIDEMILL_GEMM", backends[i], 1);
-        if (tm_kernels_init((unsigned)a->threads) == TM_OK)
+        if (tm_kernels_init((unsigned)a->threads, TM_ELEM_F32) == TM_OK)
             measure(b, a);
         else if (tm_error_get()->code == TM_ENOMEM)
             rc = TM_ENOMEM;
@@ -131,10 +132,11 @@ static void print_table(const bench *b) {
     for (size_t i = 0; i < b->n; i++) {
         const result *r = &b->result[i];
         if (i % (TYPES * TM_COUNT(shapes)) == 0)
-            printf("\n%s%s\n  %-10s %5s %5s %5s  %-5s %9s %8s\n", r->library, r->chosen ? " (used)" : "", "product",
-                   "m", "n", "k", "type", "GFLOP/s", "of peak");
-        printf("  %-10s %5u %5u %5u  %-5s %9.1f %7.0f%%\n", r->s->what, (unsigned)r->s->m, (unsigned)r->s->n,
-               (unsigned)r->s->k, type_name(r->type), r->rate * 1e-9, 100 * r->rate / b->peak);
+            printf("\n%s\n  %-10s %5s %5s %5s  %-5s %9s %8s\n", r->library, "product", "m", "n", "k", "type", "GFLOP/s",
+                   "of peak");
+        printf("  %-10s %5u %5u %5u  %-5s %9.1f %7.0f%%%s\n", r->s->what, (unsigned)r->s->m, (unsigned)r->s->n,
+               (unsigned)r->s->k, type_name(r->type), r->rate * 1e-9, 100 * r->rate / b->peak,
+               r->chosen ? "  used" : "");
     }
 }
 
@@ -156,7 +158,7 @@ static tm_status print_json(const bench *b) {
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
     tm_jw_field_str(&w, "isa", tm_kernels_isa());
-    tm_jw_field_str(&w, "library", b->chosen);
+    for (int t = 0; t < TYPES; t++) tm_jw_field_str(&w, t == TM_ELEM_F32 ? "library" : "library_16_bits", b->chosen[t]);
     tm_jw_field_uint(&w, "threads", tm_kernels_threads());
     tm_jw_field_double(&w, "peak_flops_per_second", b->peak);
     tm_jw_key(&w, "results");

@@ -400,6 +400,86 @@ AVX2 static void transpose(const float *x, size_t ldx, size_t rows, size_t cols,
     }
 }
 
+/* ---- transposes that widen ---- */
+
+INLINE __m256 wide8(__m128i x, const bool f16) {
+    return f16 ? _mm256_cvtph_ps(x) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+INLINE void store_columns(float *y, float *y8, __m256i v, const bool f16) {
+    _mm256_storeu_ps(y, wide8(_mm256_castsi256_si128(v), f16));
+    _mm256_storeu_ps(y8, wide8(_mm256_extracti128_si256(v, 1), f16));
+}
+
+/* 8 rows of 16: pairs of rows, pairs of pairs, and both fours. Rows from `rows` on count as zero. */
+INLINE void transpose8x16(const uint16_t *x, size_t ldx, const size_t rows, float *y, size_t ldy, const bool f16) {
+    __m256i r[8], t[8];
+    for (size_t i = 0; i < 8; i++)
+        r[i] = i < rows ? _mm256_loadu_si256((const __m256i *)(const void *)(x + i * ldx)) : _mm256_setzero_si256();
+    for (size_t i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_epi16(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 1]);
+    }
+    for (size_t i = 0; i < 8; i += 4) {
+        r[i] = _mm256_unpacklo_epi32(t[i], t[i + 2]);
+        r[i + 1] = _mm256_unpackhi_epi32(t[i], t[i + 2]);
+        r[i + 2] = _mm256_unpacklo_epi32(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm256_unpackhi_epi32(t[i + 1], t[i + 3]);
+    }
+    for (size_t i = 0; i < 4; i++, y += 2 * ldy) {
+        store_columns(y, y + 8 * ldy, _mm256_unpacklo_epi64(r[i], r[i + 4]), f16);
+        store_columns(y + ldy, y + 9 * ldy, _mm256_unpackhi_epi64(r[i], r[i + 4]), f16);
+    }
+}
+
+/* As transpose8x16, of fewer columns. */
+INLINE void transpose_rest(const uint16_t *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy,
+                           const bool f16) {
+    for (size_t j = 0; j < cols; j++) {
+        uint16_t column[8] = {0};
+        for (size_t i = 0; i < rows; i++) column[i] = x[i * ldx + j];
+        _mm256_storeu_ps(y + j * ldy, wide8(_mm_loadu_si128((const __m128i *)(const void *)column), f16));
+    }
+}
+
+INLINE void transpose16(const uint16_t *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy, const bool f16) {
+    for (size_t i = 0; i < rows; i += 8, x += 8 * ldx, y += 8) {
+        size_t m = rows - i < 8 ? rows - i : 8, j = 0;
+        for (; j + 16 <= cols && m == 8; j += 16) transpose8x16(x + j, ldx, 8, y + j * ldy, ldy, f16);
+        for (; j + 16 <= cols && m == 6; j += 16) transpose8x16(x + j, ldx, 6, y + j * ldy, ldy, f16);
+        for (; j + 16 <= cols; j += 16) transpose8x16(x + j, ldx, m, y + j * ldy, ldy, f16);
+        transpose_rest(x + j, ldx, m, cols - j, y + j * ldy, ldy, f16);
+    }
+}
+AVX2 static void transpose_bf16(const uint16_t *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy) {
+    transpose16(x, ldx, rows, cols, y, ldy, false);
+}
+AVX2 static void transpose_f16(const uint16_t *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy) {
+    transpose16(x, ldx, rows, cols, y, ldy, true);
+}
+
+/* ---- rows dealt out to panels ---- */
+
+INLINE void deal(const uint16_t *x, size_t ldx, size_t rows, kernels_deal to, float *y, const size_t width,
+                 const bool f16) {
+    for (size_t j = 0; j < to.panels; j++, x += to.step, y += to.stride)
+        for (size_t p = 0; p < rows; p++)
+            for (size_t i = 0; i < width; i += 8)
+                _mm256_storeu_ps(y + p * width + i,
+                                 wide8(_mm_loadu_si128((const __m128i *)(const void *)(x + p * ldx + i)), f16));
+}
+AVX2 static void deal_bf16(const uint16_t *x, size_t ldx, size_t rows, kernels_deal to, float *y) {
+    if (to.width == 8)
+        deal(x, ldx, rows, to, y, 8, false);
+    else
+        deal(x, ldx, rows, to, y, to.width, false);
+}
+AVX2 static void deal_f16(const uint16_t *x, size_t ldx, size_t rows, kernels_deal to, float *y) {
+    if (to.width == 8)
+        deal(x, ldx, rows, to, y, 8, true);
+    else
+        deal(x, ldx, rows, to, y, to.width, true);
+}
+
 /* ---- register tile of the builtin gemm ---- */
 
 INLINE void finish_row(float *c, __m256 s0, __m256 s1, __m256 alpha, float beta) {
@@ -452,6 +532,10 @@ void kernels_avx2_override(kernels_table *t) {
     t->softmax_row_grad = softmax_row_grad;
     t->small_gemm = small_gemm;
     t->transpose = transpose;
+    t->transpose_bf16 = transpose_bf16;
+    t->transpose_f16 = transpose_f16;
+    t->deal_bf16 = deal_bf16;
+    t->deal_f16 = deal_f16;
     t->gemm_tile = gemm_tile;
 }
 

@@ -154,6 +154,29 @@ static bool products_agree(const kernels_table *x, const kernels_table *ref) {
     return true;
 }
 
+/* Whatever is written, bit for bit. */
+static bool packing_agrees(const kernels_table *x, const kernels_table *ref) {
+    enum { LD = 37, ROWS = 16, OUT = 3 * LD * ROWS };
+    static const size_t columns[] = {7, 16, LD};
+    uint16_t from[ROWS * LD];
+    float y[2][OUT];
+    const kernels_table *of[2] = {x, ref};
+    for (size_t i = 0; i < TM_COUNT(from); i++) from[i] = (uint16_t)((i * 40503U & 0x77ff) | (i & 1U) << 15);
+    for (size_t rows = 1; rows <= ROWS; rows++)
+        for (size_t c = 0; c < TM_COUNT(columns); c++) {
+            kernels_deal to = {
+                .panels = rows % 3, .step = rows % 2 ? 6 : 16, .width = rows % 2 ? 8 : 16, .stride = LD * ROWS};
+            memset(y, 0, sizeof y);
+            for (int i = 0; i < 2; i++) {
+                of[i]->transpose_bf16(from, LD, rows, columns[c], y[i], ROWS);
+                of[i]->transpose_f16(from, LD, rows, columns[c], y[i] + LD * ROWS, ROWS);
+                (c ? of[i]->deal_bf16 : of[i]->deal_f16)(from, LD, rows, to, y[i] + LD * ROWS);
+            }
+            if (memcmp(y[0], y[1], sizeof *y) != 0) return false;
+        }
+    return true;
+}
+
 const char *kernels_check_column(const kernels_table *x) {
     static const struct {
         const char *name;
@@ -173,6 +196,7 @@ const char *kernels_check_column(const kernels_table *x) {
         for (size_t s = 0; s < TM_COUNT(steps); s++)
             if (!step_agrees(x, &ref, steps[s].run, sizes[i])) return steps[s].name;
     }
+    if (!packing_agrees(x, &ref)) return "transpose_bf16, transpose_f16, deal_bf16 or deal_f16";
     return products_agree(x, &ref) ? NULL : "small_gemm, transpose or gemm_tile";
 }
 

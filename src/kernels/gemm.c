@@ -36,21 +36,23 @@ static tm_status use_forced(const char *name, unsigned threads) {
                   : tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: cannot be loaded; install it, or unset the variable", name);
 }
 
-/* The one this CPU's feature bits prefer most, of those below `limit`; NULL: none. */
-static const gemm_backend *preferred(int limit) {
+/* The one this CPU's feature bits prefer most for products of that type, of those below `limit`; NULL: none. */
+static const gemm_backend *preferred(tm_elem products, int limit) {
     const gemm_backend *best = NULL;
     for (size_t i = 0; i < GEMM_BACKENDS; i++) {
         const gemm_backend *b = gemm_backends[i];
-        if (b->preference() > 0 && b->preference() < limit && (!best || b->preference() > best->preference())) best = b;
+        int wanted = b->preference(products);
+        if (wanted > 0 && wanted < limit && (!best || wanted > best->preference(products))) best = b;
     }
     return best;
 }
 
-tm_status gemm_choose(unsigned threads) {
+tm_status gemm_choose(unsigned threads, tm_elem products) {
     const char *forced = getenv("TIDEMILL_GEMM"), *wrong;
     gemm_close();
     if (forced && *forced) return use_forced(forced, threads);
-    for (const gemm_backend *b = preferred(INT32_MAX); b && !chosen; b = preferred(b->preference())) {
+    for (const gemm_backend *b = preferred(products, INT32_MAX); b && !chosen;
+         b = preferred(products, b->preference(products))) {
         TM_TRY(use(b, threads, &wrong));
         if (wrong) tm_warn_once(b->name, "%s: its %s products are wrong on this CPU; it is not used", b->name, wrong);
     }

@@ -262,7 +262,8 @@ static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
     return 40 * TM_MIB + threads * 16 * TM_MIB + lib.other->resident_bytes(threads, t, rows);
 }
 
-static int preference(void) {
+static int preference(tm_elem products) {
+    (void)products;
     return kernels_has_bf16() ? 30 : 0;
 }
 

@@ -208,7 +208,8 @@ static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
 }
 
 /* It has kernels for AVX-512, ours has not. */
-static int preference(void) {
+static int preference(tm_elem products) {
+    (void)products;
     return kernels_has_avx512() ? 20 : 10;
 }
 

@@ -93,10 +93,10 @@ static tm_status choose_isa(void) {
     return TM_OK;
 }
 
-tm_status tm_kernels_init(unsigned threads) {
+tm_status tm_kernels_init(unsigned threads, tm_elem products) {
     TM_TRY(choose_isa());
     team = threads ? threads : (unsigned)omp_get_max_threads();
-    TM_TRY(gemm_choose(team));
+    TM_TRY(gemm_choose(team, products));
     snprintf(description, sizeof description, "isa=%s gemm=%s threads=%u", kernels.isa, tm_gemm_library(), team);
     return TM_OK;
 }

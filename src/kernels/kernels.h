@@ -18,7 +18,7 @@
  * Threads: one caller at a time; the team is inside. Leaf conversions (tm_widen, tm_narrow) may be called from
  * anywhere.
  *
- *     TM_TRY(tm_kernels_init(0));                       // once, before anything below
+ *     TM_TRY(tm_kernels_init(0, TM_ELEM_BF16));         // once, before anything below
  *     tm_rmsnorm_forward(TM_ELEM_BF16, rows, 576, x, weight, 1e-5F, y);
  */
 #ifndef TIDEMILL_KERNELS_H
@@ -33,10 +33,11 @@ static inline size_t tm_elem_bytes(tm_elem t) {
 
 /* ---- start ---- */
 
-/* Chooses the ISA and the gemm library, reserves scratch. threads 0: as many as OpenMP would use. May be called again
- * (another thread count); the library is loaded once. TM_EINPUT: TIDEMILL_ISA or TIDEMILL_GEMM names something unknown
- * or something this CPU has not, or on which it gives wrong results. */
-TM_MUST_USE tm_status tm_kernels_init(unsigned threads);
+/* Chooses the ISA and the gemm library, reserves scratch. threads 0: as many as OpenMP would use. `products`: the type
+ * of most operands to come; the library that is best for it does all products, and no other is loaded. May be called
+ * again (another thread count or type); a library is loaded once. TM_EINPUT: TIDEMILL_ISA or TIDEMILL_GEMM names
+ * something unknown or something this CPU has not, or on which it gives wrong results. */
+TM_MUST_USE tm_status tm_kernels_init(unsigned threads, tm_elem products);
 void tm_kernels_close(void); /* gives the scratch back; for leak checks */
 /* "isa=avx2 gemm=openblas-0.3.21-Haswell threads=2": what a result's bits depend on beside the arguments. */
 const char *tm_kernels_describe(void);

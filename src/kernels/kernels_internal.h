@@ -14,6 +14,12 @@ enum { KERNELS_SPAN = 1024 };
 /* Register tile of the builtin gemm and of attention's small products. */
 enum { GEMM_MR = 6, GEMM_NR = 16, GEMM_A_LD = 8 }; /* a packed panel of A has 8 floats a column, 6 of them used */
 
+/* Rows dealt out to panels that lie `stride` floats apart: each gets `width` of a row's elements, a multiple of 8, from
+ * every step-th on. */
+typedef struct kernels_deal {
+    size_t panels, step, width, stride;
+} kernels_deal;
+
 typedef struct kernels_table {
     const char *isa;
     void (*widen)(const uint16_t *x, float *y, size_t n);
@@ -46,6 +52,12 @@ typedef struct kernels_table {
                        float *c, size_t ldc, bool add);
     /* y[j ldy + i] = x[i ldx + j], i < rows, j < cols; i goes on to the next multiple of 8 with zeros */
     void (*transpose)(const float *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy);
+    /* the same of 16 bits, widened */
+    void (*transpose_bf16)(const uint16_t *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy);
+    void (*transpose_f16)(const uint16_t *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy);
+    /* y[j stride + p width + i] = x[p ldx + j step + i], widened; j < panels, p < rows, i < width */
+    void (*deal_bf16)(const uint16_t *x, size_t ldx, size_t rows, kernels_deal to, float *y);
+    void (*deal_f16)(const uint16_t *x, size_t ldx, size_t rows, kernels_deal to, float *y);
     /* acc[MR][NR] = sum over p of a_panel[p][A_LD] (x) b_panel[p][NR], then C = alpha acc + beta C over the whole tile
      */
     void (*gemm_tile)(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,
@@ -82,7 +94,8 @@ void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x);
 typedef enum gemm_opened { GEMM_READY, GEMM_ABSENT, GEMM_NO_MEMORY } gemm_opened;
 typedef struct gemm_backend {
     const char *name;
-    int (*preference)(void); /* by feature bits: the highest that opens and passes the check is used; 0: if forced */
+    /* For products of that type, by feature bits: the highest that opens and passes the check is used; 0: if forced */
+    int (*preference)(tm_elem products);
     gemm_opened (*open)(unsigned threads);
     void (*run)(const tm_gemm_args *g);
     const char *(*describe)(void);
@@ -92,7 +105,7 @@ typedef struct gemm_backend {
 extern const gemm_backend gemm_openblas, gemm_builtin, gemm_onednn;
 enum { GEMM_BACKENDS = 3 };
 extern const gemm_backend *gemm_backends[GEMM_BACKENDS]; /* tests replace entries */
-tm_status gemm_choose(unsigned threads);
+tm_status gemm_choose(unsigned threads, tm_elem products);
 void gemm_close(void);
 uint64_t gemm_resident_bytes(tm_elem t, uint64_t rows);
 

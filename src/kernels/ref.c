@@ -168,6 +168,32 @@ static void transpose(const float *x, size_t ldx, size_t rows, size_t cols, floa
         for (size_t j = 0; j < cols; j++) y[j * ldy + i] = i < rows ? x[i * ldx + j] : 0.0F;
 }
 
+typedef void widening(const uint16_t *x, float *y, size_t n);
+
+static void transpose_16(widening *wide, const uint16_t *x, size_t ldx, size_t rows, size_t cols, float *y,
+                         size_t ldy) {
+    for (size_t j = 0; j < cols; j++) {
+        for (size_t i = 0; i < rows; i++) wide(x + i * ldx + j, y + j * ldy + i, 1);
+        for (size_t i = rows; i < tm_round_up(rows, 8); i++) y[j * ldy + i] = 0.0F;
+    }
+}
+static void transpose_bf16(const uint16_t *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy) {
+    transpose_16(widen, x, ldx, rows, cols, y, ldy);
+}
+static void transpose_f16(const uint16_t *x, size_t ldx, size_t rows, size_t cols, float *y, size_t ldy) {
+    transpose_16(widen_f16, x, ldx, rows, cols, y, ldy);
+}
+
+static void deal_bf16(const uint16_t *x, size_t ldx, size_t rows, kernels_deal to, float *y) {
+    for (size_t j = 0; j < to.panels; j++)
+        for (size_t p = 0; p < rows; p++) widen(x + p * ldx + j * to.step, y + j * to.stride + p * to.width, to.width);
+}
+static void deal_f16(const uint16_t *x, size_t ldx, size_t rows, kernels_deal to, float *y) {
+    for (size_t j = 0; j < to.panels; j++)
+        for (size_t p = 0; p < rows; p++)
+            widen_f16(x + p * ldx + j * to.step, y + j * to.stride + p * to.width, to.width);
+}
+
 static void gemm_tile(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,
                       size_t ldc) {
     float acc[GEMM_MR][GEMM_NR] = {{0}};
@@ -201,5 +227,9 @@ void kernels_ref_fill(kernels_table *t) {
                          .softmax_row_grad = softmax_row_grad,
                          .small_gemm = small_gemm,
                          .transpose = transpose,
+                         .transpose_bf16 = transpose_bf16,
+                         .transpose_f16 = transpose_f16,
+                         .deal_bf16 = deal_bf16,
+                         .deal_f16 = deal_f16,
                          .gemm_tile = gemm_tile};
 }

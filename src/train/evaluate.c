@@ -204,7 +204,7 @@ tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
     size_t len;
     tm_status rc;
     *out = (tm_eval_result){0};
-    TM_GO(tm_kernels_init(0));
+    TM_GO(tm_kernels_init(0, (tm_elem)args->precision));
     TM_GO(tm_source_open_bare(&e.source, args->model));
     const char *json = tm_source_config(e.source, &len);
     TM_GO(tm_model_config_parse(&e.config, json, len, args->model));

@@ -206,7 +206,7 @@ tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out) {
     size_t len;
     tm_status rc;
     *out = (tm_generated){0};
-    TM_GO(tm_kernels_init(0));
+    TM_GO(tm_kernels_init(0, (tm_elem)args->precision));
     TM_GO(tm_source_open_bare(&source, args->model));
     const char *json = tm_source_config(source, &len);
     TM_GO(tm_model_config_parse(&config, json, len, args->model));

@@ -147,7 +147,7 @@ static tm_status run(probe *p) {
 tm_status tm_probe_run(const tm_probe_args *args) {
     probe p = {.args = args};
     tm_status rc;
-    TM_GO(tm_kernels_init(0));
+    TM_GO(tm_kernels_init(0, (tm_elem)args->precision));
     TM_GO(tm_st_open(&p.in, args->input));
     TM_GO(input(&p, "input_ids", true, &p.ids));
     TM_GO(input(&p, "labels", false, &p.labels));

@@ -186,7 +186,7 @@ void trainer_close(trainer *t) {
 tm_status trainer_prepare(trainer *t, bool data_optional) {
     tm_model_config model;
     size_t len;
-    TM_TRY(tm_kernels_init(0));
+    TM_TRY(tm_kernels_init(0, (tm_elem)t->cfg->precision));
     TM_TRY(tm_source_open_bare(&t->source, t->cfg->model));
     const char *json = tm_source_config(t->source, &len);
     t->model_hash = tm_hash64(json, len, 0);

@@ -156,7 +156,7 @@ int run_group(const char *name, const struct CMUnitTest *tests, size_t n) {
         return 77;
     }
     setenv("TIDEMILL_ISA", "ref", 1);
-    if (tm_kernels_init(1) != TM_OK) {
+    if (tm_kernels_init(1, TM_ELEM_F32) != TM_OK) {
         fprintf(stderr, "%s\n", tm_error_get()->text);
         return 1;
     }

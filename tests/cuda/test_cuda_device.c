@@ -600,7 +600,7 @@ int main(void) {
                                        cmocka_unit_test(test_many_shapes),
                                        cmocka_unit_test(test_real_driver)};
     (void)setenv("TIDEMILL_ISA", "ref", 1);
-    if (tm_kernels_init(1) != TM_OK) return 1;
+    if (tm_kernels_init(1, TM_ELEM_F32) != TM_OK) return 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tm_kernels_close();
     return failed;

@@ -103,7 +103,7 @@ static void test_errors(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_look), cmocka_unit_test(test_operation),
                                        cmocka_unit_test(test_errors)};
-    if (tm_kernels_init(1) != TM_OK) return 1;
+    if (tm_kernels_init(1, TM_ELEM_F32) != TM_OK) return 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tm_kernels_close();
     return failed;

@@ -60,7 +60,7 @@ static void one(const shape *s, tm_elem t) {
 }
 
 int main(int argc, char **argv) {
-    if (tm_kernels_init(argc > 1 ? (unsigned)atoi(argv[1]) : 1) != TM_OK) return 1;
+    if (tm_kernels_init(argc > 1 ? (unsigned)atoi(argv[1]) : 1, TM_ELEM_F32) != TM_OK) return 1;
     printf("%s\n", tm_kernels_describe());
     for (size_t i = 0; i < TM_COUNT(shapes); i++) one(&shapes[i], TM_ELEM_F32);
     for (size_t i = 0; i < TM_COUNT(shapes); i++) one(&shapes[i], TM_ELEM_BF16);

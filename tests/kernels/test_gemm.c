@@ -175,15 +175,40 @@ static void any_thread_count(void **state) {
     product p = make(300, 300, 500, TM_ELEM_F32, TM_ELEM_BF16, TM_ELEM_F32, true, false, 1, 0);
     void *first = malloc(p.c_elements * 4);
     for (unsigned threads = 1; threads < 5; threads++) {
-        assert_int_equal(tm_kernels_init(threads), TM_OK);
+        assert_int_equal(tm_kernels_init(threads, TM_ELEM_F32), TM_OK);
         tm_gemm(&p.g);
         check(&p);
         if (threads > 1 && strstr(tm_gemm_library(), "builtin")) assert_memory_equal(first, p.sc, p.c_elements * 4);
         memcpy(first, p.sc, p.c_elements * 4);
     }
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
     free(first);
     drop(&p);
+}
+
+/* More tiles than one each way, and several parts of k: with our own product every cut gives the same bits. */
+static void same_bits_for(tm_elem c) {
+    product p = make(600, 900, 800, TM_ELEM_BF16, TM_ELEM_BF16, c, true, false, 1, 0.5F);
+    size_t bytes = p.c_elements * tm_elem_bytes(c);
+    void *before = malloc(bytes), *first = malloc(bytes);
+    memcpy(before, p.sc, bytes);
+    for (unsigned threads = 1; threads < 25; threads = threads * 2 + 1) {
+        assert_int_equal(tm_kernels_init(threads, TM_ELEM_F32), TM_OK);
+        memcpy(p.sc, before, bytes);
+        tm_gemm(&p.g);
+        if (threads > 1) assert_memory_equal(first, p.sc, bytes);
+        memcpy(first, p.sc, bytes);
+    }
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
+    free(before), free(first);
+    drop(&p);
+}
+
+static void any_cut(void **state) {
+    (void)state;
+    if (strcmp(tm_gemm_library(), "builtin-avx2") != 0) return; /* portable C takes a while */
+    same_bits_for(TM_ELEM_F32);
+    same_bits_for(TM_ELEM_BF16);
 }
 
 /* A back-end whose bf16 products are wrong by one row is found out, forced or not, and the next one is used. */
@@ -191,7 +216,8 @@ static void almost_right(const tm_gemm_args *g) {
     gemm_builtin.run(g);
     if (g->a_type == TM_ELEM_BF16 && g->c_type == TM_ELEM_F32) ((float *)g->c)[(g->m - 1) * g->ldc] *= 1.01F;
 }
-static int most_wanted(void) {
+static int most_wanted(tm_elem products) {
+    (void)products;
     return 1000;
 }
 
@@ -202,21 +228,51 @@ static void wrong_product_is_not_used(void **state) {
     wrong.name = "almost", wrong.run = almost_right, wrong.preference = most_wanted;
     gemm_backends[0] = &wrong;
     unsetenv("TIDEMILL_GEMM"), unsetenv("TIDEMILL_ISA");
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
     product p = make(70, 130, 90, TM_ELEM_BF16, TM_ELEM_BF16, TM_ELEM_F32, false, true, 1, 1);
     tm_gemm(&p.g);
     check(&p); /* by the next one */
     drop(&p);
     setenv("TIDEMILL_GEMM", "almost", 1);
-    assert_int_equal(tm_kernels_init(2), TM_EINPUT);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_EINPUT);
     assert_non_null(strstr(tm_error_get()->text, "bf16 to fp32"));
     tm_error_clear();
     unsetenv("TIDEMILL_GEMM");
     wrong.run = gemm_builtin.run; /* and it is taken when it is right */
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
     assert_int_equal(strncmp(tm_gemm_library(), "builtin", 7), 0);
     gemm_backends[0] = kept;
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
+}
+
+/* AVX2's own product for 16 bits, OpenBLAS for fp32: each is there only where it is wanted. */
+static bool is_loaded(const char *library) {
+    char line[512];
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    assert_non_null(maps);
+    while (!found && fgets(line, sizeof line, maps)) found = strstr(line, library) != NULL;
+    fclose(maps);
+    return found;
+}
+static void chosen_by_type(void **state) {
+    (void)state;
+    unsetenv("TIDEMILL_GEMM"), unsetenv("TIDEMILL_ISA");
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
+    if (strcmp(tm_kernels_isa(), "avx2") != 0 || kernels_has_avx512()) return;
+    assert_string_equal(tm_gemm_library(), "builtin-avx2");
+    assert_non_null(strstr(tm_kernels_describe(), "gemm=builtin-avx2"));
+    assert_false(is_loaded("openblas"));
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F16), TM_OK);
+    assert_string_equal(tm_gemm_library(), "builtin-avx2");
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
+    assert_int_equal(is_loaded("openblas"), strncmp(tm_gemm_library(), "openblas", 8) == 0);
+    setenv("TIDEMILL_ISA", "ref", 1); /* portable C is not what was compared */
+    if (is_loaded("openblas")) {
+        assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
+        assert_int_equal(strncmp(tm_gemm_library(), "openblas", 8), 0);
+    }
+    unsetenv("TIDEMILL_ISA");
 }
 
 static int run_backend(const char *isa, const char *gemm) {
@@ -228,20 +284,26 @@ static int run_backend(const char *isa, const char *gemm) {
 #endif
     setenv("TIDEMILL_ISA", isa, 1);
     setenv("TIDEMILL_GEMM", gemm, 1);
-    if (tm_kernels_init(2) != TM_OK) {
+    if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
         printf("SKIP %s on %s: %s\n", gemm, isa, tm_error_get()->text);
         tm_error_clear();
         return 0;
     }
     printf("%s\n", tm_kernels_describe());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(mixes), cmocka_unit_test(large), cmocka_unit_test(repeatable),
-                                       cmocka_unit_test(rounds_once), cmocka_unit_test(any_thread_count)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(mixes),
+                                       cmocka_unit_test(large),
+                                       cmocka_unit_test(repeatable),
+                                       cmocka_unit_test(rounds_once),
+                                       cmocka_unit_test(any_thread_count),
+                                       cmocka_unit_test(any_cut)};
     return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
 }
 
 int main(void) {
-    int failed = run_backend("ref", "builtin") + run_backend("avx2", "builtin") + run_backend("avx2", "openblas") +
-                 run_backend("ref", "openblas") + run_backend("avx2", "onednn");
+    const struct CMUnitTest first[] = {cmocka_unit_test(chosen_by_type)}; /* before any library was loaded */
+    int failed = cmocka_run_group_tests_name("type", first, NULL, NULL);
+    failed += run_backend("ref", "builtin") + run_backend("avx2", "builtin") + run_backend("avx2", "openblas") +
+              run_backend("ref", "openblas") + run_backend("avx2", "onednn");
     const struct CMUnitTest choice[] = {cmocka_unit_test(wrong_product_is_not_used)};
     failed += cmocka_run_group_tests_name("choice", choice, NULL, NULL);
     tm_kernels_close();

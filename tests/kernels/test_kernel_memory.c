@@ -94,7 +94,7 @@ static void loss_memory(void **state) {
 }
 
 int main(void) {
-    if (tm_kernels_init(2) != TM_OK) return 1;
+    if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) return 1;
     const struct CMUnitTest tests[] = {cmocka_unit_test(attention_scratch_is_linear),
                                        cmocka_unit_test(attention_touches_nothing_else), cmocka_unit_test(loss_memory)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

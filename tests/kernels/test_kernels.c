@@ -667,6 +667,64 @@ static void small_products(void **state) {
         }
 }
 
+/* What packing moves: every element at its place, widened exactly, NaN and denormals too; and no other place written.
+ */
+static void moved(void (*widen)(const uint16_t *, float *, size_t), const uint16_t *x, float got, size_t at) {
+    float want;
+    widen(x, &want, 1);
+    if (isnan(want) ? !isnan(got) : got != want || signbit(got) != signbit(want))
+        fail_msg("element %zu: %.9g, expected %.9g", at, (double)got, (double)want);
+}
+
+static void transposes_of_16_bits(void **state) {
+    (void)state;
+    enum { LD = 41, ROWS = 19, MOST = LD * 24 };
+    uint16_t x[LD * ROWS + 1];
+    float y[MOST];
+    kernels_table ref;
+    kernels_ref_fill(&ref);
+    for (size_t i = 0; i < TM_COUNT(x); i++) x[i] = (uint16_t)(i * 40503U);
+    for (int f16 = 0; f16 < 2; f16++)
+        for (size_t rows = 1; rows <= ROWS; rows++)
+            for (size_t columns = 0; columns <= LD - 1; columns++) {
+                size_t high = tm_round_up(rows, 8);
+                for (size_t i = 0; i < MOST; i++) y[i] = 123456;
+                (f16 ? kernels.transpose_f16 : kernels.transpose_bf16)(x + 1, LD, rows, columns, y, 24);
+                for (size_t j = 0; j < LD; j++)
+                    for (size_t i = 0; i < 24; i++)
+                        if (j < columns && i < rows)
+                            moved(f16 ? ref.widen_f16 : ref.widen, x + 1 + i * LD + j, y[j * 24 + i], j * 24 + i);
+                        else
+                            assert_true(y[j * 24 + i] == (j < columns && i < high ? 0.0F : 123456.0F));
+            }
+}
+
+static void deals_of_16_bits(void **state) {
+    (void)state;
+    enum { LD = 70, ROWS = 5, STRIDE = 100, PANELS = 4 };
+    uint16_t x[LD * ROWS + 1];
+    float y[PANELS * STRIDE];
+    kernels_table ref;
+    kernels_ref_fill(&ref);
+    for (size_t i = 0; i < TM_COUNT(x); i++) x[i] = (uint16_t)(i * 40503U);
+    for (unsigned mix = 0; mix < 4; mix++)
+        for (size_t rows = 0; rows <= ROWS; rows++) {
+            bool f16 = mix & 1U;
+            kernels_deal to = {PANELS, mix & 2U ? 16 : 6, mix & 2U ? 16 : 8, STRIDE};
+            for (size_t i = 0; i < TM_COUNT(y); i++) y[i] = 123456;
+            (f16 ? kernels.deal_f16 : kernels.deal_bf16)(x + 1, LD, rows, to, y);
+            for (size_t j = 0; j < PANELS; j++)
+                for (size_t at = 0; at < STRIDE; at++) {
+                    size_t p = at / to.width, i = at % to.width;
+                    if (p < rows)
+                        moved(f16 ? ref.widen_f16 : ref.widen, x + 1 + p * LD + j * to.step + i, y[j * STRIDE + at],
+                              at);
+                    else
+                        assert_true(y[j * STRIDE + at] == 123456.0F);
+                }
+        }
+}
+
 /* Values that arithmetic treats apart, at every place of a vector and its tail: infinities and NaN go where ref puts
  * them, denormals are kept, and neighbours are untouched. */
 static bool alike(float got, float want) {
@@ -844,18 +902,18 @@ static void wrong_column_is_not_used(void **state) {
     kernels_column first = kernels_columns[0];
     kernels_columns[0] = (kernels_column){"wrong", always, wrong_swiglu};
     unsetenv("TIDEMILL_ISA");
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
     assert_string_not_equal(tm_kernels_isa(), "wrong");
     setenv("TIDEMILL_ISA", "wrong", 1);
-    assert_int_equal(tm_kernels_init(2), TM_EINPUT);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_EINPUT);
     assert_non_null(strstr(tm_error_get()->text, "swiglu"));
     tm_error_clear();
     kernels_columns[0].override = harmless; /* nothing is wrong any more */
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
     assert_string_equal(tm_kernels_isa(), "wrong");
     kernels_columns[0] = first;
     setenv("TIDEMILL_ISA", kept, 1);
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
     free(kept);
 }
 
@@ -863,7 +921,7 @@ static void start_errors(void **state) {
     (void)state;
     char *kept = getenv("TIDEMILL_ISA") ? strdup(getenv("TIDEMILL_ISA")) : NULL;
     setenv("TIDEMILL_ISA", "mmx", 1);
-    assert_int_equal(tm_kernels_init(1), TM_EINPUT);
+    assert_int_equal(tm_kernels_init(1, TM_ELEM_F32), TM_EINPUT);
     assert_non_null(strstr(tm_error_get()->text, "mmx"));
     tm_error_clear();
     if (kept)
@@ -872,15 +930,15 @@ static void start_errors(void **state) {
         unsetenv("TIDEMILL_ISA");
     free(kept);
     setenv("TIDEMILL_GEMM", "mkl", 1);
-    assert_int_equal(tm_kernels_init(1), TM_EINPUT);
+    assert_int_equal(tm_kernels_init(1, TM_ELEM_F32), TM_EINPUT);
     tm_error_clear();
     unsetenv("TIDEMILL_GEMM");
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
 }
 
 static int run_column(const char *isa) {
     setenv("TIDEMILL_ISA", isa, 1);
-    if (tm_kernels_init(2) != TM_OK) {
+    if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
         printf("SKIP column %s: %s\n", isa, tm_error_get()->text);
         tm_error_clear();
         return 0;
@@ -902,6 +960,8 @@ static int run_column(const char *isa) {
         cmocka_unit_test(sums),
         cmocka_unit_test(elements),
         cmocka_unit_test(small_products),
+        cmocka_unit_test(transposes_of_16_bits),
+        cmocka_unit_test(deals_of_16_bits),
         cmocka_unit_test(special_values),
         cmocka_unit_test(special_gradients),
         cmocka_unit_test(zero_length),

@@ -56,7 +56,7 @@ int main(int argc, char **argv) {
     if (!json) return fprintf(stderr, "unknown shape %s\n", shape), 2;
     tm_model_config config;
     tm_model *m;
-    must(tm_kernels_init(threads));
+    must(tm_kernels_init(threads, strcmp(precision, "bf16") ? TM_ELEM_F32 : TM_ELEM_BF16));
     must(tm_model_config_parse(&config, json, strlen(json), shape));
     must(tm_model_create(&m, &config, strcmp(precision, "bf16") ? TM_F32 : TM_BF16));
     uint32_t tokens = (uint32_t)tm_round_up((uint64_t)rows * seq, 64);

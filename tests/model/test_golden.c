@@ -309,7 +309,7 @@ static void bf16_compute(void **state) {
 }
 
 int main(void) {
-    if (tm_kernels_init(2) != TM_OK) return fprintf(stderr, "%s\n", tm_error_get()->text), 1;
+    if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) return fprintf(stderr, "%s\n", tm_error_get()->text), 1;
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(llama),         cmocka_unit_test(llama_v4),     cmocka_unit_test(tied_rope3),

@@ -546,7 +546,7 @@ static void thread_counts(void **state) {
     tokens t = make_tokens(3, 90, 300, 1);
     run r[3];
     for (unsigned i = 0; i < 3; i++) {
-        assert_int_equal(tm_kernels_init(i + 1), TM_OK);
+        assert_int_equal(tm_kernels_init(i + 1, TM_ELEM_F32), TM_OK);
         run_open(&r[i], m, 1, &t.batch);
         lively_weights(&r[i], 2);
         whole_step(&r[i], BATCH_OUTER);
@@ -555,7 +555,7 @@ static void thread_counts(void **state) {
     for (unsigned i = 0; i < 3; i++) run_close(&r[i]);
     free_tokens(&t);
     tm_model_free(m);
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
 }
 
 /* Nothing is allocated once a model exists. */
@@ -612,17 +612,17 @@ static void failed_allocations(void **state) {
         assert_int_equal(tm_mem_live_bytes(), before);
     }
     assert_int_equal(tm_fault_set("alloc:1:fail:sticky"), TM_OK);
-    rc = tm_kernels_init(2); /* not another product instead */
+    rc = tm_kernels_init(2, TM_ELEM_F32); /* not another product instead */
     assert_int_equal(tm_fault_set(NULL), TM_OK);
     assert_int_equal(rc, TM_ENOMEM);
     tm_error_clear();
-    assert_int_equal(tm_kernels_init(2), TM_OK);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
 #endif
 }
 
 static int run_all(const char *gemm) {
     setenv("TIDEMILL_GEMM", gemm, 1);
-    if (tm_kernels_init(2) != TM_OK) {
+    if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
         printf("SKIP %s: %s\n", gemm, tm_error_get()->text);
         tm_error_clear();
         return 0;

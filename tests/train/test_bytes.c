@@ -115,12 +115,12 @@ static void check_ceiling(const shape *s, uint32_t micro_batches) {
 static void test_small(void **state) {
     (void)state;
     static const uint32_t micro_batches[] = {1, 4, 16};
-    RUN_EXPECT_STATUS(tm_kernels_init(0));
+    RUN_EXPECT_STATUS(tm_kernels_init(0, TM_ELEM_F32));
     for (unsigned i = 0; i < TM_COUNT(micro_batches); i++) check_ceiling(&small, micro_batches[i]);
 }
 static void test_large(void **state) {
     (void)state;
-    RUN_EXPECT_STATUS(tm_kernels_init(0));
+    RUN_EXPECT_STATUS(tm_kernels_init(0, TM_ELEM_F32));
     check_ceiling(&large, 1);
     check_ceiling(&large, 4);
     if (getenv("TEST_BYTES_ALL")) check_ceiling(&large, 16);
@@ -134,7 +134,7 @@ static void test_slopes(void **state) {
     (void)state;
     const char *dir = run_dir(), *model = model_of(dir, &large);
     moved m;
-    RUN_EXPECT_STATUS(tm_kernels_init(0));
+    RUN_EXPECT_STATUS(tm_kernels_init(0, TM_ELEM_F32));
     recompute = true;
     uint64_t at_least = least(model, dir, UPDATE_BEFORE, 1);
     RUN_EXPECT_STATUS(plan(model, dir, UPDATE_BEFORE, 1, true, at_least, &m));

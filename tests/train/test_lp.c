@@ -346,7 +346,7 @@ static void random_budgets_are_near_the_optimum(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(random_budgets_are_near_the_optimum)};
-    if (tm_kernels_init(0) != TM_OK) return 1;
+    if (tm_kernels_init(0, TM_ELEM_F32) != TM_OK) return 1;
     lp_quiet();
     return cmocka_run_group_tests_name("lp", tests, NULL, NULL);
 }

@@ -159,7 +159,7 @@ static uint32_t ways(const scene *s, pass_opts out[MAX_WAYS]) {
 static void check(scene *s, uint32_t every) {
     pass_opts way[MAX_WAYS];
     uint32_t n = ways(s, way);
-    RUN_EXPECT_STATUS(tm_kernels_init(1));
+    RUN_EXPECT_STATUS(tm_kernels_init(1, TM_ELEM_F32));
     job_opts all = options(s, UINT64_MAX);
     same(s, &way[0], &all);
     for (uint32_t i = 0; i < n; i += every) {
@@ -243,7 +243,7 @@ static void test_diverged(void **state) {
     (void)state;
     bool finite;
     char text[512];
-    RUN_EXPECT_STATUS(tm_kernels_init(1));
+    RUN_EXPECT_STATUS(tm_kernels_init(1, TM_ELEM_F32));
     assert_int_equal(run_into_it(UPDATE_AFTER, &finite, text), TM_OK); /* U skips it */
     assert_false(finite);
     assert_int_equal(run_into_it(UPDATE_WITHIN, &finite, text), TM_EIO);
@@ -257,7 +257,7 @@ static void test_a_tile(void **state) {
     scene s = {.disk = run_dir(), .dtype = TM_BF16, .model = TM_TEST_FIXTURES "/arch_llama"};
     job_opts o = options(&s, UINT64_MAX);
     tm_job *job;
-    RUN_EXPECT_STATUS(tm_kernels_init(1));
+    RUN_EXPECT_STATUS(tm_kernels_init(1, TM_ELEM_F32));
     RUN_EXPECT_STATUS(job_open(&job, &o));
     uint64_t n = job->part[0].elements;
     float *sum = tm_calloc(n, sizeof *sum);
