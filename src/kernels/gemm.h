@@ -5,13 +5,18 @@
  * A, B and C are fp32, bf16 or fp16, in any mix. Products are accumulated in fp32; a C of 16 bits is rounded once, to
  * nearest even, after alpha, beta and the whole of k. With beta = 0, C is not read (it may hold anything).
  *
- * Back-ends, chosen once by tm_kernels_init from what is installed and from feature bits, checked on small odd products
- * before they are used, forced by TIDEMILL_GEMM:
- *   onednn    loaded at run time, 2.x or 3.x; preferred where the CPU multiplies bf16 (AVX-512 BF16, AMX). What it does
- * not do (mixed types, alpha other than 1) goes to the next one, always the same openblas  loaded at run time, after
- * OPENBLAS_CORETYPE was set from the feature bits (0.3.21 knows no CPU younger than itself); called single-threaded
- * from our own team, so that its thread pool never exists builtin   ours: packed panels, 6 x 16 register tiles;
- * portable C where the CPU has no AVX2 openblas and builtin widen bf16 operands in panels.
+ * Back-ends, one of which tm_kernels_init chooses from what is installed, from feature bits and from the type that most
+ * operands have. It is checked on small odd products before it is used. TIDEMILL_GEMM forces one.
+ *
+ *   onednn: loaded at run time, 2.x or 3.x; preferred where the CPU multiplies bf16 (AVX-512 BF16, AMX). What it does
+ *   not do (mixed types, alpha other than 1) goes to the next one, always the same.
+ *
+ *   openblas: loaded at run time, after OPENBLAS_CORETYPE was set from the feature bits (0.3.21 knows no CPU younger
+ *   than itself); called single-threaded from our own team, so that its thread pool never exists. Preferred where there
+ *   is AVX-512, and for fp32.
+ *
+ *   builtin: ours; packed panels, 6 x 16 register tiles, portable C where the CPU has no AVX2. Preferred for 16 bits on
+ *   AVX2: it widens while it packs, openblas has to be given widened panels.
  *
  * The cut of C into tiles is a function of (m, n, k, threads) and each tile is computed by one call of one thread,
  * so which thread takes a tile changes nothing.

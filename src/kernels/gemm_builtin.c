@@ -45,16 +45,17 @@ static struct {
     char name[32];
 } own;
 
+/* Whole huge pages, for what is left over would lie in small ones. */
 static size_t scratch_bytes(unsigned threads) {
-    return (size_t)threads * THREAD_FLOATS * sizeof(float) + HUGE_PAGE;
+    return tm_round_up((size_t)threads * THREAD_FLOATS * sizeof(float), HUGE_PAGE);
 }
 
 static gemm_opened open_builtin(unsigned threads) {
     size_t bytes = scratch_bytes(threads);
-    own.base = tm_malloc(bytes);
+    own.base = tm_malloc(bytes + HUGE_PAGE); /* what is before or behind is never touched */
     if (!own.base) return GEMM_NO_MEMORY;
     own.scratch = (float *)(((uintptr_t)own.base + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-    (void)madvise(own.scratch, bytes - HUGE_PAGE, MADV_HUGEPAGE); /* no matter where the system has none */
+    (void)madvise(own.scratch, bytes, MADV_HUGEPAGE); /* no matter where the system has none */
     own.threads = threads;
     snprintf(own.name, sizeof own.name, "builtin-%s", kernels.isa);
     return GEMM_READY;
