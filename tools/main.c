@@ -1,6 +1,7 @@
 /* The table of commands, and nothing else. */
 #include "tools/tools.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,6 +76,8 @@ static void wait_passively(char **argv) {
 
 int main(int argc, char **argv) {
     const char *first = argc > 1 ? argv[1] : NULL;
+    /* A file that may not grow (ulimit -f) is an error like a full disk, not the process's sudden end. */
+    (void)signal(SIGXFSZ, SIG_IGN);
     wait_passively(argv); /* returns where it is set already, or where the restart is impossible: slower, not wrong */
     const char *wrong = tm_fault_environment_wrong();
     if (wrong) {

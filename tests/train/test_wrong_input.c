@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -442,6 +443,24 @@ static void test_full_disk(void **state) {
     run_free(&r);
 }
 
+/* `ulimit -f`: as a full disk, and not the signal that a process gets that does not expect it. */
+static void test_file_size_limit(void **state) {
+    (void)state;
+    scene s = scene_open();
+    struct rlimit was;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    const struct rlimit small = {65536, was.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    run_result r = run((run_opts){0}, "train", s.config, NULL);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    const char *line;
+    if (r.status != 2) fail_msg("exit status %d instead of 2 where no file may grow: %s", r.status, r.err);
+    assert_int_equal(run_error_lines(r.err, &line), 1);
+    if (!strstr(line, s.offload)) fail_msg("the path is not named in: %s", line);
+    assert_int_equal(run_entries(s.offload), 0);
+    run_free(&r);
+}
+
 /* ---- the other commands ---------------------------------------------------------------------------------- */
 
 static void test_probe(void **state) {
@@ -561,6 +580,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_places, run_clean),
         cmocka_unit_test_teardown(test_tmpfs_is_refused, run_clean),
         cmocka_unit_test_teardown(test_full_disk, run_clean),
+        cmocka_unit_test_teardown(test_file_size_limit, run_clean),
         cmocka_unit_test_teardown(test_probe, run_clean),
         cmocka_unit_test_teardown(test_eval_and_generate, run_clean),
         cmocka_unit_test_teardown(test_convert_and_text, run_clean),
