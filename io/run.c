@@ -135,15 +135,24 @@ tm_status io_run_write_owner(tm_io_run *run, const char *name) {
 
 /* ---- O_DIRECT ---- */
 
+/* Interrupted or put off: the same once more. */
+static bool asks_again(ssize_t moved, unsigned *tries) {
+    return moved < 0 && (errno == EINTR || errno == EAGAIN) && ++*tries < IO_RETRIES;
+}
+
 /* Writes and reads `unit` bytes at offset `unit` from an address that is aligned to no more than that. 0 or an errno.
  */
 static int try_direct(int fd, char *memory, uint32_t unit) {
     char *out = memory + unit, *in = memory + 2 * RUN_UNIT + unit;
     memset(out, (int)(unit >> 8) + 1, unit);
     memset(in, 0, unit);
-    ssize_t put = io_sys_table->pwrite(fd, out, unit, unit);
+    ssize_t put, got;
+    unsigned tries = 0;
+    do put = io_sys_table->pwrite(fd, out, unit, unit);
+    while (asks_again(put, &tries));
     if (put < 0) return errno;
-    ssize_t got = io_sys_table->pread(fd, in, unit, unit);
+    do got = io_sys_table->pread(fd, in, unit, unit);
+    while (asks_again(got, &tries));
     if (got < 0) return errno;
     return put == (ssize_t)unit && got == put && memcmp(in, out, unit) == 0 ? 0 : EINVAL;
 }

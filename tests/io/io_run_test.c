@@ -271,6 +271,24 @@ static void test_refused_direct(void **state) {
     assert_int_equal(count(said, "O_DIRECT does not work here"), 1);
 }
 
+/* The probe's transfers are tried again as any others are. */
+static void test_interrupted_probe(void **state) {
+    (void)state;
+    static const char *const faults[] = {"pwrite:2:eintr:once", "pwrite:2:eagain:once", "pread:1:eintr:once",
+                                         "pread:1:eagain:once"}; /* the first pwrite is `owner` */
+    tm_io_run *run;
+    OK(tm_io_run_create(&run, dir, &any));
+    uint32_t alignment = tm_io_run_alignment(run);
+    OK(tm_io_run_remove(run));
+    for (size_t i = 0; i < TM_COUNT(faults); i++) {
+        OK(tm_fault_set(faults[i]));
+        OK(tm_io_run_create(&run, dir, &any));
+        OK(tm_fault_set(NULL));
+        assert_int_equal(tm_io_run_alignment(run), alignment);
+        OK(tm_io_run_remove(run));
+    }
+}
+
 static int on_ramfs(void) {
     if (mounted("ramfs", NULL) != 0) return SKIPPED;
     tm_io_run *run;
@@ -513,19 +531,13 @@ static int set_up(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_life),
-        cmocka_unit_test(test_two_runs),
-        cmocka_unit_test(test_parents),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_tmpfs),
-        cmocka_unit_test(test_unwritable),
-        cmocka_unit_test(test_refused_direct),
-        cmocka_unit_test(test_ramfs),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_no_fallocate),
-        cmocka_unit_test(test_file_size_limit),
-        cmocka_unit_test(test_memlock),
-        cmocka_unit_test(test_seccomp),
+        cmocka_unit_test(test_life),           cmocka_unit_test(test_two_runs),
+        cmocka_unit_test(test_parents),        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_tmpfs),          cmocka_unit_test(test_unwritable),
+        cmocka_unit_test(test_refused_direct), cmocka_unit_test(test_interrupted_probe),
+        cmocka_unit_test(test_ramfs),          cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_no_fallocate),   cmocka_unit_test(test_file_size_limit),
+        cmocka_unit_test(test_memlock),        cmocka_unit_test(test_seccomp),
     };
     return cmocka_run_group_tests(tests, set_up, test_tear_down);
 }
