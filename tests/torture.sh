@@ -3,6 +3,7 @@
 # failure ends it with what repeats it. tests/TORTURE.md sums the runs.
 #   tests/torture.sh [--seconds N] [--seed S] [--build DIR]          kills at random instants and named points, failing
 #                                          calls, crash states, each round with the next seed (BUILD/torture/next)
+#   tests/torture.sh kills [--seconds N] [--seed S] [--build DIR]    of those rounds the kills alone (BUILD/torture/next-kills)
 #   tests/torture.sh faults [--seconds N] [--way W] [--build DIR]    every call of a small job, every kind of fault, once
 #                                          and from then on, in 256 parts (BUILD/torture/part-W); W: 0 to 11
 #   tests/torture.sh ranks [--seconds N] [--seed S] [--build DIR]    a rank of 2 and of 4 killed at every point of a
@@ -16,7 +17,7 @@
 set -eu
 what=rounds
 case ${1:-} in
-  faults | ranks | fuzz) what=$1; shift ;;
+  kills | faults | ranks | fuzz) what=$1; shift ;;
 esac
 seconds=600 seed= build=build way=0 parser= runs=
 while [ $# -gt 1 ]; do
@@ -44,11 +45,11 @@ done
 mkdir -p "$build/torture"
 cd "$build/torture"
 
-one() { # name of the round, program, variables
+one() { # name of the round, program, variables; $only: of its tests those with such a name
   name=$1 program=$2
   shift 2
-  if ! env "$@" "$build/tests/$program" > "last-$program" 2>&1; then
-    echo "$commit $name: FAILED: env $* tests/$program" | tee -a log >&2
+  if ! env "$@" "$build/tests/$program" ${only:+"$only"} > "last-$program" 2>&1; then
+    echo "$commit $name: FAILED: env $* tests/$program ${only:-}" | tee -a log >&2
     tail -20 "last-$program" >&2
     exit 1
   fi
@@ -56,7 +57,7 @@ one() { # name of the round, program, variables
 }
 
 end=$(($(date +%s) + seconds))
-rounds=0
+rounds=0 only=
 
 # One line a piece: parser, executions, seconds.
 sums() { # parsers
@@ -119,10 +120,27 @@ if [ $what = ranks ]; then
   echo "torture.sh: $rounds rounds of 100 killed ranks without a failure"
   exit 0
 fi
-[ -n "$seed" ] || seed=$(cat next 2>/dev/null || echo 1)
-while [ "$(date +%s)" -lt "$end" ]; do
+
+kills() {
+  only='kills_*'
   one "seed $seed: 100 kills" train_commit TIDEMILL_KILLS=100 TIDEMILL_KILL_SEED="$seed"
   one "seed $seed: 20 kills with the best checkpoint" train_checkpoints TIDEMILL_KILLS=20 TIDEMILL_KILL_SEED="$seed"
+  only=
+}
+
+if [ $what = kills ]; then
+  [ -n "$seed" ] || seed=$(cat next-kills 2>/dev/null || echo 1)
+  while [ "$(date +%s)" -lt "$end" ]; do
+    kills
+    seed=$((seed + 1)) rounds=$((rounds + 1))
+    echo "$seed" > next-kills
+  done
+  echo "torture.sh: $rounds rounds of 120 kills without a failure"
+  exit 0
+fi
+[ -n "$seed" ] || seed=$(cat next 2>/dev/null || echo 1)
+while [ "$(date +%s)" -lt "$end" ]; do
+  kills
   one "seed $seed: 1000 failing calls" train_faults TIDEMILL_FAULT_CASES=1000 TIDEMILL_FAULT_SEED="$seed"
   one "seed $seed: 200000 pages flipped, swapped or old" test_pages TIDEMILL_TRIALS=200000 TIDEMILL_TRIAL_SEED="$seed"
   one "seed $seed: 100000 flips in a commit of 1 GiB" test_commit_flips TIDEMILL_FLIPS=100000 TIDEMILL_FLIP_MIB=1024 \
