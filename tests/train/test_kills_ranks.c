@@ -17,6 +17,7 @@ enum { STEPS = 6 };
 
 typedef struct scene {
     const char *dir, *config, *output;
+    const char *set; /* of the next starts; NULL: none */
     uint64_t seed;
     unsigned kills, starts;
 } scene;
@@ -48,7 +49,7 @@ static scene scene_open(void) {
 }
 
 static run_result start(scene *s, const run_opts *o) {
-    const char *arguments[] = {"train", s->config, "--quiet", NULL};
+    const char *arguments[] = {"train", s->config, "--quiet", s->set ? "--set" : NULL, s->set, NULL};
     s->starts++;
     return run_argv(o, arguments);
 }
@@ -92,18 +93,21 @@ static void finish(scene *s, unsigned ranks, const char *hash) {
     if (killed(s, &(run_opts){.ranks = ranks}, hash)) fail_msg("it did not end");
 }
 
-/* The second time that the rank comes by: a step later than the start before. */
+/* The second time that the rank comes by: a step later than the start before. Written back and restored is only what
+ * memory holds from step to step, nothing without a cache. */
 static void at_point(scene *s, unsigned ranks, const char *point, unsigned rank, const char *hash) {
-    bool every_start = strstr(point, "resume") || strstr(point, "export");
+    bool every_start = strstr(point, "resume") || strstr(point, "restore") || strstr(point, "export");
+    s->set = strstr(point, "write_back") || strstr(point, "restore") ? "memory.cache=auto" : NULL;
     const char *fault = run_format("%s:%d:kill:once", point, every_start ? 1 : 2);
     for (unsigned turn = 0; turn < 3; turn++) /* it may have been at its end already */
         if (killed(s, &(run_opts){.ranks = ranks, .fault = fault, .fault_rank = rank}, hash)) return;
     fail_msg("%s was never reached by rank %u of %u", point, rank, ranks);
 }
 
-static const char *const points[] = {
-    "kill_prepared",    "kill_published",   "kill_before_rename", "kill_after_rename", "kill_before_manifest",
-    "kill_in_manifest", "kill_before_sync", "kill_write_back",    "kill_in_resume",    "kill_before_export"};
+static const char *const points[] = {"kill_prepared",     "kill_published",       "kill_before_rename",
+                                     "kill_after_rename", "kill_before_manifest", "kill_in_manifest",
+                                     "kill_before_sync",  "kill_write_back",      "kill_restore",
+                                     "kill_in_resume",    "kill_before_export"};
 
 static void kills_at_named_points_change_nothing(void **state) {
     (void)state;
@@ -113,6 +117,7 @@ static void kills_at_named_points_change_nothing(void **state) {
         const char *hash = undisturbed(&s, ranks);
         for (unsigned p = 0; p < TM_COUNT(points); p++)
             for (unsigned rank = 0; rank < ranks; rank++) at_point(&s, ranks, points[p], rank, hash);
+        s.set = NULL;
         finish(&s, ranks, hash);
     }
     print_message("%u kills at named points, %u starts\n", s.kills, s.starts);
