@@ -53,7 +53,7 @@ def last_step(output):
             lines = f.read().split(b"\n")[:-1]
     except FileNotFoundError:
         return 0
-    steps = [json.loads(line)["step"] for line in lines[1:] or lines if b'"loss"' in line]
+    steps = [json.loads(line)["step"] for line in lines[1:] or lines if b'"loss"' in line and b'"event"' not in line]
     return steps[-1] if steps else 0
 
 
@@ -70,7 +70,9 @@ class Job:
         self.lives, self.reached, self.files = [], 0, None
 
     def fail(self, text):
-        sys.exit(f"{self.said()[-3000:]}\nsoak: FAILED: {text}")
+        said, kept = self.said(), lib.WORK.rename(lib.WORK.parent / f"soak-failed-{os.getpid()}")  # relative to it is what the job has open
+        print(f"all is kept in {kept}", file=sys.stderr)
+        sys.exit(f"{said[-3000:]}\nsoak: FAILED: {text}")
 
     def said(self):
         return (lib.WORK / "stderr").read_text(errors="replace")
@@ -268,7 +270,7 @@ class Job:
         if self.process.returncode != 0:
             self.fail(f"exit {self.process.returncode} of the last life")
         lines = [json.loads(line) for line in (self.output / "log.jsonl").read_text().splitlines()]
-        steps = [line["step"] for line in lines if "loss" in line]
+        steps = [line["step"] for line in lines if "loss" in line and "event" not in line]
         if steps != list(range(1, len(steps) + 1)):
             self.fail("the log has not every step once")
         return lines[-1]["state_hash"]
@@ -284,6 +286,7 @@ class Job:
         across = statistics.median(held[-quarter:]) / statistics.median(held[:quarter]) - 1
         within = max(statistics.mean(r for _, r, _ in life[-2:]) / statistics.mean(r for _, r, _ in life[:2]) - 1
                      for life in lives)
+        (lib.WORK.parent / "soak-samples.json").write_text(json.dumps(self.lives))
         descriptors = sorted({fds for life in lives for _, _, fds in life})
         longest = max(lives, key=len)
         print(f"memory {held[0] / 2**20:.2f} MiB; at most {within:+.2%} in a life, {across:+.2%} from the first to the last "
@@ -314,8 +317,8 @@ def main():
             job.ask(signal.SIGTERM)
         if job.over():
             job.go_on()
-    steps = job.finish()
     drift, descriptors = job.drift()
+    steps = job.finish()
     print(f"seed {a.seed}: {sum(job.counts.values())} strikes {dict(job.counts)}, {dict(job.outcomes)}; {steps} steps, the "
           "undisturbed hash")
     if drift >= DRIFT or len(descriptors) != 1:
