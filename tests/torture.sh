@@ -8,6 +8,8 @@
 #                                          and from then on, in 256 parts (BUILD/torture/part-W); W: 0 to 11
 #   tests/torture.sh ranks [--seconds N] [--seed S] [--build DIR]    a rank of 2 and of 4 killed at every point of a
 #                                          commit's phases and at random instants (BUILD/torture/next-ranks)
+#   tests/torture.sh soak [--seconds N] [--seed S] [--build DIR]     one long job that meets a fault a minute (an hour:
+#                                          3600; tests/bench/soak.py), then as many steps undisturbed
 #   tests/torture.sh fuzz [--seconds N] [--parser P] [--runs N] --build BUILD-FUZZ    every parser (P: those) under
 #                                          libFuzzer in turn, the one with the fewest executions of this commit next
 #                                          (BUILD-FUZZ/torture/fuzz-COMMIT), or with --runs one after the other until each
@@ -17,7 +19,7 @@
 set -eu
 what=rounds
 case ${1:-} in
-  kills | faults | ranks | fuzz) what=$1; shift ;;
+  kills | faults | ranks | soak | fuzz) what=$1; shift ;;
 esac
 seconds=600 seed= build=build way=0 parser= runs=
 while [ $# -gt 1 ]; do
@@ -37,7 +39,7 @@ commit=$(git -C "$(dirname "$0")" rev-parse --short HEAD 2>/dev/null || echo unk
 build=$(cd "$build" && pwd) || exit 2
 source=$(cd "$(dirname "$0")" && pwd)
 parsers='json safetensors index gguf hf_tokenizer manifest config tokenizer chat data'
-needed='train_commit train_checkpoints train_faults test_crash test_pages test_commit_flips train_kills_ranks'
+needed='train_commit train_checkpoints train_faults test_crash test_pages test_commit_flips train_kills_ranks tidemill'
 [ $what != fuzz ] || needed=$(printf 'fuzz_%s ' ${parser:-$parsers})
 for test in $needed; do
   [ -x "$build/tests/$test" ] || { echo "torture.sh: $build/tests/$test is missing; build first" >&2; exit 2; }
@@ -98,6 +100,10 @@ if [ $what = fuzz ]; then
   echo "torture.sh: $rounds pieces without a finding; of commit $commit so far:"
   sums "${parser:-$parsers}" | awk '{ printf "%-12s %10d executions in %6d s, %d a second\n", $2, $1, $3, $3 ? $1 / $3 : 0 }'
   exit 0
+fi
+if [ $what = soak ]; then
+  export TIDEMILL="$build/tests/tidemill" TIDEMILL_BENCH_DIR="$build/torture" TIDEMILL_PROFILE="$build/torture/profile.json"
+  exec python3 "$source/bench/soak.py" --seconds "$seconds" --seed "${seed:-1}"
 fi
 if [ $what = faults ]; then
   part=$(cat "part-$way" 2>/dev/null || echo 0)

@@ -70,7 +70,7 @@ class Job:
         self.lives, self.reached, self.files = [], 0, None
 
     def fail(self, text):
-        said, kept = self.said(), lib.WORK.rename(lib.WORK.parent / f"soak-failed-{os.getpid()}")  # relative to it is what the job has open
+        said, kept = self.said(), lib.WORK.rename(lib.WORK.parent / f"soak-failed-{os.getpid()}")
         print(f"all is kept in {kept}", file=sys.stderr)
         sys.exit(f"{said[-3000:]}\nsoak: FAILED: {text}")
 
