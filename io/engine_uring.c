@@ -273,6 +273,9 @@ static void uring_start(io_layer *l, io_piece *p) {
     io_queue_push(&c->started, p);
 }
 
+/* Of one wait. A profiler interrupts a thousand times a second, and a disk may be silent for minutes. */
+enum { MOST_INTERRUPTIONS = 1 << 20 };
+
 /* A full kernel (EAGAIN, EBUSY) and interruptions leave entries where they are, for the next enter. */
 static bool passes(int err) {
     return err == 0 || err == EINTR || err == EAGAIN || err == EBUSY;
@@ -312,7 +315,7 @@ static tm_status uring_reap(io_layer *l, bool block, io_queue *settled) {
     uring_ctx *c = l->ctx;
     tm_io *io = l->io;
     if (!block && !c->in_kernel && !c->started.head && !c->handed.head && !c->broken) return TM_OK;
-    for (unsigned tries = 0; !c->broken;) {
+    for (unsigned tries = 0, interrupted = 0; !c->broken;) {
         c->broken = own_ring(io, c);
         if (c->broken || take_completions(io, c, settled)) break;
         fill_entries(io, c, block);
@@ -323,6 +326,7 @@ static tm_status uring_reap(io_layer *l, bool block, io_queue *settled) {
             if (++tries == IO_RETRIES) c->broken = err;
             nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
         }
+        if (err == EINTR && ++interrupted == MOST_INTERRUPTIONS) c->broken = err;
     }
     if (!c->broken) return TM_OK;
     return tm_fail_sys(TM_EIO, c->broken, "io_uring_enter", "", -1,

@@ -180,7 +180,8 @@ static void test_ring_enter(void **state) {
 static void test_ring_broken(void **state) {
     (void)state;
     static const char *const specs[] = {"uring_enter:1:eio:sticky", "uring_enter:2:eio:once",
-                                        "uring_enter:4:enomem:sticky", "uring_enter:1:eagain:sticky"};
+                                        "uring_enter:4:enomem:sticky", "uring_enter:1:eagain:sticky",
+                                        "uring_enter:3:eintr:sticky"};
     for (unsigned i = 0; i < TM_COUNT(specs); i++) {
         tm_io *io = test_engine(&(engine_case){"uring", 0}, 2, BLOCK);
         if (!io) return;
