@@ -12,7 +12,7 @@
  * added: rows of C a large power of two apart fall into a few sets of the caches, and push out what is needed next.
  *
  * A sum's order depends on k alone: any cut of C, any number of threads gives the same bits. */
-#include "kernels/gemm_pack.h"
+#include "kernels/gemm_pack_internal.h"
 #include "kernels/kernels_internal.h"
 
 #include <omp.h>

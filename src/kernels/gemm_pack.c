@@ -1,5 +1,5 @@
 /* Packing of the builtin product's operands; those of 16 bits are widened on the way. */
-#include "kernels/gemm_pack.h"
+#include "kernels/gemm_pack_internal.h"
 
 #include <string.h>
 

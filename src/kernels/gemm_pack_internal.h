@@ -1,7 +1,7 @@
 /* How operands of the builtin product are laid out for its register tile: panels of `width` floats a depth, of which
  * the first `step` are used. */
-#ifndef TIDEMILL_GEMM_PACK_H
-#define TIDEMILL_GEMM_PACK_H
+#ifndef TIDEMILL_GEMM_PACK_INTERNAL_H
+#define TIDEMILL_GEMM_PACK_INTERNAL_H
 
 #include "kernels/kernels_internal.h"
 
