@@ -260,8 +260,8 @@ static void the_verifier_rejects_a_missing_copy(void **state) {
         tm_plan *plan = plan_of(&w, least_arena(&w) * (1 + seed % 2));
         for (uint32_t op = 0; op < plan->n_op; op++) {
             tm_plan_op o = plan->op[op];
-            struct plan_touch t[2] = {plan->touch[plan->first_touch[op]], plan->touch[plan->first_touch[op] + 1]};
             if (o.op.code != TM_OP_COPY) continue;
+            struct plan_touch t[2] = {plan->touch[plan->first_touch[op]], plan->touch[plan->first_touch[op] + 1]};
             take_touches(plan, op);
             refused(plan, "a missing copy", op);
             give_touches(plan, op, &o, t);
