@@ -239,19 +239,25 @@ static bool file_not_empty(const char *path) {
     return stat(path, &st) == 0 && st.st_size > 0;
 }
 
-/* A rank is a child of the launcher; until it is there, and where none is meant, the launcher is hit. */
-static pid_t target(pid_t pid, const run_opts *o) {
+/* Those that a process has started and that are still there, oldest first. */
+static unsigned children(pid_t pid, pid_t *child, unsigned cap) {
     char path[64], list[512];
-    long child[64];
     unsigned n = 0;
-    if (!o->ranks || o->kill_rank == 0) return pid;
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)pid, (int)pid);
     FILE *f = fopen(path, "r");
-    if (!f) return pid;
+    if (!f) return 0;
     if (!fgets(list, sizeof list, f)) list[0] = 0;
     fclose(f);
-    for (char *at = list, *end; n < TM_COUNT(child) && (child[n] = strtol(at, &end, 10)) > 0; at = end) n++;
-    return o->kill_rank <= n ? (pid_t)child[o->kill_rank - 1] : pid;
+    for (char *at = list, *end; n < cap && (child[n] = (pid_t)strtol(at, &end, 10)) > 0; at = end) n++;
+    return n;
+}
+
+/* A rank is a child of the launcher; until it is there, and where none is meant, the launcher is hit. */
+static pid_t target(pid_t pid, const run_opts *o) {
+    pid_t child[64];
+    if (!o->ranks || o->kill_rank == 0) return pid;
+    unsigned n = children(pid, child, TM_COUNT(child));
+    return o->kill_rank <= n ? child[o->kill_rank - 1] : pid;
 }
 
 /* The state letter of a process as /proc has it; 0: it is gone. */
@@ -267,20 +273,24 @@ static char state_of(pid_t pid) {
 
 /* `pid`, or one that it started (`depth` generations of them), if it is stopped; 0: none is. */
 static pid_t stopped(pid_t pid, unsigned depth) {
-    char path[64], list[512];
-    pid_t found = state_of(pid) == 'T' ? pid : 0;
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)pid, (int)pid);
-    FILE *f = found || depth == 0 ? NULL : fopen(path, "r");
-    if (!f) return found;
-    if (!fgets(list, sizeof list, f)) list[0] = 0;
-    fclose(f);
-    char *end;
-    for (char *at = list; !found; at = end) {
-        long child = strtol(at, &end, 10);
-        if (child <= 0) break;
-        found = stopped((pid_t)child, depth - 1);
-    }
+    pid_t child[64], found = state_of(pid) == 'T' ? pid : 0;
+    unsigned n = found || depth == 0 ? 0 : children(pid, child, TM_COUNT(child));
+    for (unsigned i = 0; i < n && !found; i++) found = stopped(child[i], depth - 1);
     return found;
+}
+
+/* Who is it that does not end, and where does it wait? */
+static void print_tree(pid_t pid, unsigned depth) {
+    char path[64], where[64] = "";
+    pid_t child[64];
+    snprintf(path, sizeof path, "/proc/%d/wchan", (int)pid);
+    FILE *f = fopen(path, "r");
+    if (f && !fgets(where, sizeof where, f)) where[0] = 0;
+    if (f) fclose(f);
+    char state = state_of(pid);
+    print_error("%*spid %d, state %c, in %s\n", (int)(2 * depth), "", (int)pid, state ? state : '-', where);
+    unsigned n = depth < 4 ? children(pid, child, TM_COUNT(child)) : 0;
+    for (unsigned i = 0; i < n; i++) print_tree(child[i], depth + 1);
 }
 
 /* Whoever has stopped itself is given what the test has for it, and goes on. */
@@ -296,12 +306,33 @@ static void meet_stop(pid_t pid, const run_opts *o, bool *signalled) {
 
 /* Limits are there to end what hangs, and say what a machine takes that does nothing else: others may use this one.
  * Ours ends the ranks and says what hung, so it comes before ctest's (600 s where a test has no other). */
-enum { PATIENCE = 5, LIMIT_S = 100 };
+enum { PATIENCE = 5, LIMIT_S = 100, LAUNCHER_LIMIT_S = 60 };
 
-static int await(pid_t pid, const run_opts *o, run_result *r) {
+/* How long all ranks have been at their end while the launcher is not, looked at once a second: when a rank is killed,
+ * mpirun itself may hang now and then, which is no fault of the ranks (src/comm/README.md). */
+typedef struct launcher_watch {
+    uint64_t looked_ns;
+    unsigned seconds;
+    bool seen; /* there were ranks */
+} launcher_watch;
+
+static bool launcher_hangs(pid_t pid, launcher_watch *w) {
+    pid_t child[64];
+    uint64_t now = tm_now_ns();
+    if (now - w->looked_ns < 1000000000) return false;
+    w->looked_ns = now;
+    unsigned n = children(pid, child, TM_COUNT(child)), alive = 0;
+    for (unsigned i = 0; i < n; i++) alive += state_of(child[i]) != 'Z';
+    w->seen |= alive > 0;
+    w->seconds = w->seen && alive == 0 ? w->seconds + 1 : 0;
+    return w->seconds > LAUNCHER_LIMIT_S;
+}
+
+static int await(pid_t pid, int err, const run_opts *o, run_result *r) {
     uint64_t began = tm_now_ns(), limit = (uint64_t)(o->timeout_s ? o->timeout_s : LIMIT_S) * PATIENCE * 1000000000;
     uint64_t from = o->signal_when || o->stop_at ? 0 : began;
     bool signalled = false;
+    launcher_watch launcher = {0};
     for (;;) {
         int status;
         pid_t got = waitpid(pid, &status, WNOHANG);
@@ -318,11 +349,16 @@ static int await(pid_t pid, const run_opts *o, run_result *r) {
             signalled = true;
             kill(target(pid, o), o->signal);
         }
+        if (o->ranks && launcher_hangs(pid, &launcher) && (o->signal || o->fault)) {
+            print_message("  the ranks have ended, mpirun has not for %d s: killed\n", LAUNCHER_LIMIT_S);
+            kill(pid, SIGKILL);
+        }
         if (tm_now_ns() - began > limit) {
+            print_tree(pid, 0);
             kill(pid, o->ranks ? SIGTERM : SIGKILL); /* the launcher ends its ranks */
             if (o->ranks) sleep(3), kill(pid, SIGKILL);
             (void)waitpid(pid, &status, 0);
-            fail_msg("killed after %llu s", (unsigned long long)(limit / 1000000000));
+            fail_msg("killed after %llu s; stderr:\n%s", (unsigned long long)(limit / 1000000000), take(err, NULL));
         }
         usleep(2000);
     }
@@ -351,7 +387,7 @@ run_result run_argv(const run_opts *o, const char *const *arguments) {
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) child(o, arguments, in, out, err);
-    int status = await(pid, o, &r);
+    int status = await(pid, err, o, &r);
     r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     close(in);
     r.out = take(out, &r.out_len);

@@ -227,7 +227,7 @@ static const char *write_config(void) {
                          " \"adam_beta2\": %.17g, \"adam_epsilon\": %.17g, \"max_grad_norm\": %.17g,\n"
                          " \"lr_scheduler_type\": \"%s\", \"max_steps\": %d, \"save_steps\": 0, \"commit_steps\": 0,\n"
                          " \"per_device_train_batch_size\": %d, \"gradient_accumulation_steps\": %d,\n"
-                         " \"memory\": {\"host_budget\": \"512MiB\", \"cache\": \"none\"}}\n",
+                         " \"memory\": {\"host_budget\": \"1GiB\"}}\n",
                          model, rows, setting("lr"), setting("wd"), beta->number, beta->next->number, setting("eps"),
                          setting("clip"), at(at(golden, "settings"), "schedule")->text, (int)setting("steps"),
                          (int)setting("micro"), (int)setting("accum")));
@@ -236,7 +236,7 @@ static const char *write_config(void) {
 
 static void test_finetune(void **state) {
     (void)state;
-    train_log log = run_train(write_config(), tuned, 512 * MIB, &(run_opts){.timeout_s = 300}, SETS("seed=42"));
+    train_log log = run_train(write_config(), tuned, 1024 * MIB, &(run_opts){.timeout_s = 300}, SETS("seed=42"));
     const tm_json *want = at(at(golden, "finetune"), "steps")->child;
     double worst_loss = 0, worst_norm = 0;
     for (unsigned s = 0; want; s++, want = want->next) {
