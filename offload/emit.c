@@ -28,6 +28,18 @@ typedef struct stretch {
     uint32_t owner;
 } stretch;
 
+/* Who touched bytes last, of those who had them before. */
+typedef struct final {
+    uint64_t begin, end;
+    uint32_t op;
+} final;
+
+typedef struct finals {
+    final *item;
+    uint32_t n, cap;
+    uint32_t stretches; /* of the residence in the map */
+} finals;
+
 typedef struct emitter {
     const tm_layout *l;
     const tm_program *p;
@@ -48,7 +60,7 @@ typedef struct emitter {
     uint32_t cap_seen;
     stretch *map;
     uint32_t n_map, cap_map;
-    uint32_t **prev; /* per residence: ops that the first touch has to follow; [0] is the count */
+    finals *prev; /* per residence: whom the first touch of its bytes has to follow */
     uint32_t cap_touch, n_touch;
     tm_status status;
 } emitter;
@@ -83,9 +95,13 @@ static uint32_t new_op(emitter *e, const tm_plan_op *op) {
     return plan->n_op++;
 }
 
-static void touch(emitter *e, tracker *t, uint32_t op, unsigned access, const uint32_t *prev) {
+/* `prev`, [begin, end): who had the bytes of an object before; NULL: nobody. An object follows those of its own bytes
+ * alone: of a visit of many tiles, each would follow all of another's otherwise. */
+static void touch(emitter *e, tracker *t, uint32_t op, unsigned access, const finals *prev, uint64_t begin,
+                  uint64_t end) {
     if (t->writer == TM_NONE && t->reader == TM_NONE && prev)
-        for (uint32_t i = 1; i <= prev[0]; i++) add_edge(e, prev[i], op);
+        for (uint32_t i = 0; i < prev->n; i++)
+            if (prev->item[i].begin < end && prev->item[i].end > begin) add_edge(e, prev->item[i].op, op);
     if (access & TM_USE_WRITE) {
         if (t->reader == TM_NONE) add_edge(e, t->writer, op);
         for (uint32_t i = t->reader; i != TM_NONE; i = e->link[i].next) add_edge(e, e->link[i].op, op);
@@ -112,25 +128,50 @@ static void note_touch(emitter *e, uint64_t address, uint64_t bytes, unsigned ac
 
 /* ---- who had these bytes before ------------------------------------------------------------------------------ */
 
-static bool push_final(uint32_t **list, uint32_t *cap, uint32_t *n, uint32_t op) {
-    if (!offload_grow(list, cap, *n, sizeof **list)) return false;
-    (*list)[(*n)++] = op;
+/* The tiles of a visit mostly have the same finals: where `at` has the same one of the bytes before, it is extended. */
+static bool push_final(finals *list, uint32_t at, const final *f) {
+    if (at < list->n && list->item[at].op == f->op && list->item[at].end == f->begin) {
+        list->item[at].end = f->end;
+        return true;
+    }
+    if (!offload_grow(&list->item, &list->cap, list->n, sizeof *f)) return false;
+    list->item[list->n++] = *f;
     return true;
 }
 
-/* Where a visit left one of its objects untouched, whoever had those bytes before still counts. */
-static bool collect_finals(emitter *e, uint32_t owner, uint32_t **list, uint32_t *cap, uint32_t *n) {
+/* Where a visit left an object untouched, whoever had those bytes before still counts. */
+static bool inherit_finals(const finals *from, uint64_t begin, uint64_t end, finals *list) {
+    for (uint32_t i = 0; i < from->n; i++) {
+        final f = from->item[i];
+        f.begin = tm_max_u64(f.begin, begin);
+        f.end = tm_min_u64(f.end, end);
+        if (f.begin < f.end && !push_final(list, UINT32_MAX, &f)) return false;
+    }
+    return true;
+}
+
+/* Of what [begin, end) holds of `owner`. */
+static bool collect_finals(emitter *e, uint32_t owner, uint64_t begin, uint64_t end, finals *list) {
     const residence *r = &e->pl->item[owner];
-    bool inherit = false;
+    uint64_t address = r->address;
+    uint32_t group = list->n; /* finals of the object before */
     for (uint32_t k = 0; k < r->count; k++) {
         const tracker *t = &e->frame[e->frame_of[owner] + k];
-        if (t->reader == TM_NONE && t->writer == TM_NONE) inherit = true;
-        if (t->reader == TM_NONE && t->writer != TM_NONE && !push_final(list, cap, n, t->writer)) return false;
-        for (uint32_t i = t->reader; i != TM_NONE; i = e->link[i].next)
-            if (!push_final(list, cap, n, e->link[i].op)) return false;
+        final f = {tm_max_u64(address, begin), address, TM_NONE};
+        address += program_object(e->p, r->first_object + k)->frame_bytes;
+        f.end = tm_min_u64(address, end);
+        if (f.begin >= f.end) continue;
+        uint32_t at = group, before = list->n;
+        if (t->reader == TM_NONE && t->writer == TM_NONE && !inherit_finals(&e->prev[owner], f.begin, f.end, list))
+            return false;
+        f.op = t->writer;
+        if (t->reader == TM_NONE && t->writer != TM_NONE && !push_final(list, at++, &f)) return false;
+        for (uint32_t i = t->reader; i != TM_NONE; i = e->link[i].next) {
+            f.op = e->link[i].op;
+            if (!push_final(list, at++, &f)) return false;
+        }
+        if (list->n > before) group = before;
     }
-    for (uint32_t i = 1; inherit && e->prev[owner] && i <= e->prev[owner][0]; i++)
-        if (!push_final(list, cap, n, e->prev[owner][i])) return false;
     return true;
 }
 
@@ -146,26 +187,30 @@ static uint32_t first_overlap(const emitter *e, uint64_t begin) {
     return lo;
 }
 
+/* Nobody asks any more whom a residence followed that has no bytes left. */
+static void leave(finals *f) {
+    if (--f->stretches > 0) return;
+    tm_free(f->item);
+    *f = (finals){0};
+}
+
 /* Gives [address, address + bytes) to residence `r`: its first touches have to follow the finals of whoever was there.
  */
 static void occupy(emitter *e, uint32_t r) {
     uint64_t begin = e->pl->item[r].address, end = begin + e->pl->item[r].bytes;
     uint32_t at = first_overlap(e, begin), until = at;
-    uint32_t *list = NULL, cap = 0, n = 1, last_owner = TM_NONE;
     stretch head = {0}, tail = {0};
-    if (!offload_grow(&list, &cap, 0, sizeof *list)) {
-        fail(e, sizeof *list);
-        return;
-    }
     for (; until < e->n_map && e->map[until].begin < end; until++) {
         stretch *s = &e->map[until];
-        if (s->owner != last_owner && !collect_finals(e, s->owner, &list, &cap, &n)) fail(e, sizeof *list);
-        last_owner = s->owner;
+        if (!collect_finals(e, s->owner, tm_max_u64(s->begin, begin), tm_min_u64(s->end, end), &e->prev[r]))
+            fail(e, sizeof *e->prev[r].item);
         if (s->begin < begin) head = (stretch){s->begin, begin, s->owner};
         if (s->end > end) tail = (stretch){end, s->end, s->owner};
     }
-    list[0] = n - 1;
-    e->prev[r] = list;
+    e->prev[r].stretches = 1;
+    if (head.end > 0) e->prev[head.owner].stretches++;
+    if (tail.end > 0) e->prev[tail.owner].stretches++;
+    for (uint32_t i = at; i < until; i++) leave(&e->prev[e->map[i].owner]);
     uint32_t insert = 1u + (head.end > 0 ? 1u : 0u) + (tail.end > 0 ? 1u : 0u), remove = until - at;
     while (e->n_map + insert > e->cap_map)
         if (!offload_grow(&e->map, &e->cap_map, e->cap_map, sizeof *e->map)) {
@@ -193,8 +238,9 @@ static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
     if (op == TM_NONE) return;
     e->plan->first_touch[op] = e->n_touch;
     note_touch(e, address, o->frame_bytes, write ? TM_USE_READ : TM_USE_WRITE, id);
-    touch(e, &e->frame[e->frame_of[r] + k], op, write ? TM_USE_READ : TM_USE_WRITE, e->prev[r]);
-    touch(e, &e->disk[object_slot(e, id)], op, write ? TM_USE_WRITE : TM_USE_READ, NULL);
+    touch(e, &e->frame[e->frame_of[r] + k], op, write ? TM_USE_READ : TM_USE_WRITE, &e->prev[r], address,
+          address + o->frame_bytes);
+    touch(e, &e->disk[object_slot(e, id)], op, write ? TM_USE_WRITE : TM_USE_READ, NULL, 0, 0);
     uint64_t *count = write ? e->plan->info.write_bytes : e->plan->info.read_bytes;
     count[o->kind] += o->frame_bytes;
 }
@@ -247,11 +293,12 @@ static void emit_compute(emitter *e, uint32_t pos) {
             uint32_t id = u->object + k;
             uint64_t bytes = program_object(e->p, id)->frame_bytes;
             note_touch(e, at, bytes, u->access, id);
-            at += bytes;
             if (r == TM_NONE)
-                touch(e, &e->frame[e->resident_frames + id], op, u->access, NULL);
+                touch(e, &e->frame[e->resident_frames + id], op, u->access, NULL, 0, 0);
             else
-                touch(e, &e->frame[e->frame_of[r] + (id - e->pl->item[r].first_object)], op, u->access, e->prev[r]);
+                touch(e, &e->frame[e->frame_of[r] + (id - e->pl->item[r].first_object)], op, u->access, &e->prev[r], at,
+                      at + bytes);
+            at += bytes;
         }
     }
 }
@@ -347,7 +394,7 @@ static tm_status prepare(emitter *e) {
 }
 
 static void emitter_free(emitter *e) {
-    for (uint32_t r = 0; e->prev && r < e->pl->n; r++) tm_free(e->prev[r]);
+    for (uint32_t r = 0; e->prev && r < e->pl->n; r++) tm_free(e->prev[r].item);
     tm_free(e->prev);
     tm_free(e->frame);
     tm_free(e->frame_of);

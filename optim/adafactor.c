@@ -210,6 +210,7 @@ OPTIM_BODY uint64_t update_some(const piece *p, size_t from, size_t n, const tm_
     } else {
         float *v = (float *)x->state[ADAFACTOR_FULL] + at;
         vector_update(k, v, v, n, u);
+        for (size_t i = 0; i < n; i++) bad += optim_is_bad(v[i], 0, 0);
     }
     for (size_t i = 0; i < n; i++) u[i] = u[i] / shrink * rate;
     if (k->beta1 != 0) {

@@ -69,7 +69,8 @@ static const char *other_rank_in(const char *block, size_t n) {
     static const char job[] = "PMIX_NAMESPACE";
     const char *rank = rank_in(block, n), *theirs = value_in(block, n, job), *ours = getenv(job);
     if (!rank || strtoul(rank, NULL, 10) == comm_launch_rank()) return NULL;
-    return theirs && ours && strcmp(theirs, ours) != 0 ? NULL : rank;
+    if (!ours != !theirs) return NULL; /* a launcher names the job of all its ranks, or of none */
+    return ours && strcmp(theirs, ours) != 0 ? NULL : rank;
 }
 
 /* The next one in the listing of /proc: its pid, and in `room` its rank. NULL: no more. */
@@ -93,6 +94,8 @@ bool comm_stopped_sibling(char *text, size_t cap) {
 }
 
 void comm_end_stopped_siblings(void) {
+    /* Without a launcher whoever lost its own is a child of 1, too: only a job's name tells them apart. */
+    if (getppid() == 1 && !getenv("PMIX_NAMESPACE")) return;
     char *room = tm_malloc(ENVIRON_BYTES);
     DIR *d = room ? opendir("/proc") : NULL;
     const char *rank, *pid;

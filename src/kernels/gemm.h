@@ -27,7 +27,7 @@
 #include "kernels/kernels.h"
 
 typedef struct tm_gemm_args {
-    uint64_t m, n, k;
+    uint64_t m, n, k; /* m or n may be 0, k may not */
     float alpha, beta;
     const void *a, *b;
     void *c;

@@ -137,6 +137,13 @@ static tm_status minimum_of_programs(tm_job *job, const job_opts *opts, const pa
         *plans += plan_bytes(p);
         tm_program_free(p);
     }
+    if (opts->kv_rows) { /* a plan for each token beside the one for the prompt */
+        pass_opts one = *o;
+        one.shape.seq = 1;
+        TM_TRY(build_pass(&p, job, "decoding", &one));
+        *plans += plan_bytes(p);
+        tm_program_free(p);
+    }
     TM_TRY(build_pass(&p, job, "step", o));
     *plans += plan_bytes(p);
     uint64_t share = tm_program_share_bytes(p, job->ranks.shared_by);
@@ -151,6 +158,13 @@ static tm_status minimum_of_programs(tm_job *job, const job_opts *opts, const pa
     TM_TRY(build_drain(&p, job));
     *plans += plan_bytes(p);
     return least_of(job, opts, p, least, device);
+}
+
+/* While a way is planned there are its programs, who follows whom and what is simulated beside the plans: nine tenths
+ * of them where operations are many and small (64 blocks of 64, 256 micro-batches). It is gone before there is a slab.
+ */
+static uint64_t planning_bytes(uint64_t plans) {
+    return 2 * plans;
 }
 
 static bool at_an_end(const pass_opts *o) {
@@ -176,7 +190,7 @@ static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *
     tm_status rc = minimum_of_programs(job, opts, o, least, device, plans);
     job->need_share = keep;
     if (opts->device_bytes) *plans *= WITH_COPIES;
-    *least += *plans;
+    *least = tm_max_u64(*least + *plans, planning_bytes(*plans));
     return rc;
 }
 
@@ -204,6 +218,15 @@ tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways) {
         ways->minimum = tm_min_u64(ways->minimum, ways->least[i]);
     }
     return TM_OK;
+}
+
+void job_plans_took(way_list *ways, uint32_t way, uint64_t bytes) {
+    if (ways->least[way] == 0 || bytes <= ways->plans[way]) return;
+    ways->least[way] = tm_max_u64(ways->least[way] + bytes - ways->plans[way], planning_bytes(bytes));
+    ways->plans[way] = bytes;
+    ways->minimum = UINT64_MAX;
+    for (uint32_t i = 0; i < ways->n; i++)
+        if (ways->least[i]) ways->minimum = tm_min_u64(ways->minimum, ways->least[i]);
 }
 
 /* ---- a guess ------------------------------------------------------------------------------------------------- */
@@ -295,7 +318,6 @@ static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name
     const pass_opts *o = &ways->way[i];
     pass_opts as = *o;
     as.spread = spread;
-    if (ways->least[i] == 0) TM_TRY(minimum_of_way(job, opts, ways, i));
     if (ways->least[i] > job->slab_bytes) return TM_EBUDGET;
     job->plans_bytes = ways->plans[i];
     TM_TRY(job_add_state(job, opts, o->park));
@@ -328,10 +350,14 @@ static bool can_spread(const pass_opts *o) {
     return o->shape.micro_batches > 1 && (o->update == UPDATE_BEFORE || o->update == UPDATE_WITHIN);
 }
 
-/* Compiles and predicts one way; takes it where it is better than the best so far. */
+/* Compiles and predicts one way; takes it where it is better than the best so far. TM_EBUDGET also where it cannot be
+ * planned beside that. */
 static tm_status try_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t way, bool spread,
                          bool compare, compiled *best) {
     compiled c = {.way = way};
+    uint64_t beside = best->plan ? tm_plan_get_info(best->plan)->memory_bytes : 0;
+    if (ways->least[way] == 0) TM_TRY(minimum_of_way(job, opts, ways, way));
+    if (beside + planning_bytes(ways->plans[way]) > job->slab_bytes) return TM_EBUDGET;
     TM_TRY(compile_way(job, opts, name, ways, way, spread, &c.plan));
     tm_status rc = compare ? job_predict(job, c.plan, &ways->way[way], &c.seconds) : TM_OK;
     c.state = job_take_state(job);

@@ -272,6 +272,7 @@ static tm_status compile_once(tm_job *job, const job_opts *opts, const char *nam
     bool beside =
         job->need_slab + job->need_share + job->plans_bytes <= budget && !tm_fault_hit("no_room_beside", NULL);
     if (rc == TM_OK && !beside) rc = tm_fail(TM_EBUDGET, "plans beside each other");
+    job_plans_took(ways, out->chosen, job->need_plans); /* more than their programs bound: known to the next try */
     if (rc != TM_EBUDGET) return rc;
     tm_plan_free(out->plan);
     tm_plan_free(out->import_plan);
@@ -300,7 +301,7 @@ static tm_status agree_on_way(tm_job *job, const job_opts *opts, const char *nam
     TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, least, TM_COUNT(least)));
     job_opts of_all = *opts;
     of_all.device_bytes = least[1];
-    job->slab_bytes = least[0];
+    job->slab_bytes = tm_max_u64(least[0], ways->minimum); /* of a rank with less: it has said that it can, too */
     uint32_t way = UINT32_MAX;
     if (job->ranks.rank == 0) {
         rc = job_choose(job, &of_all, name, ways, UINT32_MAX, &plan, &way);

@@ -444,6 +444,8 @@ void job_free_state(job_state *s);
 void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po);
 /* The least slab of every way and of all: independent of the budget. */
 tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways);
+/* What the plans of a way that was compiled take, where that is more than their programs said. */
+void job_plans_took(way_list *ways, uint32_t way, uint64_t bytes);
 /* Compiles the best way (`only`, if less than n) for job->slab_bytes. TM_EBUDGET, with no error set: none fits. */
 tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only, tm_plan **plan,
                      uint32_t *chosen);

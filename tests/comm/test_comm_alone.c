@@ -52,8 +52,9 @@ static void launchers(void **state) {
 /* ---- siblings ---- */
 
 /* What a launcher would have started: stopped at once, a rank or something else. */
-static pid_t stopped_child(char *variable, char *also) {
-    char *const argv[] = {"sh", "-c", "kill -STOP $$; sleep 60", NULL}, *const environment[] = {also, variable, NULL};
+static pid_t stopped_child(char *variable, char *also, char *job) {
+    char *const argv[] = {"sh", "-c", "kill -STOP $$; sleep 60", NULL}, *const environment[] = {also, variable, job,
+                                                                                                NULL};
     int status;
     pid_t pid = fork();
     assert_true(pid >= 0);
@@ -66,6 +67,7 @@ static pid_t stopped_child(char *variable, char *also) {
 /* A stopped one that is to be left: not gone by now; then it is ended here. */
 static void was_left(pid_t pid) {
     int status;
+    usleep(20000); /* what was killed just now is there for a moment */
     assert_int_equal(waitpid(pid, &status, WNOHANG), 0);
     assert_int_equal(kill(pid, SIGKILL), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -77,9 +79,11 @@ static void stopped_siblings(void **state) {
     (void)state;
     int status;
     char said[64] = "";
-    pid_t rank = stopped_child("PMI_RANK=7", "SLURM_PROCID=3"), other = stopped_child("RANK=8", "PMIX_NAMESPACE=a"),
-          own = stopped_child("PMI_RANK=3", "PMIX_NAMESPACE=a"),
-          elsewhere = stopped_child("PMI_RANK=9", "PMIX_NAMESPACE=b"), me = fork();
+    pid_t rank = stopped_child("PMI_RANK=7", "SLURM_PROCID=3", "PMIX_NAMESPACE=a"),
+          other = stopped_child("RANK=8", "PMIX_NAMESPACE=a", NULL),
+          own = stopped_child("PMI_RANK=3", "PMIX_NAMESPACE=a", NULL),
+          elsewhere = stopped_child("PMI_RANK=9", "PMIX_NAMESPACE=b", NULL),
+          unnamed = stopped_child("SLURM_PROCID=5", "SLURM_JOB_ID=1", NULL), me = fork();
     assert_true(me >= 0);
     if (me == 0) {
         bool set = setenv("PMI_RANK", "3", 1) == 0 && setenv("PMIX_NAMESPACE", "a", 1) == 0;
@@ -97,6 +101,7 @@ static void stopped_siblings(void **state) {
     was_left(other);
     was_left(own);
     was_left(elsewhere);
+    was_left(unnamed);
     if (ended == 0) {
         (void)(kill(rank, SIGKILL) + waitpid(rank, &status, 0));
         fail_msg("the stopped rank is left");

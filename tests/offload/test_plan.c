@@ -238,12 +238,46 @@ static void damaged_pages_are_caught(void **state) {
     }
 }
 
+/* Two parts of many tiles take turns in the same bytes: each tile follows those of its own bytes, not all. */
+static void many_tiles_stay_in_bounds(void **state) {
+    (void)state;
+    enum { TILES = 64, TURNS = 6, BYTES = 8192 };
+    tm_layout *l;
+    tm_program *p;
+    tm_plan *plan;
+    uint64_t least;
+    assert_int_equal(tm_layout_create(&l), TM_OK);
+    for (uint32_t i = 0; i < 2 * TILES; i++)
+        (void)tm_layout_object(
+            l, &(tm_object){.kind = TM_KIND_WEIGHT_HI, .bundle = i / TILES, .bytes = BYTES, .pageable = true});
+    assert_int_equal(tm_program_create(&p, l, "turns"), TM_OK);
+    for (uint32_t i = 0; i < TURNS; i++) {
+        uint32_t v = tm_program_visit(p, i % 2 * TILES, TILES);
+        tm_program_op(p, &(tm_op){.code = 1});
+        tm_program_use(p, v, TM_USE_UPDATE);
+    }
+    tm_plan_opts o = {.choose_residency = true};
+    assert_int_equal(tm_plan_minimum(l, p, &o, &least), TM_OK);
+    o.slab_bytes = least;
+    assert_int_equal(tm_plan_compile(&plan, l, p, &o, NULL), TM_OK);
+    assert_int_equal(tm_plan_verify(plan), TM_OK);
+    assert_in_range(tm_plan_get_info(plan)->memory_bytes, 1, tm_program_plan_bytes(p));
+    tm_plan_free(plan);
+    tm_program_free(p);
+    tm_layout_free(l);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_budget_gives_the_same_bytes), cmocka_unit_test(one_byte_below_the_minimum_is_refused),
-        cmocka_unit_test(random_orders_give_the_same_bytes), cmocka_unit_test(linked_runs_give_the_same_bytes),
-        cmocka_unit_test(an_announcement_may_be_withdrawn),  cmocka_unit_test(the_verifier_rejects_missing_edges),
-        cmocka_unit_test(the_verifier_rejects_moved_frames), cmocka_unit_test(damaged_pages_are_caught),
+        cmocka_unit_test(many_tiles_stay_in_bounds),
+        cmocka_unit_test(every_budget_gives_the_same_bytes),
+        cmocka_unit_test(one_byte_below_the_minimum_is_refused),
+        cmocka_unit_test(random_orders_give_the_same_bytes),
+        cmocka_unit_test(linked_runs_give_the_same_bytes),
+        cmocka_unit_test(an_announcement_may_be_withdrawn),
+        cmocka_unit_test(the_verifier_rejects_missing_edges),
+        cmocka_unit_test(the_verifier_rejects_moved_frames),
+        cmocka_unit_test(damaged_pages_are_caught),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     rmdir(scratch_dir);

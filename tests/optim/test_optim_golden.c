@@ -308,11 +308,37 @@ static void a_constant_scale_stays(void **state) {
     assert_string_equal(tm_loss_scale_check(&o), "loss_scale_window must be at least 1");
 }
 
+/* A square that overflows stays infinite, and its weight would never move again: it is counted. */
+static void adafactor_counts_infinite_squares(void **state) {
+    (void)state;
+    const tm_optimizer *o = tm_optimizer_find("adafactor");
+    float w[4] = {1, 1, 1, 1}, squares[4] = {0}, g[4] = {1e20F, 1, 1, 1};
+    double scratch[64];
+    tm_optim_opts opts;
+    tm_optim_step step;
+    uint64_t bad = 0;
+    tm_optim_defaults(o, &opts);
+    tm_optim_step_init(&step, o, &opts, 1e-3, 1, 1);
+    tm_optim_tensor t = {.shape = {1, 0, 4}, .scratch = scratch};
+    tm_optim_span x = {.weight = w, .grad = g, .n = 4, .grad_type = TM_GRAD_F32, .state = {[3] = squares}};
+    assert_true(tm_optim_scratch_bytes(o, &t.shape) <= sizeof scratch);
+    tm_optim_begin(&step, &t);
+    for (uint32_t pass = 0; pass < o->passes; pass++) {
+        bad += tm_optim_pass(&step, &t, pass, &x);
+        tm_optim_turn(&step, &t, pass);
+    }
+    assert_int_equal(bad, 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(follows_the_libraries),      cmocka_unit_test(any_form_and_cut_gives_the_same_bits),
-        cmocka_unit_test(large_tensors_in_passes),    cmocka_unit_test(equals_bitsandbytes),
-        cmocka_unit_test(loss_scales_are_deepspeeds), cmocka_unit_test(a_constant_scale_stays),
+        cmocka_unit_test(adafactor_counts_infinite_squares),
+        cmocka_unit_test(follows_the_libraries),
+        cmocka_unit_test(any_form_and_cut_gives_the_same_bits),
+        cmocka_unit_test(large_tensors_in_passes),
+        cmocka_unit_test(equals_bitsandbytes),
+        cmocka_unit_test(loss_scales_are_deepspeeds),
+        cmocka_unit_test(a_constant_scale_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

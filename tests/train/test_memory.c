@@ -103,21 +103,55 @@ static void test_minimum_is_the_jobs(void **state) {
     }
 }
 
+/* At the least budget and a little above. */
+static void check_plans(const scene *s, const char *micro_batches) {
+    const char *const sets[] = {"precision=bf16", micro_batches, "max_steps=1", "per_device_train_batch_size=1", NULL};
+    uint64_t least = run_train_minimum(s->config, s->output, sets);
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t budget = least + i * 16 * MIB;
+        train_log log =
+            run_train(s->config, s->output, budget, NULL, SETS(budget_of(budget), sets[0], sets[1], sets[2], sets[3]));
+        print_message("  budget %7.2f MiB: peak %7.2f MiB\n", (double)budget / (double)MIB,
+                      (double)log.host_peak / (double)MIB);
+        run_remove(s->output);
+    }
+}
+
 /* A plan grows with the micro-batches of a step, and the state does not: it is the job's own memory, too. */
 static void test_many_micro_batches(void **state) {
     (void)state;
     scene s = scene_open();
-    const char *const sets[] = {"precision=bf16", "gradient_accumulation_steps=256", "max_steps=1",
-                                "per_device_train_batch_size=1", NULL};
-    uint64_t least = run_train_minimum(s.config, s.output, sets);
-    for (unsigned i = 0; i < 2; i++) {
-        uint64_t budget = least + i * 16 * MIB;
-        train_log log =
-            run_train(s.config, s.output, budget, NULL, SETS(budget_of(budget), sets[0], sets[1], sets[2], sets[3]));
-        print_message("  budget %7.2f MiB: peak %7.2f MiB\n", (double)budget / (double)MIB,
-                      (double)log.host_peak / (double)MIB);
-        run_remove(s.output);
-    }
+    check_plans(&s, "gradient_accumulation_steps=256");
+}
+
+/* Where operations are many and small there is little but plans, and what it takes to make them. */
+static void test_deep_and_narrow(void **state) {
+    (void)state;
+    scene s = scene_open();
+    run_write(run_path(s.model, "config.json"),
+              "{\"model_type\": \"llama\", \"hidden_size\": 64, \"intermediate_size\": 128,"
+              " \"num_hidden_layers\": 64, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
+              " \"vocab_size\": 1024, \"max_position_embeddings\": 512, \"rms_norm_eps\": 1e-05,"
+              " \"rope_theta\": 10000.0, \"hidden_act\": \"silu\", \"tie_word_embeddings\": true,"
+              " \"initializer_range\": 0.02}\n");
+    check_plans(&s, "gradient_accumulation_steps=32");
+}
+
+/* Generation runs two plans, and both are in what it says it takes. */
+static void test_generation(void **state) {
+    (void)state;
+    scene s = scene_open();
+    (void)run_train(s.config, s.output, 1024 * MIB, NULL, SETS("memory.host_budget=1GiB", "precision=fp32"));
+    run_copy(TM_TEST_FIXTURES "/tok_gpt2/tokenizer.json", run_path(s.output, "tokenizer.json"));
+    const char *arguments[] = {"generate", "--model",        s.output, "--prompt",      "the tide", "--max-new-tokens",
+                               "2",        "--offload-path", s.dir,    "--host-budget", "1MiB",     NULL};
+    run_result r = run_argv(&(run_opts){0}, arguments);
+    assert_int_equal(r.status, 2);
+    arguments[10] = run_format("%llu", (unsigned long long)train_minimum(r.err));
+    run_free(&r);
+    r = run_argv(&(run_opts){0}, arguments);
+    RUN_OK(&r);
+    run_free(&r);
 }
 
 /* The kernel as judge: it kills what goes over, page cache of buffered files included. */
@@ -159,7 +193,8 @@ static void test_default_budget(void **state) {
     (void)run_train(s.config, s.output, 256 * MIB, &(run_opts){.cgroup = group}, SETS("precision=bf16"));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_minimum_bf16, run_clean),
         cmocka_unit_test_teardown(test_minimum_fp32, run_clean),
@@ -167,6 +202,8 @@ int main(void) {
         cmocka_unit_test_teardown(test_minimum_recompute, run_clean),
         cmocka_unit_test_teardown(test_minimum_is_the_jobs, run_clean),
         cmocka_unit_test_teardown(test_many_micro_batches, run_clean),
+        cmocka_unit_test_teardown(test_deep_and_narrow, run_clean),
+        cmocka_unit_test_teardown(test_generation, run_clean),
         cmocka_unit_test_teardown(test_cgroup_bf16, run_clean),
         cmocka_unit_test_teardown(test_cgroup_fp32, run_clean),
         cmocka_unit_test_teardown(test_cgroup_binds, run_clean),
