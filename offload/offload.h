@@ -135,7 +135,8 @@ void tm_program_share(tm_program *p);
 uint64_t tm_program_share_bytes(const tm_program *p, uint32_t ranks);
 uint32_t tm_program_ops(const tm_program *p);
 /* The most operations that a plan of it has, and the most that it takes itself (tm_plan_info.memory_bytes) and for
- * checksums of what it spills, under any budget of the host and without an arena. */
+ * checksums of what it spills, under any budget of the host and without an arena. How many others an operation waits
+ * for is taken to be twice the objects that it touches, which is not proved: compare with what was compiled. */
 uint64_t tm_program_plan_ops(const tm_program *p);
 uint64_t tm_program_plan_bytes(const tm_program *p);
 

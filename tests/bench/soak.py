@@ -82,6 +82,7 @@ class Job:
         with open(lib.WORK / "stderr", "w") as errors:
             self.process = subprocess.Popen([lib.BINARY, "train", str(self.config), "--quiet", "--grace", "300", *more],
                                             env=env, stdout=subprocess.DEVNULL, stderr=errors)
+        self.awaited = fault
         self.lives.append([])
 
     def over(self):
@@ -144,6 +145,8 @@ class Job:
     def ask(self, number):
         self.process.send_signal(number)
         self.await_end(number)
+        if self.awaited and self.process.returncode != 3:  # a fault that had not struck so far
+            return self.outcome(1, died=self.awaited.startswith("kill_"))
         if self.process.returncode != 3 or "is committed" not in self.said():
             self.fail(f"exit {self.process.returncode} on {number!r}")
         return "committed"

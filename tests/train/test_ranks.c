@@ -668,6 +668,28 @@ static void test_forced_choice(void **state) {
     run_free(&r);
 }
 
+/* A rank may have as little as it takes itself, where the first, which chooses the way, takes more (of this model). */
+static void test_less_than_the_first(void **state) {
+    (void)state;
+    scene s = open_scene("bf16");
+    run_write(run_path(s.dir, "model/config.json"),
+              "{\"model_type\": \"llama\", \"hidden_size\": 64, \"intermediate_size\": 128,"
+              " \"num_hidden_layers\": 16, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
+              " \"vocab_size\": 1024, \"max_position_embeddings\": 128, \"rms_norm_eps\": 1e-05,"
+              " \"rope_theta\": 10000.0, \"hidden_act\": \"silu\", \"tie_word_embeddings\": true,"
+              " \"initializer_range\": 0.02}\n");
+    const char *const *sets = SETS("strategy=zero3", PARAM "device=nvme", run_format(PARAM "nvme_path=%s/disk", s.dir),
+                                   OPTIMIZER "device=nvme", run_format(OPTIMIZER "nvme_path=%s/disk", s.dir));
+    run_result r = start_with(&s, "train", "host_budget=1", sets);
+    refused_with(&r, "rank 1: memory.host_budget");
+    uint64_t least = train_minimum(r.err);
+    run_free(&r);
+    assert_true(least < planned(s.config, 2, sets, "minimum_host_bytes")); /* of the one that takes most */
+    r = start_with(&s, "train", run_format("host_budget=%llu", (unsigned long long)least), sets);
+    RUN_OK(&r);
+    run_free(&r);
+}
+
 /* Each rank has an arena of its own size: the same bits; and where one is too small for any way, its rank is named,
  * with what the smallest change is. */
 static void test_device_budgets(void **state) {
@@ -745,6 +767,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(test_save_state, run_clean),
         cmocka_unit_test_teardown(test_alike, run_clean),
         cmocka_unit_test_teardown(test_forced_choice, run_clean),
+        cmocka_unit_test_teardown(test_less_than_the_first, run_clean),
         cmocka_unit_test_teardown(test_device_budgets, run_clean),
         cmocka_unit_test_teardown(test_refusals, run_clean),
     };
