@@ -300,8 +300,9 @@ static tm_status agree_on_way(tm_job *job, const job_opts *opts, const char *nam
     uint64_t least[] = {slab, opts->device_bytes};
     TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, least, TM_COUNT(least)));
     job_opts of_all = *opts;
-    of_all.device_bytes = least[1];
-    job->slab_bytes = tm_max_u64(least[0], ways->minimum); /* of a rank with less: it has said that it can, too */
+    /* a rank with less than the first takes: it has said that it can, too */
+    of_all.device_bytes = least[1] ? tm_max_u64(least[1], ways->minimum_device) : 0;
+    job->slab_bytes = tm_max_u64(least[0], ways->minimum);
     uint32_t way = UINT32_MAX;
     if (job->ranks.rank == 0) {
         rc = job_choose(job, &of_all, name, ways, UINT32_MAX, &plan, &way);
