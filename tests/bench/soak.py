@@ -31,7 +31,7 @@ import lib
 
 lib.SHAPES["soak"] = (64, 176, 4, 4, 2, 4096)
 COMMIT, SAVE, WARM, SAMPLE = 20, 400, 60, 20  # steps: between commits, checkpoints; before the first sample, between two
-DRIFT = 0.01
+DRIFT, MANY = 0.01, 1 << 30
 PASSING, ERRORS, NOW = ("eintr", "eagain", "short"), ("eio", "enospc"), ("now",)
 # Calls by name: kinds, and an index that a life of a minute comes to.
 CALLS = {"io_read": (PASSING + ERRORS + ("flip", "misdirect"), 5000), "io_write": (PASSING + ERRORS, 5000),
@@ -67,7 +67,7 @@ class Job:
         self.output, self.offload = lib.WORK / "out", lib.WORK / "offload"
         self.random, self.process = random.Random(seed), None
         self.counts, self.outcomes = collections.Counter(), collections.Counter()
-        self.lives, self.reached, self.files = [], 0, None
+        self.lives, self.reached, self.fewest, self.files = [], 0, MANY, None
 
     def fail(self, text):
         said, kept = self.said(), lib.WORK.rename(lib.WORK.parent / f"soak-failed-{os.getpid()}")
@@ -84,6 +84,7 @@ class Job:
                                             env=env, stdout=subprocess.DEVNULL, stderr=errors)
         self.awaited = fault
         self.lives.append([])
+        self.fewest = MANY
 
     def over(self):
         return self.process.poll() is not None
@@ -95,21 +96,29 @@ class Job:
 
     # ---- what it holds
 
+    def held(self):
+        """(resident bytes, descriptors) now; nothing of a process that is ending."""
+        try:
+            descriptors = len(os.listdir(f"/proc/{self.process.pid}/fd"))
+            with open(f"/proc/{self.process.pid}/status") as f:
+                resident = [int(line.split()[1]) << 10 for line in f if line.startswith("VmRSS")]
+            return (resident[0], descriptors) if resident else None  # memory goes before descriptors do
+        except OSError:
+            return None
+
     def sample(self):
-        """(step, resident bytes, descriptors), if SAMPLE steps were done since the last one."""
-        step, life = last_step(self.output), self.lives[-1]
+        """(step, resident bytes, descriptors), if SAMPLE steps were done since the last one. A file that is being written
+        is open for a moment and no leak: counted is the least of all readings since the last sample."""
+        step, life, now = last_step(self.output), self.lives[-1], self.held()
         self.reached = max(self.reached, step)
         if not life:
             life.append((step, 0, 0))  # where it began; its own first steps come after
-        due = life[0][0] + WARM if len(life) == 1 else life[-1][0] + SAMPLE
-        if step < due or self.over():
+        if now is None:
             return
-        try:
-            with open(f"/proc/{self.process.pid}/status") as f:
-                rss = next(int(line.split()[1]) for line in f if line.startswith("VmRSS")) << 10
-            life.append((step, rss, len(os.listdir(f"/proc/{self.process.pid}/fd"))))
-        except (OSError, StopIteration):
-            return
+        self.fewest = min(self.fewest, now[1])
+        if step >= (life[0][0] + WARM if len(life) == 1 else life[-1][0] + SAMPLE):
+            life.append((step, now[0], self.fewest))
+            self.fewest = MANY
 
     def follow(self, seconds):
         """Watches for so long, or until it ends."""
