@@ -230,7 +230,7 @@ static void describe(bench *b) {
     out->tokens = (uint64_t)b->shape.micro_batches * b->shape.rows * b->shape.seq;
     out->resident_bytes = info->resident_bytes;
     out->window_bytes = info->window_bytes;
-    out->planned_peak_bytes = job->fixed_bytes + job->plans_bytes + job->need_slab;
+    out->planned_peak_bytes = job_planned_peak(job);
     for (int k = 0; k < TM_KINDS; k++) {
         out->read_bytes += info->read_bytes[k];
         out->write_bytes += info->write_bytes[k];

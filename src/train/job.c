@@ -94,6 +94,10 @@ done:
     return rc;
 }
 
+uint64_t job_planned_peak(const tm_job *job) {
+    return job->fixed_bytes + job->plans_bytes + job->need_slab + job->need_share;
+}
+
 uint64_t job_host_peak(const tm_job *job) {
     uint64_t all = tm_mem_resident_peak_bytes();
     const tm_device_caps *caps = job->device ? tm_device_get_caps(job->device) : NULL;

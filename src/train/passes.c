@@ -96,6 +96,7 @@ static uint64_t rows_of(const tm_job *job, const tm_segment *seg, uint32_t slice
     uint64_t from = tm_max_u64(of.begin, seg->part_offset),
              to = tm_min_u64(of.begin + of.n, seg->part_offset + seg->elements);
     if (from >= to) return 0;
+    TM_ASSERT(seg->tensor_offset % columns == 0); /* parts are whole rows: none is added twice */
     *first = (seg->tensor_offset + (from - seg->part_offset)) / columns;
     return (seg->tensor_offset + (to - 1 - seg->part_offset)) / columns - *first + 1;
 }

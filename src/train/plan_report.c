@@ -223,7 +223,7 @@ static void describe(const planning *g, const pass_opts *way) {
     tm_plan_report *out = g->out;
     out->fits = true;
     /* the import may need more than the step */
-    out->host_peak_bytes = job->fixed_bytes + job->plans_bytes + job->need_slab + job->need_share;
+    out->host_peak_bytes = job_planned_peak(job);
     out->shared_window_bytes = job->need_shared;
     out->device_peak_bytes = info->device_bytes;
     out->disk_bytes =

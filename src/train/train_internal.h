@@ -427,6 +427,7 @@ typedef struct way_list {
     job_more_fn more;
     void *ctx;
 } way_list;
+uint64_t job_planned_peak(const tm_job *job); /* what plans and everything beside them take of the host, at most */
 /* VmHWM without the device's arena, and with this rank's share of what its node shares */
 uint64_t job_host_peak(const tm_job *job);
 /* What of a job a compilation decides about; may be taken out and put back. */
