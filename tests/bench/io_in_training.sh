@@ -9,7 +9,7 @@
 #              two neighbours without.                                                     target: 3% of the step
 #
 # The program is the test build, build/tests/tidemill, which hears that variable. Settings: lib.py; TIDEMILL_BENCH_ROUNDS=3,
-# TIDEMILL_BENCH_PAIRS=12, TIDEMILL_BENCH_BUDGETS="1.3 6", TIDEMILL_BENCH_PARTS="rate checksums", TIDEMILL_BENCH_SHAPES="134M"
+# TIDEMILL_BENCH_PAIRS=12, TIDEMILL_BENCH_TOKENS=16, TIDEMILL_BENCH_BUDGETS="1.3 6", TIDEMILL_BENCH_PARTS="rate checksums", TIDEMILL_BENCH_SHAPES="134M"
 # (the 1.26 B shape takes 20 GB of disk).
 root=$(cd "$(dirname "$0")/../.." && pwd)
 TIDEMILL=${TIDEMILL:-$root/build/tests/tidemill} PYTHONPATH=$root/tests/bench exec python3 - "$@" <<'PY'
@@ -17,6 +17,7 @@ import re
 from lib import *
 
 rounds = int(os.environ.get("TIDEMILL_BENCH_ROUNDS", 1 if TINY else 3))
+tokens = int(os.environ.get("TIDEMILL_BENCH_TOKENS", 16))
 pairs = int(os.environ.get("TIDEMILL_BENCH_PAIRS", 2 if TINY else 12))
 parts = os.environ.get("TIDEMILL_BENCH_PARTS", "rate checksums").split()
 names = ["tiny"] if TINY else os.environ.get("TIDEMILL_BENCH_SHAPES", "134M").split()
@@ -33,7 +34,7 @@ def bench_io(depth, block, *more):
 
 
 def steps(name, factor, count, checksums):
-    path = config(name, 16, steps=count)
+    path = config(name, tokens, steps=count)
     os.environ["TIDEMILL_LOG"] = "debug"
     os.environ["TIDEMILL_CHECKSUMS"] = checksums
     try:
@@ -47,7 +48,7 @@ known = {}
 
 def least(name):
     if name not in known:
-        known[name] = minimum(config(name, 16, steps=4))
+        known[name] = minimum(config(name, tokens, steps=4))
     return known[name]
 
 
