@@ -59,7 +59,7 @@ static bool seal_writes(tm_exec *e) {
         const tm_plan_op *o = &list[i].run->plan->op[list[i].op];
         store_seal(e->store,
                    &(store_target){.plan = list[i].run->plan, .object = o->object, .temp_checksum = e->temp_checksum},
-                   e->slab + o->address);
+                   e->slab + o->address, true);
     }
     pthread_mutex_lock(&e->lock);
     for (uint32_t i = 0; i < n; i++) {

@@ -172,7 +172,8 @@ typedef struct store_target {
     uint64_t *temp_checksum; /* [plan->n_temp_pages] */
 } store_target;
 tm_io *store_io(tm_store *s);
-void store_seal(tm_store *s, const store_target *t, void *frame); /* slot, generation, checksums of what is written */
+/* Slot, generation, checksums of what is written. team: by the caller's OpenMP threads. */
+void store_seal(tm_store *s, const store_target *t, void *frame, bool team);
 void store_aim_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req);     /* of what was sealed */
 void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req); /* both */
 tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm_io_req *req);
