@@ -72,6 +72,12 @@ typedef struct scene {
     unsigned entries; /* of OUTPUT_DIR at the end */
 } scene;
 
+/* Of all processes the one that took the longest, with what failed in it. */
+static struct {
+    uint64_t ns;
+    char spec[64];
+} longest;
+
 typedef struct fault_case {
     const char *call, *kind;
     uint64_t at;
@@ -254,6 +260,7 @@ static int process(const scene *s, const char *spec, bool resumed, unsigned way)
     assert_int_equal(ftruncate(s->err, 0), 0);
     (void)lseek(s->err, 0, SEEK_SET);
     fflush(NULL);
+    uint64_t began = tm_now_ns();
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) job(s, spec, resumed, way);
@@ -263,6 +270,10 @@ static int process(const scene *s, const char *spec, bool resumed, unsigned way)
     close(p.fd);
     if (hangs) (void)kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (tm_now_ns() - began > longest.ns) {
+        longest.ns = tm_now_ns() - began;
+        snprintf(longest.spec, sizeof longest.spec, "%s", spec ? spec : "no fault");
+    }
     return hangs ? -1 : WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }
 
@@ -484,6 +495,7 @@ static void a_failing_call_is_survived_or_said(void **state) {
     }
     if (all && !number) fail_msg("%s is not called", all);
     if (!all) drawn_cases(&s, &count);
+    print_message("the longest process took %.2f s (%s)\n", (double)longest.ns * 1e-9, longest.spec);
     run_remove(s.dir);
     close(s.err);
     (void)munmap(s.r, sizeof *s.r);
