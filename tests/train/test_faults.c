@@ -282,13 +282,14 @@ static void start_over(const scene *s) {
     run_remove(s->offload);
 }
 
-/* "" where there is none. */
+/* "" where there is none. A write of the log that went elsewhere leaves zeros before it: the log is no state. */
 static const char *end_hash(const scene *s) {
     static char hash[40];
     static const char key[] = "\"state_hash\":";
     hash[0] = 0;
     if (access(s->log, R_OK) != 0) return hash;
-    char *text = run_read(s->log, NULL), *at = strstr(text, key);
+    size_t n;
+    char *text = run_read(s->log, &n), *at = memmem(text, n, key, sizeof key - 1);
     if (at && (at = strchr(at + sizeof key - 1, '"'))) snprintf(hash, sizeof hash, "%.32s", at + 1);
     free(text);
     return hash;
