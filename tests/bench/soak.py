@@ -31,7 +31,7 @@ import lib
 
 lib.SHAPES["soak"] = (64, 176, 4, 4, 2, 4096)
 COMMIT, SAVE, WARM, SAMPLE = 20, 400, 60, 20  # steps: between commits, checkpoints; before the first sample, between two
-DRIFT, MANY = 0.01, 1 << 30
+DRIFT = 0.01
 PASSING, ERRORS, NOW = ("eintr", "eagain", "short"), ("eio", "enospc"), ("now",)
 # Calls by name: kinds, and an index that a life of a minute comes to.
 CALLS = {"io_read": (PASSING + ERRORS + ("flip", "misdirect"), 5000), "io_write": (PASSING + ERRORS, 5000),
@@ -67,7 +67,7 @@ class Job:
         self.output, self.offload = lib.WORK / "out", lib.WORK / "offload"
         self.random, self.process = random.Random(seed), None
         self.counts, self.outcomes = collections.Counter(), collections.Counter()
-        self.lives, self.reached, self.fewest, self.files = [], 0, MANY, None
+        self.lives, self.reached, self.readings, self.files = [], 0, [], None
 
     def fail(self, text):
         said, kept = self.said(), lib.WORK.rename(lib.WORK.parent / f"soak-failed-{os.getpid()}")
@@ -84,7 +84,7 @@ class Job:
                                             env=env, stdout=subprocess.DEVNULL, stderr=errors)
         self.awaited = fault
         self.lives.append([])
-        self.fewest = MANY
+        self.readings = []
 
     def over(self):
         return self.process.poll() is not None
@@ -108,17 +108,17 @@ class Job:
 
     def sample(self):
         """(step, resident bytes, descriptors), if SAMPLE steps were done since the last one. A file that is being written
-        is open for a moment and no leak: counted is the least of all readings since the last sample."""
+        is open for a moment and no leak: counted is what most readings since the last sample, or the warm-up, found."""
         step, life, now = last_step(self.output), self.lives[-1], self.held()
         self.reached = max(self.reached, step)
         if not life:
-            life.append((step, 0, 0))  # where it began; its own first steps come after
-        if now is None:
+            life.append((step + WARM, 0, 0))  # its own first steps come after where it began
+        if now is None or step < life[0][0]:
             return
-        self.fewest = min(self.fewest, now[1])
-        if step >= (life[0][0] + WARM if len(life) == 1 else life[-1][0] + SAMPLE):
-            life.append((step, now[0], self.fewest))
-            self.fewest = MANY
+        self.readings.append(now[1])
+        if step >= life[-1][0] + SAMPLE:
+            life.append((step, now[0], statistics.mode(self.readings)))
+            self.readings = []
 
     def follow(self, seconds):
         """Watches for so long, or until it ends."""
