@@ -120,11 +120,35 @@ static tm_status prove_object(tm_commit_reader *r, uint32_t object) {
     return TM_OK;
 }
 
-tm_status tm_commit_prove(const char *directory) {
+/* Its file is there and as long as it has to be, both slots of the object included. */
+static tm_status find_object(tm_commit_reader *r, uint32_t object) {
+    manifest_object o;
+    TM_TRY(manifest_read_object(r->c, object, &o));
+    const char *directory = o.path ? commit_path(r->c, o.path) : r->directory, *name = tm_kind_name((tm_kind)o.kind);
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    if (!r->in[o.path][o.kind] && !tm_path_exists(path))
+        return tm_fail(TM_ECORRUPT, "%s: is missing, the commit needs it", path);
+    TM_TRY(open_file(r, &o));
+    uint64_t bytes = tm_file_size(r->in[o.path][o.kind]), want = o.offset + r->c->slots * o.bytes;
+    if (bytes >= want) return TM_OK;
+    return tm_fail(TM_ECORRUPT, "%s: holds %llu bytes, the commit needs %llu; the file was cut off", path,
+                   (unsigned long long)bytes, (unsigned long long)want);
+}
+
+static tm_status of_each(const char *directory, tm_status (*look)(tm_commit_reader *, uint32_t)) {
     tm_commit_reader *r;
     tm_status rc = TM_OK;
     TM_TRY(tm_commit_reader_open(&r, directory));
-    for (uint32_t i = 0; rc == TM_OK && i < r->c->n_objects; i++) rc = prove_object(r, i);
+    for (uint32_t i = 0; rc == TM_OK && i < r->c->n_objects; i++) rc = look(r, i);
     tm_commit_reader_close(r);
     return rc;
+}
+
+tm_status tm_commit_present(const char *directory) {
+    return of_each(directory, find_object);
+}
+
+tm_status tm_commit_prove(const char *directory) {
+    return of_each(directory, prove_object);
 }

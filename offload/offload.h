@@ -315,6 +315,8 @@ void tm_commit_reader_close(tm_commit_reader *r); /* NULL is fine */
 const tm_commit *tm_commit_reader_commit(const tm_commit_reader *r);
 TM_MUST_USE tm_status tm_commit_read(tm_commit_reader *r, tm_kind kind, uint32_t number, uint64_t offset, void *buf,
                                      uint64_t bytes);
+/* Every file that the commit names is there and as long as it was, else TM_ECORRUPT; no page is read. */
+TM_MUST_USE tm_status tm_commit_present(const char *run_directory);
 /* Reads every page that the commit names and holds it against its checksum. */
 TM_MUST_USE tm_status tm_commit_prove(const char *run_directory);
 /* Copies the commit of `run_directory` (nobody may be writing one there) to PATH/run-ID, as a run directory of its own

@@ -55,6 +55,8 @@ int tm_cmd_train(int argc, char **argv) {
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     if (keys) return print_keys();
+    if (!(grace >= 0)) return tm_cli_wrong("train", "--grace is a number of seconds, 0 at the least");
+    if (replay < 0) return tm_cli_wrong("train", "--replay-every is a number of steps; 0: none is computed twice");
     if (!config[0]) return tm_cli_wrong("train", "a configuration file is missing");
     tm_train_args args = {.config = config[0],
                           .set = set,

@@ -275,6 +275,21 @@ static tm_status open_job(trainer *t) {
     return rc;
 }
 
+/* The next start reads all of the commit, and if that is damaged goes back to a full checkpoint by itself. */
+static tm_status met_damage(trainer *t, tm_status rc) {
+    tm_error said = *tm_error_get();
+    if (earlier_mark_damaged(trainer_path(t, "run.json")) != TM_OK)
+        tm_log(TM_LOG_WARN, "%s; `--resume auto` would meet the same again", tm_error_get()->text);
+    else
+        tm_log(TM_LOG_INFO,
+               "step %" PRId64 " is committed; the same command reads all of that commit first and, if it is damaged, "
+               "goes back to the newest full checkpoint or refuses",
+               t->committed);
+    tm_error_clear();
+    tm_error_set(&said);
+    return rc;
+}
+
 /* Says what is left, and leaves it. */
 static tm_status ended_early(trainer *t, tm_status rc, bool started) {
     if (t->job) t->job->keep_state = t->committed >= 0;
@@ -289,6 +304,7 @@ static tm_status ended_early(trainer *t, tm_status rc, bool started) {
                        job_stop_signal(), t->committed);
     }
     char full[4096];
+    if (rc == TM_ECORRUPT && !t->comm) return met_damage(t, rc);
     tm_log(TM_LOG_INFO, "step %" PRId64 " is committed, the same command goes on from it", t->committed);
     if (rc == TM_ECORRUPT && trainer_newest_full(t, full, sizeof full))
         tm_log(TM_LOG_WARN, "if what is damaged belongs to that commit, --resume %s goes back to a full checkpoint",

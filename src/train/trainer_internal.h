@@ -26,6 +26,7 @@ enum { STILL_DYING_MS = 10000 };
 /* What OUTPUT_DIR/run.json says of the run before. */
 typedef struct earlier {
     bool any, finished, kept; /* kept: keep_state */
+    bool damaged;             /* it met state that was not what had been written */
     int64_t step;
     tm_json_doc *doc;                     /* the caller frees it */
     const tm_json *directories, *by_rank; /* of doc */
@@ -169,12 +170,14 @@ tm_status trainer_check_commit(trainer *t);
 void trainer_forget_old(trainer *t);
 tm_status trainer_remove_old(trainer *t);
 tm_status earlier_read(const char *path, earlier *out);
+tm_status earlier_mark_damaged(const char *path); /* run.json of a run that goes on */
 
 /* trainer_state.c: full checkpoints of older states. */
 tm_status trainer_save_state(trainer *t, const char *checkpoint); /* into CHECKPOINT/state */
 tm_status trainer_open_full(trainer *t, const char *state);       /* goes on from a copy of it */
-tm_status trainer_open_commit(trainer *t,
-                              const char *directory); /* or, where it is damaged, from the newest of those */
+/* Goes on from the commit or, where its manifest is damaged or a file is not there or cut off, from the newest of
+ * those. `prove`: where a page of it is damaged as well, all are read. */
+tm_status trainer_open_commit(trainer *t, const char *directory, bool prove);
 bool trainer_newest_full(const trainer *t, char *path, size_t cap); /* OUTPUT_DIR/checkpoint-N that holds state */
 /* The newest of those with N < *below, which becomes N. */
 bool trainer_next_full(const trainer *t, int64_t *below, char *path, size_t cap);

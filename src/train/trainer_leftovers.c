@@ -20,12 +20,34 @@ tm_status earlier_read(const char *path, earlier *out) {
     const tm_json *root = tm_json_root(out->doc), *step = tm_json_get(root, "step");
     out->any = true;
     out->finished = tm_json_is(tm_json_get(root, "status"), "finished");
+    out->damaged = tm_json_is(tm_json_get(root, "status"), "damaged");
     out->step = step && step->is_integer ? step->integer : 0;
     const tm_json *kept = tm_json_get(tm_json_get(root, "config"), "keep_state");
     out->kept = kept && kept->boolean;
     out->directories = tm_json_get(root, "run_directories");
     out->by_rank = tm_json_get(root, "directories_by_rank");
     return TM_OK;
+}
+
+/* Only the status changes: what the run knows of its directories may not be complete yet. */
+tm_status earlier_mark_damaged(const char *path) {
+    static const char was[] = "\"status\": \"running\"", is[] = "\"status\": \"damaged\"";
+    tm_buf text = {0};
+    tm_out *file = NULL;
+    tm_status rc;
+    TM_GO(tm_file_slurp(path, 16 * TM_MIB, &text));
+    char *at = memmem(text.data, text.len, was, sizeof was - 1);
+    if (!at) goto done;
+    memcpy(at, is, sizeof is - 1);
+    TM_GO(tm_out_create(&file, path));
+    rc = tm_out_append(file, text.data, text.len);
+    if (rc == TM_OK)
+        rc = tm_out_commit(file);
+    else
+        tm_out_abandon(file);
+done:
+    tm_buf_free(&text);
+    return rc;
 }
 
 const char *earlier_directory(const earlier *e) {
@@ -43,10 +65,14 @@ tm_status earlier_refuse_finished(const trainer *t, const earlier *e) {
 }
 
 tm_status earlier_refuse_lost(const trainer *t, const char *dir) {
+    char full[4096], back[4200] = "";
+    if (trainer_newest_full(t, full, sizeof full))
+        snprintf(back, sizeof back, "--resume %s goes back to a full checkpoint, ", full);
     return tm_fail(TM_EINPUT,
-                   "%s holds an interrupted run that cannot continue: %s%s; --resume never starts over, another "
+                   "%s holds an interrupted run that cannot continue: %s%s; %s%s--resume never starts over, another "
                    "output_dir leaves it alone",
-                   t->cfg->output_dir, dir ? dir : "it made no commits", dir ? " is gone" : "");
+                   t->cfg->output_dir, dir ? dir : "it made no commits", dir ? " is gone" : "",
+                   dir ? "if it lies elsewhere now, --resume with that directory goes on from it, " : "", back);
 }
 
 static tm_status refuse_alive(const char *dir, const tm_io_owner *o) {
@@ -106,7 +132,10 @@ static tm_status drop_nameless(void *ctx, const char *name, bool is_dir) {
     bool committed = tm_path_exists(manifest);
     snprintf(manifest, sizeof manifest, "%s/part-of", path);
     if (committed || tm_path_exists(manifest)) {
-        tm_log(TM_LOG_WARN, "%s: the commit of a run that was given up; `tidemill clean %s` removes it", path, x->path);
+        tm_log(TM_LOG_WARN,
+               "%s: the commit of a run that was given up; this run starts over (--resume with that directory goes on "
+               "from it); `tidemill clean --all %s` removes it",
+               path, x->path);
         return TM_OK;
     }
     TM_TRY(tm_io_run_owner(path, &o));
@@ -121,11 +150,18 @@ static tm_status drop_in(trainer *t, const char *path) {
     return tm_path_is_dir(path) ? tm_list_dir(path, drop_nameless, &x) : TM_OK;
 }
 
+static bool has_path(const tm_strings *list, const char *path) {
+    for (uint32_t i = 0; i < list->n; i++)
+        if (strcmp(list->item[i], path) == 0) return true;
+    return false;
+}
+
 tm_status earlier_drop_nameless(trainer *t) {
     const tm_strings *lists[] = {&t->cfg->param_paths, &t->cfg->optimizer_paths};
     TM_TRY(drop_in(t, t->home));
     for (size_t l = 0; l < TM_COUNT(lists); l++)
-        for (uint32_t i = 0; i < lists[l]->n; i++) TM_TRY(drop_in(t, lists[l]->item[i]));
+        for (uint32_t i = 0; i < lists[l]->n; i++)
+            if (l == 0 || !has_path(lists[0], lists[l]->item[i])) TM_TRY(drop_in(t, lists[l]->item[i]));
     return TM_OK;
 }
 

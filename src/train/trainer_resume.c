@@ -31,8 +31,11 @@ static tm_status copy_if_others(trainer *t, const char *dir) {
     return trainer_open_full(t, dir);
 }
 
-static tm_status from_commit(trainer *t, const char *dir) {
-    TM_TRY(trainer_open_commit(t, dir));
+static tm_status from_commit(trainer *t, const char *dir, bool prove) {
+    if (prove)
+        tm_log(TM_LOG_INFO, "the run in %s met damaged state: all of its commit is read before it goes on",
+               t->cfg->output_dir);
+    TM_TRY(trainer_open_commit(t, dir, prove));
     if (t->rewound) return TM_OK;
     TM_TRY(copy_if_others(t, dir));
     t->rewound = false; /* a copy of the latest state */
@@ -42,7 +45,7 @@ static tm_status from_commit(trainer *t, const char *dir) {
 static tm_status from_earlier(trainer *t, const earlier *e) {
     const char *dir = earlier_directory(e);
     if (!e->any) return TM_OK;
-    if (dir && resume_holds_commit(dir)) return from_commit(t, dir);
+    if (dir && resume_holds_commit(dir)) return from_commit(t, dir, e->damaged);
     if (!e->finished && (!dir || !tm_path_is_dir(dir))) return earlier_refuse_lost(t, dir);
     TM_TRY(earlier_none_alive(e, 0)); /* who had OUTPUT_DIR is gone: nobody else was of that run */
     if (!e->finished) TM_TRY(tm_remove_tree(trainer_path(t, "run.json"))); /* before what it names goes */

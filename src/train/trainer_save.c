@@ -61,14 +61,25 @@ static void forget_best(trainer *t, const char *why) {
     t->saves.best = t->saves.kept = 0;
 }
 
+/* A folder that somebody took a file out of, or cut one off, is no model to give away: the run's last one is. */
+static bool is_whole(const char *folder) {
+    tm_source *s;
+    if (!tm_path_is_dir(folder)) return false;
+    tm_status rc = tm_source_open(&s, folder);
+    if (rc != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
+    if (rc == TM_OK) tm_source_close(s);
+    tm_error_clear();
+    return rc == TM_OK;
+}
+
 /* Asked of all ranks. A run that was made longer: what was the best may have been the last model of that run, which has
  * no folder. */
 tm_status trainer_find_best(trainer *t) {
     char path[4096];
-    uint64_t there = t->saves.best == 0 || tm_path_is_dir(checkpoint_path(t, t->saves.best, path, sizeof path));
+    uint64_t there = t->saves.best == 0 || is_whole(checkpoint_path(t, t->saves.best, path, sizeof path));
     if (t->saves.best == t->step && t->step == t->cfg->total_steps) there = 1; /* its folder is OUTPUT_DIR */
     if (t->comm) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, &there, sizeof there));
-    if (!there) forget_best(t, "its folder is gone");
+    if (!there) forget_best(t, "its folder is gone or not whole");
     return TM_OK;
 }
 

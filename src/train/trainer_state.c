@@ -81,11 +81,15 @@ bool trainer_older_may_do(tm_status rc) {
     return rc == TM_ECORRUPT || rc == TM_EINPUT || rc == TM_EIO;
 }
 
-tm_status trainer_open_commit(trainer *t, const char *directory) {
+tm_status trainer_open_commit(trainer *t, const char *directory, bool prove) {
     char full[4096], state[4200];
     int64_t below = INT64_MAX;
     tm_status rc = tm_commit_open(&t->commit, directory);
+    if (rc == TM_OK) rc = tm_commit_present(directory);
+    if (rc == TM_OK && prove) rc = tm_commit_prove(directory);
     if (rc != TM_ECORRUPT) return rc;
+    tm_commit_close(t->commit);
+    t->commit = NULL;
     while (trainer_older_may_do(rc) && trainer_next_full(t, &below, full, sizeof full)) {
         tm_log(TM_LOG_ERROR, "%s", tm_error_get()->text);
         tm_log(TM_LOG_WARN, "going back to the newest full checkpoint that is left, %s; %s is left as it is", full,

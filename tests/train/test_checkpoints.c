@@ -252,6 +252,35 @@ static void settings_that_contradict_are_refused(void **state) {
 }
 
 /* Longer than first said: the best so far was the last model, which has no folder of its own. */
+/* Somebody was at the best checkpoint while the run was down: what is left of it is not given away as the result, and
+ * no weights are lost for it. The best of those that come after it, or the last, is. */
+static void a_best_that_is_not_whole_is_not_loaded(void **state) {
+    (void)state;
+    enum { COMMITTED = 16 };
+    const char *sets[] = {"load_best_model_at_end=true", NULL}, *const *plain = SETS("save_steps=2");
+    const char *env[] = {"TIDEMILL_FAULT=kill_after_rename:4:now:once", NULL}; /* the commit of step 16 */
+    scene s = scene_open();
+    double loss[STEPS + 1];
+    run_result r = train(&s, NULL, plain);
+    expect(&r, 0, NULL);
+    losses(s.output, loss);
+    int best = worked_out(&(rules){2, 0, false}, loss).best;
+    if (best == 0 || best > COMMITTED) fail_msg("the best of step %d shows nothing", best);
+    const char *last = run_path(s.dir, "last.safetensors"), *result = run_path(s.output, "model.safetensors");
+    run_copy(result, last);
+    for (unsigned i = 0; i < 2; i++) {
+        run_remove(s.output);
+        r = train(&s, &(run_opts){.env = env}, sets);
+        expect(&r, 128 + SIGKILL, NULL);
+        assert_int_equal(i ? unlink(checkpoint(&s, best)) : truncate(checkpoint(&s, best), 5000), 0);
+        r = train(&s, NULL, sets);
+        expect(&r, 0, "does not count any more: its folder is gone or not whole");
+        bool good = same_file(last, result);
+        for (int step = COMMITTED + 2; step < STEPS; step += 2) good = good || same_file(checkpoint(&s, step), result);
+        if (!good) fail_msg("output_dir holds the model of no step that is left");
+    }
+}
+
 static void a_longer_run_forgets_what_is_gone(void **state) {
     (void)state;
     scene s = scene_open();
@@ -274,6 +303,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(the_best_is_kept_and_loaded, run_clean),
         cmocka_unit_test_teardown(kills_change_neither_choice_nor_folders, run_clean),
         cmocka_unit_test_teardown(settings_that_contradict_are_refused, run_clean),
+        cmocka_unit_test_teardown(a_best_that_is_not_whole_is_not_loaded, run_clean),
         cmocka_unit_test_teardown(a_longer_run_forgets_what_is_gone, run_clean),
     };
     return cmocka_run_group_tests_name("train_checkpoints", tests, NULL, NULL);

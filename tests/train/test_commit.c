@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -426,6 +427,69 @@ static void lost(const char *path) {
     assert_int_equal(unlink(path), 0);
 }
 
+static void flipped_everywhere(const char *path) { /* either slot */
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    for (off_t at = 5000; at < st.st_size; at += 4096) run_damage(path, at);
+}
+
+/* The manifest is whole, what it names is not: a file that is missing or short is seen at once, a page when it is read,
+ * and then the start after that reads all of them. `--resume auto` goes on by itself, or says why it cannot. */
+static void damaged_state_is_gone_back_from(void **state) {
+    (void)state;
+    static const struct {
+        void (*damage)(const char *path);
+        const char *says;
+        bool when_read;
+    } cases[] = {{lost, "exp_avg: is missing", false},
+                 {cut_off, "exp_avg: holds 5000 bytes", false},
+                 {flipped_everywhere, "exp_avg: the 64 KiB page", true}};
+    scene s = scene_open();
+    const char *hash = reference(&s), *env[] = {"TIDEMILL_FAULT=kill_after_rename:6:now:once", NULL};
+    for (unsigned i = 0; i < 2 * TM_COUNT(cases); i++) {
+        const char *sets = i % 2 ? "save_state=true" : NULL;
+        run_result r = train(&s, &(run_opts){.env = env}, 0, NULL, sets);
+        expect(&r, 128 + SIGKILL, NULL);
+        const char *given_up = run_directory(s.output, 0);
+        cases[i / 2].damage(run_path(given_up, "exp_avg"));
+        if (cases[i / 2].when_read) {
+            r = train(&s, NULL, 0, NULL, sets);
+            expect(&r, 1, "the same command reads all of that commit first");
+        }
+        r = train(&s, NULL, 0, NULL, sets);
+        if (!strstr(r.err, cases[i / 2].says)) fail_msg("%s", r.err);
+        expect(&r, sets ? 0 : 1, sets ? "going back to the newest full checkpoint" : NULL);
+        if (sets) assert_string_equal(train_log_read(s.output).hash, hash);
+        run_remove(given_up);
+        if (!sets) { /* and what is gone is not started over, but told where to go on */
+            r = train(&s, NULL, 0, NULL, NULL);
+            expect(&r, 2, "is gone; if it lies elsewhere now, --resume");
+        }
+        run_remove(s.output);
+    }
+}
+
+/* What was read is whole: damage that was met otherwise (a page that was not of the commit) is no reason to go back. */
+static void a_commit_that_is_whole_is_gone_on_from(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *hash = reference(&s), *env[] = {"TIDEMILL_FAULT=kill_after_rename:9:now:once", NULL};
+    run_result r = train(&s, &(run_opts){.env = env}, 0, NULL, "save_state=true");
+    expect(&r, 128 + SIGKILL, NULL);
+    size_t n;
+    char *text = run_read(run_path(s.output, "run.json"), &n), *at = strstr(text, "\"running\"");
+    assert_non_null(at);
+    memcpy(at, "\"damaged\"", 9);
+    run_write(run_path(s.output, "run.json"), text);
+    free(text);
+    r = train(&s, NULL, 0, NULL, "save_state=true");
+    if (strstr(r.err, "going back")) fail_msg("%s", r.err);
+    expect(&r, 0, "all of its commit is read before it goes on");
+    assert_string_equal(train_log_read(s.output).hash, hash);
+    run_remove(s.output);
+    assert_int_equal(run_entries(s.offload), 0);
+}
+
 /* The newest one is damaged as well: the one before it, and both refusals are said. */
 static void older_checkpoints_are_gone_back_to(void **state) {
     (void)state;
@@ -587,6 +651,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(clean_removes_nothing_by_surprise, run_clean),
         cmocka_unit_test_teardown(full_checkpoints_are_gone_back_to, run_clean),
         cmocka_unit_test_teardown(older_checkpoints_are_gone_back_to, run_clean),
+        cmocka_unit_test_teardown(damaged_state_is_gone_back_from, run_clean),
+        cmocka_unit_test_teardown(a_commit_that_is_whole_is_gone_on_from, run_clean),
         cmocka_unit_test_teardown(copies_for_nothing_go, run_clean),
         cmocka_unit_test_teardown(commits_span_paths, run_clean),
         cmocka_unit_test_teardown(a_finished_run_can_be_made_longer, run_clean),
