@@ -40,6 +40,12 @@ static tm_status step_of(const char *dir, uint64_t *step) {
     return TM_OK;
 }
 
+/* A manifest is no commit where what it names is not there. */
+static tm_status open_whole(tm_commit **out, const char *dir) {
+    TM_TRY(tm_commit_open(out, dir));
+    return tm_commit_present(dir);
+}
+
 /* As many ranks as before: each its own. The highest step that any rank published: all had prepared it by then. */
 static tm_status try_own(trainer *t, bool *any) {
     const char *dir = t->old.directory[t->ranks.rank];
@@ -52,7 +58,7 @@ static tm_status try_own(trainer *t, bool *any) {
     trainer_kill_point("kill_in_resume");
     TM_TRY(trainer_agree(t, step < most ? tm_commit_roll_forward(dir, most - 1) : TM_OK));
     trainer_kill_point("kill_in_resume");
-    return trainer_agree(t, tm_commit_open(&t->commit, dir));
+    return trainer_agree(t, open_whole(&t->commit, dir));
 }
 
 /* Ranks whose launcher was killed live on for a moment, and one may publish after this one has looked. Once all are
@@ -85,7 +91,7 @@ static tm_status try_all(trainer *t, bool *any, bool *alike) {
     for (uint32_t q = 0; *any && q < t->old.ranks; q++) {
         TM_TRY(step_of(t->old.directory[q], &step));
         if (step < most) TM_TRY(tm_commit_roll_forward(t->old.directory[q], most - 1));
-        TM_TRY(tm_commit_open(&t->old.taken[q], t->old.directory[q]));
+        TM_TRY(open_whole(&t->old.taken[q], t->old.directory[q]));
         *alike &= tm_commit_step(t->old.taken[q]) + 1 == most;
     }
     return TM_OK;

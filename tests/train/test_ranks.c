@@ -515,6 +515,9 @@ static void test_left_behind(void **state) {
     assert_int_equal(run_entries(run_path(output, "offload")), 2);
     damage_newest(output);
     in_vain(&s, output, sets);
+    run_damage(run_path(run_directory(output, 1), "manifest"),
+               100); /* as it was; but a file that it names is not there */
+    assert_int_equal(unlink(run_path(run_directory(output, 1), "exp_avg")), 0);
     r = start(&s, 2, output, NULL, sets);
     RUN_OK(&r);
     const char *at = r.err, *const said[] = {"checkpoint-3; what", "checkpoint-3/state/run-rank-1",

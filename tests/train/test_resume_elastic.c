@@ -77,6 +77,12 @@ static void other_checkpoints(void) {
     if (system(run_format("cp -a %s/checkpoint-2/state %s/checkpoint-3x", found.output, found.output)) != 0)
         fail_msg("cp");
 }
+static void no_second_file(void) {
+    assert_int_equal(unlink(run_path(found.run[1], "exp_avg")), 0);
+}
+static void second_file_cut_off(void) {
+    assert_int_equal(truncate(run_path(found.run[1], "weight_hi"), 5000), 0);
+}
 static void bad_manifests_and_no_checkpoint(void) {
     found_bad_manifests();
     walk_gone(run_path(found.output, "checkpoint-2"));
@@ -140,6 +146,9 @@ static void test_full_checkpoints(void **state) {
         {.with = {.resume = checkpoint, .set = {"commit_steps=0"}}, .status = TM_EINPUT, .says = "needs commits"},
         {.with = {.resume = found.output}, .says = "laid out for 2 ranks"},
         {.damage = found_bad_manifests, .says = "going back to the newest full checkpoint", .left = 2},
+        {.damage = no_second_file, .says = "exp_avg: is missing, the commit needs it", .left = 2},
+        {.damage = no_second_file, .says = "going back to the newest full checkpoint", .left = 2},
+        {.damage = second_file_cut_off, .says = "going back to the newest full checkpoint", .left = 2},
         {.damage = bad_manifests_and_no_checkpoint, .status = TM_ECORRUPT, .says = "manifest"},
     };
     (void)state;
