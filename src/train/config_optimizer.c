@@ -142,16 +142,23 @@ static void resolve_betas(cfg_state *s, const type_row *type) {
     compare(s, "adam_beta2", PARAM "betas", o->beta2);
 }
 
-/* Those that have one spelling only. */
+/* Those that have one spelling only. Optimizers with betas know beta1 too, for optim_args; in a block it would silently
+ * overrule them. */
 static void resolve_own(cfg_state *s) {
     static const char *const keys[] = {
         PARAM "bias_correction", PARAM "momentum",      PARAM "dampening",
         PARAM "nesterov",        PARAM "lr_decay",      PARAM "initial_accumulator_value",
         PARAM "beta1",           PARAM "decay_rate",    PARAM "clip_threshold",
         PARAM "scale_parameter", PARAM "relative_step", PARAM "warmup_init"};
+    char w[256];
     for (size_t i = 0; i < TM_COUNT(keys); i++) {
         const cfg_value *v = cfg_given(s, keys[i]);
         if (!v) continue;
+        if (!strcmp(keys[i], PARAM "beta1") && has(&s->cfg->pub, "beta2")) {
+            cfg_problem(s, TM_EINPUT, "%s: \"beta1\" is an option of Adafactor; %s takes both as \"betas\"",
+                        cfg_where(v, w, sizeof w), config_optimizer_type(&s->cfg->pub));
+            continue;
+        }
         set(s, v, keys[i] + strlen(PARAM), v->node->type == TM_JSON_BOOL ? v->node->boolean : v->node->number);
     }
 }
