@@ -4,8 +4,11 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 bool tm_path_exists(const char *path) {
@@ -16,6 +19,19 @@ bool tm_path_exists(const char *path) {
 bool tm_path_is_dir(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+uint64_t tm_free_bytes(const char *path) {
+    char at[PATH_MAX];
+    struct statvfs fs;
+    if (snprintf(at, sizeof at, "%s", path) >= (int)sizeof at) return 0;
+    while (*at && !tm_path_exists(at)) {
+        char *slash = strrchr(at, '/');
+        if (slash == at) break;
+        *(slash ? slash : at) = 0;
+    }
+    if (statvfs(*at == 0 ? "." : tm_path_exists(at) ? at : "/", &fs) != 0) return 0;
+    return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
 tm_status tm_make_dirs(const char *path) {

@@ -216,6 +216,8 @@ void tm_file_forget(tm_file *f, uint64_t offset, uint64_t len);
 TM_MUST_USE tm_status tm_file_slurp(const char *path, size_t max, tm_buf *out);
 bool tm_path_exists(const char *path);
 bool tm_path_is_dir(const char *path);
+/* Bytes that may still be written under the folder that is there, or would be made, at `path`; 0: not known. */
+uint64_t tm_free_bytes(const char *path);
 /* mkdir -p (0777 & ~umask); TM_EINPUT if it cannot be. */
 TM_MUST_USE tm_status tm_make_dirs(const char *path);
 TM_MUST_USE tm_status tm_remove_tree(const char *path); /* does not follow symlinks; absent is fine */

@@ -154,7 +154,8 @@ struct tm_append {
 
 tm_status tm_append_open(tm_append **out, const char *path, bool truncate) {
     *out = NULL;
-    int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (truncate ? O_TRUNC : 0);
+    int flags = O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+    if (truncate) flags |= O_TRUNC;
     int fd = io_sys_table->openat(AT_FDCWD, path, flags, 0644);
     if (fd < 0) return create_failed(path, errno);
     struct stat st;

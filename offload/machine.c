@@ -1,11 +1,12 @@
 /* This machine: what the profile knows of it, and nominal figures for the rest. */
 #include "offload/machine_internal.h"
 
+#include "io/io.h"
+
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 /* A desktop of a few years: 75 GFLOP/s a core are 2 FMAs of 8 floats a cycle at 3 GHz, times 0.78. The disk is a
@@ -36,13 +37,6 @@ void tm_machine_nominal(tm_machine *out) {
     out->cores = usable_cores();
     out->host_bytes = physical_bytes();
     out->cpu_flops_fp32 = out->cpu_flops_bf16 = FLOPS_A_CORE * out->cores;
-}
-
-static uint64_t free_bytes(const char *path) {
-    struct statvfs v;
-    char existing[4096];
-    if (!profile_existing_parent(path, existing, sizeof existing) || statvfs(existing, &v) != 0) return 0;
-    return (uint64_t)v.f_bavail * v.f_frsize;
 }
 
 /* Rates add up; what is a property of moving bytes is averaged over the bytes that each disk moves. */
@@ -85,7 +79,7 @@ tm_status tm_machine_of(const char *const *paths, unsigned n_paths, tm_machine *
         p->disk = (uint8_t)first;
         p->measured = tm_profile_get_disk(paths[i], &p->rates);
         tm_disk_as_trained(&p->rates);
-        p->rates.bytes = free_bytes(paths[i]);
+        p->rates.bytes = tm_free_bytes(paths[i]);
         if (first != i) continue;
         known += p->measured;
         add_disk(&out->disk, &p->rates);

@@ -1,6 +1,7 @@
 /* The error record: one per thread, the first failure is kept. */
 #include "base/base.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +66,8 @@ tm_status tm_fail_sys(tm_status code, int sys_errno, const char *operation, cons
     if (sys_errno != 0 && n >= 0 && (size_t)n < sizeof record.text) {
         char why[128];
         /* _GNU_SOURCE: strerror_r returns the text, which need not be in `why` */
-        snprintf(record.text + n, sizeof record.text - (size_t)n, ": %s", strerror_r(sys_errno, why, sizeof why));
+        snprintf(record.text + n, sizeof record.text - (size_t)n, ": %s%s", strerror_r(sys_errno, why, sizeof why),
+                 sys_errno == EMFILE ? "; `ulimit -n` has to allow more" : "");
     }
     one_line(record.text);
     return code;

@@ -7,7 +7,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 enum { SIMULATED_RUNS = 3 };
 
@@ -106,27 +105,13 @@ tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *s
 
 /* ---- this machine, or one without GPUs ----------------------------------------------------------------------- */
 
-/* Room under the folder that is there, or will be made, at `path`. */
-static uint64_t free_bytes(const char *path) {
-    char at[4096];
-    struct statvfs fs;
-    snprintf(at, sizeof at, "%s", path);
-    while (*at && !tm_path_exists(at)) {
-        char *slash = strrchr(at, '/');
-        if (slash == at) break;
-        *(slash ? slash : at) = 0;
-    }
-    if (statvfs(*at == 0 ? "." : tm_path_exists(at) ? at : "/", &fs)) return 0;
-    return (uint64_t)fs.f_bavail * fs.f_frsize;
-}
-
 /* A path with little room is used for what fits. Folders of one disk share its room. */
 static uint64_t room(const planning *g, const job_opts *o) {
     uint64_t all = 0;
     if (g->hardware) return g->machine.disk.bytes;
-    if (g->machine.n_paths < 2) return o->n_paths ? free_bytes(o->paths[0]) : 0;
+    if (g->machine.n_paths < 2) return o->n_paths ? tm_free_bytes(o->paths[0]) : 0;
     for (uint32_t i = 0; i < g->machine.n_paths; i++)
-        if (g->machine.path[i].disk == i) all += free_bytes(o->paths[i]);
+        if (g->machine.path[i].disk == i) all += tm_free_bytes(o->paths[i]);
     return all;
 }
 

@@ -357,6 +357,7 @@ static tm_status prepare_run(trainer *t, made *m) {
     TM_TRY(trainer_agree(t, trainer_check_commit(t)));
     TM_TRY(trainer_agree(t, open_job(t)));
     TM_TRY(trainer_same_plans(t));
+    TM_TRY(trainer_agree(t, trainer_speaks(t) ? trainer_check_room(t) : TM_OK));
     return trainer_agree(t, open_outputs(t));
 }
 

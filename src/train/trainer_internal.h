@@ -221,6 +221,11 @@ tm_status trainer_save_last(trainer *t);
 void trainer_describe_saves(const trainer *t, tm_json_writer *w); /* into a commit, */
 tm_status trainer_read_saves(trainer *t, const tm_json *info);    /* and from it */
 tm_status trainer_committed_saves(trainer *t);                    /* it was published */
+tm_fmt trainer_save_format(const tm_config *c);
+
+/* trainer_room.c: what the run will write to OUTPUT_DIR has room there. After the job is open, whose space is taken by
+ * then; of the rank that speaks. */
+tm_status trainer_check_room(const trainer *t);
 
 /* trainer_watch.c: steps as predicted and as they ran; which step's first reads may begin before the one before it
  * ends. */

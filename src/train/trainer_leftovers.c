@@ -72,7 +72,8 @@ tm_status earlier_refuse_lost(const trainer *t, const char *dir) {
                    "%s holds an interrupted run that cannot continue: %s%s; %s%s--resume never starts over, another "
                    "output_dir leaves it alone",
                    t->cfg->output_dir, dir ? dir : "it made no commits", dir ? " is gone" : "",
-                   dir ? "if it lies elsewhere now, --resume with that directory goes on from it, " : "", back);
+                   dir && !t->comm ? "if it lies elsewhere now, --resume with that directory goes on from it, " : "",
+                   back);
 }
 
 static tm_status refuse_alive(const char *dir, const tm_io_owner *o) {

@@ -43,7 +43,11 @@ static tm_status step_of(const char *dir, uint64_t *step) {
 /* A manifest is no commit where what it names is not there. */
 static tm_status open_whole(tm_commit **out, const char *dir) {
     TM_TRY(tm_commit_open(out, dir));
-    return tm_commit_present(dir);
+    tm_status rc = tm_commit_present(dir);
+    if (rc == TM_OK) return rc;
+    tm_commit_close(*out);
+    *out = NULL;
+    return rc;
 }
 
 /* As many ranks as before: each its own. The highest step that any rank published: all had prepared it by then. */

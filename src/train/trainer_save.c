@@ -10,7 +10,7 @@
 
 /* ---- a model as a folder --------------------------------------------------------------------------------------- */
 
-static tm_fmt save_format(const tm_config *c) {
+tm_fmt trainer_save_format(const tm_config *c) {
     switch (c->save_dtype) {
     case TM_SAVE_F32:
         return TM_FMT_F32;
@@ -24,7 +24,7 @@ static tm_fmt save_format(const tm_config *c) {
 }
 
 static tm_status save_to(trainer *t, const char *dir) {
-    tm_fmt dtype = save_format(t->cfg);
+    tm_fmt dtype = trainer_save_format(t->cfg);
     TM_TRY(trainer_settle(t));
     trainer_kill_point("kill_before_export");
     TM_TRY(job_export(t->job, dir, dtype));

@@ -175,6 +175,17 @@ static void test_configuration(void **state) {
             "per_device_train_batch_size=2", NULL); /* 7 is not 2 rows x a number of micro-batches */
     refused(&s, "train_batch_size", "train", s.config, "--set", "train_batch_size=8", "--set",
             "train_micro_batch_size_per_gpu=2", "--set", "gradient_accumulation_steps=2", NULL);
+    /* hundreds of TB of checkpoint folders, all of which would be kept */
+    refused(&s, "save_total_limit", "train", s.config, "--set", "max_steps=5000000000", "--set", "save_steps=1",
+            "--set", "save_total_limit=4000000000", NULL);
+    if (access(s.output, F_OK) == 0) fail_msg("%s was left", s.output);
+    const char *elsewhere = run_path(s.dir, "elsewhere"), *log = run_path(s.output, "log.jsonl");
+    run_write(elsewhere, "somebody's own lines\n");
+    assert_int_equal(mkdir(s.output, 0700), 0);
+    assert_int_equal(symlink(elsewhere, log), 0);
+    refused(&s, "log.jsonl", "train", s.config, NULL);
+    assert_int_equal(unlink(log), 0);
+    assert_int_equal(rmdir(s.output), 0);
     run_write(s.config, "{\"model\": \"m\",\n \"data\": {\"train\": \"t.jsonl\",}\n \"seed\": 1}\n");
     refused(&s, "config.json:3", "train", s.config, NULL);
     run_write(s.config, "[]");
