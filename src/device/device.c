@@ -47,6 +47,15 @@ static tm_status load(const device_kind *kind, const device_ops **ops) {
     return kind->ops ? TM_OK : device_module_load(kind->name, ops);
 }
 
+tm_status tm_device_count(const char *name, unsigned *n) {
+    const device_kind *kind;
+    const device_ops *ops;
+    *n = 1;
+    TM_TRY(find(name, &kind));
+    TM_TRY(load(kind, &ops));
+    return ops->count ? ops->count(n) : TM_OK;
+}
+
 tm_status tm_device_look(const char *name, unsigned i, tm_device_info *out) {
     const device_kind *kind;
     const device_ops *ops;

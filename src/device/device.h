@@ -54,6 +54,9 @@ typedef struct tm_device_info {
     char about[96]; /* "NVIDIA H200, compute capability 9.0" */
     uint64_t memory_bytes, free_bytes;
 } tm_device_info;
+/* How many of a kind ("cuda") there are, those that fail as well. TM_EUNSUPPORTED as from tm_device_look. Makes no
+ * context on any. */
+TM_MUST_USE tm_status tm_device_count(const char *kind, unsigned *n);
 /* The i-th device of the kind ("cuda"). TM_EINPUT: there is no such number; TM_EUNSUPPORTED: this kind is not in this
  * build or on this machine, with what is missing. A device that is there and fails (too old, broken) has its name in
  * *out all the same: those after it may be well. */

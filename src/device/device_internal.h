@@ -15,6 +15,7 @@ typedef struct device_ops {
     tm_status (*pin)(tm_device *d, void *host, uint64_t bytes);
     void (*unpin)(tm_device *d, void *host);
     void (*stats)(tm_device *d, tm_device_stats *out);
+    tm_status (*count)(unsigned *n);                    /* NULL: one */
     tm_status (*look)(unsigned i, tm_device_info *out); /* the i-th of this kind in the machine; *out is empty */
     tm_status (*describe)(const char *name, char *out, size_t cap);
     tm_status (*choices)(tm_device *d, char *out, size_t cap);
@@ -43,7 +44,7 @@ extern const device_ops device_cpu, device_cpu_arena;
 /* A module is a shared library with one symbol, `const device_module tm_device_module`. It is loaded when a device of
  * its kind is first opened or looked for, and stays. It links nothing of tidemill: what it needs is in device_host. The
  * version rises with what sizes do not tell: an order of fields, a meaning. */
-enum { DEVICE_MODULE_VERSION = 2 };
+enum { DEVICE_MODULE_VERSION = 3 };
 #define DEVICE_MODULE_SYMBOL "tm_device_module"
 
 typedef struct device_host {

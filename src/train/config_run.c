@@ -116,7 +116,8 @@ static tm_status resolve_memory(cfg_state *s) {
     const cfg_value *device = cfg_given(s, "memory.device"), *budget = cfg_given(s, "memory.device_budget");
     c->memory.device_given = device != NULL;
     if (device && !is_device(c->memory.device))
-        cfg_problem(s, TM_EINPUT, "%s: \"memory.device\" must be \"cpu\", \"cpu-arena\" or \"cuda:N\", not \"%.48s\"",
+        cfg_problem(s, TM_EINPUT,
+                    "%s: \"memory.device\" must be \"cpu\", \"cpu-arena\", \"cuda\" or \"cuda:N\", not \"%.48s\"",
                     cfg_where(device, w, sizeof w), c->memory.device);
     else if (strcmp(c->memory.device, "cpu"))
         resolve_arena(s, device, budget);

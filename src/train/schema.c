@@ -118,7 +118,8 @@ const schema_row schema_rows[] = {
     /* ---- memory -------------------------------------------------------------------------------------------------- */
     ROW("memory", K_OURS, T_OBJ, NULL, NULL, 0, 0, "what may be used"),
     ROW("memory.device", K_OURS, T_STR, NULL, "cpu", 0, 0,
-        "cpu; cpu-arena: the CPU behind a memory of its own, as a GPU is; cuda:N: a GPU (never run on one yet)"),
+        "cpu; cpu-arena: the CPU behind a memory of its own, as a GPU is; cuda:N: a GPU (never run on one yet); "
+        "cuda: the first, or with several ranks on a node one each"),
     ROW("memory.device_budget", K_OURS, T_SIZE | T_STR | T_NULL, NULL, NULL, 1, 0,
         "hard limit of the device's memory; cuda without it, or \"unlimited\": what is free, less a reserve"),
     ROW("memory.device_bandwidth", K_OURS, T_SIZE | T_NULL, NULL, NULL, 1, 0,

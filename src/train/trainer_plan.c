@@ -175,7 +175,7 @@ job_opts trainer_job_options(const trainer *t) {
                   .init_random = c->init_random,
                   .seed = c->seed,
                   .host_bytes = trainer_host_bytes(c),
-                  .device = c->memory.device,
+                  .device = trainer_device(t),
                   .device_bytes = t->device_bytes ? t->device_bytes : c->memory.device_bytes,
                   .device_bps = c->memory.device_bandwidth,
                   .slots = c->memory.slots,

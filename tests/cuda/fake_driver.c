@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { DEPTH = 1024, BLOCKS = 64, FAILED = 700 };
+enum { DEPTH = 1024, BLOCKS = 64, FAILED = 700, DEVICES = 16 };
 
 const unsigned char cuda_image[1] = {0};
 const char cuda_toolkit[] = "0.0";
@@ -26,7 +26,11 @@ static bool broken, held;
 static struct {
     void *p;
     uint64_t bytes;
+    int device;
 } blocks[BLOCKS];
+static char contexts[DEVICES];
+static _Thread_local int current = -1; /* the device whose context this thread is in */
+static const char *trace;              /* a file that has a line for each stretch of memory taken: "DEVICE BYTES" */
 static void *registered[BLOCKS];
 
 void fake_reset(const fake_options *o) {
@@ -207,9 +211,7 @@ static CUresult context_flags(CUdevice device, unsigned flags) {
     return CUDA_SUCCESS;
 }
 static CUresult context_retain(CUcontext *context, CUdevice device) {
-    (void)device;
-    static char any;
-    *context = (CUcontext)(void *)&any;
+    *context = (CUcontext)(void *)&contexts[device];
     return count("context_retain", 1);
 }
 static CUresult context_release(CUdevice device) {
@@ -217,14 +219,18 @@ static CUresult context_release(CUdevice device) {
     return count("", -1);
 }
 static CUresult context_use(CUcontext context) {
-    (void)context;
+    current = context ? (int)((char *)(void *)context - contexts) : -1;
     return CUDA_SUCCESS;
 }
 
 static uint64_t allocated(void) {
     uint64_t sum = now.used_bytes;
-    for (int i = 0; i < BLOCKS; i++) sum += blocks[i].bytes;
+    for (int i = 0; i < BLOCKS; i++) sum += blocks[i].device == current ? blocks[i].bytes : 0;
     return sum;
+}
+static void note(size_t bytes) {
+    FILE *f = trace ? fopen(trace, "a") : NULL; /* other ranks add to it as well */
+    if (f) fprintf(f, "%d %zu\n", current, bytes), fclose(f);
 }
 static CUresult memory_info(size_t *free_bytes, size_t *total) {
     *free_bytes = now.memory_bytes - allocated();
@@ -233,11 +239,14 @@ static CUresult memory_info(size_t *free_bytes, size_t *total) {
 }
 static CUresult memory_alloc(CUdeviceptr *p, size_t bytes) {
     int i = 0;
+    if (current < 0) return FAILED;
     if (allocated() + bytes > now.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = count("memory_alloc", 1);
     if (rc != CUDA_SUCCESS) return rc;
     while (blocks[i].bytes) i++;
     blocks[i].bytes = bytes;
+    blocks[i].device = current;
+    note(bytes);
     blocks[i].p = aligned_alloc(4096, tm_round_up(bytes, 4096));
     *p = (CUdeviceptr)(uintptr_t)blocks[i].p;
     return CUDA_SUCCESS;
@@ -370,9 +379,10 @@ static CUresult launch(CUfunction function, unsigned x, unsigned y, unsigned z, 
     __attribute__((alias(#name), visibility("default"))) CUresult symbol params;
 CUDA_DRIVER(EXPORT)
 __attribute__((constructor)) static void begin(void) {
-    const char *devices = getenv("FAKE_CUDA_DEVICES");
+    const char *devices = getenv("FAKE_CUDA_DEVICES"), *old = getenv("FAKE_CUDA_OLD");
     int n = devices ? atoi(devices) : 1;
-    fake_reset(&(fake_options){.devices = n, .old_device = n > 1});
+    trace = getenv("FAKE_CUDA_TRACE");
+    fake_reset(&(fake_options){.devices = n, .old_device = old ? atoi(old) : n > 1});
 }
 #endif
 

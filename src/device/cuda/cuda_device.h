@@ -81,6 +81,7 @@ typedef struct cuda_device {
 /* open.c */
 tm_status cuda_open(tm_device *d, const tm_device_opts *opts, const cuda_driver *v, const cuda_lt *lt);
 void cuda_close(tm_device *d);
+tm_status cuda_count(const cuda_driver *v, unsigned *n);
 tm_status cuda_look(const cuda_driver *v, unsigned i, tm_device_info *out);
 tm_status cuda_describe(const cuda_driver *v, const cuda_lt *lt, const char *name, char *out, size_t cap);
 tm_status cuda_choices(tm_device *d, char *out, size_t cap);

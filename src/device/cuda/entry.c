@@ -21,6 +21,10 @@ static tm_status describe(const char *name, char *out, size_t cap) {
     return cuda_describe(driver, cuda_lt_load(&why), name, out, cap);
 }
 
+static tm_status count(unsigned *n) {
+    return cuda_count(driver, n);
+}
+
 static tm_status look(unsigned i, tm_device_info *out) {
     return cuda_look(driver, i, out);
 }
@@ -34,6 +38,7 @@ static const device_ops ops = {.open = open,
                                .pin = cuda_pin,
                                .unpin = cuda_unpin,
                                .stats = cuda_stats,
+                               .count = count,
                                .look = look,
                                .describe = describe,
                                .choices = cuda_choices,

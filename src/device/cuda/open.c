@@ -45,6 +45,13 @@ static tm_status about(const cuda_driver *v, CUdevice device, tm_device_info *ou
     return TM_OK;
 }
 
+tm_status cuda_count(const cuda_driver *v, unsigned *n) {
+    int all = 0;
+    TM_TRY(cuda_check(v, v->device_count(&all), "counting devices"));
+    *n = (unsigned)all;
+    return TM_OK;
+}
+
 tm_status cuda_look(const cuda_driver *v, unsigned i, tm_device_info *out) {
     CUdevice device;
     CUcontext context;
