@@ -44,7 +44,7 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
     tm_dataset_limits(ds, 0, steps, &lim);
     job_opts o = {
         .model = e->args->model, .dtype = e->args->precision, .slots = 1, .other_bytes = tm_dataset_memory_bytes(ds)};
-    TM_TRY(forward_opts(&o, &e->args->tiers, e->args->exact_match));
+    TM_TRY(forward_opts(&o, &e->args->tiers));
     TM_TRY(job_open(&e->job, &o));
     e->job->fill = fill;
     e->job->fill_ctx = e;
@@ -168,7 +168,7 @@ static tm_status answer_group(evaluation *e, question *q, uint32_t n, tm_eval_re
                   .eos = e->text.eos,
                   .n_eos = e->text.n_eos};
     job_opts base = {.model = e->args->model, .dtype = e->args->precision, .slots = 1};
-    tm_status rc = forward_opts(&base, &e->args->tiers, true);
+    tm_status rc = forward_opts(&base, &e->args->tiers);
     for (uint32_t i = 0; i < n && rc == TM_OK; i++) {
         rows[i] = (gen_row){.prompt = q[i].prompt.id, .n_prompt = q[i].prompt.n};
         rows[i].out = tm_malloc(g.max_new_tokens * sizeof *rows[i].out);

@@ -226,7 +226,7 @@ tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out) {
     row.out = tm_malloc(o.max_new_tokens * sizeof *row.out);
     if (!row.out) TM_GO(tm_nomem(o.max_new_tokens * sizeof *row.out));
     job_opts base = {.model = args->model, .dtype = args->precision, .slots = 1};
-    TM_GO(forward_opts(&base, &args->tiers, true));
+    TM_GO(forward_opts(&base, &args->tiers));
     TM_GO(generate_rows(&o, &base, config.vocab_size, &row, 1));
     TM_GO(collect(&text, &prompt, &row, out));
 done:

@@ -48,15 +48,10 @@ tm_status job_device_fail(const char *device, const char *more) {
 
 /* ---- commands that only go forward ----------------------------------------------------------------------------- */
 
-static tm_status forward_device(job_opts *o, const tm_tier_args *tiers, bool caches) {
+static tm_status forward_device(job_opts *o, const tm_tier_args *tiers) {
     tm_device_traits traits;
     TM_TRY(tm_device_known(tiers->device, &traits));
     if (traits.in_place) return TM_OK;
-    if (traits.own_processors && caches)
-        return tm_fail(
-            TM_EUNSUPPORTED,
-            "device \"%s\" does not generate yet: its attention has no cache of keys and values; use \"cpu\"",
-            tiers->device);
     o->device = tiers->device;
     o->device_bytes = tm_min_u64(tiers->device_budget, TM_DEVICE_UNLIMITED); /* plans reckon with signed rooms */
     if (traits.own_processors) {
@@ -69,11 +64,11 @@ static tm_status forward_device(job_opts *o, const tm_tier_args *tiers, bool cac
     return tm_fail(TM_EINPUT, "device \"%s\" has the memory that it is given; add --device-budget", tiers->device);
 }
 
-tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, bool caches) {
+tm_status forward_opts(job_opts *o, const tm_tier_args *tiers) {
     o->host_bytes = tiers->host_budget ? tiers->host_budget : tm_mem_available_bytes() / 5 * 4;
     if (tiers->offload_path) {
         o->paths = &tiers->offload_path;
         o->n_paths = 1;
     }
-    return tiers->device ? forward_device(o, tiers, caches) : TM_OK;
+    return tiers->device ? forward_device(o, tiers) : TM_OK;
 }

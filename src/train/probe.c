@@ -120,7 +120,7 @@ static tm_status run(probe *p) {
     tm_plan *plan = NULL;
     uint32_t chosen;
     job_opts o = {.model = p->args->model, .dtype = p->args->precision, .slots = 1};
-    TM_TRY(forward_opts(&o, &p->args->tiers, false));
+    TM_TRY(forward_opts(&o, &p->args->tiers));
     TM_TRY(job_open(&p->job, &o));
     p->vocab = tm_model_get_config(p->job->model)->vocab_size;
     TM_TRY(declare(p));

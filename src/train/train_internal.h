@@ -370,8 +370,8 @@ static inline bool gradients_are_shared(const tm_job *job) {
 /* "MODEL/config.json" for a folder, for messages; returns buf. */
 const char *job_config_name(const char *model, char *buf, size_t cap);
 /* job_device.c */
-/* Budget, offload path and device of a forward job into `o`; `caches`: it keeps keys and values. */
-tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, bool caches);
+/* Budget, offload path and device of a forward job into `o`. */
+tm_status forward_opts(job_opts *o, const tm_tier_args *tiers);
 bool job_device_apart(const char *device, tm_device_traits *traits); /* it has processors of its own */
 void job_device_warn(const char *device);                            /* where it was never tested */
 /* What may be taken of its memory if nothing else is said. TM_EUNSUPPORTED, TM_EINPUT: it is not here. */

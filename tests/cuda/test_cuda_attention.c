@@ -1,4 +1,5 @@
-/* Attention forward and backward beside the CPU's `ref`, on odd lengths, heads, windows and masks. */
+/* Attention forward, backward and over a cache of keys and values beside the CPU's `ref`, on odd lengths, heads,
+ * windows and masks. */
 #include "machine.h"
 
 #include <math.h>
@@ -139,6 +140,92 @@ static void test_nan(void **state) {
     }
 }
 
+/* ---- a cache of keys and values -------------------------------------------------------------------------------- */
+
+typedef struct cache_case {
+    uint32_t seq, heads, kv_heads, head_dim, window;
+    uint32_t position[3]; /* of as many rows */
+} cache_case;
+
+static const cache_case cached[] = {
+    {1, 1, 1, 16, 0, {0, 5, 63}},     {1, 4, 2, 64, 0, {64, 255, 256}}, {1, 3, 1, 6, 0, {300, 0, 1}},
+    {1, 2, 1, 80, 70, {69, 70, 290}}, {1, 2, 2, 128, 1, {0, 7, 64}},    {1, 1, 1, 256, 0, {299, 10, 31}},
+    {70, 2, 1, 16, 0, {0, 1, 63}},    {65, 3, 1, 64, 5, {0, 64, 130}},  {2, 2, 1, 128, 0, {0, 62, 200}},
+    {3, 1, 1, 256, 100, {97, 98, 5}}, {130, 2, 2, 6, 66, {0, 3, 64}},
+};
+
+/* Positions before a row's are filled; what lies past its last one is NaN, is never read, and stays as it is. */
+static void run_cached(tm_elem t, const cache_case *c) {
+    enum { ROWS = 3, CAPACITY = 301 };
+    const attention_case shape = {ROWS, c->seq, c->heads, c->kv_heads, c->head_dim, c->window, false, false};
+    uint64_t entry = 2 * (uint64_t)c->kv_heads * c->head_dim, all = ROWS * CAPACITY * entry;
+    sides s = prepare(t, &shape, 1, NULL);
+    uint64_t no = s.host.padded * c->heads * c->head_dim, e = elem_size(t);
+    double unit = t == TM_ELEM_F32 ? 0 : t == TM_ELEM_BF16 ? 0x1p-8 : 0x1p-11;
+    float *x = random_floats(all, 1), *got = scratch(all * 4), *want = scratch(all * 4);
+    for (uint64_t i = 0; i < all; i++)
+        if (i / entry % CAPACITY >= c->position[i / entry / CAPACITY]) x[i] = NAN;
+    const void *host, *device;
+    put(t, x, all, &host, &device);
+    memcpy(&s.host.kv_cache, &host, sizeof host), memcpy(&s.device.kv_cache, &device, sizeof device);
+    s.host.kv_capacity = s.device.kv_capacity = CAPACITY;
+    s.host.position = c->position, s.device.position = give(c->position, sizeof c->position);
+    tm_attention_forward(&s.host);
+    cuda_attention_forward(&s.device);
+    compare("o", t, s.device.o, s.host.o, no, 2 * unit + 1e-5, 2e-6);
+    compare("lse", TM_ELEM_F32, s.device.lse, s.host.lse, s.host.padded * c->heads, 2e-6, 2e-6);
+    void *kept = scratch(all * e);
+    take(s.device.kv_cache, kept, all * e);
+    widened(t, kept, got, all), widened(host_type(t), s.host.kv_cache, want, all);
+    same_floats("cache", got, want, all);
+}
+
+static void test_cached(void **state) {
+    (void)state;
+    EACH_ORDER
+    for (size_t i = 0; i < TM_COUNT(cached); i++)
+        for (tm_elem t = TM_ELEM_F32; t <= F16; t++)
+            if (t == i % 3 || i == 1) run_cached(t, &cached[i]);
+}
+
+/* The same of a key in a cache. */
+static void test_nan_cached(void **state) {
+    (void)state;
+    EACH_ORDER {
+        enum { D = 16, CAPACITY = 4, ENTRY = 2 * D, ALL = 2 * CAPACITY * ENTRY };
+        static const uint32_t position[] = {3, 3};
+        float *cache = random_floats(ALL, 1), *qkv = random_floats((size_t)64 * 3 * D, 1), o[2 * D];
+        tm_attention a = {.rows = 2, .seq = 1, .padded = 64, .heads = 1, .kv_heads = 1, .head_dim = D, .scale = 1};
+        cache[(CAPACITY + 1) * ENTRY] = NAN;
+        a.qkv = give(qkv, (size_t)64 * 3 * D * 4), a.o = give(NULL, (size_t)64 * D * 4), a.lse = give(NULL, 64 * 4);
+        a.kv_cache = give(cache, ALL * 4), a.kv_capacity = CAPACITY, a.position = give(position, sizeof position);
+        cuda_attention_forward(&a);
+        take(a.o, o, sizeof o);
+        for (int i = 0; i < 2 * D; i++) assert_int_equal(isnan(o[i]) != 0, i >= D);
+    }
+}
+
+/* A row alone has the bits that it has among others. */
+static void test_rows_apart(void **state) {
+    (void)state;
+    EACH_ORDER {
+        enum { D = 16, CAPACITY = 40, ENTRY = 2 * D, BOTH = 2 * CAPACITY * ENTRY, O = 64 * D };
+        static const uint32_t position[] = {39, 11};
+        float *cache = random_floats(BOTH, 1), *qkv = random_floats((size_t)64 * 3 * D, 1), *o = scratch(2 * O * 4);
+        tm_attention a = {.rows = 2, .seq = 1, .padded = 64, .heads = 1, .kv_heads = 1, .head_dim = D, .scale = 1};
+        a.qkv = give(qkv, (size_t)64 * 3 * D * 4), a.o = give(NULL, O * 4), a.lse = give(NULL, 64 * 4);
+        a.kv_cache = give(cache, BOTH * 4), a.kv_capacity = CAPACITY, a.position = give(position, sizeof position);
+        cuda_attention_forward(&a);
+        take(a.o, o, O * 4);
+        a.rows = 1, a.o = give(NULL, O * 4), a.position = give(position + 1, sizeof *position);
+        a.qkv = give(qkv + 3 * D, (size_t)63 * 3 * D * 4);
+        a.kv_cache = give(cache + (size_t)CAPACITY * ENTRY, (size_t)CAPACITY * ENTRY * 4);
+        cuda_attention_forward(&a);
+        take(a.o, o + O, O * 4);
+        same_bytes("a row alone", o + O, o + D, D * 4);
+    }
+}
+
 /* What it cannot do is an error of the queue's, and nothing is launched. */
 static void test_refused(void **state) {
     (void)state;
@@ -152,7 +239,9 @@ static void test_refused(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_attention), cmocka_unit_test(test_large_scores),
-                                       cmocka_unit_test(test_nan), cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_attention),  cmocka_unit_test(test_large_scores),
+                                       cmocka_unit_test(test_nan),        cmocka_unit_test(test_cached),
+                                       cmocka_unit_test(test_nan_cached), cmocka_unit_test(test_rows_apart),
+                                       cmocka_unit_test(test_refused)};
     return run_group("cuda attention", tests, TM_COUNT(tests));
 }

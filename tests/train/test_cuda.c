@@ -158,7 +158,8 @@ static void test_missing_devices(void **state) {
     run_free(&r);
 }
 
-/* An evaluation, too; what generates is refused before anything is computed. */
+/* ---- commands that only go forward ------------------------------------------------------------------------------- */
+
 static void test_forward_commands(void **state) {
     (void)state;
     const char *dir = run_dir(), *rows = run_path(dir, "rows.safetensors");
@@ -173,9 +174,60 @@ static void test_forward_commands(void **state) {
         run_free(&r);
     }
     assert_true(loss[0] > 1 && fabs(loss[0] - loss[1]) < 1e-5 * loss[0]);
-    run_result r = run(fake, "generate", "--model", TM_TEST_FIXTURES "/../../examples/tiny", "--prompt", "The",
-                       "--device", "cuda:0", NULL);
-    expect(&r, 2, "does not generate yet");
+}
+
+#define TINY TM_TEST_FIXTURES "/../../examples/tiny"
+
+/* 74 tokens, so a second tile; drawn, so that a probability that is wrong shows. */
+static run_result drawn(const char *device, const char *budget) {
+    return run(
+        fake, "generate", "--model", TINY, "--prompt",
+        "The tide comes in twice a day, and the mill turns with it; so the miller sleeps in two parts, and knows "
+        "the moon better than the sun.",
+        "--temperature", "1.5", "--seed", "3", "--max-new-tokens", "6", "--json", "--device", device,
+        budget ? "--device-budget" : NULL, budget, NULL);
+}
+
+/* The CPU's text, whether its keys and values stay in the arena or come and go with each token. */
+static void test_generation(void **state) {
+    (void)state;
+    run_result cpu = drawn("cpu", NULL), least = drawn("cuda:0", "1");
+    assert_int_equal(least.status, 2);
+    unsigned long long bytes = train_minimum(strstr(least.err, "memory.device_budget"));
+    const char *const budget[] = {NULL, run_format("%llu", bytes)};
+    RUN_OK(&cpu);
+    assert_non_null(strstr(cpu.out, "\"finish_reason\""));
+    for (size_t i = 0; i < TM_COUNT(budget); i++) {
+        run_result cuda = drawn("cuda:0", budget[i]);
+        RUN_OK(&cuda);
+        assert_string_equal(cuda.out, cpu.out);
+        run_free(&cuda);
+    }
+    run_free(&cpu);
+    run_free(&least);
+}
+
+/* Several rows side by side, each at its own position. */
+static void test_answers(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *data = run_path(dir, "asked.jsonl"), *said[2];
+    static const char *const asked[] = {"When does the tide come in?", "Who?", "Is the mill awake, or is it the sun?"};
+    const char *text = "";
+    for (size_t i = 0; i < TM_COUNT(asked); i++)
+        text = run_format("%s{\"messages\": [{\"role\": \"user\", \"content\": \"%s\"}, {\"role\": \"assistant\", "
+                          "\"content\": \"No.\"}]}\n",
+                          text, asked[i]);
+    run_write(data, text);
+    for (int i = 0; i < 2; i++) {
+        run_result r = run(fake, "eval", "--model", TINY, "--data", data, "--exact-match", "--show", "3",
+                           "--max-new-tokens", "4", "--device", i ? "cuda:0" : "cpu", NULL);
+        RUN_OK(&r);
+        const char *answers = strstr(r.err, "    wanted");
+        assert_non_null(answers);
+        said[i] = run_format("%s", answers);
+        run_free(&r);
+    }
+    assert_string_equal(said[1], said[0]);
 }
 
 /* A device that fails hides none of those behind it. */
@@ -197,6 +249,8 @@ int main(void) {
                                        cmocka_unit_test(test_going_on),
                                        cmocka_unit_test(test_missing_devices),
                                        cmocka_unit_test(test_forward_commands),
+                                       cmocka_unit_test(test_generation),
+                                       cmocka_unit_test(test_answers),
                                        cmocka_unit_test(test_diverging),
                                        cmocka_unit_test(test_doctor)};
     return cmocka_run_group_tests(tests, NULL, run_clean);

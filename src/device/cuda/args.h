@@ -99,9 +99,10 @@ typedef struct cuda_attention_args {
     const void *qkv, *o, *d_o;
     const uint8_t *key_mask;
     const float *rope_table, *rope_inv_freq;
-    void *out, *d_qkv;
+    const uint32_t *position; /* [rows] of the first token, with a cache; NULL: 0 */
+    void *out, *d_qkv, *cache;
     float *lse, *delta;
-    uint32_t rows, seq, heads, kv_heads, head_dim, window, rope_cached;
+    uint32_t rows, seq, heads, kv_heads, head_dim, window, rope_cached, capacity;
     float scale;
     int32_t type;
 } cuda_attention_args;
@@ -160,6 +161,9 @@ typedef struct cuda_finish_args {
     K(head_update, cuda_head_args, CUDA_THREADS)                                                                       \
     K(head_gradient, cuda_head_args, CUDA_THREADS)                                                                     \
     K(attention_forward, cuda_attention_args, CUDA_THREADS)                                                            \
+    K(attention_store, cuda_attention_args, CUDA_THREADS)                                                              \
+    K(attention_cached, cuda_attention_args, CUDA_THREADS)                                                             \
+    K(attention_decode, cuda_attention_args, CUDA_THREADS)                                                             \
     K(attention_delta, cuda_attention_args, CUDA_THREADS)                                                              \
     K(attention_keys, cuda_attention_args, CUDA_THREADS)                                                               \
     K(attention_queries, cuda_attention_args, CUDA_THREADS)                                                            \

@@ -47,6 +47,16 @@ DEVICE att_rows att_output(const cuda_attention_args &a, const void *o, uint32_t
     return {o, ((uint64_t)batch * a.seq + at) * ld + (uint64_t)head * a.head_dim, ld, rows};
 }
 
+/* A cache of keys and values: [rows][capacity] entries, slots of kv_heads keys, then of kv_heads values. */
+DEVICE uint64_t att_entry(const cuda_attention_args &a) { return 2 * (uint64_t)a.kv_heads * a.head_dim; }
+DEVICE uint32_t att_position(const cuda_attention_args &a, uint32_t batch) {
+    return a.position ? a.position[batch] : 0;
+}
+DEVICE att_rows att_cache(const cuda_attention_args &a, uint32_t batch, uint32_t at, uint32_t rows, uint32_t slot) {
+    uint64_t first = ((uint64_t)batch * a.capacity + at) * att_entry(a) + (uint64_t)slot * a.head_dim;
+    return {a.cache, first, att_entry(a), rows};
+}
+
 /* acc = X Y^T. Leaves behind a barrier. */
 DEVICE void att_product(const cuda_attention_args &a, const att_tile &t, const att_rows &x, const att_rows &y,
                         float acc[ATT_OWN][ATT_OWN]) {
@@ -89,9 +99,11 @@ DEVICE void att_accumulate(const cuda_attention_args &a, const att_tile &t, cons
     }
 }
 
+/* With a cache q is a position, and a query past the last is computed and left. */
+template <bool Cached = false>
 DEVICE bool att_sees(const cuda_attention_args &a, uint32_t batch, uint32_t q, uint32_t key) {
-    if (q >= a.seq || key > q || (a.window && (uint64_t)key + a.window <= q)) return false;
-    return !a.key_mask || a.key_mask[(uint64_t)batch * a.seq + key];
+    if ((!Cached && q >= a.seq) || key > q || (a.window && (uint64_t)key + a.window <= q)) return false;
+    return Cached || !a.key_mask || a.key_mask[(uint64_t)batch * a.seq + key];
 }
 
 /* The first tile of keys that a query of the tile from q0 on sees; queries past the last that sees a key of k0's. */
@@ -118,11 +130,12 @@ DEVICE float att_row_sum(float x) {
 /* ---- forward: grid (query tiles, heads, rows) ---- */
 
 /* One row of scores: s becomes e^(scale s - max); the factor for what was summed before is returned. */
+template <bool Cached>
 DEVICE float att_softmax_row(const cuda_attention_args &a, uint32_t batch, uint32_t q, uint32_t k0, uint32_t tx,
                              float s[ATT_OWN], float *max, float *sum) {
     float m = *max, old = *max, part = 0.0f;
     UNROLL for (uint32_t j = 0; j < ATT_OWN; j++) {
-        s[j] = att_sees(a, batch, q, k0 + tx + ATT_SIDE * j) ? s[j] * a.scale : minus_infinity();
+        s[j] = att_sees<Cached>(a, batch, q, k0 + tx + ATT_SIDE * j) ? s[j] * a.scale : minus_infinity();
         m = largest(s[j], m);
     }
     m = att_row_max(m);
@@ -139,21 +152,26 @@ DEVICE float att_softmax_row(const cuda_attention_args &a, uint32_t batch, uint3
     return back;
 }
 
-template <int D> DEVICE void attention_forward_block(const cuda_attention_args &a, const att_tile &t) {
+template <int D, bool Cached = false>
+DEVICE void attention_forward_block(const cuda_attention_args &a, const att_tile &t) {
     uint32_t q0 = (blocks_x() - 1 - block_x()) * ATT_TILE, head = block_y(), batch = block_z();
     uint32_t kv = head / (a.heads / a.kv_heads), nq = att_count(a, q0);
     float acc[ATT_OWN][D / ATT_SIDE] = {}, s[ATT_OWN][ATT_OWN], max[ATT_OWN], sum[ATT_OWN] = {};
     for (uint32_t i = 0; i < ATT_OWN; i++) max[i] = minus_infinity();
+    uint32_t base = Cached ? att_position(a, batch) : 0;
     att_rows q = att_qkv(a, batch, q0, nq, head);
-    for (uint32_t k0 = att_first_key(a, q0); k0 < q0 + nq; k0 += ATT_TILE) {
-        att_product(a, t, q, att_qkv(a, batch, k0, att_count(a, k0), a.heads + kv), s);
+    for (uint32_t k0 = att_first_key(a, base + q0); k0 < base + q0 + nq; k0 += ATT_TILE) {
+        uint32_t nk = Cached ? (uint32_t)least(ATT_TILE, base + a.seq - k0) : att_count(a, k0);
+        att_product(a, t, q, Cached ? att_cache(a, batch, k0, nk, kv) : att_qkv(a, batch, k0, nk, a.heads + kv), s);
         UNROLL for (uint32_t i = 0; i < ATT_OWN; i++) {
             uint32_t row = t.ty + ATT_SIDE * i;
-            float back = att_softmax_row(a, batch, q0 + row, k0, t.tx, s[i], &max[i], &sum[i]);
+            float back = att_softmax_row<Cached>(a, batch, base + q0 + row, k0, t.tx, s[i], &max[i], &sum[i]);
             UNROLL for (uint32_t j = 0; j < D / ATT_SIDE; j++) acc[i][j] *= back;
             UNROLL for (uint32_t j = 0; j < ATT_OWN; j++) t.m[row * ATT_LD + t.tx + ATT_SIDE * j] = s[i][j];
         }
-        att_accumulate<D, false>(a, t, att_qkv(a, batch, k0, att_count(a, k0), a.heads + a.kv_heads + kv), acc);
+        att_rows values = Cached ? att_cache(a, batch, k0, nk, a.kv_heads + kv)
+                                 : att_qkv(a, batch, k0, nk, a.heads + a.kv_heads + kv);
+        att_accumulate<D, false>(a, t, values, acc);
     }
     att_rows out = att_output(a, a.out, batch, q0, nq, head);
     for (uint32_t i = 0; i < ATT_OWN; i++) {

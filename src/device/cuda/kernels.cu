@@ -5,4 +5,5 @@
 #include "optim.cuh"
 #include "gemm.cuh"
 #include "attention.cuh"
+#include "attention_cache.cuh"
 #include "attention_mma.cuh"

@@ -52,7 +52,7 @@ void cuda_embed_forward(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, c
                         uint32_t count, const void *weight, void *out, bool clear);
 void cuda_embed_backward(tm_elem t, uint64_t rows, uint64_t n, const int32_t *ids, uint32_t first, uint32_t count,
                          const void *dout, float *grad, bool add);
-void cuda_attention_forward(const tm_attention *a); /* without a cache; head_dim at most CUDA_MAX_HEAD_DIM */
+void cuda_attention_forward(const tm_attention *a); /* head_dim at most CUDA_MAX_HEAD_DIM */
 void cuda_attention_backward(const tm_attention *a);
 void cuda_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, const float *logits,
                       uint64_t ld, const int32_t *labels, tm_head_state *state);

@@ -247,8 +247,11 @@ static cuda_attention_args attention_args(const tm_attention *a) {
                                  .o = a->o,
                                  .d_o = a->d_o,
                                  .key_mask = a->key_mask,
+                                 .position = a->position,
                                  .out = a->o,
                                  .d_qkv = a->d_qkv,
+                                 .cache = a->kv_cache,
+                                 .capacity = a->kv_capacity,
                                  .lse = a->lse,
                                  .delta = a->workspace,
                                  .rows = a->rows,
@@ -262,9 +265,11 @@ static cuda_attention_args attention_args(const tm_attention *a) {
 }
 
 static bool attention_fits(const tm_attention *a) {
-    if (a->head_dim <= CUDA_MAX_HEAD_DIM && !a->kv_cache) return true;
-    keep(tm_fail(TM_EUNSUPPORTED, "cuda: attention with %s; compute it with memory.device \"cpu\" or \"cpu-arena\"",
-                 a->kv_cache ? "a cache of keys and values" : "heads of more than 256 columns"));
+    if (a->head_dim <= CUDA_MAX_HEAD_DIM) return true;
+    keep(tm_fail(TM_EUNSUPPORTED,
+                 "cuda: attention with heads of more than %d columns; compute it with memory.device "
+                 "\"cpu\" or \"cpu-arena\"",
+                 CUDA_MAX_HEAD_DIM));
     return false;
 }
 
@@ -285,11 +290,23 @@ static uint32_t mma_shared(uint32_t head_dim, uint32_t own, uint32_t met, uint32
     return 2 * ((own * OWN + met * MET) * (head_dim + PAD) + turned * head_dim * (MET + PAD));
 }
 
+/* One query a row: no tile would be more than a 64th full. */
+static void launch_cached(const tm_attention *a, const cuda_attention_args *k, uint64_t tiles) {
+    enum { QUERY = CUDA_THREADS, SCORES = CUDA_THREADS, SUMS = CUDA_THREADS, REDUCE = 2 * CUDA_WARP };
+    launch_rows(CUDA_K_attention_store, k, (uint64_t)a->rows * a->seq, 0);
+    if (a->seq == 1)
+        launch(CUDA_K_attention_decode, k, a->heads, a->rows, 1, (QUERY + SCORES + SUMS + REDUCE) * sizeof(float));
+    else
+        launch(CUDA_K_attention_cached, k, tiles, a->heads, a->rows, attention_shared());
+}
+
 void cuda_attention_forward(const tm_attention *a) {
     if (now->status != TM_OK || !attention_fits(a)) return;
     cuda_attention_args k = attention_args(a);
     uint64_t tiles = blocks_of(a->seq, CUDA_ATTENTION_TILE);
-    if (by_tensor_cores(a))
+    if (a->kv_cache)
+        launch_cached(a, &k, tiles);
+    else if (by_tensor_cores(a))
         launch_blocks(CUDA_K_attention_forward_mma, &k, tiles, a->heads, a->rows, CUDA_MMA_THREADS,
                       mma_shared(a->head_dim, 1, 1, 1));
     else
