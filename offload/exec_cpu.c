@@ -15,6 +15,7 @@ tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx)
     TM_ASSERT((o->engine == TM_ENGINE_CPU || o->op.tier == TM_TIER_DEVICE) && o->n_operands <= e->cap_operands);
     if (e->stub_compute) return TM_OK;
     for (uint32_t i = 0; i < o->n_operands; i++) e->operand[i] = exec_at(e, r->plan->operand[o->first_operand + i]);
+    if (e->twice.on && exec_is_apart(e, r->plan, op)) return exec_twice_apart(e, r->plan, op, fn, ctx);
     return exec_on_device(e, r->plan, op, e->twice.on ? exec_twice : exec_compute, fn, ctx);
 }
 

@@ -143,7 +143,7 @@ struct tm_exec {
     uint32_t cap_frames, cap_issued;
     struct { /* exec_twice.c */
         bool on;
-        char *before; /* what the operation that runs updates, as it was */
+        char *before; /* what the operation that runs updates, as it was; behind it a piece of a device's arena */
         uint64_t room;
         void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap);
         void *ctx;
@@ -180,6 +180,8 @@ uint32_t exec_disk_ready(const tm_exec *e, const exec_run *r); /* of all lanes *
 void exec_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx);
 void exec_in_random_order(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx);
 tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx);
+bool exec_is_apart(const tm_exec *e, const tm_plan *plan, uint32_t op); /* a device's own processors carry it out */
+tm_status exec_twice_apart(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx);
 void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op); /* tests: a result that is wrong by a bit */
 tm_status exec_compute(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx); /* once */
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx);

@@ -18,21 +18,19 @@ static uint64_t updated_bytes(const tm_plan *plan, uint32_t op) {
     return bytes;
 }
 
+static bool has_processors(const tm_exec *e) {
+    return e->device && tm_device_get_caps(e->device)->traits.own_processors;
+}
+
 tm_status tm_exec_twice_room(tm_exec *e, const tm_plan *plan) {
-    uint64_t most = 1;
-    const tm_device_caps *caps = e->device ? tm_device_get_caps(e->device) : NULL;
-    if (caps && caps->traits.own_processors)
-        return tm_fail(TM_EUNSUPPORTED,
-                       "operations cannot be done twice on device %s, whose results nobody on the host "
-                       "sees; leave --replay-every out",
-                       caps->name);
+    uint64_t most = 1, piece = has_processors(e) ? TM_EXEC_TWICE_PIECE : 0;
     for (uint32_t i = 0; i < plan->n_op; i++)
         if (!plan_is_disk(plan->op[i].engine)) most = tm_max_u64(most, updated_bytes(plan, i));
     if (most <= e->twice.room) return TM_OK;
     tm_free(e->twice.before);
     e->twice.room = 0;
-    e->twice.before = tm_malloc(most);
-    if (!e->twice.before) return tm_nomem(most);
+    e->twice.before = tm_malloc(most + piece);
+    if (!e->twice.before) return tm_nomem(most + piece);
     e->twice.room = most;
     return TM_OK;
 }
@@ -83,6 +81,83 @@ void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op) {
         return;
     }
 }
+
+/* ---- on a device with processors of its own, whose arena the host does not see: by copies ------------------------ */
+
+static tm_status carry(tm_exec *e, tm_device_way way, char *host, uint64_t address, uint64_t bytes) {
+    tm_event event = {0};
+    const tm_device_transfer t = {.way = way, .host = host, .offset = address - TM_DEVICE_BASE, .bytes = bytes};
+    TM_TRY(tm_device_copy(e->device, &t, &event));
+    return tm_event_wait(e->device, &event);
+}
+
+static tm_status carry_updated(tm_exec *e, const tm_plan *plan, uint32_t op, tm_device_way way) {
+    char *at = e->twice.before;
+    for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++) {
+        const struct plan_touch *t = &plan->touch[i];
+        if (t->access != TM_USE_UPDATE) continue;
+        TM_TRY(carry(e, way, at, t->address, t->bytes));
+        at += t->bytes;
+    }
+    return TM_OK;
+}
+
+static tm_status hash_frame(tm_exec *e, const struct plan_touch *t, uint64_t *hash) {
+    char *piece = e->twice.before + e->twice.room;
+    for (uint64_t at = 0, n; at < t->bytes; at += n) {
+        n = tm_min_u64(TM_EXEC_TWICE_PIECE, t->bytes - at);
+        TM_TRY(carry(e, TM_DEVICE_OUT, piece, t->address + at, n));
+        *hash = XXH3_64bits_withSeed(piece, n, *hash);
+    }
+    return TM_OK;
+}
+
+static tm_status hash_written(tm_exec *e, const tm_plan *plan, uint32_t op, uint64_t *hash) {
+    uint32_t end = plan->first_touch[op + 1];
+    *hash = 0;
+    for (uint32_t i = plan->first_touch[op]; i < end; i++)
+        if (is_compared(plan, &plan->touch[i], i + 1 == end)) TM_TRY(hash_frame(e, &plan->touch[i], hash));
+    return TM_OK;
+}
+
+/* As exec_flip. */
+static tm_status flip_there(tm_exec *e, const tm_plan *plan, uint32_t op) {
+    char *piece = e->twice.before + e->twice.room;
+    for (uint32_t end = plan->first_touch[op + 1], i = end; i-- > plan->first_touch[op];) {
+        const struct plan_touch *t = &plan->touch[i];
+        if (!is_compared(plan, t, i + 1 == end)) continue;
+        if (!tm_fault_hit("flip_result", NULL)) return TM_OK;
+        uint64_t n = tm_min_u64(TM_EXEC_TWICE_PIECE, t->bytes);
+        TM_TRY(carry(e, TM_DEVICE_OUT, piece, t->address, n));
+        piece[1] ^= 1;
+        return carry(e, TM_DEVICE_IN, piece, t->address, n);
+    }
+    return TM_OK;
+}
+
+static tm_status run_handler(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx) {
+    (void)e;
+    return fn(ctx, &plan->op[op].op, operand);
+}
+
+bool exec_is_apart(const tm_exec *e, const tm_plan *plan, uint32_t op) {
+    return has_processors(e) && exec_is_device(e, plan, op);
+}
+
+tm_status exec_twice_apart(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx) {
+    uint64_t first, again;
+    TM_ASSERT(updated_bytes(plan, op) <= e->twice.room);
+    TM_TRY(carry_updated(e, plan, op, TM_DEVICE_OUT));
+    TM_TRY(exec_on_device(e, plan, op, run_handler, fn, ctx));
+    TM_TRY(flip_there(e, plan, op));
+    TM_TRY(hash_written(e, plan, op, &first));
+    TM_TRY(carry_updated(e, plan, op, TM_DEVICE_IN));
+    TM_TRY(exec_on_device(e, plan, op, run_handler, fn, ctx));
+    TM_TRY(hash_written(e, plan, op, &again));
+    return first == again ? TM_OK : differs(e, &plan->op[op].op);
+}
+
+/* ---- on memory that the host sees ------------------------------------------------------------------------------- */
 
 tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx) {
     const tm_op *o = &plan->op[op].op;

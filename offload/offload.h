@@ -393,10 +393,12 @@ void tm_exec_get_stats(tm_exec *e, tm_exec_stats *out); /* since open */
 /* From the next run on, runs record when their operations began and ended (tm_run_stats.span). */
 void tm_exec_trace(tm_exec *e, bool on);
 char *tm_exec_slab(tm_exec *e);
-/* While it is on, each CPU operation is done twice from the same bytes and has to write the same ones, what the handler
- * keeps elsewhere apart: TM_ECORRUPT names it otherwise. Handlers have to bear that. Takes memory for the largest
- * operation's updated operands, in tm_exec_twice_room, which every plan needs before. `name`, for the message, may be
- * NULL. */
+/* While it is on, each operation of CPU or device is done twice from the same bytes and has to write the same ones,
+ * what the handler keeps elsewhere apart: TM_ECORRUPT names it otherwise. Handlers have to bear that. Takes memory for
+ * the largest operation's updated operands, in tm_exec_twice_room, which every plan needs before; and a piece more
+ * where a device with processors of its own carries operations out: what they update and wrote is copied out, and back.
+ * `name`, for the message, may be NULL. */
+enum { TM_EXEC_TWICE_PIECE = 1 << 20 };
 TM_MUST_USE tm_status tm_exec_twice_room(tm_exec *e, const tm_plan *plan);
 void tm_exec_twice(tm_exec *e, bool on, void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap), void *ctx);
 /* `token` of tm_exec_comm.submit is complete; a status that is not TM_OK is recorded on this thread. */

@@ -27,11 +27,13 @@ uint64_t trainer_replay_bytes(const trainer *t) {
     const tm_model *m = t->job->model;
     const job_shape shape = trainer_step_shape(t);
     uint64_t most = (uint64_t)TM_TILE_ELEMENTS * 12;
+    tm_device_traits traits;
     if (t->args->replay_every <= 0) return 0;
     for (uint32_t i = 0; i < tm_model_units(m); i++)
         for (uint32_t s = 0; s < tm_model_unit(m, i)->n_stages; s++)
             most = tm_max_u64(
                 most, updated_by_stage(t, tm_model_unit(m, i), &tm_model_unit(m, i)->stage[s], shape_tokens(&shape)));
+    if (job_device_apart(t->cfg->memory.device, &traits)) most += TM_EXEC_TWICE_PIECE;
     return most + TM_MIB; /* frames are rounded up */
 }
 

@@ -119,6 +119,39 @@ static void test_going_on(void **state) {
     assert_string_not_equal(train_log_read(run_path(dir, "other")).hash, train_log_read(whole).hash);
 }
 
+static run_result replayed(const char *config, const char *output, const run_opts *opts, const char *every,
+                           const char *budget) {
+    return run(*opts, "train", config, "--quiet", "--replay-every", every, "--set", run_format("output_dir=%s", output),
+               "--set", "memory.device=cuda:0", "--set", run_format("memory.device_budget=%s", budget), NULL);
+}
+
+/* --replay-every: what kernels wrote is copied out and compared; the bits are those of once, and one that is wrong
+ * ends the run, in a kernel's result as in the host's. */
+static void test_replay(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = config_of(dir, "bf16"), *hash = NULL;
+    static const char *const replay[][2] = {{"0", "64MiB"}, {"1", "64MiB"}, {"1", "400KiB"}};
+    for (size_t i = 0; i < TM_COUNT(replay); i++) {
+        const char *out = run_format("%s/out-%zu", dir, i);
+        run_result r = replayed(config, out, &fake, replay[i][0], replay[i][1]);
+        RUN_OK(&r);
+        run_free(&r);
+        train_log log = train_log_read(out);
+        if (hash) assert_string_equal(log.hash, hash);
+        hash = run_format("%s", log.hash);
+    }
+    static const char *const flip[][2] = {{"20", "forward layers"}, {"120", "backward head"}};
+    for (size_t i = 0; i < TM_COUNT(flip); i++) {
+        const char *env[] = {one[0], run_format("TIDEMILL_FAULT=flip_result:%s:bit:once", flip[i][0]), NULL};
+        run_result r = replayed(config, run_path(dir, "flipped"), &(run_opts){.env = env}, "1", "64MiB");
+        assert_int_equal(r.status, 1);
+        if (!strstr(r.err, "was computed twice from the same bytes") || !strstr(r.err, flip[i][1]))
+            fail_msg("%s", r.err);
+        run_free(&r);
+        run_remove(run_path(dir, "flipped"));
+    }
+}
+
 static void expect(run_result *r, int status, const char *text) {
     if (r->status != status || !strstr(r->err, text)) fail_msg("exit %d, %s", r->status, r->err);
     run_free(r);
@@ -244,14 +277,10 @@ static void test_doctor(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_as_cpu),
-                                       cmocka_unit_test(test_one_hash),
-                                       cmocka_unit_test(test_going_on),
-                                       cmocka_unit_test(test_missing_devices),
-                                       cmocka_unit_test(test_forward_commands),
-                                       cmocka_unit_test(test_generation),
-                                       cmocka_unit_test(test_answers),
-                                       cmocka_unit_test(test_diverging),
-                                       cmocka_unit_test(test_doctor)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_as_cpu),     cmocka_unit_test(test_one_hash),
+                                       cmocka_unit_test(test_going_on),        cmocka_unit_test(test_replay),
+                                       cmocka_unit_test(test_missing_devices), cmocka_unit_test(test_forward_commands),
+                                       cmocka_unit_test(test_generation),      cmocka_unit_test(test_answers),
+                                       cmocka_unit_test(test_diverging),       cmocka_unit_test(test_doctor)};
     return cmocka_run_group_tests(tests, NULL, run_clean);
 }
