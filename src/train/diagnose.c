@@ -10,9 +10,15 @@
 
 /* ---- the first value that is not finite -------------------------------------------------------------------------- */
 
+typedef struct heaviest {
+    double value;
+    const char *tensor; /* NULL: there are no weights */
+} heaviest;
+
 /* The step computed once more, without an update, and each result looked at. */
 typedef struct look {
     tm_job *job;
+    heaviest so_far; /* of the stages whose output was finite: they may have made it all but infinite */
     char found[320];
 } look;
 
@@ -29,28 +35,43 @@ static bool finite_values(const void *at, uint64_t n, tm_dtype type) {
     return true;
 }
 
+/* Infinite where one is not a number, too. */
 static double largest(const void *at, uint64_t n, tm_dtype type) {
     double most = 0;
-    for (uint64_t i = 0; i < n; i++) most = fmax(most, fabs(value_of(at, i, type)));
+    for (uint64_t i = 0; i < n; i++) {
+        double v = fabs(value_of(at, i, type));
+        most = isfinite(v) ? fmax(most, v) : INFINITY;
+    }
     return most;
 }
 
-/* "; the largest weight there is 1e+30, in model.layers.0.mlp.up_proj.weight": of the stage's parts. */
-static void name_largest(look *l, const tm_stage *stage, void *const *part) {
-    size_t used = strlen(l->found), size = tm_dtype_bytes(l->job->dtype);
-    double most = -1;
-    const char *name = NULL;
+/* Of the stage's parts. */
+static heaviest heaviest_of(const tm_job *job, const tm_stage *stage, void *const *part) {
+    heaviest h = {.value = -1};
     for (uint32_t i = 0; i < stage->n_parts; i++) {
         if (!stage->part_in_forward[i]) continue;
         const char *weights = *part++;
-        const tm_segment *s = tm_model_part_segments(l->job->model, stage->part[i]);
-        for (uint32_t k = 0; k < tm_model_part(l->job->model, stage->part[i])->n_segments; k++) {
-            double here = largest(weights + s[k].part_offset * size, s[k].elements, l->job->dtype);
-            if (here > most) most = here, name = tm_model_tensor(l->job->model, s[k].tensor)->name;
+        const tm_segment *s = tm_model_part_segments(job->model, stage->part[i]);
+        for (uint32_t k = 0; k < tm_model_part(job->model, stage->part[i])->n_segments; k++) {
+            uint64_t at = s[k].part_offset * tm_dtype_bytes(job->dtype);
+            double here = largest(weights + at, s[k].elements, job->dtype);
+            if (here > h.value) h = (heaviest){here, tm_model_tensor(job->model, s[k].tensor)->name};
         }
     }
-    if (name)
-        snprintf(l->found + used, sizeof l->found - used, "; the largest weight there is %.3g, in %s", most, name);
+    return h;
+}
+
+/* "; the largest weight there is 1e+30, in model.layers.0.mlp.up_proj.weight" */
+static void name_heaviest(look *l, heaviest there) {
+    size_t used = strlen(l->found);
+    bool before = l->so_far.value > there.value;
+    if (before) there = l->so_far;
+    const char *where = before ? "up to there" : "there";
+    if (there.tensor && isfinite(there.value))
+        snprintf(l->found + used, sizeof l->found - used, "; the largest weight %s is %.3g, in %s", where, there.value,
+                 there.tensor);
+    else if (there.tensor)
+        snprintf(l->found + used, sizeof l->found - used, "; a weight %s is not finite, in %s", where, there.tensor);
 }
 
 /* Operands as in ops.c: batch, parts that forward reads, slots. Of slots only the residual stream is looked at: its
@@ -68,9 +89,11 @@ static void look_forward(look *l, const tm_op *op, void *const *operand) {
         if (use->access == TM_READ || !stream || (bytes != 2 * h && bytes != 4 * h)) continue;
         if (finite_values(slot[i], tokens * h, bytes == 2 * h ? l->job->dtype : TM_F32)) continue;
         snprintf(l->found, sizeof l->found, "the output of %s (%s, micro-batch %u)", u->name, stage->name, op->arg[2]);
-        name_largest(l, stage, operand + 1);
+        name_heaviest(l, heaviest_of(l->job, stage, operand + 1));
         return;
     }
+    heaviest here = heaviest_of(l->job, stage, operand + 1);
+    if (here.value > l->so_far.value) l->so_far = here;
 }
 
 static void look_gradient(look *l, const tm_op *op, void *const *operand) {

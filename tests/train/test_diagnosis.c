@@ -1,5 +1,5 @@
-/* A model with one weight beyond bf16's reach: after 50 skipped steps the unit whose output is not finite is named,
- * with the tensor that was poisoned; nothing is trained on it, and nothing is left. */
+/* A model with weights near or beyond bf16's reach: after 50 skipped steps the unit whose output is not finite is
+ * named, with the tensor that was poisoned; nothing is trained on it, and nothing is left. */
 #include "io/io.h"
 #include "run.h"
 
@@ -8,17 +8,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#define POISONED "model.layers.1.mlp.down_proj.weight"
-
 /* The tensor's values in a safetensors file, all set to `value`. */
-static void poison(const char *path, float value) {
+static void poison(const char *path, const char *name, float value) {
     tm_buf file = {0};
     tm_json_doc *doc;
     uint64_t head;
     RUN_EXPECT_STATUS(tm_file_slurp(path, 16 * TM_MIB, &file));
     memcpy(&head, file.data, 8);
     RUN_EXPECT_STATUS(tm_json_parse(&doc, file.data + 8, head, path, 0, 0));
-    const tm_json *t = tm_json_get(tm_json_root(doc), POISONED), *at = tm_json_get(t, "data_offsets");
+    const tm_json *t = tm_json_get(tm_json_root(doc), name), *at = tm_json_get(t, "data_offsets");
     assert_true(t && tm_json_is(tm_json_get(t, "dtype"), "F32"));
     for (int64_t i = at->child->integer; i < at->child->next->integer; i += 4)
         memcpy(file.data + 8 + head + i, &value, 4);
@@ -41,18 +39,30 @@ static const char *job(const char *dir) {
     return config;
 }
 
+/* Wherever it lies: the first stage whose output is not finite has it. With commits the skipped steps are committed,
+ * and the same command would go on from there. */
 static void the_poisoned_tensor_is_named(void **state) {
     (void)state;
-    const char *dir = run_dir(), *config = job(dir);
-    poison(run_path(dir, "model/model.safetensors"), 3e38f);
-    run_result r = run((run_opts){0}, "train", config, "--quiet", NULL);
-    assert_int_equal(r.status, 1);
-    const char *said = strstr(r.err, "50 steps in a row had no finite loss or gradient");
-    if (!said || !strstr(said, "the output of layers.1 ") || !strstr(said, "the largest weight there is 3") ||
-        !strstr(said, "in " POISONED))
-        fail_msg("%s", r.err);
-    assert_int_not_equal(access(run_path(dir, "out/model.safetensors"), F_OK), 0);
-    run_free(&r);
+    static const struct {
+        const char *tensor, *unit, *weight, *commit_steps;
+        float value;
+    } poisoned[] = {
+        {"model.layers.1.mlp.down_proj.weight", "layers.1 ", " is 3e+38, in ", "commit_steps=0", 3e38f},
+        {"model.layers.0.self_attn.o_proj.weight", "layers.0 ", " is 3e+38, in ", "commit_steps=7", 3e38f},
+        {"model.layers.0.mlp.up_proj.weight", "layers.0 ", " is not finite, in ", "commit_steps=50", 3.4e38f}};
+    for (unsigned i = 0; i < TM_COUNT(poisoned); i++) {
+        const char *dir = run_dir(), *config = job(dir), *name = poisoned[i].tensor;
+        poison(run_path(dir, "model/model.safetensors"), name, poisoned[i].value);
+        run_result r = run((run_opts){0}, "train", config, "--quiet", "--set", poisoned[i].commit_steps, NULL);
+        assert_int_equal(r.status, 1);
+        const char *said = strstr(r.err, "50 steps in a row had no finite loss or gradient");
+        if (!said || !strstr(said, run_format("the output of %s", poisoned[i].unit)) ||
+            !strstr(said, run_format("%s%s", poisoned[i].weight, name)))
+            fail_msg("%s: %s", name, said ? said : "nothing is said of it");
+        if (i > 0 && !strstr(r.err, "step 50 is committed")) fail_msg("%s", said);
+        assert_int_not_equal(access(run_path(dir, "out/model.safetensors"), F_OK), 0);
+        run_free(&r);
+    }
 }
 
 int main(void) {
