@@ -236,10 +236,7 @@ static tm_status print_json(const bench *b) {
     tm_jw_field_double(&w, "plain_bytes_per_second", stream_rate(b, b->plain_seconds[best_way(b)]));
     tm_jw_field_double(&w, "ratio", b->plain_seconds[best_way(b)] / b->seconds);
     tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) puts(out.data);
-    tm_buf_free(&out);
-    return rc;
+    return tm_cli_print_json(&w);
 }
 
 static void print_table(const bench *b) {

@@ -204,10 +204,7 @@ static tm_status print_json(const bench *b) {
     for (size_t i = 0; i < b->n_rows; i++) row_json(&w, b, &b->rows[i]);
     tm_jw_array_end(&w);
     tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) puts(out.data);
-    tm_buf_free(&out);
-    return rc;
+    return tm_cli_print_json(&w);
 }
 
 /* ---- the command ---- */

@@ -237,10 +237,7 @@ static tm_status print_json(const args *a, const disk_load *d, const disk_grid *
     }
     tm_jw_array_end(&w);
     tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) puts(out.data);
-    tm_buf_free(&out);
-    return rc;
+    return tm_cli_print_json(&w);
 }
 
 static void print_busy(const disk_grid *g, unsigned cores) {

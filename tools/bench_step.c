@@ -43,10 +43,7 @@ static tm_status print_json(const tm_step_bench *b) {
     tm_jw_field_str(&w, "activations", b->activations);
     tm_jw_field_str(&w, "order", b->order);
     tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) puts(out.data);
-    tm_buf_free(&out);
-    return rc;
+    return tm_cli_print_json(&w);
 }
 
 static void print_table(const tm_step_bench *b) {

@@ -232,3 +232,10 @@ int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
     if (rc < 0) rc = missing_required(cli, seen, argv[0]);
     return rc >= 0 ? rc : check_positionals(cli, argv[0], n);
 }
+
+tm_status tm_cli_print_json(tm_json_writer *w) {
+    tm_status rc = tm_jw_end(w);
+    if (rc == TM_OK) puts(w->out->data);
+    tm_buf_free(w->out);
+    return rc;
+}

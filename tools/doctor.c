@@ -228,7 +228,6 @@ static void print_text(const report *r) {
 static tm_status print_json(const report *r) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_status rc;
     tm_jw_init(&w, &out, 2);
     tm_jw_object(&w);
     tm_jw_key(&w, "version");
@@ -250,10 +249,7 @@ static tm_status print_json(const report *r) {
     }
     tm_jw_array_end(&w);
     tm_jw_object_end(&w);
-    rc = tm_jw_end(&w);
-    if (rc == TM_OK) puts(out.data);
-    tm_buf_free(&out);
-    return rc;
+    return tm_cli_print_json(&w);
 }
 
 int tm_cmd_doctor(int argc, char **argv) {

@@ -125,10 +125,7 @@ static tm_status print_json(const tm_plan_report *r) {
     json_time(&w, r);
     json_choice(&w, r);
     tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) puts(out.data);
-    tm_buf_free(&out);
-    return rc;
+    return tm_cli_print_json(&w);
 }
 
 /* ---- table --------------------------------------------------------------------------------------------------- */

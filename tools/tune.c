@@ -222,10 +222,7 @@ static tm_status print_aio(const setting *s) {
     tm_jw_bool(&w, !s->no_overlap);
     tm_jw_object_end(&w);
     tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) puts(out.data);
-    tm_buf_free(&out);
-    return rc;
+    return tm_cli_print_json(&w);
 }
 
 static tm_status tune(const char *const *paths, unsigned n_paths, uint64_t size, double seconds, double tbw,
