@@ -17,6 +17,7 @@ static const bench benches[] = {
     {"attention", tm_bench_attention, "causal attention by length"},
     {"step", tm_bench_step, "training steps, with and without their disk and compute halves"},
     {"collective", tm_bench_collective, "reductions and gathers between ranks"},
+    {"device", tm_bench_device, "copies between host memory and a device's arena"},
 };
 
 static void print_help(FILE *f) {

@@ -23,7 +23,7 @@ static const command commands[] = {
     {"chat", tm_cmd_chat, "apply a model's chat template to conversations"},
     {"convert", tm_cmd_convert, "GGUF file to Hugging Face folder and back"},
     {"export", tm_cmd_export, "checkpoint to model folder, merging an adapter"},
-    {"bench", tm_cmd_bench, "measure disks, Adam, matrix products and steps"},
+    {"bench", tm_cmd_bench, "measure disks, devices, Adam, matrix products and steps"},
     {"tune", tm_cmd_tune, "find the fastest I/O settings of a disk"},
     {"inspect", tm_cmd_inspect, "show what a model folder, GGUF or safetensors file holds"},
     {"doctor", tm_cmd_doctor, "check this machine and say what to mend"},

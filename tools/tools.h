@@ -58,6 +58,7 @@ TM_BENCH(gemm);
 TM_BENCH(attention);
 TM_BENCH(step);
 TM_BENCH(collective);
+TM_BENCH(device);
 
 /* ---- failures --------------------------------------------------------------------------------------------------- */
 
