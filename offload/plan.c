@@ -88,7 +88,11 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *pr
     (*out)->info.held_bytes = held_bytes(c.p);
     if (opts->choose_residency) settle(layout, c.resident, address, c.base);
 #ifdef TIDEMILL_SANITIZED /* sanitizer builds prove every plan that they run */
-    TM_GO(tm_plan_verify(*out));
+    rc = tm_plan_verify(*out);
+    if (rc != TM_OK) {
+        tm_plan_free(*out);
+        *out = NULL;
+    }
 #endif
 done:
     if (minimum) *minimum = c.least + share;
