@@ -230,6 +230,12 @@ void tm_exec_on_done(tm_exec *e, tm_run_done_fn fn, void *ctx) {
     e->done_fn = fn;
     e->done_ctx = ctx;
 }
+void tm_exec_on_device_op(tm_exec *e, tm_device_op_fn fn, void *ctx) {
+    pthread_mutex_lock(&e->lock);
+    e->device_op_fn = fn;
+    e->device_op_ctx = ctx;
+    pthread_mutex_unlock(&e->lock);
+}
 void tm_exec_trace(tm_exec *e, bool on) {
     e->trace = on;
 }

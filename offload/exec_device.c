@@ -70,6 +70,14 @@ static tm_status run_issued(void *ctx) {
     return exec_compute(i->exec, plan, i->op, i->operand, i->exec->fn, i->exec->fn_ctx);
 }
 
+/* Before those that wait for it can go on. Under the lock. */
+static void tell(const issue *i, const tm_event *event) {
+    const tm_exec *e = i->exec;
+    const tm_plan_op *o = &i->run->plan->op[i->op];
+    if (!e->device_op_fn || o->engine != TM_ENGINE_DEVICE || e->stub_compute) return;
+    e->device_op_fn(e->device_op_ctx, &o->op, (double)(event->end_ns - event->start_ns) * 1e-9);
+}
+
 /* On the device's thread. */
 static void ended(tm_event *event) {
     issue *i = event->ctx;
@@ -79,10 +87,12 @@ static void ended(tm_event *event) {
     exec_note_span(i->run, i->op, event->start_ns, event->end_ns);
     i->busy = false;
     e->n_issued--;
-    if (event->status != TM_OK)
+    if (event->status != TM_OK) {
         exec_fail(e, event->status);
-    else
+    } else {
+        tell(i, event);
         disk = exec_complete(e, i->run, i->op);
+    }
     pthread_cond_broadcast(&e->cpu_wake);
     if (disk && e->store) tm_io_wake(store_io(e->store)); /* before the last may be over, and all of it closed */
     pthread_mutex_unlock(&e->lock);

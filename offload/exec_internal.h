@@ -133,6 +133,8 @@ struct tm_exec {
     tm_exec_stats stats;
     tm_run_done_fn done_fn;
     void *done_ctx;
+    tm_device_op_fn device_op_fn; /* under the lock */
+    void *device_op_ctx;
     bool trace;
     /* of the calling thread, for the operation that runs: */
     void **operand;

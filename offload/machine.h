@@ -83,10 +83,15 @@ TM_MUST_USE tm_status tm_profile_teach_disk(const char *path, uint64_t read_byte
  * key "forward block 2 h576 i1536 t512 bf16", back-end "avx2 openblas-0.3.21 2 threads EPYC ...". */
 typedef struct tm_profile tm_profile;
 TM_MUST_USE tm_status tm_profile_open(tm_profile **out, const char *backend);
+/* Of a device that tm_device_open takes, by what tm_device_describe says of it. TM_EUNSUPPORTED: it is not here. */
+TM_MUST_USE tm_status tm_profile_open_device(tm_profile **out, const char *device);
 bool tm_profile_get(const tm_profile *p, const char *key, double *seconds);
 TM_MUST_USE tm_status tm_profile_put(tm_profile *p, const char *key, double seconds);
 TM_MUST_USE tm_status tm_profile_save(tm_profile *p); /* merges into the file; nothing changed: nothing is written */
 void tm_profile_close(tm_profile *p);                 /* NULL is fine */
+/* The link to a device, of its profile: bytes a second, to the device and from it. */
+bool tm_profile_get_link(const tm_profile *p, double *in_bps, double *out_bps);
+TM_MUST_USE tm_status tm_profile_put_link(tm_profile *p, double in_bps, double out_bps);
 const char *tm_profile_path(void);
 
 #endif

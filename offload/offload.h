@@ -389,6 +389,10 @@ typedef struct tm_run_stats {
 } tm_run_stats;
 typedef void (*tm_run_done_fn)(void *ctx, const tm_run_stats *stats);
 void tm_exec_on_done(tm_exec *e, tm_run_done_fn fn, void *ctx);
+/* Called for each operation of TM_ENGINE_DEVICE that has ended well, with what it took there; on a thread of the
+ * device's, one call at a time, and never after a call of this with another function, or NULL. It may not call back. */
+typedef void (*tm_device_op_fn)(void *ctx, const tm_op *op, double seconds);
+void tm_exec_on_device_op(tm_exec *e, tm_device_op_fn fn, void *ctx);
 void tm_exec_get_stats(tm_exec *e, tm_exec_stats *out); /* since open */
 /* From the next run on, runs record when their operations began and ended (tm_run_stats.span). */
 void tm_exec_trace(tm_exec *e, bool on);

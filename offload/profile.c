@@ -1,5 +1,6 @@
 /* The profile: what was measured on the machines of one user. A save reads the file again, puts the new entries over
  * the old ones and replaces the file by rename. */
+#include "device/device.h"
 #include "io/io.h"
 #include "offload/machine_internal.h"
 
@@ -120,6 +121,13 @@ done:
     return rc;
 }
 
+tm_status tm_profile_open_device(tm_profile **out, const char *device) {
+    char text[192], backend[224];
+    TM_TRY(tm_device_describe(device, text, sizeof text));
+    snprintf(backend, sizeof backend, "device %s", text);
+    return tm_profile_open(out, backend);
+}
+
 bool tm_profile_get(const tm_profile *p, const char *key, double *seconds) {
     const profile_entry *e = profile_find(&p->e, p->backend, key);
     if (e) *seconds = e->seconds;
@@ -134,6 +142,23 @@ tm_status tm_profile_put(tm_profile *p, const char *key, double seconds) {
     e->seconds = seconds;
     e->changed = true;
     return TM_OK;
+}
+
+/* Kept as other times are. */
+static const char *const link_key[] = {"1 GiB to the device", "1 GiB from the device"};
+
+bool tm_profile_get_link(const tm_profile *p, double *in_bps, double *out_bps) {
+    double in, out;
+    if (!tm_profile_get(p, link_key[0], &in) || !tm_profile_get(p, link_key[1], &out) || in <= 0 || out <= 0)
+        return false;
+    *in_bps = (double)TM_GIB / in;
+    *out_bps = (double)TM_GIB / out;
+    return true;
+}
+
+tm_status tm_profile_put_link(tm_profile *p, double in_bps, double out_bps) {
+    TM_TRY(tm_profile_put(p, link_key[0], (double)TM_GIB / in_bps));
+    return tm_profile_put(p, link_key[1], (double)TM_GIB / out_bps);
 }
 
 tm_status tm_profile_save(tm_profile *p) {

@@ -2,6 +2,7 @@
  * and to memory that is registered once, IN_FLIGHT copies under way a direction, each event's callback submitting the
  * next. Beside them one large copy at a time, which is the link's limit. */
 #include "device/device.h"
+#include "offload/machine.h"
 #include "tools/tools.h"
 
 #include <errno.h>
@@ -12,6 +13,7 @@
 /* IN_FLIGHT: as the executor has them (src/device/README.md). */
 enum { IN_FLIGHT = 4, ROUNDS = 5 };
 static const uint64_t sizes[] = {64 << 10, 1 << 20, 4 << 20, 64 << 20};
+enum { OF_STEPS = 2 }; /* of these: a step's largest copies; least_arena has room for them */
 /* Of the arena: each direction has a half, and the large copy takes all of one, so it is four of 4 MiB or more. */
 static const uint64_t least_arena = 32 << 20;
 
@@ -303,10 +305,23 @@ static void close_all(bench *b) {
     tm_device_close(b->d);
 }
 
+/* For `plan`. A rate that was asked for is none of the machine's. */
+static tm_status keep(const bench *b, const args *a) {
+    tm_profile *p;
+    const row *r = &b->row[OF_STEPS];
+    if (!tm_device_get_caps(b->d)->traits.own_processors) return TM_OK;
+    TM_TRY(tm_profile_open_device(&p, a->device));
+    tm_status rc = tm_profile_put_link(p, r->rate[IN], r->rate[OUT]);
+    if (rc == TM_OK) rc = tm_profile_save(p);
+    tm_profile_close(p);
+    return rc;
+}
+
 static tm_status run(const args *a) {
     static bench b = {.lock = PTHREAD_MUTEX_INITIALIZER, .idle = PTHREAD_COND_INITIALIZER};
     tm_status rc = open_all(&b, a);
     if (rc == TM_OK) rc = named(a, measure_all(&b, a));
+    if (rc == TM_OK) rc = keep(&b, a);
     close_all(&b);
     if (rc == TM_OK && a->json) rc = print_json(&b, a);
     if (rc == TM_OK && !a->json) print_table(&b, a);
@@ -330,7 +345,8 @@ int tm_bench_device(int argc, char **argv) {
             "Measures the link to a device as training uses it: copies in, out, and both ways at once, of 64 KiB to "
             "64 MiB,\nfour under way a direction, from and to registered host memory. Beside each stands its share of "
             "the limit: one\nlarge copy at a time (half of the arena), in the same run. From 4 MiB on it should be "
-            "0.90 or more. Where the limit\nitself is far below what the link promises, look at the slot's lanes "
+            "0.90 or more;\nthe rates of 4 MiB are kept for `plan`. Where the limit\nitself is far below what the link "
+            "promises, look at the slot's lanes "
             "(nvidia-smi -q) and on which node of the\nhost's memory the process runs (numactl).",
         .example = "tidemill bench device --device cuda:0\n"
                    "tidemill bench device --device cpu-arena --device-budget 64MiB --device-bandwidth 1GB",

@@ -63,8 +63,8 @@ job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool b
     return w;
 }
 
-static double nominal(const job_costs *c, job_work w) {
-    return w.flops / c->flops_per_second + w.bytes / c->bytes_per_second;
+static double nominal(const cost_source *s, job_work w) {
+    return w.flops / s->flops_per_second + w.bytes / s->bytes_per_second;
 }
 
 /* ---- the profile --------------------------------------------------------------------------------------------- */
@@ -86,7 +86,7 @@ static tm_status open_profile(job_costs *c) {
     char cpu[49], backend[320];
     cpu_name(cpu);
     snprintf(backend, sizeof backend, "%s cpu=%s", tm_kernels_describe(), cpu);
-    return tm_profile_open(&c->profile, backend);
+    return tm_profile_open(&c->side[COST_HOST].profile, backend);
 }
 
 static const char *type_name(const tm_job *job) {
@@ -106,24 +106,28 @@ void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) 
 }
 
 static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
+    cost_side side = cost_side_of(c, op);
     if (c->mode != JOB_COSTS_MEASURE || c->job->ranks.ranks > 1 ||
         tm_now_ns() - c->began_ns > MEASURE_SECONDS * 1000000000ULL)
         return false;
-    if (!cost_measure(c->job, op, &c->timed, c->budget, seconds)) return false;
-    if (tm_profile_put(c->profile, key, *seconds) != TM_OK) tm_error_clear(); /* it is known for now, at least */
+    if (side == COST_DEVICE ? !cost_device_measure(c, op, seconds)
+                            : !cost_measure(c->job, op, &c->timed, c->budget, seconds))
+        return false;
+    if (tm_profile_put(c->side[side].profile, key, *seconds) != TM_OK) tm_error_clear(); /* it is known for now */
     return true;
 }
 
 /* Seconds of `op` as it is timed, from the best source there is. */
 static double resolve(job_costs *c, const tm_op *op, const char *key, double by_rates) {
     double seconds;
+    cost_source *s = &c->side[cost_side_of(c, op)];
     if (c->mode == JOB_COSTS_NOMINAL) return by_rates;
-    c->asked++;
-    if (!tm_profile_get(c->profile, key, &seconds) && !measure(c, op, key, &seconds))
-        return c->known_nominal > 0 ? by_rates * c->known_seconds / c->known_nominal : by_rates;
-    c->known++;
-    c->known_seconds += seconds;
-    c->known_nominal += by_rates;
+    s->asked++;
+    if (!s->profile || (!tm_profile_get(s->profile, key, &seconds) && !measure(c, op, key, &seconds)))
+        return s->known_nominal > 0 ? by_rates * s->known_seconds / s->known_nominal : by_rates;
+    s->known++;
+    s->known_seconds += seconds;
+    s->known_nominal += by_rates;
     return seconds;
 }
 
@@ -156,7 +160,7 @@ static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backwar
     tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
     job_work timed = job_stage_work(m, unit, stage, backward, &c->timed);
     cost_stage_key(c, &op, key, sizeof key);
-    *out = cost_scaled(resolve(c, &op, key, nominal(c, timed)), timed,
+    *out = cost_scaled(resolve(c, &op, key, nominal(&c->side[c->stage_side], timed)), timed,
                        job_stage_work(m, unit, stage, backward, &c->shape));
 }
 
@@ -170,7 +174,13 @@ static uint32_t largest_part(const job_costs *c) {
 
 cost_tile cost_tile_of(const tm_op *op) {
     if (op->code == OP_SUMS) return op->arg[2] == 0 ? COST_SUMS_0 : COST_SUMS_1;
-    return op->code == OP_FINISH ? COST_FINISH : op->code == OP_UPDATE ? COST_UPDATE : COST_TILES;
+    if (op->code == OP_UPDATE) return op->engine == TM_ENGINE_DEVICE ? COST_UPDATE_THERE : COST_UPDATE;
+    return op->code == OP_FINISH ? COST_FINISH : COST_TILES;
+}
+
+cost_side cost_side_of(const job_costs *c, const tm_op *op) {
+    if (op->code == OP_FORWARD || op->code == OP_BACKWARD || op->code == OP_FINISH) return c->stage_side;
+    return cost_tile_of(op) == COST_UPDATE_THERE ? COST_DEVICE : COST_HOST;
 }
 
 double cost_tile_key(const job_costs *c, cost_tile which, char *buf, size_t cap) {
@@ -186,6 +196,7 @@ static double tile_bytes(const job_costs *c, cost_tile which) {
     double width = (double)tm_dtype_bytes(c->job->dtype), state = 4 + state_bytes_per_parameter(c->job);
     switch (which) {
     case COST_UPDATE:
+    case COST_UPDATE_THERE:
         return 2 * state + width;
     case COST_SUMS_0: /* by rows, then by columns */
         return 2 * width + (passes_read_weights(c->job, 0) ? 4 : 0);
@@ -198,8 +209,8 @@ static double tile_bytes(const job_costs *c, cost_tile which) {
 
 static void fill_tile(job_costs *c, cost_tile which, const tm_op *op) {
     char key[64];
-    double n = cost_tile_key(c, which, key, sizeof key);
-    c->tile[which] = resolve(c, op, key, n * tile_bytes(c, which) / c->bytes_per_second) / n;
+    double n = cost_tile_key(c, which, key, sizeof key), rate = c->side[cost_side_of(c, op)].bytes_per_second;
+    c->tile[which] = resolve(c, op, key, n * tile_bytes(c, which) / rate) / n;
 }
 
 static void fill_tiles(job_costs *c) {
@@ -207,6 +218,8 @@ static void fill_tiles(job_costs *c) {
     fill_tile(c, COST_FINISH, &(tm_op){.code = OP_FINISH, .arg = {part, 0}});
     if (!c->job->optimizer) return;
     fill_tile(c, COST_UPDATE, &(tm_op){.code = OP_UPDATE, .arg = {part, 0}});
+    if (c->stage_side == COST_DEVICE && c->job->update_tier == TM_TIER_EITHER)
+        fill_tile(c, COST_UPDATE_THERE, &(tm_op){.code = OP_UPDATE, .arg = {part, 0}, .engine = TM_ENGINE_DEVICE});
     for (uint32_t k = 0; k + 1 < c->job->update->passes; k++)
         fill_tile(c, k ? COST_SUMS_1 : COST_SUMS_0, &(tm_op){.code = OP_SUMS, .arg = {part, 0, k}});
 }
@@ -257,7 +270,13 @@ static void set_links(job_costs *c, const tm_machine *m) {
     c->comm_latency[1] = fmax(m->network_latency, LINK_LATENCY);
 }
 
-tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const tm_machine *machine,
+static tm_status save(const job_costs *c) {
+    for (int s = 0; s < COST_SIDES; s++)
+        if (c->side[s].profile) TM_TRY(tm_profile_save(c->side[s].profile));
+    return TM_OK;
+}
+
+tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, tm_machine *machine,
                          job_costs_mode mode) {
     tm_status rc = TM_OK;
     job_costs *c = tm_calloc(1, sizeof *c);
@@ -266,14 +285,21 @@ tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, c
     c->shape = *shape;
     c->timed = timed_shape(shape);
     c->mode = mode;
-    c->flops_per_second = job->dtype == TM_BF16 ? machine->cpu_flops_bf16 : machine->cpu_flops_fp32; /* fp16: widened */
-    c->bytes_per_second = machine->cpu_bps;
+    c->stage_side = job->traits.own_processors ? COST_DEVICE : COST_HOST;
+    for (int s = 0; s < COST_SIDES; s++) {
+        bool narrow = job->dtype == TM_BF16; /* fp16: widened */
+        c->side[s].flops_per_second = narrow ? machine->cpu_flops_bf16 : machine->cpu_flops_fp32;
+        c->side[s].bytes_per_second = machine->cpu_bps;
+    }
+    if (job->opts.device_bps) machine->h2d_bps = machine->d2h_bps = (double)job->opts.device_bps;
     set_links(c, machine);
     c->budget = timing_budget(job);
     c->began_ns = tm_now_ns();
     if (mode != JOB_COSTS_NOMINAL) TM_GO(open_profile(c));
+    if (mode != JOB_COSTS_NOMINAL && c->stage_side == COST_DEVICE) TM_GO(cost_device_open(c, machine));
     TM_GO(make_table(c));
-    if (mode == JOB_COSTS_MEASURE && tm_profile_save(c->profile) != TM_OK) {
+    cost_device_leave(c);
+    if (mode == JOB_COSTS_MEASURE && save(c) != TM_OK) {
         tm_log(TM_LOG_WARN, "%s; what was timed is not kept", tm_error_get()->text);
         tm_error_clear();
     }
@@ -285,7 +311,8 @@ done:
 
 void job_costs_close(job_costs *c) {
     if (!c) return;
-    tm_profile_close(c->profile);
+    cost_device_leave(c);
+    for (int s = 0; s < COST_SIDES; s++) tm_profile_close(c->side[s].profile);
     tm_free(c->first);
     for (int b = 0; b < 2; b++) {
         tm_free(c->stage[b]);
@@ -294,8 +321,16 @@ void job_costs_close(job_costs *c) {
     tm_free(c);
 }
 
+static job_costs_basis measured(const cost_source *s) {
+    return s->known == 0 ? JOB_COSTS_NONE : s->known < s->asked ? JOB_COSTS_SOME : JOB_COSTS_ALL;
+}
+
 job_costs_basis job_costs_measured(const job_costs *c) {
-    return c->known == 0 ? JOB_COSTS_NONE : c->known < c->asked ? JOB_COSTS_SOME : JOB_COSTS_ALL;
+    return measured(&c->side[COST_HOST]);
+}
+
+job_costs_basis job_costs_device_measured(const job_costs *c) {
+    return measured(&c->side[COST_DEVICE]);
 }
 
 /* ---- looking up ---------------------------------------------------------------------------------------------- */
@@ -312,6 +347,7 @@ double cost_tile_elements(const job_costs *c, const tm_op *op) {
 /* What passes over values once and does next to nothing with them goes as fast as memory: the rounding of gradients,
  * which is timed on this machine, or where a hardware file says it all takes what that says. */
 static double memory_rate(const job_costs *c) {
+    if (c->stage_side == COST_DEVICE) return c->side[COST_HOST].bytes_per_second;
     return (sizeof(float) + (double)tm_dtype_bytes(c->job->dtype)) / c->tile[COST_FINISH];
 }
 
@@ -355,7 +391,8 @@ double job_cost(void *costs, const tm_op *op) {
         return c->tile[cost_tile_of(op)] * cost_tile_elements(c, op);
     case OP_TURN: /* a few operations in double for each sum */
     case OP_PACK_SUMS:
-        return (double)passes_totals_bytes(c->job, passes_group(c->job->model, op->arg[0])) / c->bytes_per_second;
+        return (double)passes_totals_bytes(c->job, passes_group(c->job->model, op->arg[0])) /
+               c->side[COST_HOST].bytes_per_second;
     case OP_BATCH:
         return tokens * TOKEN_SECONDS;
     case OP_OBJECTIVE:
@@ -363,7 +400,7 @@ double job_cost(void *costs, const tm_op *op) {
     case OP_LOGITS:
         return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
     case OP_IMPORT:
-        return cost_tile_elements(c, op) * 16 / c->bytes_per_second;
+        return cost_tile_elements(c, op) * 16 / c->side[COST_HOST].bytes_per_second;
     case OP_GATHER:
     case OP_GATHER_NODE:
     case OP_SHARE:
@@ -375,7 +412,7 @@ double job_cost(void *costs, const tm_op *op) {
     case OP_HASH:
     case OP_EXPORT:
     case OP_FETCH:
-        return tile * 8 / c->bytes_per_second;
+        return tile * 8 / c->side[COST_HOST].bytes_per_second;
     default:
         return 1e-6;
     }

@@ -20,12 +20,13 @@ typedef enum job_costs_mode { JOB_COSTS_NOMINAL, JOB_COSTS_PROFILE, JOB_COSTS_ME
 typedef enum job_costs_basis { JOB_COSTS_NONE, JOB_COSTS_SOME, JOB_COSTS_ALL } job_costs_basis;
 
 typedef struct job_costs job_costs;
-/* `job` and its model outlive it; `machine` is copied from. MEASURE: tm_kernels_init was called, no job_run is under
- * way. */
-TM_MUST_USE tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const tm_machine *machine,
+/* `job` and its model outlive it; `machine` is copied from, and gets the rates of the link to the job's device where
+ * they are known. MEASURE: tm_kernels_init was called, no job_run is under way. */
+TM_MUST_USE tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, tm_machine *machine,
                                      job_costs_mode mode);
-void job_costs_close(job_costs *c); /* NULL is fine */
-job_costs_basis job_costs_measured(const job_costs *c);
+void job_costs_close(job_costs *c);                            /* NULL is fine */
+job_costs_basis job_costs_measured(const job_costs *c);        /* on the host */
+job_costs_basis job_costs_device_measured(const job_costs *c); /* on a device with processors of its own */
 /* A tm_cost_fn; `costs` is a job_costs. */
 double job_cost(void *costs, const tm_op *op);
 /* "forward layers.11.attn mb 0" for the operation into buf; `job` is a tm_job. */
@@ -33,7 +34,8 @@ const char *job_op_word(uint16_t code); /* "forward" */
 void job_op_name(void *job, const tm_op *op, char *buf, size_t cap);
 
 /* cost_learn.c: a run teaches the profile what its operations take beside transfers and neighbours, which is more than
- * they take alone. `costs` is a job_costs of mode PROFILE or MEASURE; calls of one thread. */
+ * they take alone. `costs` is a job_costs of mode PROFILE or MEASURE. Calls of one thread for operations of the host,
+ * and of one for those of a device with processors of its own. */
 tm_status job_costs_listen(job_costs *c); /* room for what is heard */
 void job_costs_hear(void *costs, const tm_op *op, double seconds);
 /* Means of whatever was heard often enough, into the profile. Nothing where the run was short. */
@@ -45,7 +47,23 @@ typedef struct job_work {
 } job_work;
 job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape);
 
-/* cost_measure.c: the middle of a few calls of job_run_op on made-up operands. False: its operands take more than
+/* cost_measure.c: operands of an operation that is run alone, and a job that holds what its handler reads besides. */
+enum { COST_OPERANDS = 40 };
+typedef struct cost_operands {
+    const tm_job *job;
+    job_shape shape;
+    struct cost_operand {
+        uint64_t bytes;
+        uint8_t fill;
+    } at[COST_OPERANDS];
+    uint32_t n;
+    uint64_t bytes; /* of all of them, in frames */
+} cost_operands;
+bool cost_operands_of(cost_operands *out, const tm_job *job, const tm_op *op, const job_shape *shape);
+/* Numbers of sane magnitude into `bytes` at `frames`; each operand's distance from there. */
+void cost_operands_fill(const cost_operands *o, void *frames, uint64_t offset[COST_OPERANDS]);
+tm_job cost_stand_in(const cost_operands *o, job_batch *batch);
+/* The middle of a few calls of job_run_op on made-up operands, on the host. False: its operands take more than
  * `budget` bytes, or there is no way to run it alone. */
 bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, double *seconds);
 

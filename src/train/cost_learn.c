@@ -34,7 +34,7 @@ void cost_heard_add(cost_heard *h, double seconds, double n) {
 void job_costs_hear(void *costs, const tm_op *op, double seconds) {
     job_costs *c = costs;
     bool backward = op->code == OP_BACKWARD;
-    c->heard_seconds += seconds;
+    c->side[cost_side_of(c, op)].heard_seconds += seconds;
     cost_tile tile = cost_tile_of(op);
     if (tile < COST_TILES && (tile == COST_FINISH || c->job->step.finite)) /* skipped they take next to nothing */
         cost_heard_add(&c->heard_tile[tile], seconds, cost_tile_elements(c, op));
@@ -58,8 +58,14 @@ static void gather(job_costs *c, bool backward) {
         }
 }
 
+/* A run that was short says little. */
+static bool heard_enough(const cost_source *s) {
+    return s->profile && s->heard_seconds >= LEAST_SECONDS;
+}
+
 static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backward) {
     const tm_model *m = c->job->model;
+    tm_profile *profile = c->side[c->stage_side].profile;
     const cost_heard *h = &c->heard[backward][c->first[unit] + stage];
     tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
     uint32_t u = unit, s = stage;
@@ -68,27 +74,42 @@ static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool bac
     if (u != unit || s != stage || h->n < LEAST_CALLS) return TM_OK;
     cost_stage_key(c, &op, key, sizeof key);
     job_work had = job_stage_work(m, unit, stage, backward, &c->shape);
-    return tm_profile_put(c->profile, key,
+    return tm_profile_put(profile, key,
                           cost_scaled(h->seconds / h->n, had, job_stage_work(m, unit, stage, backward, &c->timed)));
+}
+
+static cost_side tile_side(const job_costs *c, cost_tile which) {
+    return which == COST_UPDATE_THERE ? COST_DEVICE : which == COST_FINISH ? c->stage_side : COST_HOST;
 }
 
 static tm_status put_tiles(job_costs *c, cost_tile which) {
     const cost_heard *h = &c->heard_tile[which];
+    tm_profile *profile = c->side[tile_side(c, which)].profile;
     char key[64];
     if (h->n <= 0 || (which != COST_FINISH && !c->job->optimizer)) return TM_OK;
     double n = cost_tile_key(c, which, key, sizeof key);
-    return h->n < LEAST_CALLS * n ? TM_OK : tm_profile_put(c->profile, key, h->seconds / h->n * n);
+    return h->n < LEAST_CALLS * n ? TM_OK : tm_profile_put(profile, key, h->seconds / h->n * n);
 }
 
-tm_status job_costs_learn(job_costs *c) {
+static tm_status put_stages(job_costs *c) {
     const tm_model *m = c->job->model;
-    if (!c->profile || !c->heard[0] || !c->heard[1] || c->heard_seconds < LEAST_SECONDS) return TM_OK;
     for (int b = 0; b < 2; b++) {
         gather(c, b);
         for (uint32_t u = 0; u < tm_model_units(m); u++)
             for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++) TM_TRY(put_stage(c, u, s, b));
     }
-    for (int k = 0; k < COST_TILES; k++) TM_TRY(put_tiles(c, (cost_tile)k));
-    c->heard_seconds = 0;
-    return tm_profile_save(c->profile);
+    return TM_OK;
+}
+
+tm_status job_costs_learn(job_costs *c) {
+    if (!c->heard[0] || !c->heard[1]) return TM_OK;
+    if (heard_enough(&c->side[c->stage_side])) TM_TRY(put_stages(c));
+    for (int k = 0; k < COST_TILES; k++)
+        if (heard_enough(&c->side[tile_side(c, (cost_tile)k)])) TM_TRY(put_tiles(c, (cost_tile)k));
+    for (int s = 0; s < COST_SIDES; s++) {
+        if (!heard_enough(&c->side[s])) continue;
+        c->side[s].heard_seconds = 0;
+        TM_TRY(tm_profile_save(c->side[s].profile));
+    }
+    return TM_OK;
 }

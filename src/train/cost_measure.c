@@ -5,24 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_OPERANDS = 40, REPEATS = 5 };
+enum { REPEATS = 5 };
 static const uint64_t EVICT_BYTES = 64 << 20; /* larger than most caches: operands come from memory, as in a step */
 static const double LONG_SECONDS = 0.4;       /* of all calls: then it is enough */
 static const double DISTURBED = 0.05;         /* of that, while others had the processors */
 
 typedef enum filling { FILL_VALUES, FILL_POSITIVE, FILL_BATCH, FILL_ONES /* in double */ } filling;
-typedef struct operand_list {
-    struct {
-        uint64_t bytes;
-        filling fill;
-    } at[MAX_OPERANDS];
-    uint32_t n;
-} operand_list;
+typedef cost_operands operand_list;
 
 static void add(operand_list *l, uint64_t bytes, filling fill) {
-    TM_ASSERT(l->n < MAX_OPERANDS);
-    l->at[l->n].bytes = bytes;
-    l->at[l->n++].fill = fill;
+    TM_ASSERT(l->n < COST_OPERANDS);
+    l->at[l->n++] = (struct cost_operand){bytes, (uint8_t)fill};
 }
 
 /* ---- operands, in the order of build.c ----------------------------------------------------------------------- */
@@ -103,22 +96,42 @@ static void fill_batch(const tm_job *job, void *frame, const job_shape *shape) {
     memset(v.position, 0, shape->rows * sizeof *v.position);
 }
 
-static void fill(const tm_job *job, const operand_list *l, void *const *operand, const job_shape *shape) {
-    for (uint32_t i = 0; i < l->n; i++) {
-        if (l->at[i].fill == FILL_BATCH)
-            fill_batch(job, operand[i], shape);
-        else if (l->at[i].fill == FILL_ONES)
-            for (uint64_t k = 0; k < l->at[i].bytes / sizeof(double); k++) ((double *)operand[i])[k] = 1;
-        else
-            fill_values(operand[i], l->at[i].bytes, l->at[i].fill == FILL_POSITIVE, job->dtype == TM_F16);
+static void fill_one(const operand_list *l, const struct cost_operand *o, void *frame) {
+    if (o->fill == FILL_BATCH)
+        fill_batch(l->job, frame, &l->shape);
+    else if (o->fill == FILL_ONES)
+        for (uint64_t k = 0; k < o->bytes / sizeof(double); k++) ((double *)frame)[k] = 1;
+    else
+        fill_values(frame, o->bytes, o->fill == FILL_POSITIVE, l->job->dtype == TM_F16);
+}
+
+void cost_operands_fill(const cost_operands *o, void *frames, uint64_t offset[COST_OPERANDS]) {
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < o->n; i++) {
+        offset[i] = at;
+        fill_one(o, &o->at[i], (char *)frames + at);
+        at += tm_round_up(o->at[i].bytes, TM_FRAME_ALIGN);
     }
+}
+
+bool cost_operands_of(cost_operands *out, const tm_job *job, const tm_op *op, const job_shape *shape) {
+    *out = (cost_operands){.job = job, .shape = *shape};
+    if (op->code == OP_FORWARD || op->code == OP_BACKWARD)
+        stage_operands(out, job, op, shape);
+    else if (cost_tile_of(op) < COST_TILES)
+        tile_operands(out, job, op);
+    else
+        return false;
+    for (uint32_t i = 0; i < out->n; i++) out->bytes += tm_round_up(out->at[i].bytes, TM_FRAME_ALIGN);
+    return true;
 }
 
 /* ---- timing -------------------------------------------------------------------------------------------------- */
 
 /* A job that holds what handlers read beside their operands, without touching the real one. */
-static tm_job stand_in(const tm_job *job, const job_shape *shape, job_batch *batch) {
-    tm_job j = *job;
+tm_job cost_stand_in(const cost_operands *o, job_batch *batch) {
+    const job_shape *shape = &o->shape;
+    tm_job j = *o->job;
     uint32_t used = shape->rows * shape->seq;
     *batch = (job_batch){.rows = shape->rows,
                          .seq = shape->seq,
@@ -163,29 +176,21 @@ static double typical_of(tm_job *job, const tm_op *op, void *const *operand, voi
 }
 
 bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, double *seconds) {
-    operand_list l = {.n = 0};
-    void *operand[MAX_OPERANDS];
+    operand_list l;
+    void *operand[COST_OPERANDS];
+    uint64_t offset[COST_OPERANDS];
     job_batch batch;
-    uint64_t bytes = TM_FRAME_ALIGN;
-    if (op->code == OP_FORWARD || op->code == OP_BACKWARD)
-        stage_operands(&l, job, op, shape);
-    else if (cost_tile_of(op) < COST_TILES)
-        tile_operands(&l, job, op);
-    else
-        return false;
-    for (uint32_t i = 0; i < l.n; i++) bytes += tm_round_up(l.at[i].bytes, TM_FRAME_ALIGN) + TM_FRAME_ALIGN;
+    if (!cost_operands_of(&l, job, op, shape)) return false;
+    uint64_t bytes = l.bytes + (uint64_t)TM_FRAME_ALIGN * (l.n + 1);
     if (bytes >= budget) return false;
     uint64_t evict_bytes = tm_min_u64(EVICT_BYTES, budget - bytes);
     char *arena = tm_malloc(bytes), *evict = tm_malloc(evict_bytes);
     *seconds = 0;
     if (arena && evict) {
-        char *at = arena + TM_FRAME_ALIGN - (uintptr_t)arena % TM_FRAME_ALIGN;
-        for (uint32_t i = 0; i < l.n; i++) {
-            operand[i] = at;
-            at += tm_round_up(l.at[i].bytes, TM_FRAME_ALIGN);
-        }
-        fill(job, &l, operand, shape);
-        tm_job j = stand_in(job, shape, &batch);
+        char *frames = arena + TM_FRAME_ALIGN - (uintptr_t)arena % TM_FRAME_ALIGN;
+        cost_operands_fill(&l, frames, offset);
+        for (uint32_t i = 0; i < l.n; i++) operand[i] = frames + offset[i];
+        tm_job j = cost_stand_in(&l, &batch);
         *seconds = typical_of(&j, op, operand, evict, evict_bytes);
         tm_error_clear();
     }

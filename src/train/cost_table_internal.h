@@ -7,6 +7,16 @@
 /* The head has three products in backward, two where its logits were kept. */
 #define COST_WITHOUT_KEPT_LOGITS 1.5
 
+/* Who carries operations out, and where their seconds come from. */
+typedef enum cost_side { COST_HOST, COST_DEVICE /* with processors of its own */, COST_SIDES } cost_side;
+typedef struct cost_source {
+    tm_profile *profile; /* NULL: nominal rates, or a device that is not here */
+    double flops_per_second, bytes_per_second;
+    uint32_t asked, known;
+    double known_seconds, known_nominal; /* of what was measured, for what was not */
+    double heard_seconds;
+} cost_source;
+
 /* What operations took in a run: calls, or elements. */
 typedef struct cost_heard {
     double seconds, n;
@@ -15,24 +25,29 @@ typedef struct cost_heard {
 void cost_heard_add(cost_heard *h, double seconds, double n);
 
 /* Operations that take so much an element, whatever part it is of. */
-typedef enum cost_tile { COST_FINISH, COST_UPDATE, COST_SUMS_0, COST_SUMS_1, COST_TILES } cost_tile;
+typedef enum cost_tile {
+    COST_FINISH,
+    COST_UPDATE,
+    COST_UPDATE_THERE, /* on a device with processors of its own */
+    COST_SUMS_0,
+    COST_SUMS_1,
+    COST_TILES
+} cost_tile;
 
 struct job_costs {
     const tm_job *job;
     job_shape shape, timed; /* the step's; what is timed in its place */
     job_costs_mode mode;
-    double flops_per_second, bytes_per_second;
+    cost_source side[COST_SIDES];
+    cost_side stage_side;                             /* of forward, backward and rounding */
+    struct cost_bench *bench;                         /* the device while operations are timed there; NULL: not open */
     double comm_bytes_per_second[2], comm_latency[2]; /* of one rank, in its node and to other nodes */
-    tm_profile *profile;
     uint64_t budget, began_ns;
-    uint32_t asked, known;
-    double known_seconds, known_nominal;          /* of what was measured, for what was not */
     uint32_t *first;                              /* per unit: its stage 0 in `stage` */
     double *stage[2];                             /* seconds, forward and backward */
     double tile[COST_TILES];                      /* seconds an element */
     uint32_t stages;                              /* of all units */
     cost_heard *heard[2], heard_tile[COST_TILES]; /* cost_learn.c: as `stage`; of elements */
-    double heard_seconds;
 };
 
 /* Who stands for a stage: all blocks do what the first does, all vocabulary parts after the first what the second does.
@@ -45,6 +60,14 @@ double cost_scaled(double seconds, job_work from, job_work to);
 void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap);
 double cost_tile_key(const job_costs *c, cost_tile which, char *buf, size_t cap);
 cost_tile cost_tile_of(const tm_op *op); /* COST_TILES: no such operation */
+cost_side cost_side_of(const job_costs *c, const tm_op *op);
 double cost_tile_elements(const job_costs *c, const tm_op *op);
+
+/* cost_device.c: the device of a job, where it has processors of its own. */
+/* What the profile knows of it, and of the link to it (into `machine`). A device that is not here has no profile. */
+tm_status cost_device_open(job_costs *c, tm_machine *machine);
+/* As cost_measure, on the device, which is opened for the first. */
+bool cost_device_measure(job_costs *c, const tm_op *op, double *seconds);
+void cost_device_leave(job_costs *c); /* gives its memory back */
 
 #endif

@@ -14,6 +14,27 @@ bool job_device_apart(const char *device, tm_device_traits *traits) {
     return rc == TM_OK && traits->own_processors;
 }
 
+bool job_device_updates(const tm_device_traits *traits, const char *name, tm_dtype dtype) {
+    const char *list = traits->optimizers, *at = list;
+    size_t len = strlen(name);
+    if (traits->own_processors && dtype == TM_F16) return false; /* a skipped step makes weights anew on the host */
+    if (!strcmp(list, "*")) return true;
+    while ((at = strstr(at, name)) != NULL) {
+        if ((at == list || at[-1] == ' ') && (at[len] == ' ' || !at[len])) return true;
+        at += len;
+    }
+    return false;
+}
+
+tm_status job_set_device(tm_job *job, const job_opts *opts) {
+    TM_TRY(tm_device_known(opts->device ? opts->device : "cpu", &job->traits));
+    tm_model_set_sizes(job->model, &job->traits.sizes);
+    bool updates = opts->device_bytes && job->optimizer && job->update->passes == 1 &&
+                   job_device_updates(&job->traits, job->update->name, job->dtype);
+    job->update_tier = updates ? TM_TIER_EITHER : TM_TIER_HOST;
+    return TM_OK;
+}
+
 void job_device_warn(const char *device) {
     tm_device_traits traits;
     if (job_device_apart(device, &traits) && traits.untested)

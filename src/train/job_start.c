@@ -424,23 +424,6 @@ static tm_status share_weights(tm_job *job, const job_opts *opts, const char *na
     return job_agree(job, compile_in_budget(job, opts, name, ways, s));
 }
 
-bool job_device_updates(const tm_device_traits *traits, const char *name, tm_dtype dtype) {
-    const char *list = traits->optimizers, *at = list;
-    size_t len = strlen(name);
-    if (traits->own_processors && dtype == TM_F16) return false; /* a skipped step makes weights anew on the host */
-    if (!strcmp(list, "*")) return true;
-    while ((at = strstr(at, name)) != NULL) {
-        if ((at == list || at[-1] == ' ') && (at[len] == ' ' || !at[len])) return true;
-        at += len;
-    }
-    return false;
-}
-
-static bool updates_there(const tm_job *job, const job_opts *opts) {
-    return opts->device_bytes && job->optimizer && job->update->passes == 1 &&
-           job_device_updates(&job->traits, job->update->name, job->dtype);
-}
-
 tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const pass_opts *candidate, uint32_t n,
                     tm_plan **plan, uint32_t *chosen, uint64_t *minimum_host_bytes, job_more_fn more, void *ctx) {
     uint64_t K = 0;
@@ -450,9 +433,6 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     tm_status rc;
     job->opts = *opts;
     job->hold_quarters = 4;
-    TM_TRY(tm_device_known(opts->device ? opts->device : "cpu", &job->traits));
-    tm_model_set_sizes(job->model, &job->traits.sizes);
-    job->update_tier = updates_there(job, opts) ? TM_TIER_EITHER : TM_TIER_HOST;
     for (uint32_t i = 0; i < n; i++)
         if (shape_tokens(&candidate[i].shape) > tokens) tokens = shape_tokens(&candidate[i].shape);
     job->fixed_bytes = fixed_bytes(job, opts->other_bytes, tokens);

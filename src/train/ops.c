@@ -407,8 +407,9 @@ static tm_status run_op(tm_job *job, const tm_op *op, void *const *operand) {
 
 tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
     tm_job *job = ctx;
-    uint64_t t0 = job->hear ? tm_now_ns() : 0;
+    bool heard = job->hear && op->engine != TM_ENGINE_DEVICE; /* which is launched here: tm_exec_on_device_op */
+    uint64_t t0 = heard ? tm_now_ns() : 0;
     tm_status rc = run_op(job, op, operand);
-    if (job->hear && rc == TM_OK) job->hear(job->hear_ctx, op, (double)(tm_now_ns() - t0) * 1e-9);
+    if (heard && rc == TM_OK) job->hear(job->hear_ctx, op, (double)(tm_now_ns() - t0) * 1e-9);
     return rc;
 }

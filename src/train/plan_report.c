@@ -126,9 +126,12 @@ static void basis(const planning *g, const job_costs *costs) {
     else
         snprintf(out, cap, "%s on this machine, disk %s", measured == JOB_COSTS_ALL ? "measured" : "partly measured",
                  g->machine.measured ? "measured" : "at nominal rates (tidemill tune io PATH measures it)");
+    static const char *const there[] = {[JOB_COSTS_NONE] = "at the processor's rates",
+                                        [JOB_COSTS_SOME] = "partly measured",
+                                        [JOB_COSTS_ALL] = "measured"};
     size_t n = strlen(out);
     if (g->t->job->traits.own_processors)
-        snprintf(out + n, cap - n, "; the device's operations at the processor's rates");
+        snprintf(out + n, cap - n, "; the device's operations %s", there[job_costs_device_measured(costs)]);
 }
 
 /* Does the job fit with smaller micro-batches? */
@@ -282,7 +285,6 @@ static tm_status plan_here(planning *g) {
     out->rows = shape.rows;
     out->seq = shape.seq;
     if (!g->hardware) TM_GO(tm_machine_of(o.paths, o.n_paths, &g->machine));
-    if (o.device_bps) g->machine.h2d_bps = g->machine.d2h_bps = (double)o.device_bps;
     share_node(g);
     out->has_device = o.device_bytes > 0;
     out->device_budget_bytes = o.device_bytes == TM_DEVICE_UNLIMITED ? UINT64_MAX : o.device_bytes;

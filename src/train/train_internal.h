@@ -381,6 +381,8 @@ tm_status job_device_fail(const char *device, const char *more); /* the pending 
 tm_status job_open(tm_job **out, const job_opts *opts);
 /* Whether a device can run the update by the optimizer of that name. */
 bool job_device_updates(const tm_device_traits *traits, const char *optimizer, tm_dtype dtype);
+/* What plans and costs have to know of the device: traits, sizes of its kernels, where the update may run. */
+TM_MUST_USE tm_status job_set_device(tm_job *job, const job_opts *opts);
 /* Compiles the pass that decides residency: the candidate that takes least time under the budget. `more`, where given,
  * compiles what else the job will run (job_compile) with the way chosen, before store and executor are opened with room
  * for all of it; then the weights are imported. */

@@ -30,7 +30,6 @@ tm_status trainer_watch_open(trainer *t, const job_opts *o) {
     if (!w) return tm_nomem(sizeof *w);
     t->watch = w;
     TM_TRY(tm_machine_of(o->paths, o->n_paths, &w->machine));
-    if (o->device_bps) w->machine.h2d_bps = w->machine.d2h_bps = (double)o->device_bps;
     job_shape shape = trainer_step_shape(t);
     TM_TRY(job_costs_open(&w->costs, t->job, &shape, &w->machine, JOB_COSTS_PROFILE));
     job_use_costs(t->job, &w->machine, job_cost, w->costs);
@@ -159,14 +158,15 @@ void trainer_watch_announce(trainer *t, const tm_plan *plan) {
 
 /* From the second step on. A run that has no memory for it teaches nothing. */
 static void listen(trainer *t) {
-    bool alone = t->job->ranks.ranks == 1 && !t->job->device; /* a device computes on a thread of its own */
-    if (t->job->hear || !alone) return;
+    bool apart = t->job->traits.own_processors; /* else a device computes on a thread of its own, not to be heard */
+    if (t->job->hear || t->job->ranks.ranks > 1 || (t->job->device && !apart)) return;
     if (job_costs_listen(t->watch->costs) != TM_OK) {
         tm_error_clear();
         return;
     }
     t->job->hear = job_costs_hear;
     t->job->hear_ctx = t->watch->costs;
+    if (apart) tm_exec_on_device_op(t->job->exec, job_costs_hear, t->watch->costs);
 }
 
 tm_status trainer_watch_step(trainer *t, const step_line *line) {
@@ -210,6 +210,7 @@ static tm_status teach_disks(const trainer *t) {
 /* A profile that cannot be written costs nothing but foresight. */
 static void learn(trainer *t) {
     t->job->hear = NULL;
+    tm_exec_on_device_op(t->job->exec, NULL, NULL);
     if (job_costs_learn(t->watch->costs) == TM_OK && teach_disks(t) == TM_OK) return;
     tm_log(TM_LOG_WARN, "%s; what this run took is not kept for `plan`", tm_error_get()->text);
     tm_error_clear();

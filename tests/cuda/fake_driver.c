@@ -222,6 +222,10 @@ static CUresult context_use(CUcontext context) {
     current = context ? (int)((char *)(void *)context - contexts) : -1;
     return CUDA_SUCCESS;
 }
+static CUresult context_now(CUcontext *context) {
+    *context = current < 0 ? NULL : (CUcontext)(void *)&contexts[current];
+    return CUDA_SUCCESS;
+}
 
 static uint64_t allocated(void) {
     uint64_t sum = now.used_bytes;

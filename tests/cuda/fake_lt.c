@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { INVALID = 7, NOT_SUPPORTED = 15, ROUNDS_OTHERWISE = 100 };
+enum { INVALID = 7, NOT_SUPPORTED = CUBLAS_STATUS_NOT_SUPPORTED, ROUNDS_OTHERWISE = 100 };
 
 struct tidemill_lt_matmul_desc {
     int32_t a_trans, b_trans;
@@ -22,9 +22,15 @@ struct tidemill_lt_preference {
 
 static uint64_t algorithm = 1, last;
 static _Atomic unsigned live, fail;
+static cublasStatus_t refusal = NOT_SUPPORTED;
 
 void fake_lt_algorithm(uint64_t number) {
     algorithm = number;
+    refusal = NOT_SUPPORTED;
+}
+void fake_lt_refuse(cublasStatus_t with) {
+    algorithm = 0;
+    refusal = with;
 }
 void fake_lt_fail(unsigned n) {
     fail = n;
@@ -195,7 +201,7 @@ static cublasStatus_t heuristic(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, 
     *found = algorithm != 0;
     results[0].algo.data[0] = algorithm;
     results[0].algo.data[7] = ~algorithm;
-    return algorithm ? 0 : NOT_SUPPORTED;
+    return algorithm ? CUBLAS_STATUS_SUCCESS : refusal;
 }
 static cublasStatus_t check(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                             cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,

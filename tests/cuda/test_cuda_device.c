@@ -530,6 +530,58 @@ static void test_half_made(void **state) {
     with_library = false;
 }
 
+/* That the library has nothing for a shape is a choice; that it failed is none, and no reason for other bits. */
+static void test_failing_heuristics(void **state) {
+    (void)state;
+    enum { NO_MEMORY = 3 };
+    static char record[2048];
+    fake_reset(NULL);
+    with_library = true;
+    must_open(3 * PAGE);
+    fake_lt_refuse(NO_MEMORY);
+    assert_int_equal(narrow_product(5), TM_EIO);
+    assert_non_null(strstr(tm_error_get()->text, "choosing an algorithm failed (3)"));
+    tm_error_clear();
+    assert_int_equal(cuda_choices(&device, record, sizeof record), TM_OK);
+    assert_string_equal(record, "");
+    fake_lt_algorithm(4);
+    assert_int_equal(narrow_product(5), TM_OK);
+    assert_int_equal(fake_launches(), 0);
+    close_device();
+    with_library = false;
+    assert_int_equal(fake_lt_live(), 0);
+}
+
+/* Who looks around, opens or closes a device is in the same context afterwards as before. */
+static void test_context_of_the_caller(void **state) {
+    (void)state;
+    const cuda_driver *v = fake_driver();
+    CUcontext mine, other, now;
+    CUdevice device_1;
+    tm_device_info info = {.name = ""};
+    fake_reset(&(fake_options){.devices = 2});
+    must_open(PAGE);
+    assert_int_equal(v->context_now(&mine), CUDA_SUCCESS);
+    assert_non_null(mine);
+    assert_int_equal(cuda_look(v, 1, &info), TM_OK);
+    assert_true(info.free_bytes > 0);
+    assert_int_equal(v->context_now(&now), CUDA_SUCCESS);
+    assert_ptr_equal(now, mine);
+    assert_int_equal(v->device_get(&device_1, 1), CUDA_SUCCESS);
+    assert_int_equal(v->context_retain(&other, device_1), CUDA_SUCCESS);
+    assert_int_equal(v->context_use(other), CUDA_SUCCESS);
+    cuda_close(&device);
+    assert_int_equal(v->context_now(&now), CUDA_SUCCESS);
+    assert_ptr_equal(now, other);
+    assert_int_equal(v->context_use(NULL), CUDA_SUCCESS);
+    assert_int_equal(v->context_release(device_1), CUDA_SUCCESS);
+    assert_int_equal(fake_live(), 0);
+    must_open(PAGE);
+    close_device(); /* its own context is left, since it is gone */
+    assert_int_equal(v->context_now(&now), CUDA_SUCCESS);
+    assert_null(now);
+}
+
 /* Rows of uneven length make more shapes than are kept: each is the library's all the same, whatever came before. */
 static void test_many_shapes(void **state) {
     (void)state;
@@ -597,6 +649,8 @@ int main(void) {
                                        cmocka_unit_test(test_products),
                                        cmocka_unit_test(test_recorded_algorithms),
                                        cmocka_unit_test(test_half_made),
+                                       cmocka_unit_test(test_failing_heuristics),
+                                       cmocka_unit_test(test_context_of_the_caller),
                                        cmocka_unit_test(test_many_shapes),
                                        cmocka_unit_test(test_real_driver)};
     (void)setenv("TIDEMILL_ISA", "ref", 1);

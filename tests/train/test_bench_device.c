@@ -63,6 +63,24 @@ static void check_output(const run_result *r, const char *device, double most) {
     tm_json_free(doc);
 }
 
+/* Seconds of a GiB, in the profile, by the rate of the largest copies of a step. */
+static void check_kept(const run_result *r, const char *profile) {
+    static const char *const keys[][2] = {{"1 GiB to the device", "in_bytes_per_second"},
+                                          {"1 GiB from the device", "out_bytes_per_second"}};
+    tm_json_doc *doc, *kept;
+    size_t len;
+    char *text = run_read(profile, &len);
+    RUN_EXPECT_STATUS(tm_json_parse(&kept, text, len, profile, 0, 0));
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r->out, r->out_len, "output", 0, 0));
+    const tm_json *row = tm_json_get(tm_json_root(doc), "results")->child->next->next;
+    const tm_json *device = tm_json_get(tm_json_root(kept), "seconds")->child;
+    if (strncmp(device->key, "device fake device", 18) != 0) fail_msg("%s", text);
+    for (int i = 0; i < 2; i++) check_share(number(device, keys[i][0]), (double)(1024 * MIB), number(row, keys[i][1]));
+    tm_json_free(doc);
+    tm_json_free(kept);
+    free(text);
+}
+
 /* No piece of a copy ends before its bytes could have passed: a count that is too high shows. */
 static void test_arena(void **state) {
     (void)state;
@@ -87,8 +105,12 @@ static void test_table(void **state) {
 static void test_cuda(void **state) {
     (void)state;
     if (!*TM_TEST_FAKE_CUDA) RUN_SKIP("the module of CUDA devices is not in this build");
-    run_result r = run(fake, "bench", "device", "--device-budget", "32MiB", "--milliseconds", "0", "--json", NULL);
+    const char *profile = run_path(run_dir(), "profile.json");
+    const char *env[] = {fake.env[0], run_format("TIDEMILL_PROFILE=%s", profile), NULL};
+    run_result r = run((run_opts){.env = env}, "bench", "device", "--device-budget", "32MiB", "--milliseconds", "0",
+                       "--json", NULL);
     check_output(&r, "cuda:0", 1e15);
+    check_kept(&r, profile);
     run_free(&r);
 }
 

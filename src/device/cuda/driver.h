@@ -52,6 +52,7 @@ enum { CUDA_DRIVER_NUMBERS(CUDA_NUMBER) };
     F(context_retain, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                \
     F(context_release, cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                \
     F(context_use, cuCtxSetCurrent, (CUcontext context))                                                               \
+    F(context_now, cuCtxGetCurrent, (CUcontext * context))                                                             \
     F(memory_info, cuMemGetInfo_v2, (size_t * free_bytes, size_t * total))                                             \
     F(memory_alloc, cuMemAlloc_v2, (CUdeviceptr * p, size_t bytes))                                                    \
     F(memory_free, cuMemFree_v2, (CUdeviceptr p))                                                                      \

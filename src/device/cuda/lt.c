@@ -58,7 +58,7 @@ const cuda_lt *cuda_lt_load(const char **why) {
 }
 
 static tm_status failed(cublasStatus_t rc, const char *what) {
-    return rc == 0 ? TM_OK : tm_fail(TM_EIO, "cuda: cuBLASLt: %s failed (%u)", what, (unsigned)rc);
+    return rc == CUBLAS_STATUS_SUCCESS ? TM_OK : tm_fail(TM_EIO, "cuda: cuBLASLt: %s failed (%u)", what, (unsigned)rc);
 }
 
 tm_status cuda_products_open(cuda_products **out, const cuda_lt *lt, void *workspace, CUstream stream) {
@@ -158,19 +158,35 @@ static cublasStatus_t conditions(const cuda_lt *lt, cublasLtMatmulPreference_t p
     return rc;
 }
 
-static void choose(cuda_products *p, plan *to) {
-    cublasLtMatmulPreference_t pref;
+/* Only what the library says that it lacks is left to our own kernel: a failure of another kind (no memory, a broken
+ * context) would do so as well, with other bits, and be recorded. */
+static tm_status asked(cuda_products *p, plan *to, cublasLtMatmulPreference_t pref) {
     cublasLtMatmulHeuristicResult_t best = {.state = 0};
     int found = 0;
-    to->none = true;
-    if (p->lt->preference_create(&pref) != 0) return;
-    if (conditions(p->lt, pref, to->of.alignment) == 0 &&
-        p->lt->heuristic(p->handle, to->desc, to->b, to->a, to->c, to->c, pref, 1, &best, &found) == 0 && found > 0 &&
-        best.state == 0) {
-        to->algo = best.algo;
-        to->none = false;
-    }
+    TM_TRY(failed(conditions(p->lt, pref, to->of.alignment), "describing what an algorithm may do"));
+    cublasStatus_t rc = p->lt->heuristic(p->handle, to->desc, to->b, to->a, to->c, to->c, pref, 1, &best, &found);
+    if (rc == CUBLAS_STATUS_SUCCESS && found > 0) rc = best.state;
+    if (rc != CUBLAS_STATUS_NOT_SUPPORTED) TM_TRY(failed(rc, "choosing an algorithm"));
+    to->none = rc == CUBLAS_STATUS_NOT_SUPPORTED || found == 0;
+    to->algo = best.algo;
+    if (to->none) memset(&to->algo, 0, sizeof to->algo);
+    to->ready = true;
+    return TM_OK;
+}
+
+static tm_status choose(cuda_products *p, plan *to) {
+    cublasLtMatmulPreference_t pref;
+    const shape *s = &to->of;
+    TM_TRY(failed(p->lt->preference_create(&pref), "describing what an algorithm may do"));
+    tm_status rc = asked(p, to, pref);
     (void)p->lt->preference_destroy(pref);
+    if (rc == TM_OK && to->none)
+        tm_log(TM_LOG_WARN,
+               "cuda: cuBLASLt %zu has no algorithm for a product of %llu x %llu x %llu (types %u, %u, alignment %u): "
+               "it runs on our own kernel, which is slow",
+               p->lt->version(), (unsigned long long)s->m, (unsigned long long)s->n, (unsigned long long)s->k,
+               s->a_type, s->c_type, s->alignment);
+    return rc;
 }
 
 static plan *room(cuda_products *p) {
@@ -193,10 +209,7 @@ static tm_status add(cuda_products *p, const shape *s, plan **out) {
 static tm_status plan_of(cuda_products *p, const shape *s, plan **out) {
     *out = find(p, s);
     if (!*out) TM_TRY(add(p, s, out));
-    if (!(*out)->ready) {
-        choose(p, *out);
-        (*out)->ready = true;
-    }
+    if (!(*out)->ready) TM_TRY(choose(p, *out));
     return (*out)->none ? TM_EUNSUPPORTED : TM_OK;
 }
 

@@ -6,6 +6,8 @@
 #include "kernels/gemm.h"
 
 #define CUDA_LT_NUMBERS(N)                                                                                             \
+    N(CUBLAS_STATUS_SUCCESS, 0)                                                                                        \
+    N(CUBLAS_STATUS_NOT_SUPPORTED, 15)                                                                                 \
     N(CUDA_R_32F, 0)                                                                                                   \
     N(CUDA_R_16F, 2)                                                                                                   \
     N(CUDA_R_16BF, 14)                                                                                                 \
@@ -92,7 +94,8 @@ enum { CUDA_LT_WORKSPACE = 32 << 20, CUDA_LT_PLANS = 256, CUDA_LT_LINE = 320 /* 
 /* `workspace`: CUDA_LT_WORKSPACE bytes of the device's memory. */
 TM_MUST_USE tm_status cuda_products_open(cuda_products **out, const cuda_lt *lt, void *workspace, CUstream stream);
 void cuda_products_close(cuda_products *p); /* NULL is fine */
-/* TM_EUNSUPPORTED, nothing recorded: operands of two types, or a shape that the library has no algorithm for. */
+/* TM_EUNSUPPORTED, nothing recorded: operands of two types, or a shape that the library has no algorithm for (said once
+ * a shape). Whatever else goes wrong is TM_EIO, and no choice. */
 TM_MUST_USE tm_status cuda_products_run(cuda_products *p, const tm_gemm_args *g);
 /* Algorithms are chosen at a shape's first use, or taken from a list made earlier: lines "m n k types transposes lds
  * alignment algorithm" (all zero: our own kernel), which is what `record` writes. Both return how many lines; take:

@@ -54,7 +54,7 @@ tm_status cuda_count(const cuda_driver *v, unsigned *n) {
 
 tm_status cuda_look(const cuda_driver *v, unsigned i, tm_device_info *out) {
     CUdevice device;
-    CUcontext context;
+    CUcontext context, before = NULL;
     size_t free_bytes = 0, all = 0;
     int n;
     char name[sizeof out->name];
@@ -64,9 +64,10 @@ tm_status cuda_look(const cuda_driver *v, unsigned i, tm_device_info *out) {
     TM_TRY(cuda_check(v, v->device_get(&device, n), "looking for a device"));
     TM_TRY(about(v, device, out));
     TM_TRY(cuda_check(v, v->context_retain(&context, device), "making a context"));
+    (void)v->context_now(&before); /* this thread may be at work on a device */
     CUresult rc = v->context_use(context);
     if (rc == CUDA_SUCCESS) rc = v->memory_info(&free_bytes, &all);
-    (void)v->context_use(NULL);
+    (void)v->context_use(before);
     (void)v->context_release(device);
     out->free_bytes = free_bytes;
     return cuda_check(v, rc, "asking for free memory");
@@ -290,7 +291,9 @@ tm_status cuda_open(tm_device *d, const tm_device_opts *opts, const cuda_driver 
 
 void cuda_close(tm_device *d) {
     cuda_device *c = d->own;
+    CUcontext before = NULL;
     if (!c) return;
+    (void)c->v->context_now(&before);
     if (c->context) (void)c->v->context_use(c->context);
     cuda_lanes_close(c);
     cuda_products_close(c->products);
@@ -300,7 +303,7 @@ void cuda_close(tm_device *d) {
     if (c->side) (void)c->v->memory_free(c->side);
     if (c->module) (void)c->v->module_unload(c->module);
     if (c->context) {
-        (void)c->v->context_use(NULL);
+        (void)c->v->context_use(before != c->context ? before : NULL);
         (void)c->v->context_release(c->device);
     }
     pthread_mutex_destroy(&c->lock);
