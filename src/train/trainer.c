@@ -295,7 +295,12 @@ static tm_status ended_early(trainer *t, tm_status rc, bool started) {
     if (t->job) t->job->keep_state = t->committed >= 0;
     if (t->committed < 0) {
         if (started && trainer_speaks(t)) discard(trainer_path(t, "run.json"));
-        return rc;
+        if (rc != TM_ESIGNAL) return rc;
+        tm_error_clear();
+        return tm_fail(rc, "stopped by signal %d; nothing was committed%s", job_stop_signal(),
+                       trainer_commits(t)         ? ""
+                       : t->cfg->memory.slots < 2 ? ", since memory.slots is 1"
+                                                  : ", since commit_steps and commit_minutes are 0");
     }
     if (rc == TM_ESIGNAL) {
         tm_error_clear();

@@ -1,6 +1,7 @@
-/* A single bit of a large commit that is not as it was written: whoever reads the page that it is in is told so. Pages
- * are read as those read them who lay a state out anew (tm_commit_read), a page a flip, so that a million is a matter
- * of a minute; tests/offload/test_commit.c flips bits under a whole restore.
+/* A single bit of a commit that is not as it was written: whoever reads the page that it is in is told so. Of a small
+ * commit every bit and every length of every file, of a large one a sample. Pages are read as those read them who lay a
+ * state out anew (tm_commit_read), a page a flip, so that a million is a matter of a minute;
+ * tests/offload/test_commit.c flips bits under a whole restore.
  *
  * TIDEMILL_FLIPS=N TIDEMILL_FLIP_SEED=S TIDEMILL_FLIP_MIB=M: that many (default 4000, 7), of a commit of M MiB (8). */
 #include "io/io.h"
@@ -25,11 +26,11 @@
         if (ok_ != TM_OK) fail_msg("%s: %s", #expr, tm_error_get()->text);                                             \
     } while (0)
 
-enum { KINDS = 4, TILE_BYTES = 1 << 20, PAGE_BYTES = 64 << 10 }; /* weights and moments; a MiB of each a tile */
+enum { KINDS = 4, TILE_BYTES = 1 << 20, SMALL_BYTES = 4096, PAGE_BYTES = 64 << 10 }; /* weights and moments */
 
 typedef struct large {
     char path[64], directory[4096];
-    uint32_t tiles;
+    uint32_t tiles, tile_bytes;
     uint64_t seed, draws;
     tm_commit_reader *reader;
     int fd[KINDS];
@@ -52,9 +53,9 @@ static uint64_t word_at(uint32_t kind, uint32_t tile, uint64_t i) {
 }
 
 static tm_status fill(void *ctx, const tm_op *op, void *const *operand) {
-    (void)ctx;
+    const large *l = ctx;
     uint64_t *to = operand[0];
-    for (uint64_t i = 0; i < TILE_BYTES / sizeof *to; i++) to[i] = word_at(op->arg[0], op->arg[1], i);
+    for (uint64_t i = 0; i < l->tile_bytes / sizeof *to; i++) to[i] = word_at(op->arg[0], op->arg[1], i);
     return TM_OK;
 }
 
@@ -87,7 +88,7 @@ static void make_commit(large *l) {
         assert_int_equal(tm_layout_object(layout, &(tm_object){.kind = (tm_kind)(i % KINDS),
                                                                .unit = i / KINDS,
                                                                .bundle = i,
-                                                               .bytes = TILE_BYTES,
+                                                               .bytes = l->tile_bytes,
                                                                .pageable = true}),
                          i);
     make_plan(layout, &plan, &slab);
@@ -96,7 +97,7 @@ static void make_commit(large *l) {
         &(tm_store_opts){
             .commits = true, .paths = &path, .n_paths = 1, .allow_tmpfs = true, .io = {.engine = "sync"}}));
     OK(tm_exec_open(&exec, &(tm_exec_opts){.slab_bytes = slab, .store = store}));
-    OK(tm_exec_run(exec, plan, fill, NULL));
+    OK(tm_exec_run(exec, plan, fill, l));
     OK(tm_store_commit(store, tm_exec_slab(exec),
                        &(tm_commit_opts){.step = 1, .info = info, .info_bytes = sizeof info - 1}, &stats));
     snprintf(l->directory, sizeof l->directory, "%s", tm_store_path(store, 0));
@@ -120,7 +121,7 @@ static void open_files(large *l) {
 static off_t place_of(const large *l, uint32_t kind, uint32_t tile) {
     off_t size = lseek(l->fd[kind], 0, SEEK_END), at = 0;
     uint64_t want = word_at(kind, tile, 1), have = ~want;
-    for (; at < size; at += TILE_BYTES) {
+    for (; at < size; at += l->tile_bytes) {
         assert_int_equal(pread(l->fd[kind], &have, sizeof have, at + (off_t)sizeof have), sizeof have);
         if (have == want) break;
     }
@@ -157,28 +158,118 @@ static void one_flip(large *l, const off_t *place) {
     if (l->draws % 64 == 0) OK(read_word(l, kind, tile, read));
 }
 
-static void every_flip_is_noticed(void **state) {
-    (void)state;
-    uint64_t flips = option("TIDEMILL_FLIPS", 4000);
-    large l = {.tiles = (uint32_t)option("TIDEMILL_FLIP_MIB", 8) / KINDS, .seed = option("TIDEMILL_FLIP_SEED", 7)};
-    assert_true(l.tiles > 0);
+static large open_commit(uint32_t tiles, uint32_t tile_bytes) {
+    large l = {.tiles = tiles, .tile_bytes = tile_bytes, .seed = option("TIDEMILL_FLIP_SEED", 7)};
     /* a reader gives its pages back: on a disk each flip would have to be written and read again */
     snprintf(l.path, sizeof l.path, "%stidemill-flips-XXXXXX", tm_path_is_dir("/dev/shm") ? "/dev/shm/" : "");
     assert_non_null(mkdtemp(l.path));
     make_commit(&l);
     open_files(&l);
+    return l;
+}
+
+static void close_commit(large *l) {
+    for (uint32_t i = 0; i < l->tiles * KINDS; i++) OK(read_word(l, i % KINDS, i / KINDS, 0)); /* all as it was */
+    for (int k = 0; k < KINDS; k++) close(l->fd[k]);
+    tm_commit_reader_close(l->reader);
+    OK(tm_remove_tree(l->path));
+}
+
+static void every_flip_is_noticed(void **state) {
+    (void)state;
+    uint64_t flips = option("TIDEMILL_FLIPS", 4000);
+    large l = open_commit((uint32_t)option("TIDEMILL_FLIP_MIB", 8) / KINDS, TILE_BYTES);
+    assert_true(l.tiles > 0);
     off_t *place = calloc(l.tiles * (size_t)KINDS, sizeof *place);
     assert_non_null(place);
     for (uint32_t i = 0; i < l.tiles * KINDS; i++) place[i] = place_of(&l, i % KINDS, i / KINDS);
     for (uint64_t i = 0; i < flips; i++) one_flip(&l, place);
-    for (uint32_t i = 0; i < l.tiles * KINDS; i++) OK(read_word(&l, i % KINDS, i / KINDS, 0)); /* all as it was */
-    for (int k = 0; k < KINDS; k++) close(l.fd[k]);
-    tm_commit_reader_close(l.reader);
     free(place);
-    OK(tm_remove_tree(l.path));
+    close_commit(&l);
+}
+
+/* ---- all of a small one ---------------------------------------------------------------------------------------- */
+
+/* Sanitizers make it slow: a part of the bits there, others in each byte. */
+#ifdef TIDEMILL_SANITIZED
+enum { BIT_STEP = 3 };
+#else
+enum { BIT_STEP = 1 };
+#endif
+
+static tm_status open_only(const large *l) {
+    tm_commit *c = NULL;
+    tm_status rc = tm_commit_open(&c, l->directory);
+    tm_commit_close(c);
+    return rc;
+}
+
+static void noticed(tm_status rc, const char *what, uint64_t at) {
+    if (rc != TM_ECORRUPT) fail_msg("%s %llu: %s", what, (unsigned long long)at, tm_status_name(rc));
+    tm_error_clear();
+}
+
+static void every_bit_of_the_state(void **state) {
+    (void)state;
+    large l = open_commit(1, SMALL_BYTES);
+    for (uint32_t kind = 0; kind < KINDS; kind++) {
+        off_t place = place_of(&l, kind, 0);
+        for (uint64_t bit = kind; bit < 8 * SMALL_BYTES; bit += BIT_STEP) {
+            flip(&l, kind, place + (off_t)(bit / 8), (unsigned)bit % 8);
+            noticed(read_word(&l, kind, 0, bit % SMALL_BYTES), tm_kind_name((tm_kind)kind), bit);
+            flip(&l, kind, place + (off_t)(bit / 8), (unsigned)bit % 8);
+        }
+    }
+    close_commit(&l);
+}
+
+static void every_bit_and_length_of_the_manifest(void **state) {
+    (void)state;
+    large l = open_commit(1, SMALL_BYTES);
+    unsigned char whole[4096];
+    char path[4200];
+    int states = l.fd[0];
+    snprintf(path, sizeof path, "%s/manifest", l.directory);
+    l.fd[0] = open(path, O_RDWR | O_CLOEXEC); /* for flip() */
+    ssize_t n = pread(l.fd[0], whole, sizeof whole, 0);
+    assert_in_range(n, 200, sizeof whole - 1);
+    for (ssize_t bit = 0; bit < 8 * n; bit += BIT_STEP) {
+        flip(&l, 0, bit / 8, (unsigned)bit % 8);
+        noticed(open_only(&l), "manifest, bit", (uint64_t)bit);
+        flip(&l, 0, bit / 8, (unsigned)bit % 8);
+    }
+    OK(open_only(&l));
+    for (ssize_t cut = n - 1; cut >= 0; cut--) {
+        assert_int_equal(ftruncate(l.fd[0], cut), 0);
+        noticed(open_only(&l), "manifest of bytes", (uint64_t)cut);
+    }
+    assert_int_equal(pwrite(l.fd[0], whole, (size_t)n, 0), n);
+    OK(open_only(&l));
+    close(l.fd[0]);
+    l.fd[0] = states;
+    close_commit(&l);
+}
+
+static void every_length_of_the_state(void **state) {
+    (void)state;
+    large l = open_commit(1, SMALL_BYTES);
+    static unsigned char whole[64 * SMALL_BYTES];
+    for (uint32_t kind = 0; kind < KINDS; kind++) {
+        ssize_t n = pread(l.fd[kind], whole, sizeof whole, 0);
+        assert_in_range(n, SMALL_BYTES, sizeof whole - 1);
+        for (ssize_t cut = n - 1; cut >= 0; cut -= BIT_STEP) {
+            assert_int_equal(ftruncate(l.fd[kind], cut), 0);
+            noticed(tm_commit_present(l.directory), tm_kind_name((tm_kind)kind), (uint64_t)cut);
+        }
+        assert_int_equal(pwrite(l.fd[kind], whole, (size_t)n, 0), n);
+        OK(tm_commit_present(l.directory));
+    }
+    close_commit(&l);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_flip_is_noticed)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_flip_is_noticed), cmocka_unit_test(every_bit_of_the_state),
+        cmocka_unit_test(every_bit_and_length_of_the_manifest), cmocka_unit_test(every_length_of_the_state)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -203,7 +203,7 @@ static void signals_commit_and_the_run_goes_on(void **state) {
         run_remove(s.output);
     }
     run_result r = stop(&s, SIGTERM, 0, "commit_steps=0"); /* nothing to go on from: as if it had never begun */
-    expect(&r, 1, "stopped by signal");
+    expect(&r, 1, "stopped by signal 15; nothing was committed, since commit_steps and commit_minutes are 0");
     assert_int_equal(run_entries(s.offload), 0);
     assert_int_not_equal(access(run_path(s.output, "run.json"), F_OK), 0);
 }
