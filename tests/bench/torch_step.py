@@ -1,7 +1,7 @@
-"""Training steps of a transformers Llama in PyTorch: the peer of torch_step.sh. Builds the model, then makes one step for
-each line on standard input and answers with its seconds.
+"""Training steps of a transformers Llama in PyTorch: the peer of torch_step.sh and gpu.sh. Builds the model, then makes
+one step for each line on standard input and answers with its seconds.
 
-    python torch_step.py MODEL_DIR fp32|bf16 BATCH TOKENS [CHECKPOINTING]
+    python torch_step.py MODEL_DIR fp32|bf16 BATCH TOKENS [CHECKPOINTING [DEVICE]]
 """
 import sys
 import time
@@ -18,9 +18,10 @@ model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if precisi
 model.config.use_cache = False
 if len(sys.argv) > 5 and sys.argv[5] == "1":
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-model.train()
+device = sys.argv[6] if len(sys.argv) > 6 else "cpu"
+model.to(device).train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
-ids = torch.tensor([[(i * 31 + b * 17) % 997 for i in range(tokens)] for b in range(batch)])
+ids = torch.tensor([[(i * 31 + b * 17) % 997 for i in range(tokens)] for b in range(batch)], device=device)
 print("ready", torch.__version__, flush=True)
 for line in sys.stdin:
     start = time.perf_counter()

@@ -122,7 +122,12 @@ static void test_norm(void **state) {
 
 static void test_rope(void **state) {
     (void)state;
-    static const uint32_t dims[] = {2, 64, 80, 128};
+    static const uint32_t dims[] = {2, 64, 80, 128}; /* a device keeps so many tables */
+    tm_rope r[TM_COUNT(dims)];
+    for (size_t d = 0; d < TM_COUNT(dims); d++) {
+        tm_rope_frequencies(&r[d], dims[d], 10000);
+        assert_int_equal(tm_rope_fill(&r[d], 20), TM_OK);
+    }
     EACH_ORDER
     for (size_t i = 0; i < TM_COUNT(with_ref); i++)
         for (size_t d = 0; d < TM_COUNT(dims); d++) {
@@ -130,19 +135,16 @@ static void test_rope(void **state) {
             tm_elem t = with_ref[i];
             uint32_t first[3] = {5, 0, 2500}; /* cached, and past what is cached */
             uint64_t ld = HEADS * dims[d] + 7, all = ROWS * ld;
-            tm_rope r;
-            tm_rope_frequencies(&r, dims[d], 10000);
-            assert_int_equal(tm_rope_fill(&r, 20), TM_OK);
             float *x = random_floats(all, 2), *got = scratch(all * 4);
             void *h = stored(t, x, all), *out = scratch(all * elem_size(t));
             void *dev = give(h, all * elem_size(t)), *dev_first = give(first, sizeof first);
-            cuda_rope_apply(&r, t, 2, ROWS, ld, HEADS, dev, (tm_positions){dev_first, 6}, d % 2);
+            cuda_rope_apply(&r[d], t, 2, ROWS, ld, HEADS, dev, (tm_positions){dev_first, 6}, d % 2);
             take(dev, out, all * elem_size(t));
-            tm_rope_apply(&r, t, 2, ROWS, ld, HEADS, h, (tm_positions){first, 6}, d % 2);
+            tm_rope_apply(&r[d], t, 2, ROWS, ld, HEADS, h, (tm_positions){first, 6}, d % 2);
             widened(t, out, got, all), widened(t, h, x, all);
             same_floats("rope", got, x, all);
-            tm_rope_free(&r);
         }
+    for (size_t d = 0; d < TM_COUNT(dims); d++) tm_rope_free(&r[d]);
 }
 
 /* ---- gated unit ---- */

@@ -12,7 +12,7 @@
 
 #include <pthread.h>
 
-enum { LANES = STREAMS, ROPE_TABLES = 4, PINNED = 16 };
+enum { LANES = STREAMS, ROPE_TABLES = 8, PINNED = 16 };
 
 /* Something that a stream was given: complete when `after` is. */
 typedef struct flight {

@@ -35,8 +35,9 @@ static tm_status library_gemm(cuda_queue *q, const tm_gemm_args *g) {
 
 /* ---- angles ---------------------------------------------------------------------------------------------------- */
 
+/* A table follows from its frequencies, wherever it lies. */
 static bool same_rope(const tm_rope *a, const tm_rope *b) {
-    return a->table == b->table && a->head_dim == b->head_dim && a->cached == b->cached &&
+    return a->head_dim == b->head_dim && a->cached == b->cached &&
            !memcmp(a->inv_freq, b->inv_freq, a->head_dim / 2 * sizeof(float));
 }
 
