@@ -134,11 +134,12 @@ static tm_status look_for(trainer *t, look *l) {
     pass_opts way = t->way;                      /* the one that is known to fit */
     way.update = UPDATE_NONE;
     way.park = t->job->parks;
-    way.no_spill |= t->job->need_spill == 0; /* what did not spill so far has no file to spill to */
+    way.no_spill |= t->job->need_spill == 0; /* what did not spill so far has no file to spill to; */
     tm_status rc = compile_look(t, &way, &plan);
-    if (rc == TM_EBUDGET && way.keep_quarters > 0) { /* placed otherwise than the step: what is kept need not fit */
+    if (rc == TM_EBUDGET) { /* placed otherwise than the step, what is kept need not fit, nor what is spilled */
         tm_error_clear();
         way.keep_quarters = 0;
+        way.no_spill = true;
         rc = compile_look(t, &way, &plan);
     }
     if (rc == TM_EBUDGET && t->way.update == UPDATE_AFTER) { /* the step itself fits, and skips its update again */

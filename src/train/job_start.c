@@ -128,6 +128,17 @@ static void count_need(tm_job *job, const tm_plan *plan) {
     job->need_plans += info->memory_bytes + (uint64_t)JOB_RUN_BYTES_PER_OP * info->ops;
 }
 
+/* Files for temporaries are as large as the plans took that there were when they were made. */
+static tm_status has_room_to_spill(const tm_job *job, const tm_plan *plan) {
+    const tm_plan_info *info = tm_plan_get_info(plan);
+    char a[32], b[32];
+    if (!job->exec ||
+        (info->spill_file_bytes <= job->need_spill && info->spill_largest_bytes <= job->need_spill_largest))
+        return TM_OK;
+    return tm_fail(TM_EBUDGET, "a plan that writes out %s of temporaries comes too late: the run has files for %s",
+                   tm_format_size(info->spill_file_bytes, a, sizeof a), tm_format_size(job->need_spill, b, sizeof b));
+}
+
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
     tm_plan_opts po;
     job_plan_opts(job, &job->opts, &po);
@@ -136,6 +147,11 @@ tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
     if (po.device_bytes) TM_TRY(tm_plan_device_minimum(program, &arena));
     if (arena > po.device_bytes) return refuse_device(job, arena);
     tm_status rc = tm_plan_compile(plan, job->layout, program, &po, &minimum);
+    if (rc == TM_OK && has_room_to_spill(job, *plan) != TM_OK) {
+        tm_plan_free(*plan);
+        *plan = NULL;
+        return TM_EBUDGET;
+    }
     if (rc == TM_OK) count_need(job, *plan);
     if (rc != TM_EBUDGET) return rc;
     tm_error_clear();

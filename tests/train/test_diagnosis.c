@@ -39,6 +39,14 @@ static const char *job(const char *dir) {
     return config;
 }
 
+static double least_budget(const char *config) {
+    run_result r = run((run_opts){0}, "train", config, "--quiet", "--set", "memory.host_budget=1", NULL);
+    assert_int_equal(r.status, 2);
+    double bytes = (double)train_minimum(r.err);
+    run_free(&r);
+    return bytes;
+}
+
 /* Wherever it lies: the first stage whose output is not finite has it. With commits the skipped steps are committed,
  * and the same command would go on from there. */
 static void the_poisoned_tensor_is_named(void **state) {
@@ -49,7 +57,9 @@ static void the_poisoned_tensor_is_named(void **state) {
     } poisoned[] = {
         {"model.layers.1.mlp.down_proj.weight", "layers.1 ", " is 3e+38, in ", "commit_steps=0", 3e38f},
         {"model.layers.0.self_attn.o_proj.weight", "layers.0 ", " is 3e+38, in ", "commit_steps=7", 3e38f},
-        {"model.layers.0.mlp.up_proj.weight", "layers.0 ", " is not finite, in ", "commit_steps=50", 3.4e38f}};
+        {"model.layers.0.mlp.up_proj.weight", "layers.0 ", " is not finite, in ", "commit_steps=50", 3.4e38f},
+        {"model.embed_tokens.weight", "embed ", " is not finite, in ", "commit_steps=7", 3.4e38f},
+        {"model.norm.weight", "head ", " is 3e+38, in ", "commit_steps=7", 3e38f}};
     for (unsigned i = 0; i < TM_COUNT(poisoned); i++) {
         const char *dir = run_dir(), *config = job(dir), *name = poisoned[i].tensor;
         poison(run_path(dir, "model/model.safetensors"), name, poisoned[i].value);
@@ -65,7 +75,25 @@ static void the_poisoned_tensor_is_named(void **state) {
     }
 }
 
+/* Under a budget the plan that looks may have other temporaries to write out than the steps had, whose files are no
+ * larger than those needed. */
+static void under_any_budget(void **state) {
+    (void)state;
+    enum { FROM = 13, TO = 26 }; /* tenths of a MiB above the least: where steps spill, and then do not */
+    const char *dir = run_dir(), *config = job(dir);
+    poison(run_path(dir, "model/model.safetensors"), "model.layers.1.mlp.down_proj.weight", 3e38f);
+    double least = least_budget(config);
+    for (int i = FROM; i <= TO; i++) {
+        run_result r = run((run_opts){0}, "train", config, "--quiet", "--set", "commit_steps=7", "--resume", "never",
+                           "--set", run_format("output_dir=%s/%d", dir, i), "--set",
+                           run_format("memory.host_budget=%.0f", least + i * (double)TM_MIB / 10), NULL);
+        if (r.status != 1 || !strstr(r.err, "the output of layers.1 (mlp_out")) fail_msg("%d: %s", i, r.err);
+        run_free(&r);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(the_poisoned_tensor_is_named, run_clean)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(the_poisoned_tensor_is_named, run_clean),
+                                       cmocka_unit_test_teardown(under_any_budget, run_clean)};
     return cmocka_run_group_tests_name("train_diagnosis", tests, NULL, NULL);
 }
