@@ -19,7 +19,7 @@
 #include <ucontext.h>
 #endif
 
-enum { STACK_BYTES = 64 << 10, MOST_THREADS = 1024, MOST_ARRAYS = 16, LANES = 32, EXCHANGE_BYTES = 64 };
+enum { STACK_BYTES = 64 << 10, MOST_THREADS = 1024, MOST_ARRAYS = 16, LANES = 32, EXCHANGE_BYTES = 64, MOST_COPIES = 96 };
 
 enum fiber_state { READY, AT_BARRIER, IN_EXCHANGE, ENDED };
 
@@ -81,11 +81,14 @@ static void leave(fiber_state state) {
     go(&f->at, &scheduler, state == ENDED);
 }
 
+static void check_copies();
+
 static void begin() {
 #ifdef WITH_ASAN
     __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.stack_bytes);
 #endif
     kernel_now(args_now);
+    check_copies();
     leave(ENDED);
     abort();
 }
@@ -156,6 +159,43 @@ struct warp_board {
     char together[2][LANES * EXCHANGE_BYTES];
 };
 static warp_board boards[MOST_THREADS / LANES];
+
+/* ---- copies under way -------------------------------------------------------------------------------------- */
+
+struct copy {
+    void *to;
+    const void *from;
+    uint32_t bytes;
+};
+static copy copies[MOST_THREADS][MOST_COPIES];
+static uint32_t n_copies[MOST_THREADS];
+
+void emulate_copy(void *to, const void *from, uint32_t bytes) {
+    uint32_t *n = &n_copies[running];
+    if (*n == MOST_COPIES) stop("too many copies under way");
+    if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
+        stop("a copy that is not at a multiple of its bytes");
+    copies[running][(*n)++] = {to, from, bytes};
+}
+
+void emulate_copy_wait(void) {
+    for (uint32_t i = 0; i < n_copies[running]; i++) {
+        const copy &c = copies[running][i];
+        if (c.from)
+            memcpy(c.to, c.from, c.bytes);
+        else
+            memset(c.to, 0, c.bytes);
+    }
+    n_copies[running] = 0;
+}
+
+static void check_copies() {
+    if (n_copies[running]) stop("it ends with copies under way");
+}
+
+void emulate_stop(const char *why) {
+    stop(why);
+}
 
 void emulate_barrier(void) {
     leave(AT_BARRIER);

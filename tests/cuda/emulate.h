@@ -34,6 +34,10 @@ void emulate_barrier(void);
 uint32_t emulate_shuffle(uint32_t x, uint32_t from_lane);
 /* All 32 lanes give `bytes`, and get everyone's, lane by lane. Valid until the lane's next exchange. */
 const void *emulate_exchange(const void *mine, size_t bytes);
+/* Bytes that are there when this thread waits for all of its own; from NULL: zeros. One that ends first is stopped. */
+void emulate_copy(void *to, const void *from, uint32_t bytes);
+void emulate_copy_wait(void);
+void emulate_stop(const char *why); /* does not return */
 /* The i-th array that each thread of the block asks for. */
 void *emulate_shared(uint32_t i, size_t bytes);
 

@@ -18,10 +18,11 @@ typedef struct attention_case {
 } attention_case;
 
 static const attention_case cases[] = {
-    {1, 1, 1, 1, 16, 0, false, false},  {2, 63, 2, 1, 64, 0, false, true},  {1, 64, 2, 2, 16, 5, false, true},
-    {1, 65, 3, 1, 16, 0, true, false},  {2, 130, 2, 1, 16, 70, true, true}, {1, 97, 2, 1, 128, 0, false, true},
-    {1, 97, 1, 1, 80, 64, false, true}, {1, 66, 1, 1, 256, 0, true, true},  {2, 100, 2, 1, 64, 37, true, true},
-    {1, 40, 2, 1, 6, 3, true, true},
+    {1, 1, 1, 1, 16, 0, false, false},    {2, 63, 2, 1, 64, 0, false, true},    {1, 64, 2, 2, 16, 5, false, true},
+    {1, 65, 3, 1, 16, 0, true, false},    {2, 130, 2, 1, 16, 70, true, true},   {1, 97, 2, 1, 128, 0, false, true},
+    {1, 97, 1, 1, 80, 64, false, true},   {1, 66, 1, 1, 256, 0, true, true},    {2, 100, 2, 1, 64, 37, true, true},
+    {1, 40, 2, 1, 6, 3, true, true},      {1, 201, 2, 1, 64, 0, false, true},   {1, 161, 4, 2, 128, 0, false, false},
+    {1, 230, 2, 2, 64, 99, false, false}, {1, 163, 2, 1, 128, 40, false, true},
 };
 
 typedef struct sides { /* the same on the host and on the device */

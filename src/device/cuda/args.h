@@ -167,9 +167,12 @@ typedef struct cuda_finish_args {
     K(attention_delta, cuda_attention_args, CUDA_THREADS)                                                              \
     K(attention_keys, cuda_attention_args, CUDA_THREADS)                                                               \
     K(attention_queries, cuda_attention_args, CUDA_THREADS)                                                            \
-    K(attention_forward_mma, cuda_attention_args, CUDA_MMA_THREADS)                                                    \
-    K(attention_keys_mma, cuda_attention_args, CUDA_MMA_THREADS)                                                       \
-    K(attention_queries_mma, cuda_attention_args, CUDA_MMA_THREADS)                                                    \
+    K(attention_forward_mma_64, cuda_attention_args, CUDA_MMA_THREADS)                                                 \
+    K(attention_forward_mma_128, cuda_attention_args, CUDA_MMA_THREADS)                                                \
+    K(attention_keys_mma_64, cuda_attention_args, CUDA_MMA_THREADS)                                                    \
+    K(attention_keys_mma_128, cuda_attention_args, CUDA_MMA_THREADS)                                                   \
+    K(attention_queries_mma_64, cuda_attention_args, CUDA_MMA_THREADS)                                                 \
+    K(attention_queries_mma_128, cuda_attention_args, CUDA_MMA_THREADS)                                                \
     K(gemm, cuda_gemm_args, CUDA_THREADS)                                                                              \
     K(adamw, cuda_adamw_args, CUDA_THREADS)                                                                            \
     K(grad_finish, cuda_finish_args, CUDA_THREADS)

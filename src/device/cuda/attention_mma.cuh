@@ -1,77 +1,86 @@
 /* Attention by tensor cores, for 16-bit types and heads of exactly 64 or 128 columns: the same walk over tiles as
  * attention.cuh, with products of 16 x 16 by 16 x 8 in fp32 (mma, layer.cuh). What is multiplied is of the type:
- * probabilities and their gradients are rounded to it first, as every such implementation does.
+ * probabilities and their gradients are rounded to it first, as every such implementation does; so their exponentials
+ * are the device's own, in powers of two.
  *
  * A block is 4 warps; a warp owns 16 rows of the 64 that its block owns (queries, or keys for dK and dV) and meets the
- * others 32 at a time. Lane (g, t) = (lane / 4, lane % 4) holds of a 16 x 8 result rows g and g + 8, columns 2 t and
- * 2 t + 1. Operands lie in shared memory by rows, and transposed where a product sums over their rows. */
+ * others Met at a time, which are copied into shared memory while it works on those before. Lane (g, t) = (lane / 4,
+ * lane % 4) holds of a 16 x 8 result rows g and g + 8, columns 2 t and 2 t + 1. Operands lie in shared memory by rows of
+ * D + MMA_PAD, whose eights are in different banks, and are turned as they are read where a product sums over rows. */
 #include "attention.cuh"
 
-enum { MMA_THREADS = CUDA_MMA_THREADS, MMA_OWN = 64, MMA_MET = 32, MMA_PAD = 8, MMA_MET_LD = MMA_MET + MMA_PAD };
+enum { MMA_THREADS = CUDA_MMA_THREADS, MMA_OWN = 64, MMA_MET = 32, MMA_PAD = 8 };
+#define MMA_LOG2_E 1.44269504f
+#define MMA_LN_2 0.693147181f
 
 struct mma_lane {
-    uint32_t warp, g, t;
+    uint32_t warp, g, t, i, r; /* i, r: row r of the i-th matrix of four (load_matrices) */
 };
 DEVICE mma_lane mma_here() {
     uint32_t lane = thread_of_block() % CUDA_WARP;
-    return {thread_of_block() / CUDA_WARP, lane / 4, lane % 4};
+    return {thread_of_block() / CUDA_WARP, lane / 4, lane % 4, lane / 8, lane % 8};
 }
 
-DEVICE uint32_t pair_at(const uint16_t *x) {
-    uint32_t p;
-    memcpy(&p, x, 4);
-    return p;
-}
-template <typename T> DEVICE uint32_t pair_of(float low, float high) {
-    T l, h;
-    narrow(low, &l);
-    narrow(high, &h);
-    return (uint32_t)h.bits << 16 | l.bits;
-}
-
-/* `n` rows of a head into shared memory, by rows of D + MMA_PAD, and transposed; zeros past the end. NULL: not so. */
-template <int D> DEVICE void mma_stage(const att_rows &r, uint32_t n, uint16_t *rows, uint16_t *transposed) {
-    for (uint32_t i = thread_of_block(); i < n * (D / 2); i += MMA_THREADS) {
-        uint32_t row = i / (D / 2), column = i % (D / 2) * 2;
-        uint32_t p = row < r.rows ? pair_at(static_cast<const uint16_t *>(r.x) + r.first + row * r.ld + column) : 0;
-        if (rows) memcpy(rows + row * (D + MMA_PAD) + column, &p, 4);
-        if (transposed) {
-            transposed[column * MMA_MET_LD + row] = (uint16_t)p;
-            transposed[(column + 1) * MMA_MET_LD + row] = (uint16_t)(p >> 16);
-        }
+/* `n` rows of a head on their way into shared memory; zeros past the end. */
+template <int D> DEVICE void mma_fetch(const att_rows &from, uint32_t n, uint16_t *to) {
+    for (uint32_t i = thread_of_block(); i < n * (D / 8); i += MMA_THREADS) {
+        uint32_t row = i / (D / 8), column = i % (D / 8) * 8;
+        bool there = row < from.rows;
+        const uint16_t *x = static_cast<const uint16_t *>(from.x) + from.first + (there ? row : 0) * from.ld + column;
+        copy_async<16>(to + row * (D + MMA_PAD) + column, x, there);
     }
 }
 
-/* s = X Y^T for the warp's 16 rows of X and all of Y, both by rows. */
-template <typename T, int D>
-DEVICE void mma_scores(const mma_lane &l, const uint16_t *x, const uint16_t *y, float s[MMA_MET / 8][4]) {
-    const uint16_t *own = x + (l.warp * 16 + l.g) * (D + MMA_PAD) + l.t * 2;
-    UNROLL for (int n = 0; n < MMA_MET / 8; n++)
+/* The 16 x 16 of x as a first operand. */
+template <int D> DEVICE void mma_first(const mma_lane &l, const uint16_t *x, uint32_t a[4]) {
+    load_matrices<false>(x + (l.i % 2 * 8 + l.r) * (D + MMA_PAD) + l.i / 2 * 8, a);
+}
+
+/* s = X Y^T for 16 rows of X, as first operands, and Met of Y. */
+template <typename T, int D, int Met>
+DEVICE void mma_scores(const mma_lane &l, const uint32_t x[D / 16][4], const uint16_t *y, float s[Met / 8][4]) {
+    const uint16_t *met = y + (l.i / 2 * 8 + l.r) * (D + MMA_PAD) + l.i % 2 * 8;
+    UNROLL for (int n = 0; n < Met / 8; n++)
         UNROLL for (int e = 0; e < 4; e++) s[n][e] = 0.0f;
-    UNROLL for (int k = 0; k < D; k += 16) {
-        uint32_t a[4] = {pair_at(own + k), pair_at(own + 8 * (D + MMA_PAD) + k), pair_at(own + k + 8),
-                         pair_at(own + 8 * (D + MMA_PAD) + k + 8)};
-        UNROLL for (int n = 0; n < MMA_MET / 8; n++) {
-            const uint16_t *met = y + (n * 8 + l.g) * (D + MMA_PAD) + k + l.t * 2;
-            uint32_t b[2] = {pair_at(met), pair_at(met + 8)};
-            mma<T>(s[n], a, b);
+    UNROLL for (int k = 0; k < D / 16; k++)
+        UNROLL for (int n = 0; n < Met / 16; n++) {
+            uint32_t b[4];
+            load_matrices<false>(met + n * 16 * (D + MMA_PAD) + k * 16, b);
+            mma<T>(s[2 * n], x[k], b);
+            mma<T>(s[2 * n + 1], x[k], b + 2);
         }
-    }
+}
+/* The same of rows that lie in shared memory. */
+template <typename T, int D, int Met>
+DEVICE void mma_scores_of(const mma_lane &l, const uint16_t *x, const uint16_t *y, float s[Met / 8][4]) {
+    uint32_t a[D / 16][4];
+    UNROLL for (int k = 0; k < D / 16; k++) mma_first<D>(l, x + l.warp * 16 * (D + MMA_PAD) + k * 16, a[k]);
+    mma_scores<T, D, Met>(l, a, y, s);
 }
 
-/* acc += S Z for the warp's 16 rows of S, which is rounded; Z transposed. */
-template <typename T, int D>
-DEVICE void mma_apply(const mma_lane &l, const float s[MMA_MET / 8][4], const uint16_t *z, float acc[D / 8][4]) {
-    UNROLL for (int k = 0; k < MMA_MET / 16; k++) {
+/* acc += S Z for 16 rows of S, which is rounded, and Met of Z. */
+template <typename T, int D, int Met>
+DEVICE void mma_apply(const mma_lane &l, const float s[Met / 8][4], const uint16_t *z, float acc[D / 8][4]) {
+    const uint16_t *met = z + (l.i % 2 * 8 + l.r) * (D + MMA_PAD) + l.i / 2 * 8;
+    UNROLL for (int k = 0; k < Met / 16; k++) {
         const float *low = s[2 * k], *high = s[2 * k + 1];
         uint32_t a[4] = {pair_of<T>(low[0], low[1]), pair_of<T>(low[2], low[3]), pair_of<T>(high[0], high[1]),
                          pair_of<T>(high[2], high[3])};
-        UNROLL for (int n = 0; n < D / 8; n++) {
-            const uint16_t *met = z + (n * 8 + l.g) * MMA_MET_LD + k * 16 + l.t * 2;
-            uint32_t b[2] = {pair_at(met), pair_at(met + 8)};
-            mma<T>(acc[n], a, b);
+        UNROLL for (int n = 0; n < D / 16; n++) {
+            uint32_t b[4];
+            load_matrices<true>(met + k * 16 * (D + MMA_PAD) + n * 16, b);
+            mma<T>(acc[2 * n], a, b);
+            mma<T>(acc[2 * n + 1], a, b + 2);
         }
     }
+}
+
+/* Of queries [q, q + nq) and keys [k, k + nk): whether each query sees every key, or none does. */
+DEVICE bool mma_all_seen(const cuda_attention_args &a, uint32_t q, uint32_t nq, uint32_t k, uint32_t nk) {
+    return !a.key_mask && q + nq <= a.seq && k + nk <= q + 1 && (!a.window || (uint64_t)k + a.window >= (uint64_t)q + nq);
+}
+DEVICE bool mma_none_seen(const cuda_attention_args &a, uint32_t q, uint32_t nq, uint32_t k, uint32_t nk) {
+    return q >= a.seq || k >= q + nq || (a.window && (uint64_t)k + nk + a.window <= (uint64_t)q + 1);
 }
 
 /* ---- forward: grid (query tiles, heads, rows) ---- */
@@ -85,27 +94,29 @@ DEVICE float quad_sum(float x) {
     return x + shuffle_xor(x, 2);
 }
 
-/* Half a lane's scores: row g (half 0) or g + 8 (half 1). */
-DEVICE float mma_softmax_row(const cuda_attention_args &a, uint32_t batch, uint32_t q, uint32_t k0, const mma_lane &l,
-                             int half, float s[MMA_MET / 8][4], float *max, float *sum) {
-    float m = *max, old = *max, part = 0.0f;
-    UNROLL for (int n = 0; n < MMA_MET / 8; n++)
+/* Half a lane's scores, row g (half 0) or g + 8 (half 1), to probabilities; *max is in powers of two. */
+template <int Met>
+DEVICE float mma_softmax_row(const cuda_attention_args &a, uint32_t batch, uint32_t q, uint32_t k0, bool all,
+                             const mma_lane &l, int half, float s[Met / 8][4], float *max, float *sum) {
+    float m = *max, old = *max, part = 0.0f, scale = a.scale * MMA_LOG2_E;
+    UNROLL for (int n = 0; n < Met / 8; n++)
         UNROLL for (int e = 0; e < 2; e++) {
             float *x = &s[n][2 * half + e];
-            *x = att_sees(a, batch, q, k0 + (uint32_t)(n * 8 + e) + l.t * 2) ? *x * a.scale : minus_infinity();
+            bool sees = all || att_sees(a, batch, q, k0 + (uint32_t)(n * 8 + e) + l.t * 2);
+            *x = sees ? *x * scale : minus_infinity();
             m = largest(*x, m);
         }
     m = quad_max(m);
     bool nothing = m == minus_infinity();
-    UNROLL for (int n = 0; n < MMA_MET / 8; n++)
+    UNROLL for (int n = 0; n < Met / 8; n++)
         UNROLL for (int e = 0; e < 2; e++) {
             float *x = &s[n][2 * half + e];
-            *x = nothing ? 0.0f : exp_of(*x - m);
+            *x = nothing ? 0.0f : exp2_of(*x - m);
             part += *x;
         }
     part = quad_sum(part);
     if (nothing) return 1.0f;
-    float back = exp_of(old - m);
+    float back = exp2_of(old - m);
     *max = m;
     *sum = *sum * back + part;
     return back;
@@ -120,65 +131,66 @@ DEVICE void mma_store_output(const cuda_attention_args &a, uint32_t batch, uint3
     UNROLL for (int n = 0; n < D / 8; n++)
         UNROLL for (int e = 0; e < 2; e++)
             store<T>(acc[n][2 * half + e] * scale, a.out, at + (uint32_t)(n * 8 + e) + l.t * 2);
-    if (l.t == 0 && a.lse) a.lse[token * a.heads + head] = sum > 0.0f ? max + log_of(sum) : 0.0f;
+    if (l.t == 0 && a.lse) a.lse[token * a.heads + head] = sum > 0.0f ? max * MMA_LN_2 + log_of(sum) : 0.0f;
 }
 
-template <typename T, int D> DEVICE void mma_forward_block(const cuda_attention_args &a) {
+template <typename T, int D, int Met> DEVICE void mma_forward_block(const cuda_attention_args &a) {
     shared_pool pool;
-    uint16_t *sq = pool.take<uint16_t>(MMA_OWN * (D + MMA_PAD)), *sk = pool.take<uint16_t>(MMA_MET * (D + MMA_PAD));
-    uint16_t *sv = pool.take<uint16_t>(D * MMA_MET_LD);
+    enum { LD = D + MMA_PAD };
+    uint16_t *sq = pool.take<uint16_t>(MMA_OWN * LD), *sk = pool.take<uint16_t>(2 * Met * LD);
+    uint16_t *sv = pool.take<uint16_t>(2 * Met * LD);
     mma_lane l = mma_here();
     uint32_t q0 = (blocks_x() - 1 - block_x()) * MMA_OWN, head = block_y(), batch = block_z();
-    uint32_t kv = head / (a.heads / a.kv_heads), nq = att_count(a, q0), row = q0 + l.warp * 16 + l.g;
+    uint32_t kv = a.heads + head / (a.heads / a.kv_heads), nq = att_count(a, q0), first = att_first_key(a, q0);
+    uint32_t own = q0 + l.warp * 16, row = own + l.g, at = 0, q[D / 16][4] = {};
     float acc[D / 8][4] = {}, max[2] = {minus_infinity(), minus_infinity()}, sum[2] = {};
-    mma_stage<D>(att_qkv(a, batch, q0, nq, head), MMA_OWN, sq, nullptr);
-    for (uint32_t k0 = att_first_key(a, q0); k0 < q0 + nq; k0 += MMA_MET) {
-        float s[MMA_MET / 8][4];
-        uint32_t nk = a.seq - k0;
-        mma_stage<D>(att_qkv(a, batch, k0, nk, a.heads + kv), MMA_MET, sk, nullptr);
-        mma_stage<D>(att_qkv(a, batch, k0, nk, a.heads + a.kv_heads + kv), MMA_MET, nullptr, sv);
-        barrier();
-        mma_scores<T, D>(l, sq, sk, s);
+    mma_fetch<D>(att_qkv(a, batch, q0, nq, head), MMA_OWN, sq);
+    mma_fetch<D>(att_qkv(a, batch, first, a.seq - first, kv), Met, sk);
+    mma_fetch<D>(att_qkv(a, batch, first, a.seq - first, kv + a.kv_heads), Met, sv);
+    for (uint32_t k0 = first; k0 < q0 + nq; k0 += Met, at ^= 1) {
+        float s[Met / 8][4];
+        uint32_t next = k0 + Met;
+        copy_async_wait();
+        barrier(); /* the tile is here, and nobody reads the one before any more */
+        if (next < q0 + nq) {
+            mma_fetch<D>(att_qkv(a, batch, next, a.seq - next, kv), Met, sk + (at ^ 1) * Met * LD);
+            mma_fetch<D>(att_qkv(a, batch, next, a.seq - next, kv + a.kv_heads), Met, sv + (at ^ 1) * Met * LD);
+        }
+        if (k0 == first)
+            UNROLL for (int k = 0; k < D / 16; k++) mma_first<D>(l, sq + l.warp * 16 * LD + k * 16, q[k]);
+        if (mma_none_seen(a, own, 16, k0, Met)) continue;
+        bool all = mma_all_seen(a, own, 16, k0, Met);
+        mma_scores<T, D, Met>(l, q, sk + at * Met * LD, s);
         UNROLL for (int half = 0; half < 2; half++) {
-            float back = mma_softmax_row(a, batch, row + 8 * (uint32_t)half, k0, l, half, s, &max[half], &sum[half]);
+            float back = mma_softmax_row<Met>(a, batch, row + 8 * (uint32_t)half, k0, all, l, half, s, &max[half],
+                                              &sum[half]);
             UNROLL for (int n = 0; n < D / 8; n++)
                 UNROLL for (int e = 0; e < 2; e++) acc[n][2 * half + e] *= back;
         }
-        mma_apply<T, D>(l, s, sv, acc);
-        barrier();
+        mma_apply<T, D, Met>(l, s, sv + at * Met * LD, acc);
     }
     UNROLL for (int half = 0; half < 2; half++)
         mma_store_output<T, D>(a, batch, head, row + 8 * (uint32_t)half, q0 + nq, l, half, acc, max[half], sum[half]);
 }
 
-/* Runs body<T, D>: a 16-bit type, heads of 64 or 128. */
-#define MMA_WITH(a, body)                                                                                              \
-    do {                                                                                                               \
-        if ((a).type == CUDA_BF16) {                                                                                   \
-            if ((a).head_dim == 64)                                                                                    \
-                body<bf16, 64>(a);                                                                                     \
-            else                                                                                                       \
-                body<bf16, 128>(a);                                                                                    \
-        } else if ((a).head_dim == 64) {                                                                               \
-            body<fp16, 64>(a);                                                                                         \
-        } else {                                                                                                       \
-            body<fp16, 128>(a);                                                                                        \
-        }                                                                                                              \
-    } while (0)
-
-KERNEL(attention_forward_mma, cuda_attention_args, MMA_THREADS) {
-    MMA_WITH(a, mma_forward_block);
-}
+/* A kernel for heads of D columns, and so with the registers that those need. */
+#define MMA_KERNEL(name, body, D, ...)                                                                                 \
+    KERNEL(name##_##D, cuda_attention_args, MMA_THREADS) {                                                             \
+        if (a.type == CUDA_BF16)                                                                                       \
+            body<bf16, D __VA_ARGS__>(a);                                                                              \
+        else                                                                                                           \
+            body<fp16, D __VA_ARGS__>(a);                                                                              \
+    }
+MMA_KERNEL(attention_forward_mma, mma_forward_block, 64, , 64)
+MMA_KERNEL(attention_forward_mma, mma_forward_block, 128, , MMA_MET)
 
 /* ---- backward ---- */
 
-/* Of a product's element: its query and key; p = e^(scale s - lse), and the score's gradient p (dp - delta) scale. */
-DEVICE void mma_gradients(const cuda_attention_args &a, uint32_t batch, uint32_t head, uint32_t q, uint32_t key,
-                          float *s, float *dp) {
-    bool sees = key < a.seq && att_sees(a, batch, q, key);
-    uint64_t at = ((uint64_t)batch * a.seq + (sees ? q : 0)) * a.heads + head;
-    float p = sees ? exp_of(*s * a.scale - a.lse[at]) : 0.0f;
-    *dp = sees ? p * (*dp - a.delta[at]) * a.scale : 0.0f;
+/* Of a product's element: p = e^(scale s - lse), and the score's gradient p (dp - delta) scale. `lse` is in powers of
+ * two. */
+DEVICE void mma_gradient(float scale, bool sees, float lse, float delta, float *s, float *dp) {
+    float p = sees ? exp2_of(fmaf(*s, scale * MMA_LOG2_E, -lse)) : 0.0f;
+    *dp = sees ? p * (*dp - delta) * scale : 0.0f;
     *s = p;
 }
 
@@ -203,72 +215,108 @@ DEVICE void mma_store_row(const cuda_attention_args &a, uint32_t batch, uint32_t
         }
 }
 
+/* Queries from q0 on of a head, what their outputs get, and lse and delta of each. */
+template <int D>
+DEVICE void mma_fetch_queries(const cuda_attention_args &a, uint32_t batch, uint32_t head, uint32_t q0, uint16_t *sq,
+                              uint16_t *so, float *numbers) {
+    mma_fetch<D>(att_qkv(a, batch, q0, a.seq - q0, head), MMA_MET, sq);
+    mma_fetch<D>(att_output(a, a.d_o, batch, q0, a.seq - q0, head), MMA_MET, so);
+    uint32_t i = thread_of_block(), q = q0 + i % MMA_MET;
+    if (i >= 2 * MMA_MET) return;
+    const float *of = i < MMA_MET ? a.lse : a.delta;
+    bool there = q < a.seq;
+    copy_async<4>(numbers + i, of + ((uint64_t)batch * a.seq + (there ? q : 0)) * a.heads + head, there);
+}
+
 /* grid (key tiles, key-value heads, rows): rows are keys, columns queries */
 template <typename T, int D> DEVICE void mma_keys_block(const cuda_attention_args &a) {
     shared_pool pool;
-    uint16_t *sk = pool.take<uint16_t>(MMA_OWN * (D + MMA_PAD)), *sv = pool.take<uint16_t>(MMA_OWN * (D + MMA_PAD));
-    uint16_t *sq = pool.take<uint16_t>(MMA_MET * (D + MMA_PAD)), *so = pool.take<uint16_t>(MMA_MET * (D + MMA_PAD));
-    uint16_t *tq = pool.take<uint16_t>(D * MMA_MET_LD), *to = pool.take<uint16_t>(D * MMA_MET_LD);
+    enum { LD = D + MMA_PAD, TILE = MMA_MET * LD };
+    uint16_t *sk = pool.take<uint16_t>(MMA_OWN * LD), *sv = pool.take<uint16_t>(MMA_OWN * LD);
+    uint16_t *sq = pool.take<uint16_t>(2 * TILE), *so = pool.take<uint16_t>(2 * TILE);
+    float *numbers = pool.take<float>(4 * MMA_MET);
     mma_lane l = mma_here();
     uint32_t k0 = block_x() * MMA_OWN, kv = block_y(), batch = block_z(), group = a.heads / a.kv_heads;
-    uint32_t nk = att_count(a, k0), key = k0 + l.warp * 16 + l.g, end = att_last_query(a, k0);
+    uint32_t nk = att_count(a, k0), own = k0 + l.warp * 16, key = own + l.g, at = 0;
+    uint32_t tiles = (att_last_query(a, k0) - k0 + MMA_MET - 1) / MMA_MET, all_tiles = group * tiles;
     float dk[D / 8][4] = {}, dv[D / 8][4] = {};
-    mma_stage<D>(att_qkv(a, batch, k0, nk, a.heads + kv), MMA_OWN, sk, nullptr);
-    mma_stage<D>(att_qkv(a, batch, k0, nk, a.heads + a.kv_heads + kv), MMA_OWN, sv, nullptr);
-    for (uint32_t head = kv * group; head < (kv + 1) * group; head++)
-        for (uint32_t q0 = k0; q0 < end; q0 += MMA_MET) {
-            float s[MMA_MET / 8][4], dp[MMA_MET / 8][4];
-            mma_stage<D>(att_qkv(a, batch, q0, a.seq - q0, head), MMA_MET, sq, tq);
-            mma_stage<D>(att_output(a, a.d_o, batch, q0, a.seq - q0, head), MMA_MET, so, to);
-            barrier();
-            mma_scores<T, D>(l, sk, sq, s);
-            mma_scores<T, D>(l, sv, so, dp);
-            UNROLL for (int n = 0; n < MMA_MET / 8; n++)
-                UNROLL for (int e = 0; e < 4; e++)
-                    mma_gradients(a, batch, head, q0 + (uint32_t)(n * 8 + e % 2) + l.t * 2,
-                                  key + 8 * (uint32_t)(e / 2), &s[n][e], &dp[n][e]);
-            mma_apply<T, D>(l, s, to, dv);
-            mma_apply<T, D>(l, dp, tq, dk);
-            barrier();
-        }
+    mma_fetch<D>(att_qkv(a, batch, k0, nk, a.heads + kv), MMA_OWN, sk);
+    mma_fetch<D>(att_qkv(a, batch, k0, nk, a.heads + a.kv_heads + kv), MMA_OWN, sv);
+    mma_fetch_queries<D>(a, batch, kv * group, k0, sq, so, numbers);
+    for (uint32_t i = 0; i < all_tiles; i++, at ^= 1) {
+        float s[MMA_MET / 8][4], dp[MMA_MET / 8][4];
+        uint32_t q0 = k0 + i % tiles * MMA_MET, next = i + 1, other = at ^ 1;
+        const float *lse = numbers + at * 2 * MMA_MET, *delta = lse + MMA_MET;
+        copy_async_wait();
+        barrier(); /* the tile is here, and nobody reads the one before any more */
+        if (next < all_tiles)
+            mma_fetch_queries<D>(a, batch, kv * group + next / tiles, k0 + next % tiles * MMA_MET, sq + other * TILE,
+                                 so + other * TILE, numbers + other * 2 * MMA_MET);
+        if (mma_none_seen(a, q0, MMA_MET, own, 16)) continue;
+        bool all = mma_all_seen(a, q0, MMA_MET, own, 16);
+        mma_scores_of<T, D, MMA_MET>(l, sk, sq + at * TILE, s);
+        mma_scores_of<T, D, MMA_MET>(l, sv, so + at * TILE, dp);
+        UNROLL for (int n = 0; n < MMA_MET / 8; n++)
+            UNROLL for (int e = 0; e < 4; e++) {
+                uint32_t column = (uint32_t)(n * 8 + e % 2) + l.t * 2, k = key + 8 * (uint32_t)(e / 2);
+                bool sees = all || (k < a.seq && att_sees(a, batch, q0 + column, k));
+                mma_gradient(a.scale, sees, lse[column] * MMA_LOG2_E, delta[column], &s[n][e], &dp[n][e]);
+            }
+        mma_apply<T, D, MMA_MET>(l, s, so + at * TILE, dv);
+        mma_apply<T, D, MMA_MET>(l, dp, sq + at * TILE, dk);
+    }
     UNROLL for (int half = 0; half < 2; half++) {
         mma_store_row<T, D>(a, batch, key + 8 * (uint32_t)half, a.heads + kv, true, l, half, dk);
         mma_store_row<T, D>(a, batch, key + 8 * (uint32_t)half, a.heads + a.kv_heads + kv, false, l, half, dv);
     }
 }
-KERNEL(attention_keys_mma, cuda_attention_args, MMA_THREADS) {
-    MMA_WITH(a, mma_keys_block);
-}
+MMA_KERNEL(attention_keys_mma, mma_keys_block, 64)
+MMA_KERNEL(attention_keys_mma, mma_keys_block, 128)
 
 /* grid (query tiles, heads, rows) */
 template <typename T, int D> DEVICE void mma_queries_block(const cuda_attention_args &a) {
     shared_pool pool;
-    uint16_t *sq = pool.take<uint16_t>(MMA_OWN * (D + MMA_PAD)), *so = pool.take<uint16_t>(MMA_OWN * (D + MMA_PAD));
-    uint16_t *sk = pool.take<uint16_t>(MMA_MET * (D + MMA_PAD)), *sv = pool.take<uint16_t>(MMA_MET * (D + MMA_PAD));
-    uint16_t *tk = pool.take<uint16_t>(D * MMA_MET_LD);
+    enum { LD = D + MMA_PAD, TILE = MMA_MET * LD };
+    uint16_t *sq = pool.take<uint16_t>(MMA_OWN * LD), *so = pool.take<uint16_t>(MMA_OWN * LD);
+    uint16_t *sk = pool.take<uint16_t>(2 * TILE), *sv = pool.take<uint16_t>(2 * TILE);
     mma_lane l = mma_here();
-    uint32_t q0 = (blocks_x() - 1 - block_x()) * MMA_OWN, head = block_y(), batch = block_z();
-    uint32_t kv = head / (a.heads / a.kv_heads), nq = att_count(a, q0), row = q0 + l.warp * 16 + l.g;
-    float dq[D / 8][4] = {};
-    mma_stage<D>(att_qkv(a, batch, q0, nq, head), MMA_OWN, sq, nullptr);
-    mma_stage<D>(att_output(a, a.d_o, batch, q0, nq, head), MMA_OWN, so, nullptr);
-    for (uint32_t k0 = att_first_key(a, q0); k0 < q0 + nq; k0 += MMA_MET) {
+    uint32_t q0 = (blocks_x() - 1 - block_x()) * MMA_OWN, head = block_y(), batch = block_z(), at = 0;
+    uint32_t kv = a.heads + head / (a.heads / a.kv_heads), nq = att_count(a, q0), first = att_first_key(a, q0);
+    uint32_t own = q0 + l.warp * 16, row = own + l.g;
+    float dq[D / 8][4] = {}, lse[2], delta[2];
+    UNROLL for (int half = 0; half < 2; half++) {
+        uint32_t q = row + 8 * (uint32_t)half;
+        uint64_t of = ((uint64_t)batch * a.seq + (q < a.seq ? q : 0)) * a.heads + head;
+        lse[half] = a.lse[of] * MMA_LOG2_E;
+        delta[half] = a.delta[of];
+    }
+    mma_fetch<D>(att_qkv(a, batch, q0, nq, head), MMA_OWN, sq);
+    mma_fetch<D>(att_output(a, a.d_o, batch, q0, nq, head), MMA_OWN, so);
+    mma_fetch<D>(att_qkv(a, batch, first, a.seq - first, kv), MMA_MET, sk);
+    mma_fetch<D>(att_qkv(a, batch, first, a.seq - first, kv + a.kv_heads), MMA_MET, sv);
+    for (uint32_t k0 = first; k0 < q0 + nq; k0 += MMA_MET, at ^= 1) {
         float s[MMA_MET / 8][4], dp[MMA_MET / 8][4];
-        mma_stage<D>(att_qkv(a, batch, k0, a.seq - k0, a.heads + kv), MMA_MET, sk, tk);
-        mma_stage<D>(att_qkv(a, batch, k0, a.seq - k0, a.heads + a.kv_heads + kv), MMA_MET, sv, nullptr);
-        barrier();
-        mma_scores<T, D>(l, sq, sk, s);
-        mma_scores<T, D>(l, so, sv, dp);
+        uint32_t next = k0 + MMA_MET, other = at ^ 1;
+        copy_async_wait();
+        barrier(); /* the tile is here, and nobody reads the one before any more */
+        if (next < q0 + nq) {
+            mma_fetch<D>(att_qkv(a, batch, next, a.seq - next, kv), MMA_MET, sk + other * TILE);
+            mma_fetch<D>(att_qkv(a, batch, next, a.seq - next, kv + a.kv_heads), MMA_MET, sv + other * TILE);
+        }
+        if (mma_none_seen(a, own, 16, k0, MMA_MET)) continue;
+        bool all = mma_all_seen(a, own, 16, k0, MMA_MET);
+        mma_scores_of<T, D, MMA_MET>(l, sq, sk + at * TILE, s);
+        mma_scores_of<T, D, MMA_MET>(l, so, sv + at * TILE, dp);
         UNROLL for (int n = 0; n < MMA_MET / 8; n++)
-            UNROLL for (int e = 0; e < 4; e++)
-                mma_gradients(a, batch, head, row + 8 * (uint32_t)(e / 2), k0 + (uint32_t)(n * 8 + e % 2) + l.t * 2,
-                              &s[n][e], &dp[n][e]);
-        mma_apply<T, D>(l, dp, tk, dq);
-        barrier();
+            UNROLL for (int e = 0; e < 4; e++) {
+                uint32_t k = k0 + (uint32_t)(n * 8 + e % 2) + l.t * 2, q = row + 8 * (uint32_t)(e / 2);
+                bool sees = all || (k < a.seq && att_sees(a, batch, q, k));
+                mma_gradient(a.scale, sees, lse[e / 2], delta[e / 2], &s[n][e], &dp[n][e]);
+            }
+        mma_apply<T, D, MMA_MET>(l, dp, sk + at * TILE, dq);
     }
     UNROLL for (int half = 0; half < 2; half++)
         mma_store_row<T, D>(a, batch, row + 8 * (uint32_t)half, head, true, l, half, dq);
 }
-KERNEL(attention_queries_mma, cuda_attention_args, MMA_THREADS) {
-    MMA_WITH(a, mma_queries_block);
-}
+MMA_KERNEL(attention_queries_mma, mma_queries_block, 64)
+MMA_KERNEL(attention_queries_mma, mma_queries_block, 128)

@@ -177,6 +177,92 @@ template <typename T> DEVICE void mma(float c[4], const uint32_t a[4], const uin
 }
 #endif
 
+/* Four matrices of 8 x 8 16-bit numbers from shared memory: lane 8 i + r points at row r of the i-th, 16 bytes at a
+ * multiple of 16. Of each a lane gets columns 2 t, 2 t + 1 of row g, or, Turned, of rows 2 t, 2 t + 1 column g. */
+#ifdef __CUDACC__
+DEVICE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+template <bool Turned> DEVICE void load_matrices(const uint16_t *row, uint32_t out[4]) {
+    if (Turned)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                     : "r"(shared_address(row))
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                     : "r"(shared_address(row))
+                     : "memory");
+}
+#else
+template <bool Turned> DEVICE void load_matrices(const uint16_t *row, uint32_t out[4]) {
+    const uint16_t *const *all = static_cast<const uint16_t *const *>(emulate_exchange(&row, sizeof row));
+    uint32_t g = thread_of_block() % 32 / 4, t = thread_of_block() % 4;
+    if ((uintptr_t)row % 16) emulate_stop("a row of a matrix is not at a multiple of 16 bytes");
+    for (uint32_t i = 0; i < 4; i++) {
+        uint16_t low = Turned ? all[8 * i + 2 * t][g] : all[8 * i + g][2 * t];
+        uint16_t high = Turned ? all[8 * i + 2 * t + 1][g] : all[8 * i + g][2 * t + 1];
+        out[i] = (uint32_t)high << 16 | low;
+    }
+}
+#endif
+
+/* Bytes, 4 or 16, from memory into shared memory, zeros unless `there`; they are there once the thread that asked has
+ * waited, for the others behind a barrier after that. Both at a multiple of as many. */
+#ifdef __CUDACC__
+template <int Bytes> DEVICE void copy_async(void *to, const void *from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    if (Bytes == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                     "r"(there ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+                     "r"(there ? 4 : 0)
+                     : "memory");
+#else
+    __trap();
+#endif
+}
+DEVICE void copy_async_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+#else
+template <int Bytes> DEVICE void copy_async(void *to, const void *from, bool there) {
+    emulate_copy(to, there ? from : nullptr, Bytes);
+}
+DEVICE void copy_async_wait() { emulate_copy_wait(); }
+#endif
+
+/* Two numbers of a 16-bit type, rounded to nearest even. */
+template <typename T> DEVICE uint32_t pair_of(float low, float high) {
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+    uint32_t p;
+    if (T::is_bf16)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(p) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(p) : "f"(high), "f"(low));
+    return p;
+#else
+    T l, h;
+    narrow(low, &l);
+    narrow(high, &h);
+    return (uint32_t)h.bits << 16 | l.bits;
+#endif
+}
+
+/* 2^x within 2 units in the last place, by the device's own instruction: for what is rounded to 16 bits afterwards. */
+DEVICE float exp2_of(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
 /* ---- functions ---- */
 
 /* e^x within 1.1 units in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial of degree 7 for e^r (Taylor's

@@ -219,7 +219,7 @@ static tm_status load_kernels(cuda_device *c) {
     TM_TRY(load_module(c));
     for (int i = 0; i < CUDA_KERNEL_COUNT; i++) {
         TM_TRY(cuda_check(c->v, c->v->module_function(&c->function[i], c->module, kernel_names[i]), kernel_names[i]));
-        bool large = i == CUDA_K_attention_keys_mma || i == CUDA_K_attention_queries_mma;
+        bool large = i >= CUDA_K_attention_forward_mma_64 && i <= CUDA_K_attention_queries_mma_128;
         if (!large || !c->tensor_cores) continue;
         TM_TRY(cuda_check(
             c->v, c->v->function_set(c->function[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, LARGE_SHARED),

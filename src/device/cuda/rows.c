@@ -278,16 +278,23 @@ static void zero_padding(const tm_attention *a, void *x, uint64_t row_bytes) {
     if (x && a->padded > used) cuda_zero((char *)x + used * row_bytes, (a->padded - used) * row_bytes);
 }
 
-/* Tiles by tensor cores: 16-bit types, heads that are whole there, pairs of elements that can be read at once. */
+/* Tiles by tensor cores: 16-bit types, heads that are whole there, rows that can be copied 16 bytes at a time. */
 static bool by_tensor_cores(const tm_attention *a) {
     uintptr_t all = (uintptr_t)a->qkv | (uintptr_t)a->d_o;
-    return now->tensor_cores && a->type != TM_ELEM_F32 && (a->head_dim == 64 || a->head_dim == 128) && all % 4 == 0;
+    return now->tensor_cores && a->type != TM_ELEM_F32 && (a->head_dim == 64 || a->head_dim == 128) && all % 16 == 0;
 }
 
-/* Shared memory there: `own` operands of 64 rows, `met` of 32, `turned` of 32 transposed. */
-static uint32_t mma_shared(uint32_t head_dim, uint32_t own, uint32_t met, uint32_t turned) {
-    enum { OWN = 64, MET = 32, PAD = 8 };
-    return 2 * ((own * OWN + met * MET) * (head_dim + PAD) + turned * head_dim * (MET + PAD));
+/* Shared memory there: `own` operands of the block's rows; two of `met` rows, twice; and numbers of those rows. */
+static uint32_t mma_shared(uint32_t head_dim, uint32_t own, uint32_t met, uint32_t numbers) {
+    enum { OWN = 64, PAD = 8 };
+    return (uint32_t)sizeof(uint16_t) * (own * OWN + 4 * met) * (head_dim + PAD) +
+           2 * numbers * met * (uint32_t)sizeof(float);
+}
+
+static void launch_mma(cuda_kernel of_64, cuda_kernel of_128, const tm_attention *a, const cuda_attention_args *k,
+                       uint64_t heads, uint32_t shared_bytes) {
+    launch_blocks(a->head_dim == 64 ? of_64 : of_128, k, blocks_of(a->seq, CUDA_ATTENTION_TILE), heads, a->rows,
+                  CUDA_MMA_THREADS, shared_bytes);
 }
 
 /* One query a row: no tile would be more than a 64th full. */
@@ -307,8 +314,8 @@ void cuda_attention_forward(const tm_attention *a) {
     if (a->kv_cache)
         launch_cached(a, &k, tiles);
     else if (by_tensor_cores(a))
-        launch_blocks(CUDA_K_attention_forward_mma, &k, tiles, a->heads, a->rows, CUDA_MMA_THREADS,
-                      mma_shared(a->head_dim, 1, 1, 1));
+        launch_mma(CUDA_K_attention_forward_mma_64, CUDA_K_attention_forward_mma_128, a, &k, a->heads,
+                   mma_shared(a->head_dim, 1, a->head_dim == 64 ? 64 : 32, 0));
     else
         launch(CUDA_K_attention_forward, &k, tiles, a->heads, a->rows, attention_shared());
     zero_padding(a, a->o, (uint64_t)a->heads * a->head_dim * tm_elem_bytes(a->type));
@@ -318,10 +325,10 @@ void cuda_attention_forward(const tm_attention *a) {
 static void launch_backward(const tm_attention *a, const cuda_attention_args *k) {
     uint64_t tiles = blocks_of(a->seq, CUDA_ATTENTION_TILE);
     if (by_tensor_cores(a)) {
-        launch_blocks(CUDA_K_attention_keys_mma, k, tiles, a->kv_heads, a->rows, CUDA_MMA_THREADS,
-                      mma_shared(a->head_dim, 2, 2, 2));
-        launch_blocks(CUDA_K_attention_queries_mma, k, tiles, a->heads, a->rows, CUDA_MMA_THREADS,
-                      mma_shared(a->head_dim, 2, 2, 1));
+        launch_mma(CUDA_K_attention_keys_mma_64, CUDA_K_attention_keys_mma_128, a, k, a->kv_heads,
+                   mma_shared(a->head_dim, 2, 32, 2));
+        launch_mma(CUDA_K_attention_queries_mma_64, CUDA_K_attention_queries_mma_128, a, k, a->heads,
+                   mma_shared(a->head_dim, 2, 32, 0));
     } else {
         launch(CUDA_K_attention_keys, k, tiles, a->kv_heads, a->rows, attention_shared());
         launch(CUDA_K_attention_queries, k, tiles, a->heads, a->rows, attention_shared());
