@@ -287,10 +287,19 @@ class Job:
             self.fail("the log has not every step once")
         return lines[-1]["state_hash"]
 
+    @staticmethod
+    def settled(life):
+        """The samples of a life after its first full checkpoint, which takes pages once that the process keeps; those
+        before it where it did not live long enough."""
+        first = (life[0][0] // SAVE + 1) * SAVE
+        after = [sample for sample in life[1:] if sample[0] > first]
+        return after if len(after) > 3 else [sample for sample in life[1:] if sample[0] <= first]
+
     def drift(self):
         """The most that memory grew in a life, after its warm-up, and between the lives of the first and last quarter;
         the samples. Descriptors may not differ at all."""
-        lives = [life[1:] for life in self.lives if len(life) > 3]
+        lives = [self.settled(life) for life in self.lives if len(life) > 3]
+        lives = [life for life in lives if len(life) > 2]
         held = [statistics.median(rss for _, rss, _ in life) for life in lives]
         if len(lives) < 4:
             self.fail("too few samples")
