@@ -163,7 +163,9 @@ void trainer_close(trainer *t) {
     trainer_watch *watch = t->watch;
     t->watch = NULL; /* nobody listens any more */
     tm_append_close(t->log);
+    bool no_state = t->job && !t->job->keep_state;
     job_close(t->job); /* its executor may still be at a plan's last transfers, and hold a link */
+    if (no_state) (void)tm_remove_empty(t->home); /* which an earlier life may have made */
     t->watch = watch;
     trainer_watch_close(t);
     tm_plan_free(t->plan);

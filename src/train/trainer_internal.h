@@ -77,7 +77,7 @@ typedef struct trainer {
     tm_append *log;
     tm_commit *commit; /* that the run goes on from; NULL: it starts */
     char copy[4400];   /* run directory that this run made as a copy of another's, to go on from; "": none */
-    char home[4096];   /* of commits, where nothing else needs a disk */
+    char home[4096];   /* OUTPUT_DIR/offload: of commits, where nothing else needs a disk */
     char run_hash[16];
     char run_name[32]; /* in run directories: which OUTPUT_DIR they are of */
     uint64_t model_hash;

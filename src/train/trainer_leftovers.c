@@ -127,7 +127,7 @@ static tm_status drop_nameless(void *ctx, const char *name, bool is_dir) {
     tm_io_run *run;
     tm_io_owner o;
     int n = snprintf(prefix, sizeof prefix, "run-%s", x->t->run_hash);
-    if (!is_dir || strncmp(name, prefix, (size_t)n) != 0 || !strchr("-r", name[n])) return TM_OK;
+    if (!is_dir || strncmp(name, prefix, (size_t)n) != 0 || (name[n] != '-' && name[n] != 'r')) return TM_OK;
     snprintf(path, sizeof path, "%s/%s", x->path, name);
     snprintf(manifest, sizeof manifest, "%s/manifest", path);
     bool committed = tm_path_exists(manifest);

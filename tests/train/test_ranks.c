@@ -605,9 +605,11 @@ static void test_save_state(void **state) {
 /* What rank 1 finds at the paths of its own node: with FILE replaced by what sed makes of it. */
 static const char *elsewhere(const scene *s, const char *file, const char *sed) {
     const char *there = run_format("%s/there-%s/%s", s->dir, file, s->dir), *to = run_path(there, file);
-    assert_int_equal(system(run_format("mkdir -p %s && cp -r %s/model %s/rows.safetensors %s/config.json %s", there,
-                                       s->dir, s->dir, s->dir, there)),
-                     0);
+    assert_int_equal(
+        system(run_format("mkdir -p %s && cd %s && cp -r model rows.safetensors eval.safetensors config.json "
+                          "\"$OLDPWD/%s\"",
+                          there, s->dir, there)),
+        0);
     assert_int_equal(system(run_format("LC_ALL=C sed -i '%s' %s", sed, to)), 0);
     return run_format("cd %s/there-%s", s->dir, file);
 }
@@ -617,19 +619,23 @@ static void test_alike(void **state) {
     (void)state;
     scene s = open_scene("bf16");
     const char *other = run_path(s.dir, "tidemill"), *output = run_path(s.dir, "differs");
+    const char *eval = run_format("data.eval=%s/eval.safetensors", s.dir);
+    run_copy(run_path(s.dir, "rows.safetensors"), run_path(s.dir, "eval.safetensors"));
     assert_int_equal(system(run_format("LC_ALL=C sed 's/%s/9.9.9/g' %s > %s && chmod +x %s", TIDEMILL_VERSION,
                                        TM_TEST_BINARY, other, other)),
                      0);
     const struct {
-        const char *prelude, *what; /* the last two: what ctest has time for */
-    } rows[] = {{run_format("exec %s \"$@\"", other), "the version of tidemill of rank 1 ("},
-                {elsewhere(&s, "model/config.json", "s/1e-05/1e-06/"), "the model's config.json of rank 1 ("},
-                {"export OMP_NUM_THREADS=2", "what computes (instruction set, matrix library, threads) of rank 1 ("},
-                {"set -- \"$@\" --set seed=7", "the configuration of rank 1 ("},
-                {elsewhere(&s, "rows.safetensors", "$ s/.$/?/"), "the training data of rank 1 ("}};
-    for (unsigned i = thorough() ? 0 : TM_COUNT(rows) - 2; i < TM_COUNT(rows); i++) {
+        const char *prelude, *what, *set; /* the last three: what ctest has time for */
+    } rows[] = {
+        {run_format("exec %s \"$@\"", other), "the version of tidemill of rank 1 (", NULL},
+        {elsewhere(&s, "model/config.json", "s/1e-05/1e-06/"), "the model's config.json of rank 1 (", NULL},
+        {"export OMP_NUM_THREADS=2", "what computes (instruction set, matrix library, threads) of rank 1 (", NULL},
+        {"set -- \"$@\" --set seed=7", "the configuration of rank 1 (", NULL},
+        {elsewhere(&s, "rows.safetensors", "$ s/.$/?/"), "the training data of rank 1 (", NULL},
+        {elsewhere(&s, "eval.safetensors", "$ s/.$/?/"), "the evaluation data of rank 1 (", eval}};
+    for (unsigned i = thorough() ? 0 : TM_COUNT(rows) - 3; i < TM_COUNT(rows); i++) {
         const run_opts opts = {.ranks = 2, .fault_rank = 1, .prelude = rows[i].prelude, .timeout_s = 60};
-        run_result r = start_opts(&s, &opts, output, SETS("strategy=zero3"));
+        run_result r = start_opts(&s, &opts, output, SETS("strategy=zero3", rows[i].set));
         if (r.status != 2 || run_error_lines(r.err, NULL) != 1 || !strstr(r.err, rows[i].what))
             fail_msg("%s: exit %d: %s", rows[i].what, r.status, r.err);
         run_free(&r);

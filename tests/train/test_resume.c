@@ -96,6 +96,15 @@ static void no_run_json_and_a_part(void) {
 static void no_run_json_and_no_lock(void) {
     no_run_json(), no_commit_and_no_lock();
 }
+/* Beside what its first life left, what only looks like this run's. */
+static void no_run_json_and_neighbours(void) {
+    const char *hash = strstr(found.run[0], "/run-");
+    assert_non_null(hash);
+    const char *name = run_format("%.*s", (int)(hash - found.run[0]) + 5 + 12, found.run[0]);
+    no_run_json_and_no_manifest();
+    run_write(run_format("%s-a-file", name), "x");
+    if (mkdir(name, 0700) != 0 || mkdir(run_format("%sx", name), 0700) != 0) fail_msg("%s", name);
+}
 /* Before its first commit, and at work: this process has the lock. */
 static void lock_it(void) {
     static int fd = -1;
@@ -141,6 +150,7 @@ static void test_run_json(void **state) {
         {.run_json = "step", .value = "\"x\""},
         {.damage = no_run_json_and_no_manifest},
         {.damage = no_run_json_and_no_lock},
+        {.damage = no_run_json_and_neighbours, .left = 3},
         {.damage = at_work, .status = TM_EINPUT, .says = "in use by process"},
         {.damage = at_work, .with = {.resume = "never"}, .status = TM_EINPUT, .says = "in use by process"},
         {.damage = at_work_nameless, .status = TM_EINPUT, .says = "in use by process"},
@@ -198,6 +208,11 @@ static void test_directories(void **state) {
         {.with = {.resume = found.output}, .says = "going on from step 2"},
         {.with = {.resume = run}, .says = "going on from step 2"},
         {.damage = half_run_json, .with = {.resume = run}, .status = TM_EINPUT, .says = "run.json:1:"},
+        {.run_json = "run_directories",
+         .value = NULL,
+         .with = {.resume = found.output},
+         .status = TM_EINPUT,
+         .says = "this interrupted run left no state"},
         {.damage = state_gone,
          .with = {.resume = found.output},
          .status = TM_EINPUT,
@@ -233,11 +248,19 @@ static void ended_lines(void) {
 static void no_log(void) {
     assert_int_equal(unlink(run_path(found.output, "log.jsonl")), 0);
 }
+static void no_log_and_no_directory(void) {
+    no_log(), no_directory();
+}
 
 /* Lines past the commit, and lines that are none, go; those of steps 1 and 2 stay and 3 and 4 follow: train_log_read
  * counts them. */
 static void test_logs(void **state) {
-    static const found_row rows[] = {{.damage = half_a_line}, {.damage = other_lines}, {.damage = ended_lines}};
+    static const found_row rows[] = {
+        {.damage = half_a_line},
+        {.damage = other_lines},
+        {.damage = ended_lines},
+        {.damage = no_log_and_no_directory, .status = TM_EINPUT, .says = "is gone"},
+    };
     (void)state;
     FOUND_CHECK(rows);
     found_put_back();

@@ -83,6 +83,20 @@ static void no_second_file(void) {
 static void second_file_cut_off(void) {
     assert_int_equal(truncate(run_path(found.run[1], "weight_hi"), 5000), 0);
 }
+static void both_gone(void) {
+    walk_gone(found.run[0]), second_gone();
+}
+static void both_gone_and_other_lines(void) {
+    const char *log = run_path(found.output, "log.jsonl");
+    char *was = run_read(log, NULL);
+    run_write(log, run_format("garbage\n[]\n%s{\"event\": 5}\n", was));
+    free(was);
+    both_gone();
+}
+static void both_gone_and_no_log(void) {
+    assert_int_equal(unlink(run_path(found.output, "log.jsonl")), 0);
+    both_gone();
+}
 static void bad_manifests_and_no_checkpoint(void) {
     found_bad_manifests();
     walk_gone(run_path(found.output, "checkpoint-2"));
@@ -111,6 +125,7 @@ static void test_commits_of_two(void **state) {
         {.run_json = BY_RANK, .value = "[1]", .status = TM_ECORRUPT, .says = "not of the same run"},
         {.run_json = DIRECTORIES, .value = "[5, 6]", .status = TM_EINPUT, .says = "a directory of its list is gone"},
         {.damage = second_gone, .status = TM_EINPUT, .says = "no such directory"},
+        {.damage = both_gone_and_other_lines, .status = TM_EINPUT, .says = "is gone"},
         {.damage = found_no_second_manifest, .says = "is of step 3, not 2", .left = 2},
         {.commit = "shards", .value = "{}", .status = TM_ECORRUPT, .says = "which part of the state"},
         {.commit = "shards.own", .value = "[0, 3]", .status = TM_ECORRUPT, .says = "which part of the state"},
@@ -204,6 +219,11 @@ static void test_begins_anew(void **state) {
     assert_int_equal(found_run(&(found_start){0}), 0);
     if (found.report->status != TM_OK) fail_msg("%s", found.report->text);
     assert_non_null(strstr(found_said(), "removed; it holds no commit"));
+    assert_string_equal(found_hash(), fresh);
+    found_put_back();
+    both_gone_and_no_log(); /* nothing is left that knows of a commit */
+    assert_int_equal(found_run(&(found_start){0}), 0);
+    if (found.report->status != TM_OK) fail_msg("%s", found.report->text);
     assert_string_equal(found_hash(), fresh);
 }
 
