@@ -2,6 +2,7 @@
 #include "train/train_internal.h"
 
 #include <signal.h>
+#include <string.h>
 
 static volatile sig_atomic_t stop_signal, interrupts;
 static uint64_t seen_ns;
@@ -27,11 +28,24 @@ uint64_t job_stop_ns(void) {
     return seen_ns;
 }
 
+tm_status job_stopped(const char *more) {
+    if (stop_signal) return tm_fail(TM_ESIGNAL, "stopped by signal %d%s", (int)stop_signal, more);
+    return tm_fail(TM_ESIGNAL, "stopped by a signal to another rank%s", more);
+}
+
+/* "term": SIGTERM; "overdue": it came when the machine was started; else SIGINT, twice. */
+static void interrupt(const char *kind) {
+    bool overdue = strcmp(kind, "overdue") == 0;
+    raise(overdue || strcmp(kind, "term") == 0 ? SIGTERM : SIGINT);
+    if (stop_signal == SIGINT) raise(SIGINT);
+    if (overdue) seen_ns = 1;
+}
+
 tm_status job_check_stop(const tm_job *job) {
     if (tm_fault_hit("kill_op", NULL)) raise(SIGKILL);
-    if (tm_fault_hit("interrupt_op", NULL)) raise(SIGINT), raise(SIGINT);
-    int sig = job_stop_signal();
-    if (!sig) return TM_OK;
+    const char *kind;
+    if (tm_fault_hit("interrupt_op", &kind)) interrupt(kind);
+    if (!job_stop_signal()) return TM_OK;
     if (interrupts < 2 && job->may_go_on && job->may_go_on(job->may_go_on_ctx)) return TM_OK;
-    return tm_fail(TM_ESIGNAL, "stopped by signal %d", sig);
+    return job_stopped("");
 }

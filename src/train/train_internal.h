@@ -410,6 +410,7 @@ void job_catch_signals(void);
 int job_stop_signal(void);                   /* the first that came, 0: none */
 uint64_t job_stop_ns(void);                  /* when it was seen first (tm_now_ns) */
 tm_status job_check_stop(const tm_job *job); /* TM_ESIGNAL: stop here */
+tm_status job_stopped(const char *more);     /* TM_ESIGNAL: "stopped by signal 15", or by another rank's, and MORE */
 void *job_shared_frames(const tm_job *job);  /* NULL: there are none */
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype);

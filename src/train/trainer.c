@@ -299,16 +299,14 @@ static tm_status ended_early(trainer *t, tm_status rc, bool started) {
         if (started && trainer_speaks(t)) discard(trainer_path(t, "run.json"));
         if (rc != TM_ESIGNAL) return rc;
         tm_error_clear();
-        return tm_fail(rc, "stopped by signal %d; nothing was committed%s", job_stop_signal(),
-                       trainer_commits(t)         ? ""
-                       : t->cfg->memory.slots < 2 ? ", since memory.slots is 1"
-                                                  : ", since commit_steps and commit_minutes are 0");
+        return job_stopped(trainer_commits(t)         ? "; nothing was committed"
+                           : t->cfg->memory.slots < 2 ? "; nothing was committed, since memory.slots is 1"
+                                                      : "; nothing was committed, since commit_steps and "
+                                                        "commit_minutes are 0");
     }
     if (rc == TM_ESIGNAL) {
-        tm_error_clear();
         if (t->args->resumable) *t->args->resumable = true;
-        return tm_fail(rc, "stopped by signal %d; step %" PRId64 " is committed, the same command goes on from it",
-                       job_stop_signal(), t->committed);
+        return trainer_stopped(t);
     }
     char full[4096];
     if (rc == TM_ECORRUPT && !t->comm) return met_damage(t, rc);

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { FIRST_DECIDES_SECONDS = 1 }; /* before other ranks do */
+
 void trainer_kill_point(const char *name) {
     if (tm_fault_hit(name, NULL)) (void)raise(SIGKILL);
 }
@@ -142,14 +144,16 @@ done:
 /* ---- signals --------------------------------------------------------------------------------------------------- */
 
 /* A step, once begun, either ends or is lost. It goes on while it and the commit can be expected to end within the
- * grace; a job that only reads state (evaluation, export) stops at once: it is done again. */
+ * grace; a job that only reads state (evaluation, export) stops at once: it is done again. Ranks stop together, between
+ * steps, or end one another in the midst of one when there is no time: the first as soon as it expects so, which is one
+ * message for all, the others when it has not been heard of by the end of the grace. */
 bool trainer_may_go_on(void *ctx) {
     const trainer *t = ctx;
-    if (t->comm) return true; /* ranks stop together, between steps */
-    if (!t->torn || !trainer_commits(t)) return false;
+    if (!t->comm && (!t->torn || !trainer_commits(t))) return false;
     uint64_t now = tm_now_ns();
     double since = (double)(now - job_stop_ns()) * 1e-9;
     double grace = t->args->grace_seconds > 0 ? t->args->grace_seconds : 30;
     double left = t->step_ns ? (double)t->step_ns * 1e-9 - (double)(now - t->step_began_ns) * 1e-9 : 0;
+    if (t->comm && !trainer_speaks(t)) return since < grace + FIRST_DECIDES_SECONDS;
     return since + fmax(left, 0) + t->commit_seconds < grace;
 }

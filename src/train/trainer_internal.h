@@ -203,6 +203,7 @@ tm_status trainer_settle(trainer *t); /* applies what is pending, ends what was 
 
 /* trainer_step.c: steps, evaluations and checkpoints; then the model and the last line of the log. */
 tm_status trainer_run_steps(trainer *t);
+tm_status trainer_stopped(const trainer *t); /* TM_ESIGNAL, with the step that is committed */
 tm_status trainer_finish(trainer *t);
 
 /* trainer_scale.c: the loss scale of fp16. All return at once in other precisions. */

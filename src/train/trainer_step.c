@@ -130,26 +130,24 @@ static tm_status after_step(trainer *t) {
     return TM_OK;
 }
 
+tm_status trainer_stopped(const trainer *t) {
+    char more[100];
+    snprintf(more, sizeof more, "; step %" PRId64 " is committed, the same command goes on from it", t->committed);
+    tm_error_clear();
+    return job_stopped(more);
+}
+
 /* A signal came: what is whole is committed, and the run ends. A rank that was interrupted twice is not where the
  * others are: it ends them all. */
 static tm_status stop(trainer *t, bool together) {
-    tm_status rc = tm_fail(TM_ESIGNAL, "stopped by signal %d", job_stop_signal());
-    if (!together && t->committed >= 0) {
-        tm_error_clear();
-        rc =
-            tm_fail(TM_ESIGNAL, "stopped by signal %d; step %" PRId64 " is committed, the same command goes on from it",
-                    job_stop_signal(), t->committed);
-    }
-    if (!together) return rc;
+    if (!together) return t->committed >= 0 ? trainer_stopped(t) : job_stopped("");
     bool whole = !t->torn && job_nonfinite(t->job) == 0;
-    bool commit = trainer_commits(t) && whole && t->step != t->committed && t->step != 0;
-    if (commit) {
+    if (trainer_commits(t) && whole && t->step != t->committed && t->step != 0) {
         tm_error_clear();
         TM_TRY(trainer_commit(t));
     }
     t->agreed = t->comm != NULL; /* the others stop here as well */
-    if (!commit) return rc;
-    return tm_fail(TM_ESIGNAL, "stopped by signal %d", job_stop_signal());
+    return job_stopped("");
 }
 
 /* With ranks only what all know counts: a signal that one of them had seen when the latest step was reported. */

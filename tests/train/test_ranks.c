@@ -193,6 +193,37 @@ static void test_interrupted(void **state) {
     run_free(&r);
 }
 
+/* SIGTERM to one rank. With time enough all end the step and commit it. Without, it is given up in its midst: by the
+ * first rank, or by another of which the first has not heard when the grace is over. */
+static void test_grace(void **state) {
+    (void)state;
+    static const struct {
+        const char *fault;
+        unsigned rank;
+        const char *who, *says;
+    } rows[] = {
+        {"interrupt_op:400:term:once", 1, "stopped by a signal to another rank", "is committed"},
+        {"interrupt_op:400:overdue:once", 0, "rank 0 (", "stopped by signal 15; step 1 is committed"},
+        {"interrupt_op:400:overdue:once", 1, "rank 1 (", "stopped by signal 15; step 1 is committed"},
+    };
+    scene s = open_scene("bf16");
+    const char *const *sets = SETS("strategy=zero3", "commit_steps=1", "max_steps=4");
+    train_log whole = train(&s, 2, sets);
+    for (unsigned i = 0; i < TM_COUNT(rows); i++) {
+        const char *output = run_format("%s/stopped-%u", s.dir, i);
+        const run_opts opts = {.ranks = 2, .fault = rows[i].fault, .fault_rank = rows[i].rank, .timeout_s = 60};
+        run_result r = start_opts(&s, &opts, output, sets);
+        if (r.status != 3 || run_error_lines(r.err, NULL) != 1 || !strstr(r.err, rows[i].who) ||
+            !strstr(r.err, rows[i].says))
+            fail_msg("row %u: %d after %.1f s: %s", i, r.status, r.seconds, r.err);
+        run_free(&r);
+        r = start(&s, 2, output, NULL, sets);
+        RUN_OK(&r);
+        run_free(&r);
+        assert_string_equal(train_log_read(output).hash, whole.hash);
+    }
+}
+
 /* Two imitated nodes of two: sums within a node, then across; update B; orders drawn at random. */
 static void test_nodes(void **state) {
     (void)state;
@@ -765,6 +796,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(test_strategies, run_clean),
         cmocka_unit_test_teardown(test_persistence_gives_way, run_clean),
         cmocka_unit_test_teardown(test_interrupted, run_clean),
+        cmocka_unit_test_teardown(test_grace, run_clean),
         cmocka_unit_test_teardown(test_nodes, run_clean),
         cmocka_unit_test_teardown(test_shared_window, run_clean),
         cmocka_unit_test_teardown(test_bytes, run_clean),

@@ -349,24 +349,38 @@ static void test_due(void **state) {
     }
 }
 
-/* A signal came in the middle of a step: it ends if there is time, and a commit to come of it. */
+/* A signal came in the middle of a step: it ends if there is time, and a commit to come of it. Ranks end it in any
+ * case, since they stop together; when there is no time the first ends them all, and another only a while after that.
+ */
 static void test_may_go_on(void **state) {
     static const struct {
         const char *set;
-        double grace; /* seconds; the signal came when the machine was started */
-        bool torn, ranks, goes_on;
-    } rows[] = {{"commit_steps=1", 1e12, true, false, true},
-                {"commit_steps=1", 1e12, false, false, false},
-                {"commit_steps=0", 1e12, true, false, false},
-                {"commit_steps=1", 1e-3, true, false, false},
-                {"commit_steps=1", 1e-3, true, true, true}};
+        double grace; /* seconds; the signal came when the machine was started. -9: the grace ended 9 s ago */
+        bool torn, ranks;
+        uint32_t rank;
+        bool goes_on;
+        double commit_seconds; /* that one is expected to take */
+    } rows[] = {
+        {"commit_steps=1", 1e12, true, false, 0, true, 0},   {"commit_steps=1", 1e12, false, false, 0, false, 0},
+        {"commit_steps=0", 1e12, true, false, 0, false, 0},  {"commit_steps=1", 1e-3, true, false, 0, false, 0},
+        {"commit_steps=1", 1e12, true, true, 0, true, 0},    {"commit_steps=1", 1e12, false, true, 0, true, 0},
+        {"commit_steps=0", 1e12, true, true, 0, true, 0},    {"commit_steps=1", 1e12, true, true, 0, false, 2e12},
+        {"commit_steps=1", 1e12, true, true, 1, true, 2e12}, {"commit_steps=1", -9, true, true, 1, false, 0}};
     (void)state;
     for (size_t i = 0; i < TM_COUNT(rows); i++) {
-        const tm_train_args args = {
-            .config = found.config, .set = &rows[i].set, .n_set = 1, .grace_seconds = rows[i].grace};
-        trainer t = {.args = &args, .torn = rows[i].torn, .step_ns = 1, .step_began_ns = tm_now_ns()};
+        double ago = (double)tm_now_ns() * 1e-9;
+        const tm_train_args args = {.config = found.config,
+                                    .set = &rows[i].set,
+                                    .n_set = 1,
+                                    .grace_seconds = rows[i].grace < 0 ? ago + rows[i].grace : rows[i].grace};
+        trainer t = {.args = &args,
+                     .torn = rows[i].torn,
+                     .step_ns = 1,
+                     .step_began_ns = tm_now_ns(),
+                     .commit_seconds = rows[i].commit_seconds};
         RUN_EXPECT_STATUS(trainer_load_config(&t, false));
         if (rows[i].ranks) RUN_EXPECT_STATUS(trainer_imagine_ranks(&t, 2, 2));
+        t.ranks.rank = rows[i].rank;
         if (trainer_may_go_on(&t) != rows[i].goes_on) fail_msg("row %zu", i);
         trainer_close(&t);
         trainer_close_ranks(&t);
