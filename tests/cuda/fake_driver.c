@@ -12,7 +12,7 @@
 enum { DEPTH = 1024, BLOCKS = 64, FAILED = 700, DEVICES = 16 };
 
 const unsigned char cuda_image[1] = {0};
-const char cuda_toolkit[] = "0.0";
+const char cuda_toolkit[] = "0.0", cuda_architectures[] = "80-virtual, 90";
 
 /* ---- state ----------------------------------------------------------------------------------------------------- */
 

@@ -401,6 +401,10 @@ static void test_cap(void **state) {
     assert_int_equal(cuda_look(fake_driver(), 2, &info), TM_OK);
     fake_reset(&(fake_options){.capability = 70});
     expect_error("cuda:0", PAGE, TM_EUNSUPPORTED, "at least 7.5");
+    fake_reset(&(fake_options){.capability = 75});
+    fake_fail("module_load", 1, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    expect_error("cuda:0", PAGE, TM_EUNSUPPORTED,
+                 "built for 80-virtual, 90: build with -DTIDEMILL_CUDA_ARCHITECTURES=75");
 }
 
 /* ---- products by the library ---- */

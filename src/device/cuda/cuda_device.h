@@ -106,8 +106,8 @@ void cuda_stats(tm_device *d, tm_device_stats *out);
 void cuda_queue_init(cuda_device *c);
 extern const tm_kernel_table cuda_table; /* table.c */
 
-/* All kernels, a fat binary, and the toolkit that made it (image.c). */
+/* All kernels, a fat binary, the toolkit that made it, and for what ("80-virtual, 90"; image.c). */
 extern const unsigned char cuda_image[];
-extern const char cuda_toolkit[];
+extern const char cuda_toolkit[], cuda_architectures[];
 
 #endif

@@ -11,6 +11,8 @@
 #define CUDA_DRIVER_NUMBERS(N)                                                                                         \
     N(CUDA_SUCCESS, 0)                                                                                                 \
     N(CUDA_ERROR_OUT_OF_MEMORY, 2)                                                                                     \
+    N(CUDA_ERROR_NO_BINARY_FOR_GPU, 209)                                                                               \
+    N(CUDA_ERROR_INVALID_PTX, 218)                                                                                     \
     N(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)                                                                  \
     N(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                                                \
     N(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                                                \

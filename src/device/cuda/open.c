@@ -196,11 +196,11 @@ void cuda_unpin(tm_device *d, void *host) {
 
 /* ---- kernels --------------------------------------------------------------------------------------------------- */
 
-/* A driver takes code of its own major version and older ones. */
+/* A driver takes code of its own major version and older ones, and of those what is for its device. */
 static tm_status load_module(cuda_device *c) {
     CUmodule module;
-    int version = 0;
-    tm_status rc = cuda_check(c->v, c->v->module_load(&module, cuda_image), "loading the kernels");
+    CUresult found = c->v->module_load(&module, cuda_image);
+    tm_status rc = cuda_check(c->v, found, "loading the kernels");
     if (rc == TM_OK) {
         c->module = module;
         return TM_OK;
@@ -208,7 +208,13 @@ static tm_status load_module(cuda_device *c) {
     if (rc == TM_ENOMEM) return rc; /* others hold the device's memory: no driver is to blame */
     tm_error why = *tm_error_get();
     tm_error_clear();
+    int version = 0, cc = capability(c->v, c->device);
     (void)c->v->driver_version(&version);
+    if (found == CUDA_ERROR_NO_BINARY_FOR_GPU || found == CUDA_ERROR_INVALID_PTX)
+        return tm_fail(TM_EUNSUPPORTED,
+                       "%s; the device has compute capability %d.%d, the kernels were built for %s: build with "
+                       "-DTIDEMILL_CUDA_ARCHITECTURES=%d",
+                       why.text, cc / 10, cc % 10, cuda_architectures, cc);
     return tm_fail(rc,
                    "%s; the driver is for CUDA up to %d.%d, the kernels were built with %s: install a newer driver, or "
                    "build with an older toolkit",
