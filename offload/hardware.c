@@ -1,4 +1,4 @@
-/* Hardware files: one JSON object, read by one table of keys (hardware/README.md says what they mean). */
+/* Hardware files: one JSON object, read and written by one table of keys (hardware/README.md says what they mean). */
 #include "io/io.h"
 #include "offload/machine.h"
 
@@ -45,9 +45,9 @@ static const field fields[] = {
     {"gpu", "count", COUNT, true, 1, 64, AT(machine.gpus)},
     {"gpu", "name", TEXT, true, 0, 0, AT(machine.gpu_name)},
     {"gpu", "memory", SIZE, true, 64e6, 64e12, AT(machine.gpu_bytes)},
-    {"gpu", "flops_fp32", RATE, true, 1e9, 1e17, AT(machine.gpu_flops_fp32)},
-    {"gpu", "flops_bf16", RATE, true, 1e9, 1e17, AT(machine.gpu_flops_bf16)},
-    {"gpu", "memory_bytes_per_second", RATE, true, 1e9, 1e15, AT(machine.gpu_bps)},
+    {"gpu", "flops_fp32", RATE, true, 1e6, 1e17, AT(machine.gpu_flops_fp32)},
+    {"gpu", "flops_bf16", RATE, true, 1e6, 1e17, AT(machine.gpu_flops_bf16)},
+    {"gpu", "memory_bytes_per_second", RATE, true, 1e6, 1e15, AT(machine.gpu_bps)},
     {"gpu", "h2d_bytes_per_second", RATE, true, 1e7, 1e13, AT(machine.h2d_bps)},
     {"gpu", "d2h_bytes_per_second", RATE, false, 1e7, 1e13, AT(machine.d2h_bps)},
     {"link", "bytes_per_second", RATE, true, 1e6, 1e14, AT(machine.link_bps)},
@@ -250,6 +250,87 @@ tm_status tm_machine_load(const char *path, tm_machine *out) {
     *out = h.machine;
 done:
     tm_json_free(doc);
+    tm_buf_free(&text);
+    return rc;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------------- */
+
+/* As it would be read back, of what a table's entry holds; a text has none. */
+static double value_of(const hardware *h, const field *f) {
+    const char *at = (const char *)h + f->offset;
+    if (f->type == SIZE) return (double)*(const uint64_t *)(const void *)at;
+    if (f->type == COUNT) return *(const uint32_t *)(const void *)at;
+    return f->type == TEXT ? NAN : *(const double *)(const void *)at;
+}
+
+static bool plausible(const field *f, double v) {
+    return v >= f->min && v <= f->max;
+}
+
+static bool has(const tm_machine *m, const char *section) {
+    if (!strcmp(section, "disk")) return m->disk.read_bps > 0;
+    if (!strcmp(section, "gpu")) return m->gpus > 0;
+    if (!strcmp(section, "link")) return m->link_bps > 0;
+    return strcmp(section, "network") != 0 || m->network_bps > 0;
+}
+
+/* Four digits are more than any of them is worth. */
+static double rounded(double v) {
+    double unit = v > 0 ? pow(10, floor(log10(v)) - 3) : 1;
+    return unit >= 1 ? round(v / unit) * unit : round(v * round(1 / unit)) / round(1 / unit);
+}
+
+static tm_status write_field(tm_json_writer *w, const hardware *h, const field *f) {
+    double v = value_of(h, f);
+    if (f->type == TEXT) {
+        tm_jw_field_str(w, f->key, (const char *)h + f->offset);
+    } else if (!plausible(f, v)) {
+        if (f->required)
+            return tm_fail(TM_EINPUT, "\"%s%s%s\" would be %g, which is not plausible", f->section,
+                           *f->section ? "." : "", f->key, v);
+    } else if (f->type == COUNT || f->type == SIZE) {
+        tm_jw_field_uint(w, f->key, (uint64_t)v);
+    } else {
+        tm_jw_field_double(w, f->key, f->type == RATE ? rounded(v) : v);
+    }
+    return TM_OK;
+}
+
+static tm_status write_all(tm_json_writer *w, const hardware *h) {
+    const char *section = "";
+    tm_jw_object(w);
+    for (size_t i = 0; i < TM_COUNT(fields); i++) {
+        const field *f = &fields[i];
+        if (!has(&h->machine, f->section)) continue;
+        if (strcmp(f->section, section) != 0) {
+            if (*section) tm_jw_object_end(w);
+            tm_jw_key(w, f->section);
+            tm_jw_object(w);
+            section = f->section;
+        }
+        TM_TRY(write_field(w, h, f));
+    }
+    if (*section) tm_jw_object_end(w);
+    tm_jw_object_end(w);
+    return tm_jw_end(w);
+}
+
+tm_status tm_machine_save(const char *path, const tm_machine *m) {
+    const hardware h = {.machine = *m};
+    tm_json_writer w;
+    tm_buf text = {0};
+    tm_out *out = NULL;
+    tm_status rc;
+    tm_jw_init(&w, &text, 2);
+    TM_GO(write_all(&w, &h));
+    TM_GO(tm_buf_append(&text, "\n", 1));
+    TM_GO(tm_out_create(&out, path));
+    TM_GO(tm_out_append(out, text.data, text.len));
+    rc = tm_out_commit(out);
+    out = NULL;
+done:
+    tm_out_abandon(out);
     tm_buf_free(&text);
     return rc;
 }

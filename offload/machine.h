@@ -3,7 +3,8 @@
  * Measured: `tidemill tune` and `bench` write a profile (one JSON file for the user, TIDEMILL_PROFILE or
  * $XDG_CACHE_HOME/tidemill/profile.json, else ~/.cache/tidemill/profile.json): per disk (device of a folder) its rates,
  * per compute back-end (CPU, ISA, library, threads) the seconds of operations that were timed. Imagined: a hardware
- * file (`plan --hardware HW.json`, hardware/README.md). Rates are bytes/s and FLOP/s (a multiply-add is two), decimal.
+ * file (`plan --hardware HW.json`, hardware/README.md); `plan --save-hardware` makes one of the other. Rates are
+ * bytes/s and FLOP/s (a multiply-add is two), decimal.
  *
  * Threads: no shared state but the profile file, which is replaced by rename; two writers may lose one's entry.
  */
@@ -66,6 +67,8 @@ void tm_machine_nominal(tm_machine *out);
 TM_MUST_USE tm_status tm_machine_of(const char *const *paths, unsigned n_paths, tm_machine *out);
 /* A hardware file: JSON object; unknown keys, wrong types and absurd numbers are TM_EINPUT with file and line. */
 TM_MUST_USE tm_status tm_machine_load(const char *path, tm_machine *out);
+/* Writes one. Rates to four digits; disks as one. TM_EINPUT: a figure that must be there is none that would be read. */
+TM_MUST_USE tm_status tm_machine_save(const char *path, const tm_machine *m);
 
 /* ---- the profile of this machine ------------------------------------------------------------------------------- */
 

@@ -228,6 +228,8 @@ int tm_cmd_plan(int argc, char **argv) {
     const tm_opt opts[] = {
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
         TM_OPTION("hardware", TM_OPT_STRING, &a.hardware, "HW.json", "plan for the machine of this file instead"),
+        TM_OPTION("save-hardware", TM_OPT_STRING, &a.save_hardware, "HW.json",
+                  "write what was measured here as such a file, to plan elsewhere or with more of something"),
         TM_FLAG("no-measure", &a.no_measure, "do not time operations that the profile lacks"),
         TM_OPTION("tbw", TM_OPT_DOUBLE, &a.tbw, "TB", "terabytes that may be written to the disk over its life"),
         TM_OPTION("timeline", TM_OPT_STRING, &a.timeline, "FILE", "draw the simulated step (.svg or .html)"),
@@ -243,6 +245,7 @@ int tm_cmd_plan(int argc, char **argv) {
                  "Exit 2: it cannot fit, with the smallest change that fits.",
         .example = "tidemill plan config.json --set memory.host_budget=1GiB\n"
                    "tidemill plan config.json --hardware hardware/2x24gb-128gb-2nvme.json --timeline step.html\n"
+                   "tidemill plan config.json --save-hardware here.json\n"
                    "tidemill plan config.json --hardware hardware/8x80gb-2tb-8nvme-8nodes.json --advise",
         .opts = opts,
         .n_opts = TM_COUNT(opts),
@@ -256,5 +259,8 @@ int tm_cmd_plan(int argc, char **argv) {
     a.train = (tm_train_args){.config = config[0], .set = set, .n_set = sets.count, .quiet = true};
     if (advise && (a.timeline || a.trace))
         return tm_cli_wrong("plan", "--advise compares plans; --timeline and --trace draw one");
+    if (a.save_hardware && (a.hardware || advise))
+        return tm_cli_wrong("plan", "--save-hardware writes what was measured here: not with --%s",
+                            a.hardware ? "hardware" : "advise");
     return advise ? tm_plan_show_advice(&a, json) : plan(&a, json);
 }

@@ -69,7 +69,7 @@ static double nominal(const cost_source *s, job_work w) {
 
 /* ---- the profile --------------------------------------------------------------------------------------------- */
 
-static void cpu_name(char out[49]) {
+void cost_cpu_name(char out[49]) {
     snprintf(out, 49, "cpu");
 #if defined(__x86_64__)
     unsigned r[12];
@@ -84,7 +84,7 @@ static void cpu_name(char out[49]) {
 
 static tm_status open_profile(job_costs *c) {
     char cpu[49], backend[320];
-    cpu_name(cpu);
+    cost_cpu_name(cpu);
     snprintf(backend, sizeof backend, "%s cpu=%s", tm_kernels_describe(), cpu);
     return tm_profile_open(&c->side[COST_HOST].profile, backend);
 }
@@ -191,8 +191,7 @@ double cost_tile_key(const job_costs *c, cost_tile which, char *buf, size_t cap)
     return n;
 }
 
-/* Bytes of an element that pass by. */
-static double tile_bytes(const job_costs *c, cost_tile which) {
+double cost_tile_bytes(const job_costs *c, cost_tile which) {
     double width = (double)tm_dtype_bytes(c->job->dtype), state = 4 + state_bytes_per_parameter(c->job);
     switch (which) {
     case COST_UPDATE:
@@ -210,7 +209,7 @@ static double tile_bytes(const job_costs *c, cost_tile which) {
 static void fill_tile(job_costs *c, cost_tile which, const tm_op *op) {
     char key[64];
     double n = cost_tile_key(c, which, key, sizeof key), rate = c->side[cost_side_of(c, op)].bytes_per_second;
-    c->tile[which] = resolve(c, op, key, n * tile_bytes(c, which) / rate) / n;
+    c->tile[which] = resolve(c, op, key, n * cost_tile_bytes(c, which) / rate) / n;
 }
 
 static void fill_tiles(job_costs *c) {

@@ -57,11 +57,13 @@ void cost_stands_for(const tm_model *m, uint32_t *unit, uint32_t *stage);
 double cost_scaled(double seconds, job_work from, job_work to);
 /* Names in the profile: of a stage as it is timed (OP_FORWARD, OP_BACKWARD); of a full tile, whose elements it returns.
  */
+void cost_cpu_name(char out[49]);
 void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap);
 double cost_tile_key(const job_costs *c, cost_tile which, char *buf, size_t cap);
 cost_tile cost_tile_of(const tm_op *op); /* COST_TILES: no such operation */
 cost_side cost_side_of(const job_costs *c, const tm_op *op);
 double cost_tile_elements(const job_costs *c, const tm_op *op);
+double cost_tile_bytes(const job_costs *c, cost_tile which); /* of an element, that pass by */
 
 /* cost_device.c: the device of a job, where it has processors of its own. */
 /* What the profile knows of it, and of the link to it (into `machine`). A device that is not here has no profile. */

@@ -10,7 +10,6 @@
 enum { MOST_TILES = 2048, VOCABULARY_COLUMNS = 8192 };
 /* What a rank takes beside frames: the program, MPI and the device's driver; the device's context and libraries. */
 static const uint64_t HOST_FIXED = 512 << 20, DEVICE_FIXED = 1 << 30;
-static const double LAUNCH_SECONDS = 10e-6; /* of a stage's kernels */
 
 /* ---- the rank ------------------------------------------------------------------------------------------------ */
 
@@ -47,7 +46,7 @@ static void unit_work(const imagine *x, uint32_t unit, imagine_unit *u) {
     for (uint32_t s = 0; s < tm_model_unit(x->m, unit)->n_stages; s++)
         for (int b = 0; b < 2; b++) {
             job_work w = job_stage_work(x->m, unit, s, b, &x->shape);
-            u->seconds[b] += fmax(w.flops / flops, w.bytes / x->rank.gpu_bps) + LAUNCH_SECONDS;
+            u->seconds[b] += fmax(w.flops / flops, w.bytes / x->rank.gpu_bps) + STAGE_LAUNCH_SECONDS;
         }
 }
 

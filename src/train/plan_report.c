@@ -268,6 +268,23 @@ static tm_status least_of_all(const trainer *t, tm_status rc, tm_plan_report *ou
     return rc;
 }
 
+/* What a disk's profile does not know goes into the file at nominal rates, as into this plan. */
+static tm_status save_hardware(const planning *g, const job_opts *o, const job_costs *costs) {
+    tm_machine m = g->machine;
+    if (!g->args->save_hardware) return TM_OK;
+    if (g->t->comm)
+        return tm_fail(TM_EINPUT, "--save-hardware is of one rank: rates between ranks are not measured; run it "
+                                  "without mpirun, and add \"ranks_per_node\" and \"link\" to the file");
+    if (o->n_paths == 0) m.disk.read_bps = 0;
+    if (o->n_paths > 0 && !m.measured)
+        tm_log(TM_LOG_WARN, "%s: the disk is at nominal rates; 'tidemill tune io %s' measures it",
+               g->args->save_hardware, o->paths[0]);
+    m.h2d_bps = g->rank.h2d_bps;
+    m.d2h_bps = g->rank.d2h_bps;
+    TM_TRY(job_costs_rates(costs, &m));
+    return tm_machine_save(g->args->save_hardware, &m);
+}
+
 static tm_status plan_here(planning *g) {
     trainer *t = g->t;
     tm_plan_report *out = g->out;
@@ -294,6 +311,7 @@ static tm_status plan_here(planning *g) {
                          g->hardware           ? JOB_COSTS_NOMINAL
                          : g->args->no_measure ? JOB_COSTS_PROFILE
                                                : JOB_COSTS_MEASURE));
+    TM_GO(save_hardware(g, &o, costs));
     job_use_costs(t->job, &g->rank, job_cost, costs);
     rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
     rc = least_of_all(t, rc, out, &refused);

@@ -34,11 +34,12 @@ TM_MUST_USE tm_status tm_train_run(const tm_train_args *args);
 
 typedef struct tm_plan_args {
     tm_train_args train;
-    const char *hardware; /* a hardware file (offload/machine.h): another machine than this one; NULL: this one */
-    bool no_measure;      /* this machine: the profile and rates only, nothing is timed */
-    double tbw;           /* terabytes that may be written to the disk over its life; 0: as the machine says */
-    const char *timeline; /* the simulated step drawn to FILE.svg or FILE.html; NULL: not */
-    const char *trace;    /* the simulated step as Chrome trace JSON; NULL: not */
+    const char *hardware;      /* a hardware file (offload/machine.h): another machine than this one; NULL: this one */
+    const char *save_hardware; /* such a file of this machine, as far as it is known; NULL: not */
+    bool no_measure;           /* this machine: the profile and rates only, nothing is timed */
+    double tbw;                /* terabytes that may be written to the disk over its life; 0: as the machine says */
+    const char *timeline;      /* the simulated step drawn to FILE.svg or FILE.html; NULL: not */
+    const char *trace;         /* the simulated step as Chrome trace JSON; NULL: not */
 } tm_plan_args;
 
 /* One key of the configuration and what to set it to. */

@@ -142,8 +142,8 @@ def train(path, values=None, group=None):
     return run
 
 
-def plan(path, values=None, fits=True):
-    run = Run(["plan", path, "--json", *sets(values or {})])
+def plan(path, values=None, fits=True, more=()):
+    run = Run(["plan", path, "--json", *more, *sets(values or {})])
     if fits:
         expect(run, "plan")
     return json.loads(run.out)

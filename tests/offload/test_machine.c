@@ -74,6 +74,61 @@ static void what_is_left_out_follows(void **state) {
     assert_true(m.disk.duplex > 0 && m.disk.latency > 0);
 }
 
+/* Every key, there and back. */
+static void what_is_saved_loads(void **state) {
+    (void)state;
+    const tm_machine m = {.name = "a \"box\"",
+                          .nodes = 2,
+                          .ranks_per_node = 3,
+                          .cores = 16,
+                          .host_bytes = 12345678901,
+                          .cpu_flops_fp32 = 1.2345678e12,
+                          .cpu_flops_bf16 = 9.87654321e8,
+                          .cpu_bps = 3e10,
+                          .disk = {.read_bps = 2e9,
+                                   .write_bps = 1e9,
+                                   .duplex = 0.25,
+                                   .latency = 8e-5,
+                                   .cpu_per_byte = 1.5e-10,
+                                   .bytes = 2000000000000,
+                                   .tbw = 600},
+                          .gpus = 3,
+                          .gpu_name = "g",
+                          .gpu_bytes = 24 * TM_GIB,
+                          .gpu_flops_fp32 = 5e13,
+                          .gpu_flops_bf16 = 1e14,
+                          .gpu_bps = 9e11,
+                          .h2d_bps = 2.5e10,
+                          .d2h_bps = 2.4e10,
+                          .link_bps = 1e10,
+                          .link_latency = 1e-6,
+                          .network_bps = 1e9,
+                          .network_latency = 3e-5};
+    tm_machine l;
+    if (tm_machine_save("saved.json", &m) != TM_OK || tm_machine_load("saved.json", &l) != TM_OK)
+        fail_msg("%s", tm_error_get()->text);
+    assert_string_equal(l.name, m.name);
+    assert_string_equal(l.gpu_name, m.gpu_name);
+    assert_true(l.nodes == 2 && l.ranks_per_node == 3 && l.cores == 16 && l.gpus == 3);
+    assert_true(l.host_bytes == m.host_bytes && l.disk.bytes == m.disk.bytes && l.gpu_bytes == m.gpu_bytes);
+    assert_true(l.cpu_flops_fp32 == 1.235e12 && l.cpu_flops_bf16 == 9.877e8 && l.cpu_bps == m.cpu_bps);
+    assert_true(l.disk.read_bps == m.disk.read_bps && l.disk.write_bps == m.disk.write_bps && l.disk.tbw == 600);
+    assert_true(l.disk.duplex == 0.25 && l.disk.latency == 8e-5 && l.disk.cpu_per_byte == 1.5e-10);
+    assert_true(l.gpu_flops_fp32 == 5e13 && l.gpu_flops_bf16 == 1e14 && l.gpu_bps == 9e11);
+    assert_true(l.h2d_bps == 2.5e10 && l.d2h_bps == 2.4e10 && l.link_bps == 1e10 && l.link_latency == 1e-6);
+    assert_true(l.network_bps == 1e9 && l.network_latency == 3e-5);
+    l.gpus = 0; /* the others are of one node */
+    l.disk.read_bps = l.link_bps = l.network_bps = 0;
+    l.nodes = l.ranks_per_node = 1;
+    if (tm_machine_save("saved.json", &l) != TM_OK || tm_machine_load("saved.json", &l) != TM_OK)
+        fail_msg("%s", tm_error_get()->text);
+    assert_true(l.gpus == 0 && l.disk.read_bps == 0 && l.link_bps == 0 && l.network_bps == 0);
+    l.cpu_bps = 0;
+    assert_int_equal(tm_machine_save("saved.json", &l), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "cpu.memory_bytes_per_second"));
+    tm_error_clear();
+}
+
 /* `good` with `from` replaced by `to`, and what the message has to say. */
 static const struct change {
     const char *from, *to, *said[3];
@@ -373,6 +428,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_file_of_ours_loads),
         cmocka_unit_test(what_is_left_out_follows),
+        cmocka_unit_test(what_is_saved_loads),
         cmocka_unit_test(bad_files_are_refused),
         cmocka_unit_test_setup(disks_are_kept_by_device, fresh_profile),
         cmocka_unit_test_setup(a_disk_takes_so_long, fresh_profile),

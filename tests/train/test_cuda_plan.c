@@ -105,6 +105,41 @@ static void test_predictions(void **state) {
     assert_true(p.in >= 16 * sizeof(int32_t)); /* a batch at least */
 }
 
+/* What was measured as a hardware file: planned by that, as any machine with a GPU is, the device is as long at work.
+ * Its driver is counted in the file's memory, here it is not. */
+static void test_saved(void **state) {
+    (void)state;
+    scene s;
+    tm_json_doc *doc;
+    scene_open(&s);
+    const char *file = run_path(s.dir, "here.json");
+    (void)plan(&s, NULL);
+    pretend(&s, ATTENTION, 2);
+    prediction here = plan(&s, run_format("--save-hardware=%s", file));
+    assert_true(here.device > 4);
+    char *text = run_read(file, NULL);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, strlen(text), file, 0, 0));
+    const tm_json *gpu = tm_json_get(tm_json_root(doc), "gpu");
+    assert_int_equal(number(gpu, "count"), 1);
+    assert_int_equal(number(gpu, "memory"), TM_GIB);
+    assert_string_equal(tm_json_get(gpu, "name")->text, "fake device, compute capability 8.0");
+    assert_true(number(gpu, "h2d_bytes_per_second") > 1e7);
+    char *at = strstr(text, "1073741824");
+    assert_non_null(at);
+    memcpy(at, "8073741824", 10);
+    run_write(file, run_format("%s", text));
+    run_result r = run(s.opts, "plan", s.config, "--json", "--hardware", file, NULL);
+    RUN_OK(&r);
+    tm_json_free(doc);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "output", 0, 0));
+    double device = number(tm_json_get(tm_json_root(doc), "busy_seconds"), "device");
+    if (!(device > 0.85 * here.device && device < 1.15 * here.device))
+        fail_msg("%g s on the device measured, %g by the file", here.device, device);
+    tm_json_free(doc);
+    run_free(&r);
+    free(text);
+}
+
 /* With means of its operations, which took no thousand seconds. */
 static void test_a_run_teaches(void **state) {
     (void)state;
@@ -125,6 +160,7 @@ static void test_a_run_teaches(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_predictions), cmocka_unit_test(test_a_run_teaches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_predictions), cmocka_unit_test(test_saved),
+                                       cmocka_unit_test(test_a_run_teaches)};
     return cmocka_run_group_tests_name("cuda_plan", tests, NULL, run_clean);
 }

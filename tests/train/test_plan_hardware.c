@@ -1,7 +1,8 @@
 /* `plan --hardware`, held against figures by hand. It counts the optimizer that is configured: bytes that its state
  * moves, seconds of the update, where a GPU can run it (bytes a parameter, from what each keeps: optim/optimizer.h);
- * and a gather into memory that the ranks of a node share takes what memory does. And exchanges are hidden behind
- * compute. */
+ * and a gather into memory that the ranks of a node share takes what memory does. Exchanges are hidden behind
+ * compute. And a file made of what was measured here says what was measured. */
+#include "io/io.h"
 #include "run.h"
 
 #include <math.h>
@@ -278,6 +279,50 @@ static void exchanges_are_hidden(void **state) {
     check_buckets(&s);
 }
 
+/* ---- this machine as a file ---- */
+
+static double compute_of(const scene *s, const char *precision, const char *option, const char *file) {
+    tm_json_doc *doc;
+    run_result r =
+        run((run_opts){.timeout_s = 60}, "plan", s->config, "--json", "--set", precision, option, file, NULL);
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
+    double seconds = tm_json_get(tm_json_get(tm_json_root(doc), "busy_seconds"), "compute")->number;
+    tm_json_free(doc);
+    run_free(&r);
+    return seconds;
+}
+
+static void refused(const scene *s, const char *says, const char *a, const char *b, const char *c) {
+    run_result r = run((run_opts){.timeout_s = 60}, "plan", s->config, "--save-hardware", run_path(s->dir, "not.json"),
+                       a, b, c, NULL);
+    if (r.status != 2 || !strstr(r.err, says)) fail_msg("%d: %s", r.status, r.err);
+    run_free(&r);
+    assert_false(tm_path_exists(run_path(s->dir, "not.json")));
+}
+
+/* What was measured here, as rates, and planned by these: as much work. */
+static void this_machine_as_a_file(void **state) {
+    (void)state;
+    scene s = open_scene();
+    run_write(s.config,
+              run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"max_steps\": 3,\n"
+                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 64}, \"output_dir\": \"%s/out\",\n"
+                         " \"memory\": {\"update\": \"U\", \"cache\": \"none\", \"activations\": \"keep\"}}\n",
+                         s.dir, s.dir));
+    refused(&s, "leave out --no-measure", "--no-measure", NULL, NULL);
+    static const char *const precision[] = {"precision=bf16", "precision=fp32"};
+    for (unsigned i = 0; i < TM_COUNT(precision); i++) {
+        (void)compute_of(&s, precision[i], "--timeline", run_path(s.dir, "step.svg")); /* is timed */
+        double here = compute_of(&s, precision[i], "--save-hardware", s.hardware);
+        double there = compute_of(&s, precision[i], "--hardware", s.hardware);
+        if (fabs(there / here - 1) > 0.1)
+            fail_msg("%s: %g s of compute measured, %g by the file", precision[i], here, there);
+    }
+    refused(&s, "not with --advise", "--advise", NULL, NULL);
+    refused(&s, "not with --hardware", "--hardware", s.hardware, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(bytes_moved, run_clean),
@@ -287,6 +332,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_shared_gather_takes_memory, run_clean),
         cmocka_unit_test_teardown(a_ring_is_as_slow_as_its_slowest_link, run_clean),
         cmocka_unit_test_teardown(exchanges_are_hidden, run_clean),
+        cmocka_unit_test_teardown(this_machine_as_a_file, run_clean),
     };
     return cmocka_run_group_tests_name("train_plan_hardware", tests, NULL, NULL);
 }
