@@ -6,7 +6,8 @@
 #include <math.h>
 #include <stdio.h>
 
-static const double LEAST_IN_PRODUCTS = 0.1; /* of the time: what memory's rate leaves may be noise */
+/* Of the time. Memory is as fast as that takes, should an update say less (on a GPU it may be mostly its launch). */
+static const double LEAST_IN_PRODUCTS = 0.1;
 
 typedef double (*stage_fn)(void *ctx, job_work w, double known);
 
@@ -29,24 +30,25 @@ static double memory_rate(const job_costs *c, cost_tile update) {
 /* ---- a processor: seconds of products and seconds of memory add up ---- */
 
 typedef struct host_sum {
-    double flops, memory, known, bps;
+    double flops, bytes, known;
 } host_sum;
 
 static double add_host(void *ctx, job_work w, double known) {
     host_sum *h = ctx;
     h->flops += w.flops;
-    h->memory += w.bytes / h->bps;
+    h->bytes += w.bytes;
     h->known += known;
     return 0;
 }
 
-static double host_flops(const job_costs *c, double bps) {
-    host_sum h = {.bps = bps};
+static void add_host_rates(const job_costs *c, tm_machine *m) {
+    host_sum h = {.flops = 0};
     (void)of_all(c, add_host, &h);
-    double finish = c->tile[COST_FINISH] - cost_tile_bytes(c, COST_FINISH) / bps;
-    double rest = h.known - h.memory +
+    m->cpu_bps = fmax(m->cpu_bps, h.bytes / ((1 - LEAST_IN_PRODUCTS) * h.known));
+    double finish = c->tile[COST_FINISH] - cost_tile_bytes(c, COST_FINISH) / m->cpu_bps;
+    double rest = h.known - h.bytes / m->cpu_bps +
                   finish * (double)tm_model_parameters(c->job->model) / fmax(1, (double)c->shape.micro_batches);
-    return h.flops / fmax(rest, LEAST_IN_PRODUCTS * h.known);
+    m->cpu_flops_fp32 = m->cpu_flops_bf16 = h.flops / fmax(rest, LEAST_IN_PRODUCTS * h.known);
 }
 
 /* ---- a GPU: a stage takes the longer of the two (imagine.c) ---- */
@@ -83,7 +85,6 @@ static double least_rate(const job_costs *c, gpu_rates *g, double *rate, double 
     return *rate = exp(high);
 }
 
-/* An update of one tile may be mostly its launch: memory is at least so fast that products have some of the time. */
 static gpu_rates rates_of_gpu(const job_costs *c) {
     gpu_rates g = {.flops = MOST_FLOPS};
     double known = of_all(c, known_stage, NULL), by_update = memory_rate(c, COST_UPDATE_THERE);
@@ -117,6 +118,6 @@ tm_status job_costs_rates(const job_costs *c, tm_machine *machine) {
     snprintf(machine->name, sizeof machine->name, "%s, %u cores", cpu, machine->cores);
     if (c->side[COST_HOST].known > 0) machine->cpu_bps = memory_rate(c, COST_UPDATE);
     if (apart) return add_gpu(c, machine);
-    machine->cpu_flops_fp32 = machine->cpu_flops_bf16 = host_flops(c, machine->cpu_bps);
+    add_host_rates(c, machine);
     return TM_OK;
 }

@@ -316,7 +316,11 @@ static void this_machine_as_a_file(void **state) {
         (void)compute_of(&s, precision[i], "--timeline", run_path(s.dir, "step.svg")); /* is timed */
         double here = compute_of(&s, precision[i], "--save-hardware", s.hardware);
         double there = compute_of(&s, precision[i], "--hardware", s.hardware);
-        if (fabs(there / here - 1) > 0.1)
+        double most = 0.1;
+#ifdef TIDEMILL_SANITIZED /* where an update is slower than what it goes through memory for */
+        most = 1;
+#endif
+        if (fabs(there / here - 1) > most)
             fail_msg("%s: %g s of compute measured, %g by the file", precision[i], here, there);
     }
     refused(&s, "not with --advise", "--advise", NULL, NULL);
