@@ -52,7 +52,8 @@ static void emit_op(lowering *w, uint32_t i) {
     const prog_op *o = &w->p->op[i];
     tm_op op = o->op;
     op.tier = w->tier[i];
-    if (lower_on_device(w, i) && w->opts->device_apart) op.engine = TM_ENGINE_DEVICE;
+    bool computes = op.engine == TM_ENGINE_CPU;
+    if (lower_on_device(w, i) && w->opts->device_apart && computes) op.engine = TM_ENGINE_DEVICE;
     tm_program_op(w->out, &op);
     for (uint32_t k = 0; k < o->n_uses; k++) {
         const prog_use *u = &w->p->use[o->first_use + k];

@@ -163,14 +163,15 @@ static bool is_lowered(const tm_plan *plan) {
     return false;
 }
 
-/* Where there is an arena, what the CPU runs for the device touches it with all its operands. Nothing else does but
- * copies: the other engines know host frames only. Those of an imagined machine may have a device of their own. */
+/* Where there is an arena, what the CPU runs for the device touches it with all its operands, and so does what ranks
+ * exchange from arena to arena. Nothing else does but copies: the other engines know host frames only. Those of an
+ * imagined machine may have a device of their own. */
 static tm_status check_tier(const prover *p, uint32_t op) {
     const tm_plan *plan = p->plan;
     const tm_plan_op *o = &plan->op[op];
     if (!p->two_tiers && o->engine != TM_ENGINE_CPU) return TM_OK;
-    bool inside = (o->engine == TM_ENGINE_CPU || o->engine == TM_ENGINE_DEVICE) && o->op.tier == TM_TIER_DEVICE &&
-                  plan->info.device_bytes > 0;
+    bool there = o->engine == TM_ENGINE_CPU || o->engine == TM_ENGINE_DEVICE || o->engine == TM_ENGINE_COMM;
+    bool inside = there && o->op.tier == TM_TIER_DEVICE && plan->info.device_bytes > 0;
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
         if ((plan->touch[i].address >= TM_DEVICE_BASE) != inside)
             return tm_fail(TM_EBUG, "plan %s: operation %u reaches into a tier that is not its own", plan->name, op);

@@ -67,6 +67,16 @@ static void check_products(report *r) {
                "matrix products on a device are slow without it: install libcublas of CUDA 12 or 13", "not found");
 }
 
+/* With one device there is nobody to exchange with. */
+static void check_exchange(report *r, unsigned devices) {
+    if (devices < 2) return;
+    if (dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL))
+        doctor_add(r, "NCCL", GOOD, NULL, "libnccl.so.2");
+    else
+        doctor_add(r, "NCCL", WARN, "install libnccl2 of the driver's CUDA version",
+                   "not found; ranks exchange through host memory");
+}
+
 /* ---- devices as our module sees them ---- */
 
 static void check_device(report *r, const char *name, const tm_device_info *info, tm_status rc) {
@@ -109,6 +119,9 @@ void doctor_check_devices(report *r) {
         return;
     }
     check_driver(r, version);
-    if (version) check_products(r);
+    if (version) {
+        check_products(r);
+        check_exchange(r, n);
+    }
     check_module(r);
 }

@@ -14,6 +14,7 @@ static const device_kind table[] = {
       .untested = true,
       .alignment = 4096,
       .fixed_bytes = (CUDA_CONTEXT_MIB + CUDA_SIDE_MIB) * TM_MIB,
+      .peers_bytes = CUDA_NCCL_MIB * TM_MIB + CUDA_PEERS_WORKSPACE,
       .sizes = {cuda_rmsnorm_workspace, cuda_attention_workspace, CUDA_TOKEN_CHUNK, CUDA_VOCAB_BLOCK},
       .optimizers = "adamw adam"},
      NULL},
@@ -88,6 +89,15 @@ tm_status tm_device_describe(const char *name, char *out, size_t cap) {
     return ops->describe ? ops->describe(name, out, cap) : TM_OK;
 }
 
+tm_status tm_device_peers_id(const char *name, uint8_t id[TM_DEVICE_ID_BYTES]) {
+    const device_kind *kind;
+    const device_ops *ops;
+    TM_TRY(find(name, &kind));
+    TM_TRY(load(kind, &ops));
+    return ops->peers_id ? ops->peers_id(id)
+                         : tm_fail(TM_EUNSUPPORTED, "devices \"%s\" have no way to each other", kind->name);
+}
+
 /* ---- life ---------------------------------------------------------------------------------------------------- */
 
 tm_status tm_device_open(tm_device **out, const tm_device_opts *opts) {
@@ -95,11 +105,14 @@ tm_status tm_device_open(tm_device **out, const tm_device_opts *opts) {
     const device_ops *ops;
     TM_TRY(find(opts->name, &kind));
     TM_TRY(load(kind, &ops));
+    if (opts->peers && !ops->exchange)
+        return tm_fail(TM_EUNSUPPORTED, "devices \"%s\" have no way to each other", kind->name);
     tm_device *d = tm_calloc(1, sizeof *d);
     if (!d) return tm_nomem(sizeof *d);
     d->ops = ops;
     d->caps.name = kind->name;
     d->caps.traits = kind->traits;
+    if (opts->peers) d->peers = opts->peers->n, d->me = opts->peers->me;
     tm_status rc = ops->open(d, opts);
     if (rc == TM_OK)
         *out = d;
@@ -160,6 +173,13 @@ static tm_status check_frame(const tm_device *d, uint64_t offset, uint64_t bytes
                    (unsigned long long)align);
 }
 
+static tm_status check_there(const tm_device *d, const void *p, uint64_t bytes) {
+    uint64_t at = (uint64_t)((const char *)p - d->arena), all = d->caps.arena_bytes;
+    if (at <= all && bytes <= all - at) return TM_OK;
+    return tm_fail(TM_EBUG, "device %s: an exchange of %llu bytes at %llu is not in its arena of %llu bytes",
+                   d->caps.name, (unsigned long long)bytes, (unsigned long long)at, (unsigned long long)all);
+}
+
 static void begin(tm_event *e) {
     e->status = TM_OK;
     e->complete = false;
@@ -185,6 +205,17 @@ tm_status tm_device_run(tm_device *d, const tm_device_frame *frame, uint32_t n, 
     if (d->caps.traits.in_place) return fn(ctx);
     TM_TRY(tm_device_submit(d, &(tm_device_op){frame, n, fn, ctx}, &e));
     return tm_event_wait(d, &e);
+}
+
+tm_status tm_device_exchange_submit(tm_device *d, const tm_device_exchange *x, tm_event *e) {
+    if (!d->ops->exchange || d->peers == 0) return tm_fail(TM_EBUG, "device %s has no peers", d->caps.name);
+    uint64_t all = 0, own = x->counts[d->me] * x->element_bytes;
+    for (uint32_t i = 0; i < d->peers; i++) all += x->counts[i] * x->element_bytes;
+    bool gather = x->code == TM_DEVICE_ALL_GATHER;
+    if (x->send) TM_TRY(check_there(d, x->send, gather ? own : all));
+    TM_TRY(check_there(d, x->recv, gather ? all : own));
+    begin(e);
+    return d->ops->exchange(d, x, e);
 }
 
 bool tm_event_query(tm_device *d, const tm_event *e) {

@@ -39,6 +39,7 @@ typedef struct tm_device_traits {
     bool untested;         /* it has never run on what it is for: whoever uses it is told */
     uint32_t alignment;    /* of offsets and sizes */
     uint64_t fixed_bytes;  /* what it takes of its memory beside the arena, at most */
+    uint64_t peers_bytes;  /* and with others to exchange with */
     tm_kernel_sizes sizes; /* of its kernels */
     /* Names of optimizers that it can run, separated by blanks; "": none, "*": all that the host can. */
     const char *optimizers;
@@ -70,10 +71,22 @@ TM_MUST_USE tm_status tm_device_describe(const char *name, char *out, size_t cap
 
 /* ---- life ---------------------------------------------------------------------------------------------------- */
 
+/* Ranks whose devices exchange what is in their arenas, without the host's memory between: each opens its own with the
+ * same id, and all ask for the same exchanges in the same order. */
+enum { TM_DEVICE_ID_BYTES = 128 };
+typedef struct tm_device_peers {
+    uint32_t n, me; /* 2 or more; my place among them */
+    uint8_t id[TM_DEVICE_ID_BYTES];
+} tm_device_peers;
+/* An id that no others have; one of the ranks makes it. TM_EUNSUPPORTED: devices of this kind cannot, or lack a library
+ * here, with its name. */
+TM_MUST_USE tm_status tm_device_peers_id(const char *name, uint8_t id[TM_DEVICE_ID_BYTES]);
+
 typedef struct tm_device_opts {
     const char *name;          /* "cpu", "cpu-arena", "cuda:0" */
     uint64_t arena_bytes;      /* the hard cap, rounded down to the alignment; a device without an arena takes none */
     uint64_t bytes_per_second; /* cpu-arena: of its copy engine, each way; 0: as fast as memory is */
+    const tm_device_peers *peers; /* open waits for all of them; NULL: alone */
 } tm_device_opts;
 /* TM_EINPUT: no such device; TM_EUNSUPPORTED: not in this build or on this machine, with what is missing; TM_ENOMEM: it
  * cannot give so much. */
@@ -157,6 +170,26 @@ typedef struct tm_device_op {
 TM_MUST_USE tm_status tm_device_submit(tm_device *d, const tm_device_op *op, tm_event *e);
 /* The same, and waits; in place fn is called here. */
 TM_MUST_USE tm_status tm_device_run(tm_device *d, const tm_device_frame *frame, uint32_t n, tm_device_fn fn, void *ctx);
+
+/* ---- exchanges ----------------------------------------------------------------------------------------------- */
+
+/* Slices of several ranks, end to end, in the order of the ranks; some may be empty. All addresses as tm_device_at has
+ * them; `counts`, of elements, is read before tm_device_exchange returns.
+ *   ALL_GATHER      send: my slice (NULL: it is in its place); recv: all of them
+ *   REDUCE_SCATTER  send: all slices, fp32; recv: the sum of mine over all ranks, first to last, each added to those
+ *                   before it. It may be my slice of `send`, and overlaps no other. */
+typedef enum tm_device_exchange_code { TM_DEVICE_ALL_GATHER, TM_DEVICE_REDUCE_SCATTER } tm_device_exchange_code;
+typedef struct tm_device_exchange {
+    tm_device_exchange_code code;
+    uint32_t element_bytes;
+    const void *send;
+    void *recv;
+    const uint64_t *counts;
+} tm_device_exchange;
+/* A stream of its own, in the order of the calls. TM_OK: `e` completes exactly once. Otherwise never, and nothing is
+ * under way; no other exchange will succeed then. A peer that never asks for the same is waited for without end: the
+ * ranks watch each other (src/comm). */
+TM_MUST_USE tm_status tm_device_exchange_submit(tm_device *d, const tm_device_exchange *x, tm_event *e);
 
 typedef struct tm_device_stats {
     uint64_t copies[TM_DEVICE_WAYS], copied_bytes[TM_DEVICE_WAYS], copy_ns[TM_DEVICE_WAYS];

@@ -20,12 +20,15 @@ typedef struct device_ops {
     tm_status (*describe)(const char *name, char *out, size_t cap);
     tm_status (*choices)(tm_device *d, char *out, size_t cap);
     tm_status (*take_choices)(tm_device *d, const char *choices);
+    tm_status (*peers_id)(uint8_t id[TM_DEVICE_ID_BYTES]);
+    tm_status (*exchange)(tm_device *d, const tm_device_exchange *x, tm_event *e);
 } device_ops;
 
 struct tm_device {
     const device_ops *ops;
     tm_device_caps caps;            /* name and traits are set before open */
     const tm_kernel_table *kernels; /* set by open; NULL: the host's */
+    uint32_t peers, me;             /* with whom it exchanges; 0: alone */
     char *arena;                    /* addresses that operations see */
     void *own;                      /* the device's */
 };
@@ -44,7 +47,7 @@ extern const device_ops device_cpu, device_cpu_arena;
 /* A module is a shared library with one symbol, `const device_module tm_device_module`. It is loaded when a device of
  * its kind is first opened or looked for, and stays. It links nothing of tidemill: what it needs is in device_host. The
  * version rises with what sizes do not tell: an order of fields, a meaning. */
-enum { DEVICE_MODULE_VERSION = 3 };
+enum { DEVICE_MODULE_VERSION = 4 };
 #define DEVICE_MODULE_SYMBOL "tm_device_module"
 
 typedef struct device_host {
@@ -70,7 +73,7 @@ typedef struct device_module {
                 sizeof(tm_error) + sizeof(tm_event) + sizeof(tm_device_opts) + sizeof(tm_device_op) +                  \
                 sizeof(tm_device_transfer) + sizeof(tm_device_info) + sizeof(tm_device_stats) + sizeof(tm_gemm_args) + \
                 sizeof(tm_attention) + sizeof(tm_rope) + sizeof(tm_positions) + sizeof(tm_head_state) +                \
-                sizeof(tm_adamw_args)))
+                sizeof(tm_adamw_args) + sizeof(tm_device_peers) + sizeof(tm_device_exchange)))
 
 /* Loads it. TM_EUNSUPPORTED: not built, not the version of this program, or no driver. */
 tm_status device_module_load(const char *kind, const device_ops **out);

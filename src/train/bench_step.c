@@ -369,6 +369,7 @@ tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) 
     TM_GO(trainer_load_config(&b.t, true));
     TM_GO(trainer_find_device(&b.t, false));
     TM_GO(trainer_set_strategy(&b.t));
+    TM_GO(trainer_agree(&b.t, trainer_find_peers(&b.t)));
     TM_GO(open_job(&b));
     describe(&b);
     TM_GO(predict(&b, REAL, &out->predicted_seconds));

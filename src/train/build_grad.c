@@ -106,7 +106,8 @@ static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     x->summing[x->n_summing++] = (summing){part, unit, x->sum_visit[part], hi};
     x->summing_elements += x->job->part[part].elements;
     if (x->job->ranks.ranks > 1) {
-        tm_program_op(x->p, &(tm_op){.code = OP_REDUCE, .engine = TM_ENGINE_COMM, .arg = {part}});
+        tm_program_op(
+            x->p, &(tm_op){.code = OP_REDUCE, .engine = TM_ENGINE_COMM, .tier = pass_exchange_tier(x), .arg = {part}});
         tm_program_use(x->p, x->sum_visit[part], TM_USE_UPDATE);
         if (x->o->overlap) {
             while (x->n_summing == MAX_SUMMING || (x->n_summing > 1 && x->summing_elements > x->most_summing))

@@ -93,6 +93,7 @@ void pass_gather_backward(pass *x);
 /* What this stage reads is there, and what comes next is on its way. */
 void pass_need(pass *x, const tm_stage *stage, bool backward);
 void pass_share(pass *x, uint32_t part, uint32_t hi); /* after the update of a part that is kept whole */
+uint8_t pass_exchange_tier(const pass *x);            /* of gathers and sums: where what they exchange lies */
 uint32_t stages_to_recompute(const tm_unit *u);       /* build.c */
 bool pass_recomputes(const pass *x, uint32_t unit);
 

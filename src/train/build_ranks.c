@@ -41,6 +41,11 @@ void pass_gather_backward(pass *x) {
     }
 }
 
+/* Where what is exchanged lies: in the arenas, if they have a way to each other. */
+uint8_t pass_exchange_tier(const pass *x) {
+    return x->job->ranks.peers ? TM_TIER_DEVICE : TM_TIER_HOST;
+}
+
 /* ---- gathering ----------------------------------------------------------------------------------------------- */
 
 static uint64_t second_bytes(const pass *x, uint32_t part) {
@@ -73,7 +78,8 @@ static void gather_in_node(pass *x, uint32_t part, uint32_t whole) {
 
 static void gather_from_all(pass *x, uint32_t part, uint32_t whole) {
     uint32_t own = pass_hi_visit(x, part);
-    tm_program_op(x->p, &(tm_op){.code = OP_GATHER, .engine = TM_ENGINE_COMM, .arg = {part}});
+    tm_program_op(x->p,
+                  &(tm_op){.code = OP_GATHER, .engine = TM_ENGINE_COMM, .tier = pass_exchange_tier(x), .arg = {part}});
     if (own != NONE) tm_program_use(x->p, own, TM_USE_READ);
     tm_program_use(x->p, whole, TM_USE_WRITE);
     if (x->o->update != UPDATE_WITHIN) x->own_visit[part] = NONE; /* update B comes back to it */

@@ -136,6 +136,7 @@ typedef struct tm_config {
         bool cache_none;   /* "cache": "none": nothing kept beyond the working set */
         int spread;        /* "spread": 0 auto, 1 on, -1 off */
         int shared_window; /* "shared_window": 0 auto, 1 on, -1 off */
+        int exchange;      /* "exchange": 0 auto, 1 device, -1 host */
         bool allow_tmpfs;
         const char *io_engine; /* "auto" | "uring" | "threads" | "sync" */
     } memory;

@@ -239,6 +239,7 @@ static void dump_memory(tm_json_writer *w, const tm_config *c) {
     text(w, "cache", c->memory.cache_none ? "none" : "auto");
     text(w, "spread", c->memory.spread > 0 ? "on" : c->memory.spread < 0 ? "off" : "auto");
     text(w, "shared_window", c->memory.shared_window > 0 ? "on" : c->memory.shared_window < 0 ? "off" : "auto");
+    text(w, "exchange", c->memory.exchange > 0 ? "device" : c->memory.exchange < 0 ? "host" : "auto");
     truth(w, "allow_tmpfs", c->memory.allow_tmpfs);
     text(w, "io_engine", c->memory.io_engine);
     tm_jw_object_end(w);

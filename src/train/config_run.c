@@ -134,6 +134,7 @@ static tm_status resolve_memory(cfg_state *s) {
     c->memory.spread = cfg_chosen(s, "memory.spread", "on") - cfg_chosen(s, "memory.spread", "off");
     c->memory.shared_window =
         cfg_chosen(s, "memory.shared_window", "on") - cfg_chosen(s, "memory.shared_window", "off");
+    c->memory.exchange = cfg_chosen(s, "memory.exchange", "device") - cfg_chosen(s, "memory.exchange", "host");
     c->memory.allow_tmpfs = cfg_bool(s, "memory.allow_tmpfs");
     c->memory.io_engine = engines[cfg_choice(s, "memory.io_engine")];
     return TM_OK;

@@ -45,13 +45,13 @@ void job_device_warn(const char *device) {
             device);
 }
 
-tm_status job_device_room(const char *device, uint64_t *bytes) {
+tm_status job_device_room(const char *device, bool peers, uint64_t *bytes) {
     tm_device_traits traits;
     tm_device_info info;
     char a[32], b[32], c[32];
     TM_TRY(tm_device_known(device, &traits));
     TM_TRY(tm_device_look_for(device, &info));
-    uint64_t besides = traits.fixed_bytes + RESERVE_MIB * TM_MIB;
+    uint64_t besides = traits.fixed_bytes + (peers ? traits.peers_bytes : 0) + RESERVE_MIB * TM_MIB;
     *bytes = (info.free_bytes - tm_min_u64(info.free_bytes, besides)) / traits.alignment * traits.alignment;
     if (*bytes > 0) return TM_OK;
     return tm_fail(TM_EBUDGET,
@@ -77,7 +77,7 @@ static tm_status forward_device(job_opts *o, const tm_tier_args *tiers) {
     o->device_bytes = tm_min_u64(tiers->device_budget, TM_DEVICE_UNLIMITED); /* plans reckon with signed rooms */
     if (traits.own_processors) {
         uint64_t room;
-        if (job_device_room(tiers->device, &room) != TM_OK) return job_device_fail(tiers->device, "");
+        if (job_device_room(tiers->device, false, &room) != TM_OK) return job_device_fail(tiers->device, "");
         if (o->device_bytes == 0 || o->device_bytes > room) o->device_bytes = room;
         job_device_warn(tiers->device);
     }

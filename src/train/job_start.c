@@ -205,7 +205,8 @@ static tm_status open_tiers(tm_job *job, const job_opts *opts) {
     if (job->need_device)
         TM_TRY(tm_device_open(&job->device, &(tm_device_opts){.name = opts->device,
                                                               .arena_bytes = job->need_device,
-                                                              .bytes_per_second = opts->device_bps}));
+                                                              .bytes_per_second = opts->device_bps,
+                                                              .peers = opts->ranks.peers}));
     if (job->device) job->kernels = tm_device_kernels(job->device);
     return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
                                                     .store = job->store,

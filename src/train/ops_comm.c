@@ -11,6 +11,7 @@ enum { FLIGHTS = 8 };
 typedef struct comm_flight {
     tm_comm_op op[2];
     uint64_t *counts, *across; /* of op[0]; of op[1] or whatever goes over TM_COMM_ACROSS */
+    tm_event event;            /* from arena to arena */
     void *token;
     comm_ops *owner;
     atomic_bool busy;
@@ -219,6 +220,34 @@ static void done(tm_comm_op *op) {
     tm_exec_comm_done(job->exec, token, rc);
 }
 
+/* ---- from arena to arena ---- */
+
+static void done_there(tm_event *e) {
+    comm_flight *f = e->ctx;
+    tm_job *job = f->owner->job;
+    void *token = f->token;
+    tm_status rc = e->status;
+    atomic_store(&f->busy, false);
+    tm_exec_comm_done(job->exec, token, rc);
+}
+
+/* The same operation on the device's streams. */
+static tm_status submit_there(comm_flight *f) {
+    tm_job *job = f->owner->job;
+    const tm_comm_op *op = &f->op[0];
+    uint64_t bytes[TM_COMM_LINKS];
+    bool gather = op->code == TM_COMM_ALL_GATHER;
+    const tm_device_exchange x = {.code = gather ? TM_DEVICE_ALL_GATHER : TM_DEVICE_REDUCE_SCATTER,
+                                  .element_bytes = (uint32_t)tm_comm_type_bytes(op->type),
+                                  .send = op->send,
+                                  .recv = op->recv,
+                                  .counts = op->counts};
+    tm_comm_op_bytes(job->ranks.comm, op, bytes);
+    for (int l = 0; l < TM_COMM_LINKS; l++) atomic_fetch_add(&job->sent_there[l], bytes[l]);
+    f->event = (tm_event){.done = done_there, .ctx = f};
+    return tm_device_exchange_submit(job->device, &x, &f->event);
+}
+
 /* Gathered once for the node, it goes where all of the node's ranks have it. */
 static bool lies_right(const tm_job *job, const tm_comm_op *op) {
     const char *base = job_shared_frames(job), *at = op->recv;
@@ -243,7 +272,8 @@ tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void
     f->op[0].done = two ? first_done : done;
     f->op[1].done = done;
     f->op[0].ctx = f->op[1].ctx = f;
-    tm_status rc = tm_comm_submit(c->job->ranks.comm, &f->op[0]);
+    bool there = op->tier == TM_TIER_DEVICE && c->job->device && c->job->ranks.peers;
+    tm_status rc = there ? submit_there(f) : tm_comm_submit(c->job->ranks.comm, &f->op[0]);
     if (rc == TM_OK && two) rc = tm_comm_submit(c->job->ranks.comm, &f->op[1]);
     if (rc != TM_OK) atomic_store(&f->busy, false);
     return rc;

@@ -290,6 +290,7 @@ static tm_status plan_here(planning *g) {
     tm_plan_report *out = g->out;
     share_node(g);
     if (!g->hardware) TM_TRY(trainer_find_device(t, true));
+    TM_TRY(trainer_find_peers(t));
     job_opts o = options(g);
     job_costs *costs = NULL;
     pass_opts way[TRAINER_MAX_WAYS];

@@ -140,6 +140,10 @@ const schema_row schema_rows[] = {
     ROW("memory.shared_window", K_OURS, T_ENUM, "auto|on|off", "auto", 0, 0,
         "weights that are gathered lie in memory that the ranks of a node share, once a node instead of once a rank; "
         "auto: where MPI can; same bits"),
+    ROW("memory.exchange", K_OURS, T_ENUM, "auto|device|host", "auto", 0, 0,
+        "how ranks with a device each gather weights and sum gradients: device: from arena to arena (NCCL), host: "
+        "through "
+        "host memory (MPI); auto: device where that can be; same bits"),
     ROW("memory.allow_tmpfs", K_OURS, T_BOOL, NULL, "false", 0, 0, "offload files may lie in memory (tests)"),
     ROW("memory.io_engine", K_OURS, T_ENUM, "auto|uring=io_uring|threads|sync", "auto", 0, 0,
         "how files are read and written"),

@@ -51,6 +51,7 @@ typedef struct job_ranks {
     uint32_t shared_by;               /* ranks of a node that share gathered weights; 0: each has its own */
     bool must_share;                  /* or it is a failure */
     uint64_t keep_elements;           /* parts of vectors, or of tensors of no more elements, are kept whole */
+    const tm_device_peers *peers;     /* weights are gathered and gradients summed from arena to arena; NULL: by comm */
 } job_ranks;
 
 /* Where a part's state is: object ids in the layout. Tile i of lo, exp_avg, exp_avg_sq is at first + i * stride. The
@@ -192,6 +193,7 @@ struct tm_job {
     XXH3_state_t *hash;
     uint64_t step_labels, step_tokens;     /* with ranks: of all of them, set by `fill` */
     struct comm_ops *comm_ops;             /* ops_comm.c */
+    _Atomic uint64_t sent_there[2];        /* bytes by link (tm_comm_link), from arena to arena */
     bool stub_comm;                        /* measuring: operations between ranks end at once and move nothing */
     uint64_t *comm_counts;                 /* [2 ranks] of job_comm_bytes; NULL: one rank */
     uint32_t report_flags, reported_flags; /* of this rank, with the next report; of any rank, from the latest */
@@ -375,7 +377,7 @@ tm_status forward_opts(job_opts *o, const tm_tier_args *tiers);
 bool job_device_apart(const char *device, tm_device_traits *traits); /* it has processors of its own */
 void job_device_warn(const char *device);                            /* where it was never tested */
 /* What may be taken of its memory if nothing else is said. TM_EUNSUPPORTED, TM_EINPUT: it is not here. */
-tm_status job_device_room(const char *device, uint64_t *bytes);
+tm_status job_device_room(const char *device, bool peers, uint64_t *bytes);
 tm_status job_device_fail(const char *device, const char *more); /* the pending error, of that device */
 /* Opens the model and describes its state; nothing is allocated for it yet. */
 tm_status job_open(tm_job **out, const job_opts *opts);

@@ -353,6 +353,7 @@ static tm_status prepare_run(trainer *t, made *m) {
     if (rc == TM_OK) rc = trainer_set_strategy(t);
     TM_TRY(trainer_agree(t, rc));
     TM_TRY(trainer_same_start(t));
+    TM_TRY(trainer_agree(t, trainer_find_peers(t)));
     TM_TRY(trainer_agree(t, hold_output(t, m)));
     rc = trainer_choose_start(t);
     if (rc == TM_OK && trainer_speaks(t)) rc = trainer_sweep(t);

@@ -45,7 +45,10 @@ static tm_status take_room(trainer *t) {
             "memory.device \"%s\": with several ranks on a node memory.device_budget has to say how much of its memory "
             "each may take; \"%.*s\" without a number gives each a device of its own",
             t->cfg->memory.device, (int)strcspn(t->cfg->memory.device, ":"), t->cfg->memory.device);
-    tm_status rc = job_device_room(trainer_device(t), &t->device_bytes);
+    uint8_t id[TM_DEVICE_ID_BYTES]; /* whoever can make one may need room for it */
+    bool peers = *t->device && t->cfg->memory.exchange >= 0 && tm_device_peers_id(t->device, id) == TM_OK;
+    tm_error_clear();
+    tm_status rc = job_device_room(trainer_device(t), peers, &t->device_bytes);
     return rc == TM_OK ? rc : job_device_fail(trainer_device(t), "");
 }
 
@@ -65,6 +68,56 @@ tm_status trainer_find_device(trainer *t, bool planning) {
         return job_device_fail(device, planning ? "; give memory.device_budget to plan for one that is elsewhere" : "");
     tm_log(TM_LOG_WARN, "device \"%s\" is planned for, and not here: %s", device, tm_error_get()->text);
     tm_error_clear();
+    return TM_OK;
+}
+
+/* ---- exchanges between devices --------------------------------------------------------------------------------- */
+
+/* NULL: nothing is in the way, as far as configuration and ranks go. */
+static const char *no_exchange(const trainer *t) {
+    const job_ranks *r = &t->ranks;
+    if (!t->comm) return "one rank has nobody to exchange with";
+    if (!*t->device) return "memory.device has to be \"cuda\", without a number: a device of its own for each rank";
+    if (tm_comm_nodes(t->comm) > 1) return "ranks of several nodes exchange through host memory";
+    if (r->gather_wire != TM_COMM_EXACT || r->reduce_wire != TM_COMM_EXACT || r->mpi_sums)
+        return "what is rounded on its way, or summed by MPI, goes through host memory";
+    return r->across || r->second.count > 0 ? "hsdp and hpz exchange through host memory" : NULL;
+}
+
+/* The first rank's id, if all ranks could make one: made everywhere, since the library has to be everywhere. */
+static tm_status share_id(trainer *t, bool *all) {
+    enum { WORDS = TM_DEVICE_ID_BYTES / sizeof(uint64_t) };
+    uint64_t word[WORDS + 1] = {0};
+    tm_status rc = tm_device_peers_id(t->device, t->peers.id);
+    word[WORDS] = rc != TM_OK;
+    if (rc == TM_OK && t->ranks.rank == 0) memcpy(word, t->peers.id, sizeof t->peers.id);
+    tm_error why = *tm_error_get();
+    tm_error_clear();
+    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, word, WORDS + 1));
+    memcpy(t->peers.id, word, sizeof t->peers.id);
+    *all = word[WORDS] == 0;
+    tm_error_set(&why);
+    return TM_OK;
+}
+
+tm_status trainer_find_peers(trainer *t) {
+    const char *not = no_exchange(t);
+    bool must = t->cfg->memory.exchange > 0, all = false;
+    t->ranks.peers = NULL;
+    if (t->cfg->memory.exchange < 0 || t->imagined) return TM_OK;
+    if (not ) return must ? tm_fail(TM_EINPUT, "memory.exchange device: %s; use auto", not ) : TM_OK;
+    TM_TRY(share_id(t, &all));
+    tm_error why = *tm_error_get();
+    tm_error_clear();
+    t->peers.n = t->ranks.ranks;
+    t->peers.me = t->ranks.rank;
+    if (all) {
+        t->ranks.peers = &t->peers;
+        return TM_OK;
+    }
+    const char *reason = why.code ? why.text : "another rank has no way to the others' devices";
+    if (must) return tm_fail(TM_EUNSUPPORTED, "memory.exchange device: %s; use auto", reason);
+    if (why.code) tm_log(TM_LOG_INFO, "%s: ranks exchange through host memory", reason);
     return TM_OK;
 }
 

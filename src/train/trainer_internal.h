@@ -93,6 +93,7 @@ typedef struct trainer {
     tm_loss_scaler scaler;                      /* of fp16: the scale of the step that comes next, and what moves it */
     char device[24];       /* "cuda:1": this rank's on its node, where the configuration names a kind alone; else "" */
     uint64_t device_bytes; /* of the arena, where the configuration leaves it open; 0: as it says */
+    tm_device_peers peers; /* ranks.peers, where there are any */
     trainer_saves saves;
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
@@ -249,6 +250,9 @@ void trainer_profile_close(trainer *t);
 /* trainer_device.c: memory.device, where it is not the host's processors. All return at once where it is. */
 /* It is there, and how much of its memory is taken. `planning`: it may be missing. Once the configuration is there. */
 tm_status trainer_find_device(trainer *t, bool planning);
+/* Whether ranks exchange from device to device (memory.exchange). All ranks call it, once they have one configuration
+ * and the strategy is set. */
+tm_status trainer_find_peers(trainer *t);
 const char *trainer_device(const trainer *t); /* then: memory.device, with this rank's number on its node */
 tm_status trainer_describe_device(const trainer *t, tm_buf *out);        /* a part of trainer_numerics */
 tm_status trainer_describe_choices(const trainer *t, tm_json_writer *w); /* into a commit, */

@@ -85,6 +85,7 @@ void trainer_count_sent(trainer *t, uint64_t sent[2]) {
     for (int l = 0; l < TM_COMM_LINKS; l++) {
         uint64_t all = 0;
         for (int c = 0; c < TM_COMM_CODES; c++) all += s.sent_bytes[c][l];
+        if (t->job) all += t->job->sent_there[l];
         sent[l] = all - t->comm_sent[l];
         t->comm_sent[l] = all;
     }

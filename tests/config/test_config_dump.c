@@ -70,10 +70,12 @@ static const row rows[] = {
     {"\"memory\": {\"device\": \"cpu-arena\", \"device_budget\": \"unlimited\", \"host_budget\": \"unlimited\"}",
      {"\"device_budget\":\"unlimited\"", "\"host_budget\":\"unlimited\""}},
     {"\"memory\": {\"device_budget\": 1000000}", {"\"device\":\"cpu\""}},
-    {"\"memory\": {\"cache\": \"none\", \"spread\": \"on\", \"shared_window\": \"off\", \"slots\": 1}",
-     {"\"cache\":\"none\"", "\"spread\":\"on\"", "\"shared_window\":\"off\"", "\"slots\":1"}},
-    {"\"memory\": {\"spread\": \"off\", \"shared_window\": \"on\", \"io_engine\": \"io_uring\"}",
-     {"\"spread\":\"off\"", "\"shared_window\":\"on\"", "\"io_engine\":\"uring\""}},
+    {"\"memory\": {\"cache\": \"none\", \"spread\": \"on\", \"shared_window\": \"off\", \"exchange\": \"host\", "
+     "\"slots\": 1}",
+     {"\"cache\":\"none\"", "\"spread\":\"on\"", "\"shared_window\":\"off\"", "\"exchange\":\"host\"", "\"slots\":1"}},
+    {"\"memory\": {\"spread\": \"off\", \"shared_window\": \"on\", \"exchange\": \"device\", \"io_engine\": "
+     "\"io_uring\"}",
+     {"\"spread\":\"off\"", "\"exchange\":\"device\"", "\"shared_window\":\"on\"", "\"io_engine\":\"uring\""}},
     {"\"memory\": {\"device\": \"cpu-arena\", \"device_budget\": 1000000}, \"zero_optimization\": {\"stage\": 3,"
      " \"offload_optimizer\": {\"device\": \"cpu\", \"ratio\": 0.5}}",
      {"\"ratio\":0.5"}},

@@ -117,8 +117,12 @@ static void carry_out(work *w) {
     if (w->what == WORK_COPY) memmove(w->to, w->from, w->bytes);
     if (w->what == WORK_SET) memset(w->to, 0, w->bytes);
     if (w->what == WORK_CALL) w->fn(w->args);
-    if (w->what == WORK_KERNEL)
+    if (w->what == WORK_KERNEL) {
+        static pthread_mutex_t emulation = PTHREAD_MUTEX_INITIALIZER; /* one at a time, of whatever stream */
+        pthread_mutex_lock(&emulation);
         emulate_launch(emulate_kernel_of(w->kernel), w->args, w->grid, w->threads, w->shared_bytes);
+        pthread_mutex_unlock(&emulation);
+    }
 }
 
 static void *stream_main(void *arg) {
@@ -386,7 +390,7 @@ __attribute__((constructor)) static void begin(void) {
     const char *devices = getenv("FAKE_CUDA_DEVICES"), *old = getenv("FAKE_CUDA_OLD");
     int n = devices ? atoi(devices) : 1;
     trace = getenv("FAKE_CUDA_TRACE");
-    fake_reset(&(fake_options){.devices = n, .old_device = old ? atoi(old) : n > 1});
+    fake_reset(&(fake_options){.memory_bytes = 4 * TM_GIB, .devices = n, .old_device = old ? atoi(old) : n > 1});
 }
 #endif
 

@@ -1,8 +1,8 @@
 /* A driver without a device: its memory is the host's, each stream is a thread that carries out what it was given in
  * order, kernels run in the emulation. Any call can be made to fail. One device of 1 GiB unless said otherwise; as a
- * library FAKE_CUDA_DEVICES=3 makes it three (16 at most), the second of them an old one, or none with FAKE_CUDA_OLD=0;
- * each has its own memory. FAKE_CUDA_TRACE names a file that gets a line for each stretch of memory taken: "DEVICE
- * BYTES". */
+ * library of 4 GiB, and FAKE_CUDA_DEVICES=3 makes it three (16 at most), the second of them an old one, or none with
+ * FAKE_CUDA_OLD=0; each has its own memory. FAKE_CUDA_TRACE names a file that gets a line for each stretch of memory
+ * taken: "DEVICE BYTES". */
 #ifndef TIDEMILL_FAKE_DRIVER_H
 #define TIDEMILL_FAKE_DRIVER_H
 

@@ -160,7 +160,7 @@ int run_group(const char *name, const struct CMUnitTest *tests, size_t n) {
         fprintf(stderr, "%s\n", tm_error_get()->text);
         return 1;
     }
-    cuda_use_queue(machine_queue());
+    (void)cuda_use_queue(machine_queue());
     int failed = _cmocka_run_group_tests(name, tests, n, NULL, NULL);
     forget();
     machine_close();

@@ -22,7 +22,7 @@ const char *machine_open(void) {
     if (cuda_driver_load(&v) != TM_OK) return tm_error_get()->text;
     const cuda_lt *lt = cuda_lt_load(&why);
     if (!lt) fprintf(stderr, "products by our own kernel: %s\n", why);
-    if (cuda_open(&device, &opts, v, lt) != TM_OK) return tm_error_get()->text;
+    if (cuda_open(&device, &opts, v, lt, NULL) != TM_OK) return tm_error_get()->text;
     (void)v->context_use(own()->context);
     return NULL;
 }

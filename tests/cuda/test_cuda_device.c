@@ -3,6 +3,7 @@
 #include "device/cuda/cuda_device.h"
 #include "fake_driver.h"
 #include "fake_lt.h"
+#include "fake_nccl.h"
 #include "optim/optim.h"
 
 #include <setjmp.h>
@@ -26,7 +27,7 @@ static bool with_library;
 static tm_status open_device(const char *name, uint64_t bytes) {
     device = (struct tm_device){.caps = {.name = "cuda", .traits = {.own_processors = true, .alignment = PAGE}}};
     tm_status rc = cuda_open(&device, &(tm_device_opts){.name = name, .arena_bytes = bytes}, fake_driver(),
-                             with_library ? fake_lt() : NULL);
+                             with_library ? fake_lt() : NULL, NULL);
     if (rc != TM_OK) cuda_close(&device);
     return rc;
 }
@@ -407,6 +408,133 @@ static void test_cap(void **state) {
                  "built for 80-virtual, 90: build with -DTIDEMILL_CUDA_ARCHITECTURES=75");
 }
 
+/* ---- exchanges between devices ---- */
+
+enum { PEERS = 3, SPARE = 64 };
+
+/* Unequal slices, one of them empty, one larger than what is summed at a time; and small ones. */
+static const uint64_t slices[][PEERS] = {
+    {CUDA_PEERS_WORKSPACE / 4 / (PEERS - 1) + 1000, 0, 77}, {3, 4, 5}, {0, 0, 1}, {0, 0, 0}};
+
+typedef struct peer {
+    tm_device_peers to;
+    struct tm_device d;
+    float *all, *gathered; /* what I add; what I gathered */
+    float *sum;            /* mine of it */
+    uint64_t n, begin;
+    tm_status rc;
+    char said[200];
+} peer;
+
+static float value_of(uint32_t me, uint64_t i) {
+    return (float)((i * 2654435761u * (2 * me + 1) + me * 40503u) % 1000003u) * 1e-3f + (me == 0 ? 1e6f : 0);
+}
+
+static tm_status exchange_on(peer *p, tm_device_exchange_code code, const uint64_t *counts, const void *send,
+                             void *recv) {
+    tm_event e = {0};
+    const tm_device_exchange x = {code, sizeof(float), send, recv, counts};
+    TM_TRY(cuda_exchange(&p->d, &x, &e));
+    cuda_wait(&p->d, &e);
+    return e.status;
+}
+
+/* In place and not, one after the other: what is gathered are the sums. */
+static tm_status exchange_all(peer *p, const uint64_t *counts) {
+    uint64_t n = 0;
+    for (uint32_t r = 0; r < PEERS; r++) {
+        if (r == p->to.me) p->begin = n;
+        n += counts[r];
+    }
+    p->n = counts[p->to.me];
+    float *at = (float *)(void *)p->d.arena, *sums = at + n + SPARE;
+    memset(at, 0, (2 * n + SPARE) * sizeof *at);
+    memcpy(at, p->all, n * sizeof *at); /* the pretended device's memory is the host's */
+    TM_TRY(exchange_on(p, TM_DEVICE_REDUCE_SCATTER, counts, at, at + p->begin));
+    memcpy(p->sum, at + p->begin, p->n * sizeof *at);
+    TM_TRY(exchange_on(p, TM_DEVICE_ALL_GATHER, counts, at + p->begin, sums));
+    TM_TRY(exchange_on(p, TM_DEVICE_ALL_GATHER, counts, NULL, sums));
+    memcpy(p->gathered, sums, n * sizeof *at);
+    return TM_OK;
+}
+
+static void *peer_main(void *arg) {
+    peer *p = arg;
+    char name[16];
+    snprintf(name, sizeof name, "cuda:%u", p->to.me);
+    p->d = (struct tm_device){.caps = {.name = "cuda", .traits = {.own_processors = true, .alignment = PAGE}}};
+    const tm_device_opts opts = {.name = name, .arena_bytes = 64 << 20, .peers = &p->to};
+    p->rc = cuda_open(&p->d, &opts, fake_driver(), NULL, fake_nccl());
+    for (size_t i = 0; p->rc == TM_OK && i < TM_COUNT(slices); i++) {
+        p->rc = exchange_all(p, slices[i]);
+        if (p->rc != TM_OK) break;
+        uint64_t n = slices[i][0] + slices[i][1] + slices[i][2];
+        for (uint64_t k = 0; k < n && p->rc == TM_OK; k++) {
+            float want = (value_of(0, k) + value_of(1, k)) + value_of(2, k); /* whose order is not by chance */
+            if (p->gathered[k] != want || (k >= p->begin && k < p->begin + p->n && p->sum[k - p->begin] != want))
+                p->rc = tm_fail(TM_EBUG, "case %zu, peer %u: element %llu is %a, expected %a", i, p->to.me,
+                                (unsigned long long)k, (double)p->gathered[k], (double)want);
+        }
+    }
+    snprintf(p->said, sizeof p->said, "%.190s", tm_error_get()->text);
+    tm_error_clear();
+    return NULL;
+}
+
+static void run_peers(peer p[PEERS]) {
+    uint8_t id[TM_DEVICE_ID_BYTES];
+    pthread_t thread[PEERS];
+    uint64_t most = slices[0][0] + slices[0][1] + slices[0][2];
+    fake_reset(&(fake_options){.devices = PEERS});
+    assert_int_equal(cuda_peers_id(fake_nccl(), id), TM_OK);
+    for (uint32_t i = 0; i < PEERS; i++) {
+        p[i] = (peer){.to = {.n = PEERS, .me = i}};
+        memcpy(p[i].to.id, id, sizeof id);
+        p[i].all = malloc(most * sizeof(float));
+        p[i].gathered = malloc(most * sizeof(float));
+        p[i].sum = malloc(most * sizeof(float));
+        for (uint64_t k = 0; k < most; k++) p[i].all[k] = value_of(i, k);
+        assert_int_equal(pthread_create(&thread[i], NULL, peer_main, &p[i]), 0);
+    }
+    for (uint32_t i = 0; i < PEERS; i++) pthread_join(thread[i], NULL);
+    for (uint32_t i = 0; i < PEERS; i++) {
+        cuda_close(&p[i].d);
+        free(p[i].all), free(p[i].gathered), free(p[i].sum);
+    }
+    assert_int_equal(fake_live(), 0);
+}
+
+static void test_exchanges(void **state) {
+    (void)state;
+    static peer p[PEERS];
+    run_peers(p);
+    for (uint32_t i = 0; i < PEERS; i++)
+        if (p[i].rc != TM_OK) fail_msg("peer %u: %s", i, p[i].said);
+    unsigned otherwise = 0; /* the order is not by chance */
+    for (uint64_t k = 0; k < 1000; k++)
+        otherwise +=
+            (value_of(0, k) + value_of(1, k)) + value_of(2, k) != (value_of(2, k) + value_of(1, k)) + value_of(0, k);
+    assert_true(otherwise > 100);
+}
+
+/* One of them fails at a message: it says so, what was under way ends, and nobody is waited for. */
+static void test_exchange_fails(void **state) {
+    (void)state;
+    static peer p[PEERS];
+    bool any = false;
+    fake_nccl_fail(4 * PEERS + 5); /* after all are connected */
+    run_peers(p);
+    fake_nccl_fail(0);
+    for (uint32_t i = 0; i < PEERS; i++)
+        any |= p[i].rc == TM_EIO && strstr(p[i].said, "NCCL: a message failed: as the");
+    assert_true(any);
+    must_open(PAGE);
+    tm_event e = {0};
+    assert_int_equal(cuda_exchange(&device, &(tm_device_exchange){.counts = slices[0]}, &e), TM_EBUG);
+    tm_error_clear();
+    close_device();
+}
+
 /* ---- products by the library ---- */
 
 typedef struct product_job {
@@ -650,6 +778,8 @@ int main(void) {
                                        cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_open_failures),
                                        cmocka_unit_test(test_cap),
+                                       cmocka_unit_test(test_exchanges),
+                                       cmocka_unit_test(test_exchange_fails),
                                        cmocka_unit_test(test_products),
                                        cmocka_unit_test(test_recorded_algorithms),
                                        cmocka_unit_test(test_half_made),

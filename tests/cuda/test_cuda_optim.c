@@ -104,7 +104,33 @@ static void test_finish(void **state) {
     }
 }
 
+/* Slices of several ranks, first to last, into one of them. */
+static void sum_case(uint32_t ranks, uint32_t me, size_t n) {
+    size_t stride = n + 3;
+    float *all = random_floats(ranks * stride, 1), *want = scratch(n * 4), *got = scratch(n * 4);
+    float *others = scratch((ranks - 1) * stride * 4);
+    for (uint32_t r = 0, k = 0; r < ranks; r++)
+        if (r != me) memcpy(others + k++ * stride, all + r * stride, n * 4);
+    void *dev_own = give(all + me * stride, n * 4), *dev_others = give(others, (ranks - 1) * stride * 4);
+    cuda_sum_slices(dev_own, dev_others, stride, ranks, me, dev_own, n);
+    take(dev_own, got, n * 4);
+    for (size_t i = 0; i < n; i++) {
+        want[i] = all[i];
+        for (uint32_t r = 1; r < ranks; r++) want[i] += all[r * stride + i];
+    }
+    same_floats("sum over ranks", got, want, n);
+}
+
+static void test_sums(void **state) {
+    (void)state;
+    EACH_ORDER
+    for (uint32_t ranks = 2; ranks < 6; ranks++)
+        for (uint32_t me = 0; me < ranks; me++)
+            for (size_t s = 0; s < TM_COUNT(sizes); s++) sum_case(ranks, me, sizes[s]);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_adamw), cmocka_unit_test(test_finish)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_adamw), cmocka_unit_test(test_finish),
+                                       cmocka_unit_test(test_sums)};
     return run_group("cuda optim", tests, TM_COUNT(tests));
 }

@@ -232,6 +232,33 @@ static void the_verifier_rejects_wrong_copies(void **state) {
     assert_true(n > 100);
 }
 
+/* What ranks exchange from arena to arena is theirs among the operations of the device's tier: all of it lies there, it
+ * keeps its lane, and one of the host's tier may not reach in. */
+static void exchanges_lie_in_the_arena(void **state) {
+    (void)state;
+    uint32_t n = 0;
+    for (uint64_t seed = 180; seed < 183; seed++) {
+        world w;
+        world_make(&w, seed, 60);
+        for (uint32_t i = 0; i < w.program->n_op; i += 3)
+            if (w.program->op[i].op.tier == TM_TIER_DEVICE) w.program->op[i].op.engine = TM_ENGINE_COMM;
+        tm_plan *plan = plan_of(&w, least_arena(&w) * (1 + seed % 2));
+        for (uint32_t op = 0; op < plan->n_op; op++) {
+            if (plan->op[op].engine != TM_ENGINE_COMM) continue;
+            for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
+                assert_true(plan->touch[i].address >= TM_DEVICE_BASE);
+            plan->op[op].op.tier = TM_TIER_HOST;
+            refused(plan, "an exchange of the host's tier in the arena", op);
+            plan->op[op].op.tier = TM_TIER_DEVICE;
+            n++;
+        }
+        assert_int_equal(tm_plan_verify(plan), TM_OK);
+        tm_plan_free(plan);
+        world_free(&w);
+    }
+    assert_true(n > 20);
+}
+
 /* Turns the copy into an operation that touches nothing. */
 static void take_touches(tm_plan *plan, uint32_t op) {
     uint32_t at = plan->first_touch[op], all = plan->first_touch[plan->n_op];
@@ -314,7 +341,7 @@ int main(void) {
         cmocka_unit_test(random_orders_give_the_same_bytes),  cmocka_unit_test(linked_runs_give_the_same_bytes),
         cmocka_unit_test(held_state_gives_the_same_bytes),    cmocka_unit_test(what_is_held_is_not_copied),
         cmocka_unit_test(the_verifier_rejects_wrong_copies),  cmocka_unit_test(the_verifier_rejects_a_missing_copy),
-        cmocka_unit_test(the_verifier_rejects_missing_edges),
+        cmocka_unit_test(the_verifier_rejects_missing_edges), cmocka_unit_test(exchanges_lie_in_the_arena),
     };
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     (void)rmdir(scratch_dir);

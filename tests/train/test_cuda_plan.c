@@ -106,7 +106,7 @@ static void test_predictions(void **state) {
 }
 
 /* What was measured as a hardware file: planned by that, as any machine with a GPU is, the device is as long at work.
- * Its driver is counted in the file's memory, here it is not. */
+ */
 static void test_saved(void **state) {
     (void)state;
     scene s;
@@ -121,13 +121,9 @@ static void test_saved(void **state) {
     RUN_EXPECT_STATUS(tm_json_parse(&doc, text, strlen(text), file, 0, 0));
     const tm_json *gpu = tm_json_get(tm_json_root(doc), "gpu");
     assert_int_equal(number(gpu, "count"), 1);
-    assert_int_equal(number(gpu, "memory"), TM_GIB);
+    assert_int_equal(number(gpu, "memory"), 4 * TM_GIB);
     assert_string_equal(tm_json_get(gpu, "name")->text, "fake device, compute capability 8.0");
     assert_true(number(gpu, "h2d_bytes_per_second") > 1e7);
-    char *at = strstr(text, "1073741824");
-    assert_non_null(at);
-    memcpy(at, "8073741824", 10);
-    run_write(file, run_format("%s", text));
     run_result r = run(s.opts, "plan", s.config, "--json", "--hardware", file, NULL);
     RUN_OK(&r);
     tm_json_free(doc);

@@ -140,6 +140,14 @@ typedef struct cuda_finish_args {
     int32_t type; /* of g */
 } cuda_finish_args;
 
+/* A slice of each of `ranks`: mine, and those of the others side by side, `stride` apart. */
+typedef struct cuda_sum_args {
+    const float *own, *others;
+    float *out;
+    uint64_t n, stride;
+    uint32_t ranks, me;
+} cuda_sum_args;
+
 /* name, its struct, threads of a block */
 #define CUDA_KERNELS(K)                                                                                                \
     K(convert, cuda_convert_args, CUDA_THREADS)                                                                        \
@@ -175,7 +183,8 @@ typedef struct cuda_finish_args {
     K(attention_queries_mma_128, cuda_attention_args, CUDA_MMA_THREADS)                                                \
     K(gemm, cuda_gemm_args, CUDA_THREADS)                                                                              \
     K(adamw, cuda_adamw_args, CUDA_THREADS)                                                                            \
-    K(grad_finish, cuda_finish_args, CUDA_THREADS)
+    K(grad_finish, cuda_finish_args, CUDA_THREADS)                                                                     \
+    K(sum_slices, cuda_sum_args, CUDA_THREADS)
 
 #define CUDA_KERNEL_ID(name, args, threads) CUDA_K_##name,
 typedef enum cuda_kernel { CUDA_KERNELS(CUDA_KERNEL_ID) CUDA_KERNEL_COUNT } cuda_kernel;

@@ -2,17 +2,19 @@
  *
  *   copies   caller --> driver's stream (in, out) --> event --> the lane's thread: completion
  *   ops      caller --> ring --> the launching thread: fn(ctx), rows launch --> stream --> event --> lane's thread
+ *   peers    caller --> NCCL and sums on a stream --> event --> lane's thread
  */
 #ifndef TIDEMILL_CUDA_DEVICE_H
 #define TIDEMILL_CUDA_DEVICE_H
 
+#include "device/cuda/exchange.h"
 #include "device/cuda/lt.h"
 #include "device/cuda/queue.h"
 #include "device/device_internal.h"
 
 #include <pthread.h>
 
-enum { LANES = STREAMS, ROPE_TABLES = 8, PINNED = 16 };
+enum { LANE_PEERS = STREAMS, LANES, ROPE_TABLES = 8, PINNED = 16 };
 
 /* Something that a stream was given: complete when `after` is. */
 typedef struct flight {
@@ -59,6 +61,7 @@ typedef struct cuda_device {
     unsigned long long *counted; /* TM_DEVICE_DEPTH numbers of host memory, registered */
     void *pinned[PINNED];        /* what was registered here, and is not another's; NULL: free */
     cuda_products *products;
+    cuda_peers *peers; /* NULL: alone */
     rope_copy rope[ROPE_TABLES];
     uint32_t n_rope;
     /* of the operation that is being launched: */
@@ -79,7 +82,8 @@ typedef struct cuda_device {
 } cuda_device;
 
 /* open.c */
-tm_status cuda_open(tm_device *d, const tm_device_opts *opts, const cuda_driver *v, const cuda_lt *lt);
+tm_status cuda_open(tm_device *d, const tm_device_opts *opts, const cuda_driver *v, const cuda_lt *lt,
+                    const cuda_nccl *nccl);
 void cuda_close(tm_device *d);
 tm_status cuda_count(const cuda_driver *v, unsigned *n);
 tm_status cuda_look(const cuda_driver *v, unsigned i, tm_device_info *out);
@@ -96,6 +100,8 @@ void cuda_lanes_idle(cuda_device *c);       /* under the lock: until no operatio
 tm_status cuda_lanes_open(cuda_device *c);  /* streams and events */
 tm_status cuda_lanes_start(cuda_device *c); /* their threads */
 void cuda_lanes_close(cuda_device *c);      /* after what is under way */
+/* Under the lock. What was given to the lane's stream until now completes `f`. */
+tm_status cuda_take_off(lane *l, const flight *f);
 tm_status cuda_submit_copy(tm_device *d, const tm_device_transfer *t, tm_event *e);
 tm_status cuda_submit_op(tm_device *d, const tm_device_op *op, tm_event *e);
 bool cuda_query(tm_device *d, const tm_event *e);

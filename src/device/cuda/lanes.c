@@ -61,9 +61,13 @@ static void *lane_main(void *arg) {
     return NULL;
 }
 
-/* Under the lock. What was given to the lane's stream until now completes `f`. */
-static tm_status take_off(lane *l, const flight *f) {
+static tm_status too_many(void) {
+    return tm_fail(TM_EBUG, "cuda: more than %d under way on a stream", TM_DEVICE_DEPTH);
+}
+
+tm_status cuda_take_off(lane *l, const flight *f) {
     cuda_device *c = l->c;
+    if (l->n == TM_DEVICE_DEPTH) return too_many();
     uint32_t at = (l->head + l->n) % TM_DEVICE_DEPTH;
     TM_TRY(cuda_check(c->v, c->v->event_record(l->events[at], l->stream), "recording an event"));
     l->ring[at] = *f;
@@ -76,10 +80,6 @@ static tm_status take_off(lane *l, const flight *f) {
 
 /* ---- copies ---------------------------------------------------------------------------------------------------- */
 
-static tm_status too_many(void) {
-    return tm_fail(TM_EBUG, "cuda: more than %d under way on a stream", TM_DEVICE_DEPTH);
-}
-
 /* Under the lock, so that the order of the stream is that of the completions. */
 static tm_status start_copy(cuda_device *c, const tm_device_transfer *t, tm_event *e) {
     lane *l = &c->lane[t->way];
@@ -89,7 +89,7 @@ static tm_status start_copy(cuda_device *c, const tm_device_transfer *t, tm_even
     CUresult rc = t->way == TM_DEVICE_IN ? c->v->copy_in(at, t->host, t->bytes, l->stream)
                                          : c->v->copy_out(t->host, at, t->bytes, l->stream);
     TM_TRY(cuda_check(c->v, rc, t->way == TM_DEVICE_IN ? "copying to the device" : "copying from the device"));
-    tm_status taken = take_off(l, &(flight){.event = e, .bytes = t->bytes});
+    tm_status taken = cuda_take_off(l, &(flight){.event = e, .bytes = t->bytes});
     if (taken != TM_OK) (void)c->v->stream_wait(l->stream); /* nobody else would wait for it */
     return taken;
 }
@@ -151,7 +151,7 @@ static void run_op(cuda_device *c, const pending_op *p) {
     pthread_mutex_unlock(&c->lock);
     tm_status rc = launch_op(c, &p->op, slot, &f);
     pthread_mutex_lock(&c->lock);
-    if (rc == TM_OK) rc = take_off(l, &f);
+    if (rc == TM_OK) rc = cuda_take_off(l, &f);
     c->operations++;
     if (rc != TM_OK) fail_op(c, p->event, rc);
     c->launching = false;
@@ -161,7 +161,7 @@ static void run_op(cuda_device *c, const pending_op *p) {
 static void *launcher_main(void *arg) {
     cuda_device *c = arg;
     (void)c->v->context_use(c->context);
-    cuda_use_queue(&c->q);
+    (void)cuda_use_queue(&c->q);
     pthread_mutex_lock(&c->lock);
     for (;;) {
         while (c->n_ops == 0 && !c->quit) pthread_cond_wait(&c->work, &c->lock);
@@ -172,7 +172,7 @@ static void *launcher_main(void *arg) {
         run_op(c, &p);
     }
     pthread_mutex_unlock(&c->lock);
-    cuda_use_queue(NULL);
+    (void)cuda_use_queue(NULL);
     return NULL;
 }
 

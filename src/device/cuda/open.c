@@ -270,19 +270,21 @@ tm_status cuda_take_choices(tm_device *d, const char *choices) {
 /* ---- open and close -------------------------------------------------------------------------------------------- */
 
 /* What takes memory of its own comes before the arena, so that nothing can lack any later. */
-static tm_status open_all(cuda_device *c, const tm_device_opts *opts, const cuda_lt *lt) {
+static tm_status open_all(cuda_device *c, const tm_device_opts *opts, const cuda_lt *lt, const cuda_nccl *nccl) {
     TM_TRY(enter(c, opts->name));
     TM_TRY(cuda_lanes_open(c));
     TM_TRY(load_kernels(c));
     TM_TRY(reserve(c, opts->name, (uint64_t)CUDA_SIDE_MIB * TM_MIB, &c->side));
     TM_TRY(open_counters(c));
     TM_TRY(open_products(c, lt));
+    if (opts->peers) TM_TRY(cuda_peers_open(c, nccl, opts->peers));
     TM_TRY(open_arena(c, opts));
     cuda_queue_init(c);
     return cuda_lanes_start(c);
 }
 
-tm_status cuda_open(tm_device *d, const tm_device_opts *opts, const cuda_driver *v, const cuda_lt *lt) {
+tm_status cuda_open(tm_device *d, const tm_device_opts *opts, const cuda_driver *v, const cuda_lt *lt,
+                    const cuda_nccl *nccl) {
     cuda_device *c = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
     pthread_mutex_init(&c->lock, NULL);
@@ -292,7 +294,7 @@ tm_status cuda_open(tm_device *d, const tm_device_opts *opts, const cuda_driver 
     c->d = d;
     c->v = v;
     d->kernels = &cuda_table;
-    return open_all(c, opts, lt);
+    return open_all(c, opts, lt, nccl);
 }
 
 void cuda_close(tm_device *d) {
@@ -301,6 +303,7 @@ void cuda_close(tm_device *d) {
     if (!c) return;
     (void)c->v->context_now(&before);
     if (c->context) (void)c->v->context_use(c->context);
+    cuda_peers_close(c);
     cuda_lanes_close(c);
     cuda_products_close(c->products);
     if (c->counted) cuda_unpin(d, c->counted);

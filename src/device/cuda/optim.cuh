@@ -1,5 +1,5 @@
-/* The optimizer's two: rounding a gradient and its norm, and AdamW. Bit for bit what optim's rows compute: the same
- * operations in the same order, none contracted, square root and division correctly rounded. */
+/* The optimizer's: sums of gradients over ranks, rounding a gradient and its norm, and AdamW. Bit for bit what optim's
+ * rows compute: the same operations in the same order, none contracted, square root and division correctly rounded. */
 #include "layer.cuh"
 
 /* ---- gradients: a block per norm block; lane i mod 16 in order of i, lanes added at distances 8, 4, 2, 1 ---- */
@@ -76,4 +76,17 @@ KERNEL(adamw, cuda_adamw_args, CUDA_THREADS) {
         bad += not_finite(w) || not_finite(m) || not_finite(v);
     }
     if (bad) atomic_add(a.bad, bad);
+}
+
+/* ---- gradients of several ranks, first to last, as src/comm adds them on one node ---- */
+
+KERNEL(sum_slices, cuda_sum_args, CUDA_THREADS) {
+    for (uint64_t i = thread_of_grid(); i < a.n; i += threads_of_grid()) {
+        float sum = 0.0f;
+        for (uint32_t r = 0; r < a.ranks; r++) {
+            float x = r == a.me ? a.own[i] : a.others[(r - (r > a.me ? 1 : 0)) * a.stride + i];
+            sum = r ? sum + x : x;
+        }
+        a.out[i] = sum;
+    }
 }

@@ -30,8 +30,8 @@ struct cuda_queue {
     tm_status status;
 };
 
-/* The queue that rows called on this thread launch on. */
-void cuda_use_queue(cuda_queue *q);
+/* The queue that rows called on this thread launch on; returns the one before. */
+cuda_queue *cuda_use_queue(cuda_queue *q);
 
 enum { CUDA_MAX_HEAD_DIM = 256, CUDA_GRID_X = 1 << 20 };
 
@@ -70,6 +70,9 @@ void cuda_convert(tm_elem from, tm_elem to, const void *x, void *y, uint64_t n);
 /* ---- the optimizer's rows: operands as optim has them ---------------------------------------------------------- */
 
 void cuda_grad_finish(tm_elem t, const float *sum, void *grad, uint64_t n, double *partial);
+/* [n] over `ranks`, first to last; `others`: those without mine, `stride` apart. `out` may be `own`. */
+void cuda_sum_slices(const float *own, const float *others, uint64_t stride, uint32_t ranks, uint32_t me, float *out,
+                     uint64_t n);
 /* weight, or hi and lo. */
 void cuda_adamw(const cuda_adamw_args *a, uint64_t *nonfinite);
 

@@ -6,8 +6,10 @@
 
 static _Thread_local cuda_queue *now;
 
-void cuda_use_queue(cuda_queue *q) {
+cuda_queue *cuda_use_queue(cuda_queue *q) {
+    cuda_queue *before = now;
     now = q;
+    return before;
 }
 
 static void keep(tm_status rc) {
@@ -355,6 +357,12 @@ void cuda_grad_finish(tm_elem t, const float *sum, void *grad, uint64_t n, doubl
     cuda_finish_args a = {.sum = sum, .g = grad, .partial = partial, .n = n, .type = (int32_t)t};
     launch_strided(CUDA_K_grad_finish, &a, blocks_of(n, CUDA_NORM_BLOCK), 1,
                    FLOATS * sizeof(float) + LANES * sizeof(double));
+}
+
+void cuda_sum_slices(const float *own, const float *others, uint64_t stride, uint32_t ranks, uint32_t me, float *out,
+                     uint64_t n) {
+    cuda_sum_args a = {.own = own, .others = others, .out = out, .n = n, .stride = stride, .ranks = ranks, .me = me};
+    if (n) launch_elements(CUDA_K_sum_slices, &a, n);
 }
 
 void cuda_adamw(const cuda_adamw_args *args, uint64_t *nonfinite) {

@@ -12,8 +12,10 @@ uint64_t cuda_attention_workspace(const tm_attention *a, bool backward);
 enum {
     CUDA_TOKEN_CHUNK = 2048, /* rows of a product: enough for every processor of a large device */
     CUDA_VOCAB_BLOCK = 8192,
-    CUDA_SIDE_MIB = 64,     /* of the device's memory beside the arena: cuBLASLt's workspace, angles, a counter */
-    CUDA_CONTEXT_MIB = 640, /* what the driver and cuBLASLt take for themselves: an estimate, not measured */
+    CUDA_SIDE_MIB = 64, /* of the device's memory beside the arena: cuBLASLt's workspace, angles, a counter */
+    CUDA_PEERS_WORKSPACE = 16 << 20, /* where there are others to exchange with */
+    CUDA_NCCL_MIB = 384,             /* what NCCL takes then: an estimate, not measured */
+    CUDA_CONTEXT_MIB = 640,          /* what the driver and cuBLASLt take for themselves: an estimate, not measured */
 };
 
 #endif
