@@ -137,7 +137,7 @@ static void test_refusals(void **state) {
     REFUSED(&none, "--milliseconds takes", "--milliseconds", "-1");
     if (!*TM_TEST_FAKE_CUDA) return;
     REFUSED(&fake, "this machine has 1 of its kind", "--device", "cuda:1");
-    REFUSED(&fake, "more than device \"cuda:0\" has: 1.00 GiB are free", "--device-budget", "1GiB"); /* and what is
+    REFUSED(&fake, "more than device \"cuda:0\" has: 4.00 GiB are free", "--device-budget", "4GiB"); /* and what is
                                                                                                         beside */
 }
 
