@@ -89,6 +89,15 @@ DEVICE float shuffle_xor(float x, unsigned mask) {
     memcpy(&x, &bits, 4);
     return x;
 }
+DEVICE uint32_t ballot_of(bool x) {
+    uint32_t mine = x, mask = 0;
+    const uint32_t *all = static_cast<const uint32_t *>(emulate_exchange(&mine, sizeof mine));
+    for (uint32_t l = 0; l < 32; l++) mask |= all[l] << l;
+    return mask;
+}
+DEVICE uint32_t ones_of(uint32_t x) {
+    return (uint32_t)__builtin_popcount(x);
+}
 DEVICE void atomic_add(unsigned long long *to, unsigned long long x) {
     *to += x;
 }

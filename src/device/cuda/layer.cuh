@@ -37,6 +37,8 @@ DEVICE uint32_t blocks_x() { return gridDim.x; }
 DEVICE void barrier() { __syncthreads(); }
 DEVICE float shuffle_xor(float x, unsigned mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
 DEVICE uint32_t shuffle_xor(uint32_t x, unsigned mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
+DEVICE uint32_t ballot_of(bool x) { return __ballot_sync(0xffffffffu, x); }
+DEVICE uint32_t ones_of(uint32_t x) { return (uint32_t)__popc(x); }
 DEVICE void atomic_add(unsigned long long *to, unsigned long long x) { atomicAdd(to, x); }
 
 extern __shared__ __align__(16) char shared_bytes_[];
@@ -55,7 +57,14 @@ struct shared_pool {
 DEVICE uint64_t thread_of_grid() { return (uint64_t)block_x() * threads_of_block() + thread_of_block(); }
 DEVICE uint64_t threads_of_grid() { return (uint64_t)blocks_x() * threads_of_block(); }
 
-/* ---- element types: integer operations, so that every bit is the CPU's ---- */
+/* ---- element types: every bit is the CPU's, but for those of NaN, which stays NaN ----
+ * By the device's own instructions where it has them, else by integer operations. */
+
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+#define CONVERTS 1
+#else
+#define CONVERTS 0
+#endif
 
 struct bf16 {
     static constexpr bool is_bf16 = true;
@@ -81,18 +90,31 @@ DEVICE bool is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
 DEVICE float widen(float x) { return x; }
 DEVICE float widen(bf16 x) { return float_of((uint32_t)x.bits << 16); }
 DEVICE float widen(fp16 x) {
+#if CONVERTS
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#else
     uint32_t sign = (uint32_t)(x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
     if (rest >= 0x7c00u) return float_of(sign | 0x7f800000u | (rest & 0x3ffu) << 13 | (rest > 0x7c00u ? 0x400000u : 0u));
     if (rest >= 0x400u) return float_of(sign | ((rest << 13) + 0x38000000u));
     return float_of(sign | bits_of((float)rest * 0x1p-24f)); /* subnormal or zero: exact */
+#endif
 }
 
 DEVICE void narrow(float x, float *y) { *y = x; }
-DEVICE void narrow(float x, bf16 *y) { /* nearest even; NaN stays NaN, quiet */
+DEVICE void narrow(float x, bf16 *y) { /* nearest even */
+#if CONVERTS
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y->bits) : "f"(x));
+#else
     uint32_t b = bits_of(x), rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
     y->bits = (uint16_t)(is_nan(b) ? (b >> 16) | 0x40u : rounded);
+#endif
 }
 DEVICE void narrow(float x, fp16 *y) {
+#if CONVERTS
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y->bits) : "f"(x));
+#else
     uint32_t b = bits_of(x), sign = (b >> 16) & 0x8000u, rest = b & 0x7fffffffu, h;
     if (rest > 0x7f800000u)
         h = 0x7e00u | ((rest >> 13) & 0x3ffu);
@@ -103,10 +125,25 @@ DEVICE void narrow(float x, fp16 *y) {
     else /* adding 1/2 leaves the subnormal's units as the lowest bits, rounded to nearest even */
         h = bits_of(float_of(rest) + 0.5f) - 0x3f000000u;
     y->bits = (uint16_t)(sign | h);
+#endif
 }
 
 template <typename T> DEVICE float load(const void *x, uint64_t i) { return widen(static_cast<const T *>(x)[i]); }
 template <typename T> DEVICE void store(float value, void *y, uint64_t i) { narrow(value, static_cast<T *>(y) + i); }
+
+/* N neighbours at once, at a multiple of their bytes. */
+template <typename T, int N> struct alignas(N * sizeof(T)) few {
+    T of[N];
+};
+template <typename T, int N> DEVICE void load_few(const T *x, float y[N]) {
+    few<T, N> v = *reinterpret_cast<const few<T, N> *>(x);
+    UNROLL for (int i = 0; i < N; i++) y[i] = widen(v.of[i]);
+}
+template <typename T, int N> DEVICE void store_few(const float x[N], T *y) {
+    few<T, N> v;
+    UNROLL for (int i = 0; i < N; i++) narrow(x[i], &v.of[i]);
+    *reinterpret_cast<few<T, N> *>(y) = v;
+}
 
 DEVICE uint32_t elem_bytes(int32_t type) { return type == CUDA_F32 ? 4 : 2; }
 DEVICE float load_any(int32_t type, const void *x, uint64_t i) {
@@ -260,6 +297,17 @@ DEVICE float exp2_of(float x) {
     return y;
 #else
     return exp2f(x);
+#endif
+}
+
+/* 1 / x for x >= 1 within a unit in the last place, by the device's own instruction: likewise. */
+DEVICE float reciprocal_of(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / x;
 #endif
 }
 

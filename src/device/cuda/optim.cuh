@@ -4,22 +4,42 @@
 
 /* ---- gradients: a block per norm block; lane i mod 16 in order of i, lanes added at distances 8, 4, 2, 1 ---- */
 
-enum { NORM_LANES = 16, NORM_PIECE = 2048 };
+/* The first 16 threads add the squares of one piece while all have the next one on its way. */
+enum { NORM_LANES = 16, NORM_PIECE = CUDA_NORM_PIECE, NORM_EACH = NORM_PIECE / CUDA_THREADS };
 
-template <typename T> DEVICE void finish_block(const cuda_finish_args &a, uint64_t block, float *piece, double *lane) {
+DEVICE void finish_fetch(const cuda_finish_args &a, uint64_t at, uint64_t end, float x[NORM_EACH]) {
+    UNROLL for (uint32_t k = 0; k < NORM_EACH; k++) {
+        uint64_t i = at + thread_of_block() + k * CUDA_THREADS;
+        x[k] = i < end ? a.sum[i] : 0.0f;
+    }
+}
+/* Rounds and stores them, and their squares, which are exact, into the piece. */
+template <typename T>
+DEVICE void finish_put(const cuda_finish_args &a, uint64_t at, uint64_t end, const float x[NORM_EACH], double *piece) {
+    UNROLL for (uint32_t k = 0; k < NORM_EACH; k++) {
+        uint32_t i = thread_of_block() + k * CUDA_THREADS;
+        T rounded;
+        narrow(x[k], &rounded);
+        if (at + i < end) static_cast<T *>(a.g)[at + i] = rounded;
+        piece[i] = (double)widen(rounded) * (double)widen(rounded);
+    }
+}
+
+template <typename T> DEVICE void finish_block(const cuda_finish_args &a, uint64_t block, double *piece, double *lane) {
     uint64_t begin = block * CUDA_NORM_BLOCK, end = least(a.n, begin + CUDA_NORM_BLOCK);
+    float next[NORM_EACH];
     double sum = 0.0;
-    for (uint64_t at = begin; at < end; at += NORM_PIECE) {
+    uint32_t side = 0;
+    finish_fetch(a, begin, end, next);
+    finish_put<T>(a, begin, end, next, piece);
+    barrier();
+    for (uint64_t at = begin; at < end; at += NORM_PIECE, side ^= 1) {
+        const double *here = piece + side * NORM_PIECE;
         uint32_t n = (uint32_t)least(NORM_PIECE, end - at);
-        for (uint32_t i = thread_of_block(); i < n; i += threads_of_block()) {
-            T rounded;
-            narrow(a.sum[at + i], &rounded);
-            static_cast<T *>(a.g)[at + i] = rounded;
-            piece[i] = widen(rounded);
-        }
-        barrier();
+        finish_fetch(a, at + NORM_PIECE, end, next);
         if (thread_of_block() < NORM_LANES)
-            for (uint32_t i = thread_of_block(); i < n; i += NORM_LANES) sum += (double)piece[i] * (double)piece[i];
+            for (uint32_t i = thread_of_block(); i < n; i += NORM_LANES) sum += here[i];
+        finish_put<T>(a, at + NORM_PIECE, end, next, piece + (side ^ 1) * NORM_PIECE);
         barrier();
     }
     if (thread_of_block() < NORM_LANES) lane[thread_of_block()] = sum;
@@ -29,12 +49,11 @@ template <typename T> DEVICE void finish_block(const cuda_finish_args &a, uint64
             for (int i = 0; i < d; i++) lane[i] += lane[i + d];
         a.partial[block] = lane[0];
     }
-}
+} /* the next block's first barriers stand between this use of lane and the next */
 
 KERNEL(grad_finish, cuda_finish_args, CUDA_THREADS) {
     shared_pool pool;
-    float *piece = pool.take<float>(NORM_PIECE);
-    double *lane = pool.take<double>(NORM_LANES);
+    double *piece = pool.take<double>(2 * NORM_PIECE), *lane = pool.take<double>(NORM_LANES);
     uint64_t blocks = (a.n + CUDA_NORM_BLOCK - 1) / CUDA_NORM_BLOCK;
     for (uint64_t b = block_x(); b < blocks; b += blocks_x()) WITH_TYPE(a.type, finish_block<T>(a, b, piece, lane));
 }

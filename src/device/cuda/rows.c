@@ -154,7 +154,7 @@ void cuda_column_sum(tm_elem t, uint64_t rows, uint64_t n, const void *x, uint64
     /* x is read only: the struct is shared with add_bias, which writes */
     cuda_rows_args a = {.out = out, .rows = rows, .n = n, .ld = ld, .type = (int32_t)t, .add = add};
     memcpy(&a.x, &x, sizeof x);
-    launch_elements(CUDA_K_column_sum, &a, n);
+    launch_strided(CUDA_K_column_sum, &a, blocks_of(n, CUDA_WARP), 1, 2 * CUDA_SUM_ROWS * CUDA_WARP * sizeof(float));
 }
 
 void cuda_gather_rows(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const uint32_t *row, const void *src,
@@ -205,7 +205,8 @@ void cuda_embed_backward(tm_elem t, uint64_t rows, uint64_t n, const int32_t *id
     cuda_embed_args a = {
         .ids = ids, .x = dout, .grad = grad, .rows = rows, .n = n, .first = first, .count = count, .type = (int32_t)t};
     if (!add) cuda_zero(grad, (uint64_t)count * n * sizeof *grad);
-    launch_rows(CUDA_K_embed_backward, &a, rows, CUDA_WARP);
+    launch_strided(CUDA_K_embed_backward, &a, rows, blocks_of(n, CUDA_EMBED_COLUMNS),
+                   (2 * CUDA_WARP + CUDA_EMBED_WINDOW) * sizeof(uint32_t));
 }
 
 void cuda_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, const float *logits,
@@ -353,10 +354,9 @@ void cuda_attention_backward(const tm_attention *a) {
 /* ---- optimizer ------------------------------------------------------------------------------------------------- */
 
 void cuda_grad_finish(tm_elem t, const float *sum, void *grad, uint64_t n, double *partial) {
-    enum { FLOATS = 2048, LANES = 16 };
+    enum { DOUBLES = 2 * CUDA_NORM_PIECE + 16 };
     cuda_finish_args a = {.sum = sum, .g = grad, .partial = partial, .n = n, .type = (int32_t)t};
-    launch_strided(CUDA_K_grad_finish, &a, blocks_of(n, CUDA_NORM_BLOCK), 1,
-                   FLOATS * sizeof(float) + LANES * sizeof(double));
+    launch_strided(CUDA_K_grad_finish, &a, blocks_of(n, CUDA_NORM_BLOCK), 1, DOUBLES * sizeof(double));
 }
 
 void cuda_sum_slices(const float *own, const float *others, uint64_t stride, uint32_t ranks, uint32_t me, float *out,

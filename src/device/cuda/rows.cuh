@@ -31,15 +31,17 @@ DEVICE void angle_of(const float *table, const float *inv_freq, uint32_t cached,
     }
 }
 
+/* Threads beyond a whole number of half heads have nothing to do; the others keep their column, and so their angle. */
 template <typename T> DEVICE void rotate_row(const cuda_rope_args &a, uint64_t r, uint64_t position) {
-    uint32_t half = a.head_dim / 2;
-    T *x = static_cast<T *>(a.x) + r * a.ld;
-    for (uint32_t pair = thread_of_block(); pair < a.heads * half; pair += threads_of_block()) {
-        float c, s;
-        T *at = x + (uint64_t)(pair / half) * a.head_dim + pair % half;
+    uint32_t half = a.head_dim / 2, step = threads_of_block() / half, column = thread_of_block() % half;
+    T *x = static_cast<T *>(a.x) + r * a.ld + column;
+    float c, s;
+    if (thread_of_block() >= step * half) return;
+    angle_of(a.table, a.inv_freq, a.cached, half, position, column, &c, &s);
+    if (a.inverse) s = -s;
+    for (uint32_t head = thread_of_block() / half; head < a.heads; head += step) {
+        T *at = x + head * a.head_dim;
         float x1 = widen(at[0]), x2 = widen(at[half]);
-        angle_of(a.table, a.inv_freq, a.cached, half, position, pair % half, &c, &s);
-        if (a.inverse) s = -s;
         narrow(x1 * c - x2 * s, at);
         narrow(x2 * c + x1 * s, at + half);
     }
@@ -54,32 +56,60 @@ KERNEL(rope, cuda_rope_args, CUDA_THREADS) {
 
 /* ---- gated unit: a block per row ---- */
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+/* What is rounded to 16 bits afterwards takes the device's own power and reciprocal. */
+template <typename T> DEVICE float sigmoid(float x) {
+    return sizeof(T) < 4 ? reciprocal_of(1.0f + exp2_of(x * -1.44269504f)) : 1.0f / (1.0f + exp_of(-x));
+}
 
-template <typename T> DEVICE void swiglu_row(const cuda_swiglu_args &a, uint64_t r) {
-    uint64_t at = 2 * r * a.f;
-    for (uint64_t i = thread_of_block(); i < a.f; i += threads_of_block()) {
-        float g = load<T>(a.gate_up, at + i), u = load<T>(a.gate_up, at + a.f + i);
-        store<T>(g * sigmoid(g) * u, a.a, r * a.f + i);
+/* Whether rows can be taken SWIGLU_FEW columns at a time. */
+enum { SWIGLU_FEW = 4 };
+DEVICE bool swiglu_by_few(const cuda_swiglu_args &a) {
+    uintptr_t all = (uintptr_t)a.gate_up | (uintptr_t)a.da | (uintptr_t)a.a | (uintptr_t)a.d_gate_up;
+    return a.f % SWIGLU_FEW == 0 && all % (SWIGLU_FEW * sizeof(float)) == 0;
+}
+
+template <typename T, int N> DEVICE void swiglu_row(const cuda_swiglu_args &a, uint64_t r) {
+    const T *gate = static_cast<const T *>(a.gate_up) + 2 * r * a.f, *up = gate + a.f;
+    T *out = static_cast<T *>(a.a) + r * a.f;
+    for (uint32_t i = thread_of_block() * N; i < a.f; i += threads_of_block() * N) {
+        float g[N], u[N];
+        load_few<T, N>(gate + i, g);
+        load_few<T, N>(up + i, u);
+        UNROLL for (int e = 0; e < N; e++) u[e] = g[e] * sigmoid<T>(g[e]) * u[e];
+        store_few<T, N>(u, out + i);
     }
 }
 KERNEL(swiglu_forward, cuda_swiglu_args, CUDA_THREADS) {
-    for (uint64_t r = block_x(); r < a.rows; r += blocks_x()) WITH_TYPE(a.type, swiglu_row<T>(a, r));
+    bool few = swiglu_by_few(a);
+    for (uint64_t r = block_x(); r < a.rows; r += blocks_x())
+        WITH_TYPE(a.type, few ? swiglu_row<T, SWIGLU_FEW>(a, r) : swiglu_row<T, 1>(a, r));
 }
 
 /* silu'(g) = s (1 + g (1 - s)), s = sigmoid(g). d_gate_up may be gate_up itself. */
-template <typename T> DEVICE void swiglu_row_gradient(const cuda_swiglu_args &a, uint64_t r) {
-    uint64_t at = 2 * r * a.f;
-    for (uint64_t i = thread_of_block(); i < a.f; i += threads_of_block()) {
-        float g = load<T>(a.gate_up, at + i), u = load<T>(a.gate_up, at + a.f + i), da = a.da[r * a.f + i];
-        float s = sigmoid(g), silu = g * s;
-        store<T>(silu * u, a.a, r * a.f + i);
-        store<T>(da * u * (s * (1.0f + g * (1.0f - s))), a.d_gate_up, at + i);
-        store<T>(da * silu, a.d_gate_up, at + a.f + i);
+template <typename T, int N> DEVICE void swiglu_row_gradient(const cuda_swiglu_args &a, uint64_t r) {
+    const T *gate = static_cast<const T *>(a.gate_up) + 2 * r * a.f;
+    T *d_gate = static_cast<T *>(a.d_gate_up) + 2 * r * a.f, *out = static_cast<T *>(a.a) + r * a.f;
+    const float *d_out = a.da + r * a.f;
+    for (uint32_t i = thread_of_block() * N; i < a.f; i += threads_of_block() * N) {
+        float g[N], u[N], da[N], y[N];
+        load_few<T, N>(gate + i, g);
+        load_few<T, N>(gate + a.f + i, u);
+        load_few<float, N>(d_out + i, da);
+        UNROLL for (int e = 0; e < N; e++) {
+            float s = sigmoid<T>(g[e]), silu = g[e] * s;
+            y[e] = silu * u[e];
+            u[e] = da[e] * u[e] * (s * (1.0f + g[e] * (1.0f - s)));
+            g[e] = da[e] * silu;
+        }
+        store_few<T, N>(y, out + i);
+        store_few<T, N>(u, d_gate + i);
+        store_few<T, N>(g, d_gate + a.f + i);
     }
 }
 KERNEL(swiglu_backward, cuda_swiglu_args, CUDA_THREADS) {
-    for (uint64_t r = block_x(); r < a.rows; r += blocks_x()) WITH_TYPE(a.type, swiglu_row_gradient<T>(a, r));
+    bool few = swiglu_by_few(a);
+    for (uint64_t r = block_x(); r < a.rows; r += blocks_x())
+        WITH_TYPE(a.type, few ? swiglu_row_gradient<T, SWIGLU_FEW>(a, r) : swiglu_row_gradient<T, 1>(a, r));
 }
 
 /* ---- rows and columns ---- */
@@ -92,14 +122,45 @@ KERNEL(add_bias, cuda_rows_args, CUDA_THREADS) {
     for (uint64_t r = block_x(); r < a.rows; r += blocks_x()) WITH_TYPE(a.type, add_row<T>(a, r));
 }
 
-/* A thread owns a column, so that the order of the rows is kept. */
-template <typename T> DEVICE void sum_column(const cuda_rows_args &a, uint64_t column) {
-    float sum = 0.0f;
-    for (uint64_t r = 0; r < a.rows; r++) sum += load<T>(a.x, r * a.ld + column);
-    a.out[column] = a.add ? a.out[column] + sum : sum;
+/* Sums over rows in their order: a block has 32 columns, SUM_ROWS rows of them at a time in shared memory. Its first
+ * warp adds those while all have the next ones on their way. */
+enum { SUM_COLUMNS = CUDA_WARP, SUM_ROWS = CUDA_SUM_ROWS, SUM_STEP = CUDA_THREADS / SUM_COLUMNS };
+
+template <typename T>
+DEVICE void sum_fetch(const cuda_rows_args &a, uint64_t r0, uint64_t column, float x[SUM_ROWS / SUM_STEP]) {
+    UNROLL for (uint32_t k = 0; k < SUM_ROWS / SUM_STEP; k++) {
+        uint64_t r = r0 + thread_of_block() / SUM_COLUMNS + k * SUM_STEP;
+        x[k] = r < a.rows ? load<T>(a.x, r * a.ld + column) : 0.0f;
+    }
+}
+DEVICE void sum_put(const float x[SUM_ROWS / SUM_STEP], float *tile) {
+    UNROLL for (uint32_t k = 0; k < SUM_ROWS / SUM_STEP; k++) tile[thread_of_block() + k * CUDA_THREADS] = x[k];
+}
+
+template <typename T> DEVICE void sum_columns(const cuda_rows_args &a, uint64_t first, float *tile) {
+    uint32_t lane = thread_of_block() % SUM_COLUMNS, at = 0;
+    uint64_t column = least(first + lane, a.n - 1);
+    float next[SUM_ROWS / SUM_STEP], sum = 0.0f;
+    sum_fetch<T>(a, 0, column, next);
+    sum_put(next, tile);
+    barrier();
+    for (uint64_t r0 = 0; r0 < a.rows; r0 += SUM_ROWS, at ^= 1) {
+        const float *here = tile + at * SUM_ROWS * SUM_COLUMNS + lane;
+        uint32_t n = (uint32_t)least(SUM_ROWS, a.rows - r0);
+        sum_fetch<T>(a, r0 + SUM_ROWS, column, next);
+        if (thread_of_block() < SUM_COLUMNS)
+            for (uint32_t k = 0; k < n; k++) sum += here[k * SUM_COLUMNS];
+        sum_put(next, tile + (at ^ 1) * SUM_ROWS * SUM_COLUMNS);
+        barrier();
+    }
+    if (thread_of_block() < SUM_COLUMNS && first + lane < a.n)
+        a.out[first + lane] = a.add ? a.out[first + lane] + sum : sum;
 }
 KERNEL(column_sum, cuda_rows_args, CUDA_THREADS) {
-    for (uint64_t c = thread_of_grid(); c < a.n; c += threads_of_grid()) WITH_TYPE(a.type, sum_column<T>(a, c));
+    shared_pool pool;
+    float *tile = pool.take<float>(2 * SUM_ROWS * SUM_COLUMNS);
+    for (uint64_t c = (uint64_t)block_x() * SUM_COLUMNS; c < a.n; c += (uint64_t)blocks_x() * SUM_COLUMNS)
+        WITH_TYPE(a.type, sum_columns<T>(a, c, tile));
 }
 
 /* ---- gather, scatter: a block per row ---- */

@@ -25,28 +25,63 @@ KERNEL(embed_forward, cuda_embed_args, CUDA_THREADS) {
     }
 }
 
-/* The block of an id's first token adds all tokens of that id, in their order; the others have nothing to do. */
-template <typename T> DEVICE void embed_columns(const cuda_embed_args &a, uint64_t r) {
-    int32_t id = a.ids[r];
-    float *grad = a.grad + (uint64_t)((uint32_t)id - a.first) * a.n;
-    for (uint64_t i = thread_of_block(); i < a.n; i += threads_of_block()) {
-        float sum = grad[i];
-        for (uint64_t s = r; s < a.rows; s++)
-            if (a.ids[s] == id) sum += load<T>(a.x, s * a.n + i);
-        grad[i] = sum;
+/* The block of an id's first token adds all tokens of that id, in their order; the others have nothing to do. It lists
+ * them a window of tokens at a time, and has CUDA_EMBED_COLUMNS columns. grid: tokens, blocks of columns */
+enum {
+    EMBED_WINDOW = CUDA_EMBED_WINDOW,
+    EMBED_MASKS = EMBED_WINDOW / CUDA_WARP,
+    EMBED_EACH = CUDA_EMBED_COLUMNS / CUDA_THREADS
+};
+
+/* Which of the window's tokens from s0 on are `id`; returns how many. The list is there until the next call. */
+DEVICE uint32_t embed_list(const cuda_embed_args &a, int32_t id, uint64_t s0, uint32_t *mask, uint32_t *list) {
+    uint32_t t = thread_of_block(), before = 0, found = 0;
+    for (uint32_t i = 0; i < EMBED_WINDOW; i += CUDA_THREADS) {
+        uint64_t s = s0 + i + t;
+        uint32_t same = ballot_of(s < a.rows && a.ids[s] == id);
+        if (t % CUDA_WARP == 0) mask[(i + t) / CUDA_WARP] = same;
     }
+    barrier(); /* the masks are there, and nobody reads the list before any more */
+    for (uint32_t k = 0; k < EMBED_MASKS; k++) {
+        if (k == t) before = found;
+        found += ones_of(mask[k]);
+    }
+    if (t < EMBED_MASKS)
+        for (uint32_t bits = mask[t], k = 0; bits; bits >>= 1, k++)
+            if (bits & 1) list[before++] = t * CUDA_WARP + k;
+    barrier();
+    return found;
+}
+
+template <typename T> DEVICE void embed_columns(const cuda_embed_args &a, uint64_t r, uint32_t *mask, uint32_t *list) {
+    int32_t id = a.ids[r];
+    uint64_t first = (uint64_t)block_y() * CUDA_EMBED_COLUMNS + thread_of_block(), column[EMBED_EACH];
+    float *grad = a.grad + (uint64_t)((uint32_t)id - a.first) * a.n, sum[EMBED_EACH];
+    UNROLL for (uint32_t j = 0; j < EMBED_EACH; j++) {
+        column[j] = least(first + j * CUDA_THREADS, a.n - 1);
+        sum[j] = grad[column[j]];
+    }
+    for (uint64_t s0 = r; s0 < a.rows; s0 += EMBED_WINDOW) {
+        uint32_t n = embed_list(a, id, s0, mask, list);
+        UNROLL_4 for (uint32_t k = 0; k < n; k++) {
+            uint64_t row = (s0 + list[k]) * a.n;
+            UNROLL for (uint32_t j = 0; j < EMBED_EACH; j++) sum[j] += load<T>(a.x, row + column[j]);
+        }
+    }
+    UNROLL for (uint32_t j = 0; j < EMBED_EACH; j++) if (first + j * CUDA_THREADS < a.n) grad[column[j]] = sum[j];
 }
 
 KERNEL(embed_backward, cuda_embed_args, CUDA_THREADS) {
     shared_pool pool;
     float *scratch = pool.take<float>(CUDA_WARP);
+    uint32_t *mask = pool.take<uint32_t>(EMBED_MASKS), *list = pool.take<uint32_t>(EMBED_WINDOW);
     for (uint64_t r = block_x(); r < a.rows; r += blocks_x()) {
-        bool wanted = inside(a.ids[r], a.first, a.count);
         float earlier = 0.0f;
-        for (uint64_t s = thread_of_block(); wanted && s < r; s += threads_of_block())
+        if (!inside(a.ids[r], a.first, a.count)) continue;
+        for (uint64_t s = thread_of_block(); s < r && earlier == 0.0f; s += threads_of_block())
             if (a.ids[s] == a.ids[r]) earlier = 1.0f;
         earlier = block_reduce<max_op>(earlier, scratch);
-        if (wanted && earlier == 0.0f) WITH_TYPE(a.type, embed_columns<T>(a, r));
+        if (earlier == 0.0f) WITH_TYPE(a.type, embed_columns<T>(a, r, mask, list));
         barrier();
     }
 }
@@ -86,12 +121,17 @@ KERNEL(head_update, cuda_head_args, CUDA_THREADS) {
  * writes never reach what is still to be read. */
 template <typename T>
 DEVICE void head_gradient_row(const cuda_head_args &a, float *x, float lse, float c, uint32_t column) {
-    for (uint32_t at = 0; at < a.count; at += threads_of_block()) {
-        uint32_t i = at + thread_of_block();
-        float g = i < a.count ? c * exp_of(x[i] - lse) : 0.0f;
-        if (i == column) g -= c;
+    enum { EACH = 4 };
+    for (uint32_t at = thread_of_block(); at - thread_of_block() < a.count; at += EACH * threads_of_block()) {
+        float g[EACH];
+        UNROLL for (uint32_t j = 0; j < EACH; j++) {
+            uint32_t i = at + j * threads_of_block();
+            g[j] = i < a.count ? c * exp_of(x[i] - lse) : 0.0f;
+            if (i == column) g[j] -= c;
+        }
         if (sizeof(T) < 4) barrier();
-        if (i < a.count) store<T>(g, x, i);
+        UNROLL for (uint32_t j = 0; j < EACH; j++) if (at + j * threads_of_block() < a.count)
+            store<T>(g[j], x, at + j * threads_of_block());
     }
 }
 
