@@ -50,7 +50,7 @@ void *emulate_shared(uint32_t i, size_t bytes);
 #define DEVICE static inline __attribute__((unused))
 #define UNROLL
 #define UNROLL_4
-#define KERNEL(name, args, most)                                                                                       \
+#define KERNEL(name, args, ...)                                                                                        \
     static void body_##name(const args a);                                                                             \
     extern "C" void tidemill_##name(const void *p);                                                                    \
     extern "C" void tidemill_##name(const void *p) {                                                                   \
@@ -97,6 +97,9 @@ DEVICE uint32_t ballot_of(bool x) {
 }
 DEVICE uint32_t ones_of(uint32_t x) {
     return (uint32_t)__builtin_popcount(x);
+}
+template <typename X> DEVICE void store_whole(const X &x, X *y) {
+    *y = x;
 }
 DEVICE void atomic_add(unsigned long long *to, unsigned long long x) {
     *to += x;
