@@ -27,17 +27,16 @@ static void test_convert(void **state) {
         for (tm_elem t = F32; t <= F16; t++) {
             size_t n = sizes[s];
             float *x = odd_floats(n), *back = scratch(n * sizeof *back), *wide = scratch(n * sizeof *wide);
-            void *narrow = scratch(n * elem_size(t)), *want;
+            void *narrow = scratch(n * elem_size(t));
             void *dx = give(x, n * 4), *dn = give_at(NULL, n * elem_size(t), elem_size(t)), *dw = give(NULL, n * 4);
             cuda_convert(F32, t, dx, dn, n);
             cuda_convert(t, F32, dn, dw, n);
             take(dn, narrow, n * elem_size(t));
             take(dw, wide, n * 4);
-            want = stored(t, x, n); /* x becomes what was stored */
+            stored(t, x, n); /* x becomes what was stored */
             widened(t, narrow, back, n);
             same_floats("stored", back, x, n);
             same_floats("widened", wide, x, n);
-            if (t == BF16) same_bytes("bf16 bits", narrow, want, n * 2); /* NaN too */
         }
 }
 
@@ -82,7 +81,7 @@ static void test_zero(void **state) {
 typedef struct shape {
     uint64_t rows, n;
 } shape;
-static const shape shapes[] = {{0, 5}, {1, 1}, {1, 257}, {3, 64}, {65, 33}, {130, 100}, {2, 1500}};
+static const shape shapes[] = {{0, 5}, {1, 1}, {1, 257}, {3, 64}, {65, 33}, {130, 100}, {300, 70}, {2, 1500}};
 
 static void norm_case(tm_elem t, shape s) {
     size_t all = s.rows * s.n;
@@ -155,7 +154,8 @@ static void swiglu_case(tm_elem t, shape s) {
     float *g1 = scratch(2 * all * 4), *w1 = scratch(2 * all * 4);
     void *h = stored(t, gu, 2 * all), *a = scratch(all * elem_size(t)), *want = scratch(all * elem_size(t));
     void *d = scratch(2 * all * elem_size(t)), *want_d = scratch(2 * all * elem_size(t));
-    void *dev = give(h, 2 * all * elem_size(t)), *dev_da = give(da, all * 4);
+    size_t off = s.rows == 3 ? 4 : 0; /* columns by fours, but not there */
+    void *dev = give(h, 2 * all * elem_size(t)), *dev_da = give_at(da, all * 4, off);
     void *dev_a = give(NULL, all * elem_size(t)), *dev_d = give(NULL, 2 * all * elem_size(t));
     double rel = rounding(t) + 2e-6;
     cuda_swiglu_forward(t, s.rows, s.n, dev, dev_a);
@@ -252,39 +252,42 @@ static void test_gather(void **state) {
 
 /* ---- vocabulary ---- */
 
+enum { EMBED_FIRST = 8, EMBED_COUNT = 9 };
+static void embed_case(tm_elem t, size_t rows, size_t padded, size_t n, bool way) {
+    size_t e = elem_size(t), table = EMBED_COUNT * n;
+    int32_t *ids = scratch(rows * 4);
+    for (size_t r = 0; r < rows; r++) ids[r] = (int32_t)random_below(20) - 1; /* some outside, one negative */
+    float *w = random_floats(table, 2), *dout = random_floats(rows * n, 2), *grad = random_floats(table, 2);
+    float *first = random_floats(padded * n, 1), *got = scratch(table * 4);
+    void *hw = stored(t, w, table), *hd = stored(t, dout, rows * n), *want = stored(t, first, padded * n);
+    void *out = scratch(padded * n * e), *dev_ids = give(ids, rows * 4), *dev_w = give(hw, table * e);
+    void *dev_out = give(want, padded * n * e), *dev_d = give(hd, rows * n * e), *dev_g = give(grad, table * 4);
+    cuda_embed_forward(t, rows, padded, n, dev_ids, EMBED_FIRST, EMBED_COUNT, dev_w, dev_out, way);
+    cuda_embed_backward(t, rows, n, dev_ids, EMBED_FIRST, EMBED_COUNT, dev_d, dev_g, way);
+    take(dev_out, out, padded * n * e);
+    take(dev_g, got, table * 4);
+    tm_embed_forward(t, rows, padded, n, ids, EMBED_FIRST, EMBED_COUNT, hw, want, way);
+    tm_embed_backward(t, rows, n, ids, EMBED_FIRST, EMBED_COUNT, hd, grad, way);
+    same_bytes("embedding", out, want, padded * n * e);
+    same_floats("embedding's gradient", got, grad, table);
+}
+
 static void test_embed(void **state) {
     (void)state;
     EACH_ORDER
     for (size_t i = 0; i < TM_COUNT(with_ref); i++)
         for (int way = 0; way < 2; way++) {
-            enum { ROWS = 301, PADDED = 320, N = 37, FIRST = 8, COUNT = 9 };
-            tm_elem t = with_ref[i];
-            size_t e = elem_size(t);
-            int32_t *ids = scratch(ROWS * 4);
-            for (int r = 0; r < ROWS; r++) ids[r] = (int32_t)random_below(20) - 1; /* some outside, one negative */
-            float *w = random_floats(COUNT * N, 2), *dout = random_floats(ROWS * N, 2),
-                  *grad = random_floats(COUNT * N, 2);
-            float *first = random_floats(PADDED * N, 1), *got = scratch(COUNT * N * 4);
-            void *hw = stored(t, w, COUNT * N), *hd = stored(t, dout, ROWS * N), *want = stored(t, first, PADDED * N);
-            void *out = scratch(PADDED * N * e), *dev_ids = give(ids, ROWS * 4), *dev_w = give(hw, COUNT * N * e);
-            void *dev_out = give(want, PADDED * N * e), *dev_d = give(hd, ROWS * N * e),
-                 *dev_g = give(grad, COUNT * N * 4);
-            cuda_embed_forward(t, ROWS, PADDED, N, dev_ids, FIRST, COUNT, dev_w, dev_out, way);
-            cuda_embed_backward(t, ROWS, N, dev_ids, FIRST, COUNT, dev_d, dev_g, way);
-            take(dev_out, out, PADDED * N * e);
-            take(dev_g, got, COUNT * N * 4);
-            tm_embed_forward(t, ROWS, PADDED, N, ids, FIRST, COUNT, hw, want, way);
-            tm_embed_backward(t, ROWS, N, ids, FIRST, COUNT, hd, grad, way);
-            same_bytes("embedding", out, want, PADDED * N * e);
-            same_floats("embedding's gradient", got, grad, COUNT * N);
+            embed_case(with_ref[i], 301, 320, 37, way);
+            /* more tokens than a window, more columns than a block */
+            embed_case(with_ref[i], CUDA_EMBED_WINDOW + 50, 1100, CUDA_EMBED_COLUMNS + 3, way);
         }
 }
 
 /* The vocabulary in two parts; labels inside, outside and none; a row with a logit that is not finite. */
 static void head_case(tm_elem t, float odd) {
-    enum { TOKENS = 9, ROWS = 6, V0 = 300, V1 = 41, LD = 307 };
+    enum { TOKENS = 9, ROWS = 6, V0 = 1300, V1 = 41, LD = 1307 };
     uint32_t row[ROWS] = {8, 0, 3, 4, 5, 7};
-    int32_t labels[TOKENS] = {0, -100, -100, 299, 300, 340, -100, 17, 320};
+    int32_t labels[TOKENS] = {0, -100, -100, 1299, 1300, 1340, -100, 17, 1320};
     float *logits = random_floats(ROWS * LD, 30), *part1 = random_floats(ROWS * LD, 30), *c = random_floats(TOKENS, 1);
     tm_head_state *want = scratch(TOKENS * sizeof *want), *got = scratch(TOKENS * sizeof *got);
     logits[2 * LD + 5] = odd;
