@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* A tile of a shard: larger where there would be more of them than this. */
-enum { MOST_TILES = 2048, VOCABULARY_COLUMNS = 8192 };
+enum { MOST_TILES = 2048 };
 /* What a rank takes beside frames: the program, MPI and the device's driver; the device's context and libraries. */
 static const uint64_t HOST_FIXED = 512 << 20, DEVICE_FIXED = 1 << 30;
 
@@ -26,6 +26,10 @@ static void share_node(imagine *x) {
     x->rank.disk.read_bps /= n;
     x->rank.disk.write_bps /= n;
     x->rank.disk.bytes /= node->ranks_per_node;
+    /* A budget is of the arena; the file's memory is all that the device has, the driver's part included. */
+    const tm_config *c = x->g->t->cfg;
+    if (c->memory.device_given && c->memory.device_bytes != TM_DEVICE_UNLIMITED)
+        x->rank.gpu_bytes = tm_min_u64(x->rank.gpu_bytes, c->memory.device_bytes + DEVICE_FIXED);
 }
 
 /* The strategy; where none is named and zero_optimization.stage is 0 (its default), zero3. */
@@ -59,7 +63,8 @@ static void unit_memory(const imagine *x, const tm_unit *m, imagine_unit *u) {
     }
     u->forward = u->kept;
     u->backward = u->kept + grads;
-    if (m->kind == TM_UNIT_HEAD) u->backward += T * VOCABULARY_COLUMNS * (sizeof(float) + tm_dtype_bytes(x->dtype));
+    if (m->kind == TM_UNIT_HEAD)
+        u->backward += T * x->gpu.sizes.vocab_block * (sizeof(float) + tm_dtype_bytes(x->dtype));
 }
 
 /* Parts that the unit uses and another owns: tied, all of them or none. */
@@ -277,6 +282,7 @@ static tries budgets(const imagine *x) {
 
 static tm_status imagine_open(imagine *x, const planning *g, const tm_model *m, const job_shape *shape) {
     *x = (imagine){.g = g, .m = m, .shape = *shape, .dtype = tm_model_dtype(m)};
+    TM_TRY(tm_device_known("cuda", &x->gpu));
     share_node(x);
     x->strategy = share_state(x);
     return make_units(x);
@@ -318,7 +324,7 @@ static tm_plan_change try_stage3(imagine *x) {
 }
 
 static tm_status refuse(imagine *x, const tries *t) {
-    char want[32], have[32], text[320];
+    char want[32], have[32], fixed[32], text[320];
     bool host = t->least_device == UINT64_MAX && t->least_host != UINT64_MAX && t->least_host > t->slab;
     tm_plan_report *out = x->g->out;
     tm_plan_change change = {"memory.host_budget", out->minimum_host_bytes};
@@ -336,9 +342,10 @@ static tm_status refuse(imagine *x, const tries *t) {
                  "%s: the weights that zero_optimization.stage %u keeps on every device do not fit %s",
                  x->g->machine.name, x->g->t->cfg->zero_stage, tm_format_size(x->rank.gpu_bytes, have, sizeof have));
     else
-        snprintf(text, sizeof text, "%s: a device needs at least %s and has %s", x->g->machine.name,
-                 tm_format_size(t->least_device + DEVICE_FIXED, want, sizeof want),
-                 tm_format_size(x->rank.gpu_bytes, have, sizeof have));
+        snprintf(text, sizeof text, "%s: a device needs at least %s and may use %s, %s of that for its driver",
+                 x->g->machine.name, tm_format_size(t->least_device + DEVICE_FIXED, want, sizeof want),
+                 tm_format_size(x->rank.gpu_bytes, have, sizeof have),
+                 tm_format_size(DEVICE_FIXED, fixed, sizeof fixed));
     return plan_refuse(x->g, host ? "host" : "device", change, text);
 }
 

@@ -35,6 +35,7 @@ typedef struct imagine_unit {
 typedef struct imagine {
     const planning *g;
     const tm_model *m;
+    tm_device_traits gpu; /* a GPU as src/device has it */
     job_shape shape;
     tm_dtype dtype;
     tm_machine rank;      /* this rank's share of a node */

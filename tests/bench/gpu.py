@@ -260,11 +260,7 @@ def foretold():
         here = WORK / "here.json"
         again = plan(path, values, more=["--save-hardware", here])
         note(f"{what}, plan after that run / run", again["seconds_per_step"] / took)
-        machine = json.loads(here.read_text())
-        if "memory.device_budget" in values or TINY:  # a file's memory has the driver's part in it
-            machine["gpu"]["memory"] = 9 * GIB
-            here.write_text(json.dumps(machine))
-        there = plan(path, {k: v for k, v in values.items() if not k.startswith("memory.device")}, more=["--hardware", here])
+        there = plan(path, values, more=["--hardware", here])
         note(f"{what}, plan by a hardware file of this machine / run", there["seconds_per_step"] / took, 0.85)
         note(f"{what}, run / that", took / there["seconds_per_step"], 0.85)
 

@@ -164,6 +164,44 @@ static void where_it_runs(void **state) {
     }
 }
 
+static double peak(const scene *s, const char *memory, const char *budget, double *seconds) {
+    tm_json_doc *doc;
+    imagine_gpu(s, memory);
+    run_result r = run((run_opts){.timeout_s = 60}, "plan", s->config, "--json", "--hardware", s->hardware, "--set",
+                       "memory.device=cuda:0", "--set", run_format("memory.device_budget=%s", budget), NULL);
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
+    double bytes = tm_json_get(tm_json_root(doc), "device_peak_bytes")->number;
+    *seconds = tm_json_get(tm_json_root(doc), "seconds_per_step")->number;
+    tm_json_free(doc);
+    run_free(&r);
+    return bytes;
+}
+
+/* A budget on a large GPU is a small GPU; it does not make a small one large; too little is refused. */
+static void a_budget_holds_there_too(void **state) {
+    (void)state;
+    scene s = open_scene();
+    tm_json_doc *doc;
+    double seconds[4];
+    imagine_gpu(&s, "8GiB");
+    (void)plan(&s, 0, "auto", false, &doc); /* writes the configuration */
+    tm_json_free(doc);
+    double all = peak(&s, "8GiB", "unlimited", &seconds[0]), small = peak(&s, "1152MiB", "unlimited", &seconds[1]);
+    double capped = peak(&s, "8GiB", "128MiB", &seconds[2]), no_more = peak(&s, "1152MiB", "6GiB", &seconds[3]);
+    assert_true(small < all && seconds[1] > seconds[0]);
+    if (capped != small || seconds[2] != seconds[1])
+        fail_msg("%g bytes, %g s: not %g, %g", capped, seconds[2], small, seconds[1]);
+    if (no_more != small || seconds[3] != seconds[1])
+        fail_msg("%g bytes, %g s: not %g, %g", no_more, seconds[3], small, seconds[1]);
+    imagine_gpu(&s, "8GiB");
+    run_result r = run((run_opts){.timeout_s = 60}, "plan", s.config, "--hardware", s.hardware, "--set",
+                       "memory.device=cuda:0", "--set", "memory.device_budget=1MiB", NULL);
+    if (r.status != 2 || !strstr(r.err, "may use 1.00 GiB, 1.00 GiB of that for its driver"))
+        fail_msg("%d: %s", r.status, r.err);
+    run_free(&r);
+}
+
 /* One node of four ranks whose memory is slow and whose links are not. All matrices are gathered twice, the embedding
  * once; each rank copies a quarter of them, reading and writing, with a quarter of the memory's rate. */
 static void a_shared_gather_takes_memory(void **state) {
@@ -333,6 +371,7 @@ int main(void) {
         cmocka_unit_test_teardown(adafactor_is_refused, run_clean),
         cmocka_unit_test_teardown(seconds_of_the_update, run_clean),
         cmocka_unit_test_teardown(where_it_runs, run_clean),
+        cmocka_unit_test_teardown(a_budget_holds_there_too, run_clean),
         cmocka_unit_test_teardown(a_shared_gather_takes_memory, run_clean),
         cmocka_unit_test_teardown(a_ring_is_as_slow_as_its_slowest_link, run_clean),
         cmocka_unit_test_teardown(exchanges_are_hidden, run_clean),
