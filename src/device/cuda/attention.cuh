@@ -320,6 +320,6 @@ template <int D> DEVICE void attention_queries_block(const cuda_attention_args &
     }
     att_store_gradient<D>(a, t, batch, q0, nq, head, true, dq);
 }
-KERNEL(attention_queries, cuda_attention_args, CUDA_THREADS) {
+KERNEL(attention_queries, cuda_attention_args, CUDA_THREADS, 2) {
     ATT_WITH_SIZE(a, attention_queries_block<D>(a, t));
 }

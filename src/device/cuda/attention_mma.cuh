@@ -196,9 +196,16 @@ template <typename T, int D, int Met> DEVICE void mma_forward_block(const cuda_a
         mma_store_output<T, D>(a, batch, head, row + 8 * (uint32_t)half, q0 + nq, l, half, acc, max[half], sum[half]);
 }
 
+/* Blocks that are to fit a processor: where that has only 100 KiB of shared memory, no more than those leave room for. */
+#if defined(__CUDACC__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+#define MMA_FIT(most) ((most) < 2 ? (most) : 2)
+#else
+#define MMA_FIT(most) (most)
+#endif
+
 /* A kernel for heads of D columns, and so with the registers that those need; `blocks` of it are to fit a processor. */
 #define MMA_KERNEL(name, body, D, blocks, ...)                                                                         \
-    KERNEL(name##_##D, cuda_attention_args, MMA_THREADS, blocks) {                                                     \
+    KERNEL(name##_##D, cuda_attention_args, MMA_THREADS, MMA_FIT(blocks)) {                                            \
         if (a.type == CUDA_BF16)                                                                                       \
             body<bf16, D, __VA_ARGS__>(a);                                                                             \
         else                                                                                                           \
