@@ -50,6 +50,7 @@ void *emulate_shared(uint32_t i, size_t bytes);
 #define DEVICE static inline __attribute__((unused))
 #define UNROLL
 #define UNROLL_4
+#define ROLLED
 #define KERNEL(name, args, ...)                                                                                        \
     static void body_##name(const args a);                                                                             \
     extern "C" void tidemill_##name(const void *p);                                                                    \

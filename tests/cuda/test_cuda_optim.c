@@ -40,7 +40,8 @@ static void adamw_case(const tm_adamw_opts *o, size_t n, bool split, bool odd) {
     tm_split_f32(w, hi, lo, n);
     cuda_adamw_args a = {.n = n, .step = step_of(&step), .grad_type = split ? CUDA_BF16 : CUDA_F32};
     a.grad = give(hg, n * (split ? 2 : 4));
-    a.exp_avg = give(m, n * 4), a.exp_avg_sq = give(v, n * 4);
+    a.exp_avg = give_at(m, n * 4, n == 257 ? 4 : 0); /* not by fours there */
+    a.exp_avg_sq = give(v, n * 4);
     if (split)
         a.hi = give(hi, n * 2), a.lo = give(lo, n * 2);
     else

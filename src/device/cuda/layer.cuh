@@ -26,6 +26,7 @@
 #define DEVICE static __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
+#define ROLLED _Pragma("unroll 1")
 #define KERNEL(name, args, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) tidemill_##name(args a)
 
 DEVICE uint32_t thread_of_block() { return threadIdx.x; }

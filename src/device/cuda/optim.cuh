@@ -77,23 +77,55 @@ DEVICE float adamw_element(float w, float *m_, float *v_, float g, const cuda_ad
 
 DEVICE bool not_finite(float x) { return (bits_of(x) & 0x7fffffffu) >= 0x7f800000u; }
 
+/* N neighbours from i on. Split: the master is two halves of 16 bits; else it is the weight, in fp32. */
+template <typename G, bool Split, int N> DEVICE uint32_t adamw_few(const cuda_adamw_args &a, uint64_t i) {
+    float w[N], m[N], v[N], g[N];
+    few<uint16_t, N> hi, lo;
+    uint32_t bad = 0;
+    if constexpr (Split) {
+        hi = *reinterpret_cast<const few<uint16_t, N> *>(a.hi + i);
+        lo = *reinterpret_cast<const few<uint16_t, N> *>(a.lo + i);
+    } else {
+        load_few<float, N>(a.weight + i, w);
+    }
+    load_few<float, N>(a.exp_avg + i, m);
+    load_few<float, N>(a.exp_avg_sq + i, v);
+    load_few<G, N>(static_cast<const G *>(a.grad) + i, g);
+    UNROLL for (int e = 0; e < N; e++) {
+        if constexpr (Split) w[e] = float_of(join_halves(hi.of[e], lo.of[e]));
+        w[e] = adamw_element(w[e], &m[e], &v[e], g[e] * a.step.grad_scale, a.step);
+        if constexpr (Split) {
+            hi.of[e] = (uint16_t)((bits_of(w[e]) + 0x8000u) >> 16);
+            lo.of[e] = (uint16_t)bits_of(w[e]);
+        }
+        bad += not_finite(w[e]) || not_finite(m[e]) || not_finite(v[e]);
+    }
+    if constexpr (Split) {
+        store_whole(hi, reinterpret_cast<few<uint16_t, N> *>(a.hi + i));
+        store_whole(lo, reinterpret_cast<few<uint16_t, N> *>(a.lo + i));
+    } else {
+        store_few<float, N>(w, a.weight + i);
+    }
+    store_few<float, N>(m, a.exp_avg + i);
+    store_few<float, N>(v, a.exp_avg_sq + i);
+    return bad;
+}
+
+template <typename G, bool Split> DEVICE unsigned long long adamw_all(const cuda_adamw_args &a) {
+    enum { FEW = CUDA_ADAMW_FEW };
+    uintptr_t fours = (uintptr_t)a.weight | (uintptr_t)a.exp_avg | (uintptr_t)a.exp_avg_sq;
+    uintptr_t twos = (uintptr_t)a.hi | (uintptr_t)a.lo, grads = (uintptr_t)a.grad;
+    bool aligned = fours % (FEW * 4) == 0 && twos % (FEW * 2) == 0 && grads % (FEW * sizeof(G)) == 0;
+    uint64_t by_few = aligned ? a.n / FEW * FEW : 0, step = threads_of_grid();
+    unsigned long long bad = 0;
+    ROLLED for (uint64_t i = thread_of_grid() * FEW; i < by_few; i += step * FEW) bad += adamw_few<G, Split, FEW>(a, i);
+    ROLLED for (uint64_t i = by_few + thread_of_grid(); i < a.n; i += step) bad += adamw_few<G, Split, 1>(a, i);
+    return bad;
+}
+
 KERNEL(adamw, cuda_adamw_args, CUDA_THREADS) {
     unsigned long long bad = 0;
-    for (uint64_t i = thread_of_grid(); i < a.n; i += threads_of_grid()) {
-        float w = a.weight ? a.weight[i] : float_of(join_halves(a.hi[i], a.lo[i]));
-        float m = a.exp_avg[i], v = a.exp_avg_sq[i], g = load_any(a.grad_type, a.grad, i) * a.step.grad_scale;
-        w = adamw_element(w, &m, &v, g, a.step);
-        a.exp_avg[i] = m;
-        a.exp_avg_sq[i] = v;
-        if (a.weight) {
-            a.weight[i] = w;
-        } else {
-            uint32_t bits = bits_of(w);
-            a.hi[i] = (uint16_t)((bits + 0x8000u) >> 16);
-            a.lo[i] = (uint16_t)bits;
-        }
-        bad += not_finite(w) || not_finite(m) || not_finite(v);
-    }
+    WITH_TYPE(a.grad_type, bad = a.weight ? adamw_all<T, false>(a) : adamw_all<T, true>(a));
     if (bad) atomic_add(a.bad, bad);
 }
 

@@ -369,5 +369,5 @@ void cuda_adamw(const cuda_adamw_args *args, uint64_t *nonfinite) {
     cuda_adamw_args a = *args;
     if (now->status != TM_OK || a.n == 0) return;
     keep(now->counter(now, nonfinite, &a.bad));
-    launch_elements(CUDA_K_adamw, &a, a.n);
+    launch_elements(CUDA_K_adamw, &a, blocks_of(a.n, CUDA_ADAMW_FEW));
 }
