@@ -29,17 +29,17 @@ typedef struct cuda_zero_args {
     uint64_t bytes;
 } cuda_zero_args;
 
-/* norm_rows: y, or dx and inv. norm_columns: partial dw of blocks of rows. norm_sum: partial sums in order. */
+/* norm_forward: y; norm_backward: dx and inv; norm_columns: partial dw of blocks of rows. */
 typedef struct cuda_norm_args {
     const void *x, *w;
     const float *dy;
     void *y;    /* forward */
     void *dx;   /* backward */
     float *inv; /* [rows] */
-    float *partial, *dw;
+    float *partial;
     uint64_t rows, n;
     float eps;
-    int32_t type, dx_add, dw_add;
+    int32_t type, dx_add;
 } cuda_norm_args;
 
 typedef struct cuda_rope_args {
@@ -158,7 +158,6 @@ typedef struct cuda_sum_args {
     K(norm_forward, cuda_norm_args, CUDA_THREADS)                                                                      \
     K(norm_backward, cuda_norm_args, CUDA_THREADS)                                                                     \
     K(norm_columns, cuda_norm_args, CUDA_THREADS)                                                                      \
-    K(norm_sum, cuda_norm_args, CUDA_THREADS)                                                                          \
     K(rope, cuda_rope_args, CUDA_THREADS)                                                                              \
     K(swiglu_forward, cuda_swiglu_args, CUDA_THREADS)                                                                  \
     K(swiglu_backward, cuda_swiglu_args, CUDA_THREADS)                                                                 \

@@ -99,18 +99,16 @@ void cuda_rmsnorm_backward(tm_elem t, uint64_t rows, uint64_t n, const void *x, 
                         .dx = dx,
                         .inv = workspace,
                         .partial = (float *)(void *)((char *)workspace + cuda_norm_inv_bytes(rows)),
-                        .dw = dw,
                         .rows = rows,
                         .n = n,
                         .eps = eps,
                         .type = (int32_t)t,
-                        .dx_add = dx_add,
-                        .dw_add = dw_add};
-    uint64_t columns = blocks_of(n, CUDA_THREADS);
+                        .dx_add = dx_add};
+    uint64_t blocks = blocks_of(rows, CUDA_ROW_BLOCK);
     launch_rows(CUDA_K_norm_backward, &a, rows, 2 * CUDA_WARP);
     if (!dw) return;
-    launch_strided(CUDA_K_norm_columns, &a, columns, blocks_of(rows, CUDA_ROW_BLOCK), 0);
-    launch_strided(CUDA_K_norm_sum, &a, columns, 1, 0);
+    launch_strided(CUDA_K_norm_columns, &a, blocks_of(n, CUDA_THREADS), blocks, 0);
+    cuda_column_sum(TM_ELEM_F32, blocks, n, a.partial, n, dw, dw_add);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
