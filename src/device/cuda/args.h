@@ -11,7 +11,7 @@ enum { CUDA_F32 = 0, CUDA_BF16 = 1, CUDA_F16 = 2, CUDA_ELEMS };
 
 /* Threads of a block, for every kernel but those that say otherwise. */
 enum { CUDA_THREADS = 256, CUDA_MMA_THREADS = 128, CUDA_WARP = 32 };
-enum { CUDA_ADAMW_FEW = 4 }; /* elements that a thread updates at once */
+enum { CUDA_ADAMW_FEW = 4, CUDA_DELTA_ROWS = 4 }; /* elements, rows that a thread, a warp has under way at once */
 /* Shared memory of kernels that sum in order: pieces of columns, and of a gradient; columns of an embedding's block. */
 enum { CUDA_SUM_ROWS = 128, CUDA_NORM_PIECE = 2048, CUDA_EMBED_COLUMNS = 1024, CUDA_EMBED_WINDOW = 1024 };
 /* Blocks of sums: as in kernels.h and optimizer.h, whose results these kernels repeat. */

@@ -211,18 +211,38 @@ KERNEL(attention_forward, cuda_attention_args, CUDA_THREADS) {
 
 /* ---- backward ---- */
 
-/* delta = sum(dO * O) of a row and head, which is sum(P * dP): a warp each */
-KERNEL(attention_delta, cuda_attention_args, CUDA_THREADS) {
-    uint32_t lane = thread_of_block() % CUDA_WARP, warps = threads_of_block() / CUDA_WARP;
-    uint64_t all = (uint64_t)a.rows * a.seq * a.heads;
-    for (uint64_t at = (uint64_t)block_x() * warps; at < all; at += (uint64_t)blocks_x() * warps) {
-        uint64_t i = at + thread_of_block() / CUDA_WARP;
-        float sum = 0.0f;
-        for (uint32_t d = lane; i < all && d < a.head_dim; d += CUDA_WARP)
-            sum = fmaf(load_any(a.type, a.o, i * a.head_dim + d), load_any(a.type, a.d_o, i * a.head_dim + d), sum);
-        UNROLL for (unsigned d = CUDA_WARP / 2; d > 0; d /= 2) sum += shuffle_xor(sum, d);
-        if (lane == 0 && i < all) a.delta[i] = sum;
+/* delta = sum(dO * O) of a row and head, which is sum(P * dP): a warp has CUDA_DELTA_ROWS of them under way, a lane two
+ * columns of 64, at once where they can be loaded so. */
+template <typename T, bool Pairs> DEVICE void att_deltas(const cuda_attention_args &a) {
+    const T *o = static_cast<const T *>(a.o), *d_o = static_cast<const T *>(a.d_o);
+    uint32_t lane = thread_of_block() % CUDA_WARP, warp = thread_of_block() / CUDA_WARP;
+    uint64_t all = (uint64_t)a.rows * a.seq * a.heads, step = threads_of_block() / CUDA_WARP * CUDA_DELTA_ROWS;
+    for (uint64_t at = block_x() * step; at < all; at += blocks_x() * step) {
+        uint64_t first = at + warp * CUDA_DELTA_ROWS;
+        float sum[CUDA_DELTA_ROWS] = {};
+        for (uint32_t d = 2 * lane; d < a.head_dim; d += 2 * CUDA_WARP)
+            UNROLL for (uint32_t k = 0; k < CUDA_DELTA_ROWS; k++) {
+                uint64_t i = least(first + k, all - 1) * a.head_dim + d;
+                float x[2] = {}, dx[2] = {};
+                if (Pairs) {
+                    load_few<T, 2>(o + i, x);
+                    load_few<T, 2>(d_o + i, dx);
+                } else {
+                    x[0] = widen(o[i]), dx[0] = widen(d_o[i]);
+                    if (d + 1 < a.head_dim) x[1] = widen(o[i + 1]), dx[1] = widen(d_o[i + 1]);
+                }
+                sum[k] = fmaf(x[1], dx[1], fmaf(x[0], dx[0], sum[k]));
+            }
+        UNROLL for (uint32_t k = 0; k < CUDA_DELTA_ROWS; k++) {
+            UNROLL for (unsigned d = CUDA_WARP / 2; d > 0; d /= 2) sum[k] += shuffle_xor(sum[k], d);
+            if (lane == 0 && first + k < all) a.delta[first + k] = sum[k];
+        }
     }
+}
+KERNEL(attention_delta, cuda_attention_args, CUDA_THREADS) {
+    uintptr_t both = (uintptr_t)a.o | (uintptr_t)a.d_o;
+    bool even = a.head_dim % 2 == 0;
+    WITH_TYPE(a.type, even && both % (2 * sizeof(T)) == 0 ? att_deltas<T, true>(a) : att_deltas<T, false>(a));
 }
 
 /* P of a pair of tiles into p, and into t.m. */

@@ -344,7 +344,7 @@ void cuda_attention_backward(const tm_attention *a) {
         keep(now->rope(now, a->rope, &k.rope_table, &k.rope_inv_freq));
     }
     launch_strided(CUDA_K_attention_delta, &k,
-                   blocks_of((uint64_t)a->rows * a->seq * a->heads, CUDA_THREADS / CUDA_WARP), 1, 0);
+                   blocks_of((uint64_t)a->rows * a->seq * a->heads, CUDA_THREADS / CUDA_WARP * CUDA_DELTA_ROWS), 1, 0);
     launch_backward(a, &k);
     zero_padding(a, a->d_qkv, ((uint64_t)a->heads + 2 * (uint64_t)a->kv_heads) * a->head_dim * tm_elem_bytes(a->type));
 }

@@ -31,7 +31,9 @@ DEVICE void angle_of(const float *table, const float *inv_freq, uint32_t cached,
     }
 }
 
-/* Threads beyond a whole number of half heads have nothing to do; the others keep their column, and so their angle. */
+/* Threads beyond a whole number of half heads have nothing to do; the others keep their column, and so their angle, and
+ * have ROPE_EACH heads under way at a time. */
+enum { ROPE_EACH = 4 };
 template <typename T> DEVICE void rotate_row(const cuda_rope_args &a, uint64_t r, uint64_t position) {
     uint32_t half = a.head_dim / 2, step = threads_of_block() / half, column = thread_of_block() % half;
     T *x = static_cast<T *>(a.x) + r * a.ld + column;
@@ -39,11 +41,19 @@ template <typename T> DEVICE void rotate_row(const cuda_rope_args &a, uint64_t r
     if (thread_of_block() >= step * half) return;
     angle_of(a.table, a.inv_freq, a.cached, half, position, column, &c, &s);
     if (a.inverse) s = -s;
-    for (uint32_t head = thread_of_block() / half; head < a.heads; head += step) {
-        T *at = x + head * a.head_dim;
-        float x1 = widen(at[0]), x2 = widen(at[half]);
-        narrow(x1 * c - x2 * s, at);
-        narrow(x2 * c + x1 * s, at + half);
+    for (uint32_t first = thread_of_block() / half; first < a.heads; first += ROPE_EACH * step) {
+        float x1[ROPE_EACH], x2[ROPE_EACH];
+        UNROLL for (uint32_t k = 0; k < ROPE_EACH; k++) {
+            uint32_t head = first + k * step < a.heads ? first + k * step : first;
+            x1[k] = widen(x[head * a.head_dim]);
+            x2[k] = widen(x[head * a.head_dim + half]);
+        }
+        UNROLL for (uint32_t k = 0; k < ROPE_EACH; k++) {
+            T *at = x + (first + k * step) * a.head_dim;
+            if (first + k * step >= a.heads) break;
+            narrow(x1[k] * c - x2[k] * s, at);
+            narrow(x2[k] * c + x1[k] * s, at + half);
+        }
     }
 }
 
