@@ -18,6 +18,7 @@ static const bench benches[] = {
     {"step", tm_bench_step, "training steps, with and without their disk and compute halves"},
     {"collective", tm_bench_collective, "reductions and gathers between ranks"},
     {"device", tm_bench_device, "copies between host memory and a device's arena"},
+    {"kernels", tm_bench_kernels, "each kernel on a device, beside its memory and its products"},
 };
 
 static void print_help(FILE *f) {

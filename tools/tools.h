@@ -59,6 +59,7 @@ TM_BENCH(attention);
 TM_BENCH(step);
 TM_BENCH(collective);
 TM_BENCH(device);
+TM_BENCH(kernels);
 
 /* ---- failures --------------------------------------------------------------------------------------------------- */
 
