@@ -11,6 +11,7 @@
 #       fixtures    models beside transformers' numbers, bf16 beside the CPU
 #       budgets     one hash over device budgets and placements; a run that goes on from a commit
 #       link        copies as training makes them, beside one large copy
+#       rates       each kernel beside the memory and the products of the device
 #       speed       all in the device, beside PyTorch (bf16, SDPA, fused AdamW) where python3 has it
 #       offload     states on the host, weights streamed, a small device budget, beside all in the device
 #       plan        seconds that `plan` foretells beside those of runs

@@ -195,6 +195,19 @@ def link():
             note(f"{row['bytes'] >> 10} KiB {way}, of limit", row[f"{way}_of_limit"], 0.9 if row["bytes"] >= 4 * MIB else None)
 
 
+def rates():
+    """Each kernel beside the device's memory and products: what is far below 1 and takes long is where time goes."""
+    shape = ["--hidden", 64, "--inner", 96, "--heads", 2, "--kv-heads", 1, "--head-dim", 32, "--seq", 32, "--rows", 2, "--vocab", 500,
+             "--milliseconds", 0] if TINY else []
+    run = Run(["bench", "kernels", "--device", DEVICE, "--json", *map(str, shape)])
+    need(run.status == 0, f"bench kernels: exit {run.status}\n{run.err}")
+    out = json.loads(run.out)
+    note("memory, GB/s", round(out["memory_bytes_per_second"] * 1e-9, 1))
+    note("products, Tflop/s", round(out["product_flops_per_second"] * 1e-12, 2))
+    for row in out["results"]:
+        note(f"{row['kernel']}, {row['seconds'] * 1e6:.0f} us, of limit", row["of_limit"])
+
+
 def in_device(name, tokens, batch, steps=8, accumulation=1):
     path = config(name, tokens, accumulation, batch=batch, steps=steps, memory_activations="auto", save_steps=0)
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "zero_optimization"}))
@@ -280,7 +293,7 @@ def large():
     note("losses", [round(s["loss"], 4) for s in run.steps])
 
 
-PARTS = {"doctor": doctor, "kernels": kernels, "sanitizer": sanitizer, "fixtures": fixtures, "budgets": budgets, "link": link,
+PARTS = {"doctor": doctor, "kernels": kernels, "sanitizer": sanitizer, "fixtures": fixtures, "budgets": budgets, "link": link, "rates": rates,
          "speed": speed, "offload": offload, "plan": foretold, "large": large}
 
 chosen = sys.argv[1:] or list(PARTS)

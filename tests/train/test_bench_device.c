@@ -1,5 +1,5 @@
-/* `tidemill bench device`: what its JSON promises, on the arena of the CPU and on a driver that pretends, and what it
- * refuses. A rate is judged only where a clock keeps it from being more. */
+/* `tidemill bench device` and `bench kernels`: what their JSON promises, on the arena of the CPU and on a driver that
+ * pretends, and what it refuses. A rate is judged only where a clock keeps it from being more. */
 #include "run.h"
 
 #include <math.h>
@@ -141,6 +141,96 @@ static void test_refusals(void **state) {
                                                                                                         beside */
 }
 
+/* ---- bench kernels ---- */
+
+#define SHAPE                                                                                                          \
+    "--hidden", "64", "--inner", "96", "--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--seq", "32", "--rows", \
+        "2", "--vocab", "500", "--milliseconds", "0"
+
+/* 64 tokens of 16 bits; what a kernel moves and multiplies, by hand. */
+static const struct {
+    const char *name;
+    double bytes, flops;
+} by_hand[] = {
+    {"product: queries, keys, values", 2.0 * (64 * 64 + 64 * 128 + 64 * 128), 2.0 * 64 * 64 * 128},
+    {"product: gradient of a weight", 2.0 * (64 * 192 + 64 * 64) + 4.0 * 192 * 64, 2.0 * 64 * 64 * 192},
+    {"norm", 2.0 * 2 * 64 * 64, 0},
+    {"gated unit", 2.0 * 3 * 64 * 96, 0},
+    {"attention", 2.0 * 64 * (128 + 64), 2 * 2 * (2 * 32.0 * 33 / 2) * 64},
+    {"embedding", 2.0 * 2 * 64 * 64, 0},
+    {"head: logits' gradient", (4.0 + 2) * 64 * 500, 0},
+};
+
+static const tm_json *kernel_named(const tm_json *root, const char *name) {
+    for (const tm_json *row = tm_json_get(root, "results")->child; row; row = row->next)
+        if (tm_json_is(tm_json_get(row, "kernel"), name)) return row;
+    fail_msg("no kernel \"%s\"", name);
+    return NULL;
+}
+
+/* `updates`: the device's kernels have those of an update. */
+static void check_kernels(const run_result *r, const char *device, bool updates) {
+    tm_json_doc *doc;
+    RUN_OK(r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r->out, r->out_len, "output", 0, 0));
+    const tm_json *root = tm_json_root(doc), *results = tm_json_get(root, "results");
+    double moved = number(root, "memory_bytes_per_second"), multiplied = number(root, "product_flops_per_second");
+    assert_true(tm_json_is(tm_json_get(root, "device"), device) && number(root, "tokens") == 64);
+    assert_int_equal(results->count, updates ? 23 : 21);
+    for (const tm_json *row = results->child; row; row = row->next) {
+        double seconds = number(row, "seconds"), memory = number(row, "bytes") / moved;
+        double products = number(row, "flops") / multiplied;
+        assert_true(seconds > 0 && number(row, "bytes") > 0);
+        check_share(number(row, "of_limit"), fmax(memory, products), seconds);
+        assert_true(number(row, "flops") / seconds <= multiplied * (1 + 1e-12));
+    }
+    for (size_t i = 0; i < TM_COUNT(by_hand); i++) {
+        const tm_json *row = kernel_named(root, by_hand[i].name);
+        if (number(row, "bytes") != by_hand[i].bytes || number(row, "flops") != by_hand[i].flops)
+            fail_msg("%s: %g bytes, %g operations", by_hand[i].name, number(row, "bytes"), number(row, "flops"));
+    }
+    if (updates) assert_true(number(kernel_named(root, "AdamW"), "bytes") == 26.0 * (16 << 20));
+    tm_json_free(doc);
+}
+
+static void test_kernels(void **state) {
+    (void)state;
+    static const char *const host[] = {"cpu", "cpu-arena"};
+    for (size_t i = 0; i < TM_COUNT(host); i++) {
+        run_result r = run((run_opts){0}, "bench", "kernels", "--device", host[i], SHAPE, "--json", NULL);
+        check_kernels(&r, host[i], false);
+        run_free(&r);
+    }
+    if (!*TM_TEST_FAKE_CUDA) return;
+    run_result r = run(fake, "bench", "kernels", SHAPE, "--json", NULL);
+    check_kernels(&r, "cuda:0", true);
+    run_free(&r);
+}
+
+static void test_kernels_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *key, *value, *text;
+    } wrong[] = {{"--device", "gpu", "there is no device \"gpu\""},
+                 {"--kv-heads", "3", "a multiple of --kv-heads"},
+                 {"--head-dim", "7", "an even number from 2 to 256"},
+                 {"--rows", "0", "sizes are 1 to"},
+                 {"--seq", "1000000", "4194304 at most"},
+                 {"--precision", "fp8", "bf16 or fp32, not 'fp8'"},
+                 {"--milliseconds", "-1", "--milliseconds takes"}};
+    for (size_t i = 0; i < TM_COUNT(wrong); i++) {
+        const char *words[] = {"bench", "kernels", "--rows", "5", wrong[i].key, wrong[i].value, NULL}, *first;
+        run_result r = run_argv(&(run_opts){0}, words);
+        if (r.status != 2 || run_error_lines(r.err, &first) != 1 || !strstr(first, wrong[i].text))
+            fail_msg("\"%s\" was expected, exit status %d: %s", wrong[i].text, r.status, r.err);
+        run_free(&r);
+    }
+    if (!*TM_TEST_FAKE_CUDA) return;
+    run_result r = run(fake, "bench", "kernels", "--rows", "128", NULL);
+    if (r.status != 2 || !strstr(r.err, "and 4.00 GiB are free; use fewer --rows")) fail_msg("%d: %s", r.status, r.err);
+    run_free(&r);
+}
+
 /* A copy that fails ends it, whatever is under way then. */
 static void test_copy_fails(void **state) {
     (void)state;
@@ -161,8 +251,9 @@ static void test_copy_fails(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_arena), cmocka_unit_test(test_table),
-                                       cmocka_unit_test(test_cuda), cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_copy_fails)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_arena),           cmocka_unit_test(test_table),      cmocka_unit_test(test_cuda),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_copy_fails), cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_kernels_refusals)};
     return cmocka_run_group_tests_name("bench_device", tests, NULL, run_clean);
 }
