@@ -517,7 +517,7 @@ static int check_args(const args *a) {
     if (a->heads % a->kv_heads) return tm_cli_wrong(name, "--heads takes a multiple of --kv-heads");
     if (a->head_dim % 2 || a->head_dim > 256)
         return tm_cli_wrong(name, "--head-dim takes an even number from 2 to 256");
-    if (a->rows * a->seq > 1 << 22) return tm_cli_wrong(name, "--rows times --seq is 4194304 at most");
+    if (a->rows * a->seq > 1 << 21) return tm_cli_wrong(name, "--rows times --seq is 2097152 at most");
     if (a->milliseconds < 0 || a->milliseconds > 60000) return tm_cli_wrong(name, "--milliseconds takes 0 to 60000");
     if (strcmp(a->precision, "bf16") && strcmp(a->precision, "fp32"))
         return tm_cli_wrong(name, "--precision takes bf16 or fp32, not '%s'", a->precision);

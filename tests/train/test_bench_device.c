@@ -215,7 +215,7 @@ static void test_kernels_refusals(void **state) {
                  {"--kv-heads", "3", "a multiple of --kv-heads"},
                  {"--head-dim", "7", "an even number from 2 to 256"},
                  {"--rows", "0", "sizes are 1 to"},
-                 {"--seq", "1000000", "4194304 at most"},
+                 {"--seq", "1000000", "2097152 at most"},
                  {"--precision", "fp8", "bf16 or fp32, not 'fp8'"},
                  {"--milliseconds", "-1", "--milliseconds takes"}};
     for (size_t i = 0; i < TM_COUNT(wrong); i++) {
