@@ -2,8 +2,11 @@
 # All set-up and all tests, on a bare Debian 12 or anywhere the packages of tools/deps.sh are:
 #   1. installs what is missing;
 #   2. builds build/ (release) and runs every test there, the checks of includes and layout among them;
-#   3. builds build-dev/ (address and undefined-behaviour sanitizers), runs unit and golden tests there.
-# --quick leaves out 3. Exit 0: all passed. The last lines are ctest's summary of 2.
+#   3. builds build-dev/ (address and undefined-behaviour sanitizers), runs unit and golden tests there, and a sample of
+#      those of ranks, faults and budgets (budgets are not judged there).
+# --quick leaves out 3. TIDEMILL_LONG=1, before a release: what there is no time for in continuous integration as well,
+# then 2 again under every product back-end and every column of kernels that this CPU has (hours).
+# Exit 0: all passed. The last lines: what was left out and why, then ctest's summaries, that of 2 last.
 set -eu
 quick=
 case ${1:-} in
@@ -16,30 +19,72 @@ case ${1:-} in
 esac
 cd "$(dirname "$0")/.."
 tools/deps.sh test
+long=${TIDEMILL_LONG:-}
+[ "$long" != 0 ] || long=
 
-# suite PRESET FOLDER CTEST-ARGUMENTS...: builds, tests; the summary stays in FOLDER/summary.txt
+build() { # PRESET FOLDER
+    mkdir -p "$2"
+    cmake --preset "$1" > "$2/configure.log" 2>&1 || { cat "$2/configure.log"; exit 1; }
+    # Nobody waits for these tests: they may take as long as they need.
+    [ -z "$long" ] || find "$2" -name CTestTestfile.cmake -exec sed -i 's/TIMEOUT "[0-9]*"/TIMEOUT "28800"/' {} +
+    cmake --build "$2" -- --quiet || exit 1
+}
+
+# suite TITLE FOLDER CTEST-ARGUMENTS...: tests; the summary is added to the last words.
 suite() {
-    preset=$1
+    title=$1
     folder=$2
     shift 2
-    echo "== $preset"
-    mkdir -p "$folder"
-    cmake --preset "$preset" > "$folder/configure.log" 2>&1 || { cat "$folder/configure.log"; exit 1; }
-    cmake --build "$folder" -- --quiet || exit 1
-    rm -f "$folder/failed"
-    { ctest --test-dir "$folder" --output-on-failure --no-tests=error "$@" 2>&1 || : > "$folder/failed"; } |
-        tee "$folder/ctest.log"
-    sed -n '/% tests passed/,$p' "$folder/ctest.log" > "$folder/summary.txt"
+    echo "== $title"
+    rm -f "$folder/failed" "$folder/skips.txt"
+    { TIDEMILL_SKIPS=$PWD/$folder/skips.txt ctest --test-dir "$folder" --output-on-failure --no-tests=error "$@" 2>&1 ||
+        : > "$folder/failed"; } | tee "$folder/ctest.log"
+    if [ -s "$folder/skips.txt" ]; then
+        echo "== left out: $title (program: test: why)"
+        sort -u "$folder/skips.txt"
+    fi >> "$words"
+    {
+        echo "== summary: $title"
+        sed -n '/% tests passed/,$p' "$folder/ctest.log"
+    } >> "$words"
     [ ! -e "$folder/failed" ]
 }
 
 result=0
-suite release build -j 2 || result=1 # two at a time: most of a test is waiting, or one thread's work
+words=$PWD/build/words.txt
+mkdir -p build
+: > "$words"
 if [ -z "$quick" ]; then
-    suite dev build-dev -L 'unit|golden' -LE budget -j 2 || result=1
-    echo "== summary: dev"
-    cat build-dev/summary.txt
+    build dev build-dev
+    suite dev build-dev -L 'unit|golden|sample' -LE 'budget' -j 2 || result=1
 fi
-echo "== summary: release"
-cat build/summary.txt
+build release build
+if [ -n "$long" ]; then
+    # every product back-end and every column of kernels that is to be had on this machine
+    for way in GEMM=builtin GEMM=openblas GEMM=onednn ISA=ref ISA=avx2 ISA=avx512 ISA=avx512bf16 ISA=amx; do
+        if env "TIDEMILL_$way" build/bin/tidemill bench attention --positions 512 > /dev/null 2> build/way.txt; then
+            export "TIDEMILL_$way"
+            export TIDEMILL_LONG=
+            suite "release, TIDEMILL_$way" build -j 2 || result=1
+            unset "TIDEMILL_${way%%=*}"
+            export TIDEMILL_LONG=1
+        else
+            echo "== left out: release, TIDEMILL_$way: $(head -n 1 build/way.txt)" >> "$words"
+        fi
+    done
+fi
+suite release build -j 2 || result=1 # two at a time: most of a test is waiting, or one thread's work
+if [ -n "$long" ]; then
+    { # to be kept: tests/LONG.md says which was the last
+        echo "# The last run of \`TIDEMILL_LONG=1 tests/run.sh\`"
+        echo
+        echo "Commit $(git rev-parse --short HEAD), $(date -u +%F),$(sed -n '/^model name/{s/.*://p;q}' /proc/cpuinfo), exit $result."
+        echo
+        echo '```'
+        cat "$words"
+        echo '```'
+    } > build/LONG.md
+    echo "== build/LONG.md is the record of this run: copy it to tests/LONG.md"
+fi
+cat "$words"
 exit $result

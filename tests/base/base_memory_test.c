@@ -1,5 +1,6 @@
 /* Allocation counters, faults, byte buffers, what the system says of memory. */
 #include "base_test.h"
+#include "tests/skip.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -92,7 +93,7 @@ static int failures_of_ten(const char *spec) {
 static void faults_strike_where_they_are_told(void **state) {
     (void)state;
 #ifndef TIDEMILL_FAULTS
-    skip();
+    TEST_SKIP("this build makes no failures (TIDEMILL_FAULTS)");
 #endif
     assert_int_equal(failures_of_ten(NULL), 0);
     assert_int_equal(failures_of_ten("alloc:3:fail:once"), 1 << 2);
@@ -121,7 +122,7 @@ static void faults_strike_where_they_are_told(void **state) {
 static void calls_are_counted_by_name(void **state) {
     (void)state;
 #ifndef TIDEMILL_FAULTS
-    skip();
+    TEST_SKIP("this build makes no failures (TIDEMILL_FAULTS)");
 #endif
     const char *call;
     uint64_t n;
@@ -147,7 +148,7 @@ static void calls_are_counted_by_name(void **state) {
 static void clocks_jump_and_the_killed_are_gone(void **state) {
     (void)state;
 #ifndef TIDEMILL_FAULTS
-    skip();
+    TEST_SKIP("this build makes no failures (TIDEMILL_FAULTS)");
 #endif
     uint64_t now = tm_now_ns(), year = (uint64_t)31536000 * 1000000000;
     assert_ok(tm_fault_set("clock:2:forward:once"));
@@ -195,7 +196,7 @@ static void buffers_grow(void **state) {
 static void buffer_survives_a_failed_allocation(void **state) {
     (void)state;
 #ifndef TIDEMILL_FAULTS
-    skip();
+    TEST_SKIP("this build makes no failures (TIDEMILL_FAULTS)");
 #endif
     tm_buf b = {0};
     assert_ok(tm_buf_append(&b, "kept", 4));
@@ -263,8 +264,7 @@ static void waiting_for_a_processor_is_seen(void **state) {
     (void)state;
     cpu_set_t before, one;
     if (!run_delay_is_counted()) {
-        print_message("SKIP: this kernel does not count how long threads wait for a processor\n");
-        skip();
+        TEST_SKIP("this kernel does not count how long threads wait for a processor");
     }
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
     CPU_ZERO(&one);

@@ -1,5 +1,6 @@
 /* Sizes, shortest decimals, Philox, normals, hashes. */
 #include "base_test.h"
+#include "tests/skip.h"
 
 #include <xxhash.h>
 
@@ -149,8 +150,7 @@ static void locale_does_not_matter(void **state) {
     bool found = false;
     for (size_t i = 0; i < TM_COUNT(names) && !found; i++) found = setlocale(LC_ALL, names[i]) != NULL;
     if (!found) {
-        print_message("SKIP: no locale with a decimal comma is installed\n");
-        skip();
+        TEST_SKIP("no locale with a decimal comma is installed");
     }
     char b[32];
     assert_string_equal(tm_format_double(0.5, b, sizeof b), "0.5");

@@ -1,6 +1,7 @@
 /* What becomes of a job when a rank dies, stops, fails or differs. Without arguments: starts jobs of itself under
  * mpirun and looks at their exit status, their last words and the time they took; with one: is a rank of such a job. */
 #include "tests/comm/comm_test.h"
+#include "tests/skip.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -205,8 +206,7 @@ int main(int argc, char **argv) {
     self = argv[0];
     if (argc > 1) return be_rank(argv[1]);
     if (system("command -v mpirun > /dev/null") != 0) {
-        fprintf(stderr, "skipped: no mpirun\n");
-        return 77;
+        TEST_SKIP_PROGRAM("no mpirun");
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stopped_at_a_call),

@@ -1,6 +1,7 @@
 #include "machine.h"
 
 #include "base/base.h"
+#include "tests/skip.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -152,8 +153,7 @@ void same_bytes(const char *what, const void *got, const void *want, size_t byte
 int run_group(const char *name, const struct CMUnitTest *tests, size_t n) {
     const char *missing = machine_open();
     if (missing) {
-        fprintf(stderr, "SKIP: %s: %s\n", name, missing);
-        return 77;
+        TEST_SKIP_PROGRAM("%s", missing);
     }
     setenv("TIDEMILL_ISA", "ref", 1);
     if (tm_kernels_init(1, TM_ELEM_F32) != TM_OK) {

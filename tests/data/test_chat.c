@@ -1,6 +1,7 @@
 /* chat: the four golden templates, others run by transformers beforehand, spans, limits and errors. */
 #include "golden_lines.h"
 #include "data/chat.h"
+#include "tests/skip.h"
 
 #include <time.h>
 
@@ -160,8 +161,7 @@ static void test_smollm2_text(void **state) {
     tm_chat *chat;
     tm_chat_spans spans = {0};
     if (!read_file(TM_TEST_SHARED "/fixtures/public/smollm2", "golden.json", &json)) {
-        print_message("SKIP: no smollm2 fixture below " TM_TEST_SHARED "\n");
-        skip();
+        TEST_SKIP("no smollm2 fixture below " TM_TEST_SHARED "");
     }
     OK(tm_json_parse(&doc, json.data, json.len, "golden.json", 0, 0));
     const tm_json *golden_chat = tm_json_get(tm_json_root(doc), "chat"), *m = tm_json_get(golden_chat, "messages");

@@ -5,6 +5,7 @@
 #include "data/chat.h"
 #include "data/dataset.h"
 #include "tests/walk.h"
+#include "tests/skip.h"
 
 /* ---- tokenizers -------------------------------------------------------------------------------------------------- */
 
@@ -207,7 +208,7 @@ static void test_data(void **state) {
 
 int main(void) {
 #ifndef TIDEMILL_FAULTS
-    return printf("SKIP: built without TIDEMILL_FAULTS\n"), 77;
+    TEST_SKIP_PROGRAM("this build makes no failures (TIDEMILL_FAULTS)");
 #endif
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tokenizers),

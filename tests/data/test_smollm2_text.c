@@ -2,6 +2,7 @@
 #include "golden_lines.h"
 #include "data/chat.h"
 #include "format/format.h"
+#include "tests/skip.h"
 
 #define MODEL TM_TEST_SHARED "/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define FIXTURE TM_TEST_SHARED "/fixtures/public/smollm2"
@@ -87,8 +88,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_conversation)};
     FILE *model = fopen(MODEL, "rb"), *golden = fopen(FIXTURE "/golden.json", "rb");
     if (model == NULL || golden == NULL) {
-        (void)fprintf(stderr, "SKIP: %s is not there\n", model == NULL ? MODEL : FIXTURE "/golden.json");
-        return 77;
+        TEST_SKIP_PROGRAM("%s is not there", model == NULL ? MODEL : FIXTURE "/golden.json");
     }
     (void)fclose(model);
     (void)fclose(golden);

@@ -1,6 +1,7 @@
 /* The pretrained model: read where it lies, and converted. Expectations come from the file's raw blocks, from the
  * golden of transformers' run, and from SHA-256 of what the `gguf` Python package dequantises. */
 #include "format_test.h"
+#include "tests/skip.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -145,8 +146,7 @@ static void the_folder_holds_the_same_model(void **state) {
 
 int main(void) {
     if (!tm_path_exists(shared(MODEL))) {
-        printf("SKIP: %s is not there\n", shared(MODEL));
-        return 77;
+        TEST_SKIP_PROGRAM("%s is not there", shared(MODEL));
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test(values_are_those_of_the_blocks),
                                        cmocka_unit_test(the_folder_holds_the_same_model)};

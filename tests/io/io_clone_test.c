@@ -2,6 +2,7 @@
  * mount namespace of a child; where that cannot be had the row skips loudly. */
 #include "tests/io/io_test.h"
 #include "tests/leave.h"
+#include "tests/skip.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -190,7 +191,7 @@ static void test_share(void **state) {
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFEXITED(status));
         if (WEXITSTATUS(status) == SKIPPED)
-            printf("SKIP: sharing blocks on a file system of %s\n", makes[i]);
+            TEST_SKIP_PART("sharing blocks on a file system of %s", makes[i]);
         else
             assert_int_equal(WEXITSTATUS(status), 0);
         OK(tm_remove_tree(at("img")));

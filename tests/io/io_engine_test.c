@@ -1,5 +1,6 @@
 /* Every engine does the same: bytes, completions, sleeping and waking. */
 #include "tests/io/io_test.h"
+#include "tests/skip.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -98,7 +99,7 @@ static void test_gib_border(void **state) {
     (void)state;
     tm_io *io = test_engine(&(engine_case){"uring", 0}, 4, 0);
     if (!io || tm_mem_available_bytes() < 4 * TM_GIB) {
-        printf("SKIP: registered memory beyond 1 GiB: needs io_uring and 4 GiB of free memory\n");
+        TEST_SKIP_PART("registered memory beyond 1 GiB: needs io_uring and 4 GiB of free memory");
         tm_io_close(io);
         return;
     }

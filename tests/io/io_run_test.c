@@ -1,6 +1,7 @@
 /* Run directories: what is refused, what is reserved, what stays behind (nothing). Rows that need root skip loudly. */
 #include "tests/io/io_test.h"
 #include "tests/leave.h"
+#include "tests/skip.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -63,7 +64,7 @@ static int in_child(int (*fn)(void), char *said, size_t cap) {
     tm_buf_free(&b);
     assert_int_equal(unlink(at("stderr")), 0);
     if (!WIFEXITED(status)) fail_msg("child: signal %d; %s", WTERMSIG(status), said);
-    if (WEXITSTATUS(status) == SKIPPED) printf("SKIP: %s", said);
+    if (WEXITSTATUS(status) == SKIPPED) TEST_SKIP_PART("%.*s", (int)strcspn(said, "\n"), said);
     return WEXITSTATUS(status);
 }
 
@@ -208,7 +209,7 @@ static void test_tmpfs(void **state) {
     (void)state;
     struct statfs st;
     if (statfs("/dev/shm", &st) != 0 || st.f_type != 0x01021994 || access("/dev/shm", W_OK) != 0) {
-        printf("SKIP: /dev/shm is no tmpfs\n");
+        TEST_SKIP_PART("/dev/shm is no tmpfs");
         return;
     }
     tm_io_run *run;
@@ -510,7 +511,7 @@ static void test_memlock(void **state) {
         tm_io_close(io);
         child_row(small_memlock, "does not pin", 1);
     } else {
-        printf("SKIP: %s\n", tm_error_get()->text);
+        TEST_SKIP_PART("%s", tm_error_get()->text);
         tm_error_clear();
     }
     child_row(no_memlock, "warning: io: ", 1); /* "does not pin", or "using threads" */

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "io/io.h"
+#include "tests/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,9 +102,7 @@ static inline tm_io *test_engine(const engine_case *e, unsigned depth, uint32_t 
         .engine = e->name, .queue_depth = depth, .block_bytes = block, .order_seed = e->order_seed, .threads = 3};
     tm_status rc = tm_io_open(&io, &o);
     if (rc == TM_EUNSUPPORTED) {
-        static bool said;
-        if (!said) printf("SKIP: %s\n", tm_error_get()->text);
-        said = true;
+        TEST_SKIP_PART("%s", tm_error_get()->text);
         tm_error_clear();
         return NULL;
     }

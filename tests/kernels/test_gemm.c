@@ -1,6 +1,7 @@
 /* Products against double, for every mix of types and transposes, odd sizes, and both back-ends. */
 #include "kernels/gemm.h"
 #include "kernels/kernels_internal.h"
+#include "tests/skip.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -278,14 +279,14 @@ static void chosen_by_type(void **state) {
 static int run_backend(const char *isa, const char *gemm) {
 #ifdef TIDEMILL_SANITIZED
     if (!strcmp(gemm, "onednn")) { /* whose threads LeakSanitizer cannot trace */
-        printf("SKIP onednn under sanitizers\n");
+        TEST_SKIP_PART("onednn under sanitizers");
         return 0;
     }
 #endif
     setenv("TIDEMILL_ISA", isa, 1);
     setenv("TIDEMILL_GEMM", gemm, 1);
     if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
-        printf("SKIP %s on %s: %s\n", gemm, isa, tm_error_get()->text);
+        TEST_SKIP_PART("%s on %s: %s", gemm, isa, tm_error_get()->text);
         tm_error_clear();
         return 0;
     }

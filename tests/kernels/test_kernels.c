@@ -2,6 +2,7 @@
  * differences of that formula. */
 #include "kernels/kernels.h"
 #include "kernels/kernels_internal.h"
+#include "tests/skip.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -939,7 +940,7 @@ static void start_errors(void **state) {
 static int run_column(const char *isa) {
     setenv("TIDEMILL_ISA", isa, 1);
     if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
-        printf("SKIP column %s: %s\n", isa, tm_error_get()->text);
+        TEST_SKIP_PART("column %s: %s", isa, tm_error_get()->text);
         tm_error_clear();
         return 0;
     }

@@ -4,6 +4,7 @@
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
 #include "model/model_internal.h"
+#include "tests/skip.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -623,7 +624,7 @@ static void failed_allocations(void **state) {
 static int run_all(const char *gemm) {
     setenv("TIDEMILL_GEMM", gemm, 1);
     if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
-        printf("SKIP %s: %s\n", gemm, tm_error_get()->text);
+        TEST_SKIP_PART("%s: %s", gemm, tm_error_get()->text);
         tm_error_clear();
         return 0;
     }

@@ -2,6 +2,7 @@
 #include "offload/exec_internal.h"
 #include "offload/simulate.h"
 #include "offload/store_internal.h"
+#include "tests/skip.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -226,9 +227,7 @@ static void a_lost_engine_ends_all_runs(void **state) {
     uint64_t slab = 2 * MOST * BYTES;
     tm_io *io;
     if (tm_io_open(&io, &(tm_io_opts){.engine = "uring"}) != TM_OK) {
-        print_message("SKIP: %s\n", tm_error_get()->text);
-        tm_error_clear();
-        skip();
+        TEST_SKIP("%s", tm_error_get()->text);
     }
     tm_io_close(io);
     open_world(&w, MOST, &slab, 2, "uring");

@@ -3,6 +3,7 @@
 #include "offload/store_internal.h"
 #include "tests/io/io_test.h"
 #include "tests/leave.h"
+#include "tests/skip.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -64,7 +65,7 @@ static void child_row(int (*fn)(void)) {
     int status = -1;
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status));
-    if (WEXITSTATUS(status) == SKIPPED) printf("SKIP: the row above\n");
+    if (WEXITSTATUS(status) == SKIPPED) TEST_SKIP_PART("a row that mounts file systems: takes root and loop devices");
     if (WEXITSTATUS(status) != SKIPPED) assert_int_equal(WEXITSTATUS(status), 0);
     OK(tm_remove_tree(dir));
     assert_int_equal(mkdir(dir, 0700), 0);
@@ -199,7 +200,7 @@ static int beyond(tm_io_file f, tm_io *io, unsigned seed) {
 static bool room_for(uint64_t bytes) {
     struct statfs st;
     bool fits = statfs(dir, &st) == 0 && (uint64_t)st.f_bavail * (uint64_t)st.f_bsize > bytes;
-    if (!fits) printf("SKIP: places beyond 4 GiB need %.0f GiB of free disk\n", (double)bytes / (double)TM_GIB);
+    if (!fits) TEST_SKIP_PART("places beyond 4 GiB need %.0f GiB of free disk", (double)bytes / (double)TM_GIB);
     return fits;
 }
 

@@ -1,5 +1,6 @@
 /* Which path an object gets: in proportion to rates, where there is room, and spread over time. */
 #include "offload/stripe_internal.h"
+#include "tests/skip.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -155,8 +156,7 @@ static void as_runs_have_found(void **state) {
     struct stat here, shm;
     if (stat(".", &here) != 0 || stat("/dev/shm", &shm) != 0 || access("/dev/shm", W_OK) != 0 ||
         here.st_dev == shm.st_dev) {
-        print_message("SKIP: /dev/shm is no other file system than this folder's that can be written\n");
-        skip();
+        TEST_SKIP("/dev/shm is no other file system than this folder's that can be written");
     }
     char memory[64]; /* of this process alone: other builds are tested here, too */
     snprintf(memory, sizeof memory, "/dev/shm/test_stripe-%ld", (long)getpid());

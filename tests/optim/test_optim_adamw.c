@@ -1,5 +1,6 @@
 /* AdamW: every row bit-equal to the formulas written out here, any cut of a span, and near to double precision. */
 #include "optim_test.h"
+#include "tests/skip.h"
 
 enum { N = 1 << 20 };
 
@@ -119,7 +120,7 @@ static void rows_equal_the_formulas(void **state) {
     }
     optim_isa_force(OPTIM_ISAS);
     for (int isa = 0; isa < OPTIM_ISAS; isa++)
-        if (!optim_isa_available((optim_isa)isa)) print_message("SKIP row %s: not on this CPU\n", optim_isa_name[isa]);
+        if (!optim_isa_available((optim_isa)isa)) TEST_SKIP_PART("row %s: not on this CPU", optim_isa_name[isa]);
     spans_free(&start), spans_free(&want), spans_free(&got);
 }
 

@@ -1,5 +1,6 @@
 /* Rounding and norms of gradients: values by independent formulas, order of the sums pinned, rows and threads equal. */
 #include "optim_test.h"
+#include "tests/skip.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -97,7 +98,7 @@ static void norms_keep_the_order_of(const kind *k) {
     }
     for (int isa = 0; isa < OPTIM_ISAS; isa++) {
         if (!optim_isa_available((optim_isa)isa)) {
-            print_message("SKIP row %s: not on this CPU\n", optim_isa_name[isa]);
+            TEST_SKIP_PART("row %s: not on this CPU", optim_isa_name[isa]);
             continue;
         }
         optim_isa_force((optim_isa)isa);

@@ -1,5 +1,6 @@
 /* The split master over every one of the 2^32 patterns, on every row of this CPU. */
 #include "optim_test.h"
+#include "tests/skip.h"
 
 #ifdef TIDEMILL_SANITIZED /* slow: a piece of every exponent and sign */
 enum { CHUNK = 1 << 16, STRIDE = 1 << 23 };
@@ -84,7 +85,7 @@ static void rows_agree(void **state) {
     for (size_t i = 0; i < N; i++) x[i] = float_of(rng_u32(&r));
     for (int isa = 0; isa < OPTIM_ISAS; isa++) {
         if (!optim_isa_available((optim_isa)isa)) {
-            print_message("SKIP row %s: not on this CPU\n", optim_isa_name[isa]);
+            TEST_SKIP_PART("row %s: not on this CPU", optim_isa_name[isa]);
             continue;
         }
         optim_isa_force((optim_isa)isa);

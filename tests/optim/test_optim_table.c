@@ -1,6 +1,7 @@
 /* The table: every row of every optimizer, in all four forms, bit-equal to the formulas written out here; any cut of a
  * span; odd sizes and addresses; non-finite results; options by name; 8-bit codes against a search of all of them. */
 #include "optim_test.h"
+#include "tests/skip.h"
 
 enum { N = 20000 + 77, BLOCKS = (N + 255) / 256 };
 
@@ -236,7 +237,7 @@ static void every_row_and_form_equals_the_formulas(void **state) {
     }
     optim_isa_force(OPTIM_ISAS);
     for (int isa = 0; isa < OPTIM_ISAS; isa++)
-        if (!optim_isa_available((optim_isa)isa)) print_message("SKIP row %s: not on this CPU\n", optim_isa_name[isa]);
+        if (!optim_isa_available((optim_isa)isa)) TEST_SKIP_PART("row %s: not on this CPU", optim_isa_name[isa]);
 }
 
 static void any_cut_gives_the_same_bits(void **state) {

@@ -142,14 +142,6 @@ uint64_t train_minimum(const char *err);
 /* A memory cgroup of ours, limited to `bytes` and without swap; NULL where that is not allowed. */
 const char *run_cgroup(uint64_t bytes);
 void run_cgroup_remove(void);
-/* Prints the reason so that nobody takes a skip for a pass. */
-#define RUN_SKIP(...)                                                                                                  \
-    do {                                                                                                               \
-        print_message("SKIP: ");                                                                                       \
-        print_message(__VA_ARGS__);                                                                                    \
-        print_message("\n");                                                                                           \
-        skip();                                                                                                        \
-    } while (0)
 const char *smollm2_gguf(void); /* path, or NULL where the data folder is absent */
 const char *smollm2_fixture(const char *file);
 

@@ -1,6 +1,7 @@
 /* `tidemill bench device` and `bench kernels`: what their JSON promises, on the arena of the CPU and on a driver that
  * pretends, and what it refuses. A rate is judged only where a clock keeps it from being more. */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -104,7 +105,7 @@ static void test_table(void **state) {
 
 static void test_cuda(void **state) {
     (void)state;
-    if (!*TM_TEST_FAKE_CUDA) RUN_SKIP("the module of CUDA devices is not in this build");
+    if (!*TM_TEST_FAKE_CUDA) TEST_SKIP("the module of CUDA devices is not in this build");
     const char *profile = run_path(run_dir(), "profile.json");
     const char *env[] = {fake.env[0], run_format("TIDEMILL_PROFILE=%s", profile), NULL};
     run_result r = run((run_opts){.env = env}, "bench", "device", "--device-budget", "32MiB", "--milliseconds", "0",
@@ -246,7 +247,7 @@ static void test_copy_fails(void **state) {
         run_free(&r);
     }
 #else
-    RUN_SKIP("this build makes no failures");
+    TEST_SKIP("this build makes no failures");
 #endif
 }
 

@@ -1,7 +1,9 @@
 /* Kill it at any instant: the finished state is that of the run that nobody disturbed.
  *
- * TIDEMILL_KILLS=N TIDEMILL_KILL_SEED=S: that many kills at random instants (default 25, 1). */
+ * TIDEMILL_KILLS=N TIDEMILL_KILL_SEED=S: that many kills at random instants (default 25, 1; 100 with TIDEMILL_LONG=1).
+ */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -121,7 +123,8 @@ static void kills_at_random_instants_change_nothing(void **state) {
     (void)state;
     scene s = scene_open();
     const char *hash = reference(&s);
-    uint64_t kills = option("TIDEMILL_KILLS", 25), seed = option("TIDEMILL_KILL_SEED", 1), finished = 0, training = 0;
+    uint64_t kills = test_amount("TIDEMILL_KILLS", 25, 100), seed = option("TIDEMILL_KILL_SEED", 1), finished = 0,
+             training = 0;
     unsigned longest = whole_ms(&s);
     for (uint64_t done = 0, turn = 0; done < kills || finished == 0; turn++) {
         uint32_t r[4];
@@ -282,7 +285,7 @@ static void a_read_only_output_dir_is_refused_at_once(void **state) {
                          s.output, s.output, s.output, s.output, TM_TEST_BINARY, s.config, s.dir));
     int status = system(run_format("unshare -m sh %s/script > %s/script.said 2>&1", s.dir, s.dir));
     if (!WIFEXITED(status) || (WEXITSTATUS(status) != 2 && access(run_path(s.dir, "said"), F_OK) != 0))
-        RUN_SKIP("a read-only mount takes root");
+        TEST_SKIP("a read-only mount takes root");
     char *said = run_read(run_path(s.dir, "said"), NULL);
     assert_int_equal(WEXITSTATUS(status), 2);
     if (!strstr(said, "run.json: cannot be written")) fail_msg("said: %s", said);

@@ -3,6 +3,7 @@
  * device; more ranks than devices. */
 #include "io/io.h"
 #include "run.h"
+#include "tests/skip.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -191,8 +192,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_each), cmocka_unit_test(test_exchange),
                                        cmocka_unit_test(test_killed), cmocka_unit_test(test_refused)};
     if (system("mpirun --version > /dev/null 2>&1") != 0) {
-        print_message("SKIP: no mpirun\n");
-        return 77;
+        TEST_SKIP_PROGRAM("no mpirun");
     }
     return cmocka_run_group_tests(tests, NULL, run_clean);
 }

@@ -1,5 +1,6 @@
 /* Training and probing against the golden fixtures: logits, loss, gradients, every step, every final parameter. */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -351,7 +352,7 @@ static void test_train_mistral(void **state) {
     check_train("arch_mistral");
 }
 
-/* The same rows divided among ranks, by every strategy and in files: against the fixture itself. TIDEMILL_RANKS_LONG=1:
+/* The same rows divided among ranks, by every strategy and in files: against the fixture itself. TIDEMILL_LONG=1:
  * all of them; else what ctest has time for. */
 static void test_train_ranks(void **state) {
     (void)state;
@@ -362,14 +363,14 @@ static void test_train_ranks(void **state) {
     } ways[] = {{2, 0, "zero3", true, true}, {2, 1, "hsdp", false, true},  {2, 0, "hpz", true, false},
                 {2, 0, "ddp", false, false}, {2, 0, "zero1", true, false}, {2, 1, "zero2", false, false},
                 {2, 1, "hpz", false, false}, {2, 0, "hsdp", true, false},  {2, 0, "ddp", true, false}};
-    if (system("mpirun --version > /dev/null 2>&1") != 0) RUN_SKIP("no mpirun");
+    if (system("mpirun --version > /dev/null 2>&1") != 0) TEST_SKIP("no mpirun");
 #ifdef TIDEMILL_SANITIZED
-    RUN_SKIP("MPI's own leaks are not ours");
+    TEST_SKIP("MPI's own leaks are not ours");
 #endif
     fixture f = fixture_open("arch_llama");
     const char *config = write_config(&f);
     for (unsigned i = 0; i < TM_COUNT(ways); i++) {
-        if (!ways[i].always && !getenv("TIDEMILL_RANKS_LONG")) continue;
+        if (!ways[i].always && !TEST_LONG("the fixture on ranks by every strategy")) continue;
         assert_int_equal(f.batch % ways[i].ranks, 0);
         const char *output = run_path(f.dir, run_format("ranks-%u", i));
         const char *env[] = {run_format("TIDEMILL_NODE_SIZE=%u", ways[i].node), NULL};

@@ -1,5 +1,6 @@
 /* One hash: where state lies, by what engine it moves and in which legal order operations run never changes a bit. */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +52,7 @@ static scene random_scene(const char *precision, double max_grad_norm) {
     return s;
 }
 
-/* DeepSpeed's knobs as they bound the planner, requests as aio cuts them; two in a run (one with TIDEMILL_HASH_LONG=1).
+/* DeepSpeed's knobs as they bound the planner, requests as aio cuts them; two in a run (one with TIDEMILL_LONG=1).
  */
 static void check_knobs(scene *s) {
     static const char *const knobs[] = {
@@ -71,7 +72,7 @@ static void check_knobs(scene *s) {
         "aio={\"block_size\": 262144, \"overlap_events\": false, \"queue_depth\": 3}",
     };
     static const char *const budgets[] = {"memory.host_budget=54MiB", "memory.host_budget=80MiB"};
-    const unsigned half = TM_COUNT(knobs) / 2, runs = getenv("TIDEMILL_HASH_LONG") ? TM_COUNT(knobs) : half;
+    const unsigned half = TM_COUNT(knobs) / 2, runs = TEST_LONG("each knob alone") ? TM_COUNT(knobs) : half;
     for (unsigned i = 0; i < runs; i++)
         same(s, 0, NULL,
              SETS(PARAM "device=nvme", OPTIMIZER "device=nvme", run_format(PARAM "nvme_path=%s/disk", s->dir),
@@ -102,7 +103,7 @@ static void test_random_unclipped(void **state) {
     print_message("  unclipped: %u runs, one hash %s\n", s.runs, s.hash);
 }
 
-/* `whole`: every way of the list; else the first of each sort (all of them with TIDEMILL_HASH_LONG=1). */
+/* `whole`: every way of the list; else the first of each sort (all of them with TIDEMILL_LONG=1). */
 static void check_random(const char *precision, bool whole) {
     scene s = random_scene(precision, 1);
     train_log log =
@@ -113,7 +114,7 @@ static void check_random(const char *precision, bool whole) {
     uint64_t least = run_train_minimum(s.config, run_path(s.dir, "refused"), SETS("seed=42"));
     const char *budget = budget_of(least), *none = "memory.cache=none";
     static const char *const engines[] = {"uring", "threads", "sync"};
-    whole |= getenv("TIDEMILL_HASH_LONG") != NULL;
+    whole = whole || TEST_LONG("fp32 by every way");
     for (unsigned e = 0; e < (whole ? TM_COUNT(engines) : 1); e++) {
         const char *engine = run_format("memory.io_engine=%s", engines[e]);
         log = same(&s, least, NULL, SETS(engine, budget));

@@ -1,6 +1,7 @@
 /* One hash of the final state of a real model: fp32 and bf16, three steps, every budget and every I/O engine, and in
  * memory; bytes as planned, memory within the budget in each. */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,20 +43,28 @@ static void same(char *hash, uint64_t budget, const char *const *sets) {
     run_remove(run_path(dir, "out"));
 }
 
-/* What differs most, in bf16 with every engine; each engine with each budget with TIDEMILL_HASH_LONG=1. */
+/* What differs most, in bf16 with every engine; with TIDEMILL_LONG=1 each of three engines with each of three budgets.
+ */
 static void check(const char *precision, bool engines) {
-    bool whole = getenv("TIDEMILL_HASH_LONG") != NULL;
     char hash[40] = "";
     const char *p = run_format("precision=%s", precision);
     same(hash, 0, SETS("memory.host_budget=unlimited", p, PARAM "device=none", OPTIMIZER "device=none"));
     same(hash, 512 * MIB, SETS("memory.host_budget=512MiB", p, "memory.io_engine=uring"));
     same(hash, 512 * MIB, SETS("memory.host_budget=512MiB", p, "memory.cache=none"));
-    if (!engines && !whole) return;
-    same(hash, 1024 * MIB, SETS("memory.host_budget=1GiB", p, "memory.io_engine=threads"));
-    same(hash, 512 * MIB, SETS("memory.host_budget=512MiB", p, "memory.io_engine=sync"));
-    if (!whole) return;
-    same(hash, 1024 * MIB, SETS("memory.host_budget=1GiB", p, "memory.io_engine=uring"));
-    same(hash, 0, SETS("memory.host_budget=unlimited", p, "memory.io_engine=uring"));
+    if (!TEST_LONG("each engine with each budget")) {
+        if (engines) same(hash, 1024 * MIB, SETS("memory.host_budget=1GiB", p, "memory.io_engine=threads"));
+        if (engines) same(hash, 512 * MIB, SETS("memory.host_budget=512MiB", p, "memory.io_engine=sync"));
+        return;
+    }
+    static const char *const engine[] = {"uring", "threads", "sync"};
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } budget[] = {{"512MiB", 512 * MIB}, {"1GiB", 1024 * MIB}, {"unlimited", 0}};
+    for (unsigned i = 0; i < TM_COUNT(engine) * TM_COUNT(budget); i++)
+        same(hash, budget[i % 3].bytes,
+             SETS(run_format("memory.host_budget=%s", budget[i % 3].text), p,
+                  run_format("memory.io_engine=%s", engine[i / 3])));
 }
 
 static void test_fp32(void **state) {
@@ -70,8 +79,7 @@ static void test_bf16(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_fp32), cmocka_unit_test(test_bf16)};
     if (!smollm2_gguf()) {
-        print_message("SKIP: SmolLM2-135M-Instruct is not at %s/models\n", TM_TEST_SHARED);
-        return 77;
+        TEST_SKIP_PROGRAM("SmolLM2-135M-Instruct is not at %s/models", TM_TEST_SHARED);
     }
     return cmocka_run_group_tests_name("train_hash_smollm2", tests, open_scene, run_clean);
 }

@@ -5,6 +5,7 @@
  * TIDEMILL_KILLS=N TIDEMILL_KILL_SEED=S: every point on every rank of 2 and 4, then N kills at random instants of each
  * (default: three points on 2 ranks, one after the other). */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -111,7 +112,7 @@ static const char *const points[] = {"kill_prepared",     "kill_published",     
 
 static void kills_at_named_points_change_nothing(void **state) {
     (void)state;
-    if (!getenv("TIDEMILL_KILLS")) RUN_SKIP("TIDEMILL_KILLS=N kills every rank at every point");
+    if (!getenv("TIDEMILL_KILLS")) TEST_SKIP_UNLESS_LONG("a kill of every rank at every point");
     scene s = scene_open();
     for (unsigned ranks = 2; ranks <= 4; ranks += 2) {
         const char *hash = undisturbed(&s, ranks);
@@ -127,8 +128,8 @@ static void kills_at_named_points_change_nothing(void **state) {
 static void kills_at_random_instants_change_nothing(void **state) {
     (void)state;
     scene s = scene_open();
-    uint64_t kills = option("TIDEMILL_KILLS", 0);
-    if (kills == 0) RUN_SKIP("TIDEMILL_KILLS=N kills ranks at random instants");
+    uint64_t kills = test_amount("TIDEMILL_KILLS", 0, 10);
+    if (kills == 0) TEST_SKIP_UNLESS_LONG("kills of ranks at random instants");
     for (unsigned ranks = 2; ranks <= 4; ranks += 2) {
         run_result r = start(&s, &(run_opts){.ranks = ranks});
         RUN_OK(&r);
@@ -222,8 +223,7 @@ static void lost_state_is_refused(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     if (system("mpirun --version > /dev/null 2>&1") != 0) {
-        print_message("SKIP: no mpirun\n");
-        return 77;
+        TEST_SKIP_PROGRAM("no mpirun");
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(kills_at_named_points_change_nothing, run_clean),

@@ -1,6 +1,7 @@
 /* The budget is hard: the largest resident size of the process stays at or under it, one byte below the minimum is
  * refused, at the minimum it trains, and a memory cgroup that holds budget + 64 MiB is enough. */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -159,7 +160,7 @@ static void check_cgroup(const char *precision) {
     scene s = scene_open();
     uint64_t budget = run_train_minimum(s.config, s.output, SETS(precision)) + 4 * MIB;
     const char *group = run_cgroup(budget + 64 * MIB);
-    if (!group) RUN_SKIP("a memory cgroup cannot be made here (it takes root)");
+    if (!group) TEST_SKIP("a memory cgroup cannot be made here (it takes root)");
     (void)run_train(s.config, s.output, budget, &(run_opts){.cgroup = group}, SETS(budget_of(budget), precision));
 }
 
@@ -177,7 +178,7 @@ static void test_cgroup_binds(void **state) {
     (void)state;
     scene s = scene_open();
     const char *group = run_cgroup(64 * MIB);
-    if (!group) RUN_SKIP("a memory cgroup cannot be made here (it takes root)");
+    if (!group) TEST_SKIP("a memory cgroup cannot be made here (it takes root)");
     run_result r = run((run_opts){.cgroup = group}, "train", s.config, "--set", "precision=fp32", "--set",
                        "memory.host_budget=1GiB", NULL); /* everything resident: 150 MB and more */
     assert_int_not_equal(r.status, 0);
@@ -189,7 +190,7 @@ static void test_default_budget(void **state) {
     (void)state;
     scene s = scene_open();
     const char *group = run_cgroup(256 * MIB);
-    if (!group) RUN_SKIP("a memory cgroup cannot be made here (it takes root)");
+    if (!group) TEST_SKIP("a memory cgroup cannot be made here (it takes root)");
     (void)run_train(s.config, s.output, 256 * MIB, &(run_opts){.cgroup = group}, SETS("precision=bf16"));
 }
 

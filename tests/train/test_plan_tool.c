@@ -1,6 +1,7 @@
 /* `tidemill plan` end to end: what it prints, what it refuses with, that its suggestion works, and that it says before
  * a run what the run then counts. */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <dirent.h>
 #include <stdlib.h>
@@ -195,7 +196,7 @@ static void test_every_hardware_file(void **state) {
     scene s = scene_open(NULL, 1, 64);
     DIR *dir = opendir(HARDWARE);
     unsigned files = 0;
-    if (!dir) RUN_SKIP("%s is not there", HARDWARE);
+    if (!dir) TEST_SKIP("%s is not there", HARDWARE);
     for (const struct dirent *e; (e = readdir(dir));) {
         const char *dot = strrchr(e->d_name, '.');
         tm_json_doc *doc;

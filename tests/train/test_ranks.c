@@ -1,6 +1,7 @@
 /* Several ranks under mpirun: one trajectory however many there are, one hash whatever the strategy, bytes on the wire
  * as theory has them, and a failure of one that ends all with its message. */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <fcntl.h>
 #include <math.h>
@@ -70,11 +71,6 @@ static train_log train(scene *s, unsigned ranks, const char *const *sets) {
     return log;
 }
 
-/* TIDEMILL_RANKS_LONG=1: everything; else what ctest has time for. */
-static bool thorough(void) {
-    return getenv("TIDEMILL_RANKS_LONG") != NULL;
-}
-
 /* ---- one trajectory ------------------------------------------------------------------------------------------ */
 
 /* fp32 sums in another order: some 1e-7 a value, which a few steps of Adam at 1e-3 amplify. */
@@ -83,7 +79,7 @@ static void test_trajectories(void **state) {
     scene s = open_scene("fp32");
     train_log one = train(&s, 1, SETS("seed=42"));
     static const char *const strategies[] = {"strategy=zero3", "strategy=ddp", "strategy=zero2"};
-    for (unsigned ranks = thorough() ? 2 : 3; ranks <= 4; ranks++) {
+    for (unsigned ranks = TEST_LONG("two ranks") ? 2 : 3; ranks <= 4; ranks++) {
         train_log log = train(&s, ranks, SETS(strategies[ranks - 2]));
         assert_int_equal(log.steps, one.steps);
         for (unsigned i = 0; i < one.steps; i++) {
@@ -110,7 +106,7 @@ static void test_all_reduce(void **state) {
     scene s = open_scene("fp32");
     train_log fixed = train(&s, 2, SETS("strategy=ddp")), mpi = train(&s, 2, SETS("strategy=ddp", "all_reduce=mpi"));
     assert_string_equal(fixed.hash, mpi.hash);
-    if (!thorough()) return;
+    if (!TEST_LONG("MPI_Allreduce on three ranks")) return;
     fixed = train(&s, 3, SETS("strategy=ddp"));
     mpi = train(&s, 3, SETS("strategy=ddp", "all_reduce=mpi", "memory.update=F", "commit_steps=1"));
     near_losses(&mpi, &fixed);
@@ -137,7 +133,7 @@ static void test_strategies(void **state) {
     same(&s, 3, three, SETS("strategy=ddp", "memory.update=F"));
     same(&s, 3, three, SETS("strategy=zero1", "memory.update=U", "zero_optimization.reduce_bucket_size=1"));
     same(&s, 3, three, SETS("strategy=zero3", files[0], files[1], files[2], path));
-    if (!thorough()) return;
+    if (!TEST_LONG("every strategy in memory and in files")) return;
     same(&s, 3, three, SETS("strategy=zero3"));
     same(&s, 3, three, SETS("zero_optimization.stage=3", "zero_optimization.stage3_param_persistence_threshold=20000"));
     same(&s, 2, two, SETS("strategy=zero2", files[0], files[1], files[2], path));
@@ -230,10 +226,10 @@ static void test_nodes(void **state) {
     scene s = open_scene("bf16");
     char hash[40] = "";
     (void)setenv("TIDEMILL_NODE_SIZE", "2", 1);
-    if (thorough()) same(&s, 4, hash, SETS("strategy=zero3", "max_grad_norm=0"));
+    if (TEST_LONG("zero3 in plan order")) same(&s, 4, hash, SETS("strategy=zero3", "max_grad_norm=0"));
     same(&s, 4, hash, SETS("strategy=hsdp", "max_grad_norm=0", "memory.update=B"));
     same(&s, 4, hash, SETS("strategy=hpz", "max_grad_norm=0", "memory.update=B"));
-    if (thorough()) same(&s, 4, hash, SETS("strategy=ddp", "max_grad_norm=0", "memory.update=B"));
+    same(&s, 4, hash, SETS("strategy=ddp", "max_grad_norm=0", "memory.update=B"));
     (void)setenv("TIDEMILL_ORDER_SEED", "7", 1);
     same(&s, 4, hash, SETS("strategy=zero3", "max_grad_norm=0", "memory.host_budget=256MiB"));
     (void)unsetenv("TIDEMILL_ORDER_SEED");
@@ -326,7 +322,7 @@ static void test_shared_window(void **state) {
     least_budget(&s);
     without_room(&s);
     out_of_place(&s);
-    if (!thorough()) return;
+    if (!TEST_LONG("shared windows of every strategy")) return;
     same_shared(&s, 2, "strategy=zero3", "zero_optimization.zero_quantized_weights=true");
     (void)setenv("TIDEMILL_NODE_SIZE", "2", 1);
     same_shared(&s, 4, "strategy=zero3", "memory.update=U");
@@ -362,7 +358,7 @@ static void test_bytes(void **state) {
                 {"strategy=zero3", "seed=42", 8},
                 {"strategy=ddp", "seed=42", 6},
                 {"strategy=ddp", "all_reduce=mpi", 8}};
-    for (unsigned i = 0; i < (thorough() ? TM_COUNT(want) : 2); i++) {
+    for (unsigned i = 0; i < (TEST_LONG("bytes of every strategy") ? TM_COUNT(want) : 2); i++) {
         const char *output = run_format("%s/out-%u", s.dir, s.runs);
         (void)train(&s, 2, SETS(want[i].strategy, "memory.shared_window=off", want[i].more));
         double once = strstr(want[i].strategy, "zero3") && want[i].bytes > 4 ? 2.0 * VOCAB * HIDDEN : 0;
@@ -402,7 +398,7 @@ static uint64_t measured_peak(scene *s, unsigned ranks, const char *const *sets)
  * is the same for both. Within 2% of the plan, and 1/N of it on N ranks. */
 static void test_memory(void **state) {
     (void)state;
-    if (!thorough()) RUN_SKIP("TIDEMILL_RANKS_LONG=1 measures memory on 1, 2 and 4 ranks");
+    TEST_SKIP_UNLESS_LONG("memory on 1, 2 and 4 ranks");
     scene small = open_scene("bf16"), big = small;
     big.runs = 100; /* folders of its own */
     const char *model = run_path(small.dir, "big");
@@ -445,7 +441,6 @@ static void test_memory(void **state) {
  */
 static void test_rounded(void **state) {
     (void)state;
-    if (!thorough()) RUN_SKIP("TIDEMILL_RANKS_LONG=1 compares rounded exchanges");
     scene s = open_scene("bf16");
     train_log exact = train(&s, 2, SETS("strategy=zero3"));
     const char *const rounded[] = {"zero_optimization.zero_quantized_weights=true",
@@ -470,7 +465,7 @@ static void test_killed(void **state) {
     char hash[40] = "";
     same(&s, 2, hash, SETS("strategy=zero3"));
     static const char *const points[] = {"kill_before_rename", "kill_before_manifest", "kill_after_rename"};
-    for (unsigned i = 0; i < (thorough() ? TM_COUNT(points) : 1); i++) {
+    for (unsigned i = 0; i < (TEST_LONG("kills at every phase of a commit") ? TM_COUNT(points) : 1); i++) {
         const char *output = run_format("%s/killed-%u", s.dir, i);
         const char *fault = run_format("TIDEMILL_FAULT=%s:2:now:once", points[i]);
         run_result r = start(&s, 2, output, SETS(fault), SETS("strategy=zero3", "commit_steps=1"));
@@ -611,7 +606,7 @@ static void test_save_state(void **state) {
     assert_int_equal(run_entries(run_path(from, "state")), 3);
     assert_int_equal(run_entries(run_path(output, "offload")), 0);
     assert_string_equal(go_on(&s, 3, output, from, "strategy=ddp").hash, whole.hash);
-    for (unsigned ranks = 2; ranks >= (thorough() ? 1 : 2); ranks--) {
+    for (unsigned ranks = 2; ranks >= (TEST_LONG("one rank of a checkpoint of three") ? 1 : 2); ranks--) {
         train_log log = go_on(&s, ranks, output, from, "strategy=zero2");
         near_losses(&log, &whole);
     }
@@ -664,7 +659,7 @@ static void test_alike(void **state) {
         {"set -- \"$@\" --set seed=7", "the configuration of rank 1 (", NULL},
         {elsewhere(&s, "rows.safetensors", "$ s/.$/?/"), "the training data of rank 1 (", NULL},
         {elsewhere(&s, "eval.safetensors", "$ s/.$/?/"), "the evaluation data of rank 1 (", eval}};
-    for (unsigned i = thorough() ? 0 : TM_COUNT(rows) - 3; i < TM_COUNT(rows); i++) {
+    for (unsigned i = TEST_LONG("every difference between ranks") ? 0 : TM_COUNT(rows) - 3; i < TM_COUNT(rows); i++) {
         const run_opts opts = {.ranks = 2, .fault_rank = 1, .prelude = rows[i].prelude, .timeout_s = 60};
         run_result r = start_opts(&s, &opts, output, SETS("strategy=zero3", rows[i].set));
         if (r.status != 2 || run_error_lines(r.err, NULL) != 1 || !strstr(r.err, rows[i].what))
@@ -787,8 +782,7 @@ static void test_refusals(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     if (system("mpirun --version > /dev/null 2>&1") != 0) {
-        print_message("SKIP: no mpirun\n");
-        return 77;
+        TEST_SKIP_PROGRAM("no mpirun");
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_trajectories, run_clean),

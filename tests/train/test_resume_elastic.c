@@ -2,6 +2,7 @@
  * it may be damaged, missing or of another run. One start under mpirun makes it, all others are of one process. */
 #include "found.h"
 #include "tests/walk.h"
+#include "tests/skip.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -235,8 +236,7 @@ static void test_calls_fail(void **state) {
 
 int main(void) {
     if (system("mpirun --version > /dev/null 2>&1") != 0) {
-        print_message("SKIP: no mpirun\n");
-        return 77;
+        TEST_SKIP_PROGRAM("no mpirun");
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_commits_of_two), cmocka_unit_test(test_full_checkpoints),

@@ -2,6 +2,7 @@
  * and the run whose state it is keeps it. */
 #include "io/io.h"
 #include "run.h"
+#include "tests/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,8 +94,7 @@ static void ranks_go_on_from_another_runs_state(void **state) {
 
 int main(void) {
     if (system("mpirun --version > /dev/null 2>&1") != 0) {
-        print_message("SKIP: no mpirun\n");
-        return 77;
+        TEST_SKIP_PROGRAM("no mpirun");
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(ranks_go_on_from_another_runs_state, run_clean)};
     return cmocka_run_group_tests_name("train_resume_other", tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include "tests/walk.h"
 #include "train/elastic_internal.h"
 #include "train/trainer_internal.h"
+#include "tests/skip.h"
 
 #include <signal.h>
 
@@ -71,7 +72,7 @@ typedef struct place {
 
 static void test_two_ranks(void **state) {
     (void)state;
-    if (system("mpirun --version > /dev/null 2>&1") != 0) RUN_SKIP("no mpirun");
+    if (system("mpirun --version > /dev/null 2>&1") != 0) TEST_SKIP("no mpirun");
     walk_gone(found.output);
     walk_gone(found.offload);
     found_two_ranks();

@@ -1,5 +1,6 @@
 /* Wrong input: exit 2, one line that names the thing, and no file that was not there before. */
 #include "run.h"
+#include "tests/skip.h"
 
 #include <errno.h>
 #include <ftw.h>
@@ -415,7 +416,7 @@ static void test_places(void **state) {
 
 static void test_tmpfs_is_refused(void **state) {
     (void)state;
-    if (!is_tmpfs("/dev/shm")) RUN_SKIP("/dev/shm is no tmpfs here");
+    if (!is_tmpfs("/dev/shm")) TEST_SKIP("/dev/shm is no tmpfs here");
     scene s = scene_open();
     char dir[] = "/dev/shm/tidemill-test-XXXXXX";
     assert_non_null(mkdtemp(dir));
@@ -438,7 +439,7 @@ static void test_full_disk(void **state) {
     const char *disk = run_path(s.dir, "disk");
     assert_int_equal(mkdir(disk, 0700), 0);
     if (mount("none", disk, "tmpfs", 0, "size=128k") != 0)
-        RUN_SKIP("a small tmpfs cannot be mounted: %s", strerror(errno));
+        TEST_SKIP("a small tmpfs cannot be mounted: %s", strerror(errno));
     const char *set = run_format("zero_optimization.offload_optimizer.nvme_path=%s", disk);
     const char *param = run_format("zero_optimization.offload_param.nvme_path=%s", disk);
     run_result r =
