@@ -39,7 +39,7 @@ static int print_json(const tm_eval_args *a, const tm_eval_result *r) {
 
 int tm_cmd_eval(int argc, char **argv) {
     const char *precision = "fp32", *adapter = NULL;
-    int64_t seq_len = 0, rows = 0, max_new = 0, show = 0;
+    int64_t seq_len = 0, rows = 0, max_new = 64, show = 0;
     bool json = false;
     tm_eval_args a = {0};
     tm_eval_result r;
@@ -52,7 +52,7 @@ int tm_cmd_eval(int argc, char **argv) {
                   "rows computed together (default 1); never changes which tokens count"),
         TM_FLAG("exact-match", &a.exact_match,
                 "also answer each conversation greedily and compare with its last message"),
-        TM_OPTION("max-new-tokens", TM_OPT_INT, &max_new, "N", "exact match: longest answer (default 64)"),
+        TM_OPTION("max-new-tokens", TM_OPT_INT, &max_new, "N", "exact match: longest answer (64; 0: none)"),
         TM_OPTION("show", TM_OPT_INT, &show, "N", "exact match: print the first N answers to stderr"),
         TM_OPTION("adapter", TM_OPT_STRING, &adapter, "DIR", "not in this version"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &a.tiers.host_budget, "SIZE", "hard limit of host memory"),

@@ -31,7 +31,7 @@ static int print_json(const tm_generated *g) {
 
 int tm_cmd_generate(int argc, char **argv) {
     const char *precision = "fp32", *adapter = NULL;
-    int64_t max_new = 0, seed = 0;
+    int64_t max_new = 256, seed = 0;
     bool json = false;
     tm_generate_args a = {0};
     const tm_opt opts[] = {
@@ -39,7 +39,7 @@ int tm_cmd_generate(int argc, char **argv) {
         TM_OPTION("prompt", TM_OPT_STRING, &a.prompt, "TEXT", "raw text to continue"),
         TM_OPTION("messages", TM_OPT_STRING, &a.messages, "FILE",
                   "one object {\"messages\": [...]}; uses the chat template"),
-        TM_OPTION("max-new-tokens", TM_OPT_INT, &max_new, "N", "longest continuation (default 256)"),
+        TM_OPTION("max-new-tokens", TM_OPT_INT, &max_new, "N", "longest continuation (256; 0: none)"),
         TM_OPTION("temperature", TM_OPT_DOUBLE, &a.temperature, "T", "0 (default) is greedy"),
         TM_OPTION("seed", TM_OPT_INT, &seed, "S", "of the draws at a temperature above 0"),
         TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16", "arithmetic (default fp32)"),

@@ -164,15 +164,15 @@ enum { TOGETHER = 32 };
 
 static tm_status answer_group(evaluation *e, question *q, uint32_t n, tm_eval_result *out) {
     gen_row rows[TOGETHER] = {0};
-    gen_opts g = {.max_new_tokens = e->args->max_new_tokens ? e->args->max_new_tokens : 64,
+    gen_opts g = {.max_new_tokens = e->args->max_new_tokens,
                   .eos = e->text.eos,
                   .n_eos = e->text.n_eos};
     job_opts base = {.model = e->args->model, .dtype = e->args->precision, .slots = 1};
     tm_status rc = forward_opts(&base, &e->args->tiers);
     for (uint32_t i = 0; i < n && rc == TM_OK; i++) {
         rows[i] = (gen_row){.prompt = q[i].prompt.id, .n_prompt = q[i].prompt.n};
-        rows[i].out = tm_malloc(g.max_new_tokens * sizeof *rows[i].out);
-        if (!rows[i].out) rc = tm_nomem(g.max_new_tokens * sizeof *rows[i].out);
+        rows[i].out = tm_malloc((g.max_new_tokens + 1) * sizeof *rows[i].out);
+        if (!rows[i].out) rc = tm_nomem((g.max_new_tokens + 1) * sizeof *rows[i].out);
     }
     if (rc == TM_OK) rc = generate_rows(&g, &base, e->config.vocab_size, rows, n);
     for (uint32_t i = 0; i < n && rc == TM_OK; i++) rc = compare(e, &q[i], &rows[i], out);

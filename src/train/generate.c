@@ -152,6 +152,7 @@ tm_status generate_rows(const gen_opts *o, const job_opts *base, uint32_t vocab,
         if (rows[r].n_prompt == 0) return tm_fail(TM_EINPUT, "the prompt is empty; give at least one token");
         if (rows[r].n_prompt > s.longest) s.longest = (uint32_t)rows[r].n_prompt;
     }
+    if (o->max_new_tokens == 0) return TM_OK;
     s.logits = tm_malloc((size_t)n * vocab * sizeof *s.logits);
     s.position = tm_calloc(n, sizeof *s.position);
     s.last = tm_calloc(n, sizeof *s.last);
@@ -217,14 +218,14 @@ tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out) {
         TM_GO(encode_messages(args->messages, &text, &prompt));
     else
         TM_GO(tm_tokenizer_encode(text.tokenizer, args->prompt, strlen(args->prompt), true, &prompt));
-    gen_opts o = {.max_new_tokens = args->max_new_tokens ? args->max_new_tokens : 256,
+    gen_opts o = {.max_new_tokens = args->max_new_tokens,
                   .temperature = args->temperature,
                   .seed = args->seed,
                   .eos = text.eos,
                   .n_eos = text.n_eos};
     row = (gen_row){.prompt = prompt.id, .n_prompt = prompt.n};
-    row.out = tm_malloc(o.max_new_tokens * sizeof *row.out);
-    if (!row.out) TM_GO(tm_nomem(o.max_new_tokens * sizeof *row.out));
+    row.out = tm_malloc((o.max_new_tokens + 1) * sizeof *row.out);
+    if (!row.out) TM_GO(tm_nomem((o.max_new_tokens + 1) * sizeof *row.out));
     job_opts base = {.model = args->model, .dtype = args->precision, .slots = 1};
     TM_GO(forward_opts(&base, &args->tiers));
     TM_GO(generate_rows(&o, &base, config.vocab_size, &row, 1));

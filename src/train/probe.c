@@ -1,5 +1,6 @@
 /* probe: logits, loss and gradients for given ids. Each row is a micro-batch, so that memory does not grow with rows.
  */
+#include "train/text_internal.h"
 #include "train/train_internal.h"
 
 #include "kernels/kernels.h"
@@ -152,6 +153,7 @@ tm_status tm_probe_run(const tm_probe_args *args) {
     TM_GO(input(&p, "input_ids", true, &p.ids));
     TM_GO(input(&p, "labels", false, &p.labels));
     TM_GO(input(&p, "attention_mask", false, &p.mask));
+    TM_GO(rows_known_only(p.in, args->input));
     if (args->gradients && p.labels == UINT32_MAX)
         TM_GO(tm_fail(TM_EINPUT, "%s: --grads needs a tensor labels", args->input));
     p.row = tm_malloc(p.seq * sizeof *p.row);

@@ -123,6 +123,21 @@ static tm_status spill_read(void *ctx, uint64_t offset, void *buf, size_t len) {
     return TM_OK;
 }
 
+tm_status rows_known_only(const tm_st *st, const char *path) {
+    static const char *const known[] = {"input_ids", "labels", "attention_mask"};
+    for (uint32_t i = 0; i < tm_st_count(st); i++) {
+        const char *name = tm_st_get(st, i)->name;
+        bool found = false;
+        for (size_t k = 0; k < TM_COUNT(known); k++) found |= strcmp(name, known[k]) == 0;
+        if (!found)
+            return tm_fail(TM_EINPUT,
+                           "%s: tensor %s: this version reads input_ids, labels and attention_mask, and would leave it "
+                           "out; take it out of the file if that is what you want",
+                           path, name);
+    }
+    return TM_OK;
+}
+
 static tm_status row_tensor(data_file *f, const char *name, uint64_t n_rows, uint32_t *index) {
     int64_t at = tm_st_find(f->rows, name);
     *index = at < 0 ? UINT32_MAX : (uint32_t)at;
@@ -168,6 +183,7 @@ static tm_status open_rows(data_file *f, const char *path, const tm_dataset_opts
     if (f->labels == UINT32_MAX)
         return tm_fail(TM_EINPUT, "%s: a tensor labels of the shape of input_ids is needed (-100: not learned)", path);
     TM_TRY(row_tensor(f, "attention_mask", info->shape[0], &f->mask));
+    TM_TRY(rows_known_only(f->rows, path));
     f->row = tm_malloc(f->seq * sizeof *f->row);
     if (!f->row) return tm_nomem(f->seq * sizeof *f->row);
     tm_row_source rows = {

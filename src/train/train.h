@@ -124,7 +124,7 @@ typedef struct tm_eval_args {
     const char *model, *data;
     tm_dtype precision;
     uint32_t seq_len, rows;  /* 0: 2048 tokens, 1 row a micro-batch */
-    uint32_t max_new_tokens; /* exact match: how much to generate; 0: 64 */
+    uint32_t max_new_tokens; /* exact match: how much to generate; 0: nothing */
     bool exact_match;        /* answer every conversation greedily and compare with its last message */
     uint32_t show;           /* exact match: answers to print to stderr */
     tm_tier_args tiers;
@@ -141,7 +141,7 @@ typedef struct tm_generate_args {
     const char *model;
     const char *prompt;      /* raw text, or */
     const char *messages;    /* a file with {"messages": [...]} */
-    uint32_t max_new_tokens; /* 0: 256 */
+    uint32_t max_new_tokens; /* 0: none */
     double temperature;      /* 0: greedy */
     uint64_t seed;
     tm_dtype precision;

@@ -506,6 +506,8 @@ static void test_probe(void **state) {
     PROBE("labels", NULL);
     COLUMNS(&s, ids, {"attention_mask", TM_FMT_I64, 2, {8, 2}, 1});
     PROBE("attention_mask", NULL);
+    COLUMNS(&s, ids, {"segment_ids", TM_FMT_I64, 2, {2, 8}, 1});
+    PROBE("segment_ids", NULL);
 }
 
 static void test_eval_and_generate(void **state) {
@@ -529,6 +531,21 @@ static void test_eval_and_generate(void **state) {
     refused(&s, "messages.json", "generate", "--model", s.model, "--messages", messages, NULL);
     refused(&s, "out of range", "generate", "--model", s.model, "--prompt", "x", "--temperature=-1", NULL);
     refused(&s, "nowhere", "generate", "--model", "nowhere", "--prompt", "x", NULL);
+    COLUMNS(&s, {"input_ids", TM_FMT_I64, 2, {2, 8}, 1}, {"labels", TM_FMT_I64, 2, {2, 8}, 1},
+            {"segment_ids", TM_FMT_I64, 2, {2, 8}, 1});
+    refused(&s, "segment_ids", "eval", "--model", s.model, "--data", run_path(s.dir, "data.safetensors"), NULL);
+}
+
+/* As many as said: with 0 the prompt is encoded and nothing is generated. */
+static void test_generates_none(void **state) {
+    (void)state;
+    static const char *const model = TM_TEST_FIXTURES "/../../examples/tiny";
+    run_result r = run((run_opts){0}, "generate", "--model", model, "--prompt", "the tide", "--max-new-tokens", "0",
+                       "--json", NULL);
+    RUN_OK(&r);
+    if (!strstr(r.out, "\"ids\": []") || !strstr(r.out, "\"finish_reason\": \"length\""))
+        fail_msg("printed: %s", r.out);
+    run_free(&r);
 }
 
 static void test_convert_and_text(void **state) {
@@ -595,6 +612,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_file_size_limit, run_clean),
         cmocka_unit_test_teardown(test_probe, run_clean),
         cmocka_unit_test_teardown(test_eval_and_generate, run_clean),
+        cmocka_unit_test_teardown(test_generates_none, run_clean),
         cmocka_unit_test_teardown(test_convert_and_text, run_clean),
         cmocka_unit_test_teardown(test_interrupt, run_clean),
         cmocka_unit_test_teardown(test_terminate, run_clean),
