@@ -248,6 +248,113 @@ static void equals_bitsandbytes(void **state) {
     st_close(&f);
 }
 
+/* ---- Adafactor of transformers, Lion of bitsandbytes ------------------------------------------ */
+
+enum { MOST_FIXTURE = 128 };
+
+static double number_at(const tm_json *o, const char *key, int index) {
+    const tm_json *x = tm_json_get(o, key);
+    assert_non_null(x);
+    for (x = x->type == TM_JSON_ARRAY ? x->child : x; index > 0; index--) x = x->next;
+    return x->number;
+}
+
+/* The case's settings under our names; the rate is returned (NaN: none, `relative_step`). */
+static double read_settings(const tm_optimizer *o, tm_optim_opts *opts, const tm_json *c) {
+    tm_optim_defaults(o, opts);
+    opts->weight_decay = number_at(c, "weight_decay", 0);
+    if (strcmp(o->name, "lion") == 0) {
+        opts->beta1 = number_at(c, "betas", 0), opts->beta2 = number_at(c, "betas", 1);
+    } else {
+        const tm_json *beta1 = tm_json_get(c, "beta1");
+        opts->beta1 = beta1->type == TM_JSON_NULL ? 0 : beta1->number;
+        opts->eps = number_at(c, "eps", 0), opts->eps_scale = number_at(c, "eps", 1);
+        opts->clip_threshold = number_at(c, "clip_threshold", 0), opts->decay_rate = number_at(c, "decay_rate", 0);
+        opts->scale_parameter = tm_json_get(c, "scale_parameter")->boolean;
+        opts->relative_step = tm_json_get(c, "relative_step")->boolean;
+        opts->warmup_init = tm_json_get(c, "warmup_init")->boolean;
+    }
+    assert_null(tm_optim_check(o, opts));
+    return opts->relative_step ? 0 : number_at(c, "lr", 0);
+}
+
+static const float *named(const st_file *f, const char *format, ...) {
+    char name[96];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(name, sizeof name, format, list);
+    va_end(list);
+    return tensor(f, name);
+}
+
+/* All steps of one tensor; the largest difference from the library's parameters, which is also a hundredth at most of
+ * how far they moved: some settings move less than the fixtures' tolerance. */
+static double follow(const tm_optimizer *o, const tm_json *c, const st_file *f, int index, const tm_json *shape,
+                     int64_t steps) {
+    tm_optim_opts opts;
+    double lr = read_settings(o, &opts, c), scratch[5 * MOST_FIXTURE], worst = 0, moved = 0;
+    uint64_t rows = (uint64_t)shape->integer, columns = shape->next ? (uint64_t)shape->next->integer : 0;
+    float w[MOST_FIXTURE], state[TM_OPTIM_STATES][MOST_FIXTURE] = {{0}};
+    tm_optim_tensor t = {.shape = columns ? (tm_optim_shape){1, rows, columns} : (tm_optim_shape){1, 0, rows},
+                         .scratch = scratch};
+    const size_t n = (size_t)tm_optim_elements(&t.shape);
+    assert_true(n <= MOST_FIXTURE && tm_optim_scratch_bytes(o, &t.shape) <= sizeof scratch);
+    const float *start = named(f, "param.%d.init", index);
+    memcpy(w, start, n * sizeof *w);
+    for (int64_t s = 1; s <= steps; s++) {
+        tm_optim_span x = {.weight = w, .grad = named(f, "grad.%d.step%d", index, (int)s), .n = n};
+        tm_optim_step step;
+        for (int k = 0; k < TM_OPTIM_STATES; k++) t.state[k] = x.state[k] = state[k];
+        tm_optim_step_init(&step, o, &opts, lr, s, 1);
+        tm_optim_begin(&step, &t);
+        for (uint32_t pass = 0; pass < o->passes; pass++) {
+            assert_int_equal(tm_optim_pass(&step, &t, pass, &x), 0);
+            tm_optim_turn(&step, &t, pass);
+        }
+        const float *want = named(f, "%s.param.%d.step%d", c->key, index, (int)s);
+        for (size_t i = 0; i < n; i++) worst = fmax(worst, fabs((double)w[i] - (double)want[i]));
+        for (size_t i = 0; i < n; i++) moved = fmax(moved, fabs((double)want[i] - (double)start[i]));
+        assert_true(moved > 0 && worst <= moved / 100);
+    }
+    return worst;
+}
+
+/* Parameters after each step within the fixtures' `param_max_abs`, tensor by tensor: of the `want` cases whose `key` is
+ * `value`. */
+static void follow_fixture(const char *folder, const char *optimizer, const char *key, const char *value, int want) {
+    char path[512];
+    tm_json_doc *doc;
+    snprintf(path, sizeof path, TM_TEST_FIXTURES "/%s/golden.json", folder);
+    char *text = read_json(path, &doc);
+    snprintf(path, sizeof path, TM_TEST_FIXTURES "/%s/golden.safetensors", folder);
+    st_file f = st_open(path);
+    const tm_json *root = tm_json_root(doc);
+    const double allowed = number_at(tm_json_get(root, "tolerances"), "param_max_abs", 0);
+    const int64_t steps = tm_json_get(root, "steps")->integer;
+    int cases = 0;
+    for (const tm_json *c = tm_json_get(root, "cases")->child; c; c = c->next) {
+        if (strcmp(tm_json_get(c, key)->text, value) != 0) continue;
+        int index = 0;
+        for (const tm_json *s = tm_json_get(root, "shapes")->child; s; s = s->next, index++) {
+            double worst = follow(tm_optimizer_find(optimizer), c, &f, index, s->child, steps);
+            if (!(worst <= allowed)) fail_msg("%s, %s, tensor %d: off by %.2e", folder, c->key, index, worst);
+            print_message("%s %s, tensor %d: %.1e\n", optimizer, c->key, index, worst);
+        }
+        cases++;
+    }
+    assert_int_equal(cases, want);
+    tm_json_free(doc), tm_free(text), st_close(&f);
+}
+
+static void adafactor_is_that_of_transformers(void **state) {
+    (void)state;
+    follow_fixture("optim_adafactor", "adafactor", "library", "transformers", 3);
+}
+static void lion_is_that_of_bitsandbytes(void **state) {
+    (void)state;
+    follow_fixture("optim_bnb", "lion", "class", "Lion", 1);
+}
+
 /* ---- loss scale ------------------------------------------------------------------------------- */
 
 static double config_number(const tm_json *config, const char *key) {
@@ -337,6 +444,8 @@ int main(void) {
         cmocka_unit_test(any_form_and_cut_gives_the_same_bits),
         cmocka_unit_test(large_tensors_in_passes),
         cmocka_unit_test(equals_bitsandbytes),
+        cmocka_unit_test(adafactor_is_that_of_transformers),
+        cmocka_unit_test(lion_is_that_of_bitsandbytes),
         cmocka_unit_test(loss_scales_are_deepspeeds),
         cmocka_unit_test(a_constant_scale_stays),
     };
