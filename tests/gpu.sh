@@ -16,7 +16,8 @@
 #       offload     states on the host, weights streamed, a small device budget, beside all in the device
 #       plan        seconds that `plan` foretells beside those of runs
 #       large       7B in 16 GiB of the device
-# Each part ends with "PART: passed", "missed" (a figure below its target) or "FAILED"; exit 1 if any failed. A word of
+# Each part ends with "PART: passed", "missed" (a figure below its target, or no PyTorch to stand beside) or "FAILED";
+# exit 1 unless all passed. A word of
 # each figure goes to stdout, JSON of all of them to $TIDEMILL_GPU_JSON if that is set.
 #   TIDEMILL_DEVICE=cuda:0        TIDEMILL_BENCH_TINY=1: shapes to try the script with
 set -eu

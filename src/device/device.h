@@ -40,6 +40,7 @@ typedef struct tm_device_traits {
     uint32_t alignment;    /* of offsets and sizes */
     uint64_t fixed_bytes;  /* what it takes of its memory beside the arena, at most */
     uint64_t peers_bytes;  /* and with others to exchange with */
+    uint64_t host_bytes;   /* what its driver and libraries take of the host's memory, at most */
     tm_kernel_sizes sizes; /* of its kernels */
     /* Names of optimizers that it can run, separated by blanks; "": none, "*": all that the host can. */
     const char *optimizers;

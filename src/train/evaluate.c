@@ -164,9 +164,7 @@ enum { TOGETHER = 32 };
 
 static tm_status answer_group(evaluation *e, question *q, uint32_t n, tm_eval_result *out) {
     gen_row rows[TOGETHER] = {0};
-    gen_opts g = {.max_new_tokens = e->args->max_new_tokens,
-                  .eos = e->text.eos,
-                  .n_eos = e->text.n_eos};
+    gen_opts g = {.max_new_tokens = e->args->max_new_tokens, .eos = e->text.eos, .n_eos = e->text.n_eos};
     job_opts base = {.model = e->args->model, .dtype = e->args->precision, .slots = 1};
     tm_status rc = forward_opts(&base, &e->args->tiers);
     for (uint32_t i = 0; i < n && rc == TM_OK; i++) {

@@ -61,6 +61,16 @@ tm_status job_device_room(const char *device, bool peers, uint64_t *bytes) {
                    tm_format_size(besides, c, sizeof c));
 }
 
+tm_status job_device_holds(const char *device, uint64_t wanted) {
+    uint64_t room;
+    char a[32], b[32];
+    TM_TRY(job_device_room(device, false, &room));
+    room += RESERVE_MIB * TM_MIB; /* who names a number needs none */
+    if (wanted <= room) return TM_OK;
+    return tm_fail(TM_EBUDGET, "%s are asked for and %s are free beside driver and libraries; give at most %llu bytes",
+                   tm_format_size(wanted, a, sizeof a), tm_format_size(room, b, sizeof b), (unsigned long long)room);
+}
+
 tm_status job_device_fail(const char *device, const char *more) {
     tm_error why = *tm_error_get();
     tm_error_clear();
@@ -76,9 +86,10 @@ static tm_status forward_device(job_opts *o, const tm_tier_args *tiers) {
     o->device = tiers->device;
     o->device_bytes = tm_min_u64(tiers->device_budget, TM_DEVICE_UNLIMITED); /* plans reckon with signed rooms */
     if (traits.own_processors) {
-        uint64_t room;
-        if (job_device_room(tiers->device, false, &room) != TM_OK) return job_device_fail(tiers->device, "");
-        if (o->device_bytes == 0 || o->device_bytes > room) o->device_bytes = room;
+        bool given = o->device_bytes > 0 && o->device_bytes < TM_DEVICE_UNLIMITED;
+        tm_status rc = given ? job_device_holds(tiers->device, o->device_bytes)
+                             : job_device_room(tiers->device, false, &o->device_bytes);
+        if (rc != TM_OK) return job_device_fail(tiers->device, "");
         job_device_warn(tiers->device);
     }
     if (o->device_bytes > 0) return TM_OK;

@@ -44,7 +44,7 @@ static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) 
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += OBJECT_BYTES + WALK_BYTES_PER_OBJECT +
                  tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
-    return bytes + arena_fixed_bytes(job);
+    return bytes + job->traits.host_bytes + arena_fixed_bytes(job);
 }
 
 /* Once there is an arena, what is compiled for it has no more than that: it was opened as large as was needed. */

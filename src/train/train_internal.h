@@ -378,6 +378,8 @@ bool job_device_apart(const char *device, tm_device_traits *traits); /* it has p
 void job_device_warn(const char *device);                            /* where it was never tested */
 /* What may be taken of its memory if nothing else is said. TM_EUNSUPPORTED, TM_EINPUT: it is not here. */
 tm_status job_device_room(const char *device, bool peers, uint64_t *bytes);
+/* Whether so much of its memory is free, the driver's share set aside; TM_EBUDGET with what is. */
+tm_status job_device_holds(const char *device, uint64_t wanted);
 tm_status job_device_fail(const char *device, const char *more); /* the pending error, of that device */
 /* Opens the model and describes its state; nothing is allocated for it yet. */
 tm_status job_open(tm_job **out, const job_opts *opts);

@@ -62,7 +62,8 @@ tm_status trainer_find_device(trainer *t, bool planning) {
     const char *device = trainer_device(t);
     if (rc == TM_OK && tm_device_look_for(device, &info) == TM_OK) {
         if (!planning && trainer_speaks(t)) job_device_warn(device);
-        return unlimited ? take_room(t) : TM_OK;
+        if (unlimited) return take_room(t);
+        return job_device_holds(device, t->cfg->memory.device_bytes) == TM_OK ? TM_OK : job_device_fail(device, "");
     }
     if (!planning || unlimited)
         return job_device_fail(device, planning ? "; give memory.device_budget to plan for one that is elsewhere" : "");

@@ -241,6 +241,8 @@ def speed():
         note("of PyTorch", median(theirs) / median(ours), 0.9)
     else:
         print("  python3 has no torch and transformers: not beside PyTorch")
+        if not TINY:
+            verdicts[part_now] = "missed"
 
 
 def offload():
@@ -281,7 +283,7 @@ def foretold():
 def large():
     name = shaped("7B")
     path = config(name, 16 if TINY else 2048, 2, batch=1, steps=3, save_steps=0)
-    values = on_device(memory__device_budget="4MiB" if TINY else "16GiB", memory__host_budget="64MiB" if TINY else "96GiB")
+    values = on_device(memory__device_budget="4MiB" if TINY else "16GiB", memory__host_budget="1GiB" if TINY else "96GiB")
     said = plan(path, values)
     note("foretold s/step", said["seconds_per_step"])
     run = train(path, values)
@@ -311,4 +313,4 @@ for part_now in chosen:
     print(f"{part_now}: {verdicts[part_now]}, {time.time() - began:.0f} s", flush=True)
     if os.environ.get("TIDEMILL_GPU_JSON"):
         pathlib.Path(os.environ["TIDEMILL_GPU_JSON"]).write_text(json.dumps({"verdicts": verdicts, "figures": figures}, indent=1))
-sys.exit(1 if "FAILED" in verdicts.values() else 0)
+sys.exit(1 if set(verdicts.values()) != {"passed"} else 0)

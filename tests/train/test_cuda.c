@@ -185,6 +185,18 @@ static void test_missing_devices(void **state) {
     expect(&r, 0, "is planned for, and not here");
     r = run(fake, "train", config, "--set", out, "--set", "memory.device=cuda:1", NULL);
     expect(&r, 2, "this machine has 1 of its kind");
+    /* more than it has: before anything is planned, in every command */
+    static const char *const much[] = {"--set", "memory.device_budget=5GiB"};
+    r = run(fake, "train", config, "--set", out, "--set", "memory.device=cuda:0", much[0], much[1], NULL);
+    expect(&r, 2, "device \"cuda:0\": 5.00 GiB are asked for and ");
+    r = run(fake, "plan", config, "--set", "memory.device=cuda:0", much[0], much[1], NULL);
+    expect(&r, 2, "device \"cuda:0\": 5.00 GiB are asked for and ");
+    r = run(fake, "eval", "--model", MODEL, "--data", run_path(dir, "rows.safetensors"), "--device", "cuda:0",
+            "--device-budget", "5GiB", NULL);
+    expect(&r, 2, "device \"cuda:0\": 5.00 GiB are asked for and ");
+    r = run(fake, "train", config, "--set", out, "--set", "memory.device=cuda:0", "--set", "memory.host_budget=400MiB",
+            NULL);
+    expect(&r, 2, "memory.host_budget"); /* driver and libraries are in it */
 }
 
 /* ---- commands that only go forward ------------------------------------------------------------------------------- */

@@ -18,6 +18,7 @@ enum {
     CUDA_SIDE_MIB = 64, /* of the device's memory beside the arena: cuBLASLt's workspace, angles, a counter */
     CUDA_PEERS_WORKSPACE = 16 << 20, /* where there are others to exchange with */
     CUDA_NCCL_MIB = 384,             /* what NCCL takes then: an estimate, not measured */
+    CUDA_HOST_MIB = 512,             /* of the host's memory: driver, cuBLASLt, NCCL; an estimate, not measured */
     CUDA_CONTEXT_MIB = 640,          /* what the driver and cuBLASLt take for themselves: an estimate, not measured */
 };
 
