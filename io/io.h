@@ -2,7 +2,7 @@
  *
  * Three things live here:
  *   1. the engine: asynchronous reads and writes of registered memory at offsets of offload files (uring, threads,
- * sync);
+ *      sync);
  *   2. run directories: where offload files lie, who owns them, how they are reserved and removed;
  *   3. plain files: a reader and an atomic writer for models, data, logs and results.
  * Every system call of all three goes through one seam (io_sys in io_internal.h), where a test can fail, shorten, delay
@@ -125,7 +125,8 @@ typedef struct tm_io tm_io;
  * '+', each with options after a ':', e.g. "sim:seed=7,shorten=0.1+delay:latency=0.001+sync".
  *
  *   uring    one io_uring                          threads  a pool that calls pread and pwrite
- *   sync     in the calling thread: the oracle     null     completes at once and moves nothing: measures ourselves
+ *   sync     in the calling thread: the oracle
+ *   null     completes at once and moves nothing: measures ourselves
  *   mem      files are in memory, as long as the engine is open (reads of what was not written give zeros)
  *
  *   delay    latency=SECONDS, bps=BYTES_PER_SECOND (one rate for all that goes through), lane=N: only that lane's
@@ -133,8 +134,8 @@ typedef struct tm_io tm_io;
  *            probability rate=P; reads=0, writes=0 or syncs=0 leaves those alone
  *   sim      what a hostile machine may do, each with a probability: reorder (an attempt is held back another round,
  *            before it is carried out and after), shorten, zero, eintr, eagain, fail (errno=eio), and, not to be
- * noticed here, lost (a write that did not happen), flip (a bit of a read or a write), misdirect (4 KiB beside);
- *            trash=1 overwrites what a read will fill when it starts. seed=N: over sync, mem and null the same calls
+ *            noticed here, lost (a write that did not happen), flip (a bit of a read or a write), misdirect (4 KiB
+ *            beside); trash=1 overwrites what a read will fill when it starts. seed=N: over sync, mem and null the same calls
  *            give the same run. "sim:..." alone is over mem.
  *
  * Probabilities count attempts: a request is one for each block_bytes, and one more for each that fell short. */

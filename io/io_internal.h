@@ -107,9 +107,9 @@ void io_live_remove(io_live *l); /* fine if it was never added */
  * entry each. Engines know attempts only; what their results mean is decided in one place, piece.c.
  *
  *   FREE -- io_pump cuts --> STARTED -- engine --> SETTLED (res) -- piece.c --> STARTED again (short, EINTR, EAGAIN)
- *     ^                                                                    '--> FREE; the last piece completes the
- * request
- *     '-----------------------------------------------------------------------------------------------------------'  */
+ *     ^                                                                    '--> FREE
+ *     '-------------------------------------------------------------------------'      (the last piece: the request
+ *                                                                                       is complete) */
 typedef struct io_piece {
     struct io_piece *next; /* in the free list or in a queue of the engine */
     tm_io_req *req;

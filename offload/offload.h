@@ -10,11 +10,13 @@
  *              *State* objects outlive a program (weights, moments): their residency and home are in the layout, which
  *              all programs of a run share. Temporaries live inside one program run.
  *   bundle     objects that a kernel needs side by side (the tiles of one matrix): consecutive ids, each but the last
- * of a size that is a multiple of the alignment, so that their frames join without a gap. visit      a span of the
- * program during which a range of a bundle lies in one frame. An object that is not resident is filled from its extent
- * when a visit begins (unless it is overwritten) and written back when a dirty visit ends. use        one operation's
- * access to a visit. frame      [address, address + bytes) of the slab. extent: where an object lies in the offload
- * files.
+ *              of a size that is a multiple of the alignment, so that their frames join without a gap.
+ *   visit      a span of the program during which a range of a bundle lies in one frame. An object that is not
+ *              resident is filled from its extent when a visit begins (unless it is overwritten) and written back when
+ *              a dirty visit ends.
+ *   use        one operation's access to a visit.
+ *   frame      [address, address + bytes) of the slab.
+ *   extent     where an object lies in the offload files.
  *
  *     tm_layout *layout;                       // once a run: state objects
  *     uint32_t w = tm_layout_object(layout, &(tm_object){.kind = TM_KIND_WEIGHT_HI, .bytes = 2 << 20});
@@ -22,7 +24,7 @@
  *     uint32_t v = tm_program_visit(p, w, 1);
  *     tm_program_op(p, &(tm_op){.code = MY_OP, .arg = {unit, stage}});
  *     tm_program_use(p, v, TM_USE_READ);
- *     tm_plan_compile(&plan, layout, p, &opts);  // TM_EBUDGET: opts->minimum_bytes says what would fit
+ *     tm_plan_compile(&plan, layout, p, &opts, &minimum);  // TM_EBUDGET: `minimum` bytes would fit
  *     tm_exec_run(exec, plan, my_handler, ctx);  // once per step
  *
  * Threads: build and compile on one thread. An executor runs one plan at a time: operations of the CPU engine on the

@@ -3,7 +3,7 @@
  * Walking the operations in index order, a map of the slab says for every byte whose content it holds, who wrote it
  * last and who has read it since. Checked are
  *   - content: what an operation reads is the latest version of the object it means; a read from disk brings the
- * latest;
+ *     latest;
  *   - order: whatever two operations must not overlap or swap (write-read, read-write, write-write of the same bytes or
  *     of the same extent) has an edge, so that it holds under any completion order;
  *   - the end: the latest version of all state is on disk, or resident and untouched.

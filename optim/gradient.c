@@ -42,8 +42,7 @@ OPTIM_ROWS(double, norm_f32, (const float *g, size_t n), (g, n))
         return 0;                                                                                                      \
     }                                                                                                                  \
     OPTIM_ROWS(int, round_##type, (const float *restrict acc, uint16_t *restrict g, size_t n), (acc, g, n))            \
-    /* Rounds a piece that stays in the first-level cache, then norms it: two plain loops vectorise better than one.   \
-     */                                                                                                                \
+    /* Rounds a piece that stays in the first-level cache, then norms it: two plain loops are faster than one. */      \
     OPTIM_BODY double finish_##type##_body(const float *restrict acc, uint16_t *restrict g, size_t n) {                \
         enum { PIECE = 2048 };                                                                                         \
         double lane[LANES] = {0};                                                                                      \

@@ -15,8 +15,9 @@
  *     for (int64_t t = 1; t <= steps; t++) {
  *         tm_optim_step step;
  *         tm_optim_step_init(&step, adamw, &opts, learning_rate, t, clip / loss_scale);
- *         tm_optim_span span = {.weight = w, .grad = g, .grad_type = TM_GRAD_F32, .state = {exp_avg, exp_avg_sq}, .n =
- * n}; if (tm_optim_run(&step, &span)) puts("diverged");
+ *         tm_optim_span span = {.weight = w, .grad = g, .grad_type = TM_GRAD_F32,
+ *                               .state = {exp_avg, exp_avg_sq}, .n = n};
+ *         if (tm_optim_run(&step, &span)) puts("diverged");
  *     }
  *
  * Weights are fp32, or "split": the bf16 that computes (hi) and the other 16 bits of the fp32 value (lo), so that an
@@ -156,10 +157,13 @@ struct tm_optimizer {
  *     adamw, adam     adam_w_mode: w = w (1 - lr wd), else g = g + wd w
  *                     m = m + (1 - beta1)(g - m)      v = v beta2 + ((1 - beta2) g) g
  *                     w = w + (-lr / bc1 m) / (sqrt(v) / sqrt(bc2) + eps),  bc = 1 - beta^t or 1
- *     *_8bit          the same on m, v = code * absmax of the block; then absmax = max |m|, the nearest code of m /
- * absmax sgd             g = g + wd w    b = b momentum + (1 - dampening) g, at t = 1: g    w = w - lr (b, nesterov: g
- * + momentum b) lion            w = w (1 - lr wd) - lr sign(m beta1 + (1 - beta1) g)    m = m beta2 + (1 - beta2) g
- * sign(0) = 0 adagrad         g = g + wd w    s = s + g^2    w = w + (-lr / (1 + (t - 1) lr_decay) g) / (sqrt(s) + eps)
+ *     *_8bit          the same on m, v = code * absmax of the block; then absmax = max |m|, and the nearest code of
+ *                     m / absmax
+ *     sgd             g = g + wd w    b = b momentum + (1 - dampening) g, at t = 1: g
+ *                     w = w - lr (b, nesterov: g + momentum b)
+ *     lion            w = w (1 - lr wd) - lr sign(m beta1 + (1 - beta1) g)    m = m beta2 + (1 - beta2) g
+ *                     sign(0) = 0
+ *     adagrad         g = g + wd w    s = s + g^2    w = w + (-lr / (1 + (t - 1) lr_decay) g) / (sqrt(s) + eps)
  *     adafactor       see "tensors in passes"; lr is used where relative_step is false */
 
 /* adamw adam adamw_8bit adam_8bit sgd lion adagrad adafactor. NULL: no such optimizer, or i past the last. */

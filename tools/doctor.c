@@ -47,8 +47,7 @@ static bool file_value(const char *path, const char *key, char separator, char *
     return found;
 }
 
-/* ---- system -------------------------------------------------------------------------------------------------------
- */
+/* ---- system ------------------------------------------------------------------------------------------------------ */
 
 static void check_system(report *r) {
     struct utsname u;
@@ -65,8 +64,7 @@ static void check_system(report *r) {
                "%s, %s %.60s, %s", name, u.sysname, u.release, u.machine);
 }
 
-/* ---- processor ------------------------------------------------------------------------------------------------------
- */
+/* ---- processor --------------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 static bool has_amx_bf16(void) {
@@ -102,8 +100,7 @@ static void check_processor(report *r) {
     doctor_add(r, "cores", GOOD, NULL, "%d usable of %d online", usable, cores);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------------
- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void check_memory(report *r) {
     char total[64], size[32], available[32], used[32];
@@ -130,8 +127,7 @@ static void check_memlock(report *r) {
         "%s", unlimited ? "unlimited" : tm_format_size(limit.rlim_cur, size, sizeof size));
 }
 
-/* ---- disk -----------------------------------------------------------------------------------------------------------
- */
+/* ---- disk -------------------------------------------------------------------------------------------------------- */
 
 static void check_uring(report *r) {
     struct io_uring_params params;

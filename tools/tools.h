@@ -8,8 +8,8 @@
  *         const char *model = NULL, *data = NULL;
  *         uint64_t host_budget = 0;
  *         bool json = false;
- *         const tm_opt opts[] = {{"model", TM_OPT_STRING, &model, "DIR", "model folder or .gguf file", .required =
- * true},
+ *         const tm_opt opts[] = {{"model", TM_OPT_STRING, &model, "DIR", "model folder or .gguf file",
+ *                                 .required = true},
  *                                {"data", TM_OPT_STRING, &data, "FILE", "JSONL or safetensors rows", .required = true},
  *                                {"host-budget", TM_OPT_SIZE, &host_budget, "SIZE", "hard limit of host memory"},
  *                                {"json", TM_OPT_FLAG, &json, NULL, "print one JSON object"}};
@@ -18,8 +18,9 @@
  *                             .example = "tidemill eval --model smollm2 --data heldout.jsonl",
  *                             .opts = opts, .n_opts = TM_COUNT(opts)};
  *         int rc = tm_cli_parse(&cli, argc, argv);
- *         if (rc >= 0) return rc;                                      // --help was printed (0) or the line is wrong
- * (2) if (run(model, data, host_budget, json) != TM_OK) return tm_cmd_fail(); return 0;
+ *         if (rc >= 0) return rc; // --help was printed (0) or the line is wrong (2)
+ *         if (run(model, data, host_budget, json) != TM_OK) return tm_cmd_fail();
+ *         return 0;
  *     }
  *
  * Errors go to stderr, one line; results go to stdout.

@@ -198,8 +198,7 @@ TM_MUST_USE tm_status tm_comm_run(tm_comm *c, tm_comm_op *op);
 /* Records why a finished operation failed on this thread and returns its status. */
 tm_status tm_comm_op_fail(tm_comm *c, const tm_comm_op *op);
 
-/* ---- calls that block ----------------------------------------------------------------------------------------------
- */
+/* ---- calls that block -------------------------------------------------------------------------------------------- */
 
 TM_MUST_USE tm_status tm_comm_barrier(tm_comm *c, uint32_t group);
 TM_MUST_USE tm_status tm_comm_broadcast(tm_comm *c, uint32_t group, uint32_t root, void *bytes, uint64_t n);

@@ -29,8 +29,7 @@ typedef struct comm_group {
 tm_status comm_group_make(comm_group *g, uint32_t *world, uint32_t size, uint32_t my_rank, const uint32_t *node_of);
 void comm_group_free(comm_group *g);
 
-/* ---- the object ----------------------------------------------------------------------------------------------------
- */
+/* ---- the object -------------------------------------------------------------------------------------------------- */
 
 typedef struct comm_counters {
     atomic_uint_least64_t sent_bytes[TM_COMM_CODES][TM_COMM_LINKS], ops[TM_COMM_CODES], busy_ns[TM_COMM_CODES], sum_ns;
@@ -74,8 +73,7 @@ static inline uint32_t comm_at(const comm_group *g, uint32_t node, uint32_t plac
     return g->tree[g->first[node] + place];
 }
 
-/* ---- files ---------------------------------------------------------------------------------------------------------
- */
+/* ---- files ------------------------------------------------------------------------------------------------------- */
 
 void comm_name_host(comm_host name);
 tm_status comm_make_tables(tm_comm *c);                           /* once size is known */

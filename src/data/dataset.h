@@ -75,12 +75,11 @@ typedef struct tm_row_source {
 /* ---- options ---------------------------------------------------------------------------------------------------- */
 
 /* What a line of JSONL may be. AUTO decides line by line, by the keys, in this order:
- *   messages           {"messages": [{"role", "content", "loss"?}]}              chat template; assistant turns are
- * learned sharegpt           {"conversations": [{"from", "value"}], "system"?} or {"conversation": [{"human",
- * "assistant"}]} prompt_completion  {"prompt": "…", "completion": "…"}      concatenated without template, EOS
- * appended, prompt masked alpaca             {"instruction", "input"?, "output", "system"?, "history"?: [[user,
- * assistant]]} text               {"text": "…"}          the post-processor's specials, EOS if it does not end so, all
- * learned */
+ *   messages           {"messages": [{"role", "content", "loss"?}]}: chat template; assistant turns are learned
+ *   sharegpt           {"conversations": [{"from", "value"}], "system"?} or {"conversation": [{"human", "assistant"}]}
+ *   prompt_completion  {"prompt": "…", "completion": "…"}: concatenated without template, EOS appended, prompt masked
+ *   alpaca             {"instruction", "input"?, "output", "system"?, "history"?: [[user, assistant]]}
+ *   text               {"text": "…"}: the post-processor's specials, EOS if it does not end so, all learned */
 typedef enum tm_data_format {
     TM_DATA_AUTO,
     TM_DATA_TEXT,

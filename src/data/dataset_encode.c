@@ -41,8 +41,7 @@ tm_status tm_overlong_parse(const char *name, tm_overlong *out) {
     return tm_fail(TM_EINPUT, "overlong \"%s\" is none of truncate, drop, error", name);
 }
 
-/* ---- text, prompt and completion ----------------------------------------------------------------------------------
- */
+/* ---- text, prompt and completion --------------------------------------------------------------------------------- */
 
 static tm_status learn_fill(data_encoder *e, uint8_t flag) {
     size_t from = e->learn.len, n = e->ids.n - from;
@@ -92,8 +91,7 @@ static tm_status encode_prompt_completion(data_encoder *e, const tm_json *line) 
     return end_with_eos(e);
 }
 
-/* ---- messages -----------------------------------------------------------------------------------------------------
- */
+/* ---- messages ---------------------------------------------------------------------------------------------------- */
 
 static bool is_false(const tm_json *loss) {
     return loss &&
@@ -166,8 +164,7 @@ static tm_status encode_rewritten(data_encoder *e, const tm_json *line,
     return rc;
 }
 
-/* ---- a line -------------------------------------------------------------------------------------------------------
- */
+/* ---- a line ------------------------------------------------------------------------------------------------------ */
 
 static tm_data_format detect(const tm_json *line) {
     if (tm_json_get(line, "messages")) return TM_DATA_MESSAGES;

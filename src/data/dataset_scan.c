@@ -197,8 +197,7 @@ done:
     return rc;
 }
 
-/* ---- rows of ids --------------------------------------------------------------------------------------------------
- */
+/* ---- rows of ids ------------------------------------------------------------------------------------------------- */
 
 /* Up to the last position that is attended to or learned; at least 1. */
 static size_t row_length(const data_view *v, size_t seq) {

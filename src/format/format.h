@@ -267,8 +267,7 @@ void tm_source_forget(const tm_source *src, uint32_t i);
  * chat_template.jinja falls back to the chat_template of tokenizer_config.json. */
 TM_MUST_USE tm_status tm_source_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
 
-/* ---- writing an HF folder ------------------------------------------------------------------------------------------
- */
+/* ---- writing an HF folder ---------------------------------------------------------------------------------------- */
 
 typedef struct tm_hf_tensor {
     const char *name;

@@ -3,11 +3,13 @@
  *
  *   unit    embedding, one transformer block, or the head: what is visited together.
  *   part    what one kernel call needs of a unit's weights: a matrix, some fused matrices, the small vectors of the
- * unit together, or 8,192 rows of the vocabulary. Contiguous in memory while it is used. Part ids are global. segment a
- * run of elements that a checkpoint tensor and a part have in common. slot    a per-token value inside a unit for one
- * micro-batch (input, q/k/v, ...): a row for each of the micro-batch's T token rows, `slot.bytes` each. Slot 0 is the
- * unit's input, slot 1 its output. A slot may have a gradient. stage   one kernel call: reads slots and parts, writes
- * slots. Forward runs a unit's stages 0..n-1 for a micro-batch, backward n-1..0.
+ *           unit together, or 8,192 rows of the vocabulary. Contiguous in memory while it is used. Part ids are global.
+ *   segment a run of elements that a checkpoint tensor and a part have in common.
+ *   slot    a per-token value inside a unit for one micro-batch (input, q/k/v, ...): a row for each of the
+ *           micro-batch's T token rows, `slot.bytes` each. Slot 0 is the unit's input, slot 1 its output. A slot may
+ *           have a gradient.
+ *   stage   one kernel call: reads slots and parts, writes slots. Forward runs a unit's stages 0..n-1 for a
+ *           micro-batch, backward n-1..0.
  *
  * Whoever calls decides where parts, slots and gradients lie, in which order units, stages and micro-batches run (each
  * stage may run over all micro-batches before the next, or the other way round: same bits), and what is kept or
@@ -49,8 +51,7 @@ typedef struct tm_model_config {
 /* Unknown architectures are TM_EUNSUPPORTED and name what is supported; sizes are checked against overflow. */
 TM_MUST_USE tm_status tm_model_config_parse(tm_model_config *out, const char *json, size_t len, const char *name);
 
-/* ---- description --------------------------------------------------------------------------------------------------
- */
+/* ---- description ------------------------------------------------------------------------------------------------- */
 
 typedef struct tm_tensor {
     const char *name; /* as in the checkpoint: "model.layers.0.self_attn.q_proj.weight" */

@@ -1,12 +1,18 @@
 /* The configuration's own: the schema table, and the state while layers are merged and resolved.
  *
- *   schema.c            every key: path, type, default, range, help        config.c           load, free, the order of
- * it all config_merge.c      files and --set into one value a row               config_check.c     one value against
- * its row config_values.c     reading values, collecting problems                config_suggest.c   what was probably
- * meant config_run.c        model, data, memory, output                        config_batch.c     batch sizes
- *   config_optimizer.c  optimizers by either spelling                      config_schedule.c  learning rate, length
- *   config_storage.c    offload blocks, paths, aio, ZeRO's numbers         config_dump.c      JSON again, and the help
+ *   schema.c            every key: path, type, default, range, help
+ *   config.c            load, free, the order of it all
+ *   config_merge.c      files and --set into one value a row
+ *   config_check.c      one value against its row
+ *   config_values.c     reading values, collecting problems
+ *   config_suggest.c    what was probably meant
+ *   config_run.c        model, data, memory, output
+ *   config_batch.c      batch sizes
+ *   config_optimizer.c  optimizers by either spelling
+ *   config_schedule.c   learning rate, length
+ *   config_storage.c    offload blocks, paths, aio, ZeRO's numbers
  *   config_fsdp.c       the same by FSDP's names
+ *   config_dump.c       JSON again, and the help
  *
  * A new key is a row in schema.c, a field in config.h, and a line in the resolver of its room and in config_dump.c. */
 #ifndef TIDEMILL_TRAIN_CONFIG_INTERNAL_H

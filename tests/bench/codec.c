@@ -6,8 +6,9 @@
  * Two codecs, on tiles of 2^20 elements, one thread, everything in memory:
  *   zstd      levels 1 to 3 of what the byte-plane shuffle gives (byte 0 of every element, then byte 1, ...)
  *   exponent  fp32 and bf16: sign and mantissa as they are, in planes; exponents in blocks of 128: the largest one,
- * then for each how far it lies below, in K bits; what does not fit is escaped (all ones) and follows whole Speeds are
- * bytes of the state a second, the best of three; every tile is restored and compared. */
+ *             then for each how far it lies below, in K bits; what does not fit is escaped (all ones) and follows whole
+ *
+ * Speeds are bytes of the state a second, the best of three; every tile is restored and compared. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,9 +1,11 @@
 /* Where the tests' kernels run: the emulation (machine_emulated.c) or a device (machine_device.c), one program each.
  *
- *     EACH_ORDER {                                    // three times: other orders of a block's threads; on a device:
- * again float *x = give(random_floats(n, 2), n * 4); // on the device, of exactly that size cuda_zero(x, n * 4);
- *         take(x, host, n * 4);                       // what is taken must be the same in every pass, bit for bit
- *     }                                               // all that was given is freed
+ *     EACH_ORDER {                                     // three times: other orders of a block's threads; on a device:
+ *                                                      // again
+ *         float *x = give(random_floats(n, 2), n * 4); // on the device, of exactly that size
+ *         cuda_zero(x, n * 4);
+ *         take(x, host, n * 4);                        // what is taken must be the same in every pass, bit for bit
+ *     }                                                // all that was given is freed
  */
 #ifndef TIDEMILL_TEST_MACHINE_H
 #define TIDEMILL_TEST_MACHINE_H

@@ -76,8 +76,7 @@ static void test_zephyr(void **state) {
     (void)state, golden("chat_zephyr", 0);
 }
 
-/* ---- templates of our own, run by transformers beforehand (tests/fixtures/chat_cases/make.py) -----------------------
- */
+/* ---- templates of our own, run by transformers beforehand (tests/fixtures/chat_cases/make.py) -------------------- */
 
 typedef struct cases {
     tm_tokenizer *tokenizer;
@@ -180,8 +179,7 @@ static void test_smollm2_text(void **state) {
     tm_buf_free(&text);
 }
 
-/* ---- refused, and limits ------------------------------------------------------------------------------------------
- */
+/* ---- refused, and limits ----------------------------------------------------------------------------------------- */
 
 static void test_templates_refused(void **state) {
     static const struct {

@@ -99,8 +99,7 @@ static int clean_record(void **state) {
     return 0;
 }
 
-/* ---- a file in memory ---------------------------------------------------------------------------------------------
- */
+/* ---- a file in memory -------------------------------------------------------------------------------------------- */
 
 static tm_status memory_read(void *ctx, uint64_t offset, void *buf, size_t len) {
     memcpy(buf, (const char *)ctx + offset, len);
@@ -301,8 +300,7 @@ static void test_golden_chat(void **state) {
     free(lines);
 }
 
-/* ---- counts, truncation ---------------------------------------------------------------------------------------------
- */
+/* ---- counts, truncation ------------------------------------------------------------------------------------------ */
 
 static void test_overlong(void **state) {
     (void)state;

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- config.json ---------------------------------------------------------------------------------------------------
- */
+/* ---- config.json ------------------------------------------------------------------------------------------------- */
 
 typedef struct key {
     const char *key, *value;
@@ -158,8 +157,7 @@ static void test_rope_factors_are_solved(void **state) {
     }
 }
 
-/* ---- tensors -------------------------------------------------------------------------------------------------------
- */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 static void write_one(const char *dir, const tm_hf_tensor *t) {
     tm_hf_writer *w;
@@ -189,8 +187,7 @@ static void test_tensors_refused(void **state) {
     }
 }
 
-/* ---- the ids of special tokens -------------------------------------------------------------------------------------
- */
+/* ---- the ids of special tokens ----------------------------------------------------------------------------------- */
 
 /* "eos_token_id" as one number, as a list, as what is no id; texts as objects. */
 static void test_special_ids(void **state) {

@@ -18,8 +18,7 @@ static tm_status wrong(const char *what) {
     return TM_EBUG;
 }
 
-/* ---- a run directory -----------------------------------------------------------------------------------------------
- */
+/* ---- a run directory --------------------------------------------------------------------------------------------- */
 
 enum { FILE_BYTES = 64 * 1024 };
 
@@ -98,8 +97,7 @@ static void test_run_directories(void **state) {
     assert_true(walk_every(run_life, NULL, kinds, TM_COUNT(kinds), walk_points(6)) >= 100);
 }
 
-/* ---- files and folders ---------------------------------------------------------------------------------------------
- */
+/* ---- files and folders ------------------------------------------------------------------------------------------- */
 
 enum { FILE_SIZE = (1 << 20) + 5000 }; /* more than a buffer of tm_out */
 static unsigned char bytes[FILE_SIZE];
@@ -191,8 +189,7 @@ static void test_files(void **state) {
     assert_true(walk_every(files_life, NULL, kinds, TM_COUNT(kinds), walk_points(4)) >= 100);
 }
 
-/* ---- engines -------------------------------------------------------------------------------------------------------
- */
+/* ---- engines ----------------------------------------------------------------------------------------------------- */
 
 typedef struct engine_life_case {
     const char *engine;
@@ -282,8 +279,7 @@ static void test_engines(void **state) {
     free(c.memory);
 }
 
-/* ---- arguments that cannot be --------------------------------------------------------------------------------------
- */
+/* ---- arguments that cannot be ------------------------------------------------------------------------------------ */
 
 static char too_long[5000];
 

@@ -5,8 +5,7 @@
 #include "offload/simulate.h"
 #include "tests/walk.h"
 
-/* ---- a program is written ------------------------------------------------------------------------------------------
- */
+/* ---- a program is written ---------------------------------------------------------------------------------------- */
 
 static tm_status write_ops(tm_layout *l, tm_program *p) {
     enum { OPS = 70 }; /* more than arrays begin with */
@@ -40,8 +39,7 @@ static tm_status write_program(void *ctx) {
     return rc;
 }
 
-/* ---- plans ---------------------------------------------------------------------------------------------------------
- */
+/* ---- plans ------------------------------------------------------------------------------------------------------- */
 
 typedef struct plans {
     world w;
@@ -102,8 +100,7 @@ done:
     return rc;
 }
 
-/* ---- tests ---------------------------------------------------------------------------------------------------------
- */
+/* ---- tests ------------------------------------------------------------------------------------------------------- */
 
 static uint64_t walk_memory(walk_fn once, void *ctx) {
     return walk_all((walk){.call = "alloc", .kind = "fail", .want = TM_ENOMEM, .may_pass = true}, once, ctx);

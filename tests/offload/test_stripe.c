@@ -129,8 +129,7 @@ static void temporaries(void **state) {
     spill_map_free(&m);
 }
 
-/* ---- what the profile knows of the disks ---------------------------------------------------------------------------
- */
+/* ---- what the profile knows of the disks ------------------------------------------------------------------------- */
 
 #define PROFILE "test_stripe.profile"
 

@@ -112,8 +112,7 @@ static void test_exit_status(void **state) {
     assert_int_equal(tm_exit_status(TM_ENOSPC), 1);
 }
 
-/* ---- the program itself --------------------------------------------------------------------------------------------
- */
+/* ---- the program itself ------------------------------------------------------------------------------------------ */
 
 /* Runs `tidemill ARGUMENTS`, both outputs together; the exit status. */
 static int run(const char *arguments, char *out, size_t cap) {

@@ -15,8 +15,7 @@
 #include <sys/wait.h>
 #include <xxhash.h>
 
-/* ---- the run -------------------------------------------------------------------------------------------------------
- */
+/* ---- the run ----------------------------------------------------------------------------------------------------- */
 
 found_scene found;
 
@@ -128,8 +127,7 @@ int found_close(void **state) {
     return run_clean(state);
 }
 
-/* ---- damage that a checksum does not see ---------------------------------------------------------------------------
- */
+/* ---- damage that a checksum does not see ------------------------------------------------------------------------- */
 
 /* `path` ("a.b") is set to `value`, JSON; NULL: it goes. */
 static void put_members(tm_json_writer *w, const tm_json *node, const char *path, const char *value) {
@@ -200,8 +198,7 @@ void found_edit_run_json(const char *key, const char *value) {
     free(was);
 }
 
-/* ---- one start -----------------------------------------------------------------------------------------------------
- */
+/* ---- one start --------------------------------------------------------------------------------------------------- */
 
 static void remove_manifest(unsigned rank) {
     const char *path = run_path(found.run[rank], "manifest");
@@ -266,8 +263,7 @@ void found_check(const found_row *rows, size_t n) {
     for (size_t i = 0; i < n; i++) check_row(&rows[i], i);
 }
 
-/* ---- a call fails --------------------------------------------------------------------------------------------------
- */
+/* ---- a call fails ------------------------------------------------------------------------------------------------ */
 
 static void lay_out(void (*damage)(void)) {
     found_put_back();

@@ -6,8 +6,7 @@
 #include "train/elastic_internal.h"
 #include "train/trainer_internal.h"
 
-/* ---- one start -----------------------------------------------------------------------------------------------------
- */
+/* ---- one start --------------------------------------------------------------------------------------------------- */
 
 /* As tm_train_run does it, phase by phase. */
 static tm_status choose(trainer *t) {
@@ -76,8 +75,7 @@ tm_status start_here(const start_opts *o, start_found *out) {
     return rc;
 }
 
-/* ---- calls that fail -----------------------------------------------------------------------------------------------
- */
+/* ---- calls that fail --------------------------------------------------------------------------------------------- */
 
 typedef struct scene {
     const start_opts *o;

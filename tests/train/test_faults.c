@@ -86,8 +86,7 @@ typedef struct fault_case {
     unsigned way;
 } fault_case;
 
-/* ---- what would only cost time ------------------------------------------------------------------------------------
- */
+/* ---- what would only cost time ----------------------------------------------------------------------------------- */
 
 /* Of the library, too: what is tried again and again (EAGAIN that stays) is tried as often, but not for seconds. */
 int nanosleep(const struct timespec *asked, struct timespec *left) {

@@ -22,8 +22,7 @@ static int set_up(void **state) {
     return 0;
 }
 
-/* ---- a commit that says something else -----------------------------------------------------------------------------
- */
+/* ---- a commit that says something else --------------------------------------------------------------------------- */
 
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
@@ -64,8 +63,7 @@ static void test_commits_of_another_job(void **state) {
     FOUND_CHECK(rows);
 }
 
-/* ---- run.json ------------------------------------------------------------------------------------------------------
- */
+/* ---- run.json ---------------------------------------------------------------------------------------------------- */
 
 static void half_run_json(void) {
     run_write(run_path(found.output, "run.json"), "{\"status\": \"runn");
@@ -190,8 +188,7 @@ static void test_of_nobody(void **state) {
     assert_int_equal(access(run_path(found.run[0], "manifest"), F_OK), 0);
 }
 
-/* ---- --resume DIR --------------------------------------------------------------------------------------------------
- */
+/* ---- --resume DIR ------------------------------------------------------------------------------------------------ */
 
 static void state_gone(void) {
     found_edit_run_json("status", "\"finished\""), no_directory();
@@ -227,8 +224,7 @@ static void test_directories(void **state) {
     FOUND_CHECK(rows);
 }
 
-/* ---- log and leftovers ---------------------------------------------------------------------------------------------
- */
+/* ---- log and leftovers ------------------------------------------------------------------------------------------- */
 
 static void append_log(const char *text) {
     const char *path = run_path(found.output, "log.jsonl");

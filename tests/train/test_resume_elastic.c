@@ -20,8 +20,7 @@ static int set_up(void **state) {
     return 0;
 }
 
-/* ---- damage --------------------------------------------------------------------------------------------------------
- */
+/* ---- damage ------------------------------------------------------------------------------------------------------ */
 
 static void second_gone(void) {
     walk_gone(found.run[1]);
@@ -103,8 +102,7 @@ static void bad_manifests_and_no_checkpoint(void) {
     walk_gone(run_path(found.output, "checkpoint-2"));
 }
 
-/* ---- tests ---------------------------------------------------------------------------------------------------------
- */
+/* ---- tests ------------------------------------------------------------------------------------------------------- */
 
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #define DIRECTORIES "run_directories"

@@ -18,8 +18,7 @@ static int set_up(void **state) {
     return 0;
 }
 
-/* ---- one rank's ----------------------------------------------------------------------------------------------------
- */
+/* ---- one rank's -------------------------------------------------------------------------------------------------- */
 
 static void no_manifest(void) {
     if (unlink(run_path(found.run[0], "manifest")) != 0) fail_msg("no manifest");
@@ -57,8 +56,7 @@ static void test_one_rank(void **state) {
     assert_true(failed >= 20);
 }
 
-/* ---- what two ranks left -------------------------------------------------------------------------------------------
- */
+/* ---- what two ranks left ----------------------------------------------------------------------------------------- */
 
 static void half_run_json(void) {
     run_write(run_path(found.output, "run.json"), "{\"status\": \"runn");
@@ -110,8 +108,7 @@ static void test_two_ranks(void **state) {
     assert_true(failed >= 60);
 }
 
-/* ---- how the state is laid out --------------------------------------------------------------------------------------
- */
+/* ---- how the state is laid out ----------------------------------------------------------------------------------- */
 
 static tm_status laid_out(uint32_t ranks, uint32_t per_node, const char *const *set, size_t n_set, job_ranks *out) {
     const tm_train_args args = {.config = found.config, .set = set, .n_set = n_set};
@@ -222,8 +219,7 @@ static void test_wrapped_classes(void **state) {
     }
 }
 
-/* ---- what a commit says --------------------------------------------------------------------------------------------
- */
+/* ---- what a commit says ------------------------------------------------------------------------------------------ */
 
 static tm_json_doc *parse(const char *text) {
     tm_json_doc *doc;
@@ -317,8 +313,7 @@ static void test_best_of_a_commit(void **state) {
     }
 }
 
-/* ---- when a commit is made -----------------------------------------------------------------------------------------
- */
+/* ---- when a commit is made --------------------------------------------------------------------------------------- */
 
 static void test_due(void **state) {
     static const struct {
@@ -404,8 +399,7 @@ static void test_ends_nobody(void **state) {
     trainer_close_ranks(&imagined);
 }
 
-/* ---- what comes out -------------------------------------------------------------------------------------------------
- */
+/* ---- what comes out ---------------------------------------------------------------------------------------------- */
 
 static void test_save_dtype(void **state) {
     static const struct {
@@ -430,8 +424,7 @@ static void test_save_dtype(void **state) {
     walk_gone(found.output);
 }
 
-/* ---- run directories, as run.json names them -----------------------------------------------------------------------
- */
+/* ---- run directories, as run.json names them --------------------------------------------------------------------- */
 
 typedef struct gatherer {
     tm_job job;
