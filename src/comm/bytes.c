@@ -1,4 +1,5 @@
-/* What an operation sends on each link: the theory that the counters keep to. */
+/* What an operation sends on each link, worked out without running it: for those who plan, and for tests, which compare
+ * it with what was counted where messages are posted. */
 #include "comm/comm_internal.h"
 
 typedef struct tally {
@@ -11,6 +12,12 @@ typedef struct tally {
 static void sent(const tally *t, uint32_t to, uint64_t bytes) {
     bool near = t->c->node_of[t->g->world[to]] == t->c->node;
     t->bytes[near ? TM_COMM_IN_NODE : TM_COMM_BETWEEN_NODES] += bytes;
+}
+
+uint32_t comm_farthest(const tm_comm *c, const comm_group *g) {
+    for (uint32_t i = 0; i < g->size; i++)
+        if (c->node_of[g->world[i]] != c->node) return g->world[i];
+    return c->rank;
 }
 
 static uint64_t encoded(const tally *t, uint32_t position) {
@@ -54,8 +61,9 @@ static void gather(const tally *t, uint64_t (*bytes)(const tally *t, uint32_t po
 
 static void all_reduce(const tally *t) {
     uint64_t whole = tm_comm_type_bytes(t->op->type) * t->op->count, n = t->g->size;
-    if (t->op->wire == TM_COMM_WIRE_MPI) { /* as a ring does it */
-        sent(t, (t->g->me + 1) % t->g->size, 2 * whole * (n - 1) / n);
+    if (t->op->wire == TM_COMM_WIRE_MPI) {
+        uint32_t far = comm_farthest(t->c, t->g);
+        t->bytes[t->c->node_of[far] == t->c->node ? TM_COMM_IN_NODE : TM_COMM_BETWEEN_NODES] += whole;
     } else if (t->op->type == TM_COMM_F32) {
         scatter(t);
         gather(t, plain);

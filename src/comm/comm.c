@@ -109,10 +109,7 @@ static void add(atomic_uint_least64_t *counter, uint64_t n) {
 }
 
 static void count(tm_comm *c, const tm_comm_op *op) {
-    uint64_t bytes[TM_COMM_LINKS];
     if (op->uncounted || op->status != TM_OK) return;
-    tm_comm_op_bytes(c, op, bytes);
-    for (unsigned l = 0; l < TM_COMM_LINKS; l++) add(&c->counters.sent_bytes[op->code][l], bytes[l]);
     add(&c->counters.ops[op->code], 1);
     add(&c->counters.busy_ns[op->code], op->complete_ns - op->start_ns);
 }

@@ -113,8 +113,8 @@ uint32_t tm_comm_group_world(const tm_comm *c, uint32_t group, uint32_t position
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
 /* With n members, "slice i" is what counts[i] says (elements; NULL: `count` each), one after another without gaps, in
- * the order of positions. Zero counts are fine everywhere. Bytes sent by one rank, on which the counters agree to the
- * byte:
+ * the order of positions. Zero counts are fine everywhere. Bytes sent by one rank, with which what is counted agrees to
+ * the byte:
  *
  *   REDUCE_SCATTER  send: all slices, F32; recv: my slice of the sum. recv may be my own slice in     total - mine
  *                   send (the rest of send is left as it is)
@@ -153,8 +153,8 @@ uint32_t tm_comm_type_bytes(tm_comm_type type);
  * nearest even: communication_data_type. Half of the bytes Q8, Q4 tm_comm_quantise of each slice: ZeRO++'s qwZ (gather,
  * Q8) and qgZ (reduce, Q4 or Q8). tm_comm_quant_bytes Where WORLD is made hierarchically, reductions round again
  * between nodes (qgZ's second stage), so bits depend on the grid. Members of a group of one get their own values
- * unrounded. MPI    ALL_REDUCE of F32 only: MPI_Iallreduce, whatever order it adds in; counted as a ring: 2 (n-1)/n x
- * count */
+ * unrounded. MPI    ALL_REDUCE of F32 only: MPI_Iallreduce, whatever order it adds in; counted is what it is handed,
+ * `count`, and not what it sends; between nodes if the group is on several */
 typedef enum tm_comm_wire {
     TM_COMM_EXACT,
     TM_COMM_WIRE_BF16,
@@ -238,14 +238,16 @@ void tm_comm_window_close(tm_comm_window *w);           /* collective over NODE;
 
 typedef enum tm_comm_link { TM_COMM_IN_NODE, TM_COMM_BETWEEN_NODES, TM_COMM_LINKS } tm_comm_link;
 typedef struct tm_comm_stats {
-    uint64_t sent_bytes[TM_COMM_CODES][TM_COMM_LINKS]; /* payload of completed operations, by the table above; agree and
-                                                          same are not counted, signs of life are not */
-    uint64_t ops[TM_COMM_CODES];
+    /* Payload of the messages that were handed to MPI, added up where each is posted, those of an operation that failed
+     * later among them. Not counted: agree, same, what opens a job or a window, signs of life. */
+    uint64_t sent_bytes[TM_COMM_CODES][TM_COMM_LINKS];
+    uint64_t ops[TM_COMM_CODES];     /* completed */
     uint64_t busy_ns[TM_COMM_CODES]; /* from an operation's start to its end: transfers, waiting for others, sums */
     uint64_t sum_ns;                 /* of that: adding, rounding, quantising */
 } tm_comm_stats;
 void tm_comm_get_stats(const tm_comm *c, tm_comm_stats *out); /* any thread, any time */
-/* What position `me` of a group will count for an operation on each link: the theory, without running it. */
+/* What this rank will have counted for an operation on each link, by the table above: the theory, without running it.
+ */
 void tm_comm_op_bytes(const tm_comm *c, const tm_comm_op *op, uint64_t bytes[TM_COMM_LINKS]);
 
 /* ---- quantisation

@@ -60,6 +60,14 @@ struct tm_comm {
 tm_status comm_topology(tm_comm *c);
 tm_status comm_group_add(tm_comm *c, uint32_t *world, uint32_t size, uint32_t *group);
 
+/* A message of the operation under way was handed to MPI: the counters of bytes have no other source. On the thread
+ * that makes the calls. `to`: a world rank. */
+static inline void comm_count_posted(tm_comm *c, const tm_comm_op *of, uint32_t to, uint64_t bytes) {
+    if (!of || of->uncounted) return;
+    tm_comm_link link = c->node_of[to] == c->node ? TM_COMM_IN_NODE : TM_COMM_BETWEEN_NODES;
+    atomic_fetch_add_explicit(&c->counters.sent_bytes[of->code][link], bytes, memory_order_relaxed);
+}
+
 /* ---- what an operation is ---- */
 
 tm_status comm_check(const tm_comm *c, const tm_comm_op *op);
@@ -68,6 +76,7 @@ void comm_local(const tm_comm_op *op); /* an operation among one member: a copy 
 uint64_t comm_slice(const comm_group *g, const tm_comm_op *op, uint32_t position);
 bool comm_in_stages(const comm_group *g, const tm_comm_op *op); /* made hierarchically */
 uint64_t comm_wire_bytes(const tm_comm_op *op, uint64_t n);     /* of n elements as they travel */
+uint32_t comm_farthest(const tm_comm *c, const comm_group *g);  /* a member on another node if there is one, else me */
 /* Position of place `place` on node `node` of a grid. */
 static inline uint32_t comm_at(const comm_group *g, uint32_t node, uint32_t place) {
     return g->tree[g->first[node] + place];

@@ -31,9 +31,14 @@ static tm_status execute(tm_comm *c, tm_comm_op *op) {
         const comm_errand *errand = op->ctx;
         return errand->run(c, errand->arg);
     }
-    if (c->groups[op->group].size > 1) return comm_execute(c, op);
-    comm_local(op);
-    return TM_OK;
+    if (c->groups[op->group].size < 2) {
+        comm_local(op);
+        return TM_OK;
+    }
+    c->remote->executed = op;
+    tm_status rc = comm_execute(c, op);
+    c->remote->executed = NULL;
+    return rc;
 }
 
 /* The first failure of an operation is everyone's after it; an errand's is its own. */

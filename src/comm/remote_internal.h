@@ -51,7 +51,8 @@ struct comm_remote {
     atomic_uint_least64_t blocked_since_ns; /* the thread is inside a call of MPI that blocks; 0: it is not */
     _Atomic(const char *) blocked_in;
     /* the thread's: */
-    const tm_comm_opts *opts; /* during open */
+    const tm_comm_opts *opts;   /* during open */
+    const tm_comm_op *executed; /* whose messages are posted; NULL: an errand's, or none of an operation */
     MPI_Comm data, group[TM_COMM_MAX_GROUPS];
     comm_lane lane[2];
     uint64_t *begin;     /* [size + 1] where slices begin, of the operation under way */

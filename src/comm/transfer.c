@@ -30,6 +30,7 @@ tm_status comm_post_send(const comm_route *r, uint32_t to, const void *buf, uint
     TM_TRY(room(l));
     TM_TRY(comm_mpi_isend(buf, (int)bytes, peer, tag_of(r), r->c->remote->data, &l->request[l->n]));
     posted(l, -1, peer);
+    comm_count_posted(r->c, r->c->remote->executed, r->g->world[to], bytes);
     return TM_OK;
 }
 

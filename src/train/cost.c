@@ -350,10 +350,12 @@ static double memory_rate(const job_costs *c) {
     return (sizeof(float) + (double)tm_dtype_bytes(c->job->dtype)) / c->tile[COST_FINISH];
 }
 
-/* MPI's sums over several nodes: a ring is as slow as its slowest link, whichever rank has that. Of a node one rank
- * sends to the next node, and has the network to itself. */
-static double ring_seconds(const job_costs *c, double bytes) {
+/* MPI's sums of what it is handed: a ring sends 2 (n - 1) / n of it. Over several nodes it is as slow as its slowest
+ * link, whichever rank has that; of a node one rank sends to the next node, and has the network to itself. */
+static double ring_seconds(const job_costs *c, double handed) {
+    double n = tm_comm_size(c->job->ranks.comm), bytes = 2 * handed * (n - 1) / n;
     double near = c->comm_latency[0] + bytes / c->comm_bytes_per_second[0];
+    if (tm_comm_nodes(c->job->ranks.comm) < 2) return near;
     return fmax(near,
                 c->comm_latency[1] + bytes / (c->comm_bytes_per_second[1] * tm_comm_node_size(c->job->ranks.comm)));
 }
@@ -364,8 +366,7 @@ static double comm_seconds(const job_costs *c, const tm_op *op) {
     const job_ranks *r = &c->job->ranks;
     uint64_t bytes[2], copied = job_comm_copied(c->job, op);
     job_comm_bytes(c->job, op, bytes);
-    if (op->code == OP_REDUCE && r->mpi_sums && tm_comm_nodes(r->comm) > 1)
-        return ring_seconds(c, (double)(bytes[0] + bytes[1]));
+    if (op->code == OP_REDUCE && r->mpi_sums) return ring_seconds(c, (double)(bytes[0] + bytes[1]));
     double near = c->comm_latency[0] + (double)bytes[0] / c->comm_bytes_per_second[0];
     if (copied) near += c->comm_latency[0] + 2 * (double)copied / memory_rate(c);
     double far = bytes[1] ? c->comm_latency[1] + (double)bytes[1] / c->comm_bytes_per_second[1] : 0;

@@ -191,11 +191,11 @@ struct tm_job {
     uint32_t capacity;       /* token rows of a batch frame of the running program */
     const uint32_t *last;    /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
     XXH3_state_t *hash;
-    uint64_t step_labels, step_tokens;     /* with ranks: of all of them, set by `fill` */
-    struct comm_ops *comm_ops;             /* ops_comm.c */
-    _Atomic uint64_t sent_there[2];        /* bytes by link (tm_comm_link), from arena to arena */
-    bool stub_comm;                        /* measuring: operations between ranks end at once and move nothing */
-    uint64_t *comm_counts;                 /* [2 ranks] of job_comm_bytes; NULL: one rank */
+    uint64_t step_labels, step_tokens; /* with ranks: of all of them, set by `fill` */
+    struct comm_ops *comm_ops;         /* ops_comm.c */
+    _Atomic uint64_t sent_there[2]; /* bytes by link (tm_comm_link), from arena to arena: worked out, NCCL tells none */
+    bool stub_comm;                 /* measuring: operations between ranks end at once and move nothing */
+    uint64_t *comm_counts;          /* [2 ranks] of job_comm_bytes; NULL: one rank */
     uint32_t report_flags, reported_flags; /* of this rank, with the next report; of any rank, from the latest */
     const double **report_at;              /* [ranks] */
     uint64_t *reported_peak;               /* [ranks] VmHWM of each */

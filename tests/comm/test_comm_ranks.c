@@ -1,5 +1,6 @@
 /* Every operation among 1 to 4 ranks (mpirun.sh starts them) against sums made here in the plainest way. */
 #include "tests/comm/comm_test.h"
+#include "tests/comm/witness.h"
 
 #include <math.h>
 #include <unistd.h>
@@ -453,11 +454,21 @@ static uint64_t sent(tm_comm_code code, uint64_t *between) {
     return s.sent_bytes[code][TM_COMM_IN_NODE] + *between;
 }
 
+/* Three counts that know nothing of each other: src/comm's where it posts, the theory, and MPI's own interface. */
 static void count_once(tm_comm_op op, uint64_t want, const char *what) {
-    uint64_t between0, between1, before = sent(op.code, &between0);
+    uint64_t between0, between1, theory[TM_COMM_LINKS], before = sent(op.code, &between0);
+    const witnessed start = witness();
     OK(tm_comm_run(comm, &op));
+    const witnessed end = witness();
     uint64_t got = sent(op.code, &between1) - before;
-    CHECK(got == want, "%s sent %llu bytes, not %llu", what, (unsigned long long)got, (unsigned long long)want);
+    tm_comm_op_bytes(comm, &op, theory);
+    CHECK(got == want, "%s: %llu bytes counted, not %llu", what, (unsigned long long)got, (unsigned long long)want);
+    CHECK(end.bytes - start.bytes == got, "%s: %llu bytes counted, %llu posted", what, (unsigned long long)got,
+          (unsigned long long)(end.bytes - start.bytes));
+    CHECK(theory[0] + theory[1] == got && theory[TM_COMM_BETWEEN_NODES] == between1 - between0,
+          "%s: %llu bytes counted, %llu of them between nodes; %llu and %llu in theory", what, (unsigned long long)got,
+          (unsigned long long)(between1 - between0), (unsigned long long)(theory[0] + theory[1]),
+          (unsigned long long)theory[TM_COMM_BETWEEN_NODES]);
 }
 
 /* Bytes of the whole grid that cross between nodes: a node's share, once, where it is staged. */
@@ -502,6 +513,21 @@ static void counters(void **state) {
     reduce.flat = scatter.flat = true;
     scatter.wire = TM_COMM_EXACT;
     count_once(scatter, 4 * N * others, "reduce_scatter, flat");
+    reduce.wire = TM_COMM_WIRE_MPI; /* what it is handed */
+    count_once(reduce, others ? 4 * (uint64_t)N * size : 0, "MPI's all_reduce");
+    tm_comm_op small = {.code = TM_COMM_ALL_REDUCE, .type = TM_COMM_F64, .send = x, .recv = x, .count = 100};
+    count_once(small, 800 * others, "all_reduce of doubles");
+    tm_comm_op from_first = {.code = TM_COMM_BROADCAST, .type = TM_COMM_BYTE, .recv = y, .count = 12 * (uint64_t)N};
+    uint64_t slice = others ? 12 * (uint64_t)N / size : 0;
+    count_once(from_first, slice * others * (rank ? 1 : 2), "broadcast");
+    tm_comm_op ring = {.code = TM_COMM_EXCHANGE,
+                       .send = x,
+                       .recv = y,
+                       .count = N,
+                       .peer = (rank + 1) % size,
+                       .from = (rank + size - 1) % size};
+    count_once(ring, others ? 4 * N : 0, "exchange");
+    count_once((tm_comm_op){.code = TM_COMM_BARRIER}, 0, "barrier");
     count_between(true, N);
     count_between(false, N);
     free(x);

@@ -334,39 +334,84 @@ static void test_shared_window(void **state) {
 
 /* ---- bytes --------------------------------------------------------------------------------------------------- */
 
-static uint64_t sent(const char *output) {
+/* What this rank posted in the second step, within its node and to the other one. */
+typedef struct links {
+    double in_node, between;
+} links;
+
+static links sent(const char *output) {
     char *text = run_read(run_path(output, "log.jsonl"), NULL), *at = text;
-    unsigned long long in_node = 0, between = 0;
+    links l;
     for (int step = 0; step < 2; step++) assert_non_null(at = strstr(at + 1, "\"comm_sent_bytes\""));
-    assert_int_equal(sscanf(at, "\"comm_sent_bytes\": {\"in_node\": %llu, \"between_nodes\": %llu", &in_node, &between),
-                     2);
+    assert_int_equal(
+        sscanf(at, "\"comm_sent_bytes\": {\"in_node\": %lf, \"between_nodes\": %lf", &l.in_node, &l.between), 2);
     free(text);
-    return in_node + between;
+    return l;
 }
 
-/* Sent by a rank in a step, x (N - 1) / N: fp32 sums 4, weights or gradients handed round 2; gathered twice 4, but for
- * the embedding's, which backward does not need, and for those of a node that has them once. */
+/* Two nodes of two ranks: what a rank sends in a step for each element of a matrix, gathers of two bytes and sums of
+ * four. Over all ranks each slice (a quarter) crosses to the other node once and is handed on in the node: a gather
+ * sends 1 and 1/2, a sum 2 and 1. Over a node's ranks a gather of halves sends 1 and 0. Backward does not gather the
+ * embedding. Codes of 8 bits are (1 + 4/256) / 2 of bf16, of 4 bits (1/2 + 2/64) / 4 of fp32. */
+typedef struct wire_row {
+    const char *sets[4];
+    double in_node, between;             /* a matrix's element */
+    double in_node_again, between_again; /* one of all but the embedding: gathered for backward */
+    bool in_ci;
+} wire_row;
+
+#define Q8 ((1 + 4.0 / 256) / 2)
+#define Q4 ((1 / 2.0 + 2.0 / 64) / 4)
+static const wire_row wires[] = {
+    {{"strategy=zero3"}, 1 + 2, 0.5 + 1, 1, 0.5, true},
+    {{"strategy=hpz"}, 1 + 2, 0.5 + 1, 1, 0, true},   /* its gather for backward stays in the node */
+    {{"strategy=hsdp"}, 1 + 2, 1 + 0.5, 1, 0, false}, /* across: sums, then gradients of two bytes */
+    {{"strategy=zero2"}, 1 + 2, 0.5 + 1, 0, 0, false},
+    {{"strategy=zero1"}, 1 + 2, 0.5 + 1, 0, 0, false},
+    {{"strategy=ddp"}, 1 + 2, 0.5 + 1, 0, 0, false},
+    {{"strategy=ddp", "all_reduce=mpi"}, 0, 4, 0, 0, false}, /* handed to MPI, which says no more */
+    {{"strategy=zero3", "communication_data_type=bf16"}, 1 + 1, 0.5 + 0.5, 1, 0.5, false},
+    {{"strategy=zero3", "memory.shared_window=on"}, 0 + 2, 0.5 + 1, 0, 0.5, false},
+    {{"strategy=zero3", "zero_optimization.zero_quantized_weights=true"}, Q8 + 2, Q8 / 2 + 1, Q8, Q8 / 2, false},
+    {{"strategy=zero3", "zero_optimization.zero_quantized_gradients=true"}, 1 + 2 * Q4, 0.5 + Q4, 1, 0.5, false},
+    {{"strategy=hpz", "zero_optimization.zero_quantized_weights=true",
+      "zero_optimization.zero_quantized_gradients=true"},
+     Q8 + 2 * Q4,
+     Q8 / 2 + Q4,
+     1, /* the node's copy is gathered as it is */
+     0,
+     true},
+};
+
+static void expect_wire(const char *what, const char *link, double got, double theory, double planned_bytes) {
+    print_message("  %s, %s: %.0f bytes counted, %.0f by hand, %.0f planned\n", what, link, got, theory, planned_bytes);
+    if (fabs(got - theory) > 0.04 * theory + 1024) fail_msg("%s, %s: %.0f bytes, not %.0f", what, link, got, theory);
+    if (got != planned_bytes) fail_msg("%s, %s: %.0f bytes, %.0f planned", what, link, got, planned_bytes);
+}
+
+/* Bytes counted where they are posted, beside theory: by hand (the first rank's slices are the longer ones), and as the
+ * plan has it, to the byte. */
 static void test_bytes(void **state) {
     (void)state;
     scene s = open_scene("bf16");
-    const struct {
-        const char *strategy, *more;
-        double bytes;
-    } want[] = {{"strategy=zero3", "communication_data_type=bf16", 6},
-                {"strategy=zero3", "memory.shared_window=on", 4},
-                {"strategy=zero2", "seed=42", 6},
-                {"strategy=zero3", "seed=42", 8},
-                {"strategy=ddp", "seed=42", 6},
-                {"strategy=ddp", "all_reduce=mpi", 8}};
-    for (unsigned i = 0; i < (TEST_LONG("bytes of every strategy") ? TM_COUNT(want) : 2); i++) {
+    const bool all = TEST_LONG("bytes of every strategy");
+    (void)setenv("TIDEMILL_NODE_SIZE", "2", 1);
+    for (unsigned i = 0; i < TM_COUNT(wires); i++) {
+        const wire_row *w = &wires[i];
+        if (!all && !w->in_ci) continue;
         const char *output = run_format("%s/out-%u", s.dir, s.runs);
-        (void)train(&s, 2, SETS(want[i].strategy, "memory.shared_window=off", want[i].more));
-        double once = strstr(want[i].strategy, "zero3") && want[i].bytes > 4 ? 2.0 * VOCAB * HIDDEN : 0;
-        double theory = (want[i].bytes * (double)s.parameters - once) / 2, got = (double)sent(output);
-        print_message("  %s, %s: %.0f bytes a step, theory %.0f\n", want[i].strategy, want[i].more, got, theory);
-        /* the first rank's slices are the longer ones: with sums alone nothing makes up for it */
-        assert_true(fabs(got - theory) <= (want[i].bytes > 4 ? 0.01 : 0.025) * theory);
+        const char *const *sets = SETS("memory.shared_window=off", w->sets[0], w->sets[1], w->sets[2]);
+        (void)train(&s, 4, sets);
+        const double n = (double)s.parameters, again = n - (double)VOCAB * HIDDEN;
+        const char *what =
+            run_format("%s %s %s", w->sets[0], w->sets[1] ? w->sets[1] : "", w->sets[2] ? w->sets[2] : "");
+        links got = sent(output);
+        expect_wire(what, "in the node", got.in_node, n * w->in_node + again * w->in_node_again,
+                    (double)planned(s.config, 4, sets, "link_bytes_per_step"));
+        expect_wire(what, "between nodes", got.between, n * w->between + again * w->between_again,
+                    (double)planned(s.config, 4, sets, "network_bytes_per_step"));
     }
+    (void)unsetenv("TIDEMILL_NODE_SIZE");
 }
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
