@@ -28,10 +28,10 @@ int tm_exit_status(tm_status code) {
 int tm_cmd_fail(void) {
     const tm_error *e = tm_error_get();
     if (e->code == TM_OK) {
-        fputs("tidemill: failed without saying why; this is a bug, please report it with the command line\n", stderr);
+        tm_say("tidemill: failed without saying why; this is a bug, please report it with the command line\n");
         return TM_EXIT_FAILED;
     }
-    fprintf(stderr, "tidemill: %s\n", e->text);
+    tm_say("tidemill: %s\n", e->text);
     return tm_exit_status(e->code);
 }
 

@@ -90,6 +90,50 @@ void tm_log_set_level(tm_log_level level); /* default TM_LOG_INFO; TIDEMILL_LOG=
 void tm_log(tm_log_level level, const char *format, ...) TM_PRINTF(2, 3);
 void tm_warn_once(const char *key, const char *format, ...) TM_PRINTF(2, 3); /* at most one line per key */
 
+/* ---- stderr: lines that stay, and one that is overwritten (terminal.c) ------------------------------------------ */
+
+/* All that people read on stderr goes through here: what is said wipes the live line first, so that nothing is glued to
+ * it. `format` gives whole lines, the last ends in '\n'. Any thread; one write, so that lines do not mix. */
+void tm_say(const char *format, ...) TM_PRINTF(1, 2);
+void tm_say_text(const char *text, size_t n);
+/* The same from a signal handler: `line` ends in '\n'. Calls nothing but write. */
+void tm_say_in_handler(const char *line);
+
+/* The live line, where stderr is a terminal: parts with two spaces between them. It is as wide as the terminal is at
+ * that moment at most: the parts of the highest rank go first, the one of the lowest rank is cut. Drawn ten times a
+ * second at most. A part may be "". */
+enum { TM_LIVE_PARTS = 16 };
+typedef struct tm_live_part {
+    const char *text; /* UTF-8, no control characters */
+    unsigned rank;    /* 0: most important */
+} tm_live_part;
+bool tm_live_possible(void);    /* stderr is a terminal that can */
+unsigned tm_live_columns(void); /* of it, now */
+void tm_live(const tm_live_part *part, size_t n);
+void tm_live_end(void); /* wipes it: something else is about to use the terminal */
+/* What tm_live would show in so many columns; its length. `cap` > 0. */
+size_t tm_live_fit(const tm_live_part *part, size_t n, unsigned columns, char *out, size_t cap);
+size_t tm_live_cut(const char *text, unsigned columns); /* bytes of `text` that fit */
+
+/* A sign of life of what takes long (phase.c): a live line with share, rate and time left; where stderr is no terminal
+ * a plain line every half minute. What ends within a moment shows nothing. One phase at a time.
+ *
+ *     tm_phase_begin(&p, "reading the model", NULL, bytes);
+ *     while (...) tm_phase_at(&p, done);      // cheap; any thread
+ *     tm_phase_end(&p);                       // also after a failure
+ */
+typedef struct tm_phase {
+    const char *what, *unit; /* unit NULL: bytes; texts outlive it */
+    uint64_t total, done;    /* total 0: not known */
+    uint64_t began_ns, said_ns;
+} tm_phase;
+void tm_phase_begin(tm_phase *p, const char *what, const char *unit, uint64_t total);
+void tm_phase_at(tm_phase *p, uint64_t done);
+void tm_phase_step(tm_phase *p); /* one more */
+void tm_phase_end(tm_phase *p);
+void tm_phase_silence(bool on);                                    /* --quiet: phases show nothing */
+const char *tm_format_left(double seconds, char *buf, size_t cap); /* "0:01:30", "12d03h" */
+
 /* ---- memory: every allocation goes through here (counted; the seam of fault tests) ----------------------------- */
 
 void *tm_malloc(size_t bytes) TM_MUST_USE; /* NULL on failure, nothing recorded */

@@ -40,8 +40,7 @@ static void log_line(tm_log_level level, const char *format, va_list ap) {
     int body = vsnprintf(line + head, room, format, ap);
     size_t len = (size_t)head + (body < 0 ? 0 : (size_t)body < room ? (size_t)body : room - 1);
     line[len++] = '\n';
-    fwrite(line, 1, len, stderr);
-    fflush(stderr);
+    tm_say_text(line, len);
 }
 
 void tm_log(tm_log_level level, const char *format, ...) {

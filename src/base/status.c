@@ -74,6 +74,6 @@ tm_status tm_fail_sys(tm_status code, int sys_errno, const char *operation, cons
 }
 
 void tm_assert_failed(const char *cond, const char *file, int line) {
-    fprintf(stderr, "tidemill: bug: %s:%d: %s does not hold\n", file, line, cond);
+    tm_say("tidemill: bug: %s:%d: %s does not hold\n", file, line, cond);
     abort();
 }

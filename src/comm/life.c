@@ -58,7 +58,7 @@ static _Noreturn void end_quietly(tm_comm *c) {
 /* ---- signs of life ---- */
 
 static void fatal(tm_comm *c) {
-    fprintf(stderr, "tidemill: rank %u: %s\n", c->rank, tm_error_get()->text);
+    tm_say("tidemill: rank %u: %s\n", c->rank, tm_error_get()->text);
     end_job(c, 1);
 }
 
@@ -104,9 +104,8 @@ static void hear(tm_comm *c) {
 }
 
 static void give_up_on(tm_comm *c, uint32_t rank) {
-    fprintf(stderr,
-            "tidemill: rank %u (%s) has not been heard of for %.0f s: it is dead, stopped or cut off; ending the job\n",
-            rank, c->host[rank], (double)c->remote->life.silent_ns * 1e-9);
+    tm_say("tidemill: rank %u (%s) has not been heard of for %.0f s: it is dead, stopped or cut off; ending the job\n",
+           rank, c->host[rank], (double)c->remote->life.silent_ns * 1e-9);
     end_job(c, 1);
 }
 

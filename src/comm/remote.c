@@ -132,9 +132,9 @@ static _Noreturn void give_up(tm_comm *c, const char *why) {
     while (nanosleep(&left, &left) != 0) { /* EINTR */
     }
     if (rank == UINT32_MAX)
-        fprintf(stderr, "tidemill: a rank: %s\n", why);
+        tm_say("tidemill: a rank: %s\n", why);
     else
-        fprintf(stderr, "tidemill: rank %u: %s\n", rank, why);
+        tm_say("tidemill: rank %u: %s\n", rank, why);
     if (c->at_abort) c->at_abort();
     comm_end_stopped_siblings();
     _exit(1);

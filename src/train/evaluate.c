@@ -153,7 +153,7 @@ static tm_status compare(evaluation *e, const question *q, const gen_row *row, t
     char *got = trimmed(text.data ? text.data : (char[]){0}), *want = trimmed(q->answer);
     bool same = strcmp(got, want) == 0;
     if (out->compared < e->args->show)
-        fprintf(stderr, "  %s\n    wanted %s\n    got    %s%s\n", q->asked, want, got, same ? "" : "   (differs)");
+        tm_say("  %s\n    wanted %s\n    got    %s%s\n", q->asked, want, got, same ? "" : "   (differs)");
     out->compared++;
     out->exact += same;
     tm_buf_free(&text);

@@ -161,6 +161,7 @@ static void disk_line(const trainer_profile *p, const char *name, double wait, t
 
 static void table(const trainer_profile *p) {
     char name[48];
+    tm_live_end();
     fprintf(stderr, "where the seconds of a step went (mean of %llu steps, %.4f s each):\n",
             (unsigned long long)p->steps, p->total / (double)p->steps);
     line(p, "", "compute", p->compute);

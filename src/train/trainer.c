@@ -151,8 +151,7 @@ static void preview(trainer *t) {
     if (!t->text.tokenizer || t->args->quiet) return;
     uint64_t sample = tm_dataset_order(data_set(t->train), 0, 0);
     if (tm_dataset_preview(data_set(t->train), sample, t->text.tokenizer, isatty(2), &out) == TM_OK)
-        fprintf(stderr, "first sample (what is not learned is %s):\n%s\n", isatty(2) ? "dimmed" : "between ⟦ and ⟧",
-                out.data);
+        tm_say("first sample (what is not learned is %s):\n%s\n", isatty(2) ? "dimmed" : "between ⟦ and ⟧", out.data);
     tm_error_clear();
     tm_buf_free(&out);
 }

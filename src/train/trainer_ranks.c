@@ -72,8 +72,7 @@ static int exit_status(const trainer *t, tm_status rc) {
 /* The launcher hands the status on; the others end without a word. */
 void trainer_end_all(trainer *t, tm_status rc) {
     if (!t->comm || t->imagined || t->agreed || rc == TM_OK) return;
-    fprintf(stderr, "tidemill: rank %u (%s): %s\n", t->ranks.rank, tm_comm_host(t->comm, t->ranks.rank),
-            tm_error_get()->text);
+    tm_say("tidemill: rank %u (%s): %s\n", t->ranks.rank, tm_comm_host(t->comm, t->ranks.rank), tm_error_get()->text);
     tm_io_cleanup_at_exit(); /* run directories without a commit */
     tm_comm_abort(t->comm, exit_status(t, rc));
 }

@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <unistd.h>
 
 enum { MAX_SKIPPED = 50 };
 
@@ -100,9 +99,7 @@ static tm_status evaluate(trainer *t) {
     if (rc != TM_OK) return rc;
     double loss = t->eval_labels ? t->eval_sum / (double)t->eval_labels : NAN;
     t->saves.loss = loss;
-    if (!t->args->quiet)
-        fprintf(stderr, "%sstep %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", isatty(2) ? "\r\033[K" : "",
-                t->step, loss, exp(loss));
+    if (!t->args->quiet) tm_say("step %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", t->step, loss, exp(loss));
     return trainer_log_event(t, "eval", NULL, loss);
 }
 
