@@ -332,6 +332,7 @@ static void emit_all(emitter *e, residence **starts, residence **ends) {
 
 static tm_status number_edges(emitter *e) {
     tm_plan *plan = e->plan;
+    if (e->n_edge > 0 && tm_fault_hit("lost_edge", NULL)) e->n_edge--; /* the proof is to find that */
     plan->succ = tm_malloc(sizeof *plan->succ * (e->n_edge + 1));
     if (!plan->succ) return tm_nomem(sizeof *plan->succ * (e->n_edge + 1));
     for (uint32_t i = 0; i < e->n_edge; i++) {

@@ -137,6 +137,7 @@ tm_status tm_exec_settle(tm_exec *e) {
 }
 
 void tm_exec_announce(tm_exec *e, const tm_plan *next, const tm_link *link) {
+    TM_ASSERT(link_is_proved(link));
     e->next_plan = next;
     e->next_link = link;
 }
@@ -183,6 +184,7 @@ static tm_status begin(tm_exec *e, const tm_plan *plan) {
 
 tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     uint64_t t0 = tm_now_ns();
+    TM_ASSERT(plan->info.proved);
     TM_ASSERT(plan->info.slab_bytes <= e->slab_bytes && plan->info.shared_bytes <= e->shared_bytes);
     TM_ASSERT(plan->info.device_bytes == 0 ||
               (e->device && plan->info.device_bytes <= tm_device_get_caps(e->device)->arena_bytes));

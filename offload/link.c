@@ -21,6 +21,8 @@ struct tm_link {
     uint32_t *first;
     uint32_t *to;
     uint32_t n_edge, cap_edge;
+    bool proved;
+    double proof_seconds;
 };
 
 /* Who had an extent last: a writer, or the readers since. */
@@ -69,13 +71,22 @@ static bool spill_of(const tm_plan *plan, uint32_t op, struct plan_touch *t) {
 
 static void leave_bytes(linker *k, const struct plan_touch *t, uint32_t op) {
     uint64_t end = t->address + t->bytes;
+    range_at i = ranges_find(&k->map, t->address);
+    range *same = ranges_get(&k->map, i);
+    if (!ranges_is(same, t->address, end)) same = NULL;
     if (t->access & TM_USE_WRITE) {
-        ranges_put(&k->map, &(range){.begin = t->address, .end = end, .writer = op, .readers = TM_NONE});
+        range now = {.begin = t->address, .end = end, .writer = op, .readers = TM_NONE};
+        if (same)
+            *same = now;
+        else
+            ranges_put(&k->map, &now);
         return;
     }
-    ranges_cut(&k->map, t->address);
-    ranges_cut(&k->map, end);
-    range_at i = ranges_find(&k->map, t->address);
+    if (!same) {
+        ranges_cut(&k->map, t->address);
+        ranges_cut(&k->map, end);
+        i = ranges_find(&k->map, t->address);
+    }
     for (range *r = ranges_get(&k->map, i); r && r->begin < end; r = ranges_get(&k->map, i)) {
         note_reader(k, &r->readers, op);
         i = ranges_next(&k->map, i);
@@ -120,11 +131,12 @@ static void follow(linker *k, uint32_t *writer, uint32_t *readers, uint32_t op, 
 static void enter_bytes(linker *k, const struct plan_touch *t, uint32_t op) {
     bool write = t->access & TM_USE_WRITE;
     uint64_t end = t->address + t->bytes;
-    if (write) {
+    range_at i = ranges_find(&k->map, t->address);
+    if (write && !ranges_is(ranges_get(&k->map, i), t->address, end)) {
         ranges_cut(&k->map, t->address);
         ranges_cut(&k->map, end);
+        i = ranges_find(&k->map, t->address);
     }
-    range_at i = ranges_find(&k->map, t->address);
     for (range *r = ranges_get(&k->map, i); r && r->begin < end; r = ranges_get(&k->map, i)) {
         follow(k, &r->writer, &r->readers, op, write);
         i = ranges_next(&k->map, i);
@@ -169,7 +181,7 @@ static tm_status number(tm_link *l) {
     return TM_OK;
 }
 
-tm_status tm_link_create(tm_link **out, const tm_plan *before, const tm_plan *after) {
+tm_status tm_link_sketch(tm_link **out, const tm_plan *before, const tm_plan *after) {
     tm_status rc = TM_OK;
     TM_ASSERT(before->layout == after->layout);
     tm_link *l = tm_calloc(1, sizeof *l);
@@ -189,6 +201,28 @@ done:
     tm_free(k.extent);
     if (rc != TM_OK) tm_link_free(l);
     return rc;
+}
+
+tm_status tm_link_create(tm_link **out, const tm_plan *before, const tm_plan *after) {
+    TM_TRY(tm_link_sketch(out, before, after));
+    tm_status rc = link_prove(*out);
+    if (rc == TM_OK) return TM_OK;
+    tm_link_free(*out);
+    *out = NULL;
+    return rc;
+}
+
+void link_proved(tm_link *link, bool proved, double seconds) {
+    link->proved = proved;
+    link->proof_seconds = seconds;
+}
+
+bool link_is_proved(const tm_link *link) {
+    return link->proved;
+}
+
+double tm_link_proof_seconds(const tm_link *link) {
+    return link->proof_seconds;
 }
 
 void tm_link_free(tm_link *link) {

@@ -167,6 +167,7 @@ typedef struct tm_plan_opts {
                                hold state from run to run; 0: none does */
     double hold_not;        /* at least so much of what it could hold is not */
     bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
+    bool unproved; /* to be compared with others: whoever keeps the plan calls tm_plan_prove before it runs */
 } tm_plan_opts;
 
 typedef struct tm_plan_info {
@@ -184,6 +185,8 @@ typedef struct tm_plan_info {
     uint64_t copy_bytes[2]; /* of one run: in, out */
     uint64_t shared_bytes;  /* of the frames of TM_TIER_SHARED */
     uint64_t share_bytes;   /* one rank's share of them: minimum_bytes counts it, slab_bytes does not */
+    bool proved;            /* tm_plan_prove: no other plan is run */
+    double proof_seconds;
 } tm_plan_info;
 
 typedef struct tm_plan_op {
@@ -197,7 +200,7 @@ typedef struct tm_plan_op {
 } tm_plan_op;
 
 typedef struct tm_plan tm_plan;
-/* `minimum` (may be NULL) is set on TM_EBUDGET too. */
+/* The plan is proved. `minimum` (may be NULL) is set on TM_EBUDGET too. */
 TM_MUST_USE tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
                                       uint64_t *minimum);
 /* The least slab for this program alone: `minimum` of tm_plan_compile with choose_residency, without a plan. */
@@ -210,8 +213,12 @@ TM_MUST_USE tm_status tm_program_held(tm_program **out, const tm_layout *layout,
 void tm_plan_free(tm_plan *plan);
 const tm_plan_info *tm_plan_get_info(const tm_plan *plan);
 /* Proves the plan under asynchronous completion: every operand is filled before it is used, frames that overlap are
- * ordered, what is dirty is written, reads follow the writes they read. TM_EBUG names the pair of operations. */
+ * ordered, what is dirty is written, reads follow the writes they read, nobody waits for ever. TM_EBUG names the pair
+ * of operations. */
 TM_MUST_USE tm_status tm_plan_verify(const tm_plan *plan);
+/* The same for a plan that was compiled `unproved`, and a note in it that it may run. TM_EBUG says whose mistake it is.
+ */
+TM_MUST_USE tm_status tm_plan_prove(tm_plan *plan);
 /* One line an operation: index, engine, object or code, frame, predecessors. */
 TM_MUST_USE tm_status tm_plan_print(const tm_plan *plan, tm_buf *out);
 /* The operations and their successors, for those who draw or time a plan. */
@@ -225,10 +232,13 @@ const tm_object *tm_plan_object(const tm_plan *plan, uint32_t id);
 
 /* What a run of `after` has to wait for in a run of `before` that is still under way: the executor then starts the
  * first reads of the next run (often of the same plan) while the last operations of this one are in flight. Both plans
- * belong to one layout. tm_link_verify proves it as tm_plan_verify does a plan. */
+ * belong to one layout. It is proved as a plan is. */
 typedef struct tm_link tm_link;
 TM_MUST_USE tm_status tm_link_create(tm_link **out, const tm_plan *before, const tm_plan *after);
+/* Without the proof, for those who time the two plans: nothing runs by it. */
+TM_MUST_USE tm_status tm_link_sketch(tm_link **out, const tm_plan *before, const tm_plan *after);
 TM_MUST_USE tm_status tm_link_verify(const tm_link *link);
+double tm_link_proof_seconds(const tm_link *link);
 void tm_link_free(tm_link *link); /* NULL is fine */
 uint64_t tm_link_bytes(const tm_link *link);
 const tm_plan *tm_link_before(const tm_link *link);

@@ -153,6 +153,11 @@ static inline uint64_t plan_memory_bytes(const plan_size *s) {
 tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl,
                     const uint8_t *resident, const uint64_t *address);
 
+/* verify.c: proves it, and notes that in it (link.c). */
+tm_status link_prove(tm_link *link);
+void link_proved(tm_link *link, bool proved, double seconds);
+bool link_is_proved(const tm_link *link);
+
 static inline bool address_is_shared(uint64_t address) {
     return address >= TM_SHARED_BASE && address < TM_DEVICE_BASE;
 }

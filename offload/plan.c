@@ -87,13 +87,12 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *pr
     (*out)->info.window_bytes = c.window;
     (*out)->info.held_bytes = held_bytes(c.p);
     if (opts->choose_residency) settle(layout, c.resident, address, c.base);
-#ifdef TIDEMILL_SANITIZED /* sanitizer builds prove every plan that they run */
-    rc = tm_plan_verify(*out);
+    place_free(&pl);
+    if (!opts->unproved) rc = tm_plan_prove(*out);
     if (rc != TM_OK) {
         tm_plan_free(*out);
         *out = NULL;
     }
-#endif
 done:
     if (minimum) *minimum = c.least + share;
     place_free(&pl);

@@ -31,6 +31,9 @@ void ranges_close(range_map *m);
 /* The first range that ends after `address`. */
 range_at ranges_find(const range_map *m, uint64_t address);
 range *ranges_get(const range_map *m, range_at at); /* NULL past the last */
+static inline bool ranges_is(const range *r, uint64_t begin, uint64_t end) {
+    return r && r->begin == begin && r->end == end;
+}
 static inline range_at ranges_next(const range_map *m, range_at at) {
     return at.i + 1 < m->block[at.block].n ? (range_at){at.block, at.i + 1} : (range_at){at.block + 1, 0};
 }

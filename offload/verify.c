@@ -6,11 +6,14 @@
  *     latest;
  *   - order: whatever two operations must not overlap or swap (write-read, read-write, write-write of the same bytes or
  *     of the same extent) has an edge, so that it holds under any completion order;
+ *   - waiting: an operation waits for operations before it alone, and for exactly those that tell it when they are
+ * done. So nothing waits for ever; and communication operations, which the executor starts in plan order, can start in
+ *     that order: ranks with the same sequence of them (train compares it) never wait for each other in a circle;
  *   - the end: the latest version of all state is on disk, or resident and untouched.
  * An edge is asked for between neighbours in these chains, so the work is near-linear in operations. */
 #include "offload/ranges_internal.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct reader {
@@ -33,7 +36,8 @@ typedef struct prover {
     uint32_t n_reader, cap_reader;
     version *version;
     uint32_t n_objects;
-    uint32_t *succ; /* of `plan`, sorted per op */
+    uint32_t *first_pred, *pred; /* of each operation of `plan`: whom it waits for, counted on from those of `before` */
+    uint32_t *waited;            /* per operation: the one that last waited for it, as the walk goes on */
     bool nomem;
     bool two_tiers; /* lowered (lower.c): an arena that is real, not one of an imagined machine */
 } prover;
@@ -42,34 +46,12 @@ static uint32_t slot_of(const prover *p, uint32_t id) {
     return id & TM_TEMP_BIT ? p->first_temp + (id & ~TM_TEMP_BIT) : id;
 }
 
-static int by_value(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-static bool is_in(const uint32_t *list, uint32_t n, uint32_t v) {
-    uint32_t lo = 0, hi = n;
-    while (lo < hi) {
-        uint32_t mid = (lo + hi) / 2;
-        if (list[mid] < v)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo < n && list[lo] == v;
-}
-
 /* Between runs there is also the executor's rule: compute of the later one begins when all compute of the earlier one
  * is done, and a write-back follows the compute that made what it writes. */
 static bool has_edge(const prover *p, uint32_t from, uint32_t to) {
-    if (from >= p->base) {
-        const tm_plan_op *o = &p->plan->op[from - p->base];
-        return is_in(p->succ + o->first_succ, o->n_succ, to - p->base);
-    }
-    if (!plan_is_disk(p->before->op[from].engine) && !plan_starts_early(p->plan->op[to - p->base].engine)) return true;
-    uint32_t n;
-    const uint32_t *list = tm_link_successors(p->link, from, &n);
-    return is_in(list, n, to - p->base);
+    if (p->waited[from] == to) return true;
+    return from < p->base && !plan_is_disk(p->before->op[from].engine) &&
+           !plan_starts_early(p->plan->op[to - p->base].engine);
 }
 
 static tm_status need_edge(const prover *p, uint32_t from, uint32_t to, const char *why) {
@@ -95,47 +77,68 @@ static uint32_t push_reader(prover *p, uint32_t op, uint32_t next) {
 
 /* ---- one touch ----------------------------------------------------------------------------------------------- */
 
+static tm_status read_range(prover *p, uint32_t op, const struct plan_touch *t, range *s, uint64_t at) {
+    if (!s || s->begin != at || s->object != slot_of(p, t->object) || s->base != t->address ||
+        s->version != p->version[slot_of(p, t->object)].latest)
+        return tm_fail(TM_EBUG, "plan %s: operation %u reads object %x at %llu, which is not there", p->plan->name, op,
+                       t->object, (unsigned long long)at);
+    /* an update that comes after readers waits for them, and they waited for the writer */
+    bool behind_readers = (t->access & TM_USE_WRITE) && s->readers != TM_NONE;
+    if (!behind_readers) TM_TRY(need_edge(p, s->writer, op, "it reads what that writes"));
+    if (!(t->access & TM_USE_WRITE)) s->readers = push_reader(p, op, s->readers);
+    return TM_OK;
+}
+
+/* Most frames are what the map has there, neither more nor less: nothing is cut then. */
 static tm_status read_frame(prover *p, uint32_t op, const struct plan_touch *t) {
     uint64_t end = t->address + t->bytes, at = t->address;
+    range_at i = ranges_find(&p->map, t->address);
+    range *s = ranges_get(&p->map, i);
+    if (ranges_is(s, t->address, end)) return read_range(p, op, t, s, at);
     ranges_cut(&p->map, t->address);
     ranges_cut(&p->map, end);
-    for (range_at i = ranges_find(&p->map, t->address); at < end; i = ranges_next(&p->map, i)) {
-        range *s = ranges_get(&p->map, i);
-        if (!s || s->begin != at || s->object != slot_of(p, t->object) || s->base != t->address ||
-            s->version != p->version[slot_of(p, t->object)].latest)
-            return tm_fail(TM_EBUG, "plan %s: operation %u reads object %x at %llu, which is not there", p->plan->name,
-                           op, t->object, (unsigned long long)at);
-        /* an update that comes after readers waits for them, and they waited for the writer */
-        bool behind_readers = (t->access & TM_USE_WRITE) && s->readers != TM_NONE;
-        if (!behind_readers) TM_TRY(need_edge(p, s->writer, op, "it reads what that writes"));
-        if (!(t->access & TM_USE_WRITE)) s->readers = push_reader(p, op, s->readers);
+    for (i = ranges_find(&p->map, t->address); at < end; i = ranges_next(&p->map, i)) {
+        s = ranges_get(&p->map, i);
+        TM_TRY(read_range(p, op, t, s, at));
         at = s->end;
     }
     return TM_OK;
 }
 
+static bool is_past_the_end(const tm_plan_info *info, uint64_t end) {
+    return end > TM_SPILL_BASE    ? end - TM_SPILL_BASE > info->spill_file_bytes
+           : end > TM_DEVICE_BASE ? end - TM_DEVICE_BASE > info->device_bytes
+           : end > TM_SHARED_BASE ? end - TM_SHARED_BASE > info->shared_bytes
+                                  : end > info->slab_bytes;
+}
+
 static tm_status write_frame(prover *p, uint32_t op, const struct plan_touch *t, uint32_t new_version) {
+    static const char why[] = "it overwrites what that uses";
     uint64_t end = t->address + t->bytes;
-    const tm_plan_info *info = &p->plan->info;
-    if (end > TM_SPILL_BASE    ? end - TM_SPILL_BASE > info->spill_file_bytes
-        : end > TM_DEVICE_BASE ? end - TM_DEVICE_BASE > info->device_bytes
-        : end > TM_SHARED_BASE ? end - TM_SHARED_BASE > info->shared_bytes
-                               : end > info->slab_bytes)
+    range now = {.begin = t->address,
+                 .end = end,
+                 .base = t->address,
+                 .object = slot_of(p, t->object),
+                 .version = new_version,
+                 .writer = op,
+                 .readers = TM_NONE};
+    if (is_past_the_end(&p->plan->info, end))
         return tm_fail(TM_EBUG, "plan %s: operation %u writes past the end of its tier", p->plan->name, op);
+    range_at i = ranges_find(&p->map, t->address);
+    range *s = ranges_get(&p->map, i);
+    if (ranges_is(s, t->address, end)) {
+        TM_TRY(need_edges(p, s->readers, s->writer, op, why));
+        *s = now;
+        return TM_OK;
+    }
     ranges_cut(&p->map, t->address);
     ranges_cut(&p->map, end);
-    range_at i = ranges_find(&p->map, t->address);
-    for (range *s = ranges_get(&p->map, i); s && s->begin < end; s = ranges_get(&p->map, i)) {
-        TM_TRY(need_edges(p, s->readers, s->writer, op, "it overwrites what that uses"));
+    i = ranges_find(&p->map, t->address);
+    for (s = ranges_get(&p->map, i); s && s->begin < end; s = ranges_get(&p->map, i)) {
+        TM_TRY(need_edges(p, s->readers, s->writer, op, why));
         i = ranges_next(&p->map, i);
     }
-    ranges_put(&p->map, &(range){.begin = t->address,
-                                 .end = end,
-                                 .base = t->address,
-                                 .object = slot_of(p, t->object),
-                                 .version = new_version,
-                                 .writer = op,
-                                 .readers = TM_NONE});
+    ranges_put(&p->map, &now);
     return TM_OK;
 }
 
@@ -268,21 +271,70 @@ static tm_status disk_op(prover *p, uint32_t op) {
 
 /* ---- begin and end ------------------------------------------------------------------------------------------- */
 
-static tm_status sort_successors(prover *p) {
-    uint32_t edges = p->plan->info.edges;
-    tm_free(p->succ);
-    p->succ = tm_malloc((edges + 1) * sizeof *p->succ);
-    if (!p->succ) return tm_nomem(edges * sizeof *p->succ);
-    memcpy(p->succ, p->plan->succ, edges * sizeof *p->succ);
-    for (uint32_t i = 0; i < p->plan->n_op; i++) {
-        const tm_plan_op *o = &p->plan->op[i];
-        qsort(p->succ + o->first_succ, o->n_succ, sizeof *p->succ, by_value);
-        for (uint32_t s = 0; s < o->n_succ; s++)
-            if (p->succ[o->first_succ + s] <= i)
-                return tm_fail(TM_EBUG, "plan %s: operation %u points back to %u", p->plan->name, i,
-                               p->succ[o->first_succ + s]);
+/* Whom each operation of `plan` waits for, by counting: how many there are first, then who. */
+static tm_status count_predecessors(prover *p) {
+    const tm_plan *plan = p->plan;
+    uint32_t *first = p->first_pred;
+    for (uint32_t i = 0; i < plan->n_op; i++) {
+        const tm_plan_op *o = &plan->op[i];
+        for (uint32_t s = 0; s < o->n_succ; s++) {
+            uint32_t to = plan->succ[o->first_succ + s];
+            if (to <= i || to >= plan->n_op)
+                return tm_fail(TM_EBUG, "plan %s: operation %u points back to %u", plan->name, i, to);
+            first[to + 1]++;
+        }
     }
+    for (uint32_t i = 0; i < plan->n_op; i++)
+        if (first[i + 1] != plan->op[i].n_pred)
+            return tm_fail(TM_EBUG, "plan %s: operation %u waits for %u others, and %u tell it", plan->name, i,
+                           plan->op[i].n_pred, first[i + 1]);
     return TM_OK;
+}
+
+static void count_linked(prover *p) {
+    uint32_t n;
+    for (uint32_t i = 0; i < p->base; i++) {
+        const uint32_t *to = tm_link_successors(p->link, i, &n);
+        for (uint32_t s = 0; s < n; s++) p->first_pred[to[s] + 1]++;
+    }
+}
+
+/* `at`: where the next one of each operation goes. */
+static void note_predecessors(prover *p, uint32_t *at) {
+    const tm_plan *plan = p->plan;
+    uint32_t n;
+    for (uint32_t i = 0; i < p->base; i++) {
+        const uint32_t *to = tm_link_successors(p->link, i, &n);
+        for (uint32_t s = 0; s < n; s++) p->pred[at[to[s]]++] = i;
+    }
+    for (uint32_t i = 0; i < plan->n_op; i++)
+        for (uint32_t s = 0; s < plan->op[i].n_succ; s++)
+            p->pred[at[plan->succ[plan->op[i].first_succ + s]]++] = p->base + i;
+}
+
+static tm_status find_predecessors(prover *p) {
+    uint32_t n = p->plan->n_op, all = p->base + n;
+    tm_free(p->first_pred);
+    tm_free(p->pred);
+    tm_free(p->waited);
+    p->pred = NULL;
+    p->first_pred = tm_calloc((size_t)n + 2, sizeof *p->first_pred);
+    p->waited = tm_malloc(sizeof *p->waited * ((size_t)all + 1));
+    if (!p->first_pred || !p->waited) return tm_nomem(sizeof *p->waited * all);
+    memset(p->waited, 0xff, sizeof *p->waited * all);
+    TM_TRY(count_predecessors(p));
+    count_linked(p);
+    for (uint32_t i = 0; i < n; i++) p->first_pred[i + 1] += p->first_pred[i];
+    p->pred = tm_malloc(sizeof *p->pred * ((size_t)p->first_pred[n] + 1));
+    if (!p->pred) return tm_nomem(sizeof *p->pred * p->first_pred[n]);
+    note_predecessors(p, p->first_pred); /* leaves in each place where its list ends, and the next begins */
+    return TM_OK;
+}
+
+/* From here on has_edge() knows whom operation `op` waits for. */
+static void wait_for_predecessors(prover *p, uint32_t op) {
+    uint32_t from = op > 0 ? p->first_pred[op - 1] : 0;
+    for (uint32_t i = from; i < p->first_pred[op]; i++) p->waited[p->pred[i]] = p->base + op;
 }
 
 static tm_status begin(prover *p, const tm_layout *l, uint32_t temps) {
@@ -309,11 +361,13 @@ static tm_status begin(prover *p, const tm_layout *l, uint32_t temps) {
 
 static tm_status walk(prover *p) {
     p->two_tiers = is_lowered(p->plan);
-    TM_TRY(sort_successors(p));
-    for (uint32_t op = 0; op < p->plan->n_op; op++)
+    TM_TRY(find_predecessors(p));
+    for (uint32_t op = 0; op < p->plan->n_op; op++) {
+        wait_for_predecessors(p, op);
         TM_TRY(plan_is_disk(p->plan->op[op].engine) ? disk_op(p, op)
                : is_copy(p, op)                     ? copy_op(p, op)
                                                     : compute_op(p, op));
+    }
     return TM_OK;
 }
 
@@ -346,7 +400,9 @@ static tm_status end(prover *p, tm_status rc) {
     ranges_close(&p->map);
     tm_free(p->reader);
     tm_free(p->version);
-    tm_free(p->succ);
+    tm_free(p->first_pred);
+    tm_free(p->pred);
+    tm_free(p->waited);
     return rc;
 }
 
@@ -368,4 +424,30 @@ tm_status tm_link_verify(const tm_link *link) {
     p.first_temp += before->n_temp;
     if (rc == TM_OK) rc = walk(&p);
     return end(&p, rc);
+}
+
+/* ---- before it runs ------------------------------------------------------------------------------------------ */
+
+/* For whoever reads the line: nothing that they did is wrong, and nothing was done. */
+static tm_status own_mistake(tm_status rc) {
+    char what[sizeof tm_error_get()->text];
+    if (rc != TM_EBUG) return rc;
+    snprintf(what, sizeof what, "%s", tm_error_get()->text);
+    tm_error_clear();
+    return tm_fail(TM_EBUG, "a plan that tidemill made is wrong, and it was not run; please report it: %s", what);
+}
+
+tm_status tm_plan_prove(tm_plan *plan) {
+    uint64_t from = tm_now_ns();
+    tm_status rc = tm_plan_verify(plan);
+    plan->info.proved = rc == TM_OK;
+    plan->info.proof_seconds = (double)(tm_now_ns() - from) * 1e-9;
+    return own_mistake(rc);
+}
+
+tm_status link_prove(tm_link *link) {
+    uint64_t from = tm_now_ns();
+    tm_status rc = tm_link_verify(link);
+    link_proved(link, rc == TM_OK, (double)(tm_now_ns() - from) * 1e-9);
+    return own_mistake(rc);
 }

@@ -107,6 +107,8 @@ static void json_choice(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "nodes", r->nodes);
     tm_jw_field_uint(w, "ranks", r->ranks);
     tm_jw_field_uint(w, "operations", r->operations);
+    tm_jw_field_double(w, "planning_seconds", r->planning_seconds);
+    tm_jw_field_double(w, "proof_seconds", r->proof_seconds);
     tm_jw_field_uint(w, "micro_batches", r->micro_batches);
     tm_jw_field_uint(w, "rows", r->rows);
     tm_jw_field_uint(w, "seq", r->seq);
@@ -193,7 +195,7 @@ static void table_time(const tm_plan_report *r) {
         printf("%s%.3f", i ? " + " : " (by path: ", r->path_tb_written_per_1000_steps[i]);
     if (r->n_paths > 1) printf(")");
     if (r->drive_days > 0) printf("; %.0f days of this until %g TB are written", r->drive_days, r->tbw);
-    printf("\n");
+    printf("\nplanning     %.3f s, %.3f s of them the proof\n", r->planning_seconds, r->proof_seconds);
 }
 
 static void print_table(const tm_plan_report *r) {

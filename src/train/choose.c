@@ -90,7 +90,7 @@ tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *w
     tm_sim_result r;
     *seconds = job_estimate(job, tm_plan_get_info(plan), way, NULL);
     if (!job->cost) return TM_OK;
-    TM_TRY(tm_link_create(&link, plan, plan));
+    TM_TRY(tm_link_sketch(&link, plan, plan));
     tm_status rc = tm_simulate(
         &r, plan,
         &(tm_sim_opts){.machine = job->machine, .cost = job->cost, .ctx = job->cost_ctx, .runs = 2, .link = link});
@@ -322,7 +322,7 @@ static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name
     job->plans_bytes = ways->plans[i];
     TM_TRY(job_add_state(job, opts, o->park));
     job_plan_opts(job, opts, &po);
-    po.choose_residency = true;
+    po.choose_residency = po.unproved = true;
     TM_TRY(build_pass(&program, job, name, &as));
     tm_status rc = tm_plan_compile(plan, job->layout, program, &po, NULL);
     tm_program_free(program);
@@ -404,6 +404,7 @@ tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_li
     qsort(list, n, sizeof *list, by_seconds);
     tm_status rc = choose(job, opts, name, ways, list, n, &best);
     tm_free(list);
+    if (rc == TM_OK) rc = tm_plan_prove(best.plan); /* the others never run */
     if (rc != TM_OK) {
         drop(&best);
         return rc;

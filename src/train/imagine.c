@@ -145,7 +145,8 @@ typedef struct tries {
 static tm_status compile(imagine *x, uint64_t slab, tm_plan **plan, uint64_t *minimum) {
     job_opts o = trainer_job_options(x->g->t);
     bool disk = o.n_paths > 0 && x->rank.disk.read_bps > 0;
-    tm_plan_opts po = {.slab_bytes = slab, .choose_residency = true, .cache = !o.cache_none, .spill = disk};
+    tm_plan_opts po = {
+        .slab_bytes = slab, .choose_residency = true, .cache = !o.cache_none, .spill = disk, .unproved = true};
     tm_program *p;
     TM_TRY(imagine_build(x, &p));
     for (int k = 0; k < TM_KINDS; k++) po.pinned[k] = !disk || o.pinned[k];
@@ -382,9 +383,11 @@ static tm_status report(imagine *x, const tries *t) {
     tm_status rc;
     x->way = t->best;
     TM_TRY(compile(x, t->slab, &plan, NULL));
+    TM_GO(tm_plan_prove(plan));
     const tm_plan_info *info = tm_plan_get_info(plan);
     uint32_t slots = x->g->t->cfg->memory.slots;
     out->fits = true;
+    out->proof_seconds = info->proof_seconds;
     out->host_peak_bytes = info->slab_bytes + HOST_FIXED;
     out->device_peak_bytes = info->device_bytes + DEVICE_FIXED;
     out->disk_bytes = disk_bytes(x, info, slots);

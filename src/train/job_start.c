@@ -119,6 +119,7 @@ static tm_status refuse_device(tm_job *job, uint64_t least) {
 
 static void count_need(tm_job *job, const tm_plan *plan) {
     const tm_plan_info *info = tm_plan_get_info(plan);
+    job->proof_seconds += info->proof_seconds;
     job->need_slab = tm_max_u64(job->need_slab, info->slab_bytes);
     job->need_spill = tm_max_u64(job->need_spill, info->spill_file_bytes);
     job->need_device = tm_max_u64(job->need_device, info->device_bytes);

@@ -14,8 +14,9 @@ typedef struct planning {
     tm_machine machine; /* a node; `hardware`: imagined */
     tm_machine rank;    /* what of it a rank has */
     bool hardware;
-    bool exact;     /* strategy and placements as they are: nothing is left to the planner (GPUs) */
-    bool only_fits; /* a refusal names no smaller change */
+    bool exact;       /* strategy and placements as they are: nothing is left to the planner (GPUs) */
+    bool only_fits;   /* a refusal names no smaller change */
+    uint64_t from_ns; /* when planning began */
     tm_plan_report *out;
 } planning;
 

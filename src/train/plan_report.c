@@ -87,6 +87,8 @@ tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *s
     o.timeline = g->args->timeline || g->args->trace;
     tm_link *link = NULL;
     TM_TRY(tm_link_create(&link, plan, plan)); /* a step's first reads begin during the step before */
+    out->proof_seconds += tm_link_proof_seconds(link);
+    out->planning_seconds = (double)(tm_now_ns() - g->from_ns) * 1e-9;
     o.link = link;
     tm_status rc = tm_simulate(&r, plan, &o);
     tm_link_free(link);
@@ -219,6 +221,7 @@ static void describe(const planning *g, const pass_opts *way) {
     out->update = pass_update_name(way);
     out->activations = pass_activations_name(job, way);
     out->order = way->stage_wise ? "stage" : "unit";
+    out->proof_seconds = job->proof_seconds;
     count_links(g);
 }
 
@@ -314,6 +317,7 @@ static tm_status plan_here(planning *g) {
                                                : JOB_COSTS_MEASURE));
     TM_GO(save_hardware(g, &o, costs));
     job_use_costs(t->job, &g->rank, job_cost, costs);
+    g->from_ns = tm_now_ns(); /* measuring was not planning */
     rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
     rc = least_of_all(t, rc, out, &refused);
     if (rc == TM_EBUDGET) rc = job_refused_device() ? refuse_device(g, refused) : refuse_host(g, &shape);
@@ -382,6 +386,7 @@ tm_status plan_once(planning *g) {
         g->out->nodes = tm_comm_nodes(t->comm);
         g->out->strategy = trainer_strategy(t);
     }
+    g->from_ns = tm_now_ns();
     return g->machine.gpus > 0 ? plan_imagine(g) : plan_here(g);
 }
 

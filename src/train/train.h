@@ -78,6 +78,7 @@ typedef struct tm_plan_report {
     uint32_t nodes, ranks;
     uint32_t rank; /* under mpirun: whose report this is; the first rank's is printed */
     uint32_t operations, micro_batches, rows, seq;
+    double planning_seconds, proof_seconds; /* of planning: proving the plans that would run, and their link */
 } tm_plan_report;
 TM_MUST_USE tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out);
 /* The same step by every strategy and with parameters and optimizer in every place that the machine has. */

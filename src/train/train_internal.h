@@ -159,6 +159,7 @@ struct tm_job {
     uint64_t budget_slab;           /* all of it */
     uint64_t plans_bytes;           /* of that until there is a slab: what the plans themselves take, at most */
     uint64_t need_plans;            /* of those compiled that stay */
+    double proof_seconds;           /* of all plans that were proved */
     uint64_t need_slab, need_spill, need_spill_largest, need_device; /* largest of the plans compiled */
     uint64_t need_shared, need_share;                                /* likewise: tm_plan_info */
     struct tm_comm_window *window;                                   /* gathered weights, for all ranks of a node */

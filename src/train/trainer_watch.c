@@ -129,10 +129,6 @@ tm_status trainer_watch_start(trainer *t) {
         TM_TRY(tm_link_create(&w->first_link, t->first_plan, t->plan));
         TM_TRY(predict(t, &w->first, t->first_plan, NULL, 1));
     }
-#ifdef TIDEMILL_SANITIZED /* sanitizer builds prove what they run */
-    TM_TRY(tm_link_verify(w->step_link));
-    if (w->first_link) TM_TRY(tm_link_verify(w->first_link));
-#endif
     if (t->args->trace) {
         TM_TRY(tm_trace_open(&w->trace, t->args->trace));
         tm_exec_trace(t->job->exec, true);

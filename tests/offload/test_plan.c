@@ -183,6 +183,30 @@ static void the_verifier_rejects_moved_frames(void **state) {
     world_free(&w);
 }
 
+/* One more than tell it: it waits for ever, and ranks for each other. One less: it does not wait for the last of them.
+ */
+static void the_verifier_rejects_miscounted_waits(void **state) {
+    (void)state;
+    world w;
+    tm_plan *plan;
+    world_make(&w, 79, 60);
+    assert_int_equal(
+        tm_plan_compile(&plan, w.layout, w.program,
+                        &(tm_plan_opts){.slab_bytes = minimum_of(&w), .choose_residency = true, .spill = true}, NULL),
+        TM_OK);
+    for (uint32_t op = 0; op < plan->n_op; op++) {
+        uint32_t waits = plan->op[op].n_pred;
+        for (uint32_t n = waits > 0 ? waits - 1 : 1; n <= waits + 1; n += 2) {
+            plan->op[op].n_pred = n;
+            assert_int_equal(tm_plan_verify(plan), TM_EBUG);
+            tm_error_clear();
+        }
+        plan->op[op].n_pred = waits;
+    }
+    tm_plan_free(plan);
+    world_free(&w);
+}
+
 /* A page that is not what was written is caught: one flipped bit, two pages swapped, an old page brought back. */
 static void damaged_pages_are_caught(void **state) {
     (void)state;
@@ -277,6 +301,7 @@ int main(void) {
         cmocka_unit_test(an_announcement_may_be_withdrawn),
         cmocka_unit_test(the_verifier_rejects_missing_edges),
         cmocka_unit_test(the_verifier_rejects_moved_frames),
+        cmocka_unit_test(the_verifier_rejects_miscounted_waits),
         cmocka_unit_test(damaged_pages_are_caught),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

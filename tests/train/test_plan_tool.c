@@ -122,6 +122,8 @@ static void test_keys(void **state) {
     assert_int_equal(sum_of(kinds, "read"), count(o, "read_bytes_per_step"));
     assert_int_equal(sum_of(kinds, "write"), count(o, "write_bytes_per_step"));
     assert_int_equal(field(o, "update", TM_JSON_STRING)->len, 1);
+    double proof = field(o, "proof_seconds", TM_JSON_NUMBER)->number;
+    assert_true(proof > 0 && proof < field(o, "planning_seconds", TM_JSON_NUMBER)->number);
     tm_json_free(doc);
 }
 
@@ -239,6 +241,30 @@ static void test_bytes_are_those_of_train(void **state) {
     tm_json_free(doc);
 }
 
+/* An edge is left out, of the step's plan or of the import's (there is one way to run it): neither is run, and nothing
+ * is begun. */
+static void test_a_wrong_plan_is_not_run(void **state) {
+    (void)state;
+    scene s = scene_open(NULL, 1, 16);
+    const char *first, *text = "a plan that tidemill made is wrong, and it was not run";
+    write_rows(&s);
+    for (unsigned at = 1; at <= 2; at++) {
+        const char *env[] = {s.env[0],
+                             run_format("TIDEMILL_FAULT=lost_edge:%u:now:%s", at, at == 1 ? "sticky" : "once"), NULL};
+        const char *arguments[] = {"train", s.config,
+                                   "--set", "memory.update=U",
+                                   "--set", "memory.activations=recompute",
+                                   "--set", "memory.cache=none",
+                                   NULL};
+        run_result r = run_argv(&(run_opts){.env = env}, arguments);
+        if (r.status != 1) fail_msg("plan %u: exit %d; stderr:\n%s", at, r.status, r.err);
+        assert_int_equal(run_error_lines(r.err, &first), 1);
+        if (!strstr(first, text)) fail_msg("plan %u: %s", at, first);
+        assert_int_equal(run_entries(run_path(s.dir, "out/offload")), 0);
+        run_free(&r);
+    }
+}
+
 /* Of the programs that were run so far. */
 static double cpu_seconds(void) {
     struct rusage u;
@@ -288,6 +314,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_device_is_too_small, run_clean),
         cmocka_unit_test_teardown(test_every_hardware_file, run_clean),
         cmocka_unit_test_teardown(test_bytes_are_those_of_train, run_clean),
+        cmocka_unit_test_teardown(test_a_wrong_plan_is_not_run, run_clean),
         cmocka_unit_test_teardown(test_large, run_clean),
     };
     return cmocka_run_group_tests_name("train_plan_tool", tests, NULL, NULL);
