@@ -113,13 +113,12 @@ static tm_status sync_files(tm_store *s) {
     return tm_first(rc, drain(&c, 0));
 }
 
-/* In every other directory: whose manifest names it, for whoever finds it. */
-static tm_status name_owner(tm_store *s, unsigned i) {
+tm_status store_name_owner(tm_io_run *run, const tm_io_run *first) {
     char full[PATH_MAX];
     tm_io_draft *d;
-    const char *path = tm_io_run_path(s->run[0]);
+    const char *path = tm_io_run_path(first);
     if (realpath(path, full)) path = full;
-    TM_TRY(tm_io_draft_create(&d, s->run[i], PART_OF_NAME));
+    TM_TRY(tm_io_draft_create(&d, run, PART_OF_NAME));
     tm_status rc = tm_io_draft_append(d, path, strlen(path));
     if (rc == TM_OK) rc = tm_io_draft_append(d, "\n", 1);
     if (rc == TM_OK) rc = tm_io_draft_sync(d);
@@ -130,7 +129,7 @@ static tm_status name_owner(tm_store *s, unsigned i) {
 
 static tm_status sync_directories(tm_store *s) {
     if (s->synced) return TM_OK;
-    for (unsigned i = 1; i < s->n_paths; i++) TM_TRY(name_owner(s, i));
+    for (unsigned i = 1; i < s->n_paths; i++) TM_TRY(store_name_owner(s->run[i], s->run[0]));
     for (unsigned i = 0; i < s->n_paths; i++) TM_TRY(tm_io_run_sync(s->run[i]));
     s->synced = true;
     return TM_OK;

@@ -1,4 +1,4 @@
-/* A commit copied to a directory of its own: to keep an older state, or to go on from one that was kept. */
+/* A commit copied to directories of its own: to keep an older state, or to go on from one that was kept. */
 #include "offload/store_internal.h"
 
 #include <limits.h>
@@ -12,18 +12,37 @@ typedef struct copier {
     tm_commit *from;
     const char *directory;
     tm_file *in[STORE_PATHS];
-    tm_io_run *run;
+    tm_io_run *run[STORE_PATHS];
+    unsigned n_runs;
     tm_io *io;
-    tm_io_file out[COMMIT_KINDS];
-    uint64_t end[COMMIT_KINDS]; /* where the next object of a kind goes */
-    char *chunk;                /* CHUNK bytes, aligned */
+    tm_io_file out[STORE_PATHS][COMMIT_KINDS];
+    uint64_t end[STORE_PATHS][COMMIT_KINDS]; /* where the next object of a kind goes */
+    uint8_t *path;                           /* [objects] of the copy */
+    uint32_t next;                           /* object that is placed next */
+    char *chunk;                             /* CHUNK bytes, aligned */
 } copier;
 
 static void place(manifest_move *m, manifest_object *o) {
     copier *c = (copier *)m;
-    o->path = o->slot = 0;
-    o->offset = c->end[o->kind];
-    c->end[o->kind] += m->slots * o->bytes;
+    o->path = c->path[c->next++];
+    o->slot = 0;
+    o->offset = c->end[o->path][o->kind];
+    c->end[o->path][o->kind] += m->slots * o->bytes;
+}
+
+/* As a store would: each kind on the paths that are for it. */
+static tm_status choose_paths(copier *c, const tm_commit_copy_opts *opts) {
+    stripe paths;
+    manifest_object o;
+    stripe_of_runs(&paths, c->run, c->n_runs);
+    for (unsigned i = 0; i < c->n_runs && opts->path_kinds; i++) paths.kinds[i] = opts->path_kinds[i];
+    c->path = tm_calloc(c->from->n_objects + 1, 1);
+    if (!c->path) return tm_nomem(c->from->n_objects);
+    for (uint32_t i = 0; i < c->from->n_objects; i++) {
+        TM_TRY(manifest_read_object(c->from, i, &o));
+        c->path[i] = (uint8_t)stripe_take(&paths, (tm_kind)o.kind, c->move.slots * o.bytes);
+    }
+    return TM_OK;
 }
 
 /* ---- one object ------------------------------------------------------------------------------------------------ */
@@ -55,19 +74,17 @@ static tm_status copy_object(copier *c, const manifest_object *o, uint64_t page)
     manifest_object to = *o;
     bool shared;
     place(&c->move, &to);
-    TM_TRY(tm_io_file_clone(&c->out[o->kind], to.offset, c->in[o->path], o->offset + o->slot * o->bytes, o->bytes,
-                            &shared));
+    const tm_io_file *out = &c->out[to.path][o->kind];
+    TM_TRY(tm_io_file_clone(out, to.offset, c->in[o->path], o->offset + o->slot * o->bytes, o->bytes, &shared));
     for (uint64_t at = 0; at < o->bytes; at += CHUNK) {
         uint64_t n = tm_min_u64(CHUNK, o->bytes - at), from = o->offset + o->slot * o->bytes + at;
         TM_TRY(tm_file_read_at(c->in[o->path], from, c->chunk, n));
         tm_file_forget(c->in[o->path], from, n);
         TM_TRY(check_pages(c, o, at, n, page));
         if (shared) continue;
-        TM_TRY(write_chunk(c, &(tm_io_req){.op = TM_IO_WRITE,
-                                           .file = c->out[o->kind],
-                                           .offset = to.offset + at,
-                                           .buf = c->chunk,
-                                           .len = (uint32_t)n}));
+        TM_TRY(write_chunk(
+            c, &(tm_io_req){
+                   .op = TM_IO_WRITE, .file = *out, .offset = to.offset + at, .buf = c->chunk, .len = (uint32_t)n}));
     }
     return TM_OK;
 }
@@ -93,24 +110,28 @@ static tm_status copy_objects(copier *c, tm_kind kind) {
     for (uint32_t i = 0; i < c->from->n_objects; i++) {
         manifest_object o;
         TM_TRY(manifest_read_object(c->from, i, &o));
+        c->next = i;
         if (o.kind == kind) TM_TRY(copy_object(c, &o, page));
         page += pages_of(o.bytes);
     }
-    return write_chunk(c, &(tm_io_req){.op = TM_IO_SYNC, .file = c->out[kind]});
+    for (unsigned i = 0; i < c->n_runs; i++)
+        if (c->out[i][kind].name) TM_TRY(write_chunk(c, &(tm_io_req){.op = TM_IO_SYNC, .file = c->out[i][kind]}));
+    return TM_OK;
 }
 
 static tm_status copy_kind(copier *c, tm_kind kind) {
-    bool used[STORE_PATHS] = {false};
-    uint64_t bytes = 0;
+    bool used[STORE_PATHS] = {false}, any = false;
+    uint64_t bytes[STORE_PATHS] = {0};
     for (uint32_t i = 0; i < c->from->n_objects; i++) {
         manifest_object o;
         TM_TRY(manifest_read_object(c->from, i, &o));
         if (o.kind != kind) continue;
-        used[o.path] = true;
-        bytes += c->move.slots * o.bytes;
+        used[o.path] = any = true;
+        bytes[c->path[i]] += c->move.slots * o.bytes;
     }
-    if (!bytes) return TM_OK;
-    TM_TRY(tm_io_file_create(c->run, tm_kind_name(kind), bytes, true, &c->out[kind]));
+    if (!any) return TM_OK;
+    for (unsigned i = 0; i < c->n_runs; i++)
+        if (bytes[i]) TM_TRY(tm_io_file_create(c->run[i], tm_kind_name(kind), bytes[i], true, &c->out[i][kind]));
     tm_status rc = open_inputs(c, kind, used);
     if (rc == TM_OK) rc = copy_objects(c, kind);
     close_inputs(c);
@@ -122,17 +143,33 @@ static tm_status copy_kind(copier *c, tm_kind kind) {
 static tm_status finish(copier *c) {
     tm_io_draft *d;
     memset(c->end, 0, sizeof c->end);
-    TM_TRY(tm_io_draft_create(&d, c->run, MANIFEST_NAME));
-    tm_status rc = manifest_copy(c->from, d, tm_io_run_path(c->run), &c->move);
+    c->next = 0;
+    for (unsigned i = 1; i < c->n_runs; i++) {
+        TM_TRY(store_name_owner(c->run[i], c->run[0]));
+        TM_TRY(tm_io_run_sync(c->run[i]));
+    }
+    TM_TRY(tm_io_draft_create(&d, c->run[0], MANIFEST_NAME));
+    tm_status rc = manifest_copy(c->from, d, c->run, c->n_runs, &c->move);
     if (rc == TM_OK) rc = tm_io_draft_sync(d);
     if (rc == TM_OK) return tm_io_draft_publish(d);
     tm_io_draft_abandon(d);
     return rc;
 }
 
-static tm_status copy_all(copier *c, const char *path, const char *id) {
+static tm_status make_runs(copier *c, const tm_commit_copy_opts *opts) {
+    if (opts->n_paths > STORE_PATHS)
+        return tm_fail(TM_EINPUT, "%u offload paths given, at most %d are used; leave some out", opts->n_paths,
+                       STORE_PATHS);
+    for (unsigned i = 0; i < opts->n_paths; i++, c->n_runs++)
+        TM_TRY(tm_io_run_create(&c->run[i], opts->paths[i],
+                                &(tm_io_run_opts){.id = opts->id, .allow_tmpfs = true, .create_parents = true}));
+    return TM_OK;
+}
+
+static tm_status copy_all(copier *c, const tm_commit_copy_opts *opts) {
     TM_TRY(tm_commit_look(&c->from, c->directory));
-    TM_TRY(tm_io_run_create(&c->run, path, &(tm_io_run_opts){.id = id, .allow_tmpfs = true, .create_parents = true}));
+    TM_TRY(make_runs(c, opts));
+    TM_TRY(choose_paths(c, opts));
     TM_TRY(tm_io_open(&c->io, &(tm_io_opts){.engine = "sync"}));
     c->chunk = tm_malloc(CHUNK);
     if (!c->chunk) return tm_nomem(CHUNK);
@@ -140,13 +177,18 @@ static tm_status copy_all(copier *c, const char *path, const char *id) {
     return finish(c);
 }
 
-tm_status tm_commit_copy(const char *run_directory, const char *path, const char *id, unsigned slots) {
-    copier c = {.move = {.slots = slots, .object = place}, .directory = run_directory};
-    tm_status rc = copy_all(&c, path, id);
+tm_status tm_commit_copy(const char *run_directory, const tm_commit_copy_opts *opts) {
+    copier c = {.move = {.slots = opts->slots, .object = place}, .directory = run_directory};
+    tm_status rc = copy_all(&c, opts);
     tm_io_close(c.io);
-    if (c.run && rc == TM_OK) tm_io_run_close(c.run);
-    if (c.run && rc != TM_OK) rc = tm_first(rc, tm_io_run_remove(c.run));
+    for (unsigned i = 0; i < c.n_runs; i++) {
+        if (rc == TM_OK)
+            tm_io_run_close(c.run[i]);
+        else
+            rc = tm_first(rc, tm_io_run_remove(c.run[i]));
+    }
     tm_commit_close(c.from);
+    tm_free(c.path);
     tm_free(c.chunk);
     return rc;
 }

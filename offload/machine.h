@@ -37,7 +37,8 @@ enum { TM_MACHINE_PATHS = 16 };
 typedef struct tm_machine_path {
     tm_disk rates;
     bool measured;
-    uint8_t disk; /* the first path on the same disk */
+    uint8_t disk;   /* the first path on the same disk */
+    uint32_t kinds; /* as tm_store_opts.path_kinds; the caller sets it; 0: all */
 } tm_machine_path;
 
 /* One node; all nodes are alike. */

@@ -24,10 +24,10 @@ static void put(sink *k, const void *bytes, size_t n) {
 }
 
 /* The other directories by their full names: the commit may be resumed from another folder. */
-static tm_status join_paths(const tm_store *s, tm_buf *out) {
+static tm_status join_paths(tm_io_run *const *runs, unsigned n, tm_buf *out) {
     char full[PATH_MAX];
-    for (unsigned i = 0; i < s->n_paths; i++) {
-        const char *path = tm_io_run_path(s->run[i]);
+    for (unsigned i = 0; i < n; i++) {
+        const char *path = tm_io_run_path(runs[i]);
         if (realpath(path, full)) path = full;
         TM_TRY(tm_buf_append(out, path, strlen(path) + 1));
     }
@@ -105,16 +105,16 @@ static tm_status put_range(sink *k, const tm_commit *c, uint64_t at, uint64_t en
     return TM_OK;
 }
 
-static tm_status copy_all(const tm_commit *c, sink *k, const char *path, manifest_move *move) {
+static tm_status copy_all(const tm_commit *c, sink *k, const tm_buf *paths, unsigned n, manifest_move *move) {
     manifest_head head;
     manifest_object m;
     TM_TRY(tm_file_read_at(c->file, 0, &head, sizeof head));
-    head.n_paths = 1;
+    head.n_paths = n;
     head.slots = move->slots;
-    head.paths_bytes = (uint32_t)strlen(path) + 1;
+    head.paths_bytes = (uint32_t)paths->len;
     put(k, &head, sizeof head);
     TM_TRY(put_range(k, c, sizeof head, sizeof head + head.info_bytes));
-    put(k, path, head.paths_bytes);
+    put(k, paths->data, paths->len);
     for (uint32_t i = 0; i < c->n_objects; i++) {
         TM_TRY(manifest_read_object(c, i, &m));
         move->object(move, &m);
@@ -124,10 +124,14 @@ static tm_status copy_all(const tm_commit *c, sink *k, const char *path, manifes
     return put_hash(k);
 }
 
-tm_status manifest_copy(const tm_commit *c, tm_io_draft *d, const char *path, manifest_move *move) {
+tm_status manifest_copy(const tm_commit *c, tm_io_draft *d, tm_io_run *const *runs, unsigned n, manifest_move *move) {
+    tm_buf paths = {0};
     sink k = {.draft = d};
     XXH3_128bits_reset(&k.hash);
-    return copy_all(c, &k, path, move);
+    tm_status rc = join_paths(runs, n, &paths);
+    if (rc == TM_OK) rc = copy_all(c, &k, &paths, n, move);
+    tm_buf_free(&paths);
+    return rc;
 }
 
 tm_status manifest_write(const tm_store *s, tm_io_draft *d, const tm_commit_opts *opts, uint64_t *bytes) {
@@ -135,7 +139,7 @@ tm_status manifest_write(const tm_store *s, tm_io_draft *d, const tm_commit_opts
     sink k = {.draft = d};
     XXH3_128bits_reset(&k.hash);
     TM_ASSERT(opts->info_bytes <= MAX_INFO);
-    tm_status rc = join_paths(s, &paths);
+    tm_status rc = join_paths(s->run, s->n_paths, &paths);
     if (rc == TM_OK) rc = write_all(s, &k, opts, &paths);
     tm_buf_free(&paths);
     *bytes = k.bytes;

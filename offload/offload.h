@@ -262,7 +262,9 @@ typedef struct tm_store_opts {
     const char *const *paths; /* offload paths; the first n_paths are used, objects go to them in proportion to their
                                * measured rates (profile of this machine; equally where one is unknown) and room */
     unsigned n_paths;
-    unsigned slots; /* 1 or 2; 0: 2 */
+    const uint32_t *path_kinds; /* [n_paths] what may lie in each: bit 1 << tm_kind, temporaries as TM_KIND_ACTIVATION;
+                                 * 0, or NULL: everything */
+    unsigned slots;             /* 1 or 2; 0: 2 */
     bool allow_tmpfs;
     tm_io_opts io;
     uint64_t spill_bytes;   /* room for temporaries (largest spill_file_bytes of the run's plans) */
@@ -283,6 +285,11 @@ const char *tm_store_engine(const tm_store *s);
 void tm_store_mark_committed(tm_store *s);
 /* Bytes of the extents that a store of this layout (residency chosen) reserves for state, and for temporaries. */
 uint64_t tm_store_state_bytes(const tm_layout *layout, unsigned slots, bool commits);
+uint64_t tm_store_kind_bytes(const tm_layout *layout, tm_kind kind, unsigned slots, bool commits); /* of one kind */
+/* What a store would give each path of a machine: bytes[m->n_paths]. Of `opts` slots, commits and spill_* count. */
+struct tm_machine;
+TM_MUST_USE tm_status tm_store_share(const tm_layout *layout, const struct tm_machine *m, const tm_store_opts *opts,
+                                     uint64_t *bytes);
 uint64_t tm_store_spill_bytes(unsigned n_paths, uint64_t spill_bytes, uint64_t spill_largest);
 
 /* ---- commits ------------------------------------------------------------------------------------------------- */
@@ -331,10 +338,18 @@ TM_MUST_USE tm_status tm_commit_read(tm_commit_reader *r, tm_kind kind, uint32_t
 TM_MUST_USE tm_status tm_commit_present(const char *run_directory);
 /* Reads every page that the commit names and holds it against its checksum. */
 TM_MUST_USE tm_status tm_commit_prove(const char *run_directory);
-/* Copies the commit of `run_directory` (nobody may be writing one there) to PATH/run-ID, as a run directory of its own
- * that nobody holds, whole and synced; every page is checked on the way. `slots`: 2 for one to go on in, 1 for one to
- * keep. Memory: one MiB. */
-TM_MUST_USE tm_status tm_commit_copy(const char *run_directory, const char *path, const char *id, unsigned slots);
+/* Copies the commit of `run_directory` (nobody may be writing one there) to PATH/run-ID of each path, as run
+ * directories of its own that nobody holds, whole and synced; every page is checked on the way. Memory: one MiB, a byte
+ * an object.
+ */
+typedef struct tm_commit_copy_opts {
+    const char *const *paths;   /* the manifest is in the first */
+    const uint32_t *path_kinds; /* as in tm_store_opts */
+    unsigned n_paths;
+    const char *id;
+    unsigned slots; /* 2 for one to go on in, 1 for one to keep */
+} tm_commit_copy_opts;
+TM_MUST_USE tm_status tm_commit_copy(const char *run_directory, const tm_commit_copy_opts *opts);
 void tm_commit_close(tm_commit *c);                   /* NULL is fine */
 TM_MUST_USE tm_status tm_commit_remove(tm_commit *c); /* that was opened: with its directories; frees c */
 uint64_t tm_commit_step(const tm_commit *c);

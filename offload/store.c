@@ -24,17 +24,39 @@ static tm_status open_paths(tm_store *s, const tm_store_opts *opts) {
     return TM_OK;
 }
 
-uint64_t tm_store_state_bytes(const tm_layout *l, unsigned slots, bool commits) {
+uint64_t tm_store_kind_bytes(const tm_layout *l, tm_kind kind, unsigned slots, bool commits) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < l->n; i++) {
         const tm_object *o = &l->object[i];
-        if (has_extent(o, commits)) bytes += o->frame_bytes * slots_of(o, slots ? slots : 2);
+        if (o->kind == kind && has_extent(o, commits)) bytes += o->frame_bytes * slots_of(o, slots ? slots : 2);
     }
+    return bytes;
+}
+
+uint64_t tm_store_state_bytes(const tm_layout *l, unsigned slots, bool commits) {
+    uint64_t bytes = 0;
+    for (int kind = 0; kind < TM_KINDS; kind++) bytes += tm_store_kind_bytes(l, (tm_kind)kind, slots, commits);
     return bytes;
 }
 
 uint64_t tm_store_spill_bytes(unsigned n_paths, uint64_t spill_bytes, uint64_t spill_largest) {
     return spill_map_bytes(n_paths, spill_bytes, spill_largest);
+}
+
+tm_status tm_store_share(const tm_layout *l, const tm_machine *m, const tm_store_opts *opts, uint64_t *bytes) {
+    spill_map map;
+    stripe paths;
+    if (m->n_paths == 0) return TM_OK;
+    stripe_of_machine(&paths, m);
+    TM_TRY(spill_map_make(&map, &paths, opts->spill_bytes, opts->spill_largest));
+    spill_map_free(&map);
+    for (uint32_t i = 0; i < l->n; i++) {
+        const tm_object *o = &l->object[i];
+        if (has_extent(o, opts->commits))
+            (void)stripe_take(&paths, o->kind, slots_of(o, opts->slots ? opts->slots : 2) * o->frame_bytes);
+    }
+    memcpy(bytes, paths.given, m->n_paths * sizeof *bytes);
+    return TM_OK;
 }
 
 /* What has an extent is numbered within its kind, in the layout's order, and its pages are numbered through. */
@@ -56,11 +78,32 @@ static tm_status number_extents(tm_store *s) {
     return s->checksum ? TM_OK : tm_nomem(pages * sizeof *s->checksum);
 }
 
+static bool same_folder(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static bool in_folder(const char *run, const char *path) {
+    char parent[4096];
+    const char *slash = strrchr(run, '/');
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - run) : 1, slash ? run : ".");
+    return same_folder(parent, path);
+}
+
+/* What each run directory is for: the i-th is in the i-th path; of a run that goes on, in whichever it is found. */
+static void say_kinds(stripe *paths, const tm_store *s, const tm_store_opts *opts) {
+    for (unsigned i = 0; i < s->n_paths && opts->path_kinds; i++)
+        for (unsigned k = 0; k < opts->n_paths; k++)
+            if (opts->resume ? opts->paths[k] && in_folder(tm_io_run_path(s->run[i]), opts->paths[k]) : i == k)
+                paths->kinds[i] |= opts->path_kinds[k];
+}
+
 /* Path and offset of each extent are fixed here (stripe_internal.h). What a commit has named has its place. */
 static tm_status place_extents(tm_store *s, const tm_store_opts *opts, uint64_t size[STORE_PATHS][TM_KINDS]) {
     const tm_layout *l = s->layout;
     stripe paths;
     stripe_of_runs(&paths, s->run, s->n_paths);
+    say_kinds(&paths, s, opts);
     if (s->commits) /* two manifests: a checksum a page and 32 bytes an object */
         paths.room[0] -= tm_min_u64(paths.room[0], tm_store_state_bytes(l, s->slots, true) / 2048 + TM_MIB);
     TM_TRY(spill_map_make(&s->spill_map, &paths, opts->spill_bytes, opts->spill_largest));
@@ -69,7 +112,7 @@ static tm_status place_extents(tm_store *s, const tm_store_opts *opts, uint64_t 
         state_extent *x = &s->extent[i];
         if (!has_extent(o, s->commits) || x->slot != NO_SLOT) continue;
         uint64_t bytes = slots_of(o, s->slots) * o->frame_bytes;
-        x->path = (uint8_t)stripe_take(&paths, bytes);
+        x->path = (uint8_t)stripe_take(&paths, o->kind, bytes);
         x->offset = size[x->path][o->kind];
         size[x->path][o->kind] += bytes;
     }
@@ -167,18 +210,6 @@ static tm_status take_extents(tm_store *s, const tm_commit *c, uint64_t size[STO
     if (at == c->n_objects) return TM_OK;
     return tm_fail(TM_EINPUT, "the commit holds %u objects, this job has %u; it belongs to another model or precision",
                    c->n_objects, at);
-}
-
-static bool same_folder(const char *a, const char *b) {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-static bool in_folder(const char *run, const char *path) {
-    char parent[4096];
-    const char *slash = strrchr(run, '/');
-    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - run) : 1, slash ? run : ".");
-    return same_folder(parent, path);
 }
 
 /* The state stays where its commit lies: a path that was added or exchanged since does nothing, and that is said. */

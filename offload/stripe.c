@@ -47,6 +47,7 @@ void stripe_of_machine(stripe *s, const tm_machine *m) {
     for (unsigned i = 0; i < s->n; i++) {
         const tm_machine_path *p = &m->path[i];
         s->disk[i] = p->disk;
+        s->kinds[i] = p->kinds;
         s->room[i] = p->rates.bytes ? p->rates.bytes - p->rates.bytes / 128 : UINT64_MAX;
         s->weight[i] = rate_of(&p->rates);
         known = known && p->measured && s->weight[i] > 0;
@@ -58,11 +59,27 @@ static double ready_at(const stripe *s, unsigned i, uint64_t bytes) {
     return ((double)s->given[i] + (double)bytes) / s->weight[i];
 }
 
-unsigned stripe_take(stripe *s, uint64_t bytes) {
-    unsigned best = 0;
+static uint32_t bit_of(tm_kind kind) {
+    return (uint32_t)1 << kind;
+}
+
+static bool is_for(const stripe *s, unsigned i, tm_kind kind) {
+    return s->kinds[i] == 0 || (s->kinds[i] & bit_of(kind));
+}
+
+/* The first path for `kind`; n: none is (a run that goes on where the configuration does not name its paths). */
+static unsigned first_for(const stripe *s, tm_kind kind) {
+    unsigned i = 0;
+    while (i < s->n && !is_for(s, i, kind)) i++;
+    return i;
+}
+
+unsigned stripe_take(stripe *s, tm_kind kind, uint64_t bytes) {
+    unsigned first = first_for(s, kind), best = first < s->n ? first : 0;
     bool fits = false;
-    for (unsigned i = 0; i < s->n; i++) {
+    for (unsigned i = best; i < s->n; i++) {
         bool room = s->room[s->disk[i]] >= bytes;
+        if (first < s->n && !is_for(s, i, kind)) continue;
         if (room && !fits) {
             best = i;
         } else if (room ? ready_at(s, i, bytes) < ready_at(s, best, bytes)
@@ -105,7 +122,7 @@ tm_status spill_map_make(spill_map *map, stripe *s, uint64_t bytes, uint64_t lar
     if (!map->segment) return tm_nomem(map->n * sizeof *map->segment);
     for (uint32_t i = 0; i < map->n; i++) {
         uint64_t take = bytes_of_segment(segment, i, bytes, largest);
-        unsigned path = stripe_take(s, take);
+        unsigned path = stripe_take(s, TM_KIND_ACTIVATION, take);
         map->segment[i] = (spill_segment){.offset = map->size[path], .path = (uint8_t)path};
         map->size[path] += take;
     }
@@ -127,7 +144,7 @@ uint64_t spill_map_bytes(unsigned n_paths, uint64_t bytes, uint64_t largest) {
 
 static void place_state(stripe *s, const tm_layout *l, uint8_t *path) {
     for (uint32_t i = 0; i < l->n; i++)
-        if (!l->object[i].resident) path[i] = (uint8_t)stripe_take(s, l->object[i].frame_bytes);
+        if (!l->object[i].resident) path[i] = (uint8_t)stripe_take(s, l->object[i].kind, l->object[i].frame_bytes);
 }
 
 static uint8_t lane_of(const tm_plan *plan, uint32_t object, const uint8_t *path, const spill_map *map) {

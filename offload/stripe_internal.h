@@ -1,5 +1,5 @@
-/* Which path an object goes to: in proportion to what the disks were measured at, where there is room. Nothing is
- * decided again later: the store keeps the path of each object, and commits name it. */
+/* Which path an object goes to: of those that are for its kind, in proportion to what the disks were measured at, where
+ * there is room. Nothing is decided again later: the store keeps the path of each object, and commits name it. */
 #ifndef TIDEMILL_STRIPE_H
 #define TIDEMILL_STRIPE_H
 
@@ -13,15 +13,17 @@ typedef struct stripe {
     double weight[STRIPE_PATHS]; /* bytes a second; 1 each where not all are known. Paths of one disk share its rate */
     uint8_t disk[STRIPE_PATHS];  /* the first path on the same disk: its room is the room of all of them */
     uint64_t room[STRIPE_PATHS], given[STRIPE_PATHS];
+    uint32_t kinds[STRIPE_PATHS]; /* as tm_store_opts.path_kinds: a bit a tm_kind; 0: all */
 } stripe;
 
 /* Rates from this machine's profile, room from the file systems. */
 void stripe_of_runs(stripe *s, tm_io_run *const *runs, unsigned n);
 /* The same for a plan whose store is not open: what stripe_of_runs will find there. */
 void stripe_of_machine(stripe *s, const tm_machine *m);
-/* Takes `bytes` on the path that would be through with what it was given first; of those with room, if there is one
- * (otherwise on the one with the most: creating the file then says what is missing). */
-unsigned stripe_take(stripe *s, uint64_t bytes);
+/* Takes `bytes` for something of `kind` on the path that would be through with what it was given first; of those for
+ * this kind (all, where none is) and of these of those with room, if there is one (otherwise on the one with the most:
+ * creating the file then says what is missing). */
+unsigned stripe_take(stripe *s, tm_kind kind, uint64_t bytes);
 
 /* Temporaries. A plan gives each an extent of one spill file; plans that overlap are proved by those addresses. Here
  * the addresses are cut into segments, each on one path. An extent lies in the segment that it begins in, behind whose
@@ -41,8 +43,8 @@ typedef struct spill_map {
     uint64_t size[STRIPE_PATHS]; /* of each path's spill file */
 } spill_map;
 
-/* Takes room for `bytes` of addresses on the paths, a segment at a time: a path with little of it is used for what
- * fits. `largest` extent; 0: not known, then all of it is one segment. */
+/* Takes room for `bytes` of addresses on the paths for activations, a segment at a time: a path with little of it is
+ * used for what fits. `largest` extent; 0: not known, then all of it is one segment. */
 TM_MUST_USE tm_status spill_map_make(spill_map *map, stripe *s, uint64_t bytes, uint64_t largest);
 void spill_map_free(spill_map *map);
 static inline const spill_segment *spill_at(const spill_map *map, uint64_t address) {

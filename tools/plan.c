@@ -75,6 +75,25 @@ static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "shared_window_bytes", r->shared_window_bytes);
 }
 
+static void json_paths(tm_json_writer *w, const tm_plan_report *r) {
+    tm_jw_key(w, "paths");
+    tm_jw_array(w);
+    for (uint32_t i = 0; i < r->n_paths; i++) {
+        const tm_plan_path *p = &r->path[i];
+        tm_jw_object(w);
+        tm_jw_field_str(w, "path", p->name);
+        tm_jw_key(w, "holds");
+        tm_jw_array(w);
+        for (int k = 0; k < TM_KIND_SCRATCH; k++)
+            if (p->kinds >> k & 1) tm_jw_str(w, tm_kind_name((tm_kind)k));
+        tm_jw_array_end(w);
+        tm_jw_field_uint(w, "bytes", p->bytes);
+        tm_jw_field_uint(w, "free_bytes", p->free_bytes);
+        tm_jw_object_end(w);
+    }
+    tm_jw_array_end(w);
+}
+
 static void json_time(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "read_bytes_per_step", r->read_bytes_per_step);
     tm_jw_field_uint(w, "write_bytes_per_step", r->write_bytes_per_step);
@@ -124,6 +143,7 @@ static tm_status print_json(const tm_plan_report *r) {
     tm_jw_field_str(&w, "limit", r->limit);
     json_change(&w, r);
     json_memory(&w, r);
+    json_paths(&w, r);
     json_time(&w, r);
     json_choice(&w, r);
     tm_jw_object_end(&w);
@@ -159,8 +179,35 @@ static void table_memory(const tm_plan_report *r) {
         printf("%-12s %14s %14s %14s\n", "device", tm_format_size(r->device_peak_bytes, a, sizeof a),
                budget_text(r->device_budget_bytes, b, sizeof b),
                r->minimum_device_bytes ? tm_format_size(r->minimum_device_bytes, c, sizeof c) : "");
-    printf("%-12s %14s %14s\n\n", r->ranks > 1 ? "disk, a node" : "disk", tm_format_size(r->disk_bytes, a, sizeof a),
+    printf("%-12s %14s %14s\n", r->ranks > 1 ? "disk, a node" : "disk", tm_format_size(r->disk_bytes, a, sizeof a),
            r->disk_free_bytes ? tm_format_size(r->disk_free_bytes, b, sizeof b) : "unknown");
+}
+
+/* "weight_hi, activation" */
+static const char *holds(const tm_plan_path *p, char *buf, size_t cap) {
+    size_t n = 0;
+    bool all = true;
+    *buf = 0;
+    for (int k = 0; k < TM_KIND_SCRATCH; k++) {
+        if (p->kinds >> k & 1)
+            n += (size_t)snprintf(buf + n, cap - n, "%s%s", n ? ", " : "", tm_kind_name((tm_kind)k));
+        else
+            all = false;
+    }
+    if (all) snprintf(buf, cap, "everything");
+    return buf;
+}
+
+/* What each path is for, where there are several. */
+static void table_paths(const tm_plan_report *r) {
+    char a[32], b[32], text[160];
+    for (uint32_t i = 0; i < r->n_paths && r->n_paths > 1; i++) {
+        const tm_plan_path *p = &r->path[i];
+        printf("%-12s %14s %14s   %s: %s\n", i ? "" : "of it in", tm_format_size(p->bytes, a, sizeof a),
+               p->free_bytes ? tm_format_size(p->free_bytes, b, sizeof b) : "unknown", p->name,
+               holds(p, text, sizeof text));
+    }
+    printf("\n");
 }
 
 static void table_bytes(const tm_plan_report *r) {
@@ -201,6 +248,7 @@ static void table_time(const tm_plan_report *r) {
 static void print_table(const tm_plan_report *r) {
     table_model(r);
     table_memory(r);
+    table_paths(r);
     table_bytes(r);
     table_time(r);
 }

@@ -115,6 +115,7 @@ static tm_status check_paths(bench *b, job_opts *o) {
     if (b->args->offload_path && o->n_paths > 0) {
         o->paths = &b->args->offload_path;
         o->n_paths = 1;
+        memset(o->path_kinds, 0, sizeof o->path_kinds);
     }
     for (uint32_t i = 0; i < o->n_paths; i++)
         if (strcmp(o->paths[i], own) == 0)
@@ -166,7 +167,7 @@ static tm_status open_job(bench *b) {
     snprintf(t->run_name, sizeof t->run_name, "bench");
     job_opts o = trainer_job_options(t);
     TM_TRY(check_paths(b, &o));
-    TM_TRY(tm_machine_of(o.paths, o.n_paths, &b->machine));
+    TM_TRY(trainer_machine(&o, &b->machine));
     TM_TRY(take_links(b));
     TM_TRY(job_open(&t->job, &o));
     TM_TRY(tm_config_resolve_model(t->cfg, tm_model_get_config(t->job->model)->hidden_size));

@@ -36,6 +36,8 @@ typedef enum tm_place {
     TM_PLACE_CPU,  /* host memory only */
     TM_PLACE_NVME  /* lives in files; spare budget may cache it */
 } tm_place;
+/* What a path is for. */
+enum { TM_PATH_PARAM = 1, TM_PATH_OPTIMIZER = 2 };
 typedef enum tm_activations { TM_ACT_AUTO, TM_ACT_KEEP, TM_ACT_SPILL, TM_ACT_RECOMPUTE } tm_activations;
 typedef enum tm_update { TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_B } tm_update;
 typedef enum tm_budget_kind {
@@ -146,6 +148,8 @@ typedef struct tm_config {
     tm_place optimizer_place; /* weight_lo, exp_avg, exp_avg_sq, grad */
     tm_strings param_paths;   /* never empty: nvme_path, else OUTPUT_DIR/offload */
     tm_strings optimizer_paths;
+    tm_strings all_paths;    /* of both, each once: where both are files; parameters' first */
+    const unsigned *all_for; /* [all_paths.n] TM_PATH_PARAM, TM_PATH_OPTIMIZER */
 
     /* ---- aio: speed only ----------------------------------------------------------------------------------------- */
     struct {

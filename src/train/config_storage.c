@@ -31,13 +31,50 @@ static tm_status paths_of(cfg_state *s, const char *path, tm_strings *out) {
     return TM_OK;
 }
 
+static size_t without_slashes(const char *path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    return n;
+}
+
+static bool same_path(const char *a, const char *b) {
+    size_t n = without_slashes(a);
+    return n == without_slashes(b) && !strncmp(a, b, n);
+}
+
+static void add_paths(const tm_strings *from, unsigned what, const char **item, unsigned *is_for, uint32_t *n) {
+    for (uint32_t i = 0; i < from->n; i++) {
+        uint32_t at = 0;
+        while (at < *n && !same_path(item[at], from->item[i])) at++;
+        item[at] = from->item[i];
+        is_for[at] |= what;
+        *n += at == *n;
+    }
+}
+
+/* Each block's paths are for its state; those that both name, for both. */
+static tm_status unite_paths(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    uint32_t most = c->param_paths.n + c->optimizer_paths.n, n = 0;
+    const char **item;
+    unsigned *is_for;
+    TM_TRY(cfg_alloc(s->cfg, most * sizeof *item, (void **)&item));
+    TM_TRY(cfg_alloc(s->cfg, most * sizeof *is_for, (void **)&is_for));
+    add_paths(&c->param_paths, TM_PATH_PARAM, item, is_for, &n);
+    add_paths(&c->optimizer_paths, TM_PATH_OPTIMIZER, item, is_for, &n);
+    c->all_paths = (tm_strings){item, n};
+    c->all_for = is_for;
+    return TM_OK;
+}
+
 /* One path serves both where only one block names it. */
 static tm_status resolve_paths(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const char *param = ZERO "offload_param.nvme_path", *optimizer = ZERO "offload_optimizer.nvme_path";
     bool has_param = cfg_given(s, param), has_optimizer = cfg_given(s, optimizer);
     TM_TRY(paths_of(s, has_param || !has_optimizer ? param : optimizer, &c->param_paths));
-    return paths_of(s, has_optimizer || !has_param ? optimizer : param, &c->optimizer_paths);
+    TM_TRY(paths_of(s, has_optimizer || !has_param ? optimizer : param, &c->optimizer_paths));
+    return unite_paths(s);
 }
 
 static void resolve_stage(cfg_state *s) {

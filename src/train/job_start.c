@@ -180,6 +180,7 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
     tm_status rc = tm_store_open(&job->store, job->layout,
                                  &(tm_store_opts){.paths = at_home ? &opts->home : opts->paths,
                                                   .n_paths = at_home ? 1 : opts->n_paths,
+                                                  .path_kinds = at_home ? NULL : opts->path_kinds,
                                                   .commits = opts->commits,
                                                   .name = opts->run_name,
                                                   .resume = opts->resume,

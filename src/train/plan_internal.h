@@ -34,6 +34,9 @@ tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change chang
 tm_plan_change plan_smaller_batch(const job_shape *shape, bool (*fits)(void *ctx, uint32_t rows, uint32_t seq),
                                   void *ctx);
 
+/* plan_disk.c: what the step's files take, path by path, and whether there is room. */
+tm_status plan_disk(const planning *g, const job_opts *o);
+
 /* Whether a GPU can run the update; else the CPU does, over state on the host. */
 bool plan_device_updates(const tm_config *c);
 /* imagine.c: one rank of a machine with GPUs. */

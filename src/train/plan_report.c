@@ -107,16 +107,6 @@ tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *s
 
 /* ---- this machine, or one without GPUs ----------------------------------------------------------------------- */
 
-/* A path with little room is used for what fits. Folders of one disk share its room. */
-static uint64_t room(const planning *g, const job_opts *o) {
-    uint64_t all = 0;
-    if (g->hardware) return g->machine.disk.bytes;
-    if (g->machine.n_paths < 2) return o->n_paths ? tm_free_bytes(o->paths[0]) : 0;
-    for (uint32_t i = 0; i < g->machine.n_paths; i++)
-        if (g->machine.path[i].disk == i) all += tm_free_bytes(o->paths[i]);
-    return all;
-}
-
 static void basis(const planning *g, const job_costs *costs) {
     char *out = g->out->seconds_basis;
     size_t cap = sizeof g->out->seconds_basis;
@@ -173,18 +163,6 @@ static tm_status refuse_device(planning *g, uint64_t least) {
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
     tm_error_clear();
     return plan_refuse(g, "device", (tm_plan_change){"memory.device_budget", least}, text);
-}
-
-static tm_status check_disk(planning *g, uint32_t slots, uint64_t with_one_slot) {
-    tm_plan_report *out = g->out;
-    char want[32], have[32], text[256];
-    if (!out->disk_free_bytes || out->disk_bytes <= out->disk_free_bytes) return TM_OK;
-    tm_plan_change change = {NULL, 0};
-    if (slots != 1 && with_one_slot <= out->disk_free_bytes) change = (tm_plan_change){"memory.slots", 1};
-    snprintf(text, sizeof text, "the offload files need %s and %s is free",
-             tm_format_size(out->disk_bytes, want, sizeof want),
-             tm_format_size(out->disk_free_bytes, have, sizeof have));
-    return plan_refuse(g, "disk", change, text);
 }
 
 static tm_status simulate(planning *g, const job_shape *shape, job_costs *costs) {
@@ -305,7 +283,7 @@ static tm_status plan_here(planning *g) {
     out->micro_batches = shape.micro_batches;
     out->rows = shape.rows;
     out->seq = shape.seq;
-    if (!g->hardware) TM_GO(tm_machine_of(o.paths, o.n_paths, &g->machine));
+    if (!g->hardware) TM_GO(trainer_machine(&o, &g->machine));
     share_node(g);
     out->has_device = o.device_bytes > 0;
     out->device_budget_bytes = o.device_bytes == TM_DEVICE_UNLIMITED ? UINT64_MAX : o.device_bytes;
@@ -324,8 +302,7 @@ static tm_status plan_here(planning *g) {
     if (rc != TM_OK) goto done;
     describe(g, &way[chosen]);
     TM_GO(simulate(g, &shape, costs));
-    out->disk_free_bytes = room(g, &o);
-    rc = check_disk(g, t->cfg->memory.slots, job_disk_bytes(t->job, tm_plan_get_info(t->plan), 1));
+    rc = plan_disk(g, &o);
 done:
     job_costs_close(costs);
     return rc;

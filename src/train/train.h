@@ -49,6 +49,12 @@ typedef struct tm_plan_change {
     uint64_t value;
 } tm_plan_change;
 
+/* A path of the offload files; bytes: of a node. */
+typedef struct tm_plan_path {
+    char name[160]; /* as configured, cut short */
+    uint32_t kinds; /* what may lie there: a bit a tm_kind */
+    uint64_t bytes, free_bytes;
+} tm_plan_path;
 /* What `tidemill plan` says: the step as it would be run, from config.json and the configuration; the data, where they
  * are there, for the longest rows. Filled in as far as known when TM_EBUDGET is returned. With ranks, bytes are those
  * of one rank, and disk_bytes, disk_free_bytes and wear those of a node. */
@@ -70,7 +76,8 @@ typedef struct tm_plan_report {
     double busy_seconds[TM_ENGINES], wait_seconds[TM_ENGINES];
     bool has_device;        /* TM_ENGINE_CPU is not where the model is computed */
     const char *bottleneck; /* tm_plan_engine_name of the engine that is busy longest */
-    uint32_t n_paths;       /* more than one: what is written, by nvme_path in its order */
+    uint32_t n_paths;       /* of this machine: what is written, by nvme_path in its order */
+    tm_plan_path path[16];
     double path_tb_written_per_1000_steps[16];
     double tb_written_per_1000_steps, tbw, drive_days; /* until tbw is used up; 0: tbw is unknown or nothing written */
     const char *update, *activations, *order;          /* "U", "F", ..; "keep", "recompute", ..; "unit" or "stage" */

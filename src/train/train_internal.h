@@ -6,6 +6,7 @@
 #include "data/dataset.h"
 #include "format/format.h"
 #include "model/model.h"
+#include "offload/machine.h"
 #include "offload/offload.h"
 #include "optim/optim.h"
 #include "train/train.h"
@@ -107,6 +108,7 @@ typedef struct job_opts {
     uint64_t device_bps;      /* "cpu-arena": of its copies, each way; 0: as fast as memory */
     const char *const *paths; /* offload paths; none: everything stays in memory */
     uint32_t n_paths;
+    uint32_t path_kinds[TM_MACHINE_PATHS]; /* as tm_store_opts.path_kinds */
     uint32_t slots;
     bool allow_tmpfs;
     bool cache_none;

@@ -147,7 +147,9 @@ uint32_t trainer_flags(const trainer *t);              /* what this rank tells t
 enum { TRAINER_MAX_WAYS = 72 };
 tm_status trainer_open_job(trainer *t);
 job_opts trainer_job_options(const trainer *t);
-uint64_t trainer_host_bytes(const tm_config *c); /* of memory.host_budget; UINT64_MAX: unlimited */
+void trainer_set_paths(const tm_config *c, job_opts *o); /* where its files go, and what of the state; none: nowhere */
+tm_status trainer_machine(const job_opts *o, tm_machine *out); /* tm_machine_of its paths, and their kinds */
+uint64_t trainer_host_bytes(const tm_config *c);               /* of memory.host_budget; UINT64_MAX: unlimited */
 job_shape trainer_step_shape(const trainer *t);
 /* Every way of running the step that the configuration leaves open; all give the same bits. How many. */
 uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]);

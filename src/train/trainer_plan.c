@@ -151,6 +151,39 @@ static uint64_t text_bytes(const tm_config *c) {
     return bytes;
 }
 
+static bool in_files(tm_place place) {
+    return place == TM_PLACE_NVME || place == TM_PLACE_AUTO;
+}
+
+static const tm_strings *paths_of(const tm_config *c) {
+    static const tm_strings none;
+    bool param = in_files(c->param_place), optimizer = in_files(c->optimizer_place);
+    if (param && optimizer) return &c->all_paths;
+    return param ? &c->param_paths : optimizer ? &c->optimizer_paths : &none;
+}
+
+/* Where both places are files, parameters lie in the paths of one block, what the update needs in those of the other:
+ * masters, moments, gradients. Temporaries of activations are neither's: they go wherever there is a disk. */
+static uint32_t kinds_of(unsigned is_for) {
+    enum { PARAM = 1 << TM_KIND_WEIGHT_HI, TEMPORARY = 1 << TM_KIND_ACTIVATION };
+    enum { UPDATE = 1 << TM_KIND_WEIGHT_LO | 1 << TM_KIND_EXP_AVG | 1 << TM_KIND_EXP_AVG_SQ | 1 << TM_KIND_GRAD };
+    return TEMPORARY | (is_for & TM_PATH_PARAM ? PARAM : 0) | (is_for & TM_PATH_OPTIMIZER ? UPDATE : 0);
+}
+
+void trainer_set_paths(const tm_config *c, job_opts *o) {
+    const tm_strings *paths = paths_of(c);
+    o->paths = paths->item;
+    o->n_paths = paths->n;
+    if (paths == &c->all_paths)
+        for (uint32_t i = 0; i < paths->n && i < TM_MACHINE_PATHS; i++) o->path_kinds[i] = kinds_of(c->all_for[i]);
+}
+
+tm_status trainer_machine(const job_opts *o, tm_machine *out) {
+    TM_TRY(tm_machine_of(o->paths, o->n_paths, out));
+    for (uint32_t i = 0; i < out->n_paths; i++) out->path[i].kinds = o->path_kinds[i];
+    return TM_OK;
+}
+
 /* The configuration's, else those that `tune` found for this disk, else the engine's own. Speed only. */
 static void set_requests(const tm_config *c, job_opts *o) {
     tm_disk disk;
@@ -190,13 +223,7 @@ job_opts trainer_job_options(const trainer *t) {
                   .resume = t->old.other ? NULL : t->commit,
                   .ranks = t->ranks,
                   .io = {.engine = c->memory.io_engine, .threads = c->aio.threads}};
-    bool files = c->param_place == TM_PLACE_NVME || c->optimizer_place == TM_PLACE_NVME ||
-                 c->param_place == TM_PLACE_AUTO || c->optimizer_place == TM_PLACE_AUTO;
-    const tm_strings *paths = c->param_place == TM_PLACE_NVME ? &c->param_paths : &c->optimizer_paths;
-    if (files) {
-        o.paths = paths->item;
-        o.n_paths = paths->n;
-    }
+    trainer_set_paths(c, &o);
     set_requests(c, &o);
     pin(c, o.pinned);
     bound(c, &o);

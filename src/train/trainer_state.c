@@ -13,7 +13,8 @@ tm_status trainer_save_state(trainer *t, const char *checkpoint) {
     char from[4400], to[4400];
     if (t->committed != t->step) TM_TRY(trainer_commit(t));
     if (t->comm) return elastic_save(t, checkpoint);
-    TM_TRY(tm_commit_copy(tm_store_path(t->job->store, 0), checkpoint, "state", 1));
+    TM_TRY(tm_commit_copy(tm_store_path(t->job->store, 0),
+                          &(tm_commit_copy_opts){.paths = &checkpoint, .n_paths = 1, .id = "state", .slots = 1}));
     snprintf(from, sizeof from, "%s/run-state", checkpoint);
     snprintf(to, sizeof to, "%s/state", checkpoint);
     return tm_rename_path(from, to);
@@ -21,23 +22,18 @@ tm_status trainer_save_state(trainer *t, const char *checkpoint) {
 
 /* ---- back ------------------------------------------------------------------------------------------------------ */
 
-/* Where this configuration puts its files. */
-static const char *offload_path(const trainer *t) {
-    const tm_config *c = t->cfg;
-    bool param = c->param_place == TM_PLACE_NVME || c->param_place == TM_PLACE_AUTO;
-    bool optimizer = c->optimizer_place == TM_PLACE_NVME || c->optimizer_place == TM_PLACE_AUTO;
-    const tm_strings *paths = c->param_place == TM_PLACE_NVME ? &c->param_paths : &c->optimizer_paths;
-    return (param || optimizer) && paths->n ? paths->item[0] : t->home;
-}
-
-/* The checkpoint stays as it is; its copy becomes the run directory. */
+/* The checkpoint stays as it is; its copy, where this configuration puts its files, becomes the run directory. */
 tm_status trainer_open_full(trainer *t, const char *state) {
     char id[64], directory[4400];
     uint64_t now = tm_now_ns();
-    const char *path = offload_path(t);
+    const char *home = t->home;
+    job_opts o = {0};
+    trainer_set_paths(t->cfg, &o);
+    tm_commit_copy_opts copy = {.paths = &home, .n_paths = 1, .id = id, .slots = 2};
+    if (o.n_paths) copy.paths = o.paths, copy.n_paths = o.n_paths, copy.path_kinds = o.path_kinds;
     snprintf(id, sizeof id, "%s-%016" PRIx64, t->run_name, tm_hash64(&now, sizeof now, 0));
-    snprintf(directory, sizeof directory, "%s/run-%s", path, id);
-    TM_TRY(tm_commit_copy(state, path, id, 2));
+    snprintf(directory, sizeof directory, "%s/run-%s", copy.paths[0], id);
+    TM_TRY(tm_commit_copy(state, &copy));
     t->rewound = true;
     snprintf(t->copy, sizeof t->copy, "%s", directory);
     return tm_commit_open(&t->commit, directory);

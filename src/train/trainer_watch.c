@@ -29,7 +29,7 @@ tm_status trainer_watch_open(trainer *t, const job_opts *o) {
     trainer_watch *w = tm_calloc(1, sizeof *w);
     if (!w) return tm_nomem(sizeof *w);
     t->watch = w;
-    TM_TRY(tm_machine_of(o->paths, o->n_paths, &w->machine));
+    TM_TRY(trainer_machine(o, &w->machine));
     job_shape shape = trainer_step_shape(t);
     TM_TRY(job_costs_open(&w->costs, t->job, &shape, &w->machine, JOB_COSTS_PROFILE));
     job_use_costs(t->job, &w->machine, job_cost, w->costs);

@@ -137,11 +137,12 @@ static tm_status remove_commit(const char *directory) {
 }
 
 static tm_status all_of_it(life *l, const char *copy) {
+    const char *to = b;
     TM_TRY(first_process(l));
     TM_TRY(from(l, l->run, 2, prepare_only));
     TM_TRY(roll_forward(l));
     TM_TRY(read_by_others(l));
-    TM_TRY(tm_commit_copy(l->run, b, "copy", 2));
+    TM_TRY(tm_commit_copy(l->run, &(tm_commit_copy_opts){.paths = &to, .n_paths = 1, .id = "copy", .slots = 2}));
     l->committed = 0;
     TM_TRY(remove_commit(l->run));
     TM_TRY(from(l, copy, 3, NULL));

@@ -30,7 +30,7 @@ static void in_proportion(void **state) {
     stripe s = three(1e9, 2e9, 5e9, UINT64_MAX);
     uint64_t last[3] = {0, 0, 0};
     for (unsigned i = 1; i <= OBJECTS; i++) {
-        (void)stripe_take(&s, i % 3 ? 2 * mib : 4 * mib);
+        (void)stripe_take(&s, TM_KIND_EXP_AVG, i % 3 ? 2 * mib : 4 * mib);
         if (i % 100) continue;
         double took[3], all = 0;
         for (int p = 0; p < 3; p++) all += took[p] = (double)(s.given[p] - last[p]), last[p] = s.given[p];
@@ -46,12 +46,12 @@ static void as_far_as_there_is_room(void **state) {
     (void)state;
     stripe s = three(1, 1, 1, UINT64_MAX);
     s.room[1] = 10 * mib + 5;
-    for (unsigned i = 0; i < 300; i++) (void)stripe_take(&s, 2 * mib);
+    for (unsigned i = 0; i < 300; i++) (void)stripe_take(&s, TM_KIND_EXP_AVG, 2 * mib);
     assert_int_equal(s.given[1], 10 * mib);
     assert_int_equal(s.room[1], 5);
     assert_true(s.given[0] + s.given[2] == 590 * mib);
     assert_true(s.given[0] >= 294 * mib && s.given[2] >= 294 * mib);
-    assert_int_equal(stripe_take(&s, 5), 1); /* small things still fit */
+    assert_int_equal(stripe_take(&s, TM_KIND_EXP_AVG, 5), 1); /* small things still fit */
 }
 
 /* Nowhere: the one with the most room, whose file will say what is missing. */
@@ -59,8 +59,27 @@ static void nowhere(void **state) {
     (void)state;
     stripe s = three(1, 1, 1, 10);
     s.room[2] = 20;
-    assert_int_equal(stripe_take(&s, 100), 2);
+    assert_int_equal(stripe_take(&s, TM_KIND_EXP_AVG, 100), 2);
     assert_int_equal(s.room[2], 0);
+}
+
+/* What a path is not for does not get there, however fast it is and whatever room it has. */
+static void each_for_its_kinds(void **state) {
+    (void)state;
+    stripe s = three(1e9, 1e9, 9e9, UINT64_MAX);
+    s.kinds[0] = 1 << TM_KIND_WEIGHT_HI | 1 << TM_KIND_ACTIVATION;
+    s.kinds[1] = s.kinds[2] = 1 << TM_KIND_EXP_AVG | 1 << TM_KIND_ACTIVATION;
+    for (unsigned i = 0; i < 100; i++) assert_int_equal(stripe_take(&s, TM_KIND_WEIGHT_HI, mib), 0);
+    for (unsigned i = 0; i < 100; i++) assert_int_not_equal(stripe_take(&s, TM_KIND_EXP_AVG, mib), 0);
+    assert_int_equal(s.given[0], 100 * mib);
+    near((double)s.given[2] / (double)s.given[1], 9, 0.5);
+    s.room[0] = 10; /* full: its file says so, not another's */
+    assert_int_equal(stripe_take(&s, TM_KIND_WEIGHT_HI, mib), 0);
+    assert_int_equal(s.given[1] + s.given[2], 100 * mib);
+    for (unsigned i = 0; i < 100; i++) (void)stripe_take(&s, TM_KIND_ACTIVATION, mib);
+    assert_true(s.given[2] > 140 * mib); /* where it is done soonest */
+    s.room[0] = UINT64_MAX;
+    (void)stripe_take(&s, TM_KIND_GRAD, mib); /* nobody's: anywhere */
 }
 
 /* Two folders of one disk: its room is there once. */
@@ -69,7 +88,7 @@ static void room_of_one_disk(void **state) {
     stripe s = three(1, 1, 2, 100 * mib);
     s.disk[1] = 0;
     s.room[0] = s.room[1] = 10 * mib;
-    for (unsigned i = 0; i < 40; i++) (void)stripe_take(&s, mib);
+    for (unsigned i = 0; i < 40; i++) (void)stripe_take(&s, TM_KIND_EXP_AVG, mib);
     assert_int_equal(s.given[0] + s.given[1], 10 * mib);
     assert_int_equal(s.given[2], 30 * mib);
 }
@@ -177,9 +196,9 @@ static void as_runs_have_found(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(in_proportion), cmocka_unit_test(as_far_as_there_is_room),
-        cmocka_unit_test(nowhere),       cmocka_unit_test(room_of_one_disk),
-        cmocka_unit_test(temporaries),   cmocka_unit_test(as_runs_have_found),
+        cmocka_unit_test(in_proportion),      cmocka_unit_test(as_far_as_there_is_room), cmocka_unit_test(nowhere),
+        cmocka_unit_test(each_for_its_kinds), cmocka_unit_test(room_of_one_disk),        cmocka_unit_test(temporaries),
+        cmocka_unit_test(as_runs_have_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include "run.h"
 #include "tests/skip.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -639,6 +640,74 @@ static void commits_span_paths(void **state) {
     assert_int_equal(run_entries(run_path(s.offload, "a")) + run_entries(run_path(s.offload, "b")), 0);
 }
 
+/* The only run directory of an offload path. */
+static const char *only_entry(const char *dir) {
+    char name[256] = "";
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));)
+        if (e->d_name[0] != '.') snprintf(name, sizeof name, "%s", e->d_name);
+    (void)closedir(d);
+    assert_int_equal(run_entries(dir), 1);
+    return run_path(dir, name);
+}
+
+static bool has(const char *dir, const char *name) {
+    return access(run_path(dir, name), F_OK) == 0;
+}
+
+/* Weights in the path of offload_param, what updates them in that of offload_optimizer, temporaries in both. */
+static void expect_apart(const char *params, const char *optimizer) {
+    assert_true(has(params, "weight_hi"));
+    assert_false(has(params, "weight_lo") || has(params, "exp_avg") || has(params, "exp_avg_sq") ||
+                 has(params, "grad"));
+    assert_true(has(optimizer, "weight_lo") && has(optimizer, "exp_avg") && has(optimizer, "exp_avg_sq"));
+    assert_false(has(optimizer, "weight_hi"));
+}
+
+static void set_paths(const scene *s, const char *params, const char *optimizer) {
+    char *text = run_read(s->config, NULL), *old = text;
+    const char *one = run_format("\"nvme_path\": \"%s\"", s->offload);
+    char *first = strstr(text, one), *second = strstr(first + 1, one);
+    *first = *second = 0;
+    run_write(s->config, run_format("%s\"nvme_path\": \"%s\"%s\"nvme_path\": \"%s\"%s", old, params,
+                                    first + strlen(one), optimizer, second + strlen(one)));
+    free(text);
+}
+
+/* offload_param and offload_optimizer name different paths: each is used for its state, and for no other; killed, gone
+ * on with, and gone back to a full checkpoint. */
+static void each_section_has_its_path(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *hash = reference(&s), *params = run_path(s.dir, "p"), *optimizer = run_path(s.dir, "o");
+    set_paths(&s, params, optimizer);
+    const char *env[] = {"TIDEMILL_FAULT=kill_after_rename:2:now:once", NULL};
+    run_result r = train(&s, &(run_opts){.env = env}, 1, NULL, NULL);
+    expect(&r, 128 + SIGKILL, NULL);
+    expect_apart(only_entry(params), only_entry(optimizer));
+    assert_int_equal(access(s.offload, F_OK), -1);
+    r = clean(params, "--yes", NULL);
+    assert_int_equal(r.status, 0);
+    run_free(&r);
+    r = clean(optimizer, "--yes", NULL);
+    assert_int_equal(r.status, 0);
+    run_free(&r);
+    r = train(&s, NULL, 2, NULL, NULL);
+    expect(&r, 0, NULL);
+    assert_string_equal(train_log_read(s.output).hash, hash);
+    assert_int_equal(run_entries(params) + run_entries(optimizer), 0);
+    r = train(&s, NULL, 1, "never", "save_state=true");
+    expect(&r, 0, NULL);
+    env[0] = "TIDEMILL_FAULT=kill_before_rename:1:now:once";
+    r = train(&s, &(run_opts){.env = env}, 1, run_path(s.output, "checkpoint-20"), "save_state=true");
+    expect(&r, 128 + SIGKILL, NULL);
+    expect_apart(only_entry(params), only_entry(optimizer));
+    r = train(&s, NULL, 1, NULL, "save_state=true");
+    expect(&r, 0, NULL);
+    assert_string_equal(train_log_read(s.output).hash, hash);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* of names: "kills*" */
     const struct CMUnitTest tests[] = {
@@ -658,6 +727,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(a_commit_that_is_whole_is_gone_on_from, run_clean),
         cmocka_unit_test_teardown(copies_for_nothing_go, run_clean),
         cmocka_unit_test_teardown(commits_span_paths, run_clean),
+        cmocka_unit_test_teardown(each_section_has_its_path, run_clean),
         cmocka_unit_test_teardown(a_finished_run_can_be_made_longer, run_clean),
     };
     return cmocka_run_group_tests_name("train_commit", tests, NULL, NULL);

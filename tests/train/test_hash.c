@@ -141,6 +141,11 @@ static void check_random(const char *precision, bool whole) {
          SETS(budget, none, PARAM "device=nvme", OPTIMIZER "device=nvme", run_format(PARAM "nvme_path=%s", two),
               run_format(OPTIMIZER "nvme_path=%s", two)));
     assert_int_equal(run_entries(run_path(s.dir, "disk-a")) + run_entries(run_path(s.dir, "disk-b")), 0);
+    /* parameters in a path of their own; the optimizer's state in two others */
+    same(&s, least, NULL,
+         SETS(budget, none, PARAM "device=nvme", OPTIMIZER "device=nvme",
+              run_format(PARAM "nvme_path=%s/disk-c", s.dir), run_format(OPTIMIZER "nvme_path=%s", two)));
+    assert_int_equal(run_entries(run_path(s.dir, "disk-c")), 0);
     print_message("  %s: %u runs, one hash %s\n", precision, s.runs, s.hash);
 }
 

@@ -1,8 +1,12 @@
 /* What a run leaves behind, and what `plan` says before it. */
 #include "run.h"
+#include "tests/skip.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct scene {
@@ -82,6 +86,58 @@ static const tm_json *plan(const scene *s, const char *budget, int status, tm_js
 
 /* The minimum that plan reports is the one that train enforces, whatever the budget; its bytes are those that a step
  * moves. */
+static bool holds(const tm_json *path, const char *kind) {
+    for (const tm_json *k = tm_json_get(path, "holds")->child; k; k = k->next)
+        if (tm_json_is(k, kind)) return true;
+    return false;
+}
+
+static void set_paths(const scene *s, const char *params) {
+    char *text = run_read(s->config, NULL);
+    const char *one = run_format("\"nvme_path\": \"%s\"", s->offload);
+    char *first = strstr(text, one);
+    *first = 0;
+    run_write(s->config, run_format("%s\"nvme_path\": \"%s\"%s", text, params, first + strlen(one)));
+    free(text);
+}
+
+/* Two sections that name two paths: plan says what goes where, and which of them has no room for its part. */
+static void test_plan_tells_paths_apart(void **state) {
+    (void)state;
+    scene s = scene_open();
+    tm_json_doc *doc;
+    const char *params = run_path(s.dir, "small");
+    assert_int_equal(mkdir(params, 0700), 0);
+    set_paths(&s, params);
+    const tm_json *r = plan(&s, "unlimited", 0, &doc), *paths = tm_json_get(r, "paths");
+    assert_int_equal(paths->count, 2);
+    const tm_json *p = paths->child, *o = p->next;
+    assert_string_equal(tm_json_get(p, "path")->text, params);
+    assert_string_equal(tm_json_get(o, "path")->text, s.offload);
+    assert_true(holds(p, "weight_hi") && holds(p, "activation") && !holds(p, "exp_avg") && !holds(p, "grad"));
+    assert_true(holds(o, "exp_avg") && holds(o, "exp_avg_sq") && holds(o, "grad") && !holds(o, "weight_hi"));
+    int64_t of_params = tm_json_get(p, "bytes")->integer, of_optimizer = tm_json_get(o, "bytes")->integer;
+    assert_true(of_params > 0 && of_optimizer > of_params);
+    assert_int_equal(of_params + of_optimizer, tm_json_get(r, "disk_bytes")->integer);
+    tm_json_free(doc);
+    run_result x = run((run_opts){0}, "plan", s.config, NULL);
+    RUN_OK(&x);
+    assert_non_null(strstr(x.out, run_format("%s: weight_hi, activation", params)));
+    run_free(&x);
+    if (mount("none", params, "tmpfs", 0, "size=64k") != 0)
+        TEST_SKIP("a small tmpfs cannot be mounted: %s", strerror(errno));
+    x = run((run_opts){0}, "plan", s.config, "--set", "memory.allow_tmpfs=true", NULL);
+    run_result t = run((run_opts){0}, "train", s.config, "--set", "memory.allow_tmpfs=true", NULL);
+    assert_int_equal(umount(params), 0);
+    if (x.status != 2 || !strstr(x.err, "the offload files of the parameters need") ||
+        !strstr(x.err, run_format("free in %s;", params)))
+        fail_msg("plan: exit status %d, %s", x.status, x.err);
+    if (t.status != 2 || !strstr(t.err, params) || strstr(t.err, s.offload))
+        fail_msg("train: exit status %d, %s", t.status, t.err);
+    run_free(&x);
+    run_free(&t);
+}
+
 static void test_plan_is_what_train_does(void **state) {
     (void)state;
     scene s = scene_open();
@@ -105,6 +161,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_checkpoints_and_state, run_clean),
         cmocka_unit_test_teardown(test_nothing_else_stays, run_clean),
         cmocka_unit_test_teardown(test_plan_is_what_train_does, run_clean),
+        cmocka_unit_test_teardown(test_plan_tells_paths_apart, run_clean),
     };
     return cmocka_run_group_tests_name("train_outputs", tests, NULL, NULL);
 }
