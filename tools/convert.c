@@ -23,19 +23,10 @@ static void catch_signals(void) {
     for (size_t i = 0; i < TM_COUNT(numbers); i++) (void)sigaction(numbers[i], &action, NULL);
 }
 
-typedef struct progress {
-    uint64_t next_ns;
-    bool shown;
-} progress;
-
 static void show(void *ctx, uint64_t done, uint64_t total) {
-    progress *p = ctx;
-    char a[32], b[32];
-    uint64_t now = tm_now_ns();
-    if (now < p->next_ns && done < total) return;
-    p->next_ns = now + 200000000;
-    p->shown = true;
-    fprintf(stderr, "\rconverting: %s of %s ", tm_format_size(done, a, sizeof a), tm_format_size(total, b, sizeof b));
+    tm_phase *p = ctx;
+    p->total = total;
+    tm_phase_at(p, done);
 }
 
 int tm_cmd_convert(int argc, char **argv) {
@@ -64,11 +55,11 @@ int tm_cmd_convert(int argc, char **argv) {
                       (unsigned long long)CONVERT_MINIMUM);
         return tm_cmd_fail();
     }
-    progress p = {0};
-    const tm_convert_opts c = {
-        .dtype = dtype, .progress = isatty(STDERR_FILENO) ? show : NULL, .ctx = &p, .stop = &stop};
+    tm_phase p;
+    const tm_convert_opts c = {.dtype = dtype, .progress = show, .ctx = &p, .stop = &stop};
+    tm_phase_begin(&p, "converting", NULL, 0);
     catch_signals();
     tm_status status = tm_convert(place[0], place[1], &c);
-    if (p.shown) fputc('\n', stderr);
+    tm_phase_end(&p);
     return status == TM_OK ? 0 : tm_cmd_fail();
 }

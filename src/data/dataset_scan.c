@@ -143,12 +143,16 @@ static tm_status scan_lines(scan *s, const tm_data_source *source) {
     data_lines lines;
     tm_status rc;
     bool got = true, too_long;
+    tm_phase phase = {0};
     TM_GO(data_lines_open(&lines, source, s->opts->max_line_bytes ? s->opts->max_line_bytes : 16 * TM_MIB));
+    tm_phase_begin(&phase, "reading the data", NULL, source->size);
     while (got) {
+        tm_phase_at(&phase, lines.offset - (lines.end - lines.at));
         TM_GO(data_lines_next(&lines, &got, &too_long));
         if (got) TM_GO(scan_line(s, &lines, too_long));
     }
 done:
+    tm_phase_end(&phase);
     data_lines_close(&lines);
     return rc;
 }
@@ -240,6 +244,7 @@ static tm_status scan_row(scan *s, uint64_t row) {
 
 tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, const tm_dataset_opts *opts) {
     scan s = {.opts = opts, .name = rows->name, .at = ": row "};
+    tm_phase phase = {0};
     tm_status rc;
     *out = NULL;
     if (!rows->n_rows || !rows->seq)
@@ -249,10 +254,15 @@ tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, cons
     s.ds->is_rows = true;
     s.ds->rows = *rows;
     TM_GO(reserve_scratch(s.ds, (uint64_t)rows->seq * (2 * sizeof(int32_t) + 1)));
-    for (uint64_t row = 0; row < rows->n_rows; row++) TM_GO(scan_row(&s, row));
+    tm_phase_begin(&phase, "reading the data", "rows", rows->n_rows);
+    for (uint64_t row = 0; row < rows->n_rows; row++) {
+        tm_phase_at(&phase, row);
+        TM_GO(scan_row(&s, row));
+    }
     if (!s.ds->counts.label_tokens) TM_GO(tm_fail(TM_EINPUT, "%s: no row has a label to learn", rows->name));
     data_order_init(s.ds);
 done:
+    tm_phase_end(&phase);
     if (rc != TM_OK) {
         tm_dataset_close(s.ds);
         s.ds = NULL;

@@ -198,6 +198,7 @@ static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *
 static tm_status minimum_of_way(tm_job *job, const job_opts *opts, way_list *ways, uint32_t i) {
     uint64_t device = 0;
     tm_plan_opts po;
+    tm_phase_step(&job->planning);
     TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i], &device, &ways->plans[i]));
     ways->minimum_anyway = tm_min_u64(ways->minimum_anyway, ways->least[i]);
     ways->minimum_device = tm_min_u64(ways->minimum_device, device);
@@ -318,6 +319,7 @@ static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name
     const pass_opts *o = &ways->way[i];
     pass_opts as = *o;
     as.spread = spread;
+    tm_phase_step(&job->planning);
     if (ways->least[i] > job->slab_bytes) return TM_EBUDGET;
     job->plans_bytes = ways->plans[i];
     TM_TRY(job_add_state(job, opts, o->park));

@@ -176,7 +176,7 @@ static tm_status resolve_output(cfg_state *s) {
     c->eval_steps = cfg_integer(s, "eval_steps");
     c->commit_steps = cfg_integer(s, "commit_steps");
     c->commit_minutes = cfg_number(s, "commit_minutes");
-    c->logging_steps = 1;
+    c->logging_steps = 0;
     if (cfg_given(s, "logging_steps"))
         c->logging_steps = cfg_integer(s, "logging_steps");
     else if (cfg_given(s, "steps_per_print"))

@@ -110,6 +110,7 @@ static bool measure(job_costs *c, const tm_op *op, const char *key, double *seco
     if (c->mode != JOB_COSTS_MEASURE || c->job->ranks.ranks > 1 ||
         tm_now_ns() - c->began_ns > MEASURE_SECONDS * 1000000000ULL)
         return false;
+    tm_phase_step(&c->timing);
     if (side == COST_DEVICE ? !cost_device_measure(c, op, seconds)
                             : !cost_measure(c->job, op, &c->timed, c->budget, seconds))
         return false;
@@ -296,7 +297,10 @@ tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, t
     c->began_ns = tm_now_ns();
     if (mode != JOB_COSTS_NOMINAL) TM_GO(open_profile(c));
     if (mode != JOB_COSTS_NOMINAL && c->stage_side == COST_DEVICE) TM_GO(cost_device_open(c, machine));
-    TM_GO(make_table(c));
+    tm_phase_begin(&c->timing, "timing operations", "operations", 0);
+    rc = make_table(c);
+    tm_phase_end(&c->timing);
+    TM_GO(rc);
     cost_device_leave(c);
     if (mode == JOB_COSTS_MEASURE && save(c) != TM_OK) {
         tm_log(TM_LOG_WARN, "%s; what was timed is not kept", tm_error_get()->text);

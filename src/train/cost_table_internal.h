@@ -43,6 +43,7 @@ struct job_costs {
     struct cost_bench *bench;                         /* the device while operations are timed there; NULL: not open */
     double comm_bytes_per_second[2], comm_latency[2]; /* of one rank, in its node and to other nodes */
     uint64_t budget, began_ns;
+    tm_phase timing;
     uint32_t *first;                              /* per unit: its stage 0 in `stage` */
     double *stage[2];                             /* seconds, forward and backward */
     double tile[COST_TILES];                      /* seconds an element */

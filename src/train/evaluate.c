@@ -6,7 +6,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct evaluation {
     const tm_eval_args *args;
@@ -52,12 +51,19 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
                      .loss = true};
     tm_status rc = job_start(e->job, &o, "evaluation", &way, 1, &plan, &chosen, NULL, NULL, NULL);
     double sum = 0;
+    job_phase phase;
+    job_phase_begin(&phase, e->job, "evaluating", "rows", tm_dataset_get_counts(ds)->samples);
     for (e->step = 0; e->step < steps && rc == TM_OK; e->step++) {
+        tm_step_info info;
+        tm_dataset_step_info(ds, e->step, &info);
+        phase.span = info.samples;
         rc = job_run(e->job, plan);
+        phase.base += info.samples;
         sum += e->job->step.loss_sum;
         out->label_tokens += e->job->step.label_tokens;
         out->tokens += e->job->step.tokens;
     }
+    job_phase_end(&phase);
     tm_plan_free(plan);
     job_close(e->job);
     e->job = NULL;
@@ -175,7 +181,6 @@ static tm_status answer_group(evaluation *e, question *q, uint32_t n, tm_eval_re
     if (rc == TM_OK) rc = generate_rows(&g, &base, e->config.vocab_size, rows, n);
     for (uint32_t i = 0; i < n && rc == TM_OK; i++) rc = compare(e, &q[i], &rows[i], out);
     for (uint32_t i = 0; i < n; i++) tm_free(rows[i].out);
-    if (rc == TM_OK && isatty(2)) fprintf(stderr, "  %llu answered\n", (unsigned long long)out->compared);
     return rc;
 }
 
@@ -185,8 +190,14 @@ static tm_status measure_exact(evaluation *e, tm_eval_result *out) {
     if (!e->text.chat)
         return tm_fail(TM_EINPUT, "%s: exact match needs a chat template, which the model has not", e->args->model);
     rc = read_questions(e, &all);
-    for (uint32_t at = 0; at < all.n && rc == TM_OK; at += TOGETHER)
+    tm_phase phase;
+    tm_phase_begin(&phase, "answering", "questions", all.n);
+    for (uint32_t at = 0; at < all.n && rc == TM_OK; at += TOGETHER) {
+        tm_phase_at(&phase, at);
         rc = answer_group(e, all.q + at, all.n - at < TOGETHER ? all.n - at : TOGETHER, out);
+    }
+    phase.done = out->compared;
+    tm_phase_end(&phase);
     for (uint32_t i = 0; i < all.n; i++) {
         tm_ids_free(&all.q[i].prompt);
         tm_free(all.q[i].answer);

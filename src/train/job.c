@@ -1,6 +1,7 @@
 /* A job: one model, its state in the tiers, and the executor that runs programs over it. */
 #include "train/ops_internal.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -150,22 +151,68 @@ void job_close(tm_job *job) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
+static void show(tm_job *job) {
+    if (!job->show) return;
+    uint32_t done = atomic_fetch_add_explicit(&job->shown_ops, 1, memory_order_relaxed);
+    job->show(job->show_ctx, (double)done / (double)tm_max_u64(job->run_ops, 1));
+}
+
 static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
     TM_TRY(job_check_stop(ctx));
+    show(ctx);
     return job_run_op(ctx, op, operand);
 }
 
+/* Of a plan: those that are given to run_op. */
+static uint32_t handled(const tm_plan *plan) {
+    uint32_t n = 0, handled = 0;
+    const tm_plan_op *op = tm_plan_ops(plan, &n);
+    for (uint32_t i = 0; i < n; i++) handled += op[i].engine == TM_ENGINE_CPU || op[i].engine == TM_ENGINE_DEVICE;
+    return handled;
+}
+
 tm_status job_run(tm_job *job, const tm_plan *plan) {
+    if (job->show) {
+        job->run_ops = handled(plan);
+        atomic_store_explicit(&job->shown_ops, 0, memory_order_relaxed);
+    }
     return tm_exec_run(job->exec, plan, run_op, job);
 }
 
-static tm_status run_program(tm_job *job, tm_program *program) {
+static void show_phase(void *ctx, double share) {
+    job_phase *p = ctx;
+    tm_phase_at(&p->phase, p->base + (uint64_t)(share * (double)p->span));
+}
+
+void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total) {
+    *p = (job_phase){.job = job, .span = total, .before = job->show, .before_ctx = job->show_ctx};
+    tm_phase_begin(&p->phase, what, unit, total);
+    job->show = show_phase;
+    job->show_ctx = p;
+}
+
+void job_phase_end(job_phase *p) {
+    p->job->show = p->before;
+    p->job->show_ctx = p->before_ctx;
+    p->phase.done = p->base + (p->base < p->phase.total ? p->span : 0);
+    tm_phase_end(&p->phase);
+}
+
+/* In bytes of the weights as they are computed with. */
+static tm_status run_program(tm_job *job, tm_program *program, const char *what) {
     tm_plan *plan = NULL;
+    job_phase phase;
     tm_status rc = job_compile(job, program, &plan);
     tm_program_free(program);
+    job_phase_begin(&phase, job, what, NULL, job_weight_bytes(job));
     if (rc == TM_OK) rc = job_run(job, plan);
+    job_phase_end(&phase);
     tm_plan_free(plan);
     return rc;
+}
+
+uint64_t job_weight_bytes(const tm_job *job) {
+    return tm_model_parameters(job->model) * tm_dtype_bytes(job->dtype);
 }
 
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]) {
@@ -174,7 +221,7 @@ tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]) {
     if (!job->hash) return tm_nomem(576);
     XXH3_128bits_reset(job->hash);
     tm_status rc = build_walk(&program, job, true, 0);
-    if (rc == TM_OK) rc = run_program(job, program);
+    if (rc == TM_OK) rc = run_program(job, program, "hashing the state");
     XXH3_128bits_update(job->hash, &step, sizeof step);
     XXH128_hash_t h = XXH3_128bits_digest(job->hash);
     XXH3_freeState(job->hash);
@@ -208,8 +255,11 @@ tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype) {
     TM_GO(build_walk(&program, job, false, dtype == TM_FMT_BF16 && job->dtype == TM_BF16 ? WHAT_COMPUTE : WHAT_MASTER));
     job->take_values = writer ? put_values : NULL;
     job->take_ctx = writer;
-    TM_GO(run_program(job, program));
+    TM_GO(run_program(job, program, "writing the model"));
+    uint64_t bytes;
     if (writer) rc = tm_hf_writer_commit(writer);
+    if (writer && rc == TM_OK && tm_fmt_bytes(dtype, tm_model_parameters(job->model), &bytes))
+        job->exported_bytes += bytes;
     writer = NULL;
 done:
     job->take_values = NULL;

@@ -166,7 +166,12 @@ uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t sl
 }
 
 static tm_status import(tm_job *job, const tm_plan *plan) {
-    TM_TRY(job_run(job, plan));
+    job_phase phase;
+    job_phase_begin(&phase, job, job->source ? "importing the model" : "making a random model", NULL,
+                    job_weight_bytes(job));
+    tm_status rc = job_run(job, plan);
+    job_phase_end(&phase);
+    TM_TRY(rc);
     if (job->store) tm_store_mark_committed(job->store);
     return TM_OK;
 }
@@ -463,7 +468,9 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     ways.least = tm_calloc(n + 1, sizeof *ways.least);
     ways.plans = tm_calloc(n + 1, sizeof *ways.plans);
     if (!job->batch || !ways.least || !ways.plans) TM_GO(tm_nomem(K * sizeof *job->batch));
+    tm_phase_begin(&job->planning, "planning", "plans", 0);
     rc = compile_in_budget(job, opts, name, &ways, &s);
+    tm_phase_end(&job->planning);
     job->least_device = ways.minimum_device;
     rc = job_agree(job, rc);
     if (rc == TM_OK && !opts->plan_only) rc = share_weights(job, opts, name, &ways, &s);

@@ -208,7 +208,14 @@ struct tm_job {
     uint8_t update_tier;                   /* tm_tier of OP_UPDATE */
     uint32_t hold_quarters;                /* of tm_plan_opts */
     tm_device_traits traits;               /* of the device that computes */
-    tm_plan *held_out, *held_in;  /* state that the arena holds, to its extents and from there; NULL: it holds none */
+    tm_plan *held_out, *held_in; /* state that the arena holds, to its extents and from there; NULL: it holds none */
+    void (*show)(void *ctx,
+                 double share); /* how much of the program that is run is done, before each operation; NULL */
+    void *show_ctx;
+    _Atomic uint32_t shown_ops; /* of run_ops, which the handlers get of it */
+    uint32_t run_ops;
+    tm_phase planning;
+    uint64_t exported_bytes;      /* of models that were written */
     bool (*may_go_on)(void *ctx); /* asked before each operation once a signal came; NULL: no */
     void *may_go_on_ctx;
 };
@@ -411,6 +418,22 @@ tm_status job_agree(tm_job *job, tm_status rc);
 bool job_refused_device(void);
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* under the residency chosen */
 tm_status job_run(tm_job *job, const tm_plan *plan);
+/* A phase (base.h) of which each program that the job runs is `span` more, from `base` on:
+ *
+ *     job_phase p;
+ *     job_phase_begin(&p, job, "evaluation", "rows", rows);
+ *     for (...) { p.span = ...; rc = job_run(job, plan); p.base += p.span; }
+ *     job_phase_end(&p); // also after a failure; until then the job shows nothing else */
+typedef struct job_phase {
+    tm_job *job;
+    tm_phase phase;
+    uint64_t base, span;
+    void (*before)(void *ctx, double share); /* who showed something until then */
+    void *before_ctx;
+} job_phase;
+void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total);
+void job_phase_end(job_phase *p);
+uint64_t job_weight_bytes(const tm_job *job); /* all weights, as computed with */
 /* SIGINT, SIGTERM and SIGUSR1 end the running program with TM_ESIGNAL, unless may_go_on has it that it goes on; a
  * second SIGINT in any case. */
 void job_catch_signals(void);

@@ -381,6 +381,7 @@ tm_status tm_train_run(const tm_train_args *args) {
     made m = {.above = SIZE_MAX};
     job_catch_signals();
     TM_TRY(trainer_open_ranks(&t));
+    tm_phase_silence(args->quiet || !trainer_speaks(&t));
     rc = prepare_run(&t, &m);
     started = rc == TM_OK;
     if (rc == TM_OK) rc = run_job(&t);

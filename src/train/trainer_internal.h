@@ -98,6 +98,9 @@ typedef struct trainer {
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
     uint64_t start_ns, tokens_done;
+    int64_t start_step; /* of this process */
+    step_line shown;    /* the latest that a person saw, */
+    uint64_t said_ns;   /* and when a line stayed */
     bool evaluating;
     uint64_t eval_step;
     double eval_sum;
@@ -239,7 +242,9 @@ tm_status trainer_watch_open(trainer *t,
 tm_status trainer_watch_start(trainer *t);       /* plans and executor are there */
 void trainer_watch_announce(trainer *t, const tm_plan *plan); /* a step is about to run `plan` */
 tm_status trainer_watch_step(trainer *t, const step_line *line);
-tm_status trainer_watch_end(trainer *t); /* after the last step: the trace is written */
+double trainer_watch_seconds(const trainer *t); /* predicted, of a step; after the start */
+void trainer_watch_stopped(trainer *t);         /* a signal ended the steps: the trace is written */
+tm_status trainer_watch_end(trainer *t);        /* after the last step: the trace is written */
 void trainer_watch_close(trainer *t);
 
 /* profile.c: --profile. */
@@ -269,13 +274,18 @@ uint64_t trainer_replay_bytes(const trainer *t);    /* of the budget; the model 
 tm_status trainer_replay_start(trainer *t);         /* plans and executor are there */
 void trainer_replay_step(trainer *t, int64_t step); /* around a run of its plans; 0: no step */
 
-/* trainer_log.c: log.jsonl, the progress line, the last words. */
+/* trainer_progress.c: what a person sees of a run. */
+void trainer_show_steps(trainer *t); /* around the steps of this process */
+void trainer_show_no_more(trainer *t);
+void trainer_show_step(trainer *t, const step_line *line, uint64_t moved);
+void trainer_summary(trainer *t);
+
+/* trainer_log.c: log.jsonl. */
 tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats *run, double predicted_seconds);
 /* A line of log.jsonl that is not a step's: {"event", "step", what the caller writes in between}. `line` is freed. */
 void trainer_line_begin(const trainer *t, tm_json_writer *w, tm_buf *line, const char *event);
 TM_MUST_USE tm_status trainer_line_end(trainer *t, tm_json_writer *w, tm_buf *line);
 tm_status trainer_log_event(trainer *t, const char *event, const char *hash, double eval_loss);
 tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats); /* trainer_commit.c */
-void trainer_summary(trainer *t);
 
 #endif

@@ -1,11 +1,8 @@
-/* What a step looks like from outside: one JSON line, one progress line. */
+/* log.jsonl: a line a step, and one for what happens between them. */
 #include "comm/comm.h"
 #include "train/trainer_internal.h"
 
-#include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
-#include <unistd.h>
 
 static double seconds(uint64_t ns) {
     return (double)ns * 1e-9;
@@ -70,23 +67,6 @@ static void wait_fields(tm_json_writer *w, const tm_run_stats *run) {
     tm_jw_object_end(w);
 }
 
-static void progress(trainer *t, const step_line *line, uint64_t moved) {
-    const step_result *r = &line->r;
-    double step_seconds = line->took;
-    if (t->args->quiet) return;
-    bool tty = isatty(2), last = line->step == t->cfg->total_steps;
-    if (!tty && !last && line->step % (t->cfg->logging_steps > 0 ? t->cfg->logging_steps : 1) != 0) return;
-    double mean = seconds(tm_now_ns() - t->start_ns) / (double)line->step;
-    double left = mean * (double)(t->cfg->total_steps - line->step);
-    fprintf(stderr,
-            "%sstep %" PRId64 "/%" PRId64
-            "  loss %.4f  norm %.3f  lr %.3g  %.0f tok/s  %.2f s/step  disk %.2f GB/s  left %d:%02d:%02d%s",
-            tty ? "\r\033[K" : "", line->step, t->cfg->total_steps,
-            r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0, r->grad_norm, r->learning_rate,
-            (double)r->tokens / step_seconds, step_seconds, (double)moved / step_seconds * 1e-9, (int)(left / 3600),
-            (int)(left / 60) % 60, (int)left % 60, tty && !last ? "" : "\n");
-}
-
 tm_status trainer_line_end(trainer *t, tm_json_writer *w, tm_buf *line) {
     tm_jw_object_end(w);
     tm_status rc = tm_jw_end(w);
@@ -131,7 +111,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
         tm_jw_bool(&w, true);
     }
     tm_status rc = trainer_line_end(t, &w, &out);
-    progress(t, line, sum(run->read_bytes) + sum(run->write_bytes));
+    trainer_show_step(t, line, sum(run->read_bytes) + sum(run->write_bytes));
     return rc;
 }
 
@@ -151,34 +131,4 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
         tm_jw_field_uint(&w, "label_tokens", t->eval_labels);
     }
     return trainer_line_end(t, &w, &out);
-}
-
-/* What each path had to take: import, training and commits; and its share of what the steps write. */
-static void say_wear(const trainer *t) {
-    const tm_store *store = t->job->store;
-    uint64_t all = 0, step = t->plan ? sum(tm_plan_get_info(t->plan)->write_bytes) : 0;
-    const char *path;
-    for (unsigned i = 0; tm_store_path(store, i); i++) all += tm_store_written(store, i);
-    for (unsigned i = 0; all > 0 && (path = tm_store_path(store, i)); i++) {
-        double written = (double)tm_store_written(store, i);
-        tm_log(TM_LOG_INFO, "wear: %.3f GB written to %s; steps write %.3g TB per 1,000", written * 1e-9, path,
-               (double)step * 1000e-12 * written / (double)all);
-    }
-}
-
-void trainer_summary(trainer *t) {
-    char peak[32];
-    uint64_t read = 0, written = 0;
-    tm_exec_stats s;
-    tm_exec_get_stats(t->job->exec, &s);
-    for (int k = 0; k < TM_KINDS; k++) {
-        read += s.read_bytes[k];
-        written += s.write_bytes[k];
-    }
-    tm_log(TM_LOG_INFO,
-           "done: %" PRId64
-           " steps in %.1f s, peak memory %s, read %.2f GB, wrote %.2f GB (import and export included); model in %s",
-           t->step, seconds(tm_now_ns() - t->start_ns), tm_format_size(job_host_peak(t->job), peak, sizeof peak),
-           (double)read * 1e-9, (double)written * 1e-9, t->cfg->output_dir);
-    say_wear(t);
 }

@@ -89,11 +89,18 @@ static tm_status evaluate(trainer *t) {
     tm_status rc = TM_OK;
     uint64_t steps = tm_dataset_steps_per_epoch(data_set(t->eval));
     step_result keep = t->job->step;
+    job_phase phase;
+    job_phase_begin(&phase, t->job, "evaluating", "rows", tm_dataset_get_counts(data_set(t->eval))->samples);
     for (t->eval_step = 0; t->eval_step < steps && rc == TM_OK; t->eval_step++) {
+        tm_step_info info;
+        tm_dataset_step_info(data_set(t->eval), t->eval_step, &info);
+        phase.span = info.samples;
         rc = job_run(t->job, t->eval_plan);
+        phase.base += info.samples;
         t->eval_sum += t->job->step.loss_sum;
         t->eval_labels += t->job->step.label_tokens;
     }
+    job_phase_end(&phase);
     t->evaluating = false;
     t->job->step = keep;
     if (rc != TM_OK) return rc;
@@ -174,8 +181,11 @@ tm_status trainer_run_steps(trainer *t) {
     TM_TRY(trainer_watch_start(t));
     TM_TRY(trainer_profile_open(t));
     bool between = false;
+    trainer_show_steps(t);
     tm_status rc = run_steps(t, &between);
     if (rc == TM_OK) rc = trainer_watch_end(t);
+    if (rc == TM_ESIGNAL) trainer_watch_stopped(t);
+    trainer_show_no_more(t);
     rc = trainer_profile_end(t, rc);
     trainer_profile_close(t);
     return rc == TM_ESIGNAL ? stop(t, between || !t->comm) : rc;

@@ -212,6 +212,12 @@ static void learn(trainer *t) {
     tm_error_clear();
 }
 
+static tm_status commit_trace(trainer_watch *w) {
+    tm_trace *trace = w->trace;
+    w->trace = NULL;
+    return trace ? tm_trace_commit(trace) : TM_OK;
+}
+
 tm_status trainer_watch_end(trainer *t) {
     trainer_watch *w = t->watch;
     if (w->status != TM_OK) {
@@ -220,7 +226,20 @@ tm_status trainer_watch_end(trainer *t) {
         return w->status;
     }
     learn(t);
-    tm_trace *trace = w->trace;
-    w->trace = NULL;
-    return trace ? tm_trace_commit(trace) : TM_OK;
+    return commit_trace(w);
+}
+
+/* A trace of the steps that there were is worth as much after a signal; the signal stays what ended the run. */
+void trainer_watch_stopped(trainer *t) {
+    tm_error said = *tm_error_get();
+    trainer_watch *w = t->watch;
+    tm_error_clear();
+    if (w->trace && tm_exec_settle(t->job->exec) != TM_OK) tm_error_clear(); /* the last step's line waits for it */
+    if (w->status == TM_OK && commit_trace(w) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
+    tm_error_clear();
+    tm_error_set(&said);
+}
+
+double trainer_watch_seconds(const trainer *t) {
+    return t->watch->step.seconds;
 }

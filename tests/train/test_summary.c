@@ -51,6 +51,24 @@ static void wear_is_what_was_written(void **state) {
     run_free(&r);
 }
 
+/* All of the state is in memory, and only commits write: the last line counts them, as the wear of the path does. */
+static void commits_count_as_written(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *line;
+    double wrote = 0, wear = 0;
+    run_random_model(run_path(dir, "model"));
+    run_result r =
+        run((run_opts){0}, "train", job(dir), "--set", run_format("model=%s/model", dir), "--set", "init=random",
+            "--set", "zero_optimization=null", "--set", "memory.cache=auto", "--set", "commit_steps=1", NULL);
+    RUN_OK(&r);
+    line = strstr(r.err, ", wrote ");
+    assert_true(line && sscanf(line, ", wrote %lf GB", &wrote) == 1);
+    line = strstr(r.err, "wear: ");
+    assert_true(line && sscanf(line, "wear: %lf GB", &wear) == 1);
+    if (wrote != wear || wrote < 0.01) fail_msg("wrote %g GB, but wear is %g GB", wrote, wear);
+    run_free(&r);
+}
+
 /* All in memory: no disk wears, and nothing is said of it. */
 static void nothing_wears_in_memory(void **state) {
     (void)state;
@@ -66,6 +84,7 @@ static void nothing_wears_in_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(wear_is_what_was_written, run_clean),
+        cmocka_unit_test_teardown(commits_count_as_written, run_clean),
         cmocka_unit_test_teardown(nothing_wears_in_memory, run_clean),
     };
     return cmocka_run_group_tests_name("train_summary", tests, NULL, NULL);

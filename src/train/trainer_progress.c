@@ -1,0 +1,151 @@
+/* What a person sees of a run: what it is going to take, how far it is, what it took. */
+#include "train/trainer_internal.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+static double seconds(uint64_t ns) {
+    return (double)ns * 1e-9;
+}
+
+static double since(uint64_t ns) {
+    return seconds(tm_now_ns() - ns);
+}
+
+/* ---- how far ------------------------------------------------------------------------------------------------- */
+
+typedef struct step_text {
+    char step[48], loss[24], left[32], rate[32], each[32], learning_rate[24], norm[24], disk[32];
+} step_text;
+
+/* By the steps of this process alone: those before a resume took seconds that nobody here has seen. */
+static double seconds_left(const trainer *t, double share) {
+    double done = (double)(t->step - t->start_step) + share, left = (double)(t->cfg->total_steps - t->step) - share;
+    double each = t->step > t->start_step ? since(t->start_ns) / done : trainer_watch_seconds(t);
+    return each * fmax(left, 0);
+}
+
+static void describe(const trainer *t, const step_line *line, uint64_t moved, step_text *x) {
+    const step_result *r = &line->r;
+    char left[24];
+    *x = (step_text){.step = ""};
+    snprintf(x->step, sizeof x->step, "step %" PRId64 "/%" PRId64, line->step, t->cfg->total_steps);
+    snprintf(x->loss, sizeof x->loss, "loss %.4f", r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0);
+    snprintf(x->learning_rate, sizeof x->learning_rate, "lr %.3g", r->learning_rate);
+    snprintf(x->rate, sizeof x->rate, "%.0f tok/s", (double)r->tokens / line->took);
+    snprintf(x->each, sizeof x->each, "%.2f s/step", line->took);
+    snprintf(x->norm, sizeof x->norm, "norm %.3f", r->grad_norm);
+    snprintf(x->disk, sizeof x->disk, "disk %.2f GB/s", (double)moved / line->took * 1e-9);
+    if (line->step < t->cfg->total_steps)
+        snprintf(x->left, sizeof x->left, "left %s", tm_format_left(seconds_left(t, 0), left, sizeof left));
+}
+
+enum { STEP_PARTS = 8 };
+static void parts(const step_text *x, tm_live_part out[STEP_PARTS]) {
+    const tm_live_part all[STEP_PARTS] = {{x->step, 0}, {x->loss, 1}, {x->left, 2}, {x->learning_rate, 4},
+                                          {x->rate, 3}, {x->each, 5}, {x->norm, 6}, {x->disk, 7}};
+    for (int i = 0; i < STEP_PARTS; i++) out[i] = all[i];
+}
+
+/* A line that stays: every logging_steps, or where that is 0 the first step, the last, each tenth of the run, and before
+ * it has been silent for too long. */
+static const double SILENT_ON_TERMINAL = 600, SILENT_ELSEWHERE = 60;
+
+static bool stays(const trainer *t, int64_t step) {
+    int64_t every = t->cfg->logging_steps, total = t->cfg->total_steps;
+    if (step == total) return true;
+    if (every > 0) return step % every == 0;
+    double tenth = (double)total / 10;
+    bool silent = since(t->said_ns) >= (tm_live_possible() ? SILENT_ON_TERMINAL : SILENT_ELSEWHERE);
+    return step == t->start_step + 1 || silent || floor((double)step / tenth) > floor((double)(step - 1) / tenth);
+}
+
+/* The same parts on every line: as many as the terminal is wide, all where there is none. */
+static void say_step(trainer *t, const tm_live_part *part) {
+    enum { UNLIMITED = 1000 };
+    char text[320];
+    unsigned columns = tm_live_possible() ? tm_live_columns() : UNLIMITED;
+    tm_live_fit(part, STEP_PARTS, columns > 1 ? columns - 1 : 1, text, sizeof text);
+    tm_say("%s\n", text);
+    t->said_ns = tm_now_ns();
+}
+
+void trainer_show_step(trainer *t, const step_line *line, uint64_t moved) {
+    tm_live_part part[STEP_PARTS];
+    step_text x;
+    if (t->args->quiet) return;
+    describe(t, line, moved, &x);
+    parts(&x, part);
+    t->shown = *line;
+    if (stays(t, line->step)) say_step(t, part);
+    if (line->step < t->cfg->total_steps) tm_live(part, STEP_PARTS);
+}
+
+/* Within a step, which may take minutes: what is known of the latest one, and how far this one is. */
+static void show_share(void *ctx, double share) {
+    const trainer *t = ctx;
+    char step[64], loss[32] = "", left[40], time[24];
+    if (!tm_live_possible() || t->evaluating || t->step >= t->cfg->total_steps) return;
+    snprintf(step, sizeof step, "step %" PRId64 "/%" PRId64 " %.0f%%", t->step + 1, t->cfg->total_steps, 100 * share);
+    if (t->shown.r.label_tokens)
+        snprintf(loss, sizeof loss, "loss %.4f", t->shown.r.loss_sum / (double)t->shown.r.label_tokens);
+    snprintf(left, sizeof left, "left %s%s", tm_format_left(seconds_left(t, share), time, sizeof time),
+             t->step > t->start_step ? "" : " (planned)");
+    tm_live_part part[] = {{step, 0}, {loss, 1}, {left, 2}};
+    tm_live(part, TM_COUNT(part));
+}
+
+void trainer_show_steps(trainer *t) {
+    t->start_step = t->step;
+    t->said_ns = tm_now_ns();
+    if (t->args->quiet || !trainer_speaks(t)) return;
+    t->job->show = show_share;
+    t->job->show_ctx = t;
+}
+
+void trainer_show_no_more(trainer *t) {
+    t->job->show = NULL;
+    tm_live_end();
+}
+
+/* ---- what it took -------------------------------------------------------------------------------------------- */
+
+static uint64_t sum(const uint64_t *by_kind) {
+    uint64_t all = 0;
+    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
+    return all;
+}
+
+/* To the offload paths, by their stores: the import, steps and commits; beside that the models that were saved. */
+static uint64_t written_to_paths(const trainer *t) {
+    uint64_t all = 0;
+    for (unsigned i = 0; tm_store_path(t->job->store, i); i++) all += tm_store_written(t->job->store, i);
+    return all;
+}
+
+/* What each path had to take, and its share of what the steps write. */
+static void say_wear(const trainer *t) {
+    const tm_store *store = t->job->store;
+    uint64_t all = written_to_paths(t), step = t->plan ? sum(tm_plan_get_info(t->plan)->write_bytes) : 0;
+    const char *path;
+    for (unsigned i = 0; all > 0 && (path = tm_store_path(store, i)); i++) {
+        double written = (double)tm_store_written(store, i);
+        tm_log(TM_LOG_INFO, "wear: %.3f GB written to %s; steps write %.3g TB per 1,000", written * 1e-9, path,
+               (double)step * 1000e-12 * written / (double)all);
+    }
+}
+
+void trainer_summary(trainer *t) {
+    char peak[32];
+    tm_exec_stats s;
+    tm_exec_get_stats(t->job->exec, &s);
+    tm_log(TM_LOG_INFO,
+           "done: %" PRId64
+           " steps in %.1f s, peak memory %s, read %.3f GB, wrote %.3f GB (import and commits included) "
+           "and %.3f GB of models; model in %s",
+           t->step - t->start_step, since(t->start_ns), tm_format_size(job_host_peak(t->job), peak, sizeof peak),
+           (double)sum(s.read_bytes) * 1e-9, (double)written_to_paths(t) * 1e-9, (double)t->job->exported_bytes * 1e-9,
+           t->cfg->output_dir);
+    say_wear(t);
+}
