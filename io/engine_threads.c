@@ -5,8 +5,6 @@
  * Each lane has its own workers and its own queue, so that a slow disk holds up only those who work for it. */
 #include "io/io_internal.h"
 
-#include <signal.h>
-
 struct threads_ctx;
 typedef struct worker {
     struct threads_ctx *c;
@@ -61,18 +59,12 @@ static void threads_close(io_layer *l) {
     tm_free(c);
 }
 
-/* Signals are for the program's own threads. */
-static int spawn(threads_ctx *c) {
-    sigset_t all, old;
+static tm_status spawn(threads_ctx *c) {
     worker *w = &c->workers[c->n];
     *w = (worker){.c = c, .lane = c->n % c->io->n_lanes};
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int err = io_fault_errno("thread");
-    if (!err) err = pthread_create(&w->thread, NULL, work, w);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (!err) c->n++;
-    return err;
+    tm_status rc = tm_thread_start(&w->thread, work, w, "the I/O engine");
+    if (rc == TM_OK) c->n++;
+    return rc;
 }
 
 static tm_status threads_open(io_layer *l) {
@@ -89,11 +81,15 @@ static tm_status threads_open(io_layer *l) {
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->work, NULL);
     l->ctx = c;
-    int err = 0;
-    while (c->n < wanted && !err) err = spawn(c);
-    if (c->n >= l->io->n_lanes) return TM_OK; /* fewer are slower, not wrong, if each lane has one */
+    tm_status rc = TM_OK;
+    while (c->n < wanted && rc == TM_OK) rc = spawn(c);
+    if (rc == TM_OK) return TM_OK;
+    if (c->n >= l->io->n_lanes) { /* fewer are slower, not wrong, if each lane has one */
+        tm_error_clear();
+        return TM_OK;
+    }
     threads_close(l);
-    return tm_fail_sys(TM_EIO, err, "pthread_create", "", -1, "I/O engine: no thread can be started");
+    return rc;
 }
 
 static void threads_start(io_layer *l, io_piece *p) {

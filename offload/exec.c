@@ -182,6 +182,12 @@ static tm_status begin(tm_exec *e, const tm_plan *plan) {
     return TM_OK;
 }
 
+static void fail_run(tm_exec *e) {
+    pthread_mutex_lock(&e->lock);
+    exec_fail(e, tm_error_get()->code);
+    pthread_mutex_unlock(&e->lock);
+}
+
 tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     uint64_t t0 = tm_now_ns();
     TM_ASSERT(plan->info.proved);
@@ -203,8 +209,10 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     if (e->store) store_run_begins(e->store, plan);
     bool disk = r->disk_left > 0 || e->next_plan;
     TM_ASSERT(r->disk_left == 0 || e->store);
-    if (disk && e->store && !e->has_thread && !e->seed) TM_TRY(exec_disk_thread(e));
-    if (e->seed)
+    bool no_thread = disk && e->store && !e->has_thread && !e->seed && exec_disk_thread(e) != TM_OK;
+    if (no_thread)
+        fail_run(e); /* nobody would ever end what it has: nothing may wait for that */
+    else if (e->seed)
         exec_in_random_order(e, r, fn, ctx);
     else
         exec_threaded(e, r, fn, ctx);

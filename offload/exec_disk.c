@@ -167,8 +167,7 @@ static void *disk_main(void *arg) {
 }
 
 tm_status exec_disk_thread(tm_exec *e) {
-    int err = pthread_create(&e->thread, NULL, disk_main, e);
-    if (err) return tm_fail_sys(TM_EIO, err, "pthread_create", "", -1, "cannot start the disk thread");
-    e->has_thread = true;
-    return TM_OK;
+    tm_status rc = tm_thread_start(&e->thread, disk_main, e, "the disk thread");
+    e->has_thread = rc == TM_OK;
+    return rc;
 }

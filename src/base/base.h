@@ -18,6 +18,7 @@
 #ifndef TIDEMILL_BASE_H
 #define TIDEMILL_BASE_H
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -172,6 +173,14 @@ void tm_fault_use_environment(void);
 bool tm_fault_environment_used(void);
 /* What main refuses to start with: one of them is set where it has no say, or the spec is malformed. NULL: nothing. */
 const char *tm_fault_environment_wrong(void);
+
+/* ---- threads ------------------------------------------------------------------------------------------------- */
+
+/* Every thread of the program is started here (fault seam "thread"); it takes no signals but its own mistakes'. TM_EIO
+ * with what to do where the limit of threads is reached; `what` says whose it was ("the disk thread"). */
+tm_status tm_thread_start(pthread_t *thread, void *(*body)(void *), void *arg, const char *what) TM_MUST_USE;
+/* Can there be n more at a time? For a library that ends the process, or hangs, where it cannot start its own. */
+tm_status tm_threads_try(unsigned n, const char *what) TM_MUST_USE;
 
 /* Bytes with a growing end. `data` is NUL-terminated whenever it is not NULL. Zero it to start. */
 typedef struct tm_buf {

@@ -50,6 +50,15 @@ tm_status tm_fail(tm_status code, const char *format, ...) {
     return code;
 }
 
+/* What the name of an errno does not tell. */
+static const char *what_to_do(int sys_errno) {
+    if (sys_errno == EMFILE) return "; `ulimit -n` has to allow more";
+    if (sys_errno == ECANCELED) /* nobody cancels anything here */
+        return "; the kernel could not start a thread for io_uring: pids.max of the cgroup has to allow more, or set "
+               "memory.io_engine to threads";
+    return "";
+}
+
 tm_status tm_fail_sys(tm_status code, int sys_errno, const char *operation, const char *path, int64_t offset,
                       const char *format, ...) {
     if (record.code != TM_OK) return code;
@@ -67,7 +76,7 @@ tm_status tm_fail_sys(tm_status code, int sys_errno, const char *operation, cons
         char why[128];
         /* _GNU_SOURCE: strerror_r returns the text, which need not be in `why` */
         snprintf(record.text + n, sizeof record.text - (size_t)n, ": %s%s", strerror_r(sys_errno, why, sizeof why),
-                 sys_errno == EMFILE ? "; `ulimit -n` has to allow more" : "");
+                 what_to_do(sys_errno));
     }
     one_line(record.text);
     return code;

@@ -196,18 +196,6 @@ static void init_locks(comm_remote *m) {
     pthread_condattr_destroy(&attr);
 }
 
-/* Signals are for the threads that know what to do with them. */
-static int start_thread(tm_comm *c) {
-    sigset_t all, before;
-    sigfillset(&all);
-    const int mine[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-    for (size_t i = 0; i < TM_COUNT(mine); i++) sigdelset(&all, mine[i]);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int err = tm_fault_hit("thread", NULL) ? EAGAIN : pthread_create(&c->remote->thread, NULL, thread_main, c);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return err;
-}
-
 static void free_remote(tm_comm *c) {
     comm_remote *m = c->remote;
     for (unsigned i = 0; i < 2; i++) {
@@ -229,10 +217,10 @@ tm_status comm_remote_open(tm_comm *c, const tm_comm_opts *opts) {
     if (!m) return tm_nomem(sizeof *m);
     m->opts = opts;
     init_locks(m);
-    int err = start_thread(c);
-    if (err) {
+    tm_status started = tm_thread_start(&m->thread, thread_main, c, "the thread that talks to the other ranks");
+    if (started != TM_OK) {
         free_remote(c);
-        return tm_fail_sys(TM_EIO, err, "pthread_create", "", -1, "the thread that talks to the other ranks");
+        return started;
     }
     await(c, &m->opened);
     m->opts = NULL;

@@ -60,6 +60,7 @@ typedef struct device_host {
     __typeof__(tm_error_get) *error_get;
     __typeof__(tm_error_set) *error_set;
     __typeof__(tm_error_clear) *error_clear;
+    __typeof__(tm_thread_start) *thread_start;
 } device_host;
 
 typedef struct device_module {

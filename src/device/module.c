@@ -26,7 +26,8 @@ static const device_host host = {.fail = tm_fail,
                                  .free = tm_free,
                                  .error_get = tm_error_get,
                                  .error_set = tm_error_set,
-                                 .error_clear = tm_error_clear};
+                                 .error_clear = tm_error_clear,
+                                 .thread_start = tm_thread_start};
 
 /* <the program's folder>/../lib/tidemill, in a build folder as where it is installed; or where it was to be installed,
  * for those who link the library. */

@@ -81,11 +81,11 @@ tm_status streams_open(stream_set **out, stream_work_fn work, void *ctx) {
         stream *t = &s->stream[i];
         t->set = s;
         t->number = i;
-        int err = pthread_create(&t->thread, NULL, stream_main, t);
-        t->started = err == 0;
-        if (!err) continue;
+        tm_status rc = tm_thread_start(&t->thread, stream_main, t, "a device's thread");
+        t->started = rc == TM_OK;
+        if (t->started) continue;
         streams_close(s);
-        return tm_fail_sys(TM_EIO, err, "pthread_create", "", -1, "cannot start a device's thread");
+        return rc;
     }
     *out = s;
     return TM_OK;

@@ -93,9 +93,21 @@ static tm_status choose_isa(void) {
     return TM_OK;
 }
 
+/* The OpenMP library ends the process with a word of its own where it cannot start its threads, so they are tried
+ * before, and there from then on: what is started later finds the limit as it is. */
+tm_status tm_kernels_start_team(void) {
+    char what[128];
+    snprintf(what, sizeof what, "%u threads are to compute (fewer: OMP_NUM_THREADS)", team);
+    TM_TRY(tm_threads_try(team - 1, what));
+#pragma omp parallel num_threads(team)
+    __asm__ volatile("" ::: "memory");
+    return TM_OK;
+}
+
 tm_status tm_kernels_init(unsigned threads, tm_elem products) {
-    TM_TRY(choose_isa());
     team = threads ? threads : (unsigned)omp_get_max_threads();
+    TM_TRY(tm_kernels_start_team());
+    TM_TRY(choose_isa());
     TM_TRY(gemm_choose(team, products));
     snprintf(description, sizeof description, "isa=%s gemm=%s threads=%u", kernels.isa, tm_gemm_library(), team);
     return TM_OK;

@@ -38,6 +38,9 @@ static inline size_t tm_elem_bytes(tm_elem t) {
  * again (another thread count or type); a library is loaded once. TM_EINPUT: TIDEMILL_ISA or TIDEMILL_GEMM names
  * something unknown or something this CPU has not, or on which it gives wrong results. */
 TM_MUST_USE tm_status tm_kernels_init(unsigned threads, tm_elem products);
+/* The threads that compute for the calling thread, as tm_kernels_init has them for its caller: TM_EIO where a limit
+ * does not allow them, which the OpenMP library would answer by ending the process. */
+TM_MUST_USE tm_status tm_kernels_start_team(void);
 void tm_kernels_close(void); /* gives the scratch back; for leak checks */
 /* "isa=avx2 gemm=openblas-0.3.21-Haswell threads=2": what a result's bits depend on beside the arguments. */
 const char *tm_kernels_describe(void);

@@ -202,6 +202,12 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
     return TM_EINPUT;
 }
 
+/* A device whose operations the CPU computes does so with a team of its own. */
+static tm_status start_team_there(void *ctx) {
+    (void)ctx;
+    return tm_kernels_start_team();
+}
+
 static tm_status open_tiers(tm_job *job, const job_opts *opts) {
     TM_TRY(open_store(job, opts));
     if (job->ranks.ranks > 1) TM_TRY(comm_ops_open(&job->comm_ops, job));
@@ -215,6 +221,7 @@ static tm_status open_tiers(tm_job *job, const job_opts *opts) {
                                                               .bytes_per_second = opts->device_bps,
                                                               .peers = opts->ranks.peers}));
     if (job->device) job->kernels = tm_device_kernels(job->device);
+    if (job->device && !job->traits.own_processors) TM_TRY(tm_device_run(job->device, NULL, 0, start_team_there, NULL));
     return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
                                                     .store = job->store,
                                                     .seed = opts->order_seed,

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -196,6 +197,11 @@ static const char *program(const run_opts *o) {
     return TM_TEST_BINARY;
 }
 
+static void limit_to(__rlimit_resource_t what, uint64_t bytes) {
+    const struct rlimit r = {bytes, bytes};
+    if (bytes && setrlimit(what, &r) != 0) _exit(125);
+}
+
 static void child(const run_opts *o, const char *const *arguments, int in, int out, int err) {
     char *argv[80] = {NULL};
     unsigned n = o->ranks ? launcher(argv, o) : 0;
@@ -206,6 +212,8 @@ static void child(const run_opts *o, const char *const *arguments, int in, int o
         putenv((char *)(uintptr_t)run_format("TIDEMILL_FAULT=%s:stop:%s", o->stop_at,
                                              o->stop_again_ms ? "sticky" : "once"));
     for (unsigned i = 0; o->env && o->env[i]; i++) putenv((char *)(uintptr_t)o->env[i]);
+    limit_to(RLIMIT_AS, o->address_bytes);
+    limit_to(RLIMIT_STACK, o->stack_bytes);
     if (o->cgroup) {
         char path[512];
         snprintf(path, sizeof path, "%s/cgroup.procs", o->cgroup);
@@ -690,12 +698,15 @@ static bool put(const char *dir, const char *name, const char *value) {
     return n == (ssize_t)strlen(value);
 }
 
+/* swap_file NULL: there is none of that kind. */
 static bool try_cgroup(const char *root, const char *limit_file, const char *swap_file, const char *limit,
                        const char *swap) {
     snprintf(cgroup_path, sizeof cgroup_path, "%s/tidemill-test-%d", root, (int)getpid());
     bool made = mkdir(cgroup_path, 0755) == 0, limited = made && put(cgroup_path, limit_file, limit);
     if (limited) {
-        (void)put(cgroup_path, swap_file, swap); /* absent where swap is not accounted: the limit holds all the same */
+        if (swap_file)
+            (void)put(cgroup_path, swap_file,
+                      swap); /* absent where swap is not accounted: the limit holds all the same */
         return true;
     }
     if (made) (void)rmdir(cgroup_path);
@@ -709,6 +720,14 @@ const char *run_cgroup(uint64_t bytes) {
     if (try_cgroup("/sys/fs/cgroup", "memory.max", "memory.swap.max", limit, "0")) return cgroup_path;
     if (try_cgroup("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit, limit))
         return cgroup_path;
+    return NULL;
+}
+
+const char *run_cgroup_threads(unsigned threads) {
+    char limit[16];
+    snprintf(limit, sizeof limit, "%u", threads);
+    if (try_cgroup("/sys/fs/cgroup", "pids.max", NULL, limit, NULL)) return cgroup_path;
+    if (try_cgroup("/sys/fs/cgroup/pids", "pids.max", NULL, limit, NULL)) return cgroup_path;
     return NULL;
 }
 

@@ -37,9 +37,10 @@ typedef struct run_opts {
     unsigned stop_again_ms;   /* > 0: it stops at each later CALL as well, for that long */
     void (*at_stop)(void *);  /* called while the program, or a rank (`fault` says at what), is stopped */
     void *at_stop_ctx;
-    const char *cgroup; /* the process joins this memory cgroup (run_cgroup) before it starts; NULL: none */
-    const char *input;  /* stdin; NULL: nothing */
-    unsigned ranks;     /* > 0: under mpirun with so many, one thread each */
+    const char *cgroup;                  /* the process joins this cgroup (run_cgroup) before it starts; NULL: none */
+    uint64_t address_bytes, stack_bytes; /* `ulimit -v`, `ulimit -s`; 0: as they are */
+    const char *input;                   /* stdin; NULL: nothing */
+    unsigned ranks;                      /* > 0: under mpirun with so many, one thread each */
     unsigned kill_rank; /* with ranks: 1 + the one that gets `signal`; 0 or more than there are: the launcher */
     const char *fault;  /* with ranks: TIDEMILL_FAULT of fault_rank alone */
     unsigned fault_rank;
@@ -139,6 +140,8 @@ uint64_t train_minimum(const char *err);
 
 /* ---- where the machine allows it ------------------------------------------------------------------------- */
 
+/* A cgroup of ours that allows so many threads; NULL where that is not allowed. One of these at a time. */
+const char *run_cgroup_threads(unsigned threads);
 /* A memory cgroup of ours, limited to `bytes` and without swap; NULL where that is not allowed. */
 const char *run_cgroup(uint64_t bytes);
 void run_cgroup_remove(void);

@@ -390,6 +390,7 @@ static const char *const fails[] = {"eio", "enospc", "eintr", "eagain", "eperm",
 static const char *const moves[] = {"eio",  "enospc", "eintr", "eagain", "eperm",    "kill",
                                     "zero", "short",  "flip",  "lost",   "misdirect"};
 static const char *const appends[] = {"eio", "enospc", "eintr", "eagain", "eperm", "kill", "zero", "short"};
+static const char *const starts[] = {"eagain", "kill"};
 static const char *const allocates[] = {"fail", "kill"};
 static const char *const tells[] = {"forward", "back", "kill"};
 static const char *const dies[] = {"kill"};
@@ -400,6 +401,7 @@ static unsigned kinds_of(const char *call, const char *const **list) {
 #define KINDS(a) (*list = (a), (unsigned)TM_COUNT(a))
     if (strcmp(call, "flip_result") == 0) return 0;  /* nobody sees that without --replay-every: test_numerics.c */
     if (strcmp(call, "shared_place") == 0) return 0; /* no call: frames elsewhere than other ranks': test_ranks.c */
+    if (strcmp(call, "thread") == 0) return KINDS(starts);
     if (strcmp(call, "alloc") == 0) return KINDS(allocates);
     if (strcmp(call, "clock") == 0) return KINDS(tells);
     if (strncmp(call, "kill_", 5) == 0) return KINDS(dies);

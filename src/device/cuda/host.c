@@ -46,3 +46,6 @@ void *tm_calloc(size_t count, size_t bytes) {
 void tm_free(void *p) {
     host->free(p);
 }
+tm_status tm_thread_start(pthread_t *thread, void *(*body)(void *), void *arg, const char *what) {
+    return host->thread_start(thread, body, arg, what);
+}

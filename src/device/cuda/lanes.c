@@ -218,8 +218,9 @@ static tm_status open_lane(cuda_device *c, lane *l) {
 }
 
 static tm_status start(pthread_t *thread, bool *started, void *(*main)(void *), void *ctx) {
-    *started = pthread_create(thread, NULL, main, ctx) == 0;
-    return *started ? TM_OK : tm_fail(TM_EIO, "cuda: cannot start a thread");
+    tm_status rc = tm_thread_start(thread, main, ctx, "cuda: a device's thread");
+    *started = rc == TM_OK;
+    return rc;
 }
 
 tm_status cuda_lanes_open(cuda_device *c) {

@@ -1,0 +1,80 @@
+/* Limits of the system that a shell, a container or a batch system sets: what they do not allow is said in one line, by
+ * a program that ends, and leaves nothing. */
+#include "run.h"
+#include "tests/skip.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct scene {
+    const char *dir, *config, *output, *offload;
+} scene;
+
+static scene scene_open(void) {
+    scene s = {.dir = run_dir()};
+    const char *rows = run_path(s.dir, "rows.safetensors"), *model = run_path(s.dir, "model");
+    s.config = run_path(s.dir, "config.json");
+    s.output = run_path(s.dir, "out");
+    s.offload = run_path(s.dir, "offload");
+    run_copy_model(TM_TEST_FIXTURES "/arch_llama", model);
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(rows, golden, 0, 4, 16, false);
+    tm_st_close(golden);
+    run_write(s.config,
+              run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"seq_len\": 16}, \"max_steps\": 2,"
+                         " \"output_dir\": \"%s\", \"memory\": {\"cache\": \"none\"},"
+                         " \"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"},"
+                         " \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"}}}\n",
+                         model, rows, s.output, s.offload, s.offload));
+    return s;
+}
+
+/* True: it trained. Otherwise it refused with `status` and one line that says `what_to_do`, and left no
+ * state. */
+static bool trained_or_said(const scene *s, const run_opts *o, const char *set, int status, const char *what_to_do) {
+    const char *line;
+    run_result r = run_argv(o, (const char *const[]){"train", s->config, "--quiet", "--set", set, NULL});
+    bool trained = r.status == 0;
+    if (!trained) {
+        if (r.status != status) fail_msg("%s: exit status %d instead of %d: %s", set, r.status, status, r.err);
+        if (run_error_lines(r.err, &line) != 1) fail_msg("%s: not one line: %s", set, r.err);
+        if (!strstr(line, what_to_do)) fail_msg("%s: '%s' is not said: %s", set, what_to_do, line);
+    }
+    assert_int_equal(run_entries(s->offload), 0);
+    run_remove(s->output);
+    run_free(&r);
+    return trained;
+}
+
+/* From the thread that main has alone up to as many as it takes: whichever of them it is that cannot be started. */
+static void threads_that_cannot_start_are_said(void **state) {
+    (void)state;
+    static const struct {
+        const char *threads, *set;
+        unsigned least; /* that it trains with */
+    } rows[] = {{"1", "memory.io_engine=auto", 2},
+                {"3", "memory.io_engine=threads", 5},
+                {"3", "memory={\"device\":\"cpu-arena\",\"device_budget\":\"64MiB\"}", 8}};
+    enum { MOST = 24 };
+    const scene s = scene_open();
+    for (unsigned i = 0; i < TM_COUNT(rows); i++) {
+        const char *const env[] = {run_format("OMP_NUM_THREADS=%s", rows[i].threads), NULL};
+        unsigned n = 1;
+        for (bool trained = false; !trained && n <= MOST; n += !trained) {
+            run_opts o = {.env = env, .timeout_s = 10, .cgroup = run_cgroup_threads(n)};
+            if (!o.cgroup) TEST_SKIP("no cgroup that limits threads may be made here");
+            trained = trained_or_said(&s, &o, rows[i].set, 1, "pids.max of the cgroup");
+            run_cgroup_remove();
+        }
+        print_message("%s, %s threads compute: %u threads are needed\n", rows[i].set, rows[i].threads, n);
+        assert_in_range(n, rows[i].least, MOST);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(threads_that_cannot_start_are_said, run_clean),
+    };
+    return cmocka_run_group_tests_name("train_limits", tests, NULL, NULL);
+}
