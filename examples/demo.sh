@@ -67,13 +67,14 @@ is_sha256() { # FILE DIGEST
 }
 
 build() {
-    say 'build: packages and program (about a minute the first time)'
+    say 'build: packages and program (some minutes the first time)'
     tools/deps.sh build || die 'packages are missing and could not be installed; the lines above name them'
     mkdir -p build
-    { cmake --preset release && cmake --build build --target tidemill; } > build/demo-build.log 2>&1 || {
-        tail -n 20 build/demo-build.log >&2
-        die 'the build failed; all its output is in build/demo-build.log'
+    cmake --preset release > build/configure.log 2>&1 || {
+        tail -n 20 build/configure.log >&2
+        die 'the configuration failed; all its output is in build/configure.log'
     }
+    tools/build.sh build tidemill || die 'the build failed; the lines above say why'
     "$tidemill" --version
 }
 

@@ -27,7 +27,7 @@ build() { # PRESET FOLDER
     cmake --preset "$1" > "$2/configure.log" 2>&1 || { cat "$2/configure.log"; exit 1; }
     # Nobody waits for these tests: they may take as long as they need.
     [ -z "$long" ] || find "$2" -name CTestTestfile.cmake -exec sed -i 's/TIMEOUT "[0-9]*"/TIMEOUT "28800"/' {} +
-    cmake --build "$2" -- --quiet || exit 1
+    tools/build.sh "$2" || exit 1
 }
 
 # suite TITLE FOLDER CTEST-ARGUMENTS...: tests; the summary is added to the last words.

@@ -1,22 +1,26 @@
 #!/bin/sh
 # The Debian packages that tidemill needs, in one place, and their installation.
-#   tools/deps.sh build [MORE...]   to build and run the program
+#   tools/deps.sh build [MORE...]   to build the program and run it on one rank
+#   tools/deps.sh ranks [MORE...]   that, and for several ranks: MPI
 #   tools/deps.sh test  [MORE...]   that, and to run the tests and checks
 #   tools/deps.sh all   [MORE...]   that, and for the presets tsan and fuzz
+#   tools/deps.sh only  MORE...     just these
 # Only what is missing is installed (so nothing is fetched where all is there), as root or with sudo.
 set -eu
 packages='build-essential cmake ninja-build pkg-config
-          liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev libopenblas0-pthread
-          libopenmpi-dev openmpi-bin'
-for_tests='libcmocka-dev libglpk-dev libdnnl2 clang-format'
+          liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev libopenblas0-pthread libdnnl2'
+for_ranks='libopenmpi-dev openmpi-bin'
+for_tests='libcmocka-dev libglpk-dev clang-format python3'
 for_clang='clang-14 libomp-14-dev'
 
 case ${1:-} in
 build) ;;
-test) packages="$packages $for_tests" ;;
-all) packages="$packages $for_tests $for_clang" ;;
+ranks) packages="$packages $for_ranks" ;;
+test) packages="$packages $for_ranks $for_tests" ;;
+all) packages="$packages $for_ranks $for_tests $for_clang" ;;
+only) packages= ;;
 *)
-    echo "usage: tools/deps.sh build|test|all [MORE PACKAGES...]" >&2
+    echo "usage: tools/deps.sh build|ranks|test|all|only [MORE PACKAGES...]" >&2
     exit 2
     ;;
 esac
@@ -42,14 +46,35 @@ if [ "$(id -u)" -ne 0 ]; then
     }
     root=sudo
 fi
-echo "installing:$missing"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt() {
+    $root env DEBIAN_FRONTEND=noninteractive apt-get -q "$@" < /dev/null
+}
+# The log's lines as some signs of life: so many of so many packages.
+progress() {
+    awk -v total="$1" '
+        /^Unpacking / { if (int(++n * 4 / total) > int((n - 1) * 4 / total)) print "unpacked " n "/" total; fflush() }
+        /^Setting up / { if (int(++m * 2 / total) > int((m - 1) * 2 / total)) print "set up " m "/" total; fflush() }'
+}
+# Its whole output is in the log, which speaks only if it fails.
 install() {
     # shellcheck disable=SC2086
-    $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing < /dev/null
+    count=$(apt install -s --no-install-recommends $missing 2> /dev/null | grep -c '^Inst ') || count=0
+    [ "$count" -gt 0 ] || count=1
+    echo "installing $count packages:$missing and what they need"
+    # shellcheck disable=SC2086
+    { apt install -y --no-install-recommends $missing 2>&1 || echo 'apt-get failed'; } | tee "$log" | progress "$count"
+    [ "$(tail -n 1 "$log")" != 'apt-get failed' ]
 }
 # A fresh machine or container has no package lists, or old ones that name files that are gone.
-$root apt-get update -q < /dev/null || echo "tools/deps.sh: apt-get update failed; trying with the lists that are here" >&2
+echo "fetching the lists of packages"
+apt update > "$log" 2>&1 || {
+    tail -n 5 "$log" >&2
+    echo "tools/deps.sh: apt-get update failed; trying with the lists that are here" >&2
+}
 install || {
+    tail -n 20 "$log" >&2
     echo "tools/deps.sh: apt-get could not install:$missing" >&2
     exit 1
 }
