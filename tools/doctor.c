@@ -1,4 +1,5 @@
 /* tidemill doctor: what this machine has, and what to do where something is missing. */
+#include "comm/comm.h"
 #include "tools/doctor.h"
 #include "tools/tools.h"
 
@@ -191,10 +192,6 @@ static const library libraries[] = {
      {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"},
      "used for bf16 on processors that have it: apt-get install libdnnl2",
      WARN},
-    {"MPI",
-     {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12"},
-     "needed for several ranks only: apt-get install libopenmpi3",
-     WARN},
 };
 
 static void check_libraries(report *r) {
@@ -207,6 +204,17 @@ static void check_libraries(report *r) {
         }
         doctor_add(r, l->name, found ? GOOD : l->if_missing, l->advice, "%s", found ? found : "not found");
     }
+}
+
+/* What a launcher would find: the module, and MPI behind it. */
+static void check_ranks(report *r) {
+    char text[128];
+    if (tm_comm_available(text, sizeof text) == TM_OK) {
+        doctor_add(r, "several ranks", GOOD, NULL, "%s", text);
+        return;
+    }
+    doctor_add(r, "several ranks", WARN, "needed for jobs under mpirun or srun only", "%s", tm_error_get()->text);
+    tm_error_clear();
 }
 
 /* ---- printing
@@ -274,6 +282,7 @@ int tm_cmd_doctor(int argc, char **argv) {
     check_disk(&r, path[0] ? path[0] : ".");
     check_uring(&r);
     check_libraries(&r);
+    check_ranks(&r);
     doctor_check_devices(&r);
     if (!json)
         print_text(&r);

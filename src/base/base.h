@@ -152,6 +152,13 @@ uint64_t tm_mem_resident_peak_bytes(void); /* VmHWM of the process; 0 if unknown
 uint64_t tm_run_delay_ns(void);
 uint64_t tm_mem_available_bytes(void); /* smaller of MemAvailable and the cgroup's (v1, v2) headroom */
 
+/* A part of tidemill that is a shared library, libtidemill_KIND.so, loaded when it is needed: its path. Looked for in
+ * <the program's folder>/../lib/tidemill (a build folder, or where it is installed), then where it was to be installed
+ * (for those who link the library); with TIDEMILL_MODULES=FOLDER only there. False: it is not there; `path` is the last
+ * place. */
+enum { TM_MODULE_PATH = 4096 };
+bool tm_module_find(const char *kind, char path[TM_MODULE_PATH]);
+
 /* The driver of fault tests: CALL:I:KIND:once|sticky (I from 1, or 0 for none) makes the I-th CALL of the process fail
  * in the way KIND says (sticky: that one and every later one). Each seam asks this once a call with the call's name
  * ("alloc" here, "pread" and so on in io); true: fail now, *kind (may be NULL) says how. Nothing is counted while no

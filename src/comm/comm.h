@@ -64,8 +64,12 @@ typedef struct tm_comm_opts {
 /* True if a launcher started this process as one of several ranks, by the environment of Open MPI, MPICH and its kin,
  * PMIx or Slurm. TIDEMILL_MPI=0 or 1 overrules. Costs nothing. */
 bool tm_comm_launched(void);
+/* What several ranks would run on, "Open MPI v4.1.4". TM_EUNSUPPORTED: they cannot; the error says why. Loads MPI, and
+ * does not start it. */
+TM_MUST_USE tm_status tm_comm_available(char *text, size_t cap);
 /* Collective, once a process. TM_EINPUT: the options differ between ranks or are no good; srun started several tasks
- * but this MPI sees one; TM_EIO: MPI does not start. On a failure no rank holds a tm_comm. opts may be NULL. */
+ * but this MPI sees one; TM_EUNSUPPORTED: this build has no ranks; TM_EIO: MPI does not start. On a failure no rank
+ * holds a tm_comm. opts may be NULL. */
 TM_MUST_USE tm_status tm_comm_open(tm_comm **out, const tm_comm_opts *opts);
 /* A rank of a job that does not exist: `ranks` of them, rank / per_node the node, for those who plan. Topology, groups
  * and tm_comm_op_bytes answer as in such a job; operations end at once and move nothing; the other ranks agree with

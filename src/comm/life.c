@@ -27,16 +27,17 @@ static void pause_ms(long ms) {
 
 /* Tells everyone, so that they end without a word and before the launcher's signals reach them. Best effort. */
 static void tell_all(tm_comm *c, int status) {
-    MPI_Request request;
+    comm_mpi_request request;
     static int told;
     told = status;
     for (uint32_t r = 0; r < c->size; r++) {
-        if (r == c->rank || MPI_Isend(&told, 1, MPI_INT, (int)r, TAG_ABORT, c->remote->life.comm, &request)) continue;
+        if (r == c->rank || comm_mpi->isend(&told, sizeof told, (int)r, TAG_ABORT, c->remote->life.comm, &request))
+            continue;
         int done;
-        MPI_Test(&request, &done, MPI_STATUS_IGNORE); /* small messages leave at once; the rest is MPI_Abort's */
+        (void)comm_mpi->test(&request, &done); /* small messages leave at once; the rest is MPI_Abort's */
     }
-    for (int i = 0, done; i < TELL_MS / 10; i++) {
-        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, c->remote->life.comm, &done, MPI_STATUS_IGNORE); /* progress */
+    for (int i = 0; i < TELL_MS / 10; i++) {
+        comm_mpi->progress(c->remote->life.comm);
         pause_ms(10);
     }
 }
@@ -45,7 +46,7 @@ static _Noreturn void end_job(tm_comm *c, int status) {
     fflush(NULL);
     if (c->remote->life.started) tell_all(c, status);
     if (c->at_abort) c->at_abort();
-    MPI_Abort(MPI_COMM_WORLD, status);
+    comm_mpi->abort(status);
     _exit(status);
 }
 
@@ -69,10 +70,10 @@ static void listen(tm_comm *c) {
 
 tm_status comm_life_start(tm_comm *c) {
     comm_life *l = &c->remote->life;
-    TM_TRY(comm_mpi_dup(MPI_COMM_WORLD, &l->comm));
-    l->beat_out = MPI_REQUEST_NULL;
+    TM_TRY(comm_mpi_dup(comm_mpi->world, &l->comm));
+    l->beat_out = comm_mpi->no_request;
     TM_TRY(comm_mpi_irecv(&l->in, sizeof l->in, (int)before(c), TAG_BEAT, l->comm, &l->beat_in));
-    TM_TRY(comm_mpi_irecv(&l->abort_status, sizeof l->abort_status, MPI_ANY_SOURCE, TAG_ABORT, l->comm, &l->abort_in));
+    TM_TRY(comm_mpi_irecv(&l->abort_status, sizeof l->abort_status, COMM_MPI_ANY, TAG_ABORT, l->comm, &l->abort_in));
     l->last_tick_ns = tm_now_ns();
     l->started = true;
     return TM_OK;
@@ -92,7 +93,7 @@ static void beat(tm_comm *c) {
 static void hear(tm_comm *c) {
     comm_life *l = &c->remote->life;
     int done;
-    while (!l->heard_last && MPI_Test(&l->beat_in, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done) {
+    while (!l->heard_last && comm_mpi->test(&l->beat_in, &done) == 0 && done) {
         l->silent_ns = 0;
         if (l->in == LAST) {
             l->heard_last = true;
@@ -100,7 +101,7 @@ static void hear(tm_comm *c) {
         }
         listen(c);
     }
-    if (MPI_Test(&l->abort_in, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done) end_quietly(c);
+    if (comm_mpi->test(&l->abort_in, &done) == 0 && done) end_quietly(c);
 }
 
 static void give_up_on(tm_comm *c, uint32_t rank) {
@@ -137,7 +138,7 @@ tm_status comm_life_stop(tm_comm *c) {
         TM_TRY(comm_mpi_test(&l->beat_out, &gone));
     }
     l->started = false;
-    MPI_Cancel(&l->abort_in);
+    (void)comm_mpi->cancel(&l->abort_in);
     return comm_wait_request(c, &l->abort_in);
 }
 

@@ -212,7 +212,16 @@ static void free_remote(tm_comm *c) {
     c->remote = NULL;
 }
 
+/* All ranks fail alike, and the first is to speak. */
+static tm_status find_mpi(void) {
+    uint32_t rank = comm_launch_rank();
+    tm_status rc = comm_mpi_load();
+    if (rc != TM_OK) comm_be_quiet(rank != 0 && rank != UINT32_MAX);
+    return rc;
+}
+
 tm_status comm_remote_open(tm_comm *c, const tm_comm_opts *opts) {
+    TM_TRY(find_mpi());
     comm_remote *m = c->remote = tm_calloc(1, sizeof *m);
     if (!m) return tm_nomem(sizeof *m);
     m->opts = opts;

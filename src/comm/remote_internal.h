@@ -1,28 +1,28 @@
 /* The back-end over MPI: one thread that makes every MPI call. remote.c (the thread and its queue), start.c (MPI_Init
  * to the first barrier), life.c (signs of life, abort), transfer.c (messages and waiting for them), pieces.c,
- * collective.c, gather.c and small.c (the operations), seam.c (MPI itself). */
+ * collective.c, gather.c and small.c (the operations), seam.c (MPI's calls), module.c (finds MPI). */
 #ifndef TIDEMILL_COMM_REMOTE_INTERNAL_H
 #define TIDEMILL_COMM_REMOTE_INTERNAL_H
 
 #include "comm/comm_internal.h"
+#include "comm/mpi_internal.h"
 #include "comm/sum_internal.h"
 
-#include <mpi.h>
 #include <pthread.h>
 
 /* Messages that are under way together. Two sets, so that one piece travels while another is summed. */
 typedef struct comm_lane {
-    MPI_Request *request; /* [capacity]; completed ones become MPI_REQUEST_NULL */
-    int *expected;        /* bytes of a receive, -1 of a send */
-    int *peer;            /* world rank */
+    comm_mpi_request *request; /* [capacity]; completed ones become no_request */
+    int *expected;             /* bytes of a receive, -1 of a send */
+    int *peer;                 /* world rank */
     int n, left, capacity;
     char *memory; /* this lane's half of the workspace */
 } comm_lane;
 
 /* Signs of life go around in a ring: every rank tells the next one, and listens to the one before. */
 typedef struct comm_life {
-    MPI_Comm comm;
-    MPI_Request beat_out, beat_in, abort_in;
+    comm_mpi_comm comm;
+    comm_mpi_request beat_out, beat_in, abort_in;
     int in, out, abort_status;
     bool started, leaving, heard_last;
     uint64_t last_tick_ns, next_beat_ns;
@@ -53,7 +53,7 @@ struct comm_remote {
     /* the thread's: */
     const tm_comm_opts *opts;   /* during open */
     const tm_comm_op *executed; /* whose messages are posted; NULL: an errand's, or none of an operation */
-    MPI_Comm data, group[TM_COMM_MAX_GROUPS];
+    comm_mpi_comm data, group[TM_COMM_MAX_GROUPS];
     comm_lane lane[2];
     uint64_t *begin;     /* [size + 1] where slices begin, of the operation under way */
     const void **source; /* [size] of a sum */
@@ -106,7 +106,7 @@ typedef struct comm_route {
 tm_status comm_post_send(const comm_route *r, uint32_t to, const void *buf, uint64_t bytes);
 tm_status comm_post_recv(const comm_route *r, uint32_t from, void *buf, uint64_t bytes);
 tm_status comm_wait_lane(tm_comm *c, comm_lane *lane);
-tm_status comm_wait_request(tm_comm *c, MPI_Request *request);
+tm_status comm_wait_request(tm_comm *c, comm_mpi_request *request);
 
 /* ---- pieces.c, collective.c, gather.c, small.c: on the thread ---- */
 tm_status comm_execute(tm_comm *c, tm_comm_op *op);
@@ -115,23 +115,22 @@ tm_status comm_all_gather(tm_comm *c, const tm_comm_op *op);
 tm_status comm_barrier(tm_comm *c, uint32_t group);
 void comm_begin(tm_comm *c, const tm_comm_op *op); /* fills remote->begin */
 
-/* ---- seam.c: MPI's calls, with its errors as statuses ---- */
+/* ---- seam.c: the table's calls, with MPI's errors as statuses and the faults of tests ---- */
 tm_status comm_mpi_init(void);
-tm_status comm_mpi_isend(const void *buf, int bytes, int to, int tag, MPI_Comm comm, MPI_Request *out);
-tm_status comm_mpi_irecv(void *buf, int bytes, int from, int tag, MPI_Comm comm, MPI_Request *out);
-/* One pass over n requests: *done of them completed now (indices, statuses), -1: none was active. */
-tm_status comm_mpi_testsome(int n, MPI_Request *request, int *done, int *index, MPI_Status *status);
-tm_status comm_mpi_test(MPI_Request *request, int *done);
-tm_status comm_mpi_iallreduce_f32(const void *send, void *recv, int n, MPI_Comm comm, MPI_Request *out);
-tm_status comm_mpi_allgather(const void *mine, void *all, int bytes, MPI_Comm comm);
+tm_status comm_mpi_isend(const void *buf, int bytes, int to, int tag, comm_mpi_comm comm, comm_mpi_request *out);
+tm_status comm_mpi_irecv(void *buf, int bytes, int from, int tag, comm_mpi_comm comm, comm_mpi_request *out);
+tm_status comm_mpi_testsome(int n, comm_mpi_request *request, int *done, int *index, int *bytes);
+tm_status comm_mpi_test(comm_mpi_request *request, int *done);
+tm_status comm_mpi_iallreduce_f32(const void *send, void *recv, int n, comm_mpi_comm comm, comm_mpi_request *out);
+tm_status comm_mpi_allgather(const void *mine, void *all, int bytes, comm_mpi_comm comm);
 tm_status comm_mpi_min(int mine, int *least);
-tm_status comm_mpi_bcast(void *buf, int bytes, int root, MPI_Comm comm);
-tm_status comm_mpi_split(MPI_Comm comm, int colour, int key, MPI_Comm *out);
-tm_status comm_mpi_split_shared(MPI_Comm comm, int key, MPI_Comm *out);
-tm_status comm_mpi_dup(MPI_Comm comm, MPI_Comm *out);
-tm_status comm_mpi_window(MPI_Aint bytes, MPI_Comm comm, void *base, MPI_Win *out);
-tm_status comm_mpi_window_query(MPI_Win window, int rank, MPI_Aint *bytes, void *base);
-tm_status comm_mpi_window_free(MPI_Win *window);
+tm_status comm_mpi_bcast(void *buf, int bytes, int root, comm_mpi_comm comm);
+tm_status comm_mpi_split(comm_mpi_comm comm, int colour, int key, comm_mpi_comm *out);
+tm_status comm_mpi_split_shared(comm_mpi_comm comm, int key, comm_mpi_comm *out);
+tm_status comm_mpi_dup(comm_mpi_comm comm, comm_mpi_comm *out);
+tm_status comm_mpi_window(int64_t bytes, comm_mpi_comm comm, void **base, comm_mpi_win *out);
+tm_status comm_mpi_window_query(comm_mpi_win win, int rank, int64_t *bytes, void **base);
+tm_status comm_mpi_window_free(comm_mpi_win *win);
 tm_status comm_mpi_finalize(void);
 
 #endif

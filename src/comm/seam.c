@@ -10,106 +10,88 @@ static void delay(void) {
     nanosleep(&t, NULL);
 }
 
-/* MPI_SUCCESS: make the call. */
+/* 0: make the call. */
 static int ask(const char *call) {
     const char *kind;
-    if (!tm_fault_hit(call, &kind)) return MPI_SUCCESS;
+    if (!tm_fault_hit(call, &kind)) return 0;
     if (!strcmp(kind, "delay")) delay();
-    return strcmp(kind, "error") == 0 ? MPI_ERR_OTHER : MPI_SUCCESS;
+    return strcmp(kind, "error") == 0 ? comm_mpi->other_error : 0;
 }
 
 static tm_status failed(const char *call, int code) {
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int n = 0, class = MPI_ERR_OTHER;
-    MPI_Error_string(code, text, &n);
-    MPI_Error_class(code, &class);
-    if (class == MPI_ERR_TRUNCATE) return tm_fail(TM_EBUG, "%s: %s: the ranks disagree about an operation", call, text);
+    char text[512] = "";
+    if (comm_mpi->explain(code, text, sizeof text))
+        return tm_fail(TM_EBUG, "%s: %s: the ranks disagree about an operation", call, text);
     return tm_fail(TM_EIO, "%s: %s; the ranks cannot go on", call, *text ? text : "failed");
 }
 
 #define CALL(name, expr)                                                                                               \
     do {                                                                                                               \
         int code_ = ask(name);                                                                                         \
-        if (code_ == MPI_SUCCESS) code_ = (expr);                                                                      \
-        if (code_ != MPI_SUCCESS) return failed(name, code_);                                                          \
-        return TM_OK;                                                                                                  \
+        if (code_ == 0) code_ = comm_mpi->expr;                                                                        \
+        return code_ == 0 ? TM_OK : failed(name, code_);                                                               \
     } while (0)
 
 tm_status comm_mpi_init(void) {
-    int provided;
-    CALL("mpi_init", MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided));
+    CALL("mpi_init", init());
 }
 
-tm_status comm_mpi_isend(const void *buf, int bytes, int to, int tag, MPI_Comm comm, MPI_Request *out) {
-    CALL("mpi_isend", MPI_Isend(buf, bytes, MPI_BYTE, to, tag, comm, out));
+tm_status comm_mpi_isend(const void *buf, int bytes, int to, int tag, comm_mpi_comm comm, comm_mpi_request *out) {
+    CALL("mpi_isend", isend(buf, bytes, to, tag, comm, out));
 }
 
-tm_status comm_mpi_irecv(void *buf, int bytes, int from, int tag, MPI_Comm comm, MPI_Request *out) {
-    CALL("mpi_irecv", MPI_Irecv(buf, bytes, MPI_BYTE, from, tag, comm, out));
+tm_status comm_mpi_irecv(void *buf, int bytes, int from, int tag, comm_mpi_comm comm, comm_mpi_request *out) {
+    CALL("mpi_irecv", irecv(buf, bytes, from, tag, comm, out));
 }
 
-static int test_some(int n, MPI_Request *request, int *done, int *index, MPI_Status *status) {
-    int code = MPI_Testsome(n, request, done, index, status);
-    for (int i = 0; code == MPI_ERR_IN_STATUS && i < *done; i++) /* which one, and why */
-        if (status[i].MPI_ERROR != MPI_SUCCESS && status[i].MPI_ERROR != MPI_ERR_PENDING) code = status[i].MPI_ERROR;
-    if (*done == MPI_UNDEFINED) *done = -1;
-    return code;
+tm_status comm_mpi_testsome(int n, comm_mpi_request *request, int *done, int *index, int *bytes) {
+    CALL("mpi_testsome", testsome(n, request, done, index, bytes));
 }
 
-tm_status comm_mpi_testsome(int n, MPI_Request *request, int *done, int *index, MPI_Status *status) {
-    CALL("mpi_testsome", test_some(n, request, done, index, status));
+tm_status comm_mpi_test(comm_mpi_request *request, int *done) {
+    CALL("mpi_test", test(request, done));
 }
 
-tm_status comm_mpi_test(MPI_Request *request, int *done) {
-    CALL("mpi_test", MPI_Test(request, done, MPI_STATUS_IGNORE));
+tm_status comm_mpi_iallreduce_f32(const void *send, void *recv, int n, comm_mpi_comm comm, comm_mpi_request *out) {
+    CALL("mpi_iallreduce", iallreduce_f32(send, recv, n, comm, out));
 }
 
-tm_status comm_mpi_iallreduce_f32(const void *send, void *recv, int n, MPI_Comm comm, MPI_Request *out) {
-    CALL("mpi_iallreduce", MPI_Iallreduce(send == recv ? MPI_IN_PLACE : send, recv, n, MPI_FLOAT, MPI_SUM, comm, out));
-}
-
-tm_status comm_mpi_allgather(const void *mine, void *all, int bytes, MPI_Comm comm) {
-    CALL("mpi_allgather", MPI_Allgather(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, comm));
+tm_status comm_mpi_allgather(const void *mine, void *all, int bytes, comm_mpi_comm comm) {
+    CALL("mpi_allgather", allgather(mine, all, bytes, comm));
 }
 
 tm_status comm_mpi_min(int mine, int *least) {
-    CALL("mpi_allreduce", MPI_Allreduce(&mine, least, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD));
+    CALL("mpi_allreduce", least(mine, least));
 }
 
-tm_status comm_mpi_bcast(void *buf, int bytes, int root, MPI_Comm comm) {
-    CALL("mpi_bcast", MPI_Bcast(buf, bytes, MPI_BYTE, root, comm));
+tm_status comm_mpi_bcast(void *buf, int bytes, int root, comm_mpi_comm comm) {
+    CALL("mpi_bcast", bcast(buf, bytes, root, comm));
 }
 
-tm_status comm_mpi_split(MPI_Comm comm, int colour, int key, MPI_Comm *out) {
-    CALL("mpi_comm_split", MPI_Comm_split(comm, colour, key, out));
+tm_status comm_mpi_split(comm_mpi_comm comm, int colour, int key, comm_mpi_comm *out) {
+    CALL("mpi_comm_split", split(comm, colour, key, out));
 }
 
-tm_status comm_mpi_split_shared(MPI_Comm comm, int key, MPI_Comm *out) {
-    CALL("mpi_comm_split_type", MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, key, MPI_INFO_NULL, out));
+tm_status comm_mpi_split_shared(comm_mpi_comm comm, int key, comm_mpi_comm *out) {
+    CALL("mpi_comm_split_type", split_shared(comm, key, out));
 }
 
-static int duplicate(MPI_Comm comm, MPI_Comm *out) {
-    int code = MPI_Comm_dup(comm, out);
-    return code == MPI_SUCCESS ? MPI_Comm_set_errhandler(*out, MPI_ERRORS_RETURN) : code;
+tm_status comm_mpi_dup(comm_mpi_comm comm, comm_mpi_comm *out) {
+    CALL("mpi_comm_dup", dup(comm, out));
 }
 
-tm_status comm_mpi_dup(MPI_Comm comm, MPI_Comm *out) {
-    CALL("mpi_comm_dup", duplicate(comm, out));
+tm_status comm_mpi_window(int64_t bytes, comm_mpi_comm comm, void **base, comm_mpi_win *out) {
+    CALL("mpi_win_allocate_shared", win_allocate(bytes, comm, base, out));
 }
 
-tm_status comm_mpi_window(MPI_Aint bytes, MPI_Comm comm, void *base, MPI_Win *out) {
-    CALL("mpi_win_allocate_shared", MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, comm, base, out));
+tm_status comm_mpi_window_query(comm_mpi_win win, int rank, int64_t *bytes, void **base) {
+    CALL("mpi_win_shared_query", win_query(win, rank, bytes, base));
 }
 
-tm_status comm_mpi_window_query(MPI_Win window, int rank, MPI_Aint *bytes, void *base) {
-    int unit;
-    CALL("mpi_win_shared_query", MPI_Win_shared_query(window, rank, bytes, &unit, base));
-}
-
-tm_status comm_mpi_window_free(MPI_Win *window) {
-    CALL("mpi_win_free", MPI_Win_free(window));
+tm_status comm_mpi_window_free(comm_mpi_win *win) {
+    CALL("mpi_win_free", win_free(win));
 }
 
 tm_status comm_mpi_finalize(void) {
-    CALL("mpi_finalize", MPI_Finalize());
+    CALL("mpi_finalize", finalize());
 }

@@ -12,7 +12,7 @@ static tm_status all_reduce_mpi(tm_comm *c, const tm_comm_op *op) {
     const uint32_t to = comm_farthest(c, &c->groups[op->group]);
     for (uint64_t at = 0; at < op->count; at += MOST) {
         int n = (int)tm_min_u64(MOST, op->count - at);
-        MPI_Request request;
+        comm_mpi_request request;
         TM_TRY(comm_mpi_iallreduce_f32((const float *)op->send + at, (float *)op->recv + at, n,
                                        c->remote->group[op->group], &request));
         comm_count_posted(c, c->remote->executed, to, (uint64_t)n * sizeof(float));

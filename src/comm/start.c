@@ -24,11 +24,11 @@ static tm_status read_node_size(const tm_comm_opts *opts, uint32_t *size) {
 }
 
 static tm_status real_node(const tm_comm *c, uint32_t *node) {
-    MPI_Comm shared;
+    comm_mpi_comm shared;
     int rank = (int)c->rank;
-    TM_TRY(comm_mpi_split_shared(MPI_COMM_WORLD, rank, &shared));
+    TM_TRY(comm_mpi_split_shared(comm_mpi->world, rank, &shared));
     tm_status rc = comm_mpi_bcast(&rank, sizeof rank, 0, shared);
-    MPI_Comm_free(&shared);
+    comm_mpi->free(shared);
     *node = (uint32_t)rank;
     return rc;
 }
@@ -40,7 +40,7 @@ static tm_status agree(const tm_comm *c, tm_status mine) {
     if (mine == TM_EIO) return mine; /* MPI itself failed: the others are somewhere inside it */
     TM_TRY(comm_mpi_min(rank, &lowest));
     if (lowest == (int)c->size) return TM_OK;
-    TM_TRY(comm_mpi_bcast(&error, sizeof error, lowest, MPI_COMM_WORLD));
+    TM_TRY(comm_mpi_bcast(&error, sizeof error, lowest, comm_mpi->world));
     comm_be_quiet(c->rank != 0);
     tm_error_set(&error);
     return error.code;
@@ -64,7 +64,7 @@ static tm_status check_cards(const tm_comm *c, const card *cards) {
 static tm_status exchange_cards(tm_comm *c, card *mine, card *cards) {
     TM_TRY(real_node(c, &mine->node));
     comm_name_host(mine->host);
-    TM_TRY(comm_mpi_allgather(mine, cards, sizeof *mine, MPI_COMM_WORLD));
+    TM_TRY(comm_mpi_allgather(mine, cards, sizeof *mine, comm_mpi->world));
     TM_TRY(check_cards(c, cards));
     for (uint32_t r = 0; r < c->size; r++) {
         c->node_of[r] = mine->node_size ? r / mine->node_size : cards[r].node;
@@ -118,9 +118,8 @@ static tm_status reserve(tm_comm *c) {
 
 tm_status comm_make_group_comm(tm_comm *c, uint32_t group, uint32_t colour) {
     comm_block_begin(c, "MPI_Comm_split");
-    tm_status rc = comm_mpi_split(MPI_COMM_WORLD, (int)colour, (int)c->rank, &c->remote->group[group]);
+    tm_status rc = comm_mpi_split(comm_mpi->world, (int)colour, (int)c->rank, &c->remote->group[group]);
     comm_block_end(c);
-    if (rc == TM_OK) MPI_Comm_set_errhandler(c->remote->group[group], MPI_ERRORS_RETURN);
     return rc;
 }
 
@@ -148,9 +147,7 @@ static tm_status find_ranks(tm_comm *c) {
     int size = 0, rank = 0;
     comm_block_begin(c, COMM_INIT);
     TM_TRY(comm_mpi_init());
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    comm_mpi->world_size(&size, &rank);
     c->size = (uint32_t)size;
     c->rank = (uint32_t)rank;
     return c->size == 1 ? check_launch() : TM_OK;
@@ -161,7 +158,7 @@ static tm_status start_among(tm_comm *c) {
     TM_TRY(meet(c));
     TM_TRY(agree(c, reserve(c)));
     TM_TRY(agree(c, make_groups(c)));
-    TM_TRY(comm_mpi_dup(MPI_COMM_WORLD, &c->remote->data));
+    TM_TRY(comm_mpi_dup(comm_mpi->world, &c->remote->data));
     comm_block_begin(c, "MPI_Comm_dup");
     TM_TRY(agree(c, comm_life_start(c)));
     comm_block_end(c);
@@ -177,10 +174,7 @@ tm_status comm_start(tm_comm *c) {
 }
 
 void comm_stop(tm_comm *c) {
-    int is_there = 0, is_over = 0;
-    MPI_Initialized(&is_there);
-    MPI_Finalized(&is_over);
-    if (!is_there || is_over) return;
+    if (!comm_mpi->is_up()) return;
     comm_block_begin(c, "MPI_Finalize");
     if (comm_mpi_finalize() != TM_OK) tm_error_clear();
     atomic_store(&c->remote->blocked_since_ns, 0);

@@ -59,23 +59,18 @@ static void back_off(unsigned idle) {
     nanosleep(&t, NULL);
 }
 
-static tm_status check_received(const comm_lane *lane, int i, const MPI_Status *status) {
-    int bytes;
+static tm_status check_received(const comm_lane *lane, int i, int bytes) {
     if (lane->expected[i] < 0) return TM_OK;
-    MPI_Get_count(status, MPI_BYTE, &bytes);
     if (bytes == lane->expected[i]) return TM_OK;
     return tm_fail(TM_EBUG, "rank %d sent %d bytes where %d were expected: the ranks disagree about an operation",
                    lane->peer[i], bytes, lane->expected[i]);
 }
 
-enum { BATCH = 64 }; /* completions taken at a time */
-
 /* One pass over a window of the lane's requests; *moved counts completions. */
 static tm_status poll_some(comm_lane *lane, int from, int n, int *moved) {
-    int index[BATCH], done;
-    MPI_Status status[BATCH];
-    TM_TRY(comm_mpi_testsome(n, lane->request + from, &done, index, status));
-    for (int i = 0; i < done; i++) TM_TRY(check_received(lane, from + index[i], &status[i]));
+    int index[COMM_MPI_BATCH], bytes[COMM_MPI_BATCH], done;
+    TM_TRY(comm_mpi_testsome(n, lane->request + from, &done, index, bytes));
+    for (int i = 0; i < done; i++) TM_TRY(check_received(lane, from + index[i], bytes[i]));
     if (done > 0) *moved += done;
     return TM_OK;
 }
@@ -83,8 +78,8 @@ static tm_status poll_some(comm_lane *lane, int from, int n, int *moved) {
 tm_status comm_wait_lane(tm_comm *c, comm_lane *lane) {
     for (unsigned idle = 0; lane->left > 0;) {
         int moved = 0;
-        for (int from = 0; from < lane->n; from += BATCH)
-            TM_TRY(poll_some(lane, from, lane->n - from < BATCH ? lane->n - from : BATCH, &moved));
+        for (int from = 0; from < lane->n; from += COMM_MPI_BATCH)
+            TM_TRY(poll_some(lane, from, lane->n - from < COMM_MPI_BATCH ? lane->n - from : COMM_MPI_BATCH, &moved));
         lane->left -= moved;
         comm_life_tick(c);
         idle = moved ? 0 : idle + 1;
@@ -94,7 +89,7 @@ tm_status comm_wait_lane(tm_comm *c, comm_lane *lane) {
     return TM_OK;
 }
 
-tm_status comm_wait_request(tm_comm *c, MPI_Request *request) {
+tm_status comm_wait_request(tm_comm *c, comm_mpi_request *request) {
     int done = 0;
     for (unsigned idle = 0;; idle++) {
         TM_TRY(comm_mpi_test(request, &done));

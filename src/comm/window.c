@@ -19,9 +19,9 @@ typedef struct part {
 struct tm_comm_window {
     tm_comm *c;
     uint64_t my_bytes;
-    char *allocated; /* a job of one */
-    MPI_Win win;
-    part *parts; /* [node_size] */
+    char *allocated;  /* a job of one */
+    comm_mpi_win win; /* a job of several */
+    part *parts;      /* [node_size] */
 };
 
 static char *aligned(char *p) {
@@ -34,7 +34,7 @@ static char *aligned(char *p) {
 static tm_status find_parts(tm_comm_window *w) {
     char *at = NULL, *next = NULL;
     for (uint32_t r = 0; r < w->c->node_size; r++) {
-        MPI_Aint bytes;
+        int64_t bytes;
         void *base;
         TM_TRY(comm_mpi_window_query(w->win, (int)r, &bytes, &base));
         if (r == 0) at = next = base;
@@ -50,10 +50,11 @@ static tm_status open_remote(tm_comm *c, void *arg) {
     tm_comm_window *w = arg;
     void *base;
     comm_block_begin(c, "MPI_Win_allocate_shared");
-    tm_status rc = comm_mpi_window((MPI_Aint)(w->my_bytes + (c->node_rank == 0 ? PAGE : 0)),
+    tm_status rc = comm_mpi_window((int64_t)(w->my_bytes + (c->node_rank == 0 ? PAGE : 0)),
                                    c->remote->group[TM_COMM_NODE], &base, &w->win);
     comm_block_end(c);
-    if (tm_fault_hit("window_lost", NULL)) w->win = MPI_WIN_NULL, rc = TM_EIO; /* as an MPI that fails on one rank */
+    if (tm_fault_hit("window_lost", NULL))
+        w->win = comm_mpi->no_win, rc = TM_EIO; /* as an MPI that fails on one rank */
     if (rc == TM_OK) rc = find_parts(w);
     if (rc == TM_OK) return TM_OK;
     tm_error_clear(); /* says that the ranks cannot go on: without a window they can */
@@ -155,7 +156,7 @@ static void close_together(tm_comm_window *w) {
  * it: it is left to MPI_Finalize then, as addresses without a page, for nobody has touched it. */
 static tm_status give_back(tm_comm_window *w, tm_status rc) {
     uint32_t who;
-    if (first_without(w->c, w->win != MPI_WIN_NULL, &who) == TM_OK && who == NOBODY) close_together(w);
+    if (first_without(w->c, w->win != comm_mpi->no_win, &who) == TM_OK && who == NOBODY) close_together(w);
     return rc;
 }
 
@@ -173,7 +174,7 @@ static tm_status make(tm_comm_window **out, tm_comm *c, uint64_t my_bytes) {
     if (!w) return tm_nomem(sizeof *w);
     w->c = c;
     w->my_bytes = tm_round_up(my_bytes, PAGE);
-    w->win = MPI_WIN_NULL;
+    w->win = c->remote ? comm_mpi->no_win : NULL;
     w->parts = tm_calloc(c->node_size, sizeof *w->parts);
     return w->parts ? TM_OK : tm_nomem(c->node_size * sizeof *w->parts);
 }

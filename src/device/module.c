@@ -5,9 +5,8 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { MODULE_KINDS = 4, MODULE_PATH = 4096 };
+enum { MODULE_KINDS = 4 };
 
 typedef struct loaded {
     char kind[16];
@@ -29,19 +28,6 @@ static const device_host host = {.fail = tm_fail,
                                  .error_clear = tm_error_clear,
                                  .thread_start = tm_thread_start};
 
-/* <the program's folder>/../lib/tidemill, in a build folder as where it is installed; or where it was to be installed,
- * for those who link the library. */
-static void *open_library(const char *kind, char path[MODULE_PATH]) {
-    char exe[MODULE_PATH - 64];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    exe[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(exe, '/');
-    if (slash) *slash = 0;
-    snprintf(path, MODULE_PATH, "%s/../lib/tidemill/libtidemill_%s.so", exe, kind);
-    if (access(path, F_OK) != 0) snprintf(path, MODULE_PATH, "%s/libtidemill_%s.so", TIDEMILL_MODULE_DIR, kind);
-    return access(path, F_OK) == 0 ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
-}
-
 static tm_status start(const char *kind, const char *path, void *library, const device_ops **out) {
     const device_module *m = dlsym(library, DEVICE_MODULE_SYMBOL);
     if (!m) return tm_fail(TM_EUNSUPPORTED, "%s is no module of devices; install tidemill again", path);
@@ -55,14 +41,14 @@ static tm_status start(const char *kind, const char *path, void *library, const 
 }
 
 static tm_status load(const char *kind, const device_ops **out) {
-    char path[MODULE_PATH];
+    char path[TM_MODULE_PATH];
     for (uint32_t i = 0; i < n_list && i < MODULE_KINDS; i++)
         if (!strcmp(list[i].kind, kind)) *out = list[i].ops;
     if (*out) return TM_OK;
     TM_ASSERT(n_list < MODULE_KINDS);
-    void *library = open_library(kind, path);
-    if (!library && access(path, F_OK) == 0)
-        return tm_fail(TM_EUNSUPPORTED, "device \"%s\" cannot be loaded: %s", kind, dlerror());
+    const bool is_there = tm_module_find(kind, path);
+    void *library = is_there ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (is_there && !library) return tm_fail(TM_EUNSUPPORTED, "device \"%s\" cannot be loaded: %s", kind, dlerror());
     if (!library)
         return tm_fail(TM_EUNSUPPORTED,
                        "device \"%s\" is not in this build (no %s): build where its toolkit is found, or use \"cpu\"",

@@ -6,7 +6,6 @@
 
 #include <dirent.h>
 #include <math.h>
-#include <mpi.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -119,6 +118,17 @@ static unsigned threads(void) {
     return n;
 }
 
+/* Is a library, or anything of such a name, in this process's addresses? */
+static bool is_mapped(const char *name) {
+    char line[4096];
+    bool found = false;
+    FILE *f = fopen("/proc/self/maps", "re");
+    assert_non_null(f);
+    while (!found && fgets(line, sizeof line, f)) found = strstr(line, name) != NULL;
+    fclose(f);
+    return found;
+}
+
 static unsigned calls;
 static void note(tm_comm_op *op) {
     assert_int_equal(op->status, TM_OK);
@@ -130,9 +140,8 @@ static void one_rank(void **state) {
     const unsigned threads_before = threads();
     tm_comm *c;
     OK(tm_comm_open(&c, NULL));
-    int touched;
-    MPI_Initialized(&touched);
-    assert_false(touched);
+    assert_null(comm_mpi);
+    assert_false(is_mapped("libmpi"));
     assert_int_equal(threads(), threads_before);
     assert_int_equal(tm_comm_size(c) + tm_comm_nodes(c) + tm_comm_node_size(c), 3);
     assert_int_equal(tm_comm_rank(c) + tm_comm_node(c) + tm_comm_node_rank(c), 0);
@@ -186,6 +195,38 @@ static void bad_settings(void **state) {
     unsetenv("TIDEMILL_COMM_PATIENCE");
     assert_int_equal(tm_comm_open(&c, &(tm_comm_opts){.patience_seconds = 0.5}), TM_EINPUT);
     tm_error_clear();
+}
+
+/* Under a launcher, where the module is not there or is none: no rank goes on alone, and the first one speaks. */
+static void no_module(void **state) {
+    (void)state;
+    static const struct {
+        const char *folder, *says;
+    } rows[] = {{"/nowhere", "this build is for one rank (there is no /nowhere/libtidemill_mpi.so): install MPI's "
+                             "headers (tools/deps.sh ranks) and build again"},
+                {"tests/ranks_version", "is of another version of tidemill"},
+                {"tests/ranks_symbol", "is no module of ranks"}};
+    char said[64];
+    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    for (unsigned i = 0; i < 2 * TM_COUNT(rows); i++) {
+        tm_comm *c = (tm_comm *)said;
+        setenv("OMPI_COMM_WORLD_RANK", i % 2 ? "1" : "0", 1);
+        setenv("TIDEMILL_MODULES", rows[i / 2].folder, 1);
+        assert_int_equal(tm_comm_open(&c, NULL), TM_EUNSUPPORTED);
+        assert_null(c);
+        if (!strstr(tm_error_get()->text, rows[i / 2].says)) fail_msg("%s", tm_error_get()->text);
+        tm_error_clear();
+        assert_int_equal(tm_comm_quiet(), i % 2);
+        assert_int_equal(tm_comm_available(said, sizeof said), TM_EUNSUPPORTED);
+        tm_error_clear();
+    }
+    unsetenv("OMPI_COMM_WORLD_RANK");
+    unsetenv("TIDEMILL_MODULES");
+    clear_environment();
+    comm_be_quiet(false);
+    tm_comm *alone; /* what is not needed may be missing */
+    OK(tm_comm_open(&alone, NULL));
+    tm_comm_close(alone);
 }
 
 /* ---- trees and bytes of imagined jobs ---- */
@@ -440,12 +481,19 @@ static void quantised_specials(void **state) {
 int main(void) {
     clear_environment();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(launchers),       cmocka_unit_test(stopped_siblings),
-        cmocka_unit_test(one_rank),        cmocka_unit_test(bad_settings),
-        cmocka_unit_test(planned),         cmocka_unit_test(trees),
-        cmocka_unit_test(theory),          cmocka_unit_test(sums),
-        cmocka_unit_test(quantisation),    cmocka_unit_test(quantised_spread),
-        cmocka_unit_test(quantised_codes), cmocka_unit_test(quantised_specials),
+        cmocka_unit_test(launchers),
+        cmocka_unit_test(stopped_siblings),
+        cmocka_unit_test(one_rank),
+        cmocka_unit_test(bad_settings),
+        cmocka_unit_test(no_module),
+        cmocka_unit_test(planned),
+        cmocka_unit_test(trees),
+        cmocka_unit_test(theory),
+        cmocka_unit_test(sums),
+        cmocka_unit_test(quantisation),
+        cmocka_unit_test(quantised_spread),
+        cmocka_unit_test(quantised_codes),
+        cmocka_unit_test(quantised_specials),
     };
     return cmocka_run_group_tests_name("comm alone", tests, NULL, NULL);
 }

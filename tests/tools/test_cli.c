@@ -115,9 +115,9 @@ static void test_exit_status(void **state) {
 /* ---- the program itself ------------------------------------------------------------------------------------------ */
 
 /* Runs `tidemill ARGUMENTS`, both outputs together; the exit status. */
-static int run(const char *arguments, char *out, size_t cap) {
+static int run_with(const char *variables, const char *arguments, char *out, size_t cap) {
     char command[512];
-    snprintf(command, sizeof command, "%s %s 2>&1", TM_TEST_BINARY, arguments);
+    snprintf(command, sizeof command, "env %s %s %s 2>&1", variables, TM_TEST_BINARY, arguments);
     FILE *f = popen(command, "r");
     assert_non_null(f);
     size_t n = fread(out, 1, cap - 1, f);
@@ -125,6 +125,10 @@ static int run(const char *arguments, char *out, size_t cap) {
     int status = pclose(f);
     assert_true(WIFEXITED(status));
     return WEXITSTATUS(status);
+}
+
+static int run(const char *arguments, char *out, size_t cap) {
+    return run_with("", arguments, out, cap);
 }
 
 static size_t count_lines(const char *text) {
@@ -236,6 +240,22 @@ static void test_doctor(void **state) {
     assert_non_null(strstr(out, "fail  disk"));
 }
 
+/* One rank of two where ranks are not in the build: no job of its own, a line from the first, and what to do. */
+static void test_no_ranks(void **state) {
+    (void)state;
+    char out[4096];
+    int rc = run_with("TIDEMILL_MODULES=/nowhere OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0", "bench collective",
+                      out, sizeof out);
+    assert_int_equal(rc, 2);
+    if (!strstr(out, "tools/deps.sh ranks") || strchr(out, '\n') != out + strlen(out) - 1) fail_msg("%s", out);
+    rc = run_with("TIDEMILL_MODULES=/nowhere OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1", "bench collective", out,
+                  sizeof out);
+    assert_int_equal(rc, 2);
+    assert_string_equal(out, "");
+    rc = run_with("TIDEMILL_MODULES=/nowhere", "doctor", out, sizeof out);
+    if (!strstr(out, "warn  several ranks") || !strstr(out, "tools/deps.sh ranks")) fail_msg("%s", out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values),
@@ -245,6 +265,7 @@ int main(void) {
         cmocka_unit_test(test_program),
         cmocka_unit_test(test_every_command_answers),
         cmocka_unit_test(test_doctor),
+        cmocka_unit_test(test_no_ranks),
         cmocka_unit_test(test_no_faults),
 #ifdef TM_TEST_FAULTY
         cmocka_unit_test(test_faults_of_the_test_build),
