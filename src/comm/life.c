@@ -155,6 +155,10 @@ void comm_block_end(tm_comm *c) {
     c->remote->life.silent_ns = 0;
 }
 
+/* Until all ranks have met, late is likelier than dead: they are started one after another, and load a program and its
+ * libraries from a disk or a network, with processors that others use. Not for one that is seen to be stopped. */
+enum { START_SECONDS = 60 };
+
 bool comm_block_too_long(const tm_comm *c, char *why, size_t cap) {
     uint64_t since = atomic_load(&c->remote->blocked_since_ns);
     double seconds = since ? (double)(tm_now_ns() - since) * 1e-9 : 0;
@@ -162,7 +166,8 @@ bool comm_block_too_long(const tm_comm *c, char *why, size_t cap) {
     double patience = c->patience_seconds * (since && strcmp(what, COMM_INIT) == 0 ? 1.5 : 1);
     if (seconds < patience + 5) return false; /* whoever can name the rank goes first */
     char who[64] = "another rank is dead, stopped or cut off";
-    (void)comm_stopped_sibling(who, sizeof who);
+    if (!comm_stopped_sibling(who, sizeof who) && !c->remote->opened && seconds < patience + START_SECONDS)
+        return false;
     snprintf(why, cap, "%s has not come back for %.0f s: %s", what, seconds, who);
     return true;
 }

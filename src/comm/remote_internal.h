@@ -82,7 +82,7 @@ void comm_life_tick(tm_comm *c); /* often; does not return if the job ends */
 #define COMM_INIT "MPI_Init" /* waits for all ranks to be started: they get half as much time again */
 void comm_block_begin(tm_comm *c, const char *what);
 void comm_block_end(tm_comm *c);
-bool comm_block_too_long(const tm_comm *c, char *why, size_t cap);
+bool comm_block_too_long(const tm_comm *c, char *why, size_t cap); /* under the lock */
 
 /* siblings.c: the rank that the launcher says this process is (UINT32_MAX: it does not); "rank 2 (pid 123) is stopped",
  * of a process that the same launcher started here. */

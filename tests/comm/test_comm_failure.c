@@ -43,12 +43,16 @@ static void take_note(int sig) {
     (void)sig;
 }
 
+/* More than MPI_Init is given where a rank is seen to be stopped: 1.5 patiences of 1.5 s, and 5 s. */
+enum { LATE_SECONDS = 9 };
+
 static int be_rank(const char *mode) {
     tm_comm_opts opts = {.at_abort = say_aborted};
     const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
     if (!strcmp(mode, "workspaces") && rank && atoi(rank) == VICTIM) opts.workspace_bytes = 16 << 20;
     const bool fault = !strncmp(mode, "start:", 6) && rank && atoi(rank) == VICTIM;
     if (fault && tm_fault_set(mode + 6) != TM_OK) return 9;
+    if (!strcmp(mode, "late") && rank && atoi(rank) == VICTIM) rest(LATE_SECONDS);
     if (!strncmp(mode, "start:", 6)) signal(SIGTERM, take_note); /* as training does */
     if (tm_comm_open(&comm, &opts) != TM_OK) {
         if (tm_comm_quiet()) return 2;
@@ -202,6 +206,14 @@ static void slow_is_not_dead(void **state) {
     if (o.status != 0 || o.seconds < 3 || *o.text) fail_msg("exit %d after %.1f s:\n%s", o.status, o.seconds, o.text);
 }
 
+/* A rank that comes to MPI_Init long after the others, as on a machine that is busy with other things. */
+static void late_is_not_dead(void **state) {
+    (void)state;
+    outcome o = run_job("late", 3);
+    if (o.status != 0 || o.seconds < LATE_SECONDS || *o.text)
+        fail_msg("exit %d after %.1f s:\n%s", o.status, o.seconds, o.text);
+}
+
 int main(int argc, char **argv) {
     self = argv[0];
     if (argc > 1) return be_rank(argv[1]);
@@ -218,6 +230,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(aborts),
         cmocka_unit_test(disagreements),
         cmocka_unit_test(slow_is_not_dead),
+        cmocka_unit_test(late_is_not_dead),
     };
     return cmocka_run_group_tests_name("comm failures", tests, NULL, NULL);
 }
