@@ -30,7 +30,9 @@ static void remember(const tm_train_args *args, tm_train_args *own, uint32_t ran
 tm_status trainer_open_ranks(trainer *t) {
     tm_comm *comm;
     if (!tm_comm_launched()) return TM_OK;
-    TM_TRY(tm_comm_open(&comm, &(tm_comm_opts){.at_abort = tm_io_cleanup_at_exit}));
+    tm_status rc = tm_comm_open(&comm, &(tm_comm_opts){.at_abort = tm_io_cleanup_at_exit});
+    if (rc != TM_OK && t->args->reported) *t->args->reported = tm_comm_quiet();
+    TM_TRY(rc);
     if (tm_comm_size(comm) == 1) {
         tm_comm_close(comm);
         return TM_OK;

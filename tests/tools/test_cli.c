@@ -241,18 +241,24 @@ static void test_doctor(void **state) {
 }
 
 /* One rank of two where ranks are not in the build: no job of its own, a line from the first, and what to do. */
+static void refuses_ranks(const char *command) {
+    char out[4096];
+    assert_int_equal(
+        run_with("TIDEMILL_MODULES=/nowhere OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0", command, out, sizeof out),
+        2);
+    if (!strstr(out, "tools/deps.sh ranks") || strchr(out, '\n') != out + strlen(out) - 1) fail_msg("%s", out);
+    assert_int_equal(
+        run_with("TIDEMILL_MODULES=/nowhere OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1", command, out, sizeof out),
+        2);
+    assert_string_equal(out, "");
+}
+
 static void test_no_ranks(void **state) {
     (void)state;
-    char out[4096];
-    int rc = run_with("TIDEMILL_MODULES=/nowhere OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0", "bench collective",
-                      out, sizeof out);
-    assert_int_equal(rc, 2);
-    if (!strstr(out, "tools/deps.sh ranks") || strchr(out, '\n') != out + strlen(out) - 1) fail_msg("%s", out);
-    rc = run_with("TIDEMILL_MODULES=/nowhere OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1", "bench collective", out,
-                  sizeof out);
-    assert_int_equal(rc, 2);
-    assert_string_equal(out, "");
-    rc = run_with("TIDEMILL_MODULES=/nowhere", "doctor", out, sizeof out);
+    char out[16384];
+    refuses_ranks("bench collective");
+    refuses_ranks("train " TM_TEST_SOURCE "/examples/tiny/demo.json");
+    (void)run_with("TIDEMILL_MODULES=/nowhere", "doctor", out, sizeof out);
     if (!strstr(out, "warn  several ranks") || !strstr(out, "tools/deps.sh ranks")) fail_msg("%s", out);
 }
 
