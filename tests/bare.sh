@@ -56,7 +56,7 @@ look_around() {
 make_root() {
     begin=$(date +%s)
     # apt's own copies, which are checked against the mirror's lists
-    debootstrap --variant=minbase --cache-dir=/var/cache/apt/archives "$release" "$root" "$mirror" > "$work/log" 2>&1 || {
+    DPKG_FORCE=unsafe-io debootstrap --variant=minbase --cache-dir=/var/cache/apt/archives "$release" "$root" "$mirror" > "$work/log" 2>&1 || {
         tail -n 5 "$work/log" >&2
         tail -n 5 "$root/debootstrap/debootstrap.log" >&2 2> /dev/null || true
         left_out "debootstrap failed: is the mirror there?"
@@ -90,7 +90,7 @@ mount_all() {
     mount --rbind /dev "$root/dev"
     mount -t tmpfs -o size=4g tmpfs "$root/dev/shm"
 }
-# Nothing of this machine's environment but how to reach the mirror, and what it says about its processor.
+# Nothing of this machine's environment but how to reach the mirror.
 inside() {
     begin=$(date +%s)
     say "$*"

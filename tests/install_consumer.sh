@@ -59,3 +59,11 @@ expect "$work/app-build/app"
     $cc -std=c17 -Wall -Wextra -Werror -fsyntax-only $(pkg-config --cflags tidemill) header.c
 done
 "$prefix/bin/tidemill" --version
+
+# MPI is nobody's need but the module's, which is found beside the program, wherever that is.
+! ldd "$prefix/bin/tidemill" "$work/by-pkg-config" | grep libmpi || { echo "MPI is linked" >&2; exit 1; }
+if [ -e "$build/lib/tidemill/libtidemill_mpi.so" ]; then
+    mv "$prefix" "$work/moved"
+    "$work/moved/bin/tidemill" doctor > "$work/doctor.log" || : # which may lack something else
+    grep -q '^  ok  *several ranks' "$work/doctor.log" || { cat "$work/doctor.log"; exit 1; }
+fi
