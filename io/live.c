@@ -1,5 +1,5 @@
 /* What this process would leave behind if it stopped now. */
-#include "io/io_internal.h"
+#include "io/run_internal.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ void tm_io_cleanup_at_exit(void) {
     for (io_live *l = head; l; l = l->next) {
         if (!l->is_dir) {
             io_sys_table->unlinkat(AT_FDCWD, l->path, 0);
-        } else if (tm_remove_tree(l->path) == TM_OK && l->parent) {
+        } else if (io_run_remove_dir((tm_io_run *)l) == TM_OK && l->parent) {
             io_sys_table->unlinkat(AT_FDCWD, l->parent, AT_REMOVEDIR);
         }
     }

@@ -91,46 +91,23 @@ static tm_status make_run_dir(tm_io_run *run, int parent_fd, const char *id) {
     return run->fd < 0 ? io_run_refused(run->path, errno) : TM_OK;
 }
 
-/* ---- owner and lock ---- */
+/* ---- lock ---- */
 
 int io_run_create_in(const tm_io_run *run, const char *name, int flags) {
     return io_sys_table->openat(run->fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
 }
 
+/* Whoever looks whether it is held (tm_io_run_owner) holds it for that moment. */
 static tm_status take_lock(tm_io_run *run) {
+    enum { LOOKED_AT_MS = 2000 };
     run->lock_fd = io_run_create_in(run, "lock", 0);
     if (run->lock_fd < 0) return io_run_refused(run->path, errno);
-    if (io_sys_table->flock(run->lock_fd, LOCK_EX | LOCK_NB) == 0) return TM_OK;
-    return tm_fail_sys(TM_EINPUT, errno, "flock", run->path, -1, "offload path %s: cannot be locked", run->path);
-}
-
-static void command_line(char *buf, size_t cap) {
-    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? 0 : read(fd, buf, cap - 1);
-    if (fd >= 0) close(fd);
-    if (n < 0) n = 0;
-    for (ssize_t i = 0; i < n; i++) {
-        if ((unsigned char)buf[i] < ' ') buf[i] = ' ';
+    for (unsigned waited = 0;; waited += 5) {
+        if (io_sys_table->flock(run->lock_fd, LOCK_EX | LOCK_NB) == 0) return TM_OK;
+        if (errno != EWOULDBLOCK || waited >= LOOKED_AT_MS) break;
+        nanosleep(&(struct timespec){.tv_nsec = 5 * 1000 * 1000}, NULL);
     }
-    buf[n] = 0;
-}
-
-tm_status io_run_write_owner(tm_io_run *run, const char *name) {
-    char host[256] = "", command[1024], when[64] = "";
-    time_t now = time(NULL);
-    struct tm utc;
-    (void)gethostname(host, sizeof host - 1);
-    if (gmtime_r(&now, &utc)) strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    command_line(command, sizeof command);
-    tm_buf text = {0};
-    int fd = io_run_create_in(run, name, 0);
-    if (fd < 0) return io_run_refused(run->path, errno);
-    tm_status rc =
-        tm_buf_printf(&text, "pid %ld\nhost %s\nstarted %s\ncommand %s\n", (long)getpid(), host, when, command);
-    if (rc == TM_OK) rc = io_write_all(fd, text.data, text.len, 0, run->path);
-    close(fd);
-    tm_buf_free(&text);
-    return rc;
+    return tm_fail_sys(TM_EINPUT, errno, "flock", run->path, -1, "offload path %s: cannot be locked", run->path);
 }
 
 /* ---- O_DIRECT ---- */
@@ -206,8 +183,10 @@ static tm_status set_up(tm_io_run *run, const tm_io_run_opts *opts) {
     close(parent_fd);
     TM_TRY(rc);
     switch_off_cow(run);
-    TM_TRY(take_lock(run));
-    TM_TRY(io_run_write_owner(run, "owner"));
+    TM_TRY(take_lock(run)); /* before `owner` is there: who finds a key finds it held */
+    char fresh[TM_IO_KEY_CHARS + 1];
+    tm_io_make_key(fresh);
+    TM_TRY(io_run_write_owner(run, opts->key ? opts->key : fresh, opts->of));
     return io_run_probe(run);
 }
 
@@ -245,20 +224,41 @@ tm_status tm_io_run_create(tm_io_run **out, const char *path, const tm_io_run_op
     return TM_OK;
 }
 
-/* What we know by name goes first, which needs no memory and no descriptor; then whatever others put there. */
-static tm_status remove_dir(tm_io_run *run) {
-    static const char *const own[] = {"probe", "owner", "lock"};
+/* Names that runs give, whoever the process was: state by kind, spilled temporaries, commits. */
+static const char *const names[] = {
+    "probe",   "manifest",   "manifest.next", "part-of",    "part-of.next", "spill",      "weight_hi", "weight_lo",
+    "exp_avg", "exp_avg_sq", "grad",          "activation", "scratch",      "owner.next", "owner",     "lock"};
+
+bool tm_io_run_makes(const char *name) {
+    for (size_t i = 0; i < TM_COUNT(names); i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+/* Files that a run makes, and no others: needs no memory and no descriptor. `owner` and `lock` go last: what is half
+ * removed still says whose it is. */
+static tm_status remove_files(const tm_io_run *run) {
     for (const run_file *f = run->files; f; f = f->next) (void)io_sys_table->unlinkat(run->fd, io_basename(f->path), 0);
-    for (size_t i = 0; i < TM_COUNT(own); i++) (void)io_sys_table->unlinkat(run->fd, own[i], 0);
-    if (io_sys_table->unlinkat(AT_FDCWD, run->path, AT_REMOVEDIR) == 0) return TM_OK;
-    return tm_remove_tree(run->path);
+    for (size_t i = 0; i < TM_COUNT(names); i++)
+        if (io_sys_table->unlinkat(run->fd, names[i], 0) != 0 && errno != ENOENT && errno != EISDIR)
+            return tm_fail_sys(TM_EIO, errno, "unlink", run->path, -1, "%s/%s: cannot be removed", run->path, names[i]);
+    return TM_OK;
+}
+
+tm_status io_run_remove_dir(tm_io_run *run) {
+    if (run->fd >= 0) TM_TRY(remove_files(run));
+    if (io_sys_table->unlinkat(AT_FDCWD, run->path, AT_REMOVEDIR) == 0 || errno == ENOENT) return TM_OK;
+    if (errno != ENOTEMPTY && errno != EEXIST)
+        return tm_fail_sys(TM_EIO, errno, "rmdir", run->path, -1, "%s: cannot be removed", run->path);
+    tm_log(TM_LOG_WARN, "%s: stays, it holds files that no run makes", run->path);
+    return TM_OK;
 }
 
 /* The lock is held to the end, so that nobody takes the directory for an abandoned one. */
 tm_status tm_io_run_remove(tm_io_run *run) {
     tm_status rc = TM_OK;
     if (run->live.is_dir) { /* the directory was made */
-        rc = remove_dir(run);
+        rc = io_run_remove_dir(run);
         io_live_remove(&run->live);
     }
     if (run->made_parent && rc == TM_OK && io_sys_table->unlinkat(AT_FDCWD, run->parent, AT_REMOVEDIR) != 0 &&

@@ -26,9 +26,12 @@ struct tm_io_run {
 bool io_run_name_is_plain(const char *id); /* 1 to 64 of A-Z a-z 0-9 . _ - */
 tm_status io_run_refused(const char *path, int err);
 tm_status io_run_check_filesystem(int fd, const char *path, bool allow_tmpfs);
-int io_run_create_in(const tm_io_run *run, const char *name, int flags); /* 0600, O_EXCL */
-tm_status io_run_write_owner(tm_io_run *run, const char *name);
+int io_run_create_in(const tm_io_run *run, const char *name, int flags);       /* 0600, O_EXCL */
+int io_run_open_dir(const char *dir);                                          /* no symlink; -1: errno */
+tm_status io_run_write_owner(tm_io_run *run, const char *key, const char *of); /* in place of the one before */
+void io_run_read_owner(int dir, tm_io_owner *out);
 tm_status io_run_probe(tm_io_run *run); /* finds run->alignment */
-void io_run_free(tm_io_run *run);       /* closes what is open */
+tm_status io_run_remove_dir(tm_io_run *run);
+void io_run_free(tm_io_run *run); /* closes what is open */
 
 #endif

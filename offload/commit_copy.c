@@ -161,8 +161,13 @@ static tm_status make_runs(copier *c, const tm_commit_copy_opts *opts) {
         return tm_fail(TM_EINPUT, "%u offload paths given, at most %d are used; leave some out", opts->n_paths,
                        STORE_PATHS);
     for (unsigned i = 0; i < opts->n_paths; i++, c->n_runs++)
-        TM_TRY(tm_io_run_create(&c->run[i], opts->paths[i],
-                                &(tm_io_run_opts){.id = opts->id, .allow_tmpfs = true, .create_parents = true}));
+        TM_TRY(tm_io_run_create(
+            &c->run[i], opts->paths[i],
+            &(tm_io_run_opts){.id = opts->id,
+                              .key = opts->key,
+                              .of = opts->of,
+                              .allow_tmpfs = true,
+                              .create_parents = opts->home && strcmp(opts->paths[i], opts->home) == 0}));
     return TM_OK;
 }
 

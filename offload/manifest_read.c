@@ -84,10 +84,10 @@ const char *commit_path(const tm_commit *c, unsigned i) {
     return path;
 }
 
-/* The first directory is the one we are in; the others are where they were. */
-static tm_status open_others(tm_commit *c, unsigned n) {
+/* The first directory is the one we are in; the others are where they were, and have to be the claim's as well. */
+static tm_status open_others(tm_commit *c, unsigned n, const tm_io_claim *claim) {
     for (unsigned i = 1; i < n; i++) {
-        TM_TRY(tm_io_run_reopen(&c->run[i], commit_path(c, i), true, LOCK_WAIT_MS));
+        TM_TRY(tm_io_run_reopen(&c->run[i], commit_path(c, i), claim, true, LOCK_WAIT_MS));
         c->n_paths = i + 1;
     }
     return TM_OK;
@@ -105,20 +105,20 @@ static tm_status read_manifest(tm_commit *c, const char *dir, const char *name, 
     return read_info(c, h);
 }
 
-static tm_status open_commit(tm_commit *c, const char *dir, bool own) {
+static tm_status open_commit(tm_commit *c, const char *dir, bool own, const tm_io_claim *claim) {
     manifest_head h;
     if (!own) return read_manifest(c, dir, MANIFEST_NAME, &h);
-    TM_TRY(tm_io_run_reopen(&c->run[0], dir, true, LOCK_WAIT_MS));
+    TM_TRY(tm_io_run_reopen(&c->run[0], dir, claim, true, LOCK_WAIT_MS));
     c->n_paths = 1;
     TM_TRY(read_manifest(c, dir, MANIFEST_NAME, &h));
-    return open_others(c, h.n_paths);
+    return open_others(c, h.n_paths, claim);
 }
 
-static tm_status open_new(tm_commit **out, const char *dir, bool own) {
+static tm_status open_new(tm_commit **out, const char *dir, bool own, const tm_io_claim *claim) {
     *out = NULL;
     tm_commit *c = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
-    tm_status rc = open_commit(c, dir, own);
+    tm_status rc = open_commit(c, dir, own, claim);
     if (rc != TM_OK) {
         tm_commit_close(c);
         return rc;
@@ -127,22 +127,22 @@ static tm_status open_new(tm_commit **out, const char *dir, bool own) {
     return TM_OK;
 }
 
-tm_status tm_commit_open(tm_commit **out, const char *dir) {
-    return open_new(out, dir, true);
+tm_status tm_commit_open(tm_commit **out, const char *dir, const tm_io_claim *claim) {
+    return open_new(out, dir, true, claim);
 }
 
 tm_status tm_commit_look(tm_commit **out, const char *dir) {
-    return open_new(out, dir, false);
+    return open_new(out, dir, false, NULL);
 }
 
 /* The lock is held from the look at it to the rename. */
-tm_status tm_commit_roll_forward(const char *dir, uint64_t step) {
+tm_status tm_commit_roll_forward(const char *dir, uint64_t step, const tm_io_claim *claim) {
     char from[PATH_MAX], to[PATH_MAX];
     manifest_head h;
     tm_status rc;
     tm_commit *c = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
-    TM_GO(tm_io_run_reopen(&c->run[0], dir, true, LOCK_WAIT_MS));
+    TM_GO(tm_io_run_reopen(&c->run[0], dir, claim, true, LOCK_WAIT_MS));
     c->n_paths = 1;
     TM_GO(read_manifest(c, dir, MANIFEST_NAME ".next", &h));
     if (c->step != step)

@@ -259,6 +259,8 @@ typedef struct tm_store_opts {
     tm_commit *resume; /* goes on from this commit, in its run directories (`slots` is not used, nor are `paths`: those
                         * that do not hold it get a warning); taken over if the store opens, else left to the caller */
     const char *name;  /* directories are called run-NAME-<random>; NULL: run-<random>. At most 40 plain characters */
+    const char *key, *of;     /* of run directories that are made (tm_io_claim); NULL: a fresh key, nothing */
+    const char *home;         /* of the paths the one that is made where it is not there; NULL: none is */
     const char *const *paths; /* offload paths; the first n_paths are used, objects go to them in proportion to their
                                * measured rates (profile of this machine; equally where one is unknown) and room */
     unsigned n_paths;
@@ -318,14 +320,15 @@ void tm_store_commit_abandon(tm_store *s); /* what was prepared is not published
 TM_MUST_USE tm_status tm_store_commit(tm_store *s, char *slab, const tm_commit_opts *opts, tm_commit_stats *stats);
 
 /* Opens the commit of a run directory: takes its lock, checks the manifest. TM_EINPUT: no directory, no commit in it,
- * or its owner is alive (pid and host are named); TM_ECORRUPT: damaged. */
-TM_MUST_USE tm_status tm_commit_open(tm_commit **out, const char *run_directory);
+ * its owner is alive (pid and host are named), or it, or one that its manifest names, is not the claim's (io.h; NULL:
+ * any run's); TM_ECORRUPT: damaged. */
+TM_MUST_USE tm_status tm_commit_open(tm_commit **out, const char *run_directory, const tm_io_claim *claim);
 /* Reads and checks the manifest alone, whoever owns the directory: for looking at, not for going on from. */
 TM_MUST_USE tm_status tm_commit_look(tm_commit **out, const char *run_directory);
 /* With several ranks: a commit of `step` that was prepared in this directory, but not published before its process
  * died, while another rank's was: it becomes the commit. All ranks prepare before any publishes, so that it is there
  * and whole. */
-TM_MUST_USE tm_status tm_commit_roll_forward(const char *run_directory, uint64_t step);
+TM_MUST_USE tm_status tm_commit_roll_forward(const char *run_directory, uint64_t step, const tm_io_claim *claim);
 /* State read out of a commit, whoever owns its directory: object `number` of a kind, in the order of the layout that it
  * was made of. Pages are checked. Memory: one page, and 12 bytes an object. */
 typedef struct tm_commit_reader tm_commit_reader;
@@ -346,8 +349,8 @@ typedef struct tm_commit_copy_opts {
     const char *const *paths;   /* the manifest is in the first */
     const uint32_t *path_kinds; /* as in tm_store_opts */
     unsigned n_paths;
-    const char *id;
-    unsigned slots; /* 2 for one to go on in, 1 for one to keep */
+    const char *id, *key, *of, *home; /* as in tm_store_opts */
+    unsigned slots;                   /* 2 for one to go on in, 1 for one to keep */
 } tm_commit_copy_opts;
 TM_MUST_USE tm_status tm_commit_copy(const char *run_directory, const tm_commit_copy_opts *opts);
 void tm_commit_close(tm_commit *c);                   /* NULL is fine */

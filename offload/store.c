@@ -18,7 +18,11 @@ static tm_status open_paths(tm_store *s, const tm_store_opts *opts) {
                  (unsigned long long)tm_hash64(now, sizeof now, i));
         TM_TRY(tm_io_run_create(
             &s->run[i], opts->paths[i],
-            &(tm_io_run_opts){.id = opts->name ? id : NULL, .allow_tmpfs = opts->allow_tmpfs, .create_parents = true}));
+            &(tm_io_run_opts){.id = opts->name ? id : NULL,
+                              .key = opts->key,
+                              .of = opts->of,
+                              .allow_tmpfs = opts->allow_tmpfs,
+                              .create_parents = opts->home && strcmp(opts->paths[i], opts->home) == 0}));
         s->n_paths = i + 1;
     }
     return TM_OK;

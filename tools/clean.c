@@ -10,8 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-typedef enum leftover_state { LEFT_DEAD, LEFT_COMMIT, LEFT_ALIVE } leftover_state;
-static const char *const state_names[] = {"dead", "commit", "in use"};
+/* OLD: of a version before keys, so that nothing proves whose it is. */
+typedef enum leftover_state { LEFT_DEAD, LEFT_COMMIT, LEFT_ALIVE, LEFT_OLD } leftover_state;
+static const char *const state_names[] = {"dead", "commit", "in use", "old"};
 
 typedef struct leftover {
     char path[4096];
@@ -50,6 +51,11 @@ static bool has(const leftover *l, const char *name) {
     return tm_path_exists(path);
 }
 
+/* Or what may become one: ranks prepare together, and the next start puts in place what one had not published. */
+static bool holds_commit(const leftover *l) {
+    return has(l, "manifest") || has(l, "manifest.next") || has(l, "part-of");
+}
+
 static void read_commit(leftover *l) {
     tm_commit *c;
     l->state = LEFT_COMMIT;
@@ -70,7 +76,9 @@ static tm_status look(leftover *l) {
     TM_TRY(tm_list_dir(l->path, weigh_file, l));
     if (l->owner.alive)
         l->state = LEFT_ALIVE;
-    else if (has(l, "manifest") || has(l, "part-of"))
+    else if (l->owner.keyless)
+        l->state = LEFT_OLD;
+    else if (holds_commit(l))
         read_commit(l);
     return TM_OK;
 }
@@ -81,8 +89,11 @@ static tm_status add(survey *s, const char *path) {
     s->found = grown;
     grown[s->n] = (leftover){.state = LEFT_DEAD};
     snprintf(grown[s->n].path, sizeof grown[s->n].path, "%s", path);
-    TM_TRY(look(&grown[s->n]));
-    if (grown[s->n].owner.is_run) s->n++; /* not one of ours otherwise: no lock file */
+    tm_status rc = look(&grown[s->n]);
+    if (rc != TM_OK && !tm_path_is_dir(path) && path != s->path) return tm_error_clear(), TM_OK; /* gone meanwhile */
+    TM_TRY(rc);
+    const tm_io_owner *o = &grown[s->n].owner;
+    if (o->is_run && (*o->key || o->keyless)) s->n++; /* what has no owner of ours is not ours, whatever its name */
     return TM_OK;
 }
 
@@ -129,6 +140,8 @@ static void print_table(const survey *s) {
             snprintf(what, sizeof what, "  (step %" PRId64 " of %s can be resumed)", l->step, l->output);
         else if (l->state == LEFT_COMMIT)
             snprintf(what, sizeof what, "  (part of a commit, or a damaged one)");
+        else if (l->state == LEFT_OLD)
+            snprintf(what, sizeof what, "  (made before runs had keys: by hand, or with --all)");
         printf("%-8s %12s %10s %8ld  %s%s\n", state_names[l->state], tm_format_size(l->bytes, size, sizeof size),
                age_text(l->age_seconds, age, sizeof age), l->owner.pid, l->path, what);
     }
@@ -176,7 +189,7 @@ static tm_status print_json(const survey *s, const bool *removed) {
 /* ---- removing -------------------------------------------------------------------------------------------------- */
 
 static bool goes(const leftover *l, bool all) {
-    return l->state == LEFT_DEAD || (l->state == LEFT_COMMIT && all);
+    return l->state == LEFT_DEAD || (l->state != LEFT_ALIVE && all);
 }
 
 static bool asked(const survey *s, bool all) {
@@ -191,21 +204,31 @@ static bool asked(const survey *s, bool all) {
     return fgets(answer, sizeof answer, stdin) && (*answer == 'y' || *answer == 'Y');
 }
 
-/* Takes the lock first: whoever came alive since the table was printed keeps his directory. */
-static tm_status remove_one(const leftover *l) {
+/* Takes the lock first, and looks again under it: whoever came alive or committed since the table was printed keeps his
+ * directory. */
+static tm_status remove_one(const leftover *l, bool all, bool *removed) {
     tm_io_run *run;
-    TM_TRY(tm_io_run_reopen(&run, l->path, true, 0));
-    return tm_io_run_remove(run);
+    tm_io_owner now;
+    const tm_io_claim claim = {.key = l->owner.key};
+    tm_status rc = tm_io_run_reopen(&run, l->path, l->state == LEFT_OLD ? NULL : &claim, true, 0);
+    if (rc == TM_OK && !all && holds_commit(l)) {
+        tm_io_run_close(run);
+        return TM_OK;
+    }
+    *removed = rc == TM_OK;
+    if (rc == TM_OK) return tm_io_run_remove(run);
+    tm_error said = *tm_error_get();
+    bool left = !tm_path_is_dir(l->path) || (tm_io_run_owner(l->path, &now) == TM_OK && now.alive);
+    tm_error_clear();
+    if (left) return TM_OK;
+    tm_error_set(&said);
+    return rc;
 }
 
 static tm_status remove_all(const survey *s, bool all, bool *removed) {
     tm_status rc = TM_OK;
-    for (size_t i = 0; i < s->n; i++) {
-        if (!goes(&s->found[i], all)) continue;
-        tm_status one = remove_one(&s->found[i]);
-        removed[i] = one == TM_OK;
-        if (one != TM_OK && rc == TM_OK) rc = one;
-    }
+    for (size_t i = 0; i < s->n; i++)
+        if (goes(&s->found[i], all)) rc = tm_first(rc, remove_one(&s->found[i], all, &removed[i]));
     return rc;
 }
 
@@ -231,13 +254,17 @@ int tm_cmd_clean(int argc, char **argv) {
     bool yes = false, all = false, json = false;
     const tm_opt opts[] = {
         TM_FLAG("yes", &yes, "remove what dead runs left without asking; what can be resumed stays"),
-        TM_FLAG("all", &all, "count commits that can be resumed among what goes; a run in use always stays"),
+        TM_FLAG("all", &all,
+                "count commits that can be resumed, and what was made before runs had keys, among what goes; a run in "
+                "use always stays"),
         TM_FLAG("json", &json, "print one JSON object; nothing is asked"),
     };
     const tm_cli cli = {
         .usage = "clean PATH [--yes] [--all] [--json]",
-        .about = "Lists the run directories below an offload path (or one of them): in use, holding a commit that can "
-                 "be resumed, or left by a dead run; removes the last on --yes or when told so.",
+        .about =
+            "Lists the run directories below an offload path (or one of them): in use, holding a commit that can "
+            "be resumed, or left by a dead run; removes the last on --yes or when told so. What has no `owner` file of "
+            "a run is not listed and never touched, nor are files that no run makes.",
         .example = "tidemill clean /nvme/offload\ntidemill clean /nvme/offload --yes",
         .opts = opts,
         .n_opts = TM_COUNT(opts),

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 typedef struct command {
@@ -78,6 +79,7 @@ int main(int argc, char **argv) {
     const char *first = argc > 1 ? argv[1] : NULL;
     /* A file that may not grow (ulimit -f) is an error like a full disk, not the process's sudden end. */
     (void)signal(SIGXFSZ, SIG_IGN);
+    (void)prctl(PR_SET_NAME, "tidemill"); /* restarted by way of /proc/self/exe it would be called "exe" */
     wait_passively(argv); /* returns where it is set already, or where the restart is impossible: slower, not wrong */
     const char *wrong = tm_fault_environment_wrong();
     if (wrong) {

@@ -290,6 +290,7 @@ void tm_hf_writer_abandon(tm_hf_writer *w);                 /* NULL is fine */
 /* config.json (as in the source, but with torch_dtype and dtype set to `dtype`), generation_config.json, and the
  * tokenizer's files into DIR, each written beside and renamed. */
 TM_MUST_USE tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_fmt dtype);
+bool tm_source_is_side_file(const char *name); /* it may write one of this name */
 
 /* ---- conversion ------------------------------------------------------------------------------------------------- */
 

@@ -46,10 +46,17 @@ static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out)
     return tm_buf_append(out, "\n", 1);
 }
 
+static const char *const names[] = {"generation_config.json", "tokenizer.json",  "tokenizer_config.json",
+                                    "chat_template.jinja",    "tokenizer.model", "special_tokens_map.json",
+                                    "added_tokens.json",      "vocab.json",      "merges.txt"};
+
+bool tm_source_is_side_file(const char *name) {
+    for (size_t i = 0; i < TM_COUNT(names); i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return strcmp(name, "config.json") == 0;
+}
+
 tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_fmt dtype) {
-    static const char *const names[] = {"generation_config.json", "tokenizer.json",  "tokenizer_config.json",
-                                        "chat_template.jinja",    "tokenizer.model", "special_tokens_map.json",
-                                        "added_tokens.json",      "vocab.json",      "merges.txt"};
     tm_buf text = {0};
     tm_status rc;
     TM_GO(patched_config(src, dtype, &text));

@@ -17,8 +17,10 @@ tm_status elastic_save(trainer *t, const char *checkpoint) {
     snprintf(id, sizeof id, "rank-%u", t->ranks.rank);
     tm_status rc = trainer_speaks(t) ? tm_make_dirs(state) : TM_OK;
     TM_TRY(trainer_agree(t, rc));
-    return trainer_agree(t, tm_commit_copy(tm_store_path(t->job->store, 0),
-                                           &(tm_commit_copy_opts){.paths = &to, .n_paths = 1, .id = id, .slots = 1}));
+    return trainer_agree(
+        t, tm_commit_copy(
+               tm_store_path(t->job->store, 0),
+               &(tm_commit_copy_opts){.paths = &to, .n_paths = 1, .id = id, .key = t->key, .of = t->here, .slots = 1}));
 }
 
 /* ---- which directories --------------------------------------------------------------------------------------- */

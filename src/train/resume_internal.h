@@ -9,11 +9,14 @@
 
 const char *earlier_directory(const earlier *e); /* the first of its run directories; NULL: it names none */
 tm_status earlier_refuse_finished(const trainer *t, const earlier *e);
-tm_status earlier_refuse_lost(const trainer *t, const char *dir); /* NULL: it made no commits */
+/* The log shows commits, `lost` is gone; `state`: a directory to go on from, or NULL. */
+tm_status earlier_refuse_lost(const trainer *t, const char *lost, const char *state);
+/* No commit was found where run.json said. Refuses if the log shows that there was one. */
+tm_status earlier_refuse_if_lost(trainer *t, const earlier *e);
 /* Refuses while a process works in one of them, after so long. */
-tm_status earlier_none_alive(const earlier *e, unsigned wait_ms);
-tm_status earlier_drop(const earlier *e);    /* its run directories hold no commit: removed */
-tm_status earlier_drop_nameless(trainer *t); /* those that no run.json names */
+tm_status earlier_none_alive(const trainer *t, const earlier *e, unsigned wait_ms);
+tm_status earlier_drop(const trainer *t, const earlier *e); /* those of its run directories that hold no commit */
+tm_status earlier_drop_nameless(trainer *t);                /* those that no run.json names */
 
 /* ---- trainer_resume.c, trainer_resume_ranks.c -------------------------------------------------------------------- */
 

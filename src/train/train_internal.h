@@ -122,18 +122,18 @@ typedef struct job_opts {
     uint32_t window_mib;
     uint64_t max_resident_bytes[TM_KINDS];
     bool no_read_ahead, no_write_behind;
-    uint64_t persist_elements; /* parts whose tensors have no more stay resident, if that fits */
-    bool no_pin_memory;        /* the slab is not registered with the engine */
-    uint64_t other_bytes;      /* of the budget: holding by the caller (data, logs) */
-    uint32_t other_tokens;     /* most of a micro-batch of plans beside the candidates (evaluation) */
-    bool config_only;          /* weights are neither there nor needed */
-    bool plan_only;            /* job_start stops after the plan */
-    bool commits;              /* the state has a home on disk whether it is resident or not */
-    const char *home;          /* where, if there are no offload paths */
-    const char *run_name;      /* of tm_store_opts */
-    tm_commit *resume;         /* the state is that of this commit, which is taken over; nothing is imported */
-    job_ranks ranks;           /* all zero: one rank */
-    struct elastic *elastic;   /* the state is read from there instead of imported */
+    uint64_t persist_elements;       /* parts whose tensors have no more stay resident, if that fits */
+    bool no_pin_memory;              /* the slab is not registered with the engine */
+    uint64_t other_bytes;            /* of the budget: holding by the caller (data, logs) */
+    uint32_t other_tokens;           /* most of a micro-batch of plans beside the candidates (evaluation) */
+    bool config_only;                /* weights are neither there nor needed */
+    bool plan_only;                  /* job_start stops after the plan */
+    bool commits;                    /* the state has a home on disk whether it is resident or not */
+    const char *home;                /* where, if there are no offload paths */
+    const char *run_name, *key, *of; /* of tm_store_opts */
+    tm_commit *resume;               /* the state is that of this commit, which is taken over; nothing is imported */
+    job_ranks ranks;                 /* all zero: one rank */
+    struct elastic *elastic;         /* the state is read from there instead of imported */
 } job_opts;
 
 typedef struct tm_job tm_job;

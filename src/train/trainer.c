@@ -46,13 +46,14 @@ tm_status trainer_load_config(trainer *t, bool data_optional) {
 tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_buf out = {0}, config = {0};
     tm_json_writer w;
-    tm_out *file = NULL;
     tm_status rc;
     TM_GO(tm_config_dump_json(t->cfg, &config, 0));
     tm_jw_init(&w, &out, 1);
     tm_jw_object(&w);
     tm_jw_key(&w, "status");
     tm_jw_str(&w, status);
+    tm_jw_field_str(&w, "key", t->key);
+    trainer_describe_input(t, &w);
     tm_jw_key(&w, "step");
     tm_jw_int(&w, t->step);
     tm_jw_key(&w, "version");
@@ -72,12 +73,7 @@ tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_jw_object_end(&w);
     TM_GO(tm_jw_end(&w));
     TM_GO(tm_buf_append(&out, "\n", 1));
-    TM_GO(tm_out_create(&file, trainer_path(t, "run.json")));
-    rc = tm_out_append(file, out.data, out.len);
-    if (rc == TM_OK)
-        rc = tm_out_commit(file);
-    else
-        tm_out_abandon(file);
+    rc = trainer_put_run_json(t, &out);
 done:
     tm_buf_free(&out);
     tm_buf_free(&config);
@@ -178,10 +174,12 @@ void trainer_close(trainer *t) {
     tm_free(t->saves.step);
     tm_free(t->directory);
     tm_free(t->directories_of);
+    tm_free(t->claim_paths);
     tm_commit_close(t->commit);
     trainer_forget_old(t);
     tm_source_close(t->source);
     tm_config_free(t->cfg);
+    t->cfg = NULL;
 }
 
 tm_status trainer_prepare(trainer *t, bool data_optional) {
@@ -207,37 +205,6 @@ static void discard(const char *path) {
     if (tm_remove_tree(path) != TM_OK) tm_log(TM_LOG_WARN, "%s could not be removed", path);
 }
 
-/* OUTPUT_DIR as this run made it; what has to go again if nothing comes of it. */
-typedef struct made {
-    char output[4096];
-    size_t above; /* length of the folder that was there; of all of it: so was OUTPUT_DIR itself */
-} made;
-
-static void note_missing(made *m, const char *path) {
-    if (strlen(path) >= sizeof m->output) return;
-    snprintf(m->output, sizeof m->output, "%s", path);
-    m->above = strlen(m->output);
-    while (m->above > 0 && !tm_path_exists(m->output)) {
-        while (m->above > 0 && m->output[m->above - 1] == '/') m->above--;
-        while (m->above > 0 && m->output[m->above - 1] != '/') m->above--;
-        m->output[m->above] = 0;
-    }
-    snprintf(m->output, sizeof m->output, "%s", path);
-}
-
-/* The folders above it only if nobody else has put anything there. */
-static void discard_made(made *m) {
-    size_t n = strlen(m->output);
-    if (m->above >= n) return;
-    discard(m->output);
-    while (n > m->above) {
-        if (!tm_remove_empty(m->output)) return;
-        while (n > m->above && m->output[n - 1] == '/') n--;
-        while (n > m->above && m->output[n - 1] != '/') n--;
-        m->output[n] = 0;
-    }
-}
-
 static tm_status check_supported(const trainer *t) {
     if (t->cfg->save_state && !trainer_commits(t))
         return tm_fail(TM_EINPUT, "save_state copies commits, and this job makes none; set commit_steps and "
@@ -252,6 +219,7 @@ static tm_status open_outputs(trainer *t) {
     bool resumed = t->committed >= 0;
     TM_TRY(trainer_gather_directories(t));
     if (!trainer_speaks(t)) return TM_OK;
+    if (!resumed) TM_TRY(trainer_start_over(t)); /* before the log of what is given up is cut */
     if (resumed) {
         tm_log(TM_LOG_INFO, "going on from step %" PRId64 ", the commit in %s", t->step,
                tm_store_path(t->job->store, 0));
@@ -320,32 +288,13 @@ static tm_status ended_early(trainer *t, tm_status rc, bool started) {
 static void drop_copy(const trainer *t) {
     tm_commit *c;
     if (!tm_path_is_dir(t->copy)) return;
-    if (tm_commit_open(&c, t->copy) != TM_OK || tm_commit_remove(c) != TM_OK)
+    if (tm_commit_open(&c, t->copy, NULL) != TM_OK || tm_commit_remove(c) != TM_OK)
         tm_log(TM_LOG_WARN, "%s could not be removed: %s", t->copy, tm_error_get()->text);
     (void)tm_remove_empty(t->home);
 }
 
-/* A folder that cannot be written to is better known now than after the import. */
-static tm_status try_writing(trainer *t) {
-    tm_out *file;
-    TM_TRY(tm_out_create(&file, trainer_path(t, "run.json")));
-    tm_out_abandon(file);
-    return TM_OK;
-}
-
-/* Before anything in OUTPUT_DIR is believed or removed: a run that was started twice would otherwise write its log and
- * its model twice at a time, which the locks of run directories do not keep from happening before there are any. */
-static tm_status hold_output(trainer *t, made *m) {
-    bool never = strcmp(t->args->resume ? t->args->resume : "auto", "never") == 0;
-    if (!trainer_speaks(t)) return TM_OK;
-    note_missing(m, t->cfg->output_dir);
-    tm_status rc = tm_hold_dir(&t->hold, t->cfg->output_dir, never ? 0 : STILL_DYING_MS);
-    if (rc != TM_OK && tm_path_exists(t->cfg->output_dir)) m->above = SIZE_MAX; /* somebody else's by now */
-    return rc == TM_OK ? try_writing(t) : rc;
-}
-
 /* Each phase ends on all ranks or on none. */
-static tm_status prepare_run(trainer *t, made *m) {
+static tm_status prepare_run(trainer *t) {
     tm_status rc = trainer_load_config(t, false);
     if (rc == TM_OK) rc = check_supported(t);
     if (rc == TM_OK) rc = trainer_find_device(t, false);
@@ -353,13 +302,14 @@ static tm_status prepare_run(trainer *t, made *m) {
     TM_TRY(trainer_agree(t, rc));
     TM_TRY(trainer_same_start(t));
     TM_TRY(trainer_agree(t, trainer_find_peers(t)));
-    TM_TRY(trainer_agree(t, hold_output(t, m)));
+    TM_TRY(trainer_take_output(t));
     rc = trainer_choose_start(t);
-    if (rc == TM_OK && trainer_speaks(t)) rc = trainer_sweep(t);
+    if (rc == TM_OK && trainer_speaks(t) && !t->finished) rc = trainer_sweep(t);
     TM_TRY(trainer_agree(t, rc));
     TM_TRY(trainer_agree(t, trainer_prepare(t, false)));
     TM_TRY(trainer_same_input(t));
     TM_TRY(trainer_agree(t, trainer_check_commit(t)));
+    if (t->done) return trainer_agree(t, trainer_end_finished(t));
     TM_TRY(trainer_agree(t, open_job(t)));
     TM_TRY(trainer_same_plans(t));
     TM_TRY(trainer_agree(t, trainer_speaks(t) ? trainer_check_room(t) : TM_OK));
@@ -378,13 +328,12 @@ tm_status tm_train_run(const tm_train_args *args) {
     trainer t = {.args = args, .committed = -1};
     tm_status rc;
     bool started = false;
-    made m = {.above = SIZE_MAX};
     job_catch_signals();
     TM_TRY(trainer_open_ranks(&t));
     tm_phase_silence(args->quiet || !trainer_speaks(&t));
-    rc = prepare_run(&t, &m);
+    rc = prepare_run(&t);
     started = rc == TM_OK;
-    if (rc == TM_OK) rc = run_job(&t);
+    if (rc == TM_OK && !t.done) rc = run_job(&t);
     trainer_end_all(&t, rc); /* does not return where the other ranks go on */
     bool no_copy = rc != TM_OK && !started && *t.copy;
     if (no_copy) t.committed = -1;
@@ -397,7 +346,7 @@ tm_status tm_train_run(const tm_train_args *args) {
     trainer_close_ranks(&t);
     if (rc != TM_OK && !speaks) tm_comm_let_speak();
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
-    if (rc != TM_OK && !started) discard_made(&m);
+    if (rc != TM_OK && !started) trainer_undo_output(&t);
     tm_hold_release(t.hold); /* last: until here nobody else begins there */
     return rc;
 }

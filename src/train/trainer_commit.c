@@ -80,6 +80,8 @@ static tm_status describe(const trainer *t, tm_buf *out) {
     tm_jw_object(&w);
     tm_jw_field_str(&w, "version", TIDEMILL_VERSION);
     tm_jw_field_str(&w, "output_dir", realpath(t->cfg->output_dir, dir) ? dir : t->cfg->output_dir);
+    tm_jw_field_str(&w, "key", t->key);
+    if (trainer_speaks(t)) trainer_describe_log(t, &w);
     counters(&w, t);
     if (t->comm) trainer_describe_ranks(t, &w);
     trainer_describe_saves(t, &w);

@@ -1,5 +1,5 @@
-/* Is a commit of this job? Then the counters and the log are set to it. */
-#include "train/trainer_internal.h"
+/* Is a commit, or a run that is over, of this job? Then the counters are set to the commit. */
+#include "train/resume_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -7,9 +7,24 @@
 
 /* ---- is it of this job? ---------------------------------------------------------------------------------------- */
 
+typedef struct comparison {
+    bool other_ranks; /* another number of them divides the same batch otherwise */
+    bool best;        /* of one of the two a best checkpoint is chosen */
+} comparison;
+
+/* Which checkpoint is the best, and whether it is the model in the end. */
+static bool chooses_best(const char *key) {
+    static const char *const keys[] = {"save_strategy",     "metric_for_best_model",
+                                       "greater_is_better", "load_best_model_at_end",
+                                       "save_steps",        "eval_steps"};
+    for (size_t i = 0; i < TM_COUNT(keys); i++)
+        if (strcmp(key, keys[i]) == 0) return true;
+    return false;
+}
+
 /* Keys that bits do not depend on, and those that are compared in another way (what the files hold, not their names).
  */
-static bool is_free(const char *key, bool other_ranks) {
+static bool is_free(const char *key, const comparison *how) {
     static const char *const keys[] = {"model",
                                        "train",
                                        "eval",
@@ -20,27 +35,21 @@ static bool is_free(const char *key, bool other_ranks) {
                                        "memory",
                                        "aio",
                                        "output_dir",
-                                       "save_steps",
-                                       "eval_steps",
                                        "commit_steps",
                                        "commit_minutes",
                                        "logging_steps",
                                        "save_total_limit",
-                                       "save_dtype",
                                        "keep_state",
                                        "save_state",
-                                       "save_strategy",
-                                       "metric_for_best_model",
-                                       "greater_is_better",
-                                       "load_best_model_at_end",
                                        "strategy",
                                        "strict",
                                        "wall_clock_breakdown",
                                        "zero_optimization"};
     for (size_t i = 0; i < TM_COUNT(keys); i++)
         if (strcmp(key, keys[i]) == 0) return true;
-    /* another number of ranks divides the same batch otherwise */
-    return other_ranks && (!strcmp(key, "per_device_train_batch_size") || !strcmp(key, "gradient_accumulation_steps"));
+    if (chooses_best(key)) return !how->best;
+    return how->other_ranks &&
+           (!strcmp(key, "per_device_train_batch_size") || !strcmp(key, "gradient_accumulation_steps"));
 }
 
 static tm_status text_of(const tm_json *node, tm_buf *out) {
@@ -63,38 +72,52 @@ static tm_status compare_value(const tm_json *was, const tm_json *is, const char
 }
 
 /* The members of `is` against those of `was`, then those that only `was` has. Both are our own dumps: three levels. */
-static tm_status compare_members(const tm_json *was, const tm_json *is, unsigned depth, bool other_ranks,
+static tm_status compare_members(const tm_json *was, const tm_json *is, unsigned depth, const comparison *how,
                                  tm_buf *differ) {
     for (const tm_json *m = is->child; m; m = m->next) {
         const tm_json *old = tm_json_get(was, m->key);
-        if (is_free(m->key, other_ranks)) continue;
+        if (is_free(m->key, how)) continue;
         if (depth < 3 && old && old->type == TM_JSON_OBJECT && m->type == TM_JSON_OBJECT)
-            TM_TRY(compare_members(old, m, depth + 1, other_ranks, differ));
+            TM_TRY(compare_members(old, m, depth + 1, how, differ));
         else
             TM_TRY(compare_value(old, m, m->key, differ));
     }
     for (const tm_json *m = was->child; m; m = m->next)
-        if (!is_free(m->key, other_ranks) && !tm_json_get(is, m->key)) TM_TRY(compare_value(m, NULL, m->key, differ));
+        if (!is_free(m->key, how) && !tm_json_get(is, m->key)) TM_TRY(compare_value(m, NULL, m->key, differ));
     return TM_OK;
 }
 
-static tm_status check_config(const trainer *t, const tm_json *info) {
-    tm_buf now = {0}, differ = {0};
+static bool tracks_best(const tm_json *config) {
+    const tm_json *load = tm_json_get(config, "load_best_model_at_end");
+    return (load && load->boolean) || tm_json_get(config, "metric_for_best_model") ||
+           tm_json_is(tm_json_get(config, "save_strategy"), "best");
+}
+
+/* `was` against this run's configuration: what differs, as text. */
+static tm_status compare_config(const trainer *t, const tm_json *was, bool other_ranks, tm_buf *differ) {
+    tm_buf now = {0};
     tm_json_doc *doc = NULL;
     tm_status rc;
-    const tm_json *was = tm_json_get(info, "config");
     TM_GO(tm_config_dump_json(t->cfg, &now, 0));
     TM_GO(tm_json_parse(&doc, now.data, now.len, "configuration", 0, 0));
-    if (!was) TM_GO(tm_fail(TM_ECORRUPT, "the commit holds no configuration"));
-    TM_GO(compare_members(was, tm_json_root(doc), 0, t->old.other, &differ));
-    if (differ.len)
+    if (!was || was->type != TM_JSON_OBJECT)
+        TM_GO(tm_fail(TM_ECORRUPT, "the commit, or run.json, holds no configuration"));
+    const tm_json *is = tm_json_root(doc);
+    rc = compare_members(was, is, 0, &(comparison){other_ranks, tracks_best(was) || tracks_best(is)}, differ);
+done:
+    tm_json_free(doc);
+    tm_buf_free(&now);
+    return rc;
+}
+
+static tm_status check_config(const trainer *t, const tm_json *info) {
+    tm_buf differ = {0};
+    tm_status rc = compare_config(t, tm_json_get(info, "config"), t->old.other, &differ);
+    if (rc == TM_OK && differ.len)
         rc = tm_fail(TM_EINPUT,
                      "the run in %s was started with another configuration: %s; set it back, or start another run in "
                      "another output_dir",
                      t->cfg->output_dir, differ.data);
-done:
-    tm_json_free(doc);
-    tm_buf_free(&now);
     tm_buf_free(&differ);
     return rc;
 }
@@ -128,39 +151,139 @@ static int64_t counter(const tm_json *info, const char *key) {
     return n && n->is_integer ? n->integer : -1;
 }
 
-static tm_status check_length(const trainer *t, const tm_json *info) {
+static tm_status resolve(trainer *t, int64_t max_steps) {
+    t->cfg->max_steps = max_steps;
+    return tm_config_resolve_steps(t->cfg, (int64_t)tm_dataset_steps_per_epoch(data_set(t->train)));
+}
+
+/* The rates of the steps that both runs have and that are to be done, one by one. */
+static tm_status depends_on_length(trainer *t, int64_t step, int64_t total, bool *depends) {
+    int64_t given = t->cfg->max_steps, now = t->cfg->total_steps;
+    *depends = resolve(t, total) != TM_OK;
+    tm_lr_schedule was = t->cfg->schedule;
+    tm_error_clear();
+    TM_TRY(resolve(t, given));
+    for (int64_t s = step; s < total && s < now && !*depends; s++)
+        *depends = tm_lr_at(&was, s) != tm_lr_at(&t->cfg->schedule, s);
+    return TM_OK;
+}
+
+/* A run that is over may be made longer in any case: its steps were done. */
+static tm_status check_length(trainer *t, const tm_json *info) {
     int64_t step = counter(info, "step"), total = counter(info, "total_steps"), now = t->cfg->total_steps;
+    bool depends = false;
     if (step < 0 || step != (int64_t)tm_commit_step(t->commit) || counter(info, "applied") < 0)
         return tm_fail(TM_ECORRUPT, "the commit's counters do not belong together");
     if (now < step)
         return tm_fail(TM_EINPUT, "the run in %s has done %" PRId64 " steps, max_steps is %" PRId64 "; raise it",
                        t->cfg->output_dir, step, now);
-    if (now != total)
-        tm_log(TM_LOG_WARN, "the run was to take %" PRId64 " steps, now %" PRId64 ": the learning rate follows that",
-               total, now);
+    if (now == total) return TM_OK;
+    if (step < total && !t->rewound) TM_TRY(depends_on_length(t, step, total, &depends));
+    if (depends)
+        return tm_fail(TM_EINPUT,
+                       "the run in %s was to take %" PRId64 " steps, now %" PRId64
+                       ", and its learning rate depends on that; set max_steps back (a run that is finished can be "
+                       "made longer, with keep_state), or start another run in another output_dir",
+                       t->cfg->output_dir, total, now);
+    tm_log(TM_LOG_WARN, "the run was to take %" PRId64 " steps, now %" PRId64 ": the learning rate follows that", total,
+           now);
     return TM_OK;
+}
+
+/* ---- a run that is over ------------------------------------------------------------------------------------------ */
+
+static void field_hex(tm_json_writer *w, const char *key, uint64_t v) {
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, v);
+    tm_jw_field_str(w, key, text);
+}
+
+void trainer_describe_input(const trainer *t, tm_json_writer *w) {
+    field_hex(w, "model", t->model_hash);
+    field_hex(w, "data", t->train ? tm_dataset_fingerprint(data_set(t->train)) : 0);
+    field_hex(w, "eval", t->eval ? tm_dataset_fingerprint(data_set(t->eval)) : 0);
+}
+
+/* What run.json says of it against this job. */
+static tm_status compare_finished(const trainer *t, const earlier *e, tm_buf *differ) {
+    const tm_json *root = tm_json_root(e->doc);
+    uint32_t ranks = e->by_rank && e->by_rank->count ? (uint32_t)e->by_rank->count : 1;
+    if (!same_hex(root, "model", t->model_hash)) TM_TRY(tm_buf_printf(differ, "model has another config.json; "));
+    if (!same_hex(root, "data", tm_dataset_fingerprint(data_set(t->train))))
+        TM_TRY(tm_buf_printf(differ, "data.train holds other samples; "));
+    if (!same_hex(root, "eval", t->eval ? tm_dataset_fingerprint(data_set(t->eval)) : 0))
+        TM_TRY(tm_buf_printf(differ, "data.eval holds other samples; "));
+    return compare_config(t, tm_json_get(root, "config"), ranks != (t->comm ? t->ranks.ranks : 1), differ);
+}
+
+static tm_status refuse_other(const trainer *t, const earlier *e, const char *differ) {
+    return tm_fail(TM_EINPUT,
+                   "%s holds a finished run of %" PRId64 " steps of another job: %s; give another output_dir, or "
+                   "--resume never to start over",
+                   t->cfg->output_dir, e->step, differ);
+}
+
+static tm_status judge_finished(trainer *t, const earlier *e) {
+    char steps[100];
+    tm_buf differ = {0};
+    const char *resume = t->args->resume;
+    bool elsewhere = resume && strcmp(resume, "auto") != 0 && *t->copy; /* --resume with another run's state */
+    tm_status rc = compare_finished(t, e, &differ);
+    if (rc == TM_OK && differ.len)
+        rc = refuse_other(t, e, differ.data);
+    else if (rc == TM_OK && (elsewhere || (t->cfg->total_steps > e->step && !t->commit)))
+        rc = earlier_refuse_finished(t, e);
+    else if (rc == TM_OK && t->cfg->total_steps < e->step) {
+        snprintf(steps, sizeof steps, "max_steps gives %" PRId64 " steps", t->cfg->total_steps);
+        rc = refuse_other(t, e, steps);
+    }
+    t->done = rc == TM_OK && t->cfg->total_steps == e->step;
+    tm_buf_free(&differ);
+    return rc;
 }
 
 static tm_status check_finished(trainer *t) {
     earlier e;
+    tm_status rc = TM_OK;
+    if (!t->finished || t->rewound) return TM_OK;
     TM_TRY(earlier_read(trainer_path(t, "run.json"), &e));
+    if (e.finished) rc = judge_finished(t, &e);
     tm_json_free(e.doc);
-    if (t->rewound || !e.any || !e.finished || t->cfg->total_steps > e.step) return TM_OK;
-    if (!e.kept) { /* killed when it was about to remove it */
-        tm_commit *c = t->commit;
-        t->commit = NULL;
-        TM_TRY(tm_commit_remove(c));
-    }
-    return tm_fail(TM_EINPUT,
-                   "%s holds a finished run of %" PRId64 " steps; raise max_steps to go on, give another output_dir, "
-                   "or --resume never to start over",
-                   t->cfg->output_dir, e.step);
+    return rc;
 }
 
+/* What it left when it was killed while it removed its state (kept state stays), or a copy made for nothing. */
+static tm_status remove_state(trainer *t, const earlier *e) {
+    tm_commit *c = t->commit;
+    t->commit = NULL;
+    if (c && t->old.other)
+        tm_commit_close(c);
+    else if (c)
+        TM_TRY(tm_commit_remove(c));
+    if (e->kept) return TM_OK;
+    TM_TRY(trainer_remove_old(t));
+    if (!trainer_speaks(t)) return TM_OK;
+    TM_TRY(earlier_drop(t, e));
+    return earlier_drop_nameless(t);
+}
+
+tm_status trainer_end_finished(trainer *t) {
+    earlier e;
+    TM_TRY(earlier_read(trainer_path(t, "run.json"), &e));
+    tm_status rc = e.kept && !*t->copy ? TM_OK : remove_state(t, &e);
+    if (rc == TM_OK && trainer_speaks(t))
+        tm_log(TM_LOG_INFO, "%s holds the finished run of this job, %" PRId64 " steps: nothing is left to do",
+               t->cfg->output_dir, e.step);
+    tm_json_free(e.doc);
+    return rc;
+}
+
+/* ---- the commit -------------------------------------------------------------------------------------------------- */
+
 tm_status trainer_check_commit(trainer *t) {
-    if (!t->commit) return TM_OK;
+    TM_TRY(check_finished(t));
+    if (!t->commit || t->done) return TM_OK;
     const tm_json *info = tm_commit_info(t->commit), *unfinished = tm_json_get(info, "unfinished");
-    if (!t->old.other) TM_TRY(check_finished(t));
     TM_TRY(trainer_check_ranks(t, info));
     if (!same_hex(info, "model", t->model_hash))
         return tm_fail(TM_EINPUT, "%s: config.json is not that of the model which the run in %s trains", t->cfg->model,
@@ -172,99 +295,13 @@ tm_status trainer_check_commit(trainer *t) {
     TM_TRY(check_numerics(t, info));
     TM_TRY(check_length(t, info));
     t->step = counter(info, "step");
-    t->committed = t->old.other ? -1 : t->step; /* of this run's own layout there is none yet */
     t->applied = counter(info, "applied");
     t->skipped_in_a_row = counter(info, "skipped_in_a_row");
     t->skipped_at_scale = counter(info, "skipped_at_scale"); /* of an earlier version, -1: a step more */
     t->unfinished = unfinished && unfinished->boolean;
     TM_TRY(trainer_read_scale(t, info));
-    return trainer_read_saves(t, info);
-}
-
-/* ---- the log --------------------------------------------------------------------------------------------------- */
-
-/* A line that is whole and of a step up to the commit's. */
-static bool keeps(const trainer *t, const char *line, size_t n) {
-    tm_json_doc *doc = NULL;
-    if (tm_json_parse(&doc, line, n, "log.jsonl", 0, 0) != TM_OK) {
-        tm_error_clear();
-        return false;
-    }
-    int64_t step = counter(tm_json_root(doc), "step");
-    const tm_json *event = tm_json_get(tm_json_root(doc), "event");
-    bool again = tm_json_is(event, "end") || tm_json_is(event, "best") ||
-                 (t->unfinished && step == t->step && event); /* will be written again */
-    tm_json_free(doc);
-    return step >= 0 && step <= t->step && !again;
-}
-
-typedef tm_status (*line_fn)(void *ctx, const char *line, size_t n);
-
-static tm_status each_line(tm_file *in, line_fn fn, void *ctx) {
-    enum { CHUNK = 64 << 10 };
-    tm_buf line = {0};
-    tm_status rc = TM_OK;
-    for (uint64_t at = 0, size = tm_file_size(in); at < size && rc == TM_OK;) {
-        size_t n = tm_min_u64(CHUNK, size - at), had = line.len, used = 0;
-        TM_GO(tm_buf_reserve(&line, n + 1));
-        TM_GO(tm_file_read_at(in, at, line.data + had, n));
-        line.len += n;
-        at += n;
-        for (char *end; (end = memchr(line.data + used, '\n', line.len - used));) {
-            size_t length = (size_t)(end - (line.data + used)) + 1;
-            TM_GO(fn(ctx, line.data + used, length));
-            used += length;
-        }
-        memmove(line.data, line.data + used, line.len - used);
-        line.len -= used;
-    }
-done:
-    tm_buf_free(&line);
-    return rc;
-}
-
-typedef struct cut {
-    const trainer *t;
-    tm_out *out;
-} cut;
-
-static tm_status copy_line(void *ctx, const char *line, size_t n) {
-    cut *c = ctx;
-    return keeps(c->t, line, n) ? tm_out_append(c->out, line, n) : TM_OK;
-}
-
-static tm_status note_commit(void *ctx, const char *line, size_t n) {
-    tm_json_doc *doc = NULL;
-    if (tm_json_parse(&doc, line, n, "log.jsonl", 0, 0) == TM_OK)
-        *(bool *)ctx |= tm_json_is(tm_json_get(tm_json_root(doc), "event"), "commit");
-    tm_error_clear();
-    tm_json_free(doc);
+    TM_TRY(trainer_read_saves(t, info));
+    TM_TRY(trainer_check_log(t, info));
+    t->committed = t->old.other ? -1 : t->step; /* of this run's own layout there is none yet */
     return TM_OK;
-}
-
-tm_status trainer_log_has_commit(trainer *t, bool *any) {
-    tm_file *in;
-    *any = false;
-    if (!tm_path_exists(trainer_path(t, "log.jsonl"))) return TM_OK;
-    TM_TRY(tm_file_open(&in, t->path));
-    tm_status rc = each_line(in, note_commit, any);
-    tm_file_close(in);
-    return rc;
-}
-
-tm_status trainer_cut_log(trainer *t) {
-    tm_file *in;
-    tm_out *out;
-    if (!tm_path_exists(trainer_path(t, "log.jsonl"))) return TM_OK;
-    TM_TRY(tm_file_open(&in, t->path));
-    tm_status rc = tm_out_create(&out, t->path);
-    if (rc == TM_OK) {
-        rc = each_line(in, copy_line, &(cut){t, out});
-        if (rc == TM_OK)
-            rc = tm_out_commit(out);
-        else
-            tm_out_abandon(out);
-    }
-    tm_file_close(in);
-    return rc;
 }

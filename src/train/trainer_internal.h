@@ -22,11 +22,13 @@ typedef struct trainer_profile trainer_profile;
 enum { TRAINER_LOSSES = 64 };
 /* Ranks outlive a launcher that was killed, and some launchers the rank that was: whoever finds a run at work waits for
  * so long before it says so. */
-enum { STILL_DYING_MS = 10000 };
+enum { STILL_DYING_MS = 10000, LOOKED_AT_MS = 1000 }; /* the second: `clean` looks whether a directory is in use */
 /* What OUTPUT_DIR/run.json says of the run before. */
 typedef struct earlier {
-    bool any, finished, kept; /* kept: keep_state */
-    bool damaged;             /* it met state that was not what had been written */
+    bool any, finished, kept;      /* kept: keep_state */
+    bool starting;                 /* whatever was there before was given up; no step was done since */
+    char key[TM_IO_KEY_CHARS + 1]; /* "": of a version before keys */
+    bool damaged;                  /* it met state that was not what had been written */
     int64_t step;
     tm_json_doc *doc;                     /* the caller frees it */
     const tm_json *directories, *by_rank; /* of doc */
@@ -50,6 +52,13 @@ typedef struct trainer_saves {
     double best_loss;
     double loss; /* of this step's evaluation; not a number: there was none */
 } trainer_saves;
+
+/* What a start finds in OUTPUT_DIR, judged while it is held, so that what it makes itself can be told from the rest. */
+typedef struct trainer_found {
+    char path[4096];            /* of OUTPUT_DIR; "": not held (by this rank) */
+    size_t above;               /* length of the folder above that was there already */
+    bool folder, run_json, log; /* were there */
+} trainer_found;
 
 typedef struct trainer {
     const tm_train_args *args;
@@ -78,8 +87,17 @@ typedef struct trainer {
     tm_commit *commit; /* that the run goes on from; NULL: it starts */
     char copy[4400];   /* run directory that this run made as a copy of another's, to go on from; "": none */
     char home[4096];   /* OUTPUT_DIR/offload: of commits, where nothing else needs a disk */
-    char run_hash[16];
-    char run_name[32]; /* in run directories: which OUTPUT_DIR they are of */
+    char key[TM_IO_KEY_CHARS + 1]; /* OUTPUT_DIR's: in run.json and in its run directories */
+    char here[4096];               /* OUTPUT_DIR by its full name */
+    tm_io_claim claim;             /* what directories this run may have */
+    const char **claim_paths;
+    bool copied; /* OUTPUT_DIR is a copy of one that is still there, whose run directories run.json names */
+    trainer_found found;
+    bool finished, done; /* run.json says so; of this job, and there is nothing left to do */
+    char run_hash[16];   /* how the names of its run directories begin */
+    char run_name[32];   /* the same, of this rank's */
+    /* Of log.jsonl, each line hashed onto those before: so far, and up to the latest step line. */
+    uint64_t log_lines, log_hash, log_step_lines, log_step_hash;
     uint64_t model_hash;
     int64_t committed;                          /* step of the latest commit of this run, -1: none */
     bool torn;                                  /* an update is under way: the state is of no step */
@@ -112,6 +130,18 @@ typedef struct trainer {
 } trainer;
 
 const char *trainer_path(trainer *t, const char *name); /* OUTPUT_DIR/name, until the next call */
+
+/* trainer_output.c: OUTPUT_DIR as this run's own. */
+/* Collective. Refuses one whose files would replace the user's, holds it (nobody else starts there until the process
+ * ends) and knows its key; a new OUTPUT_DIR gets one, in run.json. Before anything in it is believed or removed. */
+tm_status trainer_take_output(trainer *t);
+void trainer_undo_output(trainer *t); /* a start was refused: what it made goes, and nothing else */
+/* Decided: there is nothing to go on from. run.json says so before anything of the run before is cut or removed. */
+tm_status trainer_start_over(trainer *t);
+tm_status trainer_put_run_json(trainer *t, const tm_buf *text); /* in place of the one before */
+typedef enum dir_owner { DIR_NOBODYS, DIR_OURS, DIR_ANOTHERS } dir_owner;
+/* Whose a run directory is; NOBODYS: not there, or none. Ours has the key and lies in a configured path. */
+dir_owner trainer_whose(const trainer *t, const char *dir, tm_io_owner *o);
 tm_status trainer_write_run_json(trainer *t, const char *status);
 /* Micro-batch `mb` of the step under way, or of the evaluation under way (a job's `fill`). */
 tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
@@ -174,6 +204,9 @@ tm_status trainer_numerics(const trainer *t, tm_buf *out); /* what computes, as 
 tm_status trainer_choose_start(trainer *t);
 /* Model and data are open: the commit is of this job, and there is something left to do. Sets the counters. */
 tm_status trainer_check_commit(trainer *t);
+tm_status trainer_end_finished(trainer *t); /* t->done: what is left of its state goes, the user is told */
+/* Hashes that tell a job's input, into run.json. */
+void trainer_describe_input(const trainer *t, tm_json_writer *w);
 void trainer_forget_old(trainer *t);
 tm_status trainer_remove_old(trainer *t);
 tm_status earlier_read(const char *path, earlier *out);
@@ -202,6 +235,11 @@ tm_status elastic_go_back(trainer *t, const char *checkpoint);
 tm_status elastic_fall_back(trainer *t, tm_status rc, bool *any);
 /* Removes what an earlier run was writing in OUTPUT_DIR when it was killed. */
 tm_status trainer_sweep(trainer *t);
+/* trainer_lines.c: log.jsonl across lives. */
+void trainer_count_line(trainer *t, const char *line, size_t n); /* it was appended */
+void trainer_mark_log(trainer *t); /* what comes from here on belongs to what follows a step */
+void trainer_describe_log(const trainer *t, tm_json_writer *w);      /* into a commit: the lines so far */
+tm_status trainer_check_log(trainer *t, const tm_json *info);        /* they are there as they were */
 tm_status trainer_cut_log(trainer *t);                               /* lines of steps past the commit go */
 TM_MUST_USE tm_status trainer_log_has_commit(trainer *t, bool *any); /* of the run before */
 

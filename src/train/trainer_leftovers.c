@@ -21,6 +21,9 @@ tm_status earlier_read(const char *path, earlier *out) {
     out->any = true;
     out->finished = tm_json_is(tm_json_get(root, "status"), "finished");
     out->damaged = tm_json_is(tm_json_get(root, "status"), "damaged");
+    out->starting = tm_json_is(tm_json_get(root, "status"), "starting");
+    const tm_json *key = tm_json_get(root, "key");
+    if (key && key->type == TM_JSON_STRING && tm_io_is_key(key->text)) memcpy(out->key, key->text, sizeof out->key);
     out->step = step && step->is_integer ? step->integer : 0;
     const tm_json *kept = tm_json_get(tm_json_get(root, "config"), "keep_state");
     out->kept = kept && kept->boolean;
@@ -64,58 +67,96 @@ tm_status earlier_refuse_finished(const trainer *t, const earlier *e) {
                    t->cfg->output_dir, e->step);
 }
 
-tm_status earlier_refuse_lost(const trainer *t, const char *dir) {
-    char full[4096], back[4200] = "";
+tm_status earlier_refuse_lost(const trainer *t, const char *lost, const char *state) {
+    char full[4096], back[4200] = "", lies[4200] = "";
+    snprintf(full, sizeof full, "%s/log.jsonl", t->cfg->output_dir);
+    bool log = tm_path_exists(full);
     if (trainer_newest_full(t, full, sizeof full))
         snprintf(back, sizeof back, "--resume %s goes back to a full checkpoint, ", full);
-    return tm_fail(TM_EINPUT,
-                   "%s holds an interrupted run that cannot continue: %s%s; %s%s--resume never starts over, another "
-                   "output_dir leaves it alone",
-                   t->cfg->output_dir, dir ? dir : "it made no commits", dir ? " is gone" : "",
-                   dir && !t->comm ? "if it lies elsewhere now, --resume with that directory goes on from it, " : "",
-                   back);
+    if (state) snprintf(lies, sizeof lies, "--resume %s goes on from its state, ", state);
+    return tm_fail(
+        TM_EINPUT,
+        "%s holds an interrupted run that cannot continue: its log %s, and %s is gone; %sput it back (is its "
+        "disk mounted?), %s%s--resume never starts over, another output_dir leaves it alone",
+        t->cfg->output_dir, log ? "shows commits" : "is gone as well", lost,
+        state || t->comm ? "" : "if the state lies elsewhere now, --resume with that directory, or ", lies, back);
+}
+
+/* A run that committed and has lost its state (a disk that is not mounted) is not started over in silence. What was
+ * given up, and what was never committed, is. */
+tm_status earlier_refuse_if_lost(trainer *t, const earlier *e) {
+    char manifest[4200];
+    bool committed = false;
+    if (!e->any || e->finished || e->starting) return TM_OK;
+    TM_TRY(trainer_log_has_commit(t, &committed));
+    if (!committed && tm_path_exists(trainer_path(t, "log.jsonl"))) return TM_OK; /* it is there before "running" is */
+    const tm_json *d = e->directories ? e->directories->child : NULL;
+    if (!d) return earlier_refuse_lost(t, "the list of its directories in run.json", NULL);
+    snprintf(manifest, sizeof manifest, "%s/manifest", d->type == TM_JSON_STRING ? d->text : "");
+    while (d && d->type == TM_JSON_STRING && tm_path_is_dir(d->text)) d = d->next;
+    if (d) return earlier_refuse_lost(t, d->type == TM_JSON_STRING ? d->text : "a directory of its list", NULL);
+    return earlier_refuse_lost(t, manifest, NULL);
 }
 
 static tm_status refuse_alive(const char *dir, const tm_io_owner *o) {
-    return tm_fail(TM_EINPUT, "%s: in use by process %ld on %s, started %s; wait for it or stop it", dir, o->pid,
-                   o->host, o->started);
+    char who[512];
+    return tm_fail(TM_EINPUT, "%s: in use by %s; wait for it or stop it", dir, tm_io_owner_say(o, who, sizeof who));
 }
 
-static bool is_run_directory(const tm_json *dir, tm_io_owner *o) {
-    const char *slash = dir->type == TM_JSON_STRING ? strrchr(dir->text, '/') : NULL;
-    if (!slash || strncmp(slash, "/run-", 5) != 0 || !tm_path_is_dir(dir->text)) return false;
-    if (tm_io_run_owner(dir->text, o) == TM_OK) return o->is_run;
-    tm_error_clear();
-    return false;
+static bool is_of_a_run(const trainer *t, const tm_json *dir, tm_io_owner *o) {
+    return dir->type == TM_JSON_STRING && trainer_whose(t, dir->text, o) != DIR_NOBODYS;
 }
 
-tm_status earlier_none_alive(const earlier *e, unsigned wait_ms) {
+tm_status earlier_none_alive(const trainer *t, const earlier *e, unsigned wait_ms) {
     tm_io_owner o;
     unsigned waited = 0;
     for (const tm_json *d = e->directories ? e->directories->child : NULL; d; d = d->next)
-        for (; is_run_directory(d, &o) && o.alive; waited += 20) {
+        for (; is_of_a_run(t, d, &o) && o.alive; waited += 20) {
             if (waited >= wait_ms) return refuse_alive(d->text, &o);
             nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
         }
     return TM_OK;
 }
 
-/* Without a commit nothing in them can be used: killed before the first one, or while they were removed at the end.
- * Taken before removed, so that nobody else has them. */
-tm_status earlier_drop(const earlier *e) {
+/* ---- removed --------------------------------------------------------------------------------------------------- */
+
+static bool holds_commit(const char *dir) {
+    char path[4200];
+    snprintf(path, sizeof path, "%s/part-of", dir);
+    return resume_holds_commit(dir) || tm_path_exists(path);
+}
+
+/* Ours, taken before it is removed, so that nobody else has it. `tidemill clean` may have been there first. */
+static tm_status remove_ours(const trainer *t, const char *dir) {
+    tm_io_run *run;
+    tm_status rc = tm_io_run_reopen(&run, dir, &t->claim, true, STILL_DYING_MS);
+    if (rc == TM_OK) {
+        tm_log(TM_LOG_INFO, "%s: removed; it holds no commit that this run needs", dir);
+        return tm_io_run_remove(run);
+    }
+    if (tm_path_is_dir(dir)) return rc;
+    tm_error_clear();
+    return TM_OK;
+}
+
+/* Without a commit nothing in them can be used: killed before the first one, or while they were removed at the end. */
+tm_status earlier_drop(const trainer *t, const earlier *e) {
     tm_io_owner o;
     for (const tm_json *d = e->directories ? e->directories->child : NULL; d; d = d->next) {
-        tm_io_run *run;
-        if (!is_run_directory(d, &o)) continue;
-        TM_TRY(tm_io_run_reopen(&run, d->text, true, STILL_DYING_MS));
-        tm_log(TM_LOG_INFO, "%s: removed; it holds no commit", d->text);
-        TM_TRY(tm_io_run_remove(run));
+        const char *dir = d->type == TM_JSON_STRING ? d->text : "";
+        dir_owner whose = trainer_whose(t, dir, &o);
+        if (whose == DIR_ANOTHERS) tm_log(TM_LOG_WARN, "%s: run.json names it, it is another run's: left alone", dir);
+        if (whose != DIR_OURS) continue;
+        if (resume_holds_commit(dir))
+            tm_log(TM_LOG_WARN, "%s: holds a commit, and is left alone; `tidemill clean --all` removes it", dir);
+        else
+            TM_TRY(remove_ours(t, dir));
     }
     return TM_OK;
 }
 
-/* Killed before run.json named its directories: they are known by their names. One that holds a commit is left: that
- * is for `tidemill clean`. */
+/* Killed before run.json named its directories: they are known by their names, which begin as OUTPUT_DIR's key does.
+ * One that holds a commit is left: that is for `tidemill clean`. */
 typedef struct nameless {
     trainer *t;
     const char *path;
@@ -123,27 +164,22 @@ typedef struct nameless {
 
 static tm_status drop_nameless(void *ctx, const char *name, bool is_dir) {
     const nameless *x = ctx;
-    char prefix[40], path[4096], manifest[4200];
-    tm_io_run *run;
+    char prefix[40], path[4096];
     tm_io_owner o;
     int n = snprintf(prefix, sizeof prefix, "run-%s", x->t->run_hash);
     if (!is_dir || strncmp(name, prefix, (size_t)n) != 0 || (name[n] != '-' && name[n] != 'r')) return TM_OK;
     snprintf(path, sizeof path, "%s/%s", x->path, name);
-    snprintf(manifest, sizeof manifest, "%s/manifest", path);
-    bool committed = tm_path_exists(manifest);
-    snprintf(manifest, sizeof manifest, "%s/part-of", path);
-    if (committed || tm_path_exists(manifest)) {
+    dir_owner whose = trainer_whose(x->t, path, &o);
+    if (whose == DIR_NOBODYS) return tm_io_run_discard_begun(path); /* killed before it made its owner */
+    if (whose == DIR_ANOTHERS) return TM_OK;
+    if (holds_commit(path)) {
         tm_log(TM_LOG_WARN,
                "%s: the commit of a run that was given up; this run starts over (--resume with that directory goes on "
                "from it); `tidemill clean --all %s` removes it",
                path, x->path);
         return TM_OK;
     }
-    TM_TRY(tm_io_run_owner(path, &o));
-    if (o.alive) return refuse_alive(path, &o);
-    if (!o.is_run) return tm_remove_tree(path); /* killed before it made its lock */
-    TM_TRY(tm_io_run_reopen(&run, path, true, 0));
-    return tm_io_run_remove(run);
+    return remove_ours(x->t, path);
 }
 
 static tm_status drop_in(trainer *t, const char *path) {

@@ -71,6 +71,7 @@ tm_status trainer_line_end(trainer *t, tm_json_writer *w, tm_buf *line) {
     tm_jw_object_end(w);
     tm_status rc = tm_jw_end(w);
     if (rc == TM_OK) rc = tm_append_line(t->log, line->data, line->len);
+    if (rc == TM_OK) trainer_count_line(t, line->data, line->len);
     tm_buf_free(line);
     return rc;
 }
@@ -111,6 +112,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
         tm_jw_bool(&w, true);
     }
     tm_status rc = trainer_line_end(t, &w, &out);
+    trainer_mark_log(t);
     trainer_show_step(t, line, sum(run->read_bytes) + sum(run->write_bytes));
     return rc;
 }

@@ -220,6 +220,8 @@ job_opts trainer_job_options(const trainer *t) {
                   .commits = trainer_commits(t),
                   .home = t->home,
                   .run_name = t->run_name,
+                  .key = *t->key ? t->key : NULL,
+                  .of = t->here,
                   .resume = t->old.other ? NULL : t->commit,
                   .ranks = t->ranks,
                   .io = {.engine = c->memory.io_engine, .threads = c->aio.threads}};

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <time.h>
 
 /* ---- the choice ------------------------------------------------------------------------------------------------ */
 
@@ -17,47 +17,52 @@ bool resume_holds_commit(const char *dir) {
     return tm_path_exists(path);
 }
 
-/* The commit is open, so nobody is at it. Is it of a run into another OUTPUT_DIR that is still there (this one may be a
- * copy of it)? That one keeps it, this one goes on with a copy: else two logs would name one state. */
-static tm_status copy_if_others(trainer *t, const char *dir) {
-    char here[PATH_MAX], theirs[PATH_MAX + 16];
-    const tm_json *whose = tm_json_get(tm_commit_info(t->commit), "output_dir");
-    if (!realpath(t->cfg->output_dir, here) || !whose || whose->type != TM_JSON_STRING) return TM_OK;
-    snprintf(theirs, sizeof theirs, "%s/run.json", whose->text);
-    if (strcmp(whose->text, here) == 0 || !tm_path_exists(theirs)) return TM_OK;
-    tm_log(TM_LOG_INFO, "%s is the state of the run in %s: going on with a copy of it", dir, whose->text);
-    tm_commit_close(t->commit);
-    t->commit = NULL;
-    return trainer_open_full(t, dir);
+/* Not one that this run may take: another run's, or one that lies elsewhere. It stays, this one goes on with a copy:
+ * else two logs would name one state. */
+static tm_status from_copy(trainer *t, const char *dir) {
+    tm_io_owner o;
+    char who[512];
+    unsigned waited = 0;
+    for (;; waited += 20) {
+        TM_TRY(tm_io_run_owner(dir, &o));
+        if (!o.alive) break;
+        if (waited >= LOOKED_AT_MS)
+            return tm_fail(TM_EINPUT, "%s: in use by %s; wait for it or stop it", dir,
+                           tm_io_owner_say(&o, who, sizeof who));
+        nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+    }
+    tm_log(TM_LOG_INFO, "%s is the state of the run in %s: going on with a copy of it", dir,
+           *o.of ? o.of : "another folder");
+    TM_TRY(trainer_open_full(t, dir));
+    t->rewound = false; /* a copy of the latest state */
+    return TM_OK;
 }
 
 static tm_status from_commit(trainer *t, const char *dir, bool prove) {
+    if (t->copied) return from_copy(t, dir);
     if (prove)
         tm_log(TM_LOG_INFO, "the run in %s met damaged state: all of its commit is read before it goes on",
                t->cfg->output_dir);
-    TM_TRY(trainer_open_commit(t, dir, prove));
-    if (t->rewound) return TM_OK;
-    TM_TRY(copy_if_others(t, dir));
-    t->rewound = false; /* a copy of the latest state */
-    return TM_OK;
+    return trainer_open_commit(t, dir, prove);
 }
 
 static tm_status from_earlier(trainer *t, const earlier *e) {
     const char *dir = earlier_directory(e);
     if (!e->any) return TM_OK;
     if (dir && resume_holds_commit(dir)) return from_commit(t, dir, e->damaged);
-    if (!e->finished && (!dir || !tm_path_is_dir(dir))) return earlier_refuse_lost(t, dir);
-    TM_TRY(earlier_none_alive(e, 0)); /* who had OUTPUT_DIR is gone: nobody else was of that run */
-    if (!e->finished) TM_TRY(tm_remove_tree(trainer_path(t, "run.json"))); /* before what it names goes */
-    TM_TRY(earlier_drop(e));
-    TM_TRY(earlier_drop_nameless(t));
-    return e->finished ? earlier_refuse_finished(t, e) : TM_OK;
+    TM_TRY(earlier_none_alive(t, e, LOOKED_AT_MS)); /* who had OUTPUT_DIR is gone: nobody else was of that run */
+    TM_TRY(earlier_refuse_if_lost(t, e));
+    if (e->finished) return TM_OK;
+    TM_TRY(trainer_start_over(t)); /* before what run.json names goes */
+    TM_TRY(earlier_drop(t, e));
+    return earlier_drop_nameless(t);
 }
 
 /* DIR: a full checkpoint, an output folder, or a run directory. */
 static tm_status from_directory(trainer *t, const char *dir) {
     earlier e;
     char path[4096];
+    tm_io_owner o;
     if (!tm_path_is_dir(dir))
         return tm_fail(TM_EINPUT,
                        "--resume %s: no such folder; give auto, never, an output_dir, a checkpoint-N with state, or a "
@@ -74,25 +79,15 @@ static tm_status from_directory(trainer *t, const char *dir) {
                      "--resume %s: no state lies there; give an output_dir, a checkpoint-N made with save_state, or a "
                      "run directory",
                      dir);
-    else if (!first || !tm_path_is_dir(first))
+    else if (!first || !resume_holds_commit(first))
         rc = tm_fail(TM_EINPUT, "--resume %s: this %s run left no state to go on from", dir,
                      e.finished ? "finished" : "interrupted");
+    else if (!t->copied && trainer_whose(t, first, &o) == DIR_OURS)
+        rc = tm_commit_open(&t->commit, first, &t->claim);
     else
-        rc = tm_commit_open(&t->commit, first);
-    if (rc == TM_OK) rc = copy_if_others(t, first);
+        rc = from_copy(t, first);
     tm_json_free(e.doc);
     return rc;
-}
-
-/* OUTPUT_DIR need not exist yet: its name counts. */
-static void name_run(trainer *t) {
-    char here[4096] = "";
-    const char *dir = t->cfg->output_dir;
-    if (*dir != '/' && !getcwd(here, sizeof here)) *here = 0;
-    uint64_t h = tm_hash64(here, strlen(here), 0);
-    snprintf(t->run_hash, sizeof t->run_hash, "%012" PRIx64, tm_hash64(dir, strlen(dir), h) >> 16);
-    snprintf(t->run_name, sizeof t->run_name, "%s", t->run_hash);
-    if (t->comm) snprintf(t->run_name, sizeof t->run_name, "%sr%u", t->run_hash, t->ranks.rank);
 }
 
 /* What one rank is to go on from was run on several. */
@@ -111,15 +106,14 @@ tm_status trainer_choose_start(trainer *t) {
     const char *resume = t->args->resume ? t->args->resume : "auto";
     earlier e;
     t->committed = -1;
-    name_run(t);
-    snprintf(t->home, sizeof t->home, "%s/offload", t->cfg->output_dir);
     bool never = strcmp(resume, "never") == 0;
     if (t->comm) return resume_together(t, resume);
     tm_status rc = earlier_read(trainer_path(t, "run.json"), &e);
     if (rc != TM_OK && !never) return rc;
     tm_error_clear(); /* it is to be forgotten anyway */
+    t->finished = e.finished && !never;
     if (never)
-        rc = earlier_none_alive(&e, 0);
+        rc = earlier_none_alive(t, &e, LOOKED_AT_MS);
     else if (strcmp(resume, "auto") == 0 && e.by_rank && e.by_rank->count > 0) {
         tm_json_free(e.doc);
         return resume_together(t, resume); /* it was run on several ranks */
@@ -129,5 +123,5 @@ tm_status trainer_choose_start(trainer *t) {
     } else
         rc = strcmp(resume, "auto") == 0 ? from_earlier(t, &e) : from_directory(t, resume);
     tm_json_free(e.doc);
-    return rc == TM_OK && !t->commit ? earlier_drop_nameless(t) : rc;
+    return rc == TM_OK && !t->commit && !t->finished ? earlier_drop_nameless(t) : rc;
 }

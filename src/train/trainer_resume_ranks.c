@@ -41,8 +41,8 @@ static tm_status step_of(const char *dir, uint64_t *step) {
 }
 
 /* A manifest is no commit where what it names is not there. */
-static tm_status open_whole(tm_commit **out, const char *dir) {
-    TM_TRY(tm_commit_open(out, dir));
+static tm_status open_whole(const trainer *t, tm_commit **out, const char *dir) {
+    TM_TRY(tm_commit_open(out, dir, &t->claim));
     tm_status rc = tm_commit_present(dir);
     if (rc == TM_OK) return rc;
     tm_commit_close(*out);
@@ -60,9 +60,9 @@ static tm_status try_own(trainer *t, bool *any) {
     *any = most > 0;
     if (most == 0) return TM_OK;
     trainer_kill_point("kill_in_resume");
-    TM_TRY(trainer_agree(t, step < most ? tm_commit_roll_forward(dir, most - 1) : TM_OK));
+    TM_TRY(trainer_agree(t, step < most ? tm_commit_roll_forward(dir, most - 1, &t->claim) : TM_OK));
     trainer_kill_point("kill_in_resume");
-    return trainer_agree(t, open_whole(&t->commit, dir));
+    return trainer_agree(t, open_whole(t, &t->commit, dir));
 }
 
 /* Ranks whose launcher was killed live on for a moment, and one may publish after this one has looked. Once all are
@@ -94,8 +94,8 @@ static tm_status try_all(trainer *t, bool *any, bool *alike) {
     *alike = true;
     for (uint32_t q = 0; *any && q < t->old.ranks; q++) {
         TM_TRY(step_of(t->old.directory[q], &step));
-        if (step < most) TM_TRY(tm_commit_roll_forward(t->old.directory[q], most - 1));
-        TM_TRY(open_whole(&t->old.taken[q], t->old.directory[q]));
+        if (step < most) TM_TRY(tm_commit_roll_forward(t->old.directory[q], most - 1, &t->claim));
+        TM_TRY(open_whole(t, &t->old.taken[q], t->old.directory[q]));
         *alike &= tm_commit_step(t->old.taken[q]) + 1 == most;
     }
     return TM_OK;
@@ -157,23 +157,14 @@ static tm_status open_together(trainer *t, const earlier *e, bool *any) {
     return open_others(t, any);
 }
 
-/* A run that committed and has lost its state (a disk that is not mounted) is not started over in silence. */
-static tm_status refuse_if_lost(trainer *t, const earlier *e) {
-    if (!trainer_speaks(t) || !e->any || e->finished) return TM_OK;
-    const tm_json *d = e->directories ? e->directories->child : NULL;
-    const char *lost = d ? NULL : "the list of its directories in run.json";
-    while (d && d->type == TM_JSON_STRING && tm_path_is_dir(d->text)) d = d->next;
-    if (d) lost = d->type == TM_JSON_STRING ? d->text : "a directory of its list";
-    bool committed = false;
-    if (lost) TM_TRY(trainer_log_has_commit(t, &committed));
-    return committed ? earlier_refuse_lost(t, lost) : TM_OK;
-}
-
-static tm_status clear_away(trainer *t, const earlier *e) {
+/* Nobody has published a commit. */
+static tm_status start_over(trainer *t, const earlier *e) {
     if (!trainer_speaks(t)) return TM_OK;
-    TM_TRY(earlier_none_alive(e, STILL_DYING_MS));
-    if (e->any && !e->finished) TM_TRY(tm_remove_tree(trainer_path(t, "run.json")));
-    TM_TRY(earlier_drop(e));
+    TM_TRY(earlier_none_alive(t, e, STILL_DYING_MS));
+    TM_TRY(earlier_refuse_if_lost(t, e));
+    if (e->finished) return TM_OK;
+    if (e->any) TM_TRY(trainer_start_over(t)); /* before what run.json names goes */
+    TM_TRY(earlier_drop(t, e));
     return earlier_drop_nameless(t);
 }
 
@@ -181,7 +172,7 @@ static tm_status clear_away(trainer *t, const earlier *e) {
 static tm_status look_into(trainer *t, const earlier *e, const char *dir, bool *any) {
     uint64_t first = 0, step;
     TM_TRY(old_directories(t, e, dir));
-    TM_TRY(earlier_none_alive(e, STILL_DYING_MS));
+    TM_TRY(earlier_none_alive(t, e, STILL_DYING_MS));
     for (uint32_t q = 0; q < t->old.ranks; q++) {
         TM_TRY(step_of(t->old.directory[q], &step));
         if (q == 0) first = step;
@@ -232,15 +223,17 @@ tm_status resume_together(trainer *t, const char *resume) {
     tm_status rc = earlier_read(trainer_path(t, "run.json"), e);
     if (rc != TM_OK && never) tm_error_clear(), rc = TM_OK;
     TM_TRY(trainer_agree(t, rc));
-    if (!never) TM_TRY(elastic_fall_back(t, open_together(t, e, &any), &any));
+    t->finished = e->finished && !never;
+    if (!never && t->copied) /* the state stays with the OUTPUT_DIR that this one is a copy of */
+        TM_TRY(trainer_agree(t, look_into(t, e, t->cfg->output_dir, &any)));
+    else if (!never)
+        TM_TRY(elastic_fall_back(t, open_together(t, e, &any), &any));
     if (any) return TM_OK;
     if (never && trainer_speaks(t)) {
-        TM_TRY(earlier_none_alive(e, 0));
+        TM_TRY(earlier_none_alive(t, e, STILL_DYING_MS));
         return earlier_drop_nameless(t);
     }
-    if (!never) TM_TRY(trainer_agree(t, refuse_if_lost(t, e)));
-    if (!never) TM_TRY(clear_away(t, e));
-    return !never && e->finished ? earlier_refuse_finished(t, e) : TM_OK;
+    return never ? TM_OK : trainer_agree(t, start_over(t, e));
 }
 
 void trainer_forget_old(trainer *t) {

@@ -126,18 +126,17 @@ static tm_status remember_checkpoint(trainer *t, int64_t step) {
 tm_status trainer_read_saves(trainer *t, const tm_json *info) {
     const tm_json *list = tm_json_get(info, "checkpoints"), *best = tm_json_get(info, "best");
     const tm_json *step = tm_json_get(best, "step"), *loss = tm_json_get(best, "loss");
-    const tm_json *greater = tm_json_get(best, "greater_is_better");
     char text[20];
     for (const tm_json *c = list && t->cfg->save_total_limit ? list->child : NULL; c; c = c->next)
         if (c->is_integer) TM_TRY(remember_checkpoint(t, c->integer));
     if (!t->cfg->track_best || !step || !step->is_integer || !loss || loss->type != TM_JSON_NUMBER) return TM_OK;
     t->saves.best = t->saves.kept = step->integer;
     t->saves.best_loss = loss->number;
-    if ((greater && greater->boolean) != t->cfg->greater_is_better)
-        forget_best(t, "greater_is_better has changed");
-    else if (!tm_json_is(tm_json_get(best, "eval"), eval_hash(t, text)))
-        forget_best(t, "the evaluation data have changed");
-    return TM_OK;
+    if (tm_json_is(tm_json_get(best, "eval"), eval_hash(t, text))) return TM_OK;
+    return tm_fail(TM_EINPUT,
+                   "%s: holds other samples than when the best checkpoint of the run in %s was found with it; put the "
+                   "old file back",
+                   t->cfg->data.eval ? t->cfg->data.eval : "data.eval", t->cfg->output_dir);
 }
 
 /* ---- which go ---------------------------------------------------------------------------------------------------- */

@@ -13,8 +13,10 @@ tm_status trainer_save_state(trainer *t, const char *checkpoint) {
     char from[4400], to[4400];
     if (t->committed != t->step) TM_TRY(trainer_commit(t));
     if (t->comm) return elastic_save(t, checkpoint);
-    TM_TRY(tm_commit_copy(tm_store_path(t->job->store, 0),
-                          &(tm_commit_copy_opts){.paths = &checkpoint, .n_paths = 1, .id = "state", .slots = 1}));
+    TM_TRY(tm_commit_copy(
+        tm_store_path(t->job->store, 0),
+        &(tm_commit_copy_opts){
+            .paths = &checkpoint, .n_paths = 1, .id = "state", .key = t->key, .of = t->here, .slots = 1}));
     snprintf(from, sizeof from, "%s/run-state", checkpoint);
     snprintf(to, sizeof to, "%s/state", checkpoint);
     return tm_rename_path(from, to);
@@ -29,14 +31,15 @@ tm_status trainer_open_full(trainer *t, const char *state) {
     const char *home = t->home;
     job_opts o = {0};
     trainer_set_paths(t->cfg, &o);
-    tm_commit_copy_opts copy = {.paths = &home, .n_paths = 1, .id = id, .slots = 2};
+    tm_commit_copy_opts copy = {
+        .paths = &home, .n_paths = 1, .id = id, .key = t->key, .of = t->here, .home = home, .slots = 2};
     if (o.n_paths) copy.paths = o.paths, copy.n_paths = o.n_paths, copy.path_kinds = o.path_kinds;
     snprintf(id, sizeof id, "%s-%016" PRIx64, t->run_name, tm_hash64(&now, sizeof now, 0));
     snprintf(directory, sizeof directory, "%s/run-%s", copy.paths[0], id);
     TM_TRY(tm_commit_copy(state, &copy));
     t->rewound = true;
     snprintf(t->copy, sizeof t->copy, "%s", directory);
-    return tm_commit_open(&t->commit, directory);
+    return tm_commit_open(&t->commit, directory, &t->claim);
 }
 
 typedef struct newest {
@@ -80,7 +83,7 @@ bool trainer_older_may_do(tm_status rc) {
 tm_status trainer_open_commit(trainer *t, const char *directory, bool prove) {
     char full[4096], state[4200];
     int64_t below = INT64_MAX;
-    tm_status rc = tm_commit_open(&t->commit, directory);
+    tm_status rc = tm_commit_open(&t->commit, directory, &t->claim);
     if (rc == TM_OK) rc = tm_commit_present(directory);
     if (rc == TM_OK && prove) rc = tm_commit_prove(directory);
     if (rc != TM_ECORRUPT) return rc;

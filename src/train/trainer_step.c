@@ -197,5 +197,6 @@ tm_status trainer_finish(trainer *t) {
     TM_TRY(job_state_hash(t->job, (uint64_t)t->step, hash));
     TM_TRY(trainer_log_event(t, "end", hash, NAN));
     if (!trainer_speaks(t)) return TM_OK;
+    TM_TRY(tm_append_sync(t->log)); /* before run.json says that it is over */
     return trainer_write_run_json(t, "finished");
 }

@@ -75,7 +75,7 @@ static tm_status second_process(const char *where) {
     tm_io_owner owner;
     TM_TRY(tm_io_run_owner(where, &owner));
     if (owner.alive && owner.pid != getpid() && owner.pid) return wrong("the run is held");
-    TM_TRY(tm_io_run_reopen(&run, where, true, 0));
+    TM_TRY(tm_io_run_reopen(&run, where, NULL, true, 0));
     tm_status rc = use_again(run);
     if (rc == TM_OK) return tm_io_run_remove(run);
     tm_io_run_close(run);
@@ -298,8 +298,8 @@ static void test_paths_refused(void **state) {
     FAILS(tm_io_run_create(&run, NULL, NULL), TM_EINPUT, "is empty");
     FAILS(tm_io_run_create(&run, walk_dir(), &(tm_io_run_opts){.id = "a b", .allow_tmpfs = true}), TM_EINPUT, "run id");
     FAILS(tm_io_run_create(&run, walk_dir(), &(tm_io_run_opts){.id = "", .allow_tmpfs = true}), TM_EINPUT, "run id");
-    FAILS(tm_io_run_reopen(&run, too_long, true, 0), TM_EINPUT, "path is too long");
-    FAILS(tm_io_run_reopen(&run, at("absent"), true, 0), TM_EINPUT, "absent");
+    FAILS(tm_io_run_reopen(&run, too_long, NULL, true, 0), TM_EINPUT, "path is too long");
+    FAILS(tm_io_run_reopen(&run, at("absent"), NULL, true, 0), TM_EINPUT, "absent");
     assert_true(tm_remove_empty(at("absent")));
     OK(tm_make_dirs(at("full/of")));
     assert_false(tm_remove_empty(at("full")));

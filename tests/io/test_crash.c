@@ -285,7 +285,7 @@ static uint64_t found(const disk *d, unsigned residency) {
     tm_commit *c;
     world w;
     put_directory(d);
-    OK(tm_commit_open(&c, replay_dir));
+    OK(tm_commit_open(&c, replay_dir, NULL));
     OK(world_open(&w, &(world_opts){.resume = c, .slab = slabs[residency % 3]}));
     tm_commit_close(c);
     world_check(&w);
@@ -383,7 +383,7 @@ static void a_protocol_without_syncs_is_noticed(void **state) {
         crash(&d, &base, n_rec, true);
         put_directory(&d);
         disk_free(&d);
-        tm_status rc = tm_commit_open(&c, replay_dir);
+        tm_status rc = tm_commit_open(&c, replay_dir, NULL);
         if (rc == TM_OK) {
             rc = world_open(&w, &(world_opts){.resume = c, .slab = 64 << 20});
             tm_commit_close(c);

@@ -106,6 +106,7 @@ static inline tm_status world_open(world *w, const world_opts *o) {
     uint64_t slab = o->slab ? o->slab : 200000;
     w->step_plan = world_plan(w, W_OP_STEP, slab, true);
     w->check_plan = world_plan(w, W_OP_CHECK, slab, false);
+    if (o->path) TM_TRY(tm_make_dirs(o->path));
     TM_TRY(tm_store_open(&w->store, w->layout,
                          &(tm_store_opts){.commits = !o->no_commits,
                                           .resume = o->resume,

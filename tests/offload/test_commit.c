@@ -40,7 +40,7 @@ static void a_run_goes_on_from_its_commit(void **state) {
         world_step(&w);
         snprintf(path, sizeof path, "%s", tm_store_path(w.store, 0));
         world_close(&w, true);
-        OK(tm_commit_open(&c, path));
+        OK(tm_commit_open(&c, path, NULL));
         assert_int_equal(tm_commit_step(c), turn * 3 + 3);
         assert_int_equal(tm_json_get(tm_commit_info(c), "step")->integer, turn * 3 + 3);
     }
@@ -98,13 +98,13 @@ static void what_is_no_commit_is_refused(void **state) {
     world w;
     tm_commit *c;
     char path[4096];
-    fails(tm_commit_open(&c, "test_commit.absent"), TM_EINPUT, "no such directory");
+    fails(tm_commit_open(&c, "test_commit.absent", NULL), TM_EINPUT, "no such directory");
     OK(world_open(&w, &(world_opts){.path = dir}));
     snprintf(path, sizeof path, "%s", tm_store_path(w.store, 0));
     world_close(&w, true);
-    fails(tm_commit_open(&c, path), TM_EINPUT, "holds no commit");
+    fails(tm_commit_open(&c, path, NULL), TM_EINPUT, "holds no commit");
     OK(tm_remove_tree(path));
-    fails(tm_commit_open(&c, dir), TM_EINPUT, "not a run directory");
+    fails(tm_commit_open(&c, dir, NULL), TM_EINPUT, "not a run directory");
 }
 
 /* ---- damage ---------------------------------------------------------------------------------------------------- */
@@ -122,7 +122,7 @@ static void committed(char path[4096], uint64_t slab) {
 
 static tm_status open_only(const char *path) {
     tm_commit *c;
-    tm_status rc = tm_commit_open(&c, path);
+    tm_status rc = tm_commit_open(&c, path, NULL);
     if (rc == TM_OK) tm_commit_close(c);
     return rc;
 }
@@ -183,7 +183,7 @@ static void every_bit_of_the_manifest_counts(void **state) {
 static tm_status read_all(const char *path, uint64_t slab, uint64_t *step) {
     world w;
     tm_commit *c;
-    TM_TRY(tm_commit_open(&c, path));
+    TM_TRY(tm_commit_open(&c, path, NULL));
     tm_status rc = world_open(&w, &(world_opts){.resume = c, .slab = slab});
     tm_commit_close(c);
     if (rc == TM_OK) rc = tm_exec_run(w.exec, w.check_plan, world_op, &w);

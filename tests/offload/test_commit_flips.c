@@ -199,7 +199,7 @@ enum { BIT_STEP = 1 };
 
 static tm_status open_only(const large *l) {
     tm_commit *c = NULL;
-    tm_status rc = tm_commit_open(&c, l->directory);
+    tm_status rc = tm_commit_open(&c, l->directory, NULL);
     tm_commit_close(c);
     return rc;
 }

@@ -24,6 +24,8 @@ static tm_status bad(const char *what) {
 static tm_status open_state(life *l, tm_commit *resume) {
     const char *paths[] = {a, b};
     world *w = &l->w;
+    TM_TRY(tm_make_dirs(a));
+    TM_TRY(tm_make_dirs(b));
     TM_TRY(tm_store_open(&w->store, w->layout,
                          &(tm_store_opts){.commits = true,
                                           .resume = resume,
@@ -93,7 +95,7 @@ static tm_status roll_forward(life *l) {
     char next[4200];
     snprintf(next, sizeof next, "%s/manifest.next", l->run);
     if (rename(prepared(), next) != 0) return bad("what was prepared is gone");
-    TM_TRY(tm_commit_roll_forward(l->run, 3));
+    TM_TRY(tm_commit_roll_forward(l->run, 3, NULL));
     l->committed = 3;
     return TM_OK;
 }
@@ -111,7 +113,7 @@ static tm_status go_on(life *l, tm_commit *c, tm_status (*more)(life *)) {
 
 static tm_status from(life *l, const char *directory, uint64_t step, tm_status (*more)(life *)) {
     tm_commit *c;
-    TM_TRY(tm_commit_open(&c, directory));
+    TM_TRY(tm_commit_open(&c, directory, NULL));
     tm_status rc = tm_commit_step(c) == step ? TM_OK : bad("a commit of another step");
     if (rc == TM_OK) rc = go_on(l, c, more);
     tm_commit_close(c);
@@ -132,7 +134,7 @@ static tm_status read_by_others(life *l) {
 
 static tm_status remove_commit(const char *directory) {
     tm_commit *c;
-    TM_TRY(tm_commit_open(&c, directory));
+    TM_TRY(tm_commit_open(&c, directory, NULL));
     return tm_commit_remove(c);
 }
 
@@ -157,7 +159,7 @@ static void expect_commit(life *l) {
     tm_commit *c;
     (void)!tm_fault_set(NULL);
     tm_error_clear();
-    if (tm_commit_open(&c, l->run) != TM_OK)
+    if (tm_commit_open(&c, l->run, NULL) != TM_OK)
         fail_msg("after \"%s\" the commit of step %u is lost: %s", said.text, (unsigned)noted, tm_error_get()->text);
     uint64_t step = tm_commit_step(c);
     if (step != noted && step != noted + 1)

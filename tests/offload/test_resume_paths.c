@@ -20,7 +20,7 @@ static int clean(void **state) {
 static void go_on(const char *commit, const char *path, tm_buf *said) {
     world w;
     tm_commit *c;
-    OK(tm_commit_open(&c, commit));
+    OK(tm_commit_open(&c, commit, NULL));
     fflush(stderr);
     int keep = dup(2), fd = open("test_resume.said", O_RDWR | O_CREAT | O_TRUNC, 0600);
     assert_true(keep >= 0 && fd >= 0 && dup2(fd, 2) == 2);

@@ -103,6 +103,7 @@ void found_open(void) {
     found.offload = run_path(found.dir, "offload"), found.saved = run_path(found.dir, "saved");
     found.err = memfd_create("err", MFD_CLOEXEC);
     found.report = mmap(NULL, sizeof *found.report, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_int_equal(mkdir(found.offload, 0700), 0);
     assert_true(found.err >= 0 && found.report != MAP_FAILED && mkdir(found.saved, 0700) == 0);
     write_config(found.dir);
 }

@@ -1,4 +1,6 @@
 #include "run.h"
+
+#include "io/io.h"
 #include "tests/leave.h"
 
 #include <dirent.h>
@@ -385,8 +387,34 @@ static void choose_profile(const char *command) {
     profile = strcmp(command, "train") == 0 ? learned : planned;
 }
 
+/* mkdir -p of what follows "nvme_path": one path or a list, in JSON or after "=". */
+static void make_named_paths(const char *text) {
+    for (const char *at = text; (at = strstr(at, "nvme_path"));) {
+        at += strlen("nvme_path");
+        at += strspn(at, "\": =[");
+        for (size_t n; (n = strcspn(at, "\", ]}\n")) > 0; at += strspn(at, "\", ")) {
+            char path[4096];
+            snprintf(path, sizeof path, "%.*s", (int)n, at);
+            if (n < 256 && tm_make_dirs(path) != TM_OK) tm_error_clear(); /* what cannot be is for the program to say */
+            at += n;
+            if (*at != '"' || at[1] != ',') break;
+        }
+    }
+}
+
+static void make_offload_paths(const char *const *arguments) {
+    for (; *arguments; arguments++) {
+        size_t n = strlen(*arguments);
+        bool file = n > 5 && strcmp(*arguments + n - 5, ".json") == 0 && access(*arguments, R_OK) == 0;
+        char *text = file ? run_read(*arguments, NULL) : NULL;
+        make_named_paths(text ? text : *arguments);
+        free(text);
+    }
+}
+
 run_result run_argv(const run_opts *o, const char *const *arguments) {
     run_result r = {0};
+    if (strcmp(arguments[0], "train") == 0 && !o->as_it_is) make_offload_paths(arguments);
     choose_profile(arguments[0]);
     int in = memfd_create("in", MFD_CLOEXEC), out = memfd_create("out", MFD_CLOEXEC);
     int err = memfd_create("err", MFD_CLOEXEC);

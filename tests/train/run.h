@@ -40,6 +40,7 @@ typedef struct run_opts {
     const char *cgroup;                  /* the process joins this cgroup (run_cgroup) before it starts; NULL: none */
     uint64_t address_bytes, stack_bytes; /* `ulimit -v`, `ulimit -s`; 0: as they are */
     const char *input;                   /* stdin; NULL: nothing */
+    bool as_it_is;                       /* nvme_path is not made, as a user makes it before `train` */
     unsigned ranks;                      /* > 0: under mpirun with so many, one thread each */
     unsigned kill_rank; /* with ranks: 1 + the one that gets `signal`; 0 or more than there are: the launcher */
     const char *fault;  /* with ranks: TIDEMILL_FAULT of fault_rank alone */

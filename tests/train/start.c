@@ -13,7 +13,7 @@ static tm_status choose(trainer *t) {
     TM_TRY(trainer_load_config(t, false));
     TM_TRY(trainer_set_strategy(t));
     TM_TRY(trainer_same_start(t));
-    TM_TRY(trainer_agree(t, trainer_speaks(t) ? tm_hold_dir(&t->hold, t->cfg->output_dir, 0) : TM_OK));
+    TM_TRY(trainer_take_output(t));
     tm_status rc = trainer_choose_start(t);
     if (rc == TM_OK && trainer_speaks(t)) rc = trainer_sweep(t);
     TM_TRY(trainer_agree(t, rc));

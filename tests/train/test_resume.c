@@ -77,9 +77,24 @@ static void no_directory(void) {
 static void bad_manifest(void) {
     run_write(run_path(found.run[0], "manifest"), "tidemill commit");
 }
-static void no_commit_and_no_lock(void) { /* as of one that was killed before it made its lock */
-    no_manifest();
-    assert_int_equal(unlink(run_path(found.run[0], "lock")), 0);
+static void no_lines(void) {
+    run_write(run_path(found.output, "log.jsonl"), "");
+}
+static void no_commit_yet(void) {
+    no_manifest(), no_lines();
+}
+/* As of one that was killed before it made its owner, or while it was removed. */
+static void no_owner(void) {
+    no_lines();
+    walk_gone(found.run[0]);
+    assert_int_equal(mkdir(found.run[0], 0700), 0);
+    run_write(run_path(found.run[0], "lock"), "");
+}
+static void another_key(void) {
+    found_edit_run_json("key", "\"0123456789abcdef0123456789abcdef\"");
+}
+static void no_commit_and_another_key(void) {
+    no_commit_yet(), another_key();
 }
 static void no_run_json(void) {
     assert_int_equal(unlink(run_path(found.output, "run.json")), 0);
@@ -91,15 +106,16 @@ static void no_run_json_and_a_part(void) {
     no_run_json_and_no_manifest();
     run_write(run_path(found.run[0], "part-of"), "elsewhere\n");
 }
-static void no_run_json_and_no_lock(void) {
-    no_run_json(), no_commit_and_no_lock();
+static void no_run_json_and_no_commit(void) {
+    no_run_json(), no_commit_yet();
 }
 /* Beside what its first life left, what only looks like this run's. */
-static void no_run_json_and_neighbours(void) {
+static void nameless_and_neighbours(void) {
     const char *hash = strstr(found.run[0], "/run-");
     assert_non_null(hash);
     const char *name = run_format("%.*s", (int)(hash - found.run[0]) + 5 + 12, found.run[0]);
-    no_run_json_and_no_manifest();
+    no_commit_yet();
+    found_edit_run_json("run_directories", "[]");
     run_write(run_format("%s-a-file", name), "x");
     if (mkdir(name, 0700) != 0 || mkdir(run_format("%sx", name), 0700) != 0) fail_msg("%s", name);
 }
@@ -130,45 +146,81 @@ static void finished_and_tidied(void) {
 static void test_run_json(void **state) {
     static const found_row rows[] = {
         {.damage = half_run_json, .status = TM_EINPUT, .says = "run.json:1:"},
-        {.damage = half_run_json, .with = {.resume = "never"}, .left = 1, .says = "was given up"},
-        {.run_json = "run_directories", .value = NULL, .status = TM_EINPUT, .says = "it made no commits"},
-        {.run_json = "run_directories", .value = "[5]", .status = TM_EINPUT, .says = "it made no commits"},
-        {.run_json = "run_directories", .value = "[]", .status = TM_EINPUT, .says = "it made no commits"},
+        {.damage = half_run_json, .with = {.resume = "never"}, .left = 1},
+        {.run_json = "run_directories", .value = NULL, .status = TM_EINPUT, .says = "directories in run.json is gone"},
+        {.run_json = "run_directories", .value = "[5]", .status = TM_EINPUT, .says = "a directory of its list is gone"},
+        {.run_json = "run_directories", .value = "[]", .status = TM_EINPUT, .says = "directories in run.json is gone"},
         {.damage = no_directory, .status = TM_EINPUT, .says = "is gone"},
-        {.damage = no_manifest, .says = "removed; it holds no commit"},
-        {.damage = no_commit_and_no_lock, .says = NULL},
+        {.damage = no_manifest, .status = TM_EINPUT, .says = "its log shows commits, and"},
+        {.damage = no_commit_yet, .says = "removed; it holds no commit"},
+        {.damage = no_owner},
+        {.damage = another_key, .status = TM_EINPUT, .says = "belongs to another run"},
+        {.damage = no_commit_and_another_key, .says = "it is another run's: left alone", .left = 1},
+        {.run_json = "key", .value = NULL, .status = TM_EINPUT, .says = "belongs to another run"},
         {.damage = bad_manifest, .status = TM_ECORRUPT, .says = "manifest"},
         {.damage = finished_early,
-         .with = {.set = {"max_steps=2"}},
+         .with = {.set = {"max_steps=2", "learning_rate=0.5"}},
          .status = TM_EINPUT,
-         .says = "holds a finished run of 2 steps",
-         .gone = true},
-        {.damage = kept_and_finished, .status = TM_EINPUT, .says = "raise max_steps to go on"},
-        {.damage = finished_and_tidied, .status = TM_EINPUT, .says = "whose state was removed", .gone = true},
+         .says = "a finished run of 2 steps of another job: lr was 0.01, is 0.5"},
+        {.damage = finished_early,
+         .with = {.set = {"max_steps=1"}},
+         .status = TM_EINPUT,
+         .says = "a finished run of 2 steps of another job: max_steps gives 1 steps"},
+        {.damage = finished_and_tidied,
+         .with = {.set = {"max_steps=5"}},
+         .status = TM_EINPUT,
+         .says = "whose state was removed"},
         {.run_json = "step", .value = "\"x\""},
-        {.damage = no_run_json_and_no_manifest},
-        {.damage = no_run_json_and_no_lock},
-        {.damage = no_run_json_and_neighbours, .left = 3},
+        {.damage = no_run_json_and_no_manifest, .status = TM_EINPUT, .says = "run.json is gone"},
+        {.damage = no_run_json_and_no_commit, .left = 1}, /* nothing here knows of it any more: `tidemill clean` does */
+        {.damage = nameless_and_neighbours, .left = 3},
         {.damage = at_work, .status = TM_EINPUT, .says = "in use by process"},
         {.damage = at_work, .with = {.resume = "never"}, .status = TM_EINPUT, .says = "in use by process"},
-        {.damage = at_work_nameless, .status = TM_EINPUT, .says = "in use by process"},
+        {.damage = at_work_nameless, .status = TM_EINPUT, .says = "run.json is gone"},
     };
     (void)state;
     FOUND_CHECK(rows);
 }
 
-/* Given up by whoever removed run.json, and whole: `tidemill clean` is for that. */
-static void test_given_up(void **state) {
+/* Of the same job: all is done, and of the state only what was asked for stays. */
+static void test_finished(void **state) {
+    static const struct {
+        void (*damage)(void);
+        const char *set;
+        unsigned left;
+    } rows[] = {{finished_early, "max_steps=2", 0}, {kept_and_finished, NULL, 1}, {finished_and_tidied, NULL, 0}};
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        found_put_back();
+        rows[i].damage();
+        char *before = run_read(run_path(found.output, "run.json"), NULL);
+        assert_int_equal(found_run(&(found_start){.set = {rows[i].set}}), 0);
+        if (found.report->status != TM_OK || !strstr(found_said(), "holds the finished run of this job"))
+            fail_msg("row %zu: %s\n%s", i, found.report->text, found_said());
+        assert_int_equal(run_entries(found.offload), rows[i].left);
+        char *after = run_read(run_path(found.output, "run.json"), NULL);
+        assert_string_equal(before, after);
+        free(before), free(after);
+    }
+}
+
+/* run.json is lost, the state is not: found, told, and gone on from when it is named. */
+static void test_lost_run_json(void **state) {
     void (*const damage[])(void) = {no_run_json, no_run_json_and_a_part};
     (void)state;
     for (size_t i = 0; i < TM_COUNT(damage); i++) {
         found_put_back();
         damage[i]();
         assert_int_equal(found_run(&(found_start){0}), 0);
-        assert_int_equal(found.report->status, TM_OK);
-        assert_non_null(strstr(found_said(), "the commit of a run that was given up"));
-        assert_string_equal(found_hash(), found.hash);
+        assert_int_equal(found.report->status, TM_EINPUT);
+        assert_true(!strstr(found.report->text, run_format("--resume %s goes on", found.run[0])) == (i > 0));
         assert_int_equal(run_entries(found.offload), 1);
+        assert_int_not_equal(access(run_path(found.output, "run.json"), F_OK), 0);
+        if (i > 0) continue;
+        assert_int_equal(found_run(&(found_start){.resume = found.run[0]}), 0);
+        if (found.report->status != TM_OK) fail_msg("%s", found.report->text);
+        assert_string_equal(found_hash(), found.hash);
+        assert_int_equal(run_entries(found.offload), 0);
     }
 }
 
@@ -244,6 +296,9 @@ static void ended_lines(void) {
 static void no_log(void) {
     assert_int_equal(unlink(run_path(found.output, "log.jsonl")), 0);
 }
+static void flipped_line(void) {
+    run_damage(run_path(found.output, "log.jsonl"), 20);
+}
 static void no_log_and_no_directory(void) {
     no_log(), no_directory();
 }
@@ -255,13 +310,16 @@ static void test_logs(void **state) {
         {.damage = half_a_line},
         {.damage = other_lines},
         {.damage = ended_lines},
-        {.damage = no_log_and_no_directory, .status = TM_EINPUT, .says = "is gone"},
+        {.damage = no_log_and_no_directory, .status = TM_EINPUT, .says = "its log is gone as well, and"},
+        {.damage = no_log, .status = TM_EINPUT, .says = "it was cut (0 of"},
+        {.damage = no_lines, .status = TM_EINPUT, .says = "it was cut (0 of"},
+        {.damage = flipped_line, .status = TM_EINPUT, .says = "it was changed"},
     };
     (void)state;
     FOUND_CHECK(rows);
     found_put_back();
     no_log();
-    assert_int_equal(found_run(&(found_start){0}), 0);
+    assert_int_equal(found_run(&(found_start){.resume = found.output}), 0);
     assert_int_equal(found.report->status, TM_OK); /* the state is whole: it goes on, and the log begins at step 3 */
     char *log = run_read(run_path(found.output, "log.jsonl"), NULL);
     assert_non_null(strstr(log, found.hash));
@@ -294,7 +352,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_commits_of_another_job),
         cmocka_unit_test(test_run_json),
-        cmocka_unit_test(test_given_up),
+        cmocka_unit_test(test_finished),
+        cmocka_unit_test(test_lost_run_json),
         cmocka_unit_test(test_of_nobody),
         cmocka_unit_test(test_directories),
         cmocka_unit_test(test_logs),

@@ -93,8 +93,11 @@ static void both_gone_and_other_lines(void) {
     free(was);
     both_gone();
 }
+static void no_lines(void) {
+    run_write(run_path(found.output, "log.jsonl"), "");
+}
 static void both_gone_and_no_log(void) {
-    assert_int_equal(unlink(run_path(found.output, "log.jsonl")), 0);
+    no_lines();
     both_gone();
 }
 static void bad_manifests_and_no_checkpoint(void) {
@@ -126,6 +129,7 @@ static void test_commits_of_two(void **state) {
         {.damage = second_gone, .status = TM_EINPUT, .says = "no such directory"},
         {.damage = both_gone_and_other_lines, .status = TM_EINPUT, .says = "is gone"},
         {.damage = found_no_second_manifest, .says = "is of step 3, not 2", .left = 2},
+        {.damage = found_no_manifests, .status = TM_EINPUT, .says = "its log shows commits, and"},
         {.commit = "shards", .value = "{}", .status = TM_ECORRUPT, .says = "which part of the state"},
         {.commit = "shards.own", .value = "[0, 3]", .status = TM_ECORRUPT, .says = "which part of the state"},
         {.commit = "shards.own", .value = "[1, 1]", .status = TM_ECORRUPT, .says = "no commit holds slice 0"},
@@ -206,6 +210,11 @@ static void test_of_another_run(void **state) {
     }
 }
 
+static void no_manifests_and_no_log(void) {
+    no_lines();
+    found_no_manifests();
+}
+
 /* Before the first commit of any rank nothing can be used: it begins anew, on one rank. */
 static void test_begins_anew(void **state) {
     (void)state;
@@ -214,7 +223,7 @@ static void test_begins_anew(void **state) {
     assert_int_equal(found_run(&(found_start){.resume = "never"}), 0);
     const char *fresh = found_hash();
     found_put_back();
-    found_no_manifests();
+    no_manifests_and_no_log();
     assert_int_equal(found_run(&(found_start){0}), 0);
     if (found.report->status != TM_OK) fail_msg("%s", found.report->text);
     assert_non_null(strstr(found_said(), "removed; it holds no commit"));
