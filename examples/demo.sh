@@ -80,7 +80,7 @@ build() {
 
 # The offload files have to lie on a disk: in memory they would take what the budget is there to save.
 check_place() { # NEEDED-MIB
-    mkdir -p "$dir" 2> /dev/null || die "$dir cannot be made; choose another folder with --dir"
+    mkdir -p "$dir/offload" 2> /dev/null || die "$dir cannot be made; choose another folder with --dir"
     case $(stat -f -c %T "$dir") in
     tmpfs | ramfs) die "$dir lies in memory (tmpfs); choose a folder on a disk: examples/demo.sh --dir DIR" ;;
     esac

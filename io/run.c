@@ -20,7 +20,8 @@ static const long ramfs_magic = 0x858458f6;
 
 tm_status io_run_refused(const char *path, int err) {
     if (err == ENOENT)
-        return tm_fail(TM_EINPUT, "offload path %s: no such directory; make it or give another path", path);
+        return tm_fail(TM_EINPUT, "offload path %s: no such directory; mount its disk, or make it: mkdir -p %s", path,
+                       path);
     if (err == ENOTDIR)
         return tm_fail(TM_EINPUT, "offload path %s: is not a directory; give a directory on a disk", path);
     if (err == ELOOP) return tm_fail(TM_EINPUT, "offload path %s: is a symbolic link; give the directory itself", path);

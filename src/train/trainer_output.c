@@ -144,12 +144,13 @@ static void note_above(trainer_found *f, const char *path) {
 static tm_status hold(trainer *t) {
     const char *path = t->cfg->output_dir, *resume = t->args->resume;
     bool never = resume && strcmp(resume, "never") == 0;
-    trainer_found f = {.folder = tm_path_exists(path)};
+    struct stat st;
+    trainer_found f = {.folder = lstat(path, &st) == 0};
     note_above(&f, path);
     TM_TRY(tm_hold_dir(&t->hold, path, never ? 0 : STILL_DYING_MS));
     if (snprintf(f.path, sizeof f.path, "%s", path) >= (int)sizeof f.path) *f.path = 0;
-    f.run_json = tm_path_exists(trainer_path(t, "run.json"));
-    f.log = tm_path_exists(trainer_path(t, "log.jsonl"));
+    f.run_json = lstat(trainer_path(t, "run.json"), &st) == 0; /* a link that leads nowhere is there as well */
+    f.log = lstat(trainer_path(t, "log.jsonl"), &st) == 0;
     t->found = f;
     return TM_OK;
 }

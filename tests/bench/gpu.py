@@ -172,6 +172,7 @@ def budgets():
         note(f"{budget}, states on {place}", value)
         need(value == first, "the hash depends on the budget")
         shutil.rmtree(WORK / "offload", ignore_errors=True)
+        (WORK / "offload").mkdir()
     # A commit, and the rest from it. Half the steps first: the hash is that of the whole.
     out = ["--set", f"output_dir={WORK / 'parts'}", "--set", "commit_steps=1", "--set", "memory.slots=2", "--set", "keep_state=true",
            "--set", "lr_scheduler_type=constant", *sets(on_device())]

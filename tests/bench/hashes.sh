@@ -4,12 +4,15 @@
 # lib.py.
 PYTHONPATH=$(dirname "$0") exec python3 - "$@" <<'PY'
 import itertools
+import pathlib
 from lib import *
 
 name, tokens = "tiny", 64
 table = Table("state hashes", "hash                            ", "runs", "combinations differ in")
 path = config(name, tokens, 2, steps=3, learning_rate=1e-3)
 paths = [[str(WORK / f"disk{i}") for i in range(n)] for n in (1, 2, 3)]
+for disk in paths[2]:
+    pathlib.Path(disk).mkdir(exist_ok=True)
 engines = ("uring", "threads", "sync")
 runs, hashes = 0, {}
 for clip in (1.0, 0):

@@ -87,6 +87,7 @@ def config(name, tokens=512, accumulation=1, batch=1, steps=3, **more):
     memory = {k[7:]: v for k, v in more.items() if k.startswith("memory_")}
     memory = {"slots": 1, **memory}
     path = WORK / f"config-{len(list(WORK.glob('config-*')))}.json"
+    (WORK / "offload").mkdir(exist_ok=True)
     path.write_text(json.dumps({
         "model": str(model(name)), "init": "random", "precision": "bf16",
         "data": {"train": str(rows(batch * accumulation * min(steps, 4), tokens)), "seq_len": tokens}, "max_steps": steps,

@@ -126,6 +126,7 @@ static scene scene_open(void) {
     s.config = run_path(s.dir, "config.json");
     s.output = run_path(s.dir, "out");
     s.offload = run_path(s.dir, "offload");
+    assert_int_equal(mkdir(s.offload, 0700), 0);
     s.log = run_path(s.output, "log.jsonl");
     s.exported = run_path(s.output, "model.safetensors");
     s.err = memfd_create("err", MFD_CLOEXEC);
@@ -280,6 +281,7 @@ static int process(const scene *s, const char *spec, bool resumed, unsigned way)
 static void start_over(const scene *s) {
     run_remove(s->output);
     run_remove(s->offload);
+    assert_int_equal(mkdir(s->offload, 0700), 0);
 }
 
 /* "" where there is none. A write of the log that went elsewhere leaves zeros before it: the log is no state. */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 typedef struct fixture {
     const char *folder, *model; /* model: as a path for --model */
@@ -167,6 +168,7 @@ static void test_probe_paged(void **state) {
     tm_st_close(probe(&f, f.model, "fp32", true));
     const char *in = run_path(f.dir, "in.safetensors"), *out = run_path(f.dir, "paged.safetensors");
     const char *offload = run_path(f.dir, "offload");
+    assert_int_equal(mkdir(offload, 0700), 0);
     run_result r = run((run_opts){0}, "probe", "--model", f.model, "--input", in, "--output", out, "--grads",
                        "--host-budget", "1MiB", "--offload-path", offload, NULL);
     assert_int_equal(r.status, 2);

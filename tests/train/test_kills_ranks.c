@@ -213,7 +213,7 @@ static void lost_state_is_refused(void **state) {
     assert_int_equal(rename(disk, away), 0);
     run_result r = start(&s, &(run_opts){.ranks = 2});
     assert_int_equal(r.status, 2);
-    assert_non_null(strstr(r.err, "is gone; --resume never starts over"));
+    assert_non_null(strstr(r.err, "is gone; put it back (is its disk mounted?), --resume never"));
     run_free(&r);
     run_remove(disk);
     assert_int_equal(rename(away, disk), 0);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define MIB ((uint64_t)1 << 20)
 enum { MAX_IDS = 512 };
@@ -172,6 +173,7 @@ static void test_eval(void **state) {
     rows_write(rows, st, 0, 4, 256, false);
     tm_st_close(st);
     double want = at(at(at(golden, "finetune"), "steps")->child, "loss")->number, first = NAN;
+    assert_int_equal(mkdir(run_path(dir, "offload"), 0700), 0);
     for (int paged = 0; paged < 2; paged++) {
         run_result r =
             paged ? run((run_opts){.timeout_s = 300}, "eval", "--model", model, "--data", rows, "--json",

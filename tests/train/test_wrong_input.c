@@ -116,7 +116,12 @@ static void test_the_job_runs(void **state) {
     (void)train_log_read(s.output);
     assert_int_equal(run_entries(s.offload), 0); /* run directories go on success */
     /* and what is finished is not run again unless that is asked for */
-    refused(&s, "out", "train", s.config, NULL);
+    const char *before = files_below(s.dir);
+    r = run((run_opts){0}, "train", s.config, NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "holds the finished run of this job"));
+    run_free(&r);
+    assert_string_equal(before, files_below(s.dir));
     refused(&s, "out", "train", s.config, "--resume", s.output, NULL);
     r = run((run_opts){0}, "train", s.config, "--resume", "never", NULL);
     RUN_OK(&r);
