@@ -1,21 +1,35 @@
-/* What a step moves, by its plan: 30 bytes a parameter with clipping (F), 26 without (B), whatever the number of
- * micro-batches, activations apart; less by 3 bytes for each of the first 2 bytes a parameter of memory, by 2 for each
- * after that; nothing when everything fits. On the shapes of 134 M and 1.26 B parameters, from config.json alone. That
- * what is planned is what is moved is checked wherever the tests train (run.h). */
+/* What a step moves: 30 bytes a parameter with clipping (F), 26 without (B), whatever the number of micro-batches,
+ * activations apart; less by 3 bytes for each of the first 2 bytes a parameter of memory, by 2 for each after that;
+ * nothing when everything fits. By plans for the shapes of 134 M and 1.26 B parameters, from config.json alone; and by
+ * training: what the program counted is what was planned (run.h checks that wherever tests train), and what the kernel
+ * counted is what the program did. */
 #include "kernels/kernels.h"
 #include "run.h"
+#include "tests/skip.h"
 #include "train/train_internal.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 typedef struct shape {
     const char *name;
-    unsigned layers, hidden, intermediate, heads;
+    unsigned layers, hidden, intermediate, heads, vocabulary;
 } shape;
-static const shape small = {"134 M", 12, 768, 2048, 12}, large = {"1.26 B", 22, 2048, 5632, 32};
+static const shape tiny = {"7.2 M", 6, 256, 768, 4, 4096}, small = {"134 M", 12, 768, 2048, 12, 32000},
+                   large = {"1.26 B", 22, 2048, 5632, 32, 32000};
+
+static uint64_t block_of(const shape *s) {
+    return 4ull * s->hidden * s->hidden + 3ull * s->hidden * s->intermediate + 2ull * s->hidden;
+}
+
+static uint64_t parameters_of(const shape *s) {
+    return 2ull * s->vocabulary * s->hidden + s->layers * block_of(s) + s->hidden;
+}
 
 static const char *model_of(const char *dir, const shape *s) {
     const char *model = run_path(dir, "model");
@@ -23,10 +37,10 @@ static const char *model_of(const char *dir, const shape *s) {
     run_write(run_path(model, "config.json"),
               run_format("{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": %u,\n"
                          " \"intermediate_size\": %u, \"num_hidden_layers\": %u, \"num_attention_heads\": %u,\n"
-                         " \"num_key_value_heads\": %u, \"vocab_size\": 32000, \"max_position_embeddings\": 2048,\n"
+                         " \"num_key_value_heads\": %u, \"vocab_size\": %u, \"max_position_embeddings\": 2048,\n"
                          " \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0, \"tie_word_embeddings\": false,\n"
                          " \"initializer_range\": 0.02}\n",
-                         s->hidden, s->intermediate, s->layers, s->heads, s->heads));
+                         s->hidden, s->intermediate, s->layers, s->heads, s->heads, s->vocabulary));
     return model;
 }
 
@@ -98,7 +112,7 @@ static void check_ceiling(const shape *s, uint32_t micro_batches) {
         pass_update update;
         double ceiling;
     } of[] = {{UPDATE_AFTER, 32}, {UPDATE_BEFORE, 30}, {UPDATE_WITHIN, 26}};
-    uint64_t unit = 2 * (4ull * s->hidden * s->hidden + 3ull * s->hidden * s->intermediate + 2ull * s->hidden);
+    uint64_t unit = 2 * block_of(s);
     for (unsigned i = 0; i < TM_COUNT(of); i++) {
         moved m;
         uint64_t at = least(model, dir, of[i].update, micro_batches) + 2 * unit;
@@ -123,7 +137,7 @@ static void test_large(void **state) {
     RUN_EXPECT_STATUS(tm_kernels_init(0, TM_ELEM_F32));
     check_ceiling(&large, 1);
     check_ceiling(&large, 4);
-    if (getenv("TEST_BYTES_ALL")) check_ceiling(&large, 16);
+    if (TEST_LONG("16 micro-batches of the 1.26 B shape")) check_ceiling(&large, 16);
 }
 
 /* Memory instead of traffic, by the large shape, where the look-ahead (at most 96 MiB here) is small beside a byte a
@@ -153,12 +167,69 @@ static void test_slopes(void **state) {
     assert_true(before == 0);
 }
 
-int main(void) {
+/* ---- counted -------------------------------------------------------------------------------------------------- */
+
+/* Brought from and to storage by the processes that were waited for. */
+static double kernels_bytes(void) {
+    struct rusage u;
+    assert_int_equal(getrusage(RUSAGE_CHILDREN, &u), 0);
+    return 512.0 * ((double)u.ru_inblock + (double)u.ru_oublock);
+}
+
+/* What goes through the page cache the kernel counts otherwise. */
+static bool direct_io(const char *dir) {
+    int fd = open(run_path(dir, "probe"), O_RDWR | O_CREAT | O_DIRECT, 0600);
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
+/* Trained twice, with two steps more the second time: what import, export and commit take is in both. */
+static void check_counted(const shape *s, const char *dir, const char *update, const char *clip, double ceiling) {
+    const char *config = run_path(dir, "config.json"), *output = run_path(dir, "out"), *none = "memory.cache=none";
+    const run_opts opts = {.timeout_s = 600};
+    uint64_t least = run_train_minimum(config, output, SETS(update, clip, none, "max_steps=3"));
+    const char *budget = run_format("memory.host_budget=%llu", (unsigned long long)(least + 4 * block_of(s)));
+    double began = kernels_bytes(), n = (double)parameters_of(s);
+    (void)run_train(config, output, 0, &opts, SETS(update, clip, none, budget, "max_steps=3"));
+    run_remove(output);
+    double three_steps = kernels_bytes() - began;
+    train_log log = run_train(config, output, 0, &opts, SETS(update, clip, none, budget, "max_steps=5"));
+    run_remove(output);
+    double by_kernel = (kernels_bytes() - began - 2 * three_steps) / 2 / n;
+    double counted = (double)(log.step[2].read_bytes + log.step[2].write_bytes) / n;
+    print_message("  %s, %s: %.3f bytes a parameter counted, %.3f by the kernel\n", s->name, update, counted,
+                  by_kernel);
+    if (!direct_io(dir))
+        TEST_SKIP_PART("the kernel's count: O_DIRECT is not to be had in %s", dir);
+    else if (fabs(by_kernel - counted) > 0.01 * counted)
+        fail_msg("%.3f counted, %.3f by the kernel", counted, by_kernel);
+    /* pages of 64 KiB, whole frames and activations take under 2% */
+    if (counted > ceiling * 1.02 || counted < ceiling - .5) fail_msg("%.3f bytes, not %.0f", counted, ceiling);
+}
+
+static void test_counted(void **state) {
+    (void)state;
+    const shape *s = TEST_LONG("what training the 134 M shape moves") ? &small : &tiny;
+    const char *dir = run_dir(), *model = model_of(dir, s);
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(run_path(dir, "rows.safetensors"), golden, 0, 6, 16, true);
+    tm_st_close(golden);
+    run_write(run_path(dir, "config.json"),
+              run_format("{\"model\": \"%s\", \"init\": \"random\", \"precision\": \"bf16\", \"commit_steps\": 0,\n"
+                         " \"data\": {\"train\": \"%s/rows.safetensors\", \"seq_len\": 16}}\n",
+                         model, dir));
+    check_counted(s, dir, "memory.update=F", "max_grad_norm=1", 30);
+    check_counted(s, dir, "memory.update=B", "max_grad_norm=0", 26);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     tm_log_set_level(TM_LOG_ERROR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_small, run_clean),
         cmocka_unit_test_teardown(test_large, run_clean),
         cmocka_unit_test_teardown(test_slopes, run_clean),
+        cmocka_unit_test_teardown(test_counted, run_clean),
     };
     return cmocka_run_group_tests_name("train_bytes", tests, NULL, NULL);
 }
