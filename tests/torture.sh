@@ -5,7 +5,8 @@
 #                                          calls, crash states, each round with the next seed (BUILD/torture/next)
 #   tests/torture.sh kills [--seconds N] [--seed S] [--build DIR]    of those rounds the kills alone (BUILD/torture/next-kills)
 #   tests/torture.sh faults [--seconds N] [--way W] [--build DIR]    every call of a small job, every kind of fault, once
-#                                          and from then on, in 256 parts (BUILD/torture/part-W); W: 0 to 11
+#                                          and from then on, in 256 parts (BUILD/torture/part-W); W: 0 to 11, or all
+#                                          of them, one after the other
 #   tests/torture.sh ranks [--seconds N] [--seed S] [--build DIR]    a rank of 2 and of 4 killed at every point of a
 #                                          commit's phases and at random instants (BUILD/torture/next-ranks)
 #   tests/torture.sh soak [--seconds N] [--seed S] [--build DIR]     one long job that meets a fault a minute (an hour:
@@ -107,14 +108,18 @@ if [ $what = soak ]; then
   exec python3 "$source/bench/soak.py" --seconds "$seconds" --seed "${seed:-1}"
 fi
 if [ $what = faults ]; then
-  part=$(cat "part-$way" 2>/dev/null || echo 0)
-  while [ "$part" -lt 256 ] && [ "$(date +%s)" -lt "$end" ]; do
-    one "way $way: part $part/256 of every fault" train_faults TIDEMILL_FAULT_CALL=all TIDEMILL_FAULT_WAY="$way" \
-      TIDEMILL_FAULT_PART="$part/256"
-    part=$((part + 1)) rounds=$((rounds + 1))
-    echo "$part" > "part-$way"
+  [ "$way" != all ] || way='0 1 2 3 4 5 6 7 8 9 10 11'
+  for w in $way; do
+    part=$(cat "part-$w" 2>/dev/null || echo 0)
+    while [ "$part" -lt 256 ] && [ "$(date +%s)" -lt "$end" ]; do
+      one "way $w: part $part/256 of every fault" train_faults TIDEMILL_FAULT_CALL=all TIDEMILL_FAULT_WAY="$w" \
+        TIDEMILL_FAULT_PART="$part/256"
+      part=$((part + 1)) rounds=$((rounds + 1))
+      echo "$part" > "part-$w"
+    done
+    echo "torture.sh: $part of 256 parts of way $w are done"
   done
-  echo "torture.sh: $rounds parts without a failure; $part of 256 of way $way are done"
+  echo "torture.sh: $rounds parts without a failure"
   exit 0
 fi
 if [ $what = ranks ]; then

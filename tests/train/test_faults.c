@@ -44,6 +44,10 @@ static int __lsan_do_recoverable_leak_check(void) {
 }
 #endif
 
+/* No process hangs: it asks for no more sleep than this, and is over by then. (The clock is given six times as long where
+ * other tests run beside this one.) */
+#define LIMIT_NS ((uint64_t)10 * 1000 * 1000 * 1000)
+
 enum { WAYS = 12, MAX_CALLS = 48, FIRST_STEPS = 2, STEPS = 4 };
 static const char *const engine[] = {"sync", "threads", "uring"}, *const update[] = {"U", "F"};
 
@@ -57,7 +61,8 @@ typedef struct report {
     bool ended, met_input; /* the fault met a read of what the user gave */
     tm_status status;
     char text[2048];
-    uint64_t hits, held_bytes; /* calls of the spec's name; allocated and not given back */
+    uint64_t hits, held_bytes;  /* calls of the spec's name; allocated and not given back */
+    _Atomic uint64_t asleep_ns; /* that its threads asked for, one after another */
     int descriptors, leaks;
     counted call[MAX_CALLS];
     unsigned n_calls;
@@ -75,8 +80,8 @@ typedef struct scene {
 
 /* Of all processes the one that took the longest, with what failed in it. */
 static struct {
-    uint64_t ns;
-    char spec[64];
+    uint64_t ns, asleep_ns;
+    char spec[64], sleeper[64];
 } longest;
 
 typedef struct fault_case {
@@ -88,10 +93,14 @@ typedef struct fault_case {
 
 /* ---- what would only cost time ----------------------------------------------------------------------------------- */
 
-/* Of the library, too: what is tried again and again (EAGAIN that stays) is tried as often, but not for seconds. */
+static report *asleep; /* where sleeps are added up; NULL: nowhere */
+
+/* Of the library, too: what is tried again and again (EAGAIN that stays) is tried as often, but not for seconds. What it
+ * would have slept counts all the same (check_process). */
 int nanosleep(const struct timespec *asked, struct timespec *left) {
     uint64_t ns = (uint64_t)asked->tv_sec * 1000000000 + (uint64_t)asked->tv_nsec;
     (void)left; /* none: what interrupts it ends it */
+    if (asleep) asleep->asleep_ns += ns;
     const struct timespec t = {.tv_sec = (time_t)(ns / 100000000000), .tv_nsec = (long)(ns / 100 % 1000000000)};
     (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
     return 0;
@@ -257,7 +266,8 @@ static const char *said(const scene *s) {
 /* The signal that ended it, 0: none; -1: it had to be ended. */
 static int process(const scene *s, const char *spec, bool resumed, unsigned way) {
     int status = 0;
-    memset(s->r, 0, sizeof *s->r);
+    memset((void *)s->r, 0, sizeof *s->r);
+    asleep = s->r;
     assert_int_equal(ftruncate(s->err, 0), 0);
     (void)lseek(s->err, 0, SEEK_SET);
     fflush(NULL);
@@ -267,13 +277,17 @@ static int process(const scene *s, const char *spec, bool resumed, unsigned way)
     if (pid == 0) job(s, spec, resumed, way);
     struct pollfd p = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
     assert_true(p.fd >= 0);
-    bool hangs = poll(&p, 1, long_run() ? 10000 : 60000) != 1;
+    bool hangs = poll(&p, 1, long_run() ? LIMIT_NS / 1000000 : 60000) != 1;
     close(p.fd);
     if (hangs) (void)kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     if (tm_now_ns() - began > longest.ns) {
         longest.ns = tm_now_ns() - began;
         snprintf(longest.spec, sizeof longest.spec, "%s", spec ? spec : "no fault");
+    }
+    if (s->r->asleep_ns > longest.asleep_ns) {
+        longest.asleep_ns = s->r->asleep_ns;
+        snprintf(longest.sleeper, sizeof longest.sleeper, "%s", spec ? spec : "no fault");
     }
     return hangs ? -1 : WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }
@@ -334,6 +348,7 @@ static void wrong(const scene *s, const fault_case *c, const char *what) {
 
 static void check_process(const scene *s, const fault_case *c, int signal) {
     if (signal == -1) wrong(s, c, "hangs");
+    if (s->r->asleep_ns > LIMIT_NS) wrong(s, c, run_format("would sleep for %.1f s", (double)s->r->asleep_ns * 1e-9));
     if (signal == SIGKILL && strcmp(c->kind, "kill") == 0) return;
     if (signal) wrong(s, c, run_format("signal %d", signal));
     if (!s->r->ended) wrong(s, c, "it ended by itself");
@@ -500,6 +515,8 @@ static void a_failing_call_is_survived_or_said(void **state) {
     }
     if (all && !number) fail_msg("%s is not called", all);
     if (!all) drawn_cases(&s, &count);
+    print_message("the longest sleep that a process asked for: %.2f s (%s)\n", (double)longest.asleep_ns * 1e-9,
+                  longest.sleeper);
     print_message("the longest process took %.2f s (%s)\n", (double)longest.ns * 1e-9, longest.spec);
     run_remove(s.dir);
     close(s.err);
