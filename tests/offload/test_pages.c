@@ -134,10 +134,11 @@ static void flip(disk *d) {
     restore(d, p);
 }
 
-/* Of one object, of two of a kind, of two kinds; also where the bytes are equal. */
+/* Of one object, of two of a kind, of two kinds. Of equal bytes (both as they were first made) nothing is changed. */
 static bool swap(disk *d) {
     place a = any_page(d), b = any_page(d);
     if (a.n != b.n || (a.object == b.object && a.page == b.page)) return false;
+    if (memcmp(d->now[a.object] + a.at, d->now[b.object] + b.at, a.n) == 0) return false;
     char page[TM_PAGE_BYTES];
     memcpy(page, d->now[a.object] + a.at, a.n);
     overwrite(d, a.object, a.at, d->now[b.object] + b.at, b.n);
