@@ -10,7 +10,7 @@
  * minimum there is no room to read ahead, and the linear program, whose frames are fractions, does not see that (1.3 is
  * what it comes to).
  *
- * TIDEMILL_LP_BUDGETS=1000 for the long run (most of an hour; 100 with TIDEMILL_LONG=1), TIDEMILL_LP_THOROUGH=1 bounds
+ * TIDEMILL_LP_BUDGETS=N for so many (1000 with TIDEMILL_LONG=1: most of an hour), TIDEMILL_LP_THOROUGH=1 bounds
  * both ways (ten times as long), TIDEMILL_LP_SEED, TIDEMILL_LP_REPORT=FILE for every budget. */
 #include "lp_facts.h"
 #include "lp_solve.h"
@@ -324,7 +324,7 @@ static unsigned option(const char *name, unsigned otherwise) {
 static void random_budgets_are_near_the_optimum(void **state) {
     static scene scenes[UPDATES][RATES];
     (void)state;
-    unsigned n = (unsigned)test_amount("TIDEMILL_LP_BUDGETS", BUDGETS, 100);
+    unsigned n = (unsigned)test_amount("TIDEMILL_LP_BUDGETS", BUDGETS, 1000);
     outcome *o = calloc(n, sizeof *o);
     assert_non_null(o);
     seed = option("TIDEMILL_LP_SEED", 1) * 1000003ull;
