@@ -11,5 +11,4 @@ for tool in clang-format-14 clang-format; do
         ;;
     esac
 done
-echo "SKIP: clang-format 14 is not installed" >&2
-exit 77
+exec sh tests/skip.sh clang_format "clang-format 14 is not installed"
