@@ -3,8 +3,10 @@
 #   1. installs what is missing;
 #   2. builds build/ (release) and runs every test there, the checks of includes and layout among them;
 #   3. builds build-dev/ (address and undefined-behaviour sanitizers), runs unit and golden tests there, and a sample of
-#      those of ranks, faults and budgets (budgets are not judged there).
-# --quick leaves out 3. TIDEMILL_LONG=1, before a release: what there is no time for in continuous integration as well,
+#      those of ranks, faults and budgets (budgets are not judged there);
+#   4. of build-tsan/ (ThreadSanitizer) and build-fuzz/ (libFuzzer) the programs that it runs: tests of threads, and every
+#      parser for a few thousand inputs.
+# --quick leaves out 3 and 4. TIDEMILL_LONG=1, before a release: what there is no time for in continuous integration as well,
 # then 2 again under every product back-end and every column of kernels that this CPU has (hours).
 # Exit 0: all passed. The last lines: what was left out and why, then ctest's summaries, that of 2 last.
 set -eu
@@ -18,16 +20,18 @@ case ${1:-} in
     ;;
 esac
 cd "$(dirname "$0")/.."
-tools/deps.sh test
+deps=all
+[ -z "$quick" ] || deps=test
+tools/deps.sh $deps
 long=${TIDEMILL_LONG:-}
 [ "$long" != 0 ] || long=
 
-build() { # PRESET FOLDER
+build() { # PRESET FOLDER [TARGET]
     mkdir -p "$2"
     cmake --preset "$1" > "$2/configure.log" 2>&1 || { cat "$2/configure.log"; exit 1; }
     # Nobody waits for these tests: they may take as long as they need.
     [ -z "$long" ] || find "$2" -name CTestTestfile.cmake -exec sed -i 's/TIMEOUT "[0-9]*"/TIMEOUT "28800"/' {} +
-    tools/build.sh "$2" || exit 1
+    tools/build.sh "$2" ${3:+"$3"} || exit 1
 }
 
 # suite TITLE FOLDER CTEST-ARGUMENTS...: tests; the summary is added to the last words.
@@ -57,6 +61,10 @@ mkdir -p build
 if [ -z "$quick" ]; then
     build dev build-dev
     suite dev build-dev -L 'unit|golden|sample' -LE 'budget' -j 2 || result=1
+    build tsan build-tsan race_tests
+    suite tsan build-tsan -L race -j 2 || result=1
+    build fuzz build-fuzz fuzzers
+    suite fuzz build-fuzz -L fuzz -j 2 || result=1
 fi
 build release build
 if [ -n "$long" ]; then
