@@ -54,7 +54,8 @@ typedef struct tm_error {
     char operation[32]; /* "pwrite", "" */
     char path[256];     /* file concerned, "" */
     int64_t offset;     /* byte offset in it, -1 */
-    char text[2048];    /* the one line for the user: what, where, what to do */
+    char text
+        [2048]; /* the line for the user: what, where, what to do; several problems of a configuration: a line each */
 } tm_error;
 
 /* Records a failure (unless one is pending on this thread) and returns `code`. */

@@ -97,6 +97,7 @@ static tm_status merge_deepspeed(cfg_state *s) {
 
 static tm_status merge_all(cfg_state *s, const char *text, size_t len) {
     const tm_json *root;
+    TM_TRY(cfg_lift(s));
     TM_TRY(parse(s, text, len, s->opts->name, &root));
     TM_TRY(cfg_merge(s, root, "", s->opts->name, SOURCE_MAIN));
     TM_TRY(merge_deepspeed(s));
@@ -115,7 +116,10 @@ static tm_status resolve(cfg_state *s) {
     TM_TRY(config_resolve_storage(s));
     TM_TRY(config_resolve_optimizer(s));
     TM_TRY(config_resolve_schedule(s));
-    return cfg_report(s);
+    TM_TRY(config_note_autos(s));
+    TM_TRY(cfg_report(s));
+    config_warn_effects(s);
+    return TM_OK;
 }
 
 tm_status tm_config_load(tm_config **out, const char *text, size_t len, const tm_config_opts *opts) {

@@ -1,7 +1,7 @@
 /* config: what one JSON file, the DeepSpeed file that it may name, and --set say, resolved into a plain struct.
  *
  * One table (schema.c) of every key (path, type, default, range, help, alias, DeepSpeed's or ours) drives validation,
- * defaults, suggestions, `tidemill train --help` and the documentation. Order of the layers:
+ * defaults, suggestions, `tidemill train --keys` and the documentation. Order of the layers:
  *
  *   defaults  <  the file's keys, ours or DeepSpeed's  <  the file named by "deepspeed"  <  --set
  *
@@ -85,6 +85,7 @@ typedef struct tm_config {
     uint64_t wrap_elements;  /* TM_WRAP_SIZE */
     tm_strings wrap_classes; /* TM_WRAP_BLOCK: layer classes that FSDP would wrap; the model has to have them */
     uint32_t hpz_partition;  /* zero_hpz_partition_size; 1: a node's ranks */
+    uint32_t mics_shard;     /* mics_shard_size, with strategy hsdp: ranks of a node; 0: not given */
     bool quantized_weights, quantized_gradients; /* qwZ, qgZ: rounded on the way between ranks */
     bool comm_bf16;                              /* communication_data_type */
     bool all_reduce_mpi;                         /* ddp: gradients are summed by MPI, in its own order */
@@ -165,8 +166,7 @@ typedef struct tm_config {
      * where the file says "auto". */
     struct {
         uint64_t reduce_bucket_size, prefetch_bucket_size, param_persistence_threshold, sub_group_size;
-        uint64_t max_live_parameters, max_reuse_distance;
-        bool overlap_comm;
+        uint64_t max_live_parameters;
     } zero;
     /* Those that bound the planner, as far as the file gives them; TM_AUTO_ELEMENTS (false) where it does not or says
      * "auto": then the planner decides. They change what is kept and how far ahead is read, never a bit of the result.
@@ -178,7 +178,7 @@ typedef struct tm_config {
         uint64_t param_persistence_threshold;            /* tensors up to this many elements stay */
         uint64_t param_buffers;                          /* buffer_count x buffer_size, elements */
         uint64_t sub_group_size, optimizer_buffer_count; /* elements updated together; how many such under way */
-        bool no_pipeline_read, no_pipeline_write, no_pin_memory;
+        bool no_pipeline_read, no_pipeline_write, no_pin_memory, no_overlap;
         double update_ratio; /* at least so much of the parameters is updated on the host; below 0: not given */
     } knobs;
 
@@ -220,7 +220,10 @@ TM_MUST_USE tm_status tm_config_resolve_model(tm_config *c, uint32_t hidden_size
 TM_MUST_USE tm_status tm_config_resolve_steps(tm_config *c, int64_t steps_per_epoch);
 /* Appends the resolved configuration as one JSON object (for run.json and logs). */
 TM_MUST_USE tm_status tm_config_dump_json(const tm_config *c, tm_buf *out, int indent);
-/* Appends every key with its type, default and meaning, for --help and the documentation. */
+/* Appends what each "auto" of the files stands for, as one JSON object: key to value, or to null where the planner
+ * decides. Once model and steps are resolved; false: there is none. */
+TM_MUST_USE tm_status tm_config_autos(const tm_config *c, tm_buf *out, bool *any);
+/* Appends every key with its type, default and meaning, for --keys and the documentation. */
 TM_MUST_USE tm_status tm_config_help(tm_buf *out);
 
 #endif

@@ -92,12 +92,35 @@ static bool is_off(const tm_json *n) {
     return !n->count || (enabled && (enabled->type == TM_JSON_BOOL ? !enabled->boolean : tm_json_is(enabled, "auto")));
 }
 
+/* What is switched off makes no difference, nor does what is done anyway. */
+static void check_ignored(const cfg_state *s, const schema_row *row, const cfg_value *v) {
+    char w[256];
+    const tm_json *n = v->node;
+    bool denied = (n->type == TM_JSON_BOOL && !n->boolean) || tm_json_is(n, "false") || tm_json_is(n, "False");
+    const char *reason = row->types & T_RANKS && s->opts->world_size < 2 ? "there is one rank" : row->help;
+    if (row->types & T_ALWAYS ? !denied : is_off(n)) return;
+    tm_warn_once(v->spelled, "%s: \"%s\" has no effect here: %s", cfg_where(v, w, sizeof w), v->spelled, reason);
+}
+
+/* "1G" may mean either. */
+static const char *size_hint(const schema_row *row, const tm_json *n, char *buf, size_t cap) {
+    size_t digits = n->type == TM_JSON_STRING ? strspn(n->text, "0123456789.") : 0;
+    const char *unit = digits ? n->text + digits : "";
+    buf[0] = 0;
+    if (row->types & T_SIZE && digits < 24 && strlen(unit) == 1 && strchr("kKmMgGtT", *unit)) {
+        char binary = (char)(*unit & ~32), decimal = binary == 'K' ? 'k' : binary;
+        int d = (int)digits;
+        snprintf(buf, cap, "; write %.*s%ciB or %.*s%cB", d, n->text, binary, d, n->text, decimal);
+    }
+    return buf;
+}
+
 void cfg_check_value(cfg_state *s, const schema_row *row, const cfg_value *v) {
-    char w[256], shown[256], expects[512];
+    char w[256], shown[256], expects[512], hint[96];
     const tm_json *n = v->node;
     cfg_where(v, w, sizeof w);
     if (row->kind == K_IGNORED) {
-        if (!is_off(n)) tm_warn_once(v->spelled, "%s: \"%s\" has no effect here: %s", w, v->spelled, row->help);
+        check_ignored(s, row, v);
     } else if (row->kind == K_LATER) {
         if (!is_off(n))
             cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\": %s: not supported yet by this version; leave it out", w,
@@ -105,8 +128,9 @@ void cfg_check_value(cfg_state *s, const schema_row *row, const cfg_value *v) {
     } else if (row->kind == K_REFUSED) {
         if (!is_off(n)) cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\" is refused: %s", w, v->spelled, row->help);
     } else if (!cfg_type_fits(row, n)) {
-        cfg_problem(s, TM_EINPUT, "%s: \"%s\" must be %s, not %s", w, v->spelled,
-                    schema_expects(row, expects, sizeof expects), cfg_show_node(n, shown, sizeof shown));
+        cfg_problem(s, TM_EINPUT, "%s: \"%s\" must be %s, not %s%s", w, v->spelled,
+                    schema_expects(row, expects, sizeof expects), cfg_show_node(n, shown, sizeof shown),
+                    size_hint(row, n, hint, sizeof hint));
     } else if (row->types & T_ENUM && n->type == TM_JSON_STRING && !(row->types & T_AUTO && tm_json_is(n, "auto"))) {
         if (schema_choice(row, n->text, n->len) < 0) wrong_choice(s, row, v);
     } else {

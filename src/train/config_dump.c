@@ -245,13 +245,6 @@ static void dump_memory(tm_json_writer *w, const tm_config *c) {
     tm_jw_object_end(w);
 }
 
-static void elements(tm_json_writer *w, const char *key, uint64_t n) {
-    if (n == TM_AUTO_ELEMENTS)
-        text(w, key, "auto");
-    else
-        whole(w, key, (int64_t)n);
-}
-
 /* What was not given is left out, so that it is not given when this is loaded. */
 static void if_given(tm_json_writer *w, const char *key, uint64_t given) {
     if (given != TM_AUTO_ELEMENTS) whole(w, key, (int64_t)given);
@@ -297,9 +290,8 @@ static void dump_storage(tm_json_writer *w, const tm_config *c) {
     knob(w, "stage3_param_persistence_threshold", c->knobs.param_persistence_threshold,
          c->zero.param_persistence_threshold, 100000);
     if_given(w, "stage3_max_live_parameters", c->knobs.max_live_parameters);
-    elements(w, "stage3_max_reuse_distance", c->zero.max_reuse_distance);
     if_given(w, "sub_group_size", c->knobs.sub_group_size);
-    truth(w, "overlap_comm", c->zero.overlap_comm);
+    if (c->knobs.no_overlap) truth(w, "overlap_comm", false);
     tm_jw_object_end(w);
     if (!c->aio.given) return;
     open_object(w, "aio");
@@ -313,11 +305,21 @@ static void dump_storage(tm_json_writer *w, const tm_config *c) {
 
 static void dump_output(tm_json_writer *w, const tm_config *c) {
     text(w, "output_dir", c->output_dir);
-    whole(w, "save_steps", c->save_steps);
-    whole(w, "eval_steps", c->eval_steps);
+    unsigned by_epoch = ((const cfg_impl *)c)->by_epoch;
+    if (by_epoch & EPOCH_SAVE)
+        text(w, "save_strategy", "epoch");
+    else
+        whole(w, "save_steps", c->save_steps);
+    if (by_epoch & EPOCH_EVAL)
+        text(w, "eval_strategy", "epoch");
+    else
+        whole(w, "eval_steps", c->eval_steps);
     whole(w, "commit_steps", c->commit_steps);
     if (c->commit_minutes > 0) real(w, "commit_minutes", c->commit_minutes);
-    whole(w, "logging_steps", c->logging_steps);
+    if (by_epoch & EPOCH_LOG)
+        text(w, "logging_strategy", "epoch");
+    else
+        whole(w, "logging_steps", c->logging_steps);
     if (c->save_total_limit) whole(w, "save_total_limit", c->save_total_limit);
     choice(w, "save_dtype", (int)c->save_dtype);
     truth(w, "keep_state", c->keep_state);

@@ -181,15 +181,6 @@ static void set_reduction(cfg_state *s) {
     c->comm_bf16 = bf16;
 }
 
-static void set_checkpointing(cfg_state *s) {
-    tm_config *c = &s->cfg->pub;
-    const cfg_value *v = cfg_given(s, FSDP "activation_checkpointing"), *other = cfg_given(s, "memory.activations");
-    if (!v || !v->node->boolean) return;
-    if (other && !cfg_chosen(s, "memory.activations", "recompute") && !cfg_chosen(s, "memory.activations", "auto"))
-        cfg_mismatch(s, v->spelled, v, "memory.activations", other);
-    c->memory.activations = TM_ACT_RECOMPUTE;
-}
-
 /* ---- wrapping ------------------------------------------------------------------------------------------------ */
 
 /* What is wrapped together travels together: as much is gathered ahead. Bits do not depend on it. */
@@ -223,6 +214,5 @@ tm_status config_resolve_fsdp(cfg_state *s) {
     set_offload(s, &w);
     set_precision(s);
     set_reduction(s);
-    set_checkpointing(s);
     return set_wrap(s);
 }

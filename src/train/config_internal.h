@@ -12,6 +12,9 @@
  *   config_schedule.c   learning rate, length
  *   config_storage.c    offload blocks, paths, aio, ZeRO's numbers
  *   config_fsdp.c       the same by FSDP's names
+ *   config_recompute.c  activations by DeepSpeed's, HF Trainer's and FSDP's names
+ *   config_effects.c    warnings of what makes no difference here
+ *   config_autos.c      what "auto" became
  *   config_dump.c       JSON again, and the help
  *
  * A new key is a row in schema.c, a field in config.h, and a line in the resolver of its room and in config_dump.c. */
@@ -28,15 +31,17 @@ enum {
     T_INT = 2, /* integral; 5e8 counts */
     T_NUM = 4,
     T_STR = 8,
-    T_ENUM = 16,   /* a string of `choices` */
-    T_SIZE = 32,   /* bytes, or "3GiB" */
-    T_LIST = 64,   /* a string, or an array of strings */
-    T_PAIR = 128,  /* two numbers */
-    T_OBJ = 256,   /* its keys are rows of their own */
-    T_ANY = 512,   /* not looked into */
-    T_AUTO = 1024, /* "auto" */
-    T_NULL = 2048, /* null: as if absent */
-    T_WORD = 4096  /* booleans may be the strings "true" and "false" (ds_nvme_tune prints those) */
+    T_ENUM = 16,     /* a string of `choices` */
+    T_SIZE = 32,     /* bytes, or "3GiB" */
+    T_LIST = 64,     /* a string, or an array of strings */
+    T_PAIR = 128,    /* two numbers */
+    T_OBJ = 256,     /* its keys are rows of their own */
+    T_ANY = 512,     /* not looked into */
+    T_AUTO = 1024,   /* "auto" */
+    T_NULL = 2048,   /* null: as if absent */
+    T_ALWAYS = 8192, /* K_IGNORED: true is what is done anyway; false warns */
+    T_RANKS = 16384, /* K_IGNORED: `help` is the reason on several ranks */
+    T_WORD = 4096    /* booleans may be the strings "true" and "false" (ds_nvme_tune prints those) */
 };
 typedef enum schema_kind {
     K_OURS,    /* tidemill's, ms-swift's and HF Trainer's names */
@@ -83,6 +88,7 @@ typedef struct cfg_value {
     const char *file;    /* FILE of FILE:LINE:COLUMN; "--set key=value" for SOURCE_SET */
     const char *spelled; /* the path as the user wrote it */
     cfg_source source;
+    bool over_auto; /* another spelling says "auto", and takes this value */
 } cfg_value;
 
 /* Memory of a loaded configuration: documents and strings, freed together. */
@@ -91,8 +97,13 @@ typedef struct cfg_owned {
     tm_json_doc *doc; /* or NULL: bytes follow */
     char bytes[];
 } cfg_owned;
+/* Steps of what goes by epochs are known once the data are. */
+enum { EPOCH_SAVE = 1, EPOCH_EVAL = 2, EPOCH_LOG = 4 };
 typedef struct cfg_impl {
     tm_config pub; /* first */
+    unsigned by_epoch;
+    uint16_t *autos; /* rows that say "auto" */
+    uint32_t n_autos;
     cfg_owned *owned;
     bool warmup_auto, total_auto; /* DeepSpeed's scheduler says "auto" */
     int64_t given_warmup;         /* its warmup_num_steps, to compare with a ratio; -1 */
@@ -105,7 +116,9 @@ typedef struct cfg_state {
     cfg_impl *cfg;
     const tm_config_opts *opts;
     cfg_value *value;                           /* one a row */
-    tm_buf problems;                            /* joined by "; " */
+    tm_buf problems;                            /* a line each */
+    const schema_row **lifted;                  /* [n_set] rows that --set replaces: files are not asked */
+    unsigned n_hidden;                          /* of them, that do not fit the message */
     unsigned n_problems, n_input, n_mismatches; /* all; of TM_EINPUT; of those, contradictions */
     tm_status problem_status;                   /* TM_EINPUT outranks TM_EUNSUPPORTED */
     tm_status broken;                           /* out of memory while collecting */
@@ -117,6 +130,8 @@ void cfg_problem(cfg_state *s, tm_status status, const char *format, ...) TM_PRI
 void cfg_contradiction(cfg_state *s, const char *format, ...) TM_PRINTF(2, 3);
 /* "a A (where) does not match b B (where)". */
 void cfg_mismatch(cfg_state *s, const char *a, const cfg_value *va, const char *b, const cfg_value *vb);
+/* A key that was given and makes no difference: warns once. */
+void cfg_no_effect(const cfg_state *s, const char *path, const char *reason);
 tm_status cfg_report(cfg_state *s) TM_MUST_USE; /* fails with what was collected, if anything */
 void cfg_keep(cfg_state *s, tm_status rc);      /* remembers a failure to collect */
 /* Type, choice and range of a value; problems are collected, keys without effect warn. */
@@ -128,6 +143,8 @@ const char *cfg_show_node(const tm_json *n, char *buf, size_t cap);
 tm_status cfg_merge(cfg_state *s, const tm_json *root, const char *prefix, const char *file,
                     cfg_source source) TM_MUST_USE;
 tm_status cfg_apply_set(cfg_state *s, const char *assignment) TM_MUST_USE;
+/* Before the first cfg_merge: which rows --set will replace. */
+tm_status cfg_lift(cfg_state *s) TM_MUST_USE;
 
 /* A row's value if it was given and is neither null nor "auto"; else NULL. */
 const cfg_value *cfg_given(const cfg_state *s, const char *path);
@@ -152,6 +169,9 @@ tm_status config_resolve_run(cfg_state *s) TM_MUST_USE; /* config_run.c: model, 
 tm_status
 config_resolve_storage(cfg_state *s) TM_MUST_USE;        /* config_storage.c: places, paths, aio, DeepSpeed's numbers */
 tm_status config_resolve_fsdp(cfg_state *s) TM_MUST_USE; /* config_fsdp.c; after places and rounding */
+void config_resolve_recompute(cfg_state *s);             /* config_recompute.c: after memory */
+void config_warn_effects(cfg_state *s); /* config_effects.c: after all: what is given and makes no difference */
+tm_status config_note_autos(cfg_state *s) TM_MUST_USE;        /* config_autos.c */
 tm_status config_resolve_batch(cfg_state *s) TM_MUST_USE;     /* config_batch.c */
 tm_status config_resolve_optimizer(cfg_state *s) TM_MUST_USE; /* config_optimizer.c */
 const char *config_optimizer_type(const tm_config *c);        /* as optimizer.type names it */

@@ -37,18 +37,35 @@ static void unknown_key(cfg_state *s, const char *section, const char *key, cons
     tm_buf_free(&hint);
 }
 
+/* HF Trainer's flag beside DeepSpeed's section of the same name (bf16, fp16): what the section says has rows of its own,
+ * and is compared with the flag there. */
+static bool flag_and_section(const schema_row *row, const tm_json *a, const tm_json *b) {
+    bool both = row->types & T_OBJ && row->types & T_BOOL;
+    return both && (a->type == TM_JSON_OBJECT) != (b->type == TM_JSON_OBJECT);
+}
+
 /* A second value for a row: --set wins, null gives way, anything else must agree. */
 static void store(cfg_state *s, size_t index, const cfg_value *v) {
     cfg_value *slot = &s->value[index];
+    if (slot->node && v->source != SOURCE_SET && flag_and_section(&schema_rows[index], slot->node, v->node)) {
+        if (slot->node->type == TM_JSON_OBJECT) *slot = *v;
+        return;
+    }
     bool replaces = !slot->node || v->source == SOURCE_SET || slot->node->type == TM_JSON_NULL;
     if (replaces)
         *slot = *v;
     else if (v->node->type != TM_JSON_NULL && !cfg_same(slot->node, v->node)) {
-        if (tm_json_is(slot->node, "auto"))
-            *slot = *v;
-        else if (!tm_json_is(v->node, "auto"))
-            cfg_mismatch(s, slot->spelled, slot, v->spelled, v);
+        bool was_auto = tm_json_is(slot->node, "auto"), is_auto = tm_json_is(v->node, "auto");
+        if (was_auto) *slot = *v;
+        if (!was_auto && !is_auto) cfg_mismatch(s, slot->spelled, slot, v->spelled, v);
+        slot->over_auto = was_auto || is_auto;
     }
+}
+
+static bool is_lifted(const cfg_state *s, const schema_row *row) {
+    for (size_t i = 0; s->lifted && i < s->opts->n_set; i++)
+        if (s->lifted[i] == row) return true;
+    return false;
 }
 
 /* One member. Returns the row to descend into, or NULL. */
@@ -66,6 +83,7 @@ static const schema_row *member(cfg_state *s, const char *section, const tm_json
         return NULL;
     }
     if (row->alias_of) row = schema_find(row->alias_of);
+    if (v.source != SOURCE_SET && is_lifted(s, row)) return NULL;
     unsigned before = s->n_problems;
     cfg_check_value(s, row, &v);
     if (s->n_problems == before) store(s, (size_t)(row - schema_rows), &v);
@@ -91,7 +109,7 @@ tm_status cfg_merge(cfg_state *s, const tm_json *root, const char *prefix, const
         const char *section = stack[depth].section;
         char path[2 * PATH_MAX_BYTES];
         snprintf(path, sizeof path, "%s%s%.*s", section, *section ? "." : "", PATH_MAX_BYTES - 1, n->key);
-        const schema_row *row = member(s, section, n, path, (cfg_value){n, file, NULL, source});
+        const schema_row *row = member(s, section, n, path, (cfg_value){n, file, NULL, source, false});
         if (!row || depth + 1 == DEPTH) continue;
         depth++;
         stack[depth].next = n->child;
@@ -153,9 +171,24 @@ static const schema_row *closed_section(const char *path) {
     while ((dot = strrchr(above, '.'))) {
         *dot = 0;
         const schema_row *row = schema_find(above);
-        if (row) return row->types == T_ANY ? row : NULL;
+        if (row) return row->types & T_ANY && !(row->types & T_STR) ? row : NULL;
     }
     return NULL;
+}
+
+/* What --set says of a key, null included, counts in place of what a file says: that need not be right, then. */
+tm_status cfg_lift(cfg_state *s) {
+    if (s->opts->n_set == 0) return TM_OK;
+    TM_TRY(cfg_alloc(s->cfg, s->opts->n_set * sizeof *s->lifted, (void **)&s->lifted));
+    for (size_t i = 0; i < s->opts->n_set; i++) {
+        char path[PATH_MAX_BYTES];
+        size_t len = strcspn(s->opts->set[i], "=");
+        if (len >= sizeof path) continue;
+        snprintf(path, sizeof path, "%.*s", (int)len, s->opts->set[i]);
+        const schema_row *row = schema_find(path);
+        s->lifted[i] = row && row->alias_of ? schema_find(row->alias_of) : row;
+    }
+    return TM_OK;
 }
 
 tm_status cfg_apply_set(cfg_state *s, const char *assignment) {
@@ -175,7 +208,7 @@ tm_status cfg_apply_set(cfg_state *s, const char *assignment) {
     if (dot) snprintf(section, sizeof section, "%.*s", (int)(dot - path), path);
     tm_json key = *value;
     key.key = dot ? path + (dot - path) + 1 : path;
-    cfg_value v = {value, name, NULL, SOURCE_SET};
+    cfg_value v = {value, name, NULL, SOURCE_SET, false};
     const schema_row *closed = row ? NULL : closed_section(path);
     if (closed) {
         v.spelled = closed->path;

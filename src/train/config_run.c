@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+static const int64_t NEVER = 1000000000000000;
+
 static void missing(cfg_state *s, const char *path, const char *example) {
     cfg_problem(s, TM_EINPUT, "%s: \"%s\" is missing; give it, for example %s", s->opts->name, path, example);
 }
@@ -26,11 +28,20 @@ static const cfg_value *flag(const cfg_state *s, const char *section, const char
     return v && v->node->type == TM_JSON_BOOL ? v : NULL;
 }
 
+/* HF Trainer's flag and DeepSpeed's section. */
+static void one_said(cfg_state *s, const char *path, const char *enabled) {
+    const cfg_value *own = cfg_given(s, path), *section = cfg_given(s, enabled);
+    if (own && section && own->node->type == TM_JSON_BOOL && own->node->boolean != section->node->boolean)
+        cfg_mismatch(s, path, own, enabled, section);
+}
+
 static void resolve_precision(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     static const tm_dtype dtypes[] = {TM_BF16, TM_F32, TM_F16};
     const cfg_value *flat = cfg_given(s, "precision");
     const cfg_value *bf16 = flag(s, "bf16", "bf16.enabled"), *fp16 = flag(s, "fp16", "fp16.enabled");
+    one_said(s, "bf16", "bf16.enabled");
+    one_said(s, "fp16", "fp16.enabled");
     bool on16 = fp16 && fp16->node->boolean, on_bf = bf16 && bf16->node->boolean;
     c->precision = dtypes[cfg_choice(s, "precision")];
     if (on16 && on_bf) cfg_mismatch(s, "bf16.enabled", bf16, "fp16.enabled", fp16);
@@ -142,9 +153,28 @@ static tm_status resolve_memory(cfg_state *s) {
 
 /* ---- output -------------------------------------------------------------------------------------------------- */
 
+/* By epochs: how many steps these are is known once the data are. */
 static void resolve_strategies(cfg_state *s) {
-    if (cfg_chosen(s, "save_strategy", "epoch")) later(s, "save_strategy", "saving by epoch is");
-    if (cfg_chosen(s, "eval_strategy", "epoch")) later(s, "eval_strategy", "evaluating by epoch is");
+    tm_config *c = &s->cfg->pub;
+    static const struct {
+        const char *path;
+        unsigned what;
+    } all[] = {{"save_strategy", EPOCH_SAVE}, {"eval_strategy", EPOCH_EVAL}, {"logging_strategy", EPOCH_LOG}};
+    for (size_t i = 0; i < TM_COUNT(all); i++)
+        if (cfg_chosen(s, all[i].path, "epoch")) s->cfg->by_epoch |= all[i].what;
+    if (s->cfg->by_epoch & EPOCH_SAVE) c->save_steps = 0;
+    if (s->cfg->by_epoch & EPOCH_EVAL) c->eval_steps = 0;
+    if (cfg_chosen(s, "logging_strategy", "no")) c->logging_steps = NEVER;
+}
+
+/* accelerate says Infinity, for never, in steps_per_print. */
+static void resolve_logging(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *flat = cfg_given(s, "logging_steps"), *ds = cfg_given(s, "steps_per_print");
+    int64_t by_ds = (int64_t)fmin(cfg_number(s, "steps_per_print"), (double)NEVER);
+    c->logging_steps = flat ? cfg_integer(s, "logging_steps") : ds ? by_ds : 0;
+    if (flat && ds && by_ds != c->logging_steps && by_ds != NEVER)
+        cfg_mismatch(s, "logging_steps", flat, "steps_per_print", ds);
 }
 
 /* HF Trainer's rules: which evaluations can be compared with which checkpoints. */
@@ -159,7 +189,15 @@ static void resolve_best(cfg_state *s) {
     if (!c->save_best && !c->load_best_model_at_end) return;
     const char *key = c->save_best ? "save_strategy" : "load_best_model_at_end";
     const char *at = cfg_where(cfg_given(s, key), w, sizeof w);
-    if (!c->data.eval || c->eval_steps == 0)
+    unsigned epochs = s->cfg->by_epoch & (EPOCH_SAVE | EPOCH_EVAL);
+    if (c->data.eval && epochs == (EPOCH_SAVE | EPOCH_EVAL)) return;
+    if (c->data.eval && c->save_best && epochs == EPOCH_EVAL) return;
+    if (c->data.eval && epochs)
+        cfg_problem(s, TM_EINPUT,
+                    "%s: \"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_strategy\" and "
+                    "\"eval_strategy\" must both be epoch, or both steps",
+                    at);
+    else if (!c->data.eval || c->eval_steps == 0)
         cfg_problem(s, TM_EINPUT, "%s: \"%s\" compares evaluations; give \"data.eval\" and \"eval_steps\"", at, key);
     else if (!c->save_best && (c->save_steps == 0 || c->save_steps % c->eval_steps != 0))
         cfg_problem(
@@ -176,11 +214,7 @@ static tm_status resolve_output(cfg_state *s) {
     c->eval_steps = cfg_integer(s, "eval_steps");
     c->commit_steps = cfg_integer(s, "commit_steps");
     c->commit_minutes = cfg_number(s, "commit_minutes");
-    c->logging_steps = 0;
-    if (cfg_given(s, "logging_steps"))
-        c->logging_steps = cfg_integer(s, "logging_steps");
-    else if (cfg_given(s, "steps_per_print"))
-        c->logging_steps = (int64_t)fmin(cfg_number(s, "steps_per_print"), 1e15);
+    resolve_logging(s);
     c->save_total_limit = (uint32_t)cfg_integer(s, "save_total_limit");
     c->save_dtype = (tm_save_dtype)cfg_choice(s, "save_dtype");
     c->keep_state = cfg_bool(s, "keep_state");

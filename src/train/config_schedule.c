@@ -257,7 +257,15 @@ static tm_status complete_deepspeed(cfg_impl *impl) {
     return TM_OK;
 }
 
+static void resolve_epochs(cfg_impl *impl, int64_t steps_per_epoch) {
+    int64_t every = steps_per_epoch > 1 ? steps_per_epoch : 1;
+    if (impl->by_epoch & EPOCH_SAVE) impl->pub.save_steps = every;
+    if (impl->by_epoch & EPOCH_EVAL) impl->pub.eval_steps = every;
+    if (impl->by_epoch & EPOCH_LOG) impl->pub.logging_steps = every;
+}
+
 tm_status tm_config_resolve_steps(tm_config *c, int64_t steps_per_epoch) {
+    resolve_epochs((cfg_impl *)c, steps_per_epoch);
     double steps = ceil(c->num_train_epochs * (double)steps_per_epoch);
     c->total_steps = c->max_steps;
     if (!c->max_steps) {

@@ -77,6 +77,20 @@ static tm_status resolve_paths(cfg_state *s) {
     return unite_paths(s);
 }
 
+/* MiCS divides among the ranks of a group and replicates across groups: HSDP, where a group is a node's ranks (which the
+ * launcher knows). */
+static void resolve_mics(cfg_state *s, const cfg_value *strategy) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *v = cfg_given(s, ZERO "mics_shard_size"), *hpz = cfg_given(s, ZERO "zero_hpz_partition_size");
+    if (!v || v->node->integer < 1 || c->zero_stage != 3 || c->world_size == 1) return;
+    if (hpz && hpz->node->integer > 1) cfg_mismatch(s, v->spelled, v, hpz->spelled, hpz);
+    bool all = v->node->integer >= c->world_size;
+    if (strategy && c->strategy != (all ? TM_STRATEGY_ZERO3 : TM_STRATEGY_HSDP))
+        cfg_mismatch(s, v->spelled, v, "strategy", strategy);
+    c->strategy = all ? TM_STRATEGY_ZERO3 : TM_STRATEGY_HSDP;
+    c->mics_shard = all ? 0 : (uint32_t)v->node->integer;
+}
+
 static void resolve_stage(cfg_state *s) {
     static const uint32_t stages[] = {0, 1, 2, 3, 3, 3, 3}; /* ddp, zero1, zero2, zero3, fsdp, hsdp, hpz */
     tm_config *c = &s->cfg->pub;
@@ -91,6 +105,7 @@ static void resolve_stage(cfg_state *s) {
     c->strategy_given = strategy != NULL;
     c->hpz_partition = (uint32_t)cfg_integer(s, ZERO "zero_hpz_partition_size");
     if (!strategy && c->strategy == TM_STRATEGY_ZERO3 && c->hpz_partition > 1) c->strategy = TM_STRATEGY_HPZ;
+    resolve_mics(s, strategy);
 }
 
 /* What is rounded between ranks; it makes no difference on one. */
@@ -151,8 +166,7 @@ static void resolve_tuning(cfg_state *s) {
     c->zero.param_persistence_threshold = elements(s, ZERO "stage3_param_persistence_threshold");
     c->zero.sub_group_size = (uint64_t)cfg_integer(s, ZERO "sub_group_size");
     c->zero.max_live_parameters = (uint64_t)cfg_integer(s, ZERO "stage3_max_live_parameters");
-    c->zero.max_reuse_distance = (uint64_t)cfg_integer(s, ZERO "stage3_max_reuse_distance");
-    c->zero.overlap_comm = cfg_given(s, ZERO "overlap_comm") ? cfg_bool(s, ZERO "overlap_comm") : c->zero_stage == 3;
+    c->knobs.no_overlap = cfg_given(s, ZERO "overlap_comm") && !cfg_bool(s, ZERO "overlap_comm");
 }
 
 /* ---- what bounds the planner: only what the file says itself ------------------------------------------------- */
@@ -210,6 +224,7 @@ tm_status config_resolve_storage(cfg_state *s) {
     c->param_place = place_of(s, ZERO "offload_param", ZERO "offload_param.device", ZERO "cpu_offload_param");
     c->optimizer_place = place_of(s, ZERO "offload_optimizer", ZERO "offload_optimizer.device", ZERO "cpu_offload");
     TM_TRY(config_resolve_fsdp(s));
+    config_resolve_recompute(s);
     check_rounding(s);
     resolve_aio(s);
     resolve_tuning(s);

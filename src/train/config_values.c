@@ -13,14 +13,27 @@ void cfg_keep(cfg_state *s, tm_status rc) {
     if (s->broken == TM_OK) s->broken = rc;
 }
 
+/* Whatever names from files bring along: a problem is one line. */
+static void one_line(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = ' ';
+}
+
+enum { LAST_LINES = 128 }; /* room for what follows the problems */
+
 static void add_problem(cfg_state *s, tm_status status, const char *format, va_list ap) {
     char text[1024];
     if (s->problem_status != TM_EINPUT) s->problem_status = status;
     s->n_problems++;
     s->n_input += status == TM_EINPUT;
-    if (s->problems.len >= sizeof tm_error_get()->text) return; /* no more of them can be shown */
     vsnprintf(text, sizeof text, format, ap);
-    cfg_keep(s, tm_buf_printf(&s->problems, "%s%s", s->problems.len ? "; " : "", text));
+    one_line(text);
+    bool fits = s->problems.len + strlen(text) + LAST_LINES < sizeof tm_error_get()->text;
+    if (!fits || s->n_hidden) {
+        s->n_hidden++;
+        return;
+    }
+    cfg_keep(s, tm_buf_printf(&s->problems, "%s%s", s->problems.len ? "\n  " : "", text));
 }
 
 void cfg_problem(cfg_state *s, tm_status status, const char *format, ...) {
@@ -82,12 +95,29 @@ void cfg_mismatch(cfg_state *s, const char *a, const cfg_value *va, const char *
                       cfg_where(va, wa, sizeof wa), b, cfg_show(vb, xb, sizeof xb), cfg_where(vb, wb, sizeof wb));
 }
 
+void cfg_no_effect(const cfg_state *s, const char *path, const char *reason) {
+    char w[256];
+    const cfg_value *v = cfg_given(s, path);
+    if (v) tm_warn_once(path, "%s: \"%s\" has no effect here: %s", cfg_where(v, w, sizeof w), v->spelled, reason);
+}
+
+/* One problem is a line; several are a line each below one that counts them. */
 tm_status cfg_report(cfg_state *s) {
-    const char *advice = s->n_mismatches ? "; give each setting once, or make them equal" : "";
+    static const char advice[] = "give each setting once, or make them equal";
+    bool contradicts = s->n_mismatches > 0;
     if (s->broken != TM_OK) return s->broken;
     if (!s->n_problems) return TM_OK;
-    if (s->n_problems == 1) return tm_fail(s->problem_status, "%s%s", s->problems.data, advice);
-    return tm_fail(s->problem_status, "%u problems: %s%s", s->n_problems, s->problems.data, advice);
+    if (s->n_problems == 1)
+        return tm_fail(s->problem_status, "%s%s%s", s->problems.data, contradicts ? "; " : "",
+                       contradicts ? advice : "");
+    char more[48] = "";
+    if (s->n_hidden) snprintf(more, sizeof more, "\n  and %u more", s->n_hidden);
+    (void)tm_fail(s->problem_status, "%u problems", s->n_problems);
+    tm_error lines = *tm_error_get();
+    snprintf(lines.text, sizeof lines.text, "%u problems:\n  %s%s%s%s", s->n_problems, s->problems.data, more,
+             contradicts ? "\n  " : "", contradicts ? advice : "");
+    tm_error_set(&lines);
+    return s->problem_status;
 }
 
 /* ---- reading values ------------------------------------------------------------------------------------------ */

@@ -80,7 +80,7 @@ uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TR
     for (pass_update u = UPDATE_AFTER; u <= UPDATE_WITHIN; u++) {
         for (uint32_t keep = 0; keep <= most; keep++)
             for (int stage_wise = 0; stage_wise < (shape->micro_batches > 1 ? 2 : 1); stage_wise++) {
-                for (int overlap = 0; overlap < (c->world_size > 1 ? 2 : 1); overlap++) {
+                for (int overlap = 0; overlap < (c->world_size > 1 && !c->knobs.no_overlap ? 2 : 1); overlap++) {
                     if (!update_is_open(c, u) || !keep_is_open(c->memory.activations, keep)) continue;
                     out[n++] = (pass_opts){.shape = *shape,
                                            .backward = true,

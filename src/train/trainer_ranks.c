@@ -201,6 +201,12 @@ tm_status trainer_set_strategy(trainer *t) {
         uint32_t nodes = tm_comm_nodes(t->comm);
         if (!tm_comm_uniform(t->comm))
             return tm_fail(TM_EINPUT, "strategy hsdp needs the same number of ranks on every node");
+        uint32_t size = tm_comm_node_size(t->comm);
+        if (c->mics_shard && c->mics_shard != size)
+            return tm_fail(TM_EINPUT,
+                           "mics_shard_size %u: state is divided among the %u ranks of a node, or among all; give %u, "
+                           "or leave it out",
+                           c->mics_shard, size, size);
         r->group = TM_COMM_NODE;
         r->across = true;
         r->own = r->weights = (holding){tm_comm_node_rank(t->comm) * nodes, nodes};

@@ -142,7 +142,7 @@ static void check_nvme(const tm_config *c) {
     assert_string_equal(c->optimizer_paths.item[0], "/local_nvme");
     assert_true(c->aio.given && c->aio.block_bytes == 262144 && c->aio.queue_depth == 32 && c->aio.threads == 2);
     assert_true(!c->aio.single_submit && c->aio.overlap_events);
-    assert_true(c->zero.reduce_bucket_size == 500000000 && c->zero.overlap_comm);
+    assert_true(c->zero.reduce_bucket_size == 500000000 && !c->knobs.no_overlap);
     assert_true(c->deepspeed_schedule && c->schedule.type == TM_LR_DS_WARMUP && c->schedule.warmup_steps == 500);
     assert_true(c->schedule.warmup_max_lr == 3e-5 && c->schedule.warmup_shape == TM_SHAPE_LOG);
 }
