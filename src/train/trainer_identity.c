@@ -14,9 +14,9 @@ typedef struct comparison {
 
 /* Which checkpoint is the best, and whether it is the model in the end. */
 static bool chooses_best(const char *key) {
-    static const char *const keys[] = {"save_strategy",     "metric_for_best_model",
-                                       "greater_is_better", "load_best_model_at_end",
-                                       "save_steps",        "eval_steps"};
+    static const char *const keys[] = {
+        "save_strategy", "metric_for_best_model", "greater_is_better", "load_best_model_at_end", "save_steps",
+        "eval_steps",    "eval_strategy"};
     for (size_t i = 0; i < TM_COUNT(keys); i++)
         if (strcmp(key, keys[i]) == 0) return true;
     return false;
@@ -41,6 +41,7 @@ static bool is_free(const char *key, const comparison *how) {
                                        "save_total_limit",
                                        "keep_state",
                                        "save_state",
+                                       "logging_strategy",
                                        "strategy",
                                        "strict",
                                        "wall_clock_breakdown",
