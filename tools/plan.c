@@ -1,5 +1,6 @@
 /* tidemill plan */
 #include "tools/advice.h"
+#include "tools/plan_words.h"
 #include "tools/tools.h"
 
 #include <stdio.h>
@@ -94,6 +95,28 @@ static void json_paths(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_array_end(w);
 }
 
+/* The whole run; null where it is not known. */
+static void json_run(tm_json_writer *w, const tm_plan_report *r) {
+    const struct {
+        const char *key;
+        uint64_t value;
+        bool known;
+    } field[] = {{"run_steps", (uint64_t)r->run_steps, r->run_steps > 0},
+                 {"run_read_bytes", r->run_read_bytes, r->run_models > 0},
+                 {"run_write_bytes", r->run_write_bytes, r->run_models > 0}};
+    for (size_t i = 0; i < TM_COUNT(field); i++) {
+        tm_jw_key(w, field[i].key);
+        if (field[i].known)
+            tm_jw_uint(w, field[i].value);
+        else
+            tm_jw_null(w);
+    }
+    field_known(w, "run_seconds", r->run_seconds);
+    field_known(w, "run_evaluations", r->run_evaluations);
+    field_known(w, "run_commits", r->run_commits);
+    field_known(w, "run_models", r->run_models);
+}
+
 static void json_time(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "read_bytes_per_step", r->read_bytes_per_step);
     tm_jw_field_uint(w, "write_bytes_per_step", r->write_bytes_per_step);
@@ -106,6 +129,11 @@ static void json_time(tm_json_writer *w, const tm_plan_report *r) {
     json_engines(w, "busy_seconds", r, r->busy_seconds);
     json_engines(w, "wait_seconds", r, r->wait_seconds);
     tm_jw_field_double(w, "tokens_per_second", r->tokens_per_second);
+    tm_jw_field_double(w, "tokens_per_step", r->tokens_per_step);
+    tm_jw_field_double(w, "padded_tokens_per_step", r->padded_tokens_per_step);
+    tm_jw_field_str(w, "rows_basis", r->rows_basis);
+    tm_jw_field_double(w, "timing_disturbed", r->timing_disturbed);
+    json_run(w, r);
     tm_jw_field_double(w, "tb_written_per_1000_steps", r->tb_written_per_1000_steps);
     if (r->n_paths > 1) {
         tm_jw_key(w, "path_tb_written_per_1000_steps");
@@ -153,10 +181,11 @@ static tm_status print_json(const tm_plan_report *r) {
 /* ---- table --------------------------------------------------------------------------------------------------- */
 
 static void table_model(const tm_plan_report *r) {
-    printf("model        %.1f M parameters, %u x %u x %u tokens a step", (double)r->parameters * 1e-6, r->micro_batches,
-           r->rows, r->seq);
+    printf("model        %.1f M parameters, %u x %u x %u tokens a step at most", (double)r->parameters * 1e-6,
+           r->micro_batches, r->rows, r->seq);
     if (r->ranks > 1)
         printf(" on each of %u ranks (%u node%s), %s", r->ranks, r->nodes, r->nodes == 1 ? "" : "s", r->strategy);
+    if (*r->rows_basis) printf("\nrows         %s", r->rows_basis);
     printf("\nchosen       update %s, activations %s, %s by %s", r->update, r->activations, r->order, r->order);
     if (*r->placement) printf(", %s", r->placement);
     printf(", %u operations\n\n", r->operations);
@@ -228,6 +257,23 @@ static void table_bytes(const tm_plan_report *r) {
     printf("\n\n");
 }
 
+static void table_run(const tm_plan_report *r) {
+    char time[24];
+    if (r->run_steps <= 0) {
+        printf("\nthe run      its steps are not known without the data: give max_steps\n");
+        return;
+    }
+    printf("\nthe run      %lld steps, %s", (long long)r->run_steps, tm_format_left(r->run_seconds, time, sizeof time));
+    if (r->run_models > 0)
+        printf(", %.3f GB written, %.3f GB read; with the import, %.0f evaluations, %.0f commits, %.0f models",
+               (double)r->run_write_bytes * 1e-9, (double)r->run_read_bytes * 1e-9, r->run_evaluations, r->run_commits,
+               r->run_models);
+    printf("\n");
+}
+
+/* Of the timing; below that it is what a machine does. */
+static const double DISTURBED = 0.2;
+
 static void table_time(const tm_plan_report *r) {
     printf("%-12s %14s %14s\n", "seconds", "busy", "waited for");
     for (int e = 0; e < TM_ENGINES; e++)
@@ -235,8 +281,17 @@ static void table_time(const tm_plan_report *r) {
             printf("%-12s %14.3f %14.3f%s\n", tm_plan_engine_name((tm_engine)e, r->has_device), r->busy_seconds[e],
                    r->wait_seconds[e],
                    r->bottleneck == tm_plan_engine_name((tm_engine)e, r->has_device) ? "   bottleneck" : "");
-    printf("%-12s %14.3f                  %.0f tokens/s; %s\n\n", "a step", r->seconds_per_step, r->tokens_per_second,
+    printf("%-12s %14.3f                  %.0f tokens/s; %s\n", "a step", r->seconds_per_step, r->tokens_per_second,
            r->seconds_basis);
+    if (r->padded_tokens_per_step > r->tokens_per_step)
+        printf("%-12s %14.0f   on the mean, and %.0f of padding\n", "its tokens", r->tokens_per_step,
+               r->padded_tokens_per_step - r->tokens_per_step);
+    if (r->timing_disturbed > DISTURBED)
+        printf(
+            "warning      other programs disturbed %.0f%% of the timing just now: seconds may be too long; train, or "
+            "plan on\n             a quiet machine, to know better\n",
+            100 * r->timing_disturbed);
+    table_run(r);
     printf("wear         %.3f TB written per 1,000 steps", r->tb_written_per_1000_steps);
     for (uint32_t i = 0; i < r->n_paths && r->n_paths > 1; i++)
         printf("%s%.3f", i ? " + " : " (by path: ", r->path_tb_written_per_1000_steps[i]);
@@ -251,6 +306,7 @@ static void print_table(const tm_plan_report *r) {
     table_paths(r);
     table_bytes(r);
     table_time(r);
+    tm_plan_words(r);
 }
 
 /* ---- command ------------------------------------------------------------------------------------------------- */
@@ -290,7 +346,8 @@ int tm_cmd_plan(int argc, char **argv) {
     const tm_cli cli = {
         .usage = "plan CONFIG.json [--set key.path=value]... [--hardware HW.json] [--advise] [--json]",
         .about = "Compiles the training step under the budget and says what it would take, without starting it. Needs "
-                 "only the model's config.json; where the data are there, their longest rows count, else data.seq_len. "
+                 "only the model's config.json; where data and tokenizer are there, the rows' lengths count, else "
+                 "data.seq_len. "
                  "The first time it times the model's operations on this machine for a few seconds and remembers them. "
                  "Exit 2: it cannot fit, with the smallest change that fits.",
         .example = "tidemill plan config.json --set memory.host_budget=1GiB\n"

@@ -174,7 +174,7 @@ static tm_status open_job(bench *b) {
     t->job->fill = fill;
     t->job->fill_ctx = b;
     t->job->max_grad_norm = t->cfg->max_grad_norm;
-    TM_TRY(job_costs_open(&b->costs, t->job, &b->shape, &b->machine,
+    TM_TRY(job_costs_open(&b->costs, t->job, &b->shape, NULL, &b->machine,
                           b->args->no_measure ? JOB_COSTS_PROFILE : JOB_COSTS_MEASURE));
     say_basis(b);
     forget_peak();

@@ -13,7 +13,7 @@
 #endif
 
 /* Token rows that are timed; more of them take proportionally longer. */
-enum { MEASURED_TOKENS = 1024, MEASURE_SECONDS = 10 };
+enum { MEASURED_TOKENS = 1024, MEASURE_SECONDS = 10, SEQ_GRAIN = 64 };
 static const uint64_t MEASURE_RESERVE = 48 << 20;
 
 /* ---- work ---------------------------------------------------------------------------------------------------- */
@@ -28,11 +28,15 @@ static double attention_pairs(const tm_model_config *c, const job_shape *shape) 
     return shape->rows * (w * (w + 1) / 2 + (s - w) * w);
 }
 
-static double stage_flops(const tm_model *m, const tm_stage *s, bool backward, const job_shape *shape) {
+job_load job_shape_load(const tm_model_config *c, const job_shape *shape) {
+    return (job_load){.rows = shape->rows, .tokens = shape_tokens(shape), .pairs = attention_pairs(c, shape)};
+}
+
+static double stage_flops(const tm_model *m, const tm_stage *s, bool backward, job_load load) {
     const tm_model_config *c = tm_model_get_config(m);
-    double tokens = shape_tokens(shape);
+    double tokens = load.tokens;
     if (named(s, "attn")) /* two products forward; backward recomputes one of them and has four of its own */
-        return (backward ? 10 : 4) * attention_pairs(c, shape) * c->num_attention_heads * c->head_dim;
+        return (backward ? 10 : 4) * load.pairs * c->num_attention_heads * c->head_dim;
     if (named(s, "embed") || named(s, "norm") || s->n_parts == 0) return 0;
     double product = 2 * tokens * (double)tm_model_part(m, s->part[0])->elements;
     return product * (!backward ? 1 : named(s, "head") ? 3 : 2);
@@ -48,10 +52,14 @@ static double slot_bytes(const tm_unit *u, const tm_slot_use *use, uint32_t n, d
 }
 
 job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape) {
+    return job_load_work(m, unit, stage, backward, job_shape_load(tm_model_get_config(m), shape));
+}
+
+job_work job_load_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, job_load load) {
     const tm_unit *u = tm_model_unit(m, unit);
     const tm_stage *s = &u->stage[stage];
-    double tokens = shape_tokens(shape), width = (double)tm_dtype_bytes(tm_model_dtype(m));
-    job_work w = {.flops = stage_flops(m, s, backward, shape)};
+    double tokens = load.tokens, width = (double)tm_dtype_bytes(tm_model_dtype(m));
+    job_work w = {.flops = stage_flops(m, s, backward, load)};
     w.bytes = slot_bytes(u, backward ? s->backward : s->forward, backward ? s->n_backward : s->n_forward, tokens);
     for (uint32_t i = 0; i < s->n_parts; i++) {
         double elements = (double)tm_model_part(m, s->part[i])->elements;
@@ -111,9 +119,13 @@ static bool measure(job_costs *c, const tm_op *op, const char *key, double *seco
         tm_now_ns() - c->began_ns > MEASURE_SECONDS * 1000000000ULL)
         return false;
     tm_phase_step(&c->timing);
-    if (side == COST_DEVICE ? !cost_device_measure(c, op, seconds)
-                            : !cost_measure(c->job, op, &c->timed, c->budget, seconds))
+    cost_timing t = {.seconds = 0};
+    if (side == COST_DEVICE ? !cost_device_measure(c, op, &t.seconds)
+                            : !cost_measure(c->job, op, &c->timed, c->budget, &t))
         return false;
+    c->timed_seconds += t.spent;
+    if (t.disturbed) c->disturbed_seconds += t.spent;
+    *seconds = t.seconds;
     if (tm_profile_put(c->side[side].profile, key, *seconds) != TM_OK) tm_error_clear(); /* it is known for now */
     return true;
 }
@@ -153,16 +165,15 @@ static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backwar
     cost_stands_for(m, &u, &s);
     double *out = &c->stage[backward][c->first[unit] + stage];
     if (u != unit || s != stage) {
-        job_work have = job_stage_work(m, u, s, backward, &c->shape);
-        *out =
-            cost_scaled(c->stage[backward][c->first[u] + s], have, job_stage_work(m, unit, stage, backward, &c->shape));
+        job_work have = job_load_work(m, u, s, backward, c->load);
+        *out = cost_scaled(c->stage[backward][c->first[u] + s], have, job_load_work(m, unit, stage, backward, c->load));
         return;
     }
     tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
     job_work timed = job_stage_work(m, unit, stage, backward, &c->timed);
     cost_stage_key(c, &op, key, sizeof key);
     *out = cost_scaled(resolve(c, &op, key, nominal(&c->side[c->stage_side], timed)), timed,
-                       job_stage_work(m, unit, stage, backward, &c->shape));
+                       job_load_work(m, unit, stage, backward, c->load));
 }
 
 /* Tiles are alike; the largest part has a full one wherever there is one. */
@@ -244,8 +255,14 @@ static tm_status make_table(job_costs *c) {
     return TM_OK;
 }
 
-static job_shape timed_shape(const job_shape *shape) {
+/* What the most of it is like: a micro-batch of the mean number of tokens. Products take so much, and so much more a
+ * token; timed at the mean, the first part is right as well. */
+static job_shape timed_shape(const job_shape *shape, job_load load) {
     job_shape t = {.micro_batches = 1, .rows = shape->rows, .seq = shape->seq};
+    if (load.rows >= 1 && load.tokens < shape_tokens(shape)) {
+        t.rows = (uint32_t)(load.rows + 0.5);
+        t.seq = (uint32_t)tm_min_u64(tm_round_up((uint64_t)(load.tokens / t.rows), SEQ_GRAIN), shape->seq);
+    }
     if (t.seq > MEASURED_TOKENS) t.seq = MEASURED_TOKENS;
     if ((uint64_t)t.rows * t.seq > MEASURED_TOKENS) t.rows = MEASURED_TOKENS / t.seq;
     return t;
@@ -276,14 +293,15 @@ static tm_status save(const job_costs *c) {
     return TM_OK;
 }
 
-tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, tm_machine *machine,
-                         job_costs_mode mode) {
+tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const job_load *load,
+                         tm_machine *machine, job_costs_mode mode) {
     tm_status rc = TM_OK;
     job_costs *c = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
     c->job = job;
     c->shape = *shape;
-    c->timed = timed_shape(shape);
+    c->load = load ? *load : job_shape_load(tm_model_get_config(job->model), shape);
+    c->timed = timed_shape(shape, c->load);
     c->mode = mode;
     c->stage_side = job->traits.own_processors ? COST_DEVICE : COST_HOST;
     for (int s = 0; s < COST_SIDES; s++) {
@@ -330,6 +348,10 @@ static job_costs_basis measured(const cost_source *s) {
 
 job_costs_basis job_costs_measured(const job_costs *c) {
     return measured(&c->side[COST_HOST]);
+}
+
+double job_costs_disturbed(const job_costs *c) {
+    return c->timed_seconds > 0 ? c->disturbed_seconds / c->timed_seconds : 0;
 }
 
 job_costs_basis job_costs_device_measured(const job_costs *c) {
@@ -382,7 +404,7 @@ static const double TOKEN_SECONDS = 20e-9;
 
 double job_cost(void *costs, const tm_op *op) {
     const job_costs *c = costs;
-    double tokens = shape_tokens(&c->shape), tile = TM_TILE_ELEMENTS;
+    double tokens = c->load.tokens, tile = TM_TILE_ELEMENTS;
     switch (op->code) {
     case OP_FORWARD:
         return c->stage[0][c->first[op->arg[0]] + op->arg[1]];

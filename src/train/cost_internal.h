@@ -19,11 +19,21 @@ typedef enum job_costs_mode { JOB_COSTS_NOMINAL, JOB_COSTS_PROFILE, JOB_COSTS_ME
 /* How many of the operations that matter have a measured time. */
 typedef enum job_costs_basis { JOB_COSTS_NONE, JOB_COSTS_SOME, JOB_COSTS_ALL } job_costs_basis;
 
+/* What decides the seconds of micro-batches that are not alike: seconds of products go with tokens (padding included),
+ * those of attention with query-key pairs, so that the means of both give the mean of seconds. */
+typedef struct job_load {
+    double rows, tokens, pairs; /* of a micro-batch: means */
+} job_load;
+job_load job_shape_load(const tm_model_config *c, const job_shape *shape);
+
 typedef struct job_costs job_costs;
 /* `job` and its model outlive it; `machine` is copied from, and gets the rates of the link to the job's device where
- * they are known. MEASURE: tm_kernels_init was called, no job_run is under way. */
-TM_MUST_USE tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, tm_machine *machine,
-                                     job_costs_mode mode);
+ * they are known. MEASURE: tm_kernels_init was called, no job_run is under way. `load`: of the micro-batches whose
+ * mean seconds are asked for; NULL: all are of `shape`, the largest. */
+TM_MUST_USE tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const job_load *load,
+                                     tm_machine *machine, job_costs_mode mode);
+/* Which part of the timing just now was of operations that were disturbed (cost_timing); 0: nothing was timed. */
+double job_costs_disturbed(const job_costs *c);
 void job_costs_close(job_costs *c);                            /* NULL is fine */
 job_costs_basis job_costs_measured(const job_costs *c);        /* on the host */
 job_costs_basis job_costs_device_measured(const job_costs *c); /* on a device with processors of its own */
@@ -50,6 +60,7 @@ typedef struct job_work {
     double flops, bytes;
 } job_work;
 job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape);
+job_work job_load_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, job_load load);
 
 /* cost_measure.c: operands of an operation that is run alone, and a job that holds what its handler reads besides. */
 enum { COST_OPERANDS = 40 };
@@ -67,8 +78,13 @@ bool cost_operands_of(cost_operands *out, const tm_job *job, const tm_op *op, co
 /* Numbers of sane magnitude into `bytes` at `frames`; each operand's distance from there. */
 void cost_operands_fill(const cost_operands *o, void *frames, uint64_t offset[COST_OPERANDS]);
 tm_job cost_stand_in(const cost_operands *o, job_batch *batch);
-/* The middle of a few calls of job_run_op on made-up operands, on the host. False: its operands take more than
+typedef struct cost_timing {
+    double seconds, spent; /* of a call; of all calls */
+    bool disturbed;        /* others had the processors, or the calls differ by half or more */
+} cost_timing;
+/* A few calls of job_run_op on made-up operands, on the host, after one that warms up: the middle one; the least where
+ * they were disturbed. False: its operands take more than
  * `budget` bytes, or there is no way to run it alone. */
-bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, double *seconds);
+bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, cost_timing *out);
 
 #endif

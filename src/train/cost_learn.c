@@ -14,10 +14,14 @@ tm_status job_costs_listen(job_costs *c) {
     return TM_OK;
 }
 
-/* A micro-batch that is not full takes less than the name in the profile says. */
-static bool is_full(const job_costs *c, const tm_op *op) {
+/* In micro-batches like those that the table is of, by the work in it; 0: nothing was left for it. */
+static double how_many(const job_costs *c, const tm_op *op, bool backward) {
+    const tm_model *m = c->job->model;
     const job_batch *b = &c->job->batch[op->arg[2]];
-    return (uint64_t)b->rows * b->seq == (uint64_t)c->shape.rows * c->shape.seq;
+    if (b->rows == 0) return 0;
+    job_shape shape = {.rows = b->rows, .seq = b->seq};
+    return cost_scaled(1, job_load_work(m, op->arg[0], op->arg[1], backward, c->load),
+                       job_stage_work(m, op->arg[0], op->arg[1], backward, &shape));
 }
 
 /* A process that is stopped for a while, or a machine that sleeps, is no cost of the operation that was under way. */
@@ -38,9 +42,11 @@ void job_costs_hear(void *costs, const tm_op *op, double seconds) {
     cost_tile tile = cost_tile_of(op);
     if (tile < COST_TILES && (tile == COST_FINISH || c->job->step.finite)) /* skipped they take next to nothing */
         cost_heard_add(&c->heard_tile[tile], seconds, cost_tile_elements(c, op));
-    if ((op->code == OP_FORWARD || backward) && c->heard[0] && c->heard[1] && is_full(c, op))
+    if ((op->code != OP_FORWARD && !backward) || !c->heard[0] || !c->heard[1]) return;
+    double n = how_many(c, op, backward);
+    if (n > 0)
         cost_heard_add(&c->heard[backward][c->first[op->arg[0]] + op->arg[1]],
-                       seconds * (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1), 1);
+                       seconds * (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1), n);
 }
 
 /* The stages that stand for others speak for them. */
@@ -52,9 +58,9 @@ static void gather(job_costs *c, bool backward) {
             cost_stands_for(m, &u, &s);
             if (u == unit && s == stage) continue;
             const cost_heard *from = &c->heard[backward][c->first[unit] + stage];
-            job_work work = job_stage_work(m, unit, stage, backward, &c->shape);
+            job_work work = job_load_work(m, unit, stage, backward, c->load);
             cost_heard_add(&c->heard[backward][c->first[u] + s],
-                           cost_scaled(from->seconds, work, job_stage_work(m, u, s, backward, &c->shape)), from->n);
+                           cost_scaled(from->seconds, work, job_load_work(m, u, s, backward, c->load)), from->n);
         }
 }
 
@@ -73,7 +79,7 @@ static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool bac
     cost_stands_for(m, &u, &s);
     if (u != unit || s != stage || h->n < LEAST_CALLS) return TM_OK;
     cost_stage_key(c, &op, key, sizeof key);
-    job_work had = job_stage_work(m, unit, stage, backward, &c->shape);
+    job_work had = job_load_work(m, unit, stage, backward, c->load);
     return tm_profile_put(profile, key,
                           cost_scaled(h->seconds / h->n, had, job_stage_work(m, unit, stage, backward, &c->timed)));
 }

@@ -5,9 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { REPEATS = 5 };
+enum { REPEATS = 5, LEAST_CALLS = 3 };
 static const uint64_t EVICT_BYTES = 64 << 20; /* larger than most caches: operands come from memory, as in a step */
-static const double LONG_SECONDS = 0.4;       /* of all calls: then it is enough */
+static const double LONG_SECONDS = 0.4;       /* of all calls: then three are enough, */
+static const double VERY_LONG_SECONDS = 2;    /* and then what there is */
+static const double UNEVEN = 1.5;             /* the longest call beside the shortest */
 static const double DISTURBED = 0.05;         /* of that, while others had the processors */
 
 typedef enum filling { FILL_VALUES, FILL_POSITIVE, FILL_BATCH, FILL_ONES /* in double */ } filling;
@@ -154,28 +156,31 @@ static int by_size(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Seconds of a call as it comes: the middle of a few, the first left out (pages, a library's buffers), unless it takes
- * so long that these do not matter. Where other programs had the processors for a part of the time, the least: a team
- * of threads waits for its last one, and what they do now they need not do while this trains. */
-static double typical_of(tm_job *job, const tm_op *op, void *const *operand, void *evict, uint64_t evict_bytes) {
-    double took[REPEATS], spent = 0;
+/* Seconds of a call: the middle of a few, after one that warms up (pages, a library's buffers and compiled code) and
+ * counts for nothing unless it takes very long. Where other programs had the processors for a part of the time, or the
+ * calls differ by half or more, the least: a team of threads waits for its last one, and what others do now they need
+ * not do while this trains. */
+static void time_calls(tm_job *job, const tm_op *op, void *const *operand, void *evict, uint64_t evict_bytes,
+                       cost_timing *out) {
+    double took[REPEATS];
     uint64_t delay = tm_run_delay_ns();
     int n = 0;
     for (int i = 0; i <= REPEATS && n < REPEATS; i++) {
         memset(evict, i, evict_bytes);
         uint64_t t0 = tm_now_ns();
-        if (job_run_op(job, op, operand) != TM_OK) return 0;
+        if (job_run_op(job, op, operand) != TM_OK) return;
         double s = (double)(tm_now_ns() - t0) * 1e-9;
-        spent += s;
-        if (i > 0 || s >= LONG_SECONDS) took[n++] = s;
-        if (n > 0 && spent >= LONG_SECONDS) break;
+        out->spent += s;
+        if (i > 0 || s >= VERY_LONG_SECONDS) took[n++] = s;
+        if (n > 0 && (out->spent >= VERY_LONG_SECONDS || (n >= LEAST_CALLS && out->spent >= LONG_SECONDS))) break;
     }
     qsort(took, (size_t)n, sizeof *took, by_size);
-    bool disturbed = (double)(tm_run_delay_ns() - delay) * 1e-9 > DISTURBED * spent;
-    return disturbed ? took[0] : took[(n - 1) / 2];
+    out->disturbed =
+        (double)(tm_run_delay_ns() - delay) * 1e-9 > DISTURBED * out->spent || took[n - 1] > UNEVEN * took[0];
+    out->seconds = out->disturbed ? took[0] : took[(n - 1) / 2];
 }
 
-bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, double *seconds) {
+bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, cost_timing *out) {
     operand_list l;
     void *operand[COST_OPERANDS];
     uint64_t offset[COST_OPERANDS];
@@ -185,16 +190,16 @@ bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, ui
     if (bytes >= budget) return false;
     uint64_t evict_bytes = tm_min_u64(EVICT_BYTES, budget - bytes);
     char *arena = tm_malloc(bytes), *evict = tm_malloc(evict_bytes);
-    *seconds = 0;
+    *out = (cost_timing){.seconds = 0};
     if (arena && evict) {
         char *frames = arena + TM_FRAME_ALIGN - (uintptr_t)arena % TM_FRAME_ALIGN;
         cost_operands_fill(&l, frames, offset);
         for (uint32_t i = 0; i < l.n; i++) operand[i] = frames + offset[i];
         tm_job j = cost_stand_in(&l, &batch);
-        *seconds = typical_of(&j, op, operand, evict, evict_bytes);
+        time_calls(&j, op, operand, evict, evict_bytes, out);
         tm_error_clear();
     }
     tm_free(arena);
     tm_free(evict);
-    return *seconds > 0;
+    return out->seconds > 0;
 }

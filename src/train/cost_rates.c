@@ -18,7 +18,7 @@ static double of_all(const job_costs *c, stage_fn fn, void *ctx) {
     for (int b = 0; b < 2; b++)
         for (uint32_t u = 0; u < tm_model_units(m); u++)
             for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++)
-                sum += fn(ctx, job_stage_work(m, u, s, b, &c->shape), c->stage[b][c->first[u] + s]);
+                sum += fn(ctx, job_load_work(m, u, s, b, c->load), c->stage[b][c->first[u] + s]);
     return sum;
 }
 

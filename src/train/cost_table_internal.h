@@ -36,7 +36,9 @@ typedef enum cost_tile {
 
 struct job_costs {
     const tm_job *job;
-    job_shape shape, timed; /* the step's; what is timed in its place */
+    job_shape shape, timed;                  /* the step's largest; what is timed in its place */
+    job_load load;                           /* that the seconds are of */
+    double timed_seconds, disturbed_seconds; /* just now */
     job_costs_mode mode;
     cost_source side[COST_SIDES];
     cost_side stage_side;                             /* of forward, backward and rounding */

@@ -49,7 +49,7 @@ static void unit_work(const imagine *x, uint32_t unit, imagine_unit *u) {
     double flops = x->dtype == TM_F32 ? x->rank.gpu_flops_fp32 : x->rank.gpu_flops_bf16;
     for (uint32_t s = 0; s < tm_model_unit(x->m, unit)->n_stages; s++)
         for (int b = 0; b < 2; b++) {
-            job_work w = job_stage_work(x->m, unit, s, b, &x->shape);
+            job_work w = job_load_work(x->m, unit, s, b, x->load);
             u->seconds[b] += fmax(w.flops / flops, w.bytes / x->rank.gpu_bps) + STAGE_LAUNCH_SECONDS;
         }
 }
@@ -286,6 +286,10 @@ static tm_status imagine_open(imagine *x, const planning *g, const tm_model *m, 
     TM_TRY(tm_device_known("cuda", &x->gpu));
     share_node(x);
     x->strategy = share_state(x);
+    job_shape whole = trainer_step_shape(g->t);
+    bool as_asked = whole.rows == shape->rows && whole.seq == shape->seq;
+    const tm_model_config *c = tm_model_get_config(m);
+    x->load = as_asked ? trainer_step_load(g->t, c).load : job_shape_load(c, shape);
     return make_units(x);
 }
 
@@ -443,9 +447,8 @@ tm_status plan_imagine(const planning *g) {
     out->nodes = g->machine.nodes;
     out->ranks = x.ranks;
     out->strategy = x.strategy;
-    out->micro_batches = shape.micro_batches;
-    out->rows = shape.rows;
-    out->seq = shape.seq;
+    trainer_load load = trainer_step_load(g->t, tm_model_get_config(model));
+    plan_lengths(g, &shape, &load);
     out->device_budget_bytes = x.rank.gpu_bytes;
     out->host_budget_bytes = c->memory.host_kind == TM_BUDGET_BYTES
                                  ? tm_min_u64(c->memory.host_bytes, x.rank.host_bytes)

@@ -37,6 +37,7 @@ typedef struct imagine {
     const tm_model *m;
     tm_device_traits gpu; /* a GPU as src/device has it */
     job_shape shape;
+    job_load load; /* of the micro-batches: means */
     tm_dtype dtype;
     tm_machine rank;      /* this rank's share of a node */
     const char *strategy; /* "zero3", ...; "" on one rank */

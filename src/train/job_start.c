@@ -129,6 +129,21 @@ static void count_need(tm_job *job, const tm_plan *plan) {
     job->need_plans += info->memory_bytes + (uint64_t)JOB_RUN_BYTES_PER_OP * info->ops;
 }
 
+job_needs job_take_needs(const tm_job *job) {
+    return (job_needs){job->need_slab,   job->need_spill, job->need_spill_largest, job->need_device,
+                       job->need_shared, job->need_share, job->need_plans};
+}
+
+void job_give_needs(tm_job *job, const job_needs *n) {
+    job->need_slab = n->slab;
+    job->need_spill = n->spill;
+    job->need_spill_largest = n->spill_largest;
+    job->need_device = n->device;
+    job->need_shared = n->shared;
+    job->need_share = n->share;
+    job->need_plans = n->plans;
+}
+
 /* Files for temporaries are as large as the plans took that there were when they were made. */
 static tm_status has_room_to_spill(const tm_job *job, const tm_plan *plan) {
     const tm_plan_info *info = tm_plan_get_info(plan);

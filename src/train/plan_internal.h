@@ -27,6 +27,8 @@ tm_status plan_once(planning *g);
 
 /* Simulates the plan, fills in everything that follows from it, and draws it where that was asked for. */
 tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim, tm_op_name_fn name, void *ctx);
+/* What is told of rows and tokens; before plan_time. */
+void plan_lengths(const planning *g, const job_shape *shape, const trainer_load *load);
 /* TM_EBUDGET with its one line, and `out` says the same. `what` ends without a full stop. */
 tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change change, const char *what);
 

@@ -97,12 +97,23 @@ tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *s
     memcpy(out->busy_seconds, r.busy, sizeof out->busy_seconds);
     memcpy(out->wait_seconds, r.wait, sizeof out->wait_seconds);
     out->bottleneck = tm_plan_engine_name(r.bottleneck, out->has_device);
-    double tokens = (double)out->micro_batches * out->rows * out->seq * out->ranks;
-    if (r.seconds > 0) out->tokens_per_second = tokens / r.seconds;
+    if (r.seconds > 0) out->tokens_per_second = out->tokens_per_step / r.seconds;
+    out->run_steps = g->t->cfg->total_steps;
+    out->run_seconds = r.seconds * (double)out->run_steps; /* steps alone */
     count_wear(g, &r);
     rc = draw(g, plan, &r, name, ctx);
     tm_sim_free(&r);
     return rc;
+}
+
+void plan_lengths(const planning *g, const job_shape *shape, const trainer_load *load) {
+    tm_plan_report *out = g->out;
+    out->micro_batches = shape->micro_batches;
+    out->rows = shape->rows;
+    out->seq = shape->seq;
+    out->tokens_per_step = load->tokens;
+    out->padded_tokens_per_step = load->padded;
+    snprintf(out->rows_basis, sizeof out->rows_basis, "%s", g->t->rows_basis);
 }
 
 /* ---- this machine, or one without GPUs ----------------------------------------------------------------------- */
@@ -266,6 +277,21 @@ static tm_status save_hardware(const planning *g, const job_opts *o, const job_c
     return tm_machine_save(g->args->save_hardware, &m);
 }
 
+static tm_status whole_run(const planning *g, job_costs *costs) {
+    tm_plan_report *out = g->out;
+    run_forecast f;
+    TM_TRY(trainer_forecast(
+        g->t, &(run_rates){&g->rank, job_cost, costs, .step_seconds = out->seconds_per_step, .imports = true}, &f));
+    out->run_steps = f.steps;
+    out->run_seconds = f.seconds;
+    out->run_read_bytes = (uint64_t)f.read_bytes;
+    out->run_write_bytes = (uint64_t)(f.write_bytes + f.model_bytes);
+    out->run_evaluations = f.evaluations;
+    out->run_commits = f.commits;
+    out->run_models = f.checkpoints + 1;
+    return TM_OK;
+}
+
 static tm_status plan_here(planning *g) {
     trainer *t = g->t;
     tm_plan_report *out = g->out;
@@ -280,28 +306,30 @@ static tm_status plan_here(planning *g) {
     uint64_t refused = 0;
     tm_status rc;
     out->host_budget_bytes = o.host_bytes;
-    out->micro_batches = shape.micro_batches;
-    out->rows = shape.rows;
-    out->seq = shape.seq;
     if (!g->hardware) TM_GO(trainer_machine(&o, &g->machine));
     share_node(g);
     out->has_device = o.device_bytes > 0;
     out->device_budget_bytes = o.device_bytes == TM_DEVICE_UNLIMITED ? UINT64_MAX : o.device_bytes;
     TM_GO(job_open(&t->job, &o));
     out->parameters = tm_model_parameters(t->job->model);
-    TM_GO(job_costs_open(&costs, t->job, &shape, &g->rank,
+    trainer_load load = trainer_step_load(t, tm_model_get_config(t->job->model));
+    plan_lengths(g, &shape, &load);
+    TM_GO(job_costs_open(&costs, t->job, &shape, &load.load, &g->rank,
                          g->hardware           ? JOB_COSTS_NOMINAL
                          : g->args->no_measure ? JOB_COSTS_PROFILE
                                                : JOB_COSTS_MEASURE));
+    out->timing_disturbed = job_costs_disturbed(costs);
     TM_GO(save_hardware(g, &o, costs));
     job_use_costs(t->job, &g->rank, job_cost, costs);
     g->from_ns = tm_now_ns(); /* measuring was not planning */
-    rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes, NULL, NULL);
+    rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes,
+                   trainer_compile_more, t);
     rc = least_of_all(t, rc, out, &refused);
     if (rc == TM_EBUDGET) rc = job_refused_device() ? refuse_device(g, refused) : refuse_host(g, &shape);
     if (rc != TM_OK) goto done;
     describe(g, &way[chosen]);
     TM_GO(simulate(g, &shape, costs));
+    TM_GO(whole_run(g, costs));
     rc = plan_disk(g, &o);
 done:
     job_costs_close(costs);
@@ -353,9 +381,10 @@ tm_status plan_once(planning *g) {
     uint32_t rank = g->out->rank;
     clear(g->out);
     g->out->rank = rank;
-    tm_plan_free(t->plan);
+    tm_plan *const plans[] = {t->plan, t->first_plan, t->drain_plan, t->eval_plan};
+    for (size_t i = 0; i < TM_COUNT(plans); i++) tm_plan_free(plans[i]);
     job_close(t->job);
-    t->plan = NULL;
+    t->plan = t->first_plan = t->drain_plan = t->eval_plan = NULL;
     t->job = NULL;
     TM_TRY(trainer_set_strategy(t));
     if (t->comm) {

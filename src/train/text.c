@@ -102,6 +102,7 @@ struct data_file {
     tm_out *spill_out;
     tm_file *spill_in;
     tm_data_spill spill;
+    double part; /* of the file that was read */
 };
 
 static tm_status spill_write(void *ctx, uint64_t offset, const void *buf, size_t len) {
@@ -121,6 +122,16 @@ static tm_status spill_read(void *ctx, uint64_t offset, void *buf, size_t len) {
     TM_TRY(tm_file_read_at(f->spill_in, offset, buf, len));
     tm_file_forget(f->spill_in, offset, len);
     return TM_OK;
+}
+
+static tm_status forget(void *ctx, uint64_t offset, const void *buf, size_t len) {
+    (void)ctx, (void)offset, (void)buf, (void)len;
+    return TM_OK;
+}
+
+static tm_status forgotten(void *ctx, uint64_t offset, void *buf, size_t len) {
+    (void)ctx, (void)offset, (void)buf, (void)len;
+    return tm_fail(TM_EBUG, "a batch of data of which only lengths are known");
 }
 
 tm_status rows_known_only(const tm_st *st, const char *path) {
@@ -171,7 +182,7 @@ static tm_status get_row(void *ctx, uint64_t row, int32_t *ids, int32_t *labels,
     return TM_OK;
 }
 
-static tm_status open_rows(data_file *f, const char *path, const tm_dataset_opts *opts) {
+static tm_status open_rows(data_file *f, const char *path, uint64_t most_bytes, const tm_dataset_opts *opts) {
     TM_TRY(tm_st_open(&f->rows, path));
     int64_t at = tm_st_find(f->rows, "input_ids");
     const tm_st_info *info = at < 0 ? NULL : tm_st_get(f->rows, (uint32_t)at);
@@ -186,8 +197,10 @@ static tm_status open_rows(data_file *f, const char *path, const tm_dataset_opts
     TM_TRY(rows_known_only(f->rows, path));
     f->row = tm_malloc(f->seq * sizeof *f->row);
     if (!f->row) return tm_nomem(f->seq * sizeof *f->row);
-    tm_row_source rows = {
-        .ctx = f, .get_row = get_row, .n_rows = info->shape[0], .seq = (uint32_t)f->seq, .name = f->name};
+    uint64_t n = info->shape[0], row_bytes = f->seq * sizeof(int64_t) * (f->mask == UINT32_MAX ? 2 : 3);
+    if (most_bytes) n = tm_min_u64(n, tm_max_u64(most_bytes / row_bytes, 1));
+    f->part = (double)n / (double)info->shape[0];
+    tm_row_source rows = {.ctx = f, .get_row = get_row, .n_rows = n, .seq = (uint32_t)f->seq, .name = f->name};
     return tm_dataset_open_rows(&f->set, &rows, opts);
 }
 
@@ -197,8 +210,26 @@ static tm_status read_data(void *ctx, uint64_t offset, void *buf, size_t len) {
     return TM_OK;
 }
 
+/* Up to the end of the last line within `most` bytes; all of them where no line ends there. */
+static tm_status whole_lines(const tm_data_source *source, uint64_t most, uint64_t *bytes) {
+    enum { BLOCK = 64 * 1024 };
+    char *block = tm_malloc(BLOCK);
+    tm_status rc = block ? TM_OK : tm_nomem(BLOCK);
+    bool found = false;
+    *bytes = most;
+    for (uint64_t end = most; rc == TM_OK && end > 0 && !found; end -= tm_min_u64(end, BLOCK)) {
+        size_t n = (size_t)tm_min_u64(end, BLOCK);
+        rc = source->read_at(source->ctx, end - n, block, n);
+        const char *newline = rc == TM_OK ? memrchr(block, '\n', n) : NULL;
+        found = newline != NULL;
+        if (found) *bytes = end - n + (uint64_t)(newline - block) + 1;
+    }
+    tm_free(block);
+    return rc;
+}
+
 static tm_status open_jsonl(data_file *f, const char *path, const text_tools *text, const char *model,
-                            const tm_dataset_opts *opts) {
+                            uint64_t most_bytes, const tm_dataset_opts *opts) {
     tm_dataset_opts o = *opts;
     tm_file *file;
     if (!text->tokenizer)
@@ -211,7 +242,10 @@ static tm_status open_jsonl(data_file *f, const char *path, const text_tools *te
     o.eos_id = text->n_eos ? text->eos[0] : -1;
     TM_TRY(tm_file_open(&file, path));
     tm_data_source source = {.ctx = file, .read_at = read_data, .size = tm_file_size(file), .name = path};
-    tm_status rc = tm_dataset_open_jsonl(&f->set, &source, &o);
+    uint64_t all = source.size;
+    tm_status rc = most_bytes && all > most_bytes ? whole_lines(&source, most_bytes, &source.size) : TM_OK;
+    f->part = all ? (double)source.size / (double)all : 1;
+    if (rc == TM_OK) rc = tm_dataset_open_jsonl(&f->set, &source, &o);
     tm_file_close(file);
     return rc;
 }
@@ -229,9 +263,13 @@ tm_status data_open(data_file **out, const char *path, const text_tools *text, c
         f->spill = (tm_data_spill){.ctx = f, .write_at = spill_write, .read_at = spill_read};
         o.spill = &f->spill;
     }
+    if (opts->lengths_only) {
+        f->spill = (tm_data_spill){.ctx = f, .write_at = forget, .read_at = forgotten};
+        o.spill = &f->spill;
+    }
     size_t len = strlen(path);
     bool rows = len > 12 && strcmp(path + len - 12, ".safetensors") == 0;
-    TM_GO(rows ? open_rows(f, path, &o) : open_jsonl(f, path, text, model, &o));
+    TM_GO(rows ? open_rows(f, path, opts->most_bytes, &o) : open_jsonl(f, path, text, model, opts->most_bytes, &o));
     *out = f;
 done:
     if (rc != TM_OK) data_close(f);
@@ -240,6 +278,10 @@ done:
 
 tm_dataset *data_set(data_file *f) {
     return f->set;
+}
+
+double data_part(const data_file *f) {
+    return f->part;
 }
 
 void data_close(data_file *f) {

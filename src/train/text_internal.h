@@ -27,10 +27,13 @@ typedef struct data_file data_file;
 typedef struct data_opts {
     tm_dataset_opts dataset; /* tokenizer, chat and eos are filled in from `text` */
     const char *spill_dir;   /* where tokens go that do not fit dataset.memory_bytes; NULL: nowhere */
+    bool lengths_only;       /* tokens that do not fit are forgotten: no batch will be asked for (tidemill plan) */
+    uint64_t most_bytes;     /* of a file, its first ones; 0: all of it */
 } data_opts;
 TM_MUST_USE tm_status data_open(data_file **out, const char *path, const text_tools *text, const char *model,
                                 const data_opts *opts);
 tm_dataset *data_set(data_file *f);
-void data_close(data_file *f); /* NULL is fine */
+double data_part(const data_file *f); /* of the file that was read; 1: all of it */
+void data_close(data_file *f);        /* NULL is fine */
 
 #endif

@@ -71,8 +71,17 @@ typedef struct tm_plan_report {
     uint64_t shared_window_bytes; /* of a node: gathered weights that its ranks share; host_peak_bytes has one share */
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS]; /* of a step */
     uint64_t link_bytes_per_step, network_bytes_per_step; /* that a rank sends within its node, to other nodes */
-    double seconds_per_step, tokens_per_second;           /* simulated; tokens of all ranks */
-    char seconds_basis[160];                              /* where the seconds of operations come from */
+    double seconds_per_step, tokens_per_second;           /* simulated; tokens of all ranks, padding left out */
+    double tokens_per_step, padded_tokens_per_step;       /* means over the run; the second: all that are computed */
+    char rows_basis[256];                                 /* where the lengths of rows come from */
+    double timing_disturbed; /* the part of the timing just now that others disturbed; 0: none, or nothing was timed */
+    /* The whole run, import, looks at the state and the last model included; steps 0: their number is not known. Bytes
+     * of this rank; written: to the offload paths and as models. Without a device alone (0: not known). */
+    int64_t run_steps;
+    double run_seconds;
+    uint64_t run_read_bytes, run_write_bytes;
+    double run_evaluations, run_commits, run_models; /* how many */
+    char seconds_basis[160];                         /* where the seconds of operations come from */
     double busy_seconds[TM_ENGINES], wait_seconds[TM_ENGINES];
     bool has_device;        /* TM_ENGINE_CPU is not where the model is computed */
     const char *bottleneck; /* tm_plan_engine_name of the engine that is busy longest */

@@ -431,6 +431,12 @@ typedef struct job_phase {
     void (*before)(void *ctx, double share); /* who showed something until then */
     void *before_ctx;
 } job_phase;
+/* What the plans that were compiled take, put aside while one is compiled that is only looked at. */
+typedef struct job_needs {
+    uint64_t slab, spill, spill_largest, device, shared, share, plans;
+} job_needs;
+job_needs job_take_needs(const tm_job *job);
+void job_give_needs(tm_job *job, const job_needs *n);
 void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total);
 void job_phase_end(job_phase *p);
 uint64_t job_weight_bytes(const tm_job *job); /* all weights, as computed with */

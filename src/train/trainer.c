@@ -103,21 +103,55 @@ static void say_counts(const char *path, const tm_dataset_counts *n) {
                path, n->truncated, n->dropped, n->bad, n->no_labels);
 }
 
-static tm_status open_data(trainer *t, const tm_model_config *model) {
+/* Of a file, to plan: a few seconds. What is beyond is taken to be like it, and its longest row to be of seq_len. */
+#define PLAN_READS (64 * TM_MIB)
+
+static bool is_text(const char *path) {
+    size_t n = strlen(path);
+    return n < 12 || strcmp(path + n - 12, ".safetensors") != 0;
+}
+
+static void say_rows(trainer *t) {
+    const tm_config *c = t->cfg;
+    uint64_t n = t->train ? tm_dataset_get_counts(data_set(t->train))->samples : 0;
+    if (!c->data.train || !t->train)
+        snprintf(t->rows_basis, sizeof t->rows_basis, "rows of data.seq_len, %u tokens: %s", c->data.seq_len,
+                 !c->data.train                   ? "the configuration names no data.train"
+                 : !tm_path_exists(c->data.train) ? "data.train is not there"
+                                                  : "the model has no tokenizer.json");
+    else if (data_part(t->train) < 1)
+        snprintf(t->rows_basis, sizeof t->rows_basis,
+                 "lengths of the first %" PRIu64 " samples, %.2g%% of data.train; its longest row is taken to be of "
+                 "seq_len, %u tokens",
+                 n, 100 * data_part(t->train), c->data.seq_len);
+    else
+        snprintf(t->rows_basis, sizeof t->rows_basis, "lengths of all %" PRIu64 " samples of data.train", n);
+}
+
+static int64_t steps_per_epoch(const trainer *t) {
+    double steps = (double)tm_dataset_steps_per_epoch(data_set(t->train)) / data_part(t->train);
+    return (int64_t)(data_part(t->train) < 1 ? ceil(steps) : steps);
+}
+
+static tm_status open_data(trainer *t, const tm_model_config *model, bool lengths_only) {
     tm_config *c = t->cfg;
     data_opts o = dataset_opts(t, model, false);
+    o.lengths_only = lengths_only;
+    o.most_bytes = lengths_only ? PLAN_READS : 0;
     TM_TRY(data_open(&t->train, c->data.train, &t->text, c->model, &o));
     TM_TRY(tm_dataset_set_batches(data_set(t->train), c->micro_batch_size, c->accumulation_steps,
                                   t->comm ? t->ranks.ranks : 1));
     if (!t->args->quiet) say_counts(c->data.train, tm_dataset_get_counts(data_set(t->train)));
     if (c->data.eval) {
         o = dataset_opts(t, model, true);
+        o.lengths_only = lengths_only;
+        o.most_bytes = lengths_only ? PLAN_READS : 0;
         TM_TRY(data_open(&t->eval, c->data.eval, &t->text, c->model, &o));
         TM_TRY(tm_dataset_set_batches(data_set(t->eval), c->eval_batch_size, c->accumulation_steps,
                                       t->comm ? t->ranks.ranks : 1));
         if (!t->args->quiet) say_counts(c->data.eval, tm_dataset_get_counts(data_set(t->eval)));
     }
-    return tm_config_resolve_steps(c, (int64_t)tm_dataset_steps_per_epoch(data_set(t->train)));
+    return tm_config_resolve_steps(c, steps_per_epoch(t));
 }
 
 tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
@@ -191,9 +225,16 @@ tm_status trainer_prepare(trainer *t, bool data_optional) {
     t->model_hash = tm_hash64(json, len, 0);
     TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(t->cfg->model, t->path, sizeof t->path)));
     TM_TRY(trainer_check_wrap(t, model.model_type));
-    if (data_optional && (!t->cfg->data.train || !tm_path_exists(t->cfg->data.train))) return TM_OK;
-    TM_TRY(text_open(&t->text, t->source, trainer_host_bytes(t->cfg)));
-    TM_TRY(open_data(t, &model));
+    bool there = t->cfg->data.train && tm_path_exists(t->cfg->data.train);
+    if (there || !data_optional) TM_TRY(text_open(&t->text, t->source, trainer_host_bytes(t->cfg)));
+    if (data_optional && (!there || (!t->text.tokenizer && is_text(t->cfg->data.train)))) {
+        t->cfg->total_steps = t->cfg->max_steps;
+        say_rows(t);
+        text_close(&t->text);
+        return TM_OK;
+    }
+    TM_TRY(open_data(t, &model, data_optional));
+    say_rows(t);
     preview(t);
     text_close(&t->text); /* its memory belongs to the frames from here on */
     (void)malloc_trim(0);

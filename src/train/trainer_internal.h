@@ -4,6 +4,7 @@
 
 #include "io/io.h"
 #include "train/config.h"
+#include "train/cost_internal.h"
 #include "train/text_internal.h"
 #include "train/train_internal.h"
 
@@ -59,6 +60,14 @@ typedef struct trainer_found {
     size_t above;               /* length of the folder above that was there already */
     bool folder, run_json, log; /* were there */
 } trainer_found;
+
+/* What is still to come of a run, of this rank. */
+typedef struct run_forecast {
+    int64_t steps;
+    double seconds, read_bytes, write_bytes;         /* of the offload paths */
+    double model_bytes;                              /* written to OUTPUT_DIR */
+    double evaluations, checkpoints, commits, looks; /* how often; looks: steps after which one of them comes */
+} run_forecast;
 
 typedef struct trainer {
     const tm_train_args *args;
@@ -116,15 +125,19 @@ typedef struct trainer {
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
     uint64_t start_ns, tokens_done;
-    int64_t start_step; /* of this process */
-    step_line shown;    /* the latest that a person saw, */
-    uint64_t said_ns;   /* and when a line stayed */
+    int64_t start_step;      /* of this process */
+    uint64_t steps_ns;       /* that the steps of this process took */
+    run_forecast planned;    /* said at its start, */
+    uint64_t planned_before; /* when so much was written already */
+    step_line shown;         /* the latest that a person saw, */
+    uint64_t said_ns;        /* and when a line stayed */
     bool evaluating;
     uint64_t eval_step;
     double eval_sum;
     uint64_t eval_labels;
     trainer_watch *watch;
     trainer_profile *profile; /* NULL: not asked for */
+    char rows_basis[256];     /* what the lengths of rows are taken from (tidemill plan) */
     tm_hold *hold;            /* OUTPUT_DIR is this run's */
     char path[4096];
 } trainer;
@@ -184,8 +197,27 @@ void trainer_set_paths(const tm_config *c, job_opts *o); /* where its files go, 
 tm_status trainer_machine(const job_opts *o, tm_machine *out); /* tm_machine_of its paths, and their kinds */
 uint64_t trainer_host_bytes(const tm_config *c);               /* of memory.host_budget; UINT64_MAX: unlimited */
 job_shape trainer_step_shape(const trainer *t);
+/* Means over the micro-batches of the run (of many a sample), of this rank; all alike where there are no data. */
+typedef struct trainer_load {
+    job_load load;
+    double tokens, padded; /* of a step and all ranks: with mask 1; all that are computed */
+} trainer_load;
+trainer_load trainer_step_load(const trainer *t, const tm_model_config *m);
 /* Every way of running the step that the configuration leaves open; all give the same bits. How many. */
 uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]);
+
+tm_status trainer_compile_more(void *t, tm_job *job, const pass_opts *way); /* a job_more_fn: plans beside the step's */
+
+/* forecast.c */
+typedef struct run_rates {
+    const tm_machine *machine;
+    tm_cost_fn cost;
+    void *ctx;
+    double step_seconds; /* simulated */
+    bool imports;        /* the run begins with the import */
+} run_rates;
+/* The job is open, its plans are compiled. steps 0: their number is not known (no data), and nothing else. */
+TM_MUST_USE tm_status trainer_forecast(trainer *t, const run_rates *rates, run_forecast *out);
 
 /* Where tests end the process, or hold it up for two seconds (kind "delay"). */
 void trainer_kill_point(const char *name);
@@ -280,6 +312,8 @@ tm_status trainer_watch_open(trainer *t,
 tm_status trainer_watch_start(trainer *t);       /* plans and executor are there */
 void trainer_watch_announce(trainer *t, const tm_plan *plan); /* a step is about to run `plan` */
 tm_status trainer_watch_step(trainer *t, const step_line *line);
+/* Of the steps to come and what comes with them, by the same simulation; after the start. */
+TM_MUST_USE tm_status trainer_watch_forecast(trainer *t, run_forecast *out);
 double trainer_watch_seconds(const trainer *t); /* predicted, of a step; after the start */
 void trainer_watch_stopped(trainer *t);         /* a signal ended the steps: the trace is written */
 tm_status trainer_watch_end(trainer *t);        /* after the last step: the trace is written */
@@ -313,7 +347,7 @@ tm_status trainer_replay_start(trainer *t);         /* plans and executor are th
 void trainer_replay_step(trainer *t, int64_t step); /* around a run of its plans; 0: no step */
 
 /* trainer_progress.c: what a person sees of a run. */
-void trainer_show_steps(trainer *t); /* around the steps of this process */
+TM_MUST_USE tm_status trainer_show_steps(trainer *t); /* around the steps of this process */
 void trainer_show_no_more(trainer *t);
 void trainer_show_step(trainer *t, const step_line *line, uint64_t moved);
 void trainer_summary(trainer *t);

@@ -96,10 +96,24 @@ uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TR
     return n;
 }
 
-static job_shape shape_of(tm_dataset *ds, uint32_t micro_batches, uint64_t steps) {
+/* The largest micro-batch. Of a file that was read in part it may be any. */
+static job_shape shape_of(const tm_config *c, data_file *f, uint32_t rows, uint64_t steps) {
     tm_batch_limits lim;
-    tm_dataset_limits(ds, 0, steps, &lim);
-    return (job_shape){.micro_batches = micro_batches, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens};
+    if (data_part(f) < 1)
+        return (job_shape){.micro_batches = c->accumulation_steps, .rows = rows, .seq = c->data.seq_len};
+    tm_dataset_limits(data_set(f), 0, steps, &lim);
+    return (job_shape){.micro_batches = c->accumulation_steps, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens};
+}
+
+static job_shape eval_shape(const trainer *t) {
+    return shape_of(t->cfg, t->eval, t->cfg->eval_batch_size, tm_dataset_steps_per_epoch(data_set(t->eval)));
+}
+
+/* Of a file that was read in part, the index of what is beyond as well. */
+static uint64_t data_bytes(data_file *f) {
+    enum { INDEX_BYTES = 16 }; /* a sample */
+    double beyond = (double)tm_dataset_get_counts(data_set(f))->samples * (1 / data_part(f) - 1);
+    return tm_dataset_memory_bytes(data_set(f)) + (uint64_t)beyond * INDEX_BYTES;
 }
 
 static tm_status mark_no_decay(trainer *t) {
@@ -230,11 +244,10 @@ job_opts trainer_job_options(const trainer *t) {
     pin(c, o.pinned);
     bound(c, &o);
     if (!c->init_random) o.other_bytes += text_bytes(c);
-    if (t->train) o.other_bytes += tm_dataset_memory_bytes(data_set(t->train));
+    if (t->train) o.other_bytes += data_bytes(t->train);
     if (t->eval) {
-        job_shape shape =
-            shape_of(data_set(t->eval), c->accumulation_steps, tm_dataset_steps_per_epoch(data_set(t->eval)));
-        o.other_bytes += tm_dataset_memory_bytes(data_set(t->eval));
+        job_shape shape = eval_shape(t);
+        o.other_bytes += data_bytes(t->eval);
         o.other_tokens = shape_tokens(&shape);
     }
     return o;
@@ -242,8 +255,40 @@ job_opts trainer_job_options(const trainer *t) {
 
 job_shape trainer_step_shape(const trainer *t) {
     const tm_config *c = t->cfg;
-    if (t->train) return shape_of(data_set(t->train), c->accumulation_steps, (uint64_t)c->total_steps);
+    if (t->train) return shape_of(c, t->train, c->micro_batch_size, (uint64_t)c->total_steps);
     return (job_shape){.micro_batches = c->accumulation_steps, .rows = c->micro_batch_size, .seq = c->data.seq_len};
+}
+
+/* Evenly over the run; a sample costs a microsecond a row. */
+enum { SAMPLED_STEPS = 4096 };
+
+trainer_load trainer_step_load(const trainer *t, const tm_model_config *m) {
+    job_shape largest = trainer_step_shape(t);
+    uint64_t ranks = t->comm ? t->ranks.ranks : 1, steps = (uint64_t)t->cfg->total_steps;
+    trainer_load out = {.load = job_shape_load(m, &largest)};
+    out.tokens = (double)ranks * largest.micro_batches * largest.rows * largest.seq;
+    out.padded = (double)ranks * largest.micro_batches * shape_tokens(&largest);
+    if (!t->train || steps == 0) return out;
+    uint64_t n = tm_min_u64(steps, SAMPLED_STEPS);
+    trainer_load sum = {.tokens = 0};
+    for (uint64_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < largest.micro_batches; k++)
+            for (uint32_t r = 0; r < ranks; r++) {
+                tm_batch_shape b;
+                tm_dataset_shape(data_set(t->train), i * steps / n, k, r, &b);
+                sum.tokens += (double)b.mask_tokens;
+                sum.padded += b.tokens;
+                if (r != t->ranks.rank) continue;
+                job_load one = job_shape_load(m, &(job_shape){.rows = b.rows, .seq = b.seq, .tokens = b.tokens});
+                sum.load.rows += one.rows;
+                sum.load.tokens += b.tokens;
+                sum.load.pairs += one.pairs;
+            }
+    double batches = (double)n * largest.micro_batches;
+    out.load = (job_load){sum.load.rows / batches, sum.load.tokens / batches, sum.load.pairs / batches};
+    out.tokens = sum.tokens / (double)n;
+    out.padded = sum.padded / (double)n;
+    return out;
 }
 
 static void say_plan(const trainer *t, const pass_opts *way) {
@@ -262,8 +307,7 @@ static void say_plan(const trainer *t, const pass_opts *way) {
 
 static tm_status compile_evaluation(trainer *t) {
     tm_program *p;
-    job_shape shape =
-        shape_of(data_set(t->eval), t->cfg->accumulation_steps, tm_dataset_steps_per_epoch(data_set(t->eval)));
+    job_shape shape = eval_shape(t);
     tm_plan_free(t->eval_plan);
     t->eval_plan = NULL;
     TM_TRY(build_pass(&p, t->job, "evaluation", &(pass_opts){.shape = shape, .loss = true}));
@@ -271,7 +315,7 @@ static tm_status compile_evaluation(trainer *t) {
 }
 
 /* Everything beside the step itself, with the way of running it that was chosen. */
-static tm_status compile_more(void *ctx, tm_job *job, const pass_opts *way) {
+tm_status trainer_compile_more(void *ctx, tm_job *job, const pass_opts *way) {
     trainer *t = ctx;
     (void)job;
     t->way = *way;
@@ -354,8 +398,8 @@ tm_status trainer_open_job(trainer *t) {
     pass_opts way[TRAINER_MAX_WAYS];
     job_shape shape = trainer_step_shape(t);
     uint32_t n = trainer_ways(t, &shape, way), chosen;
-    tm_status rc =
-        job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes, compile_more, t);
+    tm_status rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes,
+                             trainer_compile_more, t);
     if (rc == TM_EBUDGET) return refuse_forced(t, &o);
     if (rc != TM_OK) return rc;
     if (!t->args->quiet) say_plan(t, &way[chosen]);

@@ -13,6 +13,35 @@ static double since(uint64_t ns) {
     return seconds(tm_now_ns() - ns);
 }
 
+/* ---- what it will take --------------------------------------------------------------------------------------- */
+
+static uint64_t sum(const uint64_t *by_kind) {
+    uint64_t all = 0;
+    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
+    return all;
+}
+
+/* To the offload paths, by their stores: the import, steps and commits; beside that the models that were saved. */
+static uint64_t written_to_paths(const trainer *t) {
+    uint64_t all = 0;
+    for (unsigned i = 0; tm_store_path(t->job->store, i); i++) all += tm_store_written(t->job->store, i);
+    return all;
+}
+
+/* Before the first step. On one rank, or of the first. */
+static tm_status say_plan(trainer *t) {
+    char time[24], peak[32];
+    TM_TRY(trainer_watch_forecast(t, &t->planned));
+    t->planned_before = written_to_paths(t);
+    const run_forecast *f = &t->planned;
+    tm_log(TM_LOG_INFO,
+           "to come: %" PRId64 " steps, about %s (%.3g s a step), %.3f GB to the offload paths and %.3f GB of models "
+           "written, peak memory %s",
+           f->steps, tm_format_left(f->seconds, time, sizeof time), trainer_watch_seconds(t), f->write_bytes * 1e-9,
+           f->model_bytes * 1e-9, tm_format_size(job_planned_peak(t->job), peak, sizeof peak));
+    return TM_OK;
+}
+
 /* ---- how far ------------------------------------------------------------------------------------------------- */
 
 typedef struct step_text {
@@ -96,12 +125,15 @@ static void show_share(void *ctx, double share) {
     tm_live(part, TM_COUNT(part));
 }
 
-void trainer_show_steps(trainer *t) {
+tm_status trainer_show_steps(trainer *t) {
     t->start_step = t->step;
     t->said_ns = tm_now_ns();
-    if (t->args->quiet || !trainer_speaks(t)) return;
+    if (t->args->quiet || !trainer_speaks(t)) return TM_OK;
+    TM_TRY(say_plan(t));
+    t->start_ns = tm_now_ns();
     t->job->show = show_share;
     t->job->show_ctx = t;
+    return TM_OK;
 }
 
 void trainer_show_no_more(trainer *t) {
@@ -110,19 +142,6 @@ void trainer_show_no_more(trainer *t) {
 }
 
 /* ---- what it took -------------------------------------------------------------------------------------------- */
-
-static uint64_t sum(const uint64_t *by_kind) {
-    uint64_t all = 0;
-    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
-    return all;
-}
-
-/* To the offload paths, by their stores: the import, steps and commits; beside that the models that were saved. */
-static uint64_t written_to_paths(const trainer *t) {
-    uint64_t all = 0;
-    for (unsigned i = 0; tm_store_path(t->job->store, i); i++) all += tm_store_written(t->job->store, i);
-    return all;
-}
 
 /* What each path had to take, and its share of what the steps write. */
 static void say_wear(const trainer *t) {
@@ -134,6 +153,21 @@ static void say_wear(const trainer *t) {
         tm_log(TM_LOG_INFO, "wear: %.3f GB written to %s; steps write %.3g TB per 1,000", written * 1e-9, path,
                (double)step * 1000e-12 * written / (double)all);
     }
+}
+
+/* What was said at the start beside what came of it. Seconds a step are means of what the steps themselves took. */
+static void say_beside(const trainer *t) {
+    char said[32], was[32];
+    const run_forecast *f = &t->planned;
+    double steps = (double)(t->step - t->start_step);
+    if (f->steps <= 0 || steps <= 0) return;
+    tm_log(TM_LOG_INFO,
+           "planned and found: %.4g and %.4g s, a step %.3g and %.3g s; %.3f and %.3f GB to the offload paths; peak %s "
+           "and %s",
+           f->seconds, since(t->start_ns), trainer_watch_seconds(t), seconds(t->steps_ns) / steps,
+           ((double)t->planned_before + f->write_bytes) * 1e-9, (double)written_to_paths(t) * 1e-9,
+           tm_format_size(job_planned_peak(t->job), said, sizeof said),
+           tm_format_size(job_host_peak(t->job), was, sizeof was));
 }
 
 void trainer_summary(trainer *t) {
@@ -148,4 +182,5 @@ void trainer_summary(trainer *t) {
            (double)sum(s.read_bytes) * 1e-9, (double)written_to_paths(t) * 1e-9, (double)t->job->exported_bytes * 1e-9,
            t->cfg->output_dir);
     say_wear(t);
+    say_beside(t);
 }

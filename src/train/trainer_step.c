@@ -115,6 +115,7 @@ static tm_status timed_step(trainer *t) {
     t->step_began_ns = tm_now_ns();
     TM_TRY(one_step(t));
     t->step_ns = tm_now_ns() - t->step_began_ns;
+    t->steps_ns += t->step_ns;
     t->torn = false;
     return TM_OK;
 }
@@ -181,7 +182,7 @@ tm_status trainer_run_steps(trainer *t) {
     TM_TRY(trainer_watch_start(t));
     TM_TRY(trainer_profile_open(t));
     bool between = false;
-    trainer_show_steps(t);
+    TM_TRY(trainer_show_steps(t));
     tm_status rc = run_steps(t, &between);
     if (rc == TM_OK) rc = trainer_watch_end(t);
     if (rc == TM_ESIGNAL) trainer_watch_stopped(t);

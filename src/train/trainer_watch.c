@@ -31,7 +31,8 @@ tm_status trainer_watch_open(trainer *t, const job_opts *o) {
     t->watch = w;
     TM_TRY(trainer_machine(o, &w->machine));
     job_shape shape = trainer_step_shape(t);
-    TM_TRY(job_costs_open(&w->costs, t->job, &shape, &w->machine, JOB_COSTS_PROFILE));
+    trainer_load load = trainer_step_load(t, tm_model_get_config(t->job->model));
+    TM_TRY(job_costs_open(&w->costs, t->job, &shape, &load.load, &w->machine, JOB_COSTS_PROFILE));
     job_use_costs(t->job, &w->machine, job_cost, w->costs);
     return TM_OK;
 }
@@ -238,6 +239,11 @@ void trainer_watch_stopped(trainer *t) {
     if (w->status == TM_OK && commit_trace(w) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     tm_error_clear();
     tm_error_set(&said);
+}
+
+tm_status trainer_watch_forecast(trainer *t, run_forecast *out) {
+    trainer_watch *w = t->watch;
+    return trainer_forecast(t, &(run_rates){&w->machine, job_cost, w->costs, .step_seconds = w->step.seconds}, out);
 }
 
 double trainer_watch_seconds(const trainer *t) {
