@@ -1,4 +1,5 @@
 /* The run as a person sees it on a terminal: a live line that fits, a history that stays, last words of their own. */
+#include "io/io.h"
 #include "run.h"
 #include "tests/screen.h"
 
@@ -15,6 +16,7 @@ static const char *job(const char *dir, int steps) {
     tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
     rows_write(rows, golden, 0, 2, 16, false);
     tm_st_close(golden);
+    RUN_EXPECT_STATUS(tm_make_dirs(run_path(dir, "offload")));
     run_write(config, run_format("{\"model\": \"%s/arch_llama\", \"data\": {\"train\": \"%s\", \"seq_len\": 16},"
                                  " \"max_steps\": %d, \"output_dir\": \"%s/out\", \"lr_scheduler_type\": \"constant\","
                                  " \"memory\": {\"allow_tmpfs\": true, \"slots\": 2}, \"commit_steps\": 1000000,"
