@@ -1,6 +1,7 @@
 /* Options of a command: one table gives parsing, messages and help. Not getopt_long: it takes abbreviations, which
  * change meaning whenever an option is added, and does not say which argument it refused. */
 #include "tools/tools.h"
+#include "train/config.h"
 
 #include <errno.h>
 #include <math.h>
@@ -106,13 +107,27 @@ static const char *option_word(const char *argument, char *out, size_t cap) {
     return out;
 }
 
-static int unknown_option(const tm_cli *cli, const char *command, const char *argument) {
+static const tm_opt *find_option(const tm_cli *cli, const char *word, size_t n) {
+    for (size_t i = 0; i < cli->n_opts; i++)
+        if (strlen(cli->opts[i].name) == n && !memcmp(cli->opts[i].name, word, n)) return &cli->opts[i];
+    return NULL;
+}
+
+/* HF Trainer takes its keys as options: here they are --set. */
+static int key_as_option(const char *command, const char *word, const char *argument, const char *next) {
+    const char *value = strchr(argument, '='), *shown = value ? value + 1 : next && *next != '-' ? next : "VALUE";
+    return tm_cli_wrong(command, "unknown option '--%s', which is a key of the configuration: --set %s=%.64s", word,
+                        word, shown);
+}
+
+static int unknown_option(const tm_cli *cli, const char *command, const char *argument, const char *next) {
     char word[MAX_WORD];
     const char *names[MAX_OPTS], *near;
     if (strncmp(argument, "--", 2) != 0)
         return tm_cli_wrong(command, "unknown option '%s': options are written out, as --name", argument);
     option_word(argument + 2, word, sizeof word);
     for (size_t i = 0; i < cli->n_opts; i++) names[i] = cli->opts[i].name;
+    if (find_option(cli, "set", 3) && tm_config_is_key(word)) return key_as_option(command, word, argument, next);
     near = tm_cli_suggest(word, names, cli->n_opts);
     if (near) return tm_cli_wrong(command, "unknown option '--%s'; did you mean '--%s'?", word, near);
     return tm_cli_wrong(command, "unknown option '--%s'", word);
@@ -189,19 +204,13 @@ int tm_cli_count(const tm_cli *cli) {
     return n;
 }
 
-static const tm_opt *find_option(const tm_cli *cli, const char *word, size_t n) {
-    for (size_t i = 0; i < cli->n_opts; i++)
-        if (strlen(cli->opts[i].name) == n && !memcmp(cli->opts[i].name, word, n)) return &cli->opts[i];
-    return NULL;
-}
-
 /* argv[*at] is "--name" or "--name=value"; *at moves on past a value that stands apart. */
 static int take_option(const tm_cli *cli, int argc, char **argv, int *at, bool *seen) {
     const char *argument = argv[*at], *name = argument + 2;
     size_t n = strcspn(name, "=");
     const char *value = name[n] == '=' ? name + n + 1 : NULL;
     const tm_opt *o = find_option(cli, name, n);
-    if (!o) return unknown_option(cli, argv[0], argument);
+    if (!o) return unknown_option(cli, argv[0], argument, argv[*at + 1]);
     if (o->kind == TM_OPT_FLAG && value) return tm_cli_wrong(argv[0], "--%s takes no value", o->name);
     if (o->kind != TM_OPT_FLAG && !value) {
         if (*at + 1 >= argc) return tm_cli_wrong(argv[0], "--%s needs a value, %s", o->name, o->value);
@@ -226,7 +235,8 @@ int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
             print_help(cli);
             return TM_EXIT_DONE;
         } else {
-            rc = argv[i][1] == '-' ? take_option(cli, argc, argv, &i, seen) : unknown_option(cli, argv[0], argv[i]);
+            rc = argv[i][1] == '-' ? take_option(cli, argc, argv, &i, seen)
+                                   : unknown_option(cli, argv[0], argv[i], argv[i + 1]);
         }
     }
     if (rc < 0) rc = missing_required(cli, seen, argv[0]);

@@ -59,6 +59,14 @@ static int run_command(const command *c, int argc, char **argv) {
     return TM_EXIT_INPUT;
 }
 
+/* `tidemill help train` */
+static int help_of(const char *name) {
+    char *arguments[] = {(char *)(uintptr_t)name, (char *)(uintptr_t) "--help", NULL};
+    for (size_t i = 0; i < TM_COUNT(commands); i++)
+        if (!strcmp(name, commands[i].name)) return run_command(&commands[i], 2, arguments);
+    return unknown_command(name);
+}
+
 /* Results that did not reach stdout (a full disk, a closed pipe) must not look like success. */
 static int flushed(int status) {
     bool failed = fflush(stdout) != 0 || ferror(stdout);
@@ -90,6 +98,7 @@ int main(int argc, char **argv) {
         print_help(stderr);
         return TM_EXIT_INPUT;
     }
+    if (!strcmp(first, "help") && argc > 2) return flushed(help_of(argv[2]));
     if (!strcmp(first, "--help") || !strcmp(first, "-h") || !strcmp(first, "help")) {
         print_help(stdout);
         return flushed(TM_EXIT_DONE);

@@ -4,6 +4,8 @@
 #include "tools/tools.h"
 
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 /* ---- JSON ---------------------------------------------------------------------------------------------------- */
 
@@ -174,6 +176,8 @@ static tm_status print_json(const tm_plan_report *r) {
     json_paths(&w, r);
     json_time(&w, r);
     json_choice(&w, r);
+    tm_jw_key(&w, "auto");
+    tm_jw_raw(&w, *r->autos ? r->autos : "{}", *r->autos ? strlen(r->autos) : 2);
     tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
@@ -302,6 +306,7 @@ static void table_time(const tm_plan_report *r) {
 
 static void print_table(const tm_plan_report *r) {
     table_model(r);
+    if (*r->autos) printf("\"auto\" is    %s; null: the planner decides\n\n", r->autos);
     table_memory(r);
     table_paths(r);
     table_bytes(r);
@@ -310,6 +315,23 @@ static void print_table(const tm_plan_report *r) {
 }
 
 /* ---- command ------------------------------------------------------------------------------------------------- */
+
+/* hardware/NAME.json of the source tree or of the installation, where the current directory has no such file: beside
+ * the program (build/bin, bin). */
+static const char *find_hardware(const char *given, char *buf, size_t cap) {
+    static const char *const beside[] = {"../share/tidemill/hardware", "../../hardware"};
+    char own[3072];
+    const char *slash = strrchr(given, '/'), *name = slash ? slash + 1 : given;
+    ssize_t n = readlink("/proc/self/exe", own, sizeof own - 1);
+    if (access(given, F_OK) == 0 || *given == '/' || n <= 0) return given;
+    own[n] = 0;
+    *strrchr(own, '/') = 0;
+    for (size_t i = 0; i < 2 * TM_COUNT(beside); i++) {
+        snprintf(buf, cap, "%s/%s/%s%s", own, beside[i / 2], name, i % 2 ? ".json" : "");
+        if (access(buf, F_OK) == 0) return buf;
+    }
+    return given;
+}
 
 static int plan(const tm_plan_args *args, bool json) {
     tm_plan_report r;
@@ -366,6 +388,8 @@ int tm_cmd_plan(int argc, char **argv) {
     a.train = (tm_train_args){.config = config[0], .set = set, .n_set = sets.count, .quiet = true};
     if (advise && (a.timeline || a.trace))
         return tm_cli_wrong("plan", "--advise compares plans; --timeline and --trace draw one");
+    char found[4096];
+    if (a.hardware) a.hardware = find_hardware(a.hardware, found, sizeof found);
     if (a.save_hardware && (a.hardware || advise))
         return tm_cli_wrong("plan", "--save-hardware writes what was measured here: not with --%s",
                             a.hardware ? "hardware" : "advise");

@@ -151,6 +151,7 @@ uint64_t tm_mem_allocations(void);         /* calls so far; tests prove that it 
 uint64_t tm_mem_resident_peak_bytes(void); /* VmHWM of the process; 0 if unknown */
 /* How long this thread was ready to run while others had the processors, since it began; 0 if unknown. */
 uint64_t tm_run_delay_ns(void);
+uint64_t tm_mem_total_bytes(void);     /* smaller of MemTotal and the cgroup's (v1, v2) limit; UINT64_MAX: unknown */
 uint64_t tm_mem_available_bytes(void); /* smaller of MemAvailable and the cgroup's (v1, v2) headroom */
 
 /* A part of tidemill that is a shared library, libtidemill_KIND.so, loaded when it is needed: its path. Looked for in

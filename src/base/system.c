@@ -85,10 +85,18 @@ static const cgroup_files cgroup_v2 = {"/sys/fs/cgroup", "memory.max", "memory.c
 static const cgroup_files cgroup_v1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
                                        "total_inactive_file"};
 
-static uint64_t headroom_of(const cgroup_files *v, const char *dir) {
+/* A group's own, without those above it. */
+typedef uint64_t (*group_bytes)(const cgroup_files *v, const char *dir);
+
+static uint64_t limit_of(const cgroup_files *v, const char *dir) {
     char path[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/%s", dir, v->limit);
-    uint64_t limit = number_in(path, UINT64_MAX);
+    return number_in(path, UINT64_MAX);
+}
+
+static uint64_t headroom_of(const cgroup_files *v, const char *dir) {
+    char path[PATH_MAX + 32];
+    uint64_t limit = limit_of(v, dir);
     if (limit == UINT64_MAX) return UINT64_MAX;
     snprintf(path, sizeof path, "%s/%s", dir, v->usage);
     uint64_t used = number_in(path, 0);
@@ -97,18 +105,18 @@ static uint64_t headroom_of(const cgroup_files *v, const char *dir) {
     return limit > used ? limit - used : 0;
 }
 
-/* The smallest headroom from the process's group up to the mount: an ancestor's limit binds too. In a container the
+/* The smallest from the process's group up to the mount: an ancestor's limit binds too. In a container the
  * path in /proc/self/cgroup may be the host's and not exist here; the walk then meets the container's own root at the
  * mount. */
-static uint64_t headroom_upwards(const cgroup_files *v, const char *group) {
+static uint64_t least_upwards(group_bytes of, const cgroup_files *v, const char *group) {
     char dir[PATH_MAX];
     size_t root = strlen(v->mount);
     int n = snprintf(dir, sizeof dir, "%s%s", v->mount, strcmp(group, "/") == 0 ? "" : group);
-    if (n < 0 || (size_t)n >= sizeof dir) return headroom_of(v, v->mount);
-    uint64_t least = headroom_of(v, dir);
+    if (n < 0 || (size_t)n >= sizeof dir) return of(v, v->mount);
+    uint64_t least = of(v, dir);
     while (strlen(dir) > root) {
         *strrchr(dir, '/') = 0;
-        least = tm_min_u64(least, headroom_of(v, dir));
+        least = tm_min_u64(least, of(v, dir));
     }
     return least;
 }
@@ -122,7 +130,7 @@ static bool has_controller(const char *list, const char *name) {
 }
 
 /* Lines "ID:CONTROLLERS:PATH"; v2 is "0::PATH". */
-static uint64_t cgroup_headroom(void) {
+static uint64_t cgroup_least(group_bytes of) {
     FILE *f = fopen("/proc/self/cgroup", "re");
     if (!f) return UINT64_MAX;
     char line[PATH_MAX];
@@ -134,8 +142,8 @@ static uint64_t cgroup_headroom(void) {
         if (!group || group[1] != '/' || strstr(group, "/..")) continue;
         *controllers++ = 0;
         *group++ = 0;
-        if (strcmp(line, "0") == 0 && !*controllers) least = tm_min_u64(least, headroom_upwards(&cgroup_v2, group));
-        if (has_controller(controllers, "memory")) least = tm_min_u64(least, headroom_upwards(&cgroup_v1, group));
+        if (strcmp(line, "0") == 0 && !*controllers) least = tm_min_u64(least, least_upwards(of, &cgroup_v2, group));
+        if (has_controller(controllers, "memory")) least = tm_min_u64(least, least_upwards(of, &cgroup_v1, group));
     }
     fclose(f);
     return least;
@@ -143,5 +151,10 @@ static uint64_t cgroup_headroom(void) {
 
 uint64_t tm_mem_available_bytes(void) {
     uint64_t available = proc_kib("/proc/meminfo", "MemAvailable");
-    return tm_min_u64(available ? available : UINT64_MAX, cgroup_headroom());
+    return tm_min_u64(available ? available : UINT64_MAX, cgroup_least(headroom_of));
+}
+
+uint64_t tm_mem_total_bytes(void) {
+    uint64_t total = proc_kib("/proc/meminfo", "MemTotal");
+    return tm_min_u64(total ? total : UINT64_MAX, cgroup_least(limit_of));
 }

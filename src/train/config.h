@@ -223,6 +223,7 @@ TM_MUST_USE tm_status tm_config_dump_json(const tm_config *c, tm_buf *out, int i
 /* Appends what each "auto" of the files stands for, as one JSON object: key to value, or to null where the planner
  * decides. Once model and steps are resolved; false: there is none. */
 TM_MUST_USE tm_status tm_config_autos(const tm_config *c, tm_buf *out, bool *any);
+bool tm_config_is_key(const char *path); /* in either spelling; '-' is not '_' */
 /* Appends every key with its type, default and meaning, for --keys and the documentation. */
 TM_MUST_USE tm_status tm_config_help(tm_buf *out);
 

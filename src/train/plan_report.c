@@ -236,8 +236,11 @@ static job_opts options(const planning *g) {
     o.config_only = o.plan_only = true;
     if (!g->hardware) return o;
     if (g->machine.disk.read_bps <= 0) o.n_paths = 0;
-    o.host_bytes = g->t->cfg->memory.host_kind == TM_BUDGET_BYTES ? tm_min_u64(o.host_bytes, g->rank.host_bytes)
-                                                                  : g->rank.host_bytes / 5 * 4;
+    bool given = g->t->cfg->memory.host_kind == TM_BUDGET_BYTES;
+    if (given && o.host_bytes > g->rank.host_bytes)
+        tm_warn_once("plan.host_budget", "memory.host_budget is more than a rank of %s has; planned with what it has",
+                     g->machine.name);
+    o.host_bytes = given ? tm_min_u64(o.host_bytes, g->rank.host_bytes) : g->rank.host_bytes / 5 * 4;
     return o;
 }
 
@@ -372,8 +375,18 @@ tm_status plan_open(planning *g) {
     }
     if (t->comm) g->out->rank = t->ranks.rank;
     TM_TRY(trainer_load_config(t, true));
+    if (!g->hardware) TM_TRY(trainer_check_budget(t->cfg));
     leave_out_gpus(g);
     return trainer_prepare(t, true);
+}
+
+static tm_status fill_autos(const planning *g) {
+    tm_buf text = {0};
+    bool any;
+    tm_status rc = tm_config_autos(g->t->cfg, &text, &any);
+    if (rc == TM_OK && any && text.len < sizeof g->out->autos) memcpy(g->out->autos, text.data, text.len + 1);
+    tm_buf_free(&text);
+    return rc;
 }
 
 tm_status plan_once(planning *g) {
@@ -386,6 +399,7 @@ tm_status plan_once(planning *g) {
     job_close(t->job);
     t->plan = t->first_plan = t->drain_plan = t->eval_plan = NULL;
     t->job = NULL;
+    TM_TRY(fill_autos(g));
     TM_TRY(trainer_set_strategy(t));
     if (t->comm) {
         g->out->ranks = t->ranks.ranks;

@@ -32,6 +32,10 @@ const schema_row *schema_find(const char *path) {
     return NULL;
 }
 
+bool tm_config_is_key(const char *path) {
+    return schema_find(path) != NULL;
+}
+
 size_t schema_index(const char *path) {
     const schema_row *row = schema_find(path);
     TM_ASSERT(row && !row->alias_of);

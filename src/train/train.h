@@ -60,8 +60,9 @@ typedef struct tm_plan_path {
  * of one rank, and disk_bytes, disk_free_bytes and wear those of a node. */
 typedef struct tm_plan_report {
     bool fits;
-    const char *limit;                               /* "": fits; else what is too small: "host", "device" or "disk" */
-    tm_plan_change change;                           /* the smallest that fits, where it does not */
+    char autos[2048];      /* tm_config_autos: what the configuration's "auto" became, as JSON; "": there is none */
+    const char *limit;     /* "": fits; else what is too small: "host", "device" or "disk" */
+    tm_plan_change change; /* the smallest that fits, where it does not */
     uint64_t parameters, host_budget_bytes;          /* UINT64_MAX: unlimited */
     uint64_t host_peak_bytes, minimum_host_bytes;    /* the minimum does not depend on the budget */
     uint64_t device_peak_bytes, device_budget_bytes; /* UINT64_MAX: unlimited */

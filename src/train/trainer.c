@@ -216,6 +216,25 @@ void trainer_close(trainer *t) {
     t->cfg = NULL;
 }
 
+/* What is named has to be there, for a plan too; a plan without data names none. */
+static tm_status check_data(const tm_config *c) {
+    const char *const files[] = {c->data.train, c->data.eval};
+    for (size_t i = 0; i < TM_COUNT(files); i++)
+        if (files[i] && !tm_path_exists(files[i]))
+            return tm_fail(TM_EINPUT, "%s: there is no such file; \"data.%s\" names it", files[i],
+                           i ? "eval" : "train");
+    return TM_OK;
+}
+
+/* Rotary positions go on, but nothing was learned there. */
+static void check_positions(const trainer *t, const tm_model_config *model) {
+    if (trainer_speaks(t) && t->cfg->data.seq_len > model->max_position_embeddings)
+        tm_warn_once("data.seq_len",
+                     "data.seq_len %u is beyond the %u positions of the model (max_position_embeddings): what is later "
+                     "in a row is at positions that it was never trained on",
+                     t->cfg->data.seq_len, model->max_position_embeddings);
+}
+
 tm_status trainer_prepare(trainer *t, bool data_optional) {
     tm_model_config model;
     size_t len;
@@ -225,7 +244,10 @@ tm_status trainer_prepare(trainer *t, bool data_optional) {
     t->model_hash = tm_hash64(json, len, 0);
     TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(t->cfg->model, t->path, sizeof t->path)));
     TM_TRY(trainer_check_wrap(t, model.model_type));
-    bool there = t->cfg->data.train && tm_path_exists(t->cfg->data.train);
+    check_positions(t, &model);
+    TM_TRY(tm_config_resolve_model(t->cfg, model.hidden_size));
+    if (t->cfg->data.train) TM_TRY(check_data(t->cfg));
+    bool there = t->cfg->data.train != NULL;
     if (there || !data_optional) TM_TRY(text_open(&t->text, t->source, trainer_host_bytes(t->cfg)));
     if (data_optional && (!there || (!t->text.tokenizer && is_text(t->cfg->data.train)))) {
         t->cfg->total_steps = t->cfg->max_steps;
@@ -338,6 +360,7 @@ static void drop_copy(const trainer *t) {
 static tm_status prepare_run(trainer *t) {
     tm_status rc = trainer_load_config(t, false);
     if (rc == TM_OK) rc = check_supported(t);
+    if (rc == TM_OK) rc = trainer_check_budget(t->cfg);
     if (rc == TM_OK) rc = trainer_find_device(t, false);
     if (rc == TM_OK) rc = trainer_set_strategy(t);
     TM_TRY(trainer_agree(t, rc));

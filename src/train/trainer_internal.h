@@ -196,6 +196,7 @@ job_opts trainer_job_options(const trainer *t);
 void trainer_set_paths(const tm_config *c, job_opts *o); /* where its files go, and what of the state; none: nowhere */
 tm_status trainer_machine(const job_opts *o, tm_machine *out); /* tm_machine_of its paths, and their kinds */
 uint64_t trainer_host_bytes(const tm_config *c);               /* of memory.host_budget; UINT64_MAX: unlimited */
+tm_status trainer_check_budget(const tm_config *c);            /* this machine, or the cgroup, has it */
 job_shape trainer_step_shape(const trainer *t);
 /* Means over the micro-batches of the run (of many a sample), of this rank; all alike where there are no data. */
 typedef struct trainer_load {

@@ -13,6 +13,24 @@ uint64_t trainer_host_bytes(const tm_config *c) {
     return tm_mem_available_bytes() / 5 * 4;
 }
 
+/* A budget that cannot be had is a mistake, or of another machine. */
+tm_status trainer_check_budget(const tm_config *c) {
+    char want[32], have[32];
+    uint64_t bytes = c->memory.host_bytes, total = tm_mem_total_bytes(), available = tm_mem_available_bytes();
+    if (c->memory.host_kind != TM_BUDGET_BYTES) return TM_OK;
+    tm_format_size(bytes, want, sizeof want);
+    if (bytes > total)
+        return tm_fail(TM_EINPUT,
+                       "memory.host_budget %s (%llu bytes) is more than there is: this machine, or the cgroup of this "
+                       "process, has %s (%llu bytes); give less, or leave it out for 80%% of what is available",
+                       want, (unsigned long long)bytes, tm_format_size(total, have, sizeof have),
+                       (unsigned long long)total);
+    if (bytes > available)
+        tm_warn_once("memory.host_budget", "memory.host_budget %s is more than is available now, %s", want,
+                     tm_format_size(available, have, sizeof have));
+    return TM_OK;
+}
+
 static void pin(const tm_config *c, bool pinned[TM_KINDS]) {
     bool params = c->param_place == TM_PLACE_NONE || c->param_place == TM_PLACE_CPU;
     bool optimizer = c->optimizer_place == TM_PLACE_NONE || c->optimizer_place == TM_PLACE_CPU;
@@ -305,6 +323,15 @@ static void say_plan(const trainer *t, const pass_opts *way) {
            pass_activations_name(t->job, way), info->ops, tm_store_engine(t->job->store), requests);
 }
 
+static tm_status say_autos(const trainer *t) {
+    tm_buf text = {0};
+    bool any;
+    tm_status rc = tm_config_autos(t->cfg, &text, &any);
+    if (rc == TM_OK && any) tm_log(TM_LOG_INFO, "\"auto\" is %s; null: the planner decides", text.data);
+    tm_buf_free(&text);
+    return rc;
+}
+
 static tm_status compile_evaluation(trainer *t) {
     tm_program *p;
     job_shape shape = eval_shape(t);
@@ -403,5 +430,5 @@ tm_status trainer_open_job(trainer *t) {
     if (rc == TM_EBUDGET) return refuse_forced(t, &o);
     if (rc != TM_OK) return rc;
     if (!t->args->quiet) say_plan(t, &way[chosen]);
-    return TM_OK;
+    return t->args->quiet || !trainer_speaks(t) ? TM_OK : say_autos(t);
 }

@@ -593,6 +593,48 @@ static void check_signal(int number) {
     (void)train_log_read(s.output);
 }
 
+/* Wrong in the way that people are wrong who come from elsewhere: what to do is said. */
+static void test_what_newcomers_type(void **state) {
+    (void)state;
+    scene s = scene_open();
+    static const char *const commands[] = {"train", "plan"};
+    for (unsigned i = 0; i < 2; i++) {
+        const char *c = commands[i];
+        refused(&s, "is more than there is", c, s.config, "--set", "memory.host_budget=900TiB", NULL);
+        refused(&s, "1GiB or 1GB", c, s.config, "--set", "memory.host_budget=1G", NULL);
+        refused(&s, "there is no such file", c, s.config, "--set", "data.train=absent.jsonl", NULL);
+        refused(&s, "absent.jsonl", c, s.config, "--set", "data.eval=absent.jsonl", NULL);
+        refused(&s, "hf download HuggingFaceTB/SmolLM2-135M", c, s.config, "--set", "model=HuggingFaceTB/SmolLM2-135M",
+                NULL);
+        refused(&s, "--set max_steps=2", c, s.config, "--max_steps", "2", NULL);
+        refused(&s, "--set learning_rate=1e-4", c, s.config, "--learning_rate=1e-4", NULL);
+    }
+    run_result r = run((run_opts){0}, "help", "train", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.out, "usage: tidemill train CONFIG.json"));
+    run_free(&r);
+}
+
+/* plan tells what train would: a row longer than the model has positions, what "auto" became; a machine by its name. */
+static void test_plan_says_beforehand(void **state) {
+    (void)state;
+    scene s = scene_open();
+    run_result r = run((run_opts){0}, "plan", s.config, "--no-measure", "--set", "data.seq_len=100000", "--set",
+                       "gradient_clipping=auto", "--set", "max_grad_norm=0.5", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "data.seq_len 100000 is beyond the"));
+    assert_non_null(strstr(r.out, "\"gradient_clipping\": 0.5"));
+    run_free(&r);
+    r = run((run_opts){0}, "plan", s.config, "--hardware", "1x24gb-128gb-1nvme", "--json", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.out, "\"auto\""));
+    run_free(&r);
+    r = run((run_opts){0}, "train", s.config, "--set", "gradient_clipping=auto", "--set", "max_grad_norm=0.5", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "\"gradient_clipping\": 0.5"));
+    run_free(&r);
+}
+
 static void test_interrupt(void **state) {
     (void)state;
     check_signal(SIGINT);
@@ -619,6 +661,8 @@ int main(void) {
         cmocka_unit_test_teardown(test_eval_and_generate, run_clean),
         cmocka_unit_test_teardown(test_generates_none, run_clean),
         cmocka_unit_test_teardown(test_convert_and_text, run_clean),
+        cmocka_unit_test_teardown(test_what_newcomers_type, run_clean),
+        cmocka_unit_test_teardown(test_plan_says_beforehand, run_clean),
         cmocka_unit_test_teardown(test_interrupt, run_clean),
         cmocka_unit_test_teardown(test_terminate, run_clean),
     };
