@@ -56,7 +56,7 @@ static void imagine_gpu(const scene *s, const char *memory) {
 static const tm_json *plan(const scene *s, unsigned optimizer, const char *place, bool advise, tm_json_doc **doc) {
     run_write(s->config,
               run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"precision\": \"bf16\", \"max_steps\": 3,\n"
-                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
+                         " \"data\": {\"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
                          " \"memory\": {\"cache\": \"none\", \"update\": \"U\"}, \"optimizer\": %s,\n"
                          " \"offload_param_device\": \"%s\", \"offload_optimizer_device\": \"%s\"}\n",
                          s->dir, s->dir, optimizers[optimizer].block, place, place));
@@ -216,7 +216,7 @@ static void a_shared_gather_takes_memory(void **state) {
                          RANKS, rate));
     run_write(s.config,
               run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"precision\": \"bf16\", \"max_steps\": 3,\n"
-                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
+                         " \"data\": {\"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
                          " \"strategy\": \"zero3\", \"memory\": {\"activations\": \"keep\"}}\n",
                          s.dir, s.dir));
     const double bytes = 2 * (2 * (2 * embed + blocks) - embed), want = 2 * bytes / RANKS / (rate / RANKS);
@@ -260,7 +260,7 @@ static void a_ring_is_as_slow_as_its_slowest_link(void **state) {
                          rate));
     run_write(s.config,
               run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"precision\": \"bf16\", \"max_steps\": 3,\n"
-                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
+                         " \"data\": {\"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
                          " \"strategy\": \"ddp\", \"all_reduce\": \"mpi\"}\n",
                          s.dir, s.dir));
     tm_json_doc *doc = planned(&s, "max_steps=3", "max_steps=3");
@@ -300,7 +300,7 @@ static void exchanges_are_hidden(void **state) {
                           " \"link\": {\"bytes_per_second\": 1e9, \"latency_seconds\": 3e-5}}\n");
     run_write(s.config,
               run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"precision\": \"bf16\", \"max_steps\": 3,\n"
-                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 64}, \"output_dir\": \"%s/out\",\n"
+                         " \"data\": {\"seq_len\": 64}, \"output_dir\": \"%s/out\",\n"
                          " \"offload_param_device\": \"cpu\", \"offload_optimizer_device\": \"cpu\"}\n",
                          s.dir, s.dir));
     const char *const strategy[] = {"strategy=zero3", "strategy=ddp"};
@@ -345,7 +345,7 @@ static void this_machine_as_a_file(void **state) {
     scene s = open_scene();
     run_write(s.config,
               run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"max_steps\": 3,\n"
-                         " \"data\": {\"train\": \"none.safetensors\", \"seq_len\": 64}, \"output_dir\": \"%s/out\",\n"
+                         " \"data\": {\"seq_len\": 64}, \"output_dir\": \"%s/out\",\n"
                          " \"memory\": {\"update\": \"U\", \"cache\": \"none\", \"activations\": \"keep\"}}\n",
                          s.dir, s.dir));
     refused(&s, "leave out --no-measure", "--no-measure", NULL, NULL);
