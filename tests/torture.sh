@@ -17,8 +17,14 @@
 #                                          has N; what was found interesting is kept from commit to commit. Every fourth
 #                                          minute inputs are up to 2 KiB long, else 512 bytes. The preset fuzz-fast makes
 #                                          two to four times as many as fuzz, whose tracing of comparisons finds more
+#   tests/torture.sh starts [--starts N] [--kills N] [--seed S] [--build DIR]    one job started by threes and fours,
+#                                          killed, supervised, cleaned beside: tests/torture_starts.sh
 set -eu
 what=rounds
+if [ "${1:-}" = starts ]; then
+  shift
+  exec "$(dirname "$0")/torture_starts.sh" "$@"
+fi
 case ${1:-} in
   kills | faults | ranks | soak | fuzz) what=$1; shift ;;
 esac

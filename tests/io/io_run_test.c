@@ -525,6 +525,66 @@ static void test_seccomp(void **state) {
     child_row(uring_eacces, "using threads", 1);
 }
 
+/* ---- whose ---- */
+
+static void leave_run(const char *id, const char *key, char *path, size_t cap) {
+    tm_io_run *run;
+    OK(tm_io_run_create(&run, dir, &(tm_io_run_opts){.allow_tmpfs = true, .id = id, .key = key, .of = "/a/b"}));
+    snprintf(path, cap, "%s", tm_io_run_path(run));
+    tm_io_run_keep(run);
+    tm_io_run_close(run);
+}
+
+/* Only with the key and from a configured path; what is refused stays as it is, foreign files stay in any case. */
+static void test_keys(void **state) {
+    (void)state;
+    char key[TM_IO_KEY_CHARS + 1], other[TM_IO_KEY_CHARS + 1], path[300];
+    const char *here[] = {at("../io_run_nowhere"), dir}, *nowhere = at("sub");
+    tm_io_run *run;
+    tm_io_owner o;
+    tm_io_make_key(key), tm_io_make_key(other);
+    assert_true(tm_io_is_key(key) && strcmp(key, other) != 0);
+    leave_run("k", key, path, sizeof path);
+    OK(tm_io_run_owner(path, &o));
+    assert_string_equal(o.key, key);
+    assert_string_equal(o.of, "/a/b");
+    assert_true(o.is_run && !o.alive && !o.keyless && o.pid == getpid());
+    OK(tm_make_dirs(nowhere));
+    FAILS(tm_io_run_reopen(&run, path, &(tm_io_claim){.key = other}, true, 0), TM_EINPUT, "belongs to another run");
+    FAILS(tm_io_run_reopen(&run, path, &(tm_io_claim){.key = key, .paths = &nowhere, .n_paths = 1}, true, 0), TM_EINPUT,
+          "none of the configured offload paths");
+    OK(tm_io_run_reopen(&run, path, &(tm_io_claim){.key = key, .of = "/c", .paths = here, .n_paths = 2}, true, 0));
+    OK(tm_io_run_owner(path, &o));
+    assert_true(o.alive && strcmp(o.of, "/c") == 0 && strcmp(o.key, key) == 0);
+    int fd = open(at("run-k/thesis"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && mkdir(at("run-k/weight_hi"), 0700) == 0);
+    close(fd);
+    OK(tm_io_run_remove(run));
+    assert_listing(path, "thesis weight_hi/ ");
+    FAILS(tm_io_run_reopen(&run, path, NULL, true, 0), TM_EINPUT, "lock"); /* not a run's any more */
+    OK(tm_remove_tree(path));
+    OK(tm_remove_tree(nowhere));
+}
+
+/* Killed before it had an owner. */
+static void test_begun(void **state) {
+    (void)state;
+    const char *path = at("run-begun");
+    OK(tm_make_dirs(path));
+    int fd = open(at("run-begun/lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0);
+    OK(tm_io_run_discard_begun(path));
+    assert_true(tm_path_exists(at("run-begun/lock"))); /* it is being made */
+    close(fd);
+    OK(tm_make_dirs(at("run-begun/thesis")));
+    OK(tm_io_run_discard_begun(path));
+    assert_listing(path, "thesis/ ");
+    OK(tm_remove_tree(at("run-begun/thesis")));
+    OK(tm_io_run_discard_begun(path));
+    assert_false(tm_path_exists(path));
+    OK(tm_io_run_discard_begun(path));
+}
+
 static int set_up(void **state) {
     (void)state;
     strcpy(dir, test_dir());
@@ -540,6 +600,7 @@ int main(void) {
         cmocka_unit_test(test_ramfs),          cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_no_fallocate),   cmocka_unit_test(test_file_size_limit),
         cmocka_unit_test(test_memlock),        cmocka_unit_test(test_seccomp),
+        cmocka_unit_test(test_keys),           cmocka_unit_test(test_begun),
     };
     return cmocka_run_group_tests(tests, set_up, test_tear_down);
 }
