@@ -491,7 +491,7 @@ static void counters(void **state) {
     (void)state;
     enum { N = 2560 };
     const uint64_t others = size - 1;
-    float *x = values_of(rank, (uint64_t)N * size), *y = malloc((uint64_t)N * size * sizeof *y);
+    float *x = values_of(rank, (uint64_t)N * size), *y = malloc((uint64_t)N * (size < 3 ? 3 : size) * sizeof *y);
     tm_comm_op scatter = {.code = TM_COMM_REDUCE_SCATTER, .send = x, .recv = y, .count = N};
     tm_comm_op gather = {.code = TM_COMM_ALL_GATHER, .send = x, .recv = y, .count = N};
     tm_comm_op reduce = {.code = TM_COMM_ALL_REDUCE, .send = x, .recv = y, .count = (uint64_t)N * size};
