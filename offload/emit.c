@@ -3,9 +3,9 @@
  *   - inside a frame: reads after the write that they read, writes after the reads before them;
  *   - between occupants of the same bytes: the first touch of the next after the last touches of the one before;
  *   - on disk: a read of an extent after the latest write to it, a write after the reads before it. */
-#include "offload/offload_internal.h"
+#include "offload/spans_internal.h"
 
-#include <stdlib.h>
+#include <stddef.h>
 #include <string.h>
 
 /* Who touched something last: one writer, and the readers since. */
@@ -21,12 +21,6 @@ typedef struct link {
 typedef struct edge {
     uint32_t from, to;
 } edge;
-
-/* A stretch of the slab and the residence that had it last. */
-typedef struct stretch {
-    uint64_t begin, end;
-    uint32_t owner;
-} stretch;
 
 /* Who touched bytes last, of those who had them before. */
 typedef struct final {
@@ -58,8 +52,7 @@ typedef struct emitter {
     uint32_t n_edge, cap_edge;
     uint32_t *seen; /* per op: the last op that got an edge from it */
     uint32_t cap_seen;
-    stretch *map;
-    uint32_t n_map, cap_map;
+    spans map;    /* of the slab, to the residence that had it last */
     finals *prev; /* per residence: whom the first touch of its bytes has to follow */
     uint32_t cap_touch, n_touch;
     tm_status status;
@@ -175,18 +168,6 @@ static bool collect_finals(emitter *e, uint32_t owner, uint64_t begin, uint64_t 
     return true;
 }
 
-static uint32_t first_overlap(const emitter *e, uint64_t begin) {
-    uint32_t lo = 0, hi = e->n_map;
-    while (lo < hi) {
-        uint32_t mid = (lo + hi) / 2;
-        if (e->map[mid].end <= begin)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
 /* Nobody asks any more whom a residence followed that has no bytes left. */
 static void leave(finals *f) {
     if (--f->stretches > 0) return;
@@ -194,34 +175,26 @@ static void leave(finals *f) {
     *f = (finals){0};
 }
 
+static void put_stretch(emitter *e, uint64_t begin, uint64_t end, uint32_t owner) {
+    if (begin >= end) return;
+    if (!spans_put(&e->map, begin, end, owner)) fail(e, sizeof(span));
+    e->prev[owner].stretches++;
+}
+
 /* Gives [address, address + bytes) to residence `r`: its first touches have to follow the finals of whoever was there.
  */
 static void occupy(emitter *e, uint32_t r) {
     uint64_t begin = e->pl->item[r].address, end = begin + e->pl->item[r].bytes;
-    uint32_t at = first_overlap(e, begin), until = at;
-    stretch head = {0}, tail = {0};
-    for (; until < e->n_map && e->map[until].begin < end; until++) {
-        stretch *s = &e->map[until];
-        if (!collect_finals(e, s->owner, tm_max_u64(s->begin, begin), tm_min_u64(s->end, end), &e->prev[r]))
+    for (uint32_t i; (i = spans_after(&e->map, begin)) && e->map.item[i].begin < end && e->status == TM_OK;) {
+        span s = e->map.item[i];
+        if (!collect_finals(e, s.owner, tm_max_u64(s.begin, begin), tm_min_u64(s.end, end), &e->prev[r]))
             fail(e, sizeof *e->prev[r].item);
-        if (s->begin < begin) head = (stretch){s->begin, begin, s->owner};
-        if (s->end > end) tail = (stretch){end, s->end, s->owner};
+        spans_drop(&e->map, i);
+        put_stretch(e, s.begin, tm_min_u64(s.end, begin), s.owner);
+        put_stretch(e, tm_max_u64(s.begin, end), s.end, s.owner);
+        leave(&e->prev[s.owner]);
     }
-    e->prev[r].stretches = 1;
-    if (head.end > 0) e->prev[head.owner].stretches++;
-    if (tail.end > 0) e->prev[tail.owner].stretches++;
-    for (uint32_t i = at; i < until; i++) leave(&e->prev[e->map[i].owner]);
-    uint32_t insert = 1u + (head.end > 0 ? 1u : 0u) + (tail.end > 0 ? 1u : 0u), remove = until - at;
-    while (e->n_map + insert > e->cap_map)
-        if (!offload_grow(&e->map, &e->cap_map, e->cap_map, sizeof *e->map)) {
-            fail(e, sizeof *e->map);
-            return;
-        }
-    memmove(&e->map[at + insert], &e->map[until], (e->n_map - until) * sizeof *e->map);
-    e->n_map = e->n_map + insert - remove;
-    if (head.end > 0) e->map[at++] = head;
-    e->map[at++] = (stretch){begin, end, r};
-    if (tail.end > 0) e->map[at] = tail;
+    put_stretch(e, begin, end, r);
 }
 
 /* ---- operations ---------------------------------------------------------------------------------------------- */
@@ -305,24 +278,17 @@ static void emit_compute(emitter *e, uint32_t pos) {
 
 /* ---- order: fills that start at a position, its operation, write-backs of what ends there -------------------- */
 
-static int by_start(const void *a, const void *b) {
-    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
-    if (x->start != y->start) return x->start < y->start ? -1 : 1;
-    if (x->first_use != y->first_use) return x->first_use < y->first_use ? -1 : 1;
-    return x < y ? -1 : x > y;
-}
-
-static int by_end(const void *a, const void *b) {
-    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
-    if (x->end != y->end) return x->end < y->end ? -1 : 1;
-    return x < y ? -1 : x > y;
+/* Those that start together in the order of their first uses. */
+static tm_status order_residences(const emitter *e, residence **starts, residence **ends, residence **room) {
+    uint32_t n = e->pl->n, positions = e->p->n_op;
+    for (uint32_t i = 0; i < n; i++) room[i] = &e->pl->item[i];
+    TM_TRY(place_sort(ends, room, n, positions, offsetof(residence, first_use)));
+    TM_TRY(place_sort(starts, ends, n, positions, offsetof(residence, start)));
+    return place_sort(ends, room, n, positions, offsetof(residence, end));
 }
 
 static void emit_all(emitter *e, residence **starts, residence **ends) {
     uint32_t n = e->pl->n, s = 0, w = 0;
-    for (uint32_t i = 0; i < n; i++) starts[i] = ends[i] = &e->pl->item[i];
-    qsort(starts, n, sizeof *starts, by_start);
-    qsort(ends, n, sizeof *ends, by_end);
     for (uint32_t pos = 0; pos < e->p->n_op && e->status == TM_OK; pos++) {
         for (; s < n && starts[s]->start <= pos; s++) emit_fills(e, (uint32_t)(starts[s] - e->pl->item));
         emit_compute(e, pos);
@@ -403,7 +369,7 @@ static void emitter_free(emitter *e) {
     tm_free(e->link);
     tm_free(e->edge);
     tm_free(e->seen);
-    tm_free(e->map);
+    spans_close(&e->map);
 }
 
 /* Arrays that grew by doubling: what a plan takes is what it says. */
@@ -431,8 +397,9 @@ tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, cons
     e.plan->layout = l;
     TM_GO(prepare(&e));
     TM_GO(place_temps(&e));
-    order = tm_malloc(sizeof *order * 2 * (pl->n + 1));
-    if (!order) TM_GO(tm_nomem(sizeof *order * 2 * (pl->n + 1)));
+    order = tm_malloc(sizeof *order * 3 * (pl->n + 1));
+    if (!order) TM_GO(tm_nomem(sizeof *order * 3 * (pl->n + 1)));
+    TM_GO(order_residences(&e, order, order + pl->n + 1, order + 2 * ((size_t)pl->n + 1)));
     emit_all(&e, order, order + pl->n + 1);
     TM_GO(e.status);
     e.plan->first_touch[e.plan->n_op] = e.n_touch;

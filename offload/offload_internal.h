@@ -102,6 +102,8 @@ typedef struct placement {
 tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const uint8_t *temp_paged,
                       const uint8_t *resident, uint64_t base, uint64_t window, uint64_t room);
 void place_free(placement *pl);
+/* In order of the position at `key` (an offset in a residence) of each, those with the same one as they come. */
+tm_status place_sort(residence **out, residence *const *in, uint32_t n, uint32_t positions, size_t key);
 /* Packs frames over [start, hold] from `base` on, in ways that end lower and lower until one is below `top` (0: the
  * simple ones). */
 tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak);

@@ -1,6 +1,8 @@
 /* Residences and their addresses: live ranges over program positions, packed into the slab. */
 #include "offload/load_internal.h"
+#include "offload/spans_internal.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -117,16 +119,15 @@ static tm_status build_residences(placement *pl, const tm_program *p, const uint
     return rc;
 }
 
-static int by_first_use(const void *a, const void *b) {
-    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
-    if (x->first_use != y->first_use) return x->first_use < y->first_use ? -1 : 1;
-    return x < y ? -1 : x > y;
-}
-
-static int by_end(const void *a, const void *b) {
-    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
-    if (x->end != y->end) return x->end < y->end ? -1 : 1;
-    return x < y ? -1 : x > y;
+/* Counting: the key is a position. */
+tm_status place_sort(residence **out, residence *const *in, uint32_t n, uint32_t positions, size_t key) {
+    uint32_t *at = tm_calloc((size_t)positions + 2, sizeof *at);
+    if (!at) return tm_nomem(sizeof *at * positions);
+    for (uint32_t i = 0; i < n; i++) at[*(const uint32_t *)((const char *)in[i] + key) + 1]++;
+    for (uint32_t i = 0; i < positions; i++) at[i + 1] += at[i];
+    for (uint32_t i = 0; i < n; i++) out[at[*(const uint32_t *)((const char *)in[i] + key)]++] = in[i];
+    tm_free(at);
+    return TM_OK;
 }
 
 /* The position after which each object's last write-back before `r` may be read again: a fill must not start earlier.
@@ -250,19 +251,20 @@ static tm_status give_window(placement *pl, const tm_program *p, const tm_plan_o
     ahead a = {.pl = pl,
                .p = p,
                .opts = opts,
-               .order = tm_malloc(sizeof *a.order * ((size_t)pl->n + 1)),
+               .order = tm_malloc(sizeof *a.order * 2 * ((size_t)pl->n + 1)),
                .room = (int64_t)tm_min_u64(room, INT64_MAX),
                .window = window};
     tm_status rc = TM_OK;
-    if (!a.order) TM_GO(tm_nomem(sizeof *a.order * pl->n));
-    for (uint32_t i = 0; i < pl->n; i++) a.order[i] = &pl->item[i];
-    qsort(a.order, pl->n, sizeof *a.order, by_first_use);
     if (window == 0) goto done; /* every frame from its first to its last use */
+    if (!a.order) TM_GO(tm_nomem(sizeof *a.order * pl->n));
+    residence **item = a.order + pl->n + 1;
+    for (uint32_t i = 0; i < pl->n; i++) item[i] = &pl->item[i];
+    TM_GO(place_sort(a.order, item, pl->n, p->n_op, offsetof(residence, first_use)));
     TM_GO(load_open(&a.load, p->n_op));
     lay_load(&a);
     limit_by_writes(pl, p, a.order);
     read_ahead(&a);
-    qsort(a.order, pl->n, sizeof *a.order, by_end);
+    TM_GO(place_sort(a.order, item, pl->n, p->n_op, offsetof(residence, end)));
     write_behind(&a);
 done:
     load_close(&a.load);
@@ -272,87 +274,54 @@ done:
 
 /* ---- packing: best fit over a free list, walking the positions ----------------------------------------------- */
 
-typedef struct gap {
-    uint64_t begin, end;
-} gap;
-
-typedef struct gaps {
-    gap *g;
-    uint32_t n, cap;
-} gaps;
-
-static uint64_t cut_gap(gaps *f, uint32_t i, uint64_t bytes, bool high) {
-    uint64_t at = high ? f->g[i].end - bytes : f->g[i].begin;
-    if (high)
-        f->g[i].end -= bytes;
+/* Gaps are spans, with one that is endless, of memory that nobody has needed yet. */
+static uint64_t cut_gap(spans *f, uint32_t i, uint64_t bytes, bool high) {
+    uint64_t begin = f->item[i].begin, end = f->item[i].end, at = high ? end - bytes : begin;
+    if (end - begin == bytes)
+        spans_drop(f, i);
     else
-        f->g[i].begin += bytes;
-    if (f->g[i].begin == f->g[i].end) {
-        memmove(&f->g[i], &f->g[i + 1], (f->n - i - 1) * sizeof *f->g);
-        f->n--;
-    }
+        spans_resize(f, i, high ? begin : begin + bytes, high ? at : end);
     return at;
 }
 
-/* The tightest gap; the last one is endless. */
-static uint64_t take(gaps *f, uint64_t bytes) {
-    uint32_t best = f->n - 1;
-    for (uint32_t i = 0; i < f->n; i++) {
-        uint64_t size = f->g[i].end - f->g[i].begin;
-        if (size >= bytes && size < f->g[best].end - f->g[best].begin) best = i;
-    }
-    return cut_gap(f, best, bytes, false);
+/* The tightest gap. */
+static uint64_t take(spans *f, uint64_t bytes) {
+    return cut_gap(f, spans_tightest(f, bytes), bytes, false);
 }
 
-/* The highest gap below `top`, as high as it goes; where there is none, the endless one. */
-static uint64_t take_high(gaps *f, uint64_t bytes, uint64_t top) {
-    for (uint32_t i = f->n; i-- > 0;) {
-        if (f->g[i].begin >= top || tm_min_u64(f->g[i].end, top) - f->g[i].begin < bytes) continue;
-        if (f->g[i].end <= top) return cut_gap(f, i, bytes, true);
-        break;
-    }
-    return cut_gap(f, f->n - 1, bytes, false);
+/* The highest gap below `top`, as high as it goes; where there is none, the endless one. Nothing crosses `top`. */
+static uint64_t take_high(spans *f, uint64_t bytes, uint64_t top) {
+    uint32_t i = spans_highest(f, bytes, top);
+    return i ? cut_gap(f, i, bytes, true) : cut_gap(f, spans_after(f, UINT64_MAX - 1), bytes, false);
 }
 
-static bool give(gaps *f, uint64_t begin, uint64_t end) {
-    uint32_t lo = 0, hi = f->n;
-    while (lo < hi) {
-        uint32_t mid = (lo + hi) / 2;
-        if (f->g[mid].begin < begin)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    bool left = lo > 0 && f->g[lo - 1].end == begin, right = lo < f->n && f->g[lo].begin == end;
+static bool give(spans *f, uint64_t begin, uint64_t end) {
+    uint32_t left = spans_ending(f, begin), right = spans_beginning(f, end);
     if (left && right) {
-        f->g[lo - 1].end = f->g[lo].end;
-        memmove(&f->g[lo], &f->g[lo + 1], (f->n - lo - 1) * sizeof *f->g);
-        f->n--;
-    } else if (left) {
-        f->g[lo - 1].end = end;
-    } else if (right) {
-        f->g[lo].begin = begin;
-    } else {
-        if (!offload_grow(&f->g, &f->cap, f->n, sizeof *f->g)) return false;
-        memmove(&f->g[lo + 1], &f->g[lo], (f->n - lo) * sizeof *f->g);
-        f->g[lo] = (gap){begin, end};
-        f->n++;
+        end = f->item[right].end;
+        spans_drop(f, right);
     }
+    if (left)
+        spans_resize(f, left, f->item[left].begin, end);
+    else if (right)
+        spans_resize(f, right, begin, f->item[right].end);
+    else
+        return spans_put(f, begin, end, 0);
     return true;
 }
 
-/* Larger and longer-lived first among those that begin together. */
-static int by_start(const void *a, const void *b) {
+static int larger(const void *a, const void *b) {
     const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
-    if (x->start != y->start) return x->start < y->start ? -1 : 1;
     if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
     return x < y ? -1 : x > y;
 }
 
-static int by_hold(const void *a, const void *b) {
-    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
-    if (x->hold != y->hold) return x->hold < y->hold ? -1 : 1;
-    return x < y ? -1 : x > y;
+/* Among those that begin together, then as they come. */
+static void larger_first(residence **order, uint32_t n) {
+    for (uint32_t from = 0, to; from < n; from = to) {
+        for (to = from + 1; to < n && order[to]->start == order[from]->start;) to++;
+        if (to > from + 1) qsort(order + from, to - from, sizeof *order, larger);
+    }
 }
 
 typedef struct packing {
@@ -366,24 +335,24 @@ typedef struct packing {
 
 /* Frames are given in order of their beginnings. */
 static tm_status pack(packing *k) {
-    gaps f = {0};
-    tm_status rc = TM_OK;
-    if (k->top && !give(&f, k->base, k->top)) rc = tm_nomem(sizeof(gap));
+    spans f = {.sized = true, .ranked = k->top > 0};
+    bool ok = true;
+    if (k->top) ok &= give(&f, k->base, k->top);
     /* what does not fit below the top goes above it, apart: give() never joins across */
-    if (!give(&f, k->top ? k->top + TM_FRAME_ALIGN : k->base, UINT64_MAX)) rc = tm_nomem(sizeof(gap));
+    ok &= give(&f, k->top ? k->top + TM_FRAME_ALIGN : k->base, UINT64_MAX);
     k->peak = k->base;
     uint32_t freed = 0;
-    for (uint32_t i = 0; i < k->n && rc == TM_OK; i++) {
+    for (uint32_t i = 0; i < k->n && ok; i++) {
         residence *r = k->order[i];
-        for (; k->ends[freed]->hold < r->start; freed++)
-            if (!give(&f, k->ends[freed]->address, k->ends[freed]->address + k->ends[freed]->bytes))
-                rc = tm_nomem(sizeof(gap));
+        for (; ok && k->ends[freed]->hold < r->start; freed++)
+            ok = give(&f, k->ends[freed]->address, k->ends[freed]->address + k->ends[freed]->bytes);
+        if (!ok) break;
         bool high = k->top && r->hold - r->start >= k->span;
         r->address = high ? take_high(&f, r->bytes, k->top) : take(&f, r->bytes);
         if (r->address + r->bytes > k->peak) k->peak = r->address + r->bytes;
     }
-    tm_free(f.g);
-    return rc;
+    spans_close(&f);
+    return ok ? TM_OK : tm_nomem(sizeof(span));
 }
 
 /* Those of k whose length is (`longer`) at least span, in the same orders, into room for as many. */
@@ -410,6 +379,20 @@ static tm_status pack_stacked(packing *k, residence **room) {
     return rc;
 }
 
+/* No packing ends lower: all that is there at some position. */
+static tm_status least_peak(const packing *k, uint32_t positions, uint64_t *bound) {
+    uint64_t *change = tm_calloc((size_t)positions + 2, sizeof *change), now = k->base; /* modulo 2^64 */
+    if (!change) return tm_nomem(sizeof *change * positions);
+    for (uint32_t i = 0; i < k->n; i++) {
+        change[k->order[i]->start] += k->order[i]->bytes;
+        change[k->order[i]->hold + 1] -= k->order[i]->bytes;
+    }
+    *bound = k->base;
+    for (uint32_t i = 0; i <= positions; i++) *bound = tm_max_u64(*bound, now += change[i]);
+    tm_free(change);
+    return TM_OK;
+}
+
 /* Ways of packing, until one ends below `top` (0: all that do not need it); the one that ends lowest is kept. */
 tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak) {
     static const struct {
@@ -419,16 +402,17 @@ tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t 
     packing k = {.order = tm_malloc(sizeof *k.order * ((size_t)n + 1) * 4), .n = n, .base = base};
     uint64_t *best = tm_malloc(sizeof *best * ((size_t)n + 1));
     tm_status rc = k.order && best ? TM_OK : tm_nomem(sizeof *best * n);
-    *peak = UINT64_MAX;
-    if (rc == TM_OK) {
+    uint64_t bound = 0;
+    *peak = n > 0 ? UINT64_MAX : base;
+    if (rc == TM_OK && n > 0) {
         k.ends = k.order + n + 1;
-        memcpy(k.order, item, sizeof *k.order * n);
-        memcpy(k.ends, item, sizeof *k.order * n);
-        qsort(k.order, n, sizeof *k.order, by_start);
-        qsort(k.ends, n, sizeof *k.ends, by_hold);
+        rc = place_sort(k.order, item, n, positions, offsetof(residence, start));
+        if (rc == TM_OK) rc = place_sort(k.ends, item, n, positions, offsetof(residence, hold));
+        if (rc == TM_OK) larger_first(k.order, n);
+        if (rc == TM_OK) rc = least_peak(&k, positions, &bound);
     }
-    for (size_t way = 0; way < TM_COUNT(ways) && rc == TM_OK && *peak > top; way++) {
-        if (ways[way].two_ends && top <= base) break;
+    for (size_t way = 0; way < TM_COUNT(ways) && rc == TM_OK && *peak > top && n > 0; way++) {
+        if ((ways[way].two_ends && top <= base) || *peak == bound) break;
         k.top = ways[way].two_ends ? top : 0;
         k.span = positions / ways[way].part;
         rc = ways[way].stacked ? pack_stacked(&k, k.ends + n + 1) : pack(&k);

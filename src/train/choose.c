@@ -101,76 +101,6 @@ tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *w
     return TM_OK;
 }
 
-/* ---- how little ---------------------------------------------------------------------------------------------- */
-
-/* Of the host, with an arena that is large enough. */
-static tm_status least_of(tm_job *job, const job_opts *opts, tm_program *p, uint64_t *least, uint64_t *device) {
-    tm_plan_opts po;
-    uint64_t bytes = 0, arena = 0;
-    job_plan_opts(job, opts, &po);
-    tm_status rc = po.device_bytes ? tm_plan_device_minimum(p, &arena) : TM_OK;
-    *device = tm_max_u64(*device, arena);
-    if (po.device_bytes) po.device_bytes = tm_max_u64(po.device_bytes, arena);
-    if (rc == TM_OK) rc = tm_plan_minimum(job->layout, p, &po, &bytes);
-    tm_program_free(p);
-    *least = tm_max_u64(*least, bytes);
-    return rc;
-}
-
-enum { WITH_COPIES = 2 }; /* beside an arena: about as many as there are transfers */
-
-static uint64_t plan_bytes(const tm_program *p) {
-    return tm_program_plan_bytes(p) + JOB_RUN_BYTES_PER_OP * tm_program_plan_ops(p);
-}
-
-/* The least slab of everything that a way of running the step brings with it: the step itself, the import, and with
- * parked gradients the first step and the pending update; and what their plans take beside it. */
-static tm_status minimum_of_programs(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least,
-                                     uint64_t *device, uint64_t *plans) {
-    tm_program *p;
-    pass_opts first = *o, forward = {.shape = o->shape, .loss = true};
-    first.update = UPDATE_NONE;
-    if (!job->layout || o->park != job->parks) TM_TRY(job_add_state(job, opts, o->park));
-    *least = *device = *plans = job->need_share = 0;
-    if (opts->other_tokens) {
-        TM_TRY(build_pass(&p, job, "evaluation", &forward));
-        *plans += plan_bytes(p);
-        tm_program_free(p);
-    }
-    if (opts->kv_rows) { /* a plan for each token beside the one for the prompt */
-        pass_opts one = *o;
-        one.shape.seq = 1;
-        TM_TRY(build_pass(&p, job, "decoding", &one));
-        *plans += plan_bytes(p);
-        tm_program_free(p);
-    }
-    TM_TRY(build_pass(&p, job, "step", o));
-    *plans += plan_bytes(p);
-    uint64_t share = tm_program_share_bytes(p, job->ranks.shared_by);
-    TM_TRY(least_of(job, opts, p, least, device));
-    job->need_share = share; /* is there while the others run */
-    TM_TRY(build_import(&p, job));
-    TM_TRY(least_of(job, opts, p, least, device));
-    if (!o->park) return TM_OK;
-    TM_TRY(build_pass(&p, job, "first step", &first));
-    *plans += plan_bytes(p);
-    TM_TRY(least_of(job, opts, p, least, device));
-    TM_TRY(build_drain(&p, job));
-    *plans += plan_bytes(p);
-    return least_of(job, opts, p, least, device);
-}
-
-/* While a way is planned there are its programs, who follows whom and what is simulated beside the plans: nine tenths
- * of them where operations are many and small (64 blocks of 64, 256 micro-batches). It is gone before there is a slab.
- */
-static uint64_t planning_bytes(uint64_t plans) {
-    return 2 * plans;
-}
-
-static bool at_an_end(const pass_opts *o) {
-    return o->keep_quarters == 0 || o->keep_quarters == PASS_KEEP_ALL;
-}
-
 /* With few blocks the next quarter may be none. */
 static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
     const pass_opts *b = &ways->way[i];
@@ -182,52 +112,6 @@ static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
             return true;
     }
     return false;
-}
-
-static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least, uint64_t *device,
-                            uint64_t *plans) {
-    uint64_t keep = job->need_share;
-    tm_status rc = minimum_of_programs(job, opts, o, least, device, plans);
-    job->need_share = keep;
-    if (opts->device_bytes) *plans *= WITH_COPIES;
-    *least = tm_max_u64(*least + *plans, planning_bytes(*plans));
-    return rc;
-}
-
-/* The way's share in what the list knows; least: UINT64_MAX where the device's memory is too small. */
-static tm_status minimum_of_way(tm_job *job, const job_opts *opts, way_list *ways, uint32_t i) {
-    uint64_t device = 0;
-    tm_plan_opts po;
-    tm_phase_step(&job->planning);
-    TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i], &device, &ways->plans[i]));
-    ways->minimum_anyway = tm_min_u64(ways->minimum_anyway, ways->least[i]);
-    ways->minimum_device = tm_min_u64(ways->minimum_device, device);
-    job_plan_opts(job, opts, &po);
-    if (device > po.device_bytes) ways->least[i] = UINT64_MAX;
-    return TM_OK;
-}
-
-tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways) {
-    bool any_end = false;
-    job_give_state(job, &(job_state){.parks = job->parks}); /* it may be of other options */
-    ways->minimum_device = ways->minimum = ways->minimum_anyway = UINT64_MAX;
-    for (uint32_t i = 0; i < ways->n; i++) any_end |= at_an_end(&ways->way[i]);
-    for (uint32_t i = 0; i < ways->n; i++) {
-        ways->least[i] = 0;
-        if (any_end && !at_an_end(&ways->way[i])) continue;
-        TM_TRY(minimum_of_way(job, opts, ways, i));
-        ways->minimum = tm_min_u64(ways->minimum, ways->least[i]);
-    }
-    return TM_OK;
-}
-
-void job_plans_took(way_list *ways, uint32_t way, uint64_t bytes) {
-    if (ways->least[way] == 0 || bytes <= ways->plans[way]) return;
-    ways->least[way] = tm_max_u64(ways->least[way] + bytes - ways->plans[way], planning_bytes(bytes));
-    ways->plans[way] = bytes;
-    ways->minimum = UINT64_MAX;
-    for (uint32_t i = 0; i < ways->n; i++)
-        if (ways->least[i]) ways->minimum = tm_min_u64(ways->minimum, ways->least[i]);
 }
 
 /* ---- a guess ------------------------------------------------------------------------------------------------- */
@@ -358,8 +242,8 @@ static tm_status try_way(tm_job *job, const job_opts *opts, const char *name, wa
                          bool compare, compiled *best) {
     compiled c = {.way = way};
     uint64_t beside = best->plan ? tm_plan_get_info(best->plan)->memory_bytes : 0;
-    if (ways->least[way] == 0) TM_TRY(minimum_of_way(job, opts, ways, way));
-    if (beside + planning_bytes(ways->plans[way]) > job->slab_bytes) return TM_EBUDGET;
+    if (ways->least[way] == 0) TM_TRY(way_minimum(job, opts, ways, way));
+    if (beside + way_planning_bytes(ways->plans[way]) > job->slab_bytes) return TM_EBUDGET;
     TM_TRY(compile_way(job, opts, name, ways, way, spread, &c.plan));
     tm_status rc = compare ? job_predict(job, c.plan, &ways->way[way], &c.seconds) : TM_OK;
     c.state = job_take_state(job);

@@ -5,6 +5,7 @@
 #include "kernels/kernels.h"
 
 #include <malloc.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- the budget: what is not a frame ------------------------------------------------------------------------- */
@@ -96,6 +97,23 @@ static tm_status refuse(const tm_job *job, uint64_t minimum_host) {
                    "raise it, or lower seq_len or the micro-batch",
                    tm_format_size(job->host_bytes, have, sizeof have), (unsigned long long)job->host_bytes,
                    (unsigned long long)minimum_host, tm_format_size(minimum_host, want, sizeof want));
+}
+
+/* Nothing of the step was built. What few of its micro-batches take may be too much as well: then it is no matter of
+ * their number. */
+static tm_status refuse_many(tm_job *job, const job_opts *opts, const way_list *ways) {
+    char want[32], have[32], of[96] = "what this machine has available";
+    uint64_t least = ways->minimum + job->fixed_bytes;
+    if (ways->most_micro_batches == 0) return refuse(job, least);
+    job->most_micro_batches = ways->most_micro_batches;
+    if (opts->host_bytes != UINT64_MAX)
+        snprintf(of, sizeof of, "memory.host_budget %s (%llu bytes)",
+                 tm_format_size(opts->host_bytes, have, sizeof have), (unsigned long long)opts->host_bytes);
+    return tm_fail(TM_EBUDGET,
+                   "gradient_accumulation_steps %u: the plan of so many micro-batches is larger than %s, they need at "
+                   "least %llu bytes (%s); at most %u fit: --set gradient_accumulation_steps=%u",
+                   ways->way[0].shape.micro_batches, of, (unsigned long long)least,
+                   tm_format_size(least, want, sizeof want), ways->most_micro_batches, ways->most_micro_batches);
 }
 
 /* Which of the budgets a refusal is about travels with it: it may be another rank's. */
@@ -376,6 +394,8 @@ static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name
     tm_status rc = job_minimum(job, opts, ways);
     if (rc == TM_OK && ways->minimum == UINT64_MAX)
         rc = refuse_device(job, ways->minimum_device);
+    else if (rc == TM_OK && ways->too_many)
+        rc = refuse_many(job, opts, ways);
     else if (rc == TM_OK && ways->minimum > job->budget_slab)
         rc = refuse(job, ways->minimum + job->fixed_bytes);
     if (job->ranks.ranks > 1 && job->agreed_way == UINT32_MAX) rc = agree_on_way(job, opts, name, ways, rc);

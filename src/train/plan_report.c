@@ -165,6 +165,11 @@ static tm_status refuse_host(planning *g, const job_shape *shape) {
     tm_plan_change change = {"memory.host_budget", g->out->minimum_host_bytes}, none = {NULL, 0};
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
     tm_error_clear();
+    if (g->t->job->most_micro_batches) { /* the text says it */
+        g->out->limit = "host";
+        g->out->change = (tm_plan_change){"gradient_accumulation_steps", g->t->job->most_micro_batches};
+        return tm_fail(TM_EBUDGET, "%s", text);
+    }
     if (change.value > have) change = g->only_fits ? none : plan_smaller_batch(shape, fits, g);
     return plan_refuse(g, "host", change, text);
 }

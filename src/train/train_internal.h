@@ -167,6 +167,7 @@ struct tm_job {
     struct tm_comm_window *window;                                   /* gathered weights, for all ranks of a node */
     uint64_t least_device;                                           /* the least arena of any way to run the step */
     uint64_t peak_before;                                            /* VmHWM before there was an arena */
+    uint32_t most_micro_batches; /* that fit, where it is their number that was refused; else 0 */
     bool device_short; /* what refused this rank's latest plans was the device's memory: need_device is what it takes */
     job_batch *batch;  /* per micro-batch of the running program */
     /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
@@ -454,7 +455,7 @@ tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype);
 /* What is held of a plan while it is one of those that are run, beside the plan: two runs of it, what links them, and
  * at first the simulator's arrays. */
 enum { JOB_RUN_BYTES_PER_OP = 2 * (5 * sizeof(uint32_t) + 1) + sizeof(uint32_t) };
-/* choose.c and job_start.c between themselves */
+/* choose.c, least.c and job_start.c between themselves */
 typedef struct way_list {
     const pass_opts *way;
     uint32_t n;
@@ -463,6 +464,10 @@ typedef struct way_list {
     uint64_t minimum; /* of all; UINT64_MAX: the device's memory is too small for any */
     uint64_t minimum_device;
     uint64_t minimum_anyway; /* of the slab, were the device's memory large enough */
+    /* Micro-batches: the least with so many is more than there is room for. Where their plans alone are, nothing was
+     * built, and the minima are counted. */
+    bool too_many;
+    uint32_t most_micro_batches; /* so many fit; 0: not even few */
     job_more_fn more;
     void *ctx;
 } way_list;
@@ -484,6 +489,9 @@ void job_free_state(job_state *s);
 void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po);
 /* The least slab of every way and of all: independent of the budget. */
 tm_status job_minimum(tm_job *job, const job_opts *opts, way_list *ways);
+/* Of one of them, into the list. */
+tm_status way_minimum(tm_job *job, const job_opts *opts, way_list *ways, uint32_t i);
+uint64_t way_planning_bytes(uint64_t plans); /* that planning takes at most, plans of so many bytes included */
 /* What the plans of a way that was compiled take, where that is more than their programs said. */
 void job_plans_took(way_list *ways, uint32_t way, uint64_t bytes);
 /* Compiles the best way (`only`, if less than n) for job->slab_bytes. TM_EBUDGET, with no error set: none fits. */

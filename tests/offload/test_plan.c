@@ -3,6 +3,8 @@
 #define WORLD_DIR "test_plan.offload"
 #include "plan_world.h"
 
+#include <time.h>
+
 static uint64_t minimum_of(world *w) {
     return minimum_with(w, 0);
 }
@@ -207,6 +209,55 @@ static void the_verifier_rejects_miscounted_waits(void **state) {
     world_free(&w);
 }
 
+/* `n` frames of three sizes that are all there at once, in pairs that end here and there. Least seconds of three. */
+static double seconds_of_frames(uint32_t n) {
+    double least = 1e9;
+    for (int tries = 0; tries < 3; tries++) {
+        tm_layout *l;
+        tm_program *p;
+        tm_plan *plan;
+        assert_int_equal(tm_layout_create(&l), TM_OK);
+        assert_int_equal(tm_program_create(&p, l, "frames"), TM_OK);
+        uint32_t *visit = malloc(n * sizeof *visit);
+        assert_non_null(visit);
+        for (uint32_t i = 0; i < n; i++) {
+            tm_object o = {.kind = TM_KIND_SCRATCH, .bytes = 4096u << i % 3};
+            visit[i] = tm_program_visit(p, tm_program_temp(p, &o), 1);
+            tm_program_op(p, &(tm_op){.code = 1});
+            tm_program_use(p, visit[i], TM_USE_WRITE);
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            tm_program_op(p, &(tm_op){.code = 2});
+            tm_program_use(p, visit[(uint32_t)((uint64_t)i * 7919 % n)], TM_USE_READ);
+            tm_object o = {.kind = TM_KIND_SCRATCH, .bytes = 4096u << (i + 1) % 3};
+            tm_program_use(p, tm_program_visit(p, tm_program_temp(p, &o), 1), TM_USE_WRITE);
+        }
+        clock_t t0 = clock();
+        tm_plan_opts o = {.slab_bytes = (uint64_t)1 << 40, .choose_residency = true};
+        assert_int_equal(tm_plan_compile(&plan, l, p, &o, NULL), TM_OK);
+        double took = (double)(clock() - t0) / CLOCKS_PER_SEC;
+        least = took < least ? took : least;
+        free(visit);
+        tm_plan_free(plan);
+        tm_program_free(p);
+        tm_layout_free(l);
+    }
+    return least;
+}
+
+/* Frames that are there at once cost a logarithm each, not a walk over the others: eight times as many, not sixty times
+ * as long. Others on the machine make a measurement longer, never shorter. */
+static void many_frames_take_time_in_proportion(void **state) {
+    (void)state;
+    double few = 1, many = 1e9;
+    for (int tries = 0; tries < 5 && many > 16 * few; tries++) {
+        few = seconds_of_frames(4000);
+        many = seconds_of_frames(32000);
+    }
+    print_message("4,000 frames: %.3f s, 32,000: %.3f s\n", few, many);
+    assert_true(many <= 16 * few);
+}
+
 /* A page that is not what was written is caught: one flipped bit, two pages swapped, an old page brought back. */
 static void damaged_pages_are_caught(void **state) {
     (void)state;
@@ -302,6 +353,7 @@ int main(void) {
         cmocka_unit_test(the_verifier_rejects_missing_edges),
         cmocka_unit_test(the_verifier_rejects_moved_frames),
         cmocka_unit_test(the_verifier_rejects_miscounted_waits),
+        cmocka_unit_test(many_frames_take_time_in_proportion),
         cmocka_unit_test(damaged_pages_are_caught),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

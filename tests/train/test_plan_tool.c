@@ -246,6 +246,78 @@ static void test_bytes_are_those_of_train(void **state) {
     tm_json_free(doc);
 }
 
+/* Of the programs that were run so far. */
+static double cpu_seconds(void) {
+    struct rusage u;
+    assert_int_equal(getrusage(RUSAGE_CHILDREN, &u), 0);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+/* Of many micro-batches nothing is built where their plans alone are more than the budget: a million are refused as
+ * fast as ten thousand, in little memory, with the number that fits; that many do fit, and one more does not. */
+static scene many(const char *budget, const char *update) {
+    scene s = scene_open(shape_json(64, 128, 2, 4, 2, 512), 1, 16);
+    write_rows(&s);
+    run_write(
+        s.config,
+        run_format("{\"model\": \"%s\", \"init\": \"random\", \"precision\": \"bf16\","
+                   " \"data\": {\"train\": \"%s/rows.safetensors\", \"seq_len\": 16, \"shuffle\": false},"
+                   " \"max_steps\": 2, \"memory\": {\"host_budget\": \"%s\", \"cache\": \"none\", \"update\": \"%s\"},"
+                   " \"output_dir\": \"%s/out\"}\n",
+                   s.model, s.dir, budget, update, s.dir));
+    return s;
+}
+
+static void test_micro_batches_are_too_many(void **state) {
+    (void)state;
+    static const char *const update[] = {"auto", "F"};
+    for (unsigned i = 0; i < TM_COUNT(update); i++) {
+        scene s = many("56MiB", update[i]);
+        const char *set = "gradient_accumulation_steps", *first;
+        const char *arguments[] = {"train", s.config, "--set", run_format("%s=1000000", set), NULL};
+        tm_json_doc *doc;
+        double before = cpu_seconds();
+        run_result r = run_argv(&(run_opts){.env = s.env}, arguments);
+        double seconds = cpu_seconds() - before;
+        assert_int_equal(r.status, 2);
+        assert_int_equal(run_error_lines(r.err, &first), 1);
+        const char *line = strstr(first, "--set gradient_accumulation_steps=");
+        if (!line) fail_msg("%s", first);
+        unsigned long most = strtoul(strchr(line, '=') + 1, NULL, 10);
+#ifndef TIDEMILL_SANITIZED
+        if (seconds > 2) fail_msg("%.1f s of a processor", seconds);
+        if (r.peak_bytes > 56 * TM_MIB) fail_msg("%llu bytes", (unsigned long long)r.peak_bytes);
+#endif
+        run_free(&r);
+        const tm_json *o = plan(&s, 0, NULL, run_format("%s=%lu", set, most), &doc, NULL);
+        assert_true(count(o, "minimum_host_bytes") <= 56 * (int64_t)TM_MIB);
+        tm_json_free(doc);
+        o = plan(&s, 2, NULL, run_format("%s=%lu", set, most + 1), &doc, NULL);
+        assert_int_equal(count(tm_json_get(o, "smallest_change"), set), most);
+        assert_true(count(o, "minimum_host_bytes") > 56 * (int64_t)TM_MIB);
+        tm_json_free(doc);
+    }
+}
+
+/* Plans of many micro-batches are most of the least budget: at it the run holds it, planning included. */
+static void test_many_micro_batches_hold_the_budget(void **state) {
+    (void)state;
+    scene s = many("unlimited", "U");
+    tm_json_doc *doc;
+    const char *set = "gradient_accumulation_steps=512";
+    const tm_json *o = plan(&s, 0, NULL, set, &doc, NULL);
+    uint64_t least = (uint64_t)count(o, "minimum_host_bytes");
+    tm_json_free(doc);
+    train_log log = run_train(s.config, run_path(s.dir, "out"), 0, &(run_opts){.env = s.env},
+                              SETS(set, run_format("memory.host_budget=%llu", (unsigned long long)least)));
+    assert_int_equal(log.steps, 2);
+#ifndef TIDEMILL_SANITIZED
+    if (log.host_peak > least || log.sampled_peak > least)
+        fail_msg("the least budget is %llu bytes, VmHWM %llu", (unsigned long long)least,
+                 (unsigned long long)tm_max_u64(log.host_peak, log.sampled_peak));
+#endif
+}
+
 /* An edge is left out, of the step's plan or of the import's (there is one way to run it): neither is run, and nothing
  * is begun. */
 static void test_a_wrong_plan_is_not_run(void **state) {
@@ -268,13 +340,6 @@ static void test_a_wrong_plan_is_not_run(void **state) {
         assert_int_equal(run_entries(run_path(s.dir, "out/offload")), 0);
         run_free(&r);
     }
-}
-
-/* Of the programs that were run so far. */
-static double cpu_seconds(void) {
-    struct rusage u;
-    assert_int_equal(getrusage(RUSAGE_CHILDREN, &u), 0);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
 /* 405 B parameters on 1,024 GPUs, under ten seconds of a processor (a release build). Whoever shares it may make that
@@ -319,6 +384,8 @@ int main(void) {
         cmocka_unit_test_teardown(test_device_is_too_small, run_clean),
         cmocka_unit_test_teardown(test_every_hardware_file, run_clean),
         cmocka_unit_test_teardown(test_bytes_are_those_of_train, run_clean),
+        cmocka_unit_test_teardown(test_micro_batches_are_too_many, run_clean),
+        cmocka_unit_test_teardown(test_many_micro_batches_hold_the_budget, run_clean),
         cmocka_unit_test_teardown(test_a_wrong_plan_is_not_run, run_clean),
         cmocka_unit_test_teardown(test_large, run_clean),
     };
