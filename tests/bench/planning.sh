@@ -27,5 +27,5 @@ E
 }
 echo "model     batches operations   seconds     proof   share processor      MiB"
 model tiny 64 128 2 4 2 512 8GiB
-model 134M 576 1536 30 9 3 49152 24GiB
-model 1.2B 2048 8192 16 32 8 32000 48GiB
+model 134M 576 1536 30 9 3 49152 6GiB
+model 1.2B 2048 8192 16 32 8 32000 12GiB
