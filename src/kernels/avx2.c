@@ -512,6 +512,7 @@ AVX2 static void gemm_tile(size_t k, const float *a, const float *b, float alpha
 
 void kernels_avx2_override(kernels_table *t) {
     t->isa = "avx2";
+    t->level = KERNELS_AVX2;
     t->widen = widen;
     t->narrow = narrow;
     t->widen_f16 = widen_f16;

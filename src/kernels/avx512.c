@@ -218,6 +218,7 @@ AVX512 static void softmax_row_grad(float *s, float *dp, float factor, float lse
 
 void kernels_avx512_override(kernels_table *t) {
     t->isa = "avx512";
+    t->level = KERNELS_AVX512;
     t->widen = widen;
     t->narrow = narrow;
     t->widen_f16 = widen_f16;

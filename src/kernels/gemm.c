@@ -8,27 +8,28 @@ const gemm_backend *gemm_backends[GEMM_BACKENDS] = {&gemm_onednn, &gemm_openblas
 static const gemm_backend *chosen;
 
 /* Opened and checked it is used; what gives wrong results is closed again, and said in *wrong. */
-static tm_status use(const gemm_backend *b, unsigned threads, const char **wrong) {
+static tm_status use(const gemm_backend *b, unsigned threads, tm_elem products, const char **wrong) {
     *wrong = NULL;
-    gemm_opened how = b->open(threads);
+    gemm_opened how = b->open(threads, products);
     if (how == GEMM_NO_MEMORY) return tm_nomem(b->resident_bytes(threads, TM_ELEM_BF16, UINT64_MAX));
     if (how == GEMM_ABSENT) return TM_OK;
     *wrong = kernels_check_gemm(b->run);
-    if (*wrong)
-        b->close();
-    else
-        chosen = b;
+    b->close(); /* what the check alone has touched, and made, is given back */
+    if (*wrong) return TM_OK;
+    how = b->open(threads, products);
+    if (how != GEMM_READY) return tm_nomem(b->resident_bytes(threads, TM_ELEM_BF16, UINT64_MAX));
+    chosen = b;
     return TM_OK;
 }
 
-static tm_status use_forced(const char *name, unsigned threads) {
+static tm_status use_forced(const char *name, unsigned threads, tm_elem products) {
     const gemm_backend *b = NULL;
     const char *wrong;
     for (size_t i = 0; i < GEMM_BACKENDS; i++)
         if (!strcmp(gemm_backends[i]->name, name)) b = gemm_backends[i];
     if (!b)
         return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: unknown; choose onednn, openblas or builtin, or unset it", name);
-    TM_TRY(use(b, threads, &wrong));
+    TM_TRY(use(b, threads, products, &wrong));
     if (wrong)
         return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: its %s products are wrong on this CPU; unset the variable", name,
                        wrong);
@@ -50,10 +51,10 @@ static const gemm_backend *preferred(tm_elem products, int limit) {
 tm_status gemm_choose(unsigned threads, tm_elem products) {
     const char *forced = getenv("TIDEMILL_GEMM"), *wrong;
     gemm_close();
-    if (forced && *forced) return use_forced(forced, threads);
+    if (forced && *forced) return use_forced(forced, threads, products);
     for (const gemm_backend *b = preferred(products, INT32_MAX); b && !chosen;
          b = preferred(products, b->preference(products))) {
-        TM_TRY(use(b, threads, &wrong));
+        TM_TRY(use(b, threads, products, &wrong));
         if (wrong) tm_warn_once(b->name, "%s: its %s products are wrong on this CPU; it is not used", b->name, wrong);
     }
     return chosen ? TM_OK : tm_fail(TM_EUNSUPPORTED, "no matrix product gives right results on this CPU");

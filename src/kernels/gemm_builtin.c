@@ -50,7 +50,8 @@ static size_t scratch_bytes(unsigned threads) {
     return tm_round_up((size_t)threads * THREAD_FLOATS * sizeof(float), HUGE_PAGE);
 }
 
-static gemm_opened open_builtin(unsigned threads) {
+static gemm_opened open_builtin(unsigned threads, tm_elem products) {
+    (void)products;
     size_t bytes = scratch_bytes(threads);
     own.base = tm_malloc(bytes + HUGE_PAGE); /* what is before or behind is never touched */
     if (!own.base) return GEMM_NO_MEMORY;
@@ -185,13 +186,13 @@ static const char *describe(void) {
 }
 static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
     (void)t, (void)rows;
-    return scratch_bytes(threads);
+    return scratch_bytes(threads) + TM_MIB / 4; /* huge pages, and what is beside them */
 }
 
 /* Where AVX2 is the best there is, OpenBLAS is level in fp32, and slower in 16 bits, which it cannot read: they are
  * widened into panels that it then packs. It has kernels for AVX-512, ours has not. */
 static int preference(tm_elem products) {
-    return products != TM_ELEM_F32 && !strcmp(kernels.isa, "avx2") ? 15 : 5;
+    return products != TM_ELEM_F32 && kernels.level == KERNELS_AVX2 ? 15 : 5;
 }
 
 const gemm_backend gemm_builtin = {.name = "builtin",

@@ -1,20 +1,28 @@
-/* oneDNN, found at run time: the product for CPUs that multiply bf16 (AVX-512 BF16, AMX). Major versions 2 and 3 differ
- * in how a primitive is described, so both ways are here; their headers are not needed, everything is reached by name
- * and passed by pointer. It runs its own OpenMP team, of our size, one product at a time.
+/* oneDNN, found at run time: products of bf16 for CPUs that multiply it (AVX-512 BF16, AMX). Major versions 2 and 3
+ * differ in how a primitive is described, so both ways are here; their headers are not needed, everything is reached by
+ * name and passed by pointer. It runs its own OpenMP team, of our size, one product at a time.
  *
- * What it does not do (operands of two types, alpha other than 1, bf16 on a CPU without bf16 instructions) another
- * back-end does; which one that is, and which products those are, depends on the CPU and the call alone. */
+ * What it is not asked for (fp16, operands of two types, alpha other than 1; fp32, unless it was forced for a run in
+ * fp32) and what it has no more than a reference for (bf16 on a CPU without bf16 instructions) is the builtin
+ * product's; which products those are depends on the CPU, the run's type and the call alone. For a run in fp16 it is
+ * not even loaded.
+ *
+ * Memory: its own cache of primitives is off, ours has ENTRIES of them; scratch is one block of ours, and what would
+ * take more of it is the builtin product's as well. */
 #include "kernels/kernels_internal.h"
 
 #include <dlfcn.h>
 #include <omp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- the part of oneDNN's C interface that is used; numbers are the same in 2 and 3 ---- */
 
 enum { OK = 0, UNIMPLEMENTED = 3, CPU = 1, RUNTIME_OMP = 2, DT_BF16 = 2, DT_F32 = 3, IN_ORDER = 1 };
-enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33 };
+enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33, ARG_SCRATCHPAD = 80, SCRATCHPAD_IS_OURS = 1 };
+enum { QUERY_IMPLEMENTATION = 8, QUERY_SCRATCHPAD = 136 };
+enum { MAX_SSE41 = 0x1, MAX_AVX2 = 0x7 };
 /* Version 2 keeps descriptions in structures of the caller: 696 and 2,800 bytes in 2.6. */
 enum { DESC_BYTES = 2048, OP_BYTES = 16384 };
 typedef int64_t dims[12];
@@ -31,12 +39,15 @@ typedef struct version {
 static struct {
     const version *(*version)(void);
     int (*effective_isa)(void);
+    int (*set_max_isa)(int isa); /* before anything else is called */
+    int (*set_cache_capacity)(int primitives);
     int (*engine_create)(void **engine, int kind, size_t index);
     int (*stream_create)(void **stream, void *engine, unsigned flags);
     int (*stream_wait)(void *stream);
     int (*attr_create)(void **attr);
     int (*attr_destroy)(void *attr);
     int (*attr_set_post_ops)(void *attr, const void *ops);
+    int (*attr_set_scratchpad)(void *attr, int mode);
     int (*post_ops_create)(void **ops);
     int (*post_ops_destroy)(void *ops);
     int (*post_ops_append_sum_2)(void *ops, float scale);
@@ -49,6 +60,9 @@ static struct {
     int (*matmul_3)(void **pd, void *engine, const void *src, const void *weights, const void *bias, const void *dst,
                     const void *attr);
     int (*primitive_desc_destroy)(void *pd);
+    int (*primitive_desc_query)(const void *pd, int what, int index, void *result);
+    const void *(*primitive_desc_query_md)(const void *pd, int what, int index);
+    size_t (*desc_bytes)(const void *desc);
     int (*primitive_create)(void **primitive, const void *pd);
     int (*primitive_destroy)(void *primitive);
     int (*primitive_execute)(const void *primitive, void *stream, int n, const exec_arg *args);
@@ -61,15 +75,18 @@ static struct {
 typedef struct entry {
     tm_gemm_args shape; /* pointers NULL */
     bool known;
-    void *primitive, *memory[3]; /* A, B, C */
+    void *primitive, *memory[4]; /* A, B, C, scratch */
 } entry;
-enum { ENTRIES = 96 };
+enum { ENTRIES = 96, SCRATCH_MIB = 16, SCRATCH_ALIGNMENT = 4096 };
+enum { COPIES_MIB = 10 }; /* of fp32 operands, by a thread: 10,000 rows x 192 in single blocks */
 
 static struct {
     void *handle, *engine, *stream;
     char name[160];
     unsigned threads, next;
-    const gemm_backend *other;
+    tm_elem products;
+    kernels_level level; /* that it was loaded for */
+    char *base, *scratch;
     entry entry[ENTRIES];
 } lib;
 
@@ -83,8 +100,14 @@ static bool symbol(void *into, const char *name) {
 
 static bool load_common(void) {
     return symbol(&api.version, "dnnl_version") && symbol(&api.effective_isa, "dnnl_get_effective_cpu_isa") &&
-           symbol(&api.engine_create, "dnnl_engine_create") && symbol(&api.stream_create, "dnnl_stream_create") &&
-           symbol(&api.stream_wait, "dnnl_stream_wait") && symbol(&api.attr_create, "dnnl_primitive_attr_create") &&
+           symbol(&api.set_max_isa, "dnnl_set_max_cpu_isa") &&
+           symbol(&api.set_cache_capacity, "dnnl_set_primitive_cache_capacity") &&
+           symbol(&api.attr_set_scratchpad, "dnnl_primitive_attr_set_scratchpad_mode") &&
+           symbol(&api.primitive_desc_query, "dnnl_primitive_desc_query") &&
+           symbol(&api.primitive_desc_query_md, "dnnl_primitive_desc_query_md") &&
+           symbol(&api.desc_bytes, "dnnl_memory_desc_get_size") && symbol(&api.engine_create, "dnnl_engine_create") &&
+           symbol(&api.stream_create, "dnnl_stream_create") && symbol(&api.stream_wait, "dnnl_stream_wait") &&
+           symbol(&api.attr_create, "dnnl_primitive_attr_create") &&
            symbol(&api.attr_destroy, "dnnl_primitive_attr_destroy") &&
            symbol(&api.attr_set_post_ops, "dnnl_primitive_attr_set_post_ops") &&
            symbol(&api.post_ops_create, "dnnl_post_ops_create") &&
@@ -109,26 +132,48 @@ static bool load_version(int major) {
            symbol(&api.matmul_3, "dnnl_matmul_primitive_desc_create");
 }
 
+/* Nothing above the column in use; the last column stands for all that the CPU has. */
+static bool limit(void) {
+    static const int most[] = {MAX_SSE41, MAX_AVX2};
+    lib.level = kernels.level;
+    return kernels.level == KERNELS_AVX512 || api.set_max_isa(most[kernels.level]) == OK;
+}
+
+/* The limit cannot be changed in the same process. */
 static bool load(void) {
     static const char *const names[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"};
+    if (lib.stream && lib.level == kernels.level) return true;
+    if (lib.stream) return tm_warn_once("level", "oneDNN was loaded for another column already"), false;
     for (size_t i = 0; i < TM_COUNT(names) && !lib.handle; i++) lib.handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     if (!lib.handle) return false;
-    if (lib.stream) return true;
     bool found = load_common() && api.version()->cpu_runtime == RUNTIME_OMP && load_version(api.version()->major);
-    return found && api.engine_create(&lib.engine, CPU, 0) == OK &&
+    return found && limit() && api.set_cache_capacity(0) == OK && api.engine_create(&lib.engine, CPU, 0) == OK &&
            api.stream_create(&lib.stream, lib.engine, IN_ORDER) == OK;
 }
 
-static gemm_opened open_library(unsigned threads) {
-    if (!load()) return GEMM_ABSENT;
-    lib.threads = threads;
-    lib.other = &gemm_openblas;
-    gemm_opened how = lib.other->open(threads);
-    if (how == GEMM_ABSENT) how = (lib.other = &gemm_builtin)->open(threads);
-    const version *v = api.version();
-    snprintf(lib.name, sizeof lib.name, "onednn-%d.%d.%d-isa%x+%s", v->major, v->minor, v->patch,
-             (unsigned)api.effective_isa(), lib.other->describe());
-    return how;
+static bool wanted(void) {
+    return lib.products != TM_ELEM_F16;
+}
+
+static void name_library(void) {
+    const version *v = wanted() ? api.version() : NULL;
+    if (!v)
+        snprintf(lib.name, sizeof lib.name, "%s", gemm_builtin.describe());
+    else
+        snprintf(lib.name, sizeof lib.name, "onednn-%d.%d.%d-isa%x+%s", v->major, v->minor, v->patch,
+                 (unsigned)api.effective_isa(), gemm_builtin.describe());
+}
+
+static gemm_opened open_library(unsigned threads, tm_elem products) {
+    lib.threads = threads, lib.products = products;
+    if (wanted() && !load()) return GEMM_ABSENT;
+    gemm_opened how = gemm_builtin.open(threads, products);
+    if (how != GEMM_READY) return how;
+    name_library();
+    lib.base = wanted() ? tm_malloc((size_t)SCRATCH_MIB * TM_MIB + SCRATCH_ALIGNMENT) : NULL;
+    if (wanted() && !lib.base) return gemm_builtin.close(), GEMM_NO_MEMORY;
+    lib.scratch = lib.base + (SCRATCH_ALIGNMENT - (uintptr_t)lib.base % SCRATCH_ALIGNMENT);
+    return GEMM_READY;
 }
 
 static void forget(entry *e) {
@@ -140,7 +185,9 @@ static void forget(entry *e) {
 
 static void close_library(void) { /* the library itself stays loaded */
     for (size_t i = 0; i < ENTRIES; i++) forget(&lib.entry[i]);
-    lib.other->close();
+    tm_free(lib.base);
+    lib.base = lib.scratch = NULL;
+    gemm_builtin.close();
 }
 
 /* ---- preparing a product ---- */
@@ -158,18 +205,21 @@ static operand operand_of(uint64_t rows, uint64_t columns, uint64_t ld, bool tra
 }
 
 /* beta C is oneDNN's "sum": C is read, scaled and added before the one rounding. */
-static int attributes(float beta, void **attr) {
+static int add_sum(void *attr, float beta) {
     void *ops = NULL;
-    *attr = NULL;
-    if (beta == 0.0F) return OK;
-    int rc = api.attr_create(attr);
-    if (rc == OK) rc = api.post_ops_create(&ops);
+    int rc = api.post_ops_create(&ops);
     if (rc == OK)
         rc = api.post_ops_append_sum_2 ? api.post_ops_append_sum_2(ops, beta)
                                        : api.post_ops_append_sum_3(ops, beta, 0, 0);
-    if (rc == OK) rc = api.attr_set_post_ops(*attr, ops);
+    if (rc == OK) rc = api.attr_set_post_ops(attr, ops);
     if (ops) (void)api.post_ops_destroy(ops);
     return rc;
+}
+
+static int attributes(float beta, void **attr) {
+    int rc = api.attr_create(attr);
+    if (rc == OK) rc = api.attr_set_scratchpad(*attr, SCRATCHPAD_IS_OURS);
+    return rc == OK && beta != 0.0F ? add_sum(*attr, beta) : rc;
 }
 
 static int describe_2(const operand *o, const void *attr, void **pd, void *desc[3]) {
@@ -186,14 +236,28 @@ static int describe_3(const operand *o, const void *attr, void **pd, void *desc[
     return rc == OK ? api.matmul_3(pd, lib.engine, desc[0], desc[1], NULL, desc[2], attr) : rc;
 }
 
+/* What there is for it is fast, and has room in our scratch. */
+static bool acceptable(const void *pd) {
+    const char *name = NULL;
+    if (api.primitive_desc_query(pd, QUERY_IMPLEMENTATION, 0, &name) != OK || strncmp(name, "ref", 3) == 0)
+        return false;
+    return api.desc_bytes(api.primitive_desc_query_md(pd, QUERY_SCRATCHPAD, 0)) <= (size_t)SCRATCH_MIB * TM_MIB;
+}
+
+static int make(entry *e, const void *pd, void *const desc[3]) {
+    int rc = api.primitive_create(&e->primitive, pd);
+    for (size_t i = 0; i < 3 && rc == OK; i++) rc = api.memory_create(&e->memory[i], desc[i], lib.engine, NULL);
+    const void *scratch = api.primitive_desc_query_md(pd, QUERY_SCRATCHPAD, 0);
+    return rc == OK ? api.memory_create(&e->memory[3], scratch, lib.engine, lib.scratch) : rc;
+}
+
 static int build(entry *e, const operand *o, float beta) {
     _Alignas(64) char room[3][DESC_BYTES];
     bool two = api.desc_init_2 != NULL;
-    void *attr, *pd = NULL, *desc[3] = {two ? room[0] : NULL, two ? room[1] : NULL, two ? room[2] : NULL};
+    void *attr = NULL, *pd = NULL, *desc[3] = {two ? room[0] : NULL, two ? room[1] : NULL, two ? room[2] : NULL};
     int rc = attributes(beta, &attr);
     if (rc == OK) rc = two ? describe_2(o, attr, &pd, desc) : describe_3(o, attr, &pd, desc);
-    if (rc == OK) rc = api.primitive_create(&e->primitive, pd);
-    for (size_t i = 0; i < 3 && rc == OK; i++) rc = api.memory_create(&e->memory[i], desc[i], lib.engine, NULL);
+    if (rc == OK) rc = acceptable(pd) ? make(e, pd, desc) : UNIMPLEMENTED;
     if (pd) (void)api.primitive_desc_destroy(pd);
     if (attr) (void)api.attr_destroy(attr);
     for (size_t i = 0; i < 3 && !two; i++)
@@ -201,14 +265,18 @@ static int build(entry *e, const operand *o, float beta) {
     return rc;
 }
 
+/* fp32 only where it was forced for a run in fp32: it has no better product for it than others have. */
+static bool asked_for(const tm_gemm_args *g) {
+    bool bf16 = g->a_type == TM_ELEM_BF16 && g->c_type != TM_ELEM_F16,
+         fp32 = g->a_type == TM_ELEM_F32 && g->c_type == TM_ELEM_F32 && lib.products == TM_ELEM_F32;
+    return wanted() && g->alpha == 1.0F && g->a_type == g->b_type && (bf16 || fp32);
+}
+
 /* Another status than "unimplemented" (lack of memory) must not lead to another product: that would change bits. */
 static void prepare(entry *e, const tm_gemm_args *key) {
     forget(e);
     *e = (entry){.shape = *key, .known = true};
-    bool f16 = key->a_type == TM_ELEM_F16 || key->b_type == TM_ELEM_F16 || key->c_type == TM_ELEM_F16;
-    if (f16 || key->alpha != 1.0F || key->a_type != key->b_type ||
-        (key->a_type == TM_ELEM_F32 && key->c_type != TM_ELEM_F32))
-        return;
+    if (!asked_for(key)) return;
     const operand o[3] = {operand_of(key->m, key->k, key->lda, key->a_trans, key->a_type),
                           operand_of(key->k, key->n, key->ldb, key->b_trans, key->b_type),
                           operand_of(key->m, key->n, key->ldc, false, key->c_type)};
@@ -241,14 +309,15 @@ static void run(const tm_gemm_args *g) {
     omp_set_num_threads((int)lib.threads); /* of the calling thread: what the library's team will be */
     entry *e = entry_of(g);
     if (!e->primitive) {
-        lib.other->run(g);
+        gemm_builtin.run(g);
         return;
     }
     void *data[3] = {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b, g->c};
     int rc = OK;
     for (size_t i = 0; i < 3 && rc == OK; i++) rc = api.memory_set(e->memory[i], data[i]);
-    exec_arg args[3] = {{ARG_SRC, e->memory[0]}, {ARG_WEIGHTS, e->memory[1]}, {ARG_DST, e->memory[2]}};
-    if (rc == OK) rc = api.primitive_execute(e->primitive, lib.stream, 3, args);
+    const exec_arg args[] = {
+        {ARG_SRC, e->memory[0]}, {ARG_WEIGHTS, e->memory[1]}, {ARG_DST, e->memory[2]}, {ARG_SCRATCHPAD, e->memory[3]}};
+    if (rc == OK) rc = api.primitive_execute(e->primitive, lib.stream, TM_COUNT(args), args);
     if (rc == OK) rc = api.stream_wait(lib.stream);
     if (rc != OK) tm_log(TM_LOG_ERROR, "oneDNN: status %d in a product", rc);
     TM_ASSERT(rc == OK);
@@ -257,14 +326,21 @@ static void run(const tm_gemm_args *g) {
 static const char *describe(void) {
     return lib.name;
 }
-/* Code and data of 2.6.3 29 MB, of which about half is ever touched; generated code; a copy of an operand a thread. */
+static bool multiplies_bf16(void) {
+    return kernels.level == KERNELS_AVX512 && kernels_has_bf16();
+}
+
+/* Found with 2.6.3: 5 MiB of code and data once it is loaded and asked; where it multiplies, as much again, code that
+ * it makes, and copies of operands. Where the CPU has no bf16, products of it are all the builtin product's. */
 static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
-    return 40 * TM_MIB + threads * 16 * TM_MIB + lib.other->resident_bytes(threads, t, rows);
+    uint64_t own = gemm_builtin.resident_bytes(threads, t, rows), loaded = 5 * TM_MIB + TM_MIB / 2;
+    if (t == TM_ELEM_F16) return own;
+    if (t == TM_ELEM_F32) return loaded + 5 * TM_MIB + threads * (COPIES_MIB * TM_MIB);
+    return multiplies_bf16() ? loaded + 16 * TM_MIB : loaded + own;
 }
 
 static int preference(tm_elem products) {
-    (void)products;
-    return kernels_has_bf16() ? 30 : 0;
+    return products == TM_ELEM_BF16 && multiplies_bf16() ? 30 : 0;
 }
 
 const gemm_backend gemm_onednn = {.name = "onednn",

@@ -19,15 +19,18 @@ typedef void sgemm_fn(int order, int trans_a, int trans_b, int m, int n, int k, 
 static struct {
     void *handle;
     sgemm_fn *sgemm;
+    const char *core; /* that it was loaded for */
     char name[96];
     float *scratch; /* per thread: A panel, B panel, C tile */
     unsigned threads;
 } lib;
 
+/* That of the column in use. ref on a CPU that has more (it was forced, or the others are wrong) is x86-64 with SSE3;
+ * on one that has not the library chooses itself. A column that is emulated (tests) has the core of the CPU. */
 static const char *core_type(void) {
-    if (kernels_has_avx512()) return "SKYLAKEX";
-    if (kernels_has_avx2()) return "HASWELL";
-    return NULL; /* its own choice */
+    if (!kernels_has_avx2()) return NULL;
+    if (kernels.level == KERNELS_REF) return "PRESCOTT";
+    return kernels.level == KERNELS_AVX512 && kernels_has_avx512() ? "SKYLAKEX" : "HASWELL";
 }
 
 static void *open_first(void) {
@@ -68,8 +71,10 @@ static void name_library(void *h) {
              core ? core() : "?");
 }
 
+/* Another core's code cannot be had in the same process. */
 static bool load(void) {
-    if (lib.handle) return true;
+    if (lib.handle && lib.core == core_type()) return true;
+    if (lib.handle) return tm_warn_once("core", "OpenBLAS was loaded for %s already", lib.name), false;
     void *h = load_library();
     if (!h) {
         tm_warn_once("openblas", "OpenBLAS is not installed (libopenblas0-pthread): matrix products use our own code");
@@ -85,7 +90,7 @@ static bool load(void) {
     }
     set_threads(1);
     name_library(h);
-    lib.handle = h;
+    lib.handle = h, lib.core = core_type();
     return true;
 }
 
@@ -93,7 +98,8 @@ static size_t scratch_floats(void) {
     return (size_t)M_TILE * K_PANEL + (size_t)N_TILE * K_PANEL + (size_t)M_TILE * N_TILE;
 }
 
-static gemm_opened open_library(unsigned threads) {
+static gemm_opened open_library(unsigned threads, tm_elem products) {
+    (void)products;
     if (!load()) return GEMM_ABSENT;
     lib.threads = threads;
     lib.scratch = tm_malloc(threads * scratch_floats() * sizeof(float));
@@ -198,19 +204,19 @@ static uint64_t touched_floats(uint64_t rows) {
     return tm_max_u64(m * K_PANEL, M_TILE * k) + (uint64_t)N_TILE * K_PANEL + m * N_TILE;
 }
 
-/* Measured with 0.3.21 on AVX2: 2.3 MB of code and data, and 0.44 MB (64 rows) to 0.81 MB (512) of packing buffers for
+/* Measured with 0.3.21 on AVX2: 2.7 MB of code and data, and 0.44 MB (64 rows) to 0.81 MB (512) of packing buffers for
  * each calling thread. Those of cores with AVX-512 are larger: an allowance. */
 static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
     uint64_t packed =
-        (kernels_has_avx512() ? 3 : 1) * (TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(rows, M_TILE) / M_TILE);
+        (kernels.level == KERNELS_AVX512 ? 3 : 1) * (TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(rows, M_TILE) / M_TILE);
     uint64_t scratch = t == TM_ELEM_F32 ? 0 : touched_floats(rows) * sizeof(float);
-    return 5 * TM_MIB / 2 + threads * (scratch + packed);
+    return 13 * TM_MIB / 4 + threads * (scratch + packed);
 }
 
 /* It has kernels for AVX-512, ours has not. */
 static int preference(tm_elem products) {
     (void)products;
-    return kernels_has_avx512() ? 20 : 10;
+    return kernels.level == KERNELS_AVX512 ? 20 : 10;
 }
 
 const gemm_backend gemm_openblas = {.name = "openblas",

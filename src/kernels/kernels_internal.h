@@ -20,8 +20,12 @@ typedef struct kernels_deal {
     size_t panels, step, width, stride;
 } kernels_deal;
 
+/* The instruction sets that a column may use. Products use none above it either. */
+typedef enum kernels_level { KERNELS_REF, KERNELS_AVX2, KERNELS_AVX512 } kernels_level;
+
 typedef struct kernels_table {
     const char *isa;
+    kernels_level level;
     void (*widen)(const uint16_t *x, float *y, size_t n);
     void (*narrow)(const float *x, uint16_t *y, size_t n);
     void (*widen_f16)(const uint16_t *x, float *y, size_t n);
@@ -94,12 +98,14 @@ void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x);
 typedef enum gemm_opened { GEMM_READY, GEMM_ABSENT, GEMM_NO_MEMORY } gemm_opened;
 typedef struct gemm_backend {
     const char *name;
-    /* For products of that type, by feature bits: the highest that opens and passes the check is used; 0: if forced */
+    /* For products of that type in the column in use: the highest that opens and passes the check is used; 0: if
+     * forced */
     int (*preference)(tm_elem products);
-    gemm_opened (*open)(unsigned threads);
+    /* `products`: of most operands to come. Uses no instruction set above kernels.level. */
+    gemm_opened (*open)(unsigned threads, tm_elem products);
     void (*run)(const tm_gemm_args *g);
     const char *(*describe)(void);
-    uint64_t (*resident_bytes)(unsigned threads, tm_elem t, uint64_t rows);
+    uint64_t (*resident_bytes)(unsigned threads, tm_elem t, uint64_t rows); /* once it was opened for t */
     void (*close)(void);
 } gemm_backend;
 extern const gemm_backend gemm_openblas, gemm_builtin, gemm_onednn;

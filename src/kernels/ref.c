@@ -207,6 +207,7 @@ static void gemm_tile(size_t k, const float *a_panel, const float *b_panel, floa
 
 void kernels_ref_fill(kernels_table *t) {
     *t = (kernels_table){.isa = "ref",
+                         .level = KERNELS_REF,
                          .widen = widen,
                          .narrow = narrow,
                          .widen_f16 = widen_f16,

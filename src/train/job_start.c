@@ -40,7 +40,7 @@ static uint64_t arena_fixed_bytes(const tm_job *job) {
 
 static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) {
     uint64_t bytes = (PROGRAM_KIB + (uint64_t)PER_THREAD_KIB * tm_kernels_threads()) * 1024 + other;
-    bytes += tm_kernels_resident_bytes(job->dtype == TM_F32 ? TM_ELEM_F32 : TM_ELEM_BF16, tokens);
+    bytes += tm_kernels_resident_bytes((tm_elem)job->dtype, tokens);
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += OBJECT_BYTES + WALK_BYTES_PER_OBJECT +

@@ -921,10 +921,15 @@ static void wrong_column_is_not_used(void **state) {
 static void start_errors(void **state) {
     (void)state;
     char *kept = getenv("TIDEMILL_ISA") ? strdup(getenv("TIDEMILL_ISA")) : NULL;
-    setenv("TIDEMILL_ISA", "mmx", 1);
-    assert_int_equal(tm_kernels_init(1, TM_ELEM_F32), TM_EINPUT);
-    assert_non_null(strstr(tm_error_get()->text, "mmx"));
-    tm_error_clear();
+    static const char *const none[] = {"mmx", "avx512bf16", "amx"};
+    for (size_t i = 0; i < TM_COUNT(none); i++) {
+        setenv("TIDEMILL_ISA", none[i], 1);
+        assert_int_equal(tm_kernels_init(1, TM_ELEM_F32), TM_EINPUT);
+        assert_non_null(strstr(tm_error_get()->text, none[i]));
+        assert_non_null(strstr(tm_error_get()->text, "ref, avx2 or avx512"));
+        assert_int_equal(i > 0, strstr(tm_error_get()->text, "oneDNN") != NULL);
+        tm_error_clear();
+    }
     if (kept)
         setenv("TIDEMILL_ISA", kept, 1);
     else

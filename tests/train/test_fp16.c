@@ -259,10 +259,11 @@ static void any_optimizer(void **state) {
 
 /* ---- bytes ----------------------------------------------------------------------------------------------------- */
 
-static double planned(const char *config, const char *precision, const char *update, const char *key) {
+static double planned(const char *config, const char *precision, const char *update, const char *budget,
+                      const char *key) {
     run_result r =
-        run((run_opts){0}, "plan", config, "--json", "--set", "memory.cache=none", "--set", update, "--set",
-            "memory.host_budget=64MiB", "--set", run_format("precision=%s", precision), "--set",
+        run((run_opts){0}, "plan", config, "--json", "--set", "memory.cache=none", "--set", update, "--set", budget,
+            "--set", run_format("precision=%s", precision), "--set",
             run_format("zero_optimization.offload_optimizer={\"device\": \"nvme\", \"nvme_path\": \"%s\"}", run_dir()),
             NULL);
     tm_json_doc *doc;
@@ -272,6 +273,15 @@ static double planned(const char *config, const char *precision, const char *upd
     tm_json_free(doc);
     run_free(&r);
     return value;
+}
+
+/* A little above the least of both precisions. */
+static const char *binding(const char *config, const char *output, const char *update) {
+    static const char *const precisions[] = {"precision=fp16", "precision=bf16"};
+    uint64_t least = 0;
+    for (unsigned i = 0; i < TM_COUNT(precisions); i++)
+        least = tm_max_u64(least, run_train_minimum(config, output, SETS(precisions[i], update, "memory.cache=none")));
+    return run_format("memory.host_budget=%llu", (unsigned long long)least + 16 * TM_MIB);
 }
 
 /* DESIGN section 5: where bf16 has 12 bytes of state and moves 32 (update U) or 30 (F), fp16 has 14 and moves 34 or 32.
@@ -289,15 +299,17 @@ static void as_many_bytes_as_designed(void **state) {
     double parameters = 12000.0 * 256 + 6 * (256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 768 + 2 * 256) + 256;
     for (int f = 0; f < 2; f++) {
         const char *update = f ? "memory.update=F" : "memory.update=U";
+        const char *budget = binding(config, run_path(dir, "refused"), update);
         for (unsigned k = 0; k < 3; k++) {
-            double bf16 = planned(config, "bf16", update, keys[k]), fp16 = planned(config, "fp16", update, keys[k]);
+            double bf16 = planned(config, "bf16", update, budget, keys[k]),
+                   fp16 = planned(config, "fp16", update, budget, keys[k]);
             print_message("  %s: %s a parameter %.3f, in bf16 %.3f\n", update, keys[k], fp16 / parameters,
                           bf16 / parameters);
             assert_true(fabs((fp16 - bf16) / parameters - more[k]) <
                         0.3); /* one tile of weights, kept from use to use or not, is 0.25 */
         }
         train_log log = run_train(config, run_path(dir, f ? "f" : "u"), 0, NULL,
-                                  SETS("precision=fp16", update, "memory.cache=none", "memory.host_budget=96MiB"));
+                                  SETS("precision=fp16", update, "memory.cache=none", budget));
         assert_true(log.step[1].read_bytes > 0);
     }
 }

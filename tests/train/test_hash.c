@@ -71,13 +71,20 @@ static void check_knobs(scene *s) {
         "aio={\"block_size\": 65536, \"single_submit\": true}",
         "aio={\"block_size\": 262144, \"overlap_events\": false, \"queue_depth\": 3}",
     };
-    static const char *const budgets[] = {"memory.host_budget=54MiB", "memory.host_budget=80MiB"};
+    static const char *const updates[] = {"memory.update=F", "memory.update=auto"};
+    uint64_t least[TM_COUNT(updates)];
+    for (unsigned u = 0; u < TM_COUNT(updates); u++)
+        least[u] = run_train_minimum(s->config, run_path(s->dir, "refused"), SETS(updates[u]));
     const unsigned half = TM_COUNT(knobs) / 2, runs = TEST_LONG("each knob alone") ? TM_COUNT(knobs) : half;
-    for (unsigned i = 0; i < runs; i++)
-        same(s, 0, NULL,
-             SETS(PARAM "device=nvme", OPTIMIZER "device=nvme", run_format(PARAM "nvme_path=%s/disk", s->dir),
-                  budgets[i % 2], i % 3 ? "memory.update=auto" : "memory.update=F", knobs[i],
-                  runs == half ? knobs[i + half] : NULL));
+    for (unsigned i = 0; i < runs; i++) {
+        unsigned u = i % 3 ? 1 : 0;
+        const char *budget = budget_of(least[u] + (i % 2 ? 32 : 6) * MIB);
+        train_log log =
+            same(s, 0, NULL,
+                 SETS(PARAM "device=nvme", OPTIMIZER "device=nvme", run_format(PARAM "nvme_path=%s/disk", s->dir),
+                      budget, updates[u], knobs[i], runs == half ? knobs[i + half] : NULL));
+        assert_true(log.step[1].read_bytes > 0); /* the budget binds */
+    }
 }
 
 /* Without clipping update B is one more way; all three give one hash, and the same norms in the log. */
@@ -100,7 +107,8 @@ static void test_random_unclipped(void **state) {
         }
         if (i % 4 == 3) same(&s, at + 8 * MIB, NULL, SETS(update, activation, budget_of(at + 8 * MIB)));
     }
-    same(&s, 0, NULL, SETS("memory.host_budget=56MiB"));
+    uint64_t least = run_train_minimum(s.config, run_path(s.dir, "refused"), SETS("memory.update=auto"));
+    same(&s, least + 8 * MIB, NULL, SETS(budget_of(least + 8 * MIB)));
     check_knobs(&s);
     print_message("  unclipped: %u runs, one hash %s\n", s.runs, s.hash);
 }

@@ -178,6 +178,7 @@ static void check_adafactor(const char *dir, const char *config, const char *arg
     char hash[40] = "";
     uint64_t least = run_train_minimum(config, run_path(dir, "refused"), SETS("optim=adafactor", args));
     const char *budget = run_format("memory.host_budget=%llu", (unsigned long long)least);
+    const char *more = run_format("memory.host_budget=%llu", (unsigned long long)least + 2 * TM_MIB);
     static const char *const orders[] = {"TIDEMILL_ORDER_SEED=3", NULL};
     const struct {
         const char *set[2];
@@ -186,7 +187,7 @@ static void check_adafactor(const char *dir, const char *config, const char *arg
     } ways[] = {{{"memory.host_budget=unlimited", "memory.cache=auto"}, false, NULL},
                 {{budget, "memory.cache=none"}, true, NULL},
                 {{budget, "memory.update=U"}, true, orders},
-                {{"memory.host_budget=40MiB", "memory.io_engine=threads"}, true, NULL},
+                {{more, "memory.io_engine=threads"}, true, NULL},
                 {{"memory.device=cpu-arena", "memory.device_budget=24MiB"}, false, NULL}};
     for (unsigned i = 0; i < n; i++) {
         const char *all[] = {"optim=adafactor", args, ways[i].set[0], ways[i].set[1], NULL};
@@ -214,11 +215,14 @@ static void one_hash_of_many_tiles(void **state) {
     run_random_model(model);
     const char *config = small_job(dir, model, "bf16", 2);
     char hash[40] = "";
-    static const char *const ways[] = {"memory.host_budget=unlimited", "memory.host_budget=56MiB"};
+    uint64_t least = run_train_minimum(config, run_path(dir, "refused"), SETS("optim=adamw_8bit", "memory.cache=none"));
+    const char *const ways[] = {"memory.host_budget=unlimited",
+                                run_format("memory.host_budget=%llu", (unsigned long long)least + 8 * TM_MIB)};
     for (unsigned i = 0; i < TM_COUNT(ways); i++) {
         const char *all[] = {"optim=adamw_8bit", ways[i], i ? "memory.cache=none" : "memory.cache=auto", NULL};
         train_log log = run_train(config, run_path(dir, "out"), 0, NULL, all);
         expect_hash(hash, &log, all);
+        assert_true(i == 0 || log.step[1].read_bytes > 0); /* the budget binds */
         run_remove(run_path(dir, "out"));
     }
 }
