@@ -77,7 +77,7 @@ typedef struct entry {
     bool known;
     void *primitive, *memory[4]; /* A, B, C, scratch */
 } entry;
-enum { ENTRIES = 96, SCRATCH_MIB = 16, SCRATCH_ALIGNMENT = 4096 };
+enum { ENTRIES = 48, PRODUCT_KIB = 100, SCRATCH_MIB = 16, SCRATCH_ALIGNMENT = 4096 };
 enum { COPIES_MIB = 10 }; /* of fp32 operands, by a thread: 10,000 rows x 192 in single blocks */
 
 static struct {
@@ -330,13 +330,14 @@ static bool multiplies_bf16(void) {
     return kernels.level == KERNELS_AVX512 && kernels_has_bf16();
 }
 
-/* Found with 2.6.3: 5 MiB of code and data once it is loaded and asked; where it multiplies, as much again, code that
- * it makes, and copies of operands. Where the CPU has no bf16, products of it are all the builtin product's. */
+/* Found with 2.6.3, of which half a megabyte is the CPU's to make of it: 5.2 MiB of code and data once it is loaded and
+ * asked, 7.6 with AVX-512 BF16; 100 KiB of generated code and descriptions a product; copies of bf16 operands, by
+ * shape, 0.15 to 0.35 MiB a thread. Where the CPU has no bf16, products of it are all the builtin product's. */
 static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
-    uint64_t own = gemm_builtin.resident_bytes(threads, t, rows), loaded = 5 * TM_MIB + TM_MIB / 2;
+    uint64_t own = gemm_builtin.resident_bytes(threads, t, rows), asked = 11 * TM_MIB / 2, used = 15 * TM_MIB / 2;
     if (t == TM_ELEM_F16) return own;
-    if (t == TM_ELEM_F32) return loaded + 5 * TM_MIB + threads * (COPIES_MIB * TM_MIB);
-    return multiplies_bf16() ? loaded + 16 * TM_MIB : loaded + own;
+    if (t == TM_ELEM_F32) return used + 3 * TM_MIB + threads * COPIES_MIB * TM_MIB;
+    return multiplies_bf16() ? used + ENTRIES * PRODUCT_KIB * 1024 + threads * TM_MIB * 3 / 4 : asked + own;
 }
 
 static int preference(tm_elem products) {
