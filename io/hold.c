@@ -51,6 +51,7 @@ static tm_status wait_for(int fd, const char *path, const struct stat *st, unsig
             return TM_OK;
         }
         if (waited >= wait_ms) return in_use(path, st);
+        TM_TRY(tm_stop_check());
         nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
     }
 }

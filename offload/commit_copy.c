@@ -78,6 +78,7 @@ static tm_status copy_object(copier *c, const manifest_object *o, uint64_t page)
     TM_TRY(tm_io_file_clone(out, to.offset, c->in[o->path], o->offset + o->slot * o->bytes, o->bytes, &shared));
     for (uint64_t at = 0; at < o->bytes; at += CHUNK) {
         uint64_t n = tm_min_u64(CHUNK, o->bytes - at), from = o->offset + o->slot * o->bytes + at;
+        TM_TRY(tm_stop_check());
         TM_TRY(tm_file_read_at(c->in[o->path], from, c->chunk, n));
         tm_file_forget(c->in[o->path], from, n);
         TM_TRY(check_pages(c, o, at, n, page));

@@ -116,7 +116,10 @@ static tm_status prove_object(tm_commit_reader *r, uint32_t object) {
     manifest_object o;
     TM_TRY(manifest_read_object(r->c, object, &o));
     TM_TRY(open_file(r, &o));
-    for (uint32_t p = 0; p < pages_of(o.bytes); p++) TM_TRY(read_page(r, &o, object, p));
+    for (uint32_t p = 0; p < pages_of(o.bytes); p++) {
+        TM_TRY(tm_stop_check());
+        TM_TRY(read_page(r, &o, object, p));
+    }
     return TM_OK;
 }
 

@@ -290,6 +290,7 @@ static tm_status order_residences(const emitter *e, residence **starts, residenc
 static void emit_all(emitter *e, residence **starts, residence **ends) {
     uint32_t n = e->pl->n, s = 0, w = 0;
     for (uint32_t pos = 0; pos < e->p->n_op && e->status == TM_OK; pos++) {
+        e->status = tm_stop_check();
         for (; s < n && starts[s]->start <= pos; s++) emit_fills(e, (uint32_t)(starts[s] - e->pl->item));
         emit_compute(e, pos);
         for (; w < n && ends[w]->end <= pos; w++) emit_writebacks(e, (uint32_t)(ends[w] - e->pl->item));

@@ -337,6 +337,7 @@ typedef struct packing {
 static tm_status pack(packing *k) {
     spans f = {.sized = true, .ranked = k->top > 0};
     bool ok = true;
+    TM_TRY(tm_stop_check());
     if (k->top) ok &= give(&f, k->base, k->top);
     /* what does not fit below the top goes above it, apart: give() never joins across */
     ok &= give(&f, k->top ? k->top + TM_FRAME_ALIGN : k->base, UINT64_MAX);

@@ -119,6 +119,7 @@ uint32_t tm_program_visit(tm_program *p, uint32_t first, uint32_t count) {
 }
 
 void tm_program_op(tm_program *p, const tm_op *op) {
+    if (p->status == TM_OK) p->status = tm_stop_check();
     if (p->status != TM_OK) return;
     if (!offload_grow(&p->op, &p->cap_op, p->n_op, sizeof *p->op)) {
         program_fail(p, sizeof *p->op);

@@ -73,6 +73,7 @@ static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room)
     uint64_t share = tm_min_u64(window + window / 4, slab / 2);
     for (int i = 0; i < (low ? STEERING_TRIES : 2 * STEERING_TRIES) && high - low > slab / 512 + TM_FRAME_ALIGN; i++) {
         if (d) density_choose(d, load - tm_min_u64(share, load), ch->resident, ch->temp_paged);
+        TM_TRY(tm_stop_check());
         TM_TRY(peak_of(ch, window, load, &peak));
         if (peak <= slab) {
             low = load;

@@ -196,7 +196,10 @@ static tm_status play(sim *s, double *begin) {
     *begin = 0;
     while (s->first < s->runs && s->n > 0) {
         while (s->opened < s->first + (s->link ? 2 : 1)) sim_open_run(s);
-        while (s->run[s->first % 2].left > 0) TM_TRY(step(s));
+        while (s->run[s->first % 2].left > 0) {
+            TM_TRY(tm_stop_check());
+            TM_TRY(step(s));
+        }
         if (++s->first == s->runs - 1) *begin = s->run[(s->first - 1) % 2].compute_end;
     }
     return TM_OK;

@@ -18,7 +18,7 @@ static void on_signal(int number) {
 
 /* Stopping goes through the ordinary way out, which removes what was begun. */
 static void catch_signals(void) {
-    const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     for (size_t i = 0; i < TM_COUNT(numbers); i++) (void)sigaction(numbers[i], &action, NULL);
 }

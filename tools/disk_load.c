@@ -45,6 +45,7 @@ void disk_load_catch_signals(void) {
     (void)sigaction(SIGINT, &action, NULL);
     (void)sigaction(SIGTERM, &action, NULL);
     (void)sigaction(SIGHUP, &action, NULL);
+    (void)sigaction(SIGPIPE, &action, NULL);
 }
 
 static tm_status check_stopped(void) {

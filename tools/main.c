@@ -67,10 +67,12 @@ static int help_of(const char *name) {
     return unknown_command(name);
 }
 
-/* Results that did not reach stdout (a full disk, a closed pipe) must not look like success. */
+/* Results that did not reach stdout (a full disk, a closed pipe) must not look like success. Where nobody reads any more
+ * there is nobody to tell. */
 static int flushed(int status) {
     bool failed = fflush(stdout) != 0 || ferror(stdout);
     if (!failed || status != TM_EXIT_DONE) return status;
+    if (tm_stop_signal() == SIGPIPE) return TM_EXIT_FAILED;
     fputs("tidemill: the output could not be written; is the disk full or the pipe closed?\n", stderr);
     return TM_EXIT_FAILED;
 }

@@ -393,5 +393,6 @@ int tm_cmd_plan(int argc, char **argv) {
     if (a.save_hardware && (a.hardware || advise))
         return tm_cli_wrong("plan", "--save-hardware writes what was measured here: not with --%s",
                             a.hardware ? "hardware" : "advise");
+    tm_stop_catch(); /* a scan may have spilled tokens into OUTPUT_DIR */
     return advise ? tm_plan_show_advice(&a, json) : plan(&a, json);
 }

@@ -28,7 +28,7 @@ int tm_cmd_train(int argc, char **argv) {
                   "auto: go on from the output_dir's latest commit; never: start over; DIR: go on from there"),
         TM_FLAG("allow-numerics-change", &allow, "go on with another instruction set, library or number of threads"),
         TM_OPTION("grace", TM_OPT_DOUBLE, &grace, "SECONDS",
-                  "after SIGTERM, SIGINT or SIGUSR1: how long the step under way may take to end (30)"),
+                  "after a signal that asks to stop: how long the step under way may take to end (30)"),
         TM_OPTION("replay-every", TM_OPT_INT, &replay, "N",
                   "compute every N-th step twice and compare the bits: finds a processor or memory that errs"),
         TM_OPTION("trace", TM_OPT_STRING, &trace, "FILE",

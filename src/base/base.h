@@ -191,6 +191,24 @@ tm_status tm_thread_start(pthread_t *thread, void *(*body)(void *), void *arg, c
 /* Can there be n more at a time? For a library that ends the process, or hangs, where it cannot start its own. */
 tm_status tm_threads_try(unsigned n, const char *what) TM_MUST_USE;
 
+/* ---- a request to stop ----------------------------------------------------------------------------------------- */
+
+/* SIGINT, SIGTERM, SIGHUP (unless it was ignored, as under nohup), SIGUSR1, and SIGPIPE where nobody reads stdout or
+ * stderr any more are a request to stop from here on. A command that would leave something behind calls it first; others
+ * keep what the system does. The first SIGINT is acknowledged on stderr at once; the third ends the process wherever it
+ * is, as SIGKILL would.
+ *
+ *     for (...) {
+ *         TM_TRY(tm_stop_check());  // what may take longer than a moment; cheap
+ */
+void tm_stop_catch(void);
+tm_status tm_stop_check(void) TM_MUST_USE; /* TM_ESIGNAL: stop here */
+int tm_stop_signal(void);                  /* the first that came, 0: none */
+bool tm_stop_at_once(void);                /* SIGINT came twice */
+/* Off: tm_stop_check has nothing to say, somebody else decides where to stop (training, between steps). */
+void tm_stop_polled(bool on);
+void tm_stop_silent(bool on); /* nothing is acknowledged: another rank does */
+
 /* Bytes with a growing end. `data` is NUL-terminated whenever it is not NULL. Zero it to start. */
 typedef struct tm_buf {
     char *data;

@@ -148,6 +148,7 @@ static tm_status scan_lines(scan *s, const tm_data_source *source) {
     tm_phase_begin(&phase, "reading the data", NULL, source->size);
     while (got) {
         tm_phase_at(&phase, lines.offset - (lines.end - lines.at));
+        TM_GO(tm_stop_check());
         TM_GO(data_lines_next(&lines, &got, &too_long));
         if (got) TM_GO(scan_line(s, &lines, too_long));
     }
@@ -257,6 +258,7 @@ tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, cons
     tm_phase_begin(&phase, "reading the data", "rows", rows->n_rows);
     for (uint64_t row = 0; row < rows->n_rows; row++) {
         tm_phase_at(&phase, row);
+        TM_GO(tm_stop_check());
         TM_GO(scan_row(&s, row));
     }
     if (!s.ds->counts.label_tokens) TM_GO(tm_fail(TM_EINPUT, "%s: no row has a label to learn", rows->name));

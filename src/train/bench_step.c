@@ -363,7 +363,7 @@ tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) 
     *out = (tm_step_bench){.update = "", .activations = "", .order = ""};
     TM_ASSERT(b.steps <= MAX_STEPS);
     TM_GO(room(&b));
-    job_catch_signals();
+    tm_stop_catch();
     TM_GO(trainer_open_ranks(&b.t));
     out->ranks = b.t.comm ? b.t.ranks.ranks : 1;
     out->rank = b.t.ranks.rank;

@@ -115,7 +115,7 @@ void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) 
 
 static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
     cost_side side = cost_side_of(c, op);
-    if (c->mode != JOB_COSTS_MEASURE || c->job->ranks.ranks > 1 ||
+    if (tm_stop_signal() != 0 || c->mode != JOB_COSTS_MEASURE || c->job->ranks.ranks > 1 ||
         tm_now_ns() - c->began_ns > MEASURE_SECONDS * 1000000000ULL)
         return false;
     tm_phase_step(&c->timing);

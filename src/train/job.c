@@ -54,7 +54,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     tm_status rc;
     tm_job *job = tm_calloc(1, sizeof *job);
     if (!job) return tm_nomem(sizeof *job);
-    job_catch_signals();
+    tm_stop_catch();
     job->dtype = opts->dtype;
     job->optimizer = opts->optimizer;
     job->update = opts->update ? opts->update : tm_optimizer_find("adamw");

@@ -1,27 +1,14 @@
-/* What asks a job to stop. The handler only takes a note; operations ask between each other. */
+/* Where a job stops when it is asked to (base's stop.c): between operations, unless the step under way may go on. */
 #include "train/train_internal.h"
 
 #include <signal.h>
 #include <string.h>
 
-static volatile sig_atomic_t stop_signal, interrupts;
 static uint64_t seen_ns;
 
-static void note_signal(int sig) {
-    if (!stop_signal) stop_signal = sig;
-    if (sig == SIGINT) interrupts++;
-}
-
-void job_catch_signals(void) {
-    struct sigaction a = {.sa_handler = note_signal};
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
-    sigaction(SIGUSR1, &a, NULL);
-}
-
 int job_stop_signal(void) {
-    if (stop_signal && !seen_ns) seen_ns = tm_now_ns();
-    return (int)stop_signal;
+    if (tm_stop_signal() && !seen_ns) seen_ns = tm_now_ns();
+    return tm_stop_signal();
 }
 
 uint64_t job_stop_ns(void) {
@@ -29,7 +16,7 @@ uint64_t job_stop_ns(void) {
 }
 
 tm_status job_stopped(const char *more) {
-    if (stop_signal) return tm_fail(TM_ESIGNAL, "stopped by signal %d%s", (int)stop_signal, more);
+    if (tm_stop_signal()) return tm_fail(TM_ESIGNAL, "stopped by signal %d%s", tm_stop_signal(), more);
     return tm_fail(TM_ESIGNAL, "stopped by a signal to another rank%s", more);
 }
 
@@ -37,7 +24,7 @@ tm_status job_stopped(const char *more) {
 static void interrupt(const char *kind) {
     bool overdue = strcmp(kind, "overdue") == 0;
     raise(overdue || strcmp(kind, "term") == 0 ? SIGTERM : SIGINT);
-    if (stop_signal == SIGINT) raise(SIGINT);
+    if (tm_stop_signal() == SIGINT) raise(SIGINT);
     if (overdue) seen_ns = 1;
 }
 
@@ -46,6 +33,6 @@ tm_status job_check_stop(const tm_job *job) {
     const char *kind;
     if (tm_fault_hit("interrupt_op", &kind)) interrupt(kind);
     if (!job_stop_signal()) return TM_OK;
-    if (interrupts < 2 && job->may_go_on && job->may_go_on(job->may_go_on_ctx)) return TM_OK;
+    if (!tm_stop_at_once() && job->may_go_on && job->may_go_on(job->may_go_on_ctx)) return TM_OK;
     return job_stopped("");
 }

@@ -29,7 +29,7 @@ typedef struct tm_train_args {
     bool *reported;             /* NULL, or set: on a failure, whether another rank prints it */
     bool *resumable;            /* NULL, or set: TM_ESIGNAL was returned and a commit can be continued from */
 } tm_train_args;
-/* TM_ESIGNAL: SIGTERM, SIGINT or SIGUSR1 ended it; the error's text names the step that can be resumed. */
+/* TM_ESIGNAL: a request to stop (base.h, tm_stop_catch) ended it; the error's text names the step that can be resumed. */
 TM_MUST_USE tm_status tm_train_run(const tm_train_args *args);
 
 typedef struct tm_plan_args {

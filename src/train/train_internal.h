@@ -441,9 +441,8 @@ void job_give_needs(tm_job *job, const job_needs *n);
 void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total);
 void job_phase_end(job_phase *p);
 uint64_t job_weight_bytes(const tm_job *job); /* all weights, as computed with */
-/* SIGINT, SIGTERM and SIGUSR1 end the running program with TM_ESIGNAL, unless may_go_on has it that it goes on; a
+/* A request to stop (tm_stop_catch) ends the running program with TM_ESIGNAL, unless may_go_on has it that it goes on; a
  * second SIGINT in any case. */
-void job_catch_signals(void);
 int job_stop_signal(void);                   /* the first that came, 0: none */
 uint64_t job_stop_ns(void);                  /* when it was seen first (tm_now_ns) */
 tm_status job_check_stop(const tm_job *job); /* TM_ESIGNAL: stop here */

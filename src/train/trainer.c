@@ -325,6 +325,7 @@ static tm_status met_damage(trainer *t, tm_status rc) {
 /* Says what is left, and leaves it. */
 static tm_status ended_early(trainer *t, tm_status rc, bool started) {
     if (t->job) t->job->keep_state = t->committed >= 0;
+    if (rc == TM_ESIGNAL && !started) t->committed = t->found_step; /* it is as it was */
     if (t->committed < 0) {
         if (started && trainer_speaks(t)) discard(trainer_path(t, "run.json"));
         if (rc != TM_ESIGNAL) return rc;
@@ -368,6 +369,7 @@ static tm_status prepare_run(trainer *t) {
     TM_TRY(trainer_agree(t, trainer_find_peers(t)));
     TM_TRY(trainer_take_output(t));
     rc = trainer_choose_start(t);
+    if (t->commit) t->found_step = (int64_t)tm_commit_step(t->commit);
     if (rc == TM_OK && trainer_speaks(t) && !t->finished) rc = trainer_sweep(t);
     TM_TRY(trainer_agree(t, rc));
     TM_TRY(trainer_agree(t, trainer_prepare(t, false)));
@@ -389,10 +391,11 @@ static tm_status run_job(trainer *t) {
 }
 
 tm_status tm_train_run(const tm_train_args *args) {
-    trainer t = {.args = args, .committed = -1};
+    trainer t = {.args = args, .committed = -1, .found_step = -1};
     tm_status rc;
     bool started = false;
-    job_catch_signals();
+    tm_stop_catch();
+    tm_stop_polled(true);
     TM_TRY(trainer_open_ranks(&t));
     tm_phase_silence(args->quiet || !trainer_speaks(&t));
     rc = prepare_run(&t);

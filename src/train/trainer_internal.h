@@ -108,10 +108,11 @@ typedef struct trainer {
     /* Of log.jsonl, each line hashed onto those before: so far, and up to the latest step line. */
     uint64_t log_lines, log_hash, log_step_lines, log_step_hash;
     uint64_t model_hash;
-    int64_t committed;                          /* step of the latest commit of this run, -1: none */
-    bool torn;                                  /* an update is under way: the state is of no step */
-    bool rewound;                               /* to a full checkpoint: an older state than the latest */
-    bool unfinished;                            /* evaluation or checkpoint of this step is to be done after a resume */
+    int64_t found_step; /* step of the commit that is to be gone on from, until it is; -1: none */
+    int64_t committed;  /* step of the latest commit of this run, -1: none */
+    bool torn;          /* an update is under way: the state is of no step */
+    bool rewound;       /* to a full checkpoint: an older state than the latest */
+    bool unfinished;    /* evaluation or checkpoint of this step is to be done after a resume */
     uint64_t commit_ns, step_began_ns, step_ns; /* time of the latest commit; start and length of the latest step */
     double commit_seconds;                      /* that it took */
     uint64_t minimum_host_bytes;

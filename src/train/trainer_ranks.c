@@ -22,6 +22,7 @@ static void remember(const tm_train_args *args, tm_train_args *own, uint32_t ran
     if (rank > 0) {
         own->quiet = true;
         own->trace = NULL;
+        tm_stop_silent(true);
         own->profile = false;           /* the first rank's is shown */
         tm_log_set_level(TM_LOG_ERROR); /* what the first rank says holds for all */
     }

@@ -175,6 +175,7 @@ static tm_status run_steps(trainer *t, bool *between) {
 
 tm_status trainer_run_steps(trainer *t) {
     t->start_ns = t->commit_ns = tm_now_ns();
+    tm_stop_polled(false); /* from here on steps and commits decide */
     t->job->may_go_on = trainer_may_go_on;
     t->job->may_go_on_ctx = t;
     TM_TRY(trainer_find_best(t));

@@ -62,7 +62,7 @@ tm_status start_here(const start_opts *o, start_found *out) {
                                 .resume = o->with.resume,
                                 .allow_numerics_change = o->with.numerics,
                                 .quiet = true};
-    trainer t = {.args = &args, .committed = -1};
+    trainer t = {.args = &args, .committed = -1, .found_step = -1};
     tm_status rc = begin(&t, o);
     tm_error said = *tm_error_get();
     *out = (start_found){.step = t.commit ? t.step : -1, .other = t.old.other, .copied = *t.copy != 0};

@@ -421,6 +421,7 @@ static unsigned kinds_of(const char *call, const char *const **list) {
     if (strcmp(call, "thread") == 0) return KINDS(starts);
     if (strcmp(call, "alloc") == 0) return KINDS(allocates);
     if (strcmp(call, "clock") == 0) return KINDS(tells);
+    if (strcmp(call, "poll") == 0) return 0; /* no call: where it looks whether it is to stop: test_signals.c */
     if (strncmp(call, "kill_", 5) == 0) return KINDS(dies);
     if (strcmp(call, "interrupt_op") == 0) return KINDS(interrupts);
     if (strcmp(call, "write") == 0) return KINDS(appends);
