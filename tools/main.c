@@ -91,6 +91,7 @@ int main(int argc, char **argv) {
     (void)signal(SIGXFSZ, SIG_IGN);
     (void)prctl(PR_SET_NAME, "tidemill"); /* restarted by way of /proc/self/exe it would be called "exe" */
     wait_passively(argv); /* returns where it is set already, or where the restart is impossible: slower, not wrong */
+    if (tm_stack_need() != TM_OK) return tm_cmd_fail();
     const char *wrong = tm_fault_environment_wrong();
     if (wrong) {
         fprintf(stderr, "tidemill: %s\n", wrong);

@@ -152,7 +152,13 @@ uint64_t tm_mem_resident_peak_bytes(void); /* VmHWM of the process; 0 if unknown
 /* How long this thread was ready to run while others had the processors, since it began; 0 if unknown. */
 uint64_t tm_run_delay_ns(void);
 uint64_t tm_mem_total_bytes(void);     /* smaller of MemTotal and the cgroup's (v1, v2) limit; UINT64_MAX: unknown */
-uint64_t tm_mem_available_bytes(void); /* smaller of MemAvailable and the cgroup's (v1, v2) headroom */
+/* The smallest of MemAvailable, the cgroup's (v1, v2) headroom and the address space that is left. */
+uint64_t tm_mem_available_bytes(void);
+/* Under `ulimit -v`: what neither is in use nor was asked for; UINT64_MAX: there is no limit. */
+uint64_t tm_address_left(void);
+/* Before `what` takes that much address space and cannot cope with having less: TM_EINPUT, with what to do. */
+tm_status tm_address_need(uint64_t bytes, const char *what) TM_MUST_USE;
+tm_status tm_stack_need(void) TM_MUST_USE; /* of the first thread, for main: TM_EINPUT under a small `ulimit -s` */
 
 /* A part of tidemill that is a shared library, libtidemill_KIND.so, loaded when it is needed: its path. Looked for in
  * <the program's folder>/../lib/tidemill (a build folder, or where it is installed), then where it was to be installed

@@ -4,6 +4,9 @@
 
 #include "base/base.h"
 
+/* "KEY:   123 kB" lines, as in /proc/meminfo and /proc/self/status; 0 if there is none. */
+uint64_t base_proc_kib(const char *path, const char *key);
+
 /* strtod with '.' as the decimal point, whatever locale a program around the library has set. */
 double base_strtod(const char *text);
 

@@ -1,5 +1,5 @@
 /* What the machine says: memory in use and available, the clock. */
-#include "base/base.h"
+#include "base/base_internal.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -17,8 +17,7 @@ uint64_t tm_now_ns(void) {
     return strcmp(kind, "back") == 0 ? now - tm_min_u64(now, ten_years) : now + ten_years;
 }
 
-/* "KEY:   123 kB" lines, as in /proc/meminfo and /proc/self/status; 0 if there is none. */
-static uint64_t proc_kib(const char *path, const char *key) {
+uint64_t base_proc_kib(const char *path, const char *key) {
     FILE *f = fopen(path, "re");
     if (!f) return 0;
     char line[256];
@@ -35,7 +34,7 @@ static uint64_t proc_kib(const char *path, const char *key) {
 }
 
 uint64_t tm_mem_resident_peak_bytes(void) {
-    return proc_kib("/proc/self/status", "VmHWM");
+    return base_proc_kib("/proc/self/status", "VmHWM");
 }
 
 /* "RAN WAITED SLICES", in ns. */
@@ -150,11 +149,11 @@ static uint64_t cgroup_least(group_bytes of) {
 }
 
 uint64_t tm_mem_available_bytes(void) {
-    uint64_t available = proc_kib("/proc/meminfo", "MemAvailable");
-    return tm_min_u64(available ? available : UINT64_MAX, cgroup_least(headroom_of));
+    uint64_t available = base_proc_kib("/proc/meminfo", "MemAvailable");
+    return tm_min_u64(tm_min_u64(available ? available : UINT64_MAX, cgroup_least(headroom_of)), tm_address_left());
 }
 
 uint64_t tm_mem_total_bytes(void) {
-    uint64_t total = proc_kib("/proc/meminfo", "MemTotal");
+    uint64_t total = base_proc_kib("/proc/meminfo", "MemTotal");
     return tm_min_u64(total ? total : UINT64_MAX, cgroup_least(limit_of));
 }

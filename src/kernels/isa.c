@@ -116,6 +116,7 @@ tm_status tm_kernels_init(unsigned threads, tm_elem products) {
     team = threads ? threads : (unsigned)omp_get_max_threads();
     TM_TRY(tm_kernels_start_team());
     TM_TRY(choose_isa());
+    TM_TRY(kernels_need_address_space(team, products));
     TM_TRY(gemm_choose(team, products));
     snprintf(description, sizeof description, "isa=%s gemm=%s threads=%u", kernels.isa, tm_gemm_library(), team);
     return TM_OK;

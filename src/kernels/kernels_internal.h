@@ -112,6 +112,7 @@ extern const gemm_backend gemm_openblas, gemm_builtin, gemm_onednn;
 enum { GEMM_BACKENDS = 3 };
 extern const gemm_backend *gemm_backends[GEMM_BACKENDS]; /* tests replace entries */
 tm_status gemm_choose(unsigned threads, tm_elem products);
+tm_status kernels_need_address_space(unsigned threads, tm_elem products); /* before that; TM_EINPUT */
 void gemm_close(void);
 uint64_t gemm_resident_bytes(tm_elem t, uint64_t rows);
 

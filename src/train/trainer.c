@@ -239,6 +239,8 @@ tm_status trainer_prepare(trainer *t, bool data_optional) {
     tm_model_config model;
     size_t len;
     TM_TRY(tm_kernels_init(0, (tm_elem)t->cfg->precision));
+    if (!data_optional && t->cfg->memory.host_kind == TM_BUDGET_BYTES)
+        TM_TRY(tm_address_need(t->cfg->memory.host_bytes, "memory.host_budget"));
     TM_TRY(tm_source_open_bare(&t->source, t->cfg->model));
     const char *json = tm_source_config(t->source, &len);
     t->model_hash = tm_hash64(json, len, 0);

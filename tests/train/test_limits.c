@@ -72,9 +72,50 @@ static void threads_that_cannot_start_are_said(void **state) {
     }
 }
 
+/* Matrix libraries spin or crash where address space is short: they are not loaded then. Whatever is short, it is said;
+ * with enough it trains. */
+static void a_short_address_space_is_said(void **state) {
+    (void)state;
+    static const unsigned mib[] = {48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 1024};
+    static const char *const library[] = {"", "builtin", "openblas", "onednn"};
+    const char *const env[] = {"OMP_NUM_THREADS=2", NULL};
+    const scene s = scene_open();
+    for (unsigned l = 0; l < TM_COUNT(library); l++) {
+        bool trained = false;
+        const char *const with[] = {env[0], run_format("TIDEMILL_GEMM=%s", library[l]), NULL};
+        const char *budget = "memory.host_budget=\"160MiB\"";
+        run_opts free_opts = {.env = with};
+        run_result r = run_argv(&free_opts, (const char *const[]){"train", s.config, "--quiet", "--set", budget, NULL});
+        bool there = r.status == 0;
+        run_free(&r);
+        run_remove(s.output);
+        if (!there) {
+            TEST_SKIP_PART("%s is not installed", library[l]);
+            continue;
+        }
+        for (unsigned i = 0; i < TM_COUNT(mib); i++) {
+            run_opts o = {.env = with, .timeout_s = 10, .address_bytes = mib[i] * TM_MIB};
+            trained = trained_or_said(&s, &o, budget, 2, "`ulimit -v");
+        }
+        assert_true(trained); /* within the last of them */
+    }
+}
+
+static void a_small_stack_is_said(void **state) {
+    (void)state;
+    static const unsigned kib[] = {64, 128, 256, 511, 512, 8192};
+    const scene s = scene_open();
+    for (unsigned i = 0; i < TM_COUNT(kib); i++) {
+        run_opts o = {.timeout_s = 10, .stack_bytes = kib[i] * TM_KIB};
+        assert_int_equal(trained_or_said(&s, &o, "memory.cache=none", 2, "`ulimit -s"), kib[i] >= 512);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(threads_that_cannot_start_are_said, run_clean),
+        cmocka_unit_test_teardown(a_short_address_space_is_said, run_clean),
+        cmocka_unit_test_teardown(a_small_stack_is_said, run_clean),
     };
     return cmocka_run_group_tests_name("train_limits", tests, NULL, NULL);
 }
