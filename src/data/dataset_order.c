@@ -98,7 +98,8 @@ static void widen(tm_batch_limits *limits, const tm_batch_shape *shape) {
 void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out) {
     *out = (tm_batch_limits){0};
     if (!ds->shuffle) n = tm_min_u64(n, tm_dataset_steps_per_epoch(ds)); /* every epoch is the same */
-    for (uint64_t step = first; step - first < n; step++)
+    /* who is to stop has no use for the rest, and fails before anything is run with it */
+    for (uint64_t step = first; step - first < n && tm_stop_signal() == 0; step++)
         for (uint32_t r = 0; r < ds->n_ranks; r++) {
             uint64_t tokens = 0;
             for (uint32_t k = 0; k < ds->n_micro_batches; k++) {
