@@ -151,7 +151,7 @@ uint64_t tm_mem_allocations(void);         /* calls so far; tests prove that it 
 uint64_t tm_mem_resident_peak_bytes(void); /* VmHWM of the process; 0 if unknown */
 /* How long this thread was ready to run while others had the processors, since it began; 0 if unknown. */
 uint64_t tm_run_delay_ns(void);
-uint64_t tm_mem_total_bytes(void);     /* smaller of MemTotal and the cgroup's (v1, v2) limit; UINT64_MAX: unknown */
+uint64_t tm_mem_total_bytes(void); /* smaller of MemTotal and the cgroup's (v1, v2) limit; UINT64_MAX: unknown */
 /* The smallest of MemAvailable, the cgroup's (v1, v2) headroom and the address space that is left. */
 uint64_t tm_mem_available_bytes(void);
 /* Under `ulimit -v`: what neither is in use nor was asked for; UINT64_MAX: there is no limit. */
