@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -303,6 +304,11 @@ static void each_state(world *w, tm_exec *e, uint64_t slab, uint64_t arena, uint
 }
 
 static char scratch_dir[] = WORLD_DIR; /* the including file says which */
+
+/* An offload path has to be there. */
+__attribute__((constructor)) static void make_scratch_dir(void) {
+    (void)mkdir(scratch_dir, 0700);
+}
 
 typedef struct way {
     uint64_t slab, order_seed;

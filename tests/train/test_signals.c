@@ -39,6 +39,7 @@ static scene scene_open(void) {
     s.output = run_path(s.dir, "out");
     s.offload = run_path(s.dir, "offload");
     write_model(s.model);
+    assert_int_equal(mkdir(s.offload, 0700), 0);
     for (int i = 0; i < LINES; i++)
         RUN_EXPECT_STATUS(tm_buf_printf(&lines, "{\"text\": \"the tide comes in, %d times a day\"}\n", i));
     run_write(data, lines.data);
