@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <sys/stat.h>
 
 #define OK(expr)                                                                                                       \
     do {                                                                                                               \
@@ -253,14 +254,20 @@ static int clean(void **state) {
     return rc;
 }
 
+static int make_paths(void **state) {
+    int rc = clean(state);
+    for (size_t i = 0; i < TM_COUNT(paths); i++) rc |= mkdir(paths[i], 0700);
+    return rc;
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_slow_path_holds_up_only_itself, clean, clean),
-        cmocka_unit_test_setup_teardown(so_does_it_in_the_simulator, clean, clean),
-        cmocka_unit_test_setup_teardown(the_simulator_knows_the_paths, clean, clean),
-        cmocka_unit_test_setup_teardown(no_path_waits_for_ever, clean, clean),
+        cmocka_unit_test_setup_teardown(a_slow_path_holds_up_only_itself, make_paths, clean),
+        cmocka_unit_test_setup_teardown(so_does_it_in_the_simulator, make_paths, clean),
+        cmocka_unit_test_setup_teardown(the_simulator_knows_the_paths, make_paths, clean),
+        cmocka_unit_test_setup_teardown(no_path_waits_for_ever, make_paths, clean),
 #ifdef TIDEMILL_FAULTS
-        cmocka_unit_test_setup_teardown(a_lost_engine_ends_all_runs, clean, clean),
+        cmocka_unit_test_setup_teardown(a_lost_engine_ends_all_runs, make_paths, clean),
 #endif
     };
     (void)a_lost_engine_ends_all_runs;

@@ -269,6 +269,7 @@ static int two_folders_of_one(void) {
     if (own_mounts() != 0 || mkdir(at("memory"), 0700) != 0) return SKIPPED;
     if (mount("tmpfs", at("memory"), "tmpfs", 0, "size=24m") != 0) return SKIPPED;
     const char *paths[] = {at("memory/a"), at("memory/b"), dir};
+    CHECK(mkdir(paths[0], 0700) == 0 && mkdir(paths[1], 0700) == 0);
     CHECK(open_state(&s, paths, 3, OBJECTS, TM_MIB) == 0);
     for (uint32_t i = 0; i < OBJECTS; i++) each[s.store->extent[i].path] += TM_MIB;
     CHECK(each[0] + each[1] > 16 * TM_MIB && each[0] + each[1] < 24 * TM_MIB);

@@ -287,6 +287,7 @@ static void test_micro_batches_are_too_many(void **state) {
         double before = cpu_seconds();
         run_result r = run_argv(&(run_opts){.env = s.env}, arguments);
         double seconds = cpu_seconds() - before;
+        print_message("  refused after %.2f s of a processor\n", seconds);
         assert_int_equal(r.status, 2);
         assert_int_equal(run_error_lines(r.err, &first), 1);
         const char *line = strstr(first, "--set gradient_accumulation_steps=");
