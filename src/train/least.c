@@ -108,8 +108,9 @@ static bool is_asked(const way_list *ways, uint32_t i) {
 /* ---- many micro-batches -------------------------------------------------------------------------------------- */
 
 /* From three on each micro-batch brings as many operations, uses and visits as any other: what the plans take of any
- * number of them follows from two programs of few, exactly. With so many it is looked at before anything is built. */
-enum { MANY = 64, FEW = 3, SAMPLE = 16 };
+ * number of them follows from two programs of few, exactly. With MANY it is looked at before anything is built; up to
+ * EXACT the least budget is packed all the same, so that it is the one that `train` enforces to the byte. */
+enum { MANY = 64, EXACT = 1024, FEW = 3, SAMPLE = 16 };
 
 /* first + each * micro-batches, in bytes. */
 typedef struct growth {
@@ -242,12 +243,13 @@ static tm_status minimum_of_ways(tm_job *job, const job_opts *opts, way_list *wa
     return TM_OK;
 }
 
-/* Nothing of so many is built unless their plans have room. */
+/* Nothing of more than EXACT is built unless their plans have room. */
 static tm_status minimum_of_many(tm_job *job, const job_opts *opts, way_list *ways) {
     growth *plans = tm_calloc(ways->n + 1, sizeof *plans);
     bool have = false;
     tm_status rc = plans ? TM_OK : tm_nomem(ways->n * sizeof *plans);
     if (rc == TM_OK) rc = plans_have_room(job, opts, ways, plans, &have);
+    have |= ways->way[0].shape.micro_batches <= EXACT;
     if (rc == TM_OK && have) rc = minimum_of_ways(job, opts, ways);
     bool fits = have && (ways->minimum == UINT64_MAX || ways->minimum <= room_for_plans(job));
     if (rc == TM_OK && !fits) rc = count_ways(job, opts, ways, plans);
