@@ -1,8 +1,9 @@
-/* Which way a step is run. All ways give the same bits; the one that is predicted to take least time is compiled.
+/* Which way a step is run. All ways give the same bits; of those predicted to take about the least time, the one that
+ * writes least is taken.
  *
  * What a way needs at the least is found for the ends of the scale only (nothing kept, all kept): what lies between
  * needs no less. A closed formula then ranks the ways, and the plans of the few best are compiled and predicted, each
- * with a layout of its own, so that nothing is compiled twice. */
+ * with a layout of its own; the winner is compiled again only where it had given way to one that lost later. */
 #include "offload/simulate.h"
 #include "train/train_internal.h"
 
@@ -216,13 +217,30 @@ static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name
     return rc;
 }
 
-/* A plan and the state that it was compiled for. */
+/* A plan and the state that it was compiled for; `nth` of those that were tried. */
 typedef struct compiled {
     tm_plan *plan;
     job_state state;
-    double seconds;
-    uint32_t way;
+    uint32_t nth;
 } compiled;
+
+typedef struct tried {
+    double seconds;
+    uint64_t written, read;
+    uint32_t way;
+    bool spread;
+} tried;
+
+/* What was tried so far, and of it the plan that is held. */
+typedef struct contest {
+    tm_job *job;
+    const job_opts *opts;
+    const char *name;
+    way_list *ways;
+    tried *tried;
+    uint32_t n;
+    compiled held;
+} contest;
 
 static void drop(compiled *c) {
     tm_plan_free(c->plan);
@@ -231,55 +249,138 @@ static void drop(compiled *c) {
 }
 
 enum { FINALISTS = 3 };
+/* Guesses are off by so much between ways of one update, and by so much between updates. */
+static const double NEARLY = 1.05, ABOUT = 1.25;
+/* Predictions are no better than this: as fast as another is what takes so much longer at most, and between ways that
+ * are, the disk's wear decides; not where one writes hardly less. */
+static const double AS_FAST = 1.02, AS_LITTLE = 1.01;
+
+static bool is_better(const tried *a, const tried *b, double written) {
+    bool little = (double)a->written <= AS_LITTLE * written, also = (double)b->written <= AS_LITTLE * written;
+    if (little != also) return little;
+    if (a->seconds != b->seconds) return a->seconds < b->seconds;
+    return a->read < b->read;
+}
+
+/* Of those that are as fast as the fastest, and write as little as the least of them, the fastest. */
+static uint32_t winner(const contest *c) {
+    double seconds = INFINITY, written = INFINITY;
+    uint32_t best = UINT32_MAX;
+    for (uint32_t i = 0; i < c->n; i++) seconds = fmin(seconds, c->tried[i].seconds);
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->tried[i].seconds <= AS_FAST * seconds) written = fmin(written, (double)c->tried[i].written);
+    for (uint32_t i = 0; i < c->n; i++) {
+        const tried *t = &c->tried[i];
+        if (t->seconds > AS_FAST * seconds) continue;
+        if (best == UINT32_MAX || is_better(t, &c->tried[best], written)) best = i;
+    }
+    return best;
+}
 
 static bool can_spread(const pass_opts *o) {
     return o->shape.micro_batches > 1 && (o->update == UPDATE_BEFORE || o->update == UPDATE_WITHIN);
 }
 
-/* Compiles and predicts one way; takes it where it is better than the best so far. TM_EBUDGET also where it cannot be
- * planned beside that. */
-static tm_status try_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t way, bool spread,
-                         bool compare, compiled *best) {
-    compiled c = {.way = way};
-    uint64_t beside = best->plan ? tm_plan_get_info(best->plan)->memory_bytes : 0;
-    if (ways->least[way] == 0) TM_TRY(way_minimum(job, opts, ways, way));
-    if (beside + way_planning_bytes(ways->plans[way]) > job->slab_bytes) return TM_EBUDGET;
-    TM_TRY(compile_way(job, opts, name, ways, way, spread, &c.plan));
-    tm_status rc = compare ? job_predict(job, c.plan, &ways->way[way], &c.seconds) : TM_OK;
-    c.state = job_take_state(job);
-    bool better = rc == TM_OK && (!best->plan || c.seconds < best->seconds);
-    drop(better ? best : &c);
-    if (better) *best = c;
+/* The same but for what runs beside what: of about the same length and bytes. */
+static bool are_alike(const pass_opts *a, const pass_opts *b) {
+    return a->update == b->update && a->keep_quarters == b->keep_quarters;
+}
+
+/* Compiles and predicts one way; its plan is held where it wins over all before. TM_EBUDGET also where it cannot be
+ * planned beside the one that is held. */
+static tm_status try_way(contest *c, uint32_t way, bool spread, bool compare) {
+    compiled new = {.nth = c->n};
+    tried *t = &c->tried[c->n];
+    way_list *ways = c->ways;
+    uint64_t beside = c->held.plan ? tm_plan_get_info(c->held.plan)->memory_bytes : 0;
+    if (ways->least[way] == 0) TM_TRY(way_minimum(c->job, c->opts, ways, way));
+    if (beside + way_planning_bytes(ways->plans[way]) > c->job->slab_bytes) return TM_EBUDGET;
+    TM_TRY(compile_way(c->job, c->opts, c->name, ways, way, spread, &new.plan));
+    *t = (tried){.way = way, .spread = spread};
+    tm_status rc = compare ? job_predict(c->job, new.plan, &ways->way[way], &t->seconds) : TM_OK;
+    const tm_plan_info *info = tm_plan_get_info(new.plan);
+    for (int k = 0; k < TM_KINDS; k++) {
+        t->written += info->write_bytes[k];
+        t->read += info->read_bytes[k];
+    }
+    new.state = job_take_state(c->job);
+    if (rc == TM_OK) c->n++;
+    bool wins = rc == TM_OK && winner(c) == new.nth;
+    drop(wins ? &c->held : &new);
+    if (wins) c->held = new;
     return rc;
 }
 
-static tm_status choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, const ranked *list,
-                        uint32_t n, compiled *best) {
-    /* with ranks updates stand where all ranks have them, however many tiles each has */
-    bool alone = job->ranks.ranks == 1, forced = alone && opts->spread > 0, open = alone && opts->spread == 0;
-    uint32_t had = 0;
-    for (uint32_t i = 0; i < n && had < FINALISTS; i++) {
-        const pass_opts *o = &ways->way[list[i].way];
-        if (had && list[i].seconds > 1.05 * list[0].seconds) break;
-        tm_status rc = try_way(job, opts, name, ways, list[i].way, forced && can_spread(o),
-                               n > 1 || (open && can_spread(o)), best);
+/* By the guess the best way of each update (`updates`), or the best of those that are not alike. What is like the best
+ * of them is tried by more_like(). */
+static tm_status try_kinds(contest *c, const ranked *list, uint32_t n, bool forced, bool compare, bool updates) {
+    double first = INFINITY, off = updates ? ABOUT : NEARLY;
+    for (uint32_t i = 0; i < n && c->n < FINALISTS && list[i].seconds <= off * first; i++) {
+        const pass_opts *o = &c->ways->way[list[i].way];
+        bool had = false, same = false;
+        for (uint32_t k = 0; k < c->n; k++) {
+            const pass_opts *other = &c->ways->way[c->tried[k].way];
+            had |= updates ? o->update == other->update : are_alike(o, other);
+            same |= c->tried[k].way == list[i].way;
+        }
+        if (same) first = fmin(first, list[i].seconds);
+        if (had) continue;
+        tm_status rc = try_way(c, list[i].way, forced && can_spread(o), compare);
         if (rc == TM_EBUDGET) continue;
         if (rc != TM_OK) return rc;
-        had++;
+        first = fmin(first, list[i].seconds);
     }
-    if (!best->plan) return TM_EBUDGET;
-    if (!open || !can_spread(&ways->way[best->way])) return TM_OK;
-    tm_status rc = try_way(job, opts, name, ways, best->way, true, true, best);
-    return rc == TM_EBUDGET ? TM_OK : rc;
+    return TM_OK;
+}
+
+static tm_status more_like(contest *c, const ranked *list, uint32_t n, bool forced) {
+    uint32_t best = c->tried[winner(c)].way;
+    const pass_opts *of = &c->ways->way[best];
+    for (uint32_t i = 0; i < n; i++) {
+        const pass_opts *o = &c->ways->way[list[i].way];
+        if (list[i].way == best || !are_alike(o, of)) continue;
+        tm_status rc = try_way(c, list[i].way, forced && can_spread(o), true);
+        if (rc != TM_OK && rc != TM_EBUDGET) return rc;
+    }
+    return TM_OK;
+}
+
+/* What was dropped for another wins after all where that other was then outrun. */
+static tm_status hold_winner(contest *c) {
+    uint32_t nth = winner(c);
+    if (c->held.plan && c->held.nth == nth) return TM_OK;
+    const tried *t = &c->tried[nth];
+    drop(&c->held);
+    TM_TRY(compile_way(c->job, c->opts, c->name, c->ways, t->way, t->spread, &c->held.plan));
+    c->held.state = job_take_state(c->job);
+    c->held.nth = nth;
+    return TM_OK;
+}
+
+static tm_status choose(contest *c, const ranked *list, uint32_t n) {
+    /* with ranks updates stand where all ranks have them, however many tiles each has */
+    bool alone = c->job->ranks.ranks == 1, forced = alone && c->opts->spread > 0, open = alone && c->opts->spread == 0;
+    TM_TRY(try_kinds(c, list, n, forced, n > 1 || open, true));
+    TM_TRY(try_kinds(c, list, n, forced, n > 1 || open, false));
+    if (c->n == 0) return TM_EBUDGET;
+    TM_TRY(more_like(c, list, n, forced));
+    uint32_t way = c->tried[winner(c)].way;
+    if (open && can_spread(&c->ways->way[way])) {
+        tm_status rc = try_way(c, way, true, true);
+        if (rc != TM_OK && rc != TM_EBUDGET) return rc;
+    }
+    return hold_winner(c);
 }
 
 tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only, tm_plan **plan,
                      uint32_t *chosen) {
-    compiled best = {0};
+    contest c = {.job = job, .opts = opts, .name = name, .ways = ways};
     tm_plan_opts po;
     uint32_t n = 0;
+    tm_status rc;
     ranked *list = tm_malloc(sizeof *list * (ways->n + 1));
-    if (!list) return tm_nomem(sizeof *list * ways->n);
+    c.tried = tm_malloc(sizeof *c.tried * (ways->n + 2)); /* each once, one of them spread as well */
+    if (!list || !c.tried) TM_GO(tm_nomem((sizeof *list + sizeof *c.tried) * ways->n));
     job->plans_bytes = 0; /* what is ranked has them in its least */
     job_plan_opts(job, opts, &po);
     for (uint32_t i = 0; i < ways->n; i++) {
@@ -288,16 +389,15 @@ tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_li
         list[n++] = (ranked){ways->n > 1 ? guess(job, &po, &ways->way[i], least) : 0, i};
     }
     qsort(list, n, sizeof *list, by_seconds);
-    tm_status rc = choose(job, opts, name, ways, list, n, &best);
+    TM_GO(choose(&c, list, n));
+    TM_GO(tm_plan_prove(c.held.plan)); /* the others never run */
+    job_give_state(job, &c.held.state);
+    *chosen = c.tried[c.held.nth].way;
+    job->plans_bytes = ways->plans[*chosen];
+    *plan = c.held.plan;
+done:
+    if (rc != TM_OK) drop(&c.held);
     tm_free(list);
-    if (rc == TM_OK) rc = tm_plan_prove(best.plan); /* the others never run */
-    if (rc != TM_OK) {
-        drop(&best);
-        return rc;
-    }
-    job_give_state(job, &best.state);
-    job->plans_bytes = ways->plans[best.way];
-    *plan = best.plan;
-    *chosen = best.way;
-    return TM_OK;
+    tm_free(c.tried);
+    return rc;
 }

@@ -222,6 +222,48 @@ static void test_every_hardware_file(void **state) {
     assert_true(files > 0);
 }
 
+typedef struct step {
+    double seconds, written;
+} step;
+
+/* 71 M parameters, 8 rows of 512, on hardware whose costs are the file's: nothing is timed. */
+static step ladder_step(const scene *s, const char *hardware, unsigned mib, const char *update) {
+    tm_json_doc *doc;
+    run_write(s->config,
+              run_format("{\"model\": \"%s\", \"init\": \"random\", \"precision\": \"bf16\","
+                         " \"data\": {\"seq_len\": 512}, \"per_device_train_batch_size\": 8,"
+                         " \"memory\": {\"update\": \"%s\"}, \"max_steps\": 3, \"output_dir\": \"%s/out\"}\n",
+                         s->model, update, s->dir));
+    const tm_json *o = plan(s, 0, hardware, run_format("memory.host_budget=%uMiB", mib), &doc, NULL);
+    step found = {field(o, "seconds_per_step", TM_JSON_NUMBER)->number, (double)count(o, "write_bytes_per_step")};
+    tm_json_free(doc);
+    return found;
+}
+
+/* Ways within 2% of the fastest count as equally fast, those within 1% of the least written as writing as little: what
+ * a given update would have is never faster by more, nor as fast with less written. With memory bytes then rise only
+ * where seconds fall. */
+static void test_wear_breaks_ties(void **state) {
+    (void)state;
+    static const unsigned mib[] = {256, 384, 512, 768, 1024, 1280, 1536, 2048};
+    scene s = scene_open(shape_json(576, 1536, 16, 9, 3, 32000), 8, 512);
+    const char *hardware = imagined(&s, "16GiB", "1TB", "");
+    step before = {0};
+    for (size_t i = 0; i < TM_COUNT(mib); i++) {
+        step any = ladder_step(&s, hardware, mib[i], "auto");
+        step given[] = {ladder_step(&s, hardware, mib[i], "U"), ladder_step(&s, hardware, mib[i], "F")};
+        double fastest = given[0].seconds < given[1].seconds ? given[0].seconds : given[1].seconds;
+        if (any.seconds > 1.0201 * fastest) fail_msg("%u MiB: %g s, not %g s", mib[i], any.seconds, fastest);
+        for (size_t k = 0; k < TM_COUNT(given); k++)
+            if (given[k].seconds <= 1.02 * fastest && any.written > 1.0101 * given[k].written)
+                fail_msg("%u MiB: writes %g bytes a step in %g s, update %s %g in %g s", mib[i], any.written,
+                         any.seconds, k ? "F" : "U", given[k].written, given[k].seconds);
+        if (i > 0 && any.written > 1.0101 * before.written && any.seconds >= before.seconds)
+            fail_msg("%u MiB: writes more than with %u MiB and is no faster", mib[i], mib[i - 1]);
+        before = any;
+    }
+}
+
 static void write_rows(const scene *s) {
     tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
     rows_write(run_path(s->dir, "rows.safetensors"), golden, 0, 4, 16, true);
@@ -392,6 +434,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_batch_is_too_large, run_clean),
         cmocka_unit_test_teardown(test_device_is_too_small, run_clean),
         cmocka_unit_test_teardown(test_every_hardware_file, run_clean),
+        cmocka_unit_test_teardown(test_wear_breaks_ties, run_clean),
         cmocka_unit_test_teardown(test_bytes_are_those_of_train, run_clean),
         cmocka_unit_test_teardown(test_micro_batches_are_too_many, run_clean),
         cmocka_unit_test_teardown(test_many_micro_batches_hold_the_budget, run_clean),
