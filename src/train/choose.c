@@ -312,10 +312,11 @@ static tm_status try_way(contest *c, uint32_t way, bool spread, bool compare) {
 }
 
 /* By the guess the best way of each update (`updates`), or the best of those that are not alike. What is like the best
- * of them is tried by more_like(). */
+ * of them is tried by more_like(). A guess that is not a number (rates of an imagined machine without an end) rules
+ * nothing out. */
 static tm_status try_kinds(contest *c, const ranked *list, uint32_t n, bool forced, bool compare, bool updates) {
     double first = INFINITY, off = updates ? ABOUT : NEARLY;
-    for (uint32_t i = 0; i < n && c->n < FINALISTS && list[i].seconds <= off * first; i++) {
+    for (uint32_t i = 0; i < n && c->n < FINALISTS && !(list[i].seconds > off * first); i++) {
         const pass_opts *o = &c->ways->way[list[i].way];
         bool had = false, same = false;
         for (uint32_t k = 0; k < c->n; k++) {

@@ -71,6 +71,7 @@ typedef struct tm_strings {
     uint32_t n;
 } tm_strings;
 
+enum { TM_BY_EPOCH_SAVE = 1, TM_BY_EPOCH_EVAL = 2, TM_BY_EPOCH_LOG = 4 };
 typedef struct tm_config {
     const char *model; /* HF folder or .gguf file, relative to the current directory */
     bool init_random;  /* "init": "random" */
@@ -184,6 +185,8 @@ typedef struct tm_config {
 
     /* ---- output -------------------------------------------------------------------------------------------------- */
     int64_t save_steps, eval_steps; /* steps between; 0: only at the end */
+    unsigned by_epoch;              /* TM_BY_EPOCH_*: what goes by epochs; its steps are known once the data are */
+    bool warmup_auto, total_auto;   /* DeepSpeed's scheduler says "auto" for these */
     int64_t commit_steps;           /* 0: no commit before the end */
     double commit_minutes;          /* 0: off */
     int64_t logging_steps;          /* steps between progress lines on stderr; log.jsonl has every step */

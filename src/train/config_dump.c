@@ -177,8 +177,8 @@ static void dump_one_cycle(tm_json_writer *w, const tm_lr_schedule *s) {
     real(w, "decay_mom_rate", s->decay_mom_rate);
 }
 
-static void dump_warmups(tm_json_writer *w, const cfg_impl *impl) {
-    const tm_lr_schedule *s = &impl->pub.schedule;
+static void dump_warmups(tm_json_writer *w, const tm_config *c) {
+    const tm_lr_schedule *s = &c->schedule;
     if (s->type != TM_LR_DS_WARMUP_COSINE) {
         real(w, "warmup_min_lr", s->warmup_min_lr);
         real(w, "warmup_max_lr", s->warmup_max_lr);
@@ -186,23 +186,23 @@ static void dump_warmups(tm_json_writer *w, const cfg_impl *impl) {
         real(w, "warmup_min_ratio", s->warmup_min_ratio);
         real(w, "cos_min_ratio", s->cos_min_ratio);
     }
-    if (impl->warmup_auto)
+    if (c->warmup_auto)
         text(w, "warmup_num_steps", "auto");
     else
         whole(w, "warmup_num_steps", s->warmup_steps);
     text(w, "warmup_type", s->warmup_shape == TM_SHAPE_LINEAR ? "linear" : "log");
     if (s->type == TM_LR_DS_WARMUP) return;
-    if (impl->total_auto)
+    if (c->total_auto)
         text(w, "total_num_steps", "auto");
     else
         whole(w, "total_num_steps", s->total_steps);
 }
 
-static void dump_schedule(tm_json_writer *w, const cfg_impl *impl) {
-    const tm_lr_schedule *s = &impl->pub.schedule;
-    real(w, "warmup_steps", impl->pub.warmup_steps);
-    real(w, "warmup_ratio", impl->pub.warmup_ratio);
-    if (!impl->pub.deepspeed_schedule) {
+static void dump_schedule(tm_json_writer *w, const tm_config *c) {
+    const tm_lr_schedule *s = &c->schedule;
+    real(w, "warmup_steps", c->warmup_steps);
+    real(w, "warmup_ratio", c->warmup_ratio);
+    if (!c->deepspeed_schedule) {
         dump_hf_schedule(w, s);
         return;
     }
@@ -217,7 +217,7 @@ static void dump_schedule(tm_json_writer *w, const cfg_impl *impl) {
         real(w, "lr_range_test_step_rate", s->range_step_rate);
         truth(w, "lr_range_test_staircase", s->range_staircase);
     } else
-        dump_warmups(w, impl);
+        dump_warmups(w, c);
     tm_jw_object_end(w);
     tm_jw_object_end(w);
 }
@@ -305,18 +305,18 @@ static void dump_storage(tm_json_writer *w, const tm_config *c) {
 
 static void dump_output(tm_json_writer *w, const tm_config *c) {
     text(w, "output_dir", c->output_dir);
-    unsigned by_epoch = ((const cfg_impl *)c)->by_epoch;
-    if (by_epoch & EPOCH_SAVE)
+    unsigned by_epoch = c->by_epoch;
+    if (by_epoch & TM_BY_EPOCH_SAVE)
         text(w, "save_strategy", "epoch");
     else
         whole(w, "save_steps", c->save_steps);
-    if (by_epoch & EPOCH_EVAL)
+    if (by_epoch & TM_BY_EPOCH_EVAL)
         text(w, "eval_strategy", "epoch");
     else
         whole(w, "eval_steps", c->eval_steps);
     whole(w, "commit_steps", c->commit_steps);
     if (c->commit_minutes > 0) real(w, "commit_minutes", c->commit_minutes);
-    if (by_epoch & EPOCH_LOG)
+    if (by_epoch & TM_BY_EPOCH_LOG)
         text(w, "logging_strategy", "epoch");
     else
         whole(w, "logging_steps", c->logging_steps);
@@ -337,7 +337,7 @@ tm_status tm_config_dump_json(const tm_config *c, tm_buf *out, int indent) {
     tm_jw_object(&w);
     dump_job(&w, c);
     dump_optimizer(&w, c);
-    dump_schedule(&w, (const cfg_impl *)c);
+    dump_schedule(&w, c);
     dump_memory(&w, c);
     dump_storage(&w, c);
     dump_output(&w, c);

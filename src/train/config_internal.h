@@ -97,16 +97,12 @@ typedef struct cfg_owned {
     tm_json_doc *doc; /* or NULL: bytes follow */
     char bytes[];
 } cfg_owned;
-/* Steps of what goes by epochs are known once the data are. */
-enum { EPOCH_SAVE = 1, EPOCH_EVAL = 2, EPOCH_LOG = 4 };
 typedef struct cfg_impl {
-    tm_config pub; /* first */
-    unsigned by_epoch;
+    tm_config pub;   /* first */
     uint16_t *autos; /* rows that say "auto" */
     uint32_t n_autos;
     cfg_owned *owned;
-    bool warmup_auto, total_auto; /* DeepSpeed's scheduler says "auto" */
-    int64_t given_warmup;         /* its warmup_num_steps, to compare with a ratio; -1 */
+    int64_t given_warmup; /* its warmup_num_steps, to compare with a ratio; -1 */
 } cfg_impl;
 char *cfg_strndup(cfg_impl *c, const char *text, size_t n);             /* NULL: out of memory, recorded */
 tm_status cfg_keep_doc(cfg_impl *c, tm_json_doc *doc) TM_MUST_USE;      /* frees it on failure */

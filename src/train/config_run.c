@@ -159,11 +159,13 @@ static void resolve_strategies(cfg_state *s) {
     static const struct {
         const char *path;
         unsigned what;
-    } all[] = {{"save_strategy", EPOCH_SAVE}, {"eval_strategy", EPOCH_EVAL}, {"logging_strategy", EPOCH_LOG}};
+    } all[] = {{"save_strategy", TM_BY_EPOCH_SAVE},
+               {"eval_strategy", TM_BY_EPOCH_EVAL},
+               {"logging_strategy", TM_BY_EPOCH_LOG}};
     for (size_t i = 0; i < TM_COUNT(all); i++)
-        if (cfg_chosen(s, all[i].path, "epoch")) s->cfg->by_epoch |= all[i].what;
-    if (s->cfg->by_epoch & EPOCH_SAVE) c->save_steps = 0;
-    if (s->cfg->by_epoch & EPOCH_EVAL) c->eval_steps = 0;
+        if (cfg_chosen(s, all[i].path, "epoch")) s->cfg->pub.by_epoch |= all[i].what;
+    if (s->cfg->pub.by_epoch & TM_BY_EPOCH_SAVE) c->save_steps = 0;
+    if (s->cfg->pub.by_epoch & TM_BY_EPOCH_EVAL) c->eval_steps = 0;
     if (cfg_chosen(s, "logging_strategy", "no")) c->logging_steps = NEVER;
 }
 
@@ -189,9 +191,9 @@ static void resolve_best(cfg_state *s) {
     if (!c->save_best && !c->load_best_model_at_end) return;
     const char *key = c->save_best ? "save_strategy" : "load_best_model_at_end";
     const char *at = cfg_where(cfg_given(s, key), w, sizeof w);
-    unsigned epochs = s->cfg->by_epoch & (EPOCH_SAVE | EPOCH_EVAL);
-    if (c->data.eval && epochs == (EPOCH_SAVE | EPOCH_EVAL)) return;
-    if (c->data.eval && c->save_best && epochs == EPOCH_EVAL) return;
+    unsigned epochs = s->cfg->pub.by_epoch & (TM_BY_EPOCH_SAVE | TM_BY_EPOCH_EVAL);
+    if (c->data.eval && epochs == (TM_BY_EPOCH_SAVE | TM_BY_EPOCH_EVAL)) return;
+    if (c->data.eval && c->save_best && epochs == TM_BY_EPOCH_EVAL) return;
     if (c->data.eval && epochs)
         cfg_problem(s, TM_EINPUT,
                     "%s: \"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_strategy\" and "

@@ -163,9 +163,9 @@ static void compare_warmup(cfg_state *s) {
     const char *path = PARAM "warmup_num_steps";
     tm_config *c = &s->cfg->pub;
     char w[256];
-    s->cfg->warmup_auto = cfg_is_auto(s, path);
-    s->cfg->given_warmup = s->cfg->warmup_auto ? -1 : c->schedule.warmup_steps;
-    if (s->cfg->warmup_auto || !flat || c->warmup_steps < 1 || (int64_t)c->warmup_steps == c->schedule.warmup_steps)
+    s->cfg->pub.warmup_auto = cfg_is_auto(s, path);
+    s->cfg->given_warmup = s->cfg->pub.warmup_auto ? -1 : c->schedule.warmup_steps;
+    if (s->cfg->pub.warmup_auto || !flat || c->warmup_steps < 1 || (int64_t)c->warmup_steps == c->schedule.warmup_steps)
         return;
     if (ds)
         cfg_mismatch(s, "warmup_steps", flat, path, ds);
@@ -209,7 +209,7 @@ static void ds_schedule(cfg_state *s) {
     compare_type(s);
     if (BIT(types[type]) & DS_WARMUP) compare_lr(s);
     if (BIT(types[type]) & (DS_WARMUP | DS_COSINE)) compare_warmup(s);
-    s->cfg->total_auto = cfg_is_auto(s, PARAM "total_num_steps");
+    s->cfg->pub.total_auto = cfg_is_auto(s, PARAM "total_num_steps");
     const cfg_value *steps = cfg_given(s, "max_steps"), *total = cfg_given(s, PARAM "total_num_steps");
     if (c->max_steps && total && total->node->integer != c->max_steps)
         cfg_mismatch(s, "max_steps", steps, PARAM "total_num_steps", total);
@@ -231,8 +231,8 @@ tm_status config_resolve_schedule(cfg_state *s) {
         ds_schedule(s);
     else
         hf_schedule(s);
-    if (s->n_problems || s->cfg->total_auto || !c->deepspeed_schedule) return TM_OK;
-    return s->cfg->warmup_auto ? TM_OK : tm_lr_check(&c->schedule);
+    if (s->n_problems || s->cfg->pub.total_auto || !c->deepspeed_schedule) return TM_OK;
+    return s->cfg->pub.warmup_auto ? TM_OK : tm_lr_check(&c->schedule);
 }
 
 /* ---- when the data are known --------------------------------------------------------------------------------- */
@@ -252,16 +252,16 @@ static tm_status complete_deepspeed(cfg_impl *impl) {
                        "the warm-up ratio gives %" PRId64 " of %" PRId64 " steps and does not match scheduler.params."
                        "warmup_num_steps %" PRId64 "; make them equal, or say \"auto\" there",
                        warmup, c->total_steps, impl->given_warmup);
-    if (impl->warmup_auto) c->schedule.warmup_steps = warmup > 1 ? warmup : 1;
-    if (impl->total_auto) c->schedule.total_steps = c->total_steps;
+    if (impl->pub.warmup_auto) c->schedule.warmup_steps = warmup > 1 ? warmup : 1;
+    if (impl->pub.total_auto) c->schedule.total_steps = c->total_steps;
     return TM_OK;
 }
 
 static void resolve_epochs(cfg_impl *impl, int64_t steps_per_epoch) {
     int64_t every = steps_per_epoch > 1 ? steps_per_epoch : 1;
-    if (impl->by_epoch & EPOCH_SAVE) impl->pub.save_steps = every;
-    if (impl->by_epoch & EPOCH_EVAL) impl->pub.eval_steps = every;
-    if (impl->by_epoch & EPOCH_LOG) impl->pub.logging_steps = every;
+    if (impl->pub.by_epoch & TM_BY_EPOCH_SAVE) impl->pub.save_steps = every;
+    if (impl->pub.by_epoch & TM_BY_EPOCH_EVAL) impl->pub.eval_steps = every;
+    if (impl->pub.by_epoch & TM_BY_EPOCH_LOG) impl->pub.logging_steps = every;
 }
 
 tm_status tm_config_resolve_steps(tm_config *c, int64_t steps_per_epoch) {
