@@ -150,7 +150,7 @@ static tm_status slab_grows(tm_job *job, const job_opts *opts, const pass_opts *
     for (uint32_t i = 0; i < 2; i++) {
         pass_opts o = *way;
         uint64_t keep = job->need_share;
-        o.shape.micro_batches = SAMPLE << i;
+        o.shape.micro_batches = (uint32_t)SAMPLE << i;
         tm_status rc = minimum_of_programs(job, opts, &o, &least[i], &device, &plans);
         job->need_share = keep;
         TM_TRY(rc);
