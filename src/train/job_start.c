@@ -16,7 +16,7 @@
  * step's at an export and at the end of a run (two operations an object), and a checksum a page. What the plans of a
  * step take is each way's own (choose.c). Stated, not measured at run time, so that `plan` and `train` agree; tests
  * hold VmHWM against the budget. */
-enum { PROGRAM_KIB = 5632, PER_THREAD_KIB = 256, OBJECT_BYTES = 768, WALK_BYTES_PER_OBJECT = 1280 };
+enum { PROGRAM_KIB = 6144, PER_THREAD_KIB = 256, OBJECT_BYTES = 768, WALK_BYTES_PER_OBJECT = 1280 };
 enum { WINDOW_GRAIN = 2048, ARENA_FRAMES_GIB = 4 };
 /* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
  * that it talks to; a fabric with buffers of its own may take more. */

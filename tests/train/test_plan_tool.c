@@ -281,7 +281,7 @@ static void test_bytes_are_those_of_train(void **state) {
     scene s = scene_open(NULL, 1, 16);
     tm_json_doc *doc;
     write_rows(&s);
-    const char *budget = little_budget(&s, 24);
+    const char *budget = little_budget(&s, 30);
     const tm_json *o = plan(&s, 0, NULL, budget, &doc, NULL);
     train_log log = run_train(s.config, run_path(s.dir, "out"), 0, &(run_opts){.env = s.env}, SETS(budget));
     assert_true(log.steps > 1);
