@@ -82,8 +82,6 @@ typedef struct io_spool {
 TM_MUST_USE tm_status io_spool_append(io_spool *s, const void *bytes, size_t n);
 tm_status io_spool_flush(io_spool *s);
 TM_MUST_USE tm_status io_spool_sync(io_spool *s); /* flush and fsync */
-int io_file_fd(const tm_file *f);
-int io_out_fd(const tm_out *o); /* nothing may have been appended yet */
 /* Directory part of `path` ("." if it has none) into buf[cap]; false if it does not fit. */
 bool io_dirname(const char *path, char *buf, size_t cap);
 const char *io_basename(const char *path); /* into path */
@@ -95,9 +93,8 @@ uint64_t io_random64(void); /* for names only */
 
 typedef struct io_live {
     struct io_live *prev, *next;
-    const char *path;   /* of the temporary file or the run directory; owned by the holder */
-    const char *parent; /* NULL, or a directory to be removed too if it is then empty */
-    bool is_dir;
+    const char *path;                  /* of the temporary file or the run directory; owned by the holder */
+    void (*remove)(struct io_live *l); /* on the way out: system calls alone; NULL: it unlinks `path` */
 } io_live;
 void io_live_add(io_live *l);
 void io_live_remove(io_live *l); /* fine if it was never added */

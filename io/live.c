@@ -1,5 +1,5 @@
 /* What this process would leave behind if it stopped now. */
-#include "io/run_internal.h"
+#include "io/io_internal.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -29,11 +29,10 @@ void io_live_remove(io_live *l) {
 void tm_io_cleanup_at_exit(void) {
     pthread_mutex_lock(&lock);
     for (io_live *l = head; l; l = l->next) {
-        if (!l->is_dir) {
+        if (l->remove)
+            l->remove(l);
+        else
             io_sys_table->unlinkat(AT_FDCWD, l->path, 0);
-        } else if (io_run_remove_dir((tm_io_run *)l) == TM_OK && l->parent) {
-            io_sys_table->unlinkat(AT_FDCWD, l->parent, AT_REMOVEDIR);
-        }
     }
     pthread_mutex_unlock(&lock);
 }

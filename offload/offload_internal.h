@@ -3,7 +3,9 @@
 #ifndef TIDEMILL_OFFLOAD_INTERNAL_H
 #define TIDEMILL_OFFLOAD_INTERNAL_H
 
-#include "offload/offload.h"
+#include "offload/machine/machine.h"
+#include "offload/plan/plan.h"
+#include "offload/store/store.h"
 
 #define TM_TEMP_BIT 0x80000000u /* in an object id: a temporary of the program, else state of the layout */
 #define TM_NONE UINT32_MAX
@@ -69,6 +71,11 @@ struct tm_program {
     bool lowered;
     tm_status status;
 };
+
+/* Gradients are in no commit: nothing is pending when one is made. */
+static inline bool in_commits(const tm_object *o) {
+    return o->kind <= TM_KIND_EXP_AVG_SQ;
+}
 
 /* Makes room for one more element of array *p; false when out of memory. */
 bool offload_grow(void *p, uint32_t *cap, uint32_t n, size_t element_bytes);
@@ -172,6 +179,7 @@ static inline bool plan_starts_early(uint8_t engine) {
     return engine == TM_ENGINE_DISK_READ || engine == TM_ENGINE_COPY_IN;
 }
 
+enum { STORE_PATHS = TM_MACHINE_PATHS };
 /* store.c: one transfer. `frame` is the object's whole frame (frame_bytes). */
 typedef struct store_target {
     const tm_plan *plan;
@@ -179,6 +187,12 @@ typedef struct store_target {
     uint64_t *temp_checksum; /* [plan->n_temp_pages] */
 } store_target;
 tm_io *store_io(tm_store *s);
+/* The path of what a disk operation of `plan` moves, and how many there are. */
+uint32_t store_lane(const tm_store *s, const tm_plan *plan, uint32_t object);
+uint32_t store_lanes(const tm_store *s);
+/* The lane of each disk operation of `plan` on a machine with several paths, had all of its state been placed in the
+ * layout's order: [ops of the plan], tm_free. NULL in *out: one path. */
+TM_MUST_USE tm_status stripe_lanes(uint8_t **out, const tm_plan *plan, const struct tm_machine *m);
 /* Slot, generation, checksums of what is written. team: by the caller's OpenMP threads. */
 void store_seal(tm_store *s, const store_target *t, void *frame, bool team);
 void store_aim_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req);     /* of what was sealed */

@@ -44,12 +44,12 @@ done
 find "$build/CMakeFiles" -path '*CompilerId*' -name '*.gcno' -delete # of no source of ours
 # A loop of billions of rounds is no error of gcov's.
 gcovr -r . --gcov-ignore-parse-errors --object-directory "$build" --exclude-throw-branches --exclude-unreachable-branches \
-  --exclude-lines-by-pattern '.*TM_ASSERT.*' -f 'io/' -f 'offload/' -f 'src/format/' -f 'src/data/' -f 'src/base/' \
-  -f 'src/train/trainer_(commit|resume|leftovers|state|identity|save|ranks)' -f 'src/train/(elastic|replay|diagnose|config|schema)' \
+  --exclude-lines-by-pattern '.*TM_ASSERT.*' -f 'io/' -f 'offload/' -f 'src/format/' -f 'src/data/' -f 'src/text/' -f 'src/base/' \
+  -f 'src/config/' -f 'src/step/elastic' -f 'src/train/resume/' -f 'src/train/(trainer_commit|trainer_save|trainer_ranks|replay|diagnose)' \
   --csv "$build/coverage.csv" "$build" > /dev/null
 awk -F, 'NR > 1 {
     folder = $1; sub(/\/[^\/]*$/, "", folder)
-    if (folder == "src/train") folder = folder ($1 ~ /train\/(config|schema)/ ? ": configuration" : ": commit, resume, ...")
+    if (folder == "src/train" || folder == "src/step") folder = "src/train: commits, resume, ..."
     lines[folder] += $2; hit[folder] += $3; branches[folder] += $5; taken[folder] += $6
     printf "%6.1f%% %6.1f%% %5d  %s\n", $5 ? 100 * $6 / $5 : 100, $2 ? 100 * $3 / $2 : 100, $5 - $6, $1 > "/dev/stderr"
 } END {

@@ -2,7 +2,7 @@
  * and to memory that is registered once, IN_FLIGHT copies under way a direction, each event's callback submitting the
  * next. Beside them one large copy at a time, which is the link's limit. */
 #include "device/device.h"
-#include "offload/machine.h"
+#include "offload/machine/machine.h"
 #include "tools/tools.h"
 
 #include <errno.h>

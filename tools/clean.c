@@ -1,5 +1,6 @@
 /* tidemill clean: what dead runs left below an offload path. */
-#include "offload/offload.h"
+#include "io/file/file.h"
+#include "offload/store/store.h"
 #include "tools/tools.h"
 
 #include <fcntl.h>

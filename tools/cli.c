@@ -1,7 +1,7 @@
 /* Options of a command: one table gives parsing, messages and help. Not getopt_long: it takes abbreviations, which
  * change meaning whenever an option is added, and does not say which argument it refused. */
 #include "tools/tools.h"
-#include "train/config.h"
+#include "config/config.h"
 
 #include <errno.h>
 #include <math.h>

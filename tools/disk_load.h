@@ -11,6 +11,7 @@
 #define TIDEMILL_DISK_LOAD_H
 
 #include "io/io.h"
+#include "io/run/run.h"
 #include "tools/busy_cores.h"
 
 enum { DISK_MAX_PATHS = 16 };

@@ -1,3 +1,4 @@
+#include "io/file/file.h"
 #include "tools/disk_picture.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* tidemill inspect PATH: what a model folder, a GGUF or a safetensors file holds. */
 #include "format/format.h"
-#include "io/io.h"
+#include "io/file/file.h"
 #include "tools/tools.h"
 
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 #include "tools/text_model.h"
 
 #include "format/format.h"
-#include "io/io.h"
+#include "io/file/file.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 #ifndef TIDEMILL_TOOLS_TEXT_MODEL_H
 #define TIDEMILL_TOOLS_TEXT_MODEL_H
 
-#include "data/chat.h"
+#include "text/chat/chat.h"
 
 typedef struct text_model {
     tm_tokenizer *tokenizer;

@@ -1,6 +1,6 @@
 /* tidemill train */
 #include "tools/tools.h"
-#include "train/config.h"
+#include "config/config.h"
 #include "train/train.h"
 
 #include <stdio.h>

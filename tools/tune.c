@@ -3,7 +3,7 @@
  * The load is that of a step: 4 MiB requests, as many as the executor has in flight, half of them reads and half
  * writes, page checksums, while all cores compute. Settings are searched one after another from DeepSpeed's defaults;
  * another one is taken only if it is clearly faster. */
-#include "offload/machine.h"
+#include "offload/machine/machine.h"
 #include "tools/busy_cores.h"
 #include "tools/disk_load.h"
 #include "tools/tools.h"

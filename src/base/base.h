@@ -141,7 +141,9 @@ const char *tm_format_left(double seconds, char *buf, size_t cap); /* "0:01:30",
 void *tm_malloc(size_t bytes) TM_MUST_USE; /* NULL on failure, nothing recorded */
 void *tm_calloc(size_t count, size_t bytes) TM_MUST_USE;
 void *tm_realloc(void *p, size_t bytes) TM_MUST_USE; /* on failure p stays valid */
-void tm_free(void *p);                               /* NULL is fine */
+/* Room for `need` elements in an array that grows by half of itself: `array` is the address of its pointer. */
+tm_status tm_grow(void *array, size_t *cap, size_t need, size_t element_bytes) TM_MUST_USE;
+void tm_free(void *p); /* NULL is fine */
 char *tm_strdup(const char *s) TM_MUST_USE;
 char *tm_strndup(const char *s, size_t n) TM_MUST_USE;
 tm_status tm_nomem(size_t bytes); /* records TM_ENOMEM with the size */

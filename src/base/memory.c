@@ -133,3 +133,18 @@ void tm_buf_free(tm_buf *b) {
     tm_free(b->data);
     *b = (tm_buf){0};
 }
+
+tm_status tm_grow(void *array, size_t *cap, size_t need, size_t element_bytes) {
+    if (need <= *cap) return TM_OK;
+    size_t more = *cap < 8 ? 8 : *cap + *cap / 2;
+    if (more < need) more = need;
+    uint64_t bytes;
+    if (!tm_mul_u64(more, element_bytes, &bytes)) return tm_nomem(SIZE_MAX);
+    void *p;
+    memcpy(&p, array, sizeof p);
+    p = tm_realloc(p, bytes);
+    if (p == NULL) return tm_nomem(bytes);
+    memcpy(array, &p, sizeof p);
+    *cap = more;
+    return TM_OK;
+}

@@ -2,9 +2,9 @@
 #ifndef TIDEMILL_DATASET_INTERNAL_H
 #define TIDEMILL_DATASET_INTERNAL_H
 
-#include "data/chat.h"
+#include "text/chat/chat.h"
 #include "data/dataset.h"
-#include "data/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 /* ---- jsonl.c: lines of a source, one at a time, in bounded memory ----------------------------------------------- */
 

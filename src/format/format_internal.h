@@ -3,7 +3,7 @@
 #define TIDEMILL_FORMAT_INTERNAL_H
 
 #include "format/format.h"
-#include "io/io.h"
+#include "io/file/file.h"
 
 enum {
     TM_FORMAT_CHUNK = 64 * 1024, /* stack that one read or write passes through; a whole number of any block */

@@ -1,6 +1,6 @@
 /* When a run does not learn: where the numbers stop being finite, and which steps stand out. Neither changes a bit. */
 #include "io/io.h"
-#include "train/trainer_internal.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 #include <math.h>

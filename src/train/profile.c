@@ -6,8 +6,8 @@
  *
  * Beside it stands how long each engine was at work: transfers overlap each other and compute, so that of those only
  * the time in which at least one was under way is a share of the step. */
-#include "train/cost_internal.h"
-#include "train/trainer_internal.h"
+#include "planner/cost.h"
+#include "train/trainer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

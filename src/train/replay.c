@@ -1,7 +1,7 @@
 /* --replay-every N: each N-th step is computed twice, operation by operation, and the bits are compared before anything
  * is written to a disk or committed. Costs one more computation of that step, nothing of the others. */
-#include "train/cost_internal.h"
-#include "train/trainer_internal.h"
+#include "planner/cost.h"
+#include "train/trainer.h"
 
 /* ---- memory for it: of the budget ------------------------------------------------------------------------------- */
 

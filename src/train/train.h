@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "model/model.h"
-#include "offload/offload.h"
+#include "offload/plan/plan.h"
 
 typedef struct tm_train_args {
     const char *config;     /* path of the JSON file */

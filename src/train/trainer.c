@@ -1,9 +1,10 @@
 /* The training job: configuration, data and tiers are brought together, then one plan is run once a step. */
-#include "train/elastic_internal.h"
-#include "train/trainer_internal.h"
+#include "step/elastic.h"
+#include "train/train.h"
+#include "train/trainer.h"
 
 #include "comm/comm.h"
-#include "io/io.h"
+#include "io/file/file.h"
 #include "kernels/kernels.h"
 
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 /* Commits: when they are due, and what a run has to find in one to go on. */
 #include "comm/comm.h"
 #include "kernels/kernels.h"
-#include "train/trainer_internal.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 #include <limits.h>

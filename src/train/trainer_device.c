@@ -2,7 +2,7 @@
  * configuration leaves that open, what its results' bits depend on, and the algorithms that it chose. A device of the
  * host's own processors needs none of this. */
 #include "comm/comm.h"
-#include "train/trainer_internal.h"
+#include "train/trainer.h"
 
 #include <stdio.h>
 #include <string.h>

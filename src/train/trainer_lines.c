@@ -1,5 +1,5 @@
 /* log.jsonl across lives: a commit knows the lines that were there, and what comes after it is cut. */
-#include "train/trainer_internal.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* log.jsonl: a line a step, and one for what happens between them. */
 #include "comm/comm.h"
-#include "train/trainer_internal.h"
+#include "train/trainer.h"
 
 #include <math.h>
 

@@ -1,8 +1,9 @@
 /* OUTPUT_DIR as a run's own: it would not replace what is the user's, it is held by one run at a time, it and its run
  * directories know each other by a key, and a start that is refused leaves it as it was. README.md, "Whose is what". */
 #include "comm/comm.h"
-#include "io/io.h"
-#include "train/resume_internal.h"
+#include "io/run/run.h"
+#include "io/file/file.h"
+#include "train/resume/resume.h"
 
 #include <errno.h>
 #include <limits.h>

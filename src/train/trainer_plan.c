@@ -1,8 +1,9 @@
 /* Which way the step is run: candidates from the configuration, the choice, and the plans beside it. */
 #include "comm/comm.h"
-#include "offload/machine.h"
-#include "train/elastic_internal.h"
-#include "train/trainer_internal.h"
+#include "offload/machine/machine.h"
+#include "planner/start.h"
+#include "step/elastic.h"
+#include "train/trainer.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* What a person sees of a run: what it is going to take, how far it is, what it took. */
-#include "train/trainer_internal.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 #include <math.h>

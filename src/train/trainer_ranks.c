@@ -1,10 +1,10 @@
 /* One rank among others: the strategy as shards, what has to be alike before the first collective, and how a failure of
  * one becomes the end of all. */
 #include "comm/comm.h"
-#include "io/io.h"
+#include "io/run/run.h"
 #include "kernels/kernels.h"
-#include "train/elastic_internal.h"
-#include "train/trainer_internal.h"
+#include "step/elastic.h"
+#include "train/trainer.h"
 
 #include <limits.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* Room for what a run gives away: known before the first step, as the state's is. */
-#include "io/io.h"
-#include "train/trainer_internal.h"
+#include "io/file/file.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 

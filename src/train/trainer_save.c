@@ -1,7 +1,7 @@
 /* What a run gives away: checkpoint-N folders, which of them is the best and which go, the model at the end. */
 #include "comm/comm.h"
-#include "io/io.h"
-#include "train/trainer_internal.h"
+#include "io/file/file.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* The loss scale of fp16 (optim/README.md, "fp16"): state of a run beside its step. The plan has no part in it: a step
  * multiplies its loss by the scale that the steps before it left. */
-#include "train/trainer_internal.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* The loop: steps, evaluations, checkpoints, and the end. */
-#include "train/trainer_internal.h"
+#include "train/trainer.h"
 
-#include "io/io.h"
+#include "io/file/file.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,8 +1,8 @@
 /* Steps as predicted and as they ran. A step's line is written when its last transfer has landed, which is a little
  * into the step after: until then what the step came to waits here. */
-#include "offload/trace.h"
-#include "train/cost_internal.h"
-#include "train/trainer_internal.h"
+#include "offload/sim/sim.h"
+#include "planner/cost.h"
+#include "train/trainer.h"
 
 #include <string.h>
 

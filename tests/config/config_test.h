@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/config.h"
+#include "config/config.h"
 
 /* The text of "ds.json"; any other name is not there. */
 static inline tm_status test_read(void *ctx, const char *path, tm_buf *out) {

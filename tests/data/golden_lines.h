@@ -2,7 +2,7 @@
 #ifndef TIDEMILL_TESTS_GOLDEN_LINES_H
 #define TIDEMILL_TESTS_GOLDEN_LINES_H
 
-#include "data/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

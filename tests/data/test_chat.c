@@ -1,6 +1,6 @@
 /* chat: the four golden templates, others run by transformers beforehand, spans, limits and errors. */
 #include "golden_lines.h"
-#include "data/chat.h"
+#include "text/chat/chat.h"
 #include "tests/skip.h"
 
 #include <time.h>

@@ -2,7 +2,7 @@
  * said, and nothing stays held. What is opened are the golden tests' tokenizers and templates, so that every kind is
  * there. */
 #include "golden_lines.h"
-#include "data/chat.h"
+#include "text/chat/chat.h"
 #include "data/dataset.h"
 #include "tests/walk.h"
 #include "tests/skip.h"

@@ -1,5 +1,5 @@
 /* dataset: formats and their masks against expectations written by hand; the index rule; hostile files. */
-#include "data/chat.h"
+#include "text/chat/chat.h"
 #include "data/dataset.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* The real model's tokenizer and template, as they come out of its GGUF file: every id of the smollm2 fixture. */
 #include "golden_lines.h"
-#include "data/chat.h"
+#include "text/chat/chat.h"
 #include "format/format.h"
 #include "tests/skip.h"
 

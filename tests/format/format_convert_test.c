@@ -1,5 +1,6 @@
 /* Folder -> GGUF -> folder: what went in comes out, and a failed conversion leaves nothing. */
 #include "gguf_bytes.h"
+#include "io/file/file.h"
 
 #include <math.h>
 #include <stdio.h>

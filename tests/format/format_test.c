@@ -1,4 +1,5 @@
 #include "format_test.h"
+#include "io/file/file.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * memory; a failure leaves no text; spans ascend, do not overlap and lie in the text. */
 #include "fuzz.h"
 
-#include "data/chat.h"
+#include "text/chat/chat.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #include "fuzz.h"
 
 #include "model/model.h"
-#include "train/config.h"
+#include "config/config.h"
 
 typedef struct bytes {
     const char *data;

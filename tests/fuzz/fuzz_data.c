@@ -3,9 +3,9 @@
  * of two epochs can be drawn; a sample comes once an epoch. */
 #include "fuzz.h"
 
-#include "data/chat.h"
+#include "text/chat/chat.h"
 #include "data/dataset.h"
-#include "data/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <string.h>

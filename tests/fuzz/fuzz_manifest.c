@@ -3,7 +3,7 @@
  * and page that it names can be asked for, and none beyond. */
 #include "fuzz.h"
 
-#include "offload/manifest_internal.h"
+#include "offload/store/manifest_internal.h"
 
 #include <string.h>
 #include <xxhash.h>

@@ -3,7 +3,7 @@
  * normalized; the ids decode, to UTF-8. */
 #include "fuzz.h"
 
-#include "data/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,6 +10,8 @@
 #include <cmocka.h>
 
 #include "io/io.h"
+#include "io/run/run.h"
+#include "io/file/file.h"
 #include "tests/skip.h"
 
 #include <stdio.h>

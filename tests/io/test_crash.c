@@ -6,6 +6,7 @@
 #include "tests/offload/commit_world.h"
 
 #include "io/io_internal.h"
+#include "io/file/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,10 @@
 #ifndef TIDEMILL_TEST_COMMIT_WORLD_H
 #define TIDEMILL_TEST_COMMIT_WORLD_H
 
-#include "offload/offload.h"
+#include "io/file/file.h"
+#include "offload/exec/exec.h"
+#include "offload/plan/plan.h"
+#include "offload/store/store.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,7 +3,9 @@
 #ifndef TIDEMILL_TEST_PLAN_WORLD_H
 #define TIDEMILL_TEST_PLAN_WORLD_H
 
-#include "offload/offload.h"
+#include "offload/exec/exec.h"
+#include "offload/plan/plan.h"
+#include "offload/store/store.h"
 #include "offload/offload_internal.h"
 
 #include <setjmp.h>

@@ -1,5 +1,6 @@
 /* Commits through the store's own interface: what they hold, what they survive, what is noticed. */
 #include "commit_world.h"
+#include "io/file/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

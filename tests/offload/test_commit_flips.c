@@ -4,8 +4,10 @@
  * tests/offload/test_commit.c flips bits under a whole restore.
  *
  * TIDEMILL_FLIPS=N TIDEMILL_FLIP_SEED=S TIDEMILL_FLIP_MIB=M: that many (default 4000, 7), of a commit of M MiB (8). */
-#include "io/io.h"
-#include "offload/offload.h"
+#include "io/file/file.h"
+#include "offload/exec/exec.h"
+#include "offload/plan/plan.h"
+#include "offload/store/store.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

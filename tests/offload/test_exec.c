@@ -1,7 +1,8 @@
 /* The executor over several paths, one of them slow; the simulator's picture of it; an I/O engine that is lost. */
-#include "offload/exec_internal.h"
-#include "offload/simulate.h"
-#include "offload/store_internal.h"
+#include "io/file/file.h"
+#include "offload/exec/exec_internal.h"
+#include "offload/sim/sim.h"
+#include "offload/store/store_internal.h"
 #include "tests/skip.h"
 
 #include <setjmp.h>

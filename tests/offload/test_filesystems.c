@@ -1,6 +1,7 @@
 /* Real file systems: sectors of 512 bytes and of 4 KiB, places beyond 4 GiB, a store over several file systems at once.
  * What is mounted lies on loop devices in a mount namespace of a child; rows that need root skip loudly. */
-#include "offload/store_internal.h"
+#include "offload/exec/exec.h"
+#include "offload/store/store_internal.h"
 #include "tests/io/io_test.h"
 #include "tests/leave.h"
 #include "tests/skip.h"

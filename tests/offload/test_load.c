@@ -1,5 +1,5 @@
 /* The load tree beside a plain array: random additions, maxima and searches over random ranges of trees of any size. */
-#include "offload/load_internal.h"
+#include "offload/plan/load_internal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

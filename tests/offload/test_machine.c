@@ -1,6 +1,6 @@
 /* Hardware files, the profile of this machine, and what tm_machine_of makes of it. */
-#include "io/io.h"
-#include "offload/machine.h"
+#include "io/file/file.h"
+#include "offload/machine/machine.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

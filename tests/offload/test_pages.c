@@ -4,7 +4,7 @@
  *
  * TIDEMILL_TRIALS=N TIDEMILL_TRIAL_SEED=S: that many (default 10000, 7). */
 #include "io/io.h"
-#include "offload/store_internal.h"
+#include "offload/store/store_internal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,7 +2,7 @@
  * two, with state chosen, spilled, held and linked from run to run, proved, printed, simulated. */
 #define WORLD_DIR "test_plan_walk.offload"
 #include "plan_world.h"
-#include "offload/simulate.h"
+#include "offload/sim/sim.h"
 #include "tests/walk.h"
 
 /* ---- a program is written ---------------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* A run goes on where its commit lies: a path that the configuration names and the commit does not is warned of. */
 #include "commit_world.h"
+#include "io/file/file.h"
 
 #include <fcntl.h>
 

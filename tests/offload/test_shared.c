@@ -1,7 +1,8 @@
 /* Frames that the ranks of a node share: at the same addresses whatever else a rank has to do, proved to be written by
  * communication operations alone and after their readers, and paid for by share. */
-#include "offload/offload.h"
+#include "offload/exec/exec.h"
 #include "offload/offload_internal.h"
+#include "offload/plan/plan.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* The simulator against plans whose times can be worked out by hand, and against a plain simulation, written here, that
  * looks at every operation at every event. */
 #include "offload/offload_internal.h"
-#include "offload/simulate.h"
+#include "offload/sim/sim.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* Which path an object gets: in proportion to rates, where there is room, and spread over time. */
-#include "offload/stripe_internal.h"
+#include "offload/store/stripe_internal.h"
 #include "tests/skip.h"
 
 #include <setjmp.h>

@@ -1,6 +1,7 @@
 /* Traces are JSON with the spans that went in, no two of a lane overlapping; timelines are well-formed and small. */
+#include "io/file/file.h"
 #include "offload/offload_internal.h"
-#include "offload/trace.h"
+#include "offload/sim/sim.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 /* bench io and tune io: what they print, that contents are checked, that nothing is left. Rates are not judged here. */
-#include "io/io.h"
+#include "io/file/file.h"
 #include "base/base.h"
 
 #include <setjmp.h>

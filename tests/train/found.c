@@ -2,8 +2,8 @@
 #define XXH_INLINE_ALL
 #include "found.h"
 
-#include "io/io.h"
-#include "offload/manifest_internal.h"
+#include "io/file/file.h"
+#include "offload/store/manifest_internal.h"
 #include "tests/leave.h"
 #include "tests/walk.h"
 #include "train/train.h"

@@ -14,8 +14,8 @@
 #define TIDEMILL_TEST_LP_FACTS_H
 
 #include "offload/offload_internal.h"
-#include "offload/simulate.h"
-#include "train/train_internal.h"
+#include "offload/sim/sim.h"
+#include "step/step.h"
 
 typedef struct lp_item {
     tm_kind kind;

@@ -1,6 +1,6 @@
 #include "run.h"
 
-#include "io/io.h"
+#include "io/file/file.h"
 #include "tests/leave.h"
 
 #include <dirent.h>

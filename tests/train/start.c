@@ -3,8 +3,8 @@
 #include "comm/comm.h"
 #include "kernels/kernels.h"
 #include "tests/walk.h"
-#include "train/elastic_internal.h"
-#include "train/trainer_internal.h"
+#include "step/elastic.h"
+#include "train/trainer.h"
 
 /* ---- one start --------------------------------------------------------------------------------------------------- */
 

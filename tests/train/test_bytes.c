@@ -4,9 +4,10 @@
  * training: what the program counted is what was planned (run.h checks that wherever tests train), and what the kernel
  * counted is what the program did. */
 #include "kernels/kernels.h"
+#include "planner/start.h"
 #include "run.h"
+#include "step/step.h"
 #include "tests/skip.h"
-#include "train/train_internal.h"
 
 #include <fcntl.h>
 #include <math.h>

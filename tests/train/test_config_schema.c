@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/config_internal.h"
+#include "config/config_internal.h"
 
 static void rows_are_consistent(void **state) {
     (void)state;

@@ -1,6 +1,6 @@
 /* `plan` on a device, the driver being one that pretends (tests/cuda): operations and copies are timed there once, what
  * is known of them is what is predicted, and a run teaches it. */
-#include "io/io.h"
+#include "io/file/file.h"
 #include "run.h"
 
 #include <stdlib.h>

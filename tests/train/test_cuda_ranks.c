@@ -1,7 +1,7 @@
 /* Several ranks, each with a device of its own ("cuda" without a number), on the driver that pretends (tests/cuda): the
  * losses of as many ranks on the CPU, to rounding; one hash whatever the strategy and the arenas' sizes; who has which
  * device; more ranks than devices. */
-#include "io/io.h"
+#include "io/file/file.h"
 #include "run.h"
 #include "tests/skip.h"
 

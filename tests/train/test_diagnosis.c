@@ -1,6 +1,6 @@
 /* A model with weights near or beyond bf16's reach: after 50 skipped steps the unit whose output is not finite is
  * named, with the tensor that was poisoned; nothing is trained on it, and nothing is left. */
-#include "io/io.h"
+#include "io/file/file.h"
 #include "run.h"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* What a run teaches `plan`: the profile afterwards holds what operations took in that run, by its own trace. */
-#include "io/io.h"
-#include "offload/machine.h"
+#include "io/file/file.h"
+#include "offload/machine/machine.h"
 #include "run.h"
-#include "train/cost_table_internal.h"
+#include "planner/cost_table_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

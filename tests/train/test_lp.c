@@ -14,6 +14,7 @@
  * both ways (ten times as long), TIDEMILL_LP_SEED, TIDEMILL_LP_REPORT=FILE for every budget. */
 #include "lp_facts.h"
 #include "lp_solve.h"
+#include "planner/start.h"
 
 #include "kernels/kernels.h"
 #include "tests/skip.h"

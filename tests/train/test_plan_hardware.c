@@ -2,7 +2,7 @@
  * moves, seconds of the update, where a GPU can run it (bytes a parameter, from what each keeps: optim/optimizer.h);
  * and a gather into memory that the ranks of a node share takes what memory does. Exchanges are hidden behind
  * compute. And a file made of what was measured here says what was measured. */
-#include "io/io.h"
+#include "io/file/file.h"
 #include "run.h"
 
 #include <math.h>

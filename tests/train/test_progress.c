@@ -1,5 +1,5 @@
 /* The run as a person sees it on a terminal: a live line that fits, a history that stays, last words of their own. */
-#include "io/io.h"
+#include "io/file/file.h"
 #include "run.h"
 #include "tests/screen.h"
 

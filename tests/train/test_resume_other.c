@@ -1,6 +1,6 @@
 /* Several ranks go on from another run's OUTPUT_DIR: to the bits of a run that was never divided, by another strategy,
  * and the run whose state it is keeps it. */
-#include "io/io.h"
+#include "io/file/file.h"
 #include "run.h"
 #include "tests/skip.h"
 

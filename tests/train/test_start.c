@@ -5,8 +5,8 @@
 
 #include "comm/comm.h"
 #include "tests/walk.h"
-#include "train/elastic_internal.h"
-#include "train/trainer_internal.h"
+#include "step/elastic.h"
+#include "train/trainer.h"
 #include "tests/skip.h"
 
 #include <signal.h>

@@ -2,8 +2,9 @@
  * block, unit by unit or stage by stage, from the least memory to all of it. In this process, by the handlers and the
  * executor of training. And what update B does where it cannot go on. */
 #include "kernels/kernels.h"
+#include "planner/start.h"
 #include "run.h"
-#include "train/train_internal.h"
+#include "step/step.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,0 +1,82 @@
+/* Communication operations: submitted in plan order, which all ranks share, as soon as they are ready; they complete
+ * on a thread of the caller's. */
+#include "offload/exec/exec_internal.h"
+
+static bool head_is_ready(const tm_exec *e, const exec_run *r) {
+    return r && r->open && r->comm.n > 0 && r->comm.op[0] == r->next_comm && e->n_comm < EXEC_COMM;
+}
+
+/* The next communication operation from `op` on. */
+uint32_t exec_next_comm(const tm_plan *plan, uint32_t op) {
+    while (op < plan->n_op && plan->op[op].engine != TM_ENGINE_COMM) op++;
+    return op;
+}
+
+static tm_status submit(tm_exec *e, comm_flight *f) {
+    const tm_plan *plan = f->run->plan;
+    const tm_plan_op *o = &plan->op[f->op];
+    void *operand[EXEC_COMM_OPERANDS];
+    TM_ASSERT(o->n_operands <= EXEC_COMM_OPERANDS && e->comm.submit);
+    for (uint32_t i = 0; i < o->n_operands; i++) operand[i] = exec_at(e, plan->operand[o->first_operand + i]);
+    return e->comm.submit(e->comm.ctx, &o->op, operand, f);
+}
+
+static comm_flight *free_flight(tm_exec *e) {
+    comm_flight *f = e->comm_flight;
+    while (f->busy) f++;
+    return f;
+}
+
+/* One thread at a time submits, without the lock; who comes meanwhile leaves it to that one. */
+void exec_pump_comm(tm_exec *e) {
+    if (e->pumping) return;
+    e->pumping = true;
+    while (e->status == TM_OK && head_is_ready(e, e->now)) {
+        exec_run *r = e->now;
+        comm_flight *f = free_flight(e);
+        *f = (comm_flight){.run = r, .op = heap_pop(&r->comm), .busy = true, .from_ns = tm_now_ns()};
+        r->next_comm = exec_next_comm(r->plan, f->op + 1);
+        e->n_comm++;
+        pthread_mutex_unlock(&e->lock);
+        tm_status rc = submit(e, f);
+        pthread_mutex_lock(&e->lock);
+        if (rc == TM_OK) continue;
+        exec_fail(e, rc);
+        f->busy = false;
+        e->n_comm--;
+    }
+    e->pumping = false;
+}
+
+void tm_exec_comm_done(tm_exec *e, void *token, tm_status status) {
+    comm_flight *f = token;
+    bool disk = false;
+    pthread_mutex_lock(&e->lock);
+    uint64_t now = tm_now_ns();
+    e->stats.comm_ns += now - f->from_ns;
+    f->run->stats.comm_ns += now - f->from_ns;
+    exec_note_span(f->run, f->op, f->from_ns, now);
+    f->busy = false;
+    e->n_comm--;
+    if (status != TM_OK)
+        exec_fail(e, status);
+    else
+        disk = exec_complete(e, f->run, f->op);
+    pthread_cond_broadcast(&e->cpu_wake);
+    if (disk && e->store) tm_io_wake(store_io(e->store)); /* before the last may be over, and all of it closed */
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Random orders: the head of the line, start to end. Blocking is safe: no operation before it waits for another rank's
+ * operations after it. Without the lock. */
+tm_status exec_random_comm(tm_exec *e) {
+    pthread_mutex_lock(&e->lock);
+    exec_pump_comm(e);
+    while (e->n_comm > 0) pthread_cond_wait(&e->cpu_wake, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+    return TM_OK;
+}
+
+bool exec_comm_is_ready(const tm_exec *e) {
+    return head_is_ready(e, e->now);
+}

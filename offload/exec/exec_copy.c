@@ -1,0 +1,76 @@
+/* Copies between the tiers: handed to the device in index order, EXEC_COPIES under way a direction; their events
+ * complete them, on a thread of the device's. They belong to the run that computes, like CPU operations; copies to the
+ * device of the run after it begin beside it, as the link allows. */
+#include "offload/exec/exec_internal.h"
+
+static tm_device_transfer transfer_of(const tm_exec *e, const exec_run *r, uint32_t op) {
+    const tm_plan_op *o = &r->plan->op[op];
+    const uint64_t *at = r->plan->operand + o->first_operand;
+    bool out = o->engine == TM_ENGINE_COPY_OUT;
+    return (tm_device_transfer){.way = out ? TM_DEVICE_OUT : TM_DEVICE_IN,
+                                .host = e->slab + at[out ? 1 : 0],
+                                .offset = at[out ? 0 : 1] - TM_DEVICE_BASE,
+                                .bytes = (uint64_t)o->op.arg[1] << 32 | o->op.arg[0]};
+}
+
+static tm_status failed(const tm_event *e) {
+    return tm_fail(e->status, "a copy between host and device failed");
+}
+
+/* On the device's thread. */
+static void copied(tm_event *event) {
+    copy_flight *f = event->ctx;
+    tm_exec *e = f->exec;
+    bool disk = false;
+    pthread_mutex_lock(&e->lock);
+    exec_note_span(f->run, f->op, event->start_ns, event->end_ns);
+    f->run->stats.copy_ns += event->end_ns - event->start_ns;
+    f->busy = false;
+    e->n_copy[f->way]--;
+    if (event->status != TM_OK) {
+        exec_fail(e, failed(event));
+    } else {
+        f->run->stats.copied_bytes[f->way] += f->bytes;
+        disk = exec_complete(e, f->run, f->op);
+    }
+    pthread_cond_broadcast(&e->cpu_wake);
+    if (disk && e->store) tm_io_wake(store_io(e->store)); /* before the last may be over, and all of it closed */
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void submit(tm_exec *e, exec_run *r, int way) {
+    copy_flight *f = e->copy_flight[way];
+    while (f->busy) f++;
+    uint32_t op = heap_pop(&r->copy[way]);
+    tm_device_transfer t = transfer_of(e, r, op);
+    *f = (copy_flight){
+        .event = {.done = copied, .ctx = f}, .exec = e, .run = r, .op = op, .way = way, .bytes = t.bytes, .busy = true};
+    e->n_copy[way]++;
+    tm_status rc = tm_device_copy(e->device, &t, &f->event);
+    if (rc == TM_OK) return;
+    exec_fail(e, rc);
+    f->busy = false;
+    e->n_copy[way]--;
+}
+
+static void pump(tm_exec *e, exec_run *r, int way) {
+    while (e->status == TM_OK && r && r->open && r->copy[way].n > 0 && e->n_copy[way] < EXEC_COPIES) submit(e, r, way);
+}
+
+void exec_pump_copies(tm_exec *e) {
+    if (e->seed) return;
+    pump(e, e->now, TM_DEVICE_OUT);
+    pump(e, e->now, TM_DEVICE_IN);
+    if (!e->dropping) pump(e, e->ahead, TM_DEVICE_IN);
+}
+
+/* Random orders: from start to end. */
+tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op) {
+    tm_event event = {0};
+    tm_device_transfer t = transfer_of(e, r, op);
+    TM_TRY(tm_device_copy(e->device, &t, &event));
+    if (tm_event_wait(e->device, &event) != TM_OK) return failed(&event);
+    r->stats.copied_bytes[t.way] += t.bytes;
+    (void)exec_complete(e, r, op);
+    return TM_OK;
+}

@@ -1,0 +1,173 @@
+/* The disk thread: takes ready disk operations, each lane's by itself, in index order and of the older run first, while
+ * fewer than EXEC_DEPTH of the lane are in flight; reaps completions. So a path that stands still holds up what lies on
+ * it and what waits for that, and nothing else. */
+#include "offload/exec/exec_internal.h"
+
+#include <errno.h>
+
+/* ---- one transfer -------------------------------------------------------------------------------------------- */
+
+void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes) {
+    const tm_plan_op *o = &r->plan->op[op];
+    tm_kind kind = tm_plan_object(r->plan, o->object)->kind;
+    bool read = o->engine == TM_ENGINE_DISK_READ;
+    (read ? e->stats.read_bytes : e->stats.write_bytes)[kind] += bytes;
+    (read ? r->stats.read_bytes : r->stats.write_bytes)[kind] += bytes;
+}
+
+static store_target target_of(const tm_exec *e, const exec_run *r, uint32_t op) {
+    return (store_target){.plan = r->plan, .object = r->plan->op[op].object, .temp_checksum = e->temp_checksum};
+}
+
+static flight *free_flight(tm_exec *e, uint32_t lane) {
+    flight *f = e->flight + (size_t)lane * EXEC_DEPTH, *end = f + EXEC_DEPTH;
+    while (f < end && f->busy) f++;
+    TM_ASSERT(f < end);
+    return f;
+}
+
+tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished) {
+    const tm_plan_op *o = &r->plan->op[op];
+    store_target t = target_of(e, r, op);
+    *finished = e->stub_disk;
+    if (e->stub_disk) return TM_OK;
+    flight *f = free_flight(e, exec_lane(e, r, op));
+    f->req = (tm_io_req){.user = f};
+    f->op = op;
+    f->run = r;
+    if (o->engine == TM_ENGINE_DISK_READ)
+        TM_TRY(store_prepare_read(e->store, &t, e->slab + o->address, &f->req));
+    else if (r->done[op] == OP_SEALED)
+        store_aim_write(e->store, &t, e->slab + o->address, &f->req);
+    else
+        store_prepare_write(e->store, &t, e->slab + o->address, &f->req);
+    tm_io_req *one[] = {&f->req};
+    TM_TRY(tm_io_submit(store_io(e->store), one, 1));
+    f->busy = true;
+    return TM_OK;
+}
+
+tm_status exec_disk_finish(tm_exec *e, flight *f) {
+    const tm_plan_op *o = &f->run->plan->op[f->op];
+    store_target t = target_of(e, f->run, f->op);
+    f->busy = false;
+    if (f->req.status != TM_OK) return tm_io_req_fail(&f->req);
+    if (o->engine == TM_ENGINE_DISK_READ) TM_TRY(store_check_read(e->store, &t, e->slab + o->address, &f->req));
+    return TM_OK;
+}
+
+/* ---- the thread ---------------------------------------------------------------------------------------------- */
+
+static bool run_busy(const tm_exec *e, const exec_run *r) {
+    if (!r || !r->open) return false;
+    bool wanted = e->status == TM_OK && !(e->dropping && r == e->ahead);
+    return r->in_flight > 0 || (wanted && r->disk_left > 0);
+}
+
+static bool disk_busy(const tm_exec *e) {
+    return run_busy(e, e->older) || run_busy(e, e->now) || run_busy(e, e->ahead);
+}
+
+void exec_park_disk(tm_exec *e) {
+    if (!e->has_thread) return;
+    while (disk_busy(e) || !e->parked) {
+        if (e->store) tm_io_wake(store_io(e->store));
+        pthread_cond_wait(&e->cpu_wake, &e->lock);
+    }
+}
+
+static uint32_t take_lane(tm_exec *e, exec_run *r, uint32_t lane, transfer *batch) {
+    uint32_t n = 0;
+    while (r->disk[lane].n > 0 && e->in_flight[lane] < EXEC_DEPTH) {
+        batch[n++] = (transfer){r, heap_pop(&r->disk[lane])};
+        e->in_flight[lane]++;
+        r->in_flight++;
+    }
+    return n;
+}
+
+static uint32_t take_disk(tm_exec *e, transfer *batch) {
+    exec_run *from[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
+    uint32_t n = 0;
+    for (size_t i = 0; i < TM_COUNT(from) && e->status == TM_OK; i++)
+        for (uint32_t lane = 0; from[i] && lane < e->lanes; lane++) n += take_lane(e, from[i], lane, batch + n);
+    return n;
+}
+
+/* The transfer is over: its successors may become ready, or the run has failed. */
+static void landed(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes, tm_status rc) {
+    pthread_mutex_lock(&e->lock);
+    r->in_flight--;
+    e->in_flight[exec_lane(e, r, op)]--;
+    if (rc == TM_OK) exec_count(e, r, op, bytes);
+    if (rc != TM_OK)
+        exec_fail(e, rc);
+    else
+        (void)exec_complete(e, r, op);
+    exec_pump_comm(e); /* what was read may be sent while the CPU is at something else */
+    pthread_cond_broadcast(&e->cpu_wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* The engine cannot go on: nothing more will come of what it has. */
+static void lose(tm_exec *e, tm_status rc) {
+    pthread_mutex_lock(&e->lock);
+    exec_fail(e, rc);
+    e->lost = true;
+    e->run[0].in_flight = e->run[1].in_flight = 0;
+    pthread_cond_signal(&e->cpu_wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* `block`: sleeps until something has completed or someone calls tm_io_wake. */
+static void reap(tm_exec *e, bool block) {
+    tm_io_req *got[EXEC_DEPTH];
+    unsigned n = 0;
+    tm_status rc = tm_io_wait(store_io(e->store), got, EXEC_DEPTH, &n, block);
+    if (rc != TM_OK) {
+        lose(e, rc);
+        return;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        flight *f = got[i]->user;
+        exec_run *r = f->run;
+        uint32_t op = f->op;
+        rc = exec_disk_finish(e, f);
+        exec_note_span(r, op, f->req.submit_ns, f->req.complete_ns);
+        landed(e, r, op, f->req.done, rc);
+    }
+}
+
+static void *disk_main(void *arg) {
+    tm_exec *e = arg;
+    transfer batch[EXEC_LANES * EXEC_DEPTH];
+    for (;;) {
+        pthread_mutex_lock(&e->lock);
+        while (!e->quit && !disk_busy(e)) {
+            e->parked = true;
+            pthread_cond_signal(&e->cpu_wake);
+            pthread_cond_wait(&e->disk_wake, &e->lock);
+        }
+        e->parked = false;
+        bool quit = e->quit;
+        uint32_t n = quit ? 0 : take_disk(e, batch);
+        pthread_mutex_unlock(&e->lock);
+        if (quit) break;
+        uint32_t at_once = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            bool finished = false;
+            tm_status rc = exec_disk_start(e, batch[i].run, batch[i].op, &finished);
+            at_once += rc != TM_OK || finished;
+            if (rc != TM_OK || finished) landed(e, batch[i].run, batch[i].op, 0, rc);
+        }
+        reap(e, at_once == 0);
+    }
+    if (e->store) tm_io_unregister(store_io(e->store)); /* the slab goes, the store may stay */
+    return NULL;
+}
+
+tm_status exec_disk_thread(tm_exec *e) {
+    tm_status rc = tm_thread_start(&e->thread, disk_main, e, "the disk thread");
+    e->has_thread = rc == TM_OK;
+    return rc;
+}

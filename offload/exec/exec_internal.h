@@ -1,0 +1,230 @@
+/* The executor's own structures: exec.c (life), exec_run.c (runs), exec_order.c (what is ready), exec_cpu.c (calling
+ * thread), exec_disk.c (disk thread), exec_copy.c and exec_device.c (the device's streams), exec_comm.c
+ * (communication), exec_random.c (tests). */
+#ifndef TIDEMILL_EXEC_INTERNAL_H
+#define TIDEMILL_EXEC_INTERNAL_H
+
+#include "offload/exec/exec.h"
+#include "offload/offload_internal.h"
+
+#include <pthread.h>
+
+/* Under way on a device: copies of a direction; operations, so many that its stream does not run dry while the calling
+ * thread is busy elsewhere. */
+enum { EXEC_COPIES = 4, EXEC_ISSUED = 16 };
+/* EXEC_DEPTH: disk operations in flight, of each lane. */
+enum { EXEC_LANES = STORE_PATHS, EXEC_DEPTH = 32, EXEC_SEALS = 64, EXEC_COMM = 8, EXEC_COMM_OPERANDS = 8 };
+/* exec_run.done: a sealed write has its checksums, an issued operation is on the device's stream, but neither is done.
+ */
+enum { OP_WAITS, OP_SEALED, OP_ISSUED, OP_DONE };
+
+typedef struct heap {
+    uint32_t *op;
+    uint32_t n, cap;
+} heap;
+
+/* One run of a plan. At most two exist: the one whose CPU operations run, and one beside it: the run before, while its
+ * last transfers are under way, or the run after, whose first reads have started. */
+typedef struct exec_run {
+    const tm_plan *plan;
+    uint32_t *pred; /* predecessors left */
+    uint8_t *done;
+    uint32_t cap_ops, oldest_disk;
+    heap cpu, comm, device, copy[TM_DEVICE_WAYS], disk[EXEC_LANES]; /* ready */
+    uint32_t *disk_op;                                              /* of all lanes' heaps */
+    uint32_t next_comm;                                             /* the communication operation whose turn it is */
+    uint32_t left, cpu_left, disk_left, in_flight;
+    bool open;
+    uint64_t began_ns;
+    tm_span *span; /* [cap_ops] seconds of tm_now_ns, while they are recorded */
+    tm_run_stats stats;
+} exec_run;
+
+static inline void exec_note_span(exec_run *r, uint32_t op, uint64_t from_ns, uint64_t to_ns) {
+    if (r->span) r->span[op] = (tm_span){(double)from_ns * 1e-9, (double)to_ns * 1e-9};
+}
+
+/* A disk operation of a run. */
+typedef struct transfer {
+    exec_run *run;
+    uint32_t op;
+} transfer;
+
+typedef struct flight {
+    tm_io_req req;
+    exec_run *run;
+    uint32_t op;
+    bool busy;
+} flight;
+
+/* A communication operation under way: what its caller knows it by. */
+typedef struct comm_flight {
+    exec_run *run;
+    uint32_t op;
+    bool busy;
+    uint64_t from_ns;
+} comm_flight;
+
+/* A copy between the tiers under way. */
+typedef struct copy_flight {
+    tm_event event;
+    struct tm_exec *exec;
+    exec_run *run;
+    uint32_t op;
+    int way;
+    uint64_t bytes;
+    bool busy;
+} copy_flight;
+
+/* An operation on the device's stream, and what it is given. */
+typedef struct issue {
+    tm_event event;
+    struct tm_exec *exec;
+    exec_run *run;
+    uint32_t op;
+    bool busy;
+    void **operand;
+    tm_device_frame *frame;
+} issue;
+
+/* Tests: a disk operation in flight moves its bytes either when it starts or when it completes, as the draw has it. */
+typedef struct pending {
+    exec_run *run;
+    uint32_t op;
+    bool moved;
+} pending;
+
+struct tm_exec {
+    char *slab, *shared;
+    uint64_t slab_bytes, shared_bytes;
+    tm_store *store;
+    uint32_t lanes; /* of the store: a path each */
+    uint64_t seed, draws;
+    bool stub_disk, stub_compute;
+    tm_exec_comm comm;
+    pthread_t thread;
+    bool has_thread, quit, parked;
+    pthread_mutex_t lock;
+    pthread_cond_t cpu_wake, disk_wake;
+    /* under the lock: */
+    exec_run run[2];
+    uint32_t in_flight[EXEC_LANES]; /* of both runs */
+    exec_run *now, *older,
+        *ahead; /* of those: whose CPU operations run; the two neighbours, NULL where there is none */
+    const tm_plan *next_plan;
+    const tm_link *next_link; /* from now to next */
+    const tm_link *link;      /* from now to ahead, once ahead is open */
+    bool dropping;            /* ahead is not wanted any more: no new reads of it */
+    bool sealing;             /* writes that become ready are held back for the calling thread to seal */
+    transfer seal[EXEC_SEALS];
+    uint32_t n_seal;
+    comm_flight comm_flight[EXEC_COMM];
+    uint32_t n_comm;
+    copy_flight copy_flight[TM_DEVICE_WAYS][EXEC_COPIES];
+    uint32_t n_copy[TM_DEVICE_WAYS];
+    issue issued[EXEC_ISSUED];
+    uint32_t n_issued;
+    tm_op_fn fn; /* of the run whose operations run */
+    void *fn_ctx;
+    bool pumping; /* a thread submits communication operations */
+    bool lost;    /* the I/O engine cannot go on */
+    tm_status status;
+    tm_error error;
+    tm_exec_stats stats;
+    tm_run_done_fn done_fn;
+    void *done_ctx;
+    tm_device_op_fn device_op_fn; /* under the lock */
+    void *device_op_ctx;
+    bool trace;
+    /* of the calling thread, for the operation that runs: */
+    void **operand;
+    uint32_t cap_operands;
+    tm_device *device;      /* NULL: operations compute on the slab */
+    bool registered;        /* the slab, with the device */
+    tm_device_frame *frame; /* [cap_frames], as each of `issued` has */
+    uint32_t cap_frames, cap_issued;
+    struct { /* exec_twice.c */
+        bool on;
+        char *before; /* what the operation that runs updates, as it was; behind it a piece of a device's arena */
+        uint64_t room;
+        void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap);
+        void *ctx;
+    } twice;
+    /* of the disk thread: */
+    flight *flight; /* [lanes * EXEC_DEPTH] */
+    uint64_t *temp_checksum;
+    uint32_t cap_temp_pages;
+    pending pending[EXEC_DEPTH];
+    uint32_t n_pending;
+};
+
+void heap_push(heap *h, uint32_t v);
+uint32_t heap_pop(heap *h);
+/* Keeps the first failure. Under the lock. */
+void exec_fail(tm_exec *e, tm_status status);
+/* Its predecessors are done. True: it is the disk's. Under the lock. */
+bool exec_ready(tm_exec *e, exec_run *r, uint32_t op);
+/* Marks `op` done and readies its successors, here and in the run ahead: the only place where an operation becomes
+ * ready. Returns true if a disk operation became ready. Under the lock. */
+bool exec_complete(tm_exec *e, exec_run *r, uint32_t op);
+/* exec_run.c. exec_run_begin: with `link`, beside `before`, whose operations that are not done yet it waits for.
+ * exec_run_end: on the calling thread, without the lock. exec_turn_over: the older run may have come to its end, the
+ * announced one may open; under the lock, which is dropped in between. exec_step_over: the announced run becomes the
+ * one whose CPU operations run. */
+tm_status exec_run_room(const tm_exec *e, exec_run *r, const tm_plan *plan);
+void exec_run_free(exec_run *r);
+void exec_run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link *link, const exec_run *before);
+void exec_run_end(tm_exec *e, exec_run *r);
+tm_status exec_turn_over(tm_exec *e);
+void exec_step_over(tm_exec *e);
+uint32_t exec_disk_ready(const tm_exec *e, const exec_run *r); /* of all lanes */
+/* exec_cpu.c: until the CPU operations are done or, where nothing was announced, everything is. */
+void exec_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx);
+void exec_in_random_order(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx);
+tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx);
+bool exec_is_apart(const tm_exec *e, const tm_plan *plan, uint32_t op); /* a device's own processors carry it out */
+tm_status exec_twice_apart(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx);
+void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op); /* tests: a result that is wrong by a bit */
+tm_status exec_compute(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx); /* once */
+tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx);
+tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished);
+tm_status exec_disk_finish(tm_exec *e, flight *f);
+void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes); /* under the lock */
+tm_status exec_disk_thread(tm_exec *e);
+/* Waits until the disk thread drives the engine no more: nothing is in flight, nothing that is wanted is ready. Under
+ * the lock. */
+void exec_park_disk(tm_exec *e);
+/* One operation, drawn from all that may start or complete. */
+tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx);
+/* exec_comm.c. exec_pump_comm: under the lock, which is dropped in between. */
+uint32_t exec_next_comm(const tm_plan *plan, uint32_t op);
+void exec_pump_comm(tm_exec *e);
+bool exec_comm_is_ready(const tm_exec *e);
+tm_status exec_random_comm(tm_exec *e);
+/* exec_copy.c. exec_pump_copies: under the lock. */
+void exec_pump_copies(tm_exec *e);
+tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op);
+/* exec_device.c. exec_pump_device and exec_park_device: under the lock. */
+typedef tm_status (*exec_compute_fn)(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn handler,
+                                     void *ctx);
+tm_status exec_device_room(tm_exec *e, const tm_plan *plan); /* nothing is under way, or there is enough */
+void exec_device_free(tm_exec *e);
+bool exec_is_device(const tm_exec *e, const tm_plan *plan, uint32_t op); /* computes in the arena */
+bool exec_is_issued(const tm_exec *e, const tm_plan *plan, uint32_t op); /* and returns before it ends */
+void exec_pump_device(tm_exec *e);
+void exec_park_device(tm_exec *e); /* waits for copies and operations under way */
+/* Calls fn; an operation of the device's tier where its frames are open, from start to end. */
+tm_status exec_on_device(tm_exec *e, const tm_plan *plan, uint32_t op, exec_compute_fn fn, tm_op_fn handler, void *ctx);
+static inline void *exec_at(const tm_exec *e, uint64_t address) {
+    if (address >= TM_DEVICE_BASE) return tm_device_at(e->device, address - TM_DEVICE_BASE);
+    return address >= TM_SHARED_BASE ? e->shared + (address - TM_SHARED_BASE) : e->slab + address;
+}
+/* The path that a disk operation goes to. */
+static inline uint32_t exec_lane(const tm_exec *e, const exec_run *r, uint32_t op) {
+    return e->store ? store_lane(e->store, r->plan, r->plan->op[op].object) : 0;
+}
+static inline bool exec_trails(const exec_run *r) {
+    return r && r->open && r->left > 0;
+}
+
+#endif

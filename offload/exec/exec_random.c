@@ -1,0 +1,72 @@
+/* Random legal orders (tests): one thread draws what starts or completes next among all that may. */
+#include "offload/exec/exec_internal.h"
+
+static uint32_t draw(tm_exec *e, uint32_t n) {
+    uint32_t r[4];
+    tm_philox(e->seed, 0, e->draws++, r);
+    return r[0] % n;
+}
+
+static uint32_t take_any(tm_exec *e, heap *h) {
+    uint32_t i = draw(e, h->n), op = h->op[i];
+    h->op[i] = h->op[--h->n]; /* order inside does not matter here: every take is random */
+    return op;
+}
+
+static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
+    tm_io_req *got[EXEC_DEPTH];
+    unsigned n = 0;
+    bool finished;
+    TM_TRY(exec_disk_start(e, r, op, &finished));
+    if (finished) return TM_OK;
+    while (n == 0) TM_TRY(tm_io_wait(store_io(e->store), got, 1, &n, true));
+    TM_TRY(exec_disk_finish(e, got[0]->user));
+    exec_count(e, r, op, got[0]->done);
+    return TM_OK;
+}
+
+/* `which`: of the ready ones, lane by lane. */
+static tm_status start_transfer(tm_exec *e, exec_run *r, uint32_t which) {
+    pending *q = &e->pending[e->n_pending];
+    heap *lane = r->disk;
+    for (; which >= lane->n; lane++) which -= lane->n;
+    *q = (pending){.run = r, .op = take_any(e, lane), .moved = draw(e, 2) == 0};
+    e->n_pending++;
+    return q->moved ? move_now(e, q->run, q->op) : TM_OK;
+}
+
+static tm_status complete_transfer(tm_exec *e, uint32_t i) {
+    pending q = e->pending[i];
+    e->pending[i] = e->pending[--e->n_pending];
+    if (!q.moved) TM_TRY(move_now(e, q.run, q.op));
+    (void)exec_complete(e, q.run, q.op);
+    return TM_OK;
+}
+
+tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx) {
+    exec_run *disks[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
+    uint32_t cpu = fn ? e->now->cpu.n : 0, n = cpu, room = e->n_pending < EXEC_DEPTH, comm = exec_comm_is_ready(e);
+    uint32_t copies = fn ? e->now->copy[0].n + e->now->copy[1].n : 0;
+    for (size_t i = 0; i < TM_COUNT(disks); i++) n += disks[i] && room ? exec_disk_ready(e, disks[i]) : 0;
+    TM_ASSERT(n + e->n_pending + comm + copies > 0);
+    uint32_t which = draw(e, n + e->n_pending + comm + copies);
+    if (which >= n + e->n_pending + comm) {
+        int way = which - (n + e->n_pending + comm) >= e->now->copy[0].n;
+        return exec_copy_now(e, e->now, take_any(e, &e->now->copy[way]));
+    }
+    if (which == n + e->n_pending) return exec_random_comm(e);
+    if (which >= n) return complete_transfer(e, which - n);
+    if (which < cpu) {
+        uint32_t op = take_any(e, &e->now->cpu);
+        TM_TRY(exec_cpu(e, e->now, op, fn, ctx));
+        (void)exec_complete(e, e->now, op);
+        return TM_OK;
+    }
+    which -= cpu;
+    for (size_t i = 0; i < TM_COUNT(disks); i++) {
+        uint32_t have = disks[i] ? exec_disk_ready(e, disks[i]) : 0;
+        if (which < have) return start_transfer(e, disks[i], which);
+        which -= have;
+    }
+    return TM_OK;
+}

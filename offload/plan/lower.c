@@ -1,0 +1,176 @@
+/* From a program whose operations lie in two tiers to one with copies between them.
+ *
+ *   visit of the program  --->  a *stay* in the device's arena, over the device operations of the visit
+ *                               host visits, of what the host does with the objects and of the copies
+ *
+ * A stay is a second frame of the same objects. State may also have a place in the arena for good (hold.c): then it has
+ * no stays, and host frames only where the host looks at it.
+ *
+ * The least arena is every stay on its own, and nothing held. */
+#include "offload/plan/lower_internal.h"
+
+#include <string.h>
+
+enum { LOWER_TRIES = 6, HOLD_LEVELS = 4, DISK_WEIGHT = 16 };
+
+/* ---- the arena ----------------------------------------------------------------------------------------------- */
+
+static tm_status pack_stays(lowering *w, uint64_t top) {
+    residence **item = tm_malloc(sizeof *item * ((size_t)w->n_stay + 1));
+    uint32_t n = 0;
+    if (!item) return tm_nomem(sizeof *item * w->n_stay);
+    for (uint32_t i = 0; i < w->n_stay; i++) {
+        stay *s = &w->stay[i];
+        if (s->into != i) continue;
+        s->frame.start = s->start;
+        s->frame.first_use = s->begin;
+        s->frame.end = s->end;
+        s->frame.hold = s->hold;
+        item[n++] = &s->frame;
+    }
+    tm_status rc =
+        place_pack(item, n, w->p->n_op, TM_DEVICE_BASE + w->held_bytes, top ? TM_DEVICE_BASE + top : 0, &w->peak);
+    w->peak -= TM_DEVICE_BASE;
+    tm_free(item);
+    return rc;
+}
+
+/* `room`: of the load; 0: the least. */
+static tm_status arrange(lowering *w, uint64_t room) {
+    lower_reset(w);
+    w->window = tm_min_u64(room / 6, 256 * TM_MIB);
+    if (room) lower_join(w, room - w->window);
+    TM_TRY(lower_copies(w));
+    if (room) lower_ahead(w, room);
+    return pack_stays(w, room ? w->arena : 0);
+}
+
+static void find_whole(lowering *w) {
+    const tm_program *p = w->p;
+    memset(w->whole, 0, p->n_visit);
+    for (uint32_t i = 0; i < p->n_op; i++)
+        for (uint32_t k = 0; !lower_on_device(w, i) && k < p->op[i].n_uses; k++) {
+            const prog_use *u = &p->use[p->op[i].first_use + k];
+            if (u->count > 1) w->whole[u->visit] = 1;
+        }
+}
+
+/* Once it is known what is held. */
+static tm_status prepare(lowering *w) {
+    find_whole(w);
+    return lower_stays(w);
+}
+
+static tm_status begin(lowering *w, const tm_program *p, bool afresh) {
+    size_t objects = (size_t)p->layout->n + p->n_temp + 1;
+    w->p = p;
+    w->stay = tm_malloc(sizeof *w->stay * ((size_t)p->n_visit + 1));
+    w->of_visit = tm_malloc(sizeof *w->of_visit * ((size_t)p->n_visit + 1));
+    w->whole = tm_calloc((size_t)p->n_visit + 1, 1);
+    w->place = tm_malloc(sizeof *w->place * objects);
+    w->host_visit = tm_malloc(sizeof *w->host_visit * ((size_t)p->n_record + 1));
+    w->held = tm_calloc((size_t)p->layout->n + 1, sizeof *w->held);
+    w->tier = tm_malloc((size_t)p->n_op + 1);
+    if (!w->stay || !w->of_visit || !w->whole || !w->place || !w->host_visit || !w->held || !w->tier)
+        return tm_nomem(sizeof *w->stay * objects);
+    TM_TRY(load_open(&w->load, p->n_op + 1));
+    TM_TRY(load_open(&w->ahead, p->n_op + 1));
+    hold_settled(w, afresh);
+    return prepare(w);
+}
+
+/* Beside what is held. TM_EBUDGET, with no error set: there is not room enough. */
+static tm_status fit(lowering *w) {
+    TM_TRY(arrange(w, 0));
+    if (w->peak > w->arena) return TM_EBUDGET;
+    uint64_t load = w->arena - w->held_bytes;
+    for (int i = 0; i < LOWER_TRIES && load > 0; i++) {
+        TM_TRY(arrange(w, load));
+        if (w->peak <= w->arena) return TM_OK;
+        load -= tm_min_u64(tm_max_u64(w->peak - w->arena, w->arena / 64) + TM_FRAME_ALIGN, load);
+    }
+    return arrange(w, 0);
+}
+
+/* ---- how much is held ---------------------------------------------------------------------------------------- */
+
+/* Bytes that move in a run: copies, and, much slower, what of the state has no room on the host and lies on disk. */
+static double traffic(const lowering *w) {
+    uint64_t state = 0, slab = w->opts->slab_bytes;
+    for (uint32_t i = 0; i < w->p->layout->n; i++) state += w->held[i] ? 0 : w->p->layout->object[i].frame_bytes;
+    return (double)w->copied + DISK_WEIGHT * 2.0 * (double)(state - tm_min_u64(state, slab));
+}
+
+static tm_status at_level(lowering *w, hold_groups *g, uint64_t bytes) {
+    hold_choose(w, g, bytes);
+    TM_TRY(prepare(w));
+    return fit(w);
+}
+
+/* Holding more leaves less room for stays to be joined: the best of a few. `room`: beside the least arena. */
+static tm_status fit_holding(lowering *w, uint64_t room) {
+    hold_groups g = {0};
+    double best = -1;
+    uint64_t level = 0, last = UINT64_MAX;
+    tm_status rc = hold_find(&g, w->p);
+    uint64_t may = (uint64_t)((1 - w->opts->hold_not) * (double)g.all_bytes);
+    uint64_t most = tm_min_u64(room / 4 * w->opts->hold_quarters, may);
+    for (uint64_t i = HOLD_LEVELS + 1; rc == TM_OK && i-- > 0;) {
+        uint64_t bytes = most / HOLD_LEVELS * i;
+        if (i == HOLD_LEVELS) bytes = most;
+        if (bytes == last) continue;
+        last = bytes;
+        rc = at_level(w, &g, bytes);
+        double t = traffic(w);
+        if (rc == TM_OK && (best < 0 || t < best)) {
+            best = t;
+            level = bytes;
+        }
+        if (rc == TM_EBUDGET) rc = TM_OK;
+    }
+    if (rc == TM_OK && last != level) rc = at_level(w, &g, level);
+    hold_close(&g);
+    return rc;
+}
+
+static tm_status fit_all(lowering *w) {
+    TM_TRY(arrange(w, 0)); /* what is least does not depend on what there is */
+    if (w->peak > w->arena)
+        return tm_fail(TM_EBUDGET, "%s needs %llu bytes of the device's memory, the budget leaves %llu", w->p->name,
+                       (unsigned long long)w->peak, (unsigned long long)w->arena);
+    bool choose = w->opts->choose_residency && w->opts->hold_quarters > 0;
+    return choose ? fit_holding(w, w->arena - w->peak) : fit(w);
+}
+
+/* ---- both ends ----------------------------------------------------------------------------------------------- */
+
+static void close(lowering *w) {
+    void *all[] = {w->stay, w->of_visit, w->whole, w->place, w->host_visit, w->held, w->tier, w->join, w->copy};
+    for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
+    load_close(&w->load);
+    load_close(&w->ahead);
+}
+
+tm_status lower_program(tm_program **out, const tm_program *p, const tm_plan_opts *opts) {
+    lowering w = {.opts = opts, .arena = opts->device_bytes / TM_FRAME_ALIGN * TM_FRAME_ALIGN};
+    tm_status rc = p->status;
+    if (rc == TM_OK) rc = begin(&w, p, opts->choose_residency);
+    if (rc == TM_OK) rc = fit_all(&w);
+    if (rc == TM_OK) rc = lower_emit(&w);
+    if (rc == TM_OK)
+        *out = w.out;
+    else
+        tm_program_free(w.out);
+    close(&w);
+    return rc;
+}
+
+tm_status tm_plan_device_minimum(const tm_program *p, uint64_t *minimum) {
+    lowering w = {0};
+    tm_status rc = p->status;
+    if (rc == TM_OK) rc = begin(&w, p, false);
+    if (rc == TM_OK) rc = arrange(&w, 0);
+    *minimum = w.peak;
+    close(&w);
+    return rc;
+}

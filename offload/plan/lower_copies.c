@@ -1,0 +1,133 @@
+/* Which copies there have to be: follows from walking the operations. An object's latest version is on the host, on the
+ * device, or on both; a reader that has not got it asks for a copy. A copy out stands right behind the operation that
+ * wrote; a copy in before the one that reads, until lower_ahead draws it forward. */
+#include "offload/plan/lower_internal.h"
+
+static tm_status add_copy(lowering *w, const copy *c) {
+    if (!offload_grow(&w->copy, &w->cap_copy, w->n_copy, sizeof *c)) return tm_nomem(sizeof *c);
+    w->copy[w->n_copy++] = *c;
+    w->copied += program_object(w->p, c->object)->frame_bytes;
+    return TM_OK;
+}
+
+static tm_status bring_out(lowering *w, uint32_t id, whereabouts *o) {
+    if (o->stay == TM_NONE)
+        return tm_fail(TM_EBUG, "program %s: object %x is read before anyone wrote it", w->p->name, id);
+    w->stay[o->stay].leaves = true;
+    o->on_host = true;
+    o->host_from = o->written + 1;
+    o->host_visit = o->write_visit;
+    return add_copy(
+        w,
+        &(copy){.object = id, .stay = o->stay, .visit = o->write_visit, .at = o->written, .out = true, .behind = true});
+}
+
+static tm_status bring_in(lowering *w, uint32_t id, whereabouts *o, uint32_t visit, uint32_t to, uint32_t pos) {
+    stay *s = &w->stay[to];
+    uint32_t from = o->host_from;
+    if (!o->on_host) TM_TRY(bring_out(w, id, o));
+    if (o->stay != TM_NONE && o->stay != to) from = w->stay[o->stay].end + 1;
+    if (from < o->host_from) from = o->host_from;
+    if (o->host_visit != TM_NONE && o->host_visit != visit && from <= w->p->visit[o->host_visit].last_op)
+        from = w->p->visit[o->host_visit].last_op + 1;
+    if (w->whole[visit] && from < w->p->visit[visit].first_op)
+        from = w->p->visit[visit].first_op; /* it brings others */
+    if (from > pos) from = pos;
+    if (pos == s->begin) {
+        s->opens = true;
+        if (from > s->earliest) s->earliest = from;
+    }
+    return add_copy(w, &(copy){.object = id, .stay = to, .visit = visit, .at = pos, .by = pos});
+}
+
+static tm_status use_object(lowering *w, uint32_t pos, const prog_use *u, uint32_t id, bool device) {
+    whereabouts *o = &w->place[lower_slot(w, id)];
+    uint32_t to = device ? lower_joined(w, w->of_visit[u->visit]) : TM_NONE;
+    if (device && (u->access & TM_USE_READ) && o->stay != to) {
+        TM_TRY(bring_in(w, id, o, u->visit, to, pos));
+        o->stay = to;
+    }
+    if (!device && (u->access & TM_USE_READ) && !o->on_host) TM_TRY(bring_out(w, id, o));
+    if (!(u->access & TM_USE_WRITE)) return TM_OK;
+    if (device && w->whole[u->visit] && o->host_visit == u->visit) o->owed = true;
+    o->stay = to;
+    o->on_host = !device;
+    o->host_from = pos + 1;
+    if (!device) o->host_visit = u->visit;
+    o->written = pos;
+    o->write_visit = u->visit;
+    return TM_OK;
+}
+
+/* ---- objects with a place of their own in the arena ------------------------------------------------------------- */
+
+/* Their host frames last for a visit and have no other home. */
+static tm_status put_back(lowering *w, uint32_t id, whereabouts *o) {
+    o->stay = LOWER_HELD;
+    return add_copy(w, &(copy){.object = id,
+                               .stay = LOWER_HELD,
+                               .visit = o->write_visit,
+                               .at = o->written,
+                               .by = o->written,
+                               .behind = true});
+}
+
+static tm_status use_held(lowering *w, uint32_t pos, const prog_use *u, uint32_t id, bool device) {
+    whereabouts *o = &w->place[id];
+    bool here = device ? o->stay == LOWER_HELD : o->on_host && o->host_visit == u->visit;
+    if ((u->access & TM_USE_READ) && !here) {
+        if (o->stay != LOWER_HELD) TM_TRY(put_back(w, id, o));
+        if (!device)
+            TM_TRY(add_copy(
+                w, &(copy){.object = id, .stay = LOWER_HELD, .visit = u->visit, .at = pos, .by = pos, .out = true}));
+    }
+    if (!device) {
+        o->on_host = true;
+        o->host_visit = u->visit;
+    }
+    if (!(u->access & TM_USE_WRITE)) return TM_OK;
+    o->on_host = !device;
+    o->stay = device ? LOWER_HELD : TM_NONE;
+    o->written = pos;
+    o->write_visit = u->visit;
+    return TM_OK;
+}
+
+/* ---- all of a program ---------------------------------------------------------------------------------------- */
+
+/* Where a visit ends. */
+static tm_status settle(lowering *w, const prog_visit *v) {
+    for (uint32_t k = 0; k < v->count; k++) {
+        whereabouts *o = &w->place[lower_slot(w, v->first + k)];
+        if (o->owed && !o->on_host) TM_TRY(bring_out(w, v->first + k, o));
+        o->owed = false;
+    }
+    return TM_OK;
+}
+
+tm_status lower_copies(lowering *w) {
+    const tm_program *p = w->p;
+    for (uint32_t i = 0; i < p->layout->n + p->n_temp; i++)
+        w->place[i] = i < p->layout->n && w->held[i]
+                          ? (whereabouts){.stay = LOWER_HELD, .host_visit = TM_NONE}
+                          : (whereabouts){.on_host = i < p->layout->n, .stay = TM_NONE, .host_visit = TM_NONE};
+    for (uint32_t i = 0; i < p->n_op; i++) {
+        const prog_op *o = &p->op[i];
+        for (uint32_t k = 0; k < o->n_uses; k++) {
+            const prog_use *u = &p->use[o->first_use + k];
+            for (uint32_t n = 0; n < u->count; n++)
+                TM_TRY(lower_is_held(w, u->object) ? use_held(w, i, u, u->object + n, lower_on_device(w, i))
+                                                   : use_object(w, i, u, u->object + n, lower_on_device(w, i)));
+        }
+        for (uint32_t k = 0; k < o->n_uses; k++) {
+            const prog_use *u = &p->use[o->first_use + k];
+            if (w->whole[u->visit] && p->visit[u->visit].last_op == i) TM_TRY(settle(w, &p->visit[u->visit]));
+        }
+    }
+    for (uint32_t i = 0; i < p->layout->n; i++) {
+        whereabouts *o = &w->place[i];
+        if (w->held[i] && o->stay != LOWER_HELD) TM_TRY(put_back(w, i, o));
+        if (!w->held[i] && !o->on_host) TM_TRY(bring_out(w, i, o));
+    }
+    return TM_OK;
+}

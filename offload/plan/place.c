@@ -1,0 +1,462 @@
+/* Residences and their addresses: live ranges over program positions, packed into the slab. */
+#include "offload/plan/load_internal.h"
+#include "offload/plan/spans_internal.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+void place_free(placement *pl) {
+    tm_free(pl->item);
+    tm_free(pl->of_visit);
+    tm_free(pl->temp_paged);
+    *pl = (placement){0};
+}
+
+static residence *push(placement *pl) {
+    if (!offload_grow(&pl->item, &pl->cap, pl->n, sizeof *pl->item)) return NULL;
+    residence *r = &pl->item[pl->n++];
+    *r = (residence){.visit = TM_NONE};
+    return r;
+}
+
+/* In memory for one visit, and no longer. */
+static residence *push_visit(placement *pl, const tm_program *p, uint32_t v) {
+    const prog_visit *visit = &p->visit[v];
+    residence *r = push(pl);
+    if (!r) return NULL;
+    r->first_object = visit->first;
+    r->count = visit->count;
+    r->start = r->first_use = visit->first_op;
+    r->end = r->hold = visit->last_op;
+    r->tier = visit->tier;
+    for (uint32_t i = 0; i < visit->count; i++) r->bytes += program_object(p, visit->first + i)->frame_bytes;
+    pl->of_visit[v] = pl->n - 1;
+    return r;
+}
+
+/* A visit of paged objects: filled where it is read first; written back where it is dirty and someone may read it again
+ * (state always; a temporary only before its last visit). */
+static tm_status add_paged(placement *pl, const tm_program *p, uint32_t v, bool last_visit_of_temp) {
+    const prog_visit *visit = &p->visit[v];
+    residence *r = push_visit(pl, p, v);
+    if (!r) return tm_nomem(sizeof *r);
+    r->visit = v;
+    for (uint32_t i = 0; i < visit->count; i++) {
+        const visit_object *vo = &p->record[visit->record + i];
+        if (vo->first_access & TM_USE_READ) r->fill = true;
+        if (vo->dirty && !last_visit_of_temp) r->dirty = true;
+    }
+    return TM_OK;
+}
+
+static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, uint32_t *of_temp) {
+    const prog_visit *visit = &p->visit[v];
+    uint32_t t = visit->first & ~TM_TEMP_BIT;
+    if (of_temp[t] == TM_NONE) {
+        residence *r = push(pl);
+        if (!r) return tm_nomem(sizeof *r);
+        *r = (residence){.first_object = visit->first,
+                         .count = 1,
+                         .start = visit->first_op,
+                         .first_use = visit->first_op,
+                         .bytes = p->temp[t].frame_bytes,
+                         .tier = visit->tier,
+                         .visit = TM_NONE};
+        of_temp[t] = pl->n - 1;
+    }
+    residence *r = &pl->item[of_temp[t]];
+    if (visit->first_op < r->start) r->start = r->first_use = visit->first_op;
+    if (visit->last_op > r->end) r->end = r->hold = visit->last_op;
+    pl->of_visit[v] = of_temp[t];
+    return TM_OK;
+}
+
+/* It has its address: a stay in the arena, which copies fill and empty, or a frame that ranks share, which has to lie
+ * where shared.c puts it on all of them. */
+static tm_status add_placed(placement *pl, const tm_program *p, uint32_t v) {
+    residence *r = push_visit(pl, p, v);
+    if (!r) return tm_nomem(sizeof *r);
+    r->address = p->visit[v].address;
+    if (r->tier != TM_TIER_SHARED || r->address - TM_SHARED_BASE + r->bytes <= p->shared_bytes) return TM_OK;
+    return tm_fail(TM_EBUG, "program %s: visit %u lies outside of what ranks share", p->name, v);
+}
+
+/* A host frame of what is held on the device. */
+static tm_status add_apart(placement *pl, const tm_program *p, uint32_t v) {
+    return push_visit(pl, p, v) ? TM_OK : tm_nomem(sizeof(residence));
+}
+
+static tm_status build_residences(placement *pl, const tm_program *p, const uint8_t *resident) {
+    uint32_t *of_temp = tm_malloc(sizeof *of_temp * (p->n_temp + 1));
+    uint32_t *last_visit = tm_malloc(sizeof *last_visit * (p->n_temp + 1));
+    tm_status rc = of_temp && last_visit ? TM_OK : tm_nomem(sizeof *of_temp * 2 * (p->n_temp + 1));
+    for (uint32_t t = 0; rc == TM_OK && t < p->n_temp; t++) of_temp[t] = last_visit[t] = TM_NONE;
+    for (uint32_t v = 0; rc == TM_OK && v < p->n_visit; v++) {
+        const prog_visit *visit = &p->visit[v];
+        if (visit->first_op == TM_NONE || visit->address || !(visit->first & TM_TEMP_BIT)) continue;
+        uint32_t t = visit->first & ~TM_TEMP_BIT;
+        if (last_visit[t] == TM_NONE || visit->last_op > p->visit[last_visit[t]].last_op) last_visit[t] = v;
+    }
+    for (uint32_t v = 0; rc == TM_OK && v < p->n_visit; v++) {
+        const prog_visit *visit = &p->visit[v];
+        pl->of_visit[v] = TM_NONE;
+        if (visit->first_op == TM_NONE) continue;
+        if (visit->address || visit->tier == TM_TIER_SHARED) {
+            rc = add_placed(pl, p, v);
+        } else if (visit->home != VISIT_USUAL) {
+            rc = visit->home == VISIT_DISK ? add_paged(pl, p, v, false) : add_apart(pl, p, v);
+        } else if (visit->first & TM_TEMP_BIT) {
+            uint32_t t = visit->first & ~TM_TEMP_BIT;
+            rc = pl->temp_paged[t] ? add_paged(pl, p, v, last_visit[t] == v) : add_kept_temp(pl, p, v, of_temp);
+        } else if (!resident[visit->first]) {
+            rc = add_paged(pl, p, v, false);
+        }
+    }
+    for (uint32_t r = 0; r < pl->n; r++) pl->item[r].bytes = tm_round_up(pl->item[r].bytes, TM_FRAME_ALIGN);
+    tm_free(of_temp);
+    tm_free(last_visit);
+    return rc;
+}
+
+/* Counting: the key is a position. */
+tm_status place_sort(residence **out, residence *const *in, uint32_t n, uint32_t positions, size_t key) {
+    uint32_t *at = tm_calloc((size_t)positions + 2, sizeof *at);
+    if (!at) return tm_nomem(sizeof *at * positions);
+    for (uint32_t i = 0; i < n; i++) at[*(const uint32_t *)((const char *)in[i] + key) + 1]++;
+    for (uint32_t i = 0; i < positions; i++) at[i + 1] += at[i];
+    for (uint32_t i = 0; i < n; i++) out[at[*(const uint32_t *)((const char *)in[i] + key)]++] = in[i];
+    tm_free(at);
+    return TM_OK;
+}
+
+/* The position after which each object's last write-back before `r` may be read again: a fill must not start earlier.
+ */
+static void limit_by_writes(placement *pl, const tm_program *p, residence **order) {
+    uint32_t n_state = p->layout->n;
+    /* last_end[object] while walking in order of first use; visits of one object do not overlap */
+    uint32_t *last_end = tm_malloc(sizeof *last_end * (n_state + p->n_temp + 1));
+    if (!last_end) return; /* no look-ahead is always legal: start stays first_use */
+    memset(last_end, 0xff, sizeof *last_end * (n_state + p->n_temp + 1));
+    for (uint32_t i = 0; i < pl->n; i++) {
+        residence *r = order[i];
+        if (r->visit == TM_NONE) continue;
+        uint32_t earliest = 0;
+        for (uint32_t k = 0; k < r->count; k++) {
+            uint32_t id = r->first_object + k;
+            uint32_t slot = id & TM_TEMP_BIT ? n_state + (id & ~TM_TEMP_BIT) : id;
+            if (last_end[slot] != TM_NONE && last_end[slot] + 1 > earliest) earliest = last_end[slot] + 1;
+            if (r->dirty) last_end[slot] = r->end;
+        }
+        r->start = earliest; /* for now: the earliest legal position */
+    }
+    tm_free(last_end);
+}
+
+/* What the update alone touches: DeepSpeed's pipeline_read and pipeline_write are about it. */
+static bool is_update_state(const tm_program *p, const residence *r) {
+    tm_kind kind = program_object(p, r->first_object)->kind;
+    return kind == TM_KIND_WEIGHT_LO || kind == TM_KIND_EXP_AVG || kind == TM_KIND_EXP_AVG_SQ || kind == TM_KIND_GRAD;
+}
+
+/* Its frame may stay taken behind its last use, while the write-back is under way. */
+static bool may_linger(const tm_program *p, const tm_plan_opts *opts, const residence *r) {
+    return r->visit != TM_NONE && r->dirty && !(opts->no_write_behind && is_update_state(p, r));
+}
+
+/* ---- look-ahead ---------------------------------------------------------------------------------------------- */
+
+typedef struct ahead {
+    placement *pl;
+    const tm_program *p;
+    const tm_plan_opts *opts;
+    residence **order;
+    load_tree load;
+    int64_t room;
+    uint64_t window;
+} ahead;
+
+static bool reads_ahead(const ahead *a, const residence *r) {
+    return r->visit != TM_NONE && r->fill && !(a->opts->no_read_ahead && is_update_state(a->p, r));
+}
+
+/* Before anything is read ahead: every frame from its first to its last use. */
+static void lay_load(ahead *a) {
+    for (uint32_t i = 0; i < a->pl->n; i++) {
+        const residence *r = &a->pl->item[i];
+        if (r->tier != TM_TIER_HOST) continue;
+        load_add(&a->load, r->first_use, r->end, (int64_t)r->bytes);
+    }
+}
+
+static bool fits_from(const ahead *a, const residence *r, uint32_t from) {
+    return from >= r->first_use || load_most(&a->load, from, r->first_use - 1) + (int64_t)r->bytes <= a->room;
+}
+
+/* Walking the program, fills of coming residences start, in order of their first uses, as long as at most `window`
+ * bytes are ahead of their use and there is room up to it. */
+static void read_ahead(ahead *a) {
+    uint64_t held = 0;
+    uint32_t issue = 0, used = 0, n = a->pl->n;
+    for (uint32_t pos = 0; pos < a->p->n_op && issue < n; pos++) {
+        for (; used < issue && a->order[used]->first_use <= pos; used++)
+            if (a->order[used]->start < a->order[used]->first_use) held -= a->order[used]->bytes;
+        for (; issue < n; issue++) {
+            residence *r = a->order[issue];
+            bool now = r->first_use <= pos || !reads_ahead(a, r);
+            if (!now && (r->start > pos || held + r->bytes > a->window || !fits_from(a, r, pos))) break;
+            r->start = now ? r->first_use : pos;
+            if (now) continue;
+            held += r->bytes;
+            load_add(&a->load, pos, r->first_use - 1, (int64_t)r->bytes);
+        }
+    }
+    for (; issue < n; issue++) a->order[issue]->start = a->order[issue]->first_use;
+}
+
+/* Its frame stays taken behind its last use until `until`, or as long as there is room. */
+static void linger(ahead *a, residence *r, uint32_t until) {
+    uint32_t last = a->p->n_op - 1;
+    if (until > last) until = last;
+    if (until <= r->end) return;
+    uint32_t stop = load_first_above(&a->load, r->end + 1, a->room - (int64_t)r->bytes);
+    if (stop <= until) until = stop - 1;
+    if (until <= r->end) return;
+    load_add(&a->load, r->end + 1, until, (int64_t)r->bytes);
+    r->hold = until;
+}
+
+/* Write-backs hold their frames until another `window` bytes of them have followed. */
+static void write_behind(ahead *a) {
+    uint64_t held = 0;
+    uint32_t oldest = 0, n = a->pl->n;
+    for (uint32_t i = 0; i < n; i++) {
+        residence *r = a->order[i];
+        if (!may_linger(a->p, a->opts, r)) continue;
+        held += r->bytes;
+        for (; held > a->window && oldest <= i; oldest++) {
+            residence *o = a->order[oldest];
+            if (!may_linger(a->p, a->opts, o)) continue;
+            linger(a, o, r->end);
+            held -= o->bytes;
+        }
+    }
+    for (; oldest < n; oldest++)
+        if (may_linger(a->p, a->opts, a->order[oldest])) linger(a, a->order[oldest], a->p->n_op);
+}
+
+/* `room`: bytes that frames may take at any position, base left out. */
+static tm_status give_window(placement *pl, const tm_program *p, const tm_plan_opts *opts, uint64_t window,
+                             uint64_t room) {
+    ahead a = {.pl = pl,
+               .p = p,
+               .opts = opts,
+               .order = tm_malloc(sizeof *a.order * 2 * ((size_t)pl->n + 1)),
+               .room = (int64_t)tm_min_u64(room, INT64_MAX),
+               .window = window};
+    tm_status rc = TM_OK;
+    if (window == 0) goto done; /* every frame from its first to its last use */
+    if (!a.order) TM_GO(tm_nomem(sizeof *a.order * pl->n));
+    residence **item = a.order + pl->n + 1;
+    for (uint32_t i = 0; i < pl->n; i++) item[i] = &pl->item[i];
+    TM_GO(place_sort(a.order, item, pl->n, p->n_op, offsetof(residence, first_use)));
+    TM_GO(load_open(&a.load, p->n_op));
+    lay_load(&a);
+    limit_by_writes(pl, p, a.order);
+    read_ahead(&a);
+    TM_GO(place_sort(a.order, item, pl->n, p->n_op, offsetof(residence, end)));
+    write_behind(&a);
+done:
+    load_close(&a.load);
+    tm_free(a.order);
+    return rc;
+}
+
+/* ---- packing: best fit over a free list, walking the positions ----------------------------------------------- */
+
+/* Gaps are spans, with one that is endless, of memory that nobody has needed yet. */
+static uint64_t cut_gap(spans *f, uint32_t i, uint64_t bytes, bool high) {
+    uint64_t begin = f->item[i].begin, end = f->item[i].end, at = high ? end - bytes : begin;
+    if (end - begin == bytes)
+        spans_drop(f, i);
+    else
+        spans_resize(f, i, high ? begin : begin + bytes, high ? at : end);
+    return at;
+}
+
+/* The tightest gap. */
+static uint64_t take(spans *f, uint64_t bytes) {
+    return cut_gap(f, spans_tightest(f, bytes), bytes, false);
+}
+
+/* The highest gap below `top`, as high as it goes; where there is none, the endless one. Nothing crosses `top`. */
+static uint64_t take_high(spans *f, uint64_t bytes, uint64_t top) {
+    uint32_t i = spans_highest(f, bytes, top);
+    return i ? cut_gap(f, i, bytes, true) : cut_gap(f, spans_after(f, UINT64_MAX - 1), bytes, false);
+}
+
+static bool give(spans *f, uint64_t begin, uint64_t end) {
+    uint32_t left = spans_ending(f, begin), right = spans_beginning(f, end);
+    if (left && right) {
+        end = f->item[right].end;
+        spans_drop(f, right);
+    }
+    if (left)
+        spans_resize(f, left, f->item[left].begin, end);
+    else if (right)
+        spans_resize(f, right, begin, f->item[right].end);
+    else
+        return spans_put(f, begin, end, 0);
+    return true;
+}
+
+static int larger(const void *a, const void *b) {
+    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+/* Among those that begin together, then as they come. */
+static void larger_first(residence **order, uint32_t n) {
+    for (uint32_t from = 0, to; from < n; from = to) {
+        for (to = from + 1; to < n && order[to]->start == order[from]->start;) to++;
+        if (to > from + 1) qsort(order + from, to - from, sizeof *order, larger);
+    }
+}
+
+typedef struct packing {
+    residence **order, **ends; /* by their beginnings; by their ends */
+    uint32_t n;
+    uint64_t base;
+    uint64_t top; /* not 0: residences of at least `span` positions come down from here, the others up from base */
+    uint32_t span;
+    uint64_t peak;
+} packing;
+
+/* Frames are given in order of their beginnings. */
+static tm_status pack(packing *k) {
+    spans f = {.sized = true, .ranked = k->top > 0};
+    bool ok = true;
+    TM_TRY(tm_stop_check());
+    if (k->top) ok &= give(&f, k->base, k->top);
+    /* what does not fit below the top goes above it, apart: give() never joins across */
+    ok &= give(&f, k->top ? k->top + TM_FRAME_ALIGN : k->base, UINT64_MAX);
+    k->peak = k->base;
+    uint32_t freed = 0;
+    for (uint32_t i = 0; i < k->n && ok; i++) {
+        residence *r = k->order[i];
+        for (; ok && k->ends[freed]->hold < r->start; freed++)
+            ok = give(&f, k->ends[freed]->address, k->ends[freed]->address + k->ends[freed]->bytes);
+        if (!ok) break;
+        bool high = k->top && r->hold - r->start >= k->span;
+        r->address = high ? take_high(&f, r->bytes, k->top) : take(&f, r->bytes);
+        if (r->address + r->bytes > k->peak) k->peak = r->address + r->bytes;
+    }
+    spans_close(&f);
+    return ok ? TM_OK : tm_nomem(sizeof(span));
+}
+
+/* Those of k whose length is (`longer`) at least span, in the same orders, into room for as many. */
+static packing part_of(const packing *k, bool longer, residence **room) {
+    packing part = {.order = room, .ends = room + k->n, .base = k->base};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < k->n; i++) {
+        const residence *a = k->order[i], *b = k->ends[i];
+        if ((a->hold - a->start >= k->span) == longer) part.order[part.n++] = k->order[i];
+        if ((b->hold - b->start >= k->span) == longer) part.ends[n++] = k->ends[i];
+    }
+    return part;
+}
+
+/* Residences of at least `span` positions first, at the bottom, so that they do not cut up the space that the streams
+ * use. */
+static tm_status pack_stacked(packing *k, residence **room) {
+    packing lower = part_of(k, true, room);
+    TM_TRY(pack(&lower));
+    packing upper = part_of(k, false, room);
+    upper.base = lower.peak;
+    tm_status rc = pack(&upper);
+    k->peak = upper.peak;
+    return rc;
+}
+
+/* No packing ends lower: all that is there at some position. */
+static tm_status least_peak(const packing *k, uint32_t positions, uint64_t *bound) {
+    uint64_t *change = tm_calloc((size_t)positions + 2, sizeof *change), now = k->base; /* modulo 2^64 */
+    if (!change) return tm_nomem(sizeof *change * positions);
+    for (uint32_t i = 0; i < k->n; i++) {
+        change[k->order[i]->start] += k->order[i]->bytes;
+        change[k->order[i]->hold + 1] -= k->order[i]->bytes;
+    }
+    *bound = k->base;
+    for (uint32_t i = 0; i <= positions; i++) *bound = tm_max_u64(*bound, now += change[i]);
+    tm_free(change);
+    return TM_OK;
+}
+
+/* Ways of packing, until one ends below `top` (0: all that do not need it); the one that ends lowest is kept. */
+tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak) {
+    static const struct {
+        bool stacked, two_ends;
+        uint32_t part;
+    } ways[] = {{false, false, 1}, {true, false, 8}, {false, true, 8}, {false, true, 32}};
+    packing k = {.order = tm_malloc(sizeof *k.order * ((size_t)n + 1) * 4), .n = n, .base = base};
+    uint64_t *best = tm_malloc(sizeof *best * ((size_t)n + 1));
+    tm_status rc = k.order && best ? TM_OK : tm_nomem(sizeof *best * n);
+    uint64_t bound = 0;
+    *peak = n > 0 ? UINT64_MAX : base;
+    if (rc == TM_OK && n > 0) {
+        k.ends = k.order + n + 1;
+        rc = place_sort(k.order, item, n, positions, offsetof(residence, start));
+        if (rc == TM_OK) rc = place_sort(k.ends, item, n, positions, offsetof(residence, hold));
+        if (rc == TM_OK) larger_first(k.order, n);
+        if (rc == TM_OK) rc = least_peak(&k, positions, &bound);
+    }
+    for (size_t way = 0; way < TM_COUNT(ways) && rc == TM_OK && *peak > top && n > 0; way++) {
+        if ((ways[way].two_ends && top <= base) || *peak == bound) break;
+        k.top = ways[way].two_ends ? top : 0;
+        k.span = positions / ways[way].part;
+        rc = ways[way].stacked ? pack_stacked(&k, k.ends + n + 1) : pack(&k);
+        if (rc != TM_OK || k.peak >= *peak) continue;
+        *peak = k.peak;
+        for (uint32_t i = 0; i < n; i++) best[i] = item[i]->address;
+    }
+    for (uint32_t i = 0; rc == TM_OK && i < n; i++) item[i]->address = best[i];
+    tm_free(best);
+    tm_free(k.order);
+    return rc;
+}
+
+/* Host frames lie in the slab; a device's have addresses of their own, from TM_DEVICE_BASE on. Those that are shared
+ * have got theirs. */
+static tm_status assign_addresses(placement *pl, const tm_program *p, const tm_plan_opts *opts) {
+    residence **item = tm_malloc(sizeof *item * ((size_t)pl->n + 1));
+    tm_status rc = item ? TM_OK : tm_nomem(sizeof *item * pl->n);
+    for (int tier = 0; tier <= TM_TIER_DEVICE && rc == TM_OK; tier++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < pl->n; i++)
+            if (pl->item[i].tier == tier && !pl->item[i].address) item[n++] = &pl->item[i];
+        uint64_t base = tier == TM_TIER_HOST ? pl->base : TM_DEVICE_BASE;
+        uint64_t top = tier == TM_TIER_HOST ? opts->slab_bytes / TM_FRAME_ALIGN * TM_FRAME_ALIGN : 0;
+        rc = place_pack(item, n, p->n_op, base, top, tier == TM_TIER_HOST ? &pl->peak : &pl->device_peak);
+    }
+    pl->device_peak = tm_max_u64(pl->device_peak - TM_DEVICE_BASE, p->device_bytes);
+    tm_free(item);
+    return rc;
+}
+
+tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const uint8_t *temp_paged,
+                      const uint8_t *resident, uint64_t base, uint64_t window, uint64_t room) {
+    *pl = (placement){.base = base};
+    pl->of_visit = tm_malloc(sizeof *pl->of_visit * (p->n_visit + 1));
+    pl->temp_paged = tm_malloc(p->n_temp + 1);
+    tm_status rc = TM_OK;
+    if (!pl->of_visit || !pl->temp_paged) TM_GO(tm_nomem(sizeof *pl->of_visit * (p->n_visit + 1)));
+    memcpy(pl->temp_paged, temp_paged, p->n_temp);
+    TM_GO(build_residences(pl, p, resident));
+    TM_GO(give_window(pl, p, opts, window, room > base ? room - base : 0));
+    TM_GO(assign_addresses(pl, p, opts));
+done:
+    if (rc != TM_OK) place_free(pl);
+    return rc;
+}

@@ -1,0 +1,116 @@
+/* A sorted map of address ranges, in blocks. */
+#include "offload/plan/ranges_internal.h"
+
+#include <string.h>
+
+enum { BLOCK = 256 };
+
+void ranges_close(range_map *m) {
+    for (uint32_t b = 0; b < m->n; b++) tm_free(m->block[b].r);
+    tm_free(m->block);
+    *m = (range_map){0};
+}
+
+range *ranges_get(const range_map *m, range_at at) {
+    return at.block < m->n ? &m->block[at.block].r[at.i] : NULL;
+}
+
+range_at ranges_find(const range_map *m, uint64_t address) {
+    uint32_t lo = 0, hi = m->n;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        const range_block *b = &m->block[mid];
+        if (b->r[b->n - 1].end <= address)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (lo == m->n) return (range_at){m->n, 0};
+    const range_block *b = &m->block[lo];
+    uint32_t i = 0, j = b->n;
+    while (i < j) {
+        uint32_t mid = (i + j) / 2;
+        if (b->r[mid].end <= address)
+            i = mid + 1;
+        else
+            j = mid;
+    }
+    return (range_at){lo, i};
+}
+
+static bool insert_block(range_map *m, uint32_t at) {
+    range *r = tm_malloc(sizeof *r * BLOCK);
+    if (!r || !offload_grow(&m->block, &m->cap, m->n, sizeof *m->block)) {
+        tm_free(r);
+        m->nomem = true;
+        return false;
+    }
+    memmove(&m->block[at + 1], &m->block[at], (m->n - at) * sizeof *m->block);
+    m->block[at] = (range_block){r, 0};
+    m->n++;
+    return true;
+}
+
+static void insert(range_map *m, range_at at, const range *r) {
+    if (at.block == m->n) { /* behind the last */
+        if (m->n == 0 || m->block[m->n - 1].n == BLOCK) {
+            if (!insert_block(m, m->n)) return;
+        }
+        at = (range_at){m->n - 1, m->block[m->n - 1].n};
+    }
+    range_block *b = &m->block[at.block];
+    if (b->n == BLOCK) {
+        if (!insert_block(m, at.block + 1)) return;
+        b = &m->block[at.block];
+        range_block *next = b + 1;
+        next->n = BLOCK / 2;
+        b->n = BLOCK - BLOCK / 2;
+        memcpy(next->r, b->r + b->n, next->n * sizeof *next->r);
+        if (at.i > b->n) {
+            at.i -= b->n;
+            b = next;
+        }
+    }
+    memmove(&b->r[at.i + 1], &b->r[at.i], (b->n - at.i) * sizeof *b->r);
+    b->r[at.i] = *r;
+    b->n++;
+}
+
+static void take_out(range_map *m, range_at at) {
+    range_block *b = &m->block[at.block];
+    b->n--;
+    memmove(&b->r[at.i], &b->r[at.i + 1], (b->n - at.i) * sizeof *b->r);
+    if (b->n > 0) return;
+    tm_free(b->r);
+    m->n--;
+    memmove(b, b + 1, (m->n - at.block) * sizeof *b);
+}
+
+void ranges_cut(range_map *m, uint64_t address) {
+    range_at at = ranges_find(m, address);
+    range *r = ranges_get(m, at);
+    if (!r || r->begin >= address) return;
+    range head = *r;
+    head.end = address;
+    r->begin = address;
+    insert(m, at, &head);
+}
+
+void ranges_put(range_map *m, const range *r) {
+    ranges_cut(m, r->begin);
+    ranges_cut(m, r->end);
+    range_at at = ranges_find(m, r->begin);
+    range *first = ranges_get(m, at);
+    if (!first || first->begin >= r->end) {
+        insert(m, at, r);
+        return;
+    }
+    *first = *r;
+    for (;;) { /* what else was inside */
+        at = ranges_next(m, at);
+        const range *more = ranges_get(m, at);
+        if (!more || more->begin >= r->end) return;
+        take_out(m, at);
+        at = ranges_find(m, r->begin);
+    }
+}

@@ -1,0 +1,184 @@
+/* Which objects stay resident, and how much look-ahead there is.
+ *
+ * density.c chooses what is worth its memory for a given load; how well frames then pack is known only by packing them.
+ * So the load is steered until the packed frames just fit the slab, beside a modest look-ahead; what is left over
+ * widens the look-ahead. At the least budget nothing is kept and nothing is read ahead. */
+#include "offload/plan/density_internal.h"
+#include "offload/plan/lower_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { STEERING_TRIES = 6, WINDOW_TRIES = 5, STREAM_TO_WINDOW = 64 };
+enum { BUSY_WINDOW_MIB = 24, MODEST_WINDOW_MIB = 64, MOST_WINDOW_MIB = 512 };
+
+typedef struct chooser {
+    const tm_program *p;
+    const tm_layout *l;
+    const tm_plan_opts *opts;
+    uint8_t *resident, *temp_paged;
+} chooser;
+
+uint64_t residency_base(const tm_program *p, const uint8_t *resident, uint64_t *address) {
+    const tm_layout *l = p->layout;
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < l->n; i++) {
+        bool held = p->held && p->held[i];
+        if (held && address) address[i] = p->held[i];
+        if (!resident[i] || held) continue;
+        if (l->object[i].pageable) at = tm_round_up(at, TM_FRAME_ALIGN);
+        if (address) address[i] = at;
+        at += l->object[i].frame_bytes;
+    }
+    return tm_round_up(at, TM_FRAME_ALIGN);
+}
+
+/* Bytes of slab that the choice in resident[] and temp_paged[] takes once it is packed. */
+static tm_status peak_of(chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
+    placement pl;
+    uint64_t base = ch->opts->choose_residency ? residency_base(ch->p, ch->resident, NULL) : ch->l->resident_end;
+    TM_TRY(place_build(&pl, ch->p, ch->opts, ch->temp_paged, ch->resident, base, window, room));
+    *peak = pl.peak;
+    place_free(&pl);
+    return TM_OK;
+}
+
+/* Starting point: pinned state resident, temporaries with several visits paged where that is allowed. */
+static tm_status start_point(chooser *ch) {
+    for (uint32_t i = 0; i < ch->l->n; i++) {
+        const tm_object *o = &ch->l->object[i];
+        ch->resident[i] =
+            ch->opts->choose_residency ? !o->pageable || o->pinned || ch->opts->pinned[o->kind] : o->resident;
+        if (ch->p->held && ch->p->held[i]) ch->resident[i] = true; /* there */
+    }
+    uint8_t *visits = tm_calloc(ch->p->n_temp + 1, 1);
+    if (!visits) return tm_nomem(ch->p->n_temp + 1);
+    for (uint32_t v = 0; v < ch->p->n_visit; v++) {
+        const prog_visit *visit = &ch->p->visit[v];
+        if (visit->first_op == TM_NONE || visit->address || !(visit->first & TM_TEMP_BIT)) continue;
+        uint8_t *n = &visits[visit->first & ~TM_TEMP_BIT];
+        if (*n < 2) ++*n;
+    }
+    for (uint32_t t = 0; t < ch->p->n_temp; t++)
+        ch->temp_paged[t] =
+            ch->opts->spill && ch->p->temp[t].pageable && !ch->opts->pinned[ch->p->temp[t].kind] && visits[t] > 1;
+    tm_free(visits);
+    return TM_OK;
+}
+
+/* Frames never pack without a gap: the greatest load for which they fit the slab, look-ahead of `window` included. With
+ * `d` what stays resident follows the load; the look-ahead has its share of it. */
+static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room) {
+    uint64_t slab = ch->opts->slab_bytes, low = 0, high = slab + 1, load = slab, peak;
+    uint64_t share = tm_min_u64(window + window / 4, slab / 2);
+    for (int i = 0; i < (low ? STEERING_TRIES : 2 * STEERING_TRIES) && high - low > slab / 512 + TM_FRAME_ALIGN; i++) {
+        if (d) density_choose(d, load - tm_min_u64(share, load), ch->resident, ch->temp_paged);
+        TM_TRY(tm_stop_check());
+        TM_TRY(peak_of(ch, window, load, &peak));
+        if (peak <= slab) {
+            low = load;
+            if (load == slab) break;
+            load += tm_max_u64((slab - peak) / 8 * 7, (high - low) / 4);
+        } else {
+            high = load;
+            load -= tm_min_u64(peak - slab + TM_FRAME_ALIGN, load);
+        }
+        if (load <= low || load >= high) load = low + (high - low) / 2;
+    }
+    *room = low;
+    if (d) density_choose(d, low - tm_min_u64(share, low), ch->resident, ch->temp_paged);
+    return TM_OK;
+}
+
+static uint64_t widest(const chooser *ch) {
+    return (uint64_t)(ch->opts->window_mib ? ch->opts->window_mib : MOST_WINDOW_MIB) * TM_MIB;
+}
+
+/* More look-ahead where there is room for it anyway. */
+static tm_status widest_window(chooser *ch, uint64_t *window, uint64_t room) {
+    uint64_t low = *window, high = tm_min_u64(widest(ch), ch->opts->slab_bytes / 2), peak;
+    uint64_t next = high;
+    for (int i = 0; i < WINDOW_TRIES && high > low; i++) {
+        TM_TRY(peak_of(ch, next, room, &peak));
+        if (peak <= ch->opts->slab_bytes)
+            low = next;
+        else
+            high = next;
+        if (low == next && i == 0) break;
+        next = (uint64_t)sqrt((double)low * (double)high);
+    }
+    *window = low;
+    return TM_OK;
+}
+
+/* A tile's state is read and the one before written at once, some 24 MiB: with less in flight the disk idles, which
+ * costs far more than the transfers that this memory would save if something were kept in it. */
+static uint64_t modest_window(const chooser *ch) {
+    uint64_t slab = ch->opts->slab_bytes;
+    uint64_t busy = tm_min_u64(BUSY_WINDOW_MIB * TM_MIB, slab / 3);
+    return tm_min_u64(tm_max_u64(tm_min_u64(MODEST_WINDOW_MIB * TM_MIB, slab / 12), busy), widest(ch));
+}
+
+/* Some look-ahead is worth more than residency, residency more than a deep one. */
+static tm_status keep_and_look_ahead(chooser *ch, density *d, uint64_t *window, uint64_t *room) {
+    *window = modest_window(ch);
+    TM_TRY(steer(ch, d, *window, room));
+    uint64_t enough = d ? tm_max_u64(density_moved(d) / STREAM_TO_WINDOW, 4 * TM_MIB) : *window;
+    if (enough < *window / 2) { /* little is left to stream: memory is better kept than read ahead into */
+        *window = enough;
+        TM_TRY(steer(ch, d, *window, room));
+    }
+    return widest_window(ch, window, *room);
+}
+
+tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,
+                           uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *room, uint64_t *minimum) {
+    chooser ch = {.p = p, .l = l, .opts = opts, .resident = resident, .temp_paged = temp_paged};
+    density d = {0};
+    uint64_t peak;
+    tm_status rc;
+    tm_plan_opts least = *opts;
+    least.slab_bytes = 0; /* the least does not depend on what there is */
+    TM_GO(start_point(&ch));
+    ch.opts = &least;
+    TM_GO(peak_of(&ch, 0, 0, minimum));
+    ch.opts = opts;
+    if (*minimum > opts->slab_bytes) {
+        rc = TM_EBUDGET;
+        tm_fail(TM_EBUDGET, "%s needs frames of %llu bytes, the budget leaves %llu", p->name,
+                (unsigned long long)*minimum, (unsigned long long)opts->slab_bytes);
+        goto done;
+    }
+    uint64_t below = opts->choose_residency ? residency_base(p, resident, NULL) : l->resident_end;
+    if (opts->cache) TM_GO(density_open(&d, p, opts, resident, temp_paged, below));
+    TM_GO(keep_and_look_ahead(&ch, opts->cache ? &d : NULL, window, room));
+    TM_GO(peak_of(&ch, *window, *room, &peak));
+    if (peak > opts->slab_bytes) { /* at the least budget: nothing kept, nothing ahead */
+        TM_GO(start_point(&ch));
+        *window = 0;
+    }
+    *base = opts->choose_residency ? residency_base(p, resident, NULL) : l->resident_end;
+done:
+    density_close(&d);
+    return rc;
+}
+
+tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts, uint64_t *minimum) {
+    tm_plan_opts o = *opts;
+    o.choose_residency = true;
+    o.slab_bytes = 0;
+    uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
+    chooser ch = {.p = p, .l = layout, .opts = &o, .resident = resident, .temp_paged = temp_paged};
+    tm_status rc = p->status;
+    tm_program *lowered = NULL;
+    if (rc == TM_OK && opts->device_bytes) rc = lower_program(&lowered, p, &o);
+    if (lowered) ch.p = lowered;
+    if (rc == TM_OK && (!resident || !temp_paged)) rc = tm_nomem(layout->n + p->n_temp);
+    if (rc == TM_OK) rc = start_point(&ch);
+    if (rc == TM_OK) rc = peak_of(&ch, 0, 0, minimum);
+    if (rc == TM_OK) *minimum += shared_share(p, opts);
+    tm_program_free(lowered);
+    tm_free(resident);
+    tm_free(temp_paged);
+    return rc;
+}

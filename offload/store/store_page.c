@@ -1,0 +1,158 @@
+/* One transfer: where it goes, and the checksums of its pages. */
+#include "offload/store/store_internal.h"
+
+#include <string.h>
+
+enum {
+    PAGES_A_LOOK = 16,    /* 0.1 ms: so often the disk is looked after while a read is checked */
+    PAGES_FOR_A_TEAM = 8, /* of fewer a team begins and ends no sooner than one thread is done */
+};
+
+/* ---- checksums ----------------------------------------------------------------------------------------------- */
+
+/* Identity goes in as the seed: the same bytes at another place or of another time do not pass. */
+uint64_t page_hash_of(uint64_t key, uint32_t kind, uint32_t number, uint32_t page, uint64_t generation,
+                      const void *bytes, uint64_t n) {
+    uint64_t id[4] = {key, (uint64_t)kind << 32 | number, page, generation};
+    return tm_hash64(bytes, n, tm_hash64(id, sizeof id, 0));
+}
+
+static uint64_t page_hash(const tm_store *s, const tm_object *o, uint32_t number, uint32_t page, uint64_t generation,
+                          const char *frame) {
+    uint64_t at = (uint64_t)page * TM_PAGE_BYTES;
+    uint64_t n = tm_min_u64(TM_PAGE_BYTES, o->frame_bytes - at);
+    return page_hash_of(s->key, (uint32_t)o->kind, number, page, generation, frame + at, n);
+}
+
+static const tm_object *target_object(const tm_store *s, const store_target *t) {
+    return t->object & TM_TEMP_BIT ? &t->plan->temp[t->object & ~TM_TEMP_BIT] : &s->layout->object[t->object];
+}
+
+/* What an object is called in checksums: state by its number within its kind, which no residency, update variant or
+ * order of objects changes; a temporary by its id. */
+static uint32_t number_of(const tm_store *s, uint32_t object) {
+    return object & TM_TEMP_BIT ? object : s->extent[object].number;
+}
+
+static uint64_t *expected(tm_store *s, const store_target *t, uint64_t *generation) {
+    if (t->object & TM_TEMP_BIT) {
+        *generation = 0;
+        return t->temp_checksum + t->plan->extent[t->object & ~TM_TEMP_BIT].first_page;
+    }
+    *generation = s->extent[t->object].generation;
+    return s->checksum + s->extent[t->object].first_page;
+}
+
+static void aim(tm_store *s, const store_target *t, tm_io_req *req) {
+    const tm_object *o = target_object(s, t);
+    if (t->object & TM_TEMP_BIT) {
+        uint64_t address = t->plan->extent[t->object & ~TM_TEMP_BIT].offset;
+        const spill_segment *segment = spill_at(&s->spill_map, address);
+        req->file = s->spill[segment->path];
+        req->offset = segment->offset + address % s->spill_map.segment_bytes;
+    } else {
+        const state_extent *x = &s->extent[t->object];
+        req->file = s->file[x->path][o->kind];
+        req->offset = x->offset + x->slot * o->frame_bytes;
+    }
+    req->len = o->frame_bytes;
+}
+
+/* Of one thread. */
+static void count_checksum(tm_store *s, uint64_t start_ns) {
+    (void)__atomic_add_fetch(&s->checksum_ns, tm_now_ns() - start_ns, __ATOMIC_RELAXED);
+}
+
+static void count_checksummed(tm_store *s, const tm_object *o) {
+    (void)__atomic_add_fetch(&s->checksum_bytes, o->frame_bytes, __ATOMIC_RELAXED);
+}
+
+/* A core takes in some 10 GB/s of what is not in its caches: whoever has a team waits a part of that with all of it. */
+static void hash_pages(tm_store *s, const store_target *t, const void *frame, bool team) {
+    const tm_object *o = target_object(s, t);
+    uint64_t generation;
+    uint64_t *sum = expected(s, t, &generation);
+    uint32_t number = number_of(s, t->object), pages = pages_of(o->frame_bytes);
+#pragma omp parallel if (team && pages >= PAGES_FOR_A_TEAM)
+    {
+        uint64_t t0 = tm_now_ns();
+#pragma omp for schedule(static) nowait
+        for (uint32_t page = 0; page < pages; page++) sum[page] = page_hash(s, o, number, page, generation, frame);
+        count_checksum(s, t0);
+    }
+    count_checksummed(s, o);
+}
+
+void store_seal(tm_store *s, const store_target *t, void *frame, bool team) {
+    const tm_object *o = target_object(s, t);
+    memset((char *)frame + o->bytes, 0, o->frame_bytes - o->bytes); /* no stranger's bytes in the padding */
+    if (!(t->object & TM_TEMP_BIT)) {
+        state_extent *x = &s->extent[t->object];
+        if (x->slot == NO_SLOT)
+            x->slot = 0;
+        else if (slots_of(o, s->slots) == 2 && x->slot == x->committed)
+            x->slot ^= 1;
+        x->generation = tm_max_u64(x->generation, (uint64_t)s->incarnation << 32) + 1;
+    }
+    if (!s->unchecked) {
+        hash_pages(s, t, frame, team);
+        return;
+    }
+    uint64_t generation;
+    memset(expected(s, t, &generation), 0, pages_of(o->frame_bytes) * sizeof(uint64_t));
+}
+
+void store_aim_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
+    aim(s, t, req);
+    req->op = TM_IO_WRITE;
+    req->buf = frame;
+}
+
+void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
+    store_seal(s, t, frame, false);
+    store_aim_write(s, t, frame, req);
+}
+
+tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
+    if (!(t->object & TM_TEMP_BIT) && s->extent[t->object].slot == NO_SLOT)
+        return tm_fail(TM_EBUG, "%s object %u is read before it was written", tm_kind_name(target_object(s, t)->kind),
+                       t->object);
+    aim(s, t, req);
+    req->op = TM_IO_READ;
+    req->buf = frame;
+    return TM_OK;
+}
+
+tm_status store_check_read(tm_store *s, const store_target *t, const void *frame, const tm_io_req *req) {
+    if (s->unchecked) return TM_OK;
+    const tm_object *o = target_object(s, t);
+    uint64_t generation;
+    const uint64_t *sum = expected(s, t, &generation);
+    uint32_t number = number_of(s, t->object);
+    uint64_t t0 = tm_now_ns();
+    for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++) {
+        if (req && page % PAGES_A_LOOK == PAGES_A_LOOK - 1) tm_io_advance(s->io);
+        if (page_hash(s, o, number, page, generation, frame) == sum[page] || (s->alternate && sum[page] == 0)) continue;
+        tm_io_req where;
+        if (!req) aim(s, t, &where);
+        if (!req) req = &where;
+        return tm_fail(TM_ECORRUPT, "%s: the 64 KiB page at offset %llu is not what was written there; check the disk",
+                       req->file.name, (unsigned long long)(req->offset + (uint64_t)page * TM_PAGE_BYTES));
+    }
+    count_checksum(s, t0);
+    count_checksummed(s, o);
+    return TM_OK;
+}
+
+bool store_unchanged(const tm_store *s, uint32_t object, const void *frame) {
+    const tm_object *o = &s->layout->object[object];
+    const state_extent *x = &s->extent[object];
+    if (x->slot == NO_SLOT || s->unchecked || s->alternate) return false;
+    for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++)
+        if (page_hash(s, o, x->number, page, x->generation, frame) != s->checksum[x->first_page + page]) return false;
+    return true;
+}
+
+uint64_t store_checksum_ns(const tm_store *s) {
+    return __atomic_load_n(&s->checksum_ns, __ATOMIC_RELAXED);
+}

@@ -1,0 +1,218 @@
+/* PyTorch's FSDP as HF Trainer and Accelerate spell it: `fsdp` words and an `fsdp_config` block, turned into a
+ * strategy, places, precision and the grain of look-ahead. What another key says differently is a mismatch. */
+#include "config/config_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define FSDP "fsdp_config."
+
+/* ---- fsdp: "full_shard auto_wrap offload" -------------------------------------------------------------------- */
+
+typedef struct fsdp_words {
+    const cfg_value *from;
+    int sharding; /* as fsdp_config.sharding_strategy; -1: none */
+    bool offload, wrap;
+} fsdp_words;
+
+static const char *const shardings[] = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard",
+                                        "hybrid_shard_zero2"};
+
+static bool is_word(const char *text, size_t n, const char *word) {
+    return n == strlen(word) && !strncmp(text, word, n);
+}
+
+static void one_word(cfg_state *s, fsdp_words *w, const char *text, size_t n) {
+    char at[256];
+    int sharding = -1;
+    for (size_t i = 0; i < TM_COUNT(shardings); i++)
+        if (is_word(text, n, shardings[i])) sharding = (int)i;
+    if (sharding >= 0 && w->sharding >= 0 && sharding != w->sharding)
+        cfg_contradiction(s, "%s: \"fsdp\" says %s and %s", cfg_where(w->from, at, sizeof at), shardings[w->sharding],
+                          shardings[sharding]);
+    if (sharding >= 0)
+        w->sharding = sharding;
+    else if (is_word(text, n, "offload"))
+        w->offload = true;
+    else if (is_word(text, n, "auto_wrap"))
+        w->wrap = true;
+    else
+        cfg_problem(s, TM_EINPUT,
+                    "%s: \"fsdp\" has the word \"%.*s\"; it takes full_shard, shard_grad_op, no_shard, hybrid_shard, "
+                    "offload and auto_wrap",
+                    cfg_where(w->from, at, sizeof at), (int)tm_min_u64(n, 40), text);
+}
+
+static void split(cfg_state *s, fsdp_words *w, const char *text, size_t len) {
+    for (size_t i = 0; i < len;) {
+        size_t n = strcspn(text + i, " ,");
+        if (n > len - i) n = len - i;
+        if (n) one_word(s, w, text + i, n);
+        i += n + 1;
+    }
+}
+
+static fsdp_words read_words(cfg_state *s) {
+    fsdp_words w = {.from = cfg_given(s, "fsdp"), .sharding = -1};
+    char at[256];
+    if (!w.from) return w;
+    const tm_json *n = w.from->node;
+    if (n->type == TM_JSON_BOOL) {
+        if (n->boolean) w.sharding = 0;
+    } else if (n->type == TM_JSON_STRING) {
+        split(s, &w, n->text, n->len);
+    } else {
+        for (const tm_json *c = n->child; c; c = c->next) split(s, &w, c->text, c->len);
+    }
+    if (w.sharding < 0 && (w.offload || w.wrap) && !cfg_given(s, FSDP "sharding_strategy"))
+        cfg_problem(s, TM_EINPUT, "%s: \"fsdp\" needs a strategy beside offload and auto_wrap: full_shard, for example",
+                    cfg_where(w.from, at, sizeof at));
+    return w;
+}
+
+/* ---- the strategy -------------------------------------------------------------------------------------------- */
+
+static const struct {
+    tm_strategy strategy;
+    uint32_t stage;
+} meaning[] = {{TM_STRATEGY_ZERO3, 3}, {TM_STRATEGY_ZERO2, 2}, {TM_STRATEGY_DDP, 0}, {TM_STRATEGY_HSDP, 3}};
+
+/* FSDP 2 says whether weights are dropped between forward and backward. */
+static int from_reshard(cfg_state *s, const cfg_value **from) {
+    const cfg_value *v = cfg_given(s, FSDP "reshard_after_forward");
+    if (!v) return -1;
+    *from = v;
+    return v->node->boolean ? 0 : 1;
+}
+
+static int sharding_of(cfg_state *s, const fsdp_words *w, const cfg_value **from) {
+    const cfg_value *named = cfg_given(s, FSDP "sharding_strategy");
+    int block = named ? cfg_choice(s, FSDP "sharding_strategy") : -1, reshard = from_reshard(s, from);
+    if (named && w->sharding >= 0 && block != w->sharding) cfg_mismatch(s, "fsdp", w->from, named->spelled, named);
+    int said = w->sharding >= 0 ? w->sharding : block;
+    if (said >= 0 && reshard >= 0 && (said > 1 || said != reshard))
+        cfg_mismatch(s, FSDP "reshard_after_forward", *from, w->sharding >= 0 ? "fsdp" : named->spelled,
+                     w->sharding >= 0 ? w->from : named);
+    if (said >= 0) *from = w->sharding >= 0 ? w->from : named;
+    if (said < 0) said = reshard;
+    if (said < 0 && !w->from && cfg_raw(s, "fsdp_config") && !cfg_given(s, "strategy")) {
+        *from = cfg_raw(s, "fsdp_config"); /* Accelerate's default */
+        said = 0;
+    }
+    return said;
+}
+
+static void set_strategy(cfg_state *s, int sharding, const cfg_value *from) {
+    tm_config *c = &s->cfg->pub;
+    char w[256];
+    const cfg_value *stage = cfg_given(s, "zero_optimization.stage"), *strategy = cfg_given(s, "strategy");
+    if (sharding < 0) return;
+    if (sharding >= (int)TM_COUNT(meaning)) {
+        cfg_problem(s, TM_EUNSUPPORTED,
+                    "%s: HYBRID_SHARD_ZERO2 keeps weights gathered from forward to backward; HYBRID_SHARD here",
+                    cfg_where(from, w, sizeof w));
+        return;
+    }
+    tm_strategy want = meaning[sharding].strategy;
+    if (strategy && c->strategy != want) cfg_mismatch(s, from->spelled, from, "strategy", strategy);
+    if (stage && c->zero_stage != meaning[sharding].stage) cfg_mismatch(s, from->spelled, from, stage->spelled, stage);
+    c->strategy = want;
+    c->zero_stage = meaning[sharding].stage;
+    c->strategy_given = true;
+}
+
+/* ---- places and types ---------------------------------------------------------------------------------------- */
+
+static void offload(cfg_state *s, const char *device, const cfg_value *from, tm_place *place) {
+    const cfg_value *v = cfg_given(s, device);
+    if (v && !cfg_chosen(s, device, "cpu")) cfg_mismatch(s, from->spelled, from, device, v);
+    *place = TM_PLACE_CPU;
+}
+
+static void set_offload(cfg_state *s, const fsdp_words *w) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *v = cfg_given(s, FSDP "offload_params"), *from = w->offload ? w->from : v;
+    if (v && w->offload && !v->node->boolean) cfg_mismatch(s, "fsdp", w->from, v->spelled, v);
+    if (!w->offload && (!v || !v->node->boolean)) return;
+    offload(s, "zero_optimization.offload_param.device", from, &c->param_place);
+    offload(s, "zero_optimization.offload_optimizer.device", from, &c->optimizer_place);
+}
+
+/* Who else said in what to compute. */
+static const cfg_value *precision_of(const cfg_state *s, const char **name) {
+    static const char *const said[] = {"precision", "bf16.enabled", "fp16.enabled", "bf16", "fp16"};
+    for (size_t i = 0; i < TM_COUNT(said); i++) {
+        const cfg_value *v = cfg_given(s, said[i]);
+        if (!v || v->node->type == TM_JSON_OBJECT) continue;
+        *name = said[i];
+        return v;
+    }
+    return NULL;
+}
+
+static void set_precision(cfg_state *s) {
+    static const tm_dtype types[] = {TM_BF16, TM_F32, TM_F16};
+    tm_config *c = &s->cfg->pub;
+    const char *key = FSDP "mixed_precision.param_dtype", *name = NULL;
+    const cfg_value *v = cfg_given(s, key), *other = precision_of(s, &name);
+    char w[256];
+    if (!v) return;
+    tm_dtype want = types[cfg_choice(s, key)];
+    if (other && c->precision != want)
+        cfg_mismatch(s, key, v, name, other);
+    else if (!other && want == TM_F16)
+        cfg_problem(s, TM_EINPUT, "%s: \"%s\" fp16 needs its loss scale: give \"fp16\" or \"precision\"",
+                    cfg_where(v, w, sizeof w), key);
+    else
+        c->precision = want;
+}
+
+static void set_reduction(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const char *key = FSDP "mixed_precision.reduce_dtype", *type = "communication_data_type";
+    const cfg_value *v = cfg_given(s, key), *other = cfg_given(s, type);
+    char w[256];
+    if (!v) return;
+    bool bf16 = cfg_chosen(s, key, "bf16");
+    if (cfg_chosen(s, key, "fp16"))
+        cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\" fp16 overflows: bf16 or fp32 here", cfg_where(v, w, sizeof w), key);
+    else if (other && bf16 != cfg_chosen(s, type, "bf16"))
+        cfg_mismatch(s, key, v, type, other);
+    c->comm_bf16 = bf16;
+}
+
+/* ---- wrapping ------------------------------------------------------------------------------------------------ */
+
+/* What is wrapped together travels together: as much is gathered ahead. Bits do not depend on it. */
+static tm_status set_wrap(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *least = cfg_given(s, FSDP "min_num_params"), *policy = cfg_given(s, FSDP "auto_wrap_policy");
+    const cfg_value *classes = cfg_given(s, FSDP "transformer_layer_cls_to_wrap");
+    bool by_size = least && least->node->integer > 0;
+    TM_TRY(cfg_strings(s, FSDP "transformer_layer_cls_to_wrap", &c->wrap_classes));
+    if (by_size && classes) cfg_mismatch(s, least->spelled, least, classes->spelled, classes);
+    if (policy && cfg_chosen(s, FSDP "auto_wrap_policy", "SIZE_BASED_WRAP") && classes)
+        cfg_mismatch(s, policy->spelled, policy, classes->spelled, classes);
+    if (policy && by_size && !cfg_chosen(s, FSDP "auto_wrap_policy", "SIZE_BASED_WRAP"))
+        cfg_mismatch(s, policy->spelled, policy, least->spelled, least);
+    if (by_size) {
+        c->wrap = TM_WRAP_SIZE;
+        c->wrap_elements = (uint64_t)least->node->integer;
+    } else if (policy && cfg_chosen(s, FSDP "auto_wrap_policy", "NO_WRAP")) {
+        c->wrap = TM_WRAP_NONE;
+    } else if (classes || policy) {
+        c->wrap = TM_WRAP_BLOCK;
+    }
+    return TM_OK;
+}
+
+tm_status config_resolve_fsdp(cfg_state *s) {
+    const cfg_value *from = NULL;
+    fsdp_words w = read_words(s);
+    int sharding = sharding_of(s, &w, &from);
+    set_strategy(s, sharding, from);
+    set_offload(s, &w);
+    set_precision(s);
+    set_reduction(s);
+    return set_wrap(s);
+}

@@ -1,0 +1,176 @@
+/* The configuration's own: the schema table, and the state while layers are merged and resolved.
+ *
+ *   schema.c            every key: path, type, default, range, help
+ *   config.c            load, free, the order of it all
+ *   config_merge.c      files and --set into one value a row
+ *   config_check.c      one value against its row
+ *   config_values.c     reading values, collecting problems
+ *   config_suggest.c    what was probably meant
+ *   config_run.c        model, data, memory, output
+ *   config_batch.c      batch sizes
+ *   config_optimizer.c  optimizers by either spelling
+ *   config_schedule.c   learning rate, length
+ *   config_storage.c    offload blocks, paths, aio, ZeRO's numbers
+ *   config_fsdp.c       the same by FSDP's names
+ *   config_recompute.c  activations by DeepSpeed's, HF Trainer's and FSDP's names
+ *   config_effects.c    warnings of what makes no difference here
+ *   config_autos.c      what "auto" became
+ *   config_dump.c       JSON again, and the help
+ *
+ * A new key is a row in schema.c, a field in config.h, and a line in the resolver of its room and in config_dump.c. */
+#ifndef TIDEMILL_TRAIN_CONFIG_INTERNAL_H
+#define TIDEMILL_TRAIN_CONFIG_INTERNAL_H
+
+#include "config/config.h"
+
+/* ---- schema (schema.c) --------------------------------------------------------------------------------------- */
+
+/* What a value may be. Several may be allowed. */
+enum {
+    T_BOOL = 1,
+    T_INT = 2, /* integral; 5e8 counts */
+    T_NUM = 4,
+    T_STR = 8,
+    T_ENUM = 16,     /* a string of `choices` */
+    T_SIZE = 32,     /* bytes, or "3GiB" */
+    T_LIST = 64,     /* a string, or an array of strings */
+    T_PAIR = 128,    /* two numbers */
+    T_OBJ = 256,     /* its keys are rows of their own */
+    T_ANY = 512,     /* not looked into */
+    T_AUTO = 1024,   /* "auto" */
+    T_NULL = 2048,   /* null: as if absent */
+    T_ALWAYS = 8192, /* K_IGNORED: true is what is done anyway; false warns */
+    T_RANKS = 16384, /* K_IGNORED: `help` is the reason on several ranks */
+    T_WORD = 4096    /* booleans may be the strings "true" and "false" (ds_nvme_tune prints those) */
+};
+typedef enum schema_kind {
+    K_OURS,    /* tidemill's, ms-swift's and HF Trainer's names */
+    K_DS,      /* DeepSpeed's, honoured */
+    K_BOTH,    /* the same name on both sides */
+    K_IGNORED, /* recognised, no effect here: warns once */
+    K_LATER,   /* recognised; would change the result; not in this version: refused unless switched off */
+    K_REFUSED  /* refused for good, with the reason */
+} schema_kind;
+typedef struct schema_row {
+    const char *path; /* "memory.host_budget" */
+    schema_kind kind;
+    unsigned types;
+    const char *choices;  /* T_ENUM: "bf16=bfloat16|fp32": canonical=synonym, or NULL */
+    const char *def;      /* the default as JSON text without quotes; NULL: none */
+    double min, max;      /* of T_INT, T_NUM, T_SIZE (bytes), T_PAIR; max 0: none */
+    const char *alias_of; /* another spelling of that row */
+    const char *help;     /* meaning and unit; for K_IGNORED, K_LATER, K_REFUSED the reason */
+} schema_row;
+extern const schema_row schema_rows[];
+extern const size_t schema_row_count;
+const schema_row *schema_find(const char *path); /* as spelled; NULL if unknown */
+/* Index of a row; a path that is not there is our own bug. */
+size_t schema_index(const char *path);
+/* Which of the choices (from 0) a value is, synonyms included; -1: none. */
+int schema_choice(const schema_row *row, const char *value, size_t len);
+const char *schema_choice_name(const schema_row *row, int index, char *buf, size_t cap);
+/* "one of a, b, c" / "an integer or \"auto\"" into buf. */
+const char *schema_expects(const schema_row *row, char *buf, size_t cap);
+
+/* ---- suggestions (config_suggest.c) -------------------------------------------------------------------------- */
+
+/* Appends "; did you mean ..." or "; it belongs under ..." for an unknown key inside `section` ("" at top level), or
+ * nothing. */
+tm_status config_suggest_key(tm_buf *out, const char *section, const char *key) TM_MUST_USE;
+/* Appends "; did you mean ..." for a wrong value of an enum, or nothing. */
+tm_status config_suggest_value(tm_buf *out, const schema_row *row, const char *value) TM_MUST_USE;
+
+/* ---- state while loading (config_values.c) ------------------------------------------------------------------- */
+
+typedef enum cfg_source { SOURCE_MAIN, SOURCE_DEEPSPEED, SOURCE_SET } cfg_source;
+typedef struct cfg_value {
+    const tm_json *node; /* NULL: not given (null counts as not given) */
+    const char *file;    /* FILE of FILE:LINE:COLUMN; "--set key=value" for SOURCE_SET */
+    const char *spelled; /* the path as the user wrote it */
+    cfg_source source;
+    bool over_auto; /* another spelling says "auto", and takes this value */
+} cfg_value;
+
+/* Memory of a loaded configuration: documents and strings, freed together. */
+typedef struct cfg_owned {
+    struct cfg_owned *next;
+    tm_json_doc *doc; /* or NULL: bytes follow */
+    char bytes[];
+} cfg_owned;
+typedef struct cfg_impl {
+    tm_config pub;   /* first */
+    uint16_t *autos; /* rows that say "auto" */
+    uint32_t n_autos;
+    cfg_owned *owned;
+    int64_t given_warmup; /* its warmup_num_steps, to compare with a ratio; -1 */
+} cfg_impl;
+char *cfg_strndup(cfg_impl *c, const char *text, size_t n);             /* NULL: out of memory, recorded */
+tm_status cfg_keep_doc(cfg_impl *c, tm_json_doc *doc) TM_MUST_USE;      /* frees it on failure */
+tm_status cfg_alloc(cfg_impl *c, size_t bytes, void **out) TM_MUST_USE; /* zeroed, owned */
+
+typedef struct cfg_state {
+    cfg_impl *cfg;
+    const tm_config_opts *opts;
+    cfg_value *value;                           /* one a row */
+    tm_buf problems;                            /* a line each */
+    const schema_row **lifted;                  /* [n_set] rows that --set replaces: files are not asked */
+    unsigned n_hidden;                          /* of them, that do not fit the message */
+    unsigned n_problems, n_input, n_mismatches; /* all; of TM_EINPUT; of those, contradictions */
+    tm_status problem_status;                   /* TM_EINPUT outranks TM_EUNSUPPORTED */
+    tm_status broken;                           /* out of memory while collecting */
+} cfg_state;
+
+/* Collects a problem: all are reported in one error. */
+void cfg_problem(cfg_state *s, tm_status status, const char *format, ...) TM_PRINTF(3, 4);
+/* A problem that is one value against another: reported together with all others of its sort. */
+void cfg_contradiction(cfg_state *s, const char *format, ...) TM_PRINTF(2, 3);
+/* "a A (where) does not match b B (where)". */
+void cfg_mismatch(cfg_state *s, const char *a, const cfg_value *va, const char *b, const cfg_value *vb);
+/* A key that was given and makes no difference: warns once. */
+void cfg_no_effect(const cfg_state *s, const char *path, const char *reason);
+tm_status cfg_report(cfg_state *s) TM_MUST_USE; /* fails with what was collected, if anything */
+void cfg_keep(cfg_state *s, tm_status rc);      /* remembers a failure to collect */
+/* Type, choice and range of a value; problems are collected, keys without effect warn. */
+void cfg_check_value(cfg_state *s, const schema_row *row, const cfg_value *v);
+bool cfg_type_fits(const schema_row *row, const tm_json *n);
+bool cfg_is_size_text(const char *text, uint64_t *bytes); /* leaves no error behind */
+const char *cfg_show_node(const tm_json *n, char *buf, size_t cap);
+/* Reads a tree into the values, checking keys, types and ranges. `prefix`: "" or "optimizer." */
+tm_status cfg_merge(cfg_state *s, const tm_json *root, const char *prefix, const char *file,
+                    cfg_source source) TM_MUST_USE;
+tm_status cfg_apply_set(cfg_state *s, const char *assignment) TM_MUST_USE;
+/* Before the first cfg_merge: which rows --set will replace. */
+tm_status cfg_lift(cfg_state *s) TM_MUST_USE;
+
+/* A row's value if it was given and is neither null nor "auto"; else NULL. */
+const cfg_value *cfg_given(const cfg_state *s, const char *path);
+const cfg_value *cfg_raw(const cfg_state *s, const char *path); /* "auto" too */
+bool cfg_is_auto(const cfg_state *s, const char *path);
+const char *cfg_where(const cfg_value *v, char *buf, size_t cap);
+const char *cfg_show(const cfg_value *v, char *buf, size_t cap); /* the value as JSON, cut short */
+bool cfg_same(const tm_json *a, const tm_json *b);
+/* With the schema's default where the key is not given. */
+double cfg_number(const cfg_state *s, const char *path);
+int64_t cfg_integer(const cfg_state *s, const char *path);
+bool cfg_bool(const cfg_state *s, const char *path);
+int cfg_choice(const cfg_state *s, const char *path); /* index into the row's choices; -1: not given, no default */
+bool cfg_chosen(const cfg_state *s, const char *path, const char *choice);
+tm_status cfg_string(cfg_state *s, const char *path, const char **out) TM_MUST_USE; /* NULL without default */
+tm_status cfg_strings(cfg_state *s, const char *path, tm_strings *out) TM_MUST_USE; /* n 0 if not given */
+uint64_t cfg_size(const cfg_state *s, const char *path);
+
+/* ---- resolution ---------------------------------------------------------------------------------------------- */
+
+tm_status config_resolve_run(cfg_state *s) TM_MUST_USE; /* config_run.c: model, data, memory, output */
+tm_status
+config_resolve_storage(cfg_state *s) TM_MUST_USE;        /* config_storage.c: places, paths, aio, DeepSpeed's numbers */
+tm_status config_resolve_fsdp(cfg_state *s) TM_MUST_USE; /* config_fsdp.c; after places and rounding */
+void config_resolve_recompute(cfg_state *s);             /* config_recompute.c: after memory */
+void config_warn_effects(cfg_state *s); /* config_effects.c: after all: what is given and makes no difference */
+tm_status config_note_autos(cfg_state *s) TM_MUST_USE;        /* config_autos.c */
+tm_status config_resolve_batch(cfg_state *s) TM_MUST_USE;     /* config_batch.c */
+tm_status config_resolve_optimizer(cfg_state *s) TM_MUST_USE; /* config_optimizer.c */
+const char *config_optimizer_type(const tm_config *c);        /* as optimizer.type names it */
+tm_status config_resolve_schedule(cfg_state *s) TM_MUST_USE;  /* config_schedule.c; after the optimizer */
+
+#endif

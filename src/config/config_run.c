@@ -1,0 +1,241 @@
+/* Model, data, memory and output. */
+#include "config/config_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static const int64_t NEVER = 1000000000000000;
+
+static void missing(cfg_state *s, const char *path, const char *example) {
+    cfg_problem(s, TM_EINPUT, "%s: \"%s\" is missing; give it, for example %s", s->opts->name, path, example);
+}
+
+static void later(cfg_state *s, const char *path, const char *what) {
+    char w[256], x[256];
+    const cfg_value *v = cfg_raw(s, path);
+    cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\" %s: %s not supported yet by this version", cfg_where(v, w, sizeof w),
+                v->spelled, cfg_show(v, x, sizeof x), what);
+}
+
+/* ---- precision: one of three spellings ----------------------------------------------------------------------- */
+
+/* A section {"enabled": ...} or HF Trainer's flag. */
+static const cfg_value *flag(const cfg_state *s, const char *section, const char *enabled) {
+    const cfg_value *v = cfg_given(s, enabled);
+    if (v) return v;
+    v = cfg_given(s, section);
+    return v && v->node->type == TM_JSON_BOOL ? v : NULL;
+}
+
+/* HF Trainer's flag and DeepSpeed's section. */
+static void one_said(cfg_state *s, const char *path, const char *enabled) {
+    const cfg_value *own = cfg_given(s, path), *section = cfg_given(s, enabled);
+    if (own && section && own->node->type == TM_JSON_BOOL && own->node->boolean != section->node->boolean)
+        cfg_mismatch(s, path, own, enabled, section);
+}
+
+static void resolve_precision(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    static const tm_dtype dtypes[] = {TM_BF16, TM_F32, TM_F16};
+    const cfg_value *flat = cfg_given(s, "precision");
+    const cfg_value *bf16 = flag(s, "bf16", "bf16.enabled"), *fp16 = flag(s, "fp16", "fp16.enabled");
+    one_said(s, "bf16", "bf16.enabled");
+    one_said(s, "fp16", "fp16.enabled");
+    bool on16 = fp16 && fp16->node->boolean, on_bf = bf16 && bf16->node->boolean;
+    c->precision = dtypes[cfg_choice(s, "precision")];
+    if (on16 && on_bf) cfg_mismatch(s, "bf16.enabled", bf16, "fp16.enabled", fp16);
+    if (flat && bf16 && on_bf != (c->precision == TM_BF16)) cfg_mismatch(s, "precision", flat, "bf16.enabled", bf16);
+    if (flat && fp16 && on16 != (c->precision == TM_F16)) cfg_mismatch(s, "precision", flat, "fp16.enabled", fp16);
+    if (!flat && (on16 || on_bf))
+        c->precision = on16 ? TM_F16 : TM_BF16;
+    else if (!flat && (bf16 || fp16))
+        c->precision = TM_F32; /* DeepSpeed without either trains in fp32 */
+}
+
+/* ---- data ---------------------------------------------------------------------------------------------------- */
+
+/* Rows of ids are told by the file's name; saying so is allowed where it is so. */
+static void resolve_format(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const char *dot = c->data.train ? strrchr(c->data.train, '.') : NULL;
+    char w[256];
+    c->data.format = TM_DATA_AUTO;
+    if (!cfg_chosen(s, "data.format", "safetensors"))
+        c->data.format = (tm_data_format)cfg_choice(s, "data.format");
+    else if (!dot || strcmp(dot, ".safetensors"))
+        cfg_problem(s, TM_EINPUT, "%s: \"data.format\" is safetensors, but data.train does not end in .safetensors",
+                    cfg_where(cfg_given(s, "data.format"), w, sizeof w));
+}
+
+static tm_status resolve_data(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    TM_TRY(cfg_string(s, "data.train", &c->data.train));
+    if (!c->data.train && !s->opts->data_optional)
+        missing(s, "data.train", "\"data\": {\"train\": \"examples.jsonl\"}");
+    TM_TRY(cfg_string(s, "data.eval", &c->data.eval));
+    if (cfg_chosen(s, "eval_strategy", "no")) c->data.eval = NULL;
+    resolve_format(s);
+    c->data.seq_len = (uint32_t)cfg_integer(s, "data.seq_len");
+    c->data.shuffle = cfg_bool(s, "data.shuffle");
+    c->data.overlong = (tm_overlong)cfg_choice(s, "data.overlong");
+    c->data.strict = cfg_bool(s, "data.strict");
+    c->seed = (uint64_t)cfg_integer(s, "seed");
+    c->data.seed = cfg_given(s, "data_seed") ? (uint64_t)cfg_integer(s, "data_seed") : c->seed;
+    if (cfg_bool(s, "data.packing")) later(s, "data.packing", "packing is");
+    return TM_OK;
+}
+
+/* ---- memory -------------------------------------------------------------------------------------------------- */
+
+static bool is_device(const char *name) {
+    static const char digits[] = "0123456789";
+    if (!strcmp(name, "cpu") || !strcmp(name, "cpu-arena") || !strcmp(name, "cuda")) return true;
+    return !strncmp(name, "cuda:", 5) && name[5] && strspn(name + 5, digits) == strlen(name + 5);
+}
+
+static void resolve_host_budget(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *v = cfg_given(s, "memory.host_budget");
+    if (!v) return;
+    c->memory.host_kind = tm_json_is(v->node, "unlimited") ? TM_BUDGET_UNLIMITED : TM_BUDGET_BYTES;
+    if (c->memory.host_kind == TM_BUDGET_BYTES) c->memory.host_bytes = cfg_size(s, "memory.host_budget");
+}
+
+/* A device that has memory of its own may give all that it has free. */
+static void resolve_arena(cfg_state *s, const cfg_value *device, const cfg_value *budget) {
+    tm_config *c = &s->cfg->pub;
+    char w[256];
+    bool own = strcmp(c->memory.device, "cpu-arena") != 0;
+    if (!budget && !own)
+        cfg_problem(s, TM_EINPUT,
+                    "%s: \"memory.device\": \"cpu-arena\" has the memory that it is given; add memory.device_budget",
+                    cfg_where(device, w, sizeof w));
+    else if (!budget || tm_json_is(budget->node, "unlimited"))
+        c->memory.device_bytes = TM_DEVICE_UNLIMITED;
+    else
+        c->memory.device_bytes = tm_min_u64(cfg_size(s, "memory.device_budget"), TM_DEVICE_UNLIMITED);
+    if (cfg_given(s, "memory.device_bandwidth")) c->memory.device_bandwidth = cfg_size(s, "memory.device_bandwidth");
+}
+
+static tm_status resolve_memory(cfg_state *s) {
+    static const char *const engines[] = {"auto", "uring", "threads", "sync"};
+    static const tm_update updates[] = {TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_B};
+    tm_config *c = &s->cfg->pub;
+    char w[256];
+    TM_TRY(cfg_string(s, "memory.device", &c->memory.device));
+    const cfg_value *device = cfg_given(s, "memory.device"), *budget = cfg_given(s, "memory.device_budget");
+    c->memory.device_given = device != NULL;
+    if (device && !is_device(c->memory.device))
+        cfg_problem(s, TM_EINPUT,
+                    "%s: \"memory.device\" must be \"cpu\", \"cpu-arena\", \"cuda\" or \"cuda:N\", not \"%.48s\"",
+                    cfg_where(device, w, sizeof w), c->memory.device);
+    else if (strcmp(c->memory.device, "cpu"))
+        resolve_arena(s, device, budget);
+    else if (budget)
+        tm_warn_once("memory.device_budget",
+                     "%s: \"memory.device_budget\" has no effect here: device cpu has no memory "
+                     "of its own",
+                     cfg_where(budget, w, sizeof w));
+    resolve_host_budget(s);
+    c->memory.activations = (tm_activations)cfg_choice(s, "memory.activations");
+    c->memory.update = updates[cfg_choice(s, "memory.update")];
+    c->memory.slots = (uint32_t)cfg_integer(s, "memory.slots");
+    c->memory.cache_none = cfg_chosen(s, "memory.cache", "none");
+    c->memory.spread = cfg_chosen(s, "memory.spread", "on") - cfg_chosen(s, "memory.spread", "off");
+    c->memory.shared_window =
+        cfg_chosen(s, "memory.shared_window", "on") - cfg_chosen(s, "memory.shared_window", "off");
+    c->memory.exchange = cfg_chosen(s, "memory.exchange", "device") - cfg_chosen(s, "memory.exchange", "host");
+    c->memory.allow_tmpfs = cfg_bool(s, "memory.allow_tmpfs");
+    c->memory.io_engine = engines[cfg_choice(s, "memory.io_engine")];
+    return TM_OK;
+}
+
+/* ---- output -------------------------------------------------------------------------------------------------- */
+
+/* By epochs: how many steps these are is known once the data are. */
+static void resolve_strategies(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    static const struct {
+        const char *path;
+        unsigned what;
+    } all[] = {{"save_strategy", TM_BY_EPOCH_SAVE},
+               {"eval_strategy", TM_BY_EPOCH_EVAL},
+               {"logging_strategy", TM_BY_EPOCH_LOG}};
+    for (size_t i = 0; i < TM_COUNT(all); i++)
+        if (cfg_chosen(s, all[i].path, "epoch")) s->cfg->pub.by_epoch |= all[i].what;
+    if (s->cfg->pub.by_epoch & TM_BY_EPOCH_SAVE) c->save_steps = 0;
+    if (s->cfg->pub.by_epoch & TM_BY_EPOCH_EVAL) c->eval_steps = 0;
+    if (cfg_chosen(s, "logging_strategy", "no")) c->logging_steps = NEVER;
+}
+
+/* accelerate says Infinity, for never, in steps_per_print. */
+static void resolve_logging(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *flat = cfg_given(s, "logging_steps"), *ds = cfg_given(s, "steps_per_print");
+    int64_t by_ds = (int64_t)fmin(cfg_number(s, "steps_per_print"), (double)NEVER);
+    c->logging_steps = flat ? cfg_integer(s, "logging_steps") : ds ? by_ds : 0;
+    if (flat && ds && by_ds != c->logging_steps && by_ds != NEVER)
+        cfg_mismatch(s, "logging_steps", flat, "steps_per_print", ds);
+}
+
+/* HF Trainer's rules: which evaluations can be compared with which checkpoints. */
+static void resolve_best(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    char w[256];
+    c->save_best = cfg_chosen(s, "save_strategy", "best");
+    c->load_best_model_at_end = cfg_bool(s, "load_best_model_at_end");
+    c->track_best = c->save_best || c->load_best_model_at_end || cfg_choice(s, "metric_for_best_model") >= 0;
+    c->greater_is_better = cfg_bool(s, "greater_is_better"); /* a loss is better where it is less */
+    if (c->save_best) c->save_steps = 0;
+    if (!c->save_best && !c->load_best_model_at_end) return;
+    const char *key = c->save_best ? "save_strategy" : "load_best_model_at_end";
+    const char *at = cfg_where(cfg_given(s, key), w, sizeof w);
+    unsigned epochs = s->cfg->pub.by_epoch & (TM_BY_EPOCH_SAVE | TM_BY_EPOCH_EVAL);
+    if (c->data.eval && epochs == (TM_BY_EPOCH_SAVE | TM_BY_EPOCH_EVAL)) return;
+    if (c->data.eval && c->save_best && epochs == TM_BY_EPOCH_EVAL) return;
+    if (c->data.eval && epochs)
+        cfg_problem(s, TM_EINPUT,
+                    "%s: \"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_strategy\" and "
+                    "\"eval_strategy\" must both be epoch, or both steps",
+                    at);
+    else if (!c->data.eval || c->eval_steps == 0)
+        cfg_problem(s, TM_EINPUT, "%s: \"%s\" compares evaluations; give \"data.eval\" and \"eval_steps\"", at, key);
+    else if (!c->save_best && (c->save_steps == 0 || c->save_steps % c->eval_steps != 0))
+        cfg_problem(
+            s, TM_EINPUT,
+            "%s: \"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_steps\" (%lld) must "
+            "be a multiple of \"eval_steps\" (%lld)",
+            at, (long long)c->save_steps, (long long)c->eval_steps);
+}
+
+static tm_status resolve_output(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    TM_TRY(cfg_string(s, "output_dir", &c->output_dir));
+    c->save_steps = cfg_chosen(s, "save_strategy", "no") ? 0 : cfg_integer(s, "save_steps");
+    c->eval_steps = cfg_integer(s, "eval_steps");
+    c->commit_steps = cfg_integer(s, "commit_steps");
+    c->commit_minutes = cfg_number(s, "commit_minutes");
+    resolve_logging(s);
+    c->save_total_limit = (uint32_t)cfg_integer(s, "save_total_limit");
+    c->save_dtype = (tm_save_dtype)cfg_choice(s, "save_dtype");
+    c->keep_state = cfg_bool(s, "keep_state");
+    c->save_state = cfg_bool(s, "save_state");
+    c->wall_clock_breakdown = cfg_bool(s, "wall_clock_breakdown");
+    resolve_strategies(s);
+    resolve_best(s);
+    return TM_OK;
+}
+
+tm_status config_resolve_run(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    TM_TRY(cfg_string(s, "model", &c->model));
+    if (!c->model) missing(s, "model", "\"model\": \"path/to/hf-folder\"");
+    c->init_random = cfg_chosen(s, "init", "random");
+    if (!cfg_chosen(s, "objective.type", "sft")) later(s, "objective.type", "objectives other than sft are");
+    if (!cfg_chosen(s, "tuner_type", "full")) later(s, "tuner_type", "adapters are");
+    resolve_precision(s);
+    TM_TRY(resolve_data(s));
+    TM_TRY(resolve_memory(s));
+    return resolve_output(s);
+}

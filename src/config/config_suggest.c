@@ -1,0 +1,291 @@
+/* What was probably meant: the same name in another section, what other programs call it, a slip of the pen, or a name
+ * that is made of the same words. */
+#include "config/config_internal.h"
+
+#include <ctype.h>
+#include <pthread.h>
+#include <string.h>
+#include <strings.h>
+
+enum { LONGEST = 64 };
+
+static unsigned char folded(char c) {
+    return c == '-' ? '_' : (unsigned char)tolower((unsigned char)c);
+}
+
+/* Where each letter stands in the word that was given, a bit a place; `letters`: which there are. */
+typedef struct given {
+    size_t n;
+    uint64_t at[256], letters;
+} given;
+
+static uint64_t letters(const char *word, size_t n) {
+    uint64_t set = 0;
+    for (size_t i = 0; i < n; i++) set |= (uint64_t)1 << (folded(word[i]) & 63);
+    return set;
+}
+
+static bool take(given *g, const char *word) {
+    *g = (given){.n = strlen(word)};
+    if (g->n == 0 || g->n > LONGEST) return false;
+    for (size_t i = 0; i < g->n; i++) g->at[folded(word[i])] |= (uint64_t)1 << i;
+    g->letters = letters(word, g->n);
+    return true;
+}
+
+/* A letter that the other word lacks is an edit at least, so that most words need not be compared. */
+static size_t least_distance(const given *g, uint64_t set, size_t n) {
+    size_t longer = n > g->n ? n - g->n : g->n - n;
+    size_t other = (size_t)__builtin_popcountll(n > g->n ? set & ~g->letters : g->letters & ~set);
+    return longer > other ? longer : other;
+}
+
+/* Optimal string alignment (a swapped pair is one edit): a column of the table at once, as differences from place to
+ * place, one bit each (Hyyro 2003, "A bit-vector algorithm for computing Levenshtein and Damerau edit distances"). */
+static size_t distance(const given *g, const char *word, size_t n) {
+    uint64_t up = ~(uint64_t)0, down = 0, diagonal = 0, before = 0, last = (uint64_t)1 << (g->n - 1);
+    size_t d = g->n;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t same = g->at[folded(word[i])], swapped = ((~diagonal & same) << 1) & before;
+        diagonal = (((same & up) + up) ^ up) | same | down | swapped;
+        uint64_t more = down | ~(diagonal | up), less = diagonal & up;
+        d += (more & last) != 0;
+        d -= (less & last) != 0;
+        more = more << 1 | 1;
+        less <<= 1;
+        up = less | ~(diagonal | more);
+        down = diagonal & more;
+        before = same;
+    }
+    return d;
+}
+
+/* What every key is compared with, taken from the table once. */
+enum { MOST_ROWS = 512 };
+typedef struct word {
+    const char *leaf; /* the last name of the row's path */
+    size_t n, section;
+    uint64_t letters;
+} word;
+static word words[MOST_ROWS];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void fill(void) {
+    TM_ASSERT(schema_row_count <= MOST_ROWS);
+    for (size_t i = 0; i < schema_row_count; i++) {
+        const char *path = schema_rows[i].path, *dot = strrchr(path, '.'), *leaf = dot ? dot + 1 : path;
+        size_t n = strlen(leaf);
+        words[i] = (word){leaf, n, dot ? (size_t)(dot - path) : 0, letters(leaf, n)};
+    }
+}
+
+static bool in_section(size_t row, const char *section, size_t n) {
+    return words[row].section == n && !strncmp(schema_rows[row].path, section, n);
+}
+
+/* The row in `section` (NULL: anywhere) whose last name is nearest; at most 1 + 1/`part` of the key's length away. */
+static const schema_row *nearest(const char *section, const char *key, size_t part) {
+    given g;
+    if (!take(&g, key)) return NULL;
+    size_t best = 2 + g.n / part, n = section ? strlen(section) : 0;
+    const schema_row *found = NULL;
+    for (size_t i = 0; i < schema_row_count; i++) {
+        const schema_row *row = &schema_rows[i];
+        if (row->kind == K_REFUSED || row->kind == K_LATER || (section && !in_section(i, section, n))) continue;
+        size_t d = least_distance(&g, words[i].letters, words[i].n);
+        if (d < best) d = distance(&g, words[i].leaf, words[i].n);
+        if (d < best) best = d, found = row;
+    }
+    return found;
+}
+
+static const schema_row *same_name(const char *section, const char *key) {
+    size_t len = strlen(key), n = strlen(section);
+    for (size_t i = 0; i < schema_row_count; i++)
+        if (words[i].n == len && !memcmp(words[i].leaf, key, len) && !in_section(i, section, n)) return &schema_rows[i];
+    return NULL;
+}
+
+/* ---- by words ------------------------------------------------------------------------------------------------ */
+
+static bool has_word(const char *name, const char *one, size_t n) {
+    for (const char *w = name; *w; w += strcspn(w, "_-"), w += *w != 0)
+        if (strcspn(w, "_-") == n && !strncmp(w, one, n)) return true;
+    return false;
+}
+
+static unsigned count_words(const char *name) {
+    unsigned n = 1;
+    for (; *name; name++) n += *name == '_' || *name == '-';
+    return n;
+}
+
+/* Every word of `key` is one of the row's; of those rows the one with the fewest others. */
+static const schema_row *of_same_words(const char *key) {
+    const schema_row *found = NULL;
+    unsigned fewest = 4; /* more others mean little */
+    if (count_words(key) < 2) return NULL;
+    for (size_t i = 0; i < schema_row_count; i++) {
+        const schema_row *row = &schema_rows[i];
+        bool all = row->kind != K_REFUSED && row->kind != K_LATER && row->kind != K_IGNORED;
+        for (const char *w = key; all && *w; w += strcspn(w, "_-"), w += *w != 0)
+            all = has_word(words[i].leaf, w, strcspn(w, "_-"));
+        unsigned others = all ? count_words(words[i].leaf) - count_words(key) : fewest;
+        if (others < fewest) fewest = others, found = row;
+    }
+    return found;
+}
+
+/* ---- by what others call it ---------------------------------------------------------------------------------- */
+
+static const struct other_name {
+    const char *key, *row;
+} others[] = {
+    {"batch_size", "per_device_train_batch_size"},
+    {"train_batch", "per_device_train_batch_size"},
+    {"micro_batch_size", "per_device_train_batch_size"},
+    {"micro_batch", "per_device_train_batch_size"},
+    {"eval_batch_size", "per_device_eval_batch_size"},
+    {"grad_accum", "gradient_accumulation_steps"},
+    {"accumulate_grad_batches", "gradient_accumulation_steps"},
+    {"grad_accumulation_steps", "gradient_accumulation_steps"},
+    {"accumulation_steps", "gradient_accumulation_steps"},
+    {"epoch", "num_train_epochs"},
+    {"epochs", "num_train_epochs"},
+    {"num_epochs", "num_train_epochs"},
+    {"max_epochs", "num_train_epochs"},
+    {"steps", "max_steps"},
+    {"iters", "max_steps"},
+    {"num_steps", "max_steps"},
+    {"max_iters", "max_steps"},
+    {"max_train_steps", "max_steps"},
+    {"lr", "learning_rate"},
+    {"wd", "weight_decay"},
+    {"beta1", "adam_beta1"},
+    {"beta2", "adam_beta2"},
+    {"eps", "adam_epsilon"},
+    {"clip_grad", "max_grad_norm"},
+    {"grad_clip", "max_grad_norm"},
+    {"gradient_clip_val", "max_grad_norm"},
+    {"scheduler_type", "lr_scheduler_type"},
+    {"lr_scheduler", "lr_scheduler_type"},
+    {"warmup", "warmup_steps"},
+    {"num_warmup_steps", "warmup_steps"},
+    {"model_path", "model"},
+    {"model_id", "model"},
+    {"base_model", "model"},
+    {"pretrained_model_name_or_path", "model"},
+    {"model_type", "model"},
+    {"dtype", "precision"},
+    {"mixed_precision", "precision"},
+    {"use_bf16", "bf16"},
+    {"use_fp16", "fp16"},
+    {"half_precision", "fp16"},
+    {"train_file", "data.train"},
+    {"train_data", "data.train"},
+    {"train_path", "data.train"},
+    {"data_path", "data.train"},
+    {"datasets", "data.train"},
+    {"dataset_path", "data.train"},
+    {"eval_file", "data.eval"},
+    {"eval_data", "data.eval"},
+    {"eval_dataset", "data.eval"},
+    {"validation_file", "data.eval"},
+    {"max_len", "data.seq_len"},
+    {"block_size", "data.seq_len"},
+    {"sequence_len", "data.seq_len"},
+    {"sequence_length", "data.seq_len"},
+    {"context_length", "data.seq_len"},
+    {"sample_packing", "data.packing"},
+    {"output", "output_dir"},
+    {"save_dir", "output_dir"},
+    {"output_path", "output_dir"},
+    {"checkpoint_steps", "save_steps"},
+    {"checkpoint_interval", "save_steps"},
+    {"random_seed", "seed"},
+    {"peft", "adapter"},
+    {"lora", "adapter"},
+    {"peft_type", "adapter"},
+    {"peft_config", "adapter"},
+    {"lora_config", "adapter"},
+    {"quantization_config", "quantization"},
+    {"parallel_method", "strategy"},
+    {"parallel_strategy", "strategy"},
+    {"distributed_strategy", "strategy"},
+    {"distributed_backend", "strategy"},
+    {"distributed_type", "strategy"},
+    {"parallelism", "strategy"},
+    {"ram", "memory.host_budget"},
+    {"max_memory", "memory.host_budget"},
+    {"memory_budget", "memory.host_budget"},
+    {"memory_limit", "memory.host_budget"},
+    {"cpu_memory", "memory.host_budget"},
+    {"gpu_memory", "memory.device_budget"},
+    {"vram", "memory.device_budget"},
+    {"offload_dir", "zero_optimization.offload_optimizer.nvme_path"},
+    {"offload_path", "zero_optimization.offload_optimizer.nvme_path"},
+    {"offload_folder", "zero_optimization.offload_optimizer.nvme_path"},
+    {"swap_dir", "zero_optimization.offload_optimizer.nvme_path"},
+    {"zero3", "strategy"},
+};
+
+static const char *by_other_name(const char *key) {
+    for (size_t i = 0; i < TM_COUNT(others); i++)
+        if (!strcasecmp(others[i].key, key)) return others[i].row;
+    return NULL;
+}
+
+static const char *leaf_of(const schema_row *row) {
+    return words[row - schema_rows].leaf;
+}
+
+tm_status config_suggest_key(tm_buf *out, const char *section, const char *key) {
+    (void)pthread_once(&once, fill);
+    const schema_row *row = *section || !by_other_name(key) ? same_name(section, key) : NULL;
+    if (row) {
+        size_t under = (size_t)(leaf_of(row) - row->path);
+        if (!under) return tm_buf_printf(out, "; it belongs at top level");
+        return tm_buf_printf(out, "; it belongs under \"%.*s\"", (int)under - 1, row->path);
+    }
+    row = nearest(section, key, 6); /* a slip of the pen */
+    const char *other = row ? NULL : by_other_name(key);
+    if (other && !strcmp(key, "model_type")) return tm_buf_printf(out, "; it is read from the model's config.json");
+    if (other) return tm_buf_printf(out, "; did you mean \"%s\"?", other);
+    if (!row) row = nearest(section, key, 4);
+    if (row) return tm_buf_printf(out, "; did you mean \"%s\"?", leaf_of(row));
+    row = of_same_words(key);
+    if (!row && strlen(key) > 4) row = nearest(NULL, key, 6);
+    if (row) return tm_buf_printf(out, "; did you mean \"%s\"?", row->path);
+    return TM_OK;
+}
+
+/* What others call a value. */
+static const struct {
+    const char *row, *value, *ours;
+} other_values[] = {
+    {"strategy", "horovod", "ddp"},       {"strategy", "dp", "ddp"},
+    {"strategy", "data_parallel", "ddp"}, {"strategy", "megatron", "zero1"},
+    {"strategy", "deepspeed", "zero3"},   {"strategy", "zero", "zero1"},
+    {"strategy", "mics", "hsdp"},         {"strategy", "full_shard", "fsdp"},
+    {"strategy", "sharded_ddp", "zero2"}, {"strategy", "hybrid_shard", "hsdp"},
+    {"precision", "mixed", "bf16"},       {"precision", "half", "fp16"},
+    {"precision", "float", "fp32"},       {"precision", "full", "fp32"},
+    {"save_strategy", "never", "no"},     {"eval_strategy", "never", "no"},
+    {"save_strategy", "epochs", "epoch"},
+};
+
+tm_status config_suggest_value(tm_buf *out, const schema_row *row, const char *value) {
+    given g;
+    for (size_t i = 0; i < TM_COUNT(other_values); i++)
+        if (!strcmp(other_values[i].row, row->path) && !strcasecmp(other_values[i].value, value))
+            return tm_buf_printf(out, "; did you mean \"%s\"?", other_values[i].ours);
+    if (!take(&g, value)) return TM_OK;
+    size_t best = 2 + g.n / 3, n = 0;
+    const char *found = NULL;
+    for (const char *c = row->choices; c && *c; c += strcspn(c, "|"), c += *c == '|') {
+        size_t len = strcspn(c, "=|"), d = distance(&g, c, len);
+        if (d < best) best = d, found = c, n = len;
+    }
+    if (!found) return TM_OK;
+    return tm_buf_printf(out, "; did you mean \"%.*s\"?", (int)n, found);
+}

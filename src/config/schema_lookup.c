@@ -1,0 +1,86 @@
+/* Rows of the table by name; words of a choice. */
+#include "config/config_internal.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- by name --------------------------------------------------------------------------------------------------- */
+
+/* Open addressing, at most half full: a configuration asks some hundred times. */
+enum { SLOTS = 1024 };
+static uint16_t slot[SLOTS]; /* row + 1 */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static size_t first_slot(const char *path) {
+    return (size_t)tm_hash64(path, strlen(path), 0) % SLOTS;
+}
+
+static void fill(void) {
+    TM_ASSERT(schema_row_count <= SLOTS / 2);
+    for (size_t i = 0; i < schema_row_count; i++) {
+        size_t at = first_slot(schema_rows[i].path);
+        while (slot[at]) at = (at + 1) % SLOTS;
+        slot[at] = (uint16_t)(i + 1);
+    }
+}
+
+const schema_row *schema_find(const char *path) {
+    (void)pthread_once(&once, fill);
+    for (size_t at = first_slot(path); slot[at]; at = (at + 1) % SLOTS)
+        if (!strcmp(schema_rows[slot[at] - 1].path, path)) return &schema_rows[slot[at] - 1];
+    return NULL;
+}
+
+bool tm_config_is_key(const char *path) {
+    return schema_find(path) != NULL;
+}
+
+size_t schema_index(const char *path) {
+    const schema_row *row = schema_find(path);
+    TM_ASSERT(row && !row->alias_of);
+    return (size_t)(row - schema_rows);
+}
+
+int schema_choice(const schema_row *row, const char *value, size_t len) {
+    int index = 0;
+    for (const char *c = row->choices; *c; c += strcspn(c, "|"), c += *c == '|', index++)
+        for (const char *w = c, *end = c + strcspn(c, "|"); w < end; w += strcspn(w, "=|") + 1)
+            if (strcspn(w, "=|") == len && !strncmp(w, value, len)) return index;
+    return -1;
+}
+
+const char *schema_choice_name(const schema_row *row, int index, char *buf, size_t cap) {
+    const char *c = row->choices;
+    for (; index > 0; index--) c += strcspn(c, "|") + 1;
+    snprintf(buf, cap, "%.*s", (int)strcspn(c, "=|"), c);
+    return buf;
+}
+
+static void add(char *buf, size_t cap, const char *what) {
+    size_t n = strlen(buf);
+    snprintf(buf + n, cap - n, "%s%s", n ? " or " : "", what);
+}
+
+const char *schema_expects(const schema_row *row, char *buf, size_t cap) {
+    buf[0] = 0;
+    if (row->types & T_BOOL) add(buf, cap, "true or false");
+    if (row->types & T_INT) add(buf, cap, "an integer");
+    if (row->types & T_NUM) add(buf, cap, "a number");
+    if (row->types & T_SIZE)
+        add(buf, cap, "a size (bytes, or like \"3GiB\")");
+    else if (row->types & T_STR)
+        add(buf, cap, "a string");
+    if (row->types & T_PAIR) add(buf, cap, "two numbers");
+    if (row->types & T_LIST) add(buf, cap, "a string or a list of strings");
+    if (row->types & T_OBJ) add(buf, cap, "an object");
+    if (row->types & T_ENUM) {
+        add(buf, cap, "one of ");
+        for (const char *c = row->choices; *c; c += strcspn(c, "|"), c += *c == '|') {
+            size_t n = strlen(buf);
+            snprintf(buf + n, cap - n, "%s%.*s", c == row->choices ? "" : ", ", (int)strcspn(c, "=|"), c);
+        }
+    }
+    if (row->types & T_AUTO) add(buf, cap, "\"auto\"");
+    return buf;
+}

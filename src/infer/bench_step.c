@@ -1,0 +1,392 @@
+/* tidemill bench step: how well a step's halves overlap on this machine.
+ *
+ *   real      the plan as it is trained with
+ *   I/O       the same plan and transfers, exchanges between ranks among them; operations do nothing
+ *   compute   the same plan and operations; transfers take no time and move nothing
+ *
+ * Real and I/O steps alternate in one executor; the compute steps follow in one whose disk is stubbed, on whatever its
+ * frames hold. Steps are linked as in training, and the time of a step is from the end of the one before to its own. */
+#include "comm/comm.h"
+#include "io/io.h"
+#include "kernels/kernels.h"
+#include "offload/sim/sim.h"
+#include "planner/cost.h"
+#include "planner/start.h"
+#include "train/train.h"
+#include "train/trainer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STEPS = 4, MAX_STEPS = 1000, RUNS = 3, VALUES = 997 };
+typedef enum mode { REAL, IO_ALONE, COMPUTE_ALONE, MODES } mode;
+
+/* Stretches of a step. With clipping no update can be read for before the norm is known, and every one is over when
+ * backward begins (F) or the step ends (U): what one stretch has too much of, another cannot take. */
+typedef enum stretch { FORWARD, BACKWARD, AFTER_NORM, STRETCHES } stretch;
+
+typedef struct bench {
+    const tm_step_bench_args *args;
+    tm_step_bench *out;
+    trainer t;
+    tm_machine machine;
+    job_costs *costs;
+    tm_link *link, *first_link;
+    job_shape shape;
+    mode mode;
+    uint32_t steps;
+    double *seconds[MODES], *part[MODES][STRETCHES];
+    uint32_t n[MODES];
+    double *comm, comm_of_run;    /* seconds of exchanges: of REAL steps, of the latest run */
+    uint64_t began_ns[STRETCHES]; /* of the running step; 0: has not begun */
+    tm_status ended;              /* of the runs whose transfers are done */
+    tm_error error;
+} bench;
+
+/* ---- data and operations ------------------------------------------------------------------------------------- */
+
+/* Rows as long as the configuration has them; ids that differ. */
+static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
+                      uint32_t *position, job_batch *out) {
+    bench *b = ctx;
+    uint32_t n = b->shape.rows * b->shape.seq, vocabulary = tm_model_get_config(b->t.job->model)->vocab_size;
+    (void)position;
+    for (uint32_t i = 0; i < capacity; i++) {
+        ids[i] = i < n ? (int32_t)((i * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES)) : 0;
+        mask[i] = i < n;
+        labels[i] = i < n && (i + 1) % b->shape.seq
+                        ? (int32_t)(((i + 1) * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES))
+                        : -100;
+    }
+    *out = (job_batch){.rows = b->shape.rows,
+                       .seq = b->shape.seq,
+                       .tokens = shape_tokens(&b->shape),
+                       .mask_tokens = n,
+                       .label_tokens = n - b->shape.rows};
+    b->t.job->step_labels = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * out->label_tokens;
+    b->t.job->step_tokens = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * n;
+    return TM_OK;
+}
+
+static tm_status ended(bench *b, const tm_op *op, tm_status rc) {
+    if (op->code == OP_NORM) b->began_ns[AFTER_NORM] = tm_now_ns();
+    return rc;
+}
+
+/* Without transfers the values are of no sense: that they are not finite changes nothing. */
+static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
+    bench *b = ctx;
+    tm_job *job = b->t.job;
+    TM_TRY(job_check_stop(job));
+    if (op->code == OP_BACKWARD && !b->began_ns[BACKWARD]) b->began_ns[BACKWARD] = tm_now_ns();
+    if (b->mode == IO_ALONE) return ended(b, op, TM_OK);
+    tm_status rc = ended(b, op, job_run_op(job, op, operand));
+    if (b->mode != COMPUTE_ALONE) return rc;
+    if (rc == TM_EIO) {
+        tm_error_clear();
+        rc = TM_OK;
+    }
+    job->step.finite = true;
+    job->nonfinite = job->device_nonfinite = 0;
+    return rc;
+}
+
+/* ---- opening ------------------------------------------------------------------------------------------------- */
+
+/* What a first step of update F leaves behind: the real plan then finds gradients to apply. */
+static tm_status compile_first(void *ctx, tm_job *job, const pass_opts *way) {
+    bench *b = ctx;
+    tm_program *p;
+    pass_opts first = *way;
+    first.update = UPDATE_NONE;
+    tm_plan_free(b->t.first_plan);
+    b->t.first_plan = NULL;
+    if (!way->park) return TM_OK;
+    TM_TRY(build_pass(&p, job, "first step", &first));
+    tm_status rc = job_compile(job, p, &b->t.first_plan);
+    tm_program_free(p);
+    return rc;
+}
+
+static tm_status check_paths(bench *b, job_opts *o) {
+    char own[4096];
+    snprintf(own, sizeof own, "%s/offload", b->t.cfg->output_dir);
+    if (b->args->offload_path && o->n_paths > 0) {
+        o->paths = &b->args->offload_path;
+        o->n_paths = 1;
+        memset(o->path_kinds, 0, sizeof o->path_kinds);
+    }
+    for (uint32_t i = 0; i < o->n_paths; i++)
+        if (strcmp(o->paths[i], own) == 0)
+            return tm_fail(
+                TM_EINPUT,
+                "the configuration names no offload path; give --offload-path DIR (output_dir is left alone)");
+    return TM_OK;
+}
+
+static void say_basis(bench *b) {
+    job_costs_basis basis = job_costs_measured(b->costs);
+    snprintf(b->out->basis, sizeof b->out->basis, "operations %s, disk %s",
+             basis == JOB_COSTS_ALL    ? "measured"
+             : basis == JOB_COSTS_SOME ? "partly measured"
+                                       : "at nominal rates",
+             b->machine.measured ? "measured" : "at nominal rates");
+}
+
+/* What timing the operations took does not count as the step's. */
+static void forget_peak(void) {
+    FILE *f = fopen("/proc/self/clear_refs", "we");
+    if (!f) return;
+    (void)fputs("5", f);
+    (void)fclose(f);
+}
+
+/* Nothing here measures what lies between ranks. */
+static tm_status take_links(bench *b) {
+    tm_machine m;
+    if (!b->args->hardware) return TM_OK;
+    TM_TRY(tm_machine_load(b->args->hardware, &m));
+    b->machine.ranks_per_node = m.ranks_per_node;
+    b->machine.link_bps = m.link_bps;
+    b->machine.link_latency = m.link_latency;
+    b->machine.network_bps = m.network_bps;
+    b->machine.network_latency = m.network_latency;
+    return TM_OK;
+}
+
+static tm_status open_job(bench *b) {
+    trainer *t = &b->t;
+    pass_opts way[TRAINER_MAX_WAYS];
+    uint32_t chosen;
+    t->cfg->data.train = NULL; /* rows are made up */
+    t->cfg->commit_steps = 0;
+    t->cfg->keep_state = false;
+    TM_TRY(trainer_prepare(t, true));
+    b->shape = trainer_step_shape(t);
+    snprintf(t->run_name, sizeof t->run_name, "bench");
+    job_opts o = trainer_job_options(t);
+    TM_TRY(check_paths(b, &o));
+    TM_TRY(trainer_machine(&o, &b->machine));
+    TM_TRY(take_links(b));
+    TM_TRY(job_open(&t->job, &o));
+    TM_TRY(tm_config_resolve_model(t->cfg, tm_model_get_config(t->job->model)->hidden_size));
+    t->job->fill = fill;
+    t->job->fill_ctx = b;
+    t->job->max_grad_norm = t->cfg->max_grad_norm;
+    TM_TRY(job_costs_open(&b->costs, t->job, &b->shape, NULL, &b->machine,
+                          b->args->no_measure ? JOB_COSTS_PROFILE : JOB_COSTS_MEASURE));
+    say_basis(b);
+    forget_peak();
+    job_use_costs(t->job, &b->machine, job_cost, b->costs);
+    uint32_t n = trainer_ways(t, &b->shape, way);
+    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes, compile_first, b));
+    b->out->update = pass_update_name(&way[chosen]);
+    b->out->activations = pass_activations_name(t->job, &way[chosen]);
+    b->out->order = way[chosen].stage_wise ? "stage" : "unit";
+    TM_TRY(tm_link_create(&b->link, t->plan, t->plan));
+    return t->first_plan ? tm_link_create(&b->first_link, t->first_plan, t->plan) : TM_OK;
+}
+
+/* ---- prediction ---------------------------------------------------------------------------------------------- */
+
+/* Exchanges are transfers; so are copies, which the simulator knows. */
+static double seconds_of(void *ctx, const tm_op *op) {
+    const bench *b = ctx;
+    bool transfer = op->engine == TM_ENGINE_COMM;
+    if (b->mode != REAL && transfer != (b->mode == IO_ALONE)) return 0;
+    return job_cost(b->costs, op);
+}
+
+static tm_status predict(bench *b, mode m, double *seconds) {
+    tm_sim_result r;
+    b->mode = m;
+    TM_TRY(tm_simulate(&r, b->t.plan,
+                       &(tm_sim_opts){.machine = &b->machine,
+                                      .cost = seconds_of,
+                                      .ctx = b,
+                                      .runs = RUNS,
+                                      .link = b->link,
+                                      .no_disk = m == COMPUTE_ALONE}));
+    *seconds = r.seconds;
+    tm_sim_free(&r);
+    return TM_OK;
+}
+
+/* A product has two in backward, and so has attention's each. */
+static double model_flops(const bench *b) {
+    const tm_model *m = b->t.job->model;
+    double forward = 0;
+    for (uint32_t u = 0; u < tm_model_units(m); u++)
+        for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++)
+            forward += job_stage_work(m, u, s, false, &b->shape).flops;
+    return 3 * forward * b->shape.micro_batches;
+}
+
+static void describe(bench *b) {
+    tm_step_bench *out = b->out;
+    const tm_job *job = b->t.job;
+    const tm_plan_info *info = tm_plan_get_info(b->t.plan);
+    out->parameters = tm_model_parameters(job->model);
+    out->tokens = (uint64_t)b->shape.micro_batches * b->shape.rows * b->shape.seq;
+    out->resident_bytes = info->resident_bytes;
+    out->window_bytes = info->window_bytes;
+    out->planned_peak_bytes = job_planned_peak(job);
+    for (int k = 0; k < TM_KINDS; k++) {
+        out->read_bytes += info->read_bytes[k];
+        out->write_bytes += info->write_bytes[k];
+    }
+    out->model_flops = model_flops(b);
+    uint32_t n;
+    const tm_plan_op *op = tm_plan_ops(b->t.plan, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_op *o = &op[i].op;
+        bool backward = o->code == OP_BACKWARD, kept = backward && o->flags & OP_KEPT_LOGITS;
+        if (op[i].engine != TM_ENGINE_CPU || (o->code != OP_FORWARD && !backward)) continue;
+        double flops = job_stage_work(job->model, o->arg[0], o->arg[1], backward, &b->shape).flops;
+        out->flops += kept ? flops * 2 / 3 : flops; /* one product of the head's three less */
+    }
+}
+
+/* ---- running ------------------------------------------------------------------------------------------------- */
+
+/* Counted bytes are the planned ones, or the figures would be of something else. */
+static void run_ended(void *ctx, const tm_run_stats *s) {
+    bench *b = ctx;
+    b->comm_of_run = (double)s->comm_ns * 1e-9;
+    const tm_plan_info *info = tm_plan_get_info(s->plan);
+    for (int k = 0; k < TM_KINDS; k++) {
+        bool same = s->read_bytes[k] == info->read_bytes[k] && s->write_bytes[k] == info->write_bytes[k];
+        if (same || b->mode == COMPUTE_ALONE || b->ended != TM_OK) continue;
+        b->ended = tm_fail(TM_EBUG, "%s: %llu bytes read and %llu written, planned were %llu and %llu",
+                           tm_kind_name((tm_kind)k), (unsigned long long)s->read_bytes[k],
+                           (unsigned long long)s->write_bytes[k], (unsigned long long)info->read_bytes[k],
+                           (unsigned long long)info->write_bytes[k]);
+        b->error = *tm_error_get();
+        tm_error_clear();
+    }
+}
+
+/* A stretch that did not begin has no time, and the one before it lasts on. */
+static void note_step(bench *b, mode m, uint64_t begin, uint64_t end) {
+    uint32_t i = b->n[m]++;
+    b->seconds[m][i] = (double)(end - begin) * 1e-9;
+    for (int s = STRETCHES - 1; s >= 0; s--) {
+        uint64_t from = s == FORWARD ? begin : b->began_ns[s] ? b->began_ns[s] : end;
+        b->part[m][s][i] = (double)(end - from) * 1e-9;
+        end = from;
+    }
+}
+
+/* `n` steps that count after one that does not. */
+static tm_status run_steps(bench *b, mode m, uint32_t n) {
+    tm_exec *e = b->t.job->exec;
+    uint64_t before = 0;
+    b->mode = m;
+    b->t.job->stub_comm = m == COMPUTE_ALONE;
+    if (b->t.comm) TM_TRY(tm_comm_barrier(b->t.comm, TM_COMM_WORLD));
+    for (uint32_t i = 0; i <= n; i++) {
+        memset(b->began_ns, 0, sizeof b->began_ns);
+        tm_exec_announce(e, b->t.plan, b->link);
+        TM_TRY(tm_exec_run(e, b->t.plan, run_op, b));
+        uint64_t now = tm_now_ns();
+        if (i > 0) note_step(b, m, before, now);
+        if (i > 0 && m == REAL) b->comm[b->n[m] - 1] = b->comm_of_run;
+        before = now;
+    }
+    return tm_exec_settle(e);
+}
+
+static tm_status reopen_without_disk(bench *b) {
+    tm_job *job = b->t.job;
+    tm_exec_close(job->exec);
+    job->exec = NULL;
+    return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
+                                                    .store = job->store,
+                                                    .stub_disk = true,
+                                                    .unregistered = true,
+                                                    .device = job->device,
+                                                    .shared = job_shared_frames(job),
+                                                    .shared_bytes = job->need_shared,
+                                                    .comm = job_exec_comm(job)});
+}
+
+static tm_status run_all(bench *b) {
+    tm_job *job = b->t.job;
+    job->step.number = 1;
+    job->step.learning_rate = 1e-6;
+    tm_exec_on_done(job->exec, run_ended, b);
+    b->mode = REAL; /* the last prediction's is another */
+    if (b->t.first_plan) TM_TRY(tm_exec_run(job->exec, b->t.first_plan, run_op, b));
+    TM_TRY(tm_exec_settle(job->exec));
+    for (uint32_t half = 0; half < 2; half++) {
+        uint32_t n = half ? b->steps / 2 : b->steps - b->steps / 2;
+        if (n == 0) continue;
+        TM_TRY(run_steps(b, REAL, n));
+        TM_TRY(run_steps(b, IO_ALONE, n));
+    }
+    b->out->peak_bytes = job_host_peak(job);
+    b->out->peak_flops = tm_kernels_peak_flops();
+    TM_TRY(reopen_without_disk(b));
+    TM_TRY(run_steps(b, COMPUTE_ALONE, b->steps));
+    if (b->ended != TM_OK) tm_error_set(&b->error);
+    return b->ended;
+}
+
+static void bench_close(bench *b) {
+    for (int m = 0; m < MODES; m++) {
+        tm_free(b->seconds[m]);
+        for (int s = 0; s < STRETCHES; s++) tm_free(b->part[m][s]);
+    }
+    tm_free(b->comm);
+    trainer_close(&b->t); /* its executor may hold a link */
+    tm_link_free(b->link);
+    tm_link_free(b->first_link);
+    trainer_close_ranks(&b->t);
+    job_costs_close(b->costs);
+}
+
+static tm_status room(bench *b) {
+    size_t n = b->steps + 1, bytes = n * sizeof(double);
+    if (!(b->comm = tm_calloc(n, sizeof(double)))) return tm_nomem(bytes);
+    for (int m = 0; m < MODES; m++) {
+        if (!(b->seconds[m] = tm_calloc(n, sizeof(double)))) return tm_nomem(bytes);
+        for (int s = 0; s < STRETCHES; s++)
+            if (!(b->part[m][s] = tm_calloc(n, sizeof(double)))) return tm_nomem(bytes);
+    }
+    return TM_OK;
+}
+
+tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) {
+    bench b = {.args = args, .out = out, .t.args = &args->train, .steps = args->steps ? args->steps : STEPS};
+    tm_status rc;
+    *out = (tm_step_bench){.update = "", .activations = "", .order = ""};
+    TM_ASSERT(b.steps <= MAX_STEPS);
+    TM_GO(room(&b));
+    tm_stop_catch();
+    TM_GO(trainer_open_ranks(&b.t));
+    out->ranks = b.t.comm ? b.t.ranks.ranks : 1;
+    out->rank = b.t.ranks.rank;
+    TM_GO(trainer_load_config(&b.t, true));
+    TM_GO(trainer_find_device(&b.t, false));
+    TM_GO(trainer_set_strategy(&b.t));
+    TM_GO(trainer_agree(&b.t, trainer_find_peers(&b.t)));
+    TM_GO(open_job(&b));
+    describe(&b);
+    TM_GO(predict(&b, REAL, &out->predicted_seconds));
+    TM_GO(predict(&b, IO_ALONE, &out->predicted_io_seconds));
+    TM_GO(predict(&b, COMPUTE_ALONE, &out->predicted_compute_seconds));
+    TM_GO(run_all(&b));
+    out->step_seconds = tm_median(b.seconds[REAL], b.n[REAL]);
+    out->comm_seconds = tm_median(b.comm, b.n[REAL]);
+    out->io_seconds = tm_median(b.seconds[IO_ALONE], b.n[IO_ALONE]);
+    out->compute_seconds = tm_median(b.seconds[COMPUTE_ALONE], b.n[COMPUTE_ALONE]);
+    for (int s = 0; s < STRETCHES; s++)
+        out->bound_seconds += fmax(tm_median(b.part[IO_ALONE][s], b.n[IO_ALONE]),
+                                   tm_median(b.part[COMPUTE_ALONE][s], b.n[COMPUTE_ALONE]));
+done:
+    trainer_end_all(&b.t, rc);
+    bench_close(&b);
+    return rc;
+}

@@ -1,0 +1,238 @@
+/* Evaluation: mean loss over a data file, and on request how many conversations are answered word for word. */
+#include "infer/forward_internal.h"
+#include "infer/generate_internal.h"
+#include "io/file/file.h"
+#include "planner/start.h"
+#include "train/train.h"
+
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct evaluation {
+    const tm_eval_args *args;
+    tm_source *source;
+    tm_model_config config;
+    text_tools text;
+    data_file *data;
+    tm_job *job;
+    uint64_t step;
+} evaluation;
+
+static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
+                      uint32_t *position, job_batch *out) {
+    evaluation *e = ctx;
+    tm_batch_shape shape;
+    (void)position;
+    TM_TRY(tm_dataset_batch(data_set(e->data), e->step, mb, 0, capacity, ids, labels, mask, &shape));
+    *out = (job_batch){.rows = shape.rows,
+                       .seq = shape.seq,
+                       .tokens = shape.tokens,
+                       .mask_tokens = shape.mask_tokens,
+                       .label_tokens = shape.label_tokens};
+    return TM_OK;
+}
+
+enum { MICRO_BATCHES = 8 }; /* rows are visited in groups: the weights are read once a group */
+
+static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
+    tm_plan *plan = NULL;
+    uint32_t chosen, rows = e->args->rows ? e->args->rows : 1;
+    tm_batch_limits lim;
+    tm_dataset *ds = data_set(e->data);
+    TM_TRY(tm_dataset_set_batches(ds, rows, MICRO_BATCHES, 1));
+    uint64_t steps = tm_dataset_steps_per_epoch(ds);
+    tm_dataset_limits(ds, 0, steps, &lim);
+    job_opts o = {
+        .model = e->args->model, .dtype = e->args->precision, .slots = 1, .other_bytes = tm_dataset_memory_bytes(ds)};
+    TM_TRY(forward_opts(&o, &e->args->tiers));
+    TM_TRY(job_open(&e->job, &o));
+    e->job->fill = fill;
+    e->job->fill_ctx = e;
+    pass_opts way = {.shape = {.micro_batches = MICRO_BATCHES, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens},
+                     .loss = true};
+    tm_status rc = job_start(e->job, &o, "evaluation", &way, 1, &plan, &chosen, NULL, NULL, NULL);
+    double sum = 0;
+    job_phase phase;
+    job_phase_begin(&phase, e->job, "evaluating", "rows", tm_dataset_get_counts(ds)->samples);
+    for (e->step = 0; e->step < steps && rc == TM_OK; e->step++) {
+        tm_step_info info;
+        tm_dataset_step_info(ds, e->step, &info);
+        phase.span = info.samples;
+        rc = job_run(e->job, plan);
+        phase.base += info.samples;
+        sum += e->job->step.loss_sum;
+        out->label_tokens += e->job->step.label_tokens;
+        out->tokens += e->job->step.tokens;
+    }
+    job_phase_end(&phase);
+    tm_plan_free(plan);
+    job_close(e->job);
+    e->job = NULL;
+    if (rc != TM_OK) return rc;
+    out->rows = tm_dataset_get_counts(ds)->samples;
+    out->loss = out->label_tokens ? sum / (double)out->label_tokens : NAN;
+    out->perplexity = exp(out->loss);
+    return TM_OK;
+}
+
+/* ---- exact match --------------------------------------------------------------------------------------------- */
+
+typedef struct question {
+    tm_ids prompt;
+    char *answer, *asked;
+} question;
+typedef struct questions {
+    question *q;
+    uint32_t n, cap;
+} questions;
+
+/* The messages before the last one are the prompt; the last one is the answer wanted. */
+static tm_status add_question(evaluation *e, questions *all, const char *line, size_t len, uint64_t number) {
+    char name[640];
+    tm_json_doc *doc = NULL;
+    tm_buf cut = {0}, text = {0}, mask = {0};
+    tm_json_doc *before = NULL;
+    tm_json_writer w;
+    tm_status rc;
+    snprintf(name, sizeof name, "%s:%llu", e->args->data, (unsigned long long)number);
+    TM_GO(tm_json_parse(&doc, line, len, name, 0, 0));
+    const tm_json *messages = tm_json_get(tm_json_root(doc), "messages"), *last = NULL, *user = NULL;
+    if (!messages || messages->type != TM_JSON_ARRAY || messages->count < 2)
+        TM_GO(tm_fail(TM_EINPUT, "%s: exact match needs {\"messages\": [..., answer]}", name));
+    tm_jw_init(&w, &cut, 0);
+    tm_jw_array(&w);
+    for (last = messages->child; last->next; last = last->next) {
+        tm_jw_node(&w, last);
+        user = last;
+    }
+    tm_jw_array_end(&w);
+    TM_GO(tm_jw_end(&w));
+    TM_GO(tm_json_parse(&before, cut.data, cut.len, name, 0, 0));
+    const tm_json *answer = tm_json_get(last, "content"), *asked = tm_json_get(user, "content");
+    if (!answer || answer->type != TM_JSON_STRING || !asked || asked->type != TM_JSON_STRING)
+        TM_GO(tm_fail(TM_EINPUT, "%s: contents must be strings", name));
+    if (all->n == all->cap) {
+        uint32_t cap = all->cap ? all->cap * 2 : 64;
+        question *q = tm_realloc(all->q, cap * sizeof *q);
+        if (!q) TM_GO(tm_nomem(cap * sizeof *q));
+        all->q = q;
+        all->cap = cap;
+    }
+    question *q = &all->q[all->n];
+    *q = (question){.answer = tm_strdup(answer->text), .asked = tm_strdup(asked->text)};
+    if (!q->answer || !q->asked) TM_GO(tm_nomem(answer->len));
+    all->n++;
+    TM_GO(tm_chat_encode(e->text.chat, tm_json_root(before), true, &text, &q->prompt, &mask));
+done:
+    tm_json_free(doc);
+    tm_json_free(before);
+    tm_buf_free(&cut);
+    tm_buf_free(&text);
+    tm_buf_free(&mask);
+    return rc;
+}
+
+static tm_status read_questions(evaluation *e, questions *all) {
+    tm_buf file = {0};
+    tm_status rc = tm_file_slurp(e->args->data, 64 * TM_MIB, &file);
+    uint64_t number = 1;
+    for (size_t at = 0; rc == TM_OK && at < file.len; number++) {
+        const char *end = memchr(file.data + at, '\n', file.len - at);
+        size_t n = end ? (size_t)(end - file.data) - at : file.len - at;
+        bool blank = strspn(file.data + at, " \t\r") >= n;
+        if (!blank) rc = add_question(e, all, file.data + at, n, number);
+        at += n + 1;
+    }
+    tm_buf_free(&file);
+    return rc;
+}
+
+static char *trimmed(char *s) {
+    while (*s == ' ' || *s == '\n' || *s == '\t') s++;
+    size_t n = strlen(s);
+    while (n > 0 && (s[n - 1] == ' ' || s[n - 1] == '\n' || s[n - 1] == '\t')) s[--n] = 0;
+    return s;
+}
+
+static tm_status compare(evaluation *e, const question *q, const gen_row *row, tm_eval_result *out) {
+    tm_buf text = {0};
+    TM_TRY(tm_tokenizer_decode(e->text.tokenizer, row->out, row->n_out - (row->stopped ? 1 : 0), true, &text));
+    char *got = trimmed(text.data ? text.data : (char[]){0}), *want = trimmed(q->answer);
+    bool same = strcmp(got, want) == 0;
+    if (out->compared < e->args->show)
+        tm_say("  %s\n    wanted %s\n    got    %s%s\n", q->asked, want, got, same ? "" : "   (differs)");
+    out->compared++;
+    out->exact += same;
+    tm_buf_free(&text);
+    return TM_OK;
+}
+
+enum { TOGETHER = 32 };
+
+static tm_status answer_group(evaluation *e, question *q, uint32_t n, tm_eval_result *out) {
+    gen_row rows[TOGETHER] = {0};
+    gen_opts g = {.max_new_tokens = e->args->max_new_tokens, .eos = e->text.eos, .n_eos = e->text.n_eos};
+    job_opts base = {.model = e->args->model, .dtype = e->args->precision, .slots = 1};
+    tm_status rc = forward_opts(&base, &e->args->tiers);
+    for (uint32_t i = 0; i < n && rc == TM_OK; i++) {
+        rows[i] = (gen_row){.prompt = q[i].prompt.id, .n_prompt = q[i].prompt.n};
+        rows[i].out = tm_malloc((g.max_new_tokens + 1) * sizeof *rows[i].out);
+        if (!rows[i].out) rc = tm_nomem((g.max_new_tokens + 1) * sizeof *rows[i].out);
+    }
+    if (rc == TM_OK) rc = generate_rows(&g, &base, e->config.vocab_size, rows, n);
+    for (uint32_t i = 0; i < n && rc == TM_OK; i++) rc = compare(e, &q[i], &rows[i], out);
+    for (uint32_t i = 0; i < n; i++) tm_free(rows[i].out);
+    return rc;
+}
+
+static tm_status measure_exact(evaluation *e, tm_eval_result *out) {
+    questions all = {0};
+    tm_status rc = TM_OK;
+    if (!e->text.chat)
+        return tm_fail(TM_EINPUT, "%s: exact match needs a chat template, which the model has not", e->args->model);
+    rc = read_questions(e, &all);
+    tm_phase phase;
+    tm_phase_begin(&phase, "answering", "questions", all.n);
+    for (uint32_t at = 0; at < all.n && rc == TM_OK; at += TOGETHER) {
+        tm_phase_at(&phase, at);
+        rc = answer_group(e, all.q + at, all.n - at < TOGETHER ? all.n - at : TOGETHER, out);
+    }
+    phase.done = out->compared;
+    tm_phase_end(&phase);
+    for (uint32_t i = 0; i < all.n; i++) {
+        tm_ids_free(&all.q[i].prompt);
+        tm_free(all.q[i].answer);
+        tm_free(all.q[i].asked);
+    }
+    tm_free(all.q);
+    return rc;
+}
+
+tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
+    evaluation e = {.args = args};
+    uint64_t began = tm_now_ns();
+    size_t len;
+    tm_status rc;
+    *out = (tm_eval_result){0};
+    TM_GO(tm_kernels_init(0, (tm_elem)args->precision));
+    TM_GO(tm_source_open_bare(&e.source, args->model));
+    const char *json = tm_source_config(e.source, &len);
+    TM_GO(tm_model_config_parse(&e.config, json, len, args->model));
+    TM_GO(text_open(&e.text, e.source, args->tiers.host_budget));
+    data_opts d = {.dataset = {.seq_len = args->seq_len ? args->seq_len : 2048,
+                               .vocab_size = e.config.vocab_size,
+                               .memory_bytes = 256 * TM_MIB}};
+    TM_GO(data_open(&e.data, args->data, &e.text, args->model, &d));
+    TM_GO(measure_loss(&e, out));
+    if (args->exact_match) TM_GO(measure_exact(&e, out));
+    out->seconds = (double)(tm_now_ns() - began) * 1e-9;
+done:
+    job_close(e.job);
+    data_close(e.data);
+    text_close(&e.text);
+    tm_source_close(e.source);
+    return rc;
+}

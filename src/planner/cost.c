@@ -1,0 +1,519 @@
+/* Seconds of a job's operations: one table of stages, a few numbers an element, and where each of them comes from. */
+#include "planner/cost_table_internal.h"
+#include "step/passes.h"
+
+#include "comm/comm.h"
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+/* Token rows that are timed; more of them take proportionally longer. */
+enum { MEASURED_TOKENS = 1024, MEASURE_SECONDS = 10, SEQ_GRAIN = 64 };
+static const uint64_t MEASURE_RESERVE = 48 << 20;
+
+/* ---- work ---------------------------------------------------------------------------------------------------- */
+
+static bool named(const tm_stage *s, const char *name) {
+    return strcmp(s->name, name) == 0;
+}
+
+/* Query-key pairs that causal attention looks at. */
+static double attention_pairs(const tm_model_config *c, const job_shape *shape) {
+    double s = shape->seq, w = c->sliding_window && c->sliding_window < shape->seq ? c->sliding_window : s;
+    return shape->rows * (w * (w + 1) / 2 + (s - w) * w);
+}
+
+job_load job_shape_load(const tm_model_config *c, const job_shape *shape) {
+    return (job_load){.rows = shape->rows, .tokens = shape_tokens(shape), .pairs = attention_pairs(c, shape)};
+}
+
+static double stage_flops(const tm_model *m, const tm_stage *s, bool backward, job_load load) {
+    const tm_model_config *c = tm_model_get_config(m);
+    double tokens = load.tokens;
+    if (named(s, "attn")) /* two products forward; backward recomputes one of them and has four of its own */
+        return (backward ? 10 : 4) * load.pairs * c->num_attention_heads * c->head_dim;
+    if (named(s, "embed") || named(s, "norm") || s->n_parts == 0) return 0;
+    double product = 2 * tokens * (double)tm_model_part(m, s->part[0])->elements;
+    return product * (!backward ? 1 : named(s, "head") ? 3 : 2);
+}
+
+static double slot_bytes(const tm_unit *u, const tm_slot_use *use, uint32_t n, double tokens) {
+    double bytes = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_slot *slot = &u->slot[use[i].slot];
+        bytes += tokens * (use[i].grad ? slot->grad_bytes : slot->bytes) * (use[i].access == TM_UPDATE ? 2 : 1);
+    }
+    return bytes;
+}
+
+job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape) {
+    return job_load_work(m, unit, stage, backward, job_shape_load(tm_model_get_config(m), shape));
+}
+
+job_work job_load_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, job_load load) {
+    const tm_unit *u = tm_model_unit(m, unit);
+    const tm_stage *s = &u->stage[stage];
+    double tokens = load.tokens, width = (double)tm_dtype_bytes(tm_model_dtype(m));
+    job_work w = {.flops = stage_flops(m, s, backward, load)};
+    w.bytes = slot_bytes(u, backward ? s->backward : s->forward, backward ? s->n_backward : s->n_forward, tokens);
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        double elements = (double)tm_model_part(m, s->part[i])->elements;
+        if (named(s, "embed"))
+            elements = tokens * tm_model_get_config(m)->hidden_size / u->n_stages; /* rows looked up */
+        if (backward ? s->part_in_backward[i] : s->part_in_forward[i]) w.bytes += elements * width;
+        if (backward && s->part_gradient[i]) w.bytes += elements * 4 * 2;
+    }
+    return w;
+}
+
+static double nominal(const cost_source *s, job_work w) {
+    return w.flops / s->flops_per_second + w.bytes / s->bytes_per_second;
+}
+
+/* ---- the profile --------------------------------------------------------------------------------------------- */
+
+void cost_cpu_name(char out[49]) {
+    snprintf(out, 49, "cpu");
+#if defined(__x86_64__)
+    unsigned r[12];
+    if (__get_cpuid(0x80000002, &r[0], &r[1], &r[2], &r[3]) && __get_cpuid(0x80000003, &r[4], &r[5], &r[6], &r[7]) &&
+        __get_cpuid(0x80000004, &r[8], &r[9], &r[10], &r[11])) {
+        memcpy(out, r, sizeof r);
+        out[48] = 0;
+    }
+#endif
+    for (size_t n = strlen(out); n > 0 && out[n - 1] == ' '; n--) out[n - 1] = 0;
+}
+
+static tm_status open_profile(job_costs *c) {
+    char cpu[49], backend[320];
+    cost_cpu_name(cpu);
+    snprintf(backend, sizeof backend, "%s cpu=%s", tm_kernels_describe(), cpu);
+    return tm_profile_open(&c->side[COST_HOST].profile, backend);
+}
+
+static const char *type_name(const tm_job *job) {
+    return job->dtype == TM_F32 ? "f32" : job->dtype == TM_BF16 ? "bf16" : "f16";
+}
+
+void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) {
+    const tm_model_config *m = tm_model_get_config(c->job->model);
+    const tm_unit *u = tm_model_unit(c->job->model, op->arg[0]);
+    const tm_stage *s = &u->stage[op->arg[1]];
+    const char *kind = u->kind == TM_UNIT_EMBED ? "embed" : u->kind == TM_UNIT_HEAD ? "head" : "block";
+    uint64_t columns = s->n_parts ? tm_model_part(c->job->model, s->part[0])->elements / m->hidden_size : 0;
+    snprintf(buf, cap, "%s %s.%u.%s c%llu h%u f%u a%u k%u d%u w%u b%d r%u s%u %s",
+             op->code == OP_FORWARD ? "forward" : "backward", kind, op->arg[1], s->name, (unsigned long long)columns,
+             m->hidden_size, m->intermediate_size, m->num_attention_heads, m->num_key_value_heads, m->head_dim,
+             m->sliding_window, m->attention_bias + 2 * m->mlp_bias, c->timed.rows, c->timed.seq, type_name(c->job));
+}
+
+static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
+    cost_side side = cost_side_of(c, op);
+    if (tm_stop_signal() != 0 || c->mode != JOB_COSTS_MEASURE || c->job->ranks.ranks > 1 ||
+        tm_now_ns() - c->began_ns > MEASURE_SECONDS * 1000000000ULL)
+        return false;
+    tm_phase_step(&c->timing);
+    cost_timing t = {.seconds = 0};
+    if (side == COST_DEVICE ? !cost_device_measure(c, op, &t.seconds)
+                            : !cost_measure(c->job, op, &c->timed, c->budget, &t))
+        return false;
+    c->timed_seconds += t.spent;
+    if (t.disturbed) c->disturbed_seconds += t.spent;
+    *seconds = t.seconds;
+    if (tm_profile_put(c->side[side].profile, key, *seconds) != TM_OK) tm_error_clear(); /* it is known for now */
+    return true;
+}
+
+/* Seconds of `op` as it is timed, from the best source there is. */
+static double resolve(job_costs *c, const tm_op *op, const char *key, double by_rates) {
+    double seconds;
+    cost_source *s = &c->side[cost_side_of(c, op)];
+    if (c->mode == JOB_COSTS_NOMINAL) return by_rates;
+    s->asked++;
+    if (!s->profile || (!tm_profile_get(s->profile, key, &seconds) && !measure(c, op, key, &seconds)))
+        return s->known_nominal > 0 ? by_rates * s->known_seconds / s->known_nominal : by_rates;
+    s->known++;
+    s->known_seconds += seconds;
+    s->known_nominal += by_rates;
+    return seconds;
+}
+
+/* ---- filling the table --------------------------------------------------------------------------------------- */
+
+void cost_stands_for(const tm_model *m, uint32_t *unit, uint32_t *stage) {
+    const tm_unit *u = tm_model_unit(m, *unit);
+    uint32_t first_block = 1;
+    if (u->kind == TM_UNIT_BLOCK && tm_model_unit(m, first_block)->kind == TM_UNIT_BLOCK) *unit = first_block;
+    if (u->kind != TM_UNIT_BLOCK && *stage > 1) *stage = 1;
+}
+
+double cost_scaled(double seconds, job_work from, job_work to) {
+    if (from.flops > 0) return seconds * to.flops / from.flops;
+    return from.bytes > 0 ? seconds * to.bytes / from.bytes : seconds;
+}
+
+static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backward) {
+    const tm_model *m = c->job->model;
+    uint32_t u = unit, s = stage;
+    char key[256];
+    cost_stands_for(m, &u, &s);
+    double *out = &c->stage[backward][c->first[unit] + stage];
+    if (u != unit || s != stage) {
+        job_work have = job_load_work(m, u, s, backward, c->load);
+        *out = cost_scaled(c->stage[backward][c->first[u] + s], have, job_load_work(m, unit, stage, backward, c->load));
+        return;
+    }
+    tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
+    job_work timed = job_stage_work(m, unit, stage, backward, &c->timed);
+    cost_stage_key(c, &op, key, sizeof key);
+    *out = cost_scaled(resolve(c, &op, key, nominal(&c->side[c->stage_side], timed)), timed,
+                       job_load_work(m, unit, stage, backward, c->load));
+}
+
+/* Tiles are alike; the largest part has a full one wherever there is one. */
+static uint32_t largest_part(const job_costs *c) {
+    uint32_t part = 0;
+    for (uint32_t p = 1; p < tm_model_parts(c->job->model); p++)
+        if (c->job->part[p].elements > c->job->part[part].elements) part = p;
+    return part;
+}
+
+cost_tile cost_tile_of(const tm_op *op) {
+    if (op->code == OP_SUMS) return op->arg[2] == 0 ? COST_SUMS_0 : COST_SUMS_1;
+    if (op->code == OP_UPDATE) return op->engine == TM_ENGINE_DEVICE ? COST_UPDATE_THERE : COST_UPDATE;
+    return op->code == OP_FINISH ? COST_FINISH : COST_TILES;
+}
+
+cost_side cost_side_of(const job_costs *c, const tm_op *op) {
+    if (op->code == OP_FORWARD || op->code == OP_BACKWARD || op->code == OP_FINISH) return c->stage_side;
+    return cost_tile_of(op) == COST_UPDATE_THERE ? COST_DEVICE : COST_HOST;
+}
+
+double cost_tile_key(const job_costs *c, cost_tile which, char *buf, size_t cap) {
+    static const char *const sums[] = {[COST_SUMS_0] = " sums 0", [COST_SUMS_1] = " sums 1", [COST_TILES] = NULL};
+    double n = (double)tm_min_u64(c->job->part[largest_part(c)].elements, TM_TILE_ELEMENTS);
+    snprintf(buf, cap, "%s%s n%.0f %s", which == COST_FINISH ? "finish" : c->job->update->name,
+             sums[which] ? sums[which] : "", n, type_name(c->job));
+    return n;
+}
+
+double cost_tile_bytes(const job_costs *c, cost_tile which) {
+    double width = (double)tm_dtype_bytes(c->job->dtype), state = 4 + state_bytes_per_parameter(c->job);
+    switch (which) {
+    case COST_UPDATE:
+    case COST_UPDATE_THERE:
+        return 2 * state + width;
+    case COST_SUMS_0: /* by rows, then by columns */
+        return 2 * width + (passes_read_weights(c->job, 0) ? 4 : 0);
+    case COST_SUMS_1:
+        return width;
+    default:
+        return 4 + width;
+    }
+}
+
+static void fill_tile(job_costs *c, cost_tile which, const tm_op *op) {
+    char key[64];
+    double n = cost_tile_key(c, which, key, sizeof key), rate = c->side[cost_side_of(c, op)].bytes_per_second;
+    c->tile[which] = resolve(c, op, key, n * cost_tile_bytes(c, which) / rate) / n;
+}
+
+static void fill_tiles(job_costs *c) {
+    uint32_t part = largest_part(c);
+    fill_tile(c, COST_FINISH, &(tm_op){.code = OP_FINISH, .arg = {part, 0}});
+    if (!c->job->optimizer) return;
+    fill_tile(c, COST_UPDATE, &(tm_op){.code = OP_UPDATE, .arg = {part, 0}});
+    if (c->stage_side == COST_DEVICE && c->job->update_tier == TM_TIER_EITHER)
+        fill_tile(c, COST_UPDATE_THERE, &(tm_op){.code = OP_UPDATE, .arg = {part, 0}, .engine = TM_ENGINE_DEVICE});
+    for (uint32_t k = 0; k + 1 < c->job->update->passes; k++)
+        fill_tile(c, k ? COST_SUMS_1 : COST_SUMS_0, &(tm_op){.code = OP_SUMS, .arg = {part, 0, k}});
+}
+
+static tm_status make_table(job_costs *c) {
+    const tm_model *m = c->job->model;
+    uint32_t units = tm_model_units(m), n = 0;
+    c->first = tm_malloc(sizeof *c->first * (units + 1));
+    if (!c->first) return tm_nomem(sizeof *c->first * units);
+    for (uint32_t u = 0; u < units; u++) {
+        c->first[u] = n;
+        n += tm_model_unit(m, u)->n_stages;
+    }
+    c->stages = n;
+    for (int b = 0; b < 2; b++) {
+        c->stage[b] = tm_calloc(n + 1, sizeof **c->stage);
+        if (!c->stage[b]) return tm_nomem(n * sizeof **c->stage);
+        for (uint32_t u = 0; u < units; u++)
+            for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++) fill_stage(c, u, s, b);
+    }
+    fill_tiles(c);
+    return TM_OK;
+}
+
+/* What the most of it is like: a micro-batch of the mean number of tokens. Products take so much, and so much more a
+ * token; timed at the mean, the first part is right as well. */
+static job_shape timed_shape(const job_shape *shape, job_load load) {
+    job_shape t = {.micro_batches = 1, .rows = shape->rows, .seq = shape->seq};
+    if (load.rows >= 1 && load.tokens < shape_tokens(shape)) {
+        t.rows = (uint32_t)(load.rows + 0.5);
+        t.seq = (uint32_t)tm_min_u64(tm_round_up((uint64_t)(load.tokens / t.rows), SEQ_GRAIN), shape->seq);
+    }
+    if (t.seq > MEASURED_TOKENS) t.seq = MEASURED_TOKENS;
+    if ((uint64_t)t.rows * t.seq > MEASURED_TOKENS) t.rows = MEASURED_TOKENS / t.seq;
+    return t;
+}
+
+/* Timing takes what the budget leaves beside the program itself, while no frame exists yet. */
+static uint64_t timing_budget(const tm_job *job) {
+    uint64_t have = tm_min_u64(job->host_bytes, tm_mem_available_bytes() / 2);
+    uint64_t taken = tm_max_u64(MEASURE_RESERVE, job->fixed_bytes);
+    return have > taken ? have - taken : 0;
+}
+
+/* Where no hardware file says otherwise, and never less for a start than the thread of src/comm needs. */
+static const double LINK_RATE = 2e9, LINK_LATENCY = 30e-6;
+
+/* The ranks of a node share its network. */
+static void set_links(job_costs *c, const tm_machine *m) {
+    double network = m->network_bps / (m->ranks_per_node ? m->ranks_per_node : 1);
+    c->comm_bytes_per_second[0] = m->link_bps > 0 ? m->link_bps : LINK_RATE;
+    c->comm_bytes_per_second[1] = network > 0 ? network : c->comm_bytes_per_second[0];
+    c->comm_latency[0] = fmax(m->link_latency, LINK_LATENCY);
+    c->comm_latency[1] = fmax(m->network_latency, LINK_LATENCY);
+}
+
+static tm_status save(const job_costs *c) {
+    for (int s = 0; s < COST_SIDES; s++)
+        if (c->side[s].profile) TM_TRY(tm_profile_save(c->side[s].profile));
+    return TM_OK;
+}
+
+tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const job_load *load,
+                         tm_machine *machine, job_costs_mode mode) {
+    tm_status rc = TM_OK;
+    job_costs *c = tm_calloc(1, sizeof *c);
+    if (!c) return tm_nomem(sizeof *c);
+    c->job = job;
+    c->shape = *shape;
+    c->load = load ? *load : job_shape_load(tm_model_get_config(job->model), shape);
+    c->timed = timed_shape(shape, c->load);
+    c->mode = mode;
+    c->stage_side = job->traits.own_processors ? COST_DEVICE : COST_HOST;
+    for (int s = 0; s < COST_SIDES; s++) {
+        bool narrow = job->dtype == TM_BF16; /* fp16: widened */
+        c->side[s].flops_per_second = narrow ? machine->cpu_flops_bf16 : machine->cpu_flops_fp32;
+        c->side[s].bytes_per_second = machine->cpu_bps;
+    }
+    if (job->opts.device_bps) machine->h2d_bps = machine->d2h_bps = (double)job->opts.device_bps;
+    set_links(c, machine);
+    c->budget = timing_budget(job);
+    c->began_ns = tm_now_ns();
+    if (mode != JOB_COSTS_NOMINAL) TM_GO(open_profile(c));
+    if (mode != JOB_COSTS_NOMINAL && c->stage_side == COST_DEVICE) TM_GO(cost_device_open(c, machine));
+    tm_phase_begin(&c->timing, "timing operations", "operations", 0);
+    rc = make_table(c);
+    tm_phase_end(&c->timing);
+    TM_GO(rc);
+    cost_device_leave(c);
+    if (mode == JOB_COSTS_MEASURE && save(c) != TM_OK) {
+        tm_log(TM_LOG_WARN, "%s; what was timed is not kept", tm_error_get()->text);
+        tm_error_clear();
+    }
+    *out = c;
+done:
+    if (rc != TM_OK) job_costs_close(c);
+    return rc;
+}
+
+void job_costs_close(job_costs *c) {
+    if (!c) return;
+    cost_device_leave(c);
+    for (int s = 0; s < COST_SIDES; s++) tm_profile_close(c->side[s].profile);
+    tm_free(c->first);
+    for (int b = 0; b < 2; b++) {
+        tm_free(c->stage[b]);
+        tm_free(c->heard[b]);
+    }
+    tm_free(c);
+}
+
+static job_costs_basis measured(const cost_source *s) {
+    return s->known == 0 ? JOB_COSTS_NONE : s->known < s->asked ? JOB_COSTS_SOME : JOB_COSTS_ALL;
+}
+
+job_costs_basis job_costs_measured(const job_costs *c) {
+    return measured(&c->side[COST_HOST]);
+}
+
+double job_costs_disturbed(const job_costs *c) {
+    return c->timed_seconds > 0 ? c->disturbed_seconds / c->timed_seconds : 0;
+}
+
+job_costs_basis job_costs_device_measured(const job_costs *c) {
+    return measured(&c->side[COST_DEVICE]);
+}
+
+/* ---- looking up ---------------------------------------------------------------------------------------------- */
+
+double cost_tile_elements(const job_costs *c, const tm_op *op) {
+    const tm_job *job = c->job;
+    uint32_t part = op->arg[0], tile = op->arg[1];
+    span at = op->code == OP_FINISH   ? sum_tile(job, part, tile)
+              : op->code == OP_IMPORT ? hi_tile(job, part, tile)
+                                      : own_tile(job, part, tile);
+    return (double)at.n;
+}
+
+/* What passes over values once and does next to nothing with them goes as fast as memory: the rounding of gradients,
+ * which is timed on this machine, or where a hardware file says it all takes what that says. */
+static double memory_rate(const job_costs *c) {
+    if (c->stage_side == COST_DEVICE) return c->side[COST_HOST].bytes_per_second;
+    return (sizeof(float) + (double)tm_dtype_bytes(c->job->dtype)) / c->tile[COST_FINISH];
+}
+
+/* MPI's sums of what it is handed: a ring sends 2 (n - 1) / n of it. Over several nodes it is as slow as its slowest
+ * link, whichever rank has that; of a node one rank sends to the next node, and has the network to itself. */
+static double ring_seconds(const job_costs *c, double handed) {
+    double n = tm_comm_size(c->job->ranks.comm), bytes = 2 * handed * (n - 1) / n;
+    double near = c->comm_latency[0] + bytes / c->comm_bytes_per_second[0];
+    if (tm_comm_nodes(c->job->ranks.comm) < 2) return near;
+    return fmax(near,
+                c->comm_latency[1] + bytes / (c->comm_bytes_per_second[1] * tm_comm_node_size(c->job->ranks.comm)));
+}
+
+/* What this rank sends on each link, both at once, and a start. Into memory that its node shares it copies its slice
+ * (read and written), between two meetings. */
+static double comm_seconds(const job_costs *c, const tm_op *op) {
+    const job_ranks *r = &c->job->ranks;
+    uint64_t bytes[2], copied = job_comm_copied(c->job, op);
+    job_comm_bytes(c->job, op, bytes);
+    if (op->code == OP_REDUCE && r->mpi_sums) return ring_seconds(c, (double)(bytes[0] + bytes[1]));
+    double near = c->comm_latency[0] + (double)bytes[0] / c->comm_bytes_per_second[0];
+    if (copied) near += c->comm_latency[0] + 2 * (double)copied / memory_rate(c);
+    double far = bytes[1] ? c->comm_latency[1] + (double)bytes[1] / c->comm_bytes_per_second[1] : 0;
+    return fmax(near, far);
+}
+
+/* The log-likelihoods of all micro-batches: a logarithm and a sum a token, one thread. */
+static const double TOKEN_SECONDS = 20e-9;
+
+double job_cost(void *costs, const tm_op *op) {
+    const job_costs *c = costs;
+    double tokens = c->load.tokens, tile = TM_TILE_ELEMENTS;
+    switch (op->code) {
+    case OP_FORWARD:
+        return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
+    case OP_BACKWARD:
+        return c->stage[1][c->first[op->arg[0]] + op->arg[1]] /
+               (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1);
+    case OP_FINISH:
+    case OP_UPDATE:
+    case OP_SUMS:
+        return c->tile[cost_tile_of(op)] * cost_tile_elements(c, op);
+    case OP_TURN: /* a few operations in double for each sum */
+    case OP_PACK_SUMS:
+        return (double)passes_totals_bytes(c->job, passes_group(c->job->model, op->arg[0])) /
+               c->side[COST_HOST].bytes_per_second;
+    case OP_BATCH:
+        return tokens * TOKEN_SECONDS;
+    case OP_OBJECTIVE:
+        return tokens * TOKEN_SECONDS * op->arg[0];
+    case OP_LOGITS:
+        return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
+    case OP_IMPORT:
+        return cost_tile_elements(c, op) * 16 / c->side[COST_HOST].bytes_per_second;
+    case OP_GATHER:
+    case OP_GATHER_NODE:
+    case OP_SHARE:
+    case OP_REDUCE:
+    case OP_SHARE_GRAD:
+    case OP_EXCHANGE:
+    case OP_SHARE_SUMS:
+        return comm_seconds(c, op);
+    case OP_HASH:
+    case OP_EXPORT:
+    case OP_FETCH:
+        return tile * 8 / c->side[COST_HOST].bytes_per_second;
+    default:
+        return 1e-6;
+    }
+}
+
+const char *job_op_word(uint16_t code) {
+    static const char *const word[] = {[OP_BATCH] = "batch",
+                                       [OP_FORWARD] = "forward",
+                                       [OP_BACKWARD] = "backward",
+                                       [OP_OBJECTIVE] = "objective",
+                                       [OP_FINISH] = "finish",
+                                       [OP_NORM] = "norm",
+                                       [OP_UPDATE] = "update",
+                                       [OP_SUMS] = "sums",
+                                       [OP_TURN] = "turn",
+                                       [OP_PACK_SUMS] = "pack sums",
+                                       [OP_SHARE_SUMS] = "share sums",
+                                       [OP_MEANS] = "means",
+                                       [OP_IMPORT] = "import",
+                                       [OP_LOGITS] = "logits",
+                                       [OP_TAKE_GRAD] = "take grad",
+                                       [OP_HASH] = "hash",
+                                       [OP_EXPORT] = "export",
+                                       [OP_PENDING] = "pending",
+                                       [OP_REPORT] = "report",
+                                       [OP_LOSS] = "loss",
+                                       [OP_GATHER] = "gather",
+                                       [OP_SHARE] = "share",
+                                       [OP_REDUCE] = "reduce",
+                                       [OP_SHARE_GRAD] = "share grad",
+                                       [OP_EXCHANGE] = "exchange",
+                                       [OP_FETCH] = "fetch",
+                                       [OP_STASH] = "stash",
+                                       [OP_GATHER_NODE] = "gather in node"};
+    return code < TM_COUNT(word) && word[code] ? word[code] : "operation";
+}
+
+void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
+    const tm_model *m = ((const tm_job *)ctx)->model;
+    const char *word = job_op_word(op->code);
+    switch (op->code) {
+    case OP_FORWARD:
+    case OP_BACKWARD:
+    case OP_LOGITS: {
+        const tm_unit *u = tm_model_unit(m, op->arg[0]);
+        snprintf(buf, cap, "%s %s.%s mb %u", word, u->name, u->stage[op->arg[1]].name, op->arg[2]);
+        return;
+    }
+    case OP_FINISH:
+    case OP_UPDATE:
+    case OP_SUMS:
+    case OP_IMPORT:
+        snprintf(buf, cap, "%s %s tile %u", word, tm_model_part(m, op->arg[0])->name, op->arg[1]);
+        return;
+    case OP_GATHER:
+    case OP_GATHER_NODE:
+    case OP_STASH:
+    case OP_SHARE:
+    case OP_REDUCE:
+    case OP_SHARE_GRAD:
+    case OP_FETCH:
+    case OP_TURN:
+    case OP_PACK_SUMS:
+    case OP_SHARE_SUMS:
+    case OP_MEANS:
+        snprintf(buf, cap, "%s %s", word, tm_model_part(m, op->arg[0])->name);
+        return;
+    case OP_HASH:
+    case OP_EXPORT:
+        snprintf(buf, cap, "%s %s", word, tm_model_tensor(m, op->arg[0])->name);
+        return;
+    case OP_BATCH:
+        snprintf(buf, cap, "%s mb %u", word, op->arg[0]);
+        return;
+    default:
+        snprintf(buf, cap, "%s", word);
+    }
+}

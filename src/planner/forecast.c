@@ -1,0 +1,152 @@
+/* What a whole run takes: its steps, and what comes beside them - the import, looks at the state in between
+ * (evaluations, checkpoints, commits), the model at the end. Of one rank; bytes are those of the offload paths, and
+ * what is written of models. */
+#include "train/trainer.h"
+
+#include "offload/sim/sim.h"
+
+#include <math.h>
+
+typedef struct forecast {
+    trainer *t;
+    const run_rates *rates;
+    run_forecast *out;
+} forecast;
+
+static uint64_t sum(const uint64_t *by_kind) {
+    uint64_t all = 0;
+    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
+    return all;
+}
+
+/* ---- how often ----------------------------------------------------------------------------------------------- */
+
+static bool divides(int64_t every, int64_t step) {
+    return every > 0 && step % every == 0;
+}
+
+/* A run of more steps than are worth counting is as its first ones. */
+enum { COUNTED = 10000000 };
+
+static void count(const trainer *t, run_forecast *out) {
+    const tm_config *c = t->cfg;
+    int64_t all = out->steps, n = all < COUNTED ? all : COUNTED;
+    bool commits = trainer_commits(t);
+    for (int64_t step = t->step + 1; step <= t->step + n; step++) {
+        bool last = step == t->step + all;
+        bool eval = t->eval && (last || divides(c->eval_steps, step));
+        bool save = !last && !c->save_best && divides(c->save_steps, step);
+        bool commit = commits && (last || divides(c->commit_steps, step) || (save && c->save_state));
+        out->evaluations += eval;
+        out->checkpoints += save;
+        out->commits += commit;
+        out->looks += eval || save || commit || last;
+    }
+    double more = n > 0 ? (double)all / (double)n : 1;
+    out->evaluations *= more, out->checkpoints *= more, out->commits *= more, out->looks *= more;
+}
+
+/* ---- how much ------------------------------------------------------------------------------------------------ */
+
+static void add(const forecast *f, double times, double seconds, uint64_t read, uint64_t written) {
+    f->out->seconds += times * seconds;
+    f->out->read_bytes += times * (double)read;
+    f->out->write_bytes += times * (double)written;
+}
+
+static double disk_seconds(const forecast *f, uint64_t read, uint64_t written) {
+    const tm_disk *d = &f->rates->machine->disk;
+    return d->read_bps > 0 && d->write_bps > 0 ? tm_disk_seconds(d, read, written) : 0;
+}
+
+static tm_status add_plan(const forecast *f, double times, const tm_plan *plan) {
+    tm_sim_result r;
+    if (!plan || times == 0) return TM_OK;
+    const tm_plan_info *info = tm_plan_get_info(plan);
+    TM_TRY(tm_simulate(
+        &r, plan,
+        &(tm_sim_opts){.machine = f->rates->machine, .cost = f->rates->cost, .ctx = f->rates->ctx, .runs = 1}));
+    add(f, times, r.seconds, sum(info->read_bytes), sum(info->write_bytes));
+    tm_sim_free(&r);
+    return TM_OK;
+}
+
+/* With update F the step after a look finds nothing pending, and the look is preceded by what is. */
+static tm_status add_steps(const forecast *f) {
+    const trainer *t = f->t;
+    const tm_plan_info *info = tm_plan_get_info(t->plan);
+    double steps = (double)f->out->steps, first = t->folded ? fmin(f->out->looks, steps) : 0;
+    add(f, steps - first, f->rates->step_seconds, sum(info->read_bytes), sum(info->write_bytes));
+    TM_TRY(add_plan(f, first, t->first_plan));
+    return add_plan(f, first, t->drain_plan);
+}
+
+/* Of the state, as frames: what is resident, what is not, and of that the weights. */
+typedef struct state_bytes_of {
+    uint64_t resident, paged, paged_weights;
+} state_bytes_of;
+
+static state_bytes_of state_of(const tm_job *job) {
+    state_bytes_of s = {0};
+    for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++) {
+        const tm_object *o = tm_layout_get(job->layout, i);
+        uint64_t bytes = tm_round_up(o->bytes, TM_PAGE_BYTES);
+        *(o->resident ? &s.resident : &s.paged) += bytes;
+        if (!o->resident && (o->kind == TM_KIND_WEIGHT_HI || o->kind == TM_KIND_WEIGHT_LO)) s.paged_weights += bytes;
+    }
+    return s;
+}
+
+static uint64_t model_bytes(const trainer *t) {
+    uint64_t bytes = 0;
+    (void)tm_fmt_bytes(trainer_save_format(t->cfg), tm_model_parameters(t->job->model), &bytes);
+    return t->ranks.rank == 0 ? bytes : 0;
+}
+
+/* Commits write what is resident; checkpoints and the end read the weights and write a model, the end's hash reads all
+ * of the state. */
+static void add_looks(const forecast *f) {
+    const trainer *t = f->t;
+    state_bytes_of s = state_of(t->job);
+    uint64_t model = model_bytes(t);
+    double minutes = t->cfg->commit_minutes, models = f->out->checkpoints + 1;
+    if (trainer_commits(t) && minutes > 0) f->out->commits += floor(f->out->seconds / (60 * minutes));
+    add(f, f->out->commits, disk_seconds(f, 0, s.resident), 0, s.resident);
+    if (t->cfg->save_state)
+        add(f, f->out->checkpoints, disk_seconds(f, s.resident + s.paged, s.resident + s.paged), s.resident + s.paged,
+            s.resident + s.paged);
+    add(f, models, disk_seconds(f, s.paged_weights, model), s.paged_weights, 0);
+    add(f, 1, disk_seconds(f, s.paged, 0), s.paged, 0);
+    f->out->model_bytes = models * (double)model;
+}
+
+/* A walk over all state, beside what is compiled already. One that does not fit now has its own refusal elsewhere. */
+static tm_status add_import(const forecast *f) {
+    tm_job *job = f->t->job;
+    tm_program *p;
+    tm_plan *plan = NULL;
+    job_needs keep = job_take_needs(job);
+    TM_TRY(build_import(&p, job));
+    tm_status rc = job_compile(job, p, &plan);
+    tm_program_free(p);
+    job_give_needs(job, &keep);
+    if (rc == TM_EBUDGET) return tm_error_clear(), TM_OK;
+    if (rc == TM_OK) rc = add_plan(f, 1, plan);
+    tm_plan_free(plan);
+    return rc;
+}
+
+tm_status trainer_forecast(trainer *t, const run_rates *rates, run_forecast *out) {
+    forecast f = {t, rates, out};
+    *out = (run_forecast){.steps = t->cfg->total_steps - t->step};
+    if (t->cfg->total_steps <= 0) return TM_OK;
+    count(t, out);
+    if (rates->imports) TM_TRY(add_import(&f));
+    TM_TRY(add_steps(&f));
+    if (t->eval) {
+        double programs = out->evaluations * (double)tm_dataset_steps_per_epoch(data_set(t->eval));
+        TM_TRY(add_plan(&f, programs, t->eval_plan));
+    }
+    add_looks(&f);
+    return TM_OK;
+}

@@ -1,0 +1,126 @@
+/* What a step's files take: on which path, for what, and whether there is room. */
+#include "comm/comm.h"
+#include "planner/plan_internal.h"
+#include "train/train.h"
+
+#include "io/file/file.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static uint32_t bit(tm_kind kind) {
+    return (uint32_t)1 << kind;
+}
+
+static bool is_for(const tm_machine_path *p, tm_kind kind) {
+    return p->kinds == 0 || (p->kinds & bit(kind));
+}
+
+/* A path with little room is used for what fits. Folders of one disk share its room. */
+static uint64_t room_for(const planning *g, tm_kind kind) {
+    const tm_machine *m = &g->machine;
+    uint64_t all = 0;
+    for (uint32_t i = 0, k; i < m->n_paths; i++) {
+        if (!is_for(&m->path[i], kind)) continue;
+        for (k = 0; m->path[k].disk != m->path[i].disk || !is_for(&m->path[k], kind); k++) {
+        }
+        if (k == i) all += m->path[i].rates.bytes;
+    }
+    return all;
+}
+
+static uint64_t room(const planning *g, const job_opts *o) {
+    uint64_t all = 0;
+    if (g->hardware) return g->machine.disk.bytes;
+    if (g->machine.n_paths < 2) return o->n_paths ? tm_free_bytes(o->paths[0]) : 0;
+    for (uint32_t i = 0; i < g->machine.n_paths; i++)
+        if (g->machine.path[i].disk == i) all += g->machine.path[i].rates.bytes;
+    return all;
+}
+
+/* ---- each path ------------------------------------------------------------------------------------------------- */
+
+static tm_status fill_paths(const planning *g, const job_opts *o, uint32_t ranks) {
+    const tm_plan_info *info = tm_plan_get_info(g->t->plan);
+    uint64_t bytes[TM_MACHINE_PATHS] = {0};
+    tm_plan_report *out = g->out;
+    TM_TRY(tm_store_share(g->t->job->layout, &g->machine,
+                          &(tm_store_opts){.commits = o->commits,
+                                           .slots = g->t->cfg->memory.slots,
+                                           .spill_bytes = info->spill_file_bytes,
+                                           .spill_largest = info->spill_largest_bytes},
+                          bytes));
+    for (uint32_t i = 0; i < g->machine.n_paths; i++) {
+        tm_plan_path *p = &out->path[i];
+        snprintf(p->name, sizeof p->name, "%s", o->paths[i]);
+        p->kinds = g->machine.path[i].kinds ? g->machine.path[i].kinds : bit(TM_KINDS) - 1;
+        p->bytes = bytes[i] * ranks;
+        p->free_bytes = g->machine.path[i].rates.bytes;
+    }
+    return TM_OK;
+}
+
+/* ---- refusals -------------------------------------------------------------------------------------------------- */
+
+/* "/a, /b": those that are for `kind`. */
+static const char *names(const planning *g, const job_opts *o, tm_kind kind, char *buf, size_t cap) {
+    size_t n = 0;
+    *buf = 0;
+    for (uint32_t i = 0; i < g->machine.n_paths && n < cap; i++)
+        if (is_for(&g->machine.path[i], kind))
+            n += (size_t)snprintf(buf + n, cap - n, "%s%s", n ? ", " : "", o->paths[i]);
+    return buf;
+}
+
+static tm_status refuse(const planning *g, const char *what, const char *where, uint64_t want, uint64_t have,
+                        uint64_t with_one_slot) {
+    char x[32], y[32], text[768];
+    tm_plan_change change = {NULL, 0};
+    if (g->t->cfg->memory.slots != 1 && with_one_slot <= have) change = (tm_plan_change){"memory.slots", 1};
+    snprintf(text, sizeof text, "the offload files%s need %s and %s is free%s%s", what,
+             tm_format_size(want, x, sizeof x), tm_format_size(have, y, sizeof y), *where ? " in " : "", where);
+    return plan_refuse(g, "disk", change, text);
+}
+
+static uint64_t update_bytes(const tm_job *job, uint32_t slots) {
+    uint64_t bytes = 0;
+    for (int kind = TM_KIND_WEIGHT_LO; kind <= TM_KIND_GRAD; kind++)
+        bytes += tm_store_kind_bytes(job->layout, (tm_kind)kind, slots, job->opts.commits);
+    return bytes;
+}
+
+/* Where parameters and what the update needs have paths of their own: each has room there. */
+static tm_status check_sets(const planning *g, const job_opts *o, uint32_t ranks) {
+    const tm_job *job = g->t->job;
+    uint32_t slots = g->t->cfg->memory.slots;
+    char where[512];
+    const struct {
+        const char *what;
+        tm_kind kind;
+        uint64_t bytes, with_one_slot;
+    } set[] = {{" of the parameters", TM_KIND_WEIGHT_HI,
+                tm_store_kind_bytes(job->layout, TM_KIND_WEIGHT_HI, slots, job->opts.commits),
+                tm_store_kind_bytes(job->layout, TM_KIND_WEIGHT_HI, 1, job->opts.commits)},
+               {" of the optimizer state", TM_KIND_EXP_AVG, update_bytes(job, slots), update_bytes(job, 1)}};
+    for (size_t i = 0; i < TM_COUNT(set); i++) {
+        uint64_t have = room_for(g, set[i].kind), want = set[i].bytes * ranks;
+        if (have && want > have)
+            return refuse(g, set[i].what, names(g, o, set[i].kind, where, sizeof where), want, have,
+                          set[i].with_one_slot * ranks);
+    }
+    return TM_OK;
+}
+
+tm_status plan_disk(const planning *g, const job_opts *o) {
+    const trainer *t = g->t;
+    uint32_t ranks = t->comm ? tm_comm_node_size(t->comm) : 1;
+    tm_plan_report *out = g->out;
+    out->disk_free_bytes = room(g, o);
+    if (!g->hardware) {
+        TM_TRY(fill_paths(g, o, ranks));
+        TM_TRY(check_sets(g, o, ranks));
+    }
+    if (!out->disk_free_bytes || out->disk_bytes <= out->disk_free_bytes) return TM_OK;
+    return refuse(g, "", "", out->disk_bytes, out->disk_free_bytes,
+                  job_disk_bytes(t->job, tm_plan_get_info(t->plan), 1) * ranks);
+}

@@ -1,0 +1,47 @@
+/* tidemill plan: what its files share. */
+#ifndef TIDEMILL_PLAN_INTERNAL_H
+#define TIDEMILL_PLAN_INTERNAL_H
+
+#include "train/train.h"
+#include "offload/sim/sim.h"
+#include "planner/cost.h"
+#include "train/trainer.h"
+
+/* One run of `tidemill plan`. */
+typedef struct planning {
+    const tm_plan_args *args;
+    trainer *t;
+    tm_machine machine; /* a node; `hardware`: imagined */
+    tm_machine rank;    /* what of it a rank has */
+    bool hardware;
+    bool exact;       /* strategy and placements as they are: nothing is left to the planner (GPUs) */
+    bool only_fits;   /* a refusal names no smaller change */
+    uint64_t from_ns; /* when planning began */
+    tm_plan_report *out;
+} planning;
+
+/* From the arguments to the configuration, model and data; `g` is zero but for args, t and out. */
+tm_status plan_open(planning *g);
+/* The step with strategy and placements of the configuration as it now is, into g->out; may be called again. */
+tm_status plan_once(planning *g);
+
+/* Simulates the plan, fills in everything that follows from it, and draws it where that was asked for. */
+tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim, tm_op_name_fn name, void *ctx);
+/* What is told of rows and tokens; before plan_time. */
+void plan_lengths(const planning *g, const job_shape *shape, const trainer_load *load);
+/* TM_EBUDGET with its one line, and `out` says the same. `what` ends without a full stop. */
+tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change change, const char *what);
+
+/* plan_change.c: a smaller batch, then shorter rows. `fits` answers for rows x seq; false where it cannot be known. */
+tm_plan_change plan_smaller_batch(const job_shape *shape, bool (*fits)(void *ctx, uint32_t rows, uint32_t seq),
+                                  void *ctx);
+
+/* plan_disk.c: what the step's files take, path by path, and whether there is room. */
+tm_status plan_disk(const planning *g, const job_opts *o);
+
+/* Whether a GPU can run the update; else the CPU does, over state on the host. */
+bool plan_device_updates(const tm_config *c);
+/* imagine.c: one rank of a machine with GPUs. */
+tm_status plan_imagine(const planning *g);
+
+#endif

@@ -1,0 +1,429 @@
+/* tidemill plan: the plan of a training step without training, and what is told about it. */
+#include "comm/comm.h"
+#include "planner/plan_internal.h"
+#include "planner/start.h"
+#include "train/train.h"
+
+#include "io/io.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SIMULATED_RUNS = 3 };
+
+const char *tm_plan_engine_name(tm_engine engine, bool has_device) {
+    return engine == TM_ENGINE_CPU && !has_device ? "compute" : tm_engine_name(engine);
+}
+
+/* ---- refusing ------------------------------------------------------------------------------------------------ */
+
+tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change change, const char *what) {
+    char end[160] = "; no smaller batch or shorter rows fit either: it takes a larger machine";
+    g->out->fits = false;
+    g->out->limit = limit;
+    g->out->change = change;
+    if (change.key)
+        snprintf(end, sizeof end, "; the smallest change that fits: --set %s=%" PRIu64, change.key, change.value);
+    tm_error_clear();
+    return tm_fail(TM_EBUDGET, "%s%s", what, end);
+}
+
+/* ---- time, bytes, wear --------------------------------------------------------------------------------------- */
+
+static void count_bytes(tm_plan_report *out, const tm_plan_info *info) {
+    for (int k = 0; k < TM_KINDS; k++) {
+        out->read_bytes[k] = info->read_bytes[k];
+        out->write_bytes[k] = info->write_bytes[k];
+        out->read_bytes_per_step += info->read_bytes[k];
+        out->write_bytes_per_step += info->write_bytes[k];
+    }
+    out->resident_bytes = info->resident_bytes;
+    out->window_bytes = info->window_bytes;
+    out->operations = info->ops;
+}
+
+static void count_wear(const planning *g, const tm_sim_result *r) {
+    tm_plan_report *out = g->out;
+    uint32_t ranks = out->ranks / out->nodes;
+    double each = (double)out->write_bytes_per_step * ranks;
+    out->n_paths = r->n_paths;
+    for (uint32_t i = 0; i < r->n_paths; i++)
+        out->path_tb_written_per_1000_steps[i] = (double)r->write_bytes[i] * ranks * 1000 * 1e-12;
+    out->tbw = g->args->tbw > 0 ? g->args->tbw : g->machine.disk.tbw;
+    out->tb_written_per_1000_steps = each * 1000 * 1e-12;
+    if (out->tbw > 0 && each > 0) out->drive_days = out->tbw * 1e12 / each * out->seconds_per_step / 86400;
+}
+
+static tm_status draw(const planning *g, const tm_plan *plan, const tm_sim_result *r, tm_op_name_fn name, void *ctx) {
+    char title[160], a[32], subtitle[256];
+    tm_trace *trace;
+    snprintf(title, sizeof title, "%.1f M parameters, host %s, update %s, activations %s",
+             (double)g->out->parameters * 1e-6, tm_format_size(g->out->host_peak_bytes, a, sizeof a), g->out->update,
+             g->out->activations);
+    snprintf(subtitle, sizeof subtitle, "%.3f s a step, bound by %s; %s", r->seconds, g->out->bottleneck,
+             g->out->seconds_basis);
+    if (g->args->timeline)
+        TM_TRY(tm_timeline_write(g->args->timeline, &(tm_timeline){.plan = plan,
+                                                                   .result = r,
+                                                                   .machine = &g->machine,
+                                                                   .title = title,
+                                                                   .subtitle = subtitle,
+                                                                   .name = name,
+                                                                   .ctx = ctx}));
+    if (!g->args->trace) return TM_OK;
+    TM_TRY(tm_trace_open(&trace, g->args->trace));
+    tm_status rc =
+        tm_trace_add(trace, &(tm_trace_step){.plan = plan, .step = 1, .simulated = r->span, .name = name, .ctx = ctx});
+    if (rc == TM_OK) return tm_trace_commit(trace);
+    tm_trace_abandon(trace);
+    return rc;
+}
+
+tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim, tm_op_name_fn name, void *ctx) {
+    tm_plan_report *out = g->out;
+    tm_sim_opts o = *sim;
+    tm_sim_result r;
+    count_bytes(out, tm_plan_get_info(plan));
+    o.runs = SIMULATED_RUNS;
+    o.timeline = g->args->timeline || g->args->trace;
+    tm_link *link = NULL;
+    TM_TRY(tm_link_create(&link, plan, plan)); /* a step's first reads begin during the step before */
+    out->proof_seconds += tm_link_proof_seconds(link);
+    out->planning_seconds = (double)(tm_now_ns() - g->from_ns) * 1e-9;
+    o.link = link;
+    tm_status rc = tm_simulate(&r, plan, &o);
+    tm_link_free(link);
+    TM_TRY(rc);
+    out->seconds_per_step = r.seconds;
+    memcpy(out->busy_seconds, r.busy, sizeof out->busy_seconds);
+    memcpy(out->wait_seconds, r.wait, sizeof out->wait_seconds);
+    out->bottleneck = tm_plan_engine_name(r.bottleneck, out->has_device);
+    if (r.seconds > 0) out->tokens_per_second = out->tokens_per_step / r.seconds;
+    out->run_steps = g->t->cfg->total_steps;
+    out->run_seconds = r.seconds * (double)out->run_steps; /* steps alone */
+    count_wear(g, &r);
+    rc = draw(g, plan, &r, name, ctx);
+    tm_sim_free(&r);
+    return rc;
+}
+
+void plan_lengths(const planning *g, const job_shape *shape, const trainer_load *load) {
+    tm_plan_report *out = g->out;
+    out->micro_batches = shape->micro_batches;
+    out->rows = shape->rows;
+    out->seq = shape->seq;
+    out->tokens_per_step = load->tokens;
+    out->padded_tokens_per_step = load->padded;
+    snprintf(out->rows_basis, sizeof out->rows_basis, "%s", g->t->rows_basis);
+}
+
+/* ---- this machine, or one without GPUs ----------------------------------------------------------------------- */
+
+static void basis(const planning *g, const job_costs *costs) {
+    char *out = g->out->seconds_basis;
+    size_t cap = sizeof g->out->seconds_basis;
+    job_costs_basis measured = job_costs_measured(costs);
+    if (g->hardware)
+        snprintf(out, cap, "hardware file %s", g->machine.name);
+    else if (measured == JOB_COSTS_NONE)
+        snprintf(out, cap, "nominal rates");
+    else
+        snprintf(out, cap, "%s on this machine, disk %s", measured == JOB_COSTS_ALL ? "measured" : "partly measured",
+                 g->machine.measured ? "measured" : "at nominal rates (tidemill tune io PATH measures it)");
+    static const char *const there[] = {[JOB_COSTS_NONE] = "at the processor's rates",
+                                        [JOB_COSTS_SOME] = "partly measured",
+                                        [JOB_COSTS_ALL] = "measured"};
+    size_t n = strlen(out);
+    if (g->t->job->traits.own_processors)
+        snprintf(out + n, cap - n, "; the device's operations %s", there[job_costs_device_measured(costs)]);
+}
+
+/* Does the job fit with smaller micro-batches? */
+static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
+    const planning *g = ctx;
+    trainer *t = g->t;
+    tm_job *job = NULL;
+    tm_plan *plan = NULL;
+    pass_opts way[TRAINER_MAX_WAYS];
+    uint64_t minimum;
+    uint32_t chosen;
+    job_shape shape = {.micro_batches = g->out->micro_batches, .rows = rows, .seq = seq};
+    job_opts o = t->job->opts;
+    if (t->comm && !t->imagined) return false; /* ranks may differ in what they would ask */
+    tm_status rc = job_open(&job, &o);
+    if (rc == TM_OK)
+        rc = job_start(job, &o, "training step", way, trainer_ways(t, &shape, way), &plan, &chosen, &minimum, NULL,
+                       NULL);
+    tm_plan_free(plan);
+    job_close(job);
+    tm_error_clear();
+    return rc == TM_OK;
+}
+
+static tm_status refuse_host(planning *g, const job_shape *shape) {
+    char text[sizeof tm_error_get()->text];
+    uint64_t have = g->hardware ? g->rank.host_bytes : tm_mem_available_bytes();
+    tm_plan_change change = {"memory.host_budget", g->out->minimum_host_bytes}, none = {NULL, 0};
+    snprintf(text, sizeof text, "%s", tm_error_get()->text);
+    tm_error_clear();
+    if (g->t->job->most_micro_batches) { /* the text says it */
+        g->out->limit = "host";
+        g->out->change = (tm_plan_change){"gradient_accumulation_steps", g->t->job->most_micro_batches};
+        return tm_fail(TM_EBUDGET, "%s", text);
+    }
+    if (change.value > have) change = g->only_fits ? none : plan_smaller_batch(shape, fits, g);
+    return plan_refuse(g, "host", change, text);
+}
+
+static tm_status refuse_device(planning *g, uint64_t least) {
+    char text[sizeof tm_error_get()->text];
+    snprintf(text, sizeof text, "%s", tm_error_get()->text);
+    tm_error_clear();
+    return plan_refuse(g, "device", (tm_plan_change){"memory.device_budget", least}, text);
+}
+
+static tm_status simulate(planning *g, const job_shape *shape, job_costs *costs) {
+    (void)shape;
+    basis(g, costs);
+    return plan_time(g, g->t->plan, &(tm_sim_opts){.machine = &g->rank, .cost = job_cost, .ctx = costs}, job_op_name,
+                     g->t->job);
+}
+
+/* What this rank sends in a step. */
+static void count_links(const planning *g) {
+    uint32_t n = 0;
+    const tm_plan_op *op = tm_plan_ops(g->t->plan, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t bytes[2];
+        if (op[i].engine != TM_ENGINE_COMM) continue;
+        job_comm_bytes(g->t->job, &op[i].op, bytes);
+        g->out->link_bytes_per_step += bytes[0];
+        g->out->network_bytes_per_step += bytes[1];
+    }
+}
+
+static void describe(const planning *g, const pass_opts *way) {
+    const tm_job *job = g->t->job;
+    const tm_plan_info *info = tm_plan_get_info(g->t->plan);
+    tm_plan_report *out = g->out;
+    out->fits = true;
+    /* the import may need more than the step */
+    out->host_peak_bytes = job_planned_peak(job);
+    out->shared_window_bytes = job->need_shared;
+    out->device_peak_bytes = info->device_bytes;
+    out->disk_bytes =
+        job_disk_bytes(job, info, g->t->cfg->memory.slots) * (g->t->comm ? tm_comm_node_size(g->t->comm) : 1);
+    out->update = pass_update_name(way);
+    out->activations = pass_activations_name(job, way);
+    out->order = way->stage_wise ? "stage" : "unit";
+    out->proof_seconds = job->proof_seconds;
+    count_links(g);
+}
+
+/* The ranks of a node share it. Compute that was timed is a rank's already. */
+static void share_node(planning *g) {
+    double n = g->t->comm ? tm_comm_node_size(g->t->comm) : 1;
+    g->rank = g->machine;
+    g->rank.disk.read_bps /= n;
+    g->rank.disk.write_bps /= n;
+    for (uint32_t i = 0; i < g->rank.n_paths; i++) {
+        g->rank.path[i].rates.read_bps /= n;
+        g->rank.path[i].rates.write_bps /= n;
+    }
+    if (!g->hardware) return;
+    g->rank.host_bytes = (uint64_t)((double)g->rank.host_bytes / n);
+    g->rank.cpu_flops_fp32 /= n;
+    g->rank.cpu_flops_bf16 /= n;
+    g->rank.cpu_bps /= n;
+}
+
+static job_opts options(const planning *g) {
+    job_opts o = trainer_job_options(g->t);
+    o.config_only = o.plan_only = true;
+    if (!g->hardware) return o;
+    if (g->machine.disk.read_bps <= 0) o.n_paths = 0;
+    bool given = g->t->cfg->memory.host_kind == TM_BUDGET_BYTES;
+    if (given && o.host_bytes > g->rank.host_bytes)
+        tm_warn_once("plan.host_budget", "memory.host_budget is more than a rank of %s has; planned with what it has",
+                     g->machine.name);
+    o.host_bytes = given ? tm_min_u64(o.host_bytes, g->rank.host_bytes) : g->rank.host_bytes / 5 * 4;
+    return o;
+}
+
+/* Ranks hold different numbers of tiles, and so the first one's least budgets need not be enough for the others. All of
+ * them have agreed on `rc`. *refused: what it takes of the device's memory, where that is what was refused. */
+static tm_status least_of_all(const trainer *t, tm_status rc, tm_plan_report *out, uint64_t *refused) {
+    const tm_job *job = t->job;
+    uint64_t most[] = {out->minimum_host_bytes, out->has_device ? job->least_device : 0,
+                       job->device_short ? job->need_device : 0};
+    if (rc != TM_OK && rc != TM_EBUDGET) return rc;
+    if (t->comm) {
+        tm_error why = *tm_error_get();
+        tm_error_clear();
+        TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, most, TM_COUNT(most)));
+        tm_error_set(&why);
+    }
+    out->minimum_host_bytes = most[0];
+    out->minimum_device_bytes = most[1];
+    *refused = most[2];
+    return rc;
+}
+
+/* What a disk's profile does not know goes into the file at nominal rates, as into this plan. */
+static tm_status save_hardware(const planning *g, const job_opts *o, const job_costs *costs) {
+    tm_machine m = g->machine;
+    if (!g->args->save_hardware) return TM_OK;
+    if (g->t->comm)
+        return tm_fail(TM_EINPUT, "--save-hardware is of one rank: rates between ranks are not measured; run it "
+                                  "without mpirun, and add \"ranks_per_node\" and \"link\" to the file");
+    if (o->n_paths == 0) m.disk.read_bps = 0;
+    if (o->n_paths > 0 && !m.measured)
+        tm_log(TM_LOG_WARN, "%s: the disk is at nominal rates; 'tidemill tune io %s' measures it",
+               g->args->save_hardware, o->paths[0]);
+    m.h2d_bps = g->rank.h2d_bps;
+    m.d2h_bps = g->rank.d2h_bps;
+    TM_TRY(job_costs_rates(costs, &m));
+    return tm_machine_save(g->args->save_hardware, &m);
+}
+
+static tm_status whole_run(const planning *g, job_costs *costs) {
+    tm_plan_report *out = g->out;
+    run_forecast f;
+    TM_TRY(trainer_forecast(
+        g->t, &(run_rates){&g->rank, job_cost, costs, .step_seconds = out->seconds_per_step, .imports = true}, &f));
+    out->run_steps = f.steps;
+    out->run_seconds = f.seconds;
+    out->run_read_bytes = (uint64_t)f.read_bytes;
+    out->run_write_bytes = (uint64_t)(f.write_bytes + f.model_bytes);
+    out->run_evaluations = f.evaluations;
+    out->run_commits = f.commits;
+    out->run_models = f.checkpoints + 1;
+    return TM_OK;
+}
+
+static tm_status plan_here(planning *g) {
+    trainer *t = g->t;
+    tm_plan_report *out = g->out;
+    share_node(g);
+    if (!g->hardware) TM_TRY(trainer_find_device(t, true));
+    TM_TRY(trainer_find_peers(t));
+    job_opts o = options(g);
+    job_costs *costs = NULL;
+    pass_opts way[TRAINER_MAX_WAYS];
+    job_shape shape = trainer_step_shape(t);
+    uint32_t n = trainer_ways(t, &shape, way), chosen;
+    uint64_t refused = 0;
+    tm_status rc;
+    out->host_budget_bytes = o.host_bytes;
+    if (!g->hardware) TM_GO(trainer_machine(&o, &g->machine));
+    share_node(g);
+    out->has_device = o.device_bytes > 0;
+    out->device_budget_bytes = o.device_bytes == TM_DEVICE_UNLIMITED ? UINT64_MAX : o.device_bytes;
+    TM_GO(job_open(&t->job, &o));
+    out->parameters = tm_model_parameters(t->job->model);
+    trainer_load load = trainer_step_load(t, tm_model_get_config(t->job->model));
+    plan_lengths(g, &shape, &load);
+    TM_GO(job_costs_open(&costs, t->job, &shape, &load.load, &g->rank,
+                         g->hardware           ? JOB_COSTS_NOMINAL
+                         : g->args->no_measure ? JOB_COSTS_PROFILE
+                                               : JOB_COSTS_MEASURE));
+    out->timing_disturbed = job_costs_disturbed(costs);
+    TM_GO(save_hardware(g, &o, costs));
+    job_use_costs(t->job, &g->rank, job_cost, costs);
+    g->from_ns = tm_now_ns(); /* measuring was not planning */
+    rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes,
+                   trainer_compile_more, t);
+    rc = least_of_all(t, rc, out, &refused);
+    if (rc == TM_EBUDGET) rc = job_refused_device() ? refuse_device(g, refused) : refuse_host(g, &shape);
+    if (rc != TM_OK) goto done;
+    describe(g, &way[chosen]);
+    TM_GO(simulate(g, &shape, costs));
+    TM_GO(whole_run(g, costs));
+    rc = plan_disk(g, &o);
+done:
+    job_costs_close(costs);
+    return rc;
+}
+
+/* ---- one run ------------------------------------------------------------------------------------------------- */
+
+static void clear(tm_plan_report *out) {
+    *out = (tm_plan_report){.limit = "",
+                            .bottleneck = "",
+                            .update = "",
+                            .activations = "",
+                            .order = "",
+                            .strategy = "",
+                            .placement = "",
+                            .nodes = 1,
+                            .ranks = 1};
+}
+
+/* Where the configuration names the CPU, that is what is asked about; where it names nothing, GPUs are used. */
+static void leave_out_gpus(planning *g) {
+    const tm_config *c = g->t->cfg;
+    if (g->machine.gpus == 0 || !c->memory.device_given || strncmp(c->memory.device, "cpu", 3) != 0) return;
+    tm_log(TM_LOG_WARN, "\"memory.device\": \"%s\": the GPUs of %s are left out; leave the key out to plan on them",
+           c->memory.device, g->machine.name);
+    g->machine.gpus = 0;
+}
+
+/* Under mpirun for these ranks; a hardware file has its own. */
+tm_status plan_open(planning *g) {
+    trainer *t = g->t;
+    g->hardware = g->args->hardware != NULL;
+    clear(g->out);
+    if (g->hardware) {
+        TM_TRY(tm_machine_load(g->args->hardware, &g->machine));
+        TM_TRY(trainer_imagine_ranks(t, g->machine.nodes * g->machine.ranks_per_node, g->machine.ranks_per_node));
+    } else {
+        TM_TRY(trainer_open_ranks(t));
+    }
+    if (t->comm) g->out->rank = t->ranks.rank;
+    TM_TRY(trainer_load_config(t, true));
+    if (!g->hardware) TM_TRY(trainer_check_budget(t->cfg));
+    leave_out_gpus(g);
+    return trainer_prepare(t, true);
+}
+
+static tm_status fill_autos(const planning *g) {
+    tm_buf text = {0};
+    bool any;
+    tm_status rc = tm_config_autos(g->t->cfg, &text, &any);
+    if (rc == TM_OK && any && text.len < sizeof g->out->autos) memcpy(g->out->autos, text.data, text.len + 1);
+    tm_buf_free(&text);
+    return rc;
+}
+
+tm_status plan_once(planning *g) {
+    trainer *t = g->t;
+    uint32_t rank = g->out->rank;
+    clear(g->out);
+    g->out->rank = rank;
+    tm_plan *const plans[] = {t->plan, t->first_plan, t->drain_plan, t->eval_plan};
+    for (size_t i = 0; i < TM_COUNT(plans); i++) tm_plan_free(plans[i]);
+    job_close(t->job);
+    t->plan = t->first_plan = t->drain_plan = t->eval_plan = NULL;
+    t->job = NULL;
+    TM_TRY(fill_autos(g));
+    TM_TRY(trainer_set_strategy(t));
+    if (t->comm) {
+        g->out->ranks = t->ranks.ranks;
+        g->out->nodes = tm_comm_nodes(t->comm);
+        g->out->strategy = trainer_strategy(t);
+    }
+    g->from_ns = tm_now_ns();
+    return g->machine.gpus > 0 ? plan_imagine(g) : plan_here(g);
+}
+
+tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out) {
+    trainer t = {.args = &args->train};
+    planning g = {.args = args, .t = &t, .out = out};
+    tm_status rc = plan_open(&g);
+    if (rc == TM_OK) rc = plan_once(&g);
+    trainer_end_all(&t, rc);
+    trainer_close(&t);
+    trainer_close_ranks(&t);
+    return rc;
+}

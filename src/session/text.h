@@ -1,0 +1,39 @@
+/* text (private to train): the tokenizer, chat template and data files of a model folder, opened together. */
+#ifndef TIDEMILL_TRAIN_TEXT_INTERNAL_H
+#define TIDEMILL_TRAIN_TEXT_INTERNAL_H
+
+#include "text/chat/chat.h"
+#include "data/dataset.h"
+#include "text/tokenizer/tokenizer.h"
+#include "format/format.h"
+
+typedef struct text_tools {
+    tm_tokenizer *tokenizer; /* NULL where the model has no tokenizer.json */
+    tm_chat *chat;           /* NULL where there is no chat template */
+    int32_t eos[16];         /* generation_config.json and config.json together */
+    uint32_t n_eos;
+} text_tools;
+/* A model without a tokenizer is fine here; whoever needs one says so. `host_bytes`: of the budget; a template may take
+ * a quarter of it. 0: not known. */
+TM_MUST_USE tm_status text_open(text_tools *out, const tm_source *source, uint64_t host_bytes);
+void text_close(text_tools *t);
+
+/* A tensor in a file of token rows that nothing reads (say, segment_ids) is refused by name: left out in silence it
+ * would change what is computed. */
+TM_MUST_USE tm_status rows_known_only(const tm_st *st, const char *path);
+
+/* A data file, scanned. JSONL needs a tokenizer; .safetensors rows do not. */
+typedef struct data_file data_file;
+typedef struct data_opts {
+    tm_dataset_opts dataset; /* tokenizer, chat and eos are filled in from `text` */
+    const char *spill_dir;   /* where tokens go that do not fit dataset.memory_bytes; NULL: nowhere */
+    bool lengths_only;       /* tokens that do not fit are forgotten: no batch will be asked for (tidemill plan) */
+    uint64_t most_bytes;     /* of a file, its first ones; 0: all of it */
+} data_opts;
+TM_MUST_USE tm_status data_open(data_file **out, const char *path, const text_tools *text, const char *model,
+                                const data_opts *opts);
+tm_dataset *data_set(data_file *f);
+double data_part(const data_file *f); /* of the file that was read; 1: all of it */
+void data_close(data_file *f);        /* NULL is fine */
+
+#endif

@@ -1,0 +1,464 @@
+/* The front end: a step as a program (DESIGN section 4), with no word of I/O in it.
+ *
+ *   for unit in forward order:  for micro-batch: forward stages
+ *   objective: per-token log-likelihoods -> per-token coefficients
+ *   for unit in backward order: for micro-batch: (recompute,) backward stages; finish the gradients that are complete
+ *   norm; for tile in forward order: AdamW
+ *
+ * AdamW's place is the variant: so (U), in the next forward pass (F), or where a gradient is finished (B).
+ *
+ * A visit is opened where a pass over a unit begins to need an object, so that what lies between two passes may leave
+ * memory; which does is the planner's choice. */
+#include "step/build_internal.h"
+
+#include <string.h>
+
+uint64_t batch_bytes(uint32_t tokens, uint32_t rows) {
+    return (uint64_t)tokens * 12 + tm_round_up(tokens, 64) + (uint64_t)rows * 4;
+}
+
+batch_view batch_at(void *frame, uint32_t tokens) {
+    char *at = frame;
+    return (batch_view){.ids = (int32_t *)at,
+                        .labels = (int32_t *)(at + (size_t)tokens * 4),
+                        .label_row = (uint32_t *)(at + (size_t)tokens * 8),
+                        .mask = (uint8_t *)(at + (size_t)tokens * 12),
+                        .position = (uint32_t *)(at + (size_t)tokens * 12 + tm_round_up(tokens, 64))};
+}
+
+uint32_t pass_scratch(pass *x, uint32_t unit, uint64_t bytes) {
+    return tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = bytes ? bytes : 1});
+}
+
+/* ---- slots and gradients ------------------------------------------------------------------------------------- */
+
+/* A unit's input is the output of the unit before. */
+static size_t slot_key(const pass *x, uint32_t unit, uint32_t mb, uint32_t slot) {
+    if (slot == 0) {
+        unit--;
+        slot = 1;
+    }
+    return ((size_t)unit * x->K + mb) * TM_MAX_SLOTS + slot;
+}
+
+static uint32_t slot_visit(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *use) {
+    const tm_slot *slot = &tm_model_unit(x->m, unit)->slot[use->slot];
+    size_t key = slot_key(x, unit, mb, use->slot);
+    uint32_t *object = use->grad ? &x->grad_object[key] : &x->value_object[key];
+    uint32_t *visit = use->grad ? &x->grad_visit[key] : &x->value_visit[key];
+    uint64_t bytes = (uint64_t)(use->grad ? slot->grad_bytes : slot->bytes) * x->T;
+    if (*object == NONE)
+        *object = tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_ACTIVATION,
+                                                     .unit = unit,
+                                                     .bytes = bytes ? bytes : 1,
+                                                     .pageable = !x->o->no_spill});
+    if (*visit == NONE) *visit = tm_program_visit(x->p, *object, 1);
+    return *visit;
+}
+
+static void use_slots(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *uses, uint32_t n, uint32_t *fresh) {
+    for (uint32_t i = 0; i < n; i++) {
+        size_t key = slot_key(x, unit, mb, uses[i].slot);
+        uint8_t *written = uses[i].grad ? &x->grad_written[key] : &x->value_written[key];
+        uint32_t visit = slot_visit(x, unit, mb, &uses[i]);
+        tm_use_access access = (tm_use_access)uses[i].access;
+        if (access == TM_USE_UPDATE && !*written) {
+            access = TM_USE_WRITE;
+            *fresh |= 1u << (uses[i].slot + (uses[i].grad ? 16 : 0));
+        }
+        if (access & TM_USE_WRITE) *written = 1;
+        tm_program_use(x->p, visit, access);
+    }
+}
+
+static uint32_t fresh_slots(const pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *uses, uint32_t n) {
+    uint32_t fresh = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        size_t key = slot_key(x, unit, mb, uses[i].slot);
+        bool written = uses[i].grad ? x->grad_written[key] : x->value_written[key];
+        if (uses[i].access == TM_UPDATE && !written) fresh |= 1u << (uses[i].slot + (uses[i].grad ? 16 : 0));
+    }
+    return fresh;
+}
+
+static void use_part(pass *x, uint32_t part) {
+    TM_ASSERT(x->o->update != UPDATE_WITHIN || !x->updated[part]); /* backward needs the weights of forward */
+    if (x->part_visit[part] == NONE) (void)pass_hi_visit(x, part);
+    tm_program_use(x->p, x->part_visit[part], TM_USE_READ);
+}
+
+static void use_workspace(pass *x, uint32_t unit, uint32_t stage, bool backward) {
+    uint64_t bytes = tm_stage_workspace(x->m, unit, stage, backward, x->o->shape.rows, x->o->shape.seq);
+    tm_program_use(x->p, tm_program_visit(x->p, pass_scratch(x, unit, bytes), 1), TM_USE_WRITE);
+}
+
+/* The head's logits of a vocabulary part, from forward to backward. Returns the operation's flag. */
+static uint16_t keeps_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
+    const pass_opts *o = x->o;
+    bool head = tm_model_unit(x->m, unit)->kind == TM_UNIT_HEAD;
+    uint64_t bytes = head ? tm_head_kept_bytes(x->m, unit, s, o->shape.rows, o->shape.seq) : 0;
+    if (!o->backward || o->keep_quarters < PASS_KEEP_LOGITS || bytes == 0) return 0;
+    uint32_t *visit = &x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s];
+    tm_object object = {.kind = TM_KIND_ACTIVATION, .unit = unit, .bytes = bytes};
+    if (*visit == NONE) *visit = tm_program_visit(x->p, tm_program_temp(x->p, &object), 1);
+    return OP_KEPT_LOGITS;
+}
+
+static void use_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb, tm_use_access access) {
+    tm_program_use(x->p, x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s], access);
+}
+
+/* ---- stages -------------------------------------------------------------------------------------------------- */
+
+static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
+    const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
+    uint32_t fresh = fresh_slots(x, unit, mb, stage->forward, stage->n_forward), again = 0;
+    pass_update_before(x, stage);
+    pass_need(x, stage, false);
+    uint16_t kept = keeps_logits(x, unit, s, mb);
+    tm_program_op(x->p,
+                  &(tm_op){.code = OP_FORWARD, .flags = kept, .arg = {unit, s, mb, fresh}, .tier = TM_TIER_DEVICE});
+    tm_program_use(x->p, x->batch[mb], TM_USE_READ);
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
+    use_slots(x, unit, mb, stage->forward, stage->n_forward, &again);
+    if (stage->uses_kv_cache && x->job->kv)
+        tm_program_use(x->p, tm_program_visit(x->p, x->job->kv[unit], 1), TM_USE_UPDATE);
+    if (kept) use_logits(x, unit, s, mb, TM_USE_WRITE);
+    use_workspace(x, unit, s, false);
+}
+
+static void use_sum(pass *x, uint32_t part, uint32_t unit) {
+    if (x->sum_object[part] == NONE) {
+        bool tied = tm_model_part(x->m, part)->unit != unit; /* the head's contribution waits for the embedding's */
+        x->sum_object[part] = tm_program_temp(
+            x->p, &(tm_object){
+                      .kind = TM_KIND_GRAD, .unit = unit, .bytes = x->job->part[part].elements * 4, .pageable = tied});
+    }
+    if (x->sum_visit[part] == NONE) x->sum_visit[part] = tm_program_visit(x->p, x->sum_object[part], 1);
+    tm_program_use(x->p, x->sum_visit[part], x->sum_written[part] ? TM_USE_UPDATE : TM_USE_WRITE);
+    x->sum_written[part] = 1;
+}
+
+static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    const tm_stage *stage = &u->stage[s];
+    uint32_t fresh = fresh_slots(x, unit, mb, stage->backward, stage->n_backward), again = 0, flags = 0;
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (stage->part_gradient[i] && !x->sum_written[stage->part[i]]) flags |= 1u << i;
+    pass_need(x, stage, true);
+    flags |= keeps_logits(x, unit, s, mb);
+    tm_program_op(
+        x->p,
+        &(tm_op){.code = OP_BACKWARD, .flags = (uint16_t)flags, .arg = {unit, s, mb, fresh}, .tier = TM_TIER_DEVICE});
+    tm_program_use(x->p, x->batch[mb], TM_USE_READ);
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (stage->part_in_backward[i]) use_part(x, stage->part[i]);
+    use_slots(x, unit, mb, stage->backward, stage->n_backward, &again);
+    if (u->kind == TM_UNIT_HEAD) tm_program_use(x->p, x->coef[mb], TM_USE_READ);
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (stage->part_gradient[i]) use_sum(x, stage->part[i], unit);
+    if (flags & OP_KEPT_LOGITS) use_logits(x, unit, s, mb, TM_USE_UPDATE);
+    use_workspace(x, unit, s, true);
+}
+
+/* ---- units --------------------------------------------------------------------------------------------------- */
+
+/* What was visited belongs to a pass that is over: the next use opens a new visit. The output stays open for the unit
+ * that comes next. */
+static void close_unit(pass *x, uint32_t unit) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    for (uint32_t s = 0; s < u->n_stages; s++)
+        for (uint32_t i = 0; i < u->stage[s].n_parts; i++)
+            x->part_visit[u->stage[s].part[i]] = x->own_visit[u->stage[s].part[i]] = x->sum_visit[u->stage[s].part[i]] =
+                NONE;
+    for (uint32_t mb = 0; mb < x->K; mb++)
+        for (uint32_t s = 0; s < TM_MAX_SLOTS; s++)
+            if (s != 1 && (unit > 0 || s > 0)) x->value_visit[slot_key(x, unit, mb, s)] = NONE;
+}
+
+static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
+    const tm_slot_use normed = {.slot = 2, .access = TM_READ};
+    uint32_t part = tm_model_unit(x->m, unit)->stage[s].part[0], fresh = 0;
+    uint64_t columns = x->job->part[part].elements / tm_model_get_config(x->m)->hidden_size;
+    bool last = x->o->logits == LOGITS_LAST;
+    tm_program_op(x->p, &(tm_op){.code = OP_LOGITS, .arg = {unit, s, mb, last}});
+    tm_program_use(x->p, x->batch[mb], TM_USE_READ);
+    use_part(x, part);
+    use_slots(x, unit, mb, &normed, 1, &fresh);
+    tm_program_use(x->p,
+                   tm_program_visit(x->p, pass_scratch(x, unit, (last ? x->o->shape.rows : x->T) * columns * 4), 1),
+                   TM_USE_WRITE);
+    use_workspace(x, unit, s, false);
+}
+
+/* Stage 0 is the norm; then a stage for each vocabulary part, whose weights are needed for that long only. */
+static void forward_head(pass *x, uint32_t unit) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    for (uint32_t s = 0; s < u->n_stages; s++) {
+        for (uint32_t mb = 0; mb < x->K; mb++) {
+            if (s == 0 || x->o->loss) forward_stage(x, unit, s, mb);
+            if (s > 0 && x->o->logits) emit_logits(x, unit, s, mb);
+        }
+        if (s > 0) x->part_visit[u->stage[s].part[0]] = NONE;
+    }
+}
+
+/* Tiles of the stage that comes after stage `s` of `unit`. */
+static uint32_t tiles_after(const pass *x, uint32_t unit, uint32_t s) {
+    if (s + 1 < tm_model_unit(x->m, unit)->n_stages) return pass_stage_tiles(x, unit, s + 1);
+    return unit + 1 < x->units ? pass_stage_tiles(x, unit + 1, 0) : 0;
+}
+
+static void forward_by_stage(pass *x, uint32_t unit) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    for (uint32_t s = 0; s < u->n_stages; s++) {
+        uint32_t from = 0, want = 0;
+        for (uint32_t mb = 0; mb < x->K; mb++) {
+            forward_stage(x, unit, s, mb);
+            if (mb == 0) {
+                from = x->line_head;
+                want = tiles_after(x, unit, s);
+            }
+            pass_update_some(x, from, want, mb + 1, x->K);
+        }
+    }
+}
+
+static void forward_by_batch(pass *x, uint32_t unit) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    uint32_t from = 0, want = 0;
+    for (uint32_t mb = 0; mb < x->K; mb++) {
+        for (uint32_t s = 0; s < u->n_stages; s++) {
+            forward_stage(x, unit, s, mb);
+            if (mb > 0)
+                pass_update_some(x, from, want, (uint64_t)(mb - 1) * u->n_stages + s + 1,
+                                 (uint64_t)(x->K - 1) * u->n_stages);
+        }
+        if (mb == 0) {
+            from = x->line_head;
+            want = pass_unit_tiles(x, unit + 1);
+        }
+    }
+}
+
+static void forward_unit(pass *x, uint32_t unit) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    if (u->kind == TM_UNIT_HEAD)
+        forward_head(x, unit);
+    else if (x->o->stage_wise || u->kind != TM_UNIT_BLOCK)
+        forward_by_stage(x, unit);
+    else
+        forward_by_batch(x, unit);
+}
+
+/* Stages whose results backward reads: the others need not run again. */
+uint32_t stages_to_recompute(const tm_unit *u) {
+    uint32_t needed = 0, run = 0;
+    for (uint32_t s = 0; s < u->n_stages; s++)
+        for (uint32_t i = 0; i < u->stage[s].n_backward; i++)
+            if (!u->stage[s].backward[i].grad) needed |= 1u << u->stage[s].backward[i].slot;
+    for (uint32_t s = u->n_stages; s-- > 0;) {
+        bool wanted = false;
+        for (uint32_t i = 0; i < u->stage[s].n_forward; i++)
+            if ((u->stage[s].forward[i].access & TM_WRITE) && (needed >> u->stage[s].forward[i].slot & 1))
+                wanted = true;
+        if (!wanted) continue;
+        run |= 1u << s;
+        for (uint32_t i = 0; i < u->stage[s].n_forward; i++)
+            if (u->stage[s].forward[i].access & TM_READ) needed |= 1u << u->stage[s].forward[i].slot;
+    }
+    return run;
+}
+
+bool pass_recomputes(const pass *x, uint32_t unit) {
+    return tm_model_unit(x->m, unit)->kind == TM_UNIT_BLOCK && x->units - 1 - unit > x->kept_blocks;
+}
+
+static void forget_slots(pass *x, uint32_t unit) {
+    for (uint32_t mb = 0; mb < x->K; mb++)
+        for (uint32_t s = 2; s < TM_MAX_SLOTS; s++) {
+            size_t key = slot_key(x, unit, mb, s);
+            x->value_object[key] = x->value_visit[key] = NONE;
+            x->value_written[key] = 0;
+        }
+}
+
+static void backward_unit(pass *x, uint32_t unit) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    bool block = u->kind == TM_UNIT_BLOCK, recompute = pass_recomputes(x, unit);
+    uint32_t again = recompute ? stages_to_recompute(u) : 0, from = x->line_head, want = x->line_end - from;
+    bool within = x->o->update == UPDATE_WITHIN;
+    if (recompute) forget_slots(x, unit);
+    if (x->o->stage_wise || !block) {
+        for (uint32_t s = 0; s < u->n_stages; s++)
+            for (uint32_t mb = 0; again >> s & 1 && mb < x->K; mb++) forward_stage(x, unit, s, mb);
+        for (uint32_t s = u->n_stages; s-- > 0;) {
+            from = x->line_head;
+            want = x->line_end - from;
+            for (uint32_t mb = 0; mb < x->K; mb++) {
+                backward_stage(x, unit, s, mb);
+                if (within) pass_update_some(x, from, want, mb + 1, x->K);
+            }
+            pass_contributed(x, unit, s);
+        }
+        return;
+    }
+    for (uint32_t mb = 0; mb < x->K; mb++) {
+        for (uint32_t s = 0; s < u->n_stages; s++)
+            if (again >> s & 1) forward_stage(x, unit, s, mb);
+        for (uint32_t s = u->n_stages; s-- > 0;) {
+            backward_stage(x, unit, s, mb);
+            if (within)
+                pass_update_some(x, from, want, (uint64_t)mb * u->n_stages + u->n_stages - s,
+                                 (uint64_t)x->K * u->n_stages);
+            if (mb + 1 == x->K) pass_contributed(x, unit, s); /* early: its frames serve the stages that are left */
+        }
+    }
+}
+
+/* ---- objective, norm, update --------------------------------------------------------------------------------- */
+
+static void emit_objective(pass *x, uint32_t unit) {
+    const tm_slot_use state = {.slot = TM_HEAD_SLOT_STATE, .access = TM_READ};
+    uint32_t fresh = 0;
+    for (uint32_t mb = 0; mb < x->K; mb++)
+        x->coef[mb] = tm_program_visit(x->p, pass_scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
+    tm_program_op(x->p, &(tm_op){.code = OP_OBJECTIVE, .arg = {x->K, x->o->update == UPDATE_WITHIN}});
+    for (uint32_t mb = 0; mb < x->K; mb++) {
+        tm_program_use(x->p, x->batch[mb], TM_USE_READ);
+        use_slots(x, unit, mb, &state, 1, &fresh);
+        tm_program_use(x->p, x->coef[mb], TM_USE_WRITE);
+    }
+    tm_program_use(x->p, x->step, x->o->update == UPDATE_BEFORE ? TM_USE_UPDATE : TM_USE_WRITE);
+}
+
+/* ---- the pass ------------------------------------------------------------------------------------------------ */
+
+static void pass_free(pass *x) {
+    if (x->grad_tile)
+        for (uint32_t p = 0; p < x->parts; p++) tm_free(x->grad_tile[p]);
+    void *all[] = {x->kept_logits, x->batch,         x->coef,         x->value_object, x->value_visit, x->grad_object,
+                   x->grad_visit,  x->value_written, x->grad_written, x->part_visit,   x->own_visit,   x->sum_object,
+                   x->sum_visit,   x->partial,       x->sum_written,  x->contributors, x->updated,     x->grad_tile,
+                   x->line,        x->gather,        x->second,       x->ahead,        x->stays};
+    for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
+}
+
+static uint32_t *nones(size_t n) {
+    uint32_t *a = tm_malloc(n * sizeof *a);
+    for (size_t i = 0; a && i < n; i++) a[i] = NONE;
+    return a;
+}
+
+static tm_status pass_init(pass *x) {
+    size_t slots = (size_t)x->units * x->K * TM_MAX_SLOTS;
+    x->batch = nones(x->K);
+    x->coef = nones(x->K);
+    x->kept_logits = nones((size_t)x->K * tm_model_unit(x->m, x->units - 1)->n_stages);
+    x->value_object = nones(slots);
+    x->value_visit = nones(slots);
+    x->grad_object = nones(slots);
+    x->grad_visit = nones(slots);
+    x->value_written = tm_calloc(slots, 1);
+    x->grad_written = tm_calloc(slots, 1);
+    x->part_visit = nones(x->parts);
+    x->own_visit = nones(x->parts);
+    x->second = nones(x->parts);
+    x->gather = nones((size_t)x->parts * 4);
+    x->ahead = tm_calloc(x->parts, sizeof *x->ahead);
+    x->sum_object = nones(x->parts);
+    x->sum_visit = nones(x->parts);
+    x->partial = nones(x->parts);
+    x->sum_written = tm_calloc(x->parts, 1);
+    x->contributors = tm_calloc(x->parts, 1);
+    x->updated = tm_calloc(x->parts, 1);
+    x->grad_tile = tm_calloc(x->parts, sizeof *x->grad_tile);
+    if (!x->batch || !x->coef || !x->value_object || !x->value_visit || !x->grad_object || !x->grad_visit ||
+        !x->value_written || !x->grad_written || !x->part_visit || !x->own_visit || !x->second || !x->gather ||
+        !x->ahead || !x->sum_object || !x->sum_visit || !x->partial || !x->sum_written || !x->contributors ||
+        !x->updated || !x->grad_tile)
+        return tm_nomem(slots * 16);
+    for (uint32_t p = 0; p < x->parts; p++) x->most_summing = tm_max_u64(x->most_summing, x->job->part[p].elements);
+    if (x->job->ranks.reduce_elements) x->most_summing = tm_min_u64(x->most_summing, x->job->ranks.reduce_elements);
+    for (uint32_t p = 0; p < x->parts && x->o->update == UPDATE_AFTER; p++) {
+        x->grad_tile[p] = nones(x->job->part[p].tiles + 1);
+        if (!x->grad_tile[p]) return tm_nomem(x->job->part[p].tiles * sizeof(uint32_t));
+    }
+    for (uint32_t u = 0; u < x->units; u++)
+        for (uint32_t s = 0; s < tm_model_unit(x->m, u)->n_stages; s++) {
+            const tm_stage *stage = &tm_model_unit(x->m, u)->stage[s];
+            for (uint32_t i = 0; i < stage->n_parts; i++) x->contributors[stage->part[i]] += stage->part_gradient[i];
+        }
+    TM_TRY(pass_stays_init(x));
+    return pass_line_init(x);
+}
+
+static void emit_pass(pass *x) {
+    uint32_t head = x->units - 1;
+    x->step = tm_program_visit(x->p, pass_scratch(x, 0, 64), 1);
+    for (uint32_t mb = 0; mb < x->K; mb++) {
+        x->batch[mb] = tm_program_visit(x->p, pass_scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
+        tm_program_op(x->p, &(tm_op){.code = OP_BATCH, .arg = {mb, x->T}});
+        tm_program_use(x->p, x->batch[mb], TM_USE_WRITE);
+    }
+    if (x->o->update == UPDATE_BEFORE) pass_pending(x);
+    pass_gather_forward(x);
+    for (uint32_t u = 0; u <= head; u++) {
+        forward_unit(x, u);
+        if (u != head) close_unit(x, u);
+    }
+    if (x->o->loss) emit_objective(x, head);
+    if (x->o->loss && !x->o->backward) pass_loss(x);
+    if (!x->o->backward) return;
+    for (uint32_t p = 0; p < x->parts; p++) x->part_visit[p] = x->own_visit[p] = NONE;
+    pass_gather_backward(x);
+    for (uint32_t u = head + 1; u-- > 0;) {
+        backward_unit(x, u);
+        close_unit(x, u);
+    }
+    pass_finish_all(x);
+    while (x->line_head < x->line_end) pass_update_next(x);
+    pass_norm(x);
+    for (uint32_t part = 0; x->o->update == UPDATE_AFTER && part < x->parts; part++) pass_update_part(x, part);
+}
+
+tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts) {
+    pass_opts o = *opts;
+    if (o.backward) o.loss = true;
+    pass x = {.job = job,
+              .m = job->model,
+              .o = &o,
+              .K = o.shape.micro_batches,
+              .T = shape_tokens(&o.shape),
+              .units = tm_model_units(job->model),
+              .parts = tm_model_parts(job->model),
+              .kept_blocks = pass_kept_blocks(job, opts)};
+    tm_status rc;
+    TM_TRY(tm_program_create(&x.p, job->layout, name));
+    TM_GO(pass_init(&x));
+    emit_pass(&x);
+    tm_program_share(x.p);
+    *out = x.p;
+done:
+    pass_free(&x);
+    if (rc != TM_OK) tm_program_free(x.p);
+    return rc;
+}
+
+const char *pass_update_name(const pass_opts *o) {
+    static const char *const name[] = {"none", "U", "F", "B"};
+    return name[o->update];
+}
+
+uint32_t pass_kept_blocks(const tm_job *job, const pass_opts *o) {
+    uint32_t blocks = 0;
+    for (uint32_t u = 0; u < tm_model_units(job->model); u++)
+        blocks += tm_model_unit(job->model, u)->kind == TM_UNIT_BLOCK;
+    return blocks * (o->keep_quarters < PASS_KEEP_ALL ? o->keep_quarters : PASS_KEEP_ALL) / PASS_KEEP_ALL;
+}
+
+const char *pass_activations_name(const tm_job *job, const pass_opts *o) {
+    if (o->keep_quarters >= PASS_KEEP_ALL) return o->no_spill ? "keep" : "spill";
+    return pass_kept_blocks(job, o) ? "mixed" : "recompute";
+}

@@ -1,0 +1,155 @@
+/* Weights between ranks: gathered before the first use of a visit, handed round when they are new (DESIGN section 7).
+ *
+ * What comes next is asked for ahead of its use, so that it travels while the stage before computes: the list below is
+ * in program order, which all ranks share, and so are the operations that it leads to. */
+#include "step/build_internal.h"
+
+static uint64_t part_bytes(const pass *x, uint32_t part) {
+    return x->job->part[part].elements * tm_dtype_bytes(x->job->dtype);
+}
+
+/* ---- the order of needs -------------------------------------------------------------------------------------- */
+
+static void note_stage(pass *x, const tm_stage *stage, bool backward, uint32_t from) {
+    for (uint32_t i = 0; i < stage->n_parts; i++) {
+        bool seen = !(backward ? stage->part_in_backward[i] : stage->part_in_forward[i]);
+        for (uint32_t k = from; k < x->gather_end && !seen; k++) seen = x->gather[k] == stage->part[i];
+        if (!seen) x->gather[x->gather_end++] = stage->part[i];
+    }
+}
+
+void pass_gather_forward(pass *x) {
+    x->gather_head = x->gather_end = 0;
+    x->ahead_sum = 0;
+    for (uint32_t u = 0; u < x->units; u++) {
+        uint32_t from = x->gather_end;
+        for (uint32_t s = 0; s < tm_model_unit(x->m, u)->n_stages; s++)
+            note_stage(x, &tm_model_unit(x->m, u)->stage[s], false, from);
+    }
+}
+
+void pass_gather_backward(pass *x) {
+    x->in_backward = true;
+    x->gather_head = x->gather_end = 0;
+    x->ahead_sum = 0;
+    for (uint32_t u = x->units; u-- > 0;) {
+        const tm_unit *unit = tm_model_unit(x->m, u);
+        uint32_t from = x->gather_end, again = pass_recomputes(x, u) ? stages_to_recompute(unit) : 0;
+        for (uint32_t s = 0; s < unit->n_stages; s++)
+            if (again >> s & 1) note_stage(x, &unit->stage[s], false, from);
+        for (uint32_t s = unit->n_stages; s-- > 0;) note_stage(x, &unit->stage[s], true, from);
+    }
+}
+
+/* Where what is exchanged lies: in the arenas, if they have a way to each other. */
+uint8_t pass_exchange_tier(const pass *x) {
+    return x->job->ranks.peers ? TM_TIER_DEVICE : TM_TIER_HOST;
+}
+
+/* ---- gathering ----------------------------------------------------------------------------------------------- */
+
+static uint64_t second_bytes(const pass *x, uint32_t part) {
+    const job_ranks *r = &x->job->ranks;
+    uint64_t n = 0;
+    for (uint32_t j = 0; j < r->second.count; j++)
+        n += slice_span(x->job->part[part].elements, r->ranks, r->second.first + j).n;
+    return n * tm_dtype_bytes(x->job->dtype);
+}
+
+/* hpZ: a second copy, divided within the node, so that backward need not ask other nodes. */
+static void stash(pass *x, uint32_t part, uint32_t whole) {
+    uint32_t unit = tm_model_part(x->m, part)->unit;
+    uint64_t bytes = second_bytes(x, part);
+    if (bytes == 0 || !x->o->backward) return;
+    x->second[part] =
+        tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_ACTIVATION, .unit = unit, .bytes = bytes, .pageable = true});
+    tm_program_op(x->p, &(tm_op){.code = OP_STASH, .arg = {part}});
+    tm_program_use(x->p, whole, TM_USE_READ);
+    tm_program_use(x->p, tm_program_visit(x->p, x->second[part], 1), TM_USE_WRITE);
+}
+
+static void gather_in_node(pass *x, uint32_t part, uint32_t whole) {
+    bool any = x->second[part] != NONE;
+    uint32_t from = any ? tm_program_visit(x->p, x->second[part], 1) : NONE;
+    tm_program_op(x->p, &(tm_op){.code = OP_GATHER_NODE, .engine = TM_ENGINE_COMM, .arg = {part, any}});
+    if (any) tm_program_use(x->p, from, TM_USE_READ);
+    tm_program_use(x->p, whole, TM_USE_WRITE);
+}
+
+static void gather_from_all(pass *x, uint32_t part, uint32_t whole) {
+    uint32_t own = pass_hi_visit(x, part);
+    tm_program_op(x->p,
+                  &(tm_op){.code = OP_GATHER, .engine = TM_ENGINE_COMM, .tier = pass_exchange_tier(x), .arg = {part}});
+    if (own != NONE) tm_program_use(x->p, own, TM_USE_READ);
+    tm_program_use(x->p, whole, TM_USE_WRITE);
+    if (x->o->update != UPDATE_WITHIN) x->own_visit[part] = NONE; /* update B comes back to it */
+}
+
+static void gather(pass *x, uint32_t part) {
+    uint32_t unit = tm_model_part(x->m, part)->unit;
+    uint8_t tier = x->job->ranks.shared_by ? TM_TIER_SHARED : TM_TIER_HOST;
+    uint32_t whole = tm_program_temp(
+        x->p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = part_bytes(x, part), .tier = tier});
+    x->part_visit[part] = tm_program_visit(x->p, whole, 1);
+    bool second = x->job->ranks.second.count > 0;
+    if (second && x->in_backward)
+        gather_in_node(x, part, x->part_visit[part]);
+    else
+        gather_from_all(x, part, x->part_visit[part]);
+    if (second && !x->in_backward) stash(x, part, x->part_visit[part]);
+    x->ahead[part] = x->job->part[part].elements;
+    x->ahead_sum += x->ahead[part];
+}
+
+/* Up to date, then here. */
+static void bring(pass *x, uint32_t part) {
+    while (x->o->update == UPDATE_BEFORE && !x->updated[part]) pass_update_next(x);
+    if (part_is_gathered(x->job, &x->job->part[part]) && x->part_visit[part] == NONE) gather(x, part);
+}
+
+/* Elements that may be under way with `part` among them: FSDP's unit, or what stage3_prefetch_bucket_size says. */
+static uint64_t prefetch_limit(const pass *x, uint32_t part) {
+    const job_ranks *r = &x->job->ranks;
+    if (!r->prefetch_unit) return r->prefetch_elements;
+    const tm_unit *unit = tm_model_unit(x->m, tm_model_part(x->m, part)->unit);
+    uint64_t n = 0;
+    for (uint32_t p = 0; p < unit->n_parts; p++) n += x->job->part[unit->first_part + p].elements;
+    return n;
+}
+
+static void look_ahead(pass *x) {
+    while (x->o->overlap && x->gather_head < x->gather_end) {
+        uint32_t part = x->gather[x->gather_head];
+        bool here = !part_is_gathered(x->job, &x->job->part[part]);
+        if (!here && x->part_visit[part] != NONE) return; /* still in use by the unit before */
+        if (!here && x->ahead_sum > 0 && x->ahead_sum + x->job->part[part].elements > prefetch_limit(x, part)) return;
+        x->gather_head++;
+        bring(x, part);
+    }
+}
+
+void pass_need(pass *x, const tm_stage *stage, bool backward) {
+    if (x->job->ranks.ranks == 1) return;
+    for (uint32_t i = 0; i < stage->n_parts; i++) {
+        uint32_t part = stage->part[i];
+        if (!(backward ? stage->part_in_backward[i] : stage->part_in_forward[i])) continue;
+        if (part_is_gathered(x->job, &x->job->part[part]))
+            while (x->part_visit[part] == NONE) {
+                if (x->gather_head < x->gather_end)
+                    bring(x, x->gather[x->gather_head++]);
+                else
+                    gather(x, part);
+            }
+        x->ahead_sum -= x->ahead[part];
+        x->ahead[part] = 0;
+    }
+    look_ahead(x);
+}
+
+/* ---- handing round ------------------------------------------------------------------------------------------- */
+
+void pass_share(pass *x, uint32_t part, uint32_t hi) {
+    if (!part_is_shared(x->job, &x->job->part[part])) return;
+    tm_program_op(x->p, &(tm_op){.code = OP_SHARE, .engine = TM_ENGINE_COMM, .arg = {part}});
+    tm_program_use(x->p, hi, TM_USE_UPDATE);
+}

@@ -1,0 +1,270 @@
+/* A job: one model, its state in the tiers, and the executor that runs programs over it. */
+#include "io/file/file.h"
+#include "step/ops_internal.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the model and its tensors ------------------------------------------------------------------------------- */
+
+static tm_status match_shape(const tm_job *job, const tm_tensor *t, const tm_source_tensor *have) {
+    bool same = t->ndim == have->ndim;
+    for (uint32_t i = 0; same && i < t->ndim; i++) same = t->shape[i] == have->shape[i];
+    if (same) return TM_OK;
+    char want[96] = "", got[96] = "";
+    for (uint32_t i = 0; i < t->ndim; i++)
+        snprintf(want + strlen(want), sizeof want - strlen(want), "%s%llu", i ? ", " : "",
+                 (unsigned long long)t->shape[i]);
+    for (uint32_t i = 0; i < have->ndim && i < 4; i++)
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%s%llu", i ? ", " : "",
+                 (unsigned long long)have->shape[i]);
+    return tm_fail(TM_EINPUT,
+                   "%s: %s has shape [%s], config.json asks for [%s]; weights and config do not belong together",
+                   have->file ? have->file : tm_source_path(job->source), t->name, got, want);
+}
+
+static tm_status find_tensors(tm_job *job) {
+    uint32_t n = tm_model_tensors(job->model);
+    if (!job->source) return TM_OK;
+    job->source_tensor = tm_malloc(sizeof *job->source_tensor * (n + 1));
+    if (!job->source_tensor) return tm_nomem(sizeof *job->source_tensor * n);
+    for (uint32_t t = 0; t < n; t++) {
+        const tm_tensor *tensor = tm_model_tensor(job->model, t);
+        int64_t at = tm_source_find(job->source, tensor->name);
+        if (at < 0)
+            return tm_fail(TM_EINPUT, "%s: the tensor %s is missing; fetch the model again",
+                           tm_source_path(job->source), tensor->name);
+        TM_TRY(match_shape(job, tensor, tm_source_tensor_get(job->source, (uint32_t)at)));
+        job->source_tensor[t] = (uint32_t)at;
+    }
+    return TM_OK;
+}
+
+/* ---- opening and closing --------------------------------------------------------------------------------------- */
+
+const char *job_config_name(const char *model, char *buf, size_t cap) {
+    snprintf(buf, cap, tm_path_is_dir(model) ? "%s/config.json" : "%s", model);
+    return buf;
+}
+
+tm_status job_open(tm_job **out, const job_opts *opts) {
+    tm_model_config config;
+    char name[4096];
+    size_t len;
+    tm_status rc;
+    tm_job *job = tm_calloc(1, sizeof *job);
+    if (!job) return tm_nomem(sizeof *job);
+    tm_stop_catch();
+    job->dtype = opts->dtype;
+    job->optimizer = opts->optimizer;
+    job->update = opts->update ? opts->update : tm_optimizer_find("adamw");
+    if (opts->update)
+        job->update_opts = opts->update_opts;
+    else
+        tm_optim_defaults(job->update, &job->update_opts);
+    job->seed = opts->seed;
+    job->ranks = opts->ranks;
+    if (!job->ranks.comm) job->ranks = (job_ranks){.ranks = 1, .weights = {0, 1}, .own = {0, 1}, .sums = {0, 1}};
+    job->report_at = tm_calloc(job->ranks.ranks, sizeof *job->report_at);
+    job->agreed_way = UINT32_MAX;
+    job->reported_peak = tm_calloc(job->ranks.ranks, sizeof *job->reported_peak);
+    if (job->ranks.comm) job->comm_counts = tm_calloc(2 * (size_t)job->ranks.ranks, sizeof *job->comm_counts);
+    if (!job->report_at || !job->reported_peak || (job->ranks.comm && !job->comm_counts))
+        TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->report_at));
+    job->host_bytes = opts->host_bytes;
+    if (opts->device_bytes && job->ranks.must_share)
+        TM_GO(tm_fail(TM_EINPUT,
+                      "memory.shared_window is for weights that are computed with where they lie: leave it out with "
+                      "memory.device \"%s\"",
+                      opts->device));
+    if (opts->device_bytes) job->ranks.shared_by = 0; /* they go on to the arena */
+    TM_GO(opts->init_random || opts->config_only ? tm_source_open_bare(&job->source, opts->model)
+                                                 : tm_source_open(&job->source, opts->model));
+    const char *json = tm_source_config(job->source, &len);
+    TM_GO(tm_model_config_parse(&config, json, len, job_config_name(opts->model, name, sizeof name)));
+    TM_GO(tm_model_create(&job->model, &config, opts->dtype));
+    job->opts = *opts;
+    TM_GO(job_set_device(job, opts));
+    if (opts->init_random || opts->config_only) {
+        tm_source_close(job->source);
+        job->source = NULL;
+    }
+    TM_GO(find_tensors(job));
+    TM_GO(job_add_state(job, opts, false));
+    *out = job;
+done:
+    if (rc != TM_OK) job_close(job);
+    return rc;
+}
+
+uint64_t job_planned_peak(const tm_job *job) {
+    return job->fixed_bytes + job->plans_bytes + job->need_slab + job->need_share;
+}
+
+uint64_t job_host_peak(const tm_job *job) {
+    uint64_t all = tm_mem_resident_peak_bytes();
+    const tm_device_caps *caps = job->device ? tm_device_get_caps(job->device) : NULL;
+    if (job->window) all = all - tm_min_u64(all, tm_comm_window_bytes(job->window)) + job->need_share;
+    if (!caps || !caps->traits.counts_as_host) return all;
+    return tm_max_u64(all - tm_min_u64(all, caps->arena_bytes), job->peak_before);
+}
+
+static void say_device(tm_job *job) {
+    tm_device_stats s;
+    if (!job->device) return;
+    tm_device_get_stats(job->device, &s);
+    tm_log(
+        TM_LOG_DEBUG,
+        "device %s: %llu operations, %.3f s opening and closing their windows; copied %llu bytes in (%.3f s), %llu out "
+        "(%.3f s)",
+        tm_device_get_caps(job->device)->name, (unsigned long long)s.operations, (double)s.open_ns * 1e-9,
+        (unsigned long long)s.copied_bytes[TM_DEVICE_IN], (double)s.copy_ns[TM_DEVICE_IN] * 1e-9,
+        (unsigned long long)s.copied_bytes[TM_DEVICE_OUT], (double)s.copy_ns[TM_DEVICE_OUT] * 1e-9);
+}
+
+void job_close(tm_job *job) {
+    if (!job) return;
+    tm_exec_close(job->exec);
+    tm_plan_free(job->held_in);
+    tm_plan_free(job->held_out);
+    say_device(job);
+    tm_comm_window_close(job->window);
+    tm_device_close(job->device);
+    comm_ops_close(job->comm_ops);
+    tm_free(job->report_at);
+    tm_free(job->reported_peak);
+    tm_free(job->comm_counts);
+    if (job->keep_state)
+        tm_store_close(job->store);
+    else if (tm_store_remove(job->store) != TM_OK)
+        tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
+    tm_layout_free(job->layout);
+    tm_source_close(job->source);
+    tm_model_free(job->model);
+    tm_free(job->part);
+    tm_free(job->kv);
+    tm_free(job->batch);
+    tm_free(job->source_tensor);
+    tm_free(job->no_decay);
+    tm_free(job);
+}
+
+/* ---- running ------------------------------------------------------------------------------------------------- */
+
+static void show(tm_job *job) {
+    if (!job->show) return;
+    uint32_t done = atomic_fetch_add_explicit(&job->shown_ops, 1, memory_order_relaxed);
+    job->show(job->show_ctx, (double)done / (double)tm_max_u64(job->run_ops, 1));
+}
+
+static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
+    TM_TRY(job_check_stop(ctx));
+    show(ctx);
+    return job_run_op(ctx, op, operand);
+}
+
+/* Of a plan: those that are given to run_op. */
+static uint32_t handled(const tm_plan *plan) {
+    uint32_t n = 0, handled = 0;
+    const tm_plan_op *op = tm_plan_ops(plan, &n);
+    for (uint32_t i = 0; i < n; i++) handled += op[i].engine == TM_ENGINE_CPU || op[i].engine == TM_ENGINE_DEVICE;
+    return handled;
+}
+
+tm_status job_run(tm_job *job, const tm_plan *plan) {
+    if (job->show) {
+        job->run_ops = handled(plan);
+        atomic_store_explicit(&job->shown_ops, 0, memory_order_relaxed);
+    }
+    return tm_exec_run(job->exec, plan, run_op, job);
+}
+
+static void show_phase(void *ctx, double share) {
+    job_phase *p = ctx;
+    tm_phase_at(&p->phase, p->base + (uint64_t)(share * (double)p->span));
+}
+
+void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total) {
+    *p = (job_phase){.job = job, .span = total, .before = job->show, .before_ctx = job->show_ctx};
+    tm_phase_begin(&p->phase, what, unit, total);
+    job->show = show_phase;
+    job->show_ctx = p;
+}
+
+void job_phase_end(job_phase *p) {
+    p->job->show = p->before;
+    p->job->show_ctx = p->before_ctx;
+    p->phase.done = p->base + (p->base < p->phase.total ? p->span : 0);
+    tm_phase_end(&p->phase);
+}
+
+/* In bytes of the weights as they are computed with. */
+static tm_status run_program(tm_job *job, tm_program *program, const char *what) {
+    tm_plan *plan = NULL;
+    job_phase phase;
+    tm_status rc = job_compile(job, program, &plan);
+    tm_program_free(program);
+    job_phase_begin(&phase, job, what, NULL, job_weight_bytes(job));
+    if (rc == TM_OK) rc = job_run(job, plan);
+    job_phase_end(&phase);
+    tm_plan_free(plan);
+    return rc;
+}
+
+uint64_t job_weight_bytes(const tm_job *job) {
+    return tm_model_parameters(job->model) * tm_dtype_bytes(job->dtype);
+}
+
+tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]) {
+    tm_program *program;
+    job->hash = XXH3_createState();
+    if (!job->hash) return tm_nomem(576);
+    XXH3_128bits_reset(job->hash);
+    tm_status rc = build_walk(&program, job, true, 0);
+    if (rc == TM_OK) rc = run_program(job, program, "hashing the state");
+    XXH3_128bits_update(job->hash, &step, sizeof step);
+    XXH128_hash_t h = XXH3_128bits_digest(job->hash);
+    XXH3_freeState(job->hash);
+    job->hash = NULL;
+    snprintf(hex, 33, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
+    return rc;
+}
+
+static tm_status put_values(void *ctx, uint32_t tensor, uint64_t first, uint64_t n, const float *values) {
+    return tm_hf_writer_put_f32(ctx, tensor, first, n, values);
+}
+
+tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype) {
+    uint32_t n = tm_model_tensors(job->model);
+    tm_hf_writer *writer = NULL;
+    tm_program *program;
+    tm_status rc;
+    tm_hf_tensor *list = tm_calloc(n + 1, sizeof *list);
+    if (!list) return tm_nomem(n * sizeof *list);
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_tensor *t = tm_model_tensor(job->model, i);
+        list[i].name = t->name;
+        list[i].ndim = t->ndim;
+        memcpy(list[i].shape, t->shape, sizeof t->shape);
+    }
+    if (job->ranks.rank == 0) { /* the other ranks send what they have */
+        TM_GO(tm_make_dirs(dir));
+        TM_GO(tm_hf_writer_create(&writer, dir, list, n, dtype, 0));
+    }
+    /* bf16 is what computed: the masters' nearest, ties included */
+    TM_GO(build_walk(&program, job, false, dtype == TM_FMT_BF16 && job->dtype == TM_BF16 ? WHAT_COMPUTE : WHAT_MASTER));
+    job->take_values = writer ? put_values : NULL;
+    job->take_ctx = writer;
+    TM_GO(run_program(job, program, "writing the model"));
+    uint64_t bytes;
+    if (writer) rc = tm_hf_writer_commit(writer);
+    if (writer && rc == TM_OK && tm_fmt_bytes(dtype, tm_model_parameters(job->model), &bytes))
+        job->exported_bytes += bytes;
+    writer = NULL;
+done:
+    job->take_values = NULL;
+    tm_hf_writer_abandon(writer);
+    tm_free(list);
+    return rc;
+}

@@ -1,0 +1,478 @@
+/* What the files of train share: a job (model + state + executor), the operations its programs are made of, and the
+ * front end that writes those programs. */
+#ifndef TIDEMILL_STEP_H
+#define TIDEMILL_STEP_H
+
+#include "format/format.h"
+#include "model/model.h"
+#include "offload/machine/machine.h"
+#include "offload/exec/exec.h"
+#include "offload/plan/plan.h"
+#include "offload/store/store.h"
+#include "optim/optim.h"
+
+#include <xxhash.h>
+
+#define TM_NO_OBJECT UINT32_MAX
+
+/* ---- shards (shard.c) ------------------------------------------------------------------------------------------ */
+
+/* With R ranks a part is R slices of consecutive elements, slice j the j-th; slices are cut into tiles. What a rank
+ * holds of a part is a run of slices, tile after tile: `holding`. One rank holds the one slice there is. */
+typedef struct holding {
+    uint32_t first, count; /* slices */
+} holding;
+typedef struct span {
+    uint64_t begin, n; /* elements of the part */
+} span;
+uint64_t slice_elements(uint64_t elements, uint32_t slices); /* of all slices but the last that is not empty */
+span slice_span(uint64_t elements, uint32_t slices, uint32_t slice);
+uint32_t held_tiles(uint64_t elements, uint32_t slices, holding h);
+span held_tile(uint64_t elements, uint32_t slices, holding h, uint32_t tile);
+/* Which tile of `h` begins with element `begin`, where a tile begins; UINT32_MAX: none. */
+uint32_t held_find(uint64_t elements, uint32_t slices, holding h, uint64_t begin);
+
+/* What ranks share and exchange: the strategy in terms of a part. Everything about bits depends on `ranks` alone. */
+typedef struct job_ranks {
+    struct tm_comm *comm; /* NULL: one rank */
+    uint32_t ranks, rank;
+    holding weights; /* of compute weights (parts that are kept whole hold all slices) */
+    holding own;     /* of lo, exp_avg, exp_avg_sq and the gradients that the update reads */
+    holding sums;    /* of which gradients are summed here: one slice; all where MPI sums them */
+    uint32_t group;  /* tm_comm group that weights, own and sums are divided among */
+    bool across;     /* HSDP: there is such a group on each node; its sums are divided, added and handed round over
+                        TM_COMM_ACROSS */
+    holding second;  /* hpZ: of weights kept from forward for backward, divided within the node; count 0: not */
+    bool mpi_sums;   /* ddp: by MPI_Allreduce, in whatever order */
+    uint8_t gather_wire, reduce_wire; /* tm_comm_wire: exact, or rounded on the way */
+    bool *agreed;                     /* set where a failure is known to all ranks (job_agree) */
+    uint64_t prefetch_elements;       /* of weights that are gathered ahead of their use */
+    uint64_t reduce_elements;         /* of gradients that are being summed while backward goes on; 0: no limit */
+    bool prefetch_unit;               /* instead: as many as the unit of what comes next has */
+    uint32_t shared_by;               /* ranks of a node that share gathered weights; 0: each has its own */
+    bool must_share;                  /* or it is a failure */
+    uint64_t keep_elements;           /* parts of vectors, or of tensors of no more elements, are kept whole */
+    const tm_device_peers *peers;     /* weights are gathered and gradients summed from arena to arena; NULL: by comm */
+} job_ranks;
+
+/* Where a part's state is: object ids in the layout. Tile i of lo, exp_avg, exp_avg_sq is at first + i * stride. The
+ * last two are the optimizer's first and second state, whatever it calls them. */
+typedef struct part_state {
+    uint32_t hi;                      /* first of `hi_tiles` objects of one bundle */
+    uint32_t lo, exp_avg, exp_avg_sq; /* of tile 0; TM_NO_OBJECT where the job has none */
+    uint32_t grad;                    /* rounded gradients that outlive a program (update F); TM_NO_OBJECT otherwise */
+    uint32_t stride, tiles, grad_stride;
+    uint32_t hi_tiles, sum_tiles; /* of compute weights here; of gradients that are summed here */
+    holding weights;              /* slices of hi; the others hold job->ranks.own, .sums */
+    bool small;                   /* its states are fp32 where the job's are 8-bit (states.c) */
+    uint32_t means;               /* of its group, in the group's first part (passes.c); TM_NO_OBJECT: none */
+    uint64_t elements;
+} part_state;
+
+/* One micro-batch as the handlers see it; its arrays lie in a frame. */
+typedef struct job_batch {
+    uint32_t rows, seq, tokens;
+    uint64_t mask_tokens, label_tokens;
+    uint32_t label_rows; /* set by OP_BATCH */
+} job_batch;
+
+typedef struct job_shape {
+    uint32_t micro_batches; /* in a program */
+    uint32_t rows, seq;     /* largest of any micro-batch; tokens = round_up(rows*seq, 64) unless given */
+    uint32_t tokens;
+} job_shape;
+
+/* Results of a step that outlive it; written by operations, read between programs. */
+typedef struct step_result {
+    double loss_sum; /* summed nll */
+    uint64_t label_tokens, tokens;
+    double grad_norm, clip;
+    double learning_rate;
+    int64_t number; /* of the step, from 1 */
+    bool finite;
+    tm_optim_step update[2][2]; /* [the job's optimizer, that of small parts][decayed, not] */
+} step_result;
+
+typedef struct job_opts {
+    const char *model; /* HF folder or .gguf */
+    tm_dtype dtype;
+    bool optimizer, init_random;
+    const tm_optimizer *update; /* of the table; NULL: AdamW */
+    tm_optim_opts update_opts;  /* where `update` is given; else its defaults */
+    uint64_t seed;
+    uint64_t host_bytes;      /* UINT64_MAX: unlimited */
+    const char *device;       /* where the model is computed; NULL: "cpu", in place */
+    uint64_t device_bytes;    /* of its arena; 0: it has none */
+    bool no_hold;             /* no state stays in the arena from step to step, */
+    double host_share;        /* or at least so much of it does not */
+    uint64_t device_bps;      /* "cpu-arena": of its copies, each way; 0: as fast as memory */
+    const char *const *paths; /* offload paths; none: everything stays in memory */
+    uint32_t n_paths;
+    uint32_t path_kinds[TM_MACHINE_PATHS]; /* as tm_store_opts.path_kinds */
+    uint32_t slots;
+    bool allow_tmpfs;
+    bool cache_none;
+    int spread; /* pass_opts.spread: 0 as predicted, 1 on, -1 off */
+    bool pinned[TM_KINDS];
+    tm_io_opts io;
+    uint64_t order_seed;          /* != 0: random legal orders (tests) */
+    bool stub_disk, stub_compute; /* measuring: as in tm_exec_opts, from the end of the import on */
+    uint32_t kv_rows, kv_capacity;
+    /* bounds of the planner (DeepSpeed's knobs), as in tm_plan_opts; 0: its own */
+    uint32_t window_mib;
+    uint64_t max_resident_bytes[TM_KINDS];
+    bool no_read_ahead, no_write_behind;
+    uint64_t persist_elements;       /* parts whose tensors have no more stay resident, if that fits */
+    bool no_pin_memory;              /* the slab is not registered with the engine */
+    uint64_t other_bytes;            /* of the budget: holding by the caller (data, logs) */
+    uint32_t other_tokens;           /* most of a micro-batch of plans beside the candidates (evaluation) */
+    bool config_only;                /* weights are neither there nor needed */
+    bool plan_only;                  /* job_start stops after the plan */
+    bool commits;                    /* the state has a home on disk whether it is resident or not */
+    const char *home;                /* where, if there are no offload paths */
+    const char *run_name, *key, *of; /* of tm_store_opts */
+    tm_commit *resume;               /* the state is that of this commit, which is taken over; nothing is imported */
+    job_ranks ranks;                 /* all zero: one rank */
+    struct elastic *elastic;         /* the state is read from there instead of imported */
+} job_opts;
+
+typedef struct tm_job tm_job;
+struct tm_job {
+    job_opts opts;
+    tm_model *model;
+    tm_dtype dtype;
+    bool parks;        /* gradients are state (update F) */
+    bool optimizer;    /* lo, exp_avg, exp_avg_sq exist */
+    job_ranks ranks;   /* one rank: 1, with all slices */
+    tm_source *source; /* NULL: random initialisation */
+    uint64_t seed;
+    tm_layout *layout;
+    part_state *part;
+    uint32_t *kv; /* per unit: key-value cache objects (generation); NULL otherwise */
+    uint32_t kv_rows, kv_capacity;
+    tm_exec *exec;
+    tm_store *store;
+    tm_device *device;              /* NULL: in place */
+    const tm_kernel_table *kernels; /* of operations of the device's tier; NULL: the host's */
+    bool keep_state;                /* job_close leaves the run directories */
+    uint64_t host_bytes;            /* the budget; UINT64_MAX: unlimited */
+    uint64_t fixed_bytes;           /* of it: everything but the slab */
+    uint64_t slab_bytes;            /* that plans may use: the budget's share, from job_start's end on what exists */
+    uint64_t budget_slab;           /* all of it */
+    uint64_t plans_bytes;           /* of that until there is a slab: what the plans themselves take, at most */
+    uint64_t need_plans;            /* of those compiled that stay */
+    double proof_seconds;           /* of all plans that were proved */
+    uint64_t need_slab, need_spill, need_spill_largest, need_device; /* largest of the plans compiled */
+    uint64_t need_shared, need_share;                                /* likewise: tm_plan_info */
+    struct tm_comm_window *window;                                   /* gathered weights, for all ranks of a node */
+    uint64_t least_device;                                           /* the least arena of any way to run the step */
+    uint64_t peak_before;                                            /* VmHWM before there was an arena */
+    uint32_t most_micro_batches; /* that fit, where it is their number that was refused; else 0 */
+    bool device_short; /* what refused this rank's latest plans was the device's memory: need_device is what it takes */
+    job_batch *batch;  /* per micro-batch of the running program */
+    /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
+    tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
+                      uint32_t *position, job_batch *shape);
+    void *fill_ctx;
+    /* who takes what a program yields (probe, export, generation); any may be NULL */
+    tm_status (*take_logits)(void *ctx, uint32_t micro_batch, uint32_t first_row, uint32_t rows, uint64_t first_column,
+                             uint64_t columns, const float *logits, uint64_t ld);
+    tm_status (*take_values)(void *ctx, uint32_t tensor, uint64_t first, uint64_t n, const float *values);
+    tm_status (*take_nll)(void *ctx, uint32_t micro_batch, const tm_micro_batch *b, const float *nll);
+    void *take_ctx;
+    step_result step;
+    const struct tm_machine *machine; /* job_use_costs; NULL: nominal */
+    tm_cost_fn cost;
+    void *cost_ctx;
+    void (*hear)(void *ctx, const tm_op *op, double seconds); /* what each operation took; NULL: nobody asks */
+    void *hear_ctx;
+    bool *no_decay; /* per tensor; NULL: all are decayed */
+    double max_grad_norm;
+    double loss_scale; /* of the step under way, in fp16; 0: none */
+    const tm_optimizer *update;
+    tm_optim_opts update_opts;
+    uint32_t *source_tensor; /* per tensor: its index in the source */
+    uint32_t capacity;       /* token rows of a batch frame of the running program */
+    const uint32_t *last;    /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
+    XXH3_state_t *hash;
+    uint64_t step_labels, step_tokens; /* with ranks: of all of them, set by `fill` */
+    struct comm_ops *comm_ops;         /* ops_comm.c */
+    _Atomic uint64_t sent_there[2]; /* bytes by link (tm_comm_link), from arena to arena: worked out, NCCL tells none */
+    bool stub_comm;                 /* measuring: operations between ranks end at once and move nothing */
+    uint64_t *comm_counts;          /* [2 ranks] of job_comm_bytes; NULL: one rank */
+    uint32_t report_flags, reported_flags; /* of this rank, with the next report; of any rank, from the latest */
+    const double **report_at;              /* [ranks] */
+    uint64_t *reported_peak;               /* [ranks] VmHWM of each */
+    uint32_t agreed_way;                   /* of running the step; UINT32_MAX: not yet */
+    uint64_t nonfinite;                    /* parameters found not finite by the update, on the host */
+    uint64_t device_nonfinite;             /* on the device */
+    uint8_t update_tier;                   /* tm_tier of OP_UPDATE */
+    uint32_t hold_quarters;                /* of tm_plan_opts */
+    tm_device_traits traits;               /* of the device that computes */
+    tm_plan *held_out, *held_in; /* state that the arena holds, to its extents and from there; NULL: it holds none */
+    void (*show)(void *ctx,
+                 double share); /* how much of the program that is run is done, before each operation; NULL */
+    void *show_ctx;
+    _Atomic uint32_t shown_ops; /* of run_ops, which the handlers get of it */
+    uint32_t run_ops;
+    tm_phase planning;
+    uint64_t exported_bytes;      /* of models that were written */
+    bool (*may_go_on)(void *ctx); /* asked before each operation once a signal came; NULL: no */
+    void *may_go_on_ctx;
+};
+
+/* ---- states (states.c) --------------------------------------------------------------------------------------- */
+
+/* What a tile of n elements has of a kind, in bytes: the layout's object, a commit's, what ranks send each other. 0:
+ * the optimizer keeps no such state. */
+uint64_t state_bytes(const tm_job *job, uint32_t part, tm_kind kind, uint64_t n);
+double state_bytes_per_parameter(const tm_job *job); /* of both states, nearly */
+tm_kind state_master(const tm_job *job);             /* where the fp32 master is; where it is split, its upper half */
+bool state_is_split(const tm_job *job);
+/* 8-bit states need tensors of some size (as in bitsandbytes) and blocks that are theirs alone. */
+bool state_is_small(const tm_job *job, uint32_t part);
+const tm_optimizer *state_optimizer(const tm_job *job, uint32_t part);
+/* Where an 8-bit state's codes begin in its object, behind the largest magnitudes of its blocks; else 0. */
+uint64_t state_codes_at(const tm_job *job, uint32_t part, uint64_t n);
+/* Elements [first, ..) of a tile's states into a span. */
+void state_span(const tm_job *job, uint32_t part, void *m, void *v, uint64_t first, uint64_t n, tm_optim_span *out);
+void state_begin(const tm_job *job, uint32_t part, tm_kind kind, void *object, uint64_t n); /* as before step 1 */
+/* Elements [first, first + n) of a state as fp32: in place, or in `room`. `all`: elements of the tile. */
+float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object, uint64_t all, uint64_t first,
+                    uint64_t n, float *room);
+void state_prepare_step(tm_job *job); /* the constants of the step's update, once its clip factor is known */
+
+/* What the optimizer makes of the schedule's rate, for the log. */
+double state_learning_rate(const tm_job *job, double scheduled, int64_t step);
+
+/* ---- updates in passes (passes.c, build_passes.c, ops_update.c) -------------------------------------------------- */
+
+/* Parts that have pieces of one tensor: [first, first + count). */
+typedef struct part_group {
+    uint32_t first, count;
+} part_group;
+part_group passes_group(const tm_model *m, uint32_t part);
+bool part_is_factored(const tm_model *m, uint32_t part); /* its tensors are matrices; else all are vectors */
+static inline bool job_updates_in_passes(const tm_job *job) {
+    return job->optimizer && job->update->passes > 1;
+}
+uint32_t job_summed_slice(const tm_job *job, uint32_t rank); /* of which it adds up gradients, and norms */
+
+/* ---- operations ---------------------------------------------------------------------------------------------- */
+
+enum {
+    OP_BATCH = 1, /* arg: micro-batch                  | batch W */
+    OP_FORWARD,   /* arg: unit, stage, mb, fresh       | batch R, parts R.., slots.., [kv U], workspace W */
+    OP_BACKWARD, /* arg: unit, stage, mb, fresh       | batch R, parts R.., slots.., [coef R], part grads U.., workspace
+                    W */
+    OP_OBJECTIVE, /* arg: micro-batches, within        | per mb: batch R, state R, coef W; step U */
+    OP_FINISH,    /* arg: part, tile of sums, within, whole | sum R, grad W (whole: of the part), partial U */
+    OP_NORM,      /* arg: within                       | partials R.. or, with ranks, reports R; step U */
+    OP_UPDATE,    /* arg: part, tile, whole            | hi U (fp16: W), [lo U, exp_avg U, exp_avg_sq U,] grad R,
+                     step R, [totals R] */
+    OP_SUMS,      /* arg: part, tile, pass, whole      | [hi R, lo R,] [exp_avg_sq R,] grad R, step R, totals U */
+    OP_TURN,      /* arg: first part of a group, passes that are over | step R, [pieces R,] [means U,] totals U */
+    OP_PACK_SUMS, /* arg: first part, pass             | step R, totals R, pieces W: this rank's */
+    OP_IMPORT,    /* arg: part, tile of hi, own        | hi W, [own: lo, exp_avg, exp_avg_sq W,] [scratch W] */
+    OP_MEANS,     /* arg: first part                   | means W: as before step 1 */
+    OP_LOGITS,    /* arg: stage, mb, last              | batch R, part R, normed R, logits W, workspace W */
+    OP_TAKE_GRAD, /* arg: part                         | sum R, values W */
+    OP_HASH,      /* arg: tensor, segment, tile, what  | tile R, [tile R,] values W, chain U; means: means R, chain U */
+    OP_EXPORT,    /* the same */
+    OP_PENDING,   /* arg: -                            | step W: the update that is pending may be applied */
+    OP_REPORT,    /* arg: norm                         | partials R.., step R, reports W: this rank's */
+    OP_LOSS,      /* arg: -                            | reports R, step U: of all ranks */
+    /* between ranks (TM_ENGINE_COMM; ops_comm.c): */
+    OP_GATHER,      /* arg: part                         | [this rank's hi R,] all W */
+    OP_SHARE,       /* arg: part                         | hi U: all slices, of which this rank's are new */
+    OP_REDUCE,      /* arg: part                         | sum U: this rank's slices become those of all ranks */
+    OP_SHARE_GRAD,  /* arg: part                         | rounded gradient U: as OP_SHARE */
+    OP_EXCHANGE,    /* arg: norm                         | reports U */
+    OP_STASH,       /* arg: part (CPU)                   | all R, slices of the node's rank W: hpZ */
+    OP_GATHER_NODE, /* arg: part, any                    | [those R,] all W */
+    OP_FETCH,       /* arg: part, tile of all, what      | [this rank's R,] tile W */
+    OP_SHARE_SUMS,  /* arg: first part of a group, pass  | pieces U */
+};
+/* Flag of OP_FORWARD and OP_BACKWARD of a vocabulary part: before the workspace comes an operand, the part's logits (W,
+ * U). */
+enum { OP_KEPT_LOGITS = 1 << 8 };
+enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE, WHAT_MEANS };
+
+tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_op_fn */
+
+/* ---- front end ----------------------------------------------------------------------------------------------- */
+
+/* Where the update runs: U after backward; F in the next program's forward pass, each unit just before it is used; B
+ * inside backward, each part as soon as its gradient is complete, while its weights are being visited anyway. */
+typedef enum pass_update { UPDATE_NONE, UPDATE_AFTER, UPDATE_BEFORE, UPDATE_WITHIN } pass_update;
+enum { PASS_KEEP_ALL = 4, PASS_KEEP_LOGITS = 5 };
+typedef struct pass_opts {
+    job_shape shape;
+    bool backward; /* with gradients and norm */
+    pass_update update;
+    bool park;           /* gradients go to the layout's grad objects, for an update in a later program */
+    bool take_gradients; /* OP_TAKE_GRAD of every part */
+    enum { LOGITS_NONE, LOGITS_ALL, LOGITS_LAST } logits;
+    bool loss;              /* head state and objective (always with backward) */
+    uint32_t keep_quarters; /* so much of the blocks, the last ones (they live shortest), keep what backward needs of
+                               forward; the others recompute it. PASS_KEEP_ALL: every block; PASS_KEEP_LOGITS:
+                               and the head its logits, 4 bytes a token and vocabulary row, never spilled */
+    bool no_spill;          /* no activation is ever written out */
+    bool stage_wise;        /* each stage over all micro-batches, instead of each micro-batch over all stages */
+    bool overlap; /* ranks: weights are gathered ahead of their use, sums of gradients end behind it; takes memory */
+    bool spread;  /* updates F and B: tiles are updated between the micro-batches of the unit before (F: of what
+                     is used next; B: of what is complete), so that disk and CPU work evenly; takes memory */
+} pass_opts;
+tm_status build_pass(tm_program **out, const tm_job *job, const char *name, const pass_opts *opts);
+const char *pass_update_name(const pass_opts *o);                         /* "U", "F", "B", "none" */
+uint32_t pass_kept_blocks(const tm_job *job, const pass_opts *o);         /* at most as many as there are */
+const char *pass_activations_name(const tm_job *job, const pass_opts *o); /* "keep", "spill", "recompute", "mixed" */
+/* The update of everything, for gradients that are parked (update F): before anyone else looks at the state. */
+tm_status build_drain(tm_program **out, const tm_job *job);
+tm_status build_import(tm_program **out, const tm_job *job);
+uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t elements, bool own);
+/* Reads all state in byte order of the tensor names: for the hash (masters and moments) or an export (`what`). */
+tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what);
+tm_kind walk_kind(const tm_job *job, int what); /* that `what` is read from, the lower halves apart */
+
+/* Bytes of a batch's frame, and where its arrays are in it. */
+uint64_t batch_bytes(uint32_t tokens, uint32_t rows);
+typedef struct batch_view {
+    int32_t *ids, *labels;
+    uint32_t *label_row; /* job_batch.label_rows: those that the head works on */
+    uint8_t *mask;
+    uint32_t *position;
+} batch_view;
+batch_view batch_at(void *frame, uint32_t tokens);
+static inline uint32_t shape_tokens(const job_shape *s) {
+    return s->tokens ? s->tokens : (uint32_t)tm_round_up((uint64_t)s->rows * s->seq, 64);
+}
+/* Small parts are not worth a gather for each use: every rank holds them whole. */
+bool part_kept_whole(const tm_model *m, uint32_t part, uint64_t keep_elements);
+/* Tiles of lo, exp_avg, exp_avg_sq; of hi; of gradients that are summed here. */
+span own_tile(const tm_job *job, uint32_t part, uint32_t tile);
+span hi_tile(const tm_job *job, uint32_t part, uint32_t tile);
+span sum_tile(const tm_job *job, uint32_t part, uint32_t tile);
+/* All elements of `own`: one run. */
+span own_run(const tm_job *job, uint32_t part);
+/* Compute weights are gathered for each use; new ones are handed round after the update; so are rounded gradients. */
+static inline bool part_is_gathered(const tm_job *job, const part_state *p) {
+    return p->weights.count < job->ranks.ranks;
+}
+static inline bool part_is_shared(const tm_job *job, const part_state *p) {
+    return p->weights.count > job->ranks.own.count;
+}
+/* Which member of the group holds a slice of what is divided like `h`. */
+static inline uint32_t held_by(holding h, uint32_t slice) {
+    return slice / h.count;
+}
+/* What a rank reports of a step: a few numbers of its own, then norms of its blocks (ops_ranks.c). */
+uint64_t job_report_bytes(const tm_job *job, bool norm);
+/* Elements of each group member's slices of a part holding like `h`; counts[] has room for the group. */
+void job_slice_counts(const tm_job *job, uint32_t part, holding h, uint64_t *counts);
+/* What this rank sends in an operation between ranks: within its node, between nodes (ops_comm.c). */
+void job_comm_bytes(const tm_job *job, const tm_op *op, uint64_t bytes[2]);
+/* What it puts into memory that its node's ranks share; 0: the operation is not of that kind. */
+uint64_t job_comm_copied(const tm_job *job, const tm_op *op);
+static inline bool gradients_are_shared(const tm_job *job) {
+    return job->ranks.own.count > job->ranks.sums.count;
+}
+
+/* ---- job ----------------------------------------------------------------------------------------------------- */
+
+/* "MODEL/config.json" for a folder, for messages; returns buf. */
+const char *job_config_name(const char *model, char *buf, size_t cap);
+/* job_device.c */
+bool job_device_apart(const char *device, tm_device_traits *traits); /* it has processors of its own */
+void job_device_warn(const char *device);                            /* where it was never tested */
+/* What may be taken of its memory if nothing else is said. TM_EUNSUPPORTED, TM_EINPUT: it is not here. */
+tm_status job_device_room(const char *device, bool peers, uint64_t *bytes);
+/* Whether so much of its memory is free, the driver's share set aside; TM_EBUDGET with what is. */
+tm_status job_device_holds(const char *device, uint64_t wanted);
+tm_status job_device_fail(const char *device, const char *more); /* the pending error, of that device */
+/* Opens the model and describes its state; nothing is allocated for it yet. */
+tm_status job_open(tm_job **out, const job_opts *opts);
+/* Whether a device can run the update by the optimizer of that name. */
+bool job_device_updates(const tm_device_traits *traits, const char *optimizer, tm_dtype dtype);
+/* What plans and costs have to know of the device: traits, sizes of its kernels, where the update may run. */
+TM_MUST_USE tm_status job_set_device(tm_job *job, const job_opts *opts);
+/* What operations and transfers take, for the choice among ways and for what stays resident; both outlive the job's
+ * last compilation. Without it compute has a nominal rate and so has the disk. */
+void job_use_costs(tm_job *job, const struct tm_machine *machine, tm_cost_fn cost, void *ctx);
+/* What the offload files would take. */
+uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots);
+/* Collective with ranks: TM_OK if all ranks say so, else the failure of the first that does not, on all of them. */
+tm_status job_agree(tm_job *job, tm_status rc);
+/* TM_EBUDGET with its one line: the host's, the device's memory. */
+tm_status job_refuse_host(const tm_job *job, uint64_t minimum_host);
+tm_status job_refuse_device(tm_job *job, uint64_t least);
+void job_count_need(tm_job *job, const tm_plan *plan); /* the plan is one of those that the job runs */
+/* Files, slab and arena for the plans that were counted, and the executor. */
+tm_status job_open_tiers(tm_job *job, const job_opts *opts);
+tm_exec_comm job_exec_comm(const tm_job *job);
+/* State as it is before the first step: of opts.resume, or imported. */
+tm_status job_fill_state(tm_job *job, const tm_plan *import_plan);
+/* TM_EBUDGET of job_start is pending, this rank's or another's: of the device's memory? */
+bool job_refused_device(void);
+tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* under the residency chosen */
+tm_status job_run(tm_job *job, const tm_plan *plan);
+/* A phase (base.h) of which each program that the job runs is `span` more, from `base` on:
+ *
+ *     job_phase p;
+ *     job_phase_begin(&p, job, "evaluation", "rows", rows);
+ *     for (...) { p.span = ...; rc = job_run(job, plan); p.base += p.span; }
+ *     job_phase_end(&p); // also after a failure; until then the job shows nothing else */
+typedef struct job_phase {
+    tm_job *job;
+    tm_phase phase;
+    uint64_t base, span;
+    void (*before)(void *ctx, double share); /* who showed something until then */
+    void *before_ctx;
+} job_phase;
+/* What the plans that were compiled take, put aside while one is compiled that is only looked at. */
+typedef struct job_needs {
+    uint64_t slab, spill, spill_largest, device, shared, share, plans;
+} job_needs;
+job_needs job_take_needs(const tm_job *job);
+void job_give_needs(tm_job *job, const job_needs *n);
+void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total);
+void job_phase_end(job_phase *p);
+uint64_t job_weight_bytes(const tm_job *job); /* all weights, as computed with */
+/* A request to stop (tm_stop_catch) ends the running program with TM_ESIGNAL, unless may_go_on has it that it goes on; a
+ * second SIGINT in any case. */
+int job_stop_signal(void);                   /* the first that came, 0: none */
+uint64_t job_stop_ns(void);                  /* when it was seen first (tm_now_ns) */
+tm_status job_check_stop(const tm_job *job); /* TM_ESIGNAL: stop here */
+tm_status job_stopped(const char *more);     /* TM_ESIGNAL: "stopped by signal 15", or by another rank's, and MORE */
+void *job_shared_frames(const tm_job *job);  /* NULL: there are none */
+tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
+tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype);
+
+/* What is held of a plan while it is one of those that are run, beside the plan: two runs of it, what links them, and
+ * at first the simulator's arrays. */
+enum { JOB_RUN_BYTES_PER_OP = 2 * (5 * sizeof(uint32_t) + 1) + sizeof(uint32_t) };
+uint64_t job_planned_peak(const tm_job *job); /* what plans and everything beside them take of the host, at most */
+/* VmHWM without the device's arena, and with this rank's share of what its node shares */
+uint64_t job_host_peak(const tm_job *job);
+/* What of a job a compilation decides about; may be taken out and put back. */
+typedef struct job_state {
+    tm_layout *layout;
+    part_state *part;
+    uint32_t *kv;
+    bool parks;
+} job_state;
+/* Describes the state anew: with gradients among it (update F) or without. */
+tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks);
+job_state job_take_state(tm_job *job);
+void job_give_state(tm_job *job, const job_state *s);
+void job_free_state(job_state *s);
+void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po);
+tm_status job_held_out(tm_job *job); /* before a commit: what the arena holds, to its extents */
+
+static inline uint64_t job_nonfinite(const tm_job *job) {
+    return job->nonfinite + job->device_nonfinite;
+}
+
+void job_close(tm_job *job); /* removes the run directories; NULL is fine */
+
+#endif

@@ -1,0 +1,308 @@
+/* Is a commit, or a run that is over, of this job? Then the counters are set to the commit. */
+#include "train/resume/resume.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- is it of this job? ---------------------------------------------------------------------------------------- */
+
+typedef struct comparison {
+    bool other_ranks; /* another number of them divides the same batch otherwise */
+    bool best;        /* of one of the two a best checkpoint is chosen */
+} comparison;
+
+/* Which checkpoint is the best, and whether it is the model in the end. */
+static bool chooses_best(const char *key) {
+    static const char *const keys[] = {
+        "save_strategy", "metric_for_best_model", "greater_is_better", "load_best_model_at_end", "save_steps",
+        "eval_steps",    "eval_strategy"};
+    for (size_t i = 0; i < TM_COUNT(keys); i++)
+        if (strcmp(key, keys[i]) == 0) return true;
+    return false;
+}
+
+/* Keys that bits do not depend on, and those that are compared in another way (what the files hold, not their names).
+ */
+static bool is_free(const char *key, const comparison *how) {
+    static const char *const keys[] = {"model",
+                                       "train",
+                                       "eval",
+                                       "format",
+                                       "max_steps",
+                                       "num_train_epochs",
+                                       "per_device_eval_batch_size",
+                                       "memory",
+                                       "aio",
+                                       "output_dir",
+                                       "commit_steps",
+                                       "commit_minutes",
+                                       "logging_steps",
+                                       "save_total_limit",
+                                       "keep_state",
+                                       "save_state",
+                                       "logging_strategy",
+                                       "strategy",
+                                       "strict",
+                                       "wall_clock_breakdown",
+                                       "zero_optimization"};
+    for (size_t i = 0; i < TM_COUNT(keys); i++)
+        if (strcmp(key, keys[i]) == 0) return true;
+    if (chooses_best(key)) return !how->best;
+    return how->other_ranks &&
+           (!strcmp(key, "per_device_train_batch_size") || !strcmp(key, "gradient_accumulation_steps"));
+}
+
+static tm_status text_of(const tm_json *node, tm_buf *out) {
+    tm_json_writer w;
+    if (!node) return tm_buf_printf(out, "nothing");
+    tm_jw_init(&w, out, 0);
+    tm_jw_node(&w, node);
+    return tm_jw_end(&w);
+}
+
+static tm_status compare_value(const tm_json *was, const tm_json *is, const char *key, tm_buf *differ) {
+    tm_buf a = {0}, b = {0};
+    tm_status rc = text_of(was, &a);
+    if (rc == TM_OK) rc = text_of(is, &b);
+    if (rc == TM_OK && strcmp(a.data, b.data) != 0)
+        rc = tm_buf_printf(differ, "%s%s was %s, is %s", differ->len ? "; " : "", key, a.data, b.data);
+    tm_buf_free(&a);
+    tm_buf_free(&b);
+    return rc;
+}
+
+/* The members of `is` against those of `was`, then those that only `was` has. Both are our own dumps: three levels. */
+static tm_status compare_members(const tm_json *was, const tm_json *is, unsigned depth, const comparison *how,
+                                 tm_buf *differ) {
+    for (const tm_json *m = is->child; m; m = m->next) {
+        const tm_json *old = tm_json_get(was, m->key);
+        if (is_free(m->key, how)) continue;
+        if (depth < 3 && old && old->type == TM_JSON_OBJECT && m->type == TM_JSON_OBJECT)
+            TM_TRY(compare_members(old, m, depth + 1, how, differ));
+        else
+            TM_TRY(compare_value(old, m, m->key, differ));
+    }
+    for (const tm_json *m = was->child; m; m = m->next)
+        if (!is_free(m->key, how) && !tm_json_get(is, m->key)) TM_TRY(compare_value(m, NULL, m->key, differ));
+    return TM_OK;
+}
+
+static bool tracks_best(const tm_json *config) {
+    const tm_json *load = tm_json_get(config, "load_best_model_at_end");
+    return (load && load->boolean) || tm_json_get(config, "metric_for_best_model") ||
+           tm_json_is(tm_json_get(config, "save_strategy"), "best");
+}
+
+/* `was` against this run's configuration: what differs, as text. */
+static tm_status compare_config(const trainer *t, const tm_json *was, bool other_ranks, tm_buf *differ) {
+    tm_buf now = {0};
+    tm_json_doc *doc = NULL;
+    tm_status rc;
+    TM_GO(tm_config_dump_json(t->cfg, &now, 0));
+    TM_GO(tm_json_parse(&doc, now.data, now.len, "configuration", 0, 0));
+    if (!was || was->type != TM_JSON_OBJECT)
+        TM_GO(tm_fail(TM_ECORRUPT, "the commit, or run.json, holds no configuration"));
+    const tm_json *is = tm_json_root(doc);
+    rc = compare_members(was, is, 0, &(comparison){other_ranks, tracks_best(was) || tracks_best(is)}, differ);
+done:
+    tm_json_free(doc);
+    tm_buf_free(&now);
+    return rc;
+}
+
+static tm_status check_config(const trainer *t, const tm_json *info) {
+    tm_buf differ = {0};
+    tm_status rc = compare_config(t, tm_json_get(info, "config"), t->old.other, &differ);
+    if (rc == TM_OK && differ.len)
+        rc = tm_fail(TM_EINPUT,
+                     "the run in %s was started with another configuration: %s; set it back, or start another run in "
+                     "another output_dir",
+                     t->cfg->output_dir, differ.data);
+    tm_buf_free(&differ);
+    return rc;
+}
+
+static bool same_hex(const tm_json *info, const char *key, uint64_t now) {
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, now);
+    return tm_json_is(tm_json_get(info, key), text);
+}
+
+static tm_status check_numerics(const trainer *t, const tm_json *info) {
+    tm_buf now = {0};
+    const tm_json *was = tm_json_get(info, "numerics");
+    tm_status rc = trainer_numerics(t, &now);
+    if (rc == TM_OK && (!was || was->type != TM_JSON_STRING || strcmp(was->text, now.data) != 0)) {
+        const char *old = was && was->type == TM_JSON_STRING ? was->text : "unknown";
+        if (t->args->allow_numerics_change || t->old.other)
+            tm_log(TM_LOG_WARN, "computed with \"%s\" so far, with \"%s\" from here on: other bits", old, now.data);
+        else
+            rc = tm_fail(TM_EINPUT,
+                         "the run was computed with \"%s\", this machine computes with \"%s\", which rounds otherwise; "
+                         "--allow-numerics-change goes on all the same",
+                         old, now.data);
+    }
+    tm_buf_free(&now);
+    return rc;
+}
+
+static int64_t counter(const tm_json *info, const char *key) {
+    const tm_json *n = tm_json_get(info, key);
+    return n && n->is_integer ? n->integer : -1;
+}
+
+static tm_status resolve(trainer *t, int64_t max_steps) {
+    t->cfg->max_steps = max_steps;
+    return tm_config_resolve_steps(t->cfg, (int64_t)tm_dataset_steps_per_epoch(data_set(t->train)));
+}
+
+/* The rates of the steps that both runs have and that are to be done, one by one. */
+static tm_status depends_on_length(trainer *t, int64_t step, int64_t total, bool *depends) {
+    int64_t given = t->cfg->max_steps, now = t->cfg->total_steps;
+    *depends = resolve(t, total) != TM_OK;
+    tm_lr_schedule was = t->cfg->schedule;
+    tm_error_clear();
+    TM_TRY(resolve(t, given));
+    for (int64_t s = step; s < total && s < now && !*depends; s++)
+        *depends = tm_lr_at(&was, s) != tm_lr_at(&t->cfg->schedule, s);
+    return TM_OK;
+}
+
+/* A run that is over may be made longer in any case: its steps were done. */
+static tm_status check_length(trainer *t, const tm_json *info) {
+    int64_t step = counter(info, "step"), total = counter(info, "total_steps"), now = t->cfg->total_steps;
+    bool depends = false;
+    if (step < 0 || step != (int64_t)tm_commit_step(t->commit) || counter(info, "applied") < 0)
+        return tm_fail(TM_ECORRUPT, "the commit's counters do not belong together");
+    if (now < step)
+        return tm_fail(TM_EINPUT, "the run in %s has done %" PRId64 " steps, max_steps is %" PRId64 "; raise it",
+                       t->cfg->output_dir, step, now);
+    if (now == total) return TM_OK;
+    if (step < total && !t->rewound) TM_TRY(depends_on_length(t, step, total, &depends));
+    if (depends)
+        return tm_fail(TM_EINPUT,
+                       "the run in %s was to take %" PRId64 " steps, now %" PRId64
+                       ", and its learning rate depends on that; set max_steps back (a run that is finished can be "
+                       "made longer, with keep_state), or start another run in another output_dir",
+                       t->cfg->output_dir, total, now);
+    tm_log(TM_LOG_WARN, "the run was to take %" PRId64 " steps, now %" PRId64 ": the learning rate follows that", total,
+           now);
+    return TM_OK;
+}
+
+/* ---- a run that is over ------------------------------------------------------------------------------------------ */
+
+static void field_hex(tm_json_writer *w, const char *key, uint64_t v) {
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, v);
+    tm_jw_field_str(w, key, text);
+}
+
+void trainer_describe_input(const trainer *t, tm_json_writer *w) {
+    field_hex(w, "model", t->model_hash);
+    field_hex(w, "data", t->train ? tm_dataset_fingerprint(data_set(t->train)) : 0);
+    field_hex(w, "eval", t->eval ? tm_dataset_fingerprint(data_set(t->eval)) : 0);
+}
+
+/* What run.json says of it against this job. */
+static tm_status compare_finished(const trainer *t, const earlier *e, tm_buf *differ) {
+    const tm_json *root = tm_json_root(e->doc);
+    uint32_t ranks = e->by_rank && e->by_rank->count ? (uint32_t)e->by_rank->count : 1;
+    if (!same_hex(root, "model", t->model_hash)) TM_TRY(tm_buf_printf(differ, "model has another config.json; "));
+    if (!same_hex(root, "data", tm_dataset_fingerprint(data_set(t->train))))
+        TM_TRY(tm_buf_printf(differ, "data.train holds other samples; "));
+    if (!same_hex(root, "eval", t->eval ? tm_dataset_fingerprint(data_set(t->eval)) : 0))
+        TM_TRY(tm_buf_printf(differ, "data.eval holds other samples; "));
+    return compare_config(t, tm_json_get(root, "config"), ranks != (t->comm ? t->ranks.ranks : 1), differ);
+}
+
+static tm_status refuse_other(const trainer *t, const earlier *e, const char *differ) {
+    return tm_fail(TM_EINPUT,
+                   "%s holds a finished run of %" PRId64 " steps of another job: %s; give another output_dir, or "
+                   "--resume never to start over",
+                   t->cfg->output_dir, e->step, differ);
+}
+
+static tm_status judge_finished(trainer *t, const earlier *e) {
+    char steps[100];
+    tm_buf differ = {0};
+    const char *resume = t->args->resume;
+    bool elsewhere = resume && strcmp(resume, "auto") != 0 && *t->copy; /* --resume with another run's state */
+    tm_status rc = compare_finished(t, e, &differ);
+    if (rc == TM_OK && differ.len)
+        rc = refuse_other(t, e, differ.data);
+    else if (rc == TM_OK && (elsewhere || (t->cfg->total_steps > e->step && !t->commit)))
+        rc = earlier_refuse_finished(t, e);
+    else if (rc == TM_OK && t->cfg->total_steps < e->step) {
+        snprintf(steps, sizeof steps, "max_steps gives %" PRId64 " steps", t->cfg->total_steps);
+        rc = refuse_other(t, e, steps);
+    }
+    t->done = rc == TM_OK && t->cfg->total_steps == e->step;
+    tm_buf_free(&differ);
+    return rc;
+}
+
+static tm_status check_finished(trainer *t) {
+    earlier e;
+    tm_status rc = TM_OK;
+    if (!t->finished || t->rewound) return TM_OK;
+    TM_TRY(earlier_read(trainer_path(t, "run.json"), &e));
+    if (e.finished) rc = judge_finished(t, &e);
+    tm_json_free(e.doc);
+    return rc;
+}
+
+/* What it left when it was killed while it removed its state (kept state stays), or a copy made for nothing. */
+static tm_status remove_state(trainer *t, const earlier *e) {
+    tm_commit *c = t->commit;
+    t->commit = NULL;
+    if (c && t->old.other)
+        tm_commit_close(c);
+    else if (c)
+        TM_TRY(tm_commit_remove(c));
+    if (e->kept) return TM_OK;
+    TM_TRY(trainer_remove_old(t));
+    if (!trainer_speaks(t)) return TM_OK;
+    TM_TRY(earlier_drop(t, e));
+    return earlier_drop_nameless(t);
+}
+
+tm_status trainer_end_finished(trainer *t) {
+    earlier e;
+    TM_TRY(earlier_read(trainer_path(t, "run.json"), &e));
+    tm_status rc = e.kept && !*t->copy ? TM_OK : remove_state(t, &e);
+    if (rc == TM_OK && trainer_speaks(t))
+        tm_log(TM_LOG_INFO, "%s holds the finished run of this job, %" PRId64 " steps: nothing is left to do",
+               t->cfg->output_dir, e.step);
+    tm_json_free(e.doc);
+    return rc;
+}
+
+/* ---- the commit -------------------------------------------------------------------------------------------------- */
+
+tm_status trainer_check_commit(trainer *t) {
+    TM_TRY(check_finished(t));
+    if (!t->commit || t->done) return TM_OK;
+    const tm_json *info = tm_commit_info(t->commit), *unfinished = tm_json_get(info, "unfinished");
+    TM_TRY(trainer_check_ranks(t, info));
+    if (!same_hex(info, "model", t->model_hash))
+        return tm_fail(TM_EINPUT, "%s: config.json is not that of the model which the run in %s trains", t->cfg->model,
+                       t->cfg->output_dir);
+    TM_TRY(check_config(t, info));
+    if (!same_hex(info, "data", tm_dataset_fingerprint(data_set(t->train))))
+        return tm_fail(TM_EINPUT, "%s: holds other samples than when the run in %s began; put the old file back",
+                       t->cfg->data.train, t->cfg->output_dir);
+    TM_TRY(check_numerics(t, info));
+    TM_TRY(check_length(t, info));
+    t->step = counter(info, "step");
+    t->applied = counter(info, "applied");
+    t->skipped_in_a_row = counter(info, "skipped_in_a_row");
+    t->skipped_at_scale = counter(info, "skipped_at_scale"); /* of an earlier version, -1: a step more */
+    t->unfinished = unfinished && unfinished->boolean;
+    TM_TRY(trainer_read_scale(t, info));
+    TM_TRY(trainer_read_saves(t, info));
+    TM_TRY(trainer_check_log(t, info));
+    t->committed = t->old.other ? -1 : t->step; /* of this run's own layout there is none yet */
+    return TM_OK;
+}
