@@ -47,13 +47,7 @@ tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtyp
 void tm_model_free(tm_model *m) {
     if (!m) return;
     tm_rope_free(&m->rope);
-    tm_free(m->unit);
-    tm_free(m->stage);
-    tm_free(m->part);
-    tm_free(m->tensor);
-    tm_free(m->by_tensor);
-    tm_free(m->by_part);
-    tm_free(m->names);
+    model_free_tables(m);
     tm_free(m);
 }
 

@@ -72,7 +72,7 @@ typedef struct tm_part {
     const char *name;                   /* "layers.0.qkv" */
 } tm_part;
 
-enum { TM_MAX_SLOTS = 12, TM_MAX_STAGE_USES = 10, TM_MAX_STAGE_PARTS = 2 };
+enum { TM_MAX_SLOTS = 16, TM_MAX_STAGE_USES = 10, TM_MAX_STAGE_PARTS = 8 };
 typedef enum tm_access {
     TM_READ = 1,
     TM_WRITE = 2,

@@ -59,10 +59,11 @@ struct tm_model {
     tm_part *part;
     tm_tensor *tensor;
     tm_segment *by_tensor, *by_part;
-    char *names; /* all strings, one after another */
+    struct model_names *names; /* all strings */
 };
 
 tm_status model_build_tables(tm_model *m);
+void model_free_tables(tm_model *m);
 /* tm_model_create with another limit for fused parts. */
 tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements);
 

@@ -1,21 +1,50 @@
-/* The description tables: units, stages, parts, tensors and the segments that join them. Built once, in unit order,
- * into arrays that are sized by an upper bound beforehand. */
+/* The description tables: units, stages, parts, tensors and the segments that join them. Built once, in unit order.
+ *
+ * The tables grow while they are built. The first failure is kept in builder.rc; every function after it does nothing,
+ * so that only model_build_tables looks at it. A pointer into a table is good until the next entry is added. */
 #include "model/model_internal.h"
 
 #include <stdio.h>
 
-enum { NAME_BYTES = 64, BLOCK_TENSORS = 16, BLOCK_PARTS = 8, BLOCK_STAGES = 10 };
+enum { NAME_BYTES = 64, NAMES_PER_BLOCK = 256 };
+/* Names never move. */
+struct model_names {
+    struct model_names *next;
+    uint32_t n;
+    char name[NAMES_PER_BLOCK][NAME_BYTES];
+};
 
 typedef struct builder {
     tm_model *m;
     const tm_model_config *c;
-    uint32_t unit, names;
+    tm_status rc;
+    size_t units_cap, stages_cap, parts_cap, tensors_cap, segments_cap;
+    tm_stage spare; /* what add_stage returns after a failure */
+    uint32_t unit;
     uint32_t embed_first_part;
 } builder;
 
+static bool no_room(builder *b, const char *of, uint32_t most) {
+    if (b->rc == TM_OK) b->rc = tm_fail(TM_EBUG, "the model's tables: more than %u %s", most, of);
+    return true;
+}
+
+static bool grow_failed(builder *b, void *array, size_t *cap, uint32_t n, size_t bytes) {
+    if (b->rc == TM_OK) b->rc = tm_grow(array, cap, (size_t)n + 1, bytes);
+    return b->rc != TM_OK;
+}
+
 static const char *name_of(builder *b, const char *prefix, const char *what) {
-    char *at = b->m->names + (size_t)b->names++ * NAME_BYTES;
-    snprintf(at, NAME_BYTES, "%s%s", prefix, what);
+    struct model_names *names = b->m->names;
+    if (b->rc == TM_OK && (!names || names->n == NAMES_PER_BLOCK)) {
+        names = tm_calloc(1, sizeof *names);
+        if (!names) b->rc = tm_nomem(sizeof *names);
+        if (b->rc == TM_OK) names->next = b->m->names, b->m->names = names;
+    }
+    if (b->rc != TM_OK) return "";
+    char *at = names->name[names->n++];
+    if ((size_t)snprintf(at, NAME_BYTES, "%s%s", prefix, what) >= NAME_BYTES)
+        no_room(b, "bytes in a name", NAME_BYTES - 1);
     return at;
 }
 
@@ -24,7 +53,9 @@ static const char *name_of(builder *b, const char *prefix, const char *what) {
 static uint32_t add_tensor(builder *b, const char *prefix, const char *what, uint64_t rows, uint64_t columns) {
     tm_model *m = b->m;
     bool vector = columns == 0;
-    m->tensor[m->n_tensors] = (tm_tensor){.name = name_of(b, prefix, what),
+    const char *name = name_of(b, prefix, what);
+    if (grow_failed(b, &m->tensor, &b->tensors_cap, m->n_tensors, sizeof *m->tensor)) return 0;
+    m->tensor[m->n_tensors] = (tm_tensor){.name = name,
                                           .ndim = vector ? 1 : 2,
                                           .shape = {rows, columns},
                                           .elements = vector ? rows : rows * columns,
@@ -36,19 +67,21 @@ static uint32_t add_tensor(builder *b, const char *prefix, const char *what, uin
 
 static uint32_t add_norm(builder *b, const char *prefix, const char *what) {
     uint32_t t = add_tensor(b, prefix, what, b->c->hidden_size, 0);
-    b->m->tensor[t].init = TM_INIT_ONE;
+    if (b->rc == TM_OK) b->m->tensor[t].init = TM_INIT_ONE;
     return t;
 }
 
 static uint32_t add_bias(builder *b, const char *prefix, const char *what, uint64_t n) {
     uint32_t t = add_tensor(b, prefix, what, n, 0);
-    b->m->tensor[t].init = TM_INIT_ZERO;
+    if (b->rc == TM_OK) b->m->tensor[t].init = TM_INIT_ZERO;
     return t;
 }
 
 static uint32_t begin_part(builder *b, const char *prefix, const char *what) {
     tm_model *m = b->m;
-    m->part[m->n_parts] = (tm_part){.unit = b->unit, .name = name_of(b, prefix, what), .first_segment = m->n_segments};
+    const char *name = name_of(b, prefix, what);
+    if (grow_failed(b, &m->part, &b->parts_cap, m->n_parts, sizeof *m->part)) return 0;
+    m->part[m->n_parts] = (tm_part){.unit = b->unit, .name = name, .first_segment = m->n_segments};
     m->unit[b->unit].n_parts++;
     return m->n_parts++;
 }
@@ -56,6 +89,7 @@ static uint32_t begin_part(builder *b, const char *prefix, const char *what) {
 /* The next `elements` of the part that was begun last are `tensor` from `offset` on. */
 static void add_segment(builder *b, uint32_t tensor, uint64_t offset, uint64_t elements) {
     tm_model *m = b->m;
+    if (grow_failed(b, &m->by_part, &b->segments_cap, m->n_segments, sizeof *m->by_part)) return;
     tm_part *p = &m->part[m->n_parts - 1];
     m->by_part[m->n_segments++] = (tm_segment){.tensor = tensor,
                                                .part = m->n_parts - 1,
@@ -68,21 +102,7 @@ static void add_segment(builder *b, uint32_t tensor, uint64_t offset, uint64_t e
 }
 
 static void add_whole(builder *b, uint32_t tensor) {
-    add_segment(b, tensor, 0, b->m->tensor[tensor].elements);
-}
-
-/* by_part again, in the order of tensors; parts are built in order of offset, so a stable pass sorts. */
-static void index_by_tensor(tm_model *m) {
-    uint32_t at = 0;
-    for (uint32_t t = 0; t < m->n_tensors; t++) {
-        m->tensor[t].first_segment = at;
-        at += m->tensor[t].n_segments;
-        m->tensor[t].n_segments = 0;
-    }
-    for (uint32_t s = 0; s < m->n_segments; s++) {
-        tm_tensor *t = &m->tensor[m->by_part[s].tensor];
-        m->by_tensor[t->first_segment + t->n_segments++] = m->by_part[s];
-    }
+    if (b->rc == TM_OK) add_segment(b, tensor, 0, b->m->tensor[tensor].elements);
 }
 
 /* ---- stages ---- */
@@ -94,19 +114,27 @@ static void index_by_tensor(tm_model *m) {
 
 static tm_stage *add_stage(builder *b, const char *name, stage_code code, uint32_t index) {
     tm_model *m = b->m;
+    if (grow_failed(b, &m->stage, &b->stages_cap, m->n_stages, sizeof *m->stage)) return &b->spare;
     tm_stage *s = &m->stage[m->n_stages++];
     *s = (tm_stage){.name = name, .code = (uint16_t)code, .index = (uint16_t)index};
     m->unit[b->unit].n_stages++;
     return s;
 }
 
-static void forward_use(tm_stage *s, unsigned slot, tm_access a) {
-    s->forward[s->n_forward++] = USE((uint8_t)slot, false, (uint8_t)a);
+static void add_use(builder *b, tm_slot_use *uses, uint8_t *n, tm_slot_use use) {
+    bool full = use.slot >= TM_MAX_SLOTS  ? no_room(b, "slots in a unit", TM_MAX_SLOTS)
+                : *n >= TM_MAX_STAGE_USES ? no_room(b, "slots used by a stage", TM_MAX_STAGE_USES)
+                                          : false;
+    if (!full) uses[(*n)++] = use;
 }
-static void backward_use(tm_stage *s, unsigned slot, bool grad, tm_access a) {
-    s->backward[s->n_backward++] = USE((uint8_t)slot, grad, (uint8_t)a);
+static void forward_use(builder *b, tm_stage *s, unsigned slot, tm_access a) {
+    add_use(b, s->forward, &s->n_forward, USE((uint8_t)slot, false, (uint8_t)a));
 }
-static void stage_part(tm_stage *s, uint32_t part, bool forward, bool backward) {
+static void backward_use(builder *b, tm_stage *s, unsigned slot, bool grad, tm_access a) {
+    add_use(b, s->backward, &s->n_backward, USE((uint8_t)slot, grad, (uint8_t)a));
+}
+static void stage_part(builder *b, tm_stage *s, uint32_t part, bool forward, bool backward) {
+    if (s->n_parts >= TM_MAX_STAGE_PARTS && no_room(b, "parts in a stage", TM_MAX_STAGE_PARTS)) return;
     unsigned i = s->n_parts++;
     s->part[i] = part;
     s->part_in_forward[i] = forward;
@@ -117,12 +145,12 @@ static void stage_part(tm_stage *s, uint32_t part, bool forward, bool backward) 
 /* A norm by itself: adds to the input's gradient, which the residual path wrote before (in a block), or writes it. */
 static void add_norm_stage(builder *b, unsigned in, unsigned out, uint32_t small, tm_access grad) {
     tm_stage *s = add_stage(b, "norm", STAGE_NORM, in);
-    stage_part(s, small, true, true);
-    forward_use(s, in, TM_READ);
-    forward_use(s, out, TM_WRITE);
-    backward_use(s, out, true, TM_READ);
-    backward_use(s, in, false, TM_READ);
-    backward_use(s, in, true, grad);
+    stage_part(b, s, small, true, true);
+    forward_use(b, s, in, TM_READ);
+    forward_use(b, s, out, TM_WRITE);
+    backward_use(b, s, out, true, TM_READ);
+    backward_use(b, s, in, false, TM_READ);
+    backward_use(b, s, in, true, grad);
 }
 
 /* A matrix product with its norm (index 0), or one of several behind a norm stage (1, 2, ..), of which the first writes
@@ -132,53 +160,55 @@ static void add_in_stage(builder *b, stage_code code, uint32_t index, uint32_t p
     unsigned in = attn ? SLOT_X : SLOT_MID, out = attn ? SLOT_QKV : SLOT_GATE_UP;
     if (index) in = attn ? SLOT_ATTN_NORMED : SLOT_MLP_NORMED;
     tm_stage *s = add_stage(b, attn ? "attn_in" : "mlp_in", code, index);
-    stage_part(s, part, true, true);
-    if (index == 0 || bias) stage_part(s, small, true, index == 0);
-    forward_use(s, in, TM_READ);
-    forward_use(s, out, index <= 1 ? TM_WRITE : TM_UPDATE);
-    backward_use(s, out, true, TM_READ);
-    backward_use(s, in, false, TM_READ);
-    backward_use(s, in, true, TM_UPDATE);
+    stage_part(b, s, part, true, true);
+    if (index == 0 || bias) stage_part(b, s, small, true, index == 0);
+    forward_use(b, s, in, TM_READ);
+    forward_use(b, s, out, index <= 1 ? TM_WRITE : TM_UPDATE);
+    backward_use(b, s, out, true, TM_READ);
+    backward_use(b, s, in, false, TM_READ);
+    backward_use(b, s, in, true, TM_UPDATE);
 }
 
 static void add_attention(builder *b) {
     tm_stage *s = add_stage(b, "attn", STAGE_ATTN, 0);
     s->uses_kv_cache = true;
-    forward_use(s, SLOT_QKV, TM_READ);
-    forward_use(s, SLOT_O, TM_WRITE);
-    forward_use(s, SLOT_LSE, TM_WRITE);
-    backward_use(s, SLOT_O, true, TM_READ);
-    backward_use(s, SLOT_O, false, TM_READ);
-    backward_use(s, SLOT_QKV, false, TM_READ);
-    backward_use(s, SLOT_LSE, false, TM_READ);
-    backward_use(s, SLOT_QKV, true, TM_WRITE);
+    forward_use(b, s, SLOT_QKV, TM_READ);
+    forward_use(b, s, SLOT_O, TM_WRITE);
+    forward_use(b, s, SLOT_LSE, TM_WRITE);
+    backward_use(b, s, SLOT_O, true, TM_READ);
+    backward_use(b, s, SLOT_O, false, TM_READ);
+    backward_use(b, s, SLOT_QKV, false, TM_READ);
+    backward_use(b, s, SLOT_LSE, false, TM_READ);
+    backward_use(b, s, SLOT_QKV, true, TM_WRITE);
 }
 
 static void add_out_stage(builder *b, const char *name, stage_code code, uint32_t part, uint32_t small, bool bias) {
     bool attn = code == STAGE_ATTN_OUT;
     unsigned in = attn ? SLOT_O : SLOT_GATE_UP, residual = attn ? SLOT_X : SLOT_MID, out = attn ? SLOT_MID : SLOT_OUT;
     tm_stage *s = add_stage(b, name, code, 0);
-    stage_part(s, part, true, true);
-    if (bias) stage_part(s, small, true, false);
-    forward_use(s, in, TM_READ);
-    forward_use(s, residual, TM_READ);
-    forward_use(s, out, TM_WRITE);
-    backward_use(s, out, true, TM_READ);
-    backward_use(s, in, false, TM_READ);
-    backward_use(s, in, true, TM_WRITE);
-    backward_use(s, residual, true, TM_WRITE);
+    stage_part(b, s, part, true, true);
+    if (bias) stage_part(b, s, small, true, false);
+    forward_use(b, s, in, TM_READ);
+    forward_use(b, s, residual, TM_READ);
+    forward_use(b, s, out, TM_WRITE);
+    backward_use(b, s, out, true, TM_READ);
+    backward_use(b, s, in, false, TM_READ);
+    backward_use(b, s, in, true, TM_WRITE);
+    backward_use(b, s, residual, true, TM_WRITE);
 }
 
 /* ---- units ---- */
 
 static void begin_unit(builder *b, tm_unit_kind kind, const char *name) {
     tm_model *m = b->m;
+    if (grow_failed(b, &m->unit, &b->units_cap, m->n_units, sizeof *m->unit)) return;
     b->unit = m->n_units++;
-    m->unit[b->unit] = (tm_unit){.kind = kind, .name = name, .stage = m->stage + m->n_stages, .first_part = m->n_parts};
+    m->unit[b->unit] = (tm_unit){.kind = kind, .name = name, .first_part = m->n_parts};
 }
 
 static void set_slot(builder *b, unsigned slot, const char *name, uint64_t bytes, uint64_t grad_bytes) {
-    b->m->unit[b->unit].slot[slot] = (tm_slot){name, (uint32_t)bytes, (uint32_t)grad_bytes};
+    if (slot >= TM_MAX_SLOTS) no_room(b, "slots in a unit", TM_MAX_SLOTS);
+    if (b->rc == TM_OK) b->m->unit[b->unit].slot[slot] = (tm_slot){name, (uint32_t)bytes, (uint32_t)grad_bytes};
 }
 
 /* Vocabulary parts of one [vocab, hidden] tensor. */
@@ -203,9 +233,9 @@ static void add_embed(builder *b) {
     b->embed_first_part = add_vocabulary(b, "embed.", t);
     for (uint32_t p = 0; p < model_vocab_parts(b->c); p++) {
         tm_stage *s = add_stage(b, "embed", STAGE_EMBED, p);
-        stage_part(s, b->embed_first_part + p, true, false);
-        forward_use(s, SLOT_OUT, TM_UPDATE);
-        backward_use(s, SLOT_OUT, true, TM_READ);
+        stage_part(b, s, b->embed_first_part + p, true, false);
+        forward_use(b, s, SLOT_OUT, TM_UPDATE);
+        backward_use(b, s, SLOT_OUT, true, TM_READ);
     }
 }
 
@@ -222,7 +252,7 @@ static void block_slots(builder *b) {
     set_slot(b, SLOT_GATE_UP, "gate_up", gate_up, gate_up);
     if (!b->m->fused_qkv) set_slot(b, SLOT_ATTN_NORMED, "attn_normed", h, c->hidden_size * sizeof(float));
     if (!b->m->fused_gate_up) set_slot(b, SLOT_MLP_NORMED, "mlp_normed", h, c->hidden_size * sizeof(float));
-    b->m->unit[b->unit].kv_bytes = (uint32_t)(2 * model_kv_columns(c) * e);
+    if (b->rc == TM_OK) b->m->unit[b->unit].kv_bytes = (uint32_t)(2 * model_kv_columns(c) * e);
 }
 
 typedef struct block_tensors {
@@ -359,30 +389,42 @@ static void add_head(builder *b) {
     add_norm_stage(b, SLOT_X, SLOT_NORMED, norm, TM_WRITE);
     for (uint32_t p = 0; p < model_vocab_parts(b->c); p++) {
         tm_stage *s = add_stage(b, "head", STAGE_HEAD, p);
-        stage_part(s, first + p, true, true);
-        forward_use(s, SLOT_NORMED, TM_READ);
-        forward_use(s, SLOT_STATE, TM_UPDATE);
-        backward_use(s, SLOT_NORMED, false, TM_READ);
-        backward_use(s, SLOT_STATE, false, TM_READ);
-        backward_use(s, SLOT_NORMED, true, TM_UPDATE);
+        stage_part(b, s, first + p, true, true);
+        forward_use(b, s, SLOT_NORMED, TM_READ);
+        forward_use(b, s, SLOT_STATE, TM_UPDATE);
+        backward_use(b, s, SLOT_NORMED, false, TM_READ);
+        backward_use(b, s, SLOT_STATE, false, TM_READ);
+        backward_use(b, s, SLOT_NORMED, true, TM_UPDATE);
     }
 }
 
 /* ---- whole ---- */
 
-static tm_status allocate(tm_model *m) {
-    size_t layers = m->config.num_hidden_layers, vocabulary = model_vocab_parts(&m->config);
-    size_t tensors = 3 + layers * BLOCK_TENSORS, parts = 1 + 2 * vocabulary + layers * BLOCK_PARTS;
-    size_t segments = 2 * vocabulary + 1 + layers * BLOCK_TENSORS, stages = 1 + 2 * vocabulary + layers * BLOCK_STAGES;
-    m->unit = tm_calloc(layers + 2, sizeof *m->unit);
-    m->stage = tm_calloc(stages, sizeof *m->stage);
-    m->part = tm_calloc(parts, sizeof *m->part);
-    m->tensor = tm_calloc(tensors, sizeof *m->tensor);
-    m->by_tensor = tm_calloc(segments, sizeof *m->by_tensor);
-    m->by_part = tm_calloc(segments, sizeof *m->by_part);
-    m->names = tm_calloc(tensors + parts + layers, NAME_BYTES);
-    bool ok = m->unit && m->stage && m->part && m->tensor && m->by_tensor && m->by_part && m->names;
-    return ok ? TM_OK : tm_nomem(stages * sizeof *m->stage);
+/* by_part again, in the order of tensors; parts are built in order of offset, so a stable pass sorts. */
+static tm_status index_by_tensor(tm_model *m) {
+    m->by_tensor = tm_malloc(m->n_segments * sizeof *m->by_tensor);
+    if (!m->by_tensor) return tm_nomem(m->n_segments * sizeof *m->by_tensor);
+    uint32_t at = 0;
+    for (uint32_t t = 0; t < m->n_tensors; t++) {
+        m->tensor[t].first_segment = at;
+        at += m->tensor[t].n_segments;
+        m->tensor[t].n_segments = 0;
+    }
+    for (uint32_t s = 0; s < m->n_segments; s++) {
+        tm_tensor *t = &m->tensor[m->by_part[s].tensor];
+        m->by_tensor[t->first_segment + t->n_segments++] = m->by_part[s];
+    }
+    return TM_OK;
+}
+
+/* Stages lie in unit order; only now do they lie still. */
+static void point_units_at_stages(tm_model *m) {
+    uint32_t first = 0;
+    for (uint32_t u = 0; u < m->n_units; u++) {
+        m->unit[u].stage = m->stage + first;
+        first += m->unit[u].n_stages;
+    }
+    TM_ASSERT(first == m->n_stages);
 }
 
 tm_status model_build_tables(tm_model *m) {
@@ -391,10 +433,19 @@ tm_status model_build_tables(tm_model *m) {
     m->fused_qkv = model_qkv_columns(c) * c->hidden_size <= m->fused_elements;
     m->fused_gate_up = 2 * (uint64_t)c->intermediate_size * c->hidden_size <= m->fused_elements;
     m->small = layout_small(c);
-    TM_TRY(allocate(m));
     add_embed(&b);
     for (uint32_t l = 0; l < c->num_hidden_layers; l++) add_block(&b, l);
     add_head(&b);
-    index_by_tensor(m);
-    return TM_OK;
+    TM_TRY(b.rc);
+    point_units_at_stages(m);
+    return index_by_tensor(m);
+}
+
+void model_free_tables(tm_model *m) {
+    void *all[] = {m->unit, m->stage, m->part, m->tensor, m->by_tensor, m->by_part};
+    for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
+    for (struct model_names *n = m->names, *next; n; n = next) {
+        next = n->next;
+        tm_free(n);
+    }
 }

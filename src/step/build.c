@@ -252,27 +252,33 @@ static void forward_unit(pass *x, uint32_t unit) {
         forward_by_batch(x, unit);
 }
 
-/* Stages whose results backward reads: the others need not run again. */
-uint32_t stages_to_recompute(const tm_unit *u) {
-    uint32_t needed = 0, run = 0;
+void stages_to_recompute(const tm_unit *u, bool *again) {
+    uint32_t needed = 0; /* slots, as bits */
+    _Static_assert(TM_MAX_SLOTS <= 32, "a bit for each slot");
     for (uint32_t s = 0; s < u->n_stages; s++)
         for (uint32_t i = 0; i < u->stage[s].n_backward; i++)
             if (!u->stage[s].backward[i].grad) needed |= 1u << u->stage[s].backward[i].slot;
     for (uint32_t s = u->n_stages; s-- > 0;) {
-        bool wanted = false;
+        again[s] = false;
         for (uint32_t i = 0; i < u->stage[s].n_forward; i++)
             if ((u->stage[s].forward[i].access & TM_WRITE) && (needed >> u->stage[s].forward[i].slot & 1))
-                wanted = true;
-        if (!wanted) continue;
-        run |= 1u << s;
-        for (uint32_t i = 0; i < u->stage[s].n_forward; i++)
+                again[s] = true;
+        for (uint32_t i = 0; again[s] && i < u->stage[s].n_forward; i++)
             if (u->stage[s].forward[i].access & TM_READ) needed |= 1u << u->stage[s].forward[i].slot;
     }
-    return run;
 }
 
 bool pass_recomputes(const pass *x, uint32_t unit) {
     return tm_model_unit(x->m, unit)->kind == TM_UNIT_BLOCK && x->units - 1 - unit > x->kept_blocks;
+}
+
+const bool *pass_again(pass *x, uint32_t unit) {
+    const tm_unit *u = tm_model_unit(x->m, unit);
+    if (pass_recomputes(x, unit))
+        stages_to_recompute(u, x->again);
+    else
+        memset(x->again, 0, u->n_stages * sizeof *x->again);
+    return x->again;
 }
 
 static void forget_slots(pass *x, uint32_t unit) {
@@ -287,12 +293,13 @@ static void forget_slots(pass *x, uint32_t unit) {
 static void backward_unit(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
     bool block = u->kind == TM_UNIT_BLOCK, recompute = pass_recomputes(x, unit);
-    uint32_t again = recompute ? stages_to_recompute(u) : 0, from = x->line_head, want = x->line_end - from;
+    const bool *again = pass_again(x, unit);
+    uint32_t from = x->line_head, want = x->line_end - from;
     bool within = x->o->update == UPDATE_WITHIN;
     if (recompute) forget_slots(x, unit);
     if (x->o->stage_wise || !block) {
         for (uint32_t s = 0; s < u->n_stages; s++)
-            for (uint32_t mb = 0; again >> s & 1 && mb < x->K; mb++) forward_stage(x, unit, s, mb);
+            for (uint32_t mb = 0; again[s] && mb < x->K; mb++) forward_stage(x, unit, s, mb);
         for (uint32_t s = u->n_stages; s-- > 0;) {
             from = x->line_head;
             want = x->line_end - from;
@@ -306,7 +313,7 @@ static void backward_unit(pass *x, uint32_t unit) {
     }
     for (uint32_t mb = 0; mb < x->K; mb++) {
         for (uint32_t s = 0; s < u->n_stages; s++)
-            if (again >> s & 1) forward_stage(x, unit, s, mb);
+            if (again[s]) forward_stage(x, unit, s, mb);
         for (uint32_t s = u->n_stages; s-- > 0;) {
             backward_stage(x, unit, s, mb);
             if (within)
@@ -341,7 +348,7 @@ static void pass_free(pass *x) {
     void *all[] = {x->kept_logits, x->batch,         x->coef,         x->value_object, x->value_visit, x->grad_object,
                    x->grad_visit,  x->value_written, x->grad_written, x->part_visit,   x->own_visit,   x->sum_object,
                    x->sum_visit,   x->partial,       x->sum_written,  x->contributors, x->updated,     x->grad_tile,
-                   x->line,        x->gather,        x->second,       x->ahead,        x->stays};
+                   x->line,        x->gather,        x->second,       x->ahead,        x->stays,       x->again};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
 }
 
@@ -373,11 +380,15 @@ static tm_status pass_init(pass *x) {
     x->sum_written = tm_calloc(x->parts, 1);
     x->contributors = tm_calloc(x->parts, 1);
     x->updated = tm_calloc(x->parts, 1);
+    uint32_t most_stages = 1;
+    for (uint32_t u = 0; u < x->units; u++)
+        if (tm_model_unit(x->m, u)->n_stages > most_stages) most_stages = tm_model_unit(x->m, u)->n_stages;
+    x->again = tm_calloc(most_stages, sizeof *x->again);
     x->grad_tile = tm_calloc(x->parts, sizeof *x->grad_tile);
     if (!x->batch || !x->coef || !x->value_object || !x->value_visit || !x->grad_object || !x->grad_visit ||
         !x->value_written || !x->grad_written || !x->part_visit || !x->own_visit || !x->second || !x->gather ||
         !x->ahead || !x->sum_object || !x->sum_visit || !x->partial || !x->sum_written || !x->contributors ||
-        !x->updated || !x->grad_tile)
+        !x->updated || !x->grad_tile || !x->again)
         return tm_nomem(slots * 16);
     for (uint32_t p = 0; p < x->parts; p++) x->most_summing = tm_max_u64(x->most_summing, x->job->part[p].elements);
     if (x->job->ranks.reduce_elements) x->most_summing = tm_min_u64(x->most_summing, x->job->ranks.reduce_elements);

@@ -59,6 +59,7 @@ typedef struct pass {
     uint64_t *ahead; /* per part: elements that were gathered and not used yet; their sum */
     uint64_t ahead_sum;
     uint32_t *second; /* hpZ, per part: the node's share of what forward gathered; NONE: nothing */
+    bool *again;      /* per stage of the unit under way: backward runs its forward again; pass_again fills it */
     bool in_backward;
     summing summing[MAX_SUMMING];
     uint32_t n_summing;
@@ -94,8 +95,13 @@ void pass_gather_backward(pass *x);
 void pass_need(pass *x, const tm_stage *stage, bool backward);
 void pass_share(pass *x, uint32_t part, uint32_t hi); /* after the update of a part that is kept whole */
 uint8_t pass_exchange_tier(const pass *x);            /* of gathers and sums: where what they exchange lies */
-uint32_t stages_to_recompute(const tm_unit *u);       /* build.c */
+
+/* build.c */
 bool pass_recomputes(const pass *x, uint32_t unit);
+/* again[s], for each stage of the unit: whether a result of stage s is read by backward, so that it has to run again
+ * where no activations were kept. */
+void stages_to_recompute(const tm_unit *u, bool *again);
+const bool *pass_again(pass *x, uint32_t unit); /* the same, all false where they were kept; until the next call */
 
 /* build_grad.c */
 void pass_contributed(pass *x, uint32_t unit, uint32_t s);

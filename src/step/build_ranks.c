@@ -34,9 +34,10 @@ void pass_gather_backward(pass *x) {
     x->ahead_sum = 0;
     for (uint32_t u = x->units; u-- > 0;) {
         const tm_unit *unit = tm_model_unit(x->m, u);
-        uint32_t from = x->gather_end, again = pass_recomputes(x, u) ? stages_to_recompute(unit) : 0;
+        const bool *again = pass_again(x, u);
+        uint32_t from = x->gather_end;
         for (uint32_t s = 0; s < unit->n_stages; s++)
-            if (again >> s & 1) note_stage(x, &unit->stage[s], false, from);
+            if (again[s]) note_stage(x, &unit->stage[s], false, from);
         for (uint32_t s = unit->n_stages; s-- > 0;) note_stage(x, &unit->stage[s], true, from);
     }
 }
