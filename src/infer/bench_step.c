@@ -65,8 +65,8 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, i
                        .tokens = shape_tokens(&b->shape),
                        .mask_tokens = n,
                        .label_tokens = n - b->shape.rows};
-    b->t.job->step_labels = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * out->label_tokens;
-    b->t.job->step_tokens = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * n;
+    b->t.job->step.labels = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * out->label_tokens;
+    b->t.job->step.tokens = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * n;
     return TM_OK;
 }
 
@@ -88,8 +88,8 @@ static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
         tm_error_clear();
         rc = TM_OK;
     }
-    job->step.finite = true;
-    job->nonfinite = job->device_nonfinite = 0;
+    job->step.result.finite = true;
+    job->step.nonfinite = job->step.device_nonfinite = 0;
     return rc;
 }
 
@@ -174,7 +174,7 @@ static tm_status open_job(bench *b) {
     TM_TRY(tm_config_resolve_model(t->cfg, tm_model_get_config(t->job->model)->hidden_size));
     t->job->fill = fill;
     t->job->fill_ctx = b;
-    t->job->max_grad_norm = t->cfg->max_grad_norm;
+    t->job->step.max_grad_norm = t->cfg->max_grad_norm;
     TM_TRY(job_costs_open(&b->costs, t->job, &b->shape, NULL, &b->machine,
                           b->args->no_measure ? JOB_COSTS_PROFILE : JOB_COSTS_MEASURE));
     say_basis(b);
@@ -314,8 +314,8 @@ static tm_status reopen_without_disk(bench *b) {
 
 static tm_status run_all(bench *b) {
     tm_job *job = b->t.job;
-    job->step.number = 1;
-    job->step.learning_rate = 1e-6;
+    job->step.result.number = 1;
+    job->step.result.learning_rate = 1e-6;
     tm_exec_on_done(job->exec, run_ended, b);
     b->mode = REAL; /* the last prediction's is another */
     if (b->t.first_plan) TM_TRY(tm_exec_run(job->exec, b->t.first_plan, run_op, b));

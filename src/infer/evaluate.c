@@ -63,9 +63,9 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
         phase.span = info.samples;
         rc = job_run(e->job, plan);
         phase.base += info.samples;
-        sum += e->job->step.loss_sum;
-        out->label_tokens += e->job->step.label_tokens;
-        out->tokens += e->job->step.tokens;
+        sum += e->job->step.result.loss_sum;
+        out->label_tokens += e->job->step.result.label_tokens;
+        out->tokens += e->job->step.result.tokens;
     }
     job_phase_end(&phase);
     tm_plan_free(plan);

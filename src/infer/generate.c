@@ -135,7 +135,7 @@ static tm_status run(sampler *s, const job_opts *base) {
     s->job->fill = fill;
     s->job->take_logits = take_logits;
     s->job->fill_ctx = s->job->take_ctx = s;
-    s->job->last = s->last;
+    s->job->step.last = s->last;
     pass_opts way = {.shape = {.micro_batches = 1, .rows = s->n, .seq = s->longest}, .logits = LOGITS_LAST};
     TM_GO(job_start(s->job, &o, "generation", &way, 1, &plan, &chosen, NULL, compile_decode, s));
     s->prefill = true;

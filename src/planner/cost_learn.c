@@ -17,7 +17,7 @@ tm_status job_costs_listen(job_costs *c) {
 /* In micro-batches like those that the table is of, by the work in it; 0: nothing was left for it. */
 static double how_many(const job_costs *c, const tm_op *op, bool backward) {
     const tm_model *m = c->job->model;
-    const job_batch *b = &c->job->batch[op->arg[2]];
+    const job_batch *b = &c->job->step.batch[op->arg[2]];
     if (b->rows == 0) return 0;
     job_shape shape = {.rows = b->rows, .seq = b->seq};
     return cost_scaled(1, job_load_work(m, op->arg[0], op->arg[1], backward, c->load),
@@ -40,7 +40,8 @@ void job_costs_hear(void *costs, const tm_op *op, double seconds) {
     bool backward = op->code == OP_BACKWARD;
     c->side[cost_side_of(c, op)].heard_seconds += seconds;
     cost_tile tile = cost_tile_of(op);
-    if (tile < COST_TILES && (tile == COST_FINISH || c->job->step.finite)) /* skipped they take next to nothing */
+    if (tile < COST_TILES &&
+        (tile == COST_FINISH || c->job->step.result.finite)) /* skipped they take next to nothing */
         cost_heard_add(&c->heard_tile[tile], seconds, cost_tile_elements(c, op));
     if ((op->code != OP_FORWARD && !backward) || !c->heard[0] || !c->heard[1]) return;
     double n = how_many(c, op, backward);

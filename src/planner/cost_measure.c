@@ -142,11 +142,11 @@ tm_job cost_stand_in(const cost_operands *o, job_batch *batch) {
                          .label_tokens = used,
                          .label_rows = used};
     j.kernels = NULL; /* the host's */
-    j.batch = batch;
-    j.capacity = shape_tokens(shape);
+    j.step.batch = batch;
+    j.step.capacity = shape_tokens(shape);
     j.kv = NULL;
-    j.no_decay = NULL;
-    j.step = (step_result){.finite = true, .learning_rate = 1e-5, .number = 2, .clip = 1};
+    j.step.no_decay = NULL;
+    j.step.result = (step_result){.finite = true, .learning_rate = 1e-5, .number = 2, .clip = 1};
     state_prepare_step(&j);
     return j;
 }

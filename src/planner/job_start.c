@@ -301,10 +301,10 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
                       : job->host_bytes > job->fixed_bytes ? job->host_bytes - job->fixed_bytes
                                                            : 0;
     for (uint32_t i = 0; i < n; i++) K = tm_max_u64(K, candidate[i].shape.micro_batches);
-    job->batch = tm_calloc(K + 1, sizeof *job->batch);
+    job->step.batch = tm_calloc(K + 1, sizeof *job->step.batch);
     ways.least = tm_calloc(n + 1, sizeof *ways.least);
     ways.plans = tm_calloc(n + 1, sizeof *ways.plans);
-    if (!job->batch || !ways.least || !ways.plans) TM_GO(tm_nomem(K * sizeof *job->batch));
+    if (!job->step.batch || !ways.least || !ways.plans) TM_GO(tm_nomem(K * sizeof *job->step.batch));
     tm_phase_begin(&job->planning, "planning", "plans", 0);
     rc = compile_in_budget(job, opts, name, &ways, &s);
     tm_phase_end(&job->planning);

@@ -66,12 +66,12 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     job->seed = opts->seed;
     job->ranks = opts->ranks;
     if (!job->ranks.comm) job->ranks = (job_ranks){.ranks = 1, .weights = {0, 1}, .own = {0, 1}, .sums = {0, 1}};
-    job->report_at = tm_calloc(job->ranks.ranks, sizeof *job->report_at);
+    job->step.report_at = tm_calloc(job->ranks.ranks, sizeof *job->step.report_at);
     job->agreed_way = UINT32_MAX;
-    job->reported_peak = tm_calloc(job->ranks.ranks, sizeof *job->reported_peak);
+    job->step.reported_peak = tm_calloc(job->ranks.ranks, sizeof *job->step.reported_peak);
     if (job->ranks.comm) job->comm_counts = tm_calloc(2 * (size_t)job->ranks.ranks, sizeof *job->comm_counts);
-    if (!job->report_at || !job->reported_peak || (job->ranks.comm && !job->comm_counts))
-        TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->report_at));
+    if (!job->step.report_at || !job->step.reported_peak || (job->ranks.comm && !job->comm_counts))
+        TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->step.report_at));
     job->host_bytes = opts->host_bytes;
     if (opts->device_bytes && job->ranks.must_share)
         TM_GO(tm_fail(TM_EINPUT,
@@ -132,8 +132,8 @@ void job_close(tm_job *job) {
     tm_comm_window_close(job->window);
     tm_device_close(job->device);
     comm_ops_close(job->comm_ops);
-    tm_free(job->report_at);
-    tm_free(job->reported_peak);
+    tm_free(job->step.report_at);
+    tm_free(job->step.reported_peak);
     tm_free(job->comm_counts);
     if (job->keep_state)
         tm_store_close(job->store);
@@ -144,9 +144,9 @@ void job_close(tm_job *job) {
     tm_model_free(job->model);
     tm_free(job->part);
     tm_free(job->kv);
-    tm_free(job->batch);
+    tm_free(job->step.batch);
     tm_free(job->source_tensor);
-    tm_free(job->no_decay);
+    tm_free(job->step.no_decay);
     tm_free(job);
 }
 

@@ -8,7 +8,7 @@
 
 static tm_micro_batch micro_batch(const tm_job *job, uint32_t mb, uint32_t capacity, void *frame) {
     batch_view v = batch_at(frame, capacity);
-    const job_batch *b = &job->batch[mb];
+    const job_batch *b = &job->step.batch[mb];
     return (tm_micro_batch){.rows = b->rows,
                             .seq = b->seq,
                             .tokens = b->tokens,
@@ -29,8 +29,8 @@ static void list_labels(const batch_view *v, job_batch *b) {
 
 static tm_status do_batch(tm_job *job, const tm_op *op, operands o) {
     batch_view v = batch_at(next_operand(&o), op->arg[1]);
-    job_batch *b = &job->batch[op->arg[0]];
-    if (job->capacity != op->arg[1]) job->capacity = op->arg[1]; /* a device's thread may be reading it */
+    job_batch *b = &job->step.batch[op->arg[0]];
+    if (job->step.capacity != op->arg[1]) job->step.capacity = op->arg[1]; /* a device's thread may be reading it */
     TM_TRY(job->fill(job->fill_ctx, op->arg[0], op->arg[1], v.ids, v.labels, v.mask, v.position, b));
     list_labels(&v, b);
     return TM_OK;
@@ -53,7 +53,7 @@ static tm_stage_args stage_args(const tm_job *job, const tm_op *op, const tm_mic
 static tm_status do_forward(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
-    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
+    tm_micro_batch b = micro_batch(job, op->arg[2], job->step.capacity, next_operand(&o));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = stage_args(job, op, &b);
     for (uint32_t i = 0; i < stage->n_parts; i++)
@@ -72,7 +72,7 @@ static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
     __typeof__(tm_zero) *zero = (job->kernels ? job->kernels : tm_kernels_host())->zero;
-    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
+    tm_micro_batch b = micro_batch(job, op->arg[2], job->step.capacity, next_operand(&o));
     tm_stage_args a = stage_args(job, op, &b);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_backward[i]) a.weight[i] = next_operand(&o);
@@ -97,12 +97,12 @@ static tm_status diverged(const tm_job *job, const char *what) {
     return tm_fail(TM_EIO,
                    "step %lld: %s is not finite, which an update inside backward cannot skip: the run stopped at the "
                    "last commit; lower learning_rate, or choose memory.update U or F",
-                   (long long)job->step.number, what);
+                   (long long)job->step.result.number, what);
 }
 
 /* What the loss is multiplied by, so that fp16 has its gradients; 1 in other precisions. */
 static double loss_scale(const tm_job *job) {
-    return job->loss_scale > 0 ? job->loss_scale : 1;
+    return job->step.loss_scale > 0 ? job->step.loss_scale : 1;
 }
 
 /* Token-weighted cross-entropy: every label of the step has the coefficient 1 / (labels of the step), scaled. */
@@ -110,16 +110,16 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
     uint64_t labels = 0, tokens = 0;
     double sum = 0;
     for (uint32_t mb = 0; mb < op->arg[0]; mb++) {
-        labels += job->batch[mb].label_tokens;
-        tokens += job->batch[mb].mask_tokens;
+        labels += job->step.batch[mb].label_tokens;
+        tokens += job->step.batch[mb].mask_tokens;
     }
     if (job->ranks.ranks > 1) { /* the data say what the others have */
-        labels = job->step_labels;
-        tokens = job->step_tokens;
+        labels = job->step.labels;
+        tokens = job->step.tokens;
     }
     float each = labels ? (float)(loss_scale(job) / (double)labels) : 0;
     for (uint32_t mb = 0; mb < op->arg[0]; mb++) {
-        tm_micro_batch b = micro_batch(job, mb, job->capacity, next_operand(&o));
+        tm_micro_batch b = micro_batch(job, mb, job->step.capacity, next_operand(&o));
         const void *state = next_operand(&o);
         float *coef = next_operand(&o);
         if (b.rows == 0) continue;
@@ -130,13 +130,13 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
         if (job->take_nll) TM_TRY(job->take_nll(job->take_ctx, mb, &b, coef));
         for (uint32_t t = 0; t < b.tokens; t++) coef[t] = b.labels[t] >= 0 ? each : 0;
     }
-    job->step.loss_sum = sum;
-    job->step.label_tokens = labels;
-    job->step.tokens = tokens;
+    job->step.result.loss_sum = sum;
+    job->step.result.label_tokens = labels;
+    job->step.result.tokens = tokens;
     if (!op->arg[1]) return TM_OK;
     if (!isfinite(sum)) return diverged(job, "the loss");
-    job->step.finite = true;
-    job->step.clip = 1;
+    job->step.result.finite = true;
+    job->step.result.clip = 1;
     state_prepare_step(job);
     return TM_OK;
 }
@@ -167,11 +167,11 @@ static tm_status do_norm(tm_job *job, const tm_op *op, operands o) {
     else
         for (uint32_t p = 0; p < tm_model_parts(job->model); p++)
             sum += tm_sum_blocks(next_operand(&o), tm_norm_block_count(job->part[p].elements));
-    step_result *s = &job->step;
+    step_result *s = &job->step.result;
     s->grad_norm = sqrt(sum) / loss_scale(job); /* of the loss as it is */
     if (op->arg[0]) return TM_OK;               /* a device may be updating, by what the objective prepared */
     s->finite = isfinite(s->grad_norm) && isfinite(s->loss_sum);
-    s->clip = tm_clip_factor(s->grad_norm, job->max_grad_norm) / loss_scale(job);
+    s->clip = tm_clip_factor(s->grad_norm, job->step.max_grad_norm) / loss_scale(job);
     if (s->finite) state_prepare_step(job); /* else the update is skipped: do_update leaves the state alone */
     return TM_OK;
 }
@@ -259,7 +259,7 @@ static tm_status do_import(tm_job *job, const tm_op *op, operands o) {
 static tm_status do_logits(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
-    tm_micro_batch b = micro_batch(job, op->arg[2], job->capacity, next_operand(&o));
+    tm_micro_batch b = micro_batch(job, op->arg[2], job->step.capacity, next_operand(&o));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = {.model = job->model, .unit = op->arg[0], .stage = op->arg[1], .batch = &b};
     a.weight[0] = next_operand(&o);
@@ -275,7 +275,7 @@ static tm_status do_logits(tm_job *job, const tm_op *op, operands o) {
         return job->take_logits(job->take_ctx, op->arg[2], 0, b.tokens, first, columns, logits, columns);
     }
     for (uint32_t r = 0; r < b.rows; r++) {
-        uint32_t token = r * b.seq + job->last[r];
+        uint32_t token = r * b.seq + job->step.last[r];
         TM_TRY(tm_head_logits(&a, token, 1, base + r * columns, columns));
     }
     return job->take_logits(job->take_ctx, op->arg[2], 0, b.rows, first, columns, logits, columns);

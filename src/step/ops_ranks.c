@@ -38,8 +38,8 @@ tm_status ops_report(tm_job *job, const tm_op *op, operands o) {
     for (uint32_t p = 0; op->arg[0] && p < parts; p++) n += job->part[p].sum_tiles > 0;
     double *at = partial[n + 1]; /* behind the partials and the step */
     for (uint32_t r = 0; r < job->ranks.rank; r++) at += job_report_doubles(job, r, op->arg[0]);
-    at[REPORT_LOSS] = job->step.loss_sum;
-    at[REPORT_FLAGS] = (double)job->report_flags;
+    at[REPORT_LOSS] = job->step.result.loss_sum;
+    at[REPORT_FLAGS] = (double)job->step.report_flags;
     at[REPORT_PEAK] = (double)job_host_peak(job);
     at += REPORT_HEAD;
     for (uint32_t p = 0; op->arg[0] && p < parts; p++) {
@@ -69,17 +69,17 @@ static double sum_norms(const tm_job *job, const double **at) {
 }
 
 void ops_read_reports(tm_job *job, const double *reports, bool norm, double *square) {
-    const double **at = job->report_at; /* by slice */
+    const double **at = job->step.report_at; /* by slice */
     double loss = 0;
-    job->reported_flags = 0;
+    job->step.reported_flags = 0;
     for (uint32_t r = 0; r < job->ranks.ranks; r++) {
         loss += reports[REPORT_LOSS];
-        job->reported_flags |= (uint32_t)reports[REPORT_FLAGS];
-        job->reported_peak[r] = (uint64_t)reports[REPORT_PEAK];
+        job->step.reported_flags |= (uint32_t)reports[REPORT_FLAGS];
+        job->step.reported_peak[r] = (uint64_t)reports[REPORT_PEAK];
         at[job_summed_slice(job, r)] = reports + REPORT_HEAD;
         reports += job_report_doubles(job, r, norm);
     }
-    job->step.loss_sum = loss;
+    job->step.result.loss_sum = loss;
     if (norm) *square = sum_norms(job, at);
 }
 

@@ -28,9 +28,9 @@ static tm_optim_span span_of(const tm_job *job, const update_tile *t, uint64_t f
 
 /* One run of elements with the same decay. On the device beside the host's operations, hence two counts. */
 static void update_run(tm_job *job, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
-    uint64_t *nonfinite = t->on_device ? &job->device_nonfinite : &job->nonfinite;
+    uint64_t *nonfinite = t->on_device ? &job->step.device_nonfinite : &job->step.nonfinite;
     tm_optim_span x = span_of(job, t, first, n);
-    const tm_optim_step *step = &job->step.update[job->part[t->part].small][plain];
+    const tm_optim_step *step = &job->step.result.update[job->part[t->part].small][plain];
     if (t->on_device && job->kernels)
         tm_optim_launch(job->kernels, step, &x, nonfinite);
     else
@@ -38,7 +38,7 @@ static void update_run(tm_job *job, const update_tile *t, uint64_t first, uint64
 }
 
 static bool is_plain(const tm_job *job, uint32_t tensor) {
-    return job->no_decay && job->no_decay[tensor];
+    return job->step.no_decay && job->step.no_decay[tensor];
 }
 
 /* One run of elements of a tensor. */
@@ -49,7 +49,8 @@ static void pass_run(tm_job *job, const update_tile *t, const tm_segment *seg, u
     while (passes_tensor(job, g, i, NULL, t->totals, &tensor) && tensor.tensor != seg->tensor) i++;
     tm_optim_span x = span_of(job, t, from - t->at.begin, n);
     x.first = seg->tensor_offset + (from - seg->part_offset);
-    job->nonfinite += tm_optim_pass(&job->step.update[0][is_plain(job, seg->tensor)], &tensor.x, t->pass, &x);
+    job->step.nonfinite +=
+        tm_optim_pass(&job->step.result.update[0][is_plain(job, seg->tensor)], &tensor.x, t->pass, &x);
 }
 
 /* Segment by segment, so that each has its own decay and, in passes, its own tensor. */
@@ -85,11 +86,11 @@ tm_status ops_update(tm_job *job, const tm_op *op, operands o) {
     t.g = gradient_at(job, &t, next_operand(&o), op->arg[2]);
     (void)next_operand(&o); /* the step's */
     if (job_updates_in_passes(job)) t.totals = next_operand(&o);
-    if (!job->step.finite) { /* skipped: everything stays, or is made of what stays */
+    if (!job->step.result.finite) { /* skipped: everything stays, or is made of what stays */
         if (job->dtype == TM_F16) tm_grad_round_f16(t.lo, t.hi, t.at.n);
         return TM_OK;
     }
-    if (job->no_decay || t.totals)
+    if (job->step.no_decay || t.totals)
         run_segments(job, &t);
     else
         update_run(job, &t, 0, t.at.n, false);
@@ -109,7 +110,7 @@ tm_status ops_sums(tm_job *job, const tm_op *op, operands o) {
     t.g = gradient_at(job, &t, next_operand(&o), op->arg[3]);
     (void)next_operand(&o); /* the step's */
     t.totals = next_operand(&o);
-    if (job->step.finite) run_segments(job, &t);
+    if (job->step.result.finite) run_segments(job, &t);
     return TM_OK;
 }
 
@@ -122,10 +123,10 @@ tm_status ops_turn(tm_job *job, const tm_op *op, operands o) {
     float *means = turn == 1 && job->part[g.first].means != TM_NO_OBJECT ? next_operand(&o) : NULL;
     double *totals = next_operand(&o);
     group_tensor t;
-    if (!job->step.finite) return TM_OK;
+    if (!job->step.result.finite) return TM_OK;
     if (pieces) passes_unpack(job, g, turn - 1, pieces, totals);
     for (uint32_t i = 0; passes_tensor(job, g, i, means, totals, &t); i++) {
-        const tm_optim_step *step = &job->step.update[0][is_plain(job, t.tensor)];
+        const tm_optim_step *step = &job->step.result.update[0][is_plain(job, t.tensor)];
         if (turn == 0)
             tm_optim_begin(step, &t.x);
         else
@@ -137,6 +138,7 @@ tm_status ops_turn(tm_job *job, const tm_op *op, operands o) {
 tm_status ops_pack_sums(tm_job *job, const tm_op *op, operands o) {
     (void)next_operand(&o); /* the step's */
     double *totals = next_operand(&o);
-    if (job->step.finite) passes_pack(job, passes_group(job->model, op->arg[0]), op->arg[1], totals, next_operand(&o));
+    if (job->step.result.finite)
+        passes_pack(job, passes_group(job->model, op->arg[0]), op->arg[1], totals, next_operand(&o));
     return TM_OK;
 }

@@ -162,11 +162,11 @@ void passes_unpack(const tm_job *job, part_group g, uint32_t pass, double *all, 
     double *at = all;
     clear(job, g, pass, totals);
     for (uint32_t r = 0; r < job->ranks.ranks; r++) {
-        job->report_at[job_summed_slice(job, r)] = at;
+        job->step.report_at[job_summed_slice(job, r)] = at;
         at += passes_pieces(job, g, r, pass);
     }
     for (uint32_t j = 0; j < job->ranks.ranks; j++) {
-        double *said = all + (job->report_at[j] - all);
+        double *said = all + (job->step.report_at[j] - all);
         move_slice(said, job, g, j, pass, totals, true);
     }
 }

@@ -93,6 +93,25 @@ typedef struct step_result {
     tm_optim_step update[2][2]; /* [the job's optimizer, that of small parts][decayed, not] */
 } step_result;
 
+/* What handlers read and write beside their operands while a program runs. Between programs it is the caller's: what
+ * the step is told, and what it told. */
+typedef struct job_step {
+    double loss_scale; /* of the step under way, in fp16; 0: none */
+    double max_grad_norm;
+    bool *no_decay;            /* per tensor; NULL: all are decayed */
+    const uint32_t *last;      /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
+    uint64_t labels, tokens;   /* with ranks: of all of them, set by `fill` */
+    uint32_t report_flags;     /* of this rank, with the next report */
+    job_batch *batch;          /* per micro-batch of the running program */
+    uint32_t capacity;         /* token rows of a batch frame of the running program */
+    step_result result;        /* of the latest program */
+    uint32_t reported_flags;   /* of any rank, from the latest report */
+    uint64_t *reported_peak;   /* [ranks] VmHWM of each */
+    const double **report_at;  /* [ranks]: where each one's report is read next */
+    uint64_t nonfinite;        /* parameters found not finite by the update, on the host */
+    uint64_t device_nonfinite; /* on the device */
+} job_step;
+
 typedef struct job_opts {
     const char *model; /* HF folder or .gguf */
     tm_dtype dtype;
@@ -169,7 +188,7 @@ struct tm_job {
     uint64_t peak_before;                                            /* VmHWM before there was an arena */
     uint32_t most_micro_batches; /* that fit, where it is their number that was refused; else 0 */
     bool device_short; /* what refused this rank's latest plans was the device's memory: need_device is what it takes */
-    job_batch *batch;  /* per micro-batch of the running program */
+    job_step step;
     /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
     tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                       uint32_t *position, job_batch *shape);
@@ -180,36 +199,24 @@ struct tm_job {
     tm_status (*take_values)(void *ctx, uint32_t tensor, uint64_t first, uint64_t n, const float *values);
     tm_status (*take_nll)(void *ctx, uint32_t micro_batch, const tm_micro_batch *b, const float *nll);
     void *take_ctx;
-    step_result step;
     const struct tm_machine *machine; /* job_use_costs; NULL: nominal */
     tm_cost_fn cost;
     void *cost_ctx;
     void (*hear)(void *ctx, const tm_op *op, double seconds); /* what each operation took; NULL: nobody asks */
     void *hear_ctx;
-    bool *no_decay; /* per tensor; NULL: all are decayed */
-    double max_grad_norm;
-    double loss_scale; /* of the step under way, in fp16; 0: none */
     const tm_optimizer *update;
     tm_optim_opts update_opts;
     uint32_t *source_tensor; /* per tensor: its index in the source */
-    uint32_t capacity;       /* token rows of a batch frame of the running program */
-    const uint32_t *last;    /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
     XXH3_state_t *hash;
-    uint64_t step_labels, step_tokens; /* with ranks: of all of them, set by `fill` */
-    struct comm_ops *comm_ops;         /* ops_comm.c */
+    struct comm_ops *comm_ops;      /* ops_comm.c */
     _Atomic uint64_t sent_there[2]; /* bytes by link (tm_comm_link), from arena to arena: worked out, NCCL tells none */
     bool stub_comm;                 /* measuring: operations between ranks end at once and move nothing */
     uint64_t *comm_counts;          /* [2 ranks] of job_comm_bytes; NULL: one rank */
-    uint32_t report_flags, reported_flags; /* of this rank, with the next report; of any rank, from the latest */
-    const double **report_at;              /* [ranks] */
-    uint64_t *reported_peak;               /* [ranks] VmHWM of each */
-    uint32_t agreed_way;                   /* of running the step; UINT32_MAX: not yet */
-    uint64_t nonfinite;                    /* parameters found not finite by the update, on the host */
-    uint64_t device_nonfinite;             /* on the device */
-    uint8_t update_tier;                   /* tm_tier of OP_UPDATE */
-    uint32_t hold_quarters;                /* of tm_plan_opts */
-    tm_device_traits traits;               /* of the device that computes */
-    tm_plan *held_out, *held_in; /* state that the arena holds, to its extents and from there; NULL: it holds none */
+    uint32_t agreed_way;            /* of running the step; UINT32_MAX: not yet */
+    uint8_t update_tier;            /* tm_tier of OP_UPDATE */
+    uint32_t hold_quarters;         /* of tm_plan_opts */
+    tm_device_traits traits;        /* of the device that computes */
+    tm_plan *held_out, *held_in;    /* state that the arena holds, to its extents and from there; NULL: it holds none */
     void (*show)(void *ctx,
                  double share); /* how much of the program that is run is done, before each operation; NULL */
     void *show_ctx;
@@ -470,7 +477,7 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po);
 tm_status job_held_out(tm_job *job); /* before a commit: what the arena holds, to its extents */
 
 static inline uint64_t job_nonfinite(const tm_job *job) {
-    return job->nonfinite + job->device_nonfinite;
+    return job->step.nonfinite + job->step.device_nonfinite;
 }
 
 void job_close(tm_job *job); /* removes the run directories; NULL is fine */

@@ -79,7 +79,7 @@ static void name_heaviest(look *l, heaviest there) {
 static void look_forward(look *l, const tm_op *op, void *const *operand) {
     const tm_unit *u = tm_model_unit(l->job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
-    uint64_t h = tm_model_get_config(l->job->model)->hidden_size, tokens = l->job->batch[op->arg[2]].tokens;
+    uint64_t h = tm_model_get_config(l->job->model)->hidden_size, tokens = l->job->step.batch[op->arg[2]].tokens;
     void *const *slot = operand + 1;
     for (uint32_t i = 0; i < stage->n_parts; i++) slot += stage->part_in_forward[i];
     for (uint32_t i = 0; i < stage->n_forward; i++) {
@@ -114,7 +114,7 @@ static void look_gradient(look *l, const tm_op *op, void *const *operand) {
 static tm_status look_op(void *ctx, const tm_op *op, void *const *operand) {
     look *l = ctx;
     TM_TRY(job_run_op(l->job, op, operand));
-    if (l->found[0] || (op->code == OP_FORWARD && l->job->batch[op->arg[2]].rows == 0)) return TM_OK;
+    if (l->found[0] || (op->code == OP_FORWARD && l->job->step.batch[op->arg[2]].rows == 0)) return TM_OK;
     if (op->code == OP_FORWARD) look_forward(l, op, operand);
     if (op->code == OP_FINISH) look_gradient(l, op, operand);
     return TM_OK;
@@ -200,7 +200,7 @@ static tm_status log_spike(trainer *t, double loss, double median) {
 }
 
 tm_status trainer_note_loss(trainer *t) {
-    const step_result *r = &t->job->step;
+    const step_result *r = &t->job->step.result;
     double median, loss = r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0;
     if (!r->finite || !r->label_tokens) return TM_OK; /* said already */
     if (is_spike(t, loss, &median)) {

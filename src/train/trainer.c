@@ -165,8 +165,8 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, 
     if (t->comm && mb == 0) {
         tm_step_info info;
         tm_dataset_step_info(ds, step, &info);
-        t->job->step_labels = info.label_tokens;
-        t->job->step_tokens = info.tokens;
+        t->job->step.labels = info.label_tokens;
+        t->job->step.tokens = info.tokens;
     }
     TM_TRY(tm_dataset_batch(ds, step, mb, t->ranks.rank, capacity, ids, labels, mask, &shape));
     *out = (job_batch){.rows = shape.rows,

@@ -25,7 +25,7 @@ bool trainer_commits(const trainer *t) {
 bool trainer_commit_due(const trainer *t) {
     int64_t next = t->step + 1, every = t->cfg->commit_steps;
     if (!trainer_commits(t)) return false;
-    bool by_clock = ((t->comm ? t->job->reported_flags : trainer_flags(t)) & FLAG_COMMIT) != 0;
+    bool by_clock = ((t->comm ? t->job->step.reported_flags : trainer_flags(t)) & FLAG_COMMIT) != 0;
     return next >= t->cfg->total_steps || (every > 0 && next % every == 0) || by_clock;
 }
 

@@ -52,7 +52,7 @@ static void rank_fields(tm_json_writer *w, const trainer *t, const step_line *li
     tm_jw_field_double(w, "comm_seconds", seconds(run->comm_ns));
     tm_jw_key(w, "host_peak_bytes_by_rank");
     tm_jw_array(w);
-    for (uint32_t r = 0; r < t->ranks.ranks; r++) tm_jw_uint(w, t->job->reported_peak[r]);
+    for (uint32_t r = 0; r < t->ranks.ranks; r++) tm_jw_uint(w, t->job->step.reported_peak[r]);
     tm_jw_array_end(w);
 }
 

@@ -139,11 +139,11 @@ static tm_status mark_no_decay(trainer *t) {
     const tm_strings *list = &t->cfg->no_decay;
     uint32_t n = tm_model_tensors(t->job->model);
     if (list->n == 0) return TM_OK;
-    t->job->no_decay = tm_calloc(n + 1, sizeof *t->job->no_decay);
-    if (!t->job->no_decay) return tm_nomem(n);
+    t->job->step.no_decay = tm_calloc(n + 1, sizeof *t->job->step.no_decay);
+    if (!t->job->step.no_decay) return tm_nomem(n);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < list->n; k++)
-            if (strstr(tm_model_tensor(t->job->model, i)->name, list->item[k])) t->job->no_decay[i] = true;
+            if (strstr(tm_model_tensor(t->job->model, i)->name, list->item[k])) t->job->step.no_decay[i] = true;
     return TM_OK;
 }
 
@@ -422,7 +422,7 @@ tm_status trainer_open_job(trainer *t) {
     TM_TRY(mark_no_decay(t));
     t->job->fill = trainer_fill;
     t->job->fill_ctx = t;
-    t->job->max_grad_norm = c->max_grad_norm;
+    t->job->step.max_grad_norm = c->max_grad_norm;
     pass_opts way[TRAINER_MAX_WAYS];
     job_shape shape = trainer_step_shape(t);
     uint32_t n = trainer_ways(t, &shape, way), chosen;

@@ -65,7 +65,7 @@ int64_t trainer_schedule_step(const trainer *t) {
 
 bool trainer_scale_step(trainer *t, double scale) {
     if (!scales(t)) return true;
-    bool overflow = !t->job->step.finite, goes_on = tm_loss_scaler_update(&t->scaler, overflow);
+    bool overflow = !t->job->step.result.finite, goes_on = tm_loss_scaler_update(&t->scaler, overflow);
     if (!goes_on) t->scaler.skipped++, t->scaler.iteration++; /* DeepSpeed's is left as it was; the step was skipped */
     if (overflow)
         tm_log(TM_LOG_WARN, "step %" PRId64 ": overflow at loss scale %.15g: the update was skipped%s", t->step, scale,

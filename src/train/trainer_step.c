@@ -37,17 +37,17 @@ tm_status trainer_settle(trainer *t) {
 static tm_status one_step(trainer *t) {
     tm_job *job = t->job;
     uint64_t began = tm_now_ns();
-    job->loss_scale = t->scaler.scale;
-    job->step.number = t->applied + 1;
-    job->step.learning_rate =
-        state_learning_rate(job, tm_lr_at(&t->cfg->schedule, trainer_schedule_step(t)), job->step.number);
+    job->step.loss_scale = t->scaler.scale;
+    job->step.result.number = t->applied + 1;
+    job->step.result.learning_rate =
+        state_learning_rate(job, tm_lr_at(&t->cfg->schedule, trainer_schedule_step(t)), job->step.result.number);
     if (!job_updates_in_passes(job)) /* whose beta1 says whether there is an exp_avg at all */
         (void)tm_lr_betas(&t->cfg->schedule, trainer_schedule_step(t), &job->update_opts.beta1,
                           &job->update_opts.beta2);
     const tm_plan *plan = step_plan(t);
     trainer_watch_announce(t, plan);
     uint64_t between[2]; /* by commits and evaluations: not the step's */
-    job->report_flags = trainer_flags(t);
+    job->step.report_flags = trainer_flags(t);
     trainer_count_sent(t, between);
     trainer_replay_step(t, t->step + 1);
     tm_status rc = job_run(job, plan);
@@ -55,7 +55,7 @@ static tm_status one_step(trainer *t) {
     if (rc != TM_OK) return rc;
     t->pending = t->folded;
     t->step++;
-    if (job->step.finite) {
+    if (job->step.result.finite) {
         t->applied++;
         t->skipped_in_a_row = t->skipped_at_scale = 0;
     } else {
@@ -64,12 +64,13 @@ static tm_status one_step(trainer *t) {
         if (t->cfg->precision != TM_F16)
             tm_log(TM_LOG_WARN, "step %" PRId64 ": loss or gradient is not finite; the update was skipped", t->step);
     }
-    bool goes_on = trainer_scale_step(t, job->loss_scale);
-    if (t->scaler.scale < job->loss_scale) t->skipped_at_scale = 0; /* it may be right now; it cannot fall for ever */
-    step_line line = {.r = job->step,
+    bool goes_on = trainer_scale_step(t, job->step.loss_scale);
+    if (t->scaler.scale < job->step.loss_scale)
+        t->skipped_at_scale = 0; /* it may be right now; it cannot fall for ever */
+    step_line line = {.r = job->step.result,
                       .step = t->step,
                       .plan = plan,
-                      .loss_scale = job->loss_scale,
+                      .loss_scale = job->step.loss_scale,
                       .at = (double)(began - t->start_ns) * 1e-9,
                       .took = (double)(tm_now_ns() - began) * 1e-9};
     trainer_count_sent(t, line.sent);
@@ -88,7 +89,7 @@ static tm_status evaluate(trainer *t) {
     t->eval_labels = 0;
     tm_status rc = TM_OK;
     uint64_t steps = tm_dataset_steps_per_epoch(data_set(t->eval));
-    step_result keep = t->job->step;
+    step_result keep = t->job->step.result;
     job_phase phase;
     job_phase_begin(&phase, t->job, "evaluating", "rows", tm_dataset_get_counts(data_set(t->eval))->samples);
     for (t->eval_step = 0; t->eval_step < steps && rc == TM_OK; t->eval_step++) {
@@ -97,12 +98,12 @@ static tm_status evaluate(trainer *t) {
         phase.span = info.samples;
         rc = job_run(t->job, t->eval_plan);
         phase.base += info.samples;
-        t->eval_sum += t->job->step.loss_sum;
-        t->eval_labels += t->job->step.label_tokens;
+        t->eval_sum += t->job->step.result.loss_sum;
+        t->eval_labels += t->job->step.result.label_tokens;
     }
     job_phase_end(&phase);
     t->evaluating = false;
-    t->job->step = keep;
+    t->job->step.result = keep;
     if (rc != TM_OK) return rc;
     double loss = t->eval_labels ? t->eval_sum / (double)t->eval_labels : NAN;
     t->saves.loss = loss;
@@ -157,7 +158,7 @@ static tm_status stop(trainer *t, bool together) {
 
 /* With ranks only what all know counts: a signal that one of them had seen when the latest step was reported. */
 static bool stops(const trainer *t) {
-    return t->comm ? (t->job->reported_flags & FLAG_STOP) != 0 : job_stop_signal() != 0;
+    return t->comm ? (t->job->step.reported_flags & FLAG_STOP) != 0 : job_stop_signal() != 0;
 }
 
 static tm_status run_steps(trainer *t, bool *between) {

@@ -99,10 +99,10 @@ static void end(trial *t) {
 }
 
 static tm_status step(trial *t, double norm[STEPS]) {
-    t->job->step.learning_rate = t->s->bad_step == t->step + 1 ? 1e20 : 1e-3;
-    t->job->step.number = (int64_t)t->step + 1;
+    t->job->step.result.learning_rate = t->s->bad_step == t->step + 1 ? 1e20 : 1e-3;
+    t->job->step.result.number = (int64_t)t->step + 1;
     TM_TRY(job_run(t->job, t->first && t->step == 0 ? t->first : t->plan));
-    norm[t->step++] = t->job->step.grad_norm;
+    norm[t->step++] = t->job->step.result.grad_norm;
     return TM_OK;
 }
 
@@ -117,7 +117,7 @@ static void same(scene *s, const pass_opts *way, const job_opts *o) {
                  (unsigned long long)o->host_bytes, o->cache_none ? ", no cache" : "", tm_error_get()->text);
     for (unsigned i = 0; i < STEPS; i++) RUN_EXPECT_STATUS(step(&t, norm));
     if (t.drain) RUN_EXPECT_STATUS(job_run(t.job, t.drain));
-    assert_int_equal(t.job->nonfinite, 0);
+    assert_int_equal(t.job->step.nonfinite, 0);
     RUN_EXPECT_STATUS(job_state_hash(t.job, STEPS, hash));
     end(&t);
     if (!s->runs++) {
@@ -235,7 +235,7 @@ static tm_status run_into_it(pass_update update, bool *finite, char text[512]) {
     tm_status rc = step(&t, norm);
     snprintf(text, 512, "%.500s", rc == TM_OK ? "" : tm_error_get()->text);
     tm_error_clear();
-    *finite = t.job->step.finite;
+    *finite = t.job->step.result.finite;
     end(&t);
     return rc;
 }
