@@ -5,7 +5,7 @@
  *     TM_TRY(disk_load_run(d, &(disk_load_job){.rw = DISK_READ, .request = 1 << 20, .outstanding = 8}, &result));
  *     TM_TRY(disk_load_close(d));   // the files are gone
  *
- * The files lie in run directories of their own (io.h), which go with disk_load_close, or with tm_io_cleanup_at_exit.
+ * The files lie in run directories of their own (io/run/run.h), which go with disk_load_close, or with tm_io_cleanup_at_exit.
  * One thread. SIGINT and SIGTERM end what is under way with TM_ESIGNAL once disk_load_catch_signals was called. */
 #ifndef TIDEMILL_DISK_LOAD_H
 #define TIDEMILL_DISK_LOAD_H

@@ -79,7 +79,7 @@ void tm_store_commit_abandon(tm_store *s); /* what was prepared is not published
 TM_MUST_USE tm_status tm_store_commit(tm_store *s, char *slab, const tm_commit_opts *opts, tm_commit_stats *stats);
 
 /* Opens the commit of a run directory: takes its lock, checks the manifest. TM_EINPUT: no directory, no commit in it,
- * its owner is alive (pid and host are named), or it, or one that its manifest names, is not the claim's (io.h; NULL:
+ * its owner is alive (pid and host are named), or it, or one that its manifest names, is not the claim's (io/run/run.h; NULL:
  * any run's); TM_ECORRUPT: damaged. */
 TM_MUST_USE tm_status tm_commit_open(tm_commit **out, const char *run_directory, const tm_io_claim *claim);
 /* Reads and checks the manifest alone, whoever owns the directory: for looking at, not for going on from. */

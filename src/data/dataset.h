@@ -38,7 +38,7 @@
 
 #include "base/base.h"
 
-typedef struct tm_tokenizer tm_tokenizer; /* data/tokenizer.h */
+typedef struct tm_tokenizer tm_tokenizer; /* text/tokenizer/tokenizer.h */
 typedef struct tm_chat tm_chat;           /* data/chat.h */
 
 enum { TM_LABEL_IGNORE = -100 };

@@ -1,4 +1,4 @@
-/* text (private to train): the tokenizer, chat template and data files of a model folder, opened together. */
+/* text: the tokenizer, chat template and data files of a model folder, opened together. */
 #ifndef TIDEMILL_TRAIN_TEXT_INTERNAL_H
 #define TIDEMILL_TRAIN_TEXT_INTERNAL_H
 

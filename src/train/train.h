@@ -1,6 +1,6 @@
 /* train: where model, data, tiers, optimizer and formats meet. The commands of tools/ call these.
  *
- * Every job - training, evaluation, probing, generation, export - is a program (offload.h) written by build.c, compiled
+ * Every job - training, evaluation, probing, generation, export - is a program (offload/plan/plan.h) written by build.c, compiled
  * under a budget and run by the same executor; ops.c holds what the operations do. Nothing here reads or writes a tier
  * outside an operation.
  *

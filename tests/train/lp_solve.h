@@ -6,7 +6,7 @@
  *   bytes     sum of what is not kept, subject to memory at every row
  *   seconds   per segment its duration, what the disk reads and writes in it, what has been read ahead and what has not
  *             been written yet at its end. Durations are at least the segment's compute; reads, writes and both
- *             together at most what the simulated disk moves (offload/simulate_disk.c: r/R <= 1, w/W <= 1, r/R + w/W <= 1 + d);
+ *             together at most what the simulated disk moves (offload/sim/simulate_disk.c: r/R <= 1, w/W <= 1, r/R + w/W <= 1 + d);
  *             reads come before their use, writes after their change, and bytes that wait take memory. */
 #ifndef TIDEMILL_TEST_LP_SOLVE_H
 #define TIDEMILL_TEST_LP_SOLVE_H
