@@ -151,7 +151,7 @@ static void compare_type(cfg_state *s) {
     } pairs[] = {{TM_LR_DS_WARMUP, "constant_with_warmup"},
                  {TM_LR_DS_WARMUP_DECAY, "linear"},
                  {TM_LR_DS_WARMUP_COSINE, "cosine"}};
-    if (!flat) return;
+    if (!flat || !type) return;
     for (size_t i = 0; i < TM_COUNT(pairs); i++)
         if (pairs[i].type == s->cfg->pub.schedule.type && cfg_chosen(s, "lr_scheduler_type", pairs[i].hf)) return;
     cfg_mismatch(s, "lr_scheduler_type", flat, "scheduler.type", type);

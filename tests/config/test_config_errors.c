@@ -84,6 +84,7 @@ static const bad cases[] = {
     {TM_EINPUT, "{}", {"2 problems", "\"model\" is missing", "\"data.train\" is missing"}},
     {TM_EINPUT, "+\"optimizer\": {\"params\": {}}", {"\"optimizer.type\" is missing"}},
     {TM_EINPUT, "+\"scheduler\": {\"params\": {}}", {"\"scheduler.type\" is missing"}},
+    {TM_EINPUT, "+\"scheduler\": {}, \"lr_scheduler_type\": \"linear\"", {"\"scheduler.type\" is missing"}},
     {TM_EINPUT,
      "+\"scheduler\": {\"type\": \"WarmupDecayLR\"}",
      {"WarmupDecayLR needs \"scheduler.params.total_num_steps\""}},
