@@ -52,18 +52,39 @@ typedef enum tm_save_dtype {
     TM_SAVE_F16
 } tm_save_dtype;
 
-/* How ranks divide the state of a model. */
 /* What FSDP would gather together, and so how much is gathered ahead of its use. DEFAULT: stage3_prefetch_bucket_size
  */
 typedef enum tm_wrap { TM_WRAP_DEFAULT, TM_WRAP_BLOCK, TM_WRAP_SIZE, TM_WRAP_NONE } tm_wrap;
-typedef enum tm_strategy {
-    TM_STRATEGY_DDP,   /* stage 0: everything whole on every rank */
-    TM_STRATEGY_ZERO1, /* optimizer state divided, weights whole */
-    TM_STRATEGY_ZERO2, /* the same here: a full gradient never exists (DESIGN section 4) */
-    TM_STRATEGY_ZERO3, /* all divided; FSDP's FULL_SHARD */
-    TM_STRATEGY_HSDP,  /* all divided within a node, replicated across nodes */
-    TM_STRATEGY_HPZ    /* ZERO3 with a second copy of the weights divided within the node */
-} tm_strategy;
+
+/* How ranks share the state of a model: every strategy is one row here, and nowhere else. Rows stand from the strategy
+ * that asks least of its user to the one that asks most. Columns:
+ *   id        TM_STRATEGY_id
+ *   name      the word of the key "strategy"
+ *   also      another word for it, with a bar behind it, or ""
+ *   stage     DeepSpeed's zero_optimization.stage; the first row of a stage is what the stage alone means
+ *   sharding  FSDP's sharding_strategy, or NULL where FSDP has none
+ *   divides   TM_DIVIDES_*: what no rank holds whole
+ *   by_node   it needs several nodes with the same number of ranks on each
+ * zero2 is zero1 here: a whole gradient never exists (DESIGN section 4). hsdp divides all within a node and replicates
+ * across nodes. hpz is zero3 with a second copy of the weights, divided within the node. */
+enum { TM_DIVIDES_STATE = 1, TM_DIVIDES_WEIGHTS = 2, TM_DIVIDES_ALL = 3 };
+#define TM_STRATEGIES(ROW)                                                                                             \
+    ROW(DDP, "ddp", "", 0, "NO_SHARD", 0, false)                                                                       \
+    ROW(ZERO1, "zero1", "", 1, NULL, TM_DIVIDES_STATE, false)                                                          \
+    ROW(ZERO2, "zero2", "", 2, "SHARD_GRAD_OP", TM_DIVIDES_STATE, false)                                               \
+    ROW(ZERO3, "zero3", "fsdp|", 3, "FULL_SHARD", TM_DIVIDES_ALL, false)                                               \
+    ROW(HSDP, "hsdp", "", 3, "HYBRID_SHARD", TM_DIVIDES_ALL, true)                                                     \
+    ROW(HPZ, "hpz", "", 3, NULL, TM_DIVIDES_ALL, true)
+#define TM_STRATEGY_ID(id, ...) TM_STRATEGY_##id,
+typedef enum tm_strategy { TM_STRATEGIES(TM_STRATEGY_ID) TM_STRATEGY_COUNT } tm_strategy;
+typedef struct tm_strategy_row {
+    const char *name, *also;
+    uint32_t stage;
+    const char *sharding;
+    unsigned divides;
+    bool by_node;
+} tm_strategy_row;
+extern const tm_strategy_row tm_strategy_rows[TM_STRATEGY_COUNT]; /* by tm_strategy */
 
 /* A list of strings (no_decay, nvme_path). */
 typedef struct tm_strings {

@@ -2,21 +2,27 @@
  * strategy, places, precision and the grain of look-ahead. What another key says differently is a mismatch. */
 #include "config/config_internal.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
 #define FSDP "fsdp_config."
+#define SHARDING FSDP "sharding_strategy"
 
 /* ---- fsdp: "full_shard auto_wrap offload" -------------------------------------------------------------------- */
 
 typedef struct fsdp_words {
     const cfg_value *from;
-    int sharding; /* as fsdp_config.sharding_strategy; -1: none */
+    int sharding;     /* as fsdp_config.sharding_strategy; -1: none */
+    const char *word; /* of that, not terminated */
+    int word_len;
     bool offload, wrap;
 } fsdp_words;
 
-static const char *const shardings[] = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard",
-                                        "hybrid_shard_zero2"};
+/* The words are the choices of fsdp_config.sharding_strategy in small letters. */
+static int sharding_word(const char *text, size_t n) {
+    return n > 0 && islower((unsigned char)*text) ? schema_choice(schema_find(SHARDING), text, n) : -1;
+}
 
 static bool is_word(const char *text, size_t n, const char *word) {
     return n == strlen(word) && !strncmp(text, word, n);
@@ -24,14 +30,12 @@ static bool is_word(const char *text, size_t n, const char *word) {
 
 static void one_word(cfg_state *s, fsdp_words *w, const char *text, size_t n) {
     char at[256];
-    int sharding = -1;
-    for (size_t i = 0; i < TM_COUNT(shardings); i++)
-        if (is_word(text, n, shardings[i])) sharding = (int)i;
+    int sharding = sharding_word(text, n);
     if (sharding >= 0 && w->sharding >= 0 && sharding != w->sharding)
-        cfg_contradiction(s, "%s: \"fsdp\" says %s and %s", cfg_where(w->from, at, sizeof at), shardings[w->sharding],
-                          shardings[sharding]);
+        cfg_contradiction(s, "%s: \"fsdp\" says %.*s and %.*s", cfg_where(w->from, at, sizeof at), w->word_len, w->word,
+                          (int)n, text);
     if (sharding >= 0)
-        w->sharding = sharding;
+        w->sharding = sharding, w->word = text, w->word_len = (int)n;
     else if (is_word(text, n, "offload"))
         w->offload = true;
     else if (is_word(text, n, "auto_wrap"))
@@ -64,18 +68,13 @@ static fsdp_words read_words(cfg_state *s) {
     } else {
         for (const tm_json *c = n->child; c; c = c->next) split(s, &w, c->text, c->len);
     }
-    if (w.sharding < 0 && (w.offload || w.wrap) && !cfg_given(s, FSDP "sharding_strategy"))
+    if (w.sharding < 0 && (w.offload || w.wrap) && !cfg_given(s, SHARDING))
         cfg_problem(s, TM_EINPUT, "%s: \"fsdp\" needs a strategy beside offload and auto_wrap: full_shard, for example",
                     cfg_where(w.from, at, sizeof at));
     return w;
 }
 
 /* ---- the strategy -------------------------------------------------------------------------------------------- */
-
-static const struct {
-    tm_strategy strategy;
-    uint32_t stage;
-} meaning[] = {{TM_STRATEGY_ZERO3, 3}, {TM_STRATEGY_ZERO2, 2}, {TM_STRATEGY_DDP, 0}, {TM_STRATEGY_HSDP, 3}};
 
 /* FSDP 2 says whether weights are dropped between forward and backward. */
 static int from_reshard(cfg_state *s, const cfg_value **from) {
@@ -86,8 +85,8 @@ static int from_reshard(cfg_state *s, const cfg_value **from) {
 }
 
 static int sharding_of(cfg_state *s, const fsdp_words *w, const cfg_value **from) {
-    const cfg_value *named = cfg_given(s, FSDP "sharding_strategy");
-    int block = named ? cfg_choice(s, FSDP "sharding_strategy") : -1, reshard = from_reshard(s, from);
+    const cfg_value *named = cfg_given(s, SHARDING);
+    int block = named ? cfg_choice(s, SHARDING) : -1, reshard = from_reshard(s, from);
     if (named && w->sharding >= 0 && block != w->sharding) cfg_mismatch(s, "fsdp", w->from, named->spelled, named);
     int said = w->sharding >= 0 ? w->sharding : block;
     if (said >= 0 && reshard >= 0 && (said > 1 || said != reshard))
@@ -104,20 +103,21 @@ static int sharding_of(cfg_state *s, const fsdp_words *w, const cfg_value **from
 
 static void set_strategy(cfg_state *s, int sharding, const cfg_value *from) {
     tm_config *c = &s->cfg->pub;
-    char w[256];
+    char w[256], name[32];
     const cfg_value *stage = cfg_given(s, "zero_optimization.stage"), *strategy = cfg_given(s, "strategy");
     if (sharding < 0) return;
-    if (sharding >= (int)TM_COUNT(meaning)) {
+    tm_strategy want = strategy_of_sharding(schema_choice_name(schema_find(SHARDING), sharding, name, sizeof name));
+    if (want == TM_STRATEGY_COUNT) {
         cfg_problem(s, TM_EUNSUPPORTED,
                     "%s: HYBRID_SHARD_ZERO2 keeps weights gathered from forward to backward; HYBRID_SHARD here",
                     cfg_where(from, w, sizeof w));
         return;
     }
-    tm_strategy want = meaning[sharding].strategy;
+    uint32_t means = tm_strategy_rows[want].stage;
     if (strategy && c->strategy != want) cfg_mismatch(s, from->spelled, from, "strategy", strategy);
-    if (stage && c->zero_stage != meaning[sharding].stage) cfg_mismatch(s, from->spelled, from, stage->spelled, stage);
+    if (stage && c->zero_stage != means) cfg_mismatch(s, from->spelled, from, stage->spelled, stage);
     c->strategy = want;
-    c->zero_stage = meaning[sharding].stage;
+    c->zero_stage = means;
     c->strategy_given = true;
 }
 

@@ -1,6 +1,7 @@
 /* The configuration's own: the schema table, and the state while layers are merged and resolved.
  *
  *   schema.c            every key: path, type, default, range, help
+ *   strategy.c          strategies by the names that ours, DeepSpeed and FSDP have for them
  *   config.c            load, free, the order of it all
  *   config_merge.c      files and --set into one value a row
  *   config_check.c      one value against its row
@@ -71,6 +72,13 @@ int schema_choice(const schema_row *row, const char *value, size_t len);
 const char *schema_choice_name(const schema_row *row, int index, char *buf, size_t cap);
 /* "one of a, b, c" / "an integer or \"auto\"" into buf. */
 const char *schema_expects(const schema_row *row, char *buf, size_t cap);
+
+/* ---- strategies (strategy.c) --------------------------------------------------------------------------------- */
+
+/* TM_STRATEGY_COUNT: there is none of that name. */
+tm_strategy strategy_of_word(const char *word); /* of the key "strategy" */
+tm_strategy strategy_of_stage(uint32_t stage);
+tm_strategy strategy_of_sharding(const char *sharding); /* FSDP's, in capital letters */
 
 /* ---- suggestions (config_suggest.c) -------------------------------------------------------------------------- */
 

@@ -92,16 +92,14 @@ static void resolve_mics(cfg_state *s, const cfg_value *strategy) {
 }
 
 static void resolve_stage(cfg_state *s) {
-    static const uint32_t stages[] = {0, 1, 2, 3, 3, 3, 3}; /* ddp, zero1, zero2, zero3, fsdp, hsdp, hpz */
     tm_config *c = &s->cfg->pub;
     const cfg_value *strategy = cfg_given(s, "strategy"), *stage = cfg_given(s, ZERO "stage");
     c->zero_stage = (uint32_t)cfg_integer(s, ZERO "stage");
-    if (strategy && stage && stages[cfg_choice(s, "strategy")] != c->zero_stage)
-        cfg_mismatch(s, "strategy", strategy, ZERO "stage", stage);
-    if (strategy && !stage) c->zero_stage = stages[cfg_choice(s, "strategy")];
-    static const tm_strategy named[] = {TM_STRATEGY_DDP,   TM_STRATEGY_ZERO1, TM_STRATEGY_ZERO2, TM_STRATEGY_ZERO3,
-                                        TM_STRATEGY_ZERO3, TM_STRATEGY_HSDP,  TM_STRATEGY_HPZ};
-    c->strategy = strategy ? named[cfg_choice(s, "strategy")] : (tm_strategy)c->zero_stage;
+    c->strategy = strategy ? strategy_of_word(strategy->node->text) : strategy_of_stage(c->zero_stage);
+    TM_ASSERT(c->strategy < TM_STRATEGY_COUNT);
+    uint32_t means = tm_strategy_rows[c->strategy].stage;
+    if (strategy && stage && means != c->zero_stage) cfg_mismatch(s, "strategy", strategy, ZERO "stage", stage);
+    if (!stage) c->zero_stage = means;
     c->strategy_given = strategy != NULL;
     c->hpz_partition = (uint32_t)cfg_integer(s, ZERO "zero_hpz_partition_size");
     if (!strategy && c->strategy == TM_STRATEGY_ZERO3 && c->hpz_partition > 1) c->strategy = TM_STRATEGY_HPZ;

@@ -5,6 +5,7 @@
 #define SCHEDULES                                                                                                      \
     "linear|cosine|cosine_with_restarts|polynomial|constant|constant_with_warmup|inverse_sqrt|cosine_with_min_lr|"     \
     "cosine_warmup_with_min_lr|warmup_stable_decay|reduce_lr_on_plateau|greedy"
+#define WORDS_OF(id, name, also, ...) name "|" also
 #define SHAPES "linear|cosine|1-sqrt"
 #define ROW(p, k, t, c, d, lo, hi, h)                                                                                  \
     { p, k, t, c, d, lo, hi, NULL, h }
@@ -176,7 +177,7 @@ const schema_row schema_rows[] = {
         "of the saved model; auto: f32 in fp32 mode, else bf16"),
     ROW("keep_state", K_OURS, T_BOOL, NULL, "false", 0, 0, "leave the run directories after success"),
     ROW("save_state", K_OURS, T_BOOL, NULL, "false", 0, 0, "checkpoints hold masters and moments too"),
-    ROW("strategy", K_OURS, T_ENUM, "ddp|zero1|zero2|zero3|fsdp|hsdp|hpz", NULL, 0, 0,
+    ROW("strategy", K_OURS, T_ENUM, TM_STRATEGIES(WORDS_OF), NULL, 0, 0,
         "how ranks share the state, by one word; no effect on one rank"),
     ROW("all_reduce", K_OURS, T_ENUM, "fixed|mpi", "fixed", 0, 0,
         "strategy ddp: gradients are added in the one order of all strategies, or by MPI_Allreduce in its own"),

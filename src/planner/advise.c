@@ -8,14 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* From the one that asks least of its user to the one that asks most: that is how ties are decided. */
-static const struct {
-    const char *name;
-    tm_strategy strategy;
-    uint32_t stage;
-} strategies[] = {{"ddp", TM_STRATEGY_DDP, 0},     {"zero1", TM_STRATEGY_ZERO1, 1}, {"zero2", TM_STRATEGY_ZERO2, 2},
-                  {"zero3", TM_STRATEGY_ZERO3, 3}, {"hsdp", TM_STRATEGY_HSDP, 3},   {"hpz", TM_STRATEGY_HPZ, 3}};
-
 static const struct {
     tm_place param, optimizer;
 } places[] = {{TM_PLACE_NONE, TM_PLACE_NONE}, {TM_PLACE_NONE, TM_PLACE_CPU}, {TM_PLACE_NONE, TM_PLACE_NVME},
@@ -40,14 +32,14 @@ static bool place_is_open(const planning *g, size_t place, tm_strategy s) {
         return places[place].param == TM_PLACE_NONE ? places[place].optimizer != TM_PLACE_CPU
                                                     : places[place].param == TM_PLACE_NVME;
     if (places[place].optimizer == TM_PLACE_NONE && !plan_device_updates(g->t->cfg)) return false;
-    return places[place].param == TM_PLACE_NONE || (s != TM_STRATEGY_ZERO1 && s != TM_STRATEGY_ZERO2);
+    return places[place].param == TM_PLACE_NONE || tm_strategy_rows[s].divides != TM_DIVIDES_STATE;
 }
 
 /* In one node hsdp is zero3, and hpz is zero3 with a second copy; with one rank a node hsdp is ddp. */
 static bool strategy_is_open(const trainer *t, tm_strategy s) {
     if (!t->comm) return s == TM_STRATEGY_DDP;
     bool grid = tm_comm_nodes(t->comm) > 1 && tm_comm_node_size(t->comm) > 1;
-    return grid || (s != TM_STRATEGY_HSDP && s != TM_STRATEGY_HPZ);
+    return grid || !tm_strategy_rows[s].by_node;
 }
 
 /* ---- rows ---------------------------------------------------------------------------------------------------- */
@@ -59,16 +51,16 @@ static void count_node(tm_advice_row *row) {
     row->disk_bytes = (p->read_bytes_per_step + p->write_bytes_per_step) * each;
 }
 
-static tm_status plan_row(planning *g, size_t strategy, size_t place, tm_advice *out) {
+static tm_status plan_row(planning *g, tm_strategy strategy, size_t place, tm_advice *out) {
     tm_config *c = g->t->cfg;
     tm_advice_row *row = &out->row[out->n];
     TM_ASSERT(out->n < TM_ADVICE_ROWS);
-    c->strategy = strategies[strategy].strategy;
-    c->zero_stage = strategies[strategy].stage;
+    c->strategy = strategy;
+    c->zero_stage = tm_strategy_rows[strategy].stage;
     c->strategy_given = true;
     c->param_place = places[place].param;
     c->optimizer_place = places[place].optimizer;
-    *row = (tm_advice_row){.strategy = g->t->comm ? strategies[strategy].name : "",
+    *row = (tm_advice_row){.strategy = g->t->comm ? tm_strategy_rows[strategy].name : "",
                            .param = place_name(places[place].param),
                            .optimizer = place_name(places[place].optimizer)};
     g->out = &row->plan;
@@ -89,14 +81,14 @@ static void repeat_row(tm_advice *out, uint32_t from, const char *strategy) {
 
 static tm_status plan_rows(planning *g, tm_advice *out) {
     uint32_t first = 0, last = 0; /* rows of zero1 */
-    for (size_t s = 0; s < TM_COUNT(strategies); s++) {
-        if (!strategy_is_open(g->t, strategies[s].strategy)) continue;
+    for (tm_strategy s = TM_STRATEGY_DDP; s < TM_STRATEGY_COUNT; s++) {
+        if (!strategy_is_open(g->t, s)) continue;
         uint32_t begin = out->n;
-        if (strategies[s].strategy == TM_STRATEGY_ZERO2)
+        if (s == TM_STRATEGY_ZERO2)
             for (uint32_t i = first; i < last; i++) repeat_row(out, i, "zero2");
-        for (size_t p = 0; p < TM_COUNT(places) && strategies[s].strategy != TM_STRATEGY_ZERO2; p++)
-            if (place_is_open(g, p, strategies[s].strategy)) TM_TRY(plan_row(g, s, p, out));
-        if (strategies[s].strategy == TM_STRATEGY_ZERO1) first = begin, last = out->n;
+        for (size_t p = 0; p < TM_COUNT(places) && s != TM_STRATEGY_ZERO2; p++)
+            if (place_is_open(g, p, s)) TM_TRY(plan_row(g, s, p, out));
+        if (s == TM_STRATEGY_ZERO1) first = begin, last = out->n;
     }
     return TM_OK;
 }
@@ -224,8 +216,8 @@ static tm_status load_with(const planning *g, const char *const *more, uint32_t 
 }
 
 static uint32_t stage_of(const char *strategy) {
-    for (size_t s = 0; s < TM_COUNT(strategies); s++)
-        if (strcmp(strategies[s].name, strategy) == 0) return strategies[s].stage;
+    for (size_t s = 0; s < TM_STRATEGY_COUNT; s++)
+        if (strcmp(tm_strategy_rows[s].name, strategy) == 0) return tm_strategy_rows[s].stage;
     return 0;
 }
 

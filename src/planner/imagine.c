@@ -35,12 +35,11 @@ static void share_node(imagine *x) {
 /* The strategy; where none is named and zero_optimization.stage is 0 (its default), zero3. */
 static const char *share_state(imagine *x) {
     const tm_config *c = x->g->t->cfg;
-    static const char *const name[] = {"ddp", "zero1", "zero2", "zero3", "hsdp", "hpz"};
     tm_strategy s = c->zero_stage == 0 && !c->strategy_given ? TM_STRATEGY_ZERO3 : c->strategy;
     x->state_ranks = s == TM_STRATEGY_DDP ? 1 : s == TM_STRATEGY_HSDP ? x->per_node : x->ranks;
     x->weight_ranks = s == TM_STRATEGY_ZERO1 || s == TM_STRATEGY_ZERO2 ? 1 : x->state_ranks;
     x->second_ranks = s == TM_STRATEGY_HPZ ? x->per_node : 0;
-    return x->ranks > 1 ? name[s] : "";
+    return x->ranks > 1 ? tm_strategy_rows[s].name : "";
 }
 
 /* ---- units --------------------------------------------------------------------------------------------------- */

@@ -194,8 +194,9 @@ tm_status trainer_set_strategy(trainer *t) {
     r->across = false;
     r->second = (holding){0, 0};
     r->sums = one;
-    r->own = c->strategy == TM_STRATEGY_DDP ? all : one;
-    r->weights = c->strategy < TM_STRATEGY_ZERO3 ? all : one;
+    unsigned divides = tm_strategy_rows[c->strategy].divides;
+    r->own = divides & TM_DIVIDES_STATE ? one : all;
+    r->weights = divides & TM_DIVIDES_WEIGHTS ? one : all;
     r->mpi_sums = c->all_reduce_mpi && c->strategy == TM_STRATEGY_DDP;
     if (r->mpi_sums) r->sums = all;
     if (c->strategy == TM_STRATEGY_HSDP) {
@@ -261,8 +262,7 @@ tm_status trainer_check_wrap(const trainer *t, const char *model_type) {
 }
 
 const char *trainer_strategy(const trainer *t) {
-    static const char *const name[] = {"ddp", "zero1", "zero2", "zero3", "hsdp", "hpz"};
-    return name[t->cfg->strategy];
+    return tm_strategy_rows[t->cfg->strategy].name;
 }
 
 /* ---- what ranks leave behind --------------------------------------------------------------------------------- */

@@ -88,9 +88,36 @@ static void enums_follow_the_table(void **state) {
                          pairs[i].value);
 }
 
+/* Each word of the key "strategy" is one row's, FSDP's names are choices, and a stage alone means a row of that stage. */
+static void strategies_are_one_table(void **state) {
+    (void)state;
+    const schema_row *words = schema_find("strategy"), *shardings = schema_find("fsdp_config.sharding_strategy");
+    char name[32];
+    bool named[TM_STRATEGY_COUNT] = {false};
+    for (int i = 0; i < 7; i++) {
+        tm_strategy s = strategy_of_word(schema_choice_name(words, i, name, sizeof name));
+        assert_true(s < TM_STRATEGY_COUNT);
+        named[s] = true;
+    }
+    for (unsigned i = 0; i < TM_STRATEGY_COUNT; i++) {
+        const tm_strategy_row *row = &tm_strategy_rows[i];
+        assert_true(named[i]);
+        assert_int_equal(strategy_of_word(row->name), i);
+        assert_int_equal(tm_strategy_rows[strategy_of_stage(row->stage)].stage, row->stage);
+        if (!row->sharding) continue;
+        assert_true(schema_choice(shardings, row->sharding, strlen(row->sharding)) >= 0);
+        assert_int_equal(strategy_of_sharding(row->sharding), i);
+    }
+    assert_int_equal(strategy_of_word("fsdp"), TM_STRATEGY_ZERO3);
+    assert_int_equal(strategy_of_word("fsd"), TM_STRATEGY_COUNT);
+    assert_int_equal(strategy_of_stage(3), TM_STRATEGY_ZERO3);
+    assert_int_equal(strategy_of_sharding("HYBRID_SHARD_ZERO2"), TM_STRATEGY_COUNT);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_are_consistent), cmocka_unit_test(defaults_fit),
                                        cmocka_unit_test(synonyms_are_the_same_choice),
-                                       cmocka_unit_test(enums_follow_the_table)};
+                                       cmocka_unit_test(enums_follow_the_table),
+                                       cmocka_unit_test(strategies_are_one_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
