@@ -349,13 +349,16 @@ static int plan(const tm_plan_args *args, bool json) {
 }
 
 int tm_cmd_plan(int argc, char **argv) {
-    const char *set[256], *config[1] = {NULL};
+    const char *set[256], *set_hardware[64], *config[1] = {NULL};
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
+    tm_opt_list hardware_sets = {.value = set_hardware, .cap = TM_COUNT(set_hardware)};
     tm_plan_args a = {.hardware = NULL};
     bool json = false, advise = false;
     const tm_opt opts[] = {
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
         TM_OPTION("hardware", TM_OPT_STRING, &a.hardware, "HW.json", "plan for the machine of this file instead"),
+        TM_OPTION("set-hardware", TM_OPT_LIST, &hardware_sets, "KEY=VALUE",
+                  "override one key of that file (nodes, host_memory, gpu.count, disk.count, ..); may be repeated"),
         TM_OPTION("save-hardware", TM_OPT_STRING, &a.save_hardware, "HW.json",
                   "write what was measured here as such a file, to plan elsewhere or with more of something"),
         TM_FLAG("no-measure", &a.no_measure, "do not time operations that the profile lacks"),
@@ -366,16 +369,17 @@ int tm_cmd_plan(int argc, char **argv) {
         TM_FLAG("json", &json, "print one JSON object"),
     };
     const tm_cli cli = {
-        .usage = "plan CONFIG.json [--set key.path=value]... [--hardware HW.json] [--advise] [--json]",
+        .usage = "plan CONFIG.json [--set key.path=value]... [--hardware HW.json] "
+                 "[--set-hardware key=value]... [--advise] [--json]",
         .about = "Compiles the training step under the budget and says what it would take, without starting it. Needs "
                  "only the model's config.json; where data and tokenizer are there, the rows' lengths count, else "
                  "data.seq_len. "
                  "The first time it times the model's operations on this machine for a few seconds and remembers them. "
                  "Exit 2: it cannot fit, with the smallest change that fits.",
         .example = "tidemill plan config.json --set memory.host_budget=1GiB\n"
-                   "tidemill plan config.json --hardware hardware/2x24gb-128gb-2nvme.json --timeline step.html\n"
+                   "tidemill plan config.json --hardware hardware/2x24gb.json --set-hardware disk.count=2\n"
                    "tidemill plan config.json --save-hardware here.json\n"
-                   "tidemill plan config.json --hardware hardware/8x80gb-2tb-8nvme-8nodes.json --advise",
+                   "tidemill plan config.json --hardware hardware/8x80gb.json --set-hardware nodes=8 --advise",
         .opts = opts,
         .n_opts = TM_COUNT(opts),
         .positional = config,
@@ -386,6 +390,10 @@ int tm_cmd_plan(int argc, char **argv) {
     if (rc >= 0) return rc;
     if (a.tbw < 0) return tm_cli_wrong("plan", "--tbw %g is not a number of terabytes", a.tbw);
     a.train = (tm_train_args){.config = config[0], .set = set, .n_set = sets.count, .quiet = true};
+    a.set_hardware = set_hardware;
+    a.n_set_hardware = hardware_sets.count;
+    if (a.n_set_hardware && !a.hardware)
+        return tm_cli_wrong("plan", "--set-hardware %s changes a hardware file: give --hardware, too", set_hardware[0]);
     if (advise && (a.timeline || a.trace))
         return tm_cli_wrong("plan", "--advise compares plans; --timeline and --trace draw one");
     char found[4096];

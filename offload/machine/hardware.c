@@ -114,14 +114,24 @@ static void suggest(const char *section, const char *key, char *to, size_t cap) 
 
 typedef struct reader {
     const char *path;
+    const char *setting; /* "gpu.count=2": the value is this one's, which has no line; NULL: the file's */
     hardware *to;
     bool given[TM_COUNT(fields)];
 } reader;
 
+/* Where the value stands: "hw.json:5" or "--set-hardware gpu.count=2". */
+static const char *place_of(const reader *r, const tm_json *at, char *to, size_t cap) {
+    if (r->setting)
+        snprintf(to, cap, "--set-hardware %s", r->setting);
+    else
+        snprintf(to, cap, "%s:%u", r->path, at->line);
+    return to;
+}
+
 static tm_status bad(const reader *r, const tm_json *at, const field *f, const char *what) {
-    char name[2 * LONGEST_KEY];
+    char name[2 * LONGEST_KEY], place[512];
     dotted(name, sizeof name, f->section, f->key);
-    return tm_fail(TM_EINPUT, "%s:%u: \"%s\" %s", r->path, at->line, name, what);
+    return tm_fail(TM_EINPUT, "%s: \"%s\" %s", place_of(r, at, place, sizeof place), name, what);
 }
 
 static tm_status out_of_range(const reader *r, const tm_json *at, const field *f, double v) {
@@ -177,18 +187,29 @@ static tm_status read_value(reader *r, const tm_json *v, const field *f) {
 /* ---- the file ------------------------------------------------------------------------------------------------ */
 
 static tm_status unknown(const reader *r, const tm_json *v, const char *section) {
-    char hint[160], name[160];
+    char hint[160], name[160], place[512];
     suggest(section, v->key, hint, sizeof hint);
     dotted(name, sizeof name, section, v->key);
-    return tm_fail(TM_EINPUT, "%s:%u: unknown key \"%s\"%s", r->path, v->line, name,
+    return tm_fail(TM_EINPUT, "%s: unknown key \"%s\"%s", place_of(r, v, place, sizeof place), name,
                    *hint ? hint : "; hardware/README.md lists the keys");
+}
+
+static const field *find_field(const char *section, const char *key) {
+    for (size_t i = 0; i < TM_COUNT(fields); i++)
+        if (!strcmp(fields[i].section, section) && !strcmp(fields[i].key, key)) return &fields[i];
+    return NULL;
+}
+
+/* Nothing, or the first key of `section` that must be there and is not. */
+static const field *missing_field(const reader *r, const char *section) {
+    for (size_t i = 0; i < TM_COUNT(fields); i++)
+        if (fields[i].required && !r->given[i] && !strcmp(fields[i].section, section)) return &fields[i];
+    return NULL;
 }
 
 static tm_status read_section(reader *r, const tm_json *object, const char *section) {
     for (const tm_json *v = object->child; v; v = v->next) {
-        const field *f = NULL;
-        for (size_t i = 0; i < TM_COUNT(fields) && !f; i++)
-            if (!strcmp(fields[i].section, section) && !strcmp(fields[i].key, v->key)) f = &fields[i];
+        const field *f = find_field(section, v->key);
         if (f) {
             TM_TRY(read_value(r, v, f));
         } else if (!*section && has_section(v->key)) {
@@ -199,11 +220,58 @@ static tm_status read_section(reader *r, const tm_json *object, const char *sect
             return unknown(r, v, section);
         }
     }
-    for (size_t i = 0; i < TM_COUNT(fields); i++)
-        if (fields[i].required && !r->given[i] && !strcmp(fields[i].section, section))
-            return bad(r, object, &fields[i], "is missing");
+    const field *missing = missing_field(r, section);
+    return missing ? bad(r, object, missing, "is missing") : TM_OK;
+}
+
+/* ---- settings ------------------------------------------------------------------------------------------------ */
+
+/* What is no JSON is a text: 64GiB. */
+static tm_status read_setting(reader *r, const field *f, const char *value) {
+    tm_json_doc *doc = NULL;
+    const tm_json text = {.type = TM_JSON_STRING, .text = value, .len = strlen(value)};
+    tm_status rc = tm_json_parse(&doc, value, text.len, "--set-hardware", TM_JSON_RELAXED, 0);
+    if (rc == TM_EINPUT) tm_error_clear();
+    if (rc != TM_OK && rc != TM_EINPUT) return rc;
+    rc = read_value(r, rc == TM_OK ? tm_json_root(doc) : &text, f);
+    tm_json_free(doc);
+    return rc;
+}
+
+static tm_status apply_setting(reader *r, const char *setting) {
+    char section[LONGEST_KEY] = "", key[LONGEST_KEY];
+    const char *equals = strchr(setting, '='), *dot = strchr(setting, '.');
+    if (dot && equals && dot > equals) dot = NULL;
+    const char *from = dot ? dot + 1 : setting;
+    size_t before = dot ? (size_t)(dot - setting) : 0, length = equals ? (size_t)(equals - from) : 0;
+    if (length == 0 || length >= sizeof key || before >= sizeof section)
+        return tm_fail(TM_EINPUT, "--set-hardware %s: write --set-hardware KEY=VALUE, as in gpu.count=2", setting);
+    snprintf(section, sizeof section, "%.*s", (int)before, setting);
+    snprintf(key, sizeof key, "%.*s", (int)length, from);
+    r->setting = setting;
+    const field *f = find_field(section, key);
+    return f ? read_setting(r, f, equals + 1) : unknown(r, &(tm_json){.key = key}, section);
+}
+
+/* The machine's name tells what differs from the file. */
+static void name_setting(tm_machine *m, const char *setting) {
+    size_t n = strlen(m->name), cap = sizeof m->name;
+    if (strncmp(setting, "name=", 5) != 0 && n < cap) snprintf(m->name + n, cap - n, ", %s", setting);
+}
+
+/* A section that a setting begins needs the keys that it would need in the file. */
+static tm_status apply_settings(reader *r, const char *const *setting, size_t n) {
+    for (size_t i = 0; i < n; i++) TM_TRY(apply_setting(r, setting[i]));
+    for (size_t i = 0; i < TM_COUNT(fields); i++) {
+        const field *missing = r->given[i] ? missing_field(r, fields[i].section) : NULL;
+        if (missing) return bad(r, NULL, missing, "is missing");
+    }
+    for (size_t i = 0; i < n; i++) name_setting(&r->to->machine, setting[i]);
+    r->setting = NULL;
     return TM_OK;
 }
+
+/* ---- the whole ----------------------------------------------------------------------------------------------- */
 
 /* What follows from what was given. */
 static tm_status complete(const reader *r, const tm_json *root) {
@@ -232,6 +300,10 @@ static tm_status complete(const reader *r, const tm_json *root) {
 }
 
 tm_status tm_machine_load(const char *path, tm_machine *out) {
+    return tm_machine_load_with(path, NULL, 0, out);
+}
+
+tm_status tm_machine_load_with(const char *path, const char *const *setting, size_t n, tm_machine *out) {
     tm_machine nominal;
     tm_buf text = {0};
     tm_json_doc *doc = NULL;
@@ -246,6 +318,7 @@ tm_status tm_machine_load(const char *path, tm_machine *out) {
     const tm_json *root = tm_json_root(doc);
     if (root->type != TM_JSON_OBJECT) TM_GO(tm_fail(TM_EINPUT, "%s:1: a hardware file is one JSON object", path));
     TM_GO(read_section(&r, root, ""));
+    TM_GO(apply_settings(&r, setting, n));
     TM_GO(complete(&r, root));
     *out = h.machine;
 done:

@@ -68,6 +68,9 @@ void tm_machine_nominal(tm_machine *out);
 TM_MUST_USE tm_status tm_machine_of(const char *const *paths, unsigned n_paths, tm_machine *out);
 /* A hardware file: JSON object; unknown keys, wrong types and absurd numbers are TM_EINPUT with file and line. */
 TM_MUST_USE tm_status tm_machine_load(const char *path, tm_machine *out);
+/* The same with `n` settings "KEY=VALUE" ("gpu.count=2", "host_memory=128GiB") in place of what the file says, or beside
+ * it; the machine's name then tells them. */
+TM_MUST_USE tm_status tm_machine_load_with(const char *path, const char *const *setting, size_t n, tm_machine *out);
 /* Writes one. Rates to four digits; disks as one. TM_EINPUT: a figure that must be there is none that would be read. */
 TM_MUST_USE tm_status tm_machine_save(const char *path, const tm_machine *m);
 

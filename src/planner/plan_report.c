@@ -375,7 +375,7 @@ tm_status plan_open(planning *g) {
     g->hardware = g->args->hardware != NULL;
     clear(g->out);
     if (g->hardware) {
-        TM_TRY(tm_machine_load(g->args->hardware, &g->machine));
+        TM_TRY(tm_machine_load_with(g->args->hardware, g->args->set_hardware, g->args->n_set_hardware, &g->machine));
         TM_TRY(trainer_imagine_ranks(t, g->machine.nodes * g->machine.ranks_per_node, g->machine.ranks_per_node));
     } else {
         TM_TRY(trainer_open_ranks(t));

@@ -34,7 +34,9 @@ TM_MUST_USE tm_status tm_train_run(const tm_train_args *args);
 
 typedef struct tm_plan_args {
     tm_train_args train;
-    const char *hardware;      /* a hardware file (offload/machine.h): another machine than this one; NULL: this one */
+    const char *hardware; /* a hardware file (offload/machine.h): another machine than this one; NULL: this one */
+    const char *const *set_hardware; /* [n_set_hardware] "KEY=VALUE" in place of what the hardware file says */
+    size_t n_set_hardware;
     const char *save_hardware; /* such a file of this machine, as far as it is known; NULL: not */
     bool no_measure;           /* this machine: the profile and rates only, nothing is timed */
     double tbw;                /* terabytes that may be written to the disk over its life; 0: as the machine says */

@@ -34,11 +34,10 @@ static tm_status load_one(void *ctx, const char *name, bool is_dir) {
     assert_true(m.disk.read_bps > 1e9 && m.disk.write_bps > 1e9 && m.disk.bytes > 0 && m.disk.tbw > 0);
     assert_false(m.measured);
     assert_int_equal(m.ranks_per_node, m.gpus ? m.gpus : 1);
-    unsigned gpus = 0, gib = 0; /* the name promises them */
-    if (sscanf(name, "%ux24gb-%ugb", &gpus, &gib) == 2) {
+    unsigned gpus = 0, gb = 0; /* the name promises them */
+    if (sscanf(name, "%ux%ugb", &gpus, &gb) == 2) {
         assert_int_equal(m.gpus, gpus);
-        assert_int_equal(m.host_bytes, gib * TM_GIB);
-        assert_int_equal(m.gpu_bytes, 24 * TM_GIB);
+        assert_int_equal(m.gpu_bytes, gb * TM_GIB);
     }
     loaded++;
     return TM_OK;
@@ -47,7 +46,27 @@ static tm_status load_one(void *ctx, const char *name, bool is_dir) {
 static void every_file_of_ours_loads(void **state) {
     (void)state;
     if (tm_list_dir(TM_TEST_HARDWARE, load_one, NULL) != TM_OK) fail_msg("%s", tm_error_get()->text);
-    assert_true(loaded >= 40);
+    assert_true(loaded >= 8);
+}
+
+/* 1, 2, 4 or 8 GPUs, three sizes of memory and three numbers of drives: one file and settings. */
+static void settings_make_other_machines(void **state) {
+    (void)state;
+    static const char *const file = TM_TEST_HARDWARE "/1x24gb.json";
+    for (unsigned i = 0; i < 36; i++) {
+        unsigned gpus = 1u << i % 4, gib = 64u << i / 4 % 3, drives = 1u << i / 12;
+        char text[3][64];
+        tm_machine m;
+        snprintf(text[0], sizeof text[0], "gpu.count=%u", gpus);
+        snprintf(text[1], sizeof text[1], "host_memory=%uGiB", gib);
+        snprintf(text[2], sizeof text[2], "disk.count=%u", drives);
+        if (tm_machine_load_with(file, (const char *const[]){text[0], text[1], text[2]}, 3, &m) != TM_OK)
+            fail_msg("%s", tm_error_get()->text);
+        assert_true(m.gpus == gpus && m.ranks_per_node == gpus && m.gpu_bytes == 24 * TM_GIB);
+        assert_int_equal(m.host_bytes, gib * TM_GIB);
+        assert_true(m.disk.read_bps == drives * 6.2e9 && m.disk.bytes == drives * 2000000000000ull);
+        assert_non_null(strstr(m.name, text[1]));
+    }
 }
 
 static const char *const good = "{\n"
@@ -57,6 +76,38 @@ static const char *const good = "{\n"
                                 " \"disk\": {\"count\": 3, \"read_bytes_per_second\": 2e9, "
                                 "\"write_bytes_per_second\": 1e9, \"size\": \"1TB\", \"terabytes_written\": 600}\n"
                                 "}\n";
+
+/* A setting, and what its refusal has to say. */
+static const struct {
+    const char *set, *said[2];
+} bad_settings[] = {
+    {"gpu.cuont=2", {"--set-hardware gpu.cuont=2", "gpu.count"}},
+    {"gpu.count=two", {"--set-hardware gpu.count=two", "number"}},
+    {"gpu.count=0", {"gpu.count", "not plausible"}},
+    {"gpu.count", {"KEY=VALUE", "gpu.count"}},
+    {"=2", {"KEY=VALUE", ""}},
+    {"nodes=", {"nodes", "number"}},
+    {"host_memory=64 apples", {"host_memory", "64GiB"}},
+    {"gpu={\"count\": 2}", {"unknown key \"gpu\"", ""}},
+    {"nodes=2", {"2 nodes", "\"network\""}},
+    {"network.latency_seconds=1e-5", {"network.bytes_per_second", "missing"}},
+};
+
+static void bad_settings_are_refused(void **state) {
+    (void)state;
+    write_text("hw.json", good);
+    for (size_t i = 0; i < TM_COUNT(bad_settings); i++) {
+        tm_machine m;
+        if (tm_machine_load_with("hw.json", &bad_settings[i].set, 1, &m) != TM_EINPUT)
+            fail_msg("%s is taken", bad_settings[i].set);
+        for (int k = 0; k < 2; k++)
+            if (!strstr(tm_error_get()->text, bad_settings[i].said[k]))
+                fail_msg("%s: \"%s\" does not say %s", bad_settings[i].set, tm_error_get()->text,
+                         bad_settings[i].said[k]);
+        tm_error_clear();
+    }
+    assert_int_equal(unlink("hw.json"), 0);
+}
 
 static void what_is_left_out_follows(void **state) {
     (void)state;
@@ -427,6 +478,8 @@ static void paths_of_one_disk_count_once(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_file_of_ours_loads),
+        cmocka_unit_test(settings_make_other_machines),
+        cmocka_unit_test(bad_settings_are_refused),
         cmocka_unit_test(what_is_left_out_follows),
         cmocka_unit_test(what_is_saved_loads),
         cmocka_unit_test(bad_files_are_refused),

@@ -185,8 +185,8 @@ static void devices_have_more_places(void **state) {
     (void)state;
     scene s = open_scene();
     tm_json_doc *doc;
-    const char *file = TM_TEST_FIXTURES "/../../hardware/8x80gb-2tb-8nvme-8nodes.json";
-    const tm_json *o = ask(&s, 0, file, SETS("--advise"), &doc);
+    const char *file = TM_TEST_FIXTURES "/../../hardware/8x80gb.json";
+    const tm_json *o = ask(&s, 0, file, SETS("--advise", "--set-hardware", "nodes=8"), &doc);
     assert_int_equal(number(o, "ranks"), 64);
     assert_int_equal(tm_json_get(o, "rows")->count, 4 * 6 + 2 * 3);
     const tm_json *zero3 = row(o, "zero3", "none", "none"), *hpz = row(o, "hpz", "none", "none");
@@ -201,7 +201,7 @@ static void the_cpu_can_be_asked_for(void **state) {
     (void)state;
     scene s = open_scene();
     tm_json_doc *doc;
-    const char *file = TM_TEST_FIXTURES "/../../hardware/2x24gb-128gb-1nvme.json";
+    const char *file = TM_TEST_FIXTURES "/../../hardware/2x24gb.json";
     const tm_json *o = ask(&s, 0, file, SETS("--set", "zero_optimization.stage=3"), &doc);
     assert_true(number(o, "device_peak_bytes") > 0);
     tm_json_free(doc);

@@ -13,6 +13,7 @@
 typedef struct scene {
     const char *dir, *model, *config;
     const char *env[2];
+    const char *machine[3]; /* --set-hardware, up to the first NULL */
 } scene;
 
 static const char *shape_json(unsigned hidden, unsigned intermediate, unsigned layers, unsigned heads,
@@ -45,9 +46,11 @@ static scene scene_open(const char *shape, unsigned rows, unsigned seq) {
  */
 static const tm_json *plan(const scene *s, int status, const char *hardware, const char *set, tm_json_doc **doc,
                            const char **err) {
-    const char *arguments[12] = {"plan", s->config, "--json"};
+    const char *arguments[16] = {"plan", s->config, "--json"};
     unsigned n = 3;
     if (hardware) arguments[n++] = "--hardware", arguments[n++] = hardware;
+    for (unsigned i = 0; hardware && i < TM_COUNT(s->machine) && s->machine[i]; i++)
+        arguments[n++] = "--set-hardware", arguments[n++] = s->machine[i];
     if (set) arguments[n++] = "--set", arguments[n++] = set;
     run_result r = run_argv(&(run_opts){.env = s->env, .timeout_s = 100}, arguments);
     if (r.status != status) fail_msg("plan exits with %d, not %d; stderr:\n%s", r.status, status, r.err);
@@ -220,6 +223,40 @@ static void test_every_hardware_file(void **state) {
     }
     closedir(dir);
     assert_true(files > 0);
+}
+
+/* 1 to 8 GPUs, three sizes of memory, three numbers of drives, and clusters. */
+static void test_other_machines(void **state) {
+    (void)state;
+    scene s = scene_open(NULL, 1, 64);
+    tm_json_doc *doc;
+    for (unsigned i = 0; i < 36; i++) {
+        s.machine[0] = run_format("gpu.count=%u", 1u << i % 4);
+        s.machine[1] = run_format("host_memory=%uGiB", 64u << i / 4 % 3);
+        s.machine[2] = run_format("disk.count=%u", 1u << i / 12);
+        const tm_json *o = plan(&s, 0, HARDWARE "/1x24gb.json", NULL, &doc, NULL);
+        assert_true(field(o, "fits", TM_JSON_BOOL)->boolean);
+        assert_true(field(o, "seconds_per_step", TM_JSON_NUMBER)->number > 0);
+        assert_true(count(o, "device_peak_bytes") > 0 && count(o, "ranks") == 1u << i % 4);
+        tm_json_free(doc);
+    }
+    s.machine[1] = NULL;
+    for (unsigned nodes = 8; nodes <= 128; nodes *= 4) {
+        s.machine[0] = run_format("nodes=%u", nodes);
+        const tm_json *o = plan(&s, 0, HARDWARE "/8x80gb.json", NULL, &doc, NULL);
+        assert_true(field(o, "fits", TM_JSON_BOOL)->boolean && count(o, "ranks") == 8 * nodes);
+        tm_json_free(doc);
+    }
+    s.machine[0] = "gpu.cuont=2";
+    run_result r = run((run_opts){.timeout_s = 60}, "plan", s.config, "--hardware", HARDWARE "/1x24gb.json",
+                       "--set-hardware", s.machine[0], NULL);
+    if (r.status != 1 && r.status != 2) fail_msg("exit %d", r.status);
+    assert_non_null(strstr(r.err, "gpu.count"));
+    run_free(&r);
+    r = run((run_opts){.timeout_s = 60}, "plan", s.config, "--set-hardware", "nodes=2", NULL);
+    assert_non_null(strstr(r.err, "--hardware"));
+    assert_true(r.status != 0);
+    run_free(&r);
 }
 
 typedef struct step {
@@ -409,7 +446,8 @@ static void test_large(void **state) {
     for (unsigned tries = 0; seconds >= 10 && tries < TRIES; tries++) {
         if (o) tm_json_free(doc);
         double before = cpu_seconds();
-        o = plan(&s, 0, HARDWARE "/8x80gb-2tb-8nvme-128nodes.json", NULL, &doc, NULL);
+        s.machine[0] = "nodes=128";
+        o = plan(&s, 0, HARDWARE "/8x80gb.json", NULL, &doc, NULL);
         seconds = cpu_seconds() - before;
     }
     assert_int_equal(count(o, "ranks"), 1024);
@@ -434,6 +472,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_batch_is_too_large, run_clean),
         cmocka_unit_test_teardown(test_device_is_too_small, run_clean),
         cmocka_unit_test_teardown(test_every_hardware_file, run_clean),
+        cmocka_unit_test_teardown(test_other_machines, run_clean),
         cmocka_unit_test_teardown(test_wear_breaks_ties, run_clean),
         cmocka_unit_test_teardown(test_bytes_are_those_of_train, run_clean),
         cmocka_unit_test_teardown(test_micro_batches_are_too_many, run_clean),

@@ -625,7 +625,8 @@ static void test_plan_says_beforehand(void **state) {
     assert_non_null(strstr(r.err, "data.seq_len 100000 is beyond the"));
     assert_non_null(strstr(r.out, "\"gradient_clipping\": 0.5"));
     run_free(&r);
-    r = run((run_opts){0}, "plan", s.config, "--hardware", "1x24gb-128gb-1nvme", "--json", NULL);
+    r = run((run_opts){0}, "plan", s.config, "--hardware", "1x24gb", "--set-hardware", "host_memory=128GiB", "--json",
+            NULL);
     RUN_OK(&r);
     assert_non_null(strstr(r.out, "\"auto\""));
     run_free(&r);
