@@ -32,11 +32,11 @@ data             text text/tokenizer text/chat
 comm
 config           optim model data
 step             model format comm offload offload/plan offload/store offload/exec offload/machine optim kernels device io io/run io/file
-session          step config data text/tokenizer text/chat format io/file
-planner          session step config model format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file train
+session          step config data text/tokenizer text/chat model format comm kernels device offload/machine optim io/file io/run
+planner          session step config model format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file data
 train            planner session step config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume
 train/resume     train session step config model data comm offload/plan offload/store optim io io/file io/run
-infer            planner comm session step config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file train
+infer            planner comm session step config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file
 tools            *
 examples         *
 tests            *

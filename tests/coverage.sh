@@ -45,7 +45,7 @@ find "$build/CMakeFiles" -path '*CompilerId*' -name '*.gcno' -delete # of no sou
 # A loop of billions of rounds is no error of gcov's.
 gcovr -r . --gcov-ignore-parse-errors --object-directory "$build" --exclude-throw-branches --exclude-unreachable-branches \
   --exclude-lines-by-pattern '.*TM_ASSERT.*' -f 'io/' -f 'offload/' -f 'src/format/' -f 'src/data/' -f 'src/text/' -f 'src/base/' \
-  -f 'src/config/' -f 'src/step/elastic' -f 'src/train/resume/' -f 'src/train/(trainer_commit|trainer_save|trainer_ranks|replay|diagnose)' \
+  -f 'src/config/' -f 'src/step/elastic' -f 'src/session/ranks' -f 'src/train/resume/' -f 'src/train/(trainer_commit|trainer_save|trainer_ranks|replay|diagnose)' \
   --csv "$build/coverage.csv" "$build" > /dev/null
 awk -F, 'NR > 1 {
     folder = $1; sub(/\/[^\/]*$/, "", folder)

@@ -2,7 +2,7 @@
 #ifndef TIDEMILL_ADVICE_H
 #define TIDEMILL_ADVICE_H
 
-#include "train/train.h"
+#include "planner/planner.h"
 
 /* Exit status. */
 int tm_plan_show_advice(const tm_plan_args *args, bool json);

@@ -1,6 +1,6 @@
 /* tidemill bench step */
 #include "tools/tools.h"
-#include "train/train.h"
+#include "infer/infer.h"
 
 #include <stdio.h>
 

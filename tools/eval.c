@@ -1,6 +1,6 @@
 /* tidemill eval */
 #include "tools/tools.h"
-#include "train/train.h"
+#include "infer/infer.h"
 
 #include <inttypes.h>
 #include <stdio.h>

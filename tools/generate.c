@@ -1,6 +1,6 @@
 /* tidemill generate */
 #include "tools/tools.h"
-#include "train/train.h"
+#include "infer/infer.h"
 
 #include <stdio.h>
 

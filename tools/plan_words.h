@@ -2,7 +2,7 @@
 #ifndef TIDEMILL_PLAN_WORDS_H
 #define TIDEMILL_PLAN_WORDS_H
 
-#include "train/train.h"
+#include "planner/planner.h"
 
 void tm_plan_words(const tm_plan_report *r); /* to stdout */
 

@@ -1,6 +1,6 @@
 /* tidemill probe */
 #include "tools/tools.h"
-#include "train/train.h"
+#include "infer/infer.h"
 
 #include <string.h>
 

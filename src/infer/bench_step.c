@@ -12,8 +12,8 @@
 #include "offload/sim/sim.h"
 #include "planner/cost.h"
 #include "planner/start.h"
-#include "train/train.h"
-#include "train/trainer.h"
+#include "planner/run.h"
+#include "infer/infer.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -30,7 +30,9 @@ typedef enum stretch { FORWARD, BACKWARD, AFTER_NORM, STRETCHES } stretch;
 typedef struct bench {
     const tm_step_bench_args *args;
     tm_step_bench *out;
-    trainer t;
+    session s;
+    tm_job *job;
+    tm_plan *plan, *first_plan;
     tm_machine machine;
     job_costs *costs;
     tm_link *link, *first_link;
@@ -51,7 +53,7 @@ typedef struct bench {
 static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                       uint32_t *position, job_batch *out) {
     bench *b = ctx;
-    uint32_t n = b->shape.rows * b->shape.seq, vocabulary = tm_model_get_config(b->t.job->model)->vocab_size;
+    uint32_t n = b->shape.rows * b->shape.seq, vocabulary = tm_model_get_config(b->job->model)->vocab_size;
     (void)position;
     for (uint32_t i = 0; i < capacity; i++) {
         ids[i] = i < n ? (int32_t)((i * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES)) : 0;
@@ -65,8 +67,8 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, i
                        .tokens = shape_tokens(&b->shape),
                        .mask_tokens = n,
                        .label_tokens = n - b->shape.rows};
-    b->t.job->step.labels = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * out->label_tokens;
-    b->t.job->step.tokens = (uint64_t)b->t.job->ranks.ranks * b->shape.micro_batches * n;
+    b->job->step.labels = (uint64_t)b->job->ranks.ranks * b->shape.micro_batches * out->label_tokens;
+    b->job->step.tokens = (uint64_t)b->job->ranks.ranks * b->shape.micro_batches * n;
     return TM_OK;
 }
 
@@ -78,7 +80,7 @@ static tm_status ended(bench *b, const tm_op *op, tm_status rc) {
 /* Without transfers the values are of no sense: that they are not finite changes nothing. */
 static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
     bench *b = ctx;
-    tm_job *job = b->t.job;
+    tm_job *job = b->job;
     TM_TRY(job_check_stop(job));
     if (op->code == OP_BACKWARD && !b->began_ns[BACKWARD]) b->began_ns[BACKWARD] = tm_now_ns();
     if (b->mode == IO_ALONE) return ended(b, op, TM_OK);
@@ -101,18 +103,18 @@ static tm_status compile_first(void *ctx, tm_job *job, const pass_opts *way) {
     tm_program *p;
     pass_opts first = *way;
     first.update = UPDATE_NONE;
-    tm_plan_free(b->t.first_plan);
-    b->t.first_plan = NULL;
+    tm_plan_free(b->first_plan);
+    b->first_plan = NULL;
     if (!way->park) return TM_OK;
     TM_TRY(build_pass(&p, job, "first step", &first));
-    tm_status rc = job_compile(job, p, &b->t.first_plan);
+    tm_status rc = job_compile(job, p, &b->first_plan);
     tm_program_free(p);
     return rc;
 }
 
 static tm_status check_paths(bench *b, job_opts *o) {
     char own[4096];
-    snprintf(own, sizeof own, "%s/offload", b->t.cfg->output_dir);
+    snprintf(own, sizeof own, "%s/offload", b->s.cfg->output_dir);
     if (b->args->offload_path && o->n_paths > 0) {
         o->paths = &b->args->offload_path;
         o->n_paths = 1;
@@ -157,36 +159,38 @@ static tm_status take_links(bench *b) {
 }
 
 static tm_status open_job(bench *b) {
-    trainer *t = &b->t;
-    pass_opts way[TRAINER_MAX_WAYS];
+    session *s = &b->s;
+    uint64_t minimum;
+    pass_opts way[RUN_MAX_WAYS];
     uint32_t chosen;
-    t->cfg->data.train = NULL; /* rows are made up */
-    t->cfg->commit_steps = 0;
-    t->cfg->keep_state = false;
-    TM_TRY(trainer_prepare(t, true));
-    b->shape = trainer_step_shape(t);
-    snprintf(t->run_name, sizeof t->run_name, "bench");
-    job_opts o = trainer_job_options(t);
+    s->cfg->data.train = NULL; /* rows are made up */
+    s->cfg->commit_steps = 0;
+    s->cfg->keep_state = false;
+    TM_TRY(session_prepare(s, true));
+    b->shape = session_step_shape(s);
+    job_opts o = session_job_options(s);
+    o.run_name = "bench";
+    o.home = o.of = "";
     TM_TRY(check_paths(b, &o));
-    TM_TRY(trainer_machine(&o, &b->machine));
+    TM_TRY(session_machine(&o, &b->machine));
     TM_TRY(take_links(b));
-    TM_TRY(job_open(&t->job, &o));
-    TM_TRY(tm_config_resolve_model(t->cfg, tm_model_get_config(t->job->model)->hidden_size));
-    t->job->fill = fill;
-    t->job->fill_ctx = b;
-    t->job->step.max_grad_norm = t->cfg->max_grad_norm;
-    TM_TRY(job_costs_open(&b->costs, t->job, &b->shape, NULL, &b->machine,
+    TM_TRY(job_open(&b->job, &o));
+    TM_TRY(tm_config_resolve_model(s->cfg, tm_model_get_config(b->job->model)->hidden_size));
+    b->job->fill = fill;
+    b->job->fill_ctx = b;
+    b->job->step.max_grad_norm = s->cfg->max_grad_norm;
+    TM_TRY(job_costs_open(&b->costs, b->job, &b->shape, NULL, &b->machine,
                           b->args->no_measure ? JOB_COSTS_PROFILE : JOB_COSTS_MEASURE));
     say_basis(b);
     forget_peak();
-    job_use_costs(t->job, &b->machine, job_cost, b->costs);
-    uint32_t n = trainer_ways(t, &b->shape, way);
-    TM_TRY(job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &t->minimum_host_bytes, compile_first, b));
+    job_use_costs(b->job, &b->machine, job_cost, b->costs);
+    uint32_t n = run_ways(s, &b->shape, way);
+    TM_TRY(job_start(b->job, &o, "training step", way, n, &b->plan, &chosen, &minimum, compile_first, b));
     b->out->update = pass_update_name(&way[chosen]);
-    b->out->activations = pass_activations_name(t->job, &way[chosen]);
+    b->out->activations = pass_activations_name(b->job, &way[chosen]);
     b->out->order = way[chosen].stage_wise ? "stage" : "unit";
-    TM_TRY(tm_link_create(&b->link, t->plan, t->plan));
-    return t->first_plan ? tm_link_create(&b->first_link, t->first_plan, t->plan) : TM_OK;
+    TM_TRY(tm_link_create(&b->link, b->plan, b->plan));
+    return b->first_plan ? tm_link_create(&b->first_link, b->first_plan, b->plan) : TM_OK;
 }
 
 /* ---- prediction ---------------------------------------------------------------------------------------------- */
@@ -202,7 +206,7 @@ static double seconds_of(void *ctx, const tm_op *op) {
 static tm_status predict(bench *b, mode m, double *seconds) {
     tm_sim_result r;
     b->mode = m;
-    TM_TRY(tm_simulate(&r, b->t.plan,
+    TM_TRY(tm_simulate(&r, b->plan,
                        &(tm_sim_opts){.machine = &b->machine,
                                       .cost = seconds_of,
                                       .ctx = b,
@@ -216,7 +220,7 @@ static tm_status predict(bench *b, mode m, double *seconds) {
 
 /* A product has two in backward, and so has attention's each. */
 static double model_flops(const bench *b) {
-    const tm_model *m = b->t.job->model;
+    const tm_model *m = b->job->model;
     double forward = 0;
     for (uint32_t u = 0; u < tm_model_units(m); u++)
         for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++)
@@ -226,8 +230,8 @@ static double model_flops(const bench *b) {
 
 static void describe(bench *b) {
     tm_step_bench *out = b->out;
-    const tm_job *job = b->t.job;
-    const tm_plan_info *info = tm_plan_get_info(b->t.plan);
+    const tm_job *job = b->job;
+    const tm_plan_info *info = tm_plan_get_info(b->plan);
     out->parameters = tm_model_parameters(job->model);
     out->tokens = (uint64_t)b->shape.micro_batches * b->shape.rows * b->shape.seq;
     out->resident_bytes = info->resident_bytes;
@@ -239,7 +243,7 @@ static void describe(bench *b) {
     }
     out->model_flops = model_flops(b);
     uint32_t n;
-    const tm_plan_op *op = tm_plan_ops(b->t.plan, &n);
+    const tm_plan_op *op = tm_plan_ops(b->plan, &n);
     for (uint32_t i = 0; i < n; i++) {
         const tm_op *o = &op[i].op;
         bool backward = o->code == OP_BACKWARD, kept = backward && o->flags & OP_KEPT_LOGITS;
@@ -281,15 +285,15 @@ static void note_step(bench *b, mode m, uint64_t begin, uint64_t end) {
 
 /* `n` steps that count after one that does not. */
 static tm_status run_steps(bench *b, mode m, uint32_t n) {
-    tm_exec *e = b->t.job->exec;
+    tm_exec *e = b->job->exec;
     uint64_t before = 0;
     b->mode = m;
-    b->t.job->stub_comm = m == COMPUTE_ALONE;
-    if (b->t.comm) TM_TRY(tm_comm_barrier(b->t.comm, TM_COMM_WORLD));
+    b->job->stub_comm = m == COMPUTE_ALONE;
+    if (b->s.comm) TM_TRY(tm_comm_barrier(b->s.comm, TM_COMM_WORLD));
     for (uint32_t i = 0; i <= n; i++) {
         memset(b->began_ns, 0, sizeof b->began_ns);
-        tm_exec_announce(e, b->t.plan, b->link);
-        TM_TRY(tm_exec_run(e, b->t.plan, run_op, b));
+        tm_exec_announce(e, b->plan, b->link);
+        TM_TRY(tm_exec_run(e, b->plan, run_op, b));
         uint64_t now = tm_now_ns();
         if (i > 0) note_step(b, m, before, now);
         if (i > 0 && m == REAL) b->comm[b->n[m] - 1] = b->comm_of_run;
@@ -299,7 +303,7 @@ static tm_status run_steps(bench *b, mode m, uint32_t n) {
 }
 
 static tm_status reopen_without_disk(bench *b) {
-    tm_job *job = b->t.job;
+    tm_job *job = b->job;
     tm_exec_close(job->exec);
     job->exec = NULL;
     return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
@@ -313,12 +317,12 @@ static tm_status reopen_without_disk(bench *b) {
 }
 
 static tm_status run_all(bench *b) {
-    tm_job *job = b->t.job;
+    tm_job *job = b->job;
     job->step.result.number = 1;
     job->step.result.learning_rate = 1e-6;
     tm_exec_on_done(job->exec, run_ended, b);
     b->mode = REAL; /* the last prediction's is another */
-    if (b->t.first_plan) TM_TRY(tm_exec_run(job->exec, b->t.first_plan, run_op, b));
+    if (b->first_plan) TM_TRY(tm_exec_run(job->exec, b->first_plan, run_op, b));
     TM_TRY(tm_exec_settle(job->exec));
     for (uint32_t half = 0; half < 2; half++) {
         uint32_t n = half ? b->steps / 2 : b->steps - b->steps / 2;
@@ -340,10 +344,13 @@ static void bench_close(bench *b) {
         for (int s = 0; s < STRETCHES; s++) tm_free(b->part[m][s]);
     }
     tm_free(b->comm);
-    trainer_close(&b->t); /* its executor may hold a link */
+    job_close(b->job); /* its executor may hold a link */
+    tm_plan_free(b->plan);
+    tm_plan_free(b->first_plan);
+    session_close(&b->s);
     tm_link_free(b->link);
     tm_link_free(b->first_link);
-    trainer_close_ranks(&b->t);
+    session_close_ranks(&b->s);
     job_costs_close(b->costs);
 }
 
@@ -359,19 +366,19 @@ static tm_status room(bench *b) {
 }
 
 tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) {
-    bench b = {.args = args, .out = out, .t.args = &args->train, .steps = args->steps ? args->steps : STEPS};
+    bench b = {.args = args, .out = out, .s.args = &args->train, .steps = args->steps ? args->steps : STEPS};
     tm_status rc;
     *out = (tm_step_bench){.update = "", .activations = "", .order = ""};
     TM_ASSERT(b.steps <= MAX_STEPS);
     TM_GO(room(&b));
     tm_stop_catch();
-    TM_GO(trainer_open_ranks(&b.t));
-    out->ranks = b.t.comm ? b.t.ranks.ranks : 1;
-    out->rank = b.t.ranks.rank;
-    TM_GO(trainer_load_config(&b.t, true));
-    TM_GO(trainer_find_device(&b.t, false));
-    TM_GO(trainer_set_strategy(&b.t));
-    TM_GO(trainer_agree(&b.t, trainer_find_peers(&b.t)));
+    TM_GO(session_open_ranks(&b.s));
+    out->ranks = b.s.comm ? b.s.ranks.ranks : 1;
+    out->rank = b.s.ranks.rank;
+    TM_GO(session_load_config(&b.s, true));
+    TM_GO(session_find_device(&b.s, false));
+    TM_GO(session_set_strategy(&b.s));
+    TM_GO(session_agree(&b.s, session_find_peers(&b.s)));
     TM_GO(open_job(&b));
     describe(&b);
     TM_GO(predict(&b, REAL, &out->predicted_seconds));
@@ -386,7 +393,7 @@ tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out) 
         out->bound_seconds += fmax(tm_median(b.part[IO_ALONE][s], b.n[IO_ALONE]),
                                    tm_median(b.part[COMPUTE_ALONE][s], b.n[COMPUTE_ALONE]));
 done:
-    trainer_end_all(&b.t, rc);
+    session_end_all(&b.s, rc, false);
     bench_close(&b);
     return rc;
 }

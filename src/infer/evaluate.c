@@ -3,7 +3,7 @@
 #include "infer/generate_internal.h"
 #include "io/file/file.h"
 #include "planner/start.h"
-#include "train/train.h"
+#include "infer/infer.h"
 
 #include "kernels/kernels.h"
 

@@ -3,7 +3,7 @@
 #define TIDEMILL_FORWARD_INTERNAL_H
 
 #include "planner/start.h"
-#include "train/train.h"
+#include "infer/infer.h"
 
 /* Budget, offload path and device of a forward job into `o`. */
 tm_status forward_opts(job_opts *o, const tm_tier_args *tiers);

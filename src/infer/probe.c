@@ -4,7 +4,7 @@
 #include "planner/start.h"
 #include "session/text.h"
 #include "step/step.h"
-#include "train/train.h"
+#include "infer/infer.h"
 
 #include "kernels/kernels.h"
 

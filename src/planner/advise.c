@@ -2,7 +2,7 @@
  * of them to take. Each row is what `plan` says of it; nothing here is estimated. */
 #include "comm/comm.h"
 #include "planner/plan_internal.h"
-#include "train/train.h"
+#include "planner/planner.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,14 +31,14 @@ static bool place_is_open(const planning *g, size_t place, tm_strategy s) {
     if (!device)
         return places[place].param == TM_PLACE_NONE ? places[place].optimizer != TM_PLACE_CPU
                                                     : places[place].param == TM_PLACE_NVME;
-    if (places[place].optimizer == TM_PLACE_NONE && !plan_device_updates(g->t->cfg)) return false;
+    if (places[place].optimizer == TM_PLACE_NONE && !plan_device_updates(g->s->cfg)) return false;
     return places[place].param == TM_PLACE_NONE || tm_strategy_rows[s].divides != TM_DIVIDES_STATE;
 }
 
 /* In one node hsdp is zero3, and hpz is zero3 with a second copy; with one rank a node hsdp is ddp. */
-static bool strategy_is_open(const trainer *t, tm_strategy s) {
-    if (!t->comm) return s == TM_STRATEGY_DDP;
-    bool grid = tm_comm_nodes(t->comm) > 1 && tm_comm_node_size(t->comm) > 1;
+static bool strategy_is_open(const struct tm_comm *comm, tm_strategy s) {
+    if (!comm) return s == TM_STRATEGY_DDP;
+    bool grid = tm_comm_nodes(comm) > 1 && tm_comm_node_size(comm) > 1;
     return grid || !tm_strategy_rows[s].by_node;
 }
 
@@ -52,7 +52,7 @@ static void count_node(tm_advice_row *row) {
 }
 
 static tm_status plan_row(planning *g, tm_strategy strategy, size_t place, tm_advice *out) {
-    tm_config *c = g->t->cfg;
+    tm_config *c = g->s->cfg;
     tm_advice_row *row = &out->row[out->n];
     TM_ASSERT(out->n < TM_ADVICE_ROWS);
     c->strategy = strategy;
@@ -60,7 +60,7 @@ static tm_status plan_row(planning *g, tm_strategy strategy, size_t place, tm_ad
     c->strategy_given = true;
     c->param_place = places[place].param;
     c->optimizer_place = places[place].optimizer;
-    *row = (tm_advice_row){.strategy = g->t->comm ? tm_strategy_rows[strategy].name : "",
+    *row = (tm_advice_row){.strategy = g->s->comm ? tm_strategy_rows[strategy].name : "",
                            .param = place_name(places[place].param),
                            .optimizer = place_name(places[place].optimizer)};
     g->out = &row->plan;
@@ -82,7 +82,7 @@ static void repeat_row(tm_advice *out, uint32_t from, const char *strategy) {
 static tm_status plan_rows(planning *g, tm_advice *out) {
     uint32_t first = 0, last = 0; /* rows of zero1 */
     for (tm_strategy s = TM_STRATEGY_DDP; s < TM_STRATEGY_COUNT; s++) {
-        if (!strategy_is_open(g->t, s)) continue;
+        if (!strategy_is_open(g->s->comm, s)) continue;
         uint32_t begin = out->n;
         if (s == TM_STRATEGY_ZERO2)
             for (uint32_t i = first; i < last; i++) repeat_row(out, i, "zero2");
@@ -199,8 +199,8 @@ static tm_status recommend(tm_advice *a) {
 /* ---- can it be set? ------------------------------------------------------------------------------------------ */
 
 static tm_status load_with(const planning *g, const char *const *more, uint32_t n) {
-    const tm_train_args *given = g->t->args;
-    trainer probe = {.comm = g->t->comm, .ranks = g->t->ranks};
+    const tm_train_args *given = g->s->args;
+    session probe = {.comm = g->s->comm, .ranks = g->s->ranks};
     tm_train_args args = *given;
     const char **set = tm_malloc((given->n_set + n) * sizeof *set);
     if (!set) return tm_nomem((given->n_set + n) * sizeof *set);
@@ -209,7 +209,7 @@ static tm_status load_with(const planning *g, const char *const *more, uint32_t 
     args.set = set;
     args.n_set = given->n_set + n;
     probe.args = &args;
-    tm_status rc = trainer_load_config(&probe, true);
+    tm_status rc = session_load_config(&probe, true);
     tm_config_free(probe.cfg);
     tm_free((void *)set);
     return rc;
@@ -245,18 +245,18 @@ static tm_status check_settings(const planning *g, tm_advice *a) {
 /* ---- one run ------------------------------------------------------------------------------------------------- */
 
 /* From here on this process plans alone, for as many ranks as there are. */
-static tm_status go_alone(trainer *t) {
-    if (!t->comm || t->imagined) return TM_OK;
-    uint32_t ranks = tm_comm_size(t->comm), per_node = tm_comm_node_size(t->comm);
-    if (!tm_comm_uniform(t->comm))
+static tm_status go_alone(session *s) {
+    if (!s->comm || s->imagined) return TM_OK;
+    uint32_t ranks = tm_comm_size(s->comm), per_node = tm_comm_node_size(s->comm);
+    if (!tm_comm_uniform(s->comm))
         return tm_fail(TM_EINPUT, "plan --advise needs the same number of ranks on every node");
-    return trainer_imagine_ranks(t, ranks, per_node);
+    return session_imagine_ranks(s, ranks, per_node);
 }
 
 static void name_machine(const planning *g, tm_advice *out) {
     snprintf(out->machine, sizeof out->machine, "%s", g->hardware ? g->machine.name : "this machine");
-    out->ranks = g->t->comm ? g->t->ranks.ranks : 1;
-    out->nodes = g->t->comm ? tm_comm_nodes(g->t->comm) : 1;
+    out->ranks = g->s->comm ? g->s->ranks.ranks : 1;
+    out->nodes = g->s->comm ? tm_comm_nodes(g->s->comm) : 1;
 }
 
 static tm_status advise(planning *g, tm_advice *out) {
@@ -269,21 +269,21 @@ static tm_status advise(planning *g, tm_advice *out) {
 
 tm_status tm_plan_advise(const tm_plan_args *args, tm_advice *out) {
     tm_plan_report first;
-    trainer t = {.args = &args->train};
-    planning g = {.args = args, .t = &t, .out = &first, .exact = true, .only_fits = true};
+    session s = {.args = &args->train};
+    planning g = {.args = args, .s = &s, .out = &first, .exact = true, .only_fits = true};
     *out = (tm_advice){.stage = UINT32_MAX};
     tm_status rc = plan_open(&g);
-    struct tm_comm *launched = t.imagined ? NULL : t.comm;
+    struct tm_comm *launched = s.imagined ? NULL : s.comm;
     out->rank = first.rank;
-    if (rc == TM_OK) rc = go_alone(&t);
+    if (rc == TM_OK) rc = go_alone(&s);
     if (rc == TM_OK && out->rank == 0) rc = advise(&g, out);
-    trainer_close(&t);
-    if (t.imagined) trainer_close_ranks(&t);
+    plan_close(&g);
+    if (s.imagined) session_close_ranks(&s);
     if (launched) {
-        t.comm = launched;
-        t.imagined = false;
-        rc = trainer_agree(&t, rc);
-        trainer_close_ranks(&t);
+        s.comm = launched;
+        s.imagined = false;
+        rc = session_agree(&s, rc);
+        session_close_ranks(&s);
     }
     return rc;
 }

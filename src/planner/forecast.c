@@ -1,14 +1,13 @@
 /* What a whole run takes: its steps, and what comes beside them - the import, looks at the state in between
  * (evaluations, checkpoints, commits), the model at the end. Of one rank; bytes are those of the offload paths, and
  * what is written of models. */
-#include "train/trainer.h"
+#include "planner/run.h"
 
 #include "offload/sim/sim.h"
 
 #include <math.h>
 
 typedef struct forecast {
-    trainer *t;
     const run_rates *rates;
     run_forecast *out;
 } forecast;
@@ -28,13 +27,13 @@ static bool divides(int64_t every, int64_t step) {
 /* A run of more steps than are worth counting is as its first ones. */
 enum { COUNTED = 10000000 };
 
-static void count(const trainer *t, run_forecast *out) {
-    const tm_config *c = t->cfg;
+static void count(const run_rates *r, run_forecast *out) {
+    const tm_config *c = r->s->cfg;
     int64_t all = out->steps, n = all < COUNTED ? all : COUNTED;
-    bool commits = trainer_commits(t);
-    for (int64_t step = t->step + 1; step <= t->step + n; step++) {
-        bool last = step == t->step + all;
-        bool eval = t->eval && (last || divides(c->eval_steps, step));
+    bool commits = session_commits(r->s);
+    for (int64_t step = r->step + 1; step <= r->step + n; step++) {
+        bool last = step == r->step + all;
+        bool eval = r->s->eval && (last || divides(c->eval_steps, step));
         bool save = !last && !c->save_best && divides(c->save_steps, step);
         bool commit = commits && (last || divides(c->commit_steps, step) || (save && c->save_state));
         out->evaluations += eval;
@@ -73,12 +72,12 @@ static tm_status add_plan(const forecast *f, double times, const tm_plan *plan) 
 
 /* With update F the step after a look finds nothing pending, and the look is preceded by what is. */
 static tm_status add_steps(const forecast *f) {
-    const trainer *t = f->t;
-    const tm_plan_info *info = tm_plan_get_info(t->plan);
-    double steps = (double)f->out->steps, first = t->folded ? fmin(f->out->looks, steps) : 0;
+    const run_plans *plans = f->rates->plans;
+    const tm_plan_info *info = tm_plan_get_info(plans->step);
+    double steps = (double)f->out->steps, first = plans->folded ? fmin(f->out->looks, steps) : 0;
     add(f, steps - first, f->rates->step_seconds, sum(info->read_bytes), sum(info->write_bytes));
-    TM_TRY(add_plan(f, first, t->first_plan));
-    return add_plan(f, first, t->drain_plan);
+    TM_TRY(add_plan(f, first, plans->first));
+    return add_plan(f, first, plans->drain);
 }
 
 /* Of the state, as frames: what is resident, what is not, and of that the weights. */
@@ -97,22 +96,22 @@ static state_bytes_of state_of(const tm_job *job) {
     return s;
 }
 
-static uint64_t model_bytes(const trainer *t) {
+static uint64_t model_bytes(const run_rates *r) {
     uint64_t bytes = 0;
-    (void)tm_fmt_bytes(trainer_save_format(t->cfg), tm_model_parameters(t->job->model), &bytes);
-    return t->ranks.rank == 0 ? bytes : 0;
+    (void)tm_fmt_bytes(session_save_format(r->s->cfg), tm_model_parameters(r->job->model), &bytes);
+    return session_is_rank0(r->s) ? bytes : 0;
 }
 
 /* Commits write what is resident; checkpoints and the end read the weights and write a model, the end's hash reads all
  * of the state. */
 static void add_looks(const forecast *f) {
-    const trainer *t = f->t;
-    state_bytes_of s = state_of(t->job);
-    uint64_t model = model_bytes(t);
-    double minutes = t->cfg->commit_minutes, models = f->out->checkpoints + 1;
-    if (trainer_commits(t) && minutes > 0) f->out->commits += floor(f->out->seconds / (60 * minutes));
+    const session *of = f->rates->s;
+    state_bytes_of s = state_of(f->rates->job);
+    uint64_t model = model_bytes(f->rates);
+    double minutes = of->cfg->commit_minutes, models = f->out->checkpoints + 1;
+    if (session_commits(of) && minutes > 0) f->out->commits += floor(f->out->seconds / (60 * minutes));
     add(f, f->out->commits, disk_seconds(f, 0, s.resident), 0, s.resident);
-    if (t->cfg->save_state)
+    if (of->cfg->save_state)
         add(f, f->out->checkpoints, disk_seconds(f, s.resident + s.paged, s.resident + s.paged), s.resident + s.paged,
             s.resident + s.paged);
     add(f, models, disk_seconds(f, s.paged_weights, model), s.paged_weights, 0);
@@ -122,7 +121,7 @@ static void add_looks(const forecast *f) {
 
 /* A walk over all state, beside what is compiled already. One that does not fit now has its own refusal elsewhere. */
 static tm_status add_import(const forecast *f) {
-    tm_job *job = f->t->job;
+    tm_job *job = f->rates->job;
     tm_program *p;
     tm_plan *plan = NULL;
     job_needs keep = job_take_needs(job);
@@ -136,16 +135,17 @@ static tm_status add_import(const forecast *f) {
     return rc;
 }
 
-tm_status trainer_forecast(trainer *t, const run_rates *rates, run_forecast *out) {
-    forecast f = {t, rates, out};
-    *out = (run_forecast){.steps = t->cfg->total_steps - t->step};
-    if (t->cfg->total_steps <= 0) return TM_OK;
-    count(t, out);
+tm_status run_forecast_make(const run_rates *rates, run_forecast *out) {
+    const session *s = rates->s;
+    forecast f = {rates, out};
+    *out = (run_forecast){.steps = s->cfg->total_steps - rates->step};
+    if (s->cfg->total_steps <= 0) return TM_OK;
+    count(rates, out);
     if (rates->imports) TM_TRY(add_import(&f));
     TM_TRY(add_steps(&f));
-    if (t->eval) {
-        double programs = out->evaluations * (double)tm_dataset_steps_per_epoch(data_set(t->eval));
-        TM_TRY(add_plan(&f, programs, t->eval_plan));
+    if (s->eval) {
+        double programs = out->evaluations * (double)tm_dataset_steps_per_epoch(data_set(s->eval));
+        TM_TRY(add_plan(&f, programs, rates->plans->eval));
     }
     add_looks(&f);
     return TM_OK;

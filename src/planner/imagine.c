@@ -27,14 +27,14 @@ static void share_node(imagine *x) {
     x->rank.disk.write_bps /= n;
     x->rank.disk.bytes /= node->ranks_per_node;
     /* A budget is of the arena; the file's memory is all that the device has, the driver's part included. */
-    const tm_config *c = x->g->t->cfg;
+    const tm_config *c = x->g->s->cfg;
     if (c->memory.device_given && c->memory.device_bytes != TM_DEVICE_UNLIMITED)
         x->rank.gpu_bytes = tm_min_u64(x->rank.gpu_bytes, c->memory.device_bytes + DEVICE_FIXED);
 }
 
 /* The strategy; where none is named and zero_optimization.stage is 0 (its default), zero3. */
 static const char *share_state(imagine *x) {
-    const tm_config *c = x->g->t->cfg;
+    const tm_config *c = x->g->s->cfg;
     tm_strategy s = c->zero_stage == 0 && !c->strategy_given ? TM_STRATEGY_ZERO3 : c->strategy;
     x->state_ranks = s == TM_STRATEGY_DDP ? 1 : s == TM_STRATEGY_HSDP ? x->per_node : x->ranks;
     x->weight_ranks = s == TM_STRATEGY_ZERO1 || s == TM_STRATEGY_ZERO2 ? 1 : x->state_ranks;
@@ -98,7 +98,7 @@ static tm_status make_units(imagine *x) {
 /* ---- state --------------------------------------------------------------------------------------------------- */
 
 static uint64_t optimizer_bytes(const imagine *x, uint32_t k, uint64_t n) {
-    const tm_config *c = x->g->t->cfg;
+    const tm_config *c = x->g->s->cfg;
     return tm_optim_state_bytes(c->optimizer, &c->optim, k, &(tm_optim_shape){1, 0, n});
 }
 
@@ -142,7 +142,7 @@ typedef struct tries {
 } tries;
 
 static tm_status compile(imagine *x, uint64_t slab, tm_plan **plan, uint64_t *minimum) {
-    job_opts o = trainer_job_options(x->g->t);
+    job_opts o = session_job_options(x->g->s);
     bool disk = o.n_paths > 0 && x->rank.disk.read_bps > 0;
     tm_plan_opts po = {
         .slab_bytes = slab, .choose_residency = true, .cache = !o.cache_none, .spill = disk, .unproved = true};
@@ -202,7 +202,7 @@ static bool hopeless(const imagine *x, imagine_place place, uint64_t device) {
 
 /* Shared optimizer state with whole weights on every rank: they stay on the device. */
 static bool possible(const imagine *x, imagine_place place) {
-    const tm_config *c = x->g->t->cfg;
+    const tm_config *c = x->g->s->cfg;
     bool weights_on = c->param_place == TM_PLACE_NONE, all_on = weights_on && c->optimizer_place == TM_PLACE_NONE;
     if (place == IMAGINE_ALL_ON && !plan_device_updates(c)) return false;
     if (x->g->exact && place != (all_on ? IMAGINE_ALL_ON : weights_on ? IMAGINE_WEIGHTS_ON : IMAGINE_ON_HOST))
@@ -230,7 +230,7 @@ static tm_status try_activations(imagine *x, imagine_way way, tries *t) {
             bool fits = false;
             way.act = (imagine_act)act;
             way.ahead = ahead;
-            if (!wanted(x->g->t->cfg, way.act)) continue;
+            if (!wanted(x->g->s->cfg, way.act)) continue;
             TM_TRY(try_way(x, &way, t, &fits));
             if (fits && (ahead || t->first)) return TM_OK;
             if (fits) break;
@@ -258,7 +258,7 @@ static tm_status try_all(imagine *x, tries *t) {
     for (int place = IMAGINE_ALL_ON; place >= IMAGINE_ON_HOST; place--)
         for (int each = 0; each < (x->shape.micro_batches > 1 ? 2 : 1); each++) {
             imagine_way way = {.place = (imagine_place)place, .each_batch = each};
-            way.fold = place != IMAGINE_ALL_ON && x->g->t->cfg->memory.update != TM_UPDATE_U;
+            way.fold = place != IMAGINE_ALL_ON && x->g->s->cfg->memory.update != TM_UPDATE_U;
             if (!possible(x, way.place) || hopeless(x, way.place, t->device)) continue;
             if (t->found && least_seconds(x, &way) >= t->seconds) continue;
             TM_TRY(try_activations(x, way, t));
@@ -285,10 +285,10 @@ static tm_status imagine_open(imagine *x, const planning *g, const tm_model *m, 
     TM_TRY(tm_device_known("cuda", &x->gpu));
     share_node(x);
     x->strategy = share_state(x);
-    job_shape whole = trainer_step_shape(g->t);
+    job_shape whole = session_step_shape(g->s);
     bool as_asked = whole.rows == shape->rows && whole.seq == shape->seq;
     const tm_model_config *c = tm_model_get_config(m);
-    x->load = as_asked ? trainer_step_load(g->t, c).load : job_shape_load(c, shape);
+    x->load = as_asked ? run_step_load(g->s, c).load : job_shape_load(c, shape);
     return make_units(x);
 }
 
@@ -315,7 +315,7 @@ static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
 }
 
 static tm_plan_change try_stage3(imagine *x) {
-    tm_config *c = x->g->t->cfg;
+    tm_config *c = x->g->s->cfg;
     uint32_t stage = c->zero_stage;
     tm_strategy strategy = c->strategy;
     if (x->g->only_fits) return (tm_plan_change){NULL, 0};
@@ -344,7 +344,7 @@ static tm_status refuse(imagine *x, const tries *t) {
     else if (t->least_device == UINT64_MAX)
         snprintf(text, sizeof text,
                  "%s: the weights that zero_optimization.stage %u keeps on every device do not fit %s",
-                 x->g->machine.name, x->g->t->cfg->zero_stage, tm_format_size(x->rank.gpu_bytes, have, sizeof have));
+                 x->g->machine.name, x->g->s->cfg->zero_stage, tm_format_size(x->rank.gpu_bytes, have, sizeof have));
     else
         snprintf(text, sizeof text, "%s: a device needs at least %s and may use %s, %s of that for its driver",
                  x->g->machine.name, tm_format_size(t->least_device + DEVICE_FIXED, want, sizeof want),
@@ -388,7 +388,7 @@ static tm_status report(imagine *x, const tries *t) {
     TM_TRY(compile(x, t->slab, &plan, NULL));
     TM_GO(tm_plan_prove(plan));
     const tm_plan_info *info = tm_plan_get_info(plan);
-    uint32_t slots = x->g->t->cfg->memory.slots;
+    uint32_t slots = x->g->s->cfg->memory.slots;
     out->fits = true;
     out->proof_seconds = info->proof_seconds;
     out->host_peak_bytes = info->slab_bytes + HOST_FIXED;
@@ -421,16 +421,16 @@ static tm_status open_model(const planning *g, tm_model **out) {
     tm_model_config config;
     char name[4096];
     size_t len;
-    const tm_config *c = g->t->cfg;
-    const char *json = tm_source_config(g->t->source, &len);
+    const tm_config *c = g->s->cfg;
+    const char *json = tm_source_config(g->s->source, &len);
     TM_TRY(tm_model_config_parse(&config, json, len, job_config_name(c->model, name, sizeof name)));
     return tm_model_create(out, &config, c->precision);
 }
 
 tm_status plan_imagine(const planning *g) {
     tm_plan_report *out = g->out;
-    const tm_config *c = g->t->cfg;
-    job_shape shape = trainer_step_shape(g->t);
+    const tm_config *c = g->s->cfg;
+    job_shape shape = session_step_shape(g->s);
     imagine x = {.g = g};
     tm_model *model = NULL;
     tm_status rc;
@@ -446,7 +446,7 @@ tm_status plan_imagine(const planning *g) {
     out->nodes = g->machine.nodes;
     out->ranks = x.ranks;
     out->strategy = x.strategy;
-    trainer_load load = trainer_step_load(g->t, tm_model_get_config(model));
+    run_load load = run_step_load(g->s, tm_model_get_config(model));
     plan_lengths(g, &shape, &load);
     out->device_budget_bytes = x.rank.gpu_bytes;
     out->host_budget_bytes = c->memory.host_kind == TM_BUDGET_BYTES

@@ -1,7 +1,7 @@
 /* What a step's files take: on which path, for what, and whether there is room. */
 #include "comm/comm.h"
 #include "planner/plan_internal.h"
-#include "train/train.h"
+#include "planner/planner.h"
 
 #include "io/file/file.h"
 
@@ -41,12 +41,12 @@ static uint64_t room(const planning *g, const job_opts *o) {
 /* ---- each path ------------------------------------------------------------------------------------------------- */
 
 static tm_status fill_paths(const planning *g, const job_opts *o, uint32_t ranks) {
-    const tm_plan_info *info = tm_plan_get_info(g->t->plan);
+    const tm_plan_info *info = tm_plan_get_info(g->plans.step);
     uint64_t bytes[TM_MACHINE_PATHS] = {0};
     tm_plan_report *out = g->out;
-    TM_TRY(tm_store_share(g->t->job->layout, &g->machine,
+    TM_TRY(tm_store_share(g->job->layout, &g->machine,
                           &(tm_store_opts){.commits = o->commits,
-                                           .slots = g->t->cfg->memory.slots,
+                                           .slots = g->s->cfg->memory.slots,
                                            .spill_bytes = info->spill_file_bytes,
                                            .spill_largest = info->spill_largest_bytes},
                           bytes));
@@ -76,7 +76,7 @@ static tm_status refuse(const planning *g, const char *what, const char *where, 
                         uint64_t with_one_slot) {
     char x[32], y[32], text[768];
     tm_plan_change change = {NULL, 0};
-    if (g->t->cfg->memory.slots != 1 && with_one_slot <= have) change = (tm_plan_change){"memory.slots", 1};
+    if (g->s->cfg->memory.slots != 1 && with_one_slot <= have) change = (tm_plan_change){"memory.slots", 1};
     snprintf(text, sizeof text, "the offload files%s need %s and %s is free%s%s", what,
              tm_format_size(want, x, sizeof x), tm_format_size(have, y, sizeof y), *where ? " in " : "", where);
     return plan_refuse(g, "disk", change, text);
@@ -91,8 +91,8 @@ static uint64_t update_bytes(const tm_job *job, uint32_t slots) {
 
 /* Where parameters and what the update needs have paths of their own: each has room there. */
 static tm_status check_sets(const planning *g, const job_opts *o, uint32_t ranks) {
-    const tm_job *job = g->t->job;
-    uint32_t slots = g->t->cfg->memory.slots;
+    const tm_job *job = g->job;
+    uint32_t slots = g->s->cfg->memory.slots;
     char where[512];
     const struct {
         const char *what;
@@ -112,8 +112,7 @@ static tm_status check_sets(const planning *g, const job_opts *o, uint32_t ranks
 }
 
 tm_status plan_disk(const planning *g, const job_opts *o) {
-    const trainer *t = g->t;
-    uint32_t ranks = t->comm ? tm_comm_node_size(t->comm) : 1;
+    uint32_t ranks = g->s->comm ? tm_comm_node_size(g->s->comm) : 1;
     tm_plan_report *out = g->out;
     out->disk_free_bytes = room(g, o);
     if (!g->hardware) {
@@ -122,5 +121,5 @@ tm_status plan_disk(const planning *g, const job_opts *o) {
     }
     if (!out->disk_free_bytes || out->disk_bytes <= out->disk_free_bytes) return TM_OK;
     return refuse(g, "", "", out->disk_bytes, out->disk_free_bytes,
-                  job_disk_bytes(t->job, tm_plan_get_info(t->plan), 1) * ranks);
+                  job_disk_bytes(g->job, tm_plan_get_info(g->plans.step), 1) * ranks);
 }

@@ -2,15 +2,16 @@
 #ifndef TIDEMILL_PLAN_INTERNAL_H
 #define TIDEMILL_PLAN_INTERNAL_H
 
-#include "train/train.h"
 #include "offload/sim/sim.h"
-#include "planner/cost.h"
-#include "train/trainer.h"
+#include "planner/planner.h"
+#include "planner/run.h"
 
 /* One run of `tidemill plan`. */
 typedef struct planning {
     const tm_plan_args *args;
-    trainer *t;
+    session *s;
+    tm_job *job; /* of the latest plan_once; plan_close ends it */
+    run_plans plans;
     tm_machine machine; /* a node; `hardware`: imagined */
     tm_machine rank;    /* what of it a rank has */
     bool hardware;
@@ -24,11 +25,12 @@ typedef struct planning {
 tm_status plan_open(planning *g);
 /* The step with strategy and placements of the configuration as it now is, into g->out; may be called again. */
 tm_status plan_once(planning *g);
+void plan_close(planning *g); /* all but the ranks */
 
 /* Simulates the plan, fills in everything that follows from it, and draws it where that was asked for. */
 tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *sim, tm_op_name_fn name, void *ctx);
 /* What is told of rows and tokens; before plan_time. */
-void plan_lengths(const planning *g, const job_shape *shape, const trainer_load *load);
+void plan_lengths(const planning *g, const job_shape *shape, const run_load *load);
 /* TM_EBUDGET with its one line, and `out` says the same. `what` ends without a full stop. */
 tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change change, const char *what);
 

@@ -2,7 +2,7 @@
 #include "comm/comm.h"
 #include "planner/plan_internal.h"
 #include "planner/start.h"
-#include "train/train.h"
+#include "planner/planner.h"
 
 #include "io/io.h"
 
@@ -100,7 +100,7 @@ tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *s
     memcpy(out->wait_seconds, r.wait, sizeof out->wait_seconds);
     out->bottleneck = tm_plan_engine_name(r.bottleneck, out->has_device);
     if (r.seconds > 0) out->tokens_per_second = out->tokens_per_step / r.seconds;
-    out->run_steps = g->t->cfg->total_steps;
+    out->run_steps = g->s->cfg->total_steps;
     out->run_seconds = r.seconds * (double)out->run_steps; /* steps alone */
     count_wear(g, &r);
     rc = draw(g, plan, &r, name, ctx);
@@ -108,14 +108,14 @@ tm_status plan_time(const planning *g, const tm_plan *plan, const tm_sim_opts *s
     return rc;
 }
 
-void plan_lengths(const planning *g, const job_shape *shape, const trainer_load *load) {
+void plan_lengths(const planning *g, const job_shape *shape, const run_load *load) {
     tm_plan_report *out = g->out;
     out->micro_batches = shape->micro_batches;
     out->rows = shape->rows;
     out->seq = shape->seq;
     out->tokens_per_step = load->tokens;
     out->padded_tokens_per_step = load->padded;
-    snprintf(out->rows_basis, sizeof out->rows_basis, "%s", g->t->rows_basis);
+    snprintf(out->rows_basis, sizeof out->rows_basis, "%s", g->s->rows_basis);
 }
 
 /* ---- this machine, or one without GPUs ----------------------------------------------------------------------- */
@@ -135,26 +135,25 @@ static void basis(const planning *g, const job_costs *costs) {
                                         [JOB_COSTS_SOME] = "partly measured",
                                         [JOB_COSTS_ALL] = "measured"};
     size_t n = strlen(out);
-    if (g->t->job->traits.own_processors)
+    if (g->job->traits.own_processors)
         snprintf(out + n, cap - n, "; the device's operations %s", there[job_costs_device_measured(costs)]);
 }
 
 /* Does the job fit with smaller micro-batches? */
 static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
     const planning *g = ctx;
-    trainer *t = g->t;
+    session *s = g->s;
     tm_job *job = NULL;
     tm_plan *plan = NULL;
-    pass_opts way[TRAINER_MAX_WAYS];
+    pass_opts way[RUN_MAX_WAYS];
     uint64_t minimum;
     uint32_t chosen;
     job_shape shape = {.micro_batches = g->out->micro_batches, .rows = rows, .seq = seq};
-    job_opts o = t->job->opts;
-    if (t->comm && !t->imagined) return false; /* ranks may differ in what they would ask */
+    job_opts o = g->job->opts;
+    if (s->comm && !s->imagined) return false; /* ranks may differ in what they would ask */
     tm_status rc = job_open(&job, &o);
     if (rc == TM_OK)
-        rc = job_start(job, &o, "training step", way, trainer_ways(t, &shape, way), &plan, &chosen, &minimum, NULL,
-                       NULL);
+        rc = job_start(job, &o, "training step", way, run_ways(s, &shape, way), &plan, &chosen, &minimum, NULL, NULL);
     tm_plan_free(plan);
     job_close(job);
     tm_error_clear();
@@ -167,9 +166,9 @@ static tm_status refuse_host(planning *g, const job_shape *shape) {
     tm_plan_change change = {"memory.host_budget", g->out->minimum_host_bytes}, none = {NULL, 0};
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
     tm_error_clear();
-    if (g->t->job->most_micro_batches) { /* the text says it */
+    if (g->job->most_micro_batches) { /* the text says it */
         g->out->limit = "host";
-        g->out->change = (tm_plan_change){"gradient_accumulation_steps", g->t->job->most_micro_batches};
+        g->out->change = (tm_plan_change){"gradient_accumulation_steps", g->job->most_micro_batches};
         return tm_fail(TM_EBUDGET, "%s", text);
     }
     if (change.value > have) change = g->only_fits ? none : plan_smaller_batch(shape, fits, g);
@@ -186,26 +185,26 @@ static tm_status refuse_device(planning *g, uint64_t least) {
 static tm_status simulate(planning *g, const job_shape *shape, job_costs *costs) {
     (void)shape;
     basis(g, costs);
-    return plan_time(g, g->t->plan, &(tm_sim_opts){.machine = &g->rank, .cost = job_cost, .ctx = costs}, job_op_name,
-                     g->t->job);
+    return plan_time(g, g->plans.step, &(tm_sim_opts){.machine = &g->rank, .cost = job_cost, .ctx = costs}, job_op_name,
+                     g->job);
 }
 
 /* What this rank sends in a step. */
 static void count_links(const planning *g) {
     uint32_t n = 0;
-    const tm_plan_op *op = tm_plan_ops(g->t->plan, &n);
+    const tm_plan_op *op = tm_plan_ops(g->plans.step, &n);
     for (uint32_t i = 0; i < n; i++) {
         uint64_t bytes[2];
         if (op[i].engine != TM_ENGINE_COMM) continue;
-        job_comm_bytes(g->t->job, &op[i].op, bytes);
+        job_comm_bytes(g->job, &op[i].op, bytes);
         g->out->link_bytes_per_step += bytes[0];
         g->out->network_bytes_per_step += bytes[1];
     }
 }
 
 static void describe(const planning *g, const pass_opts *way) {
-    const tm_job *job = g->t->job;
-    const tm_plan_info *info = tm_plan_get_info(g->t->plan);
+    const tm_job *job = g->job;
+    const tm_plan_info *info = tm_plan_get_info(g->plans.step);
     tm_plan_report *out = g->out;
     out->fits = true;
     /* the import may need more than the step */
@@ -213,7 +212,7 @@ static void describe(const planning *g, const pass_opts *way) {
     out->shared_window_bytes = job->need_shared;
     out->device_peak_bytes = info->device_bytes;
     out->disk_bytes =
-        job_disk_bytes(job, info, g->t->cfg->memory.slots) * (g->t->comm ? tm_comm_node_size(g->t->comm) : 1);
+        job_disk_bytes(job, info, g->s->cfg->memory.slots) * (g->s->comm ? tm_comm_node_size(g->s->comm) : 1);
     out->update = pass_update_name(way);
     out->activations = pass_activations_name(job, way);
     out->order = way->stage_wise ? "stage" : "unit";
@@ -223,7 +222,7 @@ static void describe(const planning *g, const pass_opts *way) {
 
 /* The ranks of a node share it. Compute that was timed is a rank's already. */
 static void share_node(planning *g) {
-    double n = g->t->comm ? tm_comm_node_size(g->t->comm) : 1;
+    double n = g->s->comm ? tm_comm_node_size(g->s->comm) : 1;
     g->rank = g->machine;
     g->rank.disk.read_bps /= n;
     g->rank.disk.write_bps /= n;
@@ -239,11 +238,11 @@ static void share_node(planning *g) {
 }
 
 static job_opts options(const planning *g) {
-    job_opts o = trainer_job_options(g->t);
+    job_opts o = session_job_options(g->s);
     o.config_only = o.plan_only = true;
     if (!g->hardware) return o;
     if (g->machine.disk.read_bps <= 0) o.n_paths = 0;
-    bool given = g->t->cfg->memory.host_kind == TM_BUDGET_BYTES;
+    bool given = g->s->cfg->memory.host_kind == TM_BUDGET_BYTES;
     if (given && o.host_bytes > g->rank.host_bytes)
         tm_warn_once("plan.host_budget", "memory.host_budget is more than a rank of %s has; planned with what it has",
                      g->machine.name);
@@ -253,15 +252,16 @@ static job_opts options(const planning *g) {
 
 /* Ranks hold different numbers of tiles, and so the first one's least budgets need not be enough for the others. All of
  * them have agreed on `rc`. *refused: what it takes of the device's memory, where that is what was refused. */
-static tm_status least_of_all(const trainer *t, tm_status rc, tm_plan_report *out, uint64_t *refused) {
-    const tm_job *job = t->job;
+static tm_status least_of_all(const planning *g, tm_status rc, tm_plan_report *out, uint64_t *refused) {
+    const tm_job *job = g->job;
+    struct tm_comm *comm = g->s->comm;
     uint64_t most[] = {out->minimum_host_bytes, out->has_device ? job->least_device : 0,
                        job->device_short ? job->need_device : 0};
     if (rc != TM_OK && rc != TM_EBUDGET) return rc;
-    if (t->comm) {
+    if (comm) {
         tm_error why = *tm_error_get();
         tm_error_clear();
-        TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, most, TM_COUNT(most)));
+        TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MAX, most, TM_COUNT(most)));
         tm_error_set(&why);
     }
     out->minimum_host_bytes = most[0];
@@ -274,7 +274,7 @@ static tm_status least_of_all(const trainer *t, tm_status rc, tm_plan_report *ou
 static tm_status save_hardware(const planning *g, const job_opts *o, const job_costs *costs) {
     tm_machine m = g->machine;
     if (!g->args->save_hardware) return TM_OK;
-    if (g->t->comm)
+    if (g->s->comm)
         return tm_fail(TM_EINPUT, "--save-hardware is of one rank: rates between ranks are not measured; run it "
                                   "without mpirun, and add \"ranks_per_node\" and \"link\" to the file");
     if (o->n_paths == 0) m.disk.read_bps = 0;
@@ -290,8 +290,15 @@ static tm_status save_hardware(const planning *g, const job_opts *o, const job_c
 static tm_status whole_run(const planning *g, job_costs *costs) {
     tm_plan_report *out = g->out;
     run_forecast f;
-    TM_TRY(trainer_forecast(
-        g->t, &(run_rates){&g->rank, job_cost, costs, .step_seconds = out->seconds_per_step, .imports = true}, &f));
+    TM_TRY(run_forecast_make(&(run_rates){.s = g->s,
+                                          .job = g->job,
+                                          .plans = &g->plans,
+                                          .machine = &g->rank,
+                                          .cost = job_cost,
+                                          .ctx = costs,
+                                          .step_seconds = out->seconds_per_step,
+                                          .imports = true},
+                             &f));
     out->run_steps = f.steps;
     out->run_seconds = f.seconds;
     out->run_read_bytes = (uint64_t)f.read_bytes;
@@ -303,38 +310,38 @@ static tm_status whole_run(const planning *g, job_costs *costs) {
 }
 
 static tm_status plan_here(planning *g) {
-    trainer *t = g->t;
+    session *s = g->s;
     tm_plan_report *out = g->out;
     share_node(g);
-    if (!g->hardware) TM_TRY(trainer_find_device(t, true));
-    TM_TRY(trainer_find_peers(t));
+    if (!g->hardware) TM_TRY(session_find_device(s, true));
+    TM_TRY(session_find_peers(s));
     job_opts o = options(g);
     job_costs *costs = NULL;
-    pass_opts way[TRAINER_MAX_WAYS];
-    job_shape shape = trainer_step_shape(t);
-    uint32_t n = trainer_ways(t, &shape, way), chosen;
+    pass_opts way[RUN_MAX_WAYS];
+    job_shape shape = session_step_shape(s);
+    uint32_t n = run_ways(s, &shape, way), chosen;
     uint64_t refused = 0;
     tm_status rc;
     out->host_budget_bytes = o.host_bytes;
-    if (!g->hardware) TM_GO(trainer_machine(&o, &g->machine));
+    if (!g->hardware) TM_GO(session_machine(&o, &g->machine));
     share_node(g);
     out->has_device = o.device_bytes > 0;
     out->device_budget_bytes = o.device_bytes == TM_DEVICE_UNLIMITED ? UINT64_MAX : o.device_bytes;
-    TM_GO(job_open(&t->job, &o));
-    out->parameters = tm_model_parameters(t->job->model);
-    trainer_load load = trainer_step_load(t, tm_model_get_config(t->job->model));
+    TM_GO(job_open(&g->job, &o));
+    out->parameters = tm_model_parameters(g->job->model);
+    run_load load = run_step_load(s, tm_model_get_config(g->job->model));
     plan_lengths(g, &shape, &load);
-    TM_GO(job_costs_open(&costs, t->job, &shape, &load.load, &g->rank,
+    TM_GO(job_costs_open(&costs, g->job, &shape, &load.load, &g->rank,
                          g->hardware           ? JOB_COSTS_NOMINAL
                          : g->args->no_measure ? JOB_COSTS_PROFILE
                                                : JOB_COSTS_MEASURE));
     out->timing_disturbed = job_costs_disturbed(costs);
     TM_GO(save_hardware(g, &o, costs));
-    job_use_costs(t->job, &g->rank, job_cost, costs);
+    job_use_costs(g->job, &g->rank, job_cost, costs);
     g->from_ns = tm_now_ns(); /* measuring was not planning */
-    rc = job_start(t->job, &o, "training step", way, n, &t->plan, &chosen, &out->minimum_host_bytes,
-                   trainer_compile_more, t);
-    rc = least_of_all(t, rc, out, &refused);
+    rc = job_start(g->job, &o, "training step", way, n, &g->plans.step, &chosen, &out->minimum_host_bytes,
+                   run_compile_more, &(run_more){s, &g->plans});
+    rc = least_of_all(g, rc, out, &refused);
     if (rc == TM_EBUDGET) rc = job_refused_device() ? refuse_device(g, refused) : refuse_host(g, &shape);
     if (rc != TM_OK) goto done;
     describe(g, &way[chosen]);
@@ -362,7 +369,7 @@ static void clear(tm_plan_report *out) {
 
 /* Where the configuration names the CPU, that is what is asked about; where it names nothing, GPUs are used. */
 static void leave_out_gpus(planning *g) {
-    const tm_config *c = g->t->cfg;
+    const tm_config *c = g->s->cfg;
     if (g->machine.gpus == 0 || !c->memory.device_given || strncmp(c->memory.device, "cpu", 3) != 0) return;
     tm_log(TM_LOG_WARN, "\"memory.device\": \"%s\": the GPUs of %s are left out; leave the key out to plan on them",
            c->memory.device, g->machine.name);
@@ -371,59 +378,66 @@ static void leave_out_gpus(planning *g) {
 
 /* Under mpirun for these ranks; a hardware file has its own. */
 tm_status plan_open(planning *g) {
-    trainer *t = g->t;
+    session *s = g->s;
     g->hardware = g->args->hardware != NULL;
     clear(g->out);
     if (g->hardware) {
         TM_TRY(tm_machine_load_with(g->args->hardware, g->args->set_hardware, g->args->n_set_hardware, &g->machine));
-        TM_TRY(trainer_imagine_ranks(t, g->machine.nodes * g->machine.ranks_per_node, g->machine.ranks_per_node));
+        TM_TRY(session_imagine_ranks(s, g->machine.nodes * g->machine.ranks_per_node, g->machine.ranks_per_node));
     } else {
-        TM_TRY(trainer_open_ranks(t));
+        TM_TRY(session_open_ranks(s));
     }
-    if (t->comm) g->out->rank = t->ranks.rank;
-    TM_TRY(trainer_load_config(t, true));
-    if (!g->hardware) TM_TRY(trainer_check_budget(t->cfg));
+    if (s->comm) g->out->rank = s->ranks.rank;
+    TM_TRY(session_load_config(s, true));
+    if (!g->hardware) TM_TRY(session_check_budget(s->cfg));
     leave_out_gpus(g);
-    return trainer_prepare(t, true);
+    return session_prepare(s, true);
 }
 
 static tm_status fill_autos(const planning *g) {
     tm_buf text = {0};
     bool any;
-    tm_status rc = tm_config_autos(g->t->cfg, &text, &any);
+    tm_status rc = tm_config_autos(g->s->cfg, &text, &any);
     if (rc == TM_OK && any && text.len < sizeof g->out->autos) memcpy(g->out->autos, text.data, text.len + 1);
     tm_buf_free(&text);
     return rc;
 }
 
+static void drop_job(planning *g) {
+    job_close(g->job);
+    g->job = NULL;
+    run_plans_free(&g->plans);
+}
+
 tm_status plan_once(planning *g) {
-    trainer *t = g->t;
+    session *s = g->s;
     uint32_t rank = g->out->rank;
     clear(g->out);
     g->out->rank = rank;
-    tm_plan *const plans[] = {t->plan, t->first_plan, t->drain_plan, t->eval_plan};
-    for (size_t i = 0; i < TM_COUNT(plans); i++) tm_plan_free(plans[i]);
-    job_close(t->job);
-    t->plan = t->first_plan = t->drain_plan = t->eval_plan = NULL;
-    t->job = NULL;
+    drop_job(g);
     TM_TRY(fill_autos(g));
-    TM_TRY(trainer_set_strategy(t));
-    if (t->comm) {
-        g->out->ranks = t->ranks.ranks;
-        g->out->nodes = tm_comm_nodes(t->comm);
-        g->out->strategy = trainer_strategy(t);
+    TM_TRY(session_set_strategy(s));
+    if (s->comm) {
+        g->out->ranks = s->ranks.ranks;
+        g->out->nodes = tm_comm_nodes(s->comm);
+        g->out->strategy = session_strategy(s);
     }
     g->from_ns = tm_now_ns();
     return g->machine.gpus > 0 ? plan_imagine(g) : plan_here(g);
 }
 
+void plan_close(planning *g) {
+    drop_job(g);
+    session_close(g->s);
+}
+
 tm_status tm_plan_run(const tm_plan_args *args, tm_plan_report *out) {
-    trainer t = {.args = &args->train};
-    planning g = {.args = args, .t = &t, .out = out};
+    session s = {.args = &args->train};
+    planning g = {.args = args, .s = &s, .out = out};
     tm_status rc = plan_open(&g);
     if (rc == TM_OK) rc = plan_once(&g);
-    trainer_end_all(&t, rc);
-    trainer_close(&t);
-    trainer_close_ranks(&t);
+    session_end_all(&s, rc, false);
+    plan_close(&g);
+    session_close_ranks(&s);
     return rc;
 }

@@ -1,6 +1,6 @@
 /* When a run does not learn: where the numbers stop being finite, and which steps stand out. Neither changes a bit. */
 #include "io/io.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -131,7 +131,7 @@ static tm_status compile_look(trainer *t, const pass_opts *way, tm_plan **plan) 
 static tm_status look_for(trainer *t, look *l) {
     tm_plan *plan = NULL;
     if (t->job->kernels) return TM_EUNSUPPORTED; /* what they leave is in the device's memory */
-    pass_opts way = t->way;                      /* the one that is known to fit */
+    pass_opts way = t->plans.way;                /* the one that is known to fit */
     way.update = UPDATE_NONE;
     way.park = t->job->parks;
     way.no_spill |= t->job->need_spill == 0; /* what did not spill so far has no file to spill to; */
@@ -142,9 +142,10 @@ static tm_status look_for(trainer *t, look *l) {
         way.no_spill = true;
         rc = compile_look(t, &way, &plan);
     }
-    if (rc == TM_EBUDGET && t->way.update == UPDATE_AFTER) { /* the step itself fits, and skips its update again */
+    if (rc == TM_EBUDGET &&
+        t->plans.way.update == UPDATE_AFTER) { /* the step itself fits, and skips its update again */
         tm_error_clear();
-        rc = compile_look(t, &t->way, &plan);
+        rc = compile_look(t, &t->plans.way, &plan);
     }
     t->step--; /* whose batch is looked at */
     if (rc == TM_OK) rc = tm_exec_run(t->job->exec, plan, look_op, l);
@@ -156,7 +157,7 @@ static tm_status look_for(trainer *t, look *l) {
 tm_status trainer_give_up(trainer *t, int skipped) {
     look l = {.job = t->job};
     t->torn = false; /* the update was skipped: the state is whole */
-    if (trainer_commits(t) && t->committed != t->step) TM_TRY(trainer_commit(t));
+    if (session_commits(&t->s) && t->committed != t->step) TM_TRY(trainer_commit(t));
     TM_TRY(trainer_settle(t));
     if (look_for(t, &l) != TM_OK) tm_error_clear(); /* then it is not known */
     return tm_fail(TM_EIO,
@@ -181,11 +182,11 @@ static bool is_spike(const trainer *t, double loss, double *median) {
 }
 
 static tm_status log_spike(trainer *t, double loss, double median) {
-    tm_dataset *ds = data_set(t->train);
+    tm_dataset *ds = data_set(t->s.train);
     tm_step_info info;
     tm_buf line = {0};
     tm_json_writer w;
-    if (!trainer_speaks(t)) return TM_OK;
+    if (!session_is_rank0(&t->s)) return TM_OK;
     uint64_t step = (uint64_t)t->step - 1, first = step % tm_dataset_steps_per_epoch(ds);
     tm_dataset_step_info(ds, step, &info);
     trainer_line_begin(t, &w, &line, "spike");
@@ -194,7 +195,7 @@ static tm_status log_spike(trainer *t, double loss, double median) {
     tm_jw_key(&w, "rows");
     tm_jw_array(&w);
     for (uint64_t i = 0; i < info.samples && i < 64; i++)
-        tm_jw_uint(&w, tm_dataset_order(ds, info.epoch, first * t->cfg->train_batch_size + i));
+        tm_jw_uint(&w, tm_dataset_order(ds, info.epoch, first * t->s.cfg->train_batch_size + i));
     tm_jw_array_end(&w);
     return trainer_line_end(t, &w, &line);
 }

@@ -7,7 +7,7 @@
  * Beside it stands how long each engine was at work: transfers overlap each other and compute, so that of those only
  * the time in which at least one was under way is a share of the step. */
 #include "planner/cost.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,12 +36,12 @@ struct trainer_profile {
 };
 
 tm_status trainer_profile_open(trainer *t) {
-    if (!t->args->profile && !t->cfg->wall_clock_breakdown) return TM_OK;
+    if (!t->s.args->profile && !t->s.cfg->wall_clock_breakdown) return TM_OK;
     trainer_profile *p = tm_calloc(1, sizeof *p);
     if (!p) return tm_nomem(sizeof *p);
     t->profile = p;
-    uint32_t n = tm_plan_get_info(t->plan)->ops;
-    if (t->first_plan) n = (uint32_t)tm_max_u64(n, tm_plan_get_info(t->first_plan)->ops);
+    uint32_t n = tm_plan_get_info(t->plans.step)->ops;
+    if (t->plans.first) n = (uint32_t)tm_max_u64(n, tm_plan_get_info(t->plans.first)->ops);
     p->span = tm_malloc(sizeof *p->span * n);
     if (!p->span) {
         trainer_profile_close(t);
@@ -233,7 +233,7 @@ static tm_status log_event(trainer *t, const trainer_profile *p) {
 }
 
 static tm_status say(trainer *t, trainer_profile *p) {
-    if (p->steps == 0 || !trainer_speaks(t)) return TM_OK;
+    if (p->steps == 0 || !session_is_rank0(&t->s)) return TM_OK;
     qsort(p->row, p->n_rows, sizeof *p->row, by_seconds);
     table(p);
     return t->log ? log_event(t, p) : TM_OK;

@@ -1,7 +1,7 @@
 /* Commits: when they are due, and what a run has to find in one to go on. */
 #include "comm/comm.h"
 #include "kernels/kernels.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -17,29 +17,24 @@ void trainer_kill_point(const char *name) {
     if (tm_fault_hit(name, NULL)) (void)raise(SIGKILL);
 }
 
-bool trainer_commits(const trainer *t) {
-    const tm_config *c = t->cfg;
-    return c->memory.slots == 2 && (c->commit_steps > 0 || c->commit_minutes > 0 || c->keep_state);
-}
-
 bool trainer_commit_due(const trainer *t) {
-    int64_t next = t->step + 1, every = t->cfg->commit_steps;
-    if (!trainer_commits(t)) return false;
-    bool by_clock = ((t->comm ? t->job->step.reported_flags : trainer_flags(t)) & FLAG_COMMIT) != 0;
-    return next >= t->cfg->total_steps || (every > 0 && next % every == 0) || by_clock;
+    int64_t next = t->step + 1, every = t->s.cfg->commit_steps;
+    if (!session_commits(&t->s)) return false;
+    bool by_clock = ((t->s.comm ? t->job->step.reported_flags : trainer_flags(t)) & FLAG_COMMIT) != 0;
+    return next >= t->s.cfg->total_steps || (every > 0 && next % every == 0) || by_clock;
 }
 
 /* Rounding depends on it (DESIGN section 10): instruction set, matrix library, threads, type, device. */
 tm_status trainer_numerics(const trainer *t, tm_buf *out) {
     static const char *const type[] = {[TM_F32] = "fp32", [TM_BF16] = "bf16", [TM_F16] = "fp16"};
-    TM_TRY(
-        tm_buf_printf(out, "%s, %u threads, %s", tm_kernels_describe(), tm_kernels_threads(), type[t->cfg->precision]));
-    TM_TRY(trainer_describe_device(t, out));
-    if (!t->comm) return TM_OK;
+    TM_TRY(tm_buf_printf(out, "%s, %u threads, %s", tm_kernels_describe(), tm_kernels_threads(),
+                         type[t->s.cfg->precision]));
+    TM_TRY(session_describe_device(&t->s, out));
+    if (!t->s.comm) return TM_OK;
     return tm_buf_printf(
-        out, ", %u ranks added as %016" PRIx64 "%s%s%s%s", t->ranks.ranks, tm_comm_tree_hash(t->comm),
-        t->ranks.mpi_sums ? ", gradients added by MPI" : "", t->cfg->quantized_weights ? ", weights in 8 bits" : "",
-        t->cfg->quantized_gradients ? ", gradients in 4 bits" : "", t->cfg->comm_bf16 ? ", gradients in bf16" : "");
+        out, ", %u ranks added as %016" PRIx64 "%s%s%s%s", t->s.ranks.ranks, tm_comm_tree_hash(t->s.comm),
+        t->s.ranks.mpi_sums ? ", gradients added by MPI" : "", t->s.cfg->quantized_weights ? ", weights in 8 bits" : "",
+        t->s.cfg->quantized_gradients ? ", gradients in 4 bits" : "", t->s.cfg->comm_bf16 ? ", gradients in bf16" : "");
 }
 
 /* ---- what is written down -------------------------------------------------------------------------------------- */
@@ -59,11 +54,11 @@ static void field_hex(tm_json_writer *w, const char *key, uint64_t v) {
 /* Random numbers, data order and learning rate are functions of seed and counters; the loss scale is state. */
 static void counters(tm_json_writer *w, const trainer *t) {
     field_int(w, "step", t->step);
-    field_int(w, "total_steps", t->cfg->total_steps);
+    field_int(w, "total_steps", t->s.cfg->total_steps);
     field_int(w, "applied", t->applied);
     field_int(w, "skipped_in_a_row", t->skipped_in_a_row);
     field_int(w, "skipped_at_scale", t->skipped_at_scale);
-    field_int(w, "data_cursor", t->step * (int64_t)t->cfg->train_batch_size);
+    field_int(w, "data_cursor", t->step * (int64_t)t->s.cfg->train_batch_size);
     tm_jw_key(w, "unfinished");
     tm_jw_bool(w, t->unfinished);
     trainer_describe_scale(t, w);
@@ -74,19 +69,19 @@ static tm_status describe(const trainer *t, tm_buf *out) {
     tm_buf config = {0}, numerics = {0};
     tm_json_writer w;
     tm_status rc;
-    TM_GO(tm_config_dump_json(t->cfg, &config, 0));
+    TM_GO(tm_config_dump_json(t->s.cfg, &config, 0));
     TM_GO(trainer_numerics(t, &numerics));
     tm_jw_init(&w, out, 0);
     tm_jw_object(&w);
     tm_jw_field_str(&w, "version", TIDEMILL_VERSION);
-    tm_jw_field_str(&w, "output_dir", realpath(t->cfg->output_dir, dir) ? dir : t->cfg->output_dir);
+    tm_jw_field_str(&w, "output_dir", realpath(t->s.cfg->output_dir, dir) ? dir : t->s.cfg->output_dir);
     tm_jw_field_str(&w, "key", t->key);
-    if (trainer_speaks(t)) trainer_describe_log(t, &w);
+    if (session_is_rank0(&t->s)) trainer_describe_log(t, &w);
     counters(&w, t);
-    if (t->comm) trainer_describe_ranks(t, &w);
+    if (t->s.comm) trainer_describe_ranks(t, &w);
     trainer_describe_saves(t, &w);
-    field_hex(&w, "model", t->model_hash);
-    field_hex(&w, "data", tm_dataset_fingerprint(data_set(t->train)));
+    field_hex(&w, "model", t->s.model_hash);
+    field_hex(&w, "data", tm_dataset_fingerprint(data_set(t->s.train)));
     tm_jw_field_str(&w, "numerics", numerics.data);
     TM_GO(trainer_describe_choices(t, &w));
     tm_jw_key(&w, "config");
@@ -102,7 +97,7 @@ done:
 tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
     tm_buf line = {0};
     tm_json_writer w;
-    if (!trainer_speaks(t) || !t->log) return TM_OK;
+    if (!session_is_rank0(&t->s) || !t->log) return TM_OK;
     trainer_line_begin(t, &w, &line, "commit");
     field_int(&w, "commit_write_bytes", (int64_t)stats->write_bytes);
     tm_jw_field_double(&w, "seconds", (double)stats->ns * 1e-9);
@@ -116,10 +111,10 @@ static tm_status commit_together(trainer *t, const tm_commit_opts *o, tm_commit_
     tm_status rc = job_held_out(t->job);
     if (rc == TM_OK) rc = tm_store_commit_prepare(store, tm_exec_slab(t->job->exec), o, stats);
     trainer_kill_point("kill_prepared");
-    TM_TRY(trainer_agree(t, rc));
+    TM_TRY(session_agree(&t->s, rc));
     rc = tm_store_commit_publish(store, stats);
     trainer_kill_point("kill_published");
-    return trainer_agree(t, rc);
+    return session_agree(&t->s, rc);
 }
 
 tm_status trainer_commit(trainer *t) {
@@ -151,11 +146,11 @@ done:
  * message for all, the others when it has not been heard of by the end of the grace. */
 bool trainer_may_go_on(void *ctx) {
     const trainer *t = ctx;
-    if (!t->comm && (!t->torn || !trainer_commits(t))) return false;
+    if (!t->s.comm && (!t->torn || !session_commits(&t->s))) return false;
     uint64_t now = tm_now_ns();
     double since = (double)(now - job_stop_ns()) * 1e-9;
-    double grace = t->args->grace_seconds > 0 ? t->args->grace_seconds : 30;
+    double grace = t->s.args->grace_seconds > 0 ? t->s.args->grace_seconds : 30;
     double left = t->step_ns ? (double)t->step_ns * 1e-9 - (double)(now - t->step_began_ns) * 1e-9 : 0;
-    if (t->comm && !trainer_speaks(t)) return since < grace + FIRST_DECIDES_SECONDS;
+    if (t->s.comm && !session_is_rank0(&t->s)) return since < grace + FIRST_DECIDES_SECONDS;
     return since + fmax(left, 0) + t->commit_seconds < grace;
 }

@@ -1,5 +1,5 @@
 /* log.jsonl across lives: a commit knows the lines that were there, and what comes after it is cut. */
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -98,16 +98,16 @@ static tm_status refuse_log(trainer *t, const recount *r, int64_t step, bool exp
                    "%s is not what was written up to the commit of step %" PRId64 ": %s (%" PRIu64 " of %" PRIu64
                    " lines); put it back, or --resume %s goes on without what is missing",
                    path, step, r->lines < r->want ? "it was cut" : "it was changed", r->lines, r->want,
-                   t->cfg->output_dir);
+                   t->s.cfg->output_dir);
 }
 
 tm_status trainer_check_log(trainer *t, const tm_json *info) {
     const tm_json *log = tm_json_get(info, "log"), *hash = tm_json_get(log, "hash"), *lines = tm_json_get(log, "lines");
-    const char *resume = t->args->resume;
+    const char *resume = t->s.args->resume;
     char text[20];
     tm_file *in;
     recount r = {0};
-    if (!trainer_speaks(t) || t->rewound || !log || !tm_json_is(tm_json_get(info, "key"), t->key)) return TM_OK;
+    if (!session_is_rank0(&t->s) || t->rewound || !log || !tm_json_is(tm_json_get(info, "key"), t->key)) return TM_OK;
     r.want = lines && lines->is_integer && lines->integer >= 0 ? (uint64_t)lines->integer : UINT64_MAX;
     if (tm_path_exists(trainer_path(t, "log.jsonl"))) {
         TM_TRY(tm_file_open(&in, t->path));

@@ -1,6 +1,6 @@
 /* log.jsonl: a line a step, and one for what happens between them. */
 #include "comm/comm.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <math.h>
 
@@ -43,8 +43,8 @@ static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
 /* What this rank sent in the step, and every rank's memory. */
 static void rank_fields(tm_json_writer *w, const trainer *t, const step_line *line, const tm_run_stats *run) {
     static const char *const link[TM_COMM_LINKS] = {"in_node", "between_nodes"};
-    if (!t->comm) return;
-    tm_jw_field_uint(w, "ranks", t->ranks.ranks);
+    if (!t->s.comm) return;
+    tm_jw_field_uint(w, "ranks", t->s.ranks.ranks);
     tm_jw_key(w, "comm_sent_bytes");
     tm_jw_object(w);
     for (int l = 0; l < TM_COMM_LINKS; l++) tm_jw_field_uint(w, link[l], line->sent[l]);
@@ -52,7 +52,7 @@ static void rank_fields(tm_json_writer *w, const trainer *t, const step_line *li
     tm_jw_field_double(w, "comm_seconds", seconds(run->comm_ns));
     tm_jw_key(w, "host_peak_bytes_by_rank");
     tm_jw_array(w);
-    for (uint32_t r = 0; r < t->ranks.ranks; r++) tm_jw_uint(w, t->job->step.reported_peak[r]);
+    for (uint32_t r = 0; r < t->s.ranks.ranks; r++) tm_jw_uint(w, t->job->step.reported_peak[r]);
     tm_jw_array_end(w);
 }
 
@@ -88,7 +88,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     const step_result *r = &line->r;
     tm_buf out = {0};
     tm_json_writer w;
-    if (!trainer_speaks(t)) return TM_OK;
+    if (!session_is_rank0(&t->s)) return TM_OK;
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
     tm_jw_key(&w, "step");
@@ -120,7 +120,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
 tm_status trainer_log_event(trainer *t, const char *event, const char *hash, double eval_loss) {
     tm_buf out = {0};
     tm_json_writer w;
-    if (!trainer_speaks(t)) return TM_OK;
+    if (!session_is_rank0(&t->s)) return TM_OK;
     trainer_line_begin(t, &w, &out, event);
     if (hash) {
         tm_jw_key(&w, "state_hash");

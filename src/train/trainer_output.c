@@ -55,7 +55,7 @@ static bool would_replace(const struct stat *output, const char *path) {
 
 static tm_status refuse_replacing(const trainer *t, const char *what, const char *path) {
     return tm_fail(TM_EINPUT, "output_dir %s: this run's files would replace %s, %s; give another output_dir",
-                   t->cfg->output_dir, what, path);
+                   t->s.cfg->output_dir, what, path);
 }
 
 static bool holds(const char *dir, const char *name) {
@@ -94,7 +94,7 @@ static tm_status holds_foreign_model(const char *output, bool *model) {
 
 /* By identity, whatever the names: links and `x/..` lead to the same folder. */
 static tm_status refuse_replaced(const trainer *t) {
-    const tm_config *c = t->cfg;
+    const tm_config *c = t->s.cfg;
     struct stat output;
     char run[PATH_MAX];
     bool model;
@@ -102,7 +102,7 @@ static tm_status refuse_replaced(const trainer *t) {
     if (would_replace(&output, c->model)) return refuse_replacing(t, "those of the model", c->model);
     if (would_replace(&output, c->data.train)) return refuse_replacing(t, "the training data", c->data.train);
     if (would_replace(&output, c->data.eval)) return refuse_replacing(t, "the evaluation data", c->data.eval);
-    if (would_replace(&output, t->args->config)) return refuse_replacing(t, "the configuration", t->args->config);
+    if (would_replace(&output, t->s.args->config)) return refuse_replacing(t, "the configuration", t->s.args->config);
     if (is_part_of_a_run(c->output_dir, run, sizeof run)) return refuse_replacing(t, "those of another run", run);
     TM_TRY(holds_foreign_model(c->output_dir, &model));
     return model ? refuse_replacing(t, "a model that no run has written there", c->output_dir) : TM_OK;
@@ -120,11 +120,11 @@ static tm_status refuse_missing(const trainer *t, tm_place place, const tm_strin
 }
 
 static tm_status check_paths(trainer *t) {
-    const tm_config *c = t->cfg;
+    const tm_config *c = t->s.cfg;
     snprintf(t->home, sizeof t->home, "%s/offload", c->output_dir);
     TM_TRY(refuse_missing(t, c->param_place, &c->param_paths));
     TM_TRY(refuse_missing(t, c->optimizer_place, &c->optimizer_paths));
-    return trainer_speaks(t) ? refuse_replaced(t) : TM_OK;
+    return session_is_rank0(&t->s) ? refuse_replaced(t) : TM_OK;
 }
 
 /* ---- held ------------------------------------------------------------------------------------------------------ */
@@ -143,7 +143,7 @@ static void note_above(trainer_found *f, const char *path) {
 
 /* What is there was there before this run, which waits for whoever was at it: noted when nobody else is any more. */
 static tm_status hold(trainer *t) {
-    const char *path = t->cfg->output_dir, *resume = t->args->resume;
+    const char *path = t->s.cfg->output_dir, *resume = t->s.args->resume;
     bool never = resume && strcmp(resume, "never") == 0;
     struct stat st;
     trainer_found f = {.folder = lstat(path, &st) == 0};
@@ -272,12 +272,12 @@ static tm_status refuse_lost_run_json(trainer *t) {
         x.path = t->claim.paths[i];
         if (tm_path_is_dir(x.path)) TM_TRY(tm_list_dir(x.path, note_state, &x));
     }
-    return earlier_refuse_lost(t, trainer_path(t, "run.json"), *x.found && !t->comm ? x.found : NULL);
+    return earlier_refuse_lost(t, trainer_path(t, "run.json"), *x.found && !t->s.comm ? x.found : NULL);
 }
 
 /* Of the rank that speaks. */
 static tm_status find_key(trainer *t, earlier *e) {
-    const char *resume = t->args->resume ? t->args->resume : "auto";
+    const char *resume = t->s.args->resume ? t->s.args->resume : "auto";
     bool never = strcmp(resume, "never") == 0, automatic = strcmp(resume, "auto") == 0;
     tm_status rc = earlier_read(trainer_path(t, "run.json"), e);
     if (rc != TM_OK && !never) return rc;
@@ -293,7 +293,7 @@ static tm_status find_key(trainer *t, earlier *e) {
 }
 
 static tm_status set_paths(trainer *t) {
-    const tm_strings *lists[] = {&t->cfg->param_paths, &t->cfg->optimizer_paths};
+    const tm_strings *lists[] = {&t->s.cfg->param_paths, &t->s.cfg->optimizer_paths};
     unsigned n = 0;
     t->claim_paths = tm_calloc(lists[0]->n + lists[1]->n + 1, sizeof *t->claim_paths);
     if (!t->claim_paths) return tm_nomem(sizeof *t->claim_paths);
@@ -307,25 +307,25 @@ static tm_status set_paths(trainer *t) {
 static void name_run(trainer *t) {
     snprintf(t->run_hash, sizeof t->run_hash, "%.12s", t->key);
     snprintf(t->run_name, sizeof t->run_name, "%s", t->run_hash);
-    if (t->comm) snprintf(t->run_name, sizeof t->run_name, "%sr%u", t->run_hash, t->ranks.rank);
+    if (t->s.comm) snprintf(t->run_name, sizeof t->run_name, "%sr%u", t->run_hash, t->s.ranks.rank);
 }
 
 /* Every rank knows it; the first one's word counts. */
 static tm_status know_key(trainer *t) {
     earlier e = {0};
     char shared[TM_IO_KEY_CHARS + 2] = "";
-    const char *dir = t->cfg->output_dir;
+    const char *dir = t->s.cfg->output_dir;
     if (!realpath(dir, t->here)) snprintf(t->here, sizeof t->here, "%s", dir);
     tm_status rc = set_paths(t);
-    if (rc == TM_OK && trainer_speaks(t)) rc = find_key(t, &e);
-    if (rc == TM_OK && !trainer_speaks(t) && earlier_read(trainer_path(t, "run.json"), &e) == TM_OK)
+    if (rc == TM_OK && session_is_rank0(&t->s)) rc = find_key(t, &e);
+    if (rc == TM_OK && !session_is_rank0(&t->s) && earlier_read(trainer_path(t, "run.json"), &e) == TM_OK)
         memcpy(t->key, e.key, sizeof t->key);
-    if (!trainer_speaks(t) && rc == TM_OK) tm_error_clear(); /* the first rank says it */
+    if (!session_is_rank0(&t->s) && rc == TM_OK) tm_error_clear(); /* the first rank says it */
     tm_json_free(e.doc);
-    TM_TRY(trainer_agree(t, rc));
+    TM_TRY(session_agree(&t->s, rc));
     memcpy(shared, t->key, sizeof t->key);
     shared[TM_IO_KEY_CHARS + 1] = t->copied;
-    if (t->comm) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, shared, sizeof shared));
+    if (t->s.comm) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, shared, sizeof shared));
     memcpy(t->key, shared, sizeof t->key);
     t->copied = shared[TM_IO_KEY_CHARS + 1];
     name_run(t);
@@ -333,8 +333,8 @@ static tm_status know_key(trainer *t) {
 }
 
 tm_status trainer_take_output(trainer *t) {
-    TM_TRY(trainer_agree(t, check_paths(t)));
-    TM_TRY(trainer_agree(t, trainer_speaks(t) ? hold(t) : TM_OK));
+    TM_TRY(session_agree(&t->s, check_paths(t)));
+    TM_TRY(session_agree(&t->s, session_is_rank0(&t->s) ? hold(t) : TM_OK));
     return know_key(t);
 }
 

@@ -1,5 +1,5 @@
 /* What a person sees of a run: what it is going to take, how far it is, what it took. */
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -50,7 +50,7 @@ typedef struct step_text {
 
 /* By the steps of this process alone: those before a resume took seconds that nobody here has seen. */
 static double seconds_left(const trainer *t, double share) {
-    double done = (double)(t->step - t->start_step) + share, left = (double)(t->cfg->total_steps - t->step) - share;
+    double done = (double)(t->step - t->start_step) + share, left = (double)(t->s.cfg->total_steps - t->step) - share;
     double each = t->step > t->start_step ? since(t->start_ns) / done : trainer_watch_seconds(t);
     return each * fmax(left, 0);
 }
@@ -59,14 +59,14 @@ static void describe(const trainer *t, const step_line *line, uint64_t moved, st
     const step_result *r = &line->r;
     char left[24];
     *x = (step_text){.step = ""};
-    snprintf(x->step, sizeof x->step, "step %" PRId64 "/%" PRId64, line->step, t->cfg->total_steps);
+    snprintf(x->step, sizeof x->step, "step %" PRId64 "/%" PRId64, line->step, t->s.cfg->total_steps);
     snprintf(x->loss, sizeof x->loss, "loss %.4f", r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0);
     snprintf(x->learning_rate, sizeof x->learning_rate, "lr %.3g", r->learning_rate);
     snprintf(x->rate, sizeof x->rate, "%.0f tok/s", (double)r->tokens / line->took);
     snprintf(x->each, sizeof x->each, "%.2f s/step", line->took);
     snprintf(x->norm, sizeof x->norm, "norm %.3f", r->grad_norm);
     snprintf(x->disk, sizeof x->disk, "disk %.2f GB/s", (double)moved / line->took * 1e-9);
-    if (line->step < t->cfg->total_steps)
+    if (line->step < t->s.cfg->total_steps)
         snprintf(x->left, sizeof x->left, "left %s", tm_format_left(seconds_left(t, 0), left, sizeof left));
 }
 
@@ -82,7 +82,7 @@ static void parts(const step_text *x, tm_live_part out[STEP_PARTS]) {
 static const double SILENT_ON_TERMINAL = 600, SILENT_ELSEWHERE = 60;
 
 static bool stays(const trainer *t, int64_t step) {
-    int64_t every = t->cfg->logging_steps, total = t->cfg->total_steps;
+    int64_t every = t->s.cfg->logging_steps, total = t->s.cfg->total_steps;
     if (step == total) return true;
     if (every > 0) return step % every == 0;
     double tenth = (double)total / 10;
@@ -103,20 +103,20 @@ static void say_step(trainer *t, const tm_live_part *part) {
 void trainer_show_step(trainer *t, const step_line *line, uint64_t moved) {
     tm_live_part part[STEP_PARTS];
     step_text x;
-    if (t->args->quiet) return;
+    if (t->s.args->quiet) return;
     describe(t, line, moved, &x);
     parts(&x, part);
     t->shown = *line;
     if (stays(t, line->step)) say_step(t, part);
-    if (line->step < t->cfg->total_steps) tm_live(part, STEP_PARTS);
+    if (line->step < t->s.cfg->total_steps) tm_live(part, STEP_PARTS);
 }
 
 /* Within a step, which may take minutes: what is known of the latest one, and how far this one is. */
 static void show_share(void *ctx, double share) {
     const trainer *t = ctx;
     char step[64], loss[32] = "", left[40], time[24];
-    if (!tm_live_possible() || t->evaluating || t->step >= t->cfg->total_steps) return;
-    snprintf(step, sizeof step, "step %" PRId64 "/%" PRId64 " %.0f%%", t->step + 1, t->cfg->total_steps, 100 * share);
+    if (!tm_live_possible() || t->evaluating || t->step >= t->s.cfg->total_steps) return;
+    snprintf(step, sizeof step, "step %" PRId64 "/%" PRId64 " %.0f%%", t->step + 1, t->s.cfg->total_steps, 100 * share);
     if (t->shown.r.label_tokens)
         snprintf(loss, sizeof loss, "loss %.4f", t->shown.r.loss_sum / (double)t->shown.r.label_tokens);
     snprintf(left, sizeof left, "left %s%s", tm_format_left(seconds_left(t, share), time, sizeof time),
@@ -128,7 +128,7 @@ static void show_share(void *ctx, double share) {
 tm_status trainer_show_steps(trainer *t) {
     t->start_step = t->step;
     t->said_ns = tm_now_ns();
-    if (t->args->quiet || !trainer_speaks(t)) return TM_OK;
+    if (t->s.args->quiet || !session_is_rank0(&t->s)) return TM_OK;
     TM_TRY(say_plan(t));
     t->start_ns = tm_now_ns();
     t->job->show = show_share;
@@ -146,7 +146,7 @@ void trainer_show_no_more(trainer *t) {
 /* What each path had to take, and its share of what the steps write. */
 static void say_wear(const trainer *t) {
     const tm_store *store = t->job->store;
-    uint64_t all = written_to_paths(t), step = t->plan ? sum(tm_plan_get_info(t->plan)->write_bytes) : 0;
+    uint64_t all = written_to_paths(t), step = t->plans.step ? sum(tm_plan_get_info(t->plans.step)->write_bytes) : 0;
     const char *path;
     for (unsigned i = 0; all > 0 && (path = tm_store_path(store, i)); i++) {
         double written = (double)tm_store_written(store, i);
@@ -180,7 +180,7 @@ void trainer_summary(trainer *t) {
            "and %.3f GB of models; model in %s",
            t->step - t->start_step, since(t->start_ns), tm_format_size(job_host_peak(t->job), peak, sizeof peak),
            (double)sum(s.read_bytes) * 1e-9, (double)written_to_paths(t) * 1e-9, (double)t->job->exported_bytes * 1e-9,
-           t->cfg->output_dir);
+           t->s.cfg->output_dir);
     say_wear(t);
     say_beside(t);
 }

@@ -1,7 +1,7 @@
 /* What a run gives away: checkpoint-N folders, which of them is the best and which go, the model at the end. */
 #include "comm/comm.h"
 #include "io/file/file.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -10,31 +10,18 @@
 
 /* ---- a model as a folder --------------------------------------------------------------------------------------- */
 
-tm_fmt trainer_save_format(const tm_config *c) {
-    switch (c->save_dtype) {
-    case TM_SAVE_F32:
-        return TM_FMT_F32;
-    case TM_SAVE_BF16:
-        return TM_FMT_BF16;
-    case TM_SAVE_F16:
-        return TM_FMT_F16;
-    default:
-        return c->precision == TM_F32 ? TM_FMT_F32 : TM_FMT_BF16;
-    }
-}
-
 static tm_status save_to(trainer *t, const char *dir) {
-    tm_fmt dtype = trainer_save_format(t->cfg);
+    tm_fmt dtype = session_save_format(t->s.cfg);
     TM_TRY(trainer_settle(t));
     trainer_kill_point("kill_before_export");
     TM_TRY(job_export(t->job, dir, dtype));
-    if (!trainer_speaks(t)) return TM_OK;
+    if (!session_is_rank0(&t->s)) return TM_OK;
     trainer_kill_point("kill_in_export");
-    return tm_source_write_side_files(t->source, dir, dtype);
+    return tm_source_write_side_files(t->s.source, dir, dtype);
 }
 
 static const char *checkpoint_path(const trainer *t, int64_t step, char *buf, size_t cap) {
-    snprintf(buf, cap, "%s/checkpoint-%" PRId64, t->cfg->output_dir, step);
+    snprintf(buf, cap, "%s/checkpoint-%" PRId64, t->s.cfg->output_dir, step);
     return buf;
 }
 
@@ -45,17 +32,17 @@ static bool is_better(const trainer *t, double loss) {
     const trainer_saves *s = &t->saves;
     if (!isfinite(loss)) return false;
     if (s->best == 0) return true;
-    return t->cfg->greater_is_better ? loss > s->best_loss : loss < s->best_loss;
+    return t->s.cfg->greater_is_better ? loss > s->best_loss : loss < s->best_loss;
 }
 
 void trainer_note_best(trainer *t) {
-    if (!t->cfg->track_best || !is_better(t, t->saves.loss)) return;
+    if (!t->s.cfg->track_best || !is_better(t, t->saves.loss)) return;
     t->saves.best_loss = t->saves.loss;
     t->saves.best = t->step;
 }
 
 static void forget_best(trainer *t, const char *why) {
-    if (trainer_speaks(t))
+    if (session_is_rank0(&t->s))
         tm_log(TM_LOG_WARN, "the best model so far, of step %" PRId64 ", does not count any more: %s", t->saves.best,
                why);
     t->saves.best = t->saves.kept = 0;
@@ -77,8 +64,8 @@ static bool is_whole(const char *folder) {
 tm_status trainer_find_best(trainer *t) {
     char path[4096];
     uint64_t there = t->saves.best == 0 || is_whole(checkpoint_path(t, t->saves.best, path, sizeof path));
-    if (t->saves.best == t->step && t->step == t->cfg->total_steps) there = 1; /* its folder is OUTPUT_DIR */
-    if (t->comm) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, &there, sizeof there));
+    if (t->saves.best == t->step && t->step == t->s.cfg->total_steps) there = 1; /* its folder is OUTPUT_DIR */
+    if (t->s.comm) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, &there, sizeof there));
     if (!there) forget_best(t, "its folder is gone or not whole");
     return TM_OK;
 }
@@ -86,7 +73,7 @@ tm_status trainer_find_best(trainer *t) {
 /* ---- in a commit ------------------------------------------------------------------------------------------------- */
 
 static const char *eval_hash(const trainer *t, char text[20]) {
-    snprintf(text, 20, "%016" PRIx64, t->eval ? tm_dataset_fingerprint(data_set(t->eval)) : 0);
+    snprintf(text, 20, "%016" PRIx64, t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0);
     return text;
 }
 
@@ -103,7 +90,7 @@ void trainer_describe_saves(const trainer *t, tm_json_writer *w) {
     tm_jw_key(w, "step");
     tm_jw_int(w, s->best);
     tm_jw_field_double(w, "loss", s->best_loss);
-    tm_jw_field_bool(w, "greater_is_better", t->cfg->greater_is_better);
+    tm_jw_field_bool(w, "greater_is_better", t->s.cfg->greater_is_better);
     tm_jw_field_str(w, "eval", eval_hash(t, text));
     tm_jw_object_end(w);
 }
@@ -127,16 +114,16 @@ tm_status trainer_read_saves(trainer *t, const tm_json *info) {
     const tm_json *list = tm_json_get(info, "checkpoints"), *best = tm_json_get(info, "best");
     const tm_json *step = tm_json_get(best, "step"), *loss = tm_json_get(best, "loss");
     char text[20];
-    for (const tm_json *c = list && t->cfg->save_total_limit ? list->child : NULL; c; c = c->next)
+    for (const tm_json *c = list && t->s.cfg->save_total_limit ? list->child : NULL; c; c = c->next)
         if (c->is_integer) TM_TRY(remember_checkpoint(t, c->integer));
-    if (!t->cfg->track_best || !step || !step->is_integer || !loss || loss->type != TM_JSON_NUMBER) return TM_OK;
+    if (!t->s.cfg->track_best || !step || !step->is_integer || !loss || loss->type != TM_JSON_NUMBER) return TM_OK;
     t->saves.best = t->saves.kept = step->integer;
     t->saves.best_loss = loss->number;
     if (tm_json_is(tm_json_get(best, "eval"), eval_hash(t, text))) return TM_OK;
     return tm_fail(TM_EINPUT,
                    "%s: holds other samples than when the best checkpoint of the run in %s was found with it; put the "
                    "old file back",
-                   t->cfg->data.eval ? t->cfg->data.eval : "data.eval", t->cfg->output_dir);
+                   t->s.cfg->data.eval ? t->s.cfg->data.eval : "data.eval", t->s.cfg->output_dir);
 }
 
 /* ---- which go ---------------------------------------------------------------------------------------------------- */
@@ -144,7 +131,7 @@ tm_status trainer_read_saves(trainer *t, const tm_json *info) {
 /* The latest and the best; at the end with a limit of 1 only the best, as in HF Trainer. */
 static bool stays(const trainer *t, int64_t step, int64_t latest, bool ended) {
     int64_t best = t->saves.best;
-    bool best_alone = ended && t->cfg->save_total_limit == 1 && best > 0 && best < t->step;
+    bool best_alone = ended && t->s.cfg->save_total_limit == 1 && best > 0 && best < t->step;
     return step == best || (step == latest && !best_alone);
 }
 
@@ -154,21 +141,21 @@ static tm_status rotate(trainer *t, bool ended) {
     trainer_saves *s = &t->saves;
     char path[4096];
     uint32_t bound = 0, spared = 0, n = 0;
-    if (t->cfg->save_total_limit == 0 || s->n == 0) return TM_OK;
+    if (t->s.cfg->save_total_limit == 0 || s->n == 0) return TM_OK;
     int64_t kept = ended ? 0 : s->kept, latest = s->step[s->n - 1];
     for (uint32_t i = 0; i < s->n; i++) {
         bool bind = stays(t, s->step[i], latest, ended);
         bound += bind;
         spared += !bind && s->step[i] == kept;
     }
-    uint32_t left = s->n - spared, keep = t->cfg->save_total_limit > bound ? t->cfg->save_total_limit : bound;
+    uint32_t left = s->n - spared, keep = t->s.cfg->save_total_limit > bound ? t->s.cfg->save_total_limit : bound;
     for (uint32_t i = 0; i < s->n; i++) {
         int64_t step = s->step[i];
         bool goes = left > keep && step != kept && !stays(t, step, latest, ended);
         left -= goes;
         if (!goes)
             s->step[n++] = step;
-        else if (trainer_speaks(t))
+        else if (session_is_rank0(&t->s))
             TM_TRY(tm_retire_dir(checkpoint_path(t, step, path, sizeof path)));
     }
     s->n = n;
@@ -187,16 +174,16 @@ tm_status trainer_committed_saves(trainer *t) {
 static tm_status write_checkpoint(trainer *t) {
     char dir[4096], beside[4200];
     snprintf(beside, sizeof beside, "%s.tmp", checkpoint_path(t, t->step, dir, sizeof dir));
-    if (trainer_speaks(t)) TM_TRY(tm_remove_tree(beside));
+    if (session_is_rank0(&t->s)) TM_TRY(tm_remove_tree(beside));
     TM_TRY(save_to(t, beside));
-    if (t->cfg->save_state) TM_TRY(trainer_save_state(t, beside)); /* of all ranks */
-    if (!trainer_speaks(t)) return TM_OK;
+    if (t->s.cfg->save_state) TM_TRY(trainer_save_state(t, beside)); /* of all ranks */
+    if (!session_is_rank0(&t->s)) return TM_OK;
     return tm_publish_dir(beside, dir);
 }
 
 /* Is one due, and how did the evaluation of this step, if any, turn out? */
 tm_status trainer_save_checkpoint(trainer *t) {
-    const tm_config *c = t->cfg;
+    const tm_config *c = t->s.cfg;
     bool due = c->save_best ? is_better(t, t->saves.loss) : c->save_steps > 0 && t->step % c->save_steps == 0;
     if (!due) return TM_OK;
     TM_TRY(write_checkpoint(t));
@@ -234,7 +221,7 @@ static tm_status log_best(trainer *t) {
 /* The weights of checkpoint-BEST, instead of the last ones. */
 static tm_status load_best(trainer *t) {
     char path[4096];
-    folders f = {checkpoint_path(t, t->saves.best, path, sizeof path), t->cfg->output_dir};
+    folders f = {checkpoint_path(t, t->saves.best, path, sizeof path), t->s.cfg->output_dir};
     trainer_kill_point("kill_before_export");
     tm_log(TM_LOG_INFO, "the best model is that of step %" PRId64 ", evaluation loss %.6g: it goes to %s",
            t->saves.best, t->saves.best_loss, f.to);
@@ -244,12 +231,12 @@ static tm_status load_best(trainer *t) {
 }
 
 tm_status trainer_save_last(trainer *t) {
-    if (t->cfg->load_best_model_at_end) TM_TRY(trainer_find_best(t));
-    bool other = t->cfg->load_best_model_at_end && t->saves.best > 0 && t->saves.best < t->step;
+    if (t->s.cfg->load_best_model_at_end) TM_TRY(trainer_find_best(t));
+    bool other = t->s.cfg->load_best_model_at_end && t->saves.best > 0 && t->saves.best < t->step;
     if (!other)
-        TM_TRY(save_to(t, t->cfg->output_dir));
-    else if (trainer_speaks(t))
+        TM_TRY(save_to(t, t->s.cfg->output_dir));
+    else if (session_is_rank0(&t->s))
         TM_TRY(load_best(t));
     TM_TRY(rotate(t, true));
-    return t->cfg->load_best_model_at_end && t->saves.best > 0 && trainer_speaks(t) ? log_best(t) : TM_OK;
+    return t->s.cfg->load_best_model_at_end && t->saves.best > 0 && session_is_rank0(&t->s) ? log_best(t) : TM_OK;
 }

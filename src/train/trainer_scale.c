@@ -1,16 +1,16 @@
 /* The loss scale of fp16 (optim/README.md, "fp16"): state of a run beside its step. The plan has no part in it: a step
  * multiplies its loss by the scale that the steps before it left. */
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <inttypes.h>
 #include <math.h>
 
 static bool scales(const trainer *t) {
-    return t->cfg->precision == TM_F16;
+    return t->s.cfg->precision == TM_F16;
 }
 
 void trainer_open_scale(trainer *t) {
-    if (scales(t)) tm_loss_scaler_init(&t->scaler, &t->cfg->loss_scale);
+    if (scales(t)) tm_loss_scaler_init(&t->scaler, &t->s.cfg->loss_scale);
 }
 
 /* ---- in a commit ----------------------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* The loop: steps, evaluations, checkpoints, and the end. */
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include "io/file/file.h"
 
@@ -10,7 +10,7 @@
 enum { MAX_SKIPPED = 50 };
 
 static tm_plan *step_plan(const trainer *t) {
-    return t->folded && !t->pending ? t->first_plan : t->plan;
+    return t->plans.folded && !t->pending ? t->plans.first : t->plans.step;
 }
 
 static tm_status check_finite(const trainer *t) {
@@ -27,7 +27,7 @@ tm_status trainer_settle(trainer *t) {
     t->pending = false;
     t->torn = true;
     trainer_replay_step(t, t->step);
-    tm_status rc = job_run(t->job, t->drain_plan);
+    tm_status rc = job_run(t->job, t->plans.drain);
     trainer_replay_step(t, 0);
     if (rc != TM_OK) return rc;
     t->torn = false;
@@ -40,9 +40,9 @@ static tm_status one_step(trainer *t) {
     job->step.loss_scale = t->scaler.scale;
     job->step.result.number = t->applied + 1;
     job->step.result.learning_rate =
-        state_learning_rate(job, tm_lr_at(&t->cfg->schedule, trainer_schedule_step(t)), job->step.result.number);
+        state_learning_rate(job, tm_lr_at(&t->s.cfg->schedule, trainer_schedule_step(t)), job->step.result.number);
     if (!job_updates_in_passes(job)) /* whose beta1 says whether there is an exp_avg at all */
-        (void)tm_lr_betas(&t->cfg->schedule, trainer_schedule_step(t), &job->update_opts.beta1,
+        (void)tm_lr_betas(&t->s.cfg->schedule, trainer_schedule_step(t), &job->update_opts.beta1,
                           &job->update_opts.beta2);
     const tm_plan *plan = step_plan(t);
     trainer_watch_announce(t, plan);
@@ -53,7 +53,7 @@ static tm_status one_step(trainer *t) {
     tm_status rc = job_run(job, plan);
     trainer_replay_step(t, 0);
     if (rc != TM_OK) return rc;
-    t->pending = t->folded;
+    t->pending = t->plans.folded;
     t->step++;
     if (job->step.result.finite) {
         t->applied++;
@@ -61,7 +61,7 @@ static tm_status one_step(trainer *t) {
     } else {
         t->skipped_in_a_row++;
         t->skipped_at_scale++;
-        if (t->cfg->precision != TM_F16)
+        if (t->s.cfg->precision != TM_F16)
             tm_log(TM_LOG_WARN, "step %" PRId64 ": loss or gradient is not finite; the update was skipped", t->step);
     }
     bool goes_on = trainer_scale_step(t, job->step.loss_scale);
@@ -82,21 +82,21 @@ static tm_status one_step(trainer *t) {
 }
 
 static tm_status evaluate(trainer *t) {
-    if (!t->eval) return TM_OK;
+    if (!t->s.eval) return TM_OK;
     TM_TRY(trainer_settle(t));
     t->evaluating = true;
     t->eval_sum = 0;
     t->eval_labels = 0;
     tm_status rc = TM_OK;
-    uint64_t steps = tm_dataset_steps_per_epoch(data_set(t->eval));
+    uint64_t steps = tm_dataset_steps_per_epoch(data_set(t->s.eval));
     step_result keep = t->job->step.result;
     job_phase phase;
-    job_phase_begin(&phase, t->job, "evaluating", "rows", tm_dataset_get_counts(data_set(t->eval))->samples);
+    job_phase_begin(&phase, t->job, "evaluating", "rows", tm_dataset_get_counts(data_set(t->s.eval))->samples);
     for (t->eval_step = 0; t->eval_step < steps && rc == TM_OK; t->eval_step++) {
         tm_step_info info;
-        tm_dataset_step_info(data_set(t->eval), t->eval_step, &info);
+        tm_dataset_step_info(data_set(t->s.eval), t->eval_step, &info);
         phase.span = info.samples;
-        rc = job_run(t->job, t->eval_plan);
+        rc = job_run(t->job, t->plans.eval);
         phase.base += info.samples;
         t->eval_sum += t->job->step.result.loss_sum;
         t->eval_labels += t->job->step.result.label_tokens;
@@ -107,7 +107,8 @@ static tm_status evaluate(trainer *t) {
     if (rc != TM_OK) return rc;
     double loss = t->eval_labels ? t->eval_sum / (double)t->eval_labels : NAN;
     t->saves.loss = loss;
-    if (!t->args->quiet) tm_say("step %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", t->step, loss, exp(loss));
+    if (!t->s.args->quiet)
+        tm_say("step %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", t->step, loss, exp(loss));
     return trainer_log_event(t, "eval", NULL, loss);
 }
 
@@ -123,7 +124,7 @@ static tm_status timed_step(trainer *t) {
 
 /* Evaluation and checkpoint of a step. They only read the state: a signal in the middle leaves it whole. */
 static tm_status after_step(trainer *t) {
-    const tm_config *c = t->cfg;
+    const tm_config *c = t->s.cfg;
     bool last = t->step >= c->total_steps;
     t->unfinished = true;
     t->saves.loss = NAN;
@@ -148,22 +149,22 @@ tm_status trainer_stopped(const trainer *t) {
 static tm_status stop(trainer *t, bool together) {
     if (!together) return t->committed >= 0 ? trainer_stopped(t) : job_stopped("");
     bool whole = !t->torn && job_nonfinite(t->job) == 0;
-    if (trainer_commits(t) && whole && t->step != t->committed && t->step != 0) {
+    if (session_commits(&t->s) && whole && t->step != t->committed && t->step != 0) {
         tm_error_clear();
         TM_TRY(trainer_commit(t));
     }
-    t->agreed = t->comm != NULL; /* the others stop here as well */
+    t->s.agreed = t->s.comm != NULL; /* the others stop here as well */
     return job_stopped("");
 }
 
 /* With ranks only what all know counts: a signal that one of them had seen when the latest step was reported. */
 static bool stops(const trainer *t) {
-    return t->comm ? (t->job->step.reported_flags & FLAG_STOP) != 0 : job_stop_signal() != 0;
+    return t->s.comm ? (t->job->step.reported_flags & FLAG_STOP) != 0 : job_stop_signal() != 0;
 }
 
 static tm_status run_steps(trainer *t, bool *between) {
     if (t->unfinished) TM_TRY(after_step(t));
-    while (t->step < t->cfg->total_steps) {
+    while (t->step < t->s.cfg->total_steps) {
         *between = stops(t);
         if (*between) return TM_ESIGNAL;
         bool commit = trainer_commit_due(t);
@@ -191,7 +192,7 @@ tm_status trainer_run_steps(trainer *t) {
     trainer_show_no_more(t);
     rc = trainer_profile_end(t, rc);
     trainer_profile_close(t);
-    return rc == TM_ESIGNAL ? stop(t, between || !t->comm) : rc;
+    return rc == TM_ESIGNAL ? stop(t, between || !t->s.comm) : rc;
 }
 
 tm_status trainer_finish(trainer *t) {
@@ -199,7 +200,7 @@ tm_status trainer_finish(trainer *t) {
     TM_TRY(trainer_save_last(t));
     TM_TRY(job_state_hash(t->job, (uint64_t)t->step, hash));
     TM_TRY(trainer_log_event(t, "end", hash, NAN));
-    if (!trainer_speaks(t)) return TM_OK;
+    if (!session_is_rank0(&t->s)) return TM_OK;
     TM_TRY(tm_append_sync(t->log)); /* before run.json says that it is over */
     return trainer_write_run_json(t, "finished");
 }

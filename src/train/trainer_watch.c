@@ -2,7 +2,7 @@
  * into the step after: until then what the step came to waits here. */
 #include "offload/sim/sim.h"
 #include "planner/cost.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <string.h>
 
@@ -29,9 +29,9 @@ tm_status trainer_watch_open(trainer *t, const job_opts *o) {
     trainer_watch *w = tm_calloc(1, sizeof *w);
     if (!w) return tm_nomem(sizeof *w);
     t->watch = w;
-    TM_TRY(trainer_machine(o, &w->machine));
-    job_shape shape = trainer_step_shape(t);
-    trainer_load load = trainer_step_load(t, tm_model_get_config(t->job->model));
+    TM_TRY(session_machine(o, &w->machine));
+    job_shape shape = session_step_shape(&t->s);
+    run_load load = run_step_load(&t->s, tm_model_get_config(t->job->model));
     TM_TRY(job_costs_open(&w->costs, t->job, &shape, &load.load, &w->machine, JOB_COSTS_PROFILE));
     job_use_costs(t->job, &w->machine, job_cost, w->costs);
     return TM_OK;
@@ -62,12 +62,12 @@ static tm_status predict(const trainer *t, tm_sim_result *out, const tm_plan *pl
                                       .ctx = w->costs,
                                       .runs = runs,
                                       .link = link,
-                                      .timeline = t->args->trace != NULL});
+                                      .timeline = t->s.args->trace != NULL});
 }
 
 static void add_trace(trainer *t, const step_line *line, const tm_run_stats *s) {
     trainer_watch *w = t->watch;
-    const tm_sim_result *r = line->plan == t->plan ? &w->step : &w->first;
+    const tm_sim_result *r = line->plan == t->plans.step ? &w->step : &w->first;
     if (!w->trace || w->status != TM_OK) return;
     w->status = tm_trace_add(w->trace, &(tm_trace_step){.plan = line->plan,
                                                         .step = (uint64_t)line->step,
@@ -81,7 +81,7 @@ static void add_trace(trainer *t, const step_line *line, const tm_run_stats *s) 
 
 static void write_line(trainer *t, const step_line *line, const tm_run_stats *s) {
     trainer_watch *w = t->watch;
-    double predicted = line->plan == t->plan ? w->step.seconds : w->first.seconds;
+    double predicted = line->plan == t->plans.step ? w->step.seconds : w->first.seconds;
     add_trace(t, line, s);
     if (w->status == TM_OK) w->status = trainer_log_step(t, line, s, predicted);
     if (w->status != TM_OK) w->error = *tm_error_get();
@@ -100,8 +100,8 @@ static void match(trainer *t) {
 static void run_ended(void *ctx, const tm_run_stats *s) {
     trainer *t = ctx;
     trainer_watch *w = t->watch;
-    if (!w) return;                                             /* on the way out of a failure */
-    if (s->plan != t->plan && s->plan != t->first_plan) return; /* evaluations and the like */
+    if (!w) return;                                                    /* on the way out of a failure */
+    if (s->plan != t->plans.step && s->plan != t->plans.first) return; /* evaluations and the like */
     trainer_profile_add(t, s);
     TM_ASSERT(w->n_ended < WAITING);
     tm_run_stats *kept = &w->ended[w->n_ended++];
@@ -124,14 +124,14 @@ static tm_status path_stats(const trainer *t, tm_io_stats stats[TM_MACHINE_PATHS
 
 tm_status trainer_watch_start(trainer *t) {
     trainer_watch *w = t->watch;
-    TM_TRY(tm_link_create(&w->step_link, t->plan, t->plan));
-    TM_TRY(predict(t, &w->step, t->plan, w->step_link, RUNS));
-    if (t->first_plan) {
-        TM_TRY(tm_link_create(&w->first_link, t->first_plan, t->plan));
-        TM_TRY(predict(t, &w->first, t->first_plan, NULL, 1));
+    TM_TRY(tm_link_create(&w->step_link, t->plans.step, t->plans.step));
+    TM_TRY(predict(t, &w->step, t->plans.step, w->step_link, RUNS));
+    if (t->plans.first) {
+        TM_TRY(tm_link_create(&w->first_link, t->plans.first, t->plans.step));
+        TM_TRY(predict(t, &w->first, t->plans.first, NULL, 1));
     }
-    if (t->args->trace) {
-        TM_TRY(tm_trace_open(&w->trace, t->args->trace));
+    if (t->s.args->trace) {
+        TM_TRY(tm_trace_open(&w->trace, t->s.args->trace));
         tm_exec_trace(t->job->exec, true);
     }
     tm_exec_on_done(t->job->exec, run_ended, t);
@@ -142,15 +142,15 @@ tm_status trainer_watch_start(trainer *t) {
 
 /* Somebody looks at the state, or writes it down, when the step that comes next is done. */
 static bool looked_at(const trainer *t) {
-    const tm_config *c = t->cfg;
+    const tm_config *c = t->s.cfg;
     int64_t next = t->step + 1;
-    return next >= c->total_steps || (c->eval_steps > 0 && t->eval && next % c->eval_steps == 0) ||
+    return next >= c->total_steps || (c->eval_steps > 0 && t->s.eval && next % c->eval_steps == 0) ||
            (c->save_steps > 0 && next % c->save_steps == 0) || trainer_commit_due(t);
 }
 
 void trainer_watch_announce(trainer *t, const tm_plan *plan) {
     if (looked_at(t)) return;
-    tm_exec_announce(t->job->exec, t->plan, plan == t->plan ? t->watch->step_link : t->watch->first_link);
+    tm_exec_announce(t->job->exec, t->plans.step, plan == t->plans.step ? t->watch->step_link : t->watch->first_link);
 }
 
 /* From the second step on. A run that has no memory for it teaches nothing. */
@@ -243,7 +243,15 @@ void trainer_watch_stopped(trainer *t) {
 
 tm_status trainer_watch_forecast(trainer *t, run_forecast *out) {
     trainer_watch *w = t->watch;
-    return trainer_forecast(t, &(run_rates){&w->machine, job_cost, w->costs, .step_seconds = w->step.seconds}, out);
+    return run_forecast_make(&(run_rates){.s = &t->s,
+                                          .job = t->job,
+                                          .plans = &t->plans,
+                                          .step = t->step,
+                                          .machine = &w->machine,
+                                          .cost = job_cost,
+                                          .ctx = w->costs,
+                                          .step_seconds = w->step.seconds},
+                             out);
 }
 
 double trainer_watch_seconds(const trainer *t) {

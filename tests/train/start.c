@@ -4,22 +4,23 @@
 #include "kernels/kernels.h"
 #include "tests/walk.h"
 #include "step/elastic.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 /* ---- one start --------------------------------------------------------------------------------------------------- */
 
 /* As tm_train_run does it, phase by phase. */
 static tm_status choose(trainer *t) {
-    TM_TRY(trainer_load_config(t, false));
-    TM_TRY(trainer_set_strategy(t));
-    TM_TRY(trainer_same_start(t));
+    TM_TRY(session_load_config(&t->s, false));
+    trainer_open_scale(t);
+    TM_TRY(session_set_strategy(&t->s));
+    TM_TRY(session_same_start(&t->s));
     TM_TRY(trainer_take_output(t));
     tm_status rc = trainer_choose_start(t);
-    if (rc == TM_OK && trainer_speaks(t)) rc = trainer_sweep(t);
-    TM_TRY(trainer_agree(t, rc));
-    TM_TRY(trainer_agree(t, trainer_prepare(t, false)));
+    if (rc == TM_OK && session_is_rank0(&t->s)) rc = trainer_sweep(t);
+    TM_TRY(session_agree(&t->s, rc));
+    TM_TRY(session_agree(&t->s, session_prepare(&t->s, false)));
     TM_TRY(trainer_same_input(t));
-    return trainer_agree(t, trainer_check_commit(t));
+    return session_agree(&t->s, trainer_check_commit(t));
 }
 
 /* What a job that goes on with other ranks reads from. */
@@ -28,9 +29,9 @@ static tm_status open_others(trainer *t) {
     tm_model *m;
     size_t n;
     if (!t->old.other) return TM_OK;
-    const char *json = tm_source_config(t->source, &n);
+    const char *json = tm_source_config(t->s.source, &n);
     TM_TRY(tm_model_config_parse(&config, json, n, "config.json"));
-    TM_TRY(tm_model_create(&m, &config, t->cfg->precision));
+    TM_TRY(tm_model_create(&m, &config, t->s.cfg->precision));
     tm_status rc = elastic_open(&t->elastic, m, t->old.directory, t->old.ranks);
     elastic_close(t->elastic);
     t->elastic = NULL;
@@ -40,12 +41,12 @@ static tm_status open_others(trainer *t) {
 
 static tm_status begin(trainer *t, const start_opts *o) {
     if (o->ranks > 0) {
-        TM_TRY(tm_comm_imagine(&t->comm, o->ranks, o->ranks, o->rank));
-        t->ranks = (job_ranks){.comm = t->comm, .ranks = o->ranks, .rank = o->rank, .agreed = &t->agreed};
+        TM_TRY(tm_comm_imagine(&t->s.comm, o->ranks, o->ranks, o->rank));
+        t->s.ranks = (job_ranks){.comm = t->s.comm, .ranks = o->ranks, .rank = o->rank, .agreed = &t->s.agreed};
     }
     TM_TRY(choose(t));
     TM_TRY(open_others(t));
-    return t->commit && trainer_speaks(t) ? trainer_cut_log(t) : TM_OK;
+    return t->commit && session_is_rank0(&t->s) ? trainer_cut_log(t) : TM_OK;
 }
 
 /* As a run that did not begin: it keeps no copy of a state. */
@@ -62,12 +63,12 @@ tm_status start_here(const start_opts *o, start_found *out) {
                                 .resume = o->with.resume,
                                 .allow_numerics_change = o->with.numerics,
                                 .quiet = true};
-    trainer t = {.args = &args, .committed = -1, .found_step = -1};
+    trainer t = {.s.args = &args, .committed = -1, .found_step = -1};
     tm_status rc = begin(&t, o);
     tm_error said = *tm_error_get();
     *out = (start_found){.step = t.commit ? t.step : -1, .other = t.old.other, .copied = *t.copy != 0};
     trainer_close(&t);
-    trainer_close_ranks(&t);
+    session_close_ranks(&t.s);
     tm_kernels_close();
     tm_hold_release(t.hold);
     drop_copy(&t);

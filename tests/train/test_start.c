@@ -6,7 +6,7 @@
 #include "comm/comm.h"
 #include "tests/walk.h"
 #include "step/elastic.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 #include "tests/skip.h"
 
 #include <signal.h>
@@ -113,13 +113,13 @@ static void test_two_ranks(void **state) {
 
 static tm_status laid_out(uint32_t ranks, uint32_t per_node, const char *const *set, size_t n_set, job_ranks *out) {
     const tm_train_args args = {.config = found.config, .set = set, .n_set = n_set};
-    trainer t = {.args = &args};
-    TM_TRY(trainer_imagine_ranks(&t, ranks, per_node));
-    tm_status rc = trainer_load_config(&t, false);
-    if (rc == TM_OK) rc = trainer_set_strategy(&t);
-    *out = t.ranks;
+    trainer t = {.s.args = &args};
+    TM_TRY(session_imagine_ranks(&t.s, ranks, per_node));
+    tm_status rc = session_load_config(&t.s, false);
+    if (rc == TM_OK) rc = session_set_strategy(&t.s);
+    *out = t.s.ranks;
     trainer_close(&t);
-    trainer_close_ranks(&t);
+    session_close_ranks(&t.s);
     return rc;
 }
 
@@ -210,9 +210,9 @@ static void test_wrapped_classes(void **state) {
         const char *set[] = {"fsdp=full_shard auto_wrap",
                              run_format("fsdp_config={\"transformer_layer_cls_to_wrap\": %s}", rows[i].classes)};
         const tm_train_args args = {.config = found.config, .set = set, .n_set = TM_COUNT(set)};
-        trainer t = {.args = &args};
-        RUN_EXPECT_STATUS(trainer_load_config(&t, false));
-        tm_status rc = trainer_check_wrap(&t, "llama");
+        trainer t = {.s.args = &args};
+        RUN_EXPECT_STATUS(session_load_config(&t.s, false));
+        tm_status rc = session_check_wrap(&t.s, "llama");
         if (rc != rows[i].status || (rc != TM_OK && !strstr(tm_error_get()->text, "\"LlamaDecoderLayer\"")))
             fail_msg("row %zu: %s: %s", i, tm_status_name(rc), tm_error_get()->text);
         tm_error_clear();
@@ -298,9 +298,9 @@ static void test_best_of_a_commit(void **state) {
             rows_file,  "eval_steps=1", "save_steps=1", "save_total_limit=2", "load_best_model_at_end=true",
             rows[i].set};
         const tm_train_args args = {.config = found.config, .set = set, .n_set = rows[i].set ? 6 : 5};
-        trainer t = {.args = &args};
+        trainer t = {.s.args = &args};
         tm_json_doc *doc = parse(run_format("{\"checkpoints\": [1, 3, 3, \"x\", 2], \"best\": %s}", rows[i].best));
-        RUN_EXPECT_STATUS(trainer_load_config(&t, false));
+        RUN_EXPECT_STATUS(session_load_config(&t.s, false));
         tm_status rc = trainer_read_saves(&t, tm_json_root(doc));
         if (rc != rows[i].status || t.saves.best != rows[i].step || t.saves.kept != rows[i].step)
             fail_msg("row %zu: %s, step %d is the best", i, tm_status_name(rc), (int)t.saves.best);
@@ -330,16 +330,16 @@ static void test_due(void **state) {
     (void)state;
     for (size_t i = 0; i < TM_COUNT(rows); i++) {
         const tm_train_args args = {.config = found.config, .set = rows[i].set, .n_set = rows[i].set[1] ? 2 : 1};
-        trainer t = {.args = &args, .step = rows[i].step, .commit_ns = tm_now_ns()};
-        RUN_EXPECT_STATUS(trainer_load_config(&t, false));
-        t.cfg->total_steps = FOUND_STEPS;
-        if (trainer_commits(&t) != rows[i].commits || trainer_commit_due(&t) != rows[i].due)
-            fail_msg("row %zu: commits %d, due %d", i, trainer_commits(&t), trainer_commit_due(&t));
+        trainer t = {.s.args = &args, .step = rows[i].step, .commit_ns = tm_now_ns()};
+        RUN_EXPECT_STATUS(session_load_config(&t.s, false));
+        t.s.cfg->total_steps = FOUND_STEPS;
+        if (session_commits(&t.s) != rows[i].commits || trainer_commit_due(&t) != rows[i].due)
+            fail_msg("row %zu: commits %d, due %d", i, session_commits(&t.s), trainer_commit_due(&t));
         t.commit_ns = tm_now_ns() - 61000000000u; /* however long this machine has been up */
-        assert_int_equal(trainer_commit_due(&t), rows[i].due || t.cfg->commit_minutes > 0);
-        t.ranks.rank = 1; /* the first rank's clock decides */
+        assert_int_equal(trainer_commit_due(&t), rows[i].due || t.s.cfg->commit_minutes > 0);
+        t.s.ranks.rank = 1; /* the first rank's clock decides */
         assert_int_equal(trainer_commit_due(&t), rows[i].due);
-        t.ranks.rank = 0;
+        t.s.ranks.rank = 0;
         trainer_close(&t);
     }
 }
@@ -368,34 +368,34 @@ static void test_may_go_on(void **state) {
                                     .set = &rows[i].set,
                                     .n_set = 1,
                                     .grace_seconds = rows[i].grace < 0 ? ago + rows[i].grace : rows[i].grace};
-        trainer t = {.args = &args,
+        trainer t = {.s.args = &args,
                      .torn = rows[i].torn,
                      .step_ns = 1,
                      .step_began_ns = tm_now_ns(),
                      .commit_seconds = rows[i].commit_seconds};
-        RUN_EXPECT_STATUS(trainer_load_config(&t, false));
-        if (rows[i].ranks) RUN_EXPECT_STATUS(trainer_imagine_ranks(&t, 2, 2));
-        t.ranks.rank = rows[i].rank;
+        RUN_EXPECT_STATUS(session_load_config(&t.s, false));
+        if (rows[i].ranks) RUN_EXPECT_STATUS(session_imagine_ranks(&t.s, 2, 2));
+        t.s.ranks.rank = rows[i].rank;
         if (trainer_may_go_on(&t) != rows[i].goes_on) fail_msg("row %zu", i);
         trainer_close(&t);
-        trainer_close_ranks(&t);
+        session_close_ranks(&t.s);
     }
 }
 
 /* Only a failure that others do not know of ends the process. */
 static void test_ends_nobody(void **state) {
     const tm_train_args args = {.config = found.config};
-    trainer alone = {.args = &args}, imagined = {.args = &args}, t;
+    session alone = {.args = &args}, imagined = {.args = &args}, t;
     (void)state;
-    trainer_end_all(&alone, TM_EIO);
-    RUN_EXPECT_STATUS(trainer_imagine_ranks(&imagined, 2, 2));
-    trainer_end_all(&imagined, TM_EIO);
+    session_end_all(&alone, TM_EIO, false);
+    RUN_EXPECT_STATUS(session_imagine_ranks(&imagined, 2, 2));
+    session_end_all(&imagined, TM_EIO, false);
     t = imagined;
     t.imagined = false; /* as if they were there */
-    trainer_end_all(&t, TM_OK);
+    session_end_all(&t, TM_OK, false);
     t.agreed = true;
-    trainer_end_all(&t, TM_EIO);
-    trainer_close_ranks(&imagined);
+    session_end_all(&t, TM_EIO, false);
+    session_close_ranks(&imagined);
 }
 
 /* ---- what comes out ---------------------------------------------------------------------------------------------- */
@@ -433,14 +433,14 @@ typedef struct gatherer {
 static tm_status gather(void *ctx) {
     gatherer *g = ctx;
     trainer t = {.job = &g->job};
-    if (g->ranks) TM_TRY(trainer_imagine_ranks(&t, g->ranks, g->ranks));
+    if (g->ranks) TM_TRY(session_imagine_ranks(&t.s, g->ranks, g->ranks));
     tm_status rc = trainer_gather_directories(&t);
     g->n = t.n_directories;
     if (rc == TM_OK && g->n) assert_true(t.directory[0][0] == '/');
     t.job = NULL;
     tm_error said = *tm_error_get();
     trainer_close(&t);
-    trainer_close_ranks(&t);
+    session_close_ranks(&t.s);
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
     return rc;
 }

@@ -2,7 +2,7 @@
  * goes on from it - on as many ranks or others - reads what it holds out of them and leaves them as they are. */
 #include "comm/comm.h"
 #include "step/elastic.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,13 +14,13 @@ tm_status elastic_save(trainer *t, const char *checkpoint) {
     char state[4300], id[32];
     const char *to = state;
     snprintf(state, sizeof state, "%s/state", checkpoint);
-    snprintf(id, sizeof id, "rank-%u", t->ranks.rank);
-    tm_status rc = trainer_speaks(t) ? tm_make_dirs(state) : TM_OK;
-    TM_TRY(trainer_agree(t, rc));
-    return trainer_agree(
-        t, tm_commit_copy(
-               tm_store_path(t->job->store, 0),
-               &(tm_commit_copy_opts){.paths = &to, .n_paths = 1, .id = id, .key = t->key, .of = t->here, .slots = 1}));
+    snprintf(id, sizeof id, "rank-%u", t->s.ranks.rank);
+    tm_status rc = session_is_rank0(&t->s) ? tm_make_dirs(state) : TM_OK;
+    TM_TRY(session_agree(&t->s, rc));
+    return session_agree(
+        &t->s, tm_commit_copy(tm_store_path(t->job->store, 0),
+                              &(tm_commit_copy_opts){
+                                  .paths = &to, .n_paths = 1, .id = id, .key = t->key, .of = t->here, .slots = 1}));
 }
 
 /* ---- which directories --------------------------------------------------------------------------------------- */
@@ -85,12 +85,12 @@ tm_status elastic_resume(trainer *t, const char *dir, bool *any) {
 }
 
 tm_status elastic_begin(trainer *t, const char *dir) {
-    if (!trainer_commits(t))
+    if (!session_commits(&t->s))
         return tm_fail(TM_EINPUT, "--resume %s: going on from it needs commits: set commit_steps", dir);
     TM_TRY(tm_commit_look(&t->commit, t->old.directory[0]));
     TM_TRY(check_number(t, dir));
     t->old.other = t->rewound = true;
-    if (trainer_speaks(t))
+    if (session_is_rank0(&t->s))
         tm_log(TM_LOG_INFO, "%s: the state of %u rank%s; it is read as it lies, and laid out anew", dir, t->old.ranks,
                t->old.ranks > 1 ? "s" : "");
     return TM_OK;
@@ -114,9 +114,9 @@ static void let_go(trainer *t) {
 
 /* Each rank reads its share of the commits, from the first byte to the last. */
 static tm_status prove(const trainer *t) {
-    uint32_t ranks = t->comm ? t->ranks.ranks : 1;
+    uint32_t ranks = t->s.comm ? t->s.ranks.ranks : 1;
     uint64_t step = tm_commit_step(t->commit);
-    for (uint32_t q = t->ranks.rank; q < t->old.ranks; q += ranks) {
+    for (uint32_t q = t->s.ranks.rank; q < t->old.ranks; q += ranks) {
         tm_commit *c;
         const char *dir = t->old.directory[q];
         TM_TRY(tm_commit_look(&c, dir));
@@ -133,17 +133,17 @@ tm_status elastic_go_back(trainer *t, const char *checkpoint) {
     let_go(t);
     tm_status rc = elastic_resume(t, checkpoint, &any);
     if (rc == TM_OK && !any) rc = tm_fail(TM_EINPUT, "%s: this rank finds no state there", checkpoint);
-    rc = trainer_agree(t, rc); /* before shares of it are read */
-    if (rc == TM_OK) rc = trainer_agree(t, prove(t));
+    rc = session_agree(&t->s, rc); /* before shares of it are read */
+    if (rc == TM_OK) rc = session_agree(&t->s, prove(t));
     if (rc != TM_OK) let_go(t);
     return rc;
 }
 
 /* The first rank looks, so that all go back to the same one. */
 static tm_status next_of_all(trainer *t, int64_t *below, char *path, size_t cap, bool *found) {
-    uint64_t any = trainer_speaks(t) && trainer_next_full(t, below, path, cap);
-    if (t->comm) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, &any, sizeof any));
-    if (t->comm && any) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, path, cap));
+    uint64_t any = session_is_rank0(&t->s) && trainer_next_full(t, below, path, cap);
+    if (t->s.comm) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, &any, sizeof any));
+    if (t->s.comm && any) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, path, cap));
     *found = any;
     return TM_OK;
 }
@@ -151,7 +151,7 @@ static tm_status next_of_all(trainer *t, int64_t *below, char *path, size_t cap,
 tm_status elastic_fall_back(trainer *t, tm_status rc, bool *any) {
     char full[4096];
     int64_t below = INT64_MAX;
-    if (rc != TM_ECORRUPT || !trainer_commits(t)) return rc;
+    if (rc != TM_ECORRUPT || !session_commits(&t->s)) return rc;
     while (trainer_older_may_do(rc)) {
         bool found;
         tm_error why = *tm_error_get();
@@ -159,14 +159,14 @@ tm_status elastic_fall_back(trainer *t, tm_status rc, bool *any) {
         TM_TRY(next_of_all(t, &below, full, sizeof full, &found));
         tm_error_set(&why);
         if (!found) return rc;
-        if (trainer_speaks(t)) {
+        if (session_is_rank0(&t->s)) {
             tm_log(TM_LOG_ERROR, "%s", why.text);
             tm_log(TM_LOG_WARN,
                    "going back to the newest full checkpoint that is left, %s; what %s/run.json names is left as it is",
-                   full, t->cfg->output_dir);
+                   full, t->s.cfg->output_dir);
         }
         tm_error_clear();
-        t->agreed = false;
+        t->s.agreed = false;
         rc = elastic_go_back(t, full);
     }
     *any = rc == TM_OK;

@@ -3,7 +3,7 @@
 #ifndef TIDEMILL_RESUME_INTERNAL_H
 #define TIDEMILL_RESUME_INTERNAL_H
 
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 /* ---- trainer_leftovers.c --------------------------------------------------------------------------------------- */
 

@@ -99,7 +99,7 @@ static tm_status compare_config(const trainer *t, const tm_json *was, bool other
     tm_buf now = {0};
     tm_json_doc *doc = NULL;
     tm_status rc;
-    TM_GO(tm_config_dump_json(t->cfg, &now, 0));
+    TM_GO(tm_config_dump_json(t->s.cfg, &now, 0));
     TM_GO(tm_json_parse(&doc, now.data, now.len, "configuration", 0, 0));
     if (!was || was->type != TM_JSON_OBJECT)
         TM_GO(tm_fail(TM_ECORRUPT, "the commit, or run.json, holds no configuration"));
@@ -118,7 +118,7 @@ static tm_status check_config(const trainer *t, const tm_json *info) {
         rc = tm_fail(TM_EINPUT,
                      "the run in %s was started with another configuration: %s; set it back, or start another run in "
                      "another output_dir",
-                     t->cfg->output_dir, differ.data);
+                     t->s.cfg->output_dir, differ.data);
     tm_buf_free(&differ);
     return rc;
 }
@@ -135,7 +135,7 @@ static tm_status check_numerics(const trainer *t, const tm_json *info) {
     tm_status rc = trainer_numerics(t, &now);
     if (rc == TM_OK && (!was || was->type != TM_JSON_STRING || strcmp(was->text, now.data) != 0)) {
         const char *old = was && was->type == TM_JSON_STRING ? was->text : "unknown";
-        if (t->args->allow_numerics_change || t->old.other)
+        if (t->s.args->allow_numerics_change || t->old.other)
             tm_log(TM_LOG_WARN, "computed with \"%s\" so far, with \"%s\" from here on: other bits", old, now.data);
         else
             rc = tm_fail(TM_EINPUT,
@@ -153,31 +153,31 @@ static int64_t counter(const tm_json *info, const char *key) {
 }
 
 static tm_status resolve(trainer *t, int64_t max_steps) {
-    t->cfg->max_steps = max_steps;
-    return tm_config_resolve_steps(t->cfg, (int64_t)tm_dataset_steps_per_epoch(data_set(t->train)));
+    t->s.cfg->max_steps = max_steps;
+    return tm_config_resolve_steps(t->s.cfg, (int64_t)tm_dataset_steps_per_epoch(data_set(t->s.train)));
 }
 
 /* The rates of the steps that both runs have and that are to be done, one by one. */
 static tm_status depends_on_length(trainer *t, int64_t step, int64_t total, bool *depends) {
-    int64_t given = t->cfg->max_steps, now = t->cfg->total_steps;
+    int64_t given = t->s.cfg->max_steps, now = t->s.cfg->total_steps;
     *depends = resolve(t, total) != TM_OK;
-    tm_lr_schedule was = t->cfg->schedule;
+    tm_lr_schedule was = t->s.cfg->schedule;
     tm_error_clear();
     TM_TRY(resolve(t, given));
     for (int64_t s = step; s < total && s < now && !*depends; s++)
-        *depends = tm_lr_at(&was, s) != tm_lr_at(&t->cfg->schedule, s);
+        *depends = tm_lr_at(&was, s) != tm_lr_at(&t->s.cfg->schedule, s);
     return TM_OK;
 }
 
 /* A run that is over may be made longer in any case: its steps were done. */
 static tm_status check_length(trainer *t, const tm_json *info) {
-    int64_t step = counter(info, "step"), total = counter(info, "total_steps"), now = t->cfg->total_steps;
+    int64_t step = counter(info, "step"), total = counter(info, "total_steps"), now = t->s.cfg->total_steps;
     bool depends = false;
     if (step < 0 || step != (int64_t)tm_commit_step(t->commit) || counter(info, "applied") < 0)
         return tm_fail(TM_ECORRUPT, "the commit's counters do not belong together");
     if (now < step)
         return tm_fail(TM_EINPUT, "the run in %s has done %" PRId64 " steps, max_steps is %" PRId64 "; raise it",
-                       t->cfg->output_dir, step, now);
+                       t->s.cfg->output_dir, step, now);
     if (now == total) return TM_OK;
     if (step < total && !t->rewound) TM_TRY(depends_on_length(t, step, total, &depends));
     if (depends)
@@ -185,7 +185,7 @@ static tm_status check_length(trainer *t, const tm_json *info) {
                        "the run in %s was to take %" PRId64 " steps, now %" PRId64
                        ", and its learning rate depends on that; set max_steps back (a run that is finished can be "
                        "made longer, with keep_state), or start another run in another output_dir",
-                       t->cfg->output_dir, total, now);
+                       t->s.cfg->output_dir, total, now);
     tm_log(TM_LOG_WARN, "the run was to take %" PRId64 " steps, now %" PRId64 ": the learning rate follows that", total,
            now);
     return TM_OK;
@@ -200,45 +200,45 @@ static void field_hex(tm_json_writer *w, const char *key, uint64_t v) {
 }
 
 void trainer_describe_input(const trainer *t, tm_json_writer *w) {
-    field_hex(w, "model", t->model_hash);
-    field_hex(w, "data", t->train ? tm_dataset_fingerprint(data_set(t->train)) : 0);
-    field_hex(w, "eval", t->eval ? tm_dataset_fingerprint(data_set(t->eval)) : 0);
+    field_hex(w, "model", t->s.model_hash);
+    field_hex(w, "data", t->s.train ? tm_dataset_fingerprint(data_set(t->s.train)) : 0);
+    field_hex(w, "eval", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0);
 }
 
 /* What run.json says of it against this job. */
 static tm_status compare_finished(const trainer *t, const earlier *e, tm_buf *differ) {
     const tm_json *root = tm_json_root(e->doc);
     uint32_t ranks = e->by_rank && e->by_rank->count ? (uint32_t)e->by_rank->count : 1;
-    if (!same_hex(root, "model", t->model_hash)) TM_TRY(tm_buf_printf(differ, "model has another config.json; "));
-    if (!same_hex(root, "data", tm_dataset_fingerprint(data_set(t->train))))
+    if (!same_hex(root, "model", t->s.model_hash)) TM_TRY(tm_buf_printf(differ, "model has another config.json; "));
+    if (!same_hex(root, "data", tm_dataset_fingerprint(data_set(t->s.train))))
         TM_TRY(tm_buf_printf(differ, "data.train holds other samples; "));
-    if (!same_hex(root, "eval", t->eval ? tm_dataset_fingerprint(data_set(t->eval)) : 0))
+    if (!same_hex(root, "eval", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0))
         TM_TRY(tm_buf_printf(differ, "data.eval holds other samples; "));
-    return compare_config(t, tm_json_get(root, "config"), ranks != (t->comm ? t->ranks.ranks : 1), differ);
+    return compare_config(t, tm_json_get(root, "config"), ranks != (t->s.comm ? t->s.ranks.ranks : 1), differ);
 }
 
 static tm_status refuse_other(const trainer *t, const earlier *e, const char *differ) {
     return tm_fail(TM_EINPUT,
                    "%s holds a finished run of %" PRId64 " steps of another job: %s; give another output_dir, or "
                    "--resume never to start over",
-                   t->cfg->output_dir, e->step, differ);
+                   t->s.cfg->output_dir, e->step, differ);
 }
 
 static tm_status judge_finished(trainer *t, const earlier *e) {
     char steps[100];
     tm_buf differ = {0};
-    const char *resume = t->args->resume;
+    const char *resume = t->s.args->resume;
     bool elsewhere = resume && strcmp(resume, "auto") != 0 && *t->copy; /* --resume with another run's state */
     tm_status rc = compare_finished(t, e, &differ);
     if (rc == TM_OK && differ.len)
         rc = refuse_other(t, e, differ.data);
-    else if (rc == TM_OK && (elsewhere || (t->cfg->total_steps > e->step && !t->commit)))
+    else if (rc == TM_OK && (elsewhere || (t->s.cfg->total_steps > e->step && !t->commit)))
         rc = earlier_refuse_finished(t, e);
-    else if (rc == TM_OK && t->cfg->total_steps < e->step) {
-        snprintf(steps, sizeof steps, "max_steps gives %" PRId64 " steps", t->cfg->total_steps);
+    else if (rc == TM_OK && t->s.cfg->total_steps < e->step) {
+        snprintf(steps, sizeof steps, "max_steps gives %" PRId64 " steps", t->s.cfg->total_steps);
         rc = refuse_other(t, e, steps);
     }
-    t->done = rc == TM_OK && t->cfg->total_steps == e->step;
+    t->done = rc == TM_OK && t->s.cfg->total_steps == e->step;
     tm_buf_free(&differ);
     return rc;
 }
@@ -263,7 +263,7 @@ static tm_status remove_state(trainer *t, const earlier *e) {
         TM_TRY(tm_commit_remove(c));
     if (e->kept) return TM_OK;
     TM_TRY(trainer_remove_old(t));
-    if (!trainer_speaks(t)) return TM_OK;
+    if (!session_is_rank0(&t->s)) return TM_OK;
     TM_TRY(earlier_drop(t, e));
     return earlier_drop_nameless(t);
 }
@@ -272,9 +272,9 @@ tm_status trainer_end_finished(trainer *t) {
     earlier e;
     TM_TRY(earlier_read(trainer_path(t, "run.json"), &e));
     tm_status rc = e.kept && !*t->copy ? TM_OK : remove_state(t, &e);
-    if (rc == TM_OK && trainer_speaks(t))
+    if (rc == TM_OK && session_is_rank0(&t->s))
         tm_log(TM_LOG_INFO, "%s holds the finished run of this job, %" PRId64 " steps: nothing is left to do",
-               t->cfg->output_dir, e.step);
+               t->s.cfg->output_dir, e.step);
     tm_json_free(e.doc);
     return rc;
 }
@@ -286,13 +286,13 @@ tm_status trainer_check_commit(trainer *t) {
     if (!t->commit || t->done) return TM_OK;
     const tm_json *info = tm_commit_info(t->commit), *unfinished = tm_json_get(info, "unfinished");
     TM_TRY(trainer_check_ranks(t, info));
-    if (!same_hex(info, "model", t->model_hash))
-        return tm_fail(TM_EINPUT, "%s: config.json is not that of the model which the run in %s trains", t->cfg->model,
-                       t->cfg->output_dir);
+    if (!same_hex(info, "model", t->s.model_hash))
+        return tm_fail(TM_EINPUT, "%s: config.json is not that of the model which the run in %s trains",
+                       t->s.cfg->model, t->s.cfg->output_dir);
     TM_TRY(check_config(t, info));
-    if (!same_hex(info, "data", tm_dataset_fingerprint(data_set(t->train))))
+    if (!same_hex(info, "data", tm_dataset_fingerprint(data_set(t->s.train))))
         return tm_fail(TM_EINPUT, "%s: holds other samples than when the run in %s began; put the old file back",
-                       t->cfg->data.train, t->cfg->output_dir);
+                       t->s.cfg->data.train, t->s.cfg->output_dir);
     TM_TRY(check_numerics(t, info));
     TM_TRY(check_length(t, info));
     t->step = counter(info, "step");

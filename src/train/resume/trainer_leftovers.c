@@ -65,12 +65,12 @@ tm_status earlier_refuse_finished(const trainer *t, const earlier *e) {
     return tm_fail(TM_EINPUT,
                    "%s holds a finished run of %" PRId64 " steps whose state was removed (keep_state keeps it); give "
                    "another output_dir, or --resume never to start over",
-                   t->cfg->output_dir, e->step);
+                   t->s.cfg->output_dir, e->step);
 }
 
 tm_status earlier_refuse_lost(const trainer *t, const char *lost, const char *state) {
     char full[4096], back[4200] = "", lies[4200] = "";
-    snprintf(full, sizeof full, "%s/log.jsonl", t->cfg->output_dir);
+    snprintf(full, sizeof full, "%s/log.jsonl", t->s.cfg->output_dir);
     bool log = tm_path_exists(full);
     if (trainer_newest_full(t, full, sizeof full))
         snprintf(back, sizeof back, "--resume %s goes back to a full checkpoint, ", full);
@@ -79,8 +79,8 @@ tm_status earlier_refuse_lost(const trainer *t, const char *lost, const char *st
         TM_EINPUT,
         "%s holds an interrupted run that cannot continue: its log %s, and %s is gone; %sput it back (is its "
         "disk mounted?), %s%s--resume never starts over, another output_dir leaves it alone",
-        t->cfg->output_dir, log ? "shows commits" : "is gone as well", lost,
-        state || t->comm ? "" : "if the state lies elsewhere now, --resume with that directory, or ", lies, back);
+        t->s.cfg->output_dir, log ? "shows commits" : "is gone as well", lost,
+        state || t->s.comm ? "" : "if the state lies elsewhere now, --resume with that directory, or ", lies, back);
 }
 
 /* A run that committed and has lost its state (a disk that is not mounted) is not started over in silence. What was
@@ -195,7 +195,7 @@ static bool has_path(const tm_strings *list, const char *path) {
 }
 
 tm_status earlier_drop_nameless(trainer *t) {
-    const tm_strings *lists[] = {&t->cfg->param_paths, &t->cfg->optimizer_paths};
+    const tm_strings *lists[] = {&t->s.cfg->param_paths, &t->s.cfg->optimizer_paths};
     TM_TRY(drop_in(t, t->home));
     for (size_t l = 0; l < TM_COUNT(lists); l++)
         for (uint32_t i = 0; i < lists[l]->n; i++)
@@ -221,10 +221,10 @@ static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
     char path[4096];
     (void)is_dir;
     if (!is_half_done(name)) return TM_OK;
-    snprintf(path, sizeof path, "%s/%s", t->cfg->output_dir, name);
+    snprintf(path, sizeof path, "%s/%s", t->s.cfg->output_dir, name);
     return tm_remove_tree(path);
 }
 
 tm_status trainer_sweep(trainer *t) {
-    return tm_list_dir(t->cfg->output_dir, sweep_one, t);
+    return tm_list_dir(t->s.cfg->output_dir, sweep_one, t);
 }

@@ -43,7 +43,7 @@ static tm_status from_commit(trainer *t, const char *dir, bool prove) {
     if (t->copied) return from_copy(t, dir);
     if (prove)
         tm_log(TM_LOG_INFO, "the run in %s met damaged state: all of its commit is read before it goes on",
-               t->cfg->output_dir);
+               t->s.cfg->output_dir);
     return trainer_open_commit(t, dir, prove);
 }
 
@@ -104,11 +104,11 @@ static bool was_of_ranks(const char *dir) {
 }
 
 tm_status trainer_choose_start(trainer *t) {
-    const char *resume = t->args->resume ? t->args->resume : "auto";
+    const char *resume = t->s.args->resume ? t->s.args->resume : "auto";
     earlier e;
     t->committed = -1;
     bool never = strcmp(resume, "never") == 0;
-    if (t->comm) return resume_together(t, resume);
+    if (t->s.comm) return resume_together(t, resume);
     tm_status rc = earlier_read(trainer_path(t, "run.json"), &e);
     if (rc != TM_OK && !never) return rc;
     tm_error_clear(); /* it is to be forgotten anyway */

@@ -52,17 +52,17 @@ static tm_status open_whole(const trainer *t, tm_commit **out, const char *dir) 
 
 /* As many ranks as before: each its own. The highest step that any rank published: all had prepared it by then. */
 static tm_status try_own(trainer *t, bool *any) {
-    const char *dir = t->old.directory[t->ranks.rank];
+    const char *dir = t->old.directory[t->s.ranks.rank];
     uint64_t step = 0, most;
-    TM_TRY(trainer_agree(t, step_of(dir, &step)));
+    TM_TRY(session_agree(&t->s, step_of(dir, &step)));
     most = step;
-    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, &most, 1));
+    TM_TRY(tm_comm_all_reduce_u64(t->s.comm, TM_COMM_WORLD, TM_COMM_MAX, &most, 1));
     *any = most > 0;
     if (most == 0) return TM_OK;
     trainer_kill_point("kill_in_resume");
-    TM_TRY(trainer_agree(t, step < most ? tm_commit_roll_forward(dir, most - 1, &t->claim) : TM_OK));
+    TM_TRY(session_agree(&t->s, step < most ? tm_commit_roll_forward(dir, most - 1, &t->claim) : TM_OK));
     trainer_kill_point("kill_in_resume");
-    return trainer_agree(t, open_whole(t, &t->commit, dir));
+    return session_agree(&t->s, open_whole(t, &t->commit, dir));
 }
 
 /* Ranks whose launcher was killed live on for a moment, and one may publish after this one has looked. Once all are
@@ -73,14 +73,15 @@ static tm_status open_own(trainer *t, bool *any) {
         TM_TRY(try_own(t, any));
         if (!*any) return TM_OK;
         uint64_t least = tm_commit_step(t->commit), most = least;
-        TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MIN, &least, 1));
-        TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MAX, &most, 1));
+        TM_TRY(tm_comm_all_reduce_u64(t->s.comm, TM_COMM_WORLD, TM_COMM_MIN, &least, 1));
+        TM_TRY(tm_comm_all_reduce_u64(t->s.comm, TM_COMM_WORLD, TM_COMM_MAX, &most, 1));
         if (least == most) return TM_OK;
         tm_commit_close(t->commit);
         t->commit = NULL;
-        TM_TRY(trainer_agree(t, TM_OK)); /* all have let go */
+        TM_TRY(session_agree(&t->s, TM_OK)); /* all have let go */
     }
-    return trainer_agree(t, tm_fail(TM_ECORRUPT, "%s: the ranks' commits are of different steps", t->cfg->output_dir));
+    return session_agree(&t->s,
+                         tm_fail(TM_ECORRUPT, "%s: the ranks' commits are of different steps", t->s.cfg->output_dir));
 }
 
 /* All of them, by one rank; whoever goes on with another layout looks into them. *alike: they are of one step. */
@@ -112,21 +113,21 @@ static tm_status take_all(trainer *t, bool *any) {
         if (alike) return TM_OK;
         for (uint32_t q = 0; q < t->old.ranks; q++) tm_commit_close(t->old.taken[q]), t->old.taken[q] = NULL;
     }
-    return tm_fail(TM_ECORRUPT, "%s: the ranks' commits are of different steps", t->cfg->output_dir);
+    return tm_fail(TM_ECORRUPT, "%s: the ranks' commits are of different steps", t->s.cfg->output_dir);
 }
 
 static tm_status open_others(trainer *t, bool *any) {
-    tm_status rc = trainer_speaks(t) ? take_all(t, any) : TM_OK;
-    TM_TRY(trainer_agree(t, rc));
+    tm_status rc = session_is_rank0(&t->s) ? take_all(t, any) : TM_OK;
+    TM_TRY(session_agree(&t->s, rc));
     uint64_t found = *any;
-    if (t->comm) TM_TRY(tm_comm_broadcast(t->comm, TM_COMM_WORLD, 0, &found, sizeof found));
+    if (t->s.comm) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, &found, sizeof found));
     *any = found;
     if (!found) return TM_OK;
-    TM_TRY(trainer_agree(t, tm_commit_look(&t->commit, t->old.directory[0])));
+    TM_TRY(session_agree(&t->s, tm_commit_look(&t->commit, t->old.directory[0])));
     t->old.other = true;
-    if (!trainer_commits(t))
+    if (!session_commits(&t->s))
         return tm_fail(TM_EINPUT, "going on with other ranks or another strategy needs commits: set commit_steps");
-    if (trainer_speaks(t))
+    if (session_is_rank0(&t->s))
         tm_log(TM_LOG_INFO, "the state was laid out for %u ranks; it is read as it lies, and laid out anew",
                t->old.ranks);
     return TM_OK;
@@ -135,31 +136,31 @@ static tm_status open_others(trainer *t, bool *any) {
 /* The commit was laid out as this run is? Asked of all. */
 static tm_status laid_out_alike(trainer *t, bool *alike) {
     job_ranks was;
-    TM_TRY(trainer_agree(t, elastic_shards(tm_commit_info(t->commit), &was)));
-    uint64_t same = elastic_same(&was, &t->ranks);
-    TM_TRY(tm_comm_all_reduce_u64(t->comm, TM_COMM_WORLD, TM_COMM_MIN, &same, 1));
+    TM_TRY(session_agree(&t->s, elastic_shards(tm_commit_info(t->commit), &was)));
+    uint64_t same = elastic_same(&was, &t->s.ranks);
+    TM_TRY(tm_comm_all_reduce_u64(t->s.comm, TM_COMM_WORLD, TM_COMM_MIN, &same, 1));
     *alike = same;
     return TM_OK;
 }
 
 static tm_status open_together(trainer *t, const earlier *e, bool *any) {
     bool alike = false;
-    TM_TRY(trainer_agree(t, old_directories(t, e, t->cfg->output_dir)));
+    TM_TRY(session_agree(&t->s, old_directories(t, e, t->s.cfg->output_dir)));
     if (t->old.ranks == 0) return TM_OK;
-    if (t->comm && t->old.ranks == t->ranks.ranks) {
+    if (t->s.comm && t->old.ranks == t->s.ranks.ranks) {
         TM_TRY(open_own(t, any));
         if (*any) TM_TRY(laid_out_alike(t, &alike));
         if (!*any || alike) return TM_OK;
         tm_commit_close(t->commit);
         t->commit = NULL;
-        TM_TRY(trainer_agree(t, TM_OK)); /* all have let go */
+        TM_TRY(session_agree(&t->s, TM_OK)); /* all have let go */
     }
     return open_others(t, any);
 }
 
 /* Nobody has published a commit. */
 static tm_status start_over(trainer *t, const earlier *e) {
-    if (!trainer_speaks(t)) return TM_OK;
+    if (!session_is_rank0(&t->s)) return TM_OK;
     TM_TRY(earlier_none_alive(t, e, STILL_DYING_MS));
     TM_TRY(earlier_refuse_if_lost(t, e));
     if (e->finished) return TM_OK;
@@ -188,7 +189,7 @@ static tm_status look_into(trainer *t, const earlier *e, const char *dir, bool *
 
 static bool is_own(const trainer *t, const char *dir) {
     char here[PATH_MAX], there[PATH_MAX];
-    return realpath(t->cfg->output_dir, here) && realpath(dir, there) && strcmp(here, there) == 0;
+    return realpath(t->s.cfg->output_dir, here) && realpath(dir, there) && strcmp(here, there) == 0;
 }
 
 /* --resume DIR: a full checkpoint, or an output folder. */
@@ -201,14 +202,14 @@ tm_status resume_directory_together(trainer *t, const char *dir) {
         rc = tm_fail(TM_EINPUT,
                      "--resume %s: no such folder; give auto, never, an output_dir or a checkpoint-N with state", dir);
     if (rc == TM_OK) rc = elastic_resume(t, dir, &any);
-    TM_TRY(trainer_agree(t, rc));
+    TM_TRY(session_agree(&t->s, rc));
     if (any) return TM_OK;
     snprintf(path, sizeof path, "%s/run.json", dir);
-    TM_TRY(trainer_agree(t, earlier_read(path, e)));
+    TM_TRY(session_agree(&t->s, earlier_read(path, e)));
     if (e->any && is_own(t, dir))
         TM_TRY(open_together(t, e, &any));
     else if (e->any)
-        TM_TRY(trainer_agree(t, look_into(t, e, dir, &any)));
+        TM_TRY(session_agree(&t->s, look_into(t, e, dir, &any)));
     if (any) return TM_OK;
     return tm_fail(TM_EINPUT,
                    "--resume %s: neither a checkpoint with state nor an output_dir whose run left its state; with "
@@ -222,18 +223,18 @@ tm_status resume_together(trainer *t, const char *resume) {
     if (!never && strcmp(resume, "auto") != 0) return resume_directory_together(t, resume);
     tm_status rc = earlier_read(trainer_path(t, "run.json"), e);
     if (rc != TM_OK && never) tm_error_clear(), rc = TM_OK;
-    TM_TRY(trainer_agree(t, rc));
+    TM_TRY(session_agree(&t->s, rc));
     t->finished = e->finished && !never;
     if (!never && t->copied) /* the state stays with the OUTPUT_DIR that this one is a copy of */
-        TM_TRY(trainer_agree(t, look_into(t, e, t->cfg->output_dir, &any)));
+        TM_TRY(session_agree(&t->s, look_into(t, e, t->s.cfg->output_dir, &any)));
     else if (!never)
         TM_TRY(elastic_fall_back(t, open_together(t, e, &any), &any));
     if (any) return TM_OK;
-    if (never && trainer_speaks(t)) {
+    if (never && session_is_rank0(&t->s)) {
         TM_TRY(earlier_none_alive(t, e, STILL_DYING_MS));
         return earlier_drop_nameless(t);
     }
-    return never ? TM_OK : trainer_agree(t, start_over(t, e));
+    return never ? TM_OK : session_agree(&t->s, start_over(t, e));
 }
 
 void trainer_forget_old(trainer *t) {

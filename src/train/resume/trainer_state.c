@@ -1,5 +1,5 @@
 /* Full checkpoints of older states (save_state): commits copied out of the offload path, and back. */
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 tm_status trainer_save_state(trainer *t, const char *checkpoint) {
     char from[4400], to[4400];
     if (t->committed != t->step) TM_TRY(trainer_commit(t));
-    if (t->comm) return elastic_save(t, checkpoint);
+    if (t->s.comm) return elastic_save(t, checkpoint);
     TM_TRY(tm_commit_copy(
         tm_store_path(t->job->store, 0),
         &(tm_commit_copy_opts){
@@ -30,7 +30,7 @@ tm_status trainer_open_full(trainer *t, const char *state) {
     uint64_t now = tm_now_ns();
     const char *home = t->home;
     job_opts o = {0};
-    trainer_set_paths(t->cfg, &o);
+    session_set_paths(t->s.cfg, &o);
     tm_commit_copy_opts copy = {
         .paths = &home, .n_paths = 1, .id = id, .key = t->key, .of = t->here, .home = home, .slots = 2};
     if (o.n_paths) copy.paths = o.paths, copy.n_paths = o.n_paths, copy.path_kinds = o.path_kinds;
@@ -52,21 +52,21 @@ static tm_status consider(void *ctx, const char *name, bool is_dir) {
     char path[4400], *end;
     if (!is_dir || strncmp(name, "checkpoint-", 11) != 0) return TM_OK;
     long long step = strtoll(name + 11, &end, 10);
-    snprintf(path, sizeof path, "%s/%s/state/manifest", x->t->cfg->output_dir, name);
+    snprintf(path, sizeof path, "%s/%s/state/manifest", x->t->s.cfg->output_dir, name);
     bool whole = tm_path_exists(path);
-    snprintf(path, sizeof path, "%s/%s", x->t->cfg->output_dir, name);
+    snprintf(path, sizeof path, "%s/%s", x->t->s.cfg->output_dir, name);
     if (*end == 0 && step > x->step && step < x->below && (whole || elastic_is_checkpoint(path))) x->step = step;
     return TM_OK;
 }
 
 bool trainer_next_full(const trainer *t, int64_t *below, char *path, size_t cap) {
     newest x = {t, *below, -1};
-    if (!tm_path_is_dir(t->cfg->output_dir)) return false;
+    if (!tm_path_is_dir(t->s.cfg->output_dir)) return false;
     tm_error said = *tm_error_get();
-    bool listed = tm_list_dir(t->cfg->output_dir, consider, &x) == TM_OK;
+    bool listed = tm_list_dir(t->s.cfg->output_dir, consider, &x) == TM_OK;
     tm_error_clear();
     tm_error_set(&said);
-    snprintf(path, cap, "%s/checkpoint-%" PRId64, t->cfg->output_dir, x.step);
+    snprintf(path, cap, "%s/checkpoint-%" PRId64, t->s.cfg->output_dir, x.step);
     *below = x.step;
     return listed && x.step >= 0;
 }

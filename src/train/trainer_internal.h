@@ -5,9 +5,7 @@
 #include "train/train.h"
 #include "io/run/run.h"
 #include "io/file/file.h"
-#include "config/config.h"
-#include "planner/cost.h"
-#include "session/text.h"
+#include "planner/run.h"
 #include "step/step.h"
 
 /* What a step came to, as its operations left it. */
@@ -63,21 +61,10 @@ typedef struct trainer_found {
     bool folder, run_json, log; /* were there */
 } trainer_found;
 
-/* What is still to come of a run, of this rank. */
-typedef struct run_forecast {
-    int64_t steps;
-    double seconds, read_bytes, write_bytes;         /* of the offload paths */
-    double model_bytes;                              /* written to OUTPUT_DIR */
-    double evaluations, checkpoints, commits, looks; /* how often; looks: steps after which one of them comes */
-} run_forecast;
-
 typedef struct trainer {
-    const tm_train_args *args;
-    tm_train_args own_args; /* with ranks: what args points to */
-    struct tm_comm *comm;   /* NULL: one rank */
-    bool imagined;          /* the other ranks do not exist (tidemill plan) */
-    job_ranks ranks;        /* all zero: one rank */
-    bool agreed;            /* a failure is known to all ranks */
+    session s;
+    tm_job *job;
+    run_plans plans;
     tm_buf directories;     /* run directories of all ranks: texts, each with its NUL, */
     const char **directory; /* where each begins, */
     uint32_t n_directories;
@@ -85,15 +72,7 @@ typedef struct trainer {
     trainer_old old;
     struct elastic *elastic; /* the state is read from there */
     uint64_t comm_sent[2];   /* bytes by link, up to the latest count */
-    tm_config *cfg;
-    tm_source *source; /* for texts and side files; the job has its own */
-    text_tools text;
-    data_file *train, *eval;
-    tm_job *job;
-    tm_plan *plan, *eval_plan;
-    tm_plan *first_plan, *drain_plan; /* update F: a step without a pending update; the pending update alone */
-    pass_opts way;                    /* of running a step: the one that was chosen */
-    bool folded, pending;
+    bool pending;            /* update F: gradients wait for their update */
     tm_append *log;
     tm_commit *commit; /* that the run goes on from; NULL: it starts */
     char copy[4400];   /* run directory that this run made as a copy of another's, to go on from; "": none */
@@ -109,7 +88,6 @@ typedef struct trainer {
     char run_name[32];   /* the same, of this rank's */
     /* Of log.jsonl, each line hashed onto those before: so far, and up to the latest step line. */
     uint64_t log_lines, log_hash, log_step_lines, log_step_hash;
-    uint64_t model_hash;
     int64_t found_step; /* step of the commit that is to be gone on from, until it is; -1: none */
     int64_t committed;  /* step of the latest commit of this run, -1: none */
     bool torn;          /* an update is under way: the state is of no step */
@@ -121,9 +99,6 @@ typedef struct trainer {
     int64_t step, applied;                      /* optimizer steps done; those whose update was applied */
     int64_t skipped_in_a_row, skipped_at_scale; /* the second: since the loss scale last fell */
     tm_loss_scaler scaler;                      /* of fp16: the scale of the step that comes next, and what moves it */
-    char device[24];       /* "cuda:1": this rank's on its node, where the configuration names a kind alone; else "" */
-    uint64_t device_bytes; /* of the arena, where the configuration leaves it open; 0: as it says */
-    tm_device_peers peers; /* ranks.peers, where there are any */
     trainer_saves saves;
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
@@ -140,7 +115,6 @@ typedef struct trainer {
     uint64_t eval_labels;
     trainer_watch *watch;
     trainer_profile *profile; /* NULL: not asked for */
-    char rows_basis[256];     /* what the lengths of rows are taken from (tidemill plan) */
     tm_hold *hold;            /* OUTPUT_DIR is this run's */
     char path[4096];
 } trainer;
@@ -163,71 +137,26 @@ tm_status trainer_write_run_json(trainer *t, const char *status);
 tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                        uint32_t *position, job_batch *out);
 
-/* Configuration; model and data. `data_optional`: data that are not there do not matter (tidemill plan). */
-tm_status trainer_load_config(trainer *t, bool data_optional);
-tm_status trainer_prepare(trainer *t, bool data_optional);
 void trainer_close(trainer *t);
 
-/* trainer_ranks.c: one rank among others. All but the first four return at once where there is one. */
-tm_status trainer_open_ranks(trainer *t);                                       /* first thing of a run */
-tm_status trainer_imagine_ranks(trainer *t, uint32_t ranks, uint32_t per_node); /* instead: the first of so many */
-void trainer_close_ranks(trainer *t);
-static inline bool trainer_speaks(const trainer *t) { /* prints, writes OUTPUT_DIR */
-    return t->ranks.rank == 0;
-}
-/* Collective: TM_OK if all ranks say so, else the failure of the first that does not. */
-tm_status trainer_agree(trainer *t, tm_status rc);
-tm_status trainer_same_start(trainer *t); /* build, configuration; before anything is opened */
-tm_status trainer_same_input(trainer *t); /* model, data, what computes */
-tm_status trainer_same_plans(trainer *t); /* operations between ranks, of every plan */
-tm_status trainer_check_wrap(const trainer *t, const char *model_type); /* fsdp_config's classes are the model's */
-const char *trainer_strategy(const trainer *t);
-tm_status trainer_set_strategy(trainer *t);                       /* t->ranks, from the configuration */
+/* trainer_ranks.c: one rank among others. */
+tm_status trainer_same_input(trainer *t);                         /* model, data, what computes */
+tm_status trainer_same_plans(trainer *t);                         /* operations between ranks, of every plan */
 tm_status trainer_gather_directories(trainer *t);                 /* collective: t->directory */
 void trainer_describe_ranks(const trainer *t, tm_json_writer *w); /* into a commit: whose it is */
 tm_status trainer_check_ranks(const trainer *t, const tm_json *info);
-/* A failure that the other ranks do not know of ends them all. */
-void trainer_end_all(trainer *t, tm_status rc);
 enum { FLAG_STOP = 1, FLAG_COMMIT = 2 };
 void trainer_count_sent(trainer *t, uint64_t sent[2]); /* since the latest call */
 uint32_t trainer_flags(const trainer *t);              /* what this rank tells the others with its step */
 
-/* trainer_plan.c: the ways of running a step, the one that is taken, and the job that runs it. */
-enum { TRAINER_MAX_WAYS = 72 };
+/* trainer_plan.c: the job that runs the step. */
 tm_status trainer_open_job(trainer *t);
-job_opts trainer_job_options(const trainer *t);
-void trainer_set_paths(const tm_config *c, job_opts *o); /* where its files go, and what of the state; none: nowhere */
-tm_status trainer_machine(const job_opts *o, tm_machine *out); /* tm_machine_of its paths, and their kinds */
-uint64_t trainer_host_bytes(const tm_config *c);               /* of memory.host_budget; UINT64_MAX: unlimited */
-tm_status trainer_check_budget(const tm_config *c);            /* this machine, or the cgroup, has it */
-job_shape trainer_step_shape(const trainer *t);
-/* Means over the micro-batches of the run (of many a sample), of this rank; all alike where there are no data. */
-typedef struct trainer_load {
-    job_load load;
-    double tokens, padded; /* of a step and all ranks: with mask 1; all that are computed */
-} trainer_load;
-trainer_load trainer_step_load(const trainer *t, const tm_model_config *m);
-/* Every way of running the step that the configuration leaves open; all give the same bits. How many. */
-uint32_t trainer_ways(const trainer *t, const job_shape *shape, pass_opts out[TRAINER_MAX_WAYS]);
-
-tm_status trainer_compile_more(void *t, tm_job *job, const pass_opts *way); /* a job_more_fn: plans beside the step's */
-
-/* forecast.c */
-typedef struct run_rates {
-    const tm_machine *machine;
-    tm_cost_fn cost;
-    void *ctx;
-    double step_seconds; /* simulated */
-    bool imports;        /* the run begins with the import */
-} run_rates;
-/* The job is open, its plans are compiled. steps 0: their number is not known (no data), and nothing else. */
-TM_MUST_USE tm_status trainer_forecast(trainer *t, const run_rates *rates, run_forecast *out);
+job_opts trainer_job_options(const trainer *t); /* session_job_options, and whose the state is */
 
 /* Where tests end the process, or hold it up for two seconds (kind "delay"). */
 void trainer_kill_point(const char *name);
 
 /* trainer_commit.c: commits. */
-bool trainer_commits(const trainer *t); /* this job makes commits */
 /* The state after the step that comes next will be committed (or looked at): nothing may be read ahead for the one
  * after it. To be asked before that step. */
 bool trainer_commit_due(const trainer *t);
@@ -303,7 +232,6 @@ tm_status trainer_save_last(trainer *t);
 void trainer_describe_saves(const trainer *t, tm_json_writer *w); /* into a commit, */
 tm_status trainer_read_saves(trainer *t, const tm_json *info);    /* and from it */
 tm_status trainer_committed_saves(trainer *t);                    /* it was published */
-tm_fmt trainer_save_format(const tm_config *c);
 
 /* trainer_room.c: what the run will write to OUTPUT_DIR has room there. After the job is open, whose space is taken by
  * then; of the rank that speaks. */
@@ -330,14 +258,7 @@ void trainer_profile_add(trainer *t, const tm_run_stats *s); /* a step's last tr
 tm_status trainer_profile_end(trainer *t, tm_status rc);
 void trainer_profile_close(trainer *t);
 
-/* trainer_device.c: memory.device, where it is not the host's processors. All return at once where it is. */
-/* It is there, and how much of its memory is taken. `planning`: it may be missing. Once the configuration is there. */
-tm_status trainer_find_device(trainer *t, bool planning);
-/* Whether ranks exchange from device to device (memory.exchange). All ranks call it, once they have one configuration
- * and the strategy is set. */
-tm_status trainer_find_peers(trainer *t);
-const char *trainer_device(const trainer *t); /* then: memory.device, with this rank's number on its node */
-tm_status trainer_describe_device(const trainer *t, tm_buf *out);        /* a part of trainer_numerics */
+/* trainer_device.c: the algorithms that the device chose. */
 tm_status trainer_describe_choices(const trainer *t, tm_json_writer *w); /* into a commit, */
 tm_status trainer_take_choices(trainer *t);                              /* and from it, before the first step */
 

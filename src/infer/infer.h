@@ -1,0 +1,88 @@
+/* infer: jobs that compute forward, or a step without training: probing, evaluation, generation, the bench of a step.
+ * Errors: as train/train.h. */
+#ifndef TIDEMILL_INFER_H
+#define TIDEMILL_INFER_H
+
+#include "model/model.h"
+#include "session/args.h"
+
+/* What a forward job needs of the tiers. */
+typedef struct tm_tier_args {
+    uint64_t host_budget;     /* bytes; 0: default (80% of what is available); UINT64_MAX: unlimited */
+    const char *offload_path; /* NULL: everything has to fit in memory */
+    const char *device;       /* NULL: "cpu" */
+    uint64_t device_budget;   /* of its memory; 0: not given; UINT64_MAX: unlimited */
+} tm_tier_args;
+
+typedef struct tm_probe_args {
+    const char *model, *input, *output;
+    tm_dtype precision; /* TM_F32 or TM_BF16 */
+    bool gradients;
+    tm_tier_args tiers;
+} tm_probe_args;
+TM_MUST_USE tm_status tm_probe_run(const tm_probe_args *args);
+
+typedef struct tm_eval_args {
+    const char *model, *data;
+    tm_dtype precision;
+    uint32_t seq_len, rows;  /* 0: 2048 tokens, 1 row a micro-batch */
+    uint32_t max_new_tokens; /* exact match: how much to generate; 0: nothing */
+    bool exact_match;        /* answer every conversation greedily and compare with its last message */
+    uint32_t show;           /* exact match: answers to print to stderr */
+    tm_tier_args tiers;
+} tm_eval_args;
+typedef struct tm_eval_result {
+    double loss, perplexity; /* mean over label tokens */
+    uint64_t tokens, label_tokens, rows;
+    uint64_t exact, compared;
+    double seconds;
+} tm_eval_result;
+TM_MUST_USE tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out);
+
+typedef struct tm_generate_args {
+    const char *model;
+    const char *prompt;      /* raw text, or */
+    const char *messages;    /* a file with {"messages": [...]} */
+    uint32_t max_new_tokens; /* 0: none */
+    double temperature;      /* 0: greedy */
+    uint64_t seed;
+    tm_dtype precision;
+    tm_tier_args tiers;
+} tm_generate_args;
+typedef struct tm_generated {
+    int32_t *prompt_ids, *ids;
+    size_t n_prompt, n_ids;
+    tm_buf text;               /* special tokens left out */
+    const char *finish_reason; /* "stop" or "length" */
+} tm_generated;
+TM_MUST_USE tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out);
+void tm_generated_free(tm_generated *g);
+
+/* tidemill bench step: the training step as it would be run, N times, and N times each with one half left out. The
+ * offload files are made and removed; OUTPUT_DIR is not touched. */
+typedef struct tm_step_bench_args {
+    tm_train_args train;
+    const char *offload_path; /* NULL: the configuration's, which must name one */
+    const char *hardware;     /* file whose rates between ranks count in the prediction; NULL: nominal ones */
+    uint32_t steps;           /* of each sort; 0: 4 */
+    bool no_measure;          /* predict from the profile alone */
+} tm_step_bench_args;
+typedef struct tm_step_bench {
+    uint64_t parameters, tokens; /* tokens: of a step and rank */
+    uint32_t rank, ranks;        /* under mpirun: the first rank's figures are printed; I/O is with the exchanges */
+    double comm_seconds;         /* of the real step: exchanges under way */
+    const char *update, *activations, *order;
+    uint64_t resident_bytes, window_bytes, read_bytes, write_bytes; /* planned; counted bytes are equal, or it fails */
+    uint64_t planned_peak_bytes, peak_bytes;                        /* of the process: as planned, VmHWM */
+    double flops;                                                   /* of a step, what is recomputed among them */
+    double model_flops; /* of a step that recomputes nothing: three times forward's */
+    double peak_flops;  /* a second: multiply-adds on registers, as `bench gemm` measures them */
+    double step_seconds, compute_seconds, io_seconds; /* medians */
+    double bound_seconds; /* the larger of the two in forward, in backward and after the norm, added: with clipping an
+                             update cannot move from one to the other */
+    double predicted_seconds, predicted_compute_seconds, predicted_io_seconds;
+    char basis[96]; /* of the prediction */
+} tm_step_bench;
+TM_MUST_USE tm_status tm_step_bench_run(const tm_step_bench_args *args, tm_step_bench *out);
+
+#endif

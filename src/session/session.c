@@ -1,0 +1,179 @@
+/* The session: the configuration is read, the model's config.json and the data are opened. */
+#include "session/session.h"
+
+#include "io/file/file.h"
+#include "kernels/kernels.h"
+
+#include <inttypes.h>
+#include <malloc.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- configuration ------------------------------------------------------------------------------------------- */
+
+static tm_status slurp(void *ctx, const char *path, tm_buf *out) {
+    (void)ctx;
+    return tm_file_slurp(path, 16 * TM_MIB, out);
+}
+
+tm_status session_load_config(session *s, bool data_optional) {
+    tm_buf text = {0};
+    tm_status rc = tm_file_slurp(s->args->config, 16 * TM_MIB, &text);
+    if (rc == TM_OK)
+        rc = tm_config_load(&s->cfg, text.data, text.len,
+                            &(tm_config_opts){.name = s->args->config,
+                                              .set = s->args->set,
+                                              .n_set = s->args->n_set,
+                                              .read_file = slurp,
+                                              .world_size = s->comm ? s->ranks.ranks : 1,
+                                              .data_optional = data_optional});
+    tm_buf_free(&text);
+    return rc;
+}
+
+/* ---- data ---------------------------------------------------------------------------------------------------- */
+
+static data_opts dataset_opts(const session *s, const tm_model_config *model, bool eval) {
+    const tm_config *c = s->cfg;
+    return (data_opts){.dataset = {.format = c->data.format,
+                                   .overlong = c->data.overlong,
+                                   .seq_len = c->data.seq_len,
+                                   .vocab_size = model->vocab_size,
+                                   .strict = c->data.strict,
+                                   .shuffle = c->data.shuffle && !eval,
+                                   .seed = c->data.seed},
+                       .spill_dir = c->output_dir};
+}
+
+static void say_counts(const char *path, const tm_dataset_counts *n) {
+    tm_log(TM_LOG_INFO, "%s: %" PRIu64 " samples, %" PRIu64 " tokens, %" PRIu64 " learned, longest %u", path,
+           n->samples, n->tokens, n->label_tokens, n->longest);
+    if (n->truncated + n->dropped + n->bad + n->no_labels > 0)
+        tm_log(TM_LOG_WARN,
+               "%s: %" PRIu64 " truncated, %" PRIu64 " dropped, %" PRIu64 " bad lines, %" PRIu64 " without labels",
+               path, n->truncated, n->dropped, n->bad, n->no_labels);
+}
+
+/* Of a file, to plan: a few seconds. What is beyond is taken to be like it, and its longest row to be of seq_len. */
+#define PLAN_READS (64 * TM_MIB)
+
+static bool is_text(const char *path) {
+    size_t n = strlen(path);
+    return n < 12 || strcmp(path + n - 12, ".safetensors") != 0;
+}
+
+static void say_rows(session *s) {
+    const tm_config *c = s->cfg;
+    uint64_t n = s->train ? tm_dataset_get_counts(data_set(s->train))->samples : 0;
+    if (!c->data.train || !s->train)
+        snprintf(s->rows_basis, sizeof s->rows_basis, "rows of data.seq_len, %u tokens: %s", c->data.seq_len,
+                 !c->data.train                   ? "the configuration names no data.train"
+                 : !tm_path_exists(c->data.train) ? "data.train is not there"
+                                                  : "the model has no tokenizer.json");
+    else if (data_part(s->train) < 1)
+        snprintf(s->rows_basis, sizeof s->rows_basis,
+                 "lengths of the first %" PRIu64 " samples, %.2g%% of data.train; its longest row is taken to be of "
+                 "seq_len, %u tokens",
+                 n, 100 * data_part(s->train), c->data.seq_len);
+    else
+        snprintf(s->rows_basis, sizeof s->rows_basis, "lengths of all %" PRIu64 " samples of data.train", n);
+}
+
+static int64_t steps_per_epoch(const session *s) {
+    double steps = (double)tm_dataset_steps_per_epoch(data_set(s->train)) / data_part(s->train);
+    return (int64_t)(data_part(s->train) < 1 ? ceil(steps) : steps);
+}
+
+static tm_status open_data(session *s, const tm_model_config *model, bool lengths_only) {
+    tm_config *c = s->cfg;
+    data_opts o = dataset_opts(s, model, false);
+    o.lengths_only = lengths_only;
+    o.most_bytes = lengths_only ? PLAN_READS : 0;
+    TM_TRY(data_open(&s->train, c->data.train, &s->text, c->model, &o));
+    TM_TRY(tm_dataset_set_batches(data_set(s->train), c->micro_batch_size, c->accumulation_steps,
+                                  s->comm ? s->ranks.ranks : 1));
+    if (!s->args->quiet) say_counts(c->data.train, tm_dataset_get_counts(data_set(s->train)));
+    if (c->data.eval) {
+        o = dataset_opts(s, model, true);
+        o.lengths_only = lengths_only;
+        o.most_bytes = lengths_only ? PLAN_READS : 0;
+        TM_TRY(data_open(&s->eval, c->data.eval, &s->text, c->model, &o));
+        TM_TRY(tm_dataset_set_batches(data_set(s->eval), c->eval_batch_size, c->accumulation_steps,
+                                      s->comm ? s->ranks.ranks : 1));
+        if (!s->args->quiet) say_counts(c->data.eval, tm_dataset_get_counts(data_set(s->eval)));
+    }
+    return tm_config_resolve_steps(c, steps_per_epoch(s));
+}
+
+static void preview(session *s) {
+    tm_buf out = {0};
+    if (!s->text.tokenizer || s->args->quiet) return;
+    uint64_t sample = tm_dataset_order(data_set(s->train), 0, 0);
+    if (tm_dataset_preview(data_set(s->train), sample, s->text.tokenizer, isatty(2), &out) == TM_OK)
+        tm_say("first sample (what is not learned is %s):\n%s\n", isatty(2) ? "dimmed" : "between ⟦ and ⟧", out.data);
+    tm_error_clear();
+    tm_buf_free(&out);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------------- */
+
+void session_close(session *s) {
+    data_close(s->train);
+    data_close(s->eval);
+    text_close(&s->text);
+    tm_source_close(s->source);
+    tm_config_free(s->cfg);
+    s->cfg = NULL;
+}
+
+/* What is named has to be there, for a plan too; a plan without data names none. */
+static tm_status check_data(const tm_config *c) {
+    const char *const files[] = {c->data.train, c->data.eval};
+    for (size_t i = 0; i < TM_COUNT(files); i++)
+        if (files[i] && !tm_path_exists(files[i]))
+            return tm_fail(TM_EINPUT, "%s: there is no such file; \"data.%s\" names it", files[i],
+                           i ? "eval" : "train");
+    return TM_OK;
+}
+
+/* Rotary positions go on, but nothing was learned there. */
+static void check_positions(const session *s, const tm_model_config *model) {
+    if (session_is_rank0(s) && s->cfg->data.seq_len > model->max_position_embeddings)
+        tm_warn_once("data.seq_len",
+                     "data.seq_len %u is beyond the %u positions of the model (max_position_embeddings): what is later "
+                     "in a row is at positions that it was never trained on",
+                     s->cfg->data.seq_len, model->max_position_embeddings);
+}
+
+tm_status session_prepare(session *s, bool data_optional) {
+    tm_model_config model;
+    char path[4096];
+    size_t len;
+    TM_TRY(tm_kernels_init(0, (tm_elem)s->cfg->precision));
+    if (!data_optional && s->cfg->memory.host_kind == TM_BUDGET_BYTES)
+        TM_TRY(tm_address_need(s->cfg->memory.host_bytes, "memory.host_budget"));
+    TM_TRY(tm_source_open_bare(&s->source, s->cfg->model));
+    const char *json = tm_source_config(s->source, &len);
+    s->model_hash = tm_hash64(json, len, 0);
+    TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(s->cfg->model, path, sizeof path)));
+    TM_TRY(session_check_wrap(s, model.model_type));
+    check_positions(s, &model);
+    TM_TRY(tm_config_resolve_model(s->cfg, model.hidden_size));
+    if (s->cfg->data.train) TM_TRY(check_data(s->cfg));
+    bool there = s->cfg->data.train != NULL;
+    if (there || !data_optional) TM_TRY(text_open(&s->text, s->source, session_host_bytes(s->cfg)));
+    if (data_optional && (!there || (!s->text.tokenizer && is_text(s->cfg->data.train)))) {
+        s->cfg->total_steps = s->cfg->max_steps;
+        say_rows(s);
+        text_close(&s->text);
+        return TM_OK;
+    }
+    TM_TRY(open_data(s, &model, data_optional));
+    say_rows(s);
+    preview(s);
+    text_close(&s->text); /* its memory belongs to the frames from here on */
+    (void)malloc_trim(0);
+    return TM_OK;
+}

@@ -1,0 +1,101 @@
+/* session: what training, planning and the bench of a step begin with, and share: the configuration, the ranks, the
+ * device that computes, model and data as far as they are opened before there is a job. A job is not part of it.
+ *
+ *     session s = {.args = &args};
+ *     TM_TRY(session_open_ranks(&s));
+ *     TM_TRY(session_load_config(&s, false));
+ *     TM_TRY(session_find_device(&s, false));
+ *     TM_TRY(session_set_strategy(&s));
+ *     TM_TRY(session_prepare(&s, false));
+ *     job_opts o = session_job_options(&s);
+ *     ...
+ *     session_close(&s);       // after the job, which reads from its data
+ *     session_close_ranks(&s); // last
+ *
+ * Errors: TM_EINPUT, TM_EUNSUPPORTED and TM_EBUDGET; nothing was started yet. Functions that are called collective are
+ * called by all ranks in the same order; of one rank they return at once. One session at a time in a process.
+ */
+#ifndef TIDEMILL_SESSION_H
+#define TIDEMILL_SESSION_H
+
+#include "config/config.h"
+#include "session/args.h"
+#include "session/text.h"
+#include "step/step.h"
+
+typedef struct session {
+    const tm_train_args *args;
+    tm_train_args own_args; /* with ranks: what args points to */
+    /* ranks.c */
+    struct tm_comm *comm; /* NULL: one rank */
+    bool imagined;        /* the other ranks do not exist (tidemill plan) */
+    bool agreed;          /* a failure is known to all ranks */
+    job_ranks ranks;      /* all zero: one rank */
+    /* session.c */
+    tm_config *cfg;
+    tm_source *source; /* for texts and side files; a job has its own */
+    uint64_t model_hash;
+    text_tools text;
+    data_file *train, *eval;
+    char rows_basis[256]; /* what the lengths of rows are taken from (tidemill plan) */
+    /* device.c */
+    char device[24];       /* "cuda:1": this rank's on its node, where the configuration names a kind alone; else "" */
+    uint64_t device_bytes; /* of the arena, where the configuration leaves it open; 0: as it says */
+    tm_device_peers peers; /* ranks.peers, where there are any */
+} session;
+
+/* ---- session.c: configuration, model and data ------------------------------------------------------------------ */
+
+/* `data_optional`: data that are not there do not matter (tidemill plan). */
+TM_MUST_USE tm_status session_load_config(session *s, bool data_optional);
+/* Opens the data and gives back what only reading them took. */
+TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
+void session_close(session *s); /* all but the ranks */
+
+/* ---- ranks.c: one rank among others ---------------------------------------------------------------------------- */
+
+TM_MUST_USE tm_status session_open_ranks(session *s); /* first of all */
+/* Instead: the first of so many that do not exist. */
+TM_MUST_USE tm_status session_imagine_ranks(session *s, uint32_t ranks, uint32_t per_node);
+void session_close_ranks(session *s);
+/* It prints and writes OUTPUT_DIR. */
+static inline bool session_is_rank0(const session *s) {
+    return s->ranks.rank == 0;
+}
+/* Collective: TM_OK if all ranks say so, else the failure of the first that does not. */
+TM_MUST_USE tm_status session_agree(session *s, tm_status rc);
+/* Collective: all ranks have the same `hash` of WHAT. */
+TM_MUST_USE tm_status session_same(session *s, const char *what, uint64_t hash);
+TM_MUST_USE tm_status session_same_text(session *s, const char *what, const char *text, size_t n);
+TM_MUST_USE tm_status session_same_start(session *s); /* collective: build, configuration */
+/* A failure that the other ranks do not know of ends them all; then it does not return. `resumable`: a run that a
+ * signal ended can be gone on with. */
+void session_end_all(const session *s, tm_status rc, bool resumable);
+TM_MUST_USE tm_status session_check_wrap(const session *s, const char *model_type); /* fsdp_config's classes are its */
+TM_MUST_USE tm_status session_set_strategy(session *s); /* s->ranks, from the configuration */
+const char *session_strategy(const session *s);
+
+/* ---- device.c: memory.device, where it is not the host's processors; all return at once where it is ------------- */
+
+/* It is there, and how much of its memory is taken. `planning`: it may be missing. Once the configuration is there. */
+TM_MUST_USE tm_status session_find_device(session *s, bool planning);
+/* Collective: whether ranks exchange from device to device (memory.exchange). All have one configuration, and the
+ * strategy is set. */
+TM_MUST_USE tm_status session_find_peers(session *s);
+const char *session_device(const session *s); /* then: memory.device, with this rank's number on its node */
+TM_MUST_USE tm_status session_describe_device(const session *s, tm_buf *out); /* what its results' bits depend on */
+
+/* ---- options.c: the configuration as a job's options ----------------------------------------------------------- */
+
+job_opts session_job_options(const session *s);
+job_shape session_step_shape(const session *s);                 /* the largest micro-batch of the run */
+job_shape session_eval_shape(const session *s);                 /* of an evaluation; s->eval is there */
+bool session_commits(const session *s);                         /* such a job makes commits */
+tm_fmt session_save_format(const tm_config *c);                 /* of the models that it writes */
+uint64_t session_host_bytes(const tm_config *c);                /* of memory.host_budget; UINT64_MAX: unlimited */
+TM_MUST_USE tm_status session_check_budget(const tm_config *c); /* this machine, or the cgroup, has it */
+void session_set_paths(const tm_config *c, job_opts *o); /* where its files go, and what of the state; none: nowhere */
+/* tm_machine_of its paths, and their kinds. */
+TM_MUST_USE tm_status session_machine(const job_opts *o, tm_machine *out);
+
+#endif
