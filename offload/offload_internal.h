@@ -15,7 +15,8 @@
 
 struct tm_layout {
     tm_object *object;
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
     uint64_t resident_end; /* resident state lies in [0, resident_end) of the slab */
     bool chosen;
 };
@@ -56,15 +57,20 @@ struct tm_program {
     const tm_layout *layout;
     char name[32];
     tm_object *temp;
-    uint32_t n_temp, cap_temp;
+    uint32_t n_temp;
+    size_t cap_temp;
     prog_visit *visit;
-    uint32_t n_visit, cap_visit;
+    uint32_t n_visit;
+    size_t cap_visit;
     visit_object *record;
-    uint32_t n_record, cap_record;
+    uint32_t n_record;
+    size_t cap_record;
     prog_op *op;
-    uint32_t n_op, cap_op;
+    uint32_t n_op;
+    size_t cap_op;
     prog_use *use;
-    uint32_t n_use, cap_use;
+    uint32_t n_use;
+    size_t cap_use;
     uint64_t device_bytes; /* of the arena: what lower.c placed */
     uint64_t shared_bytes; /* what shared.c placed */
     uint64_t *held;        /* lowered: per state object its address in the arena, 0: none; NULL: nothing is */
@@ -77,8 +83,6 @@ static inline bool in_commits(const tm_object *o) {
     return o->kind <= TM_KIND_EXP_AVG_SQ;
 }
 
-/* Makes room for one more element of array *p; false when out of memory. */
-bool offload_grow(void *p, uint32_t *cap, uint32_t n, size_t element_bytes);
 const tm_object *program_object(const tm_program *p, uint32_t id);
 
 /* One frame for a stretch of program positions: a visit of paged state, or a temporary's whole life. */
@@ -96,7 +100,8 @@ typedef struct residence {
 /* Which residence (or resident address) serves each visit, under one choice of residency and look-ahead. */
 typedef struct placement {
     residence *item;
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
     uint32_t *of_visit;   /* residence of each visit, TM_NONE: resident state */
     uint8_t *temp_paged;  /* per temporary */
     uint64_t base;        /* first byte above resident state */

@@ -67,13 +67,7 @@ enum { MAX_ENTRIES = 1000000 }; /* bounds memory in a directory that somebody fi
 static tm_status list_push(entry_list *l, const char *name, const char *path) {
     if (l->n == MAX_ENTRIES)
         return tm_fail(TM_EINPUT, "%s: more than %d entries; is it the right folder?", path, MAX_ENTRIES);
-    if (l->n == l->cap) {
-        size_t cap = l->cap ? 2 * l->cap : 32;
-        char **grown = tm_realloc(l->names, cap * sizeof *grown);
-        if (!grown) return tm_nomem(cap * sizeof *grown);
-        l->names = grown;
-        l->cap = cap;
-    }
+    TM_TRY(tm_grow(&l->names, &l->cap, l->n + 1, sizeof *l->names));
     char *copy = tm_strdup(name);
     if (!copy) return tm_nomem(strlen(name) + 1);
     l->names[l->n++] = copy;

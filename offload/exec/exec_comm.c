@@ -3,7 +3,7 @@
 #include "offload/exec/exec_internal.h"
 
 static bool head_is_ready(const tm_exec *e, const exec_run *r) {
-    return r && r->open && r->comm.n > 0 && r->comm.op[0] == r->next_comm && e->n_comm < EXEC_COMM;
+    return r && r->open && r->comm.n > 0 && r->comm.item[0] == r->next_comm && e->n_comm < EXEC_COMM;
 }
 
 /* The next communication operation from `op` on. */
@@ -34,7 +34,7 @@ void exec_pump_comm(tm_exec *e) {
     while (e->status == TM_OK && head_is_ready(e, e->now)) {
         exec_run *r = e->now;
         comm_flight *f = free_flight(e);
-        *f = (comm_flight){.run = r, .op = heap_pop(&r->comm), .busy = true, .from_ns = tm_now_ns()};
+        *f = (comm_flight){.run = r, .op = tm_heap32_pop(&r->comm), .busy = true, .from_ns = tm_now_ns()};
         r->next_comm = exec_next_comm(r->plan, f->op + 1);
         e->n_comm++;
         pthread_mutex_unlock(&e->lock);

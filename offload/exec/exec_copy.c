@@ -41,7 +41,7 @@ static void copied(tm_event *event) {
 static void submit(tm_exec *e, exec_run *r, int way) {
     copy_flight *f = e->copy_flight[way];
     while (f->busy) f++;
-    uint32_t op = heap_pop(&r->copy[way]);
+    uint32_t op = tm_heap32_pop(&r->copy[way]);
     tm_device_transfer t = transfer_of(e, r, op);
     *f = (copy_flight){
         .event = {.done = copied, .ctx = f}, .exec = e, .run = r, .op = op, .way = way, .bytes = t.bytes, .busy = true};

@@ -65,13 +65,13 @@ static bool seal_writes(tm_exec *e) {
     pthread_mutex_lock(&e->lock);
     for (uint32_t i = 0; i < n; i++) {
         list[i].run->done[list[i].op] = OP_SEALED;
-        heap_push(&list[i].run->disk[exec_lane(e, list[i].run, list[i].op)], list[i].op);
+        tm_heap32_push(&list[i].run->disk[exec_lane(e, list[i].run, list[i].op)], list[i].op);
     }
     return true;
 }
 
 static void compute_one(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
-    uint32_t op = heap_pop(&r->cpu);
+    uint32_t op = tm_heap32_pop(&r->cpu);
     bool disk = false;
     pthread_mutex_unlock(&e->lock);
     uint64_t t0 = tm_now_ns();

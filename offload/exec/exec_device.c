@@ -113,7 +113,7 @@ static void submit(tm_exec *e, exec_run *r) {
     i->event = (tm_event){.done = ended, .ctx = i};
     i->exec = e;
     i->run = r;
-    i->op = heap_pop(&r->device);
+    i->op = tm_heap32_pop(&r->device);
     i->busy = true;
     tm_device_op d = frames_of(r->plan, i->op, i->frame);
     d.fn = run_issued;

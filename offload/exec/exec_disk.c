@@ -79,7 +79,7 @@ void exec_park_disk(tm_exec *e) {
 static uint32_t take_lane(tm_exec *e, exec_run *r, uint32_t lane, transfer *batch) {
     uint32_t n = 0;
     while (r->disk[lane].n > 0 && e->in_flight[lane] < EXEC_DEPTH) {
-        batch[n++] = (transfer){r, heap_pop(&r->disk[lane])};
+        batch[n++] = (transfer){r, tm_heap32_pop(&r->disk[lane])};
         e->in_flight[lane]++;
         r->in_flight++;
     }

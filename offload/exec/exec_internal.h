@@ -4,6 +4,7 @@
 #ifndef TIDEMILL_EXEC_INTERNAL_H
 #define TIDEMILL_EXEC_INTERNAL_H
 
+#include "base/ordered.h"
 #include "offload/exec/exec.h"
 #include "offload/offload_internal.h"
 
@@ -18,11 +19,6 @@ enum { EXEC_LANES = STORE_PATHS, EXEC_DEPTH = 32, EXEC_SEALS = 64, EXEC_COMM = 8
  */
 enum { OP_WAITS, OP_SEALED, OP_ISSUED, OP_DONE };
 
-typedef struct heap {
-    uint32_t *op;
-    uint32_t n, cap;
-} heap;
-
 /* One run of a plan. At most two exist: the one whose CPU operations run, and one beside it: the run before, while its
  * last transfers are under way, or the run after, whose first reads have started. */
 typedef struct exec_run {
@@ -30,9 +26,9 @@ typedef struct exec_run {
     uint32_t *pred; /* predecessors left */
     uint8_t *done;
     uint32_t cap_ops, oldest_disk;
-    heap cpu, comm, device, copy[TM_DEVICE_WAYS], disk[EXEC_LANES]; /* ready */
-    uint32_t *disk_op;                                              /* of all lanes' heaps */
-    uint32_t next_comm;                                             /* the communication operation whose turn it is */
+    tm_heap32 cpu, comm, device, copy[TM_DEVICE_WAYS], disk[EXEC_LANES]; /* ready */
+    uint32_t *disk_op;                                                   /* of all lanes' heaps */
+    uint32_t next_comm; /* the communication operation whose turn it is */
     uint32_t left, cpu_left, disk_left, in_flight;
     bool open;
     uint64_t began_ns;
@@ -158,8 +154,6 @@ struct tm_exec {
     uint32_t n_pending;
 };
 
-void heap_push(heap *h, uint32_t v);
-uint32_t heap_pop(heap *h);
 /* Keeps the first failure. Under the lock. */
 void exec_fail(tm_exec *e, tm_status status);
 /* Its predecessors are done. True: it is the disk's. Under the lock. */

@@ -3,29 +3,6 @@
  * communication operations. */
 #include "offload/exec/exec_internal.h"
 
-/* ---- heaps of operation indices ------------------------------------------------------------------------------ */
-
-void heap_push(heap *h, uint32_t v) {
-    uint32_t i = h->n++;
-    TM_ASSERT(h->n <= h->cap);
-    for (; i > 0 && h->op[(i - 1) / 2] > v; i = (i - 1) / 2) h->op[i] = h->op[(i - 1) / 2];
-    h->op[i] = v;
-}
-
-uint32_t heap_pop(heap *h) {
-    uint32_t top = h->op[0], v = h->op[--h->n], i = 0;
-    for (;;) {
-        uint32_t c = 2 * i + 1;
-        if (c >= h->n) break;
-        if (c + 1 < h->n && h->op[c + 1] < h->op[c]) c++;
-        if (h->op[c] >= v) break;
-        h->op[i] = h->op[c];
-        i = c;
-    }
-    h->op[i] = v;
-    return top;
-}
-
 /* ---- one operation is done ----------------------------------------------------------------------------------- */
 
 void exec_fail(tm_exec *e, tm_status status) {
@@ -36,7 +13,7 @@ void exec_fail(tm_exec *e, tm_status status) {
     tm_error_clear();
 }
 
-static heap *queue_of(const tm_exec *e, exec_run *r, uint32_t op) {
+static tm_heap32 *queue_of(const tm_exec *e, exec_run *r, uint32_t op) {
     uint8_t engine = r->plan->op[op].engine;
     if (plan_is_disk(engine)) return &r->disk[exec_lane(e, r, op)];
     if (exec_is_issued(e, r->plan, op)) return &r->device;
@@ -50,7 +27,7 @@ bool exec_ready(tm_exec *e, exec_run *r, uint32_t op) {
         e->seal[e->n_seal++] = (transfer){r, op};
         return false;
     }
-    heap_push(queue_of(e, r, op), op);
+    tm_heap32_push(queue_of(e, r, op), op);
     return disk;
 }
 

@@ -7,9 +7,9 @@ static uint32_t draw(tm_exec *e, uint32_t n) {
     return r[0] % n;
 }
 
-static uint32_t take_any(tm_exec *e, heap *h) {
-    uint32_t i = draw(e, h->n), op = h->op[i];
-    h->op[i] = h->op[--h->n]; /* order inside does not matter here: every take is random */
+static uint32_t take_any(tm_exec *e, tm_heap32 *h) {
+    uint32_t i = draw(e, h->n), op = h->item[i];
+    h->item[i] = h->item[--h->n]; /* order inside does not matter here: every take is random */
     return op;
 }
 
@@ -28,7 +28,7 @@ static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
 /* `which`: of the ready ones, lane by lane. */
 static tm_status start_transfer(tm_exec *e, exec_run *r, uint32_t which) {
     pending *q = &e->pending[e->n_pending];
-    heap *lane = r->disk;
+    tm_heap32 *lane = r->disk;
     for (; which >= lane->n; lane++) which -= lane->n;
     *q = (pending){.run = r, .op = take_any(e, lane), .moved = draw(e, 2) == 0};
     e->n_pending++;

@@ -4,8 +4,8 @@
 #include <string.h>
 
 void exec_run_free(exec_run *r) {
-    void *all[] = {r->pred,      r->done,       r->cpu.op,     r->disk_op, r->comm.op,
-                   r->device.op, r->copy[0].op, r->copy[1].op, r->span};
+    void *all[] = {r->pred,        r->done,         r->cpu.item,     r->disk_op, r->comm.item,
+                   r->device.item, r->copy[0].item, r->copy[1].item, r->span};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
     *r = (exec_run){0};
 }
@@ -16,14 +16,14 @@ tm_status exec_run_room(const tm_exec *e, exec_run *r, const tm_plan *plan) {
         r->cap_ops = plan->n_op;
         r->pred = tm_malloc(sizeof *r->pred * r->cap_ops);
         r->done = tm_malloc(r->cap_ops);
-        r->cpu.op = tm_malloc(sizeof *r->cpu.op * r->cap_ops);
+        r->cpu.item = tm_malloc(sizeof *r->cpu.item * r->cap_ops);
         r->disk_op = tm_malloc(sizeof *r->disk_op * r->cap_ops);
-        r->comm.op = tm_malloc(sizeof *r->comm.op * r->cap_ops);
+        r->comm.item = tm_malloc(sizeof *r->comm.item * r->cap_ops);
         uint32_t device = e->device ? r->cap_ops : 1; /* one, where there is none */
-        r->device.op = tm_malloc(sizeof *r->device.op * device);
-        for (int w = 0; w < TM_DEVICE_WAYS; w++) r->copy[w].op = tm_malloc(sizeof *r->copy[w].op * device);
-        if (!r->device.op || !r->pred || !r->done || !r->cpu.op || !r->disk_op || !r->comm.op || !r->copy[0].op ||
-            !r->copy[1].op) {
+        r->device.item = tm_malloc(sizeof *r->device.item * device);
+        for (int w = 0; w < TM_DEVICE_WAYS; w++) r->copy[w].item = tm_malloc(sizeof *r->copy[w].item * device);
+        if (!r->device.item || !r->pred || !r->done || !r->cpu.item || !r->disk_op || !r->comm.item ||
+            !r->copy[0].item || !r->copy[1].item) {
             r->cap_ops = 0;
             return tm_nomem(sizeof *r->pred * plan->n_op);
         }
@@ -42,7 +42,7 @@ static void cut_disk_heaps(const tm_exec *e, exec_run *r) {
     for (uint32_t i = 0; i < r->plan->n_op; i++)
         if (plan_is_disk(r->plan->op[i].engine)) count[exec_lane(e, r, i)]++;
     for (uint32_t lane = 0; lane < e->lanes; lane++) {
-        r->disk[lane] = (heap){.op = r->disk_op + at, .cap = count[lane]};
+        r->disk[lane] = (tm_heap32){.item = r->disk_op + at, .cap = count[lane]};
         at += count[lane];
     }
     r->disk_left = at;

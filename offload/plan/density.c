@@ -11,6 +11,7 @@
  * where memory is slack they fall, where more is asked for than there is they rise, so that what lives only where it is
  * cheap (activations early in the step, gradients late in it) comes before state that occupies the whole period. */
 #include "offload/plan/density_internal.h"
+#include "base/ordered.h"
 
 #include <math.h>
 #include <string.h>
@@ -94,7 +95,8 @@ static void keep(density *d, const candidate *c) {
 /* ---- lazy greedy --------------------------------------------------------------------------------------------- */
 
 /* Better first; equals by spread, then by id. Worths that differ by rounding count as equal. */
-static bool before(const density *d, uint32_t a, uint32_t b) {
+static inline bool comes_first(const void *order, uint32_t a, uint32_t b) {
+    const density *d = order;
     const candidate *x = &d->c[a], *y = &d->c[b];
     if (fabs(x->score - y->score) > 1e-6 * fabs(x->score + y->score)) return x->score > y->score;
     if (x->kind != y->kind && (x->kind == TM_KIND_WEIGHT_HI || y->kind == TM_KIND_WEIGHT_HI))
@@ -103,18 +105,7 @@ static bool before(const density *d, uint32_t a, uint32_t b) {
     return x->first < y->first;
 }
 
-static void sift(density *d, uint32_t n, uint32_t i) {
-    uint32_t v = d->heap[i];
-    for (;;) {
-        uint32_t c = 2 * i + 1;
-        if (c >= n) break;
-        if (c + 1 < n && before(d, d->heap[c + 1], d->heap[c])) c++;
-        if (!before(d, d->heap[c], v)) break;
-        d->heap[i] = d->heap[c];
-        i = c;
-    }
-    d->heap[i] = v;
-}
+TM_HEAP(best, uint32_t, comes_first)
 
 static void start_load(density *d) {
     load_clear(&d->load);
@@ -138,24 +129,23 @@ static void one_round(density *d, int64_t budget, double supply) {
     start_load(d);
     start_time(d);
     memset(d->kept_bytes, 0, sizeof d->kept_bytes);
-    uint32_t n = d->n;
+    size_t n = d->n;
     for (uint32_t i = 0; i < n; i++) {
         d->c[i].kept = false;
         d->c[i].score = worth(d, &d->c[i]);
         d->heap[i] = i;
     }
-    for (uint32_t i = n / 2; i-- > 0;) sift(d, n, i);
+    best_make(d->heap, n, d);
     while (n > 0) {
         uint32_t top = d->heap[0];
         candidate *c = &d->c[top];
         double now = worth(d, c);
         if (now < c->score * (1 - 1e-6)) { /* stale */
             c->score = now;
-            sift(d, n, 0);
+            best_sift(d->heap, n, 0, d);
             continue;
         }
-        d->heap[0] = d->heap[--n];
-        sift(d, n, 0);
+        (void)best_pop(d->heap, &n, d);
         if (!within_limit(d, c) || (!anywhere && !fits(d, c, budget))) continue;
         if (anywhere && (supply -= held(d, c)) < 0) break;
         keep(d, c);

@@ -30,7 +30,8 @@ typedef struct final {
 
 typedef struct finals {
     final *item;
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
     uint32_t stretches; /* of the residence in the map */
 } finals;
 
@@ -41,25 +42,31 @@ typedef struct emitter {
     const uint8_t *resident;
     const uint64_t *address;
     tm_plan *plan;
-    uint32_t cap_op, cap_succ, cap_operand, n_operand;
+    size_t cap_op, cap_operand;
+    uint32_t n_operand;
     tracker *frame;           /* per (residence, object), then per resident state object */
     uint32_t *frame_of;       /* residence -> its first tracker */
     uint32_t resident_frames; /* tracker of resident state object i */
     tracker *disk;            /* per object: state, then temporaries */
     link *link;
-    uint32_t n_link, cap_link;
+    uint32_t n_link;
+    size_t cap_link;
     edge *edge;
-    uint32_t n_edge, cap_edge;
+    uint32_t n_edge;
+    size_t cap_edge;
     uint32_t *seen; /* per op: the last op that got an edge from it */
-    uint32_t cap_seen;
+    size_t cap_seen;
     spans map;    /* of the slab, to the residence that had it last */
     finals *prev; /* per residence: whom the first touch of its bytes has to follow */
-    uint32_t cap_touch, n_touch;
+    uint32_t n_touch;
+    size_t cap_touch;
     tm_status status;
 } emitter;
 
-static void fail(emitter *e, size_t bytes) {
-    if (e->status == TM_OK) e->status = tm_nomem(bytes);
+/* Keeps the first failure, which is in the error record. */
+static bool went_well(emitter *e, tm_status rc) {
+    if (e->status == TM_OK) e->status = rc;
+    return rc == TM_OK;
 }
 
 static uint32_t object_slot(const emitter *e, uint32_t id) {
@@ -68,21 +75,16 @@ static uint32_t object_slot(const emitter *e, uint32_t id) {
 
 static void add_edge(emitter *e, uint32_t from, uint32_t to) {
     if (from == TM_NONE || from == to || e->seen[from] == to) return;
-    if (!offload_grow(&e->edge, &e->cap_edge, e->n_edge, sizeof *e->edge)) {
-        fail(e, sizeof *e->edge);
-        return;
-    }
+    if (!went_well(e, tm_grow(&e->edge, &e->cap_edge, e->n_edge + 1, sizeof *e->edge))) return;
     e->seen[from] = to;
     e->edge[e->n_edge++] = (edge){from, to};
 }
 
 static uint32_t new_op(emitter *e, const tm_plan_op *op) {
     tm_plan *plan = e->plan;
-    if (!offload_grow(&plan->op, &e->cap_op, plan->n_op, sizeof *plan->op) ||
-        !offload_grow(&e->seen, &e->cap_seen, plan->n_op, sizeof *e->seen)) {
-        fail(e, sizeof *op);
+    if (!went_well(e, tm_grow(&plan->op, &e->cap_op, plan->n_op + 1, sizeof *plan->op)) ||
+        !went_well(e, tm_grow(&e->seen, &e->cap_seen, plan->n_op + 1, sizeof *e->seen)))
         return TM_NONE;
-    }
     plan->op[plan->n_op] = *op;
     e->seen[plan->n_op] = TM_NONE;
     return plan->n_op++;
@@ -103,19 +105,13 @@ static void touch(emitter *e, tracker *t, uint32_t op, unsigned access, const fi
         return;
     }
     add_edge(e, t->writer, op);
-    if (!offload_grow(&e->link, &e->cap_link, e->n_link, sizeof *e->link)) {
-        fail(e, sizeof *e->link);
-        return;
-    }
+    if (!went_well(e, tm_grow(&e->link, &e->cap_link, e->n_link + 1, sizeof *e->link))) return;
     e->link[e->n_link] = (link){op, t->reader};
     t->reader = e->n_link++;
 }
 
 static void note_touch(emitter *e, uint64_t address, uint64_t bytes, unsigned access, uint32_t object) {
-    if (!offload_grow(&e->plan->touch, &e->cap_touch, e->n_touch, sizeof *e->plan->touch)) {
-        fail(e, sizeof *e->plan->touch);
-        return;
-    }
+    if (!went_well(e, tm_grow(&e->plan->touch, &e->cap_touch, e->n_touch + 1, sizeof *e->plan->touch))) return;
     e->plan->touch[e->n_touch++] = (struct plan_touch){address, bytes, (uint8_t)access, object};
 }
 
@@ -127,7 +123,7 @@ static bool push_final(finals *list, uint32_t at, const final *f) {
         list->item[at].end = f->end;
         return true;
     }
-    if (!offload_grow(&list->item, &list->cap, list->n, sizeof *f)) return false;
+    if (tm_grow(&list->item, &list->cap, list->n + 1, sizeof *f) != TM_OK) return false;
     list->item[list->n++] = *f;
     return true;
 }
@@ -177,7 +173,7 @@ static void leave(finals *f) {
 
 static void put_stretch(emitter *e, uint64_t begin, uint64_t end, uint32_t owner) {
     if (begin >= end) return;
-    if (!spans_put(&e->map, begin, end, owner)) fail(e, sizeof(span));
+    if (!spans_put(&e->map, begin, end, owner)) (void)went_well(e, TM_ENOMEM);
     e->prev[owner].stretches++;
 }
 
@@ -188,7 +184,7 @@ static void occupy(emitter *e, uint32_t r) {
     for (uint32_t i; (i = spans_after(&e->map, begin)) && e->map.item[i].begin < end && e->status == TM_OK;) {
         span s = e->map.item[i];
         if (!collect_finals(e, s.owner, tm_max_u64(s.begin, begin), tm_min_u64(s.end, end), &e->prev[r]))
-            fail(e, sizeof *e->prev[r].item);
+            (void)went_well(e, TM_ENOMEM);
         spans_drop(&e->map, i);
         put_stretch(e, s.begin, tm_min_u64(s.end, begin), s.owner);
         put_stretch(e, tm_max_u64(s.begin, end), s.end, s.owner);
@@ -255,10 +251,8 @@ static void emit_compute(emitter *e, uint32_t pos) {
     e->plan->first_touch[op] = e->n_touch;
     for (uint32_t i = 0; i < po->n_uses; i++) {
         const prog_use *u = &e->p->use[po->first_use + i];
-        if (!offload_grow(&e->plan->operand, &e->cap_operand, e->n_operand, sizeof *e->plan->operand)) {
-            fail(e, sizeof *e->plan->operand);
+        if (!went_well(e, tm_grow(&e->plan->operand, &e->cap_operand, e->n_operand + 1, sizeof *e->plan->operand)))
             return;
-        }
         uint64_t at = use_address(e, u);
         e->plan->operand[e->n_operand++] = at;
         uint32_t r = e->pl->of_visit[u->visit];
@@ -373,7 +367,7 @@ static void emitter_free(emitter *e) {
     spans_close(&e->map);
 }
 
-/* Arrays that grew by doubling: what a plan takes is what it says. */
+/* Arrays that have grown: what a plan takes is what it says. */
 static void shrink(void *p, uint64_t bytes) {
     void **array = p, *less = bytes ? tm_realloc(*array, bytes) : NULL;
     if (less) *array = less;

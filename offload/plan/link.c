@@ -20,7 +20,8 @@ struct tm_link {
     edge *edge; /* sorted by from */
     uint32_t *first;
     uint32_t *to;
-    uint32_t n_edge, cap_edge;
+    uint32_t n_edge;
+    size_t cap_edge;
     bool proved;
     double proof_seconds;
 };
@@ -38,13 +39,14 @@ typedef struct linker {
     tm_link *link;
     range_map map;
     reader *reader;
-    uint32_t n_reader, cap_reader;
+    uint32_t n_reader;
+    size_t cap_reader;
     last *extent;
     bool nomem;
 } linker;
 
 static void note_reader(linker *k, uint32_t *readers, uint32_t op) {
-    if (!offload_grow(&k->reader, &k->cap_reader, k->n_reader, sizeof *k->reader)) {
+    if (tm_grow(&k->reader, &k->cap_reader, k->n_reader + 1, sizeof *k->reader) != TM_OK) {
         k->nomem = true;
         return;
     }
@@ -114,7 +116,7 @@ static void tie(linker *k, uint32_t from, uint32_t to) {
     tm_link *l = k->link;
     bool late = !plan_is_disk(l->before->op[from].engine) && !plan_starts_early(l->after->op[to].engine);
     if (late) return; /* by then all compute of the run before is done */
-    if (!offload_grow(&l->edge, &l->cap_edge, l->n_edge, sizeof *l->edge)) {
+    if (tm_grow(&l->edge, &l->cap_edge, l->n_edge + 1, sizeof *l->edge) != TM_OK) {
         k->nomem = true;
         return;
     }

@@ -4,7 +4,7 @@
 #include "offload/plan/lower_internal.h"
 
 static tm_status add_copy(lowering *w, const copy *c) {
-    if (!offload_grow(&w->copy, &w->cap_copy, w->n_copy, sizeof *c)) return tm_nomem(sizeof *c);
+    if (tm_grow(&w->copy, &w->cap_copy, w->n_copy + 1, sizeof *c) != TM_OK) return tm_nomem(sizeof *c);
     w->copy[w->n_copy++] = *c;
     w->copied += program_object(w->p, c->object)->frame_bytes;
     return TM_OK;

@@ -62,9 +62,11 @@ typedef struct lowering {
     uint32_t n_stay;
     uint32_t *of_visit; /* stay of each visit, TM_NONE: the device does nothing with it */
     join *join;
-    uint32_t n_join, cap_join;
+    uint32_t n_join;
+    size_t cap_join;
     copy *copy;
-    uint32_t n_copy, cap_copy;
+    uint32_t n_copy;
+    size_t cap_copy;
     whereabouts *place; /* per object: state, then temporaries */
     load_tree load, ahead;
     uint64_t window, peak;

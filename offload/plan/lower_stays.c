@@ -86,7 +86,7 @@ static tm_status find_joins(lowering *w) {
         const stay *a = &w->stay[before];
         if (a->count != b->count || !b->reads || a->last >= b->begin) continue;
         if (wrote[i] != TM_NONE && wrote[i] > a->begin) continue;
-        if (!offload_grow(&w->join, &w->cap_join, w->n_join, sizeof *w->join)) TM_GO(tm_nomem(sizeof *w->join));
+        if (tm_grow(&w->join, &w->cap_join, w->n_join + 1, sizeof *w->join) != TM_OK) TM_GO(tm_nomem(sizeof *w->join));
         bool away = a->writes && (a->first & TM_TEMP_BIT); /* state goes to the host in any case */
         w->join[w->n_join++] = (join){before, i, (away ? 2.0 : 1.0) / (double)(b->begin - a->last)};
     }

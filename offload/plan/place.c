@@ -14,7 +14,7 @@ void place_free(placement *pl) {
 }
 
 static residence *push(placement *pl) {
-    if (!offload_grow(&pl->item, &pl->cap, pl->n, sizeof *pl->item)) return NULL;
+    if (tm_grow(&pl->item, &pl->cap, pl->n + 1, sizeof *pl->item) != TM_OK) return NULL;
     residence *r = &pl->item[pl->n++];
     *r = (residence){.visit = TM_NONE};
     return r;

@@ -11,17 +11,6 @@ const char *tm_kind_name(tm_kind kind) {
     return kind < TM_KINDS ? kind_names[kind] : "?";
 }
 
-bool offload_grow(void *p, uint32_t *cap, uint32_t n, size_t element_bytes) {
-    void **array = p;
-    if (n < *cap) return true;
-    uint32_t want = *cap ? *cap * 2 : 64;
-    void *bigger = tm_realloc(*array, (size_t)want * element_bytes);
-    if (!bigger) return false;
-    *array = bigger;
-    *cap = want;
-    return true;
-}
-
 /* Whole I/O units, also for what is never paged: frames then meet at page boundaries. */
 static uint64_t frame_bytes(const tm_object *o) {
     return tm_round_up(o->bytes, TM_FRAME_ALIGN);
@@ -39,7 +28,7 @@ void tm_layout_free(tm_layout *l) {
 }
 
 uint32_t tm_layout_object(tm_layout *l, const tm_object *o) {
-    if (!offload_grow(&l->object, &l->cap, l->n, sizeof *o)) return TM_NONE;
+    if (tm_grow(&l->object, &l->cap, l->n + 1, sizeof *o) != TM_OK) return TM_NONE;
     tm_object *n = &l->object[l->n];
     *n = *o;
     n->state = true;
@@ -75,8 +64,11 @@ void tm_program_free(tm_program *p) {
     tm_free(p);
 }
 
-static void program_fail(tm_program *p, size_t bytes) {
-    if (p->status == TM_OK) p->status = tm_nomem(bytes);
+/* Room for one more element behind `n`; a failure is the program's. */
+static bool program_grow(tm_program *p, void *array, size_t *cap, uint32_t n, size_t element_bytes) {
+    tm_status rc = tm_grow(array, cap, (size_t)n + 1, element_bytes);
+    if (p->status == TM_OK) p->status = rc;
+    return rc == TM_OK;
 }
 
 const tm_object *program_object(const tm_program *p, uint32_t id) {
@@ -84,10 +76,7 @@ const tm_object *program_object(const tm_program *p, uint32_t id) {
 }
 
 uint32_t tm_program_temp(tm_program *p, const tm_object *o) {
-    if (!offload_grow(&p->temp, &p->cap_temp, p->n_temp, sizeof *o)) {
-        program_fail(p, sizeof *o);
-        return TM_TEMP_BIT;
-    }
+    if (!program_grow(p, &p->temp, &p->cap_temp, p->n_temp, sizeof *o)) return TM_TEMP_BIT;
     tm_object *n = &p->temp[p->n_temp];
     *n = *o;
     n->state = false;
@@ -98,10 +87,7 @@ uint32_t tm_program_temp(tm_program *p, const tm_object *o) {
 uint32_t tm_program_visit(tm_program *p, uint32_t first, uint32_t count) {
     TM_ASSERT(count >= 1 && (count == 1 || !(first & TM_TEMP_BIT)));
     if (p->status != TM_OK) return 0;
-    if (!offload_grow(&p->visit, &p->cap_visit, p->n_visit, sizeof *p->visit)) {
-        program_fail(p, sizeof *p->visit);
-        return 0;
-    }
+    if (!program_grow(p, &p->visit, &p->cap_visit, p->n_visit, sizeof *p->visit)) return 0;
     p->visit[p->n_visit] = (prog_visit){.first = first,
                                         .count = count,
                                         .first_op = TM_NONE,
@@ -109,10 +95,7 @@ uint32_t tm_program_visit(tm_program *p, uint32_t first, uint32_t count) {
                                         .record = p->n_record,
                                         .tier = program_object(p, first)->tier};
     for (uint32_t i = 0; i < count; i++) {
-        if (!offload_grow(&p->record, &p->cap_record, p->n_record, sizeof *p->record)) {
-            program_fail(p, sizeof *p->record);
-            return 0;
-        }
+        if (!program_grow(p, &p->record, &p->cap_record, p->n_record, sizeof *p->record)) return 0;
         p->record[p->n_record++] = (visit_object){0};
     }
     return p->n_visit++;
@@ -121,10 +104,7 @@ uint32_t tm_program_visit(tm_program *p, uint32_t first, uint32_t count) {
 void tm_program_op(tm_program *p, const tm_op *op) {
     if (p->status == TM_OK) p->status = tm_stop_check();
     if (p->status != TM_OK) return;
-    if (!offload_grow(&p->op, &p->cap_op, p->n_op, sizeof *p->op)) {
-        program_fail(p, sizeof *p->op);
-        return;
-    }
+    if (!program_grow(p, &p->op, &p->cap_op, p->n_op, sizeof *p->op)) return;
     p->op[p->n_op++] = (prog_op){.op = *op, .first_use = p->n_use};
 }
 
@@ -133,10 +113,7 @@ void tm_program_use_range(tm_program *p, uint32_t visit, uint32_t object, uint32
     TM_ASSERT(p->n_op > 0 && visit < p->n_visit);
     prog_visit *v = &p->visit[visit];
     TM_ASSERT(object >= v->first && object + count <= v->first + v->count);
-    if (!offload_grow(&p->use, &p->cap_use, p->n_use, sizeof *p->use)) {
-        program_fail(p, sizeof *p->use);
-        return;
-    }
+    if (!program_grow(p, &p->use, &p->cap_use, p->n_use, sizeof *p->use)) return;
     p->use[p->n_use++] = (prog_use){.visit = visit, .object = object, .count = count, .access = access};
     p->op[p->n_op - 1].n_uses++;
     if (v->first_op == TM_NONE) v->first_op = p->n_op - 1;

@@ -1,5 +1,6 @@
 /* A sorted map of address ranges, in blocks. */
 #include "offload/plan/ranges_internal.h"
+#include "base/ordered.h"
 
 #include <string.h>
 
@@ -15,32 +16,33 @@ range *ranges_get(const range_map *m, range_at at) {
     return at.block < m->n ? &m->block[at.block].r[at.i] : NULL;
 }
 
+typedef struct wanted {
+    const range_block *block;
+    const range *range;
+    uint64_t address;
+} wanted;
+
+static inline bool block_ends_before(const void *ctx, size_t i) {
+    const wanted *w = ctx;
+    return w->block[i].r[w->block[i].n - 1].end <= w->address;
+}
+
+static inline bool range_ends_before(const void *ctx, size_t i) {
+    const wanted *w = ctx;
+    return w->range[i].end <= w->address;
+}
+
 range_at ranges_find(const range_map *m, uint64_t address) {
-    uint32_t lo = 0, hi = m->n;
-    while (lo < hi) {
-        uint32_t mid = (lo + hi) / 2;
-        const range_block *b = &m->block[mid];
-        if (b->r[b->n - 1].end <= address)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    if (lo == m->n) return (range_at){m->n, 0};
-    const range_block *b = &m->block[lo];
-    uint32_t i = 0, j = b->n;
-    while (i < j) {
-        uint32_t mid = (i + j) / 2;
-        if (b->r[mid].end <= address)
-            i = mid + 1;
-        else
-            j = mid;
-    }
-    return (range_at){lo, i};
+    wanted blocks = {.block = m->block, .address = address};
+    uint32_t at = (uint32_t)tm_lower_bound(m->n, block_ends_before, &blocks);
+    if (at == m->n) return (range_at){m->n, 0};
+    wanted ranges = {.range = m->block[at].r, .address = address};
+    return (range_at){at, (uint32_t)tm_lower_bound(m->block[at].n, range_ends_before, &ranges)};
 }
 
 static bool insert_block(range_map *m, uint32_t at) {
     range *r = tm_malloc(sizeof *r * BLOCK);
-    if (!r || !offload_grow(&m->block, &m->cap, m->n, sizeof *m->block)) {
+    if (!r || tm_grow(&m->block, &m->cap, m->n + 1, sizeof *m->block) != TM_OK) {
         tm_free(r);
         m->nomem = true;
         return false;

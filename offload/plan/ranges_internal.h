@@ -19,7 +19,8 @@ typedef struct range_block {
 
 typedef struct range_map {
     range_block *block;
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
     bool nomem; /* something was left out; the map is of no use */
 } range_map;
 

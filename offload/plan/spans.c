@@ -99,7 +99,7 @@ bool spans_put(spans *s, uint64_t begin, uint64_t end, uint32_t owner) {
     if (i) {
         s->free = s->item[i].child[0][0];
     } else {
-        if (!offload_grow(&s->item, &s->cap, s->n, sizeof *s->item)) return false;
+        if (tm_grow(&s->item, &s->cap, s->n + 1, sizeof *s->item) != TM_OK) return false;
         i = s->n++;
     }
     s->item[i] = (span){.begin = begin, .end = end, .owner = owner};

@@ -21,7 +21,8 @@ typedef struct span {
 
 typedef struct spans {
     span *item; /* 1..: index 0 is nobody */
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
     uint32_t free; /* list of unused items, by child[0][0] */
     uint32_t root[SPAN_ORDERS];
     bool sized, ranked; /* set before the first span comes in: spans_tightest, spans_highest will be asked */

@@ -33,7 +33,8 @@ typedef struct prover {
     uint32_t first_temp; /* slot of temporary 0 */
     range_map map;
     reader *reader;
-    uint32_t n_reader, cap_reader;
+    uint32_t n_reader;
+    size_t cap_reader;
     version *version;
     uint32_t n_objects;
     uint32_t *first_pred, *pred; /* of each operation of `plan`: whom it waits for, counted on from those of `before` */
@@ -67,7 +68,7 @@ static tm_status need_edges(const prover *p, uint32_t list, uint32_t writer, uin
 }
 
 static uint32_t push_reader(prover *p, uint32_t op, uint32_t next) {
-    if (!offload_grow(&p->reader, &p->cap_reader, p->n_reader, sizeof *p->reader)) {
+    if (tm_grow(&p->reader, &p->cap_reader, p->n_reader + 1, sizeof *p->reader) != TM_OK) {
         p->nomem = true;
         return next;
     }

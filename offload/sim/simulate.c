@@ -129,8 +129,8 @@ static void advance(sim *s, double seconds) {
 static void close_sim(sim *s) {
     tm_free(s->pred);
     tm_free(s->done);
-    for (int e = 0; e < TM_ENGINES; e++) tm_free(s->ready[e].key);
-    for (int i = 0; i < TM_MACHINE_PATHS; i++) tm_free(s->disk_ready[i].key);
+    for (int e = 0; e < TM_ENGINES; e++) tm_free(s->ready[e].item);
+    for (int i = 0; i < TM_MACHINE_PATHS; i++) tm_free(s->disk_ready[i].item);
     tm_free(s->lane);
     sim_disk_close(&s->disk);
 }
@@ -146,9 +146,10 @@ static tm_status open_runs(sim *s, const tm_sim_opts *opts) {
 }
 
 /* Room for the ready operations of two runs. */
-static tm_status make_heap(key_heap *h, uint32_t count) {
-    h->key = tm_malloc(sizeof *h->key * (2 * (size_t)count + 1));
-    return h->key ? TM_OK : tm_nomem(sizeof *h->key * count);
+static tm_status make_heap(tm_heap32 *h, uint32_t count) {
+    h->cap = 2 * count + 1;
+    h->item = tm_malloc(sizeof *h->item * h->cap);
+    return h->item ? TM_OK : tm_nomem(sizeof *h->item * count);
 }
 
 static tm_status make_heaps(sim *s) {

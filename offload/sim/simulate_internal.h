@@ -2,6 +2,7 @@
 #ifndef TIDEMILL_SIMULATE_INTERNAL_H
 #define TIDEMILL_SIMULATE_INTERNAL_H
 
+#include "base/ordered.h"
 #include "offload/sim/sim.h"
 
 /* One request. First `delay` seconds pass, then `left` bytes move at its share of the disk's rate. */
@@ -48,12 +49,6 @@ bool sim_disk_take(sim_disk *d, uint32_t *key); /* a finished request; false: no
 
 /* ---- runs ---------------------------------------------------------------------------------------------------- */
 
-/* An operation of run r has the key r * n + index: ready operations are taken by key. */
-typedef struct key_heap {
-    uint32_t *key;
-    uint32_t n;
-} key_heap;
-
 typedef struct sim_run {
     uint32_t left, compute_left; /* operations; of those, the ones that are not the disk's */
     uint32_t next_comm;          /* the communication operation whose turn it is */
@@ -80,9 +75,10 @@ typedef struct sim {
     uint32_t first, opened; /* runs [first, opened) are under way, at most two; counters lie in slot r % 2 */
     uint32_t *pred;         /* [2 n] by slot */
     uint8_t *done;
-    key_heap ready[TM_ENGINES];            /* but the disk's: */
-    key_heap disk_ready[TM_MACHINE_PATHS]; /* reads and writes of each lane */
-    uint8_t *lane;                         /* of each operation; NULL: there is one */
+    /* An operation of run r has the key r * n + index: ready operations are taken by key, the lowest first. */
+    tm_heap32 ready[TM_ENGINES];            /* but the disk's: */
+    tm_heap32 disk_ready[TM_MACHINE_PATHS]; /* reads and writes of each lane */
+    uint8_t *lane;                          /* of each operation; NULL: there is one */
     sim_stream stream[TM_ENGINES];
     sim_run run[2];
     sim_disk disk;
@@ -94,7 +90,7 @@ static inline bool sim_is_disk(uint8_t engine) {
     return engine == TM_ENGINE_DISK_READ || engine == TM_ENGINE_DISK_WRITE;
 }
 /* Where the operation waits once it is ready. */
-static inline key_heap *sim_queue_of(sim *s, uint32_t op) {
+static inline tm_heap32 *sim_queue_of(sim *s, uint32_t op) {
     uint8_t engine = s->op[op].engine;
     return sim_is_disk(engine) ? &s->disk_ready[s->lane ? s->lane[op] : 0] : &s->ready[engine];
 }

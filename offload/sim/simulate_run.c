@@ -5,32 +5,8 @@
 
 #include <string.h>
 
-/* ---- heaps of keys ------------------------------------------------------------------------------------------- */
-
-static void heap_push(key_heap *h, uint32_t v) {
-    uint32_t i = h->n++;
-    for (; i > 0 && h->key[(i - 1) / 2] > v; i = (i - 1) / 2) h->key[i] = h->key[(i - 1) / 2];
-    h->key[i] = v;
-}
-
-static uint32_t heap_pop(key_heap *h) {
-    uint32_t top = h->key[0], v = h->key[--h->n], i = 0;
-    for (;;) {
-        uint32_t c = 2 * i + 1;
-        if (c >= h->n) break;
-        if (c + 1 < h->n && h->key[c + 1] < h->key[c]) c++;
-        if (h->key[c] >= v) break;
-        h->key[i] = h->key[c];
-        i = c;
-    }
-    h->key[i] = v;
-    return top;
-}
-
-/* ---- runs ---------------------------------------------------------------------------------------------------- */
-
 static void ready(sim *s, uint32_t r, uint32_t op) {
-    heap_push(sim_queue_of(s, op), r * s->n + op);
+    tm_heap32_push(sim_queue_of(s, op), r * s->n + op);
 }
 
 /* What run `r` waits for in the run before it, which is still under way. */
@@ -62,23 +38,23 @@ void sim_open_run(sim *s) {
         if (s->pred[base + i] == 0) ready(s, r, i);
 }
 
-static uint32_t started(sim *s, key_heap *h) {
-    uint32_t key = heap_pop(h);
+static uint32_t started(sim *s, tm_heap32 *h) {
+    uint32_t key = tm_heap32_pop(h);
     if (s->span && key / s->n == s->runs - 1) s->span[key % s->n].start = s->now;
     return key;
 }
 
 bool sim_take_disk(sim *s, uint32_t lane, uint32_t *key) {
-    key_heap *h = &s->disk_ready[lane];
+    tm_heap32 *h = &s->disk_ready[lane];
     if (h->n == 0 || sim_disk_full(&s->disk, lane)) return false;
     *key = started(s, h);
     return true;
 }
 
 bool sim_take(sim *s, uint8_t engine, uint32_t *key) {
-    key_heap *h = &s->ready[engine];
+    tm_heap32 *h = &s->ready[engine];
     if (h->n == 0) return false;
-    uint32_t r = h->key[0] / s->n, op = h->key[0] % s->n;
+    uint32_t r = h->item[0] / s->n, op = h->item[0] % s->n;
     bool early = engine == TM_ENGINE_COPY_IN; /* as reads do, it begins when the link allows */
     if (r != s->first && s->run[(r - 1) % 2].compute_left > 0 && !early) return false;
     if (engine == TM_ENGINE_COMM) {

@@ -1,4 +1,5 @@
 #include "format/format_internal.h"
+#include "base/ordered.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -46,18 +47,21 @@ bool tm_sort_names(uint32_t *order, uint32_t n, tm_name_fn name, const void *ctx
     return true;
 }
 
+typedef struct name_wanted {
+    const uint32_t *order;
+    tm_name_fn name;
+    const void *ctx;
+    const char *wanted;
+} name_wanted;
+
+static bool name_before(const void *ctx, size_t i) {
+    const name_wanted *w = ctx;
+    return strcmp(w->name(w->ctx, w->order[i]), w->wanted) < 0;
+}
+
 int64_t tm_find_name(const uint32_t *order, uint32_t n, tm_name_fn name, const void *ctx, const char *wanted) {
-    uint32_t lo = 0, hi = n;
-    while (lo < hi) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        int c = strcmp(name(ctx, order[mid]), wanted);
-        if (c == 0) return order[mid];
-        if (c < 0)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return -1;
+    size_t at = tm_lower_bound(n, name_before, &(name_wanted){order, name, ctx, wanted});
+    return at < n && strcmp(name(ctx, order[at]), wanted) == 0 ? (int64_t)order[at] : -1;
 }
 
 /* Length of the sequence that begins at s, 0 if it is not UTF-8 (overlong forms, surrogates, above U+10FFFF). */

@@ -1,4 +1,5 @@
 #include "format/source_internal.h"
+#include "base/ordered.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -127,18 +128,19 @@ const tm_source_tensor *tm_source_tensor_get(const tm_source *src, uint32_t i) {
     return &src->entry[i].info;
 }
 
+typedef struct entry_wanted {
+    const tm_source *src;
+    const char *name;
+} entry_wanted;
+
+static bool entry_before(const void *ctx, size_t i) {
+    const entry_wanted *w = ctx;
+    return strcmp(w->src->entry[i].info.name, w->name) < 0;
+}
+
 int64_t tm_source_find(const tm_source *src, const char *name) {
-    uint32_t lo = 0, hi = src->n;
-    while (lo < hi) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        int c = strcmp(src->entry[mid].info.name, name);
-        if (c == 0) return mid;
-        if (c < 0)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return -1;
+    size_t at = tm_lower_bound(src->n, entry_before, &(entry_wanted){src, name});
+    return at < src->n && strcmp(src->entry[at].info.name, name) == 0 ? (int64_t)at : -1;
 }
 
 typedef tm_status (*read_fn)(const tm_elements *e, uint64_t first, uint64_t n, void *dst);

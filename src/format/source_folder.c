@@ -1,5 +1,6 @@
 /* A Hugging Face folder as a tm_source. */
 #include "format/source_internal.h"
+#include "base/ordered.h"
 
 #include <string.h>
 
@@ -131,17 +132,20 @@ typedef struct shard_list {
     uint32_t n;
 } shard_list;
 
+typedef struct shard_wanted {
+    const shard_list *l;
+    const char *name;
+} shard_wanted;
+
+static bool shard_before(const void *ctx, size_t i) {
+    const shard_wanted *w = ctx;
+    return strcmp(w->l->name[i], w->name) < 0;
+}
+
 static uint32_t shard_slot(const shard_list *l, const char *name, bool *there) {
-    uint32_t lo = 0, hi = l->n;
-    while (lo < hi) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        if (strcmp(l->name[mid], name) < 0)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    *there = lo < l->n && strcmp(l->name[lo], name) == 0;
-    return lo;
+    uint32_t slot = (uint32_t)tm_lower_bound(l->n, shard_before, &(shard_wanted){l, name});
+    *there = slot < l->n && strcmp(l->name[slot], name) == 0;
+    return slot;
 }
 
 static tm_status collect_shard(void *ctx, const tm_json_event *at, const char *tensor, const char *shard) {

@@ -5,6 +5,7 @@
  * is recognised when it is taken out, as in the reference: the pair now standing there must merge into the same token.
  */
 #include "text/tokenizer/tokenizer_internal.h"
+#include "base/ordered.h"
 
 #include <stdio.h>
 
@@ -166,25 +167,16 @@ static tm_status split(word *x) {
 
 /* ---- merging ---------------------------------------------------------------------------------------------------- */
 
-static void sift_down(uint64_t *heap, size_t n, size_t i) {
-    uint64_t x = heap[i];
-    for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= x) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = x;
+static inline bool merges_before(const void *order, uint64_t a, uint64_t b) {
+    (void)order;
+    return a < b;
 }
+TM_HEAP(merge_heap, uint64_t, merges_before)
 
-static size_t push(const word *x, size_t n, int32_t pos) {
+static void push_merge(const word *x, size_t *n, int32_t pos) {
     const tk_symbol *s = &x->w->symbol[pos];
     int64_t rank = find_merge(x->m, s->id, x->w->symbol[s->next].id);
-    if (rank < 0) return n;
-    uint64_t *heap = x->w->heap, e = (uint64_t)rank << 32 | (uint32_t)pos;
-    size_t i = n;
-    for (; i > 0 && heap[(i - 1) / 2] > e; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
-    heap[i] = e;
-    return n + 1;
+    if (rank >= 0) merge_heap_push(x->w->heap, n, (uint64_t)rank << 32 | (uint32_t)pos, NULL);
 }
 
 static void merge_all(word *x) {
@@ -195,11 +187,10 @@ static void merge_all(word *x) {
         int64_t rank = find_merge(x->m, s[i].id, s[i + 1].id);
         if (rank >= 0) heap[n++] = (uint64_t)rank << 32 | i;
     }
-    for (size_t i = n / 2; i-- > 0;) sift_down(heap, n, i);
+    merge_heap_make(heap, n, NULL);
     while (n > 0) {
-        int32_t pos = (int32_t)(heap[0] & UINT32_MAX), id = x->m->merge[heap[0] >> 32].id;
-        heap[0] = heap[--n];
-        if (n > 0) sift_down(heap, n, 0);
+        uint64_t first = merge_heap_pop(heap, &n, NULL);
+        int32_t pos = (int32_t)(first & UINT32_MAX), id = x->m->merge[first >> 32].id;
         tk_symbol *left = &s[pos];
         if (left->gone || left->next < 0) continue;
         tk_symbol *right = &s[left->next];
@@ -211,8 +202,8 @@ static void merge_all(word *x) {
         left->next = right->next;
         right->gone = true;
         if (left->next >= 0) s[left->next].prev = pos;
-        if (left->prev >= 0) n = push(x, n, left->prev);
-        if (left->next >= 0) n = push(x, n, pos);
+        if (left->prev >= 0) push_merge(x, &n, left->prev);
+        if (left->next >= 0) push_merge(x, &n, pos);
     }
 }
 
