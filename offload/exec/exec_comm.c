@@ -34,7 +34,7 @@ void exec_pump_comm(tm_exec *e) {
     while (e->status == TM_OK && head_is_ready(e, e->now)) {
         exec_run *r = e->now;
         comm_flight *f = free_flight(e);
-        *f = (comm_flight){.run = r, .op = tm_heap32_pop(&r->comm), .busy = true, .from_ns = tm_now_ns()};
+        *f = (comm_flight){.run = r, .op = exec_take(r, &r->comm), .busy = true, .from_ns = tm_now_ns()};
         r->next_comm = exec_next_comm(r->plan, f->op + 1);
         e->n_comm++;
         pthread_mutex_unlock(&e->lock);
@@ -50,20 +50,14 @@ void exec_pump_comm(tm_exec *e) {
 
 void tm_exec_comm_done(tm_exec *e, void *token, tm_status status) {
     comm_flight *f = token;
-    bool disk = false;
     pthread_mutex_lock(&e->lock);
+    TM_ASSERT(f->busy && e->n_comm > 0);
     uint64_t now = tm_now_ns();
     e->stats.comm_ns += now - f->from_ns;
     f->run->stats.comm_ns += now - f->from_ns;
-    exec_note_span(f->run, f->op, f->from_ns, now);
     f->busy = false;
     e->n_comm--;
-    if (status != TM_OK)
-        exec_fail(e, status);
-    else
-        disk = exec_complete(e, f->run, f->op);
-    pthread_cond_broadcast(&e->cpu_wake);
-    if (disk && e->store) tm_io_wake(store_io(e->store)); /* before the last may be over, and all of it closed */
+    exec_finish(e, f->run, f->op, status, (exec_span){f->from_ns, now});
     pthread_mutex_unlock(&e->lock);
 }
 

@@ -21,27 +21,21 @@ static tm_status failed(const tm_event *e) {
 static void copied(tm_event *event) {
     copy_flight *f = event->ctx;
     tm_exec *e = f->exec;
-    bool disk = false;
     pthread_mutex_lock(&e->lock);
-    exec_note_span(f->run, f->op, event->start_ns, event->end_ns);
+    TM_ASSERT(f->busy && e->n_copy[f->way] > 0);
     f->run->stats.copy_ns += event->end_ns - event->start_ns;
     f->busy = false;
     e->n_copy[f->way]--;
-    if (event->status != TM_OK) {
-        exec_fail(e, failed(event));
-    } else {
-        f->run->stats.copied_bytes[f->way] += f->bytes;
-        disk = exec_complete(e, f->run, f->op);
-    }
-    pthread_cond_broadcast(&e->cpu_wake);
-    if (disk && e->store) tm_io_wake(store_io(e->store)); /* before the last may be over, and all of it closed */
+    if (event->status == TM_OK) f->run->stats.copied_bytes[f->way] += f->bytes;
+    exec_finish(e, f->run, f->op, event->status == TM_OK ? TM_OK : failed(event),
+                (exec_span){event->start_ns, event->end_ns});
     pthread_mutex_unlock(&e->lock);
 }
 
 static void submit(tm_exec *e, exec_run *r, int way) {
     copy_flight *f = e->copy_flight[way];
     while (f->busy) f++;
-    uint32_t op = tm_heap32_pop(&r->copy[way]);
+    uint32_t op = exec_take(r, &r->copy[way]);
     tm_device_transfer t = transfer_of(e, r, op);
     *f = (copy_flight){
         .event = {.done = copied, .ctx = f}, .exec = e, .run = r, .op = op, .way = way, .bytes = t.bytes, .busy = true};

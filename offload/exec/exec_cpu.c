@@ -22,7 +22,7 @@ tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx)
 /* What the CPU is waiting for: the oldest operation of another engine that is not done. */
 static uint8_t blocking_engine(exec_run *r) {
     while (r->oldest_disk < r->plan->n_op &&
-           (r->done[r->oldest_disk] >= OP_DONE || r->plan->op[r->oldest_disk].engine == TM_ENGINE_CPU))
+           (r->state[r->oldest_disk] == EXEC_OP_DONE || r->plan->op[r->oldest_disk].engine == TM_ENGINE_CPU))
         r->oldest_disk++;
     return r->oldest_disk < r->plan->n_op ? r->plan->op[r->oldest_disk].engine : (uint8_t)TM_ENGINE_DISK_WRITE;
 }
@@ -63,15 +63,12 @@ static bool seal_writes(tm_exec *e) {
                    e->slab + o->address, true);
     }
     pthread_mutex_lock(&e->lock);
-    for (uint32_t i = 0; i < n; i++) {
-        list[i].run->done[list[i].op] = OP_SEALED;
-        tm_heap32_push(&list[i].run->disk[exec_lane(e, list[i].run, list[i].op)], list[i].op);
-    }
+    for (uint32_t i = 0; i < n; i++) exec_sealed(e, list[i].run, list[i].op);
     return true;
 }
 
 static void compute_one(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
-    uint32_t op = tm_heap32_pop(&r->cpu);
+    uint32_t op = exec_take(r, &r->cpu);
     bool disk = false;
     pthread_mutex_unlock(&e->lock);
     uint64_t t0 = tm_now_ns();
@@ -87,7 +84,7 @@ static void compute_one(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
     uint64_t t1 = tm_now_ns();
     e->stats.compute_ns += t1 - t0;
     r->stats.compute_ns += t1 - t0;
-    exec_note_span(r, op, t0, t1);
+    exec_note_span(r, op, (exec_span){t0, t1});
     if (disk && e->store) tm_io_wake(store_io(e->store));
 }
 

@@ -82,29 +82,13 @@ static void tell(const issue *i, const tm_event *event) {
 static void ended(tm_event *event) {
     issue *i = event->ctx;
     tm_exec *e = i->exec;
-    bool disk = false;
     pthread_mutex_lock(&e->lock);
-    exec_note_span(i->run, i->op, event->start_ns, event->end_ns);
+    TM_ASSERT(i->busy && e->n_issued > 0);
     i->busy = false;
     e->n_issued--;
-    if (event->status != TM_OK) {
-        exec_fail(e, event->status);
-    } else {
-        tell(i, event);
-        disk = exec_complete(e, i->run, i->op);
-    }
-    pthread_cond_broadcast(&e->cpu_wake);
-    if (disk && e->store) tm_io_wake(store_io(e->store)); /* before the last may be over, and all of it closed */
+    if (event->status == TM_OK) tell(i, event);
+    exec_finish(e, i->run, i->op, event->status, (exec_span){event->start_ns, event->end_ns});
     pthread_mutex_unlock(&e->lock);
-}
-
-/* What waits for it on the same stream need not wait for its end. */
-static void release_stream(tm_exec *e, exec_run *r, uint32_t op) {
-    const tm_plan_op *o = &r->plan->op[op];
-    for (uint32_t i = 0; i < o->n_succ; i++) {
-        uint32_t s = r->plan->succ[o->first_succ + i];
-        if (exec_is_issued(e, r->plan, s) && --r->pred[s] == 0) (void)exec_ready(e, r, s);
-    }
 }
 
 static void submit(tm_exec *e, exec_run *r) {
@@ -118,11 +102,10 @@ static void submit(tm_exec *e, exec_run *r) {
     tm_device_op d = frames_of(r->plan, i->op, i->frame);
     d.fn = run_issued;
     d.ctx = i;
-    r->done[i->op] = OP_ISSUED;
     e->n_issued++;
     tm_status rc = tm_device_submit(e->device, &d, &i->event);
     if (rc == TM_OK) {
-        release_stream(e, r, i->op);
+        exec_issued(e, r, i->op);
         return;
     }
     exec_fail(e, rc);

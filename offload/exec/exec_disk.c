@@ -26,18 +26,18 @@ static flight *free_flight(tm_exec *e, uint32_t lane) {
     return f;
 }
 
-tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished) {
-    const tm_plan_op *o = &r->plan->op[op];
-    store_target t = target_of(e, r, op);
+tm_status exec_disk_start(tm_exec *e, const transfer *x, bool *finished) {
+    const tm_plan_op *o = &x->run->plan->op[x->op];
+    store_target t = target_of(e, x->run, x->op);
     *finished = e->stub_disk;
     if (e->stub_disk) return TM_OK;
-    flight *f = free_flight(e, exec_lane(e, r, op));
+    flight *f = free_flight(e, exec_lane(e, x->run, x->op));
     f->req = (tm_io_req){.user = f};
-    f->op = op;
-    f->run = r;
+    f->op = x->op;
+    f->run = x->run;
     if (o->engine == TM_ENGINE_DISK_READ)
         TM_TRY(store_prepare_read(e->store, &t, e->slab + o->address, &f->req));
-    else if (r->done[op] == OP_SEALED)
+    else if (x->sealed)
         store_aim_write(e->store, &t, e->slab + o->address, &f->req);
     else
         store_prepare_write(e->store, &t, e->slab + o->address, &f->req);
@@ -79,7 +79,9 @@ void exec_park_disk(tm_exec *e) {
 static uint32_t take_lane(tm_exec *e, exec_run *r, uint32_t lane, transfer *batch) {
     uint32_t n = 0;
     while (r->disk[lane].n > 0 && e->in_flight[lane] < EXEC_DEPTH) {
-        batch[n++] = (transfer){r, tm_heap32_pop(&r->disk[lane])};
+        uint32_t op = r->disk[lane].item[0];
+        batch[n++] = (transfer){.run = r, .op = op, .sealed = r->state[op] == EXEC_OP_SEALED};
+        (void)exec_take(r, &r->disk[lane]);
         e->in_flight[lane]++;
         r->in_flight++;
     }
@@ -95,17 +97,14 @@ static uint32_t take_disk(tm_exec *e, transfer *batch) {
 }
 
 /* The transfer is over: its successors may become ready, or the run has failed. */
-static void landed(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes, tm_status rc) {
+static void landed(tm_exec *e, const transfer *x, uint64_t bytes, tm_status rc, exec_span at) {
+    uint32_t lane = exec_lane(e, x->run, x->op);
     pthread_mutex_lock(&e->lock);
-    r->in_flight--;
-    e->in_flight[exec_lane(e, r, op)]--;
-    if (rc == TM_OK) exec_count(e, r, op, bytes);
-    if (rc != TM_OK)
-        exec_fail(e, rc);
-    else
-        (void)exec_complete(e, r, op);
-    exec_pump_comm(e); /* what was read may be sent while the CPU is at something else */
-    pthread_cond_broadcast(&e->cpu_wake);
+    TM_ASSERT(x->run->in_flight > 0 && e->in_flight[lane] > 0);
+    x->run->in_flight--;
+    e->in_flight[lane]--;
+    if (rc == TM_OK) exec_count(e, x->run, x->op, bytes);
+    exec_finish(e, x->run, x->op, rc, at);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -130,11 +129,10 @@ static void reap(tm_exec *e, bool block) {
     }
     for (unsigned i = 0; i < n; i++) {
         flight *f = got[i]->user;
-        exec_run *r = f->run;
-        uint32_t op = f->op;
+        const transfer x = {.run = f->run, .op = f->op};
+        const exec_span at = {f->req.submit_ns, f->req.complete_ns};
         rc = exec_disk_finish(e, f);
-        exec_note_span(r, op, f->req.submit_ns, f->req.complete_ns);
-        landed(e, r, op, f->req.done, rc);
+        landed(e, &x, f->req.done, rc, at);
     }
 }
 
@@ -156,9 +154,9 @@ static void *disk_main(void *arg) {
         uint32_t at_once = 0;
         for (uint32_t i = 0; i < n; i++) {
             bool finished = false;
-            tm_status rc = exec_disk_start(e, batch[i].run, batch[i].op, &finished);
+            tm_status rc = exec_disk_start(e, &batch[i], &finished);
             at_once += rc != TM_OK || finished;
-            if (rc != TM_OK || finished) landed(e, batch[i].run, batch[i].op, 0, rc);
+            if (rc != TM_OK || finished) landed(e, &batch[i], 0, rc, (exec_span){0});
         }
         reap(e, at_once == 0);
     }

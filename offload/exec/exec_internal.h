@@ -15,16 +15,26 @@
 enum { EXEC_COPIES = 4, EXEC_ISSUED = 16 };
 /* EXEC_DEPTH: disk operations in flight, of each lane. */
 enum { EXEC_LANES = STORE_PATHS, EXEC_DEPTH = 32, EXEC_SEALS = 64, EXEC_COMM = 8, EXEC_COMM_OPERANDS = 8 };
-/* exec_run.done: a sealed write has its checksums, an issued operation is on the device's stream, but neither is done.
- */
-enum { OP_WAITS, OP_SEALED, OP_ISSUED, OP_DONE };
+
+/* An operation of a run. exec_order.c moves it from state to state, and nobody else does. A run that fails leaves its
+ * operations where they are. */
+typedef enum exec_op_state {
+    EXEC_OP_WAITS,   /* predecessors are left             -> READY, SEALING */
+    EXEC_OP_READY,   /* in the heap of whoever takes it   -> RUNS, ISSUED */
+    EXEC_OP_SEALING, /* a write, ready: the calling thread computes its checksums first, while the bytes are in the
+                        cache                             -> SEALED */
+    EXEC_OP_SEALED,  /* that write, in its lane's heap    -> RUNS */
+    EXEC_OP_RUNS,    /* somebody carries it out           -> DONE */
+    EXEC_OP_ISSUED,  /* on the device's stream: for later ones of this stream it counts as done  -> DONE */
+    EXEC_OP_DONE     /* its successors were told          -> none */
+} exec_op_state;
 
 /* One run of a plan. At most two exist: the one whose CPU operations run, and one beside it: the run before, while its
  * last transfers are under way, or the run after, whose first reads have started. */
 typedef struct exec_run {
     const tm_plan *plan;
     uint32_t *pred; /* predecessors left */
-    uint8_t *done;
+    uint8_t *state; /* exec_op_state */
     uint32_t cap_ops, oldest_disk;
     tm_heap32 cpu, comm, device, copy[TM_DEVICE_WAYS], disk[EXEC_LANES]; /* ready */
     uint32_t *disk_op;                                                   /* of all lanes' heaps */
@@ -36,14 +46,20 @@ typedef struct exec_run {
     tm_run_stats stats;
 } exec_run;
 
-static inline void exec_note_span(exec_run *r, uint32_t op, uint64_t from_ns, uint64_t to_ns) {
-    if (r->span) r->span[op] = (tm_span){(double)from_ns * 1e-9, (double)to_ns * 1e-9};
+/* When an operation began and ended, by tm_now_ns. */
+typedef struct exec_span {
+    uint64_t from_ns, to_ns;
+} exec_span;
+
+static inline void exec_note_span(exec_run *r, uint32_t op, exec_span at) {
+    if (r->span) r->span[op] = (tm_span){(double)at.from_ns * 1e-9, (double)at.to_ns * 1e-9};
 }
 
 /* A disk operation of a run. */
 typedef struct transfer {
     exec_run *run;
     uint32_t op;
+    bool sealed; /* a write that has its checksums */
 } transfer;
 
 typedef struct flight {
@@ -156,11 +172,24 @@ struct tm_exec {
 
 /* Keeps the first failure. Under the lock. */
 void exec_fail(tm_exec *e, tm_status status);
-/* Its predecessors are done. True: it is the disk's. Under the lock. */
-bool exec_ready(tm_exec *e, exec_run *r, uint32_t op);
-/* Marks `op` done and readies its successors, here and in the run ahead: the only place where an operation becomes
- * ready. Returns true if a disk operation became ready. Under the lock. */
+/* exec_order.c, under the lock: every change of an operation's state. An operation becomes ready when the last of its
+ * predecessors is done (of the device's own: issued), or at the start of its run where it has none.
+ *
+ *   exec_start_run   the operations without predecessors become ready
+ *   exec_take        the one of the lowest index out of a heap: it runs from here on; exec_took: one that the caller
+ *                    has drawn from there (random orders)
+ *   exec_issued      it is on the device's stream; successors on this stream need not wait for its end
+ *   exec_sealed      a write has its checksums, the disk thread may take it
+ *   exec_complete    it is done: its successors are told, here and in the run ahead. True: one of them is the disk's
+ *   exec_finish      what every engine but the calling thread ends an operation with: its span, the failure or
+ *                    exec_complete, and whoever waits is woken. The caller has given back what the operation held. */
+void exec_start_run(tm_exec *e, exec_run *r);
+uint32_t exec_take(exec_run *r, tm_heap32 *from);
+void exec_took(exec_run *r, uint32_t op);
+void exec_issued(tm_exec *e, exec_run *r, uint32_t op);
+void exec_sealed(tm_exec *e, exec_run *r, uint32_t op);
 bool exec_complete(tm_exec *e, exec_run *r, uint32_t op);
+void exec_finish(tm_exec *e, exec_run *r, uint32_t op, tm_status status, exec_span at);
 /* exec_run.c. exec_run_begin: with `link`, beside `before`, whose operations that are not done yet it waits for.
  * exec_run_end: on the calling thread, without the lock. exec_turn_over: the older run may have come to its end, the
  * announced one may open; under the lock, which is dropped in between. exec_step_over: the announced run becomes the
@@ -181,7 +210,7 @@ tm_status exec_twice_apart(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_f
 void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op); /* tests: a result that is wrong by a bit */
 tm_status exec_compute(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx); /* once */
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx);
-tm_status exec_disk_start(tm_exec *e, exec_run *r, uint32_t op, bool *finished);
+tm_status exec_disk_start(tm_exec *e, const transfer *t, bool *finished);
 tm_status exec_disk_finish(tm_exec *e, flight *f);
 void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes); /* under the lock */
 tm_status exec_disk_thread(tm_exec *e);

@@ -7,9 +7,10 @@ static uint32_t draw(tm_exec *e, uint32_t n) {
     return r[0] % n;
 }
 
-static uint32_t take_any(tm_exec *e, tm_heap32 *h) {
+static uint32_t take_any(tm_exec *e, exec_run *r, tm_heap32 *h) {
     uint32_t i = draw(e, h->n), op = h->item[i];
     h->item[i] = h->item[--h->n]; /* order inside does not matter here: every take is random */
+    exec_took(r, op);
     return op;
 }
 
@@ -17,7 +18,7 @@ static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
     tm_io_req *got[EXEC_DEPTH];
     unsigned n = 0;
     bool finished;
-    TM_TRY(exec_disk_start(e, r, op, &finished));
+    TM_TRY(exec_disk_start(e, &(transfer){.run = r, .op = op}, &finished));
     if (finished) return TM_OK;
     while (n == 0) TM_TRY(tm_io_wait(store_io(e->store), got, 1, &n, true));
     TM_TRY(exec_disk_finish(e, got[0]->user));
@@ -30,7 +31,7 @@ static tm_status start_transfer(tm_exec *e, exec_run *r, uint32_t which) {
     pending *q = &e->pending[e->n_pending];
     tm_heap32 *lane = r->disk;
     for (; which >= lane->n; lane++) which -= lane->n;
-    *q = (pending){.run = r, .op = take_any(e, lane), .moved = draw(e, 2) == 0};
+    *q = (pending){.run = r, .op = take_any(e, r, lane), .moved = draw(e, 2) == 0};
     e->n_pending++;
     return q->moved ? move_now(e, q->run, q->op) : TM_OK;
 }
@@ -52,12 +53,12 @@ tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx) {
     uint32_t which = draw(e, n + e->n_pending + comm + copies);
     if (which >= n + e->n_pending + comm) {
         int way = which - (n + e->n_pending + comm) >= e->now->copy[0].n;
-        return exec_copy_now(e, e->now, take_any(e, &e->now->copy[way]));
+        return exec_copy_now(e, e->now, take_any(e, e->now, &e->now->copy[way]));
     }
     if (which == n + e->n_pending) return exec_random_comm(e);
     if (which >= n) return complete_transfer(e, which - n);
     if (which < cpu) {
-        uint32_t op = take_any(e, &e->now->cpu);
+        uint32_t op = take_any(e, e->now, &e->now->cpu);
         TM_TRY(exec_cpu(e, e->now, op, fn, ctx));
         (void)exec_complete(e, e->now, op);
         return TM_OK;

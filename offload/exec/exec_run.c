@@ -4,7 +4,7 @@
 #include <string.h>
 
 void exec_run_free(exec_run *r) {
-    void *all[] = {r->pred,        r->done,         r->cpu.item,     r->disk_op, r->comm.item,
+    void *all[] = {r->pred,        r->state,        r->cpu.item,     r->disk_op, r->comm.item,
                    r->device.item, r->copy[0].item, r->copy[1].item, r->span};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
     *r = (exec_run){0};
@@ -15,14 +15,14 @@ tm_status exec_run_room(const tm_exec *e, exec_run *r, const tm_plan *plan) {
         exec_run_free(r);
         r->cap_ops = plan->n_op;
         r->pred = tm_malloc(sizeof *r->pred * r->cap_ops);
-        r->done = tm_malloc(r->cap_ops);
+        r->state = tm_malloc(r->cap_ops);
         r->cpu.item = tm_malloc(sizeof *r->cpu.item * r->cap_ops);
         r->disk_op = tm_malloc(sizeof *r->disk_op * r->cap_ops);
         r->comm.item = tm_malloc(sizeof *r->comm.item * r->cap_ops);
         uint32_t device = e->device ? r->cap_ops : 1; /* one, where there is none */
         r->device.item = tm_malloc(sizeof *r->device.item * device);
         for (int w = 0; w < TM_DEVICE_WAYS; w++) r->copy[w].item = tm_malloc(sizeof *r->copy[w].item * device);
-        if (!r->device.item || !r->pred || !r->done || !r->cpu.item || !r->disk_op || !r->comm.item ||
+        if (!r->device.item || !r->pred || !r->state || !r->cpu.item || !r->disk_op || !r->comm.item ||
             !r->copy[0].item || !r->copy[1].item) {
             r->cap_ops = 0;
             return tm_nomem(sizeof *r->pred * plan->n_op);
@@ -64,17 +64,16 @@ void exec_run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link 
     r->in_flight = r->oldest_disk = 0;
     r->stats = (tm_run_stats){.plan = plan};
     r->began_ns = 0;
-    memset(r->done, 0, plan->n_op);
+    memset(r->state, EXEC_OP_WAITS, plan->n_op);
     for (uint32_t i = 0; i < plan->n_op; i++) r->pred[i] = plan->op[i].n_pred;
     r->cpu_left = r->left - r->disk_left;
     for (uint32_t i = 0; link && i < before->plan->n_op; i++) {
         uint32_t n;
-        if (before->done[i] >= OP_DONE) continue;
+        if (before->state[i] == EXEC_OP_DONE) continue;
         const uint32_t *to = tm_link_successors(link, i, &n);
         for (uint32_t k = 0; k < n; k++) r->pred[to[k]]++;
     }
-    for (uint32_t i = 0; i < plan->n_op; i++)
-        if (r->pred[i] == 0) (void)exec_ready(e, r, i);
+    exec_start_run(e, r);
     r->open = true;
 }
 
