@@ -8,13 +8,13 @@ static tm_device_transfer transfer_of(const tm_exec *e, const exec_run *r, uint3
     const uint64_t *at = r->plan->operand + o->first_operand;
     bool out = o->engine == TM_ENGINE_COPY_OUT;
     return (tm_device_transfer){.way = out ? TM_DEVICE_OUT : TM_DEVICE_IN,
-                                .host = e->slab + at[out ? 1 : 0],
+                                .host = e->fixed.slab + at[out ? 1 : 0],
                                 .offset = at[out ? 0 : 1] - TM_DEVICE_BASE,
                                 .bytes = (uint64_t)o->op.arg[1] << 32 | o->op.arg[0]};
 }
 
-static tm_status failed(const tm_event *e) {
-    return tm_fail(e->status, "a copy between host and device failed");
+static tm_status failed(const tm_event *event) {
+    return tm_fail(event->status, "a copy between host and device failed");
 }
 
 /* On the device's thread. */
@@ -22,10 +22,10 @@ static void copied(tm_event *event) {
     copy_flight *f = event->ctx;
     tm_exec *e = f->exec;
     pthread_mutex_lock(&e->lock);
-    TM_ASSERT(f->busy && e->n_copy[f->way] > 0);
+    TM_ASSERT(f->busy && e->streams.n_copy[f->way] > 0);
     f->run->stats.copy_ns += event->end_ns - event->start_ns;
     f->busy = false;
-    e->n_copy[f->way]--;
+    e->streams.n_copy[f->way]--;
     if (event->status == TM_OK) f->run->stats.copied_bytes[f->way] += f->bytes;
     exec_finish(e, f->run, f->op, event->status == TM_OK ? TM_OK : failed(event),
                 (exec_span){event->start_ns, event->end_ns});
@@ -33,37 +33,38 @@ static void copied(tm_event *event) {
 }
 
 static void submit(tm_exec *e, exec_run *r, int way) {
-    copy_flight *f = e->copy_flight[way];
+    copy_flight *f = e->streams.copy_flight[way];
     while (f->busy) f++;
     uint32_t op = exec_take(r, &r->copy[way]);
     tm_device_transfer t = transfer_of(e, r, op);
     *f = (copy_flight){
         .event = {.done = copied, .ctx = f}, .exec = e, .run = r, .op = op, .way = way, .bytes = t.bytes, .busy = true};
-    e->n_copy[way]++;
-    tm_status rc = tm_device_copy(e->device, &t, &f->event);
+    e->streams.n_copy[way]++;
+    tm_status rc = tm_device_copy(e->fixed.device, &t, &f->event);
     if (rc == TM_OK) return;
     exec_fail(e, rc);
     f->busy = false;
-    e->n_copy[way]--;
+    e->streams.n_copy[way]--;
 }
 
 static void pump(tm_exec *e, exec_run *r, int way) {
-    while (e->status == TM_OK && r && r->open && r->copy[way].n > 0 && e->n_copy[way] < EXEC_COPIES) submit(e, r, way);
+    while (e->result.status == TM_OK && r && r->open && r->copy[way].n > 0 && e->streams.n_copy[way] < EXEC_COPIES)
+        submit(e, r, way);
 }
 
 void exec_pump_copies(tm_exec *e) {
-    if (e->seed) return;
-    pump(e, e->now, TM_DEVICE_OUT);
-    pump(e, e->now, TM_DEVICE_IN);
-    if (!e->dropping) pump(e, e->ahead, TM_DEVICE_IN);
+    if (e->fixed.seed) return;
+    pump(e, e->runs.now, TM_DEVICE_OUT);
+    pump(e, e->runs.now, TM_DEVICE_IN);
+    if (!e->runs.dropping) pump(e, e->runs.ahead, TM_DEVICE_IN);
 }
 
 /* Random orders: from start to end. */
 tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op) {
     tm_event event = {0};
     tm_device_transfer t = transfer_of(e, r, op);
-    TM_TRY(tm_device_copy(e->device, &t, &event));
-    if (tm_event_wait(e->device, &event) != TM_OK) return failed(&event);
+    TM_TRY(tm_device_copy(e->fixed.device, &t, &event));
+    if (tm_event_wait(e->fixed.device, &event) != TM_OK) return failed(&event);
     r->stats.copied_bytes[t.way] += t.bytes;
     (void)exec_complete(e, r, op);
     return TM_OK;

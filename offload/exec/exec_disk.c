@@ -16,11 +16,11 @@ void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes) {
 }
 
 static store_target target_of(const tm_exec *e, const exec_run *r, uint32_t op) {
-    return (store_target){.plan = r->plan, .object = r->plan->op[op].object, .temp_checksum = e->temp_checksum};
+    return (store_target){.plan = r->plan, .object = r->plan->op[op].object, .temp_checksum = e->disk.temp_checksum};
 }
 
 static flight *free_flight(tm_exec *e, uint32_t lane) {
-    flight *f = e->flight + (size_t)lane * EXEC_DEPTH, *end = f + EXEC_DEPTH;
+    flight *f = e->disk.flight + (size_t)lane * EXEC_DEPTH, *end = f + EXEC_DEPTH;
     while (f < end && f->busy) f++;
     TM_ASSERT(f < end);
     return f;
@@ -29,20 +29,20 @@ static flight *free_flight(tm_exec *e, uint32_t lane) {
 tm_status exec_disk_start(tm_exec *e, const transfer *x, bool *finished) {
     const tm_plan_op *o = &x->run->plan->op[x->op];
     store_target t = target_of(e, x->run, x->op);
-    *finished = e->stub_disk;
-    if (e->stub_disk) return TM_OK;
+    *finished = e->fixed.stub_disk;
+    if (e->fixed.stub_disk) return TM_OK;
     flight *f = free_flight(e, exec_lane(e, x->run, x->op));
     f->req = (tm_io_req){.user = f};
     f->op = x->op;
     f->run = x->run;
     if (o->engine == TM_ENGINE_DISK_READ)
-        TM_TRY(store_prepare_read(e->store, &t, e->slab + o->address, &f->req));
+        TM_TRY(store_prepare_read(e->fixed.store, &t, e->fixed.slab + o->address, &f->req));
     else if (x->sealed)
-        store_aim_write(e->store, &t, e->slab + o->address, &f->req);
+        store_aim_write(e->fixed.store, &t, e->fixed.slab + o->address, &f->req);
     else
-        store_prepare_write(e->store, &t, e->slab + o->address, &f->req);
+        store_prepare_write(e->fixed.store, &t, e->fixed.slab + o->address, &f->req);
     tm_io_req *one[] = {&f->req};
-    TM_TRY(tm_io_submit(store_io(e->store), one, 1));
+    TM_TRY(tm_io_submit(store_io(e->fixed.store), one, 1));
     f->busy = true;
     return TM_OK;
 }
@@ -52,7 +52,8 @@ tm_status exec_disk_finish(tm_exec *e, flight *f) {
     store_target t = target_of(e, f->run, f->op);
     f->busy = false;
     if (f->req.status != TM_OK) return tm_io_req_fail(&f->req);
-    if (o->engine == TM_ENGINE_DISK_READ) TM_TRY(store_check_read(e->store, &t, e->slab + o->address, &f->req));
+    if (o->engine == TM_ENGINE_DISK_READ)
+        TM_TRY(store_check_read(e->fixed.store, &t, e->fixed.slab + o->address, &f->req));
     return TM_OK;
 }
 
@@ -60,39 +61,39 @@ tm_status exec_disk_finish(tm_exec *e, flight *f) {
 
 static bool run_busy(const tm_exec *e, const exec_run *r) {
     if (!r || !r->open) return false;
-    bool wanted = e->status == TM_OK && !(e->dropping && r == e->ahead);
+    bool wanted = e->result.status == TM_OK && !(e->runs.dropping && r == e->runs.ahead);
     return r->in_flight > 0 || (wanted && r->disk_left > 0);
 }
 
 static bool disk_busy(const tm_exec *e) {
-    return run_busy(e, e->older) || run_busy(e, e->now) || run_busy(e, e->ahead);
+    return run_busy(e, e->runs.older) || run_busy(e, e->runs.now) || run_busy(e, e->runs.ahead);
 }
 
 void exec_park_disk(tm_exec *e) {
-    if (!e->has_thread) return;
-    while (disk_busy(e) || !e->parked) {
-        if (e->store) tm_io_wake(store_io(e->store));
+    if (!e->disk.has_thread) return;
+    while (disk_busy(e) || !e->disk.parked) {
+        if (e->fixed.store) tm_io_wake(store_io(e->fixed.store));
         pthread_cond_wait(&e->cpu_wake, &e->lock);
     }
 }
 
 static uint32_t take_lane(tm_exec *e, exec_run *r, uint32_t lane, transfer *batch) {
     uint32_t n = 0;
-    while (r->disk[lane].n > 0 && e->in_flight[lane] < EXEC_DEPTH) {
+    while (r->disk[lane].n > 0 && e->disk.in_flight[lane] < EXEC_DEPTH) {
         uint32_t op = r->disk[lane].item[0];
         batch[n++] = (transfer){.run = r, .op = op, .sealed = r->state[op] == EXEC_OP_SEALED};
         (void)exec_take(r, &r->disk[lane]);
-        e->in_flight[lane]++;
+        e->disk.in_flight[lane]++;
         r->in_flight++;
     }
     return n;
 }
 
 static uint32_t take_disk(tm_exec *e, transfer *batch) {
-    exec_run *from[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
+    exec_run *from[] = {e->runs.older, e->runs.now, e->runs.dropping ? NULL : e->runs.ahead};
     uint32_t n = 0;
-    for (size_t i = 0; i < TM_COUNT(from) && e->status == TM_OK; i++)
-        for (uint32_t lane = 0; from[i] && lane < e->lanes; lane++) n += take_lane(e, from[i], lane, batch + n);
+    for (size_t i = 0; i < TM_COUNT(from) && e->result.status == TM_OK; i++)
+        for (uint32_t lane = 0; from[i] && lane < e->fixed.lanes; lane++) n += take_lane(e, from[i], lane, batch + n);
     return n;
 }
 
@@ -100,9 +101,9 @@ static uint32_t take_disk(tm_exec *e, transfer *batch) {
 static void landed(tm_exec *e, const transfer *x, uint64_t bytes, tm_status rc, exec_span at) {
     uint32_t lane = exec_lane(e, x->run, x->op);
     pthread_mutex_lock(&e->lock);
-    TM_ASSERT(x->run->in_flight > 0 && e->in_flight[lane] > 0);
+    TM_ASSERT(x->run->in_flight > 0 && e->disk.in_flight[lane] > 0);
     x->run->in_flight--;
-    e->in_flight[lane]--;
+    e->disk.in_flight[lane]--;
     if (rc == TM_OK) exec_count(e, x->run, x->op, bytes);
     exec_finish(e, x->run, x->op, rc, at);
     pthread_mutex_unlock(&e->lock);
@@ -112,8 +113,8 @@ static void landed(tm_exec *e, const transfer *x, uint64_t bytes, tm_status rc, 
 static void lose(tm_exec *e, tm_status rc) {
     pthread_mutex_lock(&e->lock);
     exec_fail(e, rc);
-    e->lost = true;
-    e->run[0].in_flight = e->run[1].in_flight = 0;
+    e->result.lost = true;
+    e->runs.run[0].in_flight = e->runs.run[1].in_flight = 0;
     pthread_cond_signal(&e->cpu_wake);
     pthread_mutex_unlock(&e->lock);
 }
@@ -122,7 +123,7 @@ static void lose(tm_exec *e, tm_status rc) {
 static void reap(tm_exec *e, bool block) {
     tm_io_req *got[EXEC_DEPTH];
     unsigned n = 0;
-    tm_status rc = tm_io_wait(store_io(e->store), got, EXEC_DEPTH, &n, block);
+    tm_status rc = tm_io_wait(store_io(e->fixed.store), got, EXEC_DEPTH, &n, block);
     if (rc != TM_OK) {
         lose(e, rc);
         return;
@@ -141,13 +142,13 @@ static void *disk_main(void *arg) {
     transfer batch[EXEC_LANES * EXEC_DEPTH];
     for (;;) {
         pthread_mutex_lock(&e->lock);
-        while (!e->quit && !disk_busy(e)) {
-            e->parked = true;
+        while (!e->disk.quit && !disk_busy(e)) {
+            e->disk.parked = true;
             pthread_cond_signal(&e->cpu_wake);
             pthread_cond_wait(&e->disk_wake, &e->lock);
         }
-        e->parked = false;
-        bool quit = e->quit;
+        e->disk.parked = false;
+        bool quit = e->disk.quit;
         uint32_t n = quit ? 0 : take_disk(e, batch);
         pthread_mutex_unlock(&e->lock);
         if (quit) break;
@@ -160,12 +161,12 @@ static void *disk_main(void *arg) {
         }
         reap(e, at_once == 0);
     }
-    if (e->store) tm_io_unregister(store_io(e->store)); /* the slab goes, the store may stay */
+    if (e->fixed.store) tm_io_unregister(store_io(e->fixed.store)); /* the slab goes, the store may stay */
     return NULL;
 }
 
 tm_status exec_disk_thread(tm_exec *e) {
-    tm_status rc = tm_thread_start(&e->thread, disk_main, e, "the disk thread");
-    e->has_thread = rc == TM_OK;
+    tm_status rc = tm_thread_start(&e->disk.thread, disk_main, e, "the disk thread");
+    e->disk.has_thread = rc == TM_OK;
     return rc;
 }

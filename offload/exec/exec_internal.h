@@ -106,68 +106,103 @@ typedef struct pending {
     bool moved;
 } pending;
 
-struct tm_exec {
+/* tm_exec, by who writes what. */
+
+/* tm_exec_open, and nobody later; every thread reads it. */
+typedef struct exec_fixed {
     char *slab, *shared;
     uint64_t slab_bytes, shared_bytes;
     tm_store *store;
     uint32_t lanes; /* of the store: a path each */
-    uint64_t seed, draws;
+    uint64_t seed;
     bool stub_disk, stub_compute;
     tm_exec_comm comm;
-    pthread_t thread;
-    bool has_thread, quit, parked;
-    pthread_mutex_t lock;
-    pthread_cond_t cpu_wake, disk_wake;
-    /* under the lock: */
+    tm_device *device; /* NULL: operations compute on the slab */
+    bool registered;   /* the slab, with the device */
+} exec_fixed;
+
+/* Every thread, under the lock. */
+typedef struct exec_runs {
     exec_run run[2];
-    uint32_t in_flight[EXEC_LANES]; /* of both runs */
-    exec_run *now, *older,
-        *ahead; /* of those: whose CPU operations run; the two neighbours, NULL where there is none */
-    const tm_plan *next_plan;
-    const tm_link *next_link; /* from now to next */
-    const tm_link *link;      /* from now to ahead, once ahead is open */
-    bool dropping;            /* ahead is not wanted any more: no new reads of it */
-    bool sealing;             /* writes that become ready are held back for the calling thread to seal */
+    /* Of those: the one whose CPU operations run; the two neighbours, NULL where there is none. */
+    exec_run *now, *older, *ahead;
+    const tm_link *link; /* from older to now, or from now to ahead, once both are open */
+    bool dropping;       /* ahead is not wanted any more: no new reads of it */
+    bool sealing;        /* writes that become ready are held back for the calling thread to seal */
     transfer seal[EXEC_SEALS];
     uint32_t n_seal;
+} exec_runs;
+
+/* Every thread, under the lock: the first failure. */
+typedef struct exec_result {
+    tm_status status;
+    tm_error error;
+    bool lost; /* the I/O engine cannot go on */
+} exec_result;
+
+/* Every thread, under the lock: communication operations under way. */
+typedef struct exec_line {
     comm_flight comm_flight[EXEC_COMM];
     uint32_t n_comm;
+    bool pumping; /* a thread submits communication operations */
+} exec_line;
+
+/* Every thread, under the lock: what the device has of us. */
+typedef struct exec_streams {
     copy_flight copy_flight[TM_DEVICE_WAYS][EXEC_COPIES];
     uint32_t n_copy[TM_DEVICE_WAYS];
     issue issued[EXEC_ISSUED];
-    uint32_t n_issued;
-    tm_op_fn fn; /* of the run whose operations run */
+    uint32_t n_issued, cap_issued;
+    tm_device_op_fn device_op_fn;
+    void *device_op_ctx;
+} exec_streams;
+
+/* The calling thread, without the lock. */
+typedef struct exec_caller {
+    const tm_plan *next_plan; /* announced, and not open yet */
+    const tm_link *next_link; /* from now to next_plan */
+    tm_op_fn fn;              /* of the run whose operations run; the device's threads read it while there are some */
     void *fn_ctx;
-    bool pumping; /* a thread submits communication operations */
-    bool lost;    /* the I/O engine cannot go on */
-    tm_status status;
-    tm_error error;
-    tm_exec_stats stats;
+    void **operand; /* [cap_operands], of the operation that runs */
+    uint32_t cap_operands;
+    tm_device_frame *frame; /* [cap_frames], as each of `issued` has */
+    uint32_t cap_frames;
+    bool trace;
     tm_run_done_fn done_fn;
     void *done_ctx;
-    tm_device_op_fn device_op_fn; /* under the lock */
-    void *device_op_ctx;
-    bool trace;
-    /* of the calling thread, for the operation that runs: */
-    void **operand;
-    uint32_t cap_operands;
-    tm_device *device;      /* NULL: operations compute on the slab */
-    bool registered;        /* the slab, with the device */
-    tm_device_frame *frame; /* [cap_frames], as each of `issued` has */
-    uint32_t cap_frames, cap_issued;
-    struct { /* exec_twice.c */
+    uint64_t draws; /* exec_random.c */
+    struct {        /* exec_twice.c */
         bool on;
         char *before; /* what the operation that runs updates, as it was; behind it a piece of a device's arena */
         uint64_t room;
         void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap);
         void *ctx;
     } twice;
-    /* of the disk thread: */
-    flight *flight; /* [lanes * EXEC_DEPTH] */
-    uint64_t *temp_checksum;
+} exec_caller;
+
+typedef struct exec_disk {
+    pthread_t thread;
+    bool has_thread;                /* the calling thread */
+    bool quit, parked;              /* under the lock */
+    uint32_t in_flight[EXEC_LANES]; /* of both runs, under the lock */
+    flight *flight;                 /* [lanes * EXEC_DEPTH], the disk thread */
+    uint64_t *temp_checksum;        /* of a plan's temporaries: whoever seals, writes or reads the page */
     uint32_t cap_temp_pages;
-    pending pending[EXEC_DEPTH];
+    pending pending[EXEC_DEPTH]; /* exec_random.c */
     uint32_t n_pending;
+} exec_disk;
+
+struct tm_exec {
+    exec_fixed fixed;
+    pthread_mutex_t lock;
+    pthread_cond_t cpu_wake, disk_wake;
+    exec_runs runs;
+    exec_result result;
+    exec_line line;
+    exec_streams streams;
+    exec_caller caller;
+    exec_disk disk;
+    tm_exec_stats stats; /* a field by the one thread that counts it, or under the lock */
 };
 
 /* Keeps the first failure. Under the lock. */
@@ -239,12 +274,12 @@ void exec_park_device(tm_exec *e); /* waits for copies and operations under way 
 /* Calls fn; an operation of the device's tier where its frames are open, from start to end. */
 tm_status exec_on_device(tm_exec *e, const tm_plan *plan, uint32_t op, exec_compute_fn fn, tm_op_fn handler, void *ctx);
 static inline void *exec_at(const tm_exec *e, uint64_t address) {
-    if (address >= TM_DEVICE_BASE) return tm_device_at(e->device, address - TM_DEVICE_BASE);
-    return address >= TM_SHARED_BASE ? e->shared + (address - TM_SHARED_BASE) : e->slab + address;
+    if (address >= TM_DEVICE_BASE) return tm_device_at(e->fixed.device, address - TM_DEVICE_BASE);
+    return address >= TM_SHARED_BASE ? e->fixed.shared + (address - TM_SHARED_BASE) : e->fixed.slab + address;
 }
 /* The path that a disk operation goes to. */
 static inline uint32_t exec_lane(const tm_exec *e, const exec_run *r, uint32_t op) {
-    return e->store ? store_lane(e->store, r->plan, r->plan->op[op].object) : 0;
+    return e->fixed.store ? store_lane(e->fixed.store, r->plan, r->plan->op[op].object) : 0;
 }
 static inline bool exec_trails(const exec_run *r) {
     return r && r->open && r->left > 0;

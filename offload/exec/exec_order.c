@@ -23,9 +23,9 @@ static void set_state(exec_run *r, uint32_t op, exec_op_state to) {
 }
 
 void exec_fail(tm_exec *e, tm_status status) {
-    if (e->status == TM_OK) {
-        e->status = status;
-        e->error = *tm_error_get();
+    if (e->result.status == TM_OK) {
+        e->result.status = status;
+        e->result.error = *tm_error_get();
     }
     tm_error_clear();
 }
@@ -44,9 +44,9 @@ static tm_heap32 *queue_of(const tm_exec *e, exec_run *r, uint32_t op) {
 static bool make_ready(tm_exec *e, exec_run *r, uint32_t op) {
     uint8_t engine = r->plan->op[op].engine;
     TM_ASSERT(r->pred[op] == 0);
-    if (e->sealing && engine == TM_ENGINE_DISK_WRITE && e->n_seal < EXEC_SEALS) {
+    if (e->runs.sealing && engine == TM_ENGINE_DISK_WRITE && e->runs.n_seal < EXEC_SEALS) {
         set_state(r, op, EXEC_OP_SEALING);
-        e->seal[e->n_seal++] = (transfer){.run = r, .op = op};
+        e->runs.seal[e->runs.n_seal++] = (transfer){.run = r, .op = op};
         return false;
     }
     set_state(r, op, EXEC_OP_READY);
@@ -107,11 +107,11 @@ static bool tell_successors(tm_exec *e, exec_run *r, uint32_t op, bool was_issue
 
 /* Those of the run after it, where that one is open. */
 static bool tell_run_after(tm_exec *e, const exec_run *r, uint32_t op) {
-    exec_run *after = r == e->now ? e->ahead : r == e->older ? e->now : NULL;
+    exec_run *after = r == e->runs.now ? e->runs.ahead : r == e->runs.older ? e->runs.now : NULL;
     uint32_t n;
     bool disk = false;
-    if (!after || !e->link) return false;
-    const uint32_t *to = tm_link_successors(e->link, op, &n);
+    if (!after || !e->runs.link) return false;
+    const uint32_t *to = tm_link_successors(e->runs.link, op, &n);
     for (uint32_t i = 0; i < n; i++) disk |= count_down(e, after, to[i]);
     return disk;
 }
@@ -139,5 +139,5 @@ void exec_finish(tm_exec *e, exec_run *r, uint32_t op, tm_status status, exec_sp
     if (on_disk_thread) exec_pump_comm(e); /* what was read may be sent while the CPU is at something else */
     pthread_cond_broadcast(&e->cpu_wake);
     /* still under the lock: without it the last operation may be over, and all of it closed */
-    if (disk && !on_disk_thread && e->store) tm_io_wake(store_io(e->store));
+    if (disk && !on_disk_thread && e->fixed.store) tm_io_wake(store_io(e->fixed.store));
 }

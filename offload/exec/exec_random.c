@@ -3,7 +3,7 @@
 
 static uint32_t draw(tm_exec *e, uint32_t n) {
     uint32_t r[4];
-    tm_philox(e->seed, 0, e->draws++, r);
+    tm_philox(e->fixed.seed, 0, e->caller.draws++, r);
     return r[0] % n;
 }
 
@@ -20,7 +20,7 @@ static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
     bool finished;
     TM_TRY(exec_disk_start(e, &(transfer){.run = r, .op = op}, &finished));
     if (finished) return TM_OK;
-    while (n == 0) TM_TRY(tm_io_wait(store_io(e->store), got, 1, &n, true));
+    while (n == 0) TM_TRY(tm_io_wait(store_io(e->fixed.store), got, 1, &n, true));
     TM_TRY(exec_disk_finish(e, got[0]->user));
     exec_count(e, r, op, got[0]->done);
     return TM_OK;
@@ -28,39 +28,40 @@ static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
 
 /* `which`: of the ready ones, lane by lane. */
 static tm_status start_transfer(tm_exec *e, exec_run *r, uint32_t which) {
-    pending *q = &e->pending[e->n_pending];
+    pending *q = &e->disk.pending[e->disk.n_pending];
     tm_heap32 *lane = r->disk;
     for (; which >= lane->n; lane++) which -= lane->n;
     *q = (pending){.run = r, .op = take_any(e, r, lane), .moved = draw(e, 2) == 0};
-    e->n_pending++;
+    e->disk.n_pending++;
     return q->moved ? move_now(e, q->run, q->op) : TM_OK;
 }
 
 static tm_status complete_transfer(tm_exec *e, uint32_t i) {
-    pending q = e->pending[i];
-    e->pending[i] = e->pending[--e->n_pending];
+    pending q = e->disk.pending[i];
+    e->disk.pending[i] = e->disk.pending[--e->disk.n_pending];
     if (!q.moved) TM_TRY(move_now(e, q.run, q.op));
     (void)exec_complete(e, q.run, q.op);
     return TM_OK;
 }
 
 tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx) {
-    exec_run *disks[] = {e->older, e->now, e->dropping ? NULL : e->ahead};
-    uint32_t cpu = fn ? e->now->cpu.n : 0, n = cpu, room = e->n_pending < EXEC_DEPTH, comm = exec_comm_is_ready(e);
-    uint32_t copies = fn ? e->now->copy[0].n + e->now->copy[1].n : 0;
+    exec_run *disks[] = {e->runs.older, e->runs.now, e->runs.dropping ? NULL : e->runs.ahead};
+    uint32_t cpu = fn ? e->runs.now->cpu.n : 0, n = cpu, room = e->disk.n_pending < EXEC_DEPTH,
+             comm = exec_comm_is_ready(e);
+    uint32_t copies = fn ? e->runs.now->copy[0].n + e->runs.now->copy[1].n : 0;
     for (size_t i = 0; i < TM_COUNT(disks); i++) n += disks[i] && room ? exec_disk_ready(e, disks[i]) : 0;
-    TM_ASSERT(n + e->n_pending + comm + copies > 0);
-    uint32_t which = draw(e, n + e->n_pending + comm + copies);
-    if (which >= n + e->n_pending + comm) {
-        int way = which - (n + e->n_pending + comm) >= e->now->copy[0].n;
-        return exec_copy_now(e, e->now, take_any(e, e->now, &e->now->copy[way]));
+    TM_ASSERT(n + e->disk.n_pending + comm + copies > 0);
+    uint32_t which = draw(e, n + e->disk.n_pending + comm + copies);
+    if (which >= n + e->disk.n_pending + comm) {
+        int way = which - (n + e->disk.n_pending + comm) >= e->runs.now->copy[0].n;
+        return exec_copy_now(e, e->runs.now, take_any(e, e->runs.now, &e->runs.now->copy[way]));
     }
-    if (which == n + e->n_pending) return exec_random_comm(e);
+    if (which == n + e->disk.n_pending) return exec_random_comm(e);
     if (which >= n) return complete_transfer(e, which - n);
     if (which < cpu) {
-        uint32_t op = take_any(e, e->now, &e->now->cpu);
-        TM_TRY(exec_cpu(e, e->now, op, fn, ctx));
-        (void)exec_complete(e, e->now, op);
+        uint32_t op = take_any(e, e->runs.now, &e->runs.now->cpu);
+        TM_TRY(exec_cpu(e, e->runs.now, op, fn, ctx));
+        (void)exec_complete(e, e->runs.now, op);
         return TM_OK;
     }
     which -= cpu;

@@ -19,7 +19,7 @@ tm_status exec_run_room(const tm_exec *e, exec_run *r, const tm_plan *plan) {
         r->cpu.item = tm_malloc(sizeof *r->cpu.item * r->cap_ops);
         r->disk_op = tm_malloc(sizeof *r->disk_op * r->cap_ops);
         r->comm.item = tm_malloc(sizeof *r->comm.item * r->cap_ops);
-        uint32_t device = e->device ? r->cap_ops : 1; /* one, where there is none */
+        uint32_t device = e->fixed.device ? r->cap_ops : 1; /* one, where there is none */
         r->device.item = tm_malloc(sizeof *r->device.item * device);
         for (int w = 0; w < TM_DEVICE_WAYS; w++) r->copy[w].item = tm_malloc(sizeof *r->copy[w].item * device);
         if (!r->device.item || !r->pred || !r->state || !r->cpu.item || !r->disk_op || !r->comm.item ||
@@ -29,7 +29,7 @@ tm_status exec_run_room(const tm_exec *e, exec_run *r, const tm_plan *plan) {
         }
     }
     r->cpu.cap = r->comm.cap = r->device.cap = r->copy[0].cap = r->copy[1].cap = r->cap_ops;
-    if (e->trace && !r->span) {
+    if (e->caller.trace && !r->span) {
         r->span = tm_calloc(r->cap_ops, sizeof *r->span);
         if (!r->span) return tm_nomem(sizeof *r->span * r->cap_ops);
     }
@@ -41,7 +41,7 @@ static void cut_disk_heaps(const tm_exec *e, exec_run *r) {
     uint32_t count[EXEC_LANES] = {0}, at = 0;
     for (uint32_t i = 0; i < r->plan->n_op; i++)
         if (plan_is_disk(r->plan->op[i].engine)) count[exec_lane(e, r, i)]++;
-    for (uint32_t lane = 0; lane < e->lanes; lane++) {
+    for (uint32_t lane = 0; lane < e->fixed.lanes; lane++) {
         r->disk[lane] = (tm_heap32){.item = r->disk_op + at, .cap = count[lane]};
         at += count[lane];
     }
@@ -50,7 +50,7 @@ static void cut_disk_heaps(const tm_exec *e, exec_run *r) {
 
 uint32_t exec_disk_ready(const tm_exec *e, const exec_run *r) {
     uint32_t n = 0;
-    for (uint32_t lane = 0; lane < e->lanes; lane++) n += r->disk[lane].n;
+    for (uint32_t lane = 0; lane < e->fixed.lanes; lane++) n += r->disk[lane].n;
     return n;
 }
 
@@ -80,40 +80,40 @@ void exec_run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link 
 /* Everything of `r` is done: those who count are told. On the calling thread, without the lock. */
 void exec_run_end(tm_exec *e, exec_run *r) {
     r->open = false;
-    if (e->store) e->stats.checksum_ns = store_checksum_ns(e->store);
+    if (e->fixed.store) e->stats.checksum_ns = store_checksum_ns(e->fixed.store);
     for (uint32_t i = 0; r->span && i < r->plan->n_op; i++) {
         r->span[i].start -= (double)r->began_ns * 1e-9;
         r->span[i].end -= (double)r->began_ns * 1e-9;
     }
     r->stats.span = r->span;
-    if (e->done_fn && e->status == TM_OK) e->done_fn(e->done_ctx, &r->stats);
+    if (e->caller.done_fn && e->result.status == TM_OK) e->caller.done_fn(e->caller.done_ctx, &r->stats);
 }
 
 static exec_run *other(tm_exec *e, const exec_run *r) {
-    return r == &e->run[0] ? &e->run[1] : &e->run[0];
+    return r == &e->runs.run[0] ? &e->runs.run[1] : &e->runs.run[0];
 }
 
 /* The older run has come to its end; the announced one may open. Under the lock, which is dropped in between. */
 tm_status exec_turn_over(tm_exec *e) {
-    if (e->older && e->older->left == 0) {
-        exec_run *old = e->older;
-        e->older = NULL;
-        e->link = NULL;
+    if (e->runs.older && e->runs.older->left == 0) {
+        exec_run *old = e->runs.older;
+        e->runs.older = NULL;
+        e->runs.link = NULL;
         pthread_mutex_unlock(&e->lock);
         exec_run_end(e, old);
         pthread_mutex_lock(&e->lock);
     }
-    if (e->older || e->ahead || !e->next_plan || e->status != TM_OK) return TM_OK;
-    exec_run *r = other(e, e->now);
-    tm_status rc = exec_run_room(e, r, e->next_plan);
+    if (e->runs.older || e->runs.ahead || !e->caller.next_plan || e->result.status != TM_OK) return TM_OK;
+    exec_run *r = other(e, e->runs.now);
+    tm_status rc = exec_run_room(e, r, e->caller.next_plan);
     if (rc != TM_OK) return rc;
-    exec_run_begin(e, r, e->next_plan, e->next_link, e->now);
-    e->ahead = r;
-    e->link = e->next_link;
-    e->next_plan = NULL;
+    exec_run_begin(e, r, e->caller.next_plan, e->caller.next_link, e->runs.now);
+    e->runs.ahead = r;
+    e->runs.link = e->caller.next_link;
+    e->caller.next_plan = NULL;
     if (exec_disk_ready(e, r) > 0) {
         pthread_cond_signal(&e->disk_wake);
-        if (e->store) tm_io_wake(store_io(e->store));
+        if (e->fixed.store) tm_io_wake(store_io(e->fixed.store));
     }
     return TM_OK;
 }
@@ -121,11 +121,11 @@ tm_status exec_turn_over(tm_exec *e) {
 /* The announced run becomes the one whose CPU operations run. */
 void exec_step_over(tm_exec *e) {
     pthread_mutex_lock(&e->lock);
-    e->older = e->now->left > 0 ? e->now : NULL;
-    exec_run *ended = e->older ? NULL : e->now;
-    e->now = e->ahead;
-    e->ahead = NULL;
-    if (!e->older) e->link = NULL;
+    e->runs.older = e->runs.now->left > 0 ? e->runs.now : NULL;
+    exec_run *ended = e->runs.older ? NULL : e->runs.now;
+    e->runs.now = e->runs.ahead;
+    e->runs.ahead = NULL;
+    if (!e->runs.older) e->runs.link = NULL;
     pthread_mutex_unlock(&e->lock);
     if (ended && ended->open) exec_run_end(e, ended);
 }

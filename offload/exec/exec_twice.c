@@ -19,31 +19,31 @@ static uint64_t updated_bytes(const tm_plan *plan, uint32_t op) {
 }
 
 static bool has_processors(const tm_exec *e) {
-    return e->device && tm_device_get_caps(e->device)->traits.own_processors;
+    return e->fixed.device && tm_device_get_caps(e->fixed.device)->traits.own_processors;
 }
 
 tm_status tm_exec_twice_room(tm_exec *e, const tm_plan *plan) {
     uint64_t most = 1, piece = has_processors(e) ? TM_EXEC_TWICE_PIECE : 0;
     for (uint32_t i = 0; i < plan->n_op; i++)
         if (!plan_is_disk(plan->op[i].engine)) most = tm_max_u64(most, updated_bytes(plan, i));
-    if (most <= e->twice.room) return TM_OK;
-    tm_free(e->twice.before);
-    e->twice.room = 0;
-    e->twice.before = tm_malloc(most + piece);
-    if (!e->twice.before) return tm_nomem(most + piece);
-    e->twice.room = most;
+    if (most <= e->caller.twice.room) return TM_OK;
+    tm_free(e->caller.twice.before);
+    e->caller.twice.room = 0;
+    e->caller.twice.before = tm_malloc(most + piece);
+    if (!e->caller.twice.before) return tm_nomem(most + piece);
+    e->caller.twice.room = most;
     return TM_OK;
 }
 
 void tm_exec_twice(tm_exec *e, bool on, void (*name)(void *ctx, const tm_op *op, char *buf, size_t cap), void *ctx) {
-    e->twice.on = on && e->twice.before != NULL;
-    e->twice.name = name;
-    e->twice.ctx = ctx;
+    e->caller.twice.on = on && e->caller.twice.before != NULL;
+    e->caller.twice.name = name;
+    e->caller.twice.ctx = ctx;
 }
 
 /* To the side, or back. */
 static void move_updated(tm_exec *e, const tm_plan *plan, uint32_t op, bool back) {
-    char *at = e->twice.before;
+    char *at = e->caller.twice.before;
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++) {
         const struct plan_touch *t = &plan->touch[i];
         if (t->access != TM_USE_UPDATE) continue;
@@ -65,7 +65,7 @@ static uint64_t written(const tm_exec *e, const tm_plan *plan, uint32_t op) {
 
 static tm_status differs(tm_exec *e, const tm_op *op) {
     char name[96] = "an operation";
-    if (e->twice.name) e->twice.name(e->twice.ctx, op, name, sizeof name);
+    if (e->caller.twice.name) e->caller.twice.name(e->caller.twice.ctx, op, name, sizeof name);
     return tm_fail(
         TM_ECORRUPT,
         "%s was computed twice from the same bytes and gave two results: the processor or the memory of this "
@@ -87,12 +87,12 @@ void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op) {
 static tm_status carry(tm_exec *e, tm_device_way way, char *host, uint64_t address, uint64_t bytes) {
     tm_event event = {0};
     const tm_device_transfer t = {.way = way, .host = host, .offset = address - TM_DEVICE_BASE, .bytes = bytes};
-    TM_TRY(tm_device_copy(e->device, &t, &event));
-    return tm_event_wait(e->device, &event);
+    TM_TRY(tm_device_copy(e->fixed.device, &t, &event));
+    return tm_event_wait(e->fixed.device, &event);
 }
 
 static tm_status carry_updated(tm_exec *e, const tm_plan *plan, uint32_t op, tm_device_way way) {
-    char *at = e->twice.before;
+    char *at = e->caller.twice.before;
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++) {
         const struct plan_touch *t = &plan->touch[i];
         if (t->access != TM_USE_UPDATE) continue;
@@ -103,7 +103,7 @@ static tm_status carry_updated(tm_exec *e, const tm_plan *plan, uint32_t op, tm_
 }
 
 static tm_status hash_frame(tm_exec *e, const struct plan_touch *t, uint64_t *hash) {
-    char *piece = e->twice.before + e->twice.room;
+    char *piece = e->caller.twice.before + e->caller.twice.room;
     for (uint64_t at = 0, n; at < t->bytes; at += n) {
         n = tm_min_u64(TM_EXEC_TWICE_PIECE, t->bytes - at);
         TM_TRY(carry(e, TM_DEVICE_OUT, piece, t->address + at, n));
@@ -122,7 +122,7 @@ static tm_status hash_written(tm_exec *e, const tm_plan *plan, uint32_t op, uint
 
 /* As exec_flip. */
 static tm_status flip_there(tm_exec *e, const tm_plan *plan, uint32_t op) {
-    char *piece = e->twice.before + e->twice.room;
+    char *piece = e->caller.twice.before + e->caller.twice.room;
     for (uint32_t end = plan->first_touch[op + 1], i = end; i-- > plan->first_touch[op];) {
         const struct plan_touch *t = &plan->touch[i];
         if (!is_compared(plan, t, i + 1 == end)) continue;
@@ -146,7 +146,7 @@ bool exec_is_apart(const tm_exec *e, const tm_plan *plan, uint32_t op) {
 
 tm_status exec_twice_apart(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_fn fn, void *ctx) {
     uint64_t first, again;
-    TM_ASSERT(updated_bytes(plan, op) <= e->twice.room);
+    TM_ASSERT(updated_bytes(plan, op) <= e->caller.twice.room);
     TM_TRY(carry_updated(e, plan, op, TM_DEVICE_OUT));
     TM_TRY(exec_on_device(e, plan, op, run_handler, fn, ctx));
     TM_TRY(flip_there(e, plan, op));
@@ -161,7 +161,7 @@ tm_status exec_twice_apart(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_f
 
 tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx) {
     const tm_op *o = &plan->op[op].op;
-    TM_ASSERT(updated_bytes(plan, op) <= e->twice.room);
+    TM_ASSERT(updated_bytes(plan, op) <= e->caller.twice.room);
     move_updated(e, plan, op, false);
     TM_TRY(fn(ctx, o, operand));
     exec_flip(e, plan, op);

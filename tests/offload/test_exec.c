@@ -214,7 +214,7 @@ static void no_path_waits_for_ever(void **state) {
         w.steps++;
     }
     OK(tm_exec_settle(w.exec));
-    for (uint32_t lane = 0; lane < 3; lane++) assert_int_equal(w.exec->in_flight[lane], 0);
+    for (uint32_t lane = 0; lane < 3; lane++) assert_int_equal(w.exec->disk.in_flight[lane], 0);
     tm_link_free(link);
     tm_plan_free(plan);
     close_world(&w);
