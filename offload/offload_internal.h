@@ -80,7 +80,7 @@ struct tm_program {
 
 /* Gradients are in no commit: nothing is pending when one is made. */
 static inline bool in_commits(const tm_object *o) {
-    return o->kind <= TM_KIND_EXP_AVG_SQ;
+    return tm_kind_get(o->kind)->committed;
 }
 
 const tm_object *program_object(const tm_program *p, uint32_t id);

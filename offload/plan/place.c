@@ -155,8 +155,7 @@ static void limit_by_writes(placement *pl, const tm_program *p, residence **orde
 
 /* What the update alone touches: DeepSpeed's pipeline_read and pipeline_write are about it. */
 static bool is_update_state(const tm_program *p, const residence *r) {
-    tm_kind kind = program_object(p, r->first_object)->kind;
-    return kind == TM_KIND_WEIGHT_LO || kind == TM_KIND_EXP_AVG || kind == TM_KIND_EXP_AVG_SQ || kind == TM_KIND_GRAD;
+    return tm_kind_get(program_object(p, r->first_object)->kind)->optimizer;
 }
 
 /* Its frame may stay taken behind its last use, while the write-back is under way. */

@@ -49,7 +49,16 @@ typedef enum tm_kind {
     TM_KIND_SCRATCH, /* workspaces, batches, scalars: never on disk */
     TM_KINDS
 } tm_kind;
-const char *tm_kind_name(tm_kind kind); /* "weight_hi", ... */
+/* What a kind is like, a row each (program.c). Nothing follows from the order of the enum. */
+typedef struct tm_kind_traits {
+    const char *name;   /* "weight_hi", ...; of its offload file too */
+    const char *colour; /* in drawings */
+    uint8_t slots;      /* most slots of its extents; two: a write never overwrites what the last commit names */
+    bool committed;     /* a commit names it: weights and moments */
+    bool optimizer;     /* only the update needs it (offload_optimizer) */
+} tm_kind_traits;
+const tm_kind_traits *tm_kind_get(tm_kind kind);
+const char *tm_kind_name(tm_kind kind); /* "?" if it is none */
 
 /* Where frames lie. State and everything that pages are in the host's slab; a device's arena has its own addresses, and
  * so has memory that the ranks of a node share: temporaries of one visit, which only communication operations write. */

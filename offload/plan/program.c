@@ -4,11 +4,26 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const kind_names[TM_KINDS] = {"weight_hi", "weight_lo",  "exp_avg", "exp_avg_sq",
-                                                 "grad",      "activation", "scratch"};
+/* clang-format off */
+static const tm_kind_traits kinds[TM_KINDS] = {
+    /*                       name          colour   slots  committed optimizer */
+    [TM_KIND_WEIGHT_HI]  = {"weight_hi",  "#3b6fb6", 2, true,  false},
+    [TM_KIND_WEIGHT_LO]  = {"weight_lo",  "#8fbbe8", 2, true,  true},
+    [TM_KIND_EXP_AVG]    = {"exp_avg",    "#d9822b", 2, true,  true},
+    [TM_KIND_EXP_AVG_SQ] = {"exp_avg_sq", "#f4bf7a", 2, true,  true},
+    [TM_KIND_GRAD]       = {"grad",       "#3f9b5f", 1, false, true},
+    [TM_KIND_ACTIVATION] = {"activation", "#c8504b", 1, false, false},
+    [TM_KIND_SCRATCH]    = {"scratch",    "#8d6e9e", 1, false, false},
+};
+/* clang-format on */
+
+const tm_kind_traits *tm_kind_get(tm_kind kind) {
+    TM_ASSERT(kind < TM_KINDS);
+    return &kinds[kind];
+}
 
 const char *tm_kind_name(tm_kind kind) {
-    return kind < TM_KINDS ? kind_names[kind] : "?";
+    return kind < TM_KINDS ? kinds[kind].name : "?";
 }
 
 /* Whole I/O units, also for what is never paged: frames then meet at page boundaries. */

@@ -10,10 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const kind_colour[TM_KINDS] = {
-    [TM_KIND_WEIGHT_HI] = "#3b6fb6",  [TM_KIND_WEIGHT_LO] = "#8fbbe8", [TM_KIND_EXP_AVG] = "#d9822b",
-    [TM_KIND_EXP_AVG_SQ] = "#f4bf7a", [TM_KIND_GRAD] = "#3f9b5f",      [TM_KIND_ACTIVATION] = "#c8504b",
-    [TM_KIND_SCRATCH] = "#8d6e9e"};
 static const char *const work_colour[] = {"#4a8f8c", "#6b5b95", "#b8577e", "#a08a3c", "#5d7fa3", "#8a6d5a",
                                           "#7d9a55", "#946aa8", "#c07a6a", "#557a6b", "#6f7785", "#9a9a9a"};
 static const char *const resident_colour = "#c3c7cc";
@@ -82,7 +78,7 @@ static void add_transfer(timeline_lane *lane, const tm_timeline *t, uint32_t op)
     const tm_object *x = tm_plan_object(t->plan, t->plan->op[op].object);
     double seconds = span->end - span->start;
     uint32_t at;
-    timeline_class *c = class_of(lane, tm_kind_name(x->kind), kind_colour[x->kind], &at);
+    timeline_class *c = class_of(lane, tm_kind_name(x->kind), tm_kind_get(x->kind)->colour, &at);
     c->total += (double)x->frame_bytes;
     if (seconds > 0)
         add_span(lane->value[at], span->start, span->end, t->result->seconds, (double)x->frame_bytes / seconds);
@@ -135,7 +131,7 @@ static void close_stay(timeline_lane *lane, const tm_timeline *t, stay *s, uint3
     const tm_object *x = tm_plan_object(t->plan, object);
     uint32_t at;
     if (!s->open) return;
-    timeline_class *c = class_of(lane, tm_kind_name(x->kind), kind_colour[x->kind], &at);
+    timeline_class *c = class_of(lane, tm_kind_name(x->kind), tm_kind_get(x->kind)->colour, &at);
     c->total += (double)x->frame_bytes; /* as often as it comes */
     add_span(lane->value[at], s->start, s->end, t->result->seconds, (double)x->frame_bytes);
     s->open = false;

@@ -103,8 +103,8 @@ static tm_status sync_files(tm_store *s) {
     carry c = {.s = s};
     tm_status rc = TM_OK;
     for (unsigned path = 0; path < s->n_paths && rc == TM_OK; path++) {
-        for (int kind = 0; kind <= TM_KIND_EXP_AVG_SQ && rc == TM_OK; kind++) {
-            if (!s->file[path][kind].name) continue;
+        for (tm_kind kind = 0; kind < TM_KINDS && rc == TM_OK; kind++) {
+            if (!tm_kind_get(kind)->committed || !s->file[path][kind].name) continue;
             if ((rc = drain(&c, IN_FLIGHT - 1)) != TM_OK) break;
             unsigned i = free_one(&c);
             c.req[i] = (tm_io_req){.op = TM_IO_SYNC, .file = s->file[path][kind]};
@@ -161,7 +161,7 @@ static tm_status prepare(tm_store *s, char *slab, const tm_commit_opts *opts, tm
 tm_status tm_store_commit_prepare(tm_store *s, char *slab, const tm_commit_opts *opts, tm_commit_stats *stats) {
     uint64_t t0 = tm_now_ns();
     if (s->failed) return tm_fail(TM_EIO, "a commit failed before; no other is tried in this run");
-    TM_ASSERT(s->commits && slots_of(&(tm_object){.kind = TM_KIND_WEIGHT_HI}, s->slots) == 2);
+    TM_ASSERT(s->commits && s->slots == 2);
     tm_store_commit_abandon(s);
     *stats = (tm_commit_stats){0};
     tm_status rc = prepare(s, slab, opts, stats);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CHUNK_PAGES = 16, CHUNK = CHUNK_PAGES * TM_PAGE_BYTES, COMMIT_KINDS = TM_KIND_EXP_AVG_SQ + 1 };
+enum { CHUNK_PAGES = 16, CHUNK = CHUNK_PAGES * TM_PAGE_BYTES };
 
 typedef struct copier {
     manifest_move move; /* first: manifest_copy hands it back */
@@ -16,11 +16,11 @@ typedef struct copier {
     tm_io_run *run[STORE_PATHS];
     unsigned n_runs;
     tm_io *io;
-    tm_io_file out[STORE_PATHS][COMMIT_KINDS];
-    uint64_t end[STORE_PATHS][COMMIT_KINDS]; /* where the next object of a kind goes */
-    uint8_t *path;                           /* [objects] of the copy */
-    uint32_t next;                           /* object that is placed next */
-    char *chunk;                             /* CHUNK bytes, aligned */
+    tm_io_file out[STORE_PATHS][TM_KINDS];
+    uint64_t end[STORE_PATHS][TM_KINDS]; /* where the next object of a kind goes */
+    uint8_t *path;                       /* [objects] of the copy */
+    uint32_t next;                       /* object that is placed next */
+    char *chunk;                         /* CHUNK bytes, aligned */
 } copier;
 
 static void place(manifest_move *m, manifest_object *o) {
@@ -180,7 +180,8 @@ static tm_status copy_all(copier *c, const tm_commit_copy_opts *opts) {
     TM_TRY(tm_io_open(&c->io, &(tm_io_opts){.engine = "sync"}));
     c->chunk = tm_malloc(CHUNK);
     if (!c->chunk) return tm_nomem(CHUNK);
-    for (int kind = 0; kind < COMMIT_KINDS; kind++) TM_TRY(copy_kind(c, (tm_kind)kind));
+    for (tm_kind kind = 0; kind < TM_KINDS; kind++)
+        if (tm_kind_get(kind)->committed) TM_TRY(copy_kind(c, kind));
     return finish(c);
 }
 

@@ -6,14 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { COMMIT_KINDS = TM_KIND_EXP_AVG_SQ + 1 };
-
 struct tm_commit_reader {
     tm_commit *c;
     char directory[PATH_MAX];
-    tm_file *in[STORE_PATHS][COMMIT_KINDS];
-    uint32_t *object[COMMIT_KINDS]; /* by number within the kind */
-    uint32_t n[COMMIT_KINDS];
+    tm_file *in[STORE_PATHS][TM_KINDS];
+    uint32_t *object[TM_KINDS]; /* by number within the kind */
+    uint32_t n[TM_KINDS];
     uint64_t *first_page; /* by object */
     char *page;
 };
@@ -23,9 +21,12 @@ struct tm_commit_reader {
 static tm_status index_objects(tm_commit_reader *r) {
     uint64_t page = 0;
     r->first_page = tm_calloc((size_t)r->c->n_objects + 1, sizeof *r->first_page);
-    for (int k = 0; k < COMMIT_KINDS; k++) r->object[k] = tm_calloc((size_t)r->c->n_objects + 1, sizeof *r->object[k]);
-    for (int k = 0; k < COMMIT_KINDS; k++)
-        if (!r->object[k] || !r->first_page) return tm_nomem(r->c->n_objects * sizeof *r->first_page);
+    if (!r->first_page) return tm_nomem(r->c->n_objects * sizeof *r->first_page);
+    for (tm_kind k = 0; k < TM_KINDS; k++) {
+        if (!tm_kind_get(k)->committed) continue;
+        r->object[k] = tm_calloc((size_t)r->c->n_objects + 1, sizeof *r->object[k]);
+        if (!r->object[k]) return tm_nomem(r->c->n_objects * sizeof *r->object[k]);
+    }
     for (uint32_t i = 0; i < r->c->n_objects; i++) {
         manifest_object o;
         TM_TRY(manifest_read_object(r->c, i, &o));
@@ -56,8 +57,8 @@ done:
 void tm_commit_reader_close(tm_commit_reader *r) {
     if (!r) return;
     for (int p = 0; p < STORE_PATHS; p++)
-        for (int k = 0; k < COMMIT_KINDS; k++) tm_file_close(r->in[p][k]);
-    for (int k = 0; k < COMMIT_KINDS; k++) tm_free(r->object[k]);
+        for (int k = 0; k < TM_KINDS; k++) tm_file_close(r->in[p][k]);
+    for (int k = 0; k < TM_KINDS; k++) tm_free(r->object[k]);
     tm_free(r->first_page);
     tm_free(r->page);
     tm_commit_close(r->c);
@@ -94,7 +95,7 @@ static tm_status read_page(tm_commit_reader *r, const manifest_object *o, uint32
 tm_status tm_commit_read(tm_commit_reader *r, tm_kind kind, uint32_t number, uint64_t offset, void *buf,
                          uint64_t bytes) {
     manifest_object o;
-    if ((int)kind >= COMMIT_KINDS || number >= r->n[kind])
+    if ((int)kind >= TM_KINDS || number >= r->n[kind])
         return tm_fail(TM_ECORRUPT, "%s: the commit has no %s %u", r->directory, tm_kind_name(kind), number);
     uint32_t object = r->object[kind][number];
     TM_TRY(manifest_read_object(r->c, object, &o));

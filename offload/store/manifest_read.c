@@ -185,9 +185,9 @@ const tm_json *tm_commit_info(const tm_commit *c) {
 
 tm_status manifest_read_object(const tm_commit *c, uint32_t i, manifest_object *m) {
     TM_TRY(tm_file_read_at(c->file, c->objects_at + (uint64_t)i * sizeof *m, m, sizeof *m));
-    bool good = m->kind <= TM_KIND_EXP_AVG_SQ && m->path < c->named_paths && m->slot < c->slots && m->bytes > 0 &&
-                m->bytes <= TM_GIB && m->bytes % TM_FRAME_ALIGN == 0 && m->offset % TM_FRAME_ALIGN == 0 &&
-                m->offset <= INT64_MAX - 2 * TM_GIB;
+    bool good = m->kind < TM_KINDS && tm_kind_get(m->kind)->committed && m->path < c->named_paths &&
+                m->slot < c->slots && m->bytes > 0 && m->bytes <= TM_GIB && m->bytes % TM_FRAME_ALIGN == 0 &&
+                m->offset % TM_FRAME_ALIGN == 0 && m->offset <= INT64_MAX - 2 * TM_GIB;
     return good ? TM_OK : damaged(c, "an object lies out of bounds");
 }
 

@@ -126,8 +126,8 @@ static tm_status place_extents(tm_store *s, const tm_store_opts *opts, uint64_t 
 /* Of a run that is resumed: nothing in these is needed, and what they hold is room for the new ones. */
 static tm_status remove_leftovers(tm_store *s) {
     for (unsigned path = 0; path < s->n_paths; path++) {
-        for (int kind = TM_KIND_EXP_AVG_SQ + 1; kind < TM_KINDS; kind++)
-            TM_TRY(tm_io_run_unlink(s->run[path], tm_kind_name((tm_kind)kind)));
+        for (tm_kind kind = 0; kind < TM_KINDS; kind++)
+            if (!tm_kind_get(kind)->committed) TM_TRY(tm_io_run_unlink(s->run[path], tm_kind_name(kind)));
         TM_TRY(tm_io_run_unlink(s->run[path], "spill"));
     }
     return TM_OK;
@@ -144,9 +144,9 @@ static tm_status make_file(tm_store *s, unsigned path, const char *name, uint64_
 
 static tm_status make_files(tm_store *s, uint64_t size[STORE_PATHS][TM_KINDS], bool resumed) {
     for (unsigned path = 0; path < s->n_paths; path++) {
-        for (int kind = 0; kind < TM_KINDS; kind++)
-            TM_TRY(make_file(s, path, tm_kind_name((tm_kind)kind), size[path][kind],
-                             resumed && kind <= TM_KIND_EXP_AVG_SQ, &s->file[path][kind]));
+        for (tm_kind kind = 0; kind < TM_KINDS; kind++)
+            TM_TRY(make_file(s, path, tm_kind_name(kind), size[path][kind], resumed && tm_kind_get(kind)->committed,
+                             &s->file[path][kind]));
         TM_TRY(make_file(s, path, "spill", s->spill_map.size[path], false, &s->spill[path]));
     }
     return TM_OK;

@@ -72,7 +72,8 @@ static inline bool has_extent(const tm_object *o, bool commits) {
     return !o->resident || (commits && in_commits(o));
 }
 static inline unsigned slots_of(const tm_object *o, unsigned slots) {
-    return in_commits(o) ? slots : 1;
+    unsigned most = tm_kind_get(o->kind)->slots;
+    return slots < most ? slots : most;
 }
 
 /* store_page.c: the object's frame is still what was written last (hashes until the first page that is not). */

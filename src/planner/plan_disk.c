@@ -84,8 +84,8 @@ static tm_status refuse(const planning *g, const char *what, const char *where, 
 
 static uint64_t update_bytes(const tm_job *job, uint32_t slots) {
     uint64_t bytes = 0;
-    for (int kind = TM_KIND_WEIGHT_LO; kind <= TM_KIND_GRAD; kind++)
-        bytes += tm_store_kind_bytes(job->layout, (tm_kind)kind, slots, job->opts.commits);
+    for (tm_kind kind = 0; kind < TM_KINDS; kind++)
+        if (tm_kind_get(kind)->optimizer) bytes += tm_store_kind_bytes(job->layout, kind, slots, job->opts.commits);
     return bytes;
 }
 

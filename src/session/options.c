@@ -33,8 +33,8 @@ tm_status session_check_budget(const tm_config *c) {
 static void pin(const tm_config *c, bool pinned[TM_KINDS]) {
     bool params = c->param_place == TM_PLACE_NONE || c->param_place == TM_PLACE_CPU;
     bool optimizer = c->optimizer_place == TM_PLACE_NONE || c->optimizer_place == TM_PLACE_CPU;
+    for (tm_kind kind = 0; kind < TM_KINDS; kind++) pinned[kind] = tm_kind_get(kind)->optimizer && optimizer;
     pinned[TM_KIND_WEIGHT_HI] = params;
-    pinned[TM_KIND_WEIGHT_LO] = pinned[TM_KIND_EXP_AVG] = pinned[TM_KIND_EXP_AVG_SQ] = pinned[TM_KIND_GRAD] = optimizer;
     pinned[TM_KIND_ACTIVATION] = params && optimizer;
 }
 
@@ -127,8 +127,9 @@ static const tm_strings *paths_of(const tm_config *c) {
  * masters, moments, gradients. Temporaries of activations are neither's: they go wherever there is a disk. */
 static uint32_t kinds_of(unsigned is_for) {
     enum { PARAM = 1 << TM_KIND_WEIGHT_HI, TEMPORARY = 1 << TM_KIND_ACTIVATION };
-    enum { UPDATE = 1 << TM_KIND_WEIGHT_LO | 1 << TM_KIND_EXP_AVG | 1 << TM_KIND_EXP_AVG_SQ | 1 << TM_KIND_GRAD };
-    return TEMPORARY | (is_for & TM_PATH_PARAM ? PARAM : 0) | (is_for & TM_PATH_OPTIMIZER ? UPDATE : 0);
+    uint32_t update = 0;
+    for (tm_kind kind = 0; kind < TM_KINDS; kind++) update |= (uint32_t)tm_kind_get(kind)->optimizer << kind;
+    return TEMPORARY | (is_for & TM_PATH_PARAM ? PARAM : 0) | (is_for & TM_PATH_OPTIMIZER ? update : 0);
 }
 
 void session_set_paths(const tm_config *c, job_opts *o) {
