@@ -1,7 +1,8 @@
 /* config.json of Hugging Face, as versions 4 and 5 of transformers write it. */
-#include "model/model.h"
+#include "model/arch_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -13,22 +14,16 @@ enum {
 };
 enum { MAX_HEAD_DIM = 512, MAX_POSITIONS = 1 << 30 };
 
-typedef struct parser {
-    const char *name;
-    const tm_json *root;
-} parser;
-
 static bool present(const tm_json *n) {
     return n && n->type != TM_JSON_NULL;
 }
 
-static tm_status bad(const parser *p, const tm_json *at, const char *key, const char *expected) {
+static tm_status bad(const model_parser *p, const tm_json *at, const char *key, const char *expected) {
     return tm_fail(TM_EINPUT, "%s:%u:%u: %s must be %s", p->name, at->line, at->column, key, expected);
 }
 
-/* An integer in [low, high]; absent or null: `otherwise`, or an error if that is negative. */
-static tm_status get_u32(const parser *p, const char *key, int64_t low, int64_t high, int64_t otherwise,
-                         uint32_t *out) {
+tm_status model_key_u32(const model_parser *p, const char *key, int64_t low, int64_t high, int64_t otherwise,
+                        uint32_t *out) {
     const tm_json *n = tm_json_get(p->root, key);
     if (!present(n)) {
         if (otherwise < 0) return tm_fail(TM_EINPUT, "%s: %s is missing", p->name, key);
@@ -43,8 +38,8 @@ static tm_status get_u32(const parser *p, const char *key, int64_t low, int64_t 
     return TM_OK;
 }
 
-static tm_status get_double(const parser *p, const tm_json *object, const char *key, bool required, double otherwise,
-                            double *out) {
+static tm_status get_double(const model_parser *p, const tm_json *object, const char *key, bool required,
+                            double otherwise, double *out) {
     const tm_json *n = tm_json_get(object, key);
     if (!present(n)) {
         if (required)
@@ -58,7 +53,7 @@ static tm_status get_double(const parser *p, const tm_json *object, const char *
     return TM_OK;
 }
 
-static tm_status get_bool(const parser *p, const char *key, bool otherwise, bool *out) {
+tm_status model_key_bool(const model_parser *p, const char *key, bool otherwise, bool *out) {
     const tm_json *n = tm_json_get(p->root, key);
     *out = otherwise;
     if (!present(n)) return TM_OK;
@@ -67,14 +62,14 @@ static tm_status get_bool(const parser *p, const char *key, bool otherwise, bool
     return TM_OK;
 }
 
-static tm_status token_id(const parser *p, const tm_json *n, const char *key, int32_t *out) {
+static tm_status token_id(const model_parser *p, const tm_json *n, const char *key, int32_t *out) {
     bool ok = n->type == TM_JSON_NUMBER && n->is_integer && n->integer >= -1 && n->integer < MAX_VOCAB;
     if (!ok) return bad(p, n, key, "a token id");
     *out = (int32_t)n->integer;
     return TM_OK;
 }
 
-static tm_status special_tokens(const parser *p, tm_model_config *c) {
+static tm_status special_tokens(const model_parser *p, tm_model_config *c) {
     const tm_json *bos = tm_json_get(p->root, "bos_token_id"), *eos = tm_json_get(p->root, "eos_token_id");
     c->bos_token_id = -1;
     if (present(bos)) TM_TRY(token_id(p, bos, "bos_token_id", &c->bos_token_id));
@@ -90,14 +85,18 @@ static tm_status special_tokens(const parser *p, tm_model_config *c) {
     return TM_OK;
 }
 
-static tm_status architecture(const parser *p, tm_model_config *c) {
+static tm_status architecture(const model_parser *p, tm_model_config *c, const model_arch **arch) {
     const tm_json *type = tm_json_get(p->root, "model_type");
     if (!type || type->type != TM_JSON_STRING)
         return tm_fail(TM_EINPUT, "%s: model_type is missing; is this the config.json of a model?", p->name);
-    if (!tm_json_is(type, "llama") && !tm_json_is(type, "mistral"))
-        return tm_fail(TM_EUNSUPPORTED, "%s:%u:%u: model_type \"%.40s\" is not supported; llama and mistral are",
-                       p->name, type->line, type->column, type->text);
-    memcpy(c->model_type, type->text, type->len + 1);
+    *arch = model_arch_find(type->text);
+    if (!*arch) {
+        char names[256];
+        model_arch_names(names, sizeof names);
+        return tm_fail(TM_EUNSUPPORTED, "%s:%u:%u: model_type \"%.40s\" is not supported; %s are", p->name, type->line,
+                       type->column, type->text, names);
+    }
+    snprintf(c->model_type, sizeof c->model_type, "%s", (*arch)->model_type);
     const tm_json *act = tm_json_get(p->root, "hidden_act");
     if (present(act) && !tm_json_is(act, "silu"))
         return tm_fail(TM_EUNSUPPORTED, "%s:%u:%u: hidden_act is not supported here; silu is", p->name, act->line,
@@ -111,25 +110,20 @@ static tm_status architecture(const parser *p, tm_model_config *c) {
     return TM_OK;
 }
 
-static tm_status sizes(const parser *p, tm_model_config *c) {
-    bool mistral = !strcmp(c->model_type, "mistral");
-    TM_TRY(get_u32(p, "vocab_size", 1, MAX_VOCAB, -1, &c->vocab_size));
-    TM_TRY(get_u32(p, "hidden_size", 1, MAX_HIDDEN, -1, &c->hidden_size));
-    TM_TRY(get_u32(p, "intermediate_size", 1, MAX_INTERMEDIATE, -1, &c->intermediate_size));
-    TM_TRY(get_u32(p, "num_hidden_layers", 1, MAX_LAYERS, -1, &c->num_hidden_layers));
-    TM_TRY(get_u32(p, "num_attention_heads", 1, MAX_HEADS, -1, &c->num_attention_heads));
-    TM_TRY(
-        get_u32(p, "num_key_value_heads", 1, MAX_HEADS, mistral ? 8 : c->num_attention_heads, &c->num_key_value_heads));
-    TM_TRY(get_u32(p, "head_dim", 2, MAX_HEAD_DIM, 0, &c->head_dim));
-    TM_TRY(
-        get_u32(p, "max_position_embeddings", 1, MAX_POSITIONS, mistral ? 131072 : 2048, &c->max_position_embeddings));
-    const tm_json *window = tm_json_get(p->root, "sliding_window");
-    if (mistral && !(window && window->type == TM_JSON_NULL))
-        TM_TRY(get_u32(p, "sliding_window", 1, INT32_MAX, 4096, &c->sliding_window));
-    return TM_OK;
+static tm_status sizes(const model_parser *p, const model_arch *arch, tm_model_config *c) {
+    TM_TRY(model_key_u32(p, "vocab_size", 1, MAX_VOCAB, -1, &c->vocab_size));
+    TM_TRY(model_key_u32(p, "hidden_size", 1, MAX_HIDDEN, -1, &c->hidden_size));
+    TM_TRY(model_key_u32(p, "intermediate_size", 1, MAX_INTERMEDIATE, -1, &c->intermediate_size));
+    TM_TRY(model_key_u32(p, "num_hidden_layers", 1, MAX_LAYERS, -1, &c->num_hidden_layers));
+    TM_TRY(model_key_u32(p, "num_attention_heads", 1, MAX_HEADS, -1, &c->num_attention_heads));
+    TM_TRY(model_key_u32(p, "num_key_value_heads", 1, MAX_HEADS,
+                         arch->kv_heads ? arch->kv_heads : c->num_attention_heads, &c->num_key_value_heads));
+    TM_TRY(model_key_u32(p, "head_dim", 2, MAX_HEAD_DIM, 0, &c->head_dim));
+    return model_key_u32(p, "max_position_embeddings", 1, MAX_POSITIONS, arch->positions ? arch->positions : 2048,
+                         &c->max_position_embeddings);
 }
 
-static tm_status check_heads(const parser *p, tm_model_config *c) {
+static tm_status check_heads(const model_parser *p, tm_model_config *c) {
     uint32_t heads = c->num_attention_heads;
     if (!c->head_dim) {
         if (c->hidden_size % heads)
@@ -146,7 +140,7 @@ static tm_status check_heads(const parser *p, tm_model_config *c) {
     return TM_OK;
 }
 
-static tm_status llama3_scaling(const parser *p, const tm_json *rope, tm_model_config *c) {
+static tm_status llama3_scaling(const model_parser *p, const tm_json *rope, tm_model_config *c) {
     double original;
     TM_TRY(get_double(p, rope, "low_freq_factor", true, 0, &c->rope_low_freq_factor));
     TM_TRY(get_double(p, rope, "high_freq_factor", true, 0, &c->rope_high_freq_factor));
@@ -159,7 +153,7 @@ static tm_status llama3_scaling(const parser *p, const tm_json *rope, tm_model_c
     return TM_OK;
 }
 
-static tm_status scaling(const parser *p, const tm_json *rope, tm_model_config *c) {
+static tm_status scaling(const model_parser *p, const tm_json *rope, tm_model_config *c) {
     const tm_json *type = tm_json_get(rope, "rope_type"), *partial = tm_json_get(rope, "partial_rotary_factor");
     if (!present(type)) type = tm_json_get(rope, "type");
     if (present(partial) && !(partial->type == TM_JSON_NUMBER && partial->number == 1.0))
@@ -177,7 +171,7 @@ static tm_status scaling(const parser *p, const tm_json *rope, tm_model_config *
 }
 
 /* v5: rope_parameters {rope_type, rope_theta, ..}. v4: rope_theta beside rope_scaling {rope_type or type, ..}. */
-static tm_status rope(const parser *p, tm_model_config *c) {
+static tm_status rope(const model_parser *p, tm_model_config *c) {
     const tm_json *v5 = tm_json_get(p->root, "rope_parameters"), *v4 = tm_json_get(p->root, "rope_scaling");
     TM_TRY(get_double(p, p->root, "rope_theta", false, 10000.0, &c->rope_theta));
     const tm_json *block = present(v5) ? v5 : v4;
@@ -187,26 +181,25 @@ static tm_status rope(const parser *p, tm_model_config *c) {
     return scaling(p, block, c);
 }
 
-static tm_status fill(const parser *p, tm_model_config *c) {
+static tm_status fill(const model_parser *p, tm_model_config *c) {
     if (p->root->type != TM_JSON_OBJECT) return bad(p, p->root, "a configuration", "an object");
-    TM_TRY(architecture(p, c));
-    TM_TRY(sizes(p, c));
+    const model_arch *arch = NULL;
+    TM_TRY(architecture(p, c, &arch));
+    TM_TRY(sizes(p, arch, c));
     TM_TRY(check_heads(p, c));
     TM_TRY(rope(p, c));
     TM_TRY(special_tokens(p, c));
     TM_TRY(get_double(p, p->root, "rms_norm_eps", false, 1e-6, &c->rms_norm_eps));
     TM_TRY(get_double(p, p->root, "initializer_range", false, 0.02, &c->initializer_range));
-    TM_TRY(get_bool(p, "tie_word_embeddings", false, &c->tie_word_embeddings));
-    if (strcmp(c->model_type, "llama")) return TM_OK;
-    TM_TRY(get_bool(p, "attention_bias", false, &c->attention_bias));
-    return get_bool(p, "mlp_bias", false, &c->mlp_bias);
+    TM_TRY(model_key_bool(p, "tie_word_embeddings", false, &c->tie_word_embeddings));
+    return arch->parse(p, c);
 }
 
 tm_status tm_model_config_parse(tm_model_config *out, const char *json, size_t len, const char *name) {
     tm_json_doc *doc;
     *out = (tm_model_config){0};
     TM_TRY(tm_json_parse(&doc, json, len, name, 0, 0));
-    tm_status rc = fill(&(parser){name, tm_json_root(doc)}, out);
+    tm_status rc = fill(&(model_parser){name, tm_json_root(doc)}, out);
     tm_json_free(doc);
     return rc;
 }

@@ -14,20 +14,17 @@
 /* ---- embedding ---- */
 
 void embed_forward(const tm_stage_args *a) {
-    const tm_model_config *c = &a->model->config;
-    uint32_t part = model_stage_of(a)->index;
-    a->kernels->embed_forward(model_elem(a->model), model_used(a->batch), a->batch->tokens, c->hidden_size,
-                              a->batch->ids, part * MODEL_VOCAB_PART, model_part_rows(c, part), a->weight[0],
-                              a->slot[SLOT_OUT], model_fresh(a->slot_fresh, SLOT_OUT));
+    const stage_spec *s = model_spec_of(a);
+    a->kernels->embed_forward(model_elem(a->model), model_used(a->batch), a->batch->tokens, s->width, a->batch->ids,
+                              (uint32_t)s->column, (uint32_t)s->columns, a->weight[0], a->slot[s->out],
+                              model_fresh(a->slot_fresh, s->out));
 }
 
 void embed_backward(const tm_stage_args *a) {
-    const tm_model_config *c = &a->model->config;
-    uint32_t part = model_stage_of(a)->index;
+    const stage_spec *s = model_spec_of(a);
     if (!a->weight_grad[0]) return;
-    a->kernels->embed_backward(model_elem(a->model), model_used(a->batch), c->hidden_size, a->batch->ids,
-                               part * MODEL_VOCAB_PART, model_part_rows(c, part), a->grad[SLOT_OUT], a->weight_grad[0],
-                               !a->weight_grad_fresh[0]);
+    a->kernels->embed_backward(model_elem(a->model), model_used(a->batch), s->width, a->batch->ids, (uint32_t)s->column,
+                               (uint32_t)s->columns, a->grad[s->out], a->weight_grad[0], !a->weight_grad_fresh[0]);
 }
 
 /* ---- head ---- */
@@ -44,31 +41,34 @@ typedef struct head_work {
     float *dnormed; /* [token_chunk][h] */
 } head_work;
 
-static uint64_t block_columns(const tm_model *m) {
-    return tm_min_u64(m->vocab_block, m->config.vocab_size);
+static uint64_t block_columns(const tm_model *m, const stage_spec *s) {
+    return tm_min_u64(m->vocab_block, s->row_columns);
 }
 static uint64_t chunk_rows(const tm_model *m, uint64_t used) {
     return tm_min_u64(m->token_chunk, tm_round_up(used, MODEL_TOKEN_GRAIN));
 }
 
-uint64_t head_workspace(const tm_model *m, const tm_stage *s, bool backward, uint32_t rows, uint32_t seq) {
-    (void)s;
-    uint64_t used = (uint64_t)rows * seq, n = chunk_rows(m, used), h = m->config.hidden_size;
+uint64_t head_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
+    uint64_t used = (uint64_t)rows * seq, n = chunk_rows(m, used), h = s->width;
     uint64_t bytes = tm_round_up(used * sizeof(uint32_t), 64) + tm_round_up(n * h * tm_dtype_bytes(m->compute), 64) +
-                     tm_round_up(n * block_columns(m) * sizeof(float), 64);
+                     tm_round_up(n * block_columns(m, s) * sizeof(float), 64);
     return backward ? bytes + tm_round_up(n * h * sizeof(float), 64) : bytes;
 }
 
+/* Backward multiplies the logits again. */
+double head_flops(const stage_spec *s, bool backward, const tm_load *load) {
+    return 2 * load->tokens * (double)(s->width * s->columns) * (backward ? 3 : 1);
+}
+
 static head_work prepare(const tm_stage_args *a, bool backward) {
-    const tm_model_config *c = &a->model->config;
-    uint32_t part = model_stage_of(a)->index;
-    head_work w = {.t = model_elem(a->model), .h = c->hidden_size, .first = part * MODEL_VOCAB_PART};
+    const stage_spec *s = model_spec_of(a);
+    head_work w = {
+        .t = model_elem(a->model), .h = s->width, .first = (uint32_t)s->column, .count = (uint32_t)s->columns};
     uint64_t used = model_used(a->batch), n = chunk_rows(a->model, used);
     char *at = a->workspace;
-    w.count = model_part_rows(c, part);
     uint32_t *listed = model_take(&at, used * sizeof *listed);
     w.normed = model_take(&at, n * w.h * tm_elem_bytes(w.t));
-    w.logits = model_take(&at, n * block_columns(a->model) * sizeof(float));
+    w.logits = model_take(&at, n * block_columns(a->model, s) * sizeof(float));
     if (backward) w.dnormed = model_take(&at, n * w.h * sizeof(float));
     if (a->batch->label_row) {
         w.row = a->batch->label_row;
@@ -186,10 +186,14 @@ void head_backward(const tm_stage_args *a) {
     for (uint64_t i = 0; i < w.rows; i += a->model->token_chunk) backward_chunk(&w, a, i);
 }
 
+static bool is_head(const stage_spec *s) {
+    return s->kind == model_stage_kind(STAGE_HEAD);
+}
+
 uint64_t tm_head_kept_bytes(const tm_model *m, uint32_t unit, uint32_t stage, uint32_t rows, uint32_t seq) {
-    const tm_stage *s = &m->unit[unit].stage[stage];
+    const stage_spec *s = m->unit[unit].stage[stage].spec;
     uint64_t tokens = tm_round_up((uint64_t)rows * seq, MODEL_TOKEN_GRAIN);
-    return s->code == STAGE_HEAD ? tokens * model_part_rows(&m->config, s->index) * sizeof(float) : 0;
+    return is_head(s) ? tokens * s->columns * sizeof(float) : 0;
 }
 
 void tm_head_nll(const tm_micro_batch *b, const void *state, float *nll) {
@@ -200,22 +204,22 @@ void tm_head_nll(const tm_micro_batch *b, const void *state, float *nll) {
 }
 
 tm_status tm_head_logits(const tm_stage_args *a, uint32_t first, uint32_t n, float *out, uint64_t ld) {
-    const tm_model_config *c = &a->model->config;
-    const tm_stage *s = model_stage_of(a);
+    const stage_spec *s = model_spec_of(a);
     tm_elem t = model_elem(a->model);
-    if (s->code != STAGE_HEAD || first > a->batch->tokens || n > a->batch->tokens - first)
-        return tm_fail(TM_EBUG, "tm_head_logits: rows %u+%u of %u in stage %s", first, n, a->batch->tokens, s->name);
+    if (!is_head(s) || first > a->batch->tokens || n > a->batch->tokens - first)
+        return tm_fail(TM_EBUG, "tm_head_logits: rows %u+%u of %u in stage %s", first, n, a->batch->tokens,
+                       model_stage_of(a)->name);
     (a->kernels ? a->kernels : tm_kernels_host())
         ->gemm(&(tm_gemm_args){.m = n,
-                               .n = model_part_rows(c, s->index),
-                               .k = c->hidden_size,
+                               .n = s->columns,
+                               .k = s->width,
                                .alpha = 1,
-                               .a = model_row_const(t, a->slot[SLOT_NORMED], first, c->hidden_size),
-                               .lda = c->hidden_size,
+                               .a = model_row_const(t, a->slot[SLOT_NORMED], first, s->width),
+                               .lda = s->width,
                                .b = a->weight[0],
-                               .ldb = c->hidden_size,
+                               .ldb = s->width,
                                .b_trans = true,
-                               .c = out + (uint64_t)s->index * MODEL_VOCAB_PART,
+                               .c = out + s->column,
                                .ldc = ld,
                                .a_type = t,
                                .b_type = t,

@@ -1,5 +1,5 @@
 /* Creation, and the read-only view of the tables. */
-#include "model/model_internal.h"
+#include "model/arch_internal.h"
 
 _Static_assert((int)TM_F32 == (int)TM_ELEM_F32 && (int)TM_BF16 == (int)TM_ELEM_BF16 && (int)TM_F16 == (int)TM_ELEM_F16,
                "compute types are kernel types");
@@ -16,13 +16,15 @@ static tm_status prepare_rope(tm_model *m) {
 
 tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements) {
     *out = NULL;
+    const model_arch *arch = model_arch_find(config->model_type);
+    if (!arch) return tm_fail(TM_EBUG, "no architecture \"%s\"", config->model_type);
     tm_model *m = tm_calloc(1, sizeof *m);
     if (!m) return tm_nomem(sizeof *m);
     m->config = *config;
     m->compute = compute;
     m->fused_elements = fused_elements;
     tm_model_set_sizes(m, &(tm_kernel_sizes){0});
-    tm_status rc = model_build_tables(m);
+    tm_status rc = model_build_tables(m, arch->describe);
     if (rc == TM_OK) rc = prepare_rope(m);
     if (rc != TM_OK) {
         tm_model_free(m);

@@ -34,12 +34,12 @@ static inline uint64_t tm_dtype_bytes(tm_dtype t) {
 
 typedef enum tm_rope_type { TM_ROPE_DEFAULT, TM_ROPE_LINEAR, TM_ROPE_LLAMA3 } tm_rope_type;
 typedef struct tm_model_config {
-    char model_type[32]; /* "llama", "mistral" */
+    char model_type[32]; /* a row of arch.c: "llama", "mistral" */
     uint32_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
     uint32_t num_attention_heads, num_key_value_heads, head_dim;
     uint32_t max_position_embeddings;
     uint32_t sliding_window; /* 0: none; else position i sees j with i - window < j <= i */
-    bool tie_word_embeddings, attention_bias, mlp_bias;
+    bool tie_word_embeddings, attention_bias /* of q, k, v */, attention_out_bias, mlp_bias;
     double rms_norm_eps, initializer_range;
     tm_rope_type rope_type;
     double rope_theta, rope_factor, rope_low_freq_factor, rope_high_freq_factor;
@@ -89,8 +89,8 @@ typedef struct tm_slot_use {
     uint8_t access; /* tm_access; the first TM_UPDATE of a pass is told so (fresh) and writes */
 } tm_slot_use;
 typedef struct tm_stage {
-    const char *name;     /* "attn_in", "attn", "attn_out", "mlp_in", "mlp_out", "embed", "norm", "head" */
-    uint16_t code, index; /* private to src/model */
+    const char *name;              /* "attn_in", "attn", "attn_out", "mlp_in", "mlp_out", "embed", "norm", "head" */
+    const struct stage_spec *spec; /* what it computes: private to src/model */
     uint8_t n_forward, n_backward, n_parts;
     tm_slot_use forward[TM_MAX_STAGE_USES], backward[TM_MAX_STAGE_USES];
     uint32_t part[TM_MAX_STAGE_PARTS];
@@ -130,8 +130,27 @@ uint64_t tm_model_parameters(const tm_model *m);                           /* ti
  * keyed by (seed, name), counter = element: the same for any split. */
 void tm_model_init_values(const tm_model *m, uint32_t t, uint64_t seed, uint64_t offset, uint64_t n, float *out);
 
-/* ---- running a stage
- * -------------------------------------------------------------------------------------------------- */
+/* ---- work of a stage ---------------------------------------------------------------------------------------------- */
+
+/* What decides the seconds of micro-batches that are not alike: seconds of products go with tokens (padding included),
+ * those of attention with query-key pairs, so that the means of both give the mean of seconds. */
+typedef struct tm_load {
+    double rows, tokens, pairs; /* of a micro-batch, or means of several */
+} tm_load;
+/* Of a micro-batch of `rows` rows of `seq` tokens in `tokens` token rows. */
+tm_load tm_model_load(const tm_model_config *c, uint32_t rows, uint32_t seq, uint32_t tokens);
+/* Work of one call: a multiply-add is two operations; bytes are operands read and written. */
+typedef struct tm_work {
+    double flops, bytes;
+} tm_work;
+tm_work tm_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const tm_load *load);
+/* Whether two stages do the same, so that the time of one tells that of the other: by their work, where they are parts
+ * of a vocabulary. */
+bool tm_stage_alike(const tm_stage *a, const tm_stage *b);
+/* Every number that the time of a call depends on but the micro-batch, as text. */
+void tm_stage_signature(const tm_stage *s, char *buf, size_t cap);
+
+/* ---- running a stage -------------------------------------------------------------------------------------------- */
 
 typedef struct tm_micro_batch {
     uint32_t rows, seq;       /* B, S of this micro-batch; 0 rows: nothing to do */

@@ -15,6 +15,8 @@
 #include "kernels/kernels.h"
 #include "model/model.h"
 
+typedef struct stage_spec stage_spec;
+
 enum {
     MODEL_VOCAB_PART = 8192,  /* vocabulary rows of a part */
     MODEL_VOCAB_BLOCK = 2048, /* columns of logits that exist at a time */
@@ -27,63 +29,73 @@ enum { SLOT_X, SLOT_OUT, SLOT_QKV, SLOT_O, SLOT_LSE, SLOT_MID, SLOT_GATE_UP, SLO
 enum { SLOT_NORMED = 2, SLOT_STATE = TM_HEAD_SLOT_STATE };
 enum { PART_MATRIX = 0, PART_SMALL = 1 };
 
+/* Kinds of stages: rows of the table in stage.c. */
 typedef enum stage_code {
     STAGE_EMBED,
     STAGE_NORM,
-    STAGE_ATTN_IN,
-    STAGE_ATTN,
-    STAGE_ATTN_OUT,
-    STAGE_MLP_IN,
-    STAGE_MLP_OUT,
+    STAGE_IN,
+    STAGE_ATTENTION,
+    STAGE_OUT,
+    STAGE_GLU_OUT,
     STAGE_HEAD
 } stage_code;
 
-/* Where the vectors of a block's small part begin, in elements; biases only where `has`. */
-typedef struct small_layout {
-    uint64_t norm1, norm2, qkv_bias, o_bias, gate_up_bias, down_bias, elements;
-} small_layout;
+enum {
+    STAGE_LOOKS_UP = 1,     /* of its part it touches a row a token, and the first of its unit clears the output */
+    STAGE_OF_VOCABULARY = 2 /* computes a share of the vocabulary: seconds go with the share */
+};
+typedef struct stage_kind {
+    const char *name;
+    void (*forward)(const tm_stage_args *a);
+    void (*backward)(const tm_stage_args *a);
+    uint64_t (*workspace)(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows,
+                          uint32_t seq);                                      /* bytes; NULL: none */
+    double (*flops)(const stage_spec *s, bool backward, const tm_load *load); /* NULL: none to speak of */
+    unsigned traits;
+} stage_kind;
+
+#define NO_VECTOR UINT64_MAX
+/* What a stage computes. A kind reads what it needs; the rest is 0 (NO_VECTOR). No padding: stages are compared byte by
+ * byte. */
+struct stage_spec {
+    const stage_kind *kind;
+    uint64_t width;                        /* elements of an input row that are summed over, or normed */
+    uint64_t column, columns, row_columns; /* it computes columns [column, column + columns) of output rows that have
+                                              row_columns; embed: that many ids of the vocabulary */
+    uint64_t norm, bias;                   /* where its vectors begin in the unit's small part; NO_VECTOR: has none */
+    uint8_t in, out;                       /* slots */
+    uint8_t residual;                      /* slot that is added to the product (STAGE_OUT, STAGE_GLU_OUT) */
+    uint8_t normed;                        /* slot that holds the normed input, 0: STAGE_IN norms it itself */
+    float epsilon;                         /* of the norm */
+    uint32_t rotated;                      /* heads that RoPE turns, from `column` on */
+    uint32_t heads, kv_heads, head_dim, window;
+    float scale; /* of attention's scores */
+};
+_Static_assert(sizeof(stage_spec) == sizeof(void *) + 6 * 8 + 4 + 7 * 4, "stage_spec has no padding");
 
 struct tm_model {
     tm_model_config config;
     tm_dtype compute;
     tm_rope rope;
-    small_layout small;
     tm_kernel_sizes sizes;             /* of the kernels that compute it; functions are set */
     uint32_t token_chunk, vocab_block; /* MODEL_TOKEN_CHUNK, MODEL_VOCAB_BLOCK, or what those kernels like better */
     uint64_t fused_elements;           /* MODEL_FUSED_ELEMENTS, or less in a test */
-    bool fused_qkv, fused_gate_up;
     uint64_t parameters;
     uint32_t n_units, n_parts, n_tensors, n_segments, n_stages;
     tm_unit *unit;
     tm_stage *stage;
+    stage_spec *spec; /* of each stage */
     tm_part *part;
     tm_tensor *tensor;
     tm_segment *by_tensor, *by_part;
     struct model_names *names; /* all strings */
 };
 
-tm_status model_build_tables(tm_model *m);
-void model_free_tables(tm_model *m);
 /* tm_model_create with another limit for fused parts. */
 tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements);
 
 static inline tm_elem model_elem(const tm_model *m) {
     return (tm_elem)m->compute;
-}
-static inline uint64_t model_q_columns(const tm_model_config *c) {
-    return (uint64_t)c->num_attention_heads * c->head_dim;
-}
-static inline uint64_t model_kv_columns(const tm_model_config *c) {
-    return (uint64_t)c->num_key_value_heads * c->head_dim;
-}
-static inline uint64_t model_qkv_columns(const tm_model_config *c) {
-    return model_q_columns(c) + 2 * model_kv_columns(c);
-}
-static inline uint32_t model_vocab_parts(const tm_model_config *c) {
-    return (c->vocab_size + MODEL_VOCAB_PART - 1) / MODEL_VOCAB_PART;
-}
-static inline uint32_t model_part_rows(const tm_model_config *c, uint32_t part) {
-    return (uint32_t)tm_min_u64(MODEL_VOCAB_PART, c->vocab_size - (uint64_t)part * MODEL_VOCAB_PART);
 }
 /* Token rows that hold tokens, and those that products run over. */
 static inline uint64_t model_used(const tm_micro_batch *b) {
@@ -94,6 +106,9 @@ static inline uint64_t model_rows(const tm_micro_batch *b) {
 }
 static inline const tm_stage *model_stage_of(const tm_stage_args *a) {
     return &a->model->unit[a->unit].stage[a->stage];
+}
+static inline const stage_spec *model_spec_of(const tm_stage_args *a) {
+    return model_stage_of(a)->spec;
 }
 static inline void *model_row(tm_elem t, void *x, uint64_t row, uint64_t n) {
     return (char *)x + row * n * tm_elem_bytes(t);
@@ -117,26 +132,15 @@ void model_zero_tail(const tm_stage_args *a, void *x, uint64_t row_bytes);
  * to it later. NULL: not wanted. */
 float *model_small_gradient(const tm_stage_args *a, unsigned part);
 
-/* Stages, one pair a kind. */
-typedef uint64_t stage_workspace(const tm_model *m, const tm_stage *s, bool backward, uint32_t rows, uint32_t seq);
-void norm_forward(const tm_stage_args *a);
-void norm_backward(const tm_stage_args *a);
-stage_workspace norm_workspace;
-void in_forward(const tm_stage_args *a);
-void in_backward(const tm_stage_args *a);
-stage_workspace in_workspace;
-void attention_forward(const tm_stage_args *a);
-void attention_backward(const tm_stage_args *a);
-stage_workspace attention_workspace;
-void attention_out_forward(const tm_stage_args *a);
-void attention_out_backward(const tm_stage_args *a);
-void mlp_out_forward(const tm_stage_args *a);
-void mlp_out_backward(const tm_stage_args *a);
-stage_workspace mlp_out_workspace;
-void embed_forward(const tm_stage_args *a);
-void embed_backward(const tm_stage_args *a);
-void head_forward(const tm_stage_args *a);
-void head_backward(const tm_stage_args *a);
-stage_workspace head_workspace;
+/* Stages, by kind (block.c, head.c). */
+const stage_kind *model_stage_kind(stage_code code);
+typedef void stage_fn(const tm_stage_args *a);
+typedef uint64_t stage_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq);
+typedef double stage_flops(const stage_spec *s, bool backward, const tm_load *load);
+stage_fn norm_forward, norm_backward, in_forward, in_backward, attention_forward, attention_backward, out_forward,
+    out_backward, glu_out_forward, glu_out_backward, embed_forward, embed_backward, head_forward, head_backward;
+stage_workspace norm_workspace, in_workspace, attention_workspace, glu_out_workspace, head_workspace;
+stage_flops attention_flops, head_flops;
+stage_flops model_product_flops; /* one product forward, two backward */
 
 #endif

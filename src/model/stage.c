@@ -1,28 +1,25 @@
-/* A stage's code to the functions that run it. */
+/* Kinds of stages, and the calls that run one. */
 #include "model/model_internal.h"
 
-typedef struct stage_ops {
-    void (*forward)(const tm_stage_args *a);
-    void (*backward)(const tm_stage_args *a);
-    stage_workspace *workspace; /* NULL: none */
-} stage_ops;
-
-static const stage_ops ops[] = {
-    [STAGE_EMBED] = {embed_forward, embed_backward, NULL},
-    [STAGE_NORM] = {norm_forward, norm_backward, norm_workspace},
-    [STAGE_ATTN_IN] = {in_forward, in_backward, in_workspace},
-    [STAGE_ATTN] = {attention_forward, attention_backward, attention_workspace},
-    [STAGE_ATTN_OUT] = {attention_out_forward, attention_out_backward, NULL},
-    [STAGE_MLP_IN] = {in_forward, in_backward, in_workspace},
-    [STAGE_MLP_OUT] = {mlp_out_forward, mlp_out_backward, mlp_out_workspace},
-    [STAGE_HEAD] = {head_forward, head_backward, head_workspace},
+static const stage_kind kinds[] = {
+    [STAGE_EMBED] = {"embed", embed_forward, embed_backward, NULL, NULL, STAGE_LOOKS_UP | STAGE_OF_VOCABULARY},
+    [STAGE_NORM] = {"norm", norm_forward, norm_backward, norm_workspace, NULL, 0},
+    [STAGE_IN] = {"in", in_forward, in_backward, in_workspace, model_product_flops, 0},
+    [STAGE_ATTENTION] = {"attention", attention_forward, attention_backward, attention_workspace, attention_flops, 0},
+    [STAGE_OUT] = {"out", out_forward, out_backward, NULL, model_product_flops, 0},
+    [STAGE_GLU_OUT] = {"glu_out", glu_out_forward, glu_out_backward, glu_out_workspace, model_product_flops, 0},
+    [STAGE_HEAD] = {"head", head_forward, head_backward, head_workspace, head_flops, STAGE_OF_VOCABULARY},
 };
+
+const stage_kind *model_stage_kind(stage_code code) {
+    return &kinds[code];
+}
 
 uint64_t tm_stage_workspace(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, uint32_t rows,
                             uint32_t seq) {
-    const tm_stage *s = &m->unit[unit].stage[stage];
-    bool none = !rows || !seq || !ops[s->code].workspace;
-    return none ? 0 : ops[s->code].workspace(m, s, backward, rows, seq);
+    const stage_spec *s = m->unit[unit].stage[stage].spec;
+    bool none = !rows || !seq || !s->kind->workspace;
+    return none ? 0 : s->kind->workspace(m, s, backward, rows, seq);
 }
 
 /* What the caller and the batch must agree on; a violation is ours, not the user's. */
@@ -44,7 +41,7 @@ static tm_stage_args with_kernels(const tm_stage_args *a) {
 tm_status tm_stage_forward(const tm_stage_args *a) {
     tm_stage_args x = with_kernels(a);
     TM_TRY(check(a));
-    if (model_used(a->batch)) ops[model_stage_of(a)->code].forward(&x);
+    if (model_used(a->batch)) model_spec_of(a)->kind->forward(&x);
     return TM_OK;
 }
 
@@ -60,7 +57,7 @@ tm_status tm_stage_backward(const tm_stage_args *a) {
     tm_stage_args x = with_kernels(a);
     TM_TRY(check(a));
     if (model_used(a->batch))
-        ops[model_stage_of(a)->code].backward(&x);
+        model_spec_of(a)->kind->backward(&x);
     else
         empty_backward(&x);
     return TM_OK;

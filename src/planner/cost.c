@@ -18,37 +18,8 @@ static const uint64_t MEASURE_RESERVE = 48 << 20;
 
 /* ---- work ---------------------------------------------------------------------------------------------------- */
 
-static bool named(const tm_stage *s, const char *name) {
-    return strcmp(s->name, name) == 0;
-}
-
-/* Query-key pairs that causal attention looks at. */
-static double attention_pairs(const tm_model_config *c, const job_shape *shape) {
-    double s = shape->seq, w = c->sliding_window && c->sliding_window < shape->seq ? c->sliding_window : s;
-    return shape->rows * (w * (w + 1) / 2 + (s - w) * w);
-}
-
 job_load job_shape_load(const tm_model_config *c, const job_shape *shape) {
-    return (job_load){.rows = shape->rows, .tokens = shape_tokens(shape), .pairs = attention_pairs(c, shape)};
-}
-
-static double stage_flops(const tm_model *m, const tm_stage *s, bool backward, job_load load) {
-    const tm_model_config *c = tm_model_get_config(m);
-    double tokens = load.tokens;
-    if (named(s, "attn")) /* two products forward; backward recomputes one of them and has four of its own */
-        return (backward ? 10 : 4) * load.pairs * c->num_attention_heads * c->head_dim;
-    if (named(s, "embed") || named(s, "norm") || s->n_parts == 0) return 0;
-    double product = 2 * tokens * (double)tm_model_part(m, s->part[0])->elements;
-    return product * (!backward ? 1 : named(s, "head") ? 3 : 2);
-}
-
-static double slot_bytes(const tm_unit *u, const tm_slot_use *use, uint32_t n, double tokens) {
-    double bytes = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        const tm_slot *slot = &u->slot[use[i].slot];
-        bytes += tokens * (use[i].grad ? slot->grad_bytes : slot->bytes) * (use[i].access == TM_UPDATE ? 2 : 1);
-    }
-    return bytes;
+    return tm_model_load(c, shape->rows, shape->seq, shape_tokens(shape));
 }
 
 job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape) {
@@ -56,19 +27,7 @@ job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool b
 }
 
 job_work job_load_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, job_load load) {
-    const tm_unit *u = tm_model_unit(m, unit);
-    const tm_stage *s = &u->stage[stage];
-    double tokens = load.tokens, width = (double)tm_dtype_bytes(tm_model_dtype(m));
-    job_work w = {.flops = stage_flops(m, s, backward, load)};
-    w.bytes = slot_bytes(u, backward ? s->backward : s->forward, backward ? s->n_backward : s->n_forward, tokens);
-    for (uint32_t i = 0; i < s->n_parts; i++) {
-        double elements = (double)tm_model_part(m, s->part[i])->elements;
-        if (named(s, "embed"))
-            elements = tokens * tm_model_get_config(m)->hidden_size / u->n_stages; /* rows looked up */
-        if (backward ? s->part_in_backward[i] : s->part_in_forward[i]) w.bytes += elements * width;
-        if (backward && s->part_gradient[i]) w.bytes += elements * 4 * 2;
-    }
-    return w;
+    return tm_stage_work(m, unit, stage, backward, &load);
 }
 
 static double nominal(const cost_source *s, job_work w) {
@@ -102,15 +61,13 @@ static const char *type_name(const tm_job *job) {
 }
 
 void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) {
-    const tm_model_config *m = tm_model_get_config(c->job->model);
     const tm_unit *u = tm_model_unit(c->job->model, op->arg[0]);
     const tm_stage *s = &u->stage[op->arg[1]];
     const char *kind = u->kind == TM_UNIT_EMBED ? "embed" : u->kind == TM_UNIT_HEAD ? "head" : "block";
-    uint64_t columns = s->n_parts ? tm_model_part(c->job->model, s->part[0])->elements / m->hidden_size : 0;
-    snprintf(buf, cap, "%s %s.%u.%s c%llu h%u f%u a%u k%u d%u w%u b%d r%u s%u %s",
-             op->code == OP_FORWARD ? "forward" : "backward", kind, op->arg[1], s->name, (unsigned long long)columns,
-             m->hidden_size, m->intermediate_size, m->num_attention_heads, m->num_key_value_heads, m->head_dim,
-             m->sliding_window, m->attention_bias + 2 * m->mlp_bias, c->timed.rows, c->timed.seq, type_name(c->job));
+    char signature[160];
+    tm_stage_signature(s, signature, sizeof signature);
+    snprintf(buf, cap, "%s %s.%u.%s %s r%u s%u %s", op->code == OP_FORWARD ? "forward" : "backward", kind, op->arg[1],
+             s->name, signature, c->timed.rows, c->timed.seq, type_name(c->job));
 }
 
 static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
@@ -146,11 +103,22 @@ static double resolve(job_costs *c, const tm_op *op, const char *key, double by_
 
 /* ---- filling the table --------------------------------------------------------------------------------------- */
 
-void cost_stands_for(const tm_model *m, uint32_t *unit, uint32_t *stage) {
-    const tm_unit *u = tm_model_unit(m, *unit);
-    uint32_t first_block = 1;
-    if (u->kind == TM_UNIT_BLOCK && tm_model_unit(m, first_block)->kind == TM_UNIT_BLOCK) *unit = first_block;
-    if (u->kind != TM_UNIT_BLOCK && *stage > 1) *stage = 1;
+/* For each stage the first that is alike. Few differ, so that each is compared with few. */
+static tm_status find_alike(job_costs *c) {
+    const tm_model *m = c->job->model;
+    cost_stage *distinct = tm_malloc((c->stages + 1) * sizeof *distinct);
+    uint32_t n = 0;
+    c->alike = tm_malloc((c->stages + 1) * sizeof *c->alike);
+    for (uint32_t u = 0; distinct && c->alike && u < tm_model_units(m); u++)
+        for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++) {
+            uint32_t i = 0;
+            const tm_stage *stage = &tm_model_unit(m, u)->stage[s];
+            while (i < n && !tm_stage_alike(&tm_model_unit(m, distinct[i].unit)->stage[distinct[i].stage], stage)) i++;
+            if (i == n) distinct[n++] = (cost_stage){u, s};
+            c->alike[c->first[u] + s] = distinct[i];
+        }
+    tm_free(distinct);
+    return distinct && c->alike ? TM_OK : tm_nomem(c->stages * sizeof *distinct);
 }
 
 double cost_scaled(double seconds, job_work from, job_work to) {
@@ -160,9 +128,8 @@ double cost_scaled(double seconds, job_work from, job_work to) {
 
 static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backward) {
     const tm_model *m = c->job->model;
-    uint32_t u = unit, s = stage;
     char key[256];
-    cost_stands_for(m, &u, &s);
+    uint32_t u = c->alike[c->first[unit] + stage].unit, s = c->alike[c->first[unit] + stage].stage;
     double *out = &c->stage[backward][c->first[unit] + stage];
     if (u != unit || s != stage) {
         job_work have = job_load_work(m, u, s, backward, c->load);
@@ -245,6 +212,7 @@ static tm_status make_table(job_costs *c) {
         n += tm_model_unit(m, u)->n_stages;
     }
     c->stages = n;
+    TM_TRY(find_alike(c));
     for (int b = 0; b < 2; b++) {
         c->stage[b] = tm_calloc(n + 1, sizeof **c->stage);
         if (!c->stage[b]) return tm_nomem(n * sizeof **c->stage);
@@ -335,6 +303,7 @@ void job_costs_close(job_costs *c) {
     cost_device_leave(c);
     for (int s = 0; s < COST_SIDES; s++) tm_profile_close(c->side[s].profile);
     tm_free(c->first);
+    tm_free(c->alike);
     for (int b = 0; b < 2; b++) {
         tm_free(c->stage[b]);
         tm_free(c->heard[b]);

@@ -3,7 +3,7 @@
  * Seconds come from rates (NOMINAL: floating-point operations and bytes, counted from the model's tables), from the
  * profile of this machine (PROFILE: what was timed before; unknown operations from rates), or are timed now and saved
  * (MEASURE: a few seconds, in scratch memory that is given back). Operations that do the same work share one entry: all
- * blocks, all vocabulary parts, all tiles. Nothing that orders a sum depends on any of this.
+ * blocks that are alike, all vocabulary parts, all tiles. Nothing that orders a sum depends on any of this.
  *
  *     TM_TRY(job_costs_open(&costs, job, &shape, &machine, JOB_COSTS_PROFILE));
  *     tm_simulate(&r, plan, &(tm_sim_opts){.machine = &machine, .cost = job_cost, .ctx = costs, .runs = 3});
@@ -19,11 +19,7 @@ typedef enum job_costs_mode { JOB_COSTS_NOMINAL, JOB_COSTS_PROFILE, JOB_COSTS_ME
 /* How many of the operations that matter have a measured time. */
 typedef enum job_costs_basis { JOB_COSTS_NONE, JOB_COSTS_SOME, JOB_COSTS_ALL } job_costs_basis;
 
-/* What decides the seconds of micro-batches that are not alike: seconds of products go with tokens (padding included),
- * those of attention with query-key pairs, so that the means of both give the mean of seconds. */
-typedef struct job_load {
-    double rows, tokens, pairs; /* of a micro-batch: means */
-} job_load;
+typedef tm_load job_load;
 job_load job_shape_load(const tm_model_config *c, const job_shape *shape);
 
 typedef struct job_costs job_costs;
@@ -55,10 +51,7 @@ void job_costs_hear(void *costs, const tm_op *op, double seconds);
 /* Means of whatever was heard often enough, into the profile. Nothing where the run was short. */
 tm_status job_costs_learn(job_costs *c);
 
-/* Work of one call: a multiply-add is two operations; bytes are operands read and written. */
-typedef struct job_work {
-    double flops, bytes;
-} job_work;
+typedef tm_work job_work;
 job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape);
 job_work job_load_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, job_load load);
 

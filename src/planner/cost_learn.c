@@ -55,8 +55,7 @@ static void gather(job_costs *c, bool backward) {
     const tm_model *m = c->job->model;
     for (uint32_t unit = 0; unit < tm_model_units(m); unit++)
         for (uint32_t stage = 0; stage < tm_model_unit(m, unit)->n_stages; stage++) {
-            uint32_t u = unit, s = stage;
-            cost_stands_for(m, &u, &s);
+            uint32_t u = c->alike[c->first[unit] + stage].unit, s = c->alike[c->first[unit] + stage].stage;
             if (u == unit && s == stage) continue;
             const cost_heard *from = &c->heard[backward][c->first[unit] + stage];
             job_work work = job_load_work(m, unit, stage, backward, c->load);
@@ -75,10 +74,9 @@ static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool bac
     tm_profile *profile = c->side[c->stage_side].profile;
     const cost_heard *h = &c->heard[backward][c->first[unit] + stage];
     tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
-    uint32_t u = unit, s = stage;
+    cost_stage first = c->alike[c->first[unit] + stage];
     char key[256];
-    cost_stands_for(m, &u, &s);
-    if (u != unit || s != stage || h->n < LEAST_CALLS) return TM_OK;
+    if (first.unit != unit || first.stage != stage || h->n < LEAST_CALLS) return TM_OK;
     cost_stage_key(c, &op, key, sizeof key);
     job_work had = job_load_work(m, unit, stage, backward, c->load);
     return tm_profile_put(profile, key,

@@ -34,6 +34,10 @@ typedef enum cost_tile {
     COST_TILES
 } cost_tile;
 
+typedef struct cost_stage {
+    uint32_t unit, stage;
+} cost_stage;
+
 struct job_costs {
     const tm_job *job;
     job_shape shape, timed;                  /* the step's largest; what is timed in its place */
@@ -46,16 +50,14 @@ struct job_costs {
     double comm_bytes_per_second[2], comm_latency[2]; /* of one rank, in its node and to other nodes */
     uint64_t budget, began_ns;
     tm_phase timing;
-    uint32_t *first;                              /* per unit: its stage 0 in `stage` */
+    uint32_t *first;                              /* per unit: its stage 0 in `stage` and `alike` */
+    cost_stage *alike;                            /* the first stage that is alike (tm_stage_alike) speaks for it */
     double *stage[2];                             /* seconds, forward and backward */
     double tile[COST_TILES];                      /* seconds an element */
     uint32_t stages;                              /* of all units */
     cost_heard *heard[2], heard_tile[COST_TILES]; /* cost_learn.c: as `stage`; of elements */
 };
 
-/* Who stands for a stage: all blocks do what the first does, all vocabulary parts after the first what the second does.
- */
-void cost_stands_for(const tm_model *m, uint32_t *unit, uint32_t *stage);
 /* Seconds of work `to`, if those of `from` are these. */
 double cost_scaled(double seconds, job_work from, job_work to);
 /* Names in the profile: of a stage as it is timed (OP_FORWARD, OP_BACKWARD); of a full tile, whose elements it returns.

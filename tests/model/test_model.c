@@ -3,7 +3,7 @@
 #include "driver.h"
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
-#include "model/model_internal.h"
+#include "model/arch_internal.h"
 #include "tests/skip.h"
 
 #include <math.h>
@@ -161,7 +161,7 @@ static void check_uses(const tm_model *m) {
              grad[TM_MAX_SLOTS] = {false, unit->kind != TM_UNIT_HEAD};
         for (uint32_t i = 0; i < unit->n_stages; i++) {
             const tm_stage *s = &unit->stage[i], *b = &unit->stage[unit->n_stages - 1 - i];
-            assert_in_range(s->n_parts, s->code == STAGE_ATTN ? 0 : 1, TM_MAX_STAGE_PARTS);
+            assert_in_range(s->n_parts, s->spec->kind == model_stage_kind(STAGE_ATTENTION) ? 0 : 1, TM_MAX_STAGE_PARTS);
             for (unsigned k = 0; k < s->n_forward; k++) {
                 assert_true(unit->slot[s->forward[k].slot].bytes > 0);
                 assert_true(s->forward[k].access != TM_READ || value[s->forward[k].slot]);
@@ -199,6 +199,97 @@ static void tables(void **state) {
     assert_string_equal(tm_model_tensor(m, 1)->name, "model.layers.0.input_layernorm.weight");
     assert_int_equal(tm_model_parameters(m), 20000 * 48 + 2 * (48 * 96 + 48 * 48 + 3 * 40 * 48 + 2 * 48) + 48);
     tm_model_free(m);
+}
+
+/* ---- descriptions that no table of a fixed size would hold ---- */
+
+enum { MANY = 300 };
+
+static void describe_many(model_builder *b) {
+    model_begin_unit(b, TM_UNIT_BLOCK, "many");
+    model_set_slot(b, SLOT_X, "input", 96, 96);
+    model_set_slot(b, SLOT_OUT, "output", 96, 96);
+    for (unsigned i = 0; i < MANY; i++) {
+        char what[16];
+        snprintf(what, sizeof what, "%u", i);
+        const stage_spec s = {.width = 48, .columns = 48, .row_columns = 48, .out = SLOT_OUT, .bias = NO_VECTOR};
+        uint32_t part = model_one_part(b, "p", what, model_add_tensor(b, "t", what, 48, 48));
+        model_out_stage(b, "out", false, s, part, 0);
+    }
+}
+static void describe_slot(model_builder *b) {
+    model_begin_unit(b, TM_UNIT_BLOCK, "slots");
+    for (unsigned s = 0; s <= TM_MAX_SLOTS; s++) model_set_slot(b, s, "slot", 96, 96);
+    model_one_part(b, "p", "", model_add_tensor(b, "t", "", 48, 48)); /* nothing is added any more */
+}
+static void describe_use(model_builder *b) {
+    model_begin_unit(b, TM_UNIT_BLOCK, "use");
+    model_out_stage(b, "out", false, (stage_spec){.in = TM_MAX_SLOTS, .bias = NO_VECTOR}, 0, 0);
+}
+static void describe_name(model_builder *b) {
+    model_add_tensor(b, "a name that is much longer than any that a checkpoint has, ", "seventy-odd bytes", 48, 48);
+}
+
+static void growing_tables(void **state) {
+    (void)state;
+    const tm_model_config c = config_of("");
+    const struct {
+        void (*describe)(model_builder *b);
+        const char *says;
+    } bad[] = {{describe_slot, "more than 16 slots in a unit"},
+               {describe_use, "more than 16 slots in a unit"},
+               {describe_name, "more than 63 bytes in a name"}};
+    for (size_t i = 0; i < TM_COUNT(bad); i++) {
+        tm_model m = {.config = c};
+        assert_int_equal(model_build_tables(&m, bad[i].describe), TM_EBUG);
+        assert_non_null(strstr(tm_error_get()->text, bad[i].says));
+        assert_int_equal(m.n_parts, 0);
+        tm_error_clear();
+        model_free_tables(&m);
+    }
+    tm_model m = {.config = c};
+    assert_int_equal(model_build_tables(&m, describe_many), TM_OK);
+    assert_int_equal(m.n_parts, MANY);
+    assert_int_equal(m.unit[0].n_stages, MANY);
+    check_segments(&m);
+    assert_string_equal(m.tensor[MANY - 1].name, "t299");
+    for (uint32_t s = 0; s < MANY; s++) assert_int_equal(m.unit[0].stage[s].part[0], s);
+    assert_true(tm_stage_alike(&m.unit[0].stage[0], &m.unit[0].stage[MANY - 1]));
+    model_free_tables(&m);
+}
+
+/* Blocks do the same; so do parts of the vocabulary, but for the first of the embedding, which clears. */
+static void alike(void **state) {
+    (void)state;
+    tm_model_config c = config_of("");
+    c.vocab_size = 20000; /* three parts, the last one smaller */
+    tm_model *m;
+    assert_int_equal(model_create_fused(&m, &c, TM_BF16, 100), TM_OK);
+    const tm_stage *embed = m->unit[0].stage, *one = m->unit[1].stage, *two = m->unit[2].stage,
+                   *head = m->unit[3].stage;
+    const tm_load load = tm_model_load(&c, 2, 30, 64);
+    assert_true(tm_stage_alike(&embed[1], &embed[2]) && !tm_stage_alike(&embed[0], &embed[1]));
+    assert_true(tm_stage_alike(&head[1], &head[3]) && !tm_stage_alike(&head[0], &head[1]));
+    assert_true(tm_stage_work(m, 3, 1, true, &load).flops > tm_stage_work(m, 3, 3, true, &load).flops);
+    for (uint32_t s = 0; s < m->unit[1].n_stages; s++)
+        for (uint32_t t = 0; t < m->unit[2].n_stages; t++) {
+            char a[160], b[160];
+            tm_stage_signature(&one[s], a, sizeof a);
+            tm_stage_signature(&two[t], b, sizeof b);
+            assert_true(tm_stage_alike(&one[s], &two[t]) == (s == t));
+            assert_true(s != t || strcmp(a, b) == 0);
+        }
+    tm_model_free(m);
+    c.num_key_value_heads = 4;
+    tm_model *other;
+    assert_int_equal(model_create_fused(&m, &c, TM_BF16, 100), TM_OK);
+    c.sliding_window = 7;
+    assert_int_equal(model_create_fused(&other, &c, TM_BF16, 100), TM_OK);
+    for (uint32_t s = 0; s < m->unit[1].n_stages; s++)
+        assert_true(tm_stage_alike(&m->unit[1].stage[s], &other->unit[1].stage[s]) ==
+                    !m->unit[1].stage[s].uses_kv_cache);
+    tm_model_free(m);
+    tm_model_free(other);
 }
 
 static void initial_values(void **state) {
@@ -630,22 +721,12 @@ static int run_all(const char *gemm) {
     }
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),
-        cmocka_unit_test(rope_forms),
-        cmocka_unit_test(bad_configurations),
-        cmocka_unit_test(tables),
-        cmocka_unit_test(initial_values),
-        cmocka_unit_test(schedules),
-        cmocka_unit_test(kept_logits),
-        cmocka_unit_test(separate_parts),
-        cmocka_unit_test(accumulation),
-        cmocka_unit_test(slopes),
-        cmocka_unit_test(cache),
-        cmocka_unit_test(labelled_tokens),
-        cmocka_unit_test(thread_counts),
-        cmocka_unit_test(no_allocation),
-        cmocka_unit_test(empty_batch),
-        cmocka_unit_test(failed_allocations),
+        cmocka_unit_test(defaults),       cmocka_unit_test(rope_forms),      cmocka_unit_test(bad_configurations),
+        cmocka_unit_test(tables),         cmocka_unit_test(growing_tables),  cmocka_unit_test(alike),
+        cmocka_unit_test(initial_values), cmocka_unit_test(schedules),       cmocka_unit_test(kept_logits),
+        cmocka_unit_test(separate_parts), cmocka_unit_test(accumulation),    cmocka_unit_test(slopes),
+        cmocka_unit_test(cache),          cmocka_unit_test(labelled_tokens), cmocka_unit_test(thread_counts),
+        cmocka_unit_test(no_allocation),  cmocka_unit_test(empty_batch),     cmocka_unit_test(failed_allocations),
     };
     return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
 }

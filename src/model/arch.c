@@ -1,0 +1,21 @@
+/* The architectures, a row each. */
+#include "model/arch_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const model_arch *const archs[] = {&model_arch_llama, &model_arch_mistral};
+
+const model_arch *model_arch_find(const char *model_type) {
+    for (size_t i = 0; i < TM_COUNT(archs); i++)
+        if (strcmp(archs[i]->model_type, model_type) == 0) return archs[i];
+    return NULL;
+}
+
+void model_arch_names(char *buf, size_t cap) {
+    size_t at = 0;
+    for (size_t i = 0; i < TM_COUNT(archs) && at < cap; i++) {
+        const char *before = i == 0 ? "" : i + 1 < TM_COUNT(archs) ? ", " : " and ";
+        at += (size_t)snprintf(buf + at, cap - at, "%s%s", before, archs[i]->model_type);
+    }
+}

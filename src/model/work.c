@@ -1,0 +1,71 @@
+/* Work of a stage: what its seconds are predicted from, and which stages take the same. */
+#include "model/model_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Query-key pairs that causal attention looks at. One window for all layers. */
+static double attention_pairs(const tm_model_config *c, uint32_t rows, uint32_t seq) {
+    double s = seq, w = c->sliding_window && c->sliding_window < seq ? c->sliding_window : s;
+    return rows * (w * (w + 1) / 2 + (s - w) * w);
+}
+
+tm_load tm_model_load(const tm_model_config *c, uint32_t rows, uint32_t seq, uint32_t tokens) {
+    return (tm_load){.rows = rows, .tokens = tokens, .pairs = attention_pairs(c, rows, seq)};
+}
+
+double model_product_flops(const stage_spec *s, bool backward, const tm_load *load) {
+    return 2 * load->tokens * (double)(s->width * s->columns) * (backward ? 2 : 1);
+}
+
+static double slot_bytes(const tm_unit *u, const tm_slot_use *use, uint32_t n, double tokens) {
+    double bytes = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_slot *slot = &u->slot[use[i].slot];
+        bytes += tokens * (use[i].grad ? slot->grad_bytes : slot->bytes) * (use[i].access == TM_UPDATE ? 2 : 1);
+    }
+    return bytes;
+}
+
+tm_work tm_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const tm_load *load) {
+    const tm_unit *u = &m->unit[unit];
+    const tm_stage *s = &u->stage[stage];
+    const stage_kind *kind = s->spec->kind;
+    double tokens = load->tokens, width = (double)tm_dtype_bytes(m->compute);
+    tm_work w = {.flops = kind->flops ? kind->flops(s->spec, backward, load) : 0};
+    w.bytes = slot_bytes(u, backward ? s->backward : s->forward, backward ? s->n_backward : s->n_forward, tokens);
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        double elements = (double)m->part[s->part[i]].elements;
+        if (kind->traits & STAGE_LOOKS_UP) elements = tokens * (double)s->spec->width / u->n_stages;
+        if (backward ? s->part_in_backward[i] : s->part_in_forward[i]) w.bytes += elements * width;
+        if (backward && s->part_gradient[i]) w.bytes += elements * 4 * 2;
+    }
+    return w;
+}
+
+/* Without the share of the vocabulary; the first that looks up has more to do than the others. */
+static stage_spec whole_vocabulary(const stage_spec *s) {
+    stage_spec w = *s;
+    if (!(s->kind->traits & STAGE_OF_VOCABULARY)) return w;
+    w.column = (s->kind->traits & STAGE_LOOKS_UP) && s->column > 0;
+    w.columns = 0;
+    return w;
+}
+
+static bool same_uses(const tm_slot_use *a, const tm_slot_use *b, unsigned n, unsigned m) {
+    return n == m && memcmp(a, b, n * sizeof *a) == 0;
+}
+
+bool tm_stage_alike(const tm_stage *a, const tm_stage *b) {
+    stage_spec x = whole_vocabulary(a->spec), y = whole_vocabulary(b->spec);
+    return memcmp(&x, &y, sizeof x) == 0 && same_uses(a->forward, b->forward, a->n_forward, b->n_forward) &&
+           same_uses(a->backward, b->backward, a->n_backward, b->n_backward);
+}
+
+void tm_stage_signature(const tm_stage *stage, char *buf, size_t cap) {
+    const stage_spec *s = stage->spec;
+    snprintf(buf, cap, "%s w%llu c%llu+%llu/%llu n%d b%d t%u a%u k%u d%u s%u", s->kind->name,
+             (unsigned long long)s->width, (unsigned long long)s->column, (unsigned long long)s->columns,
+             (unsigned long long)s->row_columns, s->normed ? 2 : s->norm != NO_VECTOR, s->bias != NO_VECTOR, s->rotated,
+             s->heads, s->kv_heads, s->head_dim, s->window);
+}
