@@ -176,8 +176,8 @@ static tm_status open_job(bench *b) {
     TM_TRY(take_links(b));
     TM_TRY(job_open(&b->job, &o));
     TM_TRY(tm_config_resolve_model(s->cfg, tm_model_get_config(b->job->model)->hidden_size));
-    b->job->fill = fill;
-    b->job->fill_ctx = b;
+    b->job->sinks.fill = fill;
+    b->job->sinks.fill_ctx = b;
     b->job->step.max_grad_norm = s->cfg->max_grad_norm;
     TM_TRY(job_costs_open(&b->costs, b->job, &b->shape, NULL, &b->machine,
                           b->args->no_measure ? JOB_COSTS_PROFILE : JOB_COSTS_MEASURE));
@@ -285,10 +285,10 @@ static void note_step(bench *b, mode m, uint64_t begin, uint64_t end) {
 
 /* `n` steps that count after one that does not. */
 static tm_status run_steps(bench *b, mode m, uint32_t n) {
-    tm_exec *e = b->job->exec;
+    tm_exec *e = b->job->tiers.exec;
     uint64_t before = 0;
     b->mode = m;
-    b->job->stub_comm = m == COMPUTE_ALONE;
+    b->job->comm.stub = m == COMPUTE_ALONE;
     if (b->s.comm) TM_TRY(tm_comm_barrier(b->s.comm, TM_COMM_WORLD));
     for (uint32_t i = 0; i <= n; i++) {
         memset(b->began_ns, 0, sizeof b->began_ns);
@@ -304,26 +304,26 @@ static tm_status run_steps(bench *b, mode m, uint32_t n) {
 
 static tm_status reopen_without_disk(bench *b) {
     tm_job *job = b->job;
-    tm_exec_close(job->exec);
-    job->exec = NULL;
-    return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
-                                                    .store = job->store,
-                                                    .stub_disk = true,
-                                                    .unregistered = true,
-                                                    .device = job->device,
-                                                    .shared = job_shared_frames(job),
-                                                    .shared_bytes = job->need_shared,
-                                                    .comm = job_exec_comm(job)});
+    tm_exec_close(job->tiers.exec);
+    job->tiers.exec = NULL;
+    return tm_exec_open(&job->tiers.exec, &(tm_exec_opts){.slab_bytes = job->limits.slab_bytes,
+                                                          .store = job->tiers.store,
+                                                          .stub_disk = true,
+                                                          .unregistered = true,
+                                                          .device = job->tiers.device,
+                                                          .shared = job_shared_frames(job),
+                                                          .shared_bytes = job->needs.shared,
+                                                          .comm = job_exec_comm(job)});
 }
 
 static tm_status run_all(bench *b) {
     tm_job *job = b->job;
     job->step.result.number = 1;
     job->step.result.learning_rate = 1e-6;
-    tm_exec_on_done(job->exec, run_ended, b);
+    tm_exec_on_done(job->tiers.exec, run_ended, b);
     b->mode = REAL; /* the last prediction's is another */
-    if (b->first_plan) TM_TRY(tm_exec_run(job->exec, b->first_plan, run_op, b));
-    TM_TRY(tm_exec_settle(job->exec));
+    if (b->first_plan) TM_TRY(tm_exec_run(job->tiers.exec, b->first_plan, run_op, b));
+    TM_TRY(tm_exec_settle(job->tiers.exec));
     for (uint32_t half = 0; half < 2; half++) {
         uint32_t n = half ? b->steps / 2 : b->steps - b->steps / 2;
         if (n == 0) continue;

@@ -49,8 +49,8 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
         .model = e->args->model, .dtype = e->args->precision, .slots = 1, .other_bytes = tm_dataset_memory_bytes(ds)};
     TM_TRY(forward_opts(&o, &e->args->tiers));
     TM_TRY(job_open(&e->job, &o));
-    e->job->fill = fill;
-    e->job->fill_ctx = e;
+    e->job->sinks.fill = fill;
+    e->job->sinks.fill_ctx = e;
     pass_opts way = {.shape = {.micro_batches = MICRO_BATCHES, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens},
                      .loss = true};
     tm_status rc = job_start(e->job, &o, "evaluation", &way, 1, &plan, &chosen, NULL, NULL, NULL);

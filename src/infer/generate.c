@@ -132,9 +132,9 @@ static tm_status run(sampler *s, const job_opts *base) {
     o.kv_capacity = s->longest + s->o->max_new_tokens;
     o.other_bytes += (uint64_t)s->n * s->vocab * sizeof(float);
     TM_GO(job_open(&s->job, &o));
-    s->job->fill = fill;
-    s->job->take_logits = take_logits;
-    s->job->fill_ctx = s->job->take_ctx = s;
+    s->job->sinks.fill = fill;
+    s->job->sinks.take_logits = take_logits;
+    s->job->sinks.fill_ctx = s->job->sinks.take_ctx = s;
     s->job->step.last = s->last;
     pass_opts way = {.shape = {.micro_batches = 1, .rows = s->n, .seq = s->longest}, .logits = LOGITS_LAST};
     TM_GO(job_start(s->job, &o, "generation", &way, 1, &plan, &chosen, NULL, compile_decode, s));

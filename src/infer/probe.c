@@ -128,10 +128,10 @@ static tm_status run(probe *p) {
     TM_TRY(job_open(&p->job, &o));
     p->vocab = tm_model_get_config(p->job->model)->vocab_size;
     TM_TRY(declare(p));
-    p->job->fill = fill;
-    p->job->take_logits = take_logits;
-    p->job->take_values = take_values;
-    p->job->fill_ctx = p->job->take_ctx = p;
+    p->job->sinks.fill = fill;
+    p->job->sinks.take_logits = take_logits;
+    p->job->sinks.take_values = take_values;
+    p->job->sinks.fill_ctx = p->job->sinks.take_ctx = p;
     pass_opts way = {.shape = {.micro_batches = (uint32_t)p->rows, .rows = 1, .seq = (uint32_t)p->seq},
                      .logits = LOGITS_ALL,
                      .loss = true,

@@ -17,13 +17,13 @@
 static const double FLOP_RATE = 150e9;
 
 void job_use_costs(tm_job *job, const struct tm_machine *machine, tm_cost_fn cost, void *ctx) {
-    job->machine = machine;
-    job->cost = cost;
-    job->cost_ctx = ctx;
+    job->costs.machine = machine;
+    job->costs.cost = cost;
+    job->costs.ctx = ctx;
 }
 
 static double cost(const tm_job *job, uint16_t code, uint32_t a, uint32_t b, uint16_t flags) {
-    return job->cost(job->cost_ctx, &(tm_op){.code = code, .flags = flags, .arg = {a, b, 0, 0}});
+    return job->costs.cost(job->costs.ctx, &(tm_op){.code = code, .flags = flags, .arg = {a, b, 0, 0}});
 }
 
 /* Forward, and where the unit is recomputed most of it again, and backward, of all micro-batches. */
@@ -42,14 +42,14 @@ static double unit_seconds(const tm_job *job, uint32_t unit, const pass_opts *o,
 static double sums_seconds(const tm_job *job, uint32_t part) {
     double t = 0;
     for (uint32_t k = 0; k + 1 < job->update->passes; k++)
-        t += job->cost(job->cost_ctx, &(tm_op){.code = OP_SUMS, .arg = {part, 0, k}});
+        t += job->costs.cost(job->costs.ctx, &(tm_op){.code = OP_SUMS, .arg = {part, 0, k}});
     return t;
 }
 
 static double compute_seconds(const tm_job *job, const pass_opts *o) {
     uint32_t units = tm_model_units(job->model), kept = pass_kept_blocks(job, o);
     double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape), t = 0;
-    if (!job->cost) {
+    if (!job->costs.cost) {
         double part = (double)kept / (double)(units - 2);
         return (double)tm_model_parameters(job->model) * tokens * (o->backward ? 8 - 2 * part : 2) / FLOP_RATE;
     }
@@ -71,8 +71,8 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
     uint64_t read[2] = {0}, written[2] = {0}; /* with the pass, after it */
     double cpu = compute_seconds(job, o);
     tm_machine m;
-    if (job->machine)
-        m = *job->machine;
+    if (job->costs.machine)
+        m = *job->costs.machine;
     else
         tm_machine_nominal(&m);
     for (int k = 0; k < TM_KINDS; k++) {
@@ -90,11 +90,12 @@ tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *w
     tm_link *link = NULL;
     tm_sim_result r;
     *seconds = job_estimate(job, tm_plan_get_info(plan), way, NULL);
-    if (!job->cost) return TM_OK;
+    if (!job->costs.cost) return TM_OK;
     TM_TRY(tm_link_sketch(&link, plan, plan));
     tm_status rc = tm_simulate(
         &r, plan,
-        &(tm_sim_opts){.machine = job->machine, .cost = job->cost, .ctx = job->cost_ctx, .runs = 2, .link = link});
+        &(tm_sim_opts){
+            .machine = job->costs.machine, .cost = job->costs.cost, .ctx = job->costs.ctx, .runs = 2, .link = link});
     tm_link_free(link);
     if (rc != TM_OK) return rc;
     *seconds = r.seconds;
@@ -204,9 +205,9 @@ static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name
     const pass_opts *o = &ways->way[i];
     pass_opts as = *o;
     as.spread = spread;
-    tm_phase_step(&job->planning);
-    if (ways->least[i] > job->slab_bytes) return TM_EBUDGET;
-    job->plans_bytes = ways->plans[i];
+    tm_phase_step(&job->progress.planning);
+    if (ways->least[i] > job->limits.slab_bytes) return TM_EBUDGET;
+    job->limits.plans_bytes = ways->plans[i];
     TM_TRY(job_add_state(job, opts, o->park));
     job_plan_opts(job, opts, &po);
     po.choose_residency = po.unproved = true;
@@ -294,7 +295,7 @@ static tm_status try_way(contest *c, uint32_t way, bool spread, bool compare) {
     way_list *ways = c->ways;
     uint64_t beside = c->held.plan ? tm_plan_get_info(c->held.plan)->memory_bytes : 0;
     if (ways->least[way] == 0) TM_TRY(way_minimum(c->job, c->opts, ways, way));
-    if (beside + way_planning_bytes(ways->plans[way]) > c->job->slab_bytes) return TM_EBUDGET;
+    if (beside + way_planning_bytes(ways->plans[way]) > c->job->limits.slab_bytes) return TM_EBUDGET;
     TM_TRY(compile_way(c->job, c->opts, c->name, ways, way, spread, &new.plan));
     *t = (tried){.way = way, .spread = spread};
     tm_status rc = compare ? job_predict(c->job, new.plan, &ways->way[way], &t->seconds) : TM_OK;
@@ -382,11 +383,11 @@ tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_li
     ranked *list = tm_malloc(sizeof *list * (ways->n + 1));
     c.tried = tm_malloc(sizeof *c.tried * (ways->n + 2)); /* each once, one of them spread as well */
     if (!list || !c.tried) TM_GO(tm_nomem((sizeof *list + sizeof *c.tried) * ways->n));
-    job->plans_bytes = 0; /* what is ranked has them in its least */
+    job->limits.plans_bytes = 0; /* what is ranked has them in its least */
     job_plan_opts(job, opts, &po);
     for (uint32_t i = 0; i < ways->n; i++) {
         uint64_t least = least_about(ways, i);
-        if ((only < ways->n && i != only) || least > job->slab_bytes || said_before(job, ways, i)) continue;
+        if ((only < ways->n && i != only) || least > job->limits.slab_bytes || said_before(job, ways, i)) continue;
         list[n++] = (ranked){ways->n > 1 ? guess(job, &po, &ways->way[i], least) : 0, i};
     }
     qsort(list, n, sizeof *list, by_seconds);
@@ -394,7 +395,7 @@ tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_li
     TM_GO(tm_plan_prove(c.held.plan)); /* the others never run */
     job_give_state(job, &c.held.state);
     *chosen = c.tried[c.held.nth].way;
-    job->plans_bytes = ways->plans[*chosen];
+    job->limits.plans_bytes = ways->plans[*chosen];
     *plan = c.held.plan;
 done:
     if (rc != TM_OK) drop(&c.held);

@@ -196,7 +196,7 @@ static void fill_tiles(job_costs *c) {
     fill_tile(c, COST_FINISH, &(tm_op){.code = OP_FINISH, .arg = {part, 0}});
     if (!c->job->optimizer) return;
     fill_tile(c, COST_UPDATE, &(tm_op){.code = OP_UPDATE, .arg = {part, 0}});
-    if (c->stage_side == COST_DEVICE && c->job->update_tier == TM_TIER_EITHER)
+    if (c->stage_side == COST_DEVICE && c->job->tiers.update_tier == TM_TIER_EITHER)
         fill_tile(c, COST_UPDATE_THERE, &(tm_op){.code = OP_UPDATE, .arg = {part, 0}, .engine = TM_ENGINE_DEVICE});
     for (uint32_t k = 0; k + 1 < c->job->update->passes; k++)
         fill_tile(c, k ? COST_SUMS_1 : COST_SUMS_0, &(tm_op){.code = OP_SUMS, .arg = {part, 0, k}});
@@ -238,8 +238,8 @@ static job_shape timed_shape(const job_shape *shape, job_load load) {
 
 /* Timing takes what the budget leaves beside the program itself, while no frame exists yet. */
 static uint64_t timing_budget(const tm_job *job) {
-    uint64_t have = tm_min_u64(job->host_bytes, tm_mem_available_bytes() / 2);
-    uint64_t taken = tm_max_u64(MEASURE_RESERVE, job->fixed_bytes);
+    uint64_t have = tm_min_u64(job->budget.host_bytes, tm_mem_available_bytes() / 2);
+    uint64_t taken = tm_max_u64(MEASURE_RESERVE, job->budget.fixed_bytes);
     return have > taken ? have - taken : 0;
 }
 
@@ -271,7 +271,7 @@ tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, c
     c->load = load ? *load : job_shape_load(tm_model_get_config(job->model), shape);
     c->timed = timed_shape(shape, c->load);
     c->mode = mode;
-    c->stage_side = job->traits.own_processors ? COST_DEVICE : COST_HOST;
+    c->stage_side = job->tiers.traits.own_processors ? COST_DEVICE : COST_HOST;
     for (int s = 0; s < COST_SIDES; s++) {
         bool narrow = job->dtype == TM_BF16; /* fp16: widened */
         c->side[s].flops_per_second = narrow ? machine->cpu_flops_bf16 : machine->cpu_flops_fp32;

@@ -99,7 +99,7 @@ bool cost_device_measure(job_costs *c, const tm_op *op, double *seconds) {
     void *host = tm_malloc(l.bytes);
     if (!host) return false;
     t.job = cost_stand_in(&l, &batch);
-    t.job.kernels = tm_device_kernels(b->d);
+    t.job.tiers.kernels = tm_device_kernels(b->d);
     if (time_op(b->d, &t, &l, host, seconds) != TM_OK) {
         tm_log(TM_LOG_WARN, "%s: not timed on the device: %s", job_op_word(op->code), tm_error_get()->text);
         tm_error_clear();

@@ -141,7 +141,7 @@ tm_job cost_stand_in(const cost_operands *o, job_batch *batch) {
                          .mask_tokens = used,
                          .label_tokens = used,
                          .label_rows = used};
-    j.kernels = NULL; /* the host's */
+    j.tiers.kernels = NULL; /* the host's */
     j.step.batch = batch;
     j.step.capacity = shape_tokens(shape);
     j.kv = NULL;

@@ -31,7 +31,7 @@ static uint64_t mpi_bytes(const struct tm_comm *c) {
  * on each page of what there is: at most what was given, and of an arena without a limit what can be made use of. */
 static uint64_t arena_fixed_bytes(const tm_job *job) {
     uint64_t objects = tm_layout_objects(job->layout), bytes = 0, arena = job->opts.device_bytes;
-    if (arena == 0 || job->traits.own_processors) return 0;
+    if (arena == 0 || job->tiers.traits.own_processors) return 0;
     for (uint32_t i = 0; i < objects; i++) bytes += tm_layout_get(job->layout, i)->frame_bytes;
     arena = tm_min_u64(arena, bytes + ((uint64_t)ARENA_FRAMES_GIB << 30));
     return arena / WINDOW_GRAIN + (uint64_t)PER_THREAD_KIB * 1024 * (tm_kernels_threads() + 3);
@@ -44,7 +44,7 @@ static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) 
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += OBJECT_BYTES + WALK_BYTES_PER_OBJECT +
                  tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
-    return bytes + job->traits.host_bytes + arena_fixed_bytes(job);
+    return bytes + job->tiers.traits.host_bytes + arena_fixed_bytes(job);
 }
 
 /* ---- choosing among ways to run the step --------------------------------------------------------------------- */
@@ -59,9 +59,9 @@ typedef struct started {
  * their number. */
 static tm_status refuse_many(tm_job *job, const job_opts *opts, const way_list *ways) {
     char want[32], have[32], of[96] = "what this machine has available";
-    uint64_t least = ways->minimum + job->fixed_bytes;
+    uint64_t least = ways->minimum + job->budget.fixed_bytes;
     if (ways->most_micro_batches == 0) return job_refuse_host(job, least);
-    job->most_micro_batches = ways->most_micro_batches;
+    job->budget.most_micro_batches = ways->most_micro_batches;
     if (opts->host_bytes != UINT64_MAX)
         snprintf(of, sizeof of, "memory.host_budget %s (%llu bytes)",
                  tm_format_size(opts->host_bytes, have, sizeof have), (unsigned long long)opts->host_bytes);
@@ -74,7 +74,7 @@ static tm_status refuse_many(tm_job *job, const job_opts *opts, const way_list *
 
 /* What the arena holds has a home on disk for commits alone. */
 static tm_status compile_held(tm_job *job, const job_opts *opts) {
-    tm_plan **plan[] = {&job->held_in, &job->held_out};
+    tm_plan **plan[] = {&job->tiers.held_in, &job->tiers.held_out};
     for (int out = 0; out < 2; out++) {
         tm_program *p = NULL;
         tm_plan_free(*plan[out]);
@@ -92,9 +92,9 @@ static tm_status compile_held(tm_job *job, const job_opts *opts) {
 static tm_status compile_import(tm_job *job, tm_plan **plan) {
     tm_program *p;
     TM_TRY(build_import(&p, job));
-    uint64_t kept = job->need_plans;
+    uint64_t kept = job->needs.plans;
     tm_status rc = job_compile(job, p, plan);
-    job->need_plans = kept; /* it is gone before there are links */
+    job->needs.plans = kept; /* it is gone before there are links */
     tm_program_free(p);
     return rc;
 }
@@ -107,9 +107,9 @@ static tm_status compile_walk(tm_job *job) {
     tm_plan *plan = NULL;
     if (!job->optimizer || !job->opts.device_bytes) return TM_OK;
     TM_TRY(build_walk(&p, job, true, 0));
-    uint64_t kept = job->need_plans;
+    uint64_t kept = job->needs.plans;
     tm_status rc = job_compile(job, p, &plan);
-    job->need_plans = kept;
+    job->needs.plans = kept;
     tm_program_free(p);
     tm_plan_free(plan);
     return rc;
@@ -118,23 +118,24 @@ static tm_status compile_walk(tm_job *job) {
 /* The step, then the import and whatever else the job runs, beside what the step keeps resident. */
 static tm_status compile_once(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only,
                               started *out) {
-    uint64_t budget = job->budget_slab;
-    job->need_slab = job->need_spill = job->need_spill_largest = job->need_device = 0;
-    job->need_shared = job->need_share = job->need_plans = 0;
-    job->device_short = false;
+    uint64_t budget = job->budget.slab_bytes;
+    job->needs.slab = job->needs.spill = job->needs.spill_largest = job->needs.device = 0;
+    job->needs.shared = job->needs.share = job->needs.plans = 0;
+    job->budget.device_short = false;
     TM_TRY(job_choose(job, opts, name, ways, only, &out->plan, &out->chosen));
     job_count_need(job, out->plan);
-    job->slab_bytes = budget;
+    job->limits.slab_bytes = budget;
     tm_status rc = compile_import(job, &out->import_plan);
     if (rc == TM_OK) rc = compile_walk(job);
     if (rc == TM_OK) rc = compile_held(job, opts);
     if (rc == TM_OK && ways->more) rc = ways->more(ways->ctx, job, &ways->way[out->chosen]);
     /* each plan is within the budget beside the step's share; what came before one with a larger share may not be */
-    job->plans_bytes = tm_max_u64(job->plans_bytes, job->need_plans); /* the room between them is malloc's holes */
+    job->limits.plans_bytes =
+        tm_max_u64(job->limits.plans_bytes, job->needs.plans); /* the room between them is malloc's holes */
     bool beside =
-        job->need_slab + job->need_share + job->plans_bytes <= budget && !tm_fault_hit("no_room_beside", NULL);
+        job->needs.slab + job->needs.share + job->limits.plans_bytes <= budget && !tm_fault_hit("no_room_beside", NULL);
     if (rc == TM_OK && !beside) rc = tm_fail(TM_EBUDGET, "plans beside each other");
-    job_plans_took(ways, out->chosen, job->need_plans); /* more than their programs bound: known to the next try */
+    job_plans_took(ways, out->chosen, job->needs.plans); /* more than their programs bound: known to the next try */
     if (rc != TM_EBUDGET) return rc;
     tm_plan_free(out->plan);
     tm_plan_free(out->import_plan);
@@ -157,24 +158,24 @@ static tm_status agree_on_fit(tm_job *job, tm_status rc) {
 static tm_status agree_on_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, tm_status rc) {
     struct tm_comm *comm = job->ranks.comm;
     tm_plan *plan = NULL;
-    uint64_t slab = job->slab_bytes;
+    uint64_t slab = job->limits.slab_bytes;
     TM_TRY(opts->persist_elements ? agree_on_fit(job, rc) : job_agree(job, rc));
     uint64_t least[] = {slab, opts->device_bytes};
     TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, least, TM_COUNT(least)));
     job_opts of_all = *opts;
     /* a rank with less than the first takes: it has said that it can, too */
     of_all.device_bytes = least[1] ? tm_max_u64(least[1], ways->minimum_device) : 0;
-    job->slab_bytes = tm_max_u64(least[0], ways->minimum);
+    job->limits.slab_bytes = tm_max_u64(least[0], ways->minimum);
     uint32_t way = UINT32_MAX;
     if (job->ranks.rank == 0) {
         rc = job_choose(job, &of_all, name, ways, UINT32_MAX, &plan, &way);
-        if (rc == TM_EBUDGET) rc = job_refuse_host(job, ways->minimum + job->fixed_bytes);
+        if (rc == TM_EBUDGET) rc = job_refuse_host(job, ways->minimum + job->budget.fixed_bytes);
     }
     tm_plan_free(plan);
-    job->slab_bytes = slab;
+    job->limits.slab_bytes = slab;
     TM_TRY(opts->persist_elements ? agree_on_fit(job, rc) : job_agree(job, rc));
     TM_TRY(tm_comm_broadcast(comm, TM_COMM_WORLD, 0, &way, sizeof way));
-    job->agreed_way = way;
+    job->budget.agreed_way = way;
     return TM_OK;
 }
 
@@ -191,22 +192,24 @@ static tm_status compile_all(tm_job *job, const job_opts *opts, const char *name
         rc = job_refuse_device(job, ways->minimum_device);
     else if (rc == TM_OK && ways->too_many)
         rc = refuse_many(job, opts, ways);
-    else if (rc == TM_OK && ways->minimum > job->budget_slab)
-        rc = job_refuse_host(job, ways->minimum + job->fixed_bytes);
-    if (job->ranks.ranks > 1 && job->agreed_way == UINT32_MAX) rc = agree_on_way(job, opts, name, ways, rc);
+    else if (rc == TM_OK && ways->minimum > job->budget.slab_bytes)
+        rc = job_refuse_host(job, ways->minimum + job->budget.fixed_bytes);
+    if (job->ranks.ranks > 1 && job->budget.agreed_way == UINT32_MAX) rc = agree_on_way(job, opts, name, ways, rc);
     if (rc != TM_OK) return rc;
-    out->chosen = job->agreed_way;
+    out->chosen = job->budget.agreed_way;
     for (uint64_t i = 0; i <= PACKING_TRIES; i++) {
-        uint64_t give = tm_max_u64(job->budget_slab / 64, TM_FRAME_ALIGN) * i;
-        job->slab_bytes = job->budget_slab - (i < PACKING_TRIES ? tm_min_u64(give, job->budget_slab) : 0);
+        uint64_t give = tm_max_u64(job->budget.slab_bytes / 64, TM_FRAME_ALIGN) * i;
+        job->limits.slab_bytes =
+            job->budget.slab_bytes - (i < PACKING_TRIES ? tm_min_u64(give, job->budget.slab_bytes) : 0);
         bool last = i == PACKING_TRIES;
-        rc = compile_once(job, last ? &bare : opts, name, ways, last ? job->agreed_way : out->chosen, out);
+        rc = compile_once(job, last ? &bare : opts, name, ways, last ? job->budget.agreed_way : out->chosen, out);
         if (rc != TM_EBUDGET) return rc;
         tm_error_clear();
-        if (job->device_short && job->hold_quarters > 0) job->hold_quarters--; /* another plan needs the arena */
+        if (job->budget.device_short && job->limits.hold_quarters > 0)
+            job->limits.hold_quarters--; /* another plan needs the arena */
     }
-    return job->device_short ? job_refuse_device(job, job->need_device)
-                             : job_refuse_host(job, ways->minimum + job->fixed_bytes);
+    return job->budget.device_short ? job_refuse_device(job, job->needs.device)
+                                    : job_refuse_host(job, ways->minimum + job->budget.fixed_bytes);
 }
 
 /* Tensors that should stay give way where they would not fit, on any rank: the minimum does not depend on them. */
@@ -214,7 +217,7 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
     job_opts o = *opts;
     o.persist_elements = 0;
     job->opts.persist_elements = opts->persist_elements;
-    job->budget_slab = job->slab_bytes;
+    job->budget.slab_bytes = job->limits.slab_bytes;
     tm_status rc = compile_all(job, opts, name, ways, out);
     if (opts->persist_elements == 0) return rc;
     if (rc == TM_OK) {
@@ -222,7 +225,7 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
         rc = job_minimum(job, &o, ways);
         job_give_state(job, &keep);
     }
-    if (job->agreed_way != UINT32_MAX) rc = agree_on_fit(job, rc);
+    if (job->budget.agreed_way != UINT32_MAX) rc = agree_on_fit(job, rc);
     bool elsewhere = job->ranks.agreed && *job->ranks.agreed; /* some rank's budget was too small for something else */
     if (rc != TM_EBUDGET || elsewhere) return rc;
     tm_error_clear();
@@ -230,10 +233,10 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
     tm_plan_free(out->import_plan);
     *out = (started){0};
     job->opts.persist_elements = 0;
-    job->device_short = false;
-    job->hold_quarters = 4;
-    job->agreed_way = UINT32_MAX;
-    job->slab_bytes = job->budget_slab;
+    job->budget.device_short = false;
+    job->limits.hold_quarters = 4;
+    job->budget.agreed_way = UINT32_MAX;
+    job->limits.slab_bytes = job->budget.slab_bytes;
     rc = compile_all(job, &o, name, ways, out);
     if (rc == TM_OK)
         tm_warn_once("persistence",
@@ -248,14 +251,14 @@ static tm_status compile_in_budget(tm_job *job, const job_opts *opts, const char
 static tm_status open_window(tm_job *job) {
     tm_comm *comm = job->ranks.comm;
     uint32_t n = tm_comm_node_size(comm);
-    tm_status rc = tm_comm_window_open(&job->window, comm, (job->need_shared + n - 1) / n);
+    tm_status rc = tm_comm_window_open(&job->tiers.window, comm, (job->needs.shared + n - 1) / n);
     tm_error why = *tm_error_get();
     uint64_t all = rc == TM_OK;
     tm_error_clear();
     TM_TRY(tm_comm_all_reduce_u64(comm, TM_COMM_WORLD, TM_COMM_MIN, &all, 1));
     if (all) return TM_OK;
-    tm_comm_window_close(job->window);
-    job->window = NULL;
+    tm_comm_window_close(job->tiers.window);
+    job->tiers.window = NULL;
     if (rc == TM_OK) return tm_fail(TM_EIO, "memory that the ranks of a node share: not on another node");
     tm_error_set(&why);
     return rc;
@@ -264,12 +267,12 @@ static tm_status open_window(tm_job *job) {
 /* Where MPI has no such memory, or too little, every rank has weights of its own, and everything is planned anew. */
 static tm_status share_weights(tm_job *job, const job_opts *opts, const char *name, way_list *ways, started *s) {
     char a[32], b[32];
-    if (job->need_shared == 0) return TM_OK;
+    if (job->needs.shared == 0) return TM_OK;
     tm_status rc = open_window(job);
     if (rc == TM_OK) {
         tm_log(TM_LOG_INFO, "gathered weights: %s, once for the %u ranks of a node (%s of each budget)",
-               tm_format_size(job->need_shared, a, sizeof a), tm_comm_node_size(job->ranks.comm),
-               tm_format_size(job->need_share, b, sizeof b));
+               tm_format_size(job->needs.shared, a, sizeof a), tm_comm_node_size(job->ranks.comm),
+               tm_format_size(job->needs.share, b, sizeof b));
         return TM_OK;
     }
     if (job->ranks.must_share) return job_agree(job, rc);
@@ -279,9 +282,9 @@ static tm_status share_weights(tm_job *job, const job_opts *opts, const char *na
     tm_plan_free(s->import_plan);
     *s = (started){0};
     job->ranks.shared_by = 0;
-    job->need_shared = job->need_share = 0;
-    job->agreed_way = UINT32_MAX;
-    job->slab_bytes = job->budget_slab;
+    job->needs.shared = job->needs.share = 0;
+    job->budget.agreed_way = UINT32_MAX;
+    job->limits.slab_bytes = job->budget.slab_bytes;
     return job_agree(job, compile_in_budget(job, opts, name, ways, s));
 }
 
@@ -293,26 +296,27 @@ tm_status job_start(tm_job *job, const job_opts *opts, const char *name, const p
     way_list ways = {.way = candidate, .n = n, .more = more, .ctx = ctx};
     tm_status rc;
     job->opts = *opts;
-    job->hold_quarters = 4;
+    job->limits.hold_quarters = 4;
     for (uint32_t i = 0; i < n; i++)
         if (shape_tokens(&candidate[i].shape) > tokens) tokens = shape_tokens(&candidate[i].shape);
-    job->fixed_bytes = fixed_bytes(job, opts->other_bytes, tokens);
-    job->slab_bytes = job->host_bytes == UINT64_MAX        ? (uint64_t)1 << 46
-                      : job->host_bytes > job->fixed_bytes ? job->host_bytes - job->fixed_bytes
-                                                           : 0;
+    job->budget.fixed_bytes = fixed_bytes(job, opts->other_bytes, tokens);
+    job->limits.slab_bytes = job->budget.host_bytes == UINT64_MAX ? (uint64_t)1 << 46
+                             : job->budget.host_bytes > job->budget.fixed_bytes
+                                 ? job->budget.host_bytes - job->budget.fixed_bytes
+                                 : 0;
     for (uint32_t i = 0; i < n; i++) K = tm_max_u64(K, candidate[i].shape.micro_batches);
     job->step.batch = tm_calloc(K + 1, sizeof *job->step.batch);
     ways.least = tm_calloc(n + 1, sizeof *ways.least);
     ways.plans = tm_calloc(n + 1, sizeof *ways.plans);
     if (!job->step.batch || !ways.least || !ways.plans) TM_GO(tm_nomem(K * sizeof *job->step.batch));
-    tm_phase_begin(&job->planning, "planning", "plans", 0);
+    tm_phase_begin(&job->progress.planning, "planning", "plans", 0);
     rc = compile_in_budget(job, opts, name, &ways, &s);
-    tm_phase_end(&job->planning);
-    job->least_device = ways.minimum_device;
+    tm_phase_end(&job->progress.planning);
+    job->budget.least_device = ways.minimum_device;
     rc = job_agree(job, rc);
     if (rc == TM_OK && !opts->plan_only) rc = share_weights(job, opts, name, &ways, &s);
     if (minimum_host_bytes)
-        *minimum_host_bytes = ways.minimum_anyway == UINT64_MAX ? 0 : ways.minimum_anyway + job->fixed_bytes;
+        *minimum_host_bytes = ways.minimum_anyway == UINT64_MAX ? 0 : ways.minimum_anyway + job->budget.fixed_bytes;
     *plan = s.plan;
     *chosen = s.chosen;
     if (rc != TM_OK || opts->plan_only) goto done;

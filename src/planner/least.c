@@ -36,7 +36,7 @@ static tm_status minimum_of_programs(tm_job *job, const job_opts *opts, const pa
     first.update = UPDATE_NONE;
     if (!job->layout || o->park != job->parks) TM_TRY(job_add_state(job, opts, o->park));
     if (least) *least = *device = 0;
-    *plans = job->need_share = 0;
+    *plans = job->needs.share = 0;
     if (opts->other_tokens) {
         TM_TRY(build_pass(&p, job, "evaluation", &forward));
         *plans += plan_bytes(p);
@@ -53,7 +53,7 @@ static tm_status minimum_of_programs(tm_job *job, const job_opts *opts, const pa
     *plans += plan_bytes(p);
     uint64_t share = tm_program_share_bytes(p, job->ranks.shared_by);
     TM_TRY(least_of(job, opts, p, least, device));
-    job->need_share = share; /* is there while the others run */
+    job->needs.share = share; /* is there while the others run */
     TM_TRY(build_import(&p, job));
     TM_TRY(least_of(job, opts, p, least, device));
     if (!o->park) return TM_OK;
@@ -78,9 +78,9 @@ static bool at_an_end(const pass_opts *o) {
 
 static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *o, uint64_t *least, uint64_t *device,
                             uint64_t *plans) {
-    uint64_t keep = job->need_share;
+    uint64_t keep = job->needs.share;
     tm_status rc = minimum_of_programs(job, opts, o, least, device, plans);
-    job->need_share = keep;
+    job->needs.share = keep;
     if (opts->device_bytes) *plans *= WITH_COPIES;
     *least = tm_max_u64(*least + *plans, way_planning_bytes(*plans));
     return rc;
@@ -90,7 +90,7 @@ static tm_status minimum_of(tm_job *job, const job_opts *opts, const pass_opts *
 tm_status way_minimum(tm_job *job, const job_opts *opts, way_list *ways, uint32_t i) {
     uint64_t device = 0;
     tm_plan_opts po;
-    tm_phase_step(&job->planning);
+    tm_phase_step(&job->progress.planning);
     TM_TRY(minimum_of(job, opts, &ways->way[i], &ways->least[i], &device, &ways->plans[i]));
     ways->minimum_anyway = tm_min_u64(ways->minimum_anyway, ways->least[i]);
     ways->minimum_device = tm_min_u64(ways->minimum_device, device);
@@ -128,10 +128,10 @@ static growth through(uint64_t at, uint64_t one, uint64_t further, uint64_t othe
 
 static tm_status plans_of(tm_job *job, const job_opts *opts, const pass_opts *way, uint32_t n, uint64_t *plans) {
     pass_opts o = *way;
-    uint64_t keep = job->need_share;
+    uint64_t keep = job->needs.share;
     o.shape.micro_batches = n;
     tm_status rc = minimum_of_programs(job, opts, &o, NULL, NULL, plans);
-    job->need_share = keep;
+    job->needs.share = keep;
     if (opts->device_bytes) *plans *= WITH_COPIES;
     return rc;
 }
@@ -149,10 +149,10 @@ static tm_status slab_grows(tm_job *job, const job_opts *opts, const pass_opts *
     uint64_t least[2], device = 0, plans;
     for (uint32_t i = 0; i < 2; i++) {
         pass_opts o = *way;
-        uint64_t keep = job->need_share;
+        uint64_t keep = job->needs.share;
         o.shape.micro_batches = (uint32_t)SAMPLE << i;
         tm_status rc = minimum_of_programs(job, opts, &o, &least[i], &device, &plans);
-        job->need_share = keep;
+        job->needs.share = keep;
         TM_TRY(rc);
     }
     *g = through(SAMPLE, least[0], 2 * SAMPLE, least[1]);
@@ -180,7 +180,7 @@ static uint32_t most_with(const growth *plans, const growth *slab, uint64_t room
 
 /* An unlimited budget has what the machine has. */
 static uint64_t room_for_plans(const tm_job *job) {
-    return job->host_bytes == UINT64_MAX ? tm_mem_available_bytes() : job->budget_slab;
+    return job->budget.host_bytes == UINT64_MAX ? tm_mem_available_bytes() : job->budget.slab_bytes;
 }
 
 /* Where it is frames that decide and not plans, packing has the last word. */

@@ -135,7 +135,7 @@ static void basis(const planning *g, const job_costs *costs) {
                                         [JOB_COSTS_SOME] = "partly measured",
                                         [JOB_COSTS_ALL] = "measured"};
     size_t n = strlen(out);
-    if (g->job->traits.own_processors)
+    if (g->job->tiers.traits.own_processors)
         snprintf(out + n, cap - n, "; the device's operations %s", there[job_costs_device_measured(costs)]);
 }
 
@@ -166,9 +166,9 @@ static tm_status refuse_host(planning *g, const job_shape *shape) {
     tm_plan_change change = {"memory.host_budget", g->out->minimum_host_bytes}, none = {NULL, 0};
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
     tm_error_clear();
-    if (g->job->most_micro_batches) { /* the text says it */
+    if (g->job->budget.most_micro_batches) { /* the text says it */
         g->out->limit = "host";
-        g->out->change = (tm_plan_change){"gradient_accumulation_steps", g->job->most_micro_batches};
+        g->out->change = (tm_plan_change){"gradient_accumulation_steps", g->job->budget.most_micro_batches};
         return tm_fail(TM_EBUDGET, "%s", text);
     }
     if (change.value > have) change = g->only_fits ? none : plan_smaller_batch(shape, fits, g);
@@ -209,14 +209,14 @@ static void describe(const planning *g, const pass_opts *way) {
     out->fits = true;
     /* the import may need more than the step */
     out->host_peak_bytes = job_planned_peak(job);
-    out->shared_window_bytes = job->need_shared;
+    out->shared_window_bytes = job->needs.shared;
     out->device_peak_bytes = info->device_bytes;
     out->disk_bytes =
         job_disk_bytes(job, info, g->s->cfg->memory.slots) * (g->s->comm ? tm_comm_node_size(g->s->comm) : 1);
     out->update = pass_update_name(way);
     out->activations = pass_activations_name(job, way);
     out->order = way->stage_wise ? "stage" : "unit";
-    out->proof_seconds = job->proof_seconds;
+    out->proof_seconds = job->needs.proof_seconds;
     count_links(g);
 }
 
@@ -255,8 +255,8 @@ static job_opts options(const planning *g) {
 static tm_status least_of_all(const planning *g, tm_status rc, tm_plan_report *out, uint64_t *refused) {
     const tm_job *job = g->job;
     struct tm_comm *comm = g->s->comm;
-    uint64_t most[] = {out->minimum_host_bytes, out->has_device ? job->least_device : 0,
-                       job->device_short ? job->need_device : 0};
+    uint64_t most[] = {out->minimum_host_bytes, out->has_device ? job->budget.least_device : 0,
+                       job->budget.device_short ? job->needs.device : 0};
     if (rc != TM_OK && rc != TM_EBUDGET) return rc;
     if (comm) {
         tm_error why = *tm_error_get();

@@ -37,7 +37,7 @@ tm_status way_minimum(tm_job *job, const job_opts *opts, way_list *ways, uint32_
 uint64_t way_planning_bytes(uint64_t plans); /* that planning takes at most, plans of so many bytes included */
 /* What the plans of a way that was compiled take, where that is more than their programs said. */
 void job_plans_took(way_list *ways, uint32_t way, uint64_t bytes);
-/* Compiles the best way (`only`, if less than n) for job->slab_bytes. TM_EBUDGET, with no error set: none fits. */
+/* Compiles the best way (`only`, if less than n) for job->limits.slab_bytes. TM_EBUDGET, with no error set: none fits. */
 tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only, tm_plan **plan,
                      uint32_t *chosen);
 

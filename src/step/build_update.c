@@ -32,9 +32,9 @@ void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_visits open, u
     const part_state *ps = &x->job->part[part];
     uint32_t weights = pass_weight_tile(x, part, tile);
     if (open.hi == NONE) open.hi = tm_program_visit(x->p, weights, 1);
-    tm_program_op(
-        x->p,
-        &(tm_op){.code = OP_UPDATE, .arg = {part, tile, gradients_are_shared(x->job)}, .tier = x->job->update_tier});
+    tm_program_op(x->p, &(tm_op){.code = OP_UPDATE,
+                                 .arg = {part, tile, gradients_are_shared(x->job)},
+                                 .tier = x->job->tiers.update_tier});
     /* fp16: what computes is made anew from the master, so that nobody need have it */
     tm_program_use_range(x->p, open.hi, weights, 1, x->job->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
     const uint32_t states[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};

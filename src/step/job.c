@@ -67,12 +67,12 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     job->ranks = opts->ranks;
     if (!job->ranks.comm) job->ranks = (job_ranks){.ranks = 1, .weights = {0, 1}, .own = {0, 1}, .sums = {0, 1}};
     job->step.report_at = tm_calloc(job->ranks.ranks, sizeof *job->step.report_at);
-    job->agreed_way = UINT32_MAX;
+    job->budget.agreed_way = UINT32_MAX;
     job->step.reported_peak = tm_calloc(job->ranks.ranks, sizeof *job->step.reported_peak);
-    if (job->ranks.comm) job->comm_counts = tm_calloc(2 * (size_t)job->ranks.ranks, sizeof *job->comm_counts);
-    if (!job->step.report_at || !job->step.reported_peak || (job->ranks.comm && !job->comm_counts))
+    if (job->ranks.comm) job->comm.counts = tm_calloc(2 * (size_t)job->ranks.ranks, sizeof *job->comm.counts);
+    if (!job->step.report_at || !job->step.reported_peak || (job->ranks.comm && !job->comm.counts))
         TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->step.report_at));
-    job->host_bytes = opts->host_bytes;
+    job->budget.host_bytes = opts->host_bytes;
     if (opts->device_bytes && job->ranks.must_share)
         TM_GO(tm_fail(TM_EINPUT,
                       "memory.shared_window is for weights that are computed with where they lie: leave it out with "
@@ -99,45 +99,45 @@ done:
 }
 
 uint64_t job_planned_peak(const tm_job *job) {
-    return job->fixed_bytes + job->plans_bytes + job->need_slab + job->need_share;
+    return job->budget.fixed_bytes + job->limits.plans_bytes + job->needs.slab + job->needs.share;
 }
 
 uint64_t job_host_peak(const tm_job *job) {
     uint64_t all = tm_mem_resident_peak_bytes();
-    const tm_device_caps *caps = job->device ? tm_device_get_caps(job->device) : NULL;
-    if (job->window) all = all - tm_min_u64(all, tm_comm_window_bytes(job->window)) + job->need_share;
+    const tm_device_caps *caps = job->tiers.device ? tm_device_get_caps(job->tiers.device) : NULL;
+    if (job->tiers.window) all = all - tm_min_u64(all, tm_comm_window_bytes(job->tiers.window)) + job->needs.share;
     if (!caps || !caps->traits.counts_as_host) return all;
-    return tm_max_u64(all - tm_min_u64(all, caps->arena_bytes), job->peak_before);
+    return tm_max_u64(all - tm_min_u64(all, caps->arena_bytes), job->tiers.peak_before);
 }
 
 static void say_device(tm_job *job) {
     tm_device_stats s;
-    if (!job->device) return;
-    tm_device_get_stats(job->device, &s);
+    if (!job->tiers.device) return;
+    tm_device_get_stats(job->tiers.device, &s);
     tm_log(
         TM_LOG_DEBUG,
         "device %s: %llu operations, %.3f s opening and closing their windows; copied %llu bytes in (%.3f s), %llu out "
         "(%.3f s)",
-        tm_device_get_caps(job->device)->name, (unsigned long long)s.operations, (double)s.open_ns * 1e-9,
+        tm_device_get_caps(job->tiers.device)->name, (unsigned long long)s.operations, (double)s.open_ns * 1e-9,
         (unsigned long long)s.copied_bytes[TM_DEVICE_IN], (double)s.copy_ns[TM_DEVICE_IN] * 1e-9,
         (unsigned long long)s.copied_bytes[TM_DEVICE_OUT], (double)s.copy_ns[TM_DEVICE_OUT] * 1e-9);
 }
 
 void job_close(tm_job *job) {
     if (!job) return;
-    tm_exec_close(job->exec);
-    tm_plan_free(job->held_in);
-    tm_plan_free(job->held_out);
+    tm_exec_close(job->tiers.exec);
+    tm_plan_free(job->tiers.held_in);
+    tm_plan_free(job->tiers.held_out);
     say_device(job);
-    tm_comm_window_close(job->window);
-    tm_device_close(job->device);
-    comm_ops_close(job->comm_ops);
+    tm_comm_window_close(job->tiers.window);
+    tm_device_close(job->tiers.device);
+    comm_ops_close(job->comm.ops);
     tm_free(job->step.report_at);
     tm_free(job->step.reported_peak);
-    tm_free(job->comm_counts);
-    if (job->keep_state)
-        tm_store_close(job->store);
-    else if (tm_store_remove(job->store) != TM_OK)
+    tm_free(job->comm.counts);
+    if (job->tiers.keep_state)
+        tm_store_close(job->tiers.store);
+    else if (tm_store_remove(job->tiers.store) != TM_OK)
         tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     tm_layout_free(job->layout);
     tm_source_close(job->source);
@@ -153,9 +153,9 @@ void job_close(tm_job *job) {
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
 static void show(tm_job *job) {
-    if (!job->show) return;
-    uint32_t done = atomic_fetch_add_explicit(&job->shown_ops, 1, memory_order_relaxed);
-    job->show(job->show_ctx, (double)done / (double)tm_max_u64(job->run_ops, 1));
+    if (!job->sinks.show) return;
+    uint32_t done = atomic_fetch_add_explicit(&job->progress.shown_ops, 1, memory_order_relaxed);
+    job->sinks.show(job->sinks.show_ctx, (double)done / (double)tm_max_u64(job->progress.run_ops, 1));
 }
 
 static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
@@ -173,11 +173,11 @@ static uint32_t handled(const tm_plan *plan) {
 }
 
 tm_status job_run(tm_job *job, const tm_plan *plan) {
-    if (job->show) {
-        job->run_ops = handled(plan);
-        atomic_store_explicit(&job->shown_ops, 0, memory_order_relaxed);
+    if (job->sinks.show) {
+        job->progress.run_ops = handled(plan);
+        atomic_store_explicit(&job->progress.shown_ops, 0, memory_order_relaxed);
     }
-    return tm_exec_run(job->exec, plan, run_op, job);
+    return tm_exec_run(job->tiers.exec, plan, run_op, job);
 }
 
 static void show_phase(void *ctx, double share) {
@@ -186,15 +186,15 @@ static void show_phase(void *ctx, double share) {
 }
 
 void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total) {
-    *p = (job_phase){.job = job, .span = total, .before = job->show, .before_ctx = job->show_ctx};
+    *p = (job_phase){.job = job, .span = total, .before = job->sinks.show, .before_ctx = job->sinks.show_ctx};
     tm_phase_begin(&p->phase, what, unit, total);
-    job->show = show_phase;
-    job->show_ctx = p;
+    job->sinks.show = show_phase;
+    job->sinks.show_ctx = p;
 }
 
 void job_phase_end(job_phase *p) {
-    p->job->show = p->before;
-    p->job->show_ctx = p->before_ctx;
+    p->job->sinks.show = p->before;
+    p->job->sinks.show_ctx = p->before_ctx;
     p->phase.done = p->base + (p->base < p->phase.total ? p->span : 0);
     tm_phase_end(&p->phase);
 }
@@ -254,16 +254,16 @@ tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype) {
     }
     /* bf16 is what computed: the masters' nearest, ties included */
     TM_GO(build_walk(&program, job, false, dtype == TM_FMT_BF16 && job->dtype == TM_BF16 ? WHAT_COMPUTE : WHAT_MASTER));
-    job->take_values = writer ? put_values : NULL;
-    job->take_ctx = writer;
+    job->sinks.take_values = writer ? put_values : NULL;
+    job->sinks.take_ctx = writer;
     TM_GO(run_program(job, program, "writing the model"));
     uint64_t bytes;
     if (writer) rc = tm_hf_writer_commit(writer);
     if (writer && rc == TM_OK && tm_fmt_bytes(dtype, tm_model_parameters(job->model), &bytes))
-        job->exported_bytes += bytes;
+        job->progress.exported_bytes += bytes;
     writer = NULL;
 done:
-    job->take_values = NULL;
+    job->sinks.take_values = NULL;
     tm_hf_writer_abandon(writer);
     tm_free(list);
     return rc;

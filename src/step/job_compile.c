@@ -7,7 +7,7 @@
 
 /* Once there is an arena, what is compiled for it has no more than that: it was opened as large as was needed. */
 static uint64_t arena_bytes(const tm_job *job, const job_opts *opts) {
-    return job->device ? tm_device_get_caps(job->device)->arena_bytes : opts->device_bytes;
+    return job->tiers.device ? tm_device_get_caps(job->tiers.device)->arena_bytes : opts->device_bytes;
 }
 
 void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
@@ -16,20 +16,22 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
                          .window_mib = opts->window_mib,
                          .device_bytes = arena_bytes(job, opts),
                          .shared_by = job->ranks.shared_by,
-                         .device_apart = job->traits.own_processors,
-                         .hold_quarters = opts->no_hold ? 0 : job->hold_quarters,
+                         .device_apart = job->tiers.traits.own_processors,
+                         .hold_quarters = opts->no_hold ? 0 : job->limits.hold_quarters,
                          .hold_not = opts->host_share,
-                         .share_bytes = job->exec ? 0 : job->need_share, /* once it is there, the slab is beside it */
-                         .cost = job->cost,
-                         .cost_ctx = job->cost_ctx,
-                         .machine = job->machine,
+                         .share_bytes =
+                             job->tiers.exec ? 0 : job->needs.share, /* once it is there, the slab is beside it */
+                         .cost = job->costs.cost,
+                         .cost_ctx = job->costs.ctx,
+                         .machine = job->costs.machine,
                          .no_read_ahead = opts->no_read_ahead,
                          .no_write_behind = opts->no_write_behind};
     memcpy(po->pinned, opts->pinned, sizeof po->pinned);
     memcpy(po->max_resident_bytes, opts->max_resident_bytes, sizeof po->max_resident_bytes);
     if (opts->n_paths == 0)
         for (int k = 0; k < TM_KINDS; k++) po->pinned[k] = true;
-    po->slab_bytes = job->slab_bytes - (job->exec ? 0 : tm_min_u64(job->plans_bytes, job->slab_bytes));
+    po->slab_bytes =
+        job->limits.slab_bytes - (job->tiers.exec ? 0 : tm_min_u64(job->limits.plans_bytes, job->limits.slab_bytes));
 }
 
 tm_status job_agree(tm_job *job, tm_status rc) {
@@ -44,8 +46,9 @@ tm_status job_refuse_host(const tm_job *job, uint64_t minimum_host) {
     return tm_fail(TM_EBUDGET,
                    "memory.host_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
                    "raise it, or lower seq_len or the micro-batch",
-                   tm_format_size(job->host_bytes, have, sizeof have), (unsigned long long)job->host_bytes,
-                   (unsigned long long)minimum_host, tm_format_size(minimum_host, want, sizeof want));
+                   tm_format_size(job->budget.host_bytes, have, sizeof have),
+                   (unsigned long long)job->budget.host_bytes, (unsigned long long)minimum_host,
+                   tm_format_size(minimum_host, want, sizeof want));
 }
 
 /* Which of the budgets a refusal is about travels with it: it may be another rank's. */
@@ -57,8 +60,8 @@ bool job_refused_device(void) {
 
 tm_status job_refuse_device(tm_job *job, uint64_t least) {
     char want[32], have[32];
-    job->device_short = true;
-    job->need_device = least;
+    job->budget.device_short = true;
+    job->needs.device = least;
     return tm_fail_sys(TM_EBUDGET, 0, DEVICE_BUDGET, NULL, -1,
                        "memory.device_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
                        "raise it, or lower seq_len or the micro-batch",
@@ -69,40 +72,33 @@ tm_status job_refuse_device(tm_job *job, uint64_t least) {
 
 void job_count_need(tm_job *job, const tm_plan *plan) {
     const tm_plan_info *info = tm_plan_get_info(plan);
-    job->proof_seconds += info->proof_seconds;
-    job->need_slab = tm_max_u64(job->need_slab, info->slab_bytes);
-    job->need_spill = tm_max_u64(job->need_spill, info->spill_file_bytes);
-    job->need_device = tm_max_u64(job->need_device, info->device_bytes);
-    job->need_shared = tm_max_u64(job->need_shared, info->shared_bytes);
-    job->need_share = tm_max_u64(job->need_share, info->share_bytes);
-    job->need_spill_largest = tm_max_u64(job->need_spill_largest, info->spill_largest_bytes);
-    job->need_plans += info->memory_bytes + (uint64_t)JOB_RUN_BYTES_PER_OP * info->ops;
+    job->needs.proof_seconds += info->proof_seconds;
+    job->needs.slab = tm_max_u64(job->needs.slab, info->slab_bytes);
+    job->needs.spill = tm_max_u64(job->needs.spill, info->spill_file_bytes);
+    job->needs.device = tm_max_u64(job->needs.device, info->device_bytes);
+    job->needs.shared = tm_max_u64(job->needs.shared, info->shared_bytes);
+    job->needs.share = tm_max_u64(job->needs.share, info->share_bytes);
+    job->needs.spill_largest = tm_max_u64(job->needs.spill_largest, info->spill_largest_bytes);
+    job->needs.plans += info->memory_bytes + (uint64_t)JOB_RUN_BYTES_PER_OP * info->ops;
 }
 
 job_needs job_take_needs(const tm_job *job) {
-    return (job_needs){job->need_slab,   job->need_spill, job->need_spill_largest, job->need_device,
-                       job->need_shared, job->need_share, job->need_plans};
+    return job->needs;
 }
 
 void job_give_needs(tm_job *job, const job_needs *n) {
-    job->need_slab = n->slab;
-    job->need_spill = n->spill;
-    job->need_spill_largest = n->spill_largest;
-    job->need_device = n->device;
-    job->need_shared = n->shared;
-    job->need_share = n->share;
-    job->need_plans = n->plans;
+    job->needs = *n;
 }
 
 /* Files for temporaries are as large as the plans took that there were when they were made. */
 static tm_status has_room_to_spill(const tm_job *job, const tm_plan *plan) {
     const tm_plan_info *info = tm_plan_get_info(plan);
     char a[32], b[32];
-    if (!job->exec ||
-        (info->spill_file_bytes <= job->need_spill && info->spill_largest_bytes <= job->need_spill_largest))
+    if (!job->tiers.exec ||
+        (info->spill_file_bytes <= job->needs.spill && info->spill_largest_bytes <= job->needs.spill_largest))
         return TM_OK;
     return tm_fail(TM_EBUDGET, "a plan that writes out %s of temporaries comes too late: the run has files for %s",
-                   tm_format_size(info->spill_file_bytes, a, sizeof a), tm_format_size(job->need_spill, b, sizeof b));
+                   tm_format_size(info->spill_file_bytes, a, sizeof a), tm_format_size(job->needs.spill, b, sizeof b));
 }
 
 tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
@@ -121,7 +117,7 @@ tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
     if (rc == TM_OK) job_count_need(job, *plan);
     if (rc != TM_EBUDGET) return rc;
     tm_error_clear();
-    return job_refuse_host(job, minimum + job->fixed_bytes);
+    return job_refuse_host(job, minimum + job->budget.fixed_bytes);
 }
 
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots) {

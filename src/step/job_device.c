@@ -25,11 +25,11 @@ bool job_device_updates(const tm_device_traits *traits, const char *name, tm_dty
 }
 
 tm_status job_set_device(tm_job *job, const job_opts *opts) {
-    TM_TRY(tm_device_known(opts->device ? opts->device : "cpu", &job->traits));
-    tm_model_set_sizes(job->model, &job->traits.sizes);
+    TM_TRY(tm_device_known(opts->device ? opts->device : "cpu", &job->tiers.traits));
+    tm_model_set_sizes(job->model, &job->tiers.traits.sizes);
     bool updates = opts->device_bytes && job->optimizer && job->update->passes == 1 &&
-                   job_device_updates(&job->traits, job->update->name, job->dtype);
-    job->update_tier = updates ? TM_TIER_EITHER : TM_TIER_HOST;
+                   job_device_updates(&job->tiers.traits, job->update->name, job->dtype);
+    job->tiers.update_tier = updates ? TM_TIER_EITHER : TM_TIER_HOST;
     return TM_OK;
 }
 

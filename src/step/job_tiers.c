@@ -5,12 +5,12 @@
 #include <malloc.h>
 
 static tm_status open_store(tm_job *job, const job_opts *opts) {
-    bool paged = job->need_spill > 0;
+    bool paged = job->needs.spill > 0;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout) && !paged; i++)
         paged = !tm_layout_get(job->layout, i)->resident;
     if (!paged && !opts->commits) return TM_OK;
     bool at_home = opts->n_paths == 0; /* only commits are written: any disk will do, even one in memory */
-    tm_status rc = tm_store_open(&job->store, job->layout,
+    tm_status rc = tm_store_open(&job->tiers.store, job->layout,
                                  &(tm_store_opts){.paths = at_home ? &opts->home : opts->paths,
                                                   .n_paths = at_home ? 1 : opts->n_paths,
                                                   .path_kinds = at_home ? NULL : opts->path_kinds,
@@ -23,8 +23,8 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
                                                   .slots = opts->slots,
                                                   .allow_tmpfs = opts->allow_tmpfs || at_home,
                                                   .io = opts->io,
-                                                  .spill_bytes = job->need_spill,
-                                                  .spill_largest = job->need_spill_largest});
+                                                  .spill_bytes = job->needs.spill,
+                                                  .spill_largest = job->needs.spill_largest});
     if (rc != TM_ENOSPC) return rc;
     tm_error full = *tm_error_get(); /* nothing was started: the user can mend it */
     full.code = TM_EINPUT;
@@ -40,34 +40,35 @@ static tm_status start_team_there(void *ctx) {
 }
 
 tm_exec_comm job_exec_comm(const tm_job *job) {
-    return (tm_exec_comm){job->comm_ops, job->comm_ops ? comm_ops_submit : NULL};
+    return (tm_exec_comm){job->comm.ops, job->comm.ops ? comm_ops_submit : NULL};
 }
 
 void *job_shared_frames(const tm_job *job) {
-    return job->window ? tm_comm_window_part(job->window, 0, NULL) : NULL;
+    return job->tiers.window ? tm_comm_window_part(job->tiers.window, 0, NULL) : NULL;
 }
 
 tm_status job_open_tiers(tm_job *job, const job_opts *opts) {
     TM_TRY(open_store(job, opts));
-    if (job->ranks.ranks > 1) TM_TRY(comm_ops_open(&job->comm_ops, job));
+    if (job->ranks.ranks > 1) TM_TRY(comm_ops_open(&job->comm.ops, job));
     (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
-    job->slab_bytes = job->need_slab;
-    job->peak_before = tm_mem_resident_peak_bytes();
-    if (job->need_device)
-        TM_TRY(tm_device_open(&job->device, &(tm_device_opts){.name = opts->device,
-                                                              .arena_bytes = job->need_device,
-                                                              .bytes_per_second = opts->device_bps,
-                                                              .peers = opts->ranks.peers}));
-    if (job->device) job->kernels = tm_device_kernels(job->device);
-    if (job->device && !job->traits.own_processors) TM_TRY(tm_device_run(job->device, NULL, 0, start_team_there, NULL));
-    return tm_exec_open(&job->exec, &(tm_exec_opts){.slab_bytes = job->slab_bytes,
-                                                    .store = job->store,
-                                                    .seed = opts->order_seed,
-                                                    .unregistered = opts->no_pin_memory,
-                                                    .comm = job_exec_comm(job),
-                                                    .shared = job_shared_frames(job),
-                                                    .shared_bytes = job->need_shared,
-                                                    .device = job->device});
+    job->limits.slab_bytes = job->needs.slab;
+    job->tiers.peak_before = tm_mem_resident_peak_bytes();
+    if (job->needs.device)
+        TM_TRY(tm_device_open(&job->tiers.device, &(tm_device_opts){.name = opts->device,
+                                                                    .arena_bytes = job->needs.device,
+                                                                    .bytes_per_second = opts->device_bps,
+                                                                    .peers = opts->ranks.peers}));
+    if (job->tiers.device) job->tiers.kernels = tm_device_kernels(job->tiers.device);
+    if (job->tiers.device && !job->tiers.traits.own_processors)
+        TM_TRY(tm_device_run(job->tiers.device, NULL, 0, start_team_there, NULL));
+    return tm_exec_open(&job->tiers.exec, &(tm_exec_opts){.slab_bytes = job->limits.slab_bytes,
+                                                          .store = job->tiers.store,
+                                                          .seed = opts->order_seed,
+                                                          .unregistered = opts->no_pin_memory,
+                                                          .comm = job_exec_comm(job),
+                                                          .shared = job_shared_frames(job),
+                                                          .shared_bytes = job->needs.shared,
+                                                          .device = job->tiers.device});
 }
 
 static tm_status import(tm_job *job, const tm_plan *plan) {
@@ -77,13 +78,13 @@ static tm_status import(tm_job *job, const tm_plan *plan) {
     tm_status rc = job_run(job, plan);
     job_phase_end(&phase);
     TM_TRY(rc);
-    if (job->store) tm_store_mark_committed(job->store);
+    if (job->tiers.store) tm_store_mark_committed(job->tiers.store);
     return TM_OK;
 }
 
 static tm_status restore(tm_job *job) {
-    TM_TRY(tm_store_restore(job->store, tm_exec_slab(job->exec)));
-    return job->held_in ? job_run(job, job->held_in) : TM_OK;
+    TM_TRY(tm_store_restore(job->tiers.store, tm_exec_slab(job->tiers.exec)));
+    return job->tiers.held_in ? job_run(job, job->tiers.held_in) : TM_OK;
 }
 
 tm_status job_fill_state(tm_job *job, const tm_plan *import_plan) {
@@ -91,5 +92,5 @@ tm_status job_fill_state(tm_job *job, const tm_plan *import_plan) {
 }
 
 tm_status job_held_out(tm_job *job) {
-    return job->held_out ? job_run(job, job->held_out) : TM_OK;
+    return job->tiers.held_out ? job_run(job, job->tiers.held_out) : TM_OK;
 }

@@ -31,7 +31,7 @@ static tm_status do_batch(tm_job *job, const tm_op *op, operands o) {
     batch_view v = batch_at(next_operand(&o), op->arg[1]);
     job_batch *b = &job->step.batch[op->arg[0]];
     if (job->step.capacity != op->arg[1]) job->step.capacity = op->arg[1]; /* a device's thread may be reading it */
-    TM_TRY(job->fill(job->fill_ctx, op->arg[0], op->arg[1], v.ids, v.labels, v.mask, v.position, b));
+    TM_TRY(job->sinks.fill(job->sinks.fill_ctx, op->arg[0], op->arg[1], v.ids, v.labels, v.mask, v.position, b));
     list_labels(&v, b);
     return TM_OK;
 }
@@ -42,7 +42,7 @@ static void take_slots(operands *o, const tm_slot_use *use, uint32_t n, tm_stage
 
 static tm_stage_args stage_args(const tm_job *job, const tm_op *op, const tm_micro_batch *batch) {
     return (tm_stage_args){.model = job->model,
-                           .kernels = job->kernels,
+                           .kernels = job->tiers.kernels,
                            .unit = op->arg[0],
                            .stage = op->arg[1],
                            .batch = batch,
@@ -71,7 +71,7 @@ static tm_status do_forward(tm_job *job, const tm_op *op, operands o) {
 static tm_status do_backward(tm_job *job, const tm_op *op, operands o) {
     const tm_unit *u = tm_model_unit(job->model, op->arg[0]);
     const tm_stage *stage = &u->stage[op->arg[1]];
-    __typeof__(tm_zero) *zero = (job->kernels ? job->kernels : tm_kernels_host())->zero;
+    __typeof__(tm_zero) *zero = (job->tiers.kernels ? job->tiers.kernels : tm_kernels_host())->zero;
     tm_micro_batch b = micro_batch(job, op->arg[2], job->step.capacity, next_operand(&o));
     tm_stage_args a = stage_args(job, op, &b);
     for (uint32_t i = 0; i < stage->n_parts; i++)
@@ -127,7 +127,7 @@ static tm_status do_objective(tm_job *job, const tm_op *op, operands o) {
         double part = 0;
         for (uint32_t t = 0; t < b.tokens; t++) part += (double)coef[t];
         sum += part;
-        if (job->take_nll) TM_TRY(job->take_nll(job->take_ctx, mb, &b, coef));
+        if (job->sinks.take_nll) TM_TRY(job->sinks.take_nll(job->sinks.take_ctx, mb, &b, coef));
         for (uint32_t t = 0; t < b.tokens; t++) coef[t] = b.labels[t] >= 0 ? each : 0;
     }
     job->step.result.loss_sum = sum;
@@ -147,15 +147,15 @@ static tm_status do_finish(tm_job *job, const tm_op *op, operands o) {
     uint64_t into = op->arg[3] ? at.begin - own_run(job, op->arg[0]).begin : 0;
     char *g = (char *)next_operand(&o) + into * tm_dtype_bytes(job->dtype);
     double *partial = (double *)next_operand(&o) + (uint64_t)op->arg[1] * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
-    if (job->kernels)
-        job->kernels->grad_finish((tm_elem)job->dtype, sum, g, at.n, partial);
+    if (job->tiers.kernels)
+        job->tiers.kernels->grad_finish((tm_elem)job->dtype, sum, g, at.n, partial);
     else if (job->dtype == TM_F32)
         tm_grad_finish_f32(sum, (float *)(void *)g, at.n, partial);
     else if (job->dtype == TM_BF16)
         tm_grad_finish_bf16(sum, (uint16_t *)(void *)g, at.n, partial);
     else
         tm_grad_finish_f16(sum, (uint16_t *)(void *)g, at.n, partial);
-    bool look = op->arg[2] && !job->kernels; /* elsewhere the update counts what is not finite */
+    bool look = op->arg[2] && !job->tiers.kernels; /* elsewhere the update counts what is not finite */
     if (look && !isfinite(tm_sum_blocks(partial, tm_norm_block_count(at.n)))) return diverged(job, "a gradient");
     return TM_OK;
 }
@@ -272,13 +272,13 @@ static tm_status do_logits(tm_job *job, const tm_op *op, operands o) {
     float *base = logits - first; /* tm_head_logits writes columns by their global index */
     if (!op->arg[3]) {
         TM_TRY(tm_head_logits(&a, 0, b.tokens, base, columns));
-        return job->take_logits(job->take_ctx, op->arg[2], 0, b.tokens, first, columns, logits, columns);
+        return job->sinks.take_logits(job->sinks.take_ctx, op->arg[2], 0, b.tokens, first, columns, logits, columns);
     }
     for (uint32_t r = 0; r < b.rows; r++) {
         uint32_t token = r * b.seq + job->step.last[r];
         TM_TRY(tm_head_logits(&a, token, 1, base + r * columns, columns));
     }
-    return job->take_logits(job->take_ctx, op->arg[2], 0, b.rows, first, columns, logits, columns);
+    return job->sinks.take_logits(job->sinks.take_ctx, op->arg[2], 0, b.rows, first, columns, logits, columns);
 }
 
 static tm_status do_take_grad(tm_job *job, const tm_op *op, operands o) {
@@ -288,8 +288,8 @@ static tm_status do_take_grad(tm_job *job, const tm_op *op, operands o) {
     for (uint32_t i = 0; i < tm_model_part(job->model, op->arg[0])->n_segments; i++) {
         for (uint64_t at = 0; at < seg[i].elements; at += CHUNK) {
             uint64_t n = tm_min_u64(CHUNK, seg[i].elements - at);
-            TM_TRY(job->take_values(job->take_ctx, seg[i].tensor, seg[i].tensor_offset + at, n,
-                                    sum + seg[i].part_offset + at));
+            TM_TRY(job->sinks.take_values(job->sinks.take_ctx, seg[i].tensor, seg[i].tensor_offset + at, n,
+                                          sum + seg[i].part_offset + at));
         }
     }
     return TM_OK;
@@ -351,9 +351,9 @@ static tm_status do_hash(tm_job *job, const tm_op *op, operands o) {
 static tm_status do_export(tm_job *job, const tm_op *op, operands o) {
     float *values;
     uint64_t first;
-    if (!job->take_values) return TM_OK; /* another rank writes it down */
+    if (!job->sinks.take_values) return TM_OK; /* another rank writes it down */
     uint64_t n = tile_values(job, op, &o, &values, &first);
-    return job->take_values(job->take_ctx, op->arg[0], first, n, values);
+    return job->sinks.take_values(job->sinks.take_ctx, op->arg[0], first, n, values);
 }
 
 static tm_status run_op(tm_job *job, const tm_op *op, void *const *operand) {
@@ -407,9 +407,9 @@ static tm_status run_op(tm_job *job, const tm_op *op, void *const *operand) {
 
 tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
     tm_job *job = ctx;
-    bool heard = job->hear && op->engine != TM_ENGINE_DEVICE; /* which is launched here: tm_exec_on_device_op */
+    bool heard = job->costs.hear && op->engine != TM_ENGINE_DEVICE; /* which is launched here: tm_exec_on_device_op */
     uint64_t t0 = heard ? tm_now_ns() : 0;
     tm_status rc = run_op(job, op, operand);
-    if (heard && rc == TM_OK) job->hear(job->hear_ctx, op, (double)(tm_now_ns() - t0) * 1e-9);
+    if (heard && rc == TM_OK) job->costs.hear(job->costs.hear_ctx, op, (double)(tm_now_ns() - t0) * 1e-9);
     return rc;
 }

@@ -179,8 +179,8 @@ static tm_status describe(comm_flight *f, const tm_job *job, const tm_op *op, vo
 static bool describe_only(comm_flight *f, const tm_job *job, const tm_op *op) {
     static char nowhere[2]; /* operands are only looked at, to tell whether there are any */
     void *const operand[2] = {nowhere, nowhere};
-    *f = (comm_flight){.counts = job->comm_counts};
-    if (!job->comm_counts || op->code == OP_FETCH) return false;
+    *f = (comm_flight){.counts = job->comm.counts};
+    if (!job->comm.counts || op->code == OP_FETCH) return false;
     f->across = f->counts + job->ranks.ranks;
     f->op[1].code = TM_COMM_CODES;
     return describe(f, job, op, operand) == TM_OK;
@@ -217,7 +217,7 @@ static void done(tm_comm_op *op) {
     void *token = f->token;
     tm_status rc = op->status == TM_OK ? TM_OK : tm_comm_op_fail(job->ranks.comm, op);
     atomic_store(&f->busy, false);
-    tm_exec_comm_done(job->exec, token, rc);
+    tm_exec_comm_done(job->tiers.exec, token, rc);
 }
 
 /* ---- from arena to arena ---- */
@@ -228,7 +228,7 @@ static void done_there(tm_event *e) {
     void *token = f->token;
     tm_status rc = e->status;
     atomic_store(&f->busy, false);
-    tm_exec_comm_done(job->exec, token, rc);
+    tm_exec_comm_done(job->tiers.exec, token, rc);
 }
 
 /* The same operation on the device's streams. */
@@ -243,22 +243,22 @@ static tm_status submit_there(comm_flight *f) {
                                   .recv = op->recv,
                                   .counts = op->counts};
     tm_comm_op_bytes(job->ranks.comm, op, bytes);
-    for (int l = 0; l < TM_COMM_LINKS; l++) atomic_fetch_add(&job->sent_there[l], bytes[l]);
+    for (int l = 0; l < TM_COMM_LINKS; l++) atomic_fetch_add(&job->comm.sent_there[l], bytes[l]);
     f->event = (tm_event){.done = done_there, .ctx = f};
-    return tm_device_exchange_submit(job->device, &x, &f->event);
+    return tm_device_exchange_submit(job->tiers.device, &x, &f->event);
 }
 
 /* Gathered once for the node, it goes where all of the node's ranks have it. */
 static bool lies_right(const tm_job *job, const tm_comm_op *op) {
     const char *base = job_shared_frames(job), *at = op->recv;
-    return !op->shared || (base && at >= base && at < base + job->need_shared);
+    return !op->shared || (base && at >= base && at < base + job->needs.shared);
 }
 
 tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void *token) {
     comm_ops *c = ctx;
     comm_flight *f = c->flight;
-    if (c->job->stub_comm) {
-        tm_exec_comm_done(c->job->exec, token, TM_OK);
+    if (c->job->comm.stub) {
+        tm_exec_comm_done(c->job->tiers.exec, token, TM_OK);
         return TM_OK;
     }
     while (f < c->flight + FLIGHTS && atomic_load(&f->busy)) f++;
@@ -272,7 +272,7 @@ tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void
     f->op[0].done = two ? first_done : done;
     f->op[1].done = done;
     f->op[0].ctx = f->op[1].ctx = f;
-    bool there = op->tier == TM_TIER_DEVICE && c->job->device && c->job->ranks.peers;
+    bool there = op->tier == TM_TIER_DEVICE && c->job->tiers.device && c->job->ranks.peers;
     tm_status rc = there ? submit_there(f) : tm_comm_submit(c->job->ranks.comm, &f->op[0]);
     if (rc == TM_OK && two) rc = tm_comm_submit(c->job->ranks.comm, &f->op[1]);
     if (rc != TM_OK) atomic_store(&f->busy, false);

@@ -31,8 +31,8 @@ static void update_run(tm_job *job, const update_tile *t, uint64_t first, uint64
     uint64_t *nonfinite = t->on_device ? &job->step.device_nonfinite : &job->step.nonfinite;
     tm_optim_span x = span_of(job, t, first, n);
     const tm_optim_step *step = &job->step.result.update[job->part[t->part].small][plain];
-    if (t->on_device && job->kernels)
-        tm_optim_launch(job->kernels, step, &x, nonfinite);
+    if (t->on_device && job->tiers.kernels)
+        tm_optim_launch(job->tiers.kernels, step, &x, nonfinite);
     else
         *nonfinite += tm_optim_run(step, &x);
 }

@@ -33,6 +33,6 @@ tm_status job_check_stop(const tm_job *job) {
     const char *kind;
     if (tm_fault_hit("interrupt_op", &kind)) interrupt(kind);
     if (!job_stop_signal()) return TM_OK;
-    if (!tm_stop_at_once() && job->may_go_on && job->may_go_on(job->may_go_on_ctx)) return TM_OK;
+    if (!tm_stop_at_once() && job->sinks.may_go_on && job->sinks.may_go_on(job->sinks.may_go_on_ctx)) return TM_OK;
     return job_stopped("");
 }

@@ -155,77 +155,117 @@ typedef struct job_opts {
     struct elastic *elastic;         /* the state is read from there instead of imported */
 } job_opts;
 
-typedef struct tm_job tm_job;
-struct tm_job {
-    job_opts opts;
-    tm_model *model;
-    tm_dtype dtype;
-    bool parks;        /* gradients are state (update F) */
-    bool optimizer;    /* lo, exp_avg, exp_avg_sq exist */
-    job_ranks ranks;   /* one rank: 1, with all slices */
-    tm_source *source; /* NULL: random initialisation */
-    uint64_t seed;
-    tm_layout *layout;
-    part_state *part;
-    uint32_t *kv; /* per unit: key-value cache objects (generation); NULL otherwise */
-    uint32_t kv_rows, kv_capacity;
+/* What of the host's memory is for what (planner). */
+typedef struct job_budget {
+    uint64_t host_bytes;         /* the budget; UINT64_MAX: unlimited */
+    uint64_t fixed_bytes;        /* of it: everything but the slab */
+    uint64_t slab_bytes;         /* the rest: frames, and until there is a slab the plans */
+    uint64_t least_device;       /* the least arena of any way to run the step */
+    uint32_t most_micro_batches; /* that fit, where it is their number that was refused; else 0 */
+    bool device_short;           /* the device's memory refused this rank's latest plans: it takes needs.device */
+    uint32_t agreed_way;         /* of running the step; UINT32_MAX: not yet */
+} job_budget;
+
+/* What a plan may take. */
+typedef struct job_limits {
+    uint64_t slab_bytes;    /* of budget.slab_bytes; once there is a slab: its bytes */
+    uint64_t plans_bytes;   /* of that, until there is a slab: what the plans themselves take, at most */
+    uint32_t hold_quarters; /* of tm_plan_opts */
+} job_limits;
+
+/* What the plans that were compiled take: the largest of each, as in tm_plan_info; and together. */
+typedef struct job_needs {
+    uint64_t slab, spill, spill_largest, device, shared, share;
+    uint64_t plans;       /* those that stay */
+    double proof_seconds; /* of all plans that were proved */
+} job_needs;
+
+/* What programs run on (job_tiers.c). */
+typedef struct job_tiers {
+    tm_device_traits traits; /* of the device that computes */
+    uint8_t update_tier;     /* tm_tier of OP_UPDATE */
     tm_exec *exec;
     tm_store *store;
     tm_device *device;              /* NULL: in place */
     const tm_kernel_table *kernels; /* of operations of the device's tier; NULL: the host's */
+    struct tm_comm_window *window;  /* gathered weights, for all ranks of a node */
+    tm_plan *held_out, *held_in;    /* state that the arena holds, to its extents and from there; NULL: it holds none */
+    uint64_t peak_before;           /* VmHWM before there was an arena */
     bool keep_state;                /* job_close leaves the run directories */
-    uint64_t host_bytes;            /* the budget; UINT64_MAX: unlimited */
-    uint64_t fixed_bytes;           /* of it: everything but the slab */
-    uint64_t slab_bytes;            /* that plans may use: the budget's share, from job_start's end on what exists */
-    uint64_t budget_slab;           /* all of it */
-    uint64_t plans_bytes;           /* of that until there is a slab: what the plans themselves take, at most */
-    uint64_t need_plans;            /* of those compiled that stay */
-    double proof_seconds;           /* of all plans that were proved */
-    uint64_t need_slab, need_spill, need_spill_largest, need_device; /* largest of the plans compiled */
-    uint64_t need_shared, need_share;                                /* likewise: tm_plan_info */
-    struct tm_comm_window *window;                                   /* gathered weights, for all ranks of a node */
-    uint64_t least_device;                                           /* the least arena of any way to run the step */
-    uint64_t peak_before;                                            /* VmHWM before there was an arena */
-    uint32_t most_micro_batches; /* that fit, where it is their number that was refused; else 0 */
-    bool device_short; /* what refused this rank's latest plans was the device's memory: need_device is what it takes */
-    job_step step;
-    /* who fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
+} job_tiers;
+
+/* What operations take, as predicted and as they ran. */
+typedef struct job_clock {
+    const struct tm_machine *machine; /* job_use_costs; NULL: nominal */
+    tm_cost_fn cost;
+    void *ctx;
+    void (*hear)(void *ctx, const tm_op *op, double seconds); /* what each operation took; NULL: nobody asks */
+    void *hear_ctx;
+} job_clock;
+
+/* Operations between ranks (ops_comm.c). */
+typedef struct job_comm {
+    struct comm_ops *ops;
+    uint64_t *counts;               /* [2 ranks] of job_comm_bytes; NULL: one rank */
+    _Atomic uint64_t sent_there[2]; /* bytes by link (tm_comm_link), from arena to arena: worked out, NCCL tells none */
+    bool stub;                      /* measuring: operations between ranks end at once and move nothing */
+} job_comm;
+
+/* Where data come from and results go: whoever has the job sets these. */
+typedef struct job_sinks {
+    /* fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
     tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
                       uint32_t *position, job_batch *shape);
     void *fill_ctx;
-    /* who takes what a program yields (probe, export, generation); any may be NULL */
+    /* take what a program yields (probe, export, generation); any may be NULL */
     tm_status (*take_logits)(void *ctx, uint32_t micro_batch, uint32_t first_row, uint32_t rows, uint64_t first_column,
                              uint64_t columns, const float *logits, uint64_t ld);
     tm_status (*take_values)(void *ctx, uint32_t tensor, uint64_t first, uint64_t n, const float *values);
     tm_status (*take_nll)(void *ctx, uint32_t micro_batch, const tm_micro_batch *b, const float *nll);
     void *take_ctx;
-    const struct tm_machine *machine; /* job_use_costs; NULL: nominal */
-    tm_cost_fn cost;
-    void *cost_ctx;
-    void (*hear)(void *ctx, const tm_op *op, double seconds); /* what each operation took; NULL: nobody asks */
-    void *hear_ctx;
-    const tm_optimizer *update;
-    tm_optim_opts update_opts;
-    uint32_t *source_tensor; /* per tensor: its index in the source */
-    XXH3_state_t *hash;
-    struct comm_ops *comm_ops;      /* ops_comm.c */
-    _Atomic uint64_t sent_there[2]; /* bytes by link (tm_comm_link), from arena to arena: worked out, NCCL tells none */
-    bool stub_comm;                 /* measuring: operations between ranks end at once and move nothing */
-    uint64_t *comm_counts;          /* [2 ranks] of job_comm_bytes; NULL: one rank */
-    uint32_t agreed_way;            /* of running the step; UINT32_MAX: not yet */
-    uint8_t update_tier;            /* tm_tier of OP_UPDATE */
-    uint32_t hold_quarters;         /* of tm_plan_opts */
-    tm_device_traits traits;        /* of the device that computes */
-    tm_plan *held_out, *held_in;    /* state that the arena holds, to its extents and from there; NULL: it holds none */
-    void (*show)(void *ctx,
-                 double share); /* how much of the program that is run is done, before each operation; NULL */
+    void (*show)(void *ctx, double share); /* how much of a program is done, before each operation; NULL */
     void *show_ctx;
-    _Atomic uint32_t shown_ops; /* of run_ops, which the handlers get of it */
-    uint32_t run_ops;
-    tm_phase planning;
-    uint64_t exported_bytes;      /* of models that were written */
     bool (*may_go_on)(void *ctx); /* asked before each operation once a signal came; NULL: no */
     void *may_go_on_ctx;
+} job_sinks;
+
+/* How far it is. */
+typedef struct job_progress {
+    tm_phase planning;
+    _Atomic uint32_t shown_ops; /* of run_ops, which the handlers get of it */
+    uint32_t run_ops;
+    uint64_t exported_bytes; /* of models that were written */
+} job_progress;
+
+typedef struct tm_job tm_job;
+struct tm_job {
+    job_opts opts;
+    /* what is trained: job_open's */
+    tm_model *model;
+    tm_dtype dtype;
+    bool optimizer;  /* lo, exp_avg, exp_avg_sq exist */
+    job_ranks ranks; /* one rank: 1, with all slices */
+    const tm_optimizer *update;
+    tm_optim_opts update_opts;
+    tm_source *source;       /* NULL: random initialisation */
+    uint32_t *source_tensor; /* per tensor: its index in the source */
+    uint64_t seed;
+    /* its state: job_add_state's */
+    tm_layout *layout;
+    part_state *part;
+    bool parks;   /* gradients are state (update F) */
+    uint32_t *kv; /* per unit: key-value cache objects (generation); NULL otherwise */
+    uint32_t kv_rows, kv_capacity;
+    XXH3_state_t *hash; /* of a walk under way */
+    job_budget budget;
+    job_limits limits;
+    job_needs needs;
+    job_tiers tiers;
+    job_clock costs;
+    job_comm comm;
+    job_sinks sinks;
+    job_progress progress;
+    job_step step;
 };
 
 /* ---- states (states.c) --------------------------------------------------------------------------------------- */
@@ -436,10 +476,7 @@ typedef struct job_phase {
     void (*before)(void *ctx, double share); /* who showed something until then */
     void *before_ctx;
 } job_phase;
-/* What the plans that were compiled take, put aside while one is compiled that is only looked at. */
-typedef struct job_needs {
-    uint64_t slab, spill, spill_largest, device, shared, share, plans;
-} job_needs;
+/* Put aside while a plan is compiled that is only looked at. */
 job_needs job_take_needs(const tm_job *job);
 void job_give_needs(tm_job *job, const job_needs *n);
 void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total);

@@ -130,11 +130,11 @@ static tm_status compile_look(trainer *t, const pass_opts *way, tm_plan **plan) 
 
 static tm_status look_for(trainer *t, look *l) {
     tm_plan *plan = NULL;
-    if (t->job->kernels) return TM_EUNSUPPORTED; /* what they leave is in the device's memory */
-    pass_opts way = t->plans.way;                /* the one that is known to fit */
+    if (t->job->tiers.kernels) return TM_EUNSUPPORTED; /* what they leave is in the device's memory */
+    pass_opts way = t->plans.way;                      /* the one that is known to fit */
     way.update = UPDATE_NONE;
     way.park = t->job->parks;
-    way.no_spill |= t->job->need_spill == 0; /* what did not spill so far has no file to spill to; */
+    way.no_spill |= t->job->needs.spill == 0; /* what did not spill so far has no file to spill to; */
     tm_status rc = compile_look(t, &way, &plan);
     if (rc == TM_EBUDGET) { /* placed otherwise than the step, what is kept need not fit, nor what is spilled */
         tm_error_clear();
@@ -148,7 +148,7 @@ static tm_status look_for(trainer *t, look *l) {
         rc = compile_look(t, &t->plans.way, &plan);
     }
     t->step--; /* whose batch is looked at */
-    if (rc == TM_OK) rc = tm_exec_run(t->job->exec, plan, look_op, l);
+    if (rc == TM_OK) rc = tm_exec_run(t->job->tiers.exec, plan, look_op, l);
     t->step++;
     tm_plan_free(plan);
     return rc;

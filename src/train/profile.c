@@ -48,7 +48,7 @@ tm_status trainer_profile_open(trainer *t) {
         return tm_nomem(sizeof *p->span * n);
     }
     p->cap = n;
-    tm_exec_trace(t->job->exec, true);
+    tm_exec_trace(t->job->tiers.exec, true);
     return TM_OK;
 }
 
@@ -236,7 +236,7 @@ static tm_status say(trainer *t, trainer_profile *p) {
     if (p->steps == 0 || !session_is_rank0(&t->s)) return TM_OK;
     qsort(p->row, p->n_rows, sizeof *p->row, by_seconds);
     table(p);
-    return t->log ? log_event(t, p) : TM_OK;
+    return t->log.file ? log_event(t, p) : TM_OK;
 }
 
 tm_status trainer_profile_end(trainer *t, tm_status rc) {

@@ -43,12 +43,12 @@ tm_status trainer_replay_start(trainer *t) {
     const tm_plan *plans[] = {t->plans.step, t->plans.first, t->plans.drain};
     if (t->s.args->replay_every <= 0) return TM_OK;
     for (size_t i = 0; i < TM_COUNT(plans); i++)
-        if (plans[i]) TM_TRY(tm_exec_twice_room(t->job->exec, plans[i]));
+        if (plans[i]) TM_TRY(tm_exec_twice_room(t->job->tiers.exec, plans[i]));
     return TM_OK;
 }
 
 /* Around a run of step `step`'s plans; 0: what comes now is done once (evaluation, export). */
 void trainer_replay_step(trainer *t, int64_t step) {
     int64_t every = t->s.args->replay_every;
-    if (every > 0) tm_exec_twice(t->job->exec, step > 0 && step % every == 0, job_op_name, t->job);
+    if (every > 0) tm_exec_twice(t->job->tiers.exec, step > 0 && step % every == 0, job_op_name, t->job);
 }

@@ -29,7 +29,7 @@ tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_jw_object(&w);
     tm_jw_key(&w, "status");
     tm_jw_str(&w, status);
-    tm_jw_field_str(&w, "key", t->key);
+    tm_jw_field_str(&w, "key", t->out.key);
     trainer_describe_input(t, &w);
     tm_jw_key(&w, "step");
     tm_jw_int(&w, t->step);
@@ -39,11 +39,11 @@ tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_jw_str(&w, tm_kernels_describe());
     tm_jw_key(&w, "run_directories");
     tm_jw_array(&w);
-    for (uint32_t r = 0; r < t->n_directories; r++) tm_jw_str(&w, t->directory[r]);
+    for (uint32_t r = 0; r < t->out.n_directories; r++) tm_jw_str(&w, t->out.directory[r]);
     tm_jw_array_end(&w);
     tm_jw_key(&w, "directories_by_rank"); /* how many of them */
     tm_jw_array(&w);
-    for (uint32_t r = 0; t->s.comm && r < t->s.ranks.ranks; r++) tm_jw_uint(&w, t->directories_of[r]);
+    for (uint32_t r = 0; t->s.comm && r < t->s.ranks.ranks; r++) tm_jw_uint(&w, t->out.directories_of[r]);
     tm_jw_array_end(&w);
     tm_jw_key(&w, "config");
     tm_jw_raw(&w, config.data, config.len);
@@ -62,8 +62,8 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, 
     trainer *t = ctx;
     tm_batch_shape shape;
     (void)position;
-    tm_dataset *ds = data_set(t->evaluating ? t->s.eval : t->s.train);
-    uint64_t step = t->evaluating ? t->eval_step : (uint64_t)t->step;
+    tm_dataset *ds = data_set(t->eval.under_way ? t->s.eval : t->s.train);
+    uint64_t step = t->eval.under_way ? t->eval.step : (uint64_t)t->step;
     if (t->s.comm && mb == 0) {
         tm_step_info info;
         tm_dataset_step_info(ds, step, &info);
@@ -84,19 +84,19 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, 
 void trainer_close(trainer *t) {
     trainer_watch *watch = t->watch;
     t->watch = NULL; /* nobody listens any more */
-    tm_append_close(t->log);
-    bool no_state = t->job && !t->job->keep_state;
+    tm_append_close(t->log.file);
+    bool no_state = t->job && !t->job->tiers.keep_state;
     job_close(t->job); /* its executor may still be at a plan's last transfers, and hold a link */
-    if (no_state) (void)tm_remove_empty(t->home); /* which an earlier life may have made */
+    if (no_state) (void)tm_remove_empty(t->out.home); /* which an earlier life may have made */
     t->watch = watch;
     trainer_watch_close(t);
     run_plans_free(&t->plans);
-    tm_buf_free(&t->directories);
+    tm_buf_free(&t->out.directories);
     tm_free(t->saves.step);
-    tm_free(t->directory);
-    tm_free(t->directories_of);
-    tm_free(t->claim_paths);
-    tm_commit_close(t->commit);
+    tm_free(t->out.directory);
+    tm_free(t->out.directories_of);
+    tm_free(t->out.claim_paths);
+    tm_commit_close(t->from.commit);
     trainer_forget_old(t);
     session_close(&t->s);
 }
@@ -123,10 +123,10 @@ static tm_status open_outputs(trainer *t) {
     if (!resumed) TM_TRY(trainer_start_over(t)); /* before the log of what is given up is cut */
     if (resumed) {
         tm_log(TM_LOG_INFO, "going on from step %" PRId64 ", the commit in %s", t->step,
-               tm_store_path(t->job->store, 0));
+               tm_store_path(t->job->tiers.store, 0));
         TM_TRY(trainer_cut_log(t));
     }
-    TM_TRY(tm_append_open(&t->log, trainer_path(t, "log.jsonl"), !resumed));
+    TM_TRY(tm_append_open(&t->log.file, trainer_path(t, "log.jsonl"), !resumed));
     if (resumed) TM_TRY(trainer_log_event(t, "resume", NULL, NAN));
     TM_TRY(trainer_write_run_json(t, "running"));
     return trainer_remove_old(t);
@@ -135,12 +135,12 @@ static tm_status open_outputs(trainer *t) {
 static tm_status open_job(trainer *t) {
     tm_status rc = trainer_open_job(t);
     if (rc == TM_OK) rc = trainer_take_choices(t);
-    if (rc == TM_OK && t->old.other) rc = trainer_commit(t); /* from here on it is this run's */
-    if (t->job) t->job->keep_state = t->committed >= 0;      /* whatever happens */
-    tm_commit_close(t->commit);
-    t->commit = NULL;
-    elastic_close(t->elastic);
-    t->elastic = NULL;
+    if (rc == TM_OK && t->from.old.other) rc = trainer_commit(t); /* from here on it is this run's */
+    if (t->job) t->job->tiers.keep_state = t->committed >= 0;     /* whatever happens */
+    tm_commit_close(t->from.commit);
+    t->from.commit = NULL;
+    elastic_close(t->from.elastic);
+    t->from.elastic = NULL;
     if (t->job) t->job->opts.elastic = NULL;
     return rc;
 }
@@ -162,8 +162,8 @@ static tm_status met_damage(trainer *t, tm_status rc) {
 
 /* Says what is left, and leaves it. */
 static tm_status ended_early(trainer *t, tm_status rc, bool started) {
-    if (t->job) t->job->keep_state = t->committed >= 0;
-    if (rc == TM_ESIGNAL && !started) t->committed = t->found_step; /* it is as it was */
+    if (t->job) t->job->tiers.keep_state = t->committed >= 0;
+    if (rc == TM_ESIGNAL && !started) t->committed = t->from.found_step; /* it is as it was */
     if (t->committed < 0) {
         if (started && session_is_rank0(&t->s)) discard(trainer_path(t, "run.json"));
         if (rc != TM_ESIGNAL) return rc;
@@ -189,10 +189,10 @@ static tm_status ended_early(trainer *t, tm_status rc, bool started) {
 /* A run that did not begin keeps no copy of a state: the next try makes its own, and they would pile up. */
 static void drop_copy(const trainer *t) {
     tm_commit *c;
-    if (!tm_path_is_dir(t->copy)) return;
-    if (tm_commit_open(&c, t->copy, NULL) != TM_OK || tm_commit_remove(c) != TM_OK)
-        tm_log(TM_LOG_WARN, "%s could not be removed: %s", t->copy, tm_error_get()->text);
-    (void)tm_remove_empty(t->home);
+    if (!tm_path_is_dir(t->from.copy)) return;
+    if (tm_commit_open(&c, t->from.copy, NULL) != TM_OK || tm_commit_remove(c) != TM_OK)
+        tm_log(TM_LOG_WARN, "%s could not be removed: %s", t->from.copy, tm_error_get()->text);
+    (void)tm_remove_empty(t->out.home);
 }
 
 /* Each phase ends on all ranks or on none. */
@@ -208,13 +208,13 @@ static tm_status prepare_run(trainer *t) {
     TM_TRY(session_agree(&t->s, session_find_peers(&t->s)));
     TM_TRY(trainer_take_output(t));
     rc = trainer_choose_start(t);
-    if (t->commit) t->found_step = (int64_t)tm_commit_step(t->commit);
-    if (rc == TM_OK && session_is_rank0(&t->s) && !t->finished) rc = trainer_sweep(t);
+    if (t->from.commit) t->from.found_step = (int64_t)tm_commit_step(t->from.commit);
+    if (rc == TM_OK && session_is_rank0(&t->s) && !t->from.finished) rc = trainer_sweep(t);
     TM_TRY(session_agree(&t->s, rc));
     TM_TRY(session_agree(&t->s, session_prepare(&t->s, false)));
     TM_TRY(trainer_same_input(t));
     TM_TRY(session_agree(&t->s, trainer_check_commit(t)));
-    if (t->done) return session_agree(&t->s, trainer_end_finished(t));
+    if (t->from.done) return session_agree(&t->s, trainer_end_finished(t));
     TM_TRY(session_agree(&t->s, open_job(t)));
     TM_TRY(trainer_same_plans(t));
     TM_TRY(session_agree(&t->s, session_is_rank0(&t->s) ? trainer_check_room(t) : TM_OK));
@@ -224,13 +224,13 @@ static tm_status prepare_run(trainer *t) {
 static tm_status run_job(trainer *t) {
     TM_TRY(trainer_run_steps(t));
     TM_TRY(trainer_finish(t));
-    t->job->keep_state = t->s.cfg->keep_state;
+    t->job->tiers.keep_state = t->s.cfg->keep_state;
     if (!t->s.args->quiet) trainer_summary(t);
     return session_agree(&t->s, TM_OK); /* nobody removes what another may still need */
 }
 
 tm_status tm_train_run(const tm_train_args *args) {
-    trainer t = {.s.args = args, .committed = -1, .found_step = -1};
+    trainer t = {.s.args = args, .committed = -1, .from.found_step = -1};
     tm_status rc;
     bool started = false;
     tm_stop_catch();
@@ -239,9 +239,9 @@ tm_status tm_train_run(const tm_train_args *args) {
     tm_phase_silence(args->quiet || !session_is_rank0(&t.s));
     rc = prepare_run(&t);
     started = rc == TM_OK;
-    if (rc == TM_OK && !t.done) rc = run_job(&t);
+    if (rc == TM_OK && !t.from.done) rc = run_job(&t);
     session_end_all(&t.s, rc, t.committed >= 0); /* does not return where the other ranks go on */
-    bool no_copy = rc != TM_OK && !started && *t.copy;
+    bool no_copy = rc != TM_OK && !started && *t.from.copy;
     if (no_copy) t.committed = -1;
     if (rc != TM_OK) rc = ended_early(&t, rc, started);
     if (rc != TM_OK && args->reported) *args->reported = !session_is_rank0(&t.s);
@@ -253,6 +253,6 @@ tm_status tm_train_run(const tm_train_args *args) {
     if (rc != TM_OK && !speaks) tm_comm_let_speak();
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
     if (rc != TM_OK && !started) trainer_undo_output(&t);
-    tm_hold_release(t.hold); /* last: until here nobody else begins there */
+    tm_hold_release(t.out.hold); /* last: until here nobody else begins there */
     return rc;
 }

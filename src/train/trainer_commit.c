@@ -75,7 +75,7 @@ static tm_status describe(const trainer *t, tm_buf *out) {
     tm_jw_object(&w);
     tm_jw_field_str(&w, "version", TIDEMILL_VERSION);
     tm_jw_field_str(&w, "output_dir", realpath(t->s.cfg->output_dir, dir) ? dir : t->s.cfg->output_dir);
-    tm_jw_field_str(&w, "key", t->key);
+    tm_jw_field_str(&w, "key", t->out.key);
     if (session_is_rank0(&t->s)) trainer_describe_log(t, &w);
     counters(&w, t);
     if (t->s.comm) trainer_describe_ranks(t, &w);
@@ -97,7 +97,7 @@ done:
 tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
     tm_buf line = {0};
     tm_json_writer w;
-    if (!session_is_rank0(&t->s) || !t->log) return TM_OK;
+    if (!session_is_rank0(&t->s) || !t->log.file) return TM_OK;
     trainer_line_begin(t, &w, &line, "commit");
     field_int(&w, "commit_write_bytes", (int64_t)stats->write_bytes);
     tm_jw_field_double(&w, "seconds", (double)stats->ns * 1e-9);
@@ -107,9 +107,9 @@ tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
 /* With ranks in four phases (DESIGN section 6): only when all have N on disk does anyone publish it, and only when all
  * have published does anyone overwrite what N - 1 names. */
 static tm_status commit_together(trainer *t, const tm_commit_opts *o, tm_commit_stats *stats) {
-    tm_store *store = t->job->store;
+    tm_store *store = t->job->tiers.store;
     tm_status rc = job_held_out(t->job);
-    if (rc == TM_OK) rc = tm_store_commit_prepare(store, tm_exec_slab(t->job->exec), o, stats);
+    if (rc == TM_OK) rc = tm_store_commit_prepare(store, tm_exec_slab(t->job->tiers.exec), o, stats);
     trainer_kill_point("kill_prepared");
     TM_TRY(session_agree(&t->s, rc));
     rc = tm_store_commit_publish(store, stats);
@@ -123,14 +123,14 @@ tm_status trainer_commit(trainer *t) {
     tm_status rc;
     uint64_t began = tm_now_ns();
     TM_GO(trainer_settle(t));
-    if (t->log) TM_GO(tm_append_sync(t->log)); /* a commit has the lines of its steps */
+    if (t->log.file) TM_GO(tm_append_sync(t->log.file)); /* a commit has the lines of its steps */
     TM_GO(describe(t, &info));
     TM_GO(commit_together(t, &(tm_commit_opts){.step = (uint64_t)t->step, .info = info.data, .info_bytes = info.len},
                           &stats));
     t->committed = t->step;
-    t->commit_ns = tm_now_ns();
-    stats.ns = t->commit_ns - began; /* with the pending update: a grace has to have room for both */
-    t->commit_seconds = (double)stats.ns * 1e-9;
+    t->life.commit_ns = tm_now_ns();
+    stats.ns = t->life.commit_ns - began; /* with the pending update: a grace has to have room for both */
+    t->life.commit_seconds = (double)stats.ns * 1e-9;
     TM_GO(trainer_log_commit(t, &stats));
     rc = trainer_committed_saves(t);
 done:
@@ -150,7 +150,7 @@ bool trainer_may_go_on(void *ctx) {
     uint64_t now = tm_now_ns();
     double since = (double)(now - job_stop_ns()) * 1e-9;
     double grace = t->s.args->grace_seconds > 0 ? t->s.args->grace_seconds : 30;
-    double left = t->step_ns ? (double)t->step_ns * 1e-9 - (double)(now - t->step_began_ns) * 1e-9 : 0;
+    double left = t->life.step_ns ? (double)t->life.step_ns * 1e-9 - (double)(now - t->life.step_began_ns) * 1e-9 : 0;
     if (t->s.comm && !session_is_rank0(&t->s)) return since < grace + FIRST_DECIDES_SECONDS;
-    return since + fmax(left, 0) + t->commit_seconds < grace;
+    return since + fmax(left, 0) + t->life.commit_seconds < grace;
 }

@@ -61,62 +61,92 @@ typedef struct trainer_found {
     bool folder, run_json, log; /* were there */
 } trainer_found;
 
-typedef struct trainer {
-    session s;
-    tm_job *job;
-    run_plans plans;
+/* OUTPUT_DIR and the run directories, as this run's own (trainer_output.c). */
+typedef struct trainer_output {
+    tm_hold *hold;                 /* OUTPUT_DIR is this run's */
+    char here[4096];               /* OUTPUT_DIR by its full name */
+    char home[4096];               /* OUTPUT_DIR/offload: of commits, where nothing else needs a disk */
+    char key[TM_IO_KEY_CHARS + 1]; /* OUTPUT_DIR's: in run.json and in its run directories */
+    bool copied;       /* OUTPUT_DIR is a copy of one that is still there, whose run directories run.json names */
+    tm_io_claim claim; /* what directories this run may have */
+    const char **claim_paths;
+    trainer_found found;
+    char run_hash[16];      /* how the names of its run directories begin */
+    char run_name[32];      /* the same, of this rank's */
     tm_buf directories;     /* run directories of all ranks: texts, each with its NUL, */
     const char **directory; /* where each begins, */
     uint32_t n_directories;
     uint32_t *directories_of; /* [ranks] and how many are a rank's */
+} trainer_output;
+
+/* What the run goes on from (src/train/resume). */
+typedef struct trainer_from {
+    tm_commit *commit; /* NULL: it starts */
+    char copy[4400];   /* run directory that this run made as a copy of another's, to go on from; "": none */
     trainer_old old;
     struct elastic *elastic; /* the state is read from there */
-    uint64_t comm_sent[2];   /* bytes by link, up to the latest count */
-    bool pending;            /* update F: gradients wait for their update */
-    tm_append *log;
-    tm_commit *commit; /* that the run goes on from; NULL: it starts */
-    char copy[4400];   /* run directory that this run made as a copy of another's, to go on from; "": none */
-    char home[4096];   /* OUTPUT_DIR/offload: of commits, where nothing else needs a disk */
-    char key[TM_IO_KEY_CHARS + 1]; /* OUTPUT_DIR's: in run.json and in its run directories */
-    char here[4096];               /* OUTPUT_DIR by its full name */
-    tm_io_claim claim;             /* what directories this run may have */
-    const char **claim_paths;
-    bool copied; /* OUTPUT_DIR is a copy of one that is still there, whose run directories run.json names */
-    trainer_found found;
-    bool finished, done; /* run.json says so; of this job, and there is nothing left to do */
-    char run_hash[16];   /* how the names of its run directories begin */
-    char run_name[32];   /* the same, of this rank's */
-    /* Of log.jsonl, each line hashed onto those before: so far, and up to the latest step line. */
-    uint64_t log_lines, log_hash, log_step_lines, log_step_hash;
-    int64_t found_step; /* step of the commit that is to be gone on from, until it is; -1: none */
-    int64_t committed;  /* step of the latest commit of this run, -1: none */
-    bool torn;          /* an update is under way: the state is of no step */
-    bool rewound;       /* to a full checkpoint: an older state than the latest */
-    bool unfinished;    /* evaluation or checkpoint of this step is to be done after a resume */
+    int64_t found_step;      /* step of the commit that is to be gone on from, until it is; -1: none */
+    bool finished, done;     /* run.json says so; of this job, and there is nothing left to do */
+    bool rewound;            /* to a full checkpoint: an older state than the latest */
+} trainer_from;
+
+/* log.jsonl, each line hashed onto those before: so far, and up to the latest step line (trainer_lines.c). */
+typedef struct trainer_lines {
+    tm_append *file;
+    uint64_t lines, hash, step_lines, step_hash;
+} trainer_lines;
+
+/* This process's share of the run. */
+typedef struct trainer_life {
+    uint64_t start_ns, tokens_done;
+    int64_t start_step;
+    uint64_t steps_ns;                          /* that the steps took */
     uint64_t commit_ns, step_began_ns, step_ns; /* time of the latest commit; start and length of the latest step */
     double commit_seconds;                      /* that it took */
-    uint64_t minimum_host_bytes;
+} trainer_life;
+
+/* What a person was told (trainer_progress.c). */
+typedef struct trainer_said {
+    run_forecast planned;    /* at the start of the steps, */
+    uint64_t planned_before; /* when so much was written already */
+    step_line line;          /* the latest that was seen, */
+    uint64_t ns;             /* and when a line stayed */
+} trainer_said;
+
+/* The evaluation under way, or the latest. */
+typedef struct trainer_eval {
+    bool under_way;
+    uint64_t step;
+    double sum;
+    uint64_t labels;
+} trainer_eval;
+
+typedef struct trainer {
+    session s;
+    tm_job *job;
+    run_plans plans;
+    trainer_output out;
+    trainer_from from;
+    trainer_lines log;
+    /* the state, as a commit has it */
     int64_t step, applied;                      /* optimizer steps done; those whose update was applied */
     int64_t skipped_in_a_row, skipped_at_scale; /* the second: since the loss scale last fell */
     tm_loss_scaler scaler;                      /* of fp16: the scale of the step that comes next, and what moves it */
     trainer_saves saves;
+    bool unfinished;   /* evaluation or checkpoint of this step is to be done after a resume */
+    int64_t committed; /* step of the latest commit of this run, -1: none */
+    bool torn;         /* an update is under way: the state is of no step */
+    bool pending;      /* update F: gradients wait for their update */
+    uint64_t minimum_host_bytes;
+    uint64_t comm_sent[2];         /* bytes by link, up to the latest count */
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
-    uint64_t start_ns, tokens_done;
-    int64_t start_step;      /* of this process */
-    uint64_t steps_ns;       /* that the steps of this process took */
-    run_forecast planned;    /* said at its start, */
-    uint64_t planned_before; /* when so much was written already */
-    step_line shown;         /* the latest that a person saw, */
-    uint64_t said_ns;        /* and when a line stayed */
-    bool evaluating;
-    uint64_t eval_step;
-    double eval_sum;
-    uint64_t eval_labels;
+    trainer_eval eval;
+    trainer_life life;
+    trainer_said said;
     trainer_watch *watch;
     trainer_profile *profile; /* NULL: not asked for */
-    tm_hold *hold;            /* OUTPUT_DIR is this run's */
-    char path[4096];
+    char path[4096];          /* trainer_path */
 } trainer;
 
 const char *trainer_path(trainer *t, const char *name); /* OUTPUT_DIR/name, until the next call */
@@ -142,7 +172,7 @@ void trainer_close(trainer *t);
 /* trainer_ranks.c: one rank among others. */
 tm_status trainer_same_input(trainer *t);                         /* model, data, what computes */
 tm_status trainer_same_plans(trainer *t);                         /* operations between ranks, of every plan */
-tm_status trainer_gather_directories(trainer *t);                 /* collective: t->directory */
+tm_status trainer_gather_directories(trainer *t);                 /* collective: t->out.directory */
 void trainer_describe_ranks(const trainer *t, tm_json_writer *w); /* into a commit: whose it is */
 tm_status trainer_check_ranks(const trainer *t, const tm_json *info);
 enum { FLAG_STOP = 1, FLAG_COMMIT = 2 };
@@ -165,11 +195,11 @@ bool trainer_may_go_on(void *t);                           /* a signal came: the
 tm_status trainer_numerics(const trainer *t, tm_buf *out); /* what computes, as text */
 
 /* trainer_resume.c: what a run goes on from. */
-/* Opens the commit that --resume and OUTPUT_DIR ask for (t->commit; NULL: start), or refuses. */
+/* Opens the commit that --resume and OUTPUT_DIR ask for (t->from.commit; NULL: start), or refuses. */
 tm_status trainer_choose_start(trainer *t);
 /* Model and data are open: the commit is of this job, and there is something left to do. Sets the counters. */
 tm_status trainer_check_commit(trainer *t);
-tm_status trainer_end_finished(trainer *t); /* t->done: what is left of its state goes, the user is told */
+tm_status trainer_end_finished(trainer *t); /* t->from.done: what is left of its state goes, the user is told */
 /* Hashes that tell a job's input, into run.json. */
 void trainer_describe_input(const trainer *t, tm_json_writer *w);
 void trainer_forget_old(trainer *t);
@@ -189,9 +219,9 @@ bool trainer_next_full(const trainer *t, int64_t *below, char *path, size_t cap)
 /* What `rc` refused is damaged, incomplete or cannot be read: an older one may not be. */
 bool trainer_older_may_do(tm_status rc);
 /* elastic_state.c: the same for several ranks. */
-tm_status elastic_save(trainer *t, const char *checkpoint);              /* collective */
-bool elastic_is_checkpoint(const char *dir);                             /* that several ranks made */
-tm_status elastic_begin(trainer *t, const char *dir);                    /* goes on from t->old.directory, only read */
+tm_status elastic_save(trainer *t, const char *checkpoint); /* collective */
+bool elastic_is_checkpoint(const char *dir);                /* that several ranks made */
+tm_status elastic_begin(trainer *t, const char *dir);       /* goes on from t->from.old.directory, only read */
 tm_status elastic_resume(trainer *t, const char *checkpoint, bool *any); /* of any number of ranks; any: there is one */
 /* The same for one that nobody asked for: collective; TM_OK: every page of it was read by someone and is right. */
 tm_status elastic_go_back(trainer *t, const char *checkpoint);

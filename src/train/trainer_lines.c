@@ -54,22 +54,22 @@ done:
 
 void trainer_count_line(trainer *t, const char *line, size_t n) {
     if (n > 0 && line[n - 1] == '\n') n--;
-    t->log_hash = tm_hash64(line, n, t->log_hash);
-    t->log_lines++;
+    t->log.hash = tm_hash64(line, n, t->log.hash);
+    t->log.lines++;
 }
 
 void trainer_mark_log(trainer *t) {
-    t->log_step_lines = t->log_lines;
-    t->log_step_hash = t->log_hash;
+    t->log.step_lines = t->log.lines;
+    t->log.step_hash = t->log.hash;
 }
 
 /* Exactly the lines that a resume from this commit keeps: what followed an unfinished step is written again. */
 void trainer_describe_log(const trainer *t, tm_json_writer *w) {
     char hash[20];
-    snprintf(hash, sizeof hash, "%016" PRIx64, t->unfinished ? t->log_step_hash : t->log_hash);
+    snprintf(hash, sizeof hash, "%016" PRIx64, t->unfinished ? t->log.step_hash : t->log.hash);
     tm_jw_key(w, "log");
     tm_jw_object(w);
-    tm_jw_field_uint(w, "lines", t->unfinished ? t->log_step_lines : t->log_lines);
+    tm_jw_field_uint(w, "lines", t->unfinished ? t->log.step_lines : t->log.lines);
     tm_jw_field_str(w, "hash", hash);
     tm_jw_object_end(w);
 }
@@ -107,7 +107,8 @@ tm_status trainer_check_log(trainer *t, const tm_json *info) {
     char text[20];
     tm_file *in;
     recount r = {0};
-    if (!session_is_rank0(&t->s) || t->rewound || !log || !tm_json_is(tm_json_get(info, "key"), t->key)) return TM_OK;
+    if (!session_is_rank0(&t->s) || t->from.rewound || !log || !tm_json_is(tm_json_get(info, "key"), t->out.key))
+        return TM_OK;
     r.want = lines && lines->is_integer && lines->integer >= 0 ? (uint64_t)lines->integer : UINT64_MAX;
     if (tm_path_exists(trainer_path(t, "log.jsonl"))) {
         TM_TRY(tm_file_open(&in, t->path));
@@ -116,8 +117,8 @@ tm_status trainer_check_log(trainer *t, const tm_json *info) {
         TM_TRY(rc);
     }
     snprintf(text, sizeof text, "%016" PRIx64, r.hash);
-    t->log_lines = r.lines; /* a commit may be made before the log is open */
-    t->log_hash = r.hash;
+    t->log.lines = r.lines; /* a commit may be made before the log is open */
+    t->log.hash = r.hash;
     trainer_mark_log(t);
     if (r.lines == r.want && tm_json_is(hash, text)) return TM_OK;
     return refuse_log(t, &r, t->step, resume && strcmp(resume, "auto") != 0);
@@ -159,7 +160,7 @@ tm_status trainer_log_has_commit(trainer *t, bool *any) {
 tm_status trainer_cut_log(trainer *t) {
     tm_file *in;
     tm_out *out;
-    t->log_lines = t->log_hash = 0;
+    t->log.lines = t->log.hash = 0;
     if (!tm_path_exists(trainer_path(t, "log.jsonl"))) return TM_OK;
     TM_TRY(tm_file_open(&in, t->path));
     tm_status rc = tm_out_create(&out, t->path);

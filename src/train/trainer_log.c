@@ -70,7 +70,7 @@ static void wait_fields(tm_json_writer *w, const tm_run_stats *run) {
 tm_status trainer_line_end(trainer *t, tm_json_writer *w, tm_buf *line) {
     tm_jw_object_end(w);
     tm_status rc = tm_jw_end(w);
-    if (rc == TM_OK) rc = tm_append_line(t->log, line->data, line->len);
+    if (rc == TM_OK) rc = tm_append_line(t->log.file, line->data, line->len);
     if (rc == TM_OK) trainer_count_line(t, line->data, line->len);
     tm_buf_free(line);
     return rc;
@@ -103,7 +103,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     tm_jw_field_double(&w, "tokens_per_second", (double)r->tokens / line->took);
     bytes_fields(&w, run);
     tm_jw_field_uint(&w, "host_peak_bytes", job_host_peak(t->job));
-    tm_jw_field_uint(&w, "device_peak_bytes", t->job->need_device);
+    tm_jw_field_uint(&w, "device_peak_bytes", t->job->needs.device);
     wait_fields(&w, run);
     rank_fields(&w, t, line, run);
     trainer_log_scale(t, &w, line->loss_scale);
@@ -130,7 +130,7 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
     if (!isnan(eval_loss)) {
         tm_jw_field_double(&w, "loss", eval_loss);
         tm_jw_field_double(&w, "perplexity", exp(eval_loss));
-        tm_jw_field_uint(&w, "label_tokens", t->eval_labels);
+        tm_jw_field_uint(&w, "label_tokens", t->eval.labels);
     }
     return trainer_line_end(t, &w, &out);
 }

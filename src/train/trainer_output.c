@@ -113,7 +113,7 @@ static tm_status refuse_missing(const trainer *t, tm_place place, const tm_strin
     if (place != TM_PLACE_NVME && place != TM_PLACE_AUTO) return TM_OK;
     struct stat st;
     for (uint32_t i = 0; i < paths->n; i++)
-        if (strcmp(paths->item[i], t->home) != 0 && stat(paths->item[i], &st) != 0 && errno == ENOENT)
+        if (strcmp(paths->item[i], t->out.home) != 0 && stat(paths->item[i], &st) != 0 && errno == ENOENT)
             return tm_fail(TM_EINPUT, "nvme_path %s: no such directory; mount its disk, or make it: mkdir -p %s",
                            paths->item[i], paths->item[i]);
     return TM_OK;
@@ -121,7 +121,7 @@ static tm_status refuse_missing(const trainer *t, tm_place place, const tm_strin
 
 static tm_status check_paths(trainer *t) {
     const tm_config *c = t->s.cfg;
-    snprintf(t->home, sizeof t->home, "%s/offload", c->output_dir);
+    snprintf(t->out.home, sizeof t->out.home, "%s/offload", c->output_dir);
     TM_TRY(refuse_missing(t, c->param_place, &c->param_paths));
     TM_TRY(refuse_missing(t, c->optimizer_place, &c->optimizer_paths));
     return session_is_rank0(&t->s) ? refuse_replaced(t) : TM_OK;
@@ -148,11 +148,11 @@ static tm_status hold(trainer *t) {
     struct stat st;
     trainer_found f = {.folder = lstat(path, &st) == 0};
     note_above(&f, path);
-    TM_TRY(tm_hold_dir(&t->hold, path, never ? 0 : STILL_DYING_MS));
+    TM_TRY(tm_hold_dir(&t->out.hold, path, never ? 0 : STILL_DYING_MS));
     if (snprintf(f.path, sizeof f.path, "%s", path) >= (int)sizeof f.path) *f.path = 0;
     f.run_json = lstat(trainer_path(t, "run.json"), &st) == 0; /* a link that leads nowhere is there as well */
     f.log = lstat(trainer_path(t, "log.jsonl"), &st) == 0;
-    t->found = f;
+    t->out.found = f;
     return TM_OK;
 }
 
@@ -172,7 +172,7 @@ static void remove_made(const char *folder, const char *name) {
 
 /* Files by their names, folders only where nothing is left in them. */
 void trainer_undo_output(trainer *t) {
-    trainer_found *f = &t->found;
+    trainer_found *f = &t->out.found;
     size_t n = strlen(f->path);
     if (!n) return;
     if (!f->run_json) remove_made(f->path, "run.json");
@@ -202,7 +202,7 @@ static tm_status write_starting(trainer *t) {
     tm_jw_init(&w, &out, 1);
     tm_jw_object(&w);
     tm_jw_field_str(&w, "status", "starting");
-    tm_jw_field_str(&w, "key", t->key);
+    tm_jw_field_str(&w, "key", t->out.key);
     tm_jw_field_str(&w, "version", TIDEMILL_VERSION);
     tm_jw_object_end(&w);
     tm_status rc = tm_jw_end(&w);
@@ -214,7 +214,7 @@ static tm_status write_starting(trainer *t) {
 
 tm_status trainer_start_over(trainer *t) {
     earlier e;
-    bool known = earlier_read(trainer_path(t, "run.json"), &e) == TM_OK && e.starting && strcmp(e.key, t->key) == 0;
+    bool known = earlier_read(trainer_path(t, "run.json"), &e) == TM_OK && e.starting && strcmp(e.key, t->out.key) == 0;
     tm_error_clear();
     tm_json_free(e.doc);
     return known ? TM_OK : write_starting(t);
@@ -227,7 +227,7 @@ static bool is_a_copy(const trainer *t, const earlier *e) {
     earlier theirs;
     const char *dir = earlier_directory(e);
     if (!dir || !tm_path_is_dir(dir) || tm_io_run_owner(dir, &o) != TM_OK) return tm_error_clear(), false;
-    if (strcmp(o.key, e->key) != 0 || !*o.of || strcmp(o.of, t->here) == 0) return false;
+    if (strcmp(o.key, e->key) != 0 || !*o.of || strcmp(o.of, t->out.here) == 0) return false;
     snprintf(path, sizeof path, "%s/run.json", o.of);
     bool same = earlier_read(path, &theirs) == TM_OK && strcmp(theirs.key, e->key) == 0;
     tm_error_clear();
@@ -239,8 +239,8 @@ static bool is_a_copy(const trainer *t, const earlier *e) {
 static bool adopt(trainer *t, const char *dir) {
     tm_io_owner o;
     if (!tm_path_is_dir(dir) || tm_io_run_owner(dir, &o) != TM_OK) return tm_error_clear(), false;
-    if (!*o.key || strcmp(o.of, t->here) != 0) return false;
-    memcpy(t->key, o.key, sizeof t->key);
+    if (!*o.key || strcmp(o.of, t->out.here) != 0) return false;
+    memcpy(t->out.key, o.key, sizeof t->out.key);
     return true;
 }
 
@@ -257,7 +257,7 @@ static tm_status note_state(void *ctx, const char *name, bool is_dir) {
     tm_io_owner o;
     if (!is_dir || strncmp(name, "run-", 4) != 0) return TM_OK;
     snprintf(dir, sizeof dir, "%s/%s", x->path, name);
-    bool ours = tm_io_run_owner(dir, &o) == TM_OK && *o.key && strcmp(o.of, x->t->here) == 0;
+    bool ours = tm_io_run_owner(dir, &o) == TM_OK && *o.key && strcmp(o.of, x->t->out.here) == 0;
     tm_error_clear();
     if (ours && resume_holds_commit(dir)) snprintf(x->found, sizeof x->found, "%s", dir);
     return TM_OK;
@@ -268,8 +268,8 @@ static tm_status refuse_lost_run_json(trainer *t) {
     TM_TRY(trainer_log_has_commit(t, &committed));
     if (!committed) return TM_OK;
     lost_state x = {.t = t};
-    for (unsigned i = 0; i < t->claim.n_paths && !*x.found; i++) {
-        x.path = t->claim.paths[i];
+    for (unsigned i = 0; i < t->out.claim.n_paths && !*x.found; i++) {
+        x.path = t->out.claim.paths[i];
         if (tm_path_is_dir(x.path)) TM_TRY(tm_list_dir(x.path, note_state, &x));
     }
     return earlier_refuse_lost(t, trainer_path(t, "run.json"), *x.found && !t->s.comm ? x.found : NULL);
@@ -282,11 +282,11 @@ static tm_status find_key(trainer *t, earlier *e) {
     tm_status rc = earlier_read(trainer_path(t, "run.json"), e);
     if (rc != TM_OK && !never) return rc;
     tm_error_clear(); /* it is to be forgotten anyway */
-    memcpy(t->key, e->key, sizeof t->key);
-    t->copied = *t->key && is_a_copy(t, e);
-    if (t->copied || !*t->key) tm_io_make_key(t->key);
+    memcpy(t->out.key, e->key, sizeof t->out.key);
+    t->out.copied = *t->out.key && is_a_copy(t, e);
+    if (t->out.copied || !*t->out.key) tm_io_make_key(t->out.key);
     if (!e->finished) TM_TRY(try_writing(t));
-    if (t->found.run_json) return TM_OK;
+    if (t->out.found.run_json) return TM_OK;
     if (automatic) TM_TRY(refuse_lost_run_json(t));
     if (!automatic && !never) (void)adopt(t, resume);
     return write_starting(t);
@@ -295,19 +295,19 @@ static tm_status find_key(trainer *t, earlier *e) {
 static tm_status set_paths(trainer *t) {
     const tm_strings *lists[] = {&t->s.cfg->param_paths, &t->s.cfg->optimizer_paths};
     unsigned n = 0;
-    t->claim_paths = tm_calloc(lists[0]->n + lists[1]->n + 1, sizeof *t->claim_paths);
-    if (!t->claim_paths) return tm_nomem(sizeof *t->claim_paths);
-    t->claim_paths[n++] = t->home;
+    t->out.claim_paths = tm_calloc(lists[0]->n + lists[1]->n + 1, sizeof *t->out.claim_paths);
+    if (!t->out.claim_paths) return tm_nomem(sizeof *t->out.claim_paths);
+    t->out.claim_paths[n++] = t->out.home;
     for (size_t l = 0; l < TM_COUNT(lists); l++)
-        for (uint32_t i = 0; i < lists[l]->n; i++) t->claim_paths[n++] = lists[l]->item[i];
-    t->claim = (tm_io_claim){.key = t->key, .of = t->here, .paths = t->claim_paths, .n_paths = n};
+        for (uint32_t i = 0; i < lists[l]->n; i++) t->out.claim_paths[n++] = lists[l]->item[i];
+    t->out.claim = (tm_io_claim){.key = t->out.key, .of = t->out.here, .paths = t->out.claim_paths, .n_paths = n};
     return TM_OK;
 }
 
 static void name_run(trainer *t) {
-    snprintf(t->run_hash, sizeof t->run_hash, "%.12s", t->key);
-    snprintf(t->run_name, sizeof t->run_name, "%s", t->run_hash);
-    if (t->s.comm) snprintf(t->run_name, sizeof t->run_name, "%sr%u", t->run_hash, t->s.ranks.rank);
+    snprintf(t->out.run_hash, sizeof t->out.run_hash, "%.12s", t->out.key);
+    snprintf(t->out.run_name, sizeof t->out.run_name, "%s", t->out.run_hash);
+    if (t->s.comm) snprintf(t->out.run_name, sizeof t->out.run_name, "%sr%u", t->out.run_hash, t->s.ranks.rank);
 }
 
 /* Every rank knows it; the first one's word counts. */
@@ -315,19 +315,19 @@ static tm_status know_key(trainer *t) {
     earlier e = {0};
     char shared[TM_IO_KEY_CHARS + 2] = "";
     const char *dir = t->s.cfg->output_dir;
-    if (!realpath(dir, t->here)) snprintf(t->here, sizeof t->here, "%s", dir);
+    if (!realpath(dir, t->out.here)) snprintf(t->out.here, sizeof t->out.here, "%s", dir);
     tm_status rc = set_paths(t);
     if (rc == TM_OK && session_is_rank0(&t->s)) rc = find_key(t, &e);
     if (rc == TM_OK && !session_is_rank0(&t->s) && earlier_read(trainer_path(t, "run.json"), &e) == TM_OK)
-        memcpy(t->key, e.key, sizeof t->key);
+        memcpy(t->out.key, e.key, sizeof t->out.key);
     if (!session_is_rank0(&t->s) && rc == TM_OK) tm_error_clear(); /* the first rank says it */
     tm_json_free(e.doc);
     TM_TRY(session_agree(&t->s, rc));
-    memcpy(shared, t->key, sizeof t->key);
-    shared[TM_IO_KEY_CHARS + 1] = t->copied;
+    memcpy(shared, t->out.key, sizeof t->out.key);
+    shared[TM_IO_KEY_CHARS + 1] = t->out.copied;
     if (t->s.comm) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, shared, sizeof shared));
-    memcpy(t->key, shared, sizeof t->key);
-    t->copied = shared[TM_IO_KEY_CHARS + 1];
+    memcpy(t->out.key, shared, sizeof t->out.key);
+    t->out.copied = shared[TM_IO_KEY_CHARS + 1];
     name_run(t);
     return TM_OK;
 }
@@ -343,7 +343,7 @@ tm_status trainer_take_output(trainer *t) {
 dir_owner trainer_whose(const trainer *t, const char *dir, tm_io_owner *o) {
     *o = (tm_io_owner){0};
     bool there = tm_path_is_dir(dir) && tm_io_run_owner(dir, o) == TM_OK;
-    bool ours = there && tm_io_claim_check(&t->claim, dir, o) == TM_OK;
+    bool ours = there && tm_io_claim_check(&t->out.claim, dir, o) == TM_OK;
     tm_error_clear();
     return ours ? DIR_OURS : there && (*o->key || o->keyless) ? DIR_ANOTHERS : DIR_NOBODYS;
 }

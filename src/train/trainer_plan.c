@@ -29,8 +29,8 @@ static void say_plan(const trainer *t, const pass_opts *way) {
     tm_log(TM_LOG_INFO,
            "plan: %s resident of %s frames, %s on disk, update %s, activations %s, %u operations, engine %s%s",
            tm_format_size(info->resident_bytes, a, sizeof a), tm_format_size(info->slab_bytes, b, sizeof b),
-           tm_format_size(tm_store_disk_bytes(t->job->store), d, sizeof d), pass_update_name(way),
-           pass_activations_name(t->job, way), info->ops, tm_store_engine(t->job->store), requests);
+           tm_format_size(tm_store_disk_bytes(t->job->tiers.store), d, sizeof d), pass_update_name(way),
+           pass_activations_name(t->job, way), info->ops, tm_store_engine(t->job->tiers.store), requests);
 }
 
 static tm_status say_autos(const trainer *t) {
@@ -56,7 +56,7 @@ static tm_status minimum_without(const trainer *t, const job_opts *o, bool activ
     open.cfg = &c;
     way_list ways = {.way = way, .n = run_ways(&open, &shape, way), .least = least, .plans = plans};
     TM_TRY(job_minimum(t->job, o, &ways));
-    *host = ways.minimum == UINT64_MAX ? UINT64_MAX : ways.minimum + t->job->fixed_bytes;
+    *host = ways.minimum == UINT64_MAX ? UINT64_MAX : ways.minimum + t->job->budget.fixed_bytes;
     return TM_OK;
 }
 
@@ -100,11 +100,11 @@ static tm_status refuse_forced(trainer *t, const job_opts *o) {
 
 job_opts trainer_job_options(const trainer *t) {
     job_opts o = session_job_options(&t->s);
-    o.home = t->home;
-    o.run_name = t->run_name;
-    o.key = *t->key ? t->key : NULL;
-    o.of = t->here;
-    o.resume = t->old.other ? NULL : t->commit;
+    o.home = t->out.home;
+    o.run_name = t->out.run_name;
+    o.key = *t->out.key ? t->out.key : NULL;
+    o.of = t->out.here;
+    o.resume = t->from.old.other ? NULL : t->from.commit;
     return o;
 }
 
@@ -113,15 +113,16 @@ tm_status trainer_open_job(trainer *t) {
     job_opts o = trainer_job_options(t);
     TM_TRY(job_open(&t->job, &o));
     o.other_bytes += trainer_replay_bytes(t);
-    if (t->old.other) {
-        TM_TRY(job_agree(t->job, elastic_open(&t->elastic, t->job->model, t->old.directory, t->old.ranks)));
-        o.elastic = t->elastic;
+    if (t->from.old.other) {
+        TM_TRY(
+            job_agree(t->job, elastic_open(&t->from.elastic, t->job->model, t->from.old.directory, t->from.old.ranks)));
+        o.elastic = t->from.elastic;
     }
     TM_TRY(trainer_watch_open(t, &o));
     TM_TRY(tm_config_resolve_model(c, tm_model_get_config(t->job->model)->hidden_size));
     TM_TRY(mark_no_decay(t));
-    t->job->fill = trainer_fill;
-    t->job->fill_ctx = t;
+    t->job->sinks.fill = trainer_fill;
+    t->job->sinks.fill_ctx = t;
     t->job->step.max_grad_norm = c->max_grad_norm;
     pass_opts way[RUN_MAX_WAYS];
     job_shape shape = session_step_shape(&t->s);

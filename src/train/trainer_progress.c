@@ -24,16 +24,16 @@ static uint64_t sum(const uint64_t *by_kind) {
 /* To the offload paths, by their stores: the import, steps and commits; beside that the models that were saved. */
 static uint64_t written_to_paths(const trainer *t) {
     uint64_t all = 0;
-    for (unsigned i = 0; tm_store_path(t->job->store, i); i++) all += tm_store_written(t->job->store, i);
+    for (unsigned i = 0; tm_store_path(t->job->tiers.store, i); i++) all += tm_store_written(t->job->tiers.store, i);
     return all;
 }
 
 /* Before the first step. On one rank, or of the first. */
 static tm_status say_plan(trainer *t) {
     char time[24], peak[32];
-    TM_TRY(trainer_watch_forecast(t, &t->planned));
-    t->planned_before = written_to_paths(t);
-    const run_forecast *f = &t->planned;
+    TM_TRY(trainer_watch_forecast(t, &t->said.planned));
+    t->said.planned_before = written_to_paths(t);
+    const run_forecast *f = &t->said.planned;
     tm_log(TM_LOG_INFO,
            "to come: %" PRId64 " steps, about %s (%.3g s a step), %.3f GB to the offload paths and %.3f GB of models "
            "written, peak memory %s",
@@ -50,8 +50,9 @@ typedef struct step_text {
 
 /* By the steps of this process alone: those before a resume took seconds that nobody here has seen. */
 static double seconds_left(const trainer *t, double share) {
-    double done = (double)(t->step - t->start_step) + share, left = (double)(t->s.cfg->total_steps - t->step) - share;
-    double each = t->step > t->start_step ? since(t->start_ns) / done : trainer_watch_seconds(t);
+    double done = (double)(t->step - t->life.start_step) + share,
+           left = (double)(t->s.cfg->total_steps - t->step) - share;
+    double each = t->step > t->life.start_step ? since(t->life.start_ns) / done : trainer_watch_seconds(t);
     return each * fmax(left, 0);
 }
 
@@ -86,8 +87,8 @@ static bool stays(const trainer *t, int64_t step) {
     if (step == total) return true;
     if (every > 0) return step % every == 0;
     double tenth = (double)total / 10;
-    bool silent = since(t->said_ns) >= (tm_live_possible() ? SILENT_ON_TERMINAL : SILENT_ELSEWHERE);
-    return step == t->start_step + 1 || silent || floor((double)step / tenth) > floor((double)(step - 1) / tenth);
+    bool silent = since(t->said.ns) >= (tm_live_possible() ? SILENT_ON_TERMINAL : SILENT_ELSEWHERE);
+    return step == t->life.start_step + 1 || silent || floor((double)step / tenth) > floor((double)(step - 1) / tenth);
 }
 
 /* The same parts on every line: as many as the terminal is wide, all where there is none. */
@@ -97,7 +98,7 @@ static void say_step(trainer *t, const tm_live_part *part) {
     unsigned columns = tm_live_possible() ? tm_live_columns() : UNLIMITED;
     tm_live_fit(part, STEP_PARTS, columns > 1 ? columns - 1 : 1, text, sizeof text);
     tm_say("%s\n", text);
-    t->said_ns = tm_now_ns();
+    t->said.ns = tm_now_ns();
 }
 
 void trainer_show_step(trainer *t, const step_line *line, uint64_t moved) {
@@ -106,7 +107,7 @@ void trainer_show_step(trainer *t, const step_line *line, uint64_t moved) {
     if (t->s.args->quiet) return;
     describe(t, line, moved, &x);
     parts(&x, part);
-    t->shown = *line;
+    t->said.line = *line;
     if (stays(t, line->step)) say_step(t, part);
     if (line->step < t->s.cfg->total_steps) tm_live(part, STEP_PARTS);
 }
@@ -115,29 +116,29 @@ void trainer_show_step(trainer *t, const step_line *line, uint64_t moved) {
 static void show_share(void *ctx, double share) {
     const trainer *t = ctx;
     char step[64], loss[32] = "", left[40], time[24];
-    if (!tm_live_possible() || t->evaluating || t->step >= t->s.cfg->total_steps) return;
+    if (!tm_live_possible() || t->eval.under_way || t->step >= t->s.cfg->total_steps) return;
     snprintf(step, sizeof step, "step %" PRId64 "/%" PRId64 " %.0f%%", t->step + 1, t->s.cfg->total_steps, 100 * share);
-    if (t->shown.r.label_tokens)
-        snprintf(loss, sizeof loss, "loss %.4f", t->shown.r.loss_sum / (double)t->shown.r.label_tokens);
+    if (t->said.line.r.label_tokens)
+        snprintf(loss, sizeof loss, "loss %.4f", t->said.line.r.loss_sum / (double)t->said.line.r.label_tokens);
     snprintf(left, sizeof left, "left %s%s", tm_format_left(seconds_left(t, share), time, sizeof time),
-             t->step > t->start_step ? "" : " (planned)");
+             t->step > t->life.start_step ? "" : " (planned)");
     tm_live_part part[] = {{step, 0}, {loss, 1}, {left, 2}};
     tm_live(part, TM_COUNT(part));
 }
 
 tm_status trainer_show_steps(trainer *t) {
-    t->start_step = t->step;
-    t->said_ns = tm_now_ns();
+    t->life.start_step = t->step;
+    t->said.ns = tm_now_ns();
     if (t->s.args->quiet || !session_is_rank0(&t->s)) return TM_OK;
     TM_TRY(say_plan(t));
-    t->start_ns = tm_now_ns();
-    t->job->show = show_share;
-    t->job->show_ctx = t;
+    t->life.start_ns = tm_now_ns();
+    t->job->sinks.show = show_share;
+    t->job->sinks.show_ctx = t;
     return TM_OK;
 }
 
 void trainer_show_no_more(trainer *t) {
-    t->job->show = NULL;
+    t->job->sinks.show = NULL;
     tm_live_end();
 }
 
@@ -145,7 +146,7 @@ void trainer_show_no_more(trainer *t) {
 
 /* What each path had to take, and its share of what the steps write. */
 static void say_wear(const trainer *t) {
-    const tm_store *store = t->job->store;
+    const tm_store *store = t->job->tiers.store;
     uint64_t all = written_to_paths(t), step = t->plans.step ? sum(tm_plan_get_info(t->plans.step)->write_bytes) : 0;
     const char *path;
     for (unsigned i = 0; all > 0 && (path = tm_store_path(store, i)); i++) {
@@ -158,14 +159,14 @@ static void say_wear(const trainer *t) {
 /* What was said at the start beside what came of it. Seconds a step are means of what the steps themselves took. */
 static void say_beside(const trainer *t) {
     char said[32], was[32];
-    const run_forecast *f = &t->planned;
-    double steps = (double)(t->step - t->start_step);
+    const run_forecast *f = &t->said.planned;
+    double steps = (double)(t->step - t->life.start_step);
     if (f->steps <= 0 || steps <= 0) return;
     tm_log(TM_LOG_INFO,
            "planned and found: %.4g and %.4g s, a step %.3g and %.3g s; %.3f and %.3f GB to the offload paths; peak %s "
            "and %s",
-           f->seconds, since(t->start_ns), trainer_watch_seconds(t), seconds(t->steps_ns) / steps,
-           ((double)t->planned_before + f->write_bytes) * 1e-9, (double)written_to_paths(t) * 1e-9,
+           f->seconds, since(t->life.start_ns), trainer_watch_seconds(t), seconds(t->life.steps_ns) / steps,
+           ((double)t->said.planned_before + f->write_bytes) * 1e-9, (double)written_to_paths(t) * 1e-9,
            tm_format_size(job_planned_peak(t->job), said, sizeof said),
            tm_format_size(job_host_peak(t->job), was, sizeof was));
 }
@@ -173,14 +174,14 @@ static void say_beside(const trainer *t) {
 void trainer_summary(trainer *t) {
     char peak[32];
     tm_exec_stats s;
-    tm_exec_get_stats(t->job->exec, &s);
+    tm_exec_get_stats(t->job->tiers.exec, &s);
     tm_log(TM_LOG_INFO,
            "done: %" PRId64
            " steps in %.1f s, peak memory %s, read %.3f GB, wrote %.3f GB (import and commits included) "
            "and %.3f GB of models; model in %s",
-           t->step - t->start_step, since(t->start_ns), tm_format_size(job_host_peak(t->job), peak, sizeof peak),
-           (double)sum(s.read_bytes) * 1e-9, (double)written_to_paths(t) * 1e-9, (double)t->job->exported_bytes * 1e-9,
-           t->s.cfg->output_dir);
+           t->step - t->life.start_step, since(t->life.start_ns),
+           tm_format_size(job_host_peak(t->job), peak, sizeof peak), (double)sum(s.read_bytes) * 1e-9,
+           (double)written_to_paths(t) * 1e-9, (double)t->job->progress.exported_bytes * 1e-9, t->s.cfg->output_dir);
     say_wear(t);
     say_beside(t);
 }

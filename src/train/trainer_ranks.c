@@ -14,7 +14,7 @@ void trainer_count_sent(trainer *t, uint64_t sent[2]) {
     for (int l = 0; l < TM_COMM_LINKS; l++) {
         uint64_t all = 0;
         for (int c = 0; c < TM_COMM_CODES; c++) all += s.sent_bytes[c][l];
-        if (t->job) all += t->job->sent_there[l];
+        if (t->job) all += t->job->comm.sent_there[l];
         sent[l] = all - t->comm_sent[l];
         t->comm_sent[l] = all;
     }
@@ -22,7 +22,7 @@ void trainer_count_sent(trainer *t, uint64_t sent[2]) {
 
 /* The first rank's clock decides when a commit is due by the clock. */
 uint32_t trainer_flags(const trainer *t) {
-    double minutes = t->s.cfg->commit_minutes, since = (double)(tm_now_ns() - t->commit_ns) * 1e-9;
+    double minutes = t->s.cfg->commit_minutes, since = (double)(tm_now_ns() - t->life.commit_ns) * 1e-9;
     return (job_stop_signal() ? FLAG_STOP : 0) |
            (minutes > 0 && since >= minutes * 60 && t->s.ranks.rank == 0 ? FLAG_COMMIT : 0);
 }
@@ -70,9 +70,9 @@ tm_status trainer_same_plans(trainer *t) {
 /* ---- what ranks leave behind --------------------------------------------------------------------------------- */
 
 static tm_status own_directories(const trainer *t, tm_buf *out) {
-    for (unsigned i = 0; tm_store_path(t->job->store, i); i++) {
+    for (unsigned i = 0; tm_store_path(t->job->tiers.store, i); i++) {
         char full[PATH_MAX]; /* the run may go on from another folder */
-        const char *path = tm_store_path(t->job->store, i);
+        const char *path = tm_store_path(t->job->tiers.store, i);
         if (realpath(path, full)) path = full;
         TM_TRY(tm_buf_append(out, path, strlen(path) + 1));
     }
@@ -85,17 +85,17 @@ static tm_status gather_texts(trainer *t, const tm_buf *own, uint64_t *bytes) {
     bytes[t->s.ranks.rank] = own->len;
     TM_TRY(tm_comm_all_reduce_u64(t->s.comm, TM_COMM_WORLD, TM_COMM_SUM, bytes, t->s.ranks.ranks));
     for (uint32_t r = 0; r < t->s.ranks.ranks; r++) all += bytes[r];
-    TM_TRY(session_agree(&t->s, tm_buf_reserve(&t->directories, all + 1)));
+    TM_TRY(session_agree(&t->s, tm_buf_reserve(&t->out.directories, all + 1)));
     if (all > 0)
         TM_TRY(tm_comm_run(t->s.comm, &(tm_comm_op){.code = TM_COMM_ALL_GATHER,
                                                     .group = TM_COMM_WORLD,
                                                     .type = TM_COMM_BYTE,
                                                     .send = own->data,
-                                                    .recv = t->directories.data,
+                                                    .recv = t->out.directories.data,
                                                     .counts = bytes}));
-    t->directories.len = all;
+    t->out.directories.len = all;
     for (uint32_t r = 0, at = 0; r < t->s.ranks.ranks; at += (uint32_t)bytes[r++])
-        for (uint32_t i = 0; i < bytes[r]; i++) t->directories_of[r] += t->directories.data[at + i] == 0;
+        for (uint32_t i = 0; i < bytes[r]; i++) t->out.directories_of[r] += t->out.directories.data[at + i] == 0;
     return TM_OK;
 }
 
@@ -103,9 +103,9 @@ static tm_status gather_texts(trainer *t, const tm_buf *own, uint64_t *bytes) {
 static tm_status gather_together(trainer *t) {
     tm_buf own = {0};
     uint64_t *bytes = tm_calloc(t->s.ranks.ranks, sizeof *bytes);
-    t->directories_of = tm_calloc(t->s.ranks.ranks, sizeof *t->directories_of);
+    t->out.directories_of = tm_calloc(t->s.ranks.ranks, sizeof *t->out.directories_of);
     tm_status rc =
-        bytes && t->directories_of ? own_directories(t, &own) : tm_nomem(t->s.ranks.ranks * 2 * sizeof *bytes);
+        bytes && t->out.directories_of ? own_directories(t, &own) : tm_nomem(t->s.ranks.ranks * 2 * sizeof *bytes);
     rc = session_agree(&t->s, rc);
     if (rc == TM_OK) rc = gather_texts(t, &own, bytes);
     tm_free(bytes);
@@ -114,12 +114,12 @@ static tm_status gather_together(trainer *t) {
 }
 
 tm_status trainer_gather_directories(trainer *t) {
-    TM_TRY(t->s.comm ? gather_together(t) : own_directories(t, &t->directories));
-    for (size_t i = 0; i < t->directories.len; i++) t->n_directories += t->directories.data[i] == 0;
-    t->directory = tm_calloc(t->n_directories + 1, sizeof *t->directory);
-    if (!t->directory) return tm_nomem(t->n_directories * sizeof *t->directory);
-    const char *at = t->directories.data;
-    for (uint32_t i = 0; i < t->n_directories; i++, at += strlen(at) + 1) t->directory[i] = at;
+    TM_TRY(t->s.comm ? gather_together(t) : own_directories(t, &t->out.directories));
+    for (size_t i = 0; i < t->out.directories.len; i++) t->out.n_directories += t->out.directories.data[i] == 0;
+    t->out.directory = tm_calloc(t->out.n_directories + 1, sizeof *t->out.directory);
+    if (!t->out.directory) return tm_nomem(t->out.n_directories * sizeof *t->out.directory);
+    const char *at = t->out.directories.data;
+    for (uint32_t i = 0; i < t->out.n_directories; i++, at += strlen(at) + 1) t->out.directory[i] = at;
     return TM_OK;
 }
 
@@ -134,7 +134,7 @@ tm_status trainer_check_ranks(const trainer *t, const tm_json *info) {
     job_ranks was, now = t->s.ranks;
     TM_TRY(elastic_shards(info, &was));
     if (!t->s.comm) now = (job_ranks){.ranks = 1, .weights = {0, 1}, .own = {0, 1}};
-    if (t->old.other || elastic_same(&was, &now)) return TM_OK;
+    if (t->from.old.other || elastic_same(&was, &now)) return TM_OK;
     return tm_fail(TM_EUNSUPPORTED,
                    "the commit holds one of %u ranks' share of the state; --resume auto finds the others", was.ranks);
 }

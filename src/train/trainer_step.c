@@ -22,7 +22,7 @@ static tm_status check_finite(const trainer *t) {
 
 /* So that the state is that of the step that was logged last. */
 tm_status trainer_settle(trainer *t) {
-    TM_TRY(tm_exec_settle(t->job->exec));
+    TM_TRY(tm_exec_settle(t->job->tiers.exec));
     if (!t->pending) return TM_OK;
     t->pending = false;
     t->torn = true;
@@ -71,7 +71,7 @@ static tm_status one_step(trainer *t) {
                       .step = t->step,
                       .plan = plan,
                       .loss_scale = job->step.loss_scale,
-                      .at = (double)(began - t->start_ns) * 1e-9,
+                      .at = (double)(began - t->life.start_ns) * 1e-9,
                       .took = (double)(tm_now_ns() - began) * 1e-9};
     trainer_count_sent(t, line.sent);
     TM_TRY(trainer_watch_step(t, &line));
@@ -84,28 +84,28 @@ static tm_status one_step(trainer *t) {
 static tm_status evaluate(trainer *t) {
     if (!t->s.eval) return TM_OK;
     TM_TRY(trainer_settle(t));
-    t->evaluating = true;
-    t->eval_sum = 0;
-    t->eval_labels = 0;
+    t->eval.under_way = true;
+    t->eval.sum = 0;
+    t->eval.labels = 0;
     tm_status rc = TM_OK;
     uint64_t steps = tm_dataset_steps_per_epoch(data_set(t->s.eval));
     step_result keep = t->job->step.result;
     job_phase phase;
     job_phase_begin(&phase, t->job, "evaluating", "rows", tm_dataset_get_counts(data_set(t->s.eval))->samples);
-    for (t->eval_step = 0; t->eval_step < steps && rc == TM_OK; t->eval_step++) {
+    for (t->eval.step = 0; t->eval.step < steps && rc == TM_OK; t->eval.step++) {
         tm_step_info info;
-        tm_dataset_step_info(data_set(t->s.eval), t->eval_step, &info);
+        tm_dataset_step_info(data_set(t->s.eval), t->eval.step, &info);
         phase.span = info.samples;
         rc = job_run(t->job, t->plans.eval);
         phase.base += info.samples;
-        t->eval_sum += t->job->step.result.loss_sum;
-        t->eval_labels += t->job->step.result.label_tokens;
+        t->eval.sum += t->job->step.result.loss_sum;
+        t->eval.labels += t->job->step.result.label_tokens;
     }
     job_phase_end(&phase);
-    t->evaluating = false;
+    t->eval.under_way = false;
     t->job->step.result = keep;
     if (rc != TM_OK) return rc;
-    double loss = t->eval_labels ? t->eval_sum / (double)t->eval_labels : NAN;
+    double loss = t->eval.labels ? t->eval.sum / (double)t->eval.labels : NAN;
     t->saves.loss = loss;
     if (!t->s.args->quiet)
         tm_say("step %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", t->step, loss, exp(loss));
@@ -114,10 +114,10 @@ static tm_status evaluate(trainer *t) {
 
 static tm_status timed_step(trainer *t) {
     t->torn = true;
-    t->step_began_ns = tm_now_ns();
+    t->life.step_began_ns = tm_now_ns();
     TM_TRY(one_step(t));
-    t->step_ns = tm_now_ns() - t->step_began_ns;
-    t->steps_ns += t->step_ns;
+    t->life.step_ns = tm_now_ns() - t->life.step_began_ns;
+    t->life.steps_ns += t->life.step_ns;
     t->torn = false;
     return TM_OK;
 }
@@ -176,10 +176,10 @@ static tm_status run_steps(trainer *t, bool *between) {
 }
 
 tm_status trainer_run_steps(trainer *t) {
-    t->start_ns = t->commit_ns = tm_now_ns();
+    t->life.start_ns = t->life.commit_ns = tm_now_ns();
     tm_stop_polled(false); /* from here on steps and commits decide */
-    t->job->may_go_on = trainer_may_go_on;
-    t->job->may_go_on_ctx = t;
+    t->job->sinks.may_go_on = trainer_may_go_on;
+    t->job->sinks.may_go_on_ctx = t;
     TM_TRY(trainer_find_best(t));
     TM_TRY(trainer_replay_start(t));
     TM_TRY(trainer_watch_start(t));
@@ -201,6 +201,6 @@ tm_status trainer_finish(trainer *t) {
     TM_TRY(job_state_hash(t->job, (uint64_t)t->step, hash));
     TM_TRY(trainer_log_event(t, "end", hash, NAN));
     if (!session_is_rank0(&t->s)) return TM_OK;
-    TM_TRY(tm_append_sync(t->log)); /* before run.json says that it is over */
+    TM_TRY(tm_append_sync(t->log.file)); /* before run.json says that it is over */
     return trainer_write_run_json(t, "finished");
 }

@@ -117,8 +117,8 @@ static void run_ended(void *ctx, const tm_run_stats *s) {
 }
 
 static tm_status path_stats(const trainer *t, tm_io_stats stats[TM_MACHINE_PATHS]) {
-    TM_TRY(tm_exec_settle(t->job->exec));
-    for (unsigned i = 0; i < TM_MACHINE_PATHS; i++) tm_store_stats(t->job->store, i, &stats[i]);
+    TM_TRY(tm_exec_settle(t->job->tiers.exec));
+    for (unsigned i = 0; i < TM_MACHINE_PATHS; i++) tm_store_stats(t->job->tiers.store, i, &stats[i]);
     return TM_OK;
 }
 
@@ -132,9 +132,9 @@ tm_status trainer_watch_start(trainer *t) {
     }
     if (t->s.args->trace) {
         TM_TRY(tm_trace_open(&w->trace, t->s.args->trace));
-        tm_exec_trace(t->job->exec, true);
+        tm_exec_trace(t->job->tiers.exec, true);
     }
-    tm_exec_on_done(t->job->exec, run_ended, t);
+    tm_exec_on_done(t->job->tiers.exec, run_ended, t);
     return path_stats(t, w->before);
 }
 
@@ -150,20 +150,22 @@ static bool looked_at(const trainer *t) {
 
 void trainer_watch_announce(trainer *t, const tm_plan *plan) {
     if (looked_at(t)) return;
-    tm_exec_announce(t->job->exec, t->plans.step, plan == t->plans.step ? t->watch->step_link : t->watch->first_link);
+    tm_exec_announce(t->job->tiers.exec, t->plans.step,
+                     plan == t->plans.step ? t->watch->step_link : t->watch->first_link);
 }
 
 /* From the second step on. A run that has no memory for it teaches nothing. */
 static void listen(trainer *t) {
-    bool apart = t->job->traits.own_processors; /* else a device computes on a thread of its own, not to be heard */
-    if (t->job->hear || t->job->ranks.ranks > 1 || (t->job->device && !apart)) return;
+    bool apart =
+        t->job->tiers.traits.own_processors; /* else a device computes on a thread of its own, not to be heard */
+    if (t->job->costs.hear || t->job->ranks.ranks > 1 || (t->job->tiers.device && !apart)) return;
     if (job_costs_listen(t->watch->costs) != TM_OK) {
         tm_error_clear();
         return;
     }
-    t->job->hear = job_costs_hear;
-    t->job->hear_ctx = t->watch->costs;
-    if (apart) tm_exec_on_device_op(t->job->exec, job_costs_hear, t->watch->costs);
+    t->job->costs.hear = job_costs_hear;
+    t->job->costs.hear_ctx = t->watch->costs;
+    if (apart) tm_exec_on_device_op(t->job->tiers.exec, job_costs_hear, t->watch->costs);
 }
 
 tm_status trainer_watch_step(trainer *t, const step_line *line) {
@@ -184,7 +186,7 @@ static const double DISK_SECONDS = 1;
 /* Paths on one disk share it: their bytes add up, and the longest wait is the disk's. */
 static tm_status teach_disk(const trainer *t, unsigned first, const tm_io_stats *after) {
     const trainer_watch *w = t->watch;
-    const char *path = tm_store_path(t->job->store, first);
+    const char *path = tm_store_path(t->job->tiers.store, first);
     uint64_t read = 0, written = 0, ns = 0;
     for (unsigned i = first; i < w->machine.n_paths; i++) {
         if (w->machine.path[i].disk != first) continue;
@@ -206,8 +208,8 @@ static tm_status teach_disks(const trainer *t) {
 
 /* A profile that cannot be written costs nothing but foresight. */
 static void learn(trainer *t) {
-    t->job->hear = NULL;
-    tm_exec_on_device_op(t->job->exec, NULL, NULL);
+    t->job->costs.hear = NULL;
+    tm_exec_on_device_op(t->job->tiers.exec, NULL, NULL);
     if (job_costs_learn(t->watch->costs) == TM_OK && teach_disks(t) == TM_OK) return;
     tm_log(TM_LOG_WARN, "%s; what this run took is not kept for `plan`", tm_error_get()->text);
     tm_error_clear();
@@ -235,7 +237,8 @@ void trainer_watch_stopped(trainer *t) {
     tm_error said = *tm_error_get();
     trainer_watch *w = t->watch;
     tm_error_clear();
-    if (w->trace && tm_exec_settle(t->job->exec) != TM_OK) tm_error_clear(); /* the last step's line waits for it */
+    if (w->trace && tm_exec_settle(t->job->tiers.exec) != TM_OK)
+        tm_error_clear(); /* the last step's line waits for it */
     if (w->status == TM_OK && commit_trace(w) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     tm_error_clear();
     tm_error_set(&said);

@@ -28,13 +28,13 @@ static tm_status open_others(trainer *t) {
     tm_model_config config;
     tm_model *m;
     size_t n;
-    if (!t->old.other) return TM_OK;
+    if (!t->from.old.other) return TM_OK;
     const char *json = tm_source_config(t->s.source, &n);
     TM_TRY(tm_model_config_parse(&config, json, n, "config.json"));
     TM_TRY(tm_model_create(&m, &config, t->s.cfg->precision));
-    tm_status rc = elastic_open(&t->elastic, m, t->old.directory, t->old.ranks);
-    elastic_close(t->elastic);
-    t->elastic = NULL;
+    tm_status rc = elastic_open(&t->from.elastic, m, t->from.old.directory, t->from.old.ranks);
+    elastic_close(t->from.elastic);
+    t->from.elastic = NULL;
     tm_model_free(m);
     return rc;
 }
@@ -46,12 +46,12 @@ static tm_status begin(trainer *t, const start_opts *o) {
     }
     TM_TRY(choose(t));
     TM_TRY(open_others(t));
-    return t->commit && session_is_rank0(&t->s) ? trainer_cut_log(t) : TM_OK;
+    return t->from.commit && session_is_rank0(&t->s) ? trainer_cut_log(t) : TM_OK;
 }
 
 /* As a run that did not begin: it keeps no copy of a state. */
 static void drop_copy(const trainer *t) {
-    if (*t->copy) walk_gone(t->copy);
+    if (*t->from.copy) walk_gone(t->from.copy);
 }
 
 tm_status start_here(const start_opts *o, start_found *out) {
@@ -63,14 +63,14 @@ tm_status start_here(const start_opts *o, start_found *out) {
                                 .resume = o->with.resume,
                                 .allow_numerics_change = o->with.numerics,
                                 .quiet = true};
-    trainer t = {.s.args = &args, .committed = -1, .found_step = -1};
+    trainer t = {.s.args = &args, .committed = -1, .from.found_step = -1};
     tm_status rc = begin(&t, o);
     tm_error said = *tm_error_get();
-    *out = (start_found){.step = t.commit ? t.step : -1, .other = t.old.other, .copied = *t.copy != 0};
+    *out = (start_found){.step = t.from.commit ? t.step : -1, .other = t.from.old.other, .copied = *t.from.copy != 0};
     trainer_close(&t);
     session_close_ranks(&t.s);
     tm_kernels_close();
-    tm_hold_release(t.hold);
+    tm_hold_release(t.out.hold);
     drop_copy(&t);
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
     return rc;

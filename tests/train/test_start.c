@@ -330,12 +330,12 @@ static void test_due(void **state) {
     (void)state;
     for (size_t i = 0; i < TM_COUNT(rows); i++) {
         const tm_train_args args = {.config = found.config, .set = rows[i].set, .n_set = rows[i].set[1] ? 2 : 1};
-        trainer t = {.s.args = &args, .step = rows[i].step, .commit_ns = tm_now_ns()};
+        trainer t = {.s.args = &args, .step = rows[i].step, .life.commit_ns = tm_now_ns()};
         RUN_EXPECT_STATUS(session_load_config(&t.s, false));
         t.s.cfg->total_steps = FOUND_STEPS;
         if (session_commits(&t.s) != rows[i].commits || trainer_commit_due(&t) != rows[i].due)
             fail_msg("row %zu: commits %d, due %d", i, session_commits(&t.s), trainer_commit_due(&t));
-        t.commit_ns = tm_now_ns() - 61000000000u; /* however long this machine has been up */
+        t.life.commit_ns = tm_now_ns() - 61000000000u; /* however long this machine has been up */
         assert_int_equal(trainer_commit_due(&t), rows[i].due || t.s.cfg->commit_minutes > 0);
         t.s.ranks.rank = 1; /* the first rank's clock decides */
         assert_int_equal(trainer_commit_due(&t), rows[i].due);
@@ -370,9 +370,9 @@ static void test_may_go_on(void **state) {
                                     .grace_seconds = rows[i].grace < 0 ? ago + rows[i].grace : rows[i].grace};
         trainer t = {.s.args = &args,
                      .torn = rows[i].torn,
-                     .step_ns = 1,
-                     .step_began_ns = tm_now_ns(),
-                     .commit_seconds = rows[i].commit_seconds};
+                     .life.step_ns = 1,
+                     .life.step_began_ns = tm_now_ns(),
+                     .life.commit_seconds = rows[i].commit_seconds};
         RUN_EXPECT_STATUS(session_load_config(&t.s, false));
         if (rows[i].ranks) RUN_EXPECT_STATUS(session_imagine_ranks(&t.s, 2, 2));
         t.s.ranks.rank = rows[i].rank;
@@ -435,8 +435,8 @@ static tm_status gather(void *ctx) {
     trainer t = {.job = &g->job};
     if (g->ranks) TM_TRY(session_imagine_ranks(&t.s, g->ranks, g->ranks));
     tm_status rc = trainer_gather_directories(&t);
-    g->n = t.n_directories;
-    if (rc == TM_OK && g->n) assert_true(t.directory[0][0] == '/');
+    g->n = t.out.n_directories;
+    if (rc == TM_OK && g->n) assert_true(t.out.directory[0][0] == '/');
     t.job = NULL;
     tm_error said = *tm_error_get();
     trainer_close(&t);
@@ -471,14 +471,14 @@ static void test_directories(void **state) {
     tm_layout *l;
     gatherer one = {0}, two = {.ranks = 2};
     (void)state;
-    one.job.store = open_store(&l);
+    one.job.tiers.store = open_store(&l);
     assert_true(walk_all(memory, gather, &one) >= 2); /* relative paths: each becomes a full one */
     assert_int_equal(one.n, 2);
     assert_true(walk_all(memory, gather, &two) >= 3);
     const walk sent = {.call = "operation", .kind = "eio", .want = TM_EIO};
     assert_true(walk_all(sent, gather, &two) >= 1);
     assert_int_equal(two.n, 0);
-    RUN_EXPECT_STATUS(tm_store_remove(one.job.store));
+    RUN_EXPECT_STATUS(tm_store_remove(one.job.tiers.store));
     tm_layout_free(l);
 }
 

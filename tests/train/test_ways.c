@@ -84,8 +84,8 @@ static tm_status begin(trial *t, scene *s, const pass_opts *way, const job_opts 
     uint32_t chosen;
     *t = (trial){.s = s};
     TM_TRY(job_open(&t->job, o));
-    t->job->fill = fill;
-    t->job->fill_ctx = t;
+    t->job->sinks.fill = fill;
+    t->job->sinks.fill_ctx = t;
     t->job->update_opts = (tm_optim_opts){
         .beta1 = .9, .beta2 = .95, .eps = 1e-8, .weight_decay = .1, .adam_w_mode = true, .bias_correction = true};
     return job_start(t->job, o, "step", way, 1, &t->plan, &chosen, minimum, compile_more, t);

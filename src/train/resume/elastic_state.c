@@ -18,27 +18,28 @@ tm_status elastic_save(trainer *t, const char *checkpoint) {
     tm_status rc = session_is_rank0(&t->s) ? tm_make_dirs(state) : TM_OK;
     TM_TRY(session_agree(&t->s, rc));
     return session_agree(
-        &t->s, tm_commit_copy(tm_store_path(t->job->store, 0),
-                              &(tm_commit_copy_opts){
-                                  .paths = &to, .n_paths = 1, .id = id, .key = t->key, .of = t->here, .slots = 1}));
+        &t->s,
+        tm_commit_copy(tm_store_path(t->job->tiers.store, 0),
+                       &(tm_commit_copy_opts){
+                           .paths = &to, .n_paths = 1, .id = id, .key = t->out.key, .of = t->out.here, .slots = 1}));
 }
 
 /* ---- which directories --------------------------------------------------------------------------------------- */
 
 static tm_status add_directory(trainer *t, const char *dir) {
-    uint32_t n = t->old.ranks;
-    const char **more = tm_realloc((void *)t->old.directory, (n + 1) * sizeof *more);
+    uint32_t n = t->from.old.ranks;
+    const char **more = tm_realloc((void *)t->from.old.directory, (n + 1) * sizeof *more);
     if (!more) return tm_nomem((n + 1) * sizeof *more);
-    t->old.directory = more;
-    TM_TRY(tm_buf_append(&t->old.texts, dir, strlen(dir) + 1));
-    t->old.ranks = n + 1;
+    t->from.old.directory = more;
+    TM_TRY(tm_buf_append(&t->from.old.texts, dir, strlen(dir) + 1));
+    t->from.old.ranks = n + 1;
     return TM_OK;
 }
 
 /* Texts moved while they were appended. */
 static void point(trainer *t) {
-    const char *at = t->old.texts.data;
-    for (uint32_t q = 0; q < t->old.ranks; q++, at += strlen(at) + 1) t->old.directory[q] = at;
+    const char *at = t->from.old.texts.data;
+    for (uint32_t q = 0; q < t->from.old.ranks; q++, at += strlen(at) + 1) t->from.old.directory[q] = at;
 }
 
 static bool holds(const char *dir) {
@@ -64,9 +65,9 @@ static tm_status find_checkpoint(trainer *t, const char *dir, bool *found) {
 
 static tm_status check_number(trainer *t, const char *dir) {
     job_ranks was;
-    TM_TRY(elastic_shards(tm_commit_info(t->commit), &was));
-    if (was.ranks == t->old.ranks) return TM_OK;
-    return tm_fail(TM_EINPUT, "--resume %s: %u of %u ranks' state is there", dir, t->old.ranks, was.ranks);
+    TM_TRY(elastic_shards(tm_commit_info(t->from.commit), &was));
+    if (was.ranks == t->from.old.ranks) return TM_OK;
+    return tm_fail(TM_EINPUT, "--resume %s: %u of %u ranks' state is there", dir, t->from.old.ranks, was.ranks);
 }
 
 /* ---- back ---------------------------------------------------------------------------------------------------- */
@@ -87,12 +88,12 @@ tm_status elastic_resume(trainer *t, const char *dir, bool *any) {
 tm_status elastic_begin(trainer *t, const char *dir) {
     if (!session_commits(&t->s))
         return tm_fail(TM_EINPUT, "--resume %s: going on from it needs commits: set commit_steps", dir);
-    TM_TRY(tm_commit_look(&t->commit, t->old.directory[0]));
+    TM_TRY(tm_commit_look(&t->from.commit, t->from.old.directory[0]));
     TM_TRY(check_number(t, dir));
-    t->old.other = t->rewound = true;
+    t->from.old.other = t->from.rewound = true;
     if (session_is_rank0(&t->s))
-        tm_log(TM_LOG_INFO, "%s: the state of %u rank%s; it is read as it lies, and laid out anew", dir, t->old.ranks,
-               t->old.ranks > 1 ? "s" : "");
+        tm_log(TM_LOG_INFO, "%s: the state of %u rank%s; it is read as it lies, and laid out anew", dir,
+               t->from.old.ranks, t->from.old.ranks > 1 ? "s" : "");
     return TM_OK;
 }
 
@@ -100,29 +101,29 @@ tm_status elastic_begin(trainer *t, const char *dir) {
 
 /* What some ranks had opened before one found the damage. */
 static void let_go(trainer *t) {
-    tm_commit_close(t->commit);
-    t->commit = NULL;
-    for (uint32_t q = 0; t->old.taken && q < t->old.ranks; q++) tm_commit_close(t->old.taken[q]);
-    tm_free(t->old.taken);
-    tm_free(t->old.directory);
-    t->old.taken = NULL;
-    t->old.directory = NULL;
-    t->old.texts.len = 0;
-    t->old.ranks = 0;
-    t->old.other = false;
+    tm_commit_close(t->from.commit);
+    t->from.commit = NULL;
+    for (uint32_t q = 0; t->from.old.taken && q < t->from.old.ranks; q++) tm_commit_close(t->from.old.taken[q]);
+    tm_free(t->from.old.taken);
+    tm_free(t->from.old.directory);
+    t->from.old.taken = NULL;
+    t->from.old.directory = NULL;
+    t->from.old.texts.len = 0;
+    t->from.old.ranks = 0;
+    t->from.old.other = false;
 }
 
 /* Each rank reads its share of the commits, from the first byte to the last. */
 static tm_status prove(const trainer *t) {
     uint32_t ranks = t->s.comm ? t->s.ranks.ranks : 1;
-    uint64_t step = tm_commit_step(t->commit);
-    for (uint32_t q = t->s.ranks.rank; q < t->old.ranks; q += ranks) {
+    uint64_t step = tm_commit_step(t->from.commit);
+    for (uint32_t q = t->s.ranks.rank; q < t->from.old.ranks; q += ranks) {
         tm_commit *c;
-        const char *dir = t->old.directory[q];
+        const char *dir = t->from.old.directory[q];
         TM_TRY(tm_commit_look(&c, dir));
         bool same = tm_commit_step(c) == step;
         tm_commit_close(c);
-        if (!same) return tm_fail(TM_ECORRUPT, "%s: not of the step of %s", dir, t->old.directory[0]);
+        if (!same) return tm_fail(TM_ECORRUPT, "%s: not of the step of %s", dir, t->from.old.directory[0]);
         TM_TRY(tm_commit_prove(dir));
     }
     return TM_OK;

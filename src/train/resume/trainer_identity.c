@@ -113,7 +113,7 @@ done:
 
 static tm_status check_config(const trainer *t, const tm_json *info) {
     tm_buf differ = {0};
-    tm_status rc = compare_config(t, tm_json_get(info, "config"), t->old.other, &differ);
+    tm_status rc = compare_config(t, tm_json_get(info, "config"), t->from.old.other, &differ);
     if (rc == TM_OK && differ.len)
         rc = tm_fail(TM_EINPUT,
                      "the run in %s was started with another configuration: %s; set it back, or start another run in "
@@ -135,7 +135,7 @@ static tm_status check_numerics(const trainer *t, const tm_json *info) {
     tm_status rc = trainer_numerics(t, &now);
     if (rc == TM_OK && (!was || was->type != TM_JSON_STRING || strcmp(was->text, now.data) != 0)) {
         const char *old = was && was->type == TM_JSON_STRING ? was->text : "unknown";
-        if (t->s.args->allow_numerics_change || t->old.other)
+        if (t->s.args->allow_numerics_change || t->from.old.other)
             tm_log(TM_LOG_WARN, "computed with \"%s\" so far, with \"%s\" from here on: other bits", old, now.data);
         else
             rc = tm_fail(TM_EINPUT,
@@ -173,13 +173,13 @@ static tm_status depends_on_length(trainer *t, int64_t step, int64_t total, bool
 static tm_status check_length(trainer *t, const tm_json *info) {
     int64_t step = counter(info, "step"), total = counter(info, "total_steps"), now = t->s.cfg->total_steps;
     bool depends = false;
-    if (step < 0 || step != (int64_t)tm_commit_step(t->commit) || counter(info, "applied") < 0)
+    if (step < 0 || step != (int64_t)tm_commit_step(t->from.commit) || counter(info, "applied") < 0)
         return tm_fail(TM_ECORRUPT, "the commit's counters do not belong together");
     if (now < step)
         return tm_fail(TM_EINPUT, "the run in %s has done %" PRId64 " steps, max_steps is %" PRId64 "; raise it",
                        t->s.cfg->output_dir, step, now);
     if (now == total) return TM_OK;
-    if (step < total && !t->rewound) TM_TRY(depends_on_length(t, step, total, &depends));
+    if (step < total && !t->from.rewound) TM_TRY(depends_on_length(t, step, total, &depends));
     if (depends)
         return tm_fail(TM_EINPUT,
                        "the run in %s was to take %" PRId64 " steps, now %" PRId64
@@ -228,17 +228,17 @@ static tm_status judge_finished(trainer *t, const earlier *e) {
     char steps[100];
     tm_buf differ = {0};
     const char *resume = t->s.args->resume;
-    bool elsewhere = resume && strcmp(resume, "auto") != 0 && *t->copy; /* --resume with another run's state */
+    bool elsewhere = resume && strcmp(resume, "auto") != 0 && *t->from.copy; /* --resume with another run's state */
     tm_status rc = compare_finished(t, e, &differ);
     if (rc == TM_OK && differ.len)
         rc = refuse_other(t, e, differ.data);
-    else if (rc == TM_OK && (elsewhere || (t->s.cfg->total_steps > e->step && !t->commit)))
+    else if (rc == TM_OK && (elsewhere || (t->s.cfg->total_steps > e->step && !t->from.commit)))
         rc = earlier_refuse_finished(t, e);
     else if (rc == TM_OK && t->s.cfg->total_steps < e->step) {
         snprintf(steps, sizeof steps, "max_steps gives %" PRId64 " steps", t->s.cfg->total_steps);
         rc = refuse_other(t, e, steps);
     }
-    t->done = rc == TM_OK && t->s.cfg->total_steps == e->step;
+    t->from.done = rc == TM_OK && t->s.cfg->total_steps == e->step;
     tm_buf_free(&differ);
     return rc;
 }
@@ -246,7 +246,7 @@ static tm_status judge_finished(trainer *t, const earlier *e) {
 static tm_status check_finished(trainer *t) {
     earlier e;
     tm_status rc = TM_OK;
-    if (!t->finished || t->rewound) return TM_OK;
+    if (!t->from.finished || t->from.rewound) return TM_OK;
     TM_TRY(earlier_read(trainer_path(t, "run.json"), &e));
     if (e.finished) rc = judge_finished(t, &e);
     tm_json_free(e.doc);
@@ -255,9 +255,9 @@ static tm_status check_finished(trainer *t) {
 
 /* What it left when it was killed while it removed its state (kept state stays), or a copy made for nothing. */
 static tm_status remove_state(trainer *t, const earlier *e) {
-    tm_commit *c = t->commit;
-    t->commit = NULL;
-    if (c && t->old.other)
+    tm_commit *c = t->from.commit;
+    t->from.commit = NULL;
+    if (c && t->from.old.other)
         tm_commit_close(c);
     else if (c)
         TM_TRY(tm_commit_remove(c));
@@ -271,7 +271,7 @@ static tm_status remove_state(trainer *t, const earlier *e) {
 tm_status trainer_end_finished(trainer *t) {
     earlier e;
     TM_TRY(earlier_read(trainer_path(t, "run.json"), &e));
-    tm_status rc = e.kept && !*t->copy ? TM_OK : remove_state(t, &e);
+    tm_status rc = e.kept && !*t->from.copy ? TM_OK : remove_state(t, &e);
     if (rc == TM_OK && session_is_rank0(&t->s))
         tm_log(TM_LOG_INFO, "%s holds the finished run of this job, %" PRId64 " steps: nothing is left to do",
                t->s.cfg->output_dir, e.step);
@@ -283,8 +283,8 @@ tm_status trainer_end_finished(trainer *t) {
 
 tm_status trainer_check_commit(trainer *t) {
     TM_TRY(check_finished(t));
-    if (!t->commit || t->done) return TM_OK;
-    const tm_json *info = tm_commit_info(t->commit), *unfinished = tm_json_get(info, "unfinished");
+    if (!t->from.commit || t->from.done) return TM_OK;
+    const tm_json *info = tm_commit_info(t->from.commit), *unfinished = tm_json_get(info, "unfinished");
     TM_TRY(trainer_check_ranks(t, info));
     if (!same_hex(info, "model", t->s.model_hash))
         return tm_fail(TM_EINPUT, "%s: config.json is not that of the model which the run in %s trains",
@@ -303,6 +303,6 @@ tm_status trainer_check_commit(trainer *t) {
     TM_TRY(trainer_read_scale(t, info));
     TM_TRY(trainer_read_saves(t, info));
     TM_TRY(trainer_check_log(t, info));
-    t->committed = t->old.other ? -1 : t->step; /* of this run's own layout there is none yet */
+    t->committed = t->from.old.other ? -1 : t->step; /* of this run's own layout there is none yet */
     return TM_OK;
 }

@@ -130,7 +130,7 @@ static bool holds_commit(const char *dir) {
 /* Ours, taken before it is removed, so that nobody else has it. `tidemill clean` may have been there first. */
 static tm_status remove_ours(const trainer *t, const char *dir) {
     tm_io_run *run;
-    tm_status rc = tm_io_run_reopen(&run, dir, &t->claim, true, STILL_DYING_MS);
+    tm_status rc = tm_io_run_reopen(&run, dir, &t->out.claim, true, STILL_DYING_MS);
     if (rc == TM_OK) {
         tm_log(TM_LOG_INFO, "%s: removed; it holds no commit that this run needs", dir);
         return tm_io_run_remove(run);
@@ -167,7 +167,7 @@ static tm_status drop_nameless(void *ctx, const char *name, bool is_dir) {
     const nameless *x = ctx;
     char prefix[40], path[4096];
     tm_io_owner o;
-    int n = snprintf(prefix, sizeof prefix, "run-%s", x->t->run_hash);
+    int n = snprintf(prefix, sizeof prefix, "run-%s", x->t->out.run_hash);
     if (!is_dir || strncmp(name, prefix, (size_t)n) != 0 || (name[n] != '-' && name[n] != 'r')) return TM_OK;
     snprintf(path, sizeof path, "%s/%s", x->path, name);
     dir_owner whose = trainer_whose(x->t, path, &o);
@@ -196,7 +196,7 @@ static bool has_path(const tm_strings *list, const char *path) {
 
 tm_status earlier_drop_nameless(trainer *t) {
     const tm_strings *lists[] = {&t->s.cfg->param_paths, &t->s.cfg->optimizer_paths};
-    TM_TRY(drop_in(t, t->home));
+    TM_TRY(drop_in(t, t->out.home));
     for (size_t l = 0; l < TM_COUNT(lists); l++)
         for (uint32_t i = 0; i < lists[l]->n; i++)
             if (l == 0 || !has_path(lists[0], lists[l]->item[i])) TM_TRY(drop_in(t, lists[l]->item[i]));

@@ -35,12 +35,12 @@ static tm_status from_copy(trainer *t, const char *dir) {
     tm_log(TM_LOG_INFO, "%s is the state of the run in %s: going on with a copy of it", dir,
            *o.of ? o.of : "another folder");
     TM_TRY(trainer_open_full(t, dir));
-    t->rewound = false; /* a copy of the latest state */
+    t->from.rewound = false; /* a copy of the latest state */
     return TM_OK;
 }
 
 static tm_status from_commit(trainer *t, const char *dir, bool prove) {
-    if (t->copied) return from_copy(t, dir);
+    if (t->out.copied) return from_copy(t, dir);
     if (prove)
         tm_log(TM_LOG_INFO, "the run in %s met damaged state: all of its commit is read before it goes on",
                t->s.cfg->output_dir);
@@ -83,8 +83,8 @@ static tm_status from_directory(trainer *t, const char *dir) {
     else if (!first || !resume_holds_commit(first))
         rc = tm_fail(TM_EINPUT, "--resume %s: this %s run left no state to go on from", dir,
                      e.finished ? "finished" : "interrupted");
-    else if (!t->copied && trainer_whose(t, first, &o) == DIR_OURS)
-        rc = tm_commit_open(&t->commit, first, &t->claim);
+    else if (!t->out.copied && trainer_whose(t, first, &o) == DIR_OURS)
+        rc = tm_commit_open(&t->from.commit, first, &t->out.claim);
     else
         rc = from_copy(t, first);
     tm_json_free(e.doc);
@@ -112,7 +112,7 @@ tm_status trainer_choose_start(trainer *t) {
     tm_status rc = earlier_read(trainer_path(t, "run.json"), &e);
     if (rc != TM_OK && !never) return rc;
     tm_error_clear(); /* it is to be forgotten anyway */
-    t->finished = e.finished && !never;
+    t->from.finished = e.finished && !never;
     if (never)
         rc = earlier_none_alive(t, &e, LOOKED_AT_MS);
     else if (strcmp(resume, "auto") == 0 && e.by_rank && e.by_rank->count > 0) {
@@ -124,5 +124,5 @@ tm_status trainer_choose_start(trainer *t) {
     } else
         rc = strcmp(resume, "auto") == 0 ? from_earlier(t, &e) : from_directory(t, resume);
     tm_json_free(e.doc);
-    return rc == TM_OK && !t->commit && !t->finished ? earlier_drop_nameless(t) : rc;
+    return rc == TM_OK && !t->from.commit && !t->from.finished ? earlier_drop_nameless(t) : rc;
 }

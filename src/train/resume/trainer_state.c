@@ -14,9 +14,9 @@ tm_status trainer_save_state(trainer *t, const char *checkpoint) {
     if (t->committed != t->step) TM_TRY(trainer_commit(t));
     if (t->s.comm) return elastic_save(t, checkpoint);
     TM_TRY(tm_commit_copy(
-        tm_store_path(t->job->store, 0),
+        tm_store_path(t->job->tiers.store, 0),
         &(tm_commit_copy_opts){
-            .paths = &checkpoint, .n_paths = 1, .id = "state", .key = t->key, .of = t->here, .slots = 1}));
+            .paths = &checkpoint, .n_paths = 1, .id = "state", .key = t->out.key, .of = t->out.here, .slots = 1}));
     snprintf(from, sizeof from, "%s/run-state", checkpoint);
     snprintf(to, sizeof to, "%s/state", checkpoint);
     return tm_rename_path(from, to);
@@ -28,18 +28,18 @@ tm_status trainer_save_state(trainer *t, const char *checkpoint) {
 tm_status trainer_open_full(trainer *t, const char *state) {
     char id[64], directory[4400];
     uint64_t now = tm_now_ns();
-    const char *home = t->home;
+    const char *home = t->out.home;
     job_opts o = {0};
     session_set_paths(t->s.cfg, &o);
     tm_commit_copy_opts copy = {
-        .paths = &home, .n_paths = 1, .id = id, .key = t->key, .of = t->here, .home = home, .slots = 2};
+        .paths = &home, .n_paths = 1, .id = id, .key = t->out.key, .of = t->out.here, .home = home, .slots = 2};
     if (o.n_paths) copy.paths = o.paths, copy.n_paths = o.n_paths, copy.path_kinds = o.path_kinds;
-    snprintf(id, sizeof id, "%s-%016" PRIx64, t->run_name, tm_hash64(&now, sizeof now, 0));
+    snprintf(id, sizeof id, "%s-%016" PRIx64, t->out.run_name, tm_hash64(&now, sizeof now, 0));
     snprintf(directory, sizeof directory, "%s/run-%s", copy.paths[0], id);
     TM_TRY(tm_commit_copy(state, &copy));
-    t->rewound = true;
-    snprintf(t->copy, sizeof t->copy, "%s", directory);
-    return tm_commit_open(&t->commit, directory, &t->claim);
+    t->from.rewound = true;
+    snprintf(t->from.copy, sizeof t->from.copy, "%s", directory);
+    return tm_commit_open(&t->from.commit, directory, &t->out.claim);
 }
 
 typedef struct newest {
@@ -83,12 +83,12 @@ bool trainer_older_may_do(tm_status rc) {
 tm_status trainer_open_commit(trainer *t, const char *directory, bool prove) {
     char full[4096], state[4200];
     int64_t below = INT64_MAX;
-    tm_status rc = tm_commit_open(&t->commit, directory, &t->claim);
+    tm_status rc = tm_commit_open(&t->from.commit, directory, &t->out.claim);
     if (rc == TM_OK) rc = tm_commit_present(directory);
     if (rc == TM_OK && prove) rc = tm_commit_prove(directory);
     if (rc != TM_ECORRUPT) return rc;
-    tm_commit_close(t->commit);
-    t->commit = NULL;
+    tm_commit_close(t->from.commit);
+    t->from.commit = NULL;
     while (trainer_older_may_do(rc) && trainer_next_full(t, &below, full, sizeof full)) {
         tm_log(TM_LOG_ERROR, "%s", tm_error_get()->text);
         tm_log(TM_LOG_WARN, "going back to the newest full checkpoint that is left, %s; %s is left as it is", full,
