@@ -111,6 +111,7 @@ static tm_status resolve(cfg_state *s) {
     if (s->n_input > s->n_mismatches) return cfg_report(s);
     tm_config *c = &s->cfg->pub;
     c->world_size = s->opts->world_size ? s->opts->world_size : 1;
+    TM_TRY(cfg_fill_all(s));
     TM_TRY(config_resolve_run(s));
     TM_TRY(config_resolve_batch(s));
     TM_TRY(config_resolve_storage(s));

@@ -247,7 +247,15 @@ TM_MUST_USE tm_status tm_config_dump_json(const tm_config *c, tm_buf *out, int i
 /* Appends what each "auto" of the files stands for, as one JSON object: key to value, or to null where the planner
  * decides. Once model and steps are resolved; false: there is none. */
 TM_MUST_USE tm_status tm_config_autos(const tm_config *c, tm_buf *out, bool *any);
-bool tm_config_is_key(const char *path); /* in either spelling; '-' is not '_' */
+/* What a run that goes on from a commit may change. */
+typedef enum tm_config_change {
+    TM_CHANGE_NEVER,         /* bits depend on it (or it is no key of this version) */
+    TM_CHANGE_FREE,          /* bits do not, or what it names is compared by what that holds; so is all that is in it */
+    TM_CHANGE_WITHOUT_BEST,  /* free where no best checkpoint is chosen */
+    TM_CHANGE_ON_OTHER_RANKS /* free where the number of ranks is another: they divide the same batch otherwise */
+} tm_config_change;
+tm_config_change tm_config_change_of(const char *path); /* "data.seq_len" */
+bool tm_config_is_key(const char *path);                /* in either spelling; '-' is not '_' */
 /* Appends every key with its type, default and meaning, for --keys and the documentation. */
 TM_MUST_USE tm_status tm_config_help(tm_buf *out);
 

@@ -66,11 +66,8 @@ tm_status config_resolve_batch(cfg_state *s) {
     c->micro_batch_size = (uint32_t)micro;
     c->accumulation_steps = (uint32_t)accumulation;
     c->train_batch_size = (uint64_t)micro * (uint64_t)accumulation * c->world_size;
-    c->eval_batch_size = c->micro_batch_size;
-    if (cfg_given(s, "per_device_eval_batch_size"))
-        c->eval_batch_size = (uint32_t)cfg_integer(s, "per_device_eval_batch_size");
+    if (!cfg_given(s, "per_device_eval_batch_size")) c->eval_batch_size = c->micro_batch_size;
     c->max_steps = cfg_integer(s, "max_steps") > 0 ? cfg_integer(s, "max_steps") : 0;
-    c->num_train_epochs = cfg_number(s, "num_train_epochs");
     if (!c->max_steps && !(c->num_train_epochs > 0))
         cfg_problem(s, TM_EINPUT, "%s: nothing to train: give \"max_steps\" or \"num_train_epochs\" over 0",
                     s->opts->name);

@@ -151,13 +151,12 @@ static const cfg_value *precision_of(const cfg_state *s, const char **name) {
 }
 
 static void set_precision(cfg_state *s) {
-    static const tm_dtype types[] = {TM_BF16, TM_F32, TM_F16};
     tm_config *c = &s->cfg->pub;
     const char *key = FSDP "mixed_precision.param_dtype", *name = NULL;
     const cfg_value *v = cfg_given(s, key), *other = precision_of(s, &name);
     char w[256];
     if (!v) return;
-    tm_dtype want = types[cfg_choice(s, key)];
+    tm_dtype want = cfg_dtype(s, key);
     if (other && c->precision != want)
         cfg_mismatch(s, key, v, name, other);
     else if (!other && want == TM_F16)
@@ -189,7 +188,7 @@ static tm_status set_wrap(cfg_state *s) {
     const cfg_value *least = cfg_given(s, FSDP "min_num_params"), *policy = cfg_given(s, FSDP "auto_wrap_policy");
     const cfg_value *classes = cfg_given(s, FSDP "transformer_layer_cls_to_wrap");
     bool by_size = least && least->node->integer > 0;
-    TM_TRY(cfg_strings(s, FSDP "transformer_layer_cls_to_wrap", &c->wrap_classes));
+    TM_TRY(cfg_fill_path(s, FSDP "transformer_layer_cls_to_wrap"));
     if (by_size && classes) cfg_mismatch(s, least->spelled, least, classes->spelled, classes);
     if (policy && cfg_chosen(s, FSDP "auto_wrap_policy", "SIZE_BASED_WRAP") && classes)
         cfg_mismatch(s, policy->spelled, policy, classes->spelled, classes);

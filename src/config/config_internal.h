@@ -5,6 +5,7 @@
  *   config.c            load, free, the order of it all
  *   config_merge.c      files and --set into one value a row
  *   config_check.c      one value against its row
+ *   config_field.c      from a row's value to its field in tm_config, and back to JSON
  *   config_values.c     reading values, collecting problems
  *   config_suggest.c    what was probably meant
  *   config_run.c        model, data, memory, output
@@ -16,13 +17,16 @@
  *   config_recompute.c  activations by DeepSpeed's, HF Trainer's and FSDP's names
  *   config_effects.c    warnings of what makes no difference here
  *   config_autos.c      what "auto" became
- *   config_dump.c       JSON again, and the help
+ *   config_dump.c       JSON again
+ *   config_help.c       the text of --keys
  *
- * A new key is a row in schema.c, a field in config.h, and a line in the resolver of its room and in config_dump.c. */
+ * A new key is a row in schema.c and a field in config.h: README.md says how. */
 #ifndef TIDEMILL_TRAIN_CONFIG_INTERNAL_H
 #define TIDEMILL_TRAIN_CONFIG_INTERNAL_H
 
 #include "config/config.h"
+
+typedef struct cfg_state cfg_state;
 
 /* ---- schema (schema.c) --------------------------------------------------------------------------------------- */
 
@@ -52,16 +56,57 @@ typedef enum schema_kind {
     K_LATER,   /* recognised; would change the result; not in this version: refused unless switched off */
     K_REFUSED  /* refused for good, with the reason */
 } schema_kind;
-typedef struct schema_row {
+/* How a row's field in tm_config holds its value. Where a value of this form is "not set", it is left out of the dump. */
+typedef enum field_form {
+    F_NONE,   /* the row has no field */
+    F_BOOL,   /* bool */
+    F_I32,    /* int32_t; this and the next six: not set below the row's least */
+    F_U32,    /* uint32_t */
+    F_I64,    /* int64_t */
+    F_U64,    /* uint64_t */
+    F_SIZE,   /* uint64_t, bytes */
+    F_DOUBLE, /* double; NaN: not set */
+    F_STEPS,  /* int64_t of the schedule: may be "auto" until the data are known */
+    F_PAIR,   /* two doubles, one after the other */
+    F_TEXT,   /* const char *; NULL: not set */
+    F_LIST,   /* tm_strings; none: not set */
+    F_ENUM,   /* an enum that counts as the choices do */
+    F_FLAG,   /* bool: the second of two choices */
+    F_SIGN,   /* int: the first of three choices is 0, the second 1, the third -1 */
+    F_WORD,   /* const char *: the choice's name */
+    F_DTYPE,  /* tm_dtype */
+    F_BF16,   /* tm_dtype: is it that one */
+    F_F16,    /* tm_dtype: is it that one */
+    F_PLACE,  /* tm_place */
+    F_SHAPE,  /* tm_lr_shape */
+    /* What bounds the planner where it is given; "auto" leaves it to the planner. */
+    F_ELEMENTS, /* uint64_t; TM_AUTO_ELEMENTS: not set */
+    F_BUCKET,   /* as F_ELEMENTS; the value with its default, or "auto", is at resolved_at */
+    F_DENIED,   /* bool: false was given, by any of the rows with this field; else not set */
+    F_RATIO     /* double; below 0: not set */
+} field_form;
+
+typedef struct schema_row schema_row;
+struct schema_row {
     const char *path; /* "memory.host_budget" */
+    const char *help; /* meaning and unit; for K_IGNORED, K_LATER, K_REFUSED the reason */
     schema_kind kind;
     unsigned types;
     const char *choices;  /* T_ENUM: "bf16=bfloat16|fp32": canonical=synonym, or NULL */
     const char *def;      /* the default as JSON text without quotes; NULL: none */
     double min, max;      /* of T_INT, T_NUM, T_SIZE (bytes), T_PAIR; max 0: none */
     const char *alias_of; /* another spelling of that row */
-    const char *help;     /* meaning and unit; for K_IGNORED, K_LATER, K_REFUSED the reason */
-} schema_row;
+    /* where the value goes */
+    field_form form;
+    size_t at, resolved_at; /* offsets in tm_config */
+    bool filled;            /* by cfg_fill_all, from the value or else the default; otherwise by a resolver */
+    bool option;            /* by the optimizer, whose option of the same name it is */
+    unsigned takers;        /* by the schedule: those that take this argument, 1 << tm_lr_type */
+    /* the dump: NULL, never; a section is shown with what is in it */
+    bool (*shown)(const tm_config *c, const schema_row *row);
+    void (*write)(tm_json_writer *w, const tm_config *c, const schema_row *row); /* key and value; NULL: as they are */
+    tm_config_change change;
+};
 extern const schema_row schema_rows[];
 extern const size_t schema_row_count;
 const schema_row *schema_find(const char *path); /* as spelled; NULL if unknown */
@@ -72,6 +117,29 @@ int schema_choice(const schema_row *row, const char *value, size_t len);
 const char *schema_choice_name(const schema_row *row, int index, char *buf, size_t cap);
 /* "one of a, b, c" / "an integer or \"auto\"" into buf. */
 const char *schema_expects(const schema_row *row, char *buf, size_t cap);
+
+/* ---- fields of rows (config_field.c) ------------------------------------------------------------------------- */
+
+/* Rows that are `filled`, in the order of the table. */
+tm_status cfg_fill_all(cfg_state *s) TM_MUST_USE;
+/* One row, from its value or else its default; without either the field stays as it is. */
+tm_status cfg_fill(cfg_state *s, const schema_row *row) TM_MUST_USE;
+tm_status cfg_fill_path(cfg_state *s, const char *path) TM_MUST_USE;
+tm_dtype cfg_dtype(const cfg_state *s, const char *path); /* of a key that was given, or has a default */
+tm_place cfg_place(const cfg_state *s, const char *path);
+bool field_is_set(const tm_config *c, const schema_row *row);
+bool field_is_number(const schema_row *row);
+double field_number(const tm_config *c, const schema_row *row);
+void field_write(tm_json_writer *w, const tm_config *c, const schema_row *row); /* the value alone */
+
+/* ---- what is written down, and how (config_dump.c); named in rows -------------------------------------------- */
+
+typedef bool shown_when(const tm_config *c, const schema_row *row);
+shown_when shown_always, shown_set, shown_nonzero, shown_f16, shown_hf, shown_deepspeed, shown_argument;
+shown_when shown_option, shown_betas, shown_beta1, shown_rate, shown_bucket, shown_aio, shown_best, shown_tracked;
+shown_when shown_host_budget;
+typedef void write_how(tm_json_writer *w, const tm_config *c, const schema_row *row);
+write_how write_schedule, write_budget, write_every, write_best, write_metric, write_optimizer, write_eps, write_one;
 
 /* ---- strategies (strategy.c) --------------------------------------------------------------------------------- */
 
@@ -116,7 +184,7 @@ char *cfg_strndup(cfg_impl *c, const char *text, size_t n);             /* NULL:
 tm_status cfg_keep_doc(cfg_impl *c, tm_json_doc *doc) TM_MUST_USE;      /* frees it on failure */
 tm_status cfg_alloc(cfg_impl *c, size_t bytes, void **out) TM_MUST_USE; /* zeroed, owned */
 
-typedef struct cfg_state {
+struct cfg_state {
     cfg_impl *cfg;
     const tm_config_opts *opts;
     cfg_value *value;                           /* one a row */
@@ -126,7 +194,7 @@ typedef struct cfg_state {
     unsigned n_problems, n_input, n_mismatches; /* all; of TM_EINPUT; of those, contradictions */
     tm_status problem_status;                   /* TM_EINPUT outranks TM_EUNSUPPORTED */
     tm_status broken;                           /* out of memory while collecting */
-} cfg_state;
+};
 
 /* Collects a problem: all are reported in one error. */
 void cfg_problem(cfg_state *s, tm_status status, const char *format, ...) TM_PRINTF(3, 4);

@@ -145,21 +145,17 @@ static void resolve_betas(cfg_state *s, const type_row *type) {
 /* Those that have one spelling only. Optimizers with betas know beta1 too, for optim_args; in a block it would silently
  * overrule them. */
 static void resolve_own(cfg_state *s) {
-    static const char *const keys[] = {
-        PARAM "bias_correction", PARAM "momentum",      PARAM "dampening",
-        PARAM "nesterov",        PARAM "lr_decay",      PARAM "initial_accumulator_value",
-        PARAM "beta1",           PARAM "decay_rate",    PARAM "clip_threshold",
-        PARAM "scale_parameter", PARAM "relative_step", PARAM "warmup_init"};
     char w[256];
-    for (size_t i = 0; i < TM_COUNT(keys); i++) {
-        const cfg_value *v = cfg_given(s, keys[i]);
+    for (size_t i = 0; i < schema_row_count; i++) {
+        const schema_row *row = &schema_rows[i];
+        const cfg_value *v = row->option ? cfg_given(s, row->path) : NULL;
         if (!v) continue;
-        if (!strcmp(keys[i], PARAM "beta1") && has(&s->cfg->pub, "beta2")) {
+        if (!strcmp(row->path, PARAM "beta1") && has(&s->cfg->pub, "beta2")) {
             cfg_problem(s, TM_EINPUT, "%s: \"beta1\" is an option of Adafactor; %s takes both as \"betas\"",
                         cfg_where(v, w, sizeof w), config_optimizer_type(&s->cfg->pub));
             continue;
         }
-        set(s, v, keys[i] + strlen(PARAM), v->node->type == TM_JSON_BOOL ? v->node->boolean : v->node->number);
+        set(s, v, row->path + strlen(PARAM), v->node->type == TM_JSON_BOOL ? v->node->boolean : v->node->number);
     }
 }
 
@@ -299,19 +295,10 @@ static void resolve_clipping(cfg_state *s) {
     s->cfg->pub.max_grad_norm = ds ? ds->node->number : cfg_number(s, "max_grad_norm");
 }
 
-/* DeepSpeed's names and defaults, whoever asked for fp16. */
-static void resolve_loss_scale(cfg_state *s) {
-    tm_loss_scale_opts *o = &s->cfg->pub.loss_scale;
+/* DeepSpeed's defaults, whoever asked for fp16. */
+static void check_loss_scale(cfg_state *s) {
     char w[256];
-    *o = (tm_loss_scale_opts){
-        .loss_scale = cfg_number(s, "fp16.loss_scale"),
-        .initial_scale_power = (int32_t)cfg_integer(s, "fp16.initial_scale_power"),
-        .loss_scale_window = (int32_t)cfg_integer(s, "fp16.loss_scale_window"),
-        .hysteresis = (int32_t)cfg_integer(s, "fp16.hysteresis"),
-        .consecutive_hysteresis = cfg_bool(s, "fp16.consecutive_hysteresis"),
-        .min_loss_scale = cfg_number(s, "fp16.min_loss_scale"),
-    };
-    const char *wrong = tm_loss_scale_check(o);
+    const char *wrong = tm_loss_scale_check(&s->cfg->pub.loss_scale);
     if (!wrong || s->cfg->pub.precision != TM_F16) return;
     const cfg_value *v = cfg_raw(s, strncmp(wrong, "min_", 4) == 0 ? "fp16.min_loss_scale" : "fp16.loss_scale");
     cfg_problem(s, TM_EINPUT, "%s: fp16: %s", v ? cfg_where(v, w, sizeof w) : s->opts->name, wrong);
@@ -347,7 +334,6 @@ static void check_update(cfg_state *s) {
 tm_status config_resolve_optimizer(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     char w[256];
-    c->learning_rate = cfg_number(s, "learning_rate");
     if (cfg_raw(s, "optimizer"))
         resolve_block(s);
     else
@@ -361,7 +347,7 @@ tm_status config_resolve_optimizer(cfg_state *s) {
     }
     check_rate(s);
     resolve_clipping(s);
-    resolve_loss_scale(s);
+    check_loss_scale(s);
     check_update(s);
-    return cfg_strings(s, "no_decay", &c->no_decay);
+    return cfg_fill_path(s, "no_decay");
 }

@@ -35,15 +35,14 @@ static void one_said(cfg_state *s, const char *path, const char *enabled) {
         cfg_mismatch(s, path, own, enabled, section);
 }
 
-static void resolve_precision(cfg_state *s) {
+static tm_status resolve_precision(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    static const tm_dtype dtypes[] = {TM_BF16, TM_F32, TM_F16};
     const cfg_value *flat = cfg_given(s, "precision");
     const cfg_value *bf16 = flag(s, "bf16", "bf16.enabled"), *fp16 = flag(s, "fp16", "fp16.enabled");
     one_said(s, "bf16", "bf16.enabled");
     one_said(s, "fp16", "fp16.enabled");
     bool on16 = fp16 && fp16->node->boolean, on_bf = bf16 && bf16->node->boolean;
-    c->precision = dtypes[cfg_choice(s, "precision")];
+    TM_TRY(cfg_fill_path(s, "precision"));
     if (on16 && on_bf) cfg_mismatch(s, "bf16.enabled", bf16, "fp16.enabled", fp16);
     if (flat && bf16 && on_bf != (c->precision == TM_BF16)) cfg_mismatch(s, "precision", flat, "bf16.enabled", bf16);
     if (flat && fp16 && on16 != (c->precision == TM_F16)) cfg_mismatch(s, "precision", flat, "fp16.enabled", fp16);
@@ -51,6 +50,7 @@ static void resolve_precision(cfg_state *s) {
         c->precision = on16 ? TM_F16 : TM_BF16;
     else if (!flat && (bf16 || fp16))
         c->precision = TM_F32; /* DeepSpeed without either trains in fp32 */
+    return TM_OK;
 }
 
 /* ---- data ---------------------------------------------------------------------------------------------------- */
@@ -70,19 +70,14 @@ static void resolve_format(cfg_state *s) {
 
 static tm_status resolve_data(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    TM_TRY(cfg_string(s, "data.train", &c->data.train));
+    TM_TRY(cfg_fill_path(s, "data.train"));
     if (!c->data.train && !s->opts->data_optional)
         missing(s, "data.train", "\"data\": {\"train\": \"examples.jsonl\"}");
-    TM_TRY(cfg_string(s, "data.eval", &c->data.eval));
+    TM_TRY(cfg_fill_path(s, "data.eval"));
     if (cfg_chosen(s, "eval_strategy", "no")) c->data.eval = NULL;
     resolve_format(s);
-    c->data.seq_len = (uint32_t)cfg_integer(s, "data.seq_len");
-    c->data.shuffle = cfg_bool(s, "data.shuffle");
-    c->data.overlong = (tm_overlong)cfg_choice(s, "data.overlong");
-    c->data.strict = cfg_bool(s, "data.strict");
-    c->seed = (uint64_t)cfg_integer(s, "seed");
-    c->data.seed = cfg_given(s, "data_seed") ? (uint64_t)cfg_integer(s, "data_seed") : c->seed;
-    if (cfg_bool(s, "data.packing")) later(s, "data.packing", "packing is");
+    if (!cfg_given(s, "data_seed")) c->data.seed = c->seed;
+    if (c->data.packing) later(s, "data.packing", "packing is");
     return TM_OK;
 }
 
@@ -119,11 +114,9 @@ static void resolve_arena(cfg_state *s, const cfg_value *device, const cfg_value
 }
 
 static tm_status resolve_memory(cfg_state *s) {
-    static const char *const engines[] = {"auto", "uring", "threads", "sync"};
-    static const tm_update updates[] = {TM_UPDATE_AUTO, TM_UPDATE_U, TM_UPDATE_F, TM_UPDATE_B};
     tm_config *c = &s->cfg->pub;
     char w[256];
-    TM_TRY(cfg_string(s, "memory.device", &c->memory.device));
+    TM_TRY(cfg_fill_path(s, "memory.device"));
     const cfg_value *device = cfg_given(s, "memory.device"), *budget = cfg_given(s, "memory.device_budget");
     c->memory.device_given = device != NULL;
     if (device && !is_device(c->memory.device))
@@ -138,16 +131,6 @@ static tm_status resolve_memory(cfg_state *s) {
                      "of its own",
                      cfg_where(budget, w, sizeof w));
     resolve_host_budget(s);
-    c->memory.activations = (tm_activations)cfg_choice(s, "memory.activations");
-    c->memory.update = updates[cfg_choice(s, "memory.update")];
-    c->memory.slots = (uint32_t)cfg_integer(s, "memory.slots");
-    c->memory.cache_none = cfg_chosen(s, "memory.cache", "none");
-    c->memory.spread = cfg_chosen(s, "memory.spread", "on") - cfg_chosen(s, "memory.spread", "off");
-    c->memory.shared_window =
-        cfg_chosen(s, "memory.shared_window", "on") - cfg_chosen(s, "memory.shared_window", "off");
-    c->memory.exchange = cfg_chosen(s, "memory.exchange", "device") - cfg_chosen(s, "memory.exchange", "host");
-    c->memory.allow_tmpfs = cfg_bool(s, "memory.allow_tmpfs");
-    c->memory.io_engine = engines[cfg_choice(s, "memory.io_engine")];
     return TM_OK;
 }
 
@@ -184,9 +167,7 @@ static void resolve_best(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     char w[256];
     c->save_best = cfg_chosen(s, "save_strategy", "best");
-    c->load_best_model_at_end = cfg_bool(s, "load_best_model_at_end");
     c->track_best = c->save_best || c->load_best_model_at_end || cfg_choice(s, "metric_for_best_model") >= 0;
-    c->greater_is_better = cfg_bool(s, "greater_is_better"); /* a loss is better where it is less */
     if (c->save_best) c->save_steps = 0;
     if (!c->save_best && !c->load_best_model_at_end) return;
     const char *key = c->save_best ? "save_strategy" : "load_best_model_at_end";
@@ -211,17 +192,9 @@ static void resolve_best(cfg_state *s) {
 
 static tm_status resolve_output(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    TM_TRY(cfg_string(s, "output_dir", &c->output_dir));
-    c->save_steps = cfg_chosen(s, "save_strategy", "no") ? 0 : cfg_integer(s, "save_steps");
-    c->eval_steps = cfg_integer(s, "eval_steps");
-    c->commit_steps = cfg_integer(s, "commit_steps");
-    c->commit_minutes = cfg_number(s, "commit_minutes");
+    TM_TRY(cfg_fill_path(s, "output_dir"));
+    if (cfg_chosen(s, "save_strategy", "no")) c->save_steps = 0;
     resolve_logging(s);
-    c->save_total_limit = (uint32_t)cfg_integer(s, "save_total_limit");
-    c->save_dtype = (tm_save_dtype)cfg_choice(s, "save_dtype");
-    c->keep_state = cfg_bool(s, "keep_state");
-    c->save_state = cfg_bool(s, "save_state");
-    c->wall_clock_breakdown = cfg_bool(s, "wall_clock_breakdown");
     resolve_strategies(s);
     resolve_best(s);
     return TM_OK;
@@ -229,12 +202,11 @@ static tm_status resolve_output(cfg_state *s) {
 
 tm_status config_resolve_run(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    TM_TRY(cfg_string(s, "model", &c->model));
+    TM_TRY(cfg_fill_path(s, "model"));
     if (!c->model) missing(s, "model", "\"model\": \"path/to/hf-folder\"");
-    c->init_random = cfg_chosen(s, "init", "random");
     if (!cfg_chosen(s, "objective.type", "sft")) later(s, "objective.type", "objectives other than sft are");
     if (!cfg_chosen(s, "tuner_type", "full")) later(s, "tuner_type", "adapters are");
-    resolve_precision(s);
+    TM_TRY(resolve_precision(s));
     TM_TRY(resolve_data(s));
     TM_TRY(resolve_memory(s));
     return resolve_output(s);

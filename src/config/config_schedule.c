@@ -11,83 +11,24 @@
 #define PARAM "scheduler.params."
 #define BIT(t) (1u << (t))
 #define MIN_LR (BIT(TM_LR_COSINE_WITH_MIN_LR) | BIT(TM_LR_COSINE_WARMUP_WITH_MIN_LR))
-#define WSD BIT(TM_LR_WARMUP_STABLE_DECAY)
 #define DS_WARMUP (BIT(TM_LR_DS_WARMUP) | BIT(TM_LR_DS_WARMUP_DECAY))
 #define DS_COSINE BIT(TM_LR_DS_WARMUP_COSINE)
-#define DS_RANGE BIT(TM_LR_DS_RANGE_TEST)
-#define DS_CYCLE BIT(TM_LR_DS_ONE_CYCLE)
-
-/* An argument: the schedules that take it, and where it goes (by its type). */
-typedef struct argument {
-    const char *path;
-    unsigned types;
-    size_t offset;
-    enum { TO_DOUBLE, TO_INTEGER, TO_BOOL, ELSEWHERE } to;
-} argument;
-#define D(field) offsetof(tm_lr_schedule, field), TO_DOUBLE
-#define I(field) offsetof(tm_lr_schedule, field), TO_INTEGER
-#define B(field) offsetof(tm_lr_schedule, field), TO_BOOL
-
-static const argument arguments[] = {
-    {KW "num_cycles", BIT(TM_LR_COSINE) | BIT(TM_LR_COSINE_WITH_RESTARTS) | MIN_LR | WSD, D(num_cycles)},
-    {KW "lr_end", BIT(TM_LR_POLYNOMIAL), D(lr_end)},
-    {KW "power", BIT(TM_LR_POLYNOMIAL), D(power)},
-    {KW "timescale", BIT(TM_LR_INVERSE_SQRT), I(timescale)},
-    {KW "min_lr", MIN_LR, 0, ELSEWHERE},
-    {KW "min_lr_rate", MIN_LR, D(min_lr_rate)},
-    {KW "warmup_lr_rate", BIT(TM_LR_COSINE_WARMUP_WITH_MIN_LR), D(warmup_lr_rate)},
-    {KW "num_stable_steps", WSD, I(stable_steps)},
-    {KW "num_decay_steps", WSD, I(decay_steps)},
-    {KW "min_lr_ratio", WSD, D(min_lr_rate)},
-    {KW "warmup_type", WSD, 0, ELSEWHERE},
-    {KW "decay_type", WSD, 0, ELSEWHERE},
-    {PARAM "warmup_min_lr", DS_WARMUP, D(warmup_min_lr)},
-    {PARAM "warmup_max_lr", DS_WARMUP, D(warmup_max_lr)},
-    {PARAM "warmup_num_steps", DS_WARMUP | DS_COSINE, I(warmup_steps)},
-    {PARAM "warmup_type", DS_WARMUP | DS_COSINE, 0, ELSEWHERE},
-    {PARAM "total_num_steps", BIT(TM_LR_DS_WARMUP_DECAY) | DS_COSINE, I(total_steps)},
-    {PARAM "warmup_min_ratio", DS_COSINE, D(warmup_min_ratio)},
-    {PARAM "cos_min_ratio", DS_COSINE, D(cos_min_ratio)},
-    {PARAM "lr_range_test_min_lr", DS_RANGE, D(range_min_lr)},
-    {PARAM "lr_range_test_step_size", DS_RANGE, I(range_step_size)},
-    {PARAM "lr_range_test_step_rate", DS_RANGE, D(range_step_rate)},
-    {PARAM "lr_range_test_staircase", DS_RANGE, B(range_staircase)},
-    {PARAM "cycle_min_lr", DS_CYCLE, D(cycle_min_lr)},
-    {PARAM "cycle_max_lr", DS_CYCLE, D(cycle_max_lr)},
-    {PARAM "decay_lr_rate", DS_CYCLE, D(decay_lr_rate)},
-    {PARAM "cycle_first_step_size", DS_CYCLE, I(cycle_first_step_size)},
-    {PARAM "cycle_second_step_size", DS_CYCLE, I(cycle_second_step_size)},
-    {PARAM "cycle_first_stair_count", DS_CYCLE, I(cycle_first_stair_count)},
-    {PARAM "cycle_second_stair_count", DS_CYCLE, I(cycle_second_stair_count)},
-    {PARAM "decay_step_size", DS_CYCLE, I(decay_step_size)},
-    {PARAM "cycle_momentum", DS_CYCLE, B(cycle_momentum)},
-    {PARAM "cycle_min_mom", DS_CYCLE, D(cycle_min_mom)},
-    {PARAM "cycle_max_mom", DS_CYCLE, D(cycle_max_mom)},
-    {PARAM "decay_mom_rate", DS_CYCLE, D(decay_mom_rate)},
-};
-
 /* Takes the arguments below `prefix`; one that the schedule has not is an error, as it is in Python. */
-static void take_arguments(cfg_state *s, const char *prefix) {
-    tm_lr_schedule *sched = &s->cfg->pub.schedule;
+static tm_status take_arguments(cfg_state *s, const char *prefix) {
+    const tm_lr_schedule *sched = &s->cfg->pub.schedule;
     char w[256];
-    for (size_t i = 0; i < TM_COUNT(arguments); i++) {
-        const argument *a = &arguments[i];
-        const cfg_value *v = strncmp(a->path, prefix, strlen(prefix)) ? NULL : cfg_raw(s, a->path);
+    for (size_t i = 0; i < schema_row_count; i++) {
+        const schema_row *row = &schema_rows[i];
+        bool here = row->takers && !strncmp(row->path, prefix, strlen(prefix));
+        const cfg_value *v = here ? cfg_raw(s, row->path) : NULL;
         if (!v) continue;
-        if (!(a->types & BIT(sched->type))) {
-            cfg_problem(s, TM_EINPUT, "%s: \"%s\" is not an argument of %s", cfg_where(v, w, sizeof w), a->path,
+        if (!(row->takers & BIT(sched->type)))
+            cfg_problem(s, TM_EINPUT, "%s: \"%s\" is not an argument of %s", cfg_where(v, w, sizeof w), row->path,
                         tm_lr_type_name(sched->type));
-            continue;
-        }
-        char *field = (char *)sched + a->offset;
-        if (!cfg_given(s, a->path)) continue; /* "auto" */
-        if (a->to == TO_DOUBLE)
-            *(double *)field = v->node->number;
-        else if (a->to == TO_INTEGER)
-            *(int64_t *)field = v->node->integer;
-        else if (a->to == TO_BOOL)
-            *(bool *)field = v->node->boolean;
+        else if (row->form != F_NONE && cfg_given(s, row->path)) /* not "auto" */
+            TM_TRY(cfg_fill(s, row));
     }
+    return TM_OK;
 }
 
 static void need(cfg_state *s, const cfg_value *at, const char *what) {
@@ -107,8 +48,7 @@ static void take_min_lr(cfg_state *s) {
     if (absolute && sched->base_lr > 0) sched->min_lr_rate = absolute->node->number / sched->base_lr;
 }
 
-static void hf_schedule(cfg_state *s) {
-    static const tm_lr_shape shapes[] = {TM_SHAPE_LINEAR, TM_SHAPE_COSINE, TM_SHAPE_ONE_MINUS_SQRT};
+static tm_status hf_schedule(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     char name[64], w[256];
     tm_lr_type type = TM_LR_COSINE;
@@ -118,12 +58,11 @@ static void hf_schedule(cfg_state *s) {
                     "%s: \"lr_scheduler_type\" \"%s\" is not supported: it depends on the evaluation loss",
                     cfg_where(cfg_given(s, "lr_scheduler_type"), w, sizeof w), name);
     tm_lr_defaults(&c->schedule, type, c->learning_rate);
-    take_arguments(s, KW);
+    TM_TRY(take_arguments(s, KW));
     take_min_lr(s);
-    if (cfg_given(s, KW "warmup_type")) c->schedule.warmup_shape = shapes[cfg_choice(s, KW "warmup_type")];
-    if (cfg_given(s, KW "decay_type")) c->schedule.decay_shape = shapes[cfg_choice(s, KW "decay_type")];
     if (type == TM_LR_WARMUP_STABLE_DECAY && !cfg_given(s, KW "num_decay_steps"))
         need(s, cfg_given(s, "lr_scheduler_type"), KW "num_decay_steps");
+    return TM_OK;
 }
 
 /* ---- DeepSpeed ----------------------------------------------------------------------------------------------- */
@@ -185,10 +124,9 @@ static void ds_required(cfg_state *s) {
     if (t == TM_LR_DS_ONE_CYCLE && !cfg_given(s, PARAM "cycle_max_lr")) need(s, type, PARAM "cycle_max_lr");
 }
 
-static void ds_schedule(cfg_state *s) {
+static tm_status ds_schedule(cfg_state *s) {
     static const tm_lr_type types[] = {TM_LR_DS_WARMUP, TM_LR_DS_WARMUP_DECAY, TM_LR_DS_WARMUP_COSINE,
                                        TM_LR_DS_RANGE_TEST, TM_LR_DS_ONE_CYCLE};
-    static const tm_lr_shape shapes[] = {TM_SHAPE_LOG, TM_SHAPE_LINEAR};
     tm_config *c = &s->cfg->pub;
     int type = cfg_choice(s, "scheduler.type");
     char w[256];
@@ -199,8 +137,7 @@ static void ds_schedule(cfg_state *s) {
     c->deepspeed_schedule = true;
     tm_lr_defaults(&c->schedule, types[type], c->learning_rate);
     if (cfg_is_auto(s, PARAM "warmup_max_lr")) c->schedule.warmup_max_lr = c->learning_rate;
-    take_arguments(s, PARAM);
-    if (cfg_given(s, PARAM "warmup_type")) c->schedule.warmup_shape = shapes[cfg_choice(s, PARAM "warmup_type")];
+    TM_TRY(take_arguments(s, PARAM));
     if (cfg_integer(s, PARAM "last_batch_iteration") != -1)
         cfg_problem(s, TM_EUNSUPPORTED,
                     "%s: \"" PARAM "last_batch_iteration\" must be -1; a resumed run knows its step",
@@ -213,13 +150,12 @@ static void ds_schedule(cfg_state *s) {
     const cfg_value *steps = cfg_given(s, "max_steps"), *total = cfg_given(s, PARAM "total_num_steps");
     if (c->max_steps && total && total->node->integer != c->max_steps)
         cfg_mismatch(s, "max_steps", steps, PARAM "total_num_steps", total);
+    return TM_OK;
 }
 
 tm_status config_resolve_schedule(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     char w[256];
-    c->warmup_steps = cfg_number(s, "warmup_steps");
-    c->warmup_ratio = cfg_number(s, "warmup_ratio");
     s->cfg->given_warmup = -1;
     if (c->warmup_steps >= 1 && c->warmup_steps != floor(c->warmup_steps))
         cfg_problem(s, TM_EINPUT, "%s: \"warmup_steps\" must be whole, or a ratio below 1",
@@ -227,10 +163,7 @@ tm_status config_resolve_schedule(cfg_state *s) {
     if (c->warmup_steps > 1e15)
         cfg_problem(s, TM_EINPUT, "%s: \"warmup_steps\" is too large",
                     cfg_where(cfg_given(s, "warmup_steps"), w, sizeof w));
-    if (cfg_raw(s, "scheduler"))
-        ds_schedule(s);
-    else
-        hf_schedule(s);
+    TM_TRY(cfg_raw(s, "scheduler") ? ds_schedule(s) : hf_schedule(s));
     if (s->n_problems || s->cfg->pub.total_auto || !c->deepspeed_schedule) return TM_OK;
     return s->cfg->pub.warmup_auto ? TM_OK : tm_lr_check(&c->schedule);
 }

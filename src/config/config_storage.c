@@ -6,15 +6,13 @@
 
 #define ZERO "zero_optimization."
 
-static const tm_place places[] = {TM_PLACE_NONE, TM_PLACE_CPU, TM_PLACE_NVME, TM_PLACE_AUTO};
-
 /* Absent block: the planner decides. A block without a device: DeepSpeed's default, none. */
 static tm_place place_of(cfg_state *s, const char *block, const char *device, const char *legacy) {
     const cfg_value *old = cfg_given(s, legacy), *now = cfg_given(s, device);
     bool moved = old && old->node->boolean;
     if (moved && now && !cfg_chosen(s, device, "cpu")) cfg_mismatch(s, legacy, old, device, now);
     if (moved) return TM_PLACE_CPU;
-    return now || cfg_raw(s, block) ? places[cfg_choice(s, device)] : TM_PLACE_AUTO;
+    return now || cfg_raw(s, block) ? cfg_place(s, device) : TM_PLACE_AUTO;
 }
 
 static tm_status paths_of(cfg_state *s, const char *path, tm_strings *out) {
@@ -101,7 +99,6 @@ static void resolve_stage(cfg_state *s) {
     if (strategy && stage && means != c->zero_stage) cfg_mismatch(s, "strategy", strategy, ZERO "stage", stage);
     if (!stage) c->zero_stage = means;
     c->strategy_given = strategy != NULL;
-    c->hpz_partition = (uint32_t)cfg_integer(s, ZERO "zero_hpz_partition_size");
     if (!strategy && c->strategy == TM_STRATEGY_ZERO3 && c->hpz_partition > 1) c->strategy = TM_STRATEGY_HPZ;
     resolve_mics(s, strategy);
 }
@@ -111,10 +108,7 @@ static void resolve_rounding(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const char *type = "communication_data_type";
     char w[256];
-    c->quantized_weights = cfg_bool(s, ZERO "zero_quantized_weights");
-    c->quantized_gradients = cfg_bool(s, ZERO "zero_quantized_gradients");
     c->comm_bf16 = cfg_chosen(s, type, "bf16");
-    c->all_reduce_mpi = cfg_chosen(s, "all_reduce", "mpi");
     if (cfg_chosen(s, type, "fp16"))
         cfg_problem(s, TM_EUNSUPPORTED, "%s: \"communication_data_type\" fp16 overflows: bf16 or fp32 here",
                     cfg_where(cfg_given(s, type), w, sizeof w));
@@ -142,46 +136,19 @@ static void check_rounding(cfg_state *s) {
 static void resolve_aio(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     c->aio.given = cfg_raw(s, "aio") != NULL;
-    c->aio.block_bytes = cfg_size(s, "aio.block_size");
-    c->aio.queue_depth = (uint32_t)cfg_integer(s, "aio.queue_depth");
-    c->aio.threads = (uint32_t)cfg_integer(s, "aio.intra_op_parallelism");
-    c->aio.single_submit = cfg_bool(s, "aio.single_submit");
-    c->aio.overlap_events = cfg_bool(s, "aio.overlap_events");
     char w[256];
     const cfg_value *v = cfg_given(s, "aio.block_size");
     if (v && c->aio.block_bytes % 4096)
         cfg_problem(s, TM_EINPUT, "%s: \"aio.block_size\" must be a multiple of 4096", cfg_where(v, w, sizeof w));
 }
 
-static uint64_t elements(const cfg_state *s, const char *path) {
-    return cfg_is_auto(s, path) ? TM_AUTO_ELEMENTS : (uint64_t)cfg_integer(s, path);
-}
-
-static void resolve_tuning(cfg_state *s) {
-    tm_config *c = &s->cfg->pub;
-    c->zero.reduce_bucket_size = elements(s, ZERO "reduce_bucket_size");
-    c->zero.prefetch_bucket_size = elements(s, ZERO "stage3_prefetch_bucket_size");
-    c->zero.param_persistence_threshold = elements(s, ZERO "stage3_param_persistence_threshold");
-    c->zero.sub_group_size = (uint64_t)cfg_integer(s, ZERO "sub_group_size");
-    c->zero.max_live_parameters = (uint64_t)cfg_integer(s, ZERO "stage3_max_live_parameters");
-    c->knobs.no_overlap = cfg_given(s, ZERO "overlap_comm") && !cfg_bool(s, ZERO "overlap_comm");
-}
-
 /* ---- what bounds the planner: only what the file says itself ------------------------------------------------- */
-
-static uint64_t if_given(const cfg_state *s, const char *path) {
-    return cfg_given(s, path) ? (uint64_t)cfg_integer(s, path) : TM_AUTO_ELEMENTS;
-}
 
 /* `a` x `b` where either is given; the other by DeepSpeed's default. */
 static uint64_t product_if_given(const cfg_state *s, const char *a, const char *b) {
     if (!cfg_given(s, a) && !cfg_given(s, b)) return TM_AUTO_ELEMENTS;
     uint64_t x = (uint64_t)cfg_integer(s, a), y = (uint64_t)cfg_integer(s, b);
     return y && x > (TM_AUTO_ELEMENTS - 1) / y ? TM_AUTO_ELEMENTS : x * y;
-}
-
-static bool denied(const cfg_state *s, const char *path) {
-    return cfg_given(s, path) && !cfg_bool(s, path);
 }
 
 /* DeepSpeed pipelines where `pipeline` or its own half says so. */
@@ -194,22 +161,14 @@ static bool no_pipeline(const cfg_state *s, const char *half) {
 
 static void resolve_knobs(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    c->knobs.max_in_cpu = if_given(s, ZERO "offload_param.max_in_cpu");
-    c->knobs.max_live_parameters = if_given(s, ZERO "stage3_max_live_parameters");
-    c->knobs.reduce_bucket_size = if_given(s, ZERO "reduce_bucket_size");
-    c->knobs.prefetch_bucket_size = if_given(s, ZERO "stage3_prefetch_bucket_size");
-    c->knobs.param_persistence_threshold = if_given(s, ZERO "stage3_param_persistence_threshold");
+    c->zero.sub_group_size = (uint64_t)cfg_integer(s, ZERO "sub_group_size");
+    c->zero.max_live_parameters = (uint64_t)cfg_integer(s, ZERO "stage3_max_live_parameters");
     c->knobs.param_buffers = product_if_given(s, ZERO "offload_param.buffer_count", ZERO "offload_param.buffer_size");
-    c->knobs.sub_group_size = if_given(s, ZERO "sub_group_size");
-    c->knobs.optimizer_buffer_count = if_given(s, ZERO "offload_optimizer.buffer_count");
     c->knobs.no_pipeline_read = no_pipeline(s, ZERO "offload_optimizer.pipeline_read");
     c->knobs.no_pipeline_write = no_pipeline(s, ZERO "offload_optimizer.pipeline_write");
-    c->knobs.no_pin_memory =
-        denied(s, ZERO "offload_param.pin_memory") || denied(s, ZERO "offload_optimizer.pin_memory");
     char w[256];
     const char *ratio = ZERO "offload_optimizer.ratio";
     bool in_place = !cfg_given(s, "memory.device") || tm_json_is(cfg_given(s, "memory.device")->node, "cpu");
-    c->knobs.update_ratio = cfg_given(s, ratio) ? cfg_number(s, ratio) : -1;
     if (cfg_given(s, ratio) && cfg_number(s, ratio) != 1 && in_place)
         tm_warn_once(ratio, "%s: \"%s\" has no effect here: device cpu updates in host memory whatever the ratio",
                      cfg_where(cfg_given(s, ratio), w, sizeof w), cfg_given(s, ratio)->spelled);
@@ -225,7 +184,6 @@ tm_status config_resolve_storage(cfg_state *s) {
     config_resolve_recompute(s);
     check_rounding(s);
     resolve_aio(s);
-    resolve_tuning(s);
     resolve_knobs(s);
     return resolve_paths(s);
 }

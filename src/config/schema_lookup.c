@@ -36,6 +36,19 @@ bool tm_config_is_key(const char *path) {
     return schema_find(path) != NULL;
 }
 
+/* A section that is free has free keys: what it says of itself holds for all that is in it. */
+tm_config_change tm_config_change_of(const char *path) {
+    char above[160];
+    snprintf(above, sizeof above, "%s", path);
+    for (char *end = above + strlen(above); end; end = strrchr(above, '.')) {
+        *end = 0;
+        const schema_row *row = schema_find(above);
+        if (row && row->alias_of) row = schema_find(row->alias_of);
+        if (row && row->change != TM_CHANGE_NEVER) return row->change;
+    }
+    return TM_CHANGE_NEVER;
+}
+
 size_t schema_index(const char *path) {
     const schema_row *row = schema_find(path);
     TM_ASSERT(row && !row->alias_of);

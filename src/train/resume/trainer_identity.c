@@ -8,49 +8,16 @@
 /* ---- is it of this job? ---------------------------------------------------------------------------------------- */
 
 typedef struct comparison {
-    bool other_ranks; /* another number of them divides the same batch otherwise */
-    bool best;        /* of one of the two a best checkpoint is chosen */
+    bool other_ranks; /* the number of ranks is another */
+    bool best;        /* one of the two chooses a best checkpoint */
 } comparison;
 
-/* Which checkpoint is the best, and whether it is the model in the end. */
-static bool chooses_best(const char *key) {
-    static const char *const keys[] = {
-        "save_strategy", "metric_for_best_model", "greater_is_better", "load_best_model_at_end", "save_steps",
-        "eval_steps",    "eval_strategy"};
-    for (size_t i = 0; i < TM_COUNT(keys); i++)
-        if (strcmp(key, keys[i]) == 0) return true;
-    return false;
-}
-
-/* Keys that bits do not depend on, and those that are compared in another way (what the files hold, not their names).
- */
-static bool is_free(const char *key, const comparison *how) {
-    static const char *const keys[] = {"model",
-                                       "train",
-                                       "eval",
-                                       "format",
-                                       "max_steps",
-                                       "num_train_epochs",
-                                       "per_device_eval_batch_size",
-                                       "memory",
-                                       "aio",
-                                       "output_dir",
-                                       "commit_steps",
-                                       "commit_minutes",
-                                       "logging_steps",
-                                       "save_total_limit",
-                                       "keep_state",
-                                       "save_state",
-                                       "logging_strategy",
-                                       "strategy",
-                                       "strict",
-                                       "wall_clock_breakdown",
-                                       "zero_optimization"};
-    for (size_t i = 0; i < TM_COUNT(keys); i++)
-        if (strcmp(key, keys[i]) == 0) return true;
-    if (chooses_best(key)) return !how->best;
-    return how->other_ranks &&
-           (!strcmp(key, "per_device_train_batch_size") || !strcmp(key, "gradient_accumulation_steps"));
+/* The table of keys says what bits depend on, and what is compared in another way (what files hold, not their names). */
+static bool is_free(const char *path, const comparison *how) {
+    tm_config_change change = tm_config_change_of(path);
+    if (change == TM_CHANGE_WITHOUT_BEST) return !how->best;
+    if (change == TM_CHANGE_ON_OTHER_RANKS) return how->other_ranks;
+    return change == TM_CHANGE_FREE;
 }
 
 static tm_status text_of(const tm_json *node, tm_buf *out) {
@@ -72,19 +39,29 @@ static tm_status compare_value(const tm_json *was, const tm_json *is, const char
     return rc;
 }
 
-/* The members of `is` against those of `was`, then those that only `was` has. Both are our own dumps: three levels. */
-static tm_status compare_members(const tm_json *was, const tm_json *is, unsigned depth, const comparison *how,
+enum { PATH_BYTES = 160 };
+
+static const char *path_of(const char *section, const char *key, char path[PATH_BYTES]) {
+    snprintf(path, PATH_BYTES, "%s%s%s", section, *section ? "." : "", key);
+    return path;
+}
+
+/* The members of `is` in `section` against those of `was`, then those that only `was` has. Both are our own dumps: three
+ * levels. */
+static tm_status compare_members(const tm_json *was, const tm_json *is, const char *section, const comparison *how,
                                  tm_buf *differ) {
+    char path[PATH_BYTES];
     for (const tm_json *m = is->child; m; m = m->next) {
         const tm_json *old = tm_json_get(was, m->key);
-        if (is_free(m->key, how)) continue;
-        if (depth < 3 && old && old->type == TM_JSON_OBJECT && m->type == TM_JSON_OBJECT)
-            TM_TRY(compare_members(old, m, depth + 1, how, differ));
+        if (is_free(path_of(section, m->key, path), how)) continue;
+        if (old && old->type == TM_JSON_OBJECT && m->type == TM_JSON_OBJECT)
+            TM_TRY(compare_members(old, m, path, how, differ));
         else
             TM_TRY(compare_value(old, m, m->key, differ));
     }
     for (const tm_json *m = was->child; m; m = m->next)
-        if (!is_free(m->key, how) && !tm_json_get(is, m->key)) TM_TRY(compare_value(m, NULL, m->key, differ));
+        if (!is_free(path_of(section, m->key, path), how) && !tm_json_get(is, m->key))
+            TM_TRY(compare_value(m, NULL, m->key, differ));
     return TM_OK;
 }
 
@@ -104,7 +81,7 @@ static tm_status compare_config(const trainer *t, const tm_json *was, bool other
     if (!was || was->type != TM_JSON_OBJECT)
         TM_GO(tm_fail(TM_ECORRUPT, "the commit, or run.json, holds no configuration"));
     const tm_json *is = tm_json_root(doc);
-    rc = compare_members(was, is, 0, &(comparison){other_ranks, tracks_best(was) || tracks_best(is)}, differ);
+    rc = compare_members(was, is, "", &(comparison){other_ranks, tracks_best(was) || tracks_best(is)}, differ);
 done:
     tm_json_free(doc);
     tm_buf_free(&now);

@@ -1,0 +1,251 @@
+/* A row's field in tm_config: filled from the row's value or default, and written down again. This file is the only one
+ * that knows how each form of field is held. */
+#include "config/config_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+static const tm_dtype dtypes[] = {TM_BF16, TM_F32, TM_F16}; /* in the order of the choices */
+static const char *const dtype_names[] = {[TM_F32] = "fp32", [TM_BF16] = "bf16", [TM_F16] = "fp16"};
+static const tm_place places[] = {TM_PLACE_NONE, TM_PLACE_CPU, TM_PLACE_NVME, TM_PLACE_AUTO};
+static const char *const place_names[] = {"auto", "none", "cpu", "nvme"};
+static const char *const shapes[] = {[TM_SHAPE_LINEAR] = "linear",
+                                     [TM_SHAPE_COSINE] = "cosine",
+                                     [TM_SHAPE_ONE_MINUS_SQRT] = "1-sqrt",
+                                     [TM_SHAPE_LOG] = "log"};
+
+tm_dtype cfg_dtype(const cfg_state *s, const char *path) {
+    return dtypes[cfg_choice(s, path)];
+}
+
+tm_place cfg_place(const cfg_state *s, const char *path) {
+    return places[cfg_choice(s, path)];
+}
+
+/* ---- filling --------------------------------------------------------------------------------------------------- */
+
+static void fill_number(const cfg_state *s, const schema_row *row, void *at) {
+    const char *path = row->path;
+    bool given = cfg_given(s, path) != NULL;
+    switch (row->form) {
+    case F_I32:
+        *(int32_t *)at = (int32_t)cfg_integer(s, path);
+        break;
+    case F_U32:
+        *(uint32_t *)at = (uint32_t)cfg_integer(s, path);
+        break;
+    case F_I64:
+    case F_STEPS:
+    case F_U64:
+        *(int64_t *)at = cfg_integer(s, path);
+        break;
+    case F_SIZE:
+        *(uint64_t *)at = cfg_size(s, path);
+        break;
+    case F_ELEMENTS:
+    case F_BUCKET:
+        *(uint64_t *)at = given ? (uint64_t)cfg_integer(s, path) : TM_AUTO_ELEMENTS;
+        break;
+    case F_DOUBLE:
+        *(double *)at = cfg_number(s, path);
+        break;
+    default:
+        TM_ASSERT(row->form == F_RATIO);
+        *(double *)at = given ? cfg_number(s, path) : -1;
+    }
+}
+
+static tm_lr_shape shape_of(const schema_row *row, int choice) {
+    char name[32];
+    unsigned shape = 0;
+    schema_choice_name(row, choice, name, sizeof name);
+    while (shape + 1 < TM_COUNT(shapes) && strcmp(shapes[shape], name) != 0) shape++;
+    return (tm_lr_shape)shape;
+}
+
+static tm_status fill_choice(cfg_state *s, const schema_row *row, void *at) {
+    char name[64];
+    int choice = cfg_choice(s, row->path);
+    if (choice < 0) return TM_OK;
+    switch (row->form) {
+    case F_ENUM:
+        *(int *)at = choice;
+        break;
+    case F_FLAG:
+        *(bool *)at = choice == 1;
+        break;
+    case F_SIGN:
+        *(int *)at = choice == 2 ? -1 : choice;
+        break;
+    case F_DTYPE:
+        *(tm_dtype *)at = cfg_dtype(s, row->path);
+        break;
+    case F_PLACE:
+        *(tm_place *)at = cfg_place(s, row->path);
+        break;
+    case F_SHAPE:
+        *(tm_lr_shape *)at = shape_of(row, choice);
+        break;
+    default:
+        TM_ASSERT(row->form == F_WORD);
+        schema_choice_name(row, choice, name, sizeof name);
+        *(const char **)at = cfg_strndup(s->cfg, name, strlen(name));
+        return *(const char **)at ? TM_OK : TM_ENOMEM;
+    }
+    return TM_OK;
+}
+
+tm_status cfg_fill(cfg_state *s, const schema_row *row) {
+    void *at = (char *)&s->cfg->pub + row->at;
+    TM_ASSERT(row->form != F_NONE && row->form != F_PAIR && !row->alias_of);
+    if (row->form == F_TEXT) return cfg_string(s, row->path, at);
+    if (row->form == F_LIST) return cfg_strings(s, row->path, at);
+    if (row->types & T_ENUM) return fill_choice(s, row, at);
+    if (row->form == F_DENIED)
+        *(bool *)at |= cfg_given(s, row->path) && !cfg_bool(s, row->path);
+    else if (row->form == F_BOOL)
+        *(bool *)at = cfg_bool(s, row->path);
+    else
+        fill_number(s, row, at);
+    if (row->form == F_BUCKET)
+        *(uint64_t *)((char *)&s->cfg->pub + row->resolved_at) =
+            cfg_is_auto(s, row->path) ? TM_AUTO_ELEMENTS : (uint64_t)cfg_integer(s, row->path);
+    return TM_OK;
+}
+
+tm_status cfg_fill_path(cfg_state *s, const char *path) {
+    return cfg_fill(s, &schema_rows[schema_index(path)]);
+}
+
+tm_status cfg_fill_all(cfg_state *s) {
+    for (size_t i = 0; i < schema_row_count; i++)
+        if (schema_rows[i].filled) TM_TRY(cfg_fill(s, &schema_rows[i]));
+    return TM_OK;
+}
+
+/* ---- reading --------------------------------------------------------------------------------------------------- */
+
+static const void *field_of(const tm_config *c, const schema_row *row) {
+    return (const char *)c + row->at;
+}
+
+bool field_is_number(const schema_row *row) {
+    return (row->form >= F_I32 && row->form <= F_STEPS) || row->form == F_BUCKET;
+}
+
+double field_number(const tm_config *c, const schema_row *row) {
+    const void *at = field_of(c, row);
+    switch (row->form) {
+    case F_I32:
+        return *(const int32_t *)at;
+    case F_U32:
+        return *(const uint32_t *)at;
+    case F_I64:
+    case F_STEPS:
+        return (double)*(const int64_t *)at;
+    case F_DOUBLE:
+    case F_RATIO:
+        return *(const double *)at;
+    case F_BUCKET:
+        return (double)*(const uint64_t *)((const char *)c + row->resolved_at);
+    default:
+        return (double)*(const uint64_t *)at;
+    }
+}
+
+bool field_is_set(const tm_config *c, const schema_row *row) {
+    const void *at = field_of(c, row);
+    switch (row->form) {
+    case F_TEXT:
+        return *(const char *const *)at != NULL;
+    case F_LIST:
+        return ((const tm_strings *)at)->n > 0;
+    case F_ELEMENTS:
+    case F_BUCKET:
+        return *(const uint64_t *)at != TM_AUTO_ELEMENTS;
+    case F_DENIED:
+        return *(const bool *)at;
+    case F_RATIO:
+        return *(const double *)at >= 0;
+    default:
+        return !field_is_number(row) || field_number(c, row) >= row->min;
+    }
+}
+
+/* The word that a field stands for, or NULL. */
+static const char *word_of(const tm_config *c, const schema_row *row, char *buf, size_t cap) {
+    const void *at = field_of(c, row);
+    switch (row->form) {
+    case F_TEXT:
+    case F_WORD:
+        return *(const char *const *)at;
+    case F_DTYPE:
+        return dtype_names[*(const tm_dtype *)at];
+    case F_PLACE:
+        return place_names[*(const tm_place *)at];
+    case F_SHAPE:
+        return shapes[*(const tm_lr_shape *)at];
+    case F_ENUM:
+        return schema_choice_name(row, *(const int *)at, buf, cap);
+    case F_FLAG:
+        return schema_choice_name(row, *(const bool *)at, buf, cap);
+    case F_SIGN:
+        return schema_choice_name(row, *(const int *)at < 0 ? 2 : *(const int *)at, buf, cap);
+    default:
+        return NULL;
+    }
+}
+
+static void write_list(tm_json_writer *w, const tm_strings *list) {
+    tm_jw_array(w);
+    for (uint32_t i = 0; i < list->n; i++) tm_jw_str(w, list->item[i]);
+    tm_jw_array_end(w);
+}
+
+static void write_pair(tm_json_writer *w, const double *pair) {
+    tm_jw_array(w);
+    tm_jw_double(w, pair[0]);
+    tm_jw_double(w, pair[1]);
+    tm_jw_array_end(w);
+}
+
+static bool truth_of(const tm_config *c, const schema_row *row) {
+    if (row->form == F_BF16) return *(const tm_dtype *)field_of(c, row) == TM_BF16;
+    if (row->form == F_F16) return *(const tm_dtype *)field_of(c, row) == TM_F16;
+    return *(const bool *)field_of(c, row) != (row->form == F_DENIED);
+}
+
+void field_write(tm_json_writer *w, const tm_config *c, const schema_row *row) {
+    char buf[64];
+    const void *at = field_of(c, row);
+    const char *word = word_of(c, row, buf, sizeof buf);
+    if (word) {
+        tm_jw_str(w, word);
+        return;
+    }
+    switch (row->form) {
+    case F_LIST:
+        write_list(w, at);
+        break;
+    case F_PAIR:
+        write_pair(w, at);
+        break;
+    case F_BOOL:
+    case F_BF16:
+    case F_F16:
+    case F_DENIED:
+        tm_jw_bool(w, truth_of(c, row));
+        break;
+    case F_DOUBLE:
+    case F_RATIO:
+        tm_jw_double(w, field_number(c, row));
+        break;
+    case F_I32:
+    case F_U32:
+        tm_jw_int(w, (int64_t)field_number(c, row));
+        break;
+    default:
+        TM_ASSERT(row->form == F_ELEMENTS || row->form == F_BUCKET || field_is_number(row));
+        tm_jw_int(w, *(const int64_t *)at);
+    }
+}
