@@ -98,7 +98,7 @@ if [ -n "$long" ]; then
 fi
 suite release build -j 2 || result=1 # two at a time: most of a test is waiting, or one thread's work
 if [ -n "$long" ]; then
-    { # to be kept: tests/LONG.md says which was the last
+    { # commit, date and CPU, to be kept with the result
         echo "# The last run of \`TIDEMILL_LONG=1 tests/run.sh\`"
         echo
         echo "Commit $(git rev-parse --short HEAD), $(date -u +%F),$(sed -n '/^model name/{s/.*://p;q}' /proc/cpuinfo), exit $result."
@@ -107,7 +107,7 @@ if [ -n "$long" ]; then
         cat "$words"
         echo '```'
     } > build/LONG.md
-    echo "== build/LONG.md is the record of this run: copy it to tests/LONG.md"
+    echo "== build/LONG.md is the record of this run"
 fi
 cat "$words"
 exit $result

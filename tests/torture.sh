@@ -1,6 +1,6 @@
 #!/bin/sh
 # The long form of the fault tests. Goes on where it stopped, and writes one line a round to BUILD/torture/log; any
-# failure ends it with what repeats it. tests/TORTURE.md sums the runs.
+# failure ends it with what repeats it. docs/TORTURE.md sums the runs.
 #   tests/torture.sh [--seconds N] [--seed S] [--build DIR]          kills at random instants and named points, failing
 #                                          calls, crash states, each round with the next seed (BUILD/torture/next)
 #   tests/torture.sh kills [--seconds N] [--seed S] [--build DIR]    of those rounds the kills alone (BUILD/torture/next-kills)

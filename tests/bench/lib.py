@@ -209,10 +209,13 @@ class Table:
 
     def __init__(self, title, *columns):
         print(f"{title}\n" + "  ".join(columns), flush=True)
-        self.widths = [len(c) for c in columns]
+        self.columns, self.widths = [c.strip() for c in columns], [len(c) for c in columns]
         self.missed = []
 
     def row(self, *cells, ok=True):
+        if os.environ.get("TIDEMILL_BENCH_ROWS"):  # measured.py
+            with open(os.environ["TIDEMILL_BENCH_ROWS"], "a") as out:
+                out.write(json.dumps(dict(zip(self.columns, map(str, cells)))) + "\n")
         text = "  ".join(str(c).rjust(w) if i else str(c).ljust(w) for i, (c, w) in enumerate(zip(cells, self.widths)))
         print(text + ("" if ok else "   <- missed"), flush=True)
         if not ok:
