@@ -1,62 +1,52 @@
-/* A llama's hyper-parameters from GGUF keys, and the config.json and generation_config.json that say the same. */
+/* Hyper-parameters from GGUF keys, and the config.json and generation_config.json that say the same. */
 #include "format/gguf_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-/* A size: 1 to 2^31 - 1. `fallback` 0: the key must be there. */
-static tm_status get_size(const tm_gguf *g, const char *key, uint32_t fallback, uint32_t *out) {
+/* A size of the architecture: 1 to 2^31 - 1. `fallback` 0: the key must be there. */
+static tm_status get_size(const tm_gguf *g, const tm_gguf_keys *k, const char *what, uint32_t fallback, uint32_t *out) {
     uint64_t v = fallback;
-    TM_TRY(tm_gguf_uint(g, key, &v, fallback ? &(bool){false} : NULL));
+    char key[TM_GGUF_ARCH_KEY];
+    TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(k->arch, what, key), &v, fallback ? &(bool){false} : NULL));
     if (v < 1 || v > INT32_MAX) return tm_fail(TM_EINPUT, "%s: '%s' is %" PRIu64, tm_gguf_path(g), key, v);
     *out = (uint32_t)v;
     return TM_OK;
 }
 
-static tm_status check_architecture(const tm_gguf *g) {
-    tm_buf arch = {0};
-    bool found;
+static tm_status refuse_experts(const tm_gguf *g, const tm_gguf_arch *arch) {
     uint64_t experts = 0;
-    tm_status rc;
-    TM_GO(tm_gguf_string(g, "general.architecture", 64, &arch, &found));
-    if (!found || strcmp(arch.data, "llama") != 0)
-        rc = tm_fail(TM_EUNSUPPORTED,
-                     "%s: architecture '%s' is not read from GGUF; supported: llama (also Mistral, "
-                     "SmolLM, TinyLlama)",
-                     tm_gguf_path(g), found ? arch.data : "");
-    else
-        rc = tm_gguf_uint(g, "llama.expert_count", &experts, &found);
-    if (rc == TM_OK && experts > 0)
-        rc = tm_fail(TM_EUNSUPPORTED, "%s: mixtures of experts are not read from GGUF", tm_gguf_path(g));
-done:
-    tm_buf_free(&arch);
-    return rc;
+    char key[TM_GGUF_ARCH_KEY];
+    TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(arch, "expert_count", key), &experts, &(bool){false}));
+    return experts == 0 ? TM_OK
+                        : tm_fail(TM_EUNSUPPORTED, "%s: mixtures of experts are not read from GGUF", tm_gguf_path(g));
 }
 
-static tm_status get_head_dim(const tm_gguf *g, tm_llama_keys *k) {
+static tm_status get_head_dim(const tm_gguf *g, tm_gguf_keys *k) {
     uint32_t value_dim, rotary;
     if (k->hidden_size / k->heads == 0)
         return tm_fail(TM_EINPUT, "%s: %u heads in %u dimensions", tm_gguf_path(g), k->heads, k->hidden_size);
-    TM_TRY(get_size(g, "llama.attention.key_length", k->hidden_size / k->heads, &k->head_dim));
-    TM_TRY(get_size(g, "llama.attention.value_length", k->head_dim, &value_dim));
-    TM_TRY(get_size(g, "llama.rope.dimension_count", k->head_dim, &rotary));
+    TM_TRY(get_size(g, k, "attention.key_length", k->hidden_size / k->heads, &k->head_dim));
+    TM_TRY(get_size(g, k, "attention.value_length", k->head_dim, &value_dim));
+    TM_TRY(get_size(g, k, "rope.dimension_count", k->head_dim, &rotary));
     if (value_dim != k->head_dim || rotary != k->head_dim || k->head_dim % 2)
         return tm_fail(TM_EUNSUPPORTED, "%s: heads of %u with values of %u, of which %u are rotated, are not supported",
                        tm_gguf_path(g), k->head_dim, value_dim, rotary);
     return TM_OK;
 }
 
-static tm_status get_rope(const tm_gguf *g, tm_llama_keys *k) {
+static tm_status get_rope(const tm_gguf *g, tm_gguf_keys *k) {
     tm_buf type = {0};
     bool found;
     tm_status rc;
+    char key[TM_GGUF_ARCH_KEY];
     k->rope_theta = 10000;
     k->rope_factor = 1;
-    TM_GO(tm_gguf_float(g, "llama.rope.freq_base", &k->rope_theta, &found));
-    TM_GO(tm_gguf_string(g, "llama.rope.scaling.type", 64, &type, &found));
+    TM_GO(tm_gguf_float(g, tm_gguf_arch_key(k->arch, "rope.freq_base", key), &k->rope_theta, &found));
+    TM_GO(tm_gguf_string(g, tm_gguf_arch_key(k->arch, "rope.scaling.type", key), 64, &type, &found));
     if (found && strcmp(type.data, "linear") == 0) {
-        TM_GO(tm_gguf_float(g, "llama.rope.scaling.factor", &k->rope_factor, NULL));
+        TM_GO(tm_gguf_float(g, tm_gguf_arch_key(k->arch, "rope.scaling.factor", key), &k->rope_factor, NULL));
         k->rope = TM_KEYS_ROPE_LINEAR;
     } else if (found && strcmp(type.data, "none") != 0)
         rc = tm_fail(TM_EUNSUPPORTED, "%s: RoPE scaling '%s' is not supported", tm_gguf_path(g), type.data);
@@ -68,19 +58,25 @@ done:
     return rc;
 }
 
-tm_status tm_gguf_llama_keys(const tm_gguf *g, tm_llama_keys *k) {
-    *k = (tm_llama_keys){0};
-    TM_TRY(check_architecture(g));
-    TM_TRY(get_size(g, "llama.embedding_length", 0, &k->hidden_size));
-    TM_TRY(get_size(g, "llama.block_count", 0, &k->layers));
-    TM_TRY(get_size(g, "llama.feed_forward_length", 0, &k->intermediate_size));
-    TM_TRY(get_size(g, "llama.context_length", 0, &k->context));
-    TM_TRY(get_size(g, "llama.attention.head_count", 0, &k->heads));
-    TM_TRY(get_size(g, "llama.attention.head_count_kv", k->heads, &k->kv_heads));
-    TM_TRY(tm_gguf_float(g, "llama.attention.layer_norm_rms_epsilon", &k->rms_norm_eps, NULL));
+tm_status tm_gguf_read_keys(const tm_gguf *g, tm_gguf_keys *k) {
+    *k = (tm_gguf_keys){0};
+    char key[TM_GGUF_ARCH_KEY];
+    TM_TRY(tm_gguf_arch_of(g, &k->arch));
+    TM_TRY(refuse_experts(g, k->arch));
+    TM_TRY(get_size(g, k, "embedding_length", 0, &k->hidden_size));
+    TM_TRY(get_size(g, k, "block_count", 0, &k->layers));
+    TM_TRY(get_size(g, k, "feed_forward_length", 0, &k->intermediate_size));
+    TM_TRY(get_size(g, k, "context_length", 0, &k->context));
+    TM_TRY(get_size(g, k, "attention.head_count", 0, &k->heads));
+    TM_TRY(get_size(g, k, "attention.head_count_kv", k->heads, &k->kv_heads));
+    TM_TRY(
+        tm_gguf_float(g, tm_gguf_arch_key(k->arch, "attention.layer_norm_rms_epsilon", key), &k->rms_norm_eps, NULL));
     uint64_t window = 0;
-    TM_TRY(tm_gguf_uint(g, "llama.attention.sliding_window", &window, &(bool){false}));
+    TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(k->arch, "attention.sliding_window", key), &window, &(bool){false}));
     k->sliding_window = window <= INT32_MAX ? (uint32_t)window : 0;
+    if (k->sliding_window && !k->arch->windowed.model_type)
+        return tm_fail(TM_EUNSUPPORTED, "%s: a %s with a sliding window is not supported", tm_gguf_path(g),
+                       k->arch->type);
     TM_TRY(get_head_dim(g, k));
     TM_TRY(get_rope(g, k));
     int64_t embed = tm_gguf_tensor_find(g, "token_embd.weight");
@@ -117,7 +113,7 @@ static void put_id(tm_json_writer *j, const tm_gguf *g, const char *key, const c
         tm_jw_null(j);
 }
 
-static void put_scaling(tm_json_writer *j, const tm_llama_keys *k) {
+static void put_scaling(tm_json_writer *j, const tm_gguf_keys *k) {
     tm_jw_field_str(j, "rope_type", k->rope == TM_KEYS_ROPE_LINEAR ? "linear" : "llama3");
     put_float(j, "factor", k->rope_factor);
     if (k->rope == TM_KEYS_ROPE_LINEAR) return;
@@ -127,7 +123,7 @@ static void put_scaling(tm_json_writer *j, const tm_llama_keys *k) {
 }
 
 /* transformers 5 reads rope_parameters, 4 reads rope_theta and rope_scaling. */
-static void put_rope(tm_json_writer *j, const tm_llama_keys *k) {
+static void put_rope(tm_json_writer *j, const tm_gguf_keys *k) {
     tm_jw_key(j, "rope_parameters");
     tm_jw_object(j);
     put_float(j, "rope_theta", k->rope_theta);
@@ -147,30 +143,38 @@ static void put_rope(tm_json_writer *j, const tm_llama_keys *k) {
     put_float(j, "rope_theta", k->rope_theta);
 }
 
-static void put_sizes(tm_json_writer *j, const tm_llama_keys *k) {
+static const tm_gguf_class *class_of(const tm_gguf_keys *k) {
+    return k->sliding_window ? &k->arch->windowed : &k->arch->plain;
+}
+
+static bool says_biases(const tm_gguf_keys *k) {
+    return k->arch->says_biases && !k->sliding_window;
+}
+
+static void put_sizes(tm_json_writer *j, const tm_gguf_keys *k) {
     tm_jw_field_uint(j, "head_dim", k->head_dim);
     tm_jw_field_str(j, "hidden_act", "silu");
     tm_jw_field_uint(j, "hidden_size", k->hidden_size);
     put_float(j, "initializer_range", 0.02);
     tm_jw_field_uint(j, "intermediate_size", k->intermediate_size);
     tm_jw_field_uint(j, "max_position_embeddings", k->context);
-    if (!k->sliding_window) tm_jw_field_bool(j, "mlp_bias", k->mlp_bias);
-    tm_jw_field_str(j, "model_type", k->sliding_window ? "mistral" : "llama");
+    if (says_biases(k)) tm_jw_field_bool(j, "mlp_bias", k->mlp_bias);
+    tm_jw_field_str(j, "model_type", class_of(k)->model_type);
     tm_jw_field_uint(j, "num_attention_heads", k->heads);
     tm_jw_field_uint(j, "num_hidden_layers", k->layers);
     tm_jw_field_uint(j, "num_key_value_heads", k->kv_heads);
 }
 
-tm_status tm_gguf_config_json(const tm_gguf *g, const tm_llama_keys *k, tm_buf *out) {
+tm_status tm_gguf_config_json(const tm_gguf *g, const tm_gguf_keys *k, tm_buf *out) {
     tm_json_writer j;
     tm_status rc = TM_OK;
     tm_jw_init(&j, out, 2);
     tm_jw_object(&j);
     tm_jw_key(&j, "architectures");
     tm_jw_array(&j);
-    tm_jw_str(&j, k->sliding_window ? "MistralForCausalLM" : "LlamaForCausalLM");
+    tm_jw_str(&j, class_of(k)->class);
     tm_jw_array_end(&j);
-    if (!k->sliding_window) tm_jw_field_bool(&j, "attention_bias", k->attention_bias);
+    if (says_biases(k)) tm_jw_field_bool(&j, "attention_bias", k->attention_bias);
     put_float(&j, "attention_dropout", 0);
     put_id(&j, g, "bos_token_id", "tokenizer.ggml.bos_token_id", &rc);
     tm_jw_field_str(&j, "dtype", "float32");

@@ -1,4 +1,4 @@
-/* A tm_source written as GGUF: the llama family. */
+/* A tm_source written as GGUF. */
 #include "format/gguf_internal.h"
 #include "format/export_internal.h"
 
@@ -32,7 +32,7 @@ static tm_status get_real(const tm_json *c, const char *key, double fallback, do
 }
 
 /* v5: everything in rope_parameters; v4: rope_theta, and rope_scaling or null. */
-static tm_status get_rope(const tm_json *c, tm_llama_keys *k) {
+static tm_status get_rope(const tm_json *c, tm_gguf_keys *k) {
     const tm_json *p = tm_json_get(c, "rope_parameters");
     if (!p || p->type != TM_JSON_OBJECT) p = tm_json_get(c, "rope_scaling");
     const tm_json *type = tm_json_get(p, "rope_type");
@@ -60,14 +60,11 @@ static bool is_true(const tm_json *c, const char *key) {
     return v && v->type == TM_JSON_BOOL && v->boolean;
 }
 
-static tm_status get_keys(const tm_json *c, tm_llama_keys *k) {
+static tm_status get_keys(const tm_json *c, tm_gguf_keys *k) {
     const tm_json *type = tm_json_get(c, "model_type");
-    bool mistral = tm_json_is(type, "mistral");
-    if (!mistral && !tm_json_is(type, "llama"))
-        return tm_fail(TM_EUNSUPPORTED,
-                       "config.json: model_type '%.40s' cannot be written to GGUF; supported: llama, mistral",
-                       type && type->type == TM_JSON_STRING ? type->text : "");
-    *k = (tm_llama_keys){.tied = is_true(c, "tie_word_embeddings")};
+    bool windowed = false;
+    *k = (tm_gguf_keys){.tied = is_true(c, "tie_word_embeddings")};
+    TM_TRY(tm_gguf_arch_for(type && type->type == TM_JSON_STRING ? type->text : "", &k->arch, &windowed));
     TM_TRY(get_size(c, "vocab_size", 0, &k->vocab_size));
     TM_TRY(get_size(c, "hidden_size", 0, &k->hidden_size));
     TM_TRY(get_size(c, "intermediate_size", 0, &k->intermediate_size));
@@ -81,7 +78,8 @@ static tm_status get_keys(const tm_json *c, tm_llama_keys *k) {
     TM_TRY(get_size(c, "max_position_embeddings", 2048, &k->context));
     TM_TRY(get_real(c, "rms_norm_eps", 1e-6, &k->rms_norm_eps));
     const tm_json *window = tm_json_get(c, "sliding_window");
-    if (mistral && window && window->type != TM_JSON_NULL) TM_TRY(get_size(c, "sliding_window", 0, &k->sliding_window));
+    if (windowed && window && window->type != TM_JSON_NULL)
+        TM_TRY(get_size(c, "sliding_window", 0, &k->sliding_window));
     return get_rope(c, k);
 }
 
@@ -102,32 +100,46 @@ static uint32_t file_type(tm_fmt fmt) {
     return 0;
 }
 
-static void put_keys(tm_gguf_writer *w, const tm_llama_keys *k, const char *name, tm_fmt fmt) {
-    put_text(w, "general.architecture", "llama");
+static void put_size(tm_gguf_writer *w, const tm_gguf_keys *k, const char *what, uint32_t v) {
+    char key[TM_GGUF_ARCH_KEY];
+    tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, what, key), v);
+}
+
+static void put_real(tm_gguf_writer *w, const tm_gguf_keys *k, const char *what, double v) {
+    char key[TM_GGUF_ARCH_KEY];
+    tm_gguf_put_f32(w, tm_gguf_arch_key(k->arch, what, key), (float)v);
+}
+
+static void put_rope_keys(tm_gguf_writer *w, const tm_gguf_keys *k) {
+    char key[TM_GGUF_ARCH_KEY];
+    put_size(w, k, "rope.dimension_count", k->head_dim);
+    put_real(w, k, "rope.freq_base", k->rope_theta);
+    if (k->rope == TM_KEYS_ROPE_LINEAR) {
+        put_text(w, tm_gguf_arch_key(k->arch, "rope.scaling.type", key), "linear");
+        put_real(w, k, "rope.scaling.factor", k->rope_factor);
+    }
+    /* llama3 is the tensor rope_freqs.weight; this key only helps to get the parameters back from it. */
+    if (k->rope == TM_KEYS_ROPE_LLAMA3) put_size(w, k, "rope.scaling.original_context_length", k->rope_original);
+}
+
+static void put_keys(tm_gguf_writer *w, const tm_gguf_keys *k, const char *name, tm_fmt fmt) {
+    put_text(w, "general.architecture", k->arch->type);
     put_text(w, "general.type", "model");
     put_text(w, "general.name", name);
     tm_gguf_put_u32(w, "general.file_type", file_type(fmt));
     tm_gguf_put_u32(w, "general.quantization_version", 2);
-    tm_gguf_put_u32(w, "llama.block_count", k->layers);
-    tm_gguf_put_u32(w, "llama.context_length", k->context);
-    tm_gguf_put_u32(w, "llama.embedding_length", k->hidden_size);
-    tm_gguf_put_u32(w, "llama.feed_forward_length", k->intermediate_size);
-    tm_gguf_put_u32(w, "llama.attention.head_count", k->heads);
-    tm_gguf_put_u32(w, "llama.attention.head_count_kv", k->kv_heads);
-    tm_gguf_put_u32(w, "llama.attention.key_length", k->head_dim);
-    tm_gguf_put_u32(w, "llama.attention.value_length", k->head_dim);
-    tm_gguf_put_f32(w, "llama.attention.layer_norm_rms_epsilon", (float)k->rms_norm_eps);
-    if (k->sliding_window) tm_gguf_put_u32(w, "llama.attention.sliding_window", k->sliding_window);
-    tm_gguf_put_u32(w, "llama.vocab_size", k->vocab_size);
-    tm_gguf_put_u32(w, "llama.rope.dimension_count", k->head_dim);
-    tm_gguf_put_f32(w, "llama.rope.freq_base", (float)k->rope_theta);
-    if (k->rope == TM_KEYS_ROPE_LINEAR) {
-        put_text(w, "llama.rope.scaling.type", "linear");
-        tm_gguf_put_f32(w, "llama.rope.scaling.factor", (float)k->rope_factor);
-    }
-    /* llama3 is the tensor rope_freqs.weight; this key only helps to get the parameters back from it. */
-    if (k->rope == TM_KEYS_ROPE_LLAMA3)
-        tm_gguf_put_u32(w, "llama.rope.scaling.original_context_length", k->rope_original);
+    put_size(w, k, "block_count", k->layers);
+    put_size(w, k, "context_length", k->context);
+    put_size(w, k, "embedding_length", k->hidden_size);
+    put_size(w, k, "feed_forward_length", k->intermediate_size);
+    put_size(w, k, "attention.head_count", k->heads);
+    put_size(w, k, "attention.head_count_kv", k->kv_heads);
+    put_size(w, k, "attention.key_length", k->head_dim);
+    put_size(w, k, "attention.value_length", k->head_dim);
+    put_real(w, k, "attention.layer_norm_rms_epsilon", k->rms_norm_eps);
+    if (k->sliding_window) put_size(w, k, "attention.sliding_window", k->sliding_window);
+    put_size(w, k, "vocab_size", k->vocab_size);
+    put_rope_keys(w, k);
 }
 
 /* ---- tensors ---- */
@@ -136,7 +148,7 @@ typedef struct export {
     const tm_source *src;
     tm_gguf_writer *w;
     const tm_export_opts *opts;
-    tm_llama_keys keys;
+    tm_gguf_keys keys;
     tm_fmt dtype; /* of matrices, unless it is the source's */
     bool as_source;
     uint64_t total_bytes, done_bytes;
@@ -168,7 +180,7 @@ static tm_status choose_fmt(const export *x, const tm_source_tensor *t, const ch
     return TM_OK;
 }
 
-static tm_status check_rows(const tm_source_tensor *t, tm_rows rows, const tm_llama_keys *k) {
+static tm_status check_rows(const tm_source_tensor *t, tm_rows rows, const tm_gguf_keys *k) {
     uint64_t wanted = (uint64_t)(rows == TM_ROWS_Q ? k->heads : k->kv_heads) * k->head_dim;
     if (t->ndim < 1 || t->ndim > 2 || t->elements == 0)
         return tm_fail(TM_EINPUT, "%s: '%s' is neither a vector nor a matrix", t->file, t->name);
@@ -183,8 +195,9 @@ static tm_status add_tensor(export *x, const tm_source_tensor *t) {
     tm_rows rows;
     tm_fmt fmt;
     if (left_out(x, t)) return TM_OK;
-    if (!tm_gguf_name_from_hf(t->name, gguf, sizeof gguf, &rows))
-        return tm_fail(TM_EUNSUPPORTED, "%s: the tensor '%s' does not belong to a llama", t->file, t->name);
+    if (!tm_gguf_name_from_hf(x->keys.arch, t->name, gguf, sizeof gguf, &rows))
+        return tm_fail(TM_EUNSUPPORTED, "%s: the tensor '%s' does not belong to a %s", t->file, t->name,
+                       x->keys.arch->type);
     TM_TRY(check_rows(t, rows, &x->keys));
     TM_TRY(choose_fmt(x, t, gguf, &fmt));
     x->total_bytes += t->bytes;
@@ -227,9 +240,9 @@ static tm_status copy_tensor(export *x, uint32_t i) {
     tm_rows rows = TM_ROWS_PLAIN;
     tm_fmt fmt;
     if (left_out(x, t)) return TM_OK;
-    tm_gguf_name_from_hf(t->name, gguf, sizeof gguf, &rows);
+    tm_gguf_name_from_hf(x->keys.arch, t->name, gguf, sizeof gguf, &rows);
     TM_TRY(choose_fmt(x, t, gguf, &fmt));
-    if (rows == TM_ROWS_PLAIN)
+    if (rows == TM_ROWS_PLAIN || !x->keys.arch->permutes)
         TM_TRY(copy_run(x, i, fmt, 0, t->elements));
     else { /* row 2i + j of a head is HF's row j * half + i */
         uint64_t width = t->elements / t->shape[0], d = x->keys.head_dim;

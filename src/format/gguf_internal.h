@@ -1,4 +1,4 @@
-/* GGUF inside src/format: the reader's object, the writer, and what is said about a llama in keys. */
+/* GGUF inside src/format: the reader's object, the writer, architectures, and what is said about a model in keys. */
 #ifndef TIDEMILL_GGUF_INTERNAL_H
 #define TIDEMILL_GGUF_INTERNAL_H
 
@@ -47,31 +47,56 @@ TM_MUST_USE tm_status tm_gguf_writer_start(tm_gguf_writer *w);
 TM_MUST_USE tm_status tm_gguf_writer_data(tm_gguf_writer *w, const void *bytes, uint64_t n);
 TM_MUST_USE tm_status tm_gguf_writer_commit(tm_gguf_writer *w); /* frees w in any case */
 
-/* ---- names (gguf_names.c): "blk.0.attn_q.weight" <-> "model.layers.0.self_attn.q_proj.weight" ---- */
+/* ---- architectures (gguf_arch.c): a row each ---- */
 
 typedef enum tm_rows { TM_ROWS_PLAIN, TM_ROWS_Q, TM_ROWS_K } tm_rows;
-/* False: not a tensor of the llama family. */
-bool tm_gguf_name_to_hf(const char *gguf, char *hf, size_t cap, tm_rows *rows);
-bool tm_gguf_name_from_hf(const char *hf, char *gguf, size_t cap, tm_rows *rows);
+typedef struct tm_gguf_name {
+    const char *gguf, *hf; /* without ".weight" and ".bias"; NULL ends a table */
+    tm_rows rows;
+} tm_gguf_name;
+typedef struct tm_gguf_class {
+    const char *model_type, *class; /* in config.json; NULL: there is none */
+} tm_gguf_class;
+typedef struct tm_gguf_arch {
+    const char *type;              /* general.architecture, and what its keys begin with */
+    const char *also;              /* models that are known by other names; NULL: none */
+    tm_gguf_class plain, windowed; /* windowed: what has a sliding window */
+    const tm_gguf_name *global, *block;
+    bool permutes;    /* rows of q and k: each pair (i, i + head_dim / 2) that RoPE turns lies side by side in GGUF */
+    bool says_biases; /* config.json of the plain class says which biases there are */
+} tm_gguf_arch;
+/* Of a file, and of a config.json; TM_EUNSUPPORTED names those that there are. */
+TM_MUST_USE tm_status tm_gguf_arch_of(const tm_gguf *g, const tm_gguf_arch **out);
+TM_MUST_USE tm_status tm_gguf_arch_for(const char *model_type, const tm_gguf_arch **out, bool *windowed);
+enum { TM_GGUF_ARCH_KEY = 96 };
+/* "llama.block_count" into buf */
+const char *tm_gguf_arch_key(const tm_gguf_arch *arch, const char *what, char buf[TM_GGUF_ARCH_KEY]);
 
-/* ---- a llama's hyper-parameters (gguf_config.c, gguf_export.c) ---- */
+/* ---- names (gguf_names.c): "blk.0.attn_q.weight" <-> "model.layers.0.self_attn.q_proj.weight" ---- */
 
-typedef struct tm_llama_keys {
+/* False: not a tensor of this architecture. */
+bool tm_gguf_name_to_hf(const tm_gguf_arch *arch, const char *gguf, char *hf, size_t cap, tm_rows *rows);
+bool tm_gguf_name_from_hf(const tm_gguf_arch *arch, const char *hf, char *gguf, size_t cap, tm_rows *rows);
+
+/* ---- hyper-parameters of a decoder (gguf_config.c, gguf_export.c) ---- */
+
+typedef struct tm_gguf_keys {
+    const tm_gguf_arch *arch;
     uint32_t vocab_size, hidden_size, intermediate_size, layers, heads, kv_heads, head_dim, context, sliding_window;
     bool tied, attention_bias, mlp_bias;
     double rms_norm_eps, rope_theta;
     enum { TM_KEYS_ROPE_DEFAULT, TM_KEYS_ROPE_LINEAR, TM_KEYS_ROPE_LLAMA3 } rope;
     double rope_factor, rope_low, rope_high;
     uint32_t rope_original;
-} tm_llama_keys;
-TM_MUST_USE tm_status tm_gguf_llama_keys(const tm_gguf *g, tm_llama_keys *out);
+} tm_gguf_keys;
+TM_MUST_USE tm_status tm_gguf_read_keys(const tm_gguf *g, tm_gguf_keys *out);
 /* config.json in the forms of transformers 4 and 5 at once. */
-TM_MUST_USE tm_status tm_gguf_config_json(const tm_gguf *g, const tm_llama_keys *k, tm_buf *out);
+TM_MUST_USE tm_status tm_gguf_config_json(const tm_gguf *g, const tm_gguf_keys *k, tm_buf *out);
 TM_MUST_USE tm_status tm_gguf_generation_json(const tm_gguf *g, tm_buf *out);
 /* What each of head_dim / 2 frequencies is divided by under llama3 scaling. */
-void tm_llama3_factors(const tm_llama_keys *k, float *factors);
+void tm_llama3_factors(const tm_gguf_keys *k, float *factors);
 /* The other way round, where the file has a tensor rope_freqs.weight. */
-TM_MUST_USE tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_llama_keys *k);
+TM_MUST_USE tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_gguf_keys *k);
 
 /* ---- vocabulary ---- */
 

@@ -1,23 +1,8 @@
-/* Names of a llama's tensors in GGUF and in Hugging Face checkpoints. */
+/* Names of tensors in GGUF and in Hugging Face checkpoints. */
 #include "format/gguf_internal.h"
 
 #include <stdio.h>
 #include <string.h>
-
-typedef struct pair {
-    const char *gguf, *hf;
-    tm_rows rows;
-} pair;
-
-static const pair global[] = {{"token_embd", "model.embed_tokens", TM_ROWS_PLAIN},
-                              {"output_norm", "model.norm", TM_ROWS_PLAIN},
-                              {"output", "lm_head", TM_ROWS_PLAIN}};
-static const pair block[] = {
-    {"attn_norm", "input_layernorm", TM_ROWS_PLAIN},    {"attn_q", "self_attn.q_proj", TM_ROWS_Q},
-    {"attn_k", "self_attn.k_proj", TM_ROWS_K},          {"attn_v", "self_attn.v_proj", TM_ROWS_PLAIN},
-    {"attn_output", "self_attn.o_proj", TM_ROWS_PLAIN}, {"ffn_norm", "post_attention_layernorm", TM_ROWS_PLAIN},
-    {"ffn_gate", "mlp.gate_proj", TM_ROWS_PLAIN},       {"ffn_up", "mlp.up_proj", TM_ROWS_PLAIN},
-    {"ffn_down", "mlp.down_proj", TM_ROWS_PLAIN}};
 
 /* "PREFIX<number>." at the start of name: the rest, or NULL. */
 static const char *after_layer(const char *name, const char *prefix, unsigned *layer) {
@@ -31,23 +16,22 @@ static const char *after_layer(const char *name, const char *prefix, unsigned *l
 }
 
 /* The entry whose name is `stem` followed by ".weight" or ".bias", which *suffix then is. */
-static const pair *find_pair(const pair *table, size_t n, bool from_hf, const char *name, const char **suffix) {
-    for (size_t i = 0; i < n; i++) {
-        const char *stem = from_hf ? table[i].hf : table[i].gguf;
+static const tm_gguf_name *find_name(const tm_gguf_name *table, bool from_hf, const char *name, const char **suffix) {
+    for (; table->gguf; table++) {
+        const char *stem = from_hf ? table->hf : table->gguf;
         *suffix = name + strlen(stem);
         if (strncmp(name, stem, strlen(stem)) == 0 &&
             (strcmp(*suffix, ".weight") == 0 || strcmp(*suffix, ".bias") == 0))
-            return &table[i];
+            return table;
     }
     return NULL;
 }
 
-static bool translate(const char *name, bool from_hf, char *out, size_t cap, tm_rows *rows) {
+static bool translate(const tm_gguf_arch *arch, const char *name, bool from_hf, char *out, size_t cap, tm_rows *rows) {
     const char *const prefix[] = {"blk.", "model.layers."};
     unsigned layer = 0;
     const char *suffix, *rest = after_layer(name, prefix[from_hf], &layer);
-    const pair *p = rest ? find_pair(block, TM_COUNT(block), from_hf, rest, &suffix)
-                         : find_pair(global, TM_COUNT(global), from_hf, name, &suffix);
+    const tm_gguf_name *p = find_name(rest ? arch->block : arch->global, from_hf, rest ? rest : name, &suffix);
     if (!p) return false;
     const char *stem = from_hf ? p->gguf : p->hf;
     int n = rest ? snprintf(out, cap, "%s%u.%s%s", prefix[!from_hf], layer, stem, suffix)
@@ -56,10 +40,10 @@ static bool translate(const char *name, bool from_hf, char *out, size_t cap, tm_
     return n > 0 && (size_t)n < cap;
 }
 
-bool tm_gguf_name_to_hf(const char *gguf, char *hf, size_t cap, tm_rows *rows) {
-    return translate(gguf, false, hf, cap, rows);
+bool tm_gguf_name_to_hf(const tm_gguf_arch *arch, const char *gguf, char *hf, size_t cap, tm_rows *rows) {
+    return translate(arch, gguf, false, hf, cap, rows);
 }
 
-bool tm_gguf_name_from_hf(const char *hf, char *gguf, size_t cap, tm_rows *rows) {
-    return translate(hf, true, gguf, cap, rows);
+bool tm_gguf_name_from_hf(const tm_gguf_arch *arch, const char *hf, char *gguf, size_t cap, tm_rows *rows) {
+    return translate(arch, hf, true, gguf, cap, rows);
 }

@@ -498,6 +498,9 @@ static tm_status put_tokenizer_config(const tm_vocabulary *v, tm_json_writer *j)
     uint64_t context = 0;
     tm_buf chat = {0};
     bool found;
+    const tm_gguf_arch *arch;
+    char key[TM_GGUF_ARCH_KEY];
+    TM_TRY(tm_gguf_arch_of(g, &arch));
     tm_jw_object(j);
     TM_TRY(put_token(g, j, "bos_token", "tokenizer.ggml.bos_token_id"));
     tm_status rc = tm_gguf_string(g, "tokenizer.chat_template", TM_FORMAT_MAX_TEXT, &chat, &found);
@@ -509,7 +512,7 @@ static tm_status put_tokenizer_config(const tm_vocabulary *v, tm_json_writer *j)
     TM_TRY(rc);
     raw_at(j, "clean_up_tokenization_spaces", "false");
     TM_TRY(put_token(g, j, "eos_token", "tokenizer.ggml.eos_token_id"));
-    TM_TRY(tm_gguf_uint(g, "llama.context_length", &context, &found));
+    TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(arch, "context_length", key), &context, &found));
     if (found) {
         tm_jw_key(j, "model_max_length");
         tm_jw_uint(j, context);

@@ -8,11 +8,11 @@
 #include <math.h>
 #include <string.h>
 
-static double inverse_wavelength(const tm_llama_keys *k, uint32_t i) {
+static double inverse_wavelength(const tm_gguf_keys *k, uint32_t i) {
     return pow(k->rope_theta, -2.0 * (double)i / (double)k->head_dim) / (2 * 3.14159265358979323846);
 }
 
-void tm_llama3_factors(const tm_llama_keys *k, float *factors) {
+void tm_llama3_factors(const tm_gguf_keys *k, float *factors) {
     for (uint32_t i = 0; i < k->head_dim / 2; i++) {
         double x = (double)k->rope_original * inverse_wavelength(k, i);
         double s = (x - k->rope_low) / (k->rope_high - k->rope_low);
@@ -22,7 +22,7 @@ void tm_llama3_factors(const tm_llama_keys *k, float *factors) {
     }
 }
 
-static bool explains(const tm_llama_keys *k, const float *factors) {
+static bool explains(const tm_gguf_keys *k, const float *factors) {
     float mine[512];
     if (!(k->rope_low > 0 && k->rope_high > k->rope_low && k->rope_factor >= 1 && k->rope_original > 0)) return false;
     tm_llama3_factors(k, mine);
@@ -32,7 +32,7 @@ static bool explains(const tm_llama_keys *k, const float *factors) {
 }
 
 /* O / w is linear in s, and s follows from the factor: a line through the first and the last factor in between. */
-static bool line(tm_llama_keys *k, const float *factors, double *low, double *high) {
+static bool line(tm_gguf_keys *k, const float *factors, double *low, double *high) {
     double x[2] = {0}, s[2] = {0};
     int n = 0, count = 0;
     for (uint32_t i = 0; i < k->head_dim / 2; i++) {
@@ -51,7 +51,7 @@ static bool line(tm_llama_keys *k, const float *factors, double *low, double *hi
 }
 
 /* Parameters that give these factors. `original` is 0 where the file does not say. */
-static bool solve(tm_llama_keys *k, const float *factors, uint32_t original) {
+static bool solve(tm_gguf_keys *k, const float *factors, uint32_t original) {
     double low, high;
     k->rope_factor = 1;
     for (uint32_t i = 0; i < k->head_dim / 2; i++) k->rope_factor = fmax(k->rope_factor, (double)factors[i]);
@@ -70,16 +70,18 @@ static bool solve(tm_llama_keys *k, const float *factors, uint32_t original) {
     return explains(k, factors);
 }
 
-tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_llama_keys *k) {
+tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_gguf_keys *k) {
     int64_t t = tm_gguf_tensor_find(g, "rope_freqs.weight");
     float factors[512];
     uint64_t original = 0;
+    char key[TM_GGUF_ARCH_KEY];
     if (t < 0) return TM_OK;
     if (tm_gguf_tensor_get(g, (uint32_t)t)->elements != k->head_dim / 2 || k->head_dim > 1024)
         return tm_fail(TM_EINPUT, "%s: 'rope_freqs.weight' must have head_dim / 2 = %u elements", tm_gguf_path(g),
                        k->head_dim / 2);
     TM_TRY(tm_gguf_read_f32(g, (uint32_t)t, 0, k->head_dim / 2, factors));
-    TM_TRY(tm_gguf_uint(g, "llama.rope.scaling.original_context_length", &original, &(bool){false}));
+    TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(k->arch, "rope.scaling.original_context_length", key), &original,
+                        &(bool){false}));
     k->rope = TM_KEYS_ROPE_LLAMA3;
     if (solve(k, factors, original <= 1000000000 ? (uint32_t)original : 0)) return TM_OK;
     return tm_fail(TM_EUNSUPPORTED, "%s: 'rope_freqs.weight' is no llama3 scaling; other kinds are not supported",

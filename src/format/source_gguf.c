@@ -5,24 +5,23 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Rows of a head are permuted in llama GGUFs: each pair (i, i + head_dim / 2) that RoPE turns lies side by side. */
-static tm_status set_rows(source_entry *e, tm_rows rows, const tm_llama_keys *k) {
+static tm_status set_rows(source_entry *e, tm_rows rows, const tm_gguf_keys *k) {
     if (rows == TM_ROWS_PLAIN) return TM_OK;
     uint64_t wanted = (uint64_t)(rows == TM_ROWS_Q ? k->heads : k->kv_heads) * k->head_dim;
     if (e->info.shape[0] != wanted)
         return tm_fail(TM_EINPUT, "%s: '%s' has %" PRIu64 " rows, but the heads need %" PRIu64, e->info.file,
                        e->info.name, e->info.shape[0], wanted);
-    e->head_rows = k->head_dim;
+    e->head_rows = k->arch->permutes ? k->head_dim : 0;
     return TM_OK;
 }
 
-static tm_status add_tensor(tm_source *src, const tm_gguf_tensor *t, const tm_llama_keys *k) {
+static tm_status add_tensor(tm_source *src, const tm_gguf_tensor *t, const tm_gguf_keys *k) {
     char hf[160];
     tm_rows rows;
     const char *path = tm_gguf_path(src->gguf);
     if (strcmp(t->name, "rope_freqs.weight") == 0) return TM_OK; /* is in the configuration */
-    if (!tm_gguf_name_to_hf(t->name, hf, sizeof hf, &rows))
-        return tm_fail(TM_EUNSUPPORTED, "%s: the tensor '%s' does not belong to a llama", path, t->name);
+    if (!tm_gguf_name_to_hf(k->arch, t->name, hf, sizeof hf, &rows))
+        return tm_fail(TM_EUNSUPPORTED, "%s: the tensor '%s' does not belong to a %s", path, t->name, k->arch->type);
     if (!tm_fmt_get(t->fmt)->readable)
         return tm_fail(TM_EUNSUPPORTED,
                        "%s: '%s' has the type %s; read are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K", path,
@@ -43,9 +42,9 @@ static tm_status add_tensor(tm_source *src, const tm_gguf_tensor *t, const tm_ll
 }
 
 tm_status tm_source_open_gguf(tm_source *src, bool weights) {
-    tm_llama_keys k;
+    tm_gguf_keys k;
     TM_TRY(tm_gguf_open(&src->gguf, src->path));
-    TM_TRY(tm_gguf_llama_keys(src->gguf, &k));
+    TM_TRY(tm_gguf_read_keys(src->gguf, &k));
     TM_TRY(tm_gguf_config_json(src->gguf, &k, &src->config));
     if (!weights) return TM_OK;
     for (uint32_t i = 0; i < tm_gguf_tensors(src->gguf); i++)
