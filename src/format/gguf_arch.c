@@ -16,14 +16,16 @@ static const tm_gguf_name decoder_block[] = {
     {"ffn_gate", "mlp.gate_proj", TM_ROWS_PLAIN},       {"ffn_up", "mlp.up_proj", TM_ROWS_PLAIN},
     {"ffn_down", "mlp.down_proj", TM_ROWS_PLAIN},       {0}};
 
-static const tm_gguf_arch archs[] = {{.type = "llama",
-                                      .also = "also Mistral, SmolLM, TinyLlama",
-                                      .plain = {"llama", "LlamaForCausalLM"},
-                                      .windowed = {"mistral", "MistralForCausalLM"},
-                                      .global = decoder_global,
-                                      .block = decoder_block,
-                                      .permutes = true,
-                                      .says_biases = true}};
+static const tm_gguf_arch archs[] = {
+    {.type = "llama",
+     .also = "also Mistral, SmolLM, TinyLlama",
+     .plain = {"llama", "LlamaForCausalLM"},
+     .windowed = {"mistral", "MistralForCausalLM"},
+     .global = decoder_global,
+     .block = decoder_block,
+     .permutes = true,
+     .says_biases = true},
+    {.type = "qwen2", .plain = {"qwen2", "Qwen2ForCausalLM"}, .global = decoder_global, .block = decoder_block}};
 
 static void append(char *buf, size_t cap, const char *before, const char *text) {
     size_t at = strlen(buf);

@@ -183,7 +183,12 @@ tm_status tm_gguf_config_json(const tm_gguf *g, const tm_gguf_keys *k, tm_buf *o
     put_id(&j, g, "pad_token_id", "tokenizer.ggml.padding_token_id", &rc);
     put_float(&j, "rms_norm_eps", k->rms_norm_eps);
     put_rope(&j, k);
-    if (k->sliding_window) tm_jw_field_uint(&j, "sliding_window", k->sliding_window);
+    if (k->sliding_window)
+        tm_jw_field_uint(&j, "sliding_window", k->sliding_window);
+    else if (!k->arch->windowed.model_type) { /* the class may have one, this model has none */
+        tm_jw_key(&j, "sliding_window");
+        tm_jw_null(&j);
+    }
     tm_jw_field_bool(&j, "tie_word_embeddings", k->tied);
     tm_jw_field_str(&j, "torch_dtype", "float32");
     tm_jw_field_bool(&j, "use_cache", true);

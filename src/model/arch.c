@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const model_arch *const archs[] = {&model_arch_llama, &model_arch_mistral};
+static const model_arch *const archs[] = {&model_arch_llama, &model_arch_mistral, &model_arch_qwen2};
 
 const model_arch *model_arch_find(const char *model_type) {
     for (size_t i = 0; i < TM_COUNT(archs); i++)

@@ -32,9 +32,9 @@ typedef struct model_arch {
     tm_status (*parse)(const model_parser *p, tm_model_config *c); /* its own keys; the common ones are there */
     void (*describe)(model_builder *b);                            /* all units, in order */
 } model_arch;
-const model_arch *model_arch_find(const char *model_type);    /* NULL: there is none */
-void model_arch_names(char *buf, size_t cap);                 /* "llama, mistral and x" */
-extern const model_arch model_arch_llama, model_arch_mistral; /* arch_llama.c */
+const model_arch *model_arch_find(const char *model_type);                      /* NULL: there is none */
+void model_arch_names(char *buf, size_t cap);                                   /* "llama, mistral and x" */
+extern const model_arch model_arch_llama, model_arch_mistral, model_arch_qwen2; /* arch_*.c */
 
 /* ---- description (table.c) ----
  *

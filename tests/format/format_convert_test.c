@@ -113,7 +113,7 @@ static void same_configuration(const char *fixture_dir, const char *back) {
 
 static void there_and_back(void **state) {
     (void)state;
-    static const char *const folders[] = {"arch_llama", "arch_llama_tied_rope3", "arch_mistral"};
+    static const char *const folders[] = {"arch_llama", "arch_llama_tied_rope3", "arch_mistral", "arch_qwen2"};
     for (size_t i = 0; i < TM_COUNT(folders); i++) {
         char gguf[64], back[64];
         snprintf(gguf, sizeof gguf, "%s.gguf", folders[i]);
@@ -151,6 +151,32 @@ static void rows_are_permuted_in_the_file(void **state) {
             for (int i = 0; i < 8; i++)
                 for (int j = 0; j < 2; j++)
                     assert_memory_equal(raw + (h * 16 + 2 * i + j) * 64, hf + (h * 16 + j * 8 + i) * 64, 64 * 4);
+        free(hf);
+        free(raw);
+    }
+    tm_source_close(src);
+    tm_gguf_close(g);
+}
+
+/* Qwen2's rows are in HF's order, and its keys are its own. */
+static void rows_of_qwen2_are_not(void **state) {
+    (void)state;
+    tm_source *src;
+    tm_gguf *g;
+    uint64_t n, heads = 0;
+    convert(fixture("arch_qwen2"), scratch("q.gguf"), "f32");
+    OK(tm_source_open(&src, fixture("arch_qwen2")));
+    OK(tm_gguf_open(&g, scratch("q.gguf")));
+    OK(tm_gguf_uint(g, "qwen2.attention.head_count", &heads, NULL));
+    assert_int_equal(heads, 4);
+    static const char *const pairs[][2] = {{"blk.1.attn_q.weight", "model.layers.1.self_attn.q_proj.weight"},
+                                           {"blk.1.attn_q.bias", "model.layers.1.self_attn.q_proj.bias"},
+                                           {"blk.0.attn_k.bias", "model.layers.0.self_attn.k_proj.bias"},
+                                           {"blk.0.attn_k.weight", "model.layers.0.self_attn.k_proj.weight"}};
+    for (size_t i = 0; i < TM_COUNT(pairs); i++) {
+        float *hf = values_of(src, pairs[i][1], &n), *raw = malloc(n * sizeof *raw);
+        OK(tm_gguf_read_raw(g, (uint32_t)tm_gguf_tensor_find(g, pairs[i][0]), 0, n * 4, raw));
+        assert_memory_equal(raw, hf, n * 4);
         free(hf);
         free(raw);
     }
@@ -354,10 +380,10 @@ static void failures_leave_nothing(void **state) {
     OK(tm_make_dirs(scratch("empty")));
     convert(good, scratch("empty/"), NULL); /* an empty folder is filled */
     assert_true(tm_path_exists(scratch("empty/config.json")));
-    make_folder(scratch("qwen"), NULL, 64);
-    const char *other = "{\"model_type\":\"qwen2\"}";
-    write_file(scratch("qwen/config.json"), other, strlen(other));
-    nothing_is_left(scratch("qwen"), "f2.gguf", NULL, TM_EUNSUPPORTED, "'qwen2'");
+    make_folder(scratch("mamba"), NULL, 64);
+    const char *other = "{\"model_type\":\"mamba\"}";
+    write_file(scratch("mamba/config.json"), other, strlen(other));
+    nothing_is_left(scratch("mamba"), "f2.gguf", NULL, TM_EUNSUPPORTED, "'mamba'");
     make_folder(scratch("cut"), NULL, 64);
     tm_buf st = {0};
     slurp(scratch("cut/model.safetensors"), &st);
@@ -488,6 +514,7 @@ static void faults_leave_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(there_and_back),
                                        cmocka_unit_test(rows_are_permuted_in_the_file),
+                                       cmocka_unit_test(rows_of_qwen2_are_not),
                                        cmocka_unit_test(every_type),
                                        cmocka_unit_test(sixteen_bit_sources_keep_their_type),
                                        cmocka_unit_test(shards_come_out_as_one_model),

@@ -41,7 +41,7 @@ static void test_configurations_refused(void **state) {
         tm_status status;
         const char *says;
     } rows[] = {
-        {{{"model_type", "\"qwen2\""}}, TM_EUNSUPPORTED, "'qwen2' cannot be written"},
+        {{{"model_type", "\"mamba\""}}, TM_EUNSUPPORTED, "'mamba' cannot be written"},
         {{{"model_type", "5"}}, TM_EUNSUPPORTED, "model_type '' cannot be written"},
         {{{"model_type", NULL}}, TM_EUNSUPPORTED, "model_type '' cannot be written"},
         {{{"vocab_size", NULL}}, TM_EINPUT, "'vocab_size' is missing"},

@@ -155,7 +155,7 @@ static void what_is_not_read_is_named(void **state) {
         const char *key, *text;
         uint32_t number;
         const char *wanted;
-    } cases[] = {{"general.architecture", "qwen2", 0, "'qwen2'"},
+    } cases[] = {{"general.architecture", "mamba", 0, "'mamba'"},
                  {"llama.rope.scaling.type", "yarn", 0, "yarn"},
                  {"llama.expert_count", NULL, 8, "experts"},
                  {"llama.attention.value_length", NULL, 6, "values of 6"},

@@ -203,6 +203,12 @@ static void tied_rope3_v4(void **state) {
 static void mistral(void **state) {
     (void)state, check_fp32("arch_mistral", "config.json");
 }
+static void qwen2(void **state) {
+    (void)state, check_fp32("arch_qwen2", "config.json");
+}
+static void qwen2_v4(void **state) {
+    (void)state, check_fp32("arch_qwen2", "config_v4.json");
+}
 
 /* The fixture's model was made by model.to(bfloat16).float(), which rounds the rotary frequencies too. A model that is
  * loaded from the folder keeps them in fp32, as ours does; to compare, they are rounded here. */
@@ -296,6 +302,7 @@ static void fp16_compute(void **state) {
     check_fp16_compute("arch_llama");
     check_fp16_compute("arch_llama_tied_rope3");
     check_fp16_compute("arch_mistral");
+    check_fp16_compute("arch_qwen2");
 }
 static void bf16_weights(void **state) {
     (void)state;
@@ -313,8 +320,9 @@ int main(void) {
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(llama),         cmocka_unit_test(llama_v4),     cmocka_unit_test(tied_rope3),
-        cmocka_unit_test(tied_rope3_v4), cmocka_unit_test(mistral),      cmocka_unit_test(bf16_weights),
-        cmocka_unit_test(bf16_compute),  cmocka_unit_test(fp16_compute),
+        cmocka_unit_test(tied_rope3_v4), cmocka_unit_test(mistral),      cmocka_unit_test(qwen2),
+        cmocka_unit_test(qwen2_v4),      cmocka_unit_test(bf16_weights), cmocka_unit_test(bf16_compute),
+        cmocka_unit_test(fp16_compute),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tm_kernels_close();

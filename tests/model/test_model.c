@@ -75,7 +75,8 @@ static void bad_configurations(void **state) {
     static const bad_config cases[] = {
         {"[1]", "object", TM_EINPUT},
         {"{}", "model_type", TM_EINPUT},
-        {"{\"model_type\":\"qwen2\"," SIZES "}", "llama and mistral", TM_EUNSUPPORTED},
+        {"{\"model_type\":\"mamba\"," SIZES "}", "llama, mistral and qwen2 are", TM_EUNSUPPORTED},
+        {"{\"model_type\":\"qwen2\",\"use_sliding_window\":true," SIZES "}", "use_sliding_window", TM_EUNSUPPORTED},
         {"{\"model_type\":\"llama\"}", "vocab_size is missing", TM_EINPUT},
         {"{\"model_type\":\"llama\",\"hidden_act\":\"gelu\"," SIZES "}", "silu", TM_EUNSUPPORTED},
         {"{\"model_type\":\"llama\",\"quantization_config\":{}," SIZES "}", "quantised", TM_EUNSUPPORTED},

@@ -156,6 +156,10 @@ static void test_probe_tied_rope3(void **state) {
     (void)state;
     check_probe("arch_llama_tied_rope3");
 }
+static void test_probe_qwen2(void **state) {
+    (void)state;
+    check_probe("arch_qwen2");
+}
 static void test_probe_mistral(void **state) {
     (void)state;
     check_probe("arch_mistral");
@@ -349,6 +353,10 @@ static void test_train_tied_rope3(void **state) {
     (void)state;
     check_train("arch_llama_tied_rope3");
 }
+static void test_train_qwen2(void **state) {
+    (void)state;
+    check_train("arch_qwen2");
+}
 static void test_train_mistral(void **state) {
     (void)state;
     check_train("arch_mistral");
@@ -422,6 +430,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_probe_llama, run_clean),
         cmocka_unit_test_teardown(test_probe_tied_rope3, run_clean),
         cmocka_unit_test_teardown(test_probe_mistral, run_clean),
+        cmocka_unit_test_teardown(test_probe_qwen2, run_clean),
         cmocka_unit_test_teardown(test_probe_paged, run_clean),
         cmocka_unit_test_teardown(test_bf16_llama, run_clean),
         cmocka_unit_test_teardown(test_bf16_tied_rope3, run_clean),
@@ -429,6 +438,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_train_llama, run_clean),
         cmocka_unit_test_teardown(test_train_tied_rope3, run_clean),
         cmocka_unit_test_teardown(test_train_mistral, run_clean),
+        cmocka_unit_test_teardown(test_train_qwen2, run_clean),
         cmocka_unit_test_teardown(test_train_ranks, run_clean),
         cmocka_unit_test_teardown(test_train_bf16, run_clean),
     };
