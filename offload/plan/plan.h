@@ -138,6 +138,9 @@ void tm_program_op(tm_program *p, const tm_op *op);
 /* Uses of the latest op, in the order in which the handler gets its operands. */
 void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access);
 void tm_program_use_range(tm_program *p, uint32_t visit, uint32_t object, uint32_t count, tm_use_access access);
+/* Bytes that the operand of a use has: of `count` objects from `object` on, or (0) of all of the visit. UINT64_MAX once
+ * building has failed. */
+uint64_t tm_program_use_bytes(const tm_program *p, uint32_t visit, uint32_t object, uint32_t count);
 /* After the last use: gives the frames of TM_TIER_SHARED their addresses, by the order of their first and last uses
  * alone. Programs in which that order is the same have them at the same addresses, whatever else is in them: ranks that
  * hold different tiles, under different budgets. */

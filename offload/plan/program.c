@@ -145,6 +145,16 @@ void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access) {
     tm_program_use_range(p, visit, p->visit[visit].first, p->visit[visit].count, access);
 }
 
+uint64_t tm_program_use_bytes(const tm_program *p, uint32_t visit, uint32_t object, uint32_t count) {
+    if (p->status != TM_OK) return UINT64_MAX;
+    TM_ASSERT(visit < p->n_visit);
+    const prog_visit *v = &p->visit[visit];
+    uint32_t first = count ? object : v->first, n = count ? count : v->count;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n; i++) bytes += program_object(p, first + i)->bytes;
+    return bytes;
+}
+
 uint32_t tm_program_ops(const tm_program *p) {
     return p->n_op;
 }

@@ -248,7 +248,8 @@ static void describe(bench *b) {
         const tm_op *o = &op[i].op;
         bool backward = o->code == OP_BACKWARD, kept = backward && o->flags & OP_KEPT_LOGITS;
         if (op[i].engine != TM_ENGINE_CPU || (o->code != OP_FORWARD && !backward)) continue;
-        double flops = job_stage_work(job->model, o->arg[0], o->arg[1], backward, &b->shape).flops;
+        op_args a = op_args_of(o);
+        double flops = job_stage_work(job->model, a.stage.unit, a.stage.stage, backward, &b->shape).flops;
         out->flops += kept ? flops * 2 / 3 : flops; /* one product of the head's three less */
     }
 }

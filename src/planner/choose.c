@@ -6,6 +6,7 @@
  * with a layout of its own; the winner is compiled again only where it had given way to one that lost later. */
 #include "offload/sim/sim.h"
 #include "planner/start.h"
+#include "step/op.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -61,13 +61,14 @@ static const char *type_name(const tm_job *job) {
 }
 
 void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) {
-    const tm_unit *u = tm_model_unit(c->job->model, op->arg[0]);
-    const tm_stage *s = &u->stage[op->arg[1]];
+    op_args a = op_args_of(op);
+    const tm_unit *u = tm_model_unit(c->job->model, a.stage.unit);
+    const tm_stage *s = &u->stage[a.stage.stage];
     const char *kind = u->kind == TM_UNIT_EMBED ? "embed" : u->kind == TM_UNIT_HEAD ? "head" : "block";
     char signature[160];
     tm_stage_signature(s, signature, sizeof signature);
-    snprintf(buf, cap, "%s %s.%u.%s %s r%u s%u %s", op->code == OP_FORWARD ? "forward" : "backward", kind, op->arg[1],
-             s->name, signature, c->timed.rows, c->timed.seq, type_name(c->job));
+    snprintf(buf, cap, "%s %s.%u.%s %s r%u s%u %s", op->code == OP_FORWARD ? "forward" : "backward", kind,
+             a.stage.stage, s->name, signature, c->timed.rows, c->timed.seq, type_name(c->job));
 }
 
 static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
@@ -136,7 +137,7 @@ static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backwar
         *out = cost_scaled(c->stage[backward][c->first[u] + s], have, job_load_work(m, unit, stage, backward, c->load));
         return;
     }
-    tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
+    tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {unit, stage}});
     job_work timed = job_stage_work(m, unit, stage, backward, &c->timed);
     cost_stage_key(c, &op, key, sizeof key);
     *out = cost_scaled(resolve(c, &op, key, nominal(&c->side[c->stage_side], timed)), timed,
@@ -152,13 +153,22 @@ static uint32_t largest_part(const job_costs *c) {
 }
 
 cost_tile cost_tile_of(const tm_op *op) {
-    if (op->code == OP_SUMS) return op->arg[2] == 0 ? COST_SUMS_0 : COST_SUMS_1;
-    if (op->code == OP_UPDATE) return op->engine == TM_ENGINE_DEVICE ? COST_UPDATE_THERE : COST_UPDATE;
-    return op->code == OP_FINISH ? COST_FINISH : COST_TILES;
+    const op_row *row = op_row_of(op->code);
+    switch (row ? (op_cost)row->cost : OP_COST_LITTLE) {
+    case OP_COST_FINISH:
+        return COST_FINISH;
+    case OP_COST_UPDATE:
+        return op->engine == TM_ENGINE_DEVICE ? COST_UPDATE_THERE : COST_UPDATE;
+    case OP_COST_SUMS:
+        return op_args_of(op).sums.pass == 0 ? COST_SUMS_0 : COST_SUMS_1;
+    default:
+        return COST_TILES;
+    }
 }
 
 cost_side cost_side_of(const job_costs *c, const tm_op *op) {
-    if (op->code == OP_FORWARD || op->code == OP_BACKWARD || op->code == OP_FINISH) return c->stage_side;
+    const op_row *row = op_row_of(op->code);
+    if (row && row->place == OP_ON_DEVICE) return c->stage_side;
     return cost_tile_of(op) == COST_UPDATE_THERE ? COST_DEVICE : COST_HOST;
 }
 
@@ -193,13 +203,21 @@ static void fill_tile(job_costs *c, cost_tile which, const tm_op *op) {
 
 static void fill_tiles(job_costs *c) {
     uint32_t part = largest_part(c);
-    fill_tile(c, COST_FINISH, &(tm_op){.code = OP_FINISH, .arg = {part, 0}});
+    tm_op finish = op_make(c->job, OP_FINISH, (op_args){.finish = {part}});
+    fill_tile(c, COST_FINISH, &finish);
     if (!c->job->optimizer) return;
-    fill_tile(c, COST_UPDATE, &(tm_op){.code = OP_UPDATE, .arg = {part, 0}});
-    if (c->stage_side == COST_DEVICE && c->job->tiers.update_tier == TM_TIER_EITHER)
-        fill_tile(c, COST_UPDATE_THERE, &(tm_op){.code = OP_UPDATE, .arg = {part, 0}, .engine = TM_ENGINE_DEVICE});
-    for (uint32_t k = 0; k + 1 < c->job->update->passes; k++)
-        fill_tile(c, k ? COST_SUMS_1 : COST_SUMS_0, &(tm_op){.code = OP_SUMS, .arg = {part, 0, k}});
+    tm_op update = op_make(c->job, OP_UPDATE, (op_args){.update = {part}});
+    fill_tile(c, COST_UPDATE, &update);
+    if (c->stage_side == COST_DEVICE && c->job->tiers.update_tier == TM_TIER_EITHER) {
+        tm_op there = op_make(c->job, OP_UPDATE, (op_args){.update = {part}});
+        there.engine = TM_ENGINE_DEVICE; /* as if all state that it uses were held there */
+        there.tier = TM_TIER_DEVICE;
+        fill_tile(c, COST_UPDATE_THERE, &there);
+    }
+    for (uint32_t k = 0; k + 1 < c->job->update->passes; k++) {
+        tm_op sums = op_make(c->job, OP_SUMS, (op_args){.sums = {.part = part, .pass = k}});
+        fill_tile(c, k ? COST_SUMS_1 : COST_SUMS_0, &sums);
+    }
 }
 
 static tm_status make_table(job_costs *c) {
@@ -329,15 +347,6 @@ job_costs_basis job_costs_device_measured(const job_costs *c) {
 
 /* ---- looking up ---------------------------------------------------------------------------------------------- */
 
-double cost_tile_elements(const job_costs *c, const tm_op *op) {
-    const tm_job *job = c->job;
-    uint32_t part = op->arg[0], tile = op->arg[1];
-    span at = op->code == OP_FINISH   ? sum_tile(job, part, tile)
-              : op->code == OP_IMPORT ? hi_tile(job, part, tile)
-                                      : own_tile(job, part, tile);
-    return (double)at.n;
-}
-
 /* What passes over values once and does next to nothing with them goes as fast as memory: the rounding of gradients,
  * which is timed on this machine, or where a hardware file says it all takes what that says. */
 static double memory_rate(const job_costs *c) {
@@ -373,116 +382,24 @@ static const double TOKEN_SECONDS = 20e-9;
 
 double job_cost(void *costs, const tm_op *op) {
     const job_costs *c = costs;
-    double tokens = c->load.tokens, tile = TM_TILE_ELEMENTS;
-    switch (op->code) {
-    case OP_FORWARD:
-        return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
-    case OP_BACKWARD:
-        return c->stage[1][c->first[op->arg[0]] + op->arg[1]] /
-               (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1);
-    case OP_FINISH:
-    case OP_UPDATE:
-    case OP_SUMS:
-        return c->tile[cost_tile_of(op)] * cost_tile_elements(c, op);
-    case OP_TURN: /* a few operations in double for each sum */
-    case OP_PACK_SUMS:
-        return (double)passes_totals_bytes(c->job, passes_group(c->job->model, op->arg[0])) /
-               c->side[COST_HOST].bytes_per_second;
-    case OP_BATCH:
-        return tokens * TOKEN_SECONDS;
-    case OP_OBJECTIVE:
-        return tokens * TOKEN_SECONDS * op->arg[0];
-    case OP_LOGITS:
-        return c->stage[0][c->first[op->arg[0]] + op->arg[1]];
-    case OP_IMPORT:
-        return cost_tile_elements(c, op) * 16 / c->side[COST_HOST].bytes_per_second;
-    case OP_GATHER:
-    case OP_GATHER_NODE:
-    case OP_SHARE:
-    case OP_REDUCE:
-    case OP_SHARE_GRAD:
-    case OP_EXCHANGE:
-    case OP_SHARE_SUMS:
+    const op_row *row = op_row_of(op->code);
+    op_args a = op_args_of(op);
+    bool backward = op->code == OP_BACKWARD;
+    switch (row ? (op_cost)row->cost : OP_COST_LITTLE) {
+    case OP_COST_STAGE:
+        return c->stage[backward][c->first[a.stage.unit] + a.stage.stage] /
+               (backward && op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1);
+    case OP_COST_FINISH:
+    case OP_COST_UPDATE:
+    case OP_COST_SUMS:
+        return c->tile[cost_tile_of(op)] * op_amount(c->job, op);
+    case OP_COST_TOKENS:
+        return c->load.tokens * TOKEN_SECONDS * op_amount(c->job, op);
+    case OP_COST_BYTES:
+        return op_amount(c->job, op) / c->side[COST_HOST].bytes_per_second;
+    case OP_COST_LINKS:
         return comm_seconds(c, op);
-    case OP_HASH:
-    case OP_EXPORT:
-    case OP_FETCH:
-        return tile * 8 / c->side[COST_HOST].bytes_per_second;
     default:
         return 1e-6;
-    }
-}
-
-const char *job_op_word(uint16_t code) {
-    static const char *const word[] = {[OP_BATCH] = "batch",
-                                       [OP_FORWARD] = "forward",
-                                       [OP_BACKWARD] = "backward",
-                                       [OP_OBJECTIVE] = "objective",
-                                       [OP_FINISH] = "finish",
-                                       [OP_NORM] = "norm",
-                                       [OP_UPDATE] = "update",
-                                       [OP_SUMS] = "sums",
-                                       [OP_TURN] = "turn",
-                                       [OP_PACK_SUMS] = "pack sums",
-                                       [OP_SHARE_SUMS] = "share sums",
-                                       [OP_MEANS] = "means",
-                                       [OP_IMPORT] = "import",
-                                       [OP_LOGITS] = "logits",
-                                       [OP_TAKE_GRAD] = "take grad",
-                                       [OP_HASH] = "hash",
-                                       [OP_EXPORT] = "export",
-                                       [OP_PENDING] = "pending",
-                                       [OP_REPORT] = "report",
-                                       [OP_LOSS] = "loss",
-                                       [OP_GATHER] = "gather",
-                                       [OP_SHARE] = "share",
-                                       [OP_REDUCE] = "reduce",
-                                       [OP_SHARE_GRAD] = "share grad",
-                                       [OP_EXCHANGE] = "exchange",
-                                       [OP_FETCH] = "fetch",
-                                       [OP_STASH] = "stash",
-                                       [OP_GATHER_NODE] = "gather in node"};
-    return code < TM_COUNT(word) && word[code] ? word[code] : "operation";
-}
-
-void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
-    const tm_model *m = ((const tm_job *)ctx)->model;
-    const char *word = job_op_word(op->code);
-    switch (op->code) {
-    case OP_FORWARD:
-    case OP_BACKWARD:
-    case OP_LOGITS: {
-        const tm_unit *u = tm_model_unit(m, op->arg[0]);
-        snprintf(buf, cap, "%s %s.%s mb %u", word, u->name, u->stage[op->arg[1]].name, op->arg[2]);
-        return;
-    }
-    case OP_FINISH:
-    case OP_UPDATE:
-    case OP_SUMS:
-    case OP_IMPORT:
-        snprintf(buf, cap, "%s %s tile %u", word, tm_model_part(m, op->arg[0])->name, op->arg[1]);
-        return;
-    case OP_GATHER:
-    case OP_GATHER_NODE:
-    case OP_STASH:
-    case OP_SHARE:
-    case OP_REDUCE:
-    case OP_SHARE_GRAD:
-    case OP_FETCH:
-    case OP_TURN:
-    case OP_PACK_SUMS:
-    case OP_SHARE_SUMS:
-    case OP_MEANS:
-        snprintf(buf, cap, "%s %s", word, tm_model_part(m, op->arg[0])->name);
-        return;
-    case OP_HASH:
-    case OP_EXPORT:
-        snprintf(buf, cap, "%s %s", word, tm_model_tensor(m, op->arg[0])->name);
-        return;
-    case OP_BATCH:
-        snprintf(buf, cap, "%s mb %u", word, op->arg[0]);
-        return;
-    default:
-        snprintf(buf, cap, "%s", word);
     }
 }

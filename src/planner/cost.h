@@ -13,7 +13,7 @@
 #define TIDEMILL_COST_INTERNAL_H
 
 #include "offload/machine/machine.h"
-#include "step/step.h"
+#include "step/op.h"
 
 typedef enum job_costs_mode { JOB_COSTS_NOMINAL, JOB_COSTS_PROFILE, JOB_COSTS_MEASURE } job_costs_mode;
 /* How many of the operations that matter have a measured time. */
@@ -39,9 +39,6 @@ job_costs_basis job_costs_device_measured(const job_costs *c); /* on a device wi
 TM_MUST_USE tm_status job_costs_rates(const job_costs *c, tm_machine *machine);
 /* A tm_cost_fn; `costs` is a job_costs. */
 double job_cost(void *costs, const tm_op *op);
-/* "forward layers.11.attn mb 0" for the operation into buf; `job` is a tm_job. */
-const char *job_op_word(uint16_t code); /* "forward" */
-void job_op_name(void *job, const tm_op *op, char *buf, size_t cap);
 
 /* cost_learn.c: a run teaches the profile what its operations take beside transfers and neighbours, which is more than
  * they take alone. `costs` is a job_costs of mode PROFILE or MEASURE. Calls of one thread for operations of the host,
@@ -55,7 +52,7 @@ typedef tm_work job_work;
 job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape);
 job_work job_load_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, job_load load);
 
-/* cost_measure.c: operands of an operation that is run alone, and a job that holds what its handler reads besides. */
+/* cost_measure.c: operands of an operation that is run alone, and what its handler reads besides. */
 enum { COST_OPERANDS = 40 };
 typedef struct cost_operands {
     const tm_job *job;
@@ -70,7 +67,14 @@ typedef struct cost_operands {
 bool cost_operands_of(cost_operands *out, const tm_job *job, const tm_op *op, const job_shape *shape);
 /* Numbers of sane magnitude into `bytes` at `frames`; each operand's distance from there. */
 void cost_operands_fill(const cost_operands *o, void *frames, uint64_t offset[COST_OPERANDS]);
-tm_job cost_stand_in(const cost_operands *o, job_batch *batch);
+/* The operation as its handler sees it, with a step and a micro-batch that are made up, and the host's kernels. */
+typedef struct cost_call {
+    op_call call;
+    job_step step;
+    job_batch batch;
+    void *operand[COST_OPERANDS];
+} cost_call;
+void cost_call_init(cost_call *c, const cost_operands *o, const tm_op *op);
 typedef struct cost_timing {
     double seconds, spent; /* of a call; of all calls */
     bool disturbed;        /* others had the processors, or the calls differ by half or more */

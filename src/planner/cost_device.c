@@ -48,15 +48,9 @@ static tm_status copy(tm_device *d, tm_device_way way, void *host, uint64_t byte
 
 /* ---- operations ---------------------------------------------------------------------------------------------- */
 
-typedef struct timed {
-    tm_job job;
-    const tm_op *op;
-    void *operand[COST_OPERANDS];
-} timed;
-
 static tm_status run_timed(void *ctx) {
-    timed *t = ctx;
-    return job_run_op(&t->job, t->op, t->operand);
+    const cost_call *t = ctx;
+    return t->call.row->run(&t->call);
 }
 
 /* n of them, one behind the other: the middle of their times. */
@@ -75,7 +69,7 @@ static tm_status run_some(tm_device *d, const tm_device_op *op, int n, double *s
     return rc;
 }
 
-static tm_status time_op(tm_device *d, timed *t, const cost_operands *l, void *host, double *seconds) {
+static tm_status time_op(tm_device *d, cost_call *t, const cost_operands *l, void *host, double *seconds) {
     uint64_t offset[COST_OPERANDS];
     tm_device_frame frame = {0, l->bytes};
     const tm_device_op op = {.frame = &frame, .n = 1, .fn = run_timed, .ctx = t};
@@ -90,16 +84,15 @@ static tm_status time_op(tm_device *d, timed *t, const cost_operands *l, void *h
 
 bool cost_device_measure(job_costs *c, const tm_op *op, double *seconds) {
     cost_operands l;
-    job_batch batch;
-    timed t = {.op = op};
+    cost_call t;
     struct cost_bench *b = bench_of(c);
     *seconds = 0;
     if (!b || !b->d || !cost_operands_of(&l, c->job, op, &c->timed) || l.bytes > b->arena_bytes || l.bytes > c->budget)
         return false;
     void *host = tm_malloc(l.bytes);
     if (!host) return false;
-    t.job = cost_stand_in(&l, &batch);
-    t.job.tiers.kernels = tm_device_kernels(b->d);
+    cost_call_init(&t, &l, op);
+    t.call.kernels = tm_device_kernels(b->d);
     if (time_op(b->d, &t, &l, host, seconds) != TM_OK) {
         tm_log(TM_LOG_WARN, "%s: not timed on the device: %s", job_op_word(op->code), tm_error_get()->text);
         tm_error_clear();

@@ -17,11 +17,12 @@ tm_status job_costs_listen(job_costs *c) {
 /* In micro-batches like those that the table is of, by the work in it; 0: nothing was left for it. */
 static double how_many(const job_costs *c, const tm_op *op, bool backward) {
     const tm_model *m = c->job->model;
-    const job_batch *b = &c->job->step.batch[op->arg[2]];
+    op_args a = op_args_of(op);
+    const job_batch *b = &c->job->step.batch[a.stage.micro_batch];
     if (b->rows == 0) return 0;
     job_shape shape = {.rows = b->rows, .seq = b->seq};
-    return cost_scaled(1, job_load_work(m, op->arg[0], op->arg[1], backward, c->load),
-                       job_stage_work(m, op->arg[0], op->arg[1], backward, &shape));
+    return cost_scaled(1, job_load_work(m, a.stage.unit, a.stage.stage, backward, c->load),
+                       job_stage_work(m, a.stage.unit, a.stage.stage, backward, &shape));
 }
 
 /* A process that is stopped for a while, or a machine that sleeps, is no cost of the operation that was under way. */
@@ -42,11 +43,12 @@ void job_costs_hear(void *costs, const tm_op *op, double seconds) {
     cost_tile tile = cost_tile_of(op);
     if (tile < COST_TILES &&
         (tile == COST_FINISH || c->job->step.result.finite)) /* skipped they take next to nothing */
-        cost_heard_add(&c->heard_tile[tile], seconds, cost_tile_elements(c, op));
+        cost_heard_add(&c->heard_tile[tile], seconds, op_amount(c->job, op));
     if ((op->code != OP_FORWARD && !backward) || !c->heard[0] || !c->heard[1]) return;
     double n = how_many(c, op, backward);
+    op_args a = op_args_of(op);
     if (n > 0)
-        cost_heard_add(&c->heard[backward][c->first[op->arg[0]] + op->arg[1]],
+        cost_heard_add(&c->heard[backward][c->first[a.stage.unit] + a.stage.stage],
                        seconds * (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1), n);
 }
 
@@ -73,7 +75,7 @@ static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool bac
     const tm_model *m = c->job->model;
     tm_profile *profile = c->side[c->stage_side].profile;
     const cost_heard *h = &c->heard[backward][c->first[unit] + stage];
-    tm_op op = {.code = backward ? OP_BACKWARD : OP_FORWARD, .arg = {unit, stage}};
+    tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {unit, stage}});
     cost_stage first = c->alike[c->first[unit] + stage];
     char key[256];
     if (first.unit != unit || first.stage != stage || h->n < LEAST_CALLS) return TM_OK;

@@ -67,7 +67,6 @@ void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap);
 double cost_tile_key(const job_costs *c, cost_tile which, char *buf, size_t cap);
 cost_tile cost_tile_of(const tm_op *op); /* COST_TILES: no such operation */
 cost_side cost_side_of(const job_costs *c, const tm_op *op);
-double cost_tile_elements(const job_costs *c, const tm_op *op);
 double cost_tile_bytes(const job_costs *c, cost_tile which); /* of an element, that pass by */
 
 /* cost_device.c: the device of a job, where it has processors of its own. */

@@ -67,7 +67,7 @@ static void use_slots(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *us
             *fresh |= 1u << (uses[i].slot + (uses[i].grad ? 16 : 0));
         }
         if (access & TM_USE_WRITE) *written = 1;
-        tm_program_use(x->p, visit, access);
+        op_use(&x->w, OPERAND_SLOT, visit, access);
     }
 }
 
@@ -84,12 +84,12 @@ static uint32_t fresh_slots(const pass *x, uint32_t unit, uint32_t mb, const tm_
 static void use_part(pass *x, uint32_t part) {
     TM_ASSERT(x->o->update != UPDATE_WITHIN || !x->updated[part]); /* backward needs the weights of forward */
     if (x->part_visit[part] == NONE) (void)pass_hi_visit(x, part);
-    tm_program_use(x->p, x->part_visit[part], TM_USE_READ);
+    op_use(&x->w, OPERAND_WEIGHT, x->part_visit[part], TM_USE_READ);
 }
 
 static void use_workspace(pass *x, uint32_t unit, uint32_t stage, bool backward) {
     uint64_t bytes = tm_stage_workspace(x->m, unit, stage, backward, x->o->shape.rows, x->o->shape.seq);
-    tm_program_use(x->p, tm_program_visit(x->p, pass_scratch(x, unit, bytes), 1), TM_USE_WRITE);
+    op_use(&x->w, OPERAND_WORKSPACE, tm_program_visit(x->p, pass_scratch(x, unit, bytes), 1), TM_USE_WRITE);
 }
 
 /* The head's logits of a vocabulary part, from forward to backward. Returns the operation's flag. */
@@ -105,7 +105,7 @@ static uint16_t keeps_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
 }
 
 static void use_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb, tm_use_access access) {
-    tm_program_use(x->p, x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s], access);
+    op_use(&x->w, OPERAND_LOGITS, x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s], access);
 }
 
 /* ---- stages -------------------------------------------------------------------------------------------------- */
@@ -116,16 +116,17 @@ static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     pass_update_before(x, stage);
     pass_need(x, stage, false);
     uint16_t kept = keeps_logits(x, unit, s, mb);
-    tm_program_op(x->p,
-                  &(tm_op){.code = OP_FORWARD, .flags = kept, .arg = {unit, s, mb, fresh}, .tier = TM_TIER_DEVICE});
-    tm_program_use(x->p, x->batch[mb], TM_USE_READ);
+    op_begin(&x->w, OP_FORWARD, (op_args){.stage = {unit, s, mb, fresh}});
+    op_flags(&x->w, kept);
+    op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
     use_slots(x, unit, mb, stage->forward, stage->n_forward, &again);
     if (stage->uses_kv_cache && x->job->kv)
-        tm_program_use(x->p, tm_program_visit(x->p, x->job->kv[unit], 1), TM_USE_UPDATE);
+        op_use(&x->w, OPERAND_KV_CACHE, tm_program_visit(x->p, x->job->kv[unit], 1), TM_USE_UPDATE);
     if (kept) use_logits(x, unit, s, mb, TM_USE_WRITE);
     use_workspace(x, unit, s, false);
+    op_end(&x->w);
 }
 
 static void use_sum(pass *x, uint32_t part, uint32_t unit) {
@@ -136,7 +137,7 @@ static void use_sum(pass *x, uint32_t part, uint32_t unit) {
                       .kind = TM_KIND_GRAD, .unit = unit, .bytes = x->job->part[part].elements * 4, .pageable = tied});
     }
     if (x->sum_visit[part] == NONE) x->sum_visit[part] = tm_program_visit(x->p, x->sum_object[part], 1);
-    tm_program_use(x->p, x->sum_visit[part], x->sum_written[part] ? TM_USE_UPDATE : TM_USE_WRITE);
+    op_use(&x->w, OPERAND_SUM, x->sum_visit[part], x->sum_written[part] ? TM_USE_UPDATE : TM_USE_WRITE);
     x->sum_written[part] = 1;
 }
 
@@ -148,18 +149,18 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
         if (stage->part_gradient[i] && !x->sum_written[stage->part[i]]) flags |= 1u << i;
     pass_need(x, stage, true);
     flags |= keeps_logits(x, unit, s, mb);
-    tm_program_op(
-        x->p,
-        &(tm_op){.code = OP_BACKWARD, .flags = (uint16_t)flags, .arg = {unit, s, mb, fresh}, .tier = TM_TIER_DEVICE});
-    tm_program_use(x->p, x->batch[mb], TM_USE_READ);
+    op_begin(&x->w, OP_BACKWARD, (op_args){.stage = {unit, s, mb, fresh}});
+    op_flags(&x->w, flags);
+    op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_backward[i]) use_part(x, stage->part[i]);
     use_slots(x, unit, mb, stage->backward, stage->n_backward, &again);
-    if (u->kind == TM_UNIT_HEAD) tm_program_use(x->p, x->coef[mb], TM_USE_READ);
+    if (u->kind == TM_UNIT_HEAD) op_use(&x->w, OPERAND_COEFFICIENT, x->coef[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_gradient[i]) use_sum(x, stage->part[i], unit);
     if (flags & OP_KEPT_LOGITS) use_logits(x, unit, s, mb, TM_USE_UPDATE);
     use_workspace(x, unit, s, true);
+    op_end(&x->w);
 }
 
 /* ---- units --------------------------------------------------------------------------------------------------- */
@@ -182,14 +183,14 @@ static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     uint32_t part = tm_model_unit(x->m, unit)->stage[s].part[0], fresh = 0;
     uint64_t columns = x->job->part[part].elements / tm_model_get_config(x->m)->hidden_size;
     bool last = x->o->logits == LOGITS_LAST;
-    tm_program_op(x->p, &(tm_op){.code = OP_LOGITS, .arg = {unit, s, mb, last}});
-    tm_program_use(x->p, x->batch[mb], TM_USE_READ);
+    op_begin(&x->w, OP_LOGITS, (op_args){.logits = {unit, s, mb, last}});
+    op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
     use_part(x, part);
     use_slots(x, unit, mb, &normed, 1, &fresh);
-    tm_program_use(x->p,
-                   tm_program_visit(x->p, pass_scratch(x, unit, (last ? x->o->shape.rows : x->T) * columns * 4), 1),
-                   TM_USE_WRITE);
+    uint32_t logits = pass_scratch(x, unit, (last ? x->o->shape.rows : x->T) * columns * 4);
+    op_use(&x->w, OPERAND_LOGITS, tm_program_visit(x->p, logits, 1), TM_USE_WRITE);
     use_workspace(x, unit, s, false);
+    op_end(&x->w);
 }
 
 /* Stage 0 is the norm; then a stage for each vocabulary part, whose weights are needed for that long only. */
@@ -331,13 +332,14 @@ static void emit_objective(pass *x, uint32_t unit) {
     uint32_t fresh = 0;
     for (uint32_t mb = 0; mb < x->K; mb++)
         x->coef[mb] = tm_program_visit(x->p, pass_scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
-    tm_program_op(x->p, &(tm_op){.code = OP_OBJECTIVE, .arg = {x->K, x->o->update == UPDATE_WITHIN}});
+    op_begin(&x->w, OP_OBJECTIVE, (op_args){.objective = {x->K, x->o->update == UPDATE_WITHIN}});
     for (uint32_t mb = 0; mb < x->K; mb++) {
-        tm_program_use(x->p, x->batch[mb], TM_USE_READ);
+        op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
         use_slots(x, unit, mb, &state, 1, &fresh);
-        tm_program_use(x->p, x->coef[mb], TM_USE_WRITE);
+        op_use(&x->w, OPERAND_COEFFICIENT, x->coef[mb], TM_USE_WRITE);
     }
-    tm_program_use(x->p, x->step, x->o->update == UPDATE_BEFORE ? TM_USE_UPDATE : TM_USE_WRITE);
+    op_use(&x->w, OPERAND_STEP, x->step, x->o->update == UPDATE_BEFORE ? TM_USE_UPDATE : TM_USE_WRITE);
+    op_end(&x->w);
 }
 
 /* ---- the pass ------------------------------------------------------------------------------------------------ */
@@ -410,8 +412,9 @@ static void emit_pass(pass *x) {
     x->step = tm_program_visit(x->p, pass_scratch(x, 0, 64), 1);
     for (uint32_t mb = 0; mb < x->K; mb++) {
         x->batch[mb] = tm_program_visit(x->p, pass_scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
-        tm_program_op(x->p, &(tm_op){.code = OP_BATCH, .arg = {mb, x->T}});
-        tm_program_use(x->p, x->batch[mb], TM_USE_WRITE);
+        op_begin(&x->w, OP_BATCH, (op_args){.batch = {mb, x->T}});
+        op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_WRITE);
+        op_end(&x->w);
     }
     if (x->o->update == UPDATE_BEFORE) pass_pending(x);
     pass_gather_forward(x);
@@ -447,11 +450,13 @@ tm_status build_pass(tm_program **out, const tm_job *job, const char *name, cons
               .kept_blocks = pass_kept_blocks(job, opts)};
     tm_status rc;
     TM_TRY(tm_program_create(&x.p, job->layout, name));
+    TM_GO(op_writer_open(&x.w, job, x.p, &o.shape));
     TM_GO(pass_init(&x));
     emit_pass(&x);
     tm_program_share(x.p);
     *out = x.p;
 done:
+    op_writer_close(&x.w);
     pass_free(&x);
     if (rc != TM_OK) tm_program_free(x.p);
     return rc;

@@ -29,10 +29,11 @@ static uint32_t rounded_visit(pass *x, uint32_t part, uint32_t tile, uint32_t un
 static void round_tile(pass *x, uint32_t part, uint32_t tile, uint32_t sum, uint32_t g, tm_use_access access,
                        bool whole) {
     bool within = x->o->update == UPDATE_WITHIN;
-    tm_program_op(x->p, &(tm_op){.code = OP_FINISH, .arg = {part, tile, within, whole}, .tier = TM_TIER_DEVICE});
-    tm_program_use(x->p, sum, TM_USE_READ);
-    tm_program_use(x->p, g, access);
-    tm_program_use(x->p, x->partial[part], tile ? TM_USE_UPDATE : TM_USE_WRITE);
+    op_begin(&x->w, OP_FINISH, (op_args){.finish = {part, tile, within, whole}});
+    op_use(&x->w, OPERAND_SUM, sum, TM_USE_READ);
+    op_use(&x->w, OPERAND_GRADIENT, g, access);
+    op_use(&x->w, OPERAND_PARTIAL, x->partial[part], tile ? TM_USE_UPDATE : TM_USE_WRITE);
+    op_end(&x->w);
 }
 
 /* Update B: the tile is used at once, so that its gradient needs no place of its own; or it waits in line. */
@@ -59,8 +60,9 @@ static void round_and_share(pass *x, uint32_t part, uint32_t unit, uint32_t sum,
     uint32_t g = rounded_visit(x, part, 0, unit, true);
     for (uint32_t tile = 0; tile < ps->sum_tiles; tile++)
         round_tile(x, part, tile, sum, g, tile ? TM_USE_UPDATE : TM_USE_WRITE, true);
-    tm_program_op(x->p, &(tm_op){.code = OP_SHARE_GRAD, .engine = TM_ENGINE_COMM, .arg = {part}});
-    tm_program_use(x->p, g, ps->sum_tiles ? TM_USE_UPDATE : TM_USE_WRITE);
+    op_begin(&x->w, OP_SHARE_GRAD, (op_args){.part = {part}});
+    op_use(&x->w, OPERAND_GRADIENT, g, ps->sum_tiles ? TM_USE_UPDATE : TM_USE_WRITE);
+    op_end(&x->w);
     for (uint32_t tile = 0; tile < ps->tiles; tile++) update_within(x, part, tile, g, hi);
     if (ps->tiles == 0) update_within(x, part, NONE, NONE, hi);
 }
@@ -100,15 +102,16 @@ static uint32_t open_weights(pass *x, uint32_t part) {
 static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     uint32_t hi = open_weights(x, part);
     if (x->o->take_gradients) {
-        tm_program_op(x->p, &(tm_op){.code = OP_TAKE_GRAD, .arg = {part}});
-        tm_program_use(x->p, x->sum_visit[part], TM_USE_READ);
+        op_begin(&x->w, OP_TAKE_GRAD, (op_args){.part = {part}});
+        op_use(&x->w, OPERAND_SUM, x->sum_visit[part], TM_USE_READ);
+        op_end(&x->w);
     }
     x->summing[x->n_summing++] = (summing){part, unit, x->sum_visit[part], hi};
     x->summing_elements += x->job->part[part].elements;
     if (x->job->ranks.ranks > 1) {
-        tm_program_op(
-            x->p, &(tm_op){.code = OP_REDUCE, .engine = TM_ENGINE_COMM, .tier = pass_exchange_tier(x), .arg = {part}});
-        tm_program_use(x->p, x->sum_visit[part], TM_USE_UPDATE);
+        op_begin(&x->w, OP_REDUCE, (op_args){.part = {part}});
+        op_use(&x->w, OPERAND_SUM, x->sum_visit[part], TM_USE_UPDATE);
+        op_end(&x->w);
         if (x->o->overlap) {
             while (x->n_summing == MAX_SUMMING || (x->n_summing > 1 && x->summing_elements > x->most_summing))
                 finish_oldest(x);
@@ -130,28 +133,32 @@ void pass_contributed(pass *x, uint32_t unit, uint32_t s) {
 /* What every rank has to say, side by side; then all add it up in one order. */
 static uint32_t exchange(pass *x, bool norm) {
     uint32_t all = tm_program_visit(x->p, pass_scratch(x, 0, job_report_bytes(x->job, norm)), 1);
-    tm_program_op(x->p, &(tm_op){.code = OP_REPORT, .arg = {norm}});
+    op_begin(&x->w, OP_REPORT, (op_args){.report = {norm}});
     for (uint32_t p = 0; norm && p < x->parts; p++)
-        if (x->partial[p] != NONE) tm_program_use(x->p, x->partial[p], TM_USE_READ);
-    tm_program_use(x->p, x->step, TM_USE_READ);
-    tm_program_use(x->p, all, TM_USE_WRITE);
-    tm_program_op(x->p, &(tm_op){.code = OP_EXCHANGE, .engine = TM_ENGINE_COMM, .arg = {norm}});
-    tm_program_use(x->p, all, TM_USE_UPDATE);
+        if (x->partial[p] != NONE) op_use(&x->w, OPERAND_PARTIAL, x->partial[p], TM_USE_READ);
+    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
+    op_use(&x->w, OPERAND_REPORTS, all, TM_USE_WRITE);
+    op_end(&x->w);
+    op_begin(&x->w, OP_EXCHANGE, (op_args){.report = {norm}});
+    op_use(&x->w, OPERAND_REPORTS, all, TM_USE_UPDATE);
+    op_end(&x->w);
     return all;
 }
 
 void pass_norm(pass *x) {
     uint32_t all = x->job->ranks.ranks > 1 ? exchange(x, true) : NONE;
-    tm_program_op(x->p, &(tm_op){.code = OP_NORM, .arg = {x->o->update == UPDATE_WITHIN}});
-    if (all != NONE) tm_program_use(x->p, all, TM_USE_READ);
-    for (uint32_t p = 0; all == NONE && p < x->parts; p++) tm_program_use(x->p, x->partial[p], TM_USE_READ);
-    tm_program_use(x->p, x->step, TM_USE_UPDATE);
+    op_begin(&x->w, OP_NORM, (op_args){.norm = {x->o->update == UPDATE_WITHIN}});
+    if (all != NONE) op_use(&x->w, OPERAND_REPORTS, all, TM_USE_READ);
+    for (uint32_t p = 0; all == NONE && p < x->parts; p++) op_use(&x->w, OPERAND_PARTIAL, x->partial[p], TM_USE_READ);
+    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_UPDATE);
+    op_end(&x->w);
 }
 
 void pass_loss(pass *x) {
     if (x->job->ranks.ranks == 1) return;
     uint32_t all = exchange(x, false);
-    tm_program_op(x->p, &(tm_op){.code = OP_LOSS});
-    tm_program_use(x->p, all, TM_USE_READ);
-    tm_program_use(x->p, x->step, TM_USE_UPDATE);
+    op_begin(&x->w, OP_LOSS, (op_args){{0}});
+    op_use(&x->w, OPERAND_REPORTS, all, TM_USE_READ);
+    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_UPDATE);
+    op_end(&x->w);
 }

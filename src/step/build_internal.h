@@ -10,7 +10,7 @@
 #ifndef TIDEMILL_BUILD_INTERNAL_H
 #define TIDEMILL_BUILD_INTERNAL_H
 
-#include "step/step.h"
+#include "step/op.h"
 
 #define NONE UINT32_MAX
 
@@ -39,6 +39,7 @@ typedef struct pass {
     const tm_model *m;
     const pass_opts *o;
     tm_program *p;
+    op_writer w; /* of its operations */
     uint32_t K, T, units, parts, kept_blocks;
     uint32_t *batch, *coef; /* visits, per micro-batch */
     uint32_t *kept_logits;  /* visits, per (micro-batch, stage of the head); NONE: multiplied again */
@@ -94,7 +95,6 @@ void pass_gather_backward(pass *x);
 /* What this stage reads is there, and what comes next is on its way. */
 void pass_need(pass *x, const tm_stage *stage, bool backward);
 void pass_share(pass *x, uint32_t part, uint32_t hi); /* after the update of a part that is kept whole */
-uint8_t pass_exchange_tier(const pass *x);            /* of gathers and sums: where what they exchange lies */
 
 /* build.c */
 bool pass_recomputes(const pass *x, uint32_t unit);

@@ -52,25 +52,26 @@ static void use_weights(pass *x, uint32_t part, uint32_t tile, tile_visits *v) {
     uint32_t weights = pass_weight_tile(x, part, tile);
     if (x->job->dtype != TM_F16) { /* fp16: the master is lo */
         if (v->hi == NONE) v->hi = tm_program_visit(x->p, weights, 1);
-        tm_program_use_range(x->p, v->hi, weights, 1, TM_USE_READ);
+        op_use_one(&x->w, OPERAND_HI, v->hi, weights, TM_USE_READ);
     }
     if (ps->lo == TM_NO_OBJECT) return;
     if (v->lo == NONE) v->lo = tm_program_visit(x->p, ps->lo + tile * ps->stride, 1);
-    tm_program_use(x->p, v->lo, TM_USE_READ);
+    op_use(&x->w, OPERAND_LO, v->lo, TM_USE_READ);
 }
 
 static void sum_tile_of(pass *x, const updating *u, uint32_t part, uint32_t tile, uint32_t k) {
     const part_state *ps = &x->job->part[part];
     tile_visits v = open_tile(x, u, part, tile);
-    tm_program_op(x->p, &(tm_op){.code = OP_SUMS, .arg = {part, tile, k, gradients_are_shared(x->job)}});
+    op_begin(&x->w, OP_SUMS, (op_args){.sums = {part, tile, k, gradients_are_shared(x->job)}});
     if (passes_read_weights(x->job, k)) use_weights(x, part, tile, &v);
     if (k == 1 && ps->exp_avg_sq != TM_NO_OBJECT) {
         if (v.squares == NONE) v.squares = tm_program_visit(x->p, ps->exp_avg_sq + tile * ps->stride, 1);
-        tm_program_use(x->p, v.squares, TM_USE_READ);
+        op_use(&x->w, OPERAND_EXP_AVG_SQ, v.squares, TM_USE_READ);
     }
-    tm_program_use(x->p, v.gradient, TM_USE_READ);
-    tm_program_use(x->p, x->step, TM_USE_READ);
-    tm_program_use(x->p, u->totals, TM_USE_UPDATE);
+    op_use(&x->w, OPERAND_GRADIENT, v.gradient, TM_USE_READ);
+    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
+    op_use(&x->w, OPERAND_TOTALS, u->totals, TM_USE_UPDATE);
+    op_end(&x->w);
     if (u->stays) x->stays[tile] = v;
 }
 
@@ -103,26 +104,28 @@ static void update(pass *x, updating *u) {
 /* What every rank's slices add up to, side by side. */
 static uint32_t share_sums(pass *x, const updating *u, uint32_t k) {
     uint32_t part = u->group.first;
-    uint64_t n = 0;
-    for (uint32_t r = 0; r < x->job->ranks.ranks; r++) n += passes_pieces(x->job, u->group, r, k);
-    uint32_t pieces = tm_program_visit(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, n * sizeof(double)), 1);
-    tm_program_op(x->p, &(tm_op){.code = OP_PACK_SUMS, .arg = {part, k}});
-    tm_program_use(x->p, x->step, TM_USE_READ);
-    tm_program_use(x->p, u->totals, TM_USE_READ);
-    tm_program_use(x->p, pieces, TM_USE_WRITE);
-    tm_program_op(x->p, &(tm_op){.code = OP_SHARE_SUMS, .engine = TM_ENGINE_COMM, .arg = {part, k}});
-    tm_program_use(x->p, pieces, TM_USE_UPDATE);
+    uint64_t bytes = passes_pieces_bytes(x->job, u->group, k);
+    uint32_t pieces = tm_program_visit(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
+    op_begin(&x->w, OP_PACK_SUMS, (op_args){.group = {part, k}});
+    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
+    op_use(&x->w, OPERAND_TOTALS, u->totals, TM_USE_READ);
+    op_use(&x->w, OPERAND_PIECES, pieces, TM_USE_WRITE);
+    op_end(&x->w);
+    op_begin(&x->w, OP_SHARE_SUMS, (op_args){.group = {part, k}});
+    op_use(&x->w, OPERAND_PIECES, pieces, TM_USE_UPDATE);
+    op_end(&x->w);
     return pieces;
 }
 
 static void turn(pass *x, const updating *u, uint32_t k) {
     uint32_t part = u->group.first, means = x->job->part[part].means;
     uint32_t pieces = x->job->ranks.ranks > 1 ? share_sums(x, u, k) : NONE;
-    tm_program_op(x->p, &(tm_op){.code = OP_TURN, .arg = {part, k + 1}});
-    tm_program_use(x->p, x->step, TM_USE_READ);
-    if (pieces != NONE) tm_program_use(x->p, pieces, TM_USE_READ);
-    if (k == 0 && means != TM_NO_OBJECT) tm_program_use(x->p, tm_program_visit(x->p, means, 1), TM_USE_UPDATE);
-    tm_program_use(x->p, u->totals, TM_USE_UPDATE);
+    op_begin(&x->w, OP_TURN, (op_args){.group = {part, k + 1}});
+    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
+    if (pieces != NONE) op_use(&x->w, OPERAND_PIECES, pieces, TM_USE_READ);
+    if (k == 0 && means != TM_NO_OBJECT) op_use(&x->w, OPERAND_MEANS, tm_program_visit(x->p, means, 1), TM_USE_UPDATE);
+    op_use(&x->w, OPERAND_TOTALS, u->totals, TM_USE_UPDATE);
+    op_end(&x->w);
 }
 
 /* Of the group that begins with `part`; others were updated with the part that theirs begins with. */
@@ -132,9 +135,10 @@ void pass_update_group(pass *x, uint32_t part) {
     u.stays = u.group.count == 1;
     uint64_t bytes = passes_totals_bytes(x->job, u.group);
     u.totals = tm_program_visit(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
-    tm_program_op(x->p, &(tm_op){.code = OP_TURN, .arg = {part, 0}});
-    tm_program_use(x->p, x->step, TM_USE_READ);
-    tm_program_use(x->p, u.totals, TM_USE_WRITE);
+    op_begin(&x->w, OP_TURN, (op_args){.group = {part, 0}});
+    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
+    op_use(&x->w, OPERAND_TOTALS, u.totals, TM_USE_WRITE);
+    op_end(&x->w);
     if (u.stays) begin_part(x, &u, part, false);
     for (uint32_t tile = 0; u.stays && tile < x->job->part[part].tiles; tile++) x->stays[tile] = u.all;
     for (uint32_t k = 0; k + 1 < x->job->update->passes; k++) {

@@ -42,47 +42,36 @@ void pass_gather_backward(pass *x) {
     }
 }
 
-/* Where what is exchanged lies: in the arenas, if they have a way to each other. */
-uint8_t pass_exchange_tier(const pass *x) {
-    return x->job->ranks.peers ? TM_TIER_DEVICE : TM_TIER_HOST;
-}
-
 /* ---- gathering ----------------------------------------------------------------------------------------------- */
-
-static uint64_t second_bytes(const pass *x, uint32_t part) {
-    const job_ranks *r = &x->job->ranks;
-    uint64_t n = 0;
-    for (uint32_t j = 0; j < r->second.count; j++)
-        n += slice_span(x->job->part[part].elements, r->ranks, r->second.first + j).n;
-    return n * tm_dtype_bytes(x->job->dtype);
-}
 
 /* hpZ: a second copy, divided within the node, so that backward need not ask other nodes. */
 static void stash(pass *x, uint32_t part, uint32_t whole) {
     uint32_t unit = tm_model_part(x->m, part)->unit;
-    uint64_t bytes = second_bytes(x, part);
+    uint64_t bytes = job_second_bytes(x->job, part);
     if (bytes == 0 || !x->o->backward) return;
     x->second[part] =
         tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_ACTIVATION, .unit = unit, .bytes = bytes, .pageable = true});
-    tm_program_op(x->p, &(tm_op){.code = OP_STASH, .arg = {part}});
-    tm_program_use(x->p, whole, TM_USE_READ);
-    tm_program_use(x->p, tm_program_visit(x->p, x->second[part], 1), TM_USE_WRITE);
+    op_begin(&x->w, OP_STASH, (op_args){.part = {part}});
+    op_use(&x->w, OPERAND_TILE, whole, TM_USE_READ);
+    op_use(&x->w, OPERAND_SECOND, tm_program_visit(x->p, x->second[part], 1), TM_USE_WRITE);
+    op_end(&x->w);
 }
 
 static void gather_in_node(pass *x, uint32_t part, uint32_t whole) {
     bool any = x->second[part] != NONE;
     uint32_t from = any ? tm_program_visit(x->p, x->second[part], 1) : NONE;
-    tm_program_op(x->p, &(tm_op){.code = OP_GATHER_NODE, .engine = TM_ENGINE_COMM, .arg = {part, any}});
-    if (any) tm_program_use(x->p, from, TM_USE_READ);
-    tm_program_use(x->p, whole, TM_USE_WRITE);
+    op_begin(&x->w, OP_GATHER_NODE, (op_args){.part = {part, any}});
+    if (any) op_use(&x->w, OPERAND_SECOND, from, TM_USE_READ);
+    op_use(&x->w, OPERAND_TILE, whole, TM_USE_WRITE);
+    op_end(&x->w);
 }
 
 static void gather_from_all(pass *x, uint32_t part, uint32_t whole) {
     uint32_t own = pass_hi_visit(x, part);
-    tm_program_op(x->p,
-                  &(tm_op){.code = OP_GATHER, .engine = TM_ENGINE_COMM, .tier = pass_exchange_tier(x), .arg = {part}});
-    if (own != NONE) tm_program_use(x->p, own, TM_USE_READ);
-    tm_program_use(x->p, whole, TM_USE_WRITE);
+    op_begin(&x->w, OP_GATHER, (op_args){.part = {part}});
+    if (own != NONE) op_use(&x->w, OPERAND_HI, own, TM_USE_READ);
+    op_use(&x->w, OPERAND_TILE, whole, TM_USE_WRITE);
+    op_end(&x->w);
     if (x->o->update != UPDATE_WITHIN) x->own_visit[part] = NONE; /* update B comes back to it */
 }
 
@@ -151,6 +140,7 @@ void pass_need(pass *x, const tm_stage *stage, bool backward) {
 
 void pass_share(pass *x, uint32_t part, uint32_t hi) {
     if (!part_is_shared(x->job, &x->job->part[part])) return;
-    tm_program_op(x->p, &(tm_op){.code = OP_SHARE, .engine = TM_ENGINE_COMM, .arg = {part}});
-    tm_program_use(x->p, hi, TM_USE_UPDATE);
+    op_begin(&x->w, OP_SHARE, (op_args){.part = {part}});
+    op_use(&x->w, OPERAND_HI, hi, TM_USE_UPDATE);
+    op_end(&x->w);
 }

@@ -15,38 +15,55 @@ uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t element
     return elements * 4 + (state_is_split(job) ? state_bytes(job, part, TM_KIND_WEIGHT_LO, elements) : 0);
 }
 
-static void import_tile(tm_program *p, const tm_job *job, uint32_t part, uint32_t tile) {
+/* A program of all state: no micro-batch is in it. */
+static tm_status begin_program(op_writer *w, const tm_job *job, const char *name) {
+    tm_program *p;
+    TM_TRY(tm_program_create(&p, job->layout, name));
+    tm_status rc = op_writer_open(w, job, p, &(job_shape){.rows = 0});
+    if (rc != TM_OK) tm_program_free(p);
+    return rc;
+}
+
+static void import_tile(op_writer *w, uint32_t part, uint32_t tile) {
+    static const operand_name name[] = {OPERAND_LO, OPERAND_EXP_AVG, OPERAND_EXP_AVG_SQ};
+    const tm_job *job = w->job;
+    tm_program *p = w->p;
     const part_state *ps = &job->part[part];
     span at = hi_tile(job, part, tile);
     uint32_t unit = tm_model_part(job->model, part)->unit, own = UINT32_MAX;
     uint32_t more[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
     if (ps->tiles > 0 && job->optimizer) own = held_find(ps->elements, job->ranks.ranks, job->ranks.own, at.begin);
-    tm_program_op(p, &(tm_op){.code = OP_IMPORT, .arg = {part, tile, own != UINT32_MAX}});
-    tm_program_use(p, tm_program_visit(p, ps->hi + tile, 1), TM_USE_WRITE);
+    op_begin(w, OP_IMPORT, (op_args){.import = {part, tile, own != UINT32_MAX}});
+    op_use(w, OPERAND_HI, tm_program_visit(p, ps->hi + tile, 1), TM_USE_WRITE);
     for (size_t i = 0; i < TM_COUNT(more) && own != UINT32_MAX; i++)
         if (more[i] != TM_NO_OBJECT)
-            tm_program_use(p, tm_program_visit(p, more[i] + own * ps->stride, 1), TM_USE_WRITE);
+            op_use(w, name[i], tm_program_visit(p, more[i] + own * ps->stride, 1), TM_USE_WRITE);
     uint64_t bytes = import_scratch_bytes(job, part, at.n, own != UINT32_MAX);
-    if (!bytes) return;
-    uint32_t scratch = tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = bytes});
-    tm_program_use(p, tm_program_visit(p, scratch, 1), TM_USE_WRITE);
+    if (bytes) {
+        uint32_t scratch = tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = bytes});
+        op_use(w, OPERAND_VALUES, tm_program_visit(p, scratch, 1), TM_USE_WRITE);
+    }
+    op_end(w);
 }
 
 /* Beginning at zero, or another run's. */
-static void import_means(tm_program *p, const tm_job *job, uint32_t part) {
-    if (job->part[part].means == TM_NO_OBJECT) return;
-    tm_program_op(p, &(tm_op){.code = OP_MEANS, .arg = {part}});
-    tm_program_use(p, tm_program_visit(p, job->part[part].means, 1), TM_USE_WRITE);
+static void import_means(op_writer *w, uint32_t part) {
+    uint32_t means = w->job->part[part].means;
+    if (means == TM_NO_OBJECT) return;
+    op_begin(w, OP_MEANS, (op_args){.group = {part}});
+    op_use(w, OPERAND_MEANS, tm_program_visit(w->p, means, 1), TM_USE_WRITE);
+    op_end(w);
 }
 
 tm_status build_import(tm_program **out, const tm_job *job) {
-    tm_program *p;
-    TM_TRY(tm_program_create(&p, job->layout, "import"));
+    op_writer w;
+    TM_TRY(begin_program(&w, job, "import"));
     for (uint32_t part = 0; part < tm_model_parts(job->model); part++) {
-        for (uint32_t tile = 0; tile < job->part[part].hi_tiles; tile++) import_tile(p, job, part, tile);
-        import_means(p, job, part);
+        for (uint32_t tile = 0; tile < job->part[part].hi_tiles; tile++) import_tile(&w, part, tile);
+        import_means(&w, part);
     }
-    *out = p;
+    op_writer_close(&w);
+    *out = w.p;
     return TM_OK;
 }
 
@@ -73,7 +90,9 @@ static source source_of(const tm_job *job, const part_state *ps, tm_kind kind) {
     return by_kind[kind];
 }
 
-static uint32_t fetch(tm_program *p, const tm_job *job, uint32_t part, uint32_t tile, span at, tm_kind kind) {
+static uint32_t fetch(op_writer *w, uint32_t part, uint32_t tile, span at, tm_kind kind) {
+    const tm_job *job = w->job;
+    tm_program *p = w->p;
     const part_state *ps = &job->part[part];
     source s = source_of(job, ps, kind);
     uint32_t here = held_find(ps->elements, job->ranks.ranks, s.holding, at.begin);
@@ -82,15 +101,15 @@ static uint32_t fetch(tm_program *p, const tm_job *job, uint32_t part, uint32_t 
     uint32_t to =
         tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = state_bytes(job, part, kind, at.n)});
     to = tm_program_visit(p, to, 1);
-    tm_program_op(p, &(tm_op){.code = OP_FETCH, .engine = TM_ENGINE_COMM, .arg = {part, tile, kind, own != NONE}});
-    if (own != NONE) tm_program_use(p, own, TM_USE_READ);
-    tm_program_use(p, to, TM_USE_WRITE);
+    op_begin(w, OP_FETCH, (op_args){.fetch = {part, tile, kind, own != NONE}});
+    if (own != NONE) op_use(w, OPERAND_OWN, own, TM_USE_READ);
+    op_use(w, OPERAND_TILE, to, TM_USE_WRITE);
+    op_end(w);
     return to;
 }
 
 typedef struct walk {
-    tm_program *p;
-    const tm_job *job;
+    op_writer w;
     uint16_t code;
     uint32_t chain;
     bool begun;
@@ -103,29 +122,30 @@ tm_kind walk_kind(const tm_job *job, int what) {
 }
 
 static void walk_tile(walk *w, uint32_t t, uint32_t seg, uint32_t tile, int what) {
-    const tm_segment *s = &tm_model_tensor_segments(w->job->model, t)[seg];
-    const part_state *ps = &w->job->part[s->part];
-    uint32_t ranks = w->job->ranks.ranks;
+    const tm_segment *s = &tm_model_tensor_segments(w->w.job->model, t)[seg];
+    const part_state *ps = &w->w.job->part[s->part];
+    uint32_t ranks = w->w.job->ranks.ranks;
     span at = held_tile(ps->elements, ranks, (holding){0, ranks}, tile);
-    bool lo = what == WHAT_MASTER && state_is_split(w->job);
-    tm_kind kind = walk_kind(w->job, what);
-    if (state_bytes(w->job, s->part, kind, 1) == 0) return; /* this optimizer keeps no such state */
-    uint32_t a = fetch(w->p, w->job, s->part, tile, at, kind);
-    uint32_t b = lo ? fetch(w->p, w->job, s->part, tile, at, TM_KIND_WEIGHT_LO) : NONE;
-    uint32_t values = tm_program_temp(w->p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = at.n * 4});
-    tm_program_op(w->p, &(tm_op){.code = w->code, .arg = {t, seg, tile, (uint32_t)what}});
-    tm_program_use(w->p, a, TM_USE_READ);
-    if (lo) tm_program_use(w->p, b, TM_USE_READ);
-    tm_program_use(w->p, tm_program_visit(w->p, values, 1), TM_USE_WRITE);
-    tm_program_use(w->p, w->chain, w->begun ? TM_USE_UPDATE : TM_USE_WRITE);
+    bool lo = what == WHAT_MASTER && state_is_split(w->w.job);
+    tm_kind kind = walk_kind(w->w.job, what);
+    if (state_bytes(w->w.job, s->part, kind, 1) == 0) return; /* this optimizer keeps no such state */
+    uint32_t a = fetch(&w->w, s->part, tile, at, kind);
+    uint32_t b = lo ? fetch(&w->w, s->part, tile, at, TM_KIND_WEIGHT_LO) : NONE;
+    uint32_t values = tm_program_temp(w->w.p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = at.n * 4});
+    op_begin(&w->w, w->code, (op_args){.walk = {t, seg, tile, (uint32_t)what}});
+    op_use(&w->w, OPERAND_TILE, a, TM_USE_READ);
+    if (lo) op_use(&w->w, OPERAND_LO, b, TM_USE_READ);
+    op_use(&w->w, OPERAND_VALUES, tm_program_visit(w->w.p, values, 1), TM_USE_WRITE);
+    op_use(&w->w, OPERAND_CHAIN, w->chain, w->begun ? TM_USE_UPDATE : TM_USE_WRITE);
+    op_end(&w->w);
     w->begun = true;
 }
 
 /* The tiles that a segment has elements of. */
 static void walk_segment(walk *w, uint32_t t, uint32_t seg, int what) {
-    const tm_segment *s = &tm_model_tensor_segments(w->job->model, t)[seg];
-    uint64_t elements = w->job->part[s->part].elements;
-    uint32_t ranks = w->job->ranks.ranks, n = held_tiles(elements, ranks, (holding){0, ranks});
+    const tm_segment *s = &tm_model_tensor_segments(w->w.job->model, t)[seg];
+    uint64_t elements = w->w.job->part[s->part].elements;
+    uint32_t ranks = w->w.job->ranks.ranks, n = held_tiles(elements, ranks, (holding){0, ranks});
     for (uint32_t tile = 0; tile < n; tile++) {
         span at = held_tile(elements, ranks, (holding){0, ranks}, tile);
         if (at.begin < s->part_offset + s->elements && at.begin + at.n > s->part_offset)
@@ -135,29 +155,29 @@ static void walk_segment(walk *w, uint32_t t, uint32_t seg, int what) {
 
 /* What an optimizer in passes keeps of a matrix. */
 static void walk_means(walk *w, uint32_t t) {
-    uint32_t part = tm_model_tensor_segments(w->job->model, t)->part;
-    uint32_t means = w->job->part[passes_group(w->job->model, part).first].means;
+    uint32_t part = tm_model_tensor_segments(w->w.job->model, t)->part;
+    uint32_t means = w->w.job->part[passes_group(w->w.job->model, part).first].means;
     if (means == TM_NO_OBJECT) return;
-    tm_program_op(w->p, &(tm_op){.code = w->code, .arg = {t, 0, 0, WHAT_MEANS}});
-    tm_program_use(w->p, tm_program_visit(w->p, means, 1), TM_USE_READ);
-    tm_program_use(w->p, w->chain, TM_USE_UPDATE);
+    op_begin(&w->w, w->code, (op_args){.walk = {t, 0, 0, WHAT_MEANS}});
+    op_use(&w->w, OPERAND_MEANS, tm_program_visit(w->w.p, means, 1), TM_USE_READ);
+    op_use(&w->w, OPERAND_CHAIN, w->chain, TM_USE_UPDATE);
+    op_end(&w->w);
 }
 
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
-    tm_program *p;
+    walk w = {.code = hash ? OP_HASH : OP_EXPORT};
     uint32_t n = tm_model_tensors(job->model);
     uint32_t *order = tm_malloc(sizeof *order * (n + 1));
     if (!order) return tm_nomem(sizeof *order * n);
     for (uint32_t i = 0; i < n; i++) order[i] = i;
     sort_model = job->model;
     qsort(order, n, sizeof *order, by_name);
-    tm_status rc = tm_program_create(&p, job->layout, hash ? "state hash" : "export");
+    tm_status rc = begin_program(&w.w, job, hash ? "state hash" : "export");
     if (rc != TM_OK) {
         tm_free(order);
         return rc;
     }
-    walk w = {.p = p, .job = job, .code = hash ? OP_HASH : OP_EXPORT};
-    w.chain = tm_program_visit(p, tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
+    w.chain = tm_program_visit(w.w.p, tm_program_temp(w.w.p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
     int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
     for (uint32_t i = 0; i < n; i++)
         for (int k = from; k <= to; k++) {
@@ -166,6 +186,7 @@ tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
             if (k == WHAT_EXP_AVG_SQ) walk_means(&w, order[i]);
         }
     tm_free(order);
-    *out = p;
+    op_writer_close(&w.w);
+    *out = w.w.p;
     return TM_OK;
 }

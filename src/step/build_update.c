@@ -32,21 +32,21 @@ void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_visits open, u
     const part_state *ps = &x->job->part[part];
     uint32_t weights = pass_weight_tile(x, part, tile);
     if (open.hi == NONE) open.hi = tm_program_visit(x->p, weights, 1);
-    tm_program_op(x->p, &(tm_op){.code = OP_UPDATE,
-                                 .arg = {part, tile, gradients_are_shared(x->job)},
-                                 .tier = x->job->tiers.update_tier});
+    op_begin(&x->w, OP_UPDATE, (op_args){.update = {part, tile, gradients_are_shared(x->job)}});
     /* fp16: what computes is made anew from the master, so that nobody need have it */
-    tm_program_use_range(x->p, open.hi, weights, 1, x->job->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
+    op_use_one(&x->w, OPERAND_HI, open.hi, weights, x->job->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
+    const operand_name name[] = {OPERAND_LO, OPERAND_EXP_AVG, OPERAND_EXP_AVG_SQ};
     const uint32_t states[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
     uint32_t visits[] = {open.lo, NONE, open.squares};
     for (size_t i = 0; i < TM_COUNT(states); i++) {
         if (states[i] == TM_NO_OBJECT) continue;
         if (visits[i] == NONE) visits[i] = tm_program_visit(x->p, states[i] + tile * ps->stride, 1);
-        tm_program_use(x->p, visits[i], TM_USE_UPDATE);
+        op_use(&x->w, name[i], visits[i], TM_USE_UPDATE);
     }
-    tm_program_use(x->p, open.gradient, TM_USE_READ);
-    tm_program_use(x->p, x->step, TM_USE_READ);
-    if (totals != NONE) tm_program_use(x->p, totals, TM_USE_READ);
+    op_use(&x->w, OPERAND_GRADIENT, open.gradient, TM_USE_READ);
+    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
+    if (totals != NONE) op_use(&x->w, OPERAND_TOTALS, totals, TM_USE_READ);
+    op_end(&x->w);
 }
 
 static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint32_t gradient) {
@@ -142,17 +142,24 @@ tm_status pass_line_init(pass *x) {
 }
 
 void pass_pending(pass *x) {
-    tm_program_op(x->p, &(tm_op){.code = OP_PENDING});
-    tm_program_use(x->p, x->step, TM_USE_WRITE);
+    op_begin(&x->w, OP_PENDING, (op_args){{0}});
+    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_WRITE);
+    op_end(&x->w);
 }
 
 tm_status build_drain(tm_program **out, const tm_job *job) {
     pass_opts o = {0};
     pass x = {.job = job, .m = job->model, .o = &o, .parts = tm_model_parts(job->model)};
     TM_TRY(tm_program_create(&x.p, job->layout, "pending update"));
+    tm_status rc = op_writer_open(&x.w, job, x.p, &o.shape);
+    if (rc != TM_OK) {
+        tm_program_free(x.p);
+        return rc;
+    }
     x.step = tm_program_visit(x.p, pass_scratch(&x, 0, 64), 1);
     pass_pending(&x);
     for (uint32_t part = 0; part < x.parts; part++) pass_update_part(&x, part);
+    op_writer_close(&x.w);
     *out = x.p;
     return TM_OK;
 }

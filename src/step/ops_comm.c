@@ -58,8 +58,11 @@ static void across_counts(const tm_job *job, uint32_t part, uint64_t *counts) {
 }
 
 /* Sums first over the group, then over the groups: the tree is the same as over all ranks at once. */
-static void reduce(comm_flight *f, const tm_job *job, uint32_t part, float *sum) {
+static void start_reduce(comm_flight *f, const op_call *c) {
+    const tm_job *job = c->job;
     const job_ranks *r = &job->ranks;
+    uint32_t part = c->args.part.part;
+    float *sum = op_operand(c, OPERAND_SUM);
     if (r->mpi_sums) {
         f->op[0] = (tm_comm_op){.code = TM_COMM_ALL_REDUCE,
                                 .group = r->group,
@@ -92,7 +95,10 @@ static void reduce(comm_flight *f, const tm_job *job, uint32_t part, float *sum)
 }
 
 /* Rounded gradients, among those who update the same. */
-static void share_gradient(comm_flight *f, const tm_job *job, uint32_t part, void *gradient) {
+static void start_share_gradient(comm_flight *f, const op_call *c) {
+    const tm_job *job = c->job;
+    uint32_t part = c->args.part.part;
+    void *gradient = op_operand(c, OPERAND_GRADIENT);
     if (!job->ranks.across) {
         all_gather(f, job, part, job->ranks.sums, job->ranks.group, NULL, gradient);
         return;
@@ -105,29 +111,32 @@ static void share_gradient(comm_flight *f, const tm_job *job, uint32_t part, voi
                             .counts = f->across};
 }
 
-static void exchange(comm_flight *f, const tm_job *job, bool norm, void *reports) {
-    for (uint32_t i = 0; i < job->ranks.ranks; i++) f->counts[i] = job_report_doubles(job, i, norm);
+static void start_exchange(comm_flight *f, const op_call *c) {
+    void *reports = op_operand(c, OPERAND_REPORTS);
+    for (uint32_t i = 0; i < c->job->ranks.ranks; i++)
+        f->counts[i] = job_report_doubles(c->job, i, c->args.report.norm);
     f->op[0] = (tm_comm_op){
         .code = TM_COMM_ALL_GATHER, .group = TM_COMM_WORLD, .type = TM_COMM_F64, .recv = reports, .counts = f->counts};
 }
 
 /* What each rank's slices of a group of tensors add up to. */
-static void share_sums(comm_flight *f, const tm_job *job, const tm_op *op, void *pieces) {
-    part_group g = passes_group(job->model, op->arg[0]);
-    for (uint32_t i = 0; i < job->ranks.ranks; i++) f->counts[i] = passes_pieces(job, g, i, op->arg[1]);
+static void start_share_sums(comm_flight *f, const op_call *c) {
+    part_group g = passes_group(c->job->model, c->args.group.part);
+    void *pieces = op_operand(c, OPERAND_PIECES);
+    for (uint32_t i = 0; i < c->job->ranks.ranks; i++) f->counts[i] = passes_pieces(c->job, g, i, c->args.group.pass);
     f->op[0] = (tm_comm_op){
         .code = TM_COMM_ALL_GATHER, .group = TM_COMM_WORLD, .type = TM_COMM_F64, .recv = pieces, .counts = f->counts};
 }
 
-static void fetch(comm_flight *f, const tm_job *job, const tm_op *op, void *const *operand) {
-    const part_state *ps = &job->part[op->arg[0]];
-    uint32_t ranks = job->ranks.ranks;
-    span at = held_tile(ps->elements, ranks, (holding){0, ranks}, op->arg[1]);
-    bool weights = op->arg[2] == TM_KIND_WEIGHT_HI;
-    holding h = weights ? ps->weights : job->ranks.own;
-    uint64_t bytes = state_bytes(job, op->arg[0], (tm_kind)op->arg[2], at.n);
-    void *to = operand[op->arg[3] ? 1 : 0];
-    if (op->arg[3]) memcpy(to, operand[0], bytes);
+static void start_fetch(comm_flight *f, const op_call *c) {
+    const tm_job *job = c->job;
+    uint32_t part = c->args.fetch.part, ranks = job->ranks.ranks;
+    const part_state *ps = &job->part[part];
+    span at = held_tile(ps->elements, ranks, (holding){0, ranks}, c->args.fetch.tile);
+    holding h = c->args.fetch.kind == TM_KIND_WEIGHT_HI ? ps->weights : job->ranks.own;
+    uint64_t bytes = state_bytes(job, part, (tm_kind)c->args.fetch.kind, at.n);
+    void *to = op_operand(c, OPERAND_TILE), *own = op_operand(c, OPERAND_OWN);
+    if (own) memcpy(to, own, bytes);
     f->op[0] = (tm_comm_op){.code = TM_COMM_BROADCAST,
                             .group = job->ranks.group,
                             .type = TM_COMM_BYTE,
@@ -136,41 +145,105 @@ static void fetch(comm_flight *f, const tm_job *job, const tm_op *op, void *cons
                             .peer = held_by(h, (uint32_t)(at.begin / slice_elements(ps->elements, ranks)))};
 }
 
-static tm_status describe(comm_flight *f, const tm_job *job, const tm_op *op, void *const *operand) {
-    uint32_t part = op->arg[0], group = job->ranks.group;
-    const part_state *ps = &job->part[part];
-    switch (op->code) {
-    case OP_GATHER:
-        all_gather(f, job, part, ps->weights, group, ps->hi_tiles ? operand[0] : NULL, operand[ps->hi_tiles ? 1 : 0]);
-        f->op[0].wire = (tm_comm_wire)job->ranks.gather_wire;
-        f->op[0].shared = job->ranks.shared_by > 0;
-        return TM_OK;
-    case OP_GATHER_NODE:
-        all_gather(f, job, part, job->ranks.second, TM_COMM_NODE, op->arg[1] ? operand[0] : NULL,
-                   operand[op->arg[1] ? 1 : 0]);
-        f->op[0].shared = job->ranks.shared_by > 0;
-        return TM_OK;
-    case OP_SHARE:
-        all_gather(f, job, part, job->ranks.own, group, NULL, operand[0]);
-        return TM_OK;
-    case OP_SHARE_GRAD:
-        share_gradient(f, job, part, operand[0]);
-        return TM_OK;
-    case OP_REDUCE:
-        reduce(f, job, part, operand[0]);
-        return TM_OK;
-    case OP_EXCHANGE:
-        exchange(f, job, op->arg[0], operand[0]);
-        return TM_OK;
-    case OP_SHARE_SUMS:
-        share_sums(f, job, op, operand[0]);
-        return TM_OK;
-    case OP_FETCH:
-        fetch(f, job, op, operand);
-        return TM_OK;
-    default:
-        return tm_fail(TM_EBUG, "operation %u is not one between ranks", op->code);
-    }
+static void start_gather(comm_flight *f, const op_call *c) {
+    const tm_job *job = c->job;
+    uint32_t part = c->args.part.part;
+    all_gather(f, job, part, job->part[part].weights, job->ranks.group, op_operand(c, OPERAND_HI),
+               op_operand(c, OPERAND_TILE));
+    f->op[0].wire = (tm_comm_wire)job->ranks.gather_wire;
+    f->op[0].shared = job->ranks.shared_by > 0;
+}
+
+static void start_gather_node(comm_flight *f, const op_call *c) {
+    all_gather(f, c->job, c->args.part.part, c->job->ranks.second, TM_COMM_NODE, op_operand(c, OPERAND_SECOND),
+               op_operand(c, OPERAND_TILE));
+    f->op[0].shared = c->job->ranks.shared_by > 0;
+}
+
+static void start_share(comm_flight *f, const op_call *c) {
+    all_gather(f, c->job, c->args.part.part, c->job->ranks.own, c->job->ranks.group, NULL, op_operand(c, OPERAND_HI));
+}
+
+/* ---- rows ---------------------------------------------------------------------------------------------------- */
+
+static uint32_t has_own_weights(const op_call *c) {
+    return c->job->part[c->args.part.part].hi_tiles > 0;
+}
+static uint32_t has_second(const op_call *c) {
+    return c->args.part.any;
+}
+static uint32_t has_own_tile(const op_call *c) {
+    return c->args.fetch.here;
+}
+static uint64_t fetched_bytes(const op_call *c, uint32_t i) {
+    uint32_t ranks = c->job->ranks.ranks;
+    span at = held_tile(c->job->part[c->args.fetch.part].elements, ranks, (holding){0, ranks}, c->args.fetch.tile);
+    (void)i;
+    return state_bytes(c->job, c->args.fetch.part, (tm_kind)c->args.fetch.kind, at.n);
+}
+enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
+
+const op_row ops_comm_rows[OP_CODES] = {
+    [OP_GATHER] = {.word = "gather",
+                   .engine = TM_ENGINE_COMM,
+                   .place = OP_WHERE_EXCHANGED,
+                   .cost = OP_COST_LINKS,
+                   .label = OP_OF_PART,
+                   .start = start_gather,
+                   .operand = {{OPERAND_HI, R, .count = has_own_weights},
+                               {OPERAND_TILE, W, .bytes = operand_whole_bytes}}},
+    [OP_SHARE] = {.word = "share",
+                  .engine = TM_ENGINE_COMM,
+                  .cost = OP_COST_LINKS,
+                  .label = OP_OF_PART,
+                  .start = start_share,
+                  .operand = {{OPERAND_HI, U}}},
+    [OP_REDUCE] = {.word = "reduce",
+                   .engine = TM_ENGINE_COMM,
+                   .place = OP_WHERE_EXCHANGED,
+                   .cost = OP_COST_LINKS,
+                   .label = OP_OF_PART,
+                   .start = start_reduce,
+                   .operand = {{OPERAND_SUM, U, .bytes = operand_sum_bytes}}},
+    [OP_SHARE_GRAD] = {.word = "share grad",
+                       .engine = TM_ENGINE_COMM,
+                       .cost = OP_COST_LINKS,
+                       .label = OP_OF_PART,
+                       .start = start_share_gradient,
+                       .operand = {{OPERAND_GRADIENT, U}}},
+    [OP_EXCHANGE] = {.word = "exchange",
+                     .engine = TM_ENGINE_COMM,
+                     .cost = OP_COST_LINKS,
+                     .start = start_exchange,
+                     .operand = {{OPERAND_REPORTS, U, .bytes = operand_reports_bytes}}},
+    [OP_GATHER_NODE] = {.word = "gather in node",
+                        .engine = TM_ENGINE_COMM,
+                        .cost = OP_COST_LINKS,
+                        .label = OP_OF_PART,
+                        .start = start_gather_node,
+                        .operand = {{OPERAND_SECOND, R, .count = has_second, .bytes = operand_second_bytes},
+                                    {OPERAND_TILE, W, .bytes = operand_whole_bytes}}},
+    [OP_FETCH] = {.word = "fetch",
+                  .engine = TM_ENGINE_COMM,
+                  .cost = OP_COST_BYTES,
+                  .label = OP_OF_PART,
+                  .amount = amount_full_tile,
+                  .start = start_fetch,
+                  .operand = {{OPERAND_OWN, R, .count = has_own_tile, .bytes = fetched_bytes},
+                              {OPERAND_TILE, W, .bytes = fetched_bytes}}},
+    [OP_SHARE_SUMS] = {.word = "share sums",
+                       .engine = TM_ENGINE_COMM,
+                       .cost = OP_COST_LINKS,
+                       .label = OP_OF_PART,
+                       .start = start_share_sums,
+                       .operand = {{OPERAND_PIECES, U, .bytes = operand_pieces_bytes}}},
+};
+
+/* Into f->op[0], f->op[1]. */
+static tm_status describe(comm_flight *f, const op_call *c) {
+    if (!c->row || !c->row->start) return tm_fail(TM_EBUG, "operation %u is not one between ranks", c->op->code);
+    c->row->start(f, c);
+    return TM_OK;
 }
 
 /* ---- what it sends ------------------------------------------------------------------------------------------- */
@@ -183,7 +256,9 @@ static bool describe_only(comm_flight *f, const tm_job *job, const tm_op *op) {
     if (!job->comm.counts || op->code == OP_FETCH) return false;
     f->across = f->counts + job->ranks.ranks;
     f->op[1].code = TM_COMM_CODES;
-    return describe(f, job, op, operand) == TM_OK;
+    op_call c = op_call_of(job, op);
+    c.operand = operand;
+    return describe(f, &c) == TM_OK;
 }
 
 void job_comm_bytes(const tm_job *job, const tm_op *op, uint64_t bytes[TM_COMM_LINKS]) {
@@ -264,7 +339,9 @@ tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void
     while (f < c->flight + FLIGHTS && atomic_load(&f->busy)) f++;
     TM_ASSERT(f < c->flight + FLIGHTS);
     f->op[1].code = TM_COMM_CODES;
-    TM_TRY(describe(f, c->job, op, operand));
+    op_call call = op_call_of(c->job, op);
+    call.operand = operand;
+    TM_TRY(describe(f, &call));
     TM_ASSERT(lies_right(c->job, &f->op[0]));
     bool two = f->op[1].code != TM_COMM_CODES;
     f->token = token;

@@ -1,17 +1,30 @@
-/* What the files of ops*.c share: operands, and the halves of a step that need other ranks. */
+/* What the files of ops*.c share: their rows, what operands take, and the halves of a step that need other ranks. */
 #ifndef TIDEMILL_OPS_INTERNAL_H
 #define TIDEMILL_OPS_INTERNAL_H
 
 #include "comm/comm.h"
-#include "step/step.h"
+#include "step/op.h"
 
-/* Operands come in the order in which build*.c wrote the uses. */
-typedef struct operands {
-    void *const *at;
-} operands;
-static inline void *next_operand(operands *o) {
-    return *o->at++;
-}
+/* By code; the rows of other files are empty. */
+extern const op_row ops_model_rows[OP_CODES], ops_update_rows[OP_CODES], ops_state_rows[OP_CODES],
+    ops_rank_rows[OP_CODES], ops_comm_rows[OP_CODES];
+
+enum { STEP_BYTES = 64, NORM_BLOCKS = TM_TILE_ELEMENTS / TM_NORM_BLOCK /* of a tile */ };
+
+/* ops.c */
+uint64_t operand_step_bytes(const op_call *c, uint32_t i);
+uint64_t operand_sum_bytes(const op_call *c, uint32_t i); /* of the part that the arguments begin with */
+/* Of NORM and REPORT: of the i-th part that has partial sums. */
+uint64_t operand_partial_bytes(const op_call *c, uint32_t i);
+/* Update B has no way back: what was updated before is a step ahead of what is left. */
+tm_status ops_diverged(const op_call *c, const char *what);
+
+/* ops_update.c */
+uint64_t operand_means_bytes(const op_call *c, uint32_t i);
+uint64_t operand_pieces_bytes(const op_call *c, uint32_t i);
+
+/* ops_state.c */
+double amount_full_tile(const op_call *c); /* bytes of fp32 values, read and written */
 
 /* ops_comm.c: a tm_exec_comm. */
 typedef struct comm_ops comm_ops;
@@ -19,17 +32,12 @@ tm_status comm_ops_open(comm_ops **out, tm_job *job);
 void comm_ops_close(comm_ops *c); /* nothing is under way; NULL is fine */
 tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void *token);
 
-/* ops_update.c */
-tm_status ops_update(tm_job *job, const tm_op *op, operands o);
-tm_status ops_sums(tm_job *job, const tm_op *op, operands o);
-tm_status ops_turn(tm_job *job, const tm_op *op, operands o);
-tm_status ops_pack_sums(tm_job *job, const tm_op *op, operands o);
-
 /* ops_ranks.c */
 enum { REPORT_LOSS, REPORT_FLAGS, REPORT_PEAK, REPORT_HEAD };
 uint64_t job_report_doubles(const tm_job *job, uint32_t rank, bool norm);
-tm_status ops_report(tm_job *job, const tm_op *op, operands o);
-tm_status ops_stash(tm_job *job, const tm_op *op, operands o);
-void ops_read_reports(tm_job *job, const double *reports, bool norm, double *square); /* norm: square of it */
+uint64_t operand_reports_bytes(const op_call *c, uint32_t i);
+uint64_t operand_whole_bytes(const op_call *c, uint32_t i);         /* a part's compute weights */
+uint64_t operand_second_bytes(const op_call *c, uint32_t i);        /* hpZ: this rank's share of them */
+void ops_read_reports(const op_call *c, bool norm, double *square); /* norm: square of it */
 
 #endif

@@ -32,17 +32,18 @@ uint64_t job_report_bytes(const tm_job *job, bool norm) {
 }
 
 /* Where every rank has all sums (MPI's), each speaks of its slice. */
-tm_status ops_report(tm_job *job, const tm_op *op, operands o) {
-    void *const *partial = o.at;
-    uint32_t parts = tm_model_parts(job->model), slice = job_summed_slice(job, job->ranks.rank), n = 0;
-    for (uint32_t p = 0; op->arg[0] && p < parts; p++) n += job->part[p].sum_tiles > 0;
-    double *at = partial[n + 1]; /* behind the partials and the step */
-    for (uint32_t r = 0; r < job->ranks.rank; r++) at += job_report_doubles(job, r, op->arg[0]);
-    at[REPORT_LOSS] = job->step.result.loss_sum;
-    at[REPORT_FLAGS] = (double)job->step.report_flags;
+static tm_status run_report(const op_call *c) {
+    const tm_job *job = c->job;
+    bool norm = c->args.report.norm;
+    void *const *partial = op_operands(c, OPERAND_PARTIAL);
+    uint32_t parts = tm_model_parts(job->model), slice = job_summed_slice(job, job->ranks.rank);
+    double *at = op_operand(c, OPERAND_REPORTS);
+    for (uint32_t r = 0; r < job->ranks.rank; r++) at += job_report_doubles(job, r, norm);
+    at[REPORT_LOSS] = c->step->result.loss_sum;
+    at[REPORT_FLAGS] = (double)c->step->report_flags;
     at[REPORT_PEAK] = (double)job_host_peak(job);
     at += REPORT_HEAD;
-    for (uint32_t p = 0; op->arg[0] && p < parts; p++) {
+    for (uint32_t p = 0; norm && p < parts; p++) {
         const double *from = job->part[p].sum_tiles ? *partial++ : NULL;
         for (uint32_t t = 0; t < job->part[p].sum_tiles; t++) {
             span tile = sum_tile(job, p, t);
@@ -68,28 +69,88 @@ static double sum_norms(const tm_job *job, const double **at) {
     return sum;
 }
 
-void ops_read_reports(tm_job *job, const double *reports, bool norm, double *square) {
-    const double **at = job->step.report_at; /* by slice */
+void ops_read_reports(const op_call *c, bool norm, double *square) {
+    const tm_job *job = c->job;
+    job_step *step = c->step;
+    const double *reports = op_operand(c, OPERAND_REPORTS);
+    const double **at = step->report_at; /* by slice */
     double loss = 0;
-    job->step.reported_flags = 0;
+    step->reported_flags = 0;
     for (uint32_t r = 0; r < job->ranks.ranks; r++) {
         loss += reports[REPORT_LOSS];
-        job->step.reported_flags |= (uint32_t)reports[REPORT_FLAGS];
-        job->step.reported_peak[r] = (uint64_t)reports[REPORT_PEAK];
+        step->reported_flags |= (uint32_t)reports[REPORT_FLAGS];
+        step->reported_peak[r] = (uint64_t)reports[REPORT_PEAK];
         at[job_summed_slice(job, r)] = reports + REPORT_HEAD;
         reports += job_report_doubles(job, r, norm);
     }
-    job->step.result.loss_sum = loss;
+    step->result.loss_sum = loss;
     if (norm) *square = sum_norms(job, at);
 }
 
-/* hpZ: this rank's share of its node's copy. */
-tm_status ops_stash(tm_job *job, const tm_op *op, operands o) {
-    const job_ranks *r = &job->ranks;
-    uint64_t elements = job->part[op->arg[0]].elements, width = tm_dtype_bytes(job->dtype), n = 0;
-    uint64_t begin = slice_span(elements, r->ranks, r->second.first).begin;
-    for (uint32_t j = 0; j < r->second.count; j++) n += slice_span(elements, r->ranks, r->second.first + j).n;
-    const char *whole = next_operand(&o);
-    memcpy(next_operand(&o), whole + begin * width, n * width);
+static tm_status run_loss(const op_call *c) {
+    ops_read_reports(c, false, NULL);
     return TM_OK;
 }
+
+/* hpZ: this rank's share of its node's copy. */
+static tm_status run_stash(const op_call *c) {
+    const tm_job *job = c->job;
+    uint64_t elements = job->part[c->args.part.part].elements;
+    uint64_t begin = slice_span(elements, job->ranks.ranks, job->ranks.second.first).begin;
+    const char *whole = op_operand(c, OPERAND_TILE);
+    memcpy(op_operand(c, OPERAND_SECOND), whole + begin * tm_dtype_bytes(job->dtype),
+           job_second_bytes(job, c->args.part.part));
+    return TM_OK;
+}
+
+/* ---- how many operands, and their bytes ---------------------------------------------------------------------- */
+
+uint64_t job_second_bytes(const tm_job *job, uint32_t part) {
+    const job_ranks *r = &job->ranks;
+    uint64_t n = 0;
+    for (uint32_t j = 0; j < r->second.count; j++)
+        n += slice_span(job->part[part].elements, r->ranks, r->second.first + j).n;
+    return n * tm_dtype_bytes(job->dtype);
+}
+
+/* Where a norm is reported: of parts of which something is summed here. */
+static uint32_t count_partials(const op_call *c) {
+    uint32_t n = 0;
+    for (uint32_t p = 0; c->args.report.norm && p < tm_model_parts(c->job->model); p++)
+        n += c->job->part[p].sum_tiles > 0;
+    return n;
+}
+uint64_t operand_reports_bytes(const op_call *c, uint32_t i) {
+    (void)i;
+    bool norm = c->op->code == OP_NORM || (c->op->code != OP_LOSS && c->args.report.norm);
+    return job_report_bytes(c->job, norm);
+}
+uint64_t operand_whole_bytes(const op_call *c, uint32_t i) {
+    (void)i;
+    return state_bytes(c->job, c->args.part.part, TM_KIND_WEIGHT_HI, c->job->part[c->args.part.part].elements);
+}
+uint64_t operand_second_bytes(const op_call *c, uint32_t i) {
+    (void)i;
+    return job_second_bytes(c->job, c->args.part.part);
+}
+
+/* ---- rows ---------------------------------------------------------------------------------------------------- */
+
+enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
+
+const op_row ops_rank_rows[OP_CODES] = {
+    [OP_REPORT] = {.word = "report",
+                   .run = run_report,
+                   .operand = {{OPERAND_PARTIAL, R, .count = count_partials, .bytes = operand_partial_bytes},
+                               {OPERAND_STEP, R, .bytes = operand_step_bytes},
+                               {OPERAND_REPORTS, W, .bytes = operand_reports_bytes}}},
+    [OP_LOSS] = {.word = "loss",
+                 .run = run_loss,
+                 .operand = {{OPERAND_REPORTS, R, .bytes = operand_reports_bytes},
+                             {OPERAND_STEP, U, .bytes = operand_step_bytes}}},
+    [OP_STASH] = {.word = "stash",
+                  .label = OP_OF_PART,
+                  .run = run_stash,
+                  .operand = {{OPERAND_TILE, R, .bytes = operand_whole_bytes},
+                              {OPERAND_SECOND, W, .bytes = operand_second_bytes}}},
+};

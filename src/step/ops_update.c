@@ -27,106 +27,112 @@ static tm_optim_span span_of(const tm_job *job, const update_tile *t, uint64_t f
 }
 
 /* One run of elements with the same decay. On the device beside the host's operations, hence two counts. */
-static void update_run(tm_job *job, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
-    uint64_t *nonfinite = t->on_device ? &job->step.device_nonfinite : &job->step.nonfinite;
-    tm_optim_span x = span_of(job, t, first, n);
-    const tm_optim_step *step = &job->step.result.update[job->part[t->part].small][plain];
-    if (t->on_device && job->tiers.kernels)
-        tm_optim_launch(job->tiers.kernels, step, &x, nonfinite);
+static void update_run(const op_call *c, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
+    uint64_t *nonfinite = t->on_device ? &c->step->device_nonfinite : &c->step->nonfinite;
+    tm_optim_span x = span_of(c->job, t, first, n);
+    const tm_optim_step *step = &c->step->result.update[c->job->part[t->part].small][plain];
+    if (t->on_device && c->kernels)
+        tm_optim_launch(c->kernels, step, &x, nonfinite);
     else
         *nonfinite += tm_optim_run(step, &x);
 }
 
-static bool is_plain(const tm_job *job, uint32_t tensor) {
-    return job->step.no_decay && job->step.no_decay[tensor];
+static bool is_plain(const op_call *c, uint32_t tensor) {
+    return c->step->no_decay && c->step->no_decay[tensor];
 }
 
 /* One run of elements of a tensor. */
-static void pass_run(tm_job *job, const update_tile *t, const tm_segment *seg, uint64_t from, uint64_t n) {
-    part_group g = passes_group(job->model, t->part);
+static void pass_run(const op_call *c, const update_tile *t, const tm_segment *seg, uint64_t from, uint64_t n) {
+    part_group g = passes_group(c->job->model, t->part);
     group_tensor tensor;
     uint32_t i = 0;
-    while (passes_tensor(job, g, i, NULL, t->totals, &tensor) && tensor.tensor != seg->tensor) i++;
-    tm_optim_span x = span_of(job, t, from - t->at.begin, n);
+    while (passes_tensor(c->job, g, i, NULL, t->totals, &tensor) && tensor.tensor != seg->tensor) i++;
+    tm_optim_span x = span_of(c->job, t, from - t->at.begin, n);
     x.first = seg->tensor_offset + (from - seg->part_offset);
-    job->step.nonfinite +=
-        tm_optim_pass(&job->step.result.update[0][is_plain(job, seg->tensor)], &tensor.x, t->pass, &x);
+    const tm_optim_step *step = &c->step->result.update[0][is_plain(c, seg->tensor)];
+    c->step->nonfinite += tm_optim_pass(step, &tensor.x, t->pass, &x);
 }
 
 /* Segment by segment, so that each has its own decay and, in passes, its own tensor. */
-static void run_segments(tm_job *job, const update_tile *t) {
-    const tm_segment *seg = tm_model_part_segments(job->model, t->part);
-    for (uint32_t i = 0; i < tm_model_part(job->model, t->part)->n_segments; i++) {
+static void run_segments(const op_call *c, const update_tile *t) {
+    const tm_segment *seg = tm_model_part_segments(c->job->model, t->part);
+    for (uint32_t i = 0; i < tm_model_part(c->job->model, t->part)->n_segments; i++) {
         uint64_t from = tm_max_u64(seg[i].part_offset, t->at.begin),
                  to = tm_min_u64(seg[i].part_offset + seg[i].elements, t->at.begin + t->at.n);
         if (from >= to) continue;
         if (t->totals)
-            pass_run(job, t, &seg[i], from, to - from);
+            pass_run(c, t, &seg[i], from, to - from);
         else
-            update_run(job, t, from - t->at.begin, to - from, is_plain(job, seg[i].tensor));
+            update_run(c, t, from - t->at.begin, to - from, is_plain(c, seg[i].tensor));
     }
 }
 
-/* Where the tile's gradient begins: `whole`: in that of the part. */
-static const char *gradient_at(const tm_job *job, const update_tile *t, const void *gradient, bool whole) {
-    uint64_t into = whole ? t->at.begin - own_run(job, t->part).begin : 0;
-    return (const char *)gradient + into * tm_dtype_bytes(job->dtype);
+/* ---- operations ------------------------------------------------------------------------------------------------ */
+
+/* Elements of the gradient's operand that lie before the tile; `whole`: it is the part's. */
+static uint64_t gradient_before(const tm_job *job, uint32_t part, uint32_t tile, bool whole) {
+    return whole ? own_tile(job, part, tile).begin - own_run(job, part).begin : 0;
 }
 
-tm_status ops_update(tm_job *job, const tm_op *op, operands o) {
-    const part_state *ps = &job->part[op->arg[0]];
-    update_tile t = {.part = op->arg[0],
-                     .at = own_tile(job, op->arg[0], op->arg[1]),
-                     .pass = job->update->passes - 1,
-                     .on_device = op->tier == TM_TIER_DEVICE,
-                     .hi = next_operand(&o)};
-    if (ps->lo != TM_NO_OBJECT) t.lo = next_operand(&o);
-    if (ps->exp_avg != TM_NO_OBJECT) t.m = next_operand(&o);
-    if (ps->exp_avg_sq != TM_NO_OBJECT) t.v = next_operand(&o);
-    t.g = gradient_at(job, &t, next_operand(&o), op->arg[2]);
-    (void)next_operand(&o); /* the step's */
-    if (job_updates_in_passes(job)) t.totals = next_operand(&o);
-    if (!job->step.result.finite) { /* skipped: everything stays, or is made of what stays */
+static tm_status run_update(const op_call *c) {
+    const tm_job *job = c->job;
+    uint32_t part = c->args.update.part, tile = c->args.update.tile;
+    uint64_t before = gradient_before(job, part, tile, c->args.update.whole);
+    const update_tile t = {
+        .part = part,
+        .at = own_tile(job, part, tile),
+        .pass = job->update->passes - 1,
+        .on_device = c->op->tier == TM_TIER_DEVICE,
+        .hi = op_operand(c, OPERAND_HI),
+        .lo = op_operand(c, OPERAND_LO),
+        .m = op_operand(c, OPERAND_EXP_AVG),
+        .v = op_operand(c, OPERAND_EXP_AVG_SQ),
+        .g = (const char *)op_operand(c, OPERAND_GRADIENT) + before * tm_dtype_bytes(job->dtype),
+        .totals = op_operand(c, OPERAND_TOTALS),
+    };
+    if (!c->step->result.finite) { /* skipped: everything stays, or is made of what stays */
         if (job->dtype == TM_F16) tm_grad_round_f16(t.lo, t.hi, t.at.n);
         return TM_OK;
     }
-    if (job->step.no_decay || t.totals)
-        run_segments(job, &t);
+    if (c->step->no_decay || t.totals)
+        run_segments(c, &t);
     else
-        update_run(job, &t, 0, t.at.n, false);
+        update_run(c, &t, 0, t.at.n, false);
     return TM_OK;
 }
 
 /* ---- in passes ------------------------------------------------------------------------------------------------- */
 
-tm_status ops_sums(tm_job *job, const tm_op *op, operands o) {
-    const part_state *ps = &job->part[op->arg[0]];
-    update_tile t = {.part = op->arg[0], .at = own_tile(job, op->arg[0], op->arg[1]), .pass = op->arg[2]};
-    if (passes_read_weights(job, t.pass)) {
-        if (job->dtype != TM_F16) t.hi = next_operand(&o);
-        if (ps->lo != TM_NO_OBJECT) t.lo = next_operand(&o);
-    }
-    if (t.pass == 1 && ps->exp_avg_sq != TM_NO_OBJECT) t.v = next_operand(&o);
-    t.g = gradient_at(job, &t, next_operand(&o), op->arg[3]);
-    (void)next_operand(&o); /* the step's */
-    t.totals = next_operand(&o);
-    if (job->step.result.finite) run_segments(job, &t);
+static tm_status run_sums(const op_call *c) {
+    const tm_job *job = c->job;
+    uint32_t part = c->args.sums.part, tile = c->args.sums.tile;
+    uint64_t before = gradient_before(job, part, tile, c->args.sums.whole);
+    const update_tile t = {
+        .part = part,
+        .at = own_tile(job, part, tile),
+        .pass = c->args.sums.pass,
+        .hi = op_operand(c, OPERAND_HI),
+        .lo = op_operand(c, OPERAND_LO),
+        .v = op_operand(c, OPERAND_EXP_AVG_SQ),
+        .g = (const char *)op_operand(c, OPERAND_GRADIENT) + before * tm_dtype_bytes(job->dtype),
+        .totals = op_operand(c, OPERAND_TOTALS),
+    };
+    if (c->step->result.finite) run_segments(c, &t);
     return TM_OK;
 }
 
 /* Before the first pass (0), after pass 0 (1), after pass 1 (2). */
-tm_status ops_turn(tm_job *job, const tm_op *op, operands o) {
-    part_group g = passes_group(job->model, op->arg[0]);
-    uint32_t turn = op->arg[1];
-    (void)next_operand(&o); /* the step's */
-    double *pieces = turn > 0 && job->ranks.ranks > 1 ? next_operand(&o) : NULL;
-    float *means = turn == 1 && job->part[g.first].means != TM_NO_OBJECT ? next_operand(&o) : NULL;
-    double *totals = next_operand(&o);
+static tm_status run_turn(const op_call *c) {
+    const tm_job *job = c->job;
+    part_group g = passes_group(job->model, c->args.group.part);
+    uint32_t turn = c->args.group.pass;
+    double *pieces = op_operand(c, OPERAND_PIECES), *totals = op_operand(c, OPERAND_TOTALS);
+    float *means = op_operand(c, OPERAND_MEANS);
     group_tensor t;
-    if (!job->step.result.finite) return TM_OK;
+    if (!c->step->result.finite) return TM_OK;
     if (pieces) passes_unpack(job, g, turn - 1, pieces, totals);
     for (uint32_t i = 0; passes_tensor(job, g, i, means, totals, &t); i++) {
-        const tm_optim_step *step = &job->step.result.update[0][is_plain(job, t.tensor)];
+        const tm_optim_step *step = &c->step->result.update[0][is_plain(c, t.tensor)];
         if (turn == 0)
             tm_optim_begin(step, &t.x);
         else
@@ -135,10 +141,140 @@ tm_status ops_turn(tm_job *job, const tm_op *op, operands o) {
     return TM_OK;
 }
 
-tm_status ops_pack_sums(tm_job *job, const tm_op *op, operands o) {
-    (void)next_operand(&o); /* the step's */
-    double *totals = next_operand(&o);
-    if (job->step.result.finite)
-        passes_pack(job, passes_group(job->model, op->arg[0]), op->arg[1], totals, next_operand(&o));
+static tm_status run_pack_sums(const op_call *c) {
+    if (!c->step->result.finite) return TM_OK;
+    passes_pack(c->job, passes_group(c->job->model, c->args.group.part), c->args.group.pass,
+                op_operand(c, OPERAND_TOTALS), op_operand(c, OPERAND_PIECES));
     return TM_OK;
 }
+
+/* ---- how many operands, and their bytes ------------------------------------------------------------------------ */
+
+static const part_state *part_of(const op_call *c) {
+    return &c->job->part[c->args.update.part];
+}
+static uint32_t has_lo(const op_call *c) {
+    return part_of(c)->lo != TM_NO_OBJECT;
+}
+static uint32_t has_exp_avg(const op_call *c) {
+    return part_of(c)->exp_avg != TM_NO_OBJECT;
+}
+static uint32_t has_exp_avg_sq(const op_call *c) {
+    return part_of(c)->exp_avg_sq != TM_NO_OBJECT;
+}
+static uint32_t has_totals(const op_call *c) {
+    return job_updates_in_passes(c->job);
+}
+static uint32_t sums_have_hi(const op_call *c) { /* fp16: the master is lo */
+    return passes_read_weights(c->job, c->args.sums.pass) && c->job->dtype != TM_F16;
+}
+static uint32_t sums_have_lo(const op_call *c) {
+    return passes_read_weights(c->job, c->args.sums.pass) && has_lo(c);
+}
+static uint32_t sums_have_exp_avg_sq(const op_call *c) {
+    return c->args.sums.pass == 1 && has_exp_avg_sq(c);
+}
+static uint32_t has_pieces(const op_call *c) {
+    return c->args.group.pass > 0 && c->job->ranks.ranks > 1;
+}
+static uint32_t has_means(const op_call *c) {
+    return c->args.group.pass == 1 && c->job->part[c->args.group.part].means != TM_NO_OBJECT;
+}
+
+static uint64_t tile_bytes(const op_call *c, tm_kind kind) {
+    return state_bytes(c->job, c->args.update.part, kind, own_tile(c->job, c->args.update.part, c->args.update.tile).n);
+}
+static uint64_t hi_bytes(const op_call *c, uint32_t i) {
+    (void)i;
+    return tile_bytes(c, TM_KIND_WEIGHT_HI);
+}
+static uint64_t lo_bytes(const op_call *c, uint32_t i) {
+    (void)i;
+    return tile_bytes(c, TM_KIND_WEIGHT_LO);
+}
+static uint64_t exp_avg_bytes(const op_call *c, uint32_t i) {
+    (void)i;
+    return tile_bytes(c, TM_KIND_EXP_AVG);
+}
+static uint64_t exp_avg_sq_bytes(const op_call *c, uint32_t i) {
+    (void)i;
+    return tile_bytes(c, TM_KIND_EXP_AVG_SQ);
+}
+static uint64_t gradient_bytes(const op_call *c, uint32_t i) {
+    uint32_t part = c->args.update.part, tile = c->args.update.tile;
+    bool whole = c->op->code == OP_SUMS ? c->args.sums.whole : c->args.update.whole;
+    (void)i;
+    return (gradient_before(c->job, part, tile, whole) + own_tile(c->job, part, tile).n) *
+           tm_dtype_bytes(c->job->dtype);
+}
+static uint64_t totals_bytes(const op_call *c, uint32_t i) {
+    (void)i;
+    return passes_totals_bytes(c->job, passes_group(c->job->model, c->args.group.part));
+}
+uint64_t operand_means_bytes(const op_call *c, uint32_t i) {
+    (void)i;
+    return passes_means_bytes(c->job, passes_group(c->job->model, c->args.group.part));
+}
+/* After pass k, of all ranks. */
+uint64_t operand_pieces_bytes(const op_call *c, uint32_t i) {
+    uint32_t k = c->op->code == OP_TURN ? c->args.group.pass - 1 : c->args.group.pass;
+    (void)i;
+    return passes_pieces_bytes(c->job, passes_group(c->job->model, c->args.group.part), k);
+}
+
+static double tile_elements(const op_call *c) {
+    return (double)own_tile(c->job, c->args.update.part, c->args.update.tile).n;
+}
+static double group_bytes(const op_call *c) { /* a few operations in double for each sum */
+    return (double)totals_bytes(c, 0);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------------ */
+
+enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
+
+const op_row ops_update_rows[OP_CODES] = {
+    [OP_UPDATE] = {.word = "update",
+                   .place = OP_WHERE_UPDATED,
+                   .cost = OP_COST_UPDATE,
+                   .label = OP_OF_TILE,
+                   .amount = tile_elements,
+                   .run = run_update,
+                   .operand = {{OPERAND_HI, U, .bytes = hi_bytes}, /* fp16: written, from the master */
+                               {OPERAND_LO, U, .count = has_lo, .bytes = lo_bytes},
+                               {OPERAND_EXP_AVG, U, OP_FILL_POSITIVE, .count = has_exp_avg, .bytes = exp_avg_bytes},
+                               {OPERAND_EXP_AVG_SQ, U, OP_FILL_POSITIVE, .count = has_exp_avg_sq,
+                                .bytes = exp_avg_sq_bytes}, /* has a root taken */
+                               {OPERAND_GRADIENT, R, .bytes = gradient_bytes},
+                               {OPERAND_STEP, R, .bytes = operand_step_bytes},
+                               {OPERAND_TOTALS, R, OP_FILL_ONES, .count = has_totals, .bytes = totals_bytes}}},
+    [OP_SUMS] = {.word = "sums",
+                 .cost = OP_COST_SUMS,
+                 .label = OP_OF_TILE,
+                 .amount = tile_elements,
+                 .run = run_sums,
+                 .operand = {{OPERAND_HI, R, .count = sums_have_hi, .bytes = hi_bytes},
+                             {OPERAND_LO, R, .count = sums_have_lo, .bytes = lo_bytes},
+                             {OPERAND_EXP_AVG_SQ, R, OP_FILL_POSITIVE, .count = sums_have_exp_avg_sq,
+                              .bytes = exp_avg_sq_bytes},
+                             {OPERAND_GRADIENT, R, .bytes = gradient_bytes},
+                             {OPERAND_STEP, R, .bytes = operand_step_bytes},
+                             {OPERAND_TOTALS, U, OP_FILL_ONES, .bytes = totals_bytes}}},
+    [OP_TURN] = {.word = "turn",
+                 .cost = OP_COST_BYTES,
+                 .label = OP_OF_PART,
+                 .amount = group_bytes,
+                 .run = run_turn,
+                 .operand = {{OPERAND_STEP, R, .bytes = operand_step_bytes},
+                             {OPERAND_PIECES, R, .count = has_pieces, .bytes = operand_pieces_bytes},
+                             {OPERAND_MEANS, U, .count = has_means, .bytes = operand_means_bytes},
+                             {OPERAND_TOTALS, U, .bytes = totals_bytes}}},
+    [OP_PACK_SUMS] = {.word = "pack sums",
+                      .cost = OP_COST_BYTES,
+                      .label = OP_OF_PART,
+                      .amount = group_bytes,
+                      .run = run_pack_sums,
+                      .operand = {{OPERAND_STEP, R, .bytes = operand_step_bytes},
+                                  {OPERAND_TOTALS, R, .bytes = totals_bytes},
+                                  {OPERAND_PIECES, W, .bytes = operand_pieces_bytes}}},
+};

@@ -139,6 +139,12 @@ static void move_slice(double *said, const tm_job *job, part_group g, uint32_t s
     }
 }
 
+uint64_t passes_pieces_bytes(const tm_job *job, part_group g, uint32_t pass) {
+    uint64_t n = 0;
+    for (uint32_t r = 0; r < job->ranks.ranks; r++) n += passes_pieces(job, g, r, pass);
+    return n * sizeof(double);
+}
+
 void passes_pack(const tm_job *job, part_group g, uint32_t pass, double *totals, double *all) {
     for (uint32_t r = 0; r < job->ranks.rank; r++) all += passes_pieces(job, g, r, pass);
     move_slice(all, job, g, job_summed_slice(job, job->ranks.rank), pass, totals, false);

@@ -22,6 +22,7 @@ bool passes_read_weights(const tm_job *job, uint32_t pass);
 
 /* With ranks: how many doubles `rank` has to say of a pass; this rank's among all; all of them into the totals. */
 uint64_t passes_pieces(const tm_job *job, part_group g, uint32_t rank, uint32_t pass);
+uint64_t passes_pieces_bytes(const tm_job *job, part_group g, uint32_t pass); /* of all of them */
 void passes_pack(const tm_job *job, part_group g, uint32_t pass, double *totals, double *all);
 void passes_unpack(const tm_job *job, part_group g, uint32_t pass, double *all, double *totals);
 

@@ -121,8 +121,8 @@ float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object
 
 /* ---- a step ---------------------------------------------------------------------------------------------------- */
 
-void state_prepare_step(tm_job *job) {
-    step_result *s = &job->step.result;
+void state_prepare_step(const tm_job *job, job_step *step) {
+    step_result *s = &step->result;
     const tm_optimizer *row[] = {job->update, tm_optimizer_find("adamw")};
     tm_optim_opts opts[] = {job->update_opts, job->update_opts};
     opts[1].weight_decay = 0;

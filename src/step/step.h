@@ -73,7 +73,7 @@ typedef struct part_state {
 typedef struct job_batch {
     uint32_t rows, seq, tokens;
     uint64_t mask_tokens, label_tokens;
-    uint32_t label_rows; /* set by OP_BATCH */
+    uint32_t label_rows, capacity; /* set by OP_BATCH: rows with a label; token rows of the frame */
 } job_batch;
 
 typedef struct job_shape {
@@ -103,7 +103,6 @@ typedef struct job_step {
     uint64_t labels, tokens;   /* with ranks: of all of them, set by `fill` */
     uint32_t report_flags;     /* of this rank, with the next report */
     job_batch *batch;          /* per micro-batch of the running program */
-    uint32_t capacity;         /* token rows of a batch frame of the running program */
     step_result result;        /* of the latest program */
     uint32_t reported_flags;   /* of any rank, from the latest report */
     uint64_t *reported_peak;   /* [ranks] VmHWM of each */
@@ -287,7 +286,8 @@ void state_begin(const tm_job *job, uint32_t part, tm_kind kind, void *object, u
 /* Elements [first, first + n) of a state as fp32: in place, or in `room`. `all`: elements of the tile. */
 float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object, uint64_t all, uint64_t first,
                     uint64_t n, float *room);
-void state_prepare_step(tm_job *job); /* the constants of the step's update, once its clip factor is known */
+void state_prepare_step(const tm_job *job,
+                        job_step *step); /* the constants of the step's update, once its clip factor is known */
 
 /* What the optimizer makes of the schedule's rate, for the log. */
 double state_learning_rate(const tm_job *job, double scheduled, int64_t step);
@@ -304,48 +304,6 @@ static inline bool job_updates_in_passes(const tm_job *job) {
     return job->optimizer && job->update->passes > 1;
 }
 uint32_t job_summed_slice(const tm_job *job, uint32_t rank); /* of which it adds up gradients, and norms */
-
-/* ---- operations ---------------------------------------------------------------------------------------------- */
-
-enum {
-    OP_BATCH = 1, /* arg: micro-batch                  | batch W */
-    OP_FORWARD,   /* arg: unit, stage, mb, fresh       | batch R, parts R.., slots.., [kv U], workspace W */
-    OP_BACKWARD, /* arg: unit, stage, mb, fresh       | batch R, parts R.., slots.., [coef R], part grads U.., workspace
-                    W */
-    OP_OBJECTIVE, /* arg: micro-batches, within        | per mb: batch R, state R, coef W; step U */
-    OP_FINISH,    /* arg: part, tile of sums, within, whole | sum R, grad W (whole: of the part), partial U */
-    OP_NORM,      /* arg: within                       | partials R.. or, with ranks, reports R; step U */
-    OP_UPDATE,    /* arg: part, tile, whole            | hi U (fp16: W), [lo U, exp_avg U, exp_avg_sq U,] grad R,
-                     step R, [totals R] */
-    OP_SUMS,      /* arg: part, tile, pass, whole      | [hi R, lo R,] [exp_avg_sq R,] grad R, step R, totals U */
-    OP_TURN,      /* arg: first part of a group, passes that are over | step R, [pieces R,] [means U,] totals U */
-    OP_PACK_SUMS, /* arg: first part, pass             | step R, totals R, pieces W: this rank's */
-    OP_IMPORT,    /* arg: part, tile of hi, own        | hi W, [own: lo, exp_avg, exp_avg_sq W,] [scratch W] */
-    OP_MEANS,     /* arg: first part                   | means W: as before step 1 */
-    OP_LOGITS,    /* arg: stage, mb, last              | batch R, part R, normed R, logits W, workspace W */
-    OP_TAKE_GRAD, /* arg: part                         | sum R, values W */
-    OP_HASH,      /* arg: tensor, segment, tile, what  | tile R, [tile R,] values W, chain U; means: means R, chain U */
-    OP_EXPORT,    /* the same */
-    OP_PENDING,   /* arg: -                            | step W: the update that is pending may be applied */
-    OP_REPORT,    /* arg: norm                         | partials R.., step R, reports W: this rank's */
-    OP_LOSS,      /* arg: -                            | reports R, step U: of all ranks */
-    /* between ranks (TM_ENGINE_COMM; ops_comm.c): */
-    OP_GATHER,      /* arg: part                         | [this rank's hi R,] all W */
-    OP_SHARE,       /* arg: part                         | hi U: all slices, of which this rank's are new */
-    OP_REDUCE,      /* arg: part                         | sum U: this rank's slices become those of all ranks */
-    OP_SHARE_GRAD,  /* arg: part                         | rounded gradient U: as OP_SHARE */
-    OP_EXCHANGE,    /* arg: norm                         | reports U */
-    OP_STASH,       /* arg: part (CPU)                   | all R, slices of the node's rank W: hpZ */
-    OP_GATHER_NODE, /* arg: part, any                    | [those R,] all W */
-    OP_FETCH,       /* arg: part, tile of all, what      | [this rank's R,] tile W */
-    OP_SHARE_SUMS,  /* arg: first part of a group, pass  | pieces U */
-};
-/* Flag of OP_FORWARD and OP_BACKWARD of a vocabulary part: before the workspace comes an operand, the part's logits (W,
- * U). */
-enum { OP_KEPT_LOGITS = 1 << 8 };
-enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE, WHAT_MEANS };
-
-tm_status job_run_op(void *job, const tm_op *op, void *const *operand); /* a tm_op_fn */
 
 /* ---- front end ----------------------------------------------------------------------------------------------- */
 
@@ -415,6 +373,8 @@ static inline uint32_t held_by(holding h, uint32_t slice) {
 }
 /* What a rank reports of a step: a few numbers of its own, then norms of its blocks (ops_ranks.c). */
 uint64_t job_report_bytes(const tm_job *job, bool norm);
+/* hpZ: of a part's weights, this rank's share of its node's copy. */
+uint64_t job_second_bytes(const tm_job *job, uint32_t part);
 /* Elements of each group member's slices of a part holding like `h`; counts[] has room for the group. */
 void job_slice_counts(const tm_job *job, uint32_t part, holding h, uint64_t *counts);
 /* What this rank sends in an operation between ranks: within its node, between nodes (ops_comm.c). */

@@ -74,37 +74,38 @@ static void name_heaviest(look *l, heaviest there) {
         snprintf(l->found + used, sizeof l->found - used, "; a weight %s is not finite, in %s", where, there.tensor);
 }
 
-/* Operands as in ops.c: batch, parts that forward reads, slots. Of slots only the residual stream is looked at: its
- * width says how it is stored. */
-static void look_forward(look *l, const tm_op *op, void *const *operand) {
-    const tm_unit *u = tm_model_unit(l->job->model, op->arg[0]);
-    const tm_stage *stage = &u->stage[op->arg[1]];
-    uint64_t h = tm_model_get_config(l->job->model)->hidden_size, tokens = l->job->step.batch[op->arg[2]].tokens;
-    void *const *slot = operand + 1;
-    for (uint32_t i = 0; i < stage->n_parts; i++) slot += stage->part_in_forward[i];
+/* Of slots only the residual stream is looked at: its width says how it is stored. */
+static void look_forward(look *l, const op_call *c) {
+    const tm_unit *u = tm_model_unit(l->job->model, c->args.stage.unit);
+    const tm_stage *stage = &u->stage[c->args.stage.stage];
+    uint32_t mb = c->args.stage.micro_batch;
+    uint64_t h = tm_model_get_config(l->job->model)->hidden_size, tokens = l->job->step.batch[mb].tokens;
+    void *const *slot = op_operands(c, OPERAND_SLOT), *const *weight = op_operands(c, OPERAND_WEIGHT);
     for (uint32_t i = 0; i < stage->n_forward; i++) {
         const tm_slot_use *use = &stage->forward[i];
         uint32_t bytes = u->slot[use->slot].bytes;
         bool stream = use->slot == 1 || (u->kind == TM_UNIT_HEAD && use->slot == 2);
         if (use->access == TM_READ || !stream || (bytes != 2 * h && bytes != 4 * h)) continue;
         if (finite_values(slot[i], tokens * h, bytes == 2 * h ? l->job->dtype : TM_F32)) continue;
-        snprintf(l->found, sizeof l->found, "the output of %s (%s, micro-batch %u)", u->name, stage->name, op->arg[2]);
-        name_heaviest(l, heaviest_of(l->job, stage, operand + 1));
+        snprintf(l->found, sizeof l->found, "the output of %s (%s, micro-batch %u)", u->name, stage->name, mb);
+        name_heaviest(l, heaviest_of(l->job, stage, weight));
         return;
     }
-    heaviest here = heaviest_of(l->job, stage, operand + 1);
+    heaviest here = heaviest_of(l->job, stage, weight);
     if (here.value > l->so_far.value) l->so_far = here;
 }
 
-static void look_gradient(look *l, const tm_op *op, void *const *operand) {
-    span tile = sum_tile(l->job, op->arg[0], op->arg[1]);
+static void look_gradient(look *l, const op_call *c) {
+    uint32_t of = c->args.finish.part;
+    span tile = sum_tile(l->job, of, c->args.finish.tile);
     uint64_t at = tile.begin, blocks = tm_norm_block_count(tile.n);
-    const double *partial = (const double *)operand[2] + (uint64_t)op->arg[1] * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
+    const double *partial = op_operand(c, OPERAND_PARTIAL);
+    partial += (uint64_t)c->args.finish.tile * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
     uint64_t b = 0;
     while (b < blocks && isfinite(partial[b])) b++;
     if (b == blocks) return;
-    const tm_part *part = tm_model_part(l->job->model, op->arg[0]);
-    const tm_segment *s = tm_model_part_segments(l->job->model, op->arg[0]);
+    const tm_part *part = tm_model_part(l->job->model, of);
+    const tm_segment *s = tm_model_part_segments(l->job->model, of);
     uint32_t k = 0;
     while (k + 1 < part->n_segments && s[k + 1].part_offset <= at + b * TM_NORM_BLOCK) k++;
     snprintf(l->found, sizeof l->found, "the gradient of %s (%s)", tm_model_tensor(l->job->model, s[k].tensor)->name,
@@ -114,9 +115,11 @@ static void look_gradient(look *l, const tm_op *op, void *const *operand) {
 static tm_status look_op(void *ctx, const tm_op *op, void *const *operand) {
     look *l = ctx;
     TM_TRY(job_run_op(l->job, op, operand));
-    if (l->found[0] || (op->code == OP_FORWARD && l->job->step.batch[op->arg[2]].rows == 0)) return TM_OK;
-    if (op->code == OP_FORWARD) look_forward(l, op, operand);
-    if (op->code == OP_FINISH) look_gradient(l, op, operand);
+    op_call c = op_call_of(l->job, op);
+    c.operand = operand;
+    if (l->found[0]) return TM_OK;
+    if (op->code == OP_FORWARD && l->job->step.batch[c.args.stage.micro_batch].rows > 0) look_forward(l, &c);
+    if (op->code == OP_FINISH) look_gradient(l, &c);
     return TM_OK;
 }
 

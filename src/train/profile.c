@@ -61,8 +61,9 @@ void trainer_profile_close(trainer *t) {
 /* ---- adding up ------------------------------------------------------------------------------------------------ */
 
 static const char *stage_of(const tm_job *job, const tm_op *op) {
-    bool has = op->code == OP_FORWARD || op->code == OP_BACKWARD || op->code == OP_LOGITS;
-    return has ? tm_model_unit(job->model, op->arg[0])->stage[op->arg[1]].name : NULL;
+    const op_row *of = op_row_of(op->code);
+    op_args a = op_args_of(op);
+    return of && of->label == OP_OF_STAGE ? tm_model_unit(job->model, a.stage.unit)->stage[a.stage.stage].name : NULL;
 }
 
 static row *row_of(trainer_profile *p, const tm_job *job, const tm_plan_op *o) {

@@ -1,4 +1,5 @@
 #include "lp_facts.h"
+#include "step/op.h"
 
 #include <setjmp.h>
 #include <stdlib.h>

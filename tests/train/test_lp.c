@@ -15,6 +15,7 @@
 #include "lp_facts.h"
 #include "lp_solve.h"
 #include "planner/start.h"
+#include "step/op.h"
 
 #include "kernels/kernels.h"
 #include "tests/skip.h"

@@ -4,7 +4,7 @@
 #include "kernels/kernels.h"
 #include "planner/start.h"
 #include "run.h"
-#include "step/step.h"
+#include "step/op.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -265,7 +265,7 @@ static void test_a_tile(void **state) {
     uint16_t *g = tm_calloc(n, sizeof *g);
     double partial[16] = {0};
     void *operand[] = {sum, g, partial};
-    tm_op op = {.code = OP_FINISH, .arg = {0, 0, 1}};
+    tm_op op = op_make(job, OP_FINISH, (op_args){.finish = {.within = true}});
     assert_true(sum && g && tm_norm_block_count(n) <= TM_COUNT(partial));
     static const struct {
         float value;
@@ -277,7 +277,8 @@ static void test_a_tile(void **state) {
         assert_int_equal(job_run_op(job, &op, operand), cases[i].status);
         tm_error_clear();
     }
-    op.arg[2] = 0; /* updates U and F: the norm tells, and the step is skipped */
+    op = op_make(job, OP_FINISH,
+                 (op_args){.finish = {.within = false}}); /* updates U and F: the norm tells, and the step is skipped */
     assert_int_equal(job_run_op(job, &op, operand), TM_OK);
     tm_free(sum);
     tm_free(g);
