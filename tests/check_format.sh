@@ -5,7 +5,7 @@ cd "${1:-$(dirname "$0")/..}"
 for tool in clang-format-14 clang-format; do
     case $("$tool" --version 2>/dev/null) in
     *version\ 14.*)
-        find src io offload optim examples tests tools -name '*.[ch]' -exec "$tool" --dry-run -Werror {} + && exit 0
+        find src io offload optim examples tests tools bench -name '*.[ch]' -exec "$tool" --dry-run -Werror {} + && exit 0
         echo "to mend it: $tool -i FILE" >&2
         exit 1
         ;;

@@ -38,6 +38,7 @@ train            planner session step config model data text/tokenizer text/chat
 train/resume     train session step config model data comm offload/plan offload/store optim io io/file io/run
 infer            planner comm session step config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file
 tools            *
+bench            tools device kernels
 examples         *
 tests            *
 '
@@ -48,7 +49,7 @@ pcre2.h     text
 utf8proc.h  text
 '
 
-files=$(find src io offload optim examples tests tools \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort)
+files=$(find src io offload optim examples tests tools bench \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort)
 [ -n "$files" ] || { echo "no C files below $PWD" >&2; exit 2; }
 
 # shellcheck disable=SC2086

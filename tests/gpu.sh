@@ -36,7 +36,7 @@ bundle() {
     ninja -C "$build" > "$root/build-gpu.log" || { tail -20 "$root/build-gpu.log" >&2; exit 1; }
     rm "$root/build-gpu.log"
     mkdir -p "$to/bin" "$to/lib/tidemill" "$to/lib/needed" "$to/tests/bench" "$to/tests/fixtures"
-    cp "$build/bin/tidemill" "$to/bin"
+    cp "$build/bin/tidemill" "$build/bin/tidemill-bench" "$to/bin"
     cp "$build/lib/tidemill/libtidemill_cuda.so" "$to/lib/tidemill"
     cp "$build"/tests/test_cuda_*_device "$to/bin"
     strip "$to"/bin/* "$to/lib/tidemill/libtidemill_cuda.so"

@@ -59,7 +59,7 @@ suite() {
 under() {
     way=$1
     shift
-    if ! env "TIDEMILL_$way" build/bin/tidemill bench attention --positions 512 > /dev/null 2> build/way.txt; then
+    if ! env "TIDEMILL_$way" build/bin/tidemill-bench attention --positions 512 > /dev/null 2> build/way.txt; then
         echo "== left out: release, TIDEMILL_$way: $(head -n 1 build/way.txt)" >> "$words"
         return 0
     fi

@@ -14,11 +14,9 @@ static const bench benches[] = {
     {"io", tm_bench_io, "folders: rates, latencies and processor time of reads and writes"},
     {"adam", tm_bench_adam, "the optimizer's kernel"},
     {"gemm", tm_bench_gemm, "matrix products on each back-end"},
-    {"attention", tm_bench_attention, "causal attention by length"},
     {"step", tm_bench_step, "training steps, with and without their disk and compute halves"},
     {"collective", tm_bench_collective, "reductions and gathers between ranks"},
     {"device", tm_bench_device, "copies between host memory and a device's arena"},
-    {"kernels", tm_bench_kernels, "each kernel on a device, beside its memory and its products"},
 };
 
 static void print_help(FILE *f) {

@@ -11,6 +11,8 @@
 
 enum { MAX_OPTS = 48, MAX_WORD = 64 };
 
+const char *tm_cli_program = "tidemill";
+
 /* ---- failures --------------------------------------------------------------------------------------------------- */
 
 int tm_exit_status(tm_status code) {
@@ -38,11 +40,11 @@ int tm_cmd_fail(void) {
 
 int tm_cli_wrong(const char *command, const char *format, ...) {
     va_list args;
-    fprintf(stderr, "tidemill %s: ", command);
+    fprintf(stderr, "%s %s: ", tm_cli_program, command);
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
-    fprintf(stderr, "; try 'tidemill %s --help'\n", command);
+    fprintf(stderr, "; try '%s %s --help'\n", tm_cli_program, command);
     return TM_EXIT_INPUT;
 }
 
@@ -86,7 +88,7 @@ static void print_example(const char *line) {
 }
 
 static void print_help(const tm_cli *cli) {
-    printf("usage: tidemill %s\n\n%s\n", cli->usage, cli->about);
+    printf("usage: %s %s\n\n%s\n", tm_cli_program, cli->usage, cli->about);
     if (cli->n_opts) puts("\noptions:");
     for (size_t i = 0; i < cli->n_opts; i++) {
         const tm_opt *o = &cli->opts[i];
@@ -194,7 +196,7 @@ static int missing_required(const tm_cli *cli, const bool *seen, const char *com
 
 static int check_positionals(const tm_cli *cli, const char *command, int n) {
     if (n >= cli->min_positional) return -1;
-    return tm_cli_wrong(command, "%s: 'tidemill %s'", n ? "an argument is missing" : "arguments are missing",
+    return tm_cli_wrong(command, "%s: '%s %s'", n ? "an argument is missing" : "arguments are missing", tm_cli_program,
                         cli->usage);
 }
 

@@ -1,8 +1,8 @@
 /* tools: the commands of `tidemill`, one file each, and what they share.
  *
- * A command is `int tm_cmd_<name>(int argc, char **argv)` with argv[0] = its name; it returns the exit status (DESIGN:
+ * A command is `int tm_cmd_<name>(int argc, char **argv)` with argv[0] = its name; it returns the exit status (DESIGN section 12:
  * 0 done, 1 failed while running, 2 bad arguments, configuration or input, 3 stopped by a signal). main.c holds the
- * table of commands; a command of the table that is not linked in answers "not in this version yet" with exit 2.
+ * table of commands; a row of the table without a function answers "not in this version yet" with exit 2.
  *
  *     int tm_cmd_eval(int argc, char **argv) {
  *         const char *model = NULL, *data = NULL;
@@ -33,34 +33,43 @@
 
 enum { TM_EXIT_DONE = 0, TM_EXIT_FAILED = 1, TM_EXIT_INPUT = 2, TM_EXIT_SIGNAL = 3 };
 
-/* ---- commands (weak: the table of main.c links whatever was built) -------------------------------------------- */
+/* ---- commands --------------------------------------------------------------------------------------------------- */
 
-#define TM_COMMAND(name) int tm_cmd_##name(int argc, char **argv) __attribute__((weak))
-TM_COMMAND(train);
-TM_COMMAND(plan);
-TM_COMMAND(probe);
-TM_COMMAND(eval);
-TM_COMMAND(generate);
-TM_COMMAND(tokenize);
-TM_COMMAND(chat);
-TM_COMMAND(convert);
-TM_COMMAND(export);
-TM_COMMAND(bench);
-TM_COMMAND(tune);
-TM_COMMAND(inspect);
-TM_COMMAND(doctor);
-TM_COMMAND(clean);
+typedef struct tm_command {
+    const char *name;
+    int (*run)(int argc, char **argv); /* NULL: not in this version */
+    const char *help;
+} tm_command;
+typedef struct tm_program {
+    const char *name, *about;
+    const tm_command *commands;
+    size_t n_commands;
+} tm_program;
+/* main: runs the command that argv names; help, version, unknown commands. Returns the exit status. */
+int tm_program_run(const tm_program *p, int argc, char **argv);
+extern const char *tm_cli_program; /* what help and messages call the program: "tidemill" */
 
-/* What `tidemill bench` measures (weak likewise; argv[0] is "bench io"). */
-#define TM_BENCH(name) int tm_bench_##name(int argc, char **argv) __attribute__((weak))
-TM_BENCH(io);
-TM_BENCH(adam);
-TM_BENCH(gemm);
-TM_BENCH(attention);
-TM_BENCH(step);
-TM_BENCH(collective);
-TM_BENCH(device);
-TM_BENCH(kernels);
+int tm_cmd_train(int argc, char **argv);
+int tm_cmd_plan(int argc, char **argv);
+int tm_cmd_probe(int argc, char **argv);
+int tm_cmd_eval(int argc, char **argv);
+int tm_cmd_generate(int argc, char **argv);
+int tm_cmd_tokenize(int argc, char **argv);
+int tm_cmd_chat(int argc, char **argv);
+int tm_cmd_convert(int argc, char **argv);
+int tm_cmd_bench(int argc, char **argv);
+int tm_cmd_tune(int argc, char **argv);
+int tm_cmd_inspect(int argc, char **argv);
+int tm_cmd_doctor(int argc, char **argv);
+int tm_cmd_clean(int argc, char **argv);
+
+/* What `tidemill bench` measures (argv[0] is "bench io"). */
+int tm_bench_io(int argc, char **argv);
+int tm_bench_adam(int argc, char **argv);
+int tm_bench_gemm(int argc, char **argv);
+int tm_bench_step(int argc, char **argv);
+int tm_bench_collective(int argc, char **argv);
+int tm_bench_device(int argc, char **argv);
 
 /* ---- failures --------------------------------------------------------------------------------------------------- */
 

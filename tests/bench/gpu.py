@@ -200,8 +200,8 @@ def rates():
     """Each kernel beside the device's memory and products: what is far below 1 and takes long is where time goes."""
     shape = ["--hidden", 64, "--inner", 96, "--heads", 2, "--kv-heads", 1, "--head-dim", 32, "--seq", 32, "--rows", 2, "--vocab", 500,
              "--milliseconds", 0] if TINY else []
-    run = Run(["bench", "kernels", "--device", DEVICE, "--json", *map(str, shape)])
-    need(run.status == 0, f"bench kernels: exit {run.status}\n{run.err}")
+    run = Run(["kernels", "--device", DEVICE, "--json", *map(str, shape)], binary=BINARY + "-bench")
+    need(run.status == 0, f"tidemill-bench kernels: exit {run.status}\n{run.err}")
     out = json.loads(run.out)
     note("memory, GB/s", round(out["memory_bytes_per_second"] * 1e-9, 1))
     note("products, Tflop/s", round(out["product_flops_per_second"] * 1e-12, 2))

@@ -106,11 +106,11 @@ def sets(values):
 class Run:
     """One run of the program: status, out, err, the kernel's counts of blocks, seconds of processor."""
 
-    def __init__(self, arguments, group=None):
+    def __init__(self, arguments, group=None, binary=BINARY):
         def join():
             if group:
                 (pathlib.Path(group) / "cgroup.procs").write_text("0")
-        process = subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        process = subprocess.Popen([binary, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True, preexec_fn=join)
         atexit.register(lambda: process.returncode is None and process.kill())
         errors = []

@@ -1,4 +1,4 @@
-/* `tidemill bench gemm` and `bench attention`: what their JSON promises. */
+/* `tidemill bench gemm` and `tidemill-bench attention`: what their JSON promises. */
 #include "base/base.h"
 
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 static tm_json_doc *output(const char *arguments) {
     static char text[1 << 17];
     char command[1024];
-    snprintf(command, sizeof command, "%s bench %s", TM_TEST_BINARY, arguments);
+    snprintf(command, sizeof command, "%s/%s", TM_TEST_PROGRAMS, arguments);
     FILE *f = popen(command, "r");
     assert_non_null(f);
     size_t n = fread(text, 1, sizeof text, f);
@@ -32,7 +32,7 @@ static double number(const tm_json *object, const char *key) {
 /* Every product has its rate; one back-end is the one that training uses. */
 static void gemm(void **state) {
     (void)state;
-    tm_json_doc *doc = output("gemm --json --milliseconds 0");
+    tm_json_doc *doc = output("tidemill bench gemm --json --milliseconds 0");
     const tm_json *root = tm_json_root(doc), *results = tm_json_get(root, "results");
     assert_true(number(root, "peak_flops_per_second") > 1e8);
     assert_non_null(results);
@@ -50,8 +50,8 @@ static void gemm(void **state) {
 /* Twice the positions, at most twice the scratch and the memory that was touched. */
 static void attention(void **state) {
     (void)state;
-    tm_json_doc *doc =
-        output("attention --json --milliseconds 0 --positions 1024 --heads 2 --kv-heads 1 --head-dim 32");
+    tm_json_doc *doc = output(
+        "tidemill-bench attention --json --milliseconds 0 --positions 1024 --heads 2 --kv-heads 1 --head-dim 32");
     const tm_json *results = tm_json_get(tm_json_root(doc), "results");
     assert_non_null(results);
     double bytes[4] = {0}, resident[4] = {0}, count = 0;

@@ -195,6 +195,7 @@ static unsigned launcher(char **argv, const run_opts *o) {
 /* The user's program, unless the environment asks for faults: it refuses those. With coverage the test build, which
  * counts what ran when it ends its job. */
 static const char *program(const run_opts *o) {
+    if (o->program) return run_format("%s/%s", TM_TEST_PROGRAMS, o->program);
     if (o->fault || o->stop_at || __gcov_dump) return TM_TEST_FAULTY;
     for (unsigned i = 0; o->env && o->env[i]; i++)
         if (!strncmp(o->env[i], "TIDEMILL_FAULT=", 15) || !strncmp(o->env[i], "TIDEMILL_CHECKSUMS=", 19))

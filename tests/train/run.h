@@ -45,6 +45,7 @@ typedef struct run_opts {
     unsigned kill_rank; /* with ranks: 1 + the one that gets `signal`; 0 or more than there are: the launcher */
     const char *fault;  /* with ranks: TIDEMILL_FAULT of fault_rank alone */
     unsigned fault_rank;
+    const char *program; /* another one than tidemill, of its folder */
     const char *prelude; /* with ranks: shell commands that fault_rank alone begins with ("$@": its arguments) */
 } run_opts;
 

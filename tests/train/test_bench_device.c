@@ -1,4 +1,4 @@
-/* `tidemill bench device` and `bench kernels`: what their JSON promises, on the arena of the CPU and on a driver that
+/* `tidemill bench device` and `tidemill-bench kernels`: what their JSON promises, on the arena of the CPU and on a driver that
  * pretends, and what it refuses. A rate is judged only where a clock keeps it from being more. */
 #include "run.h"
 #include "tests/skip.h"
@@ -12,6 +12,8 @@
 
 static const char *const fake_env[] = {"LD_LIBRARY_PATH=" TM_TEST_FAKE_CUDA, NULL};
 static const run_opts fake = {.env = fake_env};
+static const run_opts developers = {.program = "tidemill-bench"};
+static const run_opts fake_developers = {.env = fake_env, .program = "tidemill-bench"};
 
 static double number(const tm_json *object, const char *key) {
     const tm_json *node = tm_json_get(object, key);
@@ -198,12 +200,12 @@ static void test_kernels(void **state) {
     (void)state;
     static const char *const host[] = {"cpu", "cpu-arena"};
     for (size_t i = 0; i < TM_COUNT(host); i++) {
-        run_result r = run((run_opts){0}, "bench", "kernels", "--device", host[i], SHAPE, "--json", NULL);
+        run_result r = run(developers, "kernels", "--device", host[i], SHAPE, "--json", NULL);
         check_kernels(&r, host[i], false);
         run_free(&r);
     }
     if (!*TM_TEST_FAKE_CUDA) return;
-    run_result r = run(fake, "bench", "kernels", SHAPE, "--json", NULL);
+    run_result r = run(fake_developers, "kernels", SHAPE, "--json", NULL);
     check_kernels(&r, "cuda:0", true);
     run_free(&r);
 }
@@ -220,14 +222,14 @@ static void test_kernels_refusals(void **state) {
                  {"--precision", "fp8", "bf16 or fp32, not 'fp8'"},
                  {"--milliseconds", "-1", "--milliseconds takes"}};
     for (size_t i = 0; i < TM_COUNT(wrong); i++) {
-        const char *words[] = {"bench", "kernels", "--rows", "5", wrong[i].key, wrong[i].value, NULL}, *first;
-        run_result r = run_argv(&(run_opts){0}, words);
+        const char *words[] = {"kernels", "--rows", "5", wrong[i].key, wrong[i].value, NULL}, *first;
+        run_result r = run_argv(&developers, words);
         if (r.status != 2 || run_error_lines(r.err, &first) != 1 || !strstr(first, wrong[i].text))
             fail_msg("\"%s\" was expected, exit status %d: %s", wrong[i].text, r.status, r.err);
         run_free(&r);
     }
     if (!*TM_TEST_FAKE_CUDA) return;
-    run_result r = run(fake, "bench", "kernels", "--rows", "128", NULL);
+    run_result r = run(fake_developers, "kernels", "--rows", "128", NULL);
     if (r.status != 2 || !strstr(r.err, "and 4.00 GiB are free; use fewer --rows")) fail_msg("%d: %s", r.status, r.err);
     run_free(&r);
 }

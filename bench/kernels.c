@@ -1,9 +1,9 @@
-/* tidemill bench kernels: each kernel of a layer, of the head and of the update, on a device, by what it has to move
+/* tidemill-bench kernels: each kernel of a layer, of the head and of the update, on a device, by what it has to move
  * and to multiply: seconds beside those that the device's memory (one large copy inside it) and the fastest product of
  * the same run would take. */
 #include "device/device.h"
 #include "kernels/gemm.h"
-#include "tools/tools.h"
+#include "bench/bench.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -510,7 +510,7 @@ static tm_status run(const args *a, tm_elem t) {
 
 /* -1: all right; else the exit status. */
 static int check_args(const args *a) {
-    static const char name[] = "bench kernels";
+    static const char name[] = "kernels";
     const int64_t size[] = {a->hidden, a->inner, a->heads, a->kv_heads, a->head_dim, a->vocab, a->seq, a->rows};
     for (size_t i = 0; i < TM_COUNT(size); i++)
         if (size[i] < 1 || size[i] > 1 << 20) return tm_cli_wrong(name, "sizes are 1 to 1048576");
@@ -524,7 +524,7 @@ static int check_args(const args *a) {
     return -1;
 }
 
-int tm_bench_kernels(int argc, char **argv) {
+int bench_kernels(int argc, char **argv) {
     args a = {.device = "cuda:0",
               .precision = "bf16",
               .hidden = 2048,
@@ -551,15 +551,15 @@ int tm_bench_kernels(int argc, char **argv) {
         TM_FLAG("json", &a.json, "print one JSON object"),
     };
     const tm_cli cli = {
-        .usage = "bench kernels [--device NAME] [--precision TYPE] [--hidden N] [--inner N] ... [--json]",
+        .usage = "kernels [--device NAME] [--precision TYPE] [--hidden N] [--inner N] ... [--json]",
         .about = "Times each kernel of a layer, of the head and of the update by itself, on operands of this shape, "
                  "beside what the\ndevice can do: seconds that its memory, at the rate of a copy inside it, and its "
                  "products, at the rate of the\nfastest here, would take for the same bytes and operations, whichever "
                  "is longer. What is far below 1 and takes\nlong is where a step loses its time. Small operands stay "
                  "in a cache, and can be above it.",
         .example =
-            "tidemill bench kernels --device cuda:0\n"
-            "tidemill bench kernels --device cpu --hidden 576 --inner 1536 --heads 9 --kv-heads 3 --seq 256 --rows 1",
+            "tidemill-bench kernels --device cuda:0\n"
+            "tidemill-bench kernels --device cpu --hidden 576 --inner 1536 --heads 9 --kv-heads 3 --seq 256 --rows 1",
         .opts = opts,
         .n_opts = TM_COUNT(opts),
     };

@@ -1,6 +1,6 @@
-/* tidemill bench attention: causal attention forward and backward by length, beside the machine's peak. */
+/* tidemill-bench attention: causal attention forward and backward by length, beside the machine's peak. */
 #include "kernels/gemm.h"
-#include "tools/tools.h"
+#include "bench/bench.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -166,20 +166,20 @@ static tm_status run(const args *a) {
 
 /* -1: all right; else the exit status. */
 static int check_args(const args *a) {
-    if (a->threads < 0 || a->threads > 1024) return tm_cli_wrong("bench attention", "--threads takes 1 to 1024");
+    if (a->threads < 0 || a->threads > 1024) return tm_cli_wrong("attention", "--threads takes 1 to 1024");
     if (a->milliseconds < 0 || a->milliseconds > 60000)
-        return tm_cli_wrong("bench attention", "--milliseconds takes 0 to 60000");
+        return tm_cli_wrong("attention", "--milliseconds takes 0 to 60000");
     if (a->kv_heads < 1 || a->heads < a->kv_heads || a->heads % a->kv_heads || a->heads > 1024)
-        return tm_cli_wrong("bench attention", "--heads takes a multiple of --kv-heads, 1024 at most");
+        return tm_cli_wrong("attention", "--heads takes a multiple of --kv-heads, 1024 at most");
     if (a->head_dim < 2 || a->head_dim % 2 || a->head_dim > TM_MAX_HEAD_DIM)
-        return tm_cli_wrong("bench attention", "--head-dim takes an even number from 2 to %d", TM_MAX_HEAD_DIM);
-    if (a->window < 0 || a->window > INT32_MAX) return tm_cli_wrong("bench attention", "--window takes 0 or more");
+        return tm_cli_wrong("attention", "--head-dim takes an even number from 2 to %d", TM_MAX_HEAD_DIM);
+    if (a->window < 0 || a->window > INT32_MAX) return tm_cli_wrong("attention", "--window takes 0 or more");
     if (a->most < SHORTEST || a->most > SHORTEST << (LENGTHS - 1))
-        return tm_cli_wrong("bench attention", "--positions takes %d to %d", SHORTEST, SHORTEST << (LENGTHS - 1));
+        return tm_cli_wrong("attention", "--positions takes %d to %d", SHORTEST, SHORTEST << (LENGTHS - 1));
     return -1;
 }
 
-int tm_bench_attention(int argc, char **argv) {
+int bench_attention(int argc, char **argv) {
     args a = {.milliseconds = 100, .heads = 12, .kv_heads = 12, .head_dim = 64, .most = 4096};
     const tm_opt opts[] = {
         TM_OPTION("heads", TM_OPT_INT, &a.heads, "N", "(12)"),
@@ -192,9 +192,9 @@ int tm_bench_attention(int argc, char **argv) {
         TM_FLAG("json", &a.json, "print one JSON object"),
     };
     const tm_cli cli = {
-        .usage = "bench attention [--heads N] [--kv-heads N] [--head-dim N] [--window N] [--positions N] [--json]",
+        .usage = "attention [--heads N] [--kv-heads N] [--head-dim N] [--window N] [--positions N] [--json]",
         .about = "Measures causal attention, forward and backward, by length, beside the machine's peak.",
-        .example = "tidemill bench attention --kv-heads 4 --positions 16384",
+        .example = "tidemill-bench attention --kv-heads 4 --positions 16384",
         .opts = opts,
         .n_opts = TM_COUNT(opts),
     };

@@ -1,0 +1,95 @@
+/* What a program of commands does before and after it calls one: help, version, unknown commands, the exit status. */
+#include "tools/tools.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+enum { MOST_COMMANDS = 32 };
+
+static void print_help(const tm_program *p, FILE *f) {
+    fprintf(f, "usage: %s COMMAND [ARGUMENT]...\n\n%s\n\n", p->name, p->about);
+    for (size_t i = 0; i < p->n_commands; i++)
+        fprintf(f, "  %-10s%s%s\n", p->commands[i].name, p->commands[i].help,
+                p->commands[i].run ? "" : " (not in this version yet)");
+    fprintf(f, "\n'%s COMMAND --help' explains one command; '%s --version' prints the version.\n", p->name, p->name);
+}
+
+static int unknown_command(const tm_program *p, const char *name) {
+    const char *names[MOST_COMMANDS];
+    for (size_t i = 0; i < p->n_commands; i++) names[i] = p->commands[i].name;
+    const char *near = tm_cli_suggest(name, names, p->n_commands);
+    if (near)
+        fprintf(stderr, "%s: unknown command '%s'; did you mean '%s'?\n", p->name, name, near);
+    else
+        fprintf(stderr, "%s: unknown command '%s'; '%s --help' lists the commands\n", p->name, name, p->name);
+    return TM_EXIT_INPUT;
+}
+
+static int run_command(const tm_program *p, const char *name, int argc, char **argv) {
+    const tm_command *c = NULL;
+    for (size_t i = 0; i < p->n_commands; i++)
+        if (!strcmp(name, p->commands[i].name)) c = &p->commands[i];
+    if (!c) return unknown_command(p, name);
+    if (c->run) return c->run(argc, argv);
+    fprintf(stderr, "%s: the command '%s' is not in this version yet; '%s --help' lists those that are\n", p->name,
+            name, p->name);
+    return TM_EXIT_INPUT;
+}
+
+/* `tidemill help train` */
+static int help_of(const tm_program *p, const char *name) {
+    char *arguments[] = {(char *)(uintptr_t)name, (char *)(uintptr_t) "--help", NULL};
+    return run_command(p, name, 2, arguments);
+}
+
+/* Results that did not reach stdout (a full disk, a closed pipe) must not look like success. Where nobody reads any more
+ * there is nobody to tell. */
+static int flushed(int status) {
+    bool failed = fflush(stdout) != 0 || ferror(stdout);
+    if (!failed || status != TM_EXIT_DONE) return status;
+    if (tm_stop_signal() == SIGPIPE) return TM_EXIT_FAILED;
+    fputs("tidemill: the output could not be written; is the disk full or the pipe closed?\n", stderr);
+    return TM_EXIT_FAILED;
+}
+
+/* OpenMP teams spin at barriers by default, against each other and the disk thread where cores are few or shared: steps
+ * took 2.5 to 4 times as long on a loaded two-core machine. The library reads its setting before main, so the process
+ * starts itself once more with it. An explicit setting of the user's stays. */
+static void wait_passively(char **argv) {
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) (void)execv("/proc/self/exe", argv);
+}
+
+int tm_program_run(const tm_program *p, int argc, char **argv) {
+    const char *first = argc > 1 ? argv[1] : NULL;
+    TM_ASSERT(p->n_commands <= MOST_COMMANDS);
+    tm_cli_program = p->name;
+    /* A file that may not grow (ulimit -f) is an error like a full disk, not the process's sudden end. */
+    (void)signal(SIGXFSZ, SIG_IGN);
+    (void)prctl(PR_SET_NAME, p->name); /* restarted by way of /proc/self/exe it would be called "exe" */
+    wait_passively(argv); /* returns where it is set already, or where the restart is impossible: slower, not wrong */
+    if (tm_stack_need() != TM_OK) return tm_cmd_fail();
+    const char *wrong = tm_fault_environment_wrong();
+    if (wrong) {
+        fprintf(stderr, "tidemill: %s\n", wrong);
+        return TM_EXIT_INPUT;
+    }
+    if (!first) {
+        print_help(p, stderr);
+        return TM_EXIT_INPUT;
+    }
+    if (!strcmp(first, "help") && argc > 2) return flushed(help_of(p, argv[2]));
+    if (!strcmp(first, "--help") || !strcmp(first, "-h") || !strcmp(first, "help")) {
+        print_help(p, stdout);
+        return flushed(TM_EXIT_DONE);
+    }
+    if (!strcmp(first, "--version") || !strcmp(first, "-V")) {
+        printf("%s %s\n", p->name, TIDEMILL_VERSION);
+        return flushed(TM_EXIT_DONE);
+    }
+    return flushed(run_command(p, first, argc - 1, argv + 1));
+}
