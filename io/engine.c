@@ -16,6 +16,7 @@ static void close_layers(tm_io *io) {
 
 /* From the bottom up; what was opened is closed where one fails. */
 static tm_status open_layers(tm_io *io) {
+    TM_ASSERT(io->bottom && io->top == io->layer);
     for (io_layer *l = io->bottom;; l--) {
         tm_status rc = l->engine->open(l);
         if (rc != TM_OK) {
@@ -69,6 +70,7 @@ static void take_opts(tm_io *io, const tm_io_opts *o) {
     io->submit_at_wait = o->submit_at_wait;
     io->count_cpu = o->count_cpu;
     io->order_seed = o->order_seed;
+    TM_ASSERT(io->queue_depth * io->n_lanes <= 4096 && io->block_bytes % 4096 == 0);
 }
 
 static tm_status make_pieces(tm_io *io) {
@@ -135,6 +137,7 @@ void tm_io_unregister(tm_io *io) {
 }
 
 tm_status tm_io_register_files(tm_io *io, tm_io_file *files, unsigned n) {
+    TM_ASSERT(files || n == 0);
     for (unsigned i = 0; i < n; i++) files[i].index = -1;
     if (io->bottom->engine->register_files) io->bottom->engine->register_files(io->bottom, files, n);
     return TM_OK;
@@ -166,6 +169,7 @@ static tm_status check_req(const tm_io *io, const tm_io_req *r) {
 }
 
 static void enqueue(tm_io *io, tm_io_req *r) {
+    TM_ASSERT(r->file.lane < io->n_lanes);
     r->status = TM_OK;
     r->sys_errno = 0;
     r->done = r->internal = 0;
@@ -203,11 +207,13 @@ tm_status tm_io_submit(tm_io *io, tm_io_req *const *reqs, unsigned n) {
 static unsigned take_done(tm_io *io, tm_io_req **done, unsigned max) {
     unsigned n = 0;
     for (; n < max && io->done_head; n++) {
+        TM_ASSERT(io->done_head->internal == 0 && io->done_head->complete_ns > 0);
         done[n] = io->done_head;
         io->done_head = done[n]->next;
         done[n]->next = NULL;
     }
     if (!io->done_head) io->done_tail = NULL;
+    TM_ASSERT(io->in_flight >= n);
     io->in_flight -= n;
     return n;
 }
@@ -221,6 +227,7 @@ static uint32_t order_random(tm_io *io) {
 /* order_seed: takes one request out of the middle of the queue and carries it out alone. */
 static tm_status run_one_at_random(tm_io *io) {
     io_lane *q = &io->lane[0];
+    TM_ASSERT(io->order_seed && io->started == 0);
     unsigned waiting = 0;
     for (tm_io_req *r = q->head; r; r = r->next) waiting++;
     if (!waiting) return TM_OK;
@@ -239,6 +246,7 @@ static tm_status run_one_at_random(tm_io *io) {
 }
 
 tm_status tm_io_wait(tm_io *io, tm_io_req **done, unsigned max, unsigned *n, bool block) {
+    TM_ASSERT(max > 0 || !block);
     uint64_t cpu = cpu_now(io);
     *n = 0;
     /* A poll or tm_io_advance may have drained the descriptor of a wake: then only the flag knows of it. */
@@ -300,6 +308,7 @@ void tm_io_get_stats(const tm_io *io, tm_io_stats *out) {
 }
 
 tm_status tm_io_req_fail(const tm_io_req *r) {
+    TM_ASSERT(r->op <= TM_IO_SYNC);
     static const char *const names[] = {"read", "write", "sync"};
     const char *path = r->file.name ? r->file.name : "offload file";
     if (r->status == TM_OK) return TM_OK;

@@ -38,6 +38,7 @@ static void delay_close(io_layer *l) {
 
 static uint64_t *due_of(const io_layer *l, const io_piece *p) {
     const delay_ctx *c = l->ctx;
+    TM_ASSERT(p >= l->io->pieces && p < l->io->pieces + l->io->n_pieces);
     return &c->due[p - l->io->pieces];
 }
 
@@ -72,7 +73,10 @@ static uint64_t release(const io_layer *l, delay_ctx *c, io_queue *settled) {
 }
 
 static void hold(delay_ctx *c, io_queue *got) {
-    for (io_piece *p; (p = io_queue_pop(got)); c->below--) io_queue_push(&c->held, p);
+    for (io_piece *p; (p = io_queue_pop(got)); c->below--) {
+        TM_ASSERT(c->below > 0);
+        io_queue_push(&c->held, p);
+    }
 }
 
 /* While some are held the layer below is asked now and then, since its completions end no sleep here. */

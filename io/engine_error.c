@@ -37,6 +37,7 @@ static void error_close(io_layer *l) {
 }
 
 static bool fails(error_ctx *c, const io_piece *p) {
+    TM_ASSERT(p->req->op <= TM_IO_SYNC);
     if (c->op[p->req->op] == 0) return false;
     double number = (double)++c->count;
     if (c->at > 0 && (c->sticky > 0 ? number >= c->at : number == c->at)) return true;

@@ -32,6 +32,7 @@ static void mem_close(io_layer *l) {
 }
 
 static page *find(const mem_ctx *c, int fd, uint64_t number) {
+    TM_ASSERT(c->used < c->cap && (c->cap & (c->cap - 1)) == 0);
     uint64_t key[2] = {(uint64_t)fd, number};
     size_t i = tm_hash64(key, sizeof key, 0) & (c->cap - 1);
     while (c->table[i].bytes && (c->table[i].fd != fd || c->table[i].number != number)) i = (i + 1) & (c->cap - 1);
@@ -62,6 +63,7 @@ static char *page_to_write(mem_ctx *c, int fd, uint64_t number) {
 }
 
 static bool move_in_page(mem_ctx *c, const io_piece *p, uint64_t offset, char *buf, size_t n) {
+    TM_ASSERT(n > 0 && n <= PAGE - offset % PAGE);
     int fd = p->req->file.fd;
     if (p->req->op == TM_IO_WRITE) {
         char *bytes = page_to_write(c, fd, offset / PAGE);

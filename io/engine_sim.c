@@ -70,6 +70,7 @@ static bool happens(sim_ctx *c, double probability) {
 
 static sim_state *state_of(const io_layer *l, const io_piece *p) {
     const sim_ctx *c = l->ctx;
+    TM_ASSERT(p >= l->io->pieces && p < l->io->pieces + l->io->n_pieces);
     return &c->state[p - l->io->pieces];
 }
 
@@ -88,6 +89,7 @@ static bool settled_at_once(sim_ctx *c, io_piece *p) {
 
 /* A shortened attempt moves whole units of the alignment and may admit less, as a kernel does. */
 static void shorten(sim_ctx *c, io_piece *p, sim_state *s) {
+    TM_ASSERT(p->n > 1);
     uint32_t unit = p->req->file.alignment > 1 ? p->req->file.alignment : 1;
     s->fault = SIM_SHORT;
     s->most = 1 + draw(c) % (p->n - 1);
@@ -128,6 +130,7 @@ static void hand_down(io_layer *l, sim_ctx *c, io_piece *p) {
 }
 
 static void came_back(io_layer *l, sim_ctx *c, io_piece *p) {
+    TM_ASSERT(c->below > 0);
     const sim_state *s = state_of(l, p);
     c->below--;
     if (s->fault == SIM_SHORT && p->res > (int)s->most) p->res = (int)s->most;

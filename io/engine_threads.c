@@ -30,6 +30,7 @@ static void *work(void *arg) {
     for (;;) {
         io_piece *p = io_queue_pop(&c->queue[w->lane]);
         if (p) {
+            TM_ASSERT(p->req->file.lane == w->lane);
             pthread_mutex_unlock(&c->lock);
             io_execute(p);
             pthread_mutex_lock(&c->lock);
@@ -94,6 +95,7 @@ static tm_status threads_open(io_layer *l) {
 
 static void threads_start(io_layer *l, io_piece *p) {
     threads_ctx *c = l->ctx;
+    TM_ASSERT(p->req->file.lane < l->io->n_lanes);
     io_queue_push(&c->fresh, p);
 }
 

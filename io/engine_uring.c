@@ -54,6 +54,7 @@ static pid_t this_thread(void) {
 /* ---- the ring ---- */
 
 static int make_ring(const tm_io *io, uring_ctx *c) {
+    TM_ASSERT(!c->ring_open && c->in_kernel == 0);
     static const unsigned wanted[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
                                       0}; /* 6.1 and later; any */
     int rc = -EINVAL;
@@ -99,6 +100,7 @@ static tm_status uring_open(io_layer *l) {
 
 /* 0 or an errno. */
 static int put_slot(uring_ctx *c, unsigned slot, void *base, size_t bytes) {
+    TM_ASSERT(slot < BUFFER_SLOTS && bytes <= TM_GIB);
     struct iovec v = {.iov_base = base, .iov_len = bytes};
     int rc = io_uring_register_buffers_update_tag(&c->ring, slot, &v, NULL, 1);
     return rc == 1 ? 0 : rc < 0 ? -rc : EIO;
@@ -141,6 +143,7 @@ static void uring_register_memory(io_layer *l, void *base, size_t bytes) {
     }
     c->regions[c->n_regions++] = r;
     c->n_slots += slots;
+    TM_ASSERT(c->n_regions <= MAX_REGIONS && c->n_slots <= BUFFER_SLOTS);
 }
 
 static void uring_register_files(io_layer *l, tm_io_file *files, unsigned n) {
@@ -221,6 +224,7 @@ static int own_ring(tm_io *io, uring_ctx *c) {
 }
 
 static void fill_entry(uring_ctx *c, struct io_uring_sqe *sqe, io_piece *p) {
+    TM_ASSERT(p->n <= p->len && p->req->op <= TM_IO_SYNC);
     const tm_io_req *r = p->req;
     bool fixed_file =
         r->file.index >= 0 && (unsigned)r->file.index < c->n_files && c->files[r->file.index] == r->file.fd;
@@ -258,6 +262,7 @@ static void fill_entries(tm_io *io, uring_ctx *c, bool with_poll) {
 
 /* One io_uring_enter. 0, or the errno. The kernel says how many entries it took, in order. */
 static int enter(uring_ctx *c, bool block) {
+    TM_ASSERT(c->ring_open && c->enabled);
     int err = io_fault_errno("uring_enter");
     int rc = err ? -err : block ? io_uring_submit_and_wait(&c->ring, 1) : io_uring_submit_and_get_events(&c->ring);
     for (int taken = 0; taken < rc && c->handed.head; taken++) {
@@ -270,6 +275,7 @@ static int enter(uring_ctx *c, bool block) {
 
 static void uring_start(io_layer *l, io_piece *p) {
     uring_ctx *c = l->ctx;
+    TM_ASSERT(p != &c->poll && p->req);
     io_queue_push(&c->started, p);
 }
 
@@ -302,6 +308,7 @@ static unsigned take_completions(tm_io *io, uring_ctx *c, io_queue *settled) {
             c->poll_armed = false;
             (void)!read(io->wake_fd, &count, sizeof count);
         } else {
+            TM_ASSERT(c->in_kernel > 0);
             p->res = cqe->res;
             c->in_kernel--;
             io_queue_push(settled, p);

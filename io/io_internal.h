@@ -126,6 +126,7 @@ typedef struct io_queue { /* of pieces, first in first out */
     io_piece *head, *tail;
 } io_queue;
 static inline void io_queue_push(io_queue *q, io_piece *p) {
+    TM_ASSERT(p);
     p->next = NULL;
     if (q->tail) {
         q->tail->next = p;
@@ -177,7 +178,7 @@ extern const io_engine io_engine_uring, io_engine_threads, io_engine_sync, io_en
 extern const io_engine io_engine_delay, io_engine_error, io_engine_sim;
 
 enum {
-    IO_LAG = 8,    /* buffered writes whose pages are not yet dropped from the cache */
+    IO_LAG = 8,    /* attempts */
     IO_LAYERS = 4, /* of one stack */
     IO_LANES = 16
 };
@@ -193,6 +194,17 @@ typedef struct io_lane {
     unsigned full_pieces;
     tm_io_stats stats;
 } io_lane;
+
+/* Buffered writes whose pages are not yet dropped from the cache. */
+typedef struct io_lag {
+    struct {
+        int fd;
+        uint64_t offset;
+        uint32_t n; /* 0: none */
+    } slot[IO_LAG];
+    unsigned at;
+    int lost_errno; /* of a write-back that failed: no sync succeeds any more */
+} io_lag;
 
 struct tm_io {
     io_layer layer[IO_LAYERS], *top, *bottom;
@@ -212,13 +224,7 @@ struct tm_io {
     unsigned in_flight;
     int wake_fd;
     atomic_bool woken;
-    struct {
-        int fd;
-        uint64_t offset;
-        uint32_t n;
-    } lag[IO_LAG];
-    unsigned lag_at;
-    int lost_errno; /* of a write-back that failed: no sync succeeds any more */
+    io_lag lag;
 };
 
 /* piece.c */

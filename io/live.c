@@ -10,6 +10,7 @@ static io_live *head;
 void io_live_add(io_live *l) {
     pthread_mutex_lock(&lock);
     l->prev = NULL;
+    TM_ASSERT(l->path && l != head);
     l->next = head;
     if (head) head->prev = l;
     head = l;
@@ -19,6 +20,7 @@ void io_live_add(io_live *l) {
 void io_live_remove(io_live *l) {
     pthread_mutex_lock(&lock);
     if (l->prev) l->prev->next = l->next;
+    TM_ASSERT(!l->next || l->next->prev == l);
     if (l->next) l->next->prev = l->prev;
     if (head == l) head = l->next;
     l->prev = l->next = NULL;

@@ -53,6 +53,7 @@ static void fault_after(io_piece *p) {
 }
 
 static void start_attempt(tm_io *io, io_piece *p) {
+    TM_ASSERT(p->moved < p->len || p->req->op == TM_IO_SYNC);
     p->buf = (char *)p->req->buf + p->at + p->moved;
     p->offset = p->req->offset + p->at + p->moved;
     p->n = p->len - p->moved;
@@ -65,6 +66,7 @@ static void start_attempt(tm_io *io, io_piece *p) {
 }
 
 void io_execute(io_piece *p) {
+    TM_ASSERT(p->n <= p->len && p->req->file.fd >= 0);
     const tm_io_req *r = p->req;
     ssize_t res;
     if (r->op == TM_IO_READ) {
@@ -81,35 +83,39 @@ void io_execute(io_piece *p) {
 
 static void write_back(tm_io *io, int fd, uint64_t offset, uint32_t n, unsigned flags) {
     int err = io_write_back(fd, offset, n, flags);
-    if (err && !io->lost_errno) io->lost_errno = err;
+    if (err && !io->lag.lost_errno) io->lag.lost_errno = err;
 }
 
 /* Clean pages are dropped at once, written ones IO_LAG attempts later, when the disk has had time to take them. */
 static void drop_pages(tm_io *io, const io_piece *p) {
+    TM_ASSERT(p->n > 0 && p->req->op != TM_IO_SYNC);
     int fd = p->req->file.fd;
     if (p->req->op == TM_IO_READ) {
         (void)posix_fadvise(fd, (off_t)p->offset, p->n, POSIX_FADV_DONTNEED); /* advice */
         return;
     }
-    unsigned slot = io->lag_at++ % IO_LAG;
-    if (io->lag[slot].n) {
-        write_back(io, io->lag[slot].fd, io->lag[slot].offset, io->lag[slot].n,
+    unsigned slot = io->lag.at++ % IO_LAG;
+    if (io->lag.slot[slot].n) {
+        write_back(io, io->lag.slot[slot].fd, io->lag.slot[slot].offset, io->lag.slot[slot].n,
                    SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-        (void)posix_fadvise(io->lag[slot].fd, (off_t)io->lag[slot].offset, io->lag[slot].n, POSIX_FADV_DONTNEED);
+        (void)posix_fadvise(io->lag.slot[slot].fd, (off_t)io->lag.slot[slot].offset, io->lag.slot[slot].n,
+                            POSIX_FADV_DONTNEED);
     }
     write_back(io, fd, p->offset, p->n, SYNC_FILE_RANGE_WRITE);
-    io->lag[slot].fd = fd;
-    io->lag[slot].offset = p->offset;
-    io->lag[slot].n = p->n;
+    io->lag.slot[slot].fd = fd;
+    io->lag.slot[slot].offset = p->offset;
+    io->lag.slot[slot].n = p->n;
 }
 
 /* ---- settling ---- */
 
 io_lane *io_lane_of(tm_io *io, const tm_io_req *r) {
+    TM_ASSERT(r->file.lane < io->n_lanes);
     return &io->lane[r->file.lane];
 }
 
 static void lane_pop(io_lane *l) {
+    TM_ASSERT(l->head && l->tail);
     tm_io_req *r = l->head;
     l->head = r->next;
     if (!l->head) l->tail = NULL;
@@ -118,6 +124,7 @@ static void lane_pop(io_lane *l) {
 }
 
 static void finish(tm_io *io, tm_io_req *r) {
+    TM_ASSERT(r->internal == 0 && r->done <= r->len);
     r->complete_ns = tm_now_ns();
     r->next = NULL;
     if (io->done_tail) {
@@ -137,6 +144,7 @@ static void finish(tm_io *io, tm_io_req *r) {
 /* The piece is over. Its request is over once no other piece of it is out and none is still to be cut; after a failure
  * none will be. */
 static void end_piece(tm_io *io, io_piece *p, tm_status status, int err) {
+    TM_ASSERT(p->moved <= p->len && p->req->internal > 0 && io->started > 0);
     tm_io_req *r = p->req;
     io_lane *lane = io_lane_of(io, r);
     r->done += p->moved;
@@ -159,6 +167,7 @@ static void end_piece(tm_io *io, io_piece *p, tm_status status, int err) {
 
 /* Nothing was moved. Not for ever: a device that never gets on must not hang the run. */
 static void again(tm_io *io, io_piece *p, int err) {
+    TM_ASSERT(p->idle < IO_RETRIES);
     if (++p->idle == IO_RETRIES) {
         end_piece(io, p, TM_EIO, err);
         return;
@@ -169,6 +178,7 @@ static void again(tm_io *io, io_piece *p, int err) {
 }
 
 static void settle_short(tm_io *io, io_piece *p, uint32_t got) {
+    TM_ASSERT(got < p->len - p->moved);
     uint32_t rest = got % alignment_of(p); /* O_DIRECT goes on at the boundary below */
     if (got == rest) {
         again(io, p, EIO);
@@ -189,7 +199,7 @@ void io_settle(tm_io *io, io_piece *p) {
     } else if (res < 0) {
         end_piece(io, p, io_status_of(-res), -res);
     } else if (p->req->op == TM_IO_SYNC) {
-        int err = io->lost_errno;
+        int err = io->lag.lost_errno;
         end_piece(io, p, err ? io_status_of(err) : TM_OK, err);
     } else if ((uint32_t)res > want) {
         end_piece(io, p, TM_EBUG, 0);
@@ -217,6 +227,7 @@ enum { SMALL = 64 << 10 };
 static void cut(tm_io *io, io_lane *lane) {
     tm_io_req *r = lane->head;
     uint64_t len = r->op == TM_IO_SYNC ? 0 : r->len, at = lane->head_cut;
+    TM_ASSERT(at <= len && lane->started < io->queue_depth && io->free_pieces);
     io_piece *p = io->free_pieces;
     io->free_pieces = p->next;
     *p = (io_piece){.req = r, .at = at, .len = (uint32_t)tm_min_u64(len - at, io->block_bytes)};

@@ -5,6 +5,7 @@
 #include <string.h>
 
 tm_status io_spool_flush(io_spool *s) {
+    TM_ASSERT(s->buffered <= s->cap);
     if (s->status == TM_OK && s->buffered) s->status = io_write_all(s->fd, s->buffer, s->buffered, s->at, s->path);
     if (s->status == TM_OK) s->at += s->buffered;
     s->buffered = 0;
@@ -13,6 +14,7 @@ tm_status io_spool_flush(io_spool *s) {
 
 tm_status io_spool_append(io_spool *s, const void *bytes, size_t n) {
     const char *p = bytes;
+    TM_ASSERT(s->cap > 0 && s->buffered < s->cap);
     while (n > 0 && s->status == TM_OK) {
         size_t take = tm_min_u64(n, s->cap - s->buffered);
         memcpy(s->buffer + s->buffered, p, take);

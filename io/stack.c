@@ -18,6 +18,7 @@ static const io_engine *engine_named(const char *name) {
 
 static tm_status add_layer(tm_io *io, const char *name, const char *options) {
     unsigned n = io->bottom ? (unsigned)(io->bottom - io->layer) + 1 : 0;
+    TM_ASSERT(n <= IO_LAYERS);
     if (n == IO_LAYERS) return tm_fail(TM_EINPUT, "I/O engine \"%s\": more than %d layers", io->name, IO_LAYERS);
     io_layer *l = &io->layer[n];
     *l = (io_layer){.engine = engine_named(name), .io = io, .options = options};
@@ -52,6 +53,7 @@ tm_status io_stack_parse(tm_io *io, const char *spec) {
     }
     if (io->bottom->engine->stacks) TM_TRY(add_layer(io, "mem", ""));
     io->top = &io->layer[0];
+    TM_ASSERT(!io->bottom->lower && !io->bottom->engine->stacks);
     return TM_OK;
 }
 

@@ -37,6 +37,7 @@ static tm_status clone_range(int to, const char *name, uint64_t at, tm_file *fro
 }
 
 tm_status tm_io_file_clone(const tm_io_file *to, uint64_t at, tm_file *from, uint64_t begin, uint64_t n, bool *shared) {
+    TM_ASSERT(to->fd >= 0 && n > 0);
     TM_TRY(clone_range(to->fd, to->name, at, from, begin, n, shared));
     if (!*shared) atomic_fetch_add(&copied, n);
     return TM_OK;

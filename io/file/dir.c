@@ -176,6 +176,7 @@ tm_status io_remove_below(int fd, const char *path) {
     if (rc == TM_OK) depth = 1;
     while (rc == TM_OK && depth > 0) {
         level *top = &stack[depth - 1];
+        TM_ASSERT(depth <= MAX_DEPTH && top->at <= top->entries.n);
         if (top->at == top->entries.n) {
             level_close(top);
             if (--depth == 0) break;

@@ -53,6 +53,7 @@ static tm_status file_from_fd(tm_file **out, int fd, const char *path) {
 }
 
 int io_file_fd(const tm_file *f) {
+    TM_ASSERT(f->fd >= 0);
     return f->fd;
 }
 
@@ -137,6 +138,7 @@ uint64_t tm_file_size(const tm_file *f) {
 /* One read, interruptions repeated; *got 0: end of file. */
 static tm_status read_some(tm_file *f, uint64_t offset, void *buf, size_t n, size_t *got) {
     n = tm_min_u64(n, TM_GIB);
+    TM_ASSERT(n > 0);
     for (unsigned tries = 0;;) {
         ssize_t r = offset > INT64_MAX - n ? 0 : io_sys_table->pread(f->fd, buf, n, (off_t)offset);
         if (r >= 0) return *got = (size_t)r, TM_OK;

@@ -92,6 +92,7 @@ tm_status tm_hold_dir(tm_hold **out, const char *path, unsigned wait_ms) {
 
 void tm_hold_release(tm_hold *h) {
     if (!h) return;
+    TM_ASSERT(h->fd >= 0);
     close(h->fd);
     tm_free(h);
 }

@@ -82,6 +82,7 @@ tm_status tm_out_create(tm_out **out, const char *path) {
 }
 
 int io_out_fd(const tm_out *o) {
+    TM_ASSERT(o->spool.fd >= 0);
     return o->spool.fd;
 }
 
@@ -118,6 +119,7 @@ uint64_t tm_out_size(const tm_out *o) {
 }
 
 tm_status tm_out_commit(tm_out *o) {
+    TM_ASSERT(o->spool.fd >= 0 && o->dir_fd >= 0);
     tm_status rc = io_spool_sync(&o->spool);
     const char *temp = io_basename(o->temp), *name = io_basename(o->path);
     if (rc == TM_OK && io_sys_table->renameat(o->dir_fd, temp, o->dir_fd, name) != 0) {
@@ -176,6 +178,7 @@ tm_status tm_append_open(tm_append **out, const char *path, bool truncate) {
 }
 
 tm_status tm_append_line(tm_append *a, const char *line, size_t n) {
+    TM_ASSERT(a->fd >= 0);
     tm_buf_clear(&a->line);
     TM_TRY(tm_buf_append(&a->line, line, n));
     if (n == 0 || line[n - 1] != '\n') TM_TRY(tm_buf_append(&a->line, "\n", 1));

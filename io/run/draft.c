@@ -23,6 +23,7 @@ static void draft_free(tm_io_draft *d) {
 }
 
 tm_status tm_io_draft_create(tm_io_draft **out, tm_io_run *run, const char *name) {
+    TM_ASSERT(run->fd >= 0 && strlen(name) < NAME_MAX_BYTES);
     *out = NULL;
     tm_io_draft *d = tm_malloc(sizeof *d);
     if (!d) return tm_nomem(sizeof *d);
@@ -52,6 +53,7 @@ tm_status tm_io_draft_sync(tm_io_draft *d) {
 }
 
 tm_status tm_io_draft_publish(tm_io_draft *d) {
+    TM_ASSERT(d->spool.buffered == 0 || d->spool.status != TM_OK);
     int dir = d->run->fd;
     tm_status rc = d->spool.status;
     if (rc == TM_OK && io_sys_table->renameat(dir, d->next, dir, d->name) != 0)

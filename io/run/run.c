@@ -75,6 +75,7 @@ static void remove_live(io_live *l) {
 }
 
 static tm_status make_run_dir(tm_io_run *run, int parent_fd, const char *id) {
+    TM_ASSERT(!run->made && parent_fd >= 0);
     tm_buf path = {0};
     char fresh[24];
     if (id && !io_run_name_is_plain(id))
@@ -102,6 +103,7 @@ static tm_status make_run_dir(tm_io_run *run, int parent_fd, const char *id) {
 /* ---- lock ---- */
 
 int io_run_create_in(const tm_io_run *run, const char *name, int flags) {
+    TM_ASSERT(run->fd >= 0 && !strchr(name, '/'));
     return io_sys_table->openat(run->fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
 }
 
@@ -128,6 +130,7 @@ static bool asks_again(ssize_t moved, unsigned *tries) {
 /* Writes and reads `unit` bytes at offset `unit` from an address that is aligned to no more than that. 0 or an errno.
  */
 static int try_direct(int fd, char *memory, uint32_t unit) {
+    TM_ASSERT(fd >= 0 && unit <= RUN_UNIT && (uintptr_t)memory % RUN_UNIT == 0);
     char *out = memory + unit, *in = memory + 2 * RUN_UNIT + unit;
     memset(out, (int)(unit >> 8) + 1, unit);
     memset(in, 0, unit);
@@ -246,6 +249,7 @@ bool tm_io_run_makes(const char *name) {
 /* Files that a run makes, and no others: needs no memory and no descriptor. `owner` and `lock` go last: what is half
  * removed still says whose it is. */
 static tm_status remove_files(const tm_io_run *run) {
+    TM_ASSERT(run->fd >= 0);
     for (const run_file *f = run->files; f; f = f->next) (void)io_sys_table->unlinkat(run->fd, io_basename(f->path), 0);
     for (size_t i = 0; i < TM_COUNT(names); i++)
         if (io_sys_table->unlinkat(run->fd, names[i], 0) != 0 && errno != ENOENT && errno != EISDIR)
@@ -254,6 +258,7 @@ static tm_status remove_files(const tm_io_run *run) {
 }
 
 tm_status io_run_remove_dir(tm_io_run *run) {
+    TM_ASSERT(run->path);
     if (run->fd >= 0) TM_TRY(remove_files(run));
     if (io_sys_table->unlinkat(AT_FDCWD, run->path, AT_REMOVEDIR) == 0 || errno == ENOENT) return TM_OK;
     if (errno != ENOTEMPTY && errno != EEXIST)
@@ -296,6 +301,7 @@ uint32_t tm_io_run_alignment(const tm_io_run *run) {
 }
 
 uint64_t tm_io_run_free_bytes(const tm_io_run *run) {
+    TM_ASSERT(run->fd >= 0);
     struct statfs st;
     uint64_t bytes;
     if (io_sys_table->fstatfs(run->fd, &st) != 0) return 0;

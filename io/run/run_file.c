@@ -11,6 +11,7 @@
 static tm_status add_file(tm_io_run *run, tm_status (*how)(tm_io_run *, run_file *, const char *, uint64_t, bool),
                           const char *name, uint64_t bytes, bool buffered, tm_io_file *out) {
     bool direct = !buffered && run->alignment > 1;
+    TM_ASSERT(bytes > 0 && run->alignment > 0);
     run_file *f = tm_calloc(1, sizeof *f);
     *out = (tm_io_file){.fd = -1, .index = -1};
     if (!f) return tm_nomem(sizeof *f);
@@ -45,6 +46,7 @@ static tm_status no_space(const tm_io_run *run, const char *name, uint64_t bytes
 
 /* Whole before anything is trained, so that the disk cannot fill up half-way. */
 static tm_status reserve(const tm_io_run *run, int fd, const char *name, uint64_t bytes) {
+    TM_ASSERT(fd >= 0 && bytes % RUN_UNIT == 0);
     if (bytes > tm_io_run_free_bytes(run)) return no_space(run, name, bytes, ENOSPC);
     int rc = 0;
     for (unsigned tries = 0; tries < IO_RETRIES; tries++) {

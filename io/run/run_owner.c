@@ -54,6 +54,7 @@ static tm_status describe(tm_buf *text, const char *key, const char *of) {
 }
 
 tm_status io_run_write_owner(tm_io_run *run, const char *key, const char *of) {
+    TM_ASSERT(run->lock_fd >= 0 && tm_io_is_key(key));
     tm_buf text = {0};
     (void)io_sys_table->unlinkat(run->fd, "owner.next", 0);
     int fd = io_run_create_in(run, "owner.next", 0);

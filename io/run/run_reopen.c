@@ -47,6 +47,7 @@ static tm_status check_ours(const tm_io_run *run) {
 
 /* Under the lock: nobody else takes or removes it from here on. One without a key stays as it is. */
 static tm_status take_over(tm_io_run *run, const tm_io_claim *claim) {
+    TM_ASSERT(run->lock_fd >= 0);
     tm_io_owner o = {0};
     io_run_read_owner(run->fd, &o);
     TM_TRY(tm_io_claim_check(claim, run->path, &o));
@@ -107,6 +108,7 @@ void tm_io_run_keep(tm_io_run *run) {
 /* ---- what lies in it ---- */
 
 tm_status tm_io_run_unlink(tm_io_run *run, const char *name) {
+    TM_ASSERT(run->fd >= 0);
     if (io_sys_table->unlinkat(run->fd, name, 0) == 0 || errno == ENOENT) return TM_OK;
     return tm_fail_sys(TM_EIO, errno, "unlink", run->path, -1, "%s/%s: cannot be removed", run->path, name);
 }

@@ -17,6 +17,7 @@
 /* ---- slab ---------------------------------------------------------------------------------------------------- */
 
 static tm_status map_slab(tm_exec *e, uint64_t bytes) {
+    TM_ASSERT(!e->fixed.slab);
     const char *kind;
     if (bytes == 0) bytes = TM_FRAME_ALIGN;
     bytes = tm_round_up(bytes, TM_FRAME_ALIGN);
@@ -166,6 +167,7 @@ static tm_status checksum_room(tm_exec *e, const tm_plan *plan) {
 }
 
 static tm_status begin(tm_exec *e, const tm_plan *plan) {
+    TM_ASSERT(!e->runs.ahead || e->runs.now);
     if (e->runs.now && e->runs.ahead && e->runs.ahead->plan == plan) {
         exec_step_over(e);
         return report(e);

@@ -23,6 +23,7 @@ static tm_status submit(tm_exec *e, comm_flight *f) {
 
 static comm_flight *free_flight(tm_exec *e) {
     comm_flight *f = e->line.comm_flight;
+    TM_ASSERT(e->line.n_comm < EXEC_COMM);
     while (f->busy) f++;
     return f;
 }

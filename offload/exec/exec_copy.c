@@ -7,6 +7,7 @@ static tm_device_transfer transfer_of(const tm_exec *e, const exec_run *r, uint3
     const tm_plan_op *o = &r->plan->op[op];
     const uint64_t *at = r->plan->operand + o->first_operand;
     bool out = o->engine == TM_ENGINE_COPY_OUT;
+    TM_ASSERT((out || o->engine == TM_ENGINE_COPY_IN) && at[out ? 0 : 1] >= TM_DEVICE_BASE);
     return (tm_device_transfer){.way = out ? TM_DEVICE_OUT : TM_DEVICE_IN,
                                 .host = e->fixed.slab + at[out ? 1 : 0],
                                 .offset = at[out ? 0 : 1] - TM_DEVICE_BASE,
@@ -34,6 +35,7 @@ static void copied(tm_event *event) {
 
 static void submit(tm_exec *e, exec_run *r, int way) {
     copy_flight *f = e->streams.copy_flight[way];
+    TM_ASSERT(e->streams.n_copy[way] < EXEC_COPIES);
     while (f->busy) f++;
     uint32_t op = exec_take(r, &r->copy[way]);
     tm_device_transfer t = transfer_of(e, r, op);

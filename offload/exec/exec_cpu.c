@@ -53,6 +53,7 @@ static void wait_for_disk(tm_exec *e, exec_run *r) {
 static bool seal_writes(tm_exec *e) {
     transfer list[EXEC_SEALS];
     uint32_t n = e->runs.n_seal;
+    TM_ASSERT(n <= EXEC_SEALS);
     memcpy(list, e->runs.seal, n * sizeof *list);
     e->runs.n_seal = 0;
     if (n == 0) return false;

@@ -54,6 +54,7 @@ tm_status exec_device_room(tm_exec *e, const tm_plan *plan) {
 
 static tm_device_op frames_of(const tm_plan *plan, uint32_t op, tm_device_frame *frame) {
     uint32_t first = plan->first_touch[op], n = plan->first_touch[op + 1] - first;
+    TM_ASSERT(op < plan->n_op);
     for (uint32_t i = 0; i < n; i++)
         frame[i] = (tm_device_frame){plan->touch[first + i].address - TM_DEVICE_BASE, plan->touch[first + i].bytes};
     return (tm_device_op){.frame = frame, .n = n};
@@ -66,6 +67,7 @@ static tm_status run_issued(void *ctx) {
     const tm_plan *plan = i->run->plan;
     const tm_plan_op *o = &plan->op[i->op];
     if (i->exec->fixed.stub_compute) return TM_OK;
+    TM_ASSERT(o->n_operands <= i->exec->streams.cap_issued);
     for (uint32_t k = 0; k < o->n_operands; k++) i->operand[k] = exec_at(i->exec, plan->operand[o->first_operand + k]);
     return exec_compute(i->exec, plan, i->op, i->operand, i->exec->caller.fn, i->exec->caller.fn_ctx);
 }
@@ -93,6 +95,7 @@ static void ended(tm_event *event) {
 
 static void submit(tm_exec *e, exec_run *r) {
     issue *i = e->streams.issued;
+    TM_ASSERT(e->streams.n_issued < EXEC_ISSUED);
     while (i->busy) i++;
     i->event = (tm_event){.done = ended, .ctx = i};
     i->exec = e;

@@ -28,6 +28,7 @@ static flight *free_flight(tm_exec *e, uint32_t lane) {
 
 tm_status exec_disk_start(tm_exec *e, const transfer *x, bool *finished) {
     const tm_plan_op *o = &x->run->plan->op[x->op];
+    TM_ASSERT(plan_is_disk(o->engine) && o->address % TM_FRAME_ALIGN == 0 && o->address < e->fixed.slab_bytes);
     store_target t = target_of(e, x->run, x->op);
     *finished = e->fixed.stub_disk;
     if (e->fixed.stub_disk) return TM_OK;
@@ -48,6 +49,7 @@ tm_status exec_disk_start(tm_exec *e, const transfer *x, bool *finished) {
 }
 
 tm_status exec_disk_finish(tm_exec *e, flight *f) {
+    TM_ASSERT(f->busy);
     const tm_plan_op *o = &f->run->plan->op[f->op];
     store_target t = target_of(e, f->run, f->op);
     f->busy = false;

@@ -2,6 +2,7 @@
 #include "offload/exec/exec_internal.h"
 
 static uint32_t draw(tm_exec *e, uint32_t n) {
+    TM_ASSERT(n > 0);
     uint32_t r[4];
     tm_philox(e->fixed.seed, 0, e->caller.draws++, r);
     return r[0] % n;
@@ -29,6 +30,7 @@ static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
 /* `which`: of the ready ones, lane by lane. */
 static tm_status start_transfer(tm_exec *e, exec_run *r, uint32_t which) {
     pending *q = &e->disk.pending[e->disk.n_pending];
+    TM_ASSERT(e->disk.n_pending < EXEC_DEPTH);
     tm_heap32 *lane = r->disk;
     for (; which >= lane->n; lane++) which -= lane->n;
     *q = (pending){.run = r, .op = take_any(e, r, lane), .moved = draw(e, 2) == 0};
@@ -38,6 +40,7 @@ static tm_status start_transfer(tm_exec *e, exec_run *r, uint32_t which) {
 
 static tm_status complete_transfer(tm_exec *e, uint32_t i) {
     pending q = e->disk.pending[i];
+    TM_ASSERT(i < e->disk.n_pending);
     e->disk.pending[i] = e->disk.pending[--e->disk.n_pending];
     if (!q.moved) TM_TRY(move_now(e, q.run, q.op));
     (void)exec_complete(e, q.run, q.op);

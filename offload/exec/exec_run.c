@@ -45,10 +45,12 @@ static void cut_disk_heaps(const tm_exec *e, exec_run *r) {
         r->disk[lane] = (tm_heap32){.item = r->disk_op + at, .cap = count[lane]};
         at += count[lane];
     }
+    TM_ASSERT(at <= r->cap_ops);
     r->disk_left = at;
 }
 
 uint32_t exec_disk_ready(const tm_exec *e, const exec_run *r) {
+    TM_ASSERT(e->fixed.lanes <= EXEC_LANES);
     uint32_t n = 0;
     for (uint32_t lane = 0; lane < e->fixed.lanes; lane++) n += r->disk[lane].n;
     return n;
@@ -56,6 +58,7 @@ uint32_t exec_disk_ready(const tm_exec *e, const exec_run *r) {
 
 /* Opens a run of `plan`; with `link`, beside `before`, whose operations that are not done yet it waits for. */
 void exec_run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link *link, const exec_run *before) {
+    TM_ASSERT(!r->open && plan->n_op <= r->cap_ops && !link == !before);
     r->plan = plan;
     r->cpu.n = r->comm.n = r->device.n = r->copy[0].n = r->copy[1].n = 0;
     cut_disk_heaps(e, r);
@@ -79,6 +82,7 @@ void exec_run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link 
 
 /* Everything of `r` is done: those who count are told. On the calling thread, without the lock. */
 void exec_run_end(tm_exec *e, exec_run *r) {
+    TM_ASSERT(r->open && (r->left == 0 || e->result.status != TM_OK));
     r->open = false;
     if (e->fixed.store) e->stats.checksum_ns = store_checksum_ns(e->fixed.store);
     for (uint32_t i = 0; r->span && i < r->plan->n_op; i++) {
@@ -105,6 +109,7 @@ tm_status exec_turn_over(tm_exec *e) {
     }
     if (e->runs.older || e->runs.ahead || !e->caller.next_plan || e->result.status != TM_OK) return TM_OK;
     exec_run *r = other(e, e->runs.now);
+    TM_ASSERT(r != e->runs.now && !r->open);
     tm_status rc = exec_run_room(e, r, e->caller.next_plan);
     if (rc != TM_OK) return rc;
     exec_run_begin(e, r, e->caller.next_plan, e->caller.next_link, e->runs.now);
@@ -120,6 +125,7 @@ tm_status exec_turn_over(tm_exec *e) {
 
 /* The announced run becomes the one whose CPU operations run. */
 void exec_step_over(tm_exec *e) {
+    TM_ASSERT(e->runs.now && e->runs.ahead && !e->runs.older);
     pthread_mutex_lock(&e->lock);
     e->runs.older = e->runs.now->left > 0 ? e->runs.now : NULL;
     exec_run *ended = e->runs.older ? NULL : e->runs.now;

@@ -43,6 +43,7 @@ void tm_exec_twice(tm_exec *e, bool on, void (*name)(void *ctx, const tm_op *op,
 
 /* To the side, or back. */
 static void move_updated(tm_exec *e, const tm_plan *plan, uint32_t op, bool back) {
+    TM_ASSERT(e->caller.twice.before && e->caller.twice.on);
     char *at = e->caller.twice.before;
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++) {
         const struct plan_touch *t = &plan->touch[i];

@@ -21,11 +21,13 @@ typedef struct carry {
 } carry;
 
 static char *frame_of(const carry *c, uint32_t object) {
+    TM_ASSERT(c->s->layout->object[object].resident);
     return c->slab + c->s->layout->object[object].address;
 }
 
 static tm_status settle_one(carry *c, const tm_io_req *r) {
     unsigned i = (unsigned)(r - c->req);
+    TM_ASSERT(i < IN_FLIGHT && c->busy[i] && c->in_flight > 0);
     store_target t = {.object = c->object[i]};
     c->busy[i] = false;
     c->in_flight--;
@@ -51,11 +53,13 @@ static tm_status drain(carry *c, unsigned most) {
 
 static unsigned free_one(const carry *c) {
     unsigned i = 0;
+    TM_ASSERT(c->in_flight < IN_FLIGHT);
     while (c->busy[i]) i++;
     return i;
 }
 
 static tm_status start(carry *c, unsigned i) {
+    TM_ASSERT(i < IN_FLIGHT && !c->busy[i]);
     tm_io_req *one[] = {&c->req[i]};
     TM_TRY(tm_io_submit(c->s->io, one, 1));
     c->busy[i] = true;
@@ -64,6 +68,7 @@ static tm_status start(carry *c, unsigned i) {
 }
 
 static tm_status carry_object(carry *c, uint32_t object) {
+    TM_ASSERT(object < c->s->layout->n);
     store_target t = {.object = object};
     TM_TRY(drain(c, IN_FLIGHT - 1));
     unsigned i = free_one(c);
@@ -115,6 +120,7 @@ static tm_status sync_files(tm_store *s) {
 }
 
 tm_status store_name_owner(tm_io_run *run, const tm_io_run *first) {
+    TM_ASSERT(run != first);
     char full[PATH_MAX];
     tm_io_draft *d;
     const char *path = tm_io_run_path(first);
@@ -144,6 +150,7 @@ void tm_store_commit_abandon(tm_store *s) {
 }
 
 static tm_status prepare(tm_store *s, char *slab, const tm_commit_opts *opts, tm_commit_stats *stats) {
+    TM_ASSERT(!s->draft && s->n_paths > 0);
     uint64_t manifest_bytes;
     TM_TRY(carry_resident(s, slab, false, &stats->write_bytes));
     store_kill_point("kill_before_sync");
@@ -175,7 +182,7 @@ tm_status tm_store_commit_prepare(tm_store *s, char *slab, const tm_commit_opts 
 tm_status tm_store_commit_publish(tm_store *s, tm_commit_stats *stats) {
     uint64_t t0 = tm_now_ns();
     tm_io_draft *d = s->draft;
-    TM_ASSERT(d);
+    TM_ASSERT(d && !s->failed);
     s->draft = NULL;
     store_kill_point("kill_before_rename");
     s->failed = true;

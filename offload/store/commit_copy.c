@@ -25,6 +25,7 @@ typedef struct copier {
 
 static void place(manifest_move *m, manifest_object *o) {
     copier *c = (copier *)m;
+    TM_ASSERT(c->next < c->from->n_objects);
     o->path = c->path[c->next++];
     o->slot = 0;
     o->offset = c->end[o->path][o->kind];
@@ -51,6 +52,7 @@ static tm_status choose_paths(copier *c, const tm_commit_copy_opts *opts) {
 static tm_status check_pages(const copier *c, const manifest_object *o, uint64_t at, uint64_t n, uint64_t page) {
     uint64_t want[CHUNK_PAGES];
     uint32_t count = pages_of(n), first = (uint32_t)(at / TM_PAGE_BYTES);
+    TM_ASSERT(n > 0 && count <= CHUNK_PAGES && at % TM_PAGE_BYTES == 0);
     TM_TRY(manifest_read_pages(c->from, page + first, count, want));
     for (uint32_t i = 0; i < count; i++) {
         uint64_t from = (uint64_t)i * TM_PAGE_BYTES, bytes = tm_min_u64(TM_PAGE_BYTES, n - from);
@@ -63,6 +65,7 @@ static tm_status check_pages(const copier *c, const manifest_object *o, uint64_t
 }
 
 static tm_status write_chunk(copier *c, tm_io_req *r) {
+    TM_ASSERT(tm_io_in_flight(c->io) == 0);
     tm_io_req *one[] = {r}, *done[1];
     unsigned n = 0;
     TM_TRY(tm_io_submit(c->io, one, 1));
@@ -122,6 +125,7 @@ static tm_status copy_objects(copier *c, tm_kind kind) {
 }
 
 static tm_status copy_kind(copier *c, tm_kind kind) {
+    TM_ASSERT(tm_kind_get(kind)->committed);
     bool used[STORE_PATHS] = {false}, any = false;
     uint64_t bytes[STORE_PATHS] = {0};
     for (uint32_t i = 0; i < c->from->n_objects; i++) {

@@ -72,6 +72,7 @@ const tm_commit *tm_commit_reader_commit(const tm_commit_reader *r) {
 /* ---- read ------------------------------------------------------------------------------------------------------ */
 
 static tm_status open_file(tm_commit_reader *r, const manifest_object *o) {
+    TM_ASSERT(o->path < STORE_PATHS && o->kind < TM_KINDS);
     char path[PATH_MAX + 32];
     if (r->in[o->path][o->kind]) return TM_OK;
     snprintf(path, sizeof path, "%s/%s", o->path ? commit_path(r->c, o->path) : r->directory,
@@ -84,6 +85,7 @@ static tm_status read_page(tm_commit_reader *r, const manifest_object *o, uint32
     uint64_t at = (uint64_t)page * TM_PAGE_BYTES, n = tm_min_u64(TM_PAGE_BYTES, o->bytes - at), want;
     uint64_t from = o->offset + o->slot * o->bytes + at;
     tm_file *in = r->in[o->path][o->kind];
+    TM_ASSERT(in && at < o->bytes);
     TM_TRY(tm_file_read_at(in, from, r->page, n));
     tm_file_forget(in, from, n);
     TM_TRY(manifest_read_pages(r->c, r->first_page[object] + page, 1, &want));
@@ -127,6 +129,7 @@ static tm_status prove_object(tm_commit_reader *r, uint32_t object) {
 
 /* Its file is there and as long as it has to be, both slots of the object included. */
 static tm_status find_object(tm_commit_reader *r, uint32_t object) {
+    TM_ASSERT(object < r->c->n_objects);
     manifest_object o;
     TM_TRY(manifest_read_object(r->c, object, &o));
     const char *directory = o.path ? commit_path(r->c, o.path) : r->directory, *name = tm_kind_name((tm_kind)o.kind);

@@ -19,6 +19,7 @@ typedef struct sink {
 } sink;
 
 static void put(sink *k, const void *bytes, size_t n) {
+    TM_ASSERT(bytes || n == 0);
     XXH3_128bits_update(&k->hash, bytes, n);
     k->bytes += n;
     if (k->status == TM_OK) k->status = tm_io_draft_append(k->draft, bytes, n);
@@ -89,6 +90,7 @@ static tm_status write_all(const tm_store *s, sink *k, const tm_commit_opts *opt
     put(k, opts->info, opts->info_bytes);
     put(k, paths->data, paths->len);
     TM_TRY(put_objects(s, k, &again));
+    TM_ASSERT(again.n_objects == head.n_objects && again.n_pages == head.n_pages);
     put_pages(s, k);
     return put_hash(k);
 }
@@ -96,6 +98,7 @@ static tm_status write_all(const tm_store *s, sink *k, const tm_commit_opts *opt
 /* ---- copying --------------------------------------------------------------------------------------------------- */
 
 static tm_status put_range(sink *k, const tm_commit *c, uint64_t at, uint64_t end) {
+    TM_ASSERT(at <= end);
     char chunk[4096];
     while (at < end) {
         size_t n = tm_min_u64(sizeof chunk, end - at);
@@ -107,6 +110,7 @@ static tm_status put_range(sink *k, const tm_commit *c, uint64_t at, uint64_t en
 }
 
 static tm_status copy_all(const tm_commit *c, sink *k, const tm_buf *paths, unsigned n, manifest_move *move) {
+    TM_ASSERT(n > 0 && n <= STORE_PATHS && move->slots >= 1 && move->slots <= 2);
     manifest_head head;
     manifest_object m;
     TM_TRY(tm_file_read_at(c->file, 0, &head, sizeof head));

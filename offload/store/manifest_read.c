@@ -80,6 +80,7 @@ static tm_status read_paths(tm_commit *c, const manifest_head *h) {
 }
 
 const char *commit_path(const tm_commit *c, unsigned i) {
+    TM_ASSERT(i < c->named_paths);
     const char *path = c->paths.data;
     while (i-- > 0) path += strlen(path) + 1;
     return path;
@@ -168,6 +169,7 @@ void tm_commit_close(tm_commit *c) {
 }
 
 tm_status tm_commit_remove(tm_commit *c) {
+    TM_ASSERT(c->n_paths > 0);
     tm_status rc = tm_io_run_unlink(c->run[0], MANIFEST_NAME); /* as in tm_store_remove */
     for (unsigned i = 0; i < c->n_paths; i++) rc = tm_first(rc, tm_io_run_remove(c->run[i]));
     c->n_paths = 0;
@@ -184,6 +186,7 @@ const tm_json *tm_commit_info(const tm_commit *c) {
 }
 
 tm_status manifest_read_object(const tm_commit *c, uint32_t i, manifest_object *m) {
+    TM_ASSERT(i < c->n_objects);
     TM_TRY(tm_file_read_at(c->file, c->objects_at + (uint64_t)i * sizeof *m, m, sizeof *m));
     bool good = m->kind < TM_KINDS && tm_kind_get(m->kind)->committed && m->path < c->named_paths &&
                 m->slot < c->slots && m->bytes > 0 && m->bytes <= TM_GIB && m->bytes % TM_FRAME_ALIGN == 0 &&

@@ -134,6 +134,7 @@ static tm_status remove_leftovers(tm_store *s) {
 }
 
 static tm_status make_file(tm_store *s, unsigned path, const char *name, uint64_t bytes, bool there, tm_io_file *out) {
+    TM_ASSERT(path < s->n_paths && bytes % TM_FRAME_ALIGN == 0);
     bool buffered = !tm_io_run_direct(s->run[path]);
     if (bytes == 0) return TM_OK;
     s->disk_bytes += bytes;
@@ -172,6 +173,7 @@ static tm_status register_files(tm_store *s) {
 
 /* One lane a path; the kernel's queues have an end. */
 static tm_status open_io(tm_store *s, tm_io_opts io) {
+    TM_ASSERT(!s->io && s->n_paths > 0);
     unsigned most = 4096 / s->n_paths;
     io.lanes = s->n_paths;
     io.count_cpu = true;
@@ -192,6 +194,7 @@ static tm_status take_extent(tm_store *s, const tm_commit *c, uint32_t object, u
     const tm_object *o = &s->layout->object[object];
     state_extent *x = &s->extent[object];
     manifest_object m;
+    TM_ASSERT(x->slot == NO_SLOT);
     if (at >= c->n_objects) return other_state(o, x);
     TM_TRY(manifest_read_object(c, at, &m));
     if (m.kind != o->kind || m.number != x->number || m.bytes != o->frame_bytes) return other_state(o, x);
@@ -229,6 +232,7 @@ static void warn_unused_paths(const tm_store *s, const tm_store_opts *opts) {
 }
 
 static void take_run(tm_store *s, const tm_commit *c) {
+    TM_ASSERT(c->n_paths == c->named_paths && c->slots >= 1 && c->slots <= 2);
     memcpy(s->run, c->run, sizeof s->run);
     s->n_paths = c->n_paths;
     s->slots = c->slots;
@@ -256,6 +260,7 @@ static void choose_checksums(tm_store *s) {
 }
 
 void store_run_begins(tm_store *s, const tm_plan *plan) {
+    TM_ASSERT(plan->layout == s->layout);
     if (!s->alternate) return;
     s->runs = s->latest == plan ? s->runs + 1 : 0;
     s->latest = plan;
@@ -370,6 +375,7 @@ const char *tm_store_engine(const tm_store *s) {
 }
 /* The path of what a disk operation of `plan` moves, and how many there are. */
 uint32_t store_lane(const tm_store *s, const tm_plan *plan, uint32_t object) {
+    TM_ASSERT(object & TM_TEMP_BIT ? (object & ~TM_TEMP_BIT) < plan->n_temp : object < s->layout->n);
     if (!(object & TM_TEMP_BIT)) return s->extent[object].path;
     return spill_at(&s->spill_map, plan->extent[object & ~TM_TEMP_BIT].offset)->path;
 }

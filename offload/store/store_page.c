@@ -20,11 +20,13 @@ uint64_t page_hash_of(uint64_t key, uint32_t kind, uint32_t number, uint32_t pag
 static uint64_t page_hash(const tm_store *s, const tm_object *o, uint32_t number, uint32_t page, uint64_t generation,
                           const char *frame) {
     uint64_t at = (uint64_t)page * TM_PAGE_BYTES;
+    TM_ASSERT(at < o->frame_bytes);
     uint64_t n = tm_min_u64(TM_PAGE_BYTES, o->frame_bytes - at);
     return page_hash_of(s->key, (uint32_t)o->kind, number, page, generation, frame + at, n);
 }
 
 static const tm_object *target_object(const tm_store *s, const store_target *t) {
+    TM_ASSERT(t->object & TM_TEMP_BIT ? (t->object & ~TM_TEMP_BIT) < t->plan->n_temp : t->object < s->layout->n);
     return t->object & TM_TEMP_BIT ? &t->plan->temp[t->object & ~TM_TEMP_BIT] : &s->layout->object[t->object];
 }
 
@@ -40,11 +42,13 @@ static uint64_t *expected(tm_store *s, const store_target *t, uint64_t *generati
         return t->temp_checksum + t->plan->extent[t->object & ~TM_TEMP_BIT].first_page;
     }
     *generation = s->extent[t->object].generation;
+    TM_ASSERT(s->extent[t->object].slot != NO_SLOT);
     return s->checksum + s->extent[t->object].first_page;
 }
 
 static void aim(tm_store *s, const store_target *t, tm_io_req *req) {
     const tm_object *o = target_object(s, t);
+    TM_ASSERT(o->frame_bytes > 0 && o->frame_bytes % TM_FRAME_ALIGN == 0);
     if (t->object & TM_TEMP_BIT) {
         uint64_t address = t->plan->extent[t->object & ~TM_TEMP_BIT].offset;
         const spill_segment *segment = spill_at(&s->spill_map, address);
@@ -53,6 +57,7 @@ static void aim(tm_store *s, const store_target *t, tm_io_req *req) {
     } else {
         const state_extent *x = &s->extent[t->object];
         req->file = s->file[x->path][o->kind];
+        TM_ASSERT(x->path < s->n_paths && x->slot < slots_of(o, s->slots));
         req->offset = x->offset + x->slot * o->frame_bytes;
     }
     req->len = o->frame_bytes;
@@ -85,6 +90,7 @@ static void hash_pages(tm_store *s, const store_target *t, const void *frame, bo
 
 void store_seal(tm_store *s, const store_target *t, void *frame, bool team) {
     const tm_object *o = target_object(s, t);
+    TM_ASSERT(o->bytes <= o->frame_bytes);
     memset((char *)frame + o->bytes, 0, o->frame_bytes - o->bytes); /* no stranger's bytes in the padding */
     if (!(t->object & TM_TEMP_BIT)) {
         state_extent *x = &s->extent[t->object];
@@ -92,6 +98,7 @@ void store_seal(tm_store *s, const store_target *t, void *frame, bool team) {
             x->slot = 0;
         else if (slots_of(o, s->slots) == 2 && x->slot == x->committed)
             x->slot ^= 1;
+        TM_ASSERT(x->slot < slots_of(o, s->slots) && (slots_of(o, s->slots) == 1 || x->slot != x->committed));
         x->generation = tm_max_u64(x->generation, (uint64_t)s->incarnation << 32) + 1;
     }
     if (!s->unchecked) {
@@ -104,6 +111,7 @@ void store_seal(tm_store *s, const store_target *t, void *frame, bool team) {
 
 void store_aim_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
     aim(s, t, req);
+    TM_ASSERT(req->file.name && (uintptr_t)frame % TM_FRAME_ALIGN == 0);
     req->op = TM_IO_WRITE;
     req->buf = frame;
 }
@@ -117,6 +125,7 @@ tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm
     if (!(t->object & TM_TEMP_BIT) && s->extent[t->object].slot == NO_SLOT)
         return tm_fail(TM_EBUG, "%s object %u is read before it was written", tm_kind_name(target_object(s, t)->kind),
                        t->object);
+    TM_ASSERT((uintptr_t)frame % TM_FRAME_ALIGN == 0);
     aim(s, t, req);
     req->op = TM_IO_READ;
     req->buf = frame;
@@ -145,6 +154,7 @@ tm_status store_check_read(tm_store *s, const store_target *t, const void *frame
 }
 
 bool store_unchanged(const tm_store *s, uint32_t object, const void *frame) {
+    TM_ASSERT(object < s->layout->n);
     const tm_object *o = &s->layout->object[object];
     const state_extent *x = &s->extent[object];
     if (x->slot == NO_SLOT || s->unchecked || s->alternate) return false;

@@ -23,6 +23,7 @@ static uint8_t disk_of(const dev_t *device, unsigned i) {
 }
 
 void stripe_of_runs(stripe *s, tm_io_run *const *runs, unsigned n) {
+    TM_ASSERT(n > 0 && n <= STRIPE_PATHS);
     dev_t device[STRIPE_PATHS];
     bool known = n > 1;
     *s = (stripe){.n = n};
@@ -56,10 +57,12 @@ void stripe_of_machine(stripe *s, const tm_machine *m) {
 }
 
 static double ready_at(const stripe *s, unsigned i, uint64_t bytes) {
+    TM_ASSERT(i < s->n && s->weight[i] > 0);
     return ((double)s->given[i] + (double)bytes) / s->weight[i];
 }
 
 static uint32_t bit_of(tm_kind kind) {
+    TM_ASSERT(kind < TM_KINDS);
     return (uint32_t)1 << kind;
 }
 
@@ -76,6 +79,7 @@ static unsigned first_for(const stripe *s, tm_kind kind) {
 
 unsigned stripe_take(stripe *s, tm_kind kind, uint64_t bytes) {
     unsigned first = first_for(s, kind), best = first < s->n ? first : 0;
+    TM_ASSERT(s->n > 0);
     bool fits = false;
     for (unsigned i = best; i < s->n; i++) {
         bool room = s->room[s->disk[i]] >= bytes;
@@ -107,6 +111,7 @@ static uint64_t segment_bytes(unsigned n_paths, uint64_t bytes, uint64_t largest
 
 /* What segment `i` takes: nothing begins or ends behind the last address. */
 static uint64_t bytes_of_segment(uint64_t segment, uint32_t i, uint64_t bytes, uint64_t largest) {
+    TM_ASSERT(i * segment < bytes);
     return tm_min_u64(segment + largest, bytes - i * segment);
 }
 
@@ -148,6 +153,7 @@ static void place_state(stripe *s, const tm_layout *l, uint8_t *path) {
 }
 
 static uint8_t lane_of(const tm_plan *plan, uint32_t object, const uint8_t *path, const spill_map *map) {
+    TM_ASSERT(object & TM_TEMP_BIT ? (object & ~TM_TEMP_BIT) < plan->n_temp : object < plan->layout->n);
     return object & TM_TEMP_BIT ? spill_at(map, plan->extent[object & ~TM_TEMP_BIT].offset)->path : path[object];
 }
 

@@ -48,6 +48,7 @@ typedef struct spill_map {
 TM_MUST_USE tm_status spill_map_make(spill_map *map, stripe *s, uint64_t bytes, uint64_t largest);
 void spill_map_free(spill_map *map);
 static inline const spill_segment *spill_at(const spill_map *map, uint64_t address) {
+    TM_ASSERT(address / map->segment_bytes < map->n);
     return &map->segment[address / map->segment_bytes];
 }
 /* What all segments take together. */
