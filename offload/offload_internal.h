@@ -109,10 +109,18 @@ typedef struct placement {
     uint64_t device_peak; /* bytes of the device's arena */
 } placement;
 
-/* place.c: builds residences for the chosen residency (object->resident of the layout, temp_paged), gives look-ahead of
- * `window` bytes where the frames in use stay within `room` (of slab), assigns addresses. */
-tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const uint8_t *temp_paged,
-                      const uint8_t *resident, uint64_t base, uint64_t window, uint64_t room);
+/* What stays in memory, and how much is read ahead. */
+typedef struct residency {
+    uint8_t *resident;   /* per state object */
+    uint8_t *temp_paged; /* per temporary */
+    uint64_t base;       /* first byte above resident state */
+    uint64_t window;     /* bytes of look-ahead, where the frames in use ... */
+    uint64_t room;       /* ... stay within so many bytes of slab */
+    uint64_t minimum;    /* least slab that a plan needs; known after a refusal too */
+} residency;
+
+/* place.c: builds residences for the chosen residency, gives look-ahead where there is room, assigns addresses. */
+tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const residency *r);
 void place_free(placement *pl);
 /* In order of the position at `key` (an offset in a residence) of each, those with the same one as they come. */
 tm_status place_sort(residence **out, residence *const *in, uint32_t n, uint32_t positions, size_t key);
@@ -123,9 +131,8 @@ tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t 
 /* shared.c: what a budget pays for shared frames, the program's own or another's. */
 uint64_t shared_share(const tm_program *p, const tm_plan_opts *opts);
 
-/* residency.c and density.c: decide resident[] (per state object) and temp_paged[], and the window. */
-tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,
-                           uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *room, uint64_t *minimum);
+/* residency.c and density.c: fill all of `r`, whose two arrays are the caller's. */
+tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, residency *r);
 uint64_t residency_base(const tm_program *p, const uint8_t *resident, uint64_t *address /* per object, or NULL */);
 
 typedef struct temp_extent {

@@ -444,16 +444,15 @@ static tm_status assign_addresses(placement *pl, const tm_program *p, const tm_p
     return rc;
 }
 
-tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const uint8_t *temp_paged,
-                      const uint8_t *resident, uint64_t base, uint64_t window, uint64_t room) {
-    *pl = (placement){.base = base};
+tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const residency *r) {
+    *pl = (placement){.base = r->base};
     pl->of_visit = tm_malloc(sizeof *pl->of_visit * (p->n_visit + 1));
     pl->temp_paged = tm_malloc(p->n_temp + 1);
     tm_status rc = TM_OK;
     if (!pl->of_visit || !pl->temp_paged) TM_GO(tm_nomem(sizeof *pl->of_visit * (p->n_visit + 1)));
-    memcpy(pl->temp_paged, temp_paged, p->n_temp);
-    TM_GO(build_residences(pl, p, resident));
-    TM_GO(give_window(pl, p, opts, window, room > base ? room - base : 0));
+    memcpy(pl->temp_paged, r->temp_paged, p->n_temp);
+    TM_GO(build_residences(pl, p, r->resident));
+    TM_GO(give_window(pl, p, opts, r->window, r->room > r->base ? r->room - r->base : 0));
     TM_GO(assign_addresses(pl, p, opts));
 done:
     if (rc != TM_OK) place_free(pl);

@@ -32,8 +32,7 @@ static void settle(tm_layout *l, const uint8_t *resident, const uint64_t *addres
 typedef struct chosen {
     tm_program *lowered; /* NULL: `p` is the caller's */
     const tm_program *p;
-    uint8_t *resident, *temp_paged;
-    uint64_t base, window, room, least;
+    residency r;
 } chosen;
 
 static uint64_t held_bytes(const tm_program *p) {
@@ -50,15 +49,14 @@ static tm_status choose(chosen *c, tm_layout *layout, const tm_program *p, const
     c->p = p;
     if (lower) TM_TRY(lower_program(&c->lowered, p, opts));
     if (lower) c->p = c->lowered;
-    tm_status rc =
-        residency_choose(c->p, layout, opts, c->resident, c->temp_paged, &c->base, &c->window, &c->room, &c->least);
+    tm_status rc = residency_choose(c->p, layout, opts, &c->r);
     if (rc != TM_EBUDGET || !lower || !holds) return rc;
     tm_error_clear();
     tm_program_free(c->lowered);
     c->lowered = NULL;
     TM_TRY(lower_program(&c->lowered, p, &tight));
     c->p = c->lowered;
-    return residency_choose(c->p, layout, opts, c->resident, c->temp_paged, &c->base, &c->window, &c->room, &c->least);
+    return residency_choose(c->p, layout, opts, &c->r);
 }
 
 tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *program, const tm_plan_opts *opts,
@@ -66,27 +64,27 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *pr
     uint64_t share = shared_share(program, opts);
     tm_plan_opts own = *opts;
     placement pl = {0};
-    chosen c = {.resident = tm_calloc(layout->n + 1, 1), .temp_paged = tm_calloc(program->n_temp + 1, 1)};
+    chosen c = {.r = {.resident = tm_calloc(layout->n + 1, 1), .temp_paged = tm_calloc(program->n_temp + 1, 1)}};
     uint64_t *address = tm_calloc(layout->n + 1, sizeof *address);
     tm_status rc;
     TM_ASSERT(opts->choose_residency || layout->chosen);
     own.slab_bytes -= tm_min_u64(share, own.slab_bytes);
     opts = &own;
     TM_GO(program->status);
-    if (!c.resident || !c.temp_paged || !address) TM_GO(tm_nomem((layout->n + program->n_temp) * sizeof *address));
+    if (!c.r.resident || !c.r.temp_paged || !address) TM_GO(tm_nomem((layout->n + program->n_temp) * sizeof *address));
     TM_GO(choose(&c, layout, program, opts));
     if (opts->choose_residency) {
-        residency_base(c.p, c.resident, address);
+        residency_base(c.p, c.r.resident, address);
     } else {
         for (uint32_t i = 0; i < layout->n; i++) address[i] = layout->object[i].address;
     }
-    TM_GO(place_build(&pl, c.p, opts, c.temp_paged, c.resident, c.base, c.window, c.room));
-    TM_GO(plan_emit(out, layout, c.p, &pl, c.resident, address));
-    (*out)->info.minimum_bytes = c.least + share;
+    TM_GO(place_build(&pl, c.p, opts, &c.r));
+    TM_GO(plan_emit(out, layout, c.p, &pl, c.r.resident, address));
+    (*out)->info.minimum_bytes = c.r.minimum + share;
     (*out)->info.share_bytes = share;
-    (*out)->info.window_bytes = c.window;
+    (*out)->info.window_bytes = c.r.window;
     (*out)->info.held_bytes = held_bytes(c.p);
-    if (opts->choose_residency) settle(layout, c.resident, address, c.base);
+    if (opts->choose_residency) settle(layout, c.r.resident, address, c.r.base);
     place_free(&pl);
     if (!opts->unproved) rc = tm_plan_prove(*out);
     if (rc != TM_OK) {
@@ -94,11 +92,11 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *pr
         *out = NULL;
     }
 done:
-    if (minimum) *minimum = c.least + share;
+    if (minimum) *minimum = c.r.minimum + share;
     place_free(&pl);
     tm_program_free(c.lowered);
-    tm_free(c.resident);
-    tm_free(c.temp_paged);
+    tm_free(c.r.resident);
+    tm_free(c.r.temp_paged);
     tm_free(address);
     return rc;
 }

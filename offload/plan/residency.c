@@ -16,7 +16,7 @@ typedef struct chooser {
     const tm_program *p;
     const tm_layout *l;
     const tm_plan_opts *opts;
-    uint8_t *resident, *temp_paged;
+    residency *r;
 } chooser;
 
 uint64_t residency_base(const tm_program *p, const uint8_t *resident, uint64_t *address) {
@@ -33,11 +33,18 @@ uint64_t residency_base(const tm_program *p, const uint8_t *resident, uint64_t *
     return tm_round_up(at, TM_FRAME_ALIGN);
 }
 
+static uint64_t base_of(const chooser *ch) {
+    return ch->opts->choose_residency ? residency_base(ch->p, ch->r->resident, NULL) : ch->l->resident_end;
+}
+
 /* Bytes of slab that the choice in resident[] and temp_paged[] takes once it is packed. */
-static tm_status peak_of(chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
+static tm_status peak_of(const chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
+    residency r = *ch->r;
     placement pl;
-    uint64_t base = ch->opts->choose_residency ? residency_base(ch->p, ch->resident, NULL) : ch->l->resident_end;
-    TM_TRY(place_build(&pl, ch->p, ch->opts, ch->temp_paged, ch->resident, base, window, room));
+    r.base = base_of(ch);
+    r.window = window;
+    r.room = room;
+    TM_TRY(place_build(&pl, ch->p, ch->opts, &r));
     *peak = pl.peak;
     place_free(&pl);
     return TM_OK;
@@ -47,9 +54,9 @@ static tm_status peak_of(chooser *ch, uint64_t window, uint64_t room, uint64_t *
 static tm_status start_point(chooser *ch) {
     for (uint32_t i = 0; i < ch->l->n; i++) {
         const tm_object *o = &ch->l->object[i];
-        ch->resident[i] =
+        ch->r->resident[i] =
             ch->opts->choose_residency ? !o->pageable || o->pinned || ch->opts->pinned[o->kind] : o->resident;
-        if (ch->p->held && ch->p->held[i]) ch->resident[i] = true; /* there */
+        if (ch->p->held && ch->p->held[i]) ch->r->resident[i] = true; /* there */
     }
     uint8_t *visits = tm_calloc(ch->p->n_temp + 1, 1);
     if (!visits) return tm_nomem(ch->p->n_temp + 1);
@@ -60,7 +67,7 @@ static tm_status start_point(chooser *ch) {
         if (*n < 2) ++*n;
     }
     for (uint32_t t = 0; t < ch->p->n_temp; t++)
-        ch->temp_paged[t] =
+        ch->r->temp_paged[t] =
             ch->opts->spill && ch->p->temp[t].pageable && !ch->opts->pinned[ch->p->temp[t].kind] && visits[t] > 1;
     tm_free(visits);
     return TM_OK;
@@ -72,7 +79,7 @@ static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room)
     uint64_t slab = ch->opts->slab_bytes, low = 0, high = slab + 1, load = slab, peak;
     uint64_t share = tm_min_u64(window + window / 4, slab / 2);
     for (int i = 0; i < (low ? STEERING_TRIES : 2 * STEERING_TRIES) && high - low > slab / 512 + TM_FRAME_ALIGN; i++) {
-        if (d) density_choose(d, load - tm_min_u64(share, load), ch->resident, ch->temp_paged);
+        if (d) density_choose(d, load - tm_min_u64(share, load), ch->r->resident, ch->r->temp_paged);
         TM_TRY(tm_stop_check());
         TM_TRY(peak_of(ch, window, load, &peak));
         if (peak <= slab) {
@@ -86,7 +93,7 @@ static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room)
         if (load <= low || load >= high) load = low + (high - low) / 2;
     }
     *room = low;
-    if (d) density_choose(d, low - tm_min_u64(share, low), ch->resident, ch->temp_paged);
+    if (d) density_choose(d, low - tm_min_u64(share, low), ch->r->resident, ch->r->temp_paged);
     return TM_OK;
 }
 
@@ -120,44 +127,50 @@ static uint64_t modest_window(const chooser *ch) {
 }
 
 /* Some look-ahead is worth more than residency, residency more than a deep one. */
-static tm_status keep_and_look_ahead(chooser *ch, density *d, uint64_t *window, uint64_t *room) {
-    *window = modest_window(ch);
-    TM_TRY(steer(ch, d, *window, room));
-    uint64_t enough = d ? tm_max_u64(density_moved(d) / STREAM_TO_WINDOW, 4 * TM_MIB) : *window;
-    if (enough < *window / 2) { /* little is left to stream: memory is better kept than read ahead into */
-        *window = enough;
-        TM_TRY(steer(ch, d, *window, room));
+static tm_status keep_and_look_ahead(chooser *ch, density *d) {
+    residency *r = ch->r;
+    r->window = modest_window(ch);
+    TM_TRY(steer(ch, d, r->window, &r->room));
+    uint64_t enough = d ? tm_max_u64(density_moved(d) / STREAM_TO_WINDOW, 4 * TM_MIB) : r->window;
+    if (enough < r->window / 2) { /* little is left to stream: memory is better kept than read ahead into */
+        r->window = enough;
+        TM_TRY(steer(ch, d, r->window, &r->room));
     }
-    return widest_window(ch, window, *room);
+    return widest_window(ch, &r->window, r->room);
 }
 
-tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, uint8_t *resident,
-                           uint8_t *temp_paged, uint64_t *base, uint64_t *window, uint64_t *room, uint64_t *minimum) {
-    chooser ch = {.p = p, .l = l, .opts = opts, .resident = resident, .temp_paged = temp_paged};
+/* What is needed does not depend on what there is. */
+static tm_status find_minimum(chooser *ch) {
+    const tm_plan_opts *opts = ch->opts;
+    tm_plan_opts least = *opts;
+    least.slab_bytes = 0;
+    TM_TRY(start_point(ch));
+    ch->opts = &least;
+    tm_status rc = peak_of(ch, 0, 0, &ch->r->minimum);
+    ch->opts = opts;
+    return rc;
+}
+
+tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, residency *r) {
+    chooser ch = {.p = p, .l = l, .opts = opts, .r = r};
     density d = {0};
     uint64_t peak;
     tm_status rc;
-    tm_plan_opts least = *opts;
-    least.slab_bytes = 0; /* the least does not depend on what there is */
-    TM_GO(start_point(&ch));
-    ch.opts = &least;
-    TM_GO(peak_of(&ch, 0, 0, minimum));
-    ch.opts = opts;
-    if (*minimum > opts->slab_bytes) {
+    TM_GO(find_minimum(&ch));
+    if (r->minimum > opts->slab_bytes) {
         rc = TM_EBUDGET;
         tm_fail(TM_EBUDGET, "%s needs frames of %llu bytes, the budget leaves %llu", p->name,
-                (unsigned long long)*minimum, (unsigned long long)opts->slab_bytes);
+                (unsigned long long)r->minimum, (unsigned long long)opts->slab_bytes);
         goto done;
     }
-    uint64_t below = opts->choose_residency ? residency_base(p, resident, NULL) : l->resident_end;
-    if (opts->cache) TM_GO(density_open(&d, p, opts, resident, temp_paged, below));
-    TM_GO(keep_and_look_ahead(&ch, opts->cache ? &d : NULL, window, room));
-    TM_GO(peak_of(&ch, *window, *room, &peak));
+    if (opts->cache) TM_GO(density_open(&d, p, opts, r->resident, r->temp_paged, base_of(&ch)));
+    TM_GO(keep_and_look_ahead(&ch, opts->cache ? &d : NULL));
+    TM_GO(peak_of(&ch, r->window, r->room, &peak));
     if (peak > opts->slab_bytes) { /* at the least budget: nothing kept, nothing ahead */
         TM_GO(start_point(&ch));
-        *window = 0;
+        r->window = 0;
     }
-    *base = opts->choose_residency ? residency_base(p, resident, NULL) : l->resident_end;
+    r->base = base_of(&ch);
 done:
     density_close(&d);
     return rc;
@@ -167,18 +180,17 @@ tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm
     tm_plan_opts o = *opts;
     o.choose_residency = true;
     o.slab_bytes = 0;
-    uint8_t *resident = tm_calloc(layout->n + 1, 1), *temp_paged = tm_calloc(p->n_temp + 1, 1);
-    chooser ch = {.p = p, .l = layout, .opts = &o, .resident = resident, .temp_paged = temp_paged};
+    residency r = {.resident = tm_calloc(layout->n + 1, 1), .temp_paged = tm_calloc(p->n_temp + 1, 1)};
+    chooser ch = {.p = p, .l = layout, .opts = &o, .r = &r};
     tm_status rc = p->status;
     tm_program *lowered = NULL;
     if (rc == TM_OK && opts->device_bytes) rc = lower_program(&lowered, p, &o);
     if (lowered) ch.p = lowered;
-    if (rc == TM_OK && (!resident || !temp_paged)) rc = tm_nomem(layout->n + p->n_temp);
-    if (rc == TM_OK) rc = start_point(&ch);
-    if (rc == TM_OK) rc = peak_of(&ch, 0, 0, minimum);
-    if (rc == TM_OK) *minimum += shared_share(p, opts);
+    if (rc == TM_OK && (!r.resident || !r.temp_paged)) rc = tm_nomem(layout->n + p->n_temp);
+    if (rc == TM_OK) rc = find_minimum(&ch);
+    if (rc == TM_OK) *minimum = r.minimum + shared_share(p, opts);
     tm_program_free(lowered);
-    tm_free(resident);
-    tm_free(temp_paged);
+    tm_free(r.resident);
+    tm_free(r.temp_paged);
     return rc;
 }
