@@ -1,7 +1,7 @@
 /* delay: a slower disk. When an attempt may be over is fixed when it starts: latency after the place that its bytes
  * have in a queue of one rate.
  *
- *   start -> below (due is noted) -- reap of the layer below --> held -- due is past --> settled */
+ *   start -> below (due is noted) -- reap of the layer below --> not due -- due is past --> settled */
 #include "io/io_internal.h"
 
 typedef struct delay_ctx {
@@ -10,7 +10,7 @@ typedef struct delay_ctx {
     uint64_t free_at;    /* when the imagined disk is through with what it was given */
     uint64_t *due;       /* of each piece */
     unsigned below;
-    io_queue held;
+    io_queue not_due;
 } delay_ctx;
 
 static tm_status delay_open(io_layer *l) {
@@ -63,32 +63,32 @@ static void delay_flush(io_layer *l) {
 static uint64_t release(const io_layer *l, delay_ctx *c, io_queue *settled) {
     uint64_t now = tm_now_ns(), next = UINT64_MAX;
     io_queue rest = {NULL, NULL};
-    for (io_piece *p; (p = io_queue_pop(&c->held));) {
+    for (io_piece *p; (p = io_queue_pop(&c->not_due));) {
         uint64_t due = *due_of(l, p);
         io_queue_push(due <= now ? settled : &rest, p);
         if (due > now) next = tm_min_u64(next, due);
     }
-    c->held = rest;
+    c->not_due = rest;
     return next;
 }
 
-static void hold(delay_ctx *c, io_queue *got) {
+static void keep_until_due(delay_ctx *c, io_queue *got) {
     for (io_piece *p; (p = io_queue_pop(got)); c->below--) {
         TM_ASSERT(c->below > 0);
-        io_queue_push(&c->held, p);
+        io_queue_push(&c->not_due, p);
     }
 }
 
-/* While some are held the layer below is asked now and then, since its completions end no sleep here. */
+/* While some are not due the layer below is asked now and then, since its completions end no sleep here. */
 static tm_status delay_reap(io_layer *l, bool block, io_queue *settled) {
     const uint64_t now_and_then = 1000 * 1000;
     delay_ctx *c = l->ctx;
     io_queue got = {NULL, NULL};
     for (;;) {
-        bool below = block && !c->held.head;
+        bool below = block && !c->not_due.head;
         tm_status rc = l->lower->engine->reap(l->lower, below, &got);
         bool woken = below && !got.head;
-        hold(c, &got);
+        keep_until_due(c, &got);
         uint64_t next = release(l, c, settled);
         if (rc != TM_OK || !block || settled->head || woken) return rc;
         if (c->below) next = tm_min_u64(next, tm_now_ns() + now_and_then);

@@ -71,17 +71,17 @@ int io_write_back(int fd, uint64_t offset, uint64_t n, unsigned flags);
 /* All of buf[0, n) at `offset`; `path` is for the message. */
 TM_MUST_USE tm_status io_write_all(int fd, const void *buf, size_t n, uint64_t offset, const char *path);
 /* Appends through a buffer of `cap` bytes. The first failure is kept; then nothing more is written. */
-typedef struct io_spool {
+typedef struct io_write_buffer {
     int fd;
     const char *path; /* for messages */
     char *buffer;
     size_t cap, buffered;
     uint64_t at; /* where the buffer will go */
     tm_status status;
-} io_spool;
-TM_MUST_USE tm_status io_spool_append(io_spool *s, const void *bytes, size_t n);
-tm_status io_spool_flush(io_spool *s);
-TM_MUST_USE tm_status io_spool_sync(io_spool *s); /* flush and fsync */
+} io_write_buffer;
+TM_MUST_USE tm_status io_write_buffer_append(io_write_buffer *s, const void *bytes, size_t n);
+tm_status io_write_buffer_flush(io_write_buffer *s);
+TM_MUST_USE tm_status io_write_buffer_sync(io_write_buffer *s); /* flush and fsync */
 /* Directory part of `path` ("." if it has none) into buf[cap]; false if it does not fit. */
 bool io_dirname(const char *path, char *buf, size_t cap);
 const char *io_basename(const char *path); /* into path */

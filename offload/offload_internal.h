@@ -21,7 +21,7 @@ struct tm_layout {
     bool chosen;
 };
 
-/* State that is held in a device's arena lies there, whoever visits it; but for host frames of it. */
+/* The frame of a visit of device-resident state: its place in the arena, or one on the host. */
 typedef enum visit_home {
     VISIT_USUAL,
     VISIT_APART, /* a host frame for as long as the visit lasts: copies fill it, and take away what was written */
@@ -33,7 +33,7 @@ typedef struct prog_visit {
     uint32_t first_op, last_op; /* TM_NONE: not used */
     uint32_t record;            /* first of `count` per-object records */
     uint8_t tier;               /* where its frame is */
-    uint8_t home;               /* of what is held in a device's arena: see visit_home */
+    uint8_t home;               /* of device-resident state: see visit_home */
     uint64_t address;           /* lower.c or shared.c has placed it there; 0: place.c does */
 } prog_visit;
 
@@ -71,9 +71,9 @@ struct tm_program {
     prog_use *use;
     uint32_t n_use;
     size_t cap_use;
-    uint64_t device_bytes; /* of the arena: what lower.c placed */
-    uint64_t shared_bytes; /* what shared.c placed */
-    uint64_t *held;        /* lowered: per state object its address in the arena, 0: none; NULL: nothing is */
+    uint64_t device_bytes;    /* of the arena: what lower.c placed */
+    uint64_t shared_bytes;    /* what shared.c placed */
+    uint64_t *device_address; /* lowered: per state object its address in the arena, 0: none; NULL: nothing is */
     bool lowered;
     tm_status status;
 };
@@ -86,23 +86,23 @@ static inline bool in_commits(const tm_object *o) {
 const tm_object *program_object(const tm_program *p, uint32_t id);
 
 /* One frame for a stretch of program positions: a visit of paged state, or a temporary's whole life. */
-typedef struct residence {
+typedef struct live_range {
     uint32_t first_object, count;
-    uint32_t start, end; /* positions (program op indices); the frame is taken before `start`, free after `hold` */
-    uint32_t hold;       /* end, or later while a write-back may still be under way */
+    uint32_t start, end; /* positions (program op indices); the frame is taken before `start`, free after `retire_at` */
+    uint32_t retire_at;  /* end, or later while a write-back may still be under way */
     uint32_t first_use;  /* position of the first compute op that touches it (start is earlier with look-ahead) */
     uint64_t bytes, address;
     uint32_t visit; /* whose accesses decide fills and write-backs; TM_NONE: a kept temporary, no disk */
     bool fill, dirty;
     uint8_t tier;
-} residence;
+} live_range;
 
-/* Which residence (or resident address) serves each visit, under one choice of residency and look-ahead. */
+/* Which live range (or resident address) serves each visit, under one choice of residency and look-ahead. */
 typedef struct placement {
-    residence *item;
+    live_range *item;
     uint32_t n;
     size_t cap;
-    uint32_t *of_visit;   /* residence of each visit, TM_NONE: resident state */
+    uint32_t *of_visit;   /* live range of each visit, TM_NONE: resident state */
     uint8_t *temp_paged;  /* per temporary */
     uint64_t base;        /* first byte above resident state */
     uint64_t peak;        /* bytes of slab needed, base included */
@@ -119,14 +119,14 @@ typedef struct residency {
     uint64_t minimum;    /* least slab that a plan needs; known after a refusal too */
 } residency;
 
-/* place.c: builds residences for the chosen residency, gives look-ahead where there is room, assigns addresses. */
+/* place.c: builds live ranges for the chosen residency, gives look-ahead where there is room, assigns addresses. */
 tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const residency *r);
 void place_free(placement *pl);
-/* In order of the position at `key` (an offset in a residence) of each, those with the same one as they come. */
-tm_status place_sort(residence **out, residence *const *in, uint32_t n, uint32_t positions, size_t key);
-/* Packs frames over [start, hold] from `base` on, in ways that end lower and lower until one is below `top` (0: the
- * simple ones). */
-tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak);
+/* In order of the position at `key` (an offset in a live range) of each, those with the same one as they come. */
+tm_status place_sort(live_range **out, live_range *const *in, uint32_t n, uint32_t positions, size_t key);
+/* Packs frames over [start, retire_at] from `base` on, in ways that end lower and lower until one is below `top` (0:
+ * the simple ones). */
+tm_status place_pack(live_range **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak);
 
 /* shared.c: what a budget pays for shared frames, the program's own or another's. */
 uint64_t shared_share(const tm_program *p, const tm_plan_opts *opts);

@@ -14,16 +14,16 @@ struct tm_out {
     io_live live; /* its path is the temporary file's */
     int dir_fd;
     char *path, *temp;
-    io_spool spool;
+    io_write_buffer writes;
     uint64_t size;
 };
 
 static void out_free(tm_out *o) {
-    if (o->spool.fd >= 0) close(o->spool.fd);
+    if (o->writes.fd >= 0) close(o->writes.fd);
     if (o->dir_fd >= 0) close(o->dir_fd);
     tm_free(o->path);
     tm_free(o->temp);
-    tm_free(o->spool.buffer);
+    tm_free(o->writes.buffer);
     tm_free(o);
 }
 
@@ -51,8 +51,8 @@ static tm_status out_alloc(tm_out **out, const char *path) {
         tm_buf_printf(&temp, "%s/.tmp-%016llx-%.180s", dir, (unsigned long long)io_random64(), io_basename(path));
     o->temp = temp.data;
     o->path = tm_strdup(path);
-    o->spool = (io_spool){.fd = -1, .path = o->path, .buffer = tm_malloc(BUFFER_BYTES), .cap = BUFFER_BYTES};
-    if (rc == TM_OK && (!o->path || !o->spool.buffer)) rc = tm_nomem(BUFFER_BYTES);
+    o->writes = (io_write_buffer){.fd = -1, .path = o->path, .buffer = tm_malloc(BUFFER_BYTES), .cap = BUFFER_BYTES};
+    if (rc == TM_OK && (!o->path || !o->writes.buffer)) rc = tm_nomem(BUFFER_BYTES);
     if (rc == TM_OK && (o->dir_fd = io_sys_table->openat(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0)) < 0) {
         rc = create_failed(path, errno);
     }
@@ -69,8 +69,8 @@ tm_status tm_out_create(tm_out **out, const char *path) {
     tm_out *o;
     TM_TRY(out_alloc(&o, path));
     int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    o->spool.fd = io_sys_table->openat(o->dir_fd, io_basename(o->temp), flags, 0644);
-    if (o->spool.fd < 0) {
+    o->writes.fd = io_sys_table->openat(o->dir_fd, io_basename(o->temp), flags, 0644);
+    if (o->writes.fd < 0) {
         tm_status rc = create_failed(path, errno);
         out_free(o);
         return rc;
@@ -82,13 +82,13 @@ tm_status tm_out_create(tm_out **out, const char *path) {
 }
 
 int io_out_fd(const tm_out *o) {
-    TM_ASSERT(o->spool.fd >= 0);
-    return o->spool.fd;
+    TM_ASSERT(o->writes.fd >= 0);
+    return o->writes.fd;
 }
 
 tm_status tm_out_append(tm_out *o, const void *bytes, size_t n) {
-    TM_TRY(io_spool_append(&o->spool, bytes, n));
-    o->size = tm_max_u64(o->size, o->spool.at + o->spool.buffered);
+    TM_TRY(io_write_buffer_append(&o->writes, bytes, n));
+    o->size = tm_max_u64(o->size, o->writes.at + o->writes.buffered);
     return TM_OK;
 }
 
@@ -96,21 +96,21 @@ tm_status tm_out_write_at(tm_out *o, uint64_t offset, const void *bytes, size_t 
     uint64_t end;
     if (!tm_add_u64(offset, n, &end) || end > INT64_MAX)
         return tm_fail(TM_EBUG, "%s: write beyond 2^63 bytes", o->path);
-    TM_TRY(io_spool_flush(&o->spool)); /* in the order of the calls where they overlap */
-    o->spool.status = io_write_all(o->spool.fd, bytes, n, offset, o->path);
+    TM_TRY(io_write_buffer_flush(&o->writes)); /* in the order of the calls where they overlap */
+    o->writes.status = io_write_all(o->writes.fd, bytes, n, offset, o->path);
     if (n) o->size = tm_max_u64(o->size, end);
-    return o->spool.status;
+    return o->writes.status;
 }
 
 tm_status tm_out_flush(tm_out *o) {
-    TM_TRY(io_spool_flush(&o->spool));
+    TM_TRY(io_write_buffer_flush(&o->writes));
     /* Only clean pages can be dropped. */
-    int err = io_write_back(o->spool.fd, 0, 0,
+    int err = io_write_back(o->writes.fd, 0, 0,
                             SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
     if (err)
-        return o->spool.status = tm_fail_sys(io_status_of(err), err, "sync_file_range", o->path, -1,
-                                             "%s: cannot be brought to the disk", o->path);
-    (void)posix_fadvise(o->spool.fd, 0, 0, POSIX_FADV_DONTNEED);
+        return o->writes.status = tm_fail_sys(io_status_of(err), err, "sync_file_range", o->path, -1,
+                                              "%s: cannot be brought to the disk", o->path);
+    (void)posix_fadvise(o->writes.fd, 0, 0, POSIX_FADV_DONTNEED);
     return TM_OK;
 }
 
@@ -119,8 +119,8 @@ uint64_t tm_out_size(const tm_out *o) {
 }
 
 tm_status tm_out_commit(tm_out *o) {
-    TM_ASSERT(o->spool.fd >= 0 && o->dir_fd >= 0);
-    tm_status rc = io_spool_sync(&o->spool);
+    TM_ASSERT(o->writes.fd >= 0 && o->dir_fd >= 0);
+    tm_status rc = io_write_buffer_sync(&o->writes);
     const char *temp = io_basename(o->temp), *name = io_basename(o->path);
     if (rc == TM_OK && io_sys_table->renameat(o->dir_fd, temp, o->dir_fd, name) != 0) {
         rc = tm_fail_sys(io_status_of(errno), errno, "rename", o->path, -1, "%s: cannot be put in place", o->path);

@@ -60,12 +60,12 @@ void tm_io_run_keep(tm_io_run *run);                  /* tm_io_cleanup_at_exit l
 /* A small file of a run directory that appears under its name whole or not at all, in place of the one before. sync
  * brings it to the disk beside that one (NAME.next), publish renames it and syncs the directory. The first failure is
  * kept; a failed sync is final. */
-typedef struct tm_io_draft tm_io_draft;
-TM_MUST_USE tm_status tm_io_draft_create(tm_io_draft **out, tm_io_run *run, const char *name);
-TM_MUST_USE tm_status tm_io_draft_append(tm_io_draft *d, const void *bytes, size_t n); /* buffered, 64 KiB */
-TM_MUST_USE tm_status tm_io_draft_sync(tm_io_draft *d);
-TM_MUST_USE tm_status tm_io_draft_publish(tm_io_draft *d); /* frees d in any case */
-void tm_io_draft_abandon(tm_io_draft *d);                  /* NULL is fine */
+typedef struct tm_io_atomic tm_io_atomic;
+TM_MUST_USE tm_status tm_io_atomic_create(tm_io_atomic **out, tm_io_run *run, const char *name);
+TM_MUST_USE tm_status tm_io_atomic_append(tm_io_atomic *d, const void *bytes, size_t n); /* buffered, 64 KiB */
+TM_MUST_USE tm_status tm_io_atomic_sync(tm_io_atomic *d);
+TM_MUST_USE tm_status tm_io_atomic_publish(tm_io_atomic *d); /* frees d in any case */
+void tm_io_atomic_abandon(tm_io_atomic *d);                  /* NULL is fine */
 
 /* Whose a run directory is, as its file `owner` says. */
 typedef struct tm_io_owner {

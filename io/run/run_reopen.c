@@ -15,7 +15,7 @@ int io_run_open_dir(const char *dir) {
 
 /* ---- reopening ---- */
 
-static tm_status held(const tm_io_run *run) {
+static tm_status in_use(const tm_io_run *run) {
     char who[512];
     tm_io_owner o = {0};
     io_run_read_owner(run->fd, &o);
@@ -32,7 +32,7 @@ static tm_status take_lock(tm_io_run *run, unsigned wait_ms) {
         if (io_sys_table->flock(run->lock_fd, LOCK_EX | LOCK_NB) == 0) return TM_OK;
         if (errno != EWOULDBLOCK && errno != EINTR)
             return tm_fail_sys(TM_EIO, errno, "flock", run->path, -1, "%s: cannot be locked", run->path);
-        if (waited >= wait_ms) return held(run);
+        if (waited >= wait_ms) return in_use(run);
         nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
     }
 }

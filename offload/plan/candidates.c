@@ -85,7 +85,7 @@ static tm_status visits_of_candidates(density *d) {
     return TM_OK;
 }
 
-/* A temporary's last visit writes nothing back; state is held over the whole program. */
+/* A temporary's last visit writes nothing back; state takes its bytes over the whole program. */
 static void settle_candidates(density *d) {
     for (uint32_t i = 0; i < d->n; i++) {
         candidate *c = &d->c[i];

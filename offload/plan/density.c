@@ -54,8 +54,8 @@ static double shift(density *d, const candidate *c, double sign, bool for_good) 
 
 /* ---- worth over memory --------------------------------------------------------------------------------------- */
 
-/* Priced bytes held over the program, visits left out: there they lie in memory anyway. */
-static double held(const density *d, const candidate *c) {
+/* Bytes times price over the program, visits left out: there they lie in memory anyway. */
+static double priced_bytes(const density *d, const candidate *c) {
     double all = d->price[c->to + 1] - d->price[c->from];
     double bytes = (double)c->bytes * all;
     for (uint32_t v = 0; v < c->n_visit; v++) {
@@ -66,7 +66,7 @@ static double held(const density *d, const candidate *c) {
 }
 
 static double worth(density *d, const candidate *c) {
-    return shift(d, c, -1, false) / held(d, c);
+    return shift(d, c, -1, false) / priced_bytes(d, c);
 }
 
 static bool fits(const density *d, const candidate *c, int64_t budget) {
@@ -147,7 +147,7 @@ static void one_round(density *d, int64_t budget, double supply) {
         }
         (void)best_pop(d->heap, &n, d);
         if (!within_limit(d, c) || (!anywhere && !fits(d, c, budget))) continue;
-        if (anywhere && (supply -= held(d, c)) < 0) break;
+        if (anywhere && (supply -= priced_bytes(d, c)) < 0) break;
         keep(d, c);
         c->kept = true;
         d->kept_bytes[c->kind] += c->bytes;

@@ -19,7 +19,7 @@ typedef struct candidate {
     uint32_t unit;
     uint8_t kind;
     bool kept, best;
-    uint32_t from, to; /* positions over which it is held */
+    uint32_t from, to; /* positions over which it takes memory */
     uint64_t bytes;
     uint32_t first_visit, n_visit;
     double spread, score;
@@ -33,7 +33,7 @@ typedef struct density {
     uint32_t n;
     uint32_t *of;      /* object -> candidate */
     cand_visit *visit; /* of the candidates */
-    cand_visit *base;  /* what is held in any case */
+    cand_visit *base;  /* what is in memory in any case */
     uint32_t n_base;
     uint32_t *heap;
     load_tree load;

@@ -32,7 +32,7 @@ typedef struct finals {
     final *item;
     uint32_t n;
     size_t cap;
-    uint32_t stretches; /* of the residence in the map */
+    uint32_t stretches; /* of the live range in the map */
 } finals;
 
 typedef struct emitter {
@@ -44,8 +44,8 @@ typedef struct emitter {
     tm_plan *plan;
     size_t cap_op, cap_operand;
     uint32_t n_operand;
-    tracker *frame;           /* per (residence, object), then per resident state object */
-    uint32_t *frame_of;       /* residence -> its first tracker */
+    tracker *frame;           /* per (live range, object), then per resident state object */
+    uint32_t *frame_of;       /* live range -> its first tracker */
     uint32_t resident_frames; /* tracker of resident state object i */
     tracker *disk;            /* per object: state, then temporaries */
     link *link;
@@ -56,8 +56,8 @@ typedef struct emitter {
     size_t cap_edge;
     uint32_t *seen; /* per op: the last op that got an edge from it */
     size_t cap_seen;
-    spans map;    /* of the slab, to the residence that had it last */
-    finals *prev; /* per residence: whom the first touch of its bytes has to follow */
+    spans map;    /* of the slab, to the live range that had it last */
+    finals *prev; /* per live range: whom the first touch of its bytes has to follow */
     uint32_t n_touch;
     size_t cap_touch;
     tm_status status;
@@ -141,7 +141,7 @@ static bool inherit_finals(const finals *from, uint64_t begin, uint64_t end, fin
 
 /* Of what [begin, end) holds of `owner`. */
 static bool collect_finals(emitter *e, uint32_t owner, uint64_t begin, uint64_t end, finals *list) {
-    const residence *r = &e->pl->item[owner];
+    const live_range *r = &e->pl->item[owner];
     uint64_t address = r->address;
     uint32_t group = list->n; /* finals of the object before */
     for (uint32_t k = 0; k < r->count; k++) {
@@ -164,7 +164,7 @@ static bool collect_finals(emitter *e, uint32_t owner, uint64_t begin, uint64_t 
     return true;
 }
 
-/* Nobody asks any more whom a residence followed that has no bytes left. */
+/* Nobody asks any more whom a live range followed that has no bytes left. */
 static void leave(finals *f) {
     if (--f->stretches > 0) return;
     tm_free(f->item);
@@ -177,7 +177,7 @@ static void put_stretch(emitter *e, uint64_t begin, uint64_t end, uint32_t owner
     e->prev[owner].stretches++;
 }
 
-/* Gives [address, address + bytes) to residence `r`: its first touches have to follow the finals of whoever was there.
+/* Gives [address, address + bytes) to live range `r`: its first touches have to follow the finals of whoever was there.
  */
 static void occupy(emitter *e, uint32_t r) {
     uint64_t begin = e->pl->item[r].address, end = begin + e->pl->item[r].bytes;
@@ -196,7 +196,7 @@ static void occupy(emitter *e, uint32_t r) {
 /* ---- operations ---------------------------------------------------------------------------------------------- */
 
 static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
-    const residence *res = &e->pl->item[r];
+    const live_range *res = &e->pl->item[r];
     uint64_t address = res->address;
     for (uint32_t i = 0; i < k; i++) address += program_object(e->p, res->first_object + i)->frame_bytes;
     uint32_t id = res->first_object + k;
@@ -215,7 +215,7 @@ static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
 }
 
 static void emit_fills(emitter *e, uint32_t r) {
-    const residence *res = &e->pl->item[r];
+    const live_range *res = &e->pl->item[r];
     occupy(e, r);
     if (res->visit == TM_NONE || !res->fill || e->status != TM_OK) return;
     const prog_visit *v = &e->p->visit[res->visit];
@@ -224,7 +224,7 @@ static void emit_fills(emitter *e, uint32_t r) {
 }
 
 static void emit_writebacks(emitter *e, uint32_t r) {
-    const residence *res = &e->pl->item[r];
+    const live_range *res = &e->pl->item[r];
     if (res->visit == TM_NONE || !res->dirty) return;
     const prog_visit *v = &e->p->visit[res->visit];
     for (uint32_t k = 0; k < res->count; k++)
@@ -234,7 +234,7 @@ static void emit_writebacks(emitter *e, uint32_t r) {
 static uint64_t use_address(const emitter *e, const prog_use *u) {
     uint32_t r = e->pl->of_visit[u->visit];
     if (r == TM_NONE) return e->address[u->object];
-    const residence *res = &e->pl->item[r];
+    const live_range *res = &e->pl->item[r];
     uint64_t at = res->address;
     for (uint32_t id = res->first_object; id < u->object; id++) at += program_object(e->p, id)->frame_bytes;
     return at;
@@ -273,15 +273,15 @@ static void emit_compute(emitter *e, uint32_t pos) {
 /* ---- order: fills that start at a position, its operation, write-backs of what ends there -------------------- */
 
 /* Those that start together in the order of their first uses. */
-static tm_status order_residences(const emitter *e, residence **starts, residence **ends, residence **room) {
+static tm_status order_live_ranges(const emitter *e, live_range **starts, live_range **ends, live_range **room) {
     uint32_t n = e->pl->n, positions = e->p->n_op;
     for (uint32_t i = 0; i < n; i++) room[i] = &e->pl->item[i];
-    TM_TRY(place_sort(ends, room, n, positions, offsetof(residence, first_use)));
-    TM_TRY(place_sort(starts, ends, n, positions, offsetof(residence, start)));
-    return place_sort(ends, room, n, positions, offsetof(residence, end));
+    TM_TRY(place_sort(ends, room, n, positions, offsetof(live_range, first_use)));
+    TM_TRY(place_sort(starts, ends, n, positions, offsetof(live_range, start)));
+    return place_sort(ends, room, n, positions, offsetof(live_range, end));
 }
 
-static void emit_all(emitter *e, residence **starts, residence **ends) {
+static void emit_all(emitter *e, live_range **starts, live_range **ends) {
     uint32_t n = e->pl->n, s = 0, w = 0;
     for (uint32_t pos = 0; pos < e->p->n_op && e->status == TM_OK; pos++) {
         e->status = tm_stop_check();
@@ -384,7 +384,7 @@ static void shrink_to_fit(emitter *e) {
 tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl,
                     const uint8_t *resident, const uint64_t *address) {
     emitter e = {.l = l, .p = p, .pl = pl, .resident = resident, .address = address};
-    residence **order = NULL;
+    live_range **order = NULL;
     tm_status rc = TM_OK;
     e.plan = tm_calloc(1, sizeof *e.plan);
     if (!e.plan) return tm_nomem(sizeof *e.plan);
@@ -394,7 +394,7 @@ tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, cons
     TM_GO(place_temps(&e));
     order = tm_malloc(sizeof *order * 3 * (pl->n + 1));
     if (!order) TM_GO(tm_nomem(sizeof *order * 3 * (pl->n + 1)));
-    TM_GO(order_residences(&e, order, order + pl->n + 1, order + 2 * ((size_t)pl->n + 1)));
+    TM_GO(order_live_ranges(&e, order, order + pl->n + 1, order + 2 * ((size_t)pl->n + 1)));
     emit_all(&e, order, order + pl->n + 1);
     TM_GO(e.status);
     e.plan->first_touch[e.plan->n_op] = e.n_touch;

@@ -1,35 +1,35 @@
 /* From a program whose operations lie in two tiers to one with copies between them.
  *
- *   visit of the program  --->  a *stay* in the device's arena, over the device operations of the visit
+ *   visit of the program  --->  a *device interval*: a frame in the arena, over the device operations of the visit
  *                               host visits, of what the host does with the objects and of the copies
  *
- * A stay is a second frame of the same objects. State may also have a place in the arena for good (hold.c): then it has
- * no stays, and host frames only where the host looks at it.
+ * A device interval is a second frame of the same objects. State may also be device-resident (device_resident.c): then
+ * it has no device intervals, and host frames only where the host looks at it.
  *
- * The least arena is every stay on its own, and nothing held. */
+ * The least arena is every device interval on its own, and nothing device-resident. */
 #include "offload/plan/lower_internal.h"
 
 #include <string.h>
 
-enum { LOWER_TRIES = 6, HOLD_LEVELS = 4, DISK_WEIGHT = 16 };
+enum { LOWER_TRIES = 6, RESIDENT_LEVELS = 4, DISK_WEIGHT = 16 };
 
 /* ---- the arena ----------------------------------------------------------------------------------------------- */
 
-static tm_status pack_stays(lowering *w, uint64_t top) {
-    residence **item = tm_malloc(sizeof *item * ((size_t)w->n_stay + 1));
+static tm_status pack_device_intervals(lowering *w, uint64_t top) {
+    live_range **item = tm_malloc(sizeof *item * ((size_t)w->n_device_interval + 1));
     uint32_t n = 0;
-    if (!item) return tm_nomem(sizeof *item * w->n_stay);
-    for (uint32_t i = 0; i < w->n_stay; i++) {
-        stay *s = &w->stay[i];
+    if (!item) return tm_nomem(sizeof *item * w->n_device_interval);
+    for (uint32_t i = 0; i < w->n_device_interval; i++) {
+        device_interval *s = &w->device_interval[i];
         if (s->into != i) continue;
         s->frame.start = s->start;
         s->frame.first_use = s->begin;
         s->frame.end = s->end;
-        s->frame.hold = s->hold;
+        s->frame.retire_at = s->retire_at;
         item[n++] = &s->frame;
     }
     tm_status rc =
-        place_pack(item, n, w->p->n_op, TM_DEVICE_BASE + w->held_bytes, top ? TM_DEVICE_BASE + top : 0, &w->peak);
+        place_pack(item, n, w->p->n_op, TM_DEVICE_BASE + w->resident_bytes, top ? TM_DEVICE_BASE + top : 0, &w->peak);
     w->peak -= TM_DEVICE_BASE;
     tm_free(item);
     return rc;
@@ -42,7 +42,7 @@ static tm_status arrange(lowering *w, uint64_t room) {
     if (room) lower_join(w, room - w->window);
     TM_TRY(lower_copies(w));
     if (room) lower_ahead(w, room);
-    return pack_stays(w, room ? w->arena : 0);
+    return pack_device_intervals(w, room ? w->arena : 0);
 }
 
 static void find_whole(lowering *w) {
@@ -55,35 +55,36 @@ static void find_whole(lowering *w) {
         }
 }
 
-/* Once it is known what is held. */
+/* Once it is known what is device-resident. */
 static tm_status prepare(lowering *w) {
     find_whole(w);
-    return lower_stays(w);
+    return lower_intervals(w);
 }
 
 static tm_status begin(lowering *w, const tm_program *p, bool afresh) {
     size_t objects = (size_t)p->layout->n + p->n_temp + 1;
     w->p = p;
-    w->stay = tm_malloc(sizeof *w->stay * ((size_t)p->n_visit + 1));
+    w->device_interval = tm_malloc(sizeof *w->device_interval * ((size_t)p->n_visit + 1));
     w->of_visit = tm_malloc(sizeof *w->of_visit * ((size_t)p->n_visit + 1));
     w->whole = tm_calloc((size_t)p->n_visit + 1, 1);
     w->place = tm_malloc(sizeof *w->place * objects);
     w->host_visit = tm_malloc(sizeof *w->host_visit * ((size_t)p->n_record + 1));
-    w->held = tm_calloc((size_t)p->layout->n + 1, sizeof *w->held);
+    w->device_address = tm_calloc((size_t)p->layout->n + 1, sizeof *w->device_address);
     w->tier = tm_malloc((size_t)p->n_op + 1);
-    if (!w->stay || !w->of_visit || !w->whole || !w->place || !w->host_visit || !w->held || !w->tier)
-        return tm_nomem(sizeof *w->stay * objects);
+    if (!w->device_interval || !w->of_visit || !w->whole || !w->place || !w->host_visit || !w->device_address ||
+        !w->tier)
+        return tm_nomem(sizeof *w->device_interval * objects);
     TM_TRY(load_open(&w->load, p->n_op + 1));
     TM_TRY(load_open(&w->ahead, p->n_op + 1));
-    hold_settled(w, afresh);
+    resident_settled(w, afresh);
     return prepare(w);
 }
 
-/* Beside what is held. TM_EBUDGET, with no error set: there is not room enough. */
+/* Beside what is device-resident. TM_EBUDGET, with no error set: there is not room enough. */
 static tm_status fit(lowering *w) {
     TM_TRY(arrange(w, 0));
     if (w->peak > w->arena) return TM_EBUDGET;
-    uint64_t load = w->arena - w->held_bytes;
+    uint64_t load = w->arena - w->resident_bytes;
     for (int i = 0; i < LOWER_TRIES && load > 0; i++) {
         TM_TRY(arrange(w, load));
         if (w->peak <= w->arena) return TM_OK;
@@ -92,32 +93,33 @@ static tm_status fit(lowering *w) {
     return arrange(w, 0);
 }
 
-/* ---- how much is held ---------------------------------------------------------------------------------------- */
+/* ---- how much is device-resident ----------------------------------------------------------------------------- */
 
 /* Bytes that move in a run: copies, and, much slower, what of the state has no room on the host and lies on disk. */
 static double traffic(const lowering *w) {
     uint64_t state = 0, slab = w->opts->slab_bytes;
-    for (uint32_t i = 0; i < w->p->layout->n; i++) state += w->held[i] ? 0 : w->p->layout->object[i].frame_bytes;
+    for (uint32_t i = 0; i < w->p->layout->n; i++)
+        state += w->device_address[i] ? 0 : w->p->layout->object[i].frame_bytes;
     return (double)w->copied + DISK_WEIGHT * 2.0 * (double)(state - tm_min_u64(state, slab));
 }
 
-static tm_status at_level(lowering *w, hold_groups *g, uint64_t bytes) {
-    hold_choose(w, g, bytes);
+static tm_status at_level(lowering *w, resident_groups *g, uint64_t bytes) {
+    resident_choose(w, g, bytes);
     TM_TRY(prepare(w));
     return fit(w);
 }
 
-/* Holding more leaves less room for stays to be joined: the best of a few. `room`: beside the least arena. */
-static tm_status fit_holding(lowering *w, uint64_t room) {
-    hold_groups g = {0};
+/* More device-resident state leaves less room for joining device intervals: the best of a few levels. `room`: beside the least arena. */
+static tm_status fit_resident(lowering *w, uint64_t room) {
+    resident_groups g = {0};
     double best = -1;
     uint64_t level = 0, last = UINT64_MAX;
-    tm_status rc = hold_find(&g, w->p);
+    tm_status rc = resident_find(&g, w->p);
     uint64_t may = (uint64_t)((1 - w->opts->hold_not) * (double)g.all_bytes);
     uint64_t most = tm_min_u64(room / 4 * w->opts->hold_quarters, may);
-    for (uint64_t i = HOLD_LEVELS + 1; rc == TM_OK && i-- > 0;) {
-        uint64_t bytes = most / HOLD_LEVELS * i;
-        if (i == HOLD_LEVELS) bytes = most;
+    for (uint64_t i = RESIDENT_LEVELS + 1; rc == TM_OK && i-- > 0;) {
+        uint64_t bytes = most / RESIDENT_LEVELS * i;
+        if (i == RESIDENT_LEVELS) bytes = most;
         if (bytes == last) continue;
         last = bytes;
         rc = at_level(w, &g, bytes);
@@ -129,7 +131,7 @@ static tm_status fit_holding(lowering *w, uint64_t room) {
         if (rc == TM_EBUDGET) rc = TM_OK;
     }
     if (rc == TM_OK && last != level) rc = at_level(w, &g, level);
-    hold_close(&g);
+    resident_close(&g);
     return rc;
 }
 
@@ -139,13 +141,14 @@ static tm_status fit_all(lowering *w) {
         return tm_fail(TM_EBUDGET, "%s needs %llu bytes of the device's memory, the budget leaves %llu", w->p->name,
                        (unsigned long long)w->peak, (unsigned long long)w->arena);
     bool choose = w->opts->choose_residency && w->opts->hold_quarters > 0;
-    return choose ? fit_holding(w, w->arena - w->peak) : fit(w);
+    return choose ? fit_resident(w, w->arena - w->peak) : fit(w);
 }
 
 /* ---- both ends ----------------------------------------------------------------------------------------------- */
 
 static void close(lowering *w) {
-    void *all[] = {w->stay, w->of_visit, w->whole, w->place, w->host_visit, w->held, w->tier, w->join, w->copy};
+    void *all[] = {w->device_interval, w->of_visit, w->whole, w->place, w->host_visit,
+                   w->device_address,  w->tier,     w->join,  w->copy};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
     load_close(&w->load);
     load_close(&w->ahead);

@@ -11,22 +11,26 @@ static tm_status add_copy(lowering *w, const copy *c) {
 }
 
 static tm_status bring_out(lowering *w, uint32_t id, whereabouts *o) {
-    if (o->stay == TM_NONE)
+    if (o->device_interval == TM_NONE)
         return tm_fail(TM_EBUG, "program %s: object %x is read before anyone wrote it", w->p->name, id);
-    w->stay[o->stay].leaves = true;
+    w->device_interval[o->device_interval].leaves = true;
     o->on_host = true;
     o->host_from = o->written + 1;
     o->host_visit = o->write_visit;
-    return add_copy(
-        w,
-        &(copy){.object = id, .stay = o->stay, .visit = o->write_visit, .at = o->written, .out = true, .behind = true});
+    return add_copy(w, &(copy){.object = id,
+                               .device_interval = o->device_interval,
+                               .visit = o->write_visit,
+                               .at = o->written,
+                               .out = true,
+                               .behind = true});
 }
 
 static tm_status bring_in(lowering *w, uint32_t id, whereabouts *o, uint32_t visit, uint32_t to, uint32_t pos) {
-    stay *s = &w->stay[to];
+    device_interval *s = &w->device_interval[to];
     uint32_t from = o->host_from;
     if (!o->on_host) TM_TRY(bring_out(w, id, o));
-    if (o->stay != TM_NONE && o->stay != to) from = w->stay[o->stay].end + 1;
+    if (o->device_interval != TM_NONE && o->device_interval != to)
+        from = w->device_interval[o->device_interval].end + 1;
     if (from < o->host_from) from = o->host_from;
     if (o->host_visit != TM_NONE && o->host_visit != visit && from <= w->p->visit[o->host_visit].last_op)
         from = w->p->visit[o->host_visit].last_op + 1;
@@ -37,20 +41,20 @@ static tm_status bring_in(lowering *w, uint32_t id, whereabouts *o, uint32_t vis
         s->opens = true;
         if (from > s->earliest) s->earliest = from;
     }
-    return add_copy(w, &(copy){.object = id, .stay = to, .visit = visit, .at = pos, .by = pos});
+    return add_copy(w, &(copy){.object = id, .device_interval = to, .visit = visit, .at = pos, .by = pos});
 }
 
 static tm_status use_object(lowering *w, uint32_t pos, const prog_use *u, uint32_t id, bool device) {
     whereabouts *o = &w->place[lower_slot(w, id)];
     uint32_t to = device ? lower_joined(w, w->of_visit[u->visit]) : TM_NONE;
-    if (device && (u->access & TM_USE_READ) && o->stay != to) {
+    if (device && (u->access & TM_USE_READ) && o->device_interval != to) {
         TM_TRY(bring_in(w, id, o, u->visit, to, pos));
-        o->stay = to;
+        o->device_interval = to;
     }
     if (!device && (u->access & TM_USE_READ) && !o->on_host) TM_TRY(bring_out(w, id, o));
     if (!(u->access & TM_USE_WRITE)) return TM_OK;
     if (device && w->whole[u->visit] && o->host_visit == u->visit) o->owed = true;
-    o->stay = to;
+    o->device_interval = to;
     o->on_host = !device;
     o->host_from = pos + 1;
     if (!device) o->host_visit = u->visit;
@@ -63,23 +67,27 @@ static tm_status use_object(lowering *w, uint32_t pos, const prog_use *u, uint32
 
 /* Their host frames last for a visit and have no other home. */
 static tm_status put_back(lowering *w, uint32_t id, whereabouts *o) {
-    o->stay = LOWER_HELD;
+    o->device_interval = LOWER_IN_PLACE;
     return add_copy(w, &(copy){.object = id,
-                               .stay = LOWER_HELD,
+                               .device_interval = LOWER_IN_PLACE,
                                .visit = o->write_visit,
                                .at = o->written,
                                .by = o->written,
                                .behind = true});
 }
 
-static tm_status use_held(lowering *w, uint32_t pos, const prog_use *u, uint32_t id, bool device) {
+static tm_status use_in_place(lowering *w, uint32_t pos, const prog_use *u, uint32_t id, bool device) {
     whereabouts *o = &w->place[id];
-    bool here = device ? o->stay == LOWER_HELD : o->on_host && o->host_visit == u->visit;
+    bool here = device ? o->device_interval == LOWER_IN_PLACE : o->on_host && o->host_visit == u->visit;
     if ((u->access & TM_USE_READ) && !here) {
-        if (o->stay != LOWER_HELD) TM_TRY(put_back(w, id, o));
+        if (o->device_interval != LOWER_IN_PLACE) TM_TRY(put_back(w, id, o));
         if (!device)
-            TM_TRY(add_copy(
-                w, &(copy){.object = id, .stay = LOWER_HELD, .visit = u->visit, .at = pos, .by = pos, .out = true}));
+            TM_TRY(add_copy(w, &(copy){.object = id,
+                                       .device_interval = LOWER_IN_PLACE,
+                                       .visit = u->visit,
+                                       .at = pos,
+                                       .by = pos,
+                                       .out = true}));
     }
     if (!device) {
         o->on_host = true;
@@ -87,7 +95,7 @@ static tm_status use_held(lowering *w, uint32_t pos, const prog_use *u, uint32_t
     }
     if (!(u->access & TM_USE_WRITE)) return TM_OK;
     o->on_host = !device;
-    o->stay = device ? LOWER_HELD : TM_NONE;
+    o->device_interval = device ? LOWER_IN_PLACE : TM_NONE;
     o->written = pos;
     o->write_visit = u->visit;
     return TM_OK;
@@ -108,16 +116,17 @@ static tm_status settle(lowering *w, const prog_visit *v) {
 tm_status lower_copies(lowering *w) {
     const tm_program *p = w->p;
     for (uint32_t i = 0; i < p->layout->n + p->n_temp; i++)
-        w->place[i] = i < p->layout->n && w->held[i]
-                          ? (whereabouts){.stay = LOWER_HELD, .host_visit = TM_NONE}
-                          : (whereabouts){.on_host = i < p->layout->n, .stay = TM_NONE, .host_visit = TM_NONE};
+        w->place[i] =
+            i < p->layout->n && w->device_address[i]
+                ? (whereabouts){.device_interval = LOWER_IN_PLACE, .host_visit = TM_NONE}
+                : (whereabouts){.on_host = i < p->layout->n, .device_interval = TM_NONE, .host_visit = TM_NONE};
     for (uint32_t i = 0; i < p->n_op; i++) {
         const prog_op *o = &p->op[i];
         for (uint32_t k = 0; k < o->n_uses; k++) {
             const prog_use *u = &p->use[o->first_use + k];
             for (uint32_t n = 0; n < u->count; n++)
-                TM_TRY(lower_is_held(w, u->object) ? use_held(w, i, u, u->object + n, lower_on_device(w, i))
-                                                   : use_object(w, i, u, u->object + n, lower_on_device(w, i)));
+                TM_TRY(lower_is_in_place(w, u->object) ? use_in_place(w, i, u, u->object + n, lower_on_device(w, i))
+                                                       : use_object(w, i, u, u->object + n, lower_on_device(w, i)));
         }
         for (uint32_t k = 0; k < o->n_uses; k++) {
             const prog_use *u = &p->use[o->first_use + k];
@@ -126,8 +135,8 @@ tm_status lower_copies(lowering *w) {
     }
     for (uint32_t i = 0; i < p->layout->n; i++) {
         whereabouts *o = &w->place[i];
-        if (w->held[i] && o->stay != LOWER_HELD) TM_TRY(put_back(w, i, o));
-        if (!w->held[i] && !o->on_host) TM_TRY(bring_out(w, i, o));
+        if (w->device_address[i] && o->device_interval != LOWER_IN_PLACE) TM_TRY(put_back(w, i, o));
+        if (!w->device_address[i] && !o->on_host) TM_TRY(bring_out(w, i, o));
     }
     return TM_OK;
 }

@@ -5,14 +5,14 @@
 #include <stdlib.h>
 
 /* In its own place: resident there, so that visits are as many as one likes. */
-static uint32_t held_visit(lowering *w, uint32_t first, uint32_t count) {
+static uint32_t visit_in_place(lowering *w, uint32_t first, uint32_t count) {
     uint32_t v = tm_program_visit(w->out, first, count);
     if (w->out->status == TM_OK) w->out->visit[v].tier = TM_TIER_DEVICE;
     return v;
 }
 
-static uint32_t device_visit(lowering *w, uint32_t s) {
-    stay *t = &w->stay[s];
+static uint32_t visit_on_device(lowering *w, uint32_t s) {
+    device_interval *t = &w->device_interval[s];
     if (t->visit != TM_NONE) return t->visit;
     t->visit = tm_program_visit(w->out, t->first, t->count);
     if (w->out->status != TM_OK) return 0;
@@ -22,19 +22,20 @@ static uint32_t device_visit(lowering *w, uint32_t s) {
 }
 
 /* Objects of a visit come and go one by one, but where the host wants several side by side. */
-static uint32_t host_visit(lowering *w, uint32_t visit, uint32_t object) {
+static uint32_t visit_on_host(lowering *w, uint32_t visit, uint32_t object) {
     const prog_visit *v = &w->p->visit[visit];
     uint32_t k = w->whole[visit] ? 0 : object - v->first, *at = &w->host_visit[v->record + k];
     if (*at != TM_NONE) return *at;
     *at = w->whole[visit] ? tm_program_visit(w->out, v->first, v->count) : tm_program_visit(w->out, object, 1);
-    if (w->out->status == TM_OK && lower_is_held(w, object)) w->out->visit[*at].home = VISIT_APART;
+    if (w->out->status == TM_OK && lower_is_in_place(w, object)) w->out->visit[*at].home = VISIT_APART;
     return *at;
 }
 
 static void emit_copy(lowering *w, const copy *c) {
     uint64_t bytes = program_object(w->p, c->object)->frame_bytes;
-    uint32_t host = host_visit(w, c->visit, c->object);
-    uint32_t device = c->stay == LOWER_HELD ? held_visit(w, c->object, 1) : device_visit(w, c->stay);
+    uint32_t host = visit_on_host(w, c->visit, c->object);
+    uint32_t device =
+        c->device_interval == LOWER_IN_PLACE ? visit_in_place(w, c->object, 1) : visit_on_device(w, c->device_interval);
     tm_program_op(w->out, &(tm_op){.code = TM_OP_COPY,
                                    .engine = c->out ? TM_ENGINE_COPY_OUT : TM_ENGINE_COPY_IN,
                                    .arg = {(uint32_t)bytes, (uint32_t)(bytes >> 32), c->object}});
@@ -43,9 +44,9 @@ static void emit_copy(lowering *w, const copy *c) {
 }
 
 static uint32_t visit_of(lowering *w, uint32_t op, const prog_use *u) {
-    if (!lower_on_device(w, op)) return host_visit(w, u->visit, u->object);
-    if (lower_is_held(w, u->object)) return held_visit(w, u->object, u->count);
-    return device_visit(w, lower_joined(w, w->of_visit[u->visit]));
+    if (!lower_on_device(w, op)) return visit_on_host(w, u->visit, u->object);
+    if (lower_is_in_place(w, u->object)) return visit_in_place(w, u->object, u->count);
+    return visit_on_device(w, lower_joined(w, w->of_visit[u->visit]));
 }
 
 static void emit_op(lowering *w, uint32_t i) {
@@ -66,7 +67,7 @@ static int by_place(const void *a, const void *b) {
     if (x->at != y->at) return x->at < y->at ? -1 : 1;
     if (x->behind != y->behind) return x->behind ? 1 : -1;
     if (x->by != y->by) return x->by < y->by ? -1 : 1;
-    if (x->stay != y->stay) return x->stay < y->stay ? -1 : 1;
+    if (x->device_interval != y->device_interval) return x->device_interval < y->device_interval ? -1 : 1;
     return x->object < y->object ? -1 : x->object > y->object;
 }
 
@@ -83,8 +84,8 @@ tm_status lower_emit(lowering *w) {
         for (; c < end && c->at == i; c++) emit_copy(w, c);
     }
     w->out->device_bytes = w->peak;
-    w->out->held = w->held; /* its own from here on */
-    w->held = NULL;
+    w->out->device_address = w->device_address; /* its own from here on */
+    w->device_address = NULL;
     w->out->lowered = true;
     return w->out->status;
 }

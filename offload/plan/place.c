@@ -1,4 +1,4 @@
-/* Residences and their addresses: live ranges over program positions, packed into the slab. */
+/* Live ranges and their addresses: live ranges over program positions, packed into the slab. */
 #include "offload/plan/load_internal.h"
 #include "offload/plan/spans_internal.h"
 
@@ -13,22 +13,22 @@ void place_free(placement *pl) {
     *pl = (placement){0};
 }
 
-static residence *push(placement *pl) {
+static live_range *push(placement *pl) {
     if (tm_grow(&pl->item, &pl->cap, pl->n + 1, sizeof *pl->item) != TM_OK) return NULL;
-    residence *r = &pl->item[pl->n++];
-    *r = (residence){.visit = TM_NONE};
+    live_range *r = &pl->item[pl->n++];
+    *r = (live_range){.visit = TM_NONE};
     return r;
 }
 
 /* In memory for one visit, and no longer. */
-static residence *push_visit(placement *pl, const tm_program *p, uint32_t v) {
+static live_range *push_visit(placement *pl, const tm_program *p, uint32_t v) {
     const prog_visit *visit = &p->visit[v];
-    residence *r = push(pl);
+    live_range *r = push(pl);
     if (!r) return NULL;
     r->first_object = visit->first;
     r->count = visit->count;
     r->start = r->first_use = visit->first_op;
-    r->end = r->hold = visit->last_op;
+    r->end = r->retire_at = visit->last_op;
     r->tier = visit->tier;
     for (uint32_t i = 0; i < visit->count; i++) r->bytes += program_object(p, visit->first + i)->frame_bytes;
     pl->of_visit[v] = pl->n - 1;
@@ -39,7 +39,7 @@ static residence *push_visit(placement *pl, const tm_program *p, uint32_t v) {
  * (state always; a temporary only before its last visit). */
 static tm_status add_paged(placement *pl, const tm_program *p, uint32_t v, bool last_visit_of_temp) {
     const prog_visit *visit = &p->visit[v];
-    residence *r = push_visit(pl, p, v);
+    live_range *r = push_visit(pl, p, v);
     if (!r) return tm_nomem(sizeof *r);
     r->visit = v;
     for (uint32_t i = 0; i < visit->count; i++) {
@@ -54,40 +54,40 @@ static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, u
     const prog_visit *visit = &p->visit[v];
     uint32_t t = visit->first & ~TM_TEMP_BIT;
     if (of_temp[t] == TM_NONE) {
-        residence *r = push(pl);
+        live_range *r = push(pl);
         if (!r) return tm_nomem(sizeof *r);
-        *r = (residence){.first_object = visit->first,
-                         .count = 1,
-                         .start = visit->first_op,
-                         .first_use = visit->first_op,
-                         .bytes = p->temp[t].frame_bytes,
-                         .tier = visit->tier,
-                         .visit = TM_NONE};
+        *r = (live_range){.first_object = visit->first,
+                          .count = 1,
+                          .start = visit->first_op,
+                          .first_use = visit->first_op,
+                          .bytes = p->temp[t].frame_bytes,
+                          .tier = visit->tier,
+                          .visit = TM_NONE};
         of_temp[t] = pl->n - 1;
     }
-    residence *r = &pl->item[of_temp[t]];
+    live_range *r = &pl->item[of_temp[t]];
     if (visit->first_op < r->start) r->start = r->first_use = visit->first_op;
-    if (visit->last_op > r->end) r->end = r->hold = visit->last_op;
+    if (visit->last_op > r->end) r->end = r->retire_at = visit->last_op;
     pl->of_visit[v] = of_temp[t];
     return TM_OK;
 }
 
-/* It has its address: a stay in the arena, which copies fill and empty, or a frame that ranks share, which has to lie
+/* It has its address: a device interval, which copies fill and empty, or a frame that ranks share, which has to lie
  * where shared.c puts it on all of them. */
 static tm_status add_placed(placement *pl, const tm_program *p, uint32_t v) {
-    residence *r = push_visit(pl, p, v);
+    live_range *r = push_visit(pl, p, v);
     if (!r) return tm_nomem(sizeof *r);
     r->address = p->visit[v].address;
     if (r->tier != TM_TIER_SHARED || r->address - TM_SHARED_BASE + r->bytes <= p->shared_bytes) return TM_OK;
     return tm_fail(TM_EBUG, "program %s: visit %u lies outside of what ranks share", p->name, v);
 }
 
-/* A host frame of what is held on the device. */
+/* A host frame of what is device-resident. */
 static tm_status add_apart(placement *pl, const tm_program *p, uint32_t v) {
-    return push_visit(pl, p, v) ? TM_OK : tm_nomem(sizeof(residence));
+    return push_visit(pl, p, v) ? TM_OK : tm_nomem(sizeof(live_range));
 }
 
-static tm_status build_residences(placement *pl, const tm_program *p, const uint8_t *resident) {
+static tm_status build_live_ranges(placement *pl, const tm_program *p, const uint8_t *resident) {
     uint32_t *of_temp = tm_malloc(sizeof *of_temp * (p->n_temp + 1));
     uint32_t *last_visit = tm_malloc(sizeof *last_visit * (p->n_temp + 1));
     tm_status rc = of_temp && last_visit ? TM_OK : tm_nomem(sizeof *of_temp * 2 * (p->n_temp + 1));
@@ -120,7 +120,7 @@ static tm_status build_residences(placement *pl, const tm_program *p, const uint
 }
 
 /* Counting: the key is a position. */
-tm_status place_sort(residence **out, residence *const *in, uint32_t n, uint32_t positions, size_t key) {
+tm_status place_sort(live_range **out, live_range *const *in, uint32_t n, uint32_t positions, size_t key) {
     uint32_t *at = tm_calloc((size_t)positions + 2, sizeof *at);
     if (!at) return tm_nomem(sizeof *at * positions);
     for (uint32_t i = 0; i < n; i++) at[*(const uint32_t *)((const char *)in[i] + key) + 1]++;
@@ -132,14 +132,14 @@ tm_status place_sort(residence **out, residence *const *in, uint32_t n, uint32_t
 
 /* The position after which each object's last write-back before `r` may be read again: a fill must not start earlier.
  */
-static void limit_by_writes(placement *pl, const tm_program *p, residence **order) {
+static void limit_by_writes(placement *pl, const tm_program *p, live_range **order) {
     uint32_t n_state = p->layout->n;
     /* last_end[object] while walking in order of first use; visits of one object do not overlap */
     uint32_t *last_end = tm_malloc(sizeof *last_end * (n_state + p->n_temp + 1));
     if (!last_end) return; /* no look-ahead is always legal: start stays first_use */
     memset(last_end, 0xff, sizeof *last_end * (n_state + p->n_temp + 1));
     for (uint32_t i = 0; i < pl->n; i++) {
-        residence *r = order[i];
+        live_range *r = order[i];
         if (r->visit == TM_NONE) continue;
         uint32_t earliest = 0;
         for (uint32_t k = 0; k < r->count; k++) {
@@ -154,12 +154,12 @@ static void limit_by_writes(placement *pl, const tm_program *p, residence **orde
 }
 
 /* What the update alone touches: DeepSpeed's pipeline_read and pipeline_write are about it. */
-static bool is_update_state(const tm_program *p, const residence *r) {
+static bool is_update_state(const tm_program *p, const live_range *r) {
     return tm_kind_get(program_object(p, r->first_object)->kind)->optimizer;
 }
 
 /* Its frame may stay taken behind its last use, while the write-back is under way. */
-static bool may_linger(const tm_program *p, const tm_plan_opts *opts, const residence *r) {
+static bool may_linger(const tm_program *p, const tm_plan_opts *opts, const live_range *r) {
     return r->visit != TM_NONE && r->dirty && !(opts->no_write_behind && is_update_state(p, r));
 }
 
@@ -169,44 +169,44 @@ typedef struct ahead {
     placement *pl;
     const tm_program *p;
     const tm_plan_opts *opts;
-    residence **order;
+    live_range **order;
     load_tree load;
     int64_t room;
     uint64_t window;
 } ahead;
 
-static bool reads_ahead(const ahead *a, const residence *r) {
+static bool reads_ahead(const ahead *a, const live_range *r) {
     return r->visit != TM_NONE && r->fill && !(a->opts->no_read_ahead && is_update_state(a->p, r));
 }
 
 /* Before anything is read ahead: every frame from its first to its last use. */
 static void lay_load(ahead *a) {
     for (uint32_t i = 0; i < a->pl->n; i++) {
-        const residence *r = &a->pl->item[i];
+        const live_range *r = &a->pl->item[i];
         if (r->tier != TM_TIER_HOST) continue;
         load_add(&a->load, r->first_use, r->end, (int64_t)r->bytes);
     }
 }
 
-static bool fits_from(const ahead *a, const residence *r, uint32_t from) {
+static bool fits_from(const ahead *a, const live_range *r, uint32_t from) {
     return from >= r->first_use || load_most(&a->load, from, r->first_use - 1) + (int64_t)r->bytes <= a->room;
 }
 
-/* Walking the program, fills of coming residences start, in order of their first uses, as long as at most `window`
+/* Walking the program, fills of coming live ranges start, in order of their first uses, as long as at most `window`
  * bytes are ahead of their use and there is room up to it. */
 static void read_ahead(ahead *a) {
-    uint64_t held = 0;
+    uint64_t under_way = 0;
     uint32_t issue = 0, used = 0, n = a->pl->n;
     for (uint32_t pos = 0; pos < a->p->n_op && issue < n; pos++) {
         for (; used < issue && a->order[used]->first_use <= pos; used++)
-            if (a->order[used]->start < a->order[used]->first_use) held -= a->order[used]->bytes;
+            if (a->order[used]->start < a->order[used]->first_use) under_way -= a->order[used]->bytes;
         for (; issue < n; issue++) {
-            residence *r = a->order[issue];
+            live_range *r = a->order[issue];
             bool now = r->first_use <= pos || !reads_ahead(a, r);
-            if (!now && (r->start > pos || held + r->bytes > a->window || !fits_from(a, r, pos))) break;
+            if (!now && (r->start > pos || under_way + r->bytes > a->window || !fits_from(a, r, pos))) break;
             r->start = now ? r->first_use : pos;
             if (now) continue;
-            held += r->bytes;
+            under_way += r->bytes;
             load_add(&a->load, pos, r->first_use - 1, (int64_t)r->bytes);
         }
     }
@@ -214,7 +214,7 @@ static void read_ahead(ahead *a) {
 }
 
 /* Its frame stays taken behind its last use until `until`, or as long as there is room. */
-static void linger(ahead *a, residence *r, uint32_t until) {
+static void linger(ahead *a, live_range *r, uint32_t until) {
     uint32_t last = a->p->n_op - 1;
     if (until > last) until = last;
     if (until <= r->end) return;
@@ -222,22 +222,22 @@ static void linger(ahead *a, residence *r, uint32_t until) {
     if (stop <= until) until = stop - 1;
     if (until <= r->end) return;
     load_add(&a->load, r->end + 1, until, (int64_t)r->bytes);
-    r->hold = until;
+    r->retire_at = until;
 }
 
-/* Write-backs hold their frames until another `window` bytes of them have followed. */
+/* Write-backs keep their frames until another `window` bytes of them have followed. */
 static void write_behind(ahead *a) {
-    uint64_t held = 0;
+    uint64_t under_way = 0;
     uint32_t oldest = 0, n = a->pl->n;
     for (uint32_t i = 0; i < n; i++) {
-        residence *r = a->order[i];
+        live_range *r = a->order[i];
         if (!may_linger(a->p, a->opts, r)) continue;
-        held += r->bytes;
-        for (; held > a->window && oldest <= i; oldest++) {
-            residence *o = a->order[oldest];
+        under_way += r->bytes;
+        for (; under_way > a->window && oldest <= i; oldest++) {
+            live_range *o = a->order[oldest];
             if (!may_linger(a->p, a->opts, o)) continue;
             linger(a, o, r->end);
-            held -= o->bytes;
+            under_way -= o->bytes;
         }
     }
     for (; oldest < n; oldest++)
@@ -256,14 +256,14 @@ static tm_status give_window(placement *pl, const tm_program *p, const tm_plan_o
     tm_status rc = TM_OK;
     if (window == 0) goto done; /* every frame from its first to its last use */
     if (!a.order) TM_GO(tm_nomem(sizeof *a.order * pl->n));
-    residence **item = a.order + pl->n + 1;
+    live_range **item = a.order + pl->n + 1;
     for (uint32_t i = 0; i < pl->n; i++) item[i] = &pl->item[i];
-    TM_GO(place_sort(a.order, item, pl->n, p->n_op, offsetof(residence, first_use)));
+    TM_GO(place_sort(a.order, item, pl->n, p->n_op, offsetof(live_range, first_use)));
     TM_GO(load_open(&a.load, p->n_op));
     lay_load(&a);
     limit_by_writes(pl, p, a.order);
     read_ahead(&a);
-    TM_GO(place_sort(a.order, item, pl->n, p->n_op, offsetof(residence, end)));
+    TM_GO(place_sort(a.order, item, pl->n, p->n_op, offsetof(live_range, end)));
     write_behind(&a);
 done:
     load_close(&a.load);
@@ -310,13 +310,13 @@ static bool give(spans *f, uint64_t begin, uint64_t end) {
 }
 
 static int larger(const void *a, const void *b) {
-    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    const live_range *x = *(live_range *const *)a, *y = *(live_range *const *)b;
     if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
     return x < y ? -1 : x > y;
 }
 
 /* Among those that begin together, then as they come. */
-static void larger_first(residence **order, uint32_t n) {
+static void larger_first(live_range **order, uint32_t n) {
     for (uint32_t from = 0, to; from < n; from = to) {
         for (to = from + 1; to < n && order[to]->start == order[from]->start;) to++;
         if (to > from + 1) qsort(order + from, to - from, sizeof *order, larger);
@@ -324,10 +324,10 @@ static void larger_first(residence **order, uint32_t n) {
 }
 
 typedef struct packing {
-    residence **order, **ends; /* by their beginnings; by their ends */
+    live_range **order, **ends; /* by their beginnings; by their ends */
     uint32_t n;
     uint64_t base;
-    uint64_t top; /* not 0: residences of at least `span` positions come down from here, the others up from base */
+    uint64_t top; /* not 0: live ranges of at least `span` positions come down from here, the others up from base */
     uint32_t span;
     uint64_t peak;
 } packing;
@@ -343,11 +343,11 @@ static tm_status pack(packing *k) {
     k->peak = k->base;
     uint32_t freed = 0;
     for (uint32_t i = 0; i < k->n && ok; i++) {
-        residence *r = k->order[i];
-        for (; ok && k->ends[freed]->hold < r->start; freed++)
+        live_range *r = k->order[i];
+        for (; ok && k->ends[freed]->retire_at < r->start; freed++)
             ok = give(&f, k->ends[freed]->address, k->ends[freed]->address + k->ends[freed]->bytes);
         if (!ok) break;
-        bool high = k->top && r->hold - r->start >= k->span;
+        bool high = k->top && r->retire_at - r->start >= k->span;
         r->address = high ? take_high(&f, r->bytes, k->top) : take(&f, r->bytes);
         if (r->address + r->bytes > k->peak) k->peak = r->address + r->bytes;
     }
@@ -356,20 +356,20 @@ static tm_status pack(packing *k) {
 }
 
 /* Those of k whose length is (`longer`) at least span, in the same orders, into room for as many. */
-static packing part_of(const packing *k, bool longer, residence **room) {
+static packing part_of(const packing *k, bool longer, live_range **room) {
     packing part = {.order = room, .ends = room + k->n, .base = k->base};
     uint32_t n = 0;
     for (uint32_t i = 0; i < k->n; i++) {
-        const residence *a = k->order[i], *b = k->ends[i];
-        if ((a->hold - a->start >= k->span) == longer) part.order[part.n++] = k->order[i];
-        if ((b->hold - b->start >= k->span) == longer) part.ends[n++] = k->ends[i];
+        const live_range *a = k->order[i], *b = k->ends[i];
+        if ((a->retire_at - a->start >= k->span) == longer) part.order[part.n++] = k->order[i];
+        if ((b->retire_at - b->start >= k->span) == longer) part.ends[n++] = k->ends[i];
     }
     return part;
 }
 
-/* Residences of at least `span` positions first, at the bottom, so that they do not cut up the space that the streams
+/* Live ranges of at least `span` positions first, at the bottom, so that they do not cut up the space that the streams
  * use. */
-static tm_status pack_stacked(packing *k, residence **room) {
+static tm_status pack_stacked(packing *k, live_range **room) {
     packing lower = part_of(k, true, room);
     TM_TRY(pack(&lower));
     packing upper = part_of(k, false, room);
@@ -385,7 +385,7 @@ static tm_status least_peak(const packing *k, uint32_t positions, uint64_t *boun
     if (!change) return tm_nomem(sizeof *change * positions);
     for (uint32_t i = 0; i < k->n; i++) {
         change[k->order[i]->start] += k->order[i]->bytes;
-        change[k->order[i]->hold + 1] -= k->order[i]->bytes;
+        change[k->order[i]->retire_at + 1] -= k->order[i]->bytes;
     }
     *bound = k->base;
     for (uint32_t i = 0; i <= positions; i++) *bound = tm_max_u64(*bound, now += change[i]);
@@ -394,7 +394,7 @@ static tm_status least_peak(const packing *k, uint32_t positions, uint64_t *boun
 }
 
 /* Ways of packing, until one ends below `top` (0: all that do not need it); the one that ends lowest is kept. */
-tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak) {
+tm_status place_pack(live_range **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak) {
     static const struct {
         bool stacked, two_ends;
         uint32_t part;
@@ -406,8 +406,8 @@ tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t 
     *peak = n > 0 ? UINT64_MAX : base;
     if (rc == TM_OK && n > 0) {
         k.ends = k.order + n + 1;
-        rc = place_sort(k.order, item, n, positions, offsetof(residence, start));
-        if (rc == TM_OK) rc = place_sort(k.ends, item, n, positions, offsetof(residence, hold));
+        rc = place_sort(k.order, item, n, positions, offsetof(live_range, start));
+        if (rc == TM_OK) rc = place_sort(k.ends, item, n, positions, offsetof(live_range, retire_at));
         if (rc == TM_OK) larger_first(k.order, n);
         if (rc == TM_OK) rc = least_peak(&k, positions, &bound);
     }
@@ -429,7 +429,7 @@ tm_status place_pack(residence **item, uint32_t n, uint32_t positions, uint64_t 
 /* Host frames lie in the slab; a device's have addresses of their own, from TM_DEVICE_BASE on. Those that are shared
  * have got theirs. */
 static tm_status assign_addresses(placement *pl, const tm_program *p, const tm_plan_opts *opts) {
-    residence **item = tm_malloc(sizeof *item * ((size_t)pl->n + 1));
+    live_range **item = tm_malloc(sizeof *item * ((size_t)pl->n + 1));
     tm_status rc = item ? TM_OK : tm_nomem(sizeof *item * pl->n);
     for (int tier = 0; tier <= TM_TIER_DEVICE && rc == TM_OK; tier++) {
         uint32_t n = 0;
@@ -451,7 +451,7 @@ tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *op
     tm_status rc = TM_OK;
     if (!pl->of_visit || !pl->temp_paged) TM_GO(tm_nomem(sizeof *pl->of_visit * (p->n_visit + 1)));
     memcpy(pl->temp_paged, r->temp_paged, p->n_temp);
-    TM_GO(build_residences(pl, p, r->resident));
+    TM_GO(build_live_ranges(pl, p, r->resident));
     TM_GO(give_window(pl, p, opts, r->window, r->room > r->base ? r->room - r->base : 0));
     TM_GO(assign_addresses(pl, p, opts));
 done:

@@ -35,22 +35,23 @@ typedef struct chosen {
     residency r;
 } chosen;
 
-static uint64_t held_bytes(const tm_program *p) {
+static uint64_t bytes_on_device(const tm_program *p) {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; p->held && i < p->layout->n; i++) bytes += p->held[i] ? p->layout->object[i].frame_bytes : 0;
+    for (uint32_t i = 0; p->device_address && i < p->layout->n; i++)
+        bytes += p->device_address[i] ? p->layout->object[i].frame_bytes : 0;
     return bytes;
 }
 
-/* What is held in the arena need not be on the host: where the slab is too small otherwise, that is what decides. */
+/* What is device-resident need not be on the host: where the slab is too small otherwise, that is what decides. */
 static tm_status choose(chosen *c, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts) {
-    bool lower = opts->device_bytes && !p->lowered, holds = opts->choose_residency && opts->hold_quarters > 0;
+    bool lower = opts->device_bytes && !p->lowered, keeps = opts->choose_residency && opts->hold_quarters > 0;
     tm_plan_opts tight = *opts;
     tight.slab_bytes = 0;
     c->p = p;
     if (lower) TM_TRY(lower_program(&c->lowered, p, opts));
     if (lower) c->p = c->lowered;
     tm_status rc = residency_choose(c->p, layout, opts, &c->r);
-    if (rc != TM_EBUDGET || !lower || !holds) return rc;
+    if (rc != TM_EBUDGET || !lower || !keeps) return rc;
     tm_error_clear();
     tm_program_free(c->lowered);
     c->lowered = NULL;
@@ -83,7 +84,7 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *pr
     (*out)->info.minimum_bytes = c.r.minimum + share;
     (*out)->info.share_bytes = share;
     (*out)->info.window_bytes = c.r.window;
-    (*out)->info.held_bytes = held_bytes(c.p);
+    (*out)->info.held_bytes = bytes_on_device(c.p);
     if (opts->choose_residency) settle(layout, c.r.resident, address, c.r.base);
     place_free(&pl);
     if (!opts->unproved) rc = tm_plan_prove(*out);

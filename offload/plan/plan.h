@@ -68,7 +68,7 @@ typedef enum tm_tier {
     TM_TIER_SHARED,
     TM_TIERS,
     TM_TIER_EITHER =
-        TM_TIERS /* of an operation: the device's if all state that it uses is held there, else the host's */
+        TM_TIERS /* of an operation: the device's if all state that it uses is resident there, else the host's */
 } tm_tier;
 
 typedef struct tm_object {
@@ -82,7 +82,7 @@ typedef struct tm_object {
     /* results, read-only outside this folder: */
     bool state, resident;
     uint64_t frame_bytes; /* bytes rounded up to the alignment */
-    uint64_t address;     /* resident state: in the slab; from 2^50 on: held in the device's arena */
+    uint64_t address;     /* resident state: in the slab; from 2^50 on: in the device's arena */
 } tm_object;
 
 /* ---- layout: the state of a run, its residency and its home on disk ------------------------------------------ */
@@ -176,8 +176,8 @@ typedef struct tm_plan_opts {
     uint64_t share_bytes;   /* and for no less than this: the share of another plan, whose frames are there as well */
     bool device_apart;      /* the device computes beside the host's cores: TM_ENGINE_DEVICE */
     uint32_t hold_quarters; /* with choose_residency: so much of the arena, beside what the program needs at least, may
-                               hold state from run to run; 0: none does */
-    double hold_not;        /* at least so much of what it could hold is not */
+                               keep state from run to run; 0: none does */
+    double hold_not;        /* at least so much of what it could keep is not kept */
     bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
     bool unproved; /* to be compared with others: whoever keeps the plan calls tm_plan_prove before it runs */
 } tm_plan_opts;
@@ -220,7 +220,7 @@ TM_MUST_USE tm_status tm_plan_minimum(const tm_layout *layout, const tm_program 
                                       uint64_t *minimum);
 /* The least arena for this program alone: every object there only while one visit's operations need it. */
 TM_MUST_USE tm_status tm_plan_device_minimum(const tm_program *p, uint64_t *minimum);
-/* Brings the state that is held in a device's arena to its extents, for a commit, or from there. NULL: nothing is. */
+/* Brings device-resident state to its extents, for a commit, or from there. NULL: nothing is device-resident. */
 TM_MUST_USE tm_status tm_program_held(tm_program **out, const tm_layout *layout, bool to_extents);
 void tm_plan_free(tm_plan *plan);
 const tm_plan_info *tm_plan_get_info(const tm_plan *plan);

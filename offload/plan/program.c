@@ -75,7 +75,7 @@ void tm_program_free(tm_program *p) {
     tm_free(p->record);
     tm_free(p->op);
     tm_free(p->use);
-    tm_free(p->held);
+    tm_free(p->device_address);
     tm_free(p);
 }
 

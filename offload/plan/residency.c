@@ -23,9 +23,9 @@ uint64_t residency_base(const tm_program *p, const uint8_t *resident, uint64_t *
     const tm_layout *l = p->layout;
     uint64_t at = 0;
     for (uint32_t i = 0; i < l->n; i++) {
-        bool held = p->held && p->held[i];
-        if (held && address) address[i] = p->held[i];
-        if (!resident[i] || held) continue;
+        bool on_device = p->device_address && p->device_address[i];
+        if (on_device && address) address[i] = p->device_address[i];
+        if (!resident[i] || on_device) continue;
         if (l->object[i].pageable) at = tm_round_up(at, TM_FRAME_ALIGN);
         if (address) address[i] = at;
         at += l->object[i].frame_bytes;
@@ -56,7 +56,7 @@ static tm_status start_point(chooser *ch) {
         const tm_object *o = &ch->l->object[i];
         ch->r->resident[i] =
             ch->opts->choose_residency ? !o->pageable || o->pinned || ch->opts->pinned[o->kind] : o->resident;
-        if (ch->p->held && ch->p->held[i]) ch->r->resident[i] = true; /* there */
+        if (ch->p->device_address && ch->p->device_address[i]) ch->r->resident[i] = true; /* there */
     }
     uint8_t *visits = tm_calloc(ch->p->n_temp + 1, 1);
     if (!visits) return tm_nomem(ch->p->n_temp + 1);

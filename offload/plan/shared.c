@@ -11,25 +11,25 @@
 enum { BY_SIZE_MOST = 2048 }; /* frames; the work grows with their square */
 
 typedef struct shelf {
-    residence *frame; /* by their beginnings; `visit` is theirs */
-    residence **list, **placed;
+    live_range *frame; /* by their beginnings; `visit` is theirs */
+    live_range **list, **placed;
     uint32_t n;
 } shelf;
 
 /* ---- the largest first --------------------------------------------------------------------------------------- */
 
 static int by_size(const void *a, const void *b) {
-    const residence *x = *(residence *const *)a, *y = *(residence *const *)b;
+    const live_range *x = *(live_range *const *)a, *y = *(live_range *const *)b;
     if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
     return x->start < y->start ? -1 : x->start > y->start;
 }
 
-static bool together(const residence *a, const residence *b) {
-    return a->start <= b->hold && b->start <= a->hold;
+static bool together(const live_range *a, const live_range *b) {
+    return a->start <= b->retire_at && b->start <= a->retire_at;
 }
 
 /* The lowest gap between those that are there at the same time; `placed` is in the order of addresses. */
-static uint64_t lowest_gap(residence *const *placed, uint32_t n, const residence *r) {
+static uint64_t lowest_gap(live_range *const *placed, uint32_t n, const live_range *r) {
     uint64_t at = TM_SHARED_BASE;
     for (uint32_t i = 0; i < n; i++) {
         if (!together(placed[i], r)) continue;
@@ -43,7 +43,7 @@ static uint64_t pack_by_size(shelf *s) {
     uint64_t peak = TM_SHARED_BASE;
     qsort(s->list, s->n, sizeof *s->list, by_size);
     for (uint32_t i = 0, at; i < s->n; i++) {
-        residence *r = s->list[i];
+        live_range *r = s->list[i];
         r->address = lowest_gap(s->placed, i, r);
         peak = tm_max_u64(peak, r->address + r->bytes);
         for (at = i; at > 0 && s->placed[at - 1]->address > r->address; at--) s->placed[at] = s->placed[at - 1];
@@ -59,11 +59,11 @@ static void collect(const tm_program *p, shelf *s) {
         const prog_visit *visit = &p->visit[v];
         if (visit->tier != TM_TIER_SHARED || visit->first_op == TM_NONE) continue;
         TM_ASSERT(visit->count == 1 && (visit->first & TM_TEMP_BIT));
-        s->frame[s->n] = (residence){.visit = v,
-                                     .start = visit->first_op,
-                                     .end = visit->last_op,
-                                     .hold = visit->last_op,
-                                     .bytes = program_object(p, visit->first)->frame_bytes};
+        s->frame[s->n] = (live_range){.visit = v,
+                                      .start = visit->first_op,
+                                      .end = visit->last_op,
+                                      .retire_at = visit->last_op,
+                                      .bytes = program_object(p, visit->first)->frame_bytes};
         s->list[s->n] = &s->frame[s->n];
         s->n++;
     }

@@ -149,9 +149,9 @@ uint32_t spans_beginning(const spans *s, uint64_t address) {
 uint32_t spans_tightest(const spans *s, uint64_t bytes) {
     uint32_t found = 0;
     for (uint32_t at = s->root[SPAN_BY_SIZE]; at;) {
-        bool holds = size_of(&s->item[at]) >= bytes;
-        if (holds) found = at;
-        at = s->item[at].child[SPAN_BY_SIZE][!holds];
+        bool enough = size_of(&s->item[at]) >= bytes;
+        if (enough) found = at;
+        at = s->item[at].child[SPAN_BY_SIZE][!enough];
     }
     return found;
 }

@@ -121,13 +121,13 @@ static void fill_engines(timeline *out, const tm_timeline *t) {
 /* ---- frames -------------------------------------------------------------------------------------------------- */
 
 /* An object in a frame, from the first operation on it to the last. */
-typedef struct stay {
+typedef struct device_interval {
     bool open;
     uint64_t address;
     double start, end;
-} stay;
+} device_interval;
 
-static void close_stay(timeline_lane *lane, const tm_timeline *t, stay *s, uint32_t object) {
+static void close_device_interval(timeline_lane *lane, const tm_timeline *t, device_interval *s, uint32_t object) {
     const tm_object *x = tm_plan_object(t->plan, object);
     uint32_t at;
     if (!s->open) return;
@@ -137,12 +137,13 @@ static void close_stay(timeline_lane *lane, const tm_timeline *t, stay *s, uint3
     s->open = false;
 }
 
-/* A fill or an overwriting use begins a stay. */
-static void touch(timeline_lane *lane, const tm_timeline *t, stay *s, const struct plan_touch *what, uint32_t op) {
+/* A fill or an overwriting use begins its time in memory. */
+static void touch(timeline_lane *lane, const tm_timeline *t, device_interval *s, const struct plan_touch *what,
+                  uint32_t op) {
     const tm_span *span = &t->result->span[op];
     if (!s->open || s->address != what->address || what->access == TM_USE_WRITE) {
-        close_stay(lane, t, s, what->object);
-        *s = (stay){.open = true, .address = what->address, .start = span->start, .end = span->end};
+        close_device_interval(lane, t, s, what->object);
+        *s = (device_interval){.open = true, .address = what->address, .start = span->start, .end = span->end};
     }
     s->start = fmin(s->start, span->start);
     s->end = fmax(s->end, span->end);
@@ -173,7 +174,7 @@ static tm_status fill_frames(timeline *out, const tm_timeline *t) {
     const tm_plan *p = t->plan;
     uint32_t n_state = p->layout ? p->layout->n : 0, n = n_state + p->n_temp;
     bool device = p->info.device_bytes > 0;
-    stay *all = tm_calloc(n + 1, sizeof *all);
+    device_interval *all = tm_calloc(n + 1, sizeof *all);
     if (!all) return tm_nomem(sizeof *all * n);
     timeline_lane *lane[TM_TIERS] = {NULL};
     if (device) lane[TM_TIER_DEVICE] = frame_lane(out, "device frames", p->info.device_bytes);
@@ -190,7 +191,7 @@ static tm_status fill_frames(timeline *out, const tm_timeline *t) {
         }
     for (uint32_t i = 0; i < n; i++) {
         uint32_t object = i < n_state ? i : (i - n_state) | TM_TEMP_BIT;
-        close_stay(lane[tier_of(p, object)], t, &all[i], object);
+        close_device_interval(lane[tier_of(p, object)], t, &all[i], object);
     }
     tm_free(all);
     return TM_OK;

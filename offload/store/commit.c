@@ -122,15 +122,15 @@ static tm_status sync_files(tm_store *s) {
 tm_status store_name_owner(tm_io_run *run, const tm_io_run *first) {
     TM_ASSERT(run != first);
     char full[PATH_MAX];
-    tm_io_draft *d;
+    tm_io_atomic *d;
     const char *path = tm_io_run_path(first);
     if (realpath(path, full)) path = full;
-    TM_TRY(tm_io_draft_create(&d, run, PART_OF_NAME));
-    tm_status rc = tm_io_draft_append(d, path, strlen(path));
-    if (rc == TM_OK) rc = tm_io_draft_append(d, "\n", 1);
-    if (rc == TM_OK) rc = tm_io_draft_sync(d);
-    if (rc == TM_OK) return tm_io_draft_publish(d);
-    tm_io_draft_abandon(d);
+    TM_TRY(tm_io_atomic_create(&d, run, PART_OF_NAME));
+    tm_status rc = tm_io_atomic_append(d, path, strlen(path));
+    if (rc == TM_OK) rc = tm_io_atomic_append(d, "\n", 1);
+    if (rc == TM_OK) rc = tm_io_atomic_sync(d);
+    if (rc == TM_OK) return tm_io_atomic_publish(d);
+    tm_io_atomic_abandon(d);
     return rc;
 }
 
@@ -145,22 +145,22 @@ static tm_status sync_directories(tm_store *s) {
 /* ---- the protocol ---------------------------------------------------------------------------------------------- */
 
 void tm_store_commit_abandon(tm_store *s) {
-    tm_io_draft_abandon(s->draft);
-    s->draft = NULL;
+    tm_io_atomic_abandon(s->manifest);
+    s->manifest = NULL;
 }
 
 static tm_status prepare(tm_store *s, char *slab, const tm_commit_opts *opts, tm_commit_stats *stats) {
-    TM_ASSERT(!s->draft && s->n_paths > 0);
+    TM_ASSERT(!s->manifest && s->n_paths > 0);
     uint64_t manifest_bytes;
     TM_TRY(carry_resident(s, slab, false, &stats->write_bytes));
     store_kill_point("kill_before_sync");
     TM_TRY(sync_files(s));
     TM_TRY(sync_directories(s));
     store_kill_point("kill_before_manifest");
-    TM_TRY(tm_io_draft_create(&s->draft, s->run[0], MANIFEST_NAME));
-    TM_TRY(manifest_write(s, s->draft, opts, &manifest_bytes));
+    TM_TRY(tm_io_atomic_create(&s->manifest, s->run[0], MANIFEST_NAME));
+    TM_TRY(manifest_write(s, s->manifest, opts, &manifest_bytes));
     store_kill_point("kill_in_manifest");
-    TM_TRY(tm_io_draft_sync(s->draft));
+    TM_TRY(tm_io_atomic_sync(s->manifest));
     stats->write_bytes += manifest_bytes;
     return TM_OK;
 }
@@ -181,12 +181,12 @@ tm_status tm_store_commit_prepare(tm_store *s, char *slab, const tm_commit_opts 
 /* A publish that fails leaves one of two: this commit or the one before. No slot of either has been written since. */
 tm_status tm_store_commit_publish(tm_store *s, tm_commit_stats *stats) {
     uint64_t t0 = tm_now_ns();
-    tm_io_draft *d = s->draft;
+    tm_io_atomic *d = s->manifest;
     TM_ASSERT(d && !s->failed);
-    s->draft = NULL;
+    s->manifest = NULL;
     store_kill_point("kill_before_rename");
     s->failed = true;
-    TM_TRY(tm_io_draft_publish(d));
+    TM_TRY(tm_io_atomic_publish(d));
     s->failed = false;
     store_kill_point("kill_after_rename");
     for (unsigned i = 0; i < s->n_paths; i++) tm_io_run_keep(s->run[i]);

@@ -147,18 +147,18 @@ static tm_status copy_kind(copier *c, tm_kind kind) {
 /* ---- the whole --------------------------------------------------------------------------------------------------- */
 
 static tm_status finish(copier *c) {
-    tm_io_draft *d;
+    tm_io_atomic *d;
     memset(c->end, 0, sizeof c->end);
     c->next = 0;
     for (unsigned i = 1; i < c->n_runs; i++) {
         TM_TRY(store_name_owner(c->run[i], c->run[0]));
         TM_TRY(tm_io_run_sync(c->run[i]));
     }
-    TM_TRY(tm_io_draft_create(&d, c->run[0], MANIFEST_NAME));
+    TM_TRY(tm_io_atomic_create(&d, c->run[0], MANIFEST_NAME));
     tm_status rc = manifest_copy(c->from, d, c->run, c->n_runs, &c->move);
-    if (rc == TM_OK) rc = tm_io_draft_sync(d);
-    if (rc == TM_OK) return tm_io_draft_publish(d);
-    tm_io_draft_abandon(d);
+    if (rc == TM_OK) rc = tm_io_atomic_sync(d);
+    if (rc == TM_OK) return tm_io_atomic_publish(d);
+    tm_io_atomic_abandon(d);
     return rc;
 }
 

@@ -12,7 +12,7 @@
 
 /* After the first failure nothing more is written. */
 typedef struct sink {
-    tm_io_draft *draft;
+    tm_io_atomic *manifest;
     XXH3_state_t hash;
     uint64_t bytes;
     tm_status status;
@@ -22,7 +22,7 @@ static void put(sink *k, const void *bytes, size_t n) {
     TM_ASSERT(bytes || n == 0);
     XXH3_128bits_update(&k->hash, bytes, n);
     k->bytes += n;
-    if (k->status == TM_OK) k->status = tm_io_draft_append(k->draft, bytes, n);
+    if (k->status == TM_OK) k->status = tm_io_atomic_append(k->manifest, bytes, n);
 }
 
 /* The other directories by their full names: the commit may be resumed from another folder. */
@@ -129,9 +129,9 @@ static tm_status copy_all(const tm_commit *c, sink *k, const tm_buf *paths, unsi
     return put_hash(k);
 }
 
-tm_status manifest_copy(const tm_commit *c, tm_io_draft *d, tm_io_run *const *runs, unsigned n, manifest_move *move) {
+tm_status manifest_copy(const tm_commit *c, tm_io_atomic *d, tm_io_run *const *runs, unsigned n, manifest_move *move) {
     tm_buf paths = {0};
-    sink k = {.draft = d};
+    sink k = {.manifest = d};
     XXH3_128bits_reset(&k.hash);
     tm_status rc = join_paths(runs, n, &paths);
     if (rc == TM_OK) rc = copy_all(c, &k, &paths, n, move);
@@ -139,9 +139,9 @@ tm_status manifest_copy(const tm_commit *c, tm_io_draft *d, tm_io_run *const *ru
     return rc;
 }
 
-tm_status manifest_write(const tm_store *s, tm_io_draft *d, const tm_commit_opts *opts, uint64_t *bytes) {
+tm_status manifest_write(const tm_store *s, tm_io_atomic *d, const tm_commit_opts *opts, uint64_t *bytes) {
     tm_buf paths = {0};
-    sink k = {.draft = d};
+    sink k = {.manifest = d};
     XXH3_128bits_reset(&k.hash);
     TM_ASSERT(opts->info_bytes <= MAX_INFO);
     tm_status rc = join_paths(s->run, s->n_paths, &paths);

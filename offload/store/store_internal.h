@@ -40,8 +40,8 @@ struct tm_store {
     bool alternate;         /* two runs with, two without: pages written without have 0 for a checksum */
     const tm_plan *latest;  /* of those runs */
     uint32_t runs;
-    bool failed;        /* a commit failed: what is on disk is not known, so no other is tried */
-    tm_io_draft *draft; /* manifest that is prepared and not published */
+    bool failed;            /* a commit failed: what is on disk is not known, so no other is tried */
+    tm_io_atomic *manifest; /* manifest that is prepared and not published */
 };
 
 /* A commit that was opened: manifest.c checks it, store.c takes its directories over. */
@@ -82,13 +82,13 @@ bool store_unchanged(const tm_store *s, uint32_t object, const void *frame);
 /* manifest.c */
 #define MANIFEST_NAME "manifest"
 #define PART_OF_NAME "part-of" /* in the other directories of a commit: where its manifest is */
-tm_status manifest_write(const tm_store *s, tm_io_draft *d, const tm_commit_opts *opts, uint64_t *bytes);
+tm_status manifest_write(const tm_store *s, tm_io_atomic *d, const tm_commit_opts *opts, uint64_t *bytes);
 /* The same for a copy of commit `c` in directories of its own: object i is `moved(ctx, i)`. */
 typedef struct manifest_move {
     unsigned slots;
     void (*object)(struct manifest_move *m, manifest_object *o); /* new place of what comes next */
 } manifest_move;
-tm_status manifest_copy(const tm_commit *c, tm_io_draft *d, tm_io_run *const *runs, unsigned n, manifest_move *move);
+tm_status manifest_copy(const tm_commit *c, tm_io_atomic *d, tm_io_run *const *runs, unsigned n, manifest_move *move);
 /* commit.c: in a directory that is not the first: whose manifest names it, for whoever finds it. */
 tm_status store_name_owner(tm_io_run *run, const tm_io_run *first);
 uint64_t page_hash_of(uint64_t key, uint32_t kind, uint32_t number, uint32_t page, uint64_t generation,

@@ -23,15 +23,15 @@ static tm_status wrong(const char *what) {
 enum { FILE_BYTES = 64 * 1024 };
 
 static tm_status write_draft(tm_io_run *run, const char *text) {
-    tm_io_draft *d;
-    TM_TRY(tm_io_draft_create(&d, run, "manifest"));
-    tm_status rc = tm_io_draft_append(d, text, strlen(text));
-    if (rc == TM_OK) rc = tm_io_draft_sync(d);
+    tm_io_atomic *d;
+    TM_TRY(tm_io_atomic_create(&d, run, "manifest"));
+    tm_status rc = tm_io_atomic_append(d, text, strlen(text));
+    if (rc == TM_OK) rc = tm_io_atomic_sync(d);
     if (rc != TM_OK) {
-        tm_io_draft_abandon(d);
+        tm_io_atomic_abandon(d);
         return rc;
     }
-    return tm_io_draft_publish(d);
+    return tm_io_atomic_publish(d);
 }
 
 static tm_status first_process(char *where, size_t cap) {

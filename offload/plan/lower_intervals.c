@@ -1,6 +1,7 @@
-/* Stays: frames in the device's arena, one a visit of what the device computes on. With room, stays of one object are
- * joined, so that it need not leave and come again: by transfers saved over positions held, best first; and frames are
- * there before their first use and linger behind their last, so that copies run beside compute. */
+/* Device intervals: frames in the device's arena, one a visit of what the device computes on. With room, device
+ * intervals of one object are joined, so that it need not leave and come again: by transfers saved over positions of the
+ * gap, best first. Frames are there before their first use and linger behind their last, so that copies run beside
+ * compute. */
 #include "offload/plan/lower_internal.h"
 
 #include <stdlib.h>
@@ -8,49 +9,50 @@
 
 enum { AHEAD_POSITIONS = 4096, BEHIND_POSITIONS = 64 };
 
-/* ---- stays --------------------------------------------------------------------------------------------------- */
+/* ---- device intervals ---------------------------------------------------------------------------------------- */
 
-static void stays_of_visits(lowering *w) {
+static void device_intervals_of_visits(lowering *w) {
     const tm_program *p = w->p;
     for (uint32_t v = 0; v < p->n_visit; v++) w->of_visit[v] = TM_NONE;
-    w->n_stay = w->n_join = 0;
+    w->n_device_interval = w->n_join = 0;
     for (uint32_t i = 0; i < p->n_op; i++) {
         const prog_op *o = &p->op[i];
         for (uint32_t k = 0; lower_on_device(w, i) && k < o->n_uses; k++) {
             const prog_use *u = &p->use[o->first_use + k];
             const prog_visit *v = &p->visit[u->visit];
-            if (lower_is_held(w, v->first)) continue;
+            if (lower_is_in_place(w, v->first)) continue;
             if (w->of_visit[u->visit] == TM_NONE) {
-                stay s = {.first = v->first, .count = v->count, .begin = i, .into = w->n_stay, .visit = TM_NONE};
+                device_interval s = {
+                    .first = v->first, .count = v->count, .begin = i, .into = w->n_device_interval, .visit = TM_NONE};
                 for (uint32_t n = 0; n < v->count; n++) s.frame.bytes += program_object(p, v->first + n)->frame_bytes;
                 s.reads = u->access & TM_USE_READ;
-                w->of_visit[u->visit] = w->n_stay;
-                w->stay[w->n_stay++] = s;
+                w->of_visit[u->visit] = w->n_device_interval;
+                w->device_interval[w->n_device_interval++] = s;
             }
-            stay *s = &w->stay[w->of_visit[u->visit]];
+            device_interval *s = &w->device_interval[w->of_visit[u->visit]];
             s->last = i;
             if (u->access & TM_USE_WRITE) s->writes = true;
         }
     }
 }
 
-/* For each stay the last operation before it in which the host wrote one of its objects; TM_NONE: there is none. */
+/* For each device interval the last operation before it in which the host wrote one of its objects; TM_NONE: there is none. */
 static tm_status host_writes(const lowering *w, uint32_t **out) {
     const tm_program *p = w->p;
     uint32_t *last = tm_malloc(sizeof *last * ((size_t)p->layout->n + p->n_temp + 1));
-    uint32_t *at = tm_malloc(sizeof *at * ((size_t)w->n_stay + 1));
+    uint32_t *at = tm_malloc(sizeof *at * ((size_t)w->n_device_interval + 1));
     *out = at;
     if (!last || !at) {
         tm_free(last);
         return tm_nomem(sizeof *last * p->layout->n);
     }
     memset(last, 0xff, sizeof *last * ((size_t)p->layout->n + p->n_temp + 1));
-    uint32_t next = 0; /* stays were made in order of their beginnings */
+    uint32_t next = 0; /* they were made in order of their beginnings */
     for (uint32_t i = 0; i < p->n_op; i++) {
-        for (; next < w->n_stay && w->stay[next].begin <= i; next++) {
+        for (; next < w->n_device_interval && w->device_interval[next].begin <= i; next++) {
             at[next] = TM_NONE;
-            for (uint32_t k = 0; k < w->stay[next].count; k++) {
-                uint32_t l = last[lower_slot(w, w->stay[next].first + k)];
+            for (uint32_t k = 0; k < w->device_interval[next].count; k++) {
+                uint32_t l = last[lower_slot(w, w->device_interval[next].first + k)];
                 if (l != TM_NONE && (at[next] == TM_NONE || l > at[next])) at[next] = l;
             }
         }
@@ -71,19 +73,19 @@ static int by_worth(const void *a, const void *b) {
     return x->b < y->b ? -1 : x->b > y->b;
 }
 
-/* Neighbours among the stays of one object that would hand on what they have. */
+/* Neighbours among the device intervals of one object that would hand on what they have. */
 static tm_status find_joins(lowering *w) {
     uint32_t *wrote = NULL;
     uint32_t *last = tm_malloc(sizeof *last * ((size_t)w->p->layout->n + w->p->n_temp + 1));
     tm_status rc = last ? host_writes(w, &wrote) : tm_nomem(w->p->layout->n);
     if (rc != TM_OK) goto done;
     memset(last, 0xff, sizeof *last * ((size_t)w->p->layout->n + w->p->n_temp + 1));
-    for (uint32_t i = 0; i < w->n_stay; i++) {
-        const stay *b = &w->stay[i];
+    for (uint32_t i = 0; i < w->n_device_interval; i++) {
+        const device_interval *b = &w->device_interval[i];
         uint32_t slot = lower_slot(w, b->first), before = last[slot];
         last[slot] = i;
         if (before == TM_NONE) continue;
-        const stay *a = &w->stay[before];
+        const device_interval *a = &w->device_interval[before];
         if (a->count != b->count || !b->reads || a->last >= b->begin) continue;
         if (wrote[i] != TM_NONE && wrote[i] > a->begin) continue;
         if (tm_grow(&w->join, &w->cap_join, w->n_join + 1, sizeof *w->join) != TM_OK) TM_GO(tm_nomem(sizeof *w->join));
@@ -102,11 +104,11 @@ void lower_reset(lowering *w) {
     load_clear(&w->ahead);
     w->n_copy = 0;
     w->copied = 0;
-    for (uint32_t i = 0; i < w->n_stay; i++) {
-        stay *s = &w->stay[i];
+    for (uint32_t i = 0; i < w->n_device_interval; i++) {
+        device_interval *s = &w->device_interval[i];
         s->into = i;
         s->start = s->begin;
-        s->hold = s->end = s->last;
+        s->retire_at = s->end = s->last;
         s->earliest = 0;
         s->opens = s->leaves = false;
         load_add(&w->load, s->begin, s->end, (int64_t)s->frame.bytes);
@@ -117,22 +119,22 @@ void lower_reset(lowering *w) {
 void lower_join(lowering *w, uint64_t room) {
     for (uint32_t i = 0; i < w->n_join; i++) {
         uint32_t a = lower_joined(w, w->join[i].a), b = w->join[i].b;
-        uint32_t from = w->stay[w->join[i].a].last + 1, to = w->stay[b].begin;
-        int64_t bytes = (int64_t)w->stay[b].frame.bytes;
+        uint32_t from = w->device_interval[w->join[i].a].last + 1, to = w->device_interval[b].begin;
+        int64_t bytes = (int64_t)w->device_interval[b].frame.bytes;
         if (from < to) {
             if (load_most(&w->load, from, to - 1) + bytes > (int64_t)room) continue;
             load_add(&w->load, from, to - 1, bytes);
         }
-        w->stay[b].into = a;
+        w->device_interval[b].into = a;
     }
-    for (uint32_t i = 0; i < w->n_stay; i++) { /* the first of a chain stands for all of it */
-        stay *s = &w->stay[lower_joined(w, i)];
-        s->end = s->hold = s->end > w->stay[i].last ? s->end : w->stay[i].last;
+    for (uint32_t i = 0; i < w->n_device_interval; i++) { /* the first of a chain stands for all of it */
+        device_interval *s = &w->device_interval[lower_joined(w, i)];
+        s->end = s->retire_at = s->end > w->device_interval[i].last ? s->end : w->device_interval[i].last;
     }
 }
 
-tm_status lower_stays(lowering *w) {
-    stays_of_visits(w);
+tm_status lower_intervals(lowering *w) {
+    device_intervals_of_visits(w);
     return find_joins(w);
 }
 
@@ -143,10 +145,10 @@ static bool room_over(const lowering *w, uint32_t from, uint32_t to, int64_t byt
            load_most(&w->ahead, from, to) + bytes <= (int64_t)w->window;
 }
 
-/* Stays that open with a copy begin as early as there is room for their frames and what they bring is there. */
+/* Device intervals that open with a copy begin as early as there is room for their frames and what they bring is there. */
 static void copy_ahead(lowering *w, uint64_t room) {
-    for (uint32_t i = 0; i < w->n_stay; i++) {
-        stay *s = &w->stay[i];
+    for (uint32_t i = 0; i < w->n_device_interval; i++) {
+        device_interval *s = &w->device_interval[i];
         int64_t bytes = (int64_t)s->frame.bytes;
         if (s->into != i || !s->opens) continue;
         uint32_t least = s->begin > AHEAD_POSITIONS ? s->begin - AHEAD_POSITIONS : 0;
@@ -164,23 +166,24 @@ static void copy_ahead(lowering *w, uint64_t room) {
     }
     for (uint32_t i = 0; i < w->n_copy; i++) {
         copy *c = &w->copy[i];
-        if (!c->out && c->stay != LOWER_HELD && c->by == w->stay[c->stay].begin) c->at = w->stay[c->stay].start;
+        if (!c->out && c->device_interval != LOWER_IN_PLACE && c->by == w->device_interval[c->device_interval].begin)
+            c->at = w->device_interval[c->device_interval].start;
     }
 }
 
-/* Frames of what is on its way out are held for a while, so that nobody waits for them. */
+/* Frames of what is on its way out are kept for a while, so that nobody waits for them. */
 static void leave_behind(lowering *w, uint64_t room) {
     load_clear(&w->ahead);
-    for (uint32_t i = 0; i < w->n_stay; i++) {
-        stay *s = &w->stay[i];
+    for (uint32_t i = 0; i < w->n_device_interval; i++) {
+        device_interval *s = &w->device_interval[i];
         int64_t bytes = (int64_t)s->frame.bytes;
         if (s->into != i || !s->leaves) continue;
         uint32_t most = s->end + BEHIND_POSITIONS;
         if (most > w->p->n_op - 1) most = w->p->n_op - 1;
-        while (s->hold < most && room_over(w, s->hold + 1, s->hold + 1, bytes, room)) s->hold++;
-        if (s->hold == s->end) continue;
-        load_add(&w->load, s->end + 1, s->hold, bytes);
-        load_add(&w->ahead, s->end + 1, s->hold, bytes);
+        while (s->retire_at < most && room_over(w, s->retire_at + 1, s->retire_at + 1, bytes, room)) s->retire_at++;
+        if (s->retire_at == s->end) continue;
+        load_add(&w->load, s->end + 1, s->retire_at, bytes);
+        load_add(&w->ahead, s->end + 1, s->retire_at, bytes);
     }
 }
 

@@ -1,5 +1,5 @@
-/* State that is held: it has a place in the device's arena from run to run, so that no run copies it. What may be is
- * what a run's host operations never look at; operations that compute on either tier (TM_TIER_EITHER) follow the state
+/* Device-resident state has a place in the device's arena from run to run, so that no run copies it. What may be
+ * device-resident is what a run's host operations never look at; operations that compute on either tier (TM_TIER_EITHER) follow the state
  * that they use, and bind it together:
  *
  *   group    objects of one bundle, and all that one such operation uses: a matrix's weights and their moments
@@ -58,7 +58,7 @@ static void find_roots(uint32_t *up, uint8_t *mark, const tm_program *p) {
     for (uint32_t i = 0; i < p->n_op; i++) mark_uses(mark, up, p, &p->op[i]);
 }
 
-static void number(hold_groups *g, uint32_t *up, const uint8_t *mark, const tm_layout *l) {
+static void number(resident_groups *g, uint32_t *up, const uint8_t *mark, const tm_layout *l) {
     for (uint32_t i = 0; i < l->n; i++) {
         uint32_t root = root_of(up, i);
         g->of[i] = mark[root] != USED ? TM_NONE : root == i ? g->n++ : g->of[root];
@@ -68,7 +68,7 @@ static void number(hold_groups *g, uint32_t *up, const uint8_t *mark, const tm_l
     }
 }
 
-tm_status hold_find(hold_groups *g, const tm_program *p) {
+tm_status resident_find(resident_groups *g, const tm_program *p) {
     size_t n = (size_t)p->layout->n + 1;
     uint32_t *up = tm_malloc(sizeof *up * n);
     uint8_t *mark = tm_calloc(n, 1);
@@ -85,33 +85,33 @@ tm_status hold_find(hold_groups *g, const tm_program *p) {
     return rc;
 }
 
-void hold_close(hold_groups *g) {
+void resident_close(resident_groups *g) {
     tm_free(g->of);
     tm_free(g->bytes);
     tm_free(g->take);
-    *g = (hold_groups){0};
+    *g = (resident_groups){0};
 }
 
-/* ---- what is held -------------------------------------------------------------------------------------------- */
+/* ---- what is device-resident --------------------------------------------------------------------------------- */
 
 /* An operation that may compute on either tier goes where its state is. */
 static void settle_tiers(lowering *w) {
     const tm_program *p = w->p;
     for (uint32_t i = 0; i < p->n_op; i++) {
         const prog_op *o = &p->op[i];
-        uint32_t held = 0, apart = 0;
+        uint32_t on_device = 0, on_host = 0;
         w->tier[i] = o->op.tier;
         if (o->op.tier != TM_TIER_EITHER) continue;
         for (uint32_t k = 0; k < o->n_uses; k++) {
             const prog_use *u = &p->use[o->first_use + k];
-            if (is_state(u->object)) *(w->held[u->object] ? &held : &apart) += 1;
+            if (is_state(u->object)) *(w->device_address[u->object] ? &on_device : &on_host) += 1;
         }
-        w->tier[i] = held > 0 && apart == 0 ? TM_TIER_DEVICE : TM_TIER_HOST;
+        w->tier[i] = on_device > 0 && on_host == 0 ? TM_TIER_DEVICE : TM_TIER_HOST;
     }
 }
 
 /* Groups in the order of the layout: each is taken if what was taken keeps to the share of what has come by. */
-static void take_groups(hold_groups *g, uint64_t bytes) {
+static void take_groups(resident_groups *g, uint64_t bytes) {
     uint64_t seen = 0, taken = 0;
     for (uint32_t k = 0; k < g->n; k++) {
         seen += g->bytes[k];
@@ -121,31 +121,31 @@ static void take_groups(hold_groups *g, uint64_t bytes) {
     }
 }
 
-void hold_choose(lowering *w, hold_groups *g, uint64_t bytes) {
+void resident_choose(lowering *w, resident_groups *g, uint64_t bytes) {
     const tm_layout *l = w->p->layout;
     take_groups(g, bytes);
-    w->held_bytes = 0;
+    w->resident_bytes = 0;
     for (uint32_t i = 0; i < l->n; i++) {
-        w->held[i] = g->of[i] != TM_NONE && g->take[g->of[i]] ? TM_DEVICE_BASE + w->held_bytes : 0;
-        if (w->held[i]) w->held_bytes += l->object[i].frame_bytes;
+        w->device_address[i] = g->of[i] != TM_NONE && g->take[g->of[i]] ? TM_DEVICE_BASE + w->resident_bytes : 0;
+        if (w->device_address[i]) w->resident_bytes += l->object[i].frame_bytes;
     }
     settle_tiers(w);
 }
 
-void hold_settled(lowering *w, bool afresh) {
+void resident_settled(lowering *w, bool afresh) {
     const tm_layout *l = w->p->layout;
     for (uint32_t i = 0; !afresh && l->chosen && i < l->n; i++) {
         const tm_object *o = &l->object[i];
         if (!o->resident || o->address < TM_DEVICE_BASE) continue;
-        w->held[i] = o->address;
-        w->held_bytes = tm_max_u64(w->held_bytes, o->address + o->frame_bytes - TM_DEVICE_BASE);
+        w->device_address[i] = o->address;
+        w->resident_bytes = tm_max_u64(w->resident_bytes, o->address + o->frame_bytes - TM_DEVICE_BASE);
     }
     settle_tiers(w);
 }
 
 /* ---- to and from its extents --------------------------------------------------------------------------------- */
 
-static void move_held(tm_program *p, uint32_t id, bool out) {
+static void move_resident(tm_program *p, uint32_t id, bool out) {
     uint64_t bytes = program_object(p, id)->frame_bytes;
     uint32_t host = tm_program_visit(p, id, 1), device = tm_program_visit(p, id, 1);
     if (p->status != TM_OK) return;
@@ -166,7 +166,7 @@ tm_status tm_program_held(tm_program **out, const tm_layout *l, bool to_extents)
         if (!o->resident || o->address < TM_DEVICE_BASE || !in_commits(o)) continue;
         if (!p) TM_TRY(tm_program_create(&p, l, to_extents ? "held state to its extents" : "held state"));
         p->device_bytes = tm_max_u64(p->device_bytes, o->address + o->frame_bytes - TM_DEVICE_BASE);
-        move_held(p, i, to_extents);
+        move_resident(p, i, to_extents);
     }
     if (p) p->lowered = true;
     *out = p;

@@ -1,4 +1,4 @@
-/* A folder held by one process at a time: nothing is written for it, and it lets go however it ends. */
+/* A folder locked by one process at a time: nothing is written for it, and the lock ends with the process. */
 #include "io/io_internal.h"
 #include "io/file/file.h"
 
@@ -18,7 +18,7 @@ struct tm_hold {
 
 /* Who has the lock, as the kernel lists it ("1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF"); 0: not of this machine.
  */
-static long holder(const struct stat *st) {
+static long lock_owner(const struct stat *st) {
     char text[32768], key[64];
     int fd = io_sys_table->openat(AT_FDCWD, "/proc/locks", O_RDONLY | O_CLOEXEC, 0);
     ssize_t n = fd < 0 ? -1 : io_sys_table->pread(fd, text, sizeof text - 1, 0);
@@ -36,14 +36,14 @@ static long holder(const struct stat *st) {
 }
 
 static tm_status in_use(const char *path, const struct stat *st) {
-    long pid = holder(st);
+    long pid = lock_owner(st);
     if (pid > 0)
         return tm_fail(TM_EINPUT, "%s: in use by process %ld, which writes there; wait for it or stop it", path, pid);
     return tm_fail(TM_EINPUT, "%s: another process writes there; wait for it or stop it", path);
 }
 
 /* A file system that cannot lock folders (some NFS): one warning, and nobody is kept out. */
-static tm_status wait_for(int fd, const char *path, const struct stat *st, unsigned wait_ms) {
+static tm_status wait_for_lock(int fd, const char *path, const struct stat *st, unsigned wait_ms) {
     for (unsigned waited = 0;; waited += 20) {
         if (io_sys_table->flock(fd, LOCK_EX | LOCK_NB) == 0) return TM_OK;
         if (errno != EWOULDBLOCK && errno != EINTR) {
@@ -57,15 +57,15 @@ static tm_status wait_for(int fd, const char *path, const struct stat *st, unsig
     }
 }
 
-/* *gone: whoever held it removed it meanwhile. */
-static tm_status hold(tm_hold *h, const char *path, unsigned wait_ms, bool *gone) {
+/* *gone: whoever had the lock removed the folder meanwhile. */
+static tm_status lock_dir(tm_hold *h, const char *path, unsigned wait_ms, bool *gone) {
     struct stat mine, now;
     h->fd = io_sys_table->openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     *gone = h->fd < 0 && errno == ENOENT;
     if (*gone) return TM_OK;
     if (h->fd < 0 || io_sys_table->fstat(h->fd, &mine) != 0)
         return tm_fail_sys(TM_EINPUT, errno, "open", path, -1, "%s: cannot be opened", path);
-    TM_TRY(wait_for(h->fd, path, &mine, wait_ms));
+    TM_TRY(wait_for_lock(h->fd, path, &mine, wait_ms));
     *gone = stat(path, &now) != 0 || now.st_ino != mine.st_ino || now.st_dev != mine.st_dev;
     return TM_OK;
 }
@@ -79,7 +79,7 @@ tm_status tm_hold_dir(tm_hold **out, const char *path, unsigned wait_ms) {
     for (int turn = 0; gone && rc == TM_OK && turn < 10; turn++) {
         rc = tm_make_dirs(path);
         h->fd = -1;
-        if (rc == TM_OK) rc = hold(h, path, wait_ms, &gone);
+        if (rc == TM_OK) rc = lock_dir(h, path, wait_ms, &gone);
         if ((gone || rc != TM_OK) && h->fd >= 0) close(h->fd);
     }
     if (rc == TM_OK && gone) rc = tm_fail(TM_EIO, "%s: is removed again and again", path);
