@@ -11,7 +11,7 @@
 static tm_status add_file(tm_io_run *run, tm_status (*how)(tm_io_run *, run_file *, const char *, uint64_t, bool),
                           const char *name, uint64_t bytes, bool buffered, tm_io_file *out) {
     bool direct = !buffered && run->alignment > 1;
-    TM_ASSERT(bytes > 0 && run->alignment > 0);
+    TM_ASSERT(run->fd >= 0 && run->alignment > 0);
     run_file *f = tm_calloc(1, sizeof *f);
     *out = (tm_io_file){.fd = -1, .index = -1};
     if (!f) return tm_nomem(sizeof *f);
