@@ -168,7 +168,7 @@ static tm_status check_req(const tm_io *io, const tm_io_req *r) {
                    (unsigned long long)r->offset, (unsigned long long)r->len, what);
 }
 
-static void enqueue(tm_io *io, tm_io_req *r) {
+static void enqueue_request(tm_io *io, tm_io_req *r) {
     TM_ASSERT(r->file.lane < io->n_lanes);
     r->status = TM_OK;
     r->sys_errno = 0;
@@ -196,7 +196,7 @@ static uint64_t cpu_now(const tm_io *io) {
 tm_status tm_io_submit(tm_io *io, tm_io_req *const *reqs, unsigned n) {
     for (unsigned i = 0; i < n; i++) TM_TRY(check_req(io, reqs[i]));
     uint64_t cpu = cpu_now(io);
-    for (unsigned i = 0; i < n; i++) enqueue(io, reqs[i]);
+    for (unsigned i = 0; i < n; i++) enqueue_request(io, reqs[i]);
     if (io->order_seed) return TM_OK;
     io_pump(io);
     if (!io->submit_at_wait) io->top->engine->flush(io->top);

@@ -60,7 +60,7 @@ static void delay_flush(io_layer *l) {
 }
 
 /* Moves what is due; returns when the first of the rest will be (UINT64_MAX: there is no rest). */
-static uint64_t release(const io_layer *l, delay_ctx *c, io_queue *settled) {
+static uint64_t release_due(const io_layer *l, delay_ctx *c, io_queue *settled) {
     uint64_t now = tm_now_ns(), next = UINT64_MAX;
     io_queue rest = {NULL, NULL};
     for (io_piece *p; (p = io_queue_pop(&c->not_due));) {
@@ -89,7 +89,7 @@ static tm_status delay_reap(io_layer *l, bool block, io_queue *settled) {
         tm_status rc = l->lower->engine->reap(l->lower, below, &got);
         bool woken = below && !got.head;
         keep_until_due(c, &got);
-        uint64_t next = release(l, c, settled);
+        uint64_t next = release_due(l, c, settled);
         if (rc != TM_OK || !block || settled->head || woken) return rc;
         if (c->below) next = tm_min_u64(next, tm_now_ns() + now_and_then);
         if (next != UINT64_MAX && io_sleep_until(l->io, next)) return TM_OK;

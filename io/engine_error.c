@@ -36,7 +36,7 @@ static void error_close(io_layer *l) {
     tm_free(l->ctx);
 }
 
-static bool fails(error_ctx *c, const io_piece *p) {
+static bool attempt_fails(error_ctx *c, const io_piece *p) {
     TM_ASSERT(p->req->op <= TM_IO_SYNC);
     if (c->op[p->req->op] == 0) return false;
     double number = (double)++c->count;
@@ -48,7 +48,7 @@ static bool fails(error_ctx *c, const io_piece *p) {
 
 static void error_start(io_layer *l, io_piece *p) {
     error_ctx *c = l->ctx;
-    if (fails(c, p)) {
+    if (attempt_fails(c, p)) {
         p->res = -(int)c->err;
         io_queue_push(&c->settled, p);
     } else {

@@ -31,7 +31,7 @@ static void mem_close(io_layer *l) {
     tm_free(c);
 }
 
-static page *find(const mem_ctx *c, int fd, uint64_t number) {
+static page *find_page(const mem_ctx *c, int fd, uint64_t number) {
     TM_ASSERT(c->used < c->cap && (c->cap & (c->cap - 1)) == 0);
     uint64_t key[2] = {(uint64_t)fd, number};
     size_t i = tm_hash64(key, sizeof key, 0) & (c->cap - 1);
@@ -39,12 +39,12 @@ static page *find(const mem_ctx *c, int fd, uint64_t number) {
     return &c->table[i];
 }
 
-static bool grow(mem_ctx *c) {
+static bool grow_table(mem_ctx *c) {
     mem_ctx bigger = {.cap = c->cap ? 2 * c->cap : 256};
     bigger.table = tm_calloc(bigger.cap, sizeof *bigger.table);
     if (!bigger.table) return false;
     for (size_t i = 0; i < c->cap; i++)
-        if (c->table[i].bytes) *find(&bigger, c->table[i].fd, c->table[i].number) = c->table[i];
+        if (c->table[i].bytes) *find_page(&bigger, c->table[i].fd, c->table[i].number) = c->table[i];
     tm_free(c->table);
     c->table = bigger.table;
     c->cap = bigger.cap;
@@ -52,8 +52,8 @@ static bool grow(mem_ctx *c) {
 }
 
 static char *page_to_write(mem_ctx *c, int fd, uint64_t number) {
-    if (c->used >= c->cap / 2 && !grow(c)) return NULL;
-    page *p = find(c, fd, number);
+    if (c->used >= c->cap / 2 && !grow_table(c)) return NULL;
+    page *p = find_page(c, fd, number);
     if (p->bytes) return p->bytes;
     char *bytes = tm_calloc(1, PAGE);
     if (!bytes) return NULL;
@@ -70,7 +70,7 @@ static bool move_in_page(mem_ctx *c, const io_piece *p, uint64_t offset, char *b
         if (bytes) memcpy(bytes + offset % PAGE, buf, n);
         return bytes != NULL;
     }
-    const char *bytes = c->cap ? find(c, fd, offset / PAGE)->bytes : NULL;
+    const char *bytes = c->cap ? find_page(c, fd, offset / PAGE)->bytes : NULL;
     if (bytes) {
         memcpy(buf, bytes + offset % PAGE, n);
     } else {
@@ -87,7 +87,7 @@ static uint32_t within_file(const io_piece *p) {
     return p->offset >= size ? 0 : (uint32_t)tm_min_u64(p->n, size - p->offset);
 }
 
-static int execute(mem_ctx *c, const io_piece *p) {
+static int execute_in_memory(mem_ctx *c, const io_piece *p) {
     if (p->req->op == TM_IO_SYNC) return 0;
     uint32_t all = within_file(p);
     for (uint32_t at = 0; at < all;) {
@@ -107,7 +107,7 @@ static void mem_start(io_layer *l, io_piece *p) {
 static void mem_flush(io_layer *l) {
     mem_ctx *c = l->ctx;
     for (io_piece *p; (p = io_queue_pop(&c->started));) {
-        p->res = execute(c, p);
+        p->res = execute_in_memory(c, p);
         io_queue_push(&c->settled, p);
     }
 }

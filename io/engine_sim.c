@@ -57,7 +57,7 @@ static void sim_close(io_layer *l) {
 
 /* ---- draws ---- */
 
-static uint32_t draw(sim_ctx *c) {
+static uint32_t draw_bits(sim_ctx *c) {
     uint32_t r[4];
     tm_philox((uint64_t)c->seed, 2, c->draws++, r);
     return r[0];
@@ -65,7 +65,7 @@ static uint32_t draw(sim_ctx *c) {
 
 /* No draw where it cannot happen: faults that are off do not change the others. */
 static bool happens(sim_ctx *c, double probability) {
-    return probability > 0 && draw(c) * 0x1p-32 < probability;
+    return probability > 0 && draw_bits(c) * 0x1p-32 < probability;
 }
 
 static sim_state *state_of(const io_layer *l, const io_piece *p) {
@@ -92,7 +92,7 @@ static void shorten(sim_ctx *c, io_piece *p, sim_state *s) {
     TM_ASSERT(p->n > 1);
     uint32_t unit = p->req->file.alignment > 1 ? p->req->file.alignment : 1;
     s->fault = SIM_SHORT;
-    s->most = 1 + draw(c) % (p->n - 1);
+    s->most = 1 + draw_bits(c) % (p->n - 1);
     p->n = (uint32_t)tm_round_up(s->most, unit);
 }
 
@@ -100,7 +100,7 @@ static void flip_bit(const io_piece *p, const sim_state *s) {
     p->buf[s->bit / 8] = (char)(p->buf[s->bit / 8] ^ 1 << s->bit % 8);
 }
 
-static void inject(sim_ctx *c, io_piece *p, sim_state *s) {
+static void inject_fault(sim_ctx *c, io_piece *p, sim_state *s) {
     *s = (sim_state){SIM_NONE, 0, 0};
     if (c->trash > 0 && p->req->op == TM_IO_READ) memset(p->buf, 0xA5, p->n);
     if (settled_at_once(c, p)) {
@@ -111,7 +111,7 @@ static void inject(sim_ctx *c, io_piece *p, sim_state *s) {
         shorten(c, p, s);
     } else if (happens(c, c->flip)) {
         s->fault = SIM_FLIP;
-        s->bit = draw(c) % p->n * 8 + draw(c) % 8;
+        s->bit = draw_bits(c) % p->n * 8 + draw_bits(c) % 8;
     } else if (happens(c, c->misdirect)) {
         s->fault = SIM_MISDIRECT;
         p->offset = io_fault_beside(p->offset);
@@ -149,12 +149,12 @@ static io_queue let_go(sim_ctx *c, io_queue *q, bool must) {
     return go;
 }
 
-static void down(io_layer *l, sim_ctx *c, bool must) {
+static void move_down(io_layer *l, sim_ctx *c, bool must) {
     io_queue go = let_go(c, &c->before, must);
     for (io_piece *p; (p = io_queue_pop(&go));) hand_down(l, c, p);
 }
 
-static tm_status up(io_layer *l, sim_ctx *c, bool block) {
+static tm_status fetch_up(io_layer *l, sim_ctx *c, bool block) {
     io_queue got = {NULL, NULL};
     tm_status rc = l->lower->engine->reap(l->lower, block, &got);
     for (io_piece *p; (p = io_queue_pop(&got));) came_back(l, c, p);
@@ -163,19 +163,19 @@ static tm_status up(io_layer *l, sim_ctx *c, bool block) {
 
 static void sim_start(io_layer *l, io_piece *p) {
     sim_ctx *c = l->ctx;
-    inject(c, p, state_of(l, p));
+    inject_fault(c, p, state_of(l, p));
     io_queue_push(&c->before, p);
 }
 
 static void sim_flush(io_layer *l) {
-    down(l, l->ctx, false);
+    move_down(l, l->ctx, false);
     l->lower->engine->flush(l->lower);
 }
 
 static tm_status sim_reap(io_layer *l, bool block, io_queue *settled) {
     sim_ctx *c = l->ctx;
-    down(l, c, block && !c->below && !c->after.head);
-    tm_status rc = up(l, c, block && !c->after.head);
+    move_down(l, c, block && !c->below && !c->after.head);
+    tm_status rc = fetch_up(l, c, block && !c->after.head);
     io_queue go = let_go(c, &c->after, block);
     io_queue_move(settled, &go);
     return rc;

@@ -23,7 +23,7 @@ typedef struct threads_ctx {
     worker *workers;
 } threads_ctx;
 
-static void *work(void *arg) {
+static void *worker_main(void *arg) {
     const worker *w = arg;
     threads_ctx *c = w->c;
     pthread_mutex_lock(&c->lock);
@@ -60,10 +60,10 @@ static void threads_close(io_layer *l) {
     tm_free(c);
 }
 
-static tm_status spawn(threads_ctx *c) {
+static tm_status spawn_worker(threads_ctx *c) {
     worker *w = &c->workers[c->n];
     *w = (worker){.c = c, .lane = c->n % c->io->n_lanes};
-    tm_status rc = tm_thread_start(&w->thread, work, w, "the I/O engine");
+    tm_status rc = tm_thread_start(&w->thread, worker_main, w, "the I/O engine");
     if (rc == TM_OK) c->n++;
     return rc;
 }
@@ -83,7 +83,7 @@ static tm_status threads_open(io_layer *l) {
     pthread_cond_init(&c->work, NULL);
     l->ctx = c;
     tm_status rc = TM_OK;
-    while (c->n < wanted && rc == TM_OK) rc = spawn(c);
+    while (c->n < wanted && rc == TM_OK) rc = spawn_worker(c);
     if (rc == TM_OK) return TM_OK;
     if (c->n >= l->io->n_lanes) { /* fewer are slower, not wrong, if each lane has one */
         tm_error_clear();

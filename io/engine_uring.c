@@ -261,7 +261,7 @@ static void fill_entries(tm_io *io, uring_ctx *c, bool with_poll) {
 }
 
 /* One io_uring_enter. 0, or the errno. The kernel says how many entries it took, in order. */
-static int enter(uring_ctx *c, bool block) {
+static int enter_kernel(uring_ctx *c, bool block) {
     TM_ASSERT(c->ring_open && c->enabled);
     int err = io_fault_errno("uring_enter");
     int rc = err ? -err : block ? io_uring_submit_and_wait(&c->ring, 1) : io_uring_submit_and_get_events(&c->ring);
@@ -293,7 +293,7 @@ static void uring_flush(io_layer *l) {
     c->broken = own_ring(l->io, c);
     if (c->broken) return;
     fill_entries(l->io, c, false);
-    int err = enter(c, false);
+    int err = enter_kernel(c, false);
     if (!passes(err)) c->broken = err;
 }
 
@@ -326,7 +326,7 @@ static tm_status uring_reap(io_layer *l, bool block, io_queue *settled) {
         c->broken = own_ring(io, c);
         if (c->broken || take_completions(io, c, settled)) break;
         fill_entries(io, c, block);
-        int err = enter(c, block);
+        int err = enter_kernel(c, block);
         if (!passes(err)) c->broken = err;
         if (take_completions(io, c, settled) || !block) break;
         if (err == EAGAIN || err == EBUSY) {

@@ -18,7 +18,7 @@ void tm_io_get_clones(tm_io_clones *out) {
 /* ---- the same bytes twice ---------------------------------------------------------------------------------------- */
 
 /* What a file system says that cannot: other blocks, another device, no such operation. Anything else is an error. */
-static bool cannot(int err) {
+static bool cannot_share(int err) {
     return err == EOPNOTSUPP || err == ENOTTY || err == EXDEV || err == EINVAL || err == ENOSYS || err == EPERM ||
            err == ETXTBSY;
 }
@@ -30,7 +30,7 @@ static tm_status clone_range(int to, const char *name, uint64_t at, tm_file *fro
     *shared = io_sys_table->clone(to, &range) == 0;
     if (*shared)
         atomic_fetch_add(&cloned, n);
-    else if (!cannot(errno))
+    else if (!cannot_share(errno))
         return tm_fail_sys(io_status_of(errno), errno, "clone", name, (int64_t)at,
                            "%s: cannot share %llu bytes with %s", name, (unsigned long long)n, tm_file_path(from));
     return TM_OK;
@@ -108,7 +108,7 @@ tm_status tm_publish_dir(const char *from, const char *to) {
         return sync_parent(to);
     }
     if (io_sys_table->exchange(from, to) != 0) {
-        if (cannot(errno)) return replace_in_two(from, to);
+        if (cannot_share(errno)) return replace_in_two(from, to);
         return tm_fail_sys(io_status_of(errno), errno, "exchange", to, -1, "%s: cannot take the place of %s", from, to);
     }
     TM_TRY(sync_parent(to));

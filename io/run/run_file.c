@@ -45,7 +45,7 @@ static tm_status no_space(const tm_io_run *run, const char *name, uint64_t bytes
 }
 
 /* Whole before anything is trained, so that the disk cannot fill up half-way. */
-static tm_status reserve(const tm_io_run *run, int fd, const char *name, uint64_t bytes) {
+static tm_status reserve_space(const tm_io_run *run, int fd, const char *name, uint64_t bytes) {
     TM_ASSERT(fd >= 0 && bytes % RUN_UNIT == 0);
     if (bytes > tm_io_run_free_bytes(run)) return no_space(run, name, bytes, ENOSPC);
     int rc = 0;
@@ -74,7 +74,7 @@ static tm_status open_file(tm_io_run *run, run_file *f, const char *name, uint64
     f->fd = io_run_create_in(run, name, direct ? O_DIRECT : 0);
     if (f->fd < 0 && errno == EEXIST) return tm_fail(TM_EINPUT, "%s: exists already", f->path);
     if (f->fd < 0) return io_run_refused(f->path, errno);
-    rc = reserve(run, f->fd, name, bytes);
+    rc = reserve_space(run, f->fd, name, bytes);
     if (rc != TM_OK) {
         close(f->fd);
         (void)io_sys_table->unlinkat(run->fd, name, 0); /* what was reserved is given back */

@@ -22,7 +22,7 @@ bool tm_io_is_key(const char *key) {
 }
 
 /* One line of the file, shown on terminals. */
-static void plain(char *text) {
+static void make_plain(char *text) {
     for (; *text; text++)
         if ((unsigned char)*text < ' ') *text = '?';
 }
@@ -40,7 +40,7 @@ static void command_line(char *buf, size_t cap) {
     buf[n] = 0;
 }
 
-static tm_status describe(tm_buf *text, const char *key, const char *of) {
+static tm_status describe_owner(tm_buf *text, const char *key, const char *of) {
     char host[256] = "", command[1024], when[64] = "", whose[4096];
     time_t now = time(NULL);
     struct tm utc;
@@ -48,7 +48,7 @@ static tm_status describe(tm_buf *text, const char *key, const char *of) {
     if (gmtime_r(&now, &utc)) strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &utc);
     command_line(command, sizeof command);
     snprintf(whose, sizeof whose, "%s", of ? of : "");
-    plain(whose);
+    make_plain(whose);
     return tm_buf_printf(text, OWNER_MAGIC "key %s\nof %s\npid %ld\nhost %s\nstarted %s\ncommand %s\n", key, whose,
                          (long)getpid(), host, when, command);
 }
@@ -59,7 +59,7 @@ tm_status io_run_write_owner(tm_io_run *run, const char *key, const char *of) {
     (void)io_sys_table->unlinkat(run->fd, "owner.next", 0);
     int fd = io_run_create_in(run, "owner.next", 0);
     if (fd < 0) return io_run_refused(run->path, errno);
-    tm_status rc = describe(&text, key, of);
+    tm_status rc = describe_owner(&text, key, of);
     if (rc == TM_OK) rc = io_write_all(fd, text.data, text.len, 0, run->path);
     close(fd);
     tm_buf_free(&text);
@@ -74,7 +74,7 @@ static void owner_line(const char *text, const char *key, char *out, size_t cap)
     for (const char *at = text; at; at = strchr(at, '\n'), at += at != NULL) {
         if (strncmp(at, key, n) != 0 || at[n] != ' ') continue;
         snprintf(out, cap, "%.*s", (int)strcspn(at + n + 1, "\n"), at + n + 1);
-        plain(out);
+        make_plain(out);
         return;
     }
 }
@@ -130,7 +130,7 @@ static bool same_folder(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static bool below(const char *dir, const tm_io_claim *c) {
+static bool is_below_claim(const char *dir, const tm_io_claim *c) {
     char parent[4096];
     if (c->n_paths == 0) return true;
     if (!io_dirname(dir, parent, sizeof parent)) return false;
@@ -146,7 +146,7 @@ tm_status tm_io_claim_check(const tm_io_claim *c, const char *dir, const tm_io_o
         if (*o->key || o->keyless) return TM_OK;
         return tm_fail(TM_EINPUT, "%s: its file `owner` is not one that tidemill writes; it is left alone", dir);
     }
-    if (!below(dir, c))
+    if (!is_below_claim(dir, c))
         return tm_fail(TM_EINPUT,
                        "%s: lies in none of the configured offload paths; add its folder to nvme_path, or move it back",
                        dir);

@@ -96,7 +96,7 @@ void tm_exec_close(tm_exec *e) {
     tm_free(e);
 }
 
-static tm_status report(tm_exec *e) {
+static tm_status report_result(tm_exec *e) {
     if (e->result.status == TM_OK) return TM_OK;
     tm_error_clear();
     tm_error_set(&e->result.error);
@@ -119,7 +119,7 @@ static void finish_trailing(tm_exec *e) {
 }
 
 tm_status tm_exec_settle(tm_exec *e) {
-    if (!e->runs.now) return report(e);
+    if (!e->runs.now) return report_result(e);
     pthread_mutex_lock(&e->lock);
     e->runs.dropping = true;
     e->caller.next_plan = NULL;
@@ -135,7 +135,7 @@ tm_status tm_exec_settle(tm_exec *e) {
     pthread_mutex_unlock(&e->lock);
     for (size_t i = 0; i < TM_COUNT(ended); i++)
         if (ended[i] && ended[i]->open) exec_run_end(e, ended[i]);
-    return report(e);
+    return report_result(e);
 }
 
 void tm_exec_announce(tm_exec *e, const tm_plan *next, const tm_link *link) {
@@ -166,11 +166,11 @@ static tm_status checksum_room(tm_exec *e, const tm_plan *plan) {
     return TM_OK;
 }
 
-static tm_status begin(tm_exec *e, const tm_plan *plan) {
+static tm_status begin_run(tm_exec *e, const tm_plan *plan) {
     TM_ASSERT(!e->runs.ahead || e->runs.now);
     if (e->runs.now && e->runs.ahead && e->runs.ahead->plan == plan) {
         exec_step_over(e);
-        return report(e);
+        return report_result(e);
     }
     const tm_plan *next = e->caller.next_plan;
     TM_TRY(tm_exec_settle(e));
@@ -202,9 +202,9 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
     if (!e->runs.now && !e->result.lost)
         e->result.status = TM_OK; /* a lost engine may still write into frames: no run is safe again */
     pthread_mutex_unlock(&e->lock);
-    if (e->result.lost) return report(e);
+    if (e->result.lost) return report_result(e);
     TM_TRY(operand_room(e, plan));
-    TM_TRY(begin(e, plan));
+    TM_TRY(begin_run(e, plan));
     if (e->caller.next_plan && e->caller.next_plan->n_temp_pages > e->disk.cap_temp_pages)
         e->caller.next_plan = NULL; /* once: room first */
     exec_run *r = e->runs.now;
@@ -233,7 +233,7 @@ tm_status tm_exec_run(tm_exec *e, const tm_plan *plan, tm_op_fn fn, void *ctx) {
         e->disk.n_pending = 0;
         pthread_mutex_unlock(&e->lock);
     }
-    return report(e);
+    return report_result(e);
 }
 
 void tm_exec_get_stats(tm_exec *e, tm_exec_stats *out) {

@@ -12,7 +12,7 @@ uint32_t exec_next_comm(const tm_plan *plan, uint32_t op) {
     return op;
 }
 
-static tm_status submit(tm_exec *e, comm_flight *f) {
+static tm_status submit_comm(tm_exec *e, comm_flight *f) {
     const tm_plan *plan = f->run->plan;
     const tm_plan_op *o = &plan->op[f->op];
     void *operand[EXEC_COMM_OPERANDS];
@@ -39,7 +39,7 @@ void exec_pump_comm(tm_exec *e) {
         r->next_comm = exec_next_comm(r->plan, f->op + 1);
         e->line.n_comm++;
         pthread_mutex_unlock(&e->lock);
-        tm_status rc = submit(e, f);
+        tm_status rc = submit_comm(e, f);
         pthread_mutex_lock(&e->lock);
         if (rc == TM_OK) continue;
         exec_fail(e, rc);

@@ -14,12 +14,12 @@ static tm_device_transfer transfer_of(const tm_exec *e, const exec_run *r, uint3
                                 .bytes = (uint64_t)o->op.arg[1] << 32 | o->op.arg[0]};
 }
 
-static tm_status failed(const tm_event *event) {
+static tm_status copy_failed(const tm_event *event) {
     return tm_fail(event->status, "a copy between host and device failed");
 }
 
 /* On the device's thread. */
-static void copied(tm_event *event) {
+static void copy_ended(tm_event *event) {
     copy_flight *f = event->ctx;
     tm_exec *e = f->exec;
     pthread_mutex_lock(&e->lock);
@@ -28,19 +28,24 @@ static void copied(tm_event *event) {
     f->busy = false;
     e->streams.n_copy[f->way]--;
     if (event->status == TM_OK) f->run->stats.copied_bytes[f->way] += f->bytes;
-    exec_finish(e, f->run, f->op, event->status == TM_OK ? TM_OK : failed(event),
+    exec_finish(e, f->run, f->op, event->status == TM_OK ? TM_OK : copy_failed(event),
                 (exec_span){event->start_ns, event->end_ns});
     pthread_mutex_unlock(&e->lock);
 }
 
-static void submit(tm_exec *e, exec_run *r, int way) {
+static void submit_copy(tm_exec *e, exec_run *r, int way) {
     copy_flight *f = e->streams.copy_flight[way];
     TM_ASSERT(e->streams.n_copy[way] < EXEC_COPIES);
     while (f->busy) f++;
     uint32_t op = exec_take(r, &r->copy[way]);
     tm_device_transfer t = transfer_of(e, r, op);
-    *f = (copy_flight){
-        .event = {.done = copied, .ctx = f}, .exec = e, .run = r, .op = op, .way = way, .bytes = t.bytes, .busy = true};
+    *f = (copy_flight){.event = {.done = copy_ended, .ctx = f},
+                       .exec = e,
+                       .run = r,
+                       .op = op,
+                       .way = way,
+                       .bytes = t.bytes,
+                       .busy = true};
     e->streams.n_copy[way]++;
     tm_status rc = tm_device_copy(e->fixed.device, &t, &f->event);
     if (rc == TM_OK) return;
@@ -49,16 +54,16 @@ static void submit(tm_exec *e, exec_run *r, int way) {
     e->streams.n_copy[way]--;
 }
 
-static void pump(tm_exec *e, exec_run *r, int way) {
+static void pump_copies_of(tm_exec *e, exec_run *r, int way) {
     while (e->result.status == TM_OK && r && r->open && r->copy[way].n > 0 && e->streams.n_copy[way] < EXEC_COPIES)
-        submit(e, r, way);
+        submit_copy(e, r, way);
 }
 
 void exec_pump_copies(tm_exec *e) {
     if (e->fixed.seed) return;
-    pump(e, e->runs.now, TM_DEVICE_OUT);
-    pump(e, e->runs.now, TM_DEVICE_IN);
-    if (!e->runs.dropping) pump(e, e->runs.ahead, TM_DEVICE_IN);
+    pump_copies_of(e, e->runs.now, TM_DEVICE_OUT);
+    pump_copies_of(e, e->runs.now, TM_DEVICE_IN);
+    if (!e->runs.dropping) pump_copies_of(e, e->runs.ahead, TM_DEVICE_IN);
 }
 
 /* Random orders: from start to end. */
@@ -66,7 +71,7 @@ tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op) {
     tm_event event = {0};
     tm_device_transfer t = transfer_of(e, r, op);
     TM_TRY(tm_device_copy(e->fixed.device, &t, &event));
-    if (tm_event_wait(e->fixed.device, &event) != TM_OK) return failed(&event);
+    if (tm_event_wait(e->fixed.device, &event) != TM_OK) return copy_failed(&event);
     r->stats.copied_bytes[t.way] += t.bytes;
     (void)exec_complete(e, r, op);
     return TM_OK;

@@ -73,7 +73,7 @@ static tm_status run_issued(void *ctx) {
 }
 
 /* Before those that wait for it can go on. Under the lock. */
-static void tell(const issue *i, const tm_event *event) {
+static void tell_seconds(const issue *i, const tm_event *event) {
     const tm_exec *e = i->exec;
     const tm_plan_op *o = &i->run->plan->op[i->op];
     if (!e->streams.device_op_fn || o->engine != TM_ENGINE_DEVICE || e->fixed.stub_compute) return;
@@ -81,23 +81,23 @@ static void tell(const issue *i, const tm_event *event) {
 }
 
 /* On the device's thread. */
-static void ended(tm_event *event) {
+static void issue_ended(tm_event *event) {
     issue *i = event->ctx;
     tm_exec *e = i->exec;
     pthread_mutex_lock(&e->lock);
     TM_ASSERT(i->busy && e->streams.n_issued > 0);
     i->busy = false;
     e->streams.n_issued--;
-    if (event->status == TM_OK) tell(i, event);
+    if (event->status == TM_OK) tell_seconds(i, event);
     exec_finish(e, i->run, i->op, event->status, (exec_span){event->start_ns, event->end_ns});
     pthread_mutex_unlock(&e->lock);
 }
 
-static void submit(tm_exec *e, exec_run *r) {
+static void submit_issue(tm_exec *e, exec_run *r) {
     issue *i = e->streams.issued;
     TM_ASSERT(e->streams.n_issued < EXEC_ISSUED);
     while (i->busy) i++;
-    i->event = (tm_event){.done = ended, .ctx = i};
+    i->event = (tm_event){.done = issue_ended, .ctx = i};
     i->exec = e;
     i->run = r;
     i->op = tm_heap32_pop(&r->device);
@@ -119,7 +119,7 @@ static void submit(tm_exec *e, exec_run *r) {
 void exec_pump_device(tm_exec *e) {
     exec_run *r = e->runs.now;
     while (r && r->open && e->result.status == TM_OK && r->device.n > 0 && e->streams.n_issued < EXEC_ISSUED)
-        submit(e, r);
+        submit_issue(e, r);
 }
 
 void exec_park_device(tm_exec *e) {

@@ -100,7 +100,7 @@ static uint32_t take_disk(tm_exec *e, transfer *batch) {
 }
 
 /* The transfer is over: its successors may become ready, or the run has failed. */
-static void landed(tm_exec *e, const transfer *x, uint64_t bytes, tm_status rc, exec_span at) {
+static void transfer_landed(tm_exec *e, const transfer *x, uint64_t bytes, tm_status rc, exec_span at) {
     uint32_t lane = exec_lane(e, x->run, x->op);
     pthread_mutex_lock(&e->lock);
     TM_ASSERT(x->run->in_flight > 0 && e->disk.in_flight[lane] > 0);
@@ -112,7 +112,7 @@ static void landed(tm_exec *e, const transfer *x, uint64_t bytes, tm_status rc, 
 }
 
 /* The engine cannot go on: nothing more will come of what it has. */
-static void lose(tm_exec *e, tm_status rc) {
+static void lose_engine(tm_exec *e, tm_status rc) {
     pthread_mutex_lock(&e->lock);
     exec_fail(e, rc);
     e->result.lost = true;
@@ -122,12 +122,12 @@ static void lose(tm_exec *e, tm_status rc) {
 }
 
 /* `block`: sleeps until something has completed or someone calls tm_io_wake. */
-static void reap(tm_exec *e, bool block) {
+static void reap_transfers(tm_exec *e, bool block) {
     tm_io_req *got[EXEC_DEPTH];
     unsigned n = 0;
     tm_status rc = tm_io_wait(store_io(e->fixed.store), got, EXEC_DEPTH, &n, block);
     if (rc != TM_OK) {
-        lose(e, rc);
+        lose_engine(e, rc);
         return;
     }
     for (unsigned i = 0; i < n; i++) {
@@ -135,7 +135,7 @@ static void reap(tm_exec *e, bool block) {
         const transfer x = {.run = f->run, .op = f->op};
         const exec_span at = {f->req.submit_ns, f->req.complete_ns};
         rc = exec_disk_finish(e, f);
-        landed(e, &x, f->req.done, rc, at);
+        transfer_landed(e, &x, f->req.done, rc, at);
     }
 }
 
@@ -159,9 +159,9 @@ static void *disk_main(void *arg) {
             bool finished = false;
             tm_status rc = exec_disk_start(e, &batch[i], &finished);
             at_once += rc != TM_OK || finished;
-            if (rc != TM_OK || finished) landed(e, &batch[i], 0, rc, (exec_span){0});
+            if (rc != TM_OK || finished) transfer_landed(e, &batch[i], 0, rc, (exec_span){0});
         }
-        reap(e, at_once == 0);
+        reap_transfers(e, at_once == 0);
     }
     if (e->fixed.store) tm_io_unregister(store_io(e->fixed.store)); /* the slab goes, the store may stay */
     return NULL;

@@ -1,7 +1,7 @@
 /* Random legal orders (tests): one thread draws what starts or completes next among all that may. */
 #include "offload/exec/exec_internal.h"
 
-static uint32_t draw(tm_exec *e, uint32_t n) {
+static uint32_t draw_below(tm_exec *e, uint32_t n) {
     TM_ASSERT(n > 0);
     uint32_t r[4];
     tm_philox(e->fixed.seed, 0, e->caller.draws++, r);
@@ -9,7 +9,7 @@ static uint32_t draw(tm_exec *e, uint32_t n) {
 }
 
 static uint32_t take_any(tm_exec *e, exec_run *r, tm_heap32 *h) {
-    uint32_t i = draw(e, h->n), op = h->item[i];
+    uint32_t i = draw_below(e, h->n), op = h->item[i];
     h->item[i] = h->item[--h->n]; /* order inside does not matter here: every take is random */
     exec_took(r, op);
     return op;
@@ -33,7 +33,7 @@ static tm_status start_transfer(tm_exec *e, exec_run *r, uint32_t which) {
     TM_ASSERT(e->disk.n_pending < EXEC_DEPTH);
     tm_heap32 *lane = r->disk;
     for (; which >= lane->n; lane++) which -= lane->n;
-    *q = (pending){.run = r, .op = take_any(e, r, lane), .moved = draw(e, 2) == 0};
+    *q = (pending){.run = r, .op = take_any(e, r, lane), .moved = draw_below(e, 2) == 0};
     e->disk.n_pending++;
     return q->moved ? move_now(e, q->run, q->op) : TM_OK;
 }
@@ -54,7 +54,7 @@ tm_status exec_random_step(tm_exec *e, tm_op_fn fn, void *ctx) {
     uint32_t copies = fn ? e->runs.now->copy[0].n + e->runs.now->copy[1].n : 0;
     for (size_t i = 0; i < TM_COUNT(disks); i++) n += disks[i] && room ? exec_disk_ready(e, disks[i]) : 0;
     TM_ASSERT(n + e->disk.n_pending + comm + copies > 0);
-    uint32_t which = draw(e, n + e->disk.n_pending + comm + copies);
+    uint32_t which = draw_below(e, n + e->disk.n_pending + comm + copies);
     if (which >= n + e->disk.n_pending + comm) {
         int way = which - (n + e->disk.n_pending + comm) >= e->runs.now->copy[0].n;
         return exec_copy_now(e, e->runs.now, take_any(e, e->runs.now, &e->runs.now->copy[way]));

@@ -93,7 +93,7 @@ void exec_run_end(tm_exec *e, exec_run *r) {
     if (e->caller.done_fn && e->result.status == TM_OK) e->caller.done_fn(e->caller.done_ctx, &r->stats);
 }
 
-static exec_run *other(tm_exec *e, const exec_run *r) {
+static exec_run *other_run(tm_exec *e, const exec_run *r) {
     return r == &e->runs.run[0] ? &e->runs.run[1] : &e->runs.run[0];
 }
 
@@ -108,7 +108,7 @@ tm_status exec_turn_over(tm_exec *e) {
         pthread_mutex_lock(&e->lock);
     }
     if (e->runs.older || e->runs.ahead || !e->caller.next_plan || e->result.status != TM_OK) return TM_OK;
-    exec_run *r = other(e, e->runs.now);
+    exec_run *r = other_run(e, e->runs.now);
     TM_ASSERT(r != e->runs.now && !r->open);
     tm_status rc = exec_run_room(e, r, e->caller.next_plan);
     if (rc != TM_OK) return rc;

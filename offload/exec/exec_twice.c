@@ -54,7 +54,7 @@ static void move_updated(tm_exec *e, const tm_plan *plan, uint32_t op, bool back
     }
 }
 
-static uint64_t written(const tm_exec *e, const tm_plan *plan, uint32_t op) {
+static uint64_t hash_of_written(const tm_exec *e, const tm_plan *plan, uint32_t op) {
     uint64_t hash = 0;
     uint32_t end = plan->first_touch[op + 1];
     for (uint32_t i = plan->first_touch[op]; i < end; i++) {
@@ -64,7 +64,7 @@ static uint64_t written(const tm_exec *e, const tm_plan *plan, uint32_t op) {
     return hash;
 }
 
-static tm_status differs(tm_exec *e, const tm_op *op) {
+static tm_status results_differ(tm_exec *e, const tm_op *op) {
     char name[96] = "an operation";
     if (e->caller.twice.name) e->caller.twice.name(e->caller.twice.ctx, op, name, sizeof name);
     return tm_fail(
@@ -85,7 +85,7 @@ void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op) {
 
 /* ---- on a device with processors of its own, whose arena the host does not see: by copies ------------------------ */
 
-static tm_status carry(tm_exec *e, tm_device_way way, char *host, uint64_t address, uint64_t bytes) {
+static tm_status carry_frame(tm_exec *e, tm_device_way way, char *host, uint64_t address, uint64_t bytes) {
     tm_event event = {0};
     const tm_device_transfer t = {.way = way, .host = host, .offset = address - TM_DEVICE_BASE, .bytes = bytes};
     TM_TRY(tm_device_copy(e->fixed.device, &t, &event));
@@ -97,7 +97,7 @@ static tm_status carry_updated(tm_exec *e, const tm_plan *plan, uint32_t op, tm_
     for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++) {
         const struct plan_touch *t = &plan->touch[i];
         if (t->access != TM_USE_UPDATE) continue;
-        TM_TRY(carry(e, way, at, t->address, t->bytes));
+        TM_TRY(carry_frame(e, way, at, t->address, t->bytes));
         at += t->bytes;
     }
     return TM_OK;
@@ -107,7 +107,7 @@ static tm_status hash_frame(tm_exec *e, const struct plan_touch *t, uint64_t *ha
     char *piece = e->caller.twice.before + e->caller.twice.room;
     for (uint64_t at = 0, n; at < t->bytes; at += n) {
         n = tm_min_u64(TM_EXEC_TWICE_PIECE, t->bytes - at);
-        TM_TRY(carry(e, TM_DEVICE_OUT, piece, t->address + at, n));
+        TM_TRY(carry_frame(e, TM_DEVICE_OUT, piece, t->address + at, n));
         *hash = XXH3_64bits_withSeed(piece, n, *hash);
     }
     return TM_OK;
@@ -129,9 +129,9 @@ static tm_status flip_there(tm_exec *e, const tm_plan *plan, uint32_t op) {
         if (!is_compared(plan, t, i + 1 == end)) continue;
         if (!tm_fault_hit("flip_result", NULL)) return TM_OK;
         uint64_t n = tm_min_u64(TM_EXEC_TWICE_PIECE, t->bytes);
-        TM_TRY(carry(e, TM_DEVICE_OUT, piece, t->address, n));
+        TM_TRY(carry_frame(e, TM_DEVICE_OUT, piece, t->address, n));
         piece[1] ^= 1;
-        return carry(e, TM_DEVICE_IN, piece, t->address, n);
+        return carry_frame(e, TM_DEVICE_IN, piece, t->address, n);
     }
     return TM_OK;
 }
@@ -155,7 +155,7 @@ tm_status exec_twice_apart(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_f
     TM_TRY(carry_updated(e, plan, op, TM_DEVICE_IN));
     TM_TRY(exec_on_device(e, plan, op, run_handler, fn, ctx));
     TM_TRY(hash_written(e, plan, op, &again));
-    return first == again ? TM_OK : differs(e, &plan->op[op].op);
+    return first == again ? TM_OK : results_differ(e, &plan->op[op].op);
 }
 
 /* ---- on memory that the host sees ------------------------------------------------------------------------------- */
@@ -166,8 +166,8 @@ tm_status exec_twice(tm_exec *e, const tm_plan *plan, uint32_t op, void **operan
     move_updated(e, plan, op, false);
     TM_TRY(fn(ctx, o, operand));
     exec_flip(e, plan, op);
-    uint64_t first = written(e, plan, op);
+    uint64_t first = hash_of_written(e, plan, op);
     move_updated(e, plan, op, true);
     TM_TRY(fn(ctx, o, operand));
-    return written(e, plan, op) == first ? TM_OK : differs(e, o);
+    return hash_of_written(e, plan, op) == first ? TM_OK : results_differ(e, o);
 }

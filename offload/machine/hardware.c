@@ -58,7 +58,7 @@ static const field fields[] = {
 
 /* ---- what was probably meant --------------------------------------------------------------------------------- */
 
-static unsigned least(unsigned a, unsigned b) {
+static unsigned least_of(unsigned a, unsigned b) {
     return a < b ? a : b;
 }
 
@@ -73,7 +73,7 @@ static unsigned distance(const char *a, const char *b) {
         row[0] = (unsigned)i + 1;
         for (size_t k = 0; k < m; k++) {
             unsigned above = row[k + 1];
-            row[k + 1] = least(least(above, row[k]) + 1, corner + (a[i] != b[k]));
+            row[k + 1] = least_of(least_of(above, row[k]) + 1, corner + (a[i] != b[k]));
             corner = above;
         }
     }
@@ -93,13 +93,13 @@ static void dotted(char *to, size_t cap, const char *section, const char *key) {
 /* The same word in another section, else the nearest of all; "" if nothing is near. */
 static void suggest(const char *section, const char *key, char *to, size_t cap) {
     char full[2 * LONGEST_KEY], wanted[2 * LONGEST_KEY];
-    unsigned best = 2 + (unsigned)least((unsigned)strlen(key), LONGEST_KEY) / 3;
+    unsigned best = 2 + (unsigned)least_of((unsigned)strlen(key), LONGEST_KEY) / 3;
     to[0] = 0;
     dotted(wanted, sizeof wanted, section, key);
     for (size_t i = 0; i < TM_COUNT(fields); i++) {
         const field *f = &fields[i];
         dotted(full, sizeof full, f->section, f->key);
-        unsigned d = !strcmp(f->key, key) ? 1 : least(distance(wanted, full), distance(key, f->key) + 1);
+        unsigned d = !strcmp(f->key, key) ? 1 : least_of(distance(wanted, full), distance(key, f->key) + 1);
         if (!*section && distance(key, f->section) < d) { /* a section of its own */
             d = distance(key, f->section);
             snprintf(full, sizeof full, "%s", f->section);
@@ -274,7 +274,7 @@ static tm_status apply_settings(reader *r, const char *const *setting, size_t n)
 /* ---- the whole ----------------------------------------------------------------------------------------------- */
 
 /* What follows from what was given. */
-static tm_status complete(const reader *r, const tm_json *root) {
+static tm_status check_complete(const reader *r, const tm_json *root) {
     tm_machine *m = &r->to->machine;
     tm_disk *d = &m->disk;
     if (!tm_json_get(root, "cpu"))
@@ -319,7 +319,7 @@ tm_status tm_machine_load_with(const char *path, const char *const *setting, siz
     if (root->type != TM_JSON_OBJECT) TM_GO(tm_fail(TM_EINPUT, "%s:1: a hardware file is one JSON object", path));
     TM_GO(read_section(&r, root, ""));
     TM_GO(apply_settings(&r, setting, n));
-    TM_GO(complete(&r, root));
+    TM_GO(check_complete(&r, root));
     *out = h.machine;
 done:
     tm_json_free(doc);
@@ -341,7 +341,7 @@ static bool plausible(const field *f, double v) {
     return v >= f->min && v <= f->max;
 }
 
-static bool has(const tm_machine *m, const char *section) {
+static bool describes_section(const tm_machine *m, const char *section) {
     if (!strcmp(section, "disk")) return m->disk.read_bps > 0;
     if (!strcmp(section, "gpu")) return m->gpus > 0;
     if (!strcmp(section, "link")) return m->link_bps > 0;
@@ -375,7 +375,7 @@ static tm_status write_all(tm_json_writer *w, const hardware *h) {
     tm_jw_object(w);
     for (size_t i = 0; i < TM_COUNT(fields); i++) {
         const field *f = &fields[i];
-        if (!has(&h->machine, f->section)) continue;
+        if (!describes_section(&h->machine, f->section)) continue;
         if (strcmp(f->section, section) != 0) {
             if (*section) tm_jw_object_end(w);
             tm_jw_key(w, f->section);

@@ -34,7 +34,7 @@ profile_entry *profile_find(const profile_entries *e, const char *backend, const
 }
 
 /* At most half of the slots are taken. */
-static tm_status grow(profile_entries *e) {
+static tm_status grow_entries(profile_entries *e) {
     uint32_t cap = e->cap ? 2 * e->cap : 64;
     profile_entry *item = tm_realloc(e->item, sizeof *item * cap);
     if (!item) return tm_nomem(sizeof *item * cap);
@@ -50,7 +50,7 @@ static tm_status grow(profile_entries *e) {
 tm_status profile_add(profile_entries *e, const char *backend, const char *key, profile_entry **out) {
     *out = profile_find(e, backend, key);
     if (*out) return TM_OK;
-    if (e->n == e->cap) TM_TRY(grow(e));
+    if (e->n == e->cap) TM_TRY(grow_entries(e));
     profile_entry new = {.backend = backend ? tm_strdup(backend) : NULL, .key = tm_strdup(key)};
     if (!new.key || (backend && !new.backend)) {
         tm_free(new.backend);
@@ -75,7 +75,7 @@ void profile_entries_free(profile_entries *e) {
 
 /* ---- reading ------------------------------------------------------------------------------------------------- */
 
-static tm_status damaged(const tm_json *at, const char *what) {
+static tm_status damaged_profile(const tm_json *at, const char *what) {
     return tm_fail(TM_EINPUT, "line %u: %s", at ? at->line : 0, what);
 }
 
@@ -95,7 +95,7 @@ static tm_status read_disk(profile_entries *e, const tm_json *d) {
     const tm_json *name = tm_json_get(d, "disk"), *bytes = tm_json_get(d, "bytes");
     const tm_json *in_training = tm_json_get(d, "in_training");
     if (in_training && (in_training->type != TM_JSON_NUMBER || !(in_training->number > 0)))
-        return damaged(d, "this is not a disk");
+        return damaged_profile(d, "this is not a disk");
     tm_disk disk = {.read_bps = rate_of(d, "read_bps"),
                     .write_bps = rate_of(d, "write_bps"),
                     .duplex = rate_of(d, "duplex"),
@@ -108,7 +108,7 @@ static tm_status read_disk(profile_entries *e, const tm_json *d) {
                     .block_bytes = count_of(d, "block_size", TM_GIB)};
     if (!name || name->type != TM_JSON_STRING || !(disk.read_bps > 0) || !(disk.write_bps > 0) || !(disk.duplex >= 0) ||
         !(disk.duplex <= 1) || !(disk.latency >= 0) || !(disk.cpu_per_byte >= 0) || !(disk.tbw >= 0))
-        return damaged(d, "this is not a disk");
+        return damaged_profile(d, "this is not a disk");
     TM_TRY(profile_add(e, NULL, name->text, &to));
     to->disk = disk;
     return TM_OK;
@@ -116,10 +116,10 @@ static tm_status read_disk(profile_entries *e, const tm_json *d) {
 
 static tm_status read_seconds(profile_entries *e, const tm_json *backend) {
     profile_entry *to;
-    if (backend->type != TM_JSON_OBJECT) return damaged(backend, "a back-end's seconds are not an object");
+    if (backend->type != TM_JSON_OBJECT) return damaged_profile(backend, "a back-end's seconds are not an object");
     for (const tm_json *v = backend->child; v; v = v->next) {
         if (v->type != TM_JSON_NUMBER || !(v->number >= 0) || isinf(v->number))
-            return damaged(v, "these are not seconds");
+            return damaged_profile(v, "these are not seconds");
         TM_TRY(profile_add(e, backend->key, v->key, &to));
         to->seconds = v->number;
     }
@@ -129,7 +129,8 @@ static tm_status read_seconds(profile_entries *e, const tm_json *backend) {
 static tm_status read_root(profile_entries *e, const tm_json *root) {
     const tm_json *version = tm_json_get(root, "version"), *disks = tm_json_get(root, "disks"),
                   *seconds = tm_json_get(root, "seconds");
-    if (!version || !version->is_integer || version->integer != VERSION) return damaged(version, "not version 1");
+    if (!version || !version->is_integer || version->integer != VERSION)
+        return damaged_profile(version, "not version 1");
     for (const tm_json *d = disks ? disks->child : NULL; d; d = d->next) TM_TRY(read_disk(e, d));
     for (const tm_json *b = seconds ? seconds->child : NULL; b; b = b->next) TM_TRY(read_seconds(e, b));
     return TM_OK;

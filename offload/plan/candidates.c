@@ -25,7 +25,7 @@ static void add_candidate(density *d, uint32_t first, uint32_t count) {
     d->n++;
 }
 
-static void collect(density *d, const uint8_t *resident, const uint8_t *temp_paged, bool state) {
+static void collect_candidates(density *d, const uint8_t *resident, const uint8_t *temp_paged, bool state) {
     const tm_layout *l = d->p->layout;
     for (uint32_t i = 0; i < l->n + d->p->n_temp; i++) d->of[i] = TM_NONE;
     for (uint32_t i = 0; state && i < l->n;) {
@@ -201,7 +201,7 @@ tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, c
     d->best_price = tm_malloc(sizeof *d->price * (p->n_op + 1));
     if (!d->c || !d->of || !d->heap || !d->stretch || !d->seconds || !d->weight || !d->price || !d->best_price)
         return tm_nomem(sizeof *d->c * n);
-    collect(d, resident, temp_paged, o->choose_residency);
+    collect_candidates(d, resident, temp_paged, o->choose_residency);
     TM_TRY(visits_of_candidates(d));
     settle_candidates(d);
     TM_TRY(spread_by_unit(d));

@@ -30,7 +30,7 @@ static double disk_seconds(const density *d, double read, double write) {
 }
 
 /* Takes the transfers of `c` off (sign -1) or on (+1); returns the change of the step's worth in seconds. */
-static double shift(density *d, const candidate *c, double sign, bool for_good) {
+static double shift_time(density *d, const candidate *c, double sign, bool for_good) {
     double change = 0;
     for (uint32_t v = 0; v < c->n_visit; v++) {
         const cand_visit *cv = &d->visit[c->first_visit + v];
@@ -66,10 +66,10 @@ static double priced_bytes(const density *d, const candidate *c) {
 }
 
 static double worth(density *d, const candidate *c) {
-    return shift(d, c, -1, false) / priced_bytes(d, c);
+    return shift_time(d, c, -1, false) / priced_bytes(d, c);
 }
 
-static bool fits(const density *d, const candidate *c, int64_t budget) {
+static bool candidate_fits(const density *d, const candidate *c, int64_t budget) {
     uint32_t from = c->from;
     for (uint32_t v = 0; v <= c->n_visit; v++) {
         const cand_visit *cv = v < c->n_visit ? &d->visit[c->first_visit + v] : NULL;
@@ -83,13 +83,13 @@ static bool fits(const density *d, const candidate *c, int64_t budget) {
     return true;
 }
 
-static void keep(density *d, const candidate *c) {
+static void keep_candidate(density *d, const candidate *c) {
     load_add(&d->load, c->from, c->to, (int64_t)c->bytes);
     for (uint32_t v = 0; v < c->n_visit; v++) {
         const cand_visit *cv = &d->visit[c->first_visit + v];
         load_add(&d->load, cv->from, cv->to, -(int64_t)cv->bytes);
     }
-    (void)shift(d, c, -1, true);
+    (void)shift_time(d, c, -1, true);
 }
 
 /* ---- lazy greedy --------------------------------------------------------------------------------------------- */
@@ -116,7 +116,7 @@ static void start_load(density *d) {
 static void start_time(density *d) {
     memset(d->read, 0, sizeof d->read);
     memset(d->write, 0, sizeof d->write);
-    for (uint32_t i = 0; i < d->n; i++) (void)shift(d, &d->c[i], 1, true);
+    for (uint32_t i = 0; i < d->n; i++) (void)shift_time(d, &d->c[i], 1, true);
 }
 
 static bool within_limit(density *d, const candidate *c) {
@@ -146,9 +146,9 @@ static void one_round(density *d, int64_t budget, double supply) {
             continue;
         }
         (void)best_pop(d->heap, &n, d);
-        if (!within_limit(d, c) || (!anywhere && !fits(d, c, budget))) continue;
+        if (!within_limit(d, c) || (!anywhere && !candidate_fits(d, c, budget))) continue;
         if (anywhere && (supply -= priced_bytes(d, c)) < 0) break;
-        keep(d, c);
+        keep_candidate(d, c);
         c->kept = true;
         d->kept_bytes[c->kind] += c->bytes;
     }

@@ -21,7 +21,7 @@ static uint32_t root_of(uint32_t *up, uint32_t i) {
     return i;
 }
 
-static void unite(uint32_t *up, uint32_t a, uint32_t b) {
+static void unite_objects(uint32_t *up, uint32_t a, uint32_t b) {
     a = root_of(up, a);
     b = root_of(up, b);
     if (a != b) up[a > b ? a : b] = a < b ? a : b; /* the root is the first */
@@ -33,7 +33,7 @@ static void unite_uses(uint32_t *up, const tm_program *p, const prog_op *o) {
         const prog_use *u = &p->use[o->first_use + k];
         if (!is_state(u->object)) continue;
         if (first == TM_NONE) first = u->object;
-        for (uint32_t n = 0; n < u->count; n++) unite(up, first, u->object + n);
+        for (uint32_t n = 0; n < u->count; n++) unite_objects(up, first, u->object + n);
     }
 }
 
@@ -51,14 +51,14 @@ static void find_roots(uint32_t *up, uint8_t *mark, const tm_program *p) {
     const tm_layout *l = p->layout;
     for (uint32_t i = 0; i < l->n; i++) {
         up[i] = i;
-        if (i > 0 && l->object[i].bundle == l->object[i - 1].bundle) unite(up, i - 1, i);
+        if (i > 0 && l->object[i].bundle == l->object[i - 1].bundle) unite_objects(up, i - 1, i);
     }
     for (uint32_t i = 0; i < p->n_op; i++)
         if (p->op[i].op.tier == TM_TIER_EITHER) unite_uses(up, p, &p->op[i]);
     for (uint32_t i = 0; i < p->n_op; i++) mark_uses(mark, up, p, &p->op[i]);
 }
 
-static void number(resident_groups *g, uint32_t *up, const uint8_t *mark, const tm_layout *l) {
+static void number_groups(resident_groups *g, uint32_t *up, const uint8_t *mark, const tm_layout *l) {
     for (uint32_t i = 0; i < l->n; i++) {
         uint32_t root = root_of(up, i);
         g->of[i] = mark[root] != USED ? TM_NONE : root == i ? g->n++ : g->of[root];
@@ -78,7 +78,7 @@ tm_status resident_find(resident_groups *g, const tm_program *p) {
     tm_status rc = up && mark && g->of && g->bytes && g->take ? TM_OK : tm_nomem(sizeof *up * n);
     if (rc == TM_OK) {
         find_roots(up, mark, p);
-        number(g, up, mark, p->layout);
+        number_groups(g, up, mark, p->layout);
     }
     tm_free(up);
     tm_free(mark);

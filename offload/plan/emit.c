@@ -92,8 +92,8 @@ static uint32_t new_op(emitter *e, const tm_plan_op *op) {
 
 /* `prev`, [begin, end): who had the bytes of an object before; NULL: nobody. An object follows those of its own bytes
  * alone: of a visit of many tiles, each would follow all of another's otherwise. */
-static void touch(emitter *e, tracker *t, uint32_t op, unsigned access, const finals *prev, uint64_t begin,
-                  uint64_t end) {
+static void touch_bytes(emitter *e, tracker *t, uint32_t op, unsigned access, const finals *prev, uint64_t begin,
+                        uint64_t end) {
     if (t->writer == TM_NONE && t->reader == TM_NONE && prev)
         for (uint32_t i = 0; i < prev->n; i++)
             if (prev->item[i].begin < end && prev->item[i].end > begin) add_edge(e, prev->item[i].op, op);
@@ -165,7 +165,7 @@ static bool collect_finals(emitter *e, uint32_t owner, uint64_t begin, uint64_t 
 }
 
 /* Nobody asks any more whom a live range followed that has no bytes left. */
-static void leave(finals *f) {
+static void leave_finals(finals *f) {
     if (--f->stretches > 0) return;
     tm_free(f->item);
     *f = (finals){0};
@@ -179,7 +179,7 @@ static void put_stretch(emitter *e, uint64_t begin, uint64_t end, uint32_t owner
 
 /* Gives [address, address + bytes) to live range `r`: its first touches have to follow the finals of whoever was there.
  */
-static void occupy(emitter *e, uint32_t r) {
+static void occupy_frame(emitter *e, uint32_t r) {
     uint64_t begin = e->pl->item[r].address, end = begin + e->pl->item[r].bytes;
     for (uint32_t i; (i = spans_after(&e->map, begin)) && e->map.item[i].begin < end && e->status == TM_OK;) {
         span s = e->map.item[i];
@@ -188,7 +188,7 @@ static void occupy(emitter *e, uint32_t r) {
         spans_drop(&e->map, i);
         put_stretch(e, s.begin, tm_min_u64(s.end, begin), s.owner);
         put_stretch(e, tm_max_u64(s.begin, end), s.end, s.owner);
-        leave(&e->prev[s.owner]);
+        leave_finals(&e->prev[s.owner]);
     }
     put_stretch(e, begin, end, r);
 }
@@ -207,16 +207,16 @@ static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
     if (op == TM_NONE) return;
     e->plan->first_touch[op] = e->n_touch;
     note_touch(e, address, o->frame_bytes, write ? TM_USE_READ : TM_USE_WRITE, id);
-    touch(e, &e->frame[e->frame_of[r] + k], op, write ? TM_USE_READ : TM_USE_WRITE, &e->prev[r], address,
-          address + o->frame_bytes);
-    touch(e, &e->disk[object_slot(e, id)], op, write ? TM_USE_WRITE : TM_USE_READ, NULL, 0, 0);
+    touch_bytes(e, &e->frame[e->frame_of[r] + k], op, write ? TM_USE_READ : TM_USE_WRITE, &e->prev[r], address,
+                address + o->frame_bytes);
+    touch_bytes(e, &e->disk[object_slot(e, id)], op, write ? TM_USE_WRITE : TM_USE_READ, NULL, 0, 0);
     uint64_t *count = write ? e->plan->info.write_bytes : e->plan->info.read_bytes;
     count[o->kind] += o->frame_bytes;
 }
 
 static void emit_fills(emitter *e, uint32_t r) {
     const live_range *res = &e->pl->item[r];
-    occupy(e, r);
+    occupy_frame(e, r);
     if (res->visit == TM_NONE || !res->fill || e->status != TM_OK) return;
     const prog_visit *v = &e->p->visit[res->visit];
     for (uint32_t k = 0; k < res->count; k++)
@@ -261,10 +261,10 @@ static void emit_compute(emitter *e, uint32_t pos) {
             uint64_t bytes = program_object(e->p, id)->frame_bytes;
             note_touch(e, at, bytes, u->access, id);
             if (r == TM_NONE)
-                touch(e, &e->frame[e->resident_frames + id], op, u->access, NULL, 0, 0);
+                touch_bytes(e, &e->frame[e->resident_frames + id], op, u->access, NULL, 0, 0);
             else
-                touch(e, &e->frame[e->frame_of[r] + (id - e->pl->item[r].first_object)], op, u->access, &e->prev[r], at,
-                      at + bytes);
+                touch_bytes(e, &e->frame[e->frame_of[r] + (id - e->pl->item[r].first_object)], op, u->access,
+                            &e->prev[r], at, at + bytes);
             at += bytes;
         }
     }
@@ -333,7 +333,7 @@ static tm_status place_temps(emitter *e) {
     return TM_OK;
 }
 
-static tm_status prepare(emitter *e) {
+static tm_status prepare_trackers(emitter *e) {
     uint32_t frames = 0;
     e->frame_of = tm_malloc(sizeof *e->frame_of * (e->pl->n + 1));
     e->prev = tm_calloc(e->pl->n + 1, sizeof *e->prev);
@@ -368,17 +368,17 @@ static void emitter_free(emitter *e) {
 }
 
 /* Arrays that have grown: what a plan takes is what it says. */
-static void shrink(void *p, uint64_t bytes) {
+static void shrink_array(void *p, uint64_t bytes) {
     void **array = p, *less = bytes ? tm_realloc(*array, bytes) : NULL;
     if (less) *array = less;
 }
 
 static void shrink_to_fit(emitter *e) {
     tm_plan *plan = e->plan;
-    shrink(&plan->op, sizeof *plan->op * plan->n_op);
-    shrink(&plan->first_touch, sizeof *plan->first_touch * ((size_t)plan->n_op + 1));
-    shrink(&plan->operand, sizeof *plan->operand * e->n_operand);
-    shrink(&plan->touch, sizeof *plan->touch * e->n_touch);
+    shrink_array(&plan->op, sizeof *plan->op * plan->n_op);
+    shrink_array(&plan->first_touch, sizeof *plan->first_touch * ((size_t)plan->n_op + 1));
+    shrink_array(&plan->operand, sizeof *plan->operand * e->n_operand);
+    shrink_array(&plan->touch, sizeof *plan->touch * e->n_touch);
 }
 
 tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, const placement *pl,
@@ -390,7 +390,7 @@ tm_status plan_emit(tm_plan **out, const tm_layout *l, const tm_program *p, cons
     if (!e.plan) return tm_nomem(sizeof *e.plan);
     memcpy(e.plan->name, p->name, sizeof e.plan->name);
     e.plan->layout = l;
-    TM_GO(prepare(&e));
+    TM_GO(prepare_trackers(&e));
     TM_GO(place_temps(&e));
     order = tm_malloc(sizeof *order * 3 * (pl->n + 1));
     if (!order) TM_GO(tm_nomem(sizeof *order * 3 * (pl->n + 1)));

@@ -95,7 +95,7 @@ static void leave_bytes(linker *k, const struct plan_touch *t, uint32_t op) {
     }
 }
 
-static void leave(linker *k, const tm_plan *plan) {
+static void leave_plan(linker *k, const tm_plan *plan) {
     for (uint32_t op = 0; op < plan->n_op && !k->nomem; op++) {
         struct plan_touch spill;
         for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
@@ -123,7 +123,7 @@ static void tie(linker *k, uint32_t from, uint32_t to) {
     l->edge[l->n_edge++] = (edge){from, to};
 }
 
-static void follow(linker *k, uint32_t *writer, uint32_t *readers, uint32_t op, bool write) {
+static void follow_last(linker *k, uint32_t *writer, uint32_t *readers, uint32_t op, bool write) {
     if (*writer != TM_NONE && (!write || *readers == TM_NONE)) tie(k, *writer, op);
     if (!write) return;
     for (uint32_t i = *readers; i != TM_NONE; i = k->reader[i].next) tie(k, k->reader[i].op, op);
@@ -140,12 +140,12 @@ static void enter_bytes(linker *k, const struct plan_touch *t, uint32_t op) {
         i = ranges_find(&k->map, t->address);
     }
     for (range *r = ranges_get(&k->map, i); r && r->begin < end; r = ranges_get(&k->map, i)) {
-        follow(k, &r->writer, &r->readers, op, write);
+        follow_last(k, &r->writer, &r->readers, op, write);
         i = ranges_next(&k->map, i);
     }
 }
 
-static void enter(linker *k, const tm_plan *plan) {
+static void enter_plan(linker *k, const tm_plan *plan) {
     for (uint32_t op = 0; op < plan->n_op && !k->nomem; op++) {
         struct plan_touch spill;
         for (uint32_t i = plan->first_touch[op]; i < plan->first_touch[op + 1]; i++)
@@ -153,7 +153,8 @@ static void enter(linker *k, const tm_plan *plan) {
         if (spill_of(plan, op, &spill)) enter_bytes(k, &spill, op);
         uint32_t x = extent_of(plan, op);
         if (x != TM_NONE)
-            follow(k, &k->extent[x].writer, &k->extent[x].readers, op, plan->op[op].engine == TM_ENGINE_DISK_WRITE);
+            follow_last(k, &k->extent[x].writer, &k->extent[x].readers, op,
+                        plan->op[op].engine == TM_ENGINE_DISK_WRITE);
     }
 }
 
@@ -165,7 +166,7 @@ static int by_edge(const void *a, const void *b) {
     return x->to < y->to ? -1 : x->to > y->to;
 }
 
-static tm_status number(tm_link *l) {
+static tm_status number_edges(tm_link *l) {
     uint32_t n = 0;
     if (l->n_edge) qsort(l->edge, l->n_edge, sizeof *l->edge, by_edge);
     l->first = tm_calloc((size_t)l->before->n_op + 2, sizeof *l->first);
@@ -192,10 +193,10 @@ tm_status tm_link_sketch(tm_link **out, const tm_plan *before, const tm_plan *af
     l->before = before;
     l->after = after;
     for (uint32_t i = 0; i < before->layout->n; i++) k.extent[i] = (last){TM_NONE, TM_NONE};
-    leave(&k, before);
-    enter(&k, after);
+    leave_plan(&k, before);
+    enter_plan(&k, after);
     if (k.nomem || k.map.nomem) TM_GO(tm_nomem(sizeof(range)));
-    TM_GO(number(l));
+    TM_GO(number_edges(l));
     *out = l;
 done:
     ranges_close(&k.map);

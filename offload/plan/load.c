@@ -36,7 +36,7 @@ static void raise_node(load_tree *l, uint32_t node, int64_t bytes) {
     l->add[node] += bytes;
 }
 
-static void settle(load_tree *l, uint32_t node) {
+static void settle_node(load_tree *l, uint32_t node) {
     l->top[node] = max_i64(l->top[2 * node], l->top[2 * node + 1]) + l->add[node];
 }
 
@@ -45,10 +45,10 @@ void load_add(load_tree *l, uint32_t from, uint32_t to, int64_t bytes) {
     for (; (a ^ b) != 1; a /= 2, b /= 2) {
         if (!(a & 1)) raise_node(l, a + 1, bytes);
         if (b & 1) raise_node(l, b - 1, bytes);
-        settle(l, a / 2);
-        settle(l, b / 2);
+        settle_node(l, a / 2);
+        settle_node(l, b / 2);
     }
-    for (a /= 2; a > 0; a /= 2) settle(l, a);
+    for (a /= 2; a > 0; a /= 2) settle_node(l, a);
 }
 
 int64_t load_most(const load_tree *l, uint32_t from, uint32_t to) {

@@ -36,7 +36,7 @@ static tm_status pack_device_intervals(lowering *w, uint64_t top) {
 }
 
 /* `room`: of the load; 0: the least. */
-static tm_status arrange(lowering *w, uint64_t room) {
+static tm_status arrange_arena(lowering *w, uint64_t room) {
     lower_reset(w);
     w->window = tm_min_u64(room / 6, 256 * TM_MIB);
     if (room) lower_join(w, room - w->window);
@@ -56,12 +56,12 @@ static void find_whole(lowering *w) {
 }
 
 /* Once it is known what is device-resident. */
-static tm_status prepare(lowering *w) {
+static tm_status prepare_lowering(lowering *w) {
     find_whole(w);
     return lower_intervals(w);
 }
 
-static tm_status begin(lowering *w, const tm_program *p, bool afresh) {
+static tm_status begin_lowering(lowering *w, const tm_program *p, bool afresh) {
     size_t objects = (size_t)p->layout->n + p->n_temp + 1;
     w->p = p;
     w->device_interval = tm_malloc(sizeof *w->device_interval * ((size_t)p->n_visit + 1));
@@ -77,20 +77,20 @@ static tm_status begin(lowering *w, const tm_program *p, bool afresh) {
     TM_TRY(load_open(&w->load, p->n_op + 1));
     TM_TRY(load_open(&w->ahead, p->n_op + 1));
     resident_settled(w, afresh);
-    return prepare(w);
+    return prepare_lowering(w);
 }
 
 /* Beside what is device-resident. TM_EBUDGET, with no error set: there is not room enough. */
-static tm_status fit(lowering *w) {
-    TM_TRY(arrange(w, 0));
+static tm_status fit_lowering(lowering *w) {
+    TM_TRY(arrange_arena(w, 0));
     if (w->peak > w->arena) return TM_EBUDGET;
     uint64_t load = w->arena - w->resident_bytes;
     for (int i = 0; i < LOWER_TRIES && load > 0; i++) {
-        TM_TRY(arrange(w, load));
+        TM_TRY(arrange_arena(w, load));
         if (w->peak <= w->arena) return TM_OK;
         load -= tm_min_u64(tm_max_u64(w->peak - w->arena, w->arena / 64) + TM_FRAME_ALIGN, load);
     }
-    return arrange(w, 0);
+    return arrange_arena(w, 0);
 }
 
 /* ---- how much is device-resident ----------------------------------------------------------------------------- */
@@ -105,8 +105,8 @@ static double traffic(const lowering *w) {
 
 static tm_status at_level(lowering *w, resident_groups *g, uint64_t bytes) {
     resident_choose(w, g, bytes);
-    TM_TRY(prepare(w));
-    return fit(w);
+    TM_TRY(prepare_lowering(w));
+    return fit_lowering(w);
 }
 
 /* More device-resident state leaves less room for joining device intervals: the best of a few levels. `room`: beside the least arena. */
@@ -136,17 +136,17 @@ static tm_status fit_resident(lowering *w, uint64_t room) {
 }
 
 static tm_status fit_all(lowering *w) {
-    TM_TRY(arrange(w, 0)); /* what is least does not depend on what there is */
+    TM_TRY(arrange_arena(w, 0)); /* what is least does not depend on what there is */
     if (w->peak > w->arena)
         return tm_fail(TM_EBUDGET, "%s needs %llu bytes of the device's memory, the budget leaves %llu", w->p->name,
                        (unsigned long long)w->peak, (unsigned long long)w->arena);
     bool choose = w->opts->choose_residency && w->opts->hold_quarters > 0;
-    return choose ? fit_resident(w, w->arena - w->peak) : fit(w);
+    return choose ? fit_resident(w, w->arena - w->peak) : fit_lowering(w);
 }
 
 /* ---- both ends ----------------------------------------------------------------------------------------------- */
 
-static void close(lowering *w) {
+static void close_lowering(lowering *w) {
     void *all[] = {w->device_interval, w->of_visit, w->whole, w->place, w->host_visit,
                    w->device_address,  w->tier,     w->join,  w->copy};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
@@ -157,23 +157,23 @@ static void close(lowering *w) {
 tm_status lower_program(tm_program **out, const tm_program *p, const tm_plan_opts *opts) {
     lowering w = {.opts = opts, .arena = opts->device_bytes / TM_FRAME_ALIGN * TM_FRAME_ALIGN};
     tm_status rc = p->status;
-    if (rc == TM_OK) rc = begin(&w, p, opts->choose_residency);
+    if (rc == TM_OK) rc = begin_lowering(&w, p, opts->choose_residency);
     if (rc == TM_OK) rc = fit_all(&w);
     if (rc == TM_OK) rc = lower_emit(&w);
     if (rc == TM_OK)
         *out = w.out;
     else
         tm_program_free(w.out);
-    close(&w);
+    close_lowering(&w);
     return rc;
 }
 
 tm_status tm_plan_device_minimum(const tm_program *p, uint64_t *minimum) {
     lowering w = {0};
     tm_status rc = p->status;
-    if (rc == TM_OK) rc = begin(&w, p, false);
-    if (rc == TM_OK) rc = arrange(&w, 0);
+    if (rc == TM_OK) rc = begin_lowering(&w, p, false);
+    if (rc == TM_OK) rc = arrange_arena(&w, 0);
     *minimum = w.peak;
-    close(&w);
+    close_lowering(&w);
     return rc;
 }

@@ -104,7 +104,7 @@ static tm_status use_in_place(lowering *w, uint32_t pos, const prog_use *u, uint
 /* ---- all of a program ---------------------------------------------------------------------------------------- */
 
 /* Where a visit ends. */
-static tm_status settle(lowering *w, const prog_visit *v) {
+static tm_status settle_visit(lowering *w, const prog_visit *v) {
     for (uint32_t k = 0; k < v->count; k++) {
         whereabouts *o = &w->place[lower_slot(w, v->first + k)];
         if (o->owed && !o->on_host) TM_TRY(bring_out(w, v->first + k, o));
@@ -130,7 +130,7 @@ tm_status lower_copies(lowering *w) {
         }
         for (uint32_t k = 0; k < o->n_uses; k++) {
             const prog_use *u = &p->use[o->first_use + k];
-            if (w->whole[u->visit] && p->visit[u->visit].last_op == i) TM_TRY(settle(w, &p->visit[u->visit]));
+            if (w->whole[u->visit] && p->visit[u->visit].last_op == i) TM_TRY(settle_visit(w, &p->visit[u->visit]));
         }
     }
     for (uint32_t i = 0; i < p->layout->n; i++) {

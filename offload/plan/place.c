@@ -13,7 +13,7 @@ void place_free(placement *pl) {
     *pl = (placement){0};
 }
 
-static live_range *push(placement *pl) {
+static live_range *push_live_range(placement *pl) {
     if (tm_grow(&pl->item, &pl->cap, pl->n + 1, sizeof *pl->item) != TM_OK) return NULL;
     live_range *r = &pl->item[pl->n++];
     *r = (live_range){.visit = TM_NONE};
@@ -23,7 +23,7 @@ static live_range *push(placement *pl) {
 /* In memory for one visit, and no longer. */
 static live_range *push_visit(placement *pl, const tm_program *p, uint32_t v) {
     const prog_visit *visit = &p->visit[v];
-    live_range *r = push(pl);
+    live_range *r = push_live_range(pl);
     if (!r) return NULL;
     r->first_object = visit->first;
     r->count = visit->count;
@@ -54,7 +54,7 @@ static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, u
     const prog_visit *visit = &p->visit[v];
     uint32_t t = visit->first & ~TM_TEMP_BIT;
     if (of_temp[t] == TM_NONE) {
-        live_range *r = push(pl);
+        live_range *r = push_live_range(pl);
         if (!r) return tm_nomem(sizeof *r);
         *r = (live_range){.first_object = visit->first,
                           .count = 1,
@@ -214,7 +214,7 @@ static void read_ahead(ahead *a) {
 }
 
 /* Its frame stays taken behind its last use until `until`, or as long as there is room. */
-static void linger(ahead *a, live_range *r, uint32_t until) {
+static void linger_until(ahead *a, live_range *r, uint32_t until) {
     uint32_t last = a->p->n_op - 1;
     if (until > last) until = last;
     if (until <= r->end) return;
@@ -236,12 +236,12 @@ static void write_behind(ahead *a) {
         for (; under_way > a->window && oldest <= i; oldest++) {
             live_range *o = a->order[oldest];
             if (!may_linger(a->p, a->opts, o)) continue;
-            linger(a, o, r->end);
+            linger_until(a, o, r->end);
             under_way -= o->bytes;
         }
     }
     for (; oldest < n; oldest++)
-        if (may_linger(a->p, a->opts, a->order[oldest])) linger(a, a->order[oldest], a->p->n_op);
+        if (may_linger(a->p, a->opts, a->order[oldest])) linger_until(a, a->order[oldest], a->p->n_op);
 }
 
 /* `room`: bytes that frames may take at any position, base left out. */
@@ -284,7 +284,7 @@ static uint64_t cut_gap(spans *f, uint32_t i, uint64_t bytes, bool high) {
 }
 
 /* The tightest gap. */
-static uint64_t take(spans *f, uint64_t bytes) {
+static uint64_t take_space(spans *f, uint64_t bytes) {
     return cut_gap(f, spans_tightest(f, bytes), bytes, false);
 }
 
@@ -294,7 +294,7 @@ static uint64_t take_high(spans *f, uint64_t bytes, uint64_t top) {
     return i ? cut_gap(f, i, bytes, true) : cut_gap(f, spans_after(f, UINT64_MAX - 1), bytes, false);
 }
 
-static bool give(spans *f, uint64_t begin, uint64_t end) {
+static bool give_space(spans *f, uint64_t begin, uint64_t end) {
     uint32_t left = spans_ending(f, begin), right = spans_beginning(f, end);
     if (left && right) {
         end = f->item[right].end;
@@ -333,22 +333,22 @@ typedef struct packing {
 } packing;
 
 /* Frames are given in order of their beginnings. */
-static tm_status pack(packing *k) {
+static tm_status pack_frames(packing *k) {
     spans f = {.sized = true, .ranked = k->top > 0};
     bool ok = true;
     TM_TRY(tm_stop_check());
-    if (k->top) ok &= give(&f, k->base, k->top);
+    if (k->top) ok &= give_space(&f, k->base, k->top);
     /* what does not fit below the top goes above it, apart: give() never joins across */
-    ok &= give(&f, k->top ? k->top + TM_FRAME_ALIGN : k->base, UINT64_MAX);
+    ok &= give_space(&f, k->top ? k->top + TM_FRAME_ALIGN : k->base, UINT64_MAX);
     k->peak = k->base;
     uint32_t freed = 0;
     for (uint32_t i = 0; i < k->n && ok; i++) {
         live_range *r = k->order[i];
         for (; ok && k->ends[freed]->retire_at < r->start; freed++)
-            ok = give(&f, k->ends[freed]->address, k->ends[freed]->address + k->ends[freed]->bytes);
+            ok = give_space(&f, k->ends[freed]->address, k->ends[freed]->address + k->ends[freed]->bytes);
         if (!ok) break;
         bool high = k->top && r->retire_at - r->start >= k->span;
-        r->address = high ? take_high(&f, r->bytes, k->top) : take(&f, r->bytes);
+        r->address = high ? take_high(&f, r->bytes, k->top) : take_space(&f, r->bytes);
         if (r->address + r->bytes > k->peak) k->peak = r->address + r->bytes;
     }
     spans_close(&f);
@@ -371,10 +371,10 @@ static packing part_of(const packing *k, bool longer, live_range **room) {
  * use. */
 static tm_status pack_stacked(packing *k, live_range **room) {
     packing lower = part_of(k, true, room);
-    TM_TRY(pack(&lower));
+    TM_TRY(pack_frames(&lower));
     packing upper = part_of(k, false, room);
     upper.base = lower.peak;
-    tm_status rc = pack(&upper);
+    tm_status rc = pack_frames(&upper);
     k->peak = upper.peak;
     return rc;
 }
@@ -415,7 +415,7 @@ tm_status place_pack(live_range **item, uint32_t n, uint32_t positions, uint64_t
         if ((ways[way].two_ends && top <= base) || *peak == bound) break;
         k.top = ways[way].two_ends ? top : 0;
         k.span = positions / ways[way].part;
-        rc = ways[way].stacked ? pack_stacked(&k, k.ends + n + 1) : pack(&k);
+        rc = ways[way].stacked ? pack_stacked(&k, k.ends + n + 1) : pack_frames(&k);
         if (rc != TM_OK || k.peak >= *peak) continue;
         *peak = k.peak;
         for (uint32_t i = 0; i < n; i++) best[i] = item[i]->address;

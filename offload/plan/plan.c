@@ -19,7 +19,7 @@ const tm_plan_info *tm_plan_get_info(const tm_plan *plan) {
     return &plan->info;
 }
 
-static void settle(tm_layout *l, const uint8_t *resident, const uint64_t *address, uint64_t base) {
+static void settle_layout(tm_layout *l, const uint8_t *resident, const uint64_t *address, uint64_t base) {
     for (uint32_t i = 0; i < l->n; i++) {
         l->object[i].resident = resident[i];
         l->object[i].address = resident[i] ? address[i] : 0;
@@ -43,7 +43,7 @@ static uint64_t bytes_on_device(const tm_program *p) {
 }
 
 /* What is device-resident need not be on the host: where the slab is too small otherwise, that is what decides. */
-static tm_status choose(chosen *c, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts) {
+static tm_status choose_frames(chosen *c, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts) {
     bool lower = opts->device_bytes && !p->lowered, keeps = opts->choose_residency && opts->hold_quarters > 0;
     tm_plan_opts tight = *opts;
     tight.slab_bytes = 0;
@@ -73,7 +73,7 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *pr
     opts = &own;
     TM_GO(program->status);
     if (!c.r.resident || !c.r.temp_paged || !address) TM_GO(tm_nomem((layout->n + program->n_temp) * sizeof *address));
-    TM_GO(choose(&c, layout, program, opts));
+    TM_GO(choose_frames(&c, layout, program, opts));
     if (opts->choose_residency) {
         residency_base(c.p, c.r.resident, address);
     } else {
@@ -85,7 +85,7 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *pr
     (*out)->info.share_bytes = share;
     (*out)->info.window_bytes = c.r.window;
     (*out)->info.held_bytes = bytes_on_device(c.p);
-    if (opts->choose_residency) settle(layout, c.r.resident, address, c.r.base);
+    if (opts->choose_residency) settle_layout(layout, c.r.resident, address, c.r.base);
     place_free(&pl);
     if (!opts->unproved) rc = tm_plan_prove(*out);
     if (rc != TM_OK) {

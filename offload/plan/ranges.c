@@ -53,7 +53,7 @@ static bool insert_block(range_map *m, uint32_t at) {
     return true;
 }
 
-static void insert(range_map *m, range_at at, const range *r) {
+static void insert_range(range_map *m, range_at at, const range *r) {
     if (at.block == m->n) { /* behind the last */
         if (m->n == 0 || m->block[m->n - 1].n == BLOCK) {
             if (!insert_block(m, m->n)) return;
@@ -95,7 +95,7 @@ void ranges_cut(range_map *m, uint64_t address) {
     range head = *r;
     head.end = address;
     r->begin = address;
-    insert(m, at, &head);
+    insert_range(m, at, &head);
 }
 
 void ranges_put(range_map *m, const range *r) {
@@ -104,7 +104,7 @@ void ranges_put(range_map *m, const range *r) {
     range_at at = ranges_find(m, r->begin);
     range *first = ranges_get(m, at);
     if (!first || first->begin >= r->end) {
-        insert(m, at, r);
+        insert_range(m, at, r);
         return;
     }
     *first = *r;

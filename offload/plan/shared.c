@@ -54,7 +54,7 @@ static uint64_t pack_by_size(shelf *s) {
 
 /* ---- addresses ----------------------------------------------------------------------------------------------- */
 
-static void collect(const tm_program *p, shelf *s) {
+static void collect_frames(const tm_program *p, shelf *s) {
     for (uint32_t v = 0; v < p->n_visit; v++) {
         const prog_visit *visit = &p->visit[v];
         if (visit->tier != TM_TIER_SHARED || visit->first_op == TM_NONE) continue;
@@ -69,7 +69,7 @@ static void collect(const tm_program *p, shelf *s) {
     }
 }
 
-static void take(tm_program *p, const shelf *s, uint64_t peak) {
+static void take_addresses(tm_program *p, const shelf *s, uint64_t peak) {
     uint64_t aside = tm_fault_hit("shared_place", NULL) ? TM_FRAME_ALIGN : 0; /* not where other ranks have them */
     for (uint32_t i = 0; i < s->n; i++) p->visit[s->frame[i].visit].address = s->frame[i].address + aside;
     p->shared_bytes = peak - TM_SHARED_BASE + aside;
@@ -78,13 +78,13 @@ static void take(tm_program *p, const shelf *s, uint64_t peak) {
 /* As they come, and the largest first; what ends lower. */
 static void lay_out(tm_program *p, shelf *s) {
     uint64_t peak, other;
-    collect(p, s);
+    collect_frames(p, s);
     p->status = place_pack(s->list, s->n, p->n_op, TM_SHARED_BASE, UINT64_MAX - 1, &peak); /* the first way, always */
     if (p->status != TM_OK) return;
-    take(p, s, peak);
+    take_addresses(p, s, peak);
     if (s->n > BY_SIZE_MOST) return;
     other = pack_by_size(s);
-    if (other < peak) take(p, s, other);
+    if (other < peak) take_addresses(p, s, other);
 }
 
 void tm_program_share(tm_program *p) {

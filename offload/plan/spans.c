@@ -17,14 +17,14 @@ static uint64_t size_of(const span *x) {
     return x->end - x->begin;
 }
 
-static bool before(const spans *s, span_order by, uint32_t a, uint32_t b) {
+static bool is_before(const spans *s, span_order by, uint32_t a, uint32_t b) {
     const span *x = &s->item[a], *y = &s->item[b];
     if (by == SPAN_BY_SIZE && size_of(x) != size_of(y)) return size_of(x) < size_of(y);
     return x->begin < y->begin;
 }
 
 /* After a change below `i`. */
-static void settle(spans *s, span_order by, uint32_t i) {
+static void settle_node(spans *s, span_order by, uint32_t i) {
     span *x = &s->item[i];
     if (!s->ranked || by != SPAN_BY_ADDRESS) return;
     x->most = size_of(x);
@@ -35,57 +35,57 @@ static void settle(spans *s, span_order by, uint32_t i) {
 }
 
 /* Divides the tree below `at` into what comes before `i` and what comes behind it. */
-static void split(spans *s, span_order by, uint32_t at, uint32_t i, uint32_t *less, uint32_t *more) {
+static void split_tree(spans *s, span_order by, uint32_t at, uint32_t i, uint32_t *less, uint32_t *more) {
     if (at == 0) {
         *less = *more = 0;
         return;
     }
     uint32_t *child = s->item[at].child[by], part;
-    if (before(s, by, at, i)) {
-        split(s, by, child[1], i, &part, more);
+    if (is_before(s, by, at, i)) {
+        split_tree(s, by, child[1], i, &part, more);
         child[1] = part;
         *less = at;
     } else {
-        split(s, by, child[0], i, less, &part);
+        split_tree(s, by, child[0], i, less, &part);
         child[0] = part;
         *more = at;
     }
-    settle(s, by, at);
+    settle_node(s, by, at);
 }
 
-static uint32_t insert(spans *s, span_order by, uint32_t at, uint32_t i) {
+static uint32_t insert_span(spans *s, span_order by, uint32_t at, uint32_t i) {
     if (at == 0 || priority(i) > priority(at)) {
         uint32_t less, more;
-        split(s, by, at, i, &less, &more);
+        split_tree(s, by, at, i, &less, &more);
         s->item[i].child[by][0] = less;
         s->item[i].child[by][1] = more;
-        settle(s, by, i);
+        settle_node(s, by, i);
         return i;
     }
-    uint32_t *child = &s->item[at].child[by][before(s, by, at, i)];
-    *child = insert(s, by, *child, i);
-    settle(s, by, at);
+    uint32_t *child = &s->item[at].child[by][is_before(s, by, at, i)];
+    *child = insert_span(s, by, *child, i);
+    settle_node(s, by, at);
     return at;
 }
 
-static uint32_t join(spans *s, span_order by, uint32_t less, uint32_t more) {
+static uint32_t join_trees(spans *s, span_order by, uint32_t less, uint32_t more) {
     if (less == 0 || more == 0) return less + more;
     bool first = priority(less) > priority(more);
     uint32_t top = first ? less : more, *child = s->item[top].child[by];
     if (first)
-        child[1] = join(s, by, child[1], more);
+        child[1] = join_trees(s, by, child[1], more);
     else
-        child[0] = join(s, by, less, child[0]);
-    settle(s, by, top);
+        child[0] = join_trees(s, by, less, child[0]);
+    settle_node(s, by, top);
     return top;
 }
 
 static uint32_t take_out(spans *s, span_order by, uint32_t at, uint32_t i) {
     uint32_t *child = s->item[at].child[by];
-    if (at == i) return join(s, by, child[0], child[1]);
-    uint32_t *side = &child[before(s, by, at, i)];
+    if (at == i) return join_trees(s, by, child[0], child[1]);
+    uint32_t *side = &child[is_before(s, by, at, i)];
     *side = take_out(s, by, *side, i);
-    settle(s, by, at);
+    settle_node(s, by, at);
     return at;
 }
 
@@ -103,7 +103,7 @@ bool spans_put(spans *s, uint64_t begin, uint64_t end, uint32_t owner) {
         i = s->n++;
     }
     s->item[i] = (span){.begin = begin, .end = end, .owner = owner};
-    for (span_order by = SPAN_BY_ADDRESS; by <= last_order(s); by++) s->root[by] = insert(s, by, s->root[by], i);
+    for (span_order by = SPAN_BY_ADDRESS; by <= last_order(s); by++) s->root[by] = insert_span(s, by, s->root[by], i);
     return true;
 }
 
@@ -114,8 +114,8 @@ void spans_drop(spans *s, uint32_t i) {
 }
 
 static void settle_down_to(spans *s, uint32_t at, uint32_t i) {
-    if (at != i) settle_down_to(s, s->item[at].child[SPAN_BY_ADDRESS][before(s, SPAN_BY_ADDRESS, at, i)], i);
-    settle(s, SPAN_BY_ADDRESS, at);
+    if (at != i) settle_down_to(s, s->item[at].child[SPAN_BY_ADDRESS][is_before(s, SPAN_BY_ADDRESS, at, i)], i);
+    settle_node(s, SPAN_BY_ADDRESS, at);
 }
 
 void spans_resize(spans *s, uint32_t i, uint64_t begin, uint64_t end) {
@@ -123,7 +123,7 @@ void spans_resize(spans *s, uint32_t i, uint64_t begin, uint64_t end) {
     s->item[i].begin = begin;
     s->item[i].end = end;
     if (s->ranked) settle_down_to(s, s->root[SPAN_BY_ADDRESS], i);
-    if (s->sized) s->root[SPAN_BY_SIZE] = insert(s, SPAN_BY_SIZE, s->root[SPAN_BY_SIZE], i);
+    if (s->sized) s->root[SPAN_BY_SIZE] = insert_span(s, SPAN_BY_SIZE, s->root[SPAN_BY_SIZE], i);
 }
 
 uint32_t spans_after(const spans *s, uint64_t address) {

@@ -338,7 +338,7 @@ static void wait_for_predecessors(prover *p, uint32_t op) {
     for (uint32_t i = from; i < p->first_pred[op]; i++) p->waited[p->pred[i]] = p->base + op;
 }
 
-static tm_status begin(prover *p, const tm_layout *l, uint32_t temps) {
+static tm_status begin_proof(prover *p, const tm_layout *l, uint32_t temps) {
     p->n_objects = l->n + temps;
     p->first_temp = l->n;
     p->version = tm_calloc(p->n_objects + 1, sizeof *p->version);
@@ -360,7 +360,7 @@ static tm_status begin(prover *p, const tm_layout *l, uint32_t temps) {
     return TM_OK;
 }
 
-static tm_status walk(prover *p) {
+static tm_status walk_plan(prover *p) {
     p->two_tiers = is_lowered(p->plan);
     TM_TRY(find_predecessors(p));
     for (uint32_t op = 0; op < p->plan->n_op; op++) {
@@ -372,7 +372,7 @@ static tm_status walk(prover *p) {
     return TM_OK;
 }
 
-static tm_status finish(prover *p) {
+static tm_status finish_proof(prover *p) {
     const tm_layout *l = p->plan->layout;
     for (uint32_t i = 0; i < l->n; i++) {
         const tm_object *o = &l->object[i];
@@ -392,8 +392,8 @@ static tm_status finish(prover *p) {
     return TM_OK;
 }
 
-static tm_status end(prover *p, tm_status rc) {
-    if (rc == TM_OK) rc = finish(p);
+static tm_status end_proof(prover *p, tm_status rc) {
+    if (rc == TM_OK) rc = finish_proof(p);
     if (p->nomem || p->map.nomem) { /* what was found wrong may be what could not be noted down */
         tm_error_clear();
         rc = tm_nomem(sizeof(range));
@@ -409,22 +409,22 @@ static tm_status end(prover *p, tm_status rc) {
 
 tm_status tm_plan_verify(const tm_plan *plan) {
     prover p = {.plan = plan};
-    tm_status rc = begin(&p, plan->layout, plan->n_temp);
-    if (rc == TM_OK) rc = walk(&p);
-    return end(&p, rc);
+    tm_status rc = begin_proof(&p, plan->layout, plan->n_temp);
+    if (rc == TM_OK) rc = walk_plan(&p);
+    return end_proof(&p, rc);
 }
 
 tm_status tm_link_verify(const tm_link *link) {
     const tm_plan *before = tm_link_before(link), *after = tm_link_after(link);
     prover p = {.plan = before, .link = link};
-    tm_status rc = begin(&p, before->layout, before->n_temp + after->n_temp);
-    if (rc == TM_OK) rc = walk(&p);
+    tm_status rc = begin_proof(&p, before->layout, before->n_temp + after->n_temp);
+    if (rc == TM_OK) rc = walk_plan(&p);
     p.before = before;
     p.plan = after;
     p.base = before->n_op;
     p.first_temp += before->n_temp;
-    if (rc == TM_OK) rc = walk(&p);
-    return end(&p, rc);
+    if (rc == TM_OK) rc = walk_plan(&p);
+    return end_proof(&p, rc);
 }
 
 /* ---- before it runs ------------------------------------------------------------------------------------------ */

@@ -98,7 +98,7 @@ static void find_active(sim *s, bool active[2][TM_ENGINES]) {
     }
 }
 
-static void account(sim *s, double seconds) {
+static void account_time(sim *s, double seconds) {
     bool active[2][TM_ENGINES] = {{false}};
     find_active(s, active);
     for (uint32_t r = s->first; r < s->opened; r++)
@@ -109,9 +109,9 @@ static void account(sim *s, double seconds) {
     s->run[now % 2].wait[blocking_engine(s)] += seconds;
 }
 
-static void advance(sim *s, double seconds) {
+static void advance_clock(sim *s, double seconds) {
     uint32_t key;
-    if (seconds > 0) account(s, seconds);
+    if (seconds > 0) account_time(s, seconds);
     s->now += seconds;
     for (uint8_t e = 0; e < TM_ENGINES; e++)
         if (s->stream[e].busy) s->stream[e].left -= seconds * speed_of(s, e);
@@ -182,24 +182,24 @@ static tm_status open_sim(sim *s, const tm_plan *plan, const tm_sim_opts *opts) 
     return s->pred && s->done ? TM_OK : tm_nomem(2 * (size_t)s->n);
 }
 
-static tm_status step(sim *s) {
+static tm_status step_clock(sim *s) {
     TM_TRY(start_ready(s));
     double seconds = next_event(s);
     if (seconds == INFINITY)
         return tm_fail(TM_EBUG, "simulated plan stands still: %u operations never become ready",
                        s->run[s->first % 2].left);
-    advance(s, seconds);
+    advance_clock(s, seconds);
     return TM_OK;
 }
 
 /* The run after the last keeps the disk as busy at its end as a run in the middle finds it. */
-static tm_status play(sim *s, double *begin) {
+static tm_status play_runs(sim *s, double *begin) {
     *begin = 0;
     while (s->first < s->runs && s->n > 0) {
         while (s->opened < s->first + (s->link ? 2 : 1)) sim_open_run(s);
         while (s->run[s->first % 2].left > 0) {
             TM_TRY(tm_stop_check());
-            TM_TRY(step(s));
+            TM_TRY(step_clock(s));
         }
         if (++s->first == s->runs - 1) *begin = s->run[(s->first - 1) % 2].compute_end;
     }
@@ -212,7 +212,7 @@ static void count_written(tm_sim_result *out, const sim *s) {
             out->write_bytes[s->lane[i]] += tm_plan_object(s->plan, s->op[i].object)->frame_bytes;
 }
 
-static void report(tm_sim_result *out, const sim *s, double begin) {
+static void report_time(tm_sim_result *out, const sim *s, double begin) {
     const sim_run *last = &s->run[(s->runs - 1) % 2];
     out->seconds = (s->link && s->n_compute ? last->compute_end : s->now) - begin;
     out->ops = s->n;
@@ -239,8 +239,8 @@ tm_status tm_simulate(tm_sim_result *out, const tm_plan *plan, const tm_sim_opts
         s.span = out->span = tm_calloc(s.n + 1, sizeof *out->span);
         if (!s.span) TM_GO(tm_nomem(sizeof *out->span * s.n));
     }
-    TM_GO(play(&s, &begin));
-    report(out, &s, begin);
+    TM_GO(play_runs(&s, &begin));
+    report_time(out, &s, begin);
 done:
     close_sim(&s);
     if (rc != TM_OK) tm_sim_free(out);

@@ -14,7 +14,7 @@
 enum { DEPTH = 32, QUEUE = 8, BLOCK_BYTES = 4 << 20 };
 static const double DONE_SECONDS = 1e-12, DONE_BYTES = 1e-3; /* less is rounding */
 
-static sim_device device(const tm_disk *disk) {
+static sim_device device_of(const tm_disk *disk) {
     return (sim_device){.read_bps = disk->read_bps,
                         .write_bps = disk->write_bps,
                         .duplex = fmin(fmax(disk->duplex, 0), 1),
@@ -28,7 +28,7 @@ tm_status sim_disk_open(sim_disk *d, const tm_sim_opts *opts) {
                     .queue = opts->queue ? opts->queue : QUEUE,
                     .block_bytes = opts->block_bytes ? opts->block_bytes : BLOCK_BYTES};
     for (uint32_t i = 0; i < d->lanes; i++) {
-        d->device[i] = device(d->lanes > 1 ? &m->path[i].rates : &m->disk);
+        d->device[i] = device_of(d->lanes > 1 ? &m->path[i].rates : &m->disk);
         d->lane[i] = (sim_lane){.device = d->lanes > 1 ? m->path[i].disk : 0,
                                 .request = tm_calloc(d->depth, sizeof *d->lane[i].request)};
         if (!d->lane[i].request) return tm_nomem(sizeof *d->lane[i].request * d->depth);

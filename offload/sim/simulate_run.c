@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-static void ready(sim *s, uint32_t r, uint32_t op) {
+static void make_ready(sim *s, uint32_t r, uint32_t op) {
     tm_heap32_push(sim_queue_of(s, op), r * s->n + op);
 }
 
@@ -35,10 +35,10 @@ void sim_open_run(sim *s) {
     for (uint32_t i = 0; i < s->n; i++) s->pred[base + i] = s->op[i].n_pred;
     if (r > s->first) await_link(s, r);
     for (uint32_t i = 0; i < s->n; i++)
-        if (s->pred[base + i] == 0) ready(s, r, i);
+        if (s->pred[base + i] == 0) make_ready(s, r, i);
 }
 
-static uint32_t started(sim *s, tm_heap32 *h) {
+static uint32_t start_taken(sim *s, tm_heap32 *h) {
     uint32_t key = tm_heap32_pop(h);
     if (s->span && key / s->n == s->runs - 1) s->span[key % s->n].start = s->now;
     return key;
@@ -47,7 +47,7 @@ static uint32_t started(sim *s, tm_heap32 *h) {
 bool sim_take_disk(sim *s, uint32_t lane, uint32_t *key) {
     tm_heap32 *h = &s->disk_ready[lane];
     if (h->n == 0 || sim_disk_full(&s->disk, lane)) return false;
-    *key = started(s, h);
+    *key = start_taken(s, h);
     return true;
 }
 
@@ -62,7 +62,7 @@ bool sim_take(sim *s, uint8_t engine, uint32_t *key) {
         if (op != *turn) return false;
         *turn = next_comm(s, op + 1);
     }
-    *key = started(s, h);
+    *key = start_taken(s, h);
     return true;
 }
 
@@ -76,10 +76,10 @@ void sim_complete(sim *s, uint32_t key) {
     if (!sim_is_disk(o->engine) && --run->compute_left == 0) run->compute_end = s->now;
     for (uint32_t k = 0; k < o->n_succ; k++) {
         uint32_t to = s->succ[o->first_succ + k];
-        if (--s->pred[base + to] == 0) ready(s, r, to);
+        if (--s->pred[base + to] == 0) make_ready(s, r, to);
     }
     if (r + 1 >= s->opened) return;
     const uint32_t *next = tm_link_successors(s->link, i, &n);
     for (uint32_t k = 0; k < n; k++)
-        if (--s->pred[after + next[k]] == 0) ready(s, r + 1, next[k]);
+        if (--s->pred[after + next[k]] == 0) make_ready(s, r + 1, next[k]);
 }

@@ -121,13 +121,13 @@ static void fill_engines(timeline *out, const tm_timeline *t) {
 /* ---- frames -------------------------------------------------------------------------------------------------- */
 
 /* An object in a frame, from the first operation on it to the last. */
-typedef struct device_interval {
+typedef struct presence {
     bool open;
     uint64_t address;
     double start, end;
-} device_interval;
+} presence;
 
-static void close_device_interval(timeline_lane *lane, const tm_timeline *t, device_interval *s, uint32_t object) {
+static void close_presence(timeline_lane *lane, const tm_timeline *t, presence *s, uint32_t object) {
     const tm_object *x = tm_plan_object(t->plan, object);
     uint32_t at;
     if (!s->open) return;
@@ -138,12 +138,12 @@ static void close_device_interval(timeline_lane *lane, const tm_timeline *t, dev
 }
 
 /* A fill or an overwriting use begins its time in memory. */
-static void touch(timeline_lane *lane, const tm_timeline *t, device_interval *s, const struct plan_touch *what,
-                  uint32_t op) {
+static void touch_frame(timeline_lane *lane, const tm_timeline *t, presence *s, const struct plan_touch *what,
+                        uint32_t op) {
     const tm_span *span = &t->result->span[op];
     if (!s->open || s->address != what->address || what->access == TM_USE_WRITE) {
-        close_device_interval(lane, t, s, what->object);
-        *s = (device_interval){.open = true, .address = what->address, .start = span->start, .end = span->end};
+        close_presence(lane, t, s, what->object);
+        *s = (presence){.open = true, .address = what->address, .start = span->start, .end = span->end};
     }
     s->start = fmin(s->start, span->start);
     s->end = fmax(s->end, span->end);
@@ -174,7 +174,7 @@ static tm_status fill_frames(timeline *out, const tm_timeline *t) {
     const tm_plan *p = t->plan;
     uint32_t n_state = p->layout ? p->layout->n : 0, n = n_state + p->n_temp;
     bool device = p->info.device_bytes > 0;
-    device_interval *all = tm_calloc(n + 1, sizeof *all);
+    presence *all = tm_calloc(n + 1, sizeof *all);
     if (!all) return tm_nomem(sizeof *all * n);
     timeline_lane *lane[TM_TIERS] = {NULL};
     if (device) lane[TM_TIER_DEVICE] = frame_lane(out, "device frames", p->info.device_bytes);
@@ -187,11 +187,12 @@ static tm_status fill_frames(timeline *out, const tm_timeline *t) {
             const struct plan_touch *w = &p->touch[i];
             bool temp = w->object & TM_TEMP_BIT;
             if (!temp && p->layout->object[w->object].resident) continue;
-            touch(lane[tier_of(p, w->object)], t, &all[temp ? n_state + (w->object & ~TM_TEMP_BIT) : w->object], w, op);
+            touch_frame(lane[tier_of(p, w->object)], t, &all[temp ? n_state + (w->object & ~TM_TEMP_BIT) : w->object],
+                        w, op);
         }
     for (uint32_t i = 0; i < n; i++) {
         uint32_t object = i < n_state ? i : (i - n_state) | TM_TEMP_BIT;
-        close_device_interval(lane[tier_of(p, object)], t, &all[i], object);
+        close_presence(lane[tier_of(p, object)], t, &all[i], object);
     }
     tm_free(all);
     return TM_OK;

@@ -38,7 +38,7 @@ static tm_status settle_one(carry *c, const tm_io_req *r) {
 }
 
 /* Until at most `most` are under way. All of them are waited for, whatever happens to one. */
-static tm_status drain(carry *c, unsigned most) {
+static tm_status drain_requests(carry *c, unsigned most) {
     tm_status rc = TM_OK;
     while (c->in_flight > most) {
         tm_io_req *done[IN_FLIGHT];
@@ -58,7 +58,7 @@ static unsigned free_one(const carry *c) {
     return i;
 }
 
-static tm_status start(carry *c, unsigned i) {
+static tm_status start_request(carry *c, unsigned i) {
     TM_ASSERT(i < IN_FLIGHT && !c->busy[i]);
     tm_io_req *one[] = {&c->req[i]};
     TM_TRY(tm_io_submit(c->s->io, one, 1));
@@ -70,7 +70,7 @@ static tm_status start(carry *c, unsigned i) {
 static tm_status carry_object(carry *c, uint32_t object) {
     TM_ASSERT(object < c->s->layout->n);
     store_target t = {.object = object};
-    TM_TRY(drain(c, IN_FLIGHT - 1));
+    TM_TRY(drain_requests(c, IN_FLIGHT - 1));
     unsigned i = free_one(c);
     c->req[i] = (tm_io_req){0};
     c->object[i] = object;
@@ -78,7 +78,7 @@ static tm_status carry_object(carry *c, uint32_t object) {
         TM_TRY(store_prepare_read(c->s, &t, frame_of(c, object), &c->req[i]));
     else
         store_prepare_write(c->s, &t, frame_of(c, object), &c->req[i]);
-    return start(c, i);
+    return start_request(c, i);
 }
 
 static tm_status carry_resident(tm_store *s, char *slab, bool read, uint64_t *bytes) {
@@ -92,7 +92,7 @@ static tm_status carry_resident(tm_store *s, char *slab, bool read, uint64_t *by
         store_kill_point(read ? "kill_restore" : "kill_write_back");
         rc = carry_object(&c, i);
     }
-    rc = tm_first(rc, drain(&c, 0));
+    rc = tm_first(rc, drain_requests(&c, 0));
     *bytes = c.bytes;
     return rc;
 }
@@ -110,13 +110,13 @@ static tm_status sync_files(tm_store *s) {
     for (unsigned path = 0; path < s->n_paths && rc == TM_OK; path++) {
         for (tm_kind kind = 0; kind < TM_KINDS && rc == TM_OK; kind++) {
             if (!tm_kind_get(kind)->committed || !s->file[path][kind].name) continue;
-            if ((rc = drain(&c, IN_FLIGHT - 1)) != TM_OK) break;
+            if ((rc = drain_requests(&c, IN_FLIGHT - 1)) != TM_OK) break;
             unsigned i = free_one(&c);
             c.req[i] = (tm_io_req){.op = TM_IO_SYNC, .file = s->file[path][kind]};
-            rc = start(&c, i);
+            rc = start_request(&c, i);
         }
     }
-    return tm_first(rc, drain(&c, 0));
+    return tm_first(rc, drain_requests(&c, 0));
 }
 
 tm_status store_name_owner(tm_io_run *run, const tm_io_run *first) {
@@ -149,7 +149,7 @@ void tm_store_commit_abandon(tm_store *s) {
     s->manifest = NULL;
 }
 
-static tm_status prepare(tm_store *s, char *slab, const tm_commit_opts *opts, tm_commit_stats *stats) {
+static tm_status prepare_commit(tm_store *s, char *slab, const tm_commit_opts *opts, tm_commit_stats *stats) {
     TM_ASSERT(!s->manifest && s->n_paths > 0);
     uint64_t manifest_bytes;
     TM_TRY(carry_resident(s, slab, false, &stats->write_bytes));
@@ -171,7 +171,7 @@ tm_status tm_store_commit_prepare(tm_store *s, char *slab, const tm_commit_opts 
     TM_ASSERT(s->commits && s->slots == 2);
     tm_store_commit_abandon(s);
     *stats = (tm_commit_stats){0};
-    tm_status rc = prepare(s, slab, opts, stats);
+    tm_status rc = prepare_commit(s, slab, opts, stats);
     s->failed = rc != TM_OK;
     if (s->failed) tm_store_commit_abandon(s);
     stats->ns = tm_now_ns() - t0;

@@ -23,7 +23,7 @@ typedef struct copier {
     char *chunk;                         /* CHUNK bytes, aligned */
 } copier;
 
-static void place(manifest_move *m, manifest_object *o) {
+static void place_object(manifest_move *m, manifest_object *o) {
     copier *c = (copier *)m;
     TM_ASSERT(c->next < c->from->n_objects);
     o->path = c->path[c->next++];
@@ -77,7 +77,7 @@ static tm_status write_chunk(copier *c, tm_io_req *r) {
 static tm_status copy_object(copier *c, const manifest_object *o, uint64_t page) {
     manifest_object to = *o;
     bool shared;
-    place(&c->move, &to);
+    place_object(&c->move, &to);
     const tm_io_file *out = &c->out[to.path][o->kind];
     TM_TRY(tm_io_file_clone(out, to.offset, c->in[o->path], o->offset + o->slot * o->bytes, o->bytes, &shared));
     for (uint64_t at = 0; at < o->bytes; at += CHUNK) {
@@ -146,7 +146,7 @@ static tm_status copy_kind(copier *c, tm_kind kind) {
 
 /* ---- the whole --------------------------------------------------------------------------------------------------- */
 
-static tm_status finish(copier *c) {
+static tm_status finish_copy(copier *c) {
     tm_io_atomic *d;
     memset(c->end, 0, sizeof c->end);
     c->next = 0;
@@ -186,11 +186,11 @@ static tm_status copy_all(copier *c, const tm_commit_copy_opts *opts) {
     if (!c->chunk) return tm_nomem(CHUNK);
     for (tm_kind kind = 0; kind < TM_KINDS; kind++)
         if (tm_kind_get(kind)->committed) TM_TRY(copy_kind(c, kind));
-    return finish(c);
+    return finish_copy(c);
 }
 
 tm_status tm_commit_copy(const char *run_directory, const tm_commit_copy_opts *opts) {
-    copier c = {.move = {.slots = opts->slots, .object = place}, .directory = run_directory};
+    copier c = {.move = {.slots = opts->slots, .object = place_object}, .directory = run_directory};
     tm_status rc = copy_all(&c, opts);
     tm_io_close(c.io);
     for (unsigned i = 0; i < c.n_runs; i++) {

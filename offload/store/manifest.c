@@ -18,7 +18,7 @@ typedef struct sink {
     tm_status status;
 } sink;
 
-static void put(sink *k, const void *bytes, size_t n) {
+static void put_bytes(sink *k, const void *bytes, size_t n) {
     TM_ASSERT(bytes || n == 0);
     XXH3_128bits_update(&k->hash, bytes, n);
     k->bytes += n;
@@ -50,7 +50,7 @@ static tm_status put_objects(const tm_store *s, sink *k, manifest_head *head) {
                                  .offset = x->offset,
                                  .bytes = o->frame_bytes,
                                  .generation = x->generation};
-            put(k, &m, sizeof m);
+            put_bytes(k, &m, sizeof m);
         }
         head->n_objects++;
         head->n_pages += pages_of(o->frame_bytes);
@@ -62,14 +62,14 @@ static void put_pages(const tm_store *s, sink *k) {
     for (uint32_t i = 0; i < s->layout->n; i++) {
         const tm_object *o = &s->layout->object[i];
         if (in_commits(o))
-            put(k, s->checksum + s->extent[i].first_page, pages_of(o->frame_bytes) * sizeof *s->checksum);
+            put_bytes(k, s->checksum + s->extent[i].first_page, pages_of(o->frame_bytes) * sizeof *s->checksum);
     }
 }
 
 static tm_status put_hash(sink *k) {
     XXH128_canonical_t sum;
     XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(&k->hash));
-    put(k, sum.digest, sizeof sum.digest);
+    put_bytes(k, sum.digest, sizeof sum.digest);
     return k->status;
 }
 
@@ -86,9 +86,9 @@ static tm_status write_all(const tm_store *s, sink *k, const tm_commit_opts *opt
     manifest_head again = {.n_objects = 0};
     memcpy(head.magic, MANIFEST_MAGIC, sizeof head.magic);
     TM_TRY(put_objects(s, NULL, &head)); /* counts */
-    put(k, &head, sizeof head);
-    put(k, opts->info, opts->info_bytes);
-    put(k, paths->data, paths->len);
+    put_bytes(k, &head, sizeof head);
+    put_bytes(k, opts->info, opts->info_bytes);
+    put_bytes(k, paths->data, paths->len);
     TM_TRY(put_objects(s, k, &again));
     TM_ASSERT(again.n_objects == head.n_objects && again.n_pages == head.n_pages);
     put_pages(s, k);
@@ -103,7 +103,7 @@ static tm_status put_range(sink *k, const tm_commit *c, uint64_t at, uint64_t en
     while (at < end) {
         size_t n = tm_min_u64(sizeof chunk, end - at);
         TM_TRY(tm_file_read_at(c->file, at, chunk, n));
-        put(k, chunk, n);
+        put_bytes(k, chunk, n);
         at += n;
     }
     return TM_OK;
@@ -117,13 +117,13 @@ static tm_status copy_all(const tm_commit *c, sink *k, const tm_buf *paths, unsi
     head.n_paths = n;
     head.slots = move->slots;
     head.paths_bytes = (uint32_t)paths->len;
-    put(k, &head, sizeof head);
+    put_bytes(k, &head, sizeof head);
     TM_TRY(put_range(k, c, sizeof head, sizeof head + head.info_bytes));
-    put(k, paths->data, paths->len);
+    put_bytes(k, paths->data, paths->len);
     for (uint32_t i = 0; i < c->n_objects; i++) {
         TM_TRY(manifest_read_object(c, i, &m));
         move->object(move, &m);
-        put(k, &m, sizeof m);
+        put_bytes(k, &m, sizeof m);
     }
     TM_TRY(put_range(k, c, c->pages_at, c->pages_at + c->n_pages * sizeof(uint64_t)));
     return put_hash(k);

@@ -8,7 +8,7 @@
 #define XXH_STATIC_LINKING_ONLY /* its state lies on the stack */
 #include <xxhash.h>
 
-static tm_status damaged(const tm_commit *c, const char *what) {
+static tm_status damaged_commit(const tm_commit *c, const char *what) {
     return tm_fail(TM_ECORRUPT, "%s: the commit is damaged: %s", tm_file_path(c->file), what);
 }
 
@@ -17,7 +17,7 @@ static tm_status check_hash(const tm_commit *c) {
     enum { CHUNK = 64 << 10 };
     uint64_t size = tm_file_size(c->file);
     XXH128_canonical_t want;
-    if (size < sizeof(manifest_head) + HASH_BYTES) return damaged(c, "it is cut off");
+    if (size < sizeof(manifest_head) + HASH_BYTES) return damaged_commit(c, "it is cut off");
     XXH3_state_t hash;
     tm_status rc;
     char *chunk = tm_malloc(CHUNK);
@@ -30,7 +30,7 @@ static tm_status check_hash(const tm_commit *c) {
     }
     TM_GO(tm_file_read_at(c->file, size - HASH_BYTES, want.digest, HASH_BYTES));
     if (!XXH128_isEqual(XXH3_128bits_digest(&hash), XXH128_hashFromCanonical(&want)))
-        rc = damaged(c, "its checksum is wrong");
+        rc = damaged_commit(c, "its checksum is wrong");
 done:
     tm_free(chunk);
     return rc;
@@ -38,18 +38,18 @@ done:
 
 static tm_status read_head(tm_commit *c, manifest_head *h) {
     TM_TRY(tm_file_read_at(c->file, 0, h, sizeof *h));
-    if (memcmp(h->magic, MANIFEST_MAGIC, sizeof h->magic) != 0) return damaged(c, "it does not begin as one");
+    if (memcmp(h->magic, MANIFEST_MAGIC, sizeof h->magic) != 0) return damaged_commit(c, "it does not begin as one");
     if (h->version != VERSION)
         return tm_fail(TM_EUNSUPPORTED, "%s: format %u; this version reads %d", tm_file_path(c->file), h->version,
                        VERSION);
     if (h->page_bytes != TM_PAGE_BYTES || h->n_paths == 0 || h->n_paths > STORE_PATHS || h->slots < 1 || h->slots > 2 ||
         h->info_bytes > MAX_INFO || h->n_objects > MAX_OBJECTS || h->paths_bytes > STORE_PATHS * PATH_MAX ||
         h->n_pages > UINT32_MAX)
-        return damaged(c, "a count is out of range");
+        return damaged_commit(c, "a count is out of range");
     c->objects_at = sizeof *h + (uint64_t)h->info_bytes + h->paths_bytes;
     c->pages_at = c->objects_at + (uint64_t)h->n_objects * sizeof(manifest_object);
     if (c->pages_at + h->n_pages * sizeof(uint64_t) + HASH_BYTES != tm_file_size(c->file))
-        return damaged(c, "its size is not what it says");
+        return damaged_commit(c, "its size is not what it says");
     c->slots = h->slots;
     c->key = h->key;
     c->step = h->step;
@@ -76,7 +76,7 @@ static tm_status read_paths(tm_commit *c, const manifest_head *h) {
     c->paths.len = h->paths_bytes;
     c->paths.data[c->paths.len] = 0;
     for (size_t i = 0; i < c->paths.len; i++) n += c->paths.data[i] == 0;
-    return n == h->n_paths ? TM_OK : damaged(c, "a directory is missing");
+    return n == h->n_paths ? TM_OK : damaged_commit(c, "a directory is missing");
 }
 
 const char *commit_path(const tm_commit *c, unsigned i) {
@@ -191,10 +191,10 @@ tm_status manifest_read_object(const tm_commit *c, uint32_t i, manifest_object *
     bool good = m->kind < TM_KINDS && tm_kind_get(m->kind)->committed && m->path < c->named_paths &&
                 m->slot < c->slots && m->bytes > 0 && m->bytes <= TM_GIB && m->bytes % TM_FRAME_ALIGN == 0 &&
                 m->offset % TM_FRAME_ALIGN == 0 && m->offset <= INT64_MAX - 2 * TM_GIB;
-    return good ? TM_OK : damaged(c, "an object lies out of bounds");
+    return good ? TM_OK : damaged_commit(c, "an object lies out of bounds");
 }
 
 tm_status manifest_read_pages(const tm_commit *c, uint64_t first, uint64_t n, uint64_t *out) {
-    if (n > c->n_pages || first > c->n_pages - n) return damaged(c, "checksums are missing");
+    if (n > c->n_pages || first > c->n_pages - n) return damaged_commit(c, "checksums are missing");
     return tm_file_read_at(c->file, c->pages_at + first * sizeof *out, out, n * sizeof *out);
 }

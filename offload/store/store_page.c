@@ -36,7 +36,7 @@ static uint32_t number_of(const tm_store *s, uint32_t object) {
     return object & TM_TEMP_BIT ? object : s->extent[object].number;
 }
 
-static uint64_t *expected(tm_store *s, const store_target *t, uint64_t *generation) {
+static uint64_t *expected_checksums(tm_store *s, const store_target *t, uint64_t *generation) {
     if (t->object & TM_TEMP_BIT) {
         *generation = 0;
         return t->temp_checksum + t->plan->extent[t->object & ~TM_TEMP_BIT].first_page;
@@ -46,7 +46,7 @@ static uint64_t *expected(tm_store *s, const store_target *t, uint64_t *generati
     return s->checksum + s->extent[t->object].first_page;
 }
 
-static void aim(tm_store *s, const store_target *t, tm_io_req *req) {
+static void aim_request(tm_store *s, const store_target *t, tm_io_req *req) {
     const tm_object *o = target_object(s, t);
     TM_ASSERT(o->frame_bytes > 0 && o->frame_bytes % TM_FRAME_ALIGN == 0);
     if (t->object & TM_TEMP_BIT) {
@@ -76,7 +76,7 @@ static void count_checksummed(tm_store *s, const tm_object *o) {
 static void hash_pages(tm_store *s, const store_target *t, const void *frame, bool team) {
     const tm_object *o = target_object(s, t);
     uint64_t generation;
-    uint64_t *sum = expected(s, t, &generation);
+    uint64_t *sum = expected_checksums(s, t, &generation);
     uint32_t number = number_of(s, t->object), pages = pages_of(o->frame_bytes);
 #pragma omp parallel if (team && pages >= PAGES_FOR_A_TEAM)
     {
@@ -106,11 +106,11 @@ void store_seal(tm_store *s, const store_target *t, void *frame, bool team) {
         return;
     }
     uint64_t generation;
-    memset(expected(s, t, &generation), 0, pages_of(o->frame_bytes) * sizeof(uint64_t));
+    memset(expected_checksums(s, t, &generation), 0, pages_of(o->frame_bytes) * sizeof(uint64_t));
 }
 
 void store_aim_write(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
-    aim(s, t, req);
+    aim_request(s, t, req);
     TM_ASSERT(req->file.name && (uintptr_t)frame % TM_FRAME_ALIGN == 0);
     req->op = TM_IO_WRITE;
     req->buf = frame;
@@ -126,7 +126,7 @@ tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm
         return tm_fail(TM_EBUG, "%s object %u is read before it was written", tm_kind_name(target_object(s, t)->kind),
                        t->object);
     TM_ASSERT((uintptr_t)frame % TM_FRAME_ALIGN == 0);
-    aim(s, t, req);
+    aim_request(s, t, req);
     req->op = TM_IO_READ;
     req->buf = frame;
     return TM_OK;
@@ -136,14 +136,14 @@ tm_status store_check_read(tm_store *s, const store_target *t, const void *frame
     if (s->unchecked) return TM_OK;
     const tm_object *o = target_object(s, t);
     uint64_t generation;
-    const uint64_t *sum = expected(s, t, &generation);
+    const uint64_t *sum = expected_checksums(s, t, &generation);
     uint32_t number = number_of(s, t->object);
     uint64_t t0 = tm_now_ns();
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++) {
         if (req && page % PAGES_A_LOOK == PAGES_A_LOOK - 1) tm_io_advance(s->io);
         if (page_hash(s, o, number, page, generation, frame) == sum[page] || (s->alternate && sum[page] == 0)) continue;
         tm_io_req where;
-        if (!req) aim(s, t, &where);
+        if (!req) aim_request(s, t, &where);
         if (!req) req = &where;
         return tm_fail(TM_ECORRUPT, "%s: the 64 KiB page at offset %llu is not what was written there; check the disk",
                        req->file.name, (unsigned long long)(req->offset + (uint64_t)page * TM_PAGE_BYTES));
