@@ -126,34 +126,43 @@ static double loss_scale(const op_call *c) {
     return c->step->loss_scale > 0 ? c->step->loss_scale : 1;
 }
 
-/* Token-weighted cross-entropy: every label of the step has the coefficient 1 / (labels of the step), scaled. */
+/* With ranks the data say what the others have. */
+static void count_tokens(const op_call *c, step_result *out) {
+    const job_step *step = c->step;
+    bool alone = c->job->ranks.ranks == 1;
+    out->label_tokens = alone ? 0 : step->labels;
+    out->tokens = alone ? 0 : step->tokens;
+    for (uint32_t mb = 0; alone && mb < c->args.objective.micro_batches; mb++) {
+        out->label_tokens += step->batch[mb].label_tokens;
+        out->tokens += step->batch[mb].mask_tokens;
+    }
+}
+
+static tm_micro_batch objective_batch(const op_call *c, uint32_t mb) {
+    return micro_batch(c, mb, op_operand_at(c, OPERAND_BATCH, mb));
+}
+
+/* The frame of coefficients holds the log-likelihoods first. */
 static tm_status run_objective(const op_call *c) {
+    const tm_objective *objective = c->job->objective;
+    const job_sinks *sinks = &c->job->sinks;
     job_step *step = c->step;
-    uint64_t labels = 0, tokens = 0;
     double sum = 0;
+    count_tokens(c, &step->result);
+    const objective_step s = {.labels = step->result.label_tokens, .scale = loss_scale(c)};
     for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++) {
-        labels += step->batch[mb].label_tokens;
-        tokens += step->batch[mb].mask_tokens;
-    }
-    if (c->job->ranks.ranks > 1) { /* the data say what the others have */
-        labels = step->labels;
-        tokens = step->tokens;
-    }
-    float each = labels ? (float)(loss_scale(c) / (double)labels) : 0;
-    for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++) {
-        tm_micro_batch b = micro_batch(c, mb, op_operand_at(c, OPERAND_BATCH, mb));
-        float *coef = op_operand_at(c, OPERAND_COEFFICIENT, mb);
+        tm_micro_batch b = objective_batch(c, mb);
+        float *nll = op_operand_at(c, OPERAND_COEFFICIENT, mb);
         if (b.rows == 0) continue;
-        tm_head_nll(&b, op_operand_at(c, OPERAND_SLOT, mb), coef);
-        double part = 0;
-        for (uint32_t t = 0; t < b.tokens; t++) part += (double)coef[t];
-        sum += part;
-        if (c->job->sinks.take_nll) TM_TRY(c->job->sinks.take_nll(c->job->sinks.take_ctx, mb, &b, coef));
-        for (uint32_t t = 0; t < b.tokens; t++) coef[t] = b.labels[t] >= 0 ? each : 0;
+        tm_head_nll(&b, op_operand_at(c, OPERAND_SLOT, mb), nll);
+        sum += objective->loss(&s, &b, nll);
+        if (sinks->take_nll) TM_TRY(sinks->take_nll(sinks->take_ctx, mb, &b, nll));
+    }
+    for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++) {
+        tm_micro_batch b = objective_batch(c, mb);
+        if (b.rows > 0) objective->coefficients(&s, &b, op_operand_at(c, OPERAND_COEFFICIENT, mb));
     }
     step->result.loss_sum = sum;
-    step->result.label_tokens = labels;
-    step->result.tokens = tokens;
     if (!c->args.objective.within) return TM_OK;
     if (!isfinite(sum)) return ops_diverged(c, "the loss");
     step->result.finite = true;

@@ -10,6 +10,7 @@
 #include "offload/plan/plan.h"
 #include "offload/store/store.h"
 #include "optim/optim.h"
+#include "step/objective.h"
 
 #include <xxhash.h>
 
@@ -115,8 +116,9 @@ typedef struct job_opts {
     const char *model; /* HF folder or .gguf */
     tm_dtype dtype;
     bool optimizer, init_random;
-    const tm_optimizer *update; /* of the table; NULL: AdamW */
-    tm_optim_opts update_opts;  /* where `update` is given; else its defaults */
+    const tm_objective *objective; /* of its table; NULL: sft */
+    const tm_optimizer *update;    /* of the table; NULL: AdamW */
+    tm_optim_opts update_opts;     /* where `update` is given; else its defaults */
     uint64_t seed;
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *device;       /* where the model is computed; NULL: "cpu", in place */
@@ -244,6 +246,7 @@ struct tm_job {
     tm_dtype dtype;
     bool optimizer;  /* lo, exp_avg, exp_avg_sq exist */
     job_ranks ranks; /* one rank: 1, with all slices */
+    const tm_objective *objective;
     const tm_optimizer *update;
     tm_optim_opts update_opts;
     tm_source *source;       /* NULL: random initialisation */
