@@ -87,11 +87,10 @@ static tm_status merge_deepspeed(cfg_state *s) {
     for (size_t i = 0; i < s->opts->n_set; i++)
         if (!strncmp(s->opts->set[i], key, sizeof key - 1)) TM_TRY(cfg_apply_set(s, s->opts->set[i]));
     const cfg_value *v = cfg_raw(s, "deepspeed");
-    char w[256];
     if (!v) return TM_OK;
     if (v->node->type == TM_JSON_STRING) return merge_file(s, v);
     if (v->node->type == TM_JSON_OBJECT) return cfg_merge(s, v->node, "", v->file, SOURCE_DEEPSPEED);
-    cfg_problem(s, TM_EINPUT, "%s: \"deepspeed\" must be a path or an object", cfg_where(v, w, sizeof w));
+    cfg_wrong(s, v, "\"deepspeed\" must be a path or an object");
     return TM_OK;
 }
 
@@ -127,7 +126,7 @@ tm_status tm_config_load(tm_config **out, const char *text, size_t len, const tm
     tm_config_opts o = *opts;
     if (!o.name) o.name = "configuration";
     *out = NULL;
-    cfg_state s = {.opts = &o};
+    cfg_state s = {.opts = &o, .whole = {.file = o.name, .source = SOURCE_SET}};
     tm_status rc;
     s.cfg = tm_calloc(1, sizeof *s.cfg);
     s.value = tm_calloc(schema_row_count, sizeof *s.value);

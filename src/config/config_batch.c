@@ -60,16 +60,14 @@ tm_status config_resolve_batch(cfg_state *s) {
     int64_t micro, accumulation;
     solve(s, &b, &micro, &accumulation);
     if (micro > 1 << 24 || accumulation > 1 << 24)
-        cfg_problem(s, TM_EINPUT,
-                    "a micro-batch of %lld rows, %lld of them a step: more than 2^24; give smaller batch sizes",
-                    (long long)micro, (long long)accumulation);
+        cfg_wrong(s, NULL, "a micro-batch of %lld rows, %lld of them a step: more than 2^24; give smaller batch sizes",
+                  (long long)micro, (long long)accumulation);
     c->micro_batch_size = (uint32_t)micro;
     c->accumulation_steps = (uint32_t)accumulation;
     c->train_batch_size = (uint64_t)micro * (uint64_t)accumulation * c->world_size;
     if (!cfg_given(s, "per_device_eval_batch_size")) c->eval_batch_size = c->micro_batch_size;
     c->max_steps = cfg_integer(s, "max_steps") > 0 ? cfg_integer(s, "max_steps") : 0;
     if (!c->max_steps && !(c->num_train_epochs > 0))
-        cfg_problem(s, TM_EINPUT, "%s: nothing to train: give \"max_steps\" or \"num_train_epochs\" over 0",
-                    s->opts->name);
+        cfg_wrong(s, &s->whole, "nothing to train: give \"max_steps\" or \"num_train_epochs\" over 0");
     return TM_OK;
 }

@@ -48,16 +48,16 @@ bool cfg_type_fits(const schema_row *row, const tm_json *n) {
 }
 
 static void check_number(cfg_state *s, const schema_row *row, const cfg_value *v, double x) {
-    char w[256], shown[256];
+    char shown[256];
     /* rates below 1 only: betas and momenta of exactly 1 never forget */
     bool open_end = row->max == 1 && (row->types & T_PAIR || strstr(row->path, "beta") || strstr(row->path, "_mom"));
     bool low = x<row->min, high = row->max> 0 && (open_end ? x >= row->max : x > row->max);
     if (!isfinite(x) || low || high)
-        cfg_problem(s, TM_EINPUT, "%s: \"%s\" must be %s %.15g, not %s", cfg_where(v, w, sizeof w), v->spelled,
-                    low        ? "at least"
-                    : open_end ? "below"
-                               : "at most",
-                    low ? row->min : row->max, cfg_show(v, shown, sizeof shown));
+        cfg_wrong(s, v, "\"%s\" must be %s %.15g, not %s", v->spelled,
+                  low        ? "at least"
+                  : open_end ? "below"
+                             : "at most",
+                  low ? row->min : row->max, cfg_show(v, shown, sizeof shown));
 }
 
 static void check_range(cfg_state *s, const schema_row *row, const cfg_value *v) {
@@ -72,12 +72,11 @@ static void check_range(cfg_state *s, const schema_row *row, const cfg_value *v)
 }
 
 static void wrong_choice(cfg_state *s, const schema_row *row, const cfg_value *v) {
-    char w[256], shown[256], expects[512];
+    char shown[256], expects[512];
     tm_buf hint = {0};
     cfg_keep(s, config_suggest_value(&hint, row, v->node->text));
-    cfg_problem(s, TM_EINPUT, "%s: \"%s\" must be %s, not %s%s", cfg_where(v, w, sizeof w), v->spelled,
-                schema_expects(row, expects, sizeof expects), cfg_show(v, shown, sizeof shown),
-                hint.data ? hint.data : "");
+    cfg_wrong(s, v, "\"%s\" must be %s, not %s%s", v->spelled, schema_expects(row, expects, sizeof expects),
+              cfg_show(v, shown, sizeof shown), hint.data ? hint.data : "");
     tm_buf_free(&hint);
 }
 
@@ -123,14 +122,12 @@ void cfg_check_value(cfg_state *s, const schema_row *row, const cfg_value *v) {
         check_ignored(s, row, v);
     } else if (row->kind == K_LATER) {
         if (!is_off(n))
-            cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\": %s: not supported yet by this version; leave it out", w,
-                        v->spelled, row->help);
+            cfg_unsupported(s, v, "\"%s\": %s: not supported yet by this version; leave it out", v->spelled, row->help);
     } else if (row->kind == K_REFUSED) {
-        if (!is_off(n)) cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\" is refused: %s", w, v->spelled, row->help);
+        if (!is_off(n)) cfg_unsupported(s, v, "\"%s\" is refused: %s", v->spelled, row->help);
     } else if (!cfg_type_fits(row, n)) {
-        cfg_problem(s, TM_EINPUT, "%s: \"%s\" must be %s, not %s%s", w, v->spelled,
-                    schema_expects(row, expects, sizeof expects), cfg_show_node(n, shown, sizeof shown),
-                    size_hint(row, n, hint, sizeof hint));
+        cfg_wrong(s, v, "\"%s\" must be %s, not %s%s", v->spelled, schema_expects(row, expects, sizeof expects),
+                  cfg_show_node(n, shown, sizeof shown), size_hint(row, n, hint, sizeof hint));
     } else if (row->types & T_ENUM && n->type == TM_JSON_STRING && !(row->types & T_AUTO && tm_json_is(n, "auto"))) {
         if (schema_choice(row, n->text, n->len) < 0) wrong_choice(s, row, v);
     } else {

@@ -41,10 +41,10 @@ static void one_word(cfg_state *s, fsdp_words *w, const char *text, size_t n) {
     else if (is_word(text, n, "auto_wrap"))
         w->wrap = true;
     else
-        cfg_problem(s, TM_EINPUT,
-                    "%s: \"fsdp\" has the word \"%.*s\"; it takes full_shard, shard_grad_op, no_shard, hybrid_shard, "
-                    "offload and auto_wrap",
-                    cfg_where(w->from, at, sizeof at), (int)tm_min_u64(n, 40), text);
+        cfg_wrong(s, w->from,
+                  "\"fsdp\" has the word \"%.*s\"; it takes full_shard, shard_grad_op, no_shard, hybrid_shard, "
+                  "offload and auto_wrap",
+                  (int)tm_min_u64(n, 40), text);
 }
 
 static void split(cfg_state *s, fsdp_words *w, const char *text, size_t len) {
@@ -58,7 +58,6 @@ static void split(cfg_state *s, fsdp_words *w, const char *text, size_t len) {
 
 static fsdp_words read_words(cfg_state *s) {
     fsdp_words w = {.from = cfg_given(s, "fsdp"), .sharding = -1};
-    char at[256];
     if (!w.from) return w;
     const tm_json *n = w.from->node;
     if (n->type == TM_JSON_BOOL) {
@@ -69,8 +68,7 @@ static fsdp_words read_words(cfg_state *s) {
         for (const tm_json *c = n->child; c; c = c->next) split(s, &w, c->text, c->len);
     }
     if (w.sharding < 0 && (w.offload || w.wrap) && !cfg_given(s, SHARDING))
-        cfg_problem(s, TM_EINPUT, "%s: \"fsdp\" needs a strategy beside offload and auto_wrap: full_shard, for example",
-                    cfg_where(w.from, at, sizeof at));
+        cfg_wrong(s, w.from, "\"fsdp\" needs a strategy beside offload and auto_wrap: full_shard, for example");
     return w;
 }
 
@@ -103,14 +101,13 @@ static int sharding_of(cfg_state *s, const fsdp_words *w, const cfg_value **from
 
 static void set_strategy(cfg_state *s, int sharding, const cfg_value *from) {
     tm_config *c = &s->cfg->pub;
-    char w[256], name[32];
+    char name[32];
     const cfg_value *stage = cfg_given(s, "zero_optimization.stage"), *strategy = cfg_given(s, "strategy");
     if (sharding < 0) return;
     tm_strategy want = strategy_of_sharding(schema_choice_name(schema_find(SHARDING), sharding, name, sizeof name));
     if (want == TM_STRATEGY_COUNT) {
-        cfg_problem(s, TM_EUNSUPPORTED,
-                    "%s: HYBRID_SHARD_ZERO2 keeps weights gathered from forward to backward; HYBRID_SHARD here",
-                    cfg_where(from, w, sizeof w));
+        cfg_unsupported(s, from,
+                        "HYBRID_SHARD_ZERO2 keeps weights gathered from forward to backward; HYBRID_SHARD here");
         return;
     }
     uint32_t means = tm_strategy_rows[want].stage;
@@ -154,14 +151,12 @@ static void set_precision(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const char *key = FSDP "mixed_precision.param_dtype", *name = NULL;
     const cfg_value *v = cfg_given(s, key), *other = precision_of(s, &name);
-    char w[256];
     if (!v) return;
     tm_dtype want = cfg_dtype(s, key);
     if (other && c->precision != want)
         cfg_mismatch(s, key, v, name, other);
     else if (!other && want == TM_F16)
-        cfg_problem(s, TM_EINPUT, "%s: \"%s\" fp16 needs its loss scale: give \"fp16\" or \"precision\"",
-                    cfg_where(v, w, sizeof w), key);
+        cfg_wrong(s, v, "\"%s\" fp16 needs its loss scale: give \"fp16\" or \"precision\"", key);
     else
         c->precision = want;
 }
@@ -170,11 +165,10 @@ static void set_reduction(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const char *key = FSDP "mixed_precision.reduce_dtype", *type = "communication_data_type";
     const cfg_value *v = cfg_given(s, key), *other = cfg_given(s, type);
-    char w[256];
     if (!v) return;
     bool bf16 = cfg_chosen(s, key, "bf16");
     if (cfg_chosen(s, key, "fp16"))
-        cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\" fp16 overflows: bf16 or fp32 here", cfg_where(v, w, sizeof w), key);
+        cfg_unsupported(s, v, "\"%s\" fp16 overflows: bf16 or fp32 here", key);
     else if (other && bf16 != cfg_chosen(s, type, "bf16"))
         cfg_mismatch(s, key, v, type, other);
     c->comm_bf16 = bf16;

@@ -188,6 +188,7 @@ struct cfg_state {
     cfg_impl *cfg;
     const tm_config_opts *opts;
     cfg_value *value;                           /* one a row */
+    cfg_value whole;                            /* the configuration as a value: its place is its name */
     tm_buf problems;                            /* a line each */
     const schema_row **lifted;                  /* [n_set] rows that --set replaces: files are not asked */
     unsigned n_hidden;                          /* of them, that do not fit the message */
@@ -196,8 +197,10 @@ struct cfg_state {
     tm_status broken;                           /* out of memory while collecting */
 };
 
-/* Collects a problem: all are reported in one error. */
-void cfg_problem(cfg_state *s, tm_status status, const char *format, ...) TM_PRINTF(3, 4);
+/* Collects a problem, of TM_EINPUT or TM_EUNSUPPORTED: all are reported in one error. `v`, whose place is said in front:
+ * the value that is wrong, or &s->whole; NULL: no place is said. */
+void cfg_wrong(cfg_state *s, const cfg_value *v, const char *format, ...) TM_PRINTF(3, 4);
+void cfg_unsupported(cfg_state *s, const cfg_value *v, const char *format, ...) TM_PRINTF(3, 4);
 /* A problem that is one value against another: reported together with all others of its sort. */
 void cfg_contradiction(cfg_state *s, const char *format, ...) TM_PRINTF(2, 3);
 /* "a A (where) does not match b B (where)". */

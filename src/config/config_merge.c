@@ -28,12 +28,11 @@ bool cfg_same(const tm_json *a, const tm_json *b) {
 /* ---- walking a tree ------------------------------------------------------------------------------------------ */
 
 static void unknown_key(cfg_state *s, const char *section, const char *key, const cfg_value *v) {
-    char w[256], place[PATH_MAX_BYTES + 16] = " at top level";
+    char place[PATH_MAX_BYTES + 16] = " at top level";
     tm_buf hint = {0};
     if (*section) snprintf(place, sizeof place, " in \"%.*s\"", PATH_MAX_BYTES, section);
     if (s->n_problems < HINTS) cfg_keep(s, config_suggest_key(&hint, section, key));
-    cfg_problem(s, TM_EINPUT, "%s: unknown key \"%.*s\"%s%s", cfg_where(v, w, sizeof w), SHOWN, key, place,
-                hint.data ? hint.data : "");
+    cfg_wrong(s, v, "unknown key \"%.*s\"%s%s", SHOWN, key, place, hint.data ? hint.data : "");
     tm_buf_free(&hint);
 }
 
@@ -71,15 +70,13 @@ static bool is_lifted(const cfg_state *s, const schema_row *row) {
 /* One member. Returns the row to descend into, or NULL. */
 static const schema_row *member(cfg_state *s, const char *section, const tm_json *n, const char *path, cfg_value v) {
     const schema_row *row = schema_find(path);
-    char w[256];
     if (!row) {
         unknown_key(s, section, n->key, &v);
         return NULL;
     }
     v.spelled = row->path;
     if (v.source == SOURCE_DEEPSPEED && row->kind == K_OURS) {
-        cfg_problem(s, TM_EINPUT, "%s: \"%s\" is not a key of DeepSpeed's; put it into %s", cfg_where(&v, w, sizeof w),
-                    path, s->opts->name);
+        cfg_wrong(s, &v, "\"%s\" is not a key of DeepSpeed's; put it into %s", path, s->opts->name);
         return NULL;
     }
     if (row->alias_of) row = schema_find(row->alias_of);

@@ -79,20 +79,17 @@ static void refuse_type(cfg_state *s, const cfg_value *v) {
     cfg_where(v, w, sizeof w);
     for (size_t i = 0; i < TM_COUNT(known); i++) {
         if (strcasecmp(v->node->text, known[i].type)) continue;
-        cfg_problem(s, TM_EUNSUPPORTED, "%s: optimizer \"%s\" is not supported: it %s; use " TYPES, w, v->node->text,
-                    known[i].why);
+        cfg_unsupported(s, v, "optimizer \"%s\" is not supported: it %s; use " TYPES, v->node->text, known[i].why);
         return;
     }
-    cfg_problem(s, TM_EINPUT, "%s: unknown optimizer \"%.48s\"; use " TYPES, w, v->node->text);
+    cfg_wrong(s, v, "unknown optimizer \"%.48s\"; use " TYPES, v->node->text);
 }
 
 /* The row of a type; without one that of AdamW, so that what else is wrong is found as well. */
 static const type_row *find_type(cfg_state *s) {
     const cfg_value *v = cfg_given(s, "optimizer.type");
-    char w[256];
     if (!v) {
-        cfg_problem(s, TM_EINPUT, "%s: \"optimizer.type\" is missing; give \"AdamW\"",
-                    cfg_where(cfg_raw(s, "optimizer"), w, sizeof w));
+        cfg_wrong(s, cfg_raw(s, "optimizer"), "\"optimizer.type\" is missing; give \"AdamW\"");
         return &types[0];
     }
     const char *type = v->node->text;
@@ -107,11 +104,10 @@ static const type_row *find_type(cfg_state *s) {
 
 static void set(cfg_state *s, const cfg_value *v, const char *key, double value) {
     tm_config *c = &s->cfg->pub;
-    char w[256];
     bool block = cfg_raw(s, "optimizer");
     if (!tm_optim_set(c->optimizer, &c->optim, key, value))
-        cfg_problem(s, TM_EINPUT, "%s: %s has no option \"%s\"; it has %s%s", cfg_where(v, w, sizeof w),
-                    config_optimizer_type(c), key, block ? "lr, " : "", c->optimizer->keys);
+        cfg_wrong(s, v, "%s has no option \"%s\"; it has %s%s", config_optimizer_type(c), key, block ? "lr, " : "",
+                  c->optimizer->keys);
 }
 
 static bool has(const tm_config *c, const char *key) {
@@ -145,14 +141,13 @@ static void resolve_betas(cfg_state *s, const type_row *type) {
 /* Those that have one spelling only. Optimizers with betas know beta1 too, for optim_args; in a block it would silently
  * overrule them. */
 static void resolve_own(cfg_state *s) {
-    char w[256];
     for (size_t i = 0; i < schema_row_count; i++) {
         const schema_row *row = &schema_rows[i];
         const cfg_value *v = row->option ? cfg_given(s, row->path) : NULL;
         if (!v) continue;
         if (!strcmp(row->path, PARAM "beta1") && has(&s->cfg->pub, "beta2")) {
-            cfg_problem(s, TM_EINPUT, "%s: \"beta1\" is an option of Adafactor; %s takes both as \"betas\"",
-                        cfg_where(v, w, sizeof w), config_optimizer_type(&s->cfg->pub));
+            cfg_wrong(s, v, "\"beta1\" is an option of Adafactor; %s takes both as \"betas\"",
+                      config_optimizer_type(&s->cfg->pub));
             continue;
         }
         set(s, v, row->path + strlen(PARAM), v->node->type == TM_JSON_BOOL ? v->node->boolean : v->node->number);
@@ -177,12 +172,11 @@ static void resolve_eps(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const cfg_value *v = cfg_given(s, PARAM "eps");
     bool pair = v && v->node->type == TM_JSON_ARRAY;
-    char w[256];
     if (v && !has(c, "eps")) {
         set(s, v, "eps", 0);
     } else if (v && pair != is_adafactor(c)) {
-        cfg_problem(s, TM_EINPUT, "%s: \"eps\" of %s must be %s", cfg_where(v, w, sizeof w), config_optimizer_type(c),
-                    pair ? "one number" : "two numbers: [1e-30, 1e-3]");
+        cfg_wrong(s, v, "\"eps\" of %s must be %s", config_optimizer_type(c),
+                  pair ? "one number" : "two numbers: [1e-30, 1e-3]");
     } else if (pair) {
         c->optim.eps = v->node->child->number;
         c->optim.eps_scale = v->node->child->next->number;
@@ -196,13 +190,12 @@ static void check_rate(cfg_state *s) {
     const tm_config *c = &s->cfg->pub;
     const cfg_value *lr = cfg_given(s, "learning_rate"), *in_block = cfg_given(s, PARAM "lr");
     const cfg_value *v = lr ? lr : in_block && !cfg_is_auto(s, PARAM "lr") ? in_block : NULL;
-    char w[256];
     if (!is_adafactor(c)) return;
     if (c->optim.relative_step && v)
-        cfg_problem(s, TM_EINPUT,
-                    "%s: \"%s\" beside relative_step, by which Adafactor makes its own rate: leave one out, or set "
-                    "relative_step false",
-                    cfg_where(v, w, sizeof w), v->spelled);
+        cfg_wrong(s, v,
+                  "\"%s\" beside relative_step, by which Adafactor makes its own rate: leave one out, or set "
+                  "relative_step false",
+                  v->spelled);
     if (cfg_raw(s, "optimizer"))
         tm_warn_once("adafactor",
                      "optimizer type Adafactor is transformers.Adafactor with its defaults; DeepSpeed itself would "
@@ -212,7 +205,6 @@ static void check_rate(cfg_state *s) {
 static void resolve_block(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const type_row *type = find_type(s);
-    char w[256];
     c->optimizer = tm_optimizer_find(type->row);
     tm_optim_defaults(c->optimizer, &c->optim);
     c->learning_rate = number(s, "learning_rate", PARAM "lr", type->lr);
@@ -222,9 +214,8 @@ static void resolve_block(cfg_state *s) {
     resolve_own(s);
     resolve_mode(s, type);
     if (!cfg_bool(s, PARAM "fp32_optimizer_states"))
-        cfg_problem(s, TM_EUNSUPPORTED,
-                    "%s: \"" PARAM "fp32_optimizer_states\" false: not supported yet by this version",
-                    cfg_where(cfg_given(s, PARAM "fp32_optimizer_states"), w, sizeof w));
+        cfg_unsupported(s, cfg_given(s, PARAM "fp32_optimizer_states"),
+                        "\"" PARAM "fp32_optimizer_states\" false: not supported yet by this version");
 }
 
 /* ---- flat names ----------------------------------------------------------------------------------------------- */
@@ -232,7 +223,7 @@ static void resolve_block(cfg_state *s) {
 /* HF Trainer's optim_args: "momentum=0.9,nesterov=True". */
 static void resolve_args(cfg_state *s) {
     const cfg_value *v = cfg_given(s, "optim_args");
-    char key[48], word[48], w[256];
+    char key[48], word[48];
     if (!v) return;
     for (const char *at = v->node->text; *at;) {
         int used = 0;
@@ -240,8 +231,7 @@ static void resolve_args(cfg_state *s) {
         bool pair = sscanf(at, " %47[^=, ] = %47[^, ]%n", key, word, &used) == 2;
         double value = !strcasecmp(word, "true") ? 1 : !strcasecmp(word, "false") ? 0 : pair ? strtod(word, &end) : 0;
         if (!pair || (end != word && *end) || (end == word && strcasecmp(word, "true") && strcasecmp(word, "false"))) {
-            cfg_problem(s, TM_EINPUT, "%s: \"optim_args\" must be like \"momentum=0.9,nesterov=True\"",
-                        cfg_where(v, w, sizeof w));
+            cfg_wrong(s, v, "\"optim_args\" must be like \"momentum=0.9,nesterov=True\"");
             return;
         }
         set(s, v, key, value);
@@ -254,10 +244,10 @@ static void resolve_flat(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const cfg_value *v = cfg_given(s, "optim");
     const char *row = optim_rows[cfg_choice(s, "optim")];
-    char w[256], x[256];
+    char x[256];
     if (!row) {
-        cfg_problem(s, TM_EUNSUPPORTED, "%s: \"optim\" %s: not supported yet by this version; use \"adamw_torch\"",
-                    cfg_where(v, w, sizeof w), cfg_show(v, x, sizeof x));
+        cfg_unsupported(s, v, "\"optim\" %s: not supported yet by this version; use \"adamw_torch\"",
+                        cfg_show(v, x, sizeof x));
         row = NULL;
     }
     c->optimizer = tm_optimizer_find(row ? row : "adamw");
@@ -277,12 +267,10 @@ static void resolve_flat(cfg_state *s) {
 static void compare_optim(cfg_state *s) {
     const cfg_value *flat = cfg_given(s, "optim"), *block = cfg_given(s, "optimizer.type");
     const cfg_value *args = cfg_given(s, "optim_args");
-    char w[256];
     if (args && *args->node->text && cfg_raw(s, "optimizer"))
-        cfg_problem(s, TM_EINPUT,
-                    "%s: \"optim_args\" are options of \"optim\"; beside an \"optimizer\" block give them in its "
-                    "\"params\"",
-                    cfg_where(args, w, sizeof w));
+        cfg_wrong(s, args,
+                  "\"optim_args\" are options of \"optim\"; beside an \"optimizer\" block give them in its "
+                  "\"params\"");
     if (!flat || !block) return;
     const char *row = optim_rows[cfg_choice(s, "optim")];
     if (!row || strcmp(row, s->cfg->pub.optimizer->name)) cfg_mismatch(s, "optim", flat, "optimizer.type", block);
@@ -297,43 +285,38 @@ static void resolve_clipping(cfg_state *s) {
 
 /* DeepSpeed's defaults, whoever asked for fp16. */
 static void check_loss_scale(cfg_state *s) {
-    char w[256];
     const char *wrong = tm_loss_scale_check(&s->cfg->pub.loss_scale);
     if (!wrong || s->cfg->pub.precision != TM_F16) return;
     const cfg_value *v = cfg_raw(s, strncmp(wrong, "min_", 4) == 0 ? "fp16.min_loss_scale" : "fp16.loss_scale");
-    cfg_problem(s, TM_EINPUT, "%s: fp16: %s", v ? cfg_where(v, w, sizeof w) : s->opts->name, wrong);
+    cfg_wrong(s, v ? v : &s->whole, "fp16: %s", wrong);
 }
 
 /* Inside backward the norm is not known yet, and nothing can be taken back. */
 static void check_update(cfg_state *s) {
     const tm_config *c = &s->cfg->pub;
     const cfg_value *v = cfg_given(s, "memory.update");
-    char w[256], x[64];
+    char x[64];
     if (c->optimizer->passes > 1 && (c->memory.update == TM_UPDATE_F || c->memory.update == TM_UPDATE_B)) {
-        cfg_problem(s, TM_EINPUT,
-                    "%s: \"memory.update\" %s: %s adds up squares over whole tensors before the first weight may move, "
-                    "for which all gradients have to be there; leave it out, or choose U",
-                    cfg_where(v, w, sizeof w), cfg_show(v, x, sizeof x), config_optimizer_type(c));
+        cfg_wrong(s, v,
+                  "\"memory.update\" %s: %s adds up squares over whole tensors before the first weight may move, "
+                  "for which all gradients have to be there; leave it out, or choose U",
+                  cfg_show(v, x, sizeof x), config_optimizer_type(c));
         return;
     }
     if (c->memory.update != TM_UPDATE_B) return;
     if (c->max_grad_norm > 0)
-        cfg_problem(
-            s, TM_EINPUT,
-            "%s: \"memory.update\" B updates inside backward, before the norm of the gradient is known: it cannot "
-            "clip to max_grad_norm %.15g; set max_grad_norm 0, or choose U or F",
-            cfg_where(v, w, sizeof w), c->max_grad_norm);
+        cfg_wrong(s, v,
+                  "\"memory.update\" B updates inside backward, before the norm of the gradient is known: it cannot "
+                  "clip to max_grad_norm %.15g; set max_grad_norm 0, or choose U or F",
+                  c->max_grad_norm);
     if (c->precision == TM_F16)
-        cfg_problem(
-            s, TM_EINPUT,
-            "%s: \"memory.update\" B updates inside backward: it cannot skip a step that overflows fp16; choose U "
-            "or F",
-            cfg_where(v, w, sizeof w));
+        cfg_wrong(s, v,
+                  "\"memory.update\" B updates inside backward: it cannot skip a step that overflows fp16; choose U "
+                  "or F");
 }
 
 tm_status config_resolve_optimizer(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    char w[256];
     if (cfg_raw(s, "optimizer"))
         resolve_block(s);
     else
@@ -343,7 +326,7 @@ tm_status config_resolve_optimizer(cfg_state *s) {
     if (wrong) {
         /* Flat names were held against their ranges: then it is their options' text. */
         const cfg_value *v = cfg_raw(s, "optimizer") ? cfg_raw(s, "optimizer") : cfg_given(s, "optim_args");
-        cfg_problem(s, TM_EINPUT, "%s: %s: %s", cfg_where(v, w, sizeof w), config_optimizer_type(c), wrong);
+        cfg_wrong(s, v, "%s: %s", config_optimizer_type(c), wrong);
     }
     check_rate(s);
     resolve_clipping(s);

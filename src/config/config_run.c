@@ -8,14 +8,14 @@
 static const int64_t NEVER = 1000000000000000;
 
 static void missing(cfg_state *s, const char *path, const char *example) {
-    cfg_problem(s, TM_EINPUT, "%s: \"%s\" is missing; give it, for example %s", s->opts->name, path, example);
+    cfg_wrong(s, &s->whole, "\"%s\" is missing; give it, for example %s", path, example);
 }
 
 static void later(cfg_state *s, const char *path, const char *what) {
-    char w[256], x[256];
+    char x[256];
     const cfg_value *v = cfg_raw(s, path);
-    cfg_problem(s, TM_EUNSUPPORTED, "%s: \"%s\" %s: %s not supported yet by this version", cfg_where(v, w, sizeof w),
-                v->spelled, cfg_show(v, x, sizeof x), what);
+    cfg_unsupported(s, v, "\"%s\" %s: %s not supported yet by this version", v->spelled, cfg_show(v, x, sizeof x),
+                    what);
 }
 
 /* ---- precision: one of three spellings ----------------------------------------------------------------------- */
@@ -59,13 +59,12 @@ static tm_status resolve_precision(cfg_state *s) {
 static void resolve_format(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const char *dot = c->data.train ? strrchr(c->data.train, '.') : NULL;
-    char w[256];
     c->data.format = TM_DATA_AUTO;
     if (!cfg_chosen(s, "data.format", "safetensors"))
         c->data.format = (tm_data_format)cfg_choice(s, "data.format");
     else if (!dot || strcmp(dot, ".safetensors"))
-        cfg_problem(s, TM_EINPUT, "%s: \"data.format\" is safetensors, but data.train does not end in .safetensors",
-                    cfg_where(cfg_given(s, "data.format"), w, sizeof w));
+        cfg_wrong(s, cfg_given(s, "data.format"),
+                  "\"data.format\" is safetensors, but data.train does not end in .safetensors");
 }
 
 static tm_status resolve_data(cfg_state *s) {
@@ -100,12 +99,10 @@ static void resolve_host_budget(cfg_state *s) {
 /* A device that has memory of its own may give all that it has free. */
 static void resolve_arena(cfg_state *s, const cfg_value *device, const cfg_value *budget) {
     tm_config *c = &s->cfg->pub;
-    char w[256];
     bool own = strcmp(c->memory.device, "cpu-arena") != 0;
     if (!budget && !own)
-        cfg_problem(s, TM_EINPUT,
-                    "%s: \"memory.device\": \"cpu-arena\" has the memory that it is given; add memory.device_budget",
-                    cfg_where(device, w, sizeof w));
+        cfg_wrong(s, device,
+                  "\"memory.device\": \"cpu-arena\" has the memory that it is given; add memory.device_budget");
     else if (!budget || tm_json_is(budget->node, "unlimited"))
         c->memory.device_bytes = TM_DEVICE_UNLIMITED;
     else
@@ -120,9 +117,8 @@ static tm_status resolve_memory(cfg_state *s) {
     const cfg_value *device = cfg_given(s, "memory.device"), *budget = cfg_given(s, "memory.device_budget");
     c->memory.device_given = device != NULL;
     if (device && !is_device(c->memory.device))
-        cfg_problem(s, TM_EINPUT,
-                    "%s: \"memory.device\" must be \"cpu\", \"cpu-arena\", \"cuda\" or \"cuda:N\", not \"%.48s\"",
-                    cfg_where(device, w, sizeof w), c->memory.device);
+        cfg_wrong(s, device, "\"memory.device\" must be \"cpu\", \"cpu-arena\", \"cuda\" or \"cuda:N\", not \"%.48s\"",
+                  c->memory.device);
     else if (strcmp(c->memory.device, "cpu"))
         resolve_arena(s, device, budget);
     else if (budget)
@@ -165,29 +161,26 @@ static void resolve_logging(cfg_state *s) {
 /* HF Trainer's rules: which evaluations can be compared with which checkpoints. */
 static void resolve_best(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    char w[256];
     c->save_best = cfg_chosen(s, "save_strategy", "best");
     c->track_best = c->save_best || c->load_best_model_at_end || cfg_choice(s, "metric_for_best_model") >= 0;
     if (c->save_best) c->save_steps = 0;
     if (!c->save_best && !c->load_best_model_at_end) return;
     const char *key = c->save_best ? "save_strategy" : "load_best_model_at_end";
-    const char *at = cfg_where(cfg_given(s, key), w, sizeof w);
+    const cfg_value *at = cfg_given(s, key);
     unsigned epochs = s->cfg->pub.by_epoch & (TM_BY_EPOCH_SAVE | TM_BY_EPOCH_EVAL);
     if (c->data.eval && epochs == (TM_BY_EPOCH_SAVE | TM_BY_EPOCH_EVAL)) return;
     if (c->data.eval && c->save_best && epochs == TM_BY_EPOCH_EVAL) return;
     if (c->data.eval && epochs)
-        cfg_problem(s, TM_EINPUT,
-                    "%s: \"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_strategy\" and "
-                    "\"eval_strategy\" must both be epoch, or both steps",
-                    at);
+        cfg_wrong(s, at,
+                  "\"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_strategy\" and "
+                  "\"eval_strategy\" must both be epoch, or both steps");
     else if (!c->data.eval || c->eval_steps == 0)
-        cfg_problem(s, TM_EINPUT, "%s: \"%s\" compares evaluations; give \"data.eval\" and \"eval_steps\"", at, key);
+        cfg_wrong(s, at, "\"%s\" compares evaluations; give \"data.eval\" and \"eval_steps\"", key);
     else if (!c->save_best && (c->save_steps == 0 || c->save_steps % c->eval_steps != 0))
-        cfg_problem(
-            s, TM_EINPUT,
-            "%s: \"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_steps\" (%lld) must "
-            "be a multiple of \"eval_steps\" (%lld)",
-            at, (long long)c->save_steps, (long long)c->eval_steps);
+        cfg_wrong(s, at,
+                  "\"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_steps\" (%lld) must "
+                  "be a multiple of \"eval_steps\" (%lld)",
+                  (long long)c->save_steps, (long long)c->eval_steps);
 }
 
 static tm_status resolve_output(cfg_state *s) {

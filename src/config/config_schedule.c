@@ -16,15 +16,13 @@
 /* Takes the arguments below `prefix`; one that the schedule has not is an error, as it is in Python. */
 static tm_status take_arguments(cfg_state *s, const char *prefix) {
     const tm_lr_schedule *sched = &s->cfg->pub.schedule;
-    char w[256];
     for (size_t i = 0; i < schema_row_count; i++) {
         const schema_row *row = &schema_rows[i];
         bool here = row->takers && !strncmp(row->path, prefix, strlen(prefix));
         const cfg_value *v = here ? cfg_raw(s, row->path) : NULL;
         if (!v) continue;
         if (!(row->takers & BIT(sched->type)))
-            cfg_problem(s, TM_EINPUT, "%s: \"%s\" is not an argument of %s", cfg_where(v, w, sizeof w), row->path,
-                        tm_lr_type_name(sched->type));
+            cfg_wrong(s, v, "\"%s\" is not an argument of %s", row->path, tm_lr_type_name(sched->type));
         else if (row->form != F_NONE && cfg_given(s, row->path)) /* not "auto" */
             TM_TRY(cfg_fill(s, row));
     }
@@ -32,9 +30,7 @@ static tm_status take_arguments(cfg_state *s, const char *prefix) {
 }
 
 static void need(cfg_state *s, const cfg_value *at, const char *what) {
-    char w[256];
-    cfg_problem(s, TM_EINPUT, "%s%s%s needs \"%s\"", at ? cfg_where(at, w, sizeof w) : s->opts->name, ": schedule ",
-                tm_lr_type_name(s->cfg->pub.schedule.type), what);
+    cfg_wrong(s, at ? at : &s->whole, "schedule %s needs \"%s\"", tm_lr_type_name(s->cfg->pub.schedule.type), what);
 }
 
 /* ---- HF ------------------------------------------------------------------------------------------------------ */
@@ -50,13 +46,12 @@ static void take_min_lr(cfg_state *s) {
 
 static tm_status hf_schedule(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    char name[64], w[256];
+    char name[64];
     tm_lr_type type = TM_LR_COSINE;
     schema_choice_name(schema_find("lr_scheduler_type"), cfg_choice(s, "lr_scheduler_type"), name, sizeof name);
     if (!tm_lr_type_from_name(name, &type))
-        cfg_problem(s, TM_EUNSUPPORTED,
-                    "%s: \"lr_scheduler_type\" \"%s\" is not supported: it depends on the evaluation loss",
-                    cfg_where(cfg_given(s, "lr_scheduler_type"), w, sizeof w), name);
+        cfg_unsupported(s, cfg_given(s, "lr_scheduler_type"),
+                        "\"lr_scheduler_type\" \"%s\" is not supported: it depends on the evaluation loss", name);
     tm_lr_defaults(&c->schedule, type, c->learning_rate);
     TM_TRY(take_arguments(s, KW));
     take_min_lr(s);
@@ -129,9 +124,8 @@ static tm_status ds_schedule(cfg_state *s) {
                                        TM_LR_DS_RANGE_TEST, TM_LR_DS_ONE_CYCLE};
     tm_config *c = &s->cfg->pub;
     int type = cfg_choice(s, "scheduler.type");
-    char w[256];
     if (type < 0) {
-        cfg_problem(s, TM_EINPUT, "%s: \"scheduler.type\" is missing", cfg_where(cfg_raw(s, "scheduler"), w, sizeof w));
+        cfg_wrong(s, cfg_raw(s, "scheduler"), "\"scheduler.type\" is missing");
         type = 0;
     }
     c->deepspeed_schedule = true;
@@ -139,9 +133,8 @@ static tm_status ds_schedule(cfg_state *s) {
     if (cfg_is_auto(s, PARAM "warmup_max_lr")) c->schedule.warmup_max_lr = c->learning_rate;
     TM_TRY(take_arguments(s, PARAM));
     if (cfg_integer(s, PARAM "last_batch_iteration") != -1)
-        cfg_problem(s, TM_EUNSUPPORTED,
-                    "%s: \"" PARAM "last_batch_iteration\" must be -1; a resumed run knows its step",
-                    cfg_where(cfg_given(s, PARAM "last_batch_iteration"), w, sizeof w));
+        cfg_unsupported(s, cfg_given(s, PARAM "last_batch_iteration"),
+                        "\"" PARAM "last_batch_iteration\" must be -1; a resumed run knows its step");
     ds_required(s);
     compare_type(s);
     if (BIT(types[type]) & DS_WARMUP) compare_lr(s);
@@ -155,14 +148,10 @@ static tm_status ds_schedule(cfg_state *s) {
 
 tm_status config_resolve_schedule(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    char w[256];
     s->cfg->given_warmup = -1;
     if (c->warmup_steps >= 1 && c->warmup_steps != floor(c->warmup_steps))
-        cfg_problem(s, TM_EINPUT, "%s: \"warmup_steps\" must be whole, or a ratio below 1",
-                    cfg_where(cfg_given(s, "warmup_steps"), w, sizeof w));
-    if (c->warmup_steps > 1e15)
-        cfg_problem(s, TM_EINPUT, "%s: \"warmup_steps\" is too large",
-                    cfg_where(cfg_given(s, "warmup_steps"), w, sizeof w));
+        cfg_wrong(s, cfg_given(s, "warmup_steps"), "\"warmup_steps\" must be whole, or a ratio below 1");
+    if (c->warmup_steps > 1e15) cfg_wrong(s, cfg_given(s, "warmup_steps"), "\"warmup_steps\" is too large");
     TM_TRY(cfg_raw(s, "scheduler") ? ds_schedule(s) : hf_schedule(s));
     if (s->n_problems || s->cfg->pub.total_auto || !c->deepspeed_schedule) return TM_OK;
     return s->cfg->pub.warmup_auto ? TM_OK : tm_lr_check(&c->schedule);

@@ -107,11 +107,9 @@ static void resolve_stage(cfg_state *s) {
 static void resolve_rounding(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const char *type = "communication_data_type";
-    char w[256];
     c->comm_bf16 = cfg_chosen(s, type, "bf16");
     if (cfg_chosen(s, type, "fp16"))
-        cfg_problem(s, TM_EUNSUPPORTED, "%s: \"communication_data_type\" fp16 overflows: bf16 or fp32 here",
-                    cfg_where(cfg_given(s, type), w, sizeof w));
+        cfg_unsupported(s, cfg_given(s, type), "\"communication_data_type\" fp16 overflows: bf16 or fp32 here");
 }
 
 /* Once the precision is known for good. */
@@ -119,27 +117,22 @@ static void check_rounding(cfg_state *s) {
     const char *weights = ZERO "zero_quantized_weights", *gradients = ZERO "zero_quantized_gradients";
     const tm_config *c = &s->cfg->pub;
     tm_dtype precision = c->precision;
-    char w[256];
     if (c->all_reduce_mpi && (c->strategy != TM_STRATEGY_DDP || c->comm_bf16 || c->quantized_gradients))
-        cfg_problem(s, TM_EINPUT, "%s: \"all_reduce\" mpi sums whole gradients in fp32: only with strategy ddp",
-                    cfg_where(cfg_given(s, "all_reduce"), w, sizeof w));
+        cfg_wrong(s, cfg_given(s, "all_reduce"),
+                  "\"all_reduce\" mpi sums whole gradients in fp32: only with strategy ddp");
     if (c->quantized_weights && precision != TM_BF16)
-        cfg_problem(s, TM_EINPUT, "%s: \"zero_quantized_weights\" rounds bf16 weights; precision is %s",
-                    cfg_where(cfg_given(s, weights), w, sizeof w), precision == TM_F32 ? "fp32" : "fp16");
+        cfg_wrong(s, cfg_given(s, weights), "\"zero_quantized_weights\" rounds bf16 weights; precision is %s",
+                  precision == TM_F32 ? "fp32" : "fp16");
     if (c->quantized_gradients && precision == TM_F16)
-        cfg_problem(
-            s, TM_EINPUT,
-            "%s: \"zero_quantized_gradients\" loses what tells that fp16 overflowed; leave it out, or take bf16",
-            cfg_where(cfg_given(s, gradients), w, sizeof w));
+        cfg_wrong(s, cfg_given(s, gradients),
+                  "\"zero_quantized_gradients\" loses what tells that fp16 overflowed; leave it out, or take bf16");
 }
 
 static void resolve_aio(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     c->aio.given = cfg_raw(s, "aio") != NULL;
-    char w[256];
     const cfg_value *v = cfg_given(s, "aio.block_size");
-    if (v && c->aio.block_bytes % 4096)
-        cfg_problem(s, TM_EINPUT, "%s: \"aio.block_size\" must be a multiple of 4096", cfg_where(v, w, sizeof w));
+    if (v && c->aio.block_bytes % 4096) cfg_wrong(s, v, "\"aio.block_size\" must be a multiple of 4096");
 }
 
 /* ---- what bounds the planner: only what the file says itself ------------------------------------------------- */

@@ -21,12 +21,14 @@ static void one_line(char *text) {
 
 enum { LAST_LINES = 128 }; /* room for what follows the problems */
 
-static void add_problem(cfg_state *s, tm_status status, const char *format, va_list ap) {
-    char text[1024];
+/* `v`: the value that the problem is of, said in front; NULL: none. */
+static void add_problem(cfg_state *s, tm_status status, const cfg_value *v, const char *format, va_list ap) {
+    char text[1024] = "", w[256];
     if (s->problem_status != TM_EINPUT) s->problem_status = status;
     s->n_problems++;
     s->n_input += status == TM_EINPUT;
-    vsnprintf(text, sizeof text, format, ap);
+    if (v) snprintf(text, sizeof text, "%s: ", cfg_where(v, w, sizeof w));
+    vsnprintf(text + strlen(text), sizeof text - strlen(text), format, ap);
     one_line(text);
     bool fits = s->problems.len + strlen(text) + LAST_LINES < sizeof tm_error_get()->text;
     if (!fits || s->n_hidden) {
@@ -36,10 +38,17 @@ static void add_problem(cfg_state *s, tm_status status, const char *format, va_l
     cfg_keep(s, tm_buf_printf(&s->problems, "%s%s", s->problems.len ? "\n  " : "", text));
 }
 
-void cfg_problem(cfg_state *s, tm_status status, const char *format, ...) {
+void cfg_wrong(cfg_state *s, const cfg_value *v, const char *format, ...) {
     va_list ap;
     va_start(ap, format);
-    add_problem(s, status, format, ap);
+    add_problem(s, TM_EINPUT, v, format, ap);
+    va_end(ap);
+}
+
+void cfg_unsupported(cfg_state *s, const cfg_value *v, const char *format, ...) {
+    va_list ap;
+    va_start(ap, format);
+    add_problem(s, TM_EUNSUPPORTED, v, format, ap);
     va_end(ap);
 }
 
@@ -47,7 +56,7 @@ void cfg_contradiction(cfg_state *s, const char *format, ...) {
     va_list ap;
     va_start(ap, format);
     s->n_mismatches++;
-    add_problem(s, TM_EINPUT, format, ap);
+    add_problem(s, TM_EINPUT, NULL, format, ap);
     va_end(ap);
 }
 
@@ -178,10 +187,8 @@ bool cfg_chosen(const cfg_state *s, const char *path, const char *choice) {
 tm_status cfg_string(cfg_state *s, const char *path, const char **out) {
     const cfg_value *v = cfg_given(s, path);
     const char *text = v ? v->node->text : schema_rows[schema_index(path)].def;
-    char w[256];
-    if (v && strlen(text) != v->node->len)
-        cfg_problem(s, TM_EINPUT, "%s: \"%s\" holds a NUL byte", cfg_where(v, w, sizeof w), path);
-    if (v && !*text) cfg_problem(s, TM_EINPUT, "%s: \"%s\" must not be empty", cfg_where(v, w, sizeof w), path);
+    if (v && strlen(text) != v->node->len) cfg_wrong(s, v, "\"%s\" holds a NUL byte", path);
+    if (v && !*text) cfg_wrong(s, v, "\"%s\" must not be empty", path);
     *out = text ? cfg_strndup(s->cfg, text, strlen(text)) : NULL;
     return text && !*out ? TM_ENOMEM : TM_OK;
 }
@@ -195,10 +202,8 @@ tm_status cfg_strings(cfg_state *s, const char *path, tm_strings *out) {
     const char **item;
     TM_TRY(cfg_alloc(s->cfg, n * sizeof *item, (void **)&item));
     for (size_t i = 0; i < n; i++, first = first->next) {
-        char w[256];
         if (!first->len || strlen(first->text) != first->len)
-            cfg_problem(s, TM_EINPUT, "%s: \"%s\" has an empty string or one with a NUL byte",
-                        cfg_where(v, w, sizeof w), path);
+            cfg_wrong(s, v, "\"%s\" has an empty string or one with a NUL byte", path);
         item[i] = cfg_strndup(s->cfg, first->text, first->len);
         if (!item[i]) return TM_ENOMEM;
     }
