@@ -25,95 +25,52 @@ static const struct {
 
 /* ---- when a row is shown ---------------------------------------------------------------------------------------- */
 
-bool shown_always(const tm_config *c, const schema_row *row) {
-    (void)c, (void)row;
-    return true;
-}
-bool shown_set(const tm_config *c, const schema_row *row) {
-    return field_is_set(c, row);
-}
-bool shown_nonzero(const tm_config *c, const schema_row *row) {
-    if (row->form == F_BOOL) return *(const bool *)((const char *)c + row->at);
-    return field_number(c, row) > 0;
-}
-bool shown_f16(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return c->precision == TM_F16;
-}
-bool shown_hf(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return !c->deepspeed_schedule;
-}
-bool shown_deepspeed(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return c->deepspeed_schedule;
-}
-/* Of the schedule that there is; one that may be null is left out where it was not given. */
-bool shown_argument(const tm_config *c, const schema_row *row) {
-    return row->takers >> c->schedule.type & 1 && (!(row->types & T_NULL) || field_is_set(c, row));
-}
+#define SHOWN(when, condition)                                                                                         \
+    bool shown_##when(const tm_config *c, const schema_row *row) {                                                     \
+        (void)c, (void)row;                                                                                            \
+        return condition;                                                                                              \
+    }
+
 static bool has(const tm_config *c, const char *option) {
     tm_optim_opts probe = c->optim;
     return tm_optim_set(c->optimizer, &probe, option, 0);
 }
-bool shown_option(const tm_config *c, const schema_row *row) {
-    return has(c, strrchr(row->path, '.') + 1);
-}
-bool shown_betas(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return has(c, "beta2");
-}
-/* Adafactor has beta1 alone. */
-bool shown_beta1(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return has(c, "beta1") && !has(c, "beta2");
-}
-/* With relative_step Adafactor makes its own. */
-bool shown_rate(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return !c->optim.relative_step;
-}
-bool shown_bucket(const tm_config *c, const schema_row *row) {
-    return field_is_set(c, row) || field_number(c, row) != strtod(row->def, NULL);
-}
-bool shown_host_budget(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return c->memory.host_kind != TM_BUDGET_DEFAULT;
-}
-bool shown_aio(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return c->aio.given;
-}
-bool shown_best(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return c->save_best;
-}
-bool shown_tracked(const tm_config *c, const schema_row *row) {
-    (void)row;
-    return c->track_best;
-}
-
-/* ---- rows that are not written as they are ---------------------------------------------------------------------- */
 
 static const char *leaf_of(const schema_row *row) {
     const char *dot = strrchr(row->path, '.');
     return dot ? dot + 1 : row->path;
 }
 
-void write_schedule(tm_json_writer *w, const tm_config *c, const schema_row *row) {
-    tm_jw_field_str(w, leaf_of(row), tm_lr_type_name(c->schedule.type));
-}
-void write_optimizer(tm_json_writer *w, const tm_config *c, const schema_row *row) {
-    tm_jw_field_str(w, leaf_of(row), config_optimizer_type(c));
-}
-void write_best(tm_json_writer *w, const tm_config *c, const schema_row *row) {
-    (void)c;
-    tm_jw_field_str(w, row->path, "best");
-}
-void write_metric(tm_json_writer *w, const tm_config *c, const schema_row *row) {
-    (void)c;
-    tm_jw_field_str(w, row->path, "loss");
-}
+SHOWN(always, true)
+SHOWN(set, field_is_set(c, row))
+SHOWN(nonzero, field_number(c, row) > 0)
+SHOWN(f16, c->precision == TM_F16)
+SHOWN(hf, !c->deepspeed_schedule)
+SHOWN(deepspeed, c->deepspeed_schedule)
+/* Of the schedule that there is; one that may be null is left out where it was not given. */
+SHOWN(argument, row->takers >> c->schedule.type & 1 && (!(row->types & T_NULL) || field_is_set(c, row)))
+SHOWN(option, has(c, leaf_of(row)))
+SHOWN(betas, has(c, "beta2"))
+SHOWN(beta1, has(c, "beta1") && !has(c, "beta2")) /* Adafactor's */
+SHOWN(rate, !c->optim.relative_step)              /* with it Adafactor makes its own */
+SHOWN(bucket, field_is_set(c, row) || field_number(c, row) != strtod(row->def, NULL))
+SHOWN(host_budget, c->memory.host_kind != TM_BUDGET_DEFAULT)
+SHOWN(aio, c->aio.given)
+SHOWN(best, c->save_best)
+SHOWN(tracked, c->track_best)
+
+/* ---- rows that are not written as they are ---------------------------------------------------------------------- */
+
+#define WRITTEN_AS(how, text)                                                                                          \
+    void write_##how(tm_json_writer *w, const tm_config *c, const schema_row *row) {                                   \
+        (void)c;                                                                                                       \
+        tm_jw_field_str(w, leaf_of(row), text);                                                                        \
+    }
+WRITTEN_AS(schedule, tm_lr_type_name(c->schedule.type))
+WRITTEN_AS(optimizer, config_optimizer_type(c))
+WRITTEN_AS(best, "best")
+WRITTEN_AS(metric, "loss")
+
 /* A product of two keys is written as one of them. */
 void write_one(tm_json_writer *w, const tm_config *c, const schema_row *row) {
     (void)c;

@@ -24,35 +24,29 @@ tm_place cfg_place(const cfg_state *s, const char *path) {
 
 /* ---- filling --------------------------------------------------------------------------------------------------- */
 
+static void store_integer(void *at, size_t bytes, int64_t value) {
+    TM_ASSERT(bytes == 8 || bytes == 4 || bytes == 1);
+    if (bytes == 8)
+        *(int64_t *)at = value;
+    else if (bytes == 4)
+        *(int32_t *)at = (int32_t)value;
+    else
+        *(bool *)at = value != 0;
+}
+
+static int64_t load_integer(const void *at, size_t bytes) {
+    return bytes == 8 ? *(const int64_t *)at : bytes == 4 ? *(const int32_t *)at : *(const bool *)at;
+}
+
 static void fill_number(const cfg_state *s, const schema_row *row, void *at) {
     const char *path = row->path;
     bool given = cfg_given(s, path) != NULL;
-    switch (row->form) {
-    case F_I32:
-        *(int32_t *)at = (int32_t)cfg_integer(s, path);
-        break;
-    case F_U32:
-        *(uint32_t *)at = (uint32_t)cfg_integer(s, path);
-        break;
-    case F_I64:
-    case F_STEPS:
-    case F_U64:
-        *(int64_t *)at = cfg_integer(s, path);
-        break;
-    case F_SIZE:
-        *(uint64_t *)at = cfg_size(s, path);
-        break;
-    case F_ELEMENTS:
-    case F_BUCKET:
+    if (row->form == F_INT || row->form == F_STEPS)
+        store_integer(at, row->bytes, row->types & T_SIZE ? (int64_t)cfg_size(s, path) : cfg_integer(s, path));
+    else if (row->form == F_ELEMENTS || row->form == F_BUCKET)
         *(uint64_t *)at = given ? (uint64_t)cfg_integer(s, path) : TM_AUTO_ELEMENTS;
-        break;
-    case F_DOUBLE:
-        *(double *)at = cfg_number(s, path);
-        break;
-    default:
-        TM_ASSERT(row->form == F_RATIO);
-        *(double *)at = given ? cfg_number(s, path) : -1;
-    }
+    else
+        *(double *)at = given || row->form != F_RATIO ? cfg_number(s, path) : -1;
 }
 
 static tm_lr_shape shape_of(const schema_row *row, int choice) {
@@ -67,31 +61,17 @@ static tm_status fill_choice(cfg_state *s, const schema_row *row, void *at) {
     char name[64];
     int choice = cfg_choice(s, row->path);
     if (choice < 0) return TM_OK;
-    switch (row->form) {
-    case F_ENUM:
-        *(int *)at = choice;
-        break;
-    case F_FLAG:
-        *(bool *)at = choice == 1;
-        break;
-    case F_SIGN:
-        *(int *)at = choice == 2 ? -1 : choice;
-        break;
-    case F_DTYPE:
-        *(tm_dtype *)at = cfg_dtype(s, row->path);
-        break;
-    case F_PLACE:
-        *(tm_place *)at = cfg_place(s, row->path);
-        break;
-    case F_SHAPE:
-        *(tm_lr_shape *)at = shape_of(row, choice);
-        break;
-    default:
-        TM_ASSERT(row->form == F_WORD);
+    if (row->form == F_WORD) {
         schema_choice_name(row, choice, name, sizeof name);
         *(const char **)at = cfg_strndup(s->cfg, name, strlen(name));
         return *(const char **)at ? TM_OK : TM_ENOMEM;
     }
+    int value = choice;
+    if (row->form == F_SIGN && choice == 2) value = -1;
+    if (row->form == F_DTYPE) value = (int)dtypes[choice];
+    if (row->form == F_PLACE) value = (int)places[choice];
+    if (row->form == F_SHAPE) value = (int)shape_of(row, choice);
+    store_integer(at, row->bytes, value);
     return TM_OK;
 }
 
@@ -130,70 +110,36 @@ static const void *field_of(const tm_config *c, const schema_row *row) {
 }
 
 bool field_is_number(const schema_row *row) {
-    return (row->form >= F_I32 && row->form <= F_STEPS) || row->form == F_BUCKET;
+    return (row->form >= F_INT && row->form <= F_DOUBLE) || row->form == F_BUCKET;
 }
 
 double field_number(const tm_config *c, const schema_row *row) {
     const void *at = field_of(c, row);
-    switch (row->form) {
-    case F_I32:
-        return *(const int32_t *)at;
-    case F_U32:
-        return *(const uint32_t *)at;
-    case F_I64:
-    case F_STEPS:
-        return (double)*(const int64_t *)at;
-    case F_DOUBLE:
-    case F_RATIO:
-        return *(const double *)at;
-    case F_BUCKET:
-        return (double)*(const uint64_t *)((const char *)c + row->resolved_at);
-    default:
-        return (double)*(const uint64_t *)at;
-    }
+    if (row->form == F_DOUBLE || row->form == F_RATIO) return *(const double *)at;
+    if (row->form == F_BUCKET) return (double)*(const uint64_t *)((const char *)c + row->resolved_at);
+    return (double)load_integer(at, row->bytes);
 }
 
 bool field_is_set(const tm_config *c, const schema_row *row) {
     const void *at = field_of(c, row);
-    switch (row->form) {
-    case F_TEXT:
-        return *(const char *const *)at != NULL;
-    case F_LIST:
-        return ((const tm_strings *)at)->n > 0;
-    case F_ELEMENTS:
-    case F_BUCKET:
-        return *(const uint64_t *)at != TM_AUTO_ELEMENTS;
-    case F_DENIED:
-        return *(const bool *)at;
-    case F_RATIO:
-        return *(const double *)at >= 0;
-    default:
-        return !field_is_number(row) || field_number(c, row) >= row->min;
-    }
+    if (row->form == F_TEXT) return *(const char *const *)at != NULL;
+    if (row->form == F_LIST) return ((const tm_strings *)at)->n > 0;
+    if (row->form == F_ELEMENTS || row->form == F_BUCKET) return *(const uint64_t *)at != TM_AUTO_ELEMENTS;
+    if (row->form == F_DENIED) return *(const bool *)at;
+    if (row->form == F_RATIO) return *(const double *)at >= 0;
+    return !field_is_number(row) || field_number(c, row) >= row->min;
 }
 
 /* The word that a field stands for, or NULL. */
 static const char *word_of(const tm_config *c, const schema_row *row, char *buf, size_t cap) {
     const void *at = field_of(c, row);
-    switch (row->form) {
-    case F_TEXT:
-    case F_WORD:
-        return *(const char *const *)at;
-    case F_DTYPE:
-        return dtype_names[*(const tm_dtype *)at];
-    case F_PLACE:
-        return place_names[*(const tm_place *)at];
-    case F_SHAPE:
-        return shapes[*(const tm_lr_shape *)at];
-    case F_ENUM:
-        return schema_choice_name(row, *(const int *)at, buf, cap);
-    case F_FLAG:
-        return schema_choice_name(row, *(const bool *)at, buf, cap);
-    case F_SIGN:
-        return schema_choice_name(row, *(const int *)at < 0 ? 2 : *(const int *)at, buf, cap);
-    default:
-        return NULL;
-    }
+    if (row->form == F_TEXT || row->form == F_WORD) return *(const char *const *)at;
+    if (row->form < F_ENUM || row->form > F_SHAPE) return NULL;
+    int64_t value = load_integer(at, row->bytes);
+    if (row->form == F_DTYPE) return dtype_names[value];
+    if (row->form == F_PLACE) return place_names[value];
+    if (row->form == F_SHAPE) return shapes[value];
+    return schema_choice_name(row, value < 0 ? 2 : (int)value, buf, cap);
 }
 
 static void write_list(tm_json_writer *w, const tm_strings *list) {
@@ -219,33 +165,16 @@ void field_write(tm_json_writer *w, const tm_config *c, const schema_row *row) {
     char buf[64];
     const void *at = field_of(c, row);
     const char *word = word_of(c, row, buf, sizeof buf);
-    if (word) {
+    if (word)
         tm_jw_str(w, word);
-        return;
-    }
-    switch (row->form) {
-    case F_LIST:
+    else if (row->form == F_LIST)
         write_list(w, at);
-        break;
-    case F_PAIR:
+    else if (row->form == F_PAIR)
         write_pair(w, at);
-        break;
-    case F_BOOL:
-    case F_BF16:
-    case F_F16:
-    case F_DENIED:
+    else if (row->form == F_BOOL || row->form == F_BF16 || row->form == F_F16 || row->form == F_DENIED)
         tm_jw_bool(w, truth_of(c, row));
-        break;
-    case F_DOUBLE:
-    case F_RATIO:
+    else if (row->form == F_DOUBLE || row->form == F_RATIO)
         tm_jw_double(w, field_number(c, row));
-        break;
-    case F_I32:
-    case F_U32:
-        tm_jw_int(w, (int64_t)field_number(c, row));
-        break;
-    default:
-        TM_ASSERT(row->form == F_ELEMENTS || row->form == F_BUCKET || field_is_number(row));
-        tm_jw_int(w, *(const int64_t *)at);
-    }
+    else
+        tm_jw_int(w, load_integer(at, row->bytes));
 }

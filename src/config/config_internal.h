@@ -60,25 +60,20 @@ typedef enum schema_kind {
 typedef enum field_form {
     F_NONE,   /* the row has no field */
     F_BOOL,   /* bool */
-    F_I32,    /* int32_t; this and the next six: not set below the row's least */
-    F_U32,    /* uint32_t */
-    F_I64,    /* int64_t */
-    F_U64,    /* uint64_t */
-    F_SIZE,   /* uint64_t, bytes */
-    F_DOUBLE, /* double; NaN: not set */
+    F_INT,    /* an integer of `bytes` bytes, signed or not; not set below the row's least */
     F_STEPS,  /* int64_t of the schedule: may be "auto" until the data are known */
+    F_DOUBLE, /* double; not set below the row's least, or NaN */
     F_PAIR,   /* two doubles, one after the other */
     F_TEXT,   /* const char *; NULL: not set */
     F_LIST,   /* tm_strings; none: not set */
-    F_ENUM,   /* an enum that counts as the choices do */
-    F_FLAG,   /* bool: the second of two choices */
+    F_ENUM,   /* an enum that counts as the choices do, or a bool of two */
     F_SIGN,   /* int: the first of three choices is 0, the second 1, the third -1 */
-    F_WORD,   /* const char *: the choice's name */
     F_DTYPE,  /* tm_dtype */
-    F_BF16,   /* tm_dtype: is it that one */
-    F_F16,    /* tm_dtype: is it that one */
     F_PLACE,  /* tm_place */
     F_SHAPE,  /* tm_lr_shape */
+    F_WORD,   /* const char *: the choice's name */
+    F_BF16,   /* tm_dtype: is it that one */
+    F_F16,    /* tm_dtype: is it that one */
     /* What bounds the planner where it is given; "auto" leaves it to the planner. */
     F_ELEMENTS, /* uint64_t; TM_AUTO_ELEMENTS: not set */
     F_BUCKET,   /* as F_ELEMENTS; the value with its default, or "auto", is at resolved_at */
@@ -98,10 +93,11 @@ struct schema_row {
     const char *alias_of; /* another spelling of that row */
     /* where the value goes */
     field_form form;
-    size_t at, resolved_at; /* offsets in tm_config */
-    bool filled;            /* by cfg_fill_all, from the value or else the default; otherwise by a resolver */
-    bool option;            /* by the optimizer, whose option of the same name it is */
-    unsigned takers;        /* by the schedule: those that take this argument, 1 << tm_lr_type */
+    size_t at, bytes;   /* offset in tm_config, and size */
+    size_t resolved_at; /* F_BUCKET */
+    bool filled;        /* by cfg_fill_all, from the value or else the default; otherwise by a resolver */
+    bool option;        /* by the optimizer, whose option of the same name it is */
+    unsigned takers;    /* by the schedule: those that take this argument, 1 << tm_lr_type */
     /* the dump: NULL, never; a section is shown with what is in it */
     bool (*shown)(const tm_config *c, const schema_row *row);
     void (*write)(tm_json_writer *w, const tm_config *c, const schema_row *row); /* key and value; NULL: as they are */

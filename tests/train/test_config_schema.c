@@ -184,8 +184,9 @@ static void fields_are_consistent(void **state) {
         if (row->filled + row->option + (row->takers != 0) > 1) fail_msg("%s: two ways to be filled", row->path);
         if (row->shown && !has_field && !row->write && !(row->types & T_OBJ)) fail_msg("%s: shows nothing", row->path);
         if (row->alias_of && (has_field || row->shown)) fail_msg("%s: an alias with a field", row->path);
-        if (row->types & T_ENUM && row->form >= F_ENUM && !row->choices) fail_msg("%s: no choices", row->path);
-        bool by_choice = row->form >= F_ENUM && row->form <= F_DTYPE;
+        if (row->types & T_ENUM && row->form >= F_ENUM && row->form <= F_WORD && !row->choices)
+            fail_msg("%s: no choices", row->path);
+        bool by_choice = row->form >= F_ENUM && row->form <= F_WORD;
         if (by_choice && !(row->types & T_ENUM)) fail_msg("%s: a choice of nothing", row->path);
     }
 }
