@@ -245,11 +245,9 @@ static void resolve_flat(cfg_state *s) {
     const cfg_value *v = cfg_given(s, "optim");
     const char *row = optim_rows[cfg_choice(s, "optim")];
     char x[256];
-    if (!row) {
+    if (!row)
         cfg_unsupported(s, v, "\"optim\" %s: not supported yet by this version; use \"adamw_torch\"",
                         cfg_show(v, x, sizeof x));
-        row = NULL;
-    }
     c->optimizer = tm_optimizer_find(row ? row : "adamw");
     tm_optim_defaults(c->optimizer, &c->optim);
     c->optim.weight_decay = cfg_number(s, "weight_decay");
