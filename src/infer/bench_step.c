@@ -90,7 +90,13 @@ static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
         tm_error_clear();
         rc = TM_OK;
     }
-    job->step.result.finite = true;
+    if (op->code == OP_OBJECTIVE || op->code == OP_NORM) {
+        op_call c = op_call_of(job, op);
+        c.operand = operand;
+        step_frame *f = op_operand(&c, OPERAND_STEP);
+        f->finite = job->step.result.finite = true;
+        f->clip = job->step.result.clip = 1;
+    }
     job->step.nonfinite = job->step.device_nonfinite = 0;
     return rc;
 }
@@ -319,8 +325,8 @@ static tm_status reopen_without_disk(bench *b) {
 
 static tm_status run_all(bench *b) {
     tm_job *job = b->job;
-    job->step.result.number = 1;
-    job->step.result.learning_rate = 1e-6;
+    job->step.number = 1;
+    job->step.learning_rate = 1e-6;
     tm_exec_on_done(job->tiers.exec, run_ended, b);
     b->mode = REAL; /* the last prediction's is another */
     if (b->first_plan) TM_TRY(tm_exec_run(job->tiers.exec, b->first_plan, run_op, b));

@@ -64,8 +64,8 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
         rc = job_run(e->job, plan);
         phase.base += info.samples;
         sum += e->job->step.result.loss_sum;
-        out->label_tokens += e->job->step.result.label_tokens;
-        out->tokens += e->job->step.result.tokens;
+        out->label_tokens += e->job->step.labels;
+        out->tokens += e->job->step.tokens;
     }
     job_phase_end(&phase);
     tm_plan_free(plan);

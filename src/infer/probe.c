@@ -113,8 +113,9 @@ static tm_status declare(probe *p) {
 }
 
 static tm_status write_scalars(probe *p) {
-    const step_result *s = &p->job->step.result;
-    float loss = s->label_tokens ? (float)(s->loss_sum / (double)s->label_tokens) : NAN, norm = (float)s->grad_norm;
+    const step_frame *s = &p->job->step.result;
+    uint64_t labels = p->job->step.labels;
+    float loss = labels ? (float)(s->loss_sum / (double)labels) : NAN, norm = (float)s->grad_norm;
     if (p->labels != UINT32_MAX) TM_TRY(tm_st_writer_write(p->out, p->loss, 0, &loss, sizeof loss));
     if (p->args->gradients) TM_TRY(tm_st_writer_write(p->out, p->norm, 0, &norm, sizeof norm));
     return TM_OK;

@@ -39,9 +39,20 @@ static void fill_batch(const tm_job *job, void *frame, const job_shape *shape) {
     memset(v.position, 0, shape->rows * sizeof *v.position);
 }
 
+static step_frame step_made_up(const tm_job *job) {
+    return (step_frame){.finite = true,
+                        .learning_rate = 1e-5,
+                        .beta1 = job->update_opts.beta1,
+                        .beta2 = job->update_opts.beta2,
+                        .number = 2,
+                        .clip = 1};
+}
+
 static void fill_one(const cost_operands *l, const struct cost_operand *o, void *frame) {
     if (o->fill == OP_FILL_BATCH)
         fill_batch(l->job, frame, &l->shape);
+    else if (o->fill == OP_FILL_STEP)
+        *(step_frame *)frame = step_made_up(l->job);
     else if (o->fill == OP_FILL_ONES)
         for (uint64_t k = 0; k < o->bytes / sizeof(double); k++) ((double *)frame)[k] = 1;
     else
@@ -86,10 +97,7 @@ void cost_call_init(cost_call *c, const cost_operands *o, const tm_op *op) {
                            .label_tokens = used,
                            .label_rows = used,
                            .capacity = shape_tokens(shape)};
-    c->step = (job_step){.batch = &c->batch,
-                         .loss_scale = o->job->step.loss_scale,
-                         .result = {.finite = true, .learning_rate = 1e-5, .number = 2, .clip = 1}};
-    state_prepare_step(o->job, &c->step);
+    c->step = (job_step){.batch = &c->batch, .loss_scale = o->job->step.loss_scale, .result = step_made_up(o->job)};
     c->call = op_call_of(o->job, op);
     c->call.kv = NULL;
     c->call.step = &c->step;

@@ -409,7 +409,7 @@ static tm_status pass_init(pass *x) {
 
 static void emit_pass(pass *x) {
     uint32_t head = x->units - 1;
-    x->step = tm_program_visit(x->p, pass_scratch(x, 0, 64), 1);
+    x->step = tm_program_visit(x->p, pass_scratch(x, 0, sizeof(step_frame)), 1);
     for (uint32_t mb = 0; mb < x->K; mb++) {
         x->batch[mb] = tm_program_visit(x->p, pass_scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
         op_begin(&x->w, OP_BATCH, (op_args){.batch = {mb, x->T}});

@@ -43,7 +43,7 @@ typedef struct pass {
     uint32_t K, T, units, parts, kept_blocks;
     uint32_t *batch, *coef; /* visits, per micro-batch */
     uint32_t *kept_logits;  /* visits, per (micro-batch, stage of the head); NONE: multiplied again */
-    uint32_t step;          /* visit: orders objective, norm and update */
+    uint32_t step;          /* visit: step_frame */
     bool step_written;
     uint32_t *value_object, *value_visit, *grad_object, *grad_visit; /* per (unit, micro-batch, slot) */
     uint8_t *value_written, *grad_written;

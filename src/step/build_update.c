@@ -156,7 +156,7 @@ tm_status build_drain(tm_program **out, const tm_job *job) {
         tm_program_free(x.p);
         return rc;
     }
-    x.step = tm_program_visit(x.p, pass_scratch(&x, 0, 64), 1);
+    x.step = tm_program_visit(x.p, pass_scratch(&x, 0, sizeof(step_frame)), 1);
     pass_pending(&x);
     for (uint32_t part = 0; part < x.parts; part++) pass_update_part(&x, part);
     op_writer_close(&x.w);

@@ -162,7 +162,13 @@ typedef struct op_call {
 op_call op_call_of(const tm_job *job, const tm_op *op);
 
 /* What an operand holds when its operation is timed alone. */
-typedef enum op_filling { OP_FILL_VALUES, OP_FILL_POSITIVE, OP_FILL_BATCH, OP_FILL_ONES /* in double */ } op_filling;
+typedef enum op_filling {
+    OP_FILL_VALUES,
+    OP_FILL_POSITIVE,
+    OP_FILL_BATCH,
+    OP_FILL_STEP,
+    OP_FILL_ONES /* in double */
+} op_filling;
 
 typedef struct op_operand_row {
     uint8_t name;

@@ -118,7 +118,7 @@ tm_status ops_diverged(const op_call *c, const char *what) {
     return tm_fail(TM_EIO,
                    "step %lld: %s is not finite, which an update inside backward cannot skip: the run stopped at the "
                    "last commit; lower learning_rate, or choose memory.update U or F",
-                   (long long)c->step->result.number, what);
+                   (long long)c->step->number, what);
 }
 
 /* What the loss is multiplied by, so that fp16 has its gradients; 1 in other precisions. */
@@ -126,15 +126,14 @@ static double loss_scale(const op_call *c) {
     return c->step->loss_scale > 0 ? c->step->loss_scale : 1;
 }
 
-/* With ranks the data say what the others have. */
-static void count_tokens(const op_call *c, step_result *out) {
-    const job_step *step = c->step;
-    bool alone = c->job->ranks.ranks == 1;
-    out->label_tokens = alone ? 0 : step->labels;
-    out->tokens = alone ? 0 : step->tokens;
-    for (uint32_t mb = 0; alone && mb < c->args.objective.micro_batches; mb++) {
-        out->label_tokens += step->batch[mb].label_tokens;
-        out->tokens += step->batch[mb].mask_tokens;
+/* With ranks the data say what all of them have. */
+static void count_tokens(const op_call *c) {
+    job_step *step = c->step;
+    if (c->job->ranks.ranks > 1) return;
+    step->labels = step->tokens = 0;
+    for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++) {
+        step->labels += step->batch[mb].label_tokens;
+        step->tokens += step->batch[mb].mask_tokens;
     }
 }
 
@@ -142,14 +141,25 @@ static tm_micro_batch objective_batch(const op_call *c, uint32_t mb) {
     return micro_batch(c, mb, op_operand_at(c, OPERAND_BATCH, mb));
 }
 
+/* What the update is made of, from this step on. */
+static void set_update(const op_call *c, step_frame *f, bool finite, double clip) {
+    f->number = c->step->number;
+    f->learning_rate = c->step->learning_rate;
+    f->beta1 = c->job->update_opts.beta1;
+    f->beta2 = c->job->update_opts.beta2;
+    f->finite = finite;
+    f->clip = clip;
+}
+
 /* The frame of coefficients holds the log-likelihoods first. */
 static tm_status run_objective(const op_call *c) {
     const tm_objective *objective = c->job->objective;
     const job_sinks *sinks = &c->job->sinks;
     job_step *step = c->step;
+    step_frame *f = op_operand(c, OPERAND_STEP);
     double sum = 0;
-    count_tokens(c, &step->result);
-    const objective_step s = {.labels = step->result.label_tokens, .scale = loss_scale(c)};
+    count_tokens(c);
+    const objective_step s = {.labels = step->labels, .scale = loss_scale(c)};
     for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++) {
         tm_micro_batch b = objective_batch(c, mb);
         float *nll = op_operand_at(c, OPERAND_COEFFICIENT, mb);
@@ -162,13 +172,11 @@ static tm_status run_objective(const op_call *c) {
         tm_micro_batch b = objective_batch(c, mb);
         if (b.rows > 0) objective->coefficients(&s, &b, op_operand_at(c, OPERAND_COEFFICIENT, mb));
     }
-    step->result.loss_sum = sum;
-    if (!c->args.objective.within) return TM_OK;
-    if (!isfinite(sum)) return ops_diverged(c, "the loss");
-    step->result.finite = true;
-    step->result.clip = 1;
-    state_prepare_step(c->job, step);
-    return TM_OK;
+    *f = step->result; /* all of the frame is written; update F: it is that already */
+    f->loss_sum = sum;
+    if (c->args.objective.within) set_update(c, f, true, 1);
+    step->result = *f;
+    return c->args.objective.within && !isfinite(sum) ? ops_diverged(c, "the loss") : TM_OK;
 }
 
 static tm_status run_finish(const op_call *c) {
@@ -195,21 +203,22 @@ static tm_status run_finish(const op_call *c) {
 static tm_status run_norm(const op_call *c) {
     const tm_job *job = c->job;
     void *const *partial = op_operands(c, OPERAND_PARTIAL);
+    step_frame *f = op_operand(c, OPERAND_STEP), *result = &c->step->result;
     double sum = 0;
     if (!partial) ops_read_reports(c, true, &sum);
     for (uint32_t p = 0; partial && p < tm_model_parts(job->model); p++)
         sum += tm_sum_blocks(partial[p], tm_norm_block_count(job->part[p].elements));
-    step_result *s = &c->step->result;
-    s->grad_norm = sqrt(sum) / loss_scale(c); /* of the loss as it is */
-    if (c->args.norm.within) return TM_OK;    /* a device may be updating, by what the objective prepared */
-    s->finite = isfinite(s->grad_norm) && isfinite(s->loss_sum);
-    s->clip = tm_clip_factor(s->grad_norm, c->step->max_grad_norm) / loss_scale(c);
-    if (s->finite) state_prepare_step(job, c->step); /* else the update is skipped: OP_UPDATE leaves the state alone */
+    f->grad_norm = result->grad_norm = sqrt(sum) / loss_scale(c); /* of the loss as it is */
+    if (c->args.norm.within) return TM_OK; /* a device may be updating, by what the objective published */
+    set_update(c, f, isfinite(f->grad_norm) && isfinite(f->loss_sum),
+               tm_clip_factor(f->grad_norm, c->step->max_grad_norm) / loss_scale(c));
+    *result = *f;
     return TM_OK;
 }
 
 static tm_status run_pending(const op_call *c) {
-    (void)c;
+    step_frame *f = op_operand(c, OPERAND_STEP);
+    *f = c->step->result;
     return TM_OK;
 }
 
@@ -366,7 +375,7 @@ uint64_t operand_partial_bytes(const op_call *c, uint32_t i) {
 }
 uint64_t operand_step_bytes(const op_call *c, uint32_t i) {
     (void)c, (void)i;
-    return STEP_BYTES;
+    return STEP_FRAME_BYTES;
 }
 
 static double finish_elements(const op_call *c) {

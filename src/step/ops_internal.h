@@ -9,7 +9,7 @@
 extern const op_row ops_model_rows[OP_CODES], ops_update_rows[OP_CODES], ops_state_rows[OP_CODES],
     ops_rank_rows[OP_CODES], ops_comm_rows[OP_CODES];
 
-enum { STEP_BYTES = 64, NORM_BLOCKS = TM_TILE_ELEMENTS / TM_NORM_BLOCK /* of a tile */ };
+enum { NORM_BLOCKS = TM_TILE_ELEMENTS / TM_NORM_BLOCK /* of a tile */ };
 
 /* ops.c */
 uint64_t operand_step_bytes(const op_call *c, uint32_t i);

@@ -37,9 +37,10 @@ static tm_status run_report(const op_call *c) {
     bool norm = c->args.report.norm;
     void *const *partial = op_operands(c, OPERAND_PARTIAL);
     uint32_t parts = tm_model_parts(job->model), slice = job_summed_slice(job, job->ranks.rank);
+    const step_frame *f = op_operand(c, OPERAND_STEP);
     double *at = op_operand(c, OPERAND_REPORTS);
     for (uint32_t r = 0; r < job->ranks.rank; r++) at += job_report_doubles(job, r, norm);
-    at[REPORT_LOSS] = c->step->result.loss_sum;
+    at[REPORT_LOSS] = f->loss_sum;
     at[REPORT_FLAGS] = (double)c->step->report_flags;
     at[REPORT_PEAK] = (double)job_host_peak(job);
     at += REPORT_HEAD;
@@ -72,18 +73,20 @@ static double sum_norms(const tm_job *job, const double **at) {
 void ops_read_reports(const op_call *c, bool norm, double *square) {
     const tm_job *job = c->job;
     job_step *step = c->step;
+    step_frame *f = op_operand(c, OPERAND_STEP);
     const double *reports = op_operand(c, OPERAND_REPORTS);
     const double **at = step->report_at; /* by slice */
     double loss = 0;
-    step->reported_flags = 0;
+    f->flags = 0;
     for (uint32_t r = 0; r < job->ranks.ranks; r++) {
         loss += reports[REPORT_LOSS];
-        step->reported_flags |= (uint32_t)reports[REPORT_FLAGS];
+        f->flags |= (uint32_t)reports[REPORT_FLAGS];
         step->reported_peak[r] = (uint64_t)reports[REPORT_PEAK];
         at[job_summed_slice(job, r)] = reports + REPORT_HEAD;
         reports += job_report_doubles(job, r, norm);
     }
-    step->result.loss_sum = loss;
+    f->loss_sum = step->result.loss_sum = loss;
+    step->result.flags = f->flags;
     if (norm) *square = sum_norms(job, at);
 }
 

@@ -14,6 +14,13 @@ typedef struct update_tile {
     double *totals; /* of its group; NULL: the optimizer has one pass */
 } update_tile;
 
+/* Where an arena has kernels of its own, the host does not read it: then what was published before the frame was copied
+ * there. */
+static const step_frame *step_of(const op_call *c) {
+    bool there = c->op->tier == TM_TIER_DEVICE && c->kernels;
+    return there ? &c->step->result : op_operand(c, OPERAND_STEP);
+}
+
 static tm_optim_span span_of(const tm_job *job, const update_tile *t, uint64_t first, uint64_t n) {
     static const tm_grad_type grad_type[] = {[TM_F32] = TM_GRAD_F32, [TM_BF16] = TM_GRAD_BF16, [TM_F16] = TM_GRAD_F16};
     uint64_t width = tm_dtype_bytes(job->dtype);
@@ -30,11 +37,11 @@ static tm_optim_span span_of(const tm_job *job, const update_tile *t, uint64_t f
 static void update_run(const op_call *c, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
     uint64_t *nonfinite = t->on_device ? &c->step->device_nonfinite : &c->step->nonfinite;
     tm_optim_span x = span_of(c->job, t, first, n);
-    const tm_optim_step *step = &c->step->result.update[c->job->part[t->part].small][plain];
+    const tm_optim_step step = state_step(c->job, step_of(c), c->job->part[t->part].small, plain);
     if (t->on_device && c->kernels)
-        tm_optim_launch(c->kernels, step, &x, nonfinite);
+        tm_optim_launch(c->kernels, &step, &x, nonfinite);
     else
-        *nonfinite += tm_optim_run(step, &x);
+        *nonfinite += tm_optim_run(&step, &x);
 }
 
 static bool is_plain(const op_call *c, uint32_t tensor) {
@@ -49,8 +56,8 @@ static void pass_run(const op_call *c, const update_tile *t, const tm_segment *s
     while (passes_tensor(c->job, g, i, NULL, t->totals, &tensor) && tensor.tensor != seg->tensor) i++;
     tm_optim_span x = span_of(c->job, t, from - t->at.begin, n);
     x.first = seg->tensor_offset + (from - seg->part_offset);
-    const tm_optim_step *step = &c->step->result.update[0][is_plain(c, seg->tensor)];
-    c->step->nonfinite += tm_optim_pass(step, &tensor.x, t->pass, &x);
+    const tm_optim_step step = state_step(c->job, step_of(c), false, is_plain(c, seg->tensor));
+    c->step->nonfinite += tm_optim_pass(&step, &tensor.x, t->pass, &x);
 }
 
 /* Segment by segment, so that each has its own decay and, in passes, its own tensor. */
@@ -90,7 +97,7 @@ static tm_status run_update(const op_call *c) {
         .g = (const char *)op_operand(c, OPERAND_GRADIENT) + before * tm_dtype_bytes(job->dtype),
         .totals = op_operand(c, OPERAND_TOTALS),
     };
-    if (!c->step->result.finite) { /* skipped: everything stays, or is made of what stays */
+    if (!step_of(c)->finite) { /* skipped: everything stays, or is made of what stays */
         if (job->dtype == TM_F16) tm_grad_round_f16(t.lo, t.hi, t.at.n);
         return TM_OK;
     }
@@ -117,7 +124,7 @@ static tm_status run_sums(const op_call *c) {
         .g = (const char *)op_operand(c, OPERAND_GRADIENT) + before * tm_dtype_bytes(job->dtype),
         .totals = op_operand(c, OPERAND_TOTALS),
     };
-    if (c->step->result.finite) run_segments(c, &t);
+    if (step_of(c)->finite) run_segments(c, &t);
     return TM_OK;
 }
 
@@ -129,20 +136,20 @@ static tm_status run_turn(const op_call *c) {
     double *pieces = op_operand(c, OPERAND_PIECES), *totals = op_operand(c, OPERAND_TOTALS);
     float *means = op_operand(c, OPERAND_MEANS);
     group_tensor t;
-    if (!c->step->result.finite) return TM_OK;
+    if (!step_of(c)->finite) return TM_OK;
     if (pieces) passes_unpack(job, g, turn - 1, pieces, totals);
     for (uint32_t i = 0; passes_tensor(job, g, i, means, totals, &t); i++) {
-        const tm_optim_step *step = &c->step->result.update[0][is_plain(c, t.tensor)];
+        const tm_optim_step step = state_step(job, step_of(c), false, is_plain(c, t.tensor));
         if (turn == 0)
-            tm_optim_begin(step, &t.x);
+            tm_optim_begin(&step, &t.x);
         else
-            tm_optim_turn(step, &t.x, turn - 1);
+            tm_optim_turn(&step, &t.x, turn - 1);
     }
     return TM_OK;
 }
 
 static tm_status run_pack_sums(const op_call *c) {
-    if (!c->step->result.finite) return TM_OK;
+    if (!step_of(c)->finite) return TM_OK;
     passes_pack(c->job, passes_group(c->job->model, c->args.group.part), c->args.group.pass,
                 op_operand(c, OPERAND_TOTALS), op_operand(c, OPERAND_PIECES));
     return TM_OK;
@@ -246,7 +253,7 @@ const op_row ops_update_rows[OP_CODES] = {
                                {OPERAND_EXP_AVG_SQ, U, OP_FILL_POSITIVE, .count = has_exp_avg_sq,
                                 .bytes = exp_avg_sq_bytes}, /* has a root taken */
                                {OPERAND_GRADIENT, R, .bytes = gradient_bytes},
-                               {OPERAND_STEP, R, .bytes = operand_step_bytes},
+                               {OPERAND_STEP, R, OP_FILL_STEP, .bytes = operand_step_bytes},
                                {OPERAND_TOTALS, R, OP_FILL_ONES, .count = has_totals, .bytes = totals_bytes}}},
     [OP_SUMS] = {.word = "sums",
                  .cost = OP_COST_SUMS,
@@ -258,14 +265,14 @@ const op_row ops_update_rows[OP_CODES] = {
                              {OPERAND_EXP_AVG_SQ, R, OP_FILL_POSITIVE, .count = sums_have_exp_avg_sq,
                               .bytes = exp_avg_sq_bytes},
                              {OPERAND_GRADIENT, R, .bytes = gradient_bytes},
-                             {OPERAND_STEP, R, .bytes = operand_step_bytes},
+                             {OPERAND_STEP, R, OP_FILL_STEP, .bytes = operand_step_bytes},
                              {OPERAND_TOTALS, U, OP_FILL_ONES, .bytes = totals_bytes}}},
     [OP_TURN] = {.word = "turn",
                  .cost = OP_COST_BYTES,
                  .label = OP_OF_PART,
                  .amount = group_bytes,
                  .run = run_turn,
-                 .operand = {{OPERAND_STEP, R, .bytes = operand_step_bytes},
+                 .operand = {{OPERAND_STEP, R, OP_FILL_STEP, .bytes = operand_step_bytes},
                              {OPERAND_PIECES, R, .count = has_pieces, .bytes = operand_pieces_bytes},
                              {OPERAND_MEANS, U, .count = has_means, .bytes = operand_means_bytes},
                              {OPERAND_TOTALS, U, .bytes = totals_bytes}}},
@@ -274,7 +281,7 @@ const op_row ops_update_rows[OP_CODES] = {
                       .label = OP_OF_PART,
                       .amount = group_bytes,
                       .run = run_pack_sums,
-                      .operand = {{OPERAND_STEP, R, .bytes = operand_step_bytes},
+                      .operand = {{OPERAND_STEP, R, OP_FILL_STEP, .bytes = operand_step_bytes},
                                   {OPERAND_TOTALS, R, .bytes = totals_bytes},
                                   {OPERAND_PIECES, W, .bytes = operand_pieces_bytes}}},
 };

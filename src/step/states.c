@@ -121,15 +121,15 @@ float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object
 
 /* ---- a step ---------------------------------------------------------------------------------------------------- */
 
-void state_prepare_step(const tm_job *job, job_step *step) {
-    step_result *s = &step->result;
-    const tm_optimizer *row[] = {job->update, tm_optimizer_find("adamw")};
-    tm_optim_opts opts[] = {job->update_opts, job->update_opts};
-    opts[1].weight_decay = 0;
-    for (int small = 0; small < (is_8bit(job->update) ? 2 : 1); small++)
-        for (int plain = 0; plain < 2; plain++)
-            tm_optim_step_init(&s->update[small][plain], row[small], &opts[plain], s->learning_rate, s->number,
-                               s->clip);
+tm_optim_step state_step(const tm_job *job, const step_frame *f, bool small, bool plain) {
+    tm_optim_opts opts = job->update_opts;
+    tm_optim_step step;
+    opts.beta1 = f->beta1;
+    opts.beta2 = f->beta2;
+    if (plain) opts.weight_decay = 0;
+    tm_optim_step_init(&step, small ? tm_optimizer_find("adamw") : job->update, &opts, f->learning_rate, f->number,
+                       f->clip);
+    return step;
 }
 
 double state_learning_rate(const tm_job *job, double scheduled, int64_t step) {

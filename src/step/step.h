@@ -83,29 +83,35 @@ typedef struct job_shape {
     uint32_t tokens;
 } job_shape;
 
-/* Results of a step that outlive it; written by operations, read between programs. */
-typedef struct step_result {
-    double loss_sum; /* summed nll */
-    uint64_t label_tokens, tokens;
-    double grad_norm, clip;
-    double learning_rate;
+/* What operations of a step hand on to each other: the frame of OPERAND_STEP. The plan orders who writes it and who reads
+ * it. Update F begins with that of the program before, whose gradients are pending. */
+typedef struct step_frame {
+    double loss_sum; /* summed nll: of this rank; from OP_NORM or OP_LOSS on of all */
+    double grad_norm;
+    double clip; /* what gradients are multiplied by */
+    double learning_rate, beta1, beta2;
     int64_t number; /* of the step, from 1 */
-    bool finite;
-    tm_optim_step update[2][2]; /* [the job's optimizer, that of small parts][decayed, not] */
-} step_result;
+    bool finite;    /* else the update is skipped */
+    uint32_t flags; /* of any rank, from its latest report */
+} step_frame;
+enum { STEP_FRAME_BYTES = 64 };
+_Static_assert(sizeof(step_frame) == STEP_FRAME_BYTES, "plans have frames and copies of so many bytes");
 
 /* What handlers read and write beside their operands while a program runs. Between programs it is the caller's: what
  * the step is told, and what it told. */
 typedef struct job_step {
-    double loss_scale; /* of the step under way, in fp16; 0: none */
+    int64_t number; /* of the step under way, from 1 */
+    double learning_rate;
+    double loss_scale; /* in fp16; 0: none */
     double max_grad_norm;
     bool *no_decay;            /* per tensor; NULL: all are decayed */
     const uint32_t *last;      /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
-    uint64_t labels, tokens;   /* with ranks: of all of them, set by `fill` */
+    uint64_t labels, tokens;   /* of all ranks: with several set by `fill`, else counted by the objective */
     uint32_t report_flags;     /* of this rank, with the next report */
     job_batch *batch;          /* per micro-batch of the running program */
-    step_result result;        /* of the latest program */
-    uint32_t reported_flags;   /* of any rank, from the latest report */
+    step_frame result;         /* of the latest program: published by whoever writes the frame. Read by the caller, and
+                                  where an update is launched on a device whose memory the host does not read: the frame
+                                  was copied there after it was published */
     uint64_t *reported_peak;   /* [ranks] VmHWM of each */
     const double **report_at;  /* [ranks]: where each one's report is read next */
     uint64_t nonfinite;        /* parameters found not finite by the update, on the host */
@@ -289,8 +295,8 @@ void state_begin(const tm_job *job, uint32_t part, tm_kind kind, void *object, u
 /* Elements [first, first + n) of a state as fp32: in place, or in `room`. `all`: elements of the tile. */
 float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object, uint64_t all, uint64_t first,
                     uint64_t n, float *room);
-void state_prepare_step(const tm_job *job,
-                        job_step *step); /* the constants of the step's update, once its clip factor is known */
+/* The constants of the step's update: of its optimizer or that of small parts, decayed or not (`plain`). */
+tm_optim_step state_step(const tm_job *job, const step_frame *f, bool small, bool plain);
 
 /* What the optimizer makes of the schedule's rate, for the log. */
 double state_learning_rate(const tm_job *job, double scheduled, int64_t step);

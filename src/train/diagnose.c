@@ -204,9 +204,10 @@ static tm_status log_spike(trainer *t, double loss, double median) {
 }
 
 tm_status trainer_note_loss(trainer *t) {
-    const step_result *r = &t->job->step.result;
-    double median, loss = r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0;
-    if (!r->finite || !r->label_tokens) return TM_OK; /* said already */
+    const step_frame *r = &t->job->step.result;
+    uint64_t labels = t->job->step.labels;
+    double median, loss = labels ? r->loss_sum / (double)labels : 0;
+    if (!r->finite || !labels) return TM_OK; /* said already */
     if (is_spike(t, loss, &median)) {
         tm_log(TM_LOG_WARN, "step %" PRId64 ": loss %.4f, the median before it %.4f", t->step, loss, median);
         TM_TRY(log_spike(t, loss, median));

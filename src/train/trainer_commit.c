@@ -20,7 +20,7 @@ void trainer_kill_point(const char *name) {
 bool trainer_commit_due(const trainer *t) {
     int64_t next = t->step + 1, every = t->s.cfg->commit_steps;
     if (!session_commits(&t->s)) return false;
-    bool by_clock = ((t->s.comm ? t->job->step.reported_flags : trainer_flags(t)) & FLAG_COMMIT) != 0;
+    bool by_clock = ((t->s.comm ? t->job->step.result.flags : trainer_flags(t)) & FLAG_COMMIT) != 0;
     return next >= t->s.cfg->total_steps || (every > 0 && next % every == 0) || by_clock;
 }
 

@@ -10,7 +10,8 @@
 
 /* What a step came to, as its operations left it. */
 typedef struct step_line {
-    step_result r;
+    step_frame r;
+    uint64_t label_tokens, tokens; /* of all ranks */
     int64_t step;
     const tm_plan *plan;
     double loss_scale; /* that the step's loss was multiplied by, in fp16 */

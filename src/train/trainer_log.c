@@ -85,7 +85,7 @@ void trainer_line_begin(const trainer *t, tm_json_writer *w, tm_buf *line, const
 }
 
 tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats *run, double predicted_seconds) {
-    const step_result *r = &line->r;
+    const step_frame *r = &line->r;
     tm_buf out = {0};
     tm_json_writer w;
     if (!session_is_rank0(&t->s)) return TM_OK;
@@ -93,14 +93,14 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     tm_jw_object(&w);
     tm_jw_key(&w, "step");
     tm_jw_int(&w, line->step);
-    tm_jw_field_double(&w, "loss", r->label_tokens ? r->loss_sum / (double)r->label_tokens : 0);
+    tm_jw_field_double(&w, "loss", line->label_tokens ? r->loss_sum / (double)line->label_tokens : 0);
     tm_jw_field_double(&w, "grad_norm", r->grad_norm);
     tm_jw_field_double(&w, "learning_rate", r->learning_rate);
-    tm_jw_field_uint(&w, "tokens", r->tokens);
-    tm_jw_field_uint(&w, "label_tokens", r->label_tokens);
+    tm_jw_field_uint(&w, "tokens", line->tokens);
+    tm_jw_field_uint(&w, "label_tokens", line->label_tokens);
     tm_jw_field_double(&w, "step_seconds", line->took);
     tm_jw_field_double(&w, "predicted_step_seconds", predicted_seconds);
-    tm_jw_field_double(&w, "tokens_per_second", (double)r->tokens / line->took);
+    tm_jw_field_double(&w, "tokens_per_second", (double)line->tokens / line->took);
     bytes_fields(&w, run);
     tm_jw_field_uint(&w, "host_peak_bytes", job_host_peak(t->job));
     tm_jw_field_uint(&w, "device_peak_bytes", t->job->needs.device);

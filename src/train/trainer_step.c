@@ -38,9 +38,9 @@ static tm_status one_step(trainer *t) {
     tm_job *job = t->job;
     uint64_t began = tm_now_ns();
     job->step.loss_scale = t->scaler.scale;
-    job->step.result.number = t->applied + 1;
-    job->step.result.learning_rate =
-        state_learning_rate(job, tm_lr_at(&t->s.cfg->schedule, trainer_schedule_step(t)), job->step.result.number);
+    job->step.number = t->applied + 1;
+    job->step.learning_rate =
+        state_learning_rate(job, tm_lr_at(&t->s.cfg->schedule, trainer_schedule_step(t)), job->step.number);
     if (!job_updates_in_passes(job)) /* whose beta1 says whether there is an exp_avg at all */
         (void)tm_lr_betas(&t->s.cfg->schedule, trainer_schedule_step(t), &job->update_opts.beta1,
                           &job->update_opts.beta2);
@@ -68,6 +68,8 @@ static tm_status one_step(trainer *t) {
     if (t->scaler.scale < job->step.loss_scale)
         t->skipped_at_scale = 0; /* it may be right now; it cannot fall for ever */
     step_line line = {.r = job->step.result,
+                      .label_tokens = job->step.labels,
+                      .tokens = job->step.tokens,
                       .step = t->step,
                       .plan = plan,
                       .loss_scale = job->step.loss_scale,
@@ -89,7 +91,6 @@ static tm_status evaluate(trainer *t) {
     t->eval.labels = 0;
     tm_status rc = TM_OK;
     uint64_t steps = tm_dataset_steps_per_epoch(data_set(t->s.eval));
-    step_result keep = t->job->step.result;
     job_phase phase;
     job_phase_begin(&phase, t->job, "evaluating", "rows", tm_dataset_get_counts(data_set(t->s.eval))->samples);
     for (t->eval.step = 0; t->eval.step < steps && rc == TM_OK; t->eval.step++) {
@@ -99,11 +100,10 @@ static tm_status evaluate(trainer *t) {
         rc = job_run(t->job, t->plans.eval);
         phase.base += info.samples;
         t->eval.sum += t->job->step.result.loss_sum;
-        t->eval.labels += t->job->step.result.label_tokens;
+        t->eval.labels += t->job->step.labels;
     }
     job_phase_end(&phase);
     t->eval.under_way = false;
-    t->job->step.result = keep;
     if (rc != TM_OK) return rc;
     double loss = t->eval.labels ? t->eval.sum / (double)t->eval.labels : NAN;
     t->saves.loss = loss;
@@ -159,7 +159,7 @@ static tm_status stop(trainer *t, bool together) {
 
 /* With ranks only what all know counts: a signal that one of them had seen when the latest step was reported. */
 static bool stops(const trainer *t) {
-    return t->s.comm ? (t->job->step.reported_flags & FLAG_STOP) != 0 : job_stop_signal() != 0;
+    return t->s.comm ? (t->job->step.result.flags & FLAG_STOP) != 0 : job_stop_signal() != 0;
 }
 
 static tm_status run_steps(trainer *t, bool *between) {

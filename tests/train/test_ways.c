@@ -99,8 +99,8 @@ static void end(trial *t) {
 }
 
 static tm_status step(trial *t, double norm[STEPS]) {
-    t->job->step.result.learning_rate = t->s->bad_step == t->step + 1 ? 1e20 : 1e-3;
-    t->job->step.result.number = (int64_t)t->step + 1;
+    t->job->step.learning_rate = t->s->bad_step == t->step + 1 ? 1e20 : 1e-3;
+    t->job->step.number = (int64_t)t->step + 1;
     TM_TRY(job_run(t->job, t->first && t->step == 0 ? t->first : t->plan));
     norm[t->step++] = t->job->step.result.grad_norm;
     return TM_OK;
