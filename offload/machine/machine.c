@@ -53,7 +53,8 @@ static void add_disk(tm_disk *all, const tm_disk *one) {
 }
 
 double tm_disk_seconds(const tm_disk *disk, uint64_t read_bytes, uint64_t write_bytes) {
-    double r = (double)read_bytes / disk->read_bps, w = (double)write_bytes / disk->write_bps;
+    double r = read_bytes ? (double)read_bytes / disk->read_bps : 0; /* no bytes take no time, where there is no disk */
+    double w = write_bytes ? (double)write_bytes / disk->write_bps : 0;
     return fmax(fmax(r, w), (r + w) / (1 + disk->duplex));
 }
 

@@ -104,7 +104,7 @@ static tm_status run_op(void *ctx, const tm_op *op, void *const *operand) {
 /* ---- opening ------------------------------------------------------------------------------------------------- */
 
 /* What a first step of update F leaves behind: the real plan then finds gradients to apply. */
-static tm_status compile_first(void *ctx, tm_job *job, const pass_opts *way) {
+static tm_status compile_first(void *ctx, const tm_job *job, job_account *account, const pass_opts *way) {
     bench *b = ctx;
     tm_program *p;
     pass_opts first = *way;
@@ -113,7 +113,7 @@ static tm_status compile_first(void *ctx, tm_job *job, const pass_opts *way) {
     b->first_plan = NULL;
     if (!way->park) return TM_OK;
     TM_TRY(build_pass(&p, job, "first step", &first));
-    tm_status rc = job_compile(job, p, &b->first_plan);
+    tm_status rc = job_compile_in(job, account, p, true, &b->first_plan);
     tm_program_free(p);
     return rc;
 }
@@ -166,9 +166,7 @@ static tm_status take_links(bench *b) {
 
 static tm_status open_job(bench *b) {
     session *s = &b->s;
-    uint64_t minimum;
     pass_opts way[RUN_MAX_WAYS];
-    uint32_t chosen;
     s->cfg->data.train = NULL; /* rows are made up */
     s->cfg->commit_steps = 0;
     s->cfg->keep_state = false;
@@ -191,10 +189,17 @@ static tm_status open_job(bench *b) {
     forget_peak();
     job_use_costs(b->job, &b->machine, job_cost, b->costs);
     uint32_t n = run_ways(s, &b->shape, way);
-    TM_TRY(job_start(b->job, &o, "training step", way, n, &b->plan, &chosen, &minimum, compile_first, b));
-    b->out->update = pass_update_name(&way[chosen]);
-    b->out->activations = pass_activations_name(b->job, &way[chosen]);
-    b->out->order = way[chosen].stage_wise ? "stage" : "unit";
+    planner_choice c;
+    const planner_ask ask = {
+        .job = b->job, .name = "training step", .way = way, .n = n, .more = compile_first, .ctx = b};
+    tm_status rc = job_start(&ask, &c);
+    b->plan = c.plan;
+    c.plan = NULL;
+    planner_drop(&c);
+    TM_TRY(rc);
+    b->out->update = pass_update_name(&way[c.way]);
+    b->out->activations = pass_activations_name(b->job, &way[c.way]);
+    b->out->order = way[c.way].stage_wise ? "stage" : "unit";
     TM_TRY(tm_link_create(&b->link, b->plan, b->plan));
     return b->first_plan ? tm_link_create(&b->first_link, b->first_plan, b->plan) : TM_OK;
 }
@@ -313,13 +318,13 @@ static tm_status reopen_without_disk(bench *b) {
     tm_job *job = b->job;
     tm_exec_close(job->tiers.exec);
     job->tiers.exec = NULL;
-    return tm_exec_open(&job->tiers.exec, &(tm_exec_opts){.slab_bytes = job->limits.slab_bytes,
+    return tm_exec_open(&job->tiers.exec, &(tm_exec_opts){.slab_bytes = job->account.limits.slab_bytes,
                                                           .store = job->tiers.store,
                                                           .stub_disk = true,
                                                           .unregistered = true,
                                                           .device = job->tiers.device,
                                                           .shared = job_shared_frames(job),
-                                                          .shared_bytes = job->needs.shared,
+                                                          .shared_bytes = job->account.needs.shared,
                                                           .comm = job_exec_comm(job)});
 }
 

@@ -38,8 +38,7 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, i
 enum { MICRO_BATCHES = 8 }; /* rows are visited in groups: the weights are read once a group */
 
 static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
-    tm_plan *plan = NULL;
-    uint32_t chosen, rows = e->args->rows ? e->args->rows : 1;
+    uint32_t rows = e->args->rows ? e->args->rows : 1;
     tm_batch_limits lim;
     tm_dataset *ds = data_set(e->data);
     TM_TRY(tm_dataset_set_batches(ds, rows, MICRO_BATCHES, 1));
@@ -53,7 +52,8 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
     e->job->sinks.fill_ctx = e;
     pass_opts way = {.shape = {.micro_batches = MICRO_BATCHES, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens},
                      .loss = true};
-    tm_status rc = job_start(e->job, &o, "evaluation", &way, 1, &plan, &chosen, NULL, NULL, NULL);
+    planner_choice c;
+    tm_status rc = job_start(&(planner_ask){.job = e->job, .name = "evaluation", .way = &way, .n = 1}, &c);
     double sum = 0;
     job_phase phase;
     job_phase_begin(&phase, e->job, "evaluating", "rows", tm_dataset_get_counts(ds)->samples);
@@ -61,14 +61,14 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
         tm_step_info info;
         tm_dataset_step_info(ds, e->step, &info);
         phase.span = info.samples;
-        rc = job_run(e->job, plan);
+        rc = job_run(e->job, c.plan);
         phase.base += info.samples;
         sum += e->job->step.result.loss_sum;
         out->label_tokens += e->job->step.labels;
         out->tokens += e->job->step.tokens;
     }
     job_phase_end(&phase);
-    tm_plan_free(plan);
+    planner_drop(&c);
     job_close(e->job);
     e->job = NULL;
     if (rc != TM_OK) return rc;

@@ -110,7 +110,7 @@ static uint32_t advance(sampler *s) {
     return running;
 }
 
-static tm_status compile_decode(void *ctx, tm_job *job, const pass_opts *way) {
+static tm_status compile_decode(void *ctx, const tm_job *job, job_account *account, const pass_opts *way) {
     sampler *s = ctx;
     tm_program *p;
     pass_opts one = *way;
@@ -118,15 +118,14 @@ static tm_status compile_decode(void *ctx, tm_job *job, const pass_opts *way) {
     tm_plan_free(s->decode);
     s->decode = NULL;
     TM_TRY(build_pass(&p, job, "decoding", &one));
-    tm_status rc = job_compile(job, p, &s->decode);
+    tm_status rc = job_compile_in(job, account, p, true, &s->decode);
     tm_program_free(p);
     return rc;
 }
 
 static tm_status run(sampler *s, const job_opts *base) {
     job_opts o = *base;
-    tm_plan *plan = NULL;
-    uint32_t chosen;
+    planner_choice c = {0};
     tm_status rc;
     o.kv_rows = s->n;
     o.kv_capacity = s->longest + s->o->max_new_tokens;
@@ -137,13 +136,15 @@ static tm_status run(sampler *s, const job_opts *base) {
     s->job->sinks.fill_ctx = s->job->sinks.take_ctx = s;
     s->job->step.last = s->last;
     pass_opts way = {.shape = {.micro_batches = 1, .rows = s->n, .seq = s->longest}, .logits = LOGITS_LAST};
-    TM_GO(job_start(s->job, &o, "generation", &way, 1, &plan, &chosen, NULL, compile_decode, s));
+    const planner_ask ask = {
+        .job = s->job, .name = "generation", .way = &way, .n = 1, .more = compile_decode, .ctx = s};
+    TM_GO(job_start(&ask, &c));
     s->prefill = true;
-    TM_GO(job_run(s->job, plan));
+    TM_GO(job_run(s->job, c.plan));
     s->prefill = false;
     while (advance(s) > 0) TM_GO(job_run(s->job, s->decode));
 done:
-    tm_plan_free(plan);
+    planner_drop(&c);
     tm_plan_free(s->decode);
     job_close(s->job);
     return rc;

@@ -122,8 +122,6 @@ static tm_status write_scalars(probe *p) {
 }
 
 static tm_status run(probe *p) {
-    tm_plan *plan = NULL;
-    uint32_t chosen;
     job_opts o = {.model = p->args->model, .dtype = p->args->precision, .slots = 1};
     TM_TRY(forward_opts(&o, &p->args->tiers));
     TM_TRY(job_open(&p->job, &o));
@@ -139,9 +137,10 @@ static tm_status run(probe *p) {
                      .backward = p->args->gradients,
                      .take_gradients = p->args->gradients,
                      .stage_wise = p->rows > 1};
-    tm_status rc = job_start(p->job, &o, "probe", &way, 1, &plan, &chosen, NULL, NULL, NULL);
-    if (rc == TM_OK) rc = job_run(p->job, plan);
-    tm_plan_free(plan);
+    planner_choice c;
+    tm_status rc = job_start(&(planner_ask){.job = p->job, .name = "probe", .way = &way, .n = 1}, &c);
+    if (rc == TM_OK) rc = job_run(p->job, c.plan);
+    planner_drop(&c);
     if (rc != TM_OK) return rc;
     TM_TRY(write_scalars(p));
     tm_st_writer *out = p->out;

@@ -5,7 +5,7 @@
  * needs no less. A closed formula then ranks the ways, and the plans of the few best are compiled and predicted, each
  * with a layout of its own; the winner is compiled again only where it had given way to one that lost later. */
 #include "offload/sim/sim.h"
-#include "planner/start.h"
+#include "planner/choice_internal.h"
 #include "step/op.h"
 
 #include <math.h>
@@ -68,7 +68,7 @@ static double compute_seconds(const tm_job *job, const pass_opts *o) {
 
 /* Seconds of a step if reads and writes overlap with compute, but for an update that comes after backward: then little
  * is computed while its tiles pass by. */
-double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o, bool *disk_bound) {
+double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts *o) {
     uint64_t read[2] = {0}, written[2] = {0}; /* with the pass, after it */
     double cpu = compute_seconds(job, o);
     tm_machine m;
@@ -83,14 +83,15 @@ double job_estimate(const tm_job *job, const tm_plan_info *info, const pass_opts
         written[after] += info->write_bytes[k];
     }
     double pass = tm_disk_seconds(&m.disk, read[0], written[0]), update = tm_disk_seconds(&m.disk, read[1], written[1]);
-    if (disk_bound) *disk_bound = pass + update > cpu;
-    return (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
+    double seconds = (pass > cpu ? pass + 0.01 * cpu : cpu + 0.01 * pass) + update;
+    TM_ASSERT(!isnan(seconds));
+    return seconds;
 }
 
 tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *way, double *seconds) {
     tm_link *link = NULL;
     tm_sim_result r;
-    *seconds = job_estimate(job, tm_plan_get_info(plan), way, NULL);
+    *seconds = job_estimate(job, tm_plan_get_info(plan), way);
     if (!job->costs.cost) return TM_OK;
     TM_TRY(tm_link_sketch(&link, plan, plan));
     tm_status rc = tm_simulate(
@@ -105,10 +106,11 @@ tm_status job_predict(const tm_job *job, const tm_plan *plan, const pass_opts *w
 }
 
 /* With few blocks the next quarter may be none. */
-static bool said_before(const tm_job *job, const way_list *ways, uint32_t i) {
-    const pass_opts *b = &ways->way[i];
+static bool said_before(const planner_ask *ask, uint32_t i) {
+    const tm_job *job = ask->job;
+    const pass_opts *b = &ask->way[i];
     for (uint32_t k = 0; k < i; k++) {
-        const pass_opts *a = &ways->way[k];
+        const pass_opts *a = &ask->way[k];
         bool logits = a->keep_quarters == PASS_KEEP_LOGITS, as_well = b->keep_quarters == PASS_KEEP_LOGITS;
         if (a->update == b->update && a->stage_wise == b->stage_wise && a->overlap == b->overlap && logits == as_well &&
             pass_kept_blocks(job, a) == pass_kept_blocks(job, b))
@@ -172,16 +174,17 @@ static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *
     cache(&info, TM_KIND_ACTIVATION, kept, &spare, po->pinned[TM_KIND_ACTIVATION]);
     cache(&info, TM_KIND_WEIGHT_LO, lo, &spare, po->pinned[TM_KIND_WEIGHT_LO]);
     cache(&info, TM_KIND_EXP_AVG, moment, &spare, po->pinned[TM_KIND_EXP_AVG]);
-    return job_estimate(job, &info, o, NULL);
+    return job_estimate(job, &info, o);
 }
 
 /* What a way between the ends needs is taken to be what the ends need, until it is compiled. */
-static uint64_t least_about(const way_list *ways, uint32_t i) {
-    uint64_t least = ways->least[i];
-    for (uint32_t k = 0; least == 0 && k < ways->n; k++)
-        if (ways->way[k].update == ways->way[i].update && ways->way[k].stage_wise == ways->way[i].stage_wise &&
-            ways->way[k].overlap == ways->way[i].overlap)
-            least = ways->least[k];
+static uint64_t least_about(const way_list *w, uint32_t i) {
+    const pass_opts *way = w->ask->way;
+    uint64_t least = w->least[i];
+    for (uint32_t k = 0; least == 0 && k < w->ask->n; k++)
+        if (way[k].update == way[i].update && way[k].stage_wise == way[i].stage_wise &&
+            way[k].overlap == way[i].overlap)
+            least = w->least[k];
     return least;
 }
 
@@ -197,27 +200,6 @@ static int by_seconds(const void *a, const void *b) {
 }
 
 /* ---- the choice ---------------------------------------------------------------------------------------------- */
-
-/* TM_EBUDGET where the way as a whole cannot be had, whatever stays resident. */
-static tm_status compile_way(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t i,
-                             bool spread, tm_plan **plan) {
-    tm_program *program;
-    tm_plan_opts po;
-    const pass_opts *o = &ways->way[i];
-    pass_opts as = *o;
-    as.spread = spread;
-    tm_phase_step(&job->progress.planning);
-    if (ways->least[i] > job->limits.slab_bytes) return TM_EBUDGET;
-    job->limits.plans_bytes = ways->plans[i];
-    TM_TRY(job_add_state(job, opts, o->park));
-    job_plan_opts(job, opts, &po);
-    po.choose_residency = po.unproved = true;
-    TM_TRY(build_pass(&program, job, name, &as));
-    tm_status rc = tm_plan_compile(plan, job->layout, program, &po, NULL);
-    tm_program_free(program);
-    if (rc == TM_EBUDGET) tm_error_clear();
-    return rc;
-}
 
 /* A plan and the state that it was compiled for; `nth` of those that were tried. */
 typedef struct compiled {
@@ -235,14 +217,37 @@ typedef struct tried {
 
 /* What was tried so far, and of it the plan that is held. */
 typedef struct contest {
-    tm_job *job;
-    const job_opts *opts;
-    const char *name;
     way_list *ways;
+    const planner_ask *ask;
+    const job_opts *opts;
+    const job_limits *limits;
     tried *tried;
     uint32_t n;
     compiled held;
 } contest;
+
+/* The state that it is compiled for is the job's then. TM_EBUDGET where the way as a whole cannot be had, whatever stays
+ * resident. */
+static tm_status compile_way(const contest *c, uint32_t i, bool spread, tm_plan **plan) {
+    tm_program *program;
+    tm_plan_opts po;
+    tm_job *job = c->ask->job;
+    pass_opts as = c->ask->way[i];
+    job_account account = {.limits = *c->limits};
+    as.spread = spread;
+    tm_phase_step(&job->progress.planning);
+    if (c->ways->least[i] > c->limits->slab_bytes) return TM_EBUDGET;
+    account.limits.plans_bytes = c->ways->plans[i];
+    TM_TRY(job_add_state(job, c->opts, as.park));
+    job_plan_opts(job, c->opts, &account, &po);
+    po.choose_residency = po.unproved = true;
+    TM_TRY(build_pass(&program, job, c->ask->name, &as));
+    tm_status rc = tm_plan_compile(plan, job->layout, program, &po, NULL);
+    tm_program_free(program);
+    if (rc == TM_EBUDGET) tm_error_clear();
+    TM_ASSERT(rc != TM_OK || tm_plan_get_info(*plan)->slab_bytes <= po.slab_bytes);
+    return rc;
+}
 
 static void drop(compiled *c) {
     tm_plan_free(c->plan);
@@ -295,17 +300,17 @@ static tm_status try_way(contest *c, uint32_t way, bool spread, bool compare) {
     tried *t = &c->tried[c->n];
     way_list *ways = c->ways;
     uint64_t beside = c->held.plan ? tm_plan_get_info(c->held.plan)->memory_bytes : 0;
-    if (ways->least[way] == 0) TM_TRY(way_minimum(c->job, c->opts, ways, way));
-    if (beside + way_planning_bytes(ways->plans[way]) > c->job->limits.slab_bytes) return TM_EBUDGET;
-    TM_TRY(compile_way(c->job, c->opts, c->name, ways, way, spread, &new.plan));
+    if (ways->least[way] == 0) TM_TRY(way_minimum(ways, way));
+    if (beside + way_planning_bytes(ways->plans[way]) > c->limits->slab_bytes) return TM_EBUDGET;
+    TM_TRY(compile_way(c, way, spread, &new.plan));
     *t = (tried){.way = way, .spread = spread};
-    tm_status rc = compare ? job_predict(c->job, new.plan, &ways->way[way], &t->seconds) : TM_OK;
     const tm_plan_info *info = tm_plan_get_info(new.plan);
     for (int k = 0; k < TM_KINDS; k++) {
         t->written += info->write_bytes[k];
         t->read += info->read_bytes[k];
     }
-    new.state = job_take_state(c->job);
+    tm_status rc = compare ? job_predict(c->ask->job, new.plan, &c->ask->way[way], &t->seconds) : TM_OK;
+    new.state = job_move_state(c->ask->job);
     if (rc == TM_OK) c->n++;
     bool wins = rc == TM_OK && winner(c) == new.nth;
     drop(wins ? &c->held : &new);
@@ -314,15 +319,14 @@ static tm_status try_way(contest *c, uint32_t way, bool spread, bool compare) {
 }
 
 /* By the guess the best way of each update (`updates`), or the best of those that are not alike. What is like the best
- * of them is tried by more_like(). A guess that is not a number (rates of an imagined machine without an end) rules
- * nothing out. */
+ * of them is tried by more_like(). */
 static tm_status try_kinds(contest *c, const ranked *list, uint32_t n, bool forced, bool compare, bool updates) {
     double first = INFINITY, off = updates ? ABOUT : NEARLY;
-    for (uint32_t i = 0; i < n && c->n < FINALISTS && !(list[i].seconds > off * first); i++) {
-        const pass_opts *o = &c->ways->way[list[i].way];
+    for (uint32_t i = 0; i < n && c->n < FINALISTS && list[i].seconds <= off * first; i++) {
+        const pass_opts *o = &c->ask->way[list[i].way];
         bool had = false, same = false;
         for (uint32_t k = 0; k < c->n; k++) {
-            const pass_opts *other = &c->ways->way[c->tried[k].way];
+            const pass_opts *other = &c->ask->way[c->tried[k].way];
             had |= updates ? o->update == other->update : are_alike(o, other);
             same |= c->tried[k].way == list[i].way;
         }
@@ -338,9 +342,9 @@ static tm_status try_kinds(contest *c, const ranked *list, uint32_t n, bool forc
 
 static tm_status more_like(contest *c, const ranked *list, uint32_t n, bool forced) {
     uint32_t best = c->tried[winner(c)].way;
-    const pass_opts *of = &c->ways->way[best];
+    const pass_opts *of = &c->ask->way[best];
     for (uint32_t i = 0; i < n; i++) {
-        const pass_opts *o = &c->ways->way[list[i].way];
+        const pass_opts *o = &c->ask->way[list[i].way];
         if (list[i].way == best || !are_alike(o, of)) continue;
         tm_status rc = try_way(c, list[i].way, forced && can_spread(o), true);
         if (rc != TM_OK && rc != TM_EBUDGET) return rc;
@@ -351,52 +355,62 @@ static tm_status more_like(contest *c, const ranked *list, uint32_t n, bool forc
 /* What was dropped for another wins after all where that other was then outrun. */
 static tm_status hold_winner(contest *c) {
     uint32_t nth = winner(c);
+    TM_ASSERT(nth < c->n);
     if (c->held.plan && c->held.nth == nth) return TM_OK;
     const tried *t = &c->tried[nth];
     drop(&c->held);
-    TM_TRY(compile_way(c->job, c->opts, c->name, c->ways, t->way, t->spread, &c->held.plan));
-    c->held.state = job_take_state(c->job);
+    TM_TRY(compile_way(c, t->way, t->spread, &c->held.plan));
+    c->held.state = job_move_state(c->ask->job);
     c->held.nth = nth;
     return TM_OK;
 }
 
 static tm_status choose(contest *c, const ranked *list, uint32_t n) {
     /* with ranks updates stand where all ranks have them, however many tiles each has */
-    bool alone = c->job->ranks.ranks == 1, forced = alone && c->opts->spread > 0, open = alone && c->opts->spread == 0;
+    bool alone = c->ask->job->ranks.ranks == 1, forced = alone && c->opts->spread > 0,
+         open = alone && c->opts->spread == 0;
     TM_TRY(try_kinds(c, list, n, forced, n > 1 || open, true));
     TM_TRY(try_kinds(c, list, n, forced, n > 1 || open, false));
     if (c->n == 0) return TM_EBUDGET;
     TM_TRY(more_like(c, list, n, forced));
     uint32_t way = c->tried[winner(c)].way;
-    if (open && can_spread(&c->ways->way[way])) {
+    if (open && can_spread(&c->ask->way[way])) {
         tm_status rc = try_way(c, way, true, true);
         if (rc != TM_OK && rc != TM_EBUDGET) return rc;
     }
     return hold_winner(c);
 }
 
-tm_status job_choose(tm_job *job, const job_opts *opts, const char *name, way_list *ways, uint32_t only, tm_plan **plan,
-                     uint32_t *chosen) {
-    contest c = {.job = job, .opts = opts, .name = name, .ways = ways};
+/* Those that may fit, the one that is guessed to be fastest first. */
+static uint32_t rank_ways(const contest *c, uint32_t only, ranked *list) {
+    const job_account account = {.limits = *c->limits};
+    const planner_ask *ask = c->ask;
     tm_plan_opts po;
     uint32_t n = 0;
-    tm_status rc;
-    ranked *list = tm_malloc(sizeof *list * (ways->n + 1));
-    c.tried = tm_malloc(sizeof *c.tried * (ways->n + 2)); /* each once, one of them spread as well */
-    if (!list || !c.tried) TM_GO(tm_nomem((sizeof *list + sizeof *c.tried) * ways->n));
-    job->limits.plans_bytes = 0; /* what is ranked has them in its least */
-    job_plan_opts(job, opts, &po);
-    for (uint32_t i = 0; i < ways->n; i++) {
-        uint64_t least = least_about(ways, i);
-        if ((only < ways->n && i != only) || least > job->limits.slab_bytes || said_before(job, ways, i)) continue;
-        list[n++] = (ranked){ways->n > 1 ? guess(job, &po, &ways->way[i], least) : 0, i};
+    job_plan_opts(ask->job, c->opts, &account, &po);
+    for (uint32_t i = 0; i < ask->n; i++) {
+        uint64_t least = least_about(c->ways, i);
+        if ((only < ask->n && i != only) || least > c->limits->slab_bytes || said_before(ask, i)) continue;
+        list[n++] = (ranked){ask->n > 1 ? guess(ask->job, &po, &ask->way[i], least) : 0, i};
     }
     qsort(list, n, sizeof *list, by_seconds);
-    TM_GO(choose(&c, list, n));
+    return n;
+}
+
+tm_status choose_way(way_list *ways, const job_opts *opts, job_limits *limits, uint32_t only, tm_plan **plan,
+                     uint32_t *way) {
+    const planner_ask *ask = ways->ask;
+    contest c = {.ways = ways, .ask = ask, .opts = opts, .limits = limits};
+    tm_status rc;
+    ranked *list = tm_malloc(sizeof *list * (ask->n + 1));
+    c.tried = tm_malloc(sizeof *c.tried * (ask->n + 2)); /* each once, one of them spread as well */
+    if (!list || !c.tried) TM_GO(tm_nomem((sizeof *list + sizeof *c.tried) * ask->n));
+    limits->plans_bytes = 0; /* what is ranked has them in its least */
+    TM_GO(choose(&c, list, rank_ways(&c, only, list)));
     TM_GO(tm_plan_prove(c.held.plan)); /* the others never run */
-    job_give_state(job, &c.held.state);
-    *chosen = c.tried[c.held.nth].way;
-    job->limits.plans_bytes = ways->plans[*chosen];
+    job_set_state(ask->job, &c.held.state);
+    *way = c.tried[c.held.nth].way;
+    limits->plans_bytes = ways->plans[*way];
     *plan = c.held.plan;
 done:
     if (rc != TM_OK) drop(&c.held);

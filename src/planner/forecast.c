@@ -121,14 +121,13 @@ static void add_looks(const forecast *f) {
 
 /* A walk over all state, beside what is compiled already. One that does not fit now has its own refusal elsewhere. */
 static tm_status add_import(const forecast *f) {
-    tm_job *job = f->rates->job;
+    const tm_job *job = f->rates->job;
     tm_program *p;
     tm_plan *plan = NULL;
-    job_needs keep = job_take_needs(job);
+    job_account looked_at = job->account;
     TM_TRY(build_import(&p, job));
-    tm_status rc = job_compile(job, p, &plan);
+    tm_status rc = job_compile_in(job, &looked_at, p, false, &plan);
     tm_program_free(p);
-    job_give_needs(job, &keep);
     if (rc == TM_EBUDGET) return tm_error_clear(), TM_OK;
     if (rc == TM_OK) rc = add_plan(f, 1, plan);
     tm_plan_free(plan);

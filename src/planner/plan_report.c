@@ -144,31 +144,30 @@ static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
     const planning *g = ctx;
     session *s = g->s;
     tm_job *job = NULL;
-    tm_plan *plan = NULL;
+    planner_choice c = {0};
     pass_opts way[RUN_MAX_WAYS];
-    uint64_t minimum;
-    uint32_t chosen;
     job_shape shape = {.micro_batches = g->out->micro_batches, .rows = rows, .seq = seq};
     job_opts o = g->job->opts;
     if (s->comm && !s->imagined) return false; /* ranks may differ in what they would ask */
     tm_status rc = job_open(&job, &o);
     if (rc == TM_OK)
-        rc = job_start(job, &o, "training step", way, run_ways(s, &shape, way), &plan, &chosen, &minimum, NULL, NULL);
-    tm_plan_free(plan);
+        rc = job_start(&(planner_ask){.job = job, .name = "training step", .way = way, .n = run_ways(s, &shape, way)},
+                       &c);
+    planner_drop(&c);
     job_close(job);
     tm_error_clear();
     return rc == TM_OK;
 }
 
-static tm_status refuse_host(planning *g, const job_shape *shape) {
+static tm_status refuse_host(planning *g, const job_shape *shape, const job_refusal *r) {
     char text[sizeof tm_error_get()->text];
     uint64_t have = g->hardware ? g->rank.host_bytes : tm_mem_available_bytes();
     tm_plan_change change = {"memory.host_budget", g->out->minimum_host_bytes}, none = {NULL, 0};
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
     tm_error_clear();
-    if (g->job->budget.most_micro_batches) { /* the text says it */
+    if (r->limit == JOB_LIMIT_MICRO_BATCHES) { /* the text says it */
         g->out->limit = "host";
-        g->out->change = (tm_plan_change){"gradient_accumulation_steps", g->job->budget.most_micro_batches};
+        g->out->change = (tm_plan_change){"gradient_accumulation_steps", r->most_micro_batches};
         return tm_fail(TM_EBUDGET, "%s", text);
     }
     if (change.value > have) change = g->only_fits ? none : plan_smaller_batch(shape, fits, g);
@@ -180,6 +179,10 @@ static tm_status refuse_device(planning *g, uint64_t least) {
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
     tm_error_clear();
     return plan_refuse(g, "device", (tm_plan_change){"memory.device_budget", least}, text);
+}
+
+static tm_status refuse(planning *g, const job_shape *shape, const job_refusal *r) {
+    return r->limit == JOB_LIMIT_DEVICE ? refuse_device(g, r->bytes) : refuse_host(g, shape, r);
 }
 
 static tm_status simulate(planning *g, const job_shape *shape, job_costs *costs) {
@@ -209,14 +212,14 @@ static void describe(const planning *g, const pass_opts *way) {
     out->fits = true;
     /* the import may need more than the step */
     out->host_peak_bytes = job_planned_peak(job);
-    out->shared_window_bytes = job->needs.shared;
+    out->shared_window_bytes = job->account.needs.shared;
     out->device_peak_bytes = info->device_bytes;
     out->disk_bytes =
         job_disk_bytes(job, info, g->s->cfg->memory.slots) * (g->s->comm ? tm_comm_node_size(g->s->comm) : 1);
     out->update = pass_update_name(way);
     out->activations = pass_activations_name(job, way);
     out->order = way->stage_wise ? "stage" : "unit";
-    out->proof_seconds = job->needs.proof_seconds;
+    out->proof_seconds = job->account.needs.proof_seconds;
     count_links(g);
 }
 
@@ -251,12 +254,11 @@ static job_opts options(const planning *g) {
 }
 
 /* Ranks hold different numbers of tiles, and so the first one's least budgets need not be enough for the others. All of
- * them have agreed on `rc`. *refused: what it takes of the device's memory, where that is what was refused. */
-static tm_status least_of_all(const planning *g, tm_status rc, tm_plan_report *out, uint64_t *refused) {
-    const tm_job *job = g->job;
+ * them have agreed on `rc`. */
+static tm_status least_of_all(const planning *g, tm_status rc, const planner_choice *c) {
+    tm_plan_report *out = g->out;
     struct tm_comm *comm = g->s->comm;
-    uint64_t most[] = {out->minimum_host_bytes, out->has_device ? job->budget.least_device : 0,
-                       job->budget.device_short ? job->needs.device : 0};
+    uint64_t most[] = {c->minimum_host_bytes, out->has_device ? c->minimum_device_bytes : 0};
     if (rc != TM_OK && rc != TM_EBUDGET) return rc;
     if (comm) {
         tm_error why = *tm_error_get();
@@ -266,7 +268,6 @@ static tm_status least_of_all(const planning *g, tm_status rc, tm_plan_report *o
     }
     out->minimum_host_bytes = most[0];
     out->minimum_device_bytes = most[1];
-    *refused = most[2];
     return rc;
 }
 
@@ -319,8 +320,8 @@ static tm_status plan_here(planning *g) {
     job_costs *costs = NULL;
     pass_opts way[RUN_MAX_WAYS];
     job_shape shape = session_step_shape(s);
-    uint32_t n = run_ways(s, &shape, way), chosen;
-    uint64_t refused = 0;
+    run_more more = {s, &g->plans};
+    planner_choice c = {0};
     tm_status rc;
     out->host_budget_bytes = o.host_bytes;
     if (!g->hardware) TM_GO(session_machine(&o, &g->machine));
@@ -339,16 +340,24 @@ static tm_status plan_here(planning *g) {
     TM_GO(save_hardware(g, &o, costs));
     job_use_costs(g->job, &g->rank, job_cost, costs);
     g->from_ns = tm_now_ns(); /* measuring was not planning */
-    rc = job_start(g->job, &o, "training step", way, n, &g->plans.step, &chosen, &out->minimum_host_bytes,
-                   run_compile_more, &(run_more){s, &g->plans});
-    rc = least_of_all(g, rc, out, &refused);
-    if (rc == TM_EBUDGET) rc = job_refused_device() ? refuse_device(g, refused) : refuse_host(g, &shape);
+    rc = job_start(&(planner_ask){.job = g->job,
+                                  .name = "training step",
+                                  .way = way,
+                                  .n = run_ways(s, &shape, way),
+                                  .more = run_compile_more,
+                                  .ctx = &more},
+                   &c);
+    g->plans.step = c.plan;
+    c.plan = NULL;
+    rc = least_of_all(g, rc, &c);
+    if (rc == TM_EBUDGET) rc = refuse(g, &shape, &c.refusal);
     if (rc != TM_OK) goto done;
-    describe(g, &way[chosen]);
+    describe(g, &way[c.way]);
     TM_GO(simulate(g, &shape, costs));
     TM_GO(whole_run(g, costs));
     rc = plan_disk(g, &o);
 done:
+    planner_drop(&c);
     job_costs_close(costs);
     return rc;
 }

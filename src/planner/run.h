@@ -26,7 +26,7 @@ typedef struct run_more {
     const session *s;
     run_plans *plans;
 } run_more;
-tm_status run_compile_more(void *more, tm_job *job, const pass_opts *way);
+tm_status run_compile_more(void *more, const tm_job *job, job_account *account, const pass_opts *way);
 
 /* Means over the micro-batches of the run (of many a sample), of this rank; all alike where there are no data. */
 typedef struct run_load {
@@ -48,7 +48,7 @@ typedef struct run_forecast {
 /* The job is open, its plans are compiled. */
 typedef struct run_rates {
     const session *s;
-    tm_job *job;
+    const tm_job *job;
     const run_plans *plans;
     int64_t step; /* optimizer steps done */
     const tm_machine *machine;

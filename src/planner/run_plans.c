@@ -43,15 +43,15 @@ uint32_t run_ways(const session *s, const job_shape *shape, pass_opts out[RUN_MA
 
 /* ---- the plans beside the step's ------------------------------------------------------------------------------- */
 
-static tm_status compile(tm_job *job, tm_program *p, tm_plan **plan) {
-    tm_status rc = job_compile(job, p, plan);
+static tm_status compile(const tm_job *job, job_account *account, tm_program *p, tm_plan **plan) {
+    tm_status rc = job_compile_in(job, account, p, true, plan);
     tm_program_free(p);
     return rc;
 }
 
 /* Update F needs two more plans: for a step that finds nothing pending, and for whoever looks at the state in between.
  */
-static tm_status compile_folded(run_plans *plans, tm_job *job, const pass_opts *way) {
+static tm_status compile_folded(run_plans *plans, const tm_job *job, job_account *account, const pass_opts *way) {
     tm_program *p;
     tm_plan_free(plans->first);
     tm_plan_free(plans->drain);
@@ -59,27 +59,27 @@ static tm_status compile_folded(run_plans *plans, tm_job *job, const pass_opts *
     pass_opts first = *way;
     first.update = UPDATE_NONE;
     TM_TRY(build_pass(&p, job, "first step", &first));
-    TM_TRY(compile(job, p, &plans->first));
+    TM_TRY(compile(job, account, p, &plans->first));
     TM_TRY(build_drain(&p, job));
-    return compile(job, p, &plans->drain);
+    return compile(job, account, p, &plans->drain);
 }
 
-static tm_status compile_evaluation(const session *s, run_plans *plans, tm_job *job) {
+static tm_status compile_evaluation(const session *s, run_plans *plans, const tm_job *job, job_account *account) {
     tm_program *p;
     job_shape shape = session_eval_shape(s);
     tm_plan_free(plans->eval);
     plans->eval = NULL;
     TM_TRY(build_pass(&p, job, "evaluation", &(pass_opts){.shape = shape, .loss = true}));
-    return compile(job, p, &plans->eval);
+    return compile(job, account, p, &plans->eval);
 }
 
-tm_status run_compile_more(void *ctx, tm_job *job, const pass_opts *way) {
+tm_status run_compile_more(void *ctx, const tm_job *job, job_account *account, const pass_opts *way) {
     const run_more *more = ctx;
     run_plans *plans = more->plans;
     plans->way = *way;
     plans->folded = way->update == UPDATE_BEFORE;
-    if (plans->folded) TM_TRY(compile_folded(plans, job, way));
-    return more->s->eval ? compile_evaluation(more->s, plans, job) : TM_OK;
+    if (plans->folded) TM_TRY(compile_folded(plans, job, account, way));
+    return more->s->eval ? compile_evaluation(more->s, plans, job, account) : TM_OK;
 }
 
 void run_plans_free(run_plans *p) {

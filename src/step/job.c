@@ -68,12 +68,10 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     job->ranks = opts->ranks;
     if (!job->ranks.comm) job->ranks = (job_ranks){.ranks = 1, .weights = {0, 1}, .own = {0, 1}, .sums = {0, 1}};
     job->step.report_at = tm_calloc(job->ranks.ranks, sizeof *job->step.report_at);
-    job->budget.agreed_way = UINT32_MAX;
     job->step.reported_peak = tm_calloc(job->ranks.ranks, sizeof *job->step.reported_peak);
     if (job->ranks.comm) job->comm.counts = tm_calloc(2 * (size_t)job->ranks.ranks, sizeof *job->comm.counts);
     if (!job->step.report_at || !job->step.reported_peak || (job->ranks.comm && !job->comm.counts))
         TM_GO(tm_nomem(job->ranks.ranks * sizeof *job->step.report_at));
-    job->budget.host_bytes = opts->host_bytes;
     if (opts->device_bytes && job->ranks.must_share)
         TM_GO(tm_fail(TM_EINPUT,
                       "memory.shared_window is for weights that are computed with where they lie: leave it out with "
@@ -100,13 +98,15 @@ done:
 }
 
 uint64_t job_planned_peak(const tm_job *job) {
-    return job->budget.fixed_bytes + job->limits.plans_bytes + job->needs.slab + job->needs.share;
+    const job_account *a = &job->account;
+    return job->budget.fixed_bytes + a->limits.plans_bytes + a->needs.slab + a->needs.share;
 }
 
 uint64_t job_host_peak(const tm_job *job) {
     uint64_t all = tm_mem_resident_peak_bytes();
     const tm_device_caps *caps = job->tiers.device ? tm_device_get_caps(job->tiers.device) : NULL;
-    if (job->tiers.window) all = all - tm_min_u64(all, tm_comm_window_bytes(job->tiers.window)) + job->needs.share;
+    if (job->tiers.window)
+        all = all - tm_min_u64(all, tm_comm_window_bytes(job->tiers.window)) + job->account.needs.share;
     if (!caps || !caps->traits.counts_as_host) return all;
     return tm_max_u64(all - tm_min_u64(all, caps->arena_bytes), job->tiers.peak_before);
 }

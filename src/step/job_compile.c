@@ -10,17 +10,17 @@ static uint64_t arena_bytes(const tm_job *job, const job_opts *opts) {
     return job->tiers.device ? tm_device_get_caps(job->tiers.device)->arena_bytes : opts->device_bytes;
 }
 
-void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
+void job_plan_opts(const tm_job *job, const job_opts *opts, const job_account *a, tm_plan_opts *po) {
+    bool open = job->tiers.exec != NULL; /* then the slab is there, beside plans and shared memory */
     *po = (tm_plan_opts){.cache = !opts->cache_none,
                          .spill = opts->n_paths > 0,
                          .window_mib = opts->window_mib,
                          .device_bytes = arena_bytes(job, opts),
                          .shared_by = job->ranks.shared_by,
                          .device_apart = job->tiers.traits.own_processors,
-                         .hold_quarters = opts->no_hold ? 0 : job->limits.hold_quarters,
+                         .hold_quarters = opts->no_hold ? 0 : a->limits.hold_quarters,
                          .hold_not = opts->host_share,
-                         .share_bytes =
-                             job->tiers.exec ? 0 : job->needs.share, /* once it is there, the slab is beside it */
+                         .share_bytes = open ? 0 : a->needs.share,
                          .cost = job->costs.cost,
                          .cost_ctx = job->costs.ctx,
                          .machine = job->costs.machine,
@@ -30,8 +30,7 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po) {
     memcpy(po->max_resident_bytes, opts->max_resident_bytes, sizeof po->max_resident_bytes);
     if (opts->n_paths == 0)
         for (int k = 0; k < TM_KINDS; k++) po->pinned[k] = true;
-    po->slab_bytes =
-        job->limits.slab_bytes - (job->tiers.exec ? 0 : tm_min_u64(job->limits.plans_bytes, job->limits.slab_bytes));
+    po->slab_bytes = a->limits.slab_bytes - (open ? 0 : tm_min_u64(a->limits.plans_bytes, a->limits.slab_bytes));
 }
 
 tm_status job_agree(tm_job *job, tm_status rc) {
@@ -41,83 +40,94 @@ tm_status job_agree(tm_job *job, tm_status rc) {
     return rc;
 }
 
-tm_status job_refuse_host(const tm_job *job, uint64_t minimum_host) {
+static tm_status refuse_host(const tm_job *job, const job_refusal *r) {
     char want[32], have[32];
     return tm_fail(TM_EBUDGET,
                    "memory.host_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
                    "raise it, or lower seq_len or the micro-batch",
-                   tm_format_size(job->budget.host_bytes, have, sizeof have),
-                   (unsigned long long)job->budget.host_bytes, (unsigned long long)minimum_host,
-                   tm_format_size(minimum_host, want, sizeof want));
+                   tm_format_size(job->opts.host_bytes, have, sizeof have), (unsigned long long)job->opts.host_bytes,
+                   (unsigned long long)r->bytes, tm_format_size(r->bytes, want, sizeof want));
 }
 
-/* Which of the budgets a refusal is about travels with it: it may be another rank's. */
-static const char DEVICE_BUDGET[] = "device_budget";
-
-bool job_refused_device(void) {
-    return strcmp(tm_error_get()->operation, DEVICE_BUDGET) == 0;
-}
-
-tm_status job_refuse_device(tm_job *job, uint64_t least) {
+static tm_status refuse_device(const tm_job *job, const job_refusal *r) {
     char want[32], have[32];
-    job->budget.device_short = true;
-    job->needs.device = least;
-    return tm_fail_sys(TM_EBUDGET, 0, DEVICE_BUDGET, NULL, -1,
-                       "memory.device_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
-                       "raise it, or lower seq_len or the micro-batch",
-                       tm_format_size(job->opts.device_bytes, have, sizeof have),
-                       (unsigned long long)job->opts.device_bytes, (unsigned long long)least,
-                       tm_format_size(least, want, sizeof want));
+    return tm_fail(TM_EBUDGET,
+                   "memory.device_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
+                   "raise it, or lower seq_len or the micro-batch",
+                   tm_format_size(job->opts.device_bytes, have, sizeof have),
+                   (unsigned long long)job->opts.device_bytes, (unsigned long long)r->bytes,
+                   tm_format_size(r->bytes, want, sizeof want));
 }
 
-void job_count_need(tm_job *job, const tm_plan *plan) {
+static tm_status refuse_micro_batches(const tm_job *job, const job_refusal *r) {
+    char want[32], have[32], of[96] = "what this machine has available";
+    uint64_t budget = job->opts.host_bytes;
+    if (budget != UINT64_MAX)
+        snprintf(of, sizeof of, "memory.host_budget %s (%llu bytes)", tm_format_size(budget, have, sizeof have),
+                 (unsigned long long)budget);
+    return tm_fail(TM_EBUDGET,
+                   "gradient_accumulation_steps %u: the plan of so many micro-batches is larger than %s, they need at "
+                   "least %llu bytes (%s); at most %u fit: --set gradient_accumulation_steps=%u",
+                   r->micro_batches, of, (unsigned long long)r->bytes, tm_format_size(r->bytes, want, sizeof want),
+                   r->most_micro_batches, r->most_micro_batches);
+}
+
+tm_status job_refuse(const tm_job *job, const job_refusal *r) {
+    TM_ASSERT(r->limit != JOB_LIMIT_NONE);
+    return r->limit == JOB_LIMIT_DEVICE          ? refuse_device(job, r)
+           : r->limit == JOB_LIMIT_MICRO_BATCHES ? refuse_micro_batches(job, r)
+                                                 : refuse_host(job, r);
+}
+
+void job_count_plan(job_account *a, const tm_plan *plan, bool stays) {
     const tm_plan_info *info = tm_plan_get_info(plan);
-    job->needs.proof_seconds += info->proof_seconds;
-    job->needs.slab = tm_max_u64(job->needs.slab, info->slab_bytes);
-    job->needs.spill = tm_max_u64(job->needs.spill, info->spill_file_bytes);
-    job->needs.device = tm_max_u64(job->needs.device, info->device_bytes);
-    job->needs.shared = tm_max_u64(job->needs.shared, info->shared_bytes);
-    job->needs.share = tm_max_u64(job->needs.share, info->share_bytes);
-    job->needs.spill_largest = tm_max_u64(job->needs.spill_largest, info->spill_largest_bytes);
-    job->needs.plans += info->memory_bytes + (uint64_t)JOB_RUN_BYTES_PER_OP * info->ops;
-}
-
-job_needs job_take_needs(const tm_job *job) {
-    return job->needs;
-}
-
-void job_give_needs(tm_job *job, const job_needs *n) {
-    job->needs = *n;
+    job_needs *n = &a->needs;
+    n->proof_seconds += info->proof_seconds;
+    n->slab = tm_max_u64(n->slab, info->slab_bytes);
+    n->spill = tm_max_u64(n->spill, info->spill_file_bytes);
+    n->spill_largest = tm_max_u64(n->spill_largest, info->spill_largest_bytes);
+    n->device = tm_max_u64(n->device, info->device_bytes);
+    n->shared = tm_max_u64(n->shared, info->shared_bytes);
+    n->share = tm_max_u64(n->share, info->share_bytes);
+    if (stays) n->plans += info->memory_bytes + (uint64_t)JOB_RUN_BYTES_PER_OP * info->ops;
 }
 
 /* Files for temporaries are as large as the plans took that there were when they were made. */
-static tm_status has_room_to_spill(const tm_job *job, const tm_plan *plan) {
+static tm_status has_room_to_spill(const tm_job *job, const job_needs *have, const tm_plan *plan) {
     const tm_plan_info *info = tm_plan_get_info(plan);
     char a[32], b[32];
-    if (!job->tiers.exec ||
-        (info->spill_file_bytes <= job->needs.spill && info->spill_largest_bytes <= job->needs.spill_largest))
+    if (!job->tiers.exec || (info->spill_file_bytes <= have->spill && info->spill_largest_bytes <= have->spill_largest))
         return TM_OK;
     return tm_fail(TM_EBUDGET, "a plan that writes out %s of temporaries comes too late: the run has files for %s",
-                   tm_format_size(info->spill_file_bytes, a, sizeof a), tm_format_size(job->needs.spill, b, sizeof b));
+                   tm_format_size(info->spill_file_bytes, a, sizeof a), tm_format_size(have->spill, b, sizeof b));
 }
 
-tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
+static tm_status refuse_in(const tm_job *job, job_account *a, job_limit limit, uint64_t bytes) {
+    a->refusal = (job_refusal){.limit = limit, .bytes = bytes};
+    return job_refuse(job, &a->refusal);
+}
+
+tm_status job_compile_in(const tm_job *job, job_account *a, const tm_program *program, bool stays, tm_plan **plan) {
     tm_plan_opts po;
-    job_plan_opts(job, &job->opts, &po);
+    job_plan_opts(job, &job->opts, a, &po);
     if (po.window_mib == 0 || po.window_mib > 64) po.window_mib = 64;
     uint64_t minimum = 0, arena = 0;
     if (po.device_bytes) TM_TRY(tm_plan_device_minimum(program, &arena));
-    if (arena > po.device_bytes) return job_refuse_device(job, arena);
+    if (arena > po.device_bytes) return refuse_in(job, a, JOB_LIMIT_DEVICE, arena);
     tm_status rc = tm_plan_compile(plan, job->layout, program, &po, &minimum);
-    if (rc == TM_OK && has_room_to_spill(job, *plan) != TM_OK) {
+    if (rc == TM_OK && has_room_to_spill(job, &a->needs, *plan) != TM_OK) {
         tm_plan_free(*plan);
         *plan = NULL;
         return TM_EBUDGET;
     }
-    if (rc == TM_OK) job_count_need(job, *plan);
+    if (rc == TM_OK) job_count_plan(a, *plan, stays);
     if (rc != TM_EBUDGET) return rc;
     tm_error_clear();
-    return job_refuse_host(job, minimum + job->budget.fixed_bytes);
+    return refuse_in(job, a, JOB_LIMIT_HOST, minimum + job->budget.fixed_bytes);
+}
+
+tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan) {
+    return job_compile_in(job, &job->account, program, true, plan);
 }
 
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots) {

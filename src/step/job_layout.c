@@ -88,7 +88,7 @@ static uint32_t objects_of(const tm_job *job, const part_state *s) {
     return s->hi_tiles + s->tiles * (s->stride + (apart ? 1 : 0)) + (s->means != TM_NO_OBJECT);
 }
 
-job_state job_take_state(tm_job *job) {
+job_state job_move_state(tm_job *job) {
     job_state s = {job->layout, job->part, job->kv, job->parks};
     job->layout = NULL;
     job->part = NULL;
@@ -103,8 +103,8 @@ void job_free_state(job_state *s) {
     *s = (job_state){0};
 }
 
-void job_give_state(tm_job *job, const job_state *s) {
-    job_state old = job_take_state(job);
+void job_set_state(tm_job *job, const job_state *s) {
+    job_state old = job_move_state(job);
     job_free_state(&old);
     job->layout = s->layout;
     job->part = s->part;
@@ -113,7 +113,7 @@ void job_give_state(tm_job *job, const job_state *s) {
 }
 
 tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks) {
-    job_give_state(job, &(job_state){.parks = parks});
+    job_set_state(job, &(job_state){.parks = parks});
     uint32_t parts = tm_model_parts(job->model), units = tm_model_units(job->model), bundle = 0, want = 0;
     TM_TRY(tm_layout_create(&job->layout));
     job->part = tm_calloc(parts + 1, sizeof *job->part);

@@ -5,7 +5,7 @@
 #include <malloc.h>
 
 static tm_status open_store(tm_job *job, const job_opts *opts) {
-    bool paged = job->needs.spill > 0;
+    bool paged = job->account.needs.spill > 0;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout) && !paged; i++)
         paged = !tm_layout_get(job->layout, i)->resident;
     if (!paged && !opts->commits) return TM_OK;
@@ -23,8 +23,8 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
                                                   .slots = opts->slots,
                                                   .allow_tmpfs = opts->allow_tmpfs || at_home,
                                                   .io = opts->io,
-                                                  .spill_bytes = job->needs.spill,
-                                                  .spill_largest = job->needs.spill_largest});
+                                                  .spill_bytes = job->account.needs.spill,
+                                                  .spill_largest = job->account.needs.spill_largest});
     if (rc != TM_ENOSPC) return rc;
     tm_error full = *tm_error_get(); /* nothing was started: the user can mend it */
     full.code = TM_EINPUT;
@@ -51,23 +51,23 @@ tm_status job_open_tiers(tm_job *job, const job_opts *opts) {
     TM_TRY(open_store(job, opts));
     if (job->ranks.ranks > 1) TM_TRY(comm_ops_open(&job->comm.ops, job));
     (void)malloc_trim(0); /* what planning used goes back before the slab is touched */
-    job->limits.slab_bytes = job->needs.slab;
+    job->account.limits.slab_bytes = job->account.needs.slab;
     job->tiers.peak_before = tm_mem_resident_peak_bytes();
-    if (job->needs.device)
+    if (job->account.needs.device)
         TM_TRY(tm_device_open(&job->tiers.device, &(tm_device_opts){.name = opts->device,
-                                                                    .arena_bytes = job->needs.device,
+                                                                    .arena_bytes = job->account.needs.device,
                                                                     .bytes_per_second = opts->device_bps,
                                                                     .peers = opts->ranks.peers}));
     if (job->tiers.device) job->tiers.kernels = tm_device_kernels(job->tiers.device);
     if (job->tiers.device && !job->tiers.traits.own_processors)
         TM_TRY(tm_device_run(job->tiers.device, NULL, 0, start_team_there, NULL));
-    return tm_exec_open(&job->tiers.exec, &(tm_exec_opts){.slab_bytes = job->limits.slab_bytes,
+    return tm_exec_open(&job->tiers.exec, &(tm_exec_opts){.slab_bytes = job->account.limits.slab_bytes,
                                                           .store = job->tiers.store,
                                                           .seed = opts->order_seed,
                                                           .unregistered = opts->no_pin_memory,
                                                           .comm = job_exec_comm(job),
                                                           .shared = job_shared_frames(job),
-                                                          .shared_bytes = job->needs.shared,
+                                                          .shared_bytes = job->account.needs.shared,
                                                           .device = job->tiers.device});
 }
 

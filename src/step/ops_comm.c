@@ -326,7 +326,7 @@ static tm_status submit_there(comm_flight *f) {
 /* Gathered once for the node, it goes where all of the node's ranks have it. */
 static bool lies_right(const tm_job *job, const tm_comm_op *op) {
     const char *base = job_shared_frames(job), *at = op->recv;
-    return !op->shared || (base && at >= base && at < base + job->needs.shared);
+    return !op->shared || (base && at >= base && at < base + job->account.needs.shared);
 }
 
 tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void *token) {

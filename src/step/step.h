@@ -162,20 +162,16 @@ typedef struct job_opts {
     struct elastic *elastic;         /* the state is read from there instead of imported */
 } job_opts;
 
-/* What of the host's memory is for what (planner). */
+/* What of the host's memory is for what. */
 typedef struct job_budget {
-    uint64_t host_bytes;         /* the budget; UINT64_MAX: unlimited */
-    uint64_t fixed_bytes;        /* of it: everything but the slab */
-    uint64_t slab_bytes;         /* the rest: frames, and until there is a slab the plans */
-    uint64_t least_device;       /* the least arena of any way to run the step */
-    uint32_t most_micro_batches; /* that fit, where it is their number that was refused; else 0 */
-    bool device_short;           /* the device's memory refused this rank's latest plans: it takes needs.device */
-    uint32_t agreed_way;         /* of running the step; UINT32_MAX: not yet */
+    uint64_t host_bytes;  /* the budget; UINT64_MAX: unlimited */
+    uint64_t fixed_bytes; /* of it: everything but the slab */
+    uint64_t slab_bytes;  /* the rest: frames, and until there is a slab the plans */
 } job_budget;
 
 /* What a plan may take. */
 typedef struct job_limits {
-    uint64_t slab_bytes;    /* of budget.slab_bytes; once there is a slab: its bytes */
+    uint64_t slab_bytes;    /* of job_budget.slab_bytes; once there is a slab: its bytes */
     uint64_t plans_bytes;   /* of that, until there is a slab: what the plans themselves take, at most */
     uint32_t hold_quarters; /* of tm_plan_opts */
 } job_limits;
@@ -186,6 +182,22 @@ typedef struct job_needs {
     uint64_t plans;       /* those that stay */
     double proof_seconds; /* of all plans that were proved */
 } job_needs;
+
+/* Which limit a TM_EBUDGET is about, and what would do. With ranks it is the same on all of them. */
+typedef enum job_limit { JOB_LIMIT_NONE, JOB_LIMIT_HOST, JOB_LIMIT_DEVICE, JOB_LIMIT_MICRO_BATCHES } job_limit;
+typedef struct job_refusal {
+    job_limit limit;
+    uint64_t bytes;              /* the least budget (of the host, of the device) that would be enough */
+    uint32_t micro_batches;      /* JOB_LIMIT_MICRO_BATCHES: so many were asked for, */
+    uint32_t most_micro_batches; /* and so many fit */
+} job_refusal;
+
+/* The account of plans that are compiled beside each other. */
+typedef struct job_account {
+    job_limits limits;
+    job_needs needs;
+    job_refusal refusal; /* of the latest that did not fit */
+} job_account;
 
 /* What programs run on (job_tiers.c). */
 typedef struct job_tiers {
@@ -264,10 +276,9 @@ struct tm_job {
     bool parks;   /* gradients are state (update F) */
     uint32_t *kv; /* per unit: key-value cache objects (generation); NULL otherwise */
     uint32_t kv_rows, kv_capacity;
-    XXH3_state_t *hash; /* of a walk under way */
-    job_budget budget;
-    job_limits limits;
-    job_needs needs;
+    XXH3_state_t *hash;  /* of a walk under way */
+    job_budget budget;   /* job_start's, as the next */
+    job_account account; /* of the plans that the job runs */
     job_tiers tiers;
     job_clock costs;
     job_comm comm;
@@ -419,18 +430,19 @@ void job_use_costs(tm_job *job, const struct tm_machine *machine, tm_cost_fn cos
 uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t slots);
 /* Collective with ranks: TM_OK if all ranks say so, else the failure of the first that does not, on all of them. */
 tm_status job_agree(tm_job *job, tm_status rc);
-/* TM_EBUDGET with its one line: the host's, the device's memory. */
-tm_status job_refuse_host(const tm_job *job, uint64_t minimum_host);
-tm_status job_refuse_device(tm_job *job, uint64_t least);
-void job_count_need(tm_job *job, const tm_plan *plan); /* the plan is one of those that the job runs */
+/* TM_EBUDGET with its one line. */
+tm_status job_refuse(const tm_job *job, const job_refusal *r);
 /* Files, slab and arena for the plans that were counted, and the executor. */
 tm_status job_open_tiers(tm_job *job, const job_opts *opts);
 tm_exec_comm job_exec_comm(const tm_job *job);
 /* State as it is before the first step: of opts.resume, or imported. */
 tm_status job_fill_state(tm_job *job, const tm_plan *import_plan);
-/* TM_EBUDGET of job_start is pending, this rank's or another's: of the device's memory? */
-bool job_refused_device(void);
-tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* under the residency chosen */
+/* A program over the job's state, under the residency that its layout has by now. `stays`: the plan is kept beside the
+ * others of the account. TM_EBUDGET: account->refusal says which limit. */
+tm_status job_compile_in(const tm_job *job, job_account *account, const tm_program *program, bool stays,
+                         tm_plan **plan);
+tm_status job_compile(tm_job *job, const tm_program *program, tm_plan **plan); /* in the job's own account */
+void job_count_plan(job_account *account, const tm_plan *plan, bool stays);
 tm_status job_run(tm_job *job, const tm_plan *plan);
 /* A phase (base.h) of which each program that the job runs is `span` more, from `base` on:
  *
@@ -445,9 +457,6 @@ typedef struct job_phase {
     void (*before)(void *ctx, double share); /* who showed something until then */
     void *before_ctx;
 } job_phase;
-/* Put aside while a plan is compiled that is only looked at. */
-job_needs job_take_needs(const tm_job *job);
-void job_give_needs(tm_job *job, const job_needs *n);
 void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total);
 void job_phase_end(job_phase *p);
 uint64_t job_weight_bytes(const tm_job *job); /* all weights, as computed with */
@@ -467,7 +476,7 @@ enum { JOB_RUN_BYTES_PER_OP = 2 * (5 * sizeof(uint32_t) + 1) + sizeof(uint32_t) 
 uint64_t job_planned_peak(const tm_job *job); /* what plans and everything beside them take of the host, at most */
 /* VmHWM without the device's arena, and with this rank's share of what its node shares */
 uint64_t job_host_peak(const tm_job *job);
-/* What of a job a compilation decides about; may be taken out and put back. */
+/* What of a job a compilation decides about. */
 typedef struct job_state {
     tm_layout *layout;
     part_state *part;
@@ -476,10 +485,10 @@ typedef struct job_state {
 } job_state;
 /* Describes the state anew: with gradients among it (update F) or without. */
 tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks);
-job_state job_take_state(tm_job *job);
-void job_give_state(tm_job *job, const job_state *s);
+job_state job_move_state(tm_job *job);               /* to the caller; the job has none then */
+void job_set_state(tm_job *job, const job_state *s); /* the job's from here on, in place of the one it had */
 void job_free_state(job_state *s);
-void job_plan_opts(const tm_job *job, const job_opts *opts, tm_plan_opts *po);
+void job_plan_opts(const tm_job *job, const job_opts *opts, const job_account *account, tm_plan_opts *po);
 tm_status job_held_out(tm_job *job); /* before a commit: what the arena holds, to its extents */
 
 static inline uint64_t job_nonfinite(const tm_job *job) {

@@ -137,7 +137,7 @@ static tm_status look_for(trainer *t, look *l) {
     pass_opts way = t->plans.way;                      /* the one that is known to fit */
     way.update = UPDATE_NONE;
     way.park = t->job->parks;
-    way.no_spill |= t->job->needs.spill == 0; /* what did not spill so far has no file to spill to; */
+    way.no_spill |= t->job->account.needs.spill == 0; /* what did not spill so far has no file to spill to; */
     tm_status rc = compile_look(t, &way, &plan);
     if (rc == TM_EBUDGET) { /* placed otherwise than the step, what is kept need not fit, nor what is spilled */
         tm_error_clear();

@@ -134,11 +134,10 @@ typedef struct trainer {
     int64_t skipped_in_a_row, skipped_at_scale; /* the second: since the loss scale last fell */
     tm_loss_scaler scaler;                      /* of fp16: the scale of the step that comes next, and what moves it */
     trainer_saves saves;
-    bool unfinished;   /* evaluation or checkpoint of this step is to be done after a resume */
-    int64_t committed; /* step of the latest commit of this run, -1: none */
-    bool torn;         /* an update is under way: the state is of no step */
-    bool pending;      /* update F: gradients wait for their update */
-    uint64_t minimum_host_bytes;
+    bool unfinished;               /* evaluation or checkpoint of this step is to be done after a resume */
+    int64_t committed;             /* step of the latest commit of this run, -1: none */
+    bool torn;                     /* an update is under way: the state is of no step */
+    bool pending;                  /* update F: gradients wait for their update */
     uint64_t comm_sent[2];         /* bytes by link, up to the latest count */
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;

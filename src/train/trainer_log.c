@@ -103,7 +103,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     tm_jw_field_double(&w, "tokens_per_second", (double)line->tokens / line->took);
     bytes_fields(&w, run);
     tm_jw_field_uint(&w, "host_peak_bytes", job_host_peak(t->job));
-    tm_jw_field_uint(&w, "device_peak_bytes", t->job->needs.device);
+    tm_jw_field_uint(&w, "device_peak_bytes", t->job->account.needs.device);
     wait_fields(&w, run);
     rank_fields(&w, t, line, run);
     trainer_log_scale(t, &w, line->loss_scale);

@@ -45,26 +45,22 @@ static tm_status say_autos(const trainer *t) {
 /* ---- choices that were forced -------------------------------------------------------------------------------- */
 
 /* The least budget of the job if `activations`, `update` were left to the planner. */
-static tm_status minimum_without(const trainer *t, const job_opts *o, bool activations, bool update, uint64_t *host) {
+static tm_status minimum_without(const trainer *t, bool activations, bool update, uint64_t *host) {
     tm_config c = *t->s.cfg;
     session open = t->s;
     pass_opts way[RUN_MAX_WAYS];
-    uint64_t least[RUN_MAX_WAYS], plans[RUN_MAX_WAYS];
     job_shape shape = session_step_shape(&t->s);
     if (activations) c.memory.activations = TM_ACT_AUTO;
     if (update) c.memory.update = TM_UPDATE_AUTO;
     open.cfg = &c;
-    way_list ways = {.way = way, .n = run_ways(&open, &shape, way), .least = least, .plans = plans};
-    TM_TRY(job_minimum(t->job, o, &ways));
-    *host = ways.minimum == UINT64_MAX ? UINT64_MAX : ways.minimum + t->job->budget.fixed_bytes;
-    return TM_OK;
+    return planner_minimum(&(planner_ask){.job = t->job, .way = way, .n = run_ways(&open, &shape, way)}, host);
 }
 
 /* The same of all ranks: what the most demanding one takes, and whether each has it. They have agreed on a refusal. */
-static tm_status enough_without(trainer *t, const job_opts *o, unsigned without, uint64_t *host, bool *enough) {
+static tm_status enough_without(trainer *t, unsigned without, uint64_t *host, bool *enough) {
     uint64_t most = 0, all;
-    tm_status rc = minimum_without(t, o, without & 1, without & 2, &most);
-    all = rc == TM_OK && most <= o->host_bytes;
+    tm_status rc = minimum_without(t, without & 1, without & 2, &most);
+    all = rc == TM_OK && most <= t->job->opts.host_bytes;
     *host = most;
     *enough = all;
     if (!t->s.comm) return rc;
@@ -76,20 +72,21 @@ static tm_status enough_without(trainer *t, const job_opts *o, unsigned without,
 }
 
 /* A refusal names what it takes; where a forced choice is the reason, the smallest change may be to leave it out. */
-static tm_status refuse_forced(trainer *t, const job_opts *o) {
+static tm_status refuse_forced(trainer *t, const job_refusal *refusal) {
     static const char *const name[] = {"", "memory.activations", "memory.update",
                                        "memory.activations and memory.update"};
     unsigned forced =
         (t->s.cfg->memory.activations != TM_ACT_AUTO ? 1 : 0) | (t->s.cfg->memory.update != TM_UPDATE_AUTO ? 2 : 0);
     tm_error why = *tm_error_get();
     char room[32];
-    if (job_refused_device() || (t->s.comm && !t->s.agreed)) return TM_EBUDGET; /* not of the host; not known to all */
+    if (refusal->limit == JOB_LIMIT_DEVICE || (t->s.comm && !t->s.agreed))
+        return TM_EBUDGET; /* not of the host; not known to all */
     tm_error_clear();
     for (unsigned without = 1; without <= forced; without++) {
         uint64_t host;
         bool enough;
         if ((without & forced) != without) continue;
-        TM_TRY(enough_without(t, o, without, &host, &enough));
+        TM_TRY(enough_without(t, without, &host, &enough));
         if (enough)
             return tm_fail(TM_EBUDGET, "%s; or leave out %s, then %llu bytes (%s) are enough", why.text, name[without],
                            (unsigned long long)host, tm_format_size(host, room, sizeof room));
@@ -126,11 +123,21 @@ tm_status trainer_open_job(trainer *t) {
     t->job->step.max_grad_norm = c->max_grad_norm;
     pass_opts way[RUN_MAX_WAYS];
     job_shape shape = session_step_shape(&t->s);
-    uint32_t n = run_ways(&t->s, &shape, way), chosen;
-    tm_status rc = job_start(t->job, &o, "training step", way, n, &t->plans.step, &chosen, &t->minimum_host_bytes,
-                             run_compile_more, &(run_more){&t->s, &t->plans});
-    if (rc == TM_EBUDGET) return refuse_forced(t, &o);
+    planner_choice choice;
+    run_more more = {&t->s, &t->plans};
+    const planner_ask ask = {.job = t->job,
+                             .name = "training step",
+                             .way = way,
+                             .n = run_ways(&t->s, &shape, way),
+                             .more = run_compile_more,
+                             .ctx = &more};
+    t->job->opts = o;
+    tm_status rc = job_start(&ask, &choice);
+    t->plans.step = choice.plan;
+    choice.plan = NULL;
+    planner_drop(&choice);
+    if (rc == TM_EBUDGET) return refuse_forced(t, &choice.refusal);
     if (rc != TM_OK) return rc;
-    if (!t->s.args->quiet) say_plan(t, &way[chosen]);
+    if (!t->s.args->quiet) say_plan(t, &way[choice.way]);
     return t->s.args->quiet || !session_is_rank0(&t->s) ? TM_OK : say_autos(t);
 }

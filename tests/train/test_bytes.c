@@ -56,8 +56,8 @@ static bool recompute; /* activations: else the best way is taken */
 static tm_status plan(const char *model, const char *disk, pass_update update, uint32_t micro_batches, bool none,
                       uint64_t host_bytes, moved *out) {
     tm_job *job;
-    tm_plan *p = NULL;
-    uint32_t chosen, n = 0;
+    planner_choice c;
+    uint32_t n = 0;
     pass_opts way[4];
     for (uint32_t i = 0; i < 4; i++)
         if (i < 2 || micro_batches > 1)
@@ -78,16 +78,17 @@ static tm_status plan(const char *model, const char *disk, pass_update update, u
                   .config_only = true,
                   .plan_only = true};
     RUN_EXPECT_STATUS(job_open(&job, &o));
-    tm_status rc = job_start(job, &o, "step", way, n, &p, &chosen, &out->minimum, NULL, NULL);
+    tm_status rc = job_start(&(planner_ask){.job = job, .name = "step", .way = way, .n = n}, &c);
+    out->minimum = c.minimum_host_bytes;
     out->parameters = tm_model_parameters(job->model);
     out->state = 0;
     for (int k = 0; rc == TM_OK && k < TM_KINDS; k++) {
-        const tm_plan_info *info = tm_plan_get_info(p);
+        const tm_plan_info *info = tm_plan_get_info(c.plan);
         out->kind[k] = (double)(info->read_bytes[k] + info->write_bytes[k]) / (double)out->parameters;
         if (k != TM_KIND_ACTIVATION) out->state += out->kind[k];
         out->slab = info->slab_bytes;
     }
-    tm_plan_free(p);
+    planner_drop(&c);
     job_close(job);
     return rc;
 }

@@ -99,8 +99,7 @@ static void scene_open(scene *s, pass_update update, double flops) {
                   .config_only = true,
                   .plan_only = true};
     pass_opts way = way_of(update);
-    tm_plan *plan;
-    uint32_t chosen;
+    planner_choice c;
     *s = (scene){.flops = flops, .update = pass_update_name(&way)};
     s->machine = (tm_machine){.name = "test",
                               .nodes = 1,
@@ -108,10 +107,10 @@ static void scene_open(scene *s, pass_update update, double flops) {
                               .cores = 2,
                               .disk = {.read_bps = 1.5e9, .write_bps = 2.5e9, .duplex = 0.2, .latency = 1e-4}};
     if (job_open(&s->job, &o) != TM_OK ||
-        job_start(s->job, &o, "step", &way, 1, &plan, &chosen, NULL, NULL, NULL) != TM_OK)
+        job_start(&(planner_ask){.job = s->job, .name = "step", .way = &way, .n = 1}, &c) != TM_OK)
         fail_msg("%s", tm_error_get()->text);
-    s->all = tm_plan_get_info(plan)->slab_bytes;
-    tm_plan_free(plan);
+    s->all = tm_plan_get_info(c.plan)->slab_bytes;
+    planner_drop(&c);
     tm_plan_opts po = {.cache = true, .spill = true};
     for (int w = 0; w < WAYS; w++) {
         way.spread = w > 0;

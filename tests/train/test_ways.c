@@ -48,7 +48,7 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, i
 }
 
 /* What update F brings with it. */
-static tm_status compile_more(void *ctx, tm_job *job, const pass_opts *way) {
+static tm_status compile_more(void *ctx, const tm_job *job, job_account *account, const pass_opts *way) {
     trial *t = ctx;
     tm_program *p;
     pass_opts first = *way;
@@ -58,11 +58,11 @@ static tm_status compile_more(void *ctx, tm_job *job, const pass_opts *way) {
     t->first = t->drain = NULL;
     if (way->update != UPDATE_BEFORE) return TM_OK;
     TM_TRY(build_pass(&p, job, "first step", &first));
-    tm_status rc = job_compile(job, p, &t->first);
+    tm_status rc = job_compile_in(job, account, p, true, &t->first);
     tm_program_free(p);
     if (rc != TM_OK) return rc;
     TM_TRY(build_drain(&p, job));
-    rc = job_compile(job, p, &t->drain);
+    rc = job_compile_in(job, account, p, true, &t->drain);
     tm_program_free(p);
     return rc;
 }
@@ -81,14 +81,20 @@ static job_opts options(scene *s, uint64_t host_bytes) {
 }
 
 static tm_status begin(trial *t, scene *s, const pass_opts *way, const job_opts *o, uint64_t *minimum) {
-    uint32_t chosen;
     *t = (trial){.s = s};
     TM_TRY(job_open(&t->job, o));
     t->job->sinks.fill = fill;
     t->job->sinks.fill_ctx = t;
     t->job->update_opts = (tm_optim_opts){
         .beta1 = .9, .beta2 = .95, .eps = 1e-8, .weight_decay = .1, .adam_w_mode = true, .bias_correction = true};
-    return job_start(t->job, o, "step", way, 1, &t->plan, &chosen, minimum, compile_more, t);
+    planner_choice c;
+    const planner_ask ask = {.job = t->job, .name = "step", .way = way, .n = 1, .more = compile_more, .ctx = t};
+    tm_status rc = job_start(&ask, &c);
+    if (minimum) *minimum = c.minimum_host_bytes;
+    t->plan = c.plan;
+    c.plan = NULL;
+    planner_drop(&c);
+    return rc;
 }
 
 static void end(trial *t) {
