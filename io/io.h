@@ -15,7 +15,7 @@
  *
  *     tm_io_run *run;  tm_io_file file;  tm_io *io;
  *     TM_TRY(tm_io_run_create(&run, "/nvme/offload", &run_opts));
- *     TM_TRY(tm_io_file_create(run, "weight_hi", bytes, &file));            // space is reserved, or TM_ENOSPC now
+ *     TM_TRY(tm_io_file_create(run, "weight_hi", bytes, false, &file));     // space is reserved, or TM_ENOSPC now
  *     TM_TRY(tm_io_open(&io, &(tm_io_opts){.queue_depth = 8}));
  *     TM_TRY(tm_io_register(io, slab, slab_bytes));
  *     tm_io_req r = {.op = TM_IO_READ, .file = file, .offset = 0, .buf = slab, .len = 4 << 20, .user = op};

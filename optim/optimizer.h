@@ -205,7 +205,8 @@ TM_OPTIM_API size_t tm_optim_sizeof(const char *type);
  *     tm_optim_tensor tensor = {.shape = {1, rows, columns}, .state = {[1] = row, [2] = column}, .scratch = scratch};
  *     tm_optim_begin(&step, &tensor);
  *     for (uint32_t pass = 0; pass < optimizer->passes; pass++) {
- *         for (each span, in order of `first`) bad += tm_optim_pass(&step, &tensor, pass, &span);
+ *         for (uint32_t i = 0; i < n_spans; i++) // in order of `first`
+ *             bad += tm_optim_pass(&step, &tensor, pass, &span[i]);
  *         tm_optim_turn(&step, &tensor, pass);
  *     }
  *
@@ -262,8 +263,10 @@ TM_OPTIM_API double tm_clip_factor(double norm, double max_norm);
  * overflow (it is not finite); such a step is skipped. All fields are state and belong in a checkpoint.
  *
  *     bool overflow = !isfinite(norm);
- *     if (!overflow) step with grad_scale = tm_clip_factor(norm / scaler.scale, max_norm) / scaler.scale;
- *     if (!tm_loss_scaler_update(&scaler, overflow)) stop: the scale is at its minimum and the gradient still overflows
+ *     double grad_scale = tm_clip_factor(norm / scaler.scale, max_norm) / scaler.scale;
+ *     if (!overflow) update(grad_scale);
+ *     if (!tm_loss_scaler_update(&scaler, overflow)) return stop(); // the scale is at its minimum and the gradient
+ *                                                                   // still overflows
  */
 typedef struct tm_loss_scale_opts {
     double loss_scale;           /* 0: dynamic; else a constant scale */

@@ -18,14 +18,16 @@
  *   frame      [address, address + bytes) of the slab.
  *   extent     where an object lies in the offload files.
  *
- *     tm_layout *layout;                       // once a run: state objects
+ *     tm_layout *layout; // once a run: state objects
+ *     TM_TRY(tm_layout_create(&layout));
  *     uint32_t w = tm_layout_object(layout, &(tm_object){.kind = TM_KIND_WEIGHT_HI, .bytes = 2 << 20});
- *     tm_program *p;                           // once per kind of pass
+ *     tm_program *p; // once per kind of pass
+ *     TM_TRY(tm_program_create(&p, layout, "step"));
  *     uint32_t v = tm_program_visit(p, w, 1);
  *     tm_program_op(p, &(tm_op){.code = MY_OP, .arg = {unit, stage}});
  *     tm_program_use(p, v, TM_USE_READ);
- *     tm_plan_compile(&plan, layout, p, &opts, &minimum);  // TM_EBUDGET: `minimum` bytes would fit
- *     tm_exec_run(exec, plan, my_handler, ctx);  // once per step
+ *     TM_TRY(tm_plan_compile(&plan, layout, p, &opts, &minimum)); // TM_EBUDGET: `minimum` bytes would fit
+ *     TM_TRY(tm_exec_run(exec, plan, my_handler, ctx));           // once per step
  *
  * Threads: build and compile on one thread. An executor runs one plan at a time: operations of the CPU engine on the
  * calling thread, disk operations on a thread of its own. The handler is called on the calling thread only.

@@ -6,8 +6,8 @@
  * cpu_per_byte is taken from the compute operations that run at the same time.
  *
  *     tm_sim_result r;
- *     tm_simulate(&r, plan, &(tm_sim_opts){.machine = &m, .cost = my_cost, .ctx = job, .runs = 3});
- *     r.seconds        a run in the steady state
+ *     TM_TRY(tm_simulate(&r, plan, &(tm_sim_opts){.machine = &m, .cost = my_cost, .ctx = job, .runs = 3}));
+ *     // r.seconds: of a run in the steady state
  */
 #ifndef TIDEMILL_OFFLOAD_SIM_H
 #define TIDEMILL_OFFLOAD_SIM_H
@@ -52,7 +52,7 @@ void tm_sim_free(tm_sim_result *r);
  *     tm_trace *t;
  *     TM_TRY(tm_trace_open(&t, "trace.json"));
  *     TM_TRY(tm_trace_add(t, &(tm_trace_step){.plan = plan, .step = 7, .at = seconds_since_start,
- *                                             .simulated = r.span, .measured = stats->span,
+ *                                             .simulated = r.span, .measured = measured,
  *                                             .name = name_of, .ctx = job}));
  *     TM_TRY(tm_trace_commit(t));          // the file appears now, whole
  *

@@ -121,8 +121,8 @@ size_t tm_live_cut(const char *text, unsigned columns); /* bytes of `text` that 
  * a plain line every half minute. What ends within a moment shows nothing. One phase at a time.
  *
  *     tm_phase_begin(&p, "reading the model", NULL, bytes);
- *     while (...) tm_phase_at(&p, done);      // cheap; any thread
- *     tm_phase_end(&p);                       // also after a failure
+ *     while (read_more(&done)) tm_phase_at(&p, done); // cheap; any thread
+ *     tm_phase_end(&p);                               // also after a failure
  */
 typedef struct tm_phase {
     const char *what, *unit; /* unit NULL: bytes; texts outlive it */
@@ -206,8 +206,10 @@ tm_status tm_threads_try(unsigned n, const char *what) TM_MUST_USE;
  * keep what the system does. The first SIGINT is acknowledged on stderr at once; the third ends the process wherever it
  * is, as SIGKILL would.
  *
- *     for (...) {
- *         TM_TRY(tm_stop_check());  // what may take longer than a moment; cheap
+ *     for (size_t i = 0; i < n; i++) {
+ *         TM_TRY(tm_stop_check()); // cheap
+ *         TM_TRY(work(i));         // what may take longer than a moment
+ *     }
  */
 void tm_stop_catch(void);
 tm_status tm_stop_check(void) TM_MUST_USE; /* TM_ESIGNAL: stop here */

@@ -10,7 +10,7 @@
  *     tm_comm_op op = {.code = TM_COMM_REDUCE_SCATTER, .group = TM_COMM_WORLD, .send = grad, .recv = mine,
  *                      .counts = slice_elements, .done = finished, .ctx = plan_op};
  *     TM_TRY(tm_comm_submit(comm, &op));                      // returns at once
- *     ...                                                     // `finished` told the waiter, and the waiter says:
+ *     // later: `finished` told the waiter, and the waiter says:
  *     if (op.status != TM_OK) return tm_comm_op_fail(comm, &op);
  *     TM_TRY(tm_comm_agree(comm, rc));                        // before a collective that one rank might skip
  *     tm_comm_close(comm);

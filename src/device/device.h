@@ -2,12 +2,12 @@
  * may touch, or computes in place on host memory and has none.
  *
  *     tm_device *d;
- *     tm_device_open(&d, &(tm_device_opts){.name = "cpu-arena", .arena_bytes = 64 << 20});
- *     tm_device_copy(d, &(tm_device_transfer){.way = TM_DEVICE_IN, .host = weights, .offset = 0, .bytes = n}, &e);
- *     tm_event_wait(d, &e);
+ *     TM_TRY(tm_device_open(&d, &(tm_device_opts){.name = "cpu-arena", .arena_bytes = 64 << 20}));
+ *     TM_TRY(tm_device_copy(d, &(tm_device_transfer){.way = TM_DEVICE_IN, .host = weights, .bytes = n}, &e));
+ *     TM_TRY(tm_event_wait(d, &e));
  *     tm_device_frame f[] = {{.offset = 0, .bytes = n}};
- *     tm_device_submit(d, &(tm_device_op){f, 1, my_kernel, ctx}, &e); // may touch these frames, at tm_device_at(d, 0)
- *     tm_event_wait(d, &e);
+ *     TM_TRY(tm_device_submit(d, &(tm_device_op){f, 1, my_kernel, ctx}, &e)); // may touch tm_device_at(d, 0), n bytes
+ *     TM_TRY(tm_event_wait(d, &e));
  *     tm_device_close(d);
  *
  * The arena is reserved whole at open: what does not fit is refused then, and there is no out of memory later. Offsets

@@ -20,7 +20,7 @@
  *     tm_source *src;
  *     TM_TRY(tm_source_open(&src, "SmolLM2-135M-Instruct.Q4_1.gguf"));       // or "path/to/hf-folder"
  *     int64_t t = tm_source_find(src, "model.layers.0.self_attn.q_proj.weight");
- *     if (t < 0) ...
+ *     if (t < 0) return tm_fail(TM_EINPUT, "the file has no such tensor");
  *     TM_TRY(tm_source_read_f32(src, (uint32_t)t, first, n, values));         // any range: dequantised, un-permuted
  *     tm_source_close(src);
  */

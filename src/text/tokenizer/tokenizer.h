@@ -13,7 +13,7 @@
  *     TM_TRY(tm_tokenizer_open(&t, tm_mem_source_read, &source, "model/tokenizer.json"));
  *     tm_ids ids = {0};
  *     rc = tm_tokenizer_encode(t, text, strlen(text), true, &ids);       // with BOS where the file's template says so
- *     ...
+ *     // ids.id[0] to ids.id[ids.n - 1]
  *     tm_ids_free(&ids);
  *     tm_tokenizer_close(t);
  */

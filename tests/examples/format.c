@@ -1,0 +1,12 @@
+/* The examples of format.h. */
+#include "format/format.h"
+
+tm_status source_example(uint64_t first, uint64_t n, float *values) {
+    //@ src/format/format.h tm_source *src;
+    return TM_OK;
+}
+
+tm_status writer_example(uint64_t B, uint64_t S, uint64_t V, const void *logits, uint64_t bytes) {
+    //@ src/format/format.h tm_st_writer *w;
+    return TM_OK;
+}

@@ -1,0 +1,29 @@
+/* The examples of tokenizer.h, chat.h and dataset.h. */
+#include "data/dataset.h"
+#include "text/chat/chat.h"
+#include "text/tokenizer/tokenizer.h"
+
+#include <string.h>
+
+tm_status tokenizer_example(tm_mem_source source, const char *text) {
+    tm_status rc;
+    //@ src/text/tokenizer/tokenizer.h tm_tokenizer *t;
+    return rc;
+}
+
+tm_status chat_example(tm_buf config, const tm_tokenizer *tokenizer, const char *jinja, size_t jinja_len,
+                       const tm_json *root, tm_buf text, tm_ids ids, tm_buf loss_mask) {
+    tm_status rc;
+    //@ src/text/chat/chat.h tm_chat *chat;
+    return rc;
+}
+
+tm_status dataset_example(tm_tokenizer *tok, tm_chat *chat, tm_data_source source, uint64_t epochs, int32_t *ids,
+                          int32_t *labels, uint8_t *mask) {
+    uint64_t steps, s;
+    uint32_t k;
+    tm_batch_limits limits;
+    tm_batch_shape shape;
+    //@ src/data/dataset.h tm_dataset *ds;
+    return TM_OK;
+}
