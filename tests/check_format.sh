@@ -11,4 +11,4 @@ for tool in clang-format-14 clang-format; do
         ;;
     esac
 done
-exec sh tests/skip.sh clang_format "clang-format 14 is not installed"
+exec sh tests/support/skip.sh clang_format "clang-format 14 is not installed"

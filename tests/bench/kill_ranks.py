@@ -213,7 +213,7 @@ def strike(a, job, output, what, generator):
 def main():
     a = settings()
     if not shutil.which("mpirun"):
-        skip = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "skip.sh")
+        skip = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support", "skip.sh")
         os.execvp("sh", ["sh", skip, "train_ranks_struck", "no mpirun"])
     config, output = write_config(a.steps), lib.WORK / "out"
     atexit.register(end_all, output)

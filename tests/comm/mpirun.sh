@@ -5,7 +5,7 @@ set -eu
 ranks=$1
 node_size=$2
 shift 2
-command -v mpirun > /dev/null || exec sh "$(dirname "$0")/../skip.sh" "$(basename "$1") on $ranks ranks" "no mpirun"
+command -v mpirun > /dev/null || exec sh "$(dirname "$0")/../support/skip.sh" "$(basename "$1") on $ranks ranks" "no mpirun"
 flags=
 case $(mpirun --version 2> /dev/null) in
 *"Open MPI"* | *OpenRTE*)

@@ -1,5 +1,5 @@
 /* A process that no launcher started; and what needs no second rank: trees, bytes, quantisation. */
-#include "tests/comm/comm_test.h"
+#include "tests/comm/world.h"
 
 #include "comm/remote_internal.h"
 #include "comm/sum_internal.h"

@@ -1,7 +1,7 @@
 /* What becomes of a job when a rank dies, stops, fails or differs. Without arguments: starts jobs of itself under
  * mpirun and looks at their exit status, their last words and the time they took; with one: is a rank of such a job. */
-#include "tests/comm/comm_test.h"
-#include "tests/skip.h"
+#include "tests/comm/world.h"
+#include "tests/support/skip.h"
 
 #include <signal.h>
 #include <sys/wait.h>

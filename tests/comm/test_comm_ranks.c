@@ -1,5 +1,5 @@
 /* Every operation among 1 to 4 ranks (mpirun.sh starts them) against sums made here in the plainest way. */
-#include "tests/comm/comm_test.h"
+#include "tests/comm/world.h"
 #include "tests/comm/witness.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* What a configuration means: defaults, every spelling, DeepSpeed's files as they are published, --set, round trip. */
-#include "config_test.h"
+#include "world.h"
 
 static void ours_by_default(void **state) {
     (void)state;

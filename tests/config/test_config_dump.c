@@ -1,6 +1,6 @@
 /* What a configuration is resolved to, said as JSON: every sort of optimizer, schedule, memory and output has what was
  * given, and loads again as the same. */
-#include "config_test.h"
+#include "world.h"
 
 typedef struct row {
     const char *keys, *has[6]; /* keys after BASE; what the dump has */

@@ -1,6 +1,6 @@
 /* What is said of a key that makes no difference: once, with the reason that holds here; and what changes the result in
  * its place. What a process says once, it says once: each case is one of its own. */
-#include "config_test.h"
+#include "world.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

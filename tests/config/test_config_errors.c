@@ -1,7 +1,7 @@
 /* What is refused, with which status, and what the one line says. */
-#include "config_test.h"
-#include "tests/walk.h"
-#include "tests/skip.h"
+#include "world.h"
+#include "tests/support/walk.h"
+#include "tests/support/skip.h"
 
 typedef struct bad {
     tm_status status;

@@ -1,5 +1,5 @@
 /* FSDP by HF Trainer's and Accelerate's names: what they come to, and what contradicts. */
-#include "config_test.h"
+#include "world.h"
 
 typedef struct good {
     const char *json; /* keys after BASE */

@@ -1,7 +1,7 @@
 #include "machine.h"
 
 #include "base/base.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -3,6 +3,7 @@
 #define TIDEMILL_TESTS_GOLDEN_LINES_H
 
 #include "text/tokenizer/tokenizer.h"
+#include "tests/support/support.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,11 +15,6 @@
 #include <cmocka.h>
 
 /* TM_OK, or the test fails with the error's text. */
-#define OK(expr)                                                                                                       \
-    do {                                                                                                               \
-        if ((expr) != TM_OK) fail_msg("%s: %s", #expr, tm_error_get()->text);                                          \
-    } while (0)
-
 /* The whole of DIR/NAME; false if there is no such file. */
 static inline bool read_file(const char *dir, const char *name, tm_buf *out) {
     char path[1024], block[65536];

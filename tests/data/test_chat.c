@@ -1,7 +1,7 @@
 /* chat: the four golden templates, others run by transformers beforehand, spans, limits and errors. */
 #include "golden_lines.h"
 #include "text/chat/chat.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <time.h>
 

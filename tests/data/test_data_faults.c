@@ -4,8 +4,8 @@
 #include "golden_lines.h"
 #include "text/chat/chat.h"
 #include "data/dataset.h"
-#include "tests/walk.h"
-#include "tests/skip.h"
+#include "tests/support/walk.h"
+#include "tests/support/skip.h"
 
 /* ---- tokenizers -------------------------------------------------------------------------------------------------- */
 

@@ -2,7 +2,7 @@
 #include "golden_lines.h"
 #include "text/chat/chat.h"
 #include "format/format.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #define MODEL TM_TEST_SHARED "/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define FIXTURE TM_TEST_SHARED "/fixtures/public/smollm2"

@@ -2,7 +2,7 @@
 #ifndef TIDEMILL_GGUF_BYTES_H
 #define TIDEMILL_GGUF_BYTES_H
 
-#include "format_test.h"
+#include "world.h"
 
 enum { G_U8, G_I8, G_U16, G_I16, G_U32, G_I32, G_F32, G_BOOL, G_STRING, G_ARRAY, G_U64, G_I64, G_F64 };
 enum {

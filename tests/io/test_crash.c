@@ -7,6 +7,7 @@
 
 #include "io/io_internal.h"
 #include "io/file/file.h"
+#include "tests/support/support.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -297,11 +298,6 @@ static uint64_t found(const disk *d, unsigned residency) {
 
 /* ---- the test -------------------------------------------------------------------------------------------------- */
 
-static uint64_t option(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 10) : otherwise;
-}
-
 /* One step and its commit, recorded over a base that holds the commit of the step before. */
 static void record_commit(disk *base, uint64_t slab) {
     world w;
@@ -364,8 +360,8 @@ static void explore(uint64_t slab, uint64_t samples) {
 static void every_crash_state_holds_one_whole_commit(void **state) {
     (void)state;
     static const uint64_t slabs[] = {0, 700000, 64 << 20}; /* paged; in part; resident */
-    uint64_t samples = option("TIDEMILL_CRASH_STATES", 300);
-    seed = option("TIDEMILL_CRASH_SEED", 1);
+    uint64_t samples = test_option("TIDEMILL_CRASH_STATES", 300);
+    seed = test_option("TIDEMILL_CRASH_SEED", 1);
     for (unsigned i = 0; i < TM_COUNT(slabs); i++) explore(slabs[i], samples / TM_COUNT(slabs));
 }
 

@@ -1,7 +1,7 @@
 /* Products against double, for every mix of types and transposes, odd sizes, every back-end and every column. */
 #include "kernels/gemm.h"
 #include "kernels/kernels_internal.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -2,7 +2,7 @@
  * tm_kernels_resident_bytes says: never more, and at most 4 MiB less (but for fp32 by oneDNN, which is not its own). */
 #include "kernels/gemm.h"
 #include "kernels/kernels_internal.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <malloc.h>
 #include <setjmp.h>

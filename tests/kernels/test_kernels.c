@@ -2,7 +2,7 @@
  * differences of that formula. */
 #include "kernels/kernels.h"
 #include "kernels/kernels_internal.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <setjmp.h>

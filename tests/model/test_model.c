@@ -4,7 +4,7 @@
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
 #include "model/arch_internal.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -6,6 +6,7 @@
 #include "offload/exec/exec.h"
 #include "offload/plan/plan.h"
 #include "offload/store/store.h"
+#include "tests/support/support.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,12 +20,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#define OK(expr)                                                                                                       \
-    do {                                                                                                               \
-        tm_status ok_ = (expr);                                                                                        \
-        if (ok_ != TM_OK) fail_msg("%s: %s", #expr, tm_error_get()->text);                                             \
-    } while (0)
 
 enum { W_TILES = 2, W_OP_FILL = 1, W_OP_STEP, W_OP_CHECK };
 

@@ -8,6 +8,7 @@
 #include "offload/exec/exec.h"
 #include "offload/plan/plan.h"
 #include "offload/store/store.h"
+#include "tests/support/support.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,12 +23,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define OK(expr)                                                                                                       \
-    do {                                                                                                               \
-        tm_status ok_ = (expr);                                                                                        \
-        if (ok_ != TM_OK) fail_msg("%s: %s", #expr, tm_error_get()->text);                                             \
-    } while (0)
-
 enum { KINDS = 4, TILE_BYTES = 1 << 20, SMALL_BYTES = 4096, PAGE_BYTES = 64 << 10 }; /* weights and moments */
 
 typedef struct large {
@@ -37,11 +32,6 @@ typedef struct large {
     tm_commit_reader *reader;
     int fd[KINDS];
 } large;
-
-static uint64_t option(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 10) : otherwise;
-}
 
 static uint32_t draw(large *l, uint32_t below) {
     uint32_t r[4];
@@ -161,7 +151,7 @@ static void one_flip(large *l, const off_t *place) {
 }
 
 static large open_commit(uint32_t tiles, uint32_t tile_bytes) {
-    large l = {.tiles = tiles, .tile_bytes = tile_bytes, .seed = option("TIDEMILL_FLIP_SEED", 7)};
+    large l = {.tiles = tiles, .tile_bytes = tile_bytes, .seed = test_option("TIDEMILL_FLIP_SEED", 7)};
     /* a reader gives its pages back: on a disk each flip would have to be written and read again */
     snprintf(l.path, sizeof l.path, "%stidemill-flips-XXXXXX", tm_path_is_dir("/dev/shm") ? "/dev/shm/" : "");
     assert_non_null(mkdtemp(l.path));
@@ -179,8 +169,8 @@ static void close_commit(large *l) {
 
 static void every_flip_is_noticed(void **state) {
     (void)state;
-    uint64_t flips = option("TIDEMILL_FLIPS", 4000);
-    large l = open_commit((uint32_t)option("TIDEMILL_FLIP_MIB", 8) / KINDS, TILE_BYTES);
+    uint64_t flips = test_option("TIDEMILL_FLIPS", 4000);
+    large l = open_commit((uint32_t)test_option("TIDEMILL_FLIP_MIB", 8) / KINDS, TILE_BYTES);
     assert_true(l.tiles > 0);
     off_t *place = calloc(l.tiles * (size_t)KINDS, sizeof *place);
     assert_non_null(place);

@@ -2,7 +2,7 @@
  * copied, read by others, removed. What passes all the same has the right bytes; what fails says why and holds nothing,
  * and what was committed by then, or the step that was being committed, can be restored from what is left. */
 #include "commit_world.h"
-#include "tests/walk.h"
+#include "tests/support/walk.h"
 
 static char a[128], b[128]; /* offload paths */
 enum { SLAB = 200000 };

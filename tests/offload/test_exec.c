@@ -3,7 +3,8 @@
 #include "offload/exec/exec_internal.h"
 #include "offload/sim/sim.h"
 #include "offload/store/store_internal.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
+#include "tests/support/support.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,12 +15,6 @@
 
 #include <cmocka.h>
 #include <sys/stat.h>
-
-#define OK(expr)                                                                                                       \
-    do {                                                                                                               \
-        tm_status ok_ = (expr);                                                                                        \
-        if (ok_ != TM_OK) fail_msg("%s: %s", #expr, tm_error_get()->text);                                             \
-    } while (0)
 
 enum { MOST = 400, BYTES = 65536, OP_FILL = 1, OP_STEP, OP_CHECK };
 static const char *const paths[] = {"test_exec.a", "test_exec.b", "test_exec.c"};

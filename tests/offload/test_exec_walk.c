@@ -3,7 +3,7 @@
  * says why and holds neither memory nor descriptors, though transfers were under way. */
 #define WORLD_DIR "test_exec_walk.offload"
 #include "plan_world.h"
-#include "tests/walk.h"
+#include "tests/support/walk.h"
 
 enum { WALKS = 40960 }; /* of the slab: frames of `load` and `check` */
 

@@ -2,9 +2,9 @@
  * What is mounted lies on loop devices in a mount namespace of a child; rows that need root skip loudly. */
 #include "offload/exec/exec.h"
 #include "offload/store/store_internal.h"
-#include "tests/io/io_test.h"
-#include "tests/leave.h"
-#include "tests/skip.h"
+#include "tests/io/world.h"
+#include "tests/support/leave.h"
+#include "tests/support/skip.h"
 
 #include <errno.h>
 #include <sched.h>

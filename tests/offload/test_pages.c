@@ -5,6 +5,7 @@
  * TIDEMILL_TRIALS=N TIDEMILL_TRIAL_SEED=S: that many (default 10000, 7). */
 #include "io/io.h"
 #include "offload/store/store_internal.h"
+#include "tests/support/support.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,11 +31,6 @@ typedef struct disk {
     uint64_t draws, seed;
     char path[64];
 } disk;
-
-static uint64_t option(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 10) : otherwise;
-}
 
 static uint32_t draw(disk *d, uint32_t below) {
     uint32_t r[4];
@@ -163,7 +159,7 @@ static bool replay(disk *d) {
 }
 
 static void open_disk(disk *d) {
-    *d = (disk){.path = "test_pages_XXXXXX", .seed = option("TIDEMILL_TRIAL_SEED", 7)};
+    *d = (disk){.path = "test_pages_XXXXXX", .seed = test_option("TIDEMILL_TRIAL_SEED", 7)};
     const char *path = d->path;
     assert_non_null(mkdtemp(d->path));
     assert_int_equal(tm_layout_create(&d->layout), TM_OK);
@@ -195,7 +191,7 @@ static void every_lie_is_caught(void **state) {
     (void)state;
     disk d;
     unsigned count[3] = {0};
-    uint64_t wanted = option("TIDEMILL_TRIALS", 10000);
+    uint64_t wanted = test_option("TIDEMILL_TRIALS", 10000);
     open_disk(&d);
     for (uint64_t trials = 0; trials < wanted;) {
         unsigned kind = draw(&d, 3);

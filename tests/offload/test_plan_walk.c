@@ -3,7 +3,7 @@
 #define WORLD_DIR "test_plan_walk.offload"
 #include "plan_world.h"
 #include "offload/sim/sim.h"
-#include "tests/walk.h"
+#include "tests/support/walk.h"
 
 /* ---- a program is written ---------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* Which path an object gets: in proportion to rates, where there is room, and spread over time. */
 #include "offload/store/stripe_internal.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* AdamW: every row bit-equal to the formulas written out here, any cut of a span, and near to double precision. */
-#include "optim_test.h"
-#include "tests/skip.h"
+#include "world.h"
+#include "tests/support/skip.h"
 
 enum { N = 1 << 20 };
 

@@ -1,6 +1,6 @@
 /* Against the libraries: trajectories of torch, DeepSpeed and transformers (tests/fixtures/optim/make_optim.py), 8-bit
  * states of bitsandbytes, loss scales of DeepSpeed; and Adafactor's passes over any cut. */
-#include "optim_test.h"
+#include "world.h"
 
 #include "tests/model/safetensors_file.h"
 

@@ -1,6 +1,6 @@
 /* Rounding and norms of gradients: values by independent formulas, order of the sums pinned, rows and threads equal. */
-#include "optim_test.h"
-#include "tests/skip.h"
+#include "world.h"
+#include "tests/support/skip.h"
 
 #ifdef _OPENMP
 #include <omp.h>

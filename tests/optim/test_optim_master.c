@@ -1,6 +1,6 @@
 /* The split master over every one of the 2^32 patterns, on every row of this CPU. */
-#include "optim_test.h"
-#include "tests/skip.h"
+#include "world.h"
+#include "tests/support/skip.h"
 
 #ifdef TIDEMILL_SANITIZED /* slow: a piece of every exponent and sign */
 enum { CHUNK = 1 << 16, STRIDE = 1 << 23 };

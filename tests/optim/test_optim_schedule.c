@@ -1,5 +1,5 @@
 /* Schedules against 100 steps of transformers' and DeepSpeed's own (fixture lr_schedules), and what they refuse. */
-#include "optim_test.h"
+#include "world.h"
 
 static char *read_all(const char *path, size_t *len) {
     FILE *f = fopen(path, "rb");

@@ -1,7 +1,7 @@
 /* The table: every row of every optimizer, in all four forms, bit-equal to the formulas written out here; any cut of a
  * span; odd sizes and addresses; non-finite results; options by name; 8-bit codes against a search of all of them. */
-#include "optim_test.h"
-#include "tests/skip.h"
+#include "world.h"
+#include "tests/support/skip.h"
 
 enum { N = 20000 + 77, BLOCKS = (N + 255) / 256 };
 

@@ -4,8 +4,8 @@
 
 #include "io/file/file.h"
 #include "offload/store/manifest_internal.h"
-#include "tests/leave.h"
-#include "tests/walk.h"
+#include "tests/support/leave.h"
+#include "tests/support/walk.h"
 #include "train/train.h"
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 #include "run.h"
 
 #include "io/file/file.h"
-#include "tests/leave.h"
+#include "tests/support/leave.h"
 
 #include <dirent.h>
 #include <errno.h>

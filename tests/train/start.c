@@ -2,7 +2,7 @@
 
 #include "comm/comm.h"
 #include "kernels/kernels.h"
-#include "tests/walk.h"
+#include "tests/support/walk.h"
 #include "step/elastic.h"
 #include "train/trainer_internal.h"
 

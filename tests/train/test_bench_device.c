@@ -1,7 +1,7 @@
 /* `tidemill bench device` and `tidemill-bench kernels`: what their JSON promises, on the arena of the CPU and on a driver that
  * pretends, and what it refuses. A rate is judged only where a clock keeps it from being more. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <stdlib.h>

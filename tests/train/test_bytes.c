@@ -7,7 +7,7 @@
 #include "planner/start.h"
 #include "run.h"
 #include "step/step.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <fcntl.h>
 #include <math.h>

@@ -3,7 +3,8 @@
  * TIDEMILL_KILLS=N TIDEMILL_KILL_SEED=S: that many kills at random instants (default 25, 1; 100 with TIDEMILL_LONG=1).
  */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
+#include "tests/support/support.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -110,11 +111,6 @@ static void expect_finished(const scene *s, const char *hash) {
     assert_int_equal(run_entries(s->output), 6); /* model, two configurations, checkpoint, log, run.json: no debris */
 }
 
-static uint64_t option(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 10) : otherwise;
-}
-
 /* Killed after the last word, while it tidied up: the next start says that all is done (and tidies up). */
 static void expect_done(run_result *r) {
     expect(r, 0, NULL);
@@ -124,7 +120,7 @@ static void kills_at_random_instants_change_nothing(void **state) {
     (void)state;
     scene s = scene_open();
     const char *hash = reference(&s);
-    uint64_t kills = test_amount("TIDEMILL_KILLS", 25, 100), seed = option("TIDEMILL_KILL_SEED", 1), finished = 0,
+    uint64_t kills = test_amount("TIDEMILL_KILLS", 25, 100), seed = test_option("TIDEMILL_KILL_SEED", 1), finished = 0,
              training = 0;
     unsigned longest = whole_ms(&s);
     for (uint64_t done = 0, turn = 0; done < kills || finished == 0; turn++) {

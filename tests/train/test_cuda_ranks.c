@@ -3,7 +3,7 @@
  * device; more ranks than devices. */
 #include "io/file/file.h"
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -16,8 +16,9 @@
 #include "io/io_internal.h"
 #include "kernels/kernels.h"
 #include "run.h"
-#include "tests/skip.h"
-#include "tests/leave.h"
+#include "tests/support/skip.h"
+#include "tests/support/support.h"
+#include "tests/support/leave.h"
 #include "train/train.h"
 
 #include <dirent.h>
@@ -430,13 +431,8 @@ static unsigned kinds_of(const char *call, const char *const **list) {
 #undef KINDS
 }
 
-static uint64_t option(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 10) : otherwise;
-}
-
 static void drawn_cases(const scene *s, const report *count) {
-    uint64_t cases = option("TIDEMILL_FAULT_CASES", 150), seed = option("TIDEMILL_FAULT_SEED", 1);
+    uint64_t cases = test_option("TIDEMILL_FAULT_CASES", 150), seed = test_option("TIDEMILL_FAULT_SEED", 1);
     for (uint64_t i = 0; i < cases; i++) {
         uint32_t r[4];
         const char *const *kind;
@@ -501,7 +497,7 @@ static void a_failing_call_is_survived_or_said(void **state) {
     scene s = scene_open();
     load_before_fork();
     make_model(&s);
-    unsigned way = (unsigned)option("TIDEMILL_FAULT_WAY", 0);
+    unsigned way = (unsigned)test_option("TIDEMILL_FAULT_WAY", 0);
     const char *all = getenv("TIDEMILL_FAULT_CALL");
     undisturbed(&s, way);
     report count = *s.r;

@@ -1,6 +1,6 @@
 /* Training and probing against the golden fixtures: logits, loss, gradients, every step, every final parameter. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <stdio.h>

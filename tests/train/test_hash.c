@@ -1,6 +1,6 @@
 /* One hash: where state lies, by what engine it moves and in which legal order operations run never changes a bit. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* One hash of the final state of a real model: fp32 and bf16, three steps, every budget and every I/O engine, and in
  * memory; bytes as planned, memory within the budget in each. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>

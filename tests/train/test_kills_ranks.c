@@ -5,7 +5,8 @@
  * TIDEMILL_KILLS=N TIDEMILL_KILL_SEED=S: every point on every rank of 2 and 4, then N kills at random instants of each
  * (default: three points on 2 ranks, one after the other). */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
+#include "tests/support/support.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -23,13 +24,8 @@ typedef struct scene {
     unsigned kills, starts;
 } scene;
 
-static uint64_t option(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 10) : otherwise;
-}
-
 static scene scene_open(void) {
-    scene s = {.dir = run_dir(), .seed = option("TIDEMILL_KILL_SEED", 1)};
+    scene s = {.dir = run_dir(), .seed = test_option("TIDEMILL_KILL_SEED", 1)};
     const char *rows = run_path(s.dir, "rows.safetensors");
     s.config = run_path(s.dir, "config.json");
     s.output = run_path(s.dir, "out");

@@ -1,7 +1,7 @@
 /* Limits of the system that a shell, a container or a batch system sets: what they do not allow is said in one line, by
  * a program that ends, and leaves nothing. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>

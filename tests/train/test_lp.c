@@ -18,7 +18,8 @@
 #include "step/op.h"
 
 #include "kernels/kernels.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
+#include "tests/support/support.h"
 
 #include <errno.h>
 #include <math.h>
@@ -316,11 +317,6 @@ static void remove_model(void) {
     rmdir(model_dir);
 }
 
-static unsigned option(const char *name, unsigned otherwise) {
-    const char *text = getenv(name);
-    return text ? (unsigned)strtoul(text, NULL, 10) : otherwise;
-}
-
 /* Budgets are denser where they are small: there plans are hardest. */
 static void random_budgets_are_near_the_optimum(void **state) {
     static scene scenes[UPDATES][RATES];
@@ -328,7 +324,7 @@ static void random_budgets_are_near_the_optimum(void **state) {
     unsigned n = (unsigned)test_amount("TIDEMILL_LP_BUDGETS", BUDGETS, 1000);
     outcome *o = calloc(n, sizeof *o);
     assert_non_null(o);
-    seed = option("TIDEMILL_LP_SEED", 1) * 1000003ull;
+    seed = (unsigned)test_option("TIDEMILL_LP_SEED", 1) * 1000003ull;
     write_model();
     for (unsigned i = 0; i < n; i++) {
         unsigned u = n > BUDGETS ? (unsigned)(draw() * UPDATES) : i % 2,

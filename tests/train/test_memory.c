@@ -1,7 +1,7 @@
 /* The budget is hard: the largest resident size of the process stays at or under it, one byte below the minimum is
  * refused, at the minimum it trains, and a memory cgroup that holds budget + 64 MiB is enough. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Numbers that go wrong: results that a machine computes wrongly are found by computing them twice, gradients that are
  * not finite are skipped, counted and explained, losses that stand out are reported. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* What a run leaves behind, and what `plan` says before it. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <errno.h>
 #include <stdlib.h>

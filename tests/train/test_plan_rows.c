@@ -1,7 +1,7 @@
 /* `tidemill plan` by the data's own lengths: seconds and tokens are means over the run, memory is that of the longest
  * row, and the whole run is counted. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <stdlib.h>
 #include <string.h>

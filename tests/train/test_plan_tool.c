@@ -1,7 +1,7 @@
 /* `tidemill plan` end to end: what it prints, what it refuses with, that its suggestion works, and that it says before
  * a run what the run then counts. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <dirent.h>
 #include <stdlib.h>

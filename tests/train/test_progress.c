@@ -1,7 +1,7 @@
 /* The run as a person sees it on a terminal: a live line that fits, a history that stays, last words of their own. */
 #include "io/file/file.h"
 #include "run.h"
-#include "tests/screen.h"
+#include "tests/support/screen.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Several ranks under mpirun: one trajectory however many there are, one hash whatever the strategy, bytes on the wire
  * as theory has them, and a failure of one that ends all with its message. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <fcntl.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* An interrupted run of one rank whose commit, run.json, log or folder says something else than was written: refused
  * for the right reason, or gone on with to the same bits. */
 #include "found.h"
-#include "tests/walk.h"
+#include "tests/support/walk.h"
 
 #include <fcntl.h>
 #include <signal.h>

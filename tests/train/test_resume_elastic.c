@@ -1,8 +1,8 @@
 /* One rank goes on from what two left (elastic.c): their commits, a full checkpoint of both, another run's; and what of
  * it may be damaged, missing or of another run. One start under mpirun makes it, all others are of one process. */
 #include "found.h"
-#include "tests/walk.h"
-#include "tests/skip.h"
+#include "tests/support/walk.h"
+#include "tests/support/skip.h"
 
 #include <fcntl.h>
 #include <stdlib.h>

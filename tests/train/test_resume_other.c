@@ -2,7 +2,7 @@
  * and the run whose state it is keeps it. */
 #include "io/file/file.h"
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <stdio.h>
 #include <stdlib.h>

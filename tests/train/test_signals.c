@@ -1,7 +1,7 @@
 /* A request to stop, wherever the program is: reading data, planning, importing, between steps; a terminal that is gone;
  * output that nobody reads. Signals in the midst of steps are train_commit's. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <errno.h>
 #include <fcntl.h>

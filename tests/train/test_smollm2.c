@@ -1,7 +1,7 @@
 /* A real pretrained model against what transformers makes of it: ids, losses, an answer, and twenty steps of
  * fine-tuning with all state on disk. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -4,10 +4,10 @@
 #include "start.h"
 
 #include "comm/comm.h"
-#include "tests/walk.h"
+#include "tests/support/walk.h"
 #include "step/elastic.h"
 #include "train/trainer_internal.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <signal.h>
 

@@ -1,6 +1,6 @@
 /* Wrong input: exit 2, one line that names the thing, and no file that was not there before. */
 #include "run.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <errno.h>
 #include <ftw.h>

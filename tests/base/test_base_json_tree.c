@@ -1,6 +1,6 @@
 /* The JSON tree and the writer, and the way round through both. */
-#include "base_test.h"
-#include "tests/skip.h"
+#include "world.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Every fault at every place: the right bytes or a clear error, every request exactly once, nothing left behind. */
-#include "tests/io/io_test.h"
+#include "tests/io/world.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /* A folder in the place of another, and bytes that two files share. Sharing needs XFS or Btrfs: a loop device in a
  * mount namespace of a child; where that cannot be had the row skips loudly. */
-#include "tests/io/io_test.h"
-#include "tests/leave.h"
-#include "tests/skip.h"
+#include "tests/io/world.h"
+#include "tests/support/leave.h"
+#include "tests/support/skip.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -211,5 +211,5 @@ int main(void) {
         cmocka_unit_test(test_fall_back),
         cmocka_unit_test(test_share),
     };
-    return cmocka_run_group_tests_name("io_clone_test", tests, set_up, test_tear_down);
+    return cmocka_run_group_tests_name("test_io_clone", tests, set_up, test_tear_down);
 }

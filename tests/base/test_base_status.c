@@ -1,5 +1,5 @@
 /* The error record and the log. */
-#include "base_test.h"
+#include "world.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* Heaps and lower bounds against sorting and a linear search. */
-#include "base_test.h"
+#include "world.h"
 #include "base/ordered.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* The streaming JSON reader. Every text is read twice, from memory and one byte at a time: both must say the same. */
-#include "base_test.h"
-#include "tests/skip.h"
+#include "world.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* Allocation counters, faults, byte buffers, what the system says of memory. */
-#include "base_test.h"
-#include "tests/skip.h"
+#include "world.h"
+#include "tests/support/skip.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,7 +1,7 @@
 /* Run directories: what is refused, what is reserved, what stays behind (nothing). Rows that need root skip loudly. */
-#include "tests/io/io_test.h"
-#include "tests/leave.h"
-#include "tests/skip.h"
+#include "tests/io/world.h"
+#include "tests/support/leave.h"
+#include "tests/support/skip.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -128,7 +128,7 @@ static void test_life(void **state) {
     snprintf(pid, sizeof pid, "pid %ld\n", (long)getpid());
     OK(tm_file_slurp(path, 4096, &owner));
     assert_non_null(strstr(owner.data, pid));
-    assert_non_null(strstr(owner.data, "io_run_test"));
+    assert_non_null(strstr(owner.data, "test_io_run"));
     tm_buf_free(&owner);
     snprintf(path, sizeof path, "%s/lock", tm_io_run_path(run));
     int fd = open(path, O_RDWR | O_CLOEXEC);

@@ -1,6 +1,6 @@
 /* What a person sees on a terminal: the live line fits it at every moment and is never glued to anything. */
-#include "base_test.h"
-#include "tests/screen.h"
+#include "world.h"
+#include "tests/support/screen.h"
 
 #include <signal.h>
 #include <time.h>

@@ -12,18 +12,13 @@
 #include "io/io.h"
 #include "io/run/run.h"
 #include "io/file/file.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
+#include "tests/support/support.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define OK(expr)                                                                                                       \
-    do {                                                                                                               \
-        tm_status ok_ = (expr);                                                                                        \
-        if (ok_ != TM_OK) fail_msg("%s: %s", #expr, tm_error_get()->text);                                             \
-    } while (0)
 
 /* The status, and a word that the message must have; the record is cleared. */
 #define FAILS(expr, status_, word)                                                                                     \

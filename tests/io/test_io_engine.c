@@ -1,6 +1,6 @@
 /* Every engine does the same: bytes, completions, sleeping and waking. */
-#include "tests/io/io_test.h"
-#include "tests/skip.h"
+#include "tests/io/world.h"
+#include "tests/support/skip.h"
 
 #include <errno.h>
 #include <fcntl.h>

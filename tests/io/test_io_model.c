@@ -2,10 +2,10 @@
  * returns what the last completed write put there. Cells keep requests in flight apart, since no order among those is
  * promised. A write that failed may have put any part of its bytes there, until the next one succeeds.
  *
- *     io_model_test                                   a few seconds of everything
- *     io_model_test --seconds 600 [--seed N]          the hostile machine, seed after seed; prints what it did
- *     io_model_test --operations 1000000 [--seed N]   the same, until so many operations are over */
-#include "tests/io/io_test.h"
+ *     test_io_model                                   a few seconds of everything
+ *     test_io_model --seconds 600 [--seed N]          the hostile machine, seed after seed; prints what it did
+ *     test_io_model --operations 1000000 [--seed N]   the same, until so many operations are over */
+#include "tests/io/world.h"
 
 enum { CELLS = 48, CELL = 32768, IN_FLIGHT = 24, OPS = 5000 };
 

@@ -1,6 +1,6 @@
 /* Sizes, shortest decimals, Philox, normals, hashes. */
-#include "base_test.h"
-#include "tests/skip.h"
+#include "world.h"
+#include "tests/support/skip.h"
 
 #include <xxhash.h>
 

@@ -1,5 +1,5 @@
 /* Plain files: reading what may be hostile, writing whole or not at all. */
-#include "tests/io/io_test.h"
+#include "tests/io/world.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
 /* The pretrained model: read where it lies, and converted. Expectations come from the file's raw blocks, from the
  * golden of transformers' run, and from SHA-256 of what the `gguf` Python package dequantises. */
-#include "format_test.h"
+#include "world.h"
 #include "io/file/file.h"
-#include "tests/skip.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* What a folder's config.json, tensors and side files may say on their way to GGUF: each wrong value is refused by its
  * name, each other spelling comes back as what it means. */
-#include "format_test.h"
+#include "world.h"
 #include "io/file/file.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* safetensors against the goldens of the reference reader, hostile headers, and our own writer read back. */
-#include "format_test.h"
+#include "world.h"
 #include "io/file/file.h"
 
 #include <math.h>

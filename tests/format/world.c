@@ -1,4 +1,4 @@
-#include "format_test.h"
+#include "world.h"
 #include "io/file/file.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* The layers that delay, fail and corrupt do what io.h says they do; so do lanes and DeepSpeed's switches. */
-#include "tests/io/io_test.h"
+#include "tests/io/world.h"
 
 #include <errno.h>
 

@@ -1,8 +1,8 @@
 /* Every call that this folder makes fails in turn (tests/walk.h), in three small lives: of a run directory, of plain
  * files and folders, of each engine. A life that goes on all the same must end with the right bytes. And arguments that
  * cannot be. */
-#include "tests/io/io_test.h"
-#include "tests/walk.h"
+#include "tests/io/world.h"
+#include "tests/support/walk.h"
 
 static const char *at(const char *name) {
     static char paths[8][512];
