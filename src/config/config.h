@@ -19,8 +19,8 @@
  *     lr = tm_lr_at(&cfg->schedule, step);
  *     tm_config_free(cfg);
  */
-#ifndef TIDEMILL_TRAIN_CONFIG_H
-#define TIDEMILL_TRAIN_CONFIG_H
+#ifndef TIDEMILL_CONFIG_H
+#define TIDEMILL_CONFIG_H
 
 #include "base/base.h"
 #include "data/dataset.h"

@@ -131,6 +131,7 @@ static void dump_row(tm_json_writer *w, const tm_config *c, const schema_row *ro
         row->write(w, c, row);
         return;
     }
+    TM_ASSERT(!row->alias_of && row->kind < K_IGNORED);
     tm_jw_key(w, leaf_of(row));
     if (row->types & T_OBJ)
         dump_section(w, c, row->path);

@@ -106,6 +106,7 @@ tm_status cfg_fill_all(cfg_state *s) {
 /* ---- reading --------------------------------------------------------------------------------------------------- */
 
 static const void *field_of(const tm_config *c, const schema_row *row) {
+    TM_ASSERT(row->form != F_NONE && row->at + row->bytes <= sizeof *c);
     return (const char *)c + row->at;
 }
 

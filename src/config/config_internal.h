@@ -1,28 +1,7 @@
 /* The configuration's own: the schema table, and the state while layers are merged and resolved.
- *
- *   schema.c            every key: path, type, default, range, help
- *   strategy.c          strategies by the names that ours, DeepSpeed and FSDP have for them
- *   config.c            load, free, the order of it all
- *   config_merge.c      files and --set into one value a row
- *   config_check.c      one value against its row
- *   config_field.c      from a row's value to its field in tm_config, and back to JSON
- *   config_values.c     reading values, collecting problems
- *   config_suggest.c    what was probably meant
- *   config_run.c        model, data, memory, output
- *   config_batch.c      batch sizes
- *   config_optimizer.c  optimizers by either spelling
- *   config_schedule.c   learning rate, length
- *   config_storage.c    offload blocks, paths, aio, ZeRO's numbers
- *   config_fsdp.c       the same by FSDP's names
- *   config_recompute.c  activations by DeepSpeed's, HF Trainer's and FSDP's names
- *   config_effects.c    warnings of what makes no difference here
- *   config_autos.c      what "auto" became
- *   config_dump.c       JSON again
- *   config_help.c       the text of --keys
- *
- * A new key is a row in schema.c and a field in config.h: README.md says how. */
-#ifndef TIDEMILL_TRAIN_CONFIG_INTERNAL_H
-#define TIDEMILL_TRAIN_CONFIG_INTERNAL_H
+ * README.md has the map of files, and how a key is added. */
+#ifndef TIDEMILL_CONFIG_INTERNAL_H
+#define TIDEMILL_CONFIG_INTERNAL_H
 
 #include "config/config.h"
 

@@ -61,6 +61,7 @@ void cfg_contradiction(cfg_state *s, const char *format, ...) {
 }
 
 const char *cfg_where(const cfg_value *v, char *buf, size_t cap) {
+    TM_ASSERT(v && v->file && (v->node || v->source == SOURCE_SET));
     if (v->source == SOURCE_SET)
         snprintf(buf, cap, "%s", v->file);
     else

@@ -57,6 +57,7 @@ size_t schema_index(const char *path) {
 
 int schema_choice(const schema_row *row, const char *value, size_t len) {
     int index = 0;
+    TM_ASSERT(row->choices);
     for (const char *c = row->choices; *c; c += strcspn(c, "|"), c += *c == '|', index++)
         for (const char *w = c, *end = c + strcspn(c, "|"); w < end; w += strcspn(w, "=|") + 1)
             if (strcspn(w, "=|") == len && !strncmp(w, value, len)) return index;
@@ -65,6 +66,7 @@ int schema_choice(const schema_row *row, const char *value, size_t len) {
 
 const char *schema_choice_name(const schema_row *row, int index, char *buf, size_t cap) {
     const char *c = row->choices;
+    TM_ASSERT(c && index >= 0);
     for (; index > 0; index--) c += strcspn(c, "|") + 1;
     snprintf(buf, cap, "%.*s", (int)strcspn(c, "=|"), c);
     return buf;
