@@ -45,10 +45,12 @@ typedef struct tm_st_meta {
 struct tm_st {
     tm_file *file;
     uint64_t data_offset; /* 8 + header bytes */
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
     tm_st_info *info;
     uint32_t *by_name;
-    uint32_t n_meta, cap_meta;
+    uint32_t n_meta;
+    size_t cap_meta;
     tm_st_meta *meta;
 };
 tm_status tm_st_read_header(tm_st *st);

@@ -16,7 +16,8 @@ struct tm_gguf_writer {
     tm_buf kv, table;
     uint64_t n_kv;
     entry *tensor;
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
     uint64_t data_bytes; /* of all tensors, padded */
     uint32_t at;         /* the tensor whose bytes come next */
     uint64_t at_bytes;   /* of it already written */
@@ -107,16 +108,6 @@ void tm_gguf_item_bytes(tm_gguf_writer *w, const void *scalar, size_t n) {
 
 /* ---- tensors ---- */
 
-static tm_status grow(tm_gguf_writer *w) {
-    if (w->n < w->cap) return TM_OK;
-    uint32_t cap = w->cap ? 2 * w->cap : 256;
-    entry *t = tm_realloc(w->tensor, cap * sizeof *t);
-    if (!t) return tm_nomem(cap * sizeof *t);
-    w->tensor = t;
-    w->cap = cap;
-    return TM_OK;
-}
-
 tm_status tm_gguf_writer_add(tm_gguf_writer *w, const char *name, tm_fmt fmt, uint32_t ndim, const uint64_t *shape) {
     const tm_fmt_info *f = tm_fmt_get(fmt);
     uint64_t elements, length = strlen(name);
@@ -126,7 +117,7 @@ tm_status tm_gguf_writer_add(tm_gguf_writer *w, const char *name, tm_fmt fmt, ui
     if (!tm_shape_elements(shape, ndim, &elements) || !tm_fmt_bytes(fmt, elements, &t.bytes) ||
         !tm_add_u64(w->data_bytes, tm_round_up(t.bytes, TM_GGUF_ALIGNMENT), &w->data_bytes))
         return tm_fail(TM_EINPUT, "%s: the size of '%s' overflows", w->path, name);
-    TM_TRY(grow(w));
+    TM_TRY(tm_grow(&w->tensor, &w->cap, (size_t)w->n + 1, sizeof *w->tensor));
     w->tensor[w->n++] = t;
     TM_TRY(tm_buf_append(&w->table, &length, 8));
     TM_TRY(tm_buf_append(&w->table, name, length));

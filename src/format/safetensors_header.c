@@ -42,13 +42,7 @@ static tm_status parse_metadata(parser *p) {
         TM_TRY(tm_json_next(p->json, &e));
         if (e.type == TM_JSON_OBJECT_END) return TM_OK;
         tm_st *st = p->st;
-        if (st->n_meta == st->cap_meta) {
-            uint32_t cap = st->cap_meta ? 2 * st->cap_meta : 4;
-            tm_st_meta *m = tm_realloc(st->meta, cap * sizeof *m);
-            if (!m) return tm_nomem(cap * sizeof *m);
-            st->meta = m;
-            st->cap_meta = cap;
-        }
+        TM_TRY(tm_grow(&st->meta, &st->cap_meta, (size_t)st->n_meta + 1, sizeof *st->meta));
         tm_st_meta *m = &st->meta[st->n_meta++];
         *m = (tm_st_meta){0};
         TM_TRY(keep_text(p, &e, &m->key));
@@ -135,13 +129,7 @@ static tm_status check_tensor(const parser *p, tm_st_info *t, const uint64_t off
 
 static tm_status parse_tensor(parser *p, const tm_json_event *key) {
     tm_st *st = p->st;
-    if (st->n == st->cap) {
-        uint32_t cap = st->cap ? 2 * st->cap : 64;
-        tm_st_info *info = tm_realloc(st->info, cap * sizeof *info);
-        if (!info) return tm_nomem(cap * sizeof *info);
-        st->info = info;
-        st->cap = cap;
-    }
+    TM_TRY(tm_grow(&st->info, &st->cap, (size_t)st->n + 1, sizeof *st->info));
     tm_st_info *t = &st->info[st->n];
     *t = (tm_st_info){0};
     char *name = NULL;

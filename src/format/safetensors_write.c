@@ -19,7 +19,8 @@ struct tm_st_writer {
     tm_st_meta *meta;
     uint32_t n_meta;
     entry *tensor;
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
     bool started;         /* the header is written, tensors have their places */
     uint64_t data_offset; /* 8 + header */
     uint64_t unflushed;
@@ -67,16 +68,6 @@ tm_status tm_st_writer_metadata(tm_st_writer *w, const char *key, const char *va
     return m[w->n_meta - 1].key && m[w->n_meta - 1].value ? TM_OK : tm_nomem(strlen(key) + strlen(value));
 }
 
-static tm_status grow(tm_st_writer *w) {
-    if (w->n < w->cap) return TM_OK;
-    uint32_t cap = w->cap ? 2 * w->cap : 64;
-    entry *t = tm_realloc(w->tensor, cap * sizeof *t);
-    if (!t) return tm_nomem(cap * sizeof *t);
-    w->tensor = t;
-    w->cap = cap;
-    return TM_OK;
-}
-
 tm_status tm_st_writer_add(tm_st_writer *w, const char *name, tm_fmt fmt, uint32_t ndim, const uint64_t *shape,
                            uint32_t *index) {
     entry t = {.fmt = fmt, .ndim = ndim};
@@ -87,7 +78,7 @@ tm_status tm_st_writer_add(tm_st_writer *w, const char *name, tm_fmt fmt, uint32
     if (ndim) memcpy(t.shape, shape, ndim * sizeof *shape);
     if (!tm_shape_elements(shape, ndim, &elements) || !tm_fmt_bytes(fmt, elements, &t.bytes))
         return tm_fail(TM_EINPUT, "%s: the size of '%s' overflows", w->path, name);
-    TM_TRY(grow(w));
+    TM_TRY(tm_grow(&w->tensor, &w->cap, (size_t)w->n + 1, sizeof *w->tensor));
     t.name = tm_strdup(name);
     if (!t.name) return tm_nomem(strlen(name));
     w->tensor[w->n] = t;

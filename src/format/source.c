@@ -17,13 +17,7 @@ void tm_source_close(tm_source *src) {
 }
 
 tm_status tm_source_add(tm_source *src, const source_entry *entry) {
-    if (src->n == src->cap) {
-        uint32_t cap = src->cap ? 2 * src->cap : 256;
-        source_entry *e = tm_realloc(src->entry, cap * sizeof *e);
-        if (!e) return tm_nomem(cap * sizeof *e);
-        src->entry = e;
-        src->cap = cap;
-    }
+    TM_TRY(tm_grow(&src->entry, &src->cap, (size_t)src->n + 1, sizeof *src->entry));
     src->entry[src->n++] = *entry;
     return TM_OK;
 }

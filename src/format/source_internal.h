@@ -14,7 +14,8 @@ typedef struct source_entry {
 struct tm_source {
     char *path;
     tm_buf config;
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
     source_entry *entry; /* in byte order of the names */
     /* folder: */
     uint32_t n_shards;

@@ -26,7 +26,8 @@ typedef struct pieces {
     uint32_t n;
     uint32_t *by_text;
     merge *merge;
-    uint32_t n_merges, cap;
+    uint32_t n_merges;
+    size_t cap;
 } pieces;
 
 static const char *piece_text(const void *ctx, uint32_t i) {
@@ -75,13 +76,7 @@ static tm_status read_pieces(const tm_vocabulary *v, pieces *p) {
 }
 
 static tm_status add_merge(pieces *p, merge m) {
-    if (p->n_merges == p->cap) {
-        uint32_t cap = p->cap ? 2 * p->cap : 4096;
-        merge *grown = tm_realloc(p->merge, cap * sizeof *grown);
-        if (!grown) return tm_nomem(cap * sizeof *grown);
-        p->merge = grown;
-        p->cap = cap;
-    }
+    TM_TRY(tm_grow(&p->merge, &p->cap, (size_t)p->n_merges + 1, sizeof *p->merge));
     p->merge[p->n_merges++] = m;
     return TM_OK;
 }

@@ -86,7 +86,8 @@ typedef struct question {
 } question;
 typedef struct questions {
     question *q;
-    uint32_t n, cap;
+    uint32_t n;
+    size_t cap;
 } questions;
 
 /* The messages before the last one are the prompt; the last one is the answer wanted. */
@@ -114,13 +115,7 @@ static tm_status add_question(evaluation *e, questions *all, const char *line, s
     const tm_json *answer = tm_json_get(last, "content"), *asked = tm_json_get(user, "content");
     if (!answer || answer->type != TM_JSON_STRING || !asked || asked->type != TM_JSON_STRING)
         TM_GO(tm_fail(TM_EINPUT, "%s: contents must be strings", name));
-    if (all->n == all->cap) {
-        uint32_t cap = all->cap ? all->cap * 2 : 64;
-        question *q = tm_realloc(all->q, cap * sizeof *q);
-        if (!q) TM_GO(tm_nomem(cap * sizeof *q));
-        all->q = q;
-        all->cap = cap;
-    }
+    TM_GO(tm_grow(&all->q, &all->cap, (size_t)all->n + 1, sizeof *all->q));
     question *q = &all->q[all->n];
     *q = (question){.answer = tm_strdup(answer->text), .asked = tm_strdup(asked->text)};
     if (!q->answer || !q->asked) TM_GO(tm_nomem(answer->len));
