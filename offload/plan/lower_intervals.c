@@ -1,4 +1,4 @@
-/* Device intervals: frames in the device's arena, one a visit of what the device computes on. With room, device
+/* Device intervals: frames in the device's arena, one for each visit that the device computes on. With room, device
  * intervals of one object are joined, so that it need not leave and come again: by transfers saved over positions of the
  * gap, best first. Frames are there before their first use and linger behind their last, so that copies run beside
  * compute. */
