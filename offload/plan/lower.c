@@ -1,6 +1,6 @@
 /* From a program whose operations lie in two tiers to one with copies between them.
  *
- *   visit of the program  --->  a *device interval*: a frame in the arena, over the device operations of the visit
+ *   visit of the program  --->  a *device interval*: a frame in the arena, over its device operations
  *                               host visits, of what the host does with the objects and of the copies
  *
  * A device interval is a second frame of the same objects. State may also be device-resident (device_resident.c): then

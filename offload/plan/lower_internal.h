@@ -33,9 +33,10 @@ typedef struct device_interval {
 } device_interval;
 
 typedef struct copy {
-    uint32_t object, device_interval,
-        visit; /* visit: of the program, whose host side it is; device_interval LOWER_IN_PLACE: the object's own place */
-    uint32_t at, by; /* behind operation `at` or before it; in: for operation `by` */
+    uint32_t object;
+    uint32_t device_interval; /* LOWER_IN_PLACE: the object's own place */
+    uint32_t visit;           /* of the program: the host's side */
+    uint32_t at, by;          /* behind operation `at` or before it; in: for operation `by` */
     bool out, behind;
 } copy;
 
@@ -44,10 +45,10 @@ typedef struct whereabouts {
     bool on_host;
     uint32_t device_interval; /* that has it too, or alone; TM_NONE: none; LOWER_IN_PLACE: it has a place of its own */
     uint32_t host_from;       /* position from which it may be copied in, */
-    uint32_t host_visit;  /* by this visit, TM_NONE: any; by others when the visit is over and may have left memory */
-    uint32_t written;     /* operation that wrote it last on the device, */
-    uint32_t write_visit; /* in this visit */
-    bool owed; /* its host frame will be written back with that of the others of its visit: it has to have the latest */
+    uint32_t host_visit;      /* by this visit, TM_NONE: any; by others once it is over and may have left memory */
+    uint32_t written;         /* operation that wrote it last on the device, */
+    uint32_t write_visit;     /* in this visit */
+    bool owed;                /* its host frame will be written back with the rest of its visit: it needs the latest */
 } whereabouts;
 
 typedef struct join {

@@ -174,12 +174,13 @@ typedef struct tm_plan_opts {
     void *cost_ctx;
     const struct tm_machine *machine; /* disk rates; NULL: nominal */
     uint64_t device_bytes;            /* of the device's arena; 0: it computes on host frames, nothing is copied */
-    uint32_t shared_by;     /* ranks that share the frames of TM_TIER_SHARED: slab_bytes pays for one share of them, */
-    uint64_t share_bytes;   /* and for no less than this: the share of another plan, whose frames are there as well */
-    bool device_apart;      /* the device computes beside the host's cores: TM_ENGINE_DEVICE */
-    uint32_t hold_quarters; /* with choose_residency: so much of the arena, beside what the program needs at least, may
-                               keep state from run to run; 0: none does */
-    double hold_not;        /* at least so much of what it could keep is not kept */
+    uint32_t shared_by;   /* ranks that share the frames of TM_TIER_SHARED: slab_bytes pays for one share of them, */
+    uint64_t share_bytes; /* and for no less than this: the share of another plan, whose frames are there as well */
+    bool device_apart;    /* the device computes beside the host's cores: TM_ENGINE_DEVICE */
+    /* With choose_residency: so many quarters of the arena, beside what the program needs at least, may keep state from
+     * run to run; 0: none does. */
+    uint32_t hold_quarters;
+    double hold_not;                     /* at least so much of what it could keep is not kept */
     bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
     bool unproved; /* to be compared with others: whoever keeps the plan calls tm_plan_prove before it runs */
 } tm_plan_opts;
