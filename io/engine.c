@@ -74,6 +74,7 @@ static void take_opts(tm_io *io, const tm_io_opts *o) {
 }
 
 static tm_status make_pieces(tm_io *io) {
+    TM_ASSERT(!io->pieces && !io->free_pieces);
     io->n_pieces = io->queue_depth * io->n_lanes;
     io->pieces = tm_calloc(io->n_pieces, sizeof *io->pieces);
     if (!io->pieces) return tm_nomem(io->n_pieces * sizeof *io->pieces);
@@ -194,6 +195,7 @@ static uint64_t cpu_now(const tm_io *io) {
 }
 
 tm_status tm_io_submit(tm_io *io, tm_io_req *const *reqs, unsigned n) {
+    TM_ASSERT(reqs || n == 0);
     for (unsigned i = 0; i < n; i++) TM_TRY(check_req(io, reqs[i]));
     uint64_t cpu = cpu_now(io);
     for (unsigned i = 0; i < n; i++) enqueue_request(io, reqs[i]);

@@ -97,10 +97,12 @@ static void shorten(sim_ctx *c, io_piece *p, sim_state *s) {
 }
 
 static void flip_bit(const io_piece *p, const sim_state *s) {
+    TM_ASSERT(s->fault == SIM_FLIP && s->bit / 8 < p->n);
     p->buf[s->bit / 8] = (char)(p->buf[s->bit / 8] ^ 1 << s->bit % 8);
 }
 
 static void inject_fault(sim_ctx *c, io_piece *p, sim_state *s) {
+    TM_ASSERT(p->n > 0 || p->req->op == TM_IO_SYNC);
     *s = (sim_state){SIM_NONE, 0, 0};
     if (c->trash > 0 && p->req->op == TM_IO_READ) memset(p->buf, 0xA5, p->n);
     if (settled_at_once(c, p)) {

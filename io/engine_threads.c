@@ -61,6 +61,7 @@ static void threads_close(io_layer *l) {
 }
 
 static tm_status spawn_worker(threads_ctx *c) {
+    TM_ASSERT(c->n < c->io->threads * c->io->n_lanes);
     worker *w = &c->workers[c->n];
     *w = (worker){.c = c, .lane = c->n % c->io->n_lanes};
     tm_status rc = tm_thread_start(&w->thread, worker_main, w, "the I/O engine");

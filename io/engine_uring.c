@@ -110,6 +110,7 @@ static int put_slot(uring_ctx *c, unsigned slot, void *base, size_t bytes) {
  * buffer. */
 static int put_region(uring_ctx *c, const region *r) {
     unsigned n = 0;
+    TM_ASSERT(c->has_buffers && r->bytes > 0);
     for (size_t at = 0; at < r->bytes; at += TM_GIB, n++) {
         int err = io_fault_errno("register_buffers");
         if (!err) err = put_slot(c, r->slot + n, r->base + at, tm_min_u64(r->bytes - at, TM_GIB));
@@ -148,6 +149,7 @@ static void uring_register_memory(io_layer *l, void *base, size_t bytes) {
 
 static void uring_register_files(io_layer *l, tm_io_file *files, unsigned n) {
     uring_ctx *c = l->ctx;
+    TM_ASSERT(c->n_files <= FILE_SLOTS);
     for (unsigned i = 0; i < n && c->has_files && c->n_files < FILE_SLOTS; i++) {
         int err = io_fault_errno("register_files");
         if (err || io_uring_register_files_update(&c->ring, c->n_files, &files[i].fd, 1) != 1)

@@ -17,6 +17,7 @@ static uint32_t alignment_of(const io_piece *p) {
 
 /* Applies the fault to the attempt. True: it is settled, the engine must not see it. */
 static bool fault_before(io_piece *p) {
+    TM_ASSERT(p->req->op < TM_COUNT(fault_names));
     p->fault = io_fault_next(fault_names[p->req->op]);
     bool sync = p->req->op == TM_IO_SYNC;
     uint32_t half = p->n / 2 / alignment_of(p) * alignment_of(p);
@@ -82,6 +83,7 @@ void io_execute(io_piece *p) {
 /* ---- the page cache, where O_DIRECT is not in use ---- */
 
 static void write_back(tm_io *io, int fd, uint64_t offset, uint32_t n, unsigned flags) {
+    TM_ASSERT(fd >= 0 && n > 0);
     int err = io_write_back(fd, offset, n, flags);
     if (err && !io->lag.lost_errno) io->lag.lost_errno = err;
 }
@@ -191,6 +193,7 @@ static void settle_short(tm_io *io, io_piece *p, uint32_t got) {
 }
 
 void io_settle(tm_io *io, io_piece *p) {
+    TM_ASSERT(p >= io->pieces && p < io->pieces + io->n_pieces);
     fault_after(p);
     int res = p->res;
     uint32_t want = p->len - p->moved;
@@ -252,6 +255,7 @@ static void begin_full(io_lane *l, uint64_t since) {
 /* After all that could start has. The pieces that are out when the last one has started do not count: of a short burst
  * that is most, and it would say that the disk is slow. Nor does a time with a pause in it. */
 static void note_full(const tm_io *io, io_lane *l) {
+    TM_ASSERT(!l->head == !l->tail);
     if (!l->head && !l->full_since) return;
     uint64_t now = tm_now_ns();
     bool paused = l->full_since && now - l->full_seen > IO_PAUSE;

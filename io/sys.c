@@ -160,6 +160,7 @@ int io_write_back(int fd, uint64_t offset, uint64_t n, unsigned flags) {
 }
 
 tm_status io_write_all(int fd, const void *buf, size_t n, uint64_t offset, const char *path) {
+    TM_ASSERT(fd >= 0);
     unsigned idle = 0;
     for (size_t at = 0; at < n;) {
         size_t want = tm_min_u64(n - at, TM_GIB);
@@ -178,6 +179,7 @@ tm_status io_write_all(int fd, const void *buf, size_t n, uint64_t offset, const
 }
 
 bool io_dirname(const char *path, char *buf, size_t cap) {
+    TM_ASSERT(cap > 0);
     const char *slash = strrchr(path, '/');
     size_t n = slash ? (size_t)(slash - path) : 1;
     if (slash == path) n = 1; /* "/name" */

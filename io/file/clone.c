@@ -44,6 +44,7 @@ tm_status tm_io_file_clone(const tm_io_file *to, uint64_t at, tm_file *from, uin
 }
 
 static tm_status copy_all(tm_out *out, tm_file *from) {
+    TM_ASSERT(tm_out_size(out) == 0);
     enum { CHUNK = 1 << 20 };
     char *chunk = tm_malloc(CHUNK);
     tm_status rc = chunk ? TM_OK : tm_nomem(CHUNK);

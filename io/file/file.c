@@ -29,6 +29,7 @@ static tm_status open_failed(const char *name, const char *dir, int err) {
 
 /* Takes over `fd`. */
 static tm_status file_from_fd(tm_file **out, int fd, const char *path) {
+    TM_ASSERT(fd >= 0);
     struct stat st;
     tm_status rc = TM_OK;
     tm_file *f = NULL;

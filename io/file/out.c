@@ -19,6 +19,7 @@ struct tm_out {
 };
 
 static void out_free(tm_out *o) {
+    TM_ASSERT(!o->live.prev && !o->live.next);
     if (o->writes.fd >= 0) close(o->writes.fd);
     if (o->dir_fd >= 0) close(o->dir_fd);
     tm_free(o->path);

@@ -51,6 +51,7 @@ static tm_status open_parent(const char *path, bool create, bool *made, int *fd)
 }
 
 tm_status io_run_check_filesystem(int fd, const char *path, bool allow_tmpfs) {
+    TM_ASSERT(fd >= 0);
     struct statfs st;
     if (io_sys_table->fstatfs(fd, &st) != 0) return io_run_refused(path, errno);
     const char *kind = st.f_type == TMPFS_MAGIC               ? "tmpfs"
@@ -109,6 +110,7 @@ int io_run_create_in(const tm_io_run *run, const char *name, int flags) {
 
 /* Whoever looks whether it is held (tm_io_run_owner) holds it for that moment. */
 static tm_status take_lock(tm_io_run *run) {
+    TM_ASSERT(run->lock_fd < 0 && run->made);
     enum { LOOKED_AT_MS = 2000 };
     run->lock_fd = io_run_create_in(run, "lock", 0);
     if (run->lock_fd < 0) return io_run_refused(run->path, errno);
@@ -150,6 +152,7 @@ static bool means_no_direct(int err) {
 }
 
 tm_status io_run_probe(tm_io_run *run) {
+    TM_ASSERT(run->lock_fd >= 0);
     static const uint32_t units[] = {512, 4096};
     run->alignment = 1;
     char *block = tm_malloc(5 * RUN_UNIT);

@@ -24,6 +24,7 @@ static tm_status in_use(const tm_io_run *run) {
 }
 
 static tm_status take_lock(tm_io_run *run, unsigned wait_ms) {
+    TM_ASSERT(run->fd >= 0 && run->lock_fd < 0);
     run->lock_fd = io_sys_table->openat(run->fd, "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
     if (run->lock_fd < 0 && errno == ENOENT)
         return tm_fail(TM_EINPUT, "%s: has no lock file; it is not a run directory", run->path);
@@ -119,6 +120,7 @@ static tm_status sync_dir(int fd, const char *path) {
 }
 
 tm_status tm_io_run_sync(tm_io_run *run) {
+    TM_ASSERT(run->fd >= 0);
     TM_TRY(sync_dir(run->fd, run->path));
     int fd = io_sys_table->openat(AT_FDCWD, run->parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     if (fd < 0) return io_run_refused(run->parent, errno);

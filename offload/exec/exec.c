@@ -52,6 +52,7 @@ tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     if (opts->device && !tm_device_get_caps(opts->device)->traits.in_place) e->fixed.device = opts->device;
     e->fixed.store = opts->store;
     e->fixed.lanes = e->fixed.store ? store_lanes(e->fixed.store) : 1;
+    TM_ASSERT(e->fixed.lanes >= 1 && e->fixed.lanes <= EXEC_LANES);
     e->disk.flight = tm_calloc((size_t)e->fixed.lanes * EXEC_DEPTH, sizeof *e->disk.flight);
     if (!e->disk.flight) TM_GO(tm_nomem(sizeof *e->disk.flight * e->fixed.lanes * EXEC_DEPTH));
     TM_GO(map_slab(e, opts->slab_bytes));
@@ -120,6 +121,7 @@ static void finish_trailing(tm_exec *e) {
 
 tm_status tm_exec_settle(tm_exec *e) {
     if (!e->runs.now) return report_result(e);
+    TM_ASSERT(!exec_on_disk_thread(e));
     pthread_mutex_lock(&e->lock);
     e->runs.dropping = true;
     e->caller.next_plan = NULL;

@@ -65,6 +65,7 @@ void tm_exec_comm_done(tm_exec *e, void *token, tm_status status) {
 /* Random orders: the head of the line, start to end. Blocking is safe: no operation before it waits for another rank's
  * operations after it. Without the lock. */
 tm_status exec_random_comm(tm_exec *e) {
+    TM_ASSERT(e->fixed.seed);
     pthread_mutex_lock(&e->lock);
     exec_pump_comm(e);
     while (e->line.n_comm > 0) pthread_cond_wait(&e->cpu_wake, &e->lock);

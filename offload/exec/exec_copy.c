@@ -55,6 +55,7 @@ static void submit_copy(tm_exec *e, exec_run *r, int way) {
 }
 
 static void pump_copies_of(tm_exec *e, exec_run *r, int way) {
+    TM_ASSERT(way >= 0 && way < TM_DEVICE_WAYS);
     while (e->result.status == TM_OK && r && r->open && r->copy[way].n > 0 && e->streams.n_copy[way] < EXEC_COPIES)
         submit_copy(e, r, way);
 }
@@ -68,6 +69,7 @@ void exec_pump_copies(tm_exec *e) {
 
 /* Random orders: from start to end. */
 tm_status exec_copy_now(tm_exec *e, exec_run *r, uint32_t op) {
+    TM_ASSERT(e->fixed.seed && e->fixed.device);
     tm_event event = {0};
     tm_device_transfer t = transfer_of(e, r, op);
     TM_TRY(tm_device_copy(e->fixed.device, &t, &event));

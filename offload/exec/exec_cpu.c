@@ -71,6 +71,7 @@ static bool seal_writes(tm_exec *e) {
 }
 
 static void compute_one(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
+    TM_ASSERT(!exec_on_disk_thread(e) && !e->runs.sealing && e->runs.n_seal == 0);
     uint32_t op = exec_take(r, &r->cpu);
     bool disk = false;
     pthread_mutex_unlock(&e->lock);
@@ -98,6 +99,7 @@ static bool unfinished(const tm_exec *e, const exec_run *r) {
 }
 
 void exec_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
+    TM_ASSERT(!e->fixed.seed && r == e->runs.now);
     pthread_mutex_lock(&e->lock);
     pthread_cond_signal(&e->disk_wake);
     if (e->fixed.store) tm_io_wake(store_io(e->fixed.store));
@@ -122,6 +124,7 @@ void exec_threaded(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
 }
 
 void exec_in_random_order(tm_exec *e, exec_run *r, tm_op_fn fn, void *ctx) {
+    TM_ASSERT(e->fixed.seed && r == e->runs.now);
     while (unfinished(e, r)) {
         pthread_mutex_lock(&e->lock);
         tm_status rc = exec_turn_over(e);

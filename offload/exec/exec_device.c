@@ -18,6 +18,7 @@ bool exec_is_issued(const tm_exec *e, const tm_plan *plan, uint32_t op) {
 /* ---- room ---------------------------------------------------------------------------------------------------- */
 
 void exec_device_free(tm_exec *e) {
+    TM_ASSERT(e->streams.n_issued == 0);
     for (int i = 0; i < EXEC_ISSUED; i++) {
         tm_free(e->streams.issued[i].operand);
         tm_free(e->streams.issued[i].frame);

@@ -10,6 +10,7 @@
 void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes) {
     const tm_plan_op *o = &r->plan->op[op];
     tm_kind kind = tm_plan_object(r->plan, o->object)->kind;
+    TM_ASSERT(plan_is_disk(o->engine) && kind < TM_KINDS);
     bool read = o->engine == TM_ENGINE_DISK_READ;
     (read ? e->stats.read_bytes : e->stats.write_bytes)[kind] += bytes;
     (read ? r->stats.read_bytes : r->stats.write_bytes)[kind] += bytes;
@@ -80,6 +81,7 @@ void exec_park_disk(tm_exec *e) {
 }
 
 static uint32_t take_lane(tm_exec *e, exec_run *r, uint32_t lane, transfer *batch) {
+    TM_ASSERT(lane < e->fixed.lanes && e->disk.in_flight[lane] <= EXEC_DEPTH);
     uint32_t n = 0;
     while (r->disk[lane].n > 0 && e->disk.in_flight[lane] < EXEC_DEPTH) {
         uint32_t op = r->disk[lane].item[0];
@@ -91,11 +93,19 @@ static uint32_t take_lane(tm_exec *e, exec_run *r, uint32_t lane, transfer *batc
     return n;
 }
 
+/* The disk thread of which executor this thread is. */
+static _Thread_local const tm_exec *disk_thread_of;
+
+bool exec_on_disk_thread(const tm_exec *e) {
+    return disk_thread_of == e;
+}
+
 static uint32_t take_disk(tm_exec *e, transfer *batch) {
     exec_run *from[] = {e->runs.older, e->runs.now, e->runs.dropping ? NULL : e->runs.ahead};
     uint32_t n = 0;
     for (size_t i = 0; i < TM_COUNT(from) && e->result.status == TM_OK; i++)
         for (uint32_t lane = 0; from[i] && lane < e->fixed.lanes; lane++) n += take_lane(e, from[i], lane, batch + n);
+    TM_ASSERT(exec_on_disk_thread(e) && n <= EXEC_LANES * EXEC_DEPTH);
     return n;
 }
 
@@ -113,6 +123,7 @@ static void transfer_landed(tm_exec *e, const transfer *x, uint64_t bytes, tm_st
 
 /* The engine cannot go on: nothing more will come of what it has. */
 static void lose_engine(tm_exec *e, tm_status rc) {
+    TM_ASSERT(rc != TM_OK);
     pthread_mutex_lock(&e->lock);
     exec_fail(e, rc);
     e->result.lost = true;
@@ -123,6 +134,7 @@ static void lose_engine(tm_exec *e, tm_status rc) {
 
 /* `block`: sleeps until something has completed or someone calls tm_io_wake. */
 static void reap_transfers(tm_exec *e, bool block) {
+    TM_ASSERT(exec_on_disk_thread(e));
     tm_io_req *got[EXEC_DEPTH];
     unsigned n = 0;
     tm_status rc = tm_io_wait(store_io(e->fixed.store), got, EXEC_DEPTH, &n, block);
@@ -141,6 +153,7 @@ static void reap_transfers(tm_exec *e, bool block) {
 
 static void *disk_main(void *arg) {
     tm_exec *e = arg;
+    disk_thread_of = e;
     transfer batch[EXEC_LANES * EXEC_DEPTH];
     for (;;) {
         pthread_mutex_lock(&e->lock);
@@ -168,6 +181,7 @@ static void *disk_main(void *arg) {
 }
 
 tm_status exec_disk_thread(tm_exec *e) {
+    TM_ASSERT(!e->disk.has_thread && e->fixed.store);
     tm_status rc = tm_thread_start(&e->disk.thread, disk_main, e, "the disk thread");
     e->disk.has_thread = rc == TM_OK;
     return rc;

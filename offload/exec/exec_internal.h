@@ -249,6 +249,7 @@ tm_status exec_disk_start(tm_exec *e, const transfer *t, bool *finished);
 tm_status exec_disk_finish(tm_exec *e, flight *f);
 void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes); /* under the lock */
 tm_status exec_disk_thread(tm_exec *e);
+bool exec_on_disk_thread(const tm_exec *e); /* of the thread that calls */
 /* Waits until the disk thread drives the engine no more: nothing is in flight, nothing that is wanted is ready. Under
  * the lock. */
 void exec_park_disk(tm_exec *e);

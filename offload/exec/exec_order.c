@@ -23,6 +23,7 @@ static void set_state(exec_run *r, uint32_t op, exec_op_state to) {
 }
 
 void exec_fail(tm_exec *e, tm_status status) {
+    TM_ASSERT(status != TM_OK);
     if (e->result.status == TM_OK) {
         e->result.status = status;
         e->result.error = *tm_error_get();
@@ -34,6 +35,7 @@ void exec_fail(tm_exec *e, tm_status status) {
 
 static tm_heap32 *queue_of(const tm_exec *e, exec_run *r, uint32_t op) {
     uint8_t engine = r->plan->op[op].engine;
+    TM_ASSERT(engine < TM_ENGINES);
     if (plan_is_disk(engine)) return &r->disk[exec_lane(e, r, op)];
     if (exec_is_issued(e, r->plan, op)) return &r->device;
     if (engine == TM_ENGINE_COPY_IN || engine == TM_ENGINE_COPY_OUT) return &r->copy[engine == TM_ENGINE_COPY_OUT];
@@ -61,6 +63,7 @@ static bool count_down(tm_exec *e, exec_run *r, uint32_t op) {
 }
 
 void exec_start_run(tm_exec *e, exec_run *r) {
+    TM_ASSERT(!r->open);
     for (uint32_t i = 0; i < r->plan->n_op; i++)
         if (r->pred[i] == 0) (void)make_ready(e, r, i);
 }
@@ -78,6 +81,7 @@ uint32_t exec_take(exec_run *r, tm_heap32 *from) {
 }
 
 void exec_sealed(tm_exec *e, exec_run *r, uint32_t op) {
+    TM_ASSERT(r->plan->op[op].engine == TM_ENGINE_DISK_WRITE);
     set_state(r, op, EXEC_OP_SEALED);
     tm_heap32_push(&r->disk[exec_lane(e, r, op)], op);
 }
@@ -111,6 +115,7 @@ static bool tell_run_after(tm_exec *e, const exec_run *r, uint32_t op) {
     uint32_t n;
     bool disk = false;
     if (!after || !e->runs.link) return false;
+    TM_ASSERT(after->open);
     const uint32_t *to = tm_link_successors(e->runs.link, op, &n);
     for (uint32_t i = 0; i < n; i++) disk |= count_down(e, after, to[i]);
     return disk;
@@ -130,7 +135,7 @@ bool exec_complete(tm_exec *e, exec_run *r, uint32_t op) {
 }
 
 void exec_finish(tm_exec *e, exec_run *r, uint32_t op, tm_status status, exec_span at) {
-    bool on_disk_thread = plan_is_disk(r->plan->op[op].engine), disk = false;
+    bool on_disk_thread = exec_on_disk_thread(e), disk = false;
     exec_note_span(r, op, at);
     if (status != TM_OK)
         exec_fail(e, status);

@@ -16,6 +16,7 @@ static uint32_t take_any(tm_exec *e, exec_run *r, tm_heap32 *h) {
 }
 
 static tm_status move_now(tm_exec *e, exec_run *r, uint32_t op) {
+    TM_ASSERT(plan_is_disk(r->plan->op[op].engine));
     tm_io_req *got[EXEC_DEPTH];
     unsigned n = 0;
     bool finished;

@@ -11,6 +11,7 @@ void exec_run_free(exec_run *r) {
 }
 
 tm_status exec_run_room(const tm_exec *e, exec_run *r, const tm_plan *plan) {
+    TM_ASSERT(!r->open);
     if (plan->n_op > r->cap_ops) {
         exec_run_free(r);
         r->cap_ops = plan->n_op;
@@ -94,6 +95,7 @@ void exec_run_end(tm_exec *e, exec_run *r) {
 }
 
 static exec_run *other_run(tm_exec *e, const exec_run *r) {
+    TM_ASSERT(r == &e->runs.run[0] || r == &e->runs.run[1]);
     return r == &e->runs.run[0] ? &e->runs.run[1] : &e->runs.run[0];
 }
 

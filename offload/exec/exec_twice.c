@@ -86,6 +86,7 @@ void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op) {
 /* ---- on a device with processors of its own, whose arena the host does not see: by copies ------------------------ */
 
 static tm_status carry_frame(tm_exec *e, tm_device_way way, char *host, uint64_t address, uint64_t bytes) {
+    TM_ASSERT(address >= TM_DEVICE_BASE && bytes > 0);
     tm_event event = {0};
     const tm_device_transfer t = {.way = way, .host = host, .offset = address - TM_DEVICE_BASE, .bytes = bytes};
     TM_TRY(tm_device_copy(e->fixed.device, &t, &event));

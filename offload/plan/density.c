@@ -84,6 +84,7 @@ static bool candidate_fits(const density *d, const candidate *c, int64_t budget)
 }
 
 static void keep_candidate(density *d, const candidate *c) {
+    TM_ASSERT(!c->kept);
     load_add(&d->load, c->from, c->to, (int64_t)c->bytes);
     for (uint32_t v = 0; v < c->n_visit; v++) {
         const cand_visit *cv = &d->visit[c->first_visit + v];

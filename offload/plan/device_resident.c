@@ -112,6 +112,7 @@ static void settle_tiers(lowering *w) {
 
 /* Groups in the order of the layout: each is taken if what was taken keeps to the share of what has come by. */
 static void take_groups(resident_groups *g, uint64_t bytes) {
+    TM_ASSERT(g->n == 0 || g->all_bytes > 0);
     uint64_t seen = 0, taken = 0;
     for (uint32_t k = 0; k < g->n; k++) {
         seen += g->bytes[k];
@@ -146,6 +147,7 @@ void resident_settled(lowering *w, bool afresh) {
 /* ---- to and from its extents --------------------------------------------------------------------------------- */
 
 static void move_resident(tm_program *p, uint32_t id, bool out) {
+    TM_ASSERT(id < p->layout->n && p->layout->object[id].resident);
     uint64_t bytes = program_object(p, id)->frame_bytes;
     uint32_t host = tm_program_visit(p, id, 1), device = tm_program_visit(p, id, 1);
     if (p->status != TM_OK) return;

@@ -75,6 +75,7 @@ static uint32_t object_slot(const emitter *e, uint32_t id) {
 
 static void add_edge(emitter *e, uint32_t from, uint32_t to) {
     if (from == TM_NONE || from == to || e->seen[from] == to) return;
+    TM_ASSERT(from < to && to < e->plan->n_op);
     if (!went_well(e, tm_grow(&e->edge, &e->cap_edge, e->n_edge + 1, sizeof *e->edge))) return;
     e->seen[from] = to;
     e->edge[e->n_edge++] = (edge){from, to};
@@ -82,6 +83,7 @@ static void add_edge(emitter *e, uint32_t from, uint32_t to) {
 
 static uint32_t new_op(emitter *e, const tm_plan_op *op) {
     tm_plan *plan = e->plan;
+    TM_ASSERT(op->engine < TM_ENGINES);
     if (!went_well(e, tm_grow(&plan->op, &e->cap_op, plan->n_op + 1, sizeof *plan->op)) ||
         !went_well(e, tm_grow(&e->seen, &e->cap_seen, plan->n_op + 1, sizeof *e->seen)))
         return TM_NONE;
@@ -198,6 +200,7 @@ static void occupy_frame(emitter *e, uint32_t r) {
 static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
     const live_range *res = &e->pl->item[r];
     uint64_t address = res->address;
+    TM_ASSERT(k < res->count && res->tier == TM_TIER_HOST);
     for (uint32_t i = 0; i < k; i++) address += program_object(e->p, res->first_object + i)->frame_bytes;
     uint32_t id = res->first_object + k;
     const tm_object *o = program_object(e->p, id);
@@ -236,6 +239,7 @@ static uint64_t use_address(const emitter *e, const prog_use *u) {
     if (r == TM_NONE) return e->address[u->object];
     const live_range *res = &e->pl->item[r];
     uint64_t at = res->address;
+    TM_ASSERT(u->object >= res->first_object && u->object < res->first_object + res->count);
     for (uint32_t id = res->first_object; id < u->object; id++) at += program_object(e->p, id)->frame_bytes;
     return at;
 }

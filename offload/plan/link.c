@@ -115,6 +115,7 @@ static void leave_plan(linker *k, const tm_plan *plan) {
 static void tie(linker *k, uint32_t from, uint32_t to) {
     tm_link *l = k->link;
     bool late = !plan_is_disk(l->before->op[from].engine) && !plan_starts_early(l->after->op[to].engine);
+    TM_ASSERT(from < l->before->n_op && to < l->after->n_op);
     if (late) return; /* by then all compute of the run before is done */
     if (tm_grow(&l->edge, &l->cap_edge, l->n_edge + 1, sizeof *l->edge) != TM_OK) {
         k->nomem = true;

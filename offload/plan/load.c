@@ -41,6 +41,7 @@ static void settle_node(load_tree *l, uint32_t node) {
 }
 
 void load_add(load_tree *l, uint32_t from, uint32_t to, int64_t bytes) {
+    TM_ASSERT(from <= to && to + 2 < l->leaves);
     uint32_t a = l->leaves + from, b = l->leaves + to + 2; /* the leaves beside the range */
     for (; (a ^ b) != 1; a /= 2, b /= 2) {
         if (!(a & 1)) raise_node(l, a + 1, bytes);
@@ -52,6 +53,7 @@ void load_add(load_tree *l, uint32_t from, uint32_t to, int64_t bytes) {
 }
 
 int64_t load_most(const load_tree *l, uint32_t from, uint32_t to) {
+    TM_ASSERT(from <= to && to + 2 < l->leaves);
     uint32_t a = l->leaves + from, b = l->leaves + to + 2;
     int64_t left = NOTHING, right = NOTHING;
     for (; (a ^ b) != 1; a /= 2, b /= 2) {

@@ -24,6 +24,7 @@ static live_range *push_live_range(placement *pl) {
 static live_range *push_visit(placement *pl, const tm_program *p, uint32_t v) {
     const prog_visit *visit = &p->visit[v];
     live_range *r = push_live_range(pl);
+    TM_ASSERT(visit->first_op <= visit->last_op && visit->last_op < p->n_op);
     if (!r) return NULL;
     r->first_object = visit->first;
     r->count = visit->count;
@@ -75,6 +76,7 @@ static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, u
 /* It has its address: a device interval, which copies fill and empty, or a frame that ranks share, which has to lie
  * where shared.c puts it on all of them. */
 static tm_status add_placed(placement *pl, const tm_program *p, uint32_t v) {
+    TM_ASSERT(p->visit[v].address || p->visit[v].tier == TM_TIER_SHARED);
     live_range *r = push_visit(pl, p, v);
     if (!r) return tm_nomem(sizeof *r);
     r->address = p->visit[v].address;
@@ -215,6 +217,7 @@ static void read_ahead(ahead *a) {
 
 /* Its frame stays taken behind its last use until `until`, or as long as there is room. */
 static void linger_until(ahead *a, live_range *r, uint32_t until) {
+    TM_ASSERT(r->retire_at == r->end);
     uint32_t last = a->p->n_op - 1;
     if (until > last) until = last;
     if (until <= r->end) return;
@@ -295,6 +298,7 @@ static uint64_t take_high(spans *f, uint64_t bytes, uint64_t top) {
 }
 
 static bool give_space(spans *f, uint64_t begin, uint64_t end) {
+    TM_ASSERT(begin < end);
     uint32_t left = spans_ending(f, begin), right = spans_beginning(f, end);
     if (left && right) {
         end = f->item[right].end;
@@ -421,6 +425,8 @@ tm_status place_pack(live_range **item, uint32_t n, uint32_t positions, uint64_t
         for (uint32_t i = 0; i < n; i++) best[i] = item[i]->address;
     }
     for (uint32_t i = 0; rc == TM_OK && i < n; i++) item[i]->address = best[i];
+    for (uint32_t i = 0; i < n && rc == TM_OK; i++)
+        TM_ASSERT(item[i]->address >= base && item[i]->start <= item[i]->retire_at);
     tm_free(best);
     tm_free(k.order);
     return rc;

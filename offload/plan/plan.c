@@ -20,6 +20,7 @@ const tm_plan_info *tm_plan_get_info(const tm_plan *plan) {
 }
 
 static void settle_layout(tm_layout *l, const uint8_t *resident, const uint64_t *address, uint64_t base) {
+    TM_ASSERT(base % TM_FRAME_ALIGN == 0);
     for (uint32_t i = 0; i < l->n; i++) {
         l->object[i].resident = resident[i];
         l->object[i].address = resident[i] ? address[i] : 0;

@@ -43,6 +43,7 @@ void tm_layout_free(tm_layout *l) {
 }
 
 uint32_t tm_layout_object(tm_layout *l, const tm_object *o) {
+    TM_ASSERT(o->bytes > 0 && o->kind < TM_KINDS);
     if (tm_grow(&l->object, &l->cap, l->n + 1, sizeof *o) != TM_OK) return TM_NONE;
     tm_object *n = &l->object[l->n];
     *n = *o;
@@ -117,6 +118,7 @@ uint32_t tm_program_visit(tm_program *p, uint32_t first, uint32_t count) {
 }
 
 void tm_program_op(tm_program *p, const tm_op *op) {
+    TM_ASSERT(op->engine < TM_ENGINES);
     if (p->status == TM_OK) p->status = tm_stop_check();
     if (p->status != TM_OK) return;
     if (!program_grow(p, &p->op, &p->cap_op, p->n_op, sizeof *p->op)) return;

@@ -41,6 +41,7 @@ range_at ranges_find(const range_map *m, uint64_t address) {
 }
 
 static bool insert_block(range_map *m, uint32_t at) {
+    TM_ASSERT(at <= m->n);
     range *r = tm_malloc(sizeof *r * BLOCK);
     if (!r || tm_grow(&m->block, &m->cap, m->n + 1, sizeof *m->block) != TM_OK) {
         tm_free(r);
@@ -54,6 +55,7 @@ static bool insert_block(range_map *m, uint32_t at) {
 }
 
 static void insert_range(range_map *m, range_at at, const range *r) {
+    TM_ASSERT(r->begin < r->end);
     if (at.block == m->n) { /* behind the last */
         if (m->n == 0 || m->block[m->n - 1].n == BLOCK) {
             if (!insert_block(m, m->n)) return;
@@ -80,6 +82,7 @@ static void insert_range(range_map *m, range_at at, const range *r) {
 
 static void take_out(range_map *m, range_at at) {
     range_block *b = &m->block[at.block];
+    TM_ASSERT(at.block < m->n && at.i < b->n);
     b->n--;
     memmove(&b->r[at.i], &b->r[at.i + 1], (b->n - at.i) * sizeof *b->r);
     if (b->n > 0) return;
@@ -99,6 +102,7 @@ void ranges_cut(range_map *m, uint64_t address) {
 }
 
 void ranges_put(range_map *m, const range *r) {
+    TM_ASSERT(r->begin < r->end);
     ranges_cut(m, r->begin);
     ranges_cut(m, r->end);
     range_at at = ranges_find(m, r->begin);

@@ -77,6 +77,7 @@ static tm_status start_point(chooser *ch) {
  * `d` what stays resident follows the load; the look-ahead has its share of it. */
 static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room) {
     uint64_t slab = ch->opts->slab_bytes, low = 0, high = slab + 1, load = slab, peak;
+    TM_ASSERT(ch->r->minimum <= slab);
     uint64_t share = tm_min_u64(window + window / 4, slab / 2);
     for (int i = 0; i < (low ? STEERING_TRIES : 2 * STEERING_TRIES) && high - low > slab / 512 + TM_FRAME_ALIGN; i++) {
         if (d) density_choose(d, load - tm_min_u64(share, load), ch->r->resident, ch->r->temp_paged);

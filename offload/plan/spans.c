@@ -81,6 +81,7 @@ static uint32_t join_trees(spans *s, span_order by, uint32_t less, uint32_t more
 }
 
 static uint32_t take_out(spans *s, span_order by, uint32_t at, uint32_t i) {
+    TM_ASSERT(at != 0);
     uint32_t *child = s->item[at].child[by];
     if (at == i) return join_trees(s, by, child[0], child[1]);
     uint32_t *side = &child[is_before(s, by, at, i)];
@@ -94,6 +95,7 @@ static span_order last_order(const spans *s) {
 }
 
 bool spans_put(spans *s, uint64_t begin, uint64_t end, uint32_t owner) {
+    TM_ASSERT(begin < end);
     uint32_t i = s->free;
     if (s->n == 0) s->n = 1;
     if (i) {
@@ -108,6 +110,7 @@ bool spans_put(spans *s, uint64_t begin, uint64_t end, uint32_t owner) {
 }
 
 void spans_drop(spans *s, uint32_t i) {
+    TM_ASSERT(i > 0 && i < s->n);
     for (span_order by = SPAN_BY_ADDRESS; by <= last_order(s); by++) s->root[by] = take_out(s, by, s->root[by], i);
     s->item[i].child[0][0] = s->free;
     s->free = i;
@@ -119,6 +122,7 @@ static void settle_down_to(spans *s, uint32_t at, uint32_t i) {
 }
 
 void spans_resize(spans *s, uint32_t i, uint64_t begin, uint64_t end) {
+    TM_ASSERT(i > 0 && i < s->n && begin < end);
     if (s->sized) s->root[SPAN_BY_SIZE] = take_out(s, SPAN_BY_SIZE, s->root[SPAN_BY_SIZE], i);
     s->item[i].begin = begin;
     s->item[i].end = end;

@@ -110,6 +110,7 @@ static void account_time(sim *s, double seconds) {
 }
 
 static void advance_clock(sim *s, double seconds) {
+    TM_ASSERT(seconds >= 0);
     uint32_t key;
     if (seconds > 0) account_time(s, seconds);
     s->now += seconds;

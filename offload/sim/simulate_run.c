@@ -28,6 +28,7 @@ static uint32_t next_comm(const sim *s, uint32_t op) {
 }
 
 void sim_open_run(sim *s) {
+    TM_ASSERT(s->opened - s->first < 2);
     uint32_t r = s->opened++, base = r % 2 * s->n;
     sim_run *run = &s->run[r % 2];
     *run = (sim_run){.left = s->n, .compute_left = s->n_compute, .next_comm = next_comm(s, 0)};
@@ -46,6 +47,7 @@ static uint32_t start_taken(sim *s, tm_heap32 *h) {
 
 bool sim_take_disk(sim *s, uint32_t lane, uint32_t *key) {
     tm_heap32 *h = &s->disk_ready[lane];
+    TM_ASSERT(lane < s->disk.lanes);
     if (h->n == 0 || sim_disk_full(&s->disk, lane)) return false;
     *key = start_taken(s, h);
     return true;
@@ -71,6 +73,7 @@ void sim_complete(sim *s, uint32_t key) {
     const tm_plan_op *o = &s->op[i];
     sim_run *run = &s->run[r % 2];
     if (s->span && r == s->runs - 1) s->span[i].end = s->now;
+    TM_ASSERT(!s->done[base + i] && run->left > 0 && s->pred[base + i] == 0);
     s->done[base + i] = 1;
     run->left--;
     if (!sim_is_disk(o->engine) && --run->compute_left == 0) run->compute_end = s->now;
