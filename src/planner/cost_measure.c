@@ -81,7 +81,7 @@ bool cost_operands_of(cost_operands *out, const tm_job *job, const tm_op *op, co
     *out = (cost_operands){.job = job, .shape = *shape};
     if (c.row->cost != OP_COST_STAGE && cost_tile_of(op) == COST_TILES) return false;
     for (const op_operand_row *o = c.row->operand; o->name != OPERAND_END; o++)
-        for (uint32_t i = 0; i < op_count(&c, o); i++) add_operand(out, o->bytes(&c, i), o->fill);
+        for (uint32_t i = 0; i < op_count(&c, o); i++) add_operand(out, op_bytes(&c, o, i), o->fill);
     return true;
 }
 

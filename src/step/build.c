@@ -412,9 +412,7 @@ static void emit_pass(pass *x) {
     x->step = tm_program_visit(x->p, pass_scratch(x, 0, sizeof(step_frame)), 1);
     for (uint32_t mb = 0; mb < x->K; mb++) {
         x->batch[mb] = tm_program_visit(x->p, pass_scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
-        op_begin(&x->w, OP_BATCH, (op_args){.batch = {mb, x->T}});
-        op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_WRITE);
-        op_end(&x->w);
+        op_write(&x->w, OP_BATCH, (op_args){.batch = {mb, x->T}}, OPERAND_BATCH, x->batch[mb], TM_USE_WRITE);
     }
     if (x->o->update == UPDATE_BEFORE) pass_pending(x);
     pass_gather_forward(x);

@@ -60,9 +60,8 @@ static void round_and_share(pass *x, uint32_t part, uint32_t unit, uint32_t sum,
     uint32_t g = rounded_visit(x, part, 0, unit, true);
     for (uint32_t tile = 0; tile < ps->sum_tiles; tile++)
         round_tile(x, part, tile, sum, g, tile ? TM_USE_UPDATE : TM_USE_WRITE, true);
-    op_begin(&x->w, OP_SHARE_GRAD, (op_args){.part = {part}});
-    op_use(&x->w, OPERAND_GRADIENT, g, ps->sum_tiles ? TM_USE_UPDATE : TM_USE_WRITE);
-    op_end(&x->w);
+    op_write(&x->w, OP_SHARE_GRAD, (op_args){.part = {part}}, OPERAND_GRADIENT, g,
+             ps->sum_tiles ? TM_USE_UPDATE : TM_USE_WRITE);
     for (uint32_t tile = 0; tile < ps->tiles; tile++) update_within(x, part, tile, g, hi);
     if (ps->tiles == 0) update_within(x, part, NONE, NONE, hi);
 }
@@ -102,16 +101,12 @@ static uint32_t open_weights(pass *x, uint32_t part) {
 static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     uint32_t hi = open_weights(x, part);
     if (x->o->take_gradients) {
-        op_begin(&x->w, OP_TAKE_GRAD, (op_args){.part = {part}});
-        op_use(&x->w, OPERAND_SUM, x->sum_visit[part], TM_USE_READ);
-        op_end(&x->w);
+        op_write(&x->w, OP_TAKE_GRAD, (op_args){.part = {part}}, OPERAND_SUM, x->sum_visit[part], TM_USE_READ);
     }
     x->summing[x->n_summing++] = (summing){part, unit, x->sum_visit[part], hi};
     x->summing_elements += x->job->part[part].elements;
     if (x->job->ranks.ranks > 1) {
-        op_begin(&x->w, OP_REDUCE, (op_args){.part = {part}});
-        op_use(&x->w, OPERAND_SUM, x->sum_visit[part], TM_USE_UPDATE);
-        op_end(&x->w);
+        op_write(&x->w, OP_REDUCE, (op_args){.part = {part}}, OPERAND_SUM, x->sum_visit[part], TM_USE_UPDATE);
         if (x->o->overlap) {
             while (x->n_summing == MAX_SUMMING || (x->n_summing > 1 && x->summing_elements > x->most_summing))
                 finish_oldest(x);
@@ -139,9 +134,7 @@ static uint32_t exchange(pass *x, bool norm) {
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
     op_use(&x->w, OPERAND_REPORTS, all, TM_USE_WRITE);
     op_end(&x->w);
-    op_begin(&x->w, OP_EXCHANGE, (op_args){.report = {norm}});
-    op_use(&x->w, OPERAND_REPORTS, all, TM_USE_UPDATE);
-    op_end(&x->w);
+    op_write(&x->w, OP_EXCHANGE, (op_args){.report = {norm}}, OPERAND_REPORTS, all, TM_USE_UPDATE);
     return all;
 }
 

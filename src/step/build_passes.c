@@ -111,9 +111,7 @@ static uint32_t share_sums(pass *x, const updating *u, uint32_t k) {
     op_use(&x->w, OPERAND_TOTALS, u->totals, TM_USE_READ);
     op_use(&x->w, OPERAND_PIECES, pieces, TM_USE_WRITE);
     op_end(&x->w);
-    op_begin(&x->w, OP_SHARE_SUMS, (op_args){.group = {part, k}});
-    op_use(&x->w, OPERAND_PIECES, pieces, TM_USE_UPDATE);
-    op_end(&x->w);
+    op_write(&x->w, OP_SHARE_SUMS, (op_args){.group = {part, k}}, OPERAND_PIECES, pieces, TM_USE_UPDATE);
     return pieces;
 }
 

@@ -140,7 +140,5 @@ void pass_need(pass *x, const tm_stage *stage, bool backward) {
 
 void pass_share(pass *x, uint32_t part, uint32_t hi) {
     if (!part_is_shared(x->job, &x->job->part[part])) return;
-    op_begin(&x->w, OP_SHARE, (op_args){.part = {part}});
-    op_use(&x->w, OPERAND_HI, hi, TM_USE_UPDATE);
-    op_end(&x->w);
+    op_write(&x->w, OP_SHARE, (op_args){.part = {part}}, OPERAND_HI, hi, TM_USE_UPDATE);
 }

@@ -50,9 +50,7 @@ static void import_tile(op_writer *w, uint32_t part, uint32_t tile) {
 static void import_means(op_writer *w, uint32_t part) {
     uint32_t means = w->job->part[part].means;
     if (means == TM_NO_OBJECT) return;
-    op_begin(w, OP_MEANS, (op_args){.group = {part}});
-    op_use(w, OPERAND_MEANS, tm_program_visit(w->p, means, 1), TM_USE_WRITE);
-    op_end(w);
+    op_write(w, OP_MEANS, (op_args){.group = {part}}, OPERAND_MEANS, tm_program_visit(w->p, means, 1), TM_USE_WRITE);
 }
 
 tm_status build_import(tm_program **out, const tm_job *job) {

@@ -142,9 +142,7 @@ tm_status pass_line_init(pass *x) {
 }
 
 void pass_pending(pass *x) {
-    op_begin(&x->w, OP_PENDING, (op_args){{0}});
-    op_use(&x->w, OPERAND_STEP, x->step, TM_USE_WRITE);
-    op_end(&x->w);
+    op_write(&x->w, OP_PENDING, (op_args){{0}}, OPERAND_STEP, x->step, TM_USE_WRITE);
 }
 
 tm_status build_drain(tm_program **out, const tm_job *job) {

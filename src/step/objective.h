@@ -15,7 +15,7 @@ typedef struct objective_step {
 
 typedef struct tm_objective {
     const char *name; /* of the key objective.type */
-    /* What this micro-batch adds to step_result.loss_sum. `nll` [T]: the token's negative log-likelihood, 0 without a
+    /* What this micro-batch adds to step_frame.loss_sum. `nll` [T]: the token's negative log-likelihood, 0 without a
      * label. Called for each micro-batch that has rows, in order, before any of `coefficients`. */
     double (*loss)(const objective_step *s, const tm_micro_batch *b, const float *nll);
     /* Overwrites nll[t] by d loss / d nll[t], times the scale; 0 without a label. */

@@ -147,16 +147,19 @@ typedef enum operand_name {
 
 /* An operation, as it is written, run or timed. */
 struct op_row;
+struct op_operand_row;
 struct comm_flight;
 typedef struct op_call {
     const tm_job *job;
     const tm_op *op;
     op_args args;
     const struct op_row *row;
-    const uint32_t *kv;             /* tm_job.kv, or NULL: no key-value cache */
-    const job_shape *shape;         /* largest micro-batch; NULL in a handler */
-    job_step *step;                 /* in a handler only, from here on */
-    const tm_kernel_table *kernels; /* of the device; NULL: the host's */
+    const uint32_t *kv;              /* tm_job.kv, or NULL: no key-value cache */
+    const job_shape *shape;          /* largest micro-batch; NULL in a handler */
+    const struct op_operand_row *of; /* op_count, op_bytes: which operand is asked for, */
+    uint32_t i;                      /* the i-th of that name */
+    job_step *step;                  /* in a handler only, from here on */
+    const tm_kernel_table *kernels;  /* of the device; NULL: the host's */
     void *const *operand;
 } op_call;
 op_call op_call_of(const tm_job *job, const tm_op *op);
@@ -173,10 +176,10 @@ typedef enum op_filling {
 typedef struct op_operand_row {
     uint8_t name;
     uint8_t access;                      /* tm_use_access. UPDATE: or WRITE by whoever is first. 0: as the stage says */
+    uint64_t (*bytes)(const op_call *c); /* at least, of the c->i-th; NULL: whatever it has */
+    uint32_t (*count)(const op_call *c); /* NULL: there is one */
     uint8_t fill;                        /* op_filling */
     uint8_t turns;                       /* so many operands from here on take turns, one of each; 0: none */
-    uint32_t (*count)(const op_call *c); /* NULL: there is one */
-    uint64_t (*bytes)(const op_call *c, uint32_t i); /* at least, of the i-th; NULL: whatever it has */
 } op_operand_row;
 
 /* Seconds go with this (planner/cost.c). */
@@ -200,10 +203,10 @@ typedef struct op_row {
     uint8_t place;    /* op_place */
     uint8_t cost;     /* op_cost */
     uint8_t label;    /* op_label: what it is of */
-    double (*amount)(const op_call *c);
     tm_status (*run)(const op_call *c);
     void (*start)(struct comm_flight *f, const op_call *c); /* instead, of TM_ENGINE_COMM */
-    op_operand_row operand[OP_OPERANDS];                    /* the last one's name is OPERAND_END */
+    double (*amount)(const op_call *c);
+    op_operand_row operand[OP_OPERANDS]; /* the last one's name is OPERAND_END */
 } op_row;
 const op_row *op_row_of(uint16_t code); /* NULL: there is none */
 
@@ -212,6 +215,7 @@ void *op_operand(const op_call *c, operand_name name);
 void *op_operand_at(const op_call *c, operand_name name, uint32_t i);
 void *const *op_operands(const op_call *c, operand_name name);
 uint32_t op_count(const op_call *c, const op_operand_row *o);
+uint64_t op_bytes(const op_call *c, const op_operand_row *o, uint32_t i);
 double op_amount(const tm_job *job, const tm_op *op);
 
 /* "forward layers.11.attn mb 0" for the operation into buf; `job` is a tm_job. */
@@ -239,5 +243,7 @@ void op_use(op_writer *w, operand_name name, uint32_t visit, tm_use_access acces
 void op_use_one(op_writer *w, operand_name name, uint32_t visit, uint32_t object, tm_use_access access); /* of them */
 /* Asserts that the row's operands were named, no more and no fewer, with enough bytes and no other access. */
 void op_end(op_writer *w);
+/* An operation of one operand. */
+void op_write(op_writer *w, uint16_t code, op_args args, operand_name name, uint32_t visit, tm_use_access access);
 
 #endif

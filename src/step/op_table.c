@@ -38,7 +38,16 @@ tm_op op_make(const tm_job *job, uint16_t code, op_args args) {
 /* ---- operands ------------------------------------------------------------------------------------------------ */
 
 uint32_t op_count(const op_call *c, const op_operand_row *o) {
-    return o->count ? o->count(c) : 1;
+    op_call asked = *c;
+    asked.of = o;
+    return o->count ? o->count(&asked) : 1;
+}
+
+uint64_t op_bytes(const op_call *c, const op_operand_row *o, uint32_t i) {
+    op_call asked = *c;
+    asked.of = o;
+    asked.i = i;
+    return o->bytes ? o->bytes(&asked) : 0;
 }
 
 /* Where the first of that name is, and how far the next one is from it; NULL: there is none. */

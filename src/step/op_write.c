@@ -61,7 +61,7 @@ static bool access_allowed(const op_operand_row *o, uint8_t access) {
 static void write_use(op_writer *w, const op_call *c, const op_operand_row *o, uint32_t i,
                       const struct op_named_use *use) {
     TM_ASSERT(access_allowed(o, use->access));
-    TM_ASSERT(!o->bytes || tm_program_use_bytes(w->p, use->visit, use->object, use->count) >= o->bytes(c, i));
+    TM_ASSERT(tm_program_use_bytes(w->p, use->visit, use->object, use->count) >= op_bytes(c, o, i));
     if (use->count)
         tm_program_use_range(w->p, use->visit, use->object, use->count, (tm_use_access)use->access);
     else
@@ -82,4 +82,10 @@ void op_end(op_writer *w) {
     }
     TM_ASSERT(written == w->n); /* each that was named is one of the row */
     w->n = 0;
+}
+
+void op_write(op_writer *w, uint16_t code, op_args args, operand_name name, uint32_t visit, tm_use_access access) {
+    op_begin(w, code, args);
+    op_use(w, name, visit, access);
+    op_end(w);
 }

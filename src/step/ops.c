@@ -316,65 +316,56 @@ static uint32_t count_partials(const op_call *c) {
     return c->job->ranks.ranks > 1 ? 0 : tm_model_parts(c->job->model);
 }
 
-static uint64_t batch_frame_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t batch_frame_bytes(const op_call *c) {
     return batch_bytes(shape_tokens(c->shape), c->shape->rows);
 }
-static uint64_t weight_bytes(const op_call *c, uint32_t i) {
-    return c->job->part[stage_of(c)->part[nth_part(c, i, false)]].elements * width_of(c);
+static uint64_t weight_bytes(const op_call *c) {
+    return c->job->part[stage_of(c)->part[nth_part(c, c->i, false)]].elements * width_of(c);
 }
-static uint64_t slot_bytes(const op_call *c, uint32_t i) {
+static uint64_t slot_bytes(const op_call *c) {
     uint32_t n;
-    const tm_slot_use *use = slots_of(c, &n) + i;
+    const tm_slot_use *use = slots_of(c, &n) + c->i;
     const tm_slot *slot = &unit_of(c)->slot[use->slot];
     return (uint64_t)(use->grad ? slot->grad_bytes : slot->bytes) * shape_tokens(c->shape);
 }
-static uint64_t token_bytes(const op_call *c, uint32_t i) { /* a float each */
-    (void)i;
+static uint64_t token_bytes(const op_call *c) { /* a float each */
     return (uint64_t)shape_tokens(c->shape) * sizeof(float);
 }
-static uint64_t stage_sum_bytes(const op_call *c, uint32_t i) {
-    return c->job->part[stage_of(c)->part[nth_part(c, i, true)]].elements * sizeof(float);
+static uint64_t stage_sum_bytes(const op_call *c) {
+    return c->job->part[stage_of(c)->part[nth_part(c, c->i, true)]].elements * sizeof(float);
 }
-static uint64_t kept_logits_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t kept_logits_bytes(const op_call *c) {
     return tm_head_kept_bytes(c->job->model, c->args.stage.unit, c->args.stage.stage, c->shape->rows, c->shape->seq);
 }
-static uint64_t workspace_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t workspace_bytes(const op_call *c) {
     return tm_stage_workspace(c->job->model, c->args.stage.unit, c->args.stage.stage, is_backward(c), c->shape->rows,
                               c->shape->seq);
 }
-static uint64_t logits_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t logits_bytes(const op_call *c) {
     return (c->args.logits.last ? c->shape->rows : shape_tokens(c->shape)) * vocabulary_rows(c) * sizeof(float);
 }
-static uint64_t finish_sum_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t finish_sum_bytes(const op_call *c) {
     span at = sum_tile(c->job, c->args.finish.part, c->args.finish.tile);
     return (at.begin + at.n) * sizeof(float);
 }
-static uint64_t finish_gradient_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t finish_gradient_bytes(const op_call *c) {
     span at = sum_tile(c->job, c->args.finish.part, c->args.finish.tile);
     uint64_t into = c->args.finish.whole ? at.begin - own_run(c->job, c->args.finish.part).begin : 0;
     return (into + at.n) * width_of(c);
 }
-static uint64_t finish_partial_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t finish_partial_bytes(const op_call *c) {
     return (uint64_t)(c->args.finish.tile + 1) * NORM_BLOCKS * sizeof(double);
 }
-uint64_t operand_sum_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+uint64_t operand_sum_bytes(const op_call *c) {
     return c->job->part[c->args.part.part].elements * sizeof(float);
 }
-uint64_t operand_partial_bytes(const op_call *c, uint32_t i) {
-    uint32_t part = 0;
+uint64_t operand_partial_bytes(const op_call *c) {
+    uint32_t part = 0, i = c->i;
     while (c->job->part[part].sum_tiles == 0 || i-- > 0) part++;
     return (uint64_t)c->job->part[part].sum_tiles * NORM_BLOCKS * sizeof(double);
 }
-uint64_t operand_step_bytes(const op_call *c, uint32_t i) {
-    (void)c, (void)i;
+uint64_t operand_step_bytes(const op_call *c) {
+    (void)c;
     return STEP_FRAME_BYTES;
 }
 
@@ -394,69 +385,46 @@ static double all_micro_batches(const op_call *c) {
 enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE, AS_THE_STAGE = 0 };
 
 const op_row ops_model_rows[OP_CODES] = {
-    [OP_BATCH] = {.word = "batch",
-                  .cost = OP_COST_TOKENS,
-                  .label = OP_OF_BATCH,
-                  .amount = one_micro_batch,
-                  .run = run_batch,
-                  .operand = {{OPERAND_BATCH, W, .bytes = batch_frame_bytes}}},
-    [OP_FORWARD] = {.word = "forward",
-                    .place = OP_ON_DEVICE,
-                    .cost = OP_COST_STAGE,
-                    .label = OP_OF_STAGE,
-                    .run = run_forward,
-                    .operand = {{OPERAND_BATCH, R, .fill = OP_FILL_BATCH, .bytes = batch_frame_bytes},
-                                {OPERAND_WEIGHT, R, .count = count_weights, .bytes = weight_bytes},
-                                {OPERAND_SLOT, AS_THE_STAGE, .count = count_slots, .bytes = slot_bytes},
-                                {OPERAND_KV_CACHE, U, .count = has_kv_cache},
-                                {OPERAND_LOGITS, W, .count = has_kept_logits, .bytes = kept_logits_bytes},
-                                {OPERAND_WORKSPACE, W, .bytes = workspace_bytes}}},
-    [OP_BACKWARD] = {.word = "backward",
-                     .place = OP_ON_DEVICE,
-                     .cost = OP_COST_STAGE,
-                     .label = OP_OF_STAGE,
-                     .run = run_backward,
-                     .operand = {{OPERAND_BATCH, R, .fill = OP_FILL_BATCH, .bytes = batch_frame_bytes},
-                                 {OPERAND_WEIGHT, R, .count = count_weights, .bytes = weight_bytes},
-                                 {OPERAND_SLOT, AS_THE_STAGE, .count = count_slots, .bytes = slot_bytes},
-                                 {OPERAND_COEFFICIENT, R, .count = has_coefficient, .bytes = token_bytes},
-                                 {OPERAND_SUM, U, .count = count_gradients, .bytes = stage_sum_bytes},
-                                 {OPERAND_LOGITS, U, .count = has_kept_logits, .bytes = kept_logits_bytes},
-                                 {OPERAND_WORKSPACE, W, .bytes = workspace_bytes}}},
-    [OP_OBJECTIVE] = {.word = "objective",
-                      .cost = OP_COST_TOKENS,
+    [OP_BATCH] = {"batch", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_TOKENS, OP_OF_BATCH, .run = run_batch,
+                  .amount = one_micro_batch, .operand = {{OPERAND_BATCH, W, batch_frame_bytes}}},
+    [OP_FORWARD] = {"forward", TM_ENGINE_CPU, OP_ON_DEVICE, OP_COST_STAGE, OP_OF_STAGE, .run = run_forward,
+                    .operand = {{OPERAND_BATCH, R, batch_frame_bytes, .fill = OP_FILL_BATCH},
+                                {OPERAND_WEIGHT, R, weight_bytes, count_weights},
+                                {OPERAND_SLOT, AS_THE_STAGE, slot_bytes, count_slots},
+                                {OPERAND_KV_CACHE, U, NULL, has_kv_cache},
+                                {OPERAND_LOGITS, W, kept_logits_bytes, has_kept_logits},
+                                {OPERAND_WORKSPACE, W, workspace_bytes}}},
+    [OP_BACKWARD] = {"backward", TM_ENGINE_CPU, OP_ON_DEVICE, OP_COST_STAGE, OP_OF_STAGE, .run = run_backward,
+                     .operand = {{OPERAND_BATCH, R, batch_frame_bytes, .fill = OP_FILL_BATCH},
+                                 {OPERAND_WEIGHT, R, weight_bytes, count_weights},
+                                 {OPERAND_SLOT, AS_THE_STAGE, slot_bytes, count_slots},
+                                 {OPERAND_COEFFICIENT, R, token_bytes, has_coefficient},
+                                 {OPERAND_SUM, U, stage_sum_bytes, count_gradients},
+                                 {OPERAND_LOGITS, U, kept_logits_bytes, has_kept_logits},
+                                 {OPERAND_WORKSPACE, W, workspace_bytes}}},
+    [OP_OBJECTIVE] = {"objective", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_TOKENS, OP_OF_ALL, .run = run_objective,
                       .amount = all_micro_batches,
-                      .run = run_objective,
-                      .operand = {{OPERAND_BATCH, R, .turns = 3, .count = count_micro_batches,
-                                   .bytes = batch_frame_bytes},
+                      .operand = {{OPERAND_BATCH, R, batch_frame_bytes, count_micro_batches, .turns = 3},
                                   {OPERAND_SLOT, R},
-                                  {OPERAND_COEFFICIENT, W, .bytes = token_bytes},
-                                  {OPERAND_STEP, U, .bytes = operand_step_bytes}}},
-    [OP_FINISH] = {.word = "finish",
-                   .place = OP_ON_DEVICE,
-                   .cost = OP_COST_FINISH,
-                   .label = OP_OF_TILE,
+                                  {OPERAND_COEFFICIENT, W, token_bytes},
+                                  {OPERAND_STEP, U, operand_step_bytes}}},
+    [OP_FINISH] = {"finish", TM_ENGINE_CPU, OP_ON_DEVICE, OP_COST_FINISH, OP_OF_TILE, .run = run_finish,
                    .amount = finish_elements,
-                   .run = run_finish,
-                   .operand = {{OPERAND_SUM, R, .bytes = finish_sum_bytes},
-                               {OPERAND_GRADIENT, U, .bytes = finish_gradient_bytes},
-                               {OPERAND_PARTIAL, U, .bytes = finish_partial_bytes}}},
-    [OP_NORM] = {.word = "norm",
-                 .run = run_norm,
-                 .operand = {{OPERAND_REPORTS, R, .count = has_reports, .bytes = operand_reports_bytes},
-                             {OPERAND_PARTIAL, R, .count = count_partials, .bytes = operand_partial_bytes},
-                             {OPERAND_STEP, U, .bytes = operand_step_bytes}}},
-    [OP_LOGITS] = {.word = "logits",
-                   .cost = OP_COST_STAGE,
-                   .label = OP_OF_STAGE,
-                   .run = run_logits,
-                   .operand = {{OPERAND_BATCH, R, .bytes = batch_frame_bytes},
-                               {OPERAND_WEIGHT, R, .bytes = weight_bytes},
+                   .operand = {{OPERAND_SUM, R, finish_sum_bytes},
+                               {OPERAND_GRADIENT, U, finish_gradient_bytes},
+                               {OPERAND_PARTIAL, U, finish_partial_bytes}}},
+    [OP_NORM] = {"norm", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_ALL, .run = run_norm,
+                 .operand = {{OPERAND_REPORTS, R, operand_reports_bytes, has_reports},
+                             {OPERAND_PARTIAL, R, operand_partial_bytes, count_partials},
+                             {OPERAND_STEP, U, operand_step_bytes}}},
+    [OP_LOGITS] = {"logits", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_STAGE, OP_OF_STAGE, .run = run_logits,
+                   .operand = {{OPERAND_BATCH, R, batch_frame_bytes},
+                               {OPERAND_WEIGHT, R, weight_bytes},
                                {OPERAND_SLOT, R},
-                               {OPERAND_LOGITS, W, .bytes = logits_bytes},
-                               {OPERAND_WORKSPACE, W, .bytes = workspace_bytes}}},
-    [OP_TAKE_GRAD] = {.word = "take grad",
-                      .run = run_take_grad,
-                      .operand = {{OPERAND_SUM, R, .bytes = operand_sum_bytes}}},
-    [OP_PENDING] = {.word = "pending", .run = run_pending, .operand = {{OPERAND_STEP, W, .bytes = operand_step_bytes}}},
+                               {OPERAND_LOGITS, W, logits_bytes},
+                               {OPERAND_WORKSPACE, W, workspace_bytes}}},
+    [OP_TAKE_GRAD] = {"take grad", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_ALL, .run = run_take_grad,
+                      .operand = {{OPERAND_SUM, R, operand_sum_bytes}}},
+    [OP_PENDING] = {"pending", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_ALL, .run = run_pending,
+                    .operand = {{OPERAND_STEP, W, operand_step_bytes}}},
 };

@@ -175,68 +175,33 @@ static uint32_t has_second(const op_call *c) {
 static uint32_t has_own_tile(const op_call *c) {
     return c->args.fetch.here;
 }
-static uint64_t fetched_bytes(const op_call *c, uint32_t i) {
+static uint64_t fetched_bytes(const op_call *c) {
     uint32_t ranks = c->job->ranks.ranks;
     span at = held_tile(c->job->part[c->args.fetch.part].elements, ranks, (holding){0, ranks}, c->args.fetch.tile);
-    (void)i;
     return state_bytes(c->job, c->args.fetch.part, (tm_kind)c->args.fetch.kind, at.n);
 }
 enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
 
 const op_row ops_comm_rows[OP_CODES] = {
-    [OP_GATHER] = {.word = "gather",
-                   .engine = TM_ENGINE_COMM,
-                   .place = OP_WHERE_EXCHANGED,
-                   .cost = OP_COST_LINKS,
-                   .label = OP_OF_PART,
-                   .start = start_gather,
-                   .operand = {{OPERAND_HI, R, .count = has_own_weights},
-                               {OPERAND_TILE, W, .bytes = operand_whole_bytes}}},
-    [OP_SHARE] = {.word = "share",
-                  .engine = TM_ENGINE_COMM,
-                  .cost = OP_COST_LINKS,
-                  .label = OP_OF_PART,
-                  .start = start_share,
+    [OP_GATHER] = {"gather", TM_ENGINE_COMM, OP_WHERE_EXCHANGED, OP_COST_LINKS, OP_OF_PART, .start = start_gather,
+                   .operand = {{OPERAND_HI, R, NULL, has_own_weights}, {OPERAND_TILE, W, operand_whole_bytes}}},
+    [OP_SHARE] = {"share", TM_ENGINE_COMM, OP_ON_HOST, OP_COST_LINKS, OP_OF_PART, .start = start_share,
                   .operand = {{OPERAND_HI, U}}},
-    [OP_REDUCE] = {.word = "reduce",
-                   .engine = TM_ENGINE_COMM,
-                   .place = OP_WHERE_EXCHANGED,
-                   .cost = OP_COST_LINKS,
-                   .label = OP_OF_PART,
-                   .start = start_reduce,
-                   .operand = {{OPERAND_SUM, U, .bytes = operand_sum_bytes}}},
-    [OP_SHARE_GRAD] = {.word = "share grad",
-                       .engine = TM_ENGINE_COMM,
-                       .cost = OP_COST_LINKS,
-                       .label = OP_OF_PART,
-                       .start = start_share_gradient,
-                       .operand = {{OPERAND_GRADIENT, U}}},
-    [OP_EXCHANGE] = {.word = "exchange",
-                     .engine = TM_ENGINE_COMM,
-                     .cost = OP_COST_LINKS,
-                     .start = start_exchange,
-                     .operand = {{OPERAND_REPORTS, U, .bytes = operand_reports_bytes}}},
-    [OP_GATHER_NODE] = {.word = "gather in node",
-                        .engine = TM_ENGINE_COMM,
-                        .cost = OP_COST_LINKS,
-                        .label = OP_OF_PART,
+    [OP_REDUCE] = {"reduce", TM_ENGINE_COMM, OP_WHERE_EXCHANGED, OP_COST_LINKS, OP_OF_PART, .start = start_reduce,
+                   .operand = {{OPERAND_SUM, U, operand_sum_bytes}}},
+    [OP_SHARE_GRAD] = {"share grad", TM_ENGINE_COMM, OP_ON_HOST, OP_COST_LINKS, OP_OF_PART,
+                       .start = start_share_gradient, .operand = {{OPERAND_GRADIENT, U}}},
+    [OP_EXCHANGE] = {"exchange", TM_ENGINE_COMM, OP_ON_HOST, OP_COST_LINKS, OP_OF_ALL, .start = start_exchange,
+                     .operand = {{OPERAND_REPORTS, U, operand_reports_bytes}}},
+    [OP_GATHER_NODE] = {"gather in node", TM_ENGINE_COMM, OP_ON_HOST, OP_COST_LINKS, OP_OF_PART,
                         .start = start_gather_node,
-                        .operand = {{OPERAND_SECOND, R, .count = has_second, .bytes = operand_second_bytes},
-                                    {OPERAND_TILE, W, .bytes = operand_whole_bytes}}},
-    [OP_FETCH] = {.word = "fetch",
-                  .engine = TM_ENGINE_COMM,
-                  .cost = OP_COST_BYTES,
-                  .label = OP_OF_PART,
+                        .operand = {{OPERAND_SECOND, R, operand_second_bytes, has_second},
+                                    {OPERAND_TILE, W, operand_whole_bytes}}},
+    [OP_FETCH] = {"fetch", TM_ENGINE_COMM, OP_ON_HOST, OP_COST_BYTES, OP_OF_PART, .start = start_fetch,
                   .amount = amount_full_tile,
-                  .start = start_fetch,
-                  .operand = {{OPERAND_OWN, R, .count = has_own_tile, .bytes = fetched_bytes},
-                              {OPERAND_TILE, W, .bytes = fetched_bytes}}},
-    [OP_SHARE_SUMS] = {.word = "share sums",
-                       .engine = TM_ENGINE_COMM,
-                       .cost = OP_COST_LINKS,
-                       .label = OP_OF_PART,
-                       .start = start_share_sums,
-                       .operand = {{OPERAND_PIECES, U, .bytes = operand_pieces_bytes}}},
+                  .operand = {{OPERAND_OWN, R, fetched_bytes, has_own_tile}, {OPERAND_TILE, W, fetched_bytes}}},
+    [OP_SHARE_SUMS] = {"share sums", TM_ENGINE_COMM, OP_ON_HOST, OP_COST_LINKS, OP_OF_PART, .start = start_share_sums,
+                       .operand = {{OPERAND_PIECES, U, operand_pieces_bytes}}},
 };
 
 /* Into f->op[0], f->op[1]. */

@@ -123,17 +123,14 @@ static uint32_t count_partials(const op_call *c) {
         n += c->job->part[p].sum_tiles > 0;
     return n;
 }
-uint64_t operand_reports_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+uint64_t operand_reports_bytes(const op_call *c) {
     bool norm = c->op->code == OP_NORM || (c->op->code != OP_LOSS && c->args.report.norm);
     return job_report_bytes(c->job, norm);
 }
-uint64_t operand_whole_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+uint64_t operand_whole_bytes(const op_call *c) {
     return state_bytes(c->job, c->args.part.part, TM_KIND_WEIGHT_HI, c->job->part[c->args.part.part].elements);
 }
-uint64_t operand_second_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+uint64_t operand_second_bytes(const op_call *c) {
     return job_second_bytes(c->job, c->args.part.part);
 }
 
@@ -142,18 +139,12 @@ uint64_t operand_second_bytes(const op_call *c, uint32_t i) {
 enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
 
 const op_row ops_rank_rows[OP_CODES] = {
-    [OP_REPORT] = {.word = "report",
-                   .run = run_report,
-                   .operand = {{OPERAND_PARTIAL, R, .count = count_partials, .bytes = operand_partial_bytes},
-                               {OPERAND_STEP, R, .bytes = operand_step_bytes},
-                               {OPERAND_REPORTS, W, .bytes = operand_reports_bytes}}},
-    [OP_LOSS] = {.word = "loss",
-                 .run = run_loss,
-                 .operand = {{OPERAND_REPORTS, R, .bytes = operand_reports_bytes},
-                             {OPERAND_STEP, U, .bytes = operand_step_bytes}}},
-    [OP_STASH] = {.word = "stash",
-                  .label = OP_OF_PART,
-                  .run = run_stash,
-                  .operand = {{OPERAND_TILE, R, .bytes = operand_whole_bytes},
-                              {OPERAND_SECOND, W, .bytes = operand_second_bytes}}},
+    [OP_REPORT] = {"report", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_ALL, .run = run_report,
+                   .operand = {{OPERAND_PARTIAL, R, operand_partial_bytes, count_partials},
+                               {OPERAND_STEP, R, operand_step_bytes},
+                               {OPERAND_REPORTS, W, operand_reports_bytes}}},
+    [OP_LOSS] = {"loss", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_ALL, .run = run_loss,
+                 .operand = {{OPERAND_REPORTS, R, operand_reports_bytes}, {OPERAND_STEP, U, operand_step_bytes}}},
+    [OP_STASH] = {"stash", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_PART, .run = run_stash,
+                  .operand = {{OPERAND_TILE, R, operand_whole_bytes}, {OPERAND_SECOND, W, operand_second_bytes}}},
 };

@@ -44,7 +44,7 @@ static tm_status read_state(const tm_job *job, uint32_t part, span at, void *hi,
 }
 
 static tm_status run_means(const op_call *c) {
-    uint64_t bytes = operand_means_bytes(c, 0);
+    uint64_t bytes = operand_means_bytes(c);
     void *means = op_operand(c, OPERAND_MEANS);
     if (c->job->opts.elastic) return elastic_read_means(c->job->opts.elastic, c->args.group.part, means, bytes);
     memset(means, 0, bytes);
@@ -146,46 +146,20 @@ static tm_status run_export(const op_call *c) {
 
 /* ---- how many operands, and their bytes ---------------------------------------------------------------------- */
 
-static uint32_t own_state(const op_call *c, uint32_t object) {
-    return c->args.import.own && object != TM_NO_OBJECT;
-}
-static uint32_t has_lo(const op_call *c) {
-    return own_state(c, c->job->part[c->args.import.part].lo);
-}
-static uint32_t has_exp_avg(const op_call *c) {
-    return own_state(c, c->job->part[c->args.import.part].exp_avg);
-}
-static uint32_t has_exp_avg_sq(const op_call *c) {
-    return own_state(c, c->job->part[c->args.import.part].exp_avg_sq);
+static uint32_t imports_state(const op_call *c) {
+    return c->args.import.own && operand_is_kept(c);
 }
 static uint64_t imported(const op_call *c) {
     return hi_tile(c->job, c->args.import.part, c->args.import.tile).n;
 }
-static uint64_t import_values_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t import_values_bytes(const op_call *c) {
     return import_scratch_bytes(c->job, c->args.import.part, imported(c), c->args.import.own);
 }
 static uint32_t has_values_apart(const op_call *c) {
-    return import_values_bytes(c, 0) > 0;
+    return import_values_bytes(c) > 0;
 }
-static uint64_t import_bytes(const op_call *c, tm_kind kind) {
-    return state_bytes(c->job, c->args.import.part, kind, imported(c));
-}
-static uint64_t hi_bytes(const op_call *c, uint32_t i) {
-    (void)i;
-    return import_bytes(c, TM_KIND_WEIGHT_HI);
-}
-static uint64_t lo_bytes(const op_call *c, uint32_t i) {
-    (void)i;
-    return import_bytes(c, TM_KIND_WEIGHT_LO);
-}
-static uint64_t exp_avg_bytes(const op_call *c, uint32_t i) {
-    (void)i;
-    return import_bytes(c, TM_KIND_EXP_AVG);
-}
-static uint64_t exp_avg_sq_bytes(const op_call *c, uint32_t i) {
-    (void)i;
-    return import_bytes(c, TM_KIND_EXP_AVG_SQ);
+static uint64_t import_bytes(const op_call *c) {
+    return state_bytes(c->job, c->args.import.part, operand_kind(c), imported(c));
 }
 
 static uint32_t walks_means(const op_call *c) {
@@ -204,16 +178,13 @@ static uint64_t walked(const op_call *c) {
     uint32_t ranks = c->job->ranks.ranks;
     return held_tile(c->job->part[walked_part(c)].elements, ranks, (holding){0, ranks}, c->args.walk.tile).n;
 }
-static uint64_t walked_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t walked_bytes(const op_call *c) {
     return state_bytes(c->job, walked_part(c), walk_kind(c->job, (int)c->args.walk.what), walked(c));
 }
-static uint64_t walked_lo_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t walked_lo_bytes(const op_call *c) {
     return state_bytes(c->job, walked_part(c), TM_KIND_WEIGHT_LO, walked(c));
 }
-static uint64_t walked_values_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t walked_values_bytes(const op_call *c) {
     return walked(c) * sizeof(float);
 }
 
@@ -231,38 +202,24 @@ enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
 
 #define WALK_OPERANDS                                                                                                  \
     {                                                                                                                  \
-        {OPERAND_MEANS, R, .count = walks_means}, {OPERAND_TILE, R, .count = walks_tile, .bytes = walked_bytes},       \
-            {OPERAND_LO, R, .count = walks_lo, .bytes = walked_lo_bytes},                                              \
-            {OPERAND_VALUES, W, .count = walks_tile, .bytes = walked_values_bytes}, {                                  \
+        {OPERAND_MEANS, R, NULL, walks_means}, {OPERAND_TILE, R, walked_bytes, walks_tile},                            \
+            {OPERAND_LO, R, walked_lo_bytes, walks_lo}, {OPERAND_VALUES, W, walked_values_bytes, walks_tile}, {        \
             OPERAND_CHAIN, U                                                                                           \
         }                                                                                                              \
     }
 
 const op_row ops_state_rows[OP_CODES] = {
-    [OP_IMPORT] = {.word = "import",
-                   .cost = OP_COST_BYTES,
-                   .label = OP_OF_TILE,
+    [OP_IMPORT] = {"import", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_TILE, .run = run_import,
                    .amount = imported_bytes,
-                   .run = run_import,
-                   .operand = {{OPERAND_HI, W, .bytes = hi_bytes},
-                               {OPERAND_LO, W, .count = has_lo, .bytes = lo_bytes},
-                               {OPERAND_EXP_AVG, W, .count = has_exp_avg, .bytes = exp_avg_bytes},
-                               {OPERAND_EXP_AVG_SQ, W, .count = has_exp_avg_sq, .bytes = exp_avg_sq_bytes},
-                               {OPERAND_VALUES, W, .count = has_values_apart, .bytes = import_values_bytes}}},
-    [OP_MEANS] = {.word = "means",
-                  .label = OP_OF_PART,
-                  .run = run_means,
-                  .operand = {{OPERAND_MEANS, W, .bytes = operand_means_bytes}}},
-    [OP_HASH] = {.word = "hash",
-                 .cost = OP_COST_BYTES,
-                 .label = OP_OF_TENSOR,
-                 .amount = amount_full_tile,
-                 .run = run_hash,
-                 .operand = WALK_OPERANDS},
-    [OP_EXPORT] = {.word = "export",
-                   .cost = OP_COST_BYTES,
-                   .label = OP_OF_TENSOR,
-                   .amount = amount_full_tile,
-                   .run = run_export,
-                   .operand = WALK_OPERANDS},
+                   .operand = {{OPERAND_HI, W, import_bytes},
+                               {OPERAND_LO, W, import_bytes, imports_state},
+                               {OPERAND_EXP_AVG, W, import_bytes, imports_state},
+                               {OPERAND_EXP_AVG_SQ, W, import_bytes, imports_state},
+                               {OPERAND_VALUES, W, import_values_bytes, has_values_apart}}},
+    [OP_MEANS] = {"means", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_PART, .run = run_means,
+                  .operand = {{OPERAND_MEANS, W, operand_means_bytes}}},
+    [OP_HASH] = {"hash", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_TENSOR, .run = run_hash,
+                 .amount = amount_full_tile, .operand = WALK_OPERANDS},
+    [OP_EXPORT] = {"export", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_TENSOR, .run = run_export,
+                   .amount = amount_full_tile, .operand = WALK_OPERANDS},
 };

@@ -157,29 +157,30 @@ static tm_status run_pack_sums(const op_call *c) {
 
 /* ---- how many operands, and their bytes ------------------------------------------------------------------------ */
 
-static const part_state *part_of(const op_call *c) {
-    return &c->job->part[c->args.update.part];
+tm_kind operand_kind(const op_call *c) {
+    static const tm_kind kind[] = {[OPERAND_HI] = TM_KIND_WEIGHT_HI,
+                                   [OPERAND_LO] = TM_KIND_WEIGHT_LO,
+                                   [OPERAND_EXP_AVG] = TM_KIND_EXP_AVG,
+                                   [OPERAND_EXP_AVG_SQ] = TM_KIND_EXP_AVG_SQ};
+    return kind[c->of->name];
 }
-static uint32_t has_lo(const op_call *c) {
-    return part_of(c)->lo != TM_NO_OBJECT;
-}
-static uint32_t has_exp_avg(const op_call *c) {
-    return part_of(c)->exp_avg != TM_NO_OBJECT;
-}
-static uint32_t has_exp_avg_sq(const op_call *c) {
-    return part_of(c)->exp_avg_sq != TM_NO_OBJECT;
+uint32_t operand_is_kept(const op_call *c) {
+    const part_state *ps = &c->job->part[c->args.part.part];
+    const uint32_t object[] = {[OPERAND_HI] = ps->hi,
+                               [OPERAND_LO] = ps->lo,
+                               [OPERAND_EXP_AVG] = ps->exp_avg,
+                               [OPERAND_EXP_AVG_SQ] = ps->exp_avg_sq};
+    return object[c->of->name] != TM_NO_OBJECT;
 }
 static uint32_t has_totals(const op_call *c) {
     return job_updates_in_passes(c->job);
 }
-static uint32_t sums_have_hi(const op_call *c) { /* fp16: the master is lo */
-    return passes_read_weights(c->job, c->args.sums.pass) && c->job->dtype != TM_F16;
-}
-static uint32_t sums_have_lo(const op_call *c) {
-    return passes_read_weights(c->job, c->args.sums.pass) && has_lo(c);
-}
-static uint32_t sums_have_exp_avg_sq(const op_call *c) {
-    return c->args.sums.pass == 1 && has_exp_avg_sq(c);
+/* Of weights those halves that the pass reads; fp16: the master alone, which is lo. */
+static uint32_t sums_read(const op_call *c) {
+    uint32_t pass = c->args.sums.pass;
+    if (c->of->name == OPERAND_EXP_AVG_SQ) return pass == 1 && operand_is_kept(c);
+    return passes_read_weights(c->job, pass) && operand_is_kept(c) &&
+           !(c->of->name == OPERAND_HI && c->job->dtype == TM_F16);
 }
 static uint32_t has_pieces(const op_call *c) {
     return c->args.group.pass > 0 && c->job->ranks.ranks > 1;
@@ -188,44 +189,25 @@ static uint32_t has_means(const op_call *c) {
     return c->args.group.pass == 1 && c->job->part[c->args.group.part].means != TM_NO_OBJECT;
 }
 
-static uint64_t tile_bytes(const op_call *c, tm_kind kind) {
-    return state_bytes(c->job, c->args.update.part, kind, own_tile(c->job, c->args.update.part, c->args.update.tile).n);
+static uint64_t tile_bytes(const op_call *c) {
+    uint64_t n = own_tile(c->job, c->args.update.part, c->args.update.tile).n;
+    return state_bytes(c->job, c->args.update.part, operand_kind(c), n);
 }
-static uint64_t hi_bytes(const op_call *c, uint32_t i) {
-    (void)i;
-    return tile_bytes(c, TM_KIND_WEIGHT_HI);
-}
-static uint64_t lo_bytes(const op_call *c, uint32_t i) {
-    (void)i;
-    return tile_bytes(c, TM_KIND_WEIGHT_LO);
-}
-static uint64_t exp_avg_bytes(const op_call *c, uint32_t i) {
-    (void)i;
-    return tile_bytes(c, TM_KIND_EXP_AVG);
-}
-static uint64_t exp_avg_sq_bytes(const op_call *c, uint32_t i) {
-    (void)i;
-    return tile_bytes(c, TM_KIND_EXP_AVG_SQ);
-}
-static uint64_t gradient_bytes(const op_call *c, uint32_t i) {
+static uint64_t gradient_bytes(const op_call *c) {
     uint32_t part = c->args.update.part, tile = c->args.update.tile;
     bool whole = c->op->code == OP_SUMS ? c->args.sums.whole : c->args.update.whole;
-    (void)i;
     return (gradient_before(c->job, part, tile, whole) + own_tile(c->job, part, tile).n) *
            tm_dtype_bytes(c->job->dtype);
 }
-static uint64_t totals_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+static uint64_t totals_bytes(const op_call *c) {
     return passes_totals_bytes(c->job, passes_group(c->job->model, c->args.group.part));
 }
-uint64_t operand_means_bytes(const op_call *c, uint32_t i) {
-    (void)i;
+uint64_t operand_means_bytes(const op_call *c) {
     return passes_means_bytes(c->job, passes_group(c->job->model, c->args.group.part));
 }
 /* After pass k, of all ranks. */
-uint64_t operand_pieces_bytes(const op_call *c, uint32_t i) {
+uint64_t operand_pieces_bytes(const op_call *c) {
     uint32_t k = c->op->code == OP_TURN ? c->args.group.pass - 1 : c->args.group.pass;
-    (void)i;
     return passes_pieces_bytes(c->job, passes_group(c->job->model, c->args.group.part), k);
 }
 
@@ -233,7 +215,7 @@ static double tile_elements(const op_call *c) {
     return (double)own_tile(c->job, c->args.update.part, c->args.update.tile).n;
 }
 static double group_bytes(const op_call *c) { /* a few operations in double for each sum */
-    return (double)totals_bytes(c, 0);
+    return (double)totals_bytes(c);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
@@ -241,47 +223,31 @@ static double group_bytes(const op_call *c) { /* a few operations in double for 
 enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
 
 const op_row ops_update_rows[OP_CODES] = {
-    [OP_UPDATE] = {.word = "update",
-                   .place = OP_WHERE_UPDATED,
-                   .cost = OP_COST_UPDATE,
-                   .label = OP_OF_TILE,
+    [OP_UPDATE] = {"update", TM_ENGINE_CPU, OP_WHERE_UPDATED, OP_COST_UPDATE, OP_OF_TILE, .run = run_update,
                    .amount = tile_elements,
-                   .run = run_update,
-                   .operand = {{OPERAND_HI, U, .bytes = hi_bytes}, /* fp16: written, from the master */
-                               {OPERAND_LO, U, .count = has_lo, .bytes = lo_bytes},
-                               {OPERAND_EXP_AVG, U, OP_FILL_POSITIVE, .count = has_exp_avg, .bytes = exp_avg_bytes},
-                               {OPERAND_EXP_AVG_SQ, U, OP_FILL_POSITIVE, .count = has_exp_avg_sq,
-                                .bytes = exp_avg_sq_bytes}, /* has a root taken */
-                               {OPERAND_GRADIENT, R, .bytes = gradient_bytes},
-                               {OPERAND_STEP, R, OP_FILL_STEP, .bytes = operand_step_bytes},
-                               {OPERAND_TOTALS, R, OP_FILL_ONES, .count = has_totals, .bytes = totals_bytes}}},
-    [OP_SUMS] = {.word = "sums",
-                 .cost = OP_COST_SUMS,
-                 .label = OP_OF_TILE,
-                 .amount = tile_elements,
-                 .run = run_sums,
-                 .operand = {{OPERAND_HI, R, .count = sums_have_hi, .bytes = hi_bytes},
-                             {OPERAND_LO, R, .count = sums_have_lo, .bytes = lo_bytes},
-                             {OPERAND_EXP_AVG_SQ, R, OP_FILL_POSITIVE, .count = sums_have_exp_avg_sq,
-                              .bytes = exp_avg_sq_bytes},
-                             {OPERAND_GRADIENT, R, .bytes = gradient_bytes},
-                             {OPERAND_STEP, R, OP_FILL_STEP, .bytes = operand_step_bytes},
-                             {OPERAND_TOTALS, U, OP_FILL_ONES, .bytes = totals_bytes}}},
-    [OP_TURN] = {.word = "turn",
-                 .cost = OP_COST_BYTES,
-                 .label = OP_OF_PART,
-                 .amount = group_bytes,
-                 .run = run_turn,
-                 .operand = {{OPERAND_STEP, R, OP_FILL_STEP, .bytes = operand_step_bytes},
-                             {OPERAND_PIECES, R, .count = has_pieces, .bytes = operand_pieces_bytes},
-                             {OPERAND_MEANS, U, .count = has_means, .bytes = operand_means_bytes},
-                             {OPERAND_TOTALS, U, .bytes = totals_bytes}}},
-    [OP_PACK_SUMS] = {.word = "pack sums",
-                      .cost = OP_COST_BYTES,
-                      .label = OP_OF_PART,
+                   .operand = {{OPERAND_HI, U, tile_bytes}, /* fp16: written, from the master */
+                               {OPERAND_LO, U, tile_bytes, operand_is_kept},
+                               {OPERAND_EXP_AVG, U, tile_bytes, operand_is_kept, .fill = OP_FILL_POSITIVE},
+                               {OPERAND_EXP_AVG_SQ, U, tile_bytes, operand_is_kept,
+                                .fill = OP_FILL_POSITIVE}, /* has a root taken */
+                               {OPERAND_GRADIENT, R, gradient_bytes},
+                               {OPERAND_STEP, R, operand_step_bytes, .fill = OP_FILL_STEP},
+                               {OPERAND_TOTALS, R, totals_bytes, has_totals, .fill = OP_FILL_ONES}}},
+    [OP_SUMS] = {"sums", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_SUMS, OP_OF_TILE, .run = run_sums, .amount = tile_elements,
+                 .operand = {{OPERAND_HI, R, tile_bytes, sums_read},
+                             {OPERAND_LO, R, tile_bytes, sums_read},
+                             {OPERAND_EXP_AVG_SQ, R, tile_bytes, sums_read, .fill = OP_FILL_POSITIVE},
+                             {OPERAND_GRADIENT, R, gradient_bytes},
+                             {OPERAND_STEP, R, operand_step_bytes, .fill = OP_FILL_STEP},
+                             {OPERAND_TOTALS, U, totals_bytes, .fill = OP_FILL_ONES}}},
+    [OP_TURN] = {"turn", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_PART, .run = run_turn, .amount = group_bytes,
+                 .operand = {{OPERAND_STEP, R, operand_step_bytes, .fill = OP_FILL_STEP},
+                             {OPERAND_PIECES, R, operand_pieces_bytes, has_pieces},
+                             {OPERAND_MEANS, U, operand_means_bytes, has_means},
+                             {OPERAND_TOTALS, U, totals_bytes}}},
+    [OP_PACK_SUMS] = {"pack sums", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_PART, .run = run_pack_sums,
                       .amount = group_bytes,
-                      .run = run_pack_sums,
-                      .operand = {{OPERAND_STEP, R, OP_FILL_STEP, .bytes = operand_step_bytes},
-                                  {OPERAND_TOTALS, R, .bytes = totals_bytes},
-                                  {OPERAND_PIECES, W, .bytes = operand_pieces_bytes}}},
+                      .operand = {{OPERAND_STEP, R, operand_step_bytes, .fill = OP_FILL_STEP},
+                                  {OPERAND_TOTALS, R, totals_bytes},
+                                  {OPERAND_PIECES, W, operand_pieces_bytes}}},
 };
