@@ -23,8 +23,10 @@ void job_use_costs(tm_job *job, const struct tm_machine *machine, tm_cost_fn cos
     job->costs.ctx = ctx;
 }
 
-static double cost(const tm_job *job, uint16_t code, uint32_t a, uint32_t b, uint16_t flags) {
-    return job->costs.cost(job->costs.ctx, &(tm_op){.code = code, .flags = flags, .arg = {a, b, 0, 0}});
+static double cost(const tm_job *job, uint16_t code, op_args args, uint16_t flags) {
+    tm_op op = op_make(job, code, args);
+    op.flags = flags;
+    return job->costs.cost(job->costs.ctx, &op);
 }
 
 /* Forward, and where the unit is recomputed most of it again, and backward, of all micro-batches. */
@@ -32,9 +34,10 @@ static double unit_seconds(const tm_job *job, uint32_t unit, const pass_opts *o,
     const tm_unit *u = tm_model_unit(job->model, unit);
     double t = 0;
     for (uint32_t s = 0; s < u->n_stages; s++) {
-        t += cost(job, OP_FORWARD, unit, s, 0) * (again ? 2 : 1);
+        const op_args stage = {.stage = {unit, s}};
+        t += cost(job, OP_FORWARD, stage, 0) * (again ? 2 : 1);
         bool logits = u->kind == TM_UNIT_HEAD && s > 0 && o->keep_quarters == PASS_KEEP_LOGITS;
-        if (o->backward) t += cost(job, OP_BACKWARD, unit, s, logits ? OP_KEPT_LOGITS : 0);
+        if (o->backward) t += cost(job, OP_BACKWARD, stage, logits ? OP_KEPT_LOGITS : 0);
     }
     return t * o->shape.micro_batches;
 }
@@ -43,7 +46,7 @@ static double unit_seconds(const tm_job *job, uint32_t unit, const pass_opts *o,
 static double sums_seconds(const tm_job *job, uint32_t part) {
     double t = 0;
     for (uint32_t k = 0; k + 1 < job->update->passes; k++)
-        t += job->costs.cost(job->costs.ctx, &(tm_op){.code = OP_SUMS, .arg = {part, 0, k}});
+        t += cost(job, OP_SUMS, (op_args){.sums = {.part = part, .pass = k}}, 0);
     return t;
 }
 
@@ -59,9 +62,9 @@ static double compute_seconds(const tm_job *job, const pass_opts *o) {
         t += unit_seconds(job, u, o, o->backward && block && units - 1 - u > kept);
     }
     for (uint32_t p = 0; o->backward && job->optimizer && p < tm_model_parts(job->model); p++) {
-        if (job->part[p].tiles) t += job->part[p].tiles * cost(job, OP_UPDATE, p, 0, 0);
+        if (job->part[p].tiles) t += job->part[p].tiles * cost(job, OP_UPDATE, (op_args){.update = {p}}, 0);
         if (job->part[p].tiles) t += job->part[p].tiles * sums_seconds(job, p);
-        if (job->part[p].sum_tiles) t += job->part[p].sum_tiles * cost(job, OP_FINISH, p, 0, 0);
+        if (job->part[p].sum_tiles) t += job->part[p].sum_tiles * cost(job, OP_FINISH, (op_args){.finish = {p}}, 0);
     }
     return t;
 }
