@@ -52,6 +52,7 @@ static double sums_seconds(const tm_job *job, uint32_t part) {
 
 static double compute_seconds(const tm_job *job, const pass_opts *o) {
     uint32_t units = tm_model_units(job->model), kept = pass_kept_blocks(job, o);
+    TM_ASSERT(kept < units);
     double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape), t = 0;
     if (!job->costs.cost) {
         double part = (double)kept / (double)(units - 2);
@@ -146,6 +147,7 @@ static double kept_bytes(const tm_job *job, const pass_opts *o) {
 
 /* Memory beyond the working set takes over reads and writes of one kind. */
 static void cache(tm_plan_info *info, tm_kind kind, double bytes, double *spare, bool pinned) {
+    TM_ASSERT(*spare >= 0);
     double part = bytes <= 0 ? 0 : fmin(1, *spare / bytes);
     if (pinned) part = 1;
     *spare = fmax(0, *spare - part * bytes);
@@ -184,6 +186,7 @@ static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *
 static uint64_t least_about(const way_list *w, uint32_t i) {
     const pass_opts *way = w->ask->way;
     uint64_t least = w->least[i];
+    TM_ASSERT(i < w->ask->n);
     for (uint32_t k = 0; least == 0 && k < w->ask->n; k++)
         if (way[k].update == way[i].update && way[k].stage_wise == way[i].stage_wise &&
             way[k].overlap == way[i].overlap)
@@ -276,6 +279,7 @@ static bool is_better(const tried *a, const tried *b, double written) {
 static uint32_t winner(const contest *c) {
     double seconds = INFINITY, written = INFINITY;
     uint32_t best = UINT32_MAX;
+    TM_ASSERT(c->n > 0);
     for (uint32_t i = 0; i < c->n; i++) seconds = fmin(seconds, c->tried[i].seconds);
     for (uint32_t i = 0; i < c->n; i++)
         if (c->tried[i].seconds <= AS_FAST * seconds) written = fmin(written, (double)c->tried[i].written);
@@ -301,6 +305,7 @@ static bool are_alike(const pass_opts *a, const pass_opts *b) {
 static tm_status try_way(contest *c, uint32_t way, bool spread, bool compare) {
     compiled new = {.nth = c->n};
     tried *t = &c->tried[c->n];
+    TM_ASSERT(way < c->ask->n && c->n <= c->ask->n);
     way_list *ways = c->ways;
     uint64_t beside = c->held.plan ? tm_plan_get_info(c->held.plan)->memory_bytes : 0;
     if (ways->least[way] == 0) TM_TRY(way_minimum(ways, way));

@@ -256,7 +256,7 @@ static job_shape timed_shape(const job_shape *shape, job_load load) {
 
 /* Timing takes what the budget leaves beside the program itself, while no frame exists yet. */
 static uint64_t timing_budget(const tm_job *job) {
-    uint64_t have = tm_min_u64(job->budget.host_bytes, tm_mem_available_bytes() / 2);
+    uint64_t have = tm_min_u64(job->opts.host_bytes, tm_mem_available_bytes() / 2);
     uint64_t taken = tm_max_u64(MEASURE_RESERVE, job->budget.fixed_bytes);
     return have > taken ? have - taken : 0;
 }

@@ -9,6 +9,7 @@
 static tm_status open_window(tm_job *job, uint64_t bytes) {
     tm_comm *comm = job->ranks.comm;
     uint32_t n = tm_comm_node_size(comm);
+    TM_ASSERT(n > 0 && bytes > 0 && !job->tiers.window);
     tm_status rc = tm_comm_window_open(&job->tiers.window, comm, (bytes + n - 1) / n);
     tm_error why = *tm_error_get();
     uint64_t all = rc == TM_OK;
@@ -57,13 +58,12 @@ static void adopt(tm_job *job, planner_choice *c) {
 tm_status job_start(const planner_ask *ask, planner_choice *out) {
     tm_job *job = ask->job;
     uint64_t most = 0;
+    TM_ASSERT(!job->tiers.exec && !job->step.batch);
     *out = (planner_choice){0};
     for (uint32_t i = 0; i < ask->n; i++) most = tm_max_u64(most, ask->way[i].shape.micro_batches);
     job->step.batch = tm_calloc(most + 1, sizeof *job->step.batch);
     if (!job->step.batch) return tm_nomem(most * sizeof *job->step.batch);
-    tm_phase_begin(&job->progress.planning, "planning", "plans", 0);
     tm_status rc = planner_choose(ask, out);
-    tm_phase_end(&job->progress.planning);
     if (rc == TM_OK && !job->opts.plan_only) rc = share_weights(ask, out);
     if (rc != TM_OK) return rc;
     adopt(job, out);

@@ -123,6 +123,7 @@ static uint64_t grown(const growth *g, uint64_t n) {
 }
 
 static growth through(uint64_t at, uint64_t one, uint64_t further, uint64_t other) {
+    TM_ASSERT(further > at);
     uint64_t each = other > one ? (other - one) / (further - at) : 0;
     return (growth){.first = one > each * at ? one - each * at : 0, .each = each};
 }
@@ -164,6 +165,7 @@ static uint64_t least_with(const growth *plans, const growth *slab, uint64_t n) 
 /* The most micro-batches, fewer than `n`, that need no more than `room`; 0: not even FEW do. */
 static uint32_t most_with(const growth *plans, const growth *slab, uint64_t room, uint32_t n) {
     uint32_t lo = 0, hi = n;
+    TM_ASSERT(n > FEW);
     while (lo + 1 < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
         if (least_with(plans, slab, mid) <= room)

@@ -155,6 +155,7 @@ static tm_status compile_walk(attempts *a) {
 
 static tm_status compile_beside(attempts *a) {
     const planner_ask *ask = a->ways.ask;
+    TM_ASSERT(a->out->plan && a->out->way < ask->n);
     TM_TRY(compile_import(a));
     TM_TRY(compile_walk(a));
     TM_TRY(compile_held(a));
@@ -166,6 +167,7 @@ static tm_status compile_beside(attempts *a) {
 static tm_status compile_once(attempts *a, const job_opts *opts, uint64_t slab, uint32_t hold_quarters, uint32_t only) {
     planner_choice *c = a->out;
     way_list *w = &a->ways;
+    TM_ASSERT(!c->plan && !c->import_plan && slab <= w->budget.slab_bytes);
     job_limits limits = {.slab_bytes = slab, .hold_quarters = hold_quarters};
     c->account = (job_account){.needs.proof_seconds = c->account.needs.proof_seconds};
     TM_TRY(choose_way(w, opts, &limits, only, &c->plan, &c->way));
@@ -209,6 +211,7 @@ static tm_status agree_on_way(attempts *a, tm_status rc) {
     tm_job *job = w->ask->job;
     struct tm_comm *comm = job->ranks.comm;
     tm_plan *plan = NULL;
+    TM_ASSERT(comm && a->agreed_way == UINT32_MAX);
     bool first_try = a->opts->persist_elements > 0;
     TM_TRY(first_try ? agree_on_fit(job, rc) : job_agree(job, rc));
     uint64_t least[] = {w->budget.slab_bytes, a->opts->device_bytes};
@@ -235,6 +238,7 @@ static tm_status agree_on_way(attempts *a, tm_status rc) {
 static tm_status share_refusal(const tm_job *job, job_refusal *r) {
     enum { LIMITS = JOB_LIMIT_MICRO_BATCHES + 1 };
     struct tm_comm *comm = job->ranks.comm;
+    TM_ASSERT(comm != NULL);
     bool mine = r->limit != JOB_LIMIT_NONE;
     uint64_t first = mine ? (uint64_t)job->ranks.rank * LIMITS + r->limit : UINT64_MAX;
     tm_error why = *tm_error_get();
@@ -327,10 +331,12 @@ tm_status planner_choose(const planner_ask *ask, planner_choice *out) {
     attempts plain = {.ways.ask = ask, .opts = &less, .out = out, .agreed_way = UINT32_MAX};
     attempts keeping = {.ways.ask = ask, .opts = &ask->job->opts, .out = out, .agreed_way = UINT32_MAX};
     *out = (planner_choice){0};
+    tm_phase_begin(&ask->job->progress.planning, "planning", "plans", 0);
     tm_status rc = divide_budget(ask, &out->budget);
     if (rc == TM_OK) rc = choose_with_lists(&plain, &keeping);
     way_list_close(&plain.ways);
     way_list_close(&keeping.ways);
+    tm_phase_end(&ask->job->progress.planning);
     rc = job_agree(ask->job, rc);
     TM_ASSERT(rc != TM_OK || (out->plan && out->import_plan && out->way < ask->n));
     TM_ASSERT(rc != TM_OK || ask->job->opts.host_bytes == UINT64_MAX || planner_peak(out) <= ask->job->opts.host_bytes);

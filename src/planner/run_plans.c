@@ -38,6 +38,7 @@ uint32_t run_ways(const session *s, const job_shape *shape, pass_opts out[RUN_MA
                 }
             }
     }
+    TM_ASSERT(n <= RUN_MAX_WAYS);
     return n;
 }
 

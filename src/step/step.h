@@ -164,7 +164,7 @@ typedef struct job_opts {
 
 /* What of the host's memory is for what. */
 typedef struct job_budget {
-    uint64_t host_bytes;  /* the budget; UINT64_MAX: unlimited */
+    uint64_t host_bytes;  /* opts.host_bytes; UINT64_MAX: unlimited */
     uint64_t fixed_bytes; /* of it: everything but the slab */
     uint64_t slab_bytes;  /* the rest: frames, and until there is a slab the plans */
 } job_budget;
