@@ -125,11 +125,10 @@ static void print_table(const bench *b, const args *a) {
     }
 }
 
-static tm_status print_json(const bench *b, const args *a) {
+static tm_status print_attention_json(const bench *b, const args *a) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_field_str(&w, "isa", tm_kernels_isa());
     tm_jw_field_uint(&w, "threads", tm_kernels_threads());
     tm_jw_field_uint(&w, "heads", (uint64_t)a->heads), tm_jw_field_uint(&w, "kv_heads", (uint64_t)a->kv_heads);
@@ -148,7 +147,6 @@ static tm_status print_json(const bench *b, const args *a) {
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -158,7 +156,7 @@ static tm_status run(const args *a) {
     if (rc == TM_OK) b.peak = tm_kernels_peak_flops();
     for (int t = 0; t < 2; t++)
         for (uint32_t seq = SHORTEST; rc == TM_OK && seq <= a->most; seq *= 2) rc = one(&b, a, seq, (tm_elem)t);
-    if (rc == TM_OK && a->json) rc = print_json(&b, a);
+    if (rc == TM_OK && a->json) rc = print_attention_json(&b, a);
     if (rc == TM_OK && !a->json) print_table(&b, a);
     tm_kernels_close();
     return rc;

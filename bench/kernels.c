@@ -431,11 +431,10 @@ static void print_table(const bench *b) {
     }
 }
 
-static tm_status print_json(const bench *b) {
+static tm_status print_kernels_json(const bench *b) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_field_str(&w, "device", b->a->device);
     tm_jw_field_str(&w, "about", b->info.about);
     tm_jw_field_str(&w, "precision", b->a->precision);
@@ -455,7 +454,6 @@ static tm_status print_json(const bench *b) {
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -503,7 +501,7 @@ static tm_status run(const args *a, tm_elem t) {
     tm_device_close(b.d);
     free(b.memory);
     tm_kernels_close();
-    if (rc == TM_OK && a->json) rc = print_json(&b);
+    if (rc == TM_OK && a->json) rc = print_kernels_json(&b);
     if (rc == TM_OK && !a->json) print_table(&b);
     return rc;
 }

@@ -40,11 +40,10 @@ static void json_row(tm_json_writer *w, const tm_advice_row *r) {
     tm_jw_object_end(w);
 }
 
-static tm_status print_json(const tm_advice *a) {
+static tm_status print_advice_json(const tm_advice *a) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_field_str(&w, "machine", a->machine);
     tm_jw_field_uint(&w, "nodes", a->nodes);
     tm_jw_field_uint(&w, "ranks", a->ranks);
@@ -64,7 +63,6 @@ static tm_status print_json(const tm_advice *a) {
     } else {
         tm_jw_null(&w);
     }
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -121,7 +119,7 @@ int tm_plan_show_advice(const tm_plan_args *args, bool json) {
     if (status != TM_OK && status != TM_EBUDGET) return tm_cmd_fail();
     tm_error keep = *tm_error_get();
     tm_error_clear();
-    if (json && print_json(&a) != TM_OK) return tm_cmd_fail();
+    if (json && print_advice_json(&a) != TM_OK) return tm_cmd_fail();
     if (!json) print_table(&a);
     if (status == TM_OK) return TM_EXIT_DONE;
     tm_error_set(&keep);

@@ -206,11 +206,10 @@ static double span_rate(const bench *b) {
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-static tm_status print_json(const bench *b) {
+static tm_status print_adam_json(const bench *b) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_field_str(&w, "optimizer", b->optimizer->name);
     tm_jw_field_str(&w, "form", b->span.weight ? "fp32" : "split");
     tm_jw_field_str(&w, "gradient", b->span.grad_type == TM_GRAD_BF16 ? "bf16" : "fp32");
@@ -235,7 +234,6 @@ static tm_status print_json(const bench *b) {
     tm_jw_array_end(&w);
     tm_jw_field_double(&w, "plain_bytes_per_second", stream_rate(b, b->plain_seconds[best_way(b)]));
     tm_jw_field_double(&w, "ratio", b->plain_seconds[best_way(b)] / b->seconds);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -323,5 +321,5 @@ int tm_bench_adam(int argc, char **argv) {
     b.rounds = (int)rounds;
     if (run(&b, split, bf16) != TM_OK) return tm_cmd_fail();
     if (!json) print_table(&b);
-    return json && print_json(&b) != TM_OK ? tm_cmd_fail() : TM_EXIT_DONE;
+    return json && print_adam_json(&b) != TM_OK ? tm_cmd_fail() : TM_EXIT_DONE;
 }

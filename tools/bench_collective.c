@@ -202,11 +202,10 @@ static void row_json(tm_json_writer *w, const bench *b, const row *r) {
     tm_jw_object_end(w);
 }
 
-static tm_status print_json(const bench *b) {
+static tm_status print_collective_json(const bench *b) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_field_uint(&w, "ranks", tm_comm_size(b->comm));
     tm_jw_field_uint(&w, "nodes", tm_comm_nodes(b->comm));
     tm_jw_key(&w, "group");
@@ -216,7 +215,6 @@ static tm_status print_json(const bench *b) {
     tm_jw_array(&w);
     for (size_t i = 0; i < b->n_rows; i++) row_json(&w, b, &b->rows[i]);
     tm_jw_array_end(&w);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -305,7 +303,7 @@ static tm_status run(bench *b) {
     TM_TRY(open_window(b));
     for (size_t i = 0; i < b->n_rows; i++) TM_TRY(measure(b, &b->rows[i]));
     if (tm_comm_rank(b->comm)) return TM_OK;
-    if (b->json) return print_json(b);
+    if (b->json) return print_collective_json(b);
     print_table(b);
     return TM_OK;
 }

@@ -194,11 +194,10 @@ static void row_json(tm_json_writer *w, const bench *b, const row *r) {
     tm_jw_object_end(w);
 }
 
-static tm_status print_json(const bench *b, const args *a) {
+static tm_status print_copies_json(const bench *b, const args *a) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_field_str(&w, "device", a->device);
     tm_jw_field_str(&w, "about", b->info.about);
     tm_jw_field_uint(&w, "arena_bytes", 2 * b->half);
@@ -212,7 +211,6 @@ static tm_status print_json(const bench *b, const args *a) {
     tm_jw_array(&w);
     for (size_t i = 0; i < b->n_rows; i++) row_json(&w, b, &b->row[i]);
     tm_jw_array_end(&w);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -323,7 +321,7 @@ static tm_status run(const args *a) {
     if (rc == TM_OK) rc = named(a, measure_all(&b, a));
     if (rc == TM_OK) rc = keep(&b, a);
     close_all(&b);
-    if (rc == TM_OK && a->json) rc = print_json(&b, a);
+    if (rc == TM_OK && a->json) rc = print_copies_json(&b, a);
     if (rc == TM_OK && !a->json) print_table(&b, a);
     return rc;
 }

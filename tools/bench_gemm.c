@@ -152,11 +152,10 @@ static void result_json(tm_json_writer *w, const result *r) {
     tm_jw_object_end(w);
 }
 
-static tm_status print_json(const bench *b) {
+static tm_status print_products_json(const bench *b) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_field_str(&w, "isa", tm_kernels_isa());
     for (int t = 0; t < TYPES; t++) tm_jw_field_str(&w, t == TM_ELEM_F32 ? "library" : "library_16_bits", b->chosen[t]);
     tm_jw_field_uint(&w, "threads", tm_kernels_threads());
@@ -165,7 +164,6 @@ static tm_status print_json(const bench *b) {
     tm_jw_array(&w);
     for (size_t i = 0; i < b->n; i++) result_json(&w, &b->result[i]);
     tm_jw_array_end(&w);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -175,7 +173,7 @@ static tm_status run(const args *a) {
     if (!b) return tm_nomem(sizeof *b);
     b->a = tm_malloc(bytes), b->b = tm_malloc(bytes), b->c = tm_malloc(bytes);
     tm_status rc = b->a && b->b && b->c ? measure_all(b, a) : tm_nomem(3 * bytes);
-    if (rc == TM_OK && a->json) rc = print_json(b);
+    if (rc == TM_OK && a->json) rc = print_products_json(b);
     if (rc == TM_OK && !a->json) print_table(b);
     tm_free(b->a), tm_free(b->b), tm_free(b->c);
     tm_free(b);

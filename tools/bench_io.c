@@ -211,12 +211,11 @@ static void path_fields(tm_json_writer *w, const args *a, const disk_load *d, co
     tm_jw_array_end(w);
 }
 
-static tm_status print_json(const args *a, const disk_load *d, const disk_grid *g, unsigned cores) {
+static tm_status print_disk_json(const args *a, const disk_load *d, const disk_grid *g, unsigned cores) {
     tm_buf out = {0};
     tm_json_writer w;
     const disk_cell *best = best_of(g);
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_key(&w, "rw");
     tm_jw_str(&w, a->rw_name);
     tm_jw_key(&w, "random");
@@ -236,7 +235,6 @@ static tm_status print_json(const args *a, const disk_load *d, const disk_grid *
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -297,7 +295,7 @@ static tm_status run(const args *a) {
     if (rc == TM_OK) rc = measure_all(a, d, &busy, g);
     busy_cores_stop(&busy);
     if (rc == TM_OK && a->picture) rc = disk_picture_write(a->picture, g, a->rw_name, best_of(g)->result.engine);
-    if (rc == TM_OK && a->json) rc = print_json(a, d, g, cores);
+    if (rc == TM_OK && a->json) rc = print_disk_json(a, d, g, cores);
     if (rc == TM_OK && !a->json) print_table(a, d, g, cores);
     rc = tm_first(rc, disk_load_close(d));
     tm_free(g);

@@ -9,11 +9,10 @@ static double overlap(const tm_step_bench *b) {
     return longer > 0 ? b->step_seconds / longer : 0;
 }
 
-static tm_status print_json(const tm_step_bench *b) {
+static tm_status print_step_json(const tm_step_bench *b) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_field_uint(&w, "parameters", b->parameters);
     tm_jw_field_uint(&w, "tokens", b->tokens);
     tm_jw_field_double(&w, "step_seconds", b->step_seconds);
@@ -42,7 +41,6 @@ static tm_status print_json(const tm_step_bench *b) {
     tm_jw_field_str(&w, "update", b->update);
     tm_jw_field_str(&w, "activations", b->activations);
     tm_jw_field_str(&w, "order", b->order);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -118,5 +116,5 @@ int tm_bench_step(int argc, char **argv) {
     if (b.rank > 0) return tm_exit_status(ran); /* the first rank says it */
     if (ran != TM_OK) return tm_cmd_fail();
     if (!json) print_table(&b);
-    return json && print_json(&b) != TM_OK ? tm_cmd_fail() : TM_EXIT_DONE;
+    return json && print_step_json(&b) != TM_OK ? tm_cmd_fail() : TM_EXIT_DONE;
 }

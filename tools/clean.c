@@ -148,11 +148,10 @@ static void print_table(const survey *s) {
     }
 }
 
-static tm_status print_json(const survey *s, const bool *removed) {
+static tm_status print_survey_json(const survey *s, const bool *removed) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_key(&w, "run_directories");
     tm_jw_array(&w);
     for (size_t i = 0; i < s->n; i++) {
@@ -180,11 +179,7 @@ static tm_status print_json(const survey *s, const bool *removed) {
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
-    tm_jw_object_end(&w);
-    tm_status rc = tm_jw_end(&w);
-    if (rc == TM_OK) printf("%s\n", out.data);
-    tm_buf_free(&out);
-    return rc;
+    return tm_cli_print_json(&w);
 }
 
 /* ---- removing -------------------------------------------------------------------------------------------------- */
@@ -241,7 +236,7 @@ static tm_status clean(survey *s, bool yes, bool all, bool json) {
     if (!json) print_table(s);
     fflush(stdout);
     if (yes || (!json && asked(s, all))) rc = remove_all(s, all, removed);
-    if (json) rc = tm_first(rc, print_json(s, removed));
+    if (json) rc = tm_first(rc, print_survey_json(s, removed));
     char size[32];
     for (size_t i = 0; i < s->n && !json; i++)
         if (removed[i])

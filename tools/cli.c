@@ -245,7 +245,13 @@ int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
     return rc >= 0 ? rc : check_positionals(cli, argv[0], n);
 }
 
+void tm_cli_json(tm_json_writer *w, tm_buf *out, int indent) {
+    tm_jw_init(w, out, indent);
+    tm_jw_object(w);
+}
+
 tm_status tm_cli_print_json(tm_json_writer *w) {
+    tm_jw_object_end(w);
     tm_status rc = tm_jw_end(w);
     if (rc == TM_OK) puts(w->out->data);
     tm_buf_free(w->out);

@@ -229,11 +229,10 @@ static void print_text(const report *r) {
     }
 }
 
-static tm_status print_json(const report *r) {
+static tm_status print_report_json(const report *r) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 2);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 2);
     tm_jw_key(&w, "version");
     tm_jw_str(&w, TIDEMILL_VERSION);
     tm_jw_key(&w, "checks");
@@ -252,7 +251,6 @@ static tm_status print_json(const report *r) {
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -286,7 +284,7 @@ int tm_cmd_doctor(int argc, char **argv) {
     doctor_check_devices(&r);
     if (!json)
         print_text(&r);
-    else if (print_json(&r) != TM_OK)
+    else if (print_report_json(&r) != TM_OK)
         return tm_cmd_fail();
     for (size_t i = 0; i < r.n; i++)
         if (r.checks[i].verdict == BAD) return TM_EXIT_FAILED;

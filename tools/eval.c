@@ -5,11 +5,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-static int print_json(const tm_eval_args *a, const tm_eval_result *r) {
+static int print_eval_json(const tm_eval_args *a, const tm_eval_result *r) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_key(&w, "loss");
     tm_jw_double(&w, r->loss);
     tm_jw_key(&w, "perplexity");
@@ -30,11 +29,7 @@ static int print_json(const tm_eval_args *a, const tm_eval_result *r) {
     }
     tm_jw_key(&w, "seconds");
     tm_jw_double(&w, r->seconds);
-    tm_jw_object_end(&w);
-    if (tm_jw_end(&w) != TM_OK) return tm_cmd_fail();
-    puts(out.data);
-    tm_buf_free(&out);
-    return TM_EXIT_DONE;
+    return tm_cli_print_json(&w) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }
 
 int tm_cmd_eval(int argc, char **argv) {
@@ -80,7 +75,7 @@ int tm_cmd_eval(int argc, char **argv) {
     a.max_new_tokens = (uint32_t)max_new;
     a.show = (uint32_t)show;
     if (tm_eval_run(&a, &r) != TM_OK) return tm_cmd_fail();
-    if (json) return print_json(&a, &r);
+    if (json) return print_eval_json(&a, &r);
     printf("loss %.6f  perplexity %.4f  tokens %" PRIu64 "  rows %" PRIu64 "\n", r.loss, r.perplexity, r.label_tokens,
            r.rows);
     if (a.exact_match) printf("exact match %" PRIu64 " of %" PRIu64 "\n", r.exact, r.compared);

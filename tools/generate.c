@@ -11,22 +11,17 @@ static void put_ids(tm_json_writer *w, const char *key, const int32_t *id, size_
     tm_jw_array_end(w);
 }
 
-static int print_json(const tm_generated *g) {
+static int print_generated_json(const tm_generated *g) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     put_ids(&w, "prompt_ids", g->prompt_ids, g->n_prompt);
     put_ids(&w, "ids", g->ids, g->n_ids);
     tm_jw_key(&w, "text");
     tm_jw_strn(&w, g->text.data ? g->text.data : "", g->text.len);
     tm_jw_key(&w, "finish_reason");
     tm_jw_str(&w, g->finish_reason);
-    tm_jw_object_end(&w);
-    if (tm_jw_end(&w) != TM_OK) return tm_cmd_fail();
-    puts(out.data);
-    tm_buf_free(&out);
-    return TM_EXIT_DONE;
+    return tm_cli_print_json(&w) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }
 
 int tm_cmd_generate(int argc, char **argv) {
@@ -70,7 +65,7 @@ int tm_cmd_generate(int argc, char **argv) {
     tm_generated g;
     if (tm_generate_run(&a, &g) != TM_OK) return tm_cmd_fail();
     if (json)
-        rc = print_json(&g);
+        rc = print_generated_json(&g);
     else
         puts(g.text.data ? g.text.data : "");
     tm_generated_free(&g);

@@ -153,12 +153,11 @@ static void json_config(tm_json_writer *j, const subject *s) {
     tm_jw_object_end(j);
 }
 
-static tm_status print_json(const subject *s, bool tensors) {
+static tm_status print_subject_json(const subject *s, bool tensors) {
     tm_buf text = {0};
     tm_json_writer j;
     sum by_fmt[TM_FMT_COUNT] = {0}, all = sums(s, by_fmt);
-    tm_jw_init(&j, &text, 1);
-    tm_jw_object(&j);
+    tm_cli_json(&j, &text, 1);
     tm_jw_key(&j, "path");
     tm_jw_str(&j, s->path);
     tm_jw_key(&j, "kind");
@@ -184,11 +183,7 @@ static tm_status print_json(const subject *s, bool tensors) {
         }
         tm_jw_array_end(&j);
     }
-    tm_jw_object_end(&j);
-    tm_status rc = tm_jw_end(&j);
-    if (rc == TM_OK) puts(text.data);
-    tm_buf_free(&text);
-    return rc;
+    return tm_cli_print_json(&j);
 }
 
 /* ---- for people ---- */
@@ -259,7 +254,7 @@ int tm_cmd_inspect(int argc, char **argv) {
     if (rc >= 0) return rc;
     subject s = {.path = path};
     tm_status status = open_subject(&s);
-    if (status == TM_OK) status = json ? print_json(&s, tensors) : print_text(&s, tensors);
+    if (status == TM_OK) status = json ? print_subject_json(&s, tensors) : print_text(&s, tensors);
     close_subject(&s);
     return status == TM_OK ? 0 : tm_cmd_fail();
 }

@@ -163,11 +163,10 @@ static void json_choice(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "seq", r->seq);
 }
 
-static tm_status print_json(const tm_plan_report *r) {
+static tm_status print_plan_json(const tm_plan_report *r) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 0);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 0);
     tm_jw_key(&w, "fits");
     tm_jw_bool(&w, r->fits);
     tm_jw_field_str(&w, "limit", r->limit);
@@ -178,7 +177,6 @@ static tm_status print_json(const tm_plan_report *r) {
     json_choice(&w, r);
     tm_jw_key(&w, "auto");
     tm_jw_raw(&w, *r->autos ? r->autos : "{}", *r->autos ? strlen(r->autos) : 2);
-    tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
 
@@ -340,7 +338,7 @@ static int plan(const tm_plan_args *args, bool json) {
     if (json && (status == TM_OK || status == TM_EBUDGET)) {
         tm_error keep = *tm_error_get();
         tm_error_clear();
-        if (print_json(&r) != TM_OK) return tm_cmd_fail();
+        if (print_plan_json(&r) != TM_OK) return tm_cmd_fail();
         tm_error_set(&keep);
     }
     if (status != TM_OK) return tm_cmd_fail();

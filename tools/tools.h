@@ -125,7 +125,8 @@ TM_MUST_USE int tm_cli_parse(const tm_cli *cli, int argc, char **argv);
 TM_MUST_USE int tm_precision_option(const char *command, const char *text, tm_dtype *out);
 /* Positionals that were given, after tm_cli_parse. Entries past the count are NULL. */
 int tm_cli_count(const tm_cli *cli);
-/* What --json prints: ends the object, prints it on a line of its own and frees the writer's buffer. */
+/* What --json prints is one object: begun here; ended, printed on a line of its own and its buffer freed there. */
+void tm_cli_json(tm_json_writer *w, tm_buf *out, int indent);
 TM_MUST_USE tm_status tm_cli_print_json(tm_json_writer *w);
 
 #endif

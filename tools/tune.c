@@ -206,8 +206,7 @@ static tm_status profile(tuner *t, busy_cores *busy, const char *const *paths) {
 static tm_status print_aio(const setting *s) {
     tm_buf out = {0};
     tm_json_writer w;
-    tm_jw_init(&w, &out, 2);
-    tm_jw_object(&w);
+    tm_cli_json(&w, &out, 2);
     tm_jw_key(&w, "aio");
     tm_jw_object(&w);
     tm_jw_key(&w, "block_size");
@@ -220,7 +219,6 @@ static tm_status print_aio(const setting *s) {
     tm_jw_bool(&w, s->single_submit);
     tm_jw_key(&w, "overlap_events");
     tm_jw_bool(&w, !s->no_overlap);
-    tm_jw_object_end(&w);
     tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
