@@ -34,7 +34,7 @@ static double unit_seconds(const tm_job *job, uint32_t unit, const pass_opts *o,
     const tm_unit *u = tm_model_unit(job->model, unit);
     double t = 0;
     for (uint32_t s = 0; s < u->n_stages; s++) {
-        const op_args stage = {.stage = {unit, s}};
+        const op_args stage = {.stage = {.unit = unit, .stage = s}};
         t += cost(job, OP_FORWARD, stage, 0) * (again ? 2 : 1);
         bool logits = u->kind == TM_UNIT_HEAD && s > 0 && o->keep_quarters == PASS_KEEP_LOGITS;
         if (o->backward) t += cost(job, OP_BACKWARD, stage, logits ? OP_KEPT_LOGITS : 0);
@@ -63,9 +63,10 @@ static double compute_seconds(const tm_job *job, const pass_opts *o) {
         t += unit_seconds(job, u, o, o->backward && block && units - 1 - u > kept);
     }
     for (uint32_t p = 0; o->backward && job->optimizer && p < tm_model_parts(job->model); p++) {
-        if (job->part[p].tiles) t += job->part[p].tiles * cost(job, OP_UPDATE, (op_args){.update = {p}}, 0);
+        if (job->part[p].tiles) t += job->part[p].tiles * cost(job, OP_UPDATE, (op_args){.update = {.part = p}}, 0);
         if (job->part[p].tiles) t += job->part[p].tiles * sums_seconds(job, p);
-        if (job->part[p].sum_tiles) t += job->part[p].sum_tiles * cost(job, OP_FINISH, (op_args){.finish = {p}}, 0);
+        if (job->part[p].sum_tiles)
+            t += job->part[p].sum_tiles * cost(job, OP_FINISH, (op_args){.finish = {.part = p}}, 0);
     }
     return t;
 }

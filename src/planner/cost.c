@@ -137,7 +137,7 @@ static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backwar
         *out = cost_scaled(c->stage[backward][c->first[u] + s], have, job_load_work(m, unit, stage, backward, c->load));
         return;
     }
-    tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {unit, stage}});
+    tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {.unit = unit, .stage = stage}});
     job_work timed = job_stage_work(m, unit, stage, backward, &c->timed);
     cost_stage_key(c, &op, key, sizeof key);
     *out = cost_scaled(resolve(c, &op, key, nominal(&c->side[c->stage_side], timed)), timed,
@@ -203,13 +203,13 @@ static void fill_tile(job_costs *c, cost_tile which, const tm_op *op) {
 
 static void fill_tiles(job_costs *c) {
     uint32_t part = largest_part(c);
-    tm_op finish = op_make(c->job, OP_FINISH, (op_args){.finish = {part}});
+    tm_op finish = op_make(c->job, OP_FINISH, (op_args){.finish = {.part = part}});
     fill_tile(c, COST_FINISH, &finish);
     if (!c->job->optimizer) return;
-    tm_op update = op_make(c->job, OP_UPDATE, (op_args){.update = {part}});
+    tm_op update = op_make(c->job, OP_UPDATE, (op_args){.update = {.part = part}});
     fill_tile(c, COST_UPDATE, &update);
     if (c->stage_side == COST_DEVICE && c->job->tiers.update_tier == TM_TIER_EITHER) {
-        tm_op there = op_make(c->job, OP_UPDATE, (op_args){.update = {part}});
+        tm_op there = op_make(c->job, OP_UPDATE, (op_args){.update = {.part = part}});
         there.engine = TM_ENGINE_DEVICE; /* as if all state that it uses were held there */
         there.tier = TM_TIER_DEVICE;
         fill_tile(c, COST_UPDATE_THERE, &there);

@@ -75,7 +75,7 @@ static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool bac
     const tm_model *m = c->job->model;
     tm_profile *profile = c->side[c->stage_side].profile;
     const cost_heard *h = &c->heard[backward][c->first[unit] + stage];
-    tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {unit, stage}});
+    tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {.unit = unit, .stage = stage}});
     cost_stage first = c->alike[c->first[unit] + stage];
     char key[256];
     if (first.unit != unit || first.stage != stage || h->n < LEAST_CALLS) return TM_OK;

@@ -332,7 +332,8 @@ static void emit_objective(pass *x, uint32_t unit) {
     uint32_t fresh = 0;
     for (uint32_t mb = 0; mb < x->K; mb++)
         x->coef[mb] = tm_program_visit(x->p, pass_scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
-    op_begin(&x->w, OP_OBJECTIVE, (op_args){.objective = {x->K, x->o->update == UPDATE_WITHIN}});
+    op_begin(&x->w, OP_OBJECTIVE,
+             (op_args){.objective = {.micro_batches = x->K, .within = x->o->update == UPDATE_WITHIN}});
     for (uint32_t mb = 0; mb < x->K; mb++) {
         op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
         use_slots(x, unit, mb, &state, 1, &fresh);
@@ -412,7 +413,8 @@ static void emit_pass(pass *x) {
     x->step = tm_program_visit(x->p, pass_scratch(x, 0, sizeof(step_frame)), 1);
     for (uint32_t mb = 0; mb < x->K; mb++) {
         x->batch[mb] = tm_program_visit(x->p, pass_scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
-        op_write(&x->w, OP_BATCH, (op_args){.batch = {mb, x->T}}, OPERAND_BATCH, x->batch[mb], TM_USE_WRITE);
+        op_write(&x->w, OP_BATCH, (op_args){.batch = {.micro_batch = mb, .capacity = x->T}}, OPERAND_BATCH,
+                 x->batch[mb], TM_USE_WRITE);
     }
     if (x->o->update == UPDATE_BEFORE) pass_pending(x);
     pass_gather_forward(x);

@@ -60,7 +60,7 @@ static void round_and_share(pass *x, uint32_t part, uint32_t unit, uint32_t sum,
     uint32_t g = rounded_visit(x, part, 0, unit, true);
     for (uint32_t tile = 0; tile < ps->sum_tiles; tile++)
         round_tile(x, part, tile, sum, g, tile ? TM_USE_UPDATE : TM_USE_WRITE, true);
-    op_write(&x->w, OP_SHARE_GRAD, (op_args){.part = {part}}, OPERAND_GRADIENT, g,
+    op_write(&x->w, OP_SHARE_GRAD, (op_args){.part = {.part = part}}, OPERAND_GRADIENT, g,
              ps->sum_tiles ? TM_USE_UPDATE : TM_USE_WRITE);
     for (uint32_t tile = 0; tile < ps->tiles; tile++) update_within(x, part, tile, g, hi);
     if (ps->tiles == 0) update_within(x, part, NONE, NONE, hi);
@@ -101,12 +101,12 @@ static uint32_t open_weights(pass *x, uint32_t part) {
 static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     uint32_t hi = open_weights(x, part);
     if (x->o->take_gradients) {
-        op_write(&x->w, OP_TAKE_GRAD, (op_args){.part = {part}}, OPERAND_SUM, x->sum_visit[part], TM_USE_READ);
+        op_write(&x->w, OP_TAKE_GRAD, (op_args){.part = {.part = part}}, OPERAND_SUM, x->sum_visit[part], TM_USE_READ);
     }
     x->summing[x->n_summing++] = (summing){part, unit, x->sum_visit[part], hi};
     x->summing_elements += x->job->part[part].elements;
     if (x->job->ranks.ranks > 1) {
-        op_write(&x->w, OP_REDUCE, (op_args){.part = {part}}, OPERAND_SUM, x->sum_visit[part], TM_USE_UPDATE);
+        op_write(&x->w, OP_REDUCE, (op_args){.part = {.part = part}}, OPERAND_SUM, x->sum_visit[part], TM_USE_UPDATE);
         if (x->o->overlap) {
             while (x->n_summing == MAX_SUMMING || (x->n_summing > 1 && x->summing_elements > x->most_summing))
                 finish_oldest(x);
@@ -128,19 +128,19 @@ void pass_contributed(pass *x, uint32_t unit, uint32_t s) {
 /* What every rank has to say, side by side; then all add it up in one order. */
 static uint32_t exchange(pass *x, bool norm) {
     uint32_t all = tm_program_visit(x->p, pass_scratch(x, 0, job_report_bytes(x->job, norm)), 1);
-    op_begin(&x->w, OP_REPORT, (op_args){.report = {norm}});
+    op_begin(&x->w, OP_REPORT, (op_args){.report = {.norm = norm}});
     for (uint32_t p = 0; norm && p < x->parts; p++)
         if (x->partial[p] != NONE) op_use(&x->w, OPERAND_PARTIAL, x->partial[p], TM_USE_READ);
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
     op_use(&x->w, OPERAND_REPORTS, all, TM_USE_WRITE);
     op_end(&x->w);
-    op_write(&x->w, OP_EXCHANGE, (op_args){.report = {norm}}, OPERAND_REPORTS, all, TM_USE_UPDATE);
+    op_write(&x->w, OP_EXCHANGE, (op_args){.report = {.norm = norm}}, OPERAND_REPORTS, all, TM_USE_UPDATE);
     return all;
 }
 
 void pass_norm(pass *x) {
     uint32_t all = x->job->ranks.ranks > 1 ? exchange(x, true) : NONE;
-    op_begin(&x->w, OP_NORM, (op_args){.norm = {x->o->update == UPDATE_WITHIN}});
+    op_begin(&x->w, OP_NORM, (op_args){.norm = {.within = x->o->update == UPDATE_WITHIN}});
     if (all != NONE) op_use(&x->w, OPERAND_REPORTS, all, TM_USE_READ);
     for (uint32_t p = 0; all == NONE && p < x->parts; p++) op_use(&x->w, OPERAND_PARTIAL, x->partial[p], TM_USE_READ);
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_UPDATE);

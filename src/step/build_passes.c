@@ -106,19 +106,20 @@ static uint32_t share_sums(pass *x, const updating *u, uint32_t k) {
     uint32_t part = u->group.first;
     uint64_t bytes = passes_pieces_bytes(x->job, u->group, k);
     uint32_t pieces = tm_program_visit(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
-    op_begin(&x->w, OP_PACK_SUMS, (op_args){.group = {part, k}});
+    op_begin(&x->w, OP_PACK_SUMS, (op_args){.group = {.part = part, .pass = k}});
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
     op_use(&x->w, OPERAND_TOTALS, u->totals, TM_USE_READ);
     op_use(&x->w, OPERAND_PIECES, pieces, TM_USE_WRITE);
     op_end(&x->w);
-    op_write(&x->w, OP_SHARE_SUMS, (op_args){.group = {part, k}}, OPERAND_PIECES, pieces, TM_USE_UPDATE);
+    op_write(&x->w, OP_SHARE_SUMS, (op_args){.group = {.part = part, .pass = k}}, OPERAND_PIECES, pieces,
+             TM_USE_UPDATE);
     return pieces;
 }
 
 static void turn(pass *x, const updating *u, uint32_t k) {
     uint32_t part = u->group.first, means = x->job->part[part].means;
     uint32_t pieces = x->job->ranks.ranks > 1 ? share_sums(x, u, k) : NONE;
-    op_begin(&x->w, OP_TURN, (op_args){.group = {part, k + 1}});
+    op_begin(&x->w, OP_TURN, (op_args){.group = {.part = part, .pass = k + 1}});
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
     if (pieces != NONE) op_use(&x->w, OPERAND_PIECES, pieces, TM_USE_READ);
     if (k == 0 && means != TM_NO_OBJECT) op_use(&x->w, OPERAND_MEANS, tm_program_visit(x->p, means, 1), TM_USE_UPDATE);
@@ -133,7 +134,7 @@ void pass_update_group(pass *x, uint32_t part) {
     u.stays = u.group.count == 1;
     uint64_t bytes = passes_totals_bytes(x->job, u.group);
     u.totals = tm_program_visit(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
-    op_begin(&x->w, OP_TURN, (op_args){.group = {part, 0}});
+    op_begin(&x->w, OP_TURN, (op_args){.group = {.part = part, .pass = 0}});
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
     op_use(&x->w, OPERAND_TOTALS, u.totals, TM_USE_WRITE);
     op_end(&x->w);

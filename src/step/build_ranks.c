@@ -51,7 +51,7 @@ static void stash(pass *x, uint32_t part, uint32_t whole) {
     if (bytes == 0 || !x->o->backward) return;
     x->second[part] =
         tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_ACTIVATION, .unit = unit, .bytes = bytes, .pageable = true});
-    op_begin(&x->w, OP_STASH, (op_args){.part = {part}});
+    op_begin(&x->w, OP_STASH, (op_args){.part = {.part = part}});
     op_use(&x->w, OPERAND_TILE, whole, TM_USE_READ);
     op_use(&x->w, OPERAND_SECOND, tm_program_visit(x->p, x->second[part], 1), TM_USE_WRITE);
     op_end(&x->w);
@@ -60,7 +60,7 @@ static void stash(pass *x, uint32_t part, uint32_t whole) {
 static void gather_in_node(pass *x, uint32_t part, uint32_t whole) {
     bool any = x->second[part] != NONE;
     uint32_t from = any ? tm_program_visit(x->p, x->second[part], 1) : NONE;
-    op_begin(&x->w, OP_GATHER_NODE, (op_args){.part = {part, any}});
+    op_begin(&x->w, OP_GATHER_NODE, (op_args){.part = {.part = part, .any = any}});
     if (any) op_use(&x->w, OPERAND_SECOND, from, TM_USE_READ);
     op_use(&x->w, OPERAND_TILE, whole, TM_USE_WRITE);
     op_end(&x->w);
@@ -68,7 +68,7 @@ static void gather_in_node(pass *x, uint32_t part, uint32_t whole) {
 
 static void gather_from_all(pass *x, uint32_t part, uint32_t whole) {
     uint32_t own = pass_hi_visit(x, part);
-    op_begin(&x->w, OP_GATHER, (op_args){.part = {part}});
+    op_begin(&x->w, OP_GATHER, (op_args){.part = {.part = part}});
     if (own != NONE) op_use(&x->w, OPERAND_HI, own, TM_USE_READ);
     op_use(&x->w, OPERAND_TILE, whole, TM_USE_WRITE);
     op_end(&x->w);
@@ -140,5 +140,5 @@ void pass_need(pass *x, const tm_stage *stage, bool backward) {
 
 void pass_share(pass *x, uint32_t part, uint32_t hi) {
     if (!part_is_shared(x->job, &x->job->part[part])) return;
-    op_write(&x->w, OP_SHARE, (op_args){.part = {part}}, OPERAND_HI, hi, TM_USE_UPDATE);
+    op_write(&x->w, OP_SHARE, (op_args){.part = {.part = part}}, OPERAND_HI, hi, TM_USE_UPDATE);
 }

@@ -33,7 +33,7 @@ static void import_tile(op_writer *w, uint32_t part, uint32_t tile) {
     uint32_t unit = tm_model_part(job->model, part)->unit, own = UINT32_MAX;
     uint32_t more[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
     if (ps->tiles > 0 && job->optimizer) own = held_find(ps->elements, job->ranks.ranks, job->ranks.own, at.begin);
-    op_begin(w, OP_IMPORT, (op_args){.import = {part, tile, own != UINT32_MAX}});
+    op_begin(w, OP_IMPORT, (op_args){.import = {.part = part, .tile = tile, .own = own != UINT32_MAX}});
     op_use(w, OPERAND_HI, tm_program_visit(p, ps->hi + tile, 1), TM_USE_WRITE);
     for (size_t i = 0; i < TM_COUNT(more) && own != UINT32_MAX; i++)
         if (more[i] != TM_NO_OBJECT)
@@ -50,7 +50,8 @@ static void import_tile(op_writer *w, uint32_t part, uint32_t tile) {
 static void import_means(op_writer *w, uint32_t part) {
     uint32_t means = w->job->part[part].means;
     if (means == TM_NO_OBJECT) return;
-    op_write(w, OP_MEANS, (op_args){.group = {part}}, OPERAND_MEANS, tm_program_visit(w->p, means, 1), TM_USE_WRITE);
+    op_write(w, OP_MEANS, (op_args){.group = {.part = part}}, OPERAND_MEANS, tm_program_visit(w->p, means, 1),
+             TM_USE_WRITE);
 }
 
 tm_status build_import(tm_program **out, const tm_job *job) {

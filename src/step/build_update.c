@@ -32,7 +32,8 @@ void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_visits open, u
     const part_state *ps = &x->job->part[part];
     uint32_t weights = pass_weight_tile(x, part, tile);
     if (open.hi == NONE) open.hi = tm_program_visit(x->p, weights, 1);
-    op_begin(&x->w, OP_UPDATE, (op_args){.update = {part, tile, gradients_are_shared(x->job)}});
+    op_begin(&x->w, OP_UPDATE,
+             (op_args){.update = {.part = part, .tile = tile, .whole = gradients_are_shared(x->job)}});
     /* fp16: what computes is made anew from the master, so that nobody need have it */
     op_use_one(&x->w, OPERAND_HI, open.hi, weights, x->job->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
     const operand_name name[] = {OPERAND_LO, OPERAND_EXP_AVG, OPERAND_EXP_AVG_SQ};

@@ -5,7 +5,7 @@
  * A row stands in the ops*.c file of its kind, below the handler. A new operation is its code and its arguments here,
  * handler and row there, and the place in build*.c that writes it:
  *
- *     op_begin(w, OP_UPDATE, (op_args){.update = {part, tile, whole}});
+ *     op_begin(w, OP_UPDATE, (op_args){.update = {.part = part, .tile = tile, .whole = whole}});
  *     op_use(w, OPERAND_STEP, step, TM_USE_READ); // in any order
  *     op_use(w, OPERAND_HI, hi, TM_USE_UPDATE);
  *     op_end(w);                                  // ordered by the row, and checked against it

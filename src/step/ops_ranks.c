@@ -140,11 +140,13 @@ enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
 
 const op_row ops_rank_rows[OP_CODES] = {
     [OP_REPORT] = {"report", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_ALL, .run = run_report,
-                   .operand = {{OPERAND_PARTIAL, R, operand_partial_bytes, count_partials},
-                               {OPERAND_STEP, R, operand_step_bytes},
-                               {OPERAND_REPORTS, W, operand_reports_bytes}}},
+                   .operand = {{OPERAND_PARTIAL, R, .bytes = operand_partial_bytes, .count = count_partials},
+                               {OPERAND_STEP, R, .bytes = operand_step_bytes},
+                               {OPERAND_REPORTS, W, .bytes = operand_reports_bytes}}},
     [OP_LOSS] = {"loss", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_ALL, .run = run_loss,
-                 .operand = {{OPERAND_REPORTS, R, operand_reports_bytes}, {OPERAND_STEP, U, operand_step_bytes}}},
+                 .operand = {{OPERAND_REPORTS, R, .bytes = operand_reports_bytes},
+                             {OPERAND_STEP, U, .bytes = operand_step_bytes}}},
     [OP_STASH] = {"stash", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_PART, .run = run_stash,
-                  .operand = {{OPERAND_TILE, R, operand_whole_bytes}, {OPERAND_SECOND, W, operand_second_bytes}}},
+                  .operand = {{OPERAND_TILE, R, .bytes = operand_whole_bytes},
+                              {OPERAND_SECOND, W, .bytes = operand_second_bytes}}},
 };

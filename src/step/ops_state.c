@@ -202,22 +202,23 @@ enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
 
 #define WALK_OPERANDS                                                                                                  \
     {                                                                                                                  \
-        {OPERAND_MEANS, R, NULL, walks_means}, {OPERAND_TILE, R, walked_bytes, walks_tile},                            \
-            {OPERAND_LO, R, walked_lo_bytes, walks_lo}, {OPERAND_VALUES, W, walked_values_bytes, walks_tile}, {        \
-            OPERAND_CHAIN, U                                                                                           \
+        {OPERAND_MEANS, R, .count = walks_means}, {OPERAND_TILE, R, .bytes = walked_bytes, .count = walks_tile},       \
+            {OPERAND_LO, R, .bytes = walked_lo_bytes, .count = walks_lo},                                              \
+            {OPERAND_VALUES, W, .bytes = walked_values_bytes, .count = walks_tile}, {                                  \
+            OPERAND_CHAIN, .access = U                                                                                 \
         }                                                                                                              \
     }
 
 const op_row ops_state_rows[OP_CODES] = {
     [OP_IMPORT] = {"import", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_TILE, .run = run_import,
                    .amount = imported_bytes,
-                   .operand = {{OPERAND_HI, W, import_bytes},
-                               {OPERAND_LO, W, import_bytes, imports_state},
-                               {OPERAND_EXP_AVG, W, import_bytes, imports_state},
-                               {OPERAND_EXP_AVG_SQ, W, import_bytes, imports_state},
-                               {OPERAND_VALUES, W, import_values_bytes, has_values_apart}}},
+                   .operand = {{OPERAND_HI, W, .bytes = import_bytes},
+                               {OPERAND_LO, W, .bytes = import_bytes, .count = imports_state},
+                               {OPERAND_EXP_AVG, W, .bytes = import_bytes, .count = imports_state},
+                               {OPERAND_EXP_AVG_SQ, W, .bytes = import_bytes, .count = imports_state},
+                               {OPERAND_VALUES, W, .bytes = import_values_bytes, .count = has_values_apart}}},
     [OP_MEANS] = {"means", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_PART, .run = run_means,
-                  .operand = {{OPERAND_MEANS, W, operand_means_bytes}}},
+                  .operand = {{OPERAND_MEANS, W, .bytes = operand_means_bytes}}},
     [OP_HASH] = {"hash", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_TENSOR, .run = run_hash,
                  .amount = amount_full_tile, .operand = WALK_OPERANDS},
     [OP_EXPORT] = {"export", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_TENSOR, .run = run_export,

@@ -74,7 +74,7 @@ static void operands_by_name(void **state) {
     (void)state;
     char at[8];
     void *const operand[] = {at, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6};
-    tm_op update = op_make(job, OP_UPDATE, (op_args){.update = {0}});
+    tm_op update = op_make(job, OP_UPDATE, (op_args){.update = {.part = 0}});
     op_call c = call_of(&update, operand);
     assert_ptr_equal(op_operand(&c, OPERAND_HI), at);
     assert_ptr_equal(op_operand(&c, OPERAND_LO), at + 1);
