@@ -270,7 +270,7 @@ static tm_status advise(planning *g, tm_advice *out) {
 tm_status tm_plan_advise(const tm_plan_args *args, tm_advice *out) {
     tm_plan_report first;
     session s = {.args = &args->train};
-    planning g = {.args = args, .s = &s, .out = &first, .exact = true, .only_fits = true};
+    planning g = {.args = args, .s = &s, .out = &first, .only_fits = true};
     *out = (tm_advice){.stage = UINT32_MAX};
     tm_status rc = plan_open(&g);
     struct tm_comm *launched = s.imagined ? NULL : s.comm;

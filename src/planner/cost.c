@@ -31,6 +31,7 @@ job_work job_load_work(const tm_model *m, uint32_t unit, uint32_t stage, bool ba
 }
 
 static double nominal(const cost_source *s, job_work w) {
+    if (s->is_gpu) return cost_gpu_seconds(w, s->flops_per_second, s->bytes_per_second);
     return w.flops / s->flops_per_second + w.bytes / s->bytes_per_second;
 }
 
@@ -138,10 +139,10 @@ static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backwar
         return;
     }
     tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {.unit = unit, .stage = stage}});
-    job_work timed = job_stage_work(m, unit, stage, backward, &c->timed);
+    job_work load = job_load_work(m, unit, stage, backward, c->load);
+    job_work timed = c->side[c->stage_side].is_gpu ? load : job_stage_work(m, unit, stage, backward, &c->timed);
     cost_stage_key(c, &op, key, sizeof key);
-    *out = cost_scaled(resolve(c, &op, key, nominal(&c->side[c->stage_side], timed)), timed,
-                       job_load_work(m, unit, stage, backward, c->load));
+    *out = cost_scaled(resolve(c, &op, key, nominal(&c->side[c->stage_side], timed)), timed, load);
 }
 
 /* Tiles are alike; the largest part has a full one wherever there is one. */
@@ -271,6 +272,21 @@ static void set_links(job_costs *c, const tm_machine *m) {
     c->comm_bytes_per_second[1] = network > 0 ? network : c->comm_bytes_per_second[0];
     c->comm_latency[0] = fmax(m->link_latency, LINK_LATENCY);
     c->comm_latency[1] = fmax(m->network_latency, LINK_LATENCY);
+    if (m->gpus > 0 && c->job->ranks.peers) /* no thread of ours: a round for each doubling of the ranks */
+        c->comm_latency[0] = m->link_latency * ceil(log2(c->job->ranks.ranks));
+}
+
+/* A GPU that no file describes is as fast as the processor, until its operations were timed. */
+static void set_rates(job_costs *c, const tm_machine *m) {
+    bool narrow = c->job->dtype == TM_BF16; /* fp16: widened on a processor */
+    for (int s = 0; s < COST_SIDES; s++) {
+        c->side[s].flops_per_second = narrow ? m->cpu_flops_bf16 : m->cpu_flops_fp32;
+        c->side[s].bytes_per_second = m->cpu_bps;
+    }
+    if (m->gpus == 0 || c->stage_side != COST_DEVICE) return;
+    c->side[COST_DEVICE].flops_per_second = c->job->dtype == TM_F32 ? m->gpu_flops_fp32 : m->gpu_flops_bf16;
+    c->side[COST_DEVICE].bytes_per_second = m->gpu_bps;
+    c->side[COST_DEVICE].is_gpu = true;
 }
 
 static tm_status save(const job_costs *c) {
@@ -290,13 +306,11 @@ tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, c
     c->timed = timed_shape(shape, c->load);
     c->mode = mode;
     c->stage_side = job->tiers.traits.own_processors ? COST_DEVICE : COST_HOST;
-    for (int s = 0; s < COST_SIDES; s++) {
-        bool narrow = job->dtype == TM_BF16; /* fp16: widened */
-        c->side[s].flops_per_second = narrow ? machine->cpu_flops_bf16 : machine->cpu_flops_fp32;
-        c->side[s].bytes_per_second = machine->cpu_bps;
-    }
+    set_rates(c, machine);
     if (job->opts.device_bps) machine->h2d_bps = machine->d2h_bps = (double)job->opts.device_bps;
     set_links(c, machine);
+    if (job->ranks.ranks > 1 && !(c->exchanges = tm_calloc(COST_EXCHANGES, sizeof *c->exchanges)))
+        TM_GO(tm_nomem(COST_EXCHANGES * sizeof *c->exchanges));
     c->budget = timing_budget(job);
     c->began_ns = tm_now_ns();
     if (mode != JOB_COSTS_NOMINAL) TM_GO(open_profile(c));
@@ -321,6 +335,7 @@ void job_costs_close(job_costs *c) {
     cost_device_leave(c);
     for (int s = 0; s < COST_SIDES; s++) tm_profile_close(c->side[s].profile);
     tm_free(c->first);
+    tm_free(c->exchanges);
     tm_free(c->alike);
     for (int b = 0; b < 2; b++) {
         tm_free(c->stage[b]);
@@ -377,6 +392,14 @@ static double comm_seconds(const job_costs *c, const tm_op *op) {
     return fmax(near, far);
 }
 
+static double known_comm_seconds(const job_costs *c, const tm_op *op) {
+    struct cost_known *k = &c->exchanges[(op->arg[0] * 31 + op->arg[1] * 7 + op->code) % COST_EXCHANGES];
+    if (k->code == op->code && memcmp(k->arg, op->arg, sizeof k->arg) == 0) return k->seconds;
+    *k = (struct cost_known){.code = op->code, .seconds = comm_seconds(c, op)};
+    memcpy(k->arg, op->arg, sizeof k->arg);
+    return k->seconds;
+}
+
 /* The log-likelihoods of all micro-batches: a logarithm and a sum a token, one thread. */
 static const double TOKEN_SECONDS = 20e-9;
 
@@ -398,7 +421,7 @@ double job_cost(void *costs, const tm_op *op) {
     case OP_COST_BYTES:
         return op_amount(c->job, op) / c->side[COST_HOST].bytes_per_second;
     case OP_COST_LINKS:
-        return comm_seconds(c, op);
+        return known_comm_seconds(c, op);
     default:
         return 1e-6;
     }

@@ -35,7 +35,6 @@ job_costs_basis job_costs_measured(const job_costs *c);        /* on the host */
 job_costs_basis job_costs_device_measured(const job_costs *c); /* on a device with processors of its own */
 /* cost_rates.c: the rates with which a hardware file (offload/machine.h) gives this job the seconds that are known
  * here; a device with processors of its own becomes the machine's GPU. TM_EINPUT: nothing was measured. */
-#define STAGE_LAUNCH_SECONDS 10e-6 /* of a stage's kernels, on a GPU of a hardware file */
 TM_MUST_USE tm_status job_costs_rates(const job_costs *c, tm_machine *machine);
 /* A tm_cost_fn; `costs` is a job_costs. */
 double job_cost(void *costs, const tm_op *op);

@@ -9,6 +9,13 @@
 /* Of the time. Memory is as fast as that takes, should an update say less (on a GPU it may be mostly its launch). */
 static const double LEAST_IN_PRODUCTS = 0.1;
 
+/* Of a stage's kernels. */
+static const double LAUNCH_SECONDS = 10e-6;
+
+double cost_gpu_seconds(job_work w, double flops_per_second, double bytes_per_second) {
+    return fmax(w.flops / flops_per_second, w.bytes / bytes_per_second) + LAUNCH_SECONDS;
+}
+
 typedef double (*stage_fn)(void *ctx, job_work w, double known);
 
 /* Sum over all stages, forward and backward. */
@@ -51,7 +58,7 @@ static void add_host_rates(const job_costs *c, tm_machine *m) {
     m->cpu_flops_fp32 = m->cpu_flops_bf16 = h.flops / fmax(rest, LEAST_IN_PRODUCTS * h.known);
 }
 
-/* ---- a GPU: a stage takes the longer of the two (imagine.c) ---- */
+/* ---- a GPU: a stage takes the longer of the two ---- */
 
 typedef struct gpu_rates {
     double flops, bps;
@@ -60,7 +67,7 @@ typedef struct gpu_rates {
 static double gpu_stage(void *ctx, job_work w, double known) {
     const gpu_rates *g = ctx;
     (void)known;
-    return fmax(w.flops / g->flops, w.bytes / g->bps) + STAGE_LAUNCH_SECONDS;
+    return cost_gpu_seconds(w, g->flops, g->bps);
 }
 static double known_stage(void *ctx, job_work w, double known) {
     (void)ctx, (void)w;

@@ -12,6 +12,7 @@ typedef enum cost_side { COST_HOST, COST_DEVICE /* with processors of its own */
 typedef struct cost_source {
     tm_profile *profile; /* NULL: nominal rates, or a device that is not here */
     double flops_per_second, bytes_per_second;
+    bool is_gpu; /* of a hardware file: a stage takes the longer of products and memory, and a launch */
     uint32_t asked, known;
     double known_seconds, known_nominal; /* of what was measured, for what was not */
     double heard_seconds;
@@ -38,6 +39,14 @@ typedef struct cost_stage {
     uint32_t unit, stage;
 } cost_stage;
 
+/* Seconds between ranks: who sends what is counted over all ranks, and asked for many times. */
+enum { COST_EXCHANGES = 1 << 13 };
+struct cost_known {
+    uint32_t arg[4];
+    uint16_t code;
+    double seconds;
+};
+
 struct job_costs {
     const tm_job *job;
     job_shape shape, timed;                  /* the step's largest; what is timed in its place */
@@ -48,6 +57,8 @@ struct job_costs {
     cost_side stage_side;                             /* of forward, backward and rounding */
     struct cost_bench *bench;                         /* the device while operations are timed there; NULL: not open */
     double comm_bytes_per_second[2], comm_latency[2]; /* of one rank, in its node and to other nodes */
+    struct cost_known
+        *exchanges; /* [COST_EXCHANGES] by a hash of the operation: what it took to count; NULL: one rank */
     uint64_t budget, began_ns;
     tm_phase timing;
     uint32_t *first;                              /* per unit: its stage 0 in `stage` and `alike` */
@@ -58,6 +69,8 @@ struct job_costs {
     cost_heard *heard[2], heard_tile[COST_TILES]; /* cost_learn.c: as `stage`; of elements */
 };
 
+/* Of a stage on a GPU of a hardware file (cost_rates.c makes such rates of what was measured). */
+double cost_gpu_seconds(job_work w, double flops_per_second, double bytes_per_second);
 /* Seconds of work `to`, if those of `from` are these. */
 double cost_scaled(double seconds, job_work from, job_work to);
 /* Names in the profile: of a stage as it is timed (OP_FORWARD, OP_BACKWARD); of a full tile, whose elements it returns.

@@ -15,7 +15,6 @@ typedef struct planning {
     tm_machine machine; /* a node; `hardware`: imagined */
     tm_machine rank;    /* what of it a rank has */
     bool hardware;
-    bool exact;       /* strategy and placements as they are: nothing is left to the planner (GPUs) */
     bool only_fits;   /* a refusal names no smaller change */
     uint64_t from_ns; /* when planning began */
     tm_plan_report *out;
@@ -41,9 +40,16 @@ tm_plan_change plan_smaller_batch(const job_shape *shape, bool (*fits)(void *ctx
 /* plan_disk.c: what the step's files take, path by path, and whether there is room. */
 tm_status plan_disk(const planning *g, const job_opts *o);
 
+/* plan_gpus.c: GPUs of a hardware file; nothing where there are none. */
 /* Whether a GPU can run the update; else the CPU does, over state on the host. */
 bool plan_device_updates(const tm_config *c);
-/* imagine.c: one rank of a machine with GPUs. */
-tm_status plan_imagine(const planning *g);
+/* Into session and configuration, as a device with an arena; before the data are opened. */
+tm_status plan_take_gpus(planning *g);
+/* Of a GPU's memory, beside the arena; reports count it. */
+uint64_t plan_driver_bytes(const planning *g);
+/* Where the state is, into the report. */
+void plan_describe_gpus(const planning *g);
+/* An arena needs `least` bytes. `smaller`: the change where no GPU of the machine has so much. */
+tm_status plan_refuse_gpu(const planning *g, uint64_t least, tm_plan_change smaller);
 
 #endif

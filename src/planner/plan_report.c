@@ -118,7 +118,7 @@ void plan_lengths(const planning *g, const job_shape *shape, const run_load *loa
     snprintf(out->rows_basis, sizeof out->rows_basis, "%s", g->s->rows_basis);
 }
 
-/* ---- this machine, or one without GPUs ----------------------------------------------------------------------- */
+/* ---- one job -------------------------------------------------------------------------------------------------- */
 
 static void basis(const planning *g, const job_costs *costs) {
     char *out = g->out->seconds_basis;
@@ -135,7 +135,7 @@ static void basis(const planning *g, const job_costs *costs) {
                                         [JOB_COSTS_SOME] = "partly measured",
                                         [JOB_COSTS_ALL] = "measured"};
     size_t n = strlen(out);
-    if (g->job->tiers.traits.own_processors)
+    if (g->job->tiers.traits.own_processors && !g->hardware)
         snprintf(out + n, cap - n, "; the device's operations %s", there[job_costs_device_measured(costs)]);
 }
 
@@ -174,15 +174,17 @@ static tm_status refuse_host(planning *g, const job_shape *shape, const job_refu
     return plan_refuse(g, "host", change, text);
 }
 
-static tm_status refuse_device(planning *g, uint64_t least) {
+static tm_status refuse_device(planning *g, const job_shape *shape, uint64_t least) {
     char text[sizeof tm_error_get()->text];
+    tm_plan_change none = {NULL, 0};
+    if (g->machine.gpus > 0) return plan_refuse_gpu(g, least, g->only_fits ? none : plan_smaller_batch(shape, fits, g));
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
     tm_error_clear();
     return plan_refuse(g, "device", (tm_plan_change){"memory.device_budget", least}, text);
 }
 
 static tm_status refuse(planning *g, const job_shape *shape, const job_refusal *r) {
-    return r->limit == JOB_LIMIT_DEVICE ? refuse_device(g, r->bytes) : refuse_host(g, shape, r);
+    return r->limit == JOB_LIMIT_DEVICE ? refuse_device(g, shape, r->bytes) : refuse_host(g, shape, r);
 }
 
 static tm_status simulate(planning *g, const job_shape *shape, job_costs *costs) {
@@ -213,13 +215,14 @@ static void describe(const planning *g, const pass_opts *way) {
     /* the import may need more than the step */
     out->host_peak_bytes = job_planned_peak(job);
     out->shared_window_bytes = job->account.needs.shared;
-    out->device_peak_bytes = info->device_bytes;
+    out->device_peak_bytes = info->device_bytes + plan_driver_bytes(g);
     out->disk_bytes =
         job_disk_bytes(job, info, g->s->cfg->memory.slots) * (g->s->comm ? tm_comm_node_size(g->s->comm) : 1);
     out->update = pass_update_name(way);
     out->activations = pass_activations_name(job, way);
     out->order = way->stage_wise ? "stage" : "unit";
     out->proof_seconds = job->account.needs.proof_seconds;
+    plan_describe_gpus(g);
     count_links(g);
 }
 
@@ -243,6 +246,7 @@ static void share_node(planning *g) {
 static job_opts options(const planning *g) {
     job_opts o = session_job_options(g->s);
     o.config_only = o.plan_only = true;
+    o.no_walk = g->s->imagined; /* its operations are those of all ranks together */
     if (!g->hardware) return o;
     if (g->machine.disk.read_bps <= 0) o.n_paths = 0;
     bool given = g->s->cfg->memory.host_kind == TM_BUDGET_BYTES;
@@ -310,7 +314,7 @@ static tm_status whole_run(const planning *g, job_costs *costs) {
     return TM_OK;
 }
 
-static tm_status plan_here(planning *g) {
+static tm_status plan_job(planning *g) {
     session *s = g->s;
     tm_plan_report *out = g->out;
     share_node(g);
@@ -327,7 +331,8 @@ static tm_status plan_here(planning *g) {
     if (!g->hardware) TM_GO(session_machine(&o, &g->machine));
     share_node(g);
     out->has_device = o.device_bytes > 0;
-    out->device_budget_bytes = o.device_bytes == TM_DEVICE_UNLIMITED ? UINT64_MAX : o.device_bytes;
+    out->device_budget_bytes =
+        o.device_bytes == TM_DEVICE_UNLIMITED ? UINT64_MAX : o.device_bytes + plan_driver_bytes(g);
     TM_GO(job_open(&g->job, &o));
     out->parameters = tm_model_parameters(g->job->model);
     run_load load = run_step_load(s, tm_model_get_config(g->job->model));
@@ -350,6 +355,7 @@ static tm_status plan_here(planning *g) {
     g->plans.step = c.plan;
     c.plan = NULL;
     rc = least_of_all(g, rc, &c);
+    if (out->minimum_device_bytes) out->minimum_device_bytes += plan_driver_bytes(g);
     if (rc == TM_EBUDGET) rc = refuse(g, &shape, &c.refusal);
     if (rc != TM_OK) goto done;
     describe(g, &way[c.way]);
@@ -371,18 +377,8 @@ static void clear(tm_plan_report *out) {
                             .activations = "",
                             .order = "",
                             .strategy = "",
-                            .placement = "",
                             .nodes = 1,
                             .ranks = 1};
-}
-
-/* Where the configuration names the CPU, that is what is asked about; where it names nothing, GPUs are used. */
-static void leave_out_gpus(planning *g) {
-    const tm_config *c = g->s->cfg;
-    if (g->machine.gpus == 0 || !c->memory.device_given || strncmp(c->memory.device, "cpu", 3) != 0) return;
-    tm_log(TM_LOG_WARN, "\"memory.device\": \"%s\": the GPUs of %s are left out; leave the key out to plan on them",
-           c->memory.device, g->machine.name);
-    g->machine.gpus = 0;
 }
 
 /* Under mpirun for these ranks; a hardware file has its own. */
@@ -399,7 +395,7 @@ tm_status plan_open(planning *g) {
     if (s->comm) g->out->rank = s->ranks.rank;
     TM_TRY(session_load_config(s, true));
     if (!g->hardware) TM_TRY(session_check_budget(s->cfg));
-    leave_out_gpus(g);
+    TM_TRY(plan_take_gpus(g));
     return session_prepare(s, true);
 }
 
@@ -432,7 +428,7 @@ tm_status plan_once(planning *g) {
         g->out->strategy = session_strategy(s);
     }
     g->from_ns = tm_now_ns();
-    return g->machine.gpus > 0 ? plan_imagine(g) : plan_here(g);
+    return plan_job(g);
 }
 
 void plan_close(planning *g) {

@@ -145,7 +145,7 @@ static tm_status compile_walk(attempts *a) {
     const tm_job *job = a->ways.ask->job;
     tm_program *p;
     tm_plan *plan = NULL;
-    if (!job->optimizer || !job->opts.device_bytes) return TM_OK;
+    if (!job->optimizer || !job->opts.device_bytes || job->opts.no_walk) return TM_OK;
     TM_TRY(build_walk(&p, job, true, 0));
     tm_status rc = job_compile_in(job, &a->out->account, p, false, &plan);
     tm_program_free(p);

@@ -68,7 +68,8 @@ typedef struct tm_plan_report {
     double path_tb_written_per_1000_steps[16];
     double tb_written_per_1000_steps, tbw, drive_days; /* until tbw is used up; 0: tbw is unknown or nothing written */
     const char *update, *activations, *order;          /* "U", "F", ..; "keep", "recompute", ..; "unit" or "stage" */
-    const char *strategy, *placement;                  /* "" without ranks; "" without a device */
+    const char *strategy;                              /* "" without ranks */
+    char placement[64];                                /* of the state, on GPUs of a hardware file; else "" */
     uint32_t nodes, ranks;
     uint32_t rank; /* under mpirun: whose report this is; the first rank's is printed */
     uint32_t operations, micro_batches, rows, seq;

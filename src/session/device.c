@@ -73,6 +73,13 @@ tm_status session_find_device(session *s, bool planning) {
     return TM_OK;
 }
 
+void session_imagine_device(session *s, const char *kind, uint64_t arena_bytes) {
+    s->cfg->memory.device = kind;
+    s->cfg->memory.device_bytes = arena_bytes;
+    s->imagined_device = true;
+    if (s->comm) snprintf(s->device, sizeof s->device, "%s:%u", kind, tm_comm_node_rank(s->comm));
+}
+
 /* ---- exchanges between devices --------------------------------------------------------------------------------- */
 
 /* NULL: nothing is in the way, as far as configuration and ranks go. */
@@ -106,9 +113,10 @@ tm_status session_find_peers(session *s) {
     const char *not = no_exchange(s);
     bool must = s->cfg->memory.exchange > 0, all = false;
     s->ranks.peers = NULL;
-    if (s->cfg->memory.exchange < 0 || s->imagined) return TM_OK;
+    if (s->cfg->memory.exchange < 0 || (s->imagined && !s->imagined_device)) return TM_OK;
     if (not ) return must ? tm_fail(TM_EINPUT, "memory.exchange device: %s; use auto", not ) : TM_OK;
-    TM_TRY(share_id(s, &all));
+    all = s->imagined;
+    if (!all) TM_TRY(share_id(s, &all));
     tm_error why = *tm_error_get();
     tm_error_clear();
     s->peers.n = s->ranks.ranks;

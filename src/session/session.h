@@ -41,6 +41,7 @@ typedef struct session {
     /* device.c */
     char device[24];       /* "cuda:1": this rank's on its node, where the configuration names a kind alone; else "" */
     uint64_t device_bytes; /* of the arena, where the configuration leaves it open; 0: as it says */
+    bool imagined_device;  /* session_imagine_device */
     tm_device_peers peers; /* ranks.peers, where there are any */
 } session;
 
@@ -82,6 +83,9 @@ TM_MUST_USE tm_status session_find_device(session *s, bool planning);
 /* Collective: whether ranks exchange from device to device (memory.exchange). All have one configuration, and the
  * strategy is set. */
 TM_MUST_USE tm_status session_find_peers(session *s);
+/* Instead of looking for it, one that nobody has: a kind that is known (device.h), with an arena of so many bytes; each
+ * of several ranks has its own. */
+void session_imagine_device(session *s, const char *kind, uint64_t arena_bytes);
 const char *session_device(const session *s); /* then: memory.device, with this rank's number on its node */
 TM_MUST_USE tm_status session_describe_device(const session *s, tm_buf *out); /* what its results' bits depend on */
 

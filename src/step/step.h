@@ -154,6 +154,7 @@ typedef struct job_opts {
     uint32_t other_tokens;           /* most of a micro-batch of plans beside the candidates (evaluation) */
     bool config_only;                /* weights are neither there nor needed */
     bool plan_only;                  /* job_start stops after the plan */
+    bool no_walk;                    /* and leaves out the walk over the state of all ranks that ends a run */
     bool commits;                    /* the state has a home on disk whether it is resident or not */
     const char *home;                /* where, if there are no offload paths */
     const char *run_name, *key, *of; /* of tm_store_opts */

@@ -52,14 +52,15 @@ static void imagine_gpu(const scene *s, const char *memory) {
                          CPU_RATE, memory));
 }
 
-/* `place`: of weights and optimizer. */
+/* `place`: of weights and optimizer. In files and host memory nothing is to stay from step to step. */
 static const tm_json *plan(const scene *s, unsigned optimizer, const char *place, bool advise, tm_json_doc **doc) {
+    const char *cache = strcmp(place, "nvme") && strcmp(place, "cpu") ? "auto" : "none";
     run_write(s->config,
               run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"precision\": \"bf16\", \"max_steps\": 3,\n"
                          " \"data\": {\"seq_len\": 128}, \"output_dir\": \"%s/out\",\n"
-                         " \"memory\": {\"cache\": \"none\", \"update\": \"U\"}, \"optimizer\": %s,\n"
+                         " \"memory\": {\"cache\": \"%s\", \"update\": \"U\"}, \"optimizer\": %s,\n"
                          " \"offload_param_device\": \"%s\", \"offload_optimizer_device\": \"%s\"}\n",
-                         s->dir, s->dir, optimizers[optimizer].block, place, place));
+                         s->dir, s->dir, cache, optimizers[optimizer].block, place, place));
     const char *arguments[] = {"plan", s->config, "--json", "--hardware", s->hardware, advise ? "--advise" : NULL,
                                NULL};
     run_result r = run_argv(&(run_opts){.timeout_s = 60}, arguments);
@@ -99,18 +100,24 @@ static void bytes_moved(void **state) {
     }
 }
 
-/* Its sums over whole tensors are no part of that program. */
-static void adafactor_is_refused(void **state) {
+/* As `train` runs it there: the update in passes on the CPU, over state on the host. */
+static void adafactor_is_planned(void **state) {
     (void)state;
     scene s = open_scene();
     imagine_gpu(&s, "1152MiB");
     tm_json_doc *doc;
     (void)plan(&s, 0, "cpu", false, &doc);
     tm_json_free(doc);
-    run_result r = run((run_opts){.timeout_s = 60}, "plan", s.config, "--hardware", s.hardware, "--set",
+    run_result r = run((run_opts){.timeout_s = 60}, "plan", s.config, "--json", "--hardware", s.hardware, "--set",
                        "optimizer={\"type\": \"Adafactor\"}", NULL);
-    assert_int_equal(r.status, 2);
-    assert_non_null(strstr(r.err, "adafactor is not planned for machines with GPUs"));
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
+    const tm_json *o = tm_json_root(doc);
+    double psi = tm_json_get(o, "parameters")->number;
+    /* masters are read and written, gradients read by each pass: more than SGD's update */
+    assert_true(tm_json_get(tm_json_get(o, "busy_seconds"), "cpu")->number > psi * (2 * 4 + 2) / CPU_RATE);
+    assert_string_equal(tm_json_get(o, "placement")->text, "state on the host");
+    tm_json_free(doc);
     run_free(&r);
 }
 
@@ -365,10 +372,32 @@ static void this_machine_as_a_file(void **state) {
     refused(&s, "not with --hardware", "--hardware", s.hardware, NULL);
 }
 
+/* ---- too many micro-batches ---- */
+
+/* A GPU's machine with little host memory: the number that fits is named, and at once. */
+static void micro_batches_are_counted(void **state) {
+    (void)state;
+    scene s = open_scene();
+    tm_json_doc *doc;
+    imagine_gpu(&s, "8GiB");
+    (void)plan(&s, 0, "auto", false, &doc);
+    tm_json_free(doc);
+    run_result r = run((run_opts){.timeout_s = 60}, "plan", s.config, "--json", "--hardware", s.hardware, "--set",
+                       "gradient_accumulation_steps=16000000", NULL);
+    assert_int_equal(r.status, 2);
+    if (!strstr(r.err, "--set gradient_accumulation_steps=")) fail_msg("%s", r.err);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan --json", 0, 0));
+    const tm_json *fits = tm_json_get(tm_json_get(tm_json_root(doc), "smallest_change"), "gradient_accumulation_steps");
+    assert_non_null(fits);
+    assert_true(fits->number >= 1 && fits->number < 16e6);
+    tm_json_free(doc);
+    run_free(&r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(bytes_moved, run_clean),
-        cmocka_unit_test_teardown(adafactor_is_refused, run_clean),
+        cmocka_unit_test_teardown(adafactor_is_planned, run_clean),
         cmocka_unit_test_teardown(seconds_of_the_update, run_clean),
         cmocka_unit_test_teardown(where_it_runs, run_clean),
         cmocka_unit_test_teardown(a_budget_holds_there_too, run_clean),
@@ -376,6 +405,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_ring_is_as_slow_as_its_slowest_link, run_clean),
         cmocka_unit_test_teardown(exchanges_are_hidden, run_clean),
         cmocka_unit_test_teardown(this_machine_as_a_file, run_clean),
+        cmocka_unit_test_teardown(micro_batches_are_counted, run_clean),
     };
     return cmocka_run_group_tests_name("train_plan_hardware", tests, NULL, NULL);
 }
