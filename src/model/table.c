@@ -53,18 +53,18 @@ uint32_t model_add_tensor(model_builder *b, const char *prefix, const char *what
     return m->n_tensors++;
 }
 
-static uint32_t add_vector(model_builder *b, const char *prefix, const char *what, uint64_t n, int init) {
+static uint32_t add_vector(model_builder *b, const char *prefix, const char *what, uint64_t n, bool ones) {
     uint32_t t = model_add_tensor(b, prefix, what, n, 0);
-    if (b->rc == TM_OK) b->m->tensor[t].init = init;
+    if (b->rc == TM_OK) b->m->tensor[t].init = ones ? TM_INIT_ONE : TM_INIT_ZERO;
     return t;
 }
 
 uint32_t model_add_norm(model_builder *b, const char *prefix, const char *what, uint64_t n) {
-    return add_vector(b, prefix, what, n, TM_INIT_ONE);
+    return add_vector(b, prefix, what, n, true);
 }
 
 uint32_t model_add_bias(model_builder *b, const char *prefix, const char *what, uint64_t n) {
-    return add_vector(b, prefix, what, n, TM_INIT_ZERO);
+    return add_vector(b, prefix, what, n, false);
 }
 
 uint32_t model_begin_part(model_builder *b, const char *prefix, const char *what) {
