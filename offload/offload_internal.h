@@ -21,30 +21,30 @@ struct tm_layout {
     bool chosen;
 };
 
-/* The frame of a visit of device-resident state: its place in the arena, or one on the host. */
-typedef enum visit_home {
-    VISIT_USUAL,
-    VISIT_APART, /* a host frame for as long as the visit lasts: copies fill it, and take away what was written */
-    VISIT_DISK   /* a host frame that is filled from the object's extent, or written back there */
-} visit_home;
+/* The frame of an interval of device-resident state: its place in the arena, or one on the host. */
+typedef enum interval_home {
+    INTERVAL_USUAL,
+    INTERVAL_APART, /* a host frame for as long as the interval lasts: copies fill it, and take away what was written */
+    INTERVAL_DISK   /* a host frame that is filled from the object's extent, or written back there */
+} interval_home;
 
-typedef struct prog_visit {
+typedef struct prog_interval {
     uint32_t first, count;      /* object ids */
     uint32_t first_op, last_op; /* TM_NONE: not used */
     uint32_t record;            /* first of `count` per-object records */
     uint8_t tier;               /* where its frame is */
-    uint8_t home;               /* of device-resident state: see visit_home */
+    uint8_t home;               /* of device-resident state: see interval_home */
     uint64_t address;           /* lower.c or shared.c has placed it there; 0: place.c does */
-} prog_visit;
+} prog_interval;
 
-/* What a visit does with one of its objects. */
-typedef struct visit_object {
+/* What an interval does with one of its objects. */
+typedef struct interval_object {
     uint8_t first_access; /* 0: untouched */
     bool dirty;
-} visit_object;
+} interval_object;
 
 typedef struct prog_use {
-    uint32_t visit, object, count;
+    uint32_t interval, object, count;
     tm_use_access access;
 } prog_use;
 
@@ -59,10 +59,10 @@ struct tm_program {
     tm_object *temp;
     uint32_t n_temp;
     size_t cap_temp;
-    prog_visit *visit;
-    uint32_t n_visit;
-    size_t cap_visit;
-    visit_object *record;
+    prog_interval *interval;
+    uint32_t n_interval;
+    size_t cap_interval;
+    interval_object *record;
     uint32_t n_record;
     size_t cap_record;
     prog_op *op;
@@ -85,28 +85,28 @@ static inline bool in_commits(const tm_object *o) {
 
 const tm_object *program_object(const tm_program *p, uint32_t id);
 
-/* One frame for a stretch of program positions: a visit of paged state, or a temporary's whole life. */
+/* One frame for a stretch of program positions: an interval of paged state, or a temporary's whole life. */
 typedef struct live_range {
     uint32_t first_object, count;
     uint32_t start, end; /* positions (program op indices); the frame is taken before `start`, free after `retire_at` */
     uint32_t retire_at;  /* end, or later while a write-back may still be under way */
     uint32_t first_use;  /* position of the first compute op that touches it (start is earlier with look-ahead) */
     uint64_t bytes, address;
-    uint32_t visit; /* whose accesses decide fills and write-backs; TM_NONE: a kept temporary, no disk */
+    uint32_t interval; /* whose accesses decide fills and write-backs; TM_NONE: a kept temporary, no disk */
     bool fill, dirty;
     uint8_t tier;
 } live_range;
 
-/* Which live range (or resident address) serves each visit, under one choice of residency and look-ahead. */
+/* Which live range (or resident address) serves each interval, under one choice of residency and look-ahead. */
 typedef struct placement {
     live_range *item;
     uint32_t n;
     size_t cap;
-    uint32_t *of_visit;   /* live range of each visit, TM_NONE: resident state */
-    uint8_t *temp_paged;  /* per temporary */
-    uint64_t base;        /* first byte above resident state */
-    uint64_t peak;        /* bytes of slab needed, base included */
-    uint64_t device_peak; /* bytes of the device's arena */
+    uint32_t *of_interval; /* live range of each interval, TM_NONE: resident state */
+    uint8_t *temp_paged;   /* per temporary */
+    uint64_t base;         /* first byte above resident state */
+    uint64_t peak;         /* bytes of slab needed, base included */
+    uint64_t device_peak;  /* bytes of the device's arena */
 } placement;
 
 /* What stays in memory, and how much is read ahead. */

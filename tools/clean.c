@@ -98,7 +98,7 @@ static tm_status add(survey *s, const char *path) {
     return TM_OK;
 }
 
-static tm_status visit(void *ctx, const char *name, bool is_dir) {
+static tm_status interval(void *ctx, const char *name, bool is_dir) {
     survey *s = ctx;
     char path[4096];
     struct stat st;
@@ -110,7 +110,7 @@ static tm_status visit(void *ctx, const char *name, bool is_dir) {
 static tm_status find_all(survey *s) {
     const char *slash = strrchr(s->path, '/');
     if (strncmp(slash ? slash + 1 : s->path, "run-", 4) == 0) return add(s, s->path);
-    return tm_list_dir(s->path, visit, s);
+    return tm_list_dir(s->path, interval, s);
 }
 
 /* ---- showing --------------------------------------------------------------------------------------------------- */

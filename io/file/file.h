@@ -46,9 +46,9 @@ TM_MUST_USE tm_status tm_copy_file(const char *from, const char *to);
 bool tm_remove_empty(const char *path); /* rmdir(2); true: it is not there (any more) */
 /* One process at a time: made (as tm_make_dirs) and locked until released or the process ends; waits for `wait_ms`.
  * TM_EINPUT names the process that has it. Nothing is written there. */
-typedef struct tm_hold tm_hold;
-TM_MUST_USE tm_status tm_hold_dir(tm_hold **out, const char *path, unsigned wait_ms);
-void tm_hold_release(tm_hold *h); /* NULL is fine */
+typedef struct tm_dir_lock tm_dir_lock;
+TM_MUST_USE tm_status tm_lock_dir(tm_dir_lock **out, const char *path, unsigned wait_ms);
+void tm_unlock_dir(tm_dir_lock *h); /* NULL is fine */
 typedef tm_status (*tm_dir_fn)(void *ctx, const char *name, bool is_dir);
 TM_MUST_USE tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx); /* in byte order of the names */
 

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-struct tm_hold {
+struct tm_dir_lock {
     int fd; /* never given to a ring, which may outlive the process */
 };
 
@@ -58,7 +58,7 @@ static tm_status wait_for_lock(int fd, const char *path, const struct stat *st, 
 }
 
 /* *gone: whoever had the lock removed the folder meanwhile. */
-static tm_status lock_dir(tm_hold *h, const char *path, unsigned wait_ms, bool *gone) {
+static tm_status lock_dir(tm_dir_lock *h, const char *path, unsigned wait_ms, bool *gone) {
     struct stat mine, now;
     h->fd = io_sys_table->openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     *gone = h->fd < 0 && errno == ENOENT;
@@ -70,9 +70,9 @@ static tm_status lock_dir(tm_hold *h, const char *path, unsigned wait_ms, bool *
     return TM_OK;
 }
 
-tm_status tm_hold_dir(tm_hold **out, const char *path, unsigned wait_ms) {
+tm_status tm_lock_dir(tm_dir_lock **out, const char *path, unsigned wait_ms) {
     *out = NULL;
-    tm_hold *h = tm_malloc(sizeof *h);
+    tm_dir_lock *h = tm_malloc(sizeof *h);
     if (!h) return tm_nomem(sizeof *h);
     bool gone = true;
     tm_status rc = TM_OK;
@@ -90,7 +90,7 @@ tm_status tm_hold_dir(tm_hold **out, const char *path, unsigned wait_ms) {
     return rc;
 }
 
-void tm_hold_release(tm_hold *h) {
+void tm_unlock_dir(tm_dir_lock *h) {
     if (!h) return;
     TM_ASSERT(h->fd >= 0);
     close(h->fd);

@@ -1,5 +1,5 @@
-/* What may be kept, for the greedy choice (density.c): candidates with their visits, the stretches of the step, and the
- * load that is there in any case. */
+/* What may be kept, for the greedy choice (density.c): candidates with their intervals, the stretches of the step, and
+ * the load that is there in any case. */
 #include "offload/plan/density_internal.h"
 
 #include <string.h>
@@ -41,39 +41,39 @@ static uint32_t candidate_of(const density *d, uint32_t object) {
     return d->of[is_temp(object) ? d->p->layout->n + (object & ~TM_TEMP_BIT) : object];
 }
 
-/* Room for one more of the candidate's visits, in order of their beginnings. */
-static cand_visit *next_visit(density *d, candidate *c, uint32_t from) {
-    cand_visit *first = &d->visit[c->first_visit];
-    uint32_t i = c->n_visit++;
+/* Room for one more of the candidate's intervals, in order of their beginnings. */
+static cand_interval *next_interval(density *d, candidate *c, uint32_t from) {
+    cand_interval *first = &d->interval[c->first_interval];
+    uint32_t i = c->n_interval++;
     for (; i > 0 && first[i - 1].from > from; i--) first[i] = first[i - 1];
     return &first[i];
 }
 
-/* The visits of each candidate, in program order (counting sort by candidate). */
-static tm_status visits_of_candidates(density *d) {
+/* The intervals of each candidate, in program order (counting sort by candidate). */
+static tm_status intervals_of_candidates(density *d) {
     const tm_program *p = d->p;
-    for (uint32_t v = 0; v < p->n_visit; v++) {
-        bool here = p->visit[v].first_op != TM_NONE && p->visit[v].tier == TM_TIER_HOST;
-        uint32_t c = here ? candidate_of(d, p->visit[v].first) : TM_NONE;
-        if (c != TM_NONE) d->c[c].n_visit++;
+    for (uint32_t v = 0; v < p->n_interval; v++) {
+        bool here = p->interval[v].first_op != TM_NONE && p->interval[v].tier == TM_TIER_HOST;
+        uint32_t c = here ? candidate_of(d, p->interval[v].first) : TM_NONE;
+        if (c != TM_NONE) d->c[c].n_interval++;
     }
     uint32_t at = 0;
     for (uint32_t c = 0; c < d->n; c++) {
-        d->c[c].first_visit = at;
-        at += d->c[c].n_visit;
-        d->c[c].n_visit = 0;
+        d->c[c].first_interval = at;
+        at += d->c[c].n_interval;
+        d->c[c].n_interval = 0;
     }
-    d->visit = tm_malloc(sizeof *d->visit * (at + 1));
-    if (!d->visit) return tm_nomem(sizeof *d->visit * at);
-    for (uint32_t v = 0; v < p->n_visit; v++) {
-        const prog_visit *pv = &p->visit[v];
+    d->interval = tm_malloc(sizeof *d->interval * (at + 1));
+    if (!d->interval) return tm_nomem(sizeof *d->interval * at);
+    for (uint32_t v = 0; v < p->n_interval; v++) {
+        const prog_interval *pv = &p->interval[v];
         uint32_t i = pv->first_op == TM_NONE || pv->tier != TM_TIER_HOST ? TM_NONE : candidate_of(d, pv->first);
         if (i == TM_NONE) continue;
         candidate *c = &d->c[i];
-        cand_visit *cv = next_visit(d, c, pv->first_op);
-        *cv = (cand_visit){.from = pv->first_op, .to = pv->last_op};
+        cand_interval *cv = next_interval(d, c, pv->first_op);
+        *cv = (cand_interval){.from = pv->first_op, .to = pv->last_op};
         for (uint32_t k = 0; k < pv->count; k++) {
-            const visit_object *vo = &p->record[pv->record + k];
+            const interval_object *vo = &p->record[pv->record + k];
             uint64_t bytes = program_object(p, pv->first + k)->frame_bytes;
             cv->bytes += bytes;
             if (vo->first_access & TM_USE_READ) cv->read += bytes;
@@ -85,7 +85,7 @@ static tm_status visits_of_candidates(density *d) {
     return TM_OK;
 }
 
-/* A temporary's last visit writes nothing back; state takes its bytes over the whole program. */
+/* A temporary's last interval writes nothing back; state takes its bytes over the whole program. */
 static void settle_candidates(density *d) {
     for (uint32_t i = 0; i < d->n; i++) {
         candidate *c = &d->c[i];
@@ -94,9 +94,9 @@ static void settle_candidates(density *d) {
             c->to = d->p->n_op ? d->p->n_op - 1 : 0;
             continue;
         }
-        cand_visit *last = NULL;
-        for (uint32_t v = 0; v < c->n_visit; v++) {
-            cand_visit *cv = &d->visit[c->first_visit + v];
+        cand_interval *last = NULL;
+        for (uint32_t v = 0; v < c->n_interval; v++) {
+            cand_interval *cv = &d->interval[c->first_interval + v];
             if (!last || cv->to > last->to) last = cv;
         }
         if (last) last->write = 0;
@@ -132,9 +132,9 @@ static void cut_stretches(density *d, const tm_plan_opts *o) {
     }
     double read = 0, write = 0;
     for (uint32_t i = 0; i < d->n; i++)
-        for (uint32_t v = 0; v < d->c[i].n_visit; v++) {
-            read += (double)d->visit[d->c[i].first_visit + v].read;
-            write += (double)d->visit[d->c[i].first_visit + v].write;
+        for (uint32_t v = 0; v < d->c[i].n_interval; v++) {
+            read += (double)d->interval[d->c[i].first_interval + v].read;
+            write += (double)d->interval[d->c[i].first_interval + v].write;
         }
     double moving = read / d->machine.disk.read_bps + write / d->machine.disk.write_bps;
     all += moving;
@@ -149,21 +149,21 @@ static void cut_stretches(density *d, const tm_plan_opts *o) {
 
 /* ---- open and close ------------------------------------------------------------------------------------------ */
 
-/* What lies in memory in any case: frames of visits, temporaries that are not paged, resident state. */
+/* What lies in memory in any case: frames of intervals, temporaries that are not paged, resident state. */
 static tm_status base_load(density *d, const uint8_t *resident, const uint8_t *temp_paged, uint64_t below) {
     const tm_program *p = d->p;
-    d->base = tm_malloc(sizeof *d->base * ((size_t)p->n_visit + p->n_temp + 1));
-    if (!d->base) return tm_nomem(sizeof *d->base * p->n_visit);
-    cand_visit *kept = tm_calloc((size_t)p->n_temp + 1, sizeof *kept);
+    d->base = tm_malloc(sizeof *d->base * ((size_t)p->n_interval + p->n_temp + 1));
+    if (!d->base) return tm_nomem(sizeof *d->base * p->n_interval);
+    cand_interval *kept = tm_calloc((size_t)p->n_temp + 1, sizeof *kept);
     if (!kept) return tm_nomem(sizeof *kept * p->n_temp);
-    if (p->n_op) d->base[d->n_base++] = (cand_visit){.from = 0, .to = p->n_op - 1, .bytes = below};
-    for (uint32_t v = 0; v < p->n_visit; v++) {
-        const prog_visit *pv = &p->visit[v];
+    if (p->n_op) d->base[d->n_base++] = (cand_interval){.from = 0, .to = p->n_op - 1, .bytes = below};
+    for (uint32_t v = 0; v < p->n_interval; v++) {
+        const prog_interval *pv = &p->interval[v];
         if (pv->first_op == TM_NONE || pv->tier != TM_TIER_HOST) continue;
-        cand_visit x = {.from = pv->first_op, .to = pv->last_op};
+        cand_interval x = {.from = pv->first_op, .to = pv->last_op};
         for (uint32_t k = 0; k < pv->count; k++) x.bytes += program_object(p, pv->first + k)->frame_bytes;
         if (!is_temp(pv->first)) {
-            if (!resident[pv->first] || pv->home != VISIT_USUAL) d->base[d->n_base++] = x;
+            if (!resident[pv->first] || pv->home != INTERVAL_USUAL) d->base[d->n_base++] = x;
             continue;
         }
         uint32_t t = pv->first & ~TM_TEMP_BIT;
@@ -202,7 +202,7 @@ tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, c
     if (!d->c || !d->of || !d->heap || !d->stretch || !d->seconds || !d->weight || !d->price || !d->best_price)
         return tm_nomem(sizeof *d->c * n);
     collect_candidates(d, resident, temp_paged, o->choose_residency);
-    TM_TRY(visits_of_candidates(d));
+    TM_TRY(intervals_of_candidates(d));
     settle_candidates(d);
     TM_TRY(spread_by_unit(d));
     cut_stretches(d, o);
@@ -210,7 +210,8 @@ tm_status density_open(density *d, const tm_program *p, const tm_plan_opts *o, c
 }
 
 void density_close(density *d) {
-    void *all[] = {d->c, d->of, d->heap, d->stretch, d->seconds, d->weight, d->price, d->best_price, d->visit, d->base};
+    void *all[] = {d->c,      d->of,    d->heap,       d->stretch,  d->seconds,
+                   d->weight, d->price, d->best_price, d->interval, d->base};
     load_close(&d->load);
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
     *d = (density){0};

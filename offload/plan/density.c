@@ -1,11 +1,11 @@
 /* What is worth its memory: the greedy choice behind residency.c.
  *
- * A candidate is a bundle of state or a paged temporary. Keeping it saves the transfers of its visits and holds memory
- * between them. The step is cut into stretches of about equal length; in each the disk's time hides behind the CPU's as
- * far as that goes (DESIGN section 1: least predicted time, not least bytes), so a transfer is worth what it takes off
- * the disk's time beyond the CPU's, and half of its own where it takes nothing off. Candidates are taken by worth over
- * memory, best first; an exact account of every position's load (a segment tree) says what still fits. Worths only fall
- * as others are taken, so a stale one is looked at again when it comes up (lazy greedy).
+ * A candidate is a bundle of state or a paged temporary. Keeping it saves the transfers of its intervals and holds
+ * memory between them. The step is cut into stretches of about equal length; in each the disk's time hides behind the
+ * CPU's as far as that goes (DESIGN section 1: least predicted time, not least bytes), so a transfer is worth what it
+ * takes off the disk's time beyond the CPU's, and half of its own where it takes nothing off. Candidates are taken by
+ * worth over memory, best first; an exact account of every position's load (a segment tree) says what still fits.
+ * Worths only fall as others are taken, so a stale one is looked at again when it comes up (lazy greedy).
  *
  * Memory is priced by position. Prices settle first, in rounds that look at what is worth most and not at what fits:
  * where memory is slack they fall, where more is asked for than there is they rise, so that what lives only where it is
@@ -32,8 +32,8 @@ static double disk_seconds(const density *d, double read, double write) {
 /* Takes the transfers of `c` off (sign -1) or on (+1); returns the change of the step's worth in seconds. */
 static double shift_time(density *d, const candidate *c, double sign, bool for_good) {
     double change = 0;
-    for (uint32_t v = 0; v < c->n_visit; v++) {
-        const cand_visit *cv = &d->visit[c->first_visit + v];
+    for (uint32_t v = 0; v < c->n_interval; v++) {
+        const cand_interval *cv = &d->interval[c->first_interval + v];
         uint32_t a = d->stretch[cv->from], b = d->stretch[cv->to];
         for (int side = 0; side < 2; side++) {
             uint32_t s = side ? b : a;
@@ -54,12 +54,12 @@ static double shift_time(density *d, const candidate *c, double sign, bool for_g
 
 /* ---- worth over memory --------------------------------------------------------------------------------------- */
 
-/* Bytes times price over the program, visits left out: there they lie in memory anyway. */
+/* Bytes times price over the program, intervals left out: there they lie in memory anyway. */
 static double priced_bytes(const density *d, const candidate *c) {
     double all = d->price[c->to + 1] - d->price[c->from];
     double bytes = (double)c->bytes * all;
-    for (uint32_t v = 0; v < c->n_visit; v++) {
-        const cand_visit *cv = &d->visit[c->first_visit + v];
+    for (uint32_t v = 0; v < c->n_interval; v++) {
+        const cand_interval *cv = &d->interval[c->first_interval + v];
         bytes -= (double)cv->bytes * (d->price[cv->to + 1] - d->price[cv->from]);
     }
     return bytes > 1 ? bytes : 1;
@@ -71,8 +71,8 @@ static double worth(density *d, const candidate *c) {
 
 static bool candidate_fits(const density *d, const candidate *c, int64_t budget) {
     uint32_t from = c->from;
-    for (uint32_t v = 0; v <= c->n_visit; v++) {
-        const cand_visit *cv = v < c->n_visit ? &d->visit[c->first_visit + v] : NULL;
+    for (uint32_t v = 0; v <= c->n_interval; v++) {
+        const cand_interval *cv = v < c->n_interval ? &d->interval[c->first_interval + v] : NULL;
         uint32_t to = cv ? cv->from : c->to + 1;
         if (to > from && load_most(&d->load, from, to - 1) + (int64_t)c->bytes > budget) return false;
         if (cv && cv->bytes < c->bytes &&
@@ -86,8 +86,8 @@ static bool candidate_fits(const density *d, const candidate *c, int64_t budget)
 static void keep_candidate(density *d, const candidate *c) {
     TM_ASSERT(!c->kept);
     load_add(&d->load, c->from, c->to, (int64_t)c->bytes);
-    for (uint32_t v = 0; v < c->n_visit; v++) {
-        const cand_visit *cv = &d->visit[c->first_visit + v];
+    for (uint32_t v = 0; v < c->n_interval; v++) {
+        const cand_interval *cv = &d->interval[c->first_interval + v];
         load_add(&d->load, cv->from, cv->to, -(int64_t)cv->bytes);
     }
     (void)shift_time(d, c, -1, true);
@@ -252,8 +252,8 @@ void density_choose(density *d, uint64_t budget, uint8_t *resident, uint8_t *tem
 uint64_t density_moved(const density *d) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < d->n; i++)
-        for (uint32_t v = 0; v < d->c[i].n_visit && !d->c[i].best; v++) {
-            const cand_visit *cv = &d->visit[d->c[i].first_visit + v];
+        for (uint32_t v = 0; v < d->c[i].n_interval && !d->c[i].best; v++) {
+            const cand_interval *cv = &d->interval[d->c[i].first_interval + v];
             bytes += cv->read + cv->write;
         }
     return bytes;

@@ -9,10 +9,10 @@
 
 enum { STRETCHES = 96, DENSITY_ROUNDS = 3 };
 
-typedef struct cand_visit {
+typedef struct cand_interval {
     uint32_t from, to;           /* positions */
     uint64_t bytes, read, write; /* of the frame; moved when it is not kept */
-} cand_visit;
+} cand_interval;
 
 typedef struct candidate {
     uint32_t first, count; /* object ids */
@@ -21,7 +21,7 @@ typedef struct candidate {
     bool kept, best;
     uint32_t from, to; /* positions over which it takes memory */
     uint64_t bytes;
-    uint32_t first_visit, n_visit;
+    uint32_t first_interval, n_interval;
     double spread, score;
 } candidate;
 
@@ -31,9 +31,9 @@ typedef struct density {
     uint64_t limit[TM_KINDS], kept_bytes[TM_KINDS];
     candidate *c;
     uint32_t n;
-    uint32_t *of;      /* object -> candidate */
-    cand_visit *visit; /* of the candidates */
-    cand_visit *base;  /* what is in memory in any case */
+    uint32_t *of;            /* object -> candidate */
+    cand_interval *interval; /* of the candidates */
+    cand_interval *base;     /* what is in memory in any case */
     uint32_t n_base;
     uint32_t *heap;
     load_tree load;

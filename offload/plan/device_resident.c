@@ -1,6 +1,6 @@
 /* Device-resident state has a place in the device's arena from run to run, so that no run copies it. What may be
- * device-resident is what a run's host operations never look at; operations that compute on either tier (TM_TIER_EITHER) follow the state
- * that they use, and bind it together:
+ * device-resident is what a run's host operations never look at; operations that compute on either tier
+ * (TM_TIER_EITHER) follow the state that they use, and bind it together:
  *
  *   group    objects of one bundle, and all that one such operation uses: a matrix's weights and their moments
  *
@@ -149,10 +149,10 @@ void resident_settled(lowering *w, bool afresh) {
 static void move_resident(tm_program *p, uint32_t id, bool out) {
     TM_ASSERT(id < p->layout->n && p->layout->object[id].resident);
     uint64_t bytes = program_object(p, id)->frame_bytes;
-    uint32_t host = tm_program_visit(p, id, 1), device = tm_program_visit(p, id, 1);
+    uint32_t host = tm_program_interval(p, id, 1), device = tm_program_interval(p, id, 1);
     if (p->status != TM_OK) return;
-    p->visit[host].home = VISIT_DISK;
-    p->visit[device].tier = TM_TIER_DEVICE;
+    p->interval[host].home = INTERVAL_DISK;
+    p->interval[device].tier = TM_TIER_DEVICE;
     tm_program_op(p, &(tm_op){.code = TM_OP_COPY,
                               .engine = out ? TM_ENGINE_COPY_OUT : TM_ENGINE_COPY_IN,
                               .arg = {(uint32_t)bytes, (uint32_t)(bytes >> 32), id}});
@@ -160,7 +160,7 @@ static void move_resident(tm_program *p, uint32_t id, bool out) {
     tm_program_use(p, out ? host : device, TM_USE_WRITE);
 }
 
-tm_status tm_program_held(tm_program **out, const tm_layout *l, bool to_extents) {
+tm_status tm_program_device_resident(tm_program **out, const tm_layout *l, bool to_extents) {
     tm_program *p = NULL;
     *out = NULL;
     for (uint32_t i = 0; i < l->n; i++) {

@@ -93,7 +93,7 @@ static uint32_t new_op(emitter *e, const tm_plan_op *op) {
 }
 
 /* `prev`, [begin, end): who had the bytes of an object before; NULL: nobody. An object follows those of its own bytes
- * alone: of a visit of many tiles, each would follow all of another's otherwise. */
+ * alone: of an interval of many tiles, each would follow all of another's otherwise. */
 static void touch_bytes(emitter *e, tracker *t, uint32_t op, unsigned access, const finals *prev, uint64_t begin,
                         uint64_t end) {
     if (t->writer == TM_NONE && t->reader == TM_NONE && prev)
@@ -119,7 +119,8 @@ static void note_touch(emitter *e, uint64_t address, uint64_t bytes, unsigned ac
 
 /* ---- who had these bytes before ------------------------------------------------------------------------------ */
 
-/* The tiles of a visit mostly have the same finals: where `at` has the same one of the bytes before, it is extended. */
+/* The tiles of an interval mostly have the same finals: where `at` has the same one of the bytes before, it is
+ * extended. */
 static bool push_final(finals *list, uint32_t at, const final *f) {
     if (at < list->n && list->item[at].op == f->op && list->item[at].end == f->begin) {
         list->item[at].end = f->end;
@@ -130,7 +131,7 @@ static bool push_final(finals *list, uint32_t at, const final *f) {
     return true;
 }
 
-/* Where a visit left an object untouched, whoever had those bytes before still counts. */
+/* Where an interval left an object untouched, whoever had those bytes before still counts. */
 static bool inherit_finals(const finals *from, uint64_t begin, uint64_t end, finals *list) {
     for (uint32_t i = 0; i < from->n; i++) {
         final f = from->item[i];
@@ -220,22 +221,22 @@ static void emit_disk(emitter *e, uint32_t r, uint32_t k, bool write) {
 static void emit_fills(emitter *e, uint32_t r) {
     const live_range *res = &e->pl->item[r];
     occupy_frame(e, r);
-    if (res->visit == TM_NONE || !res->fill || e->status != TM_OK) return;
-    const prog_visit *v = &e->p->visit[res->visit];
+    if (res->interval == TM_NONE || !res->fill || e->status != TM_OK) return;
+    const prog_interval *v = &e->p->interval[res->interval];
     for (uint32_t k = 0; k < res->count; k++)
         if (e->p->record[v->record + k].first_access & TM_USE_READ) emit_disk(e, r, k, false);
 }
 
 static void emit_writebacks(emitter *e, uint32_t r) {
     const live_range *res = &e->pl->item[r];
-    if (res->visit == TM_NONE || !res->dirty) return;
-    const prog_visit *v = &e->p->visit[res->visit];
+    if (res->interval == TM_NONE || !res->dirty) return;
+    const prog_interval *v = &e->p->interval[res->interval];
     for (uint32_t k = 0; k < res->count; k++)
         if (e->p->record[v->record + k].dirty) emit_disk(e, r, k, true);
 }
 
 static uint64_t use_address(const emitter *e, const prog_use *u) {
-    uint32_t r = e->pl->of_visit[u->visit];
+    uint32_t r = e->pl->of_interval[u->interval];
     if (r == TM_NONE) return e->address[u->object];
     const live_range *res = &e->pl->item[r];
     uint64_t at = res->address;
@@ -259,7 +260,7 @@ static void emit_compute(emitter *e, uint32_t pos) {
             return;
         uint64_t at = use_address(e, u);
         e->plan->operand[e->n_operand++] = at;
-        uint32_t r = e->pl->of_visit[u->visit];
+        uint32_t r = e->pl->of_interval[u->interval];
         for (uint32_t k = 0; k < u->count && e->status == TM_OK; k++) {
             uint32_t id = u->object + k;
             uint64_t bytes = program_object(e->p, id)->frame_bytes;

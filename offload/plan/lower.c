@@ -1,7 +1,7 @@
 /* From a program whose operations lie in two tiers to one with copies between them.
  *
- *   visit of the program  --->  a *device interval*: a frame in the arena, over its device operations
- *                               host visits, of what the host does with the objects and of the copies
+ *   interval of the program  --->  a *device interval*: a frame in the arena, over its device operations
+ *                                  host intervals, of what the host does with the objects and of the copies
  *
  * A device interval is a second frame of the same objects. State may also be device-resident (device_resident.c): then
  * it has no device intervals, and host frames only where the host looks at it.
@@ -47,11 +47,11 @@ static tm_status arrange_arena(lowering *w, uint64_t room) {
 
 static void find_whole(lowering *w) {
     const tm_program *p = w->p;
-    memset(w->whole, 0, p->n_visit);
+    memset(w->whole, 0, p->n_interval);
     for (uint32_t i = 0; i < p->n_op; i++)
         for (uint32_t k = 0; !lower_on_device(w, i) && k < p->op[i].n_uses; k++) {
             const prog_use *u = &p->use[p->op[i].first_use + k];
-            if (u->count > 1) w->whole[u->visit] = 1;
+            if (u->count > 1) w->whole[u->interval] = 1;
         }
 }
 
@@ -64,14 +64,14 @@ static tm_status prepare_lowering(lowering *w) {
 static tm_status begin_lowering(lowering *w, const tm_program *p, bool afresh) {
     size_t objects = (size_t)p->layout->n + p->n_temp + 1;
     w->p = p;
-    w->device_interval = tm_malloc(sizeof *w->device_interval * ((size_t)p->n_visit + 1));
-    w->of_visit = tm_malloc(sizeof *w->of_visit * ((size_t)p->n_visit + 1));
-    w->whole = tm_calloc((size_t)p->n_visit + 1, 1);
+    w->device_interval = tm_malloc(sizeof *w->device_interval * ((size_t)p->n_interval + 1));
+    w->of_interval = tm_malloc(sizeof *w->of_interval * ((size_t)p->n_interval + 1));
+    w->whole = tm_calloc((size_t)p->n_interval + 1, 1);
     w->place = tm_malloc(sizeof *w->place * objects);
-    w->host_visit = tm_malloc(sizeof *w->host_visit * ((size_t)p->n_record + 1));
+    w->host_interval = tm_malloc(sizeof *w->host_interval * ((size_t)p->n_record + 1));
     w->device_address = tm_calloc((size_t)p->layout->n + 1, sizeof *w->device_address);
     w->tier = tm_malloc((size_t)p->n_op + 1);
-    if (!w->device_interval || !w->of_visit || !w->whole || !w->place || !w->host_visit || !w->device_address ||
+    if (!w->device_interval || !w->of_interval || !w->whole || !w->place || !w->host_interval || !w->device_address ||
         !w->tier)
         return tm_nomem(sizeof *w->device_interval * objects);
     TM_TRY(load_open(&w->load, p->n_op + 1));
@@ -109,14 +109,15 @@ static tm_status at_level(lowering *w, resident_groups *g, uint64_t bytes) {
     return fit_lowering(w);
 }
 
-/* More device-resident state leaves less room for joining device intervals: the best of a few levels. `room`: beside the least arena. */
+/* More device-resident state leaves less room for joining device intervals: the best of a few levels. `room`: beside
+ * the least arena. */
 static tm_status fit_resident(lowering *w, uint64_t room) {
     resident_groups g = {0};
     double best = -1;
     uint64_t level = 0, last = UINT64_MAX;
     tm_status rc = resident_find(&g, w->p);
-    uint64_t may = (uint64_t)((1 - w->opts->hold_not) * (double)g.all_bytes);
-    uint64_t most = tm_min_u64(room / 4 * w->opts->hold_quarters, may);
+    uint64_t may = (uint64_t)((1 - w->opts->host_share) * (double)g.all_bytes);
+    uint64_t most = tm_min_u64(room / 4 * w->opts->resident_quarters, may);
     for (uint64_t i = RESIDENT_LEVELS + 1; rc == TM_OK && i-- > 0;) {
         uint64_t bytes = most / RESIDENT_LEVELS * i;
         if (i == RESIDENT_LEVELS) bytes = most;
@@ -140,15 +141,15 @@ static tm_status fit_all(lowering *w) {
     if (w->peak > w->arena)
         return tm_fail(TM_EBUDGET, "%s needs %llu bytes of the device's memory, the budget leaves %llu", w->p->name,
                        (unsigned long long)w->peak, (unsigned long long)w->arena);
-    bool choose = w->opts->choose_residency && w->opts->hold_quarters > 0;
+    bool choose = w->opts->choose_residency && w->opts->resident_quarters > 0;
     return choose ? fit_resident(w, w->arena - w->peak) : fit_lowering(w);
 }
 
 /* ---- both ends ----------------------------------------------------------------------------------------------- */
 
 static void close_lowering(lowering *w) {
-    void *all[] = {w->device_interval, w->of_visit, w->whole, w->place, w->host_visit,
-                   w->device_address,  w->tier,     w->join,  w->copy};
+    void *all[] = {w->device_interval, w->of_interval, w->whole, w->place, w->host_interval,
+                   w->device_address,  w->tier,        w->join,  w->copy};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
     load_close(&w->load);
     load_close(&w->ahead);

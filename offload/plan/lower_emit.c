@@ -1,41 +1,41 @@
-/* The program with copies: device visits, host visits of what the host does with the same objects, and copies between
- * the two frames of an object. */
+/* The program with copies: device intervals, host intervals of what the host does with the same objects, and copies
+ * between the two frames of an object. */
 #include "offload/plan/lower_internal.h"
 
 #include <stdlib.h>
 
-/* In its own place: resident there, so that visits are as many as one likes. */
-static uint32_t visit_in_place(lowering *w, uint32_t first, uint32_t count) {
-    uint32_t v = tm_program_visit(w->out, first, count);
-    if (w->out->status == TM_OK) w->out->visit[v].tier = TM_TIER_DEVICE;
+/* In its own place: resident there, so that intervals are as many as one likes. */
+static uint32_t interval_in_place(lowering *w, uint32_t first, uint32_t count) {
+    uint32_t v = tm_program_interval(w->out, first, count);
+    if (w->out->status == TM_OK) w->out->interval[v].tier = TM_TIER_DEVICE;
     return v;
 }
 
-static uint32_t visit_on_device(lowering *w, uint32_t s) {
+static uint32_t interval_on_device(lowering *w, uint32_t s) {
     device_interval *t = &w->device_interval[s];
-    if (t->visit != TM_NONE) return t->visit;
-    t->visit = tm_program_visit(w->out, t->first, t->count);
+    if (t->interval != TM_NONE) return t->interval;
+    t->interval = tm_program_interval(w->out, t->first, t->count);
     if (w->out->status != TM_OK) return 0;
-    w->out->visit[t->visit].tier = TM_TIER_DEVICE;
-    w->out->visit[t->visit].address = t->frame.address;
-    return t->visit;
+    w->out->interval[t->interval].tier = TM_TIER_DEVICE;
+    w->out->interval[t->interval].address = t->frame.address;
+    return t->interval;
 }
 
-/* Objects of a visit come and go one by one, but where the host wants several side by side. */
-static uint32_t visit_on_host(lowering *w, uint32_t visit, uint32_t object) {
-    const prog_visit *v = &w->p->visit[visit];
-    uint32_t k = w->whole[visit] ? 0 : object - v->first, *at = &w->host_visit[v->record + k];
+/* Objects of an interval come and go one by one, but where the host wants several side by side. */
+static uint32_t interval_on_host(lowering *w, uint32_t interval, uint32_t object) {
+    const prog_interval *v = &w->p->interval[interval];
+    uint32_t k = w->whole[interval] ? 0 : object - v->first, *at = &w->host_interval[v->record + k];
     if (*at != TM_NONE) return *at;
-    *at = w->whole[visit] ? tm_program_visit(w->out, v->first, v->count) : tm_program_visit(w->out, object, 1);
-    if (w->out->status == TM_OK && lower_is_in_place(w, object)) w->out->visit[*at].home = VISIT_APART;
+    *at = w->whole[interval] ? tm_program_interval(w->out, v->first, v->count) : tm_program_interval(w->out, object, 1);
+    if (w->out->status == TM_OK && lower_is_in_place(w, object)) w->out->interval[*at].home = INTERVAL_APART;
     return *at;
 }
 
 static void emit_copy(lowering *w, const copy *c) {
     uint64_t bytes = program_object(w->p, c->object)->frame_bytes;
-    uint32_t host = visit_on_host(w, c->visit, c->object);
-    uint32_t device =
-        c->device_interval == LOWER_IN_PLACE ? visit_in_place(w, c->object, 1) : visit_on_device(w, c->device_interval);
+    uint32_t host = interval_on_host(w, c->interval, c->object);
+    uint32_t device = c->device_interval == LOWER_IN_PLACE ? interval_in_place(w, c->object, 1)
+                                                           : interval_on_device(w, c->device_interval);
     tm_program_op(w->out, &(tm_op){.code = TM_OP_COPY,
                                    .engine = c->out ? TM_ENGINE_COPY_OUT : TM_ENGINE_COPY_IN,
                                    .arg = {(uint32_t)bytes, (uint32_t)(bytes >> 32), c->object}});
@@ -43,10 +43,10 @@ static void emit_copy(lowering *w, const copy *c) {
     tm_program_use_range(w->out, c->out ? host : device, c->object, 1, TM_USE_WRITE);
 }
 
-static uint32_t visit_of(lowering *w, uint32_t op, const prog_use *u) {
-    if (!lower_on_device(w, op)) return visit_on_host(w, u->visit, u->object);
-    if (lower_is_in_place(w, u->object)) return visit_in_place(w, u->object, u->count);
-    return visit_on_device(w, lower_joined(w, w->of_visit[u->visit]));
+static uint32_t interval_of(lowering *w, uint32_t op, const prog_use *u) {
+    if (!lower_on_device(w, op)) return interval_on_host(w, u->interval, u->object);
+    if (lower_is_in_place(w, u->object)) return interval_in_place(w, u->object, u->count);
+    return interval_on_device(w, lower_joined(w, w->of_interval[u->interval]));
 }
 
 static void emit_op(lowering *w, uint32_t i) {
@@ -58,7 +58,7 @@ static void emit_op(lowering *w, uint32_t i) {
     tm_program_op(w->out, &op);
     for (uint32_t k = 0; k < o->n_uses; k++) {
         const prog_use *u = &w->p->use[o->first_use + k];
-        tm_program_use_range(w->out, visit_of(w, i, u), u->object, u->count, u->access);
+        tm_program_use_range(w->out, interval_of(w, i, u), u->object, u->count, u->access);
     }
 }
 
@@ -75,7 +75,7 @@ tm_status lower_emit(lowering *w) {
     const tm_program *p = w->p;
     TM_TRY(tm_program_create(&w->out, p->layout, p->name));
     for (uint32_t t = 0; t < p->n_temp; t++) (void)tm_program_temp(w->out, &p->temp[t]);
-    for (uint32_t i = 0; i < p->n_record; i++) w->host_visit[i] = TM_NONE;
+    for (uint32_t i = 0; i < p->n_record; i++) w->host_interval[i] = TM_NONE;
     if (w->n_copy) qsort(w->copy, w->n_copy, sizeof *w->copy, by_place);
     const copy *c = w->copy, *end = w->copy + w->n_copy;
     for (uint32_t i = 0; i < p->n_op; i++) {

@@ -26,7 +26,7 @@ typedef struct device_interval {
     uint32_t start, retire_at; /* has its frame over [start, retire_at] */
     uint32_t earliest;         /* where what it opens with is there on the host */
     uint32_t into;             /* the device interval that it was joined to; itself */
-    uint32_t visit;            /* of the lowered program, TM_NONE: not yet */
+    uint32_t interval;         /* of the lowered program, TM_NONE: not yet */
     bool reads, writes;        /* of what was there before; anything */
     bool opens, leaves;        /* begins with a copy in; something is copied out */
     live_range frame;
@@ -35,7 +35,7 @@ typedef struct device_interval {
 typedef struct copy {
     uint32_t object;
     uint32_t device_interval; /* LOWER_IN_PLACE: the object's own place */
-    uint32_t visit;           /* of the program: the host's side */
+    uint32_t interval;        /* of the program: the host's side */
     uint32_t at, by;          /* behind operation `at` or before it; in: for operation `by` */
     bool out, behind;
 } copy;
@@ -45,10 +45,10 @@ typedef struct whereabouts {
     bool on_host;
     uint32_t device_interval; /* that has it too, or alone; TM_NONE: none; LOWER_IN_PLACE: it has a place of its own */
     uint32_t host_from;       /* position from which it may be copied in, */
-    uint32_t host_visit;      /* by this visit, TM_NONE: any; by others once it is over and may have left memory */
+    uint32_t host_interval;   /* by this interval, TM_NONE: any; by others once it is over and may have left memory */
     uint32_t written;         /* operation that wrote it last on the device, */
-    uint32_t write_visit;     /* in this visit */
-    bool owed;                /* its host frame will be written back with the rest of its visit: it needs the latest */
+    uint32_t write_interval;  /* in this interval */
+    bool owed; /* its host frame will be written back with the rest of its interval: it needs the latest */
 } whereabouts;
 
 typedef struct join {
@@ -62,7 +62,7 @@ typedef struct lowering {
     uint64_t arena;
     device_interval *device_interval;
     uint32_t n_device_interval;
-    uint32_t *of_visit; /* device interval of each visit, TM_NONE: the device does nothing with it */
+    uint32_t *of_interval; /* device interval of each interval, TM_NONE: the device does nothing with it */
     join *join;
     uint32_t n_join;
     size_t cap_join;
@@ -73,8 +73,8 @@ typedef struct lowering {
     load_tree load, ahead;
     uint64_t window, peak;
     tm_program *out;
-    uint32_t *host_visit;     /* of the lowered program, per record of the program's visits */
-    uint8_t *whole;           /* per visit: the host uses several of its objects at once */
+    uint32_t *host_interval;  /* of the lowered program, per record of the program's intervals */
+    uint8_t *whole;           /* per interval: the host uses several of its objects at once */
     uint64_t *device_address; /* per state object: its address in the arena for good; 0: none */
     uint64_t resident_bytes;  /* the arena's first ones */
     uint8_t *tier;            /* per operation: where it computes */

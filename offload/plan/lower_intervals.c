@@ -1,6 +1,6 @@
-/* Device intervals: frames in the device's arena, one for each visit that the device computes on. With room, device
- * intervals of one object are joined, so that it need not leave and come again: by transfers saved over positions of the
- * gap, best first. Frames are there before their first use and linger behind their last, so that copies run beside
+/* Device intervals: frames in the device's arena, one for each interval that the device computes on. With room, device
+ * intervals of one object are joined, so that it need not leave and come again: by transfers saved over positions of
+ * the gap, best first. Frames are there before their first use and linger behind their last, so that copies run beside
  * compute. */
 #include "offload/plan/lower_internal.h"
 
@@ -11,32 +11,36 @@ enum { AHEAD_POSITIONS = 4096, BEHIND_POSITIONS = 64 };
 
 /* ---- device intervals ---------------------------------------------------------------------------------------- */
 
-static void device_intervals_of_visits(lowering *w) {
+static void find_device_intervals(lowering *w) {
     const tm_program *p = w->p;
-    for (uint32_t v = 0; v < p->n_visit; v++) w->of_visit[v] = TM_NONE;
+    for (uint32_t v = 0; v < p->n_interval; v++) w->of_interval[v] = TM_NONE;
     w->n_device_interval = w->n_join = 0;
     for (uint32_t i = 0; i < p->n_op; i++) {
         const prog_op *o = &p->op[i];
         for (uint32_t k = 0; lower_on_device(w, i) && k < o->n_uses; k++) {
             const prog_use *u = &p->use[o->first_use + k];
-            const prog_visit *v = &p->visit[u->visit];
+            const prog_interval *v = &p->interval[u->interval];
             if (lower_is_in_place(w, v->first)) continue;
-            if (w->of_visit[u->visit] == TM_NONE) {
-                device_interval s = {
-                    .first = v->first, .count = v->count, .begin = i, .into = w->n_device_interval, .visit = TM_NONE};
+            if (w->of_interval[u->interval] == TM_NONE) {
+                device_interval s = {.first = v->first,
+                                     .count = v->count,
+                                     .begin = i,
+                                     .into = w->n_device_interval,
+                                     .interval = TM_NONE};
                 for (uint32_t n = 0; n < v->count; n++) s.frame.bytes += program_object(p, v->first + n)->frame_bytes;
                 s.reads = u->access & TM_USE_READ;
-                w->of_visit[u->visit] = w->n_device_interval;
+                w->of_interval[u->interval] = w->n_device_interval;
                 w->device_interval[w->n_device_interval++] = s;
             }
-            device_interval *s = &w->device_interval[w->of_visit[u->visit]];
+            device_interval *s = &w->device_interval[w->of_interval[u->interval]];
             s->last = i;
             if (u->access & TM_USE_WRITE) s->writes = true;
         }
     }
 }
 
-/* For each device interval the last operation before it in which the host wrote one of its objects; TM_NONE: there is none. */
+/* For each device interval the last operation before it in which the host wrote one of its objects; TM_NONE: there is
+ * none. */
 static tm_status host_writes(const lowering *w, uint32_t **out) {
     const tm_program *p = w->p;
     uint32_t *last = tm_malloc(sizeof *last * ((size_t)p->layout->n + p->n_temp + 1));
@@ -134,7 +138,7 @@ void lower_join(lowering *w, uint64_t room) {
 }
 
 tm_status lower_intervals(lowering *w) {
-    device_intervals_of_visits(w);
+    find_device_intervals(w);
     return find_joins(w);
 }
 
@@ -145,7 +149,8 @@ static bool room_over(const lowering *w, uint32_t from, uint32_t to, int64_t byt
            load_most(&w->ahead, from, to) + bytes <= (int64_t)w->window;
 }
 
-/* Device intervals that open with a copy begin as early as there is room for their frames and what they bring is there. */
+/* Device intervals that open with a copy begin as early as there is room for their frames and what they bring is
+ * there. */
 static void copy_ahead(lowering *w, uint64_t room) {
     for (uint32_t i = 0; i < w->n_device_interval; i++) {
         device_interval *s = &w->device_interval[i];

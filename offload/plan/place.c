@@ -8,7 +8,7 @@
 
 void place_free(placement *pl) {
     tm_free(pl->item);
-    tm_free(pl->of_visit);
+    tm_free(pl->of_interval);
     tm_free(pl->temp_paged);
     *pl = (placement){0};
 }
@@ -16,108 +16,109 @@ void place_free(placement *pl) {
 static live_range *push_live_range(placement *pl) {
     if (tm_grow(&pl->item, &pl->cap, pl->n + 1, sizeof *pl->item) != TM_OK) return NULL;
     live_range *r = &pl->item[pl->n++];
-    *r = (live_range){.visit = TM_NONE};
+    *r = (live_range){.interval = TM_NONE};
     return r;
 }
 
-/* In memory for one visit, and no longer. */
-static live_range *push_visit(placement *pl, const tm_program *p, uint32_t v) {
-    const prog_visit *visit = &p->visit[v];
+/* In memory for one interval, and no longer. */
+static live_range *push_interval(placement *pl, const tm_program *p, uint32_t v) {
+    const prog_interval *interval = &p->interval[v];
     live_range *r = push_live_range(pl);
-    TM_ASSERT(visit->first_op <= visit->last_op && visit->last_op < p->n_op);
+    TM_ASSERT(interval->first_op <= interval->last_op && interval->last_op < p->n_op);
     if (!r) return NULL;
-    r->first_object = visit->first;
-    r->count = visit->count;
-    r->start = r->first_use = visit->first_op;
-    r->end = r->retire_at = visit->last_op;
-    r->tier = visit->tier;
-    for (uint32_t i = 0; i < visit->count; i++) r->bytes += program_object(p, visit->first + i)->frame_bytes;
-    pl->of_visit[v] = pl->n - 1;
+    r->first_object = interval->first;
+    r->count = interval->count;
+    r->start = r->first_use = interval->first_op;
+    r->end = r->retire_at = interval->last_op;
+    r->tier = interval->tier;
+    for (uint32_t i = 0; i < interval->count; i++) r->bytes += program_object(p, interval->first + i)->frame_bytes;
+    pl->of_interval[v] = pl->n - 1;
     return r;
 }
 
-/* A visit of paged objects: filled where it is read first; written back where it is dirty and someone may read it again
- * (state always; a temporary only before its last visit). */
-static tm_status add_paged(placement *pl, const tm_program *p, uint32_t v, bool last_visit_of_temp) {
-    const prog_visit *visit = &p->visit[v];
-    live_range *r = push_visit(pl, p, v);
+/* An interval of paged objects: filled where it is read first; written back where it is dirty and someone may read it
+ * again (state always; a temporary only before its last interval). */
+static tm_status add_paged(placement *pl, const tm_program *p, uint32_t v, bool last_interval_of_temp) {
+    const prog_interval *interval = &p->interval[v];
+    live_range *r = push_interval(pl, p, v);
     if (!r) return tm_nomem(sizeof *r);
-    r->visit = v;
-    for (uint32_t i = 0; i < visit->count; i++) {
-        const visit_object *vo = &p->record[visit->record + i];
+    r->interval = v;
+    for (uint32_t i = 0; i < interval->count; i++) {
+        const interval_object *vo = &p->record[interval->record + i];
         if (vo->first_access & TM_USE_READ) r->fill = true;
-        if (vo->dirty && !last_visit_of_temp) r->dirty = true;
+        if (vo->dirty && !last_interval_of_temp) r->dirty = true;
     }
     return TM_OK;
 }
 
 static tm_status add_kept_temp(placement *pl, const tm_program *p, uint32_t v, uint32_t *of_temp) {
-    const prog_visit *visit = &p->visit[v];
-    uint32_t t = visit->first & ~TM_TEMP_BIT;
+    const prog_interval *interval = &p->interval[v];
+    uint32_t t = interval->first & ~TM_TEMP_BIT;
     if (of_temp[t] == TM_NONE) {
         live_range *r = push_live_range(pl);
         if (!r) return tm_nomem(sizeof *r);
-        *r = (live_range){.first_object = visit->first,
+        *r = (live_range){.first_object = interval->first,
                           .count = 1,
-                          .start = visit->first_op,
-                          .first_use = visit->first_op,
+                          .start = interval->first_op,
+                          .first_use = interval->first_op,
                           .bytes = p->temp[t].frame_bytes,
-                          .tier = visit->tier,
-                          .visit = TM_NONE};
+                          .tier = interval->tier,
+                          .interval = TM_NONE};
         of_temp[t] = pl->n - 1;
     }
     live_range *r = &pl->item[of_temp[t]];
-    if (visit->first_op < r->start) r->start = r->first_use = visit->first_op;
-    if (visit->last_op > r->end) r->end = r->retire_at = visit->last_op;
-    pl->of_visit[v] = of_temp[t];
+    if (interval->first_op < r->start) r->start = r->first_use = interval->first_op;
+    if (interval->last_op > r->end) r->end = r->retire_at = interval->last_op;
+    pl->of_interval[v] = of_temp[t];
     return TM_OK;
 }
 
 /* It has its address: a device interval, which copies fill and empty, or a frame that ranks share, which has to lie
  * where shared.c puts it on all of them. */
 static tm_status add_placed(placement *pl, const tm_program *p, uint32_t v) {
-    TM_ASSERT(p->visit[v].address || p->visit[v].tier == TM_TIER_SHARED);
-    live_range *r = push_visit(pl, p, v);
+    TM_ASSERT(p->interval[v].address || p->interval[v].tier == TM_TIER_SHARED);
+    live_range *r = push_interval(pl, p, v);
     if (!r) return tm_nomem(sizeof *r);
-    r->address = p->visit[v].address;
+    r->address = p->interval[v].address;
     if (r->tier != TM_TIER_SHARED || r->address - TM_SHARED_BASE + r->bytes <= p->shared_bytes) return TM_OK;
     return tm_fail(TM_EBUG, "program %s: visit %u lies outside of what ranks share", p->name, v);
 }
 
 /* A host frame of what is device-resident. */
 static tm_status add_apart(placement *pl, const tm_program *p, uint32_t v) {
-    return push_visit(pl, p, v) ? TM_OK : tm_nomem(sizeof(live_range));
+    return push_interval(pl, p, v) ? TM_OK : tm_nomem(sizeof(live_range));
 }
 
 static tm_status build_live_ranges(placement *pl, const tm_program *p, const uint8_t *resident) {
     uint32_t *of_temp = tm_malloc(sizeof *of_temp * (p->n_temp + 1));
-    uint32_t *last_visit = tm_malloc(sizeof *last_visit * (p->n_temp + 1));
-    tm_status rc = of_temp && last_visit ? TM_OK : tm_nomem(sizeof *of_temp * 2 * (p->n_temp + 1));
-    for (uint32_t t = 0; rc == TM_OK && t < p->n_temp; t++) of_temp[t] = last_visit[t] = TM_NONE;
-    for (uint32_t v = 0; rc == TM_OK && v < p->n_visit; v++) {
-        const prog_visit *visit = &p->visit[v];
-        if (visit->first_op == TM_NONE || visit->address || !(visit->first & TM_TEMP_BIT)) continue;
-        uint32_t t = visit->first & ~TM_TEMP_BIT;
-        if (last_visit[t] == TM_NONE || visit->last_op > p->visit[last_visit[t]].last_op) last_visit[t] = v;
+    uint32_t *last_interval = tm_malloc(sizeof *last_interval * (p->n_temp + 1));
+    tm_status rc = of_temp && last_interval ? TM_OK : tm_nomem(sizeof *of_temp * 2 * (p->n_temp + 1));
+    for (uint32_t t = 0; rc == TM_OK && t < p->n_temp; t++) of_temp[t] = last_interval[t] = TM_NONE;
+    for (uint32_t v = 0; rc == TM_OK && v < p->n_interval; v++) {
+        const prog_interval *interval = &p->interval[v];
+        if (interval->first_op == TM_NONE || interval->address || !(interval->first & TM_TEMP_BIT)) continue;
+        uint32_t t = interval->first & ~TM_TEMP_BIT;
+        if (last_interval[t] == TM_NONE || interval->last_op > p->interval[last_interval[t]].last_op)
+            last_interval[t] = v;
     }
-    for (uint32_t v = 0; rc == TM_OK && v < p->n_visit; v++) {
-        const prog_visit *visit = &p->visit[v];
-        pl->of_visit[v] = TM_NONE;
-        if (visit->first_op == TM_NONE) continue;
-        if (visit->address || visit->tier == TM_TIER_SHARED) {
+    for (uint32_t v = 0; rc == TM_OK && v < p->n_interval; v++) {
+        const prog_interval *interval = &p->interval[v];
+        pl->of_interval[v] = TM_NONE;
+        if (interval->first_op == TM_NONE) continue;
+        if (interval->address || interval->tier == TM_TIER_SHARED) {
             rc = add_placed(pl, p, v);
-        } else if (visit->home != VISIT_USUAL) {
-            rc = visit->home == VISIT_DISK ? add_paged(pl, p, v, false) : add_apart(pl, p, v);
-        } else if (visit->first & TM_TEMP_BIT) {
-            uint32_t t = visit->first & ~TM_TEMP_BIT;
-            rc = pl->temp_paged[t] ? add_paged(pl, p, v, last_visit[t] == v) : add_kept_temp(pl, p, v, of_temp);
-        } else if (!resident[visit->first]) {
+        } else if (interval->home != INTERVAL_USUAL) {
+            rc = interval->home == INTERVAL_DISK ? add_paged(pl, p, v, false) : add_apart(pl, p, v);
+        } else if (interval->first & TM_TEMP_BIT) {
+            uint32_t t = interval->first & ~TM_TEMP_BIT;
+            rc = pl->temp_paged[t] ? add_paged(pl, p, v, last_interval[t] == v) : add_kept_temp(pl, p, v, of_temp);
+        } else if (!resident[interval->first]) {
             rc = add_paged(pl, p, v, false);
         }
     }
     for (uint32_t r = 0; r < pl->n; r++) pl->item[r].bytes = tm_round_up(pl->item[r].bytes, TM_FRAME_ALIGN);
     tm_free(of_temp);
-    tm_free(last_visit);
+    tm_free(last_interval);
     return rc;
 }
 
@@ -136,13 +137,13 @@ tm_status place_sort(live_range **out, live_range *const *in, uint32_t n, uint32
  */
 static void limit_by_writes(placement *pl, const tm_program *p, live_range **order) {
     uint32_t n_state = p->layout->n;
-    /* last_end[object] while walking in order of first use; visits of one object do not overlap */
+    /* last_end[object] while walking in order of first use; intervals of one object do not overlap */
     uint32_t *last_end = tm_malloc(sizeof *last_end * (n_state + p->n_temp + 1));
     if (!last_end) return; /* no look-ahead is always legal: start stays first_use */
     memset(last_end, 0xff, sizeof *last_end * (n_state + p->n_temp + 1));
     for (uint32_t i = 0; i < pl->n; i++) {
         live_range *r = order[i];
-        if (r->visit == TM_NONE) continue;
+        if (r->interval == TM_NONE) continue;
         uint32_t earliest = 0;
         for (uint32_t k = 0; k < r->count; k++) {
             uint32_t id = r->first_object + k;
@@ -162,7 +163,7 @@ static bool is_update_state(const tm_program *p, const live_range *r) {
 
 /* Its frame may stay taken behind its last use, while the write-back is under way. */
 static bool may_linger(const tm_program *p, const tm_plan_opts *opts, const live_range *r) {
-    return r->visit != TM_NONE && r->dirty && !(opts->no_write_behind && is_update_state(p, r));
+    return r->interval != TM_NONE && r->dirty && !(opts->no_write_behind && is_update_state(p, r));
 }
 
 /* ---- look-ahead ---------------------------------------------------------------------------------------------- */
@@ -178,7 +179,7 @@ typedef struct ahead {
 } ahead;
 
 static bool reads_ahead(const ahead *a, const live_range *r) {
-    return r->visit != TM_NONE && r->fill && !(a->opts->no_read_ahead && is_update_state(a->p, r));
+    return r->interval != TM_NONE && r->fill && !(a->opts->no_read_ahead && is_update_state(a->p, r));
 }
 
 /* Before anything is read ahead: every frame from its first to its last use. */
@@ -452,10 +453,10 @@ static tm_status assign_addresses(placement *pl, const tm_program *p, const tm_p
 
 tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *opts, const residency *r) {
     *pl = (placement){.base = r->base};
-    pl->of_visit = tm_malloc(sizeof *pl->of_visit * (p->n_visit + 1));
+    pl->of_interval = tm_malloc(sizeof *pl->of_interval * (p->n_interval + 1));
     pl->temp_paged = tm_malloc(p->n_temp + 1);
     tm_status rc = TM_OK;
-    if (!pl->of_visit || !pl->temp_paged) TM_GO(tm_nomem(sizeof *pl->of_visit * (p->n_visit + 1)));
+    if (!pl->of_interval || !pl->temp_paged) TM_GO(tm_nomem(sizeof *pl->of_interval * (p->n_interval + 1)));
     memcpy(pl->temp_paged, r->temp_paged, p->n_temp);
     TM_GO(build_live_ranges(pl, p, r->resident));
     TM_GO(give_window(pl, p, opts, r->window, r->room > r->base ? r->room - r->base : 0));

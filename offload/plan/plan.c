@@ -45,7 +45,7 @@ static uint64_t bytes_on_device(const tm_program *p) {
 
 /* What is device-resident need not be on the host: where the slab is too small otherwise, that is what decides. */
 static tm_status choose_frames(chosen *c, tm_layout *layout, const tm_program *p, const tm_plan_opts *opts) {
-    bool lower = opts->device_bytes && !p->lowered, keeps = opts->choose_residency && opts->hold_quarters > 0;
+    bool lower = opts->device_bytes && !p->lowered, keeps = opts->choose_residency && opts->resident_quarters > 0;
     tm_plan_opts tight = *opts;
     tight.slab_bytes = 0;
     c->p = p;
@@ -85,7 +85,7 @@ tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm_program *pr
     (*out)->info.minimum_bytes = c.r.minimum + share;
     (*out)->info.share_bytes = share;
     (*out)->info.window_bytes = c.r.window;
-    (*out)->info.held_bytes = bytes_on_device(c.p);
+    (*out)->info.device_resident_bytes = bytes_on_device(c.p);
     if (opts->choose_residency) settle_layout(layout, c.r.resident, address, c.r.base);
     place_free(&pl);
     if (!opts->unproved) rc = tm_plan_prove(*out);

@@ -2,7 +2,7 @@
  *
  * A pass over the model (a training step, an import, an evaluation, an export) is a *program*: a straight line of
  * compute operations over *objects*. tm_plan_compile turns a program into a *plan* under a byte budget, as a compiler
- * allocates registers: it chooses which objects stay resident, gives every visit of the others a frame, inserts the
+ * allocates registers: it chooses which objects stay resident, gives every interval of the others a frame, inserts the
  * disk reads and write-backs, and orders everything by explicit dependencies. tm_exec_run interprets the plan and has
  * no order of its own: any topological order of the dependencies gives the same bytes.
  *
@@ -11,10 +11,10 @@
  *              all programs of a run share. Temporaries live inside one program run.
  *   bundle     objects that a kernel needs side by side (the tiles of one matrix): consecutive ids, each but the last
  *              of a size that is a multiple of the alignment, so that their frames join without a gap.
- *   visit      a span of the program during which a range of a bundle lies in one frame. An object that is not
- *              resident is filled from its extent when a visit begins (unless it is overwritten) and written back when
- *              a dirty visit ends.
- *   use        one operation's access to a visit.
+ *   interval   a span of the program during which a range of a bundle lies in one frame. An object that is not
+ *              resident is filled from its extent when an interval begins (unless it is overwritten) and written back
+ *              when a dirty interval ends.
+ *   use        one operation's access to an interval.
  *   frame      [address, address + bytes) of the slab.
  *   extent     where an object lies in the offload files.
  *
@@ -23,7 +23,7 @@
  *     uint32_t w = tm_layout_object(layout, &(tm_object){.kind = TM_KIND_WEIGHT_HI, .bytes = 2 << 20});
  *     tm_program *p; // once per kind of pass
  *     TM_TRY(tm_program_create(&p, layout, "step"));
- *     uint32_t v = tm_program_visit(p, w, 1);
+ *     uint32_t v = tm_program_interval(p, w, 1);
  *     tm_program_op(p, &(tm_op){.code = MY_OP, .arg = {unit, stage}});
  *     tm_program_use(p, v, TM_USE_READ);
  *     TM_TRY(tm_plan_compile(&plan, layout, p, &opts, &minimum)); // TM_EBUDGET: `minimum` bytes would fit
@@ -63,7 +63,8 @@ const tm_kind_traits *tm_kind_get(tm_kind kind);
 const char *tm_kind_name(tm_kind kind); /* "?" if it is none */
 
 /* Where frames lie. State and everything that pages are in the host's slab; a device's arena has its own addresses, and
- * so has memory that the ranks of a node share: temporaries of one visit, which only communication operations write. */
+ * so has memory that the ranks of a node share: temporaries of one interval, which only communication operations
+ * write. */
 typedef enum tm_tier {
     TM_TIER_HOST,
     TM_TIER_DEVICE,
@@ -134,15 +135,15 @@ TM_MUST_USE tm_status tm_program_create(tm_program **out, const tm_layout *layou
 void tm_program_free(tm_program *p);
 /* Building calls keep the first failure (out of memory, our own misuse); tm_plan_compile returns it. */
 uint32_t tm_program_temp(tm_program *p, const tm_object *o); /* id of a temporary */
-uint32_t tm_program_visit(tm_program *p, uint32_t first,
-                          uint32_t count); /* objects first.. of one bundle; temporaries: count 1 */
+uint32_t tm_program_interval(tm_program *p, uint32_t first,
+                             uint32_t count); /* objects first.. of one bundle; temporaries: count 1 */
 void tm_program_op(tm_program *p, const tm_op *op);
 /* Uses of the latest op, in the order in which the handler gets its operands. */
-void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access);
-void tm_program_use_range(tm_program *p, uint32_t visit, uint32_t object, uint32_t count, tm_use_access access);
-/* Bytes that the operand of a use has: of `count` objects from `object` on, or (0) of all of the visit. UINT64_MAX once
- * building has failed. */
-uint64_t tm_program_use_bytes(const tm_program *p, uint32_t visit, uint32_t object, uint32_t count);
+void tm_program_use(tm_program *p, uint32_t interval, tm_use_access access);
+void tm_program_use_range(tm_program *p, uint32_t interval, uint32_t object, uint32_t count, tm_use_access access);
+/* Bytes that the operand of a use has: of `count` objects from `object` on, or (0) of all of the interval. UINT64_MAX
+ * once building has failed. */
+uint64_t tm_program_use_bytes(const tm_program *p, uint32_t interval, uint32_t object, uint32_t count);
 /* After the last use: gives the frames of TM_TIER_SHARED their addresses, by the order of their first and last uses
  * alone. Programs in which that order is the same have them at the same addresses, whatever else is in them: ranks that
  * hold different tiles, under different budgets. */
@@ -165,7 +166,7 @@ typedef struct tm_plan_opts {
     uint64_t slab_bytes;   /* the frames' budget */
     bool choose_residency; /* decide residency of the layout's state here (the training step); otherwise keep it */
     bool cache;            /* false: nothing stays resident beyond the working set (memory.cache: none) */
-    bool spill;            /* temporaries with several visits may be written out between them */
+    bool spill;            /* temporaries with several intervals may be written out between them */
     bool pinned[TM_KINDS]; /* state of this kind has to be resident (offload device none or cpu) */
     uint32_t window_mib;   /* most look-ahead, 0: 512 MiB */
     uint64_t
@@ -179,8 +180,8 @@ typedef struct tm_plan_opts {
     bool device_apart;    /* the device computes beside the host's cores: TM_ENGINE_DEVICE */
     /* With choose_residency: so many quarters of the arena, beside what the program needs at least, may keep state from
      * run to run; 0: none does. */
-    uint32_t hold_quarters;
-    double hold_not;                     /* at least so much of what it could keep is not kept */
+    uint32_t resident_quarters;
+    double host_share;                   /* at least so much of what it could keep is not kept */
     bool no_read_ahead, no_write_behind; /* of weight_lo, exp_avg, exp_avg_sq and grad: no transfer overlaps others */
     bool unproved; /* to be compared with others: whoever keeps the plan calls tm_plan_prove before it runs */
 } tm_plan_opts;
@@ -194,13 +195,13 @@ typedef struct tm_plan_info {
     uint64_t spill_file_bytes;                            /* extents of temporaries */
     uint64_t spill_largest_bytes;                         /* of them */
     uint32_t ops, edges;
-    uint64_t memory_bytes;  /* of the plan itself */
-    uint64_t device_bytes;  /* of the device's arena */
-    uint64_t held_bytes;    /* of it: state that stays there from run to run */
-    uint64_t copy_bytes[2]; /* of one run: in, out */
-    uint64_t shared_bytes;  /* of the frames of TM_TIER_SHARED */
-    uint64_t share_bytes;   /* one rank's share of them: minimum_bytes counts it, slab_bytes does not */
-    bool proved;            /* tm_plan_prove: no other plan is run */
+    uint64_t memory_bytes;          /* of the plan itself */
+    uint64_t device_bytes;          /* of the device's arena */
+    uint64_t device_resident_bytes; /* of it: state that stays there from run to run */
+    uint64_t copy_bytes[2];         /* of one run: in, out */
+    uint64_t shared_bytes;          /* of the frames of TM_TIER_SHARED */
+    uint64_t share_bytes;           /* one rank's share of them: minimum_bytes counts it, slab_bytes does not */
+    bool proved;                    /* tm_plan_prove: no other plan is run */
     double proof_seconds;
 } tm_plan_info;
 
@@ -221,10 +222,10 @@ TM_MUST_USE tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm
 /* The least slab for this program alone: `minimum` of tm_plan_compile with choose_residency, without a plan. */
 TM_MUST_USE tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
                                       uint64_t *minimum);
-/* The least arena for this program alone: every object there only while one visit's operations need it. */
+/* The least arena for this program alone: every object there only while one interval's operations need it. */
 TM_MUST_USE tm_status tm_plan_device_minimum(const tm_program *p, uint64_t *minimum);
 /* Brings device-resident state to its extents, for a commit, or from there. NULL: nothing is device-resident. */
-TM_MUST_USE tm_status tm_program_held(tm_program **out, const tm_layout *layout, bool to_extents);
+TM_MUST_USE tm_status tm_program_device_resident(tm_program **out, const tm_layout *layout, bool to_extents);
 void tm_plan_free(tm_plan *plan);
 const tm_plan_info *tm_plan_get_info(const tm_plan *plan);
 /* Proves the plan under asynchronous completion: every operand is filled before it is used, frames that overlap are

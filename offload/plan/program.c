@@ -72,7 +72,7 @@ tm_status tm_program_create(tm_program **out, const tm_layout *layout, const cha
 void tm_program_free(tm_program *p) {
     if (!p) return;
     tm_free(p->temp);
-    tm_free(p->visit);
+    tm_free(p->interval);
     tm_free(p->record);
     tm_free(p->op);
     tm_free(p->use);
@@ -100,21 +100,21 @@ uint32_t tm_program_temp(tm_program *p, const tm_object *o) {
     return TM_TEMP_BIT | p->n_temp++;
 }
 
-uint32_t tm_program_visit(tm_program *p, uint32_t first, uint32_t count) {
+uint32_t tm_program_interval(tm_program *p, uint32_t first, uint32_t count) {
     TM_ASSERT(count >= 1 && (count == 1 || !(first & TM_TEMP_BIT)));
     if (p->status != TM_OK) return 0;
-    if (!program_grow(p, &p->visit, &p->cap_visit, p->n_visit, sizeof *p->visit)) return 0;
-    p->visit[p->n_visit] = (prog_visit){.first = first,
-                                        .count = count,
-                                        .first_op = TM_NONE,
-                                        .last_op = TM_NONE,
-                                        .record = p->n_record,
-                                        .tier = program_object(p, first)->tier};
+    if (!program_grow(p, &p->interval, &p->cap_interval, p->n_interval, sizeof *p->interval)) return 0;
+    p->interval[p->n_interval] = (prog_interval){.first = first,
+                                                 .count = count,
+                                                 .first_op = TM_NONE,
+                                                 .last_op = TM_NONE,
+                                                 .record = p->n_record,
+                                                 .tier = program_object(p, first)->tier};
     for (uint32_t i = 0; i < count; i++) {
         if (!program_grow(p, &p->record, &p->cap_record, p->n_record, sizeof *p->record)) return 0;
-        p->record[p->n_record++] = (visit_object){0};
+        p->record[p->n_record++] = (interval_object){0};
     }
-    return p->n_visit++;
+    return p->n_interval++;
 }
 
 void tm_program_op(tm_program *p, const tm_op *op) {
@@ -125,32 +125,32 @@ void tm_program_op(tm_program *p, const tm_op *op) {
     p->op[p->n_op++] = (prog_op){.op = *op, .first_use = p->n_use};
 }
 
-void tm_program_use_range(tm_program *p, uint32_t visit, uint32_t object, uint32_t count, tm_use_access access) {
+void tm_program_use_range(tm_program *p, uint32_t interval, uint32_t object, uint32_t count, tm_use_access access) {
     if (p->status != TM_OK) return;
-    TM_ASSERT(p->n_op > 0 && visit < p->n_visit);
-    prog_visit *v = &p->visit[visit];
+    TM_ASSERT(p->n_op > 0 && interval < p->n_interval);
+    prog_interval *v = &p->interval[interval];
     TM_ASSERT(object >= v->first && object + count <= v->first + v->count);
     if (!program_grow(p, &p->use, &p->cap_use, p->n_use, sizeof *p->use)) return;
-    p->use[p->n_use++] = (prog_use){.visit = visit, .object = object, .count = count, .access = access};
+    p->use[p->n_use++] = (prog_use){.interval = interval, .object = object, .count = count, .access = access};
     p->op[p->n_op - 1].n_uses++;
     if (v->first_op == TM_NONE) v->first_op = p->n_op - 1;
     v->last_op = p->n_op - 1;
     for (uint32_t i = 0; i < count; i++) {
-        visit_object *r = &p->record[v->record + (object - v->first) + i];
+        interval_object *r = &p->record[v->record + (object - v->first) + i];
         if (!r->first_access) r->first_access = (uint8_t)access;
         if (access & TM_USE_WRITE) r->dirty = true;
     }
 }
 
-void tm_program_use(tm_program *p, uint32_t visit, tm_use_access access) {
+void tm_program_use(tm_program *p, uint32_t interval, tm_use_access access) {
     if (p->status != TM_OK) return;
-    tm_program_use_range(p, visit, p->visit[visit].first, p->visit[visit].count, access);
+    tm_program_use_range(p, interval, p->interval[interval].first, p->interval[interval].count, access);
 }
 
-uint64_t tm_program_use_bytes(const tm_program *p, uint32_t visit, uint32_t object, uint32_t count) {
+uint64_t tm_program_use_bytes(const tm_program *p, uint32_t interval, uint32_t object, uint32_t count) {
     if (p->status != TM_OK) return UINT64_MAX;
-    TM_ASSERT(visit < p->n_visit);
-    const prog_visit *v = &p->visit[visit];
+    TM_ASSERT(interval < p->n_interval);
+    const prog_interval *v = &p->interval[interval];
     uint32_t first = count ? object : v->first, n = count ? count : v->count;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < n; i++) bytes += program_object(p, first + i)->bytes;
@@ -172,8 +172,8 @@ uint64_t tm_program_plan_ops(const tm_program *p) {
     return p->n_op + most_transfers(p);
 }
 
-/* Every visit is filled and written back, and operations wait for twice as many others as they touch objects: who had
- * the object before, and who had the bytes. The executor keeps a checksum of each page that is spilled. */
+/* Every interval is filled and written back, and operations wait for twice as many others as they touch objects: who
+ * had the object before, and who had the bytes. The executor keeps a checksum of each page that is spilled. */
 uint64_t tm_program_plan_bytes(const tm_program *p) {
     uint64_t touches = 0, disk = most_transfers(p), pages = 0;
     for (uint32_t i = 0; i < p->n_temp; i++)

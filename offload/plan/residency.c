@@ -50,7 +50,7 @@ static tm_status peak_of(const chooser *ch, uint64_t window, uint64_t room, uint
     return TM_OK;
 }
 
-/* Starting point: pinned state resident, temporaries with several visits paged where that is allowed. */
+/* Starting point: pinned state resident, temporaries with several intervals paged where that is allowed. */
 static tm_status start_point(chooser *ch) {
     for (uint32_t i = 0; i < ch->l->n; i++) {
         const tm_object *o = &ch->l->object[i];
@@ -58,18 +58,18 @@ static tm_status start_point(chooser *ch) {
             ch->opts->choose_residency ? !o->pageable || o->pinned || ch->opts->pinned[o->kind] : o->resident;
         if (ch->p->device_address && ch->p->device_address[i]) ch->r->resident[i] = true; /* there */
     }
-    uint8_t *visits = tm_calloc(ch->p->n_temp + 1, 1);
-    if (!visits) return tm_nomem(ch->p->n_temp + 1);
-    for (uint32_t v = 0; v < ch->p->n_visit; v++) {
-        const prog_visit *visit = &ch->p->visit[v];
-        if (visit->first_op == TM_NONE || visit->address || !(visit->first & TM_TEMP_BIT)) continue;
-        uint8_t *n = &visits[visit->first & ~TM_TEMP_BIT];
+    uint8_t *intervals = tm_calloc(ch->p->n_temp + 1, 1);
+    if (!intervals) return tm_nomem(ch->p->n_temp + 1);
+    for (uint32_t v = 0; v < ch->p->n_interval; v++) {
+        const prog_interval *interval = &ch->p->interval[v];
+        if (interval->first_op == TM_NONE || interval->address || !(interval->first & TM_TEMP_BIT)) continue;
+        uint8_t *n = &intervals[interval->first & ~TM_TEMP_BIT];
         if (*n < 2) ++*n;
     }
     for (uint32_t t = 0; t < ch->p->n_temp; t++)
         ch->r->temp_paged[t] =
-            ch->opts->spill && ch->p->temp[t].pageable && !ch->opts->pinned[ch->p->temp[t].kind] && visits[t] > 1;
-    tm_free(visits);
+            ch->opts->spill && ch->p->temp[t].pageable && !ch->opts->pinned[ch->p->temp[t].kind] && intervals[t] > 1;
+    tm_free(intervals);
     return TM_OK;
 }
 

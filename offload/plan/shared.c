@@ -11,7 +11,7 @@
 enum { BY_SIZE_MOST = 2048 }; /* frames; the work grows with their square */
 
 typedef struct shelf {
-    live_range *frame; /* by their beginnings; `visit` is theirs */
+    live_range *frame; /* by their beginnings; `interval` is theirs */
     live_range **list, **placed;
     uint32_t n;
 } shelf;
@@ -55,15 +55,15 @@ static uint64_t pack_by_size(shelf *s) {
 /* ---- addresses ----------------------------------------------------------------------------------------------- */
 
 static void collect_frames(const tm_program *p, shelf *s) {
-    for (uint32_t v = 0; v < p->n_visit; v++) {
-        const prog_visit *visit = &p->visit[v];
-        if (visit->tier != TM_TIER_SHARED || visit->first_op == TM_NONE) continue;
-        TM_ASSERT(visit->count == 1 && (visit->first & TM_TEMP_BIT));
-        s->frame[s->n] = (live_range){.visit = v,
-                                      .start = visit->first_op,
-                                      .end = visit->last_op,
-                                      .retire_at = visit->last_op,
-                                      .bytes = program_object(p, visit->first)->frame_bytes};
+    for (uint32_t v = 0; v < p->n_interval; v++) {
+        const prog_interval *interval = &p->interval[v];
+        if (interval->tier != TM_TIER_SHARED || interval->first_op == TM_NONE) continue;
+        TM_ASSERT(interval->count == 1 && (interval->first & TM_TEMP_BIT));
+        s->frame[s->n] = (live_range){.interval = v,
+                                      .start = interval->first_op,
+                                      .end = interval->last_op,
+                                      .retire_at = interval->last_op,
+                                      .bytes = program_object(p, interval->first)->frame_bytes};
         s->list[s->n] = &s->frame[s->n];
         s->n++;
     }
@@ -71,7 +71,7 @@ static void collect_frames(const tm_program *p, shelf *s) {
 
 static void take_addresses(tm_program *p, const shelf *s, uint64_t peak) {
     uint64_t aside = tm_fault_hit("shared_place", NULL) ? TM_FRAME_ALIGN : 0; /* not where other ranks have them */
-    for (uint32_t i = 0; i < s->n; i++) p->visit[s->frame[i].visit].address = s->frame[i].address + aside;
+    for (uint32_t i = 0; i < s->n; i++) p->interval[s->frame[i].interval].address = s->frame[i].address + aside;
     p->shared_bytes = peak - TM_SHARED_BASE + aside;
 }
 
@@ -89,13 +89,13 @@ static void lay_out(tm_program *p, shelf *s) {
 
 void tm_program_share(tm_program *p) {
     if (p->status != TM_OK) return;
-    shelf s = {.frame = tm_malloc(sizeof *s.frame * (p->n_visit + 1)),
-               .list = tm_malloc(sizeof *s.list * 2 * ((size_t)p->n_visit + 1))};
+    shelf s = {.frame = tm_malloc(sizeof *s.frame * (p->n_interval + 1)),
+               .list = tm_malloc(sizeof *s.list * 2 * ((size_t)p->n_interval + 1))};
     if (s.frame && s.list) {
-        s.placed = s.list + p->n_visit + 1;
+        s.placed = s.list + p->n_interval + 1;
         lay_out(p, &s);
     } else {
-        p->status = tm_nomem(sizeof *s.frame * p->n_visit);
+        p->status = tm_nomem(sizeof *s.frame * p->n_interval);
     }
     tm_free(s.frame);
     tm_free(s.list);

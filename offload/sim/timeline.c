@@ -181,7 +181,7 @@ static tm_status fill_frames(timeline *out, const tm_timeline *t) {
     lane[TM_TIER_HOST] = frame_lane(out, device ? "host frames" : "frames in use", p->info.slab_bytes);
     if (p->info.shared_bytes) lane[TM_TIER_SHARED] = frame_lane(out, "shared frames", p->info.shared_bytes);
     fill_resident(lane[TM_TIER_HOST], p->info.resident_bytes, out->seconds);
-    if (device) fill_resident(lane[TM_TIER_DEVICE], p->info.held_bytes, out->seconds);
+    if (device) fill_resident(lane[TM_TIER_DEVICE], p->info.device_resident_bytes, out->seconds);
     for (uint32_t op = 0; p->first_touch && op < p->n_op; op++)
         for (uint32_t i = p->first_touch[op]; i < p->first_touch[op + 1]; i++) {
             const struct plan_touch *w = &p->touch[i];

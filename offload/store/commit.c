@@ -86,7 +86,8 @@ static tm_status carry_resident(tm_store *s, char *slab, bool read, uint64_t *by
     tm_status rc = TM_OK;
     for (uint32_t i = 0; i < s->layout->n && rc == TM_OK; i++) {
         const tm_object *o = &s->layout->object[i];
-        if (!o->resident || o->address >= TM_DEVICE_BASE || !has_extent(o, s->commits)) continue; /* tm_program_held */
+        if (!o->resident || o->address >= TM_DEVICE_BASE || !has_extent(o, s->commits))
+            continue; /* tm_program_device_resident */
         if (!read && store_unchanged(s, i, frame_of(&c, i))) continue;
         if (read && (rc = tm_stop_check()) != TM_OK) break;
         store_kill_point(read ? "kill_restore" : "kill_write_back");

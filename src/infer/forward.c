@@ -10,7 +10,7 @@ static tm_status forward_device(job_opts *o, const tm_tier_args *tiers) {
     o->device_bytes = tm_min_u64(tiers->device_budget, TM_DEVICE_UNLIMITED); /* plans reckon with signed rooms */
     if (traits.own_processors) {
         bool given = o->device_bytes > 0 && o->device_bytes < TM_DEVICE_UNLIMITED;
-        tm_status rc = given ? job_device_holds(tiers->device, o->device_bytes)
+        tm_status rc = given ? job_device_fits(tiers->device, o->device_bytes)
                              : job_device_room(tiers->device, false, &o->device_bytes);
         if (rc != TM_OK) return job_device_fail(tiers->device, "");
         job_device_warn(tiers->device);

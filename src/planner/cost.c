@@ -339,7 +339,7 @@ void job_costs_close(job_costs *c) {
     tm_free(c->alike);
     for (int b = 0; b < 2; b++) {
         tm_free(c->stage[b]);
-        tm_free(c->heard[b]);
+        tm_free(c->observed[b]);
     }
     tm_free(c);
 }

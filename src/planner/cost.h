@@ -42,7 +42,7 @@ double job_cost(void *costs, const tm_op *op);
 /* cost_learn.c: a run teaches the profile what its operations take beside transfers and neighbours, which is more than
  * they take alone. `costs` is a job_costs of mode PROFILE or MEASURE. Calls of one thread for operations of the host,
  * and of one for those of a device with processors of its own. */
-tm_status job_costs_listen(job_costs *c); /* room for what is heard */
+tm_status job_costs_observe(job_costs *c); /* room for what is heard */
 void job_costs_hear(void *costs, const tm_op *op, double seconds);
 /* Means of whatever was heard often enough, into the profile. Nothing where the run was short. */
 tm_status job_costs_learn(job_costs *c);

@@ -7,10 +7,10 @@
 enum { LEAST_CALLS = 3 };
 static const double LEAST_SECONDS = 2;
 
-tm_status job_costs_listen(job_costs *c) {
+tm_status job_costs_observe(job_costs *c) {
     for (int b = 0; b < 2; b++)
-        if (!c->heard[b] && !(c->heard[b] = tm_calloc(c->stages + 1, sizeof *c->heard[b])))
-            return tm_nomem(c->stages * sizeof *c->heard[b]);
+        if (!c->observed[b] && !(c->observed[b] = tm_calloc(c->stages + 1, sizeof *c->observed[b])))
+            return tm_nomem(c->stages * sizeof *c->observed[b]);
     return TM_OK;
 }
 
@@ -28,7 +28,7 @@ static double how_many(const job_costs *c, const tm_op *op, bool backward) {
 /* A process that is stopped for a while, or a machine that sleeps, is no cost of the operation that was under way. */
 static const double PAUSE_SECONDS = 1, PAUSE_TIMES = 8;
 
-void cost_heard_add(cost_heard *h, double seconds, double n) {
+void cost_observed_add(cost_heard *h, double seconds, double n) {
     double usual = h->n > 0 ? h->seconds / h->n * n : seconds;
     if (seconds > PAUSE_SECONDS && seconds > PAUSE_TIMES * usual) return;
     if (usual > PAUSE_SECONDS && usual > PAUSE_TIMES * seconds) *h = (cost_heard){0}; /* the first was it */
@@ -39,17 +39,17 @@ void cost_heard_add(cost_heard *h, double seconds, double n) {
 void job_costs_hear(void *costs, const tm_op *op, double seconds) {
     job_costs *c = costs;
     bool backward = op->code == OP_BACKWARD;
-    c->side[cost_side_of(c, op)].heard_seconds += seconds;
+    c->side[cost_side_of(c, op)].observed_seconds += seconds;
     cost_tile tile = cost_tile_of(op);
     if (tile < COST_TILES &&
         (tile == COST_FINISH || c->job->step.result.finite)) /* skipped they take next to nothing */
-        cost_heard_add(&c->heard_tile[tile], seconds, op_amount(c->job, op));
-    if ((op->code != OP_FORWARD && !backward) || !c->heard[0] || !c->heard[1]) return;
+        cost_observed_add(&c->observed_tile[tile], seconds, op_amount(c->job, op));
+    if ((op->code != OP_FORWARD && !backward) || !c->observed[0] || !c->observed[1]) return;
     double n = how_many(c, op, backward);
     op_args a = op_args_of(op);
     if (n > 0)
-        cost_heard_add(&c->heard[backward][c->first[a.stage.unit] + a.stage.stage],
-                       seconds * (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1), n);
+        cost_observed_add(&c->observed[backward][c->first[a.stage.unit] + a.stage.stage],
+                          seconds * (op->flags & OP_KEPT_LOGITS ? COST_WITHOUT_KEPT_LOGITS : 1), n);
 }
 
 /* The stages that stand for others speak for them. */
@@ -59,22 +59,22 @@ static void gather(job_costs *c, bool backward) {
         for (uint32_t stage = 0; stage < tm_model_unit(m, unit)->n_stages; stage++) {
             uint32_t u = c->alike[c->first[unit] + stage].unit, s = c->alike[c->first[unit] + stage].stage;
             if (u == unit && s == stage) continue;
-            const cost_heard *from = &c->heard[backward][c->first[unit] + stage];
+            const cost_heard *from = &c->observed[backward][c->first[unit] + stage];
             job_work work = job_load_work(m, unit, stage, backward, c->load);
-            cost_heard_add(&c->heard[backward][c->first[u] + s],
-                           cost_scaled(from->seconds, work, job_load_work(m, u, s, backward, c->load)), from->n);
+            cost_observed_add(&c->observed[backward][c->first[u] + s],
+                              cost_scaled(from->seconds, work, job_load_work(m, u, s, backward, c->load)), from->n);
         }
 }
 
 /* A run that was short says little. */
 static bool heard_enough(const cost_source *s) {
-    return s->profile && s->heard_seconds >= LEAST_SECONDS;
+    return s->profile && s->observed_seconds >= LEAST_SECONDS;
 }
 
 static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backward) {
     const tm_model *m = c->job->model;
     tm_profile *profile = c->side[c->stage_side].profile;
-    const cost_heard *h = &c->heard[backward][c->first[unit] + stage];
+    const cost_heard *h = &c->observed[backward][c->first[unit] + stage];
     tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {.unit = unit, .stage = stage}});
     cost_stage first = c->alike[c->first[unit] + stage];
     char key[256];
@@ -90,7 +90,7 @@ static cost_side tile_side(const job_costs *c, cost_tile which) {
 }
 
 static tm_status put_tiles(job_costs *c, cost_tile which) {
-    const cost_heard *h = &c->heard_tile[which];
+    const cost_heard *h = &c->observed_tile[which];
     tm_profile *profile = c->side[tile_side(c, which)].profile;
     char key[64];
     if (h->n <= 0 || (which != COST_FINISH && !c->job->optimizer)) return TM_OK;
@@ -109,13 +109,13 @@ static tm_status put_stages(job_costs *c) {
 }
 
 tm_status job_costs_learn(job_costs *c) {
-    if (!c->heard[0] || !c->heard[1]) return TM_OK;
+    if (!c->observed[0] || !c->observed[1]) return TM_OK;
     if (heard_enough(&c->side[c->stage_side])) TM_TRY(put_stages(c));
     for (int k = 0; k < COST_TILES; k++)
         if (heard_enough(&c->side[tile_side(c, (cost_tile)k)])) TM_TRY(put_tiles(c, (cost_tile)k));
     for (int s = 0; s < COST_SIDES; s++) {
         if (!heard_enough(&c->side[s])) continue;
-        c->side[s].heard_seconds = 0;
+        c->side[s].observed_seconds = 0;
         TM_TRY(tm_profile_save(c->side[s].profile));
     }
     return TM_OK;

@@ -15,7 +15,7 @@ typedef struct cost_source {
     bool is_gpu; /* of a hardware file: a stage takes the longer of products and memory, and a launch */
     uint32_t asked, known;
     double known_seconds, known_nominal; /* of what was measured, for what was not */
-    double heard_seconds;
+    double observed_seconds;
 } cost_source;
 
 /* What operations took in a run: calls, or elements. */
@@ -23,7 +23,7 @@ typedef struct cost_heard {
     double seconds, n;
 } cost_heard;
 /* n more calls or elements. Pauses beyond a second that are far from what is usual count for nothing. */
-void cost_heard_add(cost_heard *h, double seconds, double n);
+void cost_observed_add(cost_heard *h, double seconds, double n);
 
 /* Operations that take so much an element, whatever part it is of. */
 typedef enum cost_tile {
@@ -61,12 +61,12 @@ struct job_costs {
         *exchanges; /* [COST_EXCHANGES] by a hash of the operation: what it took to count; NULL: one rank */
     uint64_t budget, began_ns;
     tm_phase timing;
-    uint32_t *first;                              /* per unit: its stage 0 in `stage` and `alike` */
-    cost_stage *alike;                            /* the first stage that is alike (tm_stage_alike) speaks for it */
-    double *stage[2];                             /* seconds, forward and backward */
-    double tile[COST_TILES];                      /* seconds an element */
-    uint32_t stages;                              /* of all units */
-    cost_heard *heard[2], heard_tile[COST_TILES]; /* cost_learn.c: as `stage`; of elements */
+    uint32_t *first;         /* per unit: its stage 0 in `stage` and `alike` */
+    cost_stage *alike;       /* the first stage that is alike (tm_stage_alike) speaks for it */
+    double *stage[2];        /* seconds, forward and backward */
+    double tile[COST_TILES]; /* seconds an element */
+    uint32_t stages;         /* of all units */
+    cost_heard *observed[2], observed_tile[COST_TILES]; /* cost_learn.c: as `stage`; of elements */
 };
 
 /* Of a stage on a GPU of a hardware file (cost_rates.c makes such rates of what was measured). */

@@ -47,12 +47,12 @@ static tm_status share_weights(const planner_ask *ask, planner_choice *c) {
 /* ---- the start ------------------------------------------------------------------------------------------------- */
 
 static void adopt(tm_job *job, planner_choice *c) {
-    TM_ASSERT(!job->tiers.exec && !job->tiers.held_in && !job->tiers.held_out);
+    TM_ASSERT(!job->tiers.exec && !job->tiers.restore_resident && !job->tiers.save_resident);
     job->budget = c->budget;
     job->account = c->account;
-    job->tiers.held_in = c->held_in;
-    job->tiers.held_out = c->held_out;
-    c->held_in = c->held_out = NULL;
+    job->tiers.restore_resident = c->restore_resident;
+    job->tiers.save_resident = c->save_resident;
+    c->restore_resident = c->save_resident = NULL;
 }
 
 tm_status job_start(const planner_ask *ask, planner_choice *out) {

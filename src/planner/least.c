@@ -108,7 +108,7 @@ static bool is_asked(const way_list *w, uint32_t i) {
 
 /* ---- many micro-batches -------------------------------------------------------------------------------------- */
 
-/* From three on each micro-batch brings as many operations, uses and visits as any other: what the plans take of any
+/* From three on each micro-batch brings as many operations, uses and intervals as any other: what the plans take of any
  * number of them follows from two programs of few, exactly. With MANY it is looked at before anything is built; up to
  * EXACT the least budget is packed all the same, so that it is the one that `train` enforces to the byte. */
 enum { MANY = 64, EXACT = 1024, FEW = 3, SAMPLE = 16 };

@@ -26,8 +26,8 @@ static void leave_out_gpus(planning *g) {
     g->machine.gpus = 0;
 }
 
-/* A budget is of the arena; the file's memory is all that the device has, the driver's part included. At least one page:
- * less would be no arena, and what is too small is refused like any other. */
+/* A budget is of the arena; the file's memory is all that the device has, the driver's part included. At least one
+ * page: less would be no arena, and what is too small is refused like any other. */
 static uint64_t arena_of(const planning *g, const tm_device_traits *traits) {
     const tm_config *c = g->s->cfg;
     uint64_t bytes = g->machine.gpu_bytes - tm_min_u64(g->machine.gpu_bytes, DRIVER_BYTES);
@@ -54,12 +54,13 @@ tm_status plan_take_gpus(planning *g) {
 static void describe_placement(const tm_job *job, const tm_plan_info *info, char *to, size_t cap) {
     uint64_t all = 0;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++) all += tm_layout_get(job->layout, i)->frame_bytes;
-    if (info->held_bytes == 0)
+    if (info->device_resident_bytes == 0)
         snprintf(to, cap, "state on the host");
-    else if (info->held_bytes >= all)
+    else if (info->device_resident_bytes >= all)
         snprintf(to, cap, "all state on the device");
     else
-        snprintf(to, cap, "%.0f%% of the state on the device", 100.0 * (double)info->held_bytes / (double)all);
+        snprintf(to, cap, "%.0f%% of the state on the device",
+                 100.0 * (double)info->device_resident_bytes / (double)all);
 }
 
 uint64_t plan_driver_bytes(const planning *g) {

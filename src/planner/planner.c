@@ -2,7 +2,8 @@
  *
  *     planner_choose   with the tensors that should stay resident, then without
  *       choose_within    the minima of all ways; with ranks one way for all; slabs that are smaller by a little
- *         compile_once     the step (choose.c), and beside it import, walk, what the arena holds, what else the job runs
+ *         compile_once     the step (choose.c), and beside it import, walk, what the arena holds, what else the job
+ *         runs
  *
  * An attempt is a value: nothing of a failed one is left but time that proofs took, and what is known of the plans of
  * the way that it tried (way_plans_took). */
@@ -72,7 +73,7 @@ static tm_status divide_budget(const planner_ask *ask, job_budget *out) {
 
 /* ---- an attempt ------------------------------------------------------------------------------------------------ */
 
-enum { HOLD_ALL = 4 }; /* tm_plan_opts.hold_quarters */
+enum { HOLD_ALL = 4 }; /* tm_plan_opts.resident_quarters */
 
 /* One after the other; what they have in common. */
 typedef struct attempts {
@@ -107,7 +108,7 @@ static tm_status refuse_many(attempts *a) {
 }
 
 void planner_drop(planner_choice *c) {
-    tm_plan **const plans[] = {&c->plan, &c->import_plan, &c->held_in, &c->held_out};
+    tm_plan **const plans[] = {&c->plan, &c->import_plan, &c->restore_resident, &c->save_resident};
     for (size_t i = 0; i < TM_COUNT(plans); i++) {
         tm_plan_free(*plans[i]);
         *plans[i] = NULL;
@@ -115,12 +116,12 @@ void planner_drop(planner_choice *c) {
 }
 
 /* What the arena holds has a home on disk for commits alone. */
-static tm_status compile_held(attempts *a) {
+static tm_status compile_resident(attempts *a) {
     const tm_job *job = a->ways.ask->job;
-    tm_plan **plan[] = {&a->out->held_in, &a->out->held_out};
+    tm_plan **plan[] = {&a->out->restore_resident, &a->out->save_resident};
     for (int out = 0; job->opts.commits && out < 2; out++) {
         tm_program *p = NULL;
-        TM_TRY(tm_program_held(&p, job->layout, out));
+        TM_TRY(tm_program_device_resident(&p, job->layout, out));
         if (!p) return TM_OK;
         tm_status rc = job_compile_in(job, &a->out->account, p, true, plan[out]);
         tm_program_free(p);
@@ -158,17 +159,18 @@ static tm_status compile_beside(attempts *a) {
     TM_ASSERT(a->out->plan && a->out->way < ask->n);
     TM_TRY(compile_import(a));
     TM_TRY(compile_walk(a));
-    TM_TRY(compile_held(a));
+    TM_TRY(compile_resident(a));
     return ask->more ? ask->more(ask->ctx, ask->job, &a->out->account, &ask->way[a->out->way]) : TM_OK;
 }
 
 /* The step within `slab` bytes, then the import and whatever else the job runs, beside what the step keeps resident,
  * within the whole budget. */
-static tm_status compile_once(attempts *a, const job_opts *opts, uint64_t slab, uint32_t hold_quarters, uint32_t only) {
+static tm_status compile_once(attempts *a, const job_opts *opts, uint64_t slab, uint32_t resident_quarters,
+                              uint32_t only) {
     planner_choice *c = a->out;
     way_list *w = &a->ways;
     TM_ASSERT(!c->plan && !c->import_plan && slab <= w->budget.slab_bytes);
-    job_limits limits = {.slab_bytes = slab, .hold_quarters = hold_quarters};
+    job_limits limits = {.slab_bytes = slab, .resident_quarters = resident_quarters};
     c->account = (job_account){.needs.proof_seconds = c->account.needs.proof_seconds};
     TM_TRY(choose_way(w, opts, &limits, only, &c->plan, &c->way));
     limits.slab_bytes = w->budget.slab_bytes;
@@ -219,7 +221,7 @@ static tm_status agree_on_way(attempts *a, tm_status rc) {
     job_opts of_all = *a->opts;
     /* a rank with less than the first takes: it has said that it can, too */
     of_all.device_bytes = least[1] ? tm_max_u64(least[1], w->minimum_device) : 0;
-    job_limits limits = {.slab_bytes = tm_max_u64(least[0], w->minimum), .hold_quarters = HOLD_ALL};
+    job_limits limits = {.slab_bytes = tm_max_u64(least[0], w->minimum), .resident_quarters = HOLD_ALL};
     uint32_t way = UINT32_MAX;
     if (job->ranks.rank == 0) {
         rc = choose_way(w, &of_all, &limits, UINT32_MAX, &plan, &way);

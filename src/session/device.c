@@ -64,7 +64,7 @@ tm_status session_find_device(session *s, bool planning) {
     if (rc == TM_OK && tm_device_look_for(device, &info) == TM_OK) {
         if (!planning && session_is_rank0(s)) job_device_warn(device);
         if (unlimited) return take_room(s);
-        return job_device_holds(device, s->cfg->memory.device_bytes) == TM_OK ? TM_OK : job_device_fail(device, "");
+        return job_device_fits(device, s->cfg->memory.device_bytes) == TM_OK ? TM_OK : job_device_fail(device, "");
     }
     if (!planning || unlimited)
         return job_device_fail(device, planning ? "; give memory.device_budget to plan for one that is elsewhere" : "");

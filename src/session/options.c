@@ -194,7 +194,7 @@ job_opts session_job_options(const session *s) {
                   .slots = c->memory.slots,
                   .allow_tmpfs = c->memory.allow_tmpfs,
                   .cache_none = c->memory.cache_none,
-                  .no_hold = c->memory.cache_none,
+                  .no_device_resident = c->memory.cache_none,
                   .spread = c->memory.spread,
                   .order_seed = s->args->order_seed ? s->args->order_seed + s->ranks.rank : 0,
                   .commits = session_commits(s),

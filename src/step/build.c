@@ -7,8 +7,8 @@
  *
  * AdamW's place is the variant: so (U), in the next forward pass (F), or where a gradient is finished (B).
  *
- * A visit is opened where a pass over a unit begins to need an object, so that what lies between two passes may leave
- * memory; which does is the planner's choice. */
+ * An interval is opened where a pass over a unit begins to need an object, so that what lies between two passes may
+ * leave memory; which does is the planner's choice. */
 #include "step/build_internal.h"
 
 #include <string.h>
@@ -41,33 +41,33 @@ static size_t slot_key(const pass *x, uint32_t unit, uint32_t mb, uint32_t slot)
     return ((size_t)unit * x->K + mb) * TM_MAX_SLOTS + slot;
 }
 
-static uint32_t slot_visit(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *use) {
+static uint32_t slot_interval(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *use) {
     const tm_slot *slot = &tm_model_unit(x->m, unit)->slot[use->slot];
     size_t key = slot_key(x, unit, mb, use->slot);
     uint32_t *object = use->grad ? &x->grad_object[key] : &x->value_object[key];
-    uint32_t *visit = use->grad ? &x->grad_visit[key] : &x->value_visit[key];
+    uint32_t *interval = use->grad ? &x->grad_interval[key] : &x->value_interval[key];
     uint64_t bytes = (uint64_t)(use->grad ? slot->grad_bytes : slot->bytes) * x->T;
     if (*object == NONE)
         *object = tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_ACTIVATION,
                                                      .unit = unit,
                                                      .bytes = bytes ? bytes : 1,
                                                      .pageable = !x->o->no_spill});
-    if (*visit == NONE) *visit = tm_program_visit(x->p, *object, 1);
-    return *visit;
+    if (*interval == NONE) *interval = tm_program_interval(x->p, *object, 1);
+    return *interval;
 }
 
 static void use_slots(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *uses, uint32_t n, uint32_t *fresh) {
     for (uint32_t i = 0; i < n; i++) {
         size_t key = slot_key(x, unit, mb, uses[i].slot);
         uint8_t *written = uses[i].grad ? &x->grad_written[key] : &x->value_written[key];
-        uint32_t visit = slot_visit(x, unit, mb, &uses[i]);
+        uint32_t interval = slot_interval(x, unit, mb, &uses[i]);
         tm_use_access access = (tm_use_access)uses[i].access;
         if (access == TM_USE_UPDATE && !*written) {
             access = TM_USE_WRITE;
             *fresh |= 1u << (uses[i].slot + (uses[i].grad ? 16 : 0));
         }
         if (access & TM_USE_WRITE) *written = 1;
-        op_use(&x->w, OPERAND_SLOT, visit, access);
+        op_use(&x->w, OPERAND_SLOT, interval, access);
     }
 }
 
@@ -83,13 +83,13 @@ static uint32_t fresh_slots(const pass *x, uint32_t unit, uint32_t mb, const tm_
 
 static void use_part(pass *x, uint32_t part) {
     TM_ASSERT(x->o->update != UPDATE_WITHIN || !x->updated[part]); /* backward needs the weights of forward */
-    if (x->part_visit[part] == NONE) (void)pass_hi_visit(x, part);
-    op_use(&x->w, OPERAND_WEIGHT, x->part_visit[part], TM_USE_READ);
+    if (x->part_interval[part] == NONE) (void)pass_hi_interval(x, part);
+    op_use(&x->w, OPERAND_WEIGHT, x->part_interval[part], TM_USE_READ);
 }
 
 static void use_workspace(pass *x, uint32_t unit, uint32_t stage, bool backward) {
     uint64_t bytes = tm_stage_workspace(x->m, unit, stage, backward, x->o->shape.rows, x->o->shape.seq);
-    op_use(&x->w, OPERAND_WORKSPACE, tm_program_visit(x->p, pass_scratch(x, unit, bytes), 1), TM_USE_WRITE);
+    op_use(&x->w, OPERAND_WORKSPACE, tm_program_interval(x->p, pass_scratch(x, unit, bytes), 1), TM_USE_WRITE);
 }
 
 /* The head's logits of a vocabulary part, from forward to backward. Returns the operation's flag. */
@@ -98,9 +98,9 @@ static uint16_t keeps_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     bool head = tm_model_unit(x->m, unit)->kind == TM_UNIT_HEAD;
     uint64_t bytes = head ? tm_head_kept_bytes(x->m, unit, s, o->shape.rows, o->shape.seq) : 0;
     if (!o->backward || o->keep_quarters < PASS_KEEP_LOGITS || bytes == 0) return 0;
-    uint32_t *visit = &x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s];
+    uint32_t *interval = &x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s];
     tm_object object = {.kind = TM_KIND_ACTIVATION, .unit = unit, .bytes = bytes};
-    if (*visit == NONE) *visit = tm_program_visit(x->p, tm_program_temp(x->p, &object), 1);
+    if (*interval == NONE) *interval = tm_program_interval(x->p, tm_program_temp(x->p, &object), 1);
     return OP_KEPT_LOGITS;
 }
 
@@ -123,7 +123,7 @@ static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
         if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
     use_slots(x, unit, mb, stage->forward, stage->n_forward, &again);
     if (stage->uses_kv_cache && x->job->kv)
-        op_use(&x->w, OPERAND_KV_CACHE, tm_program_visit(x->p, x->job->kv[unit], 1), TM_USE_UPDATE);
+        op_use(&x->w, OPERAND_KV_CACHE, tm_program_interval(x->p, x->job->kv[unit], 1), TM_USE_UPDATE);
     if (kept) use_logits(x, unit, s, mb, TM_USE_WRITE);
     use_workspace(x, unit, s, false);
     op_end(&x->w);
@@ -136,8 +136,8 @@ static void use_sum(pass *x, uint32_t part, uint32_t unit) {
             x->p, &(tm_object){
                       .kind = TM_KIND_GRAD, .unit = unit, .bytes = x->job->part[part].elements * 4, .pageable = tied});
     }
-    if (x->sum_visit[part] == NONE) x->sum_visit[part] = tm_program_visit(x->p, x->sum_object[part], 1);
-    op_use(&x->w, OPERAND_SUM, x->sum_visit[part], x->sum_written[part] ? TM_USE_UPDATE : TM_USE_WRITE);
+    if (x->sum_interval[part] == NONE) x->sum_interval[part] = tm_program_interval(x->p, x->sum_object[part], 1);
+    op_use(&x->w, OPERAND_SUM, x->sum_interval[part], x->sum_written[part] ? TM_USE_UPDATE : TM_USE_WRITE);
     x->sum_written[part] = 1;
 }
 
@@ -165,17 +165,17 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
 
 /* ---- units --------------------------------------------------------------------------------------------------- */
 
-/* What was visited belongs to a pass that is over: the next use opens a new visit. The output stays open for the unit
- * that comes next. */
+/* What was visited belongs to a pass that is over: the next use opens a new interval. The output stays open for the
+ * unit that comes next. */
 static void close_unit(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
     for (uint32_t s = 0; s < u->n_stages; s++)
         for (uint32_t i = 0; i < u->stage[s].n_parts; i++)
-            x->part_visit[u->stage[s].part[i]] = x->own_visit[u->stage[s].part[i]] = x->sum_visit[u->stage[s].part[i]] =
-                NONE;
+            x->part_interval[u->stage[s].part[i]] = x->own_interval[u->stage[s].part[i]] =
+                x->sum_interval[u->stage[s].part[i]] = NONE;
     for (uint32_t mb = 0; mb < x->K; mb++)
         for (uint32_t s = 0; s < TM_MAX_SLOTS; s++)
-            if (s != 1 && (unit > 0 || s > 0)) x->value_visit[slot_key(x, unit, mb, s)] = NONE;
+            if (s != 1 && (unit > 0 || s > 0)) x->value_interval[slot_key(x, unit, mb, s)] = NONE;
 }
 
 static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
@@ -188,7 +188,7 @@ static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     use_part(x, part);
     use_slots(x, unit, mb, &normed, 1, &fresh);
     uint32_t logits = pass_scratch(x, unit, (last ? x->o->shape.rows : x->T) * columns * 4);
-    op_use(&x->w, OPERAND_LOGITS, tm_program_visit(x->p, logits, 1), TM_USE_WRITE);
+    op_use(&x->w, OPERAND_LOGITS, tm_program_interval(x->p, logits, 1), TM_USE_WRITE);
     use_workspace(x, unit, s, false);
     op_end(&x->w);
 }
@@ -201,7 +201,7 @@ static void forward_head(pass *x, uint32_t unit) {
             if (s == 0 || x->o->loss) forward_stage(x, unit, s, mb);
             if (s > 0 && x->o->logits) emit_logits(x, unit, s, mb);
         }
-        if (s > 0) x->part_visit[u->stage[s].part[0]] = NONE;
+        if (s > 0) x->part_interval[u->stage[s].part[0]] = NONE;
     }
 }
 
@@ -286,7 +286,7 @@ static void forget_slots(pass *x, uint32_t unit) {
     for (uint32_t mb = 0; mb < x->K; mb++)
         for (uint32_t s = 2; s < TM_MAX_SLOTS; s++) {
             size_t key = slot_key(x, unit, mb, s);
-            x->value_object[key] = x->value_visit[key] = NONE;
+            x->value_object[key] = x->value_interval[key] = NONE;
             x->value_written[key] = 0;
         }
 }
@@ -331,7 +331,7 @@ static void emit_objective(pass *x, uint32_t unit) {
     const tm_slot_use state = {.slot = TM_HEAD_SLOT_STATE, .access = TM_READ};
     uint32_t fresh = 0;
     for (uint32_t mb = 0; mb < x->K; mb++)
-        x->coef[mb] = tm_program_visit(x->p, pass_scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
+        x->coef[mb] = tm_program_interval(x->p, pass_scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
     op_begin(&x->w, OP_OBJECTIVE,
              (op_args){.objective = {.micro_batches = x->K, .within = x->o->update == UPDATE_WITHIN}});
     for (uint32_t mb = 0; mb < x->K; mb++) {
@@ -348,10 +348,11 @@ static void emit_objective(pass *x, uint32_t unit) {
 static void pass_free(pass *x) {
     if (x->grad_tile)
         for (uint32_t p = 0; p < x->parts; p++) tm_free(x->grad_tile[p]);
-    void *all[] = {x->kept_logits, x->batch,         x->coef,         x->value_object, x->value_visit, x->grad_object,
-                   x->grad_visit,  x->value_written, x->grad_written, x->part_visit,   x->own_visit,   x->sum_object,
-                   x->sum_visit,   x->partial,       x->sum_written,  x->contributors, x->updated,     x->grad_tile,
-                   x->line,        x->gather,        x->second,       x->ahead,        x->stays,       x->again};
+    void *all[] = {x->kept_logits,  x->batch,         x->coef,          x->value_object, x->value_interval,
+                   x->grad_object,  x->grad_interval, x->value_written, x->grad_written, x->part_interval,
+                   x->own_interval, x->sum_object,    x->sum_interval,  x->partial,      x->sum_written,
+                   x->contributors, x->updated,       x->grad_tile,     x->line,         x->gather,
+                   x->second,       x->ahead,         x->stays,         x->again};
     for (size_t i = 0; i < TM_COUNT(all); i++) tm_free(all[i]);
 }
 
@@ -367,18 +368,18 @@ static tm_status pass_init(pass *x) {
     x->coef = nones(x->K);
     x->kept_logits = nones((size_t)x->K * tm_model_unit(x->m, x->units - 1)->n_stages);
     x->value_object = nones(slots);
-    x->value_visit = nones(slots);
+    x->value_interval = nones(slots);
     x->grad_object = nones(slots);
-    x->grad_visit = nones(slots);
+    x->grad_interval = nones(slots);
     x->value_written = tm_calloc(slots, 1);
     x->grad_written = tm_calloc(slots, 1);
-    x->part_visit = nones(x->parts);
-    x->own_visit = nones(x->parts);
+    x->part_interval = nones(x->parts);
+    x->own_interval = nones(x->parts);
     x->second = nones(x->parts);
     x->gather = nones((size_t)x->parts * 4);
     x->ahead = tm_calloc(x->parts, sizeof *x->ahead);
     x->sum_object = nones(x->parts);
-    x->sum_visit = nones(x->parts);
+    x->sum_interval = nones(x->parts);
     x->partial = nones(x->parts);
     x->sum_written = tm_calloc(x->parts, 1);
     x->contributors = tm_calloc(x->parts, 1);
@@ -388,9 +389,9 @@ static tm_status pass_init(pass *x) {
         if (tm_model_unit(x->m, u)->n_stages > most_stages) most_stages = tm_model_unit(x->m, u)->n_stages;
     x->again = tm_calloc(most_stages, sizeof *x->again);
     x->grad_tile = tm_calloc(x->parts, sizeof *x->grad_tile);
-    if (!x->batch || !x->coef || !x->value_object || !x->value_visit || !x->grad_object || !x->grad_visit ||
-        !x->value_written || !x->grad_written || !x->part_visit || !x->own_visit || !x->second || !x->gather ||
-        !x->ahead || !x->sum_object || !x->sum_visit || !x->partial || !x->sum_written || !x->contributors ||
+    if (!x->batch || !x->coef || !x->value_object || !x->value_interval || !x->grad_object || !x->grad_interval ||
+        !x->value_written || !x->grad_written || !x->part_interval || !x->own_interval || !x->second || !x->gather ||
+        !x->ahead || !x->sum_object || !x->sum_interval || !x->partial || !x->sum_written || !x->contributors ||
         !x->updated || !x->grad_tile || !x->again)
         return tm_nomem(slots * 16);
     for (uint32_t p = 0; p < x->parts; p++) x->most_summing = tm_max_u64(x->most_summing, x->job->part[p].elements);
@@ -410,9 +411,9 @@ static tm_status pass_init(pass *x) {
 
 static void emit_pass(pass *x) {
     uint32_t head = x->units - 1;
-    x->step = tm_program_visit(x->p, pass_scratch(x, 0, sizeof(step_frame)), 1);
+    x->step = tm_program_interval(x->p, pass_scratch(x, 0, sizeof(step_frame)), 1);
     for (uint32_t mb = 0; mb < x->K; mb++) {
-        x->batch[mb] = tm_program_visit(x->p, pass_scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
+        x->batch[mb] = tm_program_interval(x->p, pass_scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
         op_write(&x->w, OP_BATCH, (op_args){.batch = {.micro_batch = mb, .capacity = x->T}}, OPERAND_BATCH,
                  x->batch[mb], TM_USE_WRITE);
     }
@@ -425,7 +426,7 @@ static void emit_pass(pass *x) {
     if (x->o->loss) emit_objective(x, head);
     if (x->o->loss && !x->o->backward) pass_loss(x);
     if (!x->o->backward) return;
-    for (uint32_t p = 0; p < x->parts; p++) x->part_visit[p] = x->own_visit[p] = NONE;
+    for (uint32_t p = 0; p < x->parts; p++) x->part_interval[p] = x->own_interval[p] = NONE;
     pass_gather_backward(x);
     for (uint32_t u = head + 1; u-- > 0;) {
         backward_unit(x, u);

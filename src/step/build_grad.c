@@ -14,16 +14,16 @@ static uint32_t gradient_temp(pass *x, uint32_t unit, uint64_t elements) {
 }
 
 /* The object that tile `tile` of the sums is rounded into; `whole`: one of all slices. */
-static uint32_t rounded_visit(pass *x, uint32_t part, uint32_t tile, uint32_t unit, bool whole) {
+static uint32_t rounded_interval(pass *x, uint32_t part, uint32_t tile, uint32_t unit, bool whole) {
     const part_state *ps = &x->job->part[part];
     if (whole && ps->tiles == 0) /* nothing of it is held here: all the same every rank takes part in the exchange */
-        return tm_program_visit(x->p, gradient_temp(x, unit, 1), 1);
+        return tm_program_interval(x->p, gradient_temp(x, unit, 1), 1);
     if (x->o->park)
-        return whole ? tm_program_visit(x->p, ps->grad, ps->tiles)
-                     : tm_program_visit(x->p, ps->grad + tile * ps->grad_stride, 1);
+        return whole ? tm_program_interval(x->p, ps->grad, ps->tiles)
+                     : tm_program_interval(x->p, ps->grad + tile * ps->grad_stride, 1);
     uint32_t g = gradient_temp(x, unit, whole ? own_run(x->job, part).n : sum_tile(x->job, part, tile).n);
     if (x->grad_tile[part]) x->grad_tile[part][tile] = g;
-    return tm_program_visit(x->p, g, 1);
+    return tm_program_interval(x->p, g, 1);
 }
 
 static void round_tile(pass *x, uint32_t part, uint32_t tile, uint32_t sum, uint32_t g, tm_use_access access,
@@ -46,7 +46,7 @@ static void update_within(pass *x, uint32_t part, uint32_t tile, uint32_t g, uin
 static void round_own(pass *x, uint32_t part, uint32_t unit, uint32_t sum, uint32_t hi) {
     uint32_t tiles = x->job->part[part].sum_tiles;
     for (uint32_t tile = 0; tile < tiles; tile++) {
-        uint32_t g = rounded_visit(x, part, tile, unit, false);
+        uint32_t g = rounded_interval(x, part, tile, unit, false);
         round_tile(x, part, tile, sum, g, TM_USE_WRITE, false);
         update_within(x, part, tile, g, hi);
     }
@@ -57,7 +57,7 @@ static void round_own(pass *x, uint32_t part, uint32_t unit, uint32_t sum, uint3
  * then all of them have all of it. */
 static void round_and_share(pass *x, uint32_t part, uint32_t unit, uint32_t sum, uint32_t hi) {
     const part_state *ps = &x->job->part[part];
-    uint32_t g = rounded_visit(x, part, 0, unit, true);
+    uint32_t g = rounded_interval(x, part, 0, unit, true);
     for (uint32_t tile = 0; tile < ps->sum_tiles; tile++)
         round_tile(x, part, tile, sum, g, tile ? TM_USE_UPDATE : TM_USE_WRITE, true);
     op_write(&x->w, OP_SHARE_GRAD, (op_args){.part = {.part = part}}, OPERAND_GRADIENT, g,
@@ -69,7 +69,7 @@ static void round_and_share(pass *x, uint32_t part, uint32_t unit, uint32_t sum,
 static void finish(pass *x, const summing *s) {
     const part_state *ps = &x->job->part[s->part];
     uint64_t blocks = (uint64_t)ps->sum_tiles * (TM_TILE_ELEMENTS / TM_NORM_BLOCK);
-    if (blocks) x->partial[s->part] = tm_program_visit(x->p, pass_scratch(x, s->unit, blocks * sizeof(double)), 1);
+    if (blocks) x->partial[s->part] = tm_program_interval(x->p, pass_scratch(x, s->unit, blocks * sizeof(double)), 1);
     if (gradients_are_shared(x->job))
         round_and_share(x, s->part, s->unit, s->sum, s->hi);
     else
@@ -94,19 +94,21 @@ void pass_finish_all(pass *x) {
 static uint32_t open_weights(pass *x, uint32_t part) {
     const part_state *ps = &x->job->part[part];
     if (x->o->update != UPDATE_WITHIN) return NONE;
-    if (part_is_shared(x->job, ps)) return pass_hi_visit(x, part);
-    return part_is_gathered(x->job, ps) ? x->own_visit[part] : x->part_visit[part];
+    if (part_is_shared(x->job, ps)) return pass_hi_interval(x, part);
+    return part_is_gathered(x->job, ps) ? x->own_interval[part] : x->part_interval[part];
 }
 
 static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     uint32_t hi = open_weights(x, part);
     if (x->o->take_gradients) {
-        op_write(&x->w, OP_TAKE_GRAD, (op_args){.part = {.part = part}}, OPERAND_SUM, x->sum_visit[part], TM_USE_READ);
+        op_write(&x->w, OP_TAKE_GRAD, (op_args){.part = {.part = part}}, OPERAND_SUM, x->sum_interval[part],
+                 TM_USE_READ);
     }
-    x->summing[x->n_summing++] = (summing){part, unit, x->sum_visit[part], hi};
+    x->summing[x->n_summing++] = (summing){part, unit, x->sum_interval[part], hi};
     x->summing_elements += x->job->part[part].elements;
     if (x->job->ranks.ranks > 1) {
-        op_write(&x->w, OP_REDUCE, (op_args){.part = {.part = part}}, OPERAND_SUM, x->sum_visit[part], TM_USE_UPDATE);
+        op_write(&x->w, OP_REDUCE, (op_args){.part = {.part = part}}, OPERAND_SUM, x->sum_interval[part],
+                 TM_USE_UPDATE);
         if (x->o->overlap) {
             while (x->n_summing == MAX_SUMMING || (x->n_summing > 1 && x->summing_elements > x->most_summing))
                 finish_oldest(x);
@@ -127,7 +129,7 @@ void pass_contributed(pass *x, uint32_t unit, uint32_t s) {
 
 /* What every rank has to say, side by side; then all add it up in one order. */
 static uint32_t exchange(pass *x, bool norm) {
-    uint32_t all = tm_program_visit(x->p, pass_scratch(x, 0, job_report_bytes(x->job, norm)), 1);
+    uint32_t all = tm_program_interval(x->p, pass_scratch(x, 0, job_report_bytes(x->job, norm)), 1);
     op_begin(&x->w, OP_REPORT, (op_args){.report = {.norm = norm}});
     for (uint32_t p = 0; norm && p < x->parts; p++)
         if (x->partial[p] != NONE) op_use(&x->w, OPERAND_PARTIAL, x->partial[p], TM_USE_READ);

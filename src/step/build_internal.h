@@ -17,22 +17,22 @@
 /* A tile whose update may wait or be drawn forward. */
 typedef struct waiting {
     uint32_t part, tile;   /* tile NONE: this rank owns nothing of the part, but the others do */
-    uint32_t gradient, hi; /* visits: update B; NONE: opened when its turn comes */
+    uint32_t gradient, hi; /* intervals: update B; NONE: opened when its turn comes */
 } waiting;
 
 /* A part whose gradient is being summed over ranks while backward goes on. There may be several at a time, as long as
  * they have no more elements than the largest part, or than reduce_bucket_size: small ones then wait for each other
  * less, in no more memory. */
 typedef struct summing {
-    uint32_t part, unit, sum, hi; /* visits: the sum; of update B the weights */
+    uint32_t part, unit, sum, hi; /* intervals: the sum; of update B the weights */
 } summing;
 enum { MAX_SUMMING = 8 };
 
-/* Visits of what a tile's update needs that are open already. */
-typedef struct tile_visits {
+/* Intervals of what a tile's update needs that are open already. */
+typedef struct tile_intervals {
     uint32_t hi, lo, squares, gradient;
-} tile_visits;
-#define NO_VISITS ((tile_visits){NONE, NONE, NONE, NONE})
+} tile_intervals;
+#define NO_INTERVALS ((tile_intervals){NONE, NONE, NONE, NONE})
 
 typedef struct pass {
     const tm_job *job;
@@ -41,21 +41,21 @@ typedef struct pass {
     tm_program *p;
     op_writer w; /* of its operations */
     uint32_t K, T, units, parts, kept_blocks;
-    uint32_t *batch, *coef; /* visits, per micro-batch */
-    uint32_t *kept_logits;  /* visits, per (micro-batch, stage of the head); NONE: multiplied again */
-    uint32_t step;          /* visit: step_frame */
+    uint32_t *batch, *coef; /* intervals, per micro-batch */
+    uint32_t *kept_logits;  /* intervals, per (micro-batch, stage of the head); NONE: multiplied again */
+    uint32_t step;          /* interval: step_frame */
     bool step_written;
-    uint32_t *value_object, *value_visit, *grad_object, *grad_visit; /* per (unit, micro-batch, slot) */
+    uint32_t *value_object, *value_interval, *grad_object, *grad_interval; /* per (unit, micro-batch, slot) */
     uint8_t *value_written, *grad_written;
-    uint32_t *part_visit;                       /* of the unit under way: what compute reads */
-    uint32_t *own_visit;                        /* of this rank's slices, where compute reads what was gathered */
-    uint32_t *sum_object, *sum_visit, *partial; /* per part */
+    uint32_t *part_interval;                       /* of the unit under way: what compute reads */
+    uint32_t *own_interval;                        /* of this rank's slices, where compute reads what was gathered */
+    uint32_t *sum_object, *sum_interval, *partial; /* per part */
     uint8_t *sum_written, *contributors, *updated;
     waiting *line; /* all tiles at most once: [line_head, line_end) wait */
     uint32_t line_head, line_end;
-    uint32_t **grad_tile; /* per part, per tile: rounded gradients */
-    tile_visits *stays;   /* per tile of the part that is being updated in passes */
-    uint32_t *gather;     /* parts in the order in which this direction first needs them: [gather_head, gather_end) */
+    uint32_t **grad_tile;  /* per part, per tile: rounded gradients */
+    tile_intervals *stays; /* per tile of the part that is being updated in passes */
+    uint32_t *gather;      /* parts in the order in which this direction first needs them: [gather_head, gather_end) */
     uint32_t gather_head, gather_end;
     uint64_t *ahead; /* per part: elements that were gathered and not used yet; their sum */
     uint64_t ahead_sum;
@@ -70,11 +70,11 @@ typedef struct pass {
 uint32_t pass_scratch(pass *x, uint32_t unit, uint64_t bytes);
 
 /* build_update.c */
-uint32_t pass_hi_visit(pass *x,
-                       uint32_t part); /* of this rank's weights of a part as a whole; opened where it is not */
+uint32_t pass_hi_interval(pass *x,
+                          uint32_t part); /* of this rank's weights of a part as a whole; opened where it is not */
 void pass_update_part(pass *x, uint32_t part);
-/* `totals`: visit of the sums over its tensors; NONE: its optimizer needs none. */
-void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_visits open, uint32_t totals);
+/* `totals`: interval of the sums over its tensors; NONE: its optimizer needs none. */
+void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_intervals open, uint32_t totals);
 uint32_t pass_weight_tile(const pass *x, uint32_t part, uint32_t tile); /* its compute weights: an object */
 void pass_update_next(pass *x);
 void pass_update_before(pass *x, const tm_stage *stage);
@@ -82,7 +82,7 @@ void pass_update_some(pass *x, uint32_t from, uint32_t want, uint64_t done, uint
 uint32_t pass_stage_tiles(const pass *x, uint32_t unit, uint32_t s);
 uint32_t pass_unit_tiles(const pass *x, uint32_t unit);
 tm_status pass_line_init(pass *x);
-uint32_t pass_gradient_visit(pass *x, uint32_t part, uint32_t tile); /* a new one, of the rounded gradient */
+uint32_t pass_gradient_interval(pass *x, uint32_t part, uint32_t tile); /* a new one, of the rounded gradient */
 void pass_pending(pass *x);
 
 /* build_passes.c */

@@ -24,9 +24,9 @@ tm_status pass_stays_init(pass *x) {
 /* A group while its operations are written. */
 typedef struct updating {
     part_group group;
-    bool stays;      /* visits are kept from walk to walk */
-    uint32_t totals; /* visit */
-    tile_visits all; /* of the part under way, where one visit serves all tiles: weights that are handed round, a
+    bool stays;         /* intervals are kept from walk to walk */
+    uint32_t totals;    /* interval */
+    tile_intervals all; /* of the part under way, where one interval serves all tiles: weights that are handed round, a
                         gradient that was */
 } updating;
 
@@ -35,37 +35,37 @@ typedef struct updating {
 static void begin_part(pass *x, updating *u, uint32_t part, bool update) {
     const part_state *ps = &x->job->part[part];
     bool whole = part_is_shared(x->job, ps) && (update || u->stays);
-    u->all = NO_VISITS;
-    if (whole) u->all.hi = tm_program_visit(x->p, ps->hi, ps->hi_tiles);
-    if (gradients_are_shared(x->job) && ps->tiles) u->all.gradient = pass_gradient_visit(x, part, 0);
+    u->all = NO_INTERVALS;
+    if (whole) u->all.hi = tm_program_interval(x->p, ps->hi, ps->hi_tiles);
+    if (gradients_are_shared(x->job) && ps->tiles) u->all.gradient = pass_gradient_interval(x, part, 0);
 }
 
 /* Of a tile: those that stay, else those that serve all tiles. */
-static tile_visits open_tile(pass *x, const updating *u, uint32_t part, uint32_t tile) {
-    tile_visits v = u->stays ? x->stays[tile] : u->all;
-    if (v.gradient == NONE) v.gradient = pass_gradient_visit(x, part, tile);
+static tile_intervals open_tile(pass *x, const updating *u, uint32_t part, uint32_t tile) {
+    tile_intervals v = u->stays ? x->stays[tile] : u->all;
+    if (v.gradient == NONE) v.gradient = pass_gradient_interval(x, part, tile);
     return v;
 }
 
-static void use_weights(pass *x, uint32_t part, uint32_t tile, tile_visits *v) {
+static void use_weights(pass *x, uint32_t part, uint32_t tile, tile_intervals *v) {
     const part_state *ps = &x->job->part[part];
     uint32_t weights = pass_weight_tile(x, part, tile);
     if (x->job->dtype != TM_F16) { /* fp16: the master is lo */
-        if (v->hi == NONE) v->hi = tm_program_visit(x->p, weights, 1);
+        if (v->hi == NONE) v->hi = tm_program_interval(x->p, weights, 1);
         op_use_one(&x->w, OPERAND_HI, v->hi, weights, TM_USE_READ);
     }
     if (ps->lo == TM_NO_OBJECT) return;
-    if (v->lo == NONE) v->lo = tm_program_visit(x->p, ps->lo + tile * ps->stride, 1);
+    if (v->lo == NONE) v->lo = tm_program_interval(x->p, ps->lo + tile * ps->stride, 1);
     op_use(&x->w, OPERAND_LO, v->lo, TM_USE_READ);
 }
 
 static void sum_tile_of(pass *x, const updating *u, uint32_t part, uint32_t tile, uint32_t k) {
     const part_state *ps = &x->job->part[part];
-    tile_visits v = open_tile(x, u, part, tile);
+    tile_intervals v = open_tile(x, u, part, tile);
     op_begin(&x->w, OP_SUMS, (op_args){.sums = {part, tile, k, gradients_are_shared(x->job)}});
     if (passes_read_weights(x->job, k)) use_weights(x, part, tile, &v);
     if (k == 1 && ps->exp_avg_sq != TM_NO_OBJECT) {
-        if (v.squares == NONE) v.squares = tm_program_visit(x->p, ps->exp_avg_sq + tile * ps->stride, 1);
+        if (v.squares == NONE) v.squares = tm_program_interval(x->p, ps->exp_avg_sq + tile * ps->stride, 1);
         op_use(&x->w, OPERAND_EXP_AVG_SQ, v.squares, TM_USE_READ);
     }
     op_use(&x->w, OPERAND_GRADIENT, v.gradient, TM_USE_READ);
@@ -105,7 +105,7 @@ static void update(pass *x, updating *u) {
 static uint32_t share_sums(pass *x, const updating *u, uint32_t k) {
     uint32_t part = u->group.first;
     uint64_t bytes = passes_pieces_bytes(x->job, u->group, k);
-    uint32_t pieces = tm_program_visit(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
+    uint32_t pieces = tm_program_interval(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
     op_begin(&x->w, OP_PACK_SUMS, (op_args){.group = {.part = part, .pass = k}});
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
     op_use(&x->w, OPERAND_TOTALS, u->totals, TM_USE_READ);
@@ -122,7 +122,8 @@ static void turn(pass *x, const updating *u, uint32_t k) {
     op_begin(&x->w, OP_TURN, (op_args){.group = {.part = part, .pass = k + 1}});
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
     if (pieces != NONE) op_use(&x->w, OPERAND_PIECES, pieces, TM_USE_READ);
-    if (k == 0 && means != TM_NO_OBJECT) op_use(&x->w, OPERAND_MEANS, tm_program_visit(x->p, means, 1), TM_USE_UPDATE);
+    if (k == 0 && means != TM_NO_OBJECT)
+        op_use(&x->w, OPERAND_MEANS, tm_program_interval(x->p, means, 1), TM_USE_UPDATE);
     op_use(&x->w, OPERAND_TOTALS, u->totals, TM_USE_UPDATE);
     op_end(&x->w);
 }
@@ -133,7 +134,7 @@ void pass_update_group(pass *x, uint32_t part) {
     if (u.group.first != part) return;
     u.stays = u.group.count == 1;
     uint64_t bytes = passes_totals_bytes(x->job, u.group);
-    u.totals = tm_program_visit(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
+    u.totals = tm_program_interval(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
     op_begin(&x->w, OP_TURN, (op_args){.group = {.part = part, .pass = 0}});
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
     op_use(&x->w, OPERAND_TOTALS, u.totals, TM_USE_WRITE);

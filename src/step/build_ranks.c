@@ -1,4 +1,5 @@
-/* Weights between ranks: gathered before the first use of a visit, handed round when they are new (DESIGN section 7).
+/* Weights between ranks: gathered before the first use of an interval, handed round when they are new (DESIGN section
+ * 7).
  *
  * What comes next is asked for ahead of its use, so that it travels while the stage before computes: the list below is
  * in program order, which all ranks share, and so are the operations that it leads to. */
@@ -53,13 +54,13 @@ static void stash(pass *x, uint32_t part, uint32_t whole) {
         tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_ACTIVATION, .unit = unit, .bytes = bytes, .pageable = true});
     op_begin(&x->w, OP_STASH, (op_args){.part = {.part = part}});
     op_use(&x->w, OPERAND_TILE, whole, TM_USE_READ);
-    op_use(&x->w, OPERAND_SECOND, tm_program_visit(x->p, x->second[part], 1), TM_USE_WRITE);
+    op_use(&x->w, OPERAND_SECOND, tm_program_interval(x->p, x->second[part], 1), TM_USE_WRITE);
     op_end(&x->w);
 }
 
 static void gather_in_node(pass *x, uint32_t part, uint32_t whole) {
     bool any = x->second[part] != NONE;
-    uint32_t from = any ? tm_program_visit(x->p, x->second[part], 1) : NONE;
+    uint32_t from = any ? tm_program_interval(x->p, x->second[part], 1) : NONE;
     op_begin(&x->w, OP_GATHER_NODE, (op_args){.part = {.part = part, .any = any}});
     if (any) op_use(&x->w, OPERAND_SECOND, from, TM_USE_READ);
     op_use(&x->w, OPERAND_TILE, whole, TM_USE_WRITE);
@@ -67,12 +68,12 @@ static void gather_in_node(pass *x, uint32_t part, uint32_t whole) {
 }
 
 static void gather_from_all(pass *x, uint32_t part, uint32_t whole) {
-    uint32_t own = pass_hi_visit(x, part);
+    uint32_t own = pass_hi_interval(x, part);
     op_begin(&x->w, OP_GATHER, (op_args){.part = {.part = part}});
     if (own != NONE) op_use(&x->w, OPERAND_HI, own, TM_USE_READ);
     op_use(&x->w, OPERAND_TILE, whole, TM_USE_WRITE);
     op_end(&x->w);
-    if (x->o->update != UPDATE_WITHIN) x->own_visit[part] = NONE; /* update B comes back to it */
+    if (x->o->update != UPDATE_WITHIN) x->own_interval[part] = NONE; /* update B comes back to it */
 }
 
 static void gather(pass *x, uint32_t part) {
@@ -80,13 +81,13 @@ static void gather(pass *x, uint32_t part) {
     uint8_t tier = x->job->ranks.shared_by ? TM_TIER_SHARED : TM_TIER_HOST;
     uint32_t whole = tm_program_temp(
         x->p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = part_bytes(x, part), .tier = tier});
-    x->part_visit[part] = tm_program_visit(x->p, whole, 1);
+    x->part_interval[part] = tm_program_interval(x->p, whole, 1);
     bool second = x->job->ranks.second.count > 0;
     if (second && x->in_backward)
-        gather_in_node(x, part, x->part_visit[part]);
+        gather_in_node(x, part, x->part_interval[part]);
     else
-        gather_from_all(x, part, x->part_visit[part]);
-    if (second && !x->in_backward) stash(x, part, x->part_visit[part]);
+        gather_from_all(x, part, x->part_interval[part]);
+    if (second && !x->in_backward) stash(x, part, x->part_interval[part]);
     x->ahead[part] = x->job->part[part].elements;
     x->ahead_sum += x->ahead[part];
 }
@@ -94,7 +95,7 @@ static void gather(pass *x, uint32_t part) {
 /* Up to date, then here. */
 static void bring(pass *x, uint32_t part) {
     while (x->o->update == UPDATE_BEFORE && !x->updated[part]) pass_update_next(x);
-    if (part_is_gathered(x->job, &x->job->part[part]) && x->part_visit[part] == NONE) gather(x, part);
+    if (part_is_gathered(x->job, &x->job->part[part]) && x->part_interval[part] == NONE) gather(x, part);
 }
 
 /* Elements that may be under way with `part` among them: FSDP's unit, or what stage3_prefetch_bucket_size says. */
@@ -111,7 +112,7 @@ static void look_ahead(pass *x) {
     while (x->o->overlap && x->gather_head < x->gather_end) {
         uint32_t part = x->gather[x->gather_head];
         bool here = !part_is_gathered(x->job, &x->job->part[part]);
-        if (!here && x->part_visit[part] != NONE) return; /* still in use by the unit before */
+        if (!here && x->part_interval[part] != NONE) return; /* still in use by the unit before */
         if (!here && x->ahead_sum > 0 && x->ahead_sum + x->job->part[part].elements > prefetch_limit(x, part)) return;
         x->gather_head++;
         bring(x, part);
@@ -124,7 +125,7 @@ void pass_need(pass *x, const tm_stage *stage, bool backward) {
         uint32_t part = stage->part[i];
         if (!(backward ? stage->part_in_backward[i] : stage->part_in_forward[i])) continue;
         if (part_is_gathered(x->job, &x->job->part[part]))
-            while (x->part_visit[part] == NONE) {
+            while (x->part_interval[part] == NONE) {
                 if (x->gather_head < x->gather_end)
                     bring(x, x->gather[x->gather_head++]);
                 else

@@ -34,14 +34,14 @@ static void import_tile(op_writer *w, uint32_t part, uint32_t tile) {
     uint32_t more[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
     if (ps->tiles > 0 && job->optimizer) own = held_find(ps->elements, job->ranks.ranks, job->ranks.own, at.begin);
     op_begin(w, OP_IMPORT, (op_args){.import = {.part = part, .tile = tile, .own = own != UINT32_MAX}});
-    op_use(w, OPERAND_HI, tm_program_visit(p, ps->hi + tile, 1), TM_USE_WRITE);
+    op_use(w, OPERAND_HI, tm_program_interval(p, ps->hi + tile, 1), TM_USE_WRITE);
     for (size_t i = 0; i < TM_COUNT(more) && own != UINT32_MAX; i++)
         if (more[i] != TM_NO_OBJECT)
-            op_use(w, name[i], tm_program_visit(p, more[i] + own * ps->stride, 1), TM_USE_WRITE);
+            op_use(w, name[i], tm_program_interval(p, more[i] + own * ps->stride, 1), TM_USE_WRITE);
     uint64_t bytes = import_scratch_bytes(job, part, at.n, own != UINT32_MAX);
     if (bytes) {
         uint32_t scratch = tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = bytes});
-        op_use(w, OPERAND_VALUES, tm_program_visit(p, scratch, 1), TM_USE_WRITE);
+        op_use(w, OPERAND_VALUES, tm_program_interval(p, scratch, 1), TM_USE_WRITE);
     }
     op_end(w);
 }
@@ -50,7 +50,7 @@ static void import_tile(op_writer *w, uint32_t part, uint32_t tile) {
 static void import_means(op_writer *w, uint32_t part) {
     uint32_t means = w->job->part[part].means;
     if (means == TM_NO_OBJECT) return;
-    op_write(w, OP_MEANS, (op_args){.group = {.part = part}}, OPERAND_MEANS, tm_program_visit(w->p, means, 1),
+    op_write(w, OP_MEANS, (op_args){.group = {.part = part}}, OPERAND_MEANS, tm_program_interval(w->p, means, 1),
              TM_USE_WRITE);
 }
 
@@ -95,11 +95,11 @@ static uint32_t fetch(op_writer *w, uint32_t part, uint32_t tile, span at, tm_ki
     const part_state *ps = &job->part[part];
     source s = source_of(job, ps, kind);
     uint32_t here = held_find(ps->elements, job->ranks.ranks, s.holding, at.begin);
-    uint32_t own = here == UINT32_MAX ? NONE : tm_program_visit(p, s.first + here * s.stride, 1);
+    uint32_t own = here == UINT32_MAX ? NONE : tm_program_interval(p, s.first + here * s.stride, 1);
     if (s.holding.count == job->ranks.ranks) return own;
     uint32_t to =
         tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = state_bytes(job, part, kind, at.n)});
-    to = tm_program_visit(p, to, 1);
+    to = tm_program_interval(p, to, 1);
     op_begin(w, OP_FETCH, (op_args){.fetch = {part, tile, kind, own != NONE}});
     if (own != NONE) op_use(w, OPERAND_OWN, own, TM_USE_READ);
     op_use(w, OPERAND_TILE, to, TM_USE_WRITE);
@@ -134,7 +134,7 @@ static void walk_tile(walk *w, uint32_t t, uint32_t seg, uint32_t tile, int what
     op_begin(&w->w, w->code, (op_args){.walk = {t, seg, tile, (uint32_t)what}});
     op_use(&w->w, OPERAND_TILE, a, TM_USE_READ);
     if (lo) op_use(&w->w, OPERAND_LO, b, TM_USE_READ);
-    op_use(&w->w, OPERAND_VALUES, tm_program_visit(w->w.p, values, 1), TM_USE_WRITE);
+    op_use(&w->w, OPERAND_VALUES, tm_program_interval(w->w.p, values, 1), TM_USE_WRITE);
     op_use(&w->w, OPERAND_CHAIN, w->chain, w->begun ? TM_USE_UPDATE : TM_USE_WRITE);
     op_end(&w->w);
     w->begun = true;
@@ -158,7 +158,7 @@ static void walk_means(walk *w, uint32_t t) {
     uint32_t means = w->w.job->part[passes_group(w->w.job->model, part).first].means;
     if (means == TM_NO_OBJECT) return;
     op_begin(&w->w, w->code, (op_args){.walk = {t, 0, 0, WHAT_MEANS}});
-    op_use(&w->w, OPERAND_MEANS, tm_program_visit(w->w.p, means, 1), TM_USE_READ);
+    op_use(&w->w, OPERAND_MEANS, tm_program_interval(w->w.p, means, 1), TM_USE_READ);
     op_use(&w->w, OPERAND_CHAIN, w->chain, TM_USE_UPDATE);
     op_end(&w->w);
 }
@@ -176,7 +176,7 @@ tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
         tm_free(order);
         return rc;
     }
-    w.chain = tm_program_visit(w.w.p, tm_program_temp(w.w.p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
+    w.chain = tm_program_interval(w.w.p, tm_program_temp(w.w.p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
     int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
     for (uint32_t i = 0; i < n; i++)
         for (int k = from; k <= to; k++) {

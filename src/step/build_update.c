@@ -6,20 +6,20 @@
 
 /* ---- a tile -------------------------------------------------------------------------------------------------- */
 
-uint32_t pass_hi_visit(pass *x, uint32_t part) {
+uint32_t pass_hi_interval(pass *x, uint32_t part) {
     const part_state *ps = &x->job->part[part];
-    uint32_t *visit = part_is_gathered(x->job, ps) ? &x->own_visit[part] : &x->part_visit[part];
-    if (*visit == NONE && ps->hi_tiles > 0) *visit = tm_program_visit(x->p, ps->hi, ps->hi_tiles);
-    return *visit;
+    uint32_t *interval = part_is_gathered(x->job, ps) ? &x->own_interval[part] : &x->part_interval[part];
+    if (*interval == NONE && ps->hi_tiles > 0) *interval = tm_program_interval(x->p, ps->hi, ps->hi_tiles);
+    return *interval;
 }
 
-uint32_t pass_gradient_visit(pass *x, uint32_t part, uint32_t tile) {
+uint32_t pass_gradient_interval(pass *x, uint32_t part, uint32_t tile) {
     const part_state *ps = &x->job->part[part];
     if (!gradients_are_shared(x->job))
-        return tm_program_visit(
+        return tm_program_interval(
             x->p, ps->grad != TM_NO_OBJECT ? ps->grad + tile * ps->grad_stride : x->grad_tile[part][tile], 1);
-    if (ps->grad != TM_NO_OBJECT) return tm_program_visit(x->p, ps->grad, ps->tiles);
-    return tm_program_visit(x->p, x->grad_tile[part][0], 1);
+    if (ps->grad != TM_NO_OBJECT) return tm_program_interval(x->p, ps->grad, ps->tiles);
+    return tm_program_interval(x->p, x->grad_tile[part][0], 1);
 }
 
 uint32_t pass_weight_tile(const pass *x, uint32_t part, uint32_t tile) {
@@ -27,22 +27,22 @@ uint32_t pass_weight_tile(const pass *x, uint32_t part, uint32_t tile) {
     return ps->hi + held_find(ps->elements, x->job->ranks.ranks, ps->weights, own_tile(x->job, part, tile).begin);
 }
 
-/* open.hi may be a visit of the part's weights as a whole. What is not open is visited for this tile alone. */
-void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_visits open, uint32_t totals) {
+/* open.hi may be an interval of the part's weights as a whole. What is not open is visited for this tile alone. */
+void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_intervals open, uint32_t totals) {
     const part_state *ps = &x->job->part[part];
     uint32_t weights = pass_weight_tile(x, part, tile);
-    if (open.hi == NONE) open.hi = tm_program_visit(x->p, weights, 1);
+    if (open.hi == NONE) open.hi = tm_program_interval(x->p, weights, 1);
     op_begin(&x->w, OP_UPDATE,
              (op_args){.update = {.part = part, .tile = tile, .whole = gradients_are_shared(x->job)}});
     /* fp16: what computes is made anew from the master, so that nobody need have it */
     op_use_one(&x->w, OPERAND_HI, open.hi, weights, x->job->dtype == TM_F16 ? TM_USE_WRITE : TM_USE_UPDATE);
     const operand_name name[] = {OPERAND_LO, OPERAND_EXP_AVG, OPERAND_EXP_AVG_SQ};
     const uint32_t states[] = {ps->lo, ps->exp_avg, ps->exp_avg_sq};
-    uint32_t visits[] = {open.lo, NONE, open.squares};
+    uint32_t intervals[] = {open.lo, NONE, open.squares};
     for (size_t i = 0; i < TM_COUNT(states); i++) {
         if (states[i] == TM_NO_OBJECT) continue;
-        if (visits[i] == NONE) visits[i] = tm_program_visit(x->p, states[i] + tile * ps->stride, 1);
-        op_use(&x->w, name[i], visits[i], TM_USE_UPDATE);
+        if (intervals[i] == NONE) intervals[i] = tm_program_interval(x->p, states[i] + tile * ps->stride, 1);
+        op_use(&x->w, name[i], intervals[i], TM_USE_UPDATE);
     }
     op_use(&x->w, OPERAND_GRADIENT, open.gradient, TM_USE_READ);
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_READ);
@@ -51,7 +51,8 @@ void pass_update_tile(pass *x, uint32_t part, uint32_t tile, tile_visits open, u
 }
 
 static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint32_t gradient) {
-    pass_update_tile(x, part, tile, (tile_visits){.hi = hi, .lo = NONE, .squares = NONE, .gradient = gradient}, NONE);
+    pass_update_tile(x, part, tile, (tile_intervals){.hi = hi, .lo = NONE, .squares = NONE, .gradient = gradient},
+                     NONE);
 }
 
 /* ---- after backward ------------------------------------------------------------------------------------------ */
@@ -63,10 +64,10 @@ void pass_update_part(pass *x, uint32_t part) {
         return;
     }
     bool one_gradient = gradients_are_shared(x->job);
-    uint32_t hi = part_is_shared(x->job, ps) ? tm_program_visit(x->p, ps->hi, ps->hi_tiles) : NONE;
+    uint32_t hi = part_is_shared(x->job, ps) ? tm_program_interval(x->p, ps->hi, ps->hi_tiles) : NONE;
     uint32_t gradient = NONE;
     for (uint32_t tile = 0; tile < ps->tiles; tile++) {
-        if (!one_gradient || tile == 0) gradient = pass_gradient_visit(x, part, tile);
+        if (!one_gradient || tile == 0) gradient = pass_gradient_interval(x, part, tile);
         update_tile(x, part, tile, hi, gradient);
     }
     pass_share(x, part, hi);
@@ -80,10 +81,10 @@ void pass_update_next(pass *x) {
     const part_state *ps = &x->job->part[w->part];
     uint32_t hi = w->hi;
     if (w->gradient == NONE) {
-        hi = pass_hi_visit(x, w->part);
+        hi = pass_hi_interval(x, w->part);
         bool first = w->tile == 0 || !gradients_are_shared(x->job);
         if (w->tile != NONE)
-            w->gradient = first ? pass_gradient_visit(x, w->part, w->tile) : x->line[x->line_head - 2].gradient;
+            w->gradient = first ? pass_gradient_interval(x, w->part, w->tile) : x->line[x->line_head - 2].gradient;
     }
     if (w->tile != NONE) update_tile(x, w->part, w->tile, hi, w->gradient);
     if (w->tile != NONE && w->tile + 1 < ps->tiles) return;
@@ -155,7 +156,7 @@ tm_status build_drain(tm_program **out, const tm_job *job) {
         tm_program_free(x.p);
         return rc;
     }
-    x.step = tm_program_visit(x.p, pass_scratch(&x, 0, sizeof(step_frame)), 1);
+    x.step = tm_program_interval(x.p, pass_scratch(&x, 0, sizeof(step_frame)), 1);
     pass_pending(&x);
     for (uint32_t part = 0; part < x.parts; part++) pass_update_part(&x, part);
     op_writer_close(&x.w);

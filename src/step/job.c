@@ -127,8 +127,8 @@ static void say_device(tm_job *job) {
 void job_close(tm_job *job) {
     if (!job) return;
     tm_exec_close(job->tiers.exec);
-    tm_plan_free(job->tiers.held_in);
-    tm_plan_free(job->tiers.held_out);
+    tm_plan_free(job->tiers.restore_resident);
+    tm_plan_free(job->tiers.save_resident);
     say_device(job);
     tm_comm_window_close(job->tiers.window);
     tm_device_close(job->tiers.device);

@@ -59,7 +59,7 @@ tm_status job_device_room(const char *device, bool peers, uint64_t *bytes) {
                    tm_format_size(besides, c, sizeof c));
 }
 
-tm_status job_device_holds(const char *device, uint64_t wanted) {
+tm_status job_device_fits(const char *device, uint64_t wanted) {
     uint64_t room;
     char a[32], b[32];
     TM_TRY(job_device_room(device, false, &room));

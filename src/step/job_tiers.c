@@ -84,13 +84,13 @@ static tm_status import(tm_job *job, const tm_plan *plan) {
 
 static tm_status restore(tm_job *job) {
     TM_TRY(tm_store_restore(job->tiers.store, tm_exec_slab(job->tiers.exec)));
-    return job->tiers.held_in ? job_run(job, job->tiers.held_in) : TM_OK;
+    return job->tiers.restore_resident ? job_run(job, job->tiers.restore_resident) : TM_OK;
 }
 
 tm_status job_fill_state(tm_job *job, const tm_plan *import_plan) {
     return job->opts.resume ? restore(job) : import(job, import_plan);
 }
 
-tm_status job_held_out(tm_job *job) {
-    return job->tiers.held_out ? job_run(job, job->tiers.held_out) : TM_OK;
+tm_status job_save_resident(tm_job *job) {
+    return job->tiers.save_resident ? job_run(job, job->tiers.save_resident) : TM_OK;
 }

@@ -1,6 +1,6 @@
 /* op: the operations that programs are made of. Each is one row: its word, where it runs, its operands in the order in
- * which the handler gets them, its handler, what it costs, what its label names. Builder, handler, costs and traces read
- * the row; none of them repeats an order.
+ * which the handler gets them, its handler, what it costs, what its label names. Builder, handler, costs and traces
+ * read the row; none of them repeats an order.
  *
  * A row stands in the ops*.c file of its kind, below the handler. A new operation is its code and its arguments here,
  * handler and row there, and the place in build*.c that writes it:
@@ -239,11 +239,12 @@ TM_MUST_USE tm_status op_writer_open(op_writer *w, const tm_job *job, tm_program
 void op_writer_close(op_writer *w); /* the program stays */
 void op_begin(op_writer *w, uint16_t code, op_args args);
 void op_flags(op_writer *w, uint32_t flags);
-void op_use(op_writer *w, operand_name name, uint32_t visit, tm_use_access access);
-void op_use_one(op_writer *w, operand_name name, uint32_t visit, uint32_t object, tm_use_access access); /* of them */
+void op_use(op_writer *w, operand_name name, uint32_t interval, tm_use_access access);
+void op_use_one(op_writer *w, operand_name name, uint32_t interval, uint32_t object,
+                tm_use_access access); /* of them */
 /* Asserts that the row's operands were named, no more and no fewer, with enough bytes and no other access. */
 void op_end(op_writer *w);
 /* An operation of one operand. */
-void op_write(op_writer *w, uint16_t code, op_args args, operand_name name, uint32_t visit, tm_use_access access);
+void op_write(op_writer *w, uint16_t code, op_args args, operand_name name, uint32_t interval, tm_use_access access);
 
 #endif

@@ -91,14 +91,15 @@ double op_amount(const tm_job *job, const tm_op *op) {
 tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
     tm_job *job = ctx;
     op_call c = op_call_of(job, op);
-    bool heard = job->costs.hear && op->engine != TM_ENGINE_DEVICE; /* which is launched here: tm_exec_on_device_op */
-    uint64_t t0 = heard ? tm_now_ns() : 0;
+    bool observed =
+        job->costs.hear && op->engine != TM_ENGINE_DEVICE; /* which is launched here: tm_exec_on_device_op */
+    uint64_t t0 = observed ? tm_now_ns() : 0;
     if (!c.row || !c.row->run) return tm_fail(TM_EBUG, "operation %u is not known", op->code);
     c.step = &job->step;
     c.kernels = job->tiers.kernels;
     c.operand = operand;
     tm_status rc = c.row->run(&c);
-    if (heard && rc == TM_OK) job->costs.hear(job->costs.hear_ctx, op, (double)(tm_now_ns() - t0) * 1e-9);
+    if (observed && rc == TM_OK) job->costs.hear(job->costs.hear_ctx, op, (double)(tm_now_ns() - t0) * 1e-9);
     return rc;
 }
 

@@ -2,7 +2,7 @@
 #include "step/op.h"
 
 struct op_named_use {
-    uint32_t visit, object, count; /* count 0: all of the visit */
+    uint32_t interval, object, count; /* count 0: all of the interval */
     uint8_t name, access;
 };
 
@@ -38,12 +38,13 @@ static void name_use(op_writer *w, operand_name name, struct op_named_use use) {
     w->use[w->n++] = use;
 }
 
-void op_use(op_writer *w, operand_name name, uint32_t visit, tm_use_access access) {
-    name_use(w, name, (struct op_named_use){.visit = visit, .access = (uint8_t)access});
+void op_use(op_writer *w, operand_name name, uint32_t interval, tm_use_access access) {
+    name_use(w, name, (struct op_named_use){.interval = interval, .access = (uint8_t)access});
 }
 
-void op_use_one(op_writer *w, operand_name name, uint32_t visit, uint32_t object, tm_use_access access) {
-    name_use(w, name, (struct op_named_use){.visit = visit, .object = object, .count = 1, .access = (uint8_t)access});
+void op_use_one(op_writer *w, operand_name name, uint32_t interval, uint32_t object, tm_use_access access) {
+    name_use(w, name,
+             (struct op_named_use){.interval = interval, .object = object, .count = 1, .access = (uint8_t)access});
 }
 
 /* ---- by the row ---------------------------------------------------------------------------------------------- */
@@ -61,11 +62,11 @@ static bool access_allowed(const op_operand_row *o, uint8_t access) {
 static void write_use(op_writer *w, const op_call *c, const op_operand_row *o, uint32_t i,
                       const struct op_named_use *use) {
     TM_ASSERT(access_allowed(o, use->access));
-    TM_ASSERT(tm_program_use_bytes(w->p, use->visit, use->object, use->count) >= op_bytes(c, o, i));
+    TM_ASSERT(tm_program_use_bytes(w->p, use->interval, use->object, use->count) >= op_bytes(c, o, i));
     if (use->count)
-        tm_program_use_range(w->p, use->visit, use->object, use->count, (tm_use_access)use->access);
+        tm_program_use_range(w->p, use->interval, use->object, use->count, (tm_use_access)use->access);
     else
-        tm_program_use(w->p, use->visit, (tm_use_access)use->access);
+        tm_program_use(w->p, use->interval, (tm_use_access)use->access);
 }
 
 void op_end(op_writer *w) {
@@ -84,8 +85,8 @@ void op_end(op_writer *w) {
     w->n = 0;
 }
 
-void op_write(op_writer *w, uint16_t code, op_args args, operand_name name, uint32_t visit, tm_use_access access) {
+void op_write(op_writer *w, uint16_t code, op_args args, operand_name name, uint32_t interval, tm_use_access access) {
     op_begin(w, code, args);
-    op_use(w, name, visit, access);
+    op_use(w, name, interval, access);
     op_end(w);
 }

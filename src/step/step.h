@@ -83,8 +83,8 @@ typedef struct job_shape {
     uint32_t tokens;
 } job_shape;
 
-/* What operations of a step hand on to each other: the frame of OPERAND_STEP. The plan orders who writes it and who reads
- * it. Update F begins with that of the program before, whose gradients are pending. */
+/* What operations of a step hand on to each other: the frame of OPERAND_STEP. The plan orders who writes it and who
+ * reads it. Update F begins with that of the program before, whose gradients are pending. */
 typedef struct step_frame {
     double loss_sum; /* summed nll: of this rank; from OP_NORM or OP_LOSS on of all */
     double grad_norm;
@@ -129,7 +129,7 @@ typedef struct job_opts {
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *device;       /* where the model is computed; NULL: "cpu", in place */
     uint64_t device_bytes;    /* of its arena; 0: it has none */
-    bool no_hold;             /* no state stays in the arena from step to step, */
+    bool no_device_resident;  /* no state stays in the arena from step to step, */
     double host_share;        /* or at least so much of it does not */
     uint64_t device_bps;      /* "cpu-arena": of its copies, each way; 0: as fast as memory */
     const char *const *paths; /* offload paths; none: everything stays in memory */
@@ -172,9 +172,9 @@ typedef struct job_budget {
 
 /* What a plan may take. */
 typedef struct job_limits {
-    uint64_t slab_bytes;    /* of job_budget.slab_bytes; once there is a slab: its bytes */
-    uint64_t plans_bytes;   /* of that, until there is a slab: what the plans themselves take, at most */
-    uint32_t hold_quarters; /* of tm_plan_opts */
+    uint64_t slab_bytes;        /* of job_budget.slab_bytes; once there is a slab: its bytes */
+    uint64_t plans_bytes;       /* of that, until there is a slab: what the plans themselves take, at most */
+    uint32_t resident_quarters; /* of tm_plan_opts */
 } job_limits;
 
 /* What the plans that were compiled take: the largest of each, as in tm_plan_info; and together. */
@@ -209,9 +209,10 @@ typedef struct job_tiers {
     tm_device *device;              /* NULL: in place */
     const tm_kernel_table *kernels; /* of operations of the device's tier; NULL: the host's */
     struct tm_comm_window *window;  /* gathered weights, for all ranks of a node */
-    tm_plan *held_out, *held_in;    /* state that the arena holds, to its extents and from there; NULL: it holds none */
-    uint64_t peak_before;           /* VmHWM before there was an arena */
-    bool keep_state;                /* job_close leaves the run directories */
+    tm_plan *save_resident,
+        *restore_resident; /* state that the arena holds, to its extents and from there; NULL: it holds none */
+    uint64_t peak_before;  /* VmHWM before there was an arena */
+    bool keep_state;       /* job_close leaves the run directories */
 } job_tiers;
 
 /* What operations take, as predicted and as they ran. */
@@ -416,7 +417,7 @@ void job_device_warn(const char *device);                            /* where it
 /* What may be taken of its memory if nothing else is said. TM_EUNSUPPORTED, TM_EINPUT: it is not here. */
 tm_status job_device_room(const char *device, bool peers, uint64_t *bytes);
 /* Whether so much of its memory is free, the driver's share set aside; TM_EBUDGET with what is. */
-tm_status job_device_holds(const char *device, uint64_t wanted);
+tm_status job_device_fits(const char *device, uint64_t wanted);
 tm_status job_device_fail(const char *device, const char *more); /* the pending error, of that device */
 /* Opens the model and describes its state; nothing is allocated for it yet. */
 tm_status job_open(tm_job **out, const job_opts *opts);
@@ -461,8 +462,8 @@ typedef struct job_phase {
 void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total);
 void job_phase_end(job_phase *p);
 uint64_t job_weight_bytes(const tm_job *job); /* all weights, as computed with */
-/* A request to stop (tm_stop_catch) ends the running program with TM_ESIGNAL, unless may_go_on has it that it goes on; a
- * second SIGINT in any case. */
+/* A request to stop (tm_stop_catch) ends the running program with TM_ESIGNAL, unless may_go_on has it that it goes on;
+ * a second SIGINT in any case. */
 int job_stop_signal(void);                   /* the first that came, 0: none */
 uint64_t job_stop_ns(void);                  /* when it was seen first (tm_now_ns) */
 tm_status job_check_stop(const tm_job *job); /* TM_ESIGNAL: stop here */
@@ -490,7 +491,7 @@ job_state job_move_state(tm_job *job);               /* to the caller; the job h
 void job_set_state(tm_job *job, const job_state *s); /* the job's from here on, in place of the one it had */
 void job_free_state(job_state *s);
 void job_plan_opts(const tm_job *job, const job_opts *opts, const job_account *account, tm_plan_opts *po);
-tm_status job_held_out(tm_job *job); /* before a commit: what the arena holds, to its extents */
+tm_status job_save_resident(tm_job *job); /* before a commit: what the arena holds, to its extents */
 
 static inline uint64_t job_nonfinite(const tm_job *job) {
     return job->step.nonfinite + job->step.device_nonfinite;

@@ -253,6 +253,6 @@ tm_status tm_train_run(const tm_train_args *args) {
     if (rc != TM_OK && !speaks) tm_comm_let_speak();
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
     if (rc != TM_OK && !started) trainer_undo_output(&t);
-    tm_hold_release(t.out.hold); /* last: until here nobody else begins there */
+    tm_unlock_dir(t.out.lock); /* last: until here nobody else begins there */
     return rc;
 }

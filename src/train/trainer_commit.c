@@ -108,7 +108,7 @@ tm_status trainer_log_commit(trainer *t, const tm_commit_stats *stats) {
  * have published does anyone overwrite what N - 1 names. */
 static tm_status commit_together(trainer *t, const tm_commit_opts *o, tm_commit_stats *stats) {
     tm_store *store = t->job->tiers.store;
-    tm_status rc = job_held_out(t->job);
+    tm_status rc = job_save_resident(t->job);
     if (rc == TM_OK) rc = tm_store_commit_prepare(store, tm_exec_slab(t->job->tiers.exec), o, stats);
     trainer_kill_point("kill_prepared");
     TM_TRY(session_agree(&t->s, rc));

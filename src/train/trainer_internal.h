@@ -64,7 +64,7 @@ typedef struct trainer_found {
 
 /* OUTPUT_DIR and the run directories, as this run's own (trainer_output.c). */
 typedef struct trainer_output {
-    tm_hold *hold;                 /* OUTPUT_DIR is this run's */
+    tm_dir_lock *lock;             /* OUTPUT_DIR is this run's */
     char here[4096];               /* OUTPUT_DIR by its full name */
     char home[4096];               /* OUTPUT_DIR/offload: of commits, where nothing else needs a disk */
     char key[TM_IO_KEY_CHARS + 1]; /* OUTPUT_DIR's: in run.json and in its run directories */

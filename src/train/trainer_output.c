@@ -142,13 +142,13 @@ static void note_above(trainer_found *f, const char *path) {
 }
 
 /* What is there was there before this run, which waits for whoever was at it: noted when nobody else is any more. */
-static tm_status hold(trainer *t) {
+static tm_status lock_output(trainer *t) {
     const char *path = t->s.cfg->output_dir, *resume = t->s.args->resume;
     bool never = resume && strcmp(resume, "never") == 0;
     struct stat st;
     trainer_found f = {.folder = lstat(path, &st) == 0};
     note_above(&f, path);
-    TM_TRY(tm_hold_dir(&t->out.hold, path, never ? 0 : STILL_DYING_MS));
+    TM_TRY(tm_lock_dir(&t->out.lock, path, never ? 0 : STILL_DYING_MS));
     if (snprintf(f.path, sizeof f.path, "%s", path) >= (int)sizeof f.path) *f.path = 0;
     f.run_json = lstat(trainer_path(t, "run.json"), &st) == 0; /* a link that leads nowhere is there as well */
     f.log = lstat(trainer_path(t, "log.jsonl"), &st) == 0;
@@ -334,7 +334,7 @@ static tm_status know_key(trainer *t) {
 
 tm_status trainer_take_output(trainer *t) {
     TM_TRY(session_agree(&t->s, check_paths(t)));
-    TM_TRY(session_agree(&t->s, session_is_rank0(&t->s) ? hold(t) : TM_OK));
+    TM_TRY(session_agree(&t->s, session_is_rank0(&t->s) ? lock_output(t) : TM_OK));
     return know_key(t);
 }
 

@@ -159,7 +159,7 @@ static void listen(trainer *t) {
     bool apart =
         t->job->tiers.traits.own_processors; /* else a device computes on a thread of its own, not to be heard */
     if (t->job->costs.hear || t->job->ranks.ranks > 1 || (t->job->tiers.device && !apart)) return;
-    if (job_costs_listen(t->watch->costs) != TM_OK) {
+    if (job_costs_observe(t->watch->costs) != TM_OK) {
         tm_error_clear();
         return;
     }

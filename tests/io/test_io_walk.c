@@ -171,11 +171,11 @@ static tm_status folders(void) {
 }
 
 static tm_status files_life(void *ctx) {
-    tm_hold *hold;
+    tm_dir_lock *hold;
     (void)ctx;
     walk_clear(walk_dir());
-    TM_TRY(tm_hold_dir(&hold, at("held"), 0));
-    tm_hold_release(hold);
+    TM_TRY(tm_lock_dir(&hold, at("held"), 0));
+    tm_unlock_dir(hold);
     TM_TRY(write_file(at("file")));
     TM_TRY(tm_copy_file(at("file"), at("held/copy")));
     TM_TRY(compare("held/copy"));

@@ -78,7 +78,7 @@ static inline tm_plan *world_plan(world *w, uint16_t code, uint64_t slab, bool c
         tm_kind kind = tm_layout_get(w->layout, i)->kind;
         bool grad = kind == TM_KIND_GRAD; /* between steps nobody counts on it */
         if (grad && code == W_OP_CHECK) continue;
-        uint32_t v = tm_program_visit(p, i, 1);
+        uint32_t v = tm_program_interval(p, i, 1);
         uint16_t does = grad ? W_OP_FILL : code;
         tm_program_op(p, &(tm_op){.code = does, .arg = {kind, tile[kind]++}});
         tm_program_use(p, v, does == W_OP_FILL ? TM_USE_WRITE : does == W_OP_STEP ? TM_USE_UPDATE : TM_USE_READ);

@@ -46,9 +46,9 @@ typedef struct world {
     tm_program *program;
     step *steps;
     uint32_t n_steps, n_state, n_temp;
-    uint32_t runs;       /* of the program, one after another */
-    uint32_t hold;       /* hold_quarters of its plans, */
-    uint64_t held_bytes; /* and what the last of them held */
+    uint32_t runs;                  /* of the program, one after another */
+    uint32_t hold;                  /* resident_quarters of its plans, */
+    uint64_t device_resident_bytes; /* and what the last of them held */
     uint64_t bytes[MAX_OBJECTS];
     unsigned char *truth[MAX_OBJECTS];   /* the plain interpreter's */
     unsigned char *initial[MAX_OBJECTS]; /* of state */
@@ -125,19 +125,19 @@ static uint32_t bundle_length(const world *w, uint32_t id) {
     return n;
 }
 
-typedef struct open_visit {
-    uint32_t visit, first, count; /* model ids */
+typedef struct open_interval {
+    uint32_t interval, first, count; /* model ids */
     uint32_t until;
     uint8_t written[8];
     bool busy;
-} open_visit;
+} open_interval;
 
-/* Programs like ours: visits open, are used by a few operations, close; temporaries are written first and visited
+/* Programs like ours: intervals open, are used by a few operations, close; temporaries are written first and visited
  * again. */
 static void make_program(world *w, uint32_t steps) {
     uint32_t temp_of[MAX_OBJECTS];
     bool temp_written[MAX_OBJECTS] = {0};
-    open_visit open[6] = {0};
+    open_interval open[6] = {0};
     assert_int_equal(tm_program_create(&w->program, w->layout, "random"), TM_OK);
     w->n_temp = 10 + rnd(40);
     for (uint32_t t = 0; t < w->n_temp; t++) {
@@ -151,7 +151,7 @@ static void make_program(world *w, uint32_t steps) {
     w->n_steps = steps;
     for (uint32_t i = 0; i < steps; i++) {
         for (size_t k = 0; k < TM_COUNT(open); k++) {
-            open_visit *v = &open[k];
+            open_interval *v = &open[k];
             if (v->busy && v->until >= i) continue;
             v->busy = false;
             uint32_t first, count = 1;
@@ -166,13 +166,14 @@ static void make_program(world *w, uint32_t steps) {
                     count = 1;
                 }
             }
-            bool clash = false; /* visits of one object do not overlap */
+            bool clash = false; /* intervals of one object do not overlap */
             for (size_t j = 0; j < TM_COUNT(open); j++)
                 if (open[j].busy && first < open[j].first + open[j].count && open[j].first < first + count)
                     clash = true;
             if (clash || count > 8) continue;
-            *v = (open_visit){.first = first, .count = count, .until = i + rnd(6), .busy = true};
-            v->visit = tm_program_visit(w->program, temp ? temp_of[first - w->n_state] : layout_id(w, first), count);
+            *v = (open_interval){.first = first, .count = count, .until = i + rnd(6), .busy = true};
+            v->interval =
+                tm_program_interval(w->program, temp ? temp_of[first - w->n_state] : layout_id(w, first), count);
         }
         uint32_t mixed = i * 2654435761u >> 13;
         tm_tier tier = mixed % 3 ? TM_TIER_DEVICE : TM_TIER_HOST; /* where there is an arena */
@@ -180,7 +181,7 @@ static void make_program(world *w, uint32_t steps) {
         tm_program_op(w->program, &(tm_op){.code = 1, .arg = {i}, .tier = (uint8_t)tier});
         step *s = &w->steps[i];
         for (size_t k = 0; k < TM_COUNT(open) && s->n < MAX_USES - 1; k++) {
-            open_visit *v = &open[k];
+            open_interval *v = &open[k];
             if (!v->busy || rnd(3) == 0) continue;
             bool temp = v->first >= w->n_state;
             if (w->hold && tier == TM_TIER_HOST && !temp && v->first % 8) continue; /* looks at little of the state */
@@ -193,7 +194,7 @@ static void make_program(world *w, uint32_t steps) {
                 count = 1;
             }
             uint32_t id = temp ? temp_of[v->first - w->n_state] : v->first + from;
-            tm_program_use_range(w->program, v->visit, id, count, access);
+            tm_program_use_range(w->program, v->interval, id, count, access);
             s->u[s->n++] = (use){v->first + from, count, access};
         }
     }
@@ -291,7 +292,7 @@ static void each_state(world *w, tm_exec *e, uint64_t slab, uint64_t arena, uint
     tm_plan *plan;
     assert_int_equal(tm_program_create(&p, w->layout, "walk"), TM_OK);
     for (uint32_t i = 0; i < w->n_state; i++) {
-        uint32_t v = tm_program_visit(p, i, 1);
+        uint32_t v = tm_program_interval(p, i, 1);
         tm_program_op(p, &(tm_op){.code = code, .arg = {i}});
         tm_program_use(p, v, access);
     }
@@ -355,16 +356,16 @@ static tm_status forget(void *ctx) {
 static void move_held(world *w, tm_exec *e, uint64_t slab, uint64_t arena, bool out) {
     tm_program *p;
     tm_plan *plan;
-    assert_int_equal(tm_program_held(&p, w->layout, out), TM_OK);
-    assert_true((p != NULL) == (w->held_bytes > 0));
+    assert_int_equal(tm_program_device_resident(&p, w->layout, out), TM_OK);
+    assert_true((p != NULL) == (w->device_resident_bytes > 0));
     if (!p) return;
     assert_int_equal(
         tm_plan_compile(&plan, w->layout, p, &(tm_plan_opts){.slab_bytes = slab, .device_bytes = arena}, NULL), TM_OK);
     assert_int_equal(tm_plan_verify(plan), TM_OK);
     const tm_plan_info *info = tm_plan_get_info(plan);
-    assert_int_equal(info->copy_bytes[out], w->held_bytes); /* each once, there and nowhere else */
+    assert_int_equal(info->copy_bytes[out], w->device_resident_bytes); /* each once, there and nowhere else */
     assert_int_equal(info->copy_bytes[!out], 0);
-    assert_int_equal(total(out ? info->write_bytes : info->read_bytes), w->held_bytes);
+    assert_int_equal(total(out ? info->write_bytes : info->read_bytes), w->device_resident_bytes);
     assert_int_equal(tm_exec_run(e, plan, handler, w), TM_OK);
     tm_plan_free(plan);
     tm_program_free(p);
@@ -387,13 +388,13 @@ static inline uint64_t run_way(world *w, const way *y) {
                                                      .cache = y->cache,
                                                      .spill = true,
                                                      .window_mib = 1,
-                                                     .hold_quarters = w->hold,
+                                                     .resident_quarters = w->hold,
                                                      .device_bytes = y->arena},
                                      NULL),
                      TM_OK);
     if (tm_plan_verify(plan) != TM_OK) fail_msg("%s", tm_error_get()->text);
     const tm_plan_info *info = tm_plan_get_info(plan);
-    w->held_bytes = info->held_bytes;
+    w->device_resident_bytes = info->device_resident_bytes;
     assert_true(info->slab_bytes <= y->slab);
     assert_true(info->device_bytes <= y->arena);
     const uint64_t tiers = y->arena ? 2 : 1; /* as many copies as transfers */
@@ -461,7 +462,7 @@ static uint64_t minimum_with(world *w, uint64_t arena) {
                                                      .choose_residency = true,
                                                      .cache = true,
                                                      .spill = true,
-                                                     .hold_quarters = w->hold,
+                                                     .resident_quarters = w->hold,
                                                      .device_bytes = arena},
                                      &minimum),
                      TM_EBUDGET);

@@ -55,7 +55,7 @@ static void make_plan(tm_layout *layout, tm_plan **plan, uint64_t *slab) {
     tm_program *p;
     OK(tm_program_create(&p, layout, "fill"));
     for (uint32_t i = 0; i < tm_layout_objects(layout); i++) {
-        uint32_t v = tm_program_visit(p, i, 1);
+        uint32_t v = tm_program_interval(p, i, 1);
         tm_program_op(p, &(tm_op){.code = 1, .arg = {i % KINDS, i / KINDS}});
         tm_program_use(p, v, TM_USE_WRITE);
     }

@@ -60,7 +60,7 @@ static tm_plan *walk(world *w, uint16_t code, uint64_t *slab, bool choose) {
     tm_plan *plan;
     OK(tm_program_create(&p, w->layout, "walk"));
     for (uint32_t i = 0; i < w->objects; i++) {
-        uint32_t v = tm_program_visit(p, i, 1);
+        uint32_t v = tm_program_interval(p, i, 1);
         tm_program_op(p, &(tm_op){.code = code, .arg = {i}});
         tm_program_use(p, v, code == OP_FILL ? TM_USE_WRITE : code == OP_STEP ? TM_USE_UPDATE : TM_USE_READ);
     }

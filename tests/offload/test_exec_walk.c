@@ -69,7 +69,7 @@ static tm_plan *each_object(life *l, uint16_t code, tm_use_access access) {
     tm_plan *plan;
     assert_int_equal(tm_program_create(&p, l->w.layout, "each"), TM_OK);
     for (uint32_t i = 0; i < l->w.n_state; i++) {
-        uint32_t v = tm_program_visit(p, i, 1);
+        uint32_t v = tm_program_interval(p, i, 1);
         tm_program_op(p, &(tm_op){.code = code, .arg = {i}});
         tm_program_use(p, v, access);
     }

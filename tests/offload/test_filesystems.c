@@ -303,7 +303,7 @@ static int spill_plan(tm_layout *l, tm_plan **plan) {
         if (i < TEMPS)
             temp[i] =
                 tm_program_temp(p, &(tm_object){.kind = TM_KIND_ACTIVATION, .bytes = TEMP_BYTES, .pageable = true});
-        uint32_t v = tm_program_visit(p, temp[i % TEMPS], 1);
+        uint32_t v = tm_program_interval(p, temp[i % TEMPS], 1);
         tm_program_op(p, &(tm_op){.code = i < TEMPS ? 1 : 2, .arg = {i % TEMPS}});
         tm_program_use(p, v, i < TEMPS ? TM_USE_WRITE : TM_USE_READ);
     }

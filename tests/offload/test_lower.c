@@ -118,7 +118,7 @@ static void held_state_gives_the_same_bytes(void **state) {
                                             .cache = true,
                                             .order_seed = seed % 3 == 0 ? i + 1 : 0,
                                             .again = seed % 2});
-            held[i] += w.held_bytes;
+            held[i] += w.device_resident_bytes;
         }
         world_free(&w);
     }
@@ -141,7 +141,7 @@ static void what_is_held_is_not_copied(void **state) {
                           .choose_residency = true,
                           .cache = true,
                           .spill = true,
-                          .hold_quarters = 4,
+                          .resident_quarters = 4,
                           .device_bytes = (uint64_t)1 << 26};
         assert_int_equal(tm_plan_compile(&plan, w.layout, w.program, &o, NULL), TM_OK);
         for (uint32_t op = 0; op < plan->n_op; op++) {

@@ -40,7 +40,7 @@ static uint32_t state_object(tm_layout *l, tm_kind kind, uint32_t unit, uint32_t
 }
 
 static uint32_t scratch(tm_program *p, uint32_t unit, uint32_t pages) {
-    return tm_program_visit(
+    return tm_program_interval(
         p, tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = (uint64_t)pages * PAGE}), 1);
 }
 
@@ -64,10 +64,10 @@ static void make_program(subject *s, uint32_t units, uint32_t repeat) {
             p, &(tm_object){
                    .kind = TM_KIND_ACTIVATION, .unit = u, .bytes = (uint64_t)(1 + rnd(3)) * PAGE, .pageable = true});
     op(p, 1, 0, 0);
-    tm_program_use(p, tm_program_visit(p, activation[0], 1), TM_USE_WRITE);
+    tm_program_use(p, tm_program_interval(p, activation[0], 1), TM_USE_WRITE);
     for (uint32_t u = 0; u < units; u++) {
-        uint32_t w = tm_program_visit(p, u * TILES * 3, TILES), in = tm_program_visit(p, activation[u], 1),
-                 out = tm_program_visit(p, activation[u + 1], 1);
+        uint32_t w = tm_program_interval(p, u * TILES * 3, TILES), in = tm_program_interval(p, activation[u], 1),
+                 out = tm_program_interval(p, activation[u + 1], 1);
         for (uint32_t r = 0; r < repeat; r++) {
             op(p, 2, u, r);
             tm_program_use(p, w, TM_USE_READ);
@@ -77,8 +77,8 @@ static void make_program(subject *s, uint32_t units, uint32_t repeat) {
         }
     }
     for (uint32_t u = units; u-- > 0;) {
-        uint32_t w = tm_program_visit(p, u * TILES * 3, TILES), in = tm_program_visit(p, activation[u], 1),
-                 out = tm_program_visit(p, activation[u + 1], 1);
+        uint32_t w = tm_program_interval(p, u * TILES * 3, TILES), in = tm_program_interval(p, activation[u], 1),
+                 out = tm_program_interval(p, activation[u + 1], 1);
         for (uint32_t r = 0; r < repeat; r++) {
             op(p, 3, u, r);
             tm_program_use(p, w, TM_USE_READ);
@@ -90,18 +90,18 @@ static void make_program(subject *s, uint32_t units, uint32_t repeat) {
             uint32_t g = grad[u * TILES + t] =
                 tm_program_temp(p, &(tm_object){.kind = TM_KIND_GRAD, .unit = u, .bytes = PAGE, .pageable = true});
             op(p, 4, u, t);
-            tm_program_use(p, tm_program_visit(p, activation[u], 1), TM_USE_READ);
-            tm_program_use(p, tm_program_visit(p, g, 1), TM_USE_WRITE);
+            tm_program_use(p, tm_program_interval(p, activation[u], 1), TM_USE_READ);
+            tm_program_use(p, tm_program_interval(p, g, 1), TM_USE_WRITE);
         }
     }
     for (uint32_t u = 0; u < units; u++)
         for (uint32_t t = 0; t < TILES; t++) {
             uint32_t first = u * TILES * 3;
             op(p, 5, u, t);
-            tm_program_use(p, tm_program_visit(p, first + t, 1), TM_USE_UPDATE);
-            tm_program_use(p, tm_program_visit(p, first + TILES + t, 1), TM_USE_UPDATE);
-            tm_program_use(p, tm_program_visit(p, first + 2 * TILES + t, 1), TM_USE_UPDATE);
-            tm_program_use(p, tm_program_visit(p, grad[u * TILES + t], 1), TM_USE_READ);
+            tm_program_use(p, tm_program_interval(p, first + t, 1), TM_USE_UPDATE);
+            tm_program_use(p, tm_program_interval(p, first + TILES + t, 1), TM_USE_UPDATE);
+            tm_program_use(p, tm_program_interval(p, first + 2 * TILES + t, 1), TM_USE_UPDATE);
+            tm_program_use(p, tm_program_interval(p, grad[u * TILES + t], 1), TM_USE_READ);
         }
     free(activation);
     free(grad);

@@ -218,26 +218,26 @@ static double seconds_of_frames(uint32_t n) {
         tm_plan *plan;
         assert_int_equal(tm_layout_create(&l), TM_OK);
         assert_int_equal(tm_program_create(&p, l, "frames"), TM_OK);
-        uint32_t *visit = malloc(n * sizeof *visit);
-        assert_non_null(visit);
+        uint32_t *interval = malloc(n * sizeof *interval);
+        assert_non_null(interval);
         for (uint32_t i = 0; i < n; i++) {
             tm_object o = {.kind = TM_KIND_SCRATCH, .bytes = 4096u << i % 3};
-            visit[i] = tm_program_visit(p, tm_program_temp(p, &o), 1);
+            interval[i] = tm_program_interval(p, tm_program_temp(p, &o), 1);
             tm_program_op(p, &(tm_op){.code = 1});
-            tm_program_use(p, visit[i], TM_USE_WRITE);
+            tm_program_use(p, interval[i], TM_USE_WRITE);
         }
         for (uint32_t i = 0; i < n; i++) {
             tm_program_op(p, &(tm_op){.code = 2});
-            tm_program_use(p, visit[(uint32_t)((uint64_t)i * 7919 % n)], TM_USE_READ);
+            tm_program_use(p, interval[(uint32_t)((uint64_t)i * 7919 % n)], TM_USE_READ);
             tm_object o = {.kind = TM_KIND_SCRATCH, .bytes = 4096u << (i + 1) % 3};
-            tm_program_use(p, tm_program_visit(p, tm_program_temp(p, &o), 1), TM_USE_WRITE);
+            tm_program_use(p, tm_program_interval(p, tm_program_temp(p, &o), 1), TM_USE_WRITE);
         }
         clock_t t0 = clock();
         tm_plan_opts o = {.slab_bytes = (uint64_t)1 << 40, .choose_residency = true};
         assert_int_equal(tm_plan_compile(&plan, l, p, &o, NULL), TM_OK);
         double took = (double)(clock() - t0) / CLOCKS_PER_SEC;
         least = took < least ? took : least;
-        free(visit);
+        free(interval);
         tm_plan_free(plan);
         tm_program_free(p);
         tm_layout_free(l);
@@ -327,7 +327,7 @@ static void many_tiles_stay_in_bounds(void **state) {
             l, &(tm_object){.kind = TM_KIND_WEIGHT_HI, .bundle = i / TILES, .bytes = BYTES, .pageable = true});
     assert_int_equal(tm_program_create(&p, l, "turns"), TM_OK);
     for (uint32_t i = 0; i < TURNS; i++) {
-        uint32_t v = tm_program_visit(p, i % 2 * TILES, TILES);
+        uint32_t v = tm_program_interval(p, i % 2 * TILES, TILES);
         tm_program_op(p, &(tm_op){.code = 1});
         tm_program_use(p, v, TM_USE_UPDATE);
     }

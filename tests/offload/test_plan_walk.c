@@ -11,7 +11,7 @@ static tm_status write_ops(tm_layout *l, tm_program *p) {
     enum { OPS = 70 }; /* more than arrays begin with */
     uint32_t temp = tm_program_temp(p, &(tm_object){.kind = TM_KIND_ACTIVATION, .bytes = 5000, .pageable = true});
     for (uint32_t i = 0; i < OPS; i++) {
-        uint32_t state = tm_program_visit(p, i, 1), through = tm_program_visit(p, temp, 1);
+        uint32_t state = tm_program_interval(p, i, 1), through = tm_program_interval(p, temp, 1);
         tm_program_op(p, &(tm_op){.code = 1});
         tm_program_use(p, state, TM_USE_UPDATE);
         tm_program_use(p, through, i ? TM_USE_READ : TM_USE_WRITE);
@@ -82,7 +82,7 @@ static tm_status compile(void *ctx) {
                       .spill = true,
                       .cost = even,
                       .device_bytes = x->arena,
-                      .hold_quarters = x->hold};
+                      .resident_quarters = x->hold};
     tm_status rc;
     TM_GO(tm_plan_minimum(x->w.layout, x->w.program, &o, &least));
     if (x->arena) TM_GO(tm_plan_device_minimum(x->w.program, &least));
@@ -91,7 +91,7 @@ static tm_status compile(void *ctx) {
     TM_GO(tm_link_create(&link, plan, plan));
     TM_GO(tm_link_verify(link));
     TM_GO(print(plan));
-    if (x->hold) TM_GO(tm_program_held(&held, x->w.layout, true));
+    if (x->hold) TM_GO(tm_program_device_resident(&held, x->w.layout, true));
     rc = simulate(plan, link);
 done:
     tm_program_free(held);

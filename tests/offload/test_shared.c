@@ -27,7 +27,7 @@ typedef struct rank {
 
 static void own_tiles(rank *r, uint32_t tiles, uint32_t part) {
     for (uint32_t t = 0; t < tiles; t++) {
-        uint32_t v = tm_program_visit(r->program, (part + t) % tm_layout_objects(r->layout), 1);
+        uint32_t v = tm_program_interval(r->program, (part + t) % tm_layout_objects(r->layout), 1);
         tm_program_op(r->program, &(tm_op){.code = OP_OWN, .arg = {part, t}});
         tm_program_use(r->program, v, TM_USE_UPDATE);
     }
@@ -35,7 +35,7 @@ static void own_tiles(rank *r, uint32_t tiles, uint32_t part) {
 
 static uint32_t gather(rank *r, uint32_t part, tm_use_access access) {
     const tm_object o = {.kind = TM_KIND_SCRATCH, .bytes = part_bytes(part), .tier = TM_TIER_SHARED};
-    uint32_t v = tm_program_visit(r->program, tm_program_temp(r->program, &o), 1);
+    uint32_t v = tm_program_interval(r->program, tm_program_temp(r->program, &o), 1);
     tm_program_op(r->program, &(tm_op){.code = OP_GATHER, .engine = TM_ENGINE_COMM, .arg = {part}});
     tm_program_use(r->program, v, TM_USE_WRITE);
     if (access == TM_USE_WRITE) return v;

@@ -224,7 +224,7 @@ static tm_plan *random_plan(uint64_t seed, tm_layout **layout) {
                                                      .pageable = true});
     assert_int_equal(tm_program_create(&p, *layout, "random"), TM_OK);
     for (uint32_t i = 0; i < 6 * n; i++) {
-        uint32_t v = tm_program_visit(p, draw(n), 1);
+        uint32_t v = tm_program_interval(p, draw(n), 1);
         tm_program_op(p, &(tm_op){.code = 1, .arg = {draw(20)}});
         tm_program_use(p, v, draw(3) ? TM_USE_READ : TM_USE_UPDATE);
     }

@@ -44,7 +44,7 @@ static void make(world *w, uint32_t objects) {
                                                        .pageable = true});
     assert_int_equal(tm_program_create(&p, w->layout, "step"), TM_OK);
     for (uint32_t i = 0; i < 2 * objects; i++) {
-        uint32_t v = tm_program_visit(p, i < objects ? i : 2 * objects - 1 - i, 1);
+        uint32_t v = tm_program_interval(p, i < objects ? i : 2 * objects - 1 - i, 1);
         tm_program_op(p, &(tm_op){.code = i < objects ? 1 : 2, .arg = {i, 1 + i % 3}});
         tm_program_use(p, v, i < objects ? TM_USE_READ : TM_USE_UPDATE);
     }

@@ -55,8 +55,8 @@ static void begin(written *x, uint64_t step_bytes) {
     tm_program *p;
     assert_int_equal(tm_program_create(&p, job->layout, "test"), TM_OK);
     assert_int_equal(op_writer_open(&x->w, job, p, &(job_shape){.micro_batches = 1, .rows = 1, .seq = 64}), TM_OK);
-    x->step = tm_program_visit(p, tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = step_bytes}), 1);
-    x->other = tm_program_visit(p, tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 4096}), 1);
+    x->step = tm_program_interval(p, tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = step_bytes}), 1);
+    x->other = tm_program_interval(p, tm_program_temp(p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 4096}), 1);
 }
 static void end(written *x) {
     op_writer_close(&x->w);

@@ -8,11 +8,11 @@
 
 static const double MIB = 1 << 20;
 
-/* One object in one visit. */
+/* One object in one interval. */
 typedef struct stay {
     uint32_t object, item; /* item: TM_NONE where nothing is to be chosen */
     uint32_t first, last, last_write;
-    bool reads, last_visit;
+    bool reads, last_interval;
     double mib;
 } stay;
 
@@ -101,7 +101,7 @@ static void find_stays(reader *r) {
     for (uint32_t op = 0; op < p->n_op; op++)
         for (uint32_t u = 0; u < p->op[op].n_uses; u++) {
             const prog_use *use = &p->use[p->op[op].first_use + u];
-            const prog_visit *v = &p->visit[use->visit];
+            const prog_interval *v = &p->interval[use->interval];
             for (uint32_t k = 0; k < use->count; k++) {
                 uint32_t record = v->record + (use->object - v->first) + k;
                 if (!at[record]) {
@@ -123,16 +123,16 @@ static void find_stays(reader *r) {
     free(at);
 }
 
-/* A temporary with several visits pages where that is allowed; any other lies in memory from its first use to its last,
- * which makes it one stay. */
+/* A temporary with several intervals pages where that is allowed; any other lies in memory from its first use to its
+ * last, which makes it one stay. */
 static void find_temp_items(reader *r) {
     const tm_program *p = r->p;
-    uint32_t *visits = zeros(p->n_temp, sizeof *visits), *latest = zeros(p->n_temp, sizeof *latest), n = 0;
+    uint32_t *intervals = zeros(p->n_temp, sizeof *intervals), *latest = zeros(p->n_temp, sizeof *latest), n = 0;
     r->item_of_temp = zeros(p->n_temp, sizeof(uint32_t));
     for (uint32_t i = 0; i < r->n_stays; i++)
-        if (r->stay[i].object & TM_TEMP_BIT) visits[r->stay[i].object & ~TM_TEMP_BIT]++;
+        if (r->stay[i].object & TM_TEMP_BIT) intervals[r->stay[i].object & ~TM_TEMP_BIT]++;
     for (uint32_t t = 0; t < p->n_temp; t++) {
-        bool pages = r->spill && p->temp[t].pageable && visits[t] > 1;
+        bool pages = r->spill && p->temp[t].pageable && intervals[t] > 1;
         r->item_of_temp[t] = pages ? add_item(r->f, p->temp[t].kind, false) : TM_NONE;
         if (pages) r->f->item[r->item_of_temp[t]].mib = (double)p->temp[t].frame_bytes / MIB;
         latest[t] = TM_NONE;
@@ -148,14 +148,14 @@ static void find_temp_items(reader *r) {
             continue;
         } else {
             s.item = r->item_of_temp[t];
-            if (latest[t] != TM_NONE && s.item != TM_NONE) r->stay[latest[t]].last_visit = false;
-            s.last_visit = true;
+            if (latest[t] != TM_NONE && s.item != TM_NONE) r->stay[latest[t]].last_interval = false;
+            s.last_interval = true;
             latest[t] = n;
         }
         r->stay[n++] = s;
     }
     r->n_stays = n;
-    free(visits);
+    free(intervals);
     free(latest);
 }
 
@@ -208,7 +208,7 @@ static void cut_segments(reader *r, uint32_t coarse, tm_cost_fn cost, void *ctx)
     }
 }
 
-/* What each visit asks of the disk, and where. */
+/* What each interval asks of the disk, and where. */
 static void place_transfers(reader *r) {
     for (uint32_t i = 0; i < r->n_stays; i++) {
         const stay *s = &r->stay[i];
@@ -218,7 +218,7 @@ static void place_transfers(reader *r) {
             item->read += s->mib;
             list_sum(&r->f->segment[r->segment_of[s->first]].need, s->item, s->mib);
         }
-        if (s->last_write == TM_NONE || (!item->state && s->last_visit)) continue;
+        if (s->last_write == TM_NONE || (!item->state && s->last_interval)) continue;
         item->write += s->mib;
         list_sum(&r->f->segment[r->segment_of[s->last_write]].changed, s->item, s->mib);
         list_sum(&r->f->segment[r->segment_of[s->last]].closed, s->item, s->mib);
@@ -246,7 +246,7 @@ static void leave(reader *r, uint32_t op, uint32_t *at) {
     for (; *at < r->n_stays && r->stay[r->by_last[*at]].last == op; ++*at) {
         const stay *s = &r->stay[r->by_last[*at]];
         come(r, s, -1);
-        if (s->item != TM_NONE && !r->f->item[s->item].state && !s->last_visit) r->between[s->item] = s->mib;
+        if (s->item != TM_NONE && !r->f->item[s->item].state && !s->last_interval) r->between[s->item] = s->mib;
     }
 }
 

@@ -1,4 +1,4 @@
-/* lp_facts: what a program asks of memory and disk, read off its visits and uses alone, without the planner's help.
+/* lp_facts: what a program asks of memory and disk, read off its intervals and uses alone, without the planner's help.
  *
  *   item      what one fraction is chosen for: the tiles of one kind of one part, or a temporary that pages
  *   segment   a stretch of consecutive operations: the tiles of one part, or a few operations together
@@ -6,8 +6,8 @@
  *             tiles are alike, so fractions that differ from tile to tile gain nothing over their mean
  *
  * An item that is kept lies in memory throughout (state) or from its first use to its last (a temporary). One that is
- * not kept lies there in each visit, from the first use to the last; it is read where the visit reads first, and
- * written after the last change (a temporary: but for its last visit).
+ * not kept lies there in each interval, from the first use to the last; it is read where the interval reads first, and
+ * written after the last change (a temporary: but for its last interval).
  *
  * Amounts are MiB. Lists are sparse; `item` indexes facts->item. */
 #ifndef TIDEMILL_TEST_LP_FACTS_H
@@ -36,9 +36,10 @@ typedef struct lp_list {
 
 /* What is in memory at a moment, resident state apart. */
 typedef struct lp_moment {
-    double fixed;   /* nobody can avoid it */
-    lp_list open;   /* state in a visit: there even if it is not kept */
-    lp_list change; /* since the moment of the same sort before: temporaries between visits, there if they are kept */
+    double fixed; /* nobody can avoid it */
+    lp_list open; /* state in an interval: there even if it is not kept */
+    lp_list
+        change; /* since the moment of the same sort before: temporaries between intervals, there if they are kept */
 } lp_moment;
 
 typedef struct lp_row {
@@ -48,9 +49,9 @@ typedef struct lp_row {
 
 typedef struct lp_segment {
     double seconds;   /* of its operations */
-    lp_list need;     /* used for the first time in a visit that reads: read by now */
-    lp_list changed;  /* changed for the last time in a visit: may be written from now on */
-    lp_list closed;   /* changed, and used for the last time in a visit: takes memory until it is written */
+    lp_list need;     /* used for the first time in an interval that reads: read by now */
+    lp_list changed;  /* changed for the last time in an interval: may be written from now on */
+    lp_list closed;   /* changed, and used for the last time in an interval: takes memory until it is written */
     lp_moment at_end; /* between its last operation and the next segment's first */
 } lp_segment;
 

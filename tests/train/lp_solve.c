@@ -13,7 +13,7 @@ struct lp_problem {
     bool solved;
     /* columns; those of items are 1 + item */
     int resident; /* state that is kept */
-    int *row_gap; /* per row: kept temporaries between visits */
+    int *row_gap; /* per row: kept temporaries between intervals */
     int *end_gap; /* per end of segment */
     int *seconds; /* per segment */
     int *reads, *writes;
@@ -161,7 +161,7 @@ static void time_columns(lp_problem *p, uint32_t s) {
     p->row_pending[s] = column(p, GLP_LO, 0, 0);
 }
 
-/* What may be written before the visit is over: changed by the end of s, closed later. */
+/* What may be written before the interval is over: changed by the end of s, closed later. */
 static void early_rows(lp_problem *p) {
     const lp_facts *f = p->f;
     double *early = zeros(f->n_items, sizeof *early);

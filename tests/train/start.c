@@ -70,7 +70,7 @@ tm_status start_here(const start_opts *o, start_found *out) {
     trainer_close(&t);
     session_close_ranks(&t.s);
     tm_kernels_close();
-    tm_hold_release(t.out.hold);
+    tm_unlock_dir(t.out.lock);
     drop_copy(&t);
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);
     return rc;

@@ -91,9 +91,9 @@ static void test_pauses_do_not_count(void **state) {
     (void)state;
     cost_heard first = {0}, later = {0}, slow = {0};
     for (int i = 0; i < 4; i++) {
-        cost_heard_add(&first, i == 0 ? 60 : 0.5, 1);
-        cost_heard_add(&later, i == 2 ? 60 : 0.5, 1);
-        cost_heard_add(&slow, i == 2 ? 0.9 : 0.01, 1); /* neighbours are no pause */
+        cost_observed_add(&first, i == 0 ? 60 : 0.5, 1);
+        cost_observed_add(&later, i == 2 ? 60 : 0.5, 1);
+        cost_observed_add(&slow, i == 2 ? 0.9 : 0.01, 1); /* neighbours are no pause */
     }
     assert_true(first.seconds == 1.5 && first.n == 3);
     assert_true(later.seconds == 1.5 && later.n == 3);

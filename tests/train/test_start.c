@@ -454,7 +454,7 @@ static tm_store *open_store(tm_layout **l) {
     RUN_EXPECT_STATUS(tm_layout_create(l));
     assert_int_equal(tm_layout_object(*l, &(tm_object){.kind = TM_KIND_EXP_AVG, .bytes = 5000, .pageable = true}), 0);
     RUN_EXPECT_STATUS(tm_program_create(&p, *l, "touch"));
-    uint32_t v = tm_program_visit(p, 0, 1);
+    uint32_t v = tm_program_interval(p, 0, 1);
     tm_program_op(p, &(tm_op){.code = 1});
     tm_program_use(p, v, TM_USE_WRITE);
     RUN_EXPECT_STATUS(
