@@ -3,6 +3,7 @@
 #include "comm/comm.h"
 #include "planner/plan_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -59,8 +60,8 @@ static void describe_placement(const tm_job *job, const tm_plan_info *info, char
     else if (info->device_resident_bytes >= all)
         snprintf(to, cap, "all state on the device");
     else
-        snprintf(to, cap, "%.0f%% of the state on the device",
-                 100.0 * (double)info->device_resident_bytes / (double)all);
+        snprintf(to, cap, "%.0f%% of the state on the device", /* neither none nor all of it */
+                 fmin(99, fmax(1, 100.0 * (double)info->device_resident_bytes / (double)all)));
 }
 
 uint64_t plan_driver_bytes(const planning *g) {
