@@ -1,10 +1,10 @@
 /* io: bytes and offsets, never tensors.
  *
- * Three things live here:
- *   1. the engine: asynchronous reads and writes of registered memory at offsets of offload files (uring, threads,
- *      sync);
- *   2. run directories: where offload files lie, who owns them, how they are reserved and removed;
- *   3. plain files: a reader and an atomic writer for models, data, logs and results.
+ * Three things live in this folder:
+ *   1. here: the engine, asynchronous reads and writes of registered memory at offsets of offload files (uring,
+ *      threads, sync);
+ *   2. io/run/run.h: run directories, where offload files lie, who owns them, how they are reserved and removed;
+ *   3. io/file/file.h: plain files, a reader and an atomic writer for models, data, logs and results.
  * Every system call of all three goes through one seam (io_sys in io_internal.h), where a test can fail, shorten, delay
  * or corrupt the i-th call.
  *

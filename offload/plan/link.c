@@ -237,10 +237,6 @@ void tm_link_free(tm_link *link) {
     tm_free(link);
 }
 
-uint64_t tm_link_bytes(const tm_link *link) {
-    return sizeof *link + ((uint64_t)link->before->n_op + 2 + link->n_edge) * sizeof(uint32_t);
-}
-
 const uint32_t *tm_link_successors(const tm_link *link, uint32_t op, uint32_t *n) {
     *n = link->first[op + 1] - link->first[op];
     return link->to + link->first[op];

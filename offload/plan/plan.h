@@ -256,7 +256,6 @@ TM_MUST_USE tm_status tm_link_sketch(tm_link **out, const tm_plan *before, const
 TM_MUST_USE tm_status tm_link_verify(const tm_link *link);
 double tm_link_proof_seconds(const tm_link *link);
 void tm_link_free(tm_link *link); /* NULL is fine */
-uint64_t tm_link_bytes(const tm_link *link);
 const tm_plan *tm_link_before(const tm_link *link);
 const tm_plan *tm_link_after(const tm_link *link);
 /* What operation `op` of the plan before has to be done for, in the plan after. */

@@ -2,8 +2,7 @@
  *
  *     planner_choose   with the tensors that should stay resident, then without
  *       choose_within    the minima of all ways; with ranks one way for all; slabs that are smaller by a little
- *         compile_once     the step (choose.c), and beside it import, walk, what the arena holds, what else the job
- *         runs
+ *         compile_once     the step (choose.c); beside it import, walk, what the arena holds, what else the job runs
  *
  * An attempt is a value: nothing of a failed one is left but time that proofs took, and what is known of the plans of
  * the way that it tried (way_plans_took). */

@@ -58,7 +58,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     tm_stop_catch();
     job->dtype = opts->dtype;
     job->optimizer = opts->optimizer;
-    job->objective = opts->objective ? opts->objective : tm_objective_find("sft");
+    job->objective = tm_objective_find("sft");
     job->update = opts->update ? opts->update : tm_optimizer_find("adamw");
     if (opts->update)
         job->update_opts = opts->update_opts;

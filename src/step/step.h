@@ -122,9 +122,8 @@ typedef struct job_opts {
     const char *model; /* HF folder or .gguf */
     tm_dtype dtype;
     bool optimizer, init_random;
-    const tm_objective *objective; /* of its table; NULL: sft */
-    const tm_optimizer *update;    /* of the table; NULL: AdamW */
-    tm_optim_opts update_opts;     /* where `update` is given; else its defaults */
+    const tm_optimizer *update; /* of the table; NULL: AdamW */
+    tm_optim_opts update_opts;  /* where `update` is given; else its defaults */
     uint64_t seed;
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *device;       /* where the model is computed; NULL: "cpu", in place */
