@@ -97,7 +97,8 @@ static tm_status one(bench *b, const args *a, uint32_t seq, tm_elem t) {
     }
     if (all) {
         fill(t, at[0], seq * width), fill(t, at[3], seq * out);
-        x.qkv = at[0], x.o = at[1], x.lse = at[2], x.d_o = at[3], x.d_qkv = at[4], x.workspace = at[5];
+        x.o = at[1], x.lse = at[2], x.d_o = at[3], x.workspace = at[5];
+        tm_attention_fuse(&x, at[0], at[4]);
         measure(b, a, &x);
         b->result[b->n - 1].memory = tm_mem_resident_peak_bytes() - before;
     }

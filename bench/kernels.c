@@ -132,21 +132,43 @@ static void zero(bench *b) {
     b->k->zero(at(b, GRADIENT), b->bytes[GRADIENT]);
 }
 static void norm(bench *b) {
-    b->k->rmsnorm_forward(b->t, b->tokens, HIDDEN, at(b, X), at(b, WEIGHT), 1e-5F, at(b, NARROW));
+    b->k->norm_forward(&(tm_norm){.type = b->t,
+                                  .rows = b->tokens,
+                                  .n = HIDDEN,
+                                  .x = at(b, X),
+                                  .weight = at(b, WEIGHT),
+                                  .eps = 1e-5F,
+                                  .y = at(b, NARROW)});
 }
 static void norm_gradient(bench *b) {
-    b->k->rmsnorm_backward(b->t, b->tokens, HIDDEN, at(b, X), at(b, WEIGHT), 1e-5F, at(b, FLOATS), at(b, NARROW), true,
-                           at(b, GRADIENT), true, at(b, WORK));
+    b->k->norm_backward(&(tm_norm){.type = b->t,
+                                   .rows = b->tokens,
+                                   .n = HIDDEN,
+                                   .x = at(b, X),
+                                   .weight = at(b, WEIGHT),
+                                   .eps = 1e-5F,
+                                   .dy = at(b, FLOATS),
+                                   .dx = at(b, NARROW),
+                                   .dx_add = true,
+                                   .dw = at(b, GRADIENT),
+                                   .dw_add = true,
+                                   .workspace = at(b, WORK)});
 }
 static void rotation(bench *b) {
     b->k->rope_apply(&b->rope, b->t, 0, b->tokens, qkv_width(b->a), (uint32_t)(b->a->heads + b->a->kv_heads),
                      at(b, WIDE), (tm_positions){NULL, (uint32_t)b->a->seq}, false);
 }
 static void unit(bench *b) {
-    b->k->swiglu_forward(b->t, b->tokens, INNER, at(b, WIDE), at(b, NARROW));
+    b->k->glu_forward(&(tm_glu){.type = b->t, .rows = b->tokens, .width = INNER, .x = at(b, WIDE), .y = at(b, NARROW)});
 }
 static void unit_gradient(bench *b) {
-    b->k->swiglu_backward(b->t, b->tokens, INNER, at(b, WIDE), at(b, FLOATS), at(b, D_WIDE), at(b, NARROW));
+    b->k->glu_backward(&(tm_glu){.type = b->t,
+                                 .rows = b->tokens,
+                                 .width = INNER,
+                                 .x = at(b, WIDE),
+                                 .dy = at(b, FLOATS),
+                                 .dx = at(b, D_WIDE),
+                                 .y = at(b, NARROW)});
 }
 static tm_attention attention_shape(const bench *b) {
     return (tm_attention){.type = b->t,
@@ -160,7 +182,8 @@ static tm_attention attention_shape(const bench *b) {
 }
 static tm_attention attention_of(bench *b) {
     tm_attention x = attention_shape(b);
-    x.qkv = at(b, WIDE), x.o = at(b, NARROW), x.lse = at(b, LSE), x.d_o = at(b, D_NARROW), x.d_qkv = at(b, D_WIDE);
+    x.o = at(b, NARROW), x.lse = at(b, LSE), x.d_o = at(b, D_NARROW);
+    tm_attention_fuse(&x, at(b, WIDE), at(b, D_WIDE));
     x.workspace = at(b, WORK), x.rope = &b->rope;
     return x;
 }
@@ -174,18 +197,49 @@ static void attention_gradient(bench *b) {
     b->k->attention_backward(&x);
 }
 static void embedding(bench *b) {
-    b->k->embed_forward(b->t, b->tokens, b->tokens, HIDDEN, at(b, IDS), 0, (uint32_t)b->block, at(b, WEIGHT),
-                        at(b, NARROW), true);
+    b->k->embed_forward(&(tm_embed){.type = b->t,
+                                    .rows = b->tokens,
+                                    .padded = b->tokens,
+                                    .n = HIDDEN,
+                                    .ids = at(b, IDS),
+                                    .first = 0,
+                                    .count = (uint32_t)b->block,
+                                    .weight = at(b, WEIGHT),
+                                    .out = at(b, NARROW),
+                                    .clear = true});
 }
 static void embedding_gradient(bench *b) {
-    b->k->embed_backward(b->t, b->tokens, HIDDEN, at(b, IDS), 0, (uint32_t)b->block, at(b, X), at(b, GRADIENT), true);
+    b->k->embed_backward(&(tm_embed){.type = b->t,
+                                     .rows = b->tokens,
+                                     .n = HIDDEN,
+                                     .ids = at(b, IDS),
+                                     .first = 0,
+                                     .count = (uint32_t)b->block,
+                                     .dout = at(b, X),
+                                     .grad = at(b, GRADIENT),
+                                     .grad_add = true});
 }
 static void head(bench *b) {
-    b->k->head_update(b->tokens, at(b, ROW), 0, (uint32_t)b->block, at(b, FLOATS), b->block, at(b, IDS), at(b, STATE));
+    b->k->head_update(&(tm_head){.rows = b->tokens,
+                                 .row = at(b, ROW),
+                                 .first = 0,
+                                 .count = (uint32_t)b->block,
+                                 .logits = at(b, FLOATS),
+                                 .ld = b->block,
+                                 .labels = at(b, IDS),
+                                 .state = at(b, STATE)});
 }
 static void head_gradient(bench *b) {
-    b->k->head_gradient(b->t, b->tokens, at(b, ROW), 0, (uint32_t)b->block, at(b, FLOATS), b->block, at(b, IDS),
-                        at(b, STATE), at(b, COEFFICIENT));
+    b->k->head_gradient(&(tm_head){.type = b->t,
+                                   .rows = b->tokens,
+                                   .row = at(b, ROW),
+                                   .first = 0,
+                                   .count = (uint32_t)b->block,
+                                   .logits = at(b, FLOATS),
+                                   .ld = b->block,
+                                   .labels = at(b, IDS),
+                                   .state = at(b, STATE),
+                                   .coefficient = at(b, COEFFICIENT)});
 }
 static void gradient_finish(bench *b) {
     b->k->grad_finish(b->t, at(b, EXP_AVG), at(b, UPDATE_GRADIENT), UPDATED, at(b, PARTIAL));
@@ -268,7 +322,7 @@ static void add_all(bench *b) {
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t norm_workspace(const bench *b) {
-    uint64_t (*f)(uint64_t, uint64_t) = b->sizes.rmsnorm_workspace ? b->sizes.rmsnorm_workspace : tm_rmsnorm_workspace;
+    uint64_t (*f)(uint64_t, uint64_t) = b->sizes.norm_workspace ? b->sizes.norm_workspace : tm_norm_workspace;
     return f(b->tokens, (uint64_t)b->a->hidden);
 }
 static uint64_t attention_workspace(const bench *b) {

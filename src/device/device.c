@@ -16,7 +16,7 @@ static const device_kind table[] = {
       .fixed_bytes = (CUDA_CONTEXT_MIB + CUDA_SIDE_MIB) * TM_MIB,
       .peers_bytes = CUDA_NCCL_MIB * TM_MIB + CUDA_PEERS_WORKSPACE,
       .host_bytes = CUDA_HOST_MIB * TM_MIB,
-      .sizes = {cuda_rmsnorm_workspace, cuda_attention_workspace, CUDA_TOKEN_CHUNK, CUDA_VOCAB_BLOCK},
+      .sizes = {cuda_norm_workspace, cuda_attention_workspace, CUDA_TOKEN_CHUNK, CUDA_VOCAB_BLOCK},
       .optimizers = "adamw adam"},
      NULL},
 };

@@ -73,8 +73,9 @@ typedef struct device_module {
     ((uint32_t)(sizeof(device_ops) + sizeof(struct tm_device) + sizeof(device_host) + sizeof(tm_kernel_table) +        \
                 sizeof(tm_error) + sizeof(tm_event) + sizeof(tm_device_opts) + sizeof(tm_device_op) +                  \
                 sizeof(tm_device_transfer) + sizeof(tm_device_info) + sizeof(tm_device_stats) + sizeof(tm_gemm_args) + \
-                sizeof(tm_attention) + sizeof(tm_rope) + sizeof(tm_positions) + sizeof(tm_head_state) +                \
-                sizeof(tm_adamw_args) + sizeof(tm_device_peers) + sizeof(tm_device_exchange)))
+                sizeof(tm_attention) + sizeof(tm_norm) + sizeof(tm_glu) + sizeof(tm_embed) + sizeof(tm_head) +         \
+                sizeof(tm_rope) + sizeof(tm_positions) + sizeof(tm_head_state) + sizeof(tm_adamw_args) +               \
+                sizeof(tm_device_peers) + sizeof(tm_device_exchange)))
 
 /* Loads it. TM_EUNSUPPORTED: not built, not the version of this program, or no driver. */
 tm_status device_module_load(const char *kind, const device_ops **out);

@@ -16,21 +16,24 @@ enum { TILE = TM_ATTENTION_TILE };
 
 typedef struct head_view { /* keys and values of one (batch row, kv head), as many as are visible */
     const void *k, *v;
-    uint64_t ld, keys;
+    uint64_t ld_k, ld_v, keys;
 } head_view;
 
 static uint64_t padded_dim(const tm_attention *a) {
     return tm_round_up(a->head_dim, GEMM_NR);
-}
-static uint64_t qkv_ld(const tm_attention *a) {
-    return ((uint64_t)a->heads + 2 * (uint64_t)a->kv_heads) * a->head_dim;
 }
 static uint64_t first_position(const tm_attention *a, uint64_t b) {
     return a->position ? a->position[b] : 0;
 }
 
 static const void *q_row(const tm_attention *a, uint64_t b, uint64_t s, uint64_t head) {
-    return kernels_at_const(a->type, a->qkv, (b * a->seq + s) * qkv_ld(a) + head * a->head_dim);
+    return kernels_at_const(a->type, a->q, (b * a->seq + s) * a->ld_q + head * a->head_dim);
+}
+static const void *k_row(const tm_attention *a, uint64_t b, uint64_t s) {
+    return kernels_at_const(a->type, a->k, (b * a->seq + s) * a->ld_k);
+}
+static const void *v_row(const tm_attention *a, uint64_t b, uint64_t s) {
+    return kernels_at_const(a->type, a->v, (b * a->seq + s) * a->ld_v);
 }
 
 static uint64_t cache_entry(const tm_attention *a) {
@@ -43,13 +46,14 @@ static head_view view_of(const tm_attention *a, uint64_t b, uint64_t kv) {
         const char *row = kernels_at_const(a->type, a->kv_cache, b * a->kv_capacity * cache_entry(a));
         return (head_view){.k = kernels_at_const(a->type, row, at),
                            .v = kernels_at_const(a->type, row, values + at),
-                           .ld = cache_entry(a),
+                           .ld_k = cache_entry(a),
+                           .ld_v = cache_entry(a),
                            .keys = first_position(a, b) + a->seq};
     }
-    const void *k = q_row(a, b, 0, a->heads);
-    return (head_view){.k = kernels_at_const(a->type, k, at),
-                       .v = kernels_at_const(a->type, k, values + at),
-                       .ld = qkv_ld(a),
+    return (head_view){.k = kernels_at_const(a->type, k_row(a, b, 0), at),
+                       .v = kernels_at_const(a->type, v_row(a, b, 0), at),
+                       .ld_k = a->ld_k,
+                       .ld_v = a->ld_v,
                        .keys = a->seq};
 }
 
@@ -59,8 +63,23 @@ static void fill_cache(const tm_attention *a) {
     for (uint64_t b = 0; b < a->rows; b++) {
         TM_ASSERT(first_position(a, b) + a->seq <= a->kv_capacity);
         char *to = (char *)a->kv_cache + (b * a->kv_capacity + first_position(a, b)) * bytes;
-        for (uint64_t s = 0; s < a->seq; s++) memcpy(to + s * bytes, q_row(a, b, s, a->heads), bytes);
+        for (uint64_t s = 0; s < a->seq; s++) {
+            memcpy(to + s * bytes, k_row(a, b, s), bytes / 2);
+            memcpy(to + s * bytes + bytes / 2, v_row(a, b, s), bytes / 2);
+        }
     }
+}
+
+/* ---- scores ---- */
+
+/* What the scores of a query at this position are multiplied by. */
+static float scale_at(const tm_attention *a, uint64_t position) {
+    if (a->temperature_every == 0) return a->scale;
+    return a->scale * (1 + a->temperature * logf(1 + (float)(position / a->temperature_every)));
+}
+/* The same of scores that went through the cap, where that was applied. */
+static float scale_left(const tm_attention *a, uint64_t position) {
+    return a->softcap != 0 ? 1.0F : scale_at(a, position);
 }
 
 /* Rows of d elements as fp32 with rows of dp >= d floats, zeros between: in place where that is what they are. */
@@ -100,6 +119,11 @@ static bool pair_tiles(const tm_attention *a, uint64_t b, uint64_t q0, uint64_t 
     if (a->window && k0 + nk - 1 + a->window <= position) return false;
     *r = (tile_range){q0, k0, position, nq, nk, tm_round_up(nk, GEMM_NR)};
     return true;
+}
+
+static void cap_scores(const tm_attention *a, const tile_range *r, float *s) {
+    for (size_t i = 0; a->softcap != 0 && i < r->nq; i++)
+        kernels.softcap(s + i * TILE, scale_at(a, r->position + i), a->softcap, r->columns);
 }
 
 static void mask_scores(const tm_attention *a, uint64_t b, const tile_range *r, float *s) {
@@ -144,12 +168,14 @@ static forward_scratch forward_carve(const tm_attention *a) {
 static void forward_pair(const tm_attention *a, uint64_t b, uint64_t head, const tile_range *r, tile_rows v,
                          const forward_scratch *w) {
     size_t dp = padded_dim(a);
-    tile_rows q = load_rows(a, q_row(a, b, r->q0, head), qkv_ld(a), r->nq, w->q);
+    tile_rows q = load_rows(a, q_row(a, b, r->q0, head), a->ld_q, r->nq, w->q);
     kernels.small_gemm(r->nq, r->columns, a->head_dim, q.data, q.ld, 1, w->kt, TILE, w->s, TILE, false);
+    cap_scores(a, r, w->s);
     mask_scores(a, b, r, w->s);
     for (size_t i = 0; i < r->nq; i++) {
         uint64_t at = r->q0 + i;
-        float back = kernels.softmax_row(w->s + i * TILE, a->scale, &w->max[at], &w->sum[at], r->columns);
+        float scale = scale_left(a, r->position + i);
+        float back = kernels.softmax_row(w->s + i * TILE, scale, &w->max[at], &w->sum[at], r->columns);
         if (back != 1.0F) kernels.scale(back, w->o + at * dp, dp);
     }
     kernels.small_gemm(r->nq, dp, r->nk, w->s, TILE, 1, v.data, v.ld, w->o + r->q0 * dp, dp, true);
@@ -173,8 +199,8 @@ static void forward_item(const tm_attention *a, uint64_t b, uint64_t head) {
     for (uint64_t s = 0; s < a->seq; s++) w.max[s] = -INFINITY, w.sum[s] = 0;
     for (uint64_t k0 = 0; k0 < kv.keys; k0 += TILE) {
         size_t nk = (size_t)tm_min_u64(TILE, kv.keys - k0);
-        tile_rows k = load_rows(a, kernels_at_const(a->type, kv.k, k0 * kv.ld), kv.ld, nk, w.k);
-        tile_rows v = load_rows(a, kernels_at_const(a->type, kv.v, k0 * kv.ld), kv.ld, nk, w.v);
+        tile_rows k = load_rows(a, kernels_at_const(a->type, kv.k, k0 * kv.ld_k), kv.ld_k, nk, w.k);
+        tile_rows v = load_rows(a, kernels_at_const(a->type, kv.v, k0 * kv.ld_v), kv.ld_v, nk, w.v);
         load_transposed(a, k, nk, w.kt);
         tile_range r;
         for (uint64_t q0 = 0; q0 < a->seq; q0 += TILE)
@@ -188,6 +214,7 @@ static void decode_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
     forward_scratch w = forward_carve(a);
     size_t d = a->head_dim, group = a->heads / a->kv_heads;
     head_view kv = view_of(a, b, kv_head);
+    float scale = scale_at(a, kv.keys - 1);
     uint64_t begin = a->window && kv.keys > a->window ? kv.keys - a->window : 0;
     for (size_t g = 0; g < group; g++) {
         uint64_t head = kv_head * group + g;
@@ -198,10 +225,11 @@ static void decode_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
             size_t nk = (size_t)tm_min_u64(TILE, kv.keys - k0);
             for (size_t j = 0; j < TILE; j++) w.s[j] = -INFINITY;
             for (size_t j = 0; j < nk; j++)
-                w.s[j] = kernels.dot(q, kernels_load(a->type, kv.k, (k0 + j) * kv.ld, buf, d), d);
-            kernels.scale(kernels.softmax_row(w.s, a->scale, &max, &sum, TILE), w.o, d);
+                w.s[j] = kernels.dot(q, kernels_load(a->type, kv.k, (k0 + j) * kv.ld_k, buf, d), d);
+            if (a->softcap != 0) kernels.softcap(w.s, scale, a->softcap, nk);
+            kernels.scale(kernels.softmax_row(w.s, a->softcap != 0 ? 1 : scale, &max, &sum, TILE), w.o, d);
             for (size_t j = 0; j < nk; j++)
-                kernels.axpy(w.s[j], kernels_load(a->type, kv.v, (k0 + j) * kv.ld, buf, d), w.o, d);
+                kernels.axpy(w.s[j], kernels_load(a->type, kv.v, (k0 + j) * kv.ld_v, buf, d), w.o, d);
         }
         store_output(a, b, head, 0, w.o, max, sum);
     }
@@ -210,6 +238,11 @@ static void decode_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
 static void zero_padding(const tm_attention *a, void *x, uint64_t row_bytes) {
     uint64_t used = (uint64_t)a->rows * a->seq;
     if (x && a->padded > used) memset((char *)x + used * row_bytes, 0, (a->padded - used) * row_bytes);
+}
+
+/* `bytes` of each of those rows, which are ld elements apart. */
+static void zero_columns(const tm_attention *a, void *x, uint64_t ld, uint64_t bytes) {
+    for (uint64_t r = (uint64_t)a->rows * a->seq; r < a->padded; r++) memset(kernels_at(a->type, x, r * ld), 0, bytes);
 }
 
 void tm_attention_forward(const tm_attention *a) {
@@ -232,11 +265,12 @@ void tm_attention_forward(const tm_attention *a) {
 typedef struct backward_scratch {
     float *dq, *delta; /* [group][seq][dp], [group][seq] */
     float *k, *kt, *v, *vt, *dk, *dv, *q, *d_o, *s, *dp;
+    float *slope; /* of the cap, a tile; where there is one */
 } backward_scratch;
 
 static uint64_t backward_floats(const tm_attention *a) {
     uint64_t dp = padded_dim(a), group = a->heads / a->kv_heads, seq = tm_round_up(a->seq, 16);
-    return group * seq * (dp + 1) + 8 * TILE * dp + 2 * TILE * TILE;
+    return group * seq * (dp + 1) + 8 * TILE * dp + (a->softcap != 0 ? 3U : 2U) * TILE * TILE;
 }
 
 static backward_scratch backward_carve(const tm_attention *a) {
@@ -253,6 +287,7 @@ static backward_scratch backward_carve(const tm_attention *a) {
     w.d_o = w.q + tile;
     w.s = w.d_o + tile;
     w.dp = w.s + TILE * TILE;
+    w.slope = w.dp + TILE * TILE;
     return w;
 }
 
@@ -269,43 +304,66 @@ static void row_deltas(const tm_attention *a, uint64_t b, uint64_t head, float *
                                kernels_load(a->type, o_row(a, a->d_o, b, s, head), 0, y, d), d);
 }
 
+/* Caps the scores and notes the slope of each: 1 - (s / cap)^2 of its value, times the scale. Before they are masked. */
+static void cap_with_slopes(const tm_attention *a, const tile_range *r, float *s, float *slope) {
+    if (a->softcap == 0) return;
+    cap_scores(a, r, s);
+    for (size_t i = 0; i < r->nq; i++) {
+        float scale = scale_at(a, r->position + i);
+        for (size_t j = i * (size_t)TILE; j < i * TILE + r->columns; j++)
+            slope[j] = scale * (1 - s[j] / a->softcap * (s[j] / a->softcap));
+    }
+}
+
 static void backward_pair(const tm_attention *a, uint64_t b, uint64_t head, const tile_range *r, tile_rows k,
                           const backward_scratch *w, float *dq, const float *delta) {
     size_t d = a->head_dim, dp = padded_dim(a), o_ld = (size_t)a->heads * d;
-    tile_rows q = load_rows(a, q_row(a, b, r->q0, head), qkv_ld(a), r->nq, w->q);
+    tile_rows q = load_rows(a, q_row(a, b, r->q0, head), a->ld_q, r->nq, w->q);
     tile_rows d_o = load_rows(a, o_row(a, a->d_o, b, r->q0, head), o_ld, r->nq, w->d_o);
     kernels.small_gemm(r->nq, r->columns, d, q.data, q.ld, 1, w->kt, TILE, w->s, TILE, false);
+    cap_with_slopes(a, r, w->s, w->slope);
     mask_scores(a, b, r, w->s);
     kernels.small_gemm(r->nq, r->columns, d, d_o.data, d_o.ld, 1, w->vt, TILE, w->dp, TILE, false);
     const float *lse = a->lse + (b * a->seq + r->q0) * a->heads + head;
-    for (size_t i = 0; i < r->nq; i++)
-        kernels.softmax_row_grad(w->s + i * TILE, w->dp + i * TILE, a->scale, lse[i * a->heads], delta[r->q0 + i],
-                                 r->columns);
+    for (size_t i = 0; i < r->nq; i++) {
+        float *ds = w->dp + i * TILE, scale = scale_left(a, r->position + i);
+        kernels.softmax_row_grad(w->s + i * TILE, ds, scale, lse[i * a->heads], delta[r->q0 + i], r->columns);
+        for (size_t j = 0; a->softcap != 0 && j < r->columns; j++) ds[j] *= w->slope[i * TILE + j];
+    }
     kernels.small_gemm(r->nk, dp, r->nq, w->s, 1, TILE, d_o.data, d_o.ld, w->dv, dp, true);
     kernels.small_gemm(r->nk, dp, r->nq, w->dp, 1, TILE, q.data, q.ld, w->dk, dp, true);
     kernels.small_gemm(r->nq, dp, r->nk, w->dp, TILE, 1, k.data, k.ld, dq + r->q0 * dp, dp, true);
 }
 
-/* Gradient rows of one head to d_qkv, turned back by the rotation of their position. */
-static void store_gradient(const tm_attention *a, uint64_t b, uint64_t s0, uint64_t rows, uint64_t head, float *x,
-                           bool rotated) {
+/* Where the gradient of heads goes: d_q, d_k or d_v. */
+typedef struct gradient_rows {
+    void *x;
+    uint64_t ld;
+    bool rotated, add;
+} gradient_rows;
+
+/* Gradient rows of one head, turned back by the rotation of their position. */
+static void store_gradient(const tm_attention *a, gradient_rows to, uint64_t b, uint64_t s0, uint64_t rows,
+                           uint64_t head, float *x) {
     size_t d = a->head_dim, dp = padded_dim(a);
+    float old[TM_MAX_HEAD_DIM];
     for (uint64_t i = 0; i < rows; i++) {
-        uint64_t row = b * a->seq + s0 + i, at = row * qkv_ld(a) + head * d;
+        uint64_t at = (b * a->seq + s0 + i) * to.ld + head * d;
         float *from = x + i * dp;
-        if (rotated && a->rope) kernels_rotate_back(a->rope, first_position(a, b) + s0 + i, from);
+        if (to.rotated && a->rope) kernels_rotate_back(a->rope, first_position(a, b) + s0 + i, from);
+        if (to.add) kernels.axpy(1.0F, kernels_load(a->type, to.x, at, old, d), from, d);
         if (a->type == TM_ELEM_F32)
-            memcpy((float *)a->d_qkv + at, from, d * sizeof *from);
+            memcpy((float *)to.x + at, from, d * sizeof *from);
         else
-            kernels_narrow(a->type, from, (uint16_t *)a->d_qkv + at, d);
+            kernels_narrow(a->type, from, (uint16_t *)to.x + at, d);
     }
 }
 
 static void backward_keys(const tm_attention *a, uint64_t b, uint64_t kv_head, const head_view *kv, uint64_t k0,
                           const backward_scratch *w) {
     size_t dp = padded_dim(a), group = a->heads / a->kv_heads, nk = (size_t)tm_min_u64(TILE, kv->keys - k0);
-    tile_rows k = load_rows(a, kernels_at_const(a->type, kv->k, k0 * kv->ld), kv->ld, nk, w->k);
-    tile_rows v = load_rows(a, kernels_at_const(a->type, kv->v, k0 * kv->ld), kv->ld, nk, w->v);
+    tile_rows k = load_rows(a, kernels_at_const(a->type, kv->k, k0 * kv->ld_k), kv->ld_k, nk, w->k);
+    tile_rows v = load_rows(a, kernels_at_const(a->type, kv->v, k0 * kv->ld_v), kv->ld_v, nk, w->v);
     load_transposed(a, k, nk, w->kt);
     load_transposed(a, v, nk, w->vt);
     memset(w->dk, 0, TILE * dp * sizeof(float));
@@ -315,8 +373,8 @@ static void backward_keys(const tm_attention *a, uint64_t b, uint64_t kv_head, c
         for (uint64_t q0 = k0 / TILE * TILE; q0 < a->seq; q0 += TILE)
             if (pair_tiles(a, b, q0, k0, kv->keys, &r))
                 backward_pair(a, b, kv_head * group + g, &r, k, w, w->dq + g * a->seq * dp, w->delta + g * a->seq);
-    store_gradient(a, b, k0, nk, a->heads + kv_head, w->dk, true);
-    store_gradient(a, b, k0, nk, a->heads + a->kv_heads + kv_head, w->dv, false);
+    store_gradient(a, (gradient_rows){a->d_k, a->ld_k, true, a->kv_add}, b, k0, nk, kv_head, w->dk);
+    store_gradient(a, (gradient_rows){a->d_v, a->ld_v, false, a->kv_add}, b, k0, nk, kv_head, w->dv);
 }
 
 static void backward_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
@@ -327,7 +385,8 @@ static void backward_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
     for (size_t g = 0; g < group; g++) row_deltas(a, b, kv_head * group + g, w.delta + g * a->seq);
     for (uint64_t k0 = 0; k0 < kv.keys; k0 += TILE) backward_keys(a, b, kv_head, &kv, k0, &w);
     for (size_t g = 0; g < group; g++)
-        store_gradient(a, b, 0, a->seq, kv_head * group + g, w.dq + g * a->seq * dp, true);
+        store_gradient(a, (gradient_rows){a->d_q, a->ld_q, true, false}, b, 0, a->seq, kv_head * group + g,
+                       w.dq + g * a->seq * dp);
 }
 
 void tm_attention_backward(const tm_attention *a) {
@@ -335,7 +394,11 @@ void tm_attention_backward(const tm_attention *a) {
     uint64_t items = (uint64_t)a->rows * a->kv_heads;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(kernels_team()) if (items > 1)
     for (uint64_t i = 0; i < items; i++) backward_item(a, i / a->kv_heads, i % a->kv_heads);
-    zero_padding(a, a->d_qkv, qkv_ld(a) * tm_elem_bytes(a->type));
+    uint64_t head = a->head_dim * tm_elem_bytes(a->type);
+    zero_columns(a, a->d_q, a->ld_q, a->heads * head);
+    if (a->kv_add) return;
+    zero_columns(a, a->d_k, a->ld_k, a->kv_heads * head);
+    zero_columns(a, a->d_v, a->ld_v, a->kv_heads * head);
 }
 
 uint64_t tm_attention_workspace(const tm_attention *a, bool backward) {

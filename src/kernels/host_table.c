@@ -14,11 +14,12 @@ static void head_begin(uint64_t rows, tm_head_state *state) {
 
 const tm_kernel_table *tm_kernels_host(void) {
     static const tm_kernel_table table = {.gemm = tm_gemm,
-                                          .rmsnorm_forward = tm_rmsnorm_forward,
-                                          .rmsnorm_backward = tm_rmsnorm_backward,
+                                          .norm_forward = tm_norm_forward,
+                                          .norm_backward = tm_norm_backward,
                                           .rope_apply = tm_rope_apply,
-                                          .swiglu_forward = tm_swiglu_forward,
-                                          .swiglu_backward = tm_swiglu_backward,
+                                          .glu_forward = tm_glu_forward,
+                                          .glu_backward = tm_glu_backward,
+                                          .softcap = tm_softcap,
                                           .add_bias = tm_add_bias,
                                           .column_sum = tm_column_sum,
                                           .embed_forward = tm_embed_forward,

@@ -32,11 +32,12 @@ typedef struct tm_adamw_args {
 
 typedef struct tm_kernel_table {
     __typeof__(tm_gemm) *gemm;
-    __typeof__(tm_rmsnorm_forward) *rmsnorm_forward;
-    __typeof__(tm_rmsnorm_backward) *rmsnorm_backward;
+    __typeof__(tm_norm_forward) *norm_forward;
+    __typeof__(tm_norm_backward) *norm_backward;
     __typeof__(tm_rope_apply) *rope_apply;
-    __typeof__(tm_swiglu_forward) *swiglu_forward;
-    __typeof__(tm_swiglu_backward) *swiglu_backward;
+    __typeof__(tm_glu_forward) *glu_forward;
+    __typeof__(tm_glu_backward) *glu_backward;
+    __typeof__(tm_softcap) *softcap;
     __typeof__(tm_add_bias) *add_bias;
     __typeof__(tm_column_sum) *column_sum;
     __typeof__(tm_embed_forward) *embed_forward;
@@ -62,7 +63,7 @@ typedef struct tm_kernel_table {
 /* What rows need beside their operands, and the grids of their sums: part of the plan and of the result's bits, so that
  * it is known without a device. 0 and NULL: as on the host. */
 typedef struct tm_kernel_sizes {
-    uint64_t (*rmsnorm_workspace)(uint64_t rows, uint64_t n);
+    uint64_t (*norm_workspace)(uint64_t rows, uint64_t n);
     uint64_t (*attention_workspace)(const tm_attention *a, bool backward);
     uint32_t token_chunk; /* token rows that products run over at a time, a multiple of 64 */
     uint32_t vocab_block; /* columns of logits that exist at a time */

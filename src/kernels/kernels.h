@@ -19,7 +19,8 @@
  * anywhere.
  *
  *     TM_TRY(tm_kernels_init(0, TM_ELEM_BF16));         // once, before anything below
- *     tm_rmsnorm_forward(TM_ELEM_BF16, rows, 576, x, weight, 1e-5F, y);
+ *     tm_norm_forward(&(tm_norm){
+ *         .type = TM_ELEM_BF16, .rows = rows, .n = 576, .eps = 1e-5F, .x = x, .weight = weight, .y = y});
  */
 #ifndef TIDEMILL_KERNELS_H
 #define TIDEMILL_KERNELS_H
@@ -60,29 +61,51 @@ void tm_narrow(const float *x, uint16_t *y, size_t n); /* fp32 -> bf16, nearest 
 void tm_widen_f16(const uint16_t *x, float *y, size_t n);
 void tm_narrow_f16(const float *x, uint16_t *y, size_t n); /* likewise; subnormals are kept */
 
-/* ---- root mean square norm: y = x / sqrt(mean(x^2) + eps) * w ---- */
+/* ---- norms ----
+ *     RMS       y = x / sqrt(mean(x^2) + eps) * w                           (Zhang and Sennrich 2019)
+ *     RMS_PLUS  the same with 1 + w for w                                   (Gemma)
+ *     LAYER     y = (x - mean(x)) / sqrt(var(x) + eps) * w + bias           (Ba, Kiros, Hinton 2016) */
 
-void tm_rmsnorm_forward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps, void *y);
-
-/* dx = inv * w*dy - x * inv^3 * sum(w*dy*x) / n;  dw = sum over rows of dy * x * inv.
- * dy is fp32. dx (type t) is written, or added to where dx_add. dw (fp32) is written, or added to where dw_add; NULL:
- * not wanted. Rows are summed in blocks of TM_ROW_BLOCK, blocks in order. */
+typedef enum tm_norm_kind { TM_NORM_RMS, TM_NORM_RMS_PLUS, TM_NORM_LAYER } tm_norm_kind;
 enum { TM_ROW_BLOCK = 64 };
-uint64_t tm_rmsnorm_workspace(uint64_t rows, uint64_t n);
-void tm_rmsnorm_backward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps, const float *dy,
-                         void *dx, bool dx_add, float *dw, bool dw_add, void *workspace);
+typedef struct tm_norm {
+    tm_elem type; /* of x, weight, bias, y, dx */
+    tm_norm_kind kind;
+    uint64_t rows, n;
+    uint64_t groups;     /* of n elements, side by side in a row, each normed by itself with the same weights; 0: one */
+    uint64_t ld_x, ld_y; /* elements from row to row; 0: groups * n */
+    float eps;
+    const void *x, *weight, *bias; /* weight NULL: ones; bias of LAYER */
+    void *y;
+    /* backward; ld_y is dy's too, ld_x dx's */
+    const void *dy; /* of dy_type */
+    tm_elem dy_type;
+    void *dx;       /* written, or added to where dx_add */
+    float *dw, *db; /* [n] sums over rows and groups, written, or added to where dw_add; NULL: not wanted */
+    bool dx_add, dw_add;
+    void *workspace; /* tm_norm_workspace bytes */
+} tm_norm;
+void tm_norm_forward(const tm_norm *a);
+/* RMS: dx = inv * w*dy - x * inv^3 * sum(w*dy*x) / n;  dw = sum of dy * x * inv. Rows are summed in blocks of
+ * TM_ROW_BLOCK, blocks in order. */
+void tm_norm_backward(const tm_norm *a);
+/* LAYER: of 2 n. */
+uint64_t tm_norm_workspace(uint64_t rows, uint64_t n);
 
 /* ---- rotary position embedding ----
- * Halves convention of HF: pairs (i, i + d/2). Angles as HF computes them: fp32 inverse frequencies times fp32
- * position. */
+ * Pairs (i, i + rotary/2) of the first `rotary` columns of a head (HF's halves), or (2i, 2i + 1) where `interleaved`.
+ * Angles as HF computes them: fp32 inverse frequencies times fp32 position; sines and cosines are multiplied by
+ * `factor`. */
 
 enum { TM_MAX_HEAD_DIM = 512, TM_ROPE_CACHED = 2048 };
 typedef struct tm_rope {
-    uint32_t head_dim, cached; /* cached: positions in `table` */
+    uint32_t head_dim, rotary, cached; /* cached: positions in `table` */
+    bool interleaved;
+    float factor;
     float inv_freq[TM_MAX_HEAD_DIM / 2];
-    float *table; /* [cached][2][head_dim/2]: cosines, then sines */
+    float *table; /* [cached][2][rotary/2]: cosines, then sines */
 } tm_rope;
-/* inv_freq[i] = theta^(-2i/head_dim). Scaling is applied by the caller before tm_rope_fill. */
+/* inv_freq[i] = theta^(-2i/rotary) of all columns, factor 1. Scaling is applied by the caller before tm_rope_fill. */
 void tm_rope_frequencies(tm_rope *r, uint32_t head_dim, double theta);
 void tm_rope_scale_linear(tm_rope *r, double factor);
 /* Llama 3: wavelengths over original/low are divided by factor, those under original/high kept, blended between. */
@@ -99,12 +122,23 @@ typedef struct tm_positions {
 void tm_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, uint64_t ld, uint32_t heads, void *x,
                    tm_positions pos, bool inverse);
 
-/* ---- gated unit: a = silu(g) * u, rows of gate_up are g[f] then u[f] ---- */
+/* ---- activations: y = act(g) * u of rows g[width], u[width], or act(x) ----
+ *     SILU x sigmoid(x);  GELU x Phi(x);  GELU_TANH Hendrycks and Gimpel's approximation by tanh (2016) */
 
-void tm_swiglu_forward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, void *a);
-/* da fp32 -> d_gate_up; a is recomputed beside it (for the down projection's gradient). */
-void tm_swiglu_backward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, const float *da, void *d_gate_up,
-                        void *a);
+typedef enum tm_activation { TM_ACT_SILU, TM_ACT_GELU, TM_ACT_GELU_TANH } tm_activation;
+typedef struct tm_glu {
+    tm_elem type; /* of x, y, dx */
+    tm_activation act;
+    bool plain; /* no gate: x is [rows][width], else [rows][2 width] */
+    uint64_t rows, width;
+    const void *x;
+    void *y; /* [rows][width]; backward recomputes it (for the down projection's gradient) */
+    /* backward */
+    const float *dy;
+    void *dx;
+} tm_glu;
+void tm_glu_forward(const tm_glu *a);
+void tm_glu_backward(const tm_glu *a);
 
 /* ---- rows and columns ---- */
 
@@ -112,22 +146,36 @@ void tm_swiglu_backward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_u
 void tm_add_bias(tm_elem t, uint64_t rows, uint64_t n, const void *bias, void *x, uint64_t ld);
 /* out[n] = or += sum over rows of x, in row order. */
 void tm_column_sum(tm_elem t, uint64_t rows, uint64_t n, const void *x, uint64_t ld, float *out, bool add);
+/* x = cap tanh(x / cap), fp32 */
+void tm_softcap(uint64_t rows, uint64_t n, uint64_t ld, float cap, float *x);
 
 /* ---- embedding ---- */
 
-/* Token rows whose id lies in [first, first + count) get weight[id - first]; with `clear` the others, and the rows from
- * `rows` to `padded`, become zero. */
-void tm_embed_forward(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const int32_t *ids, uint32_t first,
-                      uint32_t count, const void *weight, void *out, bool clear);
-/* grad[id - first] += dout[row], rows in order; written from zero unless `add`. */
-void tm_embed_backward(tm_elem t, uint64_t rows, uint64_t n, const int32_t *ids, uint32_t first, uint32_t count,
-                       const void *dout, float *grad, bool add);
+typedef struct tm_embed {
+    tm_elem type;
+    uint64_t rows, n;
+    const int32_t *ids;
+    uint32_t first, count; /* the ids that `weight` has rows of */
+    float scale;           /* of what is looked up; 0: 1 */
+    /* forward: token rows whose id is there get scale * weight[id - first]; with `clear` the others, and the rows from
+     * `rows` to `padded`, become zero; with `add` it is added to what is there */
+    uint64_t padded;
+    const void *weight;
+    void *out;
+    bool clear, add;
+    /* backward: grad[id - first] += scale * dout[row], rows in order; written from zero unless `grad_add` */
+    const void *dout;
+    float *grad;
+    bool grad_add;
+} tm_embed;
+void tm_embed_forward(const tm_embed *a);
+void tm_embed_backward(const tm_embed *a);
 
 /* ---- attention ----
  * Causal, grouped heads, sliding window, key mask; tiles of 64 queries x 64 keys, online softmax, never S x S.
  * (Milakov and Gimelshein 2018, online normalizer; Dao 2023, FlashAttention-2: backward recomputes P from lse.)
  *
- * Row t = b*seq + s of `qkv` is q heads, k heads, v heads, rotated already. Query s sees key j iff j <= pos(s),
+ * Row t = b*seq + s of q, k and v is rotated already. Query s sees key j iff j <= pos(s),
  * pos(s) - window < j (window 0: no limit) and key_mask[b*seq + j] (NULL: all). A query that sees nothing gives o = 0.
  */
 
@@ -138,39 +186,68 @@ typedef struct tm_attention {
     uint64_t padded;    /* token rows of the slots; those past rows*seq are written as zero */
     uint32_t heads, kv_heads, head_dim;
     uint32_t window;
-    float scale;             /* 1 / sqrt(head_dim) */
-    const void *qkv;         /* [padded][(heads + 2 kv_heads) head_dim] */
-    const uint8_t *key_mask; /* [rows*seq]; ignored with a cache */
-    void *o;                 /* [padded][heads head_dim] */
-    float *lse;              /* [padded][heads] */
+    float scale;                /* of scores, mostly 1 / sqrt(head_dim) */
+    float softcap;              /* scores become softcap * tanh(score / softcap) (Gemma 2); 0: they do not */
+    float temperature;          /* scale * (1 + temperature * ln(1 + floor(position / temperature_every))) of a */
+    uint32_t temperature_every; /* query (Llama 4, Ministral 3); 0: none */
+    const void *q, *k, *v;      /* [padded][ld_q]: heads side by side; [padded][ld_k], [padded][ld_v] */
+    uint64_t ld_q, ld_k, ld_v;  /* of the gradients too */
+    const uint8_t *key_mask;    /* [rows*seq]; ignored with a cache */
+    void *o;                    /* [padded][heads head_dim] */
+    float *lse;                 /* [padded][heads] */
     /* forward with a cache: new k, v are stored at their positions, keys are read from there */
     void *kv_cache; /* [rows][kv_capacity][2][kv_heads head_dim], type */
     uint32_t kv_capacity;
     const uint32_t *position; /* [rows] position of the row's first token; NULL: 0 */
     /* backward */
-    const void *d_o; /* [padded][heads head_dim] */
-    void *d_qkv;     /* [padded][(heads + 2 kv_heads) head_dim], written; q and k parts turned back by
-                        `rope` before they are rounded, if given */
+    const void *d_o;       /* [padded][heads head_dim] */
+    void *d_q, *d_k, *d_v; /* written; those of q and k turned back by `rope` before they are rounded, if given */
+    bool kv_add;           /* d_k and d_v are added to */
     const tm_rope *rope;
     void *workspace;
 } tm_attention;
 uint64_t tm_attention_workspace(const tm_attention *a, bool backward); /* reads the sizes only; depends on threads */
 void tm_attention_forward(const tm_attention *a);
 void tm_attention_backward(const tm_attention *a);
+/* Rows of q heads, k heads, v heads: [padded][(heads + 2 kv_heads) head_dim], and their gradients, or NULL. */
+static inline void tm_attention_fuse(tm_attention *a, const void *qkv, void *d_qkv) {
+    uint64_t q = (uint64_t)a->heads * a->head_dim, kv = (uint64_t)a->kv_heads * a->head_dim;
+    uint64_t k = q * tm_elem_bytes(a->type), v = (q + kv) * tm_elem_bytes(a->type);
+    a->ld_q = a->ld_k = a->ld_v = q + 2 * kv;
+    a->q = qkv, a->k = (const char *)qkv + k, a->v = (const char *)qkv + v;
+    a->d_q = d_qkv, a->d_k = d_qkv ? (char *)d_qkv + k : NULL, a->d_v = d_qkv ? (char *)d_qkv + v : NULL;
+}
+static inline bool tm_attention_is_fused(const tm_attention *a) {
+    tm_attention b = *a;
+    tm_attention_fuse(&b, a->q, a->d_q);
+    return a->k == b.k && a->v == b.v && a->ld_q == b.ld_q && a->ld_k == b.ld_k && a->ld_v == b.ld_v &&
+           (!a->d_q || (a->d_k == b.d_k && a->d_v == b.d_v));
+}
 
 /* ---- vocabulary loss, a part of the vocabulary at a time ---- */
 
 typedef struct tm_head_state {
     float max, sum, label, pad; /* running maximum, sum of exp(logit - max), the label's logit */
 } tm_head_state;
-/* Continues the log-sum-exp of `rows` rows with logits of vocabulary [first, first + count). row[i] is the token row of
- * logits row i; state and labels are indexed by token row. */
-void tm_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, const float *logits,
-                    uint64_t ld, const int32_t *labels, tm_head_state *state);
-/* In place: logits -> coefficient * (softmax - one_hot(label)). t of 16 bits: each row is rounded and lies at the front
- * of where it was, so that rows are 2 ld elements of t apart: what products take as it is. */
-void tm_head_gradient(tm_elem t, uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits,
-                      uint64_t ld, const int32_t *labels, const tm_head_state *state, const float *coefficient);
+typedef struct tm_head {
+    uint64_t rows;         /* of logits */
+    const uint32_t *row;   /* row[i] is the token row of logits row i; state, labels, coefficient are indexed by it */
+    uint32_t first, count; /* the columns: vocabulary [first, first + count) */
+    float *logits;
+    uint64_t ld;
+    const int32_t *labels;
+    tm_head_state *state;
+    /* gradient */
+    tm_elem type;
+    float softcap; /* logits went through tm_softcap with this cap; 0: they did not */
+    const float *coefficient;
+} tm_head;
+/* Continues the log-sum-exp of the rows with these logits. */
+void tm_head_update(const tm_head *a);
+/* In place: logits -> coefficient * (softmax - one_hot(label)), times the slope of the cap. A type of 16 bits: each row
+ * is rounded and lies at the front of where it was, so that rows are 2 ld elements of it apart: what products take as
+ * it is. */
+void tm_head_gradient(const tm_head *a);
 static inline float tm_head_state_lse(const tm_head_state *s) {
     return s->max + __builtin_logf(s->sum);
 }

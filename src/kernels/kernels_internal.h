@@ -41,6 +41,9 @@ typedef struct kernels_table {
                       size_t n);
     void (*swiglu)(const float *g, const float *u, float *a, size_t n);
     void (*swiglu_grad)(const float *g, const float *u, const float *da, float *a, float *dg, float *du, size_t n);
+    /* y = act(x); its slope too, unless NULL. x may be y. */
+    void (*activate)(tm_activation act, const float *x, float *y, float *slope, size_t n);
+    void (*softcap)(float *x, float scale, float cap, size_t n); /* x = cap tanh(scale x / cap) */
     /* (x1, x2) -> (x1 c - x2 s, x2 c + x1 s); inverse: s negated */
     void (*rotate)(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n);
     float (*max)(const float *x, size_t n);

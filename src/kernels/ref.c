@@ -106,6 +106,37 @@ static void swiglu_grad(const float *g, const float *u, const float *da, float *
     }
 }
 
+/* Value and slope of an activation at x. Phi(x) = (1 + erf(x / sqrt 2)) / 2, its density phi. */
+static float silu_at(float x, float *slope) {
+    float s = sigmoid(x);
+    *slope = s * (1.0F + x * (1.0F - s));
+    return x * s;
+}
+static float gelu_at(float x, float *slope) {
+    float half = 0.5F * (1.0F + erff(x * 0.70710678F)), density = 0.39894228F * expf(-0.5F * x * x);
+    *slope = half + x * density;
+    return x * half;
+}
+/* x (1 + tanh u) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3) */
+static float gelu_tanh_at(float x, float *slope) {
+    float t = tanhf(0.79788456F * (x + 0.044715F * x * x * x));
+    *slope = 0.5F * (1.0F + t) + 0.5F * x * (1.0F - t * t) * 0.79788456F * (1.0F + 3 * 0.044715F * x * x);
+    return 0.5F * x * (1.0F + t);
+}
+
+static void activate(tm_activation act, const float *x, float *y, float *slope, size_t n) {
+    float (*const at[])(float, float *) = {silu_at, gelu_at, gelu_tanh_at};
+    for (size_t i = 0; i < n; i++) {
+        float s;
+        y[i] = at[act](x[i], &s);
+        if (slope) slope[i] = s;
+    }
+}
+
+static void softcap(float *x, float factor, float cap, size_t n) {
+    for (size_t i = 0; i < n; i++) x[i] = cap * tanhf(x[i] * factor / cap);
+}
+
 static void rotate(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n) {
     for (size_t i = 0; i < n; i++) {
         float c = cosine[i], s = inverse ? -sine[i] : sine[i], a = x1[i], b = x2[i];
@@ -220,6 +251,8 @@ void kernels_ref_fill(kernels_table *t) {
                          .norm_grad = norm_grad,
                          .swiglu = swiglu,
                          .swiglu_grad = swiglu_grad,
+                         .activate = activate,
+                         .softcap = softcap,
                          .rotate = rotate,
                          .max = max,
                          .exp_sum = exp_sum,

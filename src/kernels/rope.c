@@ -5,7 +5,7 @@
 
 void tm_rope_frequencies(tm_rope *r, uint32_t head_dim, double theta) {
     TM_ASSERT(head_dim % 2 == 0 && head_dim <= TM_MAX_HEAD_DIM);
-    *r = (tm_rope){.head_dim = head_dim};
+    *r = (tm_rope){.head_dim = head_dim, .rotary = head_dim, .factor = 1};
     for (uint32_t i = 0; i < head_dim / 2; i++) {
         float exponent = (float)(2 * i) / (float)head_dim;
         r->inv_freq[i] = 1.0F / powf((float)theta, exponent);
@@ -13,11 +13,11 @@ void tm_rope_frequencies(tm_rope *r, uint32_t head_dim, double theta) {
 }
 
 void tm_rope_scale_linear(tm_rope *r, double factor) {
-    for (uint32_t i = 0; i < r->head_dim / 2; i++) r->inv_freq[i] /= (float)factor;
+    for (uint32_t i = 0; i < r->rotary / 2; i++) r->inv_freq[i] /= (float)factor;
 }
 
 void tm_rope_scale_llama3(tm_rope *r, double factor, double low, double high, double original) {
-    for (uint32_t i = 0; i < r->head_dim / 2; i++) {
+    for (uint32_t i = 0; i < r->rotary / 2; i++) {
         float freq = r->inv_freq[i];
         double wavelength = 2.0 * M_PI / (double)freq;
         if (wavelength < original / high) continue;
@@ -32,15 +32,15 @@ void tm_rope_scale_llama3(tm_rope *r, double factor, double low, double high, do
 
 /* The angle is rounded to fp32 as the reference rounds it; its sine and cosine are then exact to fp32. */
 static void angles(const tm_rope *r, uint32_t position, float *cosine, float *sine) {
-    for (uint32_t i = 0; i < r->head_dim / 2; i++) {
+    for (uint32_t i = 0; i < r->rotary / 2; i++) {
         double angle = (double)((float)position * r->inv_freq[i]);
-        cosine[i] = (float)cos(angle);
-        sine[i] = (float)sin(angle);
+        cosine[i] = (float)cos(angle) * r->factor;
+        sine[i] = (float)sin(angle) * r->factor;
     }
 }
 
 tm_status tm_rope_fill(tm_rope *r, uint32_t positions) {
-    uint32_t half = r->head_dim / 2, n = positions < TM_ROPE_CACHED ? positions : TM_ROPE_CACHED;
+    uint32_t half = r->rotary / 2, n = positions < TM_ROPE_CACHED ? positions : TM_ROPE_CACHED;
     size_t bytes = (size_t)n * 2 * half * sizeof(float);
     r->table = tm_malloc(bytes);
     if (!r->table) return tm_nomem(bytes);
@@ -58,27 +58,42 @@ void tm_rope_free(tm_rope *r) {
 
 /* Cosines, then sines of a position: from the table, or computed into buf. */
 static const float *angles_of(const tm_rope *r, uint64_t position, float *buf) {
-    uint32_t half = r->head_dim / 2;
+    uint32_t half = r->rotary / 2;
     if (position < r->cached) return r->table + position * 2 * half;
     angles(r, (uint32_t)position, buf, buf + half);
     return buf;
 }
 
-static void rotate_head(tm_elem t, const float *table, uint32_t half, bool inverse, void *x, uint64_t at) {
+/* Pairs that lie side by side are taken apart, turned, and put together. */
+static void rotate_pairs(const float *table, uint32_t half, bool inverse, float *x) {
+    float buf[TM_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < half; i++) buf[i] = x[2 * i], buf[half + i] = x[2 * i + 1];
+    kernels.rotate(table, table + half, inverse, buf, buf + half, half);
+    for (uint32_t i = 0; i < half; i++) x[2 * i] = buf[i], x[2 * i + 1] = buf[half + i];
+}
+
+static void rotate_f32(const tm_rope *r, const float *table, bool inverse, float *x) {
+    uint32_t half = r->rotary / 2;
+    if (r->interleaved)
+        rotate_pairs(table, half, inverse, x);
+    else
+        kernels.rotate(table, table + half, inverse, x, x + half, half);
+}
+
+static void rotate_head(const tm_rope *r, tm_elem t, const float *table, bool inverse, void *x, uint64_t at) {
+    float buf[TM_MAX_HEAD_DIM];
     if (t == TM_ELEM_F32) {
-        kernels.rotate(table, table + half, inverse, (float *)x + at, (float *)x + at + half, half);
+        rotate_f32(r, table, inverse, (float *)x + at);
         return;
     }
-    float buf[TM_MAX_HEAD_DIM];
-    kernels_widen(t, (uint16_t *)x + at, buf, 2 * (size_t)half);
-    kernels.rotate(table, table + half, inverse, buf, buf + half, half);
-    kernels_narrow(t, buf, (uint16_t *)x + at, 2 * (size_t)half);
+    kernels_widen(t, (uint16_t *)x + at, buf, r->rotary);
+    rotate_f32(r, table, inverse, buf);
+    kernels_narrow(t, buf, (uint16_t *)x + at, r->rotary);
 }
 
 void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x) {
     float buf[TM_MAX_HEAD_DIM];
-    const float *table = angles_of(r, position, buf);
-    rotate_head(TM_ELEM_F32, table, r->head_dim / 2, true, x, 0);
+    rotate_f32(r, angles_of(r, position, buf), true, x);
 }
 
 void tm_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, uint64_t ld, uint32_t heads, void *x,
@@ -89,6 +104,6 @@ void tm_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, ui
         float buf[TM_MAX_HEAD_DIM];
         uint64_t row = row0 + i, position = row % pos.seq + (pos.first ? pos.first[row / pos.seq] : 0);
         const float *table = angles_of(r, position, buf);
-        for (uint32_t h = 0; h < heads; h++) rotate_head(t, table, d / 2, inverse, x, i * ld + (uint64_t)h * d);
+        for (uint32_t h = 0; h < heads; h++) rotate_head(r, t, table, inverse, x, i * ld + (uint64_t)h * d);
     }
 }

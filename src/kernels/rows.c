@@ -22,38 +22,78 @@ static size_t span_at(uint64_t i, uint64_t n) {
     return n - i < KERNELS_SPAN ? (size_t)(n - i) : KERNELS_SPAN;
 }
 
-void tm_swiglu_forward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, void *a) {
-#pragma omp parallel for schedule(static) num_threads(kernels_team()) if (rows * f > SERIAL_ELEMENTS)
-    for (uint64_t r = 0; r < rows; r++) {
+/* Elements of a row of x, and where the second half begins. */
+static uint64_t in_width(const tm_glu *a) {
+    return a->plain ? a->width : 2 * a->width;
+}
+
+/* y = act(g) * u, or act(g), of a span. */
+static void activate(const tm_glu *a, const float *g, const float *u, float *y, size_t n) {
+    if (a->act == TM_ACT_SILU && !a->plain) {
+        kernels.swiglu(g, u, y, n);
+        return;
+    }
+    kernels.activate(a->act, g, y, NULL, n);
+    for (size_t i = 0; !a->plain && i < n; i++) y[i] *= u[i];
+}
+
+void tm_glu_forward(const tm_glu *a) {
+    uint64_t f = a->width;
+#pragma omp parallel for schedule(static) num_threads(kernels_team()) if (a->rows * f > SERIAL_ELEMENTS)
+    for (uint64_t r = 0; r < a->rows; r++) {
         float g[KERNELS_SPAN], u[KERNELS_SPAN], out[KERNELS_SPAN];
         for (uint64_t i = 0; i < f; i += KERNELS_SPAN) {
             size_t n = span_at(i, f);
-            const float *gate = kernels_load(t, gate_up, r * 2 * f + i, g, n);
-            const float *up = kernels_load(t, gate_up, (r * 2 + 1) * f + i, u, n);
-            float *dest = kernels_dest(t, a, r * f + i, out);
-            kernels.swiglu(gate, up, dest, n);
-            kernels_store(t, dest, a, r * f + i, n);
+            uint64_t at = r * in_width(a) + i;
+            const float *gate = kernels_load(a->type, a->x, at, g, n);
+            const float *up = a->plain ? NULL : kernels_load(a->type, a->x, at + f, u, n);
+            float *dest = kernels_dest(a->type, a->y, r * f + i, out);
+            activate(a, gate, up, dest, n);
+            kernels_store(a->type, dest, a->y, r * f + i, n);
         }
     }
 }
 
-void tm_swiglu_backward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, const float *da, void *d_gate_up,
-                        void *a) {
-#pragma omp parallel for schedule(static) num_threads(kernels_team()) if (rows * f > SERIAL_ELEMENTS)
-    for (uint64_t r = 0; r < rows; r++) {
+/* y again, and dg, du; g and dg, u and du may be the same place. */
+static void activate_back(const tm_glu *a, const float *g, const float *u, const float *dy, float *y, float *dg,
+                          float *du, size_t n) {
+    float slope[KERNELS_SPAN];
+    if (a->act == TM_ACT_SILU && !a->plain) {
+        kernels.swiglu_grad(g, u, dy, y, dg, du, n);
+        return;
+    }
+    kernels.activate(a->act, g, y, slope, n);
+    for (size_t i = 0; i < n; i++) {
+        float up = a->plain ? 1 : u[i];
+        dg[i] = dy[i] * up * slope[i];
+        if (!a->plain) du[i] = dy[i] * y[i];
+        y[i] *= up;
+    }
+}
+
+void tm_glu_backward(const tm_glu *a) {
+    uint64_t f = a->width;
+#pragma omp parallel for schedule(static) num_threads(kernels_team()) if (a->rows * f > SERIAL_ELEMENTS)
+    for (uint64_t r = 0; r < a->rows; r++) {
         float g[KERNELS_SPAN], u[KERNELS_SPAN], out[KERNELS_SPAN], dg[KERNELS_SPAN], du[KERNELS_SPAN];
         for (uint64_t i = 0; i < f; i += KERNELS_SPAN) {
             size_t n = span_at(i, f);
-            uint64_t at_g = r * 2 * f + i, at_u = at_g + f, at_a = r * f + i;
-            const float *gate = kernels_load(t, gate_up, at_g, g, n), *up = kernels_load(t, gate_up, at_u, u, n);
-            float *to_a = kernels_dest(t, a, at_a, out);
-            float *to_g = kernels_dest(t, d_gate_up, at_g, dg), *to_u = kernels_dest(t, d_gate_up, at_u, du);
-            kernels.swiglu_grad(gate, up, da + at_a, to_a, to_g, to_u, n);
-            kernels_store(t, to_a, a, at_a, n);
-            kernels_store(t, to_g, d_gate_up, at_g, n);
-            kernels_store(t, to_u, d_gate_up, at_u, n);
+            uint64_t at_g = r * in_width(a) + i, at_u = at_g + f, at_y = r * f + i;
+            const float *gate = kernels_load(a->type, a->x, at_g, g, n);
+            const float *up = a->plain ? NULL : kernels_load(a->type, a->x, at_u, u, n);
+            float *to_y = kernels_dest(a->type, a->y, at_y, out), *to_g = kernels_dest(a->type, a->dx, at_g, dg);
+            float *to_u = a->plain ? NULL : kernels_dest(a->type, a->dx, at_u, du);
+            activate_back(a, gate, up, a->dy + at_y, to_y, to_g, to_u, n);
+            kernels_store(a->type, to_y, a->y, at_y, n);
+            kernels_store(a->type, to_g, a->dx, at_g, n);
+            if (!a->plain) kernels_store(a->type, to_u, a->dx, at_u, n);
         }
     }
+}
+
+void tm_softcap(uint64_t rows, uint64_t n, uint64_t ld, float cap, float *x) {
+#pragma omp parallel for schedule(static) num_threads(kernels_team()) if (rows * n > SERIAL_ELEMENTS)
+    for (uint64_t r = 0; r < rows; r++) kernels.softcap(x + r * ld, 1, cap, n);
 }
 
 /* y += x for one row of type t, both at element offsets. */

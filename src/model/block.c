@@ -83,12 +83,24 @@ static void copy_rows(const tm_stage_args *a, void *to, const void *from, uint64
 
 /* ---- norm: its own stage in the head, and where q, k, v or gate, up are separate ---- */
 
-void norm_forward(const tm_stage_args *a) {
+/* The norm of `rows` rows from row `row` of slot s->in on, without its output. */
+static tm_norm norm_of(const tm_stage_args *a, const void *small, rows_chunk c) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
-    a->kernels->rmsnorm_forward(t, model_rows(a->batch), s->width, a->slot[s->in],
-                                model_row_const(t, a->weight[0], 1, s->norm), s->epsilon, a->slot[s->out]);
-    model_zero_tail(a, a->slot[s->out], s->width * tm_elem_bytes(t));
+    return (tm_norm){.type = t,
+                     .rows = c.rows,
+                     .n = s->width,
+                     .eps = s->epsilon,
+                     .x = model_row_const(t, a->slot[s->in], c.row, s->width),
+                     .weight = model_row_const(t, small, 1, s->norm)};
+}
+
+void norm_forward(const tm_stage_args *a) {
+    const stage_spec *s = model_spec_of(a);
+    tm_norm n = norm_of(a, a->weight[0], (rows_chunk){0, model_rows(a->batch)});
+    n.y = a->slot[s->out];
+    a->kernels->norm_forward(&n);
+    model_zero_tail(a, a->slot[s->out], s->width * tm_elem_bytes(n.type));
 }
 
 void norm_backward(const tm_stage_args *a) {
@@ -97,16 +109,21 @@ void norm_backward(const tm_stage_args *a) {
     uint64_t h = s->width, rows = model_rows(a->batch);
     bool add = (model_stage_of(a)->backward[2].access == TM_UPDATE) && !model_fresh(a->grad_fresh, s->in);
     float *dw = model_small_gradient(a, 0);
-    FOR_CHUNKS(c, rows)
-    a->kernels->rmsnorm_backward(t, c.rows, h, model_row_const(t, a->slot[s->in], c.row, h),
-                                 model_row_const(t, a->weight[0], 1, s->norm), s->epsilon,
-                                 (const float *)a->grad[s->out] + c.row * h, model_row(t, a->grad[s->in], c.row, h),
-                                 add, dw ? dw + s->norm : NULL, true, a->workspace);
+    FOR_CHUNKS(c, rows) {
+        tm_norm n = norm_of(a, a->weight[0], c);
+        n.dy = (const float *)a->grad[s->out] + c.row * h;
+        n.dx = model_row(t, a->grad[s->in], c.row, h);
+        n.dx_add = add;
+        n.dw = dw ? dw + s->norm : NULL;
+        n.dw_add = true;
+        n.workspace = a->workspace;
+        a->kernels->norm_backward(&n);
+    }
     if (!add) model_zero_tail(a, a->grad[s->in], h * tm_elem_bytes(t));
 }
 
 uint64_t norm_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
-    return backward ? m->sizes.rmsnorm_workspace(chunk_rows(m, rows, seq), s->width) : 0;
+    return backward ? m->sizes.norm_workspace(chunk_rows(m, rows, seq), s->width) : 0;
 }
 
 /* ---- in: (norm and) product, bias, rotation ---- */
@@ -120,8 +137,9 @@ static const void *normed_rows(const tm_stage_args *a, const stage_spec *p, rows
     tm_elem t = model_elem(a->model);
     uint64_t h = p->width;
     if (p->normed) return model_row_const(t, a->slot[p->normed], c.row, h);
-    a->kernels->rmsnorm_forward(t, c.rows, h, model_row_const(t, a->slot[p->in], c.row, h), small_at(a, p->norm),
-                                p->epsilon, buf);
+    tm_norm n = norm_of(a, a->weight[PART_SMALL], c);
+    n.y = buf;
+    a->kernels->norm_forward(&n);
     return buf;
 }
 
@@ -162,9 +180,14 @@ static void in_backward_chunk(const tm_stage_args *a, const stage_spec *p, rows_
     if (small && p->bias != NO_VECTOR)
         a->kernels->column_sum(t, c.rows, p->columns, dy, p->row_columns, small + p->bias, true);
     if (p->normed) return;
-    a->kernels->rmsnorm_backward(t, c.rows, h, model_row_const(t, a->slot[p->in], c.row, h), small_at(a, p->norm),
-                                 p->epsilon, dnormed, model_row(t, a->grad[p->in], c.row, h),
-                                 !model_fresh(a->grad_fresh, p->in), small ? small + p->norm : NULL, true, at);
+    tm_norm n = norm_of(a, a->weight[PART_SMALL], c);
+    n.dy = dnormed;
+    n.dx = model_row(t, a->grad[p->in], c.row, h);
+    n.dx_add = !model_fresh(a->grad_fresh, p->in);
+    n.dw = small ? small + p->norm : NULL;
+    n.dw_add = true;
+    n.workspace = at;
+    a->kernels->norm_backward(&n);
 }
 
 void in_backward(const tm_stage_args *a) {
@@ -181,7 +204,7 @@ uint64_t in_workspace(const tm_model *m, const stage_spec *s, bool backward, uin
     uint64_t n = chunk_rows(m, rows, seq), h = s->width;
     if (s->normed) return 0;
     uint64_t normed = tm_round_up(n * h * tm_dtype_bytes(m->compute), 64);
-    return backward ? normed + tm_round_up(n * h * sizeof(float), 64) + m->sizes.rmsnorm_workspace(n, h) : normed;
+    return backward ? normed + tm_round_up(n * h * sizeof(float), 64) + m->sizes.norm_workspace(n, h) : normed;
 }
 
 /* ---- attention ---- */
@@ -203,7 +226,7 @@ static tm_attention attention_args(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     tm_attention x = attention_of(a->model, s, b->rows, b->seq);
     x.padded = b->tokens;
-    x.qkv = a->slot[s->in];
+    tm_attention_fuse(&x, a->slot[s->in], a->grad[s->in]);
     x.key_mask = b->key_mask;
     x.o = a->slot[s->out];
     x.lse = a->slot[SLOT_LSE];
@@ -222,7 +245,6 @@ void attention_forward(const tm_stage_args *a) {
 void attention_backward(const tm_stage_args *a) {
     tm_attention x = attention_args(a);
     x.d_o = a->grad[model_spec_of(a)->out];
-    x.d_qkv = a->grad[model_spec_of(a)->in];
     a->kernels->attention_backward(&x);
 }
 
@@ -283,13 +305,22 @@ void out_backward(const tm_stage_args *a) {
 
 /* ---- glu_out: output = residual + (silu(gate) * up) Wd^T + bias ---- */
 
+static tm_glu glu_of(const tm_stage_args *a, rows_chunk c) {
+    tm_elem t = model_elem(a->model);
+    const stage_spec *s = model_spec_of(a);
+    return (tm_glu){
+        .type = t, .rows = c.rows, .width = s->width, .x = model_row_const(t, a->slot[s->in], c.row, 2 * s->width)};
+}
+
 void glu_out_forward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->columns, f = s->width;
     copy_rows(a, a->slot[s->out], a->slot[s->residual], h * tm_elem_bytes(t));
     FOR_CHUNKS(c, model_rows(a->batch)) {
-        a->kernels->swiglu_forward(t, c.rows, f, model_row_const(t, a->slot[s->in], c.row, 2 * f), a->workspace);
+        tm_glu g = glu_of(a, c);
+        g.y = a->workspace;
+        a->kernels->glu_forward(&g);
         project(a, t, c.rows, h, f, a->workspace, a->weight[PART_MATRIX], 1, model_row(t, a->slot[s->out], c.row, h),
                 h);
     }
@@ -306,8 +337,11 @@ void glu_out_backward(const tm_stage_args *a) {
         float *da = model_take(&at, c.rows * f * sizeof *da);
         const void *dy = model_row_const(t, a->grad[s->out], c.row, h);
         project_back(a, t, c.rows, h, f, dy, h, a->weight[PART_MATRIX], 0, da, TM_ELEM_F32);
-        a->kernels->swiglu_backward(t, c.rows, f, model_row_const(t, a->slot[s->in], c.row, 2 * f), da,
-                                    model_row(t, a->grad[s->in], c.row, 2 * f), at);
+        tm_glu g = glu_of(a, c);
+        g.y = at;
+        g.dy = da;
+        g.dx = model_row(t, a->grad[s->in], c.row, 2 * f);
+        a->kernels->glu_backward(&g);
         if (dw) weight_gradient(a, t, c.rows, h, f, dy, h, at, a->weight_grad_fresh[PART_MATRIX] && c.row == 0, dw);
     }
     out_bias_gradient(a);

@@ -13,18 +13,33 @@
 
 /* ---- embedding ---- */
 
+static tm_embed embed_of(const tm_stage_args *a) {
+    const stage_spec *s = model_spec_of(a);
+    return (tm_embed){.type = model_elem(a->model),
+                      .rows = model_used(a->batch),
+                      .n = s->width,
+                      .ids = a->batch->ids,
+                      .first = (uint32_t)s->column,
+                      .count = (uint32_t)s->columns};
+}
+
 void embed_forward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
-    a->kernels->embed_forward(model_elem(a->model), model_used(a->batch), a->batch->tokens, s->width, a->batch->ids,
-                              (uint32_t)s->column, (uint32_t)s->columns, a->weight[0], a->slot[s->out],
-                              model_fresh(a->slot_fresh, s->out));
+    tm_embed e = embed_of(a);
+    e.padded = a->batch->tokens;
+    e.weight = a->weight[0];
+    e.out = a->slot[s->out];
+    e.clear = model_fresh(a->slot_fresh, s->out);
+    a->kernels->embed_forward(&e);
 }
 
 void embed_backward(const tm_stage_args *a) {
-    const stage_spec *s = model_spec_of(a);
+    tm_embed e = embed_of(a);
     if (!a->weight_grad[0]) return;
-    a->kernels->embed_backward(model_elem(a->model), model_used(a->batch), s->width, a->batch->ids, (uint32_t)s->column,
-                               (uint32_t)s->columns, a->grad[s->out], a->weight_grad[0], !a->weight_grad_fresh[0]);
+    e.dout = a->grad[model_spec_of(a)->out];
+    e.grad = a->weight_grad[0];
+    e.grad_add = !a->weight_grad_fresh[0];
+    a->kernels->embed_backward(&e);
 }
 
 /* ---- head ---- */
@@ -58,6 +73,21 @@ uint64_t head_workspace(const tm_model *m, const stage_spec *s, bool backward, u
 /* Backward multiplies the logits again. */
 double head_flops(const stage_spec *s, bool backward, const tm_load *load) {
     return 2 * load->tokens * (double)(s->width * s->columns) * (backward ? 3 : 1);
+}
+
+/* Gathered rows [i, i + n) and columns [v, v + columns) of the part. */
+static tm_head head_of(const head_work *w, const tm_stage_args *a, uint64_t i, uint64_t n, uint32_t v, uint32_t columns,
+                       float *logits) {
+    return (tm_head){.rows = n,
+                     .row = w->row + i,
+                     .first = w->first + v,
+                     .count = columns,
+                     .logits = logits,
+                     .ld = columns,
+                     .labels = a->batch->labels,
+                     .state = a->slot[SLOT_STATE],
+                     .type = w->t,
+                     .coefficient = a->coefficient};
 }
 
 static head_work prepare(const tm_stage_args *a, bool backward) {
@@ -122,7 +152,8 @@ void head_forward(const tm_stage_args *a) {
             uint32_t columns = (uint32_t)tm_min_u64(a->model->vocab_block, w.count - v);
             float *logits = logits_at(&w, a, i, m, v);
             logits_block(&w, a, m, v, columns, logits);
-            a->kernels->head_update(n, w.row + i, w.first + v, columns, logits, columns, a->batch->labels, state);
+            tm_head h = head_of(&w, a, i, n, v, columns, logits);
+            a->kernels->head_update(&h);
         }
     }
 }
@@ -169,8 +200,8 @@ static void backward_chunk(const head_work *w, const tm_stage_args *a, uint64_t 
         uint32_t columns = (uint32_t)tm_min_u64(a->model->vocab_block, w->count - v);
         float *logits = logits_at(w, a, i, m, v);
         if (!a->kept_logits) logits_block(w, a, m, v, columns, logits);
-        a->kernels->head_gradient(w->t, n, w->row + i, w->first + v, columns, logits, columns, a->batch->labels,
-                                  a->slot[SLOT_STATE], a->coefficient);
+        tm_head h = head_of(w, a, i, n, v, columns, logits);
+        a->kernels->head_gradient(&h);
         a->kernels->zero(logits + n * columns, (m - n) * columns * sizeof(float));
         block_gradients(w, a, m, v, columns, logits, a->weight_grad_fresh[0] && i == 0);
     }

@@ -36,7 +36,7 @@ tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_d
 
 void tm_model_set_sizes(tm_model *m, const tm_kernel_sizes *sizes) {
     m->sizes = *sizes;
-    if (!m->sizes.rmsnorm_workspace) m->sizes.rmsnorm_workspace = tm_rmsnorm_workspace;
+    if (!m->sizes.norm_workspace) m->sizes.norm_workspace = tm_norm_workspace;
     if (!m->sizes.attention_workspace) m->sizes.attention_workspace = tm_attention_workspace;
     m->token_chunk = sizes->token_chunk ? sizes->token_chunk : MODEL_TOKEN_CHUNK;
     m->vocab_block = sizes->vocab_block ? sizes->vocab_block : MODEL_VOCAB_BLOCK;

@@ -57,11 +57,12 @@ static sides prepare(tm_elem t, const attention_case *c, float size, tm_rope *ro
     s.device.rope = rope;
     s.host = s.device;
     s.host.type = host_type(t);
-    put(t, random_floats(nq, size), nq, &s.host.qkv, &s.device.qkv);
+    const void *host, *device;
+    put(t, random_floats(nq, size), nq, &host, &device);
     put(t, random_floats(no, 1), no, &s.host.d_o, &s.device.d_o);
     s.host.o = scratch(no * 4), s.device.o = give(NULL, no * e);
     s.host.lse = scratch(nl * 4), s.device.lse = give(NULL, nl * 4);
-    s.host.d_qkv = scratch(nq * 4), s.device.d_qkv = give(NULL, nq * e);
+    tm_attention_fuse(&s.host, host, scratch(nq * 4)), tm_attention_fuse(&s.device, device, give(NULL, nq * e));
     if (c->masked) s.host.key_mask = random_mask(c), s.device.key_mask = give(s.host.key_mask, used);
     s.host.workspace = scratch(tm_attention_workspace(&s.host, true) + tm_attention_workspace(&s.host, false));
     s.device.workspace = give(NULL, cuda_attention_workspace(&s.device, true));
@@ -105,7 +106,7 @@ static void run_case(tm_elem t, const attention_case *c, float size) {
     same_output(t, &s, no);
     tm_attention_backward(&s.host);
     cuda_attention_backward(&s.device);
-    compare("d_qkv", t, s.device.d_qkv, s.host.d_qkv, nq, rel, 2e-5 * grows + 4 * abs);
+    compare("d_qkv", t, s.device.d_q, s.host.d_q, nq, rel, 2e-5 * grows + 4 * abs);
     if (c->rotated) tm_rope_free(&rope);
 }
 
@@ -131,7 +132,8 @@ static void test_nan(void **state) {
         float *qkv = random_floats(128 * 3 * D, 1), *o = scratch(128 * D * 4);
         qkv[AT * 3 * D + D] = NAN;
         tm_attention a = {.rows = 1, .seq = SEQ, .padded = 128, .heads = 1, .kv_heads = 1, .head_dim = D, .scale = 1};
-        a.qkv = give(qkv, 128 * 3 * D * 4), a.o = give(NULL, 128 * D * 4), a.lse = give(NULL, 128 * 4);
+        a.o = give(NULL, 128 * D * 4), a.lse = give(NULL, 128 * 4);
+        tm_attention_fuse(&a, give(qkv, 128 * 3 * D * 4), NULL);
         cuda_attention_forward(&a);
         take(a.o, o, 128 * D * 4);
         for (int s = 0; s < 128; s++)
@@ -198,7 +200,8 @@ static void test_nan_cached(void **state) {
         float *cache = random_floats(ALL, 1), *qkv = random_floats((size_t)64 * 3 * D, 1), o[2 * D];
         tm_attention a = {.rows = 2, .seq = 1, .padded = 64, .heads = 1, .kv_heads = 1, .head_dim = D, .scale = 1};
         cache[(CAPACITY + 1) * ENTRY] = NAN;
-        a.qkv = give(qkv, (size_t)64 * 3 * D * 4), a.o = give(NULL, (size_t)64 * D * 4), a.lse = give(NULL, 64 * 4);
+        a.o = give(NULL, (size_t)64 * D * 4), a.lse = give(NULL, 64 * 4);
+        tm_attention_fuse(&a, give(qkv, (size_t)64 * 3 * D * 4), NULL);
         a.kv_cache = give(cache, ALL * 4), a.kv_capacity = CAPACITY, a.position = give(position, sizeof position);
         cuda_attention_forward(&a);
         take(a.o, o, sizeof o);
@@ -214,12 +217,13 @@ static void test_rows_apart(void **state) {
         static const uint32_t position[] = {39, 11};
         float *cache = random_floats(BOTH, 1), *qkv = random_floats((size_t)64 * 3 * D, 1), *o = scratch(2 * O * 4);
         tm_attention a = {.rows = 2, .seq = 1, .padded = 64, .heads = 1, .kv_heads = 1, .head_dim = D, .scale = 1};
-        a.qkv = give(qkv, (size_t)64 * 3 * D * 4), a.o = give(NULL, O * 4), a.lse = give(NULL, 64 * 4);
+        a.o = give(NULL, O * 4), a.lse = give(NULL, 64 * 4);
+        tm_attention_fuse(&a, give(qkv, (size_t)64 * 3 * D * 4), NULL);
         a.kv_cache = give(cache, BOTH * 4), a.kv_capacity = CAPACITY, a.position = give(position, sizeof position);
         cuda_attention_forward(&a);
         take(a.o, o, O * 4);
         a.rows = 1, a.o = give(NULL, O * 4), a.position = give(position + 1, sizeof *position);
-        a.qkv = give(qkv + 3 * D, (size_t)63 * 3 * D * 4);
+        tm_attention_fuse(&a, give(qkv + 3 * D, (size_t)63 * 3 * D * 4), NULL);
         a.kv_cache = give(cache + (size_t)CAPACITY * ENTRY, (size_t)CAPACITY * ENTRY * 4);
         cuda_attention_forward(&a);
         take(a.o, o + O, O * 4);

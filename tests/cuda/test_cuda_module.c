@@ -47,7 +47,8 @@ static tm_status layer(void *ctx) {
     tm_gemm_args g = {.m = M, .n = 2 * N, .k = K, .alpha = 1, .lda = K, .ldb = 2 * N, .ldc = 2 * N};
     g.a = tm_device_at(j->d, 0), g.b = tm_device_at(j->d, PAGE), g.c = tm_device_at(j->d, 2 * PAGE);
     j->k->gemm(&g);
-    j->k->swiglu_forward(TM_ELEM_F32, M, N, g.c, tm_device_at(j->d, 3 * PAGE));
+    j->k->glu_forward(
+        &(tm_glu){.type = TM_ELEM_F32, .rows = M, .width = N, .x = g.c, .y = tm_device_at(j->d, 3 * PAGE)});
     return TM_OK;
 }
 
@@ -75,7 +76,7 @@ static void test_operation(void **state) {
                             .a = host[0],
                             .b = host[1],
                             .c = want[0]});
-    tm_swiglu_forward(TM_ELEM_F32, M, N, want[0], want[1]);
+    tm_glu_forward(&(tm_glu){.type = TM_ELEM_F32, .rows = M, .width = N, .x = want[0], .y = want[1]});
     for (int i = 0; i < 2 * M * N; i++) assert_true(host[2][i] == want[0][i]); /* halves and wholes: exact */
     for (int i = 0; i < M * N; i++) assert_float_equal(host[3][i], want[1][i], 1e-5F);
     tm_device_close(d);

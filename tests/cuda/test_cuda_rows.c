@@ -92,19 +92,42 @@ static void norm_case(tm_elem t, shape s) {
     float *gy = scratch(all * 4), *wy = scratch(all * 4), *dw = random_floats(s.n, 1), *got_dw = scratch(s.n * 4);
     void *dev_x = give(hx, all * elem_size(t)), *dev_w = give(hw, s.n * elem_size(t)),
          *dev_y = give(NULL, all * elem_size(t)), *dev_dy = give(dy, all * 4), *dev_dx = give(hdx, all * elem_size(t)),
-         *dev_dw = give(dw, s.n * 4), *work = give(NULL, cuda_rmsnorm_workspace(s.rows, s.n));
+         *dev_dw = give(dw, s.n * 4), *work = give(NULL, cuda_norm_workspace(s.rows, s.n));
     bool add = s.n % 2;
-    cuda_rmsnorm_forward(t, s.rows, s.n, dev_x, dev_w, 1e-5F, dev_y);
+    cuda_norm_forward(
+        &(tm_norm){.type = t, .rows = s.rows, .n = s.n, .x = dev_x, .weight = dev_w, .eps = 1e-5F, .y = dev_y});
     take(dev_y, y, all * elem_size(t));
-    tm_rmsnorm_forward(t, s.rows, s.n, hx, hw, 1e-5F, want);
+    tm_norm_forward(&(tm_norm){.type = t, .rows = s.rows, .n = s.n, .x = hx, .weight = hw, .eps = 1e-5F, .y = want});
     widened(t, y, gy, all), widened(t, want, wy, all);
     near_all("norm", gy, wy, NULL, all, rounding(t) + 1e-6, 1e-7);
 
-    cuda_rmsnorm_backward(t, s.rows, s.n, dev_x, dev_w, 1e-5F, dev_dy, dev_dx, add, dev_dw, add, work);
+    cuda_norm_backward(&(tm_norm){.type = t,
+                                  .rows = s.rows,
+                                  .n = s.n,
+                                  .x = dev_x,
+                                  .weight = dev_w,
+                                  .eps = 1e-5F,
+                                  .dy = dev_dy,
+                                  .dx = dev_dx,
+                                  .dx_add = add,
+                                  .dw = dev_dw,
+                                  .dw_add = add,
+                                  .workspace = work});
     take(dev_dx, y, all * elem_size(t));
     take(dev_dw, got_dw, s.n * 4);
-    void *host_work = scratch(tm_rmsnorm_workspace(s.rows, s.n));
-    tm_rmsnorm_backward(t, s.rows, s.n, hx, hw, 1e-5F, dy, hdx, add, dw, add, host_work);
+    void *host_work = scratch(tm_norm_workspace(s.rows, s.n));
+    tm_norm_backward(&(tm_norm){.type = t,
+                                .rows = s.rows,
+                                .n = s.n,
+                                .x = hx,
+                                .weight = hw,
+                                .eps = 1e-5F,
+                                .dy = dy,
+                                .dx = hdx,
+                                .dx_add = add,
+                                .dw = dw,
+                                .dw_add = add,
+                                .workspace = host_work});
     widened(t, y, gy, all), widened(t, hdx, wy, all);
     near_all("dx", gy, wy, NULL, all, rounding(t) + 4e-6, 4e-6);
     near_all("dw", got_dw, dw, NULL, s.n, 1e-6, 2e-6 * (double)(s.rows + 1));
@@ -120,9 +143,20 @@ static void norm_moved(tm_elem t) {
         void *dev_x = give_at(hx, ALL * e, moved * e), *dev_w = give(hw, N * e), *dev_y = give(NULL, ALL * e);
         void *dev_dy = give(dy, ALL * 4), *dev_dx = give(NULL, ALL * e), *dev_dw = give(NULL, N * 4);
         y[moved] = scratch(ALL * e), dx[moved] = scratch(ALL * e), dw[moved] = scratch(N * 4);
-        cuda_rmsnorm_forward(t, ROWS, N, dev_x, dev_w, 1e-5F, dev_y);
-        cuda_rmsnorm_backward(t, ROWS, N, dev_x, dev_w, 1e-5F, dev_dy, dev_dx, false, dev_dw, false,
-                              give(NULL, cuda_rmsnorm_workspace(ROWS, N)));
+        cuda_norm_forward(
+            &(tm_norm){.type = t, .rows = ROWS, .n = N, .x = dev_x, .weight = dev_w, .eps = 1e-5F, .y = dev_y});
+        cuda_norm_backward(&(tm_norm){.type = t,
+                                      .rows = ROWS,
+                                      .n = N,
+                                      .x = dev_x,
+                                      .weight = dev_w,
+                                      .eps = 1e-5F,
+                                      .dy = dev_dy,
+                                      .dx = dev_dx,
+                                      .dx_add = false,
+                                      .dw = dev_dw,
+                                      .dw_add = false,
+                                      .workspace = give(NULL, cuda_norm_workspace(ROWS, N))});
         take(dev_y, y[moved], ALL * e), take(dev_dx, dx[moved], ALL * e), take(dev_dw, dw[moved], N * 4);
     }
     same_bytes("norm of a row that lies elsewhere", y[1], y[0], ALL * e);
@@ -180,15 +214,16 @@ static void swiglu_case(tm_elem t, shape s) {
     void *dev = give(h, 2 * all * elem_size(t)), *dev_da = give_at(da, all * 4, off);
     void *dev_a = give(NULL, all * elem_size(t)), *dev_d = give(NULL, 2 * all * elem_size(t));
     double rel = 2 * rounding(t) + 2e-6; /* beside a tie both may be rounded apart: a whole unit */
-    cuda_swiglu_forward(t, s.rows, s.n, dev, dev_a);
+    cuda_glu_forward(&(tm_glu){.type = t, .rows = s.rows, .width = s.n, .x = dev, .y = dev_a});
     take(dev_a, a, all * elem_size(t));
-    tm_swiglu_forward(t, s.rows, s.n, h, want);
+    tm_glu_forward(&(tm_glu){.type = t, .rows = s.rows, .width = s.n, .x = h, .y = want});
     widened(t, a, g1, all), widened(t, want, w1, all);
     near_all("swiglu", g1, w1, NULL, all, rel, 1e-12);
-    cuda_swiglu_backward(t, s.rows, s.n, dev, dev_da, dev_d, dev_a);
+    cuda_glu_backward(
+        &(tm_glu){.type = t, .rows = s.rows, .width = s.n, .x = dev, .dy = dev_da, .dx = dev_d, .y = dev_a});
     take(dev_a, a, all * elem_size(t));
     take(dev_d, d, 2 * all * elem_size(t));
-    tm_swiglu_backward(t, s.rows, s.n, h, da, want_d, want);
+    tm_glu_backward(&(tm_glu){.type = t, .rows = s.rows, .width = s.n, .x = h, .dy = da, .dx = want_d, .y = want});
     widened(t, a, g1, all), widened(t, want, w1, all);
     near_all("swiglu again", g1, w1, NULL, all, rel, 1e-12);
     widened(t, d, g1, 2 * all), widened(t, want_d, w1, 2 * all);
@@ -217,7 +252,7 @@ static void test_exponential(void **state) {
         gu[7] = INFINITY, want[7] = INFINITY;
         gu[8] = NAN, want[8] = NAN;
         void *dev = give(gu, 2 * N * 4), *out = give(NULL, N * 4);
-        cuda_swiglu_forward(F32, 1, N, dev, out);
+        cuda_glu_forward(&(tm_glu){.type = F32, .rows = 1, .width = N, .x = dev, .y = out});
         take(out, got, N * 4);
         near_all("silu", got, want, NULL, N, 4e-7, 1e-36);
     }
@@ -284,12 +319,46 @@ static void embed_case(tm_elem t, size_t rows, size_t padded, size_t n, bool way
     void *hw = stored(t, w, table), *hd = stored(t, dout, rows * n), *want = stored(t, first, padded * n);
     void *out = scratch(padded * n * e), *dev_ids = give(ids, rows * 4), *dev_w = give(hw, table * e);
     void *dev_out = give(want, padded * n * e), *dev_d = give(hd, rows * n * e), *dev_g = give(grad, table * 4);
-    cuda_embed_forward(t, rows, padded, n, dev_ids, EMBED_FIRST, EMBED_COUNT, dev_w, dev_out, way);
-    cuda_embed_backward(t, rows, n, dev_ids, EMBED_FIRST, EMBED_COUNT, dev_d, dev_g, way);
+    cuda_embed_forward(&(tm_embed){.type = t,
+                                   .rows = rows,
+                                   .padded = padded,
+                                   .n = n,
+                                   .ids = dev_ids,
+                                   .first = EMBED_FIRST,
+                                   .count = EMBED_COUNT,
+                                   .weight = dev_w,
+                                   .out = dev_out,
+                                   .clear = way});
+    cuda_embed_backward(&(tm_embed){.type = t,
+                                    .rows = rows,
+                                    .n = n,
+                                    .ids = dev_ids,
+                                    .first = EMBED_FIRST,
+                                    .count = EMBED_COUNT,
+                                    .dout = dev_d,
+                                    .grad = dev_g,
+                                    .grad_add = way});
     take(dev_out, out, padded * n * e);
     take(dev_g, got, table * 4);
-    tm_embed_forward(t, rows, padded, n, ids, EMBED_FIRST, EMBED_COUNT, hw, want, way);
-    tm_embed_backward(t, rows, n, ids, EMBED_FIRST, EMBED_COUNT, hd, grad, way);
+    tm_embed_forward(&(tm_embed){.type = t,
+                                 .rows = rows,
+                                 .padded = padded,
+                                 .n = n,
+                                 .ids = ids,
+                                 .first = EMBED_FIRST,
+                                 .count = EMBED_COUNT,
+                                 .weight = hw,
+                                 .out = want,
+                                 .clear = way});
+    tm_embed_backward(&(tm_embed){.type = t,
+                                  .rows = rows,
+                                  .n = n,
+                                  .ids = ids,
+                                  .first = EMBED_FIRST,
+                                  .count = EMBED_COUNT,
+                                  .dout = hd,
+                                  .grad = grad,
+                                  .grad_add = way});
     same_bytes("embedding", out, want, padded * n * e);
     same_floats("embedding's gradient", got, grad, table);
 }
@@ -318,17 +387,63 @@ static void head_case(tm_elem t, float odd) {
     void *dev_state = give(NULL, TOKENS * sizeof *want), *d0 = give(logits, ROWS * LD * 4),
          *d1 = give(part1, ROWS * LD * 4);
     cuda_head_begin(TOKENS, dev_state);
-    cuda_head_update(ROWS, dev_row, 0, V0, d0, LD, dev_labels, dev_state);
-    cuda_head_update(ROWS, dev_row, V0, V1, d1, LD, dev_labels, dev_state);
+    cuda_head_update(&(tm_head){.rows = ROWS,
+                                .row = dev_row,
+                                .first = 0,
+                                .count = V0,
+                                .logits = d0,
+                                .ld = LD,
+                                .labels = dev_labels,
+                                .state = dev_state});
+    cuda_head_update(&(tm_head){.rows = ROWS,
+                                .row = dev_row,
+                                .first = V0,
+                                .count = V1,
+                                .logits = d1,
+                                .ld = LD,
+                                .labels = dev_labels,
+                                .state = dev_state});
     take(dev_state, got, TOKENS * sizeof *got);
-    tm_head_update(ROWS, row, 0, V0, logits, LD, labels, want);
-    tm_head_update(ROWS, row, V0, V1, part1, LD, labels, want);
+    tm_head_update(&(tm_head){.rows = ROWS,
+                              .row = row,
+                              .first = 0,
+                              .count = V0,
+                              .logits = logits,
+                              .ld = LD,
+                              .labels = labels,
+                              .state = want});
+    tm_head_update(&(tm_head){.rows = ROWS,
+                              .row = row,
+                              .first = V0,
+                              .count = V1,
+                              .logits = part1,
+                              .ld = LD,
+                              .labels = labels,
+                              .state = want});
     near_all("state", &got->max, &want->max, NULL, TOKENS * 4, 2e-6, 0);
     size_t e = elem_size(t), width = 4 / e;
     float *g0 = scratch(ROWS * LD * 4), *a = scratch(V0 * 4), *b = scratch(V0 * 4);
-    cuda_head_gradient(t, ROWS, dev_row, 0, V0, d0, LD, dev_labels, dev_state, dev_c);
+    cuda_head_gradient(&(tm_head){.type = t,
+                                  .rows = ROWS,
+                                  .row = dev_row,
+                                  .first = 0,
+                                  .count = V0,
+                                  .logits = d0,
+                                  .ld = LD,
+                                  .labels = dev_labels,
+                                  .state = dev_state,
+                                  .coefficient = dev_c});
     take(d0, g0, ROWS * LD * 4);
-    tm_head_gradient(t, ROWS, row, 0, V0, logits, LD, labels, want, c);
+    tm_head_gradient(&(tm_head){.type = t,
+                                .rows = ROWS,
+                                .row = row,
+                                .first = 0,
+                                .count = V0,
+                                .logits = logits,
+                                .ld = LD,
+                                .labels = labels,
+                                .state = want,
+                                .coefficient = c});
     for (size_t r = 0; r < ROWS; r++) {
         widened(t, (char *)g0 + r * LD * width * e, a, V0), widened(t, (char *)logits + r * LD * width * e, b, V0);
         near_all("logits' gradient", a, b, NULL, V0, rounding(t) + 3e-5, 1e-7);

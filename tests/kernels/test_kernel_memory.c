@@ -50,7 +50,8 @@ static void attention_touches_nothing_else(void **state) {
     for (size_t i = 0; i < SEQ * 64; i++) qkv[i] = (float)(i * 7 % 31) / 31;
     memset(o, 1, SEQ * 32 * 4), memset(dqkv, 1, SEQ * 64 * 4), memset(lse, 1, SEQ * 8);
     memset(a.workspace, 1, scratch);
-    a.qkv = qkv, a.o = o, a.lse = lse, a.d_o = o, a.d_qkv = dqkv;
+    a.o = o, a.lse = lse, a.d_o = o;
+    tm_attention_fuse(&a, qkv, dqkv);
     uint64_t before = tm_mem_resident_peak_bytes();
     tm_attention_forward(&a);
     tm_attention_backward(&a);

@@ -163,7 +163,7 @@ static void norm_forward(void **state) {
             size_t n = widths[j], rows = 5;
             double *x = randoms(rows * n, 3), *w = randoms(n, 2), *want = randoms(rows * n, 0);
             void *sx = stored(t, x, rows * n), *sw = stored(t, w, n), *y = malloc(bytes_of(t, rows * n));
-            tm_rmsnorm_forward(t, rows, n, sx, sw, 1e-5F, y);
+            tm_norm_forward(&(tm_norm){.type = t, .rows = rows, .n = n, .x = sx, .weight = sw, .eps = 1e-5F, .y = y});
             for (size_t r = 0; r < rows; r++) norm_formula(x + r * n, w, n, want + r * n);
             all_near(t, y, want, rows * n, tolerance(t), "norm");
             free(x), free(w), free(want), free(sx), free(sw), free(y);
@@ -188,8 +188,19 @@ static void check_norm_backward(tm_elem t, size_t rows, size_t n, bool add) {
     double *old_w = randoms(n, 1), *scratch = randoms(n, 0);
     void *sx = stored(t, x, rows * n), *sw = stored(t, w, n), *dx = stored(t, old, rows * n);
     float *sdy = stored(TM_ELEM_F32, dy, rows * n), *dw = stored(TM_ELEM_F32, old_w, n);
-    void *work = aligned_alloc(64, tm_rmsnorm_workspace(rows, n));
-    tm_rmsnorm_backward(t, rows, n, sx, sw, 1e-5F, sdy, dx, add, dw, add, work);
+    void *work = aligned_alloc(64, tm_norm_workspace(rows, n));
+    tm_norm_backward(&(tm_norm){.type = t,
+                                .rows = rows,
+                                .n = n,
+                                .x = sx,
+                                .weight = sw,
+                                .eps = 1e-5F,
+                                .dy = sdy,
+                                .dx = dx,
+                                .dx_add = add,
+                                .dw = dw,
+                                .dw_add = add,
+                                .workspace = work});
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < n; i++) {
             double slope = norm_slope(&x[r * n + i], x + r * n, w, dy + r * n, n, scratch);
@@ -282,8 +293,8 @@ static void swiglu(void **state) {
                  *a2 = malloc(bytes_of(t, rows * f));
             void *dgu = malloc(bytes_of(t, 2 * rows * f));
             float *sda = stored(TM_ELEM_F32, da, rows * f);
-            tm_swiglu_forward(t, rows, f, sgu, a);
-            tm_swiglu_backward(t, rows, f, sgu, sda, dgu, a2);
+            tm_glu_forward(&(tm_glu){.type = t, .rows = rows, .width = f, .x = sgu, .y = a});
+            tm_glu_backward(&(tm_glu){.type = t, .rows = rows, .width = f, .x = sgu, .dy = sda, .dx = dgu, .y = a2});
             for (size_t r = 0; r < rows; r++)
                 for (size_t i = 0; i < f; i++) {
                     double g = gu[r * 2 * f + i], u = gu[(r * 2 + 1) * f + i], d = da[r * f + i];
@@ -362,12 +373,11 @@ static void check_attention(tm_elem t, attention_case c, size_t samples) {
                       .head_dim = c.d,
                       .window = c.window,
                       .scale = (float)(1 / sqrt((double)c.d)),
-                      .qkv = sqkv,
                       .key_mask = mask,
                       .o = so,
                       .lse = lse,
-                      .d_o = sdo,
-                      .d_qkv = dqkv};
+                      .d_o = sdo};
+    tm_attention_fuse(&a, sqkv, dqkv);
     a.workspace = aligned_alloc(
         64, tm_round_up(tm_max_u64(tm_attention_workspace(&a, false), tm_attention_workspace(&a, true)), 64));
     tm_attention_forward(&a);
@@ -426,12 +436,11 @@ static void masked_gradient(void **state) {
                       .kv_heads = 1,
                       .head_dim = 16,
                       .scale = 0.25F,
-                      .qkv = sqkv,
                       .key_mask = mask,
                       .o = o,
                       .lse = lse,
-                      .d_o = sdo,
-                      .d_qkv = dqkv};
+                      .d_o = sdo};
+    tm_attention_fuse(&a, sqkv, dqkv);
     a.workspace = aligned_alloc(
         64, tm_round_up(tm_max_u64(tm_attention_workspace(&a, false), tm_attention_workspace(&a, true)), 64));
     tm_attention_forward(&a);
@@ -469,7 +478,14 @@ static void head(void **state) {
     for (size_t p = 0; p < 2; p++) {
         size_t first = p ? FIRST : 0, n = p ? VOCAB - FIRST : FIRST;
         for (size_t i = 0; i < ROWS; i++) memcpy(part + i * n, x + i * VOCAB + first, n * sizeof *x);
-        tm_head_update(ROWS, row, (uint32_t)first, (uint32_t)n, part, n, labels, s);
+        tm_head_update(&(tm_head){.rows = ROWS,
+                                  .row = row,
+                                  .first = (uint32_t)first,
+                                  .count = (uint32_t)n,
+                                  .logits = part,
+                                  .ld = n,
+                                  .labels = labels,
+                                  .state = s});
     }
     for (size_t i = 0; i < ROWS; i++) {
         double sum = 0;
@@ -480,10 +496,28 @@ static void head(void **state) {
     for (size_t p = 0; p < 2; p++) {
         size_t first = p ? FIRST : 0, n = p ? VOCAB - FIRST : FIRST;
         for (size_t i = 0; i < ROWS; i++) memcpy(part + i * n, x + i * VOCAB + first, n * sizeof *x);
-        tm_head_gradient(TM_ELEM_F32, ROWS, row, (uint32_t)first, (uint32_t)n, part, n, labels, s, coefficient);
+        tm_head_gradient(&(tm_head){.type = TM_ELEM_F32,
+                                    .rows = ROWS,
+                                    .row = row,
+                                    .first = (uint32_t)first,
+                                    .count = (uint32_t)n,
+                                    .logits = part,
+                                    .ld = n,
+                                    .labels = labels,
+                                    .state = s,
+                                    .coefficient = coefficient});
         for (size_t k = 1; k < TM_COUNT(types); k++) {
             for (size_t i = 0; i < ROWS; i++) memcpy(again + i * n, x + i * VOCAB + first, n * sizeof *x);
-            tm_head_gradient(types[k], ROWS, row, (uint32_t)first, (uint32_t)n, again, n, labels, s, coefficient);
+            tm_head_gradient(&(tm_head){.type = types[k],
+                                        .rows = ROWS,
+                                        .row = row,
+                                        .first = (uint32_t)first,
+                                        .count = (uint32_t)n,
+                                        .logits = again,
+                                        .ld = n,
+                                        .labels = labels,
+                                        .state = s,
+                                        .coefficient = coefficient});
             for (size_t i = 0; i < ROWS; i++) { /* the same, rounded once, at the front of the row */
                 kernels_narrow(types[k], part + i * n, rounded, n);
                 assert_memory_equal(again + i * n, rounded, n * sizeof *rounded);
@@ -507,7 +541,16 @@ static void head(void **state) {
                 slope += (double)coefficient[row[i]] * nll / (2 * step);
             }
             memcpy(part, x + i * VOCAB, VOCAB * sizeof *x);
-            tm_head_gradient(TM_ELEM_F32, 1, &row[i], 0, VOCAB, part, VOCAB, labels, s, coefficient);
+            tm_head_gradient(&(tm_head){.type = TM_ELEM_F32,
+                                        .rows = 1,
+                                        .row = &row[i],
+                                        .first = 0,
+                                        .count = VOCAB,
+                                        .logits = part,
+                                        .ld = VOCAB,
+                                        .labels = labels,
+                                        .state = s,
+                                        .coefficient = coefficient});
             near((double)part[v], slope, 2e-6, "slope of the loss", v);
         }
     free(logits), free(x);
@@ -526,14 +569,39 @@ static void embedding(void **state) {
         float *grad = malloc(4 * n * sizeof *grad);
         memset(out, 0xff, padded * n * tm_elem_bytes(t));
         memset(grad, 0xff, 4 * n * sizeof *grad);
-        tm_embed_forward(t, rows, padded, n, ids, 4, 4, sw, out, true); /* ids 4..7 */
+        tm_embed_forward(&(tm_embed){.type = t,
+                                     .rows = rows,
+                                     .padded = padded,
+                                     .n = n,
+                                     .ids = ids,
+                                     .first = 4,
+                                     .count = 4,
+                                     .weight = sw,
+                                     .out = out,
+                                     .clear = true}); /* ids 4..7 */
         for (size_t r = 0; r < padded; r++) {
             bool here = r < rows && ids[r] >= 4 && ids[r] < 8;
             const double *want = here ? w + (size_t)(ids[r] - 4) * n : zero;
             for (size_t i = 0; i < n; i++) assert_true(value(t, out, r * n + i) == want[i]);
         }
-        tm_embed_backward(t, rows, n, ids, 4, 4, sd, grad, false);
-        tm_embed_backward(t, rows, n, ids, 4, 4, sd, grad, true);
+        tm_embed_backward(&(tm_embed){.type = t,
+                                      .rows = rows,
+                                      .n = n,
+                                      .ids = ids,
+                                      .first = 4,
+                                      .count = 4,
+                                      .dout = sd,
+                                      .grad = grad,
+                                      .grad_add = false});
+        tm_embed_backward(&(tm_embed){.type = t,
+                                      .rows = rows,
+                                      .n = n,
+                                      .ids = ids,
+                                      .first = 4,
+                                      .count = 4,
+                                      .dout = sd,
+                                      .grad = grad,
+                                      .grad_add = true});
         for (size_t v = 0; v < 4; v++)
             for (size_t i = 0; i < n; i++) {
                 double want = 0;
@@ -843,10 +911,14 @@ static void zero_length(void **state) {
     kernels.softmax_row_grad(x, x, 1, 0, 0, 0);
     assert_true(kernels.dot(x, x, 0) == 0 && kernels.dot3(x, x, x, 0) == 0 && kernels.exp_sum(x, 0, 0) == 0);
     assert_true(kernels.max(x, 0) == -INFINITY);
-    tm_rmsnorm_forward(TM_ELEM_F32, 0, 4, x, x, 1, x), tm_swiglu_forward(TM_ELEM_BF16, 0, 4, x, x);
-    tm_swiglu_backward(TM_ELEM_F32, 0, 2, x, x, x, x), tm_add_bias(TM_ELEM_F32, 0, 4, x, x, 4);
+    tm_norm_forward(&(tm_norm){.type = TM_ELEM_F32, .rows = 0, .n = 4, .x = x, .weight = x, .eps = 1, .y = x}),
+        tm_glu_forward(&(tm_glu){.type = TM_ELEM_BF16, .rows = 0, .width = 4, .x = x, .y = x});
+    tm_glu_backward(&(tm_glu){.type = TM_ELEM_F32, .rows = 0, .width = 2, .x = x, .dy = x, .dx = x, .y = x}),
+        tm_add_bias(TM_ELEM_F32, 0, 4, x, x, 4);
     tm_gather_rows(TM_ELEM_F32, 0, 0, 4, NULL, x, x), tm_scatter_add_rows(0, 4, NULL, x, x), tm_zero(x, 0);
-    tm_head_update(0, NULL, 0, 4, x, 4, NULL, NULL), tm_embed_backward(TM_ELEM_F32, 0, 4, NULL, 0, 0, x, x, true);
+    tm_head_update(&(tm_head){.rows = 0, .first = 0, .count = 4, .logits = x, .ld = 4}),
+        tm_embed_backward(&(tm_embed){
+            .type = TM_ELEM_F32, .rows = 0, .n = 4, .first = 0, .count = 0, .dout = x, .grad = x, .grad_add = true});
     assert_memory_equal(x, before, sizeof x);
 }
 

@@ -38,26 +38,21 @@ enum { CUDA_MAX_HEAD_DIM = 256, CUDA_GRID_X = 1 << 20 };
 /* ---- the rows, as kernels.h has them -------------------------------------------------------------------------- */
 
 void cuda_gemm(const tm_gemm_args *g);
-void cuda_rmsnorm_forward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps, void *y);
-void cuda_rmsnorm_backward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps,
-                           const float *dy, void *dx, bool dx_add, float *dw, bool dw_add, void *workspace);
+void cuda_norm_forward(const tm_norm *n);
+void cuda_norm_backward(const tm_norm *n);
 void cuda_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, uint64_t ld, uint32_t heads, void *x,
                      tm_positions pos, bool inverse);
-void cuda_swiglu_forward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, void *a);
-void cuda_swiglu_backward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, const float *da, void *d_gate_up,
-                          void *a);
+void cuda_glu_forward(const tm_glu *g);
+void cuda_glu_backward(const tm_glu *g);
+void cuda_softcap(uint64_t rows, uint64_t n, uint64_t ld, float cap, float *x); /* refused */
 void cuda_add_bias(tm_elem t, uint64_t rows, uint64_t n, const void *bias, void *x, uint64_t ld);
 void cuda_column_sum(tm_elem t, uint64_t rows, uint64_t n, const void *x, uint64_t ld, float *out, bool add);
-void cuda_embed_forward(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const int32_t *ids, uint32_t first,
-                        uint32_t count, const void *weight, void *out, bool clear);
-void cuda_embed_backward(tm_elem t, uint64_t rows, uint64_t n, const int32_t *ids, uint32_t first, uint32_t count,
-                         const void *dout, float *grad, bool add);
+void cuda_embed_forward(const tm_embed *e);
+void cuda_embed_backward(const tm_embed *e);
 void cuda_attention_forward(const tm_attention *a); /* head_dim at most CUDA_MAX_HEAD_DIM */
 void cuda_attention_backward(const tm_attention *a);
-void cuda_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, const float *logits,
-                      uint64_t ld, const int32_t *labels, tm_head_state *state);
-void cuda_head_gradient(tm_elem t, uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits,
-                        uint64_t ld, const int32_t *labels, const tm_head_state *state, const float *coefficient);
+void cuda_head_update(const tm_head *h);
+void cuda_head_gradient(const tm_head *h);
 void cuda_head_begin(uint64_t rows, tm_head_state *state);
 void cuda_gather_rows(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const uint32_t *row, const void *src,
                       void *dst);

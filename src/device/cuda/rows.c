@@ -86,32 +86,53 @@ void cuda_gemm(const tm_gemm_args *g) {
 
 /* ---- norm ------------------------------------------------------------------------------------------------------ */
 
-void cuda_rmsnorm_forward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps, void *y) {
-    cuda_norm_args a = {.x = x, .w = w, .y = y, .rows = rows, .n = n, .eps = eps, .type = (int32_t)t};
-    launch_rows(CUDA_K_norm_forward, &a, rows, CUDA_WARP);
+/* A device's kernels do less than the host's: what they lack is refused by the row's name. */
+static bool lacks(bool something, const char *what) {
+    if (something)
+        keep(tm_fail(TM_EUNSUPPORTED,
+                     "cuda: this build's kernels lack %s; compute it with memory.device \"cpu\" or "
+                     "\"cpu-arena\"",
+                     what));
+    return something;
 }
 
-void cuda_rmsnorm_backward(tm_elem t, uint64_t rows, uint64_t n, const void *x, const void *w, float eps,
-                           const float *dy, void *dx, bool dx_add, float *dw, bool dw_add, void *workspace) {
-    cuda_norm_args a = {.x = x,
-                        .w = w,
-                        .dy = dy,
-                        .dx = dx,
-                        .inv = workspace,
-                        .partial = (float *)(void *)((char *)workspace + cuda_norm_inv_bytes(rows)),
-                        .rows = rows,
-                        .n = n,
-                        .eps = eps,
-                        .type = (int32_t)t,
-                        .dx_add = dx_add};
-    uint64_t blocks = blocks_of(rows, CUDA_ROW_BLOCK);
-    launch_rows(CUDA_K_norm_backward, &a, rows, 2 * CUDA_WARP);
-    if (!dw) return;
-    launch_strided(CUDA_K_norm_columns, &a, blocks_of(n, CUDA_THREADS), blocks, 0);
-    cuda_column_sum(TM_ELEM_F32, blocks, n, a.partial, n, dw, dw_add);
+static bool norm_lacks(const tm_norm *n) {
+    return lacks(n->kind != TM_NORM_RMS || n->groups > 1 || n->ld_x || n->ld_y || !n->weight,
+                 "norms other than root mean square norms of whole rows");
+}
+
+void cuda_norm_forward(const tm_norm *n) {
+    cuda_norm_args a = {
+        .x = n->x, .w = n->weight, .y = n->y, .rows = n->rows, .n = n->n, .eps = n->eps, .type = (int32_t)n->type};
+    if (!norm_lacks(n)) launch_rows(CUDA_K_norm_forward, &a, n->rows, CUDA_WARP);
+}
+
+void cuda_norm_backward(const tm_norm *n) {
+    cuda_norm_args a = {.x = n->x,
+                        .w = n->weight,
+                        .dy = n->dy,
+                        .dx = n->dx,
+                        .inv = n->workspace,
+                        .partial = (float *)(void *)((char *)n->workspace + cuda_norm_inv_bytes(n->rows)),
+                        .rows = n->rows,
+                        .n = n->n,
+                        .eps = n->eps,
+                        .type = (int32_t)n->type,
+                        .dx_add = n->dx_add};
+    if (norm_lacks(n) || lacks(n->dy_type != TM_ELEM_F32, "norms with gradients of 16 bits")) return;
+    uint64_t blocks = blocks_of(n->rows, CUDA_ROW_BLOCK);
+    launch_rows(CUDA_K_norm_backward, &a, n->rows, 2 * CUDA_WARP);
+    if (!n->dw) return;
+    launch_strided(CUDA_K_norm_columns, &a, blocks_of(n->n, CUDA_THREADS), blocks, 0);
+    cuda_column_sum(TM_ELEM_F32, blocks, n->n, a.partial, n->n, n->dw, n->dw_add);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
+
+static bool rope_lacks(const tm_rope *r) {
+    return lacks(r->rotary != r->head_dim || r->interleaved || r->factor != 1,
+                 "rotary embeddings of parts of heads, of neighbours, and with a factor");
+}
 
 void cuda_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, uint64_t ld, uint32_t heads, void *x,
                      tm_positions pos, bool inverse) {
@@ -126,21 +147,38 @@ void cuda_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, 
                         .seq = pos.seq,
                         .type = (int32_t)t,
                         .inverse = inverse};
-    if (now->status != TM_OK || rows == 0) return;
+    if (now->status != TM_OK || rows == 0 || rope_lacks(r)) return;
     keep(now->rope(now, r, &a.table, &a.inv_freq));
     launch_rows(CUDA_K_rope, &a, rows, 0);
 }
 
-void cuda_swiglu_forward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, void *out) {
-    cuda_swiglu_args a = {.gate_up = gate_up, .a = out, .rows = rows, .f = f, .type = (int32_t)t};
-    launch_rows(CUDA_K_swiglu_forward, &a, rows, 0);
+static cuda_swiglu_args swiglu_args(const tm_glu *g) {
+    return (cuda_swiglu_args){.gate_up = g->x,
+                              .da = g->dy,
+                              .a = g->y,
+                              .d_gate_up = g->dx,
+                              .rows = g->rows,
+                              .f = g->width,
+                              .type = (int32_t)g->type};
 }
 
-void cuda_swiglu_backward(tm_elem t, uint64_t rows, uint64_t f, const void *gate_up, const float *da, void *d_gate_up,
-                          void *out) {
-    cuda_swiglu_args a = {
-        .gate_up = gate_up, .da = da, .a = out, .d_gate_up = d_gate_up, .rows = rows, .f = f, .type = (int32_t)t};
-    launch_rows(CUDA_K_swiglu_backward, &a, rows, 0);
+static bool glu_lacks(const tm_glu *g) {
+    return lacks(g->plain || g->act != TM_ACT_SILU, "activations other than the gated silu");
+}
+
+void cuda_glu_forward(const tm_glu *g) {
+    cuda_swiglu_args a = swiglu_args(g);
+    if (!glu_lacks(g)) launch_rows(CUDA_K_swiglu_forward, &a, g->rows, 0);
+}
+
+void cuda_glu_backward(const tm_glu *g) {
+    cuda_swiglu_args a = swiglu_args(g);
+    if (!glu_lacks(g)) launch_rows(CUDA_K_swiglu_backward, &a, g->rows, 0);
+}
+
+void cuda_softcap(uint64_t rows, uint64_t n, uint64_t ld, float cap, float *x) {
+    (void)n, (void)ld, (void)cap, (void)x;
+    lacks(rows > 0, "soft caps");
 }
 
 void cuda_add_bias(tm_elem t, uint64_t rows, uint64_t n, const void *bias, void *x, uint64_t ld) {
@@ -183,51 +221,60 @@ void cuda_convert(tm_elem from, tm_elem to, const void *x, void *y, uint64_t n) 
 
 /* ---- vocabulary ------------------------------------------------------------------------------------------------ */
 
-void cuda_embed_forward(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const int32_t *ids, uint32_t first,
-                        uint32_t count, const void *weight, void *out, bool clear) {
-    cuda_embed_args a = {.ids = ids,
-                         .x = weight,
-                         .out = out,
-                         .rows = rows,
-                         .padded = padded,
-                         .n = n,
-                         .first = first,
-                         .count = count,
-                         .type = (int32_t)t,
-                         .clear = clear};
-    launch_rows(CUDA_K_embed_forward, &a, padded, 0);
+static bool embed_lacks(const tm_embed *e) {
+    return lacks((e->scale != 0 && e->scale != 1) || e->add, "scaled and added embeddings");
 }
 
-void cuda_embed_backward(tm_elem t, uint64_t rows, uint64_t n, const int32_t *ids, uint32_t first, uint32_t count,
-                         const void *dout, float *grad, bool add) {
-    cuda_embed_args a = {
-        .ids = ids, .x = dout, .grad = grad, .rows = rows, .n = n, .first = first, .count = count, .type = (int32_t)t};
-    if (!add) cuda_zero(grad, (uint64_t)count * n * sizeof *grad);
-    launch_strided(CUDA_K_embed_backward, &a, rows, blocks_of(n, CUDA_EMBED_COLUMNS),
+void cuda_embed_forward(const tm_embed *e) {
+    cuda_embed_args a = {.ids = e->ids,
+                         .x = e->weight,
+                         .out = e->out,
+                         .rows = e->rows,
+                         .padded = e->padded,
+                         .n = e->n,
+                         .first = e->first,
+                         .count = e->count,
+                         .type = (int32_t)e->type,
+                         .clear = e->clear};
+    if (!embed_lacks(e)) launch_rows(CUDA_K_embed_forward, &a, e->padded, 0);
+}
+
+void cuda_embed_backward(const tm_embed *e) {
+    cuda_embed_args a = {.ids = e->ids,
+                         .x = e->dout,
+                         .grad = e->grad,
+                         .rows = e->rows,
+                         .n = e->n,
+                         .first = e->first,
+                         .count = e->count,
+                         .type = (int32_t)e->type};
+    if (embed_lacks(e)) return;
+    if (!e->grad_add) cuda_zero(e->grad, (uint64_t)e->count * e->n * sizeof *e->grad);
+    launch_strided(CUDA_K_embed_backward, &a, e->rows, blocks_of(e->n, CUDA_EMBED_COLUMNS),
                    (2 * CUDA_WARP + CUDA_EMBED_WINDOW) * sizeof(uint32_t));
 }
 
-void cuda_head_update(uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, const float *logits,
-                      uint64_t ld, const int32_t *labels, tm_head_state *state) {
-    cuda_head_args a = {
-        .row = row, .labels = labels, .state = &state->max, .rows = rows, .ld = ld, .first = first, .count = count};
-    memcpy(&a.logits, &logits, sizeof logits); /* read only here */
-    launch_rows(CUDA_K_head_update, &a, rows, 2 * CUDA_WARP);
+static cuda_head_args head_args(const tm_head *h) {
+    return (cuda_head_args){.row = h->row,
+                            .labels = h->labels,
+                            .coefficient = h->coefficient,
+                            .logits = h->logits,
+                            .state = &h->state->max,
+                            .rows = h->rows,
+                            .ld = h->ld,
+                            .first = h->first,
+                            .count = h->count,
+                            .type = (int32_t)h->type};
 }
 
-void cuda_head_gradient(tm_elem t, uint64_t rows, const uint32_t *row, uint32_t first, uint32_t count, float *logits,
-                        uint64_t ld, const int32_t *labels, const tm_head_state *state, const float *coefficient) {
-    cuda_head_args a = {.row = row,
-                        .labels = labels,
-                        .coefficient = coefficient,
-                        .logits = logits,
-                        .rows = rows,
-                        .ld = ld,
-                        .first = first,
-                        .count = count,
-                        .type = (int32_t)t};
-    memcpy(&a.state, &state, sizeof state); /* read only here */
-    launch_rows(CUDA_K_head_gradient, &a, rows, 0);
+void cuda_head_update(const tm_head *h) {
+    cuda_head_args a = head_args(h);
+    launch_rows(CUDA_K_head_update, &a, h->rows, 2 * CUDA_WARP);
+}
+
+void cuda_head_gradient(const tm_head *h) {
+    cuda_head_args a = head_args(h);
+    if (!lacks(h->softcap != 0, "soft caps")) launch_rows(CUDA_K_head_gradient, &a, h->rows, 0);
 }
 
 void cuda_head_begin(uint64_t rows, tm_head_state *state) {
@@ -244,13 +291,13 @@ static uint32_t attention_shared(void) {
 }
 
 static cuda_attention_args attention_args(const tm_attention *a) {
-    return (cuda_attention_args){.qkv = a->qkv,
+    return (cuda_attention_args){.qkv = a->q,
                                  .o = a->o,
                                  .d_o = a->d_o,
                                  .key_mask = a->key_mask,
                                  .position = a->position,
                                  .out = a->o,
-                                 .d_qkv = a->d_qkv,
+                                 .d_qkv = a->d_q,
                                  .cache = a->kv_cache,
                                  .capacity = a->kv_capacity,
                                  .lse = a->lse,
@@ -266,13 +313,12 @@ static cuda_attention_args attention_args(const tm_attention *a) {
 }
 
 static bool attention_fits(const tm_attention *a) {
-    if (a->head_dim <= CUDA_MAX_HEAD_DIM) return true;
-    keep(tm_fail(TM_EUNSUPPORTED,
-                 "cuda: attention with heads of more than %d columns; compute it with memory.device "
-                 "\"cpu\" or \"cpu-arena\"",
-                 CUDA_MAX_HEAD_DIM));
-    return false;
+    return !(lacks(a->head_dim > CUDA_MAX_HEAD_DIM, "attention with heads of more than 256 columns") ||
+             lacks(!tm_attention_is_fused(a) || a->kv_add, "attention to keys and values that lie apart") ||
+             lacks(a->softcap != 0 || a->temperature_every, "soft caps and temperatures of attention") ||
+             (a->rope && rope_lacks(a->rope)));
 }
+_Static_assert(CUDA_MAX_HEAD_DIM == 256, "attention_fits says so");
 
 static void zero_padding(const tm_attention *a, void *x, uint64_t row_bytes) {
     uint64_t used = (uint64_t)a->rows * a->seq;
@@ -281,7 +327,7 @@ static void zero_padding(const tm_attention *a, void *x, uint64_t row_bytes) {
 
 /* Tiles by tensor cores: 16-bit types, heads that are whole there, rows that can be copied 16 bytes at a time. */
 static bool by_tensor_cores(const tm_attention *a) {
-    uintptr_t all = (uintptr_t)a->qkv | (uintptr_t)a->d_o;
+    uintptr_t all = (uintptr_t)a->q | (uintptr_t)a->d_o;
     return now->tensor_cores && a->type != TM_ELEM_F32 && (a->head_dim == 64 || a->head_dim == 128) && all % 16 == 0;
 }
 
@@ -346,7 +392,7 @@ void cuda_attention_backward(const tm_attention *a) {
     launch_strided(CUDA_K_attention_delta, &k,
                    blocks_of((uint64_t)a->rows * a->seq * a->heads, CUDA_THREADS / CUDA_WARP * CUDA_DELTA_ROWS), 1, 0);
     launch_backward(a, &k);
-    zero_padding(a, a->d_qkv, ((uint64_t)a->heads + 2 * (uint64_t)a->kv_heads) * a->head_dim * tm_elem_bytes(a->type));
+    zero_padding(a, a->d_q, ((uint64_t)a->heads + 2 * (uint64_t)a->kv_heads) * a->head_dim * tm_elem_bytes(a->type));
 }
 
 /* ---- optimizer ------------------------------------------------------------------------------------------------- */

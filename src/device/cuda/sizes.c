@@ -9,7 +9,7 @@ uint64_t cuda_norm_inv_bytes(uint64_t rows) {
     return tm_round_up(rows * sizeof(float), 64);
 }
 
-uint64_t cuda_rmsnorm_workspace(uint64_t rows, uint64_t n) {
+uint64_t cuda_norm_workspace(uint64_t rows, uint64_t n) {
     return cuda_norm_inv_bytes(rows) + tm_round_up(blocks_of(rows, TM_ROW_BLOCK) * n * sizeof(float), 64);
 }
 

@@ -5,7 +5,7 @@
 #include "kernels/kernels.h"
 
 /* Workspaces: other sizes than the host's. */
-uint64_t cuda_rmsnorm_workspace(uint64_t rows, uint64_t n);
+uint64_t cuda_norm_workspace(uint64_t rows, uint64_t n);
 uint64_t cuda_norm_inv_bytes(uint64_t rows); /* the front of it */
 uint64_t cuda_attention_workspace(const tm_attention *a, bool backward);
 

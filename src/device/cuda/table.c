@@ -26,11 +26,12 @@ static void adamw(const tm_adamw_args *s, uint64_t *nonfinite) {
 }
 
 const tm_kernel_table cuda_table = {.gemm = cuda_gemm,
-                                    .rmsnorm_forward = cuda_rmsnorm_forward,
-                                    .rmsnorm_backward = cuda_rmsnorm_backward,
+                                    .norm_forward = cuda_norm_forward,
+                                    .norm_backward = cuda_norm_backward,
                                     .rope_apply = cuda_rope_apply,
-                                    .swiglu_forward = cuda_swiglu_forward,
-                                    .swiglu_backward = cuda_swiglu_backward,
+                                    .glu_forward = cuda_glu_forward,
+                                    .glu_backward = cuda_glu_backward,
+                                    .softcap = cuda_softcap,
                                     .add_bias = cuda_add_bias,
                                     .column_sum = cuda_column_sum,
                                     .embed_forward = cuda_embed_forward,
