@@ -127,16 +127,14 @@ static void print_table(const bench *b, const args *a) {
 }
 
 static tm_status print_attention_json(const bench *b, const args *a) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
+    tm_cli_json(&w, 0);
     tm_jw_field_str(&w, "isa", tm_kernels_isa());
     tm_jw_field_uint(&w, "threads", tm_kernels_threads());
     tm_jw_field_uint(&w, "heads", (uint64_t)a->heads), tm_jw_field_uint(&w, "kv_heads", (uint64_t)a->kv_heads);
     tm_jw_field_uint(&w, "head_dim", (uint64_t)a->head_dim), tm_jw_field_uint(&w, "window", (uint64_t)a->window);
     tm_jw_field_double(&w, "peak_flops_per_second", b->peak);
-    tm_jw_key(&w, "results");
-    tm_jw_array(&w);
+    tm_jw_field_array(&w, "results");
     for (size_t i = 0; i < b->n; i++) {
         tm_jw_object(&w);
         tm_jw_field_uint(&w, "positions", b->result[i].seq);
@@ -194,8 +192,7 @@ int bench_attention(int argc, char **argv) {
         .usage = "attention [--heads N] [--kv-heads N] [--head-dim N] [--window N] [--positions N] [--json]",
         .about = "Measures causal attention, forward and backward, by length, beside the machine's peak.",
         .example = "tidemill-bench attention --kv-heads 4 --positions 16384",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
+        TM_CLI_OPTIONS(opts),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

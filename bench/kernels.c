@@ -486,17 +486,15 @@ static void print_table(const bench *b) {
 }
 
 static tm_status print_kernels_json(const bench *b) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
+    tm_cli_json(&w, 0);
     tm_jw_field_str(&w, "device", b->a->device);
     tm_jw_field_str(&w, "about", b->info.about);
     tm_jw_field_str(&w, "precision", b->a->precision);
     tm_jw_field_uint(&w, "tokens", b->tokens);
     tm_jw_field_double(&w, "memory_bytes_per_second", b->moved);
     tm_jw_field_double(&w, "product_flops_per_second", b->multiplied);
-    tm_jw_key(&w, "results");
-    tm_jw_array(&w);
+    tm_jw_field_array(&w, "results");
     for (size_t i = 0; i < b->n; i++) {
         const kase *k = &b->kase[i];
         tm_jw_object(&w);
@@ -612,8 +610,7 @@ int bench_kernels(int argc, char **argv) {
         .example =
             "tidemill-bench kernels --device cuda:0\n"
             "tidemill-bench kernels --device cpu --hidden 576 --inner 1536 --heads 9 --kv-heads 3 --seq 256 --rows 1",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
+        TM_CLI_OPTIONS(opts),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

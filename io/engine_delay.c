@@ -8,38 +8,21 @@ typedef struct delay_ctx {
     double latency, bps; /* seconds; 0: no limit */
     double lane;         /* the slow one, from 0; -1: all */
     uint64_t free_at;    /* when the imagined disk is through with what it was given */
-    uint64_t *due;       /* of each piece */
     unsigned below;
     io_queue not_due;
 } delay_ctx;
 
 static tm_status delay_open(io_layer *l) {
-    delay_ctx *c = tm_calloc(1, sizeof *c);
+    delay_ctx *c = l->ctx = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
     c->lane = -1;
     const io_option table[] = {
         {"latency", &c->latency, 60, false}, {"bps", &c->bps, 1e15, false}, {"lane", &c->lane, IO_LANES - 1, false}};
-    tm_status rc = io_options_parse(l, table, TM_COUNT(table));
-    if (rc == TM_OK) c->due = tm_calloc(l->io->n_pieces, sizeof *c->due);
-    if (rc == TM_OK && !c->due) rc = tm_nomem(l->io->n_pieces * sizeof *c->due);
-    if (rc != TM_OK) {
-        tm_free(c);
-        return rc;
-    }
-    l->ctx = c;
-    return TM_OK;
-}
-
-static void delay_close(io_layer *l) {
-    delay_ctx *c = l->ctx;
-    tm_free(c->due);
-    tm_free(c);
+    return io_layer_take(l, table, TM_COUNT(table), sizeof(uint64_t));
 }
 
 static uint64_t *due_of(const io_layer *l, const io_piece *p) {
-    const delay_ctx *c = l->ctx;
-    TM_ASSERT(p >= l->io->pieces && p < l->io->pieces + l->io->n_pieces);
-    return &c->due[p - l->io->pieces];
+    return io_layer_of(l, p);
 }
 
 static void delay_start(io_layer *l, io_piece *p) {
@@ -53,10 +36,6 @@ static void delay_start(io_layer *l, io_piece *p) {
     }
     c->below++;
     l->lower->engine->start(l->lower, p);
-}
-
-static void delay_flush(io_layer *l) {
-    l->lower->engine->flush(l->lower);
 }
 
 /* Moves what is due; returns when the first of the rest will be (UINT64_MAX: there is no rest). */
@@ -99,7 +78,7 @@ static tm_status delay_reap(io_layer *l, bool block, io_queue *settled) {
 const io_engine io_engine_delay = {.name = "delay",
                                    .stacks = true,
                                    .open = delay_open,
-                                   .close = delay_close,
+                                   .close = io_layer_close,
                                    .start = delay_start,
-                                   .flush = delay_flush,
+                                   .flush = io_layer_flush,
                                    .reap = delay_reap};

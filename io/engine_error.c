@@ -10,7 +10,7 @@ typedef struct error_ctx {
 } error_ctx;
 
 static tm_status error_open(io_layer *l) {
-    error_ctx *c = tm_calloc(1, sizeof *c);
+    error_ctx *c = l->ctx = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
     *c = (error_ctx){.err = EIO, .op = {1, 1, 1}};
     const io_option table[] = {
@@ -23,17 +23,7 @@ static tm_status error_open(io_layer *l) {
         {"writes", &c->op[TM_IO_WRITE], 1, false},
         {"syncs", &c->op[TM_IO_SYNC], 1, false},
     };
-    tm_status rc = io_options_parse(l, table, TM_COUNT(table));
-    if (rc != TM_OK) {
-        tm_free(c);
-        return rc;
-    }
-    l->ctx = c;
-    return TM_OK;
-}
-
-static void error_close(io_layer *l) {
-    tm_free(l->ctx);
+    return io_layer_take(l, table, TM_COUNT(table), 0);
 }
 
 static bool attempt_fails(error_ctx *c, const io_piece *p) {
@@ -56,10 +46,6 @@ static void error_start(io_layer *l, io_piece *p) {
     }
 }
 
-static void error_flush(io_layer *l) {
-    l->lower->engine->flush(l->lower);
-}
-
 static tm_status error_reap(io_layer *l, bool block, io_queue *settled) {
     error_ctx *c = l->ctx;
     bool some = c->settled.head != NULL;
@@ -70,7 +56,7 @@ static tm_status error_reap(io_layer *l, bool block, io_queue *settled) {
 const io_engine io_engine_error = {.name = "error",
                                    .stacks = true,
                                    .open = error_open,
-                                   .close = error_close,
+                                   .close = io_layer_close,
                                    .start = error_start,
-                                   .flush = error_flush,
+                                   .flush = io_layer_flush,
                                    .reap = error_reap};

@@ -23,11 +23,10 @@ typedef struct sim_ctx {
     uint64_t draws;
     io_queue before, after;
     unsigned below;
-    sim_state *state;
 } sim_ctx;
 
 static tm_status sim_open(io_layer *l) {
-    sim_ctx *c = tm_calloc(1, sizeof *c);
+    sim_ctx *c = l->ctx = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
     c->err = EIO;
     const io_option table[] = {
@@ -38,24 +37,8 @@ static tm_status sim_open(io_layer *l) {
         {"lost", &c->lost, 1, false},           {"flip", &c->flip, 1, false},
         {"misdirect", &c->misdirect, 1, false}, {"trash", &c->trash, 1, false},
     };
-    tm_status rc = io_options_parse(l, table, TM_COUNT(table));
-    if (rc == TM_OK) c->state = tm_calloc(l->io->n_pieces, sizeof *c->state);
-    if (rc == TM_OK && !c->state) rc = tm_nomem(l->io->n_pieces * sizeof *c->state);
-    if (rc != TM_OK) {
-        tm_free(c);
-        return rc;
-    }
-    l->ctx = c;
-    return TM_OK;
+    return io_layer_take(l, table, TM_COUNT(table), sizeof(sim_state));
 }
-
-static void sim_close(io_layer *l) {
-    sim_ctx *c = l->ctx;
-    tm_free(c->state);
-    tm_free(c);
-}
-
-/* ---- draws ---- */
 
 static uint32_t draw_bits(sim_ctx *c) {
     uint32_t r[4];
@@ -69,12 +52,8 @@ static bool happens(sim_ctx *c, double probability) {
 }
 
 static sim_state *state_of(const io_layer *l, const io_piece *p) {
-    const sim_ctx *c = l->ctx;
-    TM_ASSERT(p >= l->io->pieces && p < l->io->pieces + l->io->n_pieces);
-    return &c->state[p - l->io->pieces];
+    return io_layer_of(l, p);
 }
-
-/* ---- faults ---- */
 
 /* True: it was not carried out, p->res says what is told about it. */
 static bool settled_at_once(sim_ctx *c, io_piece *p) {
@@ -140,8 +119,6 @@ static void came_back(io_layer *l, sim_ctx *c, io_piece *p) {
     io_queue_push(&c->after, p);
 }
 
-/* ---- rounds ---- */
-
 /* Takes out of `q` those that the draws let go, at least one if `must`. */
 static io_queue let_go(sim_ctx *c, io_queue *q, bool must) {
     io_queue go = {NULL, NULL}, stay = {NULL, NULL};
@@ -186,7 +163,7 @@ static tm_status sim_reap(io_layer *l, bool block, io_queue *settled) {
 const io_engine io_engine_sim = {.name = "sim",
                                  .stacks = true,
                                  .open = sim_open,
-                                 .close = sim_close,
+                                 .close = io_layer_close,
                                  .start = sim_start,
                                  .flush = sim_flush,
                                  .reap = sim_reap};

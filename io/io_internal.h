@@ -155,6 +155,8 @@ static inline void io_queue_move(io_queue *to, io_queue *from) { /* all of `from
 typedef struct io_layer {
     const struct io_engine *engine;
     void *ctx;
+    char *each;      /* io_layer_take: what the layer keeps of each piece, */
+    size_t each_one; /* so many bytes of one */
     struct tm_io *io;
     struct io_layer *lower; /* NULL: this one is at the bottom */
     const char *options;    /* "seed=7,shorten=0.1", "" */
@@ -248,7 +250,12 @@ typedef struct io_option {
     double most; /* largest that is accepted; the least is 0 */
     bool is_errno;
 } io_option;
-TM_MUST_USE tm_status io_options_parse(const io_layer *l, const io_option *table, size_t n);
+/* What layers over an engine share. Options are read into l->ctx, which is set, and `each_one` zeros kept a piece; after
+ * a failure neither is there. */
+TM_MUST_USE tm_status io_layer_take(io_layer *l, const io_option *table, size_t n, size_t each_one);
+void *io_layer_of(const io_layer *l, const io_piece *p); /* what is kept of it */
+void io_layer_flush(io_layer *l);
+void io_layer_close(io_layer *l);
 /* 0 where there is no such name. */
 int io_errno_named(const char *name, size_t n);
 void io_rouse(tm_io *io); /* makes wake_fd readable */

@@ -57,8 +57,6 @@ tm_status io_stack_parse(tm_io *io, const char *spec) {
     return TM_OK;
 }
 
-/* ---- options ---- */
-
 static tm_status set_option(const io_layer *l, const io_option *o, const char *value, size_t n) {
     char text[32], *end = NULL;
     if (n < sizeof text) {
@@ -74,7 +72,7 @@ static tm_status set_option(const io_layer *l, const io_option *o, const char *v
     return tm_fail(TM_EINPUT, "I/O engine \"%s\": %s=%.*s is out of range", l->engine->name, o->key, (int)n, value);
 }
 
-tm_status io_options_parse(const io_layer *l, const io_option *table, size_t n) {
+static tm_status parse_options(const io_layer *l, const io_option *table, size_t n) {
     for (const char *at = l->options; *at;) {
         size_t length = strcspn(at, ","), key = strcspn(at, "=,");
         const io_option *o = NULL;
@@ -86,4 +84,28 @@ tm_status io_options_parse(const io_layer *l, const io_option *table, size_t n) 
         at += length + (at[length] == ',');
     }
     return TM_OK;
+}
+
+tm_status io_layer_take(io_layer *l, const io_option *table, size_t n, size_t each_one) {
+    tm_status rc = parse_options(l, table, n);
+    l->each_one = each_one;
+    l->each = rc == TM_OK ? tm_calloc(l->io->n_pieces, each_one + 1) : NULL;
+    if (rc == TM_OK && !l->each) rc = tm_nomem(l->io->n_pieces * each_one);
+    if (rc != TM_OK) io_layer_close(l);
+    return rc;
+}
+
+void *io_layer_of(const io_layer *l, const io_piece *p) {
+    TM_ASSERT(p >= l->io->pieces && p < l->io->pieces + l->io->n_pieces);
+    return l->each + (size_t)(p - l->io->pieces) * l->each_one;
+}
+
+void io_layer_flush(io_layer *l) {
+    l->lower->engine->flush(l->lower);
+}
+
+void io_layer_close(io_layer *l) {
+    tm_free(l->each);
+    tm_free(l->ctx);
+    l->each = l->ctx = NULL;
 }

@@ -9,8 +9,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-/* ---- the codes ------------------------------------------------------------------------------ */
-
 /* Magnitudes by the upper 16 bits of their pattern: cells so narrow that no cell holds two midpoints between codes (the
  * test walks them all). Those below 2^-23 and above 1 share the first and the last cell. */
 enum { CODES = 256, CELL_FIRST = 104 << 7, CELL_LAST = 127 << 7, CELLS = CELL_LAST - CELL_FIRST + 1 };
@@ -85,8 +83,6 @@ OPTIM_BODY int32_t cell_of(float x) {
 OPTIM_BODY int32_t nearest(const codebook *b, float x, int32_t cell) {
     return b->below[cell] + (x > b->middle[cell]);
 }
-
-/* ---- a block -------------------------------------------------------------------------------- */
 
 OPTIM_BODY int widen_body(const codebook *b, const uint8_t *restrict q, float absmax, float *restrict x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = b->code[q[i]] * absmax;

@@ -51,8 +51,6 @@ uint64_t optim_adamw_few(const tm_optim_span *x, size_t at, size_t n, float *m, 
     return adamw_row()(p.w, p.hi, p.lo, p.g, p.g16, p.f16, m, v, n, k, optim_adamw_variant(k));
 }
 
-/* ---- the table's ---------------------------------------------------------------------------- */
-
 void optim_adamw_prepare(tm_optim_step *step, const tm_optim_opts *o, double lr, int64_t t, double grad_scale) {
     const tm_adamw_opts a = {o->beta1, o->beta2, o->eps, o->weight_decay, o->adam_w_mode, o->bias_correction};
     tm_adamw_step_init(&step->as.adamw, &a, lr, t, grad_scale);

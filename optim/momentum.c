@@ -42,8 +42,6 @@ uint64_t optim_sgd_run(const tm_optim_step *step, const tm_optim_span *span) {
     return sgd_span(span, k, k->use_nesterov ? SGD_NESTEROV : SGD_MOMENTUM);
 }
 
-/* ---- Lion ----------------------------------------------------------------------------------- */
-
 /* The sign of a zero update is zero: what was never touched stays where it is. */
 OPTIM_BODY float lion_element(float w, float *m_, float *s1, float g, const tm_lion_step *k, int variant) {
     (void)s1, (void)variant;

@@ -20,8 +20,6 @@ static bool keeps_adafactor(const tm_optim_opts *o, const tm_optim_shape *shape,
     return (k == ADAFACTOR_FULL) == (shape->rows == 0);
 }
 
-/* ---- the table ------------------------------------------------------------------------------ */
-
 #define EXP_AVG                                                                                                        \
     { "exp_avg", 4, TM_PER_ELEMENT }
 #define EXP_AVG_SQ                                                                                                     \
@@ -30,58 +28,32 @@ static bool keeps_adafactor(const tm_optim_opts *o, const tm_optim_shape *shape,
     {"exp_avg", 1, TM_PER_ELEMENT}, {"exp_avg_sq", 1, TM_PER_ELEMENT}, {"exp_avg_absmax", 4, TM_PER_BLOCK}, {          \
         "exp_avg_sq_absmax", 4, TM_PER_BLOCK                                                                           \
     }
-#define ADAM_KEYS "beta1 beta2 eps weight_decay adam_w_mode bias_correction"
-#define ADAM_DEFAULTS(decay, decoupled)                                                                                \
-    {                                                                                                                  \
-        .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = decay, .adam_w_mode = decoupled,                    \
-        .bias_correction = true                                                                                        \
-    }
+/* What most rows have: one pass over each element, all their states. */
+#define ONE_PASS .grain = 1, .passes = 1, .keeps = keeps_all
+#define FP32_MOMENTS .n_states = 2, .state = {EXP_AVG, EXP_AVG_SQ}, .run = optim_adamw_run, ONE_PASS
+#define CODED_MOMENTS                                                                                                  \
+    .n_states = 4, .state = {STATES_8BIT}, .run = optim_adamw_8bit_run, .grain = TM_OPTIM_BLOCK, .passes = 1,          \
+    .keeps = keeps_all
+#define ADAM(decay, decoupled)                                                                                         \
+    .keys = "beta1 beta2 eps weight_decay adam_w_mode bias_correction", .prepare = optim_adamw_prepare,                \
+    .defaults = {.beta1 = 0.9,                                                                                         \
+                 .beta2 = 0.999,                                                                                       \
+                 .eps = 1e-8,                                                                                          \
+                 .weight_decay = decay,                                                                                \
+                 .adam_w_mode = decoupled,                                                                             \
+                 .bias_correction = true}
 
 static const tm_optimizer table[] = {
-    {.name = "adamw",
-     .about = "torch.optim.AdamW",
-     .n_states = 2,
-     .state = {EXP_AVG, EXP_AVG_SQ},
-     .grain = 1,
-     .passes = 1,
-     .keys = ADAM_KEYS,
-     .defaults = ADAM_DEFAULTS(0.01, true),
-     .keeps = keeps_all,
-     .prepare = optim_adamw_prepare,
-     .run = optim_adamw_run},
-    {.name = "adam",
-     .about = "torch.optim.Adam",
-     .n_states = 2,
-     .state = {EXP_AVG, EXP_AVG_SQ},
-     .grain = 1,
-     .passes = 1,
-     .keys = ADAM_KEYS,
-     .defaults = ADAM_DEFAULTS(0, false),
-     .keeps = keeps_all,
-     .prepare = optim_adamw_prepare,
-     .run = optim_adamw_run},
+    {.name = "adamw", .about = "torch.optim.AdamW", FP32_MOMENTS, ADAM(0.01, true)},
+    {.name = "adam", .about = "torch.optim.Adam", FP32_MOMENTS, ADAM(0, false)},
     {.name = "adamw_8bit",
      .about = "bitsandbytes AdamW8bit: block-wise dynamic 8-bit states, nearest code",
-     .n_states = 4,
-     .state = {STATES_8BIT},
-     .grain = TM_OPTIM_BLOCK,
-     .passes = 1,
-     .keys = ADAM_KEYS,
-     .defaults = ADAM_DEFAULTS(0.01, true),
-     .keeps = keeps_all,
-     .prepare = optim_adamw_prepare,
-     .run = optim_adamw_8bit_run},
+     CODED_MOMENTS,
+     ADAM(0.01, true)},
     {.name = "adam_8bit",
      .about = "bitsandbytes Adam8bit, with L2 added to the gradient",
-     .n_states = 4,
-     .state = {STATES_8BIT},
-     .grain = TM_OPTIM_BLOCK,
-     .passes = 1,
-     .keys = ADAM_KEYS,
-     .defaults = ADAM_DEFAULTS(0, false),
-     .keeps = keeps_all,
-     .prepare = optim_adamw_prepare,
-     .run = optim_adamw_8bit_run},
+     CODED_MOMENTS,
+     ADAM(0, false)},
     {.name = "sgd",
      .about = "torch.optim.SGD",
      .n_states = 1,
@@ -96,22 +68,18 @@ static const tm_optimizer table[] = {
      .about = "Lion (arXiv 2302.06675); DeepSpeedCPULion but for updates of exactly zero, which move nothing",
      .n_states = 1,
      .state = {EXP_AVG},
-     .grain = 1,
-     .passes = 1,
+     ONE_PASS,
      .keys = "beta1 beta2 weight_decay",
      .defaults = {.beta1 = 0.9, .beta2 = 0.99},
-     .keeps = keeps_all,
      .prepare = optim_lion_prepare,
      .run = optim_lion_run},
     {.name = "adagrad",
      .about = "torch.optim.Adagrad; DeepSpeedCPUAdagrad with lr_decay 0",
      .n_states = 1,
      .state = {{"sum", 4, TM_PER_ELEMENT}},
-     .grain = 1,
-     .passes = 1,
+     ONE_PASS,
      .keys = "eps weight_decay lr_decay initial_accumulator_value",
      .defaults = {.eps = 1e-10},
-     .keeps = keeps_all,
      .prepare = optim_adagrad_prepare,
      .run = optim_adagrad_run},
     {.name = "adafactor",
@@ -142,8 +110,6 @@ const tm_optimizer *tm_optimizer_find(const char *name) {
         if (!strcmp(table[i].name, name)) return &table[i];
     return NULL;
 }
-
-/* ---- options -------------------------------------------------------------------------------- */
 
 typedef struct option {
     const char *key;
@@ -216,8 +182,6 @@ const char *tm_optim_check(const tm_optimizer *optimizer, const tm_optim_opts *o
         return "warmup_init needs relative_step";
     return NULL;
 }
-
-/* ---- states and steps ----------------------------------------------------------------------- */
 
 size_t tm_optim_state_bytes(const tm_optimizer *optimizer, const tm_optim_opts *opts, uint32_t k,
                             const tm_optim_shape *shape) {

@@ -6,12 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- JSON ---------------------------------------------------------------------------------------------------- */
-
 static void json_set(tm_json_writer *w, const tm_advice *a) {
     const tm_advice_row *r = &a->row[a->best];
-    tm_jw_key(w, "set");
-    tm_jw_object(w);
+    tm_jw_field_object(w, "set");
     if (a->stage != UINT32_MAX) tm_jw_field_uint(w, "zero_optimization.stage", a->stage);
     if (*r->strategy) tm_jw_field_str(w, "strategy", r->strategy);
     tm_jw_field_str(w, "offload_param_device", r->param);
@@ -25,8 +22,7 @@ static void json_row(tm_json_writer *w, const tm_advice_row *r) {
     tm_jw_field_str(w, "strategy", r->strategy);
     tm_jw_field_str(w, "offload_param", r->param);
     tm_jw_field_str(w, "offload_optimizer", r->optimizer);
-    tm_jw_key(w, "fits");
-    tm_jw_bool(w, p->fits);
+    tm_jw_field_bool(w, "fits", p->fits);
     tm_jw_field_str(w, "limit", p->limit);
     tm_jw_field_uint(w, "minimum_host_bytes", p->minimum_host_bytes);
     tm_jw_field_uint(w, "host_peak_bytes", p->host_peak_bytes);
@@ -41,15 +37,13 @@ static void json_row(tm_json_writer *w, const tm_advice_row *r) {
 }
 
 static tm_status print_advice_json(const tm_advice *a) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
+    tm_cli_json(&w, 0);
     tm_jw_field_str(&w, "machine", a->machine);
     tm_jw_field_uint(&w, "nodes", a->nodes);
     tm_jw_field_uint(&w, "ranks", a->ranks);
     tm_jw_field_uint(&w, "parameters", a->parameters);
-    tm_jw_key(&w, "rows");
-    tm_jw_array(&w);
+    tm_jw_field_array(&w, "rows");
     for (uint32_t i = 0; i < a->n; i++) json_row(&w, &a->row[i]);
     tm_jw_array_end(&w);
     tm_jw_key(&w, "recommended");
@@ -65,8 +59,6 @@ static tm_status print_advice_json(const tm_advice *a) {
     }
     return tm_cli_print_json(&w);
 }
-
-/* ---- table --------------------------------------------------------------------------------------------------- */
 
 static const char *size(uint64_t bytes, char out[32]) {
     return bytes ? tm_format_size(bytes, out, 32) : "-";
@@ -109,8 +101,6 @@ static void print_table(const tm_advice *a) {
     printf("--set offload_param_device=%s --set offload_optimizer_device=%s\n", r->param, r->optimizer);
     if (*a->conflict) printf("the configuration says otherwise and has to be changed there: %s\n", a->conflict);
 }
-
-/* ---- command ------------------------------------------------------------------------------------------------- */
 
 int tm_plan_show_advice(const tm_plan_args *args, bool json) {
     static tm_advice a;

@@ -4,13 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef struct bench {
-    const char *name;
-    int (*run)(int argc, char **argv); /* NULL: not in this version */
-    const char *help;
-} bench;
-
-static const bench benches[] = {
+static const tm_command benches[] = {
     {"io", tm_bench_io, "folders: rates, latencies and processor time of reads and writes"},
     {"adam", tm_bench_adam, "the optimizer's kernel"},
     {"gemm", tm_bench_gemm, "matrix products on each back-end"},
@@ -21,18 +15,14 @@ static const bench benches[] = {
 
 static void print_help(FILE *f) {
     fputs("usage: tidemill bench WHAT [ARGUMENT]...\n\nMeasures a part of this machine or of this program.\n\n", f);
-    for (size_t i = 0; i < TM_COUNT(benches); i++)
-        fprintf(f, "  %-12s%s%s\n", benches[i].name, benches[i].help,
-                benches[i].run ? "" : " (not in this version yet)");
+    for (size_t i = 0; i < TM_COUNT(benches); i++) fprintf(f, "  %-12s%s\n", benches[i].name, benches[i].help);
     fputs("\n'tidemill bench WHAT --help' explains one.\n\n"
           "example:\n  tidemill bench io /nvme --rw mixed --block 1MiB --depth 8\n",
           f);
 }
 
 static int unknown(const char *name) {
-    const char *names[TM_COUNT(benches)];
-    for (size_t i = 0; i < TM_COUNT(benches); i++) names[i] = benches[i].name;
-    const char *near = tm_cli_suggest(name, names, TM_COUNT(names));
+    const char *near = tm_cli_suggest(name, benches, TM_COUNT(benches), sizeof *benches);
     if (near) return tm_cli_wrong("bench", "nothing called '%s' can be measured; did you mean '%s'?", name, near);
     return tm_cli_wrong("bench", "nothing called '%s' can be measured", name);
 }
@@ -52,8 +42,7 @@ int tm_cmd_bench(int argc, char **argv) {
         char name[32]; /* what messages and help call it */
         snprintf(name, sizeof name, "bench %s", what);
         argv[1] = name;
-        if (benches[i].run) return benches[i].run(argc - 1, argv + 1);
-        return tm_cli_wrong("bench", "'%s' is not in this version yet", benches[i].name);
+        return benches[i].run(argc - 1, argv + 1);
     }
     return unknown(what);
 }

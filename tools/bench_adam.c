@@ -40,8 +40,6 @@ typedef struct bench {
     double seconds, plain_seconds[PLAIN_WAYS]; /* medians */
 } bench;
 
-/* ---- arrays ------------------------------------------------------------------------------------------------------ */
-
 /* As the trainer's slab is made: mapped, with huge pages where the kernel has them. Lives until the process ends. */
 static char *map(uint64_t bytes) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -110,8 +108,6 @@ static tm_status make_arrays(bench *b, bool split, bool bf16) {
     return TM_OK;
 }
 
-/* ---- plain loops ------------------------------------------------------------------------------------------------- */
-
 /* One operation on integers for each 16 bytes, which nothing can be faster than. */
 typedef uint32_t lanes __attribute__((vector_size(16), may_alias));
 
@@ -163,8 +159,6 @@ static void plain(const bench *b, const plain_way *way) {
     (void)kept;
 }
 
-/* ---- measuring --------------------------------------------------------------------------------------------------- */
-
 static tm_status update(const bench *b, int64_t t) {
     tm_optim_step step;
     tm_optim_step_init(&step, b->optimizer, &b->opts, 1e-5, t, 0.5);
@@ -204,30 +198,23 @@ static double span_rate(const bench *b) {
     return ((double)(bytes_per_element(b, false) * b->n) + 2 * (double)b->side_bytes) / b->seconds;
 }
 
-/* ---- results ----------------------------------------------------------------------------------------------------- */
-
 static tm_status print_adam_json(const bench *b) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
+    tm_cli_json(&w, 0);
     tm_jw_field_str(&w, "optimizer", b->optimizer->name);
     tm_jw_field_str(&w, "form", b->span.weight ? "fp32" : "split");
     tm_jw_field_str(&w, "gradient", b->span.grad_type == TM_GRAD_BF16 ? "bf16" : "fp32");
     tm_jw_field_str(&w, "isa", tm_optim_isa());
-    tm_jw_key(&w, "parameters");
-    tm_jw_uint(&w, b->n);
-    tm_jw_key(&w, "rounds");
-    tm_jw_int(&w, b->rounds);
+    tm_jw_field_uint(&w, "parameters", b->n);
+    tm_jw_field_int(&w, "rounds", b->rounds);
     tm_jw_field_double(&w, "seconds", b->seconds);
     tm_jw_field_double(&w, "parameters_per_second", (double)b->n / b->seconds);
     tm_jw_field_double(&w, "bytes_per_second", span_rate(b));
-    tm_jw_key(&w, "plain_loops");
-    tm_jw_array(&w);
+    tm_jw_field_array(&w, "plain_loops");
     for (int i = 0; i < PLAIN_WAYS; i++) {
         tm_jw_object(&w);
         tm_jw_field_str(&w, "stores", ways[i].stores);
-        tm_jw_key(&w, "run_elements");
-        tm_jw_uint(&w, ways[i].run);
+        tm_jw_field_uint(&w, "run_elements", ways[i].run);
         tm_jw_field_double(&w, "bytes_per_second", stream_rate(b, b->plain_seconds[i]));
         tm_jw_object_end(&w);
     }
@@ -251,8 +238,6 @@ static void print_table(const bench *b) {
     printf("update over the best plain loop: %.3f\n", b->plain_seconds[best_way(b)] / b->seconds);
 }
 
-/* ---- arguments --------------------------------------------------------------------------------------------------- */
-
 static int choose(const char *option, const char *text, const char *no, const char *yes, bool *out) {
     *out = !strcmp(text, yes);
     if (*out || !strcmp(text, no)) return -1;
@@ -265,7 +250,7 @@ static int choose_optimizer(const char *name, bench *b) {
     for (const tm_optimizer *o; (o = tm_optimizer_at(n)) && n < TM_COUNT(names); n++) names[n] = o->name;
     b->optimizer = tm_optimizer_find(name);
     if (!b->optimizer) {
-        const char *near = tm_cli_suggest(name, names, n);
+        const char *near = tm_cli_suggest(name, names, n, sizeof *names);
         return tm_cli_wrong("bench adam", "there is no optimizer '%s'%s%s", name, near ? "; did you mean " : "",
                             near ? near : "");
     }
@@ -305,8 +290,7 @@ int tm_bench_adam(int argc, char **argv) {
                  "same arrays and compute next to nothing, with ordinary and with streaming stores. Bytes are those "
                  "of the arrays: read once, and written once where they change.",
         .example = "tidemill bench adam --params 64000000 --form split --json",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
+        TM_CLI_OPTIONS(opts),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

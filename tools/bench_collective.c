@@ -3,10 +3,7 @@
 #include "tools/tools.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-/* ---- what is measured ---- */
 
 /* A vector of `size` bytes of fp32 (bf16 where `half`), cut into equal slices. */
 typedef struct kind {
@@ -57,8 +54,6 @@ typedef struct bench {
     size_t n_rows;
 } bench;
 
-/* ---- measuring ---- */
-
 static tm_comm_op make_op(const bench *b, const row *r) {
     uint32_t n = tm_comm_group_size(b->comm, b->group), me = tm_comm_group_rank(b->comm, b->group);
     uint64_t total = r->bytes / 4 / n * n;
@@ -102,11 +97,6 @@ static tm_status once(const bench *b, const row *r, uint64_t turns, double *seco
     return tm_comm_all_reduce_f64(b->comm, TM_COMM_WORLD, TM_COMM_MAX, seconds, 1);
 }
 
-static int by_size(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The median of as many rounds as fit into the time; all ranks see the same times, so they agree on when to stop. */
 static tm_status median(const bench *b, const row *r, uint64_t turns, double *seconds) {
     static double times[MAX_ROUNDS];
@@ -117,8 +107,7 @@ static tm_status median(const bench *b, const row *r, uint64_t turns, double *se
         TM_TRY(once(b, r, turns, &times[n]));
         spent += times[n++];
     }
-    qsort(times, n, sizeof *times, by_size);
-    *seconds = times[n / 2];
+    *seconds = tm_median(times, n);
     return TM_OK;
 }
 
@@ -186,8 +175,7 @@ static void print_table(const bench *b) {
 
 static void row_json(tm_json_writer *w, const bench *b, const row *r) {
     tm_jw_object(w);
-    tm_jw_key(w, "operation");
-    tm_jw_str(w, r->kind->name);
+    tm_jw_field_str(w, "operation", r->kind->name);
     tm_jw_field_uint(w, "bytes", r->bytes);
     tm_jw_field_double(w, "seconds", r->seconds);
     tm_jw_field_uint(w, "sent_bytes", sent_bytes(r));
@@ -203,22 +191,17 @@ static void row_json(tm_json_writer *w, const bench *b, const row *r) {
 }
 
 static tm_status print_collective_json(const bench *b) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
+    tm_cli_json(&w, 0);
     tm_jw_field_uint(&w, "ranks", tm_comm_size(b->comm));
     tm_jw_field_uint(&w, "nodes", tm_comm_nodes(b->comm));
-    tm_jw_key(&w, "group");
-    tm_jw_str(&w, b->group_name);
+    tm_jw_field_str(&w, "group", b->group_name);
     tm_jw_field_uint(&w, "members", tm_comm_group_size(b->comm, b->group));
-    tm_jw_key(&w, "results");
-    tm_jw_array(&w);
+    tm_jw_field_array(&w, "results");
     for (size_t i = 0; i < b->n_rows; i++) row_json(&w, b, &b->rows[i]);
     tm_jw_array_end(&w);
     return tm_cli_print_json(&w);
 }
-
-/* ---- the command ---- */
 
 static const kind *find_kind(const char *name) {
     for (size_t i = 0; i < TM_COUNT(kinds); i++)
@@ -227,17 +210,15 @@ static const kind *find_kind(const char *name) {
 }
 
 static int check_names(const bench *b) {
-    const char *known[TM_COUNT(kinds)];
-    for (size_t i = 0; i < TM_COUNT(kinds); i++) known[i] = kinds[i].name;
     for (size_t i = 0; i < b->names.count; i++) {
         const kind *k = find_kind(b->name[i]);
         if (k && k->shared && b->group == TM_COMM_ACROSS)
             return tm_cli_wrong("bench collective", "--op %s is among the ranks of nodes: --group world or node",
                                 k->name);
         if (k) continue;
-        const char *near = tm_cli_suggest(b->name[i], known, TM_COUNT(known));
+        const char *near = tm_cli_suggest(b->name[i], kinds, TM_COUNT(kinds), sizeof *kinds);
         return tm_cli_wrong("bench collective", "--op: no operation '%s'; did you mean '%s'?", b->name[i],
-                            near ? near : known[0]);
+                            near ? near : kinds[0].name);
     }
     return -1;
 }
@@ -343,8 +324,7 @@ int tm_bench_collective(int argc, char **argv) {
             "rank sends. TIDEMILL_NODE_SIZE imitates nodes.",
         .example = "mpirun -n 4 tidemill bench collective --overlap\n"
                    "TIDEMILL_NODE_SIZE=2 mpirun -n 4 tidemill bench collective --op all_reduce --size 64MiB",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
+        TM_CLI_OPTIONS(opts),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

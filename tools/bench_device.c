@@ -64,8 +64,6 @@ struct bench {
     tm_error error; /* of the first copy that failed */
 };
 
-/* ---- copies ---------------------------------------------------------------------------------------------------- */
-
 /* Under the lock; the failure is pending on this thread. */
 static void keep_error(bench *b) {
     if (b->error.code == TM_OK) b->error = *tm_error_get();
@@ -166,8 +164,6 @@ static tm_status measure_all(bench *b, const args *a) {
     return TM_OK;
 }
 
-/* ---- results --------------------------------------------------------------------------------------------------- */
-
 static double both(const row *r) {
     return r->rate[BOTH_IN] + r->rate[BOTH_OUT];
 }
@@ -195,20 +191,17 @@ static void row_json(tm_json_writer *w, const bench *b, const row *r) {
 }
 
 static tm_status print_copies_json(const bench *b, const args *a) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
+    tm_cli_json(&w, 0);
     tm_jw_field_str(&w, "device", a->device);
     tm_jw_field_str(&w, "about", b->info.about);
     tm_jw_field_uint(&w, "arena_bytes", 2 * b->half);
     tm_jw_field_uint(&w, "copies_under_way", IN_FLIGHT);
-    tm_jw_key(&w, "limit");
-    tm_jw_object(&w);
+    tm_jw_field_object(&w, "limit");
     rates_json(&w, &b->large);
     tm_jw_field_double(&w, "both_over_apart", both_over_apart(b));
     tm_jw_object_end(&w);
-    tm_jw_key(&w, "results");
-    tm_jw_array(&w);
+    tm_jw_field_array(&w, "results");
     for (size_t i = 0; i < b->n_rows; i++) row_json(&w, b, &b->row[i]);
     tm_jw_array_end(&w);
     return tm_cli_print_json(&w);
@@ -238,8 +231,6 @@ static void print_table(const bench *b, const args *a) {
                tm_format_size(sizes[i], text, sizeof text), IN_FLIGHT,
                tm_format_size(2 * IN_FLIGHT * sizes[i], arena, sizeof arena));
 }
-
-/* ---- the command ----------------------------------------------------------------------------------------------- */
 
 static tm_status named(const args *a, tm_status rc) {
     tm_error why = *tm_error_get();
@@ -348,8 +339,7 @@ int tm_bench_device(int argc, char **argv) {
             "(nvidia-smi -q) and on which node of the\nhost's memory the process runs (numactl).",
         .example = "tidemill bench device --device cuda:0\n"
                    "tidemill bench device --device cpu-arena --device-budget 64MiB --device-bandwidth 1GB",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
+        TM_CLI_OPTIONS(opts),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

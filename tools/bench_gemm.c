@@ -147,21 +147,18 @@ static void result_json(tm_json_writer *w, const result *r) {
     tm_jw_field_str(w, "type", type_name(r->type));
     tm_jw_field_double(w, "flops_per_second", r->rate);
     tm_jw_field_str(w, "library", r->library);
-    tm_jw_key(w, "used");
-    tm_jw_bool(w, r->chosen);
+    tm_jw_field_bool(w, "used", r->chosen);
     tm_jw_object_end(w);
 }
 
 static tm_status print_products_json(const bench *b) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
+    tm_cli_json(&w, 0);
     tm_jw_field_str(&w, "isa", tm_kernels_isa());
     for (int t = 0; t < TYPES; t++) tm_jw_field_str(&w, t == TM_ELEM_F32 ? "library" : "library_16_bits", b->chosen[t]);
     tm_jw_field_uint(&w, "threads", tm_kernels_threads());
     tm_jw_field_double(&w, "peak_flops_per_second", b->peak);
-    tm_jw_key(&w, "results");
-    tm_jw_array(&w);
+    tm_jw_field_array(&w, "results");
     for (size_t i = 0; i < b->n; i++) result_json(&w, &b->result[i]);
     tm_jw_array_end(&w);
     return tm_cli_print_json(&w);
@@ -193,8 +190,7 @@ int tm_bench_gemm(int argc, char **argv) {
         .about = "Measures the matrix products of a training step on every back-end that can be loaded, beside the "
                  "machine's peak.\nTIDEMILL_ISA forces the kernels.",
         .example = "tidemill bench gemm --json",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
+        TM_CLI_OPTIONS(opts),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

@@ -22,8 +22,6 @@ typedef struct args {
     unsigned n_blocks, n_depths;
 } args;
 
-/* ---- arguments ---- */
-
 static int parse_list(const char *option, const char *text, bool sizes, uint64_t least, uint64_t most, uint64_t *out,
                       unsigned *n) {
     char item[32];
@@ -73,8 +71,6 @@ static int check_args(args *a) {
         return tm_cli_wrong("bench io", "--picture wants several values of --block or --depth");
     return -1;
 }
-
-/* ---- measuring ---- */
 
 static uint32_t least_block(const args *a) {
     uint64_t odd = 4096;
@@ -157,11 +153,8 @@ static double lost_cores(const disk_cell *c, unsigned cores) {
     return c->undisturbed > 0 ? (1 - c->result.busy_rounds_per_second / c->undisturbed) * cores : 0;
 }
 
-/* ---- results ---- */
-
 static void latency(tm_json_writer *w, const char *key, const disk_latency *l) {
-    tm_jw_key(w, key);
-    tm_jw_object(w);
+    tm_jw_field_object(w, key);
     tm_jw_field_double(w, "p50", l->p50);
     tm_jw_field_double(w, "p90", l->p90);
     tm_jw_field_double(w, "p99", l->p99);
@@ -196,14 +189,11 @@ static void cell_fields(tm_json_writer *w, const disk_cell *c, unsigned cores) {
 }
 
 static void path_fields(tm_json_writer *w, const args *a, const disk_load *d, const disk_load_result *r) {
-    tm_jw_key(w, "paths");
-    tm_jw_array(w);
+    tm_jw_field_array(w, "paths");
     for (unsigned i = 0; i < a->n_paths; i++) {
         tm_jw_object(w);
-        tm_jw_key(w, "path");
-        tm_jw_str(w, a->path[i]);
-        tm_jw_key(w, "direct");
-        tm_jw_bool(w, disk_load_direct(d, i));
+        tm_jw_field_str(w, "path", a->path[i]);
+        tm_jw_field_bool(w, "direct", disk_load_direct(d, i));
         tm_jw_field_double(w, "read_bytes_per_second", r->path_read_bps[i]);
         tm_jw_field_double(w, "write_bytes_per_second", r->path_write_bps[i]);
         tm_jw_object_end(w);
@@ -212,23 +202,17 @@ static void path_fields(tm_json_writer *w, const args *a, const disk_load *d, co
 }
 
 static tm_status print_disk_json(const args *a, const disk_load *d, const disk_grid *g, unsigned cores) {
-    tm_buf out = {0};
     tm_json_writer w;
     const disk_cell *best = best_of(g);
-    tm_cli_json(&w, &out, 0);
-    tm_jw_key(&w, "rw");
-    tm_jw_str(&w, a->rw_name);
-    tm_jw_key(&w, "random");
-    tm_jw_bool(&w, a->random);
-    tm_jw_key(&w, "engine");
-    tm_jw_str(&w, best->result.engine);
+    tm_cli_json(&w, 0);
+    tm_jw_field_str(&w, "rw", a->rw_name);
+    tm_jw_field_bool(&w, "random", a->random);
+    tm_jw_field_str(&w, "engine", best->result.engine);
     tm_jw_field_uint(&w, "size", disk_load_bytes(d));
-    tm_jw_key(&w, "verified");
-    tm_jw_bool(&w, a->verify);
+    tm_jw_field_bool(&w, "verified", a->verify);
     cell_fields(&w, best, cores);
     path_fields(&w, a, d, &best->result);
-    tm_jw_key(&w, "results");
-    tm_jw_array(&w);
+    tm_jw_field_array(&w, "results");
     for (unsigned i = 0; i < g->n_blocks * g->n_depths; i++) {
         tm_jw_object(&w);
         cell_fields(&w, &g->cell[i], cores);
@@ -334,11 +318,8 @@ int tm_bench_io(int argc, char **argv) {
             "Measures folders on disks with the engine that trains: one file in each folder, laid out before it is "
             "timed and\nremoved in the end. Several folders are used at once.",
         .example = "tidemill bench io /nvme --rw mixed --block 256KiB,1MiB,4MiB --depth 1,4,16 --picture nvme.svg",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
-        .positional = a.path,
-        .min_positional = 1,
-        .max_positional = DISK_MAX_PATHS,
+        TM_CLI_OPTIONS(opts),
+        TM_CLI_WORDS(a.path, 1, DISK_MAX_PATHS),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

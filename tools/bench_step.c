@@ -10,9 +10,8 @@ static double overlap(const tm_step_bench *b) {
 }
 
 static tm_status print_step_json(const tm_step_bench *b) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
+    tm_cli_json(&w, 0);
     tm_jw_field_uint(&w, "parameters", b->parameters);
     tm_jw_field_uint(&w, "tokens", b->tokens);
     tm_jw_field_double(&w, "step_seconds", b->step_seconds);
@@ -95,11 +94,8 @@ int tm_bench_step(int argc, char **argv) {
                  "with its operations alone, and sets the simulator's prediction beside each. output_dir is left "
                  "alone.",
         .example = "tidemill bench step config.json --set memory.host_budget=1GiB --offload-path /mnt/nvme",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
-        .positional = config,
-        .min_positional = 1,
-        .max_positional = 1,
+        TM_CLI_OPTIONS(opts),
+        TM_CLI_WORDS(config, 1, 1),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

@@ -14,11 +14,9 @@ static tm_status answer(void *ctx, const tm_json *request, tm_json_writer *w) {
     const tm_json *messages = request->type == TM_JSON_ARRAY ? request : tm_json_get(request, "messages");
     tm_status rc = tm_chat_encode(j->model.chat, messages, j->generation_prompt, &text, &ids, &mask);
     if (rc == TM_OK) {
-        tm_jw_key(w, "text");
-        tm_jw_strn(w, text.data == NULL ? "" : text.data, text.len);
+        tm_jw_field_strn(w, "text", text.data == NULL ? "" : text.data, text.len);
         text_put_ids(w, &ids);
-        tm_jw_key(w, "loss_mask");
-        tm_jw_array(w);
+        tm_jw_field_array(w, "loss_mask");
         for (size_t i = 0; i < mask.len; i++) tm_jw_int(w, mask.data[i]);
         tm_jw_array_end(w);
     }
@@ -41,8 +39,7 @@ int tm_cmd_chat(int argc, char **argv) {
         .about = "Reads one conversation a line from stdin, {\"messages\": [...]}, and prints {\"text\", \"ids\", "
                  "\"loss_mask\"}; the mask is 1 on assistant text and its end-of-turn token.",
         .example = "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | tidemill chat --model smollm2",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts)};
+        TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     tm_status status = text_model_open(&j.model, model, true);

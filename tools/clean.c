@@ -31,8 +31,6 @@ typedef struct survey {
     const char *path;
 } survey;
 
-/* ---- looking --------------------------------------------------------------------------------------------------- */
-
 static tm_status weigh_file(void *ctx, const char *name, bool is_dir) {
     leftover *l = ctx;
     struct stat st;
@@ -113,8 +111,6 @@ static tm_status find_all(survey *s) {
     return tm_list_dir(s->path, interval, s);
 }
 
-/* ---- showing --------------------------------------------------------------------------------------------------- */
-
 static const char *age_text(double s, char *buf, size_t cap) {
     if (s < 0)
         snprintf(buf, cap, "?");
@@ -149,40 +145,29 @@ static void print_table(const survey *s) {
 }
 
 static tm_status print_survey_json(const survey *s, const bool *removed) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
-    tm_jw_key(&w, "run_directories");
-    tm_jw_array(&w);
+    tm_cli_json(&w, 0);
+    tm_jw_field_array(&w, "run_directories");
     for (size_t i = 0; i < s->n; i++) {
         const leftover *l = &s->found[i];
         tm_jw_object(&w);
-        tm_jw_key(&w, "path");
-        tm_jw_str(&w, l->path);
-        tm_jw_key(&w, "state");
-        tm_jw_str(&w, state_names[l->state]);
-        tm_jw_key(&w, "bytes");
-        tm_jw_uint(&w, l->bytes);
-        tm_jw_key(&w, "age_seconds");
-        tm_jw_double(&w, l->age_seconds);
-        tm_jw_key(&w, "pid");
-        tm_jw_int(&w, l->owner.pid);
-        tm_jw_key(&w, "host");
-        tm_jw_str(&w, l->owner.host);
+        tm_jw_field_str(&w, "path", l->path);
+        tm_jw_field_str(&w, "state", state_names[l->state]);
+        tm_jw_field_uint(&w, "bytes", l->bytes);
+        tm_jw_field_double(&w, "age_seconds", l->age_seconds);
+        tm_jw_field_int(&w, "pid", l->owner.pid);
+        tm_jw_field_str(&w, "host", l->owner.host);
         tm_jw_key(&w, "step");
         if (l->state == LEFT_COMMIT && l->step >= 0)
             tm_jw_int(&w, l->step);
         else
             tm_jw_null(&w);
-        tm_jw_key(&w, "removed");
-        tm_jw_bool(&w, removed[i]);
+        tm_jw_field_bool(&w, "removed", removed[i]);
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
     return tm_cli_print_json(&w);
 }
-
-/* ---- removing -------------------------------------------------------------------------------------------------- */
 
 static bool goes(const leftover *l, bool all) {
     return l->state == LEFT_DEAD || (l->state != LEFT_ALIVE && all);
@@ -262,11 +247,8 @@ int tm_cmd_clean(int argc, char **argv) {
             "be resumed, or left by a dead run; removes the last on --yes or when told so. What has no `owner` file of "
             "a run is not listed and never touched, nor are files that no run makes.",
         .example = "tidemill clean /nvme/offload\ntidemill clean /nvme/offload --yes",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
-        .positional = path,
-        .min_positional = 1,
-        .max_positional = 1,
+        TM_CLI_OPTIONS(opts),
+        TM_CLI_WORDS(path, 1, 1),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

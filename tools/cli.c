@@ -13,8 +13,6 @@ enum { MAX_OPTS = 48, MAX_WORD = 64 };
 
 const char *tm_cli_program = "tidemill";
 
-/* ---- failures --------------------------------------------------------------------------------------------------- */
-
 int tm_exit_status(tm_status code) {
     switch (code) {
     case TM_OK:
@@ -48,36 +46,16 @@ int tm_cli_wrong(const char *command, const char *format, ...) {
     return TM_EXIT_INPUT;
 }
 
-/* Levenshtein distance with one row; words longer than MAX_WORD are never near. */
-static size_t edit_distance(const char *a, const char *b) {
-    size_t row[MAX_WORD + 1], na = strlen(a), nb = strlen(b);
-    if (na > MAX_WORD || nb > MAX_WORD) return SIZE_MAX;
-    for (size_t j = 0; j <= nb; j++) row[j] = j;
-    for (size_t i = 1; i <= na; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= nb; j++) {
-            size_t best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[nb];
-}
-
-const char *tm_cli_suggest(const char *word, const char *const *candidates, size_t n) {
+const char *tm_cli_suggest(const char *word, const void *rows, size_t n, size_t row_bytes) {
     size_t limit = strlen(word) / 3 + 1, best = SIZE_MAX;
     const char *near = NULL;
     for (size_t i = 0; i < n; i++) {
-        size_t d = edit_distance(word, candidates[i]);
-        if (d < best) best = d, near = candidates[i];
+        const char *name = *(const char *const *)(const void *)((const char *)rows + i * row_bytes);
+        size_t d = tm_edit_distance(word, name);
+        if (d < best) best = d, near = name;
     }
     return best <= limit ? near : NULL;
 }
-
-/* ---- help ------------------------------------------------------------------------------------------------------- */
 
 static void print_example(const char *line) {
     puts("\nexample:");
@@ -97,8 +75,6 @@ static void print_help(const tm_cli *cli) {
     }
     if (cli->example) print_example(cli->example);
 }
-
-/* ---- parsing ---------------------------------------------------------------------------------------------------- */
 
 /* "--" + up to '=' of an argument, for messages and suggestions. */
 static const char *option_word(const char *argument, char *out, size_t cap) {
@@ -124,13 +100,11 @@ static int key_as_option(const char *command, const char *word, const char *argu
 
 static int unknown_option(const tm_cli *cli, const char *command, const char *argument, const char *next) {
     char word[MAX_WORD];
-    const char *names[MAX_OPTS], *near;
     if (strncmp(argument, "--", 2) != 0)
         return tm_cli_wrong(command, "unknown option '%s': options are written out, as --name", argument);
     option_word(argument + 2, word, sizeof word);
-    for (size_t i = 0; i < cli->n_opts; i++) names[i] = cli->opts[i].name;
     if (find_option(cli, "set", 3) && tm_config_is_key(word)) return key_as_option(command, word, argument, next);
-    near = tm_cli_suggest(word, names, cli->n_opts);
+    const char *near = tm_cli_suggest(word, cli->opts, cli->n_opts, sizeof *cli->opts);
     if (near) return tm_cli_wrong(command, "unknown option '--%s'; did you mean '--%s'?", word, near);
     return tm_cli_wrong(command, "unknown option '--%s'", word);
 }
@@ -245,8 +219,9 @@ int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
     return rc >= 0 ? rc : check_positionals(cli, argv[0], n);
 }
 
-void tm_cli_json(tm_json_writer *w, tm_buf *out, int indent) {
-    tm_jw_init(w, out, indent);
+void tm_cli_json(tm_json_writer *w, int indent) {
+    static tm_buf out;
+    tm_jw_init(w, &out, indent);
     tm_jw_object(w);
 }
 

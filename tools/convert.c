@@ -43,11 +43,8 @@ int tm_cmd_convert(int argc, char **argv) {
                             "Converts a .gguf file or a Hugging Face folder (IN) into a folder, or into GGUF where OUT "
                             "ends in .gguf. OUT appears when it is complete.",
                         .example = "tidemill convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2",
-                        .opts = opts,
-                        .n_opts = TM_COUNT(opts),
-                        .positional = place,
-                        .min_positional = 2,
-                        .max_positional = 2};
+                        TM_CLI_OPTIONS(opts),
+                        TM_CLI_WORDS(place, 2, 2)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     if (host_budget < CONVERT_MINIMUM) {

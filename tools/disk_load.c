@@ -324,10 +324,7 @@ static void tear_down(load_run *r) {
     to_wake = NULL;
     tm_io_close(r->io); /* waits for what is in flight: before its memory goes */
     for (unsigned i = 0; i < r->d->n; i++) r->d->place[i].file.index = -1;
-    tm_free(r->walk[0].idle);
-    tm_free(r->slots);
-    tm_free(r->batch);
-    tm_free(r->latency);
+    TM_FREE_ALL(r->walk[0].idle, r->slots, r->batch, r->latency);
 }
 
 static tm_status check_job(const disk_load *d, const disk_load_job *job) {
@@ -481,19 +478,18 @@ tm_status disk_load_open(disk_load **out, const disk_load_opts *opts) {
     d->verify = opts->verify;
     d->sector = opts->least_request % 4096 ? 512 : 4096;
     if (opts->n_paths > DISK_MAX_PATHS)
-        rc = tm_fail(TM_EINPUT, "%u folders given, at most %d are measured at once", opts->n_paths, DISK_MAX_PATHS);
-    else
-        rc = TM_OK;
-    for (unsigned i = 0; i < opts->n_paths && rc == TM_OK; i++) {
-        rc = tm_io_run_create(&d->place[i].run, opts->paths[i], &(tm_io_run_opts){.allow_tmpfs = opts->buffered});
-        if (rc == TM_OK) d->n = i + 1;
+        TM_GO(tm_fail(TM_EINPUT, "%u folders given, at most %d are measured at once", opts->n_paths, DISK_MAX_PATHS));
+    for (unsigned i = 0; i < opts->n_paths; i++) {
+        TM_GO(tm_io_run_create(&d->place[i].run, opts->paths[i], &(tm_io_run_opts){.allow_tmpfs = opts->buffered}));
+        d->n = i + 1;
     }
-    if (rc == TM_OK) rc = choose_bytes(d, opts->bytes);
-    for (unsigned i = 0; i < d->n && rc == TM_OK; i++) rc = make_file(d, &d->place[i], opts, i);
-    if (rc == TM_OK) rc = lay_out(d, opts);
-    if (rc != TM_OK) return tm_first(rc, disk_load_close(d));
+    TM_GO(choose_bytes(d, opts->bytes));
+    for (unsigned i = 0; i < d->n; i++) TM_GO(make_file(d, &d->place[i], opts, i));
+    TM_GO(lay_out(d, opts));
     *out = d;
     return TM_OK;
+done:
+    return tm_first(rc, disk_load_close(d));
 }
 
 tm_status disk_load_check(disk_load *d, const char *engine) {

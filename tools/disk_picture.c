@@ -67,19 +67,12 @@ static tm_status draw(tm_buf *b, const disk_grid *g, const char *what, const cha
 
 tm_status disk_picture_write(const char *file, const disk_grid *g, const char *what, const char *engine) {
     tm_buf b = {0};
-    tm_out *o = NULL;
     const char *dot = strrchr(file, '.');
     bool html = dot && strcmp(dot, ".html") == 0;
     tm_status rc =
         html ? tm_buf_printf(&b, "<!DOCTYPE html><meta charset='utf-8'><title>tidemill bench io</title>\n") : TM_OK;
     if (rc == TM_OK) rc = draw(&b, g, what, engine);
-    if (rc == TM_OK) rc = tm_out_create(&o, file);
-    if (rc == TM_OK) rc = tm_out_append(o, b.data, b.len);
-    if (rc == TM_OK) {
-        rc = tm_out_commit(o);
-    } else {
-        tm_out_abandon(o);
-    }
+    if (rc == TM_OK) rc = tm_file_write(file, b.data, b.len);
     tm_buf_free(&b);
     return rc;
 }

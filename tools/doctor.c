@@ -48,8 +48,6 @@ static bool file_value(const char *path, const char *key, char separator, char *
     return found;
 }
 
-/* ---- system ------------------------------------------------------------------------------------------------------ */
-
 static void check_system(report *r) {
     struct utsname u;
     char name[128];
@@ -64,8 +62,6 @@ static void check_system(report *r) {
                "kernels before 5.11 lack io_uring features that are used here; a newer kernel reads and writes faster",
                "%s, %s %.60s, %s", name, u.sysname, u.release, u.machine);
 }
-
-/* ---- processor --------------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 static bool has_amx_bf16(void) {
@@ -101,8 +97,6 @@ static void check_processor(report *r) {
     doctor_add(r, "cores", GOOD, NULL, "%d usable of %d online", usable, cores);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
-
 static void check_memory(report *r) {
     char total[64], size[32], available[32], used[32];
     unsigned long long kib = 0;
@@ -127,8 +121,6 @@ static void check_memlock(report *r) {
         "memlock line in /etc/security/limits.conf",
         "%s", unlimited ? "unlimited" : tm_format_size(limit.rlim_cur, size, sizeof size));
 }
-
-/* ---- disk -------------------------------------------------------------------------------------------------------- */
 
 static void check_uring(report *r) {
     struct io_uring_params params;
@@ -230,24 +222,17 @@ static void print_text(const report *r) {
 }
 
 static tm_status print_report_json(const report *r) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 2);
-    tm_jw_key(&w, "version");
-    tm_jw_str(&w, TIDEMILL_VERSION);
-    tm_jw_key(&w, "checks");
-    tm_jw_array(&w);
+    tm_cli_json(&w, 2);
+    tm_jw_field_str(&w, "version", TIDEMILL_VERSION);
+    tm_jw_field_array(&w, "checks");
     for (size_t i = 0; i < r->n; i++) {
         const check *c = &r->checks[i];
         tm_jw_object(&w);
-        tm_jw_key(&w, "name");
-        tm_jw_str(&w, c->name);
-        tm_jw_key(&w, "status");
-        tm_jw_str(&w, verdict_names[c->verdict]);
-        tm_jw_key(&w, "value");
-        tm_jw_str(&w, c->value);
-        tm_jw_key(&w, "advice");
-        c->advice ? tm_jw_str(&w, c->advice) : tm_jw_null(&w);
+        tm_jw_field_str(&w, "name", c->name);
+        tm_jw_field_str(&w, "status", verdict_names[c->verdict]);
+        tm_jw_field_str(&w, "value", c->value);
+        tm_jw_field_str(&w, "advice", c->advice);
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
@@ -266,10 +251,8 @@ int tm_cmd_doctor(int argc, char **argv) {
             "not 'ok' says what to do. PATH is the folder for offload files (default: the current one).\n"
             "Exit status 1 if something is missing that training needs.",
         .example = "tidemill doctor /mnt/nvme",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
-        .positional = path,
-        .max_positional = 1};
+        TM_CLI_OPTIONS(opts),
+        TM_CLI_WORDS(path, 0, 1)};
     report r = {.n = 0};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

@@ -6,29 +6,19 @@
 #include <stdio.h>
 
 static int print_eval_json(const tm_eval_args *a, const tm_eval_result *r) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
-    tm_jw_key(&w, "loss");
-    tm_jw_double(&w, r->loss);
-    tm_jw_key(&w, "perplexity");
-    tm_jw_double(&w, r->perplexity);
-    tm_jw_key(&w, "tokens");
-    tm_jw_uint(&w, r->label_tokens);
-    tm_jw_key(&w, "positions");
-    tm_jw_uint(&w, r->tokens);
-    tm_jw_key(&w, "rows");
-    tm_jw_uint(&w, r->rows);
+    tm_cli_json(&w, 0);
+    tm_jw_field_double(&w, "loss", r->loss);
+    tm_jw_field_double(&w, "perplexity", r->perplexity);
+    tm_jw_field_uint(&w, "tokens", r->label_tokens);
+    tm_jw_field_uint(&w, "positions", r->tokens);
+    tm_jw_field_uint(&w, "rows", r->rows);
     if (a->exact_match) {
-        tm_jw_key(&w, "exact_match");
-        tm_jw_double(&w, r->compared ? (double)r->exact / (double)r->compared : 0);
-        tm_jw_key(&w, "exact");
-        tm_jw_uint(&w, r->exact);
-        tm_jw_key(&w, "compared");
-        tm_jw_uint(&w, r->compared);
+        tm_jw_field_double(&w, "exact_match", r->compared ? (double)r->exact / (double)r->compared : 0);
+        tm_jw_field_uint(&w, "exact", r->exact);
+        tm_jw_field_uint(&w, "compared", r->compared);
     }
-    tm_jw_key(&w, "seconds");
-    tm_jw_double(&w, r->seconds);
+    tm_jw_field_double(&w, "seconds", r->seconds);
     return tm_cli_print_json(&w) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }
 
@@ -60,8 +50,7 @@ int tm_cmd_eval(int argc, char **argv) {
                         .about =
                             "Prints loss and perplexity of a model on a data file; tokens are those that have a label.",
                         .example = "tidemill eval --model smollm2 --data heldout.jsonl --exact-match",
-                        .opts = opts,
-                        .n_opts = TM_COUNT(opts)};
+                        TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     if (adapter) return tm_cli_wrong("eval", "--adapter is not supported by this version");

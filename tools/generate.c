@@ -5,22 +5,18 @@
 #include <stdio.h>
 
 static void put_ids(tm_json_writer *w, const char *key, const int32_t *id, size_t n) {
-    tm_jw_key(w, key);
-    tm_jw_array(w);
+    tm_jw_field_array(w, key);
     for (size_t i = 0; i < n; i++) tm_jw_int(w, id[i]);
     tm_jw_array_end(w);
 }
 
 static int print_generated_json(const tm_generated *g) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
+    tm_cli_json(&w, 0);
     put_ids(&w, "prompt_ids", g->prompt_ids, g->n_prompt);
     put_ids(&w, "ids", g->ids, g->n_ids);
-    tm_jw_key(&w, "text");
-    tm_jw_strn(&w, g->text.data ? g->text.data : "", g->text.len);
-    tm_jw_key(&w, "finish_reason");
-    tm_jw_str(&w, g->finish_reason);
+    tm_jw_field_strn(&w, "text", g->text.data ? g->text.data : "", g->text.len);
+    tm_jw_field_str(&w, "finish_reason", g->finish_reason);
     return tm_cli_print_json(&w) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }
 
@@ -50,8 +46,7 @@ int tm_cmd_generate(int argc, char **argv) {
         .about = "Continues a prompt or answers a conversation; prints the continuation only, without special tokens. "
                  "Stops at any end token of the model.",
         .example = "tidemill generate --model smollm2 --prompt \"The tide\" --max-new-tokens 20",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts)};
+        TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     if (!a.prompt == !a.messages) return tm_cli_wrong("generate", "give either --prompt or --messages");

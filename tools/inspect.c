@@ -109,41 +109,26 @@ static const tm_json *architecture(const subject *s) {
                                                                                                      : NULL;
 }
 
-/* ---- as JSON ---- */
-
-static void json_uint(tm_json_writer *j, const char *key, uint64_t v) {
-    tm_jw_key(j, key);
-    tm_jw_uint(j, v);
-}
-
 static void json_sum(tm_json_writer *j, const sum *s) {
-    json_uint(j, "tensors", s->tensors);
-    json_uint(j, "parameters", s->elements);
-    json_uint(j, "bytes", s->bytes);
+    tm_jw_field_uint(j, "tensors", s->tensors);
+    tm_jw_field_uint(j, "parameters", s->elements);
+    tm_jw_field_uint(j, "bytes", s->bytes);
 }
 
 static void json_row(tm_json_writer *j, const row *r) {
     tm_jw_object(j);
-    tm_jw_key(j, "name");
-    tm_jw_str(j, r->name);
-    tm_jw_key(j, "dtype");
-    tm_jw_str(j, tm_fmt_get(r->fmt)->name);
-    tm_jw_key(j, "shape");
-    tm_jw_array(j);
+    tm_jw_field_str(j, "name", r->name);
+    tm_jw_field_str(j, "dtype", tm_fmt_get(r->fmt)->name);
+    tm_jw_field_array(j, "shape");
     for (uint32_t d = 0; d < r->ndim; d++) tm_jw_uint(j, r->shape[d]);
     tm_jw_array_end(j);
-    json_uint(j, "bytes", r->bytes);
+    tm_jw_field_uint(j, "bytes", r->bytes);
     tm_jw_object_end(j);
 }
 
 static void json_config(tm_json_writer *j, const subject *s) {
-    tm_jw_key(j, "architecture");
-    if (architecture(s))
-        tm_jw_str(j, architecture(s)->text);
-    else
-        tm_jw_null(j);
-    tm_jw_key(j, "config");
-    tm_jw_object(j);
+    tm_jw_field_str(j, "architecture", architecture(s) ? architecture(s)->text : NULL);
+    tm_jw_field_object(j, "config");
     for (size_t i = 0; s->config && i < TM_COUNT(shown_keys); i++) {
         const tm_json *v = tm_json_get(tm_json_root(s->config), shown_keys[i]);
         if (!v) continue;
@@ -154,29 +139,23 @@ static void json_config(tm_json_writer *j, const subject *s) {
 }
 
 static tm_status print_subject_json(const subject *s, bool tensors) {
-    tm_buf text = {0};
     tm_json_writer j;
     sum by_fmt[TM_FMT_COUNT] = {0}, all = sums(s, by_fmt);
-    tm_cli_json(&j, &text, 1);
-    tm_jw_key(&j, "path");
-    tm_jw_str(&j, s->path);
-    tm_jw_key(&j, "kind");
-    tm_jw_str(&j, s->kind);
+    tm_cli_json(&j, 1);
+    tm_jw_field_str(&j, "path", s->path);
+    tm_jw_field_str(&j, "kind", s->kind);
     json_config(&j, s);
     json_sum(&j, &all);
-    tm_jw_key(&j, "dtypes");
-    tm_jw_object(&j);
+    tm_jw_field_object(&j, "dtypes");
     for (int f = 0; f < TM_FMT_COUNT; f++) {
         if (!by_fmt[f].tensors) continue;
-        tm_jw_key(&j, tm_fmt_get((tm_fmt)f)->name);
-        tm_jw_object(&j);
+        tm_jw_field_object(&j, tm_fmt_get((tm_fmt)f)->name);
         json_sum(&j, &by_fmt[f]);
         tm_jw_object_end(&j);
     }
     tm_jw_object_end(&j);
     if (tensors) {
-        tm_jw_key(&j, "tensor_list");
-        tm_jw_array(&j);
+        tm_jw_field_array(&j, "tensor_list");
         for (uint32_t i = 0; i < s->n; i++) {
             row r = row_of(s, i);
             json_row(&j, &r);
@@ -185,8 +164,6 @@ static tm_status print_subject_json(const subject *s, bool tensors) {
     }
     return tm_cli_print_json(&j);
 }
-
-/* ---- for people ---- */
 
 static void print_value(const char *key, const tm_json *v) {
     static const char *const words[] = {"null", "false", "true"};
@@ -245,11 +222,8 @@ int tm_cmd_inspect(int argc, char **argv) {
     const tm_cli cli = {.usage = "inspect PATH [--tensors] [--json]",
                         .about = "Shows what a Hugging Face folder, a .gguf or a .safetensors file holds.",
                         .example = "tidemill inspect smollm2 --tensors",
-                        .opts = opts,
-                        .n_opts = TM_COUNT(opts),
-                        .positional = &path,
-                        .min_positional = 1,
-                        .max_positional = 1};
+                        TM_CLI_OPTIONS(opts),
+                        TM_CLI_WORDS(&path, 1, 1)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     subject s = {.path = path};

@@ -9,6 +9,14 @@
 
 /* ---- JSON ---------------------------------------------------------------------------------------------------- */
 
+static void count_known(tm_json_writer *w, const char *key, uint64_t v, bool known) {
+    tm_jw_key(w, key);
+    if (known)
+        tm_jw_uint(w, v);
+    else
+        tm_jw_null(w);
+}
+
 /* 0: not known. */
 static void field_known(tm_json_writer *w, const char *key, double v) {
     tm_jw_key(w, key);
@@ -19,8 +27,7 @@ static void field_known(tm_json_writer *w, const char *key, double v) {
 }
 
 static void json_engines(tm_json_writer *w, const char *key, const tm_plan_report *r, const double *seconds) {
-    tm_jw_key(w, key);
-    tm_jw_object(w);
+    tm_jw_field_object(w, key);
     for (int e = 0; e < TM_ENGINES; e++)
         if (r->has_device || e <= TM_ENGINE_DISK_WRITE || (e == TM_ENGINE_COMM && r->ranks > 1))
             tm_jw_field_double(w, tm_plan_engine_name((tm_engine)e, r->has_device), seconds[e]);
@@ -28,11 +35,9 @@ static void json_engines(tm_json_writer *w, const char *key, const tm_plan_repor
 }
 
 static void json_kinds(tm_json_writer *w, const tm_plan_report *r) {
-    tm_jw_key(w, "bytes_by_kind");
-    tm_jw_object(w);
+    tm_jw_field_object(w, "bytes_by_kind");
     for (int k = 0; k < TM_KIND_SCRATCH; k++) {
-        tm_jw_key(w, tm_kind_name((tm_kind)k));
-        tm_jw_object(w);
+        tm_jw_field_object(w, tm_kind_name((tm_kind)k));
         tm_jw_field_uint(w, "read", r->read_bytes[k]);
         tm_jw_field_uint(w, "write", r->write_bytes[k]);
         tm_jw_object_end(w);
@@ -68,25 +73,19 @@ static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "device_peak_bytes", r->device_peak_bytes);
     tm_jw_field_uint(w, "minimum_device_bytes", r->minimum_device_bytes);
     tm_jw_field_uint(w, "disk_bytes", r->disk_bytes);
-    tm_jw_key(w, "disk_free_bytes");
-    if (r->disk_free_bytes)
-        tm_jw_uint(w, r->disk_free_bytes);
-    else
-        tm_jw_null(w);
+    count_known(w, "disk_free_bytes", r->disk_free_bytes, r->disk_free_bytes > 0);
     tm_jw_field_uint(w, "resident_bytes", r->resident_bytes);
     tm_jw_field_uint(w, "window_bytes", r->window_bytes);
     tm_jw_field_uint(w, "shared_window_bytes", r->shared_window_bytes);
 }
 
 static void json_paths(tm_json_writer *w, const tm_plan_report *r) {
-    tm_jw_key(w, "paths");
-    tm_jw_array(w);
+    tm_jw_field_array(w, "paths");
     for (uint32_t i = 0; i < r->n_paths; i++) {
         const tm_plan_path *p = &r->path[i];
         tm_jw_object(w);
         tm_jw_field_str(w, "path", p->name);
-        tm_jw_key(w, "holds");
-        tm_jw_array(w);
+        tm_jw_field_array(w, "holds");
         for (int k = 0; k < TM_KIND_SCRATCH; k++)
             if (p->kinds >> k & 1) tm_jw_str(w, tm_kind_name((tm_kind)k));
         tm_jw_array_end(w);
@@ -99,20 +98,9 @@ static void json_paths(tm_json_writer *w, const tm_plan_report *r) {
 
 /* The whole run; null where it is not known. */
 static void json_run(tm_json_writer *w, const tm_plan_report *r) {
-    const struct {
-        const char *key;
-        uint64_t value;
-        bool known;
-    } field[] = {{"run_steps", (uint64_t)r->run_steps, r->run_steps > 0},
-                 {"run_read_bytes", r->run_read_bytes, r->run_models > 0},
-                 {"run_write_bytes", r->run_write_bytes, r->run_models > 0}};
-    for (size_t i = 0; i < TM_COUNT(field); i++) {
-        tm_jw_key(w, field[i].key);
-        if (field[i].known)
-            tm_jw_uint(w, field[i].value);
-        else
-            tm_jw_null(w);
-    }
+    count_known(w, "run_steps", (uint64_t)r->run_steps, r->run_steps > 0);
+    count_known(w, "run_read_bytes", r->run_read_bytes, r->run_models > 0);
+    count_known(w, "run_write_bytes", r->run_write_bytes, r->run_models > 0);
     field_known(w, "run_seconds", r->run_seconds);
     field_known(w, "run_evaluations", r->run_evaluations);
     field_known(w, "run_commits", r->run_commits);
@@ -138,8 +126,7 @@ static void json_time(tm_json_writer *w, const tm_plan_report *r) {
     json_run(w, r);
     tm_jw_field_double(w, "tb_written_per_1000_steps", r->tb_written_per_1000_steps);
     if (r->n_paths > 1) {
-        tm_jw_key(w, "path_tb_written_per_1000_steps");
-        tm_jw_array(w);
+        tm_jw_field_array(w, "path_tb_written_per_1000_steps");
         for (uint32_t i = 0; i < r->n_paths; i++) tm_jw_double(w, r->path_tb_written_per_1000_steps[i]);
         tm_jw_array_end(w);
     }
@@ -164,11 +151,9 @@ static void json_choice(tm_json_writer *w, const tm_plan_report *r) {
 }
 
 static tm_status print_plan_json(const tm_plan_report *r) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 0);
-    tm_jw_key(&w, "fits");
-    tm_jw_bool(&w, r->fits);
+    tm_cli_json(&w, 0);
+    tm_jw_field_bool(&w, "fits", r->fits);
     tm_jw_field_str(&w, "limit", r->limit);
     json_change(&w, r);
     json_memory(&w, r);
@@ -378,11 +363,8 @@ int tm_cmd_plan(int argc, char **argv) {
                    "tidemill plan config.json --hardware hardware/2x24gb.json --set-hardware disk.count=2\n"
                    "tidemill plan config.json --save-hardware here.json\n"
                    "tidemill plan config.json --hardware hardware/8x80gb.json --set-hardware nodes=8 --advise",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
-        .positional = config,
-        .min_positional = 1,
-        .max_positional = 1,
+        TM_CLI_OPTIONS(opts),
+        TM_CLI_WORDS(config, 1, 1),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

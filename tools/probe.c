@@ -36,8 +36,7 @@ int tm_cmd_probe(int argc, char **argv) {
         .usage = "probe --model DIR --input IN.safetensors --output OUT.safetensors [--grads]",
         .about = "Runs a model once over given token ids and writes logits, loss and gradients in fp32.",
         .example = "tidemill probe --model smollm2 --input batch.safetensors --output out.safetensors --grads",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts)};
+        TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     if (adapter) return tm_cli_wrong("probe", "--adapter is not supported by this version");

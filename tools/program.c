@@ -8,8 +8,6 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-enum { MOST_COMMANDS = 32 };
-
 static void print_help(const tm_program *p, FILE *f) {
     fprintf(f, "usage: %s COMMAND [ARGUMENT]...\n\n%s\n\n", p->name, p->about);
     for (size_t i = 0; i < p->n_commands; i++)
@@ -19,9 +17,7 @@ static void print_help(const tm_program *p, FILE *f) {
 }
 
 static int unknown_command(const tm_program *p, const char *name) {
-    const char *names[MOST_COMMANDS];
-    for (size_t i = 0; i < p->n_commands; i++) names[i] = p->commands[i].name;
-    const char *near = tm_cli_suggest(name, names, p->n_commands);
+    const char *near = tm_cli_suggest(name, p->commands, p->n_commands, sizeof *p->commands);
     if (near)
         fprintf(stderr, "%s: unknown command '%s'; did you mean '%s'?\n", p->name, name, near);
     else
@@ -66,7 +62,6 @@ static void wait_passively(char **argv) {
 
 int tm_program_run(const tm_program *p, int argc, char **argv) {
     const char *first = argc > 1 ? argv[1] : NULL;
-    TM_ASSERT(p->n_commands <= MOST_COMMANDS);
     tm_cli_program = p->name;
     /* A file that may not grow (ulimit -f) is an error like a full disk, not the process's sudden end. */
     (void)signal(SIGXFSZ, SIG_IGN);

@@ -8,8 +8,6 @@
 
 enum { MAX_SIDE_FILE = 64 << 20, MAX_LINE = 256 << 20 };
 
-/* ---- files ------------------------------------------------------------------------------------------------------ */
-
 static tm_status folder_file(const char *dir, const char *name, tm_buf *out, bool *found) {
     tm_buf path = {0};
     tm_status rc = tm_buf_printf(&path, "%s/%s", dir, name);
@@ -92,8 +90,6 @@ void text_model_close(text_model *m) {
     *m = (text_model){0};
 }
 
-/* ---- lines ------------------------------------------------------------------------------------------------------ */
-
 static tm_status read_line(tm_buf *line, bool *end) {
     char block[4096];
     size_t n = 0;
@@ -168,8 +164,7 @@ tm_status text_lines(text_answer_fn answer, void *ctx) {
 }
 
 void text_put_ids(tm_json_writer *w, const tm_ids *ids) {
-    tm_jw_key(w, "ids");
-    tm_jw_array(w);
+    tm_jw_field_array(w, "ids");
     for (size_t i = 0; i < ids->n; i++) tm_jw_int(w, ids->id[i]);
     tm_jw_array_end(w);
 }

@@ -39,8 +39,7 @@ static tm_status decode(void *ctx, const tm_json *request, tm_json_writer *w) {
     tm_status rc = read_ids(j, tm_json_get(request, "ids"), &ids);
     if (rc == TM_OK) rc = tm_tokenizer_decode(j->model.tokenizer, ids.id, ids.n, j->skip_special, &text);
     if (rc == TM_OK) {
-        tm_jw_key(w, "text");
-        tm_jw_strn(w, text.data == NULL ? "" : text.data, text.len);
+        tm_jw_field_strn(w, "text", text.data == NULL ? "" : text.data, text.len);
     }
     tm_ids_free(&ids);
     tm_buf_free(&text);
@@ -61,8 +60,7 @@ int tm_cmd_tokenize(int argc, char **argv) {
         .usage = "tokenize --model DIR [--special] [--decode [--skip-special]]",
         .about = "Reads one JSON object a line from stdin, {\"text\": \"...\"}, and prints {\"ids\": [...]}.",
         .example = "echo '{\"text\": \"The tide\"}' | tidemill tokenize --model smollm2",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts)};
+        TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     if (j.skip_special && !back) return tm_cli_wrong("tokenize", "--skip-special needs --decode");

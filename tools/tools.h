@@ -16,7 +16,7 @@
  *         const tm_cli cli = {.usage = "eval --model DIR --data FILE [--json]",
  *                             .about = "Prints loss and perplexity of a model on a data file.",
  *                             .example = "tidemill eval --model smollm2 --data heldout.jsonl",
- *                             .opts = opts, .n_opts = TM_COUNT(opts)};
+ *                             TM_CLI_OPTIONS(opts)};
  *         int rc = tm_cli_parse(&cli, argc, argv);
  *         if (rc >= 0) return rc; // --help was printed (0) or the line is wrong (2)
  *         if (run(model, data, host_budget, json) != TM_OK) return tm_cmd_fail();
@@ -78,8 +78,9 @@ int tm_cmd_fail(void);
 int tm_exit_status(tm_status code);
 /* "tidemill <command>: <text>; try 'tidemill <command> --help'" to stderr; returns 2. For arguments that are wrong. */
 int tm_cli_wrong(const char *command, const char *format, ...) TM_PRINTF(2, 3);
-/* The candidate nearest to `word` (edit distance at most 1 + a third of its length), or NULL. */
-const char *tm_cli_suggest(const char *word, const char *const *candidates, size_t n);
+/* Of the rows of a table, each of which begins with its name, the name nearest to `word` (edit distance at most 1 + a
+ * third of its length), or NULL. */
+const char *tm_cli_suggest(const char *word, const void *rows, size_t n, size_t row_bytes);
 
 /* ---- options ---------------------------------------------------------------------------------------------------- */
 
@@ -118,6 +119,8 @@ typedef struct tm_cli {
     const char **positional; /* room for max_positional pointers; NULL where the command takes none */
     int min_positional, max_positional;
 } tm_cli;
+#define TM_CLI_OPTIONS(table) .opts = (table), .n_opts = TM_COUNT(table)
+#define TM_CLI_WORDS(at, least, most) .positional = (at), .min_positional = (least), .max_positional = (most)
 /* Reads the arguments of one command. -1: go on; else the exit status to return. Options may follow positionals, "--"
  * ends them, "--name=value" and "--name value" both do; abbreviations are refused. */
 TM_MUST_USE int tm_cli_parse(const tm_cli *cli, int argc, char **argv);
@@ -125,8 +128,8 @@ TM_MUST_USE int tm_cli_parse(const tm_cli *cli, int argc, char **argv);
 TM_MUST_USE int tm_precision_option(const char *command, const char *text, tm_dtype *out);
 /* Positionals that were given, after tm_cli_parse. Entries past the count are NULL. */
 int tm_cli_count(const tm_cli *cli);
-/* What --json prints is one object: begun here; ended, printed on a line of its own and its buffer freed there. */
-void tm_cli_json(tm_json_writer *w, tm_buf *out, int indent);
+/* What --json prints is one object, one in a process: begun here; ended and printed on a line of its own there. */
+void tm_cli_json(tm_json_writer *w, int indent);
 TM_MUST_USE tm_status tm_cli_print_json(tm_json_writer *w);
 
 #endif

@@ -46,11 +46,8 @@ int tm_cmd_train(int argc, char **argv) {
                  "line a step, "
                  "and a Hugging Face folder into OUTPUT_DIR.",
         .example = "tidemill train config.json --set memory.host_budget=512MiB\ntidemill train --keys",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
-        .positional = config,
-        .min_positional = 0,
-        .max_positional = 1,
+        TM_CLI_OPTIONS(opts),
+        TM_CLI_WORDS(config, 0, 1),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

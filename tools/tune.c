@@ -17,8 +17,6 @@ static const double clearly = 1.02;
 static const double layout_share = 0.15, search_share = 0.43, trial_share = 0.011, rates_share = 0.32,
                     cost_share = 0.02;
 
-/* ---- the search ---- */
-
 typedef struct setting {
     const char *engine;
     uint32_t block;
@@ -201,24 +199,15 @@ static tm_status profile(tuner *t, busy_cores *busy, const char *const *paths) {
     return TM_OK;
 }
 
-/* ---- the command ---- */
-
 static tm_status print_aio(const setting *s) {
-    tm_buf out = {0};
     tm_json_writer w;
-    tm_cli_json(&w, &out, 2);
-    tm_jw_key(&w, "aio");
-    tm_jw_object(&w);
-    tm_jw_key(&w, "block_size");
-    tm_jw_uint(&w, s->block);
-    tm_jw_key(&w, "queue_depth");
-    tm_jw_uint(&w, s->depth);
-    tm_jw_key(&w, "intra_op_parallelism");
-    tm_jw_uint(&w, s->threads);
-    tm_jw_key(&w, "single_submit");
-    tm_jw_bool(&w, s->single_submit);
-    tm_jw_key(&w, "overlap_events");
-    tm_jw_bool(&w, !s->no_overlap);
+    tm_cli_json(&w, 2);
+    tm_jw_field_object(&w, "aio");
+    tm_jw_field_uint(&w, "block_size", s->block);
+    tm_jw_field_uint(&w, "queue_depth", s->depth);
+    tm_jw_field_uint(&w, "intra_op_parallelism", s->threads);
+    tm_jw_field_bool(&w, "single_submit", s->single_submit);
+    tm_jw_field_bool(&w, "overlap_events", !s->no_overlap);
     tm_jw_object_end(&w);
     return tm_cli_print_json(&w);
 }
@@ -264,11 +253,8 @@ int tm_cmd_tune(int argc, char **argv) {
             "at once while all cores compute) and prints them as an \"aio\" block. Depth and block size are kept with\n"
             "the rates: `train` uses them where the configuration has no \"aio\", and `plan` predicts with the rates.",
         .example = "tidemill tune io /nvme/offload",
-        .opts = opts,
-        .n_opts = TM_COUNT(opts),
-        .positional = word,
-        .min_positional = 2,
-        .max_positional = DISK_MAX_PATHS + 1,
+        TM_CLI_OPTIONS(opts),
+        TM_CLI_WORDS(word, 2, DISK_MAX_PATHS + 1),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

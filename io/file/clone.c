@@ -69,10 +69,7 @@ tm_status tm_copy_file(const char *from, const char *to) {
     if (rc == TM_OK) {
         if (tm_file_size(in) > 0) rc = clone_range(io_out_fd(out), to, 0, in, 0, tm_file_size(in), &shared);
         if (rc == TM_OK && !shared) rc = copy_all(out, in);
-        if (rc == TM_OK)
-            rc = tm_out_commit(out);
-        else
-            tm_out_abandon(out);
+        rc = tm_out_end(out, rc);
     }
     tm_file_close(in);
     return rc;

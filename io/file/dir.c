@@ -55,8 +55,6 @@ tm_status tm_make_dirs(const char *path) {
     return tm_fail_sys(s, err, "mkdir", path, -1, "%s: cannot make this directory", path);
 }
 
-/* ---- listing ---- */
-
 typedef struct entry_list {
     char **names;
     size_t n, cap;
@@ -128,8 +126,6 @@ tm_status tm_list_dir(const char *path, tm_dir_fn fn, void *ctx) {
     list_free(&l);
     return rc;
 }
-
-/* ---- removing ---- */
 
 enum { MAX_DEPTH = 64 };
 

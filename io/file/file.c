@@ -191,3 +191,11 @@ tm_status tm_file_slurp(const char *path, size_t max, tm_buf *out) {
     tm_file_close(f);
     return rc;
 }
+
+tm_status tm_json_load(tm_json_doc **out, const char *path, size_t max, unsigned flags) {
+    tm_buf text = {0};
+    tm_status rc = tm_file_slurp(path, max, &text);
+    if (rc == TM_OK) rc = tm_json_parse(out, text.data, text.len, path, flags, 0);
+    tm_buf_free(&text);
+    return rc;
+}

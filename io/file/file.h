@@ -27,6 +27,8 @@ tm_status tm_file_cursor_read(void *ctx, void *buf, size_t cap, size_t *got);
 void tm_file_forget(tm_file *f, uint64_t offset, uint64_t len);
 /* A whole small file into `out` (appended); TM_EINPUT if larger than max. */
 TM_MUST_USE tm_status tm_file_slurp(const char *path, size_t max, tm_buf *out);
+/* The same as a tree (base.h), `flags` as there; errors name the path. */
+TM_MUST_USE tm_status tm_json_load(tm_json_doc **out, const char *path, size_t max, unsigned flags);
 bool tm_path_exists(const char *path);
 bool tm_path_is_dir(const char *path);
 /* Bytes that may still be written under the folder that is there, or would be made, at `path`; 0: not known. */
@@ -73,6 +75,10 @@ TM_MUST_USE tm_status tm_out_flush(tm_out *o);
 uint64_t tm_out_size(const tm_out *o);
 TM_MUST_USE tm_status tm_out_commit(tm_out *o); /* frees o in any case */
 void tm_out_abandon(tm_out *o);                 /* NULL is fine */
+/* Commits where all went well so far (`rc`), else abandons and returns rc. */
+TM_MUST_USE tm_status tm_out_end(tm_out *o, tm_status rc);
+/* A whole file at once. */
+TM_MUST_USE tm_status tm_file_write(const char *path, const void *bytes, size_t n);
 /* Log files: opened for append (0644), each line in one write, flushed to the kernel; '\n' is added where it lacks. */
 typedef struct tm_append tm_append;
 TM_MUST_USE tm_status tm_append_open(tm_append **out, const char *path, bool truncate);

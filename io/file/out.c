@@ -22,10 +22,7 @@ static void out_free(tm_out *o) {
     TM_ASSERT(!o->live.prev && !o->live.next);
     if (o->writes.fd >= 0) close(o->writes.fd);
     if (o->dir_fd >= 0) close(o->dir_fd);
-    tm_free(o->path);
-    tm_free(o->temp);
-    tm_free(o->writes.buffer);
-    tm_free(o);
+    TM_FREE_ALL(o->path, o->temp, o->writes.buffer, o);
 }
 
 static tm_status create_failed(const char *path, int err) {
@@ -147,7 +144,17 @@ void tm_out_abandon(tm_out *o) {
     out_free(o);
 }
 
-/* ---- logs ---- */
+tm_status tm_out_end(tm_out *o, tm_status rc) {
+    if (rc == TM_OK) return tm_out_commit(o);
+    tm_out_abandon(o);
+    return rc;
+}
+
+tm_status tm_file_write(const char *path, const void *bytes, size_t n) {
+    tm_out *o;
+    TM_TRY(tm_out_create(&o, path));
+    return tm_out_end(o, tm_out_append(o, bytes, n));
+}
 
 struct tm_append {
     int fd;

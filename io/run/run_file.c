@@ -27,10 +27,6 @@ static tm_status add_file(tm_io_run *run, tm_status (*how)(tm_io_run *, run_file
     return TM_OK;
 }
 
-/* ---- making -------------------------------------------------------------------------------------------------- */
-
-/* ---- files ---- */
-
 static tm_status no_space(const tm_io_run *run, const char *name, uint64_t bytes, int err) {
     char need[32], have[32], missing[32];
     uint64_t free_bytes = tm_io_run_free_bytes(run);
@@ -89,8 +85,6 @@ tm_status tm_io_file_create(tm_io_run *run, const char *name, uint64_t bytes, bo
         return tm_fail(TM_EBUG, "offload file %s of %llu bytes", name, (unsigned long long)bytes);
     return add_file(run, open_file, name, tm_round_up(bytes, RUN_UNIT), buffered, out);
 }
-
-/* ---- opening ------------------------------------------------------------------------------------------------- */
 
 static tm_status cut_off(const char *path, uint64_t bytes, uint64_t want) {
     return tm_fail(TM_ECORRUPT, "%s: holds %llu bytes, the commit needs %llu; the file was cut off", path,

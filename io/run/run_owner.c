@@ -27,8 +27,6 @@ static void make_plain(char *text) {
         if ((unsigned char)*text < ' ') *text = '?';
 }
 
-/* ---- written ---- */
-
 static void command_line(char *buf, size_t cap) {
     int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? 0 : read(fd, buf, cap - 1);
@@ -66,8 +64,6 @@ tm_status io_run_write_owner(tm_io_run *run, const char *key, const char *of) {
     if (rc != TM_OK || io_sys_table->renameat(run->fd, "owner.next", run->fd, "owner") == 0) return rc;
     return tm_fail_sys(io_status_of(errno), errno, "rename", run->path, -1, "%s/owner: cannot be replaced", run->path);
 }
-
-/* ---- read ---- */
 
 static void owner_line(const char *text, const char *key, char *out, size_t cap) {
     size_t n = strlen(key);

@@ -13,8 +13,6 @@ int io_run_open_dir(const char *dir) {
     return io_sys_table->openat(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
 }
 
-/* ---- reopening ---- */
-
 static tm_status in_use(const tm_io_run *run) {
     char who[512];
     tm_io_owner o = {0};

@@ -14,8 +14,6 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-/* ---- slab ---------------------------------------------------------------------------------------------------- */
-
 static tm_status map_slab(tm_exec *e, uint64_t bytes) {
     TM_ASSERT(!e->fixed.slab);
     const char *kind;
@@ -33,8 +31,6 @@ static tm_status map_slab(tm_exec *e, uint64_t bytes) {
     e->fixed.slab_bytes = bytes;
     return TM_OK;
 }
-
-/* ---- life ---------------------------------------------------------------------------------------------------- */
 
 tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     tm_status rc;

@@ -15,8 +15,6 @@ bool exec_is_issued(const tm_exec *e, const tm_plan *plan, uint32_t op) {
     return !e->fixed.seed && !e->caller.twice.on && exec_is_device(e, plan, op);
 }
 
-/* ---- room ---------------------------------------------------------------------------------------------------- */
-
 void exec_device_free(tm_exec *e) {
     TM_ASSERT(e->streams.n_issued == 0);
     for (int i = 0; i < EXEC_ISSUED; i++) {
@@ -60,8 +58,6 @@ static tm_device_op frames_of(const tm_plan *plan, uint32_t op, tm_device_frame 
         frame[i] = (tm_device_frame){plan->touch[first + i].address - TM_DEVICE_BASE, plan->touch[first + i].bytes};
     return (tm_device_op){.frame = frame, .n = n};
 }
-
-/* ---- issued -------------------------------------------------------------------------------------------------- */
 
 static tm_status run_issued(void *ctx) {
     issue *i = ctx;

@@ -5,8 +5,6 @@
 
 #include <errno.h>
 
-/* ---- one transfer -------------------------------------------------------------------------------------------- */
-
 void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes) {
     const tm_plan_op *o = &r->plan->op[op];
     tm_kind kind = tm_plan_object(r->plan, o->object)->kind;
@@ -59,8 +57,6 @@ tm_status exec_disk_finish(tm_exec *e, flight *f) {
         TM_TRY(store_check_read(e->fixed.store, &t, e->fixed.slab + o->address, &f->req));
     return TM_OK;
 }
-
-/* ---- the thread ---------------------------------------------------------------------------------------------- */
 
 static bool run_busy(const tm_exec *e, const exec_run *r) {
     if (!r || !r->open) return false;

@@ -3,8 +3,6 @@
  * that a slow path holds up only what lies on it), the device's streams, the line of communication operations. */
 #include "offload/exec/exec_internal.h"
 
-/* ---- states ---------------------------------------------------------------------------------------------------- */
-
 /* By state: the states that may follow, a bit each. */
 static const uint8_t may_follow[] = {
     [EXEC_OP_WAITS] = 1 << EXEC_OP_READY | 1 << EXEC_OP_SEALING,
@@ -30,8 +28,6 @@ void exec_fail(tm_exec *e, tm_status status) {
     }
     tm_error_clear();
 }
-
-/* ---- ready ------------------------------------------------------------------------------------------------------ */
 
 static tm_heap32 *queue_of(const tm_exec *e, exec_run *r, uint32_t op) {
     uint8_t engine = r->plan->op[op].engine;
@@ -68,8 +64,6 @@ void exec_start_run(tm_exec *e, exec_run *r) {
         if (r->pred[i] == 0) (void)make_ready(e, r, i);
 }
 
-/* ---- taken ------------------------------------------------------------------------------------------------------ */
-
 void exec_took(exec_run *r, uint32_t op) {
     set_state(r, op, EXEC_OP_RUNS);
 }
@@ -94,8 +88,6 @@ void exec_issued(tm_exec *e, exec_run *r, uint32_t op) {
         if (exec_is_issued(e, r->plan, s)) (void)count_down(e, r, s);
     }
 }
-
-/* ---- done ------------------------------------------------------------------------------------------------------- */
 
 /* Those of its own run; what is on the same stream was told when it was issued. */
 static bool tell_successors(tm_exec *e, exec_run *r, uint32_t op, bool was_issued) {

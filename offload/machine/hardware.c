@@ -58,28 +58,6 @@ static const field fields[] = {
 
 /* ---- what was probably meant --------------------------------------------------------------------------------- */
 
-static unsigned least_of(unsigned a, unsigned b) {
-    return a < b ? a : b;
-}
-
-/* Levenshtein, one row. */
-static unsigned distance(const char *a, const char *b) {
-    unsigned row[LONGEST_KEY + 1];
-    size_t n = strlen(a), m = strlen(b);
-    if (n > LONGEST_KEY || m > LONGEST_KEY) return LONGEST_KEY;
-    for (size_t k = 0; k <= m; k++) row[k] = (unsigned)k;
-    for (size_t i = 0; i < n; i++) {
-        unsigned corner = row[0];
-        row[0] = (unsigned)i + 1;
-        for (size_t k = 0; k < m; k++) {
-            unsigned above = row[k + 1];
-            row[k + 1] = least_of(least_of(above, row[k]) + 1, corner + (a[i] != b[k]));
-            corner = above;
-        }
-    }
-    return row[m];
-}
-
 static bool has_section(const char *name) {
     for (size_t i = 0; i < TM_COUNT(fields); i++)
         if (*name && !strcmp(fields[i].section, name)) return true;
@@ -93,15 +71,15 @@ static void dotted(char *to, size_t cap, const char *section, const char *key) {
 /* The same word in another section, else the nearest of all; "" if nothing is near. */
 static void suggest(const char *section, const char *key, char *to, size_t cap) {
     char full[2 * LONGEST_KEY], wanted[2 * LONGEST_KEY];
-    unsigned best = 2 + (unsigned)least_of((unsigned)strlen(key), LONGEST_KEY) / 3;
+    size_t best = 2 + tm_min_u64(strlen(key), LONGEST_KEY) / 3;
     to[0] = 0;
     dotted(wanted, sizeof wanted, section, key);
     for (size_t i = 0; i < TM_COUNT(fields); i++) {
         const field *f = &fields[i];
         dotted(full, sizeof full, f->section, f->key);
-        unsigned d = !strcmp(f->key, key) ? 1 : least_of(distance(wanted, full), distance(key, f->key) + 1);
-        if (!*section && distance(key, f->section) < d) { /* a section of its own */
-            d = distance(key, f->section);
+        size_t d = tm_min_u64(tm_edit_distance(wanted, full), tm_edit_distance(key, f->key) + 1);
+        if (!*section && tm_edit_distance(key, f->section) < d) { /* a section of its own */
+            d = tm_edit_distance(key, f->section);
             snprintf(full, sizeof full, "%s", f->section);
         }
         if (d >= best) continue;
@@ -305,7 +283,6 @@ tm_status tm_machine_load(const char *path, tm_machine *out) {
 
 tm_status tm_machine_load_with(const char *path, const char *const *setting, size_t n, tm_machine *out) {
     tm_machine nominal;
-    tm_buf text = {0};
     tm_json_doc *doc = NULL;
     tm_status rc;
     tm_machine_nominal(&nominal);
@@ -313,8 +290,7 @@ tm_status tm_machine_load_with(const char *path, const char *const *setting, siz
                                    .latency = nominal.disk.latency,
                                    .cpu_per_byte = nominal.disk.cpu_per_byte}};
     reader r = {.path = path, .to = &h};
-    TM_GO(tm_file_slurp(path, MOST_BYTES, &text));
-    TM_GO(tm_json_parse(&doc, text.data ? text.data : "", text.len, path, TM_JSON_RELAXED, 0));
+    TM_GO(tm_json_load(&doc, path, MOST_BYTES, TM_JSON_RELAXED));
     const tm_json *root = tm_json_root(doc);
     if (root->type != TM_JSON_OBJECT) TM_GO(tm_fail(TM_EINPUT, "%s:1: a hardware file is one JSON object", path));
     TM_GO(read_section(&r, root, ""));
@@ -323,7 +299,6 @@ tm_status tm_machine_load_with(const char *path, const char *const *setting, siz
     *out = h.machine;
 done:
     tm_json_free(doc);
-    tm_buf_free(&text);
     return rc;
 }
 
@@ -378,8 +353,7 @@ static tm_status write_all(tm_json_writer *w, const hardware *h) {
         if (!describes_section(&h->machine, f->section)) continue;
         if (strcmp(f->section, section) != 0) {
             if (*section) tm_jw_object_end(w);
-            tm_jw_key(w, f->section);
-            tm_jw_object(w);
+            tm_jw_field_object(w, f->section);
             section = f->section;
         }
         TM_TRY(write_field(w, h, f));
@@ -393,17 +367,10 @@ tm_status tm_machine_save(const char *path, const tm_machine *m) {
     const hardware h = {.machine = *m};
     tm_json_writer w;
     tm_buf text = {0};
-    tm_out *out = NULL;
-    tm_status rc;
     tm_jw_init(&w, &text, 2);
-    TM_GO(write_all(&w, &h));
-    TM_GO(tm_buf_append(&text, "\n", 1));
-    TM_GO(tm_out_create(&out, path));
-    TM_GO(tm_out_append(out, text.data, text.len));
-    rc = tm_out_commit(out);
-    out = NULL;
-done:
-    tm_out_abandon(out);
+    tm_status rc = write_all(&w, &h);
+    if (rc == TM_OK) rc = tm_buf_append(&text, "\n", 1);
+    if (rc == TM_OK) rc = tm_file_write(path, text.data, text.len);
     tm_buf_free(&text);
     return rc;
 }

@@ -19,8 +19,6 @@ struct tm_profile {
     profile_entries e;
 };
 
-/* ---- places -------------------------------------------------------------------------------------------------- */
-
 const char *tm_profile_path(void) {
     static _Thread_local char path[4096];
     const char *given = getenv("TIDEMILL_PROFILE"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -63,8 +61,6 @@ bool profile_disk_key(const char *path, char *key, size_t cap) {
     int n = snprintf(key, cap, "%s %u:%u %016" PRIx64, host, major(st.st_dev), minor(st.st_dev), id);
     return n > 0 && (size_t)n < cap;
 }
-
-/* ---- public -------------------------------------------------------------------------------------------------- */
 
 tm_status tm_profile_put_disk(const char *path, const tm_disk *disk) {
     char key[PROFILE_DISK_CAP];

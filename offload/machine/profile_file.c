@@ -13,8 +13,6 @@
 
 enum { VERSION = 1, MOST_BYTES = 16 << 20 };
 
-/* ---- entries ------------------------------------------------------------------------------------------------- */
-
 static bool is_entry(const profile_entry *e, const char *backend, const char *key) {
     if (!e->backend != !backend) return false;
     return (!backend || !strcmp(e->backend, backend)) && !strcmp(e->key, key);
@@ -72,8 +70,6 @@ void profile_entries_free(profile_entries *e) {
     tm_free(e->slot);
     *e = (profile_entries){0};
 }
-
-/* ---- reading ------------------------------------------------------------------------------------------------- */
 
 static tm_status damaged_profile(const tm_json *at, const char *what) {
     return tm_fail(TM_EINPUT, "line %u: %s", at ? at->line : 0, what);
@@ -137,15 +133,10 @@ static tm_status read_root(profile_entries *e, const tm_json *root) {
 }
 
 static tm_status read_file(profile_entries *e, const char *path) {
-    tm_buf text = {0};
-    tm_json_doc *doc = NULL;
-    tm_status rc;
-    TM_GO(tm_file_slurp(path, MOST_BYTES, &text));
-    TM_GO(tm_json_parse(&doc, text.data ? text.data : "", text.len, path, 0, 0));
-    TM_GO(read_root(e, tm_json_root(doc)));
-done:
+    tm_json_doc *doc;
+    TM_TRY(tm_json_load(&doc, path, MOST_BYTES, 0));
+    tm_status rc = read_root(e, tm_json_root(doc));
     tm_json_free(doc);
-    tm_buf_free(&text);
     return rc;
 }
 
@@ -163,19 +154,15 @@ tm_status profile_load(profile_entries *e) {
     return TM_OK;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------- */
-
 static void write_disk(tm_json_writer *w, const profile_entry *e) {
     tm_jw_object(w);
-    tm_jw_key(w, "disk");
-    tm_jw_str(w, e->key);
+    tm_jw_field_str(w, "disk", e->key);
     tm_jw_field_double(w, "read_bps", e->disk.read_bps);
     tm_jw_field_double(w, "write_bps", e->disk.write_bps);
     tm_jw_field_double(w, "duplex", e->disk.duplex);
     tm_jw_field_double(w, "latency", e->disk.latency);
     tm_jw_field_double(w, "cpu_per_byte", e->disk.cpu_per_byte);
-    tm_jw_key(w, "bytes");
-    tm_jw_uint(w, e->disk.bytes);
+    tm_jw_field_uint(w, "bytes", e->disk.bytes);
     tm_jw_field_double(w, "tbw", e->disk.tbw);
     if (e->disk.in_training > 0) tm_jw_field_double(w, "in_training", e->disk.in_training);
     if (e->disk.queue_depth) tm_jw_field_uint(w, "queue_depth", e->disk.queue_depth);
@@ -196,18 +183,14 @@ static tm_status write_entries(profile_entries *e, tm_buf *out) {
     if (e->n) qsort(e->item, e->n, sizeof *e->item, by_name);
     tm_jw_init(&w, out, 2);
     tm_jw_object(&w);
-    tm_jw_key(&w, "version");
-    tm_jw_int(&w, VERSION);
-    tm_jw_key(&w, "disks");
-    tm_jw_array(&w);
+    tm_jw_field_int(&w, "version", VERSION);
+    tm_jw_field_array(&w, "disks");
     for (; i < e->n && !e->item[i].backend; i++) write_disk(&w, &e->item[i]);
     tm_jw_array_end(&w);
-    tm_jw_key(&w, "seconds");
-    tm_jw_object(&w);
+    tm_jw_field_object(&w, "seconds");
     while (i < e->n) {
         const char *backend = e->item[i].backend;
-        tm_jw_key(&w, backend);
-        tm_jw_object(&w);
+        tm_jw_field_object(&w, backend);
         for (; i < e->n && !strcmp(e->item[i].backend, backend); i++)
             tm_jw_field_double(&w, e->item[i].key, e->item[i].seconds);
         tm_jw_object_end(&w);
@@ -220,7 +203,6 @@ static tm_status write_entries(profile_entries *e, tm_buf *out) {
 tm_status profile_store(profile_entries *e) {
     char folder[4096];
     tm_buf text = {0};
-    tm_out *out = NULL;
     tm_status rc;
     const char *path = tm_profile_path();
     if (!*path) return tm_fail(TM_EINPUT, "there is no place for the profile: set TIDEMILL_PROFILE to a file's path");
@@ -232,12 +214,8 @@ tm_status profile_store(profile_entries *e) {
     }
     TM_GO(write_entries(e, &text));
     TM_GO(tm_buf_append(&text, "\n", 1));
-    TM_GO(tm_out_create(&out, path));
-    TM_GO(tm_out_append(out, text.data, text.len));
-    rc = tm_out_commit(out);
-    out = NULL;
+    rc = tm_file_write(path, text.data, text.len);
 done:
-    tm_out_abandon(out);
     tm_buf_free(&text);
     return rc;
 }

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-/* ---- candidates ---------------------------------------------------------------------------------------------- */
-
 static uint32_t bundle_count(const tm_layout *l, uint32_t first) {
     uint32_t n = 1;
     while (first + n < l->n && l->object[first + n].kind == l->object[first].kind &&
@@ -120,8 +118,6 @@ static tm_status spread_by_unit(density *d) {
     return TM_OK;
 }
 
-/* ---- time by stretch ----------------------------------------------------------------------------------------- */
-
 /* Stretches of about equal time with nothing kept. */
 static void cut_stretches(density *d, const tm_plan_opts *o) {
     double all = 0, at = 0;
@@ -146,8 +142,6 @@ static void cut_stretches(density *d, const tm_plan_opts *o) {
         at += d->seconds[i] + each;
     }
 }
-
-/* ---- open and close ------------------------------------------------------------------------------------------ */
 
 /* What lies in memory in any case: frames of intervals, temporaries that are not paged, resident state. */
 static tm_status base_load(density *d, const uint8_t *resident, const uint8_t *temp_paged, uint64_t below) {

@@ -22,8 +22,6 @@
 static const double HIDDEN = 0.5;
 enum { PRICE_ROUNDS = 10, PRICE_RATE = 8, SLACK_RATE = 12 };
 
-/* ---- time by stretch ----------------------------------------------------------------------------------------- */
-
 static double disk_seconds(const density *d, double read, double write) {
     double more = read > write ? read : write, less = read > write ? write : read;
     return more + (1 - d->machine.disk.duplex) * less;
@@ -51,8 +49,6 @@ static double shift_time(density *d, const candidate *c, double sign, bool for_g
     }
     return change;
 }
-
-/* ---- worth over memory --------------------------------------------------------------------------------------- */
 
 /* Bytes times price over the program, intervals left out: there they lie in memory anyway. */
 static double priced_bytes(const density *d, const candidate *c) {
@@ -92,8 +88,6 @@ static void keep_candidate(density *d, const candidate *c) {
     }
     (void)shift_time(d, c, -1, true);
 }
-
-/* ---- lazy greedy --------------------------------------------------------------------------------------------- */
 
 /* Better first; equals by spread, then by id. Worths that differ by rounding count as equal. */
 static inline bool comes_first(const void *order, uint32_t a, uint32_t b) {

@@ -14,8 +14,6 @@ static bool is_state(uint32_t id) {
     return !(id & TM_TEMP_BIT);
 }
 
-/* ---- groups -------------------------------------------------------------------------------------------------- */
-
 static uint32_t root_of(uint32_t *up, uint32_t i) {
     while (up[i] != i) i = up[i] = up[up[i]];
     return i;
@@ -91,8 +89,6 @@ void resident_close(resident_groups *g) {
     tm_free(g->take);
     *g = (resident_groups){0};
 }
-
-/* ---- what is device-resident --------------------------------------------------------------------------------- */
 
 /* An operation that may compute on either tier goes where its state is. */
 static void settle_tiers(lowering *w) {

@@ -362,13 +362,7 @@ static tm_status prepare_trackers(emitter *e) {
 
 static void emitter_free(emitter *e) {
     for (uint32_t r = 0; e->prev && r < e->pl->n; r++) tm_free(e->prev[r].item);
-    tm_free(e->prev);
-    tm_free(e->frame);
-    tm_free(e->frame_of);
-    tm_free(e->disk);
-    tm_free(e->link);
-    tm_free(e->edge);
-    tm_free(e->seen);
+    TM_FREE_ALL(e->prev, e->frame, e->frame_of, e->disk, e->link, e->edge, e->seen);
     spans_close(&e->map);
 }
 

@@ -69,8 +69,6 @@ static bool spill_of(const tm_plan *plan, uint32_t op, struct plan_touch *t) {
     return true;
 }
 
-/* ---- the plan before ----------------------------------------------------------------------------------------- */
-
 static void leave_bytes(linker *k, const struct plan_touch *t, uint32_t op) {
     uint64_t end = t->address + t->bytes;
     range_at i = ranges_find(&k->map, t->address);
@@ -109,8 +107,6 @@ static void leave_plan(linker *k, const tm_plan *plan) {
             note_reader(k, &k->extent[x].readers, op);
     }
 }
-
-/* ---- the plan after ------------------------------------------------------------------------------------------ */
 
 static void tie(linker *k, uint32_t from, uint32_t to) {
     tm_link *l = k->link;
@@ -158,8 +154,6 @@ static void enter_plan(linker *k, const tm_plan *plan) {
                         plan->op[op].engine == TM_ENGINE_DISK_WRITE);
     }
 }
-
-/* ---- the link ------------------------------------------------------------------------------------------------ */
 
 static int by_edge(const void *a, const void *b) {
     const edge *x = a, *y = b;
@@ -231,10 +225,7 @@ double tm_link_proof_seconds(const tm_link *link) {
 
 void tm_link_free(tm_link *link) {
     if (!link) return;
-    tm_free(link->edge);
-    tm_free(link->first);
-    tm_free(link->to);
-    tm_free(link);
+    TM_FREE_ALL(link->edge, link->first, link->to, link);
 }
 
 const uint32_t *tm_link_successors(const tm_link *link, uint32_t op, uint32_t *n) {

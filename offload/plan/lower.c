@@ -13,8 +13,6 @@
 
 enum { LOWER_TRIES = 6, RESIDENT_LEVELS = 4, DISK_WEIGHT = 16 };
 
-/* ---- the arena ----------------------------------------------------------------------------------------------- */
-
 static tm_status pack_device_intervals(lowering *w, uint64_t top) {
     live_range **item = tm_malloc(sizeof *item * ((size_t)w->n_device_interval + 1));
     uint32_t n = 0;
@@ -144,8 +142,6 @@ static tm_status fit_all(lowering *w) {
     bool choose = w->opts->choose_residency && w->opts->resident_quarters > 0;
     return choose ? fit_resident(w, w->arena - w->peak) : fit_lowering(w);
 }
-
-/* ---- both ends ----------------------------------------------------------------------------------------------- */
 
 static void close_lowering(lowering *w) {
     void *all[] = {w->device_interval, w->of_interval, w->whole, w->place, w->host_interval,

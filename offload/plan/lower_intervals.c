@@ -9,8 +9,6 @@
 
 enum { AHEAD_POSITIONS = 4096, BEHIND_POSITIONS = 64 };
 
-/* ---- device intervals ---------------------------------------------------------------------------------------- */
-
 static void find_device_intervals(lowering *w) {
     const tm_program *p = w->p;
     for (uint32_t v = 0; v < p->n_interval; v++) w->of_interval[v] = TM_NONE;

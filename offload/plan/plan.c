@@ -5,14 +5,7 @@
 
 void tm_plan_free(tm_plan *plan) {
     if (!plan) return;
-    tm_free(plan->op);
-    tm_free(plan->succ);
-    tm_free(plan->operand);
-    tm_free(plan->temp);
-    tm_free(plan->extent);
-    tm_free(plan->touch);
-    tm_free(plan->first_touch);
-    tm_free(plan);
+    TM_FREE_ALL(plan->op, plan->succ, plan->operand, plan->temp, plan->extent, plan->touch, plan->first_touch, plan);
 }
 
 const tm_plan_info *tm_plan_get_info(const tm_plan *plan) {

@@ -71,13 +71,7 @@ tm_status tm_program_create(tm_program **out, const tm_layout *layout, const cha
 
 void tm_program_free(tm_program *p) {
     if (!p) return;
-    tm_free(p->temp);
-    tm_free(p->interval);
-    tm_free(p->record);
-    tm_free(p->op);
-    tm_free(p->use);
-    tm_free(p->device_address);
-    tm_free(p);
+    TM_FREE_ALL(p->temp, p->interval, p->record, p->op, p->use, p->device_address, p);
 }
 
 /* Room for one more element behind `n`; a failure is the program's. */

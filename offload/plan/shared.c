@@ -16,8 +16,6 @@ typedef struct shelf {
     uint32_t n;
 } shelf;
 
-/* ---- the largest first --------------------------------------------------------------------------------------- */
-
 static int by_size(const void *a, const void *b) {
     const live_range *x = *(live_range *const *)a, *y = *(live_range *const *)b;
     if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
@@ -51,8 +49,6 @@ static uint64_t pack_by_size(shelf *s) {
     }
     return peak;
 }
-
-/* ---- addresses ----------------------------------------------------------------------------------------------- */
 
 static void collect_frames(const tm_program *p, shelf *s) {
     for (uint32_t v = 0; v < p->n_interval; v++) {
@@ -100,8 +96,6 @@ void tm_program_share(tm_program *p) {
     tm_free(s.frame);
     tm_free(s.list);
 }
-
-/* ---- what it costs ------------------------------------------------------------------------------------------- */
 
 uint64_t tm_program_share_bytes(const tm_program *p, uint32_t ranks) {
     uint32_t by = ranks ? ranks : 1;

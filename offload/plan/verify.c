@@ -399,11 +399,7 @@ static tm_status end_proof(prover *p, tm_status rc) {
         rc = tm_nomem(sizeof(range));
     }
     ranges_close(&p->map);
-    tm_free(p->reader);
-    tm_free(p->version);
-    tm_free(p->first_pred);
-    tm_free(p->pred);
-    tm_free(p->waited);
+    TM_FREE_ALL(p->reader, p->version, p->first_pred, p->pred, p->waited);
     return rc;
 }
 

@@ -10,8 +10,6 @@ static const double DONE_SECONDS = 1e-12; /* less is rounding */
 static const double NOMINAL_COPY_RATE = 8e9;
 static const double LEAST_SPEED = 0.05; /* of compute, however busy the disk */
 
-/* ---- starting ------------------------------------------------------------------------------------------------ */
-
 /* Copies that the compiler inserted; where nobody said how fast they are, by memory. */
 static double copy_seconds(const sim *s, const tm_op *op) {
     const tm_machine *m = s->opts->machine;
@@ -46,8 +44,6 @@ static tm_status start_ready(sim *s) {
         if (!sim_is_disk(e)) TM_TRY(start_stream(s, e));
     return TM_OK;
 }
-
-/* ---- the clock ----------------------------------------------------------------------------------------------- */
 
 /* Moving bytes takes the CPU from its operations. Call after sim_disk_next. */
 static double speed_of(const sim *s, uint8_t engine) {
@@ -124,8 +120,6 @@ static void advance_clock(sim *s, double seconds) {
     }
     while (sim_disk_take(&s->disk, &key)) sim_complete(s, key);
 }
-
-/* ---- public -------------------------------------------------------------------------------------------------- */
 
 static void close_sim(sim *s) {
     tm_free(s->pred);

@@ -14,8 +14,6 @@ static const char *const work_colour[] = {"#4a8f8c", "#6b5b95", "#b8577e", "#a08
                                           "#7d9a55", "#946aa8", "#c07a6a", "#557a6b", "#6f7785", "#9a9a9a"};
 static const char *const resident_colour = "#c3c7cc";
 
-/* ---- bins ---------------------------------------------------------------------------------------------------- */
-
 static void add_part(float *bin, double from, double to, double rate) {
     double width = 1.0 / TIMELINE_BINS;
     int first = (int)(from / width), last = (int)(to / width);
@@ -46,8 +44,6 @@ static timeline_class *class_of(timeline_lane *lane, const char *name, const cha
     c->colour = colour;
     return c;
 }
-
-/* ---- engines ------------------------------------------------------------------------------------------------- */
 
 static bool is_disk(uint8_t engine) {
     return engine == TM_ENGINE_DISK_READ || engine == TM_ENGINE_DISK_WRITE;
@@ -117,8 +113,6 @@ static void fill_engines(timeline *out, const tm_timeline *t) {
             add_work(lane[e], t, i);
     }
 }
-
-/* ---- frames -------------------------------------------------------------------------------------------------- */
 
 /* An object in a frame, from the first operation on it to the last. */
 typedef struct presence {

@@ -10,8 +10,6 @@
 
 enum { LEFT = 150, RIGHT = 40, HEAD = 92, LEGEND_ROW = 18, GAP = 14, AXIS = 46, CHAR_WIDTH = 6, PLOT = TIMELINE_BINS };
 
-/* ---- text ---------------------------------------------------------------------------------------------------- */
-
 /* Bytes of the well-formed UTF-8 sequence at `s`; 0: none. */
 static size_t sequence(const unsigned char *s) {
     static const unsigned char least[] = {0, 0x80, 0xa0, 0x90};
@@ -62,8 +60,6 @@ static const char *amount(const timeline_lane *lane, double v, char *buf, size_t
         tm_format_size((uint64_t)v, buf, cap);
     return buf;
 }
-
-/* ---- a lane -------------------------------------------------------------------------------------------------- */
 
 static int plot_height(const timeline_lane *lane) {
     return lane->unit == LANE_BUSY ? 44 : 96;
@@ -143,8 +139,6 @@ static tm_status put_lane(tm_buf *b, const timeline_lane *lane, int *top) {
     return tm_buf_printf(b, "</g>\n");
 }
 
-/* ---- the whole ----------------------------------------------------------------------------------------------- */
-
 static double tick_of(double seconds) {
     double tick = pow(10, floor(log10(seconds)));
     return seconds / tick > 5 ? tick : seconds / tick > 2 ? tick / 2 : tick / 5;
@@ -201,8 +195,6 @@ tm_status timeline_draw(tm_buf *svg, const timeline *data, const tm_timeline *t)
     return tm_buf_printf(svg, "</svg>\n");
 }
 
-/* ---- public -------------------------------------------------------------------------------------------------- */
-
 static tm_status put_page(tm_buf *page, const timeline *data, const tm_timeline *t) {
     TM_TRY(tm_buf_printf(page, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>"));
     TM_TRY(put_escaped(page, t->title ? t->title : t->plan->name));
@@ -216,18 +208,13 @@ tm_status tm_timeline_write(const char *path, const tm_timeline *t) {
     size_t n = strlen(path);
     bool html = n > 5 && strcmp(path + n - 5, ".html") == 0;
     tm_buf text = {0};
-    tm_out *out = NULL;
     tm_status rc;
     timeline *data = tm_malloc(sizeof *data);
     if (!data) return tm_nomem(sizeof *data);
     TM_GO(timeline_fill(data, t));
     TM_GO(html ? put_page(&text, data, t) : timeline_draw(&text, data, t));
-    TM_GO(tm_out_create(&out, path));
-    TM_GO(tm_out_append(out, text.data, text.len));
-    rc = tm_out_commit(out);
-    out = NULL;
+    rc = tm_file_write(path, text.data, text.len);
 done:
-    tm_out_abandon(out);
     tm_buf_free(&text);
     tm_free(data);
     return rc;

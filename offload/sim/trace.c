@@ -22,20 +22,14 @@ struct tm_trace {
     uint32_t lanes[PROCESSES][TM_ENGINES];
 };
 
-/* ---- one event ----------------------------------------------------------------------------------------------- */
-
 static void begin_event(tm_trace *t, tm_json_writer *w, const char *name, const char *phase, int process, int64_t tid) {
     tm_buf_clear(&t->text);
     tm_jw_init(w, &t->text, 0);
     tm_jw_object(w);
-    tm_jw_key(w, "name");
-    tm_jw_str(w, name);
-    tm_jw_key(w, "ph");
-    tm_jw_str(w, phase);
-    tm_jw_key(w, "pid");
-    tm_jw_int(w, process + 1);
-    tm_jw_key(w, "tid");
-    tm_jw_int(w, tid);
+    tm_jw_field_str(w, "name", name);
+    tm_jw_field_str(w, "ph", phase);
+    tm_jw_field_int(w, "pid", process + 1);
+    tm_jw_field_int(w, "tid", tid);
 }
 
 static tm_status end_event(tm_trace *t, tm_json_writer *w) {
@@ -58,8 +52,7 @@ static void put_time(tm_json_writer *w, const char *key, int64_t ns) {
 static tm_status name_process(tm_trace *t, int process, const char *name) {
     tm_json_writer w;
     begin_event(t, &w, "process_name", "M", process, 0);
-    tm_jw_key(&w, "args");
-    tm_jw_object(&w);
+    tm_jw_field_object(&w, "args");
     tm_jw_field_str(&w, "name", name);
     tm_jw_object_end(&w);
     return end_event(t, &w);
@@ -78,20 +71,16 @@ static tm_status name_lane(tm_trace *t, int process, uint32_t engine, uint32_t l
     else
         snprintf(name, sizeof name, "%s %u", engine_name, lane + 1);
     begin_event(t, &w, "thread_name", "M", process, tid_of(engine, lane));
-    tm_jw_key(&w, "args");
-    tm_jw_object(&w);
+    tm_jw_field_object(&w, "args");
     tm_jw_field_str(&w, "name", name);
     tm_jw_object_end(&w);
     TM_TRY(end_event(t, &w));
     begin_event(t, &w, "thread_sort_index", "M", process, tid_of(engine, lane));
-    tm_jw_key(&w, "args");
-    tm_jw_object(&w);
+    tm_jw_field_object(&w, "args");
     tm_jw_field_uint(&w, "sort_index", (uint64_t)tid_of(engine, lane));
     tm_jw_object_end(&w);
     return end_event(t, &w);
 }
-
-/* ---- lanes --------------------------------------------------------------------------------------------------- */
 
 /* The first lane that is free from `start` on. With more at once than there are lanes, the last one overlaps. */
 static tm_status take_lane(tm_trace *t, int process, uint32_t engine, int64_t start, int64_t end, uint32_t *lane) {
@@ -108,8 +97,6 @@ static tm_status take_lane(tm_trace *t, int process, uint32_t engine, int64_t st
     *lane = i;
     return TM_OK;
 }
-
-/* ---- operations ---------------------------------------------------------------------------------------------- */
 
 static bool is_disk(const tm_plan_op *o) {
     return o->engine == TM_ENGINE_DISK_READ || o->engine == TM_ENGINE_DISK_WRITE;
@@ -137,8 +124,7 @@ static void put_disk(tm_json_writer *w, const tm_trace_step *s, const tm_plan_op
 
 static void put_args(tm_json_writer *w, const tm_trace_step *s, uint32_t op) {
     const tm_plan_op *o = &s->plan->op[op];
-    tm_jw_key(w, "args");
-    tm_jw_object(w);
+    tm_jw_field_object(w, "args");
     tm_jw_field_uint(w, "op", op);
     tm_jw_field_uint(w, "step", s->step);
     if (is_disk(o)) {
@@ -203,8 +189,6 @@ done:
     return rc;
 }
 
-/* ---- public -------------------------------------------------------------------------------------------------- */
-
 tm_status tm_trace_open(tm_trace **out, const char *path) {
     static const char head[] = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
     tm_status rc;
@@ -229,11 +213,8 @@ tm_status tm_trace_add(tm_trace *t, const tm_trace_step *s) {
 }
 
 tm_status tm_trace_commit(tm_trace *t) {
-    tm_status rc = tm_out_append(t->out, "\n]}\n", 4);
-    if (rc == TM_OK) {
-        rc = tm_out_commit(t->out);
-        t->out = NULL;
-    }
+    tm_status rc = tm_out_end(t->out, tm_out_append(t->out, "\n]}\n", 4));
+    t->out = NULL;
     tm_trace_abandon(t);
     return rc;
 }

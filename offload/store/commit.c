@@ -103,8 +103,6 @@ tm_status tm_store_restore(tm_store *s, char *slab) {
     return carry_resident(s, slab, true, &bytes);
 }
 
-/* ---- syncing --------------------------------------------------------------------------------------------------- */
-
 static tm_status sync_files(tm_store *s) {
     carry c = {.s = s};
     tm_status rc = TM_OK;
@@ -142,8 +140,6 @@ static tm_status sync_directories(tm_store *s) {
     s->synced = true;
     return TM_OK;
 }
-
-/* ---- the protocol ---------------------------------------------------------------------------------------------- */
 
 void tm_store_commit_abandon(tm_store *s) {
     tm_io_atomic_abandon(s->manifest);

@@ -47,8 +47,6 @@ static tm_status choose_paths(copier *c, const tm_commit_copy_opts *opts) {
     return TM_OK;
 }
 
-/* ---- one object ------------------------------------------------------------------------------------------------ */
-
 static tm_status check_pages(const copier *c, const manifest_object *o, uint64_t at, uint64_t n, uint64_t page) {
     uint64_t want[CHUNK_PAGES];
     uint32_t count = pages_of(n), first = (uint32_t)(at / TM_PAGE_BYTES);
@@ -143,8 +141,6 @@ static tm_status copy_kind(copier *c, tm_kind kind) {
     close_inputs(c);
     return rc;
 }
-
-/* ---- the whole --------------------------------------------------------------------------------------------------- */
 
 static tm_status finish_copy(copier *c) {
     tm_io_atomic *d;

@@ -16,8 +16,6 @@ struct tm_commit_reader {
     char *page;
 };
 
-/* ---- open ------------------------------------------------------------------------------------------------------ */
-
 static tm_status index_objects(tm_commit_reader *r) {
     uint64_t page = 0;
     r->first_page = tm_calloc((size_t)r->c->n_objects + 1, sizeof *r->first_page);
@@ -68,8 +66,6 @@ void tm_commit_reader_close(tm_commit_reader *r) {
 const tm_commit *tm_commit_reader_commit(const tm_commit_reader *r) {
     return r->c;
 }
-
-/* ---- read ------------------------------------------------------------------------------------------------------ */
 
 static tm_status open_file(tm_commit_reader *r, const manifest_object *o) {
     TM_ASSERT(o->path < STORE_PATHS && o->kind < TM_KINDS);

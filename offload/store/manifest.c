@@ -8,8 +8,6 @@
 #define XXH_STATIC_LINKING_ONLY /* its state lies here, not on a heap that no seam sees */
 #include <xxhash.h>
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
-
 /* After the first failure nothing more is written. */
 typedef struct sink {
     tm_io_atomic *manifest;
@@ -94,8 +92,6 @@ static tm_status write_all(const tm_store *s, sink *k, const tm_commit_opts *opt
     put_pages(s, k);
     return put_hash(k);
 }
-
-/* ---- copying --------------------------------------------------------------------------------------------------- */
 
 static tm_status put_range(sink *k, const tm_commit *c, uint64_t at, uint64_t end) {
     TM_ASSERT(at <= end);

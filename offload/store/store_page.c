@@ -8,8 +8,6 @@ enum {
     PAGES_FOR_A_TEAM = 8, /* of fewer a team begins and ends no sooner than one thread is done */
 };
 
-/* ---- checksums ----------------------------------------------------------------------------------------------- */
-
 /* Identity goes in as the seed: the same bytes at another place or of another time do not pass. */
 uint64_t page_hash_of(uint64_t key, uint32_t kind, uint32_t number, uint32_t page, uint64_t generation,
                       const void *bytes, uint64_t n) {

@@ -2,8 +2,6 @@
 
 #include <sys/stat.h>
 
-/* ---- paths --------------------------------------------------------------------------------------------------- */
-
 /* Training reads about as much as it writes. */
 static double rate_of(const tm_disk *d) {
     return d->read_bps > 0 && d->write_bps > 0 ? 2 / (1 / d->read_bps + 1 / d->write_bps) : 0;
@@ -96,8 +94,6 @@ unsigned stripe_take(stripe *s, tm_kind kind, uint64_t bytes) {
     s->room[s->disk[best]] -= tm_min_u64(bytes, s->room[s->disk[best]]);
     return best;
 }
-
-/* ---- temporaries --------------------------------------------------------------------------------------------- */
 
 enum { SEGMENT_EXTENTS = 4, MOST_SEGMENTS = 4096 };
 

@@ -144,6 +144,9 @@ void *tm_realloc(void *p, size_t bytes) TM_MUST_USE; /* on failure p stays valid
 /* Room for `need` elements in an array that grows by half of itself: `array` is the address of its pointer. */
 tm_status tm_grow(void *array, size_t *cap, size_t need, size_t element_bytes) TM_MUST_USE;
 void tm_free(void *p); /* NULL is fine */
+/* Each of several. */
+#define TM_FREE_ALL(...) tm_free_all((void *[]){__VA_ARGS__}, sizeof((void *[]){__VA_ARGS__}) / sizeof(void *))
+void tm_free_all(void *const *p, size_t n);
 char *tm_strdup(const char *s) TM_MUST_USE;
 char *tm_strndup(const char *s, size_t n) TM_MUST_USE;
 tm_status tm_nomem(size_t bytes); /* records TM_ENOMEM with the size */
@@ -241,8 +244,13 @@ const char *tm_format_size(uint64_t bytes, char *buf, size_t cap);
 const char *tm_format_double(double x, char *buf, size_t cap);
 /* Shortest decimal that strtof reads back as x. */
 const char *tm_format_float(float x, char *buf, size_t cap);
+/* Levenshtein's distance, for "did you mean"; SIZE_MAX / 2 where a word is longer than 64 bytes. */
+size_t tm_edit_distance(const char *a, const char *b);
 double tm_median(double *v, size_t n); /* sorts v; n > 0; of an even number the mean of the two in the middle */
 uint64_t tm_now_ns(void);              /* monotonic */
+static inline double tm_seconds(uint64_t ns) {
+    return (double)ns * 1e-9;
+}
 
 /* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 bits for (key, counter). */
 void tm_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4]);
@@ -363,7 +371,7 @@ void tm_jw_object_end(tm_json_writer *w);
 void tm_jw_array(tm_json_writer *w);
 void tm_jw_array_end(tm_json_writer *w);
 void tm_jw_key(tm_json_writer *w, const char *key);
-void tm_jw_str(tm_json_writer *w, const char *s);
+void tm_jw_str(tm_json_writer *w, const char *s); /* NULL: null */
 void tm_jw_strn(tm_json_writer *w, const char *s, size_t n);
 void tm_jw_int(tm_json_writer *w, int64_t v);
 void tm_jw_uint(tm_json_writer *w, uint64_t v);
@@ -375,6 +383,10 @@ void tm_jw_field_str(tm_json_writer *w, const char *key, const char *v);
 void tm_jw_field_uint(tm_json_writer *w, const char *key, uint64_t v);
 void tm_jw_field_double(tm_json_writer *w, const char *key, double v);
 void tm_jw_field_bool(tm_json_writer *w, const char *key, bool v);
+void tm_jw_field_int(tm_json_writer *w, const char *key, int64_t v);
+void tm_jw_field_strn(tm_json_writer *w, const char *key, const char *v, size_t n);
+void tm_jw_field_object(tm_json_writer *w, const char *key); /* begins it */
+void tm_jw_field_array(tm_json_writer *w, const char *key);
 void tm_jw_raw(tm_json_writer *w, const char *json, size_t n); /* one value, already JSON */
 void tm_jw_node(tm_json_writer *w, const tm_json *node);       /* a tree, verbatim numbers */
 tm_status tm_jw_end(tm_json_writer *w) TM_MUST_USE;

@@ -66,8 +66,6 @@ void tm_jw_array_end(tm_json_writer *w) {
     close_container(w, "]");
 }
 
-/* ---- strings ---------------------------------------------------------------------------------------------------- */
-
 static bool stands_for_itself(unsigned char c, bool ascii) {
     return c >= 0x20 && c != '"' && c != '\\' && (!ascii || c < 0x80) && c < 0x80;
 }
@@ -144,10 +142,11 @@ void tm_jw_strn(tm_json_writer *w, const char *s, size_t n) {
 }
 
 void tm_jw_str(tm_json_writer *w, const char *s) {
-    tm_jw_strn(w, s, strlen(s));
+    if (s)
+        tm_jw_strn(w, s, strlen(s));
+    else
+        tm_jw_null(w);
 }
-
-/* ---- other values ----------------------------------------------------------------------------------------------- */
 
 void tm_jw_raw(tm_json_writer *w, const char *json, size_t n) {
     begin_item(w);
@@ -182,27 +181,31 @@ void tm_jw_null(tm_json_writer *w) {
     value_text(w, "null");
 }
 
-void tm_jw_field_str(tm_json_writer *w, const char *key, const char *v) {
+#define FIELD(sort, type)                                                                                              \
+    void tm_jw_field_##sort(tm_json_writer *w, const char *key, type v) {                                              \
+        tm_jw_key(w, key);                                                                                             \
+        tm_jw_##sort(w, v);                                                                                            \
+    }
+FIELD(str, const char *)
+FIELD(uint, uint64_t)
+FIELD(int, int64_t)
+FIELD(double, double)
+FIELD(bool, bool)
+
+void tm_jw_field_strn(tm_json_writer *w, const char *key, const char *v, size_t n) {
     tm_jw_key(w, key);
-    tm_jw_str(w, v);
+    tm_jw_strn(w, v, n);
 }
 
-void tm_jw_field_uint(tm_json_writer *w, const char *key, uint64_t v) {
+void tm_jw_field_object(tm_json_writer *w, const char *key) {
     tm_jw_key(w, key);
-    tm_jw_uint(w, v);
+    tm_jw_object(w);
 }
 
-void tm_jw_field_double(tm_json_writer *w, const char *key, double v) {
+void tm_jw_field_array(tm_json_writer *w, const char *key) {
     tm_jw_key(w, key);
-    tm_jw_double(w, v);
+    tm_jw_array(w);
 }
-
-void tm_jw_field_bool(tm_json_writer *w, const char *key, bool v) {
-    tm_jw_key(w, key);
-    tm_jw_bool(w, v);
-}
-
-/* ---- trees ------------------------------------------------------------------------------------------------------ */
 
 /* Writes a scalar, or opens a container. */
 static void node_start(tm_json_writer *w, const tm_json *node) {

@@ -53,6 +53,10 @@ void *tm_realloc(void *p, size_t bytes) {
     return q;
 }
 
+void tm_free_all(void *const *p, size_t n) {
+    for (size_t i = 0; i < n; i++) tm_free(p[i]);
+}
+
 void tm_free(void *p) {
     if (!p) return;
     count_out(malloc_usable_size(p));
@@ -86,8 +90,6 @@ uint64_t tm_mem_peak_bytes(void) {
 uint64_t tm_mem_allocations(void) {
     return atomic_load_explicit(&allocations, memory_order_relaxed);
 }
-
-/* ---- tm_buf ---------------------------------------------------------------------------------------------------- */
 
 tm_status tm_buf_reserve(tm_buf *b, size_t more) {
     uint64_t need;

@@ -145,3 +145,20 @@ double tm_median(double *v, size_t n) {
     qsort(v, n, sizeof *v, by_value);
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
+
+size_t tm_edit_distance(const char *a, const char *b) {
+    enum { LONGEST = 64 };
+    size_t row[LONGEST + 1], na = strlen(a), nb = strlen(b);
+    if (na > LONGEST || nb > LONGEST) return SIZE_MAX / 2;
+    for (size_t k = 0; k <= nb; k++) row[k] = k;
+    for (size_t i = 0; i < na; i++) {
+        size_t corner = row[0];
+        row[0] = i + 1;
+        for (size_t k = 0; k < nb; k++) {
+            size_t above = row[k + 1];
+            row[k + 1] = tm_min_u64(tm_min_u64(above, row[k]) + 1, corner + (a[i] != b[k]));
+            corner = above;
+        }
+    }
+    return row[nb];
+}

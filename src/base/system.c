@@ -17,20 +17,24 @@ uint64_t tm_now_ns(void) {
     return strcmp(kind, "back") == 0 ? now - tm_min_u64(now, ten_years) : now + ten_years;
 }
 
-uint64_t base_proc_kib(const char *path, const char *key) {
+/* The number behind "KEY<separator>" at the begin of a line; 0: there is none. */
+static uint64_t line_value(const char *path, const char *key, char separator) {
     FILE *f = fopen(path, "re");
     if (!f) return 0;
     char line[256];
     size_t n = strlen(key);
-    uint64_t kib = 0;
-    while (fgets(line, sizeof line, f)) {
-        if (strncmp(line, key, n) == 0 && line[n] == ':') {
-            kib = strtoull(line + n + 1, NULL, 10);
-            break;
-        }
+    uint64_t value = 0;
+    bool found = false;
+    while (!found && fgets(line, sizeof line, f)) {
+        found = strncmp(line, key, n) == 0 && line[n] == separator;
+        if (found) value = strtoull(line + n + 1, NULL, 10);
     }
     fclose(f);
-    return kib * TM_KIB;
+    return value;
+}
+
+uint64_t base_proc_kib(const char *path, const char *key) {
+    return line_value(path, key, ':') * TM_KIB;
 }
 
 uint64_t tm_mem_resident_peak_bytes(void) {
@@ -61,20 +65,9 @@ static uint64_t number_in(const char *path, uint64_t missing) {
 
 /* Page cache that the kernel would give back under pressure; "KEY 123" in memory.stat. */
 static uint64_t stat_value(const char *dir, const char *key) {
-    char path[PATH_MAX + 32], line[256];
+    char path[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/memory.stat", dir);
-    FILE *f = fopen(path, "re");
-    if (!f) return 0;
-    size_t n = strlen(key);
-    uint64_t value = 0;
-    while (fgets(line, sizeof line, f)) {
-        if (strncmp(line, key, n) == 0 && line[n] == ' ') {
-            value = strtoull(line + n + 1, NULL, 10);
-            break;
-        }
-    }
-    fclose(f);
-    return value;
+    return line_value(path, key, ' ');
 }
 
 typedef struct cgroup_files {

@@ -21,8 +21,6 @@ static atomic_bool shown; /* there is a live line */
 static uint64_t drawn_ns; /* when it was drawn last */
 static const char WIPE[] = "\r\033[J";
 
-/* ---- writing ------------------------------------------------------------------------------------------------- */
-
 /* Whatever stderr is, there is nobody to complain to if it fails. */
 static void put(const char *text, size_t n) {
     while (n > 0) {
@@ -75,8 +73,6 @@ void tm_say_in_handler(const char *line) {
     put(line, strlen(line));
     errno = keep;
 }
-
-/* ---- the live line ------------------------------------------------------------------------------------------- */
 
 bool tm_live_possible(void) {
     const char *term = getenv("TERM");

@@ -36,8 +36,6 @@ tm_status tm_comm_all_reduce_u64(tm_comm *c, uint32_t group, tm_comm_reduce how,
     return all_reduce(c, group, TM_COMM_U64, how, values, n);
 }
 
-/* ---- agreements ---- */
-
 static bool quiet;
 enum { LET_SPEAK_MS = 600 };
 

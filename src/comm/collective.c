@@ -6,8 +6,6 @@
  */
 #include "comm/work_internal.h"
 
-/* ---- sums ---- */
-
 /* What does not travel need not be rounded: only this rank makes this sum. BF16 is rounded all the same, so that sums
  * do not depend on who makes them; blocks of codes depend on the slices anyway. */
 static bool keeps_own(const work *w) {

@@ -6,8 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- open ---- */
-
 uint64_t tm_comm_workspace_bytes(uint32_t ranks) {
     return ranks < 2 ? 0 : (uint64_t)ranks * COMM_WORKSPACE_PER_RANK;
 }
@@ -46,11 +44,7 @@ static tm_status open_alone(tm_comm *c) {
 
 static void free_all(tm_comm *c) {
     for (uint32_t g = 0; g < c->n_groups; g++) comm_group_free(&c->groups[g]);
-    tm_free(c->allocated);
-    tm_free(c->node_of);
-    tm_free(c->host);
-    tm_free(c->scratch);
-    tm_free(c);
+    TM_FREE_ALL(c->allocated, c->node_of, c->host, c->scratch, c);
 }
 
 tm_status tm_comm_open(tm_comm **out, const tm_comm_opts *opts) {
@@ -101,8 +95,6 @@ _Noreturn void tm_comm_abort(tm_comm *c, int exit_status) {
     if (c->remote) comm_remote_abort(c, exit_status);
     exit(exit_status ? exit_status : 1);
 }
-
-/* ---- operations ---- */
 
 static void add(atomic_uint_least64_t *counter, uint64_t n) {
     atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
@@ -159,8 +151,6 @@ tm_status tm_comm_op_fail(tm_comm *c, const tm_comm_op *op) {
     tm_error_set(&error);
     return op->status;
 }
-
-/* ---- counters ---- */
 
 void tm_comm_get_stats(const tm_comm *c, tm_comm_stats *out) {
     const comm_counters *from = &c->counters;

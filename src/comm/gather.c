@@ -61,8 +61,6 @@ static tm_status gather_in_node(const work *w, comm_lane *lane, uint64_t at) {
     return TM_OK;
 }
 
-/* ---- shared ---- */
-
 static uint32_t members_of(const comm_group *g, uint32_t node) {
     return g->first[node + 1] - g->first[node];
 }
@@ -93,8 +91,6 @@ static tm_status gather_shared(const work *w, comm_lane *lane, uint64_t at) {
     }
     return TM_OK;
 }
-
-/* ---- the end ---- */
 
 static void decode(const work *w, const comm_lane *lane, uint32_t i, uint64_t at) {
     uint64_t n = work_part(w, i, at);

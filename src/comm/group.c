@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-/* ---- one group ---- */
-
 void comm_group_free(comm_group *g) {
     tm_free(g->world);
     tm_free(g->tree);
@@ -60,8 +58,6 @@ tm_status comm_group_add(tm_comm *c, uint32_t *world, uint32_t size, uint32_t *g
     return TM_OK;
 }
 
-/* ---- the topology ---- */
-
 /* Nodes get numbers in the order of their lowest rank, whatever numbers came in. */
 static void renumber(tm_comm *c) {
     for (uint32_t r = 0; r < c->size; r++) {
@@ -116,43 +112,22 @@ tm_status comm_topology(tm_comm *c) {
     return TM_OK;
 }
 
-/* ---- asked by others ---- */
-
-uint32_t tm_comm_rank(const tm_comm *c) {
-    return c->rank;
-}
-
-uint32_t tm_comm_size(const tm_comm *c) {
-    return c->size;
-}
-
-uint32_t tm_comm_node(const tm_comm *c) {
-    return c->node;
-}
-
-uint32_t tm_comm_nodes(const tm_comm *c) {
-    return c->nodes;
-}
-
-uint32_t tm_comm_node_rank(const tm_comm *c) {
-    return c->node_rank;
-}
-
-uint32_t tm_comm_node_size(const tm_comm *c) {
-    return c->node_size;
-}
-
-bool tm_comm_uniform(const tm_comm *c) {
-    return c->uniform;
-}
+#define GETTER(type, what)                                                                                             \
+    type tm_comm_##what(const tm_comm *c) {                                                                            \
+        return c->what;                                                                                                \
+    }
+GETTER(uint32_t, rank)
+GETTER(uint32_t, size)
+GETTER(uint32_t, node)
+GETTER(uint32_t, nodes)
+GETTER(uint32_t, node_rank)
+GETTER(uint32_t, node_size)
+GETTER(bool, uniform)
+GETTER(uint64_t, tree_hash)
 
 uint32_t tm_comm_node_of(const tm_comm *c, uint32_t rank) {
     TM_ASSERT(rank < c->size);
     return c->node_of[rank];
-}
-
-uint64_t tm_comm_tree_hash(const tm_comm *c) {
-    return c->tree_hash;
 }
 
 const char *tm_comm_host(const tm_comm *c, uint32_t rank) {

@@ -23,8 +23,6 @@ static void pause_ms(long ms) {
     nanosleep(&t, NULL);
 }
 
-/* ---- the end ---- */
-
 /* Tells everyone, so that they end without a word and before the launcher's signals reach them. Best effort. */
 static void tell_all(tm_comm *c, int status) {
     comm_mpi_request request;
@@ -55,8 +53,6 @@ static _Noreturn void end_quietly(tm_comm *c) {
     pause_ms(LINGER_MS);
     _exit(c->remote->life.abort_status > 0 ? c->remote->life.abort_status : 1);
 }
-
-/* ---- signs of life ---- */
 
 static void fatal(tm_comm *c) {
     tm_say("tidemill: rank %u: %s\n", c->rank, tm_error_get()->text);
@@ -141,8 +137,6 @@ tm_status comm_life_stop(tm_comm *c) {
     (void)comm_mpi->cancel(&l->abort_in);
     return comm_wait_request(c, &l->abort_in);
 }
-
-/* ---- calls that block ---- */
 
 void comm_block_begin(tm_comm *c, const char *what) {
     atomic_store(&c->remote->blocked_in, what);

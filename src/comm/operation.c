@@ -81,8 +81,6 @@ tm_status comm_check(const tm_comm *c, const tm_comm_op *op) {
     return tm_fail(TM_EBUG, "%s on group %u: no such %s", tm_comm_code_name(op->code), op->group, wrong);
 }
 
-/* ---- one member ---- */
-
 static void copy(void *to, const void *from, uint64_t bytes) {
     if (from && to && to != from && bytes) memmove(to, from, bytes);
 }

@@ -39,8 +39,6 @@ static float magnitude(const float *x, uint64_t n) {
     return most >= 0x7f800000U ? NAN : value;
 }
 
-/* ---- 8 bits ---- */
-
 /* Halves to even by adding and taking away 1.5 x 2^23: exact for |x| < 2^22, the same everywhere. */
 static int32_t nearest(float x) {
     return (int32_t)((x + 12582912.0F) - 12582912.0F);
@@ -61,8 +59,6 @@ static void decode8(const void *at, const int8_t *code, uint64_t n, float *x) {
     memcpy(&scale, at, 4);
     for (uint64_t i = 0; i < n; i++) x[i] = scale * (float)code[i];
 }
-
-/* ---- 4 bits ---- */
 
 /* A scale as two bytes: bf16, up, so that the largest value is within the largest level; NaN stays. */
 static uint16_t bf16_up(float x) {
@@ -106,8 +102,6 @@ static void decode4(const void *at, const uint8_t *in, uint64_t n, float *x) {
     for (unsigned l = 0; l < 8; l++) value[l] = widen(half) * level[l], value[l + 8] = -value[l];
     for (uint64_t i = 0; i < n; i++) x[i] = value[i % 2 ? in[i / 2] >> 4 : in[i / 2] & 15];
 }
-
-/* ---- blocks ---- */
 
 void comm_quantise_part(tm_comm_wire wire, const float *x, uint64_t all, uint64_t at, uint64_t n, void *out) {
     const uint64_t block = block_of(wire);

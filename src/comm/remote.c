@@ -23,8 +23,6 @@ static struct timespec in_ms(unsigned ms) {
     return t;
 }
 
-/* ---- the thread ---- */
-
 static tm_status execute(tm_comm *c, tm_comm_op *op) {
     if (c->remote->failed) return c->remote->error.code;
     if ((int)op->code == COMM_ERRAND) {
@@ -121,8 +119,6 @@ static void *thread_main(void *arg) {
     return NULL;
 }
 
-/* ---- waiting for it ---- */
-
 /* An MPI call blocks for ever, on all ranks that are left, and none can tell another: the first one speaks, then the
  * launcher ends the rest; where it is the first that is missing they speak later. The launcher asks with a signal
  * first, which this program may catch: that is no reason to speak. */
@@ -162,8 +158,6 @@ void comm_remote_error(tm_comm *c, tm_error *out) {
     *out = c->remote->error;
     pthread_mutex_unlock(&c->remote->lock);
 }
-
-/* ---- for the others ---- */
 
 void comm_remote_submit(tm_comm *c, tm_comm_op *op) {
     comm_remote *m = c->remote;

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-/* ---- all-reduce ---- */
-
 /* What MPI makes of it nobody here sees: what is counted is what it was handed, as if for the next member of the ring
  * that leads to another node, if there is one. */
 static tm_status all_reduce_mpi(tm_comm *c, const tm_comm_op *op) {

@@ -84,8 +84,6 @@ static tm_status meet(tm_comm *c) {
     return rc;
 }
 
-/* ---- memory ---- */
-
 static tm_status make_lane(comm_lane *l, uint32_t ranks, char *memory) {
     l->capacity = (int)(4 * ranks + 8);
     l->memory = memory;
@@ -114,8 +112,6 @@ static tm_status reserve(tm_comm *c) {
     return m->begin && m->source ? TM_OK : tm_nomem(8 * ((size_t)c->size + 1));
 }
 
-/* ---- groups ---- */
-
 tm_status comm_make_group_comm(tm_comm *c, uint32_t group, uint32_t colour) {
     comm_block_begin(c, "MPI_Comm_split");
     tm_status rc = comm_mpi_split(comm_mpi->world, (int)colour, (int)c->rank, &c->remote->group[group]);
@@ -129,8 +125,6 @@ static tm_status make_groups(tm_comm *c) {
     TM_TRY(comm_make_group_comm(c, TM_COMM_NODE, c->node));
     return comm_make_group_comm(c, TM_COMM_ACROSS, c->node_rank);
 }
-
-/* ---- start and stop ---- */
 
 /* Slurm starts tasks that an MPI of another kind takes for so many jobs of one rank each. */
 static tm_status check_launch(void) {

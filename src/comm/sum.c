@@ -6,8 +6,6 @@
 /* Values summed at a time: three of these stay in the first cache. A multiple of TM_COMM_QUANT_BLOCK. */
 enum { SPAN = 1024 };
 
-/* ---- bf16 ---- */
-
 static float widen(uint16_t b) {
     uint32_t bits = (uint32_t)b << 16;
     float x;
@@ -22,8 +20,6 @@ static uint16_t narrow(float x) {
     uint32_t rounded = (bits + 0x7fffU + (bits >> 16 & 1U)) >> 16, quiet = bits >> 16 | 0x40U;
     return (uint16_t)((bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded);
 }
-
-/* ---- encoding ---- */
 
 bool comm_quantised(tm_comm_wire wire) {
     return wire == TM_COMM_WIRE_Q8 || wire == TM_COMM_WIRE_Q4;
@@ -68,8 +64,6 @@ void comm_decode_bf16(tm_comm_wire wire, const void *in, uint64_t n, uint16_t *x
         for (uint64_t i = 0; i < m; i++) x[at + i] = narrow(wide[i]);
     }
 }
-
-/* ---- sums ---- */
 
 static void add(float *restrict sum, const float *restrict x, uint64_t m) {
     for (uint64_t i = 0; i < m; i++) sum[i] += x[i];

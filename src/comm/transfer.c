@@ -4,8 +4,6 @@
 #include <sched.h>
 #include <time.h>
 
-/* ---- posting ---- */
-
 static tm_status room(const comm_lane *lane) {
     if (lane->n < lane->capacity) return TM_OK;
     return tm_fail(TM_EBUG, "more than %d messages at once", lane->capacity);
@@ -44,8 +42,6 @@ tm_status comm_post_recv(const comm_route *r, uint32_t from, void *buf, uint64_t
     posted(l, (int)bytes, peer);
     return TM_OK;
 }
-
-/* ---- waiting ---- */
 
 /* Polls that moved nothing, so far. MPI makes progress only inside its calls, so the first sleeps are short; the
  * longest costs a message 200 us and this thread about 1% of a core. */

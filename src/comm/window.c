@@ -69,8 +69,6 @@ static tm_status close_remote(tm_comm *c, void *arg) {
     return rc;
 }
 
-/* ---- the caller's side ---- */
-
 static void release(tm_comm_window *w) {
     if (!w) return;
     tm_free(w->allocated);

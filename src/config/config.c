@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- memory -------------------------------------------------------------------------------------------------- */
-
 static cfg_owned *own(cfg_impl *c, size_t bytes) {
     cfg_owned *o = tm_calloc(1, sizeof *o + bytes);
     if (!o) return NULL;
@@ -51,8 +49,6 @@ void tm_config_free(tm_config *c) {
     }
     tm_free(impl);
 }
-
-/* ---- layers -------------------------------------------------------------------------------------------------- */
 
 static tm_status parse(cfg_state *s, const char *text, size_t len, const char *name, const tm_json **root) {
     tm_json_doc *doc;

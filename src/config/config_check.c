@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- types and ranges ---------------------------------------------------------------------------------------- */
-
 static bool is_word(const tm_json *n) {
     return tm_json_is(n, "true") || tm_json_is(n, "false") || tm_json_is(n, "True") || tm_json_is(n, "False");
 }

@@ -74,8 +74,7 @@ WRITTEN_AS(metric, "loss")
 /* A product of two keys is written as one of them. */
 void write_one(tm_json_writer *w, const tm_config *c, const schema_row *row) {
     (void)c;
-    tm_jw_key(w, leaf_of(row));
-    tm_jw_int(w, 1);
+    tm_jw_field_int(w, leaf_of(row), 1);
 }
 /* Adafactor has two, eps and eps_scale. */
 void write_eps(tm_json_writer *w, const tm_config *c, const schema_row *row) {
@@ -114,8 +113,6 @@ void write_every(tm_json_writer *w, const tm_config *c, const schema_row *row) {
     tm_jw_key(w, row->path);
     field_write(w, c, row);
 }
-
-/* ---- sections ---------------------------------------------------------------------------------------------------- */
 
 static bool is_auto(const tm_config *c, const schema_row *row) {
     if (row->form == F_BUCKET) return !field_is_set(c, row); /* it follows the model's width */

@@ -22,8 +22,6 @@ tm_place cfg_place(const cfg_state *s, const char *path) {
     return places[cfg_choice(s, path)];
 }
 
-/* ---- filling --------------------------------------------------------------------------------------------------- */
-
 static void store_integer(void *at, size_t bytes, int64_t value) {
     TM_ASSERT(bytes == 8 || bytes == 4 || bytes == 1);
     if (bytes == 8)
@@ -102,8 +100,6 @@ tm_status cfg_fill_all(cfg_state *s) {
         if (schema_rows[i].filled) TM_TRY(cfg_fill(s, &schema_rows[i]));
     return TM_OK;
 }
-
-/* ---- reading --------------------------------------------------------------------------------------------------- */
 
 static const void *field_of(const tm_config *c, const schema_row *row) {
     TM_ASSERT(row->form != F_NONE && row->at + row->bytes <= sizeof *c);

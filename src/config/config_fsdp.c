@@ -72,8 +72,6 @@ static fsdp_words read_words(cfg_state *s) {
     return w;
 }
 
-/* ---- the strategy -------------------------------------------------------------------------------------------- */
-
 /* FSDP 2 says whether weights are dropped between forward and backward. */
 static int from_reshard(cfg_state *s, const cfg_value **from) {
     const cfg_value *v = cfg_given(s, FSDP "reshard_after_forward");
@@ -117,8 +115,6 @@ static void set_strategy(cfg_state *s, int sharding, const cfg_value *from) {
     c->zero_stage = means;
     c->strategy_given = true;
 }
-
-/* ---- places and types ---------------------------------------------------------------------------------------- */
 
 static void offload(cfg_state *s, const char *device, const cfg_value *from, tm_place *place) {
     const cfg_value *v = cfg_given(s, device);
@@ -173,8 +169,6 @@ static void set_reduction(cfg_state *s) {
         cfg_mismatch(s, key, v, type, other);
     c->comm_bf16 = bf16;
 }
-
-/* ---- wrapping ------------------------------------------------------------------------------------------------ */
 
 /* What is wrapped together travels together: as much is gathered ahead. Bits do not depend on it. */
 static tm_status set_wrap(cfg_state *s) {

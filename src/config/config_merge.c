@@ -6,8 +6,6 @@
 
 enum { PATH_MAX_BYTES = 160, SHOWN = 48, DEPTH = 8, HINTS = 8 };
 
-/* ---- equal values -------------------------------------------------------------------------------------------- */
-
 static bool same_scalar(const tm_json *a, const tm_json *b) {
     if (a->type != b->type) return false;
     if (a->type == TM_JSON_NUMBER) return a->number == b->number;
@@ -24,8 +22,6 @@ bool cfg_same(const tm_json *a, const tm_json *b) {
         if (!same_scalar(x, y)) return false;
     return !x && !y;
 }
-
-/* ---- walking a tree ------------------------------------------------------------------------------------------ */
 
 static void unknown_key(cfg_state *s, const char *section, const char *key, const cfg_value *v) {
     char place[PATH_MAX_BYTES + 16] = " at top level";
@@ -114,8 +110,6 @@ tm_status cfg_merge(cfg_state *s, const tm_json *root, const char *prefix, const
     }
     return s->broken;
 }
-
-/* ---- set ----------------------------------------------------------------------------------------------------- */
 
 static tm_status as_tree(cfg_state *s, const char *text, const char *name, const tm_json **out) {
     tm_json_doc *doc;

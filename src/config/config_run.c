@@ -53,8 +53,6 @@ static tm_status resolve_precision(cfg_state *s) {
     return TM_OK;
 }
 
-/* ---- data ---------------------------------------------------------------------------------------------------- */
-
 /* Rows of ids are told by the file's name; saying so is allowed where it is so. */
 static void resolve_format(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
@@ -79,8 +77,6 @@ static tm_status resolve_data(cfg_state *s) {
     if (c->data.packing) later(s, "data.packing", "packing is");
     return TM_OK;
 }
-
-/* ---- memory -------------------------------------------------------------------------------------------------- */
 
 static bool is_device(const char *name) {
     static const char digits[] = "0123456789";
@@ -129,8 +125,6 @@ static tm_status resolve_memory(cfg_state *s) {
     resolve_host_budget(s);
     return TM_OK;
 }
-
-/* ---- output -------------------------------------------------------------------------------------------------- */
 
 /* By epochs: how many steps these are is known once the data are. */
 static void resolve_strategies(cfg_state *s) {

@@ -33,8 +33,6 @@ static void need(cfg_state *s, const cfg_value *at, const char *what) {
     cfg_wrong(s, at ? at : &s->whole, "schedule %s needs \"%s\"", tm_lr_type_name(s->cfg->pub.schedule.type), what);
 }
 
-/* ---- HF ------------------------------------------------------------------------------------------------------ */
-
 static void take_min_lr(cfg_state *s) {
     tm_lr_schedule *sched = &s->cfg->pub.schedule;
     const cfg_value *absolute = cfg_given(s, KW "min_lr"), *rate = cfg_given(s, KW "min_lr_rate");
@@ -59,8 +57,6 @@ static tm_status hf_schedule(cfg_state *s) {
         need(s, cfg_given(s, "lr_scheduler_type"), KW "num_decay_steps");
     return TM_OK;
 }
-
-/* ---- DeepSpeed ----------------------------------------------------------------------------------------------- */
 
 static void compare_lr(cfg_state *s) {
     const cfg_value *flat = cfg_given(s, "learning_rate"), *peak = cfg_given(s, PARAM "warmup_max_lr");

@@ -106,8 +106,6 @@ static const schema_row *same_name(const char *section, const char *key) {
     return NULL;
 }
 
-/* ---- by words ------------------------------------------------------------------------------------------------ */
-
 static bool has_word(const char *name, const char *one, size_t n) {
     for (const char *w = name; *w; w += strcspn(w, "_-"), w += *w != 0)
         if (strcspn(w, "_-") == n && !strncmp(w, one, n)) return true;

@@ -7,8 +7,6 @@
 
 enum { SHOWN = 48 };
 
-/* ---- problems ------------------------------------------------------------------------------------------------ */
-
 void cfg_keep(cfg_state *s, tm_status rc) {
     if (s->broken == TM_OK) s->broken = rc;
 }
@@ -129,8 +127,6 @@ tm_status cfg_report(cfg_state *s) {
     tm_error_set(&lines);
     return s->problem_status;
 }
-
-/* ---- reading values ------------------------------------------------------------------------------------------ */
 
 static const cfg_value *value_of(const cfg_state *s, size_t row) {
     const cfg_value *v = &s->value[row];

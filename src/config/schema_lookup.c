@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- by name --------------------------------------------------------------------------------------------------- */
-
 /* Open addressing, at most half full: a configuration asks some hundred times. */
 enum { SLOTS = 1024 };
 static uint16_t slot[SLOTS]; /* row + 1 */

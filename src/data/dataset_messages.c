@@ -5,10 +5,8 @@
 
 static void put_message(tm_json_writer *w, const char *role, const char *content, size_t n) {
     tm_jw_object(w);
-    tm_jw_key(w, "role");
-    tm_jw_str(w, role);
-    tm_jw_key(w, "content");
-    tm_jw_strn(w, content, n);
+    tm_jw_field_str(w, "role", role);
+    tm_jw_field_strn(w, "content", content, n);
     tm_jw_object_end(w);
 }
 

@@ -22,8 +22,6 @@ typedef struct cpu_arena {
     uint64_t open_ns;
 } cpu_arena;
 
-/* ---- windows ------------------------------------------------------------------------------------------------- */
-
 static int protect(char *at, uint64_t bytes, bool open) {
     const char *kind;
     if (tm_fault_hit("protect", &kind)) {
@@ -66,8 +64,6 @@ static tm_status windows(cpu_arena *a, const tm_device_frame *frame, uint32_t n,
     return tm_fail_sys(TM_ENOMEM, err, "mprotect", "", -1,
                        "cannot %s a window of the device's arena; raise vm.max_map_count", by > 0 ? "open" : "close");
 }
-
-/* ---- copies and operations ----------------------------------------------------------------------------------- */
 
 static void sleep_until(uint64_t ns) {
     uint64_t now = tm_now_ns();
@@ -124,8 +120,6 @@ static bool arena_query(tm_device *d, const tm_event *e) {
 static void arena_wait(tm_device *d, const tm_event *e) {
     streams_wait(((cpu_arena *)d->own)->streams, e);
 }
-
-/* ---- open and close ------------------------------------------------------------------------------------------ */
 
 /* Touched before it is closed: what the system cannot give is refused now. */
 static tm_status map_arena(tm_device *d, uint64_t bytes) {

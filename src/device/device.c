@@ -44,26 +44,25 @@ tm_status tm_device_known(const char *name, tm_device_traits *out) {
     return TM_OK;
 }
 
-static tm_status load(const device_kind *kind, const device_ops **ops) {
-    *ops = kind->ops;
-    return kind->ops ? TM_OK : device_module_load(kind->name, ops);
+static tm_status reach(const char *name, const device_kind **kind, const device_ops **ops) {
+    TM_TRY(find(name, kind));
+    *ops = (*kind)->ops;
+    return *ops ? TM_OK : device_module_load((*kind)->name, ops);
 }
 
 tm_status tm_device_count(const char *name, unsigned *n) {
     const device_kind *kind;
     const device_ops *ops;
     *n = 1;
-    TM_TRY(find(name, &kind));
-    TM_TRY(load(kind, &ops));
+    TM_TRY(reach(name, &kind, &ops));
     return ops->count ? ops->count(n) : TM_OK;
 }
 
 tm_status tm_device_look(const char *name, unsigned i, tm_device_info *out) {
     const device_kind *kind;
     const device_ops *ops;
-    TM_TRY(find(name, &kind));
     *out = (tm_device_info){.memory_bytes = 0};
-    TM_TRY(load(kind, &ops));
+    TM_TRY(reach(name, &kind, &ops));
     if (ops->look) return ops->look(i, out);
     if (i > 0) return tm_fail(TM_EINPUT, "there is one device \"%s\"", kind->name);
     uint64_t free_bytes = tm_mem_available_bytes();
@@ -85,27 +84,22 @@ tm_status tm_device_describe(const char *name, char *out, size_t cap) {
     const device_kind *kind;
     const device_ops *ops;
     if (cap) out[0] = 0;
-    TM_TRY(find(name, &kind));
-    TM_TRY(load(kind, &ops));
+    TM_TRY(reach(name, &kind, &ops));
     return ops->describe ? ops->describe(name, out, cap) : TM_OK;
 }
 
 tm_status tm_device_peers_id(const char *name, uint8_t id[TM_DEVICE_ID_BYTES]) {
     const device_kind *kind;
     const device_ops *ops;
-    TM_TRY(find(name, &kind));
-    TM_TRY(load(kind, &ops));
+    TM_TRY(reach(name, &kind, &ops));
     return ops->peers_id ? ops->peers_id(id)
                          : tm_fail(TM_EUNSUPPORTED, "devices \"%s\" have no way to each other", kind->name);
 }
 
-/* ---- life ---------------------------------------------------------------------------------------------------- */
-
 tm_status tm_device_open(tm_device **out, const tm_device_opts *opts) {
     const device_kind *kind;
     const device_ops *ops;
-    TM_TRY(find(opts->name, &kind));
-    TM_TRY(load(kind, &ops));
+    TM_TRY(reach(opts->name, &kind, &ops));
     if (opts->peers && !ops->exchange)
         return tm_fail(TM_EUNSUPPORTED, "devices \"%s\" have no way to each other", kind->name);
     tm_device *d = tm_calloc(1, sizeof *d);
@@ -162,8 +156,6 @@ void tm_device_get_stats(tm_device *d, tm_device_stats *out) {
     *out = (tm_device_stats){0};
     if (d->ops->stats) d->ops->stats(d, out);
 }
-
-/* ---- copies and operations ----------------------------------------------------------------------------------- */
 
 static tm_status check_frame(const tm_device *d, uint64_t offset, uint64_t bytes, const char *what) {
     uint64_t align = d->caps.traits.alignment, all = d->caps.arena_bytes;

@@ -124,8 +124,7 @@ static void put_scaling(tm_json_writer *j, const tm_gguf_keys *k) {
 
 /* transformers 5 reads rope_parameters, 4 reads rope_theta and rope_scaling. */
 static void put_rope(tm_json_writer *j, const tm_gguf_keys *k) {
-    tm_jw_key(j, "rope_parameters");
-    tm_jw_object(j);
+    tm_jw_field_object(j, "rope_parameters");
     put_float(j, "rope_theta", k->rope_theta);
     if (k->rope == TM_KEYS_ROPE_DEFAULT)
         tm_jw_field_str(j, "rope_type", "default");
@@ -170,8 +169,7 @@ tm_status tm_gguf_config_json(const tm_gguf *g, const tm_gguf_keys *k, tm_buf *o
     tm_status rc = TM_OK;
     tm_jw_init(&j, out, 2);
     tm_jw_object(&j);
-    tm_jw_key(&j, "architectures");
-    tm_jw_array(&j);
+    tm_jw_field_array(&j, "architectures");
     tm_jw_str(&j, class_of(k)->class);
     tm_jw_array_end(&j);
     if (says_biases(k)) tm_jw_field_bool(&j, "attention_bias", k->attention_bias);
@@ -222,8 +220,7 @@ tm_status tm_gguf_generation_json(const tm_gguf *g, tm_buf *out) {
     TM_TRY(end_ids(g, ids, &n));
     tm_jw_init(&j, out, 2);
     tm_jw_object(&j);
-    tm_jw_key(&j, "_from_model_config");
-    tm_jw_bool(&j, true);
+    tm_jw_field_bool(&j, "_from_model_config", true);
     put_id(&j, g, "bos_token_id", "tokenizer.ggml.bos_token_id", &rc);
     tm_jw_key(&j, "eos_token_id");
     if (n != 1) tm_jw_array(&j);

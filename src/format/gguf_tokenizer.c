@@ -153,18 +153,15 @@ static tm_status put_added_tokens(const tm_vocabulary *v, tm_json_writer *j) {
     bool more;
     tm_status rc;
     TM_TRY(walk_open(&w, v));
-    tm_jw_key(j, "added_tokens");
-    tm_jw_array(j);
+    tm_jw_field_array(j, "added_tokens");
     for (;;) {
         TM_GO(walk_next(&w, &more));
         if (!more) break;
         bool special = w.type == TM_TOKEN_CONTROL || (w.type == TM_TOKEN_UNKNOWN && v->spm);
         if (!special && w.type != TM_TOKEN_USER_DEFINED) continue;
         tm_jw_object(j);
-        tm_jw_key(j, "id");
-        tm_jw_uint(j, w.id);
-        tm_jw_key(j, "content");
-        tm_jw_strn(j, w.text, w.len);
+        tm_jw_field_uint(j, "id", w.id);
+        tm_jw_field_strn(j, "content", w.text, w.len);
         static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
         for (size_t i = 0; i < TM_COUNT(flags); i++) raw_at(j, flags[i], "false");
         raw_at(j, "special", special ? "true" : "false");
@@ -186,8 +183,7 @@ static void put_normalizer(const tm_vocabulary *v, tm_json_writer *j) {
     }
     tm_jw_object(j);
     raw_at(j, "type", "\"Sequence\"");
-    tm_jw_key(j, "normalizers");
-    tm_jw_array(j);
+    tm_jw_field_array(j, "normalizers");
     if (v->add_prefix) raw(j, "{\"type\":\"Prepend\",\"prepend\":\"\xe2\x96\x81\"}");
     raw(j, replace);
     tm_jw_array_end(j);
@@ -211,16 +207,13 @@ static void put_pre_tokenizer(const tm_vocabulary *v, tm_json_writer *j) {
     }
     tm_jw_object(j);
     raw_at(j, "type", "\"Sequence\"");
-    tm_jw_key(j, "pretokenizers");
-    tm_jw_array(j);
+    tm_jw_field_array(j, "pretokenizers");
     if (v->split->digits) raw(j, "{\"type\":\"Digits\",\"individual_digits\":true}");
     if (v->split->regex) {
         tm_jw_object(j);
         raw_at(j, "type", "\"Split\"");
-        tm_jw_key(j, "pattern");
-        tm_jw_object(j);
-        tm_jw_key(j, "Regex");
-        tm_jw_str(j, v->split->regex);
+        tm_jw_field_object(j, "pattern");
+        tm_jw_field_str(j, "Regex", v->split->regex);
         tm_jw_object_end(j);
         raw_at(j, "behavior", "\"Isolated\"");
         raw_at(j, "invert", "false");
@@ -239,8 +232,7 @@ static void put_decoder(const tm_vocabulary *v, tm_json_writer *j) {
     }
     tm_jw_object(j);
     raw_at(j, "type", "\"Sequence\"");
-    tm_jw_key(j, "decoders");
-    tm_jw_array(j);
+    tm_jw_field_array(j, "decoders");
     raw(j, "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\xe2\x96\x81\"},\"content\":\" \"}");
     raw(j, "{\"type\":\"ByteFallback\"}");
     raw(j, "{\"type\":\"Fuse\"}");
@@ -273,12 +265,9 @@ static tm_status find_around(const tm_vocabulary *v, around *a) {
 static void put_piece(tm_json_writer *j, const around *a, size_t i, int type_id) {
     if (!a->use[i]) return;
     tm_jw_object(j);
-    tm_jw_key(j, "SpecialToken");
-    tm_jw_object(j);
-    tm_jw_key(j, "id");
-    tm_jw_strn(j, a->text[i].data, a->text[i].len);
-    tm_jw_key(j, "type_id");
-    tm_jw_int(j, type_id);
+    tm_jw_field_object(j, "SpecialToken");
+    tm_jw_field_strn(j, "id", a->text[i].data, a->text[i].len);
+    tm_jw_field_int(j, "type_id", type_id);
     tm_jw_object_end(j);
     tm_jw_object_end(j);
 }
@@ -291,16 +280,12 @@ static void put_sequence(tm_json_writer *j, const around *a, int type_id) {
 
 static void put_special(tm_json_writer *j, const around *a, size_t i) {
     if (!a->use[i] || (i == 1 && a->use[0] && a->id[0] == a->id[1])) return;
-    tm_jw_key(j, a->text[i].data);
-    tm_jw_object(j);
-    tm_jw_key(j, "id");
-    tm_jw_strn(j, a->text[i].data, a->text[i].len);
-    tm_jw_key(j, "ids");
-    tm_jw_array(j);
+    tm_jw_field_object(j, a->text[i].data);
+    tm_jw_field_strn(j, "id", a->text[i].data, a->text[i].len);
+    tm_jw_field_array(j, "ids");
     tm_jw_uint(j, a->id[i]);
     tm_jw_array_end(j);
-    tm_jw_key(j, "tokens");
-    tm_jw_array(j);
+    tm_jw_field_array(j, "tokens");
     tm_jw_strn(j, a->text[i].data, a->text[i].len);
     tm_jw_array_end(j);
     tm_jw_object_end(j);
@@ -309,17 +294,14 @@ static void put_special(tm_json_writer *j, const around *a, size_t i) {
 static void put_template(tm_json_writer *j, const around *a) {
     tm_jw_object(j);
     raw_at(j, "type", "\"TemplateProcessing\"");
-    tm_jw_key(j, "single");
-    tm_jw_array(j);
+    tm_jw_field_array(j, "single");
     put_sequence(j, a, 0);
     tm_jw_array_end(j);
-    tm_jw_key(j, "pair");
-    tm_jw_array(j);
+    tm_jw_field_array(j, "pair");
     put_sequence(j, a, 0);
     put_sequence(j, a, 1);
     tm_jw_array_end(j);
-    tm_jw_key(j, "special_tokens");
-    tm_jw_object(j);
+    tm_jw_field_object(j, "special_tokens");
     put_special(j, a, 0);
     put_special(j, a, 1);
     tm_jw_object_end(j);
@@ -368,14 +350,12 @@ static tm_status put_vocab(const tm_vocabulary *v, tm_json_writer *j) {
     uint64_t *hash = tm_malloc(v->tokens->count * sizeof *hash);
     if (!hash) return tm_nomem(v->tokens->count * sizeof *hash);
     TM_GO(walk_open(&w, v));
-    tm_jw_key(j, "vocab");
-    tm_jw_object(j);
+    tm_jw_field_object(j, "vocab");
     for (;;) {
         rc = walk_next(&w, &more);
         if (rc != TM_OK || !more) break;
         hash[w.id] = tm_hash64(w.text, w.len, 0);
-        tm_jw_key(j, w.text);
-        tm_jw_uint(j, w.id);
+        tm_jw_field_uint(j, w.text, w.id);
         rc = check_size(v, j);
         if (rc != TM_OK) break;
     }
@@ -422,8 +402,7 @@ done:
 }
 
 static tm_status put_model(const tm_vocabulary *v, tm_json_writer *j) {
-    tm_jw_key(j, "model");
-    tm_jw_object(j);
+    tm_jw_field_object(j, "model");
     raw_at(j, "type", "\"BPE\"");
     raw_at(j, "dropout", "null");
     tm_jw_key(j, "unk_token");
@@ -443,8 +422,7 @@ static tm_status put_model(const tm_vocabulary *v, tm_json_writer *j) {
     raw_at(j, "byte_fallback", v->spm ? "true" : "false");
     raw_at(j, "ignore_merges", !v->spm && v->split->ignore_merges ? "true" : "false");
     TM_TRY(put_vocab(v, j));
-    tm_jw_key(j, "merges");
-    tm_jw_array(j);
+    tm_jw_field_array(j, "merges");
     TM_TRY(v->spm && !v->merges ? tm_put_spm_merges(v, j) : put_merges(v, j));
     tm_jw_array_end(j);
     tm_jw_object_end(j);
@@ -486,8 +464,7 @@ static tm_status put_token(const tm_gguf *g, tm_json_writer *j, const char *key,
     if (!found) return TM_OK;
     tm_status rc = tm_gguf_token(g, id, &text);
     if (rc == TM_OK) {
-        tm_jw_key(j, key);
-        tm_jw_strn(j, text.data, text.len);
+        tm_jw_field_strn(j, key, text.data, text.len);
     }
     tm_buf_free(&text);
     return rc;
@@ -505,8 +482,7 @@ static tm_status put_tokenizer_config(const tm_vocabulary *v, tm_json_writer *j)
     TM_TRY(put_token(g, j, "bos_token", "tokenizer.ggml.bos_token_id"));
     tm_status rc = tm_gguf_string(g, "tokenizer.chat_template", TM_FORMAT_MAX_TEXT, &chat, &found);
     if (rc == TM_OK && found) {
-        tm_jw_key(j, "chat_template");
-        tm_jw_strn(j, chat.data ? chat.data : "", chat.len);
+        tm_jw_field_strn(j, "chat_template", chat.data ? chat.data : "", chat.len);
     }
     tm_buf_free(&chat);
     TM_TRY(rc);
@@ -514,8 +490,7 @@ static tm_status put_tokenizer_config(const tm_vocabulary *v, tm_json_writer *j)
     TM_TRY(put_token(g, j, "eos_token", "tokenizer.ggml.eos_token_id"));
     TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(arch, "context_length", key), &context, &found));
     if (found) {
-        tm_jw_key(j, "model_max_length");
-        tm_jw_uint(j, context);
+        tm_jw_field_uint(j, "model_max_length", context);
     }
     TM_TRY(put_token(g, j, "pad_token", "tokenizer.ggml.padding_token_id"));
     raw_at(j, "tokenizer_class", "\"PreTrainedTokenizerFast\"");

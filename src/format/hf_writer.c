@@ -124,17 +124,13 @@ static tm_status index_json(const tm_hf_writer *w, tm_buf *json) {
     char name[64];
     tm_jw_init(&j, json, 2);
     tm_jw_object(&j);
-    tm_jw_key(&j, "metadata");
-    tm_jw_object(&j);
-    tm_jw_key(&j, "total_size");
-    tm_jw_uint(&j, w->total_bytes);
+    tm_jw_field_object(&j, "metadata");
+    tm_jw_field_uint(&j, "total_size", w->total_bytes);
     tm_jw_object_end(&j);
-    tm_jw_key(&j, "weight_map");
-    tm_jw_object(&j);
+    tm_jw_field_object(&j, "weight_map");
     for (uint32_t i = 0; i < w->n; i++) {
         shard_name(w, w->place[i].shard, name, sizeof name);
-        tm_jw_key(&j, w->tensor[i].name);
-        tm_jw_str(&j, name);
+        tm_jw_field_str(&j, w->tensor[i].name, name);
     }
     tm_jw_object_end(&j);
     tm_jw_object_end(&j);

@@ -113,16 +113,12 @@ static tm_status place(tm_st_writer *w, uint32_t *order) {
 }
 
 static void write_entry(tm_json_writer *j, const entry *t) {
-    tm_jw_key(j, t->name);
-    tm_jw_object(j);
-    tm_jw_key(j, "dtype");
-    tm_jw_str(j, tm_fmt_get(t->fmt)->name);
-    tm_jw_key(j, "shape");
-    tm_jw_array(j);
+    tm_jw_field_object(j, t->name);
+    tm_jw_field_str(j, "dtype", tm_fmt_get(t->fmt)->name);
+    tm_jw_field_array(j, "shape");
     for (uint32_t d = 0; d < t->ndim; d++) tm_jw_uint(j, t->shape[d]);
     tm_jw_array_end(j);
-    tm_jw_key(j, "data_offsets");
-    tm_jw_array(j);
+    tm_jw_field_array(j, "data_offsets");
     tm_jw_uint(j, t->offset);
     tm_jw_uint(j, t->offset + t->bytes);
     tm_jw_array_end(j);
@@ -133,13 +129,10 @@ static tm_status header_json(const tm_st_writer *w, const uint32_t *order, tm_bu
     tm_json_writer j;
     tm_jw_init(&j, json, 0);
     tm_jw_object(&j);
-    tm_jw_key(&j, "__metadata__");
-    tm_jw_object(&j);
-    tm_jw_key(&j, "format");
-    tm_jw_str(&j, "pt");
+    tm_jw_field_object(&j, "__metadata__");
+    tm_jw_field_str(&j, "format", "pt");
     for (uint32_t i = 0; i < w->n_meta; i++) {
-        tm_jw_key(&j, w->meta[i].key);
-        tm_jw_str(&j, w->meta[i].value);
+        tm_jw_field_str(&j, w->meta[i].key, w->meta[i].value);
     }
     tm_jw_object_end(&j);
     for (uint32_t i = 0; i < w->n; i++) write_entry(&j, &w->tensor[order[i]]);

@@ -37,8 +37,7 @@ static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out)
         seen |= is_dtype_key(m);
     }
     if (!seen) {
-        tm_jw_key(&j, "torch_dtype");
-        tm_jw_str(&j, torch_name(dtype));
+        tm_jw_field_str(&j, "torch_dtype", torch_name(dtype));
     }
     tm_jw_object_end(&j);
     tm_json_free(doc);

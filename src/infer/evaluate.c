@@ -78,8 +78,6 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
     return TM_OK;
 }
 
-/* ---- exact match --------------------------------------------------------------------------------------------- */
-
 typedef struct question {
     tm_ids prompt;
     char *answer, *asked;

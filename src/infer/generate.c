@@ -172,11 +172,10 @@ tm_status generate_rows(const gen_opts *o, const job_opts *base, uint32_t vocab,
 /* ---- one prompt: the command --------------------------------------------------------------------------------- */
 
 static tm_status encode_messages(const char *path, const text_tools *text, tm_ids *ids) {
-    tm_buf json = {0}, rendered = {0}, mask = {0};
+    tm_buf rendered = {0}, mask = {0};
     tm_json_doc *doc = NULL;
     tm_status rc;
-    TM_GO(tm_file_slurp(path, 64 * TM_MIB, &json));
-    TM_GO(tm_json_parse(&doc, json.data, json.len, path, 0, 0));
+    TM_GO(tm_json_load(&doc, path, 64 * TM_MIB, 0));
     const tm_json *messages = tm_json_get(tm_json_root(doc), "messages");
     if (!messages || messages->type != TM_JSON_ARRAY)
         TM_GO(tm_fail(TM_EINPUT, "%s: one object {\"messages\": [...]} is needed", path));
@@ -184,7 +183,6 @@ static tm_status encode_messages(const char *path, const text_tools *text, tm_id
     TM_GO(tm_chat_encode(text->chat, messages, true, &rendered, ids, &mask));
 done:
     tm_json_free(doc);
-    tm_buf_free(&json);
     tm_buf_free(&rendered);
     tm_buf_free(&mask);
     return rc;

@@ -42,8 +42,6 @@ static bool strategy_is_open(const struct tm_comm *comm, tm_strategy s) {
     return grid || !tm_strategy_rows[s].by_node;
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------------------- */
-
 static void count_node(tm_advice_row *row) {
     const tm_plan_report *p = &row->plan;
     uint64_t each = p->ranks / p->nodes;
@@ -92,8 +90,6 @@ static tm_status plan_rows(planning *g, tm_advice *out) {
     }
     return TM_OK;
 }
-
-/* ---- the recommendation -------------------------------------------------------------------------------------- */
 
 /* A simulation is not exact: within this much the simpler row, which comes first, is taken. */
 static const double ALIKE = 1.05;
@@ -241,8 +237,6 @@ static tm_status check_settings(const planning *g, tm_advice *a) {
     tm_error_clear();
     return TM_OK;
 }
-
-/* ---- one run ------------------------------------------------------------------------------------------------- */
 
 /* From here on this process plans alone, for as many ranks as there are. */
 static tm_status go_alone(session *s) {

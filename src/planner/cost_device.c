@@ -18,8 +18,6 @@ struct cost_bench {
     uint64_t arena_bytes;
 };
 
-/* ---- memory -------------------------------------------------------------------------------------------------- */
-
 /* As much as the run may have, but no more than is filled on the host. */
 static struct cost_bench *bench_of(job_costs *c) {
     if (c->bench) return c->bench;
@@ -45,8 +43,6 @@ void cost_device_leave(job_costs *c) {
 static tm_status copy(tm_device *d, tm_device_way way, void *host, uint64_t bytes, tm_event *e) {
     return tm_device_copy(d, &(tm_device_transfer){.way = way, .host = host, .bytes = bytes}, e);
 }
-
-/* ---- operations ---------------------------------------------------------------------------------------------- */
 
 static tm_status run_timed(void *ctx) {
     const cost_call *t = ctx;
@@ -101,8 +97,6 @@ bool cost_device_measure(job_costs *c, const tm_op *op, double *seconds) {
     tm_free(host);
     return *seconds > 0;
 }
-
-/* ---- the link ------------------------------------------------------------------------------------------------ */
 
 /* Several under way, as in a step: what one takes after the one before. */
 static tm_status time_copies(tm_device *d, tm_device_way way, void *host, uint64_t bytes, double *seconds) {

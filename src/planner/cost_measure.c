@@ -12,8 +12,6 @@ static const double VERY_LONG_SECONDS = 2;    /* and then what there is */
 static const double UNEVEN = 1.5;             /* the longest call beside the shortest */
 static const double DISTURBED = 0.05;         /* of that, while others had the processors */
 
-/* ---- filling ------------------------------------------------------------------------------------------------- */
-
 /* Pairs of 16-bit halves about 0.01 in magnitude: sane read as bf16 and as fp32, or as fp16 and (if tiny) as fp32. */
 static void fill_values(void *p, uint64_t bytes, bool positive, bool f16) {
     enum { BLOCK = 16384 };
@@ -84,8 +82,6 @@ bool cost_operands_of(cost_operands *out, const tm_job *job, const tm_op *op, co
         for (uint32_t i = 0; i < op_count(&c, o); i++) add_operand(out, op_bytes(&c, o, i), o->fill);
     return true;
 }
-
-/* ---- timing -------------------------------------------------------------------------------------------------- */
 
 void cost_call_init(cost_call *c, const cost_operands *o, const tm_op *op) {
     const job_shape *shape = &o->shape;

@@ -113,8 +113,6 @@ static tm_status add_gpu(const job_costs *c, tm_machine *m) {
     return TM_OK;
 }
 
-/* ---- both ---- */
-
 tm_status job_costs_rates(const job_costs *c, tm_machine *machine) {
     char cpu[49];
     bool apart = c->stage_side == COST_DEVICE;

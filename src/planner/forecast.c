@@ -18,8 +18,6 @@ static uint64_t sum(const uint64_t *by_kind) {
     return all;
 }
 
-/* ---- how often ----------------------------------------------------------------------------------------------- */
-
 static bool divides(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
@@ -44,8 +42,6 @@ static void count(const run_rates *r, run_forecast *out) {
     double more = n > 0 ? (double)all / (double)n : 1;
     out->evaluations *= more, out->checkpoints *= more, out->commits *= more, out->looks *= more;
 }
-
-/* ---- how much ------------------------------------------------------------------------------------------------ */
 
 static void add(const forecast *f, double times, double seconds, uint64_t read, uint64_t written) {
     f->out->seconds += times * seconds;

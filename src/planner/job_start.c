@@ -44,8 +44,6 @@ static tm_status share_weights(const planner_ask *ask, planner_choice *c) {
     return planner_choose(ask, c);
 }
 
-/* ---- the start ------------------------------------------------------------------------------------------------- */
-
 static void adopt(tm_job *job, planner_choice *c) {
     TM_ASSERT(!job->tiers.exec && !job->tiers.restore_resident && !job->tiers.save_resident);
     job->budget = c->budget;

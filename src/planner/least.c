@@ -106,8 +106,6 @@ static bool is_asked(const way_list *w, uint32_t i) {
     return !any_end || at_an_end(&w->ask->way[i]);
 }
 
-/* ---- many micro-batches -------------------------------------------------------------------------------------- */
-
 /* From three on each micro-batch brings as many operations, uses and intervals as any other: what the plans take of any
  * number of them follows from two programs of few, exactly. With MANY it is looked at before anything is built; up to
  * EXACT the least budget is packed all the same, so that it is the one that `train` enforces to the byte. */
@@ -257,8 +255,6 @@ static tm_status minimum_of_many(way_list *w) {
     tm_free(plans);
     return rc;
 }
-
-/* ---- the list -------------------------------------------------------------------------------------------------- */
 
 tm_status way_list_open(way_list *w, const planner_ask *ask, const job_opts *opts, const job_budget *budget) {
     TM_ASSERT(ask->n > 0);

@@ -38,8 +38,6 @@ static uint64_t room(const planning *g, const job_opts *o) {
     return all;
 }
 
-/* ---- each path ------------------------------------------------------------------------------------------------- */
-
 static tm_status fill_paths(const planning *g, const job_opts *o, uint32_t ranks) {
     const tm_plan_info *info = tm_plan_get_info(g->plans.step);
     uint64_t bytes[TM_MACHINE_PATHS] = {0};
@@ -59,8 +57,6 @@ static tm_status fill_paths(const planning *g, const job_opts *o, uint32_t ranks
     }
     return TM_OK;
 }
-
-/* ---- refusals -------------------------------------------------------------------------------------------------- */
 
 /* "/a, /b": those that are for `kind`. */
 static const char *names(const planning *g, const job_opts *o, tm_kind kind, char *buf, size_t cap) {

@@ -50,8 +50,6 @@ tm_status plan_take_gpus(planning *g) {
     return TM_OK;
 }
 
-/* ---- what is told -------------------------------------------------------------------------------------------- */
-
 static void describe_placement(const tm_job *job, const tm_plan_info *info, char *to, size_t cap) {
     uint64_t all = 0;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++) all += tm_layout_get(job->layout, i)->frame_bytes;
@@ -73,8 +71,6 @@ void plan_describe_gpus(const planning *g) {
     if (g->machine.gpus > 0)
         describe_placement(g->job, tm_plan_get_info(g->plans.step), out->placement, sizeof out->placement);
 }
-
-/* ---- refusing ------------------------------------------------------------------------------------------------ */
 
 tm_status plan_refuse_gpu(const planning *g, uint64_t least, tm_plan_change smaller) {
     char want[32], have[32], fixed[32], text[320];

@@ -159,8 +159,18 @@ static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
     return rc == TM_OK;
 }
 
-static tm_status refuse_host(planning *g, const job_shape *shape, const job_refusal *r) {
+static tm_status refuse_device(planning *g, const job_shape *shape, uint64_t least) {
     char text[sizeof tm_error_get()->text];
+    tm_plan_change none = {NULL, 0};
+    if (g->machine.gpus > 0) return plan_refuse_gpu(g, least, g->only_fits ? none : plan_smaller_batch(shape, fits, g));
+    snprintf(text, sizeof text, "%s", tm_error_get()->text);
+    tm_error_clear();
+    return plan_refuse(g, "device", (tm_plan_change){"memory.device_budget", least}, text);
+}
+
+static tm_status refuse(planning *g, const job_shape *shape, const job_refusal *r) {
+    char text[sizeof tm_error_get()->text];
+    if (r->limit == JOB_LIMIT_DEVICE) return refuse_device(g, shape, r->bytes);
     uint64_t have = g->hardware ? g->rank.host_bytes : tm_mem_available_bytes();
     tm_plan_change change = {"memory.host_budget", g->out->minimum_host_bytes}, none = {NULL, 0};
     snprintf(text, sizeof text, "%s", tm_error_get()->text);
@@ -172,26 +182,6 @@ static tm_status refuse_host(planning *g, const job_shape *shape, const job_refu
     }
     if (change.value > have) change = g->only_fits ? none : plan_smaller_batch(shape, fits, g);
     return plan_refuse(g, "host", change, text);
-}
-
-static tm_status refuse_device(planning *g, const job_shape *shape, uint64_t least) {
-    char text[sizeof tm_error_get()->text];
-    tm_plan_change none = {NULL, 0};
-    if (g->machine.gpus > 0) return plan_refuse_gpu(g, least, g->only_fits ? none : plan_smaller_batch(shape, fits, g));
-    snprintf(text, sizeof text, "%s", tm_error_get()->text);
-    tm_error_clear();
-    return plan_refuse(g, "device", (tm_plan_change){"memory.device_budget", least}, text);
-}
-
-static tm_status refuse(planning *g, const job_shape *shape, const job_refusal *r) {
-    return r->limit == JOB_LIMIT_DEVICE ? refuse_device(g, shape, r->bytes) : refuse_host(g, shape, r);
-}
-
-static tm_status simulate(planning *g, const job_shape *shape, job_costs *costs) {
-    (void)shape;
-    basis(g, costs);
-    return plan_time(g, g->plans.step, &(tm_sim_opts){.machine = &g->rank, .cost = job_cost, .ctx = costs}, job_op_name,
-                     g->job);
 }
 
 /* What this rank sends in a step. */
@@ -359,7 +349,9 @@ static tm_status plan_job(planning *g) {
     if (rc == TM_EBUDGET) rc = refuse(g, &shape, &c.refusal);
     if (rc != TM_OK) goto done;
     describe(g, &way[c.way]);
-    TM_GO(simulate(g, &shape, costs));
+    basis(g, costs);
+    TM_GO(plan_time(g, g->plans.step, &(tm_sim_opts){.machine = &g->rank, .cost = job_cost, .ctx = costs}, job_op_name,
+                    g->job));
     TM_GO(whole_run(g, costs));
     rc = plan_disk(g, &o);
 done:

@@ -114,6 +114,13 @@ void planner_drop(planner_choice *c) {
     }
 }
 
+/* The program goes. */
+static tm_status compile(attempts *a, tm_program *p, bool linked, tm_plan **plan) {
+    tm_status rc = job_compile_in(a->ways.ask->job, &a->out->account, p, linked, plan);
+    tm_program_free(p);
+    return rc;
+}
+
 /* What the arena holds has a home on disk for commits alone. */
 static tm_status compile_resident(attempts *a) {
     const tm_job *job = a->ways.ask->job;
@@ -122,9 +129,7 @@ static tm_status compile_resident(attempts *a) {
         tm_program *p = NULL;
         TM_TRY(tm_program_device_resident(&p, job->layout, out));
         if (!p) return TM_OK;
-        tm_status rc = job_compile_in(job, &a->out->account, p, true, plan[out]);
-        tm_program_free(p);
-        if (rc != TM_OK) return rc;
+        TM_TRY(compile(a, p, true, plan[out]));
     }
     return TM_OK;
 }
@@ -133,9 +138,7 @@ static tm_status compile_resident(attempts *a) {
 static tm_status compile_import(attempts *a) {
     tm_program *p;
     TM_TRY(build_import(&p, a->ways.ask->job));
-    tm_status rc = job_compile_in(a->ways.ask->job, &a->out->account, p, false, &a->out->import_plan);
-    tm_program_free(p);
-    return rc;
+    return compile(a, p, false, &a->out->import_plan);
 }
 
 /* What ends a run reads all state through memory of its own (the model that is saved needs no more than the hash).
@@ -147,8 +150,7 @@ static tm_status compile_walk(attempts *a) {
     tm_plan *plan = NULL;
     if (!job->optimizer || !job->opts.device_bytes || job->opts.no_walk) return TM_OK;
     TM_TRY(build_walk(&p, job, true, 0));
-    tm_status rc = job_compile_in(job, &a->out->account, p, false, &plan);
-    tm_program_free(p);
+    tm_status rc = compile(a, p, false, &plan);
     tm_plan_free(plan);
     return rc;
 }

@@ -89,8 +89,6 @@ void run_plans_free(run_plans *p) {
     *p = (run_plans){0};
 }
 
-/* ---- rows ------------------------------------------------------------------------------------------------------ */
-
 /* Evenly over the run; a sample costs a microsecond a row. */
 enum { SAMPLED_STEPS = 4096 };
 

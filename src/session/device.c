@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- found ----------------------------------------------------------------------------------------------------- */
-
 const char *session_device(const session *s) {
     return *s->device ? s->device : s->cfg->memory.device;
 }
@@ -79,8 +77,6 @@ void session_imagine_device(session *s, const char *kind, uint64_t arena_bytes) 
     s->imagined_device = true;
     if (s->comm) snprintf(s->device, sizeof s->device, "%s:%u", kind, tm_comm_node_rank(s->comm));
 }
-
-/* ---- exchanges between devices --------------------------------------------------------------------------------- */
 
 /* NULL: nothing is in the way, as far as configuration and ranks go. */
 static const char *no_exchange(const session *s) {

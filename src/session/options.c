@@ -74,8 +74,6 @@ static void bound(const tm_config *c, job_opts *o) {
         o->persist_elements = c->knobs.param_persistence_threshold;
 }
 
-/* ---- shapes and options -------------------------------------------------------------------------------------- */
-
 /* The largest micro-batch. Of a file that was read in part it may be any. */
 static job_shape shape_of(const tm_config *c, data_file *f, uint32_t rows, uint64_t steps) {
     tm_batch_limits lim;

@@ -12,8 +12,6 @@
 /* DeepSpeed's default of stage3_prefetch_bucket_size. */
 enum { PREFETCH_ELEMENTS = 50000000 };
 
-/* ---- who is there -------------------------------------------------------------------------------------------- */
-
 static void remember(const tm_train_args *args, tm_train_args *own, uint32_t rank) {
     *own = *args;
     if (rank > 0) {
@@ -55,8 +53,6 @@ void session_close_ranks(session *s) {
     s->comm = NULL;
 }
 
-/* ---- one for all --------------------------------------------------------------------------------------------- */
-
 tm_status session_agree(session *s, tm_status rc) {
     if (!s->comm || s->agreed) return rc;
     rc = tm_comm_agree(s->comm, rc);
@@ -76,8 +72,6 @@ void session_end_all(const session *s, tm_status rc, bool resumable) {
     tm_io_cleanup_at_exit(); /* run directories without a commit */
     tm_comm_abort(s->comm, exit_status(rc, resumable));
 }
-
-/* ---- alike? -------------------------------------------------------------------------------------------------- */
 
 tm_status session_same(session *s, const char *what, uint64_t hash) {
     tm_status rc = tm_comm_same(s->comm, what, hash);
@@ -109,8 +103,6 @@ tm_status session_same_start(session *s) {
     tm_buf_free(&config);
     return rc;
 }
-
-/* ---- the strategy -------------------------------------------------------------------------------------------- */
 
 /* Ranks of the node that has the fewest: a share of what a node holds once is nowhere larger. 0: some are alone. */
 static uint32_t fewest_on_a_node(const tm_comm *comm) {

@@ -11,8 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- configuration ------------------------------------------------------------------------------------------- */
-
 static tm_status slurp(void *ctx, const char *path, tm_buf *out) {
     (void)ctx;
     return tm_file_slurp(path, 16 * TM_MIB, out);
@@ -32,8 +30,6 @@ tm_status session_load_config(session *s, bool data_optional) {
     tm_buf_free(&text);
     return rc;
 }
-
-/* ---- data ---------------------------------------------------------------------------------------------------- */
 
 static data_opts dataset_opts(const session *s, const tm_model_config *model, bool eval) {
     const tm_config *c = s->cfg;
@@ -116,8 +112,6 @@ static void preview(session *s) {
     tm_error_clear();
     tm_buf_free(&out);
 }
-
-/* ---- life ---------------------------------------------------------------------------------------------------- */
 
 void session_close(session *s) {
     data_close(s->train);

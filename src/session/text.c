@@ -87,8 +87,6 @@ void text_close(text_tools *t) {
     *t = (text_tools){0};
 }
 
-/* ---- data files ---------------------------------------------------------------------------------------------- */
-
 struct data_file {
     tm_dataset *set;
     /* rows of ids */

@@ -6,8 +6,6 @@
  */
 #include "step/build_internal.h"
 
-/* ---- rounding ------------------------------------------------------------------------------------------------ */
-
 static uint32_t gradient_temp(pass *x, uint32_t unit, uint64_t elements) {
     uint64_t bytes = elements * (x->job->dtype == TM_F32 ? 4 : 2);
     return tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_GRAD, .unit = unit, .bytes = bytes, .pageable = true});
@@ -76,8 +74,6 @@ static void finish(pass *x, const summing *s) {
         round_own(x, s->part, s->unit, s->sum, s->hi);
 }
 
-/* ---- summing ------------------------------------------------------------------------------------------------- */
-
 static void finish_oldest(pass *x) {
     summing s = x->summing[0];
     for (uint32_t i = 1; i < x->n_summing; i++) x->summing[i - 1] = x->summing[i];
@@ -124,8 +120,6 @@ void pass_contributed(pass *x, uint32_t unit, uint32_t s) {
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_gradient[i] && --x->contributors[stage->part[i]] == 0) finish_part(x, stage->part[i], unit);
 }
-
-/* ---- norm ---------------------------------------------------------------------------------------------------- */
 
 /* What every rank has to say, side by side; then all add it up in one order. */
 static uint32_t exchange(pass *x, bool norm) {

@@ -99,8 +99,6 @@ static void update(pass *x, updating *u) {
     }
 }
 
-/* ---- between walks --------------------------------------------------------------------------------------------- */
-
 /* What every rank's slices add up to, side by side. */
 static uint32_t share_sums(pass *x, const updating *u, uint32_t k) {
     uint32_t part = u->group.first;

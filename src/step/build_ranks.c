@@ -43,8 +43,6 @@ void pass_gather_backward(pass *x) {
     }
 }
 
-/* ---- gathering ----------------------------------------------------------------------------------------------- */
-
 /* hpZ: a second copy, divided within the node, so that backward need not ask other nodes. */
 static void stash(pass *x, uint32_t part, uint32_t whole) {
     uint32_t unit = tm_model_part(x->m, part)->unit;
@@ -136,8 +134,6 @@ void pass_need(pass *x, const tm_stage *stage, bool backward) {
     }
     look_ahead(x);
 }
-
-/* ---- handing round ------------------------------------------------------------------------------------------- */
 
 void pass_share(pass *x, uint32_t part, uint32_t hi) {
     if (!part_is_shared(x->job, &x->job->part[part])) return;

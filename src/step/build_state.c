@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- import ---------------------------------------------------------------------------------------- */
-
 /* The fp32 values come into the master's own frame, a moment's (which begins afterwards) where it is as wide, or one of
  * their own, which also takes the lower halves of weights whose optimizer state is another rank's. */
 uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t elements, bool own) {
@@ -65,8 +63,6 @@ tm_status build_import(tm_program **out, const tm_job *job) {
     *out = w.p;
     return TM_OK;
 }
-
-/* ---- walks --------------------------------------------------------------------------------------------------- */
 
 static const tm_model *sort_model;
 

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-/* ---- a tile -------------------------------------------------------------------------------------------------- */
-
 uint32_t pass_hi_interval(pass *x, uint32_t part) {
     const part_state *ps = &x->job->part[part];
     uint32_t *interval = part_is_gathered(x->job, ps) ? &x->own_interval[part] : &x->part_interval[part];
@@ -55,8 +53,6 @@ static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint
                      NONE);
 }
 
-/* ---- after backward ------------------------------------------------------------------------------------------ */
-
 void pass_update_part(pass *x, uint32_t part) {
     const part_state *ps = &x->job->part[part];
     if (job_updates_in_passes(x->job)) {
@@ -72,8 +68,6 @@ void pass_update_part(pass *x, uint32_t part) {
     }
     pass_share(x, part, hi);
 }
-
-/* ---- in line ------------------------------------------------------------------------------------------------- */
 
 /* The next tile in line: of update F in the order of forward, of update B as it came. */
 void pass_update_next(pass *x) {

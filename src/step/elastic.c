@@ -26,20 +26,16 @@ struct elastic {
 /* ---- what a commit says of itself ---------------------------------------------------------------------------- */
 
 static void put_holding(tm_json_writer *w, const char *key, holding h) {
-    tm_jw_key(w, key);
-    tm_jw_array(w);
+    tm_jw_field_array(w, key);
     tm_jw_uint(w, h.first);
     tm_jw_uint(w, h.count);
     tm_jw_array_end(w);
 }
 
 void elastic_describe(const job_ranks *r, tm_json_writer *w) {
-    tm_jw_key(w, "shards");
-    tm_jw_object(w);
-    tm_jw_key(w, "ranks");
-    tm_jw_uint(w, r->ranks);
-    tm_jw_key(w, "keep_elements");
-    tm_jw_uint(w, r->keep_elements);
+    tm_jw_field_object(w, "shards");
+    tm_jw_field_uint(w, "ranks", r->ranks);
+    tm_jw_field_uint(w, "keep_elements", r->keep_elements);
     put_holding(w, "weights", r->weights);
     put_holding(w, "own", r->own);
     tm_jw_object_end(w);
@@ -79,8 +75,6 @@ bool elastic_same(const job_ranks *a, const job_ranks *b) {
     return a->ranks == b->ranks && a->keep_elements == b->keep_elements && alike(a->weights, b->weights) &&
            alike(a->own, b->own);
 }
-
-/* ---- open ---------------------------------------------------------------------------------------------------- */
 
 /* Objects are counted as job_add_state made them. */
 static tm_status count_objects(elastic *e, old_rank *r) {
@@ -144,8 +138,6 @@ void elastic_close(elastic *e) {
     tm_free(e->rank);
     tm_free(e);
 }
-
-/* ---- read ---------------------------------------------------------------------------------------------------- */
 
 static holding holding_of(const elastic *e, uint32_t rank, uint32_t part, tm_kind kind) {
     return kind == TM_KIND_WEIGHT_HI ? e->rank[rank].part[part].weights : e->rank[rank].own;

@@ -41,8 +41,6 @@ static tm_status find_tensors(tm_job *job) {
     return TM_OK;
 }
 
-/* ---- opening and closing --------------------------------------------------------------------------------------- */
-
 const char *job_config_name(const char *model, char *buf, size_t cap) {
     snprintf(buf, cap, tm_path_is_dir(model) ? "%s/config.json" : "%s", model);
     return buf;
@@ -143,15 +141,8 @@ void job_close(tm_job *job) {
     tm_layout_free(job->layout);
     tm_source_close(job->source);
     tm_model_free(job->model);
-    tm_free(job->part);
-    tm_free(job->kv);
-    tm_free(job->step.batch);
-    tm_free(job->source_tensor);
-    tm_free(job->step.no_decay);
-    tm_free(job);
+    TM_FREE_ALL(job->part, job->kv, job->step.batch, job->source_tensor, job->step.no_decay, job);
 }
-
-/* ---- running ------------------------------------------------------------------------------------------------- */
 
 static void show(tm_job *job) {
     if (!job->sinks.show) return;

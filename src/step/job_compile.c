@@ -40,23 +40,13 @@ tm_status job_agree(tm_job *job, tm_status rc) {
     return rc;
 }
 
-static tm_status refuse_host(const tm_job *job, const job_refusal *r) {
+static tm_status refuse_budget(const char *key, uint64_t budget, uint64_t least) {
     char want[32], have[32];
     return tm_fail(TM_EBUDGET,
-                   "memory.host_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
-                   "raise it, or lower seq_len or the micro-batch",
-                   tm_format_size(job->opts.host_bytes, have, sizeof have), (unsigned long long)job->opts.host_bytes,
-                   (unsigned long long)r->bytes, tm_format_size(r->bytes, want, sizeof want));
-}
-
-static tm_status refuse_device(const tm_job *job, const job_refusal *r) {
-    char want[32], have[32];
-    return tm_fail(TM_EBUDGET,
-                   "memory.device_budget %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); "
-                   "raise it, or lower seq_len or the micro-batch",
-                   tm_format_size(job->opts.device_bytes, have, sizeof have),
-                   (unsigned long long)job->opts.device_bytes, (unsigned long long)r->bytes,
-                   tm_format_size(r->bytes, want, sizeof want));
+                   "memory.%s %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); raise it, or "
+                   "lower seq_len or the micro-batch",
+                   key, tm_format_size(budget, have, sizeof have), (unsigned long long)budget,
+                   (unsigned long long)least, tm_format_size(least, want, sizeof want));
 }
 
 static tm_status refuse_micro_batches(const tm_job *job, const job_refusal *r) {
@@ -74,9 +64,10 @@ static tm_status refuse_micro_batches(const tm_job *job, const job_refusal *r) {
 
 tm_status job_refuse(const tm_job *job, const job_refusal *r) {
     TM_ASSERT(r->limit != JOB_LIMIT_NONE);
-    return r->limit == JOB_LIMIT_DEVICE          ? refuse_device(job, r)
-           : r->limit == JOB_LIMIT_MICRO_BATCHES ? refuse_micro_batches(job, r)
-                                                 : refuse_host(job, r);
+    if (r->limit == JOB_LIMIT_MICRO_BATCHES) return refuse_micro_batches(job, r);
+    bool device = r->limit == JOB_LIMIT_DEVICE;
+    return refuse_budget(device ? "device_budget" : "host_budget",
+                         device ? job->opts.device_bytes : job->opts.host_bytes, r->bytes);
 }
 
 void job_count_plan(job_account *a, const tm_plan *plan, bool stays) {

@@ -16,8 +16,6 @@ static void sft_coefficients(const objective_step *s, const tm_micro_batch *b, f
     for (uint32_t t = 0; t < b->tokens; t++) nll[t] = b->labels[t] >= 0 ? each : 0;
 }
 
-/* ---- rows ---- */
-
 static const tm_objective objectives[] = {{"sft", sft_loss, sft_coefficients}};
 
 const tm_objective *tm_objective_find(const char *name) {

@@ -35,8 +35,6 @@ tm_op op_make(const tm_job *job, uint16_t code, op_args args) {
     return op;
 }
 
-/* ---- operands ------------------------------------------------------------------------------------------------ */
-
 uint32_t op_count(const op_call *c, const op_operand_row *o) {
     op_call asked = *c;
     asked.of = o;
@@ -86,8 +84,6 @@ double op_amount(const tm_job *job, const tm_op *op) {
     return c.row->amount(&c);
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------- */
-
 tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
     tm_job *job = ctx;
     op_call c = op_call_of(job, op);
@@ -102,8 +98,6 @@ tm_status job_run_op(void *ctx, const tm_op *op, void *const *operand) {
     if (observed && rc == TM_OK) job->costs.hear(job->costs.hear_ctx, op, (double)(tm_now_ns() - t0) * 1e-9);
     return rc;
 }
-
-/* ---- labels -------------------------------------------------------------------------------------------------- */
 
 const char *job_op_word(uint16_t code) {
     const op_row *row = op_row_of(code);

@@ -47,8 +47,6 @@ void op_use_one(op_writer *w, operand_name name, uint32_t interval, uint32_t obj
              (struct op_named_use){.interval = interval, .object = object, .count = 1, .access = (uint8_t)access});
 }
 
-/* ---- by the row ---------------------------------------------------------------------------------------------- */
-
 static const struct op_named_use *next_named(const op_writer *w, uint8_t name, uint32_t *at) {
     while (*at < w->n && w->use[*at].name != name) ++*at;
     TM_ASSERT(*at < w->n); /* the row has more operands of this name than were named */

@@ -134,8 +134,6 @@ uint64_t operand_second_bytes(const op_call *c) {
     return job_second_bytes(c->job, c->args.part.part);
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------------------- */
-
 enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
 
 const op_row ops_rank_rows[OP_CODES] = {

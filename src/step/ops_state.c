@@ -6,8 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- import -------------------------------------------------------------------------------------------------- */
-
 static tm_status read_tensor(const tm_job *job, uint32_t t, uint64_t first, uint64_t n, float *out) {
     const tm_tensor *tensor = tm_model_tensor(job->model, t);
     if (!job->source) {
@@ -195,8 +193,6 @@ double amount_full_tile(const op_call *c) {
     (void)c;
     return (double)TM_TILE_ELEMENTS * 8;
 }
-
-/* ---- rows ---------------------------------------------------------------------------------------------------- */
 
 enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
 

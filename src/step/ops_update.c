@@ -2,8 +2,6 @@
 #include "step/ops_internal.h"
 #include "step/passes.h"
 
-/* ---- a tile ---------------------------------------------------------------------------------------------------- */
-
 /* Its operands, from the tile's first element on. */
 typedef struct update_tile {
     uint32_t part, pass;
@@ -74,8 +72,6 @@ static void run_segments(const op_call *c, const update_tile *t) {
     }
 }
 
-/* ---- operations ------------------------------------------------------------------------------------------------ */
-
 /* Elements of the gradient's operand that lie before the tile; `whole`: it is the part's. */
 static uint64_t gradient_before(const tm_job *job, uint32_t part, uint32_t tile, bool whole) {
     return whole ? own_tile(job, part, tile).begin - own_run(job, part).begin : 0;
@@ -107,8 +103,6 @@ static tm_status run_update(const op_call *c) {
         update_run(c, &t, 0, t.at.n, false);
     return TM_OK;
 }
-
-/* ---- in passes ------------------------------------------------------------------------------------------------- */
 
 static tm_status run_sums(const op_call *c) {
     const tm_job *job = c->job;
@@ -217,8 +211,6 @@ static double tile_elements(const op_call *c) {
 static double group_bytes(const op_call *c) { /* a few operations in double for each sum */
     return (double)totals_bytes(c);
 }
-
-/* ---- rows ------------------------------------------------------------------------------------------------------ */
 
 enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
 

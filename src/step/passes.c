@@ -14,8 +14,6 @@
 
 #include <string.h>
 
-/* ---- groups ---------------------------------------------------------------------------------------------------- */
-
 static bool goes_on(const tm_model *m, uint32_t part) {
     return tm_model_part_segments(m, part)->tensor_offset > 0;
 }
@@ -87,8 +85,6 @@ uint64_t passes_totals_bytes(const tm_job *job, part_group g) {
 bool passes_read_weights(const tm_job *job, uint32_t pass) {
     return pass == 0 && job->update_opts.scale_parameter;
 }
-
-/* ---- pieces of ranks ------------------------------------------------------------------------------------------- */
 
 /* Rows of the tensor that a slice of the segment's part touches; returns how many. */
 static uint64_t rows_of(const tm_job *job, const tm_segment *seg, uint32_t slice, uint64_t columns, uint64_t *first) {

@@ -39,8 +39,6 @@ const tm_optimizer *state_optimizer(const tm_job *job, uint32_t part) {
     return job->part[part].small ? tm_optimizer_find("adamw") : job->update;
 }
 
-/* ---- bytes ----------------------------------------------------------------------------------------------------- */
-
 static uint64_t optim_bytes(const tm_job *job, const tm_optimizer *o, uint32_t k, uint64_t n) {
     return tm_optim_state_bytes(o, &job->update_opts, k, &(tm_optim_shape){1, 0, n});
 }
@@ -88,8 +86,6 @@ bool state_is_split(const tm_job *job) {
     return job->optimizer && job->dtype == TM_BF16;
 }
 
-/* ---- contents -------------------------------------------------------------------------------------------------- */
-
 void state_span(const tm_job *job, uint32_t part, void *m, void *v, uint64_t first, uint64_t n, tm_optim_span *out) {
     const tm_optimizer *o = state_optimizer(job, part);
     bool coded = is_8bit(o);
@@ -118,8 +114,6 @@ float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object
     tm_optim_widen_8bit(kind == TM_KIND_EXP_AVG, code, object, first, n, room);
     return room;
 }
-
-/* ---- a step ---------------------------------------------------------------------------------------------------- */
 
 tm_optim_step state_step(const tm_job *job, const step_frame *f, bool small, bool plain) {
     tm_optim_opts opts = job->update_opts;

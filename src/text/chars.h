@@ -13,7 +13,7 @@ typedef struct tk_class {
     const tk_range *range;
     size_t n;
 } tk_class;
-extern const tk_class tk_letter, tk_number, tk_numeric_more, tk_word, tk_punctuation;
+extern const tk_class tk_letter, tk_number, tk_numeric_more, tk_word_more, tk_punctuation;
 extern const tk_class tk_inert, tk_mark;
 extern const tk_range tk_new_lower[]; /* code point, its lower case */
 extern const size_t tk_new_lower_n;

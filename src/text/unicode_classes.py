@@ -87,7 +87,8 @@ def main():
            table("letter", prop["L"], "General category L."),
            table("number", prop["N"], "General category N."),
            table("numeric_more", numeric - prop["N"], "Numbers of Unicode 17 that the Digits pre-tokenizer knows as well."),
-           table("word", word(), "UTS #18 \\\\w: Alphabetic, M, Nd, Pc, Join_Control. Decides single_word."),
+           table("word_more", word() - prop["L"] - marks(),
+                 "What UTS #18 \\\\w (Alphabetic, M, Nd, Pc, Join_Control) has beyond letters and marks."),
            table("punctuation", removed(P.Punctuation("removed")),
                  "ASCII punctuation and symbols, and the P of the older Unicode that the Punctuation pre-tokenizer has.")]
     out.append(table("inert", inert(), "Normal forms: code points that the reference's older Unicode does not know."))

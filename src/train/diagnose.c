@@ -195,8 +195,7 @@ static tm_status log_spike(trainer *t, double loss, double median) {
     trainer_line_begin(t, &w, &line, "spike");
     tm_jw_field_double(&w, "loss", loss);
     tm_jw_field_double(&w, "median", median);
-    tm_jw_key(&w, "rows");
-    tm_jw_array(&w);
+    tm_jw_field_array(&w, "rows");
     for (uint64_t i = 0; i < info.samples && i < 64; i++)
         tm_jw_uint(&w, tm_dataset_order(ds, info.epoch, first * t->s.cfg->train_batch_size + i));
     tm_jw_array_end(&w);

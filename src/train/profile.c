@@ -58,8 +58,6 @@ void trainer_profile_close(trainer *t) {
     t->profile = NULL;
 }
 
-/* ---- adding up ------------------------------------------------------------------------------------------------ */
-
 static const char *stage_of(const tm_job *job, const tm_op *op) {
     const op_row *of = op_row_of(op->code);
     op_args a = op_args_of(op);
@@ -129,8 +127,6 @@ void trainer_profile_add(trainer *t, const tm_run_stats *s) {
     }
 }
 
-/* ---- saying ---------------------------------------------------------------------------------------------------- */
-
 static double rest(const trainer_profile *p) {
     double left = p->total - p->compute - p->read - p->write - p->copy - p->comm;
     return left > 0 ? left : 0;
@@ -195,8 +191,7 @@ static void table(const trainer_profile *p) {
 
 static void rows_field(tm_json_writer *w, const trainer_profile *p, const char *key, uint8_t engine) {
     char name[48];
-    tm_jw_key(w, key);
-    tm_jw_object(w);
+    tm_jw_field_object(w, key);
     for (uint32_t i = 0; i < p->n_rows; i++)
         if (p->row[i].engine == engine)
             tm_jw_field_double(w, row_name(&p->row[i], name, sizeof name), p->row[i].seconds / (double)p->steps);
@@ -213,16 +208,14 @@ static tm_status log_event(trainer *t, const trainer_profile *p) {
     tm_jw_field_double(&w, "step_seconds", p->total / n);
     rows_field(&w, p, "compute_seconds", TM_ENGINE_CPU);
     rows_field(&w, p, "comm_seconds", TM_ENGINE_COMM);
-    tm_jw_key(&w, "busy_seconds");
-    tm_jw_object(&w);
+    tm_jw_field_object(&w, "busy_seconds");
     tm_jw_field_double(&w, "disk_read", p->busy[TM_ENGINE_DISK_READ] / n);
     tm_jw_field_double(&w, "disk_write", p->busy[TM_ENGINE_DISK_WRITE] / n);
     tm_jw_field_double(&w, "copy_in", p->busy[TM_ENGINE_COPY_IN] / n);
     tm_jw_field_double(&w, "copy_out", p->busy[TM_ENGINE_COPY_OUT] / n);
     tm_jw_field_double(&w, "comm", p->busy[TM_ENGINE_COMM] / n);
     tm_jw_object_end(&w);
-    tm_jw_key(&w, "wait_seconds");
-    tm_jw_object(&w);
+    tm_jw_field_object(&w, "wait_seconds");
     tm_jw_field_double(&w, "disk_read", p->read / n);
     tm_jw_field_double(&w, "disk_write", p->write / n);
     tm_jw_field_double(&w, "copy", p->copy / n);

@@ -37,8 +37,6 @@ uint64_t trainer_replay_bytes(const trainer *t) {
     return most + TM_MIB; /* frames are rounded up */
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------ */
-
 tm_status trainer_replay_start(trainer *t) {
     const tm_plan *plans[] = {t->plans.step, t->plans.first, t->plans.drain};
     if (t->s.args->replay_every <= 0) return TM_OK;

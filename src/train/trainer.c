@@ -27,18 +27,13 @@ tm_status trainer_write_run_json(trainer *t, const char *status) {
     TM_GO(tm_config_dump_json(t->s.cfg, &config, 0));
     tm_jw_init(&w, &out, 1);
     tm_jw_object(&w);
-    tm_jw_key(&w, "status");
-    tm_jw_str(&w, status);
+    tm_jw_field_str(&w, "status", status);
     tm_jw_field_str(&w, "key", t->out.key);
     trainer_describe_input(t, &w);
-    tm_jw_key(&w, "step");
-    tm_jw_int(&w, t->step);
-    tm_jw_key(&w, "version");
-    tm_jw_str(&w, TIDEMILL_VERSION);
-    tm_jw_key(&w, "numerics");
-    tm_jw_str(&w, tm_kernels_describe());
-    tm_jw_key(&w, "run_directories");
-    tm_jw_array(&w);
+    tm_jw_field_int(&w, "step", t->step);
+    tm_jw_field_str(&w, "version", TIDEMILL_VERSION);
+    tm_jw_field_str(&w, "numerics", tm_kernels_describe());
+    tm_jw_field_array(&w, "run_directories");
     for (uint32_t r = 0; r < t->out.n_directories; r++) tm_jw_str(&w, t->out.directory[r]);
     tm_jw_array_end(&w);
     tm_jw_key(&w, "directories_by_rank"); /* how many of them */
@@ -79,8 +74,6 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, 
     return TM_OK;
 }
 
-/* ---- life ---------------------------------------------------------------------------------------------------- */
-
 void trainer_close(trainer *t) {
     trainer_watch *watch = t->watch;
     t->watch = NULL; /* nobody listens any more */
@@ -92,10 +85,7 @@ void trainer_close(trainer *t) {
     trainer_watch_close(t);
     run_plans_free(&t->plans);
     tm_buf_free(&t->out.directories);
-    tm_free(t->saves.step);
-    tm_free(t->out.directory);
-    tm_free(t->out.directories_of);
-    tm_free(t->out.claim_paths);
+    TM_FREE_ALL(t->saves.step, t->out.directory, t->out.directories_of, t->out.claim_paths);
     tm_commit_close(t->from.commit);
     trainer_forget_old(t);
     session_close(&t->s);

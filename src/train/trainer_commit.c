@@ -40,15 +40,13 @@ tm_status trainer_numerics(const trainer *t, tm_buf *out) {
 /* ---- what is written down -------------------------------------------------------------------------------------- */
 
 static void field_int(tm_json_writer *w, const char *key, int64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_int(w, v);
+    tm_jw_field_int(w, key, v);
 }
 
 static void field_hex(tm_json_writer *w, const char *key, uint64_t v) {
     char text[20];
     snprintf(text, sizeof text, "%016" PRIx64, v);
-    tm_jw_key(w, key);
-    tm_jw_str(w, text);
+    tm_jw_field_str(w, key, text);
 }
 
 /* Random numbers, data order and learning rate are functions of seed and counters; the loss scale is state. */
@@ -59,8 +57,7 @@ static void counters(tm_json_writer *w, const trainer *t) {
     field_int(w, "skipped_in_a_row", t->skipped_in_a_row);
     field_int(w, "skipped_at_scale", t->skipped_at_scale);
     field_int(w, "data_cursor", t->step * (int64_t)t->s.cfg->train_batch_size);
-    tm_jw_key(w, "unfinished");
-    tm_jw_bool(w, t->unfinished);
+    tm_jw_field_bool(w, "unfinished", t->unfinished);
     trainer_describe_scale(t, w);
 }
 
@@ -137,8 +134,6 @@ done:
     tm_buf_free(&info);
     return rc;
 }
-
-/* ---- signals --------------------------------------------------------------------------------------------------- */
 
 /* A step, once begun, either ends or is lost. It goes on while it and the commit can be expected to end within the
  * grace; a job that only reads state (evaluation, export) stops at once: it is done again. Ranks stop together, between

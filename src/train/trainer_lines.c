@@ -50,8 +50,6 @@ done:
     return rc;
 }
 
-/* ---- counted ----------------------------------------------------------------------------------------------------- */
-
 void trainer_count_line(trainer *t, const char *line, size_t n) {
     if (n > 0 && line[n - 1] == '\n') n--;
     t->log.hash = tm_hash64(line, n, t->log.hash);
@@ -67,8 +65,7 @@ void trainer_mark_log(trainer *t) {
 void trainer_describe_log(const trainer *t, tm_json_writer *w) {
     char hash[20];
     snprintf(hash, sizeof hash, "%016" PRIx64, t->unfinished ? t->log.step_hash : t->log.hash);
-    tm_jw_key(w, "log");
-    tm_jw_object(w);
+    tm_jw_field_object(w, "log");
     tm_jw_field_uint(w, "lines", t->unfinished ? t->log.step_lines : t->log.lines);
     tm_jw_field_str(w, "hash", hash);
     tm_jw_object_end(w);
@@ -124,8 +121,6 @@ tm_status trainer_check_log(trainer *t, const tm_json *info) {
     return refuse_log(t, &r, t->step, resume && strcmp(resume, "auto") != 0);
 }
 
-/* ---- cut --------------------------------------------------------------------------------------------------------- */
-
 typedef struct cut {
     trainer *t;
     tm_out *out;
@@ -165,11 +160,7 @@ tm_status trainer_cut_log(trainer *t) {
     TM_TRY(tm_file_open(&in, t->path));
     tm_status rc = tm_out_create(&out, t->path);
     if (rc == TM_OK) {
-        rc = each_line(in, copy_line, &(cut){t, out});
-        if (rc == TM_OK)
-            rc = tm_out_commit(out);
-        else
-            tm_out_abandon(out);
+        rc = tm_out_end(out, each_line(in, copy_line, &(cut){t, out}));
         trainer_mark_log(t);
     }
     tm_file_close(in);

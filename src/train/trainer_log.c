@@ -4,10 +4,6 @@
 
 #include <math.h>
 
-static double seconds(uint64_t ns) {
-    return (double)ns * 1e-9;
-}
-
 static uint64_t sum(const uint64_t *by_kind) {
     uint64_t all = 0;
     for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
@@ -17,12 +13,10 @@ static uint64_t sum(const uint64_t *by_kind) {
 static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
     tm_jw_field_uint(w, "read_bytes", sum(run->read_bytes));
     tm_jw_field_uint(w, "write_bytes", sum(run->write_bytes));
-    tm_jw_key(w, "bytes_by_kind");
-    tm_jw_object(w);
+    tm_jw_field_object(w, "bytes_by_kind");
     for (int k = 0; k < TM_KINDS; k++) {
         if (run->read_bytes[k] + run->write_bytes[k] == 0) continue;
-        tm_jw_key(w, tm_kind_name((tm_kind)k));
-        tm_jw_object(w);
+        tm_jw_field_object(w, tm_kind_name((tm_kind)k));
         tm_jw_field_uint(w, "read", run->read_bytes[k]);
         tm_jw_field_uint(w, "write", run->write_bytes[k]);
         tm_jw_object_end(w);
@@ -34,7 +28,7 @@ static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
         tm_jw_field_uint(w, "d2h_bytes", run->copied_bytes[TM_DEVICE_OUT]);
         tm_jw_field_uint(w, "planned_h2d_bytes", plan->copy_bytes[TM_DEVICE_IN]);
         tm_jw_field_uint(w, "planned_d2h_bytes", plan->copy_bytes[TM_DEVICE_OUT]);
-        tm_jw_field_double(w, "copy_seconds", seconds(run->copy_ns));
+        tm_jw_field_double(w, "copy_seconds", tm_seconds(run->copy_ns));
     }
     tm_jw_field_uint(w, "planned_read_bytes", sum(plan->read_bytes));
     tm_jw_field_uint(w, "planned_write_bytes", sum(plan->write_bytes));
@@ -45,25 +39,22 @@ static void rank_fields(tm_json_writer *w, const trainer *t, const step_line *li
     static const char *const link[TM_COMM_LINKS] = {"in_node", "between_nodes"};
     if (!t->s.comm) return;
     tm_jw_field_uint(w, "ranks", t->s.ranks.ranks);
-    tm_jw_key(w, "comm_sent_bytes");
-    tm_jw_object(w);
+    tm_jw_field_object(w, "comm_sent_bytes");
     for (int l = 0; l < TM_COMM_LINKS; l++) tm_jw_field_uint(w, link[l], line->sent[l]);
     tm_jw_object_end(w);
-    tm_jw_field_double(w, "comm_seconds", seconds(run->comm_ns));
-    tm_jw_key(w, "host_peak_bytes_by_rank");
-    tm_jw_array(w);
+    tm_jw_field_double(w, "comm_seconds", tm_seconds(run->comm_ns));
+    tm_jw_field_array(w, "host_peak_bytes_by_rank");
     for (uint32_t r = 0; r < t->s.ranks.ranks; r++) tm_jw_uint(w, t->job->step.reported_peak[r]);
     tm_jw_array_end(w);
 }
 
 static void wait_fields(tm_json_writer *w, const tm_run_stats *run) {
-    tm_jw_key(w, "wait_seconds");
-    tm_jw_object(w);
-    tm_jw_field_double(w, "disk_read", seconds(run->wait_read_ns));
-    tm_jw_field_double(w, "disk_write", seconds(run->wait_write_ns));
-    tm_jw_field_double(w, "copy", seconds(run->wait_copy_ns));
-    tm_jw_field_double(w, "comm", seconds(run->wait_comm_ns));
-    tm_jw_field_double(w, "compute", seconds(run->compute_ns));
+    tm_jw_field_object(w, "wait_seconds");
+    tm_jw_field_double(w, "disk_read", tm_seconds(run->wait_read_ns));
+    tm_jw_field_double(w, "disk_write", tm_seconds(run->wait_write_ns));
+    tm_jw_field_double(w, "copy", tm_seconds(run->wait_copy_ns));
+    tm_jw_field_double(w, "comm", tm_seconds(run->wait_comm_ns));
+    tm_jw_field_double(w, "compute", tm_seconds(run->compute_ns));
     tm_jw_object_end(w);
 }
 
@@ -80,8 +71,7 @@ void trainer_line_begin(const trainer *t, tm_json_writer *w, tm_buf *line, const
     tm_jw_init(w, line, 0);
     tm_jw_object(w);
     tm_jw_field_str(w, "event", event);
-    tm_jw_key(w, "step");
-    tm_jw_int(w, t->step);
+    tm_jw_field_int(w, "step", t->step);
 }
 
 tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats *run, double predicted_seconds) {
@@ -91,8 +81,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     if (!session_is_rank0(&t->s)) return TM_OK;
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
-    tm_jw_key(&w, "step");
-    tm_jw_int(&w, line->step);
+    tm_jw_field_int(&w, "step", line->step);
     tm_jw_field_double(&w, "loss", line->label_tokens ? r->loss_sum / (double)line->label_tokens : 0);
     tm_jw_field_double(&w, "grad_norm", r->grad_norm);
     tm_jw_field_double(&w, "learning_rate", r->learning_rate);
@@ -108,8 +97,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     rank_fields(&w, t, line, run);
     trainer_log_scale(t, &w, line->loss_scale);
     if (!r->finite) {
-        tm_jw_key(&w, "skipped");
-        tm_jw_bool(&w, true);
+        tm_jw_field_bool(&w, "skipped", true);
     }
     tm_status rc = trainer_line_end(t, &w, &out);
     trainer_mark_log(t);
@@ -123,8 +111,7 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
     if (!session_is_rank0(&t->s)) return TM_OK;
     trainer_line_begin(t, &w, &out, event);
     if (hash) {
-        tm_jw_key(&w, "state_hash");
-        tm_jw_str(&w, hash);
+        tm_jw_field_str(&w, "state_hash", hash);
         tm_jw_field_uint(&w, "host_peak_bytes", job_host_peak(t->job));
     }
     if (!isnan(eval_loss)) {

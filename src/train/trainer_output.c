@@ -188,12 +188,7 @@ void trainer_undo_output(trainer *t) {
 /* ---- the key --------------------------------------------------------------------------------------------------- */
 
 tm_status trainer_put_run_json(trainer *t, const tm_buf *text) {
-    tm_out *file;
-    TM_TRY(tm_out_create(&file, trainer_path(t, "run.json")));
-    tm_status rc = tm_out_append(file, text->data, text->len);
-    if (rc == TM_OK) return tm_out_commit(file);
-    tm_out_abandon(file);
-    return rc;
+    return tm_file_write(trainer_path(t, "run.json"), text->data, text->len);
 }
 
 static tm_status write_starting(trainer *t) {

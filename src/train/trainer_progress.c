@@ -5,12 +5,8 @@
 #include <math.h>
 #include <stdio.h>
 
-static double seconds(uint64_t ns) {
-    return (double)ns * 1e-9;
-}
-
 static double since(uint64_t ns) {
-    return seconds(tm_now_ns() - ns);
+    return tm_seconds(tm_now_ns() - ns);
 }
 
 /* ---- what it will take --------------------------------------------------------------------------------------- */
@@ -41,8 +37,6 @@ static tm_status say_plan(trainer *t) {
            f->model_bytes * 1e-9, tm_format_size(job_planned_peak(t->job), peak, sizeof peak));
     return TM_OK;
 }
-
-/* ---- how far ------------------------------------------------------------------------------------------------- */
 
 typedef struct step_text {
     char step[48], loss[24], left[32], rate[32], each[32], learning_rate[24], norm[24], disk[32];
@@ -142,8 +136,6 @@ void trainer_show_no_more(trainer *t) {
     tm_live_end();
 }
 
-/* ---- what it took -------------------------------------------------------------------------------------------- */
-
 /* What each path had to take, and its share of what the steps write. */
 static void say_wear(const trainer *t) {
     const tm_store *store = t->job->tiers.store;
@@ -165,7 +157,7 @@ static void say_beside(const trainer *t) {
     tm_log(TM_LOG_INFO,
            "planned and found: %.4g and %.4g s, a step %.3g and %.3g s; %.3f and %.3f GB to the offload paths; peak %s "
            "and %s",
-           f->seconds, since(t->life.start_ns), trainer_watch_seconds(t), seconds(t->life.steps_ns) / steps,
+           f->seconds, since(t->life.start_ns), trainer_watch_seconds(t), tm_seconds(t->life.steps_ns) / steps,
            ((double)t->said.planned_before + f->write_bytes) * 1e-9, (double)written_to_paths(t) * 1e-9,
            tm_format_size(job_planned_peak(t->job), said, sizeof said),
            tm_format_size(job_host_peak(t->job), was, sizeof was));

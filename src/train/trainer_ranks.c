@@ -123,8 +123,6 @@ tm_status trainer_gather_directories(trainer *t) {
     return TM_OK;
 }
 
-/* ---- commits ------------------------------------------------------------------------------------------------- */
-
 void trainer_describe_ranks(const trainer *t, tm_json_writer *w) {
     elastic_describe(&t->s.ranks, w);
 }

@@ -25,8 +25,6 @@ static const char *checkpoint_path(const trainer *t, int64_t step, char *buf, si
     return buf;
 }
 
-/* ---- the best one ---------------------------------------------------------------------------------------------- */
-
 /* Strictly: of two that are alike the first is the best. What is not a number is never better. */
 static bool is_better(const trainer *t, double loss) {
     const trainer_saves *s = &t->saves;
@@ -70,8 +68,6 @@ tm_status trainer_find_best(trainer *t) {
     return TM_OK;
 }
 
-/* ---- in a commit ------------------------------------------------------------------------------------------------- */
-
 static const char *eval_hash(const trainer *t, char text[20]) {
     snprintf(text, 20, "%016" PRIx64, t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0);
     return text;
@@ -80,15 +76,12 @@ static const char *eval_hash(const trainer *t, char text[20]) {
 void trainer_describe_saves(const trainer *t, tm_json_writer *w) {
     const trainer_saves *s = &t->saves;
     char text[20];
-    tm_jw_key(w, "checkpoints");
-    tm_jw_array(w);
+    tm_jw_field_array(w, "checkpoints");
     for (uint32_t i = 0; i < s->n; i++) tm_jw_int(w, s->step[i]);
     tm_jw_array_end(w);
     if (s->best == 0) return;
-    tm_jw_key(w, "best");
-    tm_jw_object(w);
-    tm_jw_key(w, "step");
-    tm_jw_int(w, s->best);
+    tm_jw_field_object(w, "best");
+    tm_jw_field_int(w, "step", s->best);
     tm_jw_field_double(w, "loss", s->best_loss);
     tm_jw_field_bool(w, "greater_is_better", t->s.cfg->greater_is_better);
     tm_jw_field_str(w, "eval", eval_hash(t, text));
@@ -125,8 +118,6 @@ tm_status trainer_read_saves(trainer *t, const tm_json *info) {
                    "old file back",
                    t->s.cfg->data.eval ? t->s.cfg->data.eval : "data.eval", t->s.cfg->output_dir);
 }
-
-/* ---- which go ---------------------------------------------------------------------------------------------------- */
 
 /* The latest and the best; at the end with a limit of 1 only the best, as in HF Trainer. */
 static bool stays(const trainer *t, int64_t step, int64_t latest, bool ended) {
@@ -169,8 +160,6 @@ tm_status trainer_committed_saves(trainer *t) {
     return rotate(t, false);
 }
 
-/* ---- checkpoint-N ------------------------------------------------------------------------------------------------ */
-
 static tm_status write_checkpoint(trainer *t) {
     char dir[4096], beside[4200];
     snprintf(beside, sizeof beside, "%s.tmp", checkpoint_path(t, t->step, dir, sizeof dir));
@@ -193,8 +182,6 @@ tm_status trainer_save_checkpoint(trainer *t) {
     return trainer_log_event(t, "checkpoint", NULL, NAN);
 }
 
-/* ---- the end ----------------------------------------------------------------------------------------------------- */
-
 typedef struct folders {
     const char *from, *to;
 } folders;
@@ -212,8 +199,7 @@ static tm_status log_best(trainer *t) {
     tm_buf line = {0};
     tm_json_writer w;
     trainer_line_begin(t, &w, &line, "best");
-    tm_jw_key(&w, "best_step");
-    tm_jw_int(&w, t->saves.best);
+    tm_jw_field_int(&w, "best_step", t->saves.best);
     tm_jw_field_double(&w, "loss", t->saves.best_loss);
     return trainer_line_end(t, &w, &line);
 }

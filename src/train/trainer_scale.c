@@ -13,18 +13,14 @@ void trainer_open_scale(trainer *t) {
     if (scales(t)) tm_loss_scaler_init(&t->scaler, &t->s.cfg->loss_scale);
 }
 
-/* ---- in a commit ----------------------------------------------------------------------------------------------- */
-
 static void field(tm_json_writer *w, const char *key, int64_t v) {
-    tm_jw_key(w, key);
-    tm_jw_int(w, v);
+    tm_jw_field_int(w, key, v);
 }
 
 void trainer_describe_scale(const trainer *t, tm_json_writer *w) {
     const tm_loss_scaler *s = &t->scaler;
     if (!scales(t)) return;
-    tm_jw_key(w, "loss_scaler");
-    tm_jw_object(w);
+    tm_jw_field_object(w, "loss_scaler");
     tm_jw_field_double(w, "scale", s->scale);
     field(w, "iteration", s->iteration);
     field(w, "last_overflow", s->last_overflow);
@@ -55,8 +51,6 @@ tm_status trainer_read_scale(trainer *t, const tm_json *info) {
     s->hysteresis = (int32_t)hysteresis;
     return TM_OK;
 }
-
-/* ---- a step ---------------------------------------------------------------------------------------------------- */
 
 /* As in transformers and DeepSpeed, whose schedules stand still in a step that overflowed. */
 int64_t trainer_schedule_step(const trainer *t) {

@@ -51,8 +51,6 @@ void trainer_watch_close(trainer *t) {
     t->watch = NULL;
 }
 
-/* ---- predictions and links ----------------------------------------------------------------------------------- */
-
 static tm_status predict(const trainer *t, tm_sim_result *out, const tm_plan *plan, const tm_link *link,
                          uint32_t runs) {
     const trainer_watch *w = t->watch;
@@ -137,8 +135,6 @@ tm_status trainer_watch_start(trainer *t) {
     tm_exec_on_done(t->job->tiers.exec, run_ended, t);
     return path_stats(t, w->before);
 }
-
-/* ---- steps --------------------------------------------------------------------------------------------------- */
 
 /* Somebody looks at the state, or writes it down, when the step that comes next is done. */
 static bool looked_at(const trainer *t) {

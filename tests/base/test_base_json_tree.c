@@ -132,6 +132,31 @@ static void round_trip_at_full_depth(void **state) {
     tm_json_free(doc);
 }
 
+static void writer_names_fields(void **state) {
+    (void)state;
+    tm_buf out = {0};
+    tm_json_writer w;
+    tm_jw_init(&w, &out, 0);
+    tm_jw_object(&w);
+    tm_jw_field_str(&w, "a", "x");
+    tm_jw_field_str(&w, "b", NULL);
+    tm_jw_field_strn(&w, "c", "xyz", 2);
+    tm_jw_field_int(&w, "d", -1);
+    tm_jw_field_uint(&w, "e", UINT64_MAX);
+    tm_jw_field_double(&w, "f", 0.5);
+    tm_jw_field_bool(&w, "g", true);
+    tm_jw_field_array(&w, "h");
+    tm_jw_array_end(&w);
+    tm_jw_field_object(&w, "i");
+    tm_jw_field_int(&w, "j", 1);
+    tm_jw_object_end(&w);
+    tm_jw_object_end(&w);
+    assert_ok(tm_jw_end(&w));
+    assert_string_equal(out.data, "{\"a\": \"x\", \"b\": null, \"c\": \"xy\", \"d\": -1, \"e\": 18446744073709551615, "
+                                  "\"f\": 0.5, \"g\": true, \"h\": [], \"i\": {\"j\": 1}}");
+    tm_buf_free(&out);
+}
+
 static void writer_lays_out(void **state) {
     (void)state;
     tm_buf out = {0};
@@ -257,6 +282,7 @@ int main(void) {
         cmocka_unit_test(round_trips),
         cmocka_unit_test(round_trip_at_full_depth),
         cmocka_unit_test(writer_lays_out),
+        cmocka_unit_test(writer_names_fields),
         cmocka_unit_test(doubles_survive_both_ways),
         cmocka_unit_test(writer_keeps_the_first_failure),
         cmocka_unit_test(every_allocation_of_the_tree_may_fail),

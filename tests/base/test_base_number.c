@@ -226,6 +226,20 @@ static void overflow_is_reported(void **state) {
     assert_int_equal(tm_round_up(65, 64), 128);
 }
 
+static void edits_are_counted(void **state) {
+    (void)state;
+    char longest[65], longer[66];
+    memset(longest, 'a', 64), longest[64] = 0;
+    memset(longer, 'a', 65), longer[65] = 0;
+    assert_int_equal(tm_edit_distance("", ""), 0);
+    assert_int_equal(tm_edit_distance("kitten", "sitting"), 3);
+    assert_int_equal(tm_edit_distance("sitting", "kitten"), 3);
+    assert_int_equal(tm_edit_distance("", "four"), 4);
+    assert_int_equal(tm_edit_distance("ab", "ba"), 2); /* a swap is two edits */
+    assert_int_equal(tm_edit_distance(longest, ""), 64);
+    assert_true(tm_edit_distance(longer, "a") == SIZE_MAX / 2 && tm_edit_distance("a", longer) == SIZE_MAX / 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_parse),          cmocka_unit_test(sizes_print),
@@ -233,6 +247,7 @@ int main(void) {
         cmocka_unit_test(floats_round_trip),    cmocka_unit_test(locale_does_not_matter),
         cmocka_unit_test(philox_known_answers), cmocka_unit_test(normals_are_normal),
         cmocka_unit_test(hash_known_answer),    cmocka_unit_test(overflow_is_reported),
+        cmocka_unit_test(edits_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,11 +32,9 @@ static void put_vocabulary(tm_json_writer *w) {
         unsigned point = is_visible(b) ? b : 256 + shifted++;
         char utf8[3] = {(char)point};
         if (point >= 128) utf8[0] = (char)(0xC0 | point >> 6), utf8[1] = (char)(0x80 | (point & 63));
-        tm_jw_key(w, utf8);
-        tm_jw_uint(w, b);
+        tm_jw_field_uint(w, utf8, b);
     }
-    tm_jw_key(w, "ab");
-    tm_jw_uint(w, AB);
+    tm_jw_field_uint(w, "ab", AB);
 }
 
 static void put_added(tm_buf *b) {

@@ -92,14 +92,14 @@ static void test_refusals(void **state) {
 static void test_suggestions(void **state) {
     (void)state;
     static const char *const names[] = {"model", "max-steps", "json"};
-    assert_string_equal(tm_cli_suggest("modle", names, 3), "model");
-    assert_string_equal(tm_cli_suggest("max_steps", names, 3), "max-steps");
-    assert_string_equal(tm_cli_suggest("jsn", names, 3), "json");
-    assert_null(tm_cli_suggest("temperature", names, 3));
+    assert_string_equal(tm_cli_suggest("modle", names, 3, sizeof *names), "model");
+    assert_string_equal(tm_cli_suggest("max_steps", names, 3, sizeof *names), "max-steps");
+    assert_string_equal(tm_cli_suggest("jsn", names, 3, sizeof *names), "json");
+    assert_null(tm_cli_suggest("temperature", names, 3, sizeof *names));
     char longest[200];
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = 0;
-    assert_null(tm_cli_suggest(longest, names, 3));
+    assert_null(tm_cli_suggest(longest, names, 3, sizeof *names));
 }
 
 static void test_exit_status(void **state) {

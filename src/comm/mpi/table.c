@@ -53,8 +53,6 @@ static bool explain(int code, char *text, size_t cap) {
     return class == MPI_ERR_TRUNCATE;
 }
 
-/* ---- messages ---- */
-
 static int isend(const void *buf, int bytes, int to, int tag, comm_mpi_comm comm, comm_mpi_request *out) {
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_Isend(buf, bytes, MPI_BYTE, to, tag, COMM(comm), &request);
@@ -101,8 +99,6 @@ static void progress(comm_mpi_comm comm) {
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, COMM(comm), &there, MPI_STATUS_IGNORE);
 }
 
-/* ---- collectives ---- */
-
 static int iallreduce_f32(const void *send, void *recv, int n, comm_mpi_comm comm, comm_mpi_request *out) {
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_Iallreduce(send == recv ? MPI_IN_PLACE : send, recv, n, MPI_FLOAT, MPI_SUM, COMM(comm), &request);
@@ -121,8 +117,6 @@ static int least(int mine, int *out) {
 static int bcast(void *buf, int bytes, int root, comm_mpi_comm comm) {
     return MPI_Bcast(buf, bytes, MPI_BYTE, root, COMM(comm));
 }
-
-/* ---- communicators ---- */
 
 static int made(int code, MPI_Comm comm, comm_mpi_comm *out) {
     if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);

@@ -102,10 +102,14 @@ void tk_added_free(tk_added_vocab *a) {
 
 /* ---- cutting ---------------------------------------------------------------------------------------------------- */
 
+static bool is_word(uint32_t code) {
+    return tk_in(&tk_letter, code) || tk_in(&tk_mark, code) || tk_in(&tk_word_more, code);
+}
+
 static bool inside_word(const char *text, size_t begin, size_t end, size_t first, size_t last) {
     size_t at;
-    if (first > begin && tk_in(&tk_word, tk_previous(text, first, &at))) return true;
-    return last < end && (at = last, tk_in(&tk_word, tk_next(text, &at)));
+    if (first > begin && is_word(tk_previous(text, first, &at))) return true;
+    return last < end && (at = last, is_word(tk_next(text, &at)));
 }
 
 /* Where the white space that ends at `pos` begins, not before `floor`; and where that which begins at `pos` ends. */

@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- out ----------------------------------------------------------------------------------------------------- */
-
 /* The ranks' copies are whole before the folder gets its name. */
 tm_status elastic_save(trainer *t, const char *checkpoint) {
     char state[4300], id[32];
@@ -23,8 +21,6 @@ tm_status elastic_save(trainer *t, const char *checkpoint) {
                        &(tm_commit_copy_opts){
                            .paths = &to, .n_paths = 1, .id = id, .key = t->out.key, .of = t->out.here, .slots = 1}));
 }
-
-/* ---- which directories --------------------------------------------------------------------------------------- */
 
 static tm_status add_directory(trainer *t, const char *dir) {
     uint32_t n = t->from.old.ranks;
@@ -69,8 +65,6 @@ static tm_status check_number(trainer *t, const char *dir) {
     if (was.ranks == t->from.old.ranks) return TM_OK;
     return tm_fail(TM_EINPUT, "--resume %s: %u of %u ranks' state is there", dir, t->from.old.ranks, was.ranks);
 }
-
-/* ---- back ---------------------------------------------------------------------------------------------------- */
 
 bool elastic_is_checkpoint(const char *dir) {
     char path[4400];

@@ -256,8 +256,6 @@ tm_status trainer_end_finished(trainer *t) {
     return rc;
 }
 
-/* ---- the commit -------------------------------------------------------------------------------------------------- */
-
 tm_status trainer_check_commit(trainer *t) {
     TM_TRY(check_finished(t));
     if (!t->from.commit || t->from.done) return TM_OK;

@@ -8,16 +8,10 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- what OUTPUT_DIR says -------------------------------------------------------------------------------------- */
-
 tm_status earlier_read(const char *path, earlier *out) {
-    tm_buf text = {0};
     *out = (earlier){0};
     if (!tm_path_exists(path)) return TM_OK;
-    tm_status rc = tm_file_slurp(path, 16 * TM_MIB, &text);
-    if (rc == TM_OK) rc = tm_json_parse(&out->doc, text.data, text.len, path, 0, 0);
-    tm_buf_free(&text);
-    if (rc != TM_OK) return rc;
+    TM_TRY(tm_json_load(&out->doc, path, 16 * TM_MIB, 0));
     const tm_json *root = tm_json_root(out->doc), *step = tm_json_get(root, "step");
     out->any = true;
     out->finished = tm_json_is(tm_json_get(root, "status"), "finished");
@@ -37,19 +31,12 @@ tm_status earlier_read(const char *path, earlier *out) {
 tm_status earlier_mark_damaged(const char *path) {
     static const char was[] = "\"status\": \"running\"", is[] = "\"status\": \"damaged\"";
     tm_buf text = {0};
-    tm_out *file = NULL;
-    tm_status rc;
-    TM_GO(tm_file_slurp(path, 16 * TM_MIB, &text));
-    char *at = memmem(text.data, text.len, was, sizeof was - 1);
-    if (!at) goto done;
-    memcpy(at, is, sizeof is - 1);
-    TM_GO(tm_out_create(&file, path));
-    rc = tm_out_append(file, text.data, text.len);
-    if (rc == TM_OK)
-        rc = tm_out_commit(file);
-    else
-        tm_out_abandon(file);
-done:
+    tm_status rc = tm_file_slurp(path, 16 * TM_MIB, &text);
+    char *at = rc == TM_OK ? memmem(text.data, text.len, was, sizeof was - 1) : NULL;
+    if (at) {
+        memcpy(at, is, sizeof is - 1);
+        rc = tm_file_write(path, text.data, text.len);
+    }
     tm_buf_free(&text);
     return rc;
 }
@@ -58,8 +45,6 @@ const char *earlier_directory(const earlier *e) {
     const tm_json *d = e->directories ? e->directories->child : NULL;
     return d && d->type == TM_JSON_STRING ? d->text : NULL;
 }
-
-/* ---- refusals and leftovers ------------------------------------------------------------------------------------ */
 
 tm_status earlier_refuse_finished(const trainer *t, const earlier *e) {
     return tm_fail(TM_EINPUT,
@@ -118,8 +103,6 @@ tm_status earlier_none_alive(const trainer *t, const earlier *e, unsigned wait_m
         }
     return TM_OK;
 }
-
-/* ---- removed --------------------------------------------------------------------------------------------------- */
 
 static bool holds_commit(const char *dir) {
     char path[4200];

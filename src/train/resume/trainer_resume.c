@@ -10,8 +10,6 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- the choice ------------------------------------------------------------------------------------------------ */
-
 bool resume_holds_commit(const char *dir) {
     char path[4400];
     snprintf(path, sizeof path, "%s/manifest", dir);

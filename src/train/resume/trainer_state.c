@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- out ------------------------------------------------------------------------------------------------------- */
-
 /* A commit of this step is what is copied. */
 tm_status trainer_save_state(trainer *t, const char *checkpoint) {
     char from[4400], to[4400];
@@ -21,8 +19,6 @@ tm_status trainer_save_state(trainer *t, const char *checkpoint) {
     snprintf(to, sizeof to, "%s/state", checkpoint);
     return tm_rename_path(from, to);
 }
-
-/* ---- back ------------------------------------------------------------------------------------------------------ */
 
 /* The checkpoint stays as it is; its copy, where this configuration puts its files, becomes the run directory. */
 tm_status trainer_open_full(trainer *t, const char *state) {
