@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compares with transformers and PyTorch: an output folder of `train` loads there and has the loss that `eval` gives,
-# fp32 and bf16; a converted model has their token ids. Not part of ctest: it downloads about 3 GB.
+# fp32 and bf16; a converted model has their token ids; published chat templates (those that TRL's wheel holds) print the
+# same and mark the same text. Not part of ctest: it downloads about 3 GB.
 #
 #   tests/peers.sh [BINARY]          default: build/bin/tidemill
 #   TIDEMILL_PEERS=DIR               keeps the Python environment in DIR for the next time
@@ -23,8 +24,11 @@ if [ ! -e "$venv/ready" ]; then
     touch "$venv/ready"
 fi
 python=$venv/bin/python
+[ -e "$venv/trl" ] || { "$venv/bin/pip" download -q --no-deps trl==1.16.0 -d "$work" && "$python" -m zipfile -e "$work"/trl-*.whl "$venv/trl"; }
 export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
 cd "$work"
+
+"$python" "$root/tests/peers/chat.py" "$tidemill" "$venv/trl/trl/chat_templates"
 
 "$python" - "$fixture" <<'EOF'
 import sys

@@ -11,8 +11,7 @@ static tm_status answer(void *ctx, const tm_json *request, tm_json_writer *w) {
     const job *j = ctx;
     tm_buf text = {0}, mask = {0};
     tm_ids ids = {0};
-    const tm_json *messages = request->type == TM_JSON_ARRAY ? request : tm_json_get(request, "messages");
-    tm_status rc = tm_chat_encode(j->model.chat, messages, j->generation_prompt, &text, &ids, &mask);
+    tm_status rc = tm_chat_encode(j->model.chat, request, j->generation_prompt, &text, &ids, &mask);
     if (rc == TM_OK) {
         tm_jw_field_strn(w, "text", text.data == NULL ? "" : text.data, text.len);
         text_put_ids(w, &ids);

@@ -90,9 +90,21 @@ static tm_chat *open_template(const tm_tokenizer *t, const tm_json *text) {
     return chat;
 }
 
-/* The reference leaves spans that touch apart, and keeps empty ones. */
-static size_t expect_spans(const tm_json *want, const tm_chat_spans *got, const char *what) {
+static void join_touching(tm_chat_spans *s) {
+    size_t n = 0;
+    for (size_t i = 0; i < s->n; i++) {
+        if (n > 0 && s->span[n - 1].end == s->span[i].begin)
+            s->span[n - 1].end = s->span[i].end;
+        else
+            s->span[n++] = s->span[i];
+    }
+    s->n = n;
+}
+
+/* Spans that touch are one here: the reference has one a block, and keeps empty ones; ours are one a message. */
+static size_t expect_spans(const tm_json *want, tm_chat_spans *got, const char *what) {
     size_t i = 0;
+    join_touching(got);
     for (const tm_json *s = want->child, *next; s != NULL; s = next) {
         size_t begin = (size_t)s->child->integer, end = (size_t)s->child->next->integer;
         for (next = s->next; next != NULL && (size_t)next->child->integer == end; next = next->next)
@@ -142,6 +154,81 @@ static void test_cases(void **state) {
     assert_int_equal(for_each_line(TM_TEST_FIXTURES "/chat_cases", "cases.jsonl", case_row, &c), 60);
     assert_true(c.spans > 200);
     tm_tokenizer_close(c.tokenizer);
+}
+
+/* ---- templates of families (tests/fixtures/chat_families/make.py) ------------------------------------------------- */
+
+enum { MOST_CONVERSATIONS = 40 };
+typedef struct families {
+    tm_tokenizer *tokenizer;
+    tm_chat *chat; /* of the last row with a template */
+    char name[64];
+    tm_json_doc *conversation[MOST_CONVERSATIONS];
+    size_t conversations, rendered, refused, spans;
+} families;
+
+static void expect_family(families *f, const tm_json *row, const tm_json *conversation) {
+    const tm_json *want = tm_json_get(row, "text"), *prompt = tm_json_get(row, "prompt");
+    tm_buf text = {0};
+    tm_chat_spans spans = {0};
+    tm_status rc = tm_chat_render(f->chat, conversation, false, &text, &spans);
+    if (want == NULL) {
+        assert_int_equal(rc, TM_EINPUT);
+        tm_error_clear();
+        f->refused++;
+        return;
+    }
+    OK(rc);
+    expect_text(want, &text, f->name);
+    f->spans += expect_spans(tm_json_get(row, "spans"), &spans, f->name);
+    f->rendered++;
+    tm_buf_clear(&text);
+    OK(tm_chat_render(f->chat, conversation, true, &text, NULL));
+    if (prompt != NULL) {
+        assert_int_equal(text.len, want->len + prompt->len);
+        assert_memory_equal(text.data + want->len, prompt->text, prompt->len);
+    }
+    tm_chat_spans_free(&spans);
+    tm_buf_free(&text);
+}
+
+static void family_row(families *f, tm_json_doc *doc) {
+    const tm_json *row = tm_json_root(doc), *template = tm_json_get(row, "template");
+    if (tm_json_get(row, "conversation") != NULL) {
+        assert_true(f->conversations < MOST_CONVERSATIONS);
+        f->conversation[f->conversations++] = doc;
+        return;
+    }
+    if (template != NULL) {
+        const tm_chat_opts opts = {.bos_token = "<s>", .eos_token = "</s>"};
+        (void)snprintf(f->name, sizeof f->name, "%s", tm_json_get(row, "family")->text);
+        tm_chat_close(f->chat);
+        OK(tm_chat_open(&f->chat, f->tokenizer, template->text, template->len, f->name, &opts));
+    } else {
+        size_t i = (size_t)tm_json_get(row, "number")->integer;
+        assert_true(i < f->conversations);
+        expect_family(f, row, tm_json_get(tm_json_root(f->conversation[i]), "conversation"));
+    }
+    tm_json_free(doc);
+}
+
+static void test_families(void **state) {
+    (void)state;
+    families f = {.tokenizer = open_tokenizer(TM_TEST_FIXTURES "/chat_families")};
+    tm_buf all = {0};
+    assert_true(read_file(TM_TEST_FIXTURES "/chat_families", "cases.jsonl", &all));
+    for (char *line = all.data, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        tm_json_doc *doc;
+        OK(tm_json_parse(&doc, line, (size_t)(end - line), "cases.jsonl", 0, 0));
+        family_row(&f, doc);
+    }
+    assert_int_equal(f.conversations, 26);
+    assert_int_equal(f.rendered + f.refused, 9 * 26 - 1);
+    assert_true(f.rendered > 200 && f.spans > 200);
+    for (size_t i = 0; i < f.conversations; i++) tm_json_free(f.conversation[i]);
+    tm_chat_close(f.chat);
+    tm_tokenizer_close(f.tokenizer);
+    tm_buf_free(&all);
 }
 
 /* ---- the real model, where it is --------------------------------------------------------------------------------- */
@@ -361,6 +448,19 @@ static void test_expressions(void **state) {
         {"{{ range(5) | list }}{{ range(1, 9, 3) | list }}{{ range(3, 0, -1) | list }}",
          "[0, 1, 2, 3, 4][1, 4, 7][3, 2, 1]"},
         {"{{ 'a,b' | length }}{{ [1, 2] | count }}{{ {'a': 1} | length }}", "321"},
+        {"{{ ['b', 'A', 'c'] | sort | join }}{{ ['b', 'A', 'c'] | sort(case_sensitive=true) | join }}{{ [2, 3, 1] | "
+         "sort(reverse=true) }}",
+         "AbcAbc[3, 2, 1]"},
+        {"{{ [{'n': 2, 'k': 'x'}, {'n': 1, 'k': 'y'}] | sort(attribute='n') | map(attribute='k') | join }}", "yx"},
+        {"{% for k, v in {'b': 1, 'A': 3, 'c': 2} | dictsort %}{{ k }}{{ v }}{% endfor %}", "A3b1c2"},
+        {"{% for k, v in {'b': 1, 'A': 3, 'c': 2} | dictsort(false, 'value') %}{{ k }}{{ v }}{% endfor %}", "b1c2A3"},
+        {"{% for k, v in {'b': 1, 'A': 3, 'c': 2} | dictsort(reverse=true) %}{{ k }}{{ v }}{% endfor %}", "c2b1A3"},
+        {"{{ [1, 2.5] | sum }}{{ [{'n': 2}, {'n': 1}] | sum(attribute='n', start=4) }}", "3.57"},
+        {"{{ '1.5' | float }}{{ 2 | float }}{{ 'x' | float }}{{ 'x' | float(3.5) }}{{ ' 7 ' | float }}",
+         "1.52.00.03.57.0"},
+        {"{{ [3, 1, 2] | min }}{{ [3, 1, 2] | max }}{{ ['b', 'A'] | min }}{{ [] | max is defined }}{{ [{'n': 2}, {'n': "
+         "1}] | min(attribute='n') }}",
+         "13AFalse{'n': 1}"},
         {"{{ ['x', 'y'] | join }}{{ [1, 2] | join(', ') }}", "xy1, 2"},
     };
     (void)state;
@@ -414,6 +514,10 @@ static void test_wrong_values(void **state) {
         {"{{ raise_exception() }}", TM_EINPUT, "T:1"},
         {"{{ 1 | length }}", TM_EINPUT, "a int has no length"},
         {"{{ 1 | items }}", TM_EINPUT, "items of a int"},
+        {"{{ 1 | dictsort }}", TM_EINPUT, "dictsort of a int"},
+        {"{{ {'a': 1} | dictsort(by='x') }}", TM_EINPUT, "by 'key' or by 'value'"},
+        {"{{ ['a', 1] | sort }}", TM_EINPUT, "have no order"},
+        {"{{ ['a'] | sum }}", TM_EINPUT, "int + str is not possible"},
         {"{{ (10.0 ** 64) | int }}", TM_EINPUT, "64 bits"},
         {"{{ 'x' | abs }}", TM_EINPUT, "abs of a str"},
         {"{{ 'x' | indent('y') }}", TM_EINPUT, "must be an integer"},
@@ -698,6 +802,146 @@ static void test_messages_refused(void **state) {
     }
 }
 
+/* ---- what is learned ---------------------------------------------------------------------------------------------- */
+
+#define ASK "{\"role\":\"user\",\"content\":\"a\"}"
+#define ANSWER(more) "{\"role\":\"assistant\",\"content\":\"b\"" more "}"
+static const char turns_of[] =
+    "{% for m in messages %}<|im_start|>{{ m.role[0] }}{% if m.reasoning_content and loop.last %}({{ "
+    "m.reasoning_content }}){% endif %}{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>a{% endif %}";
+
+/* The mask as text: a digit a byte of <...> tokens as one. */
+static tm_status labels_of(const char *template, const char *conversation, const tm_chat_labels *how, tm_buf *mask) {
+    tm_tokenizer *t = open_tokenizer(TM_TEST_FIXTURES "/chat_families");
+    const tm_chat_opts opts = {.eos_token = "<|im_end|>"};
+    tm_chat *chat;
+    tm_json_doc *doc;
+    tm_ids ids = {0};
+    OK(tm_json_parse(&doc, conversation, strlen(conversation), "conversation", 0, 0));
+    OK(tm_chat_open(&chat, t, template, strlen(template), "T", &opts));
+    tm_status rc = tm_chat_encode_labels(chat, tm_json_root(doc), how, NULL, &ids, mask);
+    for (size_t i = 0; i < mask->len; i++) mask->data[i] = (char)(mask->data[i] + '0');
+    tm_ids_free(&ids);
+    tm_chat_close(chat);
+    tm_json_free(doc);
+    tm_tokenizer_close(t);
+    return rc;
+}
+
+static void test_labels(void **state) {
+    static const struct {
+        const char *conversation;
+        tm_chat_labels how;
+        const char *mask;
+    } rows[] = {
+        /* <u a> <a b> <u a> <a b>: a turn is four tokens */
+        {"[" ASK "," ANSWER("") "," ASK "," ANSWER("") "]", {0}, "0000001100000011"},
+        {"[" ASK "," ANSWER("") "," ASK "," ANSWER("") "]", {.mask_history = TM_MASK_HISTORY_ON}, "0000000000000011"},
+        {"[" ASK "," ANSWER("") "," ASK "," ANSWER("") "]", {.train_on_inputs = true}, "1111111111111111"},
+        {"[" ASK "," ANSWER("") "," ANSWER("") "]", {.mask_history = TM_MASK_HISTORY_ON}, "000000110011"},
+        {"[" ASK "," ANSWER(",\"loss\":false") "," ASK "," ANSWER(",\"loss\":true") "]", {0}, "0000000000000011"},
+        {"[" ASK "," ANSWER(",\"train\":0") "," ASK "," ANSWER(",\"train\":null") "]", {0}, "0000000000000011"},
+        {"[" ASK "," ANSWER(",\"train\":1") "," ASK "," ANSWER("") "]",
+         {.mask_history = TM_MASK_HISTORY_ON},
+         "0000001100000011"},
+        {"[" ASK "," ANSWER(",\"loss\":false") "]", {.train_on_inputs = true}, "11111100"},
+        {"[{\"role\":\"user\",\"content\":\"a\",\"train\":true}," ANSWER("") "]", {0}, "00110011"},
+        /* (t) is shown of the last turn alone: the first is not what the model would have written */
+        {"[" ASK "," ANSWER(",\"reasoning_content\":\"t\"") "," ASK "," ANSWER(",\"reasoning_content\":\"s\"") "]",
+         {0},
+         "0000000000000011111"},
+        {"[" ASK "," ANSWER(",\"reasoning_content\":\"t\"") "," ASK "," ANSWER("") "]",
+         {.mask_history = TM_MASK_HISTORY_OFF},
+         "0000001100000011"},
+        {"[" ASK "," ANSWER(",\"reasoning_content\":\"t\",\"loss\":true") "," ASK "," ANSWER("") "]",
+         {0},
+         "0000001100000011"},
+        {"{\"messages\":[" ASK "," ANSWER("") "],\"tools\":\"\"}", {.generation_prompt = true}, "0000001100"},
+    };
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        tm_buf mask = {0};
+        OK(labels_of(turns_of, rows[i].conversation, &rows[i].how, &mask));
+        if (strcmp(mask.data, rows[i].mask) != 0) fail_msg("row %zu: %s, not %s", i, mask.data, rows[i].mask);
+        tm_buf_free(&mask);
+    }
+}
+
+/* A template that shows no thoughts at all loses none: its answers are learned. */
+static void test_labels_without_thoughts(void **state) {
+    static const char plain[] = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}";
+    static const char cut[] =
+        "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor "
+        "%}";
+    tm_buf mask = {0};
+    (void)state;
+    OK(labels_of(plain, "[" ANSWER(",\"reasoning_content\":\"t\"") "]", &(tm_chat_labels){0}, &mask));
+    assert_string_equal(mask.data, "011");
+    tm_buf_clear(&mask);
+    OK(labels_of(cut, "[{\"role\":\"assistant\",\"content\":\"<think>t</think>b\"}]", &(tm_chat_labels){0}, &mask));
+    assert_string_equal(mask.data, "011");
+    tm_buf_free(&mask);
+}
+
+static void test_conversations_refused(void **state) {
+    static const struct {
+        const char *text, *says;
+        tm_status rc;
+    } bad[] = {
+        {"[" ANSWER(",\"loss\":0.5") "]", "neither true nor false", TM_EUNSUPPORTED},
+        {"[" ANSWER(",\"train\":\"no\"") "]", "neither true nor false", TM_EUNSUPPORTED},
+        {"[" ANSWER(",\"loss\":true,\"train\":false") "]", "which differ", TM_EINPUT},
+        {"{\"messages\":[" ASK "],\"tools\":{}}", "no list of functions", TM_EINPUT},
+        {"{\"messages\":[" ASK "],\"tools\":\"[1\"}", "tools", TM_EINPUT},
+        {"{\"messages\":[" ASK "],\"chat_template_kwargs\":[]}", "is no object", TM_EINPUT},
+        {"{\"messages\":[" ASK "],\"chat_template_kwargs\":{\"tools\":1}}", "may not set \"tools\"", TM_EINPUT},
+        {"{\"tools\":[]}", "no array \"messages\"", TM_EINPUT},
+    };
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(bad); i++) {
+        tm_buf mask = {0};
+        assert_int_equal(labels_of(turns_of, bad[i].text, &(tm_chat_labels){0}, &mask), bad[i].rc);
+        assert_non_null(strstr(tm_error_get()->text, bad[i].says));
+        assert_int_equal(mask.len, 0);
+        tm_error_clear();
+        tm_buf_free(&mask);
+    }
+}
+
+/* What stands beside the messages reaches the template; a conversation's own variables override the caller's. */
+static void test_context(void **state) {
+    static const char template[] =
+        "{{ tools | length if tools else 'none' }} {{ documents }} {{ enable_thinking }} {{ x }}";
+    static const struct {
+        const char *text, *want;
+        tm_chat_thinking thinking;
+    } rows[] = {
+        {"{\"messages\":[" ASK "]}", "none None  ", TM_CHAT_THINKING_UNSAID},
+        {"{\"messages\":[" ASK "],\"tools\":\"[1,2]\",\"documents\":[\"d\"]}", "2 ['d'] True ", TM_CHAT_THINKING_ON},
+        {"{\"messages\":[" ASK "],\"tools\":null,\"chat_template_kwargs\":{\"enable_thinking\":true,\"x\":[null]}}",
+         "none None True [None]", TM_CHAT_THINKING_OFF},
+    };
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        tm_tokenizer *t = open_tokenizer(TM_TEST_FIXTURES "/chat_families");
+        tm_chat *chat;
+        tm_json_doc *doc;
+        tm_buf text = {0};
+        tm_ids ids = {0};
+        OK(tm_json_parse(&doc, rows[i].text, strlen(rows[i].text), "conversation", 0, 0));
+        OK(tm_chat_open(&chat, t, template, strlen(template), "T", NULL));
+        const tm_chat_labels how = {.thinking = rows[i].thinking};
+        OK(tm_chat_encode_labels(chat, tm_json_root(doc), &how, &text, &ids, NULL));
+        assert_string_equal(text.data, rows[i].want);
+        tm_ids_free(&ids);
+        tm_buf_free(&text);
+        tm_chat_close(chat);
+        tm_json_free(doc);
+        tm_tokenizer_close(t);
+    }
+}
+
 /* strftime_now is the given time, so that a run can be repeated. */
 static void test_now(void **state) {
     static const char text[] = "{{ strftime_now('%Y') }}", messages[] = "[{\"role\": \"user\", \"content\": \"\"}]";
@@ -722,6 +966,7 @@ int main(void) {
         cmocka_unit_test(test_qwen),
         cmocka_unit_test(test_zephyr),
         cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_families),
         cmocka_unit_test(test_smollm2_text),
         cmocka_unit_test(test_templates_refused),
         cmocka_unit_test(test_long_name),
@@ -735,6 +980,10 @@ int main(void) {
         cmocka_unit_test(test_long_prompt),
         cmocka_unit_test(test_messages_refused),
         cmocka_unit_test(test_now),
+        cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_labels_without_thoughts),
+        cmocka_unit_test(test_conversations_refused),
+        cmocka_unit_test(test_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

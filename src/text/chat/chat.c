@@ -1,9 +1,8 @@
-/* The chat's public calls: open a template, run it over a conversation, tell which text is the assistant's. */
+/* The chat's public calls: open a template, run it over a conversation, encode what it prints. */
 #include "text/chat/chat_internal.h"
 #include "text/chars.h"
 
-static const char *const special_names[] = {"bos_token", "eos_token", "unk_token", "pad_token"};
-enum { BOS, EOS };
+static const char *const special_names[CJ_SPECIALS] = {"bos_token", "eos_token", "unk_token", "pad_token"};
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
@@ -43,6 +42,8 @@ void tm_chat_close(tm_chat *c) {
     if (c == NULL) return;
     cj_arena_free(&c->arena);
     tm_buf_free(&c->prompt);
+    for (size_t i = 0; i < TM_COUNT(c->closing); i++) tm_buf_free(&c->closing[i]);
+    for (size_t i = 0; i < c->n_ends; i++) tm_free(c->end[i]);
     for (size_t i = 0; i < TM_COUNT(c->special); i++) tm_free(c->special[i]);
     tm_free(c->name);
     tm_free(c);
@@ -53,95 +54,12 @@ void tm_chat_spans_free(tm_chat_spans *spans) {
     *spans = (tm_chat_spans){0};
 }
 
-/* ---- which text is the assistant's ------------------------------------------------------------------------------ *
- * What the model has to write when its turn comes: from the end of the generation prompt, or from the first byte of the
- * message where the template prints no such prompt before it, to the end-of-turn token after its last byte.         */
-
-/* A stretch of marks of one message; `before` and `after` are where its neighbours end and begin. */
-typedef struct stretch {
-    size_t before, begin, end, after;
-    bool assistant;
-} stretch;
-
-static size_t special_at(const tm_chat *c, const char *text, size_t at, size_t len) {
-    int32_t id;
-    size_t n = c->tokenizer == NULL ? 0 : tm_tokenizer_match_added(c->tokenizer, text + at, len - at, &id);
-    return n > 0 && tm_tokenizer_is_special(c->tokenizer, id) ? n : 0;
-}
-
-/* A special token that follows at once ends the turn. After anything else only eos_token does, and no other special
- * token may lie between: it could open the next turn. */
-static size_t end_of_turn(const tm_chat *c, const char *text, const stretch *s, size_t len) {
-    size_t eos = c->special[EOS] == NULL ? 0 : strlen(c->special[EOS]), n = special_at(c, text, s->end, len);
-    if (n > 0) return s->end + n;
-    if (eos == 0) return s->end;
-    size_t until = tm_min_u64(s->after + eos - 1, len); /* it begins before the next turn does */
-    const char *hit = memmem(text + s->end, until - s->end, c->special[EOS], eos);
-    if (hit == NULL) return s->end;
-    for (size_t at = s->end; at < (size_t)(hit - text); at++)
-        if (special_at(c, text, at, len) > 0) return s->end;
-    return (size_t)(hit - text) + eos;
-}
-
-static size_t begin_of_turn(const tm_chat *c, const char *text, const stretch *s) {
-    size_t n = c->prompt.len, begin = s->begin;
-    for (size_t at = s->before; n > 0 && at + n <= s->begin; at++)
-        if (memcmp(text + at, c->prompt.data, n) == 0) begin = at + n; /* the last one counts */
-    return begin;
-}
-
-static tm_status put_span(tm_chat_spans *spans, size_t begin, size_t end) {
-    if (begin >= end) return TM_OK;
-    if (spans->n > 0 && begin <= spans->span[spans->n - 1].end) { /* touches the one before */
-        if (end > spans->span[spans->n - 1].end) spans->span[spans->n - 1].end = end;
-        return TM_OK;
-    }
-    TM_TRY(tm_grow(&spans->span, &spans->cap, spans->n + 1, sizeof *spans->span));
-    spans->span[spans->n++] = (struct tm_chat_span){begin, end};
-    return TM_OK;
-}
-
-/* Fills s with the stretch that starts at mark i; returns the index of the next one. */
-static size_t next_stretch(const cj_out *out, size_t i, stretch *s) {
-    const cj_mark *m = out->mark;
-    uint32_t owner = m[i].owner;
-    *s = (stretch){
-        .before = s->end, .begin = m[i].begin, .end = m[i].end, .after = out->text.len, .assistant = owner & 1};
-    for (; i < out->marks && m[i].owner == owner; i++) {
-        if (m[i].begin < s->begin) s->begin = m[i].begin;
-        if (m[i].end > s->end) s->end = m[i].end;
-    }
-    if (i < out->marks && m[i].begin >= s->end) s->after = m[i].begin;
-    return i;
-}
-
-static tm_status spans_of_marks(const tm_chat *c, const cj_out *out, tm_chat_spans *spans) {
-    const char *text = out->text.data == NULL ? "" : out->text.data;
-    stretch s = {0};
-    for (size_t i = 0; i < out->marks;) {
-        i = next_stretch(out, i, &s);
-        if (s.assistant) TM_TRY(put_span(spans, begin_of_turn(c, text, &s), end_of_turn(c, text, &s, out->text.len)));
-    }
-    return TM_OK;
-}
-
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
 static bool bind_string(cj_run *x, const char *name, const char *text) {
     if (text == NULL) return x->rc == TM_OK;
     cj_value v = cj_string(x, text, strlen(text));
     return x->rc == TM_OK && cj_bind(x, name, v);
-}
-
-static void bind_context(const tm_chat *c, cj_run *x, const tm_json *messages, bool generation_prompt) {
-    cj_value list = cj_from_json(x, messages, 0);
-    if (x->rc != TM_OK) return;
-    list.list->messages = true;
-    (void)cj_bind(x, "messages", list);
-    (void)cj_bind(x, "add_generation_prompt", cj_bool(generation_prompt));
-    (void)cj_bind(x, "tools", (cj_value){.type = CJ_NONE});
-    (void)cj_bind(x, "documents", (cj_value){.type = CJ_NONE});
-    for (size_t i = 0; i < TM_COUNT(special_names); i++) (void)bind_string(x, special_names[i], c->special[i]);
 }
 
 static tm_status check_messages(const tm_chat *c, const tm_json *messages) {
@@ -157,64 +75,125 @@ static tm_status check_messages(const tm_chat *c, const tm_json *messages) {
     return TM_OK;
 }
 
-static tm_status append_result(const tm_chat *c, const cj_out *out, const tm_chat_spans *generated, tm_buf *text,
-                               tm_chat_spans *assistant) {
-    if (out->text.len > 0) TM_TRY(tm_buf_append(text, out->text.data, out->text.len));
-    if (assistant == NULL) return TM_OK;
-    if (!c->has_generation) return spans_of_marks(c, out, assistant);
-    for (size_t i = 0; i < generated->n; i++)
-        TM_TRY(put_span(assistant, generated->span[i].begin, generated->span[i].end));
+/* What a run is about: messages, and what the template may ask for beside them. */
+typedef struct context {
+    const tm_json *messages, *tools, *documents, *variables;
+    cj_wish wish;
+    tm_json_doc *parsed_tools; /* where they came as text */
+} context;
+
+static const tm_json *given(const tm_json *conversation, const char *name) {
+    const tm_json *v = tm_json_get(conversation, name);
+    return v == NULL || v->type == TM_JSON_NULL ? NULL : v;
+}
+
+/* Many data sets hold "tools" as JSON in a string. */
+static tm_status read_tools(const tm_chat *c, context *k) {
+    if (k->tools != NULL && k->tools->type == TM_JSON_STRING) {
+        size_t room = (size_t)tm_min_u64(16 * (uint64_t)k->tools->len + 64 * TM_KIB, 64 * TM_MIB);
+        const char *text = k->tools->text;
+        size_t len = k->tools->len;
+        k->tools = NULL;
+        if (len == 0) return TM_OK;
+        TM_TRY(tm_json_parse(&k->parsed_tools, text, len, "tools", TM_JSON_DUPLICATES_OK, room));
+        k->tools = tm_json_root(k->parsed_tools);
+        if (k->tools->type == TM_JSON_NULL) k->tools = NULL;
+    }
+    if (k->tools != NULL && k->tools->type != TM_JSON_ARRAY)
+        return tm_fail(TM_EINPUT, "%s: \"tools\" is no list of functions", c->name);
     return TM_OK;
 }
 
-tm_status tm_chat_render(const tm_chat *c, const tm_json *messages, bool generation_prompt, tm_buf *text,
-                         tm_chat_spans *assistant) {
-    TM_TRY(check_messages(c, messages));
+static tm_status check_variables(const tm_chat *c, const tm_json *variables) {
+    static const char *const own[] = {"messages", "tools", "documents", "add_generation_prompt"};
+    if (variables == NULL) return TM_OK;
+    if (variables->type != TM_JSON_OBJECT)
+        return tm_fail(TM_EINPUT, "%s: \"chat_template_kwargs\" is no object", c->name);
+    for (const tm_json *v = variables->child; v != NULL; v = v->next)
+        for (size_t i = 0; i < TM_COUNT(own); i++)
+            if (strcmp(v->key, own[i]) == 0)
+                return tm_fail(TM_EINPUT, "%s: \"chat_template_kwargs\" may not set \"%s\"", c->name, own[i]);
+    return TM_OK;
+}
+
+static tm_status read_context(const tm_chat *c, const tm_json *conversation, context *k) {
+    bool bare = conversation == NULL || conversation->type != TM_JSON_OBJECT;
+    k->messages = bare ? conversation : tm_json_get(conversation, "messages");
+    TM_TRY(check_messages(c, k->messages));
+    if (bare) return TM_OK;
+    k->tools = given(conversation, "tools");
+    k->documents = given(conversation, "documents");
+    k->variables = given(conversation, "chat_template_kwargs");
+    TM_TRY(check_variables(c, k->variables));
+    return read_tools(c, k);
+}
+
+static void bind_json(cj_run *x, const char *name, const tm_json *node) {
+    cj_value v = node == NULL ? (cj_value){.type = CJ_NONE} : cj_from_json(x, node, 0);
+    if (x->rc == TM_OK) (void)cj_bind(x, name, v);
+}
+
+static void bind_context(const tm_chat *c, cj_run *x, const context *k) {
+    cj_value list = cj_from_json(x, k->messages, 0);
+    if (x->rc != TM_OK) return;
+    list.list->messages = true;
+    (void)cj_bind(x, "messages", list);
+    (void)cj_bind(x, "add_generation_prompt", cj_bool(k->wish.generation_prompt));
+    bind_json(x, "tools", k->tools);
+    bind_json(x, "documents", k->documents);
+    for (size_t i = 0; i < TM_COUNT(special_names); i++) (void)bind_string(x, special_names[i], c->special[i]);
+    if (k->wish.thinking != TM_CHAT_THINKING_UNSAID)
+        (void)cj_bind(x, "enable_thinking", cj_bool(k->wish.thinking == TM_CHAT_THINKING_ON));
+    for (const tm_json *v = k->variables == NULL ? NULL : k->variables->child; v != NULL && x->rc == TM_OK; v = v->next)
+        bind_json(x, v->key, v);
+}
+
+static tm_status run(const tm_chat *c, const context *k, tm_buf *text, tm_chat_spans *turns, size_t *mark_end) {
     cj_out out = {0};
-    tm_chat_spans generated = {0};
+    tm_chat_spans blocks = {0};
     cj_run x = {
-        .name = c->name, .now = c->now, .most_bytes = c->most_bytes, .out = &out, .generated = &generated, .line = 1};
-    bind_context(c, &x, messages, generation_prompt);
+        .name = c->name, .now = c->now, .most_bytes = c->most_bytes, .out = &out, .generated = &blocks, .line = 1};
+    bind_context(c, &x, k);
     for (const cj_node *n = c->body; n != NULL && x.rc == TM_OK; n = n->next) {
         cj_exec(&x, n);
         x.flow = CJ_NORMAL;
     }
     tm_status rc = x.rc;
-    if (rc == TM_OK) rc = append_result(c, &out, &generated, text, assistant);
+    for (size_t i = 0; i < out.marks && mark_end != NULL; i++) *mark_end = tm_max_u64(*mark_end, out.mark[i].end);
+    if (rc == TM_OK && turns != NULL) rc = cj_turns(c, k->messages, &out, &blocks, turns);
+    if (rc == TM_OK && out.text.len > 0) rc = tm_buf_append(text, out.text.data, out.text.len);
     cj_out_free(&out);
-    tm_chat_spans_free(&generated);
+    tm_chat_spans_free(&blocks);
     cj_arena_free(&x.arena);
     tm_free(x.bind);
     return rc;
 }
 
-/* ---- the generation prompt: what add_generation_prompt adds to a short conversation ------------------------------ */
-
-/* Nobody opens a turn with more; it is looked for byte by byte (begin_of_turn), so that its length is a factor. */
-enum { MAX_PROMPT = 4096 };
-
-static tm_status render_probe(tm_chat *c, const tm_json *messages, bool prompt, tm_buf *text) {
-    tm_status rc = tm_chat_render(c, messages, prompt, text, NULL);
-    if (rc == TM_ENOMEM || rc == TM_OK) return rc;
-    tm_error_clear(); /* a template may refuse this conversation and be right for others */
-    tm_buf_clear(text);
-    return TM_OK;
+tm_status cj_render(const tm_chat *c, const tm_json *conversation, const cj_wish *wish, tm_buf *text,
+                    tm_chat_spans *turns, size_t *mark_end) {
+    context k = {.wish = *wish};
+    tm_status rc = read_context(c, conversation, &k);
+    if (rc == TM_OK) rc = run(c, &k, text, turns, mark_end);
+    tm_json_free(k.parsed_tools);
+    return rc;
 }
 
-static tm_status find_prompt(tm_chat *c) {
-    static const char probe[] = "[{\"role\":\"user\",\"content\":\"x\"}]";
-    tm_json_doc *doc;
-    tm_buf without = {0}, with = {0};
-    TM_TRY(tm_json_parse(&doc, probe, sizeof probe - 1, "probe", 0, 0));
-    tm_status rc = render_probe(c, tm_json_root(doc), false, &without);
-    if (rc == TM_OK) rc = render_probe(c, tm_json_root(doc), true, &with);
-    bool adds = without.len > 0 && with.len > without.len && memcmp(with.data, without.data, without.len) == 0;
-    if (rc == TM_OK && adds) rc = tm_buf_append(&c->prompt, with.data + without.len, with.len - without.len);
-    bool blank = c->prompt.len > 0 && strspn(c->prompt.data, " \t\r\n") == c->prompt.len;
-    if (blank || c->prompt.len > MAX_PROMPT) tm_buf_clear(&c->prompt);
-    tm_json_free(doc);
-    tm_buf_free(&without);
-    tm_buf_free(&with);
+tm_status tm_chat_render(const tm_chat *c, const tm_json *conversation, bool generation_prompt, tm_buf *text,
+                         tm_chat_spans *assistant) {
+    tm_chat_spans turns = {0};
+    size_t before = text->len, kept = 0;
+    tm_status rc;
+    TM_GO(cj_render(c, conversation, &(cj_wish){.generation_prompt = generation_prompt}, text,
+                    assistant == NULL ? NULL : &turns, NULL));
+    for (size_t i = 0; i < turns.n; i++)
+        if (turns.span[i].assistant) turns.span[kept++] = turns.span[i];
+    turns.n = kept;
+    if (kept > 0) TM_GO(tm_grow(&assistant->span, &assistant->cap, assistant->n + kept, sizeof *assistant->span));
+    if (kept > 0) memcpy(assistant->span + assistant->n, turns.span, kept * sizeof *turns.span);
+    if (kept > 0) assistant->n += kept;
+done:
+    if (rc != TM_OK) text->len = before;
+    tm_chat_spans_free(&turns);
     return rc;
 }
 
@@ -231,11 +210,11 @@ tm_status tm_chat_open(tm_chat **out, const tm_tokenizer *t, const char *templat
     if (c->name == NULL) TM_GO(tm_nomem(strlen(name)));
     if (opts != NULL) {
         TM_GO(read_config(c, opts));
-        TM_GO(set_special(c, BOS, opts->bos_token));
-        TM_GO(set_special(c, EOS, opts->eos_token));
+        TM_GO(set_special(c, CJ_BOS, opts->bos_token));
+        TM_GO(set_special(c, CJ_EOS, opts->eos_token));
     }
     TM_GO(parse_template(c, template_text, len));
-    TM_GO(find_prompt(c));
+    TM_GO(cj_learn_turns(c));
 done:
     if (rc == TM_OK)
         *out = c;
@@ -246,36 +225,57 @@ done:
 
 /* ---- encoding --------------------------------------------------------------------------------------------------- */
 
-/* 1 for a token of which a byte, or the place where it was put in, lies in a span. Both lists ascend. */
-static tm_status mask_tokens(const tm_buf *tokens, const tm_chat_spans *spans, tm_buf *mask) {
+/* Sets the flag of each token of which a byte, or the place where it was put in, lies in a turn that is learned, or is
+ * not, as `learned` says. Both lists ascend. */
+static void flag_tokens(const tm_buf *tokens, const tm_chat_spans *turns, bool learned, char *mask) {
     size_t n = tokens->len / sizeof(tm_token_span), s = 0;
     for (size_t i = 0; i < n; i++) {
         tm_token_span t;
         memcpy(&t, tokens->data + i * sizeof t, sizeof t);
-        while (s < spans->n && spans->span[s].end <= t.begin) s++;
         size_t end = t.end > t.begin ? t.end : (size_t)t.begin + 1;
-        char hit = s < spans->n && spans->span[s].begin < end;
-        TM_TRY(tm_buf_append(mask, &hit, 1));
+        while (s < turns->n && (turns->span[s].end <= t.begin || turns->span[s].learned != learned)) s++;
+        if (s < turns->n && turns->span[s].begin < end) mask[i] = learned;
     }
+}
+
+static tm_status make_mask(const tm_buf *tokens, const tm_chat_spans *turns, bool inputs, tm_buf *mask) {
+    size_t n = tokens->len / sizeof(tm_token_span);
+    TM_TRY(tm_buf_reserve(mask, n + 1));
+    memset(mask->data, inputs, n);
+    mask->len = n;
+    if (inputs) flag_tokens(tokens, turns, false, mask->data);
+    flag_tokens(tokens, turns, true, mask->data);
     return TM_OK;
 }
 
-tm_status tm_chat_encode(const tm_chat *c, const tm_json *messages, bool generation_prompt, tm_buf *text, tm_ids *ids,
-                         tm_buf *loss_mask) {
+tm_status tm_chat_encode_labels(const tm_chat *c, const tm_json *conversation, const tm_chat_labels *how, tm_buf *text,
+                                tm_ids *ids, tm_buf *loss_mask) {
     tm_buf rendered = {0}, tokens = {0}, mask = {0};
-    tm_chat_spans spans = {0};
+    tm_chat_spans turns = {0};
+    const cj_wish wish = {.thinking = how->thinking, .generation_prompt = how->generation_prompt};
     tm_status rc;
-    TM_GO(tm_chat_render(c, messages, generation_prompt, &rendered, &spans));
+    TM_GO(cj_render(c, conversation, &wish, &rendered, loss_mask == NULL ? NULL : &turns, NULL));
     const char *data = rendered.data == NULL ? "" : rendered.data;
+    const tm_json *messages =
+        conversation->type == TM_JSON_OBJECT ? tm_json_get(conversation, "messages") : conversation;
     TM_GO(tm_tokenizer_encode_offsets(c->tokenizer, data, rendered.len, false, ids, &tokens));
-    if (loss_mask != NULL) TM_GO(mask_tokens(&tokens, &spans, &mask));
-    if (loss_mask != NULL) TM_GO(tm_buf_reserve(loss_mask, mask.len));
+    if (loss_mask != NULL) {
+        TM_GO(cj_learned(c, messages, how, data, &turns));
+        TM_GO(make_mask(&tokens, &turns, how->train_on_inputs, &mask));
+        TM_GO(tm_buf_reserve(loss_mask, mask.len));
+    }
     if (text != NULL) TM_GO(tm_buf_append(text, data, rendered.len)); /* from here on nothing fails */
     if (mask.len > 0) rc = tm_buf_append(loss_mask, mask.data, mask.len);
 done:
     tm_buf_free(&mask);
     tm_buf_free(&rendered);
     tm_buf_free(&tokens);
-    tm_chat_spans_free(&spans);
+    tm_chat_spans_free(&turns);
     return rc;
+}
+
+tm_status tm_chat_encode(const tm_chat *c, const tm_json *conversation, bool generation_prompt, tm_buf *text,
+                         tm_ids *ids, tm_buf *loss_mask) {
+    const tm_chat_labels how = {.generation_prompt = generation_prompt};
+    return tm_chat_encode_labels(c, conversation, &how, text, ids, loss_mask);
 }

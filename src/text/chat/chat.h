@@ -7,8 +7,12 @@
  * bounded.
  *
  * Which text is the assistant's: a template with `{% generation %}` says so itself. For all others the interpreter
- * follows every byte of an assistant message's content from the messages to the output (through trim, replace, slices
- * ...), and the end-of-turn token that follows it belongs to it.
+ * follows every byte of an assistant message from the messages to the output (through trim, replace, slices ...), and
+ * the end-of-turn token that follows it belongs to it.
+ *
+ * A conversation is an array of messages, or an object as data sets hold it: "messages", and where they are there
+ * "tools" (a list of functions, or JSON of one in a string), "documents" and "chat_template_kwargs" (an object: what
+ * else the template shall know, for example {"enable_thinking": false}). Members with other names are not looked at.
  *
  * Opens no files. Threads: a tm_chat does not change after it was opened; any number of threads may render with it.
  *
@@ -39,24 +43,54 @@ tm_status tm_chat_open(tm_chat **out, const tm_tokenizer *t, const char *templat
                        const tm_chat_opts *opts) TM_MUST_USE;
 void tm_chat_close(tm_chat *chat); /* NULL is fine */
 
-/* Byte ranges of the rendered text, ascending, not overlapping. Zero it to start. */
+/* Byte ranges of the rendered text, ascending, not overlapping, and whose they are. Zero it to start. */
 typedef struct tm_chat_spans {
     struct tm_chat_span {
         size_t begin, end;
+        uint32_t message; /* index in "messages" */
+        bool assistant, learned;
     } * span;
     size_t n, cap;
 } tm_chat_spans;
 void tm_chat_spans_free(tm_chat_spans *spans);
 
-/* Renders an array of {"role", "content", ...} into `text` (appended; spans count from where it began). `assistant`
- * (may be NULL) gets the ranges of assistant text with its end-of-turn token. TM_EINPUT: the messages are not such an
- * array, or the template raised an exception about them (its words are the message). */
-tm_status tm_chat_render(const tm_chat *chat, const tm_json *messages, bool generation_prompt, tm_buf *text,
+/* Renders a conversation into `text` (appended; spans count from where it began). `assistant` (may be NULL) gets the
+ * ranges of assistant text with its end-of-turn token; `learned` is not set. TM_EINPUT: it is no conversation, or the
+ * template raised an exception about it (its words are the message). */
+tm_status tm_chat_render(const tm_chat *chat, const tm_json *conversation, bool generation_prompt, tm_buf *text,
                          tm_chat_spans *assistant) TM_MUST_USE;
 
+/* `enable_thinking` of the template; a conversation's own chat_template_kwargs override it. */
+typedef enum tm_chat_thinking {
+    TM_CHAT_THINKING_UNSAID, /* the template's own default */
+    TM_CHAT_THINKING_OFF,
+    TM_CHAT_THINKING_ON
+} tm_chat_thinking;
+
+/* Which answers of a conversation are learned. */
+typedef enum tm_mask_history {
+    /* all, but for those whose thoughts the template leaves out though it shows the last one's; all where the template
+     * has {% generation %} */
+    TM_MASK_HISTORY_AUTO,
+    TM_MASK_HISTORY_OFF, /* all */
+    TM_MASK_HISTORY_ON   /* what follows the last user message */
+} tm_mask_history;
+
+/* Zeroed options are the defaults. "loss" or "train" of a message (true or false) overrides both: `true` on another
+ * author's message has its text and end-of-turn token learned. */
+typedef struct tm_chat_labels {
+    bool generation_prompt;
+    bool train_on_inputs; /* everything is learned, the template's own text included */
+    tm_mask_history mask_history;
+    tm_chat_thinking thinking;
+} tm_chat_labels;
+
 /* Renders and encodes (no special tokens added beyond those in the text). All three are appended to; `text` and
- * `loss_mask` may be NULL. loss_mask: one byte per id, 1 on assistant text and its end-of-turn token. */
-tm_status tm_chat_encode(const tm_chat *chat, const tm_json *messages, bool generation_prompt, tm_buf *text,
-                         tm_ids *ids, tm_buf *loss_mask) TM_MUST_USE;
+ * `loss_mask` may be NULL. loss_mask: one byte per id, 1 where it is learned: assistant text and its end-of-turn token.
+ * TM_EUNSUPPORTED: a message's "loss" is a weight. */
+tm_status tm_chat_encode_labels(const tm_chat *chat, const tm_json *conversation, const tm_chat_labels *how,
+                                tm_buf *text, tm_ids *ids, tm_buf *loss_mask) TM_MUST_USE;
+tm_status tm_chat_encode(const tm_chat *chat, const tm_json *conversation, bool generation_prompt, tm_buf *text,
+                         tm_ids *ids, tm_buf *loss_mask) TM_MUST_USE; /* by the defaults */
 
 #endif

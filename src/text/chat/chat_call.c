@@ -3,6 +3,7 @@
 #include "text/chars.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 #include <utf8proc.h>
 
@@ -525,6 +526,100 @@ static cj_value f_unique(cj_run *x, cj_value v, const cj_args *args) {
     return r;
 }
 
+/* What an item is sorted by: its attribute, the case of a string left out unless `exact`. */
+static cj_value sort_key(cj_run *x, cj_value item, const cj_str *attribute, bool exact) {
+    if (attribute != NULL) item = cj_getattr(x, item, attribute->p);
+    return item.type == CJ_STRING && !exact && x->rc == TM_OK ? change_case(x, item.str, LOWER) : item;
+}
+
+/* Insertion, which keeps the order of equals; its work is counted. */
+static void sort_by(cj_run *x, cj_value *item, cj_value *key, size_t n, bool backwards) {
+    for (size_t i = 1; i < n && x->rc == TM_OK; i++) {
+        cj_value v = item[i], k = key[i];
+        size_t at = i;
+        for (; at > 0 && cj_step(x, 1) && cj_compare(x, k, key[at - 1]) * (backwards ? -1 : 1) < 0; at--) {
+            item[at] = item[at - 1];
+            key[at] = key[at - 1];
+        }
+        item[at] = v;
+        key[at] = k;
+    }
+}
+
+/* sort(reverse=False, case_sensitive=False, attribute=None) */
+static cj_value f_sort(cj_run *x, cj_value v, const cj_args *args) {
+    bool backwards = flag_arg(x, args, 0, "reverse", false), exact = flag_arg(x, args, 1, "case_sensitive", false);
+    const cj_str *attribute = string_arg(x, args, 2, "attribute");
+    cj_value r = f_list(x, v, args), keys = x->rc == TM_OK ? cj_new_list(x, r.list->n) : undefined;
+    for (size_t i = 0; x->rc == TM_OK && i < r.list->n; i++)
+        keys.list->v[i] = sort_key(x, r.list->v[i], attribute, exact);
+    if (x->rc == TM_OK) sort_by(x, r.list->v, keys.list->v, r.list->n, backwards);
+    return r;
+}
+
+/* dictsort(case_sensitive=False, by='key', reverse=False): [key, value] pairs. */
+static cj_value f_dictsort(cj_run *x, cj_value v, const cj_args *args) {
+    bool exact = flag_arg(x, args, 0, "case_sensitive", false), backwards = flag_arg(x, args, 2, "reverse", false);
+    const cj_str *by = string_arg(x, args, 1, "by");
+    if (v.type != CJ_MAPPING) return cj_error(x, TM_EINPUT, "|dictsort of a %s", cj_type_name(v));
+    bool values = by != NULL && strcmp(by->p, "value") == 0;
+    if (by != NULL && !values && strcmp(by->p, "key") != 0)
+        return cj_error(x, TM_EINPUT, "|dictsort is by 'key' or by 'value'");
+    cj_value r = dict_items(x, v.dict, true, true), keys = x->rc == TM_OK ? cj_new_list(x, r.list->n) : undefined;
+    for (size_t i = 0; x->rc == TM_OK && i < r.list->n; i++)
+        keys.list->v[i] = sort_key(x, r.list->v[i].list->v[values ? 1 : 0], NULL, exact);
+    if (x->rc == TM_OK) sort_by(x, r.list->v, keys.list->v, r.list->n, backwards);
+    return r;
+}
+
+/* sum(attribute=None, start=0) */
+static cj_value f_sum(cj_run *x, cj_value v, const cj_args *args) {
+    const cj_str *attribute = string_arg(x, args, 0, "attribute");
+    const cj_value *start = cj_arg(args, 1, "start");
+    const cj_list *items = cj_items(x, v);
+    cj_value r = start == NULL ? cj_int(0) : *start;
+    for (size_t i = 0; items != NULL && i < items->n && x->rc == TM_OK; i++)
+        r = cj_add(x, r, attribute == NULL ? items->v[i] : cj_getattr(x, items->v[i], attribute->p));
+    return r;
+}
+
+static cj_value f_float(cj_run *x, cj_value v, const cj_args *args) {
+    (void)x;
+    const cj_value *otherwise = cj_arg(args, 0, "default");
+    double d;
+    int64_t i;
+    bool whole;
+    if (cj_is_number(v, &d, &i, &whole)) return (cj_value){.type = CJ_FLOAT, .number = d};
+    char text[64] = "", *end = text;
+    if (v.type == CJ_STRING && v.str->n < sizeof text) memcpy(text, v.str->p, v.str->n);
+    d = strtod(text, &end);
+    bool good = text[0] != 0 && end > text && end[strspn(end, " \t\r\n")] == 0 && strpbrk(text, "xXpP") == NULL;
+    if (!good && otherwise != NULL) return *otherwise;
+    return (cj_value){.type = CJ_FLOAT, .number = good ? d : 0};
+}
+
+/* The smallest or largest item; undefined of none. */
+static cj_value extreme(cj_run *x, cj_value v, const cj_args *args, int sign) {
+    bool exact = flag_arg(x, args, 0, "case_sensitive", false);
+    const cj_str *attribute = string_arg(x, args, 1, "attribute");
+    const cj_list *items = cj_items(x, v);
+    cj_value best = cj_undefined("an empty sequence"), key = undefined;
+    for (size_t i = 0; items != NULL && i < items->n && x->rc == TM_OK; i++) {
+        cj_value k = sort_key(x, items->v[i], attribute, exact);
+        if (i > 0 && cj_compare(x, k, key) * sign >= 0) continue;
+        best = items->v[i];
+        key = k;
+    }
+    return best;
+}
+
+static cj_value f_min(cj_run *x, cj_value v, const cj_args *args) {
+    return extreme(x, v, args, 1);
+}
+static cj_value f_max(cj_run *x, cj_value v, const cj_args *args) {
+    return extreme(x, v, args, -1);
+}
+
 /* Does an item pass `select("test", args)`, or its attribute `selectattr("name", "test", args)`? */
 static bool passes(cj_run *x, cj_value item, const cj_args *args, bool attribute) {
     size_t i = attribute ? 1 : 0;
@@ -606,6 +701,12 @@ static const struct {
                {"int", f_int},
                {"abs", f_abs},
                {"unique", f_unique},
+               {"sort", f_sort},
+               {"dictsort", f_dictsort},
+               {"sum", f_sum},
+               {"float", f_float},
+               {"min", f_min},
+               {"max", f_max},
                {"select", f_select},
                {"reject", f_reject},
                {"selectattr", f_selectattr},

@@ -92,6 +92,10 @@ static cj_value arithmetic(cj_run *x, const char *op, cj_value a, cj_value b) {
     return (cj_value){.type = CJ_FLOAT, .number = r};
 }
 
+cj_value cj_add(cj_run *x, cj_value a, cj_value b) {
+    return arithmetic(x, "+", a, b);
+}
+
 /* ---- subscripts ------------------------------------------------------------------------------------------------- */
 
 /* Byte offset of character `index` (0..length). */

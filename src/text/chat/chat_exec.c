@@ -169,7 +169,7 @@ static void exec_generation(cj_run *x, const cj_node *node) {
     size_t end = x->out->text.len;
     if (x->rc != TM_OK || !outermost || end == begin) return;
     x->rc = tm_grow(&spans->span, &spans->cap, spans->n + 1, sizeof *spans->span);
-    if (x->rc == TM_OK) spans->span[spans->n++] = (struct tm_chat_span){begin, end};
+    if (x->rc == TM_OK) spans->span[spans->n++] = (struct tm_chat_span){.begin = begin, .end = end};
 }
 
 static void exec_set(cj_run *x, const cj_node *node) {

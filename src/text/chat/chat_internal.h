@@ -286,6 +286,7 @@ typedef struct cj_args {
 const cj_value *cj_arg(const cj_args *a, size_t i, const char *name);
 
 cj_value cj_eval(cj_run *x, const cj_node *node);
+cj_value cj_add(cj_run *x, cj_value a, cj_value b); /* a + b */
 void cj_exec(cj_run *x, const cj_node *list);
 cj_value cj_call_macro(cj_run *x, const cj_node *macro, const cj_args *args);
 bool cj_bind(cj_run *x, const char *name, cj_value v); /* sets it in the innermost scope */
@@ -300,16 +301,45 @@ bool cj_known_filter(const char *name);
 bool cj_known_test(const char *name);
 bool cj_known_global(const char *name);
 
+enum { CJ_BOS, CJ_EOS, CJ_UNK, CJ_PAD, CJ_SPECIALS };
 struct tm_chat {
     const tm_tokenizer *tokenizer;
     char *name;
     cj_arena arena; /* the template's tree */
     cj_node *body;
     bool has_generation;
-    tm_buf prompt;    /* the generation prompt, where it could be told */
-    char *special[4]; /* bos_token, eos_token, unk_token, pad_token; NULL: not given */
+    char *special[CJ_SPECIALS]; /* bos_token, eos_token, unk_token, pad_token; NULL: not given */
     int64_t now;
     uint64_t most_bytes; /* that a run may take, whatever the conversation; 0: not bounded so */
+    /* what was learned of the template (chat_spans.c) */
+    tm_buf prompt;     /* the generation prompt, where it could be told */
+    tm_buf closing[2]; /* without one: what closes the turn of a user, of a tool */
+    char *end[2];      /* special tokens that end turns, beside eos_token */
+    size_t n_ends;
+    bool no_end; /* the last turn ends without a special token */
+    /* of the last turn: those in reasoning_content, those between <think> and </think> */
+    bool shows_reasoning, shows_think;
 };
+static inline const char *cj_eos(const tm_chat *c) {
+    return c->special[CJ_EOS];
+}
+
+/* ---- a conversation ---------------------------------------------------------------------------------------------- */
+
+typedef struct cj_wish {
+    tm_chat_thinking thinking;
+    bool generation_prompt;
+} cj_wish;
+/* As tm_chat_render; `turns` (may be NULL) are those of all authors, *mark_end (may be NULL) is where the last marked
+ * byte ends. */
+tm_status cj_render(const tm_chat *c, const tm_json *conversation, const cj_wish *wish, tm_buf *text,
+                    tm_chat_spans *turns, size_t *mark_end) TM_MUST_USE;
+/* chat_spans.c: what the template prints around turns, by a few short conversations; the turns of an output. */
+tm_status cj_learn_turns(tm_chat *c) TM_MUST_USE;
+tm_status cj_turns(const tm_chat *c, const tm_json *messages, const cj_out *out, const tm_chat_spans *blocks,
+                   tm_chat_spans *turns) TM_MUST_USE;
+/* chat_labels.c: sets `learned` of each turn of the rendered text. */
+tm_status cj_learned(const tm_chat *c, const tm_json *messages, const tm_chat_labels *how, const char *text,
+                     tm_chat_spans *turns) TM_MUST_USE;
 
 #endif
