@@ -305,7 +305,7 @@ typedef struct tm_convert_opts {
     const volatile sig_atomic_t *stop;
 } tm_convert_opts;
 /* IN: folder or .gguf. OUT: GGUF if its name ends in .gguf, else a folder, which is written beside and renamed. A
- * folder OUT that exists and is not empty is refused. GGUF is written for the architectures of gguf_arch.c (llama, mistral, qwen2). */
+ * folder OUT that exists and is not empty is refused. GGUF is written for the architectures of gguf_arch.c. */
 TM_MUST_USE tm_status tm_convert(const char *in, const char *out, const tm_convert_opts *opts);
 
 #endif

@@ -1,104 +1,14 @@
-/* Hyper-parameters from GGUF keys, and the config.json and generation_config.json that say the same. */
+/* The config.json and generation_config.json that say what a GGUF file's keys say. */
 #include "format/gguf_internal.h"
 
-#include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* A size of the architecture: 1 to 2^31 - 1. `fallback` 0: the key must be there. */
-static tm_status get_size(const tm_gguf *g, const tm_gguf_keys *k, const char *what, uint32_t fallback, uint32_t *out) {
-    uint64_t v = fallback;
-    char key[TM_GGUF_ARCH_KEY];
-    TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(k->arch, what, key), &v, fallback ? &(bool){false} : NULL));
-    if (v < 1 || v > INT32_MAX) return tm_fail(TM_EINPUT, "%s: '%s' is %" PRIu64, tm_gguf_path(g), key, v);
-    *out = (uint32_t)v;
-    return TM_OK;
-}
-
-static tm_status refuse_experts(const tm_gguf *g, const tm_gguf_arch *arch) {
-    uint64_t experts = 0;
-    char key[TM_GGUF_ARCH_KEY];
-    TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(arch, "expert_count", key), &experts, &(bool){false}));
-    return experts == 0 ? TM_OK
-                        : tm_fail(TM_EUNSUPPORTED, "%s: mixtures of experts are not read from GGUF", tm_gguf_path(g));
-}
-
-static tm_status get_head_dim(const tm_gguf *g, tm_gguf_keys *k) {
-    uint32_t value_dim, rotary;
-    if (k->hidden_size / k->heads == 0)
-        return tm_fail(TM_EINPUT, "%s: %u heads in %u dimensions", tm_gguf_path(g), k->heads, k->hidden_size);
-    TM_TRY(get_size(g, k, "attention.key_length", k->hidden_size / k->heads, &k->head_dim));
-    TM_TRY(get_size(g, k, "attention.value_length", k->head_dim, &value_dim));
-    TM_TRY(get_size(g, k, "rope.dimension_count", k->head_dim, &rotary));
-    if (value_dim != k->head_dim || rotary != k->head_dim || k->head_dim % 2)
-        return tm_fail(TM_EUNSUPPORTED, "%s: heads of %u with values of %u, of which %u are rotated, are not supported",
-                       tm_gguf_path(g), k->head_dim, value_dim, rotary);
-    return TM_OK;
-}
-
-static tm_status get_rope(const tm_gguf *g, tm_gguf_keys *k) {
-    tm_buf type = {0};
-    bool found;
-    tm_status rc;
-    char key[TM_GGUF_ARCH_KEY];
-    k->rope_theta = 10000;
-    k->rope_factor = 1;
-    TM_GO(tm_gguf_float(g, tm_gguf_arch_key(k->arch, "rope.freq_base", key), &k->rope_theta, &found));
-    TM_GO(tm_gguf_string(g, tm_gguf_arch_key(k->arch, "rope.scaling.type", key), 64, &type, &found));
-    if (found && strcmp(type.data, "linear") == 0) {
-        TM_GO(tm_gguf_float(g, tm_gguf_arch_key(k->arch, "rope.scaling.factor", key), &k->rope_factor, NULL));
-        k->rope = TM_KEYS_ROPE_LINEAR;
-    } else if (found && strcmp(type.data, "none") != 0)
-        rc = tm_fail(TM_EUNSUPPORTED, "%s: RoPE scaling '%s' is not supported", tm_gguf_path(g), type.data);
-    if (rc == TM_OK && !(k->rope_theta > 0 && k->rope_factor > 0))
-        rc = tm_fail(TM_EINPUT, "%s: RoPE base %g with factor %g", tm_gguf_path(g), k->rope_theta, k->rope_factor);
-    if (rc == TM_OK) rc = tm_gguf_read_rope_factors(g, k);
-done:
-    tm_buf_free(&type);
-    return rc;
-}
-
-tm_status tm_gguf_read_keys(const tm_gguf *g, tm_gguf_keys *k) {
-    *k = (tm_gguf_keys){0};
-    char key[TM_GGUF_ARCH_KEY];
-    TM_TRY(tm_gguf_arch_of(g, &k->arch));
-    TM_TRY(refuse_experts(g, k->arch));
-    TM_TRY(get_size(g, k, "embedding_length", 0, &k->hidden_size));
-    TM_TRY(get_size(g, k, "block_count", 0, &k->layers));
-    TM_TRY(get_size(g, k, "feed_forward_length", 0, &k->intermediate_size));
-    TM_TRY(get_size(g, k, "context_length", 0, &k->context));
-    TM_TRY(get_size(g, k, "attention.head_count", 0, &k->heads));
-    TM_TRY(get_size(g, k, "attention.head_count_kv", k->heads, &k->kv_heads));
-    TM_TRY(
-        tm_gguf_float(g, tm_gguf_arch_key(k->arch, "attention.layer_norm_rms_epsilon", key), &k->rms_norm_eps, NULL));
-    uint64_t window = 0;
-    TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(k->arch, "attention.sliding_window", key), &window, &(bool){false}));
-    k->sliding_window = window <= INT32_MAX ? (uint32_t)window : 0;
-    if (k->sliding_window && !k->arch->windowed.model_type)
-        return tm_fail(TM_EUNSUPPORTED, "%s: a %s with a sliding window is not supported", tm_gguf_path(g),
-                       k->arch->type);
-    TM_TRY(get_head_dim(g, k));
-    TM_TRY(get_rope(g, k));
-    int64_t embed = tm_gguf_tensor_find(g, "token_embd.weight");
-    if (embed < 0) return tm_fail(TM_EINPUT, "%s: has no token_embd.weight", tm_gguf_path(g));
-    const tm_gguf_tensor *t = tm_gguf_tensor_get(g, (uint32_t)embed);
-    if (t->ndim != 2 || t->shape[1] != k->hidden_size || t->shape[0] > INT32_MAX)
-        return tm_fail(TM_EINPUT, "%s: token_embd.weight is not [vocabulary, %u]", tm_gguf_path(g), k->hidden_size);
-    k->vocab_size = (uint32_t)t->shape[0];
-    k->tied = tm_gguf_tensor_find(g, "output.weight") < 0;
-    k->attention_bias = tm_gguf_tensor_find(g, "blk.0.attn_q.bias") >= 0;
-    k->mlp_bias = tm_gguf_tensor_find(g, "blk.0.ffn_up.bias") >= 0;
-    return TM_OK;
-}
-
-/* ---- JSON ---- */
-
-/* The value was a float32 in the file: its shortest decimal, and never one that looks like an integer. */
-static void put_float(tm_json_writer *j, const char *key, double v) {
+void tm_gguf_jw_float(tm_json_writer *j, double v) {
     char text[40];
     tm_format_float((float)v, text, 32);
     if (!strpbrk(text, ".e")) strcat(text, ".0");
-    tm_jw_key(j, key);
     tm_jw_raw(j, text, strlen(text));
 }
 
@@ -113,84 +23,153 @@ static void put_id(tm_json_writer *j, const tm_gguf *g, const char *key, const c
         tm_jw_null(j);
 }
 
-static void put_scaling(tm_json_writer *j, const tm_gguf_keys *k) {
-    tm_jw_field_str(j, "rope_type", k->rope == TM_KEYS_ROPE_LINEAR ? "linear" : "llama3");
-    put_float(j, "factor", k->rope_factor);
-    if (k->rope == TM_KEYS_ROPE_LINEAR) return;
-    put_float(j, "low_freq_factor", k->rope_low);
-    put_float(j, "high_freq_factor", k->rope_high);
-    tm_jw_field_uint(j, "original_max_position_embeddings", k->rope_original);
+/* ---- fields, which are gathered first: config.json has them in the order of their names ---- */
+
+typedef struct field {
+    const char *key;
+    const char *raw; /* JSON; NULL: made by `put`, else the number */
+    void (*put)(tm_json_writer *j, const tm_gguf_keys *k);
+    double number;
+    bool real; /* the number has a point */
+} field;
+enum { MAX_FIELDS = 64 };
+typedef struct fields {
+    field of[MAX_FIELDS];
+    uint32_t n;
+} fields;
+
+static void add(fields *f, field one) {
+    TM_ASSERT(f->n < MAX_FIELDS);
+    f->of[f->n++] = one;
+}
+static void add_raw(fields *f, const char *key, const char *raw) {
+    add(f, (field){.key = key, .raw = raw});
+}
+static void add_bool(fields *f, const char *key, bool v) {
+    add_raw(f, key, v ? "true" : "false");
+}
+static void add_size(fields *f, const char *key, uint32_t v) {
+    add(f, (field){.key = key, .number = v});
+}
+static void add_real(fields *f, const char *key, double v) {
+    add(f, (field){.key = key, .number = v, .real = true});
 }
 
-/* transformers 5 reads rope_parameters, 4 reads rope_theta and rope_scaling. */
-static void put_rope(tm_json_writer *j, const tm_gguf_keys *k) {
-    tm_jw_field_object(j, "rope_parameters");
-    put_float(j, "rope_theta", k->rope_theta);
-    if (k->rope == TM_KEYS_ROPE_DEFAULT)
-        tm_jw_field_str(j, "rope_type", "default");
+static void put_architectures(tm_json_writer *j, const tm_gguf_keys *k) {
+    tm_jw_array(j);
+    tm_jw_str(j, k->arch->class);
+    tm_jw_array_end(j);
+}
+
+static void put_model_type(tm_json_writer *j, const tm_gguf_keys *k) {
+    tm_jw_str(j, k->arch->model_type);
+}
+
+static void put_layer_types(tm_json_writer *j, const tm_gguf_keys *k) {
+    tm_jw_array(j);
+    for (uint32_t i = 0; i < k->layers; i++)
+        tm_jw_str(j, k->pattern[i] && !k->arch->pattern.rope ? "sliding_attention" : "full_attention");
+    tm_jw_array_end(j);
+}
+
+static void put_rope_layers(tm_json_writer *j, const tm_gguf_keys *k) {
+    tm_jw_array(j);
+    for (uint32_t i = 0; i < k->layers; i++) tm_jw_uint(j, k->pattern[i]);
+    tm_jw_array_end(j);
+}
+
+/* Lists say it for all classes; the period is for versions of transformers that came before them. */
+static void add_pattern(fields *f, const tm_gguf_keys *k) {
+    uint32_t period;
+    if (!k->arch->pattern.gguf) return;
+    add(f, (field){.key = "layer_types", .put = put_layer_types});
+    if (k->arch->pattern.rope) add(f, (field){.key = "no_rope_layers", .put = put_rope_layers});
+    if (tm_gguf_period(k, &period) && period > 0)
+        add_size(f, k->arch->pattern.rope ? "no_rope_layer_interval" : "sliding_window_pattern", period);
+}
+
+static void add_row(fields *f, const tm_gguf_keys *k, const tm_key *row) {
+    const void *at = (const char *)k + row->at;
+    double v = row->kind == TM_KEY_SIZE ? (double)*(const uint32_t *)at : 0;
+    if (row->kind == TM_KEY_REAL || row->kind == TM_KEY_QUERY) v = *(const double *)at;
+    if (row->kind == TM_KEY_BIAS)
+        add_bool(f, row->json, *(const bool *)at);
+    else if (row->kind == TM_KEY_CONSTANT)
+        add_raw(f, row->json, row->constant);
+    else if (v == 0)
+        add_raw(f, row->json, "null"); /* there is none */
+    else if (row->kind == TM_KEY_REAL || v != floor(v))
+        add_real(f, row->json, v);
     else
-        put_scaling(j, k);
-    tm_jw_object_end(j);
-    tm_jw_key(j, "rope_scaling");
-    if (k->rope == TM_KEYS_ROPE_DEFAULT)
-        tm_jw_null(j);
-    else {
-        tm_jw_object(j);
-        put_scaling(j, k);
-        tm_jw_object_end(j);
-    }
-    put_float(j, "rope_theta", k->rope_theta);
+        add(f, (field){.key = row->json, .number = v});
 }
 
-static const tm_gguf_class *class_of(const tm_gguf_keys *k) {
-    return k->sliding_window ? &k->arch->windowed : &k->arch->plain;
+static void add_rope(fields *f, const tm_gguf_keys *k) {
+    if (k->arch->flags & TM_ARCH_NO_ROPE) return;
+    add(f, (field){.key = "rope_parameters", .put = tm_gguf_rope_json});
+    add(f, (field){.key = "rope_scaling", .put = tm_gguf_rope_json_v4});
+    add_real(f, "rope_theta", k->rope.theta);
+    if (k->arch->flags & TM_ARCH_LOCAL_ROPE) add_real(f, "rope_local_base_freq", k->rope.local_theta);
+    if (k->arch->flags & TM_ARCH_PARTIAL)
+        add_real(f, "partial_rotary_factor", (double)k->rope.rotary / (double)k->head_dim);
 }
 
-static bool says_biases(const tm_gguf_keys *k) {
-    return k->arch->says_biases && !k->sliding_window;
+static void add_all(fields *f, const tm_gguf_keys *k) {
+    add(f, (field){.key = "architectures", .put = put_architectures});
+    add(f, (field){.key = "model_type", .put = put_model_type});
+    add_raw(f, "dtype", "\"float32\"");
+    add_raw(f, "torch_dtype", "\"float32\"");
+    add_real(f, "initializer_range", 0.02);
+    add_bool(f, "tie_word_embeddings", k->tied);
+    add_bool(f, "use_cache", true);
+    add_size(f, "vocab_size", k->vocab_size);
+    if (!(k->arch->flags & TM_ARCH_DERIVES_HEAD_DIM) || k->head_dim != k->hidden_size / k->heads)
+        add_size(f, "head_dim", k->head_dim);
+    for (size_t list = 0; list < TM_COUNT(k->arch->keys); list++)
+        for (const tm_key *row = k->arch->keys[list]; row && (row->gguf || row->json); row++)
+            if (row->json) add_row(f, k, row);
+    add_rope(f, k);
+    add_pattern(f, k);
 }
 
-static void put_sizes(tm_json_writer *j, const tm_gguf_keys *k) {
-    tm_jw_field_uint(j, "head_dim", k->head_dim);
-    tm_jw_field_str(j, "hidden_act", "silu");
-    tm_jw_field_uint(j, "hidden_size", k->hidden_size);
-    put_float(j, "initializer_range", 0.02);
-    tm_jw_field_uint(j, "intermediate_size", k->intermediate_size);
-    tm_jw_field_uint(j, "max_position_embeddings", k->context);
-    if (says_biases(k)) tm_jw_field_bool(j, "mlp_bias", k->mlp_bias);
-    tm_jw_field_str(j, "model_type", class_of(k)->model_type);
-    tm_jw_field_uint(j, "num_attention_heads", k->heads);
-    tm_jw_field_uint(j, "num_hidden_layers", k->layers);
-    tm_jw_field_uint(j, "num_key_value_heads", k->kv_heads);
+/* Filled in from the file, not from the keys. */
+static const char *const token_ids[][2] = {{"bos_token_id", "tokenizer.ggml.bos_token_id"},
+                                           {"eos_token_id", "tokenizer.ggml.eos_token_id"},
+                                           {"pad_token_id", "tokenizer.ggml.padding_token_id"}};
+
+static const char *field_key(const void *ctx, uint32_t i) {
+    return ((const field *)ctx)[i].key;
+}
+
+static void put_field(tm_json_writer *j, const tm_gguf *g, const tm_gguf_keys *k, const field *f, tm_status *rc) {
+    for (size_t i = 0; i < TM_COUNT(token_ids); i++)
+        if (strcmp(f->key, token_ids[i][0]) == 0) {
+            put_id(j, g, token_ids[i][0], token_ids[i][1], rc);
+            return;
+        }
+    tm_jw_key(j, f->key);
+    if (f->raw)
+        tm_jw_raw(j, f->raw, strlen(f->raw));
+    else if (f->put)
+        f->put(j, k);
+    else if (f->real)
+        tm_gguf_jw_float(j, f->number);
+    else
+        tm_jw_uint(j, (uint64_t)f->number);
 }
 
 tm_status tm_gguf_config_json(const tm_gguf *g, const tm_gguf_keys *k, tm_buf *out) {
     tm_json_writer j;
     tm_status rc = TM_OK;
+    fields f = {0};
+    uint32_t order[MAX_FIELDS], twice;
+    add_all(&f, k);
+    for (size_t i = 0; i < TM_COUNT(token_ids); i++) add_raw(&f, token_ids[i][0], NULL);
+    for (uint32_t i = 0; i < f.n; i++) order[i] = i;
+    TM_ASSERT(tm_sort_names(order, f.n, field_key, f.of, &twice));
     tm_jw_init(&j, out, 2);
     tm_jw_object(&j);
-    tm_jw_field_array(&j, "architectures");
-    tm_jw_str(&j, class_of(k)->class);
-    tm_jw_array_end(&j);
-    if (says_biases(k)) tm_jw_field_bool(&j, "attention_bias", k->attention_bias);
-    put_float(&j, "attention_dropout", 0);
-    put_id(&j, g, "bos_token_id", "tokenizer.ggml.bos_token_id", &rc);
-    tm_jw_field_str(&j, "dtype", "float32");
-    put_id(&j, g, "eos_token_id", "tokenizer.ggml.eos_token_id", &rc);
-    put_sizes(&j, k);
-    put_id(&j, g, "pad_token_id", "tokenizer.ggml.padding_token_id", &rc);
-    put_float(&j, "rms_norm_eps", k->rms_norm_eps);
-    put_rope(&j, k);
-    if (k->sliding_window)
-        tm_jw_field_uint(&j, "sliding_window", k->sliding_window);
-    else if (!k->arch->windowed.model_type) { /* the class may have one, this model has none */
-        tm_jw_key(&j, "sliding_window");
-        tm_jw_null(&j);
-    }
-    tm_jw_field_bool(&j, "tie_word_embeddings", k->tied);
-    tm_jw_field_str(&j, "torch_dtype", "float32");
-    tm_jw_field_bool(&j, "use_cache", true);
-    tm_jw_field_uint(&j, "vocab_size", k->vocab_size);
+    for (uint32_t i = 0; i < f.n; i++) put_field(&j, g, k, &f.of[order[i]], &rc);
     tm_jw_object_end(&j);
     tm_status wrote = tm_jw_end(&j);
     if (rc == TM_OK) rc = wrote;

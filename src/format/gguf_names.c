@@ -17,7 +17,7 @@ static const char *after_layer(const char *name, const char *prefix, unsigned *l
 
 /* The entry whose name is `stem` followed by ".weight" or ".bias", which *suffix then is. */
 static const tm_gguf_name *find_name(const tm_gguf_name *table, bool from_hf, const char *name, const char **suffix) {
-    for (; table->gguf; table++) {
+    for (; table && table->gguf; table++) {
         const char *stem = from_hf ? table->hf : table->gguf;
         *suffix = name + strlen(stem);
         if (strncmp(name, stem, strlen(stem)) == 0 &&
@@ -27,23 +27,30 @@ static const tm_gguf_name *find_name(const tm_gguf_name *table, bool from_hf, co
     return NULL;
 }
 
-static bool translate(const tm_gguf_arch *arch, const char *name, bool from_hf, char *out, size_t cap, tm_rows *rows) {
-    const char *const prefix[] = {"blk.", "model.layers."};
+static bool translate(const tm_gguf_arch *arch, const char *name, bool from_hf, char *out, size_t cap, tm_op *op) {
+    const char *const prefix[] = {"blk.", arch->hf_layers};
     unsigned layer = 0;
     const char *suffix, *rest = after_layer(name, prefix[from_hf], &layer);
-    const tm_gguf_name *p = find_name(rest ? arch->block : arch->global, from_hf, rest ? rest : name, &suffix);
+    const tm_gguf_name *p = rest ? NULL : find_name(arch->global, from_hf, name, &suffix);
+    for (size_t i = 0; rest && !p && i < TM_COUNT(arch->block); i++)
+        p = find_name(arch->block[i], from_hf, rest, &suffix);
     if (!p) return false;
     const char *stem = from_hf ? p->gguf : p->hf;
     int n = rest ? snprintf(out, cap, "%s%u.%s%s", prefix[!from_hf], layer, stem, suffix)
                  : snprintf(out, cap, "%s%s", stem, suffix);
-    *rows = p->rows;
+    bool rows = p->op == TM_OP_Q || p->op == TM_OP_K;
+    *op = rows || strcmp(suffix, ".weight") == 0 ? p->op : TM_OP_PLAIN;
     return n > 0 && (size_t)n < cap;
 }
 
-bool tm_gguf_name_to_hf(const tm_gguf_arch *arch, const char *gguf, char *hf, size_t cap, tm_rows *rows) {
-    return translate(arch, gguf, false, hf, cap, rows);
+bool tm_gguf_name_to_hf(const tm_gguf_arch *arch, const char *gguf, char *hf, size_t cap, tm_op *op) {
+    return translate(arch, gguf, false, hf, cap, op);
 }
 
-bool tm_gguf_name_from_hf(const tm_gguf_arch *arch, const char *hf, char *gguf, size_t cap, tm_rows *rows) {
-    return translate(arch, hf, true, gguf, cap, rows);
+bool tm_gguf_name_from_hf(const tm_gguf_arch *arch, const char *hf, char *gguf, size_t cap, tm_op *op) {
+    char whole[256];
+    if (translate(arch, hf, true, gguf, cap, op)) return true;
+    if (!arch->hf_root) return false;
+    int n = snprintf(whole, sizeof whole, "%s%s", arch->hf_root, hf);
+    return n > 0 && (size_t)n < sizeof whole && translate(arch, whole, true, gguf, cap, op);
 }

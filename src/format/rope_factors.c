@@ -1,4 +1,5 @@
-/* llama3 RoPE scaling in GGUF: not as parameters but as a tensor rope_freqs.weight, what each frequency is divided by.
+/* RoPE scaling that GGUF has as tensors: longrope's two lists of factors, and llama3's rope_freqs.weight, not as
+ * parameters but as what each frequency is divided by.
  *
  * With wavelength w_i = 2 pi theta^(2i/d), original context O, factor F, low and high frequency factors:
  *   O / w_i >= high: 1;   O / w_i <= low: F;   between: 1 / ((1 - s) / F + s), s = (O / w_i - low) / (high - low).
@@ -9,24 +10,24 @@
 #include <string.h>
 
 static double inverse_wavelength(const tm_gguf_keys *k, uint32_t i) {
-    return pow(k->rope_theta, -2.0 * (double)i / (double)k->head_dim) / (2 * 3.14159265358979323846);
+    return pow(k->rope.theta, -2.0 * (double)i / (double)k->rope.rotary) / (2 * 3.14159265358979323846);
 }
 
-void tm_llama3_factors(const tm_gguf_keys *k, float *factors) {
-    for (uint32_t i = 0; i < k->head_dim / 2; i++) {
-        double x = (double)k->rope_original * inverse_wavelength(k, i);
-        double s = (x - k->rope_low) / (k->rope_high - k->rope_low);
-        factors[i] = x > k->rope_high  ? 1.0f
-                     : x < k->rope_low ? (float)k->rope_factor
-                                       : (float)(1 / ((1 - s) / k->rope_factor + s));
+static void llama3_factors(const tm_gguf_keys *k, float *factors) {
+    for (uint32_t i = 0; i < k->rope.rotary / 2; i++) {
+        double x = (double)k->rope.original * inverse_wavelength(k, i);
+        double s = (x - k->rope.low) / (k->rope.high - k->rope.low);
+        factors[i] = x > k->rope.high  ? 1.0f
+                     : x < k->rope.low ? (float)k->rope.factor
+                                       : (float)(1 / ((1 - s) / k->rope.factor + s));
     }
 }
 
 static bool explains(const tm_gguf_keys *k, const float *factors) {
-    float mine[512];
-    if (!(k->rope_low > 0 && k->rope_high > k->rope_low && k->rope_factor >= 1 && k->rope_original > 0)) return false;
-    tm_llama3_factors(k, mine);
-    for (uint32_t i = 0; i < k->head_dim / 2; i++)
+    float mine[TM_KEYS_MAX_FACTORS];
+    if (!(k->rope.low > 0 && k->rope.high > k->rope.low && k->rope.factor >= 1 && k->rope.original > 0)) return false;
+    llama3_factors(k, mine);
+    for (uint32_t i = 0; i < k->rope.rotary / 2; i++)
         if (!(fabsf(mine[i] - factors[i]) <= 2e-4f * factors[i])) return false;
     return true;
 }
@@ -35,11 +36,11 @@ static bool explains(const tm_gguf_keys *k, const float *factors) {
 static bool line(tm_gguf_keys *k, const float *factors, double *low, double *high) {
     double x[2] = {0}, s[2] = {0};
     int n = 0, count = 0;
-    for (uint32_t i = 0; i < k->head_dim / 2; i++) {
+    for (uint32_t i = 0; i < k->rope.rotary / 2; i++) {
         double f = (double)factors[i];
-        if (f < 1.0001 || f > k->rope_factor * 0.9999) continue;
+        if (f < 1.0001 || f > k->rope.factor * 0.9999) continue;
         x[n] = inverse_wavelength(k, i);
-        s[n] = (1 / f - 1 / k->rope_factor) / (1 - 1 / k->rope_factor);
+        s[n] = (1 / f - 1 / k->rope.factor) / (1 - 1 / k->rope.factor);
         n = 1;
         count++;
     }
@@ -53,37 +54,87 @@ static bool line(tm_gguf_keys *k, const float *factors, double *low, double *hig
 /* Parameters that give these factors. `original` is 0 where the file does not say. */
 static bool solve(tm_gguf_keys *k, const float *factors, uint32_t original) {
     double low, high;
-    k->rope_factor = 1;
-    for (uint32_t i = 0; i < k->head_dim / 2; i++) k->rope_factor = fmax(k->rope_factor, (double)factors[i]);
-    k->rope_low = 1;
-    k->rope_high = 4;
-    k->rope_original = original ? original : 8192; /* as published for Llama 3.1 and later */
+    k->rope.factor = 1;
+    for (uint32_t i = 0; i < k->rope.rotary / 2; i++) k->rope.factor = fmax(k->rope.factor, (double)factors[i]);
+    k->rope.low = 1;
+    k->rope.high = 4;
+    k->rope.original = original ? original : 8192; /* as published for Llama 3.1 and later */
     if (explains(k, factors)) return true;
     if (!line(k, factors, &low, &high)) return false;
     if (original) {
-        k->rope_low = round(low * original * 64) / 64;
-        k->rope_high = round(high * original * 64) / 64;
+        k->rope.low = round(low * original * 64) / 64;
+        k->rope.high = round(high * original * 64) / 64;
     } else {
-        k->rope_original = (uint32_t)fmin(fmax(round(1 / low), 1), 1e9);
-        k->rope_high = round(high / low * 64) / 64;
+        k->rope.original = (uint32_t)fmin(fmax(round(1 / low), 1), 1e9);
+        k->rope.high = round(high / low * 64) / 64;
     }
     return explains(k, factors);
 }
 
-tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_gguf_keys *k) {
-    int64_t t = tm_gguf_tensor_find(g, "rope_freqs.weight");
-    float factors[512];
+static tm_status check_count(const tm_gguf *g, uint32_t tensor, const tm_gguf_keys *k) {
+    const tm_gguf_tensor *t = tm_gguf_tensor_get(g, tensor);
+    if (t->elements == k->rope.rotary / 2 && t->elements <= TM_KEYS_MAX_FACTORS && tm_fmt_get(t->fmt)->readable)
+        return TM_OK;
+    return tm_fail(TM_EINPUT, "%s: '%s' must have head_dim / 2 = %u elements", tm_gguf_path(g), t->name,
+                   k->rope.rotary / 2);
+}
+
+static tm_status read_llama3(const tm_gguf *g, uint32_t tensor, tm_gguf_keys *k) {
+    float factors[TM_KEYS_MAX_FACTORS];
     uint64_t original = 0;
     char key[TM_GGUF_ARCH_KEY];
-    if (t < 0) return TM_OK;
-    if (tm_gguf_tensor_get(g, (uint32_t)t)->elements != k->head_dim / 2 || k->head_dim > 1024)
-        return tm_fail(TM_EINPUT, "%s: 'rope_freqs.weight' must have head_dim / 2 = %u elements", tm_gguf_path(g),
-                       k->head_dim / 2);
-    TM_TRY(tm_gguf_read_f32(g, (uint32_t)t, 0, k->head_dim / 2, factors));
+    TM_TRY(check_count(g, tensor, k));
+    TM_TRY(tm_gguf_read_f32(g, tensor, 0, k->rope.rotary / 2, factors));
     TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(k->arch, "rope.scaling.original_context_length", key), &original,
                         &(bool){false}));
-    k->rope = TM_KEYS_ROPE_LLAMA3;
-    if (solve(k, factors, original <= 1000000000 ? (uint32_t)original : 0)) return TM_OK;
+    if (k->rope.kind == TM_ROPE_DEFAULT && !(k->arch->flags & (TM_ARCH_LOCAL_ROPE | TM_ARCH_PARTIAL))) {
+        k->rope.kind = TM_ROPE_LLAMA3;
+        if (solve(k, factors, original <= 1000000000 ? (uint32_t)original : 0)) return TM_OK;
+    }
     return tm_fail(TM_EUNSUPPORTED, "%s: 'rope_freqs.weight' is no llama3 scaling; other kinds are not supported",
                    tm_gguf_path(g));
+}
+
+static const char *const tensors[] = {"rope_factors_short.weight", "rope_factors_long.weight", "rope_freqs.weight"};
+
+bool tm_gguf_is_rope_tensor(const char *name) {
+    for (size_t i = 0; i < TM_COUNT(tensors); i++)
+        if (strcmp(tensors[i], name) == 0) return true;
+    return false;
+}
+
+tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_gguf_keys *k) {
+    int64_t t = tm_gguf_tensor_find(g, "rope_freqs.weight");
+    if (t >= 0) return read_llama3(g, (uint32_t)t, k);
+    for (int f = 0; f < 2 && k->rope.kind == TM_ROPE_LONGROPE; f++) {
+        t = tm_gguf_tensor_find(g, tensors[f]);
+        if (t < 0) return tm_fail(TM_EINPUT, "%s: '%s' is missing", tm_gguf_path(g), tensors[f]);
+        TM_TRY(check_count(g, (uint32_t)t, k));
+        TM_TRY(tm_gguf_read_f32(g, (uint32_t)t, 0, k->rope.rotary / 2, k->rope.factors[f]));
+        for (uint32_t i = 0; i < k->rope.rotary / 2; i++)
+            if (!(k->rope.factors[f][i] > 0 && k->rope.factors[f][i] < 3e38f))
+                return tm_fail(TM_EINPUT, "%s: '%s' has a factor that is not positive", tm_gguf_path(g), tensors[f]);
+    }
+    return TM_OK;
+}
+
+uint32_t tm_gguf_rope_tensors(const tm_gguf_keys *k, tm_rope_tensor out[2]) {
+    if (k->rope.kind == TM_ROPE_LLAMA3) {
+        out[0].name = tensors[2];
+        out[0].n = k->rope.rotary / 2;
+        llama3_factors(k, out[0].values);
+        return 1;
+    }
+    for (int f = 0; f < 2 && k->rope.kind == TM_ROPE_LONGROPE; f++) {
+        out[f].name = tensors[f];
+        out[f].n = k->rope.rotary / 2;
+        memcpy(out[f].values, k->rope.factors[f], sizeof out[f].values);
+    }
+    return k->rope.kind == TM_ROPE_LONGROPE ? 2 : 0;
+}
+
+/* As transformers and llama.cpp's converter have it: sqrt(1 + ln(positions / original) / ln(original)). */
+double tm_longrope_attention_factor(const tm_gguf_keys *k) {
+    double original = (double)k->rope.original, times = (double)k->context / original;
+    return times > 1 && original > 1 ? sqrt(1 + log(times) / log(original)) : 1;
 }

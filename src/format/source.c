@@ -1,3 +1,4 @@
+#include "format/gguf_internal.h"
 #include "format/source_internal.h"
 #include "base/ordered.h"
 
@@ -149,11 +150,43 @@ static uint64_t permuted_row(uint64_t row, uint32_t head_rows) {
     return head * head_rows + in_head % half * 2 + in_head / half;
 }
 
+/* ---- a matrix that the file has transposed ---- */
+
+/* Column c of the transpose is a run of the matrix: its elements within [first, first + n) lie side by side there. */
+tm_status tm_read_transposed(const tm_transposed *t, uint64_t first, uint64_t n, void *dst) {
+    uint8_t some[1024 * sizeof(float)];
+    uint64_t end = first + n, w = t->width;
+    for (uint64_t c = 0; c < w; c++) {
+        uint64_t row = first > c ? (first - c + w - 1) / w : 0, stop = end > c ? (end - c + w - 1) / w : 0;
+        while (row < stop) {
+            uint64_t take = tm_min_u64(stop - row, sizeof some / sizeof(float));
+            TM_TRY(t->read(t->ctx, c * t->rows + row, take, some));
+            for (uint64_t i = 0; i < take; i++)
+                memcpy((uint8_t *)dst + ((row + i) * w + c - first) * t->size, some + i * t->size, t->size);
+            row += take;
+        }
+    }
+    return TM_OK;
+}
+
+typedef struct element_run {
+    const tm_elements *e;
+    read_fn read;
+} element_run;
+
+static tm_status read_run(const void *ctx, uint64_t first, uint64_t n, void *dst) {
+    const element_run *r = ctx;
+    return r->read(r->e, first, n, dst);
+}
+
 static tm_status read_range(const source_entry *s, uint64_t first, uint64_t n, void *dst, read_fn read, size_t size) {
     const tm_source_tensor *t = &s->info;
     const tm_elements e = {s->handle, t->name, t->fmt, t->elements, t->offset};
-    if (!s->head_rows) return read(&e, first, n, dst);
+    const element_run run = {&e, read};
+    if (!s->head_rows && !s->transposed) return read(&e, first, n, dst);
     TM_TRY(tm_range_check(t->file, t->name, first, n, t->elements));
+    if (s->transposed)
+        return tm_read_transposed(&(tm_transposed){read_run, &run, size, t->shape[0], t->shape[1]}, first, n, dst);
     uint64_t width = t->ndim > 1 ? t->elements / t->shape[0] : 1;
     for (uint64_t done = 0; done < n;) {
         uint64_t at = first + done, column = at % width, take = tm_min_u64(n - done, width - column);
@@ -166,7 +199,22 @@ static tm_status read_range(const source_entry *s, uint64_t first, uint64_t n, v
 
 tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, float *dst) {
     TM_ASSERT(i < src->n);
-    return read_range(&src->entry[i], first, n, dst, read_floats, sizeof(float));
+    TM_TRY(read_range(&src->entry[i], first, n, dst, read_floats, sizeof(float)));
+    for (uint64_t e = 0; e < n && src->entry[i].added_one; e++) dst[e] -= 1;
+    return TM_OK;
+}
+
+/* Where the values of a file are not those of the tensor. */
+static tm_status read_narrowed(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, void *dst) {
+    float values[1024];
+    tm_fmt fmt = src->entry[i].info.fmt;
+    for (uint64_t done = 0; done < n;) {
+        uint64_t take = tm_min_u64(n - done, TM_COUNT(values));
+        TM_TRY(tm_source_read_f32(src, i, first + done, take, values));
+        TM_TRY(tm_fmt_encode(fmt, values, take, (uint8_t *)dst + done * tm_fmt_get(fmt)->block_bytes));
+        done += take;
+    }
+    return TM_OK;
 }
 
 tm_status tm_source_read_native(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, void *dst) {
@@ -176,6 +224,7 @@ tm_status tm_source_read_native(const tm_source *src, uint32_t i, uint64_t first
     if (fmt != TM_FMT_F32 && fmt != TM_FMT_BF16 && fmt != TM_FMT_F16)
         return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is stored as %s; read its values as float32", s->info.file,
                        s->info.name, tm_fmt_get(fmt)->name);
+    if (s->added_one) return read_narrowed(src, i, first, n, dst);
     return read_range(s, first, n, dst, tm_elements_raw, tm_fmt_get(fmt)->block_bytes);
 }
 

@@ -5,22 +5,30 @@
 #include <inttypes.h>
 #include <string.h>
 
-static tm_status set_rows(source_entry *e, tm_rows rows, const tm_gguf_keys *k) {
-    if (rows == TM_ROWS_PLAIN) return TM_OK;
-    uint64_t wanted = (uint64_t)(rows == TM_ROWS_Q ? k->heads : k->kv_heads) * k->head_dim;
-    if (e->info.shape[0] != wanted)
+static tm_status set_op(source_entry *e, tm_op op, const tm_gguf_keys *k) {
+    uint64_t wanted = (uint64_t)(op == TM_OP_Q ? k->heads : k->kv_heads) * k->head_dim;
+    bool rows = op == TM_OP_Q || op == TM_OP_K;
+    if (rows && e->info.shape[0] != wanted)
         return tm_fail(TM_EINPUT, "%s: '%s' has %" PRIu64 " rows, but the heads need %" PRIu64, e->info.file,
                        e->info.name, e->info.shape[0], wanted);
-    e->head_rows = k->arch->permutes ? k->head_dim : 0;
+    if (op == TM_OP_TRANSPOSE && e->info.ndim != 2)
+        return tm_fail(TM_EINPUT, "%s: '%s' is no matrix", e->info.file, e->info.name);
+    e->head_rows = rows && (k->arch->flags & TM_ARCH_PERMUTES) ? k->head_dim : 0;
+    e->added_one = op == TM_OP_ADD_ONE;
+    e->transposed = op == TM_OP_TRANSPOSE;
+    if (!e->transposed) return TM_OK;
+    uint64_t out = e->info.shape[0];
+    e->info.shape[0] = e->info.shape[1];
+    e->info.shape[1] = out;
     return TM_OK;
 }
 
 static tm_status add_tensor(tm_source *src, const tm_gguf_tensor *t, const tm_gguf_keys *k) {
     char hf[160];
-    tm_rows rows;
+    tm_op op;
     const char *path = tm_gguf_path(src->gguf);
-    if (strcmp(t->name, "rope_freqs.weight") == 0) return TM_OK; /* is in the configuration */
-    if (!tm_gguf_name_to_hf(k->arch, t->name, hf, sizeof hf, &rows))
+    if (tm_gguf_is_rope_tensor(t->name)) return TM_OK; /* is in the configuration */
+    if (!tm_gguf_name_to_hf(k->arch, t->name, hf, sizeof hf, &op))
         return tm_fail(TM_EUNSUPPORTED, "%s: the tensor '%s' does not belong to a %s", path, t->name, k->arch->type);
     if (!tm_fmt_get(t->fmt)->readable)
         return tm_fail(TM_EUNSUPPORTED,
@@ -35,7 +43,7 @@ static tm_status add_tensor(tm_source *src, const tm_gguf_tensor *t, const tm_gg
                       .handle = src->gguf->file};
     memcpy(e.info.shape, t->shape, sizeof t->shape);
     e.info.name = hf;
-    TM_TRY(set_rows(&e, rows, k));
+    TM_TRY(set_op(&e, op, k));
     e.info.name = (const char *)(uintptr_t)src->names.len; /* an offset until all names are there */
     TM_TRY(tm_buf_append(&src->names, hf, strlen(hf) + 1));
     return tm_source_add(src, &e);

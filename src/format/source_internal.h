@@ -9,6 +9,8 @@ typedef struct source_entry {
     tm_file *handle;
     /* GGUF's q and k rows: row 2i + j of a head is HF's row j * head_rows / 2 + i. 0: rows are as HF has them. */
     uint32_t head_rows;
+    bool transposed; /* the file has [shape[1], shape[0]] */
+    bool added_one;  /* the file has 1 more than HF */
 } source_entry;
 
 struct tm_source {

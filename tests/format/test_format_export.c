@@ -61,7 +61,7 @@ static void test_configurations_refused(void **state) {
         {{{"rope_theta", "-1"}}, TM_EINPUT, "'rope_theta' must be a positive number"},
         {{{"rope_parameters", "{\"rope_theta\": []}"}}, TM_EINPUT, "'rope_theta' must be a positive number"},
         {{{"rope_scaling", "{\"type\": \"linear\", \"factor\": 0}"}}, TM_EINPUT, "'factor' must be a positive"},
-        {{{"rope_scaling", "{\"type\": \"yarn\", \"factor\": 2}"}}, TM_EUNSUPPORTED, "this RoPE scaling cannot"},
+        {{{"rope_scaling", "{\"type\": \"dynamic\", \"factor\": 2}"}}, TM_EUNSUPPORTED, "this RoPE scaling cannot"},
         {{{"rope_scaling", "{\"rope_type\": \"llama3\", \"low_freq_factor\": \"x\"}"}}, TM_EINPUT, "'low_freq_factor'"},
         {{{"rope_scaling", "{\"rope_type\": \"llama3\", \"high_freq_factor\": 0}"}}, TM_EINPUT, "'high_freq_factor'"},
         {{{"rope_scaling", "{\"rope_type\": \"llama3\", \"low_freq_factor\": 4}"}}, TM_EINPUT, "must exceed"},

@@ -156,7 +156,7 @@ static void what_is_not_read_is_named(void **state) {
         uint32_t number;
         const char *wanted;
     } cases[] = {{"general.architecture", "mamba", 0, "'mamba'"},
-                 {"llama.rope.scaling.type", "yarn", 0, "yarn"},
+                 {"llama.rope.scaling.type", "dynamic", 0, "dynamic"},
                  {"llama.expert_count", NULL, 8, "experts"},
                  {"llama.attention.value_length", NULL, 6, "values of 6"},
                  {"llama.rope.dimension_count", NULL, 2, "2 are rotated"}};

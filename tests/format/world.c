@@ -1,6 +1,7 @@
 #include "world.h"
 #include "io/file/file.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,4 +181,69 @@ void make_folder(const char *dir, const char *tokenizer, uint64_t vocab) {
         write_file(path, text.data, text.len);
         tm_buf_free(&text);
     }
+}
+
+void convert(const char *in, const char *out, const char *dtype) {
+    OK(tm_convert(in, out, &(tm_convert_opts){.dtype = dtype}));
+}
+
+float *values_of(const tm_source *src, const char *name, uint64_t *n) {
+    int64_t t = tm_source_find(src, name);
+    if (t < 0) fail_msg("%s: '%s' is missing", tm_source_path(src), name);
+    *n = tm_source_tensor_get(src, (uint32_t)t)->elements;
+    float *v = malloc(*n * sizeof *v + 1);
+    assert_non_null(v);
+    OK(tm_source_read_f32(src, (uint32_t)t, 0, *n, v));
+    return v;
+}
+
+void same_model(const char *a_path, const char *b_path, float bound, float norms) {
+    tm_source *a, *b;
+    OK(tm_source_open(&a, a_path));
+    OK(tm_source_open(&b, b_path));
+    assert_int_equal(tm_source_tensors(a), tm_source_tensors(b));
+    for (uint32_t i = 0; i < tm_source_tensors(a); i++) {
+        const tm_source_tensor *s = tm_source_tensor_get(a, i), *t = tm_source_tensor_get(b, i);
+        uint64_t n;
+        assert_string_equal(s->name, t->name);
+        assert_int_equal(s->ndim, t->ndim);
+        assert_memory_equal(s->shape, t->shape, sizeof s->shape);
+        float *x = values_of(a, s->name, &n), *y = values_of(b, s->name, &n), largest = 0;
+        for (uint64_t k = 0; k < n; k++) largest = fmaxf(largest, fabsf(x[k]));
+        float allowed = bound * largest + (strstr(s->name, "norm.weight") ? norms : 0);
+        for (uint64_t k = 0; k < n; k++)
+            if (!(fabsf(x[k] - y[k]) <= allowed))
+                fail_msg("%s[%llu]: %g, %g", s->name, (unsigned long long)k, (double)x[k], (double)y[k]);
+        free(x);
+        free(y);
+    }
+    tm_source_close(a);
+    tm_source_close(b);
+}
+
+tm_json_doc *json_in(const char *dir, const char *name) {
+    char path[1200];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return parse_file(path);
+}
+
+bool same_json(const tm_json *a, const tm_json *b) {
+    if (!a || !b || a->type != b->type) return false;
+    switch (a->type) {
+    case TM_JSON_NULL:
+        return true;
+    case TM_JSON_BOOL:
+        return a->boolean == b->boolean;
+    case TM_JSON_NUMBER:
+        return a->number == b->number;
+    case TM_JSON_STRING:
+        return a->len == b->len && memcmp(a->text, b->text, a->len) == 0;
+    default:
+        break;
+    }
+    if (a->count != b->count) return false;
+    const tm_json *y = b->child;
+    for (const tm_json *x = a->child; x; x = x->next, y = y->next)
+        if (!same_json(x, a->type == TM_JSON_OBJECT ? tm_json_get(b, x->key) : y)) return false;
+    return true;
 }

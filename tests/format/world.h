@@ -31,6 +31,14 @@ void expect_ok(tm_status got, const char *expr);
 int leftovers(const char *dir);
 /* Some values: a fixed pattern of floats that is different at each index. */
 float pattern(uint64_t i);
+void convert(const char *in, const char *out, const char *dtype);
+/* All values of a tensor; the caller frees them. */
+float *values_of(const tm_source *src, const char *name, uint64_t *n);
+/* The same tensors with the same shapes; values to within `bound` of the largest of their tensor's, those of norms'
+ * weights to within `norms` besides. */
+void same_model(const char *a_path, const char *b_path, float bound, float norms);
+tm_json_doc *json_in(const char *dir, const char *name);
+bool same_json(const tm_json *a, const tm_json *b);
 /* A folder of a one-block llama (hidden 32, 2 heads) that has this fixture's tokenizer (NULL: none). */
 void make_folder(const char *dir, const char *tokenizer, uint64_t vocab);
 

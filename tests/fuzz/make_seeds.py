@@ -109,11 +109,15 @@ def gguf(kvs, infos=(), data=b"", version=3, n_kv=None, n_tensors=None, align=32
     return head + b"\0" * (-len(head) % align) + data
 
 
-LLAMA = [kv("general.architecture", STRING, "llama"), kv("llama.block_count", U32, 1),
-         kv("llama.context_length", U32, 64), kv("llama.embedding_length", U32, 8),
-         kv("llama.feed_forward_length", U32, 8), kv("llama.attention.head_count", U32, 2),
-         kv("llama.attention.head_count_kv", U32, 1), kv("llama.attention.layer_norm_rms_epsilon", F32, 1e-5),
-         kv("llama.rope.freq_base", F32, 10000.0), kv("llama.vocab_size", U32, 8)]
+def keys(arch, norm="rms_epsilon"):
+    return [kv("general.architecture", STRING, arch), kv(arch + ".block_count", U32, 1),
+            kv(arch + ".context_length", U32, 64), kv(arch + ".embedding_length", U32, 8),
+            kv(arch + ".feed_forward_length", U32, 8), kv(arch + ".attention.head_count", U32, 2),
+            kv(arch + ".attention.head_count_kv", U32, 1), kv(arch + ".attention.layer_norm_" + norm, F32, 1e-5),
+            kv(arch + ".rope.freq_base", F32, 10000.0), kv(arch + ".vocab_size", U32, 8)]
+
+
+LLAMA = keys("llama")
 
 
 def vocabulary(kind):
@@ -132,11 +136,13 @@ def vocabulary(kind):
             kv("tokenizer.ggml.eos_token_id", U32, 2)] + extra
 
 
-def llama_tensors():
-    dims = [("token_embd.weight", [8, 8]), ("output_norm.weight", [8]), ("blk.0.attn_norm.weight", [8]),
-            ("blk.0.attn_q.weight", [8, 8]), ("blk.0.attn_k.weight", [8, 4]), ("blk.0.attn_v.weight", [8, 4]),
-            ("blk.0.attn_output.weight", [8, 8]), ("blk.0.ffn_norm.weight", [8]), ("blk.0.ffn_gate.weight", [8, 8]),
-            ("blk.0.ffn_up.weight", [8, 8]), ("blk.0.ffn_down.weight", [8, 8])]
+LLAMA_DIMS = [("token_embd.weight", [8, 8]), ("output_norm.weight", [8]), ("blk.0.attn_norm.weight", [8]),
+              ("blk.0.attn_q.weight", [8, 8]), ("blk.0.attn_k.weight", [8, 4]), ("blk.0.attn_v.weight", [8, 4]),
+              ("blk.0.attn_output.weight", [8, 8]), ("blk.0.ffn_norm.weight", [8]), ("blk.0.ffn_gate.weight", [8, 8]),
+              ("blk.0.ffn_up.weight", [8, 8]), ("blk.0.ffn_down.weight", [8, 8])]
+
+
+def llama_tensors(dims=LLAMA_DIMS):
     infos, data = [], b""
     for name, d in dims:
         n = 4 * d[0] * (d[1] if len(d) > 1 else 1)
@@ -150,6 +156,23 @@ def ggufs():
     infos, data = llama_tensors()
     for kind in ("llama", "gpt2"):
         put(p, "good-" + kind, gguf(LLAMA + vocabulary(kind), infos, data))
+    put(p, "good-gemma3", gguf(keys("gemma3") + [
+        kv("gemma3.attention.scale", F32, 0.25), kv("gemma3.rope.freq_base_swa", F32, 100.0),
+        kv("gemma3.rope.scaling.type", STRING, "linear"), kv("gemma3.rope.scaling.factor", F32, 8.0),
+        kv_array("gemma3.attention.sliding_window_pattern", BOOL, [1])] + vocabulary("llama"), infos, data))
+    put(p, "good-smollm3", gguf(keys("smollm3") + [
+        kv("smollm3.rope.layer_pattern", U32, 2), kv("smollm3.rope.scaling.type", STRING, "yarn"),
+        kv("smollm3.rope.scaling.factor", F32, 4.0),
+        kv("smollm3.rope.scaling.original_context_length", U32, 16)] + vocabulary("gpt2"), infos, data))
+    fused = [("token_embd.weight", [8, 8]), ("output.weight", [8, 8]), ("rope_factors_long.weight", [1]),
+             ("rope_factors_short.weight", [1]), ("blk.0.attn_qkv.weight", [8, 16])]
+    put(p, "good-phi3", gguf(keys("phi3") + [
+        kv("phi3.rope.dimension_count", U32, 2), kv("phi3.rope.scaling.attn_factor", F32, 1.25),
+        kv("phi3.rope.scaling.original_context_length", U32, 16), kv("phi3.attention.sliding_window", U32, 0)],
+        llama_tensors(fused)[0], struct.pack("<256f", *[1.0] * 256)))
+    turned = [("token_embd.weight", [8, 8]), ("position_embd.weight", [8, 64]), ("blk.0.attn_qkv.weight", [8, 24]),
+              ("blk.0.attn_qkv.bias", [24])]
+    put(p, "good-gpt2-model", gguf(keys("gpt2", "epsilon"), *llama_tensors(turned)))
     put(p, "blocks", gguf([], [info("a", [32], 2, 0), info("b", [32], 3, 32), info("c", [32], 8, 64),
                                info("d", [256], 12, 128), info("e", [256], 14, 288)], bytes(500)))
     put(p, "types", gguf([kv("k%d" % t, t, 1) for t in FORM] + [kv_array("a%d" % t, t, [1, 0]) for t in FORM]))

@@ -1,0 +1,140 @@
+"""Our GGUF files against gguf-py's tables and llama.cpp: peers_gguf.py BINARY FIXTURES WORK (called by peers_gguf.sh)."""
+import ctypes
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+import gguf
+import llama_cpp
+import numpy as np
+
+BINARY, FIXTURES, WORK = sys.argv[1:]
+EXACT, TABLE = 1e-5, 2e-3  # llama.cpp's GELU is a table of float16 values
+# Folder and what may be between the logits; None: llama.cpp has a fixed value where this fixture has another one.
+CASES = {"arch_llama": EXACT, "arch_llama_tied_rope3": EXACT, "arch_llama_linear": EXACT, "arch_llama_yarn": EXACT,
+         "arch_mistral": None, "arch_qwen2": EXACT, "arch_qwen3": EXACT, "arch_phi3": EXACT, "arch_phi4mini": EXACT,
+         "arch_smollm3": None, "arch_olmo2": EXACT, "arch_granite": EXACT, "arch_glm4": EXACT, "arch_gemma2": TABLE,
+         "arch_gemma3": TABLE, "arch_gpt2": TABLE}
+OURS = {"smollm3.rope.layer_pattern"}  # keys that are not llama.cpp's; README of src/format
+
+
+def tensors(path):
+    raw = open(path, "rb").read()
+    n = int.from_bytes(raw[:8], "little")
+    types = {"F32": np.float32, "I64": np.int64, "I32": np.int32}
+    head = {k: v for k, v in json.loads(raw[8:8 + n]).items() if k != "__metadata__"}
+    return {k: np.frombuffer(raw[8 + n:][slice(*v["data_offsets"])], types[v["dtype"]]).reshape(v["shape"])
+            for k, v in head.items()}
+
+
+def write_tensors(path, named):
+    head, at = {"__metadata__": {"format": "pt"}}, 0
+    for k, v in named.items():
+        head[k] = {"dtype": "F32", "shape": v.shape, "data_offsets": [at, at + v.nbytes]}
+        at += v.nbytes
+    text = json.dumps(head).encode()
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text + b"".join(v.tobytes() for v in named.values()))
+
+
+def folder_of(name):
+    """The fixture; Gemma's with queries scaled, so that query_pre_attn_scalar is head_dim, as llama.cpp has it."""
+    source, to = os.path.join(FIXTURES, name), os.path.join(WORK, name)
+    if "gemma" not in name:
+        return source
+    os.makedirs(to)
+    config = json.load(open(source + "/config.json"))
+    scale = np.float32(math.sqrt(config["head_dim"] / config["query_pre_attn_scalar"]))
+    config["query_pre_attn_scalar"] = config["head_dim"]
+    json.dump(config, open(to + "/config.json", "w"))
+    named = tensors(source + "/model.safetensors")
+    for k in named:
+        if name == "arch_gemma2" and k.endswith("q_proj.weight"):
+            named[k] = named[k] * scale
+        if name == "arch_gemma3" and k.endswith("q_norm.weight"):
+            named[k] = (1 + named[k]) * scale - 1
+    write_tensors(to + "/model.safetensors", named)
+    return to
+
+
+def check_names(path, folder):
+    """Every tensor is one of its architecture's, called as gguf-py calls the HF tensor; every key is in its list."""
+    reader = gguf.GGUFReader(path)
+    arch = bytes(reader.fields["general.architecture"].parts[-1]).decode()
+    number = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch)
+    known = {gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[number]}
+    names = gguf.get_tensor_name_map(number, 8)
+    bad = []
+    for t in reader.tensors:
+        stem = t.name.rsplit(".", 1)[0]
+        parts = ["{bid}" if p.isdigit() else p for p in stem.split(".")]
+        if ".".join(parts) not in known:
+            bad.append("tensor " + t.name)
+    written = {t.name: tuple(reversed([int(d) for d in t.shape])) for t in reader.tensors}
+    for k, v in tensors(folder + "/model.safetensors").items():
+        ours = names.get_name(k, try_suffixes=(".weight", ".bias"))
+        shapes = (v.shape, v.shape[::-1]) if arch == "gpt2" else (v.shape,)
+        if ours not in written or written[ours] not in shapes:
+            bad.append(f"{k} as {ours}")
+    keys = {v.replace("{arch}", arch) for c in vars(gguf.Keys).values() if isinstance(c, type)
+            for v in vars(c).values() if isinstance(v, str)}
+    bad += ["key " + k for k in reader.fields if not k.startswith("GGUF.") and k not in keys | OURS]
+    return bad
+
+
+def llama_logits(model, ids, vocab, yarn):
+    p = llama_cpp.llama_context_default_params()
+    p.n_ctx = p.n_batch = p.n_ubatch = max(32, len(ids))
+    p.n_threads = p.n_threads_batch = 1
+    p.type_k = p.type_v = 0  # float32
+    p.flash_attn_type = 0
+    if yarn:
+        p.yarn_beta_fast, p.yarn_beta_slow = yarn  # llama.cpp takes them from here, not from the file
+    context = llama_cpp.llama_init_from_model(model, p)
+    batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
+    batch.n_tokens = len(ids)
+    for i, t in enumerate(ids):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(t), i, 1, 1
+        batch.seq_id[i][0] = 0
+    assert llama_cpp.llama_decode(context, batch) == 0
+    out = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), shape=(len(ids), vocab)).copy()
+    llama_cpp.llama_batch_free(batch)
+    llama_cpp.llama_free(context)
+    return out
+
+
+def distance(path, name):
+    golden = tensors(os.path.join(FIXTURES, name, "golden.safetensors"))
+    rope = json.load(open(os.path.join(FIXTURES, name, "config.json"))).get("rope_parameters", {})
+    yarn = (rope["beta_fast"], rope["beta_slow"]) if rope.get("rope_type") == "yarn" else None
+    p = llama_cpp.llama_model_default_params()
+    p.n_gpu_layers, p.use_mmap = 0, False
+    model = llama_cpp.llama_model_load_from_file(path.encode(), p)
+    if not model:
+        return math.inf
+    ids, mask, want = golden["input_ids"][0], golden["attention_mask"][0], golden["logits"]
+    worst = 0.0
+    for r in range(len(ids)):
+        n = int(mask[r].sum())
+        worst = max(worst, float(np.abs(llama_logits(model, ids[r][:n], want.shape[-1], yarn) - want[r][:n]).max()))
+    llama_cpp.llama_model_free(model)
+    return worst
+
+
+quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
+llama_cpp.llama_backend_init()
+failed = False
+for name, bound in CASES.items():
+    folder, path = folder_of(name), os.path.join(WORK, name + ".gguf")
+    subprocess.run([BINARY, "convert", folder, path], check=True, capture_output=True)
+    bad = check_names(path, folder)
+    far = distance(path, name)
+    print(f"{name}: llama.cpp {far:.2g} from the golden logits"
+          + ("" if bound else ", fixed values differ") + "".join("\n  unknown: " + b for b in bad))
+    failed |= bool(bad) or (far > bound if bound else math.isinf(far))
+shutil.rmtree(WORK, ignore_errors=True)
+raise SystemExit(failed)
