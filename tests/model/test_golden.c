@@ -1,8 +1,9 @@
-/* The whole graph against the golden fixtures: logits, per-token loss, loss, every gradient. */
+/* The whole graph against the golden fixtures: hidden states, logits, per-token loss, loss, every gradient. */
 #include "driver.h"
 #include "kernels/kernels.h"
 #include "model/model_internal.h"
 #include "safetensors_file.h"
+#include "tests/support/golden.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -125,6 +126,30 @@ static void check_logits(run *r, const fixture *f, const char *name, double tole
     tm_free(want);
 }
 
+/* hidden.0 is the embedding, hidden.i what block i-1 gives, the last one is normed; largest difference by the size of
+ * what is there, as that of logits, which are about 1. */
+static void check_hidden(run *r, const fixture *f, double tolerance) {
+    uint32_t layers = f->config.num_hidden_layers, width = f->config.hidden_size;
+    float *got = malloc(f->tokens * (size_t)width * sizeof *got);
+    for (uint32_t i = 0; i <= layers; i++) {
+        char name[32];
+        size_t n;
+        unsigned slot = i < layers ? SLOT_X : SLOT_NORMED;
+        uint32_t ld = tm_model_unit(r->m, 1 + i)->slot[slot].bytes / sizeof(float);
+        const float *x = run_slot(r, 1 + i, 0, slot);
+        snprintf(name, sizeof name, "hidden.%u", i);
+        float *want = st_floats(&f->golden, name, &n);
+        assert_non_null(want);
+        double most = 1;
+        for (size_t k = 0; k < n; k++) most = fmax(most, fabs((double)want[k]));
+        for (size_t t = 0; t < f->tokens; t++) memcpy(got + t * width, x + t * ld, width * sizeof *got);
+        double worst = max_difference_masked(f, got, want, width);
+        if (!(worst <= tolerance * most)) fail_msg("%s %s: differs by %.3g", f->folder, name, worst);
+        tm_free(want);
+    }
+    free(got);
+}
+
 static void check_token_nll(run *r, const fixture *f, double tolerance) {
     size_t n;
     uint64_t labels;
@@ -147,6 +172,8 @@ static double check_gradients(const run *r, const fixture *f, double tolerance) 
         float *want = st_floats(&f->golden, name, &n), *got = malloc(x->elements * sizeof *got);
         assert_non_null(want);
         run_tensor_grad(r, t, got);
+        golden_leave_out(tm_json_root(f->json), x->name, got);
+        golden_leave_out(tm_json_root(f->json), x->name, want);
         double difference = 0, norm = 0;
         for (size_t i = 0; i < n; i++) {
             difference += pow((double)got[i] - (double)want[i], 2);
@@ -163,8 +190,13 @@ static double check_gradients(const run *r, const fixture *f, double tolerance) 
     return sqrt(total);
 }
 
-static void check_fp32(const char *folder, const char *config) {
-    fixture f = open_fixture(folder, config, "model.safetensors");
+static void check_loss(run *r, const fixture *f, const char *name, double tolerance, uint64_t *labels) {
+    double loss = run_loss(r, NULL, labels);
+    assert_true(fabs(loss - number(f, "scalars", name)) <= tolerance);
+}
+
+static void check_fp32(const golden_row *row, const char *config) {
+    fixture f = open_fixture(row->folder, config, "model.safetensors");
     tm_model *m;
     assert_int_equal(tm_model_create(&m, &f.config, TM_F32), TM_OK);
     tm_micro_batch batch = whole_batch(&f);
@@ -172,12 +204,12 @@ static void check_fp32(const char *folder, const char *config) {
     run_open(&r, m, 1, &batch);
     load_weights(&r, &f);
     run_forward(&r, BATCH_OUTER);
+    if (!(row->has & GOLDEN_SMALL)) check_hidden(&r, &f, number(&f, "tolerances", "logits_max_abs"));
     check_logits(&r, &f, "logits", number(&f, "tolerances", "logits_max_abs"));
     check_token_nll(&r, &f, 5e-5);
     uint64_t labels;
-    double loss = run_loss(&r, NULL, &labels);
+    check_loss(&r, &f, "loss", number(&f, "tolerances", "loss_abs"), &labels);
     assert_int_equal(labels, (int64_t)number(&f, "scalars", "loss_tokens"));
-    assert_true(fabs(loss - number(&f, "scalars", "loss")) <= number(&f, "tolerances", "loss_abs"));
     set_coefficients(&r, labels);
     run_backward(&r, BATCH_OUTER);
     double norm = check_gradients(&r, &f, number(&f, "tolerances", "grad_rel_l2"));
@@ -188,26 +220,46 @@ static void check_fp32(const char *folder, const char *config) {
     close_fixture(&f);
 }
 
-static void llama(void **state) {
-    (void)state, check_fp32("arch_llama", "config.json");
+static void v5(void **state) {
+    check_fp32(*state, "config.json");
 }
-static void llama_v4(void **state) {
-    (void)state, check_fp32("arch_llama", "config_v4.json");
+static void v4(void **state) {
+    check_fp32(*state, "config_v4.json");
 }
-static void tied_rope3(void **state) {
-    (void)state, check_fp32("arch_llama_tied_rope3", "config.json");
+
+/* Leaves the first `seq` positions of each row. */
+static void cut_rows(fixture *f, size_t seq) {
+    size_t was = f->seq;
+    for (size_t b = 0; b < f->rows; b++)
+        for (size_t s = 0; s < seq; s++) {
+            size_t to = b * seq + s, from = b * was + s;
+            f->ids[to] = f->ids[from], f->mask[to] = f->mask[from];
+            f->labels[to] = s + 1 < seq ? f->labels[from] : -100;
+        }
+    f->seq = seq;
+    f->tokens = (uint32_t)tm_round_up(f->rows * seq, 64);
+    for (size_t t = f->rows * seq; t < f->tokens; t++) f->ids[t] = 0, f->mask[t] = 0, f->labels[t] = -100;
 }
-static void tied_rope3_v4(void **state) {
-    (void)state, check_fp32("arch_llama_tied_rope3", "config_v4.json");
-}
-static void mistral(void **state) {
-    (void)state, check_fp32("arch_mistral", "config.json");
-}
-static void qwen2(void **state) {
-    (void)state, check_fp32("arch_qwen2", "config.json");
-}
-static void qwen2_v4(void **state) {
-    (void)state, check_fp32("arch_qwen2", "config_v4.json");
+
+/* Rows no longer than what the model began with take the short factors. */
+static void shorts(void **state) {
+    const golden_row *row = *state;
+    fixture f = open_fixture(row->folder, "config.json", "model.safetensors");
+    const tm_json *shape = tm_json_get(tm_json_get(tm_json_root(f.json), "tensors"), "short.logits")->child->next;
+    cut_rows(&f, (size_t)shape->child->next->integer);
+    tm_model *m;
+    assert_int_equal(tm_model_create(&m, &f.config, TM_F32), TM_OK);
+    tm_micro_batch batch = whole_batch(&f);
+    run r;
+    uint64_t labels;
+    run_open(&r, m, 1, &batch);
+    load_weights(&r, &f);
+    run_forward(&r, BATCH_OUTER);
+    check_logits(&r, &f, "short.logits", number(&f, "tolerances", "logits_max_abs"));
+    check_loss(&r, &f, "short.loss", number(&f, "tolerances", "loss_abs"), &labels);
+    run_close(&r);
+    tm_model_free(m);
+    close_fixture(&f);
 }
 
 /* The fixture's model was made by model.to(bfloat16).float(), which rounds the rotary frequencies too. A model that is
@@ -221,8 +273,9 @@ static void round_frequencies(tm_model *m) {
 }
 
 /* bf16 weights widened to fp32: the graph in fp32. */
-static void check_bf16_weights(const char *folder) {
-    fixture f = open_fixture(folder, "bf16/config.json", "bf16/model.safetensors");
+static void bf16_weights(void **state) {
+    const golden_row *row = *state;
+    fixture f = open_fixture(row->folder, "bf16/config.json", "bf16/model.safetensors");
     tm_model *m;
     assert_int_equal(tm_model_create(&m, &f.config, TM_F32), TM_OK);
     round_frequencies(m);
@@ -233,8 +286,7 @@ static void check_bf16_weights(const char *folder) {
     run_forward(&r, BATCH_OUTER);
     check_logits(&r, &f, "bf16_weights.logits", number(&f, "tolerances", "logits_max_abs"));
     uint64_t labels;
-    double loss = run_loss(&r, NULL, &labels);
-    assert_true(fabs(loss - number(&f, "scalars", "bf16_weights.loss")) <= number(&f, "tolerances", "loss_abs"));
+    check_loss(&r, &f, "bf16_weights.loss", number(&f, "tolerances", "loss_abs"), &labels);
     run_close(&r);
     tm_model_free(m);
     close_fixture(&f);
@@ -259,8 +311,9 @@ static double compute_in(run *r, const fixture *f, tm_dtype type, unsigned scale
 }
 
 /* The same weights computed on in bf16. */
-static void check_bf16_compute(const char *folder) {
-    fixture f = open_fixture(folder, "bf16/config.json", "bf16/model.safetensors");
+static void bf16_compute(void **state) {
+    const golden_row *row = *state;
+    fixture f = open_fixture(row->folder, "bf16/config.json", "bf16/model.safetensors");
     tm_model *m;
     run r;
     double loss = compute_in(&r, &f, TM_BF16, 1, &m), want = number(&f, "scalars", "bf16_compute.loss");
@@ -273,7 +326,7 @@ static void check_bf16_compute(const char *folder) {
         free(g);
     }
     double want_norm = number(&f, "scalars", "bf16_compute.grad_norm");
-    printf("%s bf16: loss %.6f (%.6f), gradient norm %.5f (%.5f)\n", folder, loss, want, sqrt(sum), want_norm);
+    printf("%s bf16: loss %.6f (%.6f), gradient norm %.5f (%.5f)\n", row->folder, loss, want, sqrt(sum), want_norm);
     assert_true(fabs(loss - want) / want <= number(&f, "tolerances", "bf16_compute.loss_rel"));
     assert_true(fabs(sqrt(sum) - want_norm) / want_norm <= number(&f, "tolerances", "bf16_compute.grad_norm_rel"));
     run_close(&r);
@@ -283,12 +336,13 @@ static void check_bf16_compute(const char *folder) {
 
 /* The fp32 fixture computed on in fp16, which has three bits more than bf16: an eighth of bf16's tolerances. The loss
  * is scaled as in training. */
-static void check_fp16_compute(const char *folder) {
-    fixture f = open_fixture(folder, "config.json", "model.safetensors");
+static void fp16_compute(void **state) {
+    const golden_row *row = *state;
+    fixture f = open_fixture(row->folder, "config.json", "model.safetensors");
     tm_model *m;
     run r;
     double loss = compute_in(&r, &f, TM_F16, 1 << 10, &m), want = number(&f, "scalars", "loss");
-    printf("%s fp16: loss %.6f (%.6f)\n", folder, loss, want);
+    printf("%s fp16: loss %.6f (%.6f)\n", row->folder, loss, want);
     assert_true(fabs(loss - want) / want <= 0.02 / 8);
     double norm = check_gradients(&r, &f, 0.05 / 8), want_norm = number(&f, "scalars", "grad_norm");
     assert_true(fabs(norm - want_norm) / want_norm <= 0.05 / 8);
@@ -297,34 +351,33 @@ static void check_fp16_compute(const char *folder) {
     close_fixture(&f);
 }
 
-static void fp16_compute(void **state) {
-    (void)state;
-    check_fp16_compute("arch_llama");
-    check_fp16_compute("arch_llama_tied_rope3");
-    check_fp16_compute("arch_mistral");
-    check_fp16_compute("arch_qwen2");
-}
-static void bf16_weights(void **state) {
-    (void)state;
-    check_bf16_weights("arch_llama");
-    check_bf16_weights("arch_llama_tied_rope3");
-}
-static void bf16_compute(void **state) {
-    (void)state;
-    check_bf16_compute("arch_llama");
-    check_bf16_compute("arch_llama_tied_rope3");
+/* Each fixture's tests, named "FOLDER NAME". */
+enum { KINDS = 6, MOST = KINDS * (int)TM_COUNT(golden_rows) };
+static char names[MOST][64];
+static struct CMUnitTest tests[MOST];
+static size_t n_tests;
+
+static void add(const golden_row *row, const char *name, CMUnitTestFunction test, bool there) {
+    if (!there) return;
+    snprintf(names[n_tests], sizeof names[n_tests], "%s %s", row->folder, name);
+    tests[n_tests] = (struct CMUnitTest){.name = names[n_tests], .test_func = test, .initial_state = (void *)row};
+    n_tests++;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) return fprintf(stderr, "%s\n", tm_error_get()->text), 1;
     printf("%s\n", tm_kernels_describe());
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(llama),         cmocka_unit_test(llama_v4),     cmocka_unit_test(tied_rope3),
-        cmocka_unit_test(tied_rope3_v4), cmocka_unit_test(mistral),      cmocka_unit_test(qwen2),
-        cmocka_unit_test(qwen2_v4),      cmocka_unit_test(bf16_weights), cmocka_unit_test(bf16_compute),
-        cmocka_unit_test(fp16_compute),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    for (size_t i = 0; i < TM_COUNT(golden_rows); i++) {
+        const golden_row *row = &golden_rows[i];
+        add(row, "config.json", v5, true);
+        add(row, "config_v4.json", v4, true);
+        add(row, "short", shorts, row->has & GOLDEN_SHORTS);
+        add(row, "bf16_weights", bf16_weights, row->has & GOLDEN_BF16);
+        add(row, "bf16_compute", bf16_compute, row->has & GOLDEN_BF16);
+        add(row, "fp16_compute", fp16_compute, true);
+    }
+    int failed = _cmocka_run_group_tests("test_golden", tests, n_tests, NULL, NULL);
     tm_kernels_close();
     return failed;
 }
