@@ -17,12 +17,6 @@
 /* Without costs: two cores. They only rank plans. */
 static const double FLOP_RATE = 150e9;
 
-void job_use_costs(tm_job *job, const struct tm_machine *machine, tm_cost_fn cost, void *ctx) {
-    job->costs.machine = machine;
-    job->costs.cost = cost;
-    job->costs.ctx = ctx;
-}
-
 static double cost(const tm_job *job, uint16_t code, op_args args, uint16_t flags) {
     tm_op op = op_make(job, code, args);
     op.flags = flags;

@@ -1,6 +1,6 @@
 /* Seconds of a job's operations: one table of stages, a few numbers an element, and where each of them comes from. */
 #include "planner/cost_table_internal.h"
-#include "step/passes.h"
+#include "job/job.h"
 
 #include "comm/comm.h"
 #include "kernels/kernels.h"

@@ -1,6 +1,6 @@
 /* One operation timed alone: its handler on operands of the right sizes, filled with numbers of sane magnitude. */
 #include "planner/cost_table_internal.h"
-#include "step/passes.h"
+#include "job/job.h"
 
 #include <stdlib.h>
 #include <string.h>

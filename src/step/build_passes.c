@@ -10,7 +10,7 @@
  * backward needed for its weights and their sum. Then the walks read nothing. A vocabulary of several parts would need
  * more than a step does anyhow, so that its tiles pass by three times. */
 #include "step/build_internal.h"
-#include "step/passes.h"
+#include "job/job.h"
 
 tm_status pass_stays_init(pass *x) {
     uint32_t most = 0;

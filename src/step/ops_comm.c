@@ -1,7 +1,7 @@
 /* What operations between ranks do: each becomes one or two of src/comm's, started here and reported to the executor
  * when they are done. Counts are in elements of each group member's slices. */
 #include "step/ops_internal.h"
-#include "step/passes.h"
+#include "job/job.h"
 
 #include <stdatomic.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* All state: how it begins, and what those see who read all of it. */
-#include "step/elastic.h"
+#include "job/job.h"
 #include "step/ops_internal.h"
-#include "step/passes.h"
+#include "job/job.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* The update on resident pointers: a tile by its optimizer, and what an optimizer in passes adds up before. */
 #include "step/ops_internal.h"
-#include "step/passes.h"
+#include "job/job.h"
 
 /* Its operands, from the tile's first element on. */
 typedef struct update_tile {

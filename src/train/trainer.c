@@ -1,5 +1,5 @@
 /* The training job: configuration, data and tiers are brought together, then one plan is run once a step. */
-#include "step/elastic.h"
+#include "job/job.h"
 #include "train/train.h"
 #include "train/trainer_internal.h"
 

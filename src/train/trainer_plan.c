@@ -1,7 +1,7 @@
 /* The job that runs the step: its options, the way that is chosen, and what a refusal advises. */
 #include "comm/comm.h"
 #include "planner/start.h"
-#include "step/elastic.h"
+#include "job/job.h"
 #include "train/trainer_internal.h"
 
 #include <stdio.h>

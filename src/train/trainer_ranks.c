@@ -1,6 +1,6 @@
 /* One rank among others: what has to be alike of input and plans, what they tell each other, what each leaves behind. */
 #include "comm/comm.h"
-#include "step/elastic.h"
+#include "job/job.h"
 #include "train/trainer_internal.h"
 
 #include <limits.h>

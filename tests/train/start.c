@@ -3,7 +3,7 @@
 #include "comm/comm.h"
 #include "kernels/kernels.h"
 #include "tests/support/walk.h"
-#include "step/elastic.h"
+#include "job/job.h"
 #include "train/trainer_internal.h"
 
 /* ---- one start --------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 
 #include "comm/comm.h"
 #include "tests/support/walk.h"
-#include "step/elastic.h"
+#include "job/job.h"
 #include "train/trainer_internal.h"
 #include "tests/support/skip.h"
 

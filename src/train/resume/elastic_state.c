@@ -1,7 +1,7 @@
 /* Full checkpoints of several ranks (save_state): CHECKPOINT/state holds one commit a rank, run-rank-N, and whoever
  * goes on from it - on as many ranks or others - reads what it holds out of them and leaves them as they are. */
 #include "comm/comm.h"
-#include "step/elastic.h"
+#include "job/job.h"
 #include "train/trainer_internal.h"
 
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * as they lie (elastic.c). Every question is asked of all ranks; a failure of one is the failure of all. */
 #include "comm/comm.h"
 #include "io/file/file.h"
-#include "step/elastic.h"
+#include "job/job.h"
 #include "train/resume/resume.h"
 
 #include <limits.h>

@@ -1,7 +1,6 @@
 /* A job's state as objects of a layout: weights, their lower halves, moments and parked gradients by tile, and the
  * key-value cache of generation. */
-#include "step/build_internal.h"
-#include "step/passes.h"
+#include "job/job.h"
 
 static uint32_t add_object(tm_job *job, tm_kind kind, uint32_t unit, uint32_t bundle, uint64_t bytes, bool pinned) {
     return tm_layout_object(job->layout, &(tm_object){.kind = kind,

@@ -1,6 +1,6 @@
 /* Any program of a job compiled under the residency that was chosen: what plans need together, and refusals. */
 #include "comm/comm.h"
-#include "step/step.h"
+#include "job/job.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -125,4 +125,10 @@ uint64_t job_disk_bytes(const tm_job *job, const tm_plan_info *info, uint32_t sl
     uint32_t paths = job->opts.n_paths ? job->opts.n_paths : 1;
     return tm_store_spill_bytes(paths, info->spill_file_bytes, info->spill_largest_bytes) +
            tm_store_state_bytes(job->layout, slots, job->opts.commits);
+}
+
+void job_use_costs(tm_job *job, const struct tm_machine *machine, tm_cost_fn cost, void *ctx) {
+    job->costs.machine = machine;
+    job->costs.cost = cost;
+    job->costs.ctx = ctx;
 }

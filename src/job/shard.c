@@ -5,7 +5,7 @@
  *   slices    |    0    |    1    |    2    |    3     |    one a rank, of equal size but the last
  *   tiles     |  |  |  ||  |  |  ||  |  |  ||  |  |  | |    2^20 elements, each slice cut by itself
  */
-#include "step/step.h"
+#include "job/job.h"
 
 /* A slice's bytes are whole frames in every type, so that the tiles of several join in memory. */
 enum { SLICE_GRAIN = 2048 };

@@ -1,6 +1,6 @@
 /* Going on from a commit that was laid out otherwise: by another number of ranks, another strategy. Every rank reads
  * what it now holds out of the slices of those who held it then; nothing is converted on disk. */
-#include "step/elastic.h"
+#include "job/job.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* A job's device, where it is not the host's memory: whether it is there, how much of its memory may be asked for. */
-#include "step/step.h"
+#include "job/job.h"
 
 #include <string.h>
 

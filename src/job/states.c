@@ -13,7 +13,7 @@
  *     fp32     weight_hi: n x 4          bf16      weight_hi, weight_lo: n x 2 each, its halves
  *                                        fp16      weight_lo: n x 4; weight_hi: n x 2, its nearest half
  */
-#include "step/passes.h"
+#include "job/job.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Where a job stops when it is asked to (base's stop.c): between operations, unless the step under way may go on. */
-#include "step/step.h"
+#include "job/job.h"
 
 #include <signal.h>
 #include <string.h>

@@ -10,7 +10,7 @@
  *
  *     pieces   rank 0: tensor 0: rows that its slice touches, [columns]; tensor 1: ...   rank 1: ...
  */
-#include "step/passes.h"
+#include "job/job.h"
 
 #include <string.h>
 
