@@ -117,18 +117,28 @@ static tm_status not_json(tm_status rc) {
     return tm_fail(rc, "column %s; every line has to be one JSON object, --help shows one", e.text + sizeof place - 1);
 }
 
-static tm_status answer_line(const tm_buf *line, text_answer_fn answer, void *ctx, tm_buf *out) {
-    tm_json_doc *doc;
+typedef struct line_job {
+    text_answer_fn answer; /* or */
+    text_show_fn show;
+    void *ctx;
+} line_job;
+
+static tm_status answer_json(const line_job *j, const tm_json *request, tm_buf *out) {
     tm_json_writer w;
-    tm_status rc = tm_json_parse(&doc, line->data, line->len, "JSON", 0, (size_t)4 * MAX_LINE);
-    if (rc != TM_OK) return not_json(rc);
-    tm_buf_clear(out);
     tm_jw_init(&w, out, 0);
     w.ascii = true; /* a line stays a line for readers that also break at U+2028 or U+0085 */
     tm_jw_object(&w);
-    rc = answer(ctx, tm_json_root(doc), &w);
+    tm_status rc = j->answer(j->ctx, request, &w);
     tm_jw_object_end(&w);
-    if (rc == TM_OK) rc = tm_jw_end(&w);
+    return rc == TM_OK ? tm_jw_end(&w) : rc;
+}
+
+static tm_status answer_line(const line_job *j, const tm_buf *line, tm_buf *out) {
+    tm_json_doc *doc;
+    tm_status rc = tm_json_parse(&doc, line->data, line->len, "JSON", 0, (size_t)4 * MAX_LINE);
+    if (rc != TM_OK) return not_json(rc);
+    tm_buf_clear(out);
+    rc = j->show != NULL ? j->show(j->ctx, tm_json_root(doc), out) : answer_json(j, tm_json_root(doc), out);
     tm_json_free(doc);
     return rc;
 }
@@ -146,7 +156,7 @@ static tm_status name_line(tm_status rc, size_t number) {
     return tm_fail(rc, "stdin line %zu: %s", number, e.text);
 }
 
-tm_status text_lines(text_answer_fn answer, void *ctx) {
+static tm_status run_lines(const line_job *j) {
     tm_buf line = {0}, out = {0};
     tm_status rc = TM_OK;
     bool end = false;
@@ -154,13 +164,21 @@ tm_status text_lines(text_answer_fn answer, void *ctx) {
         rc = read_line(&line, &end);
         if (rc == TM_OK && end) break;
         bool blank = rc == TM_OK && (line.len == 0 || strspn(line.data, " \t\r") == line.len);
-        if (rc == TM_OK && !blank) rc = answer_line(&line, answer, ctx, &out);
+        if (rc == TM_OK && !blank) rc = answer_line(j, &line, &out);
         if (rc == TM_OK && !blank) rc = print_line(&out);
         if (rc != TM_OK) rc = name_line(rc, number);
     }
     tm_buf_free(&line);
     tm_buf_free(&out);
     return rc;
+}
+
+tm_status text_lines(text_answer_fn answer, void *ctx) {
+    return run_lines(&(line_job){.answer = answer, .ctx = ctx});
+}
+
+tm_status text_lines_shown(text_show_fn show, void *ctx) {
+    return run_lines(&(line_job){.show = show, .ctx = ctx});
 }
 
 void text_put_ids(tm_json_writer *w, const tm_ids *ids) {

@@ -23,6 +23,9 @@ void text_model_close(text_model *m);
  * line and flushed. Failures name the line of stdin. */
 typedef tm_status (*text_answer_fn)(void *ctx, const tm_json *request, tm_json_writer *w);
 TM_MUST_USE tm_status text_lines(text_answer_fn answer, void *ctx);
+/* The same, for answers that are no JSON: they are printed as they are. */
+typedef tm_status (*text_show_fn)(void *ctx, const tm_json *request, tm_buf *out);
+TM_MUST_USE tm_status text_lines_shown(text_show_fn show, void *ctx);
 void text_put_ids(tm_json_writer *w, const tm_ids *ids); /* "ids": [...] */
 
 #endif

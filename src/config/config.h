@@ -120,6 +120,10 @@ typedef struct tm_config {
         bool packing;     /* always false in this version (refused) */
         bool shuffle;     /* true; never applied to .safetensors rows */
         tm_overlong overlong;
+        bool train_on_inputs; /* whole rows are learned */
+        bool mask_history;    /* of conversations only what follows the last user message is learned */
+        bool enable_thinking; /* told to the chat template where thinking_said */
+        bool thinking_said;
         bool strict;   /* a bad row is an error instead of a counted skip */
         uint64_t seed; /* of the shuffle; data_seed, else seed */
     } data;

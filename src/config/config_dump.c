@@ -44,6 +44,7 @@ static const char *leaf_of(const schema_row *row) {
 SHOWN(always, true)
 SHOWN(set, field_is_set(c, row))
 SHOWN(nonzero, field_number(c, row) > 0)
+SHOWN(thinking, c->data.thinking_said)
 SHOWN(f16, c->precision == TM_F16)
 SHOWN(hf, !c->deepspeed_schedule)
 SHOWN(deepspeed, c->deepspeed_schedule)

@@ -110,7 +110,7 @@ void field_write(tm_json_writer *w, const tm_config *c, const schema_row *row); 
 /* ---- what is written down, and how (config_dump.c); named in rows -------------------------------------------- */
 
 typedef bool shown_when(const tm_config *c, const schema_row *row);
-shown_when shown_always, shown_set, shown_nonzero, shown_f16, shown_hf, shown_deepspeed, shown_argument;
+shown_when shown_always, shown_set, shown_nonzero, shown_thinking, shown_f16, shown_hf, shown_deepspeed, shown_argument;
 shown_when shown_option, shown_betas, shown_beta1, shown_rate, shown_bucket, shown_aio, shown_best, shown_tracked;
 shown_when shown_host_budget;
 typedef void write_how(tm_json_writer *w, const tm_config *c, const schema_row *row);

@@ -74,6 +74,10 @@ static tm_status resolve_data(cfg_state *s) {
     if (cfg_chosen(s, "eval_strategy", "no")) c->data.eval = NULL;
     resolve_format(s);
     if (!cfg_given(s, "data_seed")) c->data.seed = c->seed;
+    c->data.thinking_said = cfg_given(s, "data.enable_thinking") != NULL;
+    if (c->data.train_on_inputs && c->data.mask_history)
+        cfg_wrong(s, cfg_given(s, "data.mask_history"),
+                  "\"data.mask_history\" learns the last answer alone, \"data.train_on_inputs\" whole rows; give one");
     if (c->data.packing) later(s, "data.packing", "packing is");
     return TM_OK;
 }

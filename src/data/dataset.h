@@ -36,10 +36,7 @@
 #ifndef TIDEMILL_DATASET_H
 #define TIDEMILL_DATASET_H
 
-#include "base/base.h"
-
-typedef struct tm_tokenizer tm_tokenizer; /* text/tokenizer/tokenizer.h */
-typedef struct tm_chat tm_chat;           /* data/chat.h */
+#include "text/chat/chat.h"
 
 enum { TM_LABEL_IGNORE = -100 };
 
@@ -75,8 +72,10 @@ typedef struct tm_row_source {
 /* ---- options ---------------------------------------------------------------------------------------------------- */
 
 /* What a line of JSONL may be. AUTO decides line by line, by the keys, in this order:
- *   messages           {"messages": [{"role", "content", "loss"?}]}: chat template; assistant turns are learned
- *   sharegpt           {"conversations": [{"from", "value"}], "system"?} or {"conversation": [{"human", "assistant"}]}
+ *   messages           {"messages": [{"role", "content", "loss"?}], "tools"?, "documents"?, "chat_template_kwargs"?}: chat
+ *                      template; assistant turns are learned, and what chat.h says of them
+ *   sharegpt           {"conversations": [{"from", "value"}], "system"?, "tools"?} or {"conversation": [{"human",
+ *                      "assistant"}]}; "from": "function_call" has its "value" (JSON of a call, or of several) as tool_calls
  *   prompt_completion  {"prompt": "…", "completion": "…"}: concatenated without template, EOS appended, prompt masked
  *   alpaca             {"instruction", "input"?, "output", "system"?, "history"?: [[user, assistant]]}
  *   text               {"text": "…"}: the post-processor's specials, EOS if it does not end so, all learned */
@@ -103,6 +102,7 @@ typedef struct tm_dataset_opts {
     uint32_t vocab_size;           /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
     const tm_tokenizer *tokenizer; /* JSONL */
     const tm_chat *chat;           /* NULL: messages, alpaca and sharegpt lines are bad lines that say so */
+    tm_chat_labels labels;         /* of conversations; train_on_inputs is for prompts of completions as well */
     int32_t eos_id;                /* appended to text and completions; -1: none */
     bool strict;                   /* a bad line is fatal; else it is named (the first five), counted and skipped */
     bool shuffle;

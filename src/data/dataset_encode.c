@@ -87,70 +87,19 @@ static tm_status encode_prompt_completion(data_encoder *e, const tm_json *line) 
     TM_TRY(tm_buf_append(&e->text, completion->text, completion->len));
     TM_TRY(tm_tokenizer_encode_offsets(e->opts->tokenizer, e->text.data ? e->text.data : "", e->text.len, true, &e->ids,
                                        &e->spans));
-    TM_TRY(learn_from(e, prompt->len));
+    TM_TRY(learn_from(e, e->opts->labels.train_on_inputs ? 0 : prompt->len));
     return end_with_eos(e);
 }
 
 /* ---- messages ---------------------------------------------------------------------------------------------------- */
 
-static bool is_false(const tm_json *loss) {
-    return loss &&
-           ((loss->type == TM_JSON_BOOL && !loss->boolean) || (loss->type == TM_JSON_NUMBER && loss->number == 0));
-}
-
-static bool any_turn_without_loss(const tm_json *messages) {
-    for (const tm_json *m = messages->child; m; m = m->next)
-        if (is_false(tm_json_get(m, "loss"))) return true;
-    return false;
-}
-
-/* Tokens of the rendered text that reach into [begin, end) are not learned. */
-static void unlearn(data_encoder *e, size_t begin, size_t end) {
-    const tm_token_span *spans = (const tm_token_span *)(const void *)e->spans.data;
-    for (size_t i = 0; i < e->ids.n; i++)
-        if (spans[i].begin < end && spans[i].end > begin) e->learn.data[i] = 0;
-}
-
-/* "loss": false on an assistant turn. Turns and spans of assistant text go in the same order. */
-static tm_status drop_turns(data_encoder *e, const tm_json *messages, const tm_chat_spans *assistant) {
-    size_t at = 0, turns = 0;
-    for (const tm_json *m = messages->child; m; m = m->next) turns += tm_json_is(tm_json_get(m, "role"), "assistant");
-    if (turns != assistant->n)
-        return tm_fail(TM_EUNSUPPORTED,
-                       "\"loss\" of single messages needs a chat template that shows each assistant "
-                       "turn once; this one shows %zu of %zu",
-                       assistant->n, turns);
-    for (const tm_json *m = messages->child; m; m = m->next) {
-        if (!tm_json_is(tm_json_get(m, "role"), "assistant")) continue;
-        if (is_false(tm_json_get(m, "loss"))) unlearn(e, assistant->span[at].begin, assistant->span[at].end);
-        at++;
-    }
-    return TM_OK;
-}
-
-static tm_status apply_loss_flags(data_encoder *e, const tm_json *messages) {
-    tm_chat_spans assistant = {0};
-    tm_ids again = {0};
-    tm_status rc;
-    tm_buf_clear(&e->text);
-    TM_GO(tm_chat_render(e->opts->chat, messages, false, &e->text, &assistant));
-    TM_GO(tm_tokenizer_encode_offsets(e->opts->tokenizer, e->text.data ? e->text.data : "", e->text.len, false, &again,
-                                      &e->spans));
-    if (again.n != e->ids.n) TM_GO(tm_fail(TM_EBUG, "a conversation gave %zu tokens, then %zu", e->ids.n, again.n));
-    TM_GO(drop_turns(e, messages, &assistant));
-done:
-    tm_chat_spans_free(&assistant);
-    tm_ids_free(&again);
-    return rc;
-}
-
-static tm_status encode_messages(data_encoder *e, const tm_json *messages) {
+static tm_status encode_messages(data_encoder *e, const tm_json *conversation) {
+    const tm_json *messages = tm_json_get(conversation, "messages");
     if (!messages || messages->type != TM_JSON_ARRAY) return tm_fail(TM_EINPUT, "\"messages\" is not a list");
     if (!e->opts->chat)
         return tm_fail(TM_EINPUT, "a conversation, but the model has no chat template; use text or prompt and "
                                   "completion");
-    TM_TRY(tm_chat_encode(e->opts->chat, messages, false, &e->text, &e->ids, &e->learn));
-    return any_turn_without_loss(messages) ? apply_loss_flags(e, messages) : TM_OK;
+    return tm_chat_encode_labels(e->opts->chat, conversation, &e->opts->labels, &e->text, &e->ids, &e->learn);
 }
 
 static tm_status encode_rewritten(data_encoder *e, const tm_json *line,
@@ -196,7 +145,7 @@ static tm_status encode_object(data_encoder *e, const tm_json *line) {
     case TM_DATA_PROMPT_COMPLETION:
         return encode_prompt_completion(e, line);
     case TM_DATA_MESSAGES:
-        return encode_messages(e, tm_json_get(line, "messages"));
+        return encode_messages(e, line);
     case TM_DATA_ALPACA:
         return encode_rewritten(e, line, data_alpaca_messages);
     case TM_DATA_SHAREGPT:

@@ -75,7 +75,7 @@ typedef struct data_encoder {
 /* TM_EINPUT and TM_EUNSUPPORTED: the line is bad; the error record says why, without file and line number. */
 tm_status data_encode(data_encoder *e, const char *line, size_t len);
 void data_encoder_free(data_encoder *e);
-/* dataset_messages.c: the alpaca and sharegpt forms as a JSON array of messages in `out`. */
+/* dataset_messages.c: the alpaca and sharegpt forms as a conversation in `out`. */
 tm_status data_alpaca_messages(const tm_json *line, tm_buf *out);
 tm_status data_sharegpt_messages(const tm_json *line, tm_buf *out);
 

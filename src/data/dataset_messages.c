@@ -1,4 +1,4 @@
-/* The older instruction forms, rewritten as messages: one road leads to ids. */
+/* The older instruction forms, rewritten as {"messages", "tools"?}: one road leads to ids. */
 #include "data/dataset_internal.h"
 
 #include <string.h>
@@ -23,6 +23,24 @@ static bool is_absent(const tm_json *node) {
 static tm_status put_system(tm_json_writer *w, const tm_json *line) {
     const tm_json *system = tm_json_get(line, "system");
     return is_absent(system) ? TM_OK : put_string(w, "system", system, "\"system\"");
+}
+
+static void begin(tm_json_writer *w, tm_buf *out) {
+    tm_jw_init(w, out, 0);
+    tm_jw_object(w);
+    tm_jw_key(w, "messages");
+    tm_jw_array(w);
+}
+
+static tm_status end(tm_json_writer *w, const tm_json *line) {
+    const tm_json *tools = tm_json_get(line, "tools");
+    tm_jw_array_end(w);
+    if (!is_absent(tools)) {
+        tm_jw_key(w, "tools");
+        tm_jw_node(w, tools);
+    }
+    tm_jw_object_end(w);
+    return tm_jw_end(w);
 }
 
 /* ---- alpaca ----------------------------------------------------------------------------------------------------- */
@@ -60,14 +78,12 @@ done:
 
 tm_status data_alpaca_messages(const tm_json *line, tm_buf *out) {
     tm_json_writer w;
-    tm_jw_init(&w, out, 0);
-    tm_jw_array(&w);
+    begin(&w, out);
     TM_TRY(put_system(&w, line));
     TM_TRY(put_history(&w, line));
     TM_TRY(put_instruction(&w, line));
     TM_TRY(put_string(&w, "assistant", tm_json_get(line, "output"), "\"output\""));
-    tm_jw_array_end(&w);
-    return tm_jw_end(&w);
+    return end(&w, line);
 }
 
 /* ---- ShareGPT --------------------------------------------------------------------------------------------------- */
@@ -81,13 +97,47 @@ static const char *sharegpt_role(const tm_json *from) {
     return NULL;
 }
 
+static tm_status put_call(tm_json_writer *w, const tm_json *call) {
+    const tm_json *name = tm_json_get(call, "name");
+    if (!name || name->type != TM_JSON_STRING)
+        return tm_fail(TM_EINPUT, "a function_call is not JSON of {\"name\", \"arguments\"}, or of a list of them");
+    tm_jw_object(w);
+    tm_jw_field_str(w, "type", "function");
+    tm_jw_key(w, "function");
+    tm_jw_node(w, call);
+    tm_jw_object_end(w);
+    return TM_OK;
+}
+
+/* The value is JSON of a call, or of several, as a string. */
+static tm_status put_calls(tm_json_writer *w, const tm_json *value) {
+    tm_json_doc *doc = NULL;
+    tm_status rc;
+    if (!value || value->type != TM_JSON_STRING)
+        return tm_fail(TM_EINPUT, "\"value\" of a function_call is not a string");
+    size_t room = (size_t)tm_min_u64(16 * (uint64_t)value->len + 64 * TM_KIB, 64 * TM_MIB);
+    TM_TRY(tm_json_parse(&doc, value->text, value->len, "function_call", TM_JSON_DUPLICATES_OK, room));
+    const tm_json *calls = tm_json_root(doc);
+    bool several = calls->type == TM_JSON_ARRAY;
+    tm_jw_object(w);
+    tm_jw_field_str(w, "role", "assistant");
+    tm_jw_field_str(w, "content", "");
+    tm_jw_key(w, "tool_calls");
+    tm_jw_array(w);
+    rc = several ? TM_OK : put_call(w, calls);
+    for (const tm_json *c = several ? calls->child : NULL; c && rc == TM_OK; c = c->next) rc = put_call(w, c);
+    tm_jw_array_end(w);
+    tm_jw_object_end(w);
+    tm_json_free(doc);
+    return rc;
+}
+
 /* {"from", "value"} */
 static tm_status put_turn(tm_json_writer *w, const tm_json *turn) {
     const tm_json *from = tm_json_get(turn, "from");
     const char *role = sharegpt_role(from);
     if (!from || from->type != TM_JSON_STRING) return tm_fail(TM_EINPUT, "a conversation turn has no \"from\"");
-    if (tm_json_is(from, "function_call"))
-        return tm_fail(TM_EUNSUPPORTED, "function_call turns are not supported in this version");
+    if (tm_json_is(from, "function_call")) return put_calls(w, tm_json_get(turn, "value"));
     if (!role) return tm_fail(TM_EINPUT, "\"from\": \"%.40s\" is none of human, gpt, system, observation", from->text);
     return put_string(w, role, tm_json_get(turn, "value"), "\"value\" of a conversation turn");
 }
@@ -103,11 +153,9 @@ tm_status data_sharegpt_messages(const tm_json *line, tm_buf *out) {
     const tm_json *list = turns ? turns : pairs;
     tm_json_writer w;
     if (!list || list->type != TM_JSON_ARRAY) return tm_fail(TM_EINPUT, "\"conversations\" is not a list");
-    tm_jw_init(&w, out, 0);
-    tm_jw_array(&w);
+    begin(&w, out);
     TM_TRY(put_system(&w, line));
     for (const tm_json *turn = list->child; turn; turn = turn->next)
         TM_TRY(tm_json_get(turn, "human") ? put_pair(&w, turn) : put_turn(&w, turn));
-    tm_jw_array_end(&w);
-    return tm_jw_end(&w);
+    return end(&w, line);
 }

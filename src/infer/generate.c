@@ -180,7 +180,7 @@ static tm_status encode_messages(const char *path, const text_tools *text, tm_id
     if (!messages || messages->type != TM_JSON_ARRAY)
         TM_GO(tm_fail(TM_EINPUT, "%s: one object {\"messages\": [...]} is needed", path));
     if (!text->chat) TM_GO(tm_fail(TM_EINPUT, "the model has no chat template; use --prompt"));
-    TM_GO(tm_chat_encode(text->chat, messages, true, &rendered, ids, &mask));
+    TM_GO(tm_chat_encode(text->chat, tm_json_root(doc), true, &rendered, ids, &mask));
 done:
     tm_json_free(doc);
     tm_buf_free(&rendered);

@@ -33,8 +33,12 @@ tm_status session_load_config(session *s, bool data_optional) {
 
 static data_opts dataset_opts(const session *s, const tm_model_config *model, bool eval) {
     const tm_config *c = s->cfg;
+    tm_chat_thinking thinking = c->data.enable_thinking ? TM_CHAT_THINKING_ON : TM_CHAT_THINKING_OFF;
     return (data_opts){.dataset = {.format = c->data.format,
                                    .overlong = c->data.overlong,
+                                   .labels = {.train_on_inputs = c->data.train_on_inputs,
+                                              .mask_history = c->data.mask_history,
+                                              .thinking = c->data.thinking_said ? thinking : TM_CHAT_THINKING_UNSAID},
                                    .seq_len = c->data.seq_len,
                                    .vocab_size = model->vocab_size,
                                    .strict = c->data.strict,

@@ -194,6 +194,7 @@ static const bad cases[] = {
     {TM_EINPUT,
      "+\"model_name_or_path\": \"another-name-that-goes-on-and-on-and-on-for-longer-than-it-is-shown\"",
      {"model \"m\"", "..."}},
+    {TM_EINPUT, "+\"train_on_inputs\": true, \"mask_history\": true", {"learns the last answer alone"}},
     {TM_EINPUT, "+\"data_seed\": true, \"zero_optimization\": []", {"2 problems", "not true"}},
     {TM_EINPUT, "+\"metric_for_best_model\": \"accuracy\"", {"metric_for_best_model"}},
     {TM_EINPUT, "+\"max_steps\": 3, \"deepspeed\": {\"max_steps\": 4}", {"max_steps"}},

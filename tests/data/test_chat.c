@@ -837,23 +837,18 @@ static void test_labels(void **state) {
     } rows[] = {
         /* <u a> <a b> <u a> <a b>: a turn is four tokens */
         {"[" ASK "," ANSWER("") "," ASK "," ANSWER("") "]", {0}, "0000001100000011"},
-        {"[" ASK "," ANSWER("") "," ASK "," ANSWER("") "]", {.mask_history = TM_MASK_HISTORY_ON}, "0000000000000011"},
+        {"[" ASK "," ANSWER("") "," ASK "," ANSWER("") "]", {.mask_history = true}, "0000000000000011"},
         {"[" ASK "," ANSWER("") "," ASK "," ANSWER("") "]", {.train_on_inputs = true}, "1111111111111111"},
-        {"[" ASK "," ANSWER("") "," ANSWER("") "]", {.mask_history = TM_MASK_HISTORY_ON}, "000000110011"},
+        {"[" ASK "," ANSWER("") "," ANSWER("") "]", {.mask_history = true}, "000000110011"},
         {"[" ASK "," ANSWER(",\"loss\":false") "," ASK "," ANSWER(",\"loss\":true") "]", {0}, "0000000000000011"},
         {"[" ASK "," ANSWER(",\"train\":0") "," ASK "," ANSWER(",\"train\":null") "]", {0}, "0000000000000011"},
-        {"[" ASK "," ANSWER(",\"train\":1") "," ASK "," ANSWER("") "]",
-         {.mask_history = TM_MASK_HISTORY_ON},
-         "0000001100000011"},
+        {"[" ASK "," ANSWER(",\"train\":1") "," ASK "," ANSWER("") "]", {.mask_history = true}, "0000001100000011"},
         {"[" ASK "," ANSWER(",\"loss\":false") "]", {.train_on_inputs = true}, "11111100"},
         {"[{\"role\":\"user\",\"content\":\"a\",\"train\":true}," ANSWER("") "]", {0}, "00110011"},
         /* (t) is shown of the last turn alone: the first is not what the model would have written */
         {"[" ASK "," ANSWER(",\"reasoning_content\":\"t\"") "," ASK "," ANSWER(",\"reasoning_content\":\"s\"") "]",
          {0},
          "0000000000000011111"},
-        {"[" ASK "," ANSWER(",\"reasoning_content\":\"t\"") "," ASK "," ANSWER("") "]",
-         {.mask_history = TM_MASK_HISTORY_OFF},
-         "0000001100000011"},
         {"[" ASK "," ANSWER(",\"reasoning_content\":\"t\",\"loss\":true") "," ASK "," ANSWER("") "]",
          {0},
          "0000001100000011"},
@@ -942,6 +937,25 @@ static void test_context(void **state) {
     }
 }
 
+static void test_show(void **state) {
+    static const char text[] = "a\x1b[2J\nb<|im_end|>\xc2\x9b";
+    static const char *const want[] = {"  | ⟦a\\x1b[2J⟧\n  | b<|im_end|>⟦\\u009b⟧\n",
+                                       "  | \033[2ma\\x1b[2J\033[0m\n  | b<|im_end|>\033[2m\\u009b\033[0m\n"};
+    tm_tokenizer *t = open_tokenizer(TM_TEST_FIXTURES "/chat_families");
+    tm_ids ids = {0};
+    (void)state;
+    OK(tm_tokenizer_encode(t, text, sizeof text - 1, false, &ids));
+    assert_int_equal(ids.n, 10);
+    for (int color = 0; color < 2; color++) {
+        tm_buf out = {0};
+        OK(tm_chat_show(t, ids.id, "\0\0\0\0\0\1\1\1\0\0", ids.n, color, &out));
+        assert_string_equal(out.data, want[color]);
+        tm_buf_free(&out);
+    }
+    tm_ids_free(&ids);
+    tm_tokenizer_close(t);
+}
+
 /* strftime_now is the given time, so that a run can be repeated. */
 static void test_now(void **state) {
     static const char text[] = "{{ strftime_now('%Y') }}", messages[] = "[{\"role\": \"user\", \"content\": \"\"}]";
@@ -981,6 +995,7 @@ int main(void) {
         cmocka_unit_test(test_messages_refused),
         cmocka_unit_test(test_now),
         cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_show),
         cmocka_unit_test(test_labels_without_thoughts),
         cmocka_unit_test(test_conversations_refused),
         cmocka_unit_test(test_context),

@@ -142,7 +142,7 @@ static size_t ids_of(const char *text, int32_t *ids) {
 }
 
 /* `parts` alternate: not learned, learned, not learned, ... NULL ends. */
-static void check_line(const char *line, tm_data_format format, const char *const *parts) {
+static void check_labels(const char *line, tm_data_format format, tm_chat_labels how, const char *const *parts) {
     int32_t want[512], want_labels[512], ids[512], labels[512];
     uint8_t mask[512];
     size_t n = 0;
@@ -150,6 +150,7 @@ static void check_line(const char *line, tm_data_format format, const char *cons
     tm_dataset_opts opts = defaults();
     opts.format = format;
     opts.strict = true;
+    opts.labels = how;
     for (size_t p = 0; parts[p]; p++) {
         size_t m = ids_of(parts[p], want + n);
         for (size_t i = 0; i < m; i++) want_labels[n + i] = p % 2 ? want[n + i] : X;
@@ -169,7 +170,10 @@ static void check_line(const char *line, tm_data_format format, const char *cons
     }
     tm_dataset_close(ds);
 }
-#define CHECK(line, format, ...) check_line(line, format, (const char *const[]){__VA_ARGS__, NULL})
+#define CHECK(line, format, ...)                                                                                       \
+    check_labels(line, format, (tm_chat_labels){0}, (const char *const[]){__VA_ARGS__, NULL})
+#define CHECK_LABELS(line, how, ...)                                                                                   \
+    check_labels(line, TM_DATA_AUTO, (tm_chat_labels){how}, (const char *const[]){__VA_ARGS__, NULL})
 #define CHATML(role, text) "<|im_start|>" role "\n" text
 
 static void test_text(void **state) {
@@ -212,6 +216,22 @@ static void test_message_loss(void **state) {
           "4<|im_end|>", "\n");
 }
 
+/* The whole row, or the last answer alone. */
+static void test_what_is_learned(void **state) {
+    static const char line[] =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"1\"}, {\"role\": \"assistant\", \"content\": \"2\"},"
+        "{\"role\": \"user\", \"content\": \"3\"}, {\"role\": \"assistant\", \"content\": \"4\"}]}";
+    (void)state;
+    CHECK_LABELS(line, .mask_history = true,
+                 CHATML("user", "1<|im_end|>\n") CHATML("assistant", "2<|im_end|>\n") CHATML("user", "3<|im_end|>\n")
+                     CHATML("assistant", ""),
+                 "4<|im_end|>", "\n");
+    CHECK_LABELS(line, .train_on_inputs = true, "",
+                 CHATML("user", "1<|im_end|>\n") CHATML("assistant", "2<|im_end|>\n") CHATML("user", "3<|im_end|>\n")
+                     CHATML("assistant", "4<|im_end|>\n"));
+    CHECK_LABELS("{\"prompt\": \"ab\", \"completion\": \"c\"}", .train_on_inputs = true, "<bos>", "abc<eos>");
+}
+
 static void test_alpaca(void **state) {
     (void)state;
     CHECK("{\"instruction\": \"add\", \"input\": \"1 2\", \"output\": \"3\"}", TM_DATA_AUTO,
@@ -229,6 +249,30 @@ static void test_sharegpt(void **state) {
     CHECK("{\"system\": \"s\", \"conversation\": [{\"human\": \"hi\", \"assistant\": \"yo\"}]}", TM_DATA_SHAREGPT,
           CHATML("system", "s<|im_end|>\n") CHATML("user", "hi<|im_end|>\n") CHATML("assistant", ""), "yo<|im_end|>",
           "\n");
+}
+
+/* Tools and calls, of messages and of ShareGPT's rows, where both may be JSON in a string. */
+static void test_tools(void **state) {
+    static const char template[] =
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}:{% for c in "
+        "m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{{ m.content }}<|im_end|>{% endfor %}{% if "
+        "add_generation_prompt %}<|im_start|>assistant:{% endif %}";
+    static const char *const lines[] = {
+        "{\"tools\": [{\"t\": 1}], \"messages\": [{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"assistant\", "
+        "\"content\": \"\", \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": {\"x\": 1}}}]}, "
+        "{\"role\": "
+        "\"tool\", \"content\": \"r\"}]}",
+        "{\"tools\": \"[{\\\"t\\\": 1}]\", \"conversations\": [{\"from\": \"human\", \"value\": \"u\"}, {\"from\": "
+        "\"function_call\", \"value\": \"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": {\\\"x\\\": 1}}\"}, {\"from\": "
+        "\"observation\", \"value\": \"r\"}]}"};
+    tm_chat *of_the_others = chat;
+    (void)state;
+    assert_int_equal(tm_chat_open(&chat, tokenizer, template, sizeof template - 1, "tools", NULL), TM_OK);
+    for (size_t i = 0; i < TM_COUNT(lines); i++)
+        CHECK(lines[i], TM_DATA_AUTO, "[{\"t\": 1}]<|im_start|>user:u<|im_end|><|im_start|>assistant:",
+              "{\"name\": \"f\", \"arguments\": {\"x\": 1}}<|im_end|>", "<|im_start|>tool:r<|im_end|>");
+    tm_chat_close(chat);
+    chat = of_the_others;
 }
 
 /* Ids and assistant masks of transformers, for the conversations of the fixture. */
@@ -694,7 +738,10 @@ static void test_bad_lines(void **state) {
         {"{\"conversations\": [{\"from\": \"martian\", \"value\": \"x\"}]}", "martian"},
         {"{\"conversations\": [{\"from\": \"gpt\"}]}", "is not a string"},
         {"{\"conversations\": [7]}", "no \"from\""},
-        {"{\"conversations\": [{\"from\": \"function_call\", \"value\": \"x\"}]}", "not supported"},
+        {"{\"conversations\": [{\"from\": \"function_call\", \"value\": \"x\"}]}", "function_call:1:1"},
+        {"{\"conversations\": [{\"from\": \"function_call\", \"value\": \"[1]\"}]}", "\"name\", \"arguments\""},
+        {"{\"conversations\": [{\"from\": \"function_call\"}]}", "is not a string"},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"x\", \"loss\": 0.5}]}", "have no weights"},
         {"{\"instruction\": 1, \"output\": \"x\"}", "\"instruction\" is not a string"},
         {"{\"instruction\": \"a\", \"output\": null}", "\"output\" is not a string"},
         {"{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[1]]}", "history"},
@@ -842,8 +889,10 @@ int main(void) {
         cmocka_unit_test_setup(test_prompt_completion, clean_record),
         cmocka_unit_test_setup(test_messages, clean_record),
         cmocka_unit_test_setup(test_message_loss, clean_record),
+        cmocka_unit_test_setup(test_what_is_learned, clean_record),
         cmocka_unit_test_setup(test_alpaca, clean_record),
         cmocka_unit_test_setup(test_sharegpt, clean_record),
+        cmocka_unit_test_setup(test_tools, clean_record),
         cmocka_unit_test_setup(test_golden_chat, clean_record),
         cmocka_unit_test_setup(test_overlong, clean_record),
         cmocka_unit_test_setup(test_geometry, clean_record),

@@ -67,21 +67,13 @@ typedef enum tm_chat_thinking {
     TM_CHAT_THINKING_ON
 } tm_chat_thinking;
 
-/* Which answers of a conversation are learned. */
-typedef enum tm_mask_history {
-    /* all, but for those whose thoughts the template leaves out though it shows the last one's; all where the template
-     * has {% generation %} */
-    TM_MASK_HISTORY_AUTO,
-    TM_MASK_HISTORY_OFF, /* all */
-    TM_MASK_HISTORY_ON   /* what follows the last user message */
-} tm_mask_history;
-
-/* Zeroed options are the defaults. "loss" or "train" of a message (true or false) overrides both: `true` on another
- * author's message has its text and end-of-turn token learned. */
+/* What is learned of a conversation; zeroed: all answers, but for those whose thoughts the template leaves out though it
+ * shows the last one's (a template with {% generation %} says itself what is learned). "loss" or "train" of a message
+ * (true or false) overrides this: `true` on another author's message has its text and end-of-turn token learned. */
 typedef struct tm_chat_labels {
     bool generation_prompt;
     bool train_on_inputs; /* everything is learned, the template's own text included */
-    tm_mask_history mask_history;
+    bool mask_history;    /* only what follows the last user message */
     tm_chat_thinking thinking;
 } tm_chat_labels;
 
@@ -92,5 +84,10 @@ tm_status tm_chat_encode_labels(const tm_chat *chat, const tm_json *conversation
                                 tm_buf *text, tm_ids *ids, tm_buf *loss_mask) TM_MUST_USE;
 tm_status tm_chat_encode(const tm_chat *chat, const tm_json *conversation, bool generation_prompt, tm_buf *text,
                          tm_ids *ids, tm_buf *loss_mask) TM_MUST_USE; /* by the defaults */
+
+/* Appends lines of a picture of `ids` [n]: their text, with what `learned` [n] is 0 for dimmed (`color`) or between ⟦ and
+ * ⟧. Control characters are escaped. Without a tokenizer ids are shown. */
+tm_status tm_chat_show(const tm_tokenizer *t, const int32_t *ids, const char *learned, size_t n, bool color,
+                       tm_buf *out) TM_MUST_USE;
 
 #endif

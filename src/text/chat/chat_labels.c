@@ -77,9 +77,8 @@ static bool is_learned(const tm_chat *c, const tm_chat_labels *how, const turn_w
     if (w->said) return w->learn;
     if (how->train_on_inputs) return true;
     if (!assistant) return false;
-    if (how->mask_history == TM_MASK_HISTORY_ON) return w->last;
-    if (how->mask_history == TM_MASK_HISTORY_OFF || c->has_generation) return true;
-    return !drops_thoughts(c, w->message, text, len);
+    if (how->mask_history && !w->last) return false;
+    return c->has_generation || !drops_thoughts(c, w->message, text, len);
 }
 
 tm_status cj_learned(const tm_chat *c, const tm_json *messages, const tm_chat_labels *how, const char *text,
