@@ -18,6 +18,8 @@ CASES = {"arch_llama": EXACT, "arch_llama_tied_rope3": EXACT, "arch_llama_linear
          "arch_mistral": None, "arch_qwen2": EXACT, "arch_qwen3": EXACT, "arch_phi3": EXACT, "arch_phi4mini": EXACT,
          "arch_smollm3": None, "arch_olmo2": EXACT, "arch_granite": EXACT, "arch_glm4": EXACT, "arch_gemma2": TABLE,
          "arch_gemma3": TABLE, "arch_gpt2": TABLE}
+# What share of a fixture's texts llama.cpp cuts as transformers does: it has no NFC, and an older Unicode.
+TOKENIZERS = {"tok_gpt2": 0.98, "tok_llama3": 1, "tok_qwen2": 0.8, "tok_spm": 1}
 OURS = {"smollm3.rope.layer_pattern"}  # keys that are not llama.cpp's; README of src/format
 
 
@@ -124,6 +126,47 @@ def distance(path, name):
     return worst
 
 
+def tokenizer_folder(name):
+    """A one-block model with the tokenizer of a fixture."""
+    source, to = os.path.join(FIXTURES, name), os.path.join(WORK, name)
+    os.makedirs(to)
+    for f in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(os.path.join(source, f), to)
+    spec = json.load(open(os.path.join(source, "tokenizer.json")))
+    vocab = 1 + max(max(spec["model"]["vocab"].values()), max(t["id"] for t in spec["added_tokens"]))
+    config = {"model_type": "llama", "vocab_size": vocab, "hidden_size": 8, "intermediate_size": 8,
+              "num_hidden_layers": 1, "num_attention_heads": 1, "tie_word_embeddings": True}
+    json.dump(config, open(to + "/config.json", "w"))
+    block = "model.layers.0."
+    square = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+              "mlp.up_proj", "mlp.down_proj"]
+    named = {block + k + ".weight": np.zeros((8, 8), np.float32) for k in square}
+    for k in (block + "input_layernorm", block + "post_attention_layernorm", "model.norm"):
+        named[k + ".weight"] = np.ones(8, np.float32)
+    named["model.embed_tokens.weight"] = np.zeros((vocab, 8), np.float32)
+    write_tensors(to + "/model.safetensors", named)
+    return to
+
+
+def same_ids(path, name):
+    """How many of the fixture's texts llama.cpp gives the golden ids for, and of how many."""
+    p = llama_cpp.llama_model_default_params()
+    p.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(path.encode(), p)
+    if not model:
+        return 0, 1
+    vocab, same, rows = llama_cpp.llama_model_get_vocab(model), 0, 0
+    for line in open(os.path.join(FIXTURES, name, "encode.jsonl")):
+        row = json.loads(line)
+        text = row["text"].encode("utf-8", "surrogatepass")
+        ids = (llama_cpp.llama_token * (len(text) + 8))()
+        n = llama_cpp.llama_tokenize(vocab, text, len(text), ids, len(ids), False, True)
+        rows += 1
+        same += list(ids[:max(n, 0)]) == row["ids"]
+    llama_cpp.llama_model_free(model)
+    return same, rows
+
+
 quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
 llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
 llama_cpp.llama_backend_init()
@@ -136,5 +179,11 @@ for name, bound in CASES.items():
     print(f"{name}: llama.cpp {far:.2g} from the golden logits"
           + ("" if bound else ", fixed values differ") + "".join("\n  unknown: " + b for b in bad))
     failed |= bool(bad) or (far > bound if bound else math.isinf(far))
+for name, share in TOKENIZERS.items():
+    path = os.path.join(WORK, name + ".gguf")
+    subprocess.run([BINARY, "convert", tokenizer_folder(name), path], check=True, capture_output=True)
+    same, rows = same_ids(path, name)
+    print(f"{name}: llama.cpp gives the golden ids of {same} of {rows} texts")
+    failed |= same < share * rows
 shutil.rmtree(WORK, ignore_errors=True)
 raise SystemExit(failed)

@@ -218,6 +218,8 @@ typedef struct tm_split {
 const tm_split *tm_split_by_pre(const char *pre);
 const tm_split *tm_split_by_regex(const char *regex); /* NULL: not known */
 const tm_split *tm_split_plain(bool digits);
+/* Of the rows that split as this one the one with this normaliser and use of merges; without one, `split`. */
+const tm_split *tm_split_nearest(const tm_split *split, bool nfc, bool ignore_merges);
 
 TM_MUST_USE tm_status tm_gguf_tokenizer_json(const tm_gguf *g, tm_buf *out, bool *found);
 TM_MUST_USE tm_status tm_gguf_tokenizer_config_json(const tm_gguf *g, tm_buf *out, bool *found);

@@ -90,6 +90,11 @@ static tm_status read_added_token(reader *r, tm_buf *content) {
             TM_TRY(tm_buf_append(content, value.text, value.len));
         TM_TRY(tm_json_skip(r->json, &value));
     }
+    if (id >= r->t->n) { /* Gemma 3 1B has one for pictures, of which the model knows nothing */
+        tm_log(TM_LOG_WARN, "%s: the added token %" PRId64 " is outside of the model's vocabulary (%u); it is left out",
+               r->t->name, id, r->t->n);
+        return TM_OK;
+    }
     return set_token(r, &e, id, content->data, content->len, special ? TM_TOKEN_CONTROL : TM_TOKEN_USER_DEFINED);
 }
 
@@ -192,7 +197,22 @@ static bool is_true(const tm_json *node, const char *key, bool absent) {
 static tm_status read_normalizer(reader *r, const tm_json *node) {
     r->t->nfc = part_of(node, "normalizers", "NFC") != NULL;
     if (part_of(node, "normalizers", "Prepend")) r->t->add_prefix = true;
+    const tm_json *replace = part_of(node, "normalizers", "Replace");
+    if (tm_json_is(tm_json_get(tm_json_get(replace, "pattern"), "String"), " "))
+        r->t->replaces_spaces = tm_json_is(tm_json_get(replace, "content"), "\xe2\x96\x81");
     return TM_OK;
+}
+
+/* Cuts at each match, or (tiktoken's tokenizers, converted) leaves out what is between matches, which is nothing. */
+static bool cuts_at_matches(const tm_json *split) {
+    bool inverted = is_true(split, "invert", false);
+    return tm_json_is(tm_json_get(split, "behavior"), inverted ? "Removed" : "Isolated");
+}
+
+/* Gemma's: cuts at spaces, of which its normaliser has left none. */
+static bool never_cuts(const hf_tokenizer *t, const tm_json *node) {
+    const tm_json *text = tm_json_get(tm_json_get(node, "pattern"), "String");
+    return t->replaces_spaces && tm_json_is(tm_json_get(node, "type"), "Split") && tm_json_is(text, " ");
 }
 
 static tm_status read_pre_tokenizer(reader *r, const tm_json *node) {
@@ -206,12 +226,12 @@ static tm_status read_pre_tokenizer(reader *r, const tm_json *node) {
         const tm_json *regex = tm_json_get(tm_json_get(split, "pattern"), "Regex");
         bool own = is_true(bytes, "use_regex", true);
         bool told = regex && regex->type == TM_JSON_STRING;
-        if (split && !own && told && parts == 2) r->t->split = tm_split_by_regex(regex->text);
+        if (split && !own && told && parts == 2 && cuts_at_matches(split)) r->t->split = tm_split_by_regex(regex->text);
         if (!split && own && !digits && parts == 1) r->t->split = tm_split_plain(false);
         if (!split && own && parts == 2 && is_true(digits, "individual_digits", false))
             r->t->split = tm_split_plain(true);
         if (r->t->split) return TM_OK;
-    } else if (!bytes && !split && !digits)
+    } else if ((!bytes && !split && !digits) || never_cuts(r->t, node))
         return TM_OK; /* SentencePiece-style, as the model's byte_fallback will say */
     return tm_fail(TM_EUNSUPPORTED, "%s: GGUF has no name for this pre_tokenizer", r->t->name);
 }
@@ -317,7 +337,8 @@ static tm_status set_scores(hf_tokenizer *t) {
     return rc;
 }
 
-static tm_status check_kind(const hf_tokenizer *t) {
+static tm_status check_kind(hf_tokenizer *t) {
+    if (t->split) t->split = tm_split_nearest(t->split, t->nfc, t->ignore_merges);
     if (!t->split && !t->byte_fallback)
         return tm_fail(TM_EUNSUPPORTED, "%s: neither a byte-level nor a SentencePiece-style BPE; GGUF cannot hold it",
                        t->name);

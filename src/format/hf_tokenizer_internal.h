@@ -20,7 +20,7 @@ typedef struct hf_tokenizer {
     uint32_t n_present;
     tm_buf merges; /* "left right", NUL-terminated each */
     uint64_t n_merges;
-    bool byte_fallback, ignore_merges, nfc, add_prefix, add_bos, add_eos;
+    bool byte_fallback, ignore_merges, nfc, replaces_spaces, add_prefix, add_bos, add_eos;
     const tm_split *split; /* NULL: SentencePiece-style */
     tm_buf unk;
 } hf_tokenizer;

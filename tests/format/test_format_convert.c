@@ -151,6 +151,128 @@ static void tokenizers_there_and_back(void **state) {
     }
 }
 
+/* The fixture's tokenizer.json with texts replaced: pairs of from and to, NULL ends them. */
+static void make_changed(const char *base, const char *const *pairs, uint64_t vocab) {
+    char path[64];
+    tm_buf text = {0};
+    make_folder(scratch("fam"), base, vocab);
+    snprintf(path, sizeof path, "%s/tokenizer.json", base);
+    slurp(fixture(path), &text);
+    for (; *pairs; pairs += 2) {
+        tm_buf changed = {0};
+        const char *hit = strstr(text.data, pairs[0]);
+        if (!hit) fail_msg("%s has no %s", path, pairs[0]);
+        OK(tm_buf_append(&changed, text.data, (size_t)(hit - text.data)));
+        OK(tm_buf_printf(&changed, "%s%s", pairs[1], hit + strlen(pairs[0])));
+        tm_buf_free(&text);
+        text = changed;
+    }
+    write_file(scratch("fam/tokenizer.json"), text.data, text.len);
+    tm_buf_free(&text);
+    (void)remove(scratch("fam.gguf"));
+    OK(tm_remove_tree(scratch("fam.back")));
+}
+
+#define LLAMA3_HEAD                                                                                                    \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}| "                             \
+    "?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*"
+#define WORD                                                                                                           \
+    "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]*[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{"  \
+    "M}]+"
+#define NAME                                                                                                           \
+    "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]+[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{"  \
+    "M}]*"
+#define TAIL " ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n/]*"
+#define ENDING "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+
+/* What the families' tokenizers have beside the fixtures': the name in the file, and the same pre_tokenizer back. */
+static void tokenizers_of_families(void **state) {
+    (void)state;
+    static const struct {
+        const char *pre, *pairs[5];
+    } rows[] = {
+        {"llama-bpe", {NULL}},
+        {"dbrx", {"\"ignore_merges\": true", "\"ignore_merges\": false"}}, /* Phi-4, OLMo 2, GLM-4 */
+        {"tekken", {LLAMA3_HEAD, WORD "|" NAME "|\\\\p{N}|" TAIL}},        /* Ministral */
+        {"gpt-4o",                                                         /* Phi-4-mini */
+         {LLAMA3_HEAD, WORD ENDING "|" NAME ENDING "|\\\\p{N}{1,3}|" TAIL, "\"ignore_merges\": true",
+          "\"ignore_merges\": false"}},
+    };
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        tm_gguf *g;
+        tm_buf pre = {0};
+        bool found;
+        make_changed("tok_llama3", rows[i].pairs, 507);
+        convert(scratch("fam"), scratch("fam.gguf"), NULL);
+        convert(scratch("fam.gguf"), scratch("fam.back"), NULL);
+        OK(tm_gguf_open(&g, scratch("fam.gguf")));
+        OK(tm_gguf_string(g, "tokenizer.ggml.pre", 64, &pre, &found));
+        assert_string_equal(pre.data, rows[i].pre);
+        tm_json_doc *a = json_in(scratch("fam"), "tokenizer.json"), *b = json_in(scratch("fam.back"), "tokenizer.json");
+        same_tokenizer(tm_json_root(a), tm_json_root(b));
+        tm_json_free(a);
+        tm_json_free(b);
+        tm_buf_free(&pre);
+        tm_gguf_close(g);
+    }
+}
+
+/* tiktoken's, converted, keep what matches instead of cutting there: the same. Other ways to cut are not. */
+static void ways_to_cut(void **state) {
+    (void)state;
+    const char *const inverted[] = {"\"behavior\": \"Isolated\"", "\"behavior\": \"Removed\"", "\"invert\": false",
+                                    "\"invert\": true", NULL};
+    const char *const merged[] = {"\"behavior\": \"Isolated\"", "\"behavior\": \"MergedWithNext\"", NULL};
+    make_changed("tok_llama3", inverted, 507);
+    convert(scratch("fam"), scratch("fam.gguf"), NULL);
+    make_changed("tok_llama3", merged, 507);
+    expect_error(tm_convert(scratch("fam"), scratch("fam.gguf"), &(tm_convert_opts){0}), TM_EUNSUPPORTED,
+                 "no name for this pre_tokenizer");
+}
+
+/* Gemma's: no prefix, a cut at spaces that never happens, an added token beyond the embedding. */
+static void a_tokenizer_as_gemmas(void **state) {
+    (void)state;
+    static const char replace[] =
+        "{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"\xe2\x96\x81\"}";
+    const char *const pairs[] = {
+        "\"normalizer\": {",
+        "\"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"\xe2\x96\x81\"}, "
+        "\"x\": {",
+        "\"pre_tokenizer\": null",
+        "\"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"String\": \" \"}, \"behavior\": "
+        "\"MergedWithPrevious\", \"invert\": false}",
+        "\"added_tokens\": [",
+        "\"added_tokens\": [{\"id\": 530, \"content\": \"<image>\", \"single_word\": false, \"lstrip\": false, "
+        "\"rstrip\": false, \"normalized\": false, \"special\": true},",
+        NULL};
+    static const char chat[] = "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{% endfor %}\n";
+    tm_gguf *g;
+    tm_buf text = {0};
+    bool prefix = true, found;
+    make_changed("tok_spm", pairs, 530);
+    write_file(scratch("fam/chat_template.jinja"), chat, sizeof chat - 1);
+    convert(scratch("fam"), scratch("fam.gguf"), NULL);
+    convert(scratch("fam.gguf"), scratch("fam.back"), NULL);
+    OK(tm_gguf_open(&g, scratch("fam.gguf")));
+    OK(tm_gguf_bool(g, "tokenizer.ggml.add_space_prefix", &prefix, &found));
+    assert_true(found && !prefix);
+    tm_gguf_close(g);
+    tm_json_doc *a = json_in(scratch("fam"), "tokenizer.json"), *b = json_in(scratch("fam.back"), "tokenizer.json"), *r;
+    OK(tm_json_parse(&r, replace, sizeof replace - 1, "replace", 0, 0));
+    const tm_json *ma = tm_json_get(tm_json_root(a), "model"), *mb = tm_json_get(tm_json_root(b), "model");
+    const tm_json *parts = tm_json_get(tm_json_get(tm_json_root(b), "normalizer"), "normalizers");
+    assert_true(same_json(tm_json_get(ma, "merges"), tm_json_get(mb, "merges")));
+    assert_true(parts->count == 1 && same_json(parts->child, tm_json_root(r)));
+    assert_null(added_by_id(tm_json_get(tm_json_root(b), "added_tokens"), 530));
+    slurp(scratch("fam.back/chat_template.jinja"), &text);
+    assert_string_equal(text.data, chat);
+    tm_buf_free(&text);
+    tm_json_free(a);
+    tm_json_free(b);
+    tm_json_free(r);
+}
+
 static void tokenizer_refused(const char *json, tm_status status, const char *text) {
     make_folder(scratch("bt"), NULL, 64);
     write_file(scratch("bt/tokenizer.json"), json, strlen(json));
@@ -341,6 +463,9 @@ int main(void) {
         cmocka_unit_test(sixteen_bit_sources_keep_their_type),
         cmocka_unit_test(shards_come_out_as_one_model),
         cmocka_unit_test(tokenizers_there_and_back),
+        cmocka_unit_test(tokenizers_of_families),
+        cmocka_unit_test(ways_to_cut),
+        cmocka_unit_test(a_tokenizer_as_gemmas),
         cmocka_unit_test(tokenizers_that_gguf_cannot_hold),
         cmocka_unit_test(failures_leave_nothing),
         cmocka_unit_test(a_signal_leaves_nothing),

@@ -330,8 +330,8 @@ static void tokenizers_that_cannot_be(void **state) {
     (void)state;
     gguf_bytes g = {0};
     g_llama(&g, 8);
-    g_bytes_tokenizer(&g, "tekken");
-    tokenizer_fails(&g, TM_EUNSUPPORTED, "'tekken'");
+    g_bytes_tokenizer(&g, "deepseek-llm");
+    tokenizer_fails(&g, TM_EUNSUPPORTED, "'deepseek-llm'");
     g_llama(&g, 8);
     g_kv_text(&g, "tokenizer.ggml.model", "bert");
     tokenizer_fails(&g, TM_EUNSUPPORTED, "'bert'");
