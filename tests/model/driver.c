@@ -207,16 +207,19 @@ static void run_unit(run *r, uint32_t unit, run_order order, bool backward) {
         }
 }
 
+/* Nothing of a unit has been computed, of values or of gradients; its input stays. */
+static void begin_unit(run *r, uint32_t unit, bool grad) {
+    for (unsigned b = 0; b < r->n_batches; b++)
+        for (unsigned s = 0; s < TM_MAX_SLOTS; s++) {
+            const tm_slot *slot = &tm_model_unit(r->m, unit)->slot[s];
+            void *p = grad ? run_slot_grad(r, unit, b, s) : run_slot(r, unit, b, s);
+            *touched(r, unit, b, grad, s) = false;
+            if (s > 0 && p) memset(p, 0xff, (uint64_t)(grad ? slot->grad_bytes : slot->bytes) * r->batch[b].tokens);
+        }
+}
+
 static void begin_pass(run *r, bool grad) {
-    for (size_t i = 0; i < (size_t)tm_model_units(r->m) * r->n_batches * TM_MAX_SLOTS; i++)
-        r->touched[2 * i + grad] = false;
-    for (uint32_t u = 0; u < tm_model_units(r->m); u++)
-        for (unsigned b = 0; b < r->n_batches; b++)
-            for (unsigned s = 1; s < TM_MAX_SLOTS; s++) {
-                const tm_slot *slot = &tm_model_unit(r->m, u)->slot[s];
-                void *p = grad ? run_slot_grad(r, u, b, s) : run_slot(r, u, b, s);
-                if (p) memset(p, 0xff, (uint64_t)(grad ? slot->grad_bytes : slot->bytes) * r->batch[b].tokens);
-            }
+    for (uint32_t u = 0; u < tm_model_units(r->m); u++) begin_unit(r, u, grad);
 }
 
 void run_forward(run *r, run_order order) {
@@ -230,7 +233,11 @@ void run_backward(run *r, run_order order) {
         r->part_fresh[p] = true;
         memset(r->grad[p], 0xff, tm_model_part(r->m, p)->elements * sizeof(float));
     }
-    for (uint32_t u = tm_model_units(r->m); u-- > 0;) run_unit(r, u, order, true);
+    for (uint32_t u = tm_model_units(r->m); u-- > 0;) {
+        if (r->recompute) begin_unit(r, u, false);
+        if (r->recompute) run_unit(r, u, order, false);
+        run_unit(r, u, order, true);
+    }
     for (unsigned i = 0; i < 64; i++) TM_ASSERT(((unsigned char *)r->workspace)[r->workspace_bytes + i] == 0x5a);
 }
 

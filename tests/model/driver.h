@@ -21,6 +21,7 @@ typedef struct run {
     uint64_t workspace_bytes;
     void *kv_cache[64]; /* per unit, if used */
     uint32_t kv_capacity;
+    bool recompute;   /* backward begins a unit with nothing but its input, and runs its forward again */
     bool keep_logits; /* the head's logits lie in wait for backward; set before run_forward */
     float **kept;     /* [batches][stages of the head] */
 } run;
