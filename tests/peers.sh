@@ -1,7 +1,7 @@
 #!/bin/sh
 # Compares with transformers and PyTorch: an output folder of `train` loads there and has the loss that `eval` gives,
 # fp32 and bf16; a converted model has their token ids; published chat templates (those that TRL's wheel holds) print the
-# same and mark the same text. Not part of ctest: it downloads about 3 GB.
+# same and mark the same text; small tokenizers of the shapes of published ones have the same ids. Not part of ctest: it downloads about 3 GB.
 #
 #   tests/peers.sh [BINARY]          default: build/bin/tidemill
 #   TIDEMILL_PEERS=DIR               keeps the Python environment in DIR for the next time
@@ -29,6 +29,7 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
 cd "$work"
 
 "$python" "$root/tests/peers/chat.py" "$tidemill" "$venv/trl/trl/chat_templates"
+"$python" "$root/tests/peers/tokens.py" "$tidemill"
 
 "$python" - "$fixture" <<'EOF'
 import sys

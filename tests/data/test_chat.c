@@ -874,6 +874,10 @@ static void test_labels_without_thoughts(void **state) {
     OK(labels_of(plain, "[" ANSWER(",\"reasoning_content\":\"t\"") "]", &(tm_chat_labels){0}, &mask));
     assert_string_equal(mask.data, "011");
     tm_buf_clear(&mask);
+    OK(labels_of(plain, "[" ANSWER("") "," ANSWER(",\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]") "]",
+                 &(tm_chat_labels){0}, &mask));
+    assert_string_equal(mask.data, "011000");
+    tm_buf_clear(&mask);
     OK(labels_of(cut, "[{\"role\":\"assistant\",\"content\":\"<think>t</think>b\"}]", &(tm_chat_labels){0}, &mask));
     assert_string_equal(mask.data, "011");
     tm_buf_free(&mask);

@@ -87,6 +87,14 @@ static void test_cases(void **state) {
     assert_int_equal(rows, 26 * 32);
 }
 
+/* The shapes of published tokenizers, by family (tests/fixtures/tok_families/make.py). */
+static void test_families(void **state) {
+    (void)state;
+    size_t rows = 0;
+    assert_int_equal(for_each_line(TM_TEST_FIXTURES "/tok_families", "cases.jsonl", case_row, &rows), 16);
+    assert_int_equal(rows, 16 * 49);
+}
+
 /* ---- spans ------------------------------------------------------------------------------------------------------ */
 
 static void span_row(const tm_json *row, void *ctx) {
@@ -423,21 +431,14 @@ static void test_large_vocabulary(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt2),
-        cmocka_unit_test(test_llama3),
-        cmocka_unit_test(test_qwen2),
-        cmocka_unit_test(test_spm),
-        cmocka_unit_test(test_cases),
-        cmocka_unit_test(test_spans),
-        cmocka_unit_test(test_spans_composed),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_decode_unknown),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_not_utf8),
-        cmocka_unit_test(test_cut_off),
-        cmocka_unit_test(test_long_texts),
-        cmocka_unit_test(test_large_vocabulary),
+        cmocka_unit_test(test_gpt2),       cmocka_unit_test(test_llama3),
+        cmocka_unit_test(test_qwen2),      cmocka_unit_test(test_spm),
+        cmocka_unit_test(test_cases),      cmocka_unit_test(test_families),
+        cmocka_unit_test(test_spans),      cmocka_unit_test(test_spans_composed),
+        cmocka_unit_test(test_names),      cmocka_unit_test(test_decode_unknown),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_not_utf8),   cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_long_texts), cmocka_unit_test(test_large_vocabulary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,9 @@ the end of the generation prompt to the end-of-turn token, theirs often takes wh
 import json, pathlib, re, subprocess, sys, tempfile
 
 from tokenizers import AddedToken, Tokenizer
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "fixtures" / "tok_families"))
+import make
 from transformers import PreTrainedTokenizerFast
 from conversations import CONVERSATIONS
 
@@ -24,11 +27,16 @@ def pick(table, name, otherwise):
     return next((token for part, token in table if part in name), otherwise)
 
 
-def tokenizer_for(name, template, base):
-    t = Tokenizer.from_file(base)
+# Whose tokenizer a template gets: tests/fixtures/tok_families/make.py.
+BASES = [("phi3", "phi-3"), ("gemma", "gemma2, gemma3"), ("mistral", "mistral tekken, ministral"), ("llama3", "llama3, smollm3"), ("glm", "glm4"),
+         ("phi", "phi-4-mini, gpt-4o"), ("granite", "granite, smollm2"), ("llava", "llama2, metaspace first")]
+
+
+def tokenizer_for(name, template, families):
+    t = Tokenizer.from_str(families[pick(BASES, name, "qwen2, qwen3")].to_str())
     eos, bos = pick(ENDS, name, "<|im_end|>"), pick(BEGINS, name, "<s>")
     tokens = sorted(set(SPECIAL.findall(template)) | {eos, bos})
-    t.add_special_tokens([AddedToken(x, normalized=False, special=True) for x in tokens])
+    t.add_special_tokens([AddedToken(x, normalized=False, special=True, rstrip="phi3" in name) for x in tokens])
     t.add_tokens([AddedToken(x, normalized=False) for x in ("<think>", "</think>", "<tool_call>", "</tool_call>")])
     return PreTrainedTokenizerFast(tokenizer_object=t, bos_token=bos, eos_token=eos)
 
@@ -60,9 +68,9 @@ def show(t, ids, mask):
     return "".join(f"⟦{t.decode(i)}⟧" if m else t.decode(i) for i, m in zip(ids, mask))
 
 
-def compare(binary, path, base, work, count):
+def compare(binary, path, families, work, count):
     name, template, bad = path.stem, path.read_text(), 0
-    t = tokenizer_for(name, template, base)
+    t = tokenizer_for(name, template, families)
     folder = work / name
     folder.mkdir()
     t.backend_tokenizer.save(str(folder / "tokenizer.json"))
@@ -110,13 +118,13 @@ def compare(binary, path, base, work, count):
 
 def main():
     binary, folder, *names = [a for a in sys.argv[1:] if a != "-v"]
-    base = str(pathlib.Path(__file__).parent.parent / "fixtures" / "tok_qwen2" / "tokenizer.json")
+    families = make.families()
     paths = sorted(p for p in pathlib.Path(folder).glob("*.jinja") if not names or p.stem in names)
     count = dict.fromkeys(("rendered", "refused", "mask equal", "mask equal but for white space", "twin prints otherwise"), 0)
     bad = {}
     with tempfile.TemporaryDirectory() as work:
         for p in paths:
-            n = compare(binary, p, base, pathlib.Path(work), count)
+            n = compare(binary, p, families, pathlib.Path(work), count)
             if n:
                 bad[p.stem] = n
     print(f"chat templates: {len(paths)} templates, {len(CONVERSATIONS)} conversations; " + ", ".join(f"{v} {k}" for k, v in count.items()) +

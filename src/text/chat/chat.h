@@ -68,7 +68,7 @@ typedef enum tm_chat_thinking {
 } tm_chat_thinking;
 
 /* What is learned of a conversation; zeroed: all answers, but for those whose thoughts the template leaves out though it
- * shows the last one's (a template with {% generation %} says itself what is learned). "loss" or "train" of a message
+ * shows the last one's, or whose tool calls (a template with {% generation %} says itself what is learned). "loss" or "train" of a message
  * (true or false) overrides this: `true` on another author's message has its text and end-of-turn token learned. */
 typedef struct tm_chat_labels {
     bool generation_prompt;

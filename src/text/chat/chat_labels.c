@@ -58,6 +58,16 @@ static bool drops_thoughts(const tm_chat *c, const tm_json *message, const char 
     return n > 0 && memmem(shown, len, text, n) == NULL;
 }
 
+/* Does the template print nothing of the message's first call? Then the turn would teach to say nothing at all. */
+static bool drops_calls(const tm_chat *c, const tm_json *message, const char *shown, size_t len) {
+    const tm_json *calls = tm_json_get(message, "tool_calls"), *call = calls == NULL ? NULL : calls->child;
+    const tm_json *function = tm_json_get(call, "function"), *name = text_of(function ? function : call, "name");
+    if (name == NULL || memmem(shown, len, name->text, name->len) != NULL) return false;
+    tm_warn_once("tool_calls", "%s: the template does not print tool_calls; turns that hold them are not learned",
+                 c->name);
+    return true;
+}
+
 static tm_status read_wants(const tm_json *messages, tm_buf *wants) {
     size_t i = 0, answer = 0;
     for (const tm_json *m = messages->child; m != NULL; m = m->next, i++) {
@@ -78,7 +88,8 @@ static bool is_learned(const tm_chat *c, const tm_chat_labels *how, const turn_w
     if (how->train_on_inputs) return true;
     if (!assistant) return false;
     if (how->mask_history && !w->last) return false;
-    return c->has_generation || !drops_thoughts(c, w->message, text, len);
+    if (c->has_generation) return true;
+    return !drops_thoughts(c, w->message, text, len) && !drops_calls(c, w->message, text, len);
 }
 
 tm_status cj_learned(const tm_chat *c, const tm_json *messages, const tm_chat_labels *how, const char *text,
