@@ -17,7 +17,7 @@ EXACT, TABLE = 1e-5, 2e-3  # llama.cpp's GELU is a table of float16 values
 CASES = {"arch_llama": EXACT, "arch_llama_tied_rope3": EXACT, "arch_llama_linear": EXACT, "arch_llama_yarn": EXACT,
          "arch_mistral": None, "arch_qwen2": EXACT, "arch_qwen3": EXACT, "arch_phi3": EXACT, "arch_phi4mini": EXACT,
          "arch_smollm3": None, "arch_olmo2": EXACT, "arch_granite": EXACT, "arch_glm4": EXACT, "arch_gemma2": TABLE,
-         "arch_gemma3": TABLE, "arch_gpt2": TABLE}
+         "arch_gemma3": TABLE, "arch_gpt2": TABLE, "arch_gemma4": 2 * TABLE}
 # What share of a fixture's texts llama.cpp cuts as transformers does: it has no NFC, and an older Unicode.
 TOKENIZERS = {"tok_gpt2": 0.98, "tok_llama3": 1, "tok_qwen2": 0.8, "tok_spm": 1}
 OURS = {"smollm3.rope.layer_pattern"}  # keys that are not llama.cpp's; README of src/format
@@ -43,9 +43,9 @@ def write_tensors(path, named):
 
 
 def folder_of(name):
-    """The fixture; Gemma's with queries scaled, so that query_pre_attn_scalar is head_dim, as llama.cpp has it."""
+    """The fixture; Gemma 2's and 3's with queries scaled, so that query_pre_attn_scalar is head_dim, as llama.cpp has it."""
     source, to = os.path.join(FIXTURES, name), os.path.join(WORK, name)
-    if "gemma" not in name:
+    if name not in ("arch_gemma2", "arch_gemma3"):
         return source
     os.makedirs(to)
     config = json.load(open(source + "/config.json"))
@@ -77,7 +77,7 @@ def check_names(path, folder):
             bad.append("tensor " + t.name)
     written = {t.name: tuple(reversed([int(d) for d in t.shape])) for t in reader.tensors}
     for k, v in tensors(folder + "/model.safetensors").items():
-        ours = names.get_name(k, try_suffixes=(".weight", ".bias"))
+        ours = names.get_name(k if k.endswith((".weight", ".bias")) else k + ".weight", try_suffixes=(".weight", ".bias"))
         shapes = (v.shape, v.shape[::-1]) if arch == "gpt2" else (v.shape,)
         if ours not in written or written[ours] not in shapes:
             bad.append(f"{k} as {ours}")

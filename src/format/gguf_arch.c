@@ -54,6 +54,30 @@ static const tm_gguf_name gemma_norms[] = {{"attn_norm", "input_layernorm", TM_O
                                            {0}};
 static const tm_gguf_name gemma_head_norms[] = {
     {"attn_q_norm", "self_attn.q_norm", TM_OP_ADD_ONE}, {"attn_k_norm", "self_attn.k_norm", TM_OP_ADD_ONE}, {0}};
+static const tm_gguf_name gemma4_global[] = {{"token_embd", "model.embed_tokens", TM_OP_PLAIN},
+                                             {"output_norm", "model.norm", TM_OP_PLAIN},
+                                             {"output", "lm_head", TM_OP_PLAIN},
+                                             {"per_layer_token_embd", "model.embed_tokens_per_layer", TM_OP_PLAIN},
+                                             {"per_layer_model_proj", "model.per_layer_model_projection", TM_OP_PLAIN},
+                                             {"per_layer_proj_norm", "model.per_layer_projection_norm", TM_OP_PLAIN},
+                                             {0}};
+static const tm_gguf_name gemma4_attention[] = {{"attn_q", "self_attn.q_proj", TM_OP_PLAIN},
+                                                {"attn_k", "self_attn.k_proj", TM_OP_PLAIN},
+                                                {"attn_v", "self_attn.v_proj", TM_OP_PLAIN},
+                                                {"attn_output", "self_attn.o_proj", TM_OP_PLAIN},
+                                                {"attn_q_norm", "self_attn.q_norm", TM_OP_PLAIN},
+                                                {"attn_k_norm", "self_attn.k_norm", TM_OP_PLAIN},
+                                                {0}};
+static const tm_gguf_name gemma4_norms[] = {{"attn_norm", "input_layernorm", TM_OP_PLAIN},
+                                            {"post_attention_norm", "post_attention_layernorm", TM_OP_PLAIN},
+                                            {"ffn_norm", "pre_feedforward_layernorm", TM_OP_PLAIN},
+                                            {"post_ffw_norm", "post_feedforward_layernorm", TM_OP_PLAIN},
+                                            {0}};
+static const tm_gguf_name gemma4_inputs[] = {{"inp_gate", "per_layer_input_gate", TM_OP_PLAIN},
+                                             {"proj", "per_layer_projection", TM_OP_PLAIN},
+                                             {"post_norm", "post_per_layer_input_norm", TM_OP_PLAIN},
+                                             {"layer_output_scale", "layer_scalar", TM_OP_BARE},
+                                             {0}};
 static const tm_gguf_name gpt2_block[] = {{"attn_norm", "ln_1", TM_OP_PLAIN},
                                           {"attn_qkv", "attn.c_attn", TM_OP_TRANSPOSE},
                                           {"attn_output", "attn.c_proj", TM_OP_TRANSPOSE},
@@ -91,6 +115,7 @@ static const tm_key llama_keys[] = {
 static const tm_key mistral_keys[] = {KEY(SIZE, OPTIONAL, "attention.sliding_window", "sliding_window", sliding_window),
                                       MUST("hidden_act", "\"silu\""),
                                       {0}};
+static const tm_key ministral3_keys[] = {SAYS("sliding_window", "null"), MUST("hidden_act", "\"silu\""), {0}};
 static const tm_key qwen2_keys[] = {
     MUST("hidden_act", "\"silu\""), SAYS("sliding_window", "null"), MUST("use_sliding_window", "false"), {0}};
 static const tm_key qwen3_keys[] = {BIAS("attention_bias", attention_bias),
@@ -136,6 +161,32 @@ static const tm_key gemma3_keys[] = {
     BIAS("attention_bias", attention_bias),
     MUST("hidden_activation", "\"gelu_pytorch_tanh\""),
     MUST("use_bidirectional_attention", "false"),
+    {0}};
+static const tm_key gemma4_keys[] = {
+    SIZE("embedding_length", "hidden_size", hidden_size),
+    SIZE("block_count", "num_hidden_layers", layers),
+    KEY(SIZE, BOTH, NULL, "intermediate_size", intermediate_size),
+    KEY(SIZE, FILE, "context_length", "max_position_embeddings", context, .absent = 131072),
+    SIZE("attention.head_count", "num_attention_heads", heads),
+    KEY(SIZE, NOT, NULL, "num_key_value_heads", kv_heads, .absent = 1, .from = AT(heads)),
+    KEY(REAL, FILE, "attention.layer_norm_rms_epsilon", "rms_norm_eps", norm_eps, .absent = 1e-6),
+    KEY(REAL, OPTIONAL, "final_logit_softcapping", "final_logit_softcapping", final_cap),
+    KEY(SIZE, NOT, "attention.sliding_window", "sliding_window", sliding_window, .absent = 512),
+    KEY(SIZE, COUNT, "attention.shared_kv_layers", "num_kv_shared_layers", by_layer.shared),
+    KEY(SIZE, COUNT, "embedding_length_per_layer_input", "hidden_size_per_layer_input", by_layer.input),
+    KEY(SIZE, NOT, NULL, "vocab_size_per_layer_input", by_layer.input_vocab, .absent = 1, .from = AT(vocab_size)),
+    KEY(SIZE, OPTIONAL, NULL, "num_global_key_value_heads", by_layer.global_kv_heads),
+    KEY(SIZE, OPTIONAL, NULL, "global_head_dim", by_layer.global_head_dim),
+    BIAS("attention_bias", attention_bias),
+    BIAS("attention_k_eq_v", by_layer.keys_are_values),
+    BIAS("use_double_wide_mlp", by_layer.wide),
+    MUST("hidden_activation", "\"gelu_pytorch_tanh\""),
+    MUST("enable_moe_block", "false"),
+    SAYS("attention_dropout", "0.0"),
+    SAYS("moe_intermediate_size", "null"),
+    SAYS("num_experts", "null"),
+    SAYS("top_k_experts", "null"),
+    SAYS("use_bidirectional_attention", "null"),
     {0}};
 static const tm_key gpt2_keys[] = {
     SIZE("embedding_length", "n_embd", hidden_size),
@@ -252,6 +303,26 @@ static const tm_gguf_arch archs[] = {
      .flags = TM_ARCH_TIED | TM_ARCH_LOCAL_ROPE,
      .head_dim = 256,
      .pattern = {"attention.sliding_window_pattern", 6, false}},
+    {.type = "gemma4",
+     .model_type = "gemma4_text",
+     .class = "Gemma4ForCausalLM",
+     .hf_layers = "model.layers.",
+     .global = gemma4_global,
+     .block = {gemma4_norms, gemma4_attention, swiglu, gemma4_inputs},
+     .keys = {gemma4_keys},
+     .flags = TM_ARCH_TIED | TM_ARCH_LOCAL_ROPE | TM_ARCH_PROPORTIONAL,
+     .pattern = {"attention.sliding_window_pattern", 6, .always = true},
+     .hooks = &tm_gguf_gemma4},
+    {.type = "mistral3",
+     .also = "Ministral 3",
+     .model_type = "ministral3",
+     .class = "Ministral3ForCausalLM",
+     .hf_layers = "model.layers.",
+     .global = decoder_global,
+     .block = {norms_before, attention, swiglu},
+     .keys = {decoder_keys, ministral3_keys},
+     .flags = TM_ARCH_PERMUTES | TM_ARCH_TEMPERATURE,
+     .head_dim = 128},
     {.type = "gpt2",
      .model_type = "gpt2",
      .class = "GPT2LMHeadModel",

@@ -54,7 +54,8 @@ typedef enum tm_op {
     TM_OP_Q, /* rows of query and key heads, permuted where the architecture says so */
     TM_OP_K,
     TM_OP_TRANSPOSE, /* a matrix [in, out] in HF is [out, in] in GGUF */
-    TM_OP_ADD_ONE    /* weights w of a norm that multiplies by 1 + w are 1 + w in GGUF */
+    TM_OP_ADD_ONE,   /* weights w of a norm that multiplies by 1 + w are 1 + w in GGUF */
+    TM_OP_BARE       /* HF's name has neither ".weight" nor ".bias", GGUF's has ".weight" */
 } tm_op;
 typedef struct tm_gguf_name {
     const char *gguf, *hf; /* without ".weight" and ".bias"; NULL ends a table */
@@ -75,14 +76,31 @@ TM_MUST_USE tm_status tm_read_transposed(const tm_transposed *t, uint64_t first,
 
 enum { TM_KEYS_MAX_LAYERS = 1024, TM_KEYS_MAX_FACTORS = 512 };
 typedef struct tm_gguf_rope {
-    enum { TM_ROPE_DEFAULT, TM_ROPE_LINEAR, TM_ROPE_LLAMA3, TM_ROPE_YARN, TM_ROPE_LONGROPE } kind;
+    enum {
+        TM_ROPE_DEFAULT,
+        TM_ROPE_LINEAR,
+        TM_ROPE_LLAMA3,
+        TM_ROPE_YARN,
+        TM_ROPE_LONGROPE,
+        TM_ROPE_PROPORTIONAL /* Gemma 4: frequencies of the whole head, the last of them 0 */
+    } kind;
     uint32_t rotary;           /* of head_dim elements so many are rotated */
     uint32_t original;         /* positions before scaling */
     double theta, local_theta; /* local_theta: of layers with a window, where these have their own */
     double factor, low, high;
     double beta_fast, beta_slow, attention_factor; /* attention_factor 0: follows from the others */
+    double mscale_all_dim, temperature;            /* Ministral's; mscale is 1 */
     float factors[2][TM_KEYS_MAX_FACTORS];         /* longrope: short, long; rotary / 2 of each */
 } tm_gguf_rope;
+
+/* What differs from layer to layer; "global" is said of layers without a window. */
+typedef struct tm_gguf_layers {
+    uint32_t global_head_dim, global_kv_heads; /* global_kv_heads 0: as many as in the others */
+    uint32_t shared;                           /* so many last layers use earlier ones' keys and values */
+    bool wide;                                 /* and their MLPs are twice as wide */
+    bool keys_are_values;                      /* in global layers */
+    uint32_t input, input_vocab;               /* embeddings for each layer: width, rows */
+} tm_gguf_layers;
 
 typedef struct tm_gguf_arch tm_gguf_arch;
 typedef struct tm_gguf_keys {
@@ -93,6 +111,7 @@ typedef struct tm_gguf_keys {
     double norm_eps, query_scalar, attention_scale, embedding_scale, residual_scale, logit_scale;
     double attention_cap, final_cap; /* 0: none */
     tm_gguf_rope rope;
+    tm_gguf_layers by_layer;
     bool pattern[TM_KEYS_MAX_LAYERS]; /* by layer: what the architecture's pattern tells of it */
 } tm_gguf_keys;
 
@@ -112,7 +131,8 @@ typedef struct tm_key {
         TM_NEED_FILE, /* must be in GGUF */
         TM_NEED_NOT,
         TM_NEED_OPTIONAL, /* and may be 0, in config.json null: there is none */
-        TM_NEED_ZERO      /* so, but GGUF says 0 */
+        TM_NEED_ZERO,     /* so, but GGUF says 0 */
+        TM_NEED_COUNT     /* so, but both say 0 */
     } need;
     size_t at;
     double absent; /* where it is absent, or its multiple of what is at `from` */
@@ -133,7 +153,9 @@ enum {
     TM_ARCH_LONGROPE = 32,
     TM_ARCH_TIED = 64,              /* where config.json does not say, the output is the embedding */
     TM_ARCH_DERIVES_HEAD_DIM = 128, /* config.json has head_dim only where it is not hidden / heads */
-    TM_ARCH_TRANSPOSES = 256
+    TM_ARCH_TRANSPOSES = 256,
+    TM_ARCH_TEMPERATURE = 512,  /* always YaRN; queries grow with the position (llama_4_scaling_beta) */
+    TM_ARCH_PROPORTIONAL = 1024 /* always that scaling */
 };
 /* Something that holds of some layers. GGUF: a key, written where it is not as llama.cpp takes for granted, a period or
  * a bool for each layer; with period p it holds of layer i unless p divides i + 1 (p = 0: of every layer). */
@@ -141,7 +163,15 @@ typedef struct tm_pattern {
     const char *gguf; /* NULL: none */
     uint32_t period;  /* which llama.cpp takes for granted */
     bool rope;        /* tells where RoPE is (no_rope_layers), else where a window is (layer_types) */
+    bool always;      /* written, as true or false for each layer */
 } tm_pattern;
+/* In place of what all layers have in common: sizes of heads, the width of the MLP. */
+typedef struct tm_gguf_hooks {
+    tm_status (*read_file)(const tm_gguf *g, tm_gguf_keys *k);
+    tm_status (*read_config)(const tm_json *config, tm_gguf_keys *k);
+    void (*put)(tm_gguf_writer *w, const tm_gguf_keys *k);
+} tm_gguf_hooks;
+extern const tm_gguf_hooks tm_gguf_gemma4;
 struct tm_gguf_arch {
     const char *type;               /* general.architecture, and what its keys begin with */
     const char *also;               /* models that are known by other names; NULL: none */
@@ -153,6 +183,7 @@ struct tm_gguf_arch {
     uint32_t flags;
     uint32_t head_dim; /* where config.json does not say; 0: hidden / heads */
     tm_pattern pattern;
+    const tm_gguf_hooks *hooks; /* NULL: all layers have the same sizes */
 };
 /* Of a file, and of a config.json; TM_EUNSUPPORTED names those that there are. */
 TM_MUST_USE tm_status tm_gguf_arch_of(const tm_gguf *g, const tm_gguf_arch **out);

@@ -23,7 +23,7 @@ static bool may_be_absent(const tm_key *row, bool in_file) {
 }
 
 static bool may_be_zero(const tm_key *row) {
-    return row->need == TM_NEED_OPTIONAL || row->need == TM_NEED_ZERO;
+    return row->need >= TM_NEED_OPTIONAL;
 }
 
 static uint64_t absent_size(tm_gguf_keys *k, const tm_key *row) {
@@ -135,12 +135,12 @@ static tm_status config_pattern(const tm_json *c, tm_gguf_keys *k) {
 static void put_pattern(tm_gguf_writer *w, const tm_gguf_keys *k) {
     char key[TM_GGUF_ARCH_KEY];
     uint32_t period;
-    if (!k->arch->pattern.gguf || usual_pattern(k)) return;
+    if (!k->arch->pattern.gguf || (usual_pattern(k) && !k->arch->pattern.always)) return;
     tm_gguf_arch_key(k->arch, k->arch->pattern.gguf, key);
     if (k->arch->pattern.rope)
         tm_log(TM_LOG_WARN, "llama.cpp leaves out RoPE in every %uth layer of a %s, other than this model",
                k->arch->pattern.period, k->arch->type);
-    if (tm_gguf_period(k, &period)) {
+    if (!k->arch->pattern.always && tm_gguf_period(k, &period)) {
         tm_gguf_put_u32(w, key, period);
         return;
     }
@@ -206,6 +206,7 @@ static tm_status refuse_others(const tm_gguf *g, const tm_gguf_keys *k) {
 }
 
 static tm_status file_head(const tm_gguf *g, tm_gguf_keys *k) {
+    if (k->arch->hooks) return k->arch->hooks->read_file(g, k);
     uint64_t dim = k->hidden_size / k->heads, value_dim, rotary;
     char key[TM_GGUF_ARCH_KEY];
     TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(k->arch, "attention.key_length", key), &dim, &(bool){false}));
@@ -245,11 +246,11 @@ tm_status tm_gguf_read_keys(const tm_gguf *g, tm_gguf_keys *k) {
     TM_TRY(refuse_others(g, k));
     TM_TRY(each_row(g, k, file_row));
     TM_TRY(check_heads(tm_gguf_path(g), k));
+    TM_TRY(file_tensors(g, k));
+    TM_TRY(read_pattern(g, k));
     TM_TRY(file_head(g, k));
     TM_TRY(query_row(g, k, file_row));
-    TM_TRY(read_pattern(g, k));
-    if (!(k->arch->flags & TM_ARCH_NO_ROPE)) TM_TRY(tm_gguf_read_rope(g, k));
-    return file_tensors(g, k);
+    return k->arch->flags & TM_ARCH_NO_ROPE ? TM_OK : tm_gguf_read_rope(g, k);
 }
 
 /* ---- out of config.json ---- */
@@ -282,7 +283,8 @@ static bool is_null(const tm_json *v) {
 static tm_status config_size(const tm_json *c, tm_gguf_keys *k, const tm_key *row) {
     uint64_t absent = absent_size(k, row);
     const tm_json *v = row->json ? tm_json_get(c, row->json) : NULL;
-    bool none = may_be_zero(row) && (is_null(v) || (!v && absent == 0));
+    bool zero = row->need == TM_NEED_COUNT && v && v->type == TM_JSON_NUMBER && v->number == 0;
+    bool none = may_be_zero(row) && (zero || is_null(v) || (!v && absent == 0));
     if (none || !row->json) {
         *size_at(k, row->at) = none ? 0 : (uint32_t)tm_min_u64(absent, INT32_MAX);
         return TM_OK;
@@ -324,6 +326,7 @@ static tm_status config_row(const void *from, tm_gguf_keys *k, const tm_key *row
 }
 
 static tm_status config_head(const tm_json *c, tm_gguf_keys *k) {
+    if (k->arch->hooks) return k->arch->hooks->read_config(c, k);
     uint32_t own = k->arch->head_dim ? k->arch->head_dim : k->hidden_size / k->heads;
     TM_TRY(tm_config_size(c, "head_dim", own, &k->head_dim));
     if (k->head_dim % 2 && !(k->arch->flags & TM_ARCH_NO_ROPE))
@@ -340,9 +343,9 @@ tm_status tm_gguf_read_config(const tm_json *c, tm_gguf_keys *k) {
     TM_TRY(tm_config_size(c, "vocab_size", 0, &k->vocab_size));
     TM_TRY(each_row(c, k, config_row));
     TM_TRY(check_heads("config.json", k));
+    TM_TRY(config_pattern(c, k));
     TM_TRY(config_head(c, k));
     TM_TRY(query_row(c, k, config_row));
-    TM_TRY(config_pattern(c, k));
     return k->arch->flags & TM_ARCH_NO_ROPE ? TM_OK : tm_gguf_read_rope_config(c, k);
 }
 
@@ -371,8 +374,12 @@ void tm_gguf_put_keys(tm_gguf_writer *w, const tm_gguf_keys *k) {
     char key[TM_GGUF_ARCH_KEY];
     for (size_t list = 0; list < TM_COUNT(k->arch->keys); list++)
         for (const tm_key *row = k->arch->keys[list]; row && (row->gguf || row->json); row++) put_row(w, k, row);
-    tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "attention.key_length", key), k->head_dim);
-    tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "attention.value_length", key), k->head_dim);
+    if (k->arch->hooks)
+        k->arch->hooks->put(w, k);
+    else {
+        tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "attention.key_length", key), k->head_dim);
+        tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "attention.value_length", key), k->head_dim);
+    }
     tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "vocab_size", key), k->vocab_size);
     put_pattern(w, k);
     if (!(k->arch->flags & TM_ARCH_NO_ROPE)) tm_gguf_put_rope(w, k);

@@ -20,6 +20,11 @@ static const tm_gguf_name *find_name(const tm_gguf_name *table, bool from_hf, co
     for (; table && table->gguf; table++) {
         const char *stem = from_hf ? table->hf : table->gguf;
         *suffix = name + strlen(stem);
+        if (from_hf && table->op == TM_OP_BARE) {
+            if (strcmp(name, stem) != 0) continue;
+            *suffix = ".weight";
+            return table;
+        }
         if (strncmp(name, stem, strlen(stem)) == 0 &&
             (strcmp(*suffix, ".weight") == 0 || strcmp(*suffix, ".bias") == 0))
             return table;
@@ -36,6 +41,7 @@ static bool translate(const tm_gguf_arch *arch, const char *name, bool from_hf, 
         p = find_name(arch->block[i], from_hf, rest, &suffix);
     if (!p) return false;
     const char *stem = from_hf ? p->gguf : p->hf;
+    if (p->op == TM_OP_BARE && !from_hf) suffix = "";
     int n = rest ? snprintf(out, cap, "%s%u.%s%s", prefix[!from_hf], layer, stem, suffix)
                  : snprintf(out, cap, "%s%s", stem, suffix);
     bool rows = p->op == TM_OP_Q || p->op == TM_OP_K;

@@ -6,11 +6,14 @@
 
 static const char *const kinds[] = {
     [TM_ROPE_DEFAULT] = "default", [TM_ROPE_LINEAR] = "linear",     [TM_ROPE_LLAMA3] = "llama3",
-    [TM_ROPE_YARN] = "yarn",       [TM_ROPE_LONGROPE] = "longrope",
+    [TM_ROPE_YARN] = "yarn",       [TM_ROPE_LONGROPE] = "longrope", [TM_ROPE_PROPORTIONAL] = "proportional",
 };
 
 static bool kind_fits(const tm_gguf_arch *arch, int kind) {
+    if ((arch->flags & TM_ARCH_PROPORTIONAL) || kind == TM_ROPE_PROPORTIONAL)
+        return (arch->flags & TM_ARCH_PROPORTIONAL) && kind == TM_ROPE_PROPORTIONAL;
     if (arch->flags & TM_ARCH_LOCAL_ROPE) return kind <= TM_ROPE_LINEAR;
+    if (arch->flags & TM_ARCH_TEMPERATURE) return kind == TM_ROPE_YARN;
     if (kind == TM_ROPE_LLAMA3) return !(arch->flags & TM_ARCH_PARTIAL);
     return kind != TM_ROPE_LONGROPE || (arch->flags & TM_ARCH_LONGROPE);
 }
@@ -29,6 +32,8 @@ static tm_status file_kind(const tm_gguf *g, tm_gguf_keys *k) {
         k->rope.kind = TM_ROPE_LINEAR;
     else if (found && strcmp(type.data, "yarn") == 0)
         k->rope.kind = TM_ROPE_YARN;
+    else if (k->arch->flags & TM_ARCH_PROPORTIONAL)
+        k->rope.kind = TM_ROPE_PROPORTIONAL;
     else if (found && strcmp(type.data, "none") != 0)
         rc = tm_fail(TM_EUNSUPPORTED, "%s: RoPE scaling '%s' is not supported", tm_gguf_path(g), type.data);
     if (rc == TM_OK && !kind_fits(k->arch, k->rope.kind))
@@ -43,6 +48,12 @@ static tm_status file_real(const tm_gguf *g, const tm_gguf_keys *k, const char *
     char key[TM_GGUF_ARCH_KEY];
     TM_TRY(tm_gguf_float(g, tm_gguf_arch_key(k->arch, what, key), out, must ? NULL : &(bool){false}));
     return *out > 0 ? TM_OK : tm_fail(TM_EINPUT, "%s: '%s' is %g", tm_gguf_path(g), key, *out);
+}
+
+static tm_status file_not_negative(const tm_gguf *g, const tm_gguf_keys *k, const char *what, double *out) {
+    char key[TM_GGUF_ARCH_KEY];
+    TM_TRY(tm_gguf_float(g, tm_gguf_arch_key(k->arch, what, key), out, &(bool){false}));
+    return *out >= 0 ? TM_OK : tm_fail(TM_EINPUT, "%s: '%s' is %g", tm_gguf_path(g), key, *out);
 }
 
 static tm_status file_yarn(const tm_gguf *g, tm_gguf_keys *k) {
@@ -60,7 +71,9 @@ static tm_status file_yarn(const tm_gguf *g, tm_gguf_keys *k) {
     found = tm_gguf_kv_find(g, key) != NULL;
     TM_TRY(file_real(g, k, "rope.scaling.yarn_attn_factor", false, &attention));
     if (found) k->rope.attention_factor = attention;
-    return TM_OK;
+    if (!(k->arch->flags & TM_ARCH_TEMPERATURE)) return TM_OK;
+    TM_TRY(file_not_negative(g, k, "rope.scaling.yarn_log_multiplier", &k->rope.mscale_all_dim));
+    return file_not_negative(g, k, "attention.temperature_scale", &k->rope.temperature);
 }
 
 static tm_status file_longrope(const tm_gguf *g, tm_gguf_keys *k) {
@@ -103,18 +116,26 @@ static tm_status config_factors(const tm_json *p, tm_gguf_keys *k) {
     return TM_OK;
 }
 
-/* Variants that have no key in GGUF. */
-static tm_status refuse_variants(const tm_json *p) {
+/* Variants that have no key in GGUF; mscale 1 (the first) and mscale_all_dim are Ministral's. */
+static tm_status refuse_variants(const tm_json *p, const tm_gguf_arch *arch) {
     static const char *const keys[] = {"mscale", "mscale_all_dim", "short_mscale", "long_mscale"};
+    bool own = arch->flags & TM_ARCH_TEMPERATURE;
     for (size_t i = 0; i < TM_COUNT(keys); i++) {
         const tm_json *v = tm_json_get(p, keys[i]);
-        if (v && v->type != TM_JSON_NULL)
+        bool taken = own && (i == 1 || (i == 0 && v && v->type == TM_JSON_NUMBER && v->number == 1));
+        if (v && v->type != TM_JSON_NULL && !taken)
             return tm_fail(TM_EUNSUPPORTED, "config.json:%u: '%s' cannot be written to GGUF", v->line, keys[i]);
     }
     const tm_json *truncate = tm_json_get(p, "truncate");
     if (truncate && truncate->type == TM_JSON_BOOL && !truncate->boolean)
         return tm_fail(TM_EUNSUPPORTED, "config.json:%u: 'truncate' false cannot be written to GGUF", truncate->line);
     return TM_OK;
+}
+
+static tm_status config_not_negative(const tm_json *p, const char *key, double *out) {
+    const tm_json *v = tm_json_get(p, key);
+    *out = 0;
+    return v && v->type == TM_JSON_NUMBER && v->number == 0 ? TM_OK : tm_config_real(p, key, 0, out);
 }
 
 static tm_status config_llama3(const tm_json *p, tm_gguf_keys *k) {
@@ -126,8 +147,16 @@ static tm_status config_llama3(const tm_json *p, tm_gguf_keys *k) {
     return tm_config_size(p, "original_max_position_embeddings", 8192, &k->rope.original);
 }
 
+static tm_status config_proportional(const tm_json *p, tm_gguf_keys *k) {
+    double part = 1;
+    TM_TRY(tm_config_real(p, "partial_rotary_factor", 1, &part));
+    if (part > 1) return tm_fail(TM_EINPUT, "config.json: partial_rotary_factor is %g, more than 1", part);
+    k->rope.rotary = (uint32_t)(k->by_layer.global_head_dim * part / 2) * 2;
+    return TM_OK;
+}
+
 static tm_status config_scaling(const tm_json *c, const tm_json *p, tm_gguf_keys *k) {
-    TM_TRY(refuse_variants(p));
+    TM_TRY(refuse_variants(p, k->arch));
     TM_TRY(tm_config_real(p, "factor", 1, &k->rope.factor));
     TM_TRY(tm_config_real(p, "attention_factor", 0, &k->rope.attention_factor));
     switch (k->rope.kind) {
@@ -136,7 +165,13 @@ static tm_status config_scaling(const tm_json *c, const tm_json *p, tm_gguf_keys
     case TM_ROPE_YARN:
         TM_TRY(tm_config_real(p, "beta_fast", 32, &k->rope.beta_fast));
         TM_TRY(tm_config_real(p, "beta_slow", 1, &k->rope.beta_slow));
+        if (k->arch->flags & TM_ARCH_TEMPERATURE) {
+            TM_TRY(config_not_negative(p, "mscale_all_dim", &k->rope.mscale_all_dim));
+            TM_TRY(config_not_negative(p, "llama_4_scaling_beta", &k->rope.temperature));
+        }
         return tm_config_size(p, "original_max_position_embeddings", k->context, &k->rope.original);
+    case TM_ROPE_PROPORTIONAL:
+        return config_proportional(p, k);
     case TM_ROPE_LONGROPE:
         if (!tm_json_get(c, "original_max_position_embeddings"))
             TM_TRY(tm_config_size(p, "original_max_position_embeddings", k->context, &k->rope.original));
@@ -148,6 +183,9 @@ static tm_status config_scaling(const tm_json *c, const tm_json *p, tm_gguf_keys
 
 static tm_status config_kind(const tm_json *type, tm_gguf_keys *k) {
     bool known = false;
+    if ((!type || type->type == TM_JSON_NULL) && !kind_fits(k->arch, TM_ROPE_DEFAULT))
+        return tm_fail(TM_EUNSUPPORTED, "config.json: a %s without RoPE scaling cannot be written to GGUF",
+                       k->arch->type);
     if (!type || type->type == TM_JSON_NULL) return TM_OK;
     for (size_t i = 0; i < TM_COUNT(kinds); i++)
         if (tm_json_is(type, kinds[i]) || (i == TM_ROPE_LONGROPE && tm_json_is(type, "su"))) {
@@ -206,10 +244,14 @@ static void put_original(tm_gguf_writer *w, const tm_gguf_keys *k) {
 void tm_gguf_put_rope(tm_gguf_writer *w, const tm_gguf_keys *k) {
     const tm_gguf_rope *r = &k->rope;
     char key[TM_GGUF_ARCH_KEY];
-    tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "rope.dimension_count", key), r->rotary);
+    if (r->kind == TM_ROPE_PROPORTIONAL) {
+        tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "rope.dimension_count", key), k->by_layer.global_head_dim);
+        tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "rope.dimension_count_swa", key), k->head_dim);
+    } else
+        tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "rope.dimension_count", key), r->rotary);
     put_real(w, k, "rope.freq_base", r->theta);
     if (k->arch->flags & TM_ARCH_LOCAL_ROPE) put_real(w, k, "rope.freq_base_swa", r->local_theta);
-    if (r->kind != TM_ROPE_DEFAULT && r->kind != TM_ROPE_LLAMA3)
+    if (r->kind == TM_ROPE_LINEAR || r->kind == TM_ROPE_YARN || r->kind == TM_ROPE_LONGROPE)
         tm_gguf_put_string(w, tm_gguf_arch_key(k->arch, "rope.scaling.type", key), kinds[r->kind],
                            strlen(kinds[r->kind]));
     if (r->kind == TM_ROPE_LINEAR || r->kind == TM_ROPE_YARN) put_real(w, k, "rope.scaling.factor", r->factor);
@@ -219,6 +261,10 @@ void tm_gguf_put_rope(tm_gguf_writer *w, const tm_gguf_keys *k) {
         put_real(w, k, "rope.scaling.yarn_beta_fast", r->beta_fast);
         put_real(w, k, "rope.scaling.yarn_beta_slow", r->beta_slow);
         if (r->attention_factor > 0) put_real(w, k, "rope.scaling.yarn_attn_factor", r->attention_factor);
+    }
+    if (k->arch->flags & TM_ARCH_TEMPERATURE) {
+        put_real(w, k, "rope.scaling.yarn_log_multiplier", r->mscale_all_dim);
+        put_real(w, k, "attention.temperature_scale", r->temperature);
     }
     if (r->kind == TM_ROPE_LONGROPE)
         put_real(w, k, "rope.scaling.attn_factor",
@@ -242,6 +288,10 @@ static void put_factors(tm_json_writer *j, const tm_gguf_keys *k, int which) {
 static void put_scaling(tm_json_writer *j, const tm_gguf_keys *k) {
     const tm_gguf_rope *r = &k->rope;
     tm_jw_field_str(j, "rope_type", kinds[r->kind]);
+    if (r->kind == TM_ROPE_PROPORTIONAL) {
+        put_float(j, "partial_rotary_factor", (double)r->rotary / (double)k->by_layer.global_head_dim);
+        return;
+    }
     if (r->kind == TM_ROPE_LONGROPE) {
         put_factors(j, k, 0);
         put_factors(j, k, 1);
@@ -254,6 +304,11 @@ static void put_scaling(tm_json_writer *j, const tm_gguf_keys *k) {
     if (r->kind == TM_ROPE_YARN) {
         put_float(j, "beta_fast", r->beta_fast);
         put_float(j, "beta_slow", r->beta_slow);
+    }
+    if (k->arch->flags & TM_ARCH_TEMPERATURE) {
+        put_float(j, "mscale", 1);
+        put_float(j, "mscale_all_dim", r->mscale_all_dim);
+        put_float(j, "llama_4_scaling_beta", r->temperature);
     }
     if (r->attention_factor > 0) put_float(j, "attention_factor", r->attention_factor);
     if (r->kind != TM_ROPE_LINEAR) tm_jw_field_uint(j, "original_max_position_embeddings", r->original);

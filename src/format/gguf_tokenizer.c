@@ -51,10 +51,10 @@ tm_status tm_vocabulary_open(tm_vocabulary *v, const tm_gguf *g, bool *found) {
     *found = false;
     TM_GO(string_or(g, "tokenizer.ggml.model", "no_vocab", &model));
     if (strcmp(model.data, "no_vocab") == 0) goto done;
-    v->spm = strcmp(model.data, "llama") == 0;
+    v->spm = strcmp(model.data, "llama") == 0 || strcmp(model.data, "gemma4") == 0; /* the latter has merges */
     if (!v->spm && strcmp(model.data, "gpt2") != 0) {
-        rc = tm_fail(TM_EUNSUPPORTED, "%s: tokenizer '%s' is not read; supported: gpt2 and llama", tm_gguf_path(g),
-                     model.data);
+        rc = tm_fail(TM_EUNSUPPORTED, "%s: tokenizer '%s' is not read; supported: gpt2, llama and gemma4",
+                     tm_gguf_path(g), model.data);
         goto done;
     }
     TM_GO(string_or(g, "tokenizer.ggml.pre", "default", &pre));

@@ -95,6 +95,25 @@ static tm_status read_llama3(const tm_gguf *g, uint32_t tensor, tm_gguf_keys *k)
                    tm_gguf_path(g));
 }
 
+enum { NEVER = 1000000 };
+static const float INFINITE = 1e30f; /* as llama.cpp's converter has it */
+
+/* Gemma 4's layers without a window: 1 where the head is rotated, without end where it is not. */
+static tm_status read_proportional(const tm_gguf *g, uint32_t tensor, tm_gguf_keys *k) {
+    float factors[TM_KEYS_MAX_FACTORS];
+    const tm_gguf_tensor *t = tm_gguf_tensor_get(g, tensor);
+    uint32_t half = k->by_layer.global_head_dim / 2, turned = 0;
+    bool right = t->elements == half && half <= TM_KEYS_MAX_FACTORS && tm_fmt_get(t->fmt)->readable;
+    if (right) TM_TRY(tm_gguf_read_f32(g, tensor, 0, half, factors));
+    while (right && turned < half && factors[turned] == 1) turned++;
+    for (uint32_t i = turned; right && i < half; i++) right = factors[i] > NEVER;
+    if (!right)
+        return tm_fail(TM_EINPUT, "%s: 'rope_freqs.weight' is not 1 and then without end, %u in all", tm_gguf_path(g),
+                       half);
+    k->rope.rotary = 2 * turned;
+    return TM_OK;
+}
+
 static const char *const tensors[] = {"rope_factors_short.weight", "rope_factors_long.weight", "rope_freqs.weight"};
 
 bool tm_gguf_is_rope_tensor(const char *name) {
@@ -105,6 +124,10 @@ bool tm_gguf_is_rope_tensor(const char *name) {
 
 tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_gguf_keys *k) {
     int64_t t = tm_gguf_tensor_find(g, "rope_freqs.weight");
+    if (k->rope.kind == TM_ROPE_PROPORTIONAL) {
+        k->rope.rotary = k->by_layer.global_head_dim;
+        return t < 0 ? TM_OK : read_proportional(g, (uint32_t)t, k);
+    }
     if (t >= 0) return read_llama3(g, (uint32_t)t, k);
     for (int f = 0; f < 2 && k->rope.kind == TM_ROPE_LONGROPE; f++) {
         t = tm_gguf_tensor_find(g, tensors[f]);
@@ -123,6 +146,12 @@ uint32_t tm_gguf_rope_tensors(const tm_gguf_keys *k, tm_rope_tensor out[2]) {
         out[0].name = tensors[2];
         out[0].n = k->rope.rotary / 2;
         llama3_factors(k, out[0].values);
+        return 1;
+    }
+    if (k->rope.kind == TM_ROPE_PROPORTIONAL) {
+        out[0].name = tensors[2];
+        out[0].n = k->by_layer.global_head_dim / 2;
+        for (uint32_t i = 0; i < out[0].n; i++) out[0].values[i] = i < k->rope.rotary / 2 ? 1 : INFINITE;
         return 1;
     }
     for (int f = 0; f < 2 && k->rope.kind == TM_ROPE_LONGROPE; f++) {

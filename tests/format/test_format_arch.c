@@ -15,7 +15,8 @@ static const char *const folders[] = {"arch_llama",        "arch_llama_tied_rope
                                       "arch_phi4mini",     "arch_smollm3",
                                       "arch_olmo2",        "arch_granite",
                                       "arch_glm4",         "arch_gemma2",
-                                      "arch_gemma3",       "arch_gpt2"};
+                                      "arch_gemma3",       "arch_gpt2",
+                                      "arch_gemma4"};
 
 static const char *gguf_of(const char *folder) {
     char name[64];
@@ -51,6 +52,7 @@ static bool is_carried(const char *key) {
         "use_cache",
         "use_bidirectional_attention",
         "dtype",
+        "per_layer_config",
     };
     for (size_t i = 0; i < TM_COUNT(not ); i++)
         if (strcmp(not [i], key) == 0) return false;
@@ -77,7 +79,7 @@ static void same_keys(const tm_json *wanted, const tm_json *got, const char *fol
 }
 
 static void same_configuration(const char *folder, const char *back) {
-    static const char *const patterned[] = {"arch_gemma2", "arch_gemma3", "arch_smollm3"};
+    static const char *const patterned[] = {"arch_gemma2", "arch_gemma3", "arch_gemma4", "arch_smollm3"};
     tm_json_doc *v4 = json_in(fixture(folder), "config_v4.json"), *v5 = json_in(fixture(folder), "config.json");
     tm_json_doc *got = json_in(back, "config.json");
     same_keys(tm_json_root(v4), tm_json_root(got), folder);
@@ -91,12 +93,12 @@ static void same_configuration(const char *folder, const char *back) {
     tm_json_free(got);
 }
 
-/* Gemma's norms are stored as 1 + w: half a unit in the last place of that is lost, nothing else. */
+/* Norms of Gemma 2 and 3 are stored as 1 + w: half a unit in the last place of that is lost, nothing else. */
 static void there_and_back(void **state) {
     (void)state;
     for (size_t i = 0; i < TM_COUNT(folders); i++) {
         char back[64];
-        float norms = strstr(folders[i], "gemma") ? 0x1p-24f : 0;
+        float norms = strstr(folders[i], "gemma2") || strstr(folders[i], "gemma3") ? 0x1p-24f : 0;
         snprintf(back, sizeof back, "%s.back", folders[i]);
         same_model(fixture(folders[i]), gguf_of(folders[i]), 0, norms);
         convert(gguf_of(folders[i]), scratch(back), NULL);
@@ -190,6 +192,14 @@ static void tensors_in_the_file(void **state) {
         {"arch_gemma2", "output_norm.weight", "model.norm.weight", ONE_MORE, 0},
         {"arch_gemma2", "blk.1.attn_q.weight", "model.layers.1.self_attn.q_proj.weight", PLAIN, 0},
         {"arch_gemma3", "blk.2.attn_k_norm.weight", "model.layers.2.self_attn.k_norm.weight", ONE_MORE, 0},
+        {"arch_gemma4", "blk.2.layer_output_scale.weight", "model.layers.2.layer_scalar", PLAIN, 0},
+        {"arch_gemma4", "blk.1.attn_norm.weight", "model.layers.1.input_layernorm.weight", PLAIN, 0},
+        {"arch_gemma4", "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight", PLAIN, 0},
+        {"arch_gemma4", "per_layer_model_proj.weight", "model.per_layer_model_projection.weight", PLAIN, 0},
+        {"arch_gemma4", "per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight", PLAIN, 0},
+        {"arch_gemma4", "blk.3.inp_gate.weight", "model.layers.3.per_layer_input_gate.weight", PLAIN, 0},
+        {"arch_gemma4", "blk.0.proj.weight", "model.layers.0.per_layer_projection.weight", PLAIN, 0},
+        {"arch_gemma4", "blk.0.post_norm.weight", "model.layers.0.post_per_layer_input_norm.weight", PLAIN, 0},
         {"arch_gpt2", "blk.1.attn_qkv.weight", "transformer.h.1.attn.c_attn.weight", TRANSPOSED, 0},
         {"arch_gpt2", "blk.1.attn_qkv.bias", "transformer.h.1.attn.c_attn.bias", PLAIN, 0},
         {"arch_gpt2", "blk.0.attn_output.weight", "transformer.h.0.attn.c_proj.weight", TRANSPOSED, 0},
@@ -337,6 +347,15 @@ static void keys_in_the_file(void **state) {
         {"arch_gemma3", "gemma3.rope.freq_base_swa", 10000},
         {"arch_gemma3", "gemma3.rope.scaling.factor", 8},
         {"arch_gemma3", "gemma3.attn_logit_softcapping", NAN},
+        {"arch_gemma4", "gemma4.attention.key_length", 12},
+        {"arch_gemma4", "gemma4.attention.key_length_swa", 8},
+        {"arch_gemma4", "gemma4.attention.head_count_kv", 2},
+        {"arch_gemma4", "gemma4.attention.shared_kv_layers", 2},
+        {"arch_gemma4", "gemma4.embedding_length_per_layer_input", 6},
+        {"arch_gemma4", "gemma4.rope.dimension_count", 12},
+        {"arch_gemma4", "gemma4.rope.dimension_count_swa", 8},
+        {"arch_gemma4", "gemma4.rope.freq_base", 100000},
+        {"arch_gemma4", "gemma4.rope.freq_base_swa", 1000},
         {"arch_gpt2", "gpt2.feed_forward_length", 128},
         {"arch_gpt2", "gpt2.context_length", 48},
         {"arch_gpt2", "gpt2.attention.layer_norm_epsilon", 1e-5f},
@@ -353,6 +372,28 @@ static void keys_in_the_file(void **state) {
             fail_msg("%s is %g, not %g", rows[i].key, found ? v : NAN, rows[i].value);
         tm_gguf_close(g);
     }
+}
+
+static void arrays_in_the_file(void **state) {
+    static const float factors[] = {1, 1, 1, 1e30f, 1e30f, 1e30f}; /* half of a head of 12 is rotated */
+    static const int32_t widths[] = {20, 20, 40, 40};              /* the layers that share keys are twice as wide */
+    static const uint8_t windows[] = {1, 0, 1, 0};
+    (void)state;
+    tm_gguf *g;
+    float got[6];
+    tm_buf file = {0};
+    OK(tm_gguf_open(&g, gguf_of("arch_gemma4")));
+    OK(tm_gguf_read_f32(g, (uint32_t)tm_gguf_tensor_find(g, "rope_freqs.weight"), 0, 6, got));
+    assert_memory_equal(got, factors, sizeof factors);
+    slurp(gguf_of("arch_gemma4"), &file);
+    const tm_gguf_kv *kv = tm_gguf_kv_find(g, "gemma4.feed_forward_length");
+    assert_true(kv->type == TM_GGUF_ARRAY && kv->element == TM_GGUF_I32 && kv->count == 4);
+    assert_memory_equal(file.data + kv->offset, widths, sizeof widths);
+    kv = tm_gguf_kv_find(g, "gemma4.attention.sliding_window_pattern");
+    assert_true(kv->type == TM_GGUF_ARRAY && kv->element == TM_GGUF_BOOL && kv->count == 4);
+    assert_memory_equal(file.data + kv->offset, windows, sizeof windows);
+    tm_buf_free(&file);
+    tm_gguf_close(g);
 }
 
 /* ---- what config.json may say ------------------------------------------------------------------------------------ */
@@ -420,6 +461,14 @@ static void configurations_refused(void **state) {
         {"arch_llama_yarn", "\"beta_fast\": 4.0", "\"beta_fast\": 0", TM_EINPUT, "'beta_fast' must be a positive"},
         {"arch_llama_yarn", "\"beta_fast\": 4.0", "\"truncate\": false", TM_EUNSUPPORTED, "'truncate' false"},
         {"arch_llama_yarn", "\"beta_fast\": 4.0", "\"mscale\": 1.0", TM_EUNSUPPORTED, "'mscale' cannot be written"},
+        {"arch_gemma4", "\"enable_moe_block\": false", "\"enable_moe_block\": true", TM_EUNSUPPORTED,
+         "'enable_moe_block'"},
+        {"arch_gemma4", "\"1\": {", "\"0\": {", TM_EUNSUPPORTED, "per_layer_config of layer 0 cannot"},
+        {"arch_gemma4", "\"1\": {", "\"9\": {", TM_EUNSUPPORTED, "per_layer_config of layer 9 cannot"},
+        {"arch_gemma4", "\"num_kv_shared_layers\": 2", "\"num_kv_shared_layers\": 4", TM_EINPUT, "is too large"},
+        {"arch_gemma4", "\"proportional\"", "\"linear\"", TM_EUNSUPPORTED, "this RoPE scaling"},
+        {"arch_gemma4", "\"partial_rotary_factor\": 0.5", "\"partial_rotary_factor\": 1.5", TM_EINPUT, "more than 1"},
+        {"arch_gemma4", "\"head_dim\": 8", "\"head_dim\": 7", TM_EINPUT, "head_dim must be even"},
         {"arch_granite", "\"logits_scaling\": 1.7", "\"logits_scaling\": 0.0", TM_EINPUT, "'logits_scaling' must be"},
     };
     (void)state;
@@ -451,6 +500,10 @@ static void configurations_taken(void **state) {
          "\"attn_logit_softcapping\": 2.0"},
         {"arch_gemma2", "\"layer_types\"", "\"x\"", "\"sliding_window_pattern\": 2"},
         {"arch_gemma3", "\"layer_types\"", "\"sliding_window_pattern\": 3, \"x\"", "\"sliding_window_pattern\": 3"},
+        {"arch_gemma4", "\"per_layer_config\"", "\"num_global_key_value_heads\": 1, \"global_head_dim\": 12, \"x\"",
+         "\"num_global_key_value_heads\": 1"},
+        {"arch_gemma4", "\"use_double_wide_mlp\": true", "\"use_double_wide_mlp\": false",
+         "\"use_double_wide_mlp\": false"},
         {"arch_gpt2", "\"n_inner\": 128", "\"n_inner\": null", "\"n_inner\": 256"},
         {"arch_gpt2", "\"n_positions\": 48", "\"n_positions\": 47", "\"n_positions\": 47"},
     };
@@ -465,6 +518,55 @@ static void configurations_taken(void **state) {
         if (!strstr(text.data, rows[i].back)) fail_msg("row %zu: no %s in\n%s", i, rows[i].back, text.data);
         tm_buf_free(&text);
     }
+}
+
+/* Ministral 3 is Llama's file with YaRN and two keys of its own. */
+static void ministral(void **state) {
+    (void)state;
+    static const char own[] = "\"llama_4_scaling_beta\": 0.25, \"mscale\": 1.0, \"mscale_all_dim\": 1.0, \"rope_type\"";
+    static const char *const lies[][2] = {{"\"mscale\": 1.0", "\"mscale\": 0.5"},
+                                          {"\"rope_type\": \"yarn\"", "\"rope_type\": \"default\""},
+                                          {"\"rope_type\": \"yarn\"", "\"x\": 0"}};
+    tm_buf text = {0};
+    tm_gguf *g;
+    double v = 0;
+    write_changed("arch_llama_yarn", "\"rope_type\"", own);
+    slurp(scratch("changed/config.json"), &text);
+    char *type = strstr(text.data, "\"model_type\": \"llama\"");
+    tm_buf changed = {0};
+    OK(tm_buf_append(&changed, text.data, (size_t)(type - text.data)));
+    OK(tm_buf_printf(&changed, "\"model_type\": \"ministral3\"%s", type + strlen("\"model_type\": \"llama\"")));
+    write_file(scratch("changed/config.json"), changed.data, changed.len);
+    OK(tm_remove_tree(scratch("changed.back")));
+    convert(scratch("changed"), scratch("changed.gguf"), NULL);
+    convert(scratch("changed.gguf"), scratch("changed.back"), NULL);
+    same_model(scratch("changed"), scratch("changed.back"), 0, 0);
+    tm_json_doc *a = json_in(scratch("changed"), "config.json"), *b = json_in(scratch("changed.back"), "config.json");
+    assert_true(
+        same_json(tm_json_get(tm_json_root(a), "rope_parameters"), tm_json_get(tm_json_root(b), "rope_parameters")));
+    assert_true(tm_json_is(tm_json_get(tm_json_root(b), "model_type"), "ministral3"));
+    OK(tm_gguf_open(&g, scratch("changed.gguf")));
+    OK(tm_gguf_float(g, "mistral3.attention.temperature_scale", &v, NULL));
+    assert_true(v == 0.25);
+    OK(tm_gguf_float(g, "mistral3.rope.scaling.yarn_log_multiplier", &v, NULL));
+    assert_true(v == 1);
+    tm_gguf_close(g);
+    tm_json_free(a);
+    tm_json_free(b);
+    for (size_t i = 0; i < TM_COUNT(lies); i++) {
+        tm_buf lie = {0};
+        const char *hit = strstr(changed.data, lies[i][0]);
+        assert_non_null(hit);
+        OK(tm_buf_append(&lie, changed.data, (size_t)(hit - changed.data)));
+        OK(tm_buf_printf(&lie, "%s%s", lies[i][1], hit + strlen(lies[i][0])));
+        write_file(scratch("changed/config.json"), lie.data, lie.len);
+        (void)remove(scratch("changed.gguf"));
+        expect_error(tm_convert(scratch("changed"), scratch("changed.gguf"), &(tm_convert_opts){0}), TM_EUNSUPPORTED,
+                     "cannot be written to GGUF");
+        tm_buf_free(&lie);
+    }
+    tm_buf_free(&text);
+    tm_buf_free(&changed);
 }
 
 /* Layers in no period: true or false for each, there and back. */
@@ -517,7 +619,9 @@ static void g_arch(gguf_bytes *g, const char *arch, const char *without) {
     g_kv_text(g, "general.architecture", arch);
     for (size_t i = 0; i < TM_COUNT(sizes); i++) {
         snprintf(key, sizeof key, "%s.%s", arch, sizes[i].key);
-        if (strcmp(sizes[i].key, without) != 0) g_kv_u32(g, key, sizes[i].v);
+        const char *last = strrchr(sizes[i].key, '.') ? strrchr(sizes[i].key, '.') + 1 : sizes[i].key;
+        const char *hit = strstr(without, last);
+        if (!hit || (hit[strlen(last)] && hit[strlen(last)] != ' ')) g_kv_u32(g, key, sizes[i].v);
     }
     bool gpt2 = strcmp(arch, "gpt2") == 0;
     snprintf(key, sizeof key, "%s.attention.layer_norm_%sepsilon", arch, gpt2 ? "" : "rms_");
@@ -572,9 +676,10 @@ static void lies(void **state) {
         {"qwen3", "x", LONG_FACTORS, 4, NULL, TM_EUNSUPPORTED, "a qwen3 with RoPE scaling 'longrope'"},
         {"llama", "rope.scaling.type", TEXT, 0, "yarn", TM_EINPUT, "'llama.rope.scaling.factor' is missing"},
         {"llama", "rope.scaling.type", TEXT, 0, "dynamic", TM_EUNSUPPORTED, "RoPE scaling 'dynamic'"},
+        {"mistral3", "x", U32, 1, NULL, TM_EUNSUPPORTED, "a mistral3 with RoPE scaling 'default'"},
         {"mamba", "block_count", U32, 1, NULL, TM_EUNSUPPORTED,
          "supported: llama (also Mistral, SmolLM, TinyLlama), qwen2, qwen3, phi3 (also Phi-3.5, Phi-4), smollm3, olmo2,"
-         " granite, glm4, gemma2, gemma3, gpt2"},
+         " granite, glm4, gemma2, gemma3, gemma4, mistral3 (Ministral 3), gpt2"},
     };
     (void)state;
     for (size_t i = 0; i < TM_COUNT(rows); i++) {
@@ -584,6 +689,57 @@ static void lies(void **state) {
         g_lie(&g, &rows[i]);
         g_write(&g, scratch("lie.gguf"));
         expect_error(tm_source_open_bare(&src, scratch("lie.gguf")), rows[i].status, rows[i].says);
+    }
+}
+
+static void g_array(gguf_bytes *g, const char *key, uint64_t n, const uint32_t *v) {
+    g_key(g, key, G_ARRAY);
+    g_u32(&g->kv, G_I32);
+    g_u64(&g->kv, n);
+    for (uint64_t i = 0; i < n; i++) g_u32(&g->kv, v[i]);
+}
+
+/* Gemma 4's numbers for each layer, two layers, of which the second is a global one. */
+static void numbers_for_each_layer(void **state) {
+    static const struct {
+        uint32_t n, width[3], kv[2], shared, key_length, frequencies;
+        tm_status status;
+        const char *says;
+    } rows[] = {
+        {2, {16, 16}, {2, 1}, 0, 8, 0, TM_OK, ""},
+        {2, {16, 32}, {2, 1}, 1, 8, 0, TM_OK, ""},
+        {2, {16, 32}, {2, 1}, 0, 8, 0, TM_EUNSUPPORTED, "the width 32 of layer 1's MLP"},
+        {2, {16, 17}, {2, 1}, 1, 8, 0, TM_EUNSUPPORTED, "the width 17 of layer 1's MLP"},
+        {3, {16, 16, 16}, {2, 1}, 0, 8, 0, TM_EINPUT, "has 3 numbers for 2 layers"},
+        {1, {16}, {2, 1}, 0, 8, 0, TM_EINPUT, "has 1 numbers for 2 layers"},
+        {2, {0, 16}, {2, 1}, 0, 8, 0, TM_EINPUT, "'gemma4.feed_forward_length'[0] is 0"},
+        {2, {16, 4294967295U}, {2, 1}, 0, 8, 0, TM_EINPUT, "'gemma4.feed_forward_length'[1] is -1"},
+        {2, {16, 16}, {2, 1}, 2, 8, 0, TM_EINPUT, "2 of 2 layers share keys"},
+        {2, {16, 16}, {2, 1}, 0, 7, 0, TM_EUNSUPPORTED, "'gemma4.attention.key_length' 7"},
+        {2, {16, 16}, {2, 1}, 0, 8, 3, TM_EINPUT, "'rope_freqs.weight' is not 1 and then without end, 4 in all"},
+        {2, {16, 16}, {2, 1}, 0, 8, 4, TM_EINPUT, "'rope_freqs.weight' is not 1"},
+    };
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        gguf_bytes g = {0};
+        tm_source *src = NULL;
+        g_arch(&g, "gemma4", "feed_forward_length head_count_kv");
+        g_array(&g, "gemma4.feed_forward_length", rows[i].n, rows[i].width);
+        g_array(&g, "gemma4.attention.head_count_kv", 2, rows[i].kv);
+        g_kv_u32(&g, "gemma4.attention.shared_kv_layers", rows[i].shared);
+        g_kv_u32(&g, "gemma4.attention.sliding_window_pattern", 2);
+        g_kv_u32(&g, "gemma4.attention.key_length", rows[i].key_length);
+        g_kv_u32(&g, "gemma4.attention.key_length_swa", 8);
+        if (rows[i].frequencies) g_f32s(&g, "rope_freqs.weight", rows[i].frequencies, 0, 1);
+        g_write(&g, scratch("layers.gguf"));
+        tm_status rc = tm_source_open_bare(&src, scratch("layers.gguf"));
+        if (rows[i].status != TM_OK) {
+            expect_error(rc, rows[i].status, rows[i].says);
+            continue;
+        }
+        OK(rc);
+        assert_non_null(strstr(tm_source_config(src, NULL), "\"num_global_key_value_heads\": 1"));
+        tm_source_close(src);
     }
 }
 
@@ -606,6 +762,9 @@ int main(void) {
         cmocka_unit_test(every_range),
         cmocka_unit_test(names_without_their_root),
         cmocka_unit_test(keys_in_the_file),
+        cmocka_unit_test(arrays_in_the_file),
+        cmocka_unit_test(ministral),
+        cmocka_unit_test(numbers_for_each_layer),
         cmocka_unit_test(configurations_refused),
         cmocka_unit_test(configurations_taken),
         cmocka_unit_test(patterns_without_a_period),

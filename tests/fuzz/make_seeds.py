@@ -160,6 +160,13 @@ def ggufs():
         kv("gemma3.attention.scale", F32, 0.25), kv("gemma3.rope.freq_base_swa", F32, 100.0),
         kv("gemma3.rope.scaling.type", STRING, "linear"), kv("gemma3.rope.scaling.factor", F32, 8.0),
         kv_array("gemma3.attention.sliding_window_pattern", BOOL, [1])] + vocabulary("llama"), infos, data))
+    put(p, "good-gemma4", gguf([k for k in keys("gemma4") if b"feed_forward" not in k and b"head_count_kv" not in k] + [
+        kv_array("gemma4.feed_forward_length", I32, [8]), kv_array("gemma4.attention.head_count_kv", I32, [1]),
+        kv("gemma4.attention.key_length", U32, 8), kv("gemma4.attention.key_length_swa", U32, 4),
+        kv("gemma4.attention.shared_kv_layers", U32, 0), kv("gemma4.embedding_length_per_layer_input", U32, 8),
+        kv_array("gemma4.attention.sliding_window_pattern", BOOL, [0])] + vocabulary("llama"), *llama_tensors(
+            [("token_embd.weight", [8, 8]), ("per_layer_token_embd.weight", [8, 8]), ("blk.0.attn_k.weight", [8, 8]),
+             ("blk.0.layer_output_scale.weight", [1])])))
     put(p, "good-smollm3", gguf(keys("smollm3") + [
         kv("smollm3.rope.layer_pattern", U32, 2), kv("smollm3.rope.scaling.type", STRING, "yarn"),
         kv("smollm3.rope.scaling.factor", F32, 4.0),
