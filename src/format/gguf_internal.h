@@ -241,6 +241,7 @@ typedef struct tm_split {
     const char *pre;     /* tokenizer.ggml.pre */
     const char *aliases; /* other values with the same meaning, space-separated, "" */
     const char *regex;   /* NULL: ByteLevel's own (GPT-2's) */
+    const char *also;    /* another regex that matches the same; NULL: none */
     bool digits;         /* each digit on its own first */
     bool nfc;            /* normaliser */
     bool ignore_merges;

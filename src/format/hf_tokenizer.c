@@ -220,8 +220,11 @@ static tm_status read_pre_tokenizer(reader *r, const tm_json *node) {
     const tm_json *split = part_of(node, "pretokenizers", "Split"), *digits = part_of(node, "pretokenizers", "Digits");
     const tm_json *meta = part_of(node, "pretokenizers", "Metaspace");
     size_t parts = tm_json_get(node, "pretokenizers") ? tm_json_get(node, "pretokenizers")->count : 1;
-    if (meta)
+    if (meta) {
         r->t->add_prefix = is_true(meta, "add_prefix_space", !tm_json_is(tm_json_get(meta, "prepend_scheme"), "never"));
+        if (r->t->add_prefix)
+            tm_log(TM_LOG_WARN, "%s: GGUF puts the prefix before a space and after a special token, too", r->t->name);
+    }
     if (bytes && !is_true(bytes, "add_prefix_space", true)) {
         const tm_json *regex = tm_json_get(tm_json_get(split, "pattern"), "Regex");
         bool own = is_true(bytes, "use_regex", true);
@@ -242,6 +245,7 @@ static tm_status read_post_processor(reader *r, const tm_json *node) {
     for (const tm_json *p = single ? single->child : NULL; p; p = p->next) {
         if (tm_json_get(p, "Sequence")) before = false;
         if (!tm_json_get(p, "SpecialToken")) continue;
+        if (before && r->t->add_bos) tm_log(TM_LOG_WARN, "%s: GGUF can say one token in front of a text", r->t->name);
         if (before) r->t->add_bos = true;
         if (!before) r->t->add_eos = true;
     }

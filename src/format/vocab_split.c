@@ -5,6 +5,9 @@
 
 static const char LLAMA3[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
                              " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+/* tiktoken's own spelling: what its possessive parts match no other part can, and \\s* takes all but the last line's end. */
+static const char CL100K[] = "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
+                             " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+";
 static const char QWEN2[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
                             " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
@@ -27,7 +30,10 @@ static const tm_split table[] = {
      .regex = LLAMA3,
      .ignore_merges = true,
      .add_bos = true},
-    {.pre = "dbrx", .aliases = "smaug-bpe glm4 chatglm-bpe", .regex = LLAMA3}, /* cl100k: Phi-4, OLMo 2, GLM-4 */
+    {.pre = "dbrx",
+     .aliases = "smaug-bpe glm4 chatglm-bpe",
+     .regex = LLAMA3,
+     .also = CL100K}, /* Phi-4, OLMo 2, GLM-4 */
     {.pre = "qwen2", .aliases = "deepseek-r1-qwen megrez", .regex = QWEN2, .nfc = true},
     {.pre = "gpt-4o", .aliases = "llama4", .regex = O200K}, /* Phi-4-mini */
     {.pre = "tekken", .aliases = "", .regex = TEKKEN, .ignore_merges = true, .add_bos = true},
@@ -48,7 +54,9 @@ const tm_split *tm_split_by_pre(const char *pre) {
 
 const tm_split *tm_split_by_regex(const char *regex) {
     for (size_t i = 0; i < TM_COUNT(table); i++)
-        if (table[i].regex && strcmp(table[i].regex, regex) == 0) return &table[i];
+        if ((table[i].regex && strcmp(table[i].regex, regex) == 0) ||
+            (table[i].also && strcmp(table[i].also, regex) == 0))
+            return &table[i];
     return NULL;
 }
 
