@@ -283,7 +283,6 @@ static void test_templates_refused(void **state) {
         {"{% include 'x' %}", TM_EUNSUPPORTED, "include"},
         {"{% endif %}", TM_EUNSUPPORTED, "endif"},
         {"{# no end", TM_EINPUT, "comment"},
-        {"{{ f(*x) }}", TM_EUNSUPPORTED, "unpacked"},
         {"{{ f(1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17) }}", TM_EUNSUPPORTED, "too many arguments"},
         {"{{ 'abc'[1:2:3:4] }}", TM_EINPUT, "too many parts"},
         {"{{ 'abc'[] }}", TM_EINPUT, "an empty subscript"},
@@ -448,6 +447,11 @@ static void test_expressions(void **state) {
         {"{{ range(5) | list }}{{ range(1, 9, 3) | list }}{{ range(3, 0, -1) | list }}",
          "[0, 1, 2, 3, 4][1, 4, 7][3, 2, 1]"},
         {"{{ 'a,b' | length }}{{ [1, 2] | count }}{{ {'a': 1} | length }}", "321"},
+        {"{{ range(*[1, 4]) | list }}{{ dict(a=1, **{'b': 2}) }}{{ 'a-b'.split(*['-']) }}",
+         "[1, 2, 3]{'a': 1, 'b': 2}['a', 'b']"},
+        {"{% macro f(a, b=2, c=3) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ f(*[7, 8], **{'c': 9}) }}{% set l = [f] %}{{ "
+         "l[0](*[1]) }}",
+         "789123"},
         {"{{ ['b', 'A', 'c'] | sort | join }}{{ ['b', 'A', 'c'] | sort(case_sensitive=true) | join }}{{ [2, 3, 1] | "
          "sort(reverse=true) }}",
          "AbcAbc[3, 2, 1]"},
@@ -486,6 +490,9 @@ static void test_wrong_values(void **state) {
         tm_status rc;
         const char *says;
     } bad[] = {
+        {"{{ range(*1) }}", TM_EINPUT, "cannot be iterated over"},
+        {"{{ dict(**[1]) }}", TM_EINPUT, "** of a list"},
+        {"{{ range(*range(17)) }}", TM_EUNSUPPORTED, "too many arguments"},
         {"{{ 'a'.strip(1) }}", TM_EINPUT, "argument 1 must be a string, not int"},
         {"{{ 'a'.split('a', 'b') }}", TM_EINPUT, "argument 2 must be an integer, not str"},
         {"{{ 'a'.split('') }}", TM_EINPUT, "empty string"},

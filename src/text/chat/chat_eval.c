@@ -168,11 +168,37 @@ static cj_value slice(cj_run *x, const cj_node *node) {
 
 /* ---- the rest --------------------------------------------------------------------------------------------------- */
 
+static void put_argument(cj_run *x, cj_args *args, cj_value v, const char *keyword) {
+    if (args->n == CJ_MAX_ARGS) {
+        (void)cj_error(x, TM_EUNSUPPORTED, "a call with too many arguments");
+        return;
+    }
+    args->v[args->n] = v;
+    args->keyword[args->n++] = keyword;
+}
+
+/* *a and **a */
+static void unpack(cj_run *x, cj_value v, bool keywords, cj_args *args) {
+    if (keywords && (v.type != CJ_MAPPING || !cj_fill_dict(x, v.dict))) {
+        (void)cj_error(x, TM_EINPUT, "** of a %s", cj_type_name(v));
+        return;
+    }
+    const cj_list *items = keywords ? NULL : cj_items(x, v);
+    for (size_t i = 0; items != NULL && i < items->n && x->rc == TM_OK; i++) put_argument(x, args, items->v[i], NULL);
+    for (size_t i = 0; keywords && i < v.dict->n && x->rc == TM_OK; i++) {
+        cj_value key = cj_copy_string(x, v.dict->e[i].key->p, v.dict->e[i].key->n); /* it ends with a NUL */
+        if (x->rc == TM_OK) put_argument(x, args, v.dict->e[i].v, key.str->p);
+    }
+}
+
 static void arguments(cj_run *x, const cj_node *list, cj_args *args) {
     args->n = 0;
-    for (const cj_node *a = list; a != NULL && args->n < CJ_MAX_ARGS; a = a->next, args->n++) {
-        args->v[args->n] = cj_eval(x, a->a);
-        args->keyword[args->n] = a->text;
+    for (const cj_node *a = list; a != NULL && x->rc == TM_OK; a = a->next) {
+        cj_value v = cj_eval(x, a->a);
+        if (a->integer > 0 && x->rc == TM_OK)
+            unpack(x, v, a->integer == 2, args);
+        else
+            put_argument(x, args, v, a->text);
     }
 }
 

@@ -105,7 +105,7 @@ typedef enum cj_kind {
     CJ_LIST, /* list */
     CJ_DICT, /* list of CJ_PAIR: a key, b value */
     CJ_PAIR,
-    CJ_ARG, /* a; text its keyword or NULL */
+    CJ_ARG, /* a; text its keyword or NULL; integer 1: *a, 2: **a */
     /* statements */
     CJ_DATA,   /* str */
     CJ_OUTPUT, /* a */

@@ -115,8 +115,10 @@ static cj_node *arguments(parser *p) {
             keyword = take(p)->text;
             take(p);
         }
-        if (is_op(p, "*") || is_op(p, "**")) return fail(p, TM_EUNSUPPORTED, "unpacked arguments", "");
-        append(&tail, node(p, CJ_ARG, keyword, expression(p), NULL));
+        const char *unpack = keyword == NULL && (is_op(p, "*") || is_op(p, "**")) ? take(p)->text : NULL;
+        cj_node *arg = node(p, CJ_ARG, keyword, expression(p), NULL);
+        if (arg != NULL && unpack != NULL) arg->integer = (int64_t)strlen(unpack);
+        append(&tail, arg);
         if (!take_op(p, ",")) break;
     }
     expect_op(p, ")");
