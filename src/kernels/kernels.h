@@ -76,6 +76,7 @@ typedef struct tm_norm {
     uint64_t ld_x, ld_y; /* elements from row to row; 0: groups * n */
     float eps;
     const void *x, *weight, *bias; /* weight NULL: ones; bias of LAYER */
+    const void *residual;          /* forward: what is added to the norm, laid out as y; NULL: nothing */
     void *y;
     /* backward; ld_y is dy's too, ld_x dx's */
     const void *dy; /* of dy_type */
@@ -105,11 +106,22 @@ typedef struct tm_rope {
     float inv_freq[TM_MAX_HEAD_DIM / 2];
     float *table; /* [cached][2][rotary/2]: cosines, then sines */
 } tm_rope;
-/* inv_freq[i] = theta^(-2i/rotary) of all columns, factor 1. Scaling is applied by the caller before tm_rope_fill. */
-void tm_rope_frequencies(tm_rope *r, uint32_t head_dim, double theta);
+/* inv_freq[i] = theta^(-2i/rotary), factor 1. Scaling is applied by the caller before tm_rope_fill. */
+void tm_rope_frequencies(tm_rope *r, uint32_t head_dim, double theta); /* all columns turn */
+void tm_rope_frequencies_part(tm_rope *r, uint32_t head_dim, uint32_t rotary, double theta);
 void tm_rope_scale_linear(tm_rope *r, double factor);
 /* Llama 3: wavelengths over original/low are divided by factor, those under original/high kept, blended between. */
 void tm_rope_scale_llama3(tm_rope *r, double factor, double low, double high, double original);
+/* YaRN (Peng et al. 2023, section 3.2, "NTK-by-parts"): frequencies that turn more than beta_fast times in `original`
+ * positions are kept, those that turn less than beta_slow times are divided by factor, blended between by index, whose
+ * ends are made whole where `truncate`. */
+typedef struct tm_yarn {
+    double theta, factor, original, beta_fast, beta_slow;
+    bool truncate;
+} tm_yarn;
+void tm_rope_scale_yarn(tm_rope *r, const tm_yarn *y);
+/* inv_freq[i] = 1 / (divisor[i] theta^(2i/rotary)) for n of them: longrope (Ding et al. 2024) */
+void tm_rope_scale_each(tm_rope *r, const float *divisor, uint32_t n, double theta);
 TM_MUST_USE tm_status tm_rope_fill(tm_rope *r, uint32_t positions); /* caches min(positions, TM_ROPE_CACHED) */
 void tm_rope_free(tm_rope *r);
 /* Position of token row t: first[t / seq] + t % seq; first NULL: all 0. */

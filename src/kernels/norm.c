@@ -69,6 +69,7 @@ static void forward_group(const tm_norm *a, uint64_t from, uint64_t to) {
         float *dest = kernels_dest(a->type, a->y, to + i, out);
         kernels.norm_apply(centred(a, from + i, mean, bx, m), weights(a, i, bw, m), inv, dest, m);
         if (a->bias) kernels.axpy(1.0F, kernels_load(a->type, a->bias, i, bw, m), dest, m);
+        if (a->residual) kernels.axpy(1.0F, kernels_load(a->type, a->residual, to + i, bx, m), dest, m);
         kernels_store(a->type, dest, a->y, to + i, m);
     }
 }

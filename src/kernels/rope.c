@@ -3,13 +3,18 @@
 
 #include <math.h>
 
+static float wave(const tm_rope *r, uint32_t i, double theta) {
+    return powf((float)theta, (float)(2 * i) / (float)r->rotary);
+}
+
+void tm_rope_frequencies_part(tm_rope *r, uint32_t head_dim, uint32_t rotary, double theta) {
+    TM_ASSERT(rotary % 2 == 0 && rotary <= head_dim && head_dim <= TM_MAX_HEAD_DIM);
+    *r = (tm_rope){.head_dim = head_dim, .rotary = rotary, .factor = 1};
+    for (uint32_t i = 0; i < rotary / 2; i++) r->inv_freq[i] = 1.0F / wave(r, i, theta);
+}
+
 void tm_rope_frequencies(tm_rope *r, uint32_t head_dim, double theta) {
-    TM_ASSERT(head_dim % 2 == 0 && head_dim <= TM_MAX_HEAD_DIM);
-    *r = (tm_rope){.head_dim = head_dim, .rotary = head_dim, .factor = 1};
-    for (uint32_t i = 0; i < head_dim / 2; i++) {
-        float exponent = (float)(2 * i) / (float)head_dim;
-        r->inv_freq[i] = 1.0F / powf((float)theta, exponent);
-    }
+    tm_rope_frequencies_part(r, head_dim, head_dim, theta);
 }
 
 void tm_rope_scale_linear(tm_rope *r, double factor) {
@@ -28,6 +33,27 @@ void tm_rope_scale_llama3(tm_rope *r, double factor, double low, double high, do
         double smooth = (original / wavelength - low) / (high - low);
         r->inv_freq[i] = (float)((1.0 - smooth) * (double)freq / factor + smooth * (double)freq);
     }
+}
+
+/* The index of the frequency that turns `turns` times in the original positions. */
+static double yarn_index(const tm_rope *r, const tm_yarn *y, double turns) {
+    return r->rotary * log(y->original / (turns * 2 * M_PI)) / (2 * log(y->theta));
+}
+
+void tm_rope_scale_yarn(tm_rope *r, const tm_yarn *y) {
+    double low = yarn_index(r, y, y->beta_fast), high = yarn_index(r, y, y->beta_slow);
+    if (y->truncate) low = floor(low), high = ceil(high);
+    low = fmax(low, 0), high = fmin(high, r->rotary - 1.0);
+    if (low == high) high += 0.001; /* as the reference keeps the slope finite */
+    for (uint32_t i = 0; i < r->rotary / 2; i++) {
+        float ramp = fminf(fmaxf(((float)i - (float)low) / (float)(high - low), 0), 1), kept = 1 - ramp;
+        float whole = r->inv_freq[i], divided = 1.0F / ((float)y->factor * wave(r, i, y->theta));
+        r->inv_freq[i] = divided * (1 - kept) + whole * kept;
+    }
+}
+
+void tm_rope_scale_each(tm_rope *r, const float *divisor, uint32_t n, double theta) {
+    for (uint32_t i = 0; i < n; i++) r->inv_freq[i] = 1.0F / (divisor[i] * wave(r, i, theta));
 }
 
 /* The angle is rounded to fp32 as the reference rounds it; its sine and cosine are then exact to fp32. */

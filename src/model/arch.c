@@ -4,7 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-static const model_arch *const archs[] = {&model_arch_llama, &model_arch_mistral, &model_arch_qwen2};
+#define ARCHITECTURES(X)                                                                                               \
+    X(llama) X(mistral) X(qwen2) X(qwen3) X(gemma2) X(gemma3) X(phi3) X(smollm3) X(gpt2) X(olmo2) X(granite) X(glm4)
+#define DECLARE(name) extern const model_arch model_arch_##name;
+#define ENTRY(name) &model_arch_##name,
+ARCHITECTURES(DECLARE)
+static const model_arch *const archs[] = {ARCHITECTURES(ENTRY)};
 
 const model_arch *model_arch_find(const char *model_type) {
     for (size_t i = 0; i < TM_COUNT(archs); i++)

@@ -4,7 +4,8 @@
  *     static tm_status parse_mine(const model_parser *p, tm_model_config *c) {
  *         return model_key_bool(p, "my_bias", false, &c->attention_bias);
  *     }
- *     const model_arch model_arch_mine = {"mine", .parse = parse_mine, .describe = model_describe_decoder};
+ *     const model_arch model_arch_mine = {
+ *         "mine", .parse = parse_mine, .decoder = &model_decoder_llama, .describe = model_describe_decoder};
  */
 #ifndef TIDEMILL_MODEL_ARCH_INTERNAL_H
 #define TIDEMILL_MODEL_ARCH_INTERNAL_H
@@ -22,19 +23,79 @@ typedef struct model_parser {
 TM_MUST_USE tm_status model_key_u32(const model_parser *p, const char *key, int64_t low, int64_t high,
                                     int64_t otherwise, uint32_t *out);
 TM_MUST_USE tm_status model_key_bool(const model_parser *p, const char *key, bool otherwise, bool *out);
+/* A positive number of `object`; absent with `otherwise` < 0: an error. */
+TM_MUST_USE tm_status model_key_real(const model_parser *p, const tm_json *object, const char *key, double otherwise,
+                                     double *out);
+bool model_present(const tm_json *n); /* and not null */
+TM_MUST_USE tm_status model_key_bad(const model_parser *p, const tm_json *at, const char *key, const char *expected);
+/* The first entry of an array that has one for each layer; NULL: there is no such key. */
+TM_MUST_USE tm_status model_key_layers(const model_parser *p, const tm_model_config *c, const char *key,
+                                       const tm_json **first);
+void model_layer_add(tm_layer_set *s, uint32_t layer);
+/* attention_bias (of q, k, v and o), mlp_bias */
+TM_MUST_USE tm_status model_parse_biases(const model_parser *p, tm_model_config *c);
+/* sliding_window (absent: `otherwise`, 0: none) of the layers that layer_types says, or of all but each `every`-th; 0:
+ * of all. */
+TM_MUST_USE tm_status model_parse_window(const model_parser *p, tm_model_config *c, int64_t otherwise, uint32_t every);
+/* config_rope.c; c->rope.theta and c->rope_windowed.theta: what an architecture begins with, 0: 10000, as the others */
+TM_MUST_USE tm_status model_parse_ropes(const model_parser *p, tm_model_config *c);
+enum { MODEL_MAX_POSITIONS = 1 << 30 };
 
 /* ---- the table (arch.c) ---- */
 
 typedef struct model_builder model_builder;
+
+/* What a block's tensors are called and, by what is there, what a block is. Stems, without ".weight" and ".bias"; NULL:
+ * there is none. */
+typedef enum block_module {
+    NORM_ATTN, /* before attention; none: attention reads the residual */
+    POST_ATTN, /* norms what attention adds to the residual */
+    NORM_MLP,
+    POST_MLP,
+    MODULE_Q,
+    MODULE_K,
+    MODULE_V,
+    MODULE_QKV, /* instead of the three */
+    MODULE_O,
+    NORM_Q, /* of heads, before they turn */
+    NORM_K,
+    MODULE_GATE, /* without it and GATE_UP the MLP has no gate */
+    MODULE_UP,
+    MODULE_GATE_UP, /* instead of the two */
+    MODULE_DOWN,
+    BLOCK_MODULES
+} block_module;
+typedef struct model_decoder {
+    const char *embed, *positions, *blocks, *norm, *head; /* "model.embed_tokens", NULL, "model.layers.", .. */
+    const char *module[BLOCK_MODULES];
+    tm_norm_kind norm_kind;
+    bool norm_q_whole; /* NORM_Q, NORM_K are of all heads together */
+    bool transposed;   /* weights are [in, out] */
+    bool interleaved;  /* neighbours turn */
+    bool no_rotary;
+} model_decoder;
+extern const model_decoder model_decoder_llama; /* decoder.c */
+
+/* Keys of config.json that are not called as usual. */
+typedef struct model_size_keys {
+    const char *hidden, *intermediate, *layers, *heads, *positions, *epsilon, *activation;
+} model_size_keys;
+
 typedef struct model_arch {
-    const char *model_type;       /* of config.json */
-    uint32_t kv_heads, positions; /* where config.json does not say: 0: as many as heads, 2048 */
+    const char *model_type; /* of config.json */
+    /* where config.json does not say; 0: as many as heads, hidden / heads, 2048, 1e-6, false */
+    uint32_t kv_heads, head_dim, positions;
+    double epsilon;
+    bool tied;
+    bool four_wide; /* the MLP is four times as wide */
+    tm_activation activation;
+    const model_size_keys *keys;                                   /* NULL: as usual */
     tm_status (*parse)(const model_parser *p, tm_model_config *c); /* its own keys; the common ones are there */
-    void (*describe)(model_builder *b);                            /* all units, in order */
+    const model_decoder *decoder;
+    void (*describe)(model_builder *b); /* all units, in order */
 } model_arch;
-const model_arch *model_arch_find(const char *model_type);                      /* NULL: there is none */
-void model_arch_names(char *buf, size_t cap);                                   /* "llama, mistral and x" */
-extern const model_arch model_arch_llama, model_arch_mistral, model_arch_qwen2; /* arch_*.c */
+const model_arch *model_arch_find(const char *model_type); /* NULL: there is none */
+void model_arch_names(char *buf, size_t cap);              /* "llama, mistral and x" */
 
 /* ---- description (table.c) ----
  *
@@ -44,6 +105,7 @@ extern const model_arch model_arch_llama, model_arch_mistral, model_arch_qwen2; 
 struct model_builder {
     tm_model *m;
     const tm_model_config *c;
+    const model_decoder *d;
     tm_status rc;
     size_t units_cap, stages_cap, specs_cap, parts_cap, tensors_cap, segments_cap;
     tm_stage spare; /* what is written to after a failure */
@@ -53,16 +115,18 @@ struct model_builder {
 
 /* Fills the empty tables of m, whose configuration is there; model_free_tables frees what is there, after a failure
  * too. */
-TM_MUST_USE tm_status model_build_tables(tm_model *m, void (*describe)(model_builder *b));
+TM_MUST_USE tm_status model_build_tables(tm_model *m, const model_arch *arch);
 void model_free_tables(tm_model *m);
 
-/* Tensors: `columns` 0: a vector. Names are prefix and what together. Norms begin as ones, biases as zeros. */
-uint32_t model_add_tensor(model_builder *b, const char *prefix, const char *what, uint64_t rows, uint64_t columns);
-uint32_t model_add_norm(model_builder *b, const char *prefix, const char *what, uint64_t n);
-uint32_t model_add_bias(model_builder *b, const char *prefix, const char *what, uint64_t n);
+/* Tensors: `columns` 0: a vector. Names are prefix, stem and ".weight" or ".bias" together. Norms begin as ones (those
+ * of 1 + w as zeros), biases as zeros. */
+uint32_t model_add_tensor(model_builder *b, const char *prefix, const char *stem, uint64_t rows, uint64_t columns);
+uint32_t model_add_norm(model_builder *b, const char *prefix, const char *stem, uint64_t n);
+uint32_t model_add_bias(model_builder *b, const char *prefix, const char *stem, uint64_t n);
 /* A part, and what it consists of, in order. model_add_whole returns where the tensor begins in the part. */
 uint32_t model_begin_part(model_builder *b, const char *prefix, const char *what);
 uint64_t model_add_whole(model_builder *b, uint32_t tensor);
+void model_add_segment(model_builder *b, uint32_t tensor, uint64_t offset, uint64_t elements);
 uint32_t model_one_part(model_builder *b, const char *prefix, const char *what, uint32_t tensor);
 
 void model_begin_unit(model_builder *b, tm_unit_kind kind, const char *name);
@@ -71,19 +135,23 @@ void model_set_kv_bytes(model_builder *b, uint64_t bytes);
 
 /* Stages. `spec` says what they compute but for its kind; slots that they use follow from it.
  *   norm       adds to the input's gradient, which the residual path wrote before, or writes it (`grad`)
- *   in         norm (or the rows of spec.normed), product, bias, RoPE. Of several that share a normed slot the first
- *              (column 0) writes the output and the others add their columns
+ *   in         norm (or the rows of spec.normed, or the input itself), product, bias, RoPE. Of several with one output
+ *              the first (column 0) writes it and the others add their columns
+ *   qk         norms of q and k by heads, RoPE
  *   attention  of rows of q, k and v; SLOT_LSE is its state
- *   out        residual + product + bias; glu: of silu(gate) * up */
+ *   out        (residual +) product + bias; glu: of the activation
+ *   post       residual + norm */
 void model_norm_stage(model_builder *b, stage_spec spec, uint32_t small, tm_access grad);
 void model_in_stage(model_builder *b, const char *name, stage_spec spec, uint32_t matrix, uint32_t small);
+void model_qk_stage(model_builder *b, stage_spec spec, uint32_t small);
 void model_attention_stage(model_builder *b, stage_spec spec);
 void model_out_stage(model_builder *b, const char *name, bool glu, stage_spec spec, uint32_t matrix, uint32_t small);
+void model_post_stage(model_builder *b, const char *name, stage_spec spec, uint32_t small);
 
-/* Whole units: "model.embed_tokens.weight"; the norm "model.norm.weight" and "lm_head.weight" (or the embedding). */
+/* Whole units, by the names of b->d. */
 void model_describe_embed(model_builder *b);
 void model_describe_head(model_builder *b);
-/* decoder.c: embedding, pre-norm blocks with grouped-query attention and a gated MLP (Llama and its kin), head. */
+/* decoder.c: embedding, blocks of grouped-query attention and an MLP (Llama and its kin), head. */
 void model_describe_decoder(model_builder *b);
 
 #endif

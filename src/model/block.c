@@ -16,65 +16,54 @@ static uint64_t chunk_rows(const tm_model *m, uint32_t rows, uint32_t seq) {
     return tm_min_u64(m->token_chunk, tm_round_up((uint64_t)rows * seq, MODEL_TOKEN_GRAIN));
 }
 
-/* ---- products ---- */
+/* ---- products ----
+ * With W [n, k], or [k, n] where the spec says `transposed`. */
 
-/* Y[rows, n] = X[rows, k] W[n, k]^T + beta Y */
-static void project(const tm_stage_args *s, tm_elem t, uint64_t rows, uint64_t n, uint64_t k, const void *x,
-                    const void *w, float beta, void *y, uint64_t ldy) {
-    s->kernels->gemm(&(tm_gemm_args){.m = rows,
-                                     .n = n,
-                                     .k = k,
-                                     .alpha = 1,
-                                     .beta = beta,
-                                     .a = x,
-                                     .lda = k,
-                                     .b = w,
-                                     .ldb = k,
-                                     .b_trans = true,
-                                     .c = y,
-                                     .ldc = ldy,
-                                     .a_type = t,
-                                     .b_type = t,
-                                     .c_type = t});
+/* The product of chunk rows with the stage's matrix: sizes, types and W. */
+static tm_gemm_args with_matrix(const tm_stage_args *a, uint64_t rows, uint64_t n, uint64_t k, bool back) {
+    const stage_spec *s = model_spec_of(a);
+    tm_elem t = model_elem(a->model);
+    return (tm_gemm_args){.m = rows,
+                          .n = back ? k : n,
+                          .k = back ? n : k,
+                          .alpha = s->scale,
+                          .b = a->weight[PART_MATRIX],
+                          .ldb = s->transposed ? n : k,
+                          .b_trans = s->transposed == back,
+                          .a_type = t,
+                          .b_type = t,
+                          .c_type = t};
 }
 
-/* dX[rows, k] = dY[rows, n] W[n, k] + beta dX */
-static void project_back(const tm_stage_args *s, tm_elem t, uint64_t rows, uint64_t n, uint64_t k, const void *dy,
-                         uint64_t ldy, const void *w, float beta, void *dx, tm_elem dx_type) {
-    s->kernels->gemm(&(tm_gemm_args){.m = rows,
-                                     .n = k,
-                                     .k = n,
-                                     .alpha = 1,
-                                     .beta = beta,
-                                     .a = dy,
-                                     .lda = ldy,
-                                     .b = w,
-                                     .ldb = k,
-                                     .c = dx,
-                                     .ldc = k,
-                                     .a_type = t,
-                                     .b_type = t,
-                                     .c_type = dx_type});
+/* Y[rows, n] = scale X[rows, k] W^T + beta Y */
+static void project(const tm_stage_args *a, uint64_t rows, uint64_t n, uint64_t k, const void *x, float beta, void *y,
+                    uint64_t ldy) {
+    tm_gemm_args g = with_matrix(a, rows, n, k, false);
+    g.a = x, g.lda = k, g.beta = beta, g.c = y, g.ldc = ldy;
+    a->kernels->gemm(&g);
 }
 
-/* dW[n, k] = dY[rows, n]^T X[rows, k], added unless fresh */
-static void weight_gradient(const tm_stage_args *s, tm_elem t, uint64_t rows, uint64_t n, uint64_t k, const void *dy,
-                            uint64_t ldy, const void *x, bool fresh, float *dw) {
-    s->kernels->gemm(&(tm_gemm_args){.m = n,
-                                     .n = k,
-                                     .k = rows,
-                                     .alpha = 1,
-                                     .beta = fresh ? 0 : 1,
-                                     .a = dy,
-                                     .lda = ldy,
-                                     .a_trans = true,
-                                     .b = x,
-                                     .ldb = k,
-                                     .c = dw,
-                                     .ldc = k,
-                                     .a_type = t,
-                                     .b_type = t,
-                                     .c_type = TM_ELEM_F32});
+/* dX[rows, k] = scale dY[rows, n] W + beta dX */
+static void project_back(const tm_stage_args *a, uint64_t rows, uint64_t n, uint64_t k, const void *dy, uint64_t ldy,
+                         float beta, void *dx, tm_elem dx_type) {
+    tm_gemm_args g = with_matrix(a, rows, n, k, true);
+    g.a = dy, g.lda = ldy, g.beta = beta, g.c = dx, g.ldc = k, g.c_type = dx_type;
+    a->kernels->gemm(&g);
+}
+
+/* dW += scale dY[rows, n]^T X[rows, k], written if fresh */
+static void weight_gradient(const tm_stage_args *a, uint64_t rows, uint64_t n, uint64_t k, const void *dy, uint64_t ldy,
+                            const void *x, bool fresh) {
+    const stage_spec *s = model_spec_of(a);
+    tm_elem t = model_elem(a->model);
+    tm_gemm_args g = {.m = n, .n = k, .k = rows, .alpha = s->scale, .beta = fresh ? 0 : 1};
+    g.a = dy, g.lda = ldy, g.b = x, g.ldb = k;
+    if (s->transposed) g.m = k, g.n = n, g.a = x, g.lda = k, g.b = dy, g.ldb = ldy;
+    g.a_trans = true;
+    g.c = a->weight_grad[PART_MATRIX], g.ldc = g.n;
+    g.a_type = g.b_type = t;
+    g.c_type = TM_ELEM_F32;
+    a->kernels->gemm(&g);
 }
 
 static void copy_rows(const tm_stage_args *a, void *to, const void *from, uint64_t row_bytes) {
@@ -83,16 +72,37 @@ static void copy_rows(const tm_stage_args *a, void *to, const void *from, uint64
 
 /* ---- norm: its own stage in the head, and where q, k, v or gate, up are separate ---- */
 
-/* The norm of `rows` rows from row `row` of slot s->in on, without its output. */
+/* The norm of a chunk's rows of slot s->in, without its output. */
 static tm_norm norm_of(const tm_stage_args *a, const void *small, rows_chunk c) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     return (tm_norm){.type = t,
+                     .kind = s->norm_kind,
                      .rows = c.rows,
                      .n = s->width,
                      .eps = s->epsilon,
                      .x = model_row_const(t, a->slot[s->in], c.row, s->width),
-                     .weight = model_row_const(t, small, 1, s->norm)};
+                     .weight = model_row_const(t, small, 1, s->norm),
+                     .bias = s->norm_bias != NO_VECTOR ? model_row_const(t, small, 1, s->norm_bias) : NULL,
+                     .dy_type = TM_ELEM_F32};
+}
+
+/* Its backward, from dy into the gradient of slot s->in. */
+static void norm_back(const tm_stage_args *a, tm_norm n, rows_chunk c, const void *dy, bool add, float *small,
+                      void *workspace) {
+    const stage_spec *s = model_spec_of(a);
+    n.dy = dy;
+    n.dx = model_row(n.type, a->grad[s->in], c.row, s->width);
+    n.dx_add = add;
+    n.dw = small ? small + s->norm : NULL;
+    n.db = small && s->norm_bias != NO_VECTOR ? small + s->norm_bias : NULL;
+    n.dw_add = true;
+    n.workspace = workspace;
+    a->kernels->norm_backward(&n);
+}
+
+static uint64_t norm_bytes(const tm_model *m, const stage_spec *s, uint64_t rows) {
+    return m->sizes.norm_workspace(rows, s->norm_kind == TM_NORM_LAYER ? 2 * s->width : s->width);
 }
 
 void norm_forward(const tm_stage_args *a) {
@@ -106,37 +116,64 @@ void norm_forward(const tm_stage_args *a) {
 void norm_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
-    uint64_t h = s->width, rows = model_rows(a->batch);
+    uint64_t h = s->width;
     bool add = (model_stage_of(a)->backward[2].access == TM_UPDATE) && !model_fresh(a->grad_fresh, s->in);
-    float *dw = model_small_gradient(a, 0);
-    FOR_CHUNKS(c, rows) {
-        tm_norm n = norm_of(a, a->weight[0], c);
-        n.dy = (const float *)a->grad[s->out] + c.row * h;
-        n.dx = model_row(t, a->grad[s->in], c.row, h);
-        n.dx_add = add;
-        n.dw = dw ? dw + s->norm : NULL;
-        n.dw_add = true;
-        n.workspace = a->workspace;
-        a->kernels->norm_backward(&n);
-    }
+    float *small = model_small_gradient(a, 0);
+    FOR_CHUNKS(c, model_rows(a->batch))
+    norm_back(a, norm_of(a, a->weight[0], c), c, (const float *)a->grad[s->out] + c.row * h, add, small, a->workspace);
     if (!add) model_zero_tail(a, a->grad[s->in], h * tm_elem_bytes(t));
 }
 
 uint64_t norm_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
-    return backward ? m->sizes.norm_workspace(chunk_rows(m, rows, seq), s->width) : 0;
+    return backward ? norm_bytes(m, s, chunk_rows(m, rows, seq)) : 0;
+}
+
+/* ---- post: output = residual + norm(input) ---- */
+
+void post_forward(const tm_stage_args *a) {
+    const stage_spec *s = model_spec_of(a);
+    tm_norm n = norm_of(a, a->weight[0], (rows_chunk){0, model_rows(a->batch)});
+    n.y = a->slot[s->out];
+    n.residual = a->slot[s->residual];
+    a->kernels->norm_forward(&n);
+    model_zero_tail(a, a->slot[s->out], s->width * tm_elem_bytes(n.type));
+}
+
+void post_backward(const tm_stage_args *a) {
+    tm_elem t = model_elem(a->model);
+    const stage_spec *s = model_spec_of(a);
+    float *small = model_small_gradient(a, 0);
+    FOR_CHUNKS(c, model_rows(a->batch)) {
+        tm_norm n = norm_of(a, a->weight[0], c);
+        n.dy_type = t;
+        norm_back(a, n, c, model_row_const(t, a->grad[s->out], c.row, s->width), false, small, a->workspace);
+    }
+    model_zero_tail(a, a->grad[s->in], s->width * tm_elem_bytes(t));
+    copy_rows(a, a->grad[s->residual], a->grad[s->out], s->width * tm_elem_bytes(t));
+}
+
+uint64_t post_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
+    return norm_workspace(m, s, backward, rows, seq);
 }
 
 /* ---- in: (norm and) product, bias, rotation ---- */
 
+/* Of a stage whose only part is the small one. */
+static const void *small_of(const tm_stage_args *a, uint64_t element) {
+    return model_row_const(model_elem(a->model), a->weight[0], 1, element);
+}
 static const void *small_at(const tm_stage_args *a, uint64_t element) {
     return model_row_const(model_elem(a->model), a->weight[PART_SMALL], 1, element);
 }
 
-/* The chunk's normed rows: from their slot, or computed into buf. */
-static const void *normed_rows(const tm_stage_args *a, const stage_spec *p, rows_chunk c, void *buf) {
+static bool norms_itself(const stage_spec *p) {
+    return !p->normed && p->norm != NO_VECTOR;
+}
+
+/* The chunk's rows that are multiplied: normed, from their slot or computed into buf, or the input as it is. */
+static const void *input_rows(const tm_stage_args *a, const stage_spec *p, rows_chunk c, void *buf) {
     tm_elem t = model_elem(a->model);
-    uint64_t h = p->width;
-    if (p->normed) return model_row_const(t, a->slot[p->normed], c.row, h);
+    if (!norms_itself(p)) return model_row_const(t, a->slot[p->normed ? p->normed : p->in], c.row, p->width);
     tm_norm n = norm_of(a, a->weight[PART_SMALL], c);
     n.y = buf;
     a->kernels->norm_forward(&n);
@@ -151,13 +188,12 @@ void in_forward(const tm_stage_args *a) {
     FOR_CHUNKS(c, rows) {
         char *out = model_row(t, a->slot[p->out], c.row, p->row_columns);
         out += p->column * tm_elem_bytes(t);
-        project(a, t, c.rows, p->columns, h, normed_rows(a, p, c, a->workspace), a->weight[PART_MATRIX], 0, out,
-                p->row_columns);
+        project(a, c.rows, p->columns, h, input_rows(a, p, c, a->workspace), 0, out, p->row_columns);
         if (p->bias != NO_VECTOR)
             a->kernels->add_bias(t, c.rows, p->columns, small_at(a, p->bias), out, p->row_columns);
         uint64_t real = tm_min_u64(c.rows, used - tm_min_u64(used, c.row));
         if (p->rotated)
-            a->kernels->rope_apply(&a->model->rope, t, c.row, real, p->row_columns, p->rotated, out, positions, false);
+            a->kernels->rope_apply(model_rope(a), t, c.row, real, p->row_columns, p->rotated, out, positions, false);
     }
     if (p->column == 0) model_zero_tail(a, a->slot[p->out], p->row_columns * tm_elem_bytes(t));
 }
@@ -166,45 +202,100 @@ void in_forward(const tm_stage_args *a) {
 static void in_backward_chunk(const tm_stage_args *a, const stage_spec *p, rows_chunk c, float *small) {
     tm_elem t = model_elem(a->model);
     uint64_t h = p->width;
+    bool own = norms_itself(p);
+    unsigned to = p->normed ? p->normed : p->in; /* whose gradient the product's is, unless it goes through the norm */
+    tm_elem to_type = p->normed ? TM_ELEM_F32 : t;
     char *at = a->workspace;
-    void *buf = model_take(&at, c.rows * h * tm_elem_bytes(t));
-    float *dnormed = p->normed ? (float *)a->grad[p->normed] + c.row * h : model_take(&at, c.rows * h * sizeof(float));
+    void *buf = own ? model_take(&at, c.rows * h * tm_elem_bytes(t)) : NULL;
+    void *dx = own ? model_take(&at, c.rows * h * sizeof(float)) : model_row(to_type, a->grad[to], c.row, h);
     const char *dy = model_row_const(t, a->grad[p->out], c.row, p->row_columns);
     dy += p->column * tm_elem_bytes(t);
-    float *dw = a->weight_grad[PART_MATRIX];
     bool fresh = a->weight_grad_fresh[PART_MATRIX] && c.row == 0;
-    if (dw) weight_gradient(a, t, c.rows, p->columns, h, dy, p->row_columns, normed_rows(a, p, c, buf), fresh, dw);
-    bool keep = p->normed && !model_fresh(a->grad_fresh, p->normed);
-    project_back(a, t, c.rows, p->columns, h, dy, p->row_columns, a->weight[PART_MATRIX], keep ? 1 : 0, dnormed,
-                 TM_ELEM_F32);
+    if (a->weight_grad[PART_MATRIX])
+        weight_gradient(a, c.rows, p->columns, h, dy, p->row_columns, input_rows(a, p, c, buf), fresh);
+    bool keep = !own && !model_fresh(a->grad_fresh, to);
+    project_back(a, c.rows, p->columns, h, dy, p->row_columns, keep ? 1 : 0, dx, own ? TM_ELEM_F32 : to_type);
     if (small && p->bias != NO_VECTOR)
         a->kernels->column_sum(t, c.rows, p->columns, dy, p->row_columns, small + p->bias, true);
-    if (p->normed) return;
-    tm_norm n = norm_of(a, a->weight[PART_SMALL], c);
-    n.dy = dnormed;
-    n.dx = model_row(t, a->grad[p->in], c.row, h);
-    n.dx_add = !model_fresh(a->grad_fresh, p->in);
-    n.dw = small ? small + p->norm : NULL;
-    n.dw_add = true;
-    n.workspace = at;
-    a->kernels->norm_backward(&n);
+    if (own) norm_back(a, norm_of(a, a->weight[PART_SMALL], c), c, dx, !model_fresh(a->grad_fresh, p->in), small, at);
 }
 
 void in_backward(const tm_stage_args *a) {
     const stage_spec *p = model_spec_of(a);
     uint64_t rows = model_rows(a->batch), h = p->width;
+    unsigned to = p->normed ? p->normed : p->in;
+    uint64_t width = p->normed ? sizeof(float) : tm_elem_bytes(model_elem(a->model));
     float *small = model_stage_of(a)->n_parts > 1 ? model_small_gradient(a, PART_SMALL) : NULL;
     FOR_CHUNKS(c, rows) in_backward_chunk(a, p, c, small);
-    if (p->normed && model_fresh(a->grad_fresh, p->normed)) model_zero_tail(a, a->grad[p->normed], h * sizeof(float));
-    if (!p->normed && model_fresh(a->grad_fresh, p->in))
-        model_zero_tail(a, a->grad[p->in], h * tm_elem_bytes(model_elem(a->model)));
+    if (model_fresh(a->grad_fresh, to)) model_zero_tail(a, a->grad[to], h * width);
 }
 
 uint64_t in_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
     uint64_t n = chunk_rows(m, rows, seq), h = s->width;
-    if (s->normed) return 0;
+    if (!norms_itself(s)) return 0;
     uint64_t normed = tm_round_up(n * h * tm_dtype_bytes(m->compute), 64);
-    return backward ? normed + tm_round_up(n * h * sizeof(float), 64) + m->sizes.norm_workspace(n, h) : normed;
+    return backward ? normed + tm_round_up(n * h * sizeof(float), 64) + norm_bytes(m, s, n) : normed;
+}
+
+/* ---- qk: norms of q and k, rotation ---- */
+
+/* q's, or k's, of a chunk: rows of the projection, and of what attention reads. */
+static tm_norm head_norm(const tm_stage_args *a, rows_chunk c, bool k) {
+    const stage_spec *s = model_spec_of(a);
+    tm_elem t = model_elem(a->model);
+    uint64_t q = (uint64_t)s->heads * s->head_dim, kv = (uint64_t)s->kv_heads * s->head_dim;
+    tm_norm n = {.type = t, .kind = s->norm_kind, .rows = c.rows, .eps = s->epsilon, .dy_type = t};
+    n.n = !s->norm_whole ? s->head_dim : k ? kv : q;
+    n.groups = (k ? kv : q) / n.n;
+    n.ld_x = s->row_columns, n.ld_y = s->width;
+    n.x = model_row_const(t, model_row_const(t, a->slot[s->in], c.row, s->row_columns), 1, k ? q : 0);
+    n.weight = small_of(a, k ? s->norm_k : s->norm);
+    return n;
+}
+
+void qk_forward(const tm_stage_args *a) {
+    const stage_spec *s = model_spec_of(a);
+    tm_elem t = model_elem(a->model);
+    uint64_t q = (uint64_t)s->heads * s->head_dim, used = model_used(a->batch);
+    tm_positions positions = {a->batch->position, a->batch->seq};
+    FOR_CHUNKS(c, model_rows(a->batch)) {
+        void *out = model_row(t, a->slot[s->out], c.row, s->width);
+        for (int k = 0; k < 2; k++) {
+            tm_norm n = head_norm(a, c, k);
+            n.y = model_row(t, out, 1, k ? q : 0);
+            a->kernels->norm_forward(&n);
+        }
+        uint64_t real = tm_min_u64(c.rows, used - tm_min_u64(used, c.row));
+        if (s->rope != NO_ROPE)
+            a->kernels->rope_apply(model_rope(a), t, c.row, real, s->width, s->heads + s->kv_heads, out, positions,
+                                   false);
+    }
+    model_zero_tail(a, a->slot[s->out], s->width * tm_elem_bytes(t));
+}
+
+/* The gradients of q and k were turned back where they were made. Attention has written v's beside. */
+void qk_backward(const tm_stage_args *a) {
+    const stage_spec *s = model_spec_of(a);
+    tm_elem t = model_elem(a->model);
+    uint64_t q = (uint64_t)s->heads * s->head_dim;
+    float *small = model_small_gradient(a, 0);
+    FOR_CHUNKS(c, a->batch->tokens) { /* the padding's too: nobody else writes these columns */
+        for (int k = 0; k < 2; k++) {
+            tm_norm n = head_norm(a, c, k);
+            n.dy = model_row_const(t, model_row_const(t, a->grad[s->out], c.row, s->width), 1, k ? q : 0);
+            n.dx = model_row(t, model_row(t, a->grad[s->in], c.row, s->row_columns), 1, k ? q : 0);
+            n.dw = small ? small + (k ? s->norm_k : s->norm) : NULL;
+            n.dw_add = true;
+            n.workspace = a->workspace;
+            a->kernels->norm_backward(&n);
+        }
+    }
+}
+
+uint64_t qk_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
+    uint64_t widest = s->norm_whole ? (uint64_t)s->heads * s->head_dim : s->head_dim;
+    (void)rows, (void)seq;
+    return backward ? m->sizes.norm_workspace(m->token_chunk, widest) : 0;
 }
 
 /* ---- attention ---- */
@@ -218,7 +309,26 @@ static tm_attention attention_of(const tm_model *m, const stage_spec *s, uint32_
                           .head_dim = s->head_dim,
                           .window = s->window,
                           .scale = s->scale,
-                          .rope = &m->rope};
+                          .softcap = s->softcap,
+                          .temperature = s->temperature,
+                          .temperature_every = s->temperature_every};
+}
+
+/* Where q, k and v lie: side by side, or v where it was projected and q and k where they were normed. */
+static void place_qkv(const tm_stage_args *a, tm_attention *x) {
+    const stage_spec *s = model_spec_of(a);
+    uint64_t q = (uint64_t)s->heads * s->head_dim, kv = (uint64_t)s->kv_heads * s->head_dim;
+    if (s->values == s->in) {
+        tm_attention_fuse(x, a->slot[s->in], a->grad[s->in]);
+        return;
+    }
+    x->ld_q = x->ld_k = q + kv;
+    x->ld_v = q + 2 * kv;
+    x->q = a->slot[s->in], x->k = model_row_const(x->type, x->q, 1, q);
+    x->v = model_row_const(x->type, a->slot[s->values], 1, q + kv);
+    if (!a->grad[s->in]) return;
+    x->d_q = a->grad[s->in], x->d_k = model_row(x->type, x->d_q, 1, q);
+    x->d_v = model_row(x->type, a->grad[s->values], 1, q + kv);
 }
 
 static tm_attention attention_args(const tm_stage_args *a) {
@@ -226,7 +336,8 @@ static tm_attention attention_args(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     tm_attention x = attention_of(a->model, s, b->rows, b->seq);
     x.padded = b->tokens;
-    tm_attention_fuse(&x, a->slot[s->in], a->grad[s->in]);
+    x.rope = model_rope(a);
+    place_qkv(a, &x);
     x.key_mask = b->key_mask;
     x.o = a->slot[s->out];
     x.lse = a->slot[SLOT_LSE];
@@ -255,7 +366,7 @@ uint64_t attention_workspace(const tm_model *m, const stage_spec *s, bool backwa
 
 /* Two products forward; backward recomputes one of them and has four of its own. */
 double attention_flops(const stage_spec *s, bool backward, const tm_load *load) {
-    return (backward ? 10 : 4) * load->pairs * s->heads * s->head_dim;
+    return (backward ? 10 : 4) * (s->window ? load->window_pairs : load->pairs) * s->heads * s->head_dim;
 }
 
 /* ---- out: output = residual + input W^T + bias ---- */
@@ -275,78 +386,104 @@ static void out_bias_gradient(const tm_stage_args *a) {
                            small + s->bias, true);
 }
 
+/* What the product is added to; returns its beta. */
+static float begin_output(const tm_stage_args *a) {
+    const stage_spec *s = model_spec_of(a);
+    if (s->residual == NO_SLOT) return 0;
+    copy_rows(a, a->slot[s->out], a->slot[s->residual], s->columns * tm_elem_bytes(model_elem(a->model)));
+    return 1;
+}
+
+static void end_output(const tm_stage_args *a) {
+    const stage_spec *s = model_spec_of(a);
+    add_out_bias(a);
+    if (s->residual == NO_SLOT) model_zero_tail(a, a->slot[s->out], s->columns * tm_elem_bytes(model_elem(a->model)));
+}
+
+static void residual_gradient(const tm_stage_args *a) {
+    const stage_spec *s = model_spec_of(a);
+    if (s->residual == NO_SLOT) return;
+    copy_rows(a, a->grad[s->residual], a->grad[s->out], s->columns * tm_elem_bytes(model_elem(a->model)));
+}
+
 void out_forward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->columns, q = s->width;
-    copy_rows(a, a->slot[s->out], a->slot[s->residual], h * tm_elem_bytes(t));
+    float beta = begin_output(a);
     FOR_CHUNKS(c, model_rows(a->batch))
-    project(a, t, c.rows, h, q, model_row_const(t, a->slot[s->in], c.row, q), a->weight[PART_MATRIX], 1,
+    project(a, c.rows, h, q, model_row_const(t, a->slot[s->in], c.row, q), beta,
             model_row(t, a->slot[s->out], c.row, h), h);
-    add_out_bias(a);
+    end_output(a);
 }
 
 void out_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->columns, q = s->width;
-    float *dw = a->weight_grad[PART_MATRIX];
     FOR_CHUNKS(c, model_rows(a->batch)) {
         const void *dy = model_row_const(t, a->grad[s->out], c.row, h);
-        project_back(a, t, c.rows, h, q, dy, h, a->weight[PART_MATRIX], 0, model_row(t, a->grad[s->in], c.row, q), t);
-        if (dw)
-            weight_gradient(a, t, c.rows, h, q, dy, h, model_row_const(t, a->slot[s->in], c.row, q),
-                            a->weight_grad_fresh[PART_MATRIX] && c.row == 0, dw);
+        project_back(a, c.rows, h, q, dy, h, 0, model_row(t, a->grad[s->in], c.row, q), t);
+        if (a->weight_grad[PART_MATRIX])
+            weight_gradient(a, c.rows, h, q, dy, h, model_row_const(t, a->slot[s->in], c.row, q),
+                            a->weight_grad_fresh[PART_MATRIX] && c.row == 0);
     }
     out_bias_gradient(a);
     model_zero_tail(a, a->grad[s->in], q * tm_elem_bytes(t));
-    copy_rows(a, a->grad[s->residual], a->grad[s->out], h * tm_elem_bytes(t));
+    residual_gradient(a);
 }
 
-/* ---- glu_out: output = residual + (silu(gate) * up) Wd^T + bias ---- */
+/* ---- glu_out: output = residual + (act(gate) * up) Wd^T + bias, or of act(x) ---- */
+
+static uint64_t glu_input(const stage_spec *s) {
+    return s->plain ? s->width : 2 * s->width;
+}
 
 static tm_glu glu_of(const tm_stage_args *a, rows_chunk c) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
-    return (tm_glu){
-        .type = t, .rows = c.rows, .width = s->width, .x = model_row_const(t, a->slot[s->in], c.row, 2 * s->width)};
+    return (tm_glu){.type = t,
+                    .act = s->activation,
+                    .plain = s->plain,
+                    .rows = c.rows,
+                    .width = s->width,
+                    .x = model_row_const(t, a->slot[s->in], c.row, glu_input(s))};
 }
 
 void glu_out_forward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->columns, f = s->width;
-    copy_rows(a, a->slot[s->out], a->slot[s->residual], h * tm_elem_bytes(t));
+    float beta = begin_output(a);
     FOR_CHUNKS(c, model_rows(a->batch)) {
         tm_glu g = glu_of(a, c);
         g.y = a->workspace;
         a->kernels->glu_forward(&g);
-        project(a, t, c.rows, h, f, a->workspace, a->weight[PART_MATRIX], 1, model_row(t, a->slot[s->out], c.row, h),
-                h);
+        project(a, c.rows, h, f, a->workspace, beta, model_row(t, a->slot[s->out], c.row, h), h);
     }
-    add_out_bias(a);
+    end_output(a);
 }
 
 void glu_out_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->columns, f = s->width;
-    float *dw = a->weight_grad[PART_MATRIX];
     FOR_CHUNKS(c, model_rows(a->batch)) {
         char *at = a->workspace;
         float *da = model_take(&at, c.rows * f * sizeof *da);
         const void *dy = model_row_const(t, a->grad[s->out], c.row, h);
-        project_back(a, t, c.rows, h, f, dy, h, a->weight[PART_MATRIX], 0, da, TM_ELEM_F32);
+        project_back(a, c.rows, h, f, dy, h, 0, da, TM_ELEM_F32);
         tm_glu g = glu_of(a, c);
         g.y = at;
         g.dy = da;
-        g.dx = model_row(t, a->grad[s->in], c.row, 2 * f);
+        g.dx = model_row(t, a->grad[s->in], c.row, glu_input(s));
         a->kernels->glu_backward(&g);
-        if (dw) weight_gradient(a, t, c.rows, h, f, dy, h, at, a->weight_grad_fresh[PART_MATRIX] && c.row == 0, dw);
+        if (a->weight_grad[PART_MATRIX])
+            weight_gradient(a, c.rows, h, f, dy, h, at, a->weight_grad_fresh[PART_MATRIX] && c.row == 0);
     }
     out_bias_gradient(a);
-    model_zero_tail(a, a->grad[s->in], 2 * f * tm_elem_bytes(t));
-    copy_rows(a, a->grad[s->residual], a->grad[s->out], h * tm_elem_bytes(t));
+    model_zero_tail(a, a->grad[s->in], glu_input(s) * tm_elem_bytes(t));
+    residual_gradient(a);
 }
 
 uint64_t glu_out_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {

@@ -9,23 +9,23 @@ enum {
     MAX_HIDDEN = 1 << 20,
     MAX_INTERMEDIATE = 1 << 22,
     MAX_VOCAB = 1 << 26,
-    MAX_LAYERS = 1 << 12,
+    MAX_LAYERS = TM_MAX_LAYERS,
     MAX_HEADS = 1 << 12
 };
-enum { MAX_HEAD_DIM = 512, MAX_POSITIONS = 1 << 30 };
+enum { MAX_POSITIONS = MODEL_MAX_POSITIONS };
 
-static bool present(const tm_json *n) {
+bool model_present(const tm_json *n) {
     return n && n->type != TM_JSON_NULL;
 }
 
-static tm_status bad(const model_parser *p, const tm_json *at, const char *key, const char *expected) {
+tm_status model_key_bad(const model_parser *p, const tm_json *at, const char *key, const char *expected) {
     return tm_fail(TM_EINPUT, "%s:%u:%u: %s must be %s", p->name, at->line, at->column, key, expected);
 }
 
 tm_status model_key_u32(const model_parser *p, const char *key, int64_t low, int64_t high, int64_t otherwise,
                         uint32_t *out) {
     const tm_json *n = tm_json_get(p->root, key);
-    if (!present(n)) {
+    if (!model_present(n)) {
         if (otherwise < 0) return tm_fail(TM_EINPUT, "%s: %s is missing", p->name, key);
         *out = (uint32_t)otherwise;
         return TM_OK;
@@ -38,17 +38,16 @@ tm_status model_key_u32(const model_parser *p, const char *key, int64_t low, int
     return TM_OK;
 }
 
-static tm_status get_double(const model_parser *p, const tm_json *object, const char *key, bool required,
-                            double otherwise, double *out) {
+tm_status model_key_real(const model_parser *p, const tm_json *object, const char *key, double otherwise, double *out) {
     const tm_json *n = tm_json_get(object, key);
-    if (!present(n)) {
-        if (required)
+    if (!model_present(n)) {
+        if (otherwise < 0)
             return tm_fail(TM_EINPUT, "%s:%u:%u: %s is missing here", p->name, object->line, object->column, key);
         *out = otherwise;
         return TM_OK;
     }
     bool ok = n->type == TM_JSON_NUMBER && isfinite(n->number) && n->number > 0;
-    if (!ok) return bad(p, n, key, "a positive number");
+    if (!ok) return model_key_bad(p, n, key, "a positive number");
     *out = n->number;
     return TM_OK;
 }
@@ -56,15 +55,15 @@ static tm_status get_double(const model_parser *p, const tm_json *object, const 
 tm_status model_key_bool(const model_parser *p, const char *key, bool otherwise, bool *out) {
     const tm_json *n = tm_json_get(p->root, key);
     *out = otherwise;
-    if (!present(n)) return TM_OK;
-    if (n->type != TM_JSON_BOOL) return bad(p, n, key, "true or false");
+    if (!model_present(n)) return TM_OK;
+    if (n->type != TM_JSON_BOOL) return model_key_bad(p, n, key, "true or false");
     *out = n->boolean;
     return TM_OK;
 }
 
 static tm_status token_id(const model_parser *p, const tm_json *n, const char *key, int32_t *out) {
     bool ok = n->type == TM_JSON_NUMBER && n->is_integer && n->integer >= -1 && n->integer < MAX_VOCAB;
-    if (!ok) return bad(p, n, key, "a token id");
+    if (!ok) return model_key_bad(p, n, key, "a token id");
     *out = (int32_t)n->integer;
     return TM_OK;
 }
@@ -72,11 +71,11 @@ static tm_status token_id(const model_parser *p, const tm_json *n, const char *k
 static tm_status special_tokens(const model_parser *p, tm_model_config *c) {
     const tm_json *bos = tm_json_get(p->root, "bos_token_id"), *eos = tm_json_get(p->root, "eos_token_id");
     c->bos_token_id = -1;
-    if (present(bos)) TM_TRY(token_id(p, bos, "bos_token_id", &c->bos_token_id));
-    if (!present(eos)) return TM_OK;
+    if (model_present(bos)) TM_TRY(token_id(p, bos, "bos_token_id", &c->bos_token_id));
+    if (!model_present(eos)) return TM_OK;
     const tm_json *first = eos->type == TM_JSON_ARRAY ? eos->child : eos;
     size_t n = eos->type == TM_JSON_ARRAY ? eos->count : 1;
-    if (n > TM_COUNT(c->eos_token_id)) return bad(p, eos, "eos_token_id", "at most 8 token ids");
+    if (n > TM_COUNT(c->eos_token_id)) return model_key_bad(p, eos, "eos_token_id", "at most 8 token ids");
     for (size_t i = 0; i < n; i++, first = first->next) {
         int32_t id = -1;
         TM_TRY(token_id(p, first, "eos_token_id", &id));
@@ -97,12 +96,8 @@ static tm_status architecture(const model_parser *p, tm_model_config *c, const m
                        type->column, type->text, names);
     }
     snprintf(c->model_type, sizeof c->model_type, "%s", (*arch)->model_type);
-    const tm_json *act = tm_json_get(p->root, "hidden_act");
-    if (present(act) && !tm_json_is(act, "silu"))
-        return tm_fail(TM_EUNSUPPORTED, "%s:%u:%u: hidden_act is not supported here; silu is", p->name, act->line,
-                       act->column);
     const tm_json *quantised = tm_json_get(p->root, "quantization_config");
-    if (present(quantised))
+    if (model_present(quantised))
         return tm_fail(TM_EUNSUPPORTED,
                        "%s:%u:%u: quantised checkpoints (quantization_config) are not supported; take "
                        "the model in bf16, f16 or f32",
@@ -110,16 +105,49 @@ static tm_status architecture(const model_parser *p, tm_model_config *c, const m
     return TM_OK;
 }
 
+static tm_status activation(const model_parser *p, const model_arch *arch, tm_model_config *c) {
+    static const struct {
+        const char *name;
+        tm_activation act;
+    } known[] = {{"silu", TM_ACT_SILU},
+                 {"swish", TM_ACT_SILU},
+                 {"gelu", TM_ACT_GELU},
+                 {"gelu_new", TM_ACT_GELU_TANH},
+                 {"gelu_pytorch_tanh", TM_ACT_GELU_TANH}};
+    const char *key = arch->keys && arch->keys->activation ? arch->keys->activation : "hidden_act";
+    const tm_json *act = tm_json_get(p->root, key);
+    c->activation = arch->activation;
+    if (!model_present(act)) return TM_OK;
+    for (size_t i = 0; i < TM_COUNT(known); i++)
+        if (tm_json_is(act, known[i].name)) {
+            c->activation = known[i].act;
+            return TM_OK;
+        }
+    return tm_fail(TM_EUNSUPPORTED,
+                   "%s:%u:%u: %s is not supported here; silu, gelu, gelu_new and gelu_pytorch_tanh are", p->name,
+                   act->line, act->column, key);
+}
+
 static tm_status sizes(const model_parser *p, const model_arch *arch, tm_model_config *c) {
+    static const model_size_keys usual = {"hidden_size",
+                                          "intermediate_size",
+                                          "num_hidden_layers",
+                                          "num_attention_heads",
+                                          "max_position_embeddings",
+                                          "rms_norm_eps",
+                                          NULL};
+    const model_size_keys *k = arch->keys ? arch->keys : &usual;
     TM_TRY(model_key_u32(p, "vocab_size", 1, MAX_VOCAB, -1, &c->vocab_size));
-    TM_TRY(model_key_u32(p, "hidden_size", 1, MAX_HIDDEN, -1, &c->hidden_size));
-    TM_TRY(model_key_u32(p, "intermediate_size", 1, MAX_INTERMEDIATE, -1, &c->intermediate_size));
-    TM_TRY(model_key_u32(p, "num_hidden_layers", 1, MAX_LAYERS, -1, &c->num_hidden_layers));
-    TM_TRY(model_key_u32(p, "num_attention_heads", 1, MAX_HEADS, -1, &c->num_attention_heads));
+    TM_TRY(model_key_u32(p, k->hidden, 1, MAX_HIDDEN, -1, &c->hidden_size));
+    int64_t four = arch->four_wide ? 4 * (int64_t)c->hidden_size : -1;
+    TM_TRY(model_key_u32(p, k->intermediate, 1, MAX_INTERMEDIATE, four, &c->intermediate_size));
+    TM_TRY(model_key_u32(p, k->layers, 1, MAX_LAYERS, -1, &c->num_hidden_layers));
+    TM_TRY(model_key_u32(p, k->heads, 1, MAX_HEADS, -1, &c->num_attention_heads));
     TM_TRY(model_key_u32(p, "num_key_value_heads", 1, MAX_HEADS,
                          arch->kv_heads ? arch->kv_heads : c->num_attention_heads, &c->num_key_value_heads));
-    TM_TRY(model_key_u32(p, "head_dim", 2, MAX_HEAD_DIM, 0, &c->head_dim));
-    return model_key_u32(p, "max_position_embeddings", 1, MAX_POSITIONS, arch->positions ? arch->positions : 2048,
+    TM_TRY(model_key_u32(p, "head_dim", 2, TM_MAX_HEAD_DIM, arch->head_dim, &c->head_dim));
+    TM_TRY(model_key_real(p, p->root, k->epsilon, arch->epsilon > 0 ? arch->epsilon : 1e-6, &c->rms_norm_eps));
+    return model_key_u32(p, k->positions, 1, MAX_POSITIONS, arch->positions ? arch->positions : 2048,
                          &c->max_position_embeddings);
 }
 
@@ -132,67 +160,27 @@ static tm_status check_heads(const model_parser *p, tm_model_config *c) {
                            p->name, c->hidden_size, heads);
         c->head_dim = c->hidden_size / heads;
     }
-    if (c->head_dim % 2 || c->head_dim > MAX_HEAD_DIM)
-        return tm_fail(TM_EINPUT, "%s: head_dim %u must be even and at most %d", p->name, c->head_dim, MAX_HEAD_DIM);
+    if (c->head_dim % 2 || c->head_dim > TM_MAX_HEAD_DIM)
+        return tm_fail(TM_EINPUT, "%s: head_dim %u must be even and at most %d", p->name, c->head_dim, TM_MAX_HEAD_DIM);
     if (heads % c->num_key_value_heads)
         return tm_fail(TM_EINPUT, "%s: num_attention_heads %u is not a multiple of num_key_value_heads %u", p->name,
                        heads, c->num_key_value_heads);
     return TM_OK;
 }
 
-static tm_status llama3_scaling(const model_parser *p, const tm_json *rope, tm_model_config *c) {
-    double original;
-    TM_TRY(get_double(p, rope, "low_freq_factor", true, 0, &c->rope_low_freq_factor));
-    TM_TRY(get_double(p, rope, "high_freq_factor", true, 0, &c->rope_high_freq_factor));
-    TM_TRY(get_double(p, rope, "original_max_position_embeddings", true, 0, &original));
-    if (c->rope_high_freq_factor <= c->rope_low_freq_factor)
-        return bad(p, rope, "high_freq_factor", "greater than low_freq_factor");
-    if (original > MAX_POSITIONS || original != floor(original))
-        return bad(p, rope, "original_max_position_embeddings", "an integer");
-    c->rope_original_max_position = (uint32_t)original;
-    return TM_OK;
-}
-
-static tm_status scaling(const model_parser *p, const tm_json *rope, tm_model_config *c) {
-    const tm_json *type = tm_json_get(rope, "rope_type"), *partial = tm_json_get(rope, "partial_rotary_factor");
-    if (!present(type)) type = tm_json_get(rope, "type");
-    if (present(partial) && !(partial->type == TM_JSON_NUMBER && partial->number == 1.0))
-        return tm_fail(TM_EUNSUPPORTED, "%s:%u:%u: partial_rotary_factor is not supported", p->name, partial->line,
-                       partial->column);
-    if (!present(type) || tm_json_is(type, "default")) return TM_OK;
-    bool linear = tm_json_is(type, "linear"), llama3 = tm_json_is(type, "llama3");
-    if (!linear && !llama3)
-        return tm_fail(TM_EUNSUPPORTED,
-                       "%s:%u:%u: rope_type \"%.40s\" is not supported; default, linear and llama3 are", p->name,
-                       type->line, type->column, type->type == TM_JSON_STRING ? type->text : "?");
-    c->rope_type = linear ? TM_ROPE_LINEAR : TM_ROPE_LLAMA3;
-    TM_TRY(get_double(p, rope, "factor", true, 0, &c->rope_factor));
-    return linear ? TM_OK : llama3_scaling(p, rope, c);
-}
-
-/* v5: rope_parameters {rope_type, rope_theta, ..}. v4: rope_theta beside rope_scaling {rope_type or type, ..}. */
-static tm_status rope(const model_parser *p, tm_model_config *c) {
-    const tm_json *v5 = tm_json_get(p->root, "rope_parameters"), *v4 = tm_json_get(p->root, "rope_scaling");
-    TM_TRY(get_double(p, p->root, "rope_theta", false, 10000.0, &c->rope_theta));
-    const tm_json *block = present(v5) ? v5 : v4;
-    if (!present(block)) return TM_OK;
-    if (block->type != TM_JSON_OBJECT) return bad(p, block, block->key, "an object");
-    TM_TRY(get_double(p, block, "rope_theta", false, c->rope_theta, &c->rope_theta));
-    return scaling(p, block, c);
-}
-
 static tm_status fill(const model_parser *p, tm_model_config *c) {
-    if (p->root->type != TM_JSON_OBJECT) return bad(p, p->root, "a configuration", "an object");
+    if (p->root->type != TM_JSON_OBJECT) return model_key_bad(p, p->root, "a configuration", "an object");
     const model_arch *arch = NULL;
     TM_TRY(architecture(p, c, &arch));
     TM_TRY(sizes(p, arch, c));
     TM_TRY(check_heads(p, c));
-    TM_TRY(rope(p, c));
     TM_TRY(special_tokens(p, c));
-    TM_TRY(get_double(p, p->root, "rms_norm_eps", false, 1e-6, &c->rms_norm_eps));
-    TM_TRY(get_double(p, p->root, "initializer_range", false, 0.02, &c->initializer_range));
-    TM_TRY(model_key_bool(p, "tie_word_embeddings", false, &c->tie_word_embeddings));
-    return arch->parse(p, c);
+    TM_TRY(activation(p, arch, c));
+    TM_TRY(model_key_real(p, p->root, "initializer_range", 0.02, &c->initializer_range));
+    TM_TRY(model_key_bool(p, "tie_word_embeddings", arch->tied, &c->tie_word_embeddings));
+    c->embedding_scale = c->residual_scale = c->logits_scale = 1;
+    if (arch->parse) TM_TRY(arch->parse(p, c));
+    return arch->decoder->no_rotary ? TM_OK : model_parse_ropes(p, c);
 }
 
 tm_status tm_model_config_parse(tm_model_config *out, const char *json, size_t len, const char *name) {
@@ -202,4 +190,43 @@ tm_status tm_model_config_parse(tm_model_config *out, const char *json, size_t l
     tm_status rc = fill(&(model_parser){name, tm_json_root(doc)}, out);
     tm_json_free(doc);
     return rc;
+}
+
+/* ---- keys that some architectures have ---- */
+
+tm_status model_parse_biases(const model_parser *p, tm_model_config *c) {
+    TM_TRY(model_key_bool(p, "attention_bias", false, &c->attention_bias));
+    c->attention_out_bias = c->attention_bias;
+    return model_key_bool(p, "mlp_bias", false, &c->mlp_bias);
+}
+
+tm_status model_key_layers(const model_parser *p, const tm_model_config *c, const char *key, const tm_json **first) {
+    const tm_json *n = tm_json_get(p->root, key);
+    *first = NULL;
+    if (!model_present(n)) return TM_OK;
+    if (n->type != TM_JSON_ARRAY || n->count != c->num_hidden_layers)
+        return model_key_bad(p, n, key, "an array with an entry for each layer");
+    *first = n->child;
+    return TM_OK;
+}
+
+void model_layer_add(tm_layer_set *s, uint32_t layer) {
+    s->bits[layer / 64] |= UINT64_C(1) << layer % 64;
+}
+
+tm_status model_parse_window(const model_parser *p, tm_model_config *c, int64_t otherwise, uint32_t every) {
+    const tm_json *window = tm_json_get(p->root, "sliding_window"), *type;
+    bool none = otherwise == 0 ? !model_present(window) : window && window->type == TM_JSON_NULL;
+    TM_TRY(model_key_layers(p, c, "layer_types", &type));
+    for (const tm_json *t = type; t; t = t->next)
+        if (!tm_json_is(t, "full_attention") && !tm_json_is(t, "sliding_attention"))
+            return tm_fail(TM_EUNSUPPORTED,
+                           "%s:%u:%u: layer type \"%.40s\" is not supported; full_attention and sliding_attention are",
+                           p->name, t->line, t->column, t->type == TM_JSON_STRING ? t->text : "?");
+    if (none) return TM_OK;
+    TM_TRY(model_key_u32(p, "sliding_window", 1, INT32_MAX, otherwise, &c->sliding_window));
+    for (uint32_t l = 0; l < c->num_hidden_layers; l++, type = type ? type->next : NULL)
+        if (type ? tm_json_is(type, "sliding_attention") : every == 0 || (l + 1) % every != 0)
+            model_layer_add(&c->windowed, l);
+    return TM_OK;
 }

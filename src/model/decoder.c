@@ -1,4 +1,5 @@
-/* A decoder as Llama's: pre-norm blocks of grouped-query attention and a gated MLP. README.md draws a block.
+/* A decoder: blocks of grouped-query attention and an MLP, with the norms, biases and names of an architecture's row.
+ * README.md draws a block.
  *
  * Where q, k, v (gate, up) are too large for one part, each has a stage of its own, and their common norm becomes a
  * stage with a slot: its weight's gradient must be one contribution a micro-batch, or the order of stages and
@@ -8,95 +9,154 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Sizes of a block, in elements of a token row. */
-typedef struct block_sizes {
-    uint64_t hidden, q, kv, qkv, mlp;
-    bool fused_qkv, fused_gate_up;
-} block_sizes;
+const model_decoder model_decoder_llama = {.embed = "model.embed_tokens",
+                                           .blocks = "model.layers.",
+                                           .norm = "model.norm",
+                                           .head = "lm_head",
+                                           .module = {[NORM_ATTN] = "input_layernorm",
+                                                      [MODULE_Q] = "self_attn.q_proj",
+                                                      [MODULE_K] = "self_attn.k_proj",
+                                                      [MODULE_V] = "self_attn.v_proj",
+                                                      [MODULE_O] = "self_attn.o_proj",
+                                                      [NORM_MLP] = "post_attention_layernorm",
+                                                      [MODULE_GATE] = "mlp.gate_proj",
+                                                      [MODULE_UP] = "mlp.up_proj",
+                                                      [MODULE_DOWN] = "mlp.down_proj"}};
 
-static block_sizes sizes_of(const model_builder *b) {
-    const tm_model_config *c = b->c;
-    block_sizes z = {.hidden = c->hidden_size, .mlp = c->intermediate_size};
-    z.q = (uint64_t)c->num_attention_heads * c->head_dim;
-    z.kv = (uint64_t)c->num_key_value_heads * c->head_dim;
-    z.qkv = z.q + 2 * z.kv;
-    z.fused_qkv = z.qkv * z.hidden <= b->m->fused_elements;
-    z.fused_gate_up = 2 * z.mlp * z.hidden <= b->m->fused_elements;
-    return z;
+#define NO_TENSOR UINT32_MAX
+/* A block while it is described. */
+typedef struct block {
+    model_builder *b;
+    const tm_model_config *c;
+    uint32_t layer, small;                                     /* the part of all its vectors */
+    uint64_t hidden, q, kv, qkv, mlp;                          /* sizes, in elements of a token row */
+    uint64_t gate_up;                                          /* of what the MLP's activation reads */
+    char tensors[64], parts[32];                               /* what their names begin with */
+    uint32_t weight[BLOCK_MODULES], bias[BLOCK_MODULES];       /* tensors, or NO_TENSOR */
+    uint64_t weight_at[BLOCK_MODULES], bias_at[BLOCK_MODULES]; /* where vectors begin in the small part, or NO_VECTOR */
+} block;
+
+static bool has(const block *k, block_module m) {
+    return k->b->d->module[m] != NULL;
 }
 
-static void block_slots(model_builder *b, const block_sizes *z) {
-    uint64_t e = tm_dtype_bytes(b->m->compute), h = z->hidden * e;
+/* ---- tensors, in the order of the checkpoint's ids ---- */
+
+static void add_matrix(block *k, block_module m, uint64_t rows, uint64_t columns) {
+    const model_decoder *d = k->b->d;
+    if (!has(k, m)) return;
+    k->weight[m] = model_add_tensor(k->b, k->tensors, d->module[m], d->transposed ? columns : rows,
+                                    d->transposed ? rows : columns);
+}
+
+static void add_bias(block *k, block_module m, uint64_t n) {
+    if (has(k, m)) k->bias[m] = model_add_bias(k->b, k->tensors, k->b->d->module[m], n);
+}
+
+static void add_norm(block *k, block_module m, uint64_t n) {
+    if (!has(k, m)) return;
+    k->weight[m] = model_add_norm(k->b, k->tensors, k->b->d->module[m], n);
+    if (k->b->d->norm_kind == TM_NORM_LAYER) k->bias[m] = model_add_bias(k->b, k->tensors, k->b->d->module[m], n);
+}
+
+static void add_attention_tensors(block *k) {
+    bool whole = k->b->d->norm_q_whole;
+    add_norm(k, NORM_ATTN, k->hidden);
+    add_matrix(k, MODULE_Q, k->q, k->hidden);
+    add_matrix(k, MODULE_K, k->kv, k->hidden);
+    add_matrix(k, MODULE_V, k->kv, k->hidden);
+    add_matrix(k, MODULE_QKV, k->qkv, k->hidden);
+    add_matrix(k, MODULE_O, k->hidden, k->q);
+    if (k->c->attention_bias) {
+        add_bias(k, MODULE_Q, k->q);
+        add_bias(k, MODULE_K, k->kv);
+        add_bias(k, MODULE_V, k->kv);
+        add_bias(k, MODULE_QKV, k->qkv);
+    }
+    if (k->c->attention_out_bias) add_bias(k, MODULE_O, k->hidden);
+    add_norm(k, NORM_Q, whole ? k->q : k->c->head_dim);
+    add_norm(k, NORM_K, whole ? k->kv : k->c->head_dim);
+    add_norm(k, POST_ATTN, k->hidden);
+}
+
+static void add_mlp_tensors(block *k) {
+    add_norm(k, NORM_MLP, k->hidden);
+    add_matrix(k, MODULE_GATE, k->mlp, k->hidden);
+    add_matrix(k, MODULE_UP, k->mlp, k->hidden);
+    add_matrix(k, MODULE_GATE_UP, k->gate_up, k->hidden);
+    add_matrix(k, MODULE_DOWN, k->hidden, k->mlp);
+    if (k->c->mlp_bias) {
+        add_bias(k, MODULE_GATE, k->mlp);
+        add_bias(k, MODULE_UP, k->mlp);
+        add_bias(k, MODULE_GATE_UP, k->gate_up);
+        add_bias(k, MODULE_DOWN, k->hidden);
+    }
+    add_norm(k, POST_MLP, k->hidden);
+}
+
+/* ---- the small part ---- */
+
+/* Vectors lie in this order: biases of matrices whose outputs are side by side have to be. */
+static void add_small(block *k) {
+    static const block_module norms[] = {NORM_ATTN, NORM_MLP, POST_ATTN, POST_MLP, NORM_Q, NORM_K};
+    static const block_module biases[] = {MODULE_Q,    MODULE_K,  MODULE_V,       MODULE_QKV, MODULE_O,
+                                          MODULE_GATE, MODULE_UP, MODULE_GATE_UP, MODULE_DOWN};
+    k->small = model_begin_part(k->b, k->parts, "small");
+    for (size_t i = 0; i < BLOCK_MODULES; i++) k->weight_at[i] = k->bias_at[i] = NO_VECTOR;
+    for (size_t i = 0; i < TM_COUNT(norms); i++) {
+        block_module m = norms[i];
+        if (k->weight[m] != NO_TENSOR) k->weight_at[m] = model_add_whole(k->b, k->weight[m]);
+        if (k->bias[m] != NO_TENSOR) k->bias_at[m] = model_add_whole(k->b, k->bias[m]);
+    }
+    for (size_t i = 0; i < TM_COUNT(biases); i++)
+        if (k->bias[biases[i]] != NO_TENSOR) k->bias_at[biases[i]] = model_add_whole(k->b, k->bias[biases[i]]);
+}
+
+/* ---- slots ---- */
+
+static void add_slots(block *k, bool fused_qkv, bool fused_gate_up) {
+    model_builder *b = k->b;
+    uint64_t e = tm_dtype_bytes(b->m->compute), h = k->hidden * e, f = k->hidden * sizeof(float);
     model_set_slot(b, SLOT_X, "input", h, h);
     model_set_slot(b, SLOT_OUT, "output", h, h);
-    model_set_slot(b, SLOT_QKV, "qkv", z->qkv * e, z->qkv * e);
-    model_set_slot(b, SLOT_O, "o", z->q * e, z->q * e);
-    model_set_slot(b, SLOT_LSE, "lse", b->c->num_attention_heads * sizeof(float), 0);
+    model_set_slot(b, SLOT_QKV, "qkv", k->qkv * e, k->qkv * e);
+    model_set_slot(b, SLOT_O, "o", k->q * e, k->q * e);
+    model_set_slot(b, SLOT_LSE, "lse", k->c->num_attention_heads * sizeof(float), 0);
     model_set_slot(b, SLOT_MID, "mid", h, h);
-    model_set_slot(b, SLOT_GATE_UP, "gate_up", 2 * z->mlp * e, 2 * z->mlp * e);
-    if (!z->fused_qkv) model_set_slot(b, SLOT_ATTN_NORMED, "attn_normed", h, z->hidden * sizeof(float));
-    if (!z->fused_gate_up) model_set_slot(b, SLOT_MLP_NORMED, "mlp_normed", h, z->hidden * sizeof(float));
-    model_set_kv_bytes(b, 2 * z->kv * e);
+    model_set_slot(b, SLOT_GATE_UP, "gate_up", k->gate_up * e, k->gate_up * e);
+    if (!fused_qkv && has(k, NORM_ATTN)) model_set_slot(b, SLOT_ATTN_NORMED, "attn_normed", h, f);
+    if (!fused_gate_up && has(k, NORM_MLP)) model_set_slot(b, SLOT_MLP_NORMED, "mlp_normed", h, f);
+    if (has(k, NORM_Q)) model_set_slot(b, SLOT_QK, "qk", (k->q + k->kv) * e, (k->q + k->kv) * e);
+    if (has(k, POST_ATTN)) model_set_slot(b, SLOT_ATTN_ADD, "attn_add", h, h);
+    if (has(k, POST_MLP)) model_set_slot(b, SLOT_MLP_ADD, "mlp_add", h, h);
+    model_set_kv_bytes(b, 2 * k->kv * e);
 }
 
-typedef struct block_tensors {
-    uint32_t norm1, q, k, v, o, norm2, gate, up, down;
-    uint32_t q_bias, k_bias, v_bias, o_bias, gate_bias, up_bias, down_bias;
-} block_tensors;
+/* ---- stages ---- */
 
-static block_tensors add_tensors(model_builder *b, const char *prefix, const block_sizes *z) {
-    const tm_model_config *c = b->c;
-    block_tensors t = {.norm1 = model_add_norm(b, prefix, "input_layernorm.weight", z->hidden)};
-    t.q = model_add_tensor(b, prefix, "self_attn.q_proj.weight", z->q, z->hidden);
-    t.k = model_add_tensor(b, prefix, "self_attn.k_proj.weight", z->kv, z->hidden);
-    t.v = model_add_tensor(b, prefix, "self_attn.v_proj.weight", z->kv, z->hidden);
-    t.o = model_add_tensor(b, prefix, "self_attn.o_proj.weight", z->hidden, z->q);
-    if (c->attention_bias) {
-        t.q_bias = model_add_bias(b, prefix, "self_attn.q_proj.bias", z->q);
-        t.k_bias = model_add_bias(b, prefix, "self_attn.k_proj.bias", z->kv);
-        t.v_bias = model_add_bias(b, prefix, "self_attn.v_proj.bias", z->kv);
-    }
-    if (c->attention_out_bias) t.o_bias = model_add_bias(b, prefix, "self_attn.o_proj.bias", z->hidden);
-    t.norm2 = model_add_norm(b, prefix, "post_attention_layernorm.weight", z->hidden);
-    t.gate = model_add_tensor(b, prefix, "mlp.gate_proj.weight", z->mlp, z->hidden);
-    t.up = model_add_tensor(b, prefix, "mlp.up_proj.weight", z->mlp, z->hidden);
-    t.down = model_add_tensor(b, prefix, "mlp.down_proj.weight", z->hidden, z->mlp);
-    if (c->mlp_bias) {
-        t.gate_bias = model_add_bias(b, prefix, "mlp.gate_proj.bias", z->mlp);
-        t.up_bias = model_add_bias(b, prefix, "mlp.up_proj.bias", z->mlp);
-        t.down_bias = model_add_bias(b, prefix, "mlp.down_proj.bias", z->hidden);
-    }
-    return t;
+/* What all stages of the block begin with. */
+static stage_spec blank(const block *k) {
+    return (stage_spec){.norm = NO_VECTOR,
+                        .norm_bias = NO_VECTOR,
+                        .norm_k = NO_VECTOR,
+                        .bias = NO_VECTOR,
+                        .residual = NO_SLOT,
+                        .rope = NO_ROPE,
+                        .norm_kind = (uint8_t)k->b->d->norm_kind,
+                        .transposed = k->b->d->transposed,
+                        .epsilon = (float)k->c->rms_norm_eps,
+                        .scale = 1};
 }
 
-/* The small part, and where its vectors begin. */
-typedef struct block_vectors {
-    uint32_t part;
-    uint64_t norm1, norm2, qkv_bias, o_bias, gate_up_bias, down_bias;
-} block_vectors;
-
-static block_vectors add_vectors(model_builder *b, const char *prefix, const block_tensors *t) {
-    block_vectors v = {.part = model_begin_part(b, prefix, "small")};
-    v.qkv_bias = v.o_bias = v.gate_up_bias = v.down_bias = NO_VECTOR;
-    v.norm1 = model_add_whole(b, t->norm1);
-    v.norm2 = model_add_whole(b, t->norm2);
-    if (b->c->attention_bias) {
-        v.qkv_bias = model_add_whole(b, t->q_bias);
-        model_add_whole(b, t->k_bias);
-        model_add_whole(b, t->v_bias);
-    }
-    if (b->c->attention_out_bias) v.o_bias = model_add_whole(b, t->o_bias);
-    if (b->c->mlp_bias) {
-        v.gate_up_bias = model_add_whole(b, t->gate_bias);
-        model_add_whole(b, t->up_bias);
-        v.down_bias = model_add_whole(b, t->down_bias);
-    }
-    return v;
+static stage_spec with_norm(const block *k, block_module m) {
+    stage_spec s = blank(k);
+    s.norm = k->weight_at[m];
+    s.norm_bias = k->bias_at[m];
+    s.width = k->hidden;
+    return s;
 }
 
-/* ---- products with a common norm ---- */
-
-/* One of the matrices whose outputs lie side by side in `all`'s. */
+/* One of the matrices whose outputs lie side by side, or a run of rows of the tensor that has them all. */
 typedef struct column_matrix {
     const char *what;
     uint32_t tensor;
@@ -104,109 +164,182 @@ typedef struct column_matrix {
     uint32_t rotated;
 } column_matrix;
 
-static void add_in(model_builder *b, const char *name, stage_spec s, uint32_t matrix, uint32_t small) {
-    if (s.bias != NO_VECTOR) s.bias += s.column;
-    model_in_stage(b, name, s, matrix, small);
+/* One part for all of them: `whole` if there is such a tensor. */
+static uint32_t fused_part(block *k, const char *what, uint32_t whole, const column_matrix *of, unsigned n) {
+    uint32_t part = model_begin_part(k->b, k->parts, what);
+    if (whole != NO_TENSOR) model_add_whole(k->b, whole);
+    for (unsigned i = 0; whole == NO_TENSOR && i < n; i++) model_add_whole(k->b, of[i].tensor);
+    return part;
 }
 
-/* One part and stage for all matrices, or, behind a norm stage, one for each. `s`: of the whole, with its norm and the
- * first bias; `normed`: the slot of that norm stage. */
-static void add_columns(model_builder *b, const char *const name[2], const char *prefix, stage_spec s, unsigned normed,
-                        const column_matrix *of, unsigned n, uint32_t small) {
-    bool fused = normed == 0;
-    uint32_t part[3], whole = fused ? model_begin_part(b, prefix, name[1]) : 0;
-    for (unsigned i = 0; i < n; i++)
-        if (fused)
-            model_add_whole(b, of[i].tensor);
-        else
-            part[i] = model_one_part(b, prefix, of[i].what, of[i].tensor);
-    if (fused) {
-        for (unsigned i = 0; i < n; i++) s.rotated += of[i].rotated;
-        s.columns = s.row_columns;
-        add_in(b, name[0], s, whole, small);
-        return;
+static uint32_t one_part(block *k, const column_matrix *of, uint32_t whole, uint64_t column) {
+    if (whole == NO_TENSOR) return model_one_part(k->b, k->parts, of->what, of->tensor);
+    uint32_t part = model_begin_part(k->b, k->parts, of->what);
+    model_add_segment(k->b, whole, column * k->hidden, of->columns * k->hidden);
+    return part;
+}
+
+/* Behind a norm stage, if there is a norm, a part and a stage for each. */
+static void add_apart(block *k, const char *name, stage_spec s, unsigned normed, const column_matrix *of, unsigned n,
+                      uint32_t whole) {
+    uint32_t part[3];
+    uint64_t column = 0;
+    for (unsigned i = 0; i < n; column += of[i++].columns) part[i] = one_part(k, &of[i], whole, column);
+    if (s.norm != NO_VECTOR) {
+        stage_spec norm = s;
+        norm.bias = NO_VECTOR;
+        norm.row_columns = 0;
+        norm.head_dim = 0;
+        norm.rope = NO_ROPE;
+        norm.out = (uint8_t)normed;
+        model_norm_stage(k->b, norm, k->small, TM_UPDATE);
+        s.normed = (uint8_t)normed;
     }
-    model_norm_stage(b,
-                     (stage_spec){.width = s.width,
-                                  .norm = s.norm,
-                                  .bias = NO_VECTOR,
-                                  .in = s.in,
-                                  .out = (uint8_t)normed,
-                                  .epsilon = s.epsilon},
-                     small, TM_UPDATE);
-    s.normed = (uint8_t)normed;
+    uint64_t bias = s.bias;
     for (unsigned i = 0; i < n; s.column += of[i++].columns) {
         s.columns = of[i].columns;
         s.rotated = of[i].rotated;
-        add_in(b, name[0], s, part[i], small);
+        if (bias != NO_VECTOR) s.bias = bias + s.column;
+        model_in_stage(k->b, name, s, part[i], k->small);
     }
 }
 
-static void add_qkv(model_builder *b, const char *prefix, const block_sizes *z, const block_tensors *t,
-                    const block_vectors *v) {
-    const tm_model_config *c = b->c;
-    const column_matrix of[] = {
-        {"q", t->q, z->q, c->num_attention_heads}, {"k", t->k, z->kv, c->num_key_value_heads}, {"v", t->v, z->kv, 0}};
-    const stage_spec s = {.width = z->hidden,
-                          .row_columns = z->qkv,
-                          .norm = v->norm1,
-                          .bias = v->qkv_bias,
-                          .in = SLOT_X,
-                          .out = SLOT_QKV,
-                          .epsilon = (float)c->rms_norm_eps,
-                          .head_dim = c->head_dim};
-    add_columns(b, (const char *const[]){"attn_in", "qkv"}, prefix, s, z->fused_qkv ? 0 : SLOT_ATTN_NORMED, of, 3,
-                v->part);
+static void add_fused(block *k, const char *name, const char *what, stage_spec s, const column_matrix *of, unsigned n,
+                      uint32_t whole) {
+    uint32_t part = fused_part(k, what, whole, of, n);
+    for (unsigned i = 0; i < n; i++) s.rotated += of[i].rotated;
+    s.columns = s.row_columns;
+    model_in_stage(k->b, name, s, part, k->small);
 }
 
-static void add_gate_up(model_builder *b, const char *prefix, const block_sizes *z, const block_tensors *t,
-                        const block_vectors *v) {
-    const column_matrix of[] = {{"gate", t->gate, z->mlp, 0}, {"up", t->up, z->mlp, 0}};
-    const stage_spec s = {.width = z->hidden,
-                          .row_columns = 2 * z->mlp,
-                          .norm = v->norm2,
-                          .bias = v->gate_up_bias,
-                          .in = SLOT_MID,
-                          .out = SLOT_GATE_UP,
-                          .epsilon = (float)b->c->rms_norm_eps};
-    add_columns(b, (const char *const[]){"mlp_in", "gate_up"}, prefix, s, z->fused_gate_up ? 0 : SLOT_MLP_NORMED, of, 2,
-                v->part);
+static uint8_t rope_of(const block *k) {
+    if (k->b->d->no_rotary || tm_layer_in(&k->c->no_rope, k->layer)) return NO_ROPE;
+    return k->c->two_ropes && tm_layer_in(&k->c->windowed, k->layer);
 }
 
-/* ---- a block ---- */
+static uint64_t first_bias(const block *k, block_module whole, block_module first) {
+    return k->bias_at[whole] != NO_VECTOR ? k->bias_at[whole] : k->bias_at[first];
+}
 
-static void add_attention(model_builder *b, const block_sizes *z) {
-    const tm_model_config *c = b->c;
-    model_attention_stage(b, (stage_spec){.width = z->qkv,
-                                          .columns = z->q,
-                                          .row_columns = z->q,
-                                          .in = SLOT_QKV,
-                                          .out = SLOT_O,
-                                          .heads = c->num_attention_heads,
-                                          .kv_heads = c->num_key_value_heads,
-                                          .head_dim = c->head_dim,
-                                          .window = c->sliding_window,
-                                          .scale = (float)(1.0 / sqrt((double)c->head_dim))});
+static void add_qkv(block *k, bool fused) {
+    const tm_model_config *c = k->c;
+    stage_spec s = with_norm(k, NORM_ATTN);
+    s.rope = has(k, NORM_Q) ? NO_ROPE : rope_of(k);
+    bool turns = s.rope != NO_ROPE;
+    const column_matrix of[] = {{"q", k->weight[MODULE_Q], k->q, turns ? c->num_attention_heads : 0},
+                                {"k", k->weight[MODULE_K], k->kv, turns ? c->num_key_value_heads : 0},
+                                {"v", k->weight[MODULE_V], k->kv, 0}};
+    s.row_columns = k->qkv;
+    s.bias = first_bias(k, MODULE_QKV, MODULE_Q);
+    s.in = SLOT_X;
+    s.out = SLOT_QKV;
+    s.head_dim = c->head_dim;
+    if (fused)
+        add_fused(k, "attn_in", "qkv", s, of, 3, k->weight[MODULE_QKV]);
+    else
+        add_apart(k, "attn_in", s, SLOT_ATTN_NORMED, of, 3, k->weight[MODULE_QKV]);
+}
+
+static void add_attention(block *k) {
+    const tm_model_config *c = k->c;
+    stage_spec s = blank(k);
+    s.row_columns = k->qkv;
+    s.heads = c->num_attention_heads;
+    s.kv_heads = c->num_key_value_heads;
+    s.head_dim = c->head_dim;
+    s.rope = rope_of(k);
+    s.in = SLOT_QKV;
+    s.out = SLOT_QK;
+    if (has(k, NORM_Q)) {
+        stage_spec norms = s;
+        norms.width = k->q + k->kv;
+        norms.norm = k->weight_at[NORM_Q];
+        norms.norm_k = k->weight_at[NORM_K];
+        norms.norm_whole = k->b->d->norm_q_whole;
+        model_qk_stage(k->b, norms, k->small);
+        s.in = SLOT_QK;
+    }
+    s.width = k->qkv;
+    s.columns = s.row_columns = k->q;
+    s.norm_kind = 0, s.epsilon = 0, s.transposed = false;
+    s.values = SLOT_QKV;
+    s.out = SLOT_O;
+    s.window = tm_layer_in(&c->windowed, k->layer) ? c->sliding_window : 0;
+    s.scale = (float)(c->attention_scale > 0 ? c->attention_scale : 1.0 / sqrt((double)c->head_dim));
+    s.softcap = (float)c->attention_softcap;
+    s.temperature = (float)c->temperature;
+    s.temperature_every = c->temperature_every;
+    model_attention_stage(k->b, s);
+}
+
+/* What is added to the residual: a product, or the norm of one, which then has a slot. */
+static void add_out(block *k, bool glu, stage_spec s, block_module matrix, block_module post, unsigned normed) {
+    stage_spec norm = with_norm(k, post);
+    uint8_t residual = s.residual, out = s.out;
+    s.columns = s.row_columns = k->hidden;
+    s.bias = k->bias_at[matrix];
+    s.scale = (float)k->c->residual_scale;
+    s.norm_kind = 0, s.epsilon = 0;
+    if (has(k, post)) s.residual = NO_SLOT, s.out = (uint8_t)normed;
+    uint32_t part = model_one_part(k->b, k->parts, glu ? "down" : "o", k->weight[matrix]);
+    model_out_stage(k->b, glu ? "mlp_out" : "attn_out", glu, s, part, k->small);
+    if (!has(k, post)) return;
+    norm.in = (uint8_t)normed, norm.out = out, norm.residual = residual;
+    model_post_stage(k->b, glu ? "mlp_post" : "attn_post", norm, k->small);
+}
+
+static void add_mlp_in(block *k, bool fused) {
+    bool gated = k->gate_up != k->mlp;
+    const column_matrix of[] = {{"gate", k->weight[MODULE_GATE], k->mlp, 0}, {"up", k->weight[MODULE_UP], k->mlp, 0}};
+    stage_spec s = with_norm(k, NORM_MLP);
+    s.row_columns = k->gate_up;
+    s.bias = first_bias(k, MODULE_GATE_UP, gated ? MODULE_GATE : MODULE_UP);
+    s.in = SLOT_MID;
+    s.out = SLOT_GATE_UP;
+    const column_matrix *first = gated ? of : of + 1;
+    if (fused)
+        add_fused(k, "mlp_in", "gate_up", s, first, gated ? 2 : 1, k->weight[MODULE_GATE_UP]);
+    else
+        add_apart(k, "mlp_in", s, SLOT_MLP_NORMED, first, gated ? 2 : 1, k->weight[MODULE_GATE_UP]);
+}
+
+static void set_sizes(block *k) {
+    const tm_model_config *c = k->c;
+    k->hidden = c->hidden_size;
+    k->mlp = c->intermediate_size;
+    k->gate_up = has(k, MODULE_GATE) || has(k, MODULE_GATE_UP) ? 2 * k->mlp : k->mlp;
+    k->q = (uint64_t)c->num_attention_heads * c->head_dim;
+    k->kv = (uint64_t)c->num_key_value_heads * c->head_dim;
+    k->qkv = k->q + 2 * k->kv;
 }
 
 static void add_block(model_builder *b, uint32_t layer) {
-    char name[24], prefix[32], unit_prefix[24];
-    block_sizes z = sizes_of(b);
+    char name[24];
+    block k = {.b = b, .c = b->c, .layer = layer};
+    for (size_t i = 0; i < BLOCK_MODULES; i++) k.weight[i] = k.bias[i] = NO_TENSOR;
+    set_sizes(&k);
     snprintf(name, sizeof name, "layers.%u", layer);
-    snprintf(prefix, sizeof prefix, "model.layers.%u.", layer);
-    snprintf(unit_prefix, sizeof unit_prefix, "layers.%u.", layer);
+    snprintf(k.tensors, sizeof k.tensors, "%s%u.", b->d->blocks, layer);
+    snprintf(k.parts, sizeof k.parts, "layers.%u.", layer);
+    /* columns of a transposed matrix are no run of its elements */
+    bool fused_qkv = k.qkv * k.hidden <= b->m->fused_elements || b->d->transposed;
+    bool fused_gate_up = k.gate_up * k.hidden <= b->m->fused_elements || b->d->transposed;
     model_begin_unit(b, TM_UNIT_BLOCK, name);
-    block_slots(b, &z);
-    block_tensors t = add_tensors(b, prefix, &z);
-    block_vectors v = add_vectors(b, unit_prefix, &t);
-    stage_spec s = {.columns = z.hidden, .row_columns = z.hidden};
-    add_qkv(b, unit_prefix, &z, &t, &v);
-    add_attention(b, &z);
-    s.in = SLOT_O, s.residual = SLOT_X, s.out = SLOT_MID, s.width = z.q, s.bias = v.o_bias;
-    model_out_stage(b, "attn_out", false, s, model_one_part(b, unit_prefix, "o", t.o), v.part);
-    add_gate_up(b, unit_prefix, &z, &t, &v);
-    s.in = SLOT_GATE_UP, s.residual = SLOT_MID, s.out = SLOT_OUT, s.width = z.mlp, s.bias = v.down_bias;
-    model_out_stage(b, "mlp_out", true, s, model_one_part(b, unit_prefix, "down", t.down), v.part);
+    add_slots(&k, fused_qkv, fused_gate_up);
+    add_attention_tensors(&k);
+    add_mlp_tensors(&k);
+    add_small(&k);
+    add_qkv(&k, fused_qkv);
+    add_attention(&k);
+    stage_spec out = blank(&k);
+    out.in = SLOT_O, out.residual = SLOT_X, out.out = SLOT_MID, out.width = k.q;
+    add_out(&k, false, out, MODULE_O, POST_ATTN, SLOT_ATTN_ADD);
+    add_mlp_in(&k, fused_gate_up);
+    out = blank(&k);
+    out.in = SLOT_GATE_UP, out.residual = SLOT_MID, out.out = SLOT_OUT, out.width = k.mlp;
+    out.activation = (uint8_t)b->c->activation;
+    out.plain = k.gate_up == k.mlp;
+    add_out(&k, true, out, MODULE_DOWN, POST_MLP, SLOT_MLP_ADD);
 }
 
 void model_describe_decoder(model_builder *b) {

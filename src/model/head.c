@@ -20,7 +20,8 @@ static tm_embed embed_of(const tm_stage_args *a) {
                       .n = s->width,
                       .ids = a->batch->ids,
                       .first = (uint32_t)s->column,
-                      .count = (uint32_t)s->columns};
+                      .count = (uint32_t)s->columns,
+                      .scale = s->scale};
 }
 
 void embed_forward(const tm_stage_args *a) {
@@ -40,6 +41,40 @@ void embed_backward(const tm_stage_args *a) {
     e.grad = a->weight_grad[0];
     e.grad_add = !a->weight_grad_fresh[0];
     a->kernels->embed_backward(&e);
+}
+
+/* ---- positions: output += a row for each position ---- */
+
+static tm_embed positions_of(const tm_stage_args *a) {
+    const tm_micro_batch *b = a->batch;
+    tm_embed e = embed_of(a);
+    int32_t *id = a->workspace;
+    for (uint64_t r = 0; r < e.rows; r++) id[r] = (int32_t)(r % b->seq + (b->position ? b->position[r / b->seq] : 0));
+    e.ids = id;
+    return e;
+}
+
+void positions_forward(const tm_stage_args *a) {
+    tm_embed e = positions_of(a);
+    e.padded = e.rows;
+    e.weight = a->weight[0];
+    e.out = a->slot[model_spec_of(a)->out];
+    e.add = true;
+    a->kernels->embed_forward(&e);
+}
+
+void positions_backward(const tm_stage_args *a) {
+    if (!a->weight_grad[0]) return;
+    tm_embed e = positions_of(a);
+    e.dout = a->grad[model_spec_of(a)->out];
+    e.grad = a->weight_grad[0];
+    e.grad_add = !a->weight_grad_fresh[0];
+    a->kernels->embed_backward(&e);
+}
+
+uint64_t positions_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
+    (void)m, (void)s, (void)backward;
+    return (uint64_t)rows * seq * sizeof(int32_t);
 }
 
 /* ---- head ---- */
@@ -87,6 +122,7 @@ static tm_head head_of(const head_work *w, const tm_stage_args *a, uint64_t i, u
                      .labels = a->batch->labels,
                      .state = a->slot[SLOT_STATE],
                      .type = w->t,
+                     .softcap = model_spec_of(a)->softcap,
                      .coefficient = a->coefficient};
 }
 
@@ -116,13 +152,19 @@ static float *logits_at(const head_work *w, const tm_stage_args *a, uint64_t i, 
     return a->kept_logits ? a->kept_logits + i * w->count + m * v : w->logits;
 }
 
+static void cap_logits(const tm_stage_args *a, uint64_t rows, uint64_t columns, uint64_t ld, float *logits) {
+    const stage_spec *s = model_spec_of(a);
+    const tm_kernel_table *k = a->kernels ? a->kernels : tm_kernels_host();
+    if (s->softcap != 0) k->softcap(rows, columns, ld, s->softcap, logits);
+}
+
 /* Logits of `m` gathered rows for columns [v, v + n) of the part. */
 static void logits_block(const head_work *w, const tm_stage_args *a, uint64_t m, uint64_t v, uint64_t n,
                          float *logits) {
     a->kernels->gemm(&(tm_gemm_args){.m = m,
                                      .n = n,
                                      .k = w->h,
-                                     .alpha = 1,
+                                     .alpha = model_spec_of(a)->scale,
                                      .a = w->normed,
                                      .lda = w->h,
                                      .b = model_row_const(w->t, a->weight[0], v, w->h),
@@ -133,6 +175,7 @@ static void logits_block(const head_work *w, const tm_stage_args *a, uint64_t m,
                                      .a_type = w->t,
                                      .b_type = w->t,
                                      .c_type = TM_ELEM_F32});
+    cap_logits(a, m, n, n, logits);
 }
 
 /* Gathers rows [i, i + n) of the list; returns how many rows products run over. */
@@ -165,7 +208,7 @@ static void block_gradients(const head_work *w, const tm_stage_args *a, uint64_t
     a->kernels->gemm(&(tm_gemm_args){.m = m,
                                      .n = w->h,
                                      .k = n,
-                                     .alpha = 1,
+                                     .alpha = model_spec_of(a)->scale,
                                      .beta = v ? 1 : 0,
                                      .a = d_logits,
                                      .lda = ld,
@@ -180,7 +223,7 @@ static void block_gradients(const head_work *w, const tm_stage_args *a, uint64_t
     a->kernels->gemm(&(tm_gemm_args){.m = n,
                                      .n = w->h,
                                      .k = m,
-                                     .alpha = 1,
+                                     .alpha = model_spec_of(a)->scale,
                                      .beta = fresh ? 0 : 1,
                                      .a = d_logits,
                                      .lda = ld,
@@ -244,7 +287,7 @@ tm_status tm_head_logits(const tm_stage_args *a, uint32_t first, uint32_t n, flo
         ->gemm(&(tm_gemm_args){.m = n,
                                .n = s->columns,
                                .k = s->width,
-                               .alpha = 1,
+                               .alpha = s->scale,
                                .a = model_row_const(t, a->slot[SLOT_NORMED], first, s->width),
                                .lda = s->width,
                                .b = a->weight[0],
@@ -255,5 +298,6 @@ tm_status tm_head_logits(const tm_stage_args *a, uint32_t first, uint32_t n, flo
                                .a_type = t,
                                .b_type = t,
                                .c_type = TM_ELEM_F32});
+    cap_logits(a, n, s->columns, ld, out + s->column);
     return TM_OK;
 }

@@ -1,17 +1,46 @@
 /* Creation, and the read-only view of the tables. */
 #include "model/arch_internal.h"
 
+#include <string.h>
+
 _Static_assert((int)TM_F32 == (int)TM_ELEM_F32 && (int)TM_BF16 == (int)TM_ELEM_BF16 && (int)TM_F16 == (int)TM_ELEM_F16,
                "compute types are kernel types");
 
-static tm_status prepare_rope(tm_model *m) {
-    const tm_model_config *c = &m->config;
-    tm_rope_frequencies(&m->rope, c->head_dim, c->rope_theta);
-    if (c->rope_type == TM_ROPE_LINEAR) tm_rope_scale_linear(&m->rope, c->rope_factor);
-    if (c->rope_type == TM_ROPE_LLAMA3)
-        tm_rope_scale_llama3(&m->rope, c->rope_factor, c->rope_low_freq_factor, c->rope_high_freq_factor,
-                             c->rope_original_max_position);
-    return tm_rope_fill(&m->rope, c->max_position_embeddings);
+static tm_status prepare_rope(const tm_model *m, const model_decoder *d, const tm_rope_config *c, tm_rope *r) {
+    uint32_t head_dim = m->config.head_dim;
+    tm_rope_frequencies_part(r, head_dim, c->rotary, c->theta);
+    r->interleaved = d->interleaved;
+    r->factor = (float)c->attention_factor;
+    if (c->type == TM_ROPE_LINEAR) tm_rope_scale_linear(r, c->factor);
+    if (c->type == TM_ROPE_LLAMA3)
+        tm_rope_scale_llama3(r, c->factor, c->low_freq_factor, c->high_freq_factor, c->original_max_position);
+    if (c->type == TM_ROPE_YARN)
+        tm_rope_scale_yarn(r, &(tm_yarn){.theta = c->theta,
+                                         .factor = c->factor,
+                                         .original = c->original_max_position,
+                                         .beta_fast = c->beta_fast,
+                                         .beta_slow = c->beta_slow,
+                                         .truncate = c->truncate});
+    if (c->type == TM_ROPE_LONGROPE) tm_rope_scale_each(r, c->short_factor, c->n_factors, c->theta);
+    return tm_rope_fill(r, m->config.max_position_embeddings);
+}
+
+/* The same, for rows longer than the model was trained on first. */
+static tm_status prepare_long(const tm_model *m, const model_decoder *d, const tm_rope_config *c, tm_rope *r) {
+    tm_rope_config longer = *c;
+    memcpy(longer.short_factor, c->long_factor, sizeof longer.short_factor);
+    return prepare_rope(m, d, &longer, r);
+}
+
+static tm_status prepare_ropes(tm_model *m, const model_decoder *d) {
+    const tm_rope_config *c[] = {&m->config.rope, &m->config.rope_windowed};
+    for (unsigned i = 0; !d->no_rotary && i < (m->config.two_ropes ? 2 : 1); i++) {
+        TM_TRY(prepare_rope(m, d, c[i], &m->rope[i]));
+        if (c[i]->type != TM_ROPE_LONGROPE) continue;
+        m->long_rows[i] = c[i]->original_max_position;
+        TM_TRY(prepare_long(m, d, c[i], &m->rope[2 + i]));
+    }
+    return TM_OK;
 }
 
 tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements) {
@@ -24,8 +53,8 @@ tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_d
     m->compute = compute;
     m->fused_elements = fused_elements;
     tm_model_set_sizes(m, &(tm_kernel_sizes){0});
-    tm_status rc = model_build_tables(m, arch->describe);
-    if (rc == TM_OK) rc = prepare_rope(m);
+    tm_status rc = model_build_tables(m, arch);
+    if (rc == TM_OK) rc = prepare_ropes(m, arch->decoder);
     if (rc != TM_OK) {
         tm_model_free(m);
         return rc;
@@ -48,7 +77,7 @@ tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtyp
 
 void tm_model_free(tm_model *m) {
     if (!m) return;
-    tm_rope_free(&m->rope);
+    for (size_t i = 0; i < TM_COUNT(m->rope); i++) tm_rope_free(&m->rope[i]);
     model_free_tables(m);
     tm_free(m);
 }

@@ -32,18 +32,53 @@ static inline uint64_t tm_dtype_bytes(tm_dtype t) {
 
 /* ---- configuration: HF config.json, v4 and v5 forms ------------------------------------------------------------- */
 
-typedef enum tm_rope_type { TM_ROPE_DEFAULT, TM_ROPE_LINEAR, TM_ROPE_LLAMA3 } tm_rope_type;
+typedef enum tm_rope_type {
+    TM_ROPE_DEFAULT,
+    TM_ROPE_LINEAR,
+    TM_ROPE_LLAMA3,
+    TM_ROPE_YARN,
+    TM_ROPE_LONGROPE,
+    TM_ROPE_PROPORTIONAL
+} tm_rope_type;
+/* rope_parameters of Hugging Face; what a type does not use is 0. */
+typedef struct tm_rope_config {
+    tm_rope_type type;
+    double theta, factor, low_freq_factor, high_freq_factor;
+    double beta_fast, beta_slow;
+    double attention_factor; /* of cosines and sines, as it follows from all keys; 1: none */
+    bool truncate;           /* yarn: whole correction dimensions */
+    uint32_t rotary;         /* columns of a head that turn */
+    uint32_t original_max_position;
+    uint32_t n_factors; /* longrope */
+    float short_factor[TM_MAX_HEAD_DIM / 2], long_factor[TM_MAX_HEAD_DIM / 2];
+} tm_rope_config;
+enum { TM_MAX_LAYERS = 4096 };
+typedef struct tm_layer_set { /* of block numbers */
+    uint64_t bits[TM_MAX_LAYERS / 64];
+} tm_layer_set;
+static inline bool tm_layer_in(const tm_layer_set *s, uint32_t layer) {
+    return s->bits[layer / 64] >> layer % 64 & 1;
+}
+
 typedef struct tm_model_config {
     char model_type[32]; /* a row of arch.c: "llama", "mistral" */
     uint32_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
     uint32_t num_attention_heads, num_key_value_heads, head_dim;
     uint32_t max_position_embeddings;
-    uint32_t sliding_window; /* 0: none; else position i sees j with i - window < j <= i */
+    uint32_t sliding_window; /* 0: none; else position i of the blocks `windowed` sees j with i - window < j <= i */
+    tm_layer_set windowed;   /* blocks that look through the window */
+    tm_layer_set no_rope;    /* blocks without rotary embedding */
     bool tie_word_embeddings, attention_bias /* of q, k, v */, attention_out_bias, mlp_bias;
-    double rms_norm_eps, initializer_range;
-    tm_rope_type rope_type;
-    double rope_theta, rope_factor, rope_low_freq_factor, rope_high_freq_factor;
-    uint32_t rope_original_max_position;
+    tm_activation activation;
+    double rms_norm_eps, initializer_range;  /* eps of LayerNorms as well */
+    double embedding_scale, residual_scale;  /* 1: none */
+    double attention_scale;                  /* of scores; 0: 1 / sqrt(head_dim) */
+    double logits_scale;                     /* logits are divided by it; 1: none */
+    double attention_softcap, final_softcap; /* 0: none */
+    double temperature;                 /* scores of a query times 1 + temperature ln(1 + floor(position / every)); */
+    uint32_t temperature_every;         /* every: 0: none */
+    tm_rope_config rope, rope_windowed; /* of blocks, and of windowed blocks where `two_ropes` */
+    bool two_ropes;
     int32_t bos_token_id; /* -1: none */
     int32_t eos_token_id[8];
     uint32_t n_eos;
@@ -135,7 +170,8 @@ void tm_model_init_values(const tm_model *m, uint32_t t, uint64_t seed, uint64_t
 /* What decides the seconds of micro-batches that are not alike: seconds of products go with tokens (padding included),
  * those of attention with query-key pairs, so that the means of both give the mean of seconds. */
 typedef struct tm_load {
-    double rows, tokens, pairs; /* of a micro-batch, or means of several */
+    double rows, tokens;        /* of a micro-batch, or means of several */
+    double pairs, window_pairs; /* all that causal attention looks at; those within the window */
 } tm_load;
 /* Of a micro-batch of `rows` rows of `seq` tokens in `tokens` token rows. */
 tm_load tm_model_load(const tm_model_config *c, uint32_t rows, uint32_t seq, uint32_t tokens);

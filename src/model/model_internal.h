@@ -1,6 +1,7 @@
 /* The folder's own: what a tm_model holds, and how a stage finds its matrices.
  *
- * Slots of a block: 0 x, 1 output, 2 qkv (q and k rotated), 3 o, 4 lse, 5 mid (after attention's residual), 6 gate_up.
+ * Slots of a block: 0 x, 1 output, 2 qkv (q and k rotated, unless slot 9 has them), 3 o, 4 lse, 5 mid (after attention's
+ * residual), 6 gate_up.
  * Slots of the head: 0 x, 2 normed, 3 state. A stage's part 0 is its matrix, part 1 the unit's small part (a norm stage
  * has the small part alone).
  *
@@ -25,7 +26,21 @@ enum {
     MODEL_FUSED_ELEMENTS = 8 * 1024 * 1024 /* q, k, v (gate, up) are one part up to this size */
 };
 
-enum { SLOT_X, SLOT_OUT, SLOT_QKV, SLOT_O, SLOT_LSE, SLOT_MID, SLOT_GATE_UP, SLOT_ATTN_NORMED, SLOT_MLP_NORMED };
+enum {
+    SLOT_X,
+    SLOT_OUT,
+    SLOT_QKV,
+    SLOT_O,
+    SLOT_LSE,
+    SLOT_MID,
+    SLOT_GATE_UP,
+    SLOT_ATTN_NORMED,
+    SLOT_MLP_NORMED,
+    SLOT_QK,       /* q and k, normed and rotated, where they have norms of their own; SLOT_QKV then is as projected */
+    SLOT_ATTN_ADD, /* what attention and MLP add to the residual, where that is normed first */
+    SLOT_MLP_ADD,
+    NO_SLOT = 255
+};
 enum { SLOT_NORMED = 2, SLOT_STATE = TM_HEAD_SLOT_STATE };
 enum { PART_MATRIX = 0, PART_SMALL = 1 };
 
@@ -34,9 +49,12 @@ typedef enum stage_code {
     STAGE_EMBED,
     STAGE_NORM,
     STAGE_IN,
+    STAGE_QK,
     STAGE_ATTENTION,
     STAGE_OUT,
     STAGE_GLU_OUT,
+    STAGE_POST,
+    STAGE_POSITIONS,
     STAGE_HEAD
 } stage_code;
 
@@ -55,28 +73,42 @@ typedef struct stage_kind {
 } stage_kind;
 
 #define NO_VECTOR UINT64_MAX
+enum { NO_ROPE = 255 };
 /* What a stage computes. A kind reads what it needs; the rest is 0 (NO_VECTOR). No padding: stages are compared byte by
  * byte. */
 struct stage_spec {
     const stage_kind *kind;
-    uint64_t width;                        /* elements of an input row that are summed over, or normed */
-    uint64_t column, columns, row_columns; /* it computes columns [column, column + columns) of output rows that have
+    uint64_t width;                         /* elements of an input row that are summed over, or normed */
+    uint64_t column, columns, row_columns;  /* it computes columns [column, column + columns) of output rows that have
                                               row_columns; embed: that many ids of the vocabulary */
-    uint64_t norm, bias;                   /* where its vectors begin in the unit's small part; NO_VECTOR: has none */
-    uint8_t in, out;                       /* slots */
-    uint8_t residual;                      /* slot that is added to the product (STAGE_OUT, STAGE_GLU_OUT) */
-    uint8_t normed;                        /* slot that holds the normed input, 0: STAGE_IN norms it itself */
-    float epsilon;                         /* of the norm */
-    uint32_t rotated;                      /* heads that RoPE turns, from `column` on */
+    uint64_t norm, norm_bias, norm_k, bias; /* where its vectors begin in the unit's small part; NO_VECTOR: has none.
+                                               STAGE_QK: norm is q's, norm_k is k's */
+    uint8_t in, out;                        /* slots */
+    uint8_t residual;                       /* slot that is added to the product or norm; NO_SLOT: none is */
+    uint8_t normed;                         /* slot that holds the normed input, 0: STAGE_IN norms it itself */
+    uint8_t values;                         /* slot of attention's values; its keys lie beside the queries */
+    uint8_t rope;                           /* index of the model's; NO_ROPE: nothing turns */
+    uint8_t norm_kind, activation;          /* tm_norm_kind, tm_activation */
+    bool transposed;                        /* the matrix is [in, out] */
+    bool plain;                             /* the MLP has no gate */
+    bool norm_whole;                        /* STAGE_QK: of all heads together */
+    uint8_t unused;
+    float epsilon;    /* of the norm */
+    uint32_t rotated; /* heads that RoPE turns, from `column` on */
     uint32_t heads, kv_heads, head_dim, window;
-    float scale; /* of attention's scores */
+    float scale;   /* of attention's scores; of the product (out, glu_out, head), of what is looked up (embed) */
+    float softcap; /* of attention's scores or of logits; 0: none */
+    float temperature;
+    uint32_t temperature_every;
+    uint32_t also_unused;
 };
-_Static_assert(sizeof(stage_spec) == sizeof(void *) + 6 * 8 + 4 + 7 * 4, "stage_spec has no padding");
+_Static_assert(sizeof(stage_spec) == sizeof(void *) + 8 * 8 + 12 + 11 * 4, "stage_spec has no padding");
 
 struct tm_model {
     tm_model_config config;
     tm_dtype compute;
-    tm_rope rope;
+    tm_rope rope[4]; /* of blocks, of windowed blocks where they have their own; from 2 on: the same for long rows */
+    uint32_t long_rows[2];             /* rows of more positions take rope[2 + i]; 0: none do */
     tm_kernel_sizes sizes;             /* of the kernels that compute it; functions are set */
     uint32_t token_chunk, vocab_block; /* MODEL_TOKEN_CHUNK, MODEL_VOCAB_BLOCK, or what those kernels like better */
     uint64_t fused_elements;           /* MODEL_FUSED_ELEMENTS, or less in a test */
@@ -110,6 +142,14 @@ static inline const tm_stage *model_stage_of(const tm_stage_args *a) {
 static inline const stage_spec *model_spec_of(const tm_stage_args *a) {
     return model_stage_of(a)->spec;
 }
+/* The rotary embedding of a stage's rows; NULL: none. */
+static inline const tm_rope *model_rope(const tm_stage_args *a) {
+    const tm_model *m = a->model;
+    const stage_spec *s = model_spec_of(a);
+    if (s->rope == NO_ROPE) return NULL;
+    uint32_t last = a->kv_cache ? a->kv_capacity : a->batch->seq, most = m->long_rows[s->rope];
+    return &m->rope[most && last > most ? s->rope + 2 : s->rope];
+}
 static inline void *model_row(tm_elem t, void *x, uint64_t row, uint64_t n) {
     return (char *)x + row * n * tm_elem_bytes(t);
 }
@@ -137,9 +177,11 @@ const stage_kind *model_stage_kind(stage_code code);
 typedef void stage_fn(const tm_stage_args *a);
 typedef uint64_t stage_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq);
 typedef double stage_flops(const stage_spec *s, bool backward, const tm_load *load);
-stage_fn norm_forward, norm_backward, in_forward, in_backward, attention_forward, attention_backward, out_forward,
-    out_backward, glu_out_forward, glu_out_backward, embed_forward, embed_backward, head_forward, head_backward;
-stage_workspace norm_workspace, in_workspace, attention_workspace, glu_out_workspace, head_workspace;
+stage_fn norm_forward, norm_backward, in_forward, in_backward, qk_forward, qk_backward, attention_forward,
+    attention_backward, out_forward, out_backward, glu_out_forward, glu_out_backward, post_forward, post_backward,
+    embed_forward, embed_backward, positions_forward, positions_backward, head_forward, head_backward;
+stage_workspace norm_workspace, in_workspace, qk_workspace, attention_workspace, glu_out_workspace, post_workspace,
+    positions_workspace, head_workspace;
 stage_flops attention_flops, head_flops;
 stage_flops model_product_flops; /* one product forward, two backward */
 

@@ -22,7 +22,7 @@ static bool grow_failed(model_builder *b, void *array, size_t *cap, uint32_t n, 
     return b->rc != TM_OK;
 }
 
-static const char *name_of(model_builder *b, const char *prefix, const char *what) {
+static const char *name_of(model_builder *b, const char *prefix, const char *what, const char *suffix) {
     struct model_names *names = b->m->names;
     if (b->rc == TM_OK && (!names || names->n == NAMES_PER_BLOCK)) {
         names = tm_calloc(1, sizeof *names);
@@ -31,45 +31,45 @@ static const char *name_of(model_builder *b, const char *prefix, const char *wha
     }
     if (b->rc != TM_OK) return "";
     char *at = names->name[names->n++];
-    if ((size_t)snprintf(at, NAME_BYTES, "%s%s", prefix, what) >= NAME_BYTES)
+    if ((size_t)snprintf(at, NAME_BYTES, "%s%s%s", prefix, what, suffix) >= NAME_BYTES)
         no_room(b, "bytes in a name", NAME_BYTES - 1);
     return at;
 }
 
 /* ---- tensors, parts, segments ---- */
 
-uint32_t model_add_tensor(model_builder *b, const char *prefix, const char *what, uint64_t rows, uint64_t columns) {
+/* `suffix` ".weight" or ".bias"; columns 0: a vector. */
+static uint32_t add_tensor(model_builder *b, const char *name, uint64_t rows, uint64_t columns, int init) {
     tm_model *m = b->m;
-    bool vector = columns == 0;
-    const char *name = name_of(b, prefix, what);
     if (grow_failed(b, &m->tensor, &b->tensors_cap, m->n_tensors, sizeof *m->tensor)) return 0;
-    m->tensor[m->n_tensors] = (tm_tensor){.name = name,
-                                          .ndim = vector ? 1 : 2,
-                                          .shape = {rows, columns},
-                                          .elements = vector ? rows : rows * columns,
-                                          .init = TM_INIT_NORMAL,
-                                          .is_norm_or_bias = vector};
-    m->parameters += m->tensor[m->n_tensors].elements;
+    tm_tensor *t = &m->tensor[m->n_tensors];
+    *t = (tm_tensor){.name = name,
+                     .ndim = columns ? 2 : 1,
+                     .shape = {rows, columns},
+                     .elements = columns ? rows * columns : rows,
+                     .is_norm_or_bias = columns == 0};
+    if (init == 1) t->init = TM_INIT_ONE;
+    if (init == 0) t->init = TM_INIT_ZERO;
+    m->parameters += t->elements;
     return m->n_tensors++;
 }
 
-static uint32_t add_vector(model_builder *b, const char *prefix, const char *what, uint64_t n, bool ones) {
-    uint32_t t = model_add_tensor(b, prefix, what, n, 0);
-    if (b->rc == TM_OK) b->m->tensor[t].init = ones ? TM_INIT_ONE : TM_INIT_ZERO;
-    return t;
+uint32_t model_add_tensor(model_builder *b, const char *prefix, const char *stem, uint64_t rows, uint64_t columns) {
+    return add_tensor(b, name_of(b, prefix, stem, ".weight"), rows, columns, -1);
 }
 
-uint32_t model_add_norm(model_builder *b, const char *prefix, const char *what, uint64_t n) {
-    return add_vector(b, prefix, what, n, true);
+uint32_t model_add_norm(model_builder *b, const char *prefix, const char *stem, uint64_t n) {
+    bool zeros = b->d->norm_kind == TM_NORM_RMS_PLUS;
+    return add_tensor(b, name_of(b, prefix, stem, ".weight"), n, 0, zeros ? 0 : 1);
 }
 
-uint32_t model_add_bias(model_builder *b, const char *prefix, const char *what, uint64_t n) {
-    return add_vector(b, prefix, what, n, false);
+uint32_t model_add_bias(model_builder *b, const char *prefix, const char *stem, uint64_t n) {
+    return add_tensor(b, name_of(b, prefix, stem, ".bias"), n, 0, 0);
 }
 
 uint32_t model_begin_part(model_builder *b, const char *prefix, const char *what) {
     tm_model *m = b->m;
-    const char *name = name_of(b, prefix, what);
+    const char *name = name_of(b, prefix, what, "");
     if (grow_failed(b, &m->part, &b->parts_cap, m->n_parts, sizeof *m->part)) return 0;
     m->part[m->n_parts] = (tm_part){.unit = b->unit, .name = name, .first_segment = m->n_segments};
     m->unit[b->unit].n_parts++;
@@ -77,7 +77,7 @@ uint32_t model_begin_part(model_builder *b, const char *prefix, const char *what
 }
 
 /* The next `elements` of the part that was begun last are `tensor` from `offset` on. */
-static void add_segment(model_builder *b, uint32_t tensor, uint64_t offset, uint64_t elements) {
+void model_add_segment(model_builder *b, uint32_t tensor, uint64_t offset, uint64_t elements) {
     tm_model *m = b->m;
     if (grow_failed(b, &m->by_part, &b->segments_cap, m->n_segments, sizeof *m->by_part)) return;
     tm_part *p = &m->part[m->n_parts - 1];
@@ -94,7 +94,7 @@ static void add_segment(model_builder *b, uint32_t tensor, uint64_t offset, uint
 uint64_t model_add_whole(model_builder *b, uint32_t tensor) {
     if (b->rc != TM_OK) return 0;
     uint64_t at = b->m->part[b->m->n_parts - 1].elements;
-    add_segment(b, tensor, 0, b->m->tensor[tensor].elements);
+    model_add_segment(b, tensor, 0, b->m->tensor[tensor].elements);
     return at;
 }
 
@@ -155,10 +155,11 @@ void model_norm_stage(model_builder *b, stage_spec spec, uint32_t small, tm_acce
 }
 
 void model_in_stage(model_builder *b, const char *name, stage_spec spec, uint32_t matrix, uint32_t small) {
+    bool norms = !spec.normed && spec.norm != NO_VECTOR;
     unsigned in = spec.normed ? spec.normed : spec.in;
     tm_stage *s = add_stage(b, name, STAGE_IN, spec);
     stage_part(b, s, matrix, true, true);
-    if (!spec.normed || spec.bias != NO_VECTOR) stage_part(b, s, small, true, !spec.normed);
+    if (norms || spec.bias != NO_VECTOR) stage_part(b, s, small, true, norms);
     forward_use(b, s, in, TM_READ);
     forward_use(b, s, spec.out, spec.column == 0 ? TM_WRITE : TM_UPDATE);
     backward_use(b, s, spec.out, true, TM_READ);
@@ -166,25 +167,54 @@ void model_in_stage(model_builder *b, const char *name, stage_spec spec, uint32_
     backward_use(b, s, in, true, TM_UPDATE);
 }
 
+void model_qk_stage(model_builder *b, stage_spec spec, uint32_t small) {
+    spec.bias = spec.norm_bias = NO_VECTOR;
+    tm_stage *s = add_stage(b, "qk", STAGE_QK, spec);
+    stage_part(b, s, small, true, true);
+    forward_use(b, s, spec.in, TM_READ);
+    forward_use(b, s, spec.out, TM_WRITE);
+    backward_use(b, s, spec.out, true, TM_READ);
+    backward_use(b, s, spec.in, false, TM_READ);
+    backward_use(b, s, spec.in, true, TM_UPDATE);
+}
+
 void model_attention_stage(model_builder *b, stage_spec spec) {
-    spec.norm = spec.bias = NO_VECTOR;
+    bool apart = spec.values != spec.in;
+    spec.norm = spec.norm_bias = spec.norm_k = spec.bias = NO_VECTOR;
     tm_stage *s = add_stage(b, "attn", STAGE_ATTENTION, spec);
     s->uses_kv_cache = true;
     forward_use(b, s, spec.in, TM_READ);
+    if (apart) forward_use(b, s, spec.values, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
     forward_use(b, s, SLOT_LSE, TM_WRITE);
     backward_use(b, s, spec.out, true, TM_READ);
     backward_use(b, s, spec.out, false, TM_READ);
     backward_use(b, s, spec.in, false, TM_READ);
+    if (apart) backward_use(b, s, spec.values, false, TM_READ);
     backward_use(b, s, SLOT_LSE, false, TM_READ);
     backward_use(b, s, spec.in, true, TM_WRITE);
+    if (apart) backward_use(b, s, spec.values, true, TM_WRITE); /* v's columns; STAGE_QK adds those of q and k */
 }
 
 void model_out_stage(model_builder *b, const char *name, bool glu, stage_spec spec, uint32_t matrix, uint32_t small) {
-    spec.norm = NO_VECTOR;
+    bool adds = spec.residual != NO_SLOT;
+    spec.norm = spec.norm_bias = spec.norm_k = NO_VECTOR;
     tm_stage *s = add_stage(b, name, glu ? STAGE_GLU_OUT : STAGE_OUT, spec);
     stage_part(b, s, matrix, true, true);
     if (spec.bias != NO_VECTOR) stage_part(b, s, small, true, false);
+    forward_use(b, s, spec.in, TM_READ);
+    if (adds) forward_use(b, s, spec.residual, TM_READ);
+    forward_use(b, s, spec.out, TM_WRITE);
+    backward_use(b, s, spec.out, true, TM_READ);
+    backward_use(b, s, spec.in, false, TM_READ);
+    backward_use(b, s, spec.in, true, TM_WRITE);
+    if (adds) backward_use(b, s, spec.residual, true, TM_WRITE);
+}
+
+void model_post_stage(model_builder *b, const char *name, stage_spec spec, uint32_t small) {
+    spec.norm_k = spec.bias = NO_VECTOR;
+    tm_stage *s = add_stage(b, name, STAGE_POST, spec);
+    stage_part(b, s, small, true, true);
     forward_use(b, s, spec.in, TM_READ);
     forward_use(b, s, spec.residual, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
@@ -198,7 +228,7 @@ void model_out_stage(model_builder *b, const char *name, bool glu, stage_spec sp
 
 void model_begin_unit(model_builder *b, tm_unit_kind kind, const char *name) {
     tm_model *m = b->m;
-    name = name_of(b, name, "");
+    name = name_of(b, name, "", "");
     if (grow_failed(b, &m->unit, &b->units_cap, m->n_units, sizeof *m->unit)) return;
     b->unit = m->n_units++;
     m->unit[b->unit] = (tm_unit){.kind = kind, .name = name, .first_part = m->n_parts};
@@ -228,7 +258,11 @@ static stage_spec vocabulary_share(const tm_model_config *c, uint32_t p) {
                         .columns = tm_min_u64(MODEL_VOCAB_PART, c->vocab_size - first),
                         .row_columns = c->vocab_size,
                         .norm = NO_VECTOR,
-                        .bias = NO_VECTOR};
+                        .norm_bias = NO_VECTOR,
+                        .norm_k = NO_VECTOR,
+                        .bias = NO_VECTOR,
+                        .residual = NO_SLOT,
+                        .rope = NO_ROPE};
 }
 
 /* Vocabulary parts of one [vocab, hidden] tensor. */
@@ -239,9 +273,31 @@ static uint32_t add_vocabulary(model_builder *b, const char *prefix, uint32_t te
         stage_spec share = vocabulary_share(b->c, p);
         snprintf(number, sizeof number, "%u", p);
         model_begin_part(b, prefix, number);
-        add_segment(b, tensor, share.column * share.width, share.columns * share.width);
+        model_add_segment(b, tensor, share.column * share.width, share.columns * share.width);
     }
     return first;
+}
+
+/* A number as the compute type holds it: the reference multiplies by it in that type. */
+static float in_compute_type(const tm_model *m, double x) {
+    float y = (float)x;
+    uint16_t half;
+    if (m->compute == TM_BF16) tm_narrow(&y, &half, 1), tm_widen(&half, &y, 1);
+    if (m->compute == TM_F16) tm_narrow_f16(&y, &half, 1), tm_widen_f16(&half, &y, 1);
+    return y;
+}
+
+/* A row for each position, added to what was looked up. */
+static void add_positions(model_builder *b) {
+    const tm_model_config *c = b->c;
+    uint32_t t = model_add_tensor(b, "", b->d->positions, c->max_position_embeddings, c->hidden_size);
+    stage_spec spec = vocabulary_share(c, 0);
+    spec.columns = spec.row_columns = c->max_position_embeddings;
+    spec.out = SLOT_OUT;
+    tm_stage *s = add_stage(b, "positions", STAGE_POSITIONS, spec);
+    stage_part(b, s, model_one_part(b, "embed.", "positions", t), true, false);
+    forward_use(b, s, SLOT_OUT, TM_UPDATE);
+    backward_use(b, s, SLOT_OUT, true, TM_READ);
 }
 
 void model_describe_embed(model_builder *b) {
@@ -249,16 +305,35 @@ void model_describe_embed(model_builder *b) {
     model_begin_unit(b, TM_UNIT_EMBED, "embed");
     model_set_slot(b, SLOT_X, "input", 0, 0);
     model_set_slot(b, SLOT_OUT, "output", row, row);
-    uint32_t t = model_add_tensor(b, "model.", "embed_tokens.weight", b->c->vocab_size, b->c->hidden_size);
+    uint32_t t = model_add_tensor(b, "", b->d->embed, b->c->vocab_size, b->c->hidden_size);
     b->embed_first_part = add_vocabulary(b, "embed.", t);
     for (uint32_t p = 0; p < vocabulary_parts(b->c); p++) {
         stage_spec spec = vocabulary_share(b->c, p);
         spec.out = SLOT_OUT;
+        spec.scale = in_compute_type(b->m, b->c->embedding_scale);
         tm_stage *s = add_stage(b, "embed", STAGE_EMBED, spec);
         stage_part(b, s, b->embed_first_part + p, true, false);
         forward_use(b, s, SLOT_OUT, TM_UPDATE);
         backward_use(b, s, SLOT_OUT, true, TM_READ);
     }
+    if (b->d->positions) add_positions(b);
+}
+
+/* The norm before the head: in a small part of its own. */
+static void add_head_norm(model_builder *b) {
+    const tm_model_config *c = b->c;
+    uint64_t h = c->hidden_size;
+    bool layer = b->d->norm_kind == TM_NORM_LAYER;
+    uint32_t weight = model_add_norm(b, "", b->d->norm, h), bias = layer ? model_add_bias(b, "", b->d->norm, h) : 0;
+    uint32_t small = model_begin_part(b, "head.", "small");
+    stage_spec spec = {.width = h, .norm_bias = NO_VECTOR, .norm_k = NO_VECTOR, .bias = NO_VECTOR, .in = SLOT_X};
+    spec.norm = model_add_whole(b, weight);
+    if (layer) spec.norm_bias = model_add_whole(b, bias);
+    spec.out = SLOT_NORMED;
+    spec.residual = NO_SLOT;
+    spec.norm_kind = (uint8_t)b->d->norm_kind;
+    spec.epsilon = (float)c->rms_norm_eps;
+    model_norm_stage(b, spec, small, TM_WRITE);
 }
 
 void model_describe_head(model_builder *b) {
@@ -269,15 +344,15 @@ void model_describe_head(model_builder *b) {
     model_set_slot(b, SLOT_OUT, "output", 0, 0);
     model_set_slot(b, SLOT_NORMED, "normed", row, h * sizeof(float));
     model_set_slot(b, SLOT_STATE, "state", sizeof(tm_head_state), 0);
-    uint32_t norm = model_one_part(b, "head.", "small", model_add_norm(b, "model.", "norm.weight", h));
+    add_head_norm(b);
     uint32_t first = b->embed_first_part;
     if (!c->tie_word_embeddings)
-        first = add_vocabulary(b, "head.", model_add_tensor(b, "", "lm_head.weight", c->vocab_size, h));
-    const stage_spec spec = {
-        .width = h, .bias = NO_VECTOR, .in = SLOT_X, .out = SLOT_NORMED, .epsilon = (float)c->rms_norm_eps};
-    model_norm_stage(b, spec, norm, TM_WRITE);
+        first = add_vocabulary(b, "head.", model_add_tensor(b, "", b->d->head, c->vocab_size, h));
     for (uint32_t p = 0; p < vocabulary_parts(c); p++) {
-        tm_stage *s = add_stage(b, "head", STAGE_HEAD, vocabulary_share(c, p));
+        stage_spec spec = vocabulary_share(c, p);
+        spec.scale = (float)(1 / c->logits_scale);
+        spec.softcap = (float)c->final_softcap;
+        tm_stage *s = add_stage(b, "head", STAGE_HEAD, spec);
         stage_part(b, s, first + p, true, true);
         forward_use(b, s, SLOT_NORMED, TM_READ);
         forward_use(b, s, SLOT_STATE, TM_UPDATE);
@@ -317,9 +392,9 @@ static void point_at_stages(tm_model *m) {
     TM_ASSERT(first == m->n_stages);
 }
 
-tm_status model_build_tables(tm_model *m, void (*describe)(model_builder *b)) {
-    model_builder b = {.m = m, .c = &m->config};
-    describe(&b);
+tm_status model_build_tables(tm_model *m, const model_arch *arch) {
+    model_builder b = {.m = m, .c = &m->config, .d = arch->decoder};
+    arch->describe(&b);
     TM_TRY(b.rc);
     point_at_stages(m);
     return index_by_tensor(m);

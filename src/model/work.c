@@ -4,14 +4,17 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Query-key pairs that causal attention looks at. One window for all layers. */
-static double attention_pairs(const tm_model_config *c, uint32_t rows, uint32_t seq) {
-    double s = seq, w = c->sliding_window && c->sliding_window < seq ? c->sliding_window : s;
+/* Query-key pairs that causal attention looks at; window 0: none. */
+static double attention_pairs(uint32_t window, uint32_t rows, uint32_t seq) {
+    double s = seq, w = window && window < seq ? window : s;
     return rows * (w * (w + 1) / 2 + (s - w) * w);
 }
 
 tm_load tm_model_load(const tm_model_config *c, uint32_t rows, uint32_t seq, uint32_t tokens) {
-    return (tm_load){.rows = rows, .tokens = tokens, .pairs = attention_pairs(c, rows, seq)};
+    return (tm_load){.rows = rows,
+                     .tokens = tokens,
+                     .pairs = attention_pairs(0, rows, seq),
+                     .window_pairs = attention_pairs(c->sliding_window, rows, seq)};
 }
 
 double model_product_flops(const stage_spec *s, bool backward, const tm_load *load) {
@@ -64,8 +67,13 @@ bool tm_stage_alike(const tm_stage *a, const tm_stage *b) {
 
 void tm_stage_signature(const tm_stage *stage, char *buf, size_t cap) {
     const stage_spec *s = stage->spec;
-    snprintf(buf, cap, "%s w%llu c%llu+%llu/%llu n%d b%d t%u a%u k%u d%u s%u", s->kind->name,
-             (unsigned long long)s->width, (unsigned long long)s->column, (unsigned long long)s->columns,
-             (unsigned long long)s->row_columns, s->normed ? 2 : s->norm != NO_VECTOR, s->bias != NO_VECTOR, s->rotated,
-             s->heads, s->kv_heads, s->head_dim, s->window);
+    bool more = s->norm_kind || s->activation || s->transposed || s->plain || s->norm_whole || s->softcap != 0;
+    int n = snprintf(buf, cap, "%s w%llu c%llu+%llu/%llu n%d b%d t%u a%u k%u d%u s%u", s->kind->name,
+                     (unsigned long long)s->width, (unsigned long long)s->column, (unsigned long long)s->columns,
+                     (unsigned long long)s->row_columns, s->normed ? 2 : s->norm != NO_VECTOR, s->bias != NO_VECTOR,
+                     s->rotated, s->heads, s->kv_heads, s->head_dim, s->window);
+    if (more && n > 0 && (size_t)n < cap)
+        snprintf(buf + n, cap - (size_t)n, " K%u A%u%s%s%s%s", s->norm_kind, s->activation,
+                 s->transposed ? " transposed" : "", s->plain ? " plain" : "", s->norm_whole ? " whole" : "",
+                 s->softcap != 0 ? " capped" : "");
 }

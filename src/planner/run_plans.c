@@ -113,9 +113,11 @@ run_load run_step_load(const session *s, const tm_model_config *m) {
                 sum.load.rows += one.rows;
                 sum.load.tokens += b.tokens;
                 sum.load.pairs += one.pairs;
+                sum.load.window_pairs += one.window_pairs;
             }
     double batches = (double)n * largest.micro_batches;
-    out.load = (job_load){sum.load.rows / batches, sum.load.tokens / batches, sum.load.pairs / batches};
+    out.load = (job_load){sum.load.rows / batches, sum.load.tokens / batches, sum.load.pairs / batches,
+                          sum.load.window_pairs / batches};
     out.tokens = sum.tokens / (double)n;
     out.padded = sum.padded / (double)n;
     return out;

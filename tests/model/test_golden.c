@@ -265,11 +265,15 @@ static void shorts(void **state) {
 /* The fixture's model was made by model.to(bfloat16).float(), which rounds the rotary frequencies too. A model that is
  * loaded from the folder keeps them in fp32, as ours does; to compare, they are rounded here. */
 static void round_frequencies(tm_model *m) {
-    uint16_t narrow[TM_MAX_HEAD_DIM / 2];
-    tm_narrow(m->rope.inv_freq, narrow, m->rope.head_dim / 2);
-    tm_widen(narrow, m->rope.inv_freq, m->rope.head_dim / 2);
-    tm_rope_free(&m->rope);
-    assert_int_equal(tm_rope_fill(&m->rope, m->config.max_position_embeddings), TM_OK);
+    for (size_t i = 0; i < TM_COUNT(m->rope); i++) {
+        uint16_t narrow[TM_MAX_HEAD_DIM / 2];
+        tm_rope *r = &m->rope[i];
+        if (!r->table) continue;
+        tm_narrow(r->inv_freq, narrow, r->rotary / 2);
+        tm_widen(narrow, r->inv_freq, r->rotary / 2);
+        tm_rope_free(r);
+        assert_int_equal(tm_rope_fill(r, m->config.max_position_embeddings), TM_OK);
+    }
 }
 
 /* bf16 weights widened to fp32: the graph in fp32. */

@@ -17,8 +17,20 @@ typedef struct golden_row {
 static const golden_row golden_rows[] = {
     {"arch_llama", GOLDEN_BF16},
     {"arch_llama_tied_rope3", GOLDEN_BF16},
+    {"arch_llama_linear", 0},
+    {"arch_llama_yarn", 0},
     {"arch_mistral", 0},
     {"arch_qwen2", 0},
+    {"arch_qwen3", GOLDEN_BF16 | GOLDEN_SMALL},
+    {"arch_gemma2", GOLDEN_SMALL},
+    {"arch_gemma3", GOLDEN_SMALL},
+    {"arch_phi3", GOLDEN_SMALL},
+    {"arch_phi4mini", GOLDEN_SHORTS},
+    {"arch_smollm3", GOLDEN_BF16},
+    {"arch_gpt2", GOLDEN_SMALL},
+    {"arch_olmo2", GOLDEN_BF16},
+    {"arch_granite", 0},
+    {"arch_glm4", 0},
 };
 
 static inline void golden_zero(const tm_json *range, float *x) {

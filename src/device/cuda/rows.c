@@ -97,7 +97,7 @@ static bool lacks(bool something, const char *what) {
 }
 
 static bool norm_lacks(const tm_norm *n) {
-    return lacks(n->kind != TM_NORM_RMS || n->groups > 1 || n->ld_x || n->ld_y || !n->weight,
+    return lacks(n->kind != TM_NORM_RMS || n->groups > 1 || n->ld_x || n->ld_y || !n->weight || n->residual,
                  "norms other than root mean square norms of whole rows");
 }
 

@@ -1,0 +1,75 @@
+/* Gemma 2 and 3 (text): norms by 1 + w before and after attention and MLP, scaled embeddings, gelu, windows by turns;
+ * Gemma 2 caps scores and logits, Gemma 3 norms q and k by heads and has a rotary base of its own for windows. */
+#include "model/arch_internal.h"
+
+#include <math.h>
+
+/* Scores are multiplied by query_pre_attn_scalar^-1/2, embeddings by the root of their width. */
+static tm_status parse_scales(const model_parser *p, tm_model_config *c) {
+    double scalar;
+    TM_TRY(model_parse_biases(p, c));
+    c->mlp_bias = false;
+    TM_TRY(model_key_real(p, p->root, "query_pre_attn_scalar", 256, &scalar));
+    c->attention_scale = 1 / sqrt(scalar);
+    c->embedding_scale = sqrt((double)c->hidden_size);
+    return TM_OK;
+}
+
+/* A cap that is null is none; one that is absent is `otherwise`. */
+static tm_status parse_cap(const model_parser *p, const char *key, double otherwise, double *out) {
+    const tm_json *n = tm_json_get(p->root, key);
+    *out = 0;
+    return n && n->type == TM_JSON_NULL ? TM_OK : model_key_real(p, p->root, key, otherwise, out);
+}
+
+static tm_status parse_gemma2(const model_parser *p, tm_model_config *c) {
+    TM_TRY(parse_scales(p, c));
+    TM_TRY(parse_cap(p, "attn_logit_softcapping", 50, &c->attention_softcap));
+    TM_TRY(parse_cap(p, "final_logit_softcapping", 30, &c->final_softcap));
+    return model_parse_window(p, c, 4096, 2);
+}
+
+static tm_status parse_gemma3(const model_parser *p, tm_model_config *c) {
+    uint32_t every;
+    TM_TRY(parse_scales(p, c));
+    TM_TRY(parse_cap(p, "attn_logit_softcapping", 0, &c->attention_softcap));
+    TM_TRY(parse_cap(p, "final_logit_softcapping", 0, &c->final_softcap));
+    TM_TRY(model_key_u32(p, "_sliding_window_pattern", 1, INT32_MAX, 6, &every));
+    TM_TRY(model_key_u32(p, "sliding_window_pattern", 1, INT32_MAX, every, &every));
+    c->rope.theta = 1e6;
+    c->rope_windowed.theta = 1e4;
+    return model_parse_window(p, c, 4096, every);
+}
+
+#define NAMES                                                                                                          \
+    [NORM_ATTN] = "input_layernorm", [MODULE_Q] = "self_attn.q_proj", [MODULE_K] = "self_attn.k_proj",                 \
+    [MODULE_V] = "self_attn.v_proj", [MODULE_O] = "self_attn.o_proj", [POST_ATTN] = "post_attention_layernorm",        \
+    [NORM_MLP] = "pre_feedforward_layernorm", [MODULE_GATE] = "mlp.gate_proj", [MODULE_UP] = "mlp.up_proj",            \
+    [MODULE_DOWN] = "mlp.down_proj", [POST_MLP] = "post_feedforward_layernorm"
+static const model_decoder gemma2 = {.embed = "model.embed_tokens",
+                                     .blocks = "model.layers.",
+                                     .norm = "model.norm",
+                                     .head = "lm_head",
+                                     .norm_kind = TM_NORM_RMS_PLUS,
+                                     .module = {NAMES}};
+static const model_decoder gemma3 = {.embed = "model.embed_tokens",
+                                     .blocks = "model.layers.",
+                                     .norm = "model.norm",
+                                     .head = "lm_head",
+                                     .norm_kind = TM_NORM_RMS_PLUS,
+                                     .module = {NAMES, [NORM_Q] = "self_attn.q_norm", [NORM_K] = "self_attn.k_norm"}};
+
+static const model_size_keys keys = {"hidden_size",         "intermediate_size",       "num_hidden_layers",
+                                     "num_attention_heads", "max_position_embeddings", "rms_norm_eps",
+                                     "hidden_activation"};
+
+const model_arch model_arch_gemma2 = {"gemma2",           .kv_heads = 4,
+                                      .head_dim = 256,    .positions = 8192,
+                                      .tied = true,       .activation = TM_ACT_GELU_TANH,
+                                      .keys = &keys,      .parse = parse_gemma2,
+                                      .decoder = &gemma2, .describe = model_describe_decoder};
+const model_arch model_arch_gemma3 = {"gemma3_text",      .kv_heads = 4,
+                                      .head_dim = 256,    .positions = 131072,
+                                      .tied = true,       .activation = TM_ACT_GELU_TANH,
+                                      .keys = &keys,      .parse = parse_gemma3,
+                                      .decoder = &gemma3, .describe = model_describe_decoder};

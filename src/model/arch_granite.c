@@ -1,0 +1,13 @@
+/* Granite: Llama with multipliers of embeddings, scores, residuals and logits. */
+#include "model/arch_internal.h"
+
+static tm_status parse_granite(const model_parser *p, tm_model_config *c) {
+    TM_TRY(model_parse_biases(p, c));
+    TM_TRY(model_key_real(p, p->root, "embedding_multiplier", 1, &c->embedding_scale));
+    TM_TRY(model_key_real(p, p->root, "attention_multiplier", 1, &c->attention_scale));
+    TM_TRY(model_key_real(p, p->root, "residual_multiplier", 1, &c->residual_scale));
+    return model_key_real(p, p->root, "logits_scaling", 1, &c->logits_scale);
+}
+
+const model_arch model_arch_granite = {"granite", .parse = parse_granite, .decoder = &model_decoder_llama,
+                                       .describe = model_describe_decoder};
