@@ -44,8 +44,11 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
     TM_TRY(tm_dataset_set_batches(ds, rows, MICRO_BATCHES, 1));
     uint64_t steps = tm_dataset_steps_per_epoch(ds);
     tm_dataset_limits(ds, 0, steps, &lim);
-    job_opts o = {
-        .model = e->args->model, .dtype = e->args->precision, .slots = 1, .other_bytes = tm_dataset_memory_bytes(ds)};
+    job_opts o = {.model = e->args->model,
+                  .dtype = e->args->precision,
+                  .slots = 1,
+                  .other_bytes = tm_dataset_memory_bytes(ds),
+                  .positions = lim.seq};
     TM_TRY(forward_opts(&o, &e->args->tiers));
     TM_TRY(job_open(&e->job, &o));
     e->job->sinks.fill = fill;

@@ -149,6 +149,7 @@ typedef struct job_opts {
     uint64_t order_seed;          /* != 0: random legal orders (tests) */
     bool stub_disk, stub_compute; /* measuring: as in tm_exec_opts, from the end of the import on */
     uint32_t kv_rows, kv_capacity;
+    uint32_t positions; /* of the longest row there may be, as tm_model_set_positions */
     /* bounds of the planner (DeepSpeed's knobs), as in tm_plan_opts; 0: its own */
     uint32_t window_mib;
     uint64_t max_resident_bytes[TM_KINDS];

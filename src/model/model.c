@@ -71,6 +71,10 @@ void tm_model_set_sizes(tm_model *m, const tm_kernel_sizes *sizes) {
     m->vocab_block = sizes->vocab_block ? sizes->vocab_block : MODEL_VOCAB_BLOCK;
 }
 
+void tm_model_set_positions(tm_model *m, uint32_t positions) {
+    m->positions = positions;
+}
+
 tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute) {
     return model_create_fused(out, config, compute, MODEL_FUSED_ELEMENTS);
 }

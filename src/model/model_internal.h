@@ -107,7 +107,8 @@ _Static_assert(sizeof(stage_spec) == sizeof(void *) + 8 * 8 + 12 + 11 * 4, "stag
 struct tm_model {
     tm_model_config config;
     tm_dtype compute;
-    tm_rope rope[4]; /* of blocks, of windowed blocks where they have their own; from 2 on: the same for long rows */
+    tm_rope rope[4];    /* of blocks, of windowed blocks where they have their own; from 2 on: the same for long rows */
+    uint32_t positions; /* of the longest row; 0: of the micro-batch */
     uint32_t long_rows[2];             /* rows of more positions take rope[2 + i]; 0: none do */
     tm_kernel_sizes sizes;             /* of the kernels that compute it; functions are set */
     uint32_t token_chunk, vocab_block; /* MODEL_TOKEN_CHUNK, MODEL_VOCAB_BLOCK, or what those kernels like better */
@@ -147,7 +148,8 @@ static inline const tm_rope *model_rope(const tm_stage_args *a) {
     const tm_model *m = a->model;
     const stage_spec *s = model_spec_of(a);
     if (s->rope == NO_ROPE) return NULL;
-    uint32_t last = a->kv_cache ? a->kv_capacity : a->batch->seq, most = m->long_rows[s->rope];
+    uint32_t own = a->kv_cache ? a->kv_capacity : a->batch->seq, last = m->positions ? m->positions : own;
+    uint32_t most = m->long_rows[s->rope];
     return &m->rope[most && last > most ? s->rope + 2 : s->rope];
 }
 static inline void *model_row(tm_elem t, void *x, uint64_t row, uint64_t n) {

@@ -185,6 +185,7 @@ job_opts session_job_options(const session *s) {
                   .update_opts = c->optim,
                   .init_random = c->init_random,
                   .seed = c->seed,
+                  .positions = c->data.seq_len,
                   .host_bytes = session_host_bytes(c),
                   .device = session_device(s),
                   .device_bytes = s->device_bytes ? s->device_bytes : c->memory.device_bytes,
