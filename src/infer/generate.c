@@ -128,7 +128,7 @@ static tm_status run(sampler *s, const job_opts *base) {
     planner_choice c = {0};
     tm_status rc;
     o.kv_rows = s->n;
-    o.kv_capacity = s->longest + s->o->max_new_tokens;
+    o.kv_capacity = o.positions = s->longest + s->o->max_new_tokens;
     o.other_bytes += (uint64_t)s->n * s->vocab * sizeof(float);
     TM_GO(job_open(&s->job, &o));
     s->job->sinks.fill = fill;

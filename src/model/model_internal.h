@@ -148,8 +148,7 @@ static inline const tm_rope *model_rope(const tm_stage_args *a) {
     const tm_model *m = a->model;
     const stage_spec *s = model_spec_of(a);
     if (s->rope == NO_ROPE) return NULL;
-    uint32_t own = a->kv_cache ? a->kv_capacity : a->batch->seq, last = m->positions ? m->positions : own;
-    uint32_t most = m->long_rows[s->rope];
+    uint32_t last = m->positions ? m->positions : a->batch->seq, most = m->long_rows[s->rope];
     return &m->rope[most && last > most ? s->rope + 2 : s->rope];
 }
 static inline void *model_row(tm_elem t, void *x, uint64_t row, uint64_t n) {

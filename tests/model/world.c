@@ -77,15 +77,16 @@ void assert_near_gradients(const run *a, const run *b) {
         run_tensor_grad(a, x, g), run_tensor_grad(b, x, h);
         double difference = 0, norm = 0;
         for (uint64_t i = 0; i < n; i++) difference += pow((double)(g[i] - h[i]), 2), norm += pow((double)g[i], 2);
-        if (!(sqrt(difference) <= 1e-5 * sqrt(norm) + 1e-8)) fail_msg("%s", tm_model_tensor(a->m, x)->name);
+        if (!(sqrt(difference) <= 1e-5 * sqrt(norm) + 1e-7)) fail_msg("%s", tm_model_tensor(a->m, x)->name);
         free(g), free(h);
     }
 }
 
-double cache_difference(const tm_model *m) {
+double cache_difference(tm_model *m) {
     enum { ROWS = 2, SEQ = 80, PROMPT = 70, CAPACITY = 81 };
     uint32_t vocab = tm_model_get_config(m)->vocab_size;
     static const uint32_t length[ROWS] = {70, 66}, zero[ROWS] = {0};
+    tm_model_set_positions(m, CAPACITY);
     tokens whole = make_tokens(ROWS, SEQ, vocab, 1), prompt = make_tokens(ROWS, PROMPT, vocab, 1);
     tokens step = make_tokens(ROWS, 1, vocab, 1);
     uint32_t position[ROWS];
