@@ -77,6 +77,9 @@ for precision in ("fp32", "bf16"):
 raise SystemExit(bad)
 EOF
 
+mkdir families
+(cd families && "$python" "$root/tests/peers_families.py" "$tidemill" "$root/tests/fixtures")
+
 gguf=$shared/models/SmolLM2-135M-Instruct.Q4_1.gguf
 if [ ! -e "$gguf" ]; then
     echo "peers: SKIP the converted SmolLM2: $gguf is not there" >&2

@@ -32,8 +32,7 @@ static tm_status parse_gemma2(const model_parser *p, tm_model_config *c) {
 static tm_status parse_gemma3(const model_parser *p, tm_model_config *c) {
     uint32_t every;
     TM_TRY(parse_scales(p, c));
-    TM_TRY(parse_cap(p, "attn_logit_softcapping", 0, &c->attention_softcap));
-    TM_TRY(parse_cap(p, "final_logit_softcapping", 0, &c->final_softcap));
+    TM_TRY(parse_cap(p, "final_logit_softcapping", 0, &c->final_softcap)); /* transformers caps no scores here */
     TM_TRY(model_key_u32(p, "_sliding_window_pattern", 1, INT32_MAX, 6, &every));
     TM_TRY(model_key_u32(p, "sliding_window_pattern", 1, INT32_MAX, every, &every));
     c->rope.theta = 1e6;

@@ -1,0 +1,126 @@
+"""Families of models beside transformers, for peers.sh: what `train` leaves of every fixture arch_* loads there without a
+missing or an unexpected tensor and gives our logits; a model of a family that has no fixture, random, gives its logits and
+gradients here.
+
+    python peers_families.py TIDEMILL FIXTURES          in an empty folder
+"""
+import json
+import pathlib
+import subprocess
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+tidemill, fixtures = sys.argv[1], pathlib.Path(sys.argv[2])
+bad = []
+
+
+def ours(*arguments):
+    """False, and said, where it fails."""
+    r = subprocess.run([tidemill, *map(str, arguments)], capture_output=True, text=True)
+    if r.returncode:
+        print(f"{' '.join(map(str, arguments))}: exit status {r.returncode}\n{r.stderr}", flush=True)
+    return r.returncode == 0
+
+
+def judge(name, what, value, limit):
+    print(f"{name}: {what} differ by {value:.2g} (allowed {limit:.0g})", flush=True)
+    if not value <= limit:
+        bad.append(name)
+
+
+def load(folder):
+    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                                       output_loading_info=True)
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[key]:
+            print(f"{folder}: {key} {sorted(info[key])[:4]}")
+            bad.append(str(folder))
+    return model.eval()
+
+
+def probe(folder, rows, *more):
+    save_file(rows, "in.safetensors")
+    done = ours("probe", "--model", folder, "--input", "in.safetensors", "--output", "out.safetensors", "--precision", "fp32", *more)
+    return load_file("out.safetensors") if done else None
+
+
+def logits_apart(model, rows, got):
+    mask = rows["attention_mask"]
+    with torch.no_grad():
+        want = model(input_ids=rows["input_ids"], attention_mask=mask).logits
+    return ((got - want).abs().amax(-1) * mask).max().item()
+
+
+def trained(folder):
+    golden = load_file(folder / "golden.safetensors")
+    rows = {k: golden[k].flatten(0, 1).contiguous() for k in ("input_ids", "labels", "attention_mask")}
+    save_file(rows, "rows.safetensors")
+    output = pathlib.Path("out-" + folder.name)
+    pathlib.Path("train.json").write_text(json.dumps({
+        "model": str(folder), "precision": "fp32", "data": {"train": "rows.safetensors"}, "max_steps": 2,
+        "per_device_train_batch_size": 2, "learning_rate": 1e-3, "output_dir": str(output), "memory": {"cache": "none"}}))
+    if not ours("train", "train.json", "--quiet"):
+        return bad.append(folder.name)
+    batch = {k: golden[k][0].contiguous() for k in ("input_ids", "labels", "attention_mask")}
+    judge(folder.name, "logits of what was trained", logits_apart(load(output), batch, probe(output, batch)["logits"]), 5e-5)
+
+
+def random_model(name, config):
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(name)
+    rows = {"input_ids": torch.randint(3, config.vocab_size, (2, 37)), "attention_mask": torch.ones(2, 37, dtype=torch.long)}
+    rows["attention_mask"][1, 29:] = 0
+    rows["labels"] = torch.where(rows["attention_mask"] == 1, rows["input_ids"], -100)
+    model = load(name)
+    model(**rows).loss.backward()
+    out = probe(name, rows, "--grads")
+    if out is None:
+        return bad.append(name)
+    judge(name, "logits", logits_apart(model, rows, out["logits"]), 5e-5)
+    want = {"grad." + k: p.grad for k, p in model.named_parameters()}
+    if set(want) != {k for k in out if k.startswith("grad.")}:
+        sys.exit(f"{name}: names of gradients differ")
+    apart = {k: ((out[k] - g).norm() / max(g.norm(), 1e-2)).item() for k, g in want.items()}
+    judge(name, f"gradients (of {max(apart, key=apart.get)[5:]})", max(apart.values()), 5e-5)
+
+
+SIZES = dict(vocab_size=211, hidden_size=42, intermediate_size=29, num_hidden_layers=3, num_attention_heads=3,
+             num_key_value_heads=1, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+# What no fixture has: a name, model_type, keys.
+RANDOM = [
+    ("ministral3", "ministral3", dict(head_dim=10, rope_parameters={
+        **YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1})),
+    ("llama-biases", "llama", dict(attention_bias=True, mlp_bias=True)),
+    ("llama-yarn", "llama", dict(rope_parameters={**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 0.8})),
+    ("llama-yarn-truncate", "llama", dict(rope_parameters={**YARN, "truncate": False, "mscale": 0.7, "mscale_all_dim": 0.4})),
+    ("qwen2-window", "qwen2", dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)),
+    ("qwen3-biases", "qwen3", dict(head_dim=10, attention_bias=True, tie_word_embeddings=False)),
+    ("qwen3-window", "qwen3", dict(head_dim=10, use_sliding_window=True, sliding_window=5, max_window_layers=1)),
+    ("gemma2-biases", "gemma2", dict(head_dim=10, attention_bias=True, sliding_window=5, query_pre_attn_scalar=9)),
+    ("gemma2-no-caps", "gemma2", dict(head_dim=10, attn_logit_softcapping=None, final_logit_softcapping=None, sliding_window=5)),
+    ("gemma3-biases", "gemma3_text", dict(head_dim=10, attention_bias=True, sliding_window=5, num_hidden_layers=7,
+                                          final_logit_softcapping=3.0, attn_logit_softcapping=2.0)),
+    ("phi3-window", "phi3", dict(sliding_window=5)),
+    ("smollm3-biases", "smollm3", dict(attention_bias=True, mlp_bias=True, num_hidden_layers=5)),
+    ("smollm3-window", "smollm3", dict(use_sliding_window=True, sliding_window=5, num_hidden_layers=5)),
+    ("olmo2-biases", "olmo2", dict(attention_bias=True)),
+    ("granite-biases", "granite", dict(attention_bias=True, mlp_bias=True, attention_multiplier=0.3, embedding_multiplier=3.0,
+                                       logits_scaling=1.7)),
+    ("glm4-no-biases", "glm4", dict(head_dim=12, attention_bias=False)),
+    ("gpt2-gelu", "gpt2", dict(n_embd=42, n_layer=3, n_head=3, n_positions=64, activation_function="gelu")),
+]
+
+for folder in sorted(fixtures.glob("arch_*")):
+    trained(folder)
+for name, model_type, keys in RANDOM:
+    sizes = {k: SIZES[k] for k in ("vocab_size", "bos_token_id", "eos_token_id")} if model_type == "gpt2" else SIZES
+    random_model(name, AutoConfig.for_model(model_type, **{**sizes, **keys}))
+if bad:
+    sys.exit(f"peers: {', '.join(bad)} differ")
