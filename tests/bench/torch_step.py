@@ -1,4 +1,4 @@
-"""Training steps of a transformers Llama in PyTorch: the peer of torch_step.sh and gpu.sh. Builds the model, then makes
+"""Training steps of a transformers model in PyTorch: the peer of torch_step.sh, families.sh and gpu.sh. Builds the model, then makes
 one step for each line on standard input and answers with its seconds.
 
     python torch_step.py MODEL_DIR fp32|bf16 BATCH TOKENS [CHECKPOINTING [DEVICE]]

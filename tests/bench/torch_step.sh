@@ -22,34 +22,12 @@ fi
 export OMP_NUM_THREADS=2
 PYTHONPATH=$here exec "$TIDEMILL_PEERS/bin/python" - "$@" <<'PY'
 from lib import *
+from torch_peer import Peer
 
 CASES = os.environ.get("TIDEMILL_TORCH_CASES") or ("134M fp32 1 512 0 1.2 fp32; 134M fp32 4 512 0 1.2 fp32; "
     "134M bf16 1 512 0 1.5 fp32; 134M bf16 4 512 0 1.5 fp32; 134M bf16 1 512 0 1.5 bf16; 134M bf16 4 512 0 1.5 bf16")
 ROUNDS = int(os.environ.get("TIDEMILL_TORCH_ROUNDS", "3"))
 STEPS = int(os.environ.get("TIDEMILL_TORCH_STEPS", "3"))
-
-
-class Peer:
-    """PyTorch, stopped between its steps so that it takes no time from the other."""
-
-    def __init__(self, name, precision, batch, tokens, recompute):
-        script = ROOT / "tests" / "bench" / "torch_step.py"
-        self.process = subprocess.Popen([sys.executable, script, model(name), precision, str(batch), str(tokens), str(recompute)],
-                                        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        atexit.register(lambda: self.process.returncode is None and self.process.kill())
-        self.version = self.process.stdout.readline().split()[-1]
-
-    def step(self):
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        seconds = float(self.process.stdout.readline().split()[0])
-        self.process.send_signal(signal.SIGSTOP)
-        return seconds
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
 
 
 def available():
@@ -88,7 +66,7 @@ for case in ([c.split() for c in CASES.split(";")] if not TINY else [["tiny", "f
     theirs, mine, peer = [], [], None
     for _ in range(ROUNDS):
         if not peer:
-            peer = Peer(name, peer_precision, batch, tokens, recompute)
+            peer = Peer(model(name), peer_precision, batch, tokens, recompute)
             peer.step()
         theirs += [peer.step() for _ in range(STEPS)]
         if apart:
