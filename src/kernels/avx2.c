@@ -31,6 +31,8 @@ INLINE float max_lanes(__m256 v) {
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 
+static void (*ref_activate)(tm_activation act, const float *x, float *y, float *slope, size_t n);
+
 /* e^x: x = n ln 2 + r with |r| <= ln(2)/2, Taylor to r^7 (relative error 5e-9 before rounding), times 2^n. Below -87.3,
  * where the result would be subnormal, 0; NaN stays NaN. */
 INLINE __m256 exp8(__m256 x) {
@@ -242,6 +244,41 @@ AVX2 static void norm_grad(const float *x, const float *w, const float *dy, floa
         __m256 v = GET(x), g = _mm256_mul_ps(f, GET(dy));
         PUT(dw, _mm256_fmadd_ps(g, v, GET(dw)));
         PUT(dx, _mm256_fmsub_ps(g, GET(w), _mm256_mul_ps(k, v)));
+    });
+}
+
+/* gelu_tanh is x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3). gelu is ref's: it takes an erf. */
+AVX2 static void activate(tm_activation act, const float *x, float *y, float *slope, size_t n) {
+    if (act == TM_ACT_GELU) {
+        ref_activate(act, x, y, slope, n);
+        return;
+    }
+    const __m256 k = _mm256_set1_ps(1.59576912F), cubic = _mm256_set1_ps(0.044715F), one = _mm256_set1_ps(1.0F);
+    EACH(n, {
+        __m256 v = GET(x), square = _mm256_mul_ps(v, v), u = v, du = one;
+        if (act == TM_ACT_GELU_TANH) {
+            u = _mm256_mul_ps(_mm256_mul_ps(k, v), _mm256_fmadd_ps(cubic, square, one));
+            du = _mm256_mul_ps(k, _mm256_fmadd_ps(_mm256_mul_ps(_mm256_set1_ps(3), cubic), square, one));
+        }
+        __m256 s = sigmoid8(u), ds = _mm256_mul_ps(_mm256_mul_ps(s, _mm256_sub_ps(one, s)), du);
+        PUT(y, _mm256_mul_ps(v, s));
+        if (slope) PUT(slope, _mm256_fmadd_ps(v, ds, s));
+    });
+}
+
+/* tanh: an odd polynomial near 0, where 2 sigmoid(2z) - 1 would cancel (both within an ulp or two at 0.625). */
+AVX2 static void softcap(float *x, float factor, float cap, size_t n) {
+    const __m256 f = _mm256_set1_ps(factor / cap), c = _mm256_set1_ps(cap), one = _mm256_set1_ps(1.0F);
+    EACH(n, {
+        __m256 z = _mm256_mul_ps(GET(x), f), w = _mm256_mul_ps(z, z), p = _mm256_set1_ps(-5.70498872745e-3F);
+        p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(2.06390887954e-2F));
+        p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(-5.37397155531e-2F));
+        p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(1.33314422036e-1F));
+        p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(-3.33332819422e-1F));
+        p = _mm256_fmadd_ps(_mm256_mul_ps(p, w), z, z);
+        __m256 far = _mm256_fmsub_ps(_mm256_set1_ps(2), sigmoid8(_mm256_add_ps(z, z)), one);
+        __m256 near = _mm256_cmp_ps(w, _mm256_set1_ps(0.390625F), _CMP_LT_OQ);
+        PUT(x, _mm256_mul_ps(c, _mm256_blendv_ps(far, p, near)));
     });
 }
 
@@ -525,6 +562,9 @@ void kernels_avx2_override(kernels_table *t) {
     t->norm_grad = norm_grad;
     t->swiglu = swiglu;
     t->swiglu_grad = swiglu_grad;
+    ref_activate = t->activate;
+    t->activate = activate;
+    t->softcap = softcap;
     t->rotate = rotate;
     t->max = max;
     t->exp_sum = exp_sum;

@@ -21,6 +21,8 @@
 
 /* ---- helpers ---- */
 
+static void (*ref_activate)(tm_activation act, const float *x, float *y, float *slope, size_t n);
+
 /* Lanes of the step at i: all, or those below n. */
 INLINE __mmask16 lanes(size_t i, size_t n) {
     return (__mmask16)(n - i >= 16 ? 0xffffU : (1U << (n - i)) - 1);
@@ -170,6 +172,42 @@ AVX512 static void swiglu_grad(const float *g, const float *u, const float *da, 
     }
 }
 
+/* gelu_tanh is x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3). gelu is ref's: it takes an erf. */
+AVX512 static void activate(tm_activation act, const float *x, float *y, float *slope, size_t n) {
+    if (act == TM_ACT_GELU) {
+        ref_activate(act, x, y, slope, n);
+        return;
+    }
+    const __m512 k = SET(1.59576912F), cubic = SET(0.044715F), one = SET(1.0F);
+    EACH(n) {
+        __m512 v = GET(x), square = _mm512_mul_ps(v, v), u = v, du = one;
+        if (act == TM_ACT_GELU_TANH) {
+            u = _mm512_mul_ps(_mm512_mul_ps(k, v), _mm512_fmadd_ps(cubic, square, one));
+            du = _mm512_mul_ps(k, _mm512_fmadd_ps(_mm512_mul_ps(SET(3), cubic), square, one));
+        }
+        __m512 s = sigmoid16(u), ds = _mm512_mul_ps(_mm512_mul_ps(s, _mm512_sub_ps(one, s)), du);
+        PUT(y, _mm512_mul_ps(v, s));
+        if (slope) PUT(slope, _mm512_fmadd_ps(v, ds, s));
+    }
+}
+
+/* tanh: an odd polynomial near 0, where 2 sigmoid(2z) - 1 would cancel (both within an ulp or two at 0.625). */
+AVX512 static void softcap(float *x, float factor, float cap, size_t n) {
+    const __m512 f = SET(factor / cap), c = SET(cap), one = SET(1.0F);
+    EACH(n) {
+        __m512 z = _mm512_mul_ps(GET(x), f), w = _mm512_mul_ps(z, z), p = SET(-5.70498872745e-3F);
+        p = _mm512_fmadd_ps(p, w, SET(2.06390887954e-2F));
+        p = _mm512_fmadd_ps(p, w, SET(-5.37397155531e-2F));
+        p = _mm512_fmadd_ps(p, w, SET(1.33314422036e-1F));
+        p = _mm512_fmadd_ps(p, w, SET(-3.33332819422e-1F));
+        p = _mm512_fmadd_ps(_mm512_mul_ps(p, w), z, z);
+        __m512 far = _mm512_fmsub_ps(SET(2), sigmoid16(_mm512_add_ps(z, z)), one);
+        __mmask16 out = _mm512_cmp_ps_mask(w, SET(0.390625F), _CMP_NLT_UQ);
+        __m512 both = _mm512_add_ps(_mm512_maskz_mov_ps(out, far), _mm512_maskz_mov_ps((__mmask16)~out, p));
+        PUT(x, _mm512_mul_ps(c, both));
+    }
+}
+
 AVX512 static void rotate(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n) {
     EACH(n) {
         __m512 c = GET(cosine), s = GET(sine), a = GET(x1), b = GET(x2);
@@ -231,6 +269,9 @@ void kernels_avx512_override(kernels_table *t) {
     t->norm_grad = norm_grad;
     t->swiglu = swiglu;
     t->swiglu_grad = swiglu_grad;
+    ref_activate = t->activate;
+    t->activate = activate;
+    t->softcap = softcap;
     t->rotate = rotate;
     t->max = max;
     t->exp_sum = exp_sum;

@@ -54,6 +54,14 @@ static void size_swiglu_grad(const float *g, const float *u, const float *da, fl
         dg[i] = fabsf(da[i] * u[i]) / (1 + expf(-g[i])) * (1 + fabsf(g[i]));
     }
 }
+static void size_activate(tm_activation act, const float *x, float *y, float *slope, size_t n) {
+    (void)act;
+    for (size_t i = 0; i < n; i++) y[i] = fabsf(x[i]) * (1 + fabsf(x[i])), slope[i] = 2 * (1 + fabsf(x[i]));
+}
+static void size_softcap(float *x, float factor, float cap, size_t n) {
+    (void)cap;
+    for (size_t i = 0; i < n; i++) x[i] = fabsf(x[i] * factor);
+}
 static void size_rotate(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n) {
     (void)inverse;
     for (size_t i = 0; i < n; i++) {
@@ -105,6 +113,8 @@ const kernels_table kernels_sizes = {.dot = size_dot,
                                      .norm_grad = size_norm_grad,
                                      .swiglu = size_swiglu,
                                      .swiglu_grad = size_swiglu_grad,
+                                     .activate = size_activate,
+                                     .softcap = size_softcap,
                                      .rotate = size_rotate,
                                      .softmax_grad = size_softmax_grad,
                                      .softmax_row = size_softmax_row,
