@@ -4,10 +4,22 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ARCHITECTURES(X)                                                                                               \
-    X(llama)                                                                                                           \
-    X(mistral) X(ministral3) X(qwen2) X(qwen3) X(gemma2) X(gemma3) X(phi3) X(smollm3) X(gpt2) X(olmo2) X(granite)      \
-        X(glm4)
+/* clang-format off: a row a line */
+#define ARCHITECTURES(X) \
+    X(llama) \
+    X(mistral) \
+    X(ministral3) \
+    X(qwen2) \
+    X(qwen3) \
+    X(gemma2) \
+    X(gemma3) \
+    X(phi3) \
+    X(smollm3) \
+    X(gpt2) \
+    X(olmo2) \
+    X(granite) \
+    X(glm4) \
+/* clang-format on */
 #define DECLARE(name) extern const model_arch model_arch_##name;
 #define ENTRY(name) &model_arch_##name,
 ARCHITECTURES(DECLARE)
