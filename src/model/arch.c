@@ -4,26 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* clang-format off: a row a line */
-#define ARCHITECTURES(X) \
-    X(llama) \
-    X(mistral) \
-    X(ministral3) \
-    X(qwen2) \
-    X(qwen3) \
-    X(gemma2) \
-    X(gemma3) \
-    X(phi3) \
-    X(smollm3) \
-    X(gpt2) \
-    X(olmo2) \
-    X(granite) \
-    X(glm4) \
-/* clang-format on */
-#define DECLARE(name) extern const model_arch model_arch_##name;
-#define ENTRY(name) &model_arch_##name,
-ARCHITECTURES(DECLARE)
-static const model_arch *const archs[] = {ARCHITECTURES(ENTRY)};
+#define ROW(name) extern const model_arch model_arch_##name;
+#include "model/archs.def"
+#undef ROW
+#define ROW(name) &model_arch_##name,
+static const model_arch *const archs[] = {
+#include "model/archs.def"
+};
 
 const model_arch *model_arch_find(const char *model_type) {
     for (size_t i = 0; i < TM_COUNT(archs); i++)
