@@ -1,4 +1,5 @@
-"""Our GGUF files against gguf-py's tables and llama.cpp: peers_gguf.py BINARY FIXTURES WORK (called by peers_gguf.sh)."""
+"""Our GGUF files against gguf-py's tables and llama.cpp: peers_gguf.py BINARY FIXTURES WORK (called by peers_gguf.sh).
+WORK/models may hold folders made by peers_gguf_models.py."""
 import ctypes
 import json
 import math
@@ -13,6 +14,7 @@ import numpy as np
 
 BINARY, FIXTURES, WORK = sys.argv[1:]
 EXACT, TABLE = 1e-5, 2e-3  # llama.cpp's GELU is a table of float16 values
+NEAR = 1e-3                # with that table: a value that is rounded the other way
 # Folder and what may be between the logits; None: llama.cpp has a fixed value where this fixture has another one.
 CASES = {"arch_llama": EXACT, "arch_llama_tied_rope3": EXACT, "arch_llama_linear": EXACT, "arch_llama_yarn": EXACT,
          "arch_mistral": None, "arch_qwen2": EXACT, "arch_qwen3": EXACT, "arch_phi3": EXACT, "arch_phi4mini": EXACT,
@@ -108,9 +110,9 @@ def llama_logits(model, ids, vocab, yarn):
     return out
 
 
-def distance(path, name):
-    golden = tensors(os.path.join(FIXTURES, name, "golden.safetensors"))
-    rope = json.load(open(os.path.join(FIXTURES, name, "config.json"))).get("rope_parameters", {})
+def distance(path, place):
+    golden = tensors(os.path.join(place, "golden.safetensors"))
+    rope = json.load(open(os.path.join(place, "config.json"))).get("rope_parameters", {})
     yarn = (rope["beta_fast"], rope["beta_slow"]) if rope.get("rope_type") == "yarn" else None
     p = llama_cpp.llama_model_default_params()
     p.n_gpu_layers, p.use_mmap = 0, False
@@ -171,11 +173,15 @@ quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
 llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
 llama_cpp.llama_backend_init()
 failed = False
-for name, bound in CASES.items():
-    folder, path = folder_of(name), os.path.join(WORK, name + ".gguf")
+models = os.path.join(WORK, "models")
+cases = [(name, folder_of(name), os.path.join(FIXTURES, name), bound) for name, bound in CASES.items()]
+cases += [(name, os.path.join(models, name), os.path.join(models, name), NEAR)
+          for name in sorted(os.listdir(models) if os.path.isdir(models) else [])]
+for name, folder, place, bound in cases:
+    path = os.path.join(WORK, name + ".gguf")
     subprocess.run([BINARY, "convert", folder, path], check=True, capture_output=True)
     bad = check_names(path, folder)
-    far = distance(path, name)
+    far = distance(path, place)
     print(f"{name}: llama.cpp {far:.2g} from the golden logits"
           + ("" if bound else ", fixed values differ") + "".join("\n  unknown: " + b for b in bad))
     failed |= bool(bad) or (far > bound if bound else math.isinf(far))

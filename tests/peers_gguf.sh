@@ -4,6 +4,7 @@
 #
 #   tests/peers_gguf.sh [BINARY]     default: build/bin/tidemill
 #   TIDEMILL_PEERS_GGUF=DIR          keeps the Python environment in DIR for the next time
+#   TIDEMILL_PEERS=DIR               as for peers.sh: with PyTorch there, models that no fixture has are compared, too
 #   TIDEMILL_FIXTURES=DIR            the golden fixtures; default: ../shared/fixtures/public
 set -eu
 
@@ -22,5 +23,11 @@ if [ ! -e "$venv/ready" ]; then
     python3 -m venv "$venv"
     "$venv/bin/pip" install -q numpy gguf==0.19.0 llama-cpp-python==0.3.36
     touch "$venv/ready"
+fi
+if [ -x "${TIDEMILL_PEERS:-}/bin/python" ]; then
+    mkdir "$work/models"
+    "$TIDEMILL_PEERS/bin/python" "$root/tests/peers_gguf_models.py" "$work/models"
+else
+    echo "peers: SKIP models of transformers: TIDEMILL_PEERS names no environment" >&2
 fi
 "$venv/bin/python" "$root/tests/peers_gguf.py" "$tidemill" "$fixtures" "$work"

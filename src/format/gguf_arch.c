@@ -145,8 +145,8 @@ static const tm_key phi3_keys[] = {KEY(SIZE, ZERO, "attention.sliding_window", "
                                    SAYS("resid_pdrop", "0.0"),
                                    {0}};
 static const tm_key gemma2_keys[] = {
-    KEY(REAL, OPTIONAL, "attn_logit_softcapping", "attn_logit_softcapping", attention_cap, .absent = 50),
-    KEY(REAL, OPTIONAL, "final_logit_softcapping", "final_logit_softcapping", final_cap, .absent = 30),
+    KEY(REAL, ZERO, "attn_logit_softcapping", "attn_logit_softcapping", attention_cap, .absent = 50),
+    KEY(REAL, ZERO, "final_logit_softcapping", "final_logit_softcapping", final_cap, .absent = 30),
     KEY(SIZE, NOT, "attention.sliding_window", "sliding_window", sliding_window, .absent = 4096),
     KEY(QUERY, NOT, "attention.scale", "query_pre_attn_scalar", query_scalar, .absent = 46),
     BIAS("attention_bias", attention_bias),
@@ -170,7 +170,7 @@ static const tm_key gemma4_keys[] = {
     SIZE("attention.head_count", "num_attention_heads", heads),
     KEY(SIZE, NOT, NULL, "num_key_value_heads", kv_heads, .absent = 1, .from = AT(heads)),
     KEY(REAL, FILE, "attention.layer_norm_rms_epsilon", "rms_norm_eps", norm_eps, .absent = 1e-6),
-    KEY(REAL, OPTIONAL, "final_logit_softcapping", "final_logit_softcapping", final_cap),
+    KEY(REAL, ZERO, "final_logit_softcapping", "final_logit_softcapping", final_cap), /* absent: llama.cpp takes 30 */
     KEY(SIZE, NOT, "attention.sliding_window", "sliding_window", sliding_window, .absent = 512),
     KEY(SIZE, COUNT, "attention.shared_kv_layers", "num_kv_shared_layers", by_layer.shared),
     KEY(SIZE, COUNT, "embedding_length_per_layer_input", "hidden_size_per_layer_input", by_layer.input),
