@@ -81,7 +81,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     const char *json = tm_source_config(job->source, &len);
     TM_GO(tm_model_config_parse(&config, json, len, job_config_name(opts->model, name, sizeof name)));
     TM_GO(tm_model_create(&job->model, &config, opts->dtype));
-    tm_model_set_positions(job->model, opts->positions);
+    TM_GO(tm_model_set_positions(job->model, opts->positions));
     job->opts = *opts;
     TM_GO(job_set_device(job, opts));
     if (opts->init_random || opts->config_only) {

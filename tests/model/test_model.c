@@ -121,6 +121,26 @@ static void bad_configurations(void **state) {
     }
 }
 
+/* Rotary positions go on; learned ones end. */
+static void learned_positions(void **state) {
+    (void)state;
+    static const char gpt2[] = "{\"model_type\":\"gpt2\",\"vocab_size\":20,\"n_embd\":8,\"n_head\":2,\"n_layer\":1,"
+                               "\"n_positions\":70}";
+    tm_model_config c;
+    tm_model *m;
+    assert_int_equal(parse(&c, gpt2), TM_OK);
+    assert_int_equal(tm_model_create(&m, &c, TM_F32), TM_OK);
+    assert_int_equal(tm_model_set_positions(m, 70), TM_OK);
+    assert_int_equal(tm_model_set_positions(m, 71), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "this model has learned 70"));
+    tm_error_clear();
+    tm_model_free(m);
+    c = config_of("");
+    assert_int_equal(tm_model_create(&m, &c, TM_F32), TM_OK);
+    assert_int_equal(tm_model_set_positions(m, 1 << 20), TM_OK);
+    tm_model_free(m);
+}
+
 /* ---- tables ---- */
 
 static const char *const variants[] = {"", ",\"tie_word_embeddings\":true",
@@ -626,12 +646,25 @@ static int run_all(const char *gemm) {
     }
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),       cmocka_unit_test(rope_forms),      cmocka_unit_test(bad_configurations),
-        cmocka_unit_test(tables),         cmocka_unit_test(growing_tables),  cmocka_unit_test(alike),
-        cmocka_unit_test(initial_values), cmocka_unit_test(schedules),       cmocka_unit_test(kept_logits),
-        cmocka_unit_test(separate_parts), cmocka_unit_test(accumulation),    cmocka_unit_test(slopes),
-        cmocka_unit_test(cache),          cmocka_unit_test(labelled_tokens), cmocka_unit_test(thread_counts),
-        cmocka_unit_test(no_allocation),  cmocka_unit_test(empty_batch),     cmocka_unit_test(failed_allocations),
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(rope_forms),
+        cmocka_unit_test(bad_configurations),
+        cmocka_unit_test(learned_positions),
+        cmocka_unit_test(tables),
+        cmocka_unit_test(growing_tables),
+        cmocka_unit_test(alike),
+        cmocka_unit_test(initial_values),
+        cmocka_unit_test(schedules),
+        cmocka_unit_test(kept_logits),
+        cmocka_unit_test(separate_parts),
+        cmocka_unit_test(accumulation),
+        cmocka_unit_test(slopes),
+        cmocka_unit_test(cache),
+        cmocka_unit_test(labelled_tokens),
+        cmocka_unit_test(thread_counts),
+        cmocka_unit_test(no_allocation),
+        cmocka_unit_test(empty_batch),
+        cmocka_unit_test(failed_allocations),
     };
     return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
 }
