@@ -1,7 +1,7 @@
 /* What the contract of model.h promises, of each family in odd sizes: gradients are the slopes of the loss; orders of
  * stages and micro-batches, and recomputation, change no bit; separate parts and a key-value cache compute the same. */
 #include "driver.h"
-#include "families.h"
+#include "tests/support/families.h"
 #include "kernels/kernels.h"
 #include "model/model_internal.h"
 #include "tests/support/support.h"

@@ -45,6 +45,10 @@ static const struct family {
                     "\"embedding_multiplier\":3,\"attention_multiplier\":0.3,\"residual_multiplier\":0.4,"
                     "\"logits_scaling\":1.7,\"tie_word_embeddings\":true")},
     {"glm4", ODD("glm4", "1", "2", "\"head_dim\":12,\"attention_bias\":true,\"partial_rotary_factor\":0.5")},
+    {"ministral3", ODD("ministral3", "1", "2",
+                       "\"head_dim\":10,\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":1000,\"factor\":4,"
+                       "\"original_max_position_embeddings\":16,\"beta_fast\":32,\"beta_slow\":1,\"mscale\":1,"
+                       "\"mscale_all_dim\":1,\"llama_4_scaling_beta\":0.1}")},
 };
 
 #endif
