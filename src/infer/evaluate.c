@@ -91,27 +91,39 @@ typedef struct questions {
     size_t cap;
 } questions;
 
+/* The row without its last message; tools, and what else the template reads, stay. */
+static tm_status without_last(const tm_json *row, const tm_json *messages, tm_buf *out) {
+    tm_json_writer w;
+    tm_jw_init(&w, out, 0);
+    tm_jw_object(&w);
+    for (const tm_json *m = row->child; m; m = m->next) {
+        tm_jw_key(&w, m->key);
+        if (m != messages) {
+            tm_jw_node(&w, m);
+            continue;
+        }
+        tm_jw_array(&w);
+        for (const tm_json *one = m->child; one->next; one = one->next) tm_jw_node(&w, one);
+        tm_jw_array_end(&w);
+    }
+    tm_jw_object_end(&w);
+    return tm_jw_end(&w);
+}
+
 /* The messages before the last one are the prompt; the last one is the answer wanted. */
 static tm_status add_question(evaluation *e, questions *all, const char *line, size_t len, uint64_t number) {
     char name[640];
     tm_json_doc *doc = NULL;
     tm_buf cut = {0}, text = {0}, mask = {0};
     tm_json_doc *before = NULL;
-    tm_json_writer w;
     tm_status rc;
     snprintf(name, sizeof name, "%s:%llu", e->args->data, (unsigned long long)number);
     TM_GO(tm_json_parse(&doc, line, len, name, 0, 0));
     const tm_json *messages = tm_json_get(tm_json_root(doc), "messages"), *last = NULL, *user = NULL;
     if (!messages || messages->type != TM_JSON_ARRAY || messages->count < 2)
         TM_GO(tm_fail(TM_EINPUT, "%s: exact match needs {\"messages\": [..., answer]}", name));
-    tm_jw_init(&w, &cut, 0);
-    tm_jw_array(&w);
-    for (last = messages->child; last->next; last = last->next) {
-        tm_jw_node(&w, last);
-        user = last;
-    }
-    tm_jw_array_end(&w);
-    TM_GO(tm_jw_end(&w));
+    for (last = messages->child; last->next; last = last->next) user = last;
+    TM_GO(without_last(tm_json_root(doc), messages, &cut));
     TM_GO(tm_json_parse(&before, cut.data, cut.len, name, 0, 0));
     const tm_json *answer = tm_json_get(last, "content"), *asked = tm_json_get(user, "content");
     if (!answer || answer->type != TM_JSON_STRING || !asked || asked->type != TM_JSON_STRING)
