@@ -314,7 +314,7 @@ static const tm_gguf_arch archs[] = {
      .pattern = {"attention.sliding_window_pattern", 6, .always = true},
      .hooks = &tm_gguf_gemma4},
     {.type = "mistral3",
-     .also = "Ministral 3",
+     .also = "Ministral 3, Mistral Small 3",
      .model_type = "ministral3",
      .class = "Ministral3ForCausalLM",
      .hf_layers = "model.layers.",
@@ -322,6 +322,15 @@ static const tm_gguf_arch archs[] = {
      .block = {norms_before, attention, swiglu},
      .keys = {decoder_keys, ministral3_keys},
      .flags = TM_ARCH_PERMUTES | TM_ARCH_TEMPERATURE,
+     .head_dim = 128},
+    {.type = "mistral3",
+     .model_type = "mistral",
+     .class = "MistralForCausalLM",
+     .hf_layers = "model.layers.",
+     .global = decoder_global,
+     .block = {norms_before, attention, swiglu},
+     .keys = {decoder_keys, mistral_keys},
+     .flags = TM_ARCH_PERMUTES | TM_ARCH_UNSCALED,
      .head_dim = 128},
     {.type = "gpt2",
      .model_type = "gpt2",
@@ -338,27 +347,29 @@ static void append(char *buf, size_t cap, const char *before, const char *text) 
     snprintf(buf + at, cap - at, "%s%s", at ? before : "", text);
 }
 
-/* Of the rows with one type: whether it is the one that the file's window asks for. */
-static tm_status fits_window(const tm_gguf *g, const tm_gguf_arch *arch, bool *fits) {
+/* Of the rows with one type: whether a later one is what the file asks for. */
+static tm_status fits(const tm_gguf *g, const tm_gguf_arch *arch, bool *yes) {
     uint64_t window = 0;
     char key[TM_GGUF_ARCH_KEY];
+    *yes = (arch->flags & TM_ARCH_UNSCALED) && !tm_gguf_kv_find(g, tm_gguf_arch_key(arch, "rope.scaling.type", key));
+    if (!(arch->flags & TM_ARCH_WINDOWED)) return TM_OK;
     TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(arch, "attention.sliding_window", key), &window, &(bool){false}));
-    *fits = (window > 0) == ((arch->flags & TM_ARCH_WINDOWED) != 0);
+    *yes = window > 0;
     return TM_OK;
 }
 
 tm_status tm_gguf_arch_of(const tm_gguf *g, const tm_gguf_arch **out) {
     tm_buf name = {0};
     char supported[512] = "", one[128];
-    bool found, fits;
+    bool found, later;
     tm_status rc;
     *out = NULL;
     TM_GO(tm_gguf_string(g, "general.architecture", 64, &name, &found));
     for (size_t i = 0; i < TM_COUNT(archs); i++) {
         bool more = i > 0 && strcmp(archs[i].type, archs[i - 1].type) == 0;
         if (found && strcmp(name.data, archs[i].type) == 0) {
-            if (more) TM_GO(fits_window(g, &archs[i], &fits));
-            if (!more || fits) *out = &archs[i];
+            if (more) TM_GO(fits(g, &archs[i], &later));
+            if (!more || later) *out = &archs[i];
         }
         if (more) continue;
         snprintf(one, sizeof one, archs[i].also ? "%s (%s)" : "%s", archs[i].type, archs[i].also);
@@ -376,6 +387,7 @@ tm_status tm_gguf_arch_for(const char *model_type, const tm_gguf_arch **out) {
     char supported[512] = "";
     *out = NULL;
     for (size_t i = 0; i < TM_COUNT(archs); i++) {
+        if (archs[i].flags & TM_ARCH_UNSCALED) continue; /* is written as another row's */
         append(supported, sizeof supported, ", ", archs[i].model_type);
         if (strcmp(archs[i].model_type, model_type) == 0) *out = &archs[i];
     }

@@ -154,8 +154,9 @@ enum {
     TM_ARCH_TIED = 64,              /* where config.json does not say, the output is the embedding */
     TM_ARCH_DERIVES_HEAD_DIM = 128, /* config.json has head_dim only where it is not hidden / heads */
     TM_ARCH_TRANSPOSES = 256,
-    TM_ARCH_TEMPERATURE = 512,  /* always YaRN; queries grow with the position (llama_4_scaling_beta) */
-    TM_ARCH_PROPORTIONAL = 1024 /* always that scaling */
+    TM_ARCH_TEMPERATURE = 512,   /* always YaRN; queries grow with the position (llama_4_scaling_beta) */
+    TM_ARCH_PROPORTIONAL = 1024, /* always that scaling */
+    TM_ARCH_UNSCALED = 2048 /* of the rows with this type, the one for files without RoPE scaling; not for writing */
 };
 /* Something that holds of some layers. GGUF: a key, written where it is not as llama.cpp takes for granted, a period or
  * a bool for each layer; with period p it holds of layer i unless p divides i + 1 (p = 0: of every layer). */

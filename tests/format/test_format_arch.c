@@ -682,10 +682,10 @@ static void lies(void **state) {
         {"qwen3", "x", LONG_FACTORS, 4, NULL, TM_EUNSUPPORTED, "a qwen3 with RoPE scaling 'longrope'"},
         {"llama", "rope.scaling.type", TEXT, 0, "yarn", TM_EINPUT, "'llama.rope.scaling.factor' is missing"},
         {"llama", "rope.scaling.type", TEXT, 0, "dynamic", TM_EUNSUPPORTED, "RoPE scaling 'dynamic'"},
-        {"mistral3", "x", U32, 1, NULL, TM_EUNSUPPORTED, "a mistral3 with RoPE scaling 'default'"},
+        {"mistral3", "rope.scaling.type", TEXT, 0, "linear", TM_EUNSUPPORTED, "a mistral3 with RoPE scaling 'linear'"},
         {"mamba", "block_count", U32, 1, NULL, TM_EUNSUPPORTED,
          "supported: llama (also Mistral, SmolLM, TinyLlama), qwen2, qwen3, phi3 (also Phi-3.5, Phi-4), smollm3, olmo2,"
-         " granite, glm4, gemma2, gemma3, gemma4, mistral3 (Ministral 3), gpt2"},
+         " granite, glm4, gemma2, gemma3, gemma4, mistral3 (Ministral 3, Mistral Small 3), gpt2"},
     };
     (void)state;
     for (size_t i = 0; i < TM_COUNT(rows); i++) {
@@ -749,6 +749,19 @@ static void numbers_for_each_layer(void **state) {
     }
 }
 
+/* llama.cpp's converter calls Mistral Small 3's decoder mistral3, too. */
+static void mistral3_without_yarn(void **state) {
+    (void)state;
+    gguf_bytes g = {0};
+    tm_source *src;
+    g_arch(&g, "mistral3", "nothing");
+    g_write(&g, scratch("small.gguf"));
+    OK(tm_source_open_bare(&src, scratch("small.gguf")));
+    assert_non_null(strstr(tm_source_config(src, NULL), "\"model_type\": \"mistral\""));
+    assert_non_null(strstr(tm_source_config(src, NULL), "\"sliding_window\": null"));
+    tm_source_close(src);
+}
+
 /* More layers than a pattern is kept for. */
 static void too_many_layers(void **state) {
     (void)state;
@@ -775,6 +788,7 @@ int main(void) {
         cmocka_unit_test(configurations_taken),
         cmocka_unit_test(patterns_without_a_period),
         cmocka_unit_test(lies),
+        cmocka_unit_test(mistral3_without_yarn),
         cmocka_unit_test(too_many_layers),
     };
     if (tm_path_is_dir("/dev/shm")) setenv("TMPDIR", "/dev/shm", 0);
