@@ -75,15 +75,16 @@ TM_MUST_USE tm_status tm_read_transposed(const tm_transposed *t, uint64_t first,
 /* ---- hyper-parameters ---- */
 
 enum { TM_KEYS_MAX_LAYERS = 1024, TM_KEYS_MAX_FACTORS = 512 };
+typedef enum tm_rope_kind {
+    TM_ROPE_DEFAULT,
+    TM_ROPE_LINEAR,
+    TM_ROPE_LLAMA3,
+    TM_ROPE_YARN,
+    TM_ROPE_LONGROPE,
+    TM_ROPE_PROPORTIONAL /* Gemma 4: frequencies of the whole head, the last of them 0 */
+} tm_rope_kind;
 typedef struct tm_gguf_rope {
-    enum {
-        TM_ROPE_DEFAULT,
-        TM_ROPE_LINEAR,
-        TM_ROPE_LLAMA3,
-        TM_ROPE_YARN,
-        TM_ROPE_LONGROPE,
-        TM_ROPE_PROPORTIONAL /* Gemma 4: frequencies of the whole head, the last of them 0 */
-    } kind;
+    tm_rope_kind kind;
     uint32_t rotary;           /* of head_dim elements so many are rotated */
     uint32_t original;         /* positions before scaling */
     double theta, local_theta; /* local_theta: of layers with a window, where these have their own */

@@ -9,7 +9,7 @@ static const char *const kinds[] = {
     [TM_ROPE_YARN] = "yarn",       [TM_ROPE_LONGROPE] = "longrope", [TM_ROPE_PROPORTIONAL] = "proportional",
 };
 
-static bool kind_fits(const tm_gguf_arch *arch, int kind) {
+static bool kind_fits(const tm_gguf_arch *arch, tm_rope_kind kind) {
     if ((arch->flags & TM_ARCH_PROPORTIONAL) || kind == TM_ROPE_PROPORTIONAL)
         return (arch->flags & TM_ARCH_PROPORTIONAL) && kind == TM_ROPE_PROPORTIONAL;
     if (arch->flags & TM_ARCH_LOCAL_ROPE) return kind <= TM_ROPE_LINEAR;
@@ -189,8 +189,8 @@ static tm_status config_kind(const tm_json *type, tm_gguf_keys *k) {
     if (!type || type->type == TM_JSON_NULL) return TM_OK;
     for (size_t i = 0; i < TM_COUNT(kinds); i++)
         if (tm_json_is(type, kinds[i]) || (i == TM_ROPE_LONGROPE && tm_json_is(type, "su"))) {
-            known = kind_fits(k->arch, (int)i);
-            k->rope.kind = i;
+            known = kind_fits(k->arch, (tm_rope_kind)i);
+            k->rope.kind = (tm_rope_kind)i;
         }
     return known ? TM_OK
                  : tm_fail(TM_EUNSUPPORTED, "config.json:%u: this RoPE scaling cannot be written to GGUF", type->line);
