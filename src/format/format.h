@@ -258,6 +258,8 @@ const tm_source_tensor *tm_source_tensor_get(const tm_source *src, uint32_t i); 
 int64_t tm_source_find(const tm_source *src, const char *name);                 /* -1: no such tensor */
 /* n elements from element `first` on, any range. */
 TM_MUST_USE tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, float *dst);
+/* n bytes of an HF folder's tensor, of any type. */
+TM_MUST_USE tm_status tm_source_read_raw(const tm_source *src, uint32_t i, uint64_t byte_offset, uint64_t n, void *dst);
 /* The same as stored; F32, BF16 and F16 only. */
 TM_MUST_USE tm_status tm_source_read_native(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, void *dst);
 /* The tensor's pages will not be needed again: a small cgroup is not charged for them. */
@@ -273,6 +275,8 @@ typedef struct tm_hf_tensor {
     const char *name;
     uint32_t ndim;
     uint64_t shape[TM_FMT_MAX_DIMS];
+    bool as_stored; /* of fmt, and put raw; else of the folder's dtype, and put as fp32 */
+    tm_fmt fmt;
 } tm_hf_tensor;
 
 /* Weights of one dtype (F32, BF16, F16) in DIR, which exists: model.safetensors, or if they exceed max_shard_bytes (0:
@@ -284,6 +288,8 @@ TM_MUST_USE tm_status tm_hf_writer_create(tm_hf_writer **out, const char *dir, c
 /* Elements [first, first+n) of tensor `t` (index in the list). Any order, each once. */
 TM_MUST_USE tm_status tm_hf_writer_put_f32(tm_hf_writer *w, uint32_t t, uint64_t first, uint64_t n,
                                            const float *values);
+TM_MUST_USE tm_status tm_hf_writer_put_raw(tm_hf_writer *w, uint32_t t, uint64_t byte_offset, const void *bytes,
+                                           uint64_t n);
 TM_MUST_USE tm_status tm_hf_writer_commit(tm_hf_writer *w); /* frees w in any case */
 void tm_hf_writer_abandon(tm_hf_writer *w);                 /* NULL is fine */
 

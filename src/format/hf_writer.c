@@ -45,6 +45,10 @@ static tm_status copy_tensors(tm_hf_writer *w, const tm_hf_tensor *tensors, uint
     return TM_OK;
 }
 
+static tm_fmt fmt_of(const tm_hf_writer *w, uint32_t i) {
+    return w->tensor[i].as_stored ? w->tensor[i].fmt : w->dtype;
+}
+
 /* Fills shards in the order of the list; a tensor is never split, so one larger than the limit has a shard of its own.
  */
 static tm_status divide(tm_hf_writer *w, uint64_t limit) {
@@ -53,7 +57,7 @@ static tm_status divide(tm_hf_writer *w, uint64_t limit) {
     for (uint32_t i = 0; i < w->n; i++) {
         uint64_t elements, bytes;
         if (!tm_shape_elements(w->tensor[i].shape, w->tensor[i].ndim, &elements) ||
-            !tm_fmt_bytes(w->dtype, elements, &bytes) || !tm_add_u64(w->total_bytes, bytes, &w->total_bytes))
+            !tm_fmt_bytes(fmt_of(w, i), elements, &bytes) || !tm_add_u64(w->total_bytes, bytes, &w->total_bytes))
             return tm_fail(TM_EINPUT, "%s: the size of '%s' overflows", w->dir, w->tensor[i].name);
         if (in_shard > 0 && bytes > limit - tm_min_u64(in_shard, limit)) {
             w->shards++;
@@ -86,7 +90,8 @@ static tm_status open_shards(tm_hf_writer *w) {
     }
     for (uint32_t i = 0; i < w->n; i++) {
         const tm_hf_tensor *t = &w->tensor[i];
-        TM_TRY(tm_st_writer_add(w->shard[w->place[i].shard], t->name, w->dtype, t->ndim, t->shape, &w->place[i].index));
+        TM_TRY(tm_st_writer_add(w->shard[w->place[i].shard], t->name, fmt_of(w, i), t->ndim, t->shape,
+                                &w->place[i].index));
     }
     return TM_OK;
 }
@@ -117,6 +122,11 @@ done:
 tm_status tm_hf_writer_put_f32(tm_hf_writer *w, uint32_t t, uint64_t first, uint64_t n, const float *values) {
     TM_ASSERT(t < w->n);
     return tm_st_writer_write_f32(w->shard[w->place[t].shard], w->place[t].index, first, n, values);
+}
+
+tm_status tm_hf_writer_put_raw(tm_hf_writer *w, uint32_t t, uint64_t byte_offset, const void *bytes, uint64_t n) {
+    TM_ASSERT(t < w->n && w->tensor[t].as_stored);
+    return tm_st_writer_write(w->shard[w->place[t].shard], w->place[t].index, byte_offset, bytes, n);
 }
 
 static tm_status index_json(const tm_hf_writer *w, tm_buf *json) {

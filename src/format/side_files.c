@@ -12,6 +12,25 @@ static bool is_dtype_key(const tm_json *m) {
     return strcmp(m->key, "dtype") == 0 || strcmp(m->key, "torch_dtype") == 0;
 }
 
+/* Members of an object, the dtype replaced; of a composite model in its text_config as well. True: there was one. */
+static bool put_members(tm_json_writer *j, const tm_json *object, tm_fmt dtype) {
+    bool seen = false;
+    for (const tm_json *m = object->child; m; m = m->next) {
+        bool text = strcmp(m->key, "text_config") == 0 && m->type == TM_JSON_OBJECT;
+        tm_jw_key(j, m->key);
+        if (is_dtype_key(m))
+            tm_jw_str(j, torch_name(dtype));
+        else if (text) {
+            tm_jw_object(j);
+            (void)put_members(j, m, dtype);
+            tm_jw_object_end(j);
+        } else
+            tm_jw_node(j, m);
+        seen |= is_dtype_key(m);
+    }
+    return seen;
+}
+
 /* Everything as it was, numbers to the digit, but for the dtype, which must be that of the weights beside it: readers
  * load in the dtype that is written there. */
 static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out) {
@@ -19,7 +38,6 @@ static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out)
     const char *json = tm_source_config(src, &len);
     tm_json_doc *doc;
     tm_json_writer j;
-    bool seen = false;
     TM_TRY(tm_json_parse(&doc, json, len, "config.json", 0, 0));
     const tm_json *root = tm_json_root(doc);
     if (root->type != TM_JSON_OBJECT) {
@@ -28,16 +46,9 @@ static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out)
     }
     tm_jw_init(&j, out, 2);
     tm_jw_object(&j);
-    for (const tm_json *m = root->child; m; m = m->next) {
-        tm_jw_key(&j, m->key);
-        if (is_dtype_key(m))
-            tm_jw_str(&j, torch_name(dtype));
-        else
-            tm_jw_node(&j, m);
-        seen |= is_dtype_key(m);
-    }
-    if (!seen) {
-        tm_jw_field_str(&j, "torch_dtype", torch_name(dtype));
+    if (!put_members(&j, root, dtype)) {
+        tm_jw_key(&j, "torch_dtype");
+        tm_jw_str(&j, torch_name(dtype));
     }
     tm_jw_object_end(&j);
     tm_json_free(doc);
@@ -45,9 +56,12 @@ static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out)
     return tm_buf_append(out, "\n", 1);
 }
 
-static const char *const names[] = {"generation_config.json", "tokenizer.json",  "tokenizer_config.json",
-                                    "chat_template.jinja",    "tokenizer.model", "special_tokens_map.json",
-                                    "added_tokens.json",      "vocab.json",      "merges.txt"};
+static const char *const names[] = {
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    /* of a model's other parts */
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+    "image_processor_config.json", "chat_template.json", "LICENSE", "NOTICE"};
 
 bool tm_source_is_side_file(const char *name) {
     for (size_t i = 0; i < TM_COUNT(names); i++)

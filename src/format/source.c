@@ -228,6 +228,13 @@ tm_status tm_source_read_native(const tm_source *src, uint32_t i, uint64_t first
     return read_range(s, first, n, dst, tm_elements_raw, tm_fmt_get(fmt)->block_bytes);
 }
 
+tm_status tm_source_read_raw(const tm_source *src, uint32_t i, uint64_t byte_offset, uint64_t n, void *dst) {
+    TM_ASSERT(i < src->n && !src->gguf);
+    const source_entry *s = &src->entry[i];
+    TM_ASSERT(byte_offset <= s->info.bytes && n <= s->info.bytes - byte_offset);
+    return tm_file_read_at(s->handle, s->info.offset + byte_offset, dst, n);
+}
+
 void tm_source_forget(const tm_source *src, uint32_t i) {
     TM_ASSERT(i < src->n);
     tm_file_forget(src->entry[i].handle, src->entry[i].info.offset, src->entry[i].info.bytes);

@@ -229,6 +229,7 @@ tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out) {
     row = (gen_row){.prompt = prompt.id, .n_prompt = prompt.n};
     row.out = tm_malloc((o.max_new_tokens + 1) * sizeof *row.out);
     if (!row.out) TM_GO(tm_nomem((o.max_new_tokens + 1) * sizeof *row.out));
+    TM_GO(tm_model_check_positions(&config, prompt.n + args->max_new_tokens, "prompt and --max-new-tokens"));
     job_opts base = {.model = args->model, .dtype = args->precision, .slots = 1};
     TM_GO(forward_opts(&base, &args->tiers));
     TM_GO(generate_rows(&o, &base, config.vocab_size, &row, 1));

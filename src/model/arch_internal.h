@@ -17,7 +17,10 @@
 typedef struct model_parser {
     const char *name; /* of the file, for messages */
     const tm_json *root;
+    const tm_json *outer; /* of a composite model, whose text_config is root; NULL: there is none */
 } model_parser;
+/* A key that a composite model may say for its parts. */
+const tm_json *model_shared_key(const model_parser *p, const char *key);
 /* Absent or null: `otherwise`. Elsewhere than in [low, high]: an error that says where; absent with `otherwise` < 0 too.
  */
 TM_MUST_USE tm_status model_key_u32(const model_parser *p, const char *key, int64_t low, int64_t high,
@@ -83,8 +86,8 @@ typedef struct model_size_keys {
 
 typedef struct model_arch {
     const char *model_type; /* of config.json */
-    /* where config.json does not say; 0: as many as heads, hidden / heads, 2048, 1e-6, false */
-    uint32_t kv_heads, head_dim, positions;
+    /* where config.json does not say; 0: as many as heads, hidden / heads, 2048, none, none, 1e-6, false */
+    uint32_t kv_heads, head_dim, positions, vocab, heads;
     double epsilon;
     bool tied;
     bool four_wide; /* the MLP is four times as wide */

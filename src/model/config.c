@@ -52,8 +52,13 @@ tm_status model_key_real(const model_parser *p, const tm_json *object, const cha
     return TM_OK;
 }
 
-tm_status model_key_bool(const model_parser *p, const char *key, bool otherwise, bool *out) {
+const tm_json *model_shared_key(const model_parser *p, const char *key) {
     const tm_json *n = tm_json_get(p->root, key);
+    return model_present(n) || !p->outer ? n : tm_json_get(p->outer, key);
+}
+
+tm_status model_key_bool(const model_parser *p, const char *key, bool otherwise, bool *out) {
+    const tm_json *n = model_shared_key(p, key);
     *out = otherwise;
     if (!model_present(n)) return TM_OK;
     if (n->type != TM_JSON_BOOL) return model_key_bad(p, n, key, "true or false");
@@ -69,7 +74,7 @@ static tm_status token_id(const model_parser *p, const tm_json *n, const char *k
 }
 
 static tm_status special_tokens(const model_parser *p, tm_model_config *c) {
-    const tm_json *bos = tm_json_get(p->root, "bos_token_id"), *eos = tm_json_get(p->root, "eos_token_id");
+    const tm_json *bos = model_shared_key(p, "bos_token_id"), *eos = model_shared_key(p, "eos_token_id");
     c->bos_token_id = -1;
     if (model_present(bos)) TM_TRY(token_id(p, bos, "bos_token_id", &c->bos_token_id));
     if (!model_present(eos)) return TM_OK;
@@ -96,7 +101,7 @@ static tm_status architecture(const model_parser *p, tm_model_config *c, const m
                        type->column, type->text, names);
     }
     snprintf(c->model_type, sizeof c->model_type, "%s", (*arch)->model_type);
-    const tm_json *quantised = tm_json_get(p->root, "quantization_config");
+    const tm_json *quantised = model_shared_key(p, "quantization_config");
     if (model_present(quantised))
         return tm_fail(TM_EUNSUPPORTED,
                        "%s:%u:%u: quantised checkpoints (quantization_config) are not supported; take "
@@ -137,12 +142,13 @@ static tm_status sizes(const model_parser *p, const model_arch *arch, tm_model_c
                                           "rms_norm_eps",
                                           NULL};
     const model_size_keys *k = arch->keys ? arch->keys : &usual;
-    TM_TRY(model_key_u32(p, "vocab_size", 1, MAX_VOCAB, -1, &c->vocab_size));
+    int64_t vocab = arch->vocab ? (int64_t)arch->vocab : -1, heads = arch->heads ? (int64_t)arch->heads : -1;
+    TM_TRY(model_key_u32(p, "vocab_size", 1, MAX_VOCAB, vocab, &c->vocab_size));
     TM_TRY(model_key_u32(p, k->hidden, 1, MAX_HIDDEN, -1, &c->hidden_size));
     int64_t four = arch->four_wide ? 4 * (int64_t)c->hidden_size : -1;
     TM_TRY(model_key_u32(p, k->intermediate, 1, MAX_INTERMEDIATE, four, &c->intermediate_size));
     TM_TRY(model_key_u32(p, k->layers, 1, MAX_LAYERS, -1, &c->num_hidden_layers));
-    TM_TRY(model_key_u32(p, k->heads, 1, MAX_HEADS, -1, &c->num_attention_heads));
+    TM_TRY(model_key_u32(p, k->heads, 1, MAX_HEADS, heads, &c->num_attention_heads));
     TM_TRY(model_key_u32(p, "num_key_value_heads", 1, MAX_HEADS,
                          arch->kv_heads ? arch->kv_heads : c->num_attention_heads, &c->num_key_value_heads));
     TM_TRY(model_key_u32(p, "head_dim", 2, TM_MAX_HEAD_DIM, arch->head_dim, &c->head_dim));
@@ -178,6 +184,7 @@ static tm_status fill(const model_parser *p, tm_model_config *c) {
     TM_TRY(activation(p, arch, c));
     TM_TRY(model_key_real(p, p->root, "initializer_range", 0.02, &c->initializer_range));
     TM_TRY(model_key_bool(p, "tie_word_embeddings", arch->tied, &c->tie_word_embeddings));
+    c->learned_positions = arch->decoder->positions != NULL;
     c->embedding_scale = c->residual_scale = c->logits_scale = 1;
     if (arch->parse) TM_TRY(arch->parse(p, c));
     return arch->decoder->no_rotary ? TM_OK : model_parse_ropes(p, c);
@@ -187,9 +194,41 @@ tm_status tm_model_config_parse(tm_model_config *out, const char *json, size_t l
     tm_json_doc *doc;
     *out = (tm_model_config){0};
     TM_TRY(tm_json_parse(&doc, json, len, name, 0, 0));
-    tm_status rc = fill(&(model_parser){name, tm_json_root(doc)}, out);
+    const tm_json *root = tm_json_root(doc), *text = tm_json_get(root, "text_config");
+    bool composite = model_present(text) && text->type == TM_JSON_OBJECT;
+    out->composite = composite || model_present(tm_json_get(root, "vision_config"));
+    tm_status rc = fill(&(model_parser){name, composite ? text : root, composite ? root : NULL}, out);
     tm_json_free(doc);
     return rc;
+}
+
+tm_status tm_model_check_positions(const tm_model_config *c, uint64_t positions, const char *what) {
+    if (!c->learned_positions || positions <= c->max_position_embeddings) return TM_OK;
+    return tm_fail(TM_EINPUT, "%s: %llu positions, but this %s has learned %u; shorten the rows", what,
+                   (unsigned long long)positions, c->model_type, c->max_position_embeddings);
+}
+
+/* ---- names ---- */
+
+bool tm_model_find_names(tm_model_config *c, bool (*has)(void *ctx, const char *name), void *ctx) {
+    /* of transformers 5, of 4, of a text model, of one without its head */
+    static const struct {
+        const char *body, *head;
+    } known[] = {{NULL, ""}, {"model.language_model.", ""}, {"language_model.model.", "language_model."}, {"", ""}};
+    const model_arch *arch = model_arch_find(c->model_type);
+    const char *stem = arch ? strchr(arch->decoder->embed, '.') : NULL;
+    for (size_t i = 0; stem && i < TM_COUNT(known); i++) {
+        char name[128];
+        int own = (int)(stem + 1 - arch->decoder->embed);
+        if (known[i].body)
+            snprintf(c->body_names, sizeof c->body_names, "%s", known[i].body);
+        else
+            snprintf(c->body_names, sizeof c->body_names, "%.*s", own, arch->decoder->embed);
+        snprintf(c->head_names, sizeof c->head_names, "%s", known[i].head);
+        snprintf(name, sizeof name, "%s%s.weight", c->body_names, stem + 1);
+        if (has(ctx, name)) return c->named = true;
+    }
+    return false;
 }
 
 /* ---- keys that some architectures have ---- */

@@ -85,6 +85,8 @@ static const struct rope_row {
     tm_rope_type type;
     tm_status (*parse)(const model_parser *p, const tm_json *rope, tm_model_config *c, tm_rope_config *r);
 } rows[] = {{"default", TM_ROPE_DEFAULT, NULL},
+            {"mrope", TM_ROPE_DEFAULT, NULL}, /* of text alone: all sections are at one position */
+
             {"linear", TM_ROPE_LINEAR, parse_linear},
             {"llama3", TM_ROPE_LLAMA3, parse_llama3},
             {"yarn", TM_ROPE_YARN, parse_yarn},

@@ -65,6 +65,7 @@ typedef struct tm_model_config {
     uint32_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
     uint32_t num_attention_heads, num_key_value_heads, head_dim;
     uint32_t max_position_embeddings;
+    bool learned_positions;  /* a row of weights each: there are no more of them */
     uint32_t sliding_window; /* 0: none; else position i of the blocks `windowed` sees j with i - window < j <= i */
     tm_layer_set windowed;   /* blocks that look through the window */
     tm_layer_set no_rope;    /* blocks without rotary embedding */
@@ -79,12 +80,21 @@ typedef struct tm_model_config {
     uint32_t temperature_every;         /* every: 0: none */
     tm_rope_config rope, rope_windowed; /* of blocks, and of windowed blocks where `two_ropes` */
     bool two_ropes;
+    bool composite; /* the text part of a model that has others */
+    /* what the checkpoint's names begin with instead of the architecture's own ("model."), and what the head's do;
+     * unless `named`: as the architecture has them */
+    bool named;
+    char body_names[40], head_names[40];
     int32_t bos_token_id; /* -1: none */
     int32_t eos_token_id[8];
     uint32_t n_eos;
 } tm_model_config;
 /* Unknown architectures are TM_EUNSUPPORTED and name what is supported; sizes are checked against overflow. */
 TM_MUST_USE tm_status tm_model_config_parse(tm_model_config *out, const char *json, size_t len, const char *name);
+/* Finds what the names of a checkpoint begin with, by asking whether it has the embedding. False: it has none. */
+bool tm_model_find_names(tm_model_config *c, bool (*has)(void *ctx, const char *name), void *ctx);
+/* TM_EINPUT where rows of so many positions have no learned ones; `what` names the number. */
+TM_MUST_USE tm_status tm_model_check_positions(const tm_model_config *c, uint64_t positions, const char *what);
 
 /* ---- description ------------------------------------------------------------------------------------------------- */
 

@@ -3,8 +3,9 @@
 #include "model/arch_internal.h"
 
 #include <stdio.h>
+#include <string.h>
 
-enum { NAME_BYTES = 64, NAMES_PER_BLOCK = 256 };
+enum { NAME_BYTES = 96, NAMES_PER_BLOCK = 256 };
 /* Names never move. */
 struct model_names {
     struct model_names *next;
@@ -54,17 +55,29 @@ static uint32_t add_tensor(model_builder *b, const char *name, uint64_t rows, ui
     return m->n_tensors++;
 }
 
+/* A tensor's name as the checkpoint has it. */
+static const char *tensor_name(model_builder *b, const char *prefix, const char *stem, const char *suffix) {
+    const tm_model_config *c = b->c;
+    char whole[NAME_BYTES];
+    size_t own = (size_t)(strchr(b->d->embed, '.') - b->d->embed) + 1; /* "model." */
+    if (!c->named) return name_of(b, prefix, stem, suffix);
+    if ((size_t)snprintf(whole, sizeof whole, "%s%s", prefix, stem) >= sizeof whole)
+        no_room(b, "bytes in a name", NAME_BYTES - 1);
+    bool body = strncmp(whole, b->d->embed, own) == 0;
+    return name_of(b, body ? c->body_names : c->head_names, body ? whole + own : whole, suffix);
+}
+
 uint32_t model_add_tensor(model_builder *b, const char *prefix, const char *stem, uint64_t rows, uint64_t columns) {
-    return add_tensor(b, name_of(b, prefix, stem, ".weight"), rows, columns, -1);
+    return add_tensor(b, tensor_name(b, prefix, stem, ".weight"), rows, columns, -1);
 }
 
 uint32_t model_add_norm(model_builder *b, const char *prefix, const char *stem, uint64_t n) {
     bool zeros = b->d->norm_kind == TM_NORM_RMS_PLUS;
-    return add_tensor(b, name_of(b, prefix, stem, ".weight"), n, 0, zeros ? 0 : 1);
+    return add_tensor(b, tensor_name(b, prefix, stem, ".weight"), n, 0, zeros ? 0 : 1);
 }
 
 uint32_t model_add_bias(model_builder *b, const char *prefix, const char *stem, uint64_t n) {
-    return add_tensor(b, name_of(b, prefix, stem, ".bias"), n, 0, 0);
+    return add_tensor(b, tensor_name(b, prefix, stem, ".bias"), n, 0, 0);
 }
 
 uint32_t model_begin_part(model_builder *b, const char *prefix, const char *what) {

@@ -93,9 +93,7 @@ static state_bytes_of state_of(const tm_job *job) {
 }
 
 static uint64_t model_bytes(const run_rates *r) {
-    uint64_t bytes = 0;
-    (void)tm_fmt_bytes(session_save_format(r->s->cfg), tm_model_parameters(r->job->model), &bytes);
-    return session_is_rank0(r->s) ? bytes : 0;
+    return session_is_rank0(r->s) ? job_export_bytes(r->job, session_save_format(r->s->cfg)) : 0;
 }
 
 /* Commits write what is resident; checkpoints and the end read the weights and write a model, the end's hash reads all

@@ -137,12 +137,14 @@ static tm_status check_data(const tm_config *c) {
 }
 
 /* Rotary positions go on, but nothing was learned there. */
-static void check_positions(const session *s, const tm_model_config *model) {
+static tm_status check_positions(const session *s, const tm_model_config *model) {
+    TM_TRY(tm_model_check_positions(model, s->cfg->data.seq_len, "data.seq_len"));
     if (session_is_rank0(s) && s->cfg->data.seq_len > model->max_position_embeddings)
         tm_warn_once("data.seq_len",
                      "data.seq_len %u is beyond the %u positions of the model (max_position_embeddings): what is later "
                      "in a row is at positions that it was never trained on",
                      s->cfg->data.seq_len, model->max_position_embeddings);
+    return TM_OK;
 }
 
 tm_status session_prepare(session *s, bool data_optional) {
@@ -157,7 +159,7 @@ tm_status session_prepare(session *s, bool data_optional) {
     s->model_hash = tm_hash64(json, len, 0);
     TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(s->cfg->model, path, sizeof path)));
     TM_TRY(session_check_wrap(s, model.model_type));
-    check_positions(s, &model);
+    TM_TRY(check_positions(s, &model));
     TM_TRY(tm_config_resolve_model(s->cfg, model.hidden_size));
     if (s->cfg->data.train) TM_TRY(check_data(s->cfg));
     bool there = s->cfg->data.train != NULL;

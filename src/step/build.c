@@ -450,6 +450,7 @@ tm_status build_pass(tm_program **out, const tm_job *job, const char *name, cons
               .parts = tm_model_parts(job->model),
               .kept_blocks = pass_kept_blocks(job, opts)};
     tm_status rc;
+    TM_TRY(tm_model_check_positions(tm_model_get_config(x.m), o.shape.seq, "rows"));
     TM_TRY(tm_program_create(&x.p, job->layout, name));
     TM_GO(op_writer_open(&x.w, job, x.p, &o.shape));
     TM_GO(pass_init(&x));

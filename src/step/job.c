@@ -41,6 +41,21 @@ static tm_status find_tensors(tm_job *job) {
     return TM_OK;
 }
 
+/* A plan counts what goes along, where it is there. */
+static void look_at_weights(tm_job *job, const char *model) {
+    tm_source *whole;
+    if (tm_source_open(&whole, model) != TM_OK) {
+        tm_error_clear();
+        return;
+    }
+    tm_source_close(job->source);
+    job->source = whole;
+}
+
+static bool source_has(void *source, const char *name) {
+    return tm_source_find(source, name) >= 0;
+}
+
 const char *job_config_name(const char *model, char *buf, size_t cap) {
     snprintf(buf, cap, tm_path_is_dir(model) ? "%s/config.json" : "%s", model);
     return buf;
@@ -80,11 +95,18 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
                                                  : tm_source_open(&job->source, opts->model));
     const char *json = tm_source_config(job->source, &len);
     TM_GO(tm_model_config_parse(&config, json, len, job_config_name(opts->model, name, sizeof name)));
+    if (config.composite && opts->init_random)
+        TM_GO(tm_fail(TM_EINPUT,
+                      "%s: init \"random\" of a model with other parts than text: those have no weights then; name a "
+                      "folder with weights, or a config.json of the text model alone",
+                      opts->model));
+    if (opts->config_only && config.composite) look_at_weights(job, opts->model);
+    (void)tm_model_find_names(&config, source_has, job->source); /* without it the first tensor is missed below */
     TM_GO(tm_model_create(&job->model, &config, opts->dtype));
     TM_GO(tm_model_set_positions(job->model, opts->positions));
     job->opts = *opts;
     TM_GO(job_set_device(job, opts));
-    if (opts->init_random || opts->config_only) {
+    if (tm_source_tensors(job->source) == 0) {
         tm_source_close(job->source);
         job->source = NULL;
     }
@@ -228,32 +250,96 @@ static tm_status put_values(void *ctx, uint32_t tensor, uint64_t first, uint64_t
     return tm_hf_writer_put_f32(ctx, tensor, first, n, values);
 }
 
+/* ---- what is carried along ---- */
+
+/* Tensors of a composite model's other parts: neither the text model's ("layers.3.rotary_emb.inv_freq" is a buffer of
+ * it), nor a head that is tied. */
+static bool is_foreign(const tm_job *job, const tm_source_tensor *t) {
+    const tm_model_config *c = tm_model_get_config(job->model);
+    size_t body = strlen(c->body_names), head = strlen(c->head_names);
+    if (!c->composite || !c->named) return false;
+    for (uint32_t i = 0; i < tm_model_tensors(job->model); i++)
+        if (strcmp(tm_model_tensor(job->model, i)->name, t->name) == 0) return false;
+    if (strncmp(t->name, c->body_names, body) == 0 && strncmp(t->name + body, "layers.", 7) == 0) return false;
+    return strncmp(t->name, c->head_names, head) != 0 || strcmp(t->name + head, "lm_head.weight") != 0;
+}
+
+uint64_t job_foreign_bytes(const tm_job *job, uint32_t *count) {
+    uint64_t bytes = 0;
+    *count = 0;
+    for (uint32_t i = 0; job->source && i < tm_source_tensors(job->source); i++) {
+        const tm_source_tensor *t = tm_source_tensor_get(job->source, i);
+        if (!is_foreign(job, t)) continue;
+        bytes += t->bytes;
+        ++*count;
+    }
+    return bytes;
+}
+
+uint64_t job_export_bytes(const tm_job *job, tm_fmt dtype) {
+    uint64_t bytes = 0;
+    uint32_t n;
+    (void)tm_fmt_bytes(dtype, tm_model_parameters(job->model), &bytes);
+    return bytes + job_foreign_bytes(job, &n);
+}
+
+/* The foreign tensors, from list[n] on; how many there are then. */
+static uint32_t list_foreign(const tm_job *job, tm_hf_tensor *list, uint32_t n) {
+    for (uint32_t i = 0; job->source && i < tm_source_tensors(job->source); i++) {
+        const tm_source_tensor *t = tm_source_tensor_get(job->source, i);
+        if (!is_foreign(job, t)) continue;
+        list[n] = (tm_hf_tensor){.name = t->name, .ndim = t->ndim, .as_stored = true, .fmt = t->fmt};
+        memcpy(list[n++].shape, t->shape, sizeof t->shape);
+    }
+    return n;
+}
+
+/* Byte for byte. */
+static tm_status copy_foreign(const tm_job *job, tm_hf_writer *w, const tm_hf_tensor *list, uint32_t from, uint32_t n) {
+    enum { PIECE = 1 << 20 };
+    uint8_t *piece = tm_malloc(PIECE);
+    tm_status rc = piece ? TM_OK : tm_nomem(PIECE);
+    for (uint32_t k = from; k < n && rc == TM_OK; k++) {
+        uint32_t t = (uint32_t)tm_source_find(job->source, list[k].name);
+        uint64_t bytes = tm_source_tensor_get(job->source, t)->bytes;
+        for (uint64_t at = 0; at < bytes && rc == TM_OK; at += PIECE) {
+            uint64_t some = tm_min_u64(PIECE, bytes - at);
+            rc = tm_source_read_raw(job->source, t, at, some, piece);
+            if (rc == TM_OK) rc = tm_hf_writer_put_raw(w, k, at, piece, some);
+        }
+        tm_source_forget(job->source, t);
+    }
+    tm_free(piece);
+    return rc;
+}
+
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype) {
-    uint32_t n = tm_model_tensors(job->model);
+    uint32_t n = tm_model_tensors(job->model), foreign, all;
     tm_hf_writer *writer = NULL;
     tm_program *program;
     tm_status rc;
-    tm_hf_tensor *list = tm_calloc(n + 1, sizeof *list);
-    if (!list) return tm_nomem(n * sizeof *list);
+    (void)job_foreign_bytes(job, &foreign);
+    tm_hf_tensor *list = tm_calloc(n + foreign + 1, sizeof *list);
+    if (!list) return tm_nomem((n + foreign) * sizeof *list);
     for (uint32_t i = 0; i < n; i++) {
         const tm_tensor *t = tm_model_tensor(job->model, i);
         list[i].name = t->name;
         list[i].ndim = t->ndim;
         memcpy(list[i].shape, t->shape, sizeof t->shape);
     }
+    all = list_foreign(job, list, n);
     if (job->ranks.rank == 0) { /* the other ranks send what they have */
         TM_GO(tm_make_dirs(dir));
-        TM_GO(tm_hf_writer_create(&writer, dir, list, n, dtype, 0));
+        TM_GO(tm_hf_writer_create(&writer, dir, list, all, dtype, 0));
     }
     /* bf16 is what computed: the masters' nearest, ties included */
     TM_GO(build_walk(&program, job, false, dtype == TM_FMT_BF16 && job->dtype == TM_BF16 ? WHAT_COMPUTE : WHAT_MASTER));
     job->sinks.take_values = writer ? put_values : NULL;
     job->sinks.take_ctx = writer;
     TM_GO(run_program(job, program, "writing the model"));
-    uint64_t bytes;
+    if (writer && foreign) TM_GO(copy_foreign(job, writer, list, n, all));
     if (writer) rc = tm_hf_writer_commit(writer);
-    if (writer && rc == TM_OK && tm_fmt_bytes(dtype, tm_model_parameters(job->model), &bytes))
-        job->progress.exported_bytes += bytes;
+    if (writer && rc == TM_OK) job->progress.exported_bytes += job_export_bytes(job, dtype);
     writer = NULL;
 done:
     job->sinks.take_values = NULL;

@@ -105,11 +105,23 @@ static tm_status check_supported(const trainer *t) {
     return TM_OK;
 }
 
+/* What of a composite model is not trained here. */
+static void say_foreign(const trainer *t) {
+    uint32_t n;
+    char size[32];
+    uint64_t bytes = job_foreign_bytes(t->job, &n);
+    if (n)
+        tm_log(TM_LOG_INFO,
+               "the model has other parts than text: %u tensors of them, %s, are carried along as they are", n,
+               tm_format_size(bytes, size, sizeof size));
+}
+
 /* The log ends at the commit, run.json says that the run goes on. */
 static tm_status open_outputs(trainer *t) {
     bool resumed = t->committed >= 0;
     TM_TRY(trainer_gather_directories(t));
     if (!session_is_rank0(&t->s)) return TM_OK;
+    say_foreign(t);
     if (!resumed) TM_TRY(trainer_start_over(t)); /* before the log of what is given up is cut */
     if (resumed) {
         tm_log(TM_LOG_INFO, "going on from step %" PRId64 ", the commit in %s", t->step,

@@ -31,9 +31,9 @@ static tm_status refuse(const trainer *t, uint64_t want, uint64_t have, uint64_t
 
 /* Without a limit somebody may mean to take folders away in between: then only the first has to fit. */
 tm_status trainer_check_room(const trainer *t) {
-    uint64_t model = 0, have = tm_free_bytes(t->s.cfg->output_dir);
-    if (have == 0 || !tm_fmt_bytes(session_save_format(t->s.cfg), tm_model_parameters(t->job->model), &model))
-        return TM_OK; /* not known: found out while it is written */
+    uint64_t model = job_export_bytes(t->job, session_save_format(t->s.cfg));
+    uint64_t have = tm_free_bytes(t->s.cfg->output_dir);
+    if (have == 0) return TM_OK; /* not known: found out while it is written */
     uint64_t ranks = t->s.ranks.ranks ? t->s.ranks.ranks : 1;
     uint64_t folder = model + (t->s.cfg->save_state ? ranks * tm_store_state_bytes(t->job->layout, 1, true) : 0);
     uint64_t folders = folders_beside(t, folders_left(t)), needed = folders;

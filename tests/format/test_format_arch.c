@@ -290,7 +290,7 @@ static void names_without_their_root(void **state) {
         t[n] = (tm_hf_tensor){.name = s->name + strlen("transformer."), .ndim = s->ndim};
         memcpy(t[n].shape, s->shape, sizeof s->shape);
     }
-    t[n] = (tm_hf_tensor){"h.0.attn.bias", 4, {1, 1, 2, 2}};
+    t[n] = (tm_hf_tensor){.name = "h.0.attn.bias", .ndim = 4, .shape = {1, 1, 2, 2}};
     OK(tm_hf_writer_create(&w, scratch("bare"), t, n + 1, TM_FMT_F32, 0));
     OK(tm_hf_writer_put_f32(w, n, 0, 4, (const float[4]){1, 0, 1, 1}));
     for (uint32_t i = 0; i < n; i++) {

@@ -175,9 +175,9 @@ static void test_tensors_refused(void **state) {
         tm_status status;
         const char *says;
     } rows[] = {
-        {{"model.norm.weight", 1, {32}}, TM_EINPUT, "'model.embed_tokens.weight' is missing"},
-        {{"model.embed_tokens.weight", 1, {64}}, TM_EINPUT, "is not [64, 32]"},
-        {{"model.embed_tokens.weight", 2, {64, 31}}, TM_EINPUT, "is not [64, 32]"},
+        {{.name = "model.norm.weight", .ndim = 1, .shape = {32}}, TM_EINPUT, "'model.embed_tokens.weight' is missing"},
+        {{.name = "model.embed_tokens.weight", .ndim = 1, .shape = {64}}, TM_EINPUT, "is not [64, 32]"},
+        {{.name = "model.embed_tokens.weight", .ndim = 2, .shape = {64, 31}}, TM_EINPUT, "is not [64, 32]"},
     };
     (void)state;
     make_folder(scratch("tensor"), NULL, 64);

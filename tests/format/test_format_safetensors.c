@@ -441,7 +441,8 @@ static void folder_round_trip(tm_fmt dtype, uint64_t limit, bool sharded) {
     const char *dir = scratch("out");
     static const char *const names[] = {"b.weight", "a.weight", "d", "c", "big"};
     tm_hf_tensor tensors[5];
-    for (int i = 0; i < 5; i++) tensors[i] = (tm_hf_tensor){names[i], 2, {i == 4 ? 90 : 10, 7}};
+    for (int i = 0; i < 5; i++)
+        tensors[i] = (tm_hf_tensor){.name = names[i], .ndim = 2, .shape = {i == 4 ? 90 : 10, 7}};
     tm_hf_writer *w;
     OK(tm_make_dirs(dir));
     write_file(scratch("out/config.json"), "{}", 2);

@@ -150,10 +150,11 @@ void make_folder(const char *dir, const char *tokenizer, uint64_t vocab) {
         "self_attn.v_proj", "self_attn.o_proj",         "mlp.gate_proj",    "mlp.up_proj",
         "mlp.down_proj"};
     char names[9][64], config[512], path[1200];
-    tm_hf_tensor t[11] = {{"model.embed_tokens.weight", 2, {vocab, 32}}, {"model.norm.weight", 1, {32}}};
+    tm_hf_tensor t[11] = {{.name = "model.embed_tokens.weight", .ndim = 2, .shape = {vocab, 32}},
+                          {.name = "model.norm.weight", .ndim = 1, .shape = {32}}};
     for (int i = 0; i < 9; i++) {
         snprintf(names[i], sizeof names[i], "model.layers.0.%s.weight", shapes[i]);
-        t[2 + i] = (tm_hf_tensor){names[i], i < 2 ? 1 : 2, {32, i < 2 ? 0 : 32}};
+        t[2 + i] = (tm_hf_tensor){.name = names[i], .ndim = i < 2 ? 1 : 2, .shape = {32, i < 2 ? 0 : 32}};
     }
     OK(tm_remove_tree(dir));
     OK(tm_make_dirs(dir));
