@@ -107,7 +107,7 @@ static void add_row(fields *f, const tm_gguf_keys *k, const tm_key *row) {
 static void add_rope(fields *f, const tm_gguf_keys *k) {
     if (k->arch->flags & TM_ARCH_NO_ROPE) return;
     add(f, (field){.key = "rope_parameters", .put = tm_gguf_rope_json});
-    if (k->rope.kind == TM_ROPE_PROPORTIONAL) return; /* came with transformers 5 */
+    if (k->rope.kind == TM_GGUF_ROPE_PROPORTIONAL) return; /* came with transformers 5 */
     add(f, (field){.key = "rope_scaling", .put = tm_gguf_rope_json_v4});
     add_real(f, "rope_theta", k->rope.theta);
     if (k->arch->flags & TM_ARCH_LOCAL_ROPE) add_real(f, "rope_local_base_freq", k->rope.local_theta);

@@ -44,7 +44,7 @@ typedef struct export {
     tm_fmt dtype; /* of matrices, unless it is the source's */
     bool as_source;
     uint64_t total_bytes, done_bytes;
-    tm_rope_tensor rope[2];
+    tm_gguf_rope_tensor rope[2];
     uint64_t room; /* elements of the two buffers */
     float *values;
     uint8_t *narrow;

@@ -75,16 +75,16 @@ TM_MUST_USE tm_status tm_read_transposed(const tm_transposed *t, uint64_t first,
 /* ---- hyper-parameters ---- */
 
 enum { TM_KEYS_MAX_LAYERS = 1024, TM_KEYS_MAX_FACTORS = 512 };
-typedef enum tm_rope_kind {
-    TM_ROPE_DEFAULT,
-    TM_ROPE_LINEAR,
-    TM_ROPE_LLAMA3,
-    TM_ROPE_YARN,
-    TM_ROPE_LONGROPE,
-    TM_ROPE_PROPORTIONAL /* Gemma 4: frequencies of the whole head, the last of them 0 */
-} tm_rope_kind;
+typedef enum tm_gguf_rope_kind {
+    TM_GGUF_ROPE_DEFAULT,
+    TM_GGUF_ROPE_LINEAR,
+    TM_GGUF_ROPE_LLAMA3,
+    TM_GGUF_ROPE_YARN,
+    TM_GGUF_ROPE_LONGROPE,
+    TM_GGUF_ROPE_PROPORTIONAL /* Gemma 4: frequencies of the whole head, the last of them 0 */
+} tm_gguf_rope_kind;
 typedef struct tm_gguf_rope {
-    tm_rope_kind kind;
+    tm_gguf_rope_kind kind;
     uint32_t rotary;           /* of head_dim elements so many are rotated */
     uint32_t original;         /* positions before scaling */
     double theta, local_theta; /* local_theta: of layers with a window, where these have their own */
@@ -223,12 +223,12 @@ void tm_gguf_jw_float(tm_json_writer *j, double v);
 TM_MUST_USE tm_status tm_config_size(const tm_json *c, const char *key, uint32_t fallback, uint32_t *out);
 TM_MUST_USE tm_status tm_config_real(const tm_json *c, const char *key, double fallback, double *out);
 /* Tensors that hold what scaling needs, not weights: name, elements, values. */
-typedef struct tm_rope_tensor {
+typedef struct tm_gguf_rope_tensor {
     const char *name;
     uint32_t n;
     float values[TM_KEYS_MAX_FACTORS];
-} tm_rope_tensor;
-uint32_t tm_gguf_rope_tensors(const tm_gguf_keys *k, tm_rope_tensor out[2]);
+} tm_gguf_rope_tensor;
+uint32_t tm_gguf_rope_tensors(const tm_gguf_keys *k, tm_gguf_rope_tensor out[2]);
 bool tm_gguf_is_rope_tensor(const char *name);
 /* The other way round (rope_factors.c): llama3's parameters from rope_freqs.weight, longrope's factors. */
 TM_MUST_USE tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_gguf_keys *k);

@@ -5,17 +5,18 @@
 #include <string.h>
 
 static const char *const kinds[] = {
-    [TM_ROPE_DEFAULT] = "default", [TM_ROPE_LINEAR] = "linear",     [TM_ROPE_LLAMA3] = "llama3",
-    [TM_ROPE_YARN] = "yarn",       [TM_ROPE_LONGROPE] = "longrope", [TM_ROPE_PROPORTIONAL] = "proportional",
+    [TM_GGUF_ROPE_DEFAULT] = "default",   [TM_GGUF_ROPE_LINEAR] = "linear",
+    [TM_GGUF_ROPE_LLAMA3] = "llama3",     [TM_GGUF_ROPE_YARN] = "yarn",
+    [TM_GGUF_ROPE_LONGROPE] = "longrope", [TM_GGUF_ROPE_PROPORTIONAL] = "proportional",
 };
 
-static bool kind_fits(const tm_gguf_arch *arch, tm_rope_kind kind) {
-    if ((arch->flags & TM_ARCH_PROPORTIONAL) || kind == TM_ROPE_PROPORTIONAL)
-        return (arch->flags & TM_ARCH_PROPORTIONAL) && kind == TM_ROPE_PROPORTIONAL;
-    if (arch->flags & TM_ARCH_LOCAL_ROPE) return kind <= TM_ROPE_LINEAR;
-    if (arch->flags & TM_ARCH_TEMPERATURE) return kind == TM_ROPE_YARN;
-    if (kind == TM_ROPE_LLAMA3) return !(arch->flags & TM_ARCH_PARTIAL);
-    return kind != TM_ROPE_LONGROPE || (arch->flags & TM_ARCH_LONGROPE);
+static bool kind_fits(const tm_gguf_arch *arch, tm_gguf_rope_kind kind) {
+    if ((arch->flags & TM_ARCH_PROPORTIONAL) || kind == TM_GGUF_ROPE_PROPORTIONAL)
+        return (arch->flags & TM_ARCH_PROPORTIONAL) && kind == TM_GGUF_ROPE_PROPORTIONAL;
+    if (arch->flags & TM_ARCH_LOCAL_ROPE) return kind <= TM_GGUF_ROPE_LINEAR;
+    if (arch->flags & TM_ARCH_TEMPERATURE) return kind == TM_GGUF_ROPE_YARN;
+    if (kind == TM_GGUF_ROPE_LLAMA3) return !(arch->flags & TM_ARCH_PARTIAL);
+    return kind != TM_GGUF_ROPE_LONGROPE || (arch->flags & TM_ARCH_LONGROPE);
 }
 
 /* ---- out of GGUF ---- */
@@ -27,13 +28,13 @@ static tm_status file_kind(const tm_gguf *g, tm_gguf_keys *k) {
     char key[TM_GGUF_ARCH_KEY];
     TM_GO(tm_gguf_string(g, tm_gguf_arch_key(k->arch, "rope.scaling.type", key), 64, &type, &found));
     if (tm_gguf_tensor_find(g, "rope_factors_long.weight") >= 0)
-        k->rope.kind = TM_ROPE_LONGROPE;
+        k->rope.kind = TM_GGUF_ROPE_LONGROPE;
     else if (found && strcmp(type.data, "linear") == 0)
-        k->rope.kind = TM_ROPE_LINEAR;
+        k->rope.kind = TM_GGUF_ROPE_LINEAR;
     else if (found && strcmp(type.data, "yarn") == 0)
-        k->rope.kind = TM_ROPE_YARN;
+        k->rope.kind = TM_GGUF_ROPE_YARN;
     else if (k->arch->flags & TM_ARCH_PROPORTIONAL)
-        k->rope.kind = TM_ROPE_PROPORTIONAL;
+        k->rope.kind = TM_GGUF_ROPE_PROPORTIONAL;
     else if (found && strcmp(type.data, "none") != 0)
         rc = tm_fail(TM_EUNSUPPORTED, "%s: RoPE scaling '%s' is not supported", tm_gguf_path(g), type.data);
     if (rc == TM_OK && !kind_fits(k->arch, k->rope.kind))
@@ -91,11 +92,11 @@ tm_status tm_gguf_read_rope(const tm_gguf *g, tm_gguf_keys *k) {
     TM_TRY(file_real(g, k, "rope.freq_base", false, &k->rope.theta));
     if (k->arch->flags & TM_ARCH_LOCAL_ROPE) TM_TRY(file_real(g, k, "rope.freq_base_swa", false, &k->rope.local_theta));
     TM_TRY(file_kind(g, k));
-    if (k->rope.kind == TM_ROPE_LINEAR || k->rope.kind == TM_ROPE_YARN)
+    if (k->rope.kind == TM_GGUF_ROPE_LINEAR || k->rope.kind == TM_GGUF_ROPE_YARN)
         TM_TRY(file_real(g, k, "rope.scaling.factor", true, &k->rope.factor));
-    if (k->rope.kind == TM_ROPE_YARN) TM_TRY(file_yarn(g, k));
+    if (k->rope.kind == TM_GGUF_ROPE_YARN) TM_TRY(file_yarn(g, k));
     TM_TRY(tm_gguf_read_rope_factors(g, k));
-    return k->rope.kind == TM_ROPE_LONGROPE ? file_longrope(g, k) : TM_OK;
+    return k->rope.kind == TM_GGUF_ROPE_LONGROPE ? file_longrope(g, k) : TM_OK;
 }
 
 /* ---- out of config.json ---- */
@@ -160,9 +161,9 @@ static tm_status config_scaling(const tm_json *c, const tm_json *p, tm_gguf_keys
     TM_TRY(tm_config_real(p, "factor", 1, &k->rope.factor));
     TM_TRY(tm_config_real(p, "attention_factor", 0, &k->rope.attention_factor));
     switch (k->rope.kind) {
-    case TM_ROPE_LLAMA3:
+    case TM_GGUF_ROPE_LLAMA3:
         return config_llama3(p, k);
-    case TM_ROPE_YARN:
+    case TM_GGUF_ROPE_YARN:
         TM_TRY(tm_config_real(p, "beta_fast", 32, &k->rope.beta_fast));
         TM_TRY(tm_config_real(p, "beta_slow", 1, &k->rope.beta_slow));
         if (k->arch->flags & TM_ARCH_TEMPERATURE) {
@@ -170,9 +171,9 @@ static tm_status config_scaling(const tm_json *c, const tm_json *p, tm_gguf_keys
             TM_TRY(config_not_negative(p, "llama_4_scaling_beta", &k->rope.temperature));
         }
         return tm_config_size(p, "original_max_position_embeddings", k->context, &k->rope.original);
-    case TM_ROPE_PROPORTIONAL:
+    case TM_GGUF_ROPE_PROPORTIONAL:
         return config_proportional(p, k);
-    case TM_ROPE_LONGROPE:
+    case TM_GGUF_ROPE_LONGROPE:
         if (!tm_json_get(c, "original_max_position_embeddings"))
             TM_TRY(tm_config_size(p, "original_max_position_embeddings", k->context, &k->rope.original));
         return config_factors(p, k);
@@ -183,14 +184,14 @@ static tm_status config_scaling(const tm_json *c, const tm_json *p, tm_gguf_keys
 
 static tm_status config_kind(const tm_json *type, tm_gguf_keys *k) {
     bool known = false;
-    if ((!type || type->type == TM_JSON_NULL) && !kind_fits(k->arch, TM_ROPE_DEFAULT))
+    if ((!type || type->type == TM_JSON_NULL) && !kind_fits(k->arch, TM_GGUF_ROPE_DEFAULT))
         return tm_fail(TM_EUNSUPPORTED, "config.json: a %s without RoPE scaling cannot be written to GGUF",
                        k->arch->type);
     if (!type || type->type == TM_JSON_NULL) return TM_OK;
     for (size_t i = 0; i < TM_COUNT(kinds); i++)
-        if (tm_json_is(type, kinds[i]) || (i == TM_ROPE_LONGROPE && tm_json_is(type, "su"))) {
-            known = kind_fits(k->arch, (tm_rope_kind)i);
-            k->rope.kind = (tm_rope_kind)i;
+        if (tm_json_is(type, kinds[i]) || (i == TM_GGUF_ROPE_LONGROPE && tm_json_is(type, "su"))) {
+            known = kind_fits(k->arch, (tm_gguf_rope_kind)i);
+            k->rope.kind = (tm_gguf_rope_kind)i;
         }
     return known ? TM_OK
                  : tm_fail(TM_EUNSUPPORTED, "config.json:%u: this RoPE scaling cannot be written to GGUF", type->line);
@@ -225,7 +226,7 @@ tm_status tm_gguf_read_rope_config(const tm_json *c, tm_gguf_keys *k) {
     }
     if (k->arch->flags & TM_ARCH_PARTIAL) TM_TRY(config_rotary(c, p, k));
     TM_TRY(config_kind(type, k));
-    return k->rope.kind == TM_ROPE_DEFAULT ? TM_OK : config_scaling(c, p, k);
+    return k->rope.kind == TM_GGUF_ROPE_DEFAULT ? TM_OK : config_scaling(c, p, k);
 }
 
 /* ---- into GGUF ---- */
@@ -244,20 +245,21 @@ static void put_original(tm_gguf_writer *w, const tm_gguf_keys *k) {
 void tm_gguf_put_rope(tm_gguf_writer *w, const tm_gguf_keys *k) {
     const tm_gguf_rope *r = &k->rope;
     char key[TM_GGUF_ARCH_KEY];
-    if (r->kind == TM_ROPE_PROPORTIONAL) {
+    if (r->kind == TM_GGUF_ROPE_PROPORTIONAL) {
         tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "rope.dimension_count", key), k->by_layer.global_head_dim);
         tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "rope.dimension_count_swa", key), k->head_dim);
     } else
         tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "rope.dimension_count", key), r->rotary);
     put_real(w, k, "rope.freq_base", r->theta);
     if (k->arch->flags & TM_ARCH_LOCAL_ROPE) put_real(w, k, "rope.freq_base_swa", r->local_theta);
-    if (r->kind == TM_ROPE_LINEAR || r->kind == TM_ROPE_YARN || r->kind == TM_ROPE_LONGROPE)
+    if (r->kind == TM_GGUF_ROPE_LINEAR || r->kind == TM_GGUF_ROPE_YARN || r->kind == TM_GGUF_ROPE_LONGROPE)
         tm_gguf_put_string(w, tm_gguf_arch_key(k->arch, "rope.scaling.type", key), kinds[r->kind],
                            strlen(kinds[r->kind]));
-    if (r->kind == TM_ROPE_LINEAR || r->kind == TM_ROPE_YARN) put_real(w, k, "rope.scaling.factor", r->factor);
+    if (r->kind == TM_GGUF_ROPE_LINEAR || r->kind == TM_GGUF_ROPE_YARN)
+        put_real(w, k, "rope.scaling.factor", r->factor);
     /* llama3 is the tensor rope_freqs.weight; this key only helps to get the parameters back from it. */
-    if (r->kind == TM_ROPE_LLAMA3 || r->kind == TM_ROPE_YARN) put_original(w, k);
-    if (r->kind == TM_ROPE_YARN) {
+    if (r->kind == TM_GGUF_ROPE_LLAMA3 || r->kind == TM_GGUF_ROPE_YARN) put_original(w, k);
+    if (r->kind == TM_GGUF_ROPE_YARN) {
         put_real(w, k, "rope.scaling.yarn_beta_fast", r->beta_fast);
         put_real(w, k, "rope.scaling.yarn_beta_slow", r->beta_slow);
         if (r->attention_factor > 0) put_real(w, k, "rope.scaling.yarn_attn_factor", r->attention_factor);
@@ -266,7 +268,7 @@ void tm_gguf_put_rope(tm_gguf_writer *w, const tm_gguf_keys *k) {
         put_real(w, k, "rope.scaling.yarn_log_multiplier", r->mscale_all_dim);
         put_real(w, k, "attention.temperature_scale", r->temperature);
     }
-    if (r->kind == TM_ROPE_LONGROPE)
+    if (r->kind == TM_GGUF_ROPE_LONGROPE)
         put_real(w, k, "rope.scaling.attn_factor",
                  r->attention_factor > 0 ? r->attention_factor : tm_longrope_attention_factor(k));
 }
@@ -288,20 +290,20 @@ static void put_factors(tm_json_writer *j, const tm_gguf_keys *k, int which) {
 static void put_scaling(tm_json_writer *j, const tm_gguf_keys *k) {
     const tm_gguf_rope *r = &k->rope;
     tm_jw_field_str(j, "rope_type", kinds[r->kind]);
-    if (r->kind == TM_ROPE_PROPORTIONAL) {
+    if (r->kind == TM_GGUF_ROPE_PROPORTIONAL) {
         put_float(j, "partial_rotary_factor", (double)r->rotary / (double)k->by_layer.global_head_dim);
         return;
     }
-    if (r->kind == TM_ROPE_LONGROPE) {
+    if (r->kind == TM_GGUF_ROPE_LONGROPE) {
         put_factors(j, k, 0);
         put_factors(j, k, 1);
     } else
         put_float(j, "factor", r->factor);
-    if (r->kind == TM_ROPE_LLAMA3) {
+    if (r->kind == TM_GGUF_ROPE_LLAMA3) {
         put_float(j, "low_freq_factor", r->low);
         put_float(j, "high_freq_factor", r->high);
     }
-    if (r->kind == TM_ROPE_YARN) {
+    if (r->kind == TM_GGUF_ROPE_YARN) {
         put_float(j, "beta_fast", r->beta_fast);
         put_float(j, "beta_slow", r->beta_slow);
     }
@@ -311,13 +313,13 @@ static void put_scaling(tm_json_writer *j, const tm_gguf_keys *k) {
         put_float(j, "llama_4_scaling_beta", r->temperature);
     }
     if (r->attention_factor > 0) put_float(j, "attention_factor", r->attention_factor);
-    if (r->kind != TM_ROPE_LINEAR) tm_jw_field_uint(j, "original_max_position_embeddings", r->original);
+    if (r->kind != TM_GGUF_ROPE_LINEAR) tm_jw_field_uint(j, "original_max_position_embeddings", r->original);
 }
 
 static void put_parameters(tm_json_writer *j, const tm_gguf_keys *k, bool local) {
     tm_jw_object(j);
     put_float(j, "rope_theta", local ? k->rope.local_theta : k->rope.theta);
-    if (local || k->rope.kind == TM_ROPE_DEFAULT)
+    if (local || k->rope.kind == TM_GGUF_ROPE_DEFAULT)
         tm_jw_field_str(j, "rope_type", "default");
     else
         put_scaling(j, k);
@@ -341,12 +343,12 @@ void tm_gguf_rope_json(tm_json_writer *j, const tm_gguf_keys *k) {
 
 /* transformers 4 wants exactly three keys for longrope, one of them `type`. */
 void tm_gguf_rope_json_v4(tm_json_writer *j, const tm_gguf_keys *k) {
-    if (k->rope.kind == TM_ROPE_DEFAULT) {
+    if (k->rope.kind == TM_GGUF_ROPE_DEFAULT) {
         tm_jw_null(j);
         return;
     }
     tm_jw_object(j);
-    if (k->rope.kind == TM_ROPE_LONGROPE) {
+    if (k->rope.kind == TM_GGUF_ROPE_LONGROPE) {
         tm_jw_field_str(j, "type", "longrope");
         put_factors(j, k, 0);
         put_factors(j, k, 1);

@@ -87,8 +87,8 @@ static tm_status read_llama3(const tm_gguf *g, uint32_t tensor, tm_gguf_keys *k)
     TM_TRY(tm_gguf_read_f32(g, tensor, 0, k->rope.rotary / 2, factors));
     TM_TRY(tm_gguf_uint(g, tm_gguf_arch_key(k->arch, "rope.scaling.original_context_length", key), &original,
                         &(bool){false}));
-    if (k->rope.kind == TM_ROPE_DEFAULT && !(k->arch->flags & (TM_ARCH_LOCAL_ROPE | TM_ARCH_PARTIAL))) {
-        k->rope.kind = TM_ROPE_LLAMA3;
+    if (k->rope.kind == TM_GGUF_ROPE_DEFAULT && !(k->arch->flags & (TM_ARCH_LOCAL_ROPE | TM_ARCH_PARTIAL))) {
+        k->rope.kind = TM_GGUF_ROPE_LLAMA3;
         if (solve(k, factors, original <= 1000000000 ? (uint32_t)original : 0)) return TM_OK;
     }
     return tm_fail(TM_EUNSUPPORTED, "%s: 'rope_freqs.weight' is no llama3 scaling; other kinds are not supported",
@@ -124,12 +124,12 @@ bool tm_gguf_is_rope_tensor(const char *name) {
 
 tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_gguf_keys *k) {
     int64_t t = tm_gguf_tensor_find(g, "rope_freqs.weight");
-    if (k->rope.kind == TM_ROPE_PROPORTIONAL) {
+    if (k->rope.kind == TM_GGUF_ROPE_PROPORTIONAL) {
         k->rope.rotary = k->by_layer.global_head_dim;
         return t < 0 ? TM_OK : read_proportional(g, (uint32_t)t, k);
     }
     if (t >= 0) return read_llama3(g, (uint32_t)t, k);
-    for (int f = 0; f < 2 && k->rope.kind == TM_ROPE_LONGROPE; f++) {
+    for (int f = 0; f < 2 && k->rope.kind == TM_GGUF_ROPE_LONGROPE; f++) {
         t = tm_gguf_tensor_find(g, tensors[f]);
         if (t < 0) return tm_fail(TM_EINPUT, "%s: '%s' is missing", tm_gguf_path(g), tensors[f]);
         TM_TRY(check_count(g, (uint32_t)t, k));
@@ -141,25 +141,25 @@ tm_status tm_gguf_read_rope_factors(const tm_gguf *g, tm_gguf_keys *k) {
     return TM_OK;
 }
 
-uint32_t tm_gguf_rope_tensors(const tm_gguf_keys *k, tm_rope_tensor out[2]) {
-    if (k->rope.kind == TM_ROPE_LLAMA3) {
+uint32_t tm_gguf_rope_tensors(const tm_gguf_keys *k, tm_gguf_rope_tensor out[2]) {
+    if (k->rope.kind == TM_GGUF_ROPE_LLAMA3) {
         out[0].name = tensors[2];
         out[0].n = k->rope.rotary / 2;
         llama3_factors(k, out[0].values);
         return 1;
     }
-    if (k->rope.kind == TM_ROPE_PROPORTIONAL) {
+    if (k->rope.kind == TM_GGUF_ROPE_PROPORTIONAL) {
         out[0].name = tensors[2];
         out[0].n = k->by_layer.global_head_dim / 2;
         for (uint32_t i = 0; i < out[0].n; i++) out[0].values[i] = i < k->rope.rotary / 2 ? 1 : INFINITE;
         return 1;
     }
-    for (int f = 0; f < 2 && k->rope.kind == TM_ROPE_LONGROPE; f++) {
+    for (int f = 0; f < 2 && k->rope.kind == TM_GGUF_ROPE_LONGROPE; f++) {
         out[f].name = tensors[f];
         out[f].n = k->rope.rotary / 2;
         memcpy(out[f].values, k->rope.factors[f], sizeof out[f].values);
     }
-    return k->rope.kind == TM_ROPE_LONGROPE ? 2 : 0;
+    return k->rope.kind == TM_GGUF_ROPE_LONGROPE ? 2 : 0;
 }
 
 /* As transformers and llama.cpp's converter have it: sqrt(1 + ln(positions / original) / ln(original)). */
