@@ -381,6 +381,8 @@ void tm_gguf_put_keys(tm_gguf_writer *w, const tm_gguf_keys *k) {
         tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "attention.value_length", key), k->head_dim);
     }
     tm_gguf_put_u32(w, tm_gguf_arch_key(k->arch, "vocab_size", key), k->vocab_size);
+    if ((k->arch->flags & TM_ARCH_WINDOWED) && k->sliding_window && k->sliding_window < k->context)
+        tm_log(TM_LOG_WARN, "llama.cpp has no window in a %s, other than this model", k->arch->type);
     put_pattern(w, k);
     if (!(k->arch->flags & TM_ARCH_NO_ROPE)) tm_gguf_put_rope(w, k);
 }
