@@ -115,7 +115,7 @@ static tm_status put_calls(tm_json_writer *w, const tm_json *value) {
     tm_status rc;
     if (!value || value->type != TM_JSON_STRING)
         return tm_fail(TM_EINPUT, "\"value\" of a function_call is not a string");
-    size_t room = (size_t)tm_min_u64(16 * (uint64_t)value->len + 64 * TM_KIB, 64 * TM_MIB);
+    size_t room = (size_t)tm_min_u64(16 * (uint64_t)value->len + 64 * TM_KIB, 4 * TM_MIB);
     TM_TRY(tm_json_parse(&doc, value->text, value->len, "function_call", TM_JSON_DUPLICATES_OK, room));
     const tm_json *calls = tm_json_root(doc);
     bool several = calls->type == TM_JSON_ARRAY;

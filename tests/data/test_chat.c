@@ -899,7 +899,7 @@ static void test_conversations_refused(void **state) {
         {"[" ANSWER(",\"train\":\"no\"") "]", "neither true nor false", TM_EUNSUPPORTED},
         {"[" ANSWER(",\"loss\":true,\"train\":false") "]", "which differ", TM_EINPUT},
         {"{\"messages\":[" ASK "],\"tools\":{}}", "no list of functions", TM_EINPUT},
-        {"{\"messages\":[" ASK "],\"tools\":\"[1\"}", "tools", TM_EINPUT},
+        {"{\"messages\":[" ASK "],\"tools\":\"[1\"}", "no JSON of a list: tools:1:", TM_EINPUT},
         {"{\"messages\":[" ASK "],\"chat_template_kwargs\":[]}", "is no object", TM_EINPUT},
         {"{\"messages\":[" ASK "],\"chat_template_kwargs\":{\"tools\":1}}", "may not set \"tools\"", TM_EINPUT},
         {"{\"tools\":[]}", "no array \"messages\"", TM_EINPUT},

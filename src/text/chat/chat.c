@@ -87,15 +87,22 @@ static const tm_json *given(const tm_json *conversation, const char *name) {
     return v == NULL || v->type == TM_JSON_NULL ? NULL : v;
 }
 
+static tm_status bad_tools(const tm_chat *c) {
+    tm_error failure = *tm_error_get();
+    tm_error_clear();
+    return tm_fail(failure.code, "%s: \"tools\" is a string that is no JSON of a list: %.400s", c->name, failure.text);
+}
+
 /* Many data sets hold "tools" as JSON in a string. */
 static tm_status read_tools(const tm_chat *c, context *k) {
     if (k->tools != NULL && k->tools->type == TM_JSON_STRING) {
-        size_t room = (size_t)tm_min_u64(16 * (uint64_t)k->tools->len + 64 * TM_KIB, 64 * TM_MIB);
+        size_t room = (size_t)tm_min_u64(16 * (uint64_t)k->tools->len + 64 * TM_KIB, 4 * TM_MIB);
         const char *text = k->tools->text;
         size_t len = k->tools->len;
         k->tools = NULL;
         if (len == 0) return TM_OK;
-        TM_TRY(tm_json_parse(&k->parsed_tools, text, len, "tools", TM_JSON_DUPLICATES_OK, room));
+        if (tm_json_parse(&k->parsed_tools, text, len, "tools", TM_JSON_DUPLICATES_OK, room) != TM_OK)
+            return bad_tools(c);
         k->tools = tm_json_root(k->parsed_tools);
         if (k->tools->type == TM_JSON_NULL) k->tools = NULL;
     }
