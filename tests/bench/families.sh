@@ -2,7 +2,7 @@
 # Families of models beside PyTorch 2.13 (transformers, SDPA, fused AdamW, clipping, two threads): tokens a second of whole
 # training steps in bf16 with everything in memory, one shape of 100 to 200 M parameters (vocabulary 32,000) of each, the two
 # programs alternating, medians. What is judged is our part: a family's ratio to PyTorch is at least 0.95 of Llama's in the
-# same run, so that what only Llama is fast at shows.
+# same run, so that what only Llama is fast at shows. On a busy machine the ratio of the fastest steps says more.
 #   TIDEMILL_PEERS=DIR         keeps the Python environment there (1 GB is downloaded otherwise)
 #   TIDEMILL_FAMILIES          names of them ("llama qwen3 gemma3 gpt2")
 #   TIDEMILL_FAMILIES_PEER     PyTorch's precision (bf16; without bf16 instructions that is many times slower than fp32)
@@ -79,10 +79,10 @@ for _ in range(ROUNDS):
 rate = lambda seconds: BATCH * TOKENS / median(seconds)
 ratio = {name: rate(mine[name]) / rate(theirs[name]) for name in NAMES}
 table = Table(f"families beside PyTorch ({PEER}), tokens a second of bf16 steps, {BATCH} x {TOKENS}, everything in memory",
-              "family", "PyTorch", "tidemill", "ratio", "of Llama's", "target")
+              "family", "PyTorch", "tidemill", "ratio", "of Llama's", "target", "fastest steps")
 for name in NAMES:
     part = ratio[name] / ratio[NAMES[0]]
     table.row(name.ljust(6), f"{rate(theirs[name]):.1f}", f"{rate(mine[name]):.1f}", f"{ratio[name]:.2f}", f"{part:.2f}", 0.95,
-              ok=TINY or part >= 0.95)
+              f"{min(theirs[name]) / min(mine[name]):.2f}", ok=TINY or part >= 0.95)
 table.done()
 PY

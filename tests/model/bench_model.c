@@ -1,7 +1,8 @@
 /* bench_model SHAPE PRECISION [THREADS [ROWS SEQ]]: (KEEP_LOGITS=1: the head's are kept) forward and backward of random
- * weights in memory; tokens a second, and where the time goes. Not a test. SHAPE: smollm2 | 12x768. */
+ * weights in memory; tokens a second, and where the time goes. Not a test. SHAPE: smollm2 | 12x768 | a config.json. */
 #include "driver.h"
 #include "kernels/kernels.h"
+#include "safetensors_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,6 +54,8 @@ int main(int argc, char **argv) {
     uint32_t rows = argc > 5 ? (uint32_t)atoi(argv[4]) : 2, seq = argc > 5 ? (uint32_t)atoi(argv[5]) : 256;
     for (size_t i = 0; i < TM_COUNT(shapes); i++)
         if (!strcmp(shapes[i][0], shape)) json = shapes[i][1];
+    size_t length;
+    if (!json && strstr(shape, ".json")) json = read_text(shape, &length);
     if (!json) return fprintf(stderr, "unknown shape %s\n", shape), 2;
     tm_model_config config;
     tm_model *m;
