@@ -35,6 +35,13 @@ static void one_said(cfg_state *s, const char *path, const char *enabled) {
         cfg_mismatch(s, path, own, enabled, section);
 }
 
+/* Each is the other's contrary. */
+static void check_save_state(cfg_state *s) {
+    const cfg_value *state = cfg_given(s, "save_state"), *only = cfg_given(s, "save_only_model");
+    if (state && only && state->node->boolean == only->node->boolean)
+        cfg_mismatch(s, "save_only_model", only, "save_state", state);
+}
+
 static tm_status resolve_precision(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     const cfg_value *flat = cfg_given(s, "precision");
@@ -197,6 +204,7 @@ tm_status config_resolve_run(cfg_state *s) {
     if (!c->model) missing(s, "model", "\"model\": \"path/to/hf-folder\"");
     if (!cfg_chosen(s, "objective.type", "sft")) later(s, "objective.type", "objectives other than sft are");
     if (!cfg_chosen(s, "tuner_type", "full")) later(s, "tuner_type", "adapters are");
+    check_save_state(s);
     TM_TRY(resolve_precision(s));
     TM_TRY(resolve_data(s));
     TM_TRY(resolve_memory(s));

@@ -92,6 +92,29 @@ static void relaxed_json_and_other_spellings(void **state) {
     tm_config_free(c);
 }
 
+static void save_only_model_is_the_contrary_of_save_state(void **state) {
+    (void)state;
+    static const struct {
+        const char *keys;
+        bool save_state;
+    } cases[] = {{"\"save_only_model\": false", true},
+                 {"\"save_only_model\": true", false},
+                 {"\"save_only_model\": false, \"save_state\": true", true},
+                 {"\"save_state\": false, \"save_only_model\": true", false}};
+    for (size_t i = 0; i < TM_COUNT(cases); i++) {
+        char json[200];
+        snprintf(json, sizeof json, "{" BASE ", %s}", cases[i].keys);
+        tm_config *c = test_ok(json);
+        assert_int_equal(c->save_state, cases[i].save_state);
+        tm_config_free(c);
+    }
+    tm_config *c;
+    assert_int_equal(test_load(&c, "{" BASE ", \"save_only_model\": true, \"save_state\": true}", NULL, NULL),
+                     TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "save_only_model"));
+    tm_error_clear();
+}
+
 static void budgets(void **state) {
     (void)state;
     static const struct {
@@ -467,6 +490,7 @@ int main(void) {
         cmocka_unit_test(ours_by_default),
         cmocka_unit_test(every_key_of_ours),
         cmocka_unit_test(relaxed_json_and_other_spellings),
+        cmocka_unit_test(save_only_model_is_the_contrary_of_save_state),
         cmocka_unit_test(budgets),
         cmocka_unit_test(deepspeed_at_top_level_or_named_or_inline),
         cmocka_unit_test(auto_takes_the_trainers_values),
