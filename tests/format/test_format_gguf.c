@@ -315,6 +315,30 @@ static void merges_are_found_from_scores(void **state) {
     tm_source_close(src);
 }
 
+/* Gemma 4's: SentencePiece's pieces, but with merges, and no prefix. */
+static void a_tokenizer_of_gemma4(void **state) {
+    (void)state;
+    static const char *const pieces[] = {"<unk>", "<bos>", "<eos>", "<0x0A>", "a", "b", "ab", "\xe2\x96\x81"};
+    gguf_bytes g = {0};
+    tm_source *src;
+    g_llama(&g, 8);
+    g_kv_text(&g, "tokenizer.ggml.model", "gemma4");
+    g_kv_texts(&g, "tokenizer.ggml.tokens", pieces, 8);
+    g_kv_texts(&g, "tokenizer.ggml.merges", (const char *const[]){"a b"}, 1);
+    g_key(&g, "tokenizer.ggml.add_space_prefix", G_BOOL);
+    OK(tm_buf_append(&g.kv, "", 1));
+    g_write(&g, scratch("g4.gguf"));
+    OK(tm_source_open(&src, scratch("g4.gguf")));
+    tm_json_doc *t = file_of(src, "tokenizer.json");
+    const tm_json *model = get(t, "model"), *merge = at(tm_json_get(model, "merges"), 0);
+    assert_int_equal(tm_json_get(model, "merges")->count, 1);
+    assert_true(tm_json_is(at(merge, 0), "a") && tm_json_is(at(merge, 1), "b"));
+    assert_true(tm_json_get(model, "byte_fallback")->boolean && tm_json_is(tm_json_get(model, "unk_token"), "<unk>"));
+    assert_int_equal(tm_json_get(get(t, "normalizer"), "normalizers")->count, 1);
+    tm_json_free(t);
+    tm_source_close(src);
+}
+
 static void tokenizer_fails(gguf_bytes *g, tm_status status, const char *text) {
     tm_source *src;
     tm_buf out = {0};
@@ -562,6 +586,7 @@ int main(void) {
                                        cmocka_unit_test(what_is_not_read_is_named),
                                        cmocka_unit_test(byte_level_tokenizer),
                                        cmocka_unit_test(merges_are_found_from_scores),
+                                       cmocka_unit_test(a_tokenizer_of_gemma4),
                                        cmocka_unit_test(tokenizers_that_cannot_be),
                                        cmocka_unit_test(counts_that_lie),
                                        cmocka_unit_test(lengths_that_lie),
