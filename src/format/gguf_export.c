@@ -75,7 +75,8 @@ static tm_status choose_fmt(const export *x, const tm_source_tensor *t, piece *p
     *fmt = x->as_source ? t->fmt : x->dtype;
     if (t->ndim < 2) *fmt = TM_FMT_F32;
     if (*fmt == TM_FMT_F64) *fmt = TM_FMT_F32;
-    if (*fmt == TM_FMT_Q4_K || *fmt == TM_FMT_Q6_K || tm_fmt_get(*fmt)->ggml < 0 || tm_fmt_get(*fmt)->ggml >= 24) {
+    bool blocks = tm_fmt_get(*fmt)->block > 1 && *fmt != TM_FMT_Q8_0 && *fmt != TM_FMT_Q4_0 && *fmt != TM_FMT_Q4_1;
+    if (blocks || tm_fmt_get(*fmt)->ggml < 0 || tm_fmt_get(*fmt)->ggml >= 24) {
         if (*fmt != TM_FMT_BF16)
             return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is %s, which is not written to GGUF; choose a type with --dtype",
                            t->file, t->name, tm_fmt_get(*fmt)->name);

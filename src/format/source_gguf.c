@@ -31,9 +31,10 @@ static tm_status add_tensor(tm_source *src, const tm_gguf_tensor *t, const tm_gg
     if (!tm_gguf_name_to_hf(k->arch, t->name, hf, sizeof hf, &op))
         return tm_fail(TM_EUNSUPPORTED, "%s: the tensor '%s' does not belong to a %s", path, t->name, k->arch->type);
     if (!tm_fmt_get(t->fmt)->readable)
-        return tm_fail(TM_EUNSUPPORTED,
-                       "%s: '%s' has the type %s; read are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K", path,
-                       t->name, tm_fmt_get(t->fmt)->name);
+        return tm_fail(
+            TM_EUNSUPPORTED,
+            "%s: '%s' has the type %s; read are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL and Q2_K to Q6_K",
+            path, t->name, tm_fmt_get(t->fmt)->name);
     source_entry e = {.info = {.fmt = t->fmt,
                                .ndim = t->ndim,
                                .elements = t->elements,

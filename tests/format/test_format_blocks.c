@@ -124,6 +124,29 @@ static void long_tensors_have_no_seams(void **state) {
     free(all);
 }
 
+/* The values that the gguf package gives: fixtures/gguf_blocks/make.py. */
+static void values_are_those_of_the_gguf_package(void **state) {
+    (void)state;
+    static const tm_fmt types[] = {TM_FMT_Q5_0, TM_FMT_Q5_1,   TM_FMT_Q2_K, TM_FMT_Q3_K,
+                                   TM_FMT_Q5_K, TM_FMT_IQ4_NL, TM_FMT_Q4_K, TM_FMT_Q6_K};
+    enum { MOST = 5 * 256 };
+    static uint8_t stored[5 * 210];
+    static float want[MOST], got[MOST];
+    tm_st *st;
+    OK(tm_st_open(&st, TM_TEST_FIXTURES "/gguf_blocks/blocks.safetensors"));
+    for (size_t k = 0; k < TM_COUNT(types); k++) {
+        const tm_fmt_info *t = tm_fmt_get(types[k]);
+        char name[32];
+        snprintf(name, sizeof name, "%s.stored", t->name);
+        OK(tm_st_read_raw(st, (uint32_t)tm_st_find(st, name), 0, (uint64_t)5 * t->block_bytes, stored));
+        snprintf(name, sizeof name, "%s.values", t->name);
+        OK(tm_st_read_f32(st, (uint32_t)tm_st_find(st, name), 0, (uint64_t)5 * t->block, want));
+        tm_fmt_decode(types[k], stored, (size_t)5 * t->block, got);
+        for (uint64_t e = 0; e < (uint64_t)5 * t->block; e++) same(got[e], want[e], t->name, e);
+    }
+    tm_st_close(st);
+}
+
 static const struct known {
     tm_fmt fmt;
     size_t bytes; /* of 4096 elements */
@@ -190,7 +213,9 @@ static void names_and_sizes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(values_are_those_of_the_definition),
                                        cmocka_unit_test(long_tensors_have_no_seams),
+                                       cmocka_unit_test(values_are_those_of_the_gguf_package),
                                        cmocka_unit_test(quantised_bytes_are_those_of_ggml),
-                                       cmocka_unit_test(corners_of_quantisation), cmocka_unit_test(names_and_sizes)};
+                                       cmocka_unit_test(corners_of_quantisation),
+                                       cmocka_unit_test(names_and_sizes)};
     return cmocka_run_group_tests_name("blocks", tests, make_scratch, remove_scratch);
 }

@@ -177,11 +177,11 @@ static void what_is_not_read_is_named(void **state) {
     }
     gguf_bytes g = {0};
     tm_source *src;
-    uint8_t q5[22] = {0};
+    uint8_t mxfp4[17] = {0};
     g_llama(&g, 10);
-    g_tensor(&g, "output.weight", 2, (uint64_t[]){32, 1}, 6, q5, sizeof q5);
+    g_tensor(&g, "output.weight", 2, (uint64_t[]){32, 1}, 39, mxfp4, sizeof mxfp4);
     g_write(&g, scratch("n.gguf"));
-    expect_error(tm_source_open(&src, scratch("n.gguf")), TM_EUNSUPPORTED, "'output.weight' has the type Q5_0");
+    expect_error(tm_source_open(&src, scratch("n.gguf")), TM_EUNSUPPORTED, "'output.weight' has the type MXFP4");
     g_llama(&g, 10);
     g_f32s(&g, "blk.0.ffn_gate_inp.weight", 8, 2, 0);
     g_write(&g, scratch("n.gguf"));
