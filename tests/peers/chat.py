@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""chat.py BINARY TEMPLATES [NAME...]: renders the conversations by transformers and by `tidemill chat`, for each template of a folder
-(*.jinja), and compares text, ids and mask. A template with {% generation %} has its mask by transformers; the mask of one
+"""chat.py BINARY TEMPLATES [NAME...]: renders conversations (conversations.py, and ten that are drawn) by transformers and by `tidemill
+chat`, for each template of a folder (*.jinja), and compares text, ids and mask. A template with {% generation %} has its mask by transformers; the mask of one
 that has a twin NAME_training.jinja is held against that of the twin where both print the same text: ours goes from
 the end of the generation prompt to the end-of-turn token, theirs often takes white space beside it as well."""
 import json, pathlib, re, subprocess, sys, tempfile
@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "fixtures" / "tok_families"))
 import make
 from transformers import PreTrainedTokenizerFast
-from conversations import CONVERSATIONS
+from conversations import CONVERSATIONS, drawn
 
 SPECIAL = re.compile(r"<[|｜][^|｜>\s']{1,40}[|｜]>|<\|?/?(?:start_of_turn|end_of_turn|bos|eos|s|start_of_image)\|?>|"
                      r"\[/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT|gMASK|ARGS|CALL_ID|THINK)\]|<\|?turn\|?>|<turn\|>|</s>|<sop>")
@@ -64,9 +64,11 @@ def same_but_space(t, ids, mine, other):
     return len(mine) == len(other) and all(m == o or (o and (i == t.eos_token_id or not t.decode(i).strip())) for i, m, o in zip(ids, mine, other))
 
 
-def prints_calls(row, text):
-    """Ours does not learn a turn whose calls the template does not print."""
-    return all(c["function"]["name"] in text for m in row["messages"] for c in m.get("tool_calls", []))
+def loses_nothing(row, text):
+    """Ours does not learn a turn whose calls the template does not print, or whose thoughts it leaves out."""
+    if row in CONVERSATIONS:
+        return all(c["function"]["name"] in text for m in row["messages"] for c in m.get("tool_calls", []))
+    return not any(m.get("tool_calls") or m.get("reasoning_content") or "<think>" in m["content"] for m in row["messages"])
 
 
 def show(t, ids, mask):
@@ -82,7 +84,7 @@ def compare(binary, path, families, work, count):
     (folder / "chat_template.jinja").write_text(template)
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": t.bos_token, "eos_token": t.eos_token}))
     twin = path.with_name(name + "_training.jinja")
-    for number, row in enumerate(CONVERSATIONS):
+    for number, row in enumerate(ROWS):
         def report(what, *values):
             print(f"{name} {number}: {what}", *values, sep="\n    ")
         mine = ours(binary, folder, row)
@@ -113,8 +115,8 @@ def compare(binary, path, families, work, count):
                 report("mask", show(t, ids, mine["loss_mask"]))
             continue
         mask = other["assistant_masks"]
-        if not own and not prints_calls(row, text):
-            count["calls that are not printed"] += 1
+        if not own and not loses_nothing(row, text):
+            count["may lose calls or thoughts"] += 1
             continue
         equal = mask == mine["loss_mask"] or cut_short(t, ids, mine["loss_mask"], mask)
         count["mask equal" if equal else "mask equal but for white space"] += 1
@@ -124,18 +126,21 @@ def compare(binary, path, families, work, count):
     return bad
 
 
+ROWS = CONVERSATIONS + list(drawn(10, 1, make.PIECES))
+
+
 def main():
     binary, folder, *names = [a for a in sys.argv[1:] if a != "-v"]
     families = make.families()
     paths = sorted(p for p in pathlib.Path(folder).glob("*.jinja") if not names or p.stem in names)
-    count = dict.fromkeys(("rendered", "refused", "mask equal", "mask equal but for white space", "twin prints otherwise", "calls that are not printed"), 0)
+    count = dict.fromkeys(("rendered", "refused", "mask equal", "mask equal but for white space", "twin prints otherwise", "may lose calls or thoughts"), 0)
     bad = {}
     with tempfile.TemporaryDirectory() as work:
         for p in paths:
             n = compare(binary, p, families, pathlib.Path(work), count)
             if n:
                 bad[p.stem] = n
-    print(f"chat templates: {len(paths)} templates, {len(CONVERSATIONS)} conversations; " + ", ".join(f"{v} {k}" for k, v in count.items()) +
+    print(f"chat templates: {len(paths)} templates, {len(ROWS)} conversations; " + ", ".join(f"{v} {k}" for k, v in count.items()) +
           f"; {sum(bad.values())} differ {bad or ''}")
     raise SystemExit(bool(bad))
 

@@ -1,5 +1,7 @@
 """Conversations for chat templates: system, tools, results, thinking, several turns, odd characters."""
 
+import random
+
 
 def u(text):
     return {"role": "user", "content": text}
@@ -63,3 +65,36 @@ CONVERSATIONS = [
     {"messages": [u("Again"), a("same"), u("Again"), a("same"), u("Again"), a("same")]},
     {"messages": [s("/no_think Short."), u("x"), a("y")], "tools": TOOLS, "chat_template_kwargs": NO_THINK},
 ]
+
+
+def drawn(count, seed, pieces):
+    """Conversations whose texts are drawn from `pieces`: turns, calls with arguments of every kind, results, thoughts."""
+    rng = random.Random(seed)
+
+    def text():
+        t = "".join(rng.choice(pieces) for _ in range(rng.randint(0, 5)))
+        return rng.choice([t] * 7 + ["<think>" + t + "</think>" + t, "\n\n" + t + "  ", t + " /no_think"])
+
+    def thought():
+        return {"reasoning_content": text()} if rng.random() < 0.4 else {}
+
+    def arguments():
+        values = [1, 2.5, True, None, "x \u00e9\"\\", [1, {"a": []}], {}, "", -0.0, 1e20, 1e-7, 123456789012345678]
+        return {k: rng.choice(values) for k in rng.sample(["place", "days", "z", "A", "b"], rng.randint(0, 4))}
+
+    for _ in range(count):
+        m = [s(text())] if rng.random() < 0.4 else []
+        for _ in range(rng.randint(1, 3)):
+            m.append(u(text()))
+            while rng.random() < 0.3:
+                calls = [call(rng.choice(["tide", "mill_speed"]), arguments(), "call%05d" % k) for k in range(rng.choice([1, 1, 2]))]
+                m.append(a(rng.choice(["", text()]), tool_calls=calls, **thought()))
+                m += [result(text(), ident=c["id"]) for c in calls]
+            if rng.random() < 0.9:
+                m.append(a(text(), **thought()))
+        row = {"messages": m}
+        if rng.random() < 0.5:
+            row["tools"] = TOOLS
+        if rng.random() < 0.3:
+            row["chat_template_kwargs"] = {"enable_thinking": rng.random() < 0.5}
+        yield row
