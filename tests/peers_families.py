@@ -11,7 +11,7 @@ import sys
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 tidemill, fixtures = sys.argv[1], pathlib.Path(sys.argv[2])
 bad = []
@@ -31,8 +31,8 @@ def judge(name, what, value, limit):
         bad.append(name)
 
 
-def load(folder):
-    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+def load(folder, kind=AutoModelForCausalLM):
+    model, info = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
                                                        output_loading_info=True)
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[key]:
@@ -54,30 +54,61 @@ def logits_apart(model, rows, got):
     return ((got - want).abs().amax(-1) * mask).max().item()
 
 
-def trained(folder):
-    golden = load_file(folder / "golden.safetensors")
-    rows = {k: golden[k].flatten(0, 1).contiguous() for k in ("input_ids", "labels", "attention_mask")}
+def train(folder, rows):
+    """The folder that two steps leave; None where they fail."""
     save_file(rows, "rows.safetensors")
     output = pathlib.Path("out-" + folder.name)
     pathlib.Path("train.json").write_text(json.dumps({
-        "model": str(folder), "precision": "fp32", "data": {"train": "rows.safetensors"}, "max_steps": 2,
-        "per_device_train_batch_size": 2, "learning_rate": 1e-3, "output_dir": str(output), "memory": {"cache": "none"}}))
-    if not ours("train", "train.json", "--quiet"):
-        return bad.append(folder.name)
+        "model": str(folder), "precision": "fp32", "data": {"train": "rows.safetensors", "seq_len": rows["input_ids"].shape[1]},
+        "max_steps": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "output_dir": str(output),
+        "memory": {"cache": "none"}}))
+    if ours("train", "train.json", "--quiet"):
+        return output
+    bad.append(folder.name)
+    return None
+
+
+def trained(folder):
+    golden = load_file(folder / "golden.safetensors")
+    output = train(folder, {k: golden[k].flatten(0, 1).contiguous() for k in ("input_ids", "labels", "attention_mask")})
+    if output is None:
+        return
     batch = {k: golden[k][0].contiguous() for k in ("input_ids", "labels", "attention_mask")}
     judge(folder.name, "logits of what was trained", logits_apart(load(output), batch, probe(output, batch)["logits"]), 5e-5)
 
 
-def random_model(name, config):
+def make(name, config, kind):
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager")
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(name)
-    rows = {"input_ids": torch.randint(3, config.vocab_size, (2, 37)), "attention_mask": torch.ones(2, 37, dtype=torch.long)}
+    rows = {"input_ids": torch.randint(3, 200, (2, 37)), "attention_mask": torch.ones(2, 37, dtype=torch.long)}
     rows["attention_mask"][1, 29:] = 0
     rows["labels"] = torch.where(rows["attention_mask"] == 1, rows["input_ids"], -100)
-    model = load(name)
+    return load(name, kind), rows
+
+
+def composite(name, config):
+    """The text part is computed and trained; the others are as they were, and the folder loads as what it was."""
+    model, rows = make(name, config, AutoModelForImageTextToText)
+    out = probe(name, rows)
+    output = out and train(pathlib.Path(name), rows)
+    if not output:
+        return bad.append(name)
+    judge(name, "logits", logits_apart(model, rows, out["logits"]), 5e-5)
+    after = load(output, AutoModelForImageTextToText)
+    judge(name, "logits of what was trained", logits_apart(after, rows, probe(output, rows)["logits"]), 5e-5)
+    was, now = load_file(f"{name}/model.safetensors"), load_file(output / "model.safetensors")
+    changed = {k for k in was if not torch.equal(was[k], now[k])}
+    other = {k for k in was if "language_model" not in k and "lm_head" not in k}
+    if set(was) != set(now) or changed & other or len(changed) < len(set(was) - other) / 2:
+        print(f"{name}: {len(changed)} tensors changed, {sorted(changed & other)[:3]} among them")
+        bad.append(name)
+
+
+def random_model(name, config):
+    model, rows = make(name, config, AutoModelForCausalLM)
     model(**rows).loss.backward()
     out = probe(name, rows, "--grads")
     if out is None:
@@ -93,10 +124,10 @@ def random_model(name, config):
 SIZES = dict(vocab_size=211, hidden_size=42, intermediate_size=29, num_hidden_layers=3, num_attention_heads=3,
              num_key_value_heads=1, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+MINISTRAL = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 # What no fixture has: a name, model_type, keys.
 RANDOM = [
-    ("ministral3", "ministral3", dict(head_dim=10, rope_parameters={
-        **YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1})),
+    ("ministral3", "ministral3", dict(head_dim=10, rope_parameters=MINISTRAL)),
     ("llama-biases", "llama", dict(attention_bias=True, mlp_bias=True)),
     ("llama-yarn", "llama", dict(rope_parameters={**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 0.8})),
     ("llama-yarn-truncate", "llama", dict(rope_parameters={**YARN, "truncate": False, "mscale": 0.7, "mscale_all_dim": 0.4})),
@@ -117,10 +148,23 @@ RANDOM = [
     ("gpt2-gelu", "gpt2", dict(n_embd=42, n_layer=3, n_head=3, n_positions=64, activation_function="gelu")),
 ]
 
+VISION = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+COMPOSITE = [
+    ("gemma3", "gemma3", dict(text_config={**SIZES, "head_dim": 10, "sliding_window": 5}, vision_config=VISION,
+                              mm_tokens_per_image=4, image_token_index=200, boi_token_index=201, eoi_token_index=202)),
+    ("mistral3", "mistral3", dict(text_config={"model_type": "ministral3", **SIZES, "head_dim": 10, "rope_parameters": MINISTRAL},
+                                  vision_config={"model_type": "pixtral", **VISION, "head_dim": 8}, image_token_index=200)),
+    ("mistral3-untied", "mistral3", dict(text_config={"model_type": "ministral3", **SIZES, "head_dim": 10, "rope_parameters": MINISTRAL},
+                                         vision_config={"model_type": "pixtral", **VISION, "head_dim": 8}, image_token_index=200,
+                                         tie_word_embeddings=False)),
+]
+
 for folder in sorted(fixtures.glob("arch_*")):
     trained(folder)
 for name, model_type, keys in RANDOM:
     sizes = {k: SIZES[k] for k in ("vocab_size", "bos_token_id", "eos_token_id")} if model_type == "gpt2" else SIZES
     random_model(name, AutoConfig.for_model(model_type, **{**sizes, **keys}))
+for name, model_type, keys in COMPOSITE:
+    composite(name, AutoConfig.for_model(model_type, **keys))
 if bad:
     sys.exit(f"peers: {', '.join(bad)} differ")
