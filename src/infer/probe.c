@@ -122,7 +122,7 @@ static tm_status write_scalars(probe *p) {
 }
 
 static tm_status run(probe *p) {
-    job_opts o = {.model = p->args->model, .dtype = p->args->precision, .slots = 1, .positions = (uint32_t)p->seq};
+    job_opts o = {.model = p->args->model, .dtype = p->args->precision, .slots = 1};
     TM_TRY(forward_opts(&o, &p->args->tiers));
     TM_TRY(job_open(&p->job, &o));
     p->vocab = tm_model_get_config(p->job->model)->vocab_size;

@@ -174,6 +174,13 @@ static tm_status check_heads(const model_parser *p, tm_model_config *c) {
     return TM_OK;
 }
 
+/* A composite model's head is tied by its own key, where it has one, whatever its parts say. */
+static tm_status tied(const model_parser *p, const model_arch *arch, tm_model_config *c) {
+    const model_parser whole = {p->name, p->outer ? p->outer : p->root, NULL};
+    TM_TRY(model_key_bool(p, "tie_word_embeddings", arch->tied, &c->tie_word_embeddings));
+    return model_key_bool(&whole, "tie_word_embeddings", c->tie_word_embeddings, &c->tie_word_embeddings);
+}
+
 static tm_status fill(const model_parser *p, tm_model_config *c) {
     if (p->root->type != TM_JSON_OBJECT) return model_key_bad(p, p->root, "a configuration", "an object");
     const model_arch *arch = NULL;
@@ -183,7 +190,7 @@ static tm_status fill(const model_parser *p, tm_model_config *c) {
     TM_TRY(special_tokens(p, c));
     TM_TRY(activation(p, arch, c));
     TM_TRY(model_key_real(p, p->root, "initializer_range", 0.02, &c->initializer_range));
-    TM_TRY(model_key_bool(p, "tie_word_embeddings", arch->tied, &c->tie_word_embeddings));
+    TM_TRY(tied(p, arch, c));
     c->learned_positions = arch->decoder->positions != NULL;
     c->embedding_scale = c->residual_scale = c->logits_scale = 1;
     if (arch->parse) TM_TRY(arch->parse(p, c));

@@ -71,17 +71,8 @@ void tm_model_set_sizes(tm_model *m, const tm_kernel_sizes *sizes) {
     m->vocab_block = sizes->vocab_block ? sizes->vocab_block : MODEL_VOCAB_BLOCK;
 }
 
-tm_status tm_model_set_positions(tm_model *m, uint32_t positions) {
-    const tm_unit *embed = &m->unit[0];
-    const stage_kind *learned = model_stage_kind(STAGE_POSITIONS);
-    for (uint32_t s = 0; s < embed->n_stages; s++)
-        if (embed->stage[s].spec->kind == learned && positions > embed->stage[s].spec->columns)
-            return tm_fail(TM_EINPUT,
-                           "rows may have %u positions, but this model has learned %llu: take rows, and a limit of "
-                           "their length (data.seq_len, --seq-len), that are no longer",
-                           positions, (unsigned long long)embed->stage[s].spec->columns);
+void tm_model_set_positions(tm_model *m, uint32_t positions) {
     m->positions = positions;
-    return TM_OK;
 }
 
 tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute) {

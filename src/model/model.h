@@ -159,9 +159,8 @@ typedef struct tm_model tm_model;
 TM_MUST_USE tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute);
 void tm_model_free(tm_model *m);
 /* How long rows may get: what an embedding by length (longrope) is chosen by, so that it does not depend on which rows
- * a micro-batch has. 0, or until it is said: by each micro-batch; with a key-value cache it has to be said.
- * TM_EINPUT: more than a model has learned positions. */
-TM_MUST_USE tm_status tm_model_set_positions(tm_model *m, uint32_t positions);
+ * a micro-batch has. 0, or until it is said: by each micro-batch; with a key-value cache it has to be said. */
+void tm_model_set_positions(tm_model *m, uint32_t positions);
 /* What computes it is not the host: before anything is asked about workspaces. */
 void tm_model_set_sizes(tm_model *m, const tm_kernel_sizes *sizes);
 const tm_model_config *tm_model_get_config(const tm_model *m);

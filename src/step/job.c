@@ -103,7 +103,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     if (opts->config_only && config.composite) look_at_weights(job, opts->model);
     (void)tm_model_find_names(&config, source_has, job->source); /* without it the first tensor is missed below */
     TM_GO(tm_model_create(&job->model, &config, opts->dtype));
-    TM_GO(tm_model_set_positions(job->model, opts->positions));
+    tm_model_set_positions(job->model, opts->positions);
     job->opts = *opts;
     TM_GO(job_set_device(job, opts));
     if (tm_source_tensors(job->source) == 0) {

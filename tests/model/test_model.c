@@ -52,6 +52,21 @@ static void defaults(void **state) {
     assert_int_equal(c.sliding_window, 0); /* no such thing in llama */
 }
 
+/* What the whole says of the head counts, else what the text part says. */
+static void tied_heads(void **state) {
+    (void)state;
+    tm_model_config c;
+    assert_int_equal(
+        parse(&c, "{\"model_type\":\"x\",\"tie_word_embeddings\":true,\"text_config\":{\"model_type\":\"llama\","
+                  "\"tie_word_embeddings\":false," SIZES "}}"),
+        TM_OK);
+    assert_true(c.tie_word_embeddings);
+    assert_int_equal(parse(&c, "{\"model_type\":\"x\",\"text_config\":{\"model_type\":\"llama\"," SIZES
+                               ",\"tie_word_embeddings\":true}}"),
+                     TM_OK);
+    assert_true(c.tie_word_embeddings);
+}
+
 static void rope_forms(void **state) {
     (void)state;
     tm_model_config c = config_of(",\"rope_theta\":5e5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}");
@@ -127,18 +142,13 @@ static void learned_positions(void **state) {
     static const char gpt2[] = "{\"model_type\":\"gpt2\",\"vocab_size\":20,\"n_embd\":8,\"n_head\":2,\"n_layer\":1,"
                                "\"n_positions\":70}";
     tm_model_config c;
-    tm_model *m;
     assert_int_equal(parse(&c, gpt2), TM_OK);
-    assert_int_equal(tm_model_create(&m, &c, TM_F32), TM_OK);
-    assert_int_equal(tm_model_set_positions(m, 70), TM_OK);
-    assert_int_equal(tm_model_set_positions(m, 71), TM_EINPUT);
-    assert_non_null(strstr(tm_error_get()->text, "this model has learned 70"));
+    assert_int_equal(tm_model_check_positions(&c, 70, "rows"), TM_OK);
+    assert_int_equal(tm_model_check_positions(&c, 71, "rows"), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "rows: 71 positions, but this gpt2 has learned 70"));
     tm_error_clear();
-    tm_model_free(m);
     c = config_of("");
-    assert_int_equal(tm_model_create(&m, &c, TM_F32), TM_OK);
-    assert_int_equal(tm_model_set_positions(m, 1 << 20), TM_OK);
-    tm_model_free(m);
+    assert_int_equal(tm_model_check_positions(&c, 1 << 20, "rows"), TM_OK);
 }
 
 /* ---- tables ---- */
@@ -648,6 +658,7 @@ static int run_all(const char *gemm) {
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults),
+        cmocka_unit_test(tied_heads),
         cmocka_unit_test(rope_forms),
         cmocka_unit_test(bad_configurations),
         cmocka_unit_test(learned_positions),

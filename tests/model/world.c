@@ -86,7 +86,7 @@ double cache_difference(tm_model *m) {
     enum { ROWS = 2, SEQ = 80, PROMPT = 70, CAPACITY = 81 };
     uint32_t vocab = tm_model_get_config(m)->vocab_size;
     static const uint32_t length[ROWS] = {70, 66}, zero[ROWS] = {0};
-    assert_int_equal(tm_model_set_positions(m, CAPACITY), TM_OK);
+    tm_model_set_positions(m, CAPACITY);
     tokens whole = make_tokens(ROWS, SEQ, vocab, 1), prompt = make_tokens(ROWS, PROMPT, vocab, 1);
     tokens step = make_tokens(ROWS, 1, vocab, 1);
     uint32_t position[ROWS];
