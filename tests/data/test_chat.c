@@ -885,6 +885,11 @@ static void test_labels_without_thoughts(void **state) {
                  &(tm_chat_labels){0}, &mask));
     assert_string_equal(mask.data, "011000");
     tm_buf_clear(&mask);
+    /* an end of turns that is no token of this tokenizer */
+    OK(labels_of("{% for m in messages %}{{ m.content }}#E\n{% endfor %}", "[" ANSWER("") "," ASK "," ANSWER("") "]",
+                 &(tm_chat_labels){0}, &mask));
+    assert_string_equal(mask.data, "111000001110");
+    tm_buf_clear(&mask);
     OK(labels_of(cut, "[{\"role\":\"assistant\",\"content\":\"<think>t</think>b\"}]", &(tm_chat_labels){0}, &mask));
     assert_string_equal(mask.data, "011");
     tm_buf_free(&mask);

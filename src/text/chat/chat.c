@@ -44,6 +44,7 @@ void tm_chat_close(tm_chat *c) {
     tm_buf_free(&c->prompt);
     for (size_t i = 0; i < TM_COUNT(c->closing); i++) tm_buf_free(&c->closing[i]);
     for (size_t i = 0; i < c->n_ends; i++) tm_free(c->end[i]);
+    tm_buf_free(&c->end_text);
     for (size_t i = 0; i < TM_COUNT(c->special); i++) tm_free(c->special[i]);
     tm_free(c->name);
     tm_free(c);

@@ -316,7 +316,8 @@ struct tm_chat {
     tm_buf closing[2]; /* without one: what closes the turn of a user, of a tool */
     char *end[2];      /* special tokens that end turns, beside eos_token */
     size_t n_ends;
-    bool no_end; /* the last turn ends without a special token */
+    bool no_end;     /* the last turn ends without a special token */
+    tm_buf end_text; /* then: the text that it ends with instead, "<|im_end|>" where that is no token */
     /* of the last turn: those in reasoning_content, those between <think> and </think> */
     bool shows_reasoning, shows_think;
 };

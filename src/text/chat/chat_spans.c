@@ -42,14 +42,18 @@ static bool opens_turns(const tm_chat *c, const char *token, size_t n) {
     return c->prompt.len > 0 && memmem(c->prompt.data, c->prompt.len, token, n) != NULL;
 }
 
-/* eos_token where the tokenizer does not tell what is special: before the next turn begins. The last turn of a template
- * that prints no end has all that is left, as the closing tag of a tool call is. */
+/* eos_token where the tokenizer does not tell what is special: before the next turn begins. Then text that stands for a
+ * token. The last turn of a template that prints no end has all that is left, as the closing tag of a tool call is. */
 static size_t end_without_token(const tm_chat *c, const char *text, const stretch *s, size_t len) {
     size_t eos = cj_eos(c) == NULL ? 0 : strlen(cj_eos(c)), end = len;
     size_t until = eos == 0 ? 0 : tm_min_u64(s->after + eos - 1, len);
     const char *hit = eos == 0 ? NULL : memmem(text + s->end, until - s->end, cj_eos(c), eos);
     if (hit != NULL) return (size_t)(hit - text) + eos;
-    if (!c->no_end || c->tokenizer == NULL || s->after < len || !is_assistant(s->owner)) return s->end;
+    if (!c->no_end || c->tokenizer == NULL) return s->end;
+    bool ends = c->end_text.len > 0 && c->end_text.len <= len - s->end &&
+                memcmp(text + s->end, c->end_text.data, c->end_text.len) == 0;
+    if (ends) return s->end + c->end_text.len;
+    if (s->after < len || !is_assistant(s->owner)) return s->end;
     while (end > s->end && is_blank(text + end - 1, 1)) end--;
     return end;
 }
@@ -256,6 +260,13 @@ static tm_status find_end(tm_chat *c, const char *conversation, bool *found, pro
     return TM_OK;
 }
 
+/* Without the white space at its end. */
+static size_t end_of_text(const probe *p) {
+    size_t end = p->text.len;
+    while (end > p->mark_end && is_blank(p->text.data + end - 1, 1)) end--;
+    return end;
+}
+
 static tm_status find_thoughts(const tm_chat *c, const char *conversation, bool *shown, probe *p) {
     TM_TRY(render_probe(c, conversation, false, p));
     *shown = p->text.len > 0 && memmem(p->text.data, p->text.len, THOUGHT, strlen(THOUGHT)) != NULL;
@@ -273,6 +284,7 @@ tm_status cj_learn_turns(tm_chat *c) {
     }
     TM_GO(find_end(c, "[" USER ",{\"role\":\"assistant\",\"content\":\"y\"}]", &ends, &a));
     c->no_end = !ends;
+    if (c->no_end) TM_GO(set_prompt(&c->end_text, a.text.data + a.mark_end, end_of_text(&a) - a.mark_end));
     TM_GO(find_end(c, "[" USER "," CALL "]", &ends, &a));
     TM_GO(find_thoughts(c, "[" USER "," REASONING "]", &c->shows_reasoning, &a));
     TM_GO(find_thoughts(c, "[" USER "," THINK "]", &c->shows_think, &a));
