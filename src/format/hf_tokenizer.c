@@ -336,7 +336,7 @@ static tm_status set_scores(hf_tokenizer *t) {
         hf_token *k = &t->token[i];
         if (k->type == TM_TOKEN_NORMAL && is_byte_token(token_text(t, i))) k->type = TM_TOKEN_BYTE;
         if (k->type && t->unk.data && strcmp(token_text(t, i), t->unk.data) == 0) k->type = TM_TOKEN_UNKNOWN;
-        if (k->type != TM_TOKEN_NORMAL) k->score = 0;
+        if (k->type != TM_TOKEN_NORMAL && k->type != TM_TOKEN_USER_DEFINED) k->score = 0; /* no merge makes these */
     }
     return rc;
 }
