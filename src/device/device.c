@@ -17,6 +17,7 @@ static const device_kind table[] = {
       .peers_bytes = CUDA_NCCL_MIB * TM_MIB + CUDA_PEERS_WORKSPACE,
       .host_bytes = CUDA_HOST_MIB * TM_MIB,
       .sizes = {cuda_norm_workspace, cuda_attention_workspace, CUDA_TOKEN_CHUNK, CUDA_VOCAB_BLOCK},
+      .lacks = (1U << TM_KERNEL_FEATURES) - 1,
       .optimizers = "adamw adam"},
      NULL},
 };

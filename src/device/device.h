@@ -42,6 +42,7 @@ typedef struct tm_device_traits {
     uint64_t peers_bytes;  /* and with others to exchange with */
     uint64_t host_bytes;   /* what its driver and libraries take of the host's memory, at most */
     tm_kernel_sizes sizes; /* of its kernels */
+    uint32_t lacks;        /* bits of tm_kernel_feature */
     /* Names of optimizers that it can run, separated by blanks; "": none, "*": all that the host can. */
     const char *optimizers;
 } tm_device_traits;

@@ -24,8 +24,22 @@ bool job_device_updates(const tm_device_traits *traits, const char *name, tm_dty
     return false;
 }
 
+/* What a device's kernels lack is said before anything is planned or imported. */
+static tm_status check_kernels(const tm_job *job, const char *device) {
+    uint32_t missing = tm_model_needs(job->model) & job->tiers.traits.lacks, f = 0;
+    if (!missing) return TM_OK;
+    while (!(missing >> f & 1)) f++;
+    return tm_fail(
+        TM_EUNSUPPORTED,
+        "device \"%s\" cannot compute a %s in this version: its kernels lack %s; set memory.device to \"cpu\" "
+        "or \"cpu-arena\"",
+        device, tm_model_get_config(job->model)->model_type, tm_kernel_feature_name((tm_kernel_feature)f));
+}
+
 tm_status job_set_device(tm_job *job, const job_opts *opts) {
-    TM_TRY(tm_device_known(opts->device ? opts->device : "cpu", &job->tiers.traits));
+    const char *device = opts->device ? opts->device : "cpu";
+    TM_TRY(tm_device_known(device, &job->tiers.traits));
+    TM_TRY(check_kernels(job, device));
     tm_model_set_sizes(job->model, &job->tiers.traits.sizes);
     bool updates = opts->device_bytes && job->optimizer && job->update->passes == 1 &&
                    job_device_updates(&job->tiers.traits, job->update->name, job->dtype);

@@ -60,6 +60,19 @@ typedef struct tm_kernel_table {
     void (*adamw)(const tm_adamw_args *a, uint64_t *nonfinite);
 } tm_kernel_table;
 
+/* What rows are asked for beyond a Llama's. A device may lack some; the host's table has all. */
+typedef enum tm_kernel_feature {
+    TM_KERNEL_NORMS,       /* norms that are not root mean squares of whole rows, or that add a residual */
+    TM_KERNEL_ROTARY,      /* of a part of a head, of neighbours, with a factor */
+    TM_KERNEL_ACTIVATIONS, /* other than the gated silu */
+    TM_KERNEL_SOFTCAPS,
+    TM_KERNEL_TEMPERATURE, /* of attention's scores */
+    TM_KERNEL_APART,       /* attention to values that do not lie beside the keys */
+    TM_KERNEL_EMBEDDINGS,  /* that are scaled, or added to */
+    TM_KERNEL_FEATURES
+} tm_kernel_feature;
+const char *tm_kernel_feature_name(tm_kernel_feature f); /* "norm rows other than RMSNorm of whole rows" */
+
 /* What rows need beside their operands, and the grids of their sums: part of the plan and of the result's bits, so that
  * it is known without a device. 0 and NULL: as on the host. */
 typedef struct tm_kernel_sizes {

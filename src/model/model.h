@@ -199,6 +199,9 @@ bool tm_stage_alike(const tm_stage *a, const tm_stage *b);
 /* Every number that the time of a call depends on but the micro-batch, as text. */
 void tm_stage_signature(const tm_stage *s, char *buf, size_t cap);
 
+/* Bits of tm_kernel_feature: what its stages ask of the kernels. */
+uint32_t tm_model_needs(const tm_model *m);
+
 /* ---- running a stage -------------------------------------------------------------------------------------------- */
 
 typedef struct tm_micro_batch {

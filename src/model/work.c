@@ -46,6 +46,32 @@ tm_work tm_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool bac
     return w;
 }
 
+static bool turns_plainly(const tm_rope *r) {
+    return r->rotary == r->head_dim && !r->interleaved && r->factor == 1;
+}
+
+static uint32_t needs_of(const tm_model *m, const stage_spec *s) {
+    const stage_kind *kind = s->kind;
+    bool norm = s->norm != NO_VECTOR && (s->norm_kind != TM_NORM_RMS || kind == model_stage_kind(STAGE_QK) ||
+                                         kind == model_stage_kind(STAGE_POST));
+    bool turns = s->rope != NO_ROPE && (s->rotated || kind == model_stage_kind(STAGE_ATTENTION));
+    bool glu = kind == model_stage_kind(STAGE_GLU_OUT);
+    bool embeds = kind == model_stage_kind(STAGE_POSITIONS) || (kind == model_stage_kind(STAGE_EMBED) && s->scale != 1);
+    return (uint32_t)norm << TM_KERNEL_NORMS |
+           (uint32_t)(turns && !turns_plainly(&m->rope[s->rope])) << TM_KERNEL_ROTARY |
+           (uint32_t)(glu && (s->plain || s->activation != TM_ACT_SILU)) << TM_KERNEL_ACTIVATIONS |
+           (uint32_t)(s->softcap != 0) << TM_KERNEL_SOFTCAPS |
+           (uint32_t)(s->temperature_every != 0) << TM_KERNEL_TEMPERATURE |
+           (uint32_t)(kind == model_stage_kind(STAGE_ATTENTION) && s->values != s->in) << TM_KERNEL_APART |
+           (uint32_t)embeds << TM_KERNEL_EMBEDDINGS;
+}
+
+uint32_t tm_model_needs(const tm_model *m) {
+    uint32_t all = 0;
+    for (uint32_t i = 0; i < m->n_stages; i++) all |= needs_of(m, &m->spec[i]);
+    return all;
+}
+
 /* Without the share of the vocabulary; the first that looks up has more to do than the others. */
 static stage_spec whole_vocabulary(const stage_spec *s) {
     stage_spec w = *s;

@@ -105,6 +105,29 @@ static void test_predictions(void **state) {
     assert_true(p.in >= 16 * sizeof(int32_t)); /* a batch at least */
 }
 
+/* What the device's kernels lack is said before anything is planned, in one line that names the row. */
+static void a_model_that_kernels_lack_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *folder, *says;
+    } rows[] = {{"arch_gpt2", "its kernels lack norm"},
+                {"arch_gemma3", "cannot compute a gemma3_text"},
+                {"arch_granite", "its kernels lack embed"},
+                {"arch_phi4mini", "its kernels lack rope_apply"}};
+    static const char *const commands[] = {"plan", "train"};
+    scene s;
+    scene_open(&s);
+    for (size_t i = 0; i < TM_COUNT(rows); i++)
+        for (size_t k = 0; k < TM_COUNT(commands); k++) {
+            run_result r =
+                run(s.opts, commands[k], s.config, "--set", run_format("model=%s/%s", TM_TEST_FIXTURES, rows[i].folder),
+                    "--set", "memory.device=cuda:0", "--set", "memory.device_budget=64MiB", NULL);
+            assert_int_equal(r.status, 2);
+            assert_non_null(strstr(r.err, rows[i].says));
+            run_free(&r);
+        }
+}
+
 /* What was measured as a hardware file: planned by that, as any machine with a GPU is, the device is as long at work.
  */
 static void test_saved(void **state) {
@@ -156,7 +179,8 @@ static void test_a_run_teaches(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_predictions), cmocka_unit_test(test_saved),
-                                       cmocka_unit_test(test_a_run_teaches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_predictions),
+                                       cmocka_unit_test(a_model_that_kernels_lack_is_refused),
+                                       cmocka_unit_test(test_saved), cmocka_unit_test(test_a_run_teaches)};
     return cmocka_run_group_tests_name("cuda_plan", tests, NULL, run_clean);
 }
