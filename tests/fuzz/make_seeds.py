@@ -248,6 +248,12 @@ def config():
         "rope_theta": 1e4, "max_position_embeddings": 128, "tie_word_embeddings": False, "rope_scaling": {
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64}}))
+    plain = ("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "bos_token_id", "pad_token_id")
+    for name, form in (("qwen3", ""), ("gemma2", ""), ("gemma3", ""), ("gemma3", "_v4"), ("phi3", ""), ("phi4mini", "_v4"),
+                       ("llama_yarn", ""), ("smollm3", ""), ("gpt2", ""), ("olmo2", ""), ("granite", ""), ("glm4", "")):
+        with open(os.path.join(HERE, "..", "fixtures", f"arch_{name}", f"config{form}.json"), encoding="ascii") as f:
+            config = json.load(f)
+        put(p, f"model-{name}{form}", json.dumps({k: v for k, v in config.items() if k not in plain and "dropout" not in k}))
     put(p, "model-heads-0", '{"model_type":"llama","hidden_size":64,"num_attention_heads":0,"num_hidden_layers":1}')
     put(p, "model-huge", json.dumps({
         "model_type": "llama", "hidden_size": 2**31 - 1, "intermediate_size": 2**31 - 1, "num_hidden_layers": 2**31 - 1,
