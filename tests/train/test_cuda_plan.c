@@ -120,7 +120,8 @@ static void a_model_that_kernels_lack_is_refused(void **state) {
         for (size_t k = 0; k < TM_COUNT(commands); k++) {
             run_result r =
                 run(s.opts, commands[k], s.config, "--set", run_format("model=%s/%s", TM_TEST_FIXTURES, rows[i].folder),
-                    "--set", "memory.device=cuda:0", "--set", "memory.device_budget=64MiB", NULL);
+                    "--set", "memory.device=cuda:0", "--set", "memory.device_budget=64MiB", "--set", "data.seq_len=16",
+                    NULL);
             assert_int_equal(r.status, 2);
             if (!strstr(r.err, rows[i].says)) fail_msg("%s %s: %s", commands[k], rows[i].folder, r.err);
             run_free(&r);
