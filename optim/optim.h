@@ -89,6 +89,7 @@ typedef enum tm_lr_type {
     TM_LR_COSINE_WITH_MIN_LR,
     TM_LR_COSINE_WARMUP_WITH_MIN_LR,
     TM_LR_WARMUP_STABLE_DECAY,
+    TM_LR_REX, /* Chen, Wolfe and Kyrillidis 2021; axolotl's name */
     TM_LR_DS_WARMUP,
     TM_LR_DS_WARMUP_DECAY,
     TM_LR_DS_WARMUP_COSINE,

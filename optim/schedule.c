@@ -21,6 +21,7 @@ static const struct {
     {"cosine_with_min_lr", TM_LR_COSINE_WITH_MIN_LR},
     {"cosine_warmup_with_min_lr", TM_LR_COSINE_WARMUP_WITH_MIN_LR},
     {"warmup_stable_decay", TM_LR_WARMUP_STABLE_DECAY},
+    {"rex", TM_LR_REX},
     {"WarmupLR", TM_LR_DS_WARMUP},
     {"WarmupDecayLR", TM_LR_DS_WARMUP_DECAY},
     {"WarmupCosineLR", TM_LR_DS_WARMUP_COSINE},
@@ -138,6 +139,11 @@ static double inverse_sqrt(const tm_lr_schedule *s, int64_t t) {
     return 1 / sqrt((double)(t + scale - s->warmup_steps) / (double)scale);
 }
 
+/* The reflected exponential: what is left over the mean of that and 1. */
+static double rex(double progress) {
+    return (1 - progress) / (0.5 + 0.5 * (1 - progress));
+}
+
 static double to_floor(double factor, double floor) {
     return fmax(0, factor * (1 - floor) + floor);
 }
@@ -187,6 +193,8 @@ static double hf_factor(const tm_lr_schedule *s, int64_t t) {
         return polynomial(s, t);
     case TM_LR_INVERSE_SQRT:
         return inverse_sqrt(s, t);
+    case TM_LR_REX:
+        return rex(fmin(1, decay_progress(s, t)));
     default:
         return 1; /* constant_with_warmup */
     }

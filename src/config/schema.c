@@ -4,7 +4,7 @@
 #define DEVICES "none|cpu|nvme|auto"
 #define SCHEDULES                                                                                                      \
     "linear|cosine|cosine_with_restarts|polynomial|constant|constant_with_warmup|inverse_sqrt|cosine_with_min_lr|"     \
-    "cosine_warmup_with_min_lr|warmup_stable_decay|reduce_lr_on_plateau|greedy"
+    "cosine_warmup_with_min_lr|warmup_stable_decay|rex|reduce_lr_on_plateau|greedy"
 #define WORDS_OF(id, name, also, ...) name "|" also
 #define SHAPES "linear|cosine|1-sqrt"
 /* The last column, help, is followed by what the row's key does: where it goes (FILLED, RESOLVED, OPTION, ARGUMENT,

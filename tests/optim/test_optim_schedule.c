@@ -182,6 +182,21 @@ static void refuses_what_the_libraries_refuse(void **state) {
     assert_false(tm_lr_type_from_name("greedy", &type));
 }
 
+/* By the paper's formula (4): p = (1 - t/T) / (1/2 + 1/2 (1 - t/T)), after a linear warm-up; 0 from the end on. */
+static void rex_is_the_reflected_exponential(void **state) {
+    (void)state;
+    tm_lr_schedule s;
+    tm_lr_type type;
+    assert_true(tm_lr_type_from_name("rex", &type));
+    tm_lr_defaults(&s, type, 2e-3);
+    s.total_steps = 30, s.warmup_steps = 5;
+    assert_int_equal(tm_lr_check(&s), TM_OK);
+    for (int t = 0; t < 40; t++) {
+        double left = t < 30 ? (30.0 - t) / 25 : 0, want = 2e-3 * (t < 5 ? t / 5.0 : 2 * left / (1 + left));
+        if (fabs(tm_lr_at(&s, t) - want) > 1e-15) fail_msg("step %d: %g, by the formula %g", t, tm_lr_at(&s, t), want);
+    }
+}
+
 /* Shorter than its warm-up, or empty: finite and not negative everywhere. */
 static void odd_lengths_stay_finite(void **state) {
     (void)state;
@@ -204,8 +219,8 @@ static void odd_lengths_stay_finite(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(agrees_with_the_libraries),
-                                       cmocka_unit_test(refuses_what_the_libraries_refuse),
-                                       cmocka_unit_test(odd_lengths_stay_finite)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(agrees_with_the_libraries), cmocka_unit_test(rex_is_the_reflected_exponential),
+        cmocka_unit_test(refuses_what_the_libraries_refuse), cmocka_unit_test(odd_lengths_stay_finite)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
