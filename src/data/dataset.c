@@ -63,12 +63,14 @@ static void fill_row(const data_view *v, int32_t *ids, int32_t *labels, uint8_t 
         memset(key_mask, 1, n);
 }
 
-tm_status tm_dataset_batch(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank, uint32_t capacity,
-                           int32_t *ids, int32_t *labels, uint8_t *key_mask, tm_batch_shape *out) {
+tm_status tm_dataset_batch(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
+                           const tm_batch_arrays *to, tm_batch_shape *out) {
+    int32_t *ids = to->ids, *labels = to->labels;
+    uint8_t *key_mask = to->key_mask;
     data_rows_of at = data_batch_rows(ds, step, micro_batch, rank);
     tm_dataset_shape(ds, step, micro_batch, rank, out);
-    if (out->tokens > capacity)
-        return tm_fail(TM_EBUG, "micro-batch of %u tokens where %u were reserved", out->tokens, capacity);
+    if (out->tokens > to->capacity)
+        return tm_fail(TM_EBUG, "micro-batch of %u tokens where %u were reserved", out->tokens, to->capacity);
     memset(ids, 0, (size_t)out->tokens * sizeof *ids);
     for (uint32_t t = 0; t < out->tokens; t++) labels[t] = TM_LABEL_IGNORE;
     if (key_mask) memset(key_mask, 0, out->tokens);

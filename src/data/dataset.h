@@ -20,7 +20,7 @@
  *     tm_dataset_limits(ds, 0, steps, &limits);                           // reserve limits.tokens for the arrays
  *     for (s = 0; s < steps; s++)
  *         for (k = 0; k < 2; k++)
- *             TM_TRY(tm_dataset_batch(ds, s, k, 0, limits.tokens, ids, labels, mask, &shape));
+ *             TM_TRY(tm_dataset_batch(ds, s, k, 0, &(tm_batch_arrays){limits.tokens, ids, labels, mask}, &shape));
  *
  * Batches. With B rows, A micro-batches and R ranks a step takes the next A*R*B samples of the epoch: row b of
  * micro-batch k on rank r is sample ((s*A + k)*R + r)*B + b of the epoch's order, s counting from 0 within the epoch.
@@ -154,11 +154,15 @@ typedef struct tm_batch_shape {
 } tm_batch_shape;
 /* From the index alone: nothing is read. `step` counts from 0 over all epochs. */
 void tm_dataset_shape(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank, tm_batch_shape *out);
-/* Fills ids[T], labels[T], key_mask[T] as tm_micro_batch (model.h) wants them. `capacity` is the room in each; TM_EBUG
- * if T is larger. key_mask may be NULL. */
+/* Of a micro-batch, as tm_micro_batch (model.h) wants them; key_mask may be NULL. */
+typedef struct tm_batch_arrays {
+    uint32_t capacity; /* room in each */
+    int32_t *ids, *labels;
+    uint8_t *key_mask;
+} tm_batch_arrays;
+/* Fills the first T of each array; TM_EBUG if there is no room. */
 TM_MUST_USE tm_status tm_dataset_batch(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
-                                       uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *key_mask,
-                                       tm_batch_shape *out);
+                                       const tm_batch_arrays *to, tm_batch_shape *out);
 
 typedef struct tm_step_info {
     uint64_t epoch;        /* of this step, from 0 */

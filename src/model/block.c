@@ -20,8 +20,9 @@ static uint64_t chunk_rows(const tm_model *m, uint32_t rows, uint32_t seq) {
  * With W [n, k], or [k, n] where the spec says `transposed`. */
 
 /* The product of chunk rows with the stage's matrix: sizes, types and W. */
-static tm_gemm_args with_matrix(const tm_stage_args *a, uint64_t rows, uint64_t n, uint64_t k, bool back) {
+static tm_gemm_args with_matrix(const tm_stage_args *a, uint64_t rows, bool back) {
     const stage_spec *s = model_spec_of(a);
+    uint64_t n = s->columns, k = s->width;
     tm_elem t = model_elem(a->model);
     return (tm_gemm_args){.m = rows,
                           .n = back ? k : n,
@@ -36,25 +37,25 @@ static tm_gemm_args with_matrix(const tm_stage_args *a, uint64_t rows, uint64_t 
 }
 
 /* Y[rows, n] = scale X[rows, k] W^T + beta Y */
-static void project(const tm_stage_args *a, uint64_t rows, uint64_t n, uint64_t k, const void *x, float beta, void *y,
-                    uint64_t ldy) {
-    tm_gemm_args g = with_matrix(a, rows, n, k, false);
-    g.a = x, g.lda = k, g.beta = beta, g.c = y, g.ldc = ldy;
+static void project(const tm_stage_args *a, uint64_t rows, const void *x, float beta, void *y, uint64_t ldy) {
+    tm_gemm_args g = with_matrix(a, rows, false);
+    g.a = x, g.lda = g.k, g.beta = beta, g.c = y, g.ldc = ldy;
     a->kernels->gemm(&g);
 }
 
 /* dX[rows, k] = scale dY[rows, n] W + beta dX */
-static void project_back(const tm_stage_args *a, uint64_t rows, uint64_t n, uint64_t k, const void *dy, uint64_t ldy,
-                         float beta, void *dx, tm_elem dx_type) {
-    tm_gemm_args g = with_matrix(a, rows, n, k, true);
-    g.a = dy, g.lda = ldy, g.beta = beta, g.c = dx, g.ldc = k, g.c_type = dx_type;
+static void project_back(const tm_stage_args *a, uint64_t rows, const void *dy, uint64_t ldy, float beta, void *dx,
+                         tm_elem dx_type) {
+    tm_gemm_args g = with_matrix(a, rows, true);
+    g.a = dy, g.lda = ldy, g.beta = beta, g.c = dx, g.ldc = g.n, g.c_type = dx_type;
     a->kernels->gemm(&g);
 }
 
 /* dW += scale dY[rows, n]^T X[rows, k], written if fresh */
-static void weight_gradient(const tm_stage_args *a, uint64_t rows, uint64_t n, uint64_t k, const void *dy, uint64_t ldy,
-                            const void *x, bool fresh) {
+static void weight_gradient(const tm_stage_args *a, uint64_t rows, const void *dy, uint64_t ldy, const void *x,
+                            bool fresh) {
     const stage_spec *s = model_spec_of(a);
+    uint64_t n = s->columns, k = s->width;
     tm_elem t = model_elem(a->model);
     tm_gemm_args g = {.m = n, .n = k, .k = rows, .alpha = s->scale, .beta = fresh ? 0 : 1};
     g.a = dy, g.lda = ldy, g.b = x, g.ldb = k;
@@ -183,12 +184,12 @@ static const void *input_rows(const tm_stage_args *a, const stage_spec *p, rows_
 void in_forward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *p = model_spec_of(a);
-    uint64_t h = p->width, used = model_used(a->batch), rows = model_rows(a->batch);
+    uint64_t used = model_used(a->batch), rows = model_rows(a->batch);
     tm_positions positions = {a->batch->position, a->batch->seq};
     FOR_CHUNKS(c, rows) {
         char *out = model_row(t, a->slot[p->out], c.row, p->row_columns);
         out += p->column * tm_elem_bytes(t);
-        project(a, c.rows, p->columns, h, input_rows(a, p, c, a->workspace), 0, out, p->row_columns);
+        project(a, c.rows, input_rows(a, p, c, a->workspace), 0, out, p->row_columns);
         if (p->bias != NO_VECTOR)
             a->kernels->add_bias(t, c.rows, p->columns, small_at(a, p->bias), out, p->row_columns);
         uint64_t real = tm_min_u64(c.rows, used - tm_min_u64(used, c.row));
@@ -211,10 +212,9 @@ static void in_backward_chunk(const tm_stage_args *a, const stage_spec *p, rows_
     const char *dy = model_row_const(t, a->grad[p->out], c.row, p->row_columns);
     dy += p->column * tm_elem_bytes(t);
     bool fresh = a->weight_grad_fresh[PART_MATRIX] && c.row == 0;
-    if (a->weight_grad[PART_MATRIX])
-        weight_gradient(a, c.rows, p->columns, h, dy, p->row_columns, input_rows(a, p, c, buf), fresh);
+    if (a->weight_grad[PART_MATRIX]) weight_gradient(a, c.rows, dy, p->row_columns, input_rows(a, p, c, buf), fresh);
     bool keep = !own && !model_fresh(a->grad_fresh, to);
-    project_back(a, c.rows, p->columns, h, dy, p->row_columns, keep ? 1 : 0, dx, own ? TM_ELEM_F32 : to_type);
+    project_back(a, c.rows, dy, p->row_columns, keep ? 1 : 0, dx, own ? TM_ELEM_F32 : to_type);
     if (small && p->bias != NO_VECTOR)
         a->kernels->column_sum(t, c.rows, p->columns, dy, p->row_columns, small + p->bias, true);
     if (own) norm_back(a, norm_of(a, a->weight[PART_SMALL], c), c, dx, !model_fresh(a->grad_fresh, p->in), small, at);
@@ -412,8 +412,7 @@ void out_forward(const tm_stage_args *a) {
     uint64_t h = s->columns, q = s->width;
     float beta = begin_output(a);
     FOR_CHUNKS(c, model_rows(a->batch))
-    project(a, c.rows, h, q, model_row_const(t, a->slot[s->in], c.row, q), beta,
-            model_row(t, a->slot[s->out], c.row, h), h);
+    project(a, c.rows, model_row_const(t, a->slot[s->in], c.row, q), beta, model_row(t, a->slot[s->out], c.row, h), h);
     end_output(a);
 }
 
@@ -423,9 +422,9 @@ void out_backward(const tm_stage_args *a) {
     uint64_t h = s->columns, q = s->width;
     FOR_CHUNKS(c, model_rows(a->batch)) {
         const void *dy = model_row_const(t, a->grad[s->out], c.row, h);
-        project_back(a, c.rows, h, q, dy, h, 0, model_row(t, a->grad[s->in], c.row, q), t);
+        project_back(a, c.rows, dy, h, 0, model_row(t, a->grad[s->in], c.row, q), t);
         if (a->weight_grad[PART_MATRIX])
-            weight_gradient(a, c.rows, h, q, dy, h, model_row_const(t, a->slot[s->in], c.row, q),
+            weight_gradient(a, c.rows, dy, h, model_row_const(t, a->slot[s->in], c.row, q),
                             a->weight_grad_fresh[PART_MATRIX] && c.row == 0);
     }
     out_bias_gradient(a);
@@ -453,13 +452,13 @@ static tm_glu glu_of(const tm_stage_args *a, rows_chunk c) {
 void glu_out_forward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
-    uint64_t h = s->columns, f = s->width;
+    uint64_t h = s->columns;
     float beta = begin_output(a);
     FOR_CHUNKS(c, model_rows(a->batch)) {
         tm_glu g = glu_of(a, c);
         g.y = a->workspace;
         a->kernels->glu_forward(&g);
-        project(a, c.rows, h, f, a->workspace, beta, model_row(t, a->slot[s->out], c.row, h), h);
+        project(a, c.rows, a->workspace, beta, model_row(t, a->slot[s->out], c.row, h), h);
     }
     end_output(a);
 }
@@ -472,14 +471,14 @@ void glu_out_backward(const tm_stage_args *a) {
         char *at = a->workspace;
         float *da = model_take(&at, c.rows * f * sizeof *da);
         const void *dy = model_row_const(t, a->grad[s->out], c.row, h);
-        project_back(a, c.rows, h, f, dy, h, 0, da, TM_ELEM_F32);
+        project_back(a, c.rows, dy, h, 0, da, TM_ELEM_F32);
         tm_glu g = glu_of(a, c);
         g.y = at;
         g.dy = da;
         g.dx = model_row(t, a->grad[s->in], c.row, glu_input(s));
         a->kernels->glu_backward(&g);
         if (a->weight_grad[PART_MATRIX])
-            weight_gradient(a, c.rows, h, f, dy, h, at, a->weight_grad_fresh[PART_MATRIX] && c.row == 0);
+            weight_gradient(a, c.rows, dy, h, at, a->weight_grad_fresh[PART_MATRIX] && c.row == 0);
     }
     out_bias_gradient(a);
     model_zero_tail(a, a->grad[s->in], glu_input(s) * tm_elem_bytes(t));

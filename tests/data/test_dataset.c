@@ -158,7 +158,7 @@ static void check_labels(const char *line, tm_data_format format, tm_chat_labels
     }
     tm_dataset *ds = open_text(line, &opts);
     assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
-    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, 512, ids, labels, mask, &shape), TM_OK);
+    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, &(tm_batch_arrays){512, ids, labels, mask}, &shape), TM_OK);
     assert_int_equal(shape.rows, 1);
     assert_int_equal(shape.seq, n);
     assert_int_equal(shape.tokens, (n + 63) / 64 * 64);
@@ -296,7 +296,8 @@ static bool check_golden(tm_dataset *ds, uint64_t sample, const tm_json *line) {
     tm_batch_shape shape;
     for (const tm_json *l = learn->next; l; l = l->next) any += l->integer != 0;
     if (any) {
-        assert_int_equal(tm_dataset_batch(ds, sample, 0, 0, (uint32_t)n + 64, ids, labels, NULL, &shape), TM_OK);
+        assert_int_equal(
+            tm_dataset_batch(ds, sample, 0, 0, &(tm_batch_arrays){(uint32_t)n + 64, ids, labels, NULL}, &shape), TM_OK);
         assert_int_equal(shape.seq, n);
         for (size_t t = 0; t < n; t++, id = id->next, learn = learn->next) {
             assert_int_equal(ids[t], id->integer);
@@ -417,7 +418,8 @@ static void check_epochs(tm_dataset *ds, unsigned n, uint32_t B, uint32_t A, uin
             uint64_t rank_tokens = 0;
             for (uint32_t k = 0; k < A; k++) {
                 tm_batch_shape shape;
-                assert_int_equal(tm_dataset_batch(ds, s, k, r, ROOM, ids, labels, mask, &shape), TM_OK);
+                assert_int_equal(tm_dataset_batch(ds, s, k, r, &(tm_batch_arrays){ROOM, ids, labels, mask}, &shape),
+                                 TM_OK);
                 for (uint32_t b = 0; b < shape.rows; b++) {
                     uint64_t place = (((s % steps) * A + k) * R + r) * B + b;
                     assert_true(place < n);
@@ -462,7 +464,8 @@ static void test_restarts_keep_the_ledger(void **state) {
             for (uint32_t k = 0; k < g[1]; k++)
                 for (uint32_t r = 0; r < g[2]; r++) {
                     tm_batch_shape shape;
-                    assert_int_equal(tm_dataset_batch(ds, s, k, r, ROOM, ids, labels, NULL, &shape), TM_OK);
+                    assert_int_equal(tm_dataset_batch(ds, s, k, r, &(tm_batch_arrays){ROOM, ids, labels, NULL}, &shape),
+                                     TM_OK);
                     for (uint32_t b = 0; b < shape.rows && s < kept; b++)
                         used[s / (STEPS / EPOCHS)][number_of(ids + (size_t)b * shape.seq)]++;
                 }
@@ -602,7 +605,7 @@ static void test_batch_geometry_errors(void **state) {
     assert_int_equal(tm_dataset_set_batches(ds, UINT32_MAX, UINT32_MAX, UINT32_MAX), TM_EINPUT);
     tm_error_clear();
     assert_int_equal(tm_dataset_set_batches(ds, 20, 1, 1), TM_OK);
-    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, 64, ids, labels, NULL, &shape), TM_EBUG);
+    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, &(tm_batch_arrays){64, ids, labels, NULL}, &shape), TM_EBUG);
     tm_error_clear();
     tm_dataset_close(ds);
 }
@@ -644,7 +647,8 @@ static void test_rows(void **state) {
     assert_int_equal(open_rows(&ds, &t, &opts), TM_OK);
     assert_int_equal(tm_dataset_set_batches(ds, 2, 1, 1), TM_OK);
     assert_int_equal(tm_dataset_steps_per_epoch(ds), 2);
-    assert_int_equal(tm_dataset_batch(ds, 2, 0, 0, 64, ids, labels, mask, &shape), TM_OK); /* epoch 1 begins again */
+    assert_int_equal(tm_dataset_batch(ds, 2, 0, 0, &(tm_batch_arrays){64, ids, labels, mask}, &shape),
+                     TM_OK); /* epoch 1 begins again */
     assert_int_equal(shape.rows, 2);
     assert_int_equal(shape.seq, 4);
     assert_int_equal(shape.mask_tokens, 4 + 2);
@@ -652,7 +656,8 @@ static void test_rows(void **state) {
     assert_memory_equal(ids, ((int32_t[]){1, 2, 3, 4, 5, 6, 7, 0, 0}), 9 * sizeof *ids);
     assert_memory_equal(labels, ((int32_t[]){X, 3, 4, X, 6, 7, X, X, X}), 9 * sizeof *labels);
     assert_memory_equal(mask, ((uint8_t[]){1, 1, 1, 1, 1, 0, 1, 0, 0}), 9);
-    assert_int_equal(tm_dataset_batch(ds, 1, 0, 0, 64, ids, labels, mask, &shape), TM_OK); /* the smaller last step */
+    assert_int_equal(tm_dataset_batch(ds, 1, 0, 0, &(tm_batch_arrays){64, ids, labels, mask}, &shape),
+                     TM_OK); /* the smaller last step */
     assert_int_equal(shape.rows, 1);
     assert_int_equal(shape.seq, 2); /* padding behind the last key and label is left out */
     assert_int_equal(shape.label_tokens, 0);
@@ -803,7 +808,7 @@ static void test_nul_in_a_string(void **state) {
     tm_batch_shape shape;
     tm_dataset *ds = open_text("{\"text\": \"a\\u0000b\"}", &opts);
     assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
-    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, 64, ids, labels, NULL, &shape), TM_OK);
+    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, &(tm_batch_arrays){64, ids, labels, NULL}, &shape), TM_OK);
     assert_memory_equal(ids, ((int32_t[]){BOS, 'a', 0, 'b', EOS}), 5 * sizeof *ids);
     tm_dataset_close(ds);
 }

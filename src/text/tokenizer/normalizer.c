@@ -14,22 +14,11 @@ tm_status tk_step_pattern(tk_step *s, const tm_json *pattern, const char *name) 
     return tm_fail(TM_EINPUT, "%s: a pattern that is neither {\"String\": ...} nor {\"Regex\": ...}", name);
 }
 
-/* A walk over the matches of a string or a regex in text[begin, end). */
-typedef struct finder {
-    const tk_step *step;
-    const char *text;
-    size_t begin, at, end;
-    size_t match_begin, match_end;
-    void *scratch;
-} finder;
-
-static tm_status find_next(finder *f, bool *found) {
-    const tk_step *s = f->step;
+/* The next match of the step's string or regex. */
+static tm_status find_next(const tk_step *s, tk_regex_walk *f, bool *found) {
     *found = false;
     if (f->at >= f->end) return TM_OK;
-    if (s->regex != NULL)
-        return tk_regex_find(s->regex, &f->scratch, f->text, f->begin, f->at, f->end, &f->match_begin, &f->match_end,
-                             found);
+    if (s->regex != NULL) return tk_regex_find(s->regex, f, found);
     const char *at = s->find_len == 0 ? NULL : memmem(f->text + f->at, f->end - f->at, s->find, s->find_len);
     *found = at != NULL;
     if (at != NULL) f->match_begin = (size_t)(at - f->text), f->match_end = f->match_begin + s->find_len;
@@ -37,10 +26,10 @@ static tm_status find_next(finder *f, bool *found) {
 }
 
 tm_status tk_cut_pattern(const tk_step *s, tk_work *w, size_t begin, size_t end) {
-    finder f = {.step = s, .text = w->text.bytes, .begin = begin, .at = begin, .end = end};
+    tk_regex_walk f = {.text = w->text.bytes, .begin = begin, .at = begin, .end = end};
     tm_status rc;
     for (bool found;; f.at = f.match_end) {
-        TM_GO(find_next(&f, &found));
+        TM_GO(find_next(s, &f, &found));
         if (!found) break;
         if (f.match_begin > f.at) TM_GO(tk_cut_put(w, f.at, f.match_begin, false));
         TM_GO(tk_cut_put(w, f.match_begin, f.match_end, true));
@@ -52,10 +41,10 @@ done:
 }
 
 tm_status tk_rewrite_replace(const tk_step *s, const tk_text *in, size_t begin, size_t end, tk_text *out) {
-    finder f = {.step = s, .text = in->bytes, .begin = begin, .at = begin, .end = end};
+    tk_regex_walk f = {.text = in->bytes, .begin = begin, .at = begin, .end = end};
     tm_status rc;
     for (bool found;; f.at = f.match_end) {
-        TM_GO(find_next(&f, &found));
+        TM_GO(find_next(s, &f, &found));
         if (!found) break;
         tm_token_span from = {in->from[f.match_begin].begin, in->from[f.match_end - 1].end};
         TM_GO(tk_text_copy(out, in, f.at, f.match_begin));

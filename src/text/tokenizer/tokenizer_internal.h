@@ -122,10 +122,15 @@ tk_scan_fn tk_gpt2_split(void);
 
 tm_status tk_regex_open(tk_regex **out, const char *pattern, size_t len, const char *name) TM_MUST_USE;
 void tk_regex_close(tk_regex *r);
-/* The next non-empty match in text[pos, end), which is looked at as a text of its own from `begin` on. *found false:
- * none. `scratch` belongs to one regex and one loop: NULL before, tk_regex_scratch_free after. */
-tm_status tk_regex_find(const tk_regex *r, void **scratch, const char *text, size_t begin, size_t pos, size_t end,
-                        size_t *match_begin, size_t *match_end, bool *found) TM_MUST_USE;
+/* A loop over matches in text[at, end), which is looked at as a text of its own from `begin` on; and the last one. */
+typedef struct tk_regex_walk {
+    const char *text;
+    size_t begin, at, end;
+    size_t match_begin, match_end;
+    void *scratch; /* of one regex: NULL before, tk_regex_scratch_free after */
+} tk_regex_walk;
+/* The next match that is not empty; *found false: none. */
+tm_status tk_regex_find(const tk_regex *r, tk_regex_walk *w, bool *found) TM_MUST_USE;
 void tk_regex_scratch_free(void *scratch);
 
 /* ---- added tokens ----------------------------------------------------------------------------------------------- */

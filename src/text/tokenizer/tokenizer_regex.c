@@ -161,25 +161,25 @@ void tk_regex_close(tk_regex *r) {
     tm_free(r);
 }
 
-tm_status tk_regex_find(const tk_regex *r, void **scratch, const char *text, size_t begin, size_t pos, size_t end,
-                        size_t *match_begin, size_t *match_end, bool *found) {
-    if (*scratch == NULL) *scratch = pcre2_match_data_create_from_pattern(r->code, r->general);
-    if (*scratch == NULL) return tm_nomem(256);
-    pcre2_match_data *data = *scratch;
-    PCRE2_SPTR subject = (PCRE2_SPTR)text + begin;
+tm_status tk_regex_find(const tk_regex *r, tk_regex_walk *w, bool *found) {
+    if (w->scratch == NULL) w->scratch = pcre2_match_data_create_from_pattern(r->code, r->general);
+    if (w->scratch == NULL) return tm_nomem(256);
+    pcre2_match_data *data = w->scratch;
+    PCRE2_SPTR subject = (PCRE2_SPTR)w->text + w->begin;
+    size_t n = w->end - w->begin, from = w->at - w->begin;
     uint32_t flags = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY; /* the whole text was checked when it came in */
-    int rc = pcre2_match(r->code, subject, end - begin, pos - begin, flags, data, r->match);
+    int rc = pcre2_match(r->code, subject, n, from, flags, data, r->match);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-        rc = pcre2_match(r->code, subject, end - begin, pos - begin, flags | PCRE2_NO_JIT, data, r->match);
+        rc = pcre2_match(r->code, subject, n, from, flags | PCRE2_NO_JIT, data, r->match);
     *found = rc >= 0;
     if (rc == PCRE2_ERROR_NOMATCH) return TM_OK;
     if (rc == PCRE2_ERROR_NOMEMORY) return tm_nomem((size_t)HEAP_LIMIT_KIB * 1024);
     if (rc < 0)
         return tm_fail(TM_EUNSUPPORTED, "the tokenizer's split regex is too costly on this text (PCRE2 %d)", rc);
     PCRE2_SIZE *v = pcre2_get_ovector_pointer(data);
-    *match_begin = begin + v[0];
-    *match_end = begin + v[1];
-    *found = v[1] > v[0] && *match_begin >= pos;
+    w->match_begin = w->begin + v[0];
+    w->match_end = w->begin + v[1];
+    *found = v[1] > v[0] && w->match_begin >= w->at;
     return TM_OK;
 }
 
