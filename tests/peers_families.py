@@ -160,6 +160,9 @@ COMPOSITE = [
 ]
 
 for folder in sorted(fixtures.glob("arch_*")):
+    if folder.name == "arch_gemma4":
+        print("left out: arch_gemma4 is converted, not trained")
+        continue
     trained(folder)
 for name, model_type, keys in RANDOM:
     sizes = {k: SIZES[k] for k in ("vocab_size", "bos_token_id", "eos_token_id")} if model_type == "gpt2" else SIZES

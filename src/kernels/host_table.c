@@ -20,7 +20,8 @@ const char *tm_kernel_feature_name(tm_kernel_feature f) {
         [TM_KERNEL_SOFTCAPS] = "softcap",
         [TM_KERNEL_TEMPERATURE] = "attention (scores that grow with the position)",
         [TM_KERNEL_APART] = "attention (values that lie apart)",
-        [TM_KERNEL_EMBEDDINGS] = "embed (scaled, or added to)"};
+        [TM_KERNEL_EMBEDDINGS] = "embed (scaled, or added to)",
+        [TM_KERNEL_WIDE_HEADS] = "attention (heads of more than 256 columns)"};
     return names[f];
 }
 

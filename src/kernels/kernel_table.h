@@ -69,6 +69,7 @@ typedef enum tm_kernel_feature {
     TM_KERNEL_TEMPERATURE, /* of attention's scores */
     TM_KERNEL_APART,       /* attention to values that do not lie beside the keys */
     TM_KERNEL_EMBEDDINGS,  /* that are scaled, or added to */
+    TM_KERNEL_WIDE_HEADS,  /* of more than 256 columns */
     TM_KERNEL_FEATURES
 } tm_kernel_feature;
 const char *tm_kernel_feature_name(tm_kernel_feature f); /* "norm rows other than RMSNorm of whole rows" */

@@ -76,7 +76,7 @@ typedef struct tm_norm {
     uint64_t ld_x, ld_y; /* elements from row to row; 0: groups * n */
     float eps;
     const void *x, *weight, *bias; /* weight NULL: ones; bias of LAYER */
-    const void *residual;          /* forward: what is added to the norm, laid out as y; NULL: nothing */
+    const void *residual;          /* forward: what is added to the norm, laid out as y and not y; NULL: nothing */
     void *y;
     /* backward; ld_y is dy's too, ld_x dx's */
     const void *dy; /* of dy_type */

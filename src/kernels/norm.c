@@ -75,6 +75,7 @@ static void forward_group(const tm_norm *a, uint64_t from, uint64_t to) {
 }
 
 void tm_norm_forward(const tm_norm *a) {
+    TM_ASSERT(!a->residual || a->residual != a->y);
 #pragma omp parallel for schedule(static) num_threads(kernels_team()) if (a->rows > 1)
     for (uint64_t r = 0; r < a->rows; r++)
         for (uint64_t g = 0; g < groups_of(a); g++) forward_group(a, x_at(a, r, g), y_at(a, r, g));

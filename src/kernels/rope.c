@@ -53,6 +53,7 @@ void tm_rope_scale_yarn(tm_rope *r, const tm_yarn *y) {
 }
 
 void tm_rope_scale_each(tm_rope *r, const float *divisor, uint32_t n, double theta) {
+    TM_ASSERT(n <= r->rotary / 2);
     for (uint32_t i = 0; i < n; i++) r->inv_freq[i] = 1.0F / (divisor[i] * wave(r, i, theta));
 }
 

@@ -63,7 +63,7 @@ static uint32_t needs_of(const tm_model *m, const stage_spec *s) {
            (uint32_t)(s->softcap != 0) << TM_KERNEL_SOFTCAPS |
            (uint32_t)(s->temperature_every != 0) << TM_KERNEL_TEMPERATURE |
            (uint32_t)(kind == model_stage_kind(STAGE_ATTENTION) && s->values != s->in) << TM_KERNEL_APART |
-           (uint32_t)embeds << TM_KERNEL_EMBEDDINGS;
+           (uint32_t)embeds << TM_KERNEL_EMBEDDINGS | (uint32_t)(s->head_dim > 256) << TM_KERNEL_WIDE_HEADS;
 }
 
 uint32_t tm_model_needs(const tm_model *m) {
