@@ -181,6 +181,16 @@ static tm_status tied(const model_parser *p, const model_arch *arch, tm_model_co
     return model_key_bool(&whole, "tie_word_embeddings", c->tie_word_embeddings, &c->tie_word_embeddings);
 }
 
+static bool has_dropout(const model_parser *p) {
+    static const char *const keys[] = {"attention_dropout", "residual_dropout", "hidden_dropout", "embedding_dropout",
+                                       "attn_pdrop",        "resid_pdrop",      "embd_pdrop"};
+    for (size_t i = 0; i < TM_COUNT(keys); i++) {
+        const tm_json *n = tm_json_get(p->root, keys[i]);
+        if (n && n->type == TM_JSON_NUMBER && n->number > 0) return true;
+    }
+    return false;
+}
+
 static tm_status fill(const model_parser *p, tm_model_config *c) {
     if (p->root->type != TM_JSON_OBJECT) return model_key_bad(p, p->root, "a configuration", "an object");
     const model_arch *arch = NULL;
@@ -191,6 +201,7 @@ static tm_status fill(const model_parser *p, tm_model_config *c) {
     TM_TRY(activation(p, arch, c));
     TM_TRY(model_key_real(p, p->root, "initializer_range", 0.02, &c->initializer_range));
     TM_TRY(tied(p, arch, c));
+    c->dropout = has_dropout(p);
     c->learned_positions = arch->decoder->positions != NULL;
     c->embedding_scale = c->residual_scale = c->logits_scale = 1;
     if (arch->parse) TM_TRY(arch->parse(p, c));

@@ -80,6 +80,7 @@ typedef struct tm_model_config {
     uint32_t temperature_every;         /* every: 0: none */
     tm_rope_config rope, rope_windowed; /* of blocks, and of windowed blocks where `two_ropes` */
     bool two_ropes;
+    bool dropout;   /* config.json asks for some, which is not computed */
     bool composite; /* the text part of a model that has others */
     /* what the checkpoint's names begin with instead of the architecture's own ("model."), and what the head's do;
      * unless `named`: as the architecture has them */

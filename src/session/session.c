@@ -160,6 +160,10 @@ tm_status session_prepare(session *s, bool data_optional) {
     TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(s->cfg->model, path, sizeof path)));
     TM_TRY(session_check_wrap(s, model.model_type));
     TM_TRY(check_positions(s, &model));
+    if (model.dropout && session_is_rank0(s))
+        tm_warn_once(
+            "model.dropout",
+            "the model's config.json asks for dropout, which is not applied here: results do not depend on chance");
     TM_TRY(tm_config_resolve_model(s->cfg, model.hidden_size));
     if (s->cfg->data.train) TM_TRY(check_data(s->cfg));
     bool there = s->cfg->data.train != NULL;
