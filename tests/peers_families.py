@@ -145,6 +145,7 @@ RANDOM = [
     ("granite-biases", "granite", dict(attention_bias=True, mlp_bias=True, attention_multiplier=0.3, embedding_multiplier=3.0,
                                        logits_scaling=1.7)),
     ("glm4-no-biases", "glm4", dict(head_dim=12, attention_bias=False)),
+    ("starcoder2", "starcoder2", dict(sliding_window=5)),
     ("gpt2-gelu", "gpt2", dict(n_embd=42, n_layer=3, n_head=3, n_positions=64, activation_function="gelu")),
 ]
 

@@ -49,6 +49,7 @@ static const struct family {
                        "\"head_dim\":10,\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":1000,\"factor\":4,"
                        "\"original_max_position_embeddings\":16,\"beta_fast\":32,\"beta_slow\":1,\"mscale\":1,"
                        "\"mscale_all_dim\":1,\"llama_4_scaling_beta\":0.1}")},
+    {"starcoder2", ODD("starcoder2", "1", "2", "\"sliding_window\":5")},
 };
 
 #endif
