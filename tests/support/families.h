@@ -50,6 +50,7 @@ static const struct family {
                        "\"original_max_position_embeddings\":16,\"beta_fast\":32,\"beta_slow\":1,\"mscale\":1,"
                        "\"mscale_all_dim\":1,\"llama_4_scaling_beta\":0.1}")},
     {"starcoder2", ODD("starcoder2", "1", "2", "\"sliding_window\":5")},
+    {"stablelm", ODD("stablelm", "3", "2", "\"use_qkv_bias\":true,\"partial_rotary_factor\":0.6")},
 };
 
 #endif
