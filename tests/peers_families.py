@@ -147,6 +147,7 @@ RANDOM = [
     ("glm4-no-biases", "glm4", dict(head_dim=12, attention_bias=False)),
     ("starcoder2", "starcoder2", dict(sliding_window=5)),
     ("stablelm", "stablelm", dict(use_qkv_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.75})),
+    ("seed-oss", "seed_oss", dict(head_dim=10, attention_out_bias=True, mlp_bias=True)),
     ("gpt2-gelu", "gpt2", dict(n_embd=42, n_layer=3, n_head=3, n_positions=64, activation_function="gelu")),
 ]
 

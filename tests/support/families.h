@@ -51,6 +51,7 @@ static const struct family {
                        "\"mscale_all_dim\":1,\"llama_4_scaling_beta\":0.1}")},
     {"starcoder2", ODD("starcoder2", "1", "2", "\"sliding_window\":5")},
     {"stablelm", ODD("stablelm", "3", "2", "\"use_qkv_bias\":true,\"partial_rotary_factor\":0.6")},
+    {"seed_oss", ODD("seed_oss", "1", "2", "\"head_dim\":10,\"attention_out_bias\":true,\"mlp_bias\":true")},
 };
 
 #endif
