@@ -21,7 +21,7 @@ typedef struct folder {
     float *values;
 } folder;
 
-/* Weights are what has floating values; position ids and the like are not needed. */
+/* Weights are what has floating values; position ids and the like go along as they are. */
 static bool is_weight(tm_fmt fmt) {
     return fmt < TM_FMT_I64 || (fmt > TM_FMT_C64 && tm_fmt_get(fmt)->readable);
 }
@@ -34,13 +34,14 @@ static tm_status list_weights(folder *f) {
     if (!f->tensor || !f->from || !f->values) return tm_nomem(n * sizeof *f->tensor);
     for (uint32_t i = 0; i < n; i++) {
         const tm_source_tensor *t = tm_source_tensor_get(f->src, i);
-        if (!is_weight(t->fmt)) {
+        bool as_stored = !is_weight(t->fmt);
+        if (as_stored && tm_source_is_gguf(f->src)) {
             tm_log(TM_LOG_WARN, "%s: '%s' (%s) is no weight and is left out", t->file, t->name,
                    tm_fmt_get(t->fmt)->name);
             continue;
         }
         f->from[f->n] = i;
-        f->tensor[f->n] = (tm_hf_tensor){.name = t->name, .ndim = t->ndim};
+        f->tensor[f->n] = (tm_hf_tensor){.name = t->name, .ndim = t->ndim, .as_stored = as_stored, .fmt = t->fmt};
         memcpy(f->tensor[f->n++].shape, t->shape, sizeof t->shape);
         f->total_bytes += t->bytes;
     }
@@ -49,12 +50,18 @@ static tm_status list_weights(folder *f) {
 
 static tm_status copy_tensor(folder *f, tm_hf_writer *w, uint32_t k) {
     const tm_source_tensor *t = tm_source_tensor_get(f->src, f->from[k]);
-    for (uint64_t at = 0; at < t->elements;) {
-        uint64_t take = tm_min_u64(t->elements - at, BUFFER_ELEMENTS);
+    bool as_stored = f->tensor[k].as_stored;
+    uint64_t all = as_stored ? t->bytes : t->elements;
+    for (uint64_t at = 0, take; at < all; at += take) {
+        take = tm_min_u64(all - at, BUFFER_ELEMENTS);
         TM_TRY(tm_export_stopped(f->opts));
+        if (as_stored) {
+            TM_TRY(tm_source_read_raw(f->src, f->from[k], at, take, f->values));
+            TM_TRY(tm_hf_writer_put_raw(w, k, at, f->values, take));
+            continue;
+        }
         TM_TRY(tm_source_read_f32(f->src, f->from[k], at, take, f->values));
         TM_TRY(tm_hf_writer_put_f32(w, k, at, take, f->values));
-        at += take;
     }
     tm_source_forget(f->src, f->from[k]);
     f->done_bytes += t->bytes;

@@ -86,6 +86,31 @@ static const tm_json *added_by_id(const tm_json *list, int64_t id) {
     return NULL;
 }
 
+/* What is no weight goes along, byte for byte, to a folder. */
+static void other_tensors_go_along(void **state) {
+    (void)state;
+    tm_source *a, *b;
+    unsigned others = 0;
+    OK(tm_convert(fixture("safetensors_sharded"), scratch("whole"), &(tm_convert_opts){.dtype = "bf16"}));
+    OK(tm_source_open(&a, fixture("safetensors_sharded")));
+    OK(tm_source_open(&b, scratch("whole")));
+    assert_int_equal(tm_source_tensors(a), tm_source_tensors(b));
+    for (uint32_t i = 0; i < tm_source_tensors(a); i++) {
+        const tm_source_tensor *x = tm_source_tensor_get(a, i), *y = tm_source_tensor_get(b, i);
+        uint8_t was[512], is[512];
+        assert_string_equal(x->name, y->name);
+        if (x->fmt != TM_FMT_I64) continue;
+        assert_true(y->fmt == TM_FMT_I64 && x->bytes == y->bytes && x->bytes <= sizeof was);
+        OK(tm_source_read_raw(a, i, 0, x->bytes, was));
+        OK(tm_source_read_raw(b, i, 0, x->bytes, is));
+        assert_memory_equal(was, is, x->bytes);
+        others++;
+    }
+    assert_int_equal(others, 1);
+    tm_source_close(a);
+    tm_source_close(b);
+}
+
 static void same_tokenizer(const tm_json *a, const tm_json *b) {
     const tm_json *ma = tm_json_get(a, "model"), *mb = tm_json_get(b, "model");
     static const char *const model[] = {"type", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges", "merges"};
@@ -462,6 +487,7 @@ int main(void) {
         cmocka_unit_test(every_type),
         cmocka_unit_test(sixteen_bit_sources_keep_their_type),
         cmocka_unit_test(shards_come_out_as_one_model),
+        cmocka_unit_test(other_tensors_go_along),
         cmocka_unit_test(tokenizers_there_and_back),
         cmocka_unit_test(tokenizers_of_families),
         cmocka_unit_test(ways_to_cut),
