@@ -106,13 +106,18 @@ static void unit(const kernels_table *k, float *a, float *b, float *c, float *d,
     memcpy(a, out, n * sizeof *out), memcpy(b, du, n * sizeof *du), memcpy(c, dg, n * sizeof *dg);
 }
 static void activations(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n) {
-    float out[N], slope[N];
-    k->softcap(d, 1.5F, 0.7F, n);
-    k->activate(TM_ACT_SILU, a, out, slope, n);
-    memcpy(a, out, n * sizeof *a);
+    float slope[N];
+    k->activate(TM_ACT_SILU, a, a, slope, n);
     k->activate(TM_ACT_GELU, b, b, slope, n);
     k->activate(TM_ACT_GELU_TANH, c, c, slope, n);
-    memcpy(b, slope, n * sizeof *b);
+    k->softcap(d, 1.5F, 0.7F, n);
+}
+static void slopes(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n) {
+    float x[N], y[N];
+    memcpy(x, d, n * sizeof *x);
+    k->activate(TM_ACT_SILU, x, y, a, n);
+    k->activate(TM_ACT_GELU, x, y, b, n);
+    k->activate(TM_ACT_GELU_TANH, x, y, c, n);
 }
 static void turn(const kernels_table *k, float *a, float *b, float *c, float *d, size_t n) {
     k->rotate(a, b, false, c, d, n);
@@ -190,8 +195,13 @@ const char *kernels_check_column(const kernels_table *x) {
     static const struct {
         const char *name;
         step *run;
-    } steps[] = {{"axpy, scale or norm_apply", simple}, {"norm_grad", norm}, {"swiglu", unit},
-                 {"activate or softcap", activations},  {"rotate", turn},    {"softmax", soften}};
+    } steps[] = {{"axpy, scale or norm_apply", simple},
+                 {"norm_grad", norm},
+                 {"swiglu", unit},
+                 {"activate or softcap", activations},
+                 {"slope of activate", slopes},
+                 {"rotate", turn},
+                 {"softmax", soften}};
     static const size_t sizes[] = {0, 1, 15, 16, 24, N};
     kernels_table ref;
     kernels_ref_fill(&ref);
