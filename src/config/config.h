@@ -217,10 +217,11 @@ typedef struct tm_config {
     int64_t logging_steps;          /* steps between progress lines on stderr; log.jsonl has every step */
     uint32_t save_total_limit;      /* checkpoints kept; 0: all */
     tm_save_dtype save_dtype;
-    bool keep_state; /* run directories stay after success */
-    bool save_state; /* checkpoints hold masters and moments too */
-    bool save_best;  /* a checkpoint where an evaluation is better than all before, not every save_steps */
-    bool track_best; /* which checkpoint that is; it is not rotated out */
+    uint64_t max_shard_size; /* bytes of one file of a saved model's weights; 0: 50 GB */
+    bool keep_state;         /* run directories stay after success */
+    bool save_state;         /* checkpoints hold masters and moments too */
+    bool save_best;          /* a checkpoint where an evaluation is better than all before, not every save_steps */
+    bool track_best;         /* which checkpoint that is; it is not rotated out */
     bool load_best_model_at_end, greater_is_better;
     bool wall_clock_breakdown;
 } tm_config;

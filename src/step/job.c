@@ -313,7 +313,7 @@ static tm_status copy_foreign(const tm_job *job, tm_hf_writer *w, const tm_hf_te
     return rc;
 }
 
-tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype) {
+tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype, uint64_t max_shard_bytes) {
     uint32_t n = tm_model_tensors(job->model), foreign, all;
     tm_hf_writer *writer = NULL;
     tm_program *program;
@@ -330,7 +330,7 @@ tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype) {
     all = list_foreign(job, list, n);
     if (job->ranks.rank == 0) { /* the other ranks send what they have */
         TM_GO(tm_make_dirs(dir));
-        TM_GO(tm_hf_writer_create(&writer, dir, list, all, dtype, 0));
+        TM_GO(tm_hf_writer_create(&writer, dir, list, all, dtype, max_shard_bytes));
     }
     /* bf16 is what computed: the masters' nearest, ties included */
     TM_GO(build_walk(&program, job, false, dtype == TM_FMT_BF16 && job->dtype == TM_BF16 ? WHAT_COMPUTE : WHAT_MASTER));

@@ -14,7 +14,7 @@ static tm_status save_to(trainer *t, const char *dir) {
     tm_fmt dtype = session_save_format(t->s.cfg);
     TM_TRY(trainer_settle(t));
     trainer_kill_point("kill_before_export");
-    TM_TRY(job_export(t->job, dir, dtype));
+    TM_TRY(job_export(t->job, dir, dtype, t->s.cfg->max_shard_size));
     if (!session_is_rank0(&t->s)) return TM_OK;
     trainer_kill_point("kill_in_export");
     return tm_source_write_side_files(t->s.source, dir, dtype);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const struct other {
     const char *name;
@@ -266,6 +267,36 @@ static void test_no_rate(void **state) {
     world_close(&w);
 }
 
+/* Shards in, shards out: the folder that was written is trained from as the one file is. */
+static void test_shards(void **state) {
+    (void)state;
+    world w = world_open(&forms[1]);
+    const char *config = write_config(&w), *cut = run_path(w.dir, "cut"), *out = run_path(w.dir, "out");
+    (void)run_train(config, cut, 0, &(run_opts){0},
+                    SETS("learning_rate=0", "save_dtype=fp32", "max_steps=2", "save_steps=1", "max_shard_size=100KB"));
+    assert_int_not_equal(access(run_path(cut, "model.safetensors"), F_OK), 0);
+    assert_int_equal(access(run_path(cut, "model.safetensors.index.json"), F_OK), 0);
+    assert_int_equal(access(run_path(cut, "checkpoint-1/model.safetensors.index.json"), F_OK), 0);
+    (void)run_train(config, out, 0, &(run_opts){0},
+                    SETS(run_format("model=%s", cut), "learning_rate=0", "save_dtype=fp32", "max_steps=2"));
+    check_folder(&w, out, true);
+    world_close(&w);
+}
+
+static void test_shard_size_wrong(void **state) {
+    (void)state;
+    world w = world_open(&forms[1]);
+    static const char *const wrong[] = {"max_shard_size=0", "max_shard_size=-1", "max_shard_size=5 apples"};
+    for (size_t i = 0; i < TM_COUNT(wrong); i++) {
+        run_result r = run((run_opts){0}, "train", write_config(&w), "--set", wrong[i], "--set",
+                           run_format("output_dir=%s", run_path(w.dir, "out")), NULL);
+        assert_int_equal(r.status, 2);
+        assert_non_null(strstr(r.err, "max_shard_size"));
+        run_free(&r);
+    }
+    world_close(&w);
+}
+
 static void test_random(void **state) {
     (void)state;
     world w = world_open(&forms[0]);
@@ -278,12 +309,14 @@ static void test_random(void **state) {
 }
 
 int main(int argc, char **argv) {
-    struct CMUnitTest tests[TM_COUNT(forms) + 2];
+    struct CMUnitTest tests[TM_COUNT(forms) + 4];
     size_t n = 0;
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     for (size_t i = 0; i < TM_COUNT(forms); i++)
         tests[n++] = (struct CMUnitTest){forms[i].test, test_form, NULL, run_clean, (void *)(uintptr_t)&forms[i]};
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_no_rate, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_shards, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_shard_size_wrong, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_random, run_clean);
     return _cmocka_run_group_tests("train_composite", tests, n, NULL, NULL);
 }
