@@ -80,22 +80,25 @@ static void decode_q6_k(const uint8_t *b, float *y) {
     }
 }
 
-/* f16 d; 32 bits: the fifth bit of each element; 16 bytes as those of Q4_0 */
-static void decode_q5(const uint8_t *b, int bits, float d, float zero, float m, float *y) {
+/* 32 bits: the fifth bit of each element; 16 bytes as those of Q4_0 */
+static void decode_q5(const uint8_t *b, int bits, float d, float zero, float *y) {
     uint32_t fifth;
     memcpy(&fifth, b + bits, 4);
     const uint8_t *q = b + bits + 4;
     for (int i = 0; i < 16; i++) {
-        y[i] = ((float)((q[i] & 15) | (int)(fifth >> i & 1) << 4) - zero) * d + m;
-        y[i + 16] = ((float)((q[i] >> 4) | (int)(fifth >> (i + 16) & 1) << 4) - zero) * d + m;
+        y[i] = ((float)((q[i] & 15) | (int)(fifth >> i & 1) << 4) - zero) * d;
+        y[i + 16] = ((float)((q[i] >> 4) | (int)(fifth >> (i + 16) & 1) << 4) - zero) * d;
     }
 }
+/* f16 d; bits and bytes */
 static void decode_q5_0(const uint8_t *b, float *y) {
-    decode_q5(b, 2, load_f16(b), 16, 0, y);
+    decode_q5(b, 2, load_f16(b), 16, y);
 }
-/* f16 d, m; bits and bytes as above */
+/* f16 d, m; bits and bytes */
 static void decode_q5_1(const uint8_t *b, float *y) {
-    decode_q5(b, 4, load_f16(b), 0, load_f16(b + 2), y);
+    float m = load_f16(b + 2);
+    decode_q5(b, 4, load_f16(b), 0, y);
+    for (int i = 0; i < 32; i++) y[i] += m;
 }
 
 /* f16 d; nibbles as those of Q4_0, which number these values (ggml's kvalues_iq4nl) */

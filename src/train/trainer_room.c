@@ -29,10 +29,21 @@ static tm_status refuse(const trainer *t, uint64_t want, uint64_t have, uint64_t
                    tm_format_size(model, m, sizeof m), folders, tm_format_size(folder, f, sizeof f));
 }
 
+/* All files of a model are open while it is written. */
+static tm_status check_shards(const trainer *t, uint64_t model) {
+    enum { MOST = 200 };
+    uint64_t size = t->s.cfg->max_shard_size;
+    char least[32];
+    if (size == 0 || model / size < MOST) return TM_OK;
+    return tm_fail(TM_EINPUT, "max_shard_size: the model would be %" PRIu64 " files; give at least %s", model / size,
+                   tm_format_size(model / MOST + 1, least, sizeof least));
+}
+
 /* Without a limit somebody may mean to take folders away in between: then only the first has to fit. */
 tm_status trainer_check_room(const trainer *t) {
     uint64_t model = job_export_bytes(t->job, session_save_format(t->s.cfg));
     uint64_t have = tm_free_bytes(t->s.cfg->output_dir);
+    TM_TRY(check_shards(t, model));
     if (have == 0) return TM_OK; /* not known: found out while it is written */
     uint64_t ranks = t->s.ranks.ranks ? t->s.ranks.ranks : 1;
     uint64_t folder = model + (t->s.cfg->save_state ? ranks * tm_store_state_bytes(t->job->layout, 1, true) : 0);

@@ -286,7 +286,8 @@ static void test_shards(void **state) {
 static void test_shard_size_wrong(void **state) {
     (void)state;
     world w = world_open(&forms[1]);
-    static const char *const wrong[] = {"max_shard_size=0", "max_shard_size=-1", "max_shard_size=5 apples"};
+    static const char *const wrong[] = {"max_shard_size=0", "max_shard_size=-1", "max_shard_size=5 apples",
+                                        "max_shard_size=100"};
     for (size_t i = 0; i < TM_COUNT(wrong); i++) {
         run_result r = run((run_opts){0}, "train", write_config(&w), "--set", wrong[i], "--set",
                            run_format("output_dir=%s", run_path(w.dir, "out")), NULL);
