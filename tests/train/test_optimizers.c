@@ -264,10 +264,12 @@ static void goes_on_bit_for_bit(void **state) {
 /* ---- bytes -------------------------------------------------------------------------------------------------- */
 
 static double planned(const char *config, const char *optim, const char *args, const char *key) {
-    run_result r = run((run_opts){0}, "plan", config, "--json", "--set", run_format("optim=%s", optim), "--set",
-                       run_format("optim_args=%s", args), "--set", "memory.cache=none", "--set", "memory.update=U",
-                       "--set", "memory.host_budget=256MiB", "--set", "zero_optimization.offload_optimizer.device=nvme",
-                       "--set", run_format("zero_optimization.offload_optimizer.nvme_path=%s", run_dir()), NULL);
+    run_result r =
+        run((run_opts){0}, "plan", config, "--json", "--set", run_format("optim=%s", optim), "--set",
+            run_format("optim_args=%s", args), "--set", "memory.cache=none", "--set", "memory.update=U", "--set",
+            "memory.activations=recompute", /* else whether they go to files is a matter of seconds */
+            "--set", "memory.host_budget=256MiB", "--set", "zero_optimization.offload_optimizer.device=nvme", "--set",
+            run_format("zero_optimization.offload_optimizer.nvme_path=%s", run_dir()), NULL);
     tm_json_doc *doc;
     RUN_OK(&r);
     RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan", 0, 0));
