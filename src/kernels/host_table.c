@@ -12,19 +12,6 @@ static void head_begin(uint64_t rows, tm_head_state *state) {
     for (uint64_t r = 0; r < rows; r++) state[r] = (tm_head_state){.max = -INFINITY};
 }
 
-const char *tm_kernel_feature_name(tm_kernel_feature f) {
-    static const char *const names[TM_KERNEL_FEATURES] = {
-        [TM_KERNEL_NORMS] = "norm (LayerNorm, 1 + w, by heads, or with a residual)",
-        [TM_KERNEL_ROTARY] = "rope_apply (of a part of a head, of neighbours, or with a factor)",
-        [TM_KERNEL_ACTIVATIONS] = "glu (another activation than the gated silu)",
-        [TM_KERNEL_SOFTCAPS] = "softcap",
-        [TM_KERNEL_TEMPERATURE] = "attention (scores that grow with the position)",
-        [TM_KERNEL_APART] = "attention (values that lie apart)",
-        [TM_KERNEL_EMBEDDINGS] = "embed (scaled, or added to)",
-        [TM_KERNEL_WIDE_HEADS] = "attention (heads of more than 256 columns)"};
-    return names[f];
-}
-
 const tm_kernel_table *tm_kernels_host(void) {
     static const tm_kernel_table table = {.gemm = tm_gemm,
                                           .norm_forward = tm_norm_forward,

@@ -72,7 +72,19 @@ typedef enum tm_kernel_feature {
     TM_KERNEL_WIDE_HEADS,  /* of more than 256 columns */
     TM_KERNEL_FEATURES
 } tm_kernel_feature;
-const char *tm_kernel_feature_name(tm_kernel_feature f); /* "norm rows other than RMSNorm of whole rows" */
+/* The row, and what of it: "softcap". In the header for the devices' modules, which share no code with the program. */
+static inline const char *tm_kernel_feature_name(tm_kernel_feature f) {
+    static const char *const names[TM_KERNEL_FEATURES] = {
+        [TM_KERNEL_NORMS] = "norm (LayerNorm, 1 + w, by heads, or with a residual)",
+        [TM_KERNEL_ROTARY] = "rope_apply (of a part of a head, of neighbours, or with a factor)",
+        [TM_KERNEL_ACTIVATIONS] = "glu (another activation than the gated silu)",
+        [TM_KERNEL_SOFTCAPS] = "softcap",
+        [TM_KERNEL_TEMPERATURE] = "attention (scores that grow with the position)",
+        [TM_KERNEL_APART] = "attention (values that lie apart)",
+        [TM_KERNEL_EMBEDDINGS] = "embed (scaled, or added to)",
+        [TM_KERNEL_WIDE_HEADS] = "attention (heads of more than 256 columns)"};
+    return names[f];
+}
 
 /* What rows need beside their operands, and the grids of their sums: part of the plan and of the result's bits, so that
  * it is known without a device. 0 and NULL: as on the host. */

@@ -41,33 +41,32 @@ static tm_status parse_gemma3(const model_parser *p, tm_model_config *c) {
 }
 
 #define NAMES                                                                                                          \
-    [NORM_ATTN] = "input_layernorm", [MODULE_Q] = "self_attn.q_proj", [MODULE_K] = "self_attn.k_proj",                 \
-    [MODULE_V] = "self_attn.v_proj", [MODULE_O] = "self_attn.o_proj", [POST_ATTN] = "post_attention_layernorm",        \
-    [NORM_MLP] = "pre_feedforward_layernorm", [MODULE_GATE] = "mlp.gate_proj", [MODULE_UP] = "mlp.up_proj",            \
-    [MODULE_DOWN] = "mlp.down_proj", [POST_MLP] = "post_feedforward_layernorm"
-static const model_decoder gemma2 = {.embed = "model.embed_tokens",
-                                     .blocks = "model.layers.",
-                                     .norm = "model.norm",
-                                     .head = "lm_head",
-                                     .norm_kind = TM_NORM_RMS_PLUS,
-                                     .module = {NAMES}};
-static const model_decoder gemma3 = {.embed = "model.embed_tokens",
-                                     .blocks = "model.layers.",
-                                     .norm = "model.norm",
-                                     .head = "lm_head",
-                                     .norm_kind = TM_NORM_RMS_PLUS,
-                                     .module = {NAMES, [NORM_Q] = "self_attn.q_norm", [NORM_K] = "self_attn.k_norm"}};
+    [NORM_ATTN] = "input_layernorm",                                                                                   \
+    MODEL_USUAL_QKVO, [POST_ATTN] = "post_attention_layernorm", [NORM_MLP] = "pre_feedforward_layernorm",              \
+    MODEL_USUAL_GATED, [POST_MLP] = "post_feedforward_layernorm"
+static const model_decoder gemma2 = {MODEL_USUAL_NAMES, .norm_kind = TM_NORM_RMS_PLUS, .module = {NAMES}};
+static const model_decoder gemma3 = {MODEL_USUAL_NAMES, .norm_kind = TM_NORM_RMS_PLUS,
+                                     .module = {NAMES, MODEL_USUAL_QK_NORMS}};
 
-static const model_size_keys keys = {"hidden_size",         "intermediate_size",       "num_hidden_layers",
-                                     "num_attention_heads", "max_position_embeddings", "rms_norm_eps",
-                                     "hidden_activation"};
-
-const model_arch model_arch_gemma2 = {"gemma2",           .kv_heads = 4,
-                                      .head_dim = 256,    .positions = 8192,
-                                      .tied = true,       .activation = TM_ACT_GELU_TANH,
-                                      .keys = &keys,      .parse = parse_gemma2,
-                                      .decoder = &gemma2, .describe = model_describe_decoder};
-const model_arch model_arch_gemma3 = {
-    "gemma3_text",   .kv_heads = 4,         .vocab = 262208,    .heads = 8,
-    .head_dim = 256, .positions = 131072,   .tied = true,       .activation = TM_ACT_GELU_TANH,
-    .keys = &keys,   .parse = parse_gemma3, .decoder = &gemma3, .describe = model_describe_decoder};
+const model_arch model_arch_gemma2 = {"gemma2",
+                                      .kv_heads = 4,
+                                      .head_dim = 256,
+                                      .positions = 8192,
+                                      .tied = true,
+                                      .activation = TM_ACT_GELU_TANH,
+                                      .keys = {.activation = "hidden_activation"},
+                                      .parse = parse_gemma2,
+                                      .decoder = &gemma2,
+                                      .describe = model_describe_decoder};
+const model_arch model_arch_gemma3 = {"gemma3_text",
+                                      .kv_heads = 4,
+                                      .vocab = 262208,
+                                      .heads = 8,
+                                      .head_dim = 256,
+                                      .positions = 131072,
+                                      .tied = true,
+                                      .activation = TM_ACT_GELU_TANH,
+                                      .keys = {.activation = "hidden_activation"},
+                                      .parse = parse_gemma3,
+                                      .decoder = &gemma3,
+                                      .describe = model_describe_decoder};

@@ -5,16 +5,9 @@ static tm_status parse_glm4(const model_parser *p, tm_model_config *c) {
     return model_key_bool(p, "attention_bias", false, &c->attention_bias);
 }
 
-static const model_decoder glm4 = {.embed = "model.embed_tokens",
-                                   .blocks = "model.layers.",
-                                   .norm = "model.norm",
-                                   .head = "lm_head",
-                                   .interleaved = true,
+static const model_decoder glm4 = {MODEL_USUAL_NAMES, .interleaved = true,
                                    .module = {[NORM_ATTN] = "input_layernorm",
-                                              [MODULE_Q] = "self_attn.q_proj",
-                                              [MODULE_K] = "self_attn.k_proj",
-                                              [MODULE_V] = "self_attn.v_proj",
-                                              [MODULE_O] = "self_attn.o_proj",
+                                              MODEL_USUAL_QKVO,
                                               [POST_ATTN] = "post_self_attn_layernorm",
                                               [NORM_MLP] = "post_attention_layernorm",
                                               [MODULE_GATE_UP] = "mlp.gate_up_proj",

@@ -1,18 +1,11 @@
 /* GPT-2: LayerNorms and biases everywhere, learned positions, a plain MLP, weights [in, out]. */
 #include "model/arch_internal.h"
 
-/* What other settings would compute is not built. */
-static tm_status refuse(const model_parser *p, const char *key, bool usual) {
-    bool value;
-    TM_TRY(model_key_bool(p, key, usual, &value));
-    return value == usual ? TM_OK : tm_fail(TM_EUNSUPPORTED, "%s: %s of gpt2 is not supported", p->name, key);
-}
-
 static tm_status parse_gpt2(const model_parser *p, tm_model_config *c) {
-    TM_TRY(refuse(p, "scale_attn_weights", true));
-    TM_TRY(refuse(p, "scale_attn_by_inverse_layer_idx", false));
-    TM_TRY(refuse(p, "reorder_and_upcast_attn", false));
-    TM_TRY(refuse(p, "add_cross_attention", false));
+    TM_TRY(model_key_refuse(p, c, "scale_attn_weights", true));
+    TM_TRY(model_key_refuse(p, c, "scale_attn_by_inverse_layer_idx", false));
+    TM_TRY(model_key_refuse(p, c, "reorder_and_upcast_attn", false));
+    TM_TRY(model_key_refuse(p, c, "add_cross_attention", false));
     c->attention_bias = c->attention_out_bias = c->mlp_bias = true;
     return TM_OK;
 }
@@ -32,16 +25,14 @@ static const model_decoder gpt2 = {.embed = "transformer.wte",
                                               [MODULE_UP] = "mlp.c_fc",
                                               [MODULE_DOWN] = "mlp.c_proj"}};
 
-static const model_size_keys keys = {
-    "n_embd", "n_inner", "n_layer", "n_head", "n_positions", "layer_norm_epsilon", "activation_function"};
-
-const model_arch model_arch_gpt2 = {"gpt2",
-                                    .positions = 1024,
-                                    .epsilon = 1e-5,
-                                    .tied = true,
-                                    .four_wide = true,
-                                    .activation = TM_ACT_GELU_TANH,
-                                    .keys = &keys,
-                                    .parse = parse_gpt2,
-                                    .decoder = &gpt2,
-                                    .describe = model_describe_decoder};
+const model_arch model_arch_gpt2 = {
+    "gpt2",
+    .positions = 1024,
+    .epsilon = 1e-5,
+    .tied = true,
+    .four_wide = true,
+    .activation = TM_ACT_GELU_TANH,
+    .keys = {"n_embd", "n_inner", "n_layer", "n_head", "n_positions", "layer_norm_epsilon", "activation_function"},
+    .parse = parse_gpt2,
+    .decoder = &gpt2,
+    .describe = model_describe_decoder};

@@ -35,6 +35,8 @@ TM_MUST_USE tm_status model_key_bad(const model_parser *p, const tm_json *at, co
 TM_MUST_USE tm_status model_key_layers(const model_parser *p, const tm_model_config *c, const char *key,
                                        const tm_json **first);
 void model_layer_add(tm_layer_set *s, uint32_t layer);
+/* TM_EUNSUPPORTED where the key has another value than `usual`: what that would compute is not built. */
+TM_MUST_USE tm_status model_key_refuse(const model_parser *p, const tm_model_config *c, const char *key, bool usual);
 /* attention_bias (of q, k, v and o), mlp_bias */
 TM_MUST_USE tm_status model_parse_biases(const model_parser *p, tm_model_config *c);
 /* sliding_window (absent: `otherwise`, 0: none) of the layers that layer_types says, or of all but each `every`-th; 0:
@@ -78,8 +80,17 @@ typedef struct model_decoder {
     bool no_rotary;
 } model_decoder;
 extern const model_decoder model_decoder_llama; /* decoder.c */
+/* Names that most have: for the initialiser of a model_decoder, and of its `module`. */
+#define MODEL_USUAL_NAMES                                                                                              \
+    .embed = "model.embed_tokens", .blocks = "model.layers.", .norm = "model.norm", .head = "lm_head"
+#define MODEL_USUAL_QKVO                                                                                               \
+    [MODULE_Q] = "self_attn.q_proj", [MODULE_K] = "self_attn.k_proj", [MODULE_V] = "self_attn.v_proj",                 \
+    [MODULE_O] = "self_attn.o_proj"
+#define MODEL_USUAL_QK_NORMS [NORM_Q] = "self_attn.q_norm", [NORM_K] = "self_attn.k_norm"
+#define MODEL_USUAL_GATED [MODULE_GATE] = "mlp.gate_proj", [MODULE_UP] = "mlp.up_proj", [MODULE_DOWN] = "mlp.down_proj"
+#define MODEL_USUAL_NORMS [NORM_ATTN] = "input_layernorm", [NORM_MLP] = "post_attention_layernorm"
 
-/* Keys of config.json that are not called as usual. */
+/* What keys of config.json are called; NULL: as usual. */
 typedef struct model_size_keys {
     const char *hidden, *intermediate, *layers, *heads, *positions, *epsilon, *activation;
 } model_size_keys;
@@ -92,7 +103,7 @@ typedef struct model_arch {
     bool tied;
     bool four_wide; /* the MLP is four times as wide */
     tm_activation activation;
-    const model_size_keys *keys;                                   /* NULL: as usual */
+    model_size_keys keys;
     tm_status (*parse)(const model_parser *p, tm_model_config *c); /* its own keys; the common ones are there */
     const model_decoder *decoder;
     void (*describe)(model_builder *b); /* all units, in order */

@@ -7,16 +7,10 @@ static tm_status parse_phi3(const model_parser *p, tm_model_config *c) {
     return model_parse_window(p, c, 0, 0);
 }
 
-static const model_decoder phi3 = {.embed = "model.embed_tokens",
-                                   .blocks = "model.layers.",
-                                   .norm = "model.norm",
-                                   .head = "lm_head",
-                                   .module = {[NORM_ATTN] = "input_layernorm",
-                                              [MODULE_QKV] = "self_attn.qkv_proj",
-                                              [MODULE_O] = "self_attn.o_proj",
-                                              [NORM_MLP] = "post_attention_layernorm",
-                                              [MODULE_GATE_UP] = "mlp.gate_up_proj",
-                                              [MODULE_DOWN] = "mlp.down_proj"}};
+static const model_decoder phi3 = {
+    MODEL_USUAL_NAMES,
+    .module = {MODEL_USUAL_NORMS, [MODULE_QKV] = "self_attn.qkv_proj", [MODULE_O] = "self_attn.o_proj",
+               [MODULE_GATE_UP] = "mlp.gate_up_proj", [MODULE_DOWN] = "mlp.down_proj"}};
 
 const model_arch model_arch_phi3 = {"phi3",           .positions = 4096,
                                     .epsilon = 1e-5,  .parse = parse_phi3,

@@ -26,21 +26,8 @@ static tm_status parse_qwen3(const model_parser *p, tm_model_config *c) {
     return parse_window(p, c);
 }
 
-static const model_decoder qwen3 = {.embed = "model.embed_tokens",
-                                    .blocks = "model.layers.",
-                                    .norm = "model.norm",
-                                    .head = "lm_head",
-                                    .module = {[NORM_ATTN] = "input_layernorm",
-                                               [MODULE_Q] = "self_attn.q_proj",
-                                               [MODULE_K] = "self_attn.k_proj",
-                                               [MODULE_V] = "self_attn.v_proj",
-                                               [MODULE_O] = "self_attn.o_proj",
-                                               [NORM_Q] = "self_attn.q_norm",
-                                               [NORM_K] = "self_attn.k_norm",
-                                               [NORM_MLP] = "post_attention_layernorm",
-                                               [MODULE_GATE] = "mlp.gate_proj",
-                                               [MODULE_UP] = "mlp.up_proj",
-                                               [MODULE_DOWN] = "mlp.down_proj"}};
+static const model_decoder qwen3 = {
+    MODEL_USUAL_NAMES, .module = {MODEL_USUAL_NORMS, MODEL_USUAL_QKVO, MODEL_USUAL_QK_NORMS, MODEL_USUAL_GATED}};
 
 const model_arch model_arch_qwen2 = {"qwen2",
                                      .kv_heads = 32,

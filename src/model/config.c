@@ -110,6 +110,10 @@ static tm_status architecture(const model_parser *p, tm_model_config *c, const m
     return TM_OK;
 }
 
+static const char *key_of(const char *own, const char *usual) {
+    return own ? own : usual;
+}
+
 static tm_status activation(const model_parser *p, const model_arch *arch, tm_model_config *c) {
     static const struct {
         const char *name;
@@ -119,7 +123,7 @@ static tm_status activation(const model_parser *p, const model_arch *arch, tm_mo
                  {"gelu", TM_ACT_GELU},
                  {"gelu_new", TM_ACT_GELU_TANH},
                  {"gelu_pytorch_tanh", TM_ACT_GELU_TANH}};
-    const char *key = arch->keys && arch->keys->activation ? arch->keys->activation : "hidden_act";
+    const char *key = key_of(arch->keys.activation, "hidden_act");
     const tm_json *act = tm_json_get(p->root, key);
     c->activation = arch->activation;
     if (!model_present(act)) return TM_OK;
@@ -134,27 +138,22 @@ static tm_status activation(const model_parser *p, const model_arch *arch, tm_mo
 }
 
 static tm_status sizes(const model_parser *p, const model_arch *arch, tm_model_config *c) {
-    static const model_size_keys usual = {"hidden_size",
-                                          "intermediate_size",
-                                          "num_hidden_layers",
-                                          "num_attention_heads",
-                                          "max_position_embeddings",
-                                          "rms_norm_eps",
-                                          NULL};
-    const model_size_keys *k = arch->keys ? arch->keys : &usual;
+    const model_size_keys *k = &arch->keys;
     int64_t vocab = arch->vocab ? (int64_t)arch->vocab : -1, heads = arch->heads ? (int64_t)arch->heads : -1;
     TM_TRY(model_key_u32(p, "vocab_size", 1, MAX_VOCAB, vocab, &c->vocab_size));
-    TM_TRY(model_key_u32(p, k->hidden, 1, MAX_HIDDEN, -1, &c->hidden_size));
+    TM_TRY(model_key_u32(p, key_of(k->hidden, "hidden_size"), 1, MAX_HIDDEN, -1, &c->hidden_size));
     int64_t four = arch->four_wide ? 4 * (int64_t)c->hidden_size : -1;
-    TM_TRY(model_key_u32(p, k->intermediate, 1, MAX_INTERMEDIATE, four, &c->intermediate_size));
-    TM_TRY(model_key_u32(p, k->layers, 1, MAX_LAYERS, -1, &c->num_hidden_layers));
-    TM_TRY(model_key_u32(p, k->heads, 1, MAX_HEADS, heads, &c->num_attention_heads));
+    TM_TRY(model_key_u32(p, key_of(k->intermediate, "intermediate_size"), 1, MAX_INTERMEDIATE, four,
+                         &c->intermediate_size));
+    TM_TRY(model_key_u32(p, key_of(k->layers, "num_hidden_layers"), 1, MAX_LAYERS, -1, &c->num_hidden_layers));
+    TM_TRY(model_key_u32(p, key_of(k->heads, "num_attention_heads"), 1, MAX_HEADS, heads, &c->num_attention_heads));
     TM_TRY(model_key_u32(p, "num_key_value_heads", 1, MAX_HEADS,
                          arch->kv_heads ? arch->kv_heads : c->num_attention_heads, &c->num_key_value_heads));
     TM_TRY(model_key_u32(p, "head_dim", 2, TM_MAX_HEAD_DIM, arch->head_dim, &c->head_dim));
-    TM_TRY(model_key_real(p, p->root, k->epsilon, arch->epsilon > 0 ? arch->epsilon : 1e-6, &c->rms_norm_eps));
-    return model_key_u32(p, k->positions, 1, MAX_POSITIONS, arch->positions ? arch->positions : 2048,
-                         &c->max_position_embeddings);
+    TM_TRY(model_key_real(p, p->root, key_of(k->epsilon, "rms_norm_eps"), arch->epsilon > 0 ? arch->epsilon : 1e-6,
+                          &c->rms_norm_eps));
+    return model_key_u32(p, key_of(k->positions, "max_position_embeddings"), 1, MAX_POSITIONS,
+                         arch->positions ? arch->positions : 2048, &c->max_position_embeddings);
 }
 
 static tm_status check_heads(const model_parser *p, tm_model_config *c) {
@@ -250,6 +249,13 @@ bool tm_model_find_names(tm_model_config *c, bool (*has)(void *ctx, const char *
 }
 
 /* ---- keys that some architectures have ---- */
+
+tm_status model_key_refuse(const model_parser *p, const tm_model_config *c, const char *key, bool usual) {
+    bool value;
+    TM_TRY(model_key_bool(p, key, usual, &value));
+    if (value == usual) return TM_OK;
+    return tm_fail(TM_EUNSUPPORTED, "%s: %s of %s is not supported", p->name, key, c->model_type);
+}
 
 tm_status model_parse_biases(const model_parser *p, tm_model_config *c) {
     TM_TRY(model_key_bool(p, "attention_bias", false, &c->attention_bias));

@@ -9,19 +9,8 @@
 #include <math.h>
 #include <stdio.h>
 
-const model_decoder model_decoder_llama = {.embed = "model.embed_tokens",
-                                           .blocks = "model.layers.",
-                                           .norm = "model.norm",
-                                           .head = "lm_head",
-                                           .module = {[NORM_ATTN] = "input_layernorm",
-                                                      [MODULE_Q] = "self_attn.q_proj",
-                                                      [MODULE_K] = "self_attn.k_proj",
-                                                      [MODULE_V] = "self_attn.v_proj",
-                                                      [MODULE_O] = "self_attn.o_proj",
-                                                      [NORM_MLP] = "post_attention_layernorm",
-                                                      [MODULE_GATE] = "mlp.gate_proj",
-                                                      [MODULE_UP] = "mlp.up_proj",
-                                                      [MODULE_DOWN] = "mlp.down_proj"}};
+const model_decoder model_decoder_llama = {MODEL_USUAL_NAMES,
+                                           .module = {MODEL_USUAL_NORMS, MODEL_USUAL_QKVO, MODEL_USUAL_GATED}};
 
 #define NO_TENSOR UINT32_MAX
 /* A block while it is described. */

@@ -254,23 +254,23 @@ static tm_status put_values(void *ctx, uint32_t tensor, uint64_t first, uint64_t
 
 /* Tensors of a composite model's other parts: neither the text model's ("layers.3.rotary_emb.inv_freq" is a buffer of
  * it), nor a head that is tied. */
-static bool is_foreign(const tm_job *job, const tm_source_tensor *t) {
+static bool is_foreign(const tm_job *job, uint32_t i) {
     const tm_model_config *c = tm_model_get_config(job->model);
+    const char *name = tm_source_tensor_get(job->source, i)->name;
     size_t body = strlen(c->body_names), head = strlen(c->head_names);
     if (!c->composite || !c->named) return false;
-    for (uint32_t i = 0; i < tm_model_tensors(job->model); i++)
-        if (strcmp(tm_model_tensor(job->model, i)->name, t->name) == 0) return false;
-    if (strncmp(t->name, c->body_names, body) == 0 && strncmp(t->name + body, "layers.", 7) == 0) return false;
-    return strncmp(t->name, c->head_names, head) != 0 || strcmp(t->name + head, "lm_head.weight") != 0;
+    for (uint32_t t = 0; t < tm_model_tensors(job->model); t++)
+        if (job->source_tensor[t] == i) return false;
+    if (strncmp(name, c->body_names, body) == 0 && strncmp(name + body, "layers.", 7) == 0) return false;
+    return strncmp(name, c->head_names, head) != 0 || strcmp(name + head, "lm_head.weight") != 0;
 }
 
 uint64_t job_foreign_bytes(const tm_job *job, uint32_t *count) {
     uint64_t bytes = 0;
     *count = 0;
     for (uint32_t i = 0; job->source && i < tm_source_tensors(job->source); i++) {
-        const tm_source_tensor *t = tm_source_tensor_get(job->source, i);
-        if (!is_foreign(job, t)) continue;
-        bytes += t->bytes;
+        if (!is_foreign(job, i)) continue;
+        bytes += tm_source_tensor_get(job->source, i)->bytes;
         ++*count;
     }
     return bytes;
@@ -287,7 +287,7 @@ uint64_t job_export_bytes(const tm_job *job, tm_fmt dtype) {
 static uint32_t list_foreign(const tm_job *job, tm_hf_tensor *list, uint32_t n) {
     for (uint32_t i = 0; job->source && i < tm_source_tensors(job->source); i++) {
         const tm_source_tensor *t = tm_source_tensor_get(job->source, i);
-        if (!is_foreign(job, t)) continue;
+        if (!is_foreign(job, i)) continue;
         list[n] = (tm_hf_tensor){.name = t->name, .ndim = t->ndim, .as_stored = true, .fmt = t->fmt};
         memcpy(list[n++].shape, t->shape, sizeof t->shape);
     }
@@ -296,7 +296,7 @@ static uint32_t list_foreign(const tm_job *job, tm_hf_tensor *list, uint32_t n) 
 
 /* Byte for byte. */
 static tm_status copy_foreign(const tm_job *job, tm_hf_writer *w, const tm_hf_tensor *list, uint32_t from, uint32_t n) {
-    enum { PIECE = 1 << 20 };
+    enum { PIECE = 1 << 16 }; /* beside the budget's plans */
     uint8_t *piece = tm_malloc(PIECE);
     tm_status rc = piece ? TM_OK : tm_nomem(PIECE);
     for (uint32_t k = from; k < n && rc == TM_OK; k++) {

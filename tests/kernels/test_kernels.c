@@ -3,7 +3,6 @@
 #include "kernels/kernels.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kernels/values.h"
-#include "tests/support/skip.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -908,10 +907,6 @@ static void wrong_swiglu(kernels_table *t) {
     right_swiglu = t->swiglu;
     t->swiglu = swiglu_without_last;
 }
-static bool always(void) {
-    return true;
-}
-
 /* A column with one wrong leaf is found out before anything is computed with it, and the next one is used. */
 static void wrong_column_is_not_used(void **state) {
     (void)state;
@@ -959,13 +954,6 @@ static void start_errors(void **state) {
 }
 
 static int run_column(const char *isa) {
-    setenv("TIDEMILL_ISA", isa, 1);
-    if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
-        TEST_SKIP_PART("column %s: %s", isa, tm_error_get()->text);
-        tm_error_clear();
-        return 0;
-    }
-    printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(conversions),
         cmocka_unit_test(halves),
@@ -995,12 +983,5 @@ static int run_column(const char *isa) {
 }
 
 int main(void) {
-#ifdef TM_TEST_AVX512_EMULATED
-    kernels_columns[0].supported = always;
-    int failed = run_column("avx512");
-#else
-    int failed = run_column("ref") + run_column("avx2") + run_column("avx512");
-#endif
-    tm_kernels_close();
-    return failed;
+    return run_columns(run_column);
 }

@@ -1,7 +1,6 @@
 /* What architectures vary of a kernel, on odd sizes, in each ISA's column, against plain loops in double; gradients
  * against central differences of those. */
 #include "tests/kernels/values.h"
-#include "tests/support/skip.h"
 
 #include <stdio.h>
 
@@ -218,10 +217,6 @@ static void wrong_slope(kernels_table *t) {
     right_activate = t->activate;
     t->activate = activate_wrong_slope;
 }
-static bool always(void) {
-    return true;
-}
-
 static void wrong_slope_is_not_used(void **state) {
     (void)state;
     char *kept = strdup(getenv("TIDEMILL_ISA"));
@@ -615,13 +610,6 @@ static void frequencies(void **state) {
 }
 
 static int run_column(const char *isa) {
-    setenv("TIDEMILL_ISA", isa, 1);
-    if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
-        TEST_SKIP_PART("column %s: %s", isa, tm_error_get()->text);
-        tm_error_clear();
-        return 0;
-    }
-    printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norms),
         cmocka_unit_test(activations),
@@ -638,12 +626,5 @@ static int run_column(const char *isa) {
 }
 
 int main(void) {
-#ifdef TM_TEST_AVX512_EMULATED
-    kernels_columns[0].supported = always;
-    int failed = run_column("avx512");
-#else
-    int failed = run_column("ref") + run_column("avx2") + run_column("avx512");
-#endif
-    tm_kernels_close();
-    return failed;
+    return run_columns(run_column);
 }

@@ -4,9 +4,11 @@
 
 #include "kernels/kernels.h"
 #include "kernels/kernels_internal.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <setjmp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,5 +68,33 @@ static inline void all_near(tm_elem t, const void *got, const double *want, size
     for (size_t i = 0; i < n; i++) near(value(t, got, i), want[i], tol, what, i);
 }
 static const tm_elem types[] = {TM_ELEM_F32, TM_ELEM_BF16, TM_ELEM_F16};
+
+/* For a column's `supported`. */
+static inline bool always(void) {
+    return true;
+}
+
+/* `run` in every column that this machine has; in the emulated one, where that is what is compiled. */
+static inline int run_columns(int (*run)(const char *isa)) {
+#ifdef TM_TEST_AVX512_EMULATED
+    static const char *const columns[] = {"avx512"};
+    kernels_columns[0].supported = always;
+#else
+    static const char *const columns[] = {"ref", "avx2", "avx512"};
+#endif
+    int failed = 0;
+    for (size_t i = 0; i < TM_COUNT(columns); i++) {
+        setenv("TIDEMILL_ISA", columns[i], 1);
+        if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
+            TEST_SKIP_PART("column %s: %s", columns[i], tm_error_get()->text);
+            tm_error_clear();
+            continue;
+        }
+        printf("%s\n", tm_kernels_describe());
+        failed += run(columns[i]);
+    }
+    tm_kernels_close();
+    return failed;
+}
 
 #endif

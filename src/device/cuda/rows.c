@@ -1,6 +1,7 @@
 /* The rows of the kernel table: arguments to structs, structs to grids. A row may be called for nothing at all (no
  * rows, no elements), which launches nothing. */
 #include "device/cuda/queue.h"
+#include "kernels/kernel_table.h"
 
 #include <string.h>
 
@@ -86,19 +87,18 @@ void cuda_gemm(const tm_gemm_args *g) {
 
 /* ---- norm ------------------------------------------------------------------------------------------------------ */
 
-/* A device's kernels do less than the host's: what they lack is refused by the row's name. */
-static bool lacks(bool something, const char *what) {
+/* What kernels lack is refused by the row's name. Jobs ask before they plan (tm_model_needs); this is for who did not. */
+static bool lacks(bool something, tm_kernel_feature what) {
     if (something)
         keep(tm_fail(TM_EUNSUPPORTED,
-                     "cuda: this build's kernels lack %s; compute it with memory.device \"cpu\" or "
-                     "\"cpu-arena\"",
-                     what));
+                     "cuda: this build's kernels lack %s; compute it with memory.device \"cpu\" or \"cpu-arena\"",
+                     tm_kernel_feature_name(what)));
     return something;
 }
 
 static bool norm_lacks(const tm_norm *n) {
     return lacks(n->kind != TM_NORM_RMS || n->groups > 1 || n->ld_x || n->ld_y || !n->weight || n->residual,
-                 "norms other than root mean square norms of whole rows");
+                 TM_KERNEL_NORMS);
 }
 
 void cuda_norm_forward(const tm_norm *n) {
@@ -119,7 +119,7 @@ void cuda_norm_backward(const tm_norm *n) {
                         .eps = n->eps,
                         .type = (int32_t)n->type,
                         .dx_add = n->dx_add};
-    if (norm_lacks(n) || lacks(n->dy_type != TM_ELEM_F32, "norms with gradients of 16 bits")) return;
+    if (norm_lacks(n) || lacks(n->dy_type != TM_ELEM_F32, TM_KERNEL_NORMS)) return;
     uint64_t blocks = blocks_of(n->rows, CUDA_ROW_BLOCK);
     launch_rows(CUDA_K_norm_backward, &a, n->rows, 2 * CUDA_WARP);
     if (!n->dw) return;
@@ -130,8 +130,7 @@ void cuda_norm_backward(const tm_norm *n) {
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
 
 static bool rope_lacks(const tm_rope *r) {
-    return lacks(r->rotary != r->head_dim || r->interleaved || r->factor != 1,
-                 "rotary embeddings of parts of heads, of neighbours, and with a factor");
+    return lacks(r->rotary != r->head_dim || r->interleaved || r->factor != 1, TM_KERNEL_ROTARY);
 }
 
 void cuda_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, uint64_t ld, uint32_t heads, void *x,
@@ -163,7 +162,7 @@ static cuda_swiglu_args swiglu_args(const tm_glu *g) {
 }
 
 static bool glu_lacks(const tm_glu *g) {
-    return lacks(g->plain || g->act != TM_ACT_SILU, "activations other than the gated silu");
+    return lacks(g->plain || g->act != TM_ACT_SILU, TM_KERNEL_ACTIVATIONS);
 }
 
 void cuda_glu_forward(const tm_glu *g) {
@@ -178,7 +177,7 @@ void cuda_glu_backward(const tm_glu *g) {
 
 void cuda_softcap(uint64_t rows, uint64_t n, uint64_t ld, float cap, float *x) {
     (void)n, (void)ld, (void)cap, (void)x;
-    lacks(rows > 0, "soft caps");
+    lacks(rows > 0, TM_KERNEL_SOFTCAPS);
 }
 
 void cuda_add_bias(tm_elem t, uint64_t rows, uint64_t n, const void *bias, void *x, uint64_t ld) {
@@ -222,7 +221,7 @@ void cuda_convert(tm_elem from, tm_elem to, const void *x, void *y, uint64_t n) 
 /* ---- vocabulary ------------------------------------------------------------------------------------------------ */
 
 static bool embed_lacks(const tm_embed *e) {
-    return lacks((e->scale != 0 && e->scale != 1) || e->add, "scaled and added embeddings");
+    return lacks((e->scale != 0 && e->scale != 1) || e->add, TM_KERNEL_EMBEDDINGS);
 }
 
 void cuda_embed_forward(const tm_embed *e) {
@@ -274,7 +273,7 @@ void cuda_head_update(const tm_head *h) {
 
 void cuda_head_gradient(const tm_head *h) {
     cuda_head_args a = head_args(h);
-    if (!lacks(h->softcap != 0, "soft caps")) launch_rows(CUDA_K_head_gradient, &a, h->rows, 0);
+    if (!lacks(h->softcap != 0, TM_KERNEL_SOFTCAPS)) launch_rows(CUDA_K_head_gradient, &a, h->rows, 0);
 }
 
 void cuda_head_begin(uint64_t rows, tm_head_state *state) {
@@ -313,9 +312,9 @@ static cuda_attention_args attention_args(const tm_attention *a) {
 }
 
 static bool attention_fits(const tm_attention *a) {
-    return !(lacks(a->head_dim > CUDA_MAX_HEAD_DIM, "attention with heads of more than 256 columns") ||
-             lacks(!tm_attention_is_fused(a) || a->kv_add, "attention to keys and values that lie apart") ||
-             lacks(a->softcap != 0 || a->temperature_every, "soft caps and temperatures of attention") ||
+    return !(lacks(a->head_dim > CUDA_MAX_HEAD_DIM, TM_KERNEL_WIDE_HEADS) ||
+             lacks(!tm_attention_is_fused(a) || a->kv_add, TM_KERNEL_APART) ||
+             lacks(a->softcap != 0, TM_KERNEL_SOFTCAPS) || lacks(a->temperature_every != 0, TM_KERNEL_TEMPERATURE) ||
              (a->rope && rope_lacks(a->rope)));
 }
 _Static_assert(CUDA_MAX_HEAD_DIM == 256, "attention_fits says so");
