@@ -262,6 +262,29 @@ TM_MUST_USE tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint6
 TM_MUST_USE tm_status tm_source_read_raw(const tm_source *src, uint32_t i, uint64_t byte_offset, uint64_t n, void *dst);
 /* The same as stored; F32, BF16 and F16 only. */
 TM_MUST_USE tm_status tm_source_read_native(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, void *dst);
+
+/* Tensors in place: whoever reads the bytes by its own means (offload: into frames, over and over) asks where they lie,
+ * and has them decoded. A piece is the least run of elements that can be decoded from some bytes alone: whole blocks;
+ * whole heads where GGUF has permuted their rows; all of a matrix that the file has transposed. */
+typedef struct tm_raw_range {
+    const char *path; /* lives as long as the source */
+    uint64_t offset, bytes;
+} tm_raw_range;
+enum { TM_PIECE_RANGES = 3 };
+typedef struct tm_source_piece {
+    uint64_t first, elements;
+    uint32_t n;
+    tm_raw_range range[TM_PIECE_RANGES];
+    bool in_order; /* one range: its bytes are the elements, in order, in the tensor's fmt */
+} tm_source_piece;
+/* The piece that has n elements from `first` on. TM_EINPUT: they are not there; TM_EUNSUPPORTED: not `readable`. */
+TM_MUST_USE tm_status tm_source_piece_of(const tm_source *src, uint32_t t, uint64_t first, uint64_t n,
+                                         tm_source_piece *out);
+/* raw[i]: the bytes of the piece's range i, at any address. n elements of the tensor from `first` on, within the piece:
+ * the values of tm_source_read_f32 as `to`, F32, BF16 or F16 (to nearest even; a copy where they are stored so). Any
+ * thread; parts of one piece may be decoded by several. */
+TM_MUST_USE tm_status tm_source_decode(const tm_source *src, uint32_t t, const tm_source_piece *p,
+                                       const void *const *raw, uint64_t first, uint64_t n, tm_fmt to, void *out);
 /* The tensor's pages will not be needed again: a small cgroup is not charged for them. */
 void tm_source_forget(const tm_source *src, uint32_t i);
 /* A side file's bytes, appended to `out`: "tokenizer.json", "generation_config.json", "chat_template.jinja",

@@ -144,12 +144,6 @@ static tm_status read_floats(const tm_elements *e, uint64_t first, uint64_t n, v
     return tm_elements_f32(e, first, n, dst);
 }
 
-/* Where HF's row lies among GGUF's rows. */
-static uint64_t permuted_row(uint64_t row, uint32_t head_rows) {
-    uint64_t head = row / head_rows, in_head = row % head_rows, half = head_rows / 2;
-    return head * head_rows + in_head % half * 2 + in_head / half;
-}
-
 /* ---- a matrix that the file has transposed ---- */
 
 /* Column c of the transpose is a run of the matrix: its elements within [first, first + n) lie side by side there. */
@@ -190,7 +184,7 @@ static tm_status read_range(const source_entry *s, uint64_t first, uint64_t n, v
     uint64_t width = t->ndim > 1 ? t->elements / t->shape[0] : 1;
     for (uint64_t done = 0; done < n;) {
         uint64_t at = first + done, column = at % width, take = tm_min_u64(n - done, width - column);
-        uint64_t row = permuted_row(at / width, s->head_rows);
+        uint64_t row = tm_permuted_row(at / width, s->head_rows);
         TM_TRY(read(&e, row * width + column, take, (uint8_t *)dst + done * size));
         done += take;
     }

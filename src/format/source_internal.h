@@ -13,6 +13,12 @@ typedef struct source_entry {
     bool added_one;  /* the file has 1 more than HF */
 } source_entry;
 
+/* Where HF's row lies among GGUF's rows. */
+static inline uint64_t tm_permuted_row(uint64_t row, uint32_t head_rows) {
+    uint64_t head = row / head_rows, in_head = row % head_rows, half = head_rows / 2;
+    return head * head_rows + in_head % half * 2 + in_head / half;
+}
+
 struct tm_source {
     char *path;
     tm_buf config;
