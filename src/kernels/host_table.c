@@ -20,6 +20,7 @@ const tm_kernel_table *tm_kernels_host(void) {
                                           .glu_forward = tm_glu_forward,
                                           .glu_backward = tm_glu_backward,
                                           .softcap = tm_softcap,
+                                          .scale = tm_scale,
                                           .add_bias = tm_add_bias,
                                           .column_sum = tm_column_sum,
                                           .embed_forward = tm_embed_forward,

@@ -38,6 +38,7 @@ typedef struct tm_kernel_table {
     __typeof__(tm_glu_forward) *glu_forward;
     __typeof__(tm_glu_backward) *glu_backward;
     __typeof__(tm_softcap) *softcap;
+    __typeof__(tm_scale) *scale;
     __typeof__(tm_add_bias) *add_bias;
     __typeof__(tm_column_sum) *column_sum;
     __typeof__(tm_embed_forward) *embed_forward;
@@ -64,12 +65,13 @@ typedef struct tm_kernel_table {
 typedef enum tm_kernel_feature {
     TM_KERNEL_NORMS,       /* norms that are not root mean squares of whole rows, or that add a residual */
     TM_KERNEL_ROTARY,      /* of a part of a head, of neighbours, with a factor */
-    TM_KERNEL_ACTIVATIONS, /* other than the gated silu */
+    TM_KERNEL_ACTIVATIONS, /* other than the silu whose factor lies beside it */
     TM_KERNEL_SOFTCAPS,
     TM_KERNEL_TEMPERATURE, /* of attention's scores */
     TM_KERNEL_APART,       /* attention to values that do not lie beside the keys */
     TM_KERNEL_EMBEDDINGS,  /* that are scaled, or added to */
     TM_KERNEL_WIDE_HEADS,  /* of more than 256 columns */
+    TM_KERNEL_SCALES,      /* by an element of the weights */
     TM_KERNEL_FEATURES
 } tm_kernel_feature;
 /* The row, and what of it: "softcap". In the header for the devices' modules, which share no code with the program. */
@@ -82,7 +84,8 @@ static inline const char *tm_kernel_feature_name(tm_kernel_feature f) {
         [TM_KERNEL_TEMPERATURE] = "attention (scores that grow with the position)",
         [TM_KERNEL_APART] = "attention (values that lie apart)",
         [TM_KERNEL_EMBEDDINGS] = "embed (scaled, or added to)",
-        [TM_KERNEL_WIDE_HEADS] = "attention (heads of more than 256 columns)"};
+        [TM_KERNEL_WIDE_HEADS] = "attention (heads of more than 256 columns)",
+        [TM_KERNEL_SCALES] = "scale"};
     return names[f];
 }
 

@@ -144,10 +144,12 @@ typedef struct tm_glu {
     bool plain; /* no gate: x is [rows][width], else [rows][2 width] */
     uint64_t rows, width;
     const void *x;
+    const void *up; /* u where it lies elsewhere than in x, which is then [rows][width]: rows ld_up apart. NULL: in x */
+    uint64_t ld_up;
     void *y; /* [rows][width]; backward recomputes it (for the down projection's gradient) */
     /* backward */
     const float *dy;
-    void *dx;
+    void *dx, *d_up; /* d_up as up */
 } tm_glu;
 void tm_glu_forward(const tm_glu *a);
 void tm_glu_backward(const tm_glu *a);
@@ -158,6 +160,8 @@ void tm_glu_backward(const tm_glu *a);
 void tm_add_bias(tm_elem t, uint64_t rows, uint64_t n, const void *bias, void *x, uint64_t ld);
 /* out[n] = or += sum over rows of x, in row order. */
 void tm_column_sum(tm_elem t, uint64_t rows, uint64_t n, const void *x, uint64_t ld, float *out, bool add);
+/* y = factor[0] x, n elements; y may be x */
+void tm_scale(tm_elem t, uint64_t n, const void *factor, const void *x, void *y);
 /* x = cap tanh(x / cap), fp32 */
 void tm_softcap(uint64_t rows, uint64_t n, uint64_t ld, float cap, float *x);
 

@@ -22,9 +22,14 @@ static size_t span_at(uint64_t i, uint64_t n) {
     return n - i < KERNELS_SPAN ? (size_t)(n - i) : KERNELS_SPAN;
 }
 
-/* Elements of a row of x, and where the second half begins. */
+/* Elements of a row of x. */
 static uint64_t in_width(const tm_glu *a) {
-    return a->plain ? a->width : 2 * a->width;
+    return a->plain || a->up ? a->width : 2 * a->width;
+}
+
+/* Where u of a row begins: in `up`, or behind the gate. */
+static uint64_t up_at(const tm_glu *a, uint64_t row) {
+    return a->up ? row * a->ld_up : row * in_width(a) + a->width;
 }
 
 /* y = act(g) * u, or act(g), of a span. */
@@ -46,7 +51,7 @@ void tm_glu_forward(const tm_glu *a) {
             size_t n = span_at(i, f);
             uint64_t at = r * in_width(a) + i;
             const float *gate = kernels_load(a->type, a->x, at, g, n);
-            const float *up = a->plain ? NULL : kernels_load(a->type, a->x, at + f, u, n);
+            const float *up = a->plain ? NULL : kernels_load(a->type, a->up ? a->up : a->x, up_at(a, r) + i, u, n);
             float *dest = kernels_dest(a->type, a->y, r * f + i, out);
             activate(a, gate, up, dest, n);
             kernels_store(a->type, dest, a->y, r * f + i, n);
@@ -73,21 +78,37 @@ static void activate_back(const tm_glu *a, const float *g, const float *u, const
 
 void tm_glu_backward(const tm_glu *a) {
     uint64_t f = a->width;
+    void *d_up = a->up ? a->d_up : a->dx;
 #pragma omp parallel for schedule(static) num_threads(kernels_team()) if (a->rows * f > SERIAL_ELEMENTS)
     for (uint64_t r = 0; r < a->rows; r++) {
         float g[KERNELS_SPAN], u[KERNELS_SPAN], out[KERNELS_SPAN], dg[KERNELS_SPAN], du[KERNELS_SPAN];
         for (uint64_t i = 0; i < f; i += KERNELS_SPAN) {
             size_t n = span_at(i, f);
-            uint64_t at_g = r * in_width(a) + i, at_u = at_g + f, at_y = r * f + i;
+            uint64_t at_g = r * in_width(a) + i, at_u = up_at(a, r) + i, at_y = r * f + i;
             const float *gate = kernels_load(a->type, a->x, at_g, g, n);
-            const float *up = a->plain ? NULL : kernels_load(a->type, a->x, at_u, u, n);
+            const float *up = a->plain ? NULL : kernels_load(a->type, a->up ? a->up : a->x, at_u, u, n);
             float *to_y = kernels_dest(a->type, a->y, at_y, out), *to_g = kernels_dest(a->type, a->dx, at_g, dg);
-            float *to_u = a->plain ? NULL : kernels_dest(a->type, a->dx, at_u, du);
+            float *to_u = a->plain ? NULL : kernels_dest(a->type, d_up, at_u, du);
             activate_back(a, gate, up, a->dy + at_y, to_y, to_g, to_u, n);
             kernels_store(a->type, to_y, a->y, at_y, n);
             kernels_store(a->type, to_g, a->dx, at_g, n);
-            if (!a->plain) kernels_store(a->type, to_u, a->dx, at_u, n);
+            if (!a->plain) kernels_store(a->type, to_u, d_up, at_u, n);
         }
+    }
+}
+
+void tm_scale(tm_elem t, uint64_t n, const void *factor, const void *x, void *y) {
+    float buf[1], by = *kernels_load(t, factor, 0, buf, 1);
+    uint64_t spans = (n + KERNELS_SPAN - 1) / KERNELS_SPAN;
+#pragma omp parallel for schedule(static) num_threads(kernels_team()) if (n > SERIAL_ELEMENTS)
+    for (uint64_t s = 0; s < spans; s++) {
+        float from[KERNELS_SPAN], out[KERNELS_SPAN];
+        uint64_t at = s * KERNELS_SPAN;
+        size_t m = span_at(at, n);
+        float *dest = kernels_dest(t, y, at, out);
+        memmove(dest, kernels_load(t, x, at, from, m), m * sizeof *dest);
+        kernels.scale(by, dest, m);
+        kernels_store(t, dest, y, at, m);
     }
 }
 

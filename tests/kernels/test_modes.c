@@ -158,26 +158,37 @@ static double act(tm_activation kind, double x) {
     return x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
-static void check_activation(tm_elem t, tm_activation kind, bool plain, size_t f) {
-    size_t rows = 3, in = plain ? f : 2 * f;
+/* Where the gated factor lies. */
+typedef enum ups { UP_NONE, UP_BESIDE, UP_APART, UPS } ups;
+
+static void check_activation(tm_elem t, tm_activation kind, ups up, size_t f) {
+    size_t rows = 3, in = up == UP_BESIDE ? 2 * f : f, ld = f + 3;
+    bool plain = up == UP_NONE;
+    double *apart = randoms(rows * ld, 3), *d_apart = randoms(rows * ld, 2);
+    void *sup = stored(t, apart, rows * ld), *dup = stored(t, d_apart, rows * ld);
     double *x = randoms(rows * in, 7), *dy = randoms(rows * f, 1);
     void *sx = stored(t, x, rows * in), *dx = malloc(bytes_of(t, rows * in));
     void *y = malloc(bytes_of(t, rows * f)), *again = malloc(bytes_of(t, rows * f));
     float *sdy = stored(TM_ELEM_F32, dy, rows * f);
     tm_glu a = {.type = t, .act = kind, .plain = plain, .rows = rows, .width = f, .x = sx, .y = y};
+    if (up == UP_APART) a.up = sup, a.d_up = dup, a.ld_up = ld;
     tm_glu_forward(&a);
     a.y = again, a.dy = sdy, a.dx = dx;
     tm_glu_backward(&a);
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < f; i++) {
             size_t at = r * f + i, at_g = r * in + i;
-            double g = x[at_g], u = plain ? 1 : x[at_g + f];
+            double g = x[at_g], u = plain ? 1 : up == UP_APART ? apart[r * ld + i] : x[at_g + f];
             double slope = (act(kind, g + step) - act(kind, g - step)) / (2 * step);
             near(value(t, y, at), act(kind, g) * u, tolerance(t), "activation", at);
             near(value(t, again, at), act(kind, g) * u, tolerance(t), "activation again", at);
             near(value(t, dx, at_g), dy[at] * u * slope, gradient_tolerance(t), "dg", at);
-            if (!plain) near(value(t, dx, at_g + f), dy[at] * act(kind, g), gradient_tolerance(t), "du", at);
+            double du = up == UP_APART ? value(t, dup, r * ld + i) : plain ? 0 : value(t, dx, at_g + f);
+            if (!plain) near(du, dy[at] * act(kind, g), gradient_tolerance(t), "du", at);
         }
+    for (size_t i = 0; i < rows * ld; i++)
+        if (i % ld >= f) unchanged(t, dup, i, d_apart[i], "du beyond");
+    free(apart), free(d_apart), free(sup), free(dup);
     free(x), free(dy), free(sx), free(dx), free(y), free(again), free(sdy);
 }
 
@@ -187,8 +198,23 @@ static void activations(void **state) {
     static const size_t widths[] = {1, 9, 80, 1031};
     for (size_t k = 0; k < TM_COUNT(types); k++)
         for (size_t a = 0; a < TM_COUNT(kinds); a++)
-            for (size_t w = 0; w < 2 * TM_COUNT(widths); w++)
-                check_activation(types[k], kinds[a], w % 2 == 0, widths[w / 2]);
+            for (size_t w = 0; w < UPS * TM_COUNT(widths); w++)
+                check_activation(types[k], kinds[a], (ups)(w % UPS), widths[w / UPS]);
+}
+
+static void scale(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 17, 20003}; /* the last is work for a team */
+    for (size_t k = 0; k < 2 * TM_COUNT(types) * TM_COUNT(sizes); k++) {
+        tm_elem t = types[k / 2 % TM_COUNT(types)];
+        size_t n = sizes[k / 2 / TM_COUNT(types)];
+        double *x = randoms(n, 3), by = 0.8125;
+        void *sx = stored(t, x, n), *factor = stored(t, &by, 1), *y = k % 2 ? sx : malloc(bytes_of(t, n));
+        tm_scale(t, n, factor, sx, y);
+        for (size_t i = 0; i < n; i++) near(value(t, y, i), by * x[i], tolerance(t), "scale", i);
+        free(x), free(sx), free(factor);
+        if (y != sx) free(y);
+    }
 }
 
 static void softcap(void **state) {
@@ -614,6 +640,7 @@ static int run_column(const char *isa) {
         cmocka_unit_test(norms),
         cmocka_unit_test(activations),
         cmocka_unit_test(softcap),
+        cmocka_unit_test(scale),
         cmocka_unit_test(attention),
         cmocka_unit_test(attention_cache),
         cmocka_unit_test(embedding),

@@ -44,7 +44,8 @@ void cuda_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, 
                      tm_positions pos, bool inverse);
 void cuda_glu_forward(const tm_glu *g);
 void cuda_glu_backward(const tm_glu *g);
-void cuda_softcap(uint64_t rows, uint64_t n, uint64_t ld, float cap, float *x); /* refused */
+void cuda_softcap(uint64_t rows, uint64_t n, uint64_t ld, float cap, float *x);     /* refused */
+void cuda_scale(tm_elem t, uint64_t n, const void *factor, const void *x, void *y); /* refused */
 void cuda_add_bias(tm_elem t, uint64_t rows, uint64_t n, const void *bias, void *x, uint64_t ld);
 void cuda_column_sum(tm_elem t, uint64_t rows, uint64_t n, const void *x, uint64_t ld, float *out, bool add);
 void cuda_embed_forward(const tm_embed *e);

@@ -162,7 +162,7 @@ static cuda_swiglu_args swiglu_args(const tm_glu *g) {
 }
 
 static bool glu_lacks(const tm_glu *g) {
-    return lacks(g->plain || g->act != TM_ACT_SILU, TM_KERNEL_ACTIVATIONS);
+    return lacks(g->plain || g->up || g->act != TM_ACT_SILU, TM_KERNEL_ACTIVATIONS);
 }
 
 void cuda_glu_forward(const tm_glu *g) {
@@ -178,6 +178,11 @@ void cuda_glu_backward(const tm_glu *g) {
 void cuda_softcap(uint64_t rows, uint64_t n, uint64_t ld, float cap, float *x) {
     (void)n, (void)ld, (void)cap, (void)x;
     lacks(rows > 0, TM_KERNEL_SOFTCAPS);
+}
+
+void cuda_scale(tm_elem t, uint64_t n, const void *factor, const void *x, void *y) {
+    (void)t, (void)factor, (void)x, (void)y;
+    lacks(n > 0, TM_KERNEL_SCALES);
 }
 
 void cuda_add_bias(tm_elem t, uint64_t rows, uint64_t n, const void *bias, void *x, uint64_t ld) {
