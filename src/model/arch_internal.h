@@ -145,7 +145,10 @@ uint32_t model_one_part(model_builder *b, const char *prefix, const char *what, 
 
 void model_begin_unit(model_builder *b, tm_unit_kind kind, const char *name);
 void model_set_slot(model_builder *b, unsigned slot, const char *name, uint64_t bytes, uint64_t grad_bytes);
+/* The slot is `of` of an earlier unit. */
+void model_bridge_slot(model_builder *b, unsigned slot, uint32_t unit, unsigned of);
 void model_set_kv_bytes(model_builder *b, uint64_t bytes);
+void model_share_kv(model_builder *b, uint32_t unit); /* attention stores into, and reads, an earlier unit's cache */
 
 /* Stages. `spec` says what they compute but for its kind; slots that they use follow from it.
  *   norm       adds to the input's gradient, which the residual path wrote before, or writes it (`grad`)

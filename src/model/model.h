@@ -7,7 +7,7 @@
  *   segment a run of elements that a checkpoint tensor and a part have in common.
  *   slot    a per-token value inside a unit for one micro-batch (input, q/k/v, ...): a row for each of the
  *           micro-batch's T token rows, `slot.bytes` each. Slot 0 is the unit's input, slot 1 its output. A slot may
- *           have a gradient.
+ *           have a gradient, and be an earlier unit's (a bridge).
  *   stage   one kernel call: reads slots and parts, writes slots. Forward runs a unit's stages 0..n-1 for a
  *           micro-batch, backward n-1..0.
  *
@@ -118,7 +118,7 @@ typedef struct tm_part {
     const char *name;                   /* "layers.0.qkv" */
 } tm_part;
 
-enum { TM_MAX_SLOTS = 16, TM_MAX_STAGE_USES = 10, TM_MAX_STAGE_PARTS = 8 };
+enum { TM_MAX_SLOTS = 20, TM_MAX_STAGE_USES = 10, TM_MAX_STAGE_PARTS = 8 };
 typedef enum tm_access {
     TM_READ = 1,
     TM_WRITE = 2,
@@ -128,6 +128,11 @@ typedef struct tm_slot {
     const char *name;
     uint32_t bytes;      /* per token row, 0: the slot does not exist */
     uint32_t grad_bytes; /* of its gradient per token row, 0: has none */
+    /* A bridge: it is `of_slot` of the earlier unit `of_unit`, and so is its gradient, which every unit that uses it adds
+     * to: complete when backward reaches the unit that writes the slot. Its value is not computed again here. */
+    bool bridged;
+    uint8_t of_slot;
+    uint32_t of_unit;
 } tm_slot;
 typedef struct tm_slot_use {
     uint8_t slot;
@@ -153,7 +158,8 @@ typedef struct tm_unit {
     const tm_stage *stage;        /* head: stage 0 is the norm, then one stage per vocabulary part */
     uint32_t first_part, n_parts; /* parts that this unit owns */
     tm_slot slot[TM_MAX_SLOTS];   /* 0: input, 1: output (embed has no input; head has no output) */
-    uint32_t kv_bytes;            /* of a key-value cache per row and position, 0: none */
+    uint32_t kv_bytes;            /* of a key-value cache per row and position, 0: none of its own */
+    uint32_t kv_unit;             /* whose cache its stages use: its own, or an earlier unit's */
 } tm_unit;
 
 typedef struct tm_model tm_model;

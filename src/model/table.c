@@ -244,17 +244,32 @@ void model_begin_unit(model_builder *b, tm_unit_kind kind, const char *name) {
     name = name_of(b, name, "", "");
     if (grow_failed(b, &m->unit, &b->units_cap, m->n_units, sizeof *m->unit)) return;
     b->unit = m->n_units++;
-    m->unit[b->unit] = (tm_unit){.kind = kind, .name = name, .first_part = m->n_parts};
+    m->unit[b->unit] = (tm_unit){.kind = kind, .name = name, .first_part = m->n_parts, .kv_unit = b->unit};
 }
 
 void model_set_slot(model_builder *b, unsigned slot, const char *name, uint64_t bytes, uint64_t grad_bytes) {
     if (slot >= TM_MAX_SLOTS) no_room(b, "slots in a unit", TM_MAX_SLOTS);
     if (bytes > UINT32_MAX || grad_bytes > UINT32_MAX) no_room(b, "bytes in a token row of a slot", UINT32_MAX);
-    if (b->rc == TM_OK) b->m->unit[b->unit].slot[slot] = (tm_slot){name, (uint32_t)bytes, (uint32_t)grad_bytes};
+    if (b->rc == TM_OK)
+        b->m->unit[b->unit].slot[slot] =
+            (tm_slot){.name = name, .bytes = (uint32_t)bytes, .grad_bytes = (uint32_t)grad_bytes};
+}
+
+void model_bridge_slot(model_builder *b, unsigned slot, uint32_t unit, unsigned of) {
+    if (slot >= TM_MAX_SLOTS) no_room(b, "slots in a unit", TM_MAX_SLOTS);
+    if (b->rc != TM_OK) return;
+    tm_slot *s = &b->m->unit[b->unit].slot[slot];
+    *s = b->m->unit[unit].slot[of];
+    s->bridged = true;
+    s->of_unit = unit, s->of_slot = (uint8_t)of;
 }
 
 void model_set_kv_bytes(model_builder *b, uint64_t bytes) {
     if (b->rc == TM_OK) b->m->unit[b->unit].kv_bytes = (uint32_t)bytes;
+}
+
+void model_share_kv(model_builder *b, uint32_t unit) {
+    if (b->rc == TM_OK) b->m->unit[b->unit].kv_unit = unit;
 }
 
 /* ---- embedding and head ---- */

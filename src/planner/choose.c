@@ -134,7 +134,7 @@ static double kept_bytes(const tm_job *job, const pass_opts *o) {
             for (uint32_t i = 0; i < unit->stage[s].n_backward; i++)
                 if (!unit->stage[s].backward[i].grad) read |= 1u << unit->stage[s].backward[i].slot;
         for (uint32_t s = 2; s < TM_MAX_SLOTS; s++)
-            if (read >> s & 1) bytes += rows * unit->slot[s].bytes;
+            if ((read >> s & 1) && !unit->slot[s].bridged) bytes += rows * unit->slot[s].bytes;
     }
     if (o->keep_quarters == PASS_KEEP_LOGITS) bytes += rows * tm_model_get_config(job->model)->vocab_size * 4;
     return bytes;

@@ -32,9 +32,17 @@ uint32_t pass_scratch(pass *x, uint32_t unit, uint64_t bytes) {
 
 /* ---- slots and gradients ------------------------------------------------------------------------------------- */
 
-/* A unit's input is the output of the unit before. */
+static const tm_slot *slot_of(const pass *x, uint32_t unit, uint32_t slot) {
+    return &tm_model_unit(x->m, unit)->slot[slot];
+}
+
+/* A unit's input is the output of the unit before; a bridged slot is an earlier unit's. */
 static size_t slot_key(const pass *x, uint32_t unit, uint32_t mb, uint32_t slot) {
-    if (slot == 0) {
+    const tm_slot *s = slot_of(x, unit, slot);
+    if (s->bridged) {
+        unit = s->of_unit;
+        slot = s->of_slot;
+    } else if (slot == 0) {
         unit--;
         slot = 1;
     }
@@ -42,7 +50,7 @@ static size_t slot_key(const pass *x, uint32_t unit, uint32_t mb, uint32_t slot)
 }
 
 static uint32_t slot_interval(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *use) {
-    const tm_slot *slot = &tm_model_unit(x->m, unit)->slot[use->slot];
+    const tm_slot *slot = slot_of(x, unit, use->slot);
     size_t key = slot_key(x, unit, mb, use->slot);
     uint32_t *object = use->grad ? &x->grad_object[key] : &x->value_object[key];
     uint32_t *interval = use->grad ? &x->grad_interval[key] : &x->value_interval[key];
@@ -64,7 +72,7 @@ static void use_slots(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *us
         tm_use_access access = (tm_use_access)uses[i].access;
         if (access == TM_USE_UPDATE && !*written) {
             access = TM_USE_WRITE;
-            *fresh |= 1u << (uses[i].slot + (uses[i].grad ? 16 : 0));
+            *fresh |= 1u << i;
         }
         if (access & TM_USE_WRITE) *written = 1;
         op_use(&x->w, OPERAND_SLOT, interval, access);
@@ -76,7 +84,7 @@ static uint32_t fresh_slots(const pass *x, uint32_t unit, uint32_t mb, const tm_
     for (uint32_t i = 0; i < n; i++) {
         size_t key = slot_key(x, unit, mb, uses[i].slot);
         bool written = uses[i].grad ? x->grad_written[key] : x->value_written[key];
-        if (uses[i].access == TM_UPDATE && !written) fresh |= 1u << (uses[i].slot + (uses[i].grad ? 16 : 0));
+        if (uses[i].access == TM_UPDATE && !written) fresh |= 1u << i;
     }
     return fresh;
 }
@@ -174,8 +182,11 @@ static void close_unit(pass *x, uint32_t unit) {
             x->part_interval[u->stage[s].part[i]] = x->own_interval[u->stage[s].part[i]] =
                 x->sum_interval[u->stage[s].part[i]] = NONE;
     for (uint32_t mb = 0; mb < x->K; mb++)
-        for (uint32_t s = 0; s < TM_MAX_SLOTS; s++)
-            if (s != 1 && (unit > 0 || s > 0)) x->value_interval[slot_key(x, unit, mb, s)] = NONE;
+        for (uint32_t s = 0; s < TM_MAX_SLOTS; s++) {
+            if (s == 1 || (unit == 0 && s == 0)) continue;
+            x->value_interval[slot_key(x, unit, mb, s)] = NONE;
+            if (u->slot[s].bridged) x->grad_interval[slot_key(x, unit, mb, s)] = NONE; /* others add to it later */
+        }
 }
 
 static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
@@ -285,6 +296,7 @@ const bool *pass_again(pass *x, uint32_t unit) {
 static void forget_slots(pass *x, uint32_t unit) {
     for (uint32_t mb = 0; mb < x->K; mb++)
         for (uint32_t s = 2; s < TM_MAX_SLOTS; s++) {
+            if (slot_of(x, unit, s)->bridged) continue; /* nobody here computes it again */
             size_t key = slot_key(x, unit, mb, s);
             x->value_object[key] = x->value_interval[key] = NONE;
             x->value_written[key] = 0;

@@ -65,7 +65,7 @@ enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE, WHAT_MEANS };
 typedef union op_args {
     uint32_t word[4];
     struct {
-        uint32_t unit, stage, micro_batch, fresh; /* slots that are written first; their gradients from bit 16 on */
+        uint32_t unit, stage, micro_batch, fresh; /* bit i: the stage's i-th use is the first that writes there */
     } stage;                                      /* OP_FORWARD, OP_BACKWARD */
     struct {
         uint32_t unit, stage, micro_batch, last; /* only of each row's last position */

@@ -64,7 +64,11 @@ static void take_slots(const op_call *c, tm_stage_args *a) {
     uint32_t n;
     const tm_slot_use *use = slots_of(c, &n);
     void *const *slot = op_operands(c, OPERAND_SLOT);
-    for (uint32_t i = 0; i < n; i++) *(use[i].grad ? &a->grad[use[i].slot] : &a->slot[use[i].slot]) = slot[i];
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t first = c->args.stage.fresh >> i & 1;
+        *(use[i].grad ? &a->grad[use[i].slot] : &a->slot[use[i].slot]) = slot[i];
+        *(use[i].grad ? &a->grad_fresh : &a->slot_fresh) |= first << use[i].slot;
+    }
 }
 
 /* What both directions take alike. */
@@ -74,8 +78,6 @@ static tm_stage_args stage_args(const op_call *c, const tm_micro_batch *batch) {
                        .unit = c->args.stage.unit,
                        .stage = c->args.stage.stage,
                        .batch = batch,
-                       .slot_fresh = c->args.stage.fresh & 0xffff,
-                       .grad_fresh = c->args.stage.fresh >> 16,
                        .kept_logits = op_operand(c, OPERAND_LOGITS),
                        .workspace = op_operand(c, OPERAND_WORKSPACE)};
     void *const *weight = op_operands(c, OPERAND_WEIGHT);

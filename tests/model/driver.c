@@ -25,6 +25,8 @@ static void *alloc64(uint64_t bytes) {
 }
 
 static size_t at(const run *r, uint32_t unit, unsigned batch, unsigned slot) {
+    const tm_slot *s = &tm_model_unit(r->m, unit)->slot[slot];
+    if (s->bridged) unit = s->of_unit, slot = s->of_slot;
     return ((size_t)unit * r->n_batches + batch) * TM_MAX_SLOTS + slot;
 }
 static bool *touched(const run *r, uint32_t unit, unsigned batch, bool grad, unsigned slot) {
@@ -44,6 +46,7 @@ static void open_slots(run *r) {
             for (unsigned s = 0; s < TM_MAX_SLOTS; s++) {
                 const tm_slot *slot = &tm_model_unit(r->m, u)->slot[s];
                 size_t i = at(r, u, b, s);
+                if (slot->bridged) continue;
                 if (s == 0 && u > 0) {
                     r->slot[i] = r->slot[at(r, u - 1, b, 1)];
                     r->slot_grad[i] = r->slot_grad[at(r, u - 1, b, 1)];
@@ -91,6 +94,7 @@ void run_close(run *r) {
     for (uint32_t u = 0; u < tm_model_units(r->m); u++)
         for (unsigned b = 0; b < r->n_batches; b++)
             for (unsigned s = u > 0 ? 1 : 0; s < TM_MAX_SLOTS; s++) {
+                if (tm_model_unit(r->m, u)->slot[s].bridged) continue;
                 free(r->slot[at(r, u, b, s)]);
                 free(r->slot_grad[at(r, u, b, s)]);
             }
@@ -191,7 +195,8 @@ static void run_stage(run *r, uint32_t unit, uint32_t stage, unsigned b, bool ba
     }
     if (backward) a.coefficient = r->coefficient[b];
     if (u->kind == TM_UNIT_HEAD && r->keep_logits) a.kept_logits = kept_logits(r, unit, stage, b);
-    if (s->uses_kv_cache && !backward && r->kv_capacity) a.kv_cache = r->kv_cache[unit], a.kv_capacity = r->kv_capacity;
+    if (s->uses_kv_cache && !backward && r->kv_capacity)
+        a.kv_cache = r->kv_cache[u->kv_unit], a.kv_capacity = r->kv_capacity;
     uint64_t start = tm_now_ns();
     must(backward ? tm_stage_backward(&a) : tm_stage_forward(&a));
     clock_add(s->name, backward, tm_now_ns() - start);
@@ -207,12 +212,13 @@ static void run_unit(run *r, uint32_t unit, run_order order, bool backward) {
         }
 }
 
-/* Nothing of a unit has been computed, of values or of gradients; its input stays. */
+/* Nothing of a unit has been computed, of values or of gradients; its input, and what is another's, stays. */
 static void begin_unit(run *r, uint32_t unit, bool grad) {
     for (unsigned b = 0; b < r->n_batches; b++)
         for (unsigned s = 0; s < TM_MAX_SLOTS; s++) {
             const tm_slot *slot = &tm_model_unit(r->m, unit)->slot[s];
             void *p = grad ? run_slot_grad(r, unit, b, s) : run_slot(r, unit, b, s);
+            if (slot->bridged) continue;
             *touched(r, unit, b, grad, s) = false;
             if (s > 0 && p) memset(p, 0xff, (uint64_t)(grad ? slot->grad_bytes : slot->bytes) * r->batch[b].tokens);
         }

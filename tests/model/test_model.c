@@ -276,8 +276,8 @@ static void growing_tables(void **state) {
     const struct {
         void (*describe)(model_builder *b);
         const char *says;
-    } bad[] = {{describe_slot, "more than 16 slots in a unit"},
-               {describe_use, "more than 16 slots in a unit"},
+    } bad[] = {{describe_slot, "more than 20 slots in a unit"},
+               {describe_use, "more than 20 slots in a unit"},
                {describe_name, "more than 95 bytes in a name"}};
     for (size_t i = 0; i < TM_COUNT(bad); i++) {
         tm_model m = {.config = c};
