@@ -120,6 +120,7 @@ struct model_builder {
     tm_model *m;
     const tm_model_config *c;
     const model_decoder *d;
+    const tm_model_roles *roles; /* NULL: all tensors learn, and matrices side by side may be one part */
     tm_status rc;
     size_t units_cap, stages_cap, specs_cap, parts_cap, tensors_cap, segments_cap;
     tm_stage spare; /* what is written to after a failure */
@@ -129,7 +130,7 @@ struct model_builder {
 
 /* Fills the empty tables of m, whose configuration is there; model_free_tables frees what is there, after a failure
  * too. */
-TM_MUST_USE tm_status model_build_tables(tm_model *m, const model_arch *arch);
+TM_MUST_USE tm_status model_build_tables(tm_model *m, const model_arch *arch, const tm_model_roles *roles);
 void model_free_tables(tm_model *m);
 
 /* Tensors: `columns` 0: a vector. Names are prefix, stem and ".weight" or ".bias" together. Norms begin as ones (those

@@ -67,6 +67,11 @@ static void weight_gradient(const tm_stage_args *a, uint64_t rows, const void *d
     a->kernels->gemm(&g);
 }
 
+/* Of a gradient that somebody wants. */
+static void zero_gradient_tail(const tm_stage_args *a, unsigned slot, uint64_t row_bytes) {
+    if (a->grad[slot]) model_zero_tail(a, a->grad[slot], row_bytes);
+}
+
 static void copy_rows(const tm_stage_args *a, void *to, const void *from, uint64_t row_bytes) {
     if (to != from) a->kernels->copy(to, from, a->batch->tokens * row_bytes);
 }
@@ -88,13 +93,15 @@ static tm_norm norm_of(const tm_stage_args *a, const void *small, rows_chunk c) 
                      .dy_type = TM_ELEM_F32};
 }
 
-/* Its backward, from dy into the gradient of slot s->in. */
+/* Its backward, from dy into the gradient of slot s->in, or into the workspace if nobody wants that one. */
 static void norm_back(const tm_stage_args *a, tm_norm n, rows_chunk c, const void *dy, bool add, float *small,
-                      void *workspace) {
+                      char *workspace) {
     const stage_spec *s = model_spec_of(a);
     n.dy = dy;
-    n.dx = model_row(n.type, a->grad[s->in], c.row, s->width);
-    n.dx_add = add;
+    if (a->grad[s->in])
+        n.dx = model_row(n.type, a->grad[s->in], c.row, s->width), n.dx_add = add;
+    else
+        n.dx = model_take(&workspace, c.rows * s->width * tm_elem_bytes(n.type));
     n.dw = small ? small + s->norm : NULL;
     n.db = small && s->norm_bias != NO_VECTOR ? small + s->norm_bias : NULL;
     n.dw_add = true;
@@ -103,7 +110,8 @@ static void norm_back(const tm_stage_args *a, tm_norm n, rows_chunk c, const voi
 }
 
 static uint64_t norm_bytes(const tm_model *m, const stage_spec *s, uint64_t rows) {
-    return m->sizes.norm_workspace(rows, s->norm_kind == TM_NORM_LAYER ? 2 * s->width : s->width);
+    uint64_t dx = s->without & WITHOUT_INPUT ? tm_round_up(rows * s->width * tm_dtype_bytes(m->compute), 64) : 0;
+    return dx + m->sizes.norm_workspace(rows, s->norm_kind == TM_NORM_LAYER ? 2 * s->width : s->width);
 }
 
 void norm_forward(const tm_stage_args *a) {
@@ -114,15 +122,23 @@ void norm_forward(const tm_stage_args *a) {
     model_zero_tail(a, a->slot[s->out], s->width * tm_elem_bytes(n.type));
 }
 
+static bool adds_gradient(const tm_stage_args *a, unsigned slot) {
+    const tm_stage *s = model_stage_of(a);
+    bool adds = false;
+    for (unsigned i = 0; i < s->n_backward; i++)
+        adds |= s->backward[i].grad && s->backward[i].slot == slot && s->backward[i].access == TM_UPDATE;
+    return adds;
+}
+
 void norm_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->width;
-    bool add = (model_stage_of(a)->backward[2].access == TM_UPDATE) && !model_fresh(a->grad_fresh, s->in);
+    bool add = adds_gradient(a, s->in) && !model_fresh(a->grad_fresh, s->in);
     float *small = model_small_gradient(a, 0);
     FOR_CHUNKS(c, model_rows(a->batch))
     norm_back(a, norm_of(a, a->weight[0], c), c, (const float *)a->grad[s->out] + c.row * h, add, small, a->workspace);
-    if (!add) model_zero_tail(a, a->grad[s->in], h * tm_elem_bytes(t));
+    if (!add) zero_gradient_tail(a, s->in, h * tm_elem_bytes(t));
 }
 
 uint64_t norm_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
@@ -144,13 +160,14 @@ void post_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     float *small = model_small_gradient(a, 0);
-    FOR_CHUNKS(c, model_rows(a->batch)) {
+    bool norm = small || a->grad[s->in];
+    FOR_CHUNKS(c, norm ? model_rows(a->batch) : 0) {
         tm_norm n = norm_of(a, a->weight[0], c);
         n.dy_type = t;
         norm_back(a, n, c, model_row_const(t, a->grad[s->out], c.row, s->width), false, small, a->workspace);
     }
-    model_zero_tail(a, a->grad[s->in], s->width * tm_elem_bytes(t));
-    copy_rows(a, a->grad[s->residual], a->grad[s->out], s->width * tm_elem_bytes(t));
+    zero_gradient_tail(a, s->in, s->width * tm_elem_bytes(t));
+    if (a->grad[s->residual]) copy_rows(a, a->grad[s->residual], a->grad[s->out], s->width * tm_elem_bytes(t));
 }
 
 uint64_t post_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
@@ -167,14 +184,10 @@ static const void *small_at(const tm_stage_args *a, uint64_t element) {
     return model_row_const(model_elem(a->model), a->weight[PART_SMALL], 1, element);
 }
 
-static bool norms_itself(const stage_spec *p) {
-    return !p->normed && p->norm != NO_VECTOR;
-}
-
 /* The chunk's rows that are multiplied: normed, from their slot or computed into buf, or the input as it is. */
 static const void *input_rows(const tm_stage_args *a, const stage_spec *p, rows_chunk c, void *buf) {
     tm_elem t = model_elem(a->model);
-    if (!norms_itself(p)) return model_row_const(t, a->slot[p->normed ? p->normed : p->in], c.row, p->width);
+    if (!model_norms_itself(p)) return model_row_const(t, a->slot[p->normed ? p->normed : p->in], c.row, p->width);
     tm_norm n = norm_of(a, a->weight[PART_SMALL], c);
     n.y = buf;
     a->kernels->norm_forward(&n);
@@ -203,20 +216,21 @@ void in_forward(const tm_stage_args *a) {
 static void in_backward_chunk(const tm_stage_args *a, const stage_spec *p, rows_chunk c, float *small) {
     tm_elem t = model_elem(a->model);
     uint64_t h = p->width;
-    bool own = norms_itself(p);
+    bool own = model_norms_itself(p), back = !(p->without & WITHOUT_PRODUCT);
     unsigned to = p->normed ? p->normed : p->in; /* whose gradient the product's is, unless it goes through the norm */
     tm_elem to_type = p->normed ? TM_ELEM_F32 : t;
     char *at = a->workspace;
     void *buf = own ? model_take(&at, c.rows * h * tm_elem_bytes(t)) : NULL;
-    void *dx = own ? model_take(&at, c.rows * h * sizeof(float)) : model_row(to_type, a->grad[to], c.row, h);
     const char *dy = model_row_const(t, a->grad[p->out], c.row, p->row_columns);
     dy += p->column * tm_elem_bytes(t);
     bool fresh = a->weight_grad_fresh[PART_MATRIX] && c.row == 0;
     if (a->weight_grad[PART_MATRIX]) weight_gradient(a, c.rows, dy, p->row_columns, input_rows(a, p, c, buf), fresh);
-    bool keep = !own && !model_fresh(a->grad_fresh, to);
-    project_back(a, c.rows, dy, p->row_columns, keep ? 1 : 0, dx, own ? TM_ELEM_F32 : to_type);
     if (small && p->bias != NO_VECTOR)
         a->kernels->column_sum(t, c.rows, p->columns, dy, p->row_columns, small + p->bias, true);
+    if (!back) return;
+    void *dx = own ? model_take(&at, c.rows * h * sizeof(float)) : model_row(to_type, a->grad[to], c.row, h);
+    bool keep = !own && !model_fresh(a->grad_fresh, to);
+    project_back(a, c.rows, dy, p->row_columns, keep ? 1 : 0, dx, own ? TM_ELEM_F32 : to_type);
     if (own) norm_back(a, norm_of(a, a->weight[PART_SMALL], c), c, dx, !model_fresh(a->grad_fresh, p->in), small, at);
 }
 
@@ -227,12 +241,12 @@ void in_backward(const tm_stage_args *a) {
     uint64_t width = p->normed ? sizeof(float) : tm_elem_bytes(model_elem(a->model));
     float *small = model_stage_of(a)->n_parts > 1 ? model_small_gradient(a, PART_SMALL) : NULL;
     FOR_CHUNKS(c, rows) in_backward_chunk(a, p, c, small);
-    if (model_fresh(a->grad_fresh, to)) model_zero_tail(a, a->grad[to], h * width);
+    if (model_fresh(a->grad_fresh, to)) zero_gradient_tail(a, to, h * width);
 }
 
 uint64_t in_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
     uint64_t n = chunk_rows(m, rows, seq), h = s->width;
-    if (!norms_itself(s)) return 0;
+    if (!model_norms_itself(s)) return 0;
     uint64_t normed = tm_round_up(n * h * tm_dtype_bytes(m->compute), 64);
     return backward ? normed + tm_round_up(n * h * sizeof(float), 64) + norm_bytes(m, s, n) : normed;
 }
@@ -280,22 +294,26 @@ void qk_backward(const tm_stage_args *a) {
     uint64_t q = (uint64_t)s->heads * s->head_dim;
     float *small = model_small_gradient(a, 0);
     FOR_CHUNKS(c, a->batch->tokens) { /* the padding's too: nobody else writes these columns */
+        char *at = a->workspace;
+        void *dx = a->grad[s->in] ? model_row(t, a->grad[s->in], c.row, s->row_columns)
+                                  : model_take(&at, c.rows * s->row_columns * tm_elem_bytes(t));
         for (int k = 0; k < 2; k++) {
             tm_norm n = head_norm(a, c, k);
             n.dy = model_row_const(t, model_row_const(t, a->grad[s->out], c.row, s->width), 1, k ? q : 0);
-            n.dx = model_row(t, model_row(t, a->grad[s->in], c.row, s->row_columns), 1, k ? q : 0);
+            n.dx = model_row(t, dx, 1, k ? q : 0);
             n.dw = small ? small + (k ? s->norm_k : s->norm) : NULL;
             n.dw_add = true;
-            n.workspace = a->workspace;
+            n.workspace = at;
             a->kernels->norm_backward(&n);
         }
     }
 }
 
 uint64_t qk_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
-    uint64_t widest = s->norm_whole ? (uint64_t)s->heads * s->head_dim : s->head_dim;
+    uint64_t widest = s->norm_whole ? (uint64_t)s->heads * s->head_dim : s->head_dim, dx = 0;
     (void)rows, (void)seq;
-    return backward ? m->sizes.norm_workspace(m->token_chunk, widest) : 0;
+    if (s->without & WITHOUT_INPUT) dx = tm_round_up(m->token_chunk * s->row_columns * tm_dtype_bytes(m->compute), 64);
+    return backward ? dx + m->sizes.norm_workspace(m->token_chunk, widest) : 0;
 }
 
 /* ---- attention ---- */
@@ -402,7 +420,7 @@ static void end_output(const tm_stage_args *a) {
 
 static void residual_gradient(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
-    if (s->residual == NO_SLOT) return;
+    if (s->residual == NO_SLOT || !a->grad[s->residual]) return;
     copy_rows(a, a->grad[s->residual], a->grad[s->out], s->columns * tm_elem_bytes(model_elem(a->model)));
 }
 
@@ -422,13 +440,13 @@ void out_backward(const tm_stage_args *a) {
     uint64_t h = s->columns, q = s->width;
     FOR_CHUNKS(c, model_rows(a->batch)) {
         const void *dy = model_row_const(t, a->grad[s->out], c.row, h);
-        project_back(a, c.rows, dy, h, 0, model_row(t, a->grad[s->in], c.row, q), t);
+        if (a->grad[s->in]) project_back(a, c.rows, dy, h, 0, model_row(t, a->grad[s->in], c.row, q), t);
         if (a->weight_grad[PART_MATRIX])
             weight_gradient(a, c.rows, dy, h, model_row_const(t, a->slot[s->in], c.row, q),
                             a->weight_grad_fresh[PART_MATRIX] && c.row == 0);
     }
     out_bias_gradient(a);
-    model_zero_tail(a, a->grad[s->in], q * tm_elem_bytes(t));
+    zero_gradient_tail(a, s->in, q * tm_elem_bytes(t));
     residual_gradient(a);
 }
 
@@ -463,6 +481,21 @@ void glu_out_forward(const tm_stage_args *a) {
     end_output(a);
 }
 
+/* The activation again, into `act`, and its input's gradient if that is wanted. */
+static void glu_back(const tm_stage_args *a, rows_chunk c, const void *dy, void *act, float *da) {
+    const stage_spec *s = model_spec_of(a);
+    tm_glu g = glu_of(a, c);
+    g.y = act;
+    if (!a->grad[s->in]) {
+        if (a->slot[s->in]) a->kernels->glu_forward(&g);
+        return;
+    }
+    project_back(a, c.rows, dy, s->columns, 0, da, TM_ELEM_F32);
+    g.dy = da;
+    g.dx = model_row(g.type, a->grad[s->in], c.row, glu_input(s));
+    a->kernels->glu_backward(&g);
+}
+
 void glu_out_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
@@ -471,17 +504,12 @@ void glu_out_backward(const tm_stage_args *a) {
         char *at = a->workspace;
         float *da = model_take(&at, c.rows * f * sizeof *da);
         const void *dy = model_row_const(t, a->grad[s->out], c.row, h);
-        project_back(a, c.rows, dy, h, 0, da, TM_ELEM_F32);
-        tm_glu g = glu_of(a, c);
-        g.y = at;
-        g.dy = da;
-        g.dx = model_row(t, a->grad[s->in], c.row, glu_input(s));
-        a->kernels->glu_backward(&g);
+        glu_back(a, c, dy, at, da);
         if (a->weight_grad[PART_MATRIX])
             weight_gradient(a, c.rows, dy, h, at, a->weight_grad_fresh[PART_MATRIX] && c.row == 0);
     }
     out_bias_gradient(a);
-    model_zero_tail(a, a->grad[s->in], glu_input(s) * tm_elem_bytes(t));
+    zero_gradient_tail(a, s->in, glu_input(s) * tm_elem_bytes(t));
     residual_gradient(a);
 }
 

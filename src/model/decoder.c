@@ -302,6 +302,13 @@ static void set_sizes(block *k) {
     k->qkv = k->q + 2 * k->kv;
 }
 
+/* Whether matrices whose outputs lie side by side are one part; `whole` is their tensor, where they have one. Columns of
+ * a transposed matrix are no run of its elements. */
+static bool is_fused(const block *k, block_module whole, uint64_t columns) {
+    if (k->b->d->transposed) return true;
+    return k->b->roles ? has(k, whole) : columns * k->hidden <= k->b->m->fused_elements;
+}
+
 static void add_block(model_builder *b, uint32_t layer) {
     char name[24];
     block k = {.b = b, .c = b->c, .layer = layer};
@@ -310,9 +317,7 @@ static void add_block(model_builder *b, uint32_t layer) {
     snprintf(name, sizeof name, "layers.%u", layer);
     snprintf(k.tensors, sizeof k.tensors, "%s%u.", b->d->blocks, layer);
     snprintf(k.parts, sizeof k.parts, "layers.%u.", layer);
-    /* columns of a transposed matrix are no run of its elements */
-    bool fused_qkv = k.qkv * k.hidden <= b->m->fused_elements || b->d->transposed;
-    bool fused_gate_up = k.gate_up * k.hidden <= b->m->fused_elements || b->d->transposed;
+    bool fused_qkv = is_fused(&k, MODULE_QKV, k.qkv), fused_gate_up = is_fused(&k, MODULE_GATE_UP, k.gate_up);
     model_begin_unit(b, TM_UNIT_BLOCK, name);
     add_slots(&k, fused_qkv, fused_gate_up);
     add_attention_tensors(&k);

@@ -107,7 +107,7 @@ uint64_t head_workspace(const tm_model *m, const stage_spec *s, bool backward, u
 
 /* Backward multiplies the logits again. */
 double head_flops(const stage_spec *s, bool backward, const tm_load *load) {
-    return 2 * load->tokens * (double)(s->width * s->columns) * (backward ? 3 : 1);
+    return 2 * load->tokens * (double)(s->width * s->columns) + (backward ? model_product_flops(s, true, load) : 0);
 }
 
 /* Gathered rows [i, i + n) and columns [v, v + columns) of the part. */
@@ -205,20 +205,21 @@ void head_forward(const tm_stage_args *a) {
 static void block_gradients(const head_work *w, const tm_stage_args *a, uint64_t m, uint32_t v, uint64_t n,
                             const float *d_logits, bool fresh) {
     uint64_t ld = n * (sizeof(float) / tm_elem_bytes(w->t));
-    a->kernels->gemm(&(tm_gemm_args){.m = m,
-                                     .n = w->h,
-                                     .k = n,
-                                     .alpha = model_spec_of(a)->scale,
-                                     .beta = v ? 1 : 0,
-                                     .a = d_logits,
-                                     .lda = ld,
-                                     .b = model_row_const(w->t, a->weight[0], v, w->h),
-                                     .ldb = w->h,
-                                     .c = w->dnormed,
-                                     .ldc = w->h,
-                                     .a_type = w->t,
-                                     .b_type = w->t,
-                                     .c_type = TM_ELEM_F32});
+    if (a->grad[SLOT_NORMED])
+        a->kernels->gemm(&(tm_gemm_args){.m = m,
+                                         .n = w->h,
+                                         .k = n,
+                                         .alpha = model_spec_of(a)->scale,
+                                         .beta = v ? 1 : 0,
+                                         .a = d_logits,
+                                         .lda = ld,
+                                         .b = model_row_const(w->t, a->weight[0], v, w->h),
+                                         .ldb = w->h,
+                                         .c = w->dnormed,
+                                         .ldc = w->h,
+                                         .a_type = w->t,
+                                         .b_type = w->t,
+                                         .c_type = TM_ELEM_F32});
     if (!a->weight_grad[0]) return;
     a->kernels->gemm(&(tm_gemm_args){.m = n,
                                      .n = w->h,
@@ -248,12 +249,12 @@ static void backward_chunk(const head_work *w, const tm_stage_args *a, uint64_t 
         a->kernels->zero(logits + n * columns, (m - n) * columns * sizeof(float));
         block_gradients(w, a, m, v, columns, logits, a->weight_grad_fresh[0] && i == 0);
     }
-    a->kernels->scatter_add_rows(n, w->h, w->row + i, w->dnormed, a->grad[SLOT_NORMED]);
+    if (a->grad[SLOT_NORMED]) a->kernels->scatter_add_rows(n, w->h, w->row + i, w->dnormed, a->grad[SLOT_NORMED]);
 }
 
 void head_backward(const tm_stage_args *a) {
     head_work w = prepare(a, true);
-    if (model_fresh(a->grad_fresh, SLOT_NORMED))
+    if (a->grad[SLOT_NORMED] && model_fresh(a->grad_fresh, SLOT_NORMED))
         a->kernels->zero(a->grad[SLOT_NORMED], a->batch->tokens * w.h * sizeof(float));
     if (a->weight_grad[0] && a->weight_grad_fresh[0] && !w.rows)
         a->kernels->zero(a->weight_grad[0], w.count * w.h * sizeof(float));

@@ -43,7 +43,8 @@ static tm_status prepare_ropes(tm_model *m, const model_decoder *d) {
     return TM_OK;
 }
 
-tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements) {
+static tm_status create(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements,
+                        const tm_model_roles *roles) {
     *out = NULL;
     const model_arch *arch = model_arch_find(config->model_type);
     if (!arch) return tm_fail(TM_EBUG, "no architecture \"%s\"", config->model_type);
@@ -53,7 +54,7 @@ tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_d
     m->compute = compute;
     m->fused_elements = fused_elements;
     tm_model_set_sizes(m, &(tm_kernel_sizes){0});
-    tm_status rc = model_build_tables(m, arch);
+    tm_status rc = model_build_tables(m, arch, roles);
     if (rc == TM_OK) rc = prepare_ropes(m, arch->decoder);
     if (rc != TM_OK) {
         tm_model_free(m);
@@ -76,7 +77,16 @@ void tm_model_set_positions(tm_model *m, uint32_t positions) {
 }
 
 tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute) {
-    return model_create_fused(out, config, compute, MODEL_FUSED_ELEMENTS);
+    return create(out, config, compute, MODEL_FUSED_ELEMENTS, NULL);
+}
+
+tm_status tm_model_create_roles(tm_model **out, const tm_model_config *config, tm_dtype compute,
+                                const tm_model_roles *roles) {
+    return create(out, config, compute, MODEL_FUSED_ELEMENTS, roles);
+}
+
+tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements) {
+    return create(out, config, compute, fused_elements, NULL);
 }
 
 void tm_model_free(tm_model *m) {
@@ -112,6 +122,11 @@ const tm_tensor *tm_model_tensor(const tm_model *m, uint32_t t) {
 }
 uint64_t tm_model_parameters(const tm_model *m) {
     return m->parameters;
+}
+uint64_t tm_model_learning_parameters(const tm_model *m) {
+    uint64_t n = 0;
+    for (uint32_t t = 0; t < m->n_tensors; t++) n += m->tensor[t].learns ? m->tensor[t].elements : 0;
+    return n;
 }
 const tm_segment *tm_model_tensor_segments(const tm_model *m, uint32_t t) {
     return m->by_tensor + m->tensor[t].first_segment;

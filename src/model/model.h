@@ -99,12 +99,24 @@ TM_MUST_USE tm_status tm_model_check_positions(const tm_model_config *c, uint64_
 
 /* ---- description ------------------------------------------------------------------------------------------------- */
 
+typedef enum tm_tensor_role {
+    TM_TENSOR_BASE, /* of the checkpoint */
+    TM_TENSOR_LORA_A,
+    TM_TENSOR_LORA_B,
+    TM_TENSOR_EMBEDDING_A,
+    TM_TENSOR_EMBEDDING_B,
+    TM_TENSOR_MAGNITUDE
+} tm_tensor_role;
 typedef struct tm_tensor {
     const char *name; /* as in the checkpoint: "model.layers.0.self_attn.q_proj.weight" */
     uint32_t ndim;
     uint64_t shape[4], elements;
     enum { TM_INIT_NORMAL, TM_INIT_ONE, TM_INIT_ZERO } init;
     bool is_norm_or_bias; /* for no_decay */
+    bool learns;          /* the update changes it; else it is frozen */
+    uint8_t role;         /* tm_tensor_role */
+    uint32_t of; /* of an adapter: the tensor that it adapts; of a head that was tied: the embedding, whose values it
+                    begins with; else the tensor itself */
     uint32_t first_segment, n_segments;
 } tm_tensor;
 typedef struct tm_segment {
@@ -116,6 +128,7 @@ typedef struct tm_part {
     uint64_t elements;
     uint32_t first_segment, n_segments; /* indices into part_segments (sorted by part_offset, no gaps) */
     const char *name;                   /* "layers.0.qkv" */
+    bool learns;                        /* one of its tensors does */
 } tm_part;
 
 enum { TM_MAX_SLOTS = 20, TM_MAX_STAGE_USES = 10, TM_MAX_STAGE_PARTS = 8 };
@@ -148,6 +161,7 @@ typedef struct tm_stage {
     bool part_in_forward[TM_MAX_STAGE_PARTS]; /* the weights are read */
     bool part_in_backward[TM_MAX_STAGE_PARTS];
     bool part_gradient[TM_MAX_STAGE_PARTS]; /* backward accumulates into the part's fp32 gradient */
+    bool has_backward;                      /* false: nothing that learns needs it to be run backward */
     bool uses_kv_cache;                     /* may be given a cache of kv_bytes per row and position */
 } tm_stage;
 typedef enum tm_unit_kind { TM_UNIT_EMBED, TM_UNIT_BLOCK, TM_UNIT_HEAD } tm_unit_kind;
@@ -162,8 +176,20 @@ typedef struct tm_unit {
     uint32_t kv_unit;             /* whose cache its stages use: its own, or an earlier unit's */
 } tm_unit;
 
+/* Which tensors learn. Of a frozen tensor backward computes no gradient; of what depends on nothing that learns neither,
+ * nor are slots read, or gradients written, for that alone. Matrices are then parts of their own, as the checkpoint has
+ * them. */
+typedef struct tm_model_roles {
+    bool (*learns)(void *ctx, const char *tensor); /* of the checkpoint; NULL: none does */
+    void *ctx;
+    bool untied; /* the head of a tied model is a tensor of its own, which begins as the embedding */
+} tm_model_roles;
+
 typedef struct tm_model tm_model;
 TM_MUST_USE tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute);
+/* `roles`, of which nothing is kept; NULL: all tensors learn. */
+TM_MUST_USE tm_status tm_model_create_roles(tm_model **out, const tm_model_config *config, tm_dtype compute,
+                                            const tm_model_roles *roles);
 void tm_model_free(tm_model *m);
 /* How long rows may get: what an embedding by length (longrope) is chosen by, so that it does not depend on which rows
  * a micro-batch has. 0, or until it is said: by each micro-batch; with a key-value cache it has to be said. */
@@ -181,6 +207,7 @@ const tm_tensor *tm_model_tensor(const tm_model *m, uint32_t t);           /* in
 const tm_segment *tm_model_tensor_segments(const tm_model *m, uint32_t t); /* n_segments, by tensor_offset */
 const tm_segment *tm_model_part_segments(const tm_model *m, uint32_t p);   /* n_segments, by part_offset */
 uint64_t tm_model_parameters(const tm_model *m);                           /* tied ones once */
+uint64_t tm_model_learning_parameters(const tm_model *m);                  /* of tensors that learn */
 /* Initial values of `n` elements of tensor t from `offset` on: normal(0, initializer_range), ones or zeros; Philox
  * keyed by (seed, name), counter = element: the same for any split. */
 void tm_model_init_values(const tm_model *m, uint32_t t, uint64_t seed, uint64_t offset, uint64_t n, float *out);

@@ -72,6 +72,13 @@ typedef struct stage_kind {
     unsigned traits;
 } stage_kind;
 
+/* Bits of stage_spec.without. */
+enum {
+    WITHOUT_MATRIX = 1,  /* of the matrix, which is frozen */
+    WITHOUT_SMALL = 2,   /* of the stage's vectors */
+    WITHOUT_PRODUCT = 4, /* of what is multiplied by the matrix */
+    WITHOUT_INPUT = 8    /* of the input slot; a norm's kernel, which has to write one, writes it into the workspace */
+};
 #define NO_VECTOR UINT64_MAX
 enum { NO_ROPE = 255 };
 /* What a stage computes. A kind reads what it needs; the rest is 0 (NO_VECTOR). No padding: stages are compared byte by
@@ -92,9 +99,9 @@ struct stage_spec {
     bool transposed;                        /* the matrix is [in, out] */
     bool plain;                             /* the MLP has no gate */
     bool norm_whole;                        /* STAGE_QK: of all heads together */
-    uint8_t unused;
-    float epsilon;    /* of the norm */
-    uint32_t rotated; /* heads that RoPE turns, from `column` on */
+    uint8_t without;                        /* gradients that backward does not compute: WITHOUT_* */
+    float epsilon;                          /* of the norm */
+    uint32_t rotated;                       /* heads that RoPE turns, from `column` on */
     uint32_t heads, kv_heads, head_dim, window;
     float scale;   /* of attention's scores; of the product (out, glu_out, head), of what is looked up (embed) */
     float softcap; /* of attention's scores or of logits; 0: none */
@@ -124,6 +131,9 @@ struct tm_model {
     struct model_names *names; /* all strings */
 };
 
+/* roles.c: takes out of the tables of backward what nothing that learns needs. */
+void model_prune(tm_model *m);
+
 /* tm_model_create with another limit for fused parts. */
 tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements);
 
@@ -142,6 +152,10 @@ static inline const tm_stage *model_stage_of(const tm_stage_args *a) {
 }
 static inline const stage_spec *model_spec_of(const tm_stage_args *a) {
     return model_stage_of(a)->spec;
+}
+/* STAGE_IN: whether the norm is a part of it, not a stage before. */
+static inline bool model_norms_itself(const stage_spec *s) {
+    return !s->normed && s->norm != NO_VECTOR;
 }
 /* The rotary embedding of a stage's rows; NULL: none. */
 static inline const tm_rope *model_rope(const tm_stage_args *a) {

@@ -48,7 +48,9 @@ static uint32_t add_tensor(model_builder *b, const char *name, uint64_t rows, ui
                      .ndim = columns ? 2 : 1,
                      .shape = {rows, columns},
                      .elements = columns ? rows * columns : rows,
-                     .is_norm_or_bias = columns == 0};
+                     .is_norm_or_bias = columns == 0,
+                     .learns = !b->roles || (b->roles->learns && b->roles->learns(b->roles->ctx, name)),
+                     .of = m->n_tensors};
     if (init == 1) t->init = TM_INIT_ONE;
     if (init == 0) t->init = TM_INIT_ZERO;
     m->parameters += t->elements;
@@ -101,6 +103,7 @@ void model_add_segment(model_builder *b, uint32_t tensor, uint64_t offset, uint6
                                                .elements = elements};
     p->elements += elements;
     p->n_segments++;
+    p->learns |= m->tensor[tensor].learns;
     m->tensor[tensor].n_segments++;
 }
 
@@ -131,7 +134,7 @@ static tm_stage *add_stage(model_builder *b, const char *name, stage_code code, 
     if (grow_failed(b, &m->stage, &b->stages_cap, m->n_stages, sizeof *m->stage)) return &b->spare;
     m->spec[m->n_stages] = spec;
     tm_stage *s = &m->stage[m->n_stages++];
-    *s = (tm_stage){.name = name};
+    *s = (tm_stage){.name = name, .has_backward = true};
     m->unit[b->unit].n_stages++;
     return s;
 }
@@ -149,17 +152,39 @@ static void backward_use(model_builder *b, tm_stage *s, unsigned slot, bool grad
     add_use(b, s->backward, &s->n_backward, USE((uint8_t)slot, grad, (uint8_t)a));
 }
 static void stage_part(model_builder *b, tm_stage *s, uint32_t part, bool forward, bool backward) {
-    if (s->n_parts >= TM_MAX_STAGE_PARTS && no_room(b, "parts in a stage", TM_MAX_STAGE_PARTS)) return;
+    if (b->rc != TM_OK || (s->n_parts >= TM_MAX_STAGE_PARTS && no_room(b, "parts in a stage", TM_MAX_STAGE_PARTS)))
+        return;
     unsigned i = s->n_parts++;
     s->part[i] = part;
     s->part_in_forward[i] = forward;
     s->part_in_backward[i] = backward;
-    s->part_gradient[i] = true;
+    s->part_gradient[i] = part < b->m->n_parts && b->m->part[part].learns;
 }
+
+/* Whether the tensor that begins at `at` of a part learns. */
+static bool learns_at(const tm_model *m, uint32_t part, uint64_t at) {
+    const tm_segment *s = m->by_part + m->part[part].first_segment;
+    if (at == NO_VECTOR) return false;
+    while (at >= s->part_offset + s->elements) s++;
+    return m->tensor[s->tensor].learns;
+}
+
+/* The small part of its unit, of which the stage's own vectors are `own`. */
+static void stage_small(model_builder *b, tm_stage *s, uint32_t part, bool backward, const uint64_t own[3]) {
+    stage_part(b, s, part, true, backward);
+    if (b->rc != TM_OK) return;
+    bool *learns = &s->part_gradient[s->n_parts - 1];
+    *learns = false;
+    for (unsigned i = 0; i < 3; i++) *learns |= learns_at(b->m, part, own[i]);
+}
+#define OWN(...)                                                                                                       \
+    (const uint64_t[3]) {                                                                                              \
+        __VA_ARGS__                                                                                                    \
+    }
 
 void model_norm_stage(model_builder *b, stage_spec spec, uint32_t small, tm_access grad) {
     tm_stage *s = add_stage(b, "norm", STAGE_NORM, spec);
-    stage_part(b, s, small, true, true);
+    stage_small(b, s, small, true, OWN(spec.norm, spec.norm_bias, NO_VECTOR));
     forward_use(b, s, spec.in, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
     backward_use(b, s, spec.out, true, TM_READ);
@@ -172,7 +197,9 @@ void model_in_stage(model_builder *b, const char *name, stage_spec spec, uint32_
     unsigned in = spec.normed ? spec.normed : spec.in;
     tm_stage *s = add_stage(b, name, STAGE_IN, spec);
     stage_part(b, s, matrix, true, true);
-    if (norms || spec.bias != NO_VECTOR) stage_part(b, s, small, true, norms);
+    if (norms || spec.bias != NO_VECTOR)
+        stage_small(b, s, small, norms,
+                    OWN(norms ? spec.norm : NO_VECTOR, norms ? spec.norm_bias : NO_VECTOR, spec.bias));
     forward_use(b, s, in, TM_READ);
     forward_use(b, s, spec.out, spec.column == 0 ? TM_WRITE : TM_UPDATE);
     backward_use(b, s, spec.out, true, TM_READ);
@@ -183,7 +210,7 @@ void model_in_stage(model_builder *b, const char *name, stage_spec spec, uint32_
 void model_qk_stage(model_builder *b, stage_spec spec, uint32_t small) {
     spec.bias = spec.norm_bias = NO_VECTOR;
     tm_stage *s = add_stage(b, "qk", STAGE_QK, spec);
-    stage_part(b, s, small, true, true);
+    stage_small(b, s, small, true, OWN(spec.norm, spec.norm_k, NO_VECTOR));
     forward_use(b, s, spec.in, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
     backward_use(b, s, spec.out, true, TM_READ);
@@ -214,7 +241,7 @@ void model_out_stage(model_builder *b, const char *name, bool glu, stage_spec sp
     spec.norm = spec.norm_bias = spec.norm_k = NO_VECTOR;
     tm_stage *s = add_stage(b, name, glu ? STAGE_GLU_OUT : STAGE_OUT, spec);
     stage_part(b, s, matrix, true, true);
-    if (spec.bias != NO_VECTOR) stage_part(b, s, small, true, false);
+    if (spec.bias != NO_VECTOR) stage_small(b, s, small, false, OWN(spec.bias, NO_VECTOR, NO_VECTOR));
     forward_use(b, s, spec.in, TM_READ);
     if (adds) forward_use(b, s, spec.residual, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
@@ -227,7 +254,7 @@ void model_out_stage(model_builder *b, const char *name, bool glu, stage_spec sp
 void model_post_stage(model_builder *b, const char *name, stage_spec spec, uint32_t small) {
     spec.norm_k = spec.bias = NO_VECTOR;
     tm_stage *s = add_stage(b, name, STAGE_POST, spec);
-    stage_part(b, s, small, true, true);
+    stage_small(b, s, small, true, OWN(spec.norm, spec.norm_bias, NO_VECTOR));
     forward_use(b, s, spec.in, TM_READ);
     forward_use(b, s, spec.residual, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
@@ -364,6 +391,16 @@ static void add_head_norm(model_builder *b) {
     model_norm_stage(b, spec, small, TM_WRITE);
 }
 
+/* Returns its first part. */
+static uint32_t add_head_matrix(model_builder *b) {
+    const tm_model_config *c = b->c;
+    bool untied = b->roles && b->roles->untied;
+    if (c->tie_word_embeddings && !untied) return b->embed_first_part;
+    uint32_t t = model_add_tensor(b, "", b->d->head, c->vocab_size, c->hidden_size);
+    if (c->tie_word_embeddings && b->rc == TM_OK) b->m->tensor[t].of = b->m->by_part[0].tensor;
+    return add_vocabulary(b, "head.", t);
+}
+
 void model_describe_head(model_builder *b) {
     const tm_model_config *c = b->c;
     uint64_t h = c->hidden_size, row = h * tm_dtype_bytes(b->m->compute);
@@ -373,9 +410,7 @@ void model_describe_head(model_builder *b) {
     model_set_slot(b, SLOT_NORMED, "normed", row, h * sizeof(float));
     model_set_slot(b, SLOT_STATE, "state", sizeof(tm_head_state), 0);
     add_head_norm(b);
-    uint32_t first = b->embed_first_part;
-    if (!c->tie_word_embeddings)
-        first = add_vocabulary(b, "head.", model_add_tensor(b, "", b->d->head, c->vocab_size, h));
+    uint32_t first = add_head_matrix(b);
     for (uint32_t p = 0; p < vocabulary_parts(c); p++) {
         stage_spec spec = vocabulary_share(c, p);
         spec.scale = (float)(1 / c->logits_scale);
@@ -420,11 +455,12 @@ static void point_at_stages(tm_model *m) {
     TM_ASSERT(first == m->n_stages);
 }
 
-tm_status model_build_tables(tm_model *m, const model_arch *arch) {
-    model_builder b = {.m = m, .c = &m->config, .d = arch->decoder};
+tm_status model_build_tables(tm_model *m, const model_arch *arch, const tm_model_roles *roles) {
+    model_builder b = {.m = m, .c = &m->config, .d = arch->decoder, .roles = roles};
     arch->describe(&b);
     TM_TRY(b.rc);
     point_at_stages(m);
+    if (roles) model_prune(m);
     return index_by_tensor(m);
 }
 

@@ -18,7 +18,8 @@ tm_load tm_model_load(const tm_model_config *c, uint32_t rows, uint32_t seq, uin
 }
 
 double model_product_flops(const stage_spec *s, bool backward, const tm_load *load) {
-    return 2 * load->tokens * (double)(s->width * s->columns) * (backward ? 2 : 1);
+    int products = backward ? !(s->without & WITHOUT_MATRIX) + !(s->without & WITHOUT_PRODUCT) : 1;
+    return 2 * load->tokens * (double)(s->width * s->columns) * products;
 }
 
 static double slot_bytes(const tm_unit *u, const tm_slot_use *use, uint32_t n, double tokens) {
@@ -34,6 +35,7 @@ tm_work tm_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool bac
     const tm_unit *u = &m->unit[unit];
     const tm_stage *s = &u->stage[stage];
     const stage_kind *kind = s->spec->kind;
+    if (backward && !s->has_backward) return (tm_work){.flops = 0};
     double tokens = load->tokens, width = (double)tm_dtype_bytes(m->compute);
     tm_work w = {.flops = kind->flops ? kind->flops(s->spec, backward, load) : 0};
     w.bytes = slot_bytes(u, backward ? s->backward : s->forward, backward ? s->n_backward : s->n_forward, tokens);
@@ -102,4 +104,6 @@ void tm_stage_signature(const tm_stage *stage, char *buf, size_t cap) {
         snprintf(buf + n, cap - (size_t)n, " K%u A%u%s%s%s%s", s->norm_kind, s->activation,
                  s->transposed ? " transposed" : "", s->plain ? " plain" : "", s->norm_whole ? " whole" : "",
                  s->softcap != 0 ? " capped" : "");
+    size_t at = strlen(buf);
+    if (s->without && at < cap) snprintf(buf + at, cap - at, " f%u", s->without);
 }

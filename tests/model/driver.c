@@ -208,6 +208,7 @@ static void run_unit(run *r, uint32_t unit, run_order order, bool backward) {
     for (uint32_t i = 0; i < outer; i++)
         for (uint32_t j = 0; j < inner; j++) {
             uint32_t stage = order == BATCH_OUTER ? j : i;
+            if (backward && !tm_model_unit(r->m, unit)->stage[n - 1 - stage].has_backward) continue;
             run_stage(r, unit, backward ? n - 1 - stage : stage, order == BATCH_OUTER ? i : j, backward);
         }
 }

@@ -282,7 +282,7 @@ static void growing_tables(void **state) {
     for (size_t i = 0; i < TM_COUNT(bad); i++) {
         tm_model m = {.config = c};
         assert_int_equal(
-            model_build_tables(&m, &(model_arch){.decoder = &model_decoder_llama, .describe = bad[i].describe}),
+            model_build_tables(&m, &(model_arch){.decoder = &model_decoder_llama, .describe = bad[i].describe}, NULL),
             TM_EBUG);
         assert_non_null(strstr(tm_error_get()->text, bad[i].says));
         assert_int_equal(m.n_parts, 0);
@@ -290,8 +290,8 @@ static void growing_tables(void **state) {
         model_free_tables(&m);
     }
     tm_model m = {.config = c};
-    assert_int_equal(model_build_tables(&m, &(model_arch){.decoder = &model_decoder_llama, .describe = describe_many}),
-                     TM_OK);
+    assert_int_equal(
+        model_build_tables(&m, &(model_arch){.decoder = &model_decoder_llama, .describe = describe_many}, NULL), TM_OK);
     assert_int_equal(m.n_parts, MANY);
     assert_int_equal(m.unit[0].n_stages, MANY);
     check_segments(&m);
