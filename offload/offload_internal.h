@@ -13,10 +13,20 @@
 #define TM_DEVICE_BASE ((uint64_t)1 << 50) /* addresses from here on are a device's */
 #define TM_SPILL_BASE ((uint64_t)1 << 51)  /* in proofs and links: the spill file, by offset */
 
+/* Where an object is read that lies in a file which is not ours. */
+typedef struct object_home {
+    uint32_t object, file;
+    uint64_t offset;
+} object_home;
+
 struct tm_layout {
     tm_object *object;
     uint32_t n;
     size_t cap;
+    object_home *home; /* of those that have one, in the order of ids */
+    uint32_t n_homes, n_files;
+    size_t cap_homes, cap_files;
+    char **file;           /* paths */
     uint64_t resident_end; /* resident state lies in [0, resident_end) of the slab */
     bool chosen;
 };
@@ -84,6 +94,7 @@ static inline bool in_commits(const tm_object *o) {
 }
 
 const tm_object *program_object(const tm_program *p, uint32_t id);
+const object_home *layout_home(const tm_layout *l, uint32_t id); /* NULL: it has none */
 
 /* One frame for a stretch of program positions: an interval of paged state, or a temporary's whole life. */
 typedef struct live_range {

@@ -199,3 +199,28 @@ tm_status tm_json_load(tm_json_doc **out, const char *path, size_t max, unsigned
     tm_buf_free(&text);
     return rc;
 }
+
+/* ---- for an engine ---------------------------------------------------------------------------------------------- */
+
+tm_status tm_io_file_in_place(const char *path, bool direct, tm_io_file *out) {
+    enum { UNIT = 4096 };
+    tm_file *plain;
+    *out = (tm_io_file){.fd = -1, .index = -1, .name = path, .alignment = 1};
+    TM_TRY(tm_file_open(&plain, path)); /* with its checks and messages */
+    int fd = direct ? io_sys_table->openat(AT_FDCWD, path, OPEN_FLAGS | O_DIRECT, 0) : -1;
+    if (fd >= 0) {
+        out->alignment = UNIT;
+        tm_file_close(plain);
+    } else {
+        fd = plain->fd;
+        tm_free(plain->path);
+        tm_free(plain);
+    }
+    out->fd = fd;
+    return TM_OK;
+}
+
+void tm_io_file_leave(tm_io_file *f) {
+    if (f->name && f->fd >= 0) close(f->fd);
+    *f = (tm_io_file){.fd = -1, .index = -1};
+}

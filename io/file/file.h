@@ -63,6 +63,11 @@ typedef struct tm_io_clones {
 } tm_io_clones;
 void tm_io_get_clones(tm_io_clones *out);
 
+/* A plain file as an engine reads it, where it lies: read-only, past the page cache with `direct` if the file system
+ * can (else file->alignment is 1). `path` has to outlive it. */
+TM_MUST_USE tm_status tm_io_file_in_place(const char *path, bool direct, tm_io_file *out);
+void tm_io_file_leave(tm_io_file *f); /* closes it; all zero is fine */
+
 /* Writing. The bytes go to a temporary file beside PATH; commit syncs, renames over PATH and syncs the directory.
  * Abandoned (closed without commit): nothing is left behind. Also usable positionally: write_at does not move the place
  * where append goes on, which starts at 0. The first failure is kept: commit then abandons and returns it. */

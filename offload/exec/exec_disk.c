@@ -10,6 +10,7 @@ void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes) {
     tm_kind kind = tm_plan_object(r->plan, o->object)->kind;
     TM_ASSERT(plan_is_disk(o->engine) && kind < TM_KINDS);
     bool read = o->engine == TM_ENGINE_DISK_READ;
+    bytes = tm_round_up(bytes, TM_FRAME_ALIGN); /* where a file that is not ours ends: as planned, with the padding */
     (read ? e->stats.read_bytes : e->stats.write_bytes)[kind] += bytes;
     (read ? r->stats.read_bytes : r->stats.write_bytes)[kind] += bytes;
 }

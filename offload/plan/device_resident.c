@@ -156,15 +156,17 @@ static void move_resident(tm_program *p, uint32_t id, bool out) {
     tm_program_use(p, out ? host : device, TM_USE_WRITE);
 }
 
-tm_status tm_program_device_resident(tm_program **out, const tm_layout *l, bool to_extents) {
+tm_status tm_program_device_resident(tm_program **out, const tm_layout *l, tm_resident_way way) {
+    static const char *const name[] = {"held state to its extents", "held state", "held weights"};
     tm_program *p = NULL;
     *out = NULL;
     for (uint32_t i = 0; i < l->n; i++) {
         const tm_object *o = &l->object[i];
-        if (!o->resident || o->address < TM_DEVICE_BASE || !in_commits(o)) continue;
-        if (!p) TM_TRY(tm_program_create(&p, l, to_extents ? "held state to its extents" : "held state"));
+        bool moves = way == TM_RESIDENT_FROZEN ? layout_home(l, i) != NULL : in_commits(o);
+        if (!o->resident || o->address < TM_DEVICE_BASE || !moves) continue;
+        if (!p) TM_TRY(tm_program_create(&p, l, name[way]));
         p->device_bytes = tm_max_u64(p->device_bytes, o->address + o->frame_bytes - TM_DEVICE_BASE);
-        move_resident(p, i, to_extents);
+        move_resident(p, i, way == TM_RESIDENT_SAVE);
     }
     if (p) p->lowered = true;
     *out = p;

@@ -48,6 +48,7 @@ typedef enum tm_kind {
     TM_KIND_EXP_AVG_SQ,
     TM_KIND_GRAD, /* rounded gradients between backward and update; fp32 sums of tied parts */
     TM_KIND_ACTIVATION,
+    TM_KIND_FROZEN,  /* weights that do not learn: read from files that are not ours, never written */
     TM_KIND_SCRATCH, /* workspaces, batches, scalars: never on disk */
     TM_KINDS
 } tm_kind;
@@ -97,6 +98,13 @@ void tm_layout_free(tm_layout *l);
 uint32_t tm_layout_object(tm_layout *l, const tm_object *o);
 uint32_t tm_layout_objects(const tm_layout *l);
 const tm_object *tm_layout_get(const tm_layout *l, uint32_t id);
+/* State that is read where it lies: object `id`, of TM_KIND_FROZEN, is bytes [offset, offset + object.bytes) of FILE, whose
+ * offset is a multiple of TM_FRAME_ALIGN, and so are the bytes but where the file ends. No store gives it an extent, no
+ * operation may write it, no commit names it. */
+TM_MUST_USE tm_status tm_layout_file(tm_layout *l, const char *path, uint32_t *file); /* the same path: the same file */
+TM_MUST_USE tm_status tm_layout_home(tm_layout *l, uint32_t id, uint32_t file, uint64_t offset);
+uint32_t tm_layout_files(const tm_layout *l);
+const char *tm_layout_file_path(const tm_layout *l, uint32_t file);
 
 /* ---- program ------------------------------------------------------------------------------------------------- */
 
@@ -224,8 +232,15 @@ TM_MUST_USE tm_status tm_plan_minimum(const tm_layout *layout, const tm_program 
                                       uint64_t *minimum);
 /* The least arena for this program alone: every object there only while one interval's operations need it. */
 TM_MUST_USE tm_status tm_plan_device_minimum(const tm_program *p, uint64_t *minimum);
-/* Brings device-resident state to its extents, for a commit, or from there. NULL: nothing is device-resident. */
-TM_MUST_USE tm_status tm_program_device_resident(tm_program **out, const tm_layout *layout, bool to_extents);
+/* Brings device-resident state to its extents, for a commit, or from there; or what is frozen from its files. NULL:
+ * nothing of that is device-resident. */
+typedef enum tm_resident_way {
+    TM_RESIDENT_SAVE,
+    TM_RESIDENT_RESTORE,
+    TM_RESIDENT_FROZEN,
+    TM_RESIDENT_WAYS
+} tm_resident_way;
+TM_MUST_USE tm_status tm_program_device_resident(tm_program **out, const tm_layout *layout, tm_resident_way way);
 void tm_plan_free(tm_plan *plan);
 const tm_plan_info *tm_plan_get_info(const tm_plan *plan);
 /* Proves the plan under asynchronous completion: every operand is filled before it is used, frames that overlap are

@@ -13,6 +13,7 @@ static const tm_kind_traits kinds[TM_KINDS] = {
     [TM_KIND_EXP_AVG_SQ] = {"exp_avg_sq", "#f4bf7a", 2, true,  true},
     [TM_KIND_GRAD]       = {"grad",       "#3f9b5f", 1, false, true},
     [TM_KIND_ACTIVATION] = {"activation", "#c8504b", 1, false, false},
+    [TM_KIND_FROZEN]     = {"frozen",     "#6aa9a4", 1, false, false},
     [TM_KIND_SCRATCH]    = {"scratch",    "#8d6e9e", 1, false, false},
 };
 /* clang-format on */
@@ -38,8 +39,8 @@ tm_status tm_layout_create(tm_layout **out) {
 
 void tm_layout_free(tm_layout *l) {
     if (!l) return;
-    tm_free(l->object);
-    tm_free(l);
+    for (uint32_t i = 0; i < l->n_files; i++) tm_free(l->file[i]);
+    TM_FREE_ALL(l->object, l->home, l->file, l);
 }
 
 uint32_t tm_layout_object(tm_layout *l, const tm_object *o) {
@@ -59,6 +60,49 @@ uint32_t tm_layout_objects(const tm_layout *l) {
 const tm_object *tm_layout_get(const tm_layout *l, uint32_t id) {
     return &l->object[id];
 }
+
+/* ---- files that state is read from ----------------------------------------------------------------------------- */
+
+tm_status tm_layout_file(tm_layout *l, const char *path, uint32_t *file) {
+    for (*file = 0; *file < l->n_files; ++*file)
+        if (strcmp(l->file[*file], path) == 0) return TM_OK;
+    TM_TRY(tm_grow(&l->file, &l->cap_files, (size_t)l->n_files + 1, sizeof *l->file));
+    l->file[l->n_files] = tm_strdup(path);
+    if (!l->file[l->n_files]) return tm_nomem(strlen(path) + 1);
+    l->n_files++;
+    return TM_OK;
+}
+
+tm_status tm_layout_home(tm_layout *l, uint32_t id, uint32_t file, uint64_t offset) {
+    TM_ASSERT(id < l->n && file < l->n_files && offset % TM_FRAME_ALIGN == 0);
+    TM_ASSERT(l->object[id].kind == TM_KIND_FROZEN && (l->n_homes == 0 || l->home[l->n_homes - 1].object < id));
+    TM_TRY(tm_grow(&l->home, &l->cap_homes, (size_t)l->n_homes + 1, sizeof *l->home));
+    l->home[l->n_homes++] = (object_home){.object = id, .file = file, .offset = offset};
+    return TM_OK;
+}
+
+uint32_t tm_layout_files(const tm_layout *l) {
+    return l->n_files;
+}
+
+const char *tm_layout_file_path(const tm_layout *l, uint32_t file) {
+    TM_ASSERT(file < l->n_files);
+    return l->file[file];
+}
+
+const object_home *layout_home(const tm_layout *l, uint32_t id) {
+    uint32_t low = 0, high = l->n_homes; /* added in the order of ids */
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (l->home[middle].object < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < l->n_homes && l->home[low].object == id ? &l->home[low] : NULL;
+}
+
+/* ---- programs -------------------------------------------------------------------------------------------------- */
 
 tm_status tm_program_create(tm_program **out, const tm_layout *layout, const char *name) {
     tm_program *p = tm_calloc(1, sizeof *p);
@@ -132,7 +176,9 @@ void tm_program_use_range(tm_program *p, uint32_t interval, uint32_t object, uin
     for (uint32_t i = 0; i < count; i++) {
         interval_object *r = &p->record[v->record + (object - v->first) + i];
         if (!r->first_access) r->first_access = (uint8_t)access;
-        if (access & TM_USE_WRITE) r->dirty = true;
+        if (!(access & TM_USE_WRITE)) continue;
+        TM_ASSERT(program_object(p, object + i)->kind != TM_KIND_FROZEN);
+        r->dirty = true;
     }
 }
 

@@ -81,13 +81,14 @@ static tm_status carry_object(carry *c, uint32_t object) {
     return start_request(c, i);
 }
 
-static tm_status carry_resident(tm_store *s, char *slab, bool read, uint64_t *bytes) {
+/* Those that have an extent, or those that are frozen. What a device holds is tm_program_device_resident's. */
+static tm_status carry_resident(tm_store *s, char *slab, bool read, bool frozen, uint64_t *bytes) {
     carry c = {.s = s, .slab = slab, .read = read};
     tm_status rc = TM_OK;
     for (uint32_t i = 0; i < s->layout->n && rc == TM_OK; i++) {
         const tm_object *o = &s->layout->object[i];
-        if (!o->resident || o->address >= TM_DEVICE_BASE || !has_extent(o, s->commits))
-            continue; /* tm_program_device_resident */
+        bool meant = frozen ? o->kind == TM_KIND_FROZEN : has_extent(o, s->commits);
+        if (!o->resident || o->address >= TM_DEVICE_BASE || !meant) continue;
         if (!read && store_unchanged(s, i, frame_of(&c, i))) continue;
         if (read && (rc = tm_stop_check()) != TM_OK) break;
         store_kill_point(read ? "kill_restore" : "kill_write_back");
@@ -100,7 +101,12 @@ static tm_status carry_resident(tm_store *s, char *slab, bool read, uint64_t *by
 
 tm_status tm_store_restore(tm_store *s, char *slab) {
     uint64_t bytes;
-    return carry_resident(s, slab, true, &bytes);
+    return carry_resident(s, slab, true, false, &bytes);
+}
+
+tm_status tm_store_load_frozen(tm_store *s, char *slab) {
+    uint64_t bytes;
+    return carry_resident(s, slab, true, true, &bytes);
 }
 
 static tm_status sync_files(tm_store *s) {
@@ -149,7 +155,7 @@ void tm_store_commit_abandon(tm_store *s) {
 static tm_status prepare_commit(tm_store *s, char *slab, const tm_commit_opts *opts, tm_commit_stats *stats) {
     TM_ASSERT(!s->manifest && s->n_paths > 0);
     uint64_t manifest_bytes;
-    TM_TRY(carry_resident(s, slab, false, &stats->write_bytes));
+    TM_TRY(carry_resident(s, slab, false, false, &stats->write_bytes));
     store_kill_point("kill_before_sync");
     TM_TRY(sync_files(s));
     TM_TRY(sync_directories(s));

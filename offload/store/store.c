@@ -74,7 +74,7 @@ static tm_status number_extents(tm_store *s) {
         state_extent *x = &s->extent[i];
         x->slot = x->committed = NO_SLOT;
         x->number = number[o->kind]++;
-        if (!has_extent(o, s->commits)) continue;
+        if (!has_pages(o, s->commits)) continue;
         x->first_page = pages;
         pages += pages_of(o->frame_bytes);
     }
@@ -106,6 +106,7 @@ static void say_kinds(stripe *paths, const tm_store *s, const tm_store_opts *opt
 static tm_status place_extents(tm_store *s, const tm_store_opts *opts, uint64_t size[STORE_PATHS][TM_KINDS]) {
     const tm_layout *l = s->layout;
     stripe paths;
+    if (s->n_paths == 0) return TM_OK; /* all of it lies where it is */
     stripe_of_runs(&paths, s->run, s->n_paths);
     say_kinds(&paths, s, opts);
     if (s->commits) /* two manifests: a checksum a page and 32 bytes an object */
@@ -173,9 +174,9 @@ static tm_status register_files(tm_store *s) {
 
 /* One lane a path; the kernel's queues have an end. */
 static tm_status open_io(tm_store *s, tm_io_opts io) {
-    TM_ASSERT(!s->io && s->n_paths > 0);
-    unsigned most = 4096 / s->n_paths;
-    io.lanes = s->n_paths;
+    TM_ASSERT(!s->io);
+    unsigned lanes = store_lanes(s), most = 4096 / lanes;
+    io.lanes = lanes;
     io.count_cpu = true;
     if (io.queue_depth > most) io.queue_depth = most;
     return tm_io_open(&s->io, &io);
@@ -273,7 +274,8 @@ static tm_status start_run(tm_store *s, const tm_store_opts *opts) {
     s->commits = opts->commits;
     choose_checksums(s);
     TM_TRY(open_paths(s, opts));
-    s->key = tm_hash64(tm_io_run_path(s->run[0]), strlen(tm_io_run_path(s->run[0])), tm_now_ns());
+    const char *path = s->n_paths ? tm_io_run_path(s->run[0]) : "";
+    s->key = tm_hash64(path, strlen(path), tm_now_ns());
     return TM_OK;
 }
 
@@ -283,7 +285,7 @@ tm_status tm_store_open(tm_store **out, const tm_layout *layout, const tm_store_
     tm_commit *c = opts->resume;
     tm_store *s = tm_calloc(1, sizeof *s);
     if (!s) return tm_nomem(sizeof *s);
-    TM_ASSERT(layout->chosen && (c || opts->n_paths > 0));
+    TM_ASSERT(layout->chosen && (c || opts->n_paths > 0 || (!opts->commits && tm_layout_files(layout) > 0)));
     s->layout = layout;
     if (c) {
         take_run(s, c);
@@ -296,6 +298,7 @@ tm_status tm_store_open(tm_store **out, const tm_layout *layout, const tm_store_
     if (c) TM_GO(remove_leftovers(s));
     TM_GO(place_extents(s, opts, size));
     TM_GO(make_files(s, size, c != NULL));
+    TM_GO(store_open_files(s));
     TM_GO(open_io(s, opts->io));
     TM_GO(register_files(s));
     if (c) c->n_paths = 0;
@@ -313,7 +316,7 @@ static void say_costs(const tm_store *s) {
     if (!s->io) return;
     tm_io_get_stats(s->io, &all);
     double gb = 1e-9 * (double)(all.read_bytes + all.write_bytes);
-    for (unsigned i = 0; i < s->n_paths && gb > 0; i++) {
+    for (unsigned i = 0; i < s->n_paths && gb > 0; i++) { /* with what is read where it lies: in the first */
         tm_io_lane_stats(s->io, i, &one);
         tm_log(TM_LOG_DEBUG, "%s: %.3f GB read, %.3f GB written", tm_io_run_path(s->run[i]),
                1e-9 * (double)one.read_bytes, 1e-9 * (double)one.write_bytes);
@@ -326,6 +329,7 @@ static void say_costs(const tm_store *s) {
 }
 
 static void store_free(tm_store *s) {
+    store_close_files(s);
     spill_map_free(&s->spill_map);
     tm_free(s->extent);
     tm_free(s->checksum);
@@ -376,11 +380,11 @@ const char *tm_store_engine(const tm_store *s) {
 /* The path of what a disk operation of `plan` moves, and how many there are. */
 uint32_t store_lane(const tm_store *s, const tm_plan *plan, uint32_t object) {
     TM_ASSERT(object & TM_TEMP_BIT ? (object & ~TM_TEMP_BIT) < plan->n_temp : object < s->layout->n);
-    if (!(object & TM_TEMP_BIT)) return s->extent[object].path;
+    if (!(object & TM_TEMP_BIT)) return s->extent[object].path; /* of what is read where it lies: the first */
     return spill_at(&s->spill_map, plan->extent[object & ~TM_TEMP_BIT].offset)->path;
 }
 uint32_t store_lanes(const tm_store *s) {
-    return s->n_paths;
+    return s->n_paths ? s->n_paths : 1;
 }
 
 tm_io *store_io(tm_store *s) {

@@ -9,8 +9,10 @@
 
 /* The offload files of one run. Each pageable state object that is not resident has an extent with `slots` slots
  * (gradients: one); a write goes to a slot that the last commit does not name. With `commits` resident state has
- * extents too, but for gradients. Every 64 KiB page has an XXH3-64 over (run, kind, number within the kind, page,
- * generation, bytes); the expected values are kept in memory, so that lost, stale and misdirected pages are caught. */
+ * extents too, but for gradients. What has a home in a file of someone else's (tm_layout_home) is read there, and has no
+ * extent: a store of that alone has no paths. Every 64 KiB page has an XXH3-64 over (run, kind, number within the kind, page,
+ * generation, bytes); the expected values are kept in memory, so that lost, stale and misdirected pages are caught; of a
+ * file of someone else's, what it held when it was first read. */
 typedef struct tm_store tm_store;
 typedef struct tm_commit tm_commit;
 typedef struct tm_store_opts {
@@ -118,5 +120,7 @@ uint64_t tm_commit_step(const tm_commit *c);
 const tm_json *tm_commit_info(const tm_commit *c);
 /* Fills resident state from its extents; the others are read when the plan does. Before the first run. */
 TM_MUST_USE tm_status tm_store_restore(tm_store *s, char *slab);
+/* Fills what is resident of the files that are read where they lie. Before the first run. */
+TM_MUST_USE tm_status tm_store_load_frozen(tm_store *s, char *slab);
 
 #endif

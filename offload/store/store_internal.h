@@ -26,7 +26,8 @@ struct tm_store {
     tm_io_run *run[STORE_PATHS];
     tm_io_file file[STORE_PATHS][TM_KINDS];
     tm_io_file spill[STORE_PATHS];
-    spill_map spill_map; /* which path a temporary is on (stripe_internal.h) */
+    struct store_file *in_place; /* per file of the layout (store_files.c) */
+    spill_map spill_map;         /* which path a temporary is on (stripe_internal.h) */
     unsigned n_paths, slots;
     bool commits;
     bool synced;          /* the directories' own entries are on disk */
@@ -69,12 +70,21 @@ static inline uint32_t pages_of(uint64_t bytes) {
     return (uint32_t)((bytes + TM_PAGE_BYTES - 1) / TM_PAGE_BYTES);
 }
 static inline bool has_extent(const tm_object *o, bool commits) {
-    return !o->resident || (commits && in_commits(o));
+    return o->kind != TM_KIND_FROZEN && (!o->resident || (commits && in_commits(o)));
+}
+/* Whether its pages have checksums. */
+static inline bool has_pages(const tm_object *o, bool commits) {
+    return o->kind == TM_KIND_FROZEN || has_extent(o, commits);
 }
 static inline unsigned slots_of(const tm_object *o, unsigned slots) {
     unsigned most = tm_kind_get(o->kind)->slots;
     return slots < most ? slots : most;
 }
+
+/* store_files.c */
+tm_status store_open_files(tm_store *s);
+void store_close_files(tm_store *s);
+void store_aim_home(const tm_store *s, const object_home *home, tm_io_req *req);
 
 /* store_page.c: the object's frame is still what was written last (hashes until the first page that is not). */
 bool store_unchanged(const tm_store *s, uint32_t object, const void *frame);

@@ -40,13 +40,18 @@ static uint64_t *expected_checksums(tm_store *s, const store_target *t, uint64_t
         return t->temp_checksum + t->plan->extent[t->object & ~TM_TEMP_BIT].first_page;
     }
     *generation = s->extent[t->object].generation;
-    TM_ASSERT(s->extent[t->object].slot != NO_SLOT);
+    TM_ASSERT(s->extent[t->object].slot != NO_SLOT || target_object(s, t)->kind == TM_KIND_FROZEN);
     return s->checksum + s->extent[t->object].first_page;
 }
 
 static void aim_request(tm_store *s, const store_target *t, tm_io_req *req) {
     const tm_object *o = target_object(s, t);
+    const object_home *home = t->object & TM_TEMP_BIT ? NULL : layout_home(s->layout, t->object);
     TM_ASSERT(o->frame_bytes > 0 && o->frame_bytes % TM_FRAME_ALIGN == 0);
+    if (home) {
+        store_aim_home(s, home, req);
+        return;
+    }
     if (t->object & TM_TEMP_BIT) {
         uint64_t address = t->plan->extent[t->object & ~TM_TEMP_BIT].offset;
         const spill_segment *segment = spill_at(&s->spill_map, address);
@@ -120,31 +125,53 @@ void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_
 }
 
 tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
-    if (!(t->object & TM_TEMP_BIT) && s->extent[t->object].slot == NO_SLOT)
+    const tm_object *o = target_object(s, t);
+    if (!(t->object & TM_TEMP_BIT) && s->extent[t->object].slot == NO_SLOT && o->kind != TM_KIND_FROZEN)
         return tm_fail(TM_EBUG, "%s object %u is read before it was written", tm_kind_name(target_object(s, t)->kind),
                        t->object);
     TM_ASSERT((uintptr_t)frame % TM_FRAME_ALIGN == 0);
     aim_request(s, t, req);
     req->op = TM_IO_READ;
     req->buf = frame;
+    if (req->len < o->frame_bytes)
+        memset((char *)frame + req->len, 0, o->frame_bytes - req->len); /* behind a file's end */
     return TM_OK;
+}
+
+/* A page of a file that is not ours: as it was when it was first read. */
+static bool is_first_sight(const tm_object *o, uint64_t *sum, uint64_t seen) {
+    if (o->kind != TM_KIND_FROZEN || *sum != 0) return false;
+    *sum = seen;
+    return true;
+}
+
+static tm_status page_changed(tm_store *s, const store_target *t, const tm_io_req *req, uint32_t page) {
+    tm_io_req where;
+    if (!req) aim_request(s, t, &where);
+    if (!req) req = &where;
+    unsigned long long at = req->offset + (uint64_t)page * TM_PAGE_BYTES;
+    if (target_object(s, t)->kind == TM_KIND_FROZEN)
+        return tm_fail(
+            TM_ECORRUPT,
+            "%s: the 64 KiB page at offset %llu is not what this run read there before: the file was changed, "
+            "or the disk is failing; start again with a model that stays as it is",
+            req->file.name, at);
+    return tm_fail(TM_ECORRUPT, "%s: the 64 KiB page at offset %llu is not what was written there; check the disk",
+                   req->file.name, at);
 }
 
 tm_status store_check_read(tm_store *s, const store_target *t, const void *frame, const tm_io_req *req) {
     if (s->unchecked) return TM_OK;
     const tm_object *o = target_object(s, t);
     uint64_t generation;
-    const uint64_t *sum = expected_checksums(s, t, &generation);
+    uint64_t *sum = expected_checksums(s, t, &generation);
     uint32_t number = number_of(s, t->object);
     uint64_t t0 = tm_now_ns();
     for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++) {
         if (req && page % PAGES_A_LOOK == PAGES_A_LOOK - 1) tm_io_advance(s->io);
-        if (page_hash(s, o, number, page, generation, frame) == sum[page] || (s->alternate && sum[page] == 0)) continue;
-        tm_io_req where;
-        if (!req) aim_request(s, t, &where);
-        if (!req) req = &where;
-        return tm_fail(TM_ECORRUPT, "%s: the 64 KiB page at offset %llu is not what was written there; check the disk",
-                       req->file.name, (unsigned long long)(req->offset + (uint64_t)page * TM_PAGE_BYTES));
+        uint64_t seen = page_hash(s, o, number, page, generation, frame);
+        if (seen == sum[page] || (s->alternate && sum[page] == 0) || is_first_sight(o, &sum[page], seen)) continue;
+        return page_changed(s, t, req, page);
     }
     count_checksum(s, t0);
     count_checksummed(s, o);

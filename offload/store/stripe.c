@@ -145,7 +145,8 @@ uint64_t spill_map_bytes(unsigned n_paths, uint64_t bytes, uint64_t largest) {
 
 static void place_state(stripe *s, const tm_layout *l, uint8_t *path) {
     for (uint32_t i = 0; i < l->n; i++)
-        if (!l->object[i].resident) path[i] = (uint8_t)stripe_take(s, l->object[i].kind, l->object[i].frame_bytes);
+        if (!l->object[i].resident && !layout_home(l, i))
+            path[i] = (uint8_t)stripe_take(s, l->object[i].kind, l->object[i].frame_bytes);
 }
 
 static uint8_t lane_of(const tm_plan *plan, uint32_t object, const uint8_t *path, const spill_map *map) {

@@ -29,7 +29,7 @@ void job_plan_opts(const tm_job *job, const job_opts *opts, const job_account *a
     memcpy(po->pinned, opts->pinned, sizeof po->pinned);
     memcpy(po->max_resident_bytes, opts->max_resident_bytes, sizeof po->max_resident_bytes);
     if (opts->n_paths == 0)
-        for (int k = 0; k < TM_KINDS; k++) po->pinned[k] = true;
+        for (int k = 0; k < TM_KINDS; k++) po->pinned[k] = k != TM_KIND_FROZEN; /* which lies in files of its own */
     po->slab_bytes = a->limits.slab_bytes - (open ? 0 : tm_min_u64(a->limits.plans_bytes, a->limits.slab_bytes));
 }
 

@@ -84,6 +84,7 @@ static tm_status count_objects(elastic *e, old_rank *r) {
     for (uint32_t p = 0; p < parts; p++) {
         uint64_t elements = tm_model_part(e->m, p)->elements;
         bool whole = part_kept_whole(e->m, p, e->keep_elements);
+        if (!tm_model_part(e->m, p)->learns) continue;
         r->part[p] = (old_part){whole ? (holding){0, e->ranks} : r->weights, hi, own, squares};
         hi += held_tiles(elements, e->ranks, r->part[p].weights);
         own += held_tiles(elements, e->ranks, r->own);

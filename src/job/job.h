@@ -72,9 +72,23 @@ typedef struct part_state {
     uint32_t hi_tiles, sum_tiles; /* of compute weights here; of gradients that are summed here */
     holding weights;              /* slices of hi; the others hold job->ranks.own, .sums */
     bool small;                   /* its states are fp32 where the job's are 8-bit (states.c) */
-    uint32_t means;               /* of its group, in the group's first part (passes.c); TM_NO_OBJECT: none */
+    bool mixed;                   /* some of its tensors do not learn: their gradient is zero */
+    bool learns;                  /* else it has none of the above but `weights`, and is read where it lies: */
+    bool in_place;                /* its only piece is what computes; else pieces are decoded first (frozen.c) */
+    uint32_t first_piece, n_pieces;
+    uint32_t means; /* of its group, in the group's first part (passes.c); TM_NO_OBJECT: none */
     uint64_t elements;
 } part_state;
+
+/* A run of elements of a part that does not learn, in the bytes of a file that it is made of (frozen.c). */
+typedef struct frozen_piece {
+    uint32_t part, segment;           /* of the part's */
+    uint64_t begin, n;                /* elements of the part */
+    uint32_t n_ranges;                /* of bytes, as tm_source_piece has them: */
+    uint32_t object[TM_PIECE_RANGES]; /* first of `count` objects of a bundle */
+    uint32_t count[TM_PIECE_RANGES];  /* */
+    uint32_t shift[TM_PIECE_RANGES];  /* bytes of the first one's frame before the range */
+} frozen_piece;
 
 /* One micro-batch as the handlers see it; its arrays lie in a frame. */
 typedef struct job_batch {
@@ -128,8 +142,10 @@ typedef struct job_opts {
     const char *model; /* HF folder or .gguf */
     tm_dtype dtype;
     bool optimizer, init_random;
-    const tm_optimizer *update; /* of the table; NULL: AdamW */
-    tm_optim_opts update_opts;  /* where `update` is given; else its defaults */
+    const tm_optimizer *update;  /* of the table; NULL: AdamW */
+    tm_optim_opts update_opts;   /* where `update` is given; else its defaults */
+    const tm_model_roles *roles; /* what learns, and which modules have adapters; NULL: everything learns */
+    const char *adapter;         /* folder of a saved adapter, whose values the adapters begin with; NULL: anew */
     uint64_t seed;
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *device;       /* where the model is computed; NULL: "cpu", in place */
@@ -212,13 +228,12 @@ typedef struct job_tiers {
     uint8_t update_tier;     /* tm_tier of OP_UPDATE */
     tm_exec *exec;
     tm_store *store;
-    tm_device *device;              /* NULL: in place */
-    const tm_kernel_table *kernels; /* of operations of the device's tier; NULL: the host's */
-    struct tm_comm_window *window;  /* gathered weights, for all ranks of a node */
-    tm_plan *save_resident,
-        *restore_resident; /* state that the arena holds, to its extents and from there; NULL: it holds none */
-    uint64_t peak_before;  /* VmHWM before there was an arena */
-    bool keep_state;       /* job_close leaves the run directories */
+    tm_device *device;                   /* NULL: in place */
+    const tm_kernel_table *kernels;      /* of operations of the device's tier; NULL: the host's */
+    struct tm_comm_window *window;       /* gathered weights, for all ranks of a node */
+    tm_plan *resident[TM_RESIDENT_WAYS]; /* what the arena holds, moved each way; NULL: it holds none */
+    uint64_t peak_before;                /* VmHWM before there was an arena */
+    bool keep_state;                     /* job_close leaves the run directories */
 } job_tiers;
 
 /* What operations take, as predicted and as they ran. */
@@ -276,12 +291,16 @@ struct tm_job {
     const tm_optimizer *update;
     tm_optim_opts update_opts;
     tm_source *source;       /* NULL: random initialisation */
-    uint32_t *source_tensor; /* per tensor: its index in the source */
+    uint32_t *source_tensor; /* per tensor: its index in the source; UINT32_MAX: it is an adapter's */
+    const char *name_prefix; /* of tensors outside the program: "", or PEFT's with adapters */
     uint64_t seed;
     /* its state: job_add_state's */
     tm_layout *layout;
     part_state *part;
-    bool parks;   /* gradients are state (update F) */
+    bool parks;           /* gradients are state (update F) */
+    frozen_piece *frozen; /* of all parts that do not learn, in order */
+    uint32_t n_frozen;
+    size_t cap_frozen;
     uint32_t *kv; /* per unit: key-value cache objects (generation); NULL otherwise */
     uint32_t kv_rows, kv_capacity;
     XXH3_state_t *hash;  /* of a walk under way */
@@ -390,6 +409,9 @@ void passes_unpack(const tm_job *job, part_group g, uint32_t pass, double *all, 
 typedef struct job_state {
     tm_layout *layout;
     part_state *part;
+    frozen_piece *frozen;
+    uint32_t n_frozen;
+    size_t cap_frozen;
     uint32_t *kv;
     bool parks;
 } job_state;
@@ -398,6 +420,18 @@ tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks);
 job_state job_move_state(tm_job *job);               /* to the caller; the job has none then */
 void job_set_state(tm_job *job, const job_state *s); /* the job's from here on, in place of the one it had */
 void job_free_state(job_state *s);
+
+/* ---- parts that do not learn (frozen.c) ------------------------------------------------------------------------- */
+
+/* Describes what files part `part` is made of: its pieces, and their objects in the layout. */
+TM_MUST_USE tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bundle);
+span frozen_held(const tm_job *job, uint32_t part); /* elements of which this rank has pieces */
+TM_MUST_USE tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_source_piece *out);
+/* Where this rank's weights begin in the frame that an operation is given. */
+static inline uint32_t weight_shift(const tm_job *job, uint32_t part) {
+    const part_state *s = &job->part[part];
+    return s->in_place ? job->frozen[s->first_piece].shift[0] : 0;
+}
 
 /* ---- its device (device.c) -------------------------------------------------------------------------------------- */
 

@@ -29,6 +29,10 @@ static part_state describe_part(const tm_job *job, uint32_t part) {
                     .elements = tm_model_part(job->model, part)->elements,
                     .weights =
                         part_kept_whole(job->model, part, r->keep_elements) ? (holding){0, r->ranks} : r->weights};
+    s.learns = tm_model_part(job->model, part)->learns;
+    for (uint32_t i = 0; i < tm_model_part(job->model, part)->n_segments; i++)
+        s.mixed |= !tm_model_tensor(job->model, tm_model_part_segments(job->model, part)[i].tensor)->learns;
+    if (!s.learns) return s;
     s.small = job->optimizer && state_is_small(job, part);
     s.hi_tiles = held_tiles(s.elements, r->ranks, s.weights);
     s.tiles = held_tiles(s.elements, r->ranks, r->own);
@@ -70,9 +74,10 @@ static void add_means(tm_job *job, uint32_t part, uint32_t *bundle) {
                      passes_means_bytes(job, g), false);
 }
 
-static void add_part(tm_job *job, const job_opts *opts, uint32_t part, uint32_t *bundle) {
+static tm_status add_part(tm_job *job, const job_opts *opts, uint32_t part, uint32_t *bundle) {
     part_state *s = &job->part[part];
     *s = describe_part(job, part);
+    if (!s->learns) return frozen_add_part(job, part, bundle);
     s->hi = tm_layout_objects(job->layout);
     for (uint32_t i = 0; i < s->hi_tiles; i++)
         (void)add_object(job, TM_KIND_WEIGHT_HI, tm_model_part(job->model, part)->unit, *bundle,
@@ -80,25 +85,35 @@ static void add_part(tm_job *job, const job_opts *opts, uint32_t part, uint32_t 
     ++*bundle;
     if (job->optimizer) add_moments(job, part, bundle);
     add_means(job, part, bundle);
+    return TM_OK;
 }
 
 static uint32_t objects_of(const tm_job *job, const part_state *s) {
     bool apart = job->optimizer && job->parks && gradients_are_shared(job);
-    return s->hi_tiles + s->tiles * (s->stride + (apart ? 1 : 0)) + (s->means != TM_NO_OBJECT);
+    uint32_t n = s->hi_tiles + s->tiles * (s->stride + (apart ? 1 : 0)) + (s->means != TM_NO_OBJECT);
+    for (uint32_t i = 0; i < s->n_pieces; i++)
+        for (uint32_t k = 0; k < TM_PIECE_RANGES; k++) n += job->frozen[s->first_piece + i].count[k];
+    return n;
 }
 
 job_state job_move_state(tm_job *job) {
-    job_state s = {job->layout, job->part, job->kv, job->parks};
+    job_state s = {.layout = job->layout,
+                   .part = job->part,
+                   .frozen = job->frozen,
+                   .n_frozen = job->n_frozen,
+                   .cap_frozen = job->cap_frozen,
+                   .kv = job->kv,
+                   .parks = job->parks};
     job->layout = NULL;
     job->part = NULL;
+    job->frozen = NULL;
     job->kv = NULL;
     return s;
 }
 
 void job_free_state(job_state *s) {
     tm_layout_free(s->layout);
-    tm_free(s->part);
-    tm_free(s->kv);
+    TM_FREE_ALL(s->part, s->frozen, s->kv);
     *s = (job_state){0};
 }
 
@@ -107,6 +122,9 @@ void job_set_state(tm_job *job, const job_state *s) {
     job_free_state(&old);
     job->layout = s->layout;
     job->part = s->part;
+    job->frozen = s->frozen;
+    job->n_frozen = s->n_frozen;
+    job->cap_frozen = s->cap_frozen;
     job->kv = s->kv;
     job->parks = s->parks;
 }
@@ -118,7 +136,7 @@ tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks) {
     job->part = tm_calloc(parts + 1, sizeof *job->part);
     if (!job->part) return tm_nomem(parts * sizeof *job->part);
     for (uint32_t p = 0; p < parts; p++) {
-        add_part(job, opts, p, &bundle);
+        TM_TRY(add_part(job, opts, p, &bundle));
         want += objects_of(job, &job->part[p]);
     }
     if (opts->kv_capacity) {

@@ -133,6 +133,7 @@ static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backwar
     char key[256];
     uint32_t u = c->alike[c->first[unit] + stage].unit, s = c->alike[c->first[unit] + stage].stage;
     double *out = &c->stage[backward][c->first[unit] + stage];
+    if (backward && !tm_model_unit(m, unit)->stage[stage].has_backward) return; /* it takes none */
     if (u != unit || s != stage) {
         job_work have = job_load_work(m, u, s, backward, c->load);
         *out = cost_scaled(c->stage[backward][c->first[u] + s], have, job_load_work(m, unit, stage, backward, c->load));
@@ -145,11 +146,12 @@ static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backwar
     *out = cost_scaled(resolve(c, &op, key, nominal(&c->side[c->stage_side], timed)), timed, load);
 }
 
-/* Tiles are alike; the largest part has a full one wherever there is one. */
+/* Tiles are alike; the largest part that learns has a full one wherever there is one. */
 static uint32_t largest_part(const job_costs *c) {
     uint32_t part = 0;
-    for (uint32_t p = 1; p < tm_model_parts(c->job->model); p++)
-        if (c->job->part[p].elements > c->job->part[part].elements) part = p;
+    while (!c->job->part[part].learns && part + 1 < tm_model_parts(c->job->model)) part++;
+    for (uint32_t p = part + 1; p < tm_model_parts(c->job->model); p++)
+        if (c->job->part[p].learns && c->job->part[p].elements > c->job->part[part].elements) part = p;
     return part;
 }
 

@@ -3,6 +3,8 @@
 #include "comm/comm.h"
 #include "planner/start.h"
 
+#include <string.h>
+
 /* ---- memory that the ranks of a node share ------------------------------------------------------------------- */
 
 /* Collective: each rank brings its part; on all nodes or on none. */
@@ -45,12 +47,11 @@ static tm_status share_weights(const planner_ask *ask, planner_choice *c) {
 }
 
 static void adopt(tm_job *job, planner_choice *c) {
-    TM_ASSERT(!job->tiers.exec && !job->tiers.restore_resident && !job->tiers.save_resident);
+    TM_ASSERT(!job->tiers.exec);
     job->budget = c->budget;
     job->account = c->account;
-    job->tiers.restore_resident = c->restore_resident;
-    job->tiers.save_resident = c->save_resident;
-    c->restore_resident = c->save_resident = NULL;
+    memcpy(job->tiers.resident, c->resident, sizeof c->resident);
+    memset(c->resident, 0, sizeof c->resident);
 }
 
 tm_status job_start(const planner_ask *ask, planner_choice *out) {

@@ -107,11 +107,11 @@ static tm_status refuse_many(attempts *a) {
 }
 
 void planner_drop(planner_choice *c) {
-    tm_plan **const plans[] = {&c->plan, &c->import_plan, &c->restore_resident, &c->save_resident};
-    for (size_t i = 0; i < TM_COUNT(plans); i++) {
-        tm_plan_free(*plans[i]);
-        *plans[i] = NULL;
-    }
+    tm_plan_free(c->plan);
+    tm_plan_free(c->import_plan);
+    for (int way = 0; way < TM_RESIDENT_WAYS; way++) tm_plan_free(c->resident[way]);
+    c->plan = c->import_plan = NULL;
+    memset(c->resident, 0, sizeof c->resident);
 }
 
 /* The program goes. */
@@ -124,12 +124,11 @@ static tm_status compile(attempts *a, tm_program *p, bool linked, tm_plan **plan
 /* What the arena holds has a home on disk for commits alone. */
 static tm_status compile_resident(attempts *a) {
     const tm_job *job = a->ways.ask->job;
-    tm_plan **plan[] = {&a->out->restore_resident, &a->out->save_resident};
-    for (int out = 0; job->opts.commits && out < 2; out++) {
+    for (int way = 0; way < TM_RESIDENT_WAYS; way++) {
         tm_program *p = NULL;
-        TM_TRY(tm_program_device_resident(&p, job->layout, out));
-        if (!p) return TM_OK;
-        TM_TRY(compile(a, p, true, plan[out]));
+        if (way != TM_RESIDENT_FROZEN && !job->opts.commits) continue;
+        TM_TRY(tm_program_device_resident(&p, job->layout, (tm_resident_way)way));
+        if (p) TM_TRY(compile(a, p, true, &a->out->resident[way]));
     }
     return TM_OK;
 }

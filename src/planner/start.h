@@ -29,12 +29,12 @@ typedef struct planner_ask {
 /* What was chosen; or, with TM_EBUDGET, why nothing was. */
 typedef struct planner_choice {
     uint32_t way;
-    tm_plan *plan;                             /* of the step; the caller may take it, and leave NULL */
-    tm_plan *import_plan;                      /* of the state's import */
-    tm_plan *restore_resident, *save_resident; /* job_tiers */
-    job_budget budget;                         /* how it is divided, */
-    job_account account;                       /* and what of it the plans take */
-    uint64_t minimum_host_bytes; /* of any way, whatever the budget and the device's memory; 0: not known */
+    tm_plan *plan;                       /* of the step; the caller may take it, and leave NULL */
+    tm_plan *import_plan;                /* of the state's import */
+    tm_plan *resident[TM_RESIDENT_WAYS]; /* job_tiers */
+    job_budget budget;                   /* how it is divided, */
+    job_account account;                 /* and what of it the plans take */
+    uint64_t minimum_host_bytes;         /* of any way, whatever the budget and the device's memory; 0: not known */
     uint64_t minimum_device_bytes;
     job_refusal refusal;
 } planner_choice;

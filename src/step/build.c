@@ -153,6 +153,7 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     const tm_unit *u = tm_model_unit(x->m, unit);
     const tm_stage *stage = &u->stage[s];
     uint32_t fresh = fresh_slots(x, unit, mb, stage->backward, stage->n_backward), again = 0, flags = 0;
+    if (!stage->has_backward) return;
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_gradient[i] && !x->sum_written[stage->part[i]]) flags |= 1u << i;
     pass_need(x, stage, true);
@@ -191,7 +192,9 @@ static void close_unit(pass *x, uint32_t unit) {
 
 static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     const tm_slot_use normed = {.slot = 2, .access = TM_READ};
-    uint32_t part = tm_model_unit(x->m, unit)->stage[s].part[0], fresh = 0;
+    const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
+    uint32_t part = stage->part[0], fresh = 0;
+    pass_need(x, stage, false);
     uint64_t columns = x->job->part[part].elements / tm_model_get_config(x->m)->hidden_size;
     bool last = x->o->logits == LOGITS_LAST;
     op_begin(&x->w, OP_LOGITS, (op_args){.logits = {unit, s, mb, last}});
@@ -406,7 +409,8 @@ static tm_status pass_init(pass *x) {
         !x->ahead || !x->sum_object || !x->sum_interval || !x->partial || !x->sum_written || !x->contributors ||
         !x->updated || !x->grad_tile || !x->again)
         return tm_nomem(slots * 16);
-    for (uint32_t p = 0; p < x->parts; p++) x->most_summing = tm_max_u64(x->most_summing, x->job->part[p].elements);
+    for (uint32_t p = 0; p < x->parts; p++)
+        if (x->job->part[p].learns) x->most_summing = tm_max_u64(x->most_summing, x->job->part[p].elements);
     if (x->job->ranks.reduce_elements) x->most_summing = tm_min_u64(x->most_summing, x->job->ranks.reduce_elements);
     for (uint32_t p = 0; p < x->parts && x->o->update == UPDATE_AFTER; p++) {
         x->grad_tile[p] = nones(x->job->part[p].tiles + 1);

@@ -138,7 +138,8 @@ void pass_norm(pass *x) {
     uint32_t all = x->job->ranks.ranks > 1 ? exchange(x, true) : NONE;
     op_begin(&x->w, OP_NORM, (op_args){.norm = {.within = x->o->update == UPDATE_WITHIN}});
     if (all != NONE) op_use(&x->w, OPERAND_REPORTS, all, TM_USE_READ);
-    for (uint32_t p = 0; all == NONE && p < x->parts; p++) op_use(&x->w, OPERAND_PARTIAL, x->partial[p], TM_USE_READ);
+    for (uint32_t p = 0; all == NONE && p < x->parts; p++)
+        if (x->job->part[p].learns) op_use(&x->w, OPERAND_PARTIAL, x->partial[p], TM_USE_READ);
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_UPDATE);
     op_end(&x->w);
 }

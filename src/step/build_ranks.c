@@ -1,6 +1,8 @@
 /* Weights between ranks: gathered before the first use of an interval, handed round when they are new (DESIGN section
  * 7).
  *
+ * What does not learn comes from its files, decoded where it has to be, and is gathered as the others.
+ *
  * What comes next is asked for ahead of its use, so that it travels while the stage before computes: the list below is
  * in program order, which all ranks share, and so are the operations that it leads to. */
 #include "step/build_internal.h"
@@ -39,7 +41,8 @@ void pass_gather_backward(pass *x) {
         uint32_t from = x->gather_end;
         for (uint32_t s = 0; s < unit->n_stages; s++)
             if (again[s]) note_stage(x, &unit->stage[s], false, from);
-        for (uint32_t s = unit->n_stages; s-- > 0;) note_stage(x, &unit->stage[s], true, from);
+        for (uint32_t s = unit->n_stages; s-- > 0;)
+            if (unit->stage[s].has_backward) note_stage(x, &unit->stage[s], true, from);
     }
 }
 
@@ -63,6 +66,32 @@ static void gather_in_node(pass *x, uint32_t part, uint32_t whole) {
     if (any) op_use(&x->w, OPERAND_SECOND, from, TM_USE_READ);
     op_use(&x->w, OPERAND_TILE, whole, TM_USE_WRITE);
     op_end(&x->w);
+}
+
+/* ---- what does not learn -------------------------------------------------------------------------------------- */
+
+/* This rank's elements of the part, decoded piece by piece into a temporary. */
+static uint32_t decode(pass *x, uint32_t part) {
+    const tm_job *job = x->job;
+    const part_state *ps = &job->part[part];
+    uint64_t bytes = frozen_held(job, part).n * tm_dtype_bytes(job->dtype);
+    uint32_t to = tm_program_interval(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
+    for (uint32_t i = 0; i < ps->n_pieces; i++) {
+        const frozen_piece *f = &job->frozen[ps->first_piece + i];
+        op_begin(&x->w, OP_DECODE, (op_args){.decode = {.part = part, .piece = ps->first_piece + i}});
+        for (uint32_t k = 0; k < f->n_ranges; k++)
+            op_use(&x->w, OPERAND_RAW, tm_program_interval(x->p, f->object[k], f->count[k]), TM_USE_READ);
+        op_use(&x->w, OPERAND_TILE, to, i ? TM_USE_UPDATE : TM_USE_WRITE);
+        op_end(&x->w);
+    }
+    return to;
+}
+
+uint32_t pass_frozen_interval(pass *x, uint32_t part) {
+    const part_state *ps = &x->job->part[part];
+    const frozen_piece *f = &x->job->frozen[ps->first_piece];
+    if (ps->n_pieces == 0) return NONE; /* other ranks have it */
+    return ps->in_place ? tm_program_interval(x->p, f->object[0], f->count[0]) : decode(x, part);
 }
 
 static void gather_from_all(pass *x, uint32_t part, uint32_t whole) {
@@ -92,7 +121,7 @@ static void gather(pass *x, uint32_t part) {
 
 /* Up to date, then here. */
 static void bring(pass *x, uint32_t part) {
-    while (x->o->update == UPDATE_BEFORE && !x->updated[part]) pass_update_next(x);
+    while (x->o->update == UPDATE_BEFORE && x->job->part[part].learns && !x->updated[part]) pass_update_next(x);
     if (part_is_gathered(x->job, &x->job->part[part]) && x->part_interval[part] == NONE) gather(x, part);
 }
 
@@ -118,10 +147,11 @@ static void look_ahead(pass *x) {
 }
 
 void pass_need(pass *x, const tm_stage *stage, bool backward) {
-    if (x->job->ranks.ranks == 1) return;
     for (uint32_t i = 0; i < stage->n_parts; i++) {
         uint32_t part = stage->part[i];
         if (!(backward ? stage->part_in_backward[i] : stage->part_in_forward[i])) continue;
+        if (!part_is_gathered(x->job, &x->job->part[part]) && !x->job->part[part].learns)
+            (void)pass_hi_interval(x, part); /* decoded now, before the operation that reads it is begun */
         if (part_is_gathered(x->job, &x->job->part[part]))
             while (x->part_interval[part] == NONE) {
                 if (x->gather_head < x->gather_end)
@@ -132,10 +162,10 @@ void pass_need(pass *x, const tm_stage *stage, bool backward) {
         x->ahead_sum -= x->ahead[part];
         x->ahead[part] = 0;
     }
-    look_ahead(x);
+    if (x->job->ranks.ranks > 1) look_ahead(x);
 }
 
 void pass_share(pass *x, uint32_t part, uint32_t hi) {
-    if (!part_is_shared(x->job, &x->job->part[part])) return;
+    if (!x->job->part[part].learns || !part_is_shared(x->job, &x->job->part[part])) return;
     op_write(&x->w, OP_SHARE, (op_args){.part = {.part = part}}, OPERAND_HI, hi, TM_USE_UPDATE);
 }

@@ -159,6 +159,11 @@ static void walk_means(walk *w, uint32_t t) {
     op_end(&w->w);
 }
 
+bool tensor_has_state(const tm_job *job, uint32_t t) {
+    return job->part[tm_model_tensor_segments(job->model, t)->part].learns;
+}
+
+/* What learns is hashed; what has state is exported: with it what lies among vectors that learn. */
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
     walk w = {.code = hash ? OP_HASH : OP_EXPORT};
     uint32_t n = tm_model_tensors(job->model);
@@ -174,12 +179,14 @@ tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
     }
     w.chain = tm_program_interval(w.w.p, tm_program_temp(w.w.p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
     int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
+        if (hash ? !tm_model_tensor(job->model, order[i])->learns : !tensor_has_state(job, order[i])) continue;
         for (int k = from; k <= to; k++) {
             for (uint32_t seg = 0; seg < tm_model_tensor(job->model, order[i])->n_segments; seg++)
                 walk_segment(&w, order[i], seg, k);
             if (k == WHAT_EXP_AVG_SQ) walk_means(&w, order[i]);
         }
+    }
     tm_free(order);
     op_writer_close(&w.w);
     *out = w.w.p;

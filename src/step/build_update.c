@@ -7,7 +7,11 @@
 uint32_t pass_hi_interval(pass *x, uint32_t part) {
     const part_state *ps = &x->job->part[part];
     uint32_t *interval = part_is_gathered(x->job, ps) ? &x->own_interval[part] : &x->part_interval[part];
-    if (*interval == NONE && ps->hi_tiles > 0) *interval = tm_program_interval(x->p, ps->hi, ps->hi_tiles);
+    if (*interval != NONE) return *interval;
+    if (!ps->learns)
+        *interval = pass_frozen_interval(x, part);
+    else if (ps->hi_tiles > 0)
+        *interval = tm_program_interval(x->p, ps->hi, ps->hi_tiles);
     return *interval;
 }
 
@@ -55,6 +59,7 @@ static void update_tile(pass *x, uint32_t part, uint32_t tile, uint32_t hi, uint
 
 void pass_update_part(pass *x, uint32_t part) {
     const part_state *ps = &x->job->part[part];
+    if (!ps->learns) return;
     if (job_updates_in_passes(x->job)) {
         pass_update_group(x, part);
         return;
@@ -89,7 +94,7 @@ void pass_update_next(pass *x) {
 /* Update F: what a stage is about to use for the first time in this pass is brought up to date first. */
 void pass_update_before(pass *x, const tm_stage *stage) {
     for (uint32_t i = 0; x->o->update == UPDATE_BEFORE && i < stage->n_parts; i++)
-        while (!x->updated[stage->part[i]]) pass_update_next(x);
+        while (x->job->part[stage->part[i]].learns && !x->updated[stage->part[i]]) pass_update_next(x);
 }
 
 /* After operation `done` of `all`: a share of the `want` tiles that the time of these operations is to hide. */
@@ -116,6 +121,7 @@ uint32_t pass_unit_tiles(const pass *x, uint32_t unit) {
 static void line_up(pass *x, uint32_t part) {
     uint32_t tiles = x->job->part[part].tiles;
     x->updated[part] = 1; /* for now: in line */
+    if (!x->job->part[part].learns) return;
     if (tiles == 0) x->line[x->line_end++] = (waiting){part, NONE, NONE, NONE};
     for (uint32_t t = 0; t < tiles; t++) x->line[x->line_end++] = (waiting){part, t, NONE, NONE};
 }

@@ -31,10 +31,13 @@ static tm_status find_tensors(tm_job *job) {
     if (!job->source_tensor) return tm_nomem(sizeof *job->source_tensor * n);
     for (uint32_t t = 0; t < n; t++) {
         const tm_tensor *tensor = tm_model_tensor(job->model, t);
-        int64_t at = tm_source_find(job->source, tensor->name);
+        job->source_tensor[t] = UINT32_MAX;
+        if (tensor->role != TM_TENSOR_BASE) continue;
+        const char *name = tm_model_tensor(job->model, tensor->of)->name; /* a head that was tied: the embedding's */
+        int64_t at = tm_source_find(job->source, name);
         if (at < 0)
             return tm_fail(TM_EINPUT, "%s: the tensor %s is missing; fetch the model again",
-                           tm_source_path(job->source), tensor->name);
+                           tm_source_path(job->source), name);
         TM_TRY(match_shape(job, tensor, tm_source_tensor_get(job->source, (uint32_t)at)));
         job->source_tensor[t] = (uint32_t)at;
     }
@@ -77,6 +80,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
         job->update_opts = opts->update_opts;
     else
         tm_optim_defaults(job->update, &job->update_opts);
+    job->name_prefix = "";
     job->seed = opts->seed;
     job->ranks = opts->ranks;
     if (!job->ranks.comm) job->ranks = (job_ranks){.ranks = 1, .weights = {0, 1}, .own = {0, 1}, .sums = {0, 1}};
@@ -102,7 +106,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
                       opts->model));
     if (opts->config_only && config.composite) look_at_weights(job, opts->model);
     (void)tm_model_find_names(&config, source_has, job->source); /* without it the first tensor is missed below */
-    TM_GO(tm_model_create(&job->model, &config, opts->dtype));
+    TM_GO(tm_model_create_roles(&job->model, &config, opts->dtype, opts->roles));
     tm_model_set_positions(job->model, opts->positions);
     job->opts = *opts;
     TM_GO(job_set_device(job, opts));
@@ -148,8 +152,7 @@ static void say_device(tm_job *job) {
 void job_close(tm_job *job) {
     if (!job) return;
     tm_exec_close(job->tiers.exec);
-    tm_plan_free(job->tiers.restore_resident);
-    tm_plan_free(job->tiers.save_resident);
+    for (int way = 0; way < TM_RESIDENT_WAYS; way++) tm_plan_free(job->tiers.resident[way]);
     say_device(job);
     tm_comm_window_close(job->tiers.window);
     tm_device_close(job->tiers.device);
@@ -164,7 +167,7 @@ void job_close(tm_job *job) {
     tm_layout_free(job->layout);
     tm_source_close(job->source);
     tm_model_free(job->model);
-    TM_FREE_ALL(job->part, job->kv, job->step.batch, job->source_tensor, job->step.no_decay, job);
+    TM_FREE_ALL(job->part, job->frozen, job->kv, job->step.batch, job->source_tensor, job->step.no_decay, job);
 }
 
 static void show(tm_job *job) {
@@ -313,6 +316,25 @@ static tm_status copy_foreign(const tm_job *job, tm_hf_writer *w, const tm_hf_te
     return rc;
 }
 
+/* What does not learn: from where it lies, as the type that is asked for. */
+static tm_status copy_frozen(const tm_job *job, tm_hf_writer *w) {
+    enum { PIECE = 1 << 14 };
+    float *values = tm_malloc(PIECE * sizeof *values);
+    tm_status rc = values ? TM_OK : tm_nomem(PIECE * sizeof *values);
+    for (uint32_t t = 0; t < tm_model_tensors(job->model) && rc == TM_OK; t++) {
+        uint64_t elements = tm_model_tensor(job->model, t)->elements;
+        if (tensor_has_state(job, t)) continue;
+        for (uint64_t at = 0; at < elements && rc == TM_OK; at += PIECE) {
+            uint64_t some = tm_min_u64(PIECE, elements - at);
+            rc = tm_source_read_f32(job->source, job->source_tensor[t], at, some, values);
+            if (rc == TM_OK) rc = tm_hf_writer_put_f32(w, t, at, some, values);
+        }
+        tm_source_forget(job->source, job->source_tensor[t]);
+    }
+    tm_free(values);
+    return rc;
+}
+
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype, uint64_t max_shard_bytes) {
     uint32_t n = tm_model_tensors(job->model), foreign, all;
     tm_hf_writer *writer = NULL;
@@ -337,6 +359,7 @@ tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype, uint64_t max_sh
     job->sinks.take_values = writer ? put_values : NULL;
     job->sinks.take_ctx = writer;
     TM_GO(run_program(job, program, "writing the model"));
+    if (writer) TM_GO(copy_frozen(job, writer));
     if (writer && foreign) TM_GO(copy_foreign(job, writer, list, n, all));
     if (writer) rc = tm_hf_writer_commit(writer);
     if (writer && rc == TM_OK) job->progress.exported_bytes += job_export_bytes(job, dtype);

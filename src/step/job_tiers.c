@@ -8,8 +8,10 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
     bool paged = job->account.needs.spill > 0;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout) && !paged; i++)
         paged = !tm_layout_get(job->layout, i)->resident;
-    if (!paged && !opts->commits) return TM_OK;
-    bool at_home = opts->n_paths == 0; /* only commits are written: any disk will do, even one in memory */
+    bool frozen = tm_layout_files(job->layout) > 0;
+    if (!paged && !opts->commits && !frozen) return TM_OK;
+    /* only commits are written: any disk will do, even one in memory */
+    bool at_home = opts->n_paths == 0 && opts->commits;
     tm_status rc = tm_store_open(&job->tiers.store, job->layout,
                                  &(tm_store_opts){.paths = at_home ? &opts->home : opts->paths,
                                                   .n_paths = at_home ? 1 : opts->n_paths,
@@ -82,15 +84,23 @@ static tm_status import(tm_job *job, const tm_plan *plan) {
     return TM_OK;
 }
 
+static tm_status move_resident(tm_job *job, tm_resident_way way) {
+    return job->tiers.resident[way] ? job_run(job, job->tiers.resident[way]) : TM_OK;
+}
+
 static tm_status restore(tm_job *job) {
     TM_TRY(tm_store_restore(job->tiers.store, tm_exec_slab(job->tiers.exec)));
-    return job->tiers.restore_resident ? job_run(job, job->tiers.restore_resident) : TM_OK;
+    return move_resident(job, TM_RESIDENT_RESTORE);
 }
 
 tm_status job_fill_state(tm_job *job, const tm_plan *import_plan) {
+    if (tm_layout_files(job->layout) > 0) {
+        TM_TRY(tm_store_load_frozen(job->tiers.store, tm_exec_slab(job->tiers.exec)));
+        TM_TRY(move_resident(job, TM_RESIDENT_FROZEN));
+    }
     return job->opts.resume ? restore(job) : import(job, import_plan);
 }
 
 tm_status job_save_resident(tm_job *job) {
-    return job->tiers.save_resident ? job_run(job, job->tiers.save_resident) : TM_OK;
+    return move_resident(job, TM_RESIDENT_SAVE);
 }

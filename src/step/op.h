@@ -52,6 +52,7 @@ enum {
     OP_GATHER_NODE, /* from those */
     OP_FETCH,       /* a tile from the rank that holds it */
     OP_SHARE_SUMS,
+    OP_DECODE, /* a piece of a part that does not learn, to what computes */
     OP_CODES
 };
 /* Flag of OP_FORWARD and OP_BACKWARD of a vocabulary part: the part's logits are kept. Of OP_BACKWARD, bit i: the
@@ -104,6 +105,9 @@ typedef union op_args {
         uint32_t norm, none[3];
     } report; /* OP_REPORT, OP_EXCHANGE */
     struct {
+        uint32_t part, piece, none[2]; /* piece: of tm_job.frozen */
+    } decode;
+    struct {
         uint32_t part, any, none[2]; /* any (OP_GATHER_NODE): the node's ranks keep slices */
     } part;
 } op_args;
@@ -142,6 +146,7 @@ typedef enum operand_name {
     OPERAND_OWN,  /* what this rank has of it */
     OPERAND_SECOND,
     OPERAND_VALUES,
+    OPERAND_RAW,  /* bytes as a file has them */
     OPERAND_CHAIN /* orders a walk */
 } operand_name;
 

@@ -71,6 +71,12 @@ static void take_slots(const op_call *c, tm_stage_args *a) {
     }
 }
 
+/* What was gathered begins where it was put. */
+static const void *weight_at(const tm_job *job, uint32_t part, const void *frame) {
+    bool gathered = part_is_gathered(job, &job->part[part]);
+    return (const char *)frame + (gathered ? 0 : weight_shift(job, part));
+}
+
 /* What both directions take alike. */
 static tm_stage_args stage_args(const op_call *c, const tm_micro_batch *batch) {
     tm_stage_args a = {.model = c->job->model,
@@ -82,7 +88,7 @@ static tm_stage_args stage_args(const op_call *c, const tm_micro_batch *batch) {
                        .workspace = op_operand(c, OPERAND_WORKSPACE)};
     void *const *weight = op_operands(c, OPERAND_WEIGHT);
     for (uint32_t i = 0; i < stage_of(c)->n_parts; i++)
-        if (reads_part(c, i)) a.weight[i] = *weight++;
+        if (reads_part(c, i)) a.weight[i] = weight_at(c->job, stage_of(c)->part[i], *weight++);
     take_slots(c, &a);
     return a;
 }
@@ -96,9 +102,20 @@ static tm_status run_forward(const op_call *c) {
     return tm_stage_forward(&a);
 }
 
+static void zero_floats(const op_call *c, float *at, uint64_t n) {
+    (c->kernels ? c->kernels : tm_kernels_host())->zero(at, n * sizeof *at);
+}
+
+/* Of a part of which some learns: what does not has no gradient, and never moves. */
+static void clear_frozen(const op_call *c, uint32_t part, float *sum) {
+    const tm_model *m = c->job->model;
+    const tm_segment *seg = tm_model_part_segments(m, part);
+    for (uint32_t i = 0; c->job->part[part].mixed && i < tm_model_part(m, part)->n_segments; i++)
+        if (!tm_model_tensor(m, seg[i].tensor)->learns) zero_floats(c, sum + seg[i].part_offset, seg[i].elements);
+}
+
 static tm_status run_backward(const op_call *c) {
     const tm_stage *stage = stage_of(c);
-    __typeof__(tm_zero) *zero = (c->kernels ? c->kernels : tm_kernels_host())->zero;
     tm_micro_batch b = micro_batch(c, c->args.stage.micro_batch, op_operand(c, OPERAND_BATCH));
     tm_stage_args a = stage_args(c, &b);
     void *const *sum = op_operands(c, OPERAND_SUM);
@@ -109,9 +126,12 @@ static tm_status run_backward(const op_call *c) {
         a.weight_grad_fresh[i] = c->op->flags >> i & 1;
         /* a micro-batch that has no rows contributes nothing, but someone has to write first */
         if (b.rows == 0 && a.weight_grad_fresh[i])
-            zero(a.weight_grad[i], tm_model_part(c->job->model, stage->part[i])->elements * sizeof(float));
+            zero_floats(c, a.weight_grad[i], tm_model_part(c->job->model, stage->part[i])->elements);
     }
-    return b.rows ? tm_stage_backward(&a) : TM_OK;
+    if (b.rows) TM_TRY(tm_stage_backward(&a));
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (has_gradient(c, i)) clear_frozen(c, stage->part[i], a.weight_grad[i]);
+    return TM_OK;
 }
 
 /* ---- objective, gradients, norm ------------------------------------------------------------------------------ */
@@ -207,9 +227,9 @@ static tm_status run_norm(const op_call *c) {
     void *const *partial = op_operands(c, OPERAND_PARTIAL);
     step_frame *f = op_operand(c, OPERAND_STEP), *result = &c->step->result;
     double sum = 0;
-    if (!partial) ops_read_reports(c, true, &sum);
+    if (job->ranks.ranks > 1) ops_read_reports(c, true, &sum);
     for (uint32_t p = 0; partial && p < tm_model_parts(job->model); p++)
-        sum += tm_sum_blocks(partial[p], tm_norm_block_count(job->part[p].elements));
+        if (job->part[p].learns) sum += tm_sum_blocks(*partial++, tm_norm_block_count(job->part[p].elements));
     f->grad_norm = result->grad_norm = sqrt(sum) / loss_scale(c); /* of the loss as it is */
     if (c->args.norm.within) return TM_OK; /* a device may be updating, by what the objective published */
     set_update(c, f, isfinite(f->grad_norm) && isfinite(f->loss_sum),
@@ -237,7 +257,7 @@ static tm_status run_logits(const op_call *c) {
     tm_micro_batch b = micro_batch(c, mb, op_operand(c, OPERAND_BATCH));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = {.model = job->model, .unit = c->args.logits.unit, .stage = c->args.logits.stage, .batch = &b};
-    a.weight[0] = op_operand(c, OPERAND_WEIGHT);
+    a.weight[0] = weight_at(job, stage_of(c)->part[0], op_operand(c, OPERAND_WEIGHT));
     a.slot[2] = op_operand(c, OPERAND_SLOT);
     a.workspace = op_operand(c, OPERAND_WORKSPACE);
     float *logits = op_operand(c, OPERAND_LOGITS);
@@ -261,6 +281,7 @@ static tm_status run_take_grad(const op_call *c) {
     const float *sum = op_operand(c, OPERAND_SUM);
     const tm_segment *seg = tm_model_part_segments(job->model, c->args.part.part);
     for (uint32_t i = 0; i < tm_model_part(job->model, c->args.part.part)->n_segments; i++) {
+        if (!tm_model_tensor(job->model, seg[i].tensor)->learns) continue;
         for (uint64_t at = 0; at < seg[i].elements; at += CHUNK) {
             uint64_t n = tm_min_u64(CHUNK, seg[i].elements - at);
             TM_TRY(job->sinks.take_values(job->sinks.take_ctx, seg[i].tensor, seg[i].tensor_offset + at, n,
@@ -315,14 +336,18 @@ static uint32_t has_reports(const op_call *c) {
     return c->job->ranks.ranks > 1;
 }
 static uint32_t count_partials(const op_call *c) {
-    return c->job->ranks.ranks > 1 ? 0 : tm_model_parts(c->job->model);
+    uint32_t n = 0;
+    for (uint32_t p = 0; c->job->ranks.ranks == 1 && p < tm_model_parts(c->job->model); p++)
+        n += c->job->part[p].learns;
+    return n;
 }
 
 static uint64_t batch_frame_bytes(const op_call *c) {
     return batch_bytes(shape_tokens(c->shape), c->shape->rows);
 }
 static uint64_t weight_bytes(const op_call *c) {
-    return c->job->part[stage_of(c)->part[nth_part(c, c->i, false)]].elements * width_of(c);
+    uint32_t part = stage_of(c)->part[nth_part(c, c->i, false)];
+    return c->job->part[part].elements * width_of(c) + weight_shift(c->job, part);
 }
 static uint64_t slot_bytes(const op_call *c) {
     uint32_t n;

@@ -15,7 +15,8 @@ uint32_t job_summed_slice(const tm_job *job, uint32_t rank) {
 
 static uint64_t blocks_of(const tm_job *job, uint32_t part, uint32_t slice) {
     /* tiles are cut where blocks are: the blocks of a slice are those of its tiles */
-    return tm_norm_block_count(slice_span(job->part[part].elements, job->ranks.ranks, slice).n);
+    return job->part[part].learns ? tm_norm_block_count(slice_span(job->part[part].elements, job->ranks.ranks, slice).n)
+                                  : 0;
 }
 
 uint64_t job_report_doubles(const tm_job *job, uint32_t rank, bool norm) {

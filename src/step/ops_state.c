@@ -8,7 +8,7 @@
 
 static tm_status read_tensor(const tm_job *job, uint32_t t, uint64_t first, uint64_t n, float *out) {
     const tm_tensor *tensor = tm_model_tensor(job->model, t);
-    if (!job->source) {
+    if (!job->source || job->source_tensor[t] == UINT32_MAX) {
         tm_model_init_values(job->model, t, job->seed, first, n, out);
         return TM_OK;
     }
@@ -107,6 +107,53 @@ static uint64_t tile_values(const op_call *c, float **values, uint64_t *first) {
     return n;
 }
 
+/* ---- what does not learn, decoded ---- */
+
+static const frozen_piece *piece_of(const op_call *c) {
+    return &c->job->frozen[c->args.decode.piece];
+}
+
+/* In runs that a thread's caches hold; where the base has a value that is none, the loss will say so. */
+static tm_status run_decode(const op_call *c) {
+    enum { RUN = 1 << 14 };
+    const tm_job *job = c->job;
+    const frozen_piece *f = piece_of(c);
+    const tm_segment *seg = &tm_model_part_segments(job->model, f->part)[f->segment];
+    uint32_t tensor = job->source_tensor[seg->tensor];
+    uint64_t first = seg->tensor_offset + (f->begin - seg->part_offset), width = tm_dtype_bytes(job->dtype);
+    char *to = (char *)op_operand(c, OPERAND_TILE) + (f->begin - frozen_held(job, f->part).begin) * width;
+    tm_fmt fmt = job->dtype == TM_F32 ? TM_FMT_F32 : job->dtype == TM_BF16 ? TM_FMT_BF16 : TM_FMT_F16;
+    const void *raw[TM_PIECE_RANGES];
+    tm_source_piece piece;
+    int64_t runs = (int64_t)((f->n + RUN - 1) / RUN);
+    tm_status rc = TM_OK;
+    TM_TRY(frozen_source_piece(job, f, &piece));
+    for (uint32_t k = 0; k < f->n_ranges; k++) raw[k] = (const char *)op_operand_at(c, OPERAND_RAW, k) + f->shift[k];
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < runs; i++) {
+        uint64_t at = (uint64_t)i * RUN, n = tm_min_u64(RUN, f->n - at);
+        tm_status one = tm_source_decode(job->source, tensor, &piece, raw, first + at, n, fmt, to + at * width);
+        if (one != TM_OK) {
+#pragma omp atomic write
+            rc = one;
+        }
+    }
+    return rc;
+}
+
+static uint32_t count_raw(const op_call *c) {
+    return piece_of(c)->n_ranges;
+}
+static uint64_t raw_bytes(const op_call *c) {
+    return piece_of(c)->shift[c->i] + 1;
+}
+static uint64_t decoded_whole_bytes(const op_call *c) {
+    return frozen_held(c->job, c->args.decode.part).n * tm_dtype_bytes(c->job->dtype);
+}
+static double decoded_bytes(const op_call *c) {
+    return (double)piece_of(c)->n * 4;
+}
+
 static void hash_means(const tm_job *job, uint32_t tensor, float *means) {
     part_group g = passes_group(job->model, tm_model_tensor_segments(job->model, tensor)->part);
     group_tensor t;
@@ -126,6 +173,7 @@ static tm_status run_hash(const op_call *c) {
     const tm_tensor *t = tm_model_tensor(job->model, c->args.walk.tensor);
     if (c->args.walk.what == WHAT_MASTER && first == 0) {
         uint64_t ndim = t->ndim;
+        XXH3_128bits_update(job->hash, job->name_prefix, strlen(job->name_prefix));
         XXH3_128bits_update(job->hash, t->name, strlen(t->name) + 1);
         XXH3_128bits_update(job->hash, &ndim, sizeof ndim);
         XXH3_128bits_update(job->hash, t->shape, ndim * sizeof t->shape[0]);
@@ -206,6 +254,10 @@ enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
     }
 
 const op_row ops_state_rows[OP_CODES] = {
+    [OP_DECODE] = {"decode", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_PART, .run = run_decode,
+                   .amount = decoded_bytes,
+                   .operand = {{OPERAND_RAW, R, .bytes = raw_bytes, .count = count_raw},
+                               {OPERAND_TILE, U, .bytes = decoded_whole_bytes}}},
     [OP_IMPORT] = {"import", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_TILE, .run = run_import,
                    .amount = imported_bytes,
                    .operand = {{OPERAND_HI, W, .bytes = import_bytes},

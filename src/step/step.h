@@ -38,6 +38,7 @@ tm_status build_drain(tm_program **out, const tm_job *job);
 tm_status build_import(tm_program **out, const tm_job *job);
 uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t elements, bool own);
 /* Reads all state in byte order of the tensor names: for the hash (masters and moments) or an export (`what`). */
+bool tensor_has_state(const tm_job *job, uint32_t t); /* among the parts that learn */
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what);
 tm_kind walk_kind(const tm_job *job, int what); /* that `what` is read from, the lower halves apart */
 

@@ -10,12 +10,16 @@
 static tm_status mark_no_decay(trainer *t) {
     const tm_strings *list = &t->s.cfg->no_decay;
     uint32_t n = tm_model_tensors(t->job->model);
-    if (list->n == 0) return TM_OK;
+    bool all = true;
+    for (uint32_t i = 0; i < n && all; i++) all = tm_model_tensor(t->job->model, i)->learns;
+    if (list->n == 0 && all) return TM_OK;
     t->job->step.no_decay = tm_calloc(n + 1, sizeof *t->job->step.no_decay);
     if (!t->job->step.no_decay) return tm_nomem(n);
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
+        t->job->step.no_decay[i] = !tm_model_tensor(t->job->model, i)->learns;
         for (uint32_t k = 0; k < list->n; k++)
             if (strstr(tm_model_tensor(t->job->model, i)->name, list->item[k])) t->job->step.no_decay[i] = true;
+    }
     return TM_OK;
 }
 

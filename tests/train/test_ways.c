@@ -16,7 +16,8 @@ typedef struct scene {
     const char *model, *disk;
     tm_dtype dtype;
     uint32_t micro_batches, vocab;
-    uint64_t bad_step; /* whose rate is absurd: the next has no finite gradient; 0: none */
+    const char *learns; /* tensors whose names have it; the others are read where they lie. NULL: all do */
+    uint64_t bad_step;  /* whose rate is absurd: the next has no finite gradient; 0: none */
     unsigned runs;
     char hash[33]; /* that all runs must have; "" before the first */
     double norm[STEPS];
@@ -67,11 +68,18 @@ static tm_status compile_more(void *ctx, const tm_job *job, job_account *account
     return rc;
 }
 
+static bool is_chosen(void *learns, const char *name) {
+    return strstr(name, learns) != NULL;
+}
+
 static job_opts options(scene *s, uint64_t host_bytes) {
-    return (job_opts){.model = s->model,
+    static tm_model_roles roles;
+    roles = (tm_model_roles){.learns = is_chosen, .ctx = (void *)(uintptr_t)s->learns};
+    return (job_opts){.roles = s->learns ? &roles : NULL,
+                      .model = s->model,
                       .dtype = s->dtype,
                       .optimizer = true,
-                      .init_random = true,
+                      .init_random = !s->learns,
                       .seed = 42,
                       .host_bytes = host_bytes,
                       .paths = &s->disk,
@@ -222,6 +230,35 @@ static void test_untied_fp16(void **state) {
     untied(TM_F16, 4, 2);
 }
 
+/* Most of it does not learn: in place where the file has what computes (fp32), else decoded once a visit. The first
+ * block is below everything that learns; a mixed part; a tied one would be read by the head as well. */
+static void frozen(tm_dtype dtype, uint32_t micro_batches, const char *learns, uint32_t every) {
+    scene s = {.disk = run_dir(),
+               .dtype = dtype,
+               .micro_batches = micro_batches,
+               .vocab = 256,
+               .learns = learns,
+               .model = TM_TEST_FIXTURES "/arch_llama"};
+    check(&s, every);
+}
+
+static void test_frozen_in_place(void **state) {
+    (void)state;
+    frozen(TM_F32, 2, "layers.1.", 2);
+}
+static void test_frozen_decoded(void **state) {
+    (void)state;
+    frozen(TM_BF16, 3, "layers.1.mlp", 3);
+}
+static void test_frozen_mixed(void **state) {
+    (void)state;
+    frozen(TM_F32, 1, "input_layernorm", 3);
+}
+static void test_frozen_head(void **state) {
+    (void)state;
+    frozen(TM_BF16, 2, "lm_head", 5);
+}
+
 /* ---- update B cannot skip a step ------------------------------------------------------------------------- */
 
 static tm_status run_into_it(pass_update update, bool *finite, char text[512]) {
@@ -298,6 +335,10 @@ int main(void) {
         cmocka_unit_test_teardown(test_untied_bf16_4, run_clean),
         cmocka_unit_test_teardown(test_untied_bf16_16, run_clean),
         cmocka_unit_test_teardown(test_untied_fp32, run_clean),
+        cmocka_unit_test_teardown(test_frozen_in_place, run_clean),
+        cmocka_unit_test_teardown(test_frozen_decoded, run_clean),
+        cmocka_unit_test_teardown(test_frozen_mixed, run_clean),
+        cmocka_unit_test_teardown(test_frozen_head, run_clean),
         cmocka_unit_test_teardown(test_untied_fp16, run_clean),
         cmocka_unit_test_teardown(test_tied, run_clean),
         cmocka_unit_test_teardown(test_diverged, run_clean),

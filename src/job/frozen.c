@@ -1,0 +1,137 @@
+/* Parts that do not learn: what of which files they are. Such a part has no state of its own; its values are read where
+ * the user's files have them (offload: tm_layout_home), and come to where they are computed with in one of two ways:
+ *
+ *   in place   one range of one file holds the part as it is computed with: operations get a pointer into its frame
+ *   decoded    pieces of some million elements are decoded into a temporary, once a visit (OP_DECODE)
+ *
+ * A frame holds whole pages, so that the bytes begin `shift` behind its own beginning. With ranks each reads the slices
+ * that it holds, and they are gathered as any others. */
+#include "io/file/file.h"
+#include "job/job.h"
+
+enum {
+    PIECE_ELEMENTS = 4 << 20, /* that are decoded at a time */
+    IN_PLACE_BYTES = 4 << 20  /* of an object: so that reading, checking and computing overlap */
+};
+
+/* Whose part has no file to be read from: a plan of a config.json alone counts bytes as they would be. */
+static void imagine_piece(const tm_job *job, uint64_t first, uint64_t n, tm_source_piece *out) {
+    uint64_t width = tm_dtype_bytes(job->dtype);
+    *out = (tm_source_piece){.first = first, .elements = n, .n = 1, .in_order = true};
+    out->range[0] = (tm_raw_range){.path = job->opts.model, .offset = first * width, .bytes = n * width};
+}
+
+static tm_fmt compute_fmt(const tm_job *job) {
+    return job->dtype == TM_F32 ? TM_FMT_F32 : job->dtype == TM_BF16 ? TM_FMT_BF16 : TM_FMT_F16;
+}
+
+static bool from_source(const tm_job *job) {
+    return job->source && job->source_tensor;
+}
+
+static tm_status piece_of(const tm_job *job, uint32_t tensor, uint64_t first, uint64_t n, tm_source_piece *out) {
+    if (from_source(job)) return tm_source_piece_of(job->source, job->source_tensor[tensor], first, n, out);
+    imagine_piece(job, first, n, out);
+    return TM_OK;
+}
+
+tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_source_piece *out) {
+    const tm_segment *seg = &tm_model_part_segments(job->model, f->part)[f->segment];
+    return piece_of(job, seg->tensor, seg->tensor_offset + (f->begin - seg->part_offset), f->n, out);
+}
+
+/* ---- objects ---------------------------------------------------------------------------------------------------- */
+
+static tm_status file_bytes(const tm_job *job, const char *path, uint64_t *bytes) {
+    tm_file *f;
+    *bytes = UINT64_MAX;
+    if (!from_source(job)) return TM_OK;
+    TM_TRY(tm_file_open(&f, path));
+    *bytes = tm_file_size(f);
+    tm_file_close(f);
+    return TM_OK;
+}
+
+/* The pages that a range touches, in objects of at most `most` bytes that join in memory. */
+static tm_status add_range(tm_job *job, const tm_raw_range *r, uint32_t unit, uint32_t bundle, uint64_t most,
+                           frozen_piece *f, uint32_t i) {
+    uint64_t begin = r->offset / TM_FRAME_ALIGN * TM_FRAME_ALIGN, size;
+    uint32_t file;
+    TM_TRY(file_bytes(job, r->path, &size));
+    uint64_t end = tm_min_u64(tm_round_up(r->offset + r->bytes, TM_FRAME_ALIGN), size);
+    TM_TRY(tm_layout_file(job->layout, r->path, &file));
+    f->object[i] = tm_layout_objects(job->layout);
+    f->shift[i] = (uint32_t)(r->offset - begin);
+    for (uint64_t at = begin; at < end; at += most) {
+        uint32_t id = tm_layout_object(job->layout, &(tm_object){.kind = TM_KIND_FROZEN,
+                                                                 .unit = unit,
+                                                                 .bundle = bundle,
+                                                                 .bytes = tm_min_u64(end - at, most),
+                                                                 .pageable = true});
+        if (id == UINT32_MAX) return tm_nomem(sizeof(tm_object));
+        TM_TRY(tm_layout_home(job->layout, id, file, at));
+        f->count[i]++;
+    }
+    return TM_OK;
+}
+
+static tm_status add_piece(tm_job *job, frozen_piece f, const tm_source_piece *p, uint64_t most, uint32_t *bundle) {
+    uint32_t unit = tm_model_part(job->model, f.part)->unit;
+    TM_TRY(tm_grow(&job->frozen, &job->cap_frozen, (size_t)job->n_frozen + 1, sizeof *job->frozen));
+    f.n_ranges = p->n;
+    for (uint32_t i = 0; i < p->n; i++) TM_TRY(add_range(job, &p->range[i], unit, (*bundle)++, most, &f, i));
+    job->frozen[job->n_frozen++] = f;
+    job->part[f.part].n_pieces++;
+    return TM_OK;
+}
+
+/* The bytes of the run are what is computed with, and lie on a boundary of elements. */
+static bool lies_in_place(const tm_job *job, uint32_t tensor, const tm_source_piece *p, uint64_t n) {
+    uint64_t width = tm_dtype_bytes(job->dtype);
+    if (!p->in_order || p->elements != n || p->range[0].offset % width) return false;
+    return !from_source(job) || tm_source_tensor_get(job->source, job->source_tensor[tensor])->fmt == compute_fmt(job);
+}
+
+static tm_status add_decoded(tm_job *job, uint32_t part, uint32_t segment, span at, uint32_t *bundle) {
+    for (uint64_t done = 0; done < at.n; done += PIECE_ELEMENTS) {
+        frozen_piece f = {.part = part, .segment = segment, .begin = at.begin + done};
+        tm_source_piece p;
+        f.n = tm_min_u64(PIECE_ELEMENTS, at.n - done);
+        TM_TRY(frozen_source_piece(job, &f, &p));
+        uint64_t most = 0;
+        for (uint32_t i = 0; i < p.n; i++) most = tm_max_u64(most, p.range[i].bytes);
+        TM_TRY(add_piece(job, f, &p, most + 2 * TM_FRAME_ALIGN, bundle));
+    }
+    return TM_OK;
+}
+
+/* What this rank holds of the part. */
+span frozen_held(const tm_job *job, uint32_t part) {
+    const part_state *s = &job->part[part];
+    uint32_t ranks = job->ranks.ranks;
+    span first = slice_span(s->elements, ranks, s->weights.first);
+    span last = slice_span(s->elements, ranks, s->weights.first + s->weights.count - 1);
+    return (span){first.begin, last.begin + last.n - first.begin};
+}
+
+tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
+    part_state *s = &job->part[part];
+    const tm_segment *seg = tm_model_part_segments(job->model, part);
+    uint32_t n_segments = tm_model_part(job->model, part)->n_segments;
+    span held = frozen_held(job, part);
+    s->first_piece = job->n_frozen;
+    if (held.n == 0) return TM_OK;
+    if (n_segments == 1) {
+        frozen_piece f = {.part = part, .begin = held.begin, .n = held.n};
+        tm_source_piece p;
+        TM_TRY(frozen_source_piece(job, &f, &p));
+        s->in_place = lies_in_place(job, seg->tensor, &p, held.n);
+        if (s->in_place) return add_piece(job, f, &p, IN_PLACE_BYTES, bundle);
+    }
+    for (uint32_t i = 0; i < n_segments; i++) {
+        uint64_t from = tm_max_u64(seg[i].part_offset, held.begin),
+                 to = tm_min_u64(seg[i].part_offset + seg[i].elements, held.begin + held.n);
+        if (from < to) TM_TRY(add_decoded(job, part, i, (span){from, to - from}, bundle));
+    }
+    return TM_OK;
+}
