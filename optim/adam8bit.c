@@ -2,12 +2,12 @@
  * code of 256 values in [-1, 1] (exp_avg) or [0, 1] (exp_avg_sq), denser towards zero. A block is widened into
  * first-level cache, updated by AdamW's own kernel, and quantised to the nearest code: the weight moves by the moments
  * before they are rounded. */
+#include "kernels/dynamic_map.h"
 #include "optim/adamw_internal.h"
 #include "optim/spans_internal.h"
 
 #include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
 
 /* Magnitudes by the upper 16 bits of their pattern: cells so narrow that no cell holds two midpoints between codes (the
  * test walks them all). Those below 2^-23 and above 1 share the first and the last cell. */
@@ -20,41 +20,12 @@ typedef struct codebook {
 } codebook;
 static codebook with_sign, without_sign;
 
-static int ascending(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-/* n + 1 points from 0.1 to 1, counted from the nearer end, in fp32: torch.linspace. */
-static float boundary(int i, int n) {
-    const float start = 0.1f, step = (1.0f - start) / (float)n;
-    return (float)(i < (n + 1) / 2 ? (double)start + (double)step * i : 1.0 - (double)step * (n - i));
-}
-
-/* bitsandbytes' dynamic map: seven decades, each with twice as many values as the one below it, 0 and 1. */
-static void make_codes(float code[CODES], bool sign) {
-    static const float decade[] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1};
-    int count = 0;
-    for (int d = 0; d < 7; d++) {
-        int n = (sign ? 1 : 2) << d;
-        for (int i = 0; i < n; i++) {
-            float value = (boundary(i, n) + boundary(i + 1, n)) / 2 * decade[d];
-            code[count++] = value;
-            if (sign) code[count++] = -value;
-        }
-    }
-    code[count++] = 0;
-    code[count++] = 1;
-    TM_ASSERT(count == CODES);
-    qsort(code, CODES, sizeof *code, ascending);
-}
-
 static float middle(const codebook *b, int i) {
     return i < CODES - 1 ? (b->code[i] + b->code[i + 1]) / 2 : INFINITY;
 }
 
 static void make_book(codebook *b, bool sign) {
-    make_codes(b->code, sign);
+    tm_dynamic_map(b->code, sign);
     for (int c = 0; c < 2 * CELLS; c++) {
         uint32_t first = (uint32_t)(CELL_FIRST + c % CELLS) << 16;
         if (c % CELLS == 0) first = 0;

@@ -437,6 +437,92 @@ AVX2 static void transpose(const float *x, size_t ldx, size_t rows, size_t cols,
     }
 }
 
+/* ---- 4-bit codes: the 16 values of a block are a table in registers ---- */
+
+/* 16 bytes of codes, of which `bytes` are there: the first code of each, and the second. */
+INLINE void codes16(const uint8_t *codes, size_t bytes, __m128i *first, __m128i *second) {
+    uint8_t all[16] = {0};
+    if (bytes < 16) memcpy(all, codes, bytes);
+    __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(bytes < 16 ? all : codes));
+    *first = _mm_and_si128(_mm_srli_epi16(c, 4), _mm_set1_epi8(15));
+    *second = _mm_and_si128(c, _mm_set1_epi8(15));
+}
+INLINE size_t step_bytes(size_t n) {
+    return n < 32 ? (n + 1) / 2 : 16;
+}
+INLINE size_t block_end(const kernels_nf4 *a, size_t from) {
+    return a->n - from < a->block ? a->n : from + a->block;
+}
+
+/* Two tables of eight, and bit 3 of the code, which becomes the sign, chooses between them. */
+INLINE __m256 find8(__m128i codes, __m256 low, __m256 high) {
+    __m256i c = _mm256_cvtepu8_epi32(codes);
+    __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(c, 28));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, c), _mm256_permutevar8x32_ps(high, c), upper);
+}
+
+AVX2 static void nf4_f32(const kernels_nf4 *a, float *y) {
+    for (size_t from = 0; from < a->n; from += a->block) {
+        __m256 absmax = _mm256_set1_ps(a->absmax[from / a->block]);
+        __m256 low = _mm256_mul_ps(_mm256_loadu_ps(a->map), absmax);
+        __m256 high = _mm256_mul_ps(_mm256_loadu_ps(a->map + 8), absmax);
+        size_t end = block_end(a, from);
+        for (size_t i = from; i < end; i += 32) {
+            __m128i first, second;
+            float some[32], *to = end - i < 32 ? some : y + i;
+            codes16(a->codes + i / 2, step_bytes(end - i), &first, &second);
+            __m128i c0 = _mm_unpacklo_epi8(first, second), c1 = _mm_unpackhi_epi8(first, second);
+            _mm256_storeu_ps(to, find8(c0, low, high));
+            _mm256_storeu_ps(to + 8, find8(_mm_srli_si128(c0, 8), low, high));
+            _mm256_storeu_ps(to + 16, find8(c1, low, high));
+            _mm256_storeu_ps(to + 24, find8(_mm_srli_si128(c1, 8), low, high));
+            if (end - i < 32) memcpy(y + i, some, (end - i) * sizeof *y);
+        }
+    }
+}
+
+/* Lower and upper bytes of the 16 values are tables of bytes. */
+INLINE void find16(__m128i codes, __m128i low, __m128i high, uint16_t *y) {
+    __m128i l = _mm_shuffle_epi8(low, codes), h = _mm_shuffle_epi8(high, codes);
+    _mm_storeu_si128((__m128i *)(void *)y, _mm_unpacklo_epi8(l, h));
+    _mm_storeu_si128((__m128i *)(void *)(y + 8), _mm_unpackhi_epi8(l, h));
+}
+
+INLINE void nf4_block(const kernels_nf4 *a, size_t from, __m128i v0, __m128i v1, uint16_t *y) {
+    const __m128i byte = _mm_set1_epi16(255);
+    __m128i low = _mm_packus_epi16(_mm_and_si128(v0, byte), _mm_and_si128(v1, byte));
+    __m128i high = _mm_packus_epi16(_mm_srli_epi16(v0, 8), _mm_srli_epi16(v1, 8));
+    size_t end = block_end(a, from);
+    for (size_t i = from; i < end; i += 32) {
+        __m128i first, second;
+        uint16_t some[32], *to = end - i < 32 ? some : y + i;
+        codes16(a->codes + i / 2, step_bytes(end - i), &first, &second);
+        find16(_mm_unpacklo_epi8(first, second), low, high, to);
+        find16(_mm_unpackhi_epi8(first, second), low, high, to + 16);
+        if (end - i < 32) memcpy(y + i, some, (end - i) * sizeof *y);
+    }
+}
+
+AVX2 static void nf4_bf16(const kernels_nf4 *a, uint16_t *y) {
+    for (size_t from = 0; from < a->n; from += a->block) {
+        __m256 absmax = _mm256_set1_ps(a->absmax[from / a->block]);
+        __m256i low = round8(_mm256_mul_ps(_mm256_loadu_ps(a->map), absmax));
+        __m256i high = round8(_mm256_mul_ps(_mm256_loadu_ps(a->map + 8), absmax));
+        __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+        nf4_block(a, from, _mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1), y);
+    }
+}
+
+AVX2 static void nf4_f16(const kernels_nf4 *a, uint16_t *y) {
+    for (size_t from = 0; from < a->n; from += a->block) {
+        __m256 absmax = _mm256_set1_ps(a->absmax[from / a->block]);
+        __m256 low = _mm256_mul_ps(_mm256_loadu_ps(a->map), absmax);
+        __m256 high = _mm256_mul_ps(_mm256_loadu_ps(a->map + 8), absmax);
+        nf4_block(a, from, _mm256_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT),
+                  _mm256_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT), y);
+    }
+}
+
 /* ---- transposes that widen ---- */
 
 INLINE __m256 wide8(__m128i x, const bool f16) {
@@ -554,6 +640,9 @@ void kernels_avx2_override(kernels_table *t) {
     t->narrow = narrow;
     t->widen_f16 = widen_f16;
     t->narrow_f16 = narrow_f16;
+    t->nf4_f32 = nf4_f32;
+    t->nf4_bf16 = nf4_bf16;
+    t->nf4_f16 = nf4_f16;
     t->dot = dot;
     t->axpy = axpy;
     t->scale = scale;

@@ -79,17 +79,17 @@ AVX512 static void widen(const uint16_t *x, float *y, size_t n) {
     }
 }
 
+/* Upper halves, rounded to nearest even, as 32-bit lanes with nothing above. */
+INLINE __m512i round16(__m512 v) {
+    __m512i bits = _mm512_castps_si512(v), high = _mm512_srli_epi32(bits, 16);
+    __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __m512i quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+    return _mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
+}
+
 AVX512 static void narrow(const float *x, uint16_t *y, size_t n) {
-    EACH(n) {
-        __m512 v = GET(x);
-        __m512i bits = _mm512_castps_si512(v), high = _mm512_srli_epi32(bits, 16);
-        __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-        __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        __m512i quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
-        __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-        __m512i rounded = _mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), nan, quiet);
-        _mm256_mask_storeu_epi16(y + i, LANES, _mm512_cvtepi32_epi16(rounded));
-    }
+    EACH(n) _mm256_mask_storeu_epi16(y + i, LANES, _mm512_cvtepi32_epi16(round16(GET(x))));
 }
 
 AVX512 static void widen_f16(const uint16_t *x, float *y, size_t n) {
@@ -254,6 +254,69 @@ AVX512 static void softmax_row_grad(float *s, float *dp, float factor, float lse
     }
 }
 
+/* ---- 4-bit codes: the 16 values of a block are one register, 32 codes look them up at once ---- */
+
+/* 16 bytes of codes, of which `bytes` are there, a byte in each 32-bit lane. */
+INLINE __m512i codes16(const uint8_t *codes, size_t bytes) {
+    uint8_t all[16] = {0};
+    if (bytes < 16) memcpy(all, codes, bytes);
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(bytes < 16 ? all : codes)));
+}
+
+/* Where a block ends: of n elements, 32 and more if it goes on. */
+INLINE size_t step_bytes(size_t n) {
+    return n < 32 ? (n + 1) / 2 : 16;
+}
+INLINE size_t block_end(const kernels_nf4 *a, size_t from) {
+    return a->n - from < a->block ? a->n : from + a->block;
+}
+INLINE __m512 block_values(const kernels_nf4 *a, size_t from) {
+    return _mm512_mul_ps(_mm512_loadu_ps(a->map), SET(a->absmax[from / a->block]));
+}
+
+/* The look-up takes 4 bits of a lane and no more, so that the first code of a byte is c >> 4 and the second c itself. */
+AVX512 static void nf4_f32(const kernels_nf4 *a, float *y) {
+    for (size_t from = 0; from < a->n; from += a->block) {
+        __m512 values = block_values(a, from);
+        size_t end = block_end(a, from);
+        for (size_t i = from; i < end; i += 32) {
+            __m512i c = codes16(a->codes + i / 2, step_bytes(end - i));
+            __m512i both = _mm512_or_si512(_mm512_srli_epi32(c, 4), _mm512_slli_epi32(c, 16));
+            __m512i first = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(both));
+            __m512i second = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(both, 1));
+            _mm512_mask_storeu_ps(y + i, lanes(i, end), _mm512_permutexvar_ps(first, values));
+            if (end - i > 16)
+                _mm512_mask_storeu_ps(y + i + 16, lanes(i + 16, end), _mm512_permutexvar_ps(second, values));
+        }
+    }
+}
+
+/* Every value lies in two 16-bit lanes side by side; the look-up takes 5 bits, whose lowest decides nothing: that is
+ * bit 3 of the byte for its first code, and 0 for its second. */
+INLINE void nf4_block(const kernels_nf4 *a, size_t from, __m512i rounded, uint16_t *y) {
+    __m512i values = _mm512_or_si512(rounded, _mm512_slli_epi32(rounded, 16));
+    size_t end = block_end(a, from);
+    for (size_t i = from; i < end; i += 32) {
+        __m512i c = codes16(a->codes + i / 2, step_bytes(end - i));
+        __m512i both = _mm512_or_si512(_mm512_srli_epi32(c, 3), _mm512_slli_epi32(c, 17));
+        __m512i found = _mm512_permutexvar_epi16(both, values);
+        uint16_t some[32];
+        _mm512_storeu_si512(end - i < 32 ? some : y + i, found);
+        if (end - i < 32) memcpy(y + i, some, (end - i) * sizeof *y);
+    }
+}
+
+AVX512 static void nf4_bf16(const kernels_nf4 *a, uint16_t *y) {
+    for (size_t from = 0; from < a->n; from += a->block) nf4_block(a, from, round16(block_values(a, from)), y);
+}
+
+AVX512 static void nf4_f16(const kernels_nf4 *a, uint16_t *y) {
+    for (size_t from = 0; from < a->n; from += a->block) {
+        __m256i half = _mm512_cvtps_ph(block_values(a, from), _MM_FROUND_TO_NEAREST_INT);
+        nf4_block(a, from, _mm512_cvtepu16_epi32(half), y);
+    }
+}
+
 void kernels_avx512_override(kernels_table *t) {
     t->isa = "avx512";
     t->level = KERNELS_AVX512;
@@ -278,6 +341,9 @@ void kernels_avx512_override(kernels_table *t) {
     t->softmax_grad = softmax_grad;
     t->softmax_row = softmax_row;
     t->softmax_row_grad = softmax_row_grad;
+    t->nf4_f32 = nf4_f32;
+    t->nf4_bf16 = nf4_bf16;
+    t->nf4_f16 = nf4_f16;
 }
 
 #else

@@ -77,6 +77,24 @@ static bool halves_agree(const kernels_table *x, const kernels_table *ref) {
     return !memcmp(wide[0], wide[1], sizeof wide[0]);
 }
 
+/* Every code, in whole blocks and in one that ends early; scales that are 0, not finite, or make subnormals. */
+static bool blocks_agree(const kernels_table *x, const kernels_table *ref, size_t n) {
+    enum { BLOCK = 32, ALL = 6 * BLOCK };
+    static const uint32_t special[6] = {0x3f800000, 0, 0x7f800000, 0x00012345, 0x7fc00000, 0x3eaaaaab};
+    float map[16], absmax[6], wide[2][ALL];
+    uint16_t to[2][2][ALL];
+    uint8_t codes[ALL / 2];
+    memcpy(absmax, special, sizeof absmax);
+    fill(map, 16, 11);
+    for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)(i * 37 + i / 16);
+    kernels_nf4 run = {map, absmax, BLOCK, codes, n};
+    const kernels_table *of[2] = {x, ref};
+    memset(wide, 0, sizeof wide), memset(to, 0, sizeof to);
+    for (int i = 0; i < 2; i++)
+        of[i]->nf4_f32(&run, wide[i]), of[i]->nf4_bf16(&run, to[i][0]), of[i]->nf4_f16(&run, to[i][1]);
+    return !memcmp(wide[0], wide[1], sizeof wide[0]) && !memcmp(to[0], to[1], sizeof to[0]);
+}
+
 static bool sums_agree(const kernels_table *x, const kernels_table *ref, size_t n) {
     trial t;
     begin(&t);
@@ -207,6 +225,8 @@ const char *kernels_check_column(const kernels_table *x) {
     kernels_ref_fill(&ref);
     if (!conversions_agree(x, &ref)) return "widen or narrow";
     if (!halves_agree(x, &ref)) return "widen_f16 or narrow_f16";
+    for (size_t n = 192; n > 130; n -= 17) /* whole, and ends of every kind */
+        if (!blocks_agree(x, &ref, n)) return "nf4_f32, nf4_bf16 or nf4_f16";
     for (size_t i = 0; i < TM_COUNT(sizes); i++) {
         if (!sums_agree(x, &ref, sizes[i])) return "dot, dot3, max or exp_sum";
         for (size_t s = 0; s < TM_COUNT(steps); s++)

@@ -20,6 +20,15 @@ typedef struct kernels_deal {
     size_t panels, step, width, stride;
 } kernels_deal;
 
+/* 4-bit codes (nf4.h) that begin a block: element i is map[code i] * absmax[i / block]. */
+typedef struct kernels_nf4 {
+    const float *map;    /* [16] */
+    const float *absmax; /* of each block */
+    size_t block;        /* a multiple of 32 */
+    const uint8_t *codes;
+    size_t n; /* elements, any number */
+} kernels_nf4;
+
 /* The instruction sets that a column may use. Products use none above it either. */
 typedef enum kernels_level { KERNELS_REF, KERNELS_AVX2, KERNELS_AVX512 } kernels_level;
 
@@ -65,6 +74,9 @@ typedef struct kernels_table {
     /* y[j stride + p width + i] = x[p ldx + j step + i], widened; j < panels, p < rows, i < width */
     void (*deal_bf16)(const uint16_t *x, size_t ldx, size_t rows, kernels_deal to, float *y);
     void (*deal_f16)(const uint16_t *x, size_t ldx, size_t rows, kernels_deal to, float *y);
+    void (*nf4_f32)(const kernels_nf4 *a, float *y);
+    void (*nf4_bf16)(const kernels_nf4 *a, uint16_t *y);
+    void (*nf4_f16)(const kernels_nf4 *a, uint16_t *y);
     /* acc[MR][NR] = sum over p of a_panel[p][A_LD] (x) b_panel[p][NR], then C = alpha acc + beta C over the whole tile
      */
     void (*gemm_tile)(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,

@@ -236,6 +236,43 @@ static void gemm_tile(size_t k, const float *a_panel, const float *b_panel, floa
             c[i * ldc + j] = alpha * acc[i][j] + (beta == 0 ? 0 : beta * c[i * ldc + j]);
 }
 
+/* ---- 4-bit codes: the 16 values of a block first ---- */
+
+static uint8_t code_at(const uint8_t *codes, size_t i) {
+    return (uint8_t)(i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4);
+}
+
+static void block_values(const kernels_nf4 *a, size_t from, float values[16]) {
+    float absmax = a->absmax[from / a->block];
+    for (int c = 0; c < 16; c++) values[c] = a->map[c] * absmax;
+}
+
+static void nf4_f32(const kernels_nf4 *a, float *y) {
+    for (size_t from = 0; from < a->n; from += a->block) {
+        float values[16];
+        size_t end = from + (a->n - from < a->block ? a->n - from : a->block);
+        block_values(a, from, values);
+        for (size_t i = from; i < end; i++) y[i] = values[code_at(a->codes, i)];
+    }
+}
+
+static void nf4_16(const kernels_nf4 *a, void (*to_16)(const float *x, uint16_t *y, size_t n), uint16_t *y) {
+    for (size_t from = 0; from < a->n; from += a->block) {
+        float values[16];
+        uint16_t rounded[16];
+        size_t end = from + (a->n - from < a->block ? a->n - from : a->block);
+        block_values(a, from, values);
+        to_16(values, rounded, 16);
+        for (size_t i = from; i < end; i++) y[i] = rounded[code_at(a->codes, i)];
+    }
+}
+static void nf4_bf16(const kernels_nf4 *a, uint16_t *y) {
+    nf4_16(a, narrow, y);
+}
+static void nf4_f16(const kernels_nf4 *a, uint16_t *y) {
+    nf4_16(a, narrow_f16, y);
+}
+
 void kernels_ref_fill(kernels_table *t) {
     *t = (kernels_table){.isa = "ref",
                          .level = KERNELS_REF,
@@ -265,5 +302,8 @@ void kernels_ref_fill(kernels_table *t) {
                          .transpose_f16 = transpose_f16,
                          .deal_bf16 = deal_bf16,
                          .deal_f16 = deal_f16,
+                         .nf4_f32 = nf4_f32,
+                         .nf4_bf16 = nf4_bf16,
+                         .nf4_f16 = nf4_f16,
                          .gemm_tile = gemm_tile};
 }

@@ -230,6 +230,7 @@ static void what_cannot_be_read_is_refused(void **state) {
 
 /* Until tm_kernels_init conversions are those of the column ref. */
 static int start_kernels(void **state) {
+    setenv("TIDEMILL_GEMM", "builtin", 1); /* no library is needed here */
     return tm_kernels_init(1, TM_ELEM_F32) == TM_OK ? make_scratch(state) : -1;
 }
 static int stop_kernels(void **state) {

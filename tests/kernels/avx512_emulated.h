@@ -16,9 +16,13 @@ typedef struct e512i {
 typedef struct e256i {
     uint16_t h[16];
 } e256i;
+typedef struct e128i {
+    uint8_t b[16];
+} e128i;
 #define __m512 e512
 #define __m512i e512i
 #define __m256i e256i
+#define __m128i e128i
 #define __mmask16 uint16_t
 enum { _CMP_UNORD_Q = 3, _CMP_NLT_UQ = 5 };
 
@@ -31,6 +35,11 @@ enum { _CMP_UNORD_Q = 3, _CMP_NLT_UQ = 5 };
         LANE expression;                                                                                               \
         return r;                                                                                                      \
     }
+
+/* The 16-bit lane k. */
+static inline uint32_t half_lane(e512i a, uint32_t k) {
+    return a.u[k / 2] >> (k % 2 * 16) & 0xffff;
+}
 
 EMULATED(e512, _mm512_set1_ps, (float x), r.f[l] = x)
 EMULATED(e512, _mm512_loadu_ps, (const float *p), r.f[l] = p[l])
@@ -60,6 +69,14 @@ EMULATED(e512i, _mm512_mask_mov_epi32, (e512i s, uint16_t m, e512i a), r.u[l] = 
 EMULATED(e512i, _mm512_cvtepu16_epi32, (e256i a), r.u[l] = a.h[l])
 EMULATED(e512i, _mm512_cvtps_epi32, (e512 a),
          r.u[l] = fabsf(a.f[l]) < 2147483648.0F ? (uint32_t)(int32_t)nearbyintf(a.f[l]) : 0x80000000U)
+EMULATED(e512i, _mm512_cvtepu8_epi32, (e128i a), r.u[l] = a.b[l])
+EMULATED(e128i, _mm_loadu_si128, (const void *p), r.b[l] = ((const uint8_t *)p)[l])
+EMULATED(e512, _mm512_permutexvar_ps, (e512i i, e512 a), r.f[l] = a.f[i.u[l] & 15])
+EMULATED(e512i, _mm512_permutexvar_epi16, (e512i i, e512i a),
+         r.u[l] = half_lane(a, i.u[l] & 31) | half_lane(a, i.u[l] >> 16 & 31) << 16)
+EMULATED(e256i, _mm512_castsi512_si256, (e512i a), r.h[l] = (uint16_t)half_lane(a, (uint32_t)l))
+EMULATED(e256i, _mm512_extracti64x4_epi64, (e512i a, int half),
+         r.h[l] = (uint16_t)half_lane(a, (uint32_t)(16 * half + l)))
 EMULATED(e256i, _mm512_cvtepi32_epi16, (e512i a), r.h[l] = (uint16_t)a.u[l])
 /* Values by the definition of fp16, to nearest even in double, which is exact here. */
 static inline float of_half(uint16_t h) {
@@ -97,6 +114,9 @@ static inline e512 _mm512_setzero_ps(void) {
     return _mm512_set1_ps(0);
 }
 static inline void _mm512_storeu_ps(float *p, e512 a) {
+    memcpy(p, &a, sizeof a);
+}
+static inline void _mm512_storeu_si512(void *p, e512i a) {
     memcpy(p, &a, sizeof a);
 }
 static inline void _mm512_mask_storeu_ps(float *p, uint16_t m, e512 a) {
