@@ -34,6 +34,6 @@ for frame in tests/examples/*.c; do
         -Wno-unused-but-set-variable -Wno-misleading-indentation -I. -Isrc "$work/$(basename "$frame")"
 done
 # shellcheck disable=SC2046
-missing=$(grep -HnE '^ \*     .*\btm_[a-z0-9_]+\(.*;' $(find io offload optim src/base src/kernels src/device src/model src/format src/text src/data src/comm src/config \
+missing=$(grep -HnE '^ \*     .*\btm_[a-z0-9_]+\(.*;' $(find io offload optim src/base src/kernels src/device src/model src/format src/text src/adapter src/data src/comm src/config \
     -name '*.h' ! -name '*_internal.h') | cut -d: -f1,2 | grep -vxFf "$work/used" || true)
 [ -z "$missing" ] || { printf 'no file of tests/examples compiles these examples:\n%s\n' "$missing" >&2; exit 1; }

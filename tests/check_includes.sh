@@ -28,6 +28,7 @@ format           kernels io io/file
 text
 text/tokenizer   text
 text/chat        text text/tokenizer
+adapter          text
 data             text text/tokenizer text/chat
 comm
 config           optim model data
