@@ -29,6 +29,10 @@ static bool from_source(const tm_job *job) {
     return job->source && job->source_tensor;
 }
 
+static tm_fmt stored_fmt(const tm_job *job, uint32_t tensor) {
+    return from_source(job) ? tm_source_tensor_get(job->source, job->source_tensor[tensor])->fmt : compute_fmt(job);
+}
+
 static tm_status piece_of(const tm_job *job, uint32_t tensor, uint64_t first, uint64_t n, tm_source_piece *out) {
     if (from_source(job)) return tm_source_piece_of(job->source, job->source_tensor[tensor], first, n, out);
     imagine_piece(job, first, n, out);
@@ -78,6 +82,7 @@ static tm_status add_range(tm_job *job, const tm_raw_range *r, uint32_t unit, ui
 static tm_status add_piece(tm_job *job, frozen_piece f, const tm_source_piece *p, uint64_t most, uint32_t *bundle) {
     uint32_t unit = tm_model_part(job->model, f.part)->unit;
     TM_TRY(tm_grow(&job->frozen, &job->cap_frozen, (size_t)job->n_frozen + 1, sizeof *job->frozen));
+    f.fmt = (uint8_t)stored_fmt(job, tm_model_part_segments(job->model, f.part)[f.segment].tensor);
     f.n_ranges = p->n;
     for (uint32_t i = 0; i < p->n; i++) TM_TRY(add_range(job, &p->range[i], unit, (*bundle)++, most, &f, i));
     job->frozen[job->n_frozen++] = f;
@@ -88,8 +93,8 @@ static tm_status add_piece(tm_job *job, frozen_piece f, const tm_source_piece *p
 /* The bytes of the run are what is computed with, and lie on a boundary of elements. */
 static bool lies_in_place(const tm_job *job, uint32_t tensor, const tm_source_piece *p, uint64_t n) {
     uint64_t width = tm_dtype_bytes(job->dtype);
-    if (!p->in_order || p->elements != n || p->range[0].offset % width) return false;
-    return !from_source(job) || tm_source_tensor_get(job->source, job->source_tensor[tensor])->fmt == compute_fmt(job);
+    return p->in_order && p->elements == n && p->range[0].offset % width == 0 &&
+           stored_fmt(job, tensor) == compute_fmt(job);
 }
 
 static tm_status add_decoded(tm_job *job, uint32_t part, uint32_t segment, span at, uint32_t *bundle) {

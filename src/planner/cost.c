@@ -164,6 +164,8 @@ cost_tile cost_tile_of(const tm_op *op) {
         return op->engine == TM_ENGINE_DEVICE ? COST_UPDATE_THERE : COST_UPDATE;
     case OP_COST_SUMS:
         return op_args_of(op).sums.pass == 0 ? COST_SUMS_0 : COST_SUMS_1;
+    case OP_COST_DECODE:
+        return COST_DECODE;
     default:
         return COST_TILES;
     }
@@ -175,7 +177,25 @@ cost_side cost_side_of(const job_costs *c, const tm_op *op) {
     return cost_tile_of(op) == COST_UPDATE_THERE ? COST_DEVICE : COST_HOST;
 }
 
+/* The largest that is decoded speaks for all; NULL: nothing is. */
+static const frozen_piece *largest_piece(const job_costs *c) {
+    const frozen_piece *most = NULL;
+    for (uint32_t i = 0; i < c->job->n_frozen; i++) {
+        const frozen_piece *f = &c->job->frozen[i];
+        if (!c->job->part[f->part].in_place && (!most || f->n > most->n)) most = f;
+    }
+    return most;
+}
+
+static double decode_key(const job_costs *c, char *buf, size_t cap) {
+    const frozen_piece *f = largest_piece(c);
+    snprintf(buf, cap, "decode %s n%llu %s", f ? tm_fmt_get((tm_fmt)f->fmt)->name : "", f ? (unsigned long long)f->n : 1,
+             type_name(c->job));
+    return f ? (double)f->n : 1;
+}
+
 double cost_tile_key(const job_costs *c, cost_tile which, char *buf, size_t cap) {
+    if (which == COST_DECODE) return decode_key(c, buf, cap);
     static const char *const sums[] = {[COST_SUMS_0] = " sums 0", [COST_SUMS_1] = " sums 1", [COST_TILES] = NULL};
     double n = (double)tm_min_u64(c->job->part[largest_part(c)].elements, TM_TILE_ELEMENTS);
     snprintf(buf, cap, "%s%s n%.0f %s", which == COST_FINISH ? "finish" : c->job->update->name,
@@ -193,6 +213,8 @@ double cost_tile_bytes(const job_costs *c, cost_tile which) {
         return 2 * width + (passes_read_weights(c->job, 0) ? 4 : 0);
     case COST_SUMS_1:
         return width;
+    case COST_DECODE:
+        return 2 + width;
     default:
         return 4 + width;
     }
@@ -208,6 +230,11 @@ static void fill_tiles(job_costs *c) {
     uint32_t part = largest_part(c);
     tm_op finish = op_make(c->job, OP_FINISH, (op_args){.finish = {.part = part}});
     fill_tile(c, COST_FINISH, &finish);
+    const frozen_piece *f = largest_piece(c);
+    tm_op decode = op_make(c->job, OP_DECODE,
+                           (op_args){.decode = {.part = f ? f->part : 0, .piece = f ? (uint32_t)(f - c->job->frozen) : 0}});
+    if (f && c->job->source) fill_tile(c, COST_DECODE, &decode);
+    if (f && !c->job->source) c->tile[COST_DECODE] = cost_tile_bytes(c, COST_DECODE) / c->side[COST_HOST].bytes_per_second;
     if (!c->job->optimizer) return;
     tm_op update = op_make(c->job, OP_UPDATE, (op_args){.update = {.part = part}});
     fill_tile(c, COST_UPDATE, &update);
@@ -417,6 +444,7 @@ double job_cost(void *costs, const tm_op *op) {
     case OP_COST_FINISH:
     case OP_COST_UPDATE:
     case OP_COST_SUMS:
+    case OP_COST_DECODE:
         return c->tile[cost_tile_of(op)] * op_amount(c->job, op);
     case OP_COST_TOKENS:
         return c->load.tokens * TOKEN_SECONDS * op_amount(c->job, op);

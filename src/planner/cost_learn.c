@@ -93,7 +93,7 @@ static tm_status put_tiles(job_costs *c, cost_tile which) {
     const cost_heard *h = &c->observed_tile[which];
     tm_profile *profile = c->side[tile_side(c, which)].profile;
     char key[64];
-    if (h->n <= 0 || (which != COST_FINISH && !c->job->optimizer)) return TM_OK;
+    if (h->n <= 0 || (which != COST_FINISH && which != COST_DECODE && !c->job->optimizer)) return TM_OK;
     double n = cost_tile_key(c, which, key, sizeof key);
     return h->n < LEAST_CALLS * n ? TM_OK : tm_profile_put(profile, key, h->seconds / h->n * n);
 }

@@ -32,6 +32,7 @@ typedef enum cost_tile {
     COST_UPDATE_THERE, /* on a device with processors of its own */
     COST_SUMS_0,
     COST_SUMS_1,
+    COST_DECODE, /* of parts that do not learn */
     COST_TILES
 } cost_tile;
 

@@ -139,6 +139,11 @@ void session_set_paths(const tm_config *c, job_opts *o) {
 }
 
 tm_status session_machine(const job_opts *o, tm_machine *out) {
+    if (o->n_paths == 0) { /* what is read where it lies comes from the model's disk */
+        TM_TRY(tm_machine_of(&o->model, 1, out));
+        out->n_paths = 0;
+        return TM_OK;
+    }
     TM_TRY(tm_machine_of(o->paths, o->n_paths, out));
     for (uint32_t i = 0; i < out->n_paths; i++) out->path[i].kinds = o->path_kinds[i];
     return TM_OK;

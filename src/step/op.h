@@ -194,6 +194,7 @@ typedef enum op_cost {
     OP_COST_FINISH, /* amount: elements of the tile */
     OP_COST_UPDATE,
     OP_COST_SUMS,
+    OP_COST_DECODE,
     OP_COST_TOKENS, /* amount: micro-batches */
     OP_COST_BYTES,  /* amount: bytes that pass by */
     OP_COST_LINKS   /* what it sends */

@@ -145,13 +145,17 @@ static uint32_t count_raw(const op_call *c) {
     return piece_of(c)->n_ranges;
 }
 static uint64_t raw_bytes(const op_call *c) {
-    return piece_of(c)->shift[c->i] + 1;
+    const frozen_piece *f = piece_of(c);
+    uint64_t bytes = 0;
+    for (uint32_t k = 0; k < f->count[c->i]; k++)
+        bytes += tm_layout_get(c->job->layout, f->object[c->i] + k)->bytes;
+    return bytes;
 }
 static uint64_t decoded_whole_bytes(const op_call *c) {
     return frozen_held(c->job, c->args.decode.part).n * tm_dtype_bytes(c->job->dtype);
 }
-static double decoded_bytes(const op_call *c) {
-    return (double)piece_of(c)->n * 4;
+static double decoded_elements(const op_call *c) {
+    return (double)piece_of(c)->n;
 }
 
 static void hash_means(const tm_job *job, uint32_t tensor, float *means) {
@@ -254,8 +258,8 @@ enum { R = TM_USE_READ, W = TM_USE_WRITE, U = TM_USE_UPDATE };
     }
 
 const op_row ops_state_rows[OP_CODES] = {
-    [OP_DECODE] = {"decode", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_PART, .run = run_decode,
-                   .amount = decoded_bytes,
+    [OP_DECODE] = {"decode", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_DECODE, OP_OF_PART, .run = run_decode,
+                   .amount = decoded_elements,
                    .operand = {{OPERAND_RAW, R, .bytes = raw_bytes, .count = count_raw},
                                {OPERAND_TILE, U, .bytes = decoded_whole_bytes}}},
     [OP_IMPORT] = {"import", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_BYTES, OP_OF_TILE, .run = run_import,
