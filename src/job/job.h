@@ -84,7 +84,7 @@ typedef struct part_state {
 typedef struct frozen_piece {
     uint32_t part, segment;           /* of the part's */
     uint64_t begin, n;                /* elements of the part */
-    uint8_t fmt;                          /* tm_fmt of the bytes */
+    uint8_t fmt;                      /* tm_fmt of the bytes */
     uint32_t n_ranges;                /* of bytes, as tm_source_piece has them: */
     uint32_t object[TM_PIECE_RANGES]; /* first of `count` objects of a bundle */
     uint32_t count[TM_PIECE_RANGES];  /* */

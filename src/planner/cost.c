@@ -189,8 +189,8 @@ static const frozen_piece *largest_piece(const job_costs *c) {
 
 static double decode_key(const job_costs *c, char *buf, size_t cap) {
     const frozen_piece *f = largest_piece(c);
-    snprintf(buf, cap, "decode %s n%llu %s", f ? tm_fmt_get((tm_fmt)f->fmt)->name : "", f ? (unsigned long long)f->n : 1,
-             type_name(c->job));
+    snprintf(buf, cap, "decode %s n%llu %s", f ? tm_fmt_get((tm_fmt)f->fmt)->name : "",
+             f ? (unsigned long long)f->n : 1, type_name(c->job));
     return f ? (double)f->n : 1;
 }
 
@@ -231,10 +231,12 @@ static void fill_tiles(job_costs *c) {
     tm_op finish = op_make(c->job, OP_FINISH, (op_args){.finish = {.part = part}});
     fill_tile(c, COST_FINISH, &finish);
     const frozen_piece *f = largest_piece(c);
-    tm_op decode = op_make(c->job, OP_DECODE,
-                           (op_args){.decode = {.part = f ? f->part : 0, .piece = f ? (uint32_t)(f - c->job->frozen) : 0}});
+    tm_op decode =
+        op_make(c->job, OP_DECODE,
+                (op_args){.decode = {.part = f ? f->part : 0, .piece = f ? (uint32_t)(f - c->job->frozen) : 0}});
     if (f && c->job->source) fill_tile(c, COST_DECODE, &decode);
-    if (f && !c->job->source) c->tile[COST_DECODE] = cost_tile_bytes(c, COST_DECODE) / c->side[COST_HOST].bytes_per_second;
+    if (f && !c->job->source)
+        c->tile[COST_DECODE] = cost_tile_bytes(c, COST_DECODE) / c->side[COST_HOST].bytes_per_second;
     if (!c->job->optimizer) return;
     tm_op update = op_make(c->job, OP_UPDATE, (op_args){.update = {.part = part}});
     fill_tile(c, COST_UPDATE, &update);

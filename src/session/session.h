@@ -33,8 +33,9 @@ typedef struct session {
     job_ranks ranks;      /* all zero: one rank */
     /* session.c */
     tm_config *cfg;
-    tm_source *source; /* for texts and side files; a job has its own */
-    uint64_t model_hash;
+    tm_source *source;   /* for texts and side files; a job has its own */
+    uint64_t model_hash; /* of config.json */
+    uint64_t base_hash;  /* of weights that do not learn, by samples; 0: all learn */
     text_tools text;
     data_file *train, *eval;
     char rows_basis[256]; /* what the lengths of rows are taken from (tidemill plan) */
@@ -51,7 +52,8 @@ typedef struct session {
 TM_MUST_USE tm_status session_load_config(session *s, bool data_optional);
 /* Opens the data and gives back what only reading them took. */
 TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
-void session_close(session *s); /* all but the ranks */
+void session_close(session *s);                      /* all but the ranks */
+TM_MUST_USE tm_status session_hash_base(session *s); /* base.c */
 
 /* ---- ranks.c: one rank among others ---------------------------------------------------------------------------- */
 

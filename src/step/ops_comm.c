@@ -148,8 +148,9 @@ static void start_fetch(comm_flight *f, const op_call *c) {
 static void start_gather(comm_flight *f, const op_call *c) {
     const tm_job *job = c->job;
     uint32_t part = c->args.part.part;
-    all_gather(f, job, part, job->part[part].weights, job->ranks.group, op_operand(c, OPERAND_HI),
-               op_operand(c, OPERAND_TILE));
+    const char *own = op_operand(c, OPERAND_HI);
+    if (own) own += weight_shift(job, part);
+    all_gather(f, job, part, job->part[part].weights, job->ranks.group, own, op_operand(c, OPERAND_TILE));
     f->op[0].wire = (tm_comm_wire)job->ranks.gather_wire;
     f->op[0].shared = job->ranks.shared_by > 0;
 }
@@ -167,7 +168,8 @@ static void start_share(comm_flight *f, const op_call *c) {
 /* ---- rows ---------------------------------------------------------------------------------------------------- */
 
 static uint32_t has_own_weights(const op_call *c) {
-    return c->job->part[c->args.part.part].hi_tiles > 0;
+    const part_state *s = &c->job->part[c->args.part.part];
+    return s->hi_tiles > 0 || s->n_pieces > 0;
 }
 static uint32_t has_second(const op_call *c) {
     return c->args.part.any;

@@ -147,8 +147,7 @@ static uint32_t count_raw(const op_call *c) {
 static uint64_t raw_bytes(const op_call *c) {
     const frozen_piece *f = piece_of(c);
     uint64_t bytes = 0;
-    for (uint32_t k = 0; k < f->count[c->i]; k++)
-        bytes += tm_layout_get(c->job->layout, f->object[c->i] + k)->bytes;
+    for (uint32_t k = 0; k < f->count[c->i]; k++) bytes += tm_layout_get(c->job->layout, f->object[c->i] + k)->bytes;
     return bytes;
 }
 static uint64_t decoded_whole_bytes(const op_call *c) {
