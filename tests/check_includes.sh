@@ -32,13 +32,13 @@ adapter          text
 data             text text/tokenizer text/chat
 comm
 config           optim model data
-job              model format comm offload offload/plan offload/store offload/exec offload/machine optim device io io/run io/file
-step             job model format comm offload offload/plan offload/store offload/exec offload/machine optim kernels device io io/run io/file
-session          step job config data text/tokenizer text/chat model format comm kernels device offload/machine optim io/file io/run
-planner          session step job config model format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file data
-train            planner session step job config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume
-train/resume     train session step job config model data comm offload/plan offload/store optim io io/file io/run
-infer            planner comm session step job config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file
+job              model format comm offload offload/plan offload/store offload/exec offload/machine optim device io io/run io/file adapter
+step             job model format comm offload offload/plan offload/store offload/exec offload/machine optim kernels device io io/run io/file adapter
+session          step job config data text/tokenizer text/chat model format comm kernels device offload/machine optim io/file io/run adapter
+planner          session step job config model format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file data adapter
+train            planner session step job config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume adapter
+train/resume     train session step job config model data comm offload/plan offload/store optim io io/file io/run adapter
+infer            planner comm session step job config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file adapter
 tools            *
 bench            tools device kernels
 examples         *

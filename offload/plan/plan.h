@@ -100,7 +100,8 @@ uint32_t tm_layout_objects(const tm_layout *l);
 const tm_object *tm_layout_get(const tm_layout *l, uint32_t id);
 /* State that is read where it lies: object `id`, of TM_KIND_FROZEN, is bytes [offset, offset + object.bytes) of FILE, whose
  * offset is a multiple of TM_FRAME_ALIGN, and so are the bytes but where the file ends. No store gives it an extent, no
- * operation may write it, no commit names it. */
+ * operation may write it, no commit names it. An object of that kind that is not pageable has no home: whoever runs the plans
+ * fills it at every start. */
 TM_MUST_USE tm_status tm_layout_file(tm_layout *l, const char *path, uint32_t *file); /* the same path: the same file */
 TM_MUST_USE tm_status tm_layout_home(tm_layout *l, uint32_t id, uint32_t file, uint64_t offset);
 uint32_t tm_layout_files(const tm_layout *l);

@@ -177,7 +177,7 @@ void tm_program_use_range(tm_program *p, uint32_t interval, uint32_t object, uin
         interval_object *r = &p->record[v->record + (object - v->first) + i];
         if (!r->first_access) r->first_access = (uint8_t)access;
         if (!(access & TM_USE_WRITE)) continue;
-        TM_ASSERT(program_object(p, object + i)->kind != TM_KIND_FROZEN);
+        TM_ASSERT(program_object(p, object + i)->kind != TM_KIND_FROZEN || !program_object(p, object + i)->pageable);
         r->dirty = true;
     }
 }

@@ -87,7 +87,7 @@ static tm_status carry_resident(tm_store *s, char *slab, bool read, bool frozen,
     tm_status rc = TM_OK;
     for (uint32_t i = 0; i < s->layout->n && rc == TM_OK; i++) {
         const tm_object *o = &s->layout->object[i];
-        bool meant = frozen ? o->kind == TM_KIND_FROZEN : has_extent(o, s->commits);
+        bool meant = frozen ? layout_home(s->layout, i) != NULL : has_extent(o, s->commits);
         if (!o->resident || o->address >= TM_DEVICE_BASE || !meant) continue;
         if (!read && store_unchanged(s, i, frame_of(&c, i))) continue;
         if (read && (rc = tm_stop_check()) != TM_OK) break;

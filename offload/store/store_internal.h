@@ -74,7 +74,7 @@ static inline bool has_extent(const tm_object *o, bool commits) {
 }
 /* Whether its pages have checksums. */
 static inline bool has_pages(const tm_object *o, bool commits) {
-    return o->kind == TM_KIND_FROZEN || has_extent(o, commits);
+    return (o->kind == TM_KIND_FROZEN && o->pageable) || has_extent(o, commits);
 }
 static inline unsigned slots_of(const tm_object *o, unsigned slots) {
     unsigned most = tm_kind_get(o->kind)->slots;

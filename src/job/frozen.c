@@ -2,7 +2,8 @@
  * the user's files have them (offload: tm_layout_home), and come to where they are computed with in one of two ways:
  *
  *   in place   one range of one file holds the part as it is computed with: operations get a pointer into its frame
- *   decoded    pieces of some million elements are decoded into a temporary, once a visit (OP_DECODE)
+ *   decoded    pieces of some million elements are decoded into a temporary, once a visit (OP_DECODE); or, where the
+ *              planner finds the memory, once, at the start, and held
  *
  * A frame holds whole pages, so that the bytes begin `shift` behind its own beginning. With ranks each reads the slices
  * that it holds, and they are gathered as any others. */
@@ -110,6 +111,20 @@ static tm_status add_decoded(tm_job *job, uint32_t part, uint32_t segment, span 
     return TM_OK;
 }
 
+/* Filled at every start, and there until the end. */
+static tm_status add_held(tm_job *job, uint32_t part, uint64_t bytes, uint32_t *bundle) {
+    part_state *s = &job->part[part];
+    s->held = tm_layout_objects(job->layout);
+    for (uint64_t at = 0; at < bytes; at += IN_PLACE_BYTES, s->n_held++)
+        if (tm_layout_object(job->layout, &(tm_object){.kind = TM_KIND_FROZEN,
+                                                       .unit = tm_model_part(job->model, part)->unit,
+                                                       .bundle = *bundle,
+                                                       .bytes = tm_min_u64(IN_PLACE_BYTES, bytes - at)}) == UINT32_MAX)
+            return tm_nomem(sizeof(tm_object));
+    ++*bundle;
+    return TM_OK;
+}
+
 /* What this rank holds of the part. */
 span frozen_held(const tm_job *job, uint32_t part) {
     const part_state *s = &job->part[part];
@@ -138,5 +153,13 @@ tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
                  to = tm_min_u64(seg[i].part_offset + seg[i].elements, held.begin + held.n);
         if (from < to) TM_TRY(add_decoded(job, part, i, (span){from, to - from}, bundle));
     }
-    return TM_OK;
+    return job->holds ? add_held(job, part, held.n * tm_dtype_bytes(job->dtype), bundle) : TM_OK;
+}
+
+uint64_t frozen_decoded_bytes(const tm_job *job) {
+    uint64_t bytes = 0;
+    for (uint32_t p = 0; p < tm_model_parts(job->model); p++)
+        if (job->part[p].n_pieces && !job->part[p].in_place)
+            bytes += frozen_held(job, p).n * tm_dtype_bytes(job->dtype);
+    return bytes;
 }

@@ -10,6 +10,7 @@
 #ifndef TIDEMILL_JOB_H
 #define TIDEMILL_JOB_H
 
+#include "adapter/adapter.h"
 #include "format/format.h"
 #include "model/model.h"
 #include "offload/exec/exec.h"
@@ -76,7 +77,8 @@ typedef struct part_state {
     bool learns;                  /* else it has none of the above but `weights`, and is read where it lies: */
     bool in_place;                /* its only piece is what computes; else pieces are decoded first (frozen.c) */
     uint32_t first_piece, n_pieces;
-    uint32_t means; /* of its group, in the group's first part (passes.c); TM_NO_OBJECT: none */
+    uint32_t held, n_held; /* objects that hold what pieces decode to, from the start on; n_held 0: none do */
+    uint32_t means;        /* of its group, in the group's first part (passes.c); TM_NO_OBJECT: none */
     uint64_t elements;
 } part_state;
 
@@ -143,10 +145,12 @@ typedef struct job_opts {
     const char *model; /* HF folder or .gguf */
     tm_dtype dtype;
     bool optimizer, init_random;
-    const tm_optimizer *update;  /* of the table; NULL: AdamW */
-    tm_optim_opts update_opts;   /* where `update` is given; else its defaults */
-    const tm_model_roles *roles; /* what learns, and which modules have adapters; NULL: everything learns */
-    const char *adapter;         /* folder of a saved adapter, whose values the adapters begin with; NULL: anew */
+    const tm_optimizer *update;       /* of the table; NULL: AdamW */
+    tm_optim_opts update_opts;        /* where `update` is given; else its defaults */
+    const tm_adapter_config *adapter; /* its modules are adapted, all else stays as it is; NULL: no adapter */
+    const tm_freeze *freeze;          /* without an adapter: what learns; NULL: everything does */
+    const tm_model_roles *roles;      /* instead (tests) */
+    const char *adapter_folder;       /* of a saved adapter, whose values the adapter begins with; NULL: anew */
     uint64_t seed;
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *device;       /* where the model is computed; NULL: "cpu", in place */
@@ -299,6 +303,7 @@ struct tm_job {
     tm_layout *layout;
     part_state *part;
     bool parks;           /* gradients are state (update F) */
+    bool holds;           /* decoded weights stay in memory, beside or instead of the bytes that they are made of */
     frozen_piece *frozen; /* of all parts that do not learn, in order */
     uint32_t n_frozen;
     size_t cap_frozen;
@@ -422,10 +427,16 @@ job_state job_move_state(tm_job *job);               /* to the caller; the job h
 void job_set_state(tm_job *job, const job_state *s); /* the job's from here on, in place of the one it had */
 void job_free_state(job_state *s);
 
+/* ---- what learns (roles.c) -------------------------------------------------------------------------------------- */
+
+/* The model with the roles of its tensors. TM_EINPUT: opts->adapter or opts->freeze is not of this model. */
+TM_MUST_USE tm_status job_create_model(tm_model **out, const tm_model_config *config, const job_opts *opts);
+
 /* ---- parts that do not learn (frozen.c) ------------------------------------------------------------------------- */
 
 /* Describes what files part `part` is made of: its pieces, and their objects in the layout. */
 TM_MUST_USE tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bundle);
+uint64_t frozen_decoded_bytes(const tm_job *job);   /* of all parts that are decoded, as computed with */
 span frozen_held(const tm_job *job, uint32_t part); /* elements of which this rank has pieces */
 TM_MUST_USE tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_source_piece *out);
 /* Where this rank's weights begin in the frame that an operation is given. */

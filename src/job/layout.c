@@ -91,6 +91,7 @@ static tm_status add_part(tm_job *job, const job_opts *opts, uint32_t part, uint
 static uint32_t objects_of(const tm_job *job, const part_state *s) {
     bool apart = job->optimizer && job->parks && gradients_are_shared(job);
     uint32_t n = s->hi_tiles + s->tiles * (s->stride + (apart ? 1 : 0)) + (s->means != TM_NO_OBJECT);
+    n += s->n_held;
     for (uint32_t i = 0; i < s->n_pieces; i++)
         for (uint32_t k = 0; k < TM_PIECE_RANGES; k++) n += job->frozen[s->first_piece + i].count[k];
     return n;

@@ -44,6 +44,16 @@ static double sums_seconds(const tm_job *job, uint32_t part) {
     return t;
 }
 
+/* Of one visit to everything that is decoded. */
+static double decode_seconds(const tm_job *job) {
+    double t = 0;
+    for (uint32_t i = 0; i < job->n_frozen; i++) {
+        uint32_t part = job->frozen[i].part;
+        if (!job->part[part].in_place) t += cost(job, OP_DECODE, (op_args){.decode = {.part = part, .piece = i}}, 0);
+    }
+    return t;
+}
+
 static double compute_seconds(const tm_job *job, const pass_opts *o) {
     uint32_t units = tm_model_units(job->model), kept = pass_kept_blocks(job, o);
     TM_ASSERT(kept < units);
@@ -56,6 +66,7 @@ static double compute_seconds(const tm_job *job, const pass_opts *o) {
         bool block = tm_model_unit(job->model, u)->kind == TM_UNIT_BLOCK;
         t += unit_seconds(job, u, o, o->backward && block && units - 1 - u > kept);
     }
+    t += decode_seconds(job) * (o->backward ? 2 : 1);
     for (uint32_t p = 0; o->backward && job->optimizer && p < tm_model_parts(job->model); p++) {
         if (job->part[p].tiles) t += job->part[p].tiles * cost(job, OP_UPDATE, (op_args){.update = {.part = p}}, 0);
         if (job->part[p].tiles) t += job->part[p].tiles * sums_seconds(job, p);
@@ -150,10 +161,21 @@ static void cache(tm_plan_info *info, tm_kind kind, double bytes, double *spare,
     info->write_bytes[kind] = (uint64_t)((double)info->write_bytes[kind] * (1 - part));
 }
 
+/* As files have what does not learn. */
+static double frozen_bytes(const tm_job *job) {
+    double bytes = 0;
+    for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++) {
+        const tm_object *o = tm_layout_get(job->layout, i);
+        if (o->kind == TM_KIND_FROZEN) bytes += (double)o->frame_bytes;
+    }
+    return bytes;
+}
+
 /* Bytes of a step with `least` bytes of frames at work and the rest of the slab given to what is worth most. */
 static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *o, uint64_t least) {
     tm_plan_info info = {0};
-    double params = (double)tm_model_parameters(job->model), width = (double)tm_dtype_bytes(job->dtype);
+    double params = (double)tm_model_learning_parameters(job->model), width = (double)tm_dtype_bytes(job->dtype);
+    double frozen = job->n_frozen ? frozen_bytes(job) : 0;
     double weights = params * job->ranks.weights.count / job->ranks.ranks,
            own = params * job->ranks.own.count / job->ranks.ranks;
     double hi = weights * width, lo = own * (double)state_bytes(job, 0, TM_KIND_WEIGHT_LO, 1),
@@ -165,11 +187,13 @@ static double guess(const tm_job *job, const tm_plan_opts *po, const pass_opts *
     int uses = (o->update == UPDATE_AFTER ? 3 : 2) - (job->dtype == TM_F16 ? 1 : 0); /* an update of fp16 reads none */
     info.read_bytes[TM_KIND_WEIGHT_HI] = (uint64_t)(hi * uses);
     info.write_bytes[TM_KIND_WEIGHT_HI] = (uint64_t)hi;
+    info.read_bytes[TM_KIND_FROZEN] = (uint64_t)(frozen * (o->backward ? 2 : 1));
     info.read_bytes[TM_KIND_GRAD] = info.write_bytes[TM_KIND_GRAD] = parks ? (uint64_t)grad : 0;
     info.read_bytes[TM_KIND_ACTIVATION] = info.write_bytes[TM_KIND_ACTIVATION] = (uint64_t)kept;
     info.read_bytes[TM_KIND_WEIGHT_LO] = info.write_bytes[TM_KIND_WEIGHT_LO] = (uint64_t)lo;
     info.read_bytes[TM_KIND_EXP_AVG] = info.write_bytes[TM_KIND_EXP_AVG] = (uint64_t)moment;
     cache(&info, TM_KIND_WEIGHT_HI, hi, &spare, po->pinned[TM_KIND_WEIGHT_HI]);
+    cache(&info, TM_KIND_FROZEN, frozen, &spare, po->pinned[TM_KIND_FROZEN]);
     cache(&info, TM_KIND_GRAD, parks ? grad : 0, &spare, po->pinned[TM_KIND_GRAD]);
     cache(&info, TM_KIND_ACTIVATION, kept, &spare, po->pinned[TM_KIND_ACTIVATION]);
     cache(&info, TM_KIND_WEIGHT_LO, lo, &spare, po->pinned[TM_KIND_WEIGHT_LO]);

@@ -46,6 +46,43 @@ static tm_status share_weights(const planner_ask *ask, planner_choice *c) {
     return planner_choose(ask, c);
 }
 
+/* ---- weights that do not learn, held as they are computed with ------------------------------------------------- */
+
+static uint64_t reads_of(const planner_choice *c) {
+    uint64_t bytes = 0;
+    for (int k = 0; k < TM_KINDS; k++) bytes += tm_plan_get_info(c->plan)->read_bytes[k];
+    return bytes;
+}
+
+static tm_status seconds_of(const planner_ask *ask, const planner_choice *c, double *seconds) {
+    return job_predict(ask->job, c->plan, &ask->way[c->way], seconds);
+}
+
+static tm_status choose_holding(const planner_ask *ask, bool holds, planner_choice *c) {
+    planner_drop(c);
+    ask->job->holds = holds;
+    return planner_choose(ask, c);
+}
+
+/* Decoded once and held, where there is memory for all of it; where something else has to be read for that in every
+ * step, whichever takes less time. Ranks hold it all alike. What a job needs at least is without. */
+static tm_status choose(const planner_ask *ask, planner_choice *c) {
+    tm_job *job = ask->job;
+    double apart, held = 0;
+    TM_TRY(choose_holding(ask, false, c));
+    uint64_t least = c->minimum_host_bytes, bytes = frozen_decoded_bytes(job), most = job->opts.host_bytes;
+    uint64_t fits = bytes > 0 && most > bytes && least <= most - bytes;
+    if (job->ranks.ranks > 1) TM_TRY(tm_comm_all_reduce_u64(job->ranks.comm, TM_COMM_WORLD, TM_COMM_MIN, &fits, 1));
+    if (!fits) return TM_OK;
+    TM_TRY(seconds_of(ask, c, &apart));
+    tm_status rc = choose_holding(ask, true, c);
+    if (rc == TM_OK && job->ranks.ranks == 1 && reads_of(c) > 0) TM_TRY(seconds_of(ask, c, &held));
+    if (rc == TM_EBUDGET) tm_error_clear();
+    if (rc == TM_EBUDGET || (rc == TM_OK && held > apart)) return choose_holding(ask, false, c);
+    c->minimum_host_bytes = least;
+    return rc;
+}
+
 static void adopt(tm_job *job, planner_choice *c) {
     TM_ASSERT(!job->tiers.exec);
     job->budget = c->budget;
@@ -62,14 +99,15 @@ tm_status job_start(const planner_ask *ask, planner_choice *out) {
     for (uint32_t i = 0; i < ask->n; i++) most = tm_max_u64(most, ask->way[i].shape.micro_batches);
     job->step.batch = tm_calloc(most + 1, sizeof *job->step.batch);
     if (!job->step.batch) return tm_nomem(most * sizeof *job->step.batch);
-    tm_status rc = planner_choose(ask, out);
+    tm_status rc = choose(ask, out);
     if (rc == TM_OK && !job->opts.plan_only) rc = share_weights(ask, out);
     if (rc != TM_OK) return rc;
     adopt(job, out);
     if (job->opts.plan_only) return TM_OK;
     TM_TRY(job_agree(job, job_open_tiers(job, &job->opts)));
-    TM_TRY(job_agree(job, job_fill_state(job, out->import_plan)));
+    TM_TRY(job_agree(job, job_fill_state(job, out->hold_plan, out->import_plan)));
+    tm_plan_free(out->hold_plan);
     tm_plan_free(out->import_plan);
-    out->import_plan = NULL;
+    out->hold_plan = out->import_plan = NULL;
     return TM_OK;
 }

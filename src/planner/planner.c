@@ -109,8 +109,9 @@ static tm_status refuse_many(attempts *a) {
 void planner_drop(planner_choice *c) {
     tm_plan_free(c->plan);
     tm_plan_free(c->import_plan);
+    tm_plan_free(c->hold_plan);
     for (int way = 0; way < TM_RESIDENT_WAYS; way++) tm_plan_free(c->resident[way]);
-    c->plan = c->import_plan = NULL;
+    c->plan = c->import_plan = c->hold_plan = NULL;
     memset(c->resident, 0, sizeof c->resident);
 }
 
@@ -136,6 +137,10 @@ static tm_status compile_resident(attempts *a) {
 /* It is gone before there are links. */
 static tm_status compile_import(attempts *a) {
     tm_program *p;
+    if (a->ways.ask->job->holds) {
+        TM_TRY(build_hold(&p, a->ways.ask->job));
+        TM_TRY(compile(a, p, false, &a->out->hold_plan));
+    }
     TM_TRY(build_import(&p, a->ways.ask->job));
     return compile(a, p, false, &a->out->import_plan);
 }

@@ -31,6 +31,7 @@ typedef struct planner_choice {
     uint32_t way;
     tm_plan *plan;                       /* of the step; the caller may take it, and leave NULL */
     tm_plan *import_plan;                /* of the state's import */
+    tm_plan *hold_plan;                  /* of what is held decoded; NULL: nothing is */
     tm_plan *resident[TM_RESIDENT_WAYS]; /* job_tiers */
     job_budget budget;                   /* how it is divided, */
     job_account account;                 /* and what of it the plans take */

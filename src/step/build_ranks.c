@@ -70,20 +70,23 @@ static void gather_in_node(pass *x, uint32_t part, uint32_t whole) {
 
 /* ---- what does not learn -------------------------------------------------------------------------------------- */
 
-/* This rank's elements of the part, decoded piece by piece into a temporary. */
-static uint32_t decode(pass *x, uint32_t part) {
-    const tm_job *job = x->job;
+void write_decode(op_writer *w, uint32_t part, uint32_t to) {
+    const tm_job *job = w->job;
     const part_state *ps = &job->part[part];
-    uint64_t bytes = frozen_held(job, part).n * tm_dtype_bytes(job->dtype);
-    uint32_t to = tm_program_interval(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
     for (uint32_t i = 0; i < ps->n_pieces; i++) {
         const frozen_piece *f = &job->frozen[ps->first_piece + i];
-        op_begin(&x->w, OP_DECODE, (op_args){.decode = {.part = part, .piece = ps->first_piece + i}});
+        op_begin(w, OP_DECODE, (op_args){.decode = {.part = part, .piece = ps->first_piece + i}});
         for (uint32_t k = 0; k < f->n_ranges; k++)
-            op_use(&x->w, OPERAND_RAW, tm_program_interval(x->p, f->object[k], f->count[k]), TM_USE_READ);
-        op_use(&x->w, OPERAND_TILE, to, i ? TM_USE_UPDATE : TM_USE_WRITE);
-        op_end(&x->w);
+            op_use(w, OPERAND_RAW, tm_program_interval(w->p, f->object[k], f->count[k]), TM_USE_READ);
+        op_use(w, OPERAND_TILE, to, i ? TM_USE_UPDATE : TM_USE_WRITE);
+        op_end(w);
     }
+}
+
+static uint32_t decode(pass *x, uint32_t part) {
+    uint64_t bytes = frozen_held(x->job, part).n * tm_dtype_bytes(x->job->dtype);
+    uint32_t to = tm_program_interval(x->p, pass_scratch(x, tm_model_part(x->m, part)->unit, bytes), 1);
+    write_decode(&x->w, part, to);
     return to;
 }
 
@@ -91,6 +94,7 @@ uint32_t pass_frozen_interval(pass *x, uint32_t part) {
     const part_state *ps = &x->job->part[part];
     const frozen_piece *f = &x->job->frozen[ps->first_piece];
     if (ps->n_pieces == 0) return NONE; /* other ranks have it */
+    if (ps->n_held) return tm_program_interval(x->p, ps->held, ps->n_held);
     return ps->in_place ? tm_program_interval(x->p, f->object[0], f->count[0]) : decode(x, part);
 }
 

@@ -64,6 +64,18 @@ tm_status build_import(tm_program **out, const tm_job *job) {
     return TM_OK;
 }
 
+tm_status build_hold(tm_program **out, const tm_job *job) {
+    op_writer w;
+    TM_TRY(begin_program(&w, job, "held weights"));
+    for (uint32_t part = 0; part < tm_model_parts(job->model); part++) {
+        const part_state *ps = &job->part[part];
+        if (ps->n_held) write_decode(&w, part, tm_program_interval(w.p, ps->held, ps->n_held));
+    }
+    op_writer_close(&w);
+    *out = w.p;
+    return TM_OK;
+}
+
 static const tm_model *sort_model;
 
 static int by_name(const void *a, const void *b) {

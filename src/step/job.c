@@ -106,7 +106,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
                       opts->model));
     if (opts->config_only && config.composite) look_at_weights(job, opts->model);
     (void)tm_model_find_names(&config, source_has, job->source); /* without it the first tensor is missed below */
-    TM_GO(tm_model_create_roles(&job->model, &config, opts->dtype, opts->roles));
+    TM_GO(job_create_model(&job->model, &config, opts));
     tm_model_set_positions(job->model, opts->positions);
     job->opts = *opts;
     TM_GO(job_set_device(job, opts));
@@ -231,7 +231,7 @@ static tm_status run_program(tm_job *job, tm_program *program, const char *what)
 }
 
 uint64_t job_weight_bytes(const tm_job *job) {
-    return tm_model_parameters(job->model) * tm_dtype_bytes(job->dtype);
+    return tm_model_learning_parameters(job->model) * tm_dtype_bytes(job->dtype);
 }
 
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]) {

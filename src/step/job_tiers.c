@@ -93,11 +93,20 @@ static tm_status restore(tm_job *job) {
     return move_resident(job, TM_RESIDENT_RESTORE);
 }
 
-tm_status job_fill_state(tm_job *job, const tm_plan *import_plan) {
-    if (tm_layout_files(job->layout) > 0) {
-        TM_TRY(tm_store_load_frozen(job->tiers.store, tm_exec_slab(job->tiers.exec)));
-        TM_TRY(move_resident(job, TM_RESIDENT_FROZEN));
-    }
+static tm_status hold(tm_job *job, const tm_plan *plan) {
+    job_phase phase;
+    if (tm_layout_files(job->layout) == 0) return TM_OK;
+    TM_TRY(tm_store_load_frozen(job->tiers.store, tm_exec_slab(job->tiers.exec)));
+    TM_TRY(move_resident(job, TM_RESIDENT_FROZEN));
+    if (!plan) return TM_OK;
+    job_phase_begin(&phase, job, "decoding the model", NULL, 0);
+    tm_status rc = job_run(job, plan);
+    job_phase_end(&phase);
+    return rc;
+}
+
+tm_status job_fill_state(tm_job *job, const tm_plan *hold_plan, const tm_plan *import_plan) {
+    TM_TRY(hold(job, hold_plan));
     return job->opts.resume ? restore(job) : import(job, import_plan);
 }
 

@@ -36,6 +36,7 @@ const char *pass_activations_name(const tm_job *job, const pass_opts *o); /* "ke
 /* The update of everything, for gradients that are parked (update F): before anyone else looks at the state. */
 tm_status build_drain(tm_program **out, const tm_job *job);
 tm_status build_import(tm_program **out, const tm_job *job);
+tm_status build_hold(tm_program **out, const tm_job *job); /* what is held decoded, filled */
 uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t elements, bool own);
 /* Reads all state in byte order of the tensor names: for the hash (masters and moments) or an export (`what`). */
 bool tensor_has_state(const tm_job *job, uint32_t t); /* among the parts that learn */
@@ -71,8 +72,9 @@ tm_status job_open(tm_job **out, const job_opts *opts);
 /* Files, slab and arena for the plans that were counted, and the executor. */
 tm_status job_open_tiers(tm_job *job, const job_opts *opts);
 tm_exec_comm job_exec_comm(const tm_job *job);
-/* State as it is before the first step: of opts.resume, or imported. */
-tm_status job_fill_state(tm_job *job, const tm_plan *import_plan);
+/* State as it is before the first step: what is held of the weights that do not learn (NULL: nothing is decoded for that),
+ * then that of opts.resume, or imported. */
+tm_status job_fill_state(tm_job *job, const tm_plan *hold_plan, const tm_plan *import_plan);
 tm_status job_run(tm_job *job, const tm_plan *plan);
 /* A phase (base.h) of which each program that the job runs is `span` more, from `base` on:
  *
@@ -89,7 +91,7 @@ typedef struct job_phase {
 } job_phase;
 void job_phase_begin(job_phase *p, tm_job *job, const char *what, const char *unit, uint64_t total);
 void job_phase_end(job_phase *p);
-uint64_t job_weight_bytes(const tm_job *job); /* all weights, as computed with */
+uint64_t job_weight_bytes(const tm_job *job); /* all that learn, as computed with */
 void *job_shared_frames(const tm_job *job);   /* NULL: there are none */
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
 /* As one file, or shards where it has more than max_shard_bytes (0: 50 GB). */
