@@ -50,6 +50,8 @@ static const tm_fmt_info table[TM_FMT_COUNT] = {
     [TM_FMT_IQ1_M] = {"IQ1_M", 256, 56, 29, false, false},
     [TM_FMT_TQ1_0] = {"TQ1_0", 256, 54, 34, false, false},
     [TM_FMT_TQ2_0] = {"TQ2_0", 256, 66, 35, false, false},
+    [TM_FMT_NF4] = {"NF4", 2, 1, -1, false, false},
+    [TM_FMT_FP4] = {"FP4", 2, 1, -1, false, false},
     [TM_FMT_MXFP4] = {"MXFP4", 32, 17, 39, false, false},
 };
 

@@ -78,6 +78,9 @@ typedef enum tm_fmt {
     TM_FMT_TQ1_0,
     TM_FMT_TQ2_0,
     TM_FMT_MXFP4,
+    /* bitsandbytes' codes, two a byte, without the scales, which lie apart: values only through a tm_source */
+    TM_FMT_NF4,
+    TM_FMT_FP4,
     TM_FMT_COUNT
 } tm_fmt;
 
@@ -231,7 +234,9 @@ TM_MUST_USE tm_status tm_gguf_read_f32(const tm_gguf *g, uint32_t tensor, uint64
 
 /* ---- a model to read -------------------------------------------------------------------------------------------- *
  * PATH is an HF folder (config.json; model.safetensors, or model.safetensors.index.json and its shards) or a .gguf
- * file. Pickled weights (.bin, .pt, .pth) are refused by name. For GGUF the names, shapes, row order, config.json and
+ * file. In a folder of bitsandbytes' 4-bit weights (nf4, fp4) a tensor has its own shape, NF4 or FP4 is its type, its
+ * values are those that the codes stand for, and what lies beside it (absmax, maps, states) is not in the table. Folders
+ * that config.json's quantization_config says are quantised otherwise are refused by name. Pickled weights (.bin, .pt, .pth) are refused by name. For GGUF the names, shapes, row order, config.json and
  * tokenizer files are those that the HF folder of the model has: whoever reads sees no difference. */
 
 typedef struct tm_source_tensor {
@@ -241,7 +246,7 @@ typedef struct tm_source_tensor {
     uint64_t shape[TM_FMT_MAX_DIMS]; /* row-major: the last index runs fastest */
     uint64_t elements;
     const char *file;       /* where it lies, for messages */
-    uint64_t offset, bytes; /* in that file */
+    uint64_t offset, bytes; /* in that file; of NF4 and FP4: the codes */
 } tm_source_tensor;
 
 typedef struct tm_source tm_source;
@@ -265,7 +270,8 @@ TM_MUST_USE tm_status tm_source_read_native(const tm_source *src, uint32_t i, ui
 
 /* Tensors in place: whoever reads the bytes by its own means (offload: into frames, over and over) asks where they lie,
  * and has them decoded. A piece is the least run of elements that can be decoded from some bytes alone: whole blocks;
- * whole heads where GGUF has permuted their rows; all of a matrix that the file has transposed. */
+ * whole heads where GGUF has permuted their rows; all of a matrix that the file has transposed; codes, scales and scales
+ * of scales of whole 4-bit blocks. */
 typedef struct tm_raw_range {
     const char *path; /* lives as long as the source */
     uint64_t offset, bytes;

@@ -16,6 +16,7 @@ static bool is_dtype_key(const tm_json *m) {
 static bool put_members(tm_json_writer *j, const tm_json *object, tm_fmt dtype) {
     bool seen = false;
     for (const tm_json *m = object->child; m; m = m->next) {
+        if (strcmp(m->key, "quantization_config") == 0) continue; /* what is written beside it is not quantised */
         bool text = strcmp(m->key, "text_config") == 0 && m->type == TM_JSON_OBJECT;
         tm_jw_key(j, m->key);
         if (is_dtype_key(m))
@@ -31,7 +32,7 @@ static bool put_members(tm_json_writer *j, const tm_json *object, tm_fmt dtype) 
     return seen;
 }
 
-/* Everything as it was, numbers to the digit, but for the dtype, which must be that of the weights beside it: readers
+/* Everything as it was, numbers to the digit, but for the quantisation and for the dtype, which must be that of the weights beside it: readers
  * load in the dtype that is written there. */
 static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out) {
     size_t len;

@@ -10,6 +10,7 @@ void tm_source_close(tm_source *src) {
     for (uint32_t i = 0; src->shard && i < src->n_shards; i++) tm_st_close(src->shard[i]);
     tm_free(src->shard);
     tm_gguf_close(src->gguf);
+    tm_bnb_close(src);
     tm_free(src->entry);
     tm_buf_free(&src->names);
     tm_buf_free(&src->config);
@@ -88,6 +89,7 @@ static tm_status open_source(tm_source **out, const char *path, bool weights) {
     }
     TM_GO(open_kind(src, weights));
     TM_GO(sort_entries(src));
+    if (!src->gguf) TM_GO(tm_bnb_fold(src));
     *out = src;
     return TM_OK;
 done:
@@ -126,16 +128,27 @@ const tm_source_tensor *tm_source_tensor_get(const tm_source *src, uint32_t i) {
 typedef struct entry_wanted {
     const tm_source *src;
     const char *name;
+    size_t n;
 } entry_wanted;
+
+/* The order of an entry's name and the first n bytes of another. */
+static int compare(const char *entry, const char *name, size_t n) {
+    int order = strncmp(entry, name, n);
+    return order ? order : entry[n] != 0;
+}
 
 static bool entry_before(const void *ctx, size_t i) {
     const entry_wanted *w = ctx;
-    return strcmp(w->src->entry[i].info.name, w->name) < 0;
+    return compare(w->src->entry[i].info.name, w->name, w->n) < 0;
+}
+
+int64_t tm_source_find_part(const tm_source *src, const char *name, size_t n) {
+    size_t at = tm_lower_bound(src->n, entry_before, &(entry_wanted){src, name, n});
+    return at < src->n && compare(src->entry[at].info.name, name, n) == 0 ? (int64_t)at : -1;
 }
 
 int64_t tm_source_find(const tm_source *src, const char *name) {
-    size_t at = tm_lower_bound(src->n, entry_before, &(entry_wanted){src, name});
-    return at < src->n && strcmp(src->entry[at].info.name, name) == 0 ? (int64_t)at : -1;
+    return tm_source_find_part(src, name, strlen(name));
 }
 
 typedef tm_status (*read_fn)(const tm_elements *e, uint64_t first, uint64_t n, void *dst);
@@ -193,6 +206,7 @@ static tm_status read_range(const source_entry *s, uint64_t first, uint64_t n, v
 
 tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, float *dst) {
     TM_ASSERT(i < src->n);
+    if (src->entry[i].bnb) return tm_bnb_read(&src->entry[i], first, n, dst);
     TM_TRY(read_range(&src->entry[i], first, n, dst, read_floats, sizeof(float)));
     for (uint64_t e = 0; e < n && src->entry[i].added_one; e++) dst[e] -= 1;
     return TM_OK;
@@ -231,6 +245,7 @@ tm_status tm_source_read_raw(const tm_source *src, uint32_t i, uint64_t byte_off
 
 void tm_source_forget(const tm_source *src, uint32_t i) {
     TM_ASSERT(i < src->n);
+    if (src->entry[i].bnb) tm_bnb_forget(&src->entry[i]);
     tm_file_forget(src->entry[i].handle, src->entry[i].info.offset, src->entry[i].info.bytes);
 }
 

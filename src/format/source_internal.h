@@ -3,14 +3,33 @@
 #define TIDEMILL_SOURCE_INTERNAL_H
 
 #include "format/format_internal.h"
+#include "kernels/nf4.h"
+
+/* A tensor of bitsandbytes' 4-bit blocks: where its scales lie, and what serves every range of it. */
+typedef struct bnb_place {
+    tm_file *file;
+    const char *path;
+    uint64_t offset;
+} bnb_place;
+typedef struct bnb_tensor {
+    tm_nf4_blocks blocks; /* all but codes and scales */
+    float map[16];
+    bnb_place absmax, nested; /* nested: only with a nested_map */
+    struct bnb_tensor *next;
+} bnb_tensor;
+typedef struct bnb_map {
+    float value[256];
+    struct bnb_map *next;
+} bnb_map;
 
 typedef struct source_entry {
     tm_source_tensor info;
     tm_file *handle;
     /* GGUF's q and k rows: row 2i + j of a head is HF's row j * head_rows / 2 + i. 0: rows are as HF has them. */
     uint32_t head_rows;
-    bool transposed; /* the file has [shape[1], shape[0]] */
-    bool added_one;  /* the file has 1 more than HF */
+    bool transposed;       /* the file has [shape[1], shape[0]] */
+    bool added_one;        /* the file has 1 more than HF */
+    const bnb_tensor *bnb; /* 4-bit blocks; NULL: none */
 } source_entry;
 
 /* Where HF's row lies among GGUF's rows. */
@@ -28,6 +47,8 @@ struct tm_source {
     /* folder: */
     uint32_t n_shards;
     tm_st **shard;
+    bnb_tensor *bnb;
+    bnb_map *bnb_maps;
     /* GGUF: */
     tm_gguf *gguf;
     tm_buf names; /* HF names, each NUL-terminated */
@@ -38,6 +59,21 @@ tm_status tm_source_folder_file(const tm_source *src, const char *name, tm_buf *
 tm_status tm_source_folder_copy(const tm_source *src, const char *name, const char *dir, bool *found);
 tm_status tm_source_open_gguf(tm_source *src, bool weights);
 tm_status tm_source_gguf_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
+/* The tensor whose name is the first n bytes of `name`; -1: none. */
+int64_t tm_source_find_part(const tm_source *src, const char *name, size_t n);
 tm_status tm_source_add(tm_source *src, const source_entry *entry);
+
+/* ---- bnb.c ---- */
+
+tm_status tm_bnb_check_config(const tm_source *src); /* quantization_config: TM_EUNSUPPORTED for what is not read */
+/* Once entries are sorted: tensors of 4-bit blocks get their shape, and their companions leave the table. */
+tm_status tm_bnb_fold(tm_source *src);
+void tm_bnb_close(tm_source *src);
+/* Of an entry with `bnb`; the range has been checked. */
+void tm_bnb_piece(const source_entry *s, uint64_t first, uint64_t n, tm_source_piece *out);
+void tm_bnb_decode(const source_entry *s, const tm_source_piece *p, const void *const *raw, uint64_t first, uint64_t n,
+                   tm_elem to, void *out);
+tm_status tm_bnb_read(const source_entry *s, uint64_t first, uint64_t n, float *dst); /* any range; checks it */
+void tm_bnb_forget(const source_entry *s);
 
 #endif

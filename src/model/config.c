@@ -89,6 +89,26 @@ static tm_status special_tokens(const model_parser *p, tm_model_config *c) {
     return TM_OK;
 }
 
+static bool json_true(const tm_json *object, const char *key) {
+    const tm_json *v = tm_json_get(object, key);
+    return v && v->type == TM_JSON_BOOL && v->boolean;
+}
+
+/* Whoever reads the weights (format) decodes 4-bit blocks; other methods are refused. */
+static tm_status quantisation(const model_parser *p) {
+    const tm_json *q = model_shared_key(p, "quantization_config"), *method = tm_json_get(q, "quant_method");
+    if (!model_present(q)) return TM_OK;
+    bool bnb = model_present(method) ? tm_json_is(method, "bitsandbytes") : json_true(q, "load_in_4bit");
+    if (bnb && !json_true(q, "load_in_8bit")) return TM_OK;
+    return tm_fail(TM_EUNSUPPORTED,
+                   "%s:%u:%u: checkpoints quantised by this method (quantization_config: %.40s) are not supported; "
+                   "bitsandbytes in 4 bits and GGUF are; or take the model in bf16, f16 or f32",
+                   p->name, q->line, q->column,
+                   bnb                                        ? "load_in_8bit"
+                   : method && method->type == TM_JSON_STRING ? method->text
+                                                              : "no quant_method");
+}
+
 static tm_status architecture(const model_parser *p, tm_model_config *c, const model_arch **arch) {
     const tm_json *type = tm_json_get(p->root, "model_type");
     if (!type || type->type != TM_JSON_STRING)
@@ -101,13 +121,7 @@ static tm_status architecture(const model_parser *p, tm_model_config *c, const m
                        type->column, type->text, names);
     }
     snprintf(c->model_type, sizeof c->model_type, "%s", (*arch)->model_type);
-    const tm_json *quantised = model_shared_key(p, "quantization_config");
-    if (model_present(quantised))
-        return tm_fail(TM_EUNSUPPORTED,
-                       "%s:%u:%u: quantised checkpoints (quantization_config) are not supported; take "
-                       "the model in bf16, f16 or f32",
-                       p->name, quantised->line, quantised->column);
-    return TM_OK;
+    return quantisation(p);
 }
 
 static const char *key_of(const char *own, const char *usual) {

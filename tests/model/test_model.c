@@ -103,6 +103,11 @@ static void bad_configurations(void **state) {
         {"{\"model_type\":\"llama\"}", "vocab_size is missing", TM_EINPUT},
         {"{\"model_type\":\"llama\",\"hidden_act\":\"relu2\"," SIZES "}", "silu", TM_EUNSUPPORTED},
         {"{\"model_type\":\"llama\",\"quantization_config\":{}," SIZES "}", "quantised", TM_EUNSUPPORTED},
+        {"{\"model_type\":\"llama\",\"quantization_config\":{\"quant_method\":\"gptq\"}," SIZES "}", "gptq",
+         TM_EUNSUPPORTED},
+        {"{\"model_type\":\"llama\",\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}"
+         "," SIZES "}",
+         "load_in_8bit", TM_EUNSUPPORTED},
         {"{\"model_type\":\"llama\",\"vocab_size\":0}", "vocab_size", TM_EINPUT},
         {"{\"model_type\":\"llama\",\"vocab_size\":1e12}", "vocab_size", TM_EINPUT},
         {"{\"model_type\":\"llama\",\"vocab_size\":10.5}", "vocab_size", TM_EINPUT},
