@@ -24,7 +24,7 @@ offload/plan     offload offload/machine io device
 offload/store    offload offload/plan offload/machine io io/file io/run
 offload/exec     offload offload/plan offload/store io device
 offload/sim      offload offload/plan offload/exec offload/machine offload/store io/file
-format           kernels io io/file
+format           adapter kernels io io/file
 text
 text/tokenizer   text
 text/chat        text text/tokenizer

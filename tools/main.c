@@ -10,7 +10,7 @@ static const tm_command commands[] = {
     {"tokenize", tm_cmd_tokenize, "text to token ids and back, one JSON object per line"},
     {"chat", tm_cmd_chat, "apply a model's chat template to conversations"},
     {"convert", tm_cmd_convert, "GGUF file to Hugging Face folder and back"},
-    {"export", NULL, "checkpoint to model folder, merging an adapter"},
+    {"export", tm_cmd_export, "merge an adapter into its base; a model or an adapter in another form"},
     {"bench", tm_cmd_bench, "measure disks, devices, Adam, matrix products and steps"},
     {"tune", tm_cmd_tune, "find the fastest I/O settings of a disk"},
     {"inspect", tm_cmd_inspect, "show what a model folder, GGUF or safetensors file holds"},

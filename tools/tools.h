@@ -57,6 +57,7 @@ int tm_cmd_generate(int argc, char **argv);
 int tm_cmd_tokenize(int argc, char **argv);
 int tm_cmd_chat(int argc, char **argv);
 int tm_cmd_convert(int argc, char **argv);
+int tm_cmd_export(int argc, char **argv);
 int tm_cmd_bench(int argc, char **argv);
 int tm_cmd_tune(int argc, char **argv);
 int tm_cmd_inspect(int argc, char **argv);

@@ -113,14 +113,20 @@ static tm_status check_free(const char *out) {
     return occupied ? tm_fail(TM_EINPUT, "%s: is there already; name another place or remove it", out) : TM_OK;
 }
 
-/* Everything beside OUT first; OUT appears when it is complete. */
-static tm_status write_folder(const tm_source *src, const char *out, const tm_export_opts *opts) {
+tm_status tm_export_place(const char *out, char **place) {
+    *place = tm_strdup(out);
+    if (!*place) return tm_nomem(strlen(out));
+    for (size_t n = strlen(*place); n > 1 && (*place)[n - 1] == '/'; n--) (*place)[n - 1] = 0;
+    return check_free(*place);
+}
+
+tm_status tm_export_beside(const char *out, tm_status (*write)(const void *ctx, const char *dir), const void *ctx) {
     tm_buf temp = {0};
     tm_status rc, removed;
     uint64_t seed = tm_now_ns();
     TM_GO(tm_buf_printf(&temp, "%s.tmp-%08x", out, (unsigned)tm_hash64(&seed, sizeof seed, 0)));
     TM_GO(tm_make_dirs(temp.data));
-    rc = tm_export_folder(src, temp.data, opts);
+    rc = write(ctx, temp.data);
     if (rc == TM_OK) rc = tm_rename_path(temp.data, out);
     if (rc != TM_OK) {
         removed = tm_remove_tree(temp.data);
@@ -131,7 +137,22 @@ done:
     return rc;
 }
 
-static tm_status parse_dtype(const char *name, tm_export_opts *opts) {
+typedef struct whole {
+    const tm_source *src;
+    const tm_export_opts *opts;
+} whole;
+
+static tm_status write_folder(const void *ctx, const char *dir) {
+    const whole *w = ctx;
+    return tm_export_folder(w->src, dir, w->opts);
+}
+
+tm_status tm_export_source(const tm_source *src, const char *out, const tm_export_opts *opts) {
+    return tm_ends_with(out, ".gguf") ? tm_export_gguf(src, out, opts)
+                                      : tm_export_beside(out, write_folder, &(whole){src, opts});
+}
+
+tm_status tm_export_dtype(const char *name, tm_export_opts *opts) {
     if (!name) return TM_OK;
     opts->has_dtype = tm_fmt_parse(name, &opts->dtype);
     tm_fmt f = opts->dtype;
@@ -141,18 +162,20 @@ static tm_status parse_dtype(const char *name, tm_export_opts *opts) {
     return tm_fail(TM_EINPUT, "dtype '%s' is not one of f32, bf16, f16, q8_0, q4_0, q4_1", name);
 }
 
+tm_export_opts tm_export_opts_of(const tm_convert_opts *o) {
+    return (tm_export_opts){
+        .max_shard_bytes = o->max_shard_bytes, .progress = o->progress, .ctx = o->ctx, .stop = o->stop};
+}
+
 tm_status tm_convert(const char *in, const char *out, const tm_convert_opts *opts) {
-    tm_export_opts x = {
-        .max_shard_bytes = opts->max_shard_bytes, .progress = opts->progress, .ctx = opts->ctx, .stop = opts->stop};
+    tm_export_opts x = tm_export_opts_of(opts);
     tm_source *src = NULL;
     tm_status rc;
-    char *place = tm_strdup(out);
-    if (!place) return tm_nomem(strlen(out));
-    for (size_t n = strlen(place); n > 1 && place[n - 1] == '/'; n--) place[n - 1] = 0;
-    TM_GO(parse_dtype(opts->dtype, &x));
-    TM_GO(check_free(place));
+    char *place = NULL;
+    TM_GO(tm_export_dtype(opts->dtype, &x));
+    TM_GO(tm_export_place(out, &place));
     TM_GO(tm_source_open(&src, in));
-    rc = tm_ends_with(place, ".gguf") ? tm_export_gguf(src, place, &x) : write_folder(src, place, &x);
+    rc = tm_export_source(src, place, &x);
 done:
     tm_source_close(src);
     tm_free(place);

@@ -7,6 +7,7 @@
 
 void tm_source_close(tm_source *src) {
     if (!src) return;
+    if (src->merge) return tm_source_close_merged(src);
     for (uint32_t i = 0; src->shard && i < src->n_shards; i++) tm_st_close(src->shard[i]);
     tm_free(src->shard);
     tm_gguf_close(src->gguf);
@@ -206,6 +207,7 @@ static tm_status read_range(const source_entry *s, uint64_t first, uint64_t n, v
 
 tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, float *dst) {
     TM_ASSERT(i < src->n);
+    if (src->entry[i].merge) return tm_source_read_merged(src, src->entry[i].merge, first, n, dst);
     if (src->entry[i].bnb) return tm_bnb_read(&src->entry[i], first, n, dst);
     TM_TRY(read_range(&src->entry[i], first, n, dst, read_floats, sizeof(float)));
     for (uint64_t e = 0; e < n && src->entry[i].added_one; e++) dst[e] -= 1;
@@ -232,7 +234,7 @@ tm_status tm_source_read_native(const tm_source *src, uint32_t i, uint64_t first
     if (fmt != TM_FMT_F32 && fmt != TM_FMT_BF16 && fmt != TM_FMT_F16)
         return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is stored as %s; read its values as float32", s->info.file,
                        s->info.name, tm_fmt_get(fmt)->name);
-    if (s->added_one) return read_narrowed(src, i, first, n, dst);
+    if (s->added_one || s->merge) return read_narrowed(src, i, first, n, dst);
     return read_range(s, first, n, dst, tm_elements_raw, tm_fmt_get(fmt)->block_bytes);
 }
 

@@ -27,9 +27,10 @@ typedef struct source_entry {
     tm_file *handle;
     /* GGUF's q and k rows: row 2i + j of a head is HF's row j * head_rows / 2 + i. 0: rows are as HF has them. */
     uint32_t head_rows;
-    bool transposed;       /* the file has [shape[1], shape[0]] */
-    bool added_one;        /* the file has 1 more than HF */
-    const bnb_tensor *bnb; /* 4-bit blocks; NULL: none */
+    bool transposed;                /* the file has [shape[1], shape[0]] */
+    bool added_one;                 /* the file has 1 more than HF */
+    const bnb_tensor *bnb;          /* 4-bit blocks; NULL: none */
+    const struct merge_part *merge; /* an adapter is added to what is read; NULL: none */
 } source_entry;
 
 /* Where HF's row lies among GGUF's rows. */
@@ -52,6 +53,8 @@ struct tm_source {
     /* GGUF: */
     tm_gguf *gguf;
     tm_buf names; /* HF names, each NUL-terminated */
+    /* base and adapter: all of the above but path, config and entries is the base's */
+    struct merge *merge;
 };
 
 tm_status tm_source_open_folder(tm_source *src, bool weights);
@@ -61,6 +64,9 @@ tm_status tm_source_open_gguf(tm_source *src, bool weights);
 tm_status tm_source_gguf_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
 /* The tensor whose name is the first n bytes of `name`; -1: none. */
 int64_t tm_source_find_part(const tm_source *src, const char *name, size_t n);
+tm_status tm_source_read_merged(const tm_source *src, const struct merge_part *part, uint64_t first, uint64_t n,
+                                float *dst);
+void tm_source_close_merged(tm_source *src); /* what it does not share with its base */
 tm_status tm_source_add(tm_source *src, const source_entry *entry);
 
 /* ---- bnb.c ---- */

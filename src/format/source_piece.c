@@ -22,7 +22,7 @@ static uint64_t unit_of(const source_entry *s) {
 }
 
 tm_status tm_source_piece_of(const tm_source *src, uint32_t t, uint64_t first, uint64_t n, tm_source_piece *out) {
-    TM_ASSERT(t < src->n);
+    TM_ASSERT(t < src->n && !src->entry[t].merge);
     const source_entry *s = &src->entry[t];
     const tm_source_tensor *info = &s->info;
     const tm_fmt_info *f = tm_fmt_get(info->fmt);

@@ -1,0 +1,37 @@
+/* tidemill export SRC OUT: an adapter merged into its base, and models and adapters in other forms. */
+#include "tools/conversion.h"
+
+int tm_cmd_export(int argc, char **argv) {
+    const char *place[2] = {NULL, NULL}, *dtype = NULL, *base = NULL, *offload = NULL;
+    uint64_t host_budget = UINT64_MAX;
+    bool merge = false;
+    const tm_opt opts[] = {
+        TM_FLAG("merge-adapter", &merge, "SRC is an adapter: OUT is its base with the adapter in it"),
+        TM_OPTION("base", TM_OPT_STRING, &base, "DIR",
+                  "of an adapter, a folder or .gguf file; default: where its adapter_config.json says"),
+        TM_OPTION("dtype", TM_OPT_STRING, &dtype, "TYPE",
+                  "f32, bf16, f16, and to GGUF q8_0, q4_0, q4_1; default: that of config.json, to GGUF the source's"),
+        TM_OPTION("host-budget", TM_OPT_SIZE, &host_budget, "SIZE", "limit of host memory; at least 64MiB"),
+        TM_OPTION("offload-path", TM_OPT_STRING, &offload, "PATH",
+                  "taken, but nothing is offloaded: tensors are streamed")};
+    const tm_cli cli = {
+        .usage = "export SRC OUT [--merge-adapter] [--base DIR] [--dtype TYPE] [--host-budget SIZE] "
+                 "[--offload-path PATH]",
+        .about = "Writes a model folder, a .gguf file or the folder of an adapter (SRC) as another folder, or as GGUF "
+                 "where OUT ends in .gguf. An adapter is merged into its base with --merge-adapter; else it stays one: "
+                 "PiSSA becomes plain LoRA of twice the rank. OUT appears when it is complete.",
+        .example = "tidemill export out merged --merge-adapter --dtype bf16\n"
+                   "tidemill export out model.gguf --merge-adapter --base smollm2 --dtype q8_0",
+        TM_CLI_OPTIONS(opts),
+        TM_CLI_WORDS(place, 2, 2)};
+    int rc = tm_cli_parse(&cli, argc, argv);
+    if (rc >= 0) return rc;
+    return tm_run_conversion("exporting",
+                             (tm_export_request){.in = place[0],
+                                                 .out = place[1],
+                                                 .base = base,
+                                                 .merge = merge,
+                                                 .dtype_of_config = true,
+                                                 .convert.dtype = dtype},
+                             host_budget);
+}
