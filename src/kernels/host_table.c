@@ -32,6 +32,12 @@ const tm_kernel_table *tm_kernels_host(void) {
                                           .gather_rows = tm_gather_rows,
                                           .scatter_add_rows = tm_scatter_add_rows,
                                           .zero = tm_zero,
+                                          .dropout = tm_dropout_apply,
+                                          .squares = tm_squares_sum,
+                                          .magnitude_forward = tm_magnitude_forward,
+                                          .magnitude_backward = tm_magnitude_backward,
+                                          .gather_columns = tm_gather_columns,
+                                          .scatter_add_columns = tm_scatter_add_columns,
                                           .copy = copy,
                                           .head_begin = head_begin};
     return &table;

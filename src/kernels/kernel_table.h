@@ -50,6 +50,13 @@ typedef struct tm_kernel_table {
     __typeof__(tm_gather_rows) *gather_rows;
     __typeof__(tm_scatter_add_rows) *scatter_add_rows;
     __typeof__(tm_zero) *zero;
+    /* of adapters; NULL in a table that lacks TM_KERNEL_ADAPTERS */
+    __typeof__(tm_dropout_apply) *dropout;
+    __typeof__(tm_squares_sum) *squares;
+    __typeof__(tm_magnitude_forward) *magnitude_forward;
+    __typeof__(tm_magnitude_backward) *magnitude_backward;
+    __typeof__(tm_gather_columns) *gather_columns;
+    __typeof__(tm_scatter_add_columns) *scatter_add_columns;
     /* as memcpy */
     void (*copy)(void *to, const void *from, uint64_t bytes);
     /* state[0, rows): nothing seen yet, {max = -inf, sum = 0, label = 0} */
@@ -72,6 +79,7 @@ typedef enum tm_kernel_feature {
     TM_KERNEL_EMBEDDINGS,  /* that are scaled, or added to */
     TM_KERNEL_WIDE_HEADS,  /* of more than 256 columns */
     TM_KERNEL_SCALES,      /* by an element of the weights */
+    TM_KERNEL_ADAPTERS,    /* with dropout or magnitudes, or of an embedding */
     TM_KERNEL_FEATURES
 } tm_kernel_feature;
 /* The row, and what of it: "softcap". In the header for the devices' modules, which share no code with the program. */
@@ -85,7 +93,8 @@ static inline const char *tm_kernel_feature_name(tm_kernel_feature f) {
         [TM_KERNEL_APART] = "attention (values that lie apart)",
         [TM_KERNEL_EMBEDDINGS] = "embed (scaled, or added to)",
         [TM_KERNEL_WIDE_HEADS] = "attention (heads of more than 256 columns)",
-        [TM_KERNEL_SCALES] = "scale"};
+        [TM_KERNEL_SCALES] = "scale",
+        [TM_KERNEL_ADAPTERS] = "dropout, DoRA's magnitudes, LoRA of an embedding"};
     return names[f];
 }
 

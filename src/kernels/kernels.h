@@ -187,6 +187,57 @@ typedef struct tm_embed {
 void tm_embed_forward(const tm_embed *a);
 void tm_embed_backward(const tm_embed *a);
 
+/* ---- adapters (Hu et al. 2021, LoRA; Liu et al. 2024, DoRA) ---- */
+
+/* out = or += x / (1 - p) where an element stays, 0 where it drops, which p = dropped / 65536 of them do. Which is a
+ * function of `key` and the element's number alone: of its row, counted from `row` on, times n and its column. */
+typedef struct tm_dropout {
+    tm_elem type, out_type;
+    uint64_t row, rows, n; /* both are [rows][n]; x may be out */
+    const void *x;
+    void *out;
+    bool add;
+    uint64_t key;
+    uint32_t dropped; /* below 65536 */
+} tm_dropout;
+void tm_dropout_apply(const tm_dropout *a);
+
+/* squares[i] = or += sum over j of (w[i][j] + delta[i][j])^2; `columns`: squares[j], over i, in order. */
+typedef struct tm_squares {
+    tm_elem type; /* of w */
+    uint64_t rows, n;
+    const void *w;
+    uint64_t ld_w;
+    const float *delta; /* [rows][n] */
+    bool columns, add;
+    float *squares;
+} tm_squares;
+void tm_squares_sum(const tm_squares *a);
+
+/* y = or += scale * magnitude[j] / sqrt(squares[j]) * product[i][j]. Backward, where squares are constants:
+ *     d_product = scale * magnitude / sqrt(squares) * dy;   d_magnitude += scale / sqrt(squares) * sum of dy * product */
+typedef struct tm_magnitude {
+    tm_elem type; /* of magnitude, y, dy, d_product */
+    uint64_t rows, n;
+    float scale;
+    const void *magnitude;
+    const float *squares, *product; /* [n], [rows][n] */
+    void *y;
+    uint64_t ld_y; /* of dy too */
+    bool add;
+    const void *dy;
+    void *d_product;    /* [rows][n] */
+    float *d_magnitude; /* NULL: not wanted, and `product` not read */
+} tm_magnitude;
+void tm_magnitude_forward(const tm_magnitude *a);
+void tm_magnitude_backward(const tm_magnitude *a);
+
+/* dst[i][k] = src[k][ids[i]] of src [n][ld]; rows from `rows` to `padded` become zero. */
+void tm_gather_columns(tm_elem t, uint64_t rows, uint64_t padded, uint64_t n, const int32_t *ids, const void *src,
+                       uint64_t ld, void *dst);
+/* dst[k][ids[i]] += src[i][k], rows in order. */
+void tm_scatter_add_columns(uint64_t rows, uint64_t n, const int32_t *ids, const float *src, float *dst, uint64_t ld);
+
 /* ---- attention ----
  * Causal, grouped heads, sliding window, key mask; tiles of 64 queries x 64 keys, online softmax, never S x S.
  * (Milakov and Gimelshein 2018, online normalizer; Dao 2023, FlashAttention-2: backward recomputes P from lse.)

@@ -217,6 +217,130 @@ static void scale(void **state) {
     }
 }
 
+/* ---- adapters ---- */
+
+static void dropout(void **state) {
+    (void)state;
+    enum { ROWS = 5, N = 1037 };
+    const uint32_t dropped = 65536 / 10;
+    for (size_t k = 0; k < 2 * TM_COUNT(types); k++) {
+        tm_elem t = types[k / 2];
+        bool add = k % 2;
+        double *x = randoms(ROWS * N, 2), *old = randoms(ROWS * N, 2);
+        void *sx = stored(t, x, ROWS * N), *out = stored(t, old, ROWS * N), *part = stored(t, old + 2 * N, N);
+        tm_dropout a = {.type = t, .out_type = t, .row = 3, .rows = ROWS, .n = N, .x = sx, .out = out, .add = add};
+        a.key = 77, a.dropped = dropped;
+        tm_dropout_apply(&a);
+        size_t gone = 0, row = N * tm_elem_bytes(t);
+        double kept = 1 / (1 - dropped / 65536.0);
+        for (size_t i = 0; i < ROWS * N; i++) {
+            double base = add ? old[i] : 0, got = value(t, out, i);
+            bool drops = fabs(got - base) <= fabs(got - base - kept * x[i]);
+            gone += drops;
+            near(got, base + (drops ? 0 : kept * x[i]), tolerance(t), "dropout", i);
+        }
+        assert_in_range(gone, ROWS * N / 12, ROWS * N / 8);
+        /* a row by itself drops the same */
+        a.row = 5, a.rows = 1, a.x = (char *)sx + 2 * row, a.out = part;
+        tm_dropout_apply(&a);
+        assert_memory_equal(part, (char *)out + 2 * row, row);
+        a = (tm_dropout){.type = t, .out_type = t, .rows = ROWS, .n = N, .x = sx, .out = sx};
+        tm_dropout_apply(&a);
+        all_near(t, sx, x, ROWS * N, 0, "nothing drops");
+        free(x), free(old), free(sx), free(out), free(part);
+    }
+}
+
+static void squares(void **state) {
+    (void)state;
+    enum { ROWS = 7, N = 1100, LD = N + 3 };
+    for (size_t k = 0; k < 4 * TM_COUNT(types); k++) {
+        tm_elem t = types[k / 4];
+        bool columns = k & 1, add = k & 2;
+        size_t count = columns ? N : ROWS;
+        double *w = randoms(ROWS * LD, 2), *d = randoms(ROWS * N, 1), *old = randoms(N, 4);
+        void *sw = stored(t, w, ROWS * LD);
+        float *sd = stored(TM_ELEM_F32, d, ROWS * N), *out = stored(TM_ELEM_F32, old, N);
+        tm_squares_sum(&(tm_squares){.type = t,
+                                     .rows = ROWS,
+                                     .n = N,
+                                     .w = sw,
+                                     .ld_w = LD,
+                                     .delta = sd,
+                                     .columns = columns,
+                                     .add = add,
+                                     .squares = out});
+        for (size_t i = 0; i < count; i++) {
+            double want = add ? old[i] : 0;
+            for (size_t j = 0; j < (columns ? ROWS : N); j++) {
+                size_t r = columns ? j : i, c = columns ? i : j;
+                want += pow(w[r * LD + c] + d[r * N + c], 2);
+            }
+            near((double)out[i], want, 1e-5, "squares", i);
+        }
+        free(w), free(d), free(old), free(sw), free(sd), free(out);
+    }
+}
+
+static void magnitudes(void **state) {
+    (void)state;
+    enum { ROWS = 5, N = 301, LD = N + 2 };
+    for (size_t k = 0; k < 2 * TM_COUNT(types); k++) {
+        tm_elem t = types[k / 2];
+        bool add = k % 2;
+        double *w = randoms(N, 2), *s = randoms(N, 1), *p = randoms(ROWS * N, 2), *y = randoms(ROWS * LD, 2);
+        double *dy = randoms(ROWS * LD, 2), *dm = randoms(N, 1), *zero = randoms(ROWS * N, 0);
+        for (size_t j = 0; j < N; j++) s[j] = s[j] * s[j] + 0.5;
+        void *sw = stored(t, w, N), *sy = stored(t, y, ROWS * LD), *sdy = stored(t, dy, ROWS * LD);
+        void *dp = stored(t, zero, ROWS * N);
+        float *ss = stored(TM_ELEM_F32, s, N), *sp = stored(TM_ELEM_F32, p, ROWS * N),
+              *sdm = stored(TM_ELEM_F32, dm, N);
+        tm_magnitude a = {.type = t, .rows = ROWS, .n = N, .scale = 0.75F, .magnitude = sw, .squares = ss};
+        a.product = sp, a.y = sy, a.ld_y = LD, a.add = add, a.dy = sdy, a.d_product = dp, a.d_magnitude = sdm;
+        tm_magnitude_forward(&a);
+        tm_magnitude_backward(&a);
+        for (size_t j = 0; j < N; j++) {
+            double inverse = 0.75 / sqrt(s[j]), sum = dm[j];
+            for (size_t r = 0; r < ROWS; r++) {
+                double old = add ? y[r * LD + j] : 0;
+                near(value(t, sy, r * LD + j), old + inverse * w[j] * p[r * N + j], tolerance(t), "magnitude", j);
+                near(value(t, dp, r * N + j), inverse * w[j] * dy[r * LD + j], tolerance(t), "d_product", j);
+                sum += inverse * dy[r * LD + j] * p[r * N + j];
+            }
+            near((double)sdm[j], sum, 1e-5, "d_magnitude", j);
+        }
+        for (size_t r = 0; r < ROWS; r++)
+            for (size_t j = N; j < LD; j++) unchanged(t, sy, r * LD + j, y[r * LD + j], "magnitude");
+        a.d_magnitude = NULL, a.product = NULL;
+        tm_magnitude_backward(&a);
+        free(w), free(s), free(p), free(y), free(dy), free(dm), free(zero);
+        free(sw), free(sy), free(sdy), free(dp), free(ss), free(sp), free(sdm);
+    }
+}
+
+static void columns(void **state) {
+    (void)state;
+    enum { ROWS = 9, PADDED = 11, N = 5, LD = 70 };
+    int32_t ids[PADDED];
+    for (int i = 0; i < PADDED; i++) ids[i] = i % 4 * 17;
+    for (size_t k = 0; k < TM_COUNT(types); k++) {
+        tm_elem t = types[k];
+        double *x = randoms(N * LD, 2), *got = randoms(PADDED * N, 1), *g = randoms(ROWS * N, 1),
+               *to = randoms(N * LD, 1);
+        void *sx = stored(t, x, N * LD), *out = stored(t, got, PADDED * N);
+        float *sg = stored(TM_ELEM_F32, g, ROWS * N), *sto = stored(TM_ELEM_F32, to, N * LD);
+        tm_gather_columns(t, ROWS, PADDED, N, ids, sx, LD, out);
+        tm_scatter_add_columns(ROWS, N, ids, sg, sto, LD);
+        for (size_t i = 0; i < PADDED; i++)
+            for (size_t j = 0; j < N; j++) {
+                near(value(t, out, i * N + j), i < ROWS ? x[j * LD + (size_t)ids[i]] : 0, 0, "gather", i);
+                if (i < ROWS) to[j * LD + (size_t)ids[i]] += g[i * N + j];
+            }
+        all_near(TM_ELEM_F32, sto, to, N * LD, 1e-6, "scatter");
+        free(x), free(got), free(g), free(to), free(sx), free(out), free(sg), free(sto);
+    }
+}
+
 static void softcap(void **state) {
     (void)state;
     static const size_t widths[] = {1, 17, 6001}; /* the last is work for a team */
@@ -641,6 +765,10 @@ static int run_column(const char *isa) {
         cmocka_unit_test(activations),
         cmocka_unit_test(softcap),
         cmocka_unit_test(scale),
+        cmocka_unit_test(dropout),
+        cmocka_unit_test(squares),
+        cmocka_unit_test(magnitudes),
+        cmocka_unit_test(columns),
         cmocka_unit_test(attention),
         cmocka_unit_test(attention_cache),
         cmocka_unit_test(embedding),
