@@ -20,6 +20,7 @@
 #ifndef TIDEMILL_ADAPTER_H
 #define TIDEMILL_ADAPTER_H
 
+#include "base/adapter_spec.h"
 #include "base/base.h"
 
 typedef struct tm_adapter_names {
@@ -28,15 +29,6 @@ typedef struct tm_adapter_names {
 } tm_adapter_names;
 
 /* ---- adapters ---------------------------------------------------------------------------------------------------- */
-
-/* Of one module: y = x W^T + scale (x A^T) B^T, A [rank, in], B [out, rank]. */
-typedef struct tm_adapter_spec {
-    uint32_t rank;
-    double scale; /* alpha / rank, or alpha / sqrt(rank) */
-    bool dora;
-    double
-        init_std; /* of A: normal; 0: uniform(-1/sqrt(in), 1/sqrt(in)), as PEFT's (kaiming, a = sqrt 5). B begins at 0 */
-} tm_adapter_spec;
 
 /* Modules that a key chooses. */
 typedef struct tm_adapter_choice {

@@ -123,9 +123,10 @@ struct model_builder {
     const tm_model_roles *roles; /* NULL: all tensors learn, and matrices side by side may be one part */
     tm_status rc;
     size_t units_cap, stages_cap, specs_cap, parts_cap, tensors_cap, segments_cap;
-    tm_stage spare; /* what is written to after a failure */
-    uint32_t unit;  /* that is being described */
-    uint32_t embed_first_part;
+    tm_stage spare;   /* what is written to after a failure */
+    uint32_t unit;    /* that is being described */
+    uint32_t adapter; /* its part of adapters; NO_PART: it has none yet */
+    uint32_t embed_tensor, embed_first_part;
 };
 
 /* Fills the empty tables of m, whose configuration is there; model_free_tables frees what is there, after a failure
@@ -143,6 +144,17 @@ uint32_t model_begin_part(model_builder *b, const char *prefix, const char *what
 uint64_t model_add_whole(model_builder *b, uint32_t tensor);
 void model_add_segment(model_builder *b, uint32_t tensor, uint64_t offset, uint64_t elements);
 uint32_t model_one_part(model_builder *b, const char *prefix, const char *what, uint32_t tensor);
+
+enum { NO_PART = UINT32_MAX };
+/* The adapter of a module [out, in] whose matrix is tensor `of`, if it has one: tensors, at the end of the part of all
+ * adapters of the unit, which begins with its first. No part begins between two of them. */
+typedef struct model_adapter {
+    tm_adapter_spec is; /* rank 0: there is none */
+    uint64_t a, b, magnitude;
+} model_adapter;
+model_adapter model_add_adapter(model_builder *b, const char *prefix, const char *stem, const char *parts, uint32_t of,
+                                uint64_t out, uint64_t in);
+void model_set_adapter(const model_builder *b, stage_spec *s, const model_adapter *adapter);
 
 void model_begin_unit(model_builder *b, tm_unit_kind kind, const char *name);
 void model_set_slot(model_builder *b, unsigned slot, const char *name, uint64_t bytes, uint64_t grad_bytes);

@@ -5,68 +5,6 @@
 
 #include <string.h>
 
-typedef struct rows_chunk {
-    uint64_t row, rows;
-} rows_chunk;
-#define FOR_CHUNKS(c, total)                                                                                           \
-    for (rows_chunk c = {0, tm_min_u64(a->model->token_chunk, total)}; c.row < (total);                                \
-         c.row += a->model->token_chunk, c.rows = tm_min_u64(a->model->token_chunk, (total)-tm_min_u64(total, c.row)))
-
-static uint64_t chunk_rows(const tm_model *m, uint32_t rows, uint32_t seq) {
-    return tm_min_u64(m->token_chunk, tm_round_up((uint64_t)rows * seq, MODEL_TOKEN_GRAIN));
-}
-
-/* ---- products ----
- * With W [n, k], or [k, n] where the spec says `transposed`. */
-
-/* The product of chunk rows with the stage's matrix: sizes, types and W. */
-static tm_gemm_args with_matrix(const tm_stage_args *a, uint64_t rows, bool back) {
-    const stage_spec *s = model_spec_of(a);
-    uint64_t n = s->columns, k = s->width;
-    tm_elem t = model_elem(a->model);
-    return (tm_gemm_args){.m = rows,
-                          .n = back ? k : n,
-                          .k = back ? n : k,
-                          .alpha = s->scale,
-                          .b = a->weight[PART_MATRIX],
-                          .ldb = s->transposed ? n : k,
-                          .b_trans = s->transposed == back,
-                          .a_type = t,
-                          .b_type = t,
-                          .c_type = t};
-}
-
-/* Y[rows, n] = scale X[rows, k] W^T + beta Y */
-static void project(const tm_stage_args *a, uint64_t rows, const void *x, float beta, void *y, uint64_t ldy) {
-    tm_gemm_args g = with_matrix(a, rows, false);
-    g.a = x, g.lda = g.k, g.beta = beta, g.c = y, g.ldc = ldy;
-    a->kernels->gemm(&g);
-}
-
-/* dX[rows, k] = scale dY[rows, n] W + beta dX */
-static void project_back(const tm_stage_args *a, uint64_t rows, const void *dy, uint64_t ldy, float beta, void *dx,
-                         tm_elem dx_type) {
-    tm_gemm_args g = with_matrix(a, rows, true);
-    g.a = dy, g.lda = ldy, g.beta = beta, g.c = dx, g.ldc = g.n, g.c_type = dx_type;
-    a->kernels->gemm(&g);
-}
-
-/* dW += scale dY[rows, n]^T X[rows, k], written if fresh */
-static void weight_gradient(const tm_stage_args *a, uint64_t rows, const void *dy, uint64_t ldy, const void *x,
-                            bool fresh) {
-    const stage_spec *s = model_spec_of(a);
-    uint64_t n = s->columns, k = s->width;
-    tm_elem t = model_elem(a->model);
-    tm_gemm_args g = {.m = n, .n = k, .k = rows, .alpha = s->scale, .beta = fresh ? 0 : 1};
-    g.a = dy, g.lda = ldy, g.b = x, g.ldb = k;
-    if (s->transposed) g.m = k, g.n = n, g.a = x, g.lda = k, g.b = dy, g.ldb = ldy;
-    g.a_trans = true;
-    g.c = a->weight_grad[PART_MATRIX], g.ldc = g.n;
-    g.a_type = g.b_type = t;
-    g.c_type = TM_ELEM_F32;
-    a->kernels->gemm(&g);
-}
-
 /* Of a gradient that somebody wants. */
 static void zero_gradient_tail(const tm_stage_args *a, unsigned slot, uint64_t row_bytes) {
     if (a->grad[slot]) model_zero_tail(a, a->grad[slot], row_bytes);
@@ -79,7 +17,7 @@ static void copy_rows(const tm_stage_args *a, void *to, const void *from, uint64
 /* ---- norm: its own stage in the head, and where q, k, v or gate, up are separate ---- */
 
 /* The norm of a chunk's rows of slot s->in, without its output. */
-static tm_norm norm_of(const tm_stage_args *a, const void *small, rows_chunk c) {
+static tm_norm norm_of(const tm_stage_args *a, const void *small, model_chunk c) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     return (tm_norm){.type = t,
@@ -94,7 +32,7 @@ static tm_norm norm_of(const tm_stage_args *a, const void *small, rows_chunk c) 
 }
 
 /* Its backward, from dy into the gradient of slot s->in, or into the workspace if nobody wants that one. */
-static void norm_back(const tm_stage_args *a, tm_norm n, rows_chunk c, const void *dy, bool add, float *small,
+static void norm_back(const tm_stage_args *a, tm_norm n, model_chunk c, const void *dy, bool add, float *small,
                       char *workspace) {
     const stage_spec *s = model_spec_of(a);
     n.dy = dy;
@@ -116,10 +54,11 @@ static uint64_t norm_bytes(const tm_model *m, const stage_spec *s, uint64_t rows
 
 void norm_forward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
-    tm_norm n = norm_of(a, a->weight[0], (rows_chunk){0, model_rows(a->batch)});
+    tm_norm n = norm_of(a, a->weight[0], (model_chunk){0, model_rows(a->batch)});
     n.y = a->slot[s->out];
     a->kernels->norm_forward(&n);
     model_zero_tail(a, a->slot[s->out], s->width * tm_elem_bytes(n.type));
+    if (s->rank) model_head_adapter_forward(a);
 }
 
 static bool adds_gradient(const tm_stage_args *a, unsigned slot) {
@@ -135,21 +74,26 @@ void norm_backward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->width;
     bool add = adds_gradient(a, s->in) && !model_fresh(a->grad_fresh, s->in);
-    float *small = model_small_gradient(a, 0);
-    FOR_CHUNKS(c, model_rows(a->batch))
-    norm_back(a, norm_of(a, a->weight[0], c), c, (const float *)a->grad[s->out] + c.row * h, add, small, a->workspace);
+    float *small = model_small_gradient(a, 0), *d_a = s->rank ? model_small_gradient(a, 1) : NULL;
+    MODEL_CHUNKS(c, model_rows(a->batch)) {
+        char *at = a->workspace;
+        const float *dy = (const float *)a->grad[s->out] + c.row * h;
+        if (s->rank) dy = model_head_adapter_back(a, c, d_a, &at);
+        norm_back(a, norm_of(a, a->weight[0], c), c, dy, add, small, at);
+    }
     if (!add) zero_gradient_tail(a, s->in, h * tm_elem_bytes(t));
 }
 
 uint64_t norm_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
-    return backward ? norm_bytes(m, s, chunk_rows(m, rows, seq)) : 0;
+    uint64_t n = model_chunk_rows(m, rows, seq);
+    return (s->rank ? model_head_adapter_workspace(m, s, backward, n) : 0) + (backward ? norm_bytes(m, s, n) : 0);
 }
 
 /* ---- post: output = residual + norm(input) ---- */
 
 void post_forward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
-    tm_norm n = norm_of(a, a->weight[0], (rows_chunk){0, model_rows(a->batch)});
+    tm_norm n = norm_of(a, a->weight[0], (model_chunk){0, model_rows(a->batch)});
     n.y = a->slot[s->out];
     n.residual = a->slot[s->residual];
     a->kernels->norm_forward(&n);
@@ -161,7 +105,7 @@ void post_backward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     float *small = model_small_gradient(a, 0);
     bool norm = small || a->grad[s->in];
-    FOR_CHUNKS(c, norm ? model_rows(a->batch) : 0) {
+    MODEL_CHUNKS(c, norm ? model_rows(a->batch) : 0) {
         tm_norm n = norm_of(a, a->weight[0], c);
         n.dy_type = t;
         norm_back(a, n, c, model_row_const(t, a->grad[s->out], c.row, s->width), false, small, a->workspace);
@@ -185,7 +129,7 @@ static const void *small_at(const tm_stage_args *a, uint64_t element) {
 }
 
 /* The chunk's rows that are multiplied: normed, from their slot or computed into buf, or the input as it is. */
-static const void *input_rows(const tm_stage_args *a, const stage_spec *p, rows_chunk c, void *buf) {
+static const void *input_rows(const tm_stage_args *a, const stage_spec *p, model_chunk c, void *buf) {
     tm_elem t = model_elem(a->model);
     if (!model_norms_itself(p)) return model_row_const(t, a->slot[p->normed ? p->normed : p->in], c.row, p->width);
     tm_norm n = norm_of(a, a->weight[PART_SMALL], c);
@@ -199,10 +143,12 @@ void in_forward(const tm_stage_args *a) {
     const stage_spec *p = model_spec_of(a);
     uint64_t used = model_used(a->batch), rows = model_rows(a->batch);
     tm_positions positions = {a->batch->position, a->batch->seq};
-    FOR_CHUNKS(c, rows) {
+    char *at = a->workspace;
+    model_product product = model_product_open(a, &at, false);
+    MODEL_CHUNKS(c, rows) {
         char *out = model_row(t, a->slot[p->out], c.row, p->row_columns);
         out += p->column * tm_elem_bytes(t);
-        project(a, c.rows, input_rows(a, p, c, a->workspace), 0, out, p->row_columns);
+        model_product_forward(&product, c, input_rows(a, p, c, at), 0, out, p->row_columns);
         if (p->bias != NO_VECTOR)
             a->kernels->add_bias(t, c.rows, p->columns, small_at(a, p->bias), out, p->row_columns);
         uint64_t real = tm_min_u64(c.rows, used - tm_min_u64(used, c.row));
@@ -213,24 +159,25 @@ void in_forward(const tm_stage_args *a) {
 }
 
 /* The gradient of qkv was turned back where it was made (tm_attention_backward). */
-static void in_backward_chunk(const tm_stage_args *a, const stage_spec *p, rows_chunk c, float *small) {
+static void in_backward_chunk(model_product *product, model_chunk c, float *small, char *at) {
+    const tm_stage_args *a = product->a;
+    const stage_spec *p = product->s;
     tm_elem t = model_elem(a->model);
     uint64_t h = p->width;
     bool own = model_norms_itself(p), back = !(p->without & WITHOUT_PRODUCT);
     unsigned to = p->normed ? p->normed : p->in; /* whose gradient the product's is, unless it goes through the norm */
     tm_elem to_type = p->normed ? TM_ELEM_F32 : t;
-    char *at = a->workspace;
     void *buf = own ? model_take(&at, c.rows * h * tm_elem_bytes(t)) : NULL;
     const char *dy = model_row_const(t, a->grad[p->out], c.row, p->row_columns);
     dy += p->column * tm_elem_bytes(t);
-    bool fresh = a->weight_grad_fresh[PART_MATRIX] && c.row == 0;
-    if (a->weight_grad[PART_MATRIX]) weight_gradient(a, c.rows, dy, p->row_columns, input_rows(a, p, c, buf), fresh);
+    model_product_begin_back(product, c, dy, p->row_columns);
+    if (model_product_learns(product)) model_product_weight_gradients(product, c, input_rows(a, p, c, buf));
     if (small && p->bias != NO_VECTOR)
         a->kernels->column_sum(t, c.rows, p->columns, dy, p->row_columns, small + p->bias, true);
     if (!back) return;
     void *dx = own ? model_take(&at, c.rows * h * sizeof(float)) : model_row(to_type, a->grad[to], c.row, h);
     bool keep = !own && !model_fresh(a->grad_fresh, to);
-    project_back(a, c.rows, dy, p->row_columns, keep ? 1 : 0, dx, own ? TM_ELEM_F32 : to_type);
+    model_product_input_gradient(product, c, keep ? 1 : 0, dx, own ? TM_ELEM_F32 : to_type);
     if (own) norm_back(a, norm_of(a, a->weight[PART_SMALL], c), c, dx, !model_fresh(a->grad_fresh, p->in), small, at);
 }
 
@@ -239,22 +186,25 @@ void in_backward(const tm_stage_args *a) {
     uint64_t rows = model_rows(a->batch), h = p->width;
     unsigned to = p->normed ? p->normed : p->in;
     uint64_t width = p->normed ? sizeof(float) : tm_elem_bytes(model_elem(a->model));
-    float *small = model_stage_of(a)->n_parts > 1 ? model_small_gradient(a, PART_SMALL) : NULL;
-    FOR_CHUNKS(c, rows) in_backward_chunk(a, p, c, small);
+    bool has_small = model_norms_itself(p) || p->bias != NO_VECTOR;
+    float *small = has_small ? model_small_gradient(a, PART_SMALL) : NULL;
+    char *at = a->workspace;
+    model_product product = model_product_open(a, &at, true);
+    MODEL_CHUNKS(c, rows) in_backward_chunk(&product, c, small, at);
     if (model_fresh(a->grad_fresh, to)) zero_gradient_tail(a, to, h * width);
 }
 
 uint64_t in_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
-    uint64_t n = chunk_rows(m, rows, seq), h = s->width;
-    if (!model_norms_itself(s)) return 0;
+    uint64_t n = model_chunk_rows(m, rows, seq), h = s->width, product = model_product_workspace(m, s, backward, n);
+    if (!model_norms_itself(s)) return product;
     uint64_t normed = tm_round_up(n * h * tm_dtype_bytes(m->compute), 64);
-    return backward ? normed + tm_round_up(n * h * sizeof(float), 64) + norm_bytes(m, s, n) : normed;
+    return product + normed + (backward ? tm_round_up(n * h * sizeof(float), 64) + norm_bytes(m, s, n) : 0);
 }
 
 /* ---- qk: norms of q and k, rotation ---- */
 
 /* q's, or k's, of a chunk: rows of the projection, and of what attention reads. */
-static tm_norm head_norm(const tm_stage_args *a, rows_chunk c, bool k) {
+static tm_norm head_norm(const tm_stage_args *a, model_chunk c, bool k) {
     const stage_spec *s = model_spec_of(a);
     tm_elem t = model_elem(a->model);
     uint64_t q = (uint64_t)s->heads * s->head_dim, kv = (uint64_t)s->kv_heads * s->head_dim;
@@ -272,7 +222,7 @@ void qk_forward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     uint64_t q = (uint64_t)s->heads * s->head_dim, used = model_used(a->batch);
     tm_positions positions = {a->batch->position, a->batch->seq};
-    FOR_CHUNKS(c, model_rows(a->batch)) {
+    MODEL_CHUNKS(c, model_rows(a->batch)) {
         void *out = model_row(t, a->slot[s->out], c.row, s->width);
         for (int k = 0; k < 2; k++) {
             tm_norm n = head_norm(a, c, k);
@@ -293,7 +243,7 @@ void qk_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     uint64_t q = (uint64_t)s->heads * s->head_dim;
     float *small = model_small_gradient(a, 0);
-    FOR_CHUNKS(c, a->batch->tokens) { /* the padding's too: nobody else writes these columns */
+    MODEL_CHUNKS(c, a->batch->tokens) { /* the padding's too: nobody else writes these columns */
         char *at = a->workspace;
         void *dx = a->grad[s->in] ? model_row(t, a->grad[s->in], c.row, s->row_columns)
                                   : model_take(&at, c.rows * s->row_columns * tm_elem_bytes(t));
@@ -429,8 +379,11 @@ void out_forward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->columns, q = s->width;
     float beta = begin_output(a);
-    FOR_CHUNKS(c, model_rows(a->batch))
-    project(a, c.rows, model_row_const(t, a->slot[s->in], c.row, q), beta, model_row(t, a->slot[s->out], c.row, h), h);
+    char *at = a->workspace;
+    model_product product = model_product_open(a, &at, false);
+    MODEL_CHUNKS(c, model_rows(a->batch))
+    model_product_forward(&product, c, model_row_const(t, a->slot[s->in], c.row, q), beta,
+                          model_row(t, a->slot[s->out], c.row, h), h);
     end_output(a);
 }
 
@@ -438,16 +391,21 @@ void out_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->columns, q = s->width;
-    FOR_CHUNKS(c, model_rows(a->batch)) {
-        const void *dy = model_row_const(t, a->grad[s->out], c.row, h);
-        if (a->grad[s->in]) project_back(a, c.rows, dy, h, 0, model_row(t, a->grad[s->in], c.row, q), t);
-        if (a->weight_grad[PART_MATRIX])
-            weight_gradient(a, c.rows, dy, h, model_row_const(t, a->slot[s->in], c.row, q),
-                            a->weight_grad_fresh[PART_MATRIX] && c.row == 0);
+    char *at = a->workspace;
+    model_product product = model_product_open(a, &at, true);
+    MODEL_CHUNKS(c, model_rows(a->batch)) {
+        model_product_begin_back(&product, c, model_row_const(t, a->grad[s->out], c.row, h), h);
+        if (a->grad[s->in]) model_product_input_gradient(&product, c, 0, model_row(t, a->grad[s->in], c.row, q), t);
+        if (model_product_learns(&product))
+            model_product_weight_gradients(&product, c, model_row_const(t, a->slot[s->in], c.row, q));
     }
     out_bias_gradient(a);
     zero_gradient_tail(a, s->in, q * tm_elem_bytes(t));
     residual_gradient(a);
+}
+
+uint64_t out_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
+    return model_product_workspace(m, s, backward, model_chunk_rows(m, rows, seq));
 }
 
 /* ---- glu_out: output = residual + (act(gate) * up) Wd^T + bias, or of act(x) ---- */
@@ -456,7 +414,7 @@ static uint64_t glu_input(const stage_spec *s) {
     return s->plain ? s->width : 2 * s->width;
 }
 
-static tm_glu glu_of(const tm_stage_args *a, rows_chunk c) {
+static tm_glu glu_of(const tm_stage_args *a, model_chunk c) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     return (tm_glu){.type = t,
@@ -472,25 +430,28 @@ void glu_out_forward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->columns;
     float beta = begin_output(a);
-    FOR_CHUNKS(c, model_rows(a->batch)) {
+    char *at = a->workspace;
+    model_product product = model_product_open(a, &at, false);
+    MODEL_CHUNKS(c, model_rows(a->batch)) {
         tm_glu g = glu_of(a, c);
-        g.y = a->workspace;
+        g.y = at;
         a->kernels->glu_forward(&g);
-        project(a, c.rows, a->workspace, beta, model_row(t, a->slot[s->out], c.row, h), h);
+        model_product_forward(&product, c, at, beta, model_row(t, a->slot[s->out], c.row, h), h);
     }
     end_output(a);
 }
 
 /* The activation again, into `act`, and its input's gradient if that is wanted. */
-static void glu_back(const tm_stage_args *a, rows_chunk c, const void *dy, void *act, float *da) {
-    const stage_spec *s = model_spec_of(a);
+static void glu_back(const model_product *product, model_chunk c, void *act, float *da) {
+    const tm_stage_args *a = product->a;
+    const stage_spec *s = product->s;
     tm_glu g = glu_of(a, c);
     g.y = act;
     if (!a->grad[s->in]) {
         if (a->slot[s->in]) a->kernels->glu_forward(&g);
         return;
     }
-    project_back(a, c.rows, dy, s->columns, 0, da, TM_ELEM_F32);
+    model_product_input_gradient(product, c, 0, da, TM_ELEM_F32);
     g.dy = da;
     g.dx = model_row(g.type, a->grad[s->in], c.row, glu_input(s));
     a->kernels->glu_backward(&g);
@@ -500,13 +461,14 @@ void glu_out_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     uint64_t h = s->columns, f = s->width;
-    FOR_CHUNKS(c, model_rows(a->batch)) {
-        char *at = a->workspace;
-        float *da = model_take(&at, c.rows * f * sizeof *da);
-        const void *dy = model_row_const(t, a->grad[s->out], c.row, h);
-        glu_back(a, c, dy, at, da);
-        if (a->weight_grad[PART_MATRIX])
-            weight_gradient(a, c.rows, dy, h, at, a->weight_grad_fresh[PART_MATRIX] && c.row == 0);
+    char *at = a->workspace;
+    model_product product = model_product_open(a, &at, true);
+    MODEL_CHUNKS(c, model_rows(a->batch)) {
+        char *act = at;
+        float *da = model_take(&act, c.rows * f * sizeof *da);
+        model_product_begin_back(&product, c, model_row_const(t, a->grad[s->out], c.row, h), h);
+        glu_back(&product, c, act, da);
+        if (model_product_learns(&product)) model_product_weight_gradients(&product, c, act);
     }
     out_bias_gradient(a);
     zero_gradient_tail(a, s->in, glu_input(s) * tm_elem_bytes(t));
@@ -514,7 +476,8 @@ void glu_out_backward(const tm_stage_args *a) {
 }
 
 uint64_t glu_out_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
-    uint64_t n = chunk_rows(m, rows, seq) * s->width;
+    uint64_t n = model_chunk_rows(m, rows, seq) * s->width;
     uint64_t act = tm_round_up(n * tm_dtype_bytes(m->compute), 64);
+    act += model_product_workspace(m, s, backward, model_chunk_rows(m, rows, seq));
     return backward ? act + tm_round_up(n * sizeof(float), 64) : act;
 }

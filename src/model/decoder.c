@@ -17,11 +17,12 @@ const model_decoder model_decoder_llama = {MODEL_USUAL_NAMES,
 typedef struct block {
     model_builder *b;
     const tm_model_config *c;
-    uint32_t layer, small;                                     /* the part of all its vectors */
-    uint64_t hidden, q, kv, qkv, mlp;                          /* sizes, in elements of a token row */
-    uint64_t gate_up;                                          /* of what the MLP's activation reads */
-    char tensors[64], parts[32];                               /* what their names begin with */
-    uint32_t weight[BLOCK_MODULES], bias[BLOCK_MODULES];       /* tensors, or NO_TENSOR */
+    uint32_t layer, small;                               /* the part of all its vectors */
+    uint64_t hidden, q, kv, qkv, mlp;                    /* sizes, in elements of a token row */
+    uint64_t gate_up;                                    /* of what the MLP's activation reads */
+    char tensors[64], parts[32];                         /* what their names begin with */
+    uint32_t weight[BLOCK_MODULES], bias[BLOCK_MODULES]; /* tensors, or NO_TENSOR */
+    model_adapter adapter[BLOCK_MODULES];
     uint64_t weight_at[BLOCK_MODULES], bias_at[BLOCK_MODULES]; /* where vectors begin in the small part, or NO_VECTOR */
 } block;
 
@@ -101,6 +102,25 @@ static void add_small(block *k) {
         if (k->bias[biases[i]] != NO_TENSOR) k->bias_at[biases[i]] = model_add_whole(k->b, k->bias[biases[i]]);
 }
 
+/* ---- adapters ---- */
+
+static void add_adapter(block *k, block_module m, uint64_t out, uint64_t in) {
+    if (k->weight[m] != NO_TENSOR)
+        k->adapter[m] = model_add_adapter(k->b, k->tensors, k->b->d->module[m], k->parts, k->weight[m], out, in);
+}
+
+static void add_adapters(block *k) {
+    add_adapter(k, MODULE_Q, k->q, k->hidden);
+    add_adapter(k, MODULE_K, k->kv, k->hidden);
+    add_adapter(k, MODULE_V, k->kv, k->hidden);
+    add_adapter(k, MODULE_QKV, k->qkv, k->hidden);
+    add_adapter(k, MODULE_O, k->hidden, k->q);
+    add_adapter(k, MODULE_GATE, k->mlp, k->hidden);
+    add_adapter(k, MODULE_UP, k->mlp, k->hidden);
+    add_adapter(k, MODULE_GATE_UP, k->gate_up, k->hidden);
+    add_adapter(k, MODULE_DOWN, k->hidden, k->mlp);
+}
+
 /* ---- slots ---- */
 
 static void add_slots(block *k, bool fused_qkv, bool fused_gate_up) {
@@ -151,6 +171,7 @@ typedef struct column_matrix {
     uint32_t tensor;
     uint64_t columns;
     uint32_t rotated;
+    const model_adapter *adapter;
 } column_matrix;
 
 /* One part for all of them: `whole` if there is such a tensor. */
@@ -188,6 +209,7 @@ static void add_apart(block *k, const char *name, stage_spec s, unsigned normed,
     for (unsigned i = 0; i < n; s.column += of[i++].columns) {
         s.columns = of[i].columns;
         s.rotated = of[i].rotated;
+        model_set_adapter(k->b, &s, of[i].adapter);
         if (bias != NO_VECTOR) s.bias = bias + s.column;
         model_in_stage(k->b, name, s, part[i], k->small);
     }
@@ -198,6 +220,7 @@ static void add_fused(block *k, const char *name, const char *what, stage_spec s
     uint32_t part = fused_part(k, what, whole, of, n);
     for (unsigned i = 0; i < n; i++) s.rotated += of[i].rotated;
     s.columns = s.row_columns;
+    if (whole == NO_TENSOR) model_set_adapter(k->b, &s, of[0].adapter);
     model_in_stage(k->b, name, s, part, k->small);
 }
 
@@ -215,9 +238,11 @@ static void add_qkv(block *k, bool fused) {
     stage_spec s = with_norm(k, NORM_ATTN);
     s.rope = has(k, NORM_Q) ? NO_ROPE : rope_of(k);
     bool turns = s.rope != NO_ROPE;
-    const column_matrix of[] = {{"q", k->weight[MODULE_Q], k->q, turns ? c->num_attention_heads : 0},
-                                {"k", k->weight[MODULE_K], k->kv, turns ? c->num_key_value_heads : 0},
-                                {"v", k->weight[MODULE_V], k->kv, 0}};
+    const column_matrix of[] = {
+        {"q", k->weight[MODULE_Q], k->q, turns ? c->num_attention_heads : 0, &k->adapter[MODULE_Q]},
+        {"k", k->weight[MODULE_K], k->kv, turns ? c->num_key_value_heads : 0, &k->adapter[MODULE_K]},
+        {"v", k->weight[MODULE_V], k->kv, 0, &k->adapter[MODULE_V]}};
+    model_set_adapter(k->b, &s, &k->adapter[MODULE_QKV]);
     s.row_columns = k->qkv;
     s.bias = first_bias(k, MODULE_QKV, MODULE_Q);
     s.in = SLOT_X;
@@ -270,6 +295,7 @@ static void add_out(block *k, bool glu, stage_spec s, block_module matrix, block
     s.scale = (float)k->c->residual_scale;
     s.norm_kind = 0, s.epsilon = 0;
     if (has(k, post)) s.residual = NO_SLOT, s.out = (uint8_t)normed;
+    model_set_adapter(k->b, &s, &k->adapter[matrix]);
     uint32_t part = model_one_part(k->b, k->parts, glu ? "down" : "o", k->weight[matrix]);
     model_out_stage(k->b, glu ? "mlp_out" : "attn_out", glu, s, part, k->small);
     if (!has(k, post)) return;
@@ -279,8 +305,10 @@ static void add_out(block *k, bool glu, stage_spec s, block_module matrix, block
 
 static void add_mlp_in(block *k, bool fused) {
     bool gated = k->gate_up != k->mlp;
-    const column_matrix of[] = {{"gate", k->weight[MODULE_GATE], k->mlp, 0}, {"up", k->weight[MODULE_UP], k->mlp, 0}};
+    const column_matrix of[] = {{"gate", k->weight[MODULE_GATE], k->mlp, 0, &k->adapter[MODULE_GATE]},
+                                {"up", k->weight[MODULE_UP], k->mlp, 0, &k->adapter[MODULE_UP]}};
     stage_spec s = with_norm(k, NORM_MLP);
+    model_set_adapter(k->b, &s, &k->adapter[MODULE_GATE_UP]);
     s.row_columns = k->gate_up;
     s.bias = first_bias(k, MODULE_GATE_UP, gated ? MODULE_GATE : MODULE_UP);
     s.in = SLOT_MID;
@@ -323,6 +351,7 @@ static void add_block(model_builder *b, uint32_t layer) {
     add_attention_tensors(&k);
     add_mlp_tensors(&k);
     add_small(&k);
+    add_adapters(&k);
     add_qkv(&k, fused_qkv);
     add_attention(&k);
     stage_spec out = blank(&k);

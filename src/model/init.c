@@ -17,12 +17,34 @@ static void fill_normal(uint64_t key, double deviation, uint64_t offset, uint64_
     }
 }
 
+/* Four elements from a block. */
+static void fill_uniform(uint64_t key, double bound, uint64_t offset, uint64_t n, float *out) {
+    for (uint64_t i = 0; i < n;) {
+        uint32_t word[4];
+        tm_philox(key, 0, (offset + i) / 4, word);
+        for (uint64_t w = (offset + i) % 4; w < 4 && i < n; w++)
+            out[i++] = (float)(bound * (((double)word[w] + 0.5) / 2147483648.0 - 1));
+    }
+}
+
 void tm_model_init_values(const tm_model *m, uint32_t t, uint64_t seed, uint64_t offset, uint64_t n, float *out) {
     const tm_tensor *x = &m->tensor[t];
     TM_ASSERT(offset <= x->elements && n <= x->elements - offset);
-    if (x->init == TM_INIT_NORMAL) {
-        fill_normal(tm_hash64(x->name, strlen(x->name), seed), m->config.initializer_range, offset, n, out);
-        return;
+    uint64_t key = tm_hash64(x->name, strlen(x->name), seed);
+    if (x->init == TM_INIT_NORMAL)
+        fill_normal(key, x->init_size, offset, n, out);
+    else if (x->init == TM_INIT_UNIFORM)
+        fill_uniform(key, x->init_size, offset, n, out);
+    else
+        for (uint64_t i = 0; i < n; i++) out[i] = x->init == TM_INIT_ONE ? 1.0F : 0.0F;
+}
+
+void tm_model_add_squares(const tm_model *m, uint32_t of, uint64_t offset, uint64_t n, const float *values,
+                          double *sums) {
+    const tm_tensor *x = &m->tensor[of];
+    TM_ASSERT(x->ndim == 2 && offset <= x->elements && n <= x->elements - offset);
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t row = (offset + i) / x->shape[1], column = (offset + i) % x->shape[1];
+        sums[m->transposed ? column : row] += (double)values[i] * (double)values[i];
     }
-    for (uint64_t i = 0; i < n; i++) out[i] = x->init == TM_INIT_ONE ? 1.0F : 0.0F;
 }

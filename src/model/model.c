@@ -53,6 +53,9 @@ static tm_status create(tm_model **out, const tm_model_config *config, tm_dtype 
     m->config = *config;
     m->compute = compute;
     m->fused_elements = fused_elements;
+    m->dropped = roles ? (uint32_t)(roles->dropout * 65536 + 0.5) : 0;
+    m->dropout_seed = roles ? roles->seed : 0;
+    m->transposed = arch->decoder->transposed;
     tm_model_set_sizes(m, &(tm_kernel_sizes){0});
     tm_status rc = model_build_tables(m, arch, roles);
     if (rc == TM_OK) rc = prepare_ropes(m, arch->decoder);

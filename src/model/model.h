@@ -22,6 +22,7 @@
 #ifndef TIDEMILL_MODEL_H
 #define TIDEMILL_MODEL_H
 
+#include "base/adapter_spec.h"
 #include "base/base.h"
 #include "kernels/kernel_table.h"
 
@@ -99,6 +100,13 @@ TM_MUST_USE tm_status tm_model_check_positions(const tm_model_config *c, uint64_
 
 /* ---- description ------------------------------------------------------------------------------------------------- */
 
+typedef enum tm_init {
+    TM_INIT_NORMAL,
+    TM_INIT_UNIFORM, /* in (-bound, bound) */
+    TM_INIT_ONE,
+    TM_INIT_ZERO,
+    TM_INIT_NORMS /* of the adapted matrix's outputs, which the caller finds by tm_model_add_squares */
+} tm_init;
 typedef enum tm_tensor_role {
     TM_TENSOR_BASE, /* of the checkpoint */
     TM_TENSOR_LORA_A,
@@ -111,7 +119,8 @@ typedef struct tm_tensor {
     const char *name; /* as in the checkpoint: "model.layers.0.self_attn.q_proj.weight" */
     uint32_t ndim;
     uint64_t shape[4], elements;
-    enum { TM_INIT_NORMAL, TM_INIT_ONE, TM_INIT_ZERO } init;
+    uint8_t init;         /* tm_init */
+    double init_size;     /* deviation, or bound */
     bool is_norm_or_bias; /* for no_decay */
     bool learns;          /* the update changes it; else it is frozen */
     uint8_t role;         /* tm_tensor_role */
@@ -181,13 +190,20 @@ typedef struct tm_unit {
  * them. */
 typedef struct tm_model_roles {
     bool (*learns)(void *ctx, const char *tensor); /* of the checkpoint; NULL: none does */
+    /* Has the module (a tensor's name without ".weight") an adapter? NULL: none has. Its tensors learn and are named
+     * after it as PEFT names them: "X.lora_A.weight", "X.lora_B.weight", "X.lora_magnitude_vector",
+     * "X.lora_embedding_A", "X.lora_embedding_B". */
+    bool (*adapts)(void *ctx, const char *module, tm_adapter_spec *out);
     void *ctx;
-    bool untied; /* the head of a tied model is a tensor of its own, which begins as the embedding */
+    double dropout; /* of what goes into A, in [0, 1) */
+    uint64_t seed;  /* of dropout */
+    bool untied;    /* the head of a tied model is a tensor of its own, which begins as the embedding */
 } tm_model_roles;
 
 typedef struct tm_model tm_model;
 TM_MUST_USE tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute);
-/* `roles`, of which nothing is kept; NULL: all tensors learn. */
+/* `roles`, of which nothing is kept; NULL: all tensors learn. TM_EUNSUPPORTED: an adapter of learned positions, DoRA of
+ * an embedding or a head. */
 TM_MUST_USE tm_status tm_model_create_roles(tm_model **out, const tm_model_config *config, tm_dtype compute,
                                             const tm_model_roles *roles);
 void tm_model_free(tm_model *m);
@@ -208,9 +224,13 @@ const tm_segment *tm_model_tensor_segments(const tm_model *m, uint32_t t); /* n_
 const tm_segment *tm_model_part_segments(const tm_model *m, uint32_t p);   /* n_segments, by part_offset */
 uint64_t tm_model_parameters(const tm_model *m);                           /* tied ones once */
 uint64_t tm_model_learning_parameters(const tm_model *m);                  /* of tensors that learn */
-/* Initial values of `n` elements of tensor t from `offset` on: normal(0, initializer_range), ones or zeros; Philox
- * keyed by (seed, name), counter = element: the same for any split. */
+/* Initial values of `n` elements of tensor t from `offset` on, as its `init` says (TM_INIT_NORMS: zeros); Philox keyed by
+ * (seed, name), counter = element: the same for any split. */
 void tm_model_init_values(const tm_model *m, uint32_t t, uint64_t seed, uint64_t offset, uint64_t n, float *out);
+/* Magnitudes begin as the norms of what they are of, since B begins at zero: adds the squares of elements
+ * [offset, offset + n) of tensor `of` to sums[output], of which there are as many as elements of a magnitude. */
+void tm_model_add_squares(const tm_model *m, uint32_t of, uint64_t offset, uint64_t n, const float *values,
+                          double *sums);
 
 /* ---- work of a stage ---------------------------------------------------------------------------------------------- */
 
@@ -249,6 +269,8 @@ typedef struct tm_micro_batch {
      */
     const uint32_t *label_row;
     uint32_t label_rows;
+    bool training; /* adapters drop some of their input: which is a function of the model's seed and of `draw` */
+    uint64_t draw; /* of step and micro-batch: the same forward and backward, another in each */
 } tm_micro_batch;
 
 typedef struct tm_stage_args {
@@ -284,7 +306,8 @@ void tm_head_nll(const tm_micro_batch *b, const void *state, float *nll /* [T] *
 /* Bytes of a vocabulary part's logits for a micro-batch; 0: the stage is none. */
 uint64_t tm_head_kept_bytes(const tm_model *m, uint32_t unit, uint32_t stage, uint32_t rows, uint32_t seq);
 /* Logits of token rows [first, first+n) for vocabulary part `stage` of the head, fp32, written to out[i*ld + v] where v
- * is the global vocabulary index. `normed` is slot 2. */
+ * is the global vocabulary index. Reads slot 2 (normed), slot 4 if the unit has it (an adapter's), and the stage's
+ * parts. */
 TM_MUST_USE tm_status tm_head_logits(const tm_stage_args *a, uint32_t first, uint32_t n, float *out, uint64_t ld);
 
 #endif

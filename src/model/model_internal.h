@@ -41,6 +41,7 @@ enum {
     SLOT_MLP_ADD,
     NO_SLOT = 255
 };
+enum { SLOT_ADAPTER = 4 }; /* of the head: what its adapter's A makes of the normed rows */
 enum { SLOT_NORMED = 2, SLOT_STATE = TM_HEAD_SLOT_STATE };
 enum { PART_MATRIX = 0, PART_SMALL = 1 };
 
@@ -55,6 +56,7 @@ typedef enum stage_code {
     STAGE_GLU_OUT,
     STAGE_POST,
     STAGE_POSITIONS,
+    STAGE_EMBED_ADAPTER,
     STAGE_HEAD
 } stage_code;
 
@@ -107,9 +109,13 @@ struct stage_spec {
     float softcap; /* of attention's scores or of logits; 0: none */
     float temperature;
     uint32_t temperature_every;
-    uint32_t also_unused;
+    uint32_t rank;           /* of the adapter; 0: has none */
+    uint64_t lora_a, lora_b; /* where they begin in the unit's adapter part, which is the stage's last */
+    uint64_t magnitude;      /* the same of DoRA's; 0: has none */
+    float lora_scale;
+    uint32_t dropped; /* 65536ths of what goes into A */
 };
-_Static_assert(sizeof(stage_spec) == sizeof(void *) + 8 * 8 + 12 + 11 * 4, "stage_spec has no padding");
+_Static_assert(sizeof(stage_spec) == sizeof(void *) + 8 * 8 + 12 + 11 * 4 + 4 * 8, "stage_spec has no padding");
 
 struct tm_model {
     tm_model_config config;
@@ -121,6 +127,9 @@ struct tm_model {
     uint32_t token_chunk, vocab_block; /* MODEL_TOKEN_CHUNK, MODEL_VOCAB_BLOCK, or what those kernels like better */
     uint64_t fused_elements;           /* MODEL_FUSED_ELEMENTS, or less in a test */
     uint64_t parameters;
+    uint64_t dropout_seed;
+    uint32_t dropped; /* 65536ths of what goes into an adapter */
+    bool transposed;  /* the architecture's matrices are [in, out] */
     uint32_t n_units, n_parts, n_tensors, n_segments, n_stages;
     tm_unit *unit;
     tm_stage *stage;
@@ -132,7 +141,7 @@ struct tm_model {
 };
 
 /* roles.c: takes out of the tables of backward what nothing that learns needs. */
-void model_prune(tm_model *m);
+TM_MUST_USE tm_status model_prune(tm_model *m);
 
 /* tm_model_create with another limit for fused parts. */
 tm_status model_create_fused(tm_model **out, const tm_model_config *config, tm_dtype compute, uint64_t fused_elements);
@@ -181,6 +190,55 @@ static inline bool model_fresh(uint32_t bits, unsigned slot) {
     return (bits >> slot) & 1U;
 }
 
+/* Token rows that a stage works on at a time. `a` are the stage's arguments. */
+typedef struct model_chunk {
+    uint64_t row, rows;
+} model_chunk;
+#define MODEL_CHUNKS(c, total)                                                                                         \
+    for (model_chunk c = {0, tm_min_u64(a->model->token_chunk, total)}; c.row < (total);                               \
+         c.row += a->model->token_chunk, c.rows = tm_min_u64(a->model->token_chunk, (total)-tm_min_u64(total, c.row)))
+static inline uint64_t model_chunk_rows(const tm_model *m, uint32_t rows, uint32_t seq) {
+    return tm_min_u64(m->token_chunk, tm_round_up((uint64_t)rows * seq, MODEL_TOKEN_GRAIN));
+}
+
+/* A stage's product with its matrix and its adapter, for the length of a call (product.c). Its scratch comes first in the
+ * stage's workspace. */
+typedef struct model_product {
+    const tm_stage_args *a;
+    const stage_spec *s;
+    const void *lora_a, *lora_b; /* NULL: has no adapter */
+    float *d_a, *d_b, *d_magnitude;
+    bool drops;
+    uint64_t key;                    /* of what drops */
+    void *dropped, *xa;              /* of a chunk: what goes into A, [rows][width], and what comes out, [rows][rank] */
+    float *product, *squares;        /* DoRA: [rows][columns]; [columns], the norms of the adapted matrix's outputs */
+    float *delta;                    /* some rows of the adapter's matrix */
+    void *g, *d_product, *d_dropped; /* gradients of xa, of the product, of `dropped` */
+    /* of the chunk under way: the output's gradient, and the product's, which is the same but for DoRA */
+    const void *d_y, *dy;
+    uint64_t ld_d_y, ld_dy;
+} model_product;
+model_product model_product_open(const tm_stage_args *a, char **at, bool backward);
+uint64_t model_product_workspace(const tm_model *m, const stage_spec *s, bool backward, uint64_t rows);
+/* Y[rows, columns] = scale (X W^T + lora_scale drop(X) A^T B^T) + beta Y of a chunk, with DoRA's factors */
+void model_product_forward(const model_product *p, model_chunk c, const void *x, float beta, void *y, uint64_t ldy);
+/* Backward of a chunk begins with its output's gradient; then dX = .. + beta dX, and the gradients of the matrix (written
+ * if fresh) and of the adapter. */
+void model_product_begin_back(model_product *p, model_chunk c, const void *dy, uint64_t ldy);
+void model_product_input_gradient(const model_product *p, model_chunk c, float beta, void *dx, tm_elem dx_type);
+void model_product_weight_gradients(const model_product *p, model_chunk c, const void *x);
+bool model_product_learns(const model_product *p);
+/* The head's A, in the norm's stage (head.c): normed rows to SLOT_ADAPTER; backward returns the gradient of a chunk's
+ * normed rows with the adapter's part, in scratch at *at. */
+void model_head_adapter_forward(const tm_stage_args *a);
+const float *model_head_adapter_back(const tm_stage_args *a, model_chunk c, float *grad, char **at);
+uint64_t model_head_adapter_workspace(const tm_model *m, const stage_spec *s, bool backward, uint64_t rows);
+/* Its products beside the matrix's. */
+double model_adapter_flops(const stage_spec *s, bool backward, const tm_load *load);
+/* What drops is keyed by this, where any does. */
+uint64_t model_dropout_key(const tm_stage_args *a);
+bool model_drops(const tm_stage_args *a);
+
 /* Rows [model_rows, tokens) of something that is `row_bytes` wide become zero. */
 void model_zero_tail(const tm_stage_args *a, void *x, uint64_t row_bytes);
 /* The small part's gradient, zeroed if this is the first contribution: others than the caller's vector have to be added
@@ -192,12 +250,13 @@ const stage_kind *model_stage_kind(stage_code code);
 typedef void stage_fn(const tm_stage_args *a);
 typedef uint64_t stage_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq);
 typedef double stage_flops(const stage_spec *s, bool backward, const tm_load *load);
+stage_fn embed_adapter_forward, embed_adapter_backward;
 stage_fn norm_forward, norm_backward, in_forward, in_backward, qk_forward, qk_backward, attention_forward,
     attention_backward, out_forward, out_backward, glu_out_forward, glu_out_backward, post_forward, post_backward,
     embed_forward, embed_backward, positions_forward, positions_backward, head_forward, head_backward;
-stage_workspace norm_workspace, in_workspace, qk_workspace, attention_workspace, glu_out_workspace, post_workspace,
-    positions_workspace, head_workspace;
-stage_flops attention_flops, head_flops;
-stage_flops model_product_flops; /* one product forward, two backward */
+stage_workspace norm_workspace, in_workspace, out_workspace, embed_adapter_workspace, qk_workspace, attention_workspace,
+    glu_out_workspace, post_workspace, positions_workspace, head_workspace;
+stage_flops attention_flops, head_flops, embed_adapter_flops;
+stage_flops model_product_flops; /* one product forward, two backward; the adapter's beside them */
 
 #endif

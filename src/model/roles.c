@@ -33,7 +33,7 @@ static bool has_matrix(const stage_spec *s) {
 /* The bits of stage_spec.without. */
 static uint8_t without(const tm_stage *s, const stage_spec *p, const bool *depends) {
     unsigned in = is(p, STAGE_HEAD) ? SLOT_NORMED : p->normed ? p->normed : p->in;
-    bool matrix = has_matrix(p), small = s->n_parts > matrix;
+    bool matrix = has_matrix(p), small = s->n_parts > matrix + (p->rank > 0);
     uint8_t bits = 0;
     if (matrix && !s->part_gradient[PART_MATRIX]) bits |= WITHOUT_MATRIX;
     if (small && !s->part_gradient[matrix]) bits |= WITHOUT_SMALL;
@@ -41,20 +41,21 @@ static uint8_t without(const tm_stage *s, const stage_spec *p, const bool *depen
     return bits | WITHOUT_INPUT | (model_norms_itself(p) && !(bits & WITHOUT_SMALL) ? 0 : WITHOUT_PRODUCT);
 }
 
-/* Whether backward reads the slot's value: attention and the head always do, products that are given their input as it
- * is for the matrix's gradient, the others for any. */
+/* Whether backward reads the slot's value: attention, the head and adapters always do, products that are given their
+ * input as it is for the matrix's gradient, the others for any. */
 static bool reads(const stage_spec *p, unsigned slot) {
     bool plain = is(p, STAGE_OUT) || (is(p, STAGE_IN) && !model_norms_itself(p));
     uint8_t all = WITHOUT_INPUT | WITHOUT_PRODUCT | (has_matrix(p) ? WITHOUT_MATRIX : WITHOUT_SMALL);
-    if (is(p, STAGE_ATTENTION) || is(p, STAGE_HEAD) || slot != (p->normed ? p->normed : p->in)) return true;
+    if (is(p, STAGE_ATTENTION) || is(p, STAGE_HEAD) || p->rank || slot != (p->normed ? p->normed : p->in)) return true;
     return plain ? !(p->without & WITHOUT_MATRIX) : (p->without & all) != all;
 }
 
 /* Norms read their weights where they read their input, products their matrix for the input's gradient; the head's
- * logits are computed again. */
+ * logits, and DoRA's products, are computed again. */
 static void prune_parts(tm_stage *s, const stage_spec *p) {
     bool matrix = has_matrix(p);
-    if (matrix && !is(p, STAGE_HEAD) && (p->without & WITHOUT_PRODUCT)) s->part_in_backward[PART_MATRIX] = false;
+    bool again = is(p, STAGE_HEAD) || p->magnitude;
+    if (matrix && !again && (p->without & WITHOUT_PRODUCT)) s->part_in_backward[PART_MATRIX] = false;
     for (unsigned i = matrix; i < s->n_parts; i++) s->part_in_backward[i] &= reads(p, p->in);
     for (unsigned i = 0; !s->has_backward && i < s->n_parts; i++) s->part_in_backward[i] = false;
 }
@@ -74,16 +75,25 @@ static void prune_stage(tm_stage *s, stage_spec *p, const bool *depends) {
     prune_parts(s, p);
 }
 
-/* Returns whether the unit's output depends on something that learns; `input`: its input does. */
-static bool prune_unit(tm_model *m, const tm_unit *u, bool input) {
-    bool depends[TM_MAX_SLOTS] = {[SLOT_X] = input};
+typedef struct unit_slots {
+    bool depends[TM_MAX_SLOTS];
+} unit_slots;
+
+static void prune_unit(tm_model *m, uint32_t unit, unit_slots *all) {
+    const tm_unit *u = &m->unit[unit];
+    bool *depends = all[unit].depends;
     size_t first = (size_t)(u->stage - m->stage);
+    depends[SLOT_X] = unit > 0 && all[unit - 1].depends[SLOT_OUT];
+    for (unsigned s = 0; s < TM_MAX_SLOTS; s++)
+        if (u->slot[s].bridged) depends[s] = all[u->slot[s].of_unit].depends[u->slot[s].of_slot];
     for (uint32_t s = 0; s < u->n_stages; s++) follow(&u->stage[s], depends);
     for (uint32_t s = 0; s < u->n_stages; s++) prune_stage(&m->stage[first + s], &m->spec[first + s], depends);
-    return depends[SLOT_OUT];
 }
 
-void model_prune(tm_model *m) {
-    bool depends = false;
-    for (uint32_t u = 0; u < m->n_units; u++) depends = prune_unit(m, &m->unit[u], depends);
+tm_status model_prune(tm_model *m) {
+    unit_slots *all = tm_calloc(m->n_units, sizeof *all);
+    if (!all) return tm_nomem(m->n_units * sizeof *all);
+    for (uint32_t u = 0; u < m->n_units; u++) prune_unit(m, u, all);
+    tm_free(all);
+    return TM_OK;
 }

@@ -7,10 +7,12 @@ static const stage_kind kinds[] = {
     [STAGE_IN] = {"in", in_forward, in_backward, in_workspace, model_product_flops, 0},
     [STAGE_QK] = {"qk", qk_forward, qk_backward, qk_workspace, NULL, 0},
     [STAGE_ATTENTION] = {"attention", attention_forward, attention_backward, attention_workspace, attention_flops, 0},
-    [STAGE_OUT] = {"out", out_forward, out_backward, NULL, model_product_flops, 0},
+    [STAGE_OUT] = {"out", out_forward, out_backward, out_workspace, model_product_flops, 0},
     [STAGE_GLU_OUT] = {"glu_out", glu_out_forward, glu_out_backward, glu_out_workspace, model_product_flops, 0},
     [STAGE_POST] = {"post", post_forward, post_backward, post_workspace, NULL, 0},
     [STAGE_POSITIONS] = {"positions", positions_forward, positions_backward, positions_workspace, NULL, 0},
+    [STAGE_EMBED_ADAPTER] = {"embed_adapter", embed_adapter_forward, embed_adapter_backward, embed_adapter_workspace,
+                             embed_adapter_flops, 0},
     [STAGE_HEAD] = {"head", head_forward, head_backward, head_workspace, head_flops, STAGE_OF_VOCABULARY},
 };
 

@@ -2,6 +2,7 @@
  * an architecture's description (arch_internal.h). */
 #include "model/arch_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -49,12 +50,20 @@ static uint32_t add_tensor(model_builder *b, const char *name, uint64_t rows, ui
                      .shape = {rows, columns},
                      .elements = columns ? rows * columns : rows,
                      .is_norm_or_bias = columns == 0,
-                     .learns = !b->roles || (b->roles->learns && b->roles->learns(b->roles->ctx, name)),
+                     .init_size = b->c->initializer_range,
                      .of = m->n_tensors};
     if (init == 1) t->init = TM_INIT_ONE;
     if (init == 0) t->init = TM_INIT_ZERO;
     m->parameters += t->elements;
     return m->n_tensors++;
+}
+
+/* One of the checkpoint. */
+static uint32_t add_base_tensor(model_builder *b, const char *name, uint64_t rows, uint64_t columns, int init) {
+    uint32_t t = add_tensor(b, name, rows, columns, init);
+    if (b->rc == TM_OK)
+        b->m->tensor[t].learns = !b->roles || (b->roles->learns && b->roles->learns(b->roles->ctx, name));
+    return t;
 }
 
 /* A tensor's name as the checkpoint has it. */
@@ -70,16 +79,16 @@ static const char *tensor_name(model_builder *b, const char *prefix, const char 
 }
 
 uint32_t model_add_tensor(model_builder *b, const char *prefix, const char *stem, uint64_t rows, uint64_t columns) {
-    return add_tensor(b, tensor_name(b, prefix, stem, ".weight"), rows, columns, -1);
+    return add_base_tensor(b, tensor_name(b, prefix, stem, ".weight"), rows, columns, -1);
 }
 
 uint32_t model_add_norm(model_builder *b, const char *prefix, const char *stem, uint64_t n) {
     bool zeros = b->d->norm_kind == TM_NORM_RMS_PLUS;
-    return add_tensor(b, tensor_name(b, prefix, stem, ".weight"), n, 0, zeros ? 0 : 1);
+    return add_base_tensor(b, tensor_name(b, prefix, stem, ".weight"), n, 0, zeros ? 0 : 1);
 }
 
 uint32_t model_add_bias(model_builder *b, const char *prefix, const char *stem, uint64_t n) {
-    return add_tensor(b, tensor_name(b, prefix, stem, ".bias"), n, 0, 0);
+    return add_base_tensor(b, tensor_name(b, prefix, stem, ".bias"), n, 0, 0);
 }
 
 uint32_t model_begin_part(model_builder *b, const char *prefix, const char *what) {
@@ -118,6 +127,66 @@ uint32_t model_one_part(model_builder *b, const char *prefix, const char *what, 
     uint32_t part = model_begin_part(b, prefix, what);
     model_add_whole(b, tensor);
     return part;
+}
+
+/* ---- adapters ---- */
+
+static bool adapts(model_builder *b, const char *module, tm_adapter_spec *out) {
+    bool has = b->rc == TM_OK && b->roles && b->roles->adapts && b->roles->adapts(b->roles->ctx, module, out);
+    if (!has) *out = (tm_adapter_spec){.rank = 0};
+    return has;
+}
+
+/* The initial size decides between the two kinds; `name` has the module's before it. */
+static uint64_t add_adapter_tensor(model_builder *b, const char *name, tm_tensor t) {
+    uint32_t at = add_tensor(b, name, t.shape[0], t.shape[1], -1);
+    if (b->rc != TM_OK) return 0;
+    tm_tensor *x = &b->m->tensor[at];
+    x->role = t.role, x->of = t.of, x->init = t.init, x->init_size = t.init_size;
+    x->learns = true;
+    x->is_norm_or_bias = false;
+    return model_add_whole(b, at);
+}
+
+static void begin_adapters(model_builder *b, const char *parts) {
+    if (b->adapter == NO_PART) b->adapter = model_begin_part(b, parts, "adapter");
+}
+
+model_adapter model_add_adapter(model_builder *b, const char *prefix, const char *stem, const char *parts, uint32_t of,
+                                uint64_t out, uint64_t in) {
+    model_adapter x = {.a = 0};
+    const char *module = tensor_name(b, prefix, stem, "");
+    if (!adapts(b, module, &x.is)) return x;
+    const uint32_t r = x.is.rank;
+    begin_adapters(b, parts);
+    const bool normal = x.is.init_std > 0;
+    x.a = add_adapter_tensor(b, name_of(b, module, ".lora_A.weight", ""),
+                             (tm_tensor){.role = TM_TENSOR_LORA_A,
+                                         .of = of,
+                                         .shape = {r, in},
+                                         .init = normal ? TM_INIT_NORMAL : TM_INIT_UNIFORM,
+                                         .init_size = normal ? x.is.init_std : 1 / sqrt((double)in)});
+    x.b = add_adapter_tensor(b, name_of(b, module, ".lora_B.weight", ""),
+                             (tm_tensor){.role = TM_TENSOR_LORA_B, .of = of, .shape = {out, r}, .init = TM_INIT_ZERO});
+    if (x.is.dora)
+        x.magnitude = add_adapter_tensor(
+            b, name_of(b, module, ".lora_magnitude_vector", ""),
+            (tm_tensor){.role = TM_TENSOR_MAGNITUDE, .of = of, .shape = {out}, .init = TM_INIT_NORMS});
+    return x;
+}
+
+void model_set_adapter(const model_builder *b, stage_spec *s, const model_adapter *adapter) {
+    s->rank = adapter->is.rank;
+    s->lora_a = adapter->a, s->lora_b = adapter->b, s->magnitude = adapter->magnitude;
+    s->lora_scale = (float)adapter->is.scale;
+    s->dropped = adapter->is.rank ? b->m->dropped : 0;
+}
+
+/* What is not built for a vocabulary's modules. */
+static bool refuses(model_builder *b, const char *module, bool refused, const char *what) {
+    if (refused && b->rc == TM_OK)
+        b->rc = tm_fail(TM_EUNSUPPORTED, "%s of %s is not supported; leave it out of target_modules", what, module);
+    return refused;
 }
 
 /* ---- stages ---- */
@@ -177,6 +246,10 @@ static void stage_small(model_builder *b, tm_stage *s, uint32_t part, bool backw
     *learns = false;
     for (unsigned i = 0; i < 3; i++) *learns |= learns_at(b->m, part, own[i]);
 }
+/* The unit's adapters, where the stage has one. */
+static void stage_adapter(model_builder *b, tm_stage *s, const stage_spec *spec) {
+    if (spec->rank) stage_part(b, s, b->adapter, true, true);
+}
 #define OWN(...)                                                                                                       \
     (const uint64_t[3]) {                                                                                              \
         __VA_ARGS__                                                                                                    \
@@ -185,10 +258,14 @@ static void stage_small(model_builder *b, tm_stage *s, uint32_t part, bool backw
 void model_norm_stage(model_builder *b, stage_spec spec, uint32_t small, tm_access grad) {
     tm_stage *s = add_stage(b, "norm", STAGE_NORM, spec);
     stage_small(b, s, small, true, OWN(spec.norm, spec.norm_bias, NO_VECTOR));
+    stage_adapter(b, s, &spec);
     forward_use(b, s, spec.in, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
+    if (spec.rank) forward_use(b, s, SLOT_ADAPTER, TM_WRITE);
     backward_use(b, s, spec.out, true, TM_READ);
+    if (spec.rank) backward_use(b, s, SLOT_ADAPTER, true, TM_READ);
     backward_use(b, s, spec.in, false, TM_READ);
+    if (spec.rank) backward_use(b, s, spec.out, false, TM_READ);
     backward_use(b, s, spec.in, true, grad);
 }
 
@@ -200,6 +277,7 @@ void model_in_stage(model_builder *b, const char *name, stage_spec spec, uint32_
     if (norms || spec.bias != NO_VECTOR)
         stage_small(b, s, small, norms,
                     OWN(norms ? spec.norm : NO_VECTOR, norms ? spec.norm_bias : NO_VECTOR, spec.bias));
+    stage_adapter(b, s, &spec);
     forward_use(b, s, in, TM_READ);
     forward_use(b, s, spec.out, spec.column == 0 ? TM_WRITE : TM_UPDATE);
     backward_use(b, s, spec.out, true, TM_READ);
@@ -242,6 +320,7 @@ void model_out_stage(model_builder *b, const char *name, bool glu, stage_spec sp
     tm_stage *s = add_stage(b, name, glu ? STAGE_GLU_OUT : STAGE_OUT, spec);
     stage_part(b, s, matrix, true, true);
     if (spec.bias != NO_VECTOR) stage_small(b, s, small, false, OWN(spec.bias, NO_VECTOR, NO_VECTOR));
+    stage_adapter(b, s, &spec);
     forward_use(b, s, spec.in, TM_READ);
     if (adds) forward_use(b, s, spec.residual, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
@@ -271,6 +350,7 @@ void model_begin_unit(model_builder *b, tm_unit_kind kind, const char *name) {
     name = name_of(b, name, "", "");
     if (grow_failed(b, &m->unit, &b->units_cap, m->n_units, sizeof *m->unit)) return;
     b->unit = m->n_units++;
+    b->adapter = NO_PART;
     m->unit[b->unit] = (tm_unit){.kind = kind, .name = name, .first_part = m->n_parts, .kv_unit = b->unit};
 }
 
@@ -345,6 +425,8 @@ static float in_compute_type(const tm_model *m, double x) {
 /* A row for each position, added to what was looked up. */
 static void add_positions(model_builder *b) {
     const tm_model_config *c = b->c;
+    tm_adapter_spec adapter;
+    if (refuses(b, b->d->positions, adapts(b, b->d->positions, &adapter), "an adapter")) return;
     uint32_t t = model_add_tensor(b, "", b->d->positions, c->max_position_embeddings, c->hidden_size);
     stage_spec spec = vocabulary_share(c, 0);
     spec.columns = spec.row_columns = c->max_position_embeddings;
@@ -355,12 +437,40 @@ static void add_positions(model_builder *b) {
     backward_use(b, s, SLOT_OUT, true, TM_READ);
 }
 
+/* scale (rows of A^T) B^T, added to what was looked up. */
+static void add_embed_adapter(model_builder *b, uint32_t of, float scale) {
+    const tm_model_config *c = b->c;
+    tm_adapter_spec is;
+    const char *module = tensor_name(b, "", b->d->embed, "");
+    if (!adapts(b, module, &is) || refuses(b, module, is.dora, "DoRA")) return;
+    begin_adapters(b, "embed.");
+    stage_spec spec = vocabulary_share(c, 0);
+    spec.lora_a = add_adapter_tensor(
+        b, name_of(b, module, ".lora_embedding_A", ""),
+        (tm_tensor){.role = TM_TENSOR_EMBEDDING_A, .of = of, .shape = {is.rank, c->vocab_size}, .init = TM_INIT_ZERO});
+    spec.lora_b = add_adapter_tensor(b, name_of(b, module, ".lora_embedding_B", ""),
+                                     (tm_tensor){.role = TM_TENSOR_EMBEDDING_B,
+                                                 .of = of,
+                                                 .shape = {c->hidden_size, is.rank},
+                                                 .init = TM_INIT_NORMAL,
+                                                 .init_size = 1});
+    spec.columns = c->vocab_size;
+    spec.out = SLOT_OUT;
+    spec.rank = is.rank;
+    spec.lora_scale = (float)is.scale, spec.scale = scale;
+    tm_stage *s = add_stage(b, "embed_adapter", STAGE_EMBED_ADAPTER, spec);
+    stage_adapter(b, s, &spec);
+    forward_use(b, s, SLOT_OUT, TM_UPDATE);
+    backward_use(b, s, SLOT_OUT, true, TM_READ);
+}
+
 void model_describe_embed(model_builder *b) {
     uint64_t row = b->c->hidden_size * tm_dtype_bytes(b->m->compute);
     model_begin_unit(b, TM_UNIT_EMBED, "embed");
     model_set_slot(b, SLOT_X, "input", 0, 0);
     model_set_slot(b, SLOT_OUT, "output", row, row);
     uint32_t t = model_add_tensor(b, "", b->d->embed, b->c->vocab_size, b->c->hidden_size);
+    b->embed_tensor = t;
     b->embed_first_part = add_vocabulary(b, "embed.", t);
     for (uint32_t p = 0; p < vocabulary_parts(b->c); p++) {
         stage_spec spec = vocabulary_share(b->c, p);
@@ -372,15 +482,16 @@ void model_describe_embed(model_builder *b) {
         backward_use(b, s, SLOT_OUT, true, TM_READ);
     }
     if (b->d->positions) add_positions(b);
+    add_embed_adapter(b, t, in_compute_type(b->m, b->c->embedding_scale));
 }
 
 /* The norm before the head: in a small part of its own. */
-static void add_head_norm(model_builder *b) {
+static stage_spec add_head_norm(model_builder *b, uint32_t *small) {
     const tm_model_config *c = b->c;
     uint64_t h = c->hidden_size;
     bool layer = b->d->norm_kind == TM_NORM_LAYER;
     uint32_t weight = model_add_norm(b, "", b->d->norm, h), bias = layer ? model_add_bias(b, "", b->d->norm, h) : 0;
-    uint32_t small = model_begin_part(b, "head.", "small");
+    *small = model_begin_part(b, "head.", "small");
     stage_spec spec = {.width = h, .norm_bias = NO_VECTOR, .norm_k = NO_VECTOR, .bias = NO_VECTOR, .in = SLOT_X};
     spec.norm = model_add_whole(b, weight);
     if (layer) spec.norm_bias = model_add_whole(b, bias);
@@ -388,17 +499,46 @@ static void add_head_norm(model_builder *b) {
     spec.residual = NO_SLOT;
     spec.norm_kind = (uint8_t)b->d->norm_kind;
     spec.epsilon = (float)c->rms_norm_eps;
-    model_norm_stage(b, spec, small, TM_WRITE);
+    return spec;
 }
 
-/* Returns its first part. */
-static uint32_t add_head_matrix(model_builder *b) {
+/* Returns its first part, and the tensor. */
+static uint32_t add_head_matrix(model_builder *b, uint32_t *t) {
     const tm_model_config *c = b->c;
     bool untied = b->roles && b->roles->untied;
+    *t = b->embed_tensor;
     if (c->tie_word_embeddings && !untied) return b->embed_first_part;
-    uint32_t t = model_add_tensor(b, "", b->d->head, c->vocab_size, c->hidden_size);
-    if (c->tie_word_embeddings && b->rc == TM_OK) b->m->tensor[t].of = b->m->by_part[0].tensor;
-    return add_vocabulary(b, "head.", t);
+    *t = model_add_tensor(b, "", b->d->head, c->vocab_size, c->hidden_size);
+    if (c->tie_word_embeddings && b->rc == TM_OK) b->m->tensor[*t].of = b->embed_tensor;
+    return add_vocabulary(b, "head.", *t);
+}
+
+/* Stage 0: the norm, and what its rows become in the adapter of the head, if that has one. */
+static void add_head_stages(model_builder *b, uint32_t first, stage_spec norm, uint32_t small,
+                            const model_adapter *adapter) {
+    const tm_model_config *c = b->c;
+    stage_spec at_norm = norm;
+    model_set_adapter(b, &at_norm, adapter);
+    at_norm.columns = at_norm.rank;
+    model_norm_stage(b, at_norm, small, TM_WRITE);
+    for (uint32_t p = 0; p < vocabulary_parts(c); p++) {
+        stage_spec spec = vocabulary_share(c, p);
+        spec.scale = (float)(1 / c->logits_scale);
+        spec.softcap = (float)c->final_softcap;
+        model_set_adapter(b, &spec, adapter);
+        spec.dropped = 0; /* the norm's stage has dropped it */
+        tm_stage *s = add_stage(b, "head", STAGE_HEAD, spec);
+        stage_part(b, s, first + p, true, true);
+        stage_adapter(b, s, &spec);
+        forward_use(b, s, SLOT_NORMED, TM_READ);
+        if (spec.rank) forward_use(b, s, SLOT_ADAPTER, TM_READ);
+        forward_use(b, s, SLOT_STATE, TM_UPDATE);
+        backward_use(b, s, SLOT_NORMED, false, TM_READ);
+        if (spec.rank) backward_use(b, s, SLOT_ADAPTER, false, TM_READ);
+        backward_use(b, s, SLOT_STATE, false, TM_READ);
+        backward_use(b, s, SLOT_NORMED, true, TM_UPDATE);
+        if (spec.rank) backward_use(b, s, SLOT_ADAPTER, true, TM_UPDATE);
+    }
 }
 
 void model_describe_head(model_builder *b) {
@@ -409,20 +549,15 @@ void model_describe_head(model_builder *b) {
     model_set_slot(b, SLOT_OUT, "output", 0, 0);
     model_set_slot(b, SLOT_NORMED, "normed", row, h * sizeof(float));
     model_set_slot(b, SLOT_STATE, "state", sizeof(tm_head_state), 0);
-    add_head_norm(b);
-    uint32_t first = add_head_matrix(b);
-    for (uint32_t p = 0; p < vocabulary_parts(c); p++) {
-        stage_spec spec = vocabulary_share(c, p);
-        spec.scale = (float)(1 / c->logits_scale);
-        spec.softcap = (float)c->final_softcap;
-        tm_stage *s = add_stage(b, "head", STAGE_HEAD, spec);
-        stage_part(b, s, first + p, true, true);
-        forward_use(b, s, SLOT_NORMED, TM_READ);
-        forward_use(b, s, SLOT_STATE, TM_UPDATE);
-        backward_use(b, s, SLOT_NORMED, false, TM_READ);
-        backward_use(b, s, SLOT_STATE, false, TM_READ);
-        backward_use(b, s, SLOT_NORMED, true, TM_UPDATE);
-    }
+    uint32_t small, matrix;
+    stage_spec norm = add_head_norm(b, &small);
+    uint32_t first = add_head_matrix(b, &matrix);
+    model_adapter adapter = model_add_adapter(b, "", b->d->head, "head.", matrix, c->vocab_size, h);
+    if (refuses(b, b->d->head, adapter.is.dora, "DoRA")) return;
+    if (adapter.is.rank)
+        model_set_slot(b, SLOT_ADAPTER, "adapter", adapter.is.rank * tm_dtype_bytes(b->m->compute),
+                       adapter.is.rank * sizeof(float));
+    add_head_stages(b, first, norm, small, &adapter);
 }
 
 /* ---- whole ---- */
@@ -460,7 +595,7 @@ tm_status model_build_tables(tm_model *m, const model_arch *arch, const tm_model
     arch->describe(&b);
     TM_TRY(b.rc);
     point_at_stages(m);
-    if (roles) model_prune(m);
+    if (roles) TM_TRY(model_prune(m));
     return index_by_tensor(m);
 }
 

@@ -19,7 +19,7 @@ tm_load tm_model_load(const tm_model_config *c, uint32_t rows, uint32_t seq, uin
 
 double model_product_flops(const stage_spec *s, bool backward, const tm_load *load) {
     int products = backward ? !(s->without & WITHOUT_MATRIX) + !(s->without & WITHOUT_PRODUCT) : 1;
-    return 2 * load->tokens * (double)(s->width * s->columns) * products;
+    return 2 * load->tokens * (double)(s->width * s->columns) * products + model_adapter_flops(s, backward, load);
 }
 
 static double slot_bytes(const tm_unit *u, const tm_slot_use *use, uint32_t n, double tokens) {
@@ -41,6 +41,8 @@ tm_work tm_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool bac
     w.bytes = slot_bytes(u, backward ? s->backward : s->forward, backward ? s->n_backward : s->n_forward, tokens);
     for (uint32_t i = 0; i < s->n_parts; i++) {
         double elements = (double)m->part[s->part[i]].elements;
+        if (s->spec->rank && i + 1U == s->n_parts) /* of all adapters of the unit it uses its own */
+            elements = (double)(s->spec->rank * (s->spec->width + s->spec->columns));
         if (kind->traits & STAGE_LOOKS_UP) elements = tokens * (double)s->spec->width / u->n_stages;
         if (backward ? s->part_in_backward[i] : s->part_in_forward[i]) w.bytes += elements * width;
         if (backward && s->part_gradient[i]) w.bytes += elements * 4 * 2;
@@ -59,7 +61,8 @@ static uint32_t needs_of(const tm_model *m, const stage_spec *s) {
     bool turns = s->rope != NO_ROPE && (s->rotated || kind == model_stage_kind(STAGE_ATTENTION));
     bool glu = kind == model_stage_kind(STAGE_GLU_OUT);
     bool embeds = kind == model_stage_kind(STAGE_POSITIONS) || (kind == model_stage_kind(STAGE_EMBED) && s->scale != 1);
-    return (uint32_t)norm << TM_KERNEL_NORMS |
+    bool adapter = (s->rank && (s->dropped || s->magnitude)) || kind == model_stage_kind(STAGE_EMBED_ADAPTER);
+    return (uint32_t)norm << TM_KERNEL_NORMS | (uint32_t)adapter << TM_KERNEL_ADAPTERS |
            (uint32_t)(turns && !turns_plainly(&m->rope[s->rope])) << TM_KERNEL_ROTARY |
            (uint32_t)(glu && (s->plain || s->activation != TM_ACT_SILU)) << TM_KERNEL_ACTIVATIONS |
            (uint32_t)(s->softcap != 0) << TM_KERNEL_SOFTCAPS |
@@ -106,4 +109,7 @@ void tm_stage_signature(const tm_stage *stage, char *buf, size_t cap) {
                  s->softcap != 0 ? " capped" : "");
     size_t at = strlen(buf);
     if (s->without && at < cap) snprintf(buf + at, cap - at, " f%u", s->without);
+    at = strlen(buf);
+    if (s->rank && at < cap)
+        snprintf(buf + at, cap - at, " rank%u%s%s", s->rank, s->magnitude ? " dora" : "", s->dropped ? " drops" : "");
 }

@@ -254,7 +254,8 @@ void run_logits(run *r, unsigned b, float *out) {
     for (uint32_t s = 1; s < u->n_stages; s++) {
         tm_stage_args a = {.model = r->m, .unit = head, .stage = s, .batch = &r->batch[b]};
         a.slot[2] = run_slot(r, head, b, 2);
-        a.weight[0] = r->weight[u->stage[s].part[0]];
+        a.slot[4] = run_slot(r, head, b, 4);
+        for (unsigned i = 0; i < u->stage[s].n_parts; i++) a.weight[i] = r->weight[u->stage[s].part[i]];
         must(tm_head_logits(&a, 0, r->batch[b].tokens, out, tm_model_get_config(r->m)->vocab_size));
     }
 }

@@ -1,8 +1,7 @@
 /* The whole graph against the golden fixtures: hidden states, logits, per-token loss, loss, every gradient. */
-#include "driver.h"
+#include "fixture.h"
 #include "kernels/kernels.h"
 #include "model/model_internal.h"
-#include "safetensors_file.h"
 #include "tests/support/golden.h"
 
 #include <math.h>
@@ -12,119 +11,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-typedef struct fixture {
-    const char *folder;
-    tm_model_config config;
-    st_file golden, weights;
-    tm_json_doc *json;
-    size_t rows, seq;
-    int32_t *ids, *labels; /* shifted, padded to a multiple of 64 rows */
-    uint8_t *mask;
-    uint32_t tokens;
-} fixture;
-
-static const char *path_of(const char *folder, const char *file) {
-    static char path[1024];
-    snprintf(path, sizeof path, "%s/%s/%s", TM_TEST_FIXTURES, folder, file);
-    return path;
-}
-
-static double number(const fixture *f, const char *block, const char *key) {
-    const tm_json *n = tm_json_get(tm_json_get(tm_json_root(f->json), block), key);
-    assert_non_null(n);
-    return n->number;
-}
-
-/* Batch 0 of the fixture; row s is to predict label s+1. */
-static void read_batch(fixture *f) {
-    size_t n;
-    int32_t *ids = st_ints(&f->golden, "input_ids", &n), *labels = st_ints(&f->golden, "labels", &n);
-    int32_t *mask = st_ints(&f->golden, "attention_mask", &n);
-    f->rows = (size_t)number(f, "settings", "batch");
-    f->seq = (size_t)number(f, "settings", "seq");
-    f->tokens = (uint32_t)tm_round_up(f->rows * f->seq, 64);
-    f->ids = calloc(f->tokens, sizeof *f->ids);
-    f->labels = calloc(f->tokens, sizeof *f->labels);
-    f->mask = calloc(f->tokens, 1);
-    for (size_t t = 0; t < f->tokens; t++) {
-        bool real = t < f->rows * f->seq;
-        f->ids[t] = real ? ids[t] : 0;
-        f->mask[t] = real ? (uint8_t)mask[t] : 0;
-        f->labels[t] = real && t % f->seq + 1 < f->seq ? labels[t + 1] : -100;
-    }
-    tm_free(ids), tm_free(labels), tm_free(mask);
-}
-
-static fixture open_fixture(const char *folder, const char *config, const char *weights) {
-    fixture f = {.folder = folder};
-    size_t len;
-    char *text = read_text(path_of(folder, config), &len);
-    if (tm_model_config_parse(&f.config, text, len, config) != TM_OK) fail_msg("%s", tm_error_get()->text);
-    tm_free(text);
-    text = read_text(path_of(folder, "golden.json"), &len);
-    /* NaN in measured_noise is not JSON */
-    for (char *nan; (nan = strstr(text, ": NaN"));) memcpy(nan, ": 0.0", 5);
-    if (tm_json_parse(&f.json, text, len, folder, 0, 0) != TM_OK) fail_msg("%s", tm_error_get()->text);
-    tm_free(text);
-    f.golden = st_open(path_of(folder, "golden.safetensors"));
-    f.weights = st_open(path_of(folder, weights));
-    read_batch(&f);
-    return f;
-}
-
-static void close_fixture(fixture *f) {
-    st_close(&f->golden);
-    st_close(&f->weights);
-    tm_json_free(f->json);
-    free(f->ids), free(f->labels), free(f->mask);
-}
-
-static tm_micro_batch whole_batch(const fixture *f) {
-    return (tm_micro_batch){.rows = (uint32_t)f->rows,
-                            .seq = (uint32_t)f->seq,
-                            .tokens = f->tokens,
-                            .ids = f->ids,
-                            .labels = f->labels,
-                            .key_mask = f->mask};
-}
-
-static void load_weights(run *r, const fixture *f) {
-    for (uint32_t t = 0; t < tm_model_tensors(r->m); t++) {
-        size_t n;
-        float *w = st_floats(&f->weights, tm_model_tensor(r->m, t)->name, &n);
-        assert_non_null(w);
-        assert_int_equal(n, tm_model_tensor(r->m, t)->elements);
-        run_set_tensor(r, t, w);
-        tm_free(w);
-    }
-}
-
-static void set_coefficients(run *r, uint64_t labels) {
-    for (unsigned b = 0; b < r->n_batches; b++)
-        for (uint32_t t = 0; t < r->batch[b].rows * r->batch[b].seq; t++)
-            r->coefficient[b][t] = r->batch[b].labels[t] >= 0 ? 1.0F / (float)labels : 0.0F;
-}
-
-static double max_difference_masked(const fixture *f, const float *got, const float *want, size_t width) {
-    double worst = 0;
-    for (size_t t = 0; t < f->rows * f->seq; t++)
-        for (size_t v = 0; f->mask[t] && v < width; v++)
-            worst = fmax(worst, fabs((double)got[t * width + v] - (double)want[t * width + v]));
-    return worst;
-}
-
-static void check_logits(run *r, const fixture *f, const char *name, double tolerance) {
-    size_t n, vocab = f->config.vocab_size;
-    float *want = st_floats(&f->golden, name, &n), *got = malloc(f->tokens * vocab * sizeof *got);
-    assert_non_null(want);
-    run_logits(r, 0, got);
-    double worst = max_difference_masked(f, got, want, vocab);
-    printf("%s %s: logits differ by %.3g (tolerance %.3g)\n", f->folder, name, worst, tolerance);
-    assert_true(worst <= tolerance);
-    free(got);
-    tm_free(want);
-}
 
 /* hidden.0 is the embedding, hidden.i what block i-1 gives, the last one is normed; largest difference by the size of
  * what is there, as that of logits, which are about 1. */
@@ -143,81 +29,36 @@ static void check_hidden(run *r, const fixture *f, double tolerance) {
         double most = 1;
         for (size_t k = 0; k < n; k++) most = fmax(most, fabs((double)want[k]));
         for (size_t t = 0; t < f->tokens; t++) memcpy(got + t * width, x + t * ld, width * sizeof *got);
-        double worst = max_difference_masked(f, got, want, width);
+        double worst = fixture_difference(f, got, want, width);
         if (!(worst <= tolerance * most)) fail_msg("%s %s: differs by %.3g", f->folder, name, worst);
         tm_free(want);
     }
     free(got);
 }
 
-static void check_token_nll(run *r, const fixture *f, double tolerance) {
-    size_t n;
-    uint64_t labels;
-    float *want = st_floats(&f->golden, "token_nll", &n), *got = malloc(f->tokens * sizeof *got);
-    run_loss(r, got, &labels);
-    for (size_t b = 0; b < f->rows; b++)
-        for (size_t s = 0; s + 1 < f->seq; s++)
-            assert_true(fabs((double)got[b * f->seq + s] - (double)want[b * (f->seq - 1) + s]) <= tolerance);
-    free(got);
-    tm_free(want);
-}
-
-static double check_gradients(const run *r, const fixture *f, double tolerance) {
-    double total = 0, worst = 0;
-    for (uint32_t t = 0; t < tm_model_tensors(r->m); t++) {
-        const tm_tensor *x = tm_model_tensor(r->m, t);
-        char name[160];
-        size_t n;
-        snprintf(name, sizeof name, "grad.%s", x->name);
-        float *want = st_floats(&f->golden, name, &n), *got = malloc(x->elements * sizeof *got);
-        assert_non_null(want);
-        run_tensor_grad(r, t, got);
-        golden_leave_out(tm_json_root(f->json), x->name, got);
-        golden_leave_out(tm_json_root(f->json), x->name, want);
-        double difference = 0, norm = 0;
-        for (size_t i = 0; i < n; i++) {
-            difference += pow((double)got[i] - (double)want[i], 2);
-            norm += pow((double)want[i], 2);
-            total += pow((double)got[i], 2);
-        }
-        double relative = norm > 0 ? sqrt(difference / norm) : sqrt(difference) / 1e-7 * tolerance;
-        if (!(relative <= tolerance)) fail_msg("%s %s: %.3g > %.3g", f->folder, name, relative, tolerance);
-        worst = fmax(worst, relative);
-        free(got);
-        tm_free(want);
-    }
-    printf("%s: gradients differ by at most %.3g (tolerance %.3g)\n", f->folder, worst, tolerance);
-    return sqrt(total);
-}
-
-static void check_loss(run *r, const fixture *f, const char *name, double tolerance, uint64_t *labels) {
-    double loss = run_loss(r, NULL, labels);
-    assert_true(fabs(loss - number(f, "scalars", name)) <= tolerance);
-}
-
 static void check_fp32(const golden_row *row, const char *config) {
-    fixture f = open_fixture(row->folder, config, "model.safetensors");
+    fixture f = fixture_open(row->folder, config, "model.safetensors");
     tm_model *m;
     assert_int_equal(tm_model_create(&m, &f.config, TM_F32), TM_OK);
-    tm_micro_batch batch = whole_batch(&f);
+    tm_micro_batch batch = fixture_batch(&f);
     run r;
     run_open(&r, m, 1, &batch);
-    load_weights(&r, &f);
+    fixture_load(&r, &f);
     run_forward(&r, BATCH_OUTER);
-    if (!(row->has & GOLDEN_SMALL)) check_hidden(&r, &f, number(&f, "tolerances", "logits_max_abs"));
-    check_logits(&r, &f, "logits", number(&f, "tolerances", "logits_max_abs"));
+    if (!(row->has & GOLDEN_SMALL)) check_hidden(&r, &f, fixture_number(&f, "tolerances", "logits_max_abs"));
+    check_logits(&r, &f, "logits", fixture_number(&f, "tolerances", "logits_max_abs"));
     check_token_nll(&r, &f, 5e-5);
     uint64_t labels;
-    check_loss(&r, &f, "loss", number(&f, "tolerances", "loss_abs"), &labels);
-    assert_int_equal(labels, (int64_t)number(&f, "scalars", "loss_tokens"));
-    set_coefficients(&r, labels);
+    check_loss(&r, &f, "loss", fixture_number(&f, "tolerances", "loss_abs"), &labels);
+    assert_int_equal(labels, (int64_t)fixture_number(&f, "scalars", "loss_tokens"));
+    mean_of_labels(&r, labels);
     run_backward(&r, BATCH_OUTER);
-    double norm = check_gradients(&r, &f, number(&f, "tolerances", "grad_rel_l2"));
-    double want = number(&f, "scalars", "grad_norm");
-    assert_true(fabs(norm - want) / want <= number(&f, "tolerances", "grad_norm_rel"));
+    double norm = check_gradients(&r, &f, fixture_number(&f, "tolerances", "grad_rel_l2"));
+    double want = fixture_number(&f, "scalars", "grad_norm");
+    assert_true(fabs(norm - want) / want <= fixture_number(&f, "tolerances", "grad_norm_rel"));
     run_close(&r);
     tm_model_free(m);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 static void v5(void **state) {
@@ -244,22 +85,22 @@ static void cut_rows(fixture *f, size_t seq) {
 /* Rows no longer than what the model began with take the short factors. */
 static void shorts(void **state) {
     const golden_row *row = *state;
-    fixture f = open_fixture(row->folder, "config.json", "model.safetensors");
+    fixture f = fixture_open(row->folder, "config.json", "model.safetensors");
     const tm_json *shape = tm_json_get(tm_json_get(tm_json_root(f.json), "tensors"), "short.logits")->child->next;
     cut_rows(&f, (size_t)shape->child->next->integer);
     tm_model *m;
     assert_int_equal(tm_model_create(&m, &f.config, TM_F32), TM_OK);
-    tm_micro_batch batch = whole_batch(&f);
+    tm_micro_batch batch = fixture_batch(&f);
     run r;
     uint64_t labels;
     run_open(&r, m, 1, &batch);
-    load_weights(&r, &f);
+    fixture_load(&r, &f);
     run_forward(&r, BATCH_OUTER);
-    check_logits(&r, &f, "short.logits", number(&f, "tolerances", "logits_max_abs"));
-    check_loss(&r, &f, "short.loss", number(&f, "tolerances", "loss_abs"), &labels);
+    check_logits(&r, &f, "short.logits", fixture_number(&f, "tolerances", "logits_max_abs"));
+    check_loss(&r, &f, "short.loss", fixture_number(&f, "tolerances", "loss_abs"), &labels);
     run_close(&r);
     tm_model_free(m);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* The fixture's model was made by model.to(bfloat16).float(), which rounds the rotary frequencies too. A model that is
@@ -279,34 +120,34 @@ static void round_frequencies(tm_model *m) {
 /* bf16 weights widened to fp32: the graph in fp32. */
 static void bf16_weights(void **state) {
     const golden_row *row = *state;
-    fixture f = open_fixture(row->folder, "bf16/config.json", "bf16/model.safetensors");
+    fixture f = fixture_open(row->folder, "bf16/config.json", "bf16/model.safetensors");
     tm_model *m;
     assert_int_equal(tm_model_create(&m, &f.config, TM_F32), TM_OK);
     round_frequencies(m);
-    tm_micro_batch batch = whole_batch(&f);
+    tm_micro_batch batch = fixture_batch(&f);
     run r;
     run_open(&r, m, 1, &batch);
-    load_weights(&r, &f);
+    fixture_load(&r, &f);
     run_forward(&r, BATCH_OUTER);
-    check_logits(&r, &f, "bf16_weights.logits", number(&f, "tolerances", "logits_max_abs"));
+    check_logits(&r, &f, "bf16_weights.logits", fixture_number(&f, "tolerances", "logits_max_abs"));
     uint64_t labels;
-    check_loss(&r, &f, "bf16_weights.loss", number(&f, "tolerances", "loss_abs"), &labels);
+    check_loss(&r, &f, "bf16_weights.loss", fixture_number(&f, "tolerances", "loss_abs"), &labels);
     run_close(&r);
     tm_model_free(m);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* Computes in `type` with loss and gradients `scale` times as large, the scale taken out of the gradients again in
  * fp32, exactly (a power of two). Returns the loss. */
 static double compute_in(run *r, const fixture *f, tm_dtype type, unsigned scale, tm_model **m) {
     assert_int_equal(tm_model_create(m, &f->config, type), TM_OK);
-    tm_micro_batch batch = whole_batch(f);
+    tm_micro_batch batch = fixture_batch(f);
     run_open(r, *m, 1, &batch);
-    load_weights(r, f);
+    fixture_load(r, f);
     run_forward(r, BATCH_OUTER);
     uint64_t labels;
     double loss = run_loss(r, NULL, &labels);
-    set_coefficients(r, labels);
+    mean_of_labels(r, labels);
     for (uint32_t t = 0; t < f->rows * f->seq; t++) r->coefficient[0][t] *= (float)scale;
     run_backward(r, BATCH_OUTER);
     for (uint32_t p = 0; p < tm_model_parts(*m); p++)
@@ -317,10 +158,10 @@ static double compute_in(run *r, const fixture *f, tm_dtype type, unsigned scale
 /* The same weights computed on in bf16. */
 static void bf16_compute(void **state) {
     const golden_row *row = *state;
-    fixture f = open_fixture(row->folder, "bf16/config.json", "bf16/model.safetensors");
+    fixture f = fixture_open(row->folder, "bf16/config.json", "bf16/model.safetensors");
     tm_model *m;
     run r;
-    double loss = compute_in(&r, &f, TM_BF16, 1, &m), want = number(&f, "scalars", "bf16_compute.loss");
+    double loss = compute_in(&r, &f, TM_BF16, 1, &m), want = fixture_number(&f, "scalars", "bf16_compute.loss");
     double sum = 0;
     for (uint32_t t = 0; t < tm_model_tensors(m); t++) {
         uint64_t n = tm_model_tensor(m, t)->elements;
@@ -329,30 +170,31 @@ static void bf16_compute(void **state) {
         for (uint64_t i = 0; i < n; i++) sum += (double)g[i] * (double)g[i];
         free(g);
     }
-    double want_norm = number(&f, "scalars", "bf16_compute.grad_norm");
+    double want_norm = fixture_number(&f, "scalars", "bf16_compute.grad_norm");
     printf("%s bf16: loss %.6f (%.6f), gradient norm %.5f (%.5f)\n", row->folder, loss, want, sqrt(sum), want_norm);
-    assert_true(fabs(loss - want) / want <= number(&f, "tolerances", "bf16_compute.loss_rel"));
-    assert_true(fabs(sqrt(sum) - want_norm) / want_norm <= number(&f, "tolerances", "bf16_compute.grad_norm_rel"));
+    assert_true(fabs(loss - want) / want <= fixture_number(&f, "tolerances", "bf16_compute.loss_rel"));
+    assert_true(fabs(sqrt(sum) - want_norm) / want_norm <=
+                fixture_number(&f, "tolerances", "bf16_compute.grad_norm_rel"));
     run_close(&r);
     tm_model_free(m);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* The fp32 fixture computed on in fp16, which has three bits more than bf16: an eighth of bf16's tolerances. The loss
  * is scaled as in training. */
 static void fp16_compute(void **state) {
     const golden_row *row = *state;
-    fixture f = open_fixture(row->folder, "config.json", "model.safetensors");
+    fixture f = fixture_open(row->folder, "config.json", "model.safetensors");
     tm_model *m;
     run r;
-    double loss = compute_in(&r, &f, TM_F16, 1 << 10, &m), want = number(&f, "scalars", "loss");
+    double loss = compute_in(&r, &f, TM_F16, 1 << 10, &m), want = fixture_number(&f, "scalars", "loss");
     printf("%s fp16: loss %.6f (%.6f)\n", row->folder, loss, want);
     assert_true(fabs(loss - want) / want <= 0.02 / 8);
-    double norm = check_gradients(&r, &f, 0.05 / 8), want_norm = number(&f, "scalars", "grad_norm");
+    double norm = check_gradients(&r, &f, 0.05 / 8), want_norm = fixture_number(&f, "scalars", "grad_norm");
     assert_true(fabs(norm - want_norm) / want_norm <= 0.05 / 8);
     run_close(&r);
     tm_model_free(m);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* Each fixture's tests, named "FOLDER NAME". */

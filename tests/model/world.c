@@ -30,7 +30,7 @@ void lively_values(const tm_tensor *x, uint64_t seed, float *v) {
     for (uint64_t i = 0; i < x->elements; i++) {
         double pair[2];
         tm_philox_normal2(tm_hash64(x->name, strlen(x->name), seed), i / 2, pair);
-        v[i] = (float)(0.2 * pair[i % 2]) + (x->init == TM_INIT_ONE ? 1.0F : 0.0F);
+        v[i] = (float)(0.2 * pair[i % 2]) + (x->init == TM_INIT_ONE || x->init == TM_INIT_NORMS ? 1.0F : 0.0F);
     }
 }
 

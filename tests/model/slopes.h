@@ -1,0 +1,12 @@
+/* Gradients against slopes of the loss, which know nothing of backward. */
+#ifndef TEST_SLOPES_H
+#define TEST_SLOPES_H
+
+#include "driver.h"
+
+/* After a whole step with lively weights of that seed: of every tensor that learns. Returns the largest difference, in
+ * units of what is allowed; fails the test above 1. */
+double check_slopes(run *r, uint64_t seed, const char *name);
+double check_tensor_slopes(run *r, uint64_t seed, uint32_t tensor); /* of one, without failing */
+
+#endif
