@@ -31,7 +31,7 @@ text/chat        text text/tokenizer
 adapter          text
 data             text text/tokenizer text/chat
 comm
-config           optim model data
+config           adapter optim model data
 job              model format comm offload offload/plan offload/store offload/exec offload/machine optim device io io/run io/file adapter
 step             job model format comm offload offload/plan offload/store offload/exec offload/machine optim kernels device io io/run io/file adapter
 session          step job config data text/tokenizer text/chat model format comm kernels device offload/machine optim io/file io/run adapter

@@ -24,7 +24,8 @@ tm_status tm_adapter_create(tm_adapter_config **out) {
     *out = NULL;
     tm_adapter_config *a = tm_calloc(1, sizeof *a);
     if (!a) return tm_nomem(sizeof *a);
-    *a = (tm_adapter_config){.r = 8, .alpha = 8, .pissa_iterations = -1, .init_word = "true", .lr_ratio = 1};
+    *a = (tm_adapter_config){
+        .r = 8, .alpha = 8, .pissa_iterations = -1, .init_word = "true", .lr_ratio = 1, .embedding_lr = 1e-6};
     a->own = tm_calloc(1, sizeof *a->own);
     if (!a->own) {
         tm_free(a);

@@ -74,7 +74,8 @@ typedef struct tm_adapter_config {
     tm_adapter_init init;
     int32_t pissa_iterations; /* of the randomised decomposition; -1: the exact one */
     const char *init_word;    /* as adapter_config.json has it: "true", "gaussian", "pissa_niter_4" */
-    double lr_ratio;          /* LoRA+: the rate of B over that of all else; 1 */
+    double lr_ratio;          /* LoRA+: the rate of B, and of vectors that learn, over that of the rest; 1 */
+    double embedding_lr;      /* with it: the rate of adapters of embeddings; 1e-6 */
     const char *base_model;   /* base_model_name_or_path of a folder, or NULL */
     struct adapter_own *own;
 } tm_adapter_config;
@@ -86,7 +87,7 @@ void tm_adapter_free(tm_adapter_config *a); /* NULL is fine */
  * day is refused unless it is off (null, false, empty). */
 TM_MUST_USE tm_status tm_adapter_read(tm_adapter_config *a, const char *text, size_t len, const char *name);
 /* One key, over what was said of it before: a key of adapter_config.json, or `type` (lora, rslora, dora, qlora), `alpha`,
- * `targets`, `lorap_lr_ratio` (loraplus_lr_ratio). null is as if it was not said. A message names the key, not the
+ * `targets`, `lorap_lr_ratio` (loraplus_lr_ratio), `lorap_emb_lr` (loraplus_lr_embedding). null is as if it was not said. A message names the key, not the
  * place. What a folder has in its tensors (r, use_dora) can be said again, but not otherwise. */
 TM_MUST_USE tm_status tm_adapter_set(tm_adapter_config *a, const char *key, const tm_json *value);
 bool tm_adapter_is_key(const char *key);
@@ -111,6 +112,8 @@ typedef struct tm_adapter_json_opts {
     size_t n_modules;          /* stand for; NULL: they are written as they are */
     bool twice_the_rank;       /* PiSSA as plain LoRA: A and B that were there first are subtracted */
 } tm_adapter_json_opts;
+/* The value of one key, as it would be said; a failure stays in the writer. The key is one that makes a difference. */
+void tm_adapter_write_value(const tm_adapter_config *a, const char *key, tm_json_writer *w);
 /* Appends the adapter_config.json that PEFT 0.21 writes. */
 TM_MUST_USE tm_status tm_adapter_write_json(const tm_adapter_config *a, const tm_adapter_json_opts *opts, tm_buf *out);
 

@@ -6,9 +6,10 @@
 #include <string.h>
 
 typedef struct writing {
-    tm_json_writer w;
+    tm_json_writer *w;
     const tm_adapter_config *a;
     const tm_adapter_json_opts *opts;
+    tm_status status;
 } writing;
 
 static void write_number(tm_json_writer *w, double v) {
@@ -22,8 +23,7 @@ static void write_names(tm_json_writer *w, tm_adapter_names names) {
     for (uint32_t i = 0; i < names.n; i++) tm_jw_str(w, names.item[i]);
 }
 
-static void write_list(tm_json_writer *w, const char *key, tm_adapter_names names) {
-    tm_jw_key(w, key);
+static void write_list(tm_json_writer *w, tm_adapter_names names) {
     if (!names.n) {
         tm_jw_null(w);
         return;
@@ -56,156 +56,236 @@ static bool leaves_suffice(const writing *g, chosen *is) {
     return true;
 }
 
-static tm_status write_chosen(writing *g, chosen *is) {
+static void write_chosen(writing *g, chosen *is) {
     size_t n = 0;
     bool leaves = leaves_suffice(g, is);
     const char **name = tm_malloc((g->opts->n_modules + 1) * sizeof *name);
-    if (!name) return tm_nomem((g->opts->n_modules + 1) * sizeof *name);
+    if (!name) {
+        g->status = tm_nomem((g->opts->n_modules + 1) * sizeof *name);
+        return;
+    }
     for (size_t i = 0; i < g->opts->n_modules; i++) {
         const char *module = tm_adapter_bare_name(g->opts->module[i]);
         if (is(g->a, module)) name[n++] = leaves ? adapter_leaf(module) : module;
     }
     qsort(name, n, sizeof *name, by_text);
-    tm_jw_array(&g->w);
+    tm_jw_array(g->w);
     for (size_t i = 0; i < n; i++)
-        if (i == 0 || strcmp(name[i], name[i - 1]) != 0) tm_jw_str(&g->w, name[i]);
-    tm_jw_array_end(&g->w);
+        if (i == 0 || strcmp(name[i], name[i - 1]) != 0) tm_jw_str(g->w, name[i]);
+    tm_jw_array_end(g->w);
     tm_free(name);
-    return TM_OK;
 }
 
-static tm_status write_choice(writing *g, const char *key, const tm_adapter_choice *c, chosen *is) {
+static void write_words(tm_json_writer *w, const tm_adapter_choice *c) {
+    tm_jw_array(w);
+    write_names(w, c->names);
+    if (c->all_linear) tm_jw_str(w, "all-linear");
+    if (c->all_embedding) tm_jw_str(w, "all-embedding");
+    if (c->all_norm) tm_jw_str(w, "all-norm");
+    tm_jw_array_end(w);
+}
+
+static void write_choice(writing *g, const tm_adapter_choice *c, chosen *is) {
     bool words = c->all_linear || c->all_embedding || c->all_norm;
-    if (!words && !c->regex) {
-        write_list(&g->w, key, c->names);
-        return TM_OK;
-    }
-    tm_jw_key(&g->w, key);
-    if (words && g->opts->module) return write_chosen(g, is);
-    if (c->regex || (c->all_linear && !c->all_embedding && !c->names.n)) {
-        tm_jw_str(&g->w, c->regex ? c->regex : "all-linear");
-        return TM_OK;
-    }
-    tm_jw_array(&g->w);
-    write_names(&g->w, c->names);
-    if (c->all_linear) tm_jw_str(&g->w, "all-linear");
-    if (c->all_embedding) tm_jw_str(&g->w, "all-embedding");
-    if (c->all_norm) tm_jw_str(&g->w, "all-norm");
-    tm_jw_array_end(&g->w);
-    return TM_OK;
+    if (words && g->opts->module)
+        write_chosen(g, is);
+    else if (c->regex || (c->all_linear && !c->all_embedding && !c->names.n))
+        tm_jw_str(g->w, c->regex ? c->regex : "all-linear");
+    else if (words)
+        write_words(g->w, c);
+    else
+        write_list(g->w, c->names);
 }
 
-/* ---- keys ------------------------------------------------------------------------------------------------------- */
+/* ---- values ----------------------------------------------------------------------------------------------------- */
+
+typedef void write_value(writing *g);
+
+static void v_null(writing *g) {
+    tm_jw_null(g->w);
+}
+static void v_false(writing *g) {
+    tm_jw_bool(g->w, false);
+}
+static void v_true(writing *g) {
+    tm_jw_bool(g->w, true);
+}
 
 /* A and B of twice the rank at the same scale. */
 static double alpha_factor(const writing *g) {
     return !g->opts->twice_the_rank ? 1 : g->a->use_rslora ? sqrt(2) : 2;
 }
+static uint32_t rank_factor(const writing *g) {
+    return g->opts->twice_the_rank ? 2 : 1;
+}
 
 /* In the order in which they are tried. (PEFT sorts them, and then tries them in another order than it trained with.) */
-static void write_patterns(tm_json_writer *w, const char *key, tm_adapter_patterns patterns, double factor) {
-    tm_jw_field_object(w, key);
+static void write_patterns(tm_json_writer *w, tm_adapter_patterns patterns, double factor) {
+    tm_jw_object(w);
     for (uint32_t i = 0; i < patterns.n; i++) {
         tm_jw_key(w, patterns.item[i].key);
         write_number(w, patterns.item[i].value * factor);
     }
     tm_jw_object_end(w);
 }
-
-static void write_layers(tm_json_writer *w, const tm_adapter_config *a) {
-    tm_jw_key(w, "layers_to_transform");
-    if (!a->n_layers) {
-        tm_jw_null(w);
+static void v_alpha_pattern(writing *g) {
+    write_patterns(g->w, g->a->alpha_pattern, alpha_factor(g));
+}
+static void v_rank_pattern(writing *g) {
+    write_patterns(g->w, g->a->rank_pattern, rank_factor(g));
+}
+static void v_alpha(writing *g) {
+    write_number(g->w, g->a->alpha * alpha_factor(g));
+}
+static void v_rank(writing *g) {
+    tm_jw_uint(g->w, (uint64_t)g->a->r * rank_factor(g));
+}
+static void v_dropout(writing *g) {
+    tm_jw_double(g->w, g->a->dropout);
+}
+static void v_lr_ratio(writing *g) {
+    write_number(g->w, g->a->lr_ratio);
+}
+static void v_embedding_lr(writing *g) {
+    tm_jw_double(g->w, g->a->embedding_lr);
+}
+static void v_base_model(writing *g) {
+    tm_jw_str(g->w, g->opts->base_model ? g->opts->base_model : g->a->base_model);
+}
+static void v_bias(writing *g) {
+    static const char *const words[] = {"none", "all", "lora_only"};
+    tm_jw_str(g->w, words[g->a->bias]);
+}
+static void v_tying(writing *g) {
+    tm_jw_bool(g->w, g->a->ensure_weight_tying);
+}
+static void v_fan_in(writing *g) {
+    tm_jw_bool(g->w, g->a->fan_in_fan_out);
+}
+static void v_dora(writing *g) {
+    tm_jw_bool(g->w, g->a->use_dora);
+}
+static void v_rslora(writing *g) {
+    tm_jw_bool(g->w, g->a->use_rslora);
+}
+static void v_exclude(writing *g) {
+    write_choice(g, &g->a->exclude_modules, NULL);
+}
+static void v_saved(writing *g) {
+    write_choice(g, &g->a->modules_to_save, adapter_saves_module);
+}
+static void v_targets(writing *g) {
+    write_choice(g, &g->a->target_modules, is_adapted);
+}
+static void v_layers_pattern(writing *g) {
+    write_list(g->w, g->a->layers_pattern);
+}
+static void v_layers(writing *g) {
+    if (!g->a->n_layers) {
+        tm_jw_null(g->w);
         return;
     }
-    tm_jw_array(w);
-    for (uint32_t i = 0; i < a->n_layers; i++) tm_jw_uint(w, a->layers_to_transform[i]);
-    tm_jw_array_end(w);
+    tm_jw_array(g->w);
+    for (uint32_t i = 0; i < g->a->n_layers; i++) tm_jw_uint(g->w, g->a->layers_to_transform[i]);
+    tm_jw_array_end(g->w);
 }
-
-static void write_init(tm_json_writer *w, const tm_adapter_config *a, bool plain) {
-    tm_jw_key(w, "init_lora_weights");
-    bool is_true = plain || !strcmp(a->init_word, "true");
-    if (is_true || !strcmp(a->init_word, "false"))
-        tm_jw_bool(w, is_true);
+static void v_init(writing *g) {
+    const char *word = g->a->init_word;
+    bool is_true = g->opts->twice_the_rank || !strcmp(word, "true");
+    if (is_true || !strcmp(word, "false"))
+        tm_jw_bool(g->w, is_true);
     else
-        tm_jw_str(w, a->init_word);
+        tm_jw_str(g->w, word);
+}
+static void v_loftq(writing *g) {
+    tm_jw_object(g->w);
+    tm_jw_object_end(g->w);
+}
+static void v_megatron(writing *g) {
+    tm_jw_str(g->w, "megatron.core");
+}
+static void v_peft_type(writing *g) {
+    tm_jw_str(g->w, "LORA");
+}
+static void v_version(writing *g) {
+    tm_jw_str(g->w, "0.21.2");
+}
+static void v_group_size(writing *g) {
+    tm_jw_uint(g->w, 16);
+}
+static void v_task(writing *g) {
+    tm_jw_str(g->w, "CAUSAL_LM");
 }
 
-static void write_nulls(tm_json_writer *w, const char *const *keys, size_t n) {
-    for (size_t i = 0; i < n; i++) tm_jw_field_str(w, keys[i], NULL);
-}
-#define NULLS(w, ...) write_nulls(w, (const char *const[]){__VA_ARGS__}, TM_COUNT(((const char *const[]){__VA_ARGS__})))
+static const struct {
+    const char *key;
+    write_value *write;
+} keys[] = {
+    {"alora_invocation_tokens", v_null},
+    {"alpha_pattern", v_alpha_pattern},
+    {"arrow_config", v_null},
+    {"auto_mapping", v_null},
+    {"base_model_name_or_path", v_base_model},
+    {"bias", v_bias},
+    {"corda_config", v_null},
+    {"ensure_weight_tying", v_tying},
+    {"eva_config", v_null},
+    {"exclude_modules", v_exclude},
+    {"fan_in_fan_out", v_fan_in},
+    {"inference_mode", v_true},
+    {"init_lora_weights", v_init},
+    {"kasa_config", v_null},
+    {"layer_replication", v_null},
+    {"layers_pattern", v_layers_pattern},
+    {"layers_to_transform", v_layers},
+    {"loftq_config", v_loftq},
+    {"lora_alpha", v_alpha},
+    {"lora_bias", v_false},
+    {"lora_dropout", v_dropout},
+    {"lora_ga_config", v_null},
+    {"megatron_config", v_null},
+    {"megatron_core", v_megatron},
+    {"modules_to_save", v_saved},
+    {"monteclora_config", v_null},
+    {"peft_type", v_peft_type},
+    {"peft_version", v_version},
+    {"qalora_group_size", v_group_size},
+    {"r", v_rank},
+    {"rank_pattern", v_rank_pattern},
+    {"revision", v_null},
+    {"target_modules", v_targets},
+    {"target_parameters", v_null},
+    {"task_type", v_task},
+    {"trainable_token_indices", v_null},
+    {"use_bdlora", v_null},
+    {"use_dora", v_dora},
+    {"use_qalora", v_false},
+    {"use_rslora", v_rslora},
+    {"velora_config", v_null},
+    /* not PEFT's */
+    {"lorap_lr_ratio", v_lr_ratio},
+    {"lorap_emb_lr", v_embedding_lr},
+};
+enum { OURS = 2 };
 
-static void write_to_layers(writing *g) {
-    static const char *const biases[] = {"none", "all", "lora_only"};
-    tm_json_writer *w = &g->w;
-    const tm_adapter_config *a = g->a;
-    tm_jw_field_str(w, "alora_invocation_tokens", NULL);
-    write_patterns(w, "alpha_pattern", a->alpha_pattern, alpha_factor(g));
-    NULLS(w, "arrow_config", "auto_mapping");
-    tm_jw_field_str(w, "base_model_name_or_path", g->opts->base_model ? g->opts->base_model : a->base_model);
-    tm_jw_field_str(w, "bias", biases[a->bias]);
-    tm_jw_field_str(w, "corda_config", NULL);
-    tm_jw_field_bool(w, "ensure_weight_tying", a->ensure_weight_tying);
-    tm_jw_field_str(w, "eva_config", NULL);
-}
-
-static void write_to_megatron(writing *g) {
-    tm_json_writer *w = &g->w;
-    const tm_adapter_config *a = g->a;
-    tm_jw_field_bool(w, "fan_in_fan_out", a->fan_in_fan_out);
-    tm_jw_field_bool(w, "inference_mode", true);
-    write_init(w, a, g->opts->twice_the_rank);
-    NULLS(w, "kasa_config", "layer_replication");
-    write_list(w, "layers_pattern", a->layers_pattern);
-    write_layers(w, a);
-    tm_jw_field_object(w, "loftq_config");
-    tm_jw_object_end(w);
-    tm_jw_key(w, "lora_alpha");
-    write_number(w, a->alpha * alpha_factor(g));
-    tm_jw_field_bool(w, "lora_bias", false);
-    tm_jw_field_double(w, "lora_dropout", a->dropout);
-    NULLS(w, "lora_ga_config", "megatron_config");
-    tm_jw_field_str(w, "megatron_core", "megatron.core");
-}
-
-static void write_to_target(writing *g) {
-    tm_json_writer *w = &g->w;
-    const tm_adapter_config *a = g->a;
-    int factor = g->opts->twice_the_rank ? 2 : 1;
-    tm_jw_field_str(w, "monteclora_config", NULL);
-    tm_jw_field_str(w, "peft_type", "LORA");
-    tm_jw_field_str(w, "peft_version", "0.21.2");
-    tm_jw_field_uint(w, "qalora_group_size", 16);
-    tm_jw_field_uint(w, "r", (uint64_t)a->r * (uint64_t)factor);
-    write_patterns(w, "rank_pattern", a->rank_pattern, factor);
-    tm_jw_field_str(w, "revision", NULL);
-}
-
-static void write_rest(writing *g) {
-    tm_json_writer *w = &g->w;
-    tm_jw_field_str(w, "target_parameters", NULL);
-    tm_jw_field_str(w, "task_type", "CAUSAL_LM");
-    NULLS(w, "trainable_token_indices", "use_bdlora");
-    tm_jw_field_bool(w, "use_dora", g->a->use_dora);
-    tm_jw_field_bool(w, "use_qalora", false);
-    tm_jw_field_bool(w, "use_rslora", g->a->use_rslora);
-    tm_jw_field_str(w, "velora_config", NULL);
+void tm_adapter_write_value(const tm_adapter_config *a, const char *key, tm_json_writer *w) {
+    writing g = {.w = w, .a = a, .opts = &(tm_adapter_json_opts){0}};
+    size_t i = 0;
+    while (i < TM_COUNT(keys) && strcmp(keys[i].key, key) != 0) i++;
+    TM_ASSERT(i < TM_COUNT(keys));
+    keys[i].write(&g);
 }
 
 tm_status tm_adapter_write_json(const tm_adapter_config *a, const tm_adapter_json_opts *opts, tm_buf *out) {
-    writing g = {.a = a, .opts = opts};
-    tm_jw_init(&g.w, out, 2);
-    g.w.ascii = true;
-    tm_jw_object(&g.w);
-    write_to_layers(&g);
-    TM_TRY(write_choice(&g, "exclude_modules", &a->exclude_modules, NULL));
-    write_to_megatron(&g);
-    TM_TRY(write_choice(&g, "modules_to_save", &a->modules_to_save, adapter_saves_module));
-    write_to_target(&g);
-    TM_TRY(write_choice(&g, "target_modules", &a->target_modules, is_adapted));
-    write_rest(&g);
-    tm_jw_object_end(&g.w);
-    return tm_jw_end(&g.w);
+    tm_json_writer w;
+    writing g = {.w = &w, .a = a, .opts = opts};
+    tm_jw_init(&w, out, 2);
+    w.ascii = true;
+    tm_jw_object(&w);
+    for (size_t i = 0; i < TM_COUNT(keys) - OURS && g.status == TM_OK; i++) {
+        tm_jw_key(&w, keys[i].key);
+        keys[i].write(&g);
+    }
+    tm_jw_object_end(&w);
+    return tm_first(g.status, tm_jw_end(&w));
 }

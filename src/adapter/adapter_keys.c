@@ -309,6 +309,7 @@ static const key_row rows[] = {
     {"fan_in_fan_out", take_bool, AT(fan_in_fan_out), 0, 0, NULL},
     {"ensure_weight_tying", take_bool, AT(ensure_weight_tying), 0, 0, NULL},
     {"lorap_lr_ratio", take_number, AT(lr_ratio), 0, 1e6, NULL},
+    {"lorap_emb_lr", take_number, AT(embedding_lr), 0, 1e6, NULL},
     {"base_model_name_or_path", take_text, AT(base_model), 0, 0, NULL},
     {"task_type", take_task, 0, 0, 0, NULL},
     {"auto_mapping", leave, 0, 0, 0, NULL},
@@ -340,7 +341,8 @@ static const key_row *row_of(const char *key) {
     static const char *const other[][2] = {{"type", "peft_type"},
                                            {"alpha", "lora_alpha"},
                                            {"targets", "target_modules"},
-                                           {"loraplus_lr_ratio", "lorap_lr_ratio"}};
+                                           {"loraplus_lr_ratio", "lorap_lr_ratio"},
+                                           {"loraplus_lr_embedding", "lorap_emb_lr"}};
     for (size_t i = 0; i < TM_COUNT(other); i++)
         if (!strcmp(key, other[i][0])) key = other[i][1];
     for (size_t i = 0; i < TM_COUNT(rows); i++)

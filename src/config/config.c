@@ -42,6 +42,8 @@ tm_status cfg_keep_doc(cfg_impl *c, tm_json_doc *doc) {
 void tm_config_free(tm_config *c) {
     cfg_impl *impl = (cfg_impl *)c;
     if (!impl) return;
+    tm_adapter_free((tm_adapter_config *)(uintptr_t)c->adapter);
+    tm_freeze_free((tm_freeze *)(uintptr_t)c->freeze);
     for (cfg_owned *o = impl->owned, *next; o; o = next) {
         next = o->next;
         tm_json_free(o->doc);
@@ -108,6 +110,9 @@ static tm_status resolve(cfg_state *s) {
     c->world_size = s->opts->world_size ? s->opts->world_size : 1;
     TM_TRY(cfg_fill_all(s));
     TM_TRY(config_resolve_run(s));
+    config_resolve_quantization(s);
+    TM_TRY(config_resolve_adapter(s));
+    TM_TRY(config_resolve_freezing(s));
     TM_TRY(config_resolve_batch(s));
     TM_TRY(config_resolve_storage(s));
     TM_TRY(config_resolve_optimizer(s));

@@ -22,6 +22,7 @@
 #ifndef TIDEMILL_CONFIG_H
 #define TIDEMILL_CONFIG_H
 
+#include "adapter/adapter.h"
 #include "base/base.h"
 #include "data/dataset.h"
 #include "model/model.h"
@@ -51,6 +52,8 @@ typedef enum tm_save_dtype {
     TM_SAVE_BF16,
     TM_SAVE_F16
 } tm_save_dtype;
+
+typedef enum tm_quantize { TM_QUANTIZE_NONE, TM_QUANTIZE_NF4, TM_QUANTIZE_FP4 } tm_quantize;
 
 /* What FSDP would gather together, and so how much is gathered ahead of its use. DEFAULT: stage3_prefetch_bucket_size
  */
@@ -127,6 +130,22 @@ typedef struct tm_config {
         bool strict;   /* a bad row is an error instead of a counted skip */
         uint64_t seed; /* of the shuffle; data_seed, else seed */
     } data;
+
+    /* ---- what learns --------------------------------------------------------------------------------------------- */
+    const tm_adapter_config *adapter; /* NULL: none; otherwise the base is frozen but for what it says */
+    const char *adapter_path;         /* the folder that it starts from, or NULL */
+    struct {
+        tm_quantize type;
+        bool double_quant;
+        uint32_t block;
+    } quantization;          /* of a frozen base; NONE: as it lies */
+    const tm_freeze *freeze; /* NULL: nothing is frozen by name */
+    struct {
+        tm_strings freeze_parameters, trainable_parameters;
+        const char *freeze_parameters_regex, *trainable_parameters_regex;
+        double freeze_parameters_ratio;
+        int32_t freeze_trainable_layers;
+    } freezing; /* what `freeze` was made of */
 
     /* ---- batches: train_batch_size = micro_batch_size accumulation_steps world_size, checked --------------------- */
     uint32_t micro_batch_size;   /* rows a micro-batch (per_device_train_batch_size) */
@@ -241,6 +260,8 @@ typedef struct tm_config_opts {
 
 /* Relaxed JSON: comments, trailing commas, 5e8 as an integer. Warns once for each key that has no effect here. */
 TM_MUST_USE tm_status tm_config_load(tm_config **out, const char *text, size_t len, const tm_config_opts *opts);
+/* TM_EUNSUPPORTED where it asks for what the trainer does not do yet. */
+TM_MUST_USE tm_status tm_config_pending(const tm_config *c);
 void tm_config_free(tm_config *c); /* NULL is fine */
 /* Fills the "auto" of keys that depend on the model: h*h, .9*h*h, 10*h (as transformers does). */
 TM_MUST_USE tm_status tm_config_resolve_model(tm_config *c, uint32_t hidden_size);

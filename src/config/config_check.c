@@ -39,9 +39,9 @@ bool cfg_type_fits(const schema_row *row, const tm_json *n) {
     case TM_JSON_ARRAY:
         if (t & T_PAIR) return n->count == 2 && all_are(n, TM_JSON_NUMBER);
         /* no words at all switch off what false would, and are none where they are needed */
-        return (t & T_LIST) && (n->count > 0 || t & T_BOOL) && all_are(n, TM_JSON_STRING);
+        return (t & T_LIST) && (n->count > 0 || t & (T_BOOL | T_EMPTY)) && all_are(n, TM_JSON_STRING);
     default:
-        return n->type == TM_JSON_OBJECT && (t & T_OBJ);
+        return n->type == TM_JSON_OBJECT && (t & (T_OBJ | T_TABLE));
     }
 }
 
@@ -79,7 +79,7 @@ static void wrong_choice(cfg_state *s, const schema_row *row, const cfg_value *v
 }
 
 /* Switched off, so that a feature that is not there makes no difference. */
-static bool is_off(const tm_json *n) {
+bool cfg_is_off(const tm_json *n) {
     const tm_json *enabled = tm_json_get(n, "enabled");
     if (n->type == TM_JSON_NULL) return true;
     if (n->type == TM_JSON_BOOL) return !n->boolean;
@@ -95,7 +95,7 @@ static void check_ignored(const cfg_state *s, const schema_row *row, const cfg_v
     const tm_json *n = v->node;
     bool denied = (n->type == TM_JSON_BOOL && !n->boolean) || tm_json_is(n, "false") || tm_json_is(n, "False");
     const char *reason = row->types & T_RANKS && s->opts->world_size < 2 ? "there is one rank" : row->help;
-    if (row->types & T_ALWAYS ? !denied : is_off(n)) return;
+    if (row->types & T_ALWAYS ? !denied : cfg_is_off(n)) return;
     tm_warn_once(v->spelled, "%s: \"%s\" has no effect here: %s", cfg_where(v, w, sizeof w), v->spelled, reason);
 }
 
@@ -119,10 +119,10 @@ void cfg_check_value(cfg_state *s, const schema_row *row, const cfg_value *v) {
     if (row->kind == K_IGNORED) {
         check_ignored(s, row, v);
     } else if (row->kind == K_LATER) {
-        if (!is_off(n))
+        if (!cfg_is_off(n))
             cfg_unsupported(s, v, "\"%s\": %s: not supported yet by this version; leave it out", v->spelled, row->help);
     } else if (row->kind == K_REFUSED) {
-        if (!is_off(n)) cfg_unsupported(s, v, "\"%s\" is refused: %s", v->spelled, row->help);
+        if (!cfg_is_off(n)) cfg_unsupported(s, v, "\"%s\" is refused: %s", v->spelled, row->help);
     } else if (!cfg_type_fits(row, n)) {
         cfg_wrong(s, v, "\"%s\" must be %s, not %s%s", v->spelled, schema_expects(row, expects, sizeof expects),
                   cfg_show_node(n, shown, sizeof shown), size_hint(row, n, hint, sizeof hint));

@@ -59,6 +59,9 @@ SHOWN(host_budget, c->memory.host_kind != TM_BUDGET_DEFAULT)
 SHOWN(aio, c->aio.given)
 SHOWN(best, c->save_best)
 SHOWN(tracked, c->track_best)
+SHOWN(adapter, c->adapter != NULL)
+SHOWN(quantized, c->quantization.type != TM_QUANTIZE_NONE)
+SHOWN(blocks, c->freezing.freeze_trainable_layers != 0)
 
 /* ---- rows that are not written as they are ---------------------------------------------------------------------- */
 
@@ -71,6 +74,12 @@ WRITTEN_AS(schedule, tm_lr_type_name(c->schedule.type))
 WRITTEN_AS(optimizer, config_optimizer_type(c))
 WRITTEN_AS(best, "best")
 WRITTEN_AS(metric, "loss")
+
+/* As adapter_config.json has it. */
+void write_adapter(tm_json_writer *w, const tm_config *c, const schema_row *row) {
+    tm_jw_key(w, leaf_of(row));
+    tm_adapter_write_value(c->adapter, leaf_of(row), w);
+}
 
 /* A product of two keys is written as one of them. */
 void write_one(tm_json_writer *w, const tm_config *c, const schema_row *row) {

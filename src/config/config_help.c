@@ -14,7 +14,8 @@ static tm_status help_row(tm_buf *out, const schema_row *row) {
     if (row->alias_of) return tm_buf_printf(out, "  %s\n      the same as %s\n", row->path, row->alias_of);
     if (row->kind >= K_IGNORED) return tm_buf_printf(out, "  %s: %s\n", row->path, row->help);
     TM_TRY(tm_buf_printf(out, "  %s\n      %s", row->path, row->help));
-    if (!(row->types & T_OBJ)) TM_TRY(tm_buf_printf(out, "; %s", schema_expects(row, expects, sizeof expects)));
+    schema_expects(row, expects, sizeof expects);
+    if (!(row->types & T_OBJ) && *expects) TM_TRY(tm_buf_printf(out, "; %s", expects));
     if (row->def) TM_TRY(tm_buf_printf(out, "; default %s", row->def));
     return tm_buf_printf(out, "\n");
 }

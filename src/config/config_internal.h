@@ -24,6 +24,8 @@ enum {
     T_AUTO = 1024,   /* "auto" */
     T_NULL = 2048,   /* null: as if absent */
     T_ALWAYS = 8192, /* K_IGNORED: true is what is done anyway; false warns */
+    T_EMPTY = 32768, /* of T_LIST: it may have nothing in it */
+    T_TABLE = 65536, /* an object that is not looked into */
     T_RANKS = 16384, /* K_IGNORED: `help` is the reason on several ranks */
     T_WORD = 4096    /* booleans may be the strings "true" and "false" (ds_nvme_tune prints those) */
 };
@@ -112,9 +114,10 @@ void field_write(tm_json_writer *w, const tm_config *c, const schema_row *row); 
 typedef bool shown_when(const tm_config *c, const schema_row *row);
 shown_when shown_always, shown_set, shown_nonzero, shown_thinking, shown_f16, shown_hf, shown_deepspeed, shown_argument;
 shown_when shown_option, shown_betas, shown_beta1, shown_rate, shown_bucket, shown_aio, shown_best, shown_tracked;
-shown_when shown_host_budget;
+shown_when shown_host_budget, shown_adapter, shown_quantized, shown_blocks;
 typedef void write_how(tm_json_writer *w, const tm_config *c, const schema_row *row);
 write_how write_schedule, write_budget, write_every, write_best, write_metric, write_optimizer, write_eps, write_one;
+write_how write_adapter;
 
 /* ---- strategies (strategy.c) --------------------------------------------------------------------------------- */
 
@@ -186,6 +189,7 @@ tm_status cfg_report(cfg_state *s) TM_MUST_USE; /* fails with what was collected
 void cfg_keep(cfg_state *s, tm_status rc);      /* remembers a failure to collect */
 /* Type, choice and range of a value; problems are collected, keys without effect warn. */
 void cfg_check_value(cfg_state *s, const schema_row *row, const cfg_value *v);
+bool cfg_is_off(const tm_json *n); /* false, 0, "none", null, nothing in it: as if it was not said */
 bool cfg_type_fits(const schema_row *row, const tm_json *n);
 bool cfg_is_size_text(const char *text, uint64_t *bytes); /* leaves no error behind */
 const char *cfg_show_node(const tm_json *n, char *buf, size_t cap);
@@ -222,6 +226,9 @@ tm_status config_resolve_fsdp(cfg_state *s) TM_MUST_USE; /* config_fsdp.c; after
 void config_resolve_recompute(cfg_state *s);             /* config_recompute.c: after memory */
 void config_warn_effects(cfg_state *s); /* config_effects.c: after all: what is given and makes no difference */
 tm_status config_note_autos(cfg_state *s) TM_MUST_USE;        /* config_autos.c */
+void config_resolve_quantization(cfg_state *s);               /* config_quantization.c */
+tm_status config_resolve_adapter(cfg_state *s) TM_MUST_USE;   /* config_adapter.c; after precision and quantization */
+tm_status config_resolve_freezing(cfg_state *s) TM_MUST_USE;  /* config_freezing.c; after the adapter */
 tm_status config_resolve_batch(cfg_state *s) TM_MUST_USE;     /* config_batch.c */
 tm_status config_resolve_optimizer(cfg_state *s) TM_MUST_USE; /* config_optimizer.c */
 const char *config_optimizer_type(const tm_config *c);        /* as optimizer.type names it */

@@ -23,7 +23,8 @@ static void compare(cfg_state *s, const char *flat, const char *in_block, double
 
 /* "auto": the flat value, or ours by default; absent: the default of DeepSpeed's optimizer. */
 static double number(cfg_state *s, const char *flat, const char *in_block, double by_default) {
-    if (flat && cfg_is_auto(s, in_block)) return cfg_number(s, flat);
+    if (flat && cfg_is_auto(s, in_block))
+        return strcmp(flat, "learning_rate") ? cfg_number(s, flat) : s->cfg->pub.learning_rate;
     const cfg_value *v = cfg_given(s, in_block);
     double value = v ? v->node->number : by_default;
     if (flat) compare(s, flat, in_block, value);
@@ -44,6 +45,9 @@ static const type_row types[] = {
     {"adamw8bit", "adamw_8bit", "AdamW8bit", 1e-3, 0.999},
     {"adam8bit", "adam_8bit", "Adam8bit", 1e-3, 0.999},
     {"lion", "lion", "Lion", 1e-3, 0.999},
+    {"pagedadamw", "adamw", "AdamW", 1e-3, 0.999},
+    {"pagedadamw32bit", "adamw", "AdamW", 1e-3, 0.999},
+    {"pagedadamw8bit", "adamw_8bit", "AdamW8bit", 1e-3, 0.999},
     {"adagrad", "adagrad", "Adagrad", 1e-2, 0},
     {"sgd", "sgd", "SGD", 1e-3, 0},
     {"adafactor", "adafactor", "Adafactor", 1e-3, 0}, /* transformers' */
@@ -162,7 +166,7 @@ static void resolve_mode(cfg_state *s, const type_row *type) {
         if (v) set(s, v, "adam_w_mode", 0);
         return;
     }
-    bool asked = v ? v->node->boolean : c->optim.adam_w_mode, fixed = !strncmp(type->type, "adamw", 5);
+    bool asked = v ? v->node->boolean : c->optim.adam_w_mode, fixed = strstr(type->type, "adamw");
     if (fixed && !asked) tm_warn_once("adam_w_mode", "adam_w_mode false has no effect on type AdamW, as in DeepSpeed");
     c->optim.adam_w_mode = fixed || asked;
 }

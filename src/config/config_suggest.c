@@ -61,7 +61,7 @@ static size_t distance(const given *g, const char *word, size_t n) {
 }
 
 /* What every key is compared with, taken from the table once. */
-enum { MOST_ROWS = 512 };
+enum { MOST_ROWS = 1024 };
 typedef struct word {
     const char *leaf; /* the last name of the row's path */
     size_t n, section;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* Open addressing, at most half full: a configuration asks some hundred times. */
-enum { SLOTS = 1024 };
+enum { SLOTS = 2048 };
 static uint16_t slot[SLOTS]; /* row + 1 */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -87,6 +87,7 @@ const char *schema_expects(const schema_row *row, char *buf, size_t cap) {
     if (row->types & T_PAIR) add(buf, cap, "two numbers");
     if (row->types & T_LIST) add(buf, cap, "a string or a list of strings");
     if (row->types & T_OBJ) add(buf, cap, "an object");
+    if (row->types & T_TABLE) add(buf, cap, "an object of names, each with a number");
     if (row->types & T_ENUM) {
         add(buf, cap, "one of ");
         for (const char *c = row->choices; *c; c += strcspn(c, "|"), c += *c == '|') {

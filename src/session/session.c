@@ -27,6 +27,7 @@ tm_status session_load_config(session *s, bool data_optional) {
                                               .read_file = slurp,
                                               .world_size = s->comm ? s->ranks.ranks : 1,
                                               .data_optional = data_optional});
+    if (rc == TM_OK) rc = tm_config_pending(s->cfg);
     tm_buf_free(&text);
     return rc;
 }

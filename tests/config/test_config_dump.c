@@ -48,6 +48,42 @@ static const row rows[] = {
     {"\"optim\": \"lion\", \"optimizer\": {\"type\": \"Lion\"}, \"optim_args\": \"\"", {"\"type\":\"Lion\""}},
     {"\"learning_rate\": 1e-3, " OPTIMIZER("AdamW", "\"lr\": 1e-3, \"weight_decay\": 0.25"),
      {"\"lr\":0.001", "\"weight_decay\":0.25"}},
+    {"\"optim\": \"paged_adamw_8bit\"", {"\"type\":\"AdamW8bit\""}},
+    {"\"optim\": \"paged_adamw_32bit\", \"learning_rate\": 1e-3", {"\"type\":\"AdamW\"", "\"lr\":0.001"}},
+    {OPTIMIZER("PagedAdamW8bit", "\"lr\": 0.5"), {"\"type\":\"AdamW8bit\"", "\"lr\":0.5"}},
+    /* what learns */
+    {"\"adapter\": {\"type\": \"lora\", \"r\": 16, \"alpha\": 32, \"targets\": \"all-linear\"}",
+     {"\"r\":16", "\"lora_alpha\":32", "\"lora_dropout\":0,", "\"target_modules\":\"all-linear\"", "\"lr\":0.0001"}},
+    {"\"adapter\": {}", {"\"r\":8", "\"lora_alpha\":8", "\"use_dora\":false", "\"init_lora_weights\":true"}},
+    {"\"tuner_type\": \"lora\"", {"\"r\":8", "\"lora_alpha\":32", "\"lora_dropout\":0.05"}},
+    {"\"use_peft\": true, \"lora_r\": 4, \"lora_target_modules\": [\"q_proj\", \"all-embedding\"]",
+     {"\"r\":4", "\"target_modules\":[\"q_proj\",\"all-embedding\"]"}},
+    {"\"target_modules\": [\"all-linear\"], \"lora_alpha\": 16.5, \"learning_rate\": 1e-3, \"use_dora\": true",
+     {"\"target_modules\":\"all-linear\"", "\"lora_alpha\":16.5", "\"use_dora\":true", "\"lr\":0.001"}},
+    {"\"target_regex\": \".*_proj\", \"init_weights\": \"pissa_niter_4\", \"lorap_lr_ratio\": 16, \"lora_bias\": "
+     "\"all\"",
+     {"\"target_modules\":\".*_proj\"", "\"init_lora_weights\":\"pissa_niter_4\"", "\"lorap_lr_ratio\":16",
+      "\"bias\":\"all\""}},
+    {"\"adapter\": {\"rank_pattern\": {\"q_proj\": 4, \"a|b\": 2}, \"alpha_pattern\": {\"v\": 0.5}, "
+     "\"target_modules\": [\"q_proj\"], \"layers_to_transform\": 3, \"layers_pattern\": \"h\", "
+     "\"exclude_modules\": [\"x\"], \"modules_to_save\": [\"all-norm\", \"lm_head\"]}",
+     {"\"rank_pattern\":{\"q_proj\":4,\"a|b\":2}", "\"alpha_pattern\":{\"v\":0.5}", "\"layers_to_transform\":[3]",
+      "\"layers_pattern\":[\"h\"]", "\"exclude_modules\":[\"x\"]", "\"modules_to_save\":[\"lm_head\",\"all-norm\"]"}},
+    {"\"adapters\": [\"lora\"], \"lora_alpha\": 9",
+     {"\"path\":\"lora\"", "\"r\":3", "\"lora_alpha\":9", "\"use_rslora\":true", "\"init_lora_weights\":\"eva\""}},
+    {"\"adapter\": {\"path\": \"lora\"}", {"\"lora_alpha\":7", "\"lora_dropout\":0.25"}},
+    {"\"train_type\": \"qlora\"", {"\"quantization\":{\"type\":\"nf4\",\"double_quant\":true,\"block\":64}"}},
+    {"\"adapter\": {\"type\": \"qlora\"}, \"quantization\": {\"type\": \"fp4\", \"double_quant\": false}",
+     {"\"quantization\":{\"type\":\"fp4\",\"double_quant\":false"}},
+    {"\"tuner_type\": \"lora\", \"quant_method\": \"bnb\", \"quant_bits\": 4, \"bnb_4bit_quant_type\": \"fp4\", "
+     "\"bnb_4bit_use_double_quant\": false, \"bnb_4bit_compute_dtype\": \"bfloat16\"",
+     {"\"quantization\":{\"type\":\"fp4\",\"double_quant\":false"}},
+    {"\"freeze_parameters\": [\"model.embed_tokens\"], \"freeze_parameters_ratio\": 0.25, "
+     "\"freeze_parameters_regex\": \"norm\", \"trainable_parameters\": \"model.norm\", "
+     "\"trainable_parameters_regex\": \"q|k\", \"freeze_trainable_layers\": -2",
+     {"\"freeze_parameters\":[\"model.embed_tokens\"]", "\"freeze_parameters_ratio\":0.25",
+      "\"freeze_parameters_regex\":\"norm\"", "\"trainable_parameters\":[\"model.norm\"]",
+      "\"trainable_parameters_regex\":\"q|k\"", "\"freeze_trainable_layers\":-2"}},
     /* schedules by HF's names */
     {HF("cosine_with_restarts", "\"num_cycles\": 3"), {"cosine_with_restarts", "\"num_cycles\":3"}},
     {HF("polynomial", "\"lr_end\": 1e-6, \"power\": 2"), {"\"lr_end\":1e-06", "\"power\":2"}},

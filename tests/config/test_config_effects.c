@@ -279,8 +279,8 @@ static void by_epochs(void **state) {
 static void set_lifts_what_the_file_says(void **state) {
     (void)state;
     static const char *const lifts[][2] = {
-        {"{" BASE ", \"adapter\": {\"type\": \"lora\", \"r\": 8}}", "adapter=null"},
-        {"{" BASE ", \"lora_r\": 8}", "lora_r=null"},
+        {"{" BASE ", \"adapter\": {\"type\": \"loha\", \"r\": 8}}", "adapter=null"},
+        {"{" BASE ", \"lora_r\": 0}", "lora_r=null"},
         {"{" BASE ", \"amp\": {\"enabled\": true}}", "amp=null"},
         {"{" BASE ", \"max_steps\": \"many\"}", "max_steps=3"},
         {"{" BASE ", \"memory\": {\"slots\": 7}}", "memory=null"},
@@ -325,10 +325,8 @@ static void suggestions(void **state) {
         {"\"model_type\": \"llama\"", "it is read from the model's config.json"},
         {"\"use_fp16\": true", "did you mean \"fp16\"?"},
         {"\"strategy\": \"horovod\"", "did you mean \"ddp\"?"},
-        {"\"lora_r\": 8", "adapters (LoRA and others)"},
-        {"\"lora_rank\": 8", "adapters (LoRA and others)"},
-        {"\"target_modules\": [\"q_proj\"]", "adapters (LoRA and others)"},
-        {"\"load_in_4bit\": true", "quantised, frozen base"},
+        {"\"rank_pattern\": {}", "it belongs under \"adapter\""},
+        {"\"load_in_8bit\": true", "a frozen base in 8 bits"},
         {"\"learning_rat\": 1", "did you mean \"learning_rate\"?"},
         {"\"max_stpes\": 1", "did you mean \"max_steps\"?"},
         {"\"host_budget\": 1", "it belongs under \"memory\""},

@@ -14,9 +14,15 @@
 
 #include "config/config.h"
 
-/* The text of "ds.json"; any other name is not there. */
+/* The adapter that lies in "lora". */
+static const char test_adapter[] =
+    "{\"peft_type\": \"LORA\", \"r\": 3, \"lora_alpha\": 7, \"lora_dropout\": 0.25, \"use_rslora\": true, "
+    "\"target_modules\": [\"q_proj\", \"v_proj\"], \"init_lora_weights\": \"eva\", \"inference_mode\": true}";
+
+/* The text of "ds.json", and the adapter's; any other name is not there. */
 static inline tm_status test_read(void *ctx, const char *path, tm_buf *out) {
     const char *text = ctx;
+    if (!strcmp(path, "lora/adapter_config.json")) return tm_buf_append(out, test_adapter, sizeof test_adapter - 1);
     if (!text || strcmp(path, "ds.json")) return tm_fail(TM_EINPUT, "%s: no such file", path);
     return tm_buf_append(out, text, strlen(text));
 }
