@@ -23,7 +23,7 @@ static int print_eval_json(const tm_eval_args *a, const tm_eval_result *r) {
 }
 
 int tm_cmd_eval(int argc, char **argv) {
-    const char *precision = "fp32", *adapter = NULL;
+    const char *precision = "fp32";
     int64_t seq_len = 0, rows = 0, max_new = 64, show = 0;
     bool json = false;
     tm_eval_args a = {0};
@@ -39,7 +39,7 @@ int tm_cmd_eval(int argc, char **argv) {
                 "also answer each conversation greedily and compare with its last message"),
         TM_OPTION("max-new-tokens", TM_OPT_INT, &max_new, "N", "exact match: longest answer (64; 0: none)"),
         TM_OPTION("show", TM_OPT_INT, &show, "N", "exact match: print the first N answers to stderr"),
-        TM_OPTION("adapter", TM_OPT_STRING, &adapter, "DIR", "not in this version"),
+        TM_OPTION("adapter", TM_OPT_STRING, &a.tiers.adapter, "DIR", "adapter to run it with, as PEFT's folder has it"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &a.tiers.host_budget, "SIZE", "hard limit of host memory"),
         TM_OPTION("offload-path", TM_OPT_STRING, &a.tiers.offload_path, "PATH", "where weights go that do not fit"),
         TM_OPTION("device", TM_OPT_STRING, &a.tiers.device, "NAME", "cpu (default), cpu-arena, cuda:N"),
@@ -53,7 +53,6 @@ int tm_cmd_eval(int argc, char **argv) {
                         TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
-    if (adapter) return tm_cli_wrong("eval", "--adapter is not supported by this version");
     rc = tm_precision_option("eval", precision, &a.precision);
     if (rc >= 0) return rc;
     if (seq_len < 0 || seq_len > 1 << 24 || rows < 0 || rows > 4096 || max_new < 0 || max_new > 1 << 20 || show < 0 ||

@@ -21,7 +21,7 @@ static int print_generated_json(const tm_generated *g) {
 }
 
 int tm_cmd_generate(int argc, char **argv) {
-    const char *precision = "fp32", *adapter = NULL;
+    const char *precision = "fp32";
     int64_t max_new = 256, seed = 0;
     bool json = false;
     tm_generate_args a = {0};
@@ -34,7 +34,7 @@ int tm_cmd_generate(int argc, char **argv) {
         TM_OPTION("temperature", TM_OPT_DOUBLE, &a.temperature, "T", "0 (default) is greedy"),
         TM_OPTION("seed", TM_OPT_INT, &seed, "S", "of the draws at a temperature above 0"),
         TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16", "arithmetic (default fp32)"),
-        TM_OPTION("adapter", TM_OPT_STRING, &adapter, "DIR", "not in this version"),
+        TM_OPTION("adapter", TM_OPT_STRING, &a.tiers.adapter, "DIR", "adapter to run it with, as PEFT's folder has it"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &a.tiers.host_budget, "SIZE", "hard limit of host memory"),
         TM_OPTION("offload-path", TM_OPT_STRING, &a.tiers.offload_path, "PATH", "where weights go that do not fit"),
         TM_OPTION("device", TM_OPT_STRING, &a.tiers.device, "NAME", "cpu (default), cpu-arena, cuda:N"),
@@ -50,7 +50,6 @@ int tm_cmd_generate(int argc, char **argv) {
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     if (!a.prompt == !a.messages) return tm_cli_wrong("generate", "give either --prompt or --messages");
-    if (adapter) return tm_cli_wrong("generate", "--adapter is not supported by this version");
     if (max_new < 0 || max_new > 1 << 20 || a.temperature < 0)
         return tm_cli_wrong("generate", "a number is out of range");
     rc = tm_precision_option("generate", precision, &a.precision);

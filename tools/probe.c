@@ -15,7 +15,7 @@ int tm_precision_option(const char *command, const char *text, tm_dtype *out) {
 }
 
 int tm_cmd_probe(int argc, char **argv) {
-    const char *precision = "fp32", *adapter = NULL;
+    const char *precision = "fp32";
     tm_probe_args a = {0};
     const tm_opt opts[] = {
         TM_REQUIRED("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
@@ -26,7 +26,7 @@ int tm_cmd_probe(int argc, char **argv) {
                     "safetensors to write: logits, loss, grad.*, grad_norm"),
         TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16", "arithmetic (default fp32)"),
         TM_FLAG("grads", &a.gradients, "also the gradient of the loss by every parameter"),
-        TM_OPTION("adapter", TM_OPT_STRING, &adapter, "DIR", "not in this version"),
+        TM_OPTION("adapter", TM_OPT_STRING, &a.tiers.adapter, "DIR", "adapter to run it with, as PEFT's folder has it"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &a.tiers.host_budget, "SIZE", "hard limit of host memory"),
         TM_OPTION("offload-path", TM_OPT_STRING, &a.tiers.offload_path, "PATH", "where weights go that do not fit"),
         TM_OPTION("device", TM_OPT_STRING, &a.tiers.device, "NAME", "cpu (default), cpu-arena, cuda:N"),
@@ -39,7 +39,6 @@ int tm_cmd_probe(int argc, char **argv) {
         TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
-    if (adapter) return tm_cli_wrong("probe", "--adapter is not supported by this version");
     rc = tm_precision_option("probe", precision, &a.precision);
     if (rc >= 0) return rc;
     return tm_probe_run(&a) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();

@@ -17,6 +17,7 @@ typedef struct evaluation {
     tm_model_config config;
     text_tools text;
     data_file *data;
+    tm_adapter_folder *adapter;
     tm_job *job;
     uint64_t step;
 } evaluation;
@@ -50,7 +51,7 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
                   .slots = 1,
                   .other_bytes = tm_dataset_memory_bytes(ds),
                   .positions = lim.seq};
-    TM_TRY(forward_opts(&o, &e->args->tiers));
+    TM_TRY(forward_opts(&o, &e->args->tiers, &e->adapter));
     TM_TRY(job_open(&e->job, &o));
     e->job->sinks.fill = fill;
     e->job->sinks.fill_ctx = e;
@@ -185,7 +186,7 @@ static tm_status answer_group(evaluation *e, question *q, uint32_t n, tm_eval_re
     gen_row rows[TOGETHER] = {0};
     gen_opts g = {.max_new_tokens = e->args->max_new_tokens, .eos = e->text.eos, .n_eos = e->text.n_eos};
     job_opts base = {.model = e->args->model, .dtype = e->args->precision, .slots = 1};
-    tm_status rc = forward_opts(&base, &e->args->tiers);
+    tm_status rc = forward_opts(&base, &e->args->tiers, &e->adapter);
     for (uint32_t i = 0; i < n && rc == TM_OK; i++) {
         rows[i] = (gen_row){.prompt = q[i].prompt.id, .n_prompt = q[i].prompt.n};
         rows[i].out = tm_malloc((g.max_new_tokens + 1) * sizeof *rows[i].out);
@@ -240,6 +241,7 @@ tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
     out->seconds = (double)(tm_now_ns() - began) * 1e-9;
 done:
     job_close(e.job);
+    tm_adapter_folder_close(e.adapter);
     data_close(e.data);
     text_close(&e.text);
     tm_source_close(e.source);

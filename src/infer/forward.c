@@ -19,7 +19,12 @@ static tm_status forward_device(job_opts *o, const tm_tier_args *tiers) {
     return tm_fail(TM_EINPUT, "device \"%s\" has the memory that it is given; add --device-budget", tiers->device);
 }
 
-tm_status forward_opts(job_opts *o, const tm_tier_args *tiers) {
+tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, tm_adapter_folder **adapter) {
+    if (tiers->adapter && !*adapter) TM_TRY(tm_adapter_folder_open(adapter, tiers->adapter));
+    if (*adapter) {
+        o->adapter = tm_adapter_folder_config(*adapter);
+        o->saved = *adapter;
+    }
     o->host_bytes = tiers->host_budget ? tiers->host_budget : tm_mem_available_bytes() / 5 * 4;
     if (tiers->offload_path) {
         o->paths = &tiers->offload_path;

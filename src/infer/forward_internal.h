@@ -5,7 +5,8 @@
 #include "planner/start.h"
 #include "infer/infer.h"
 
-/* Budget, offload path and device of a forward job into `o`. */
-tm_status forward_opts(job_opts *o, const tm_tier_args *tiers);
+/* Budget, offload path, device and adapter of a forward job into `o`; *adapter, which is opened
+ * unless it is there, outlives the job. */
+tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, tm_adapter_folder **adapter);
 
 #endif

@@ -204,6 +204,7 @@ static tm_status collect(const text_tools *text, tm_ids *prompt, gen_row *row, t
 tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out) {
     text_tools text = {0};
     tm_source *source = NULL;
+    tm_adapter_folder *adapter = NULL;
     tm_model_config config;
     tm_ids prompt = {0};
     gen_row row = {0};
@@ -231,10 +232,11 @@ tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out) {
     if (!row.out) TM_GO(tm_nomem((o.max_new_tokens + 1) * sizeof *row.out));
     TM_GO(tm_model_check_positions(&config, prompt.n + args->max_new_tokens, "prompt and --max-new-tokens"));
     job_opts base = {.model = args->model, .dtype = args->precision, .slots = 1};
-    TM_GO(forward_opts(&base, &args->tiers));
+    TM_GO(forward_opts(&base, &args->tiers, &adapter));
     TM_GO(generate_rows(&o, &base, config.vocab_size, &row, 1));
     TM_GO(collect(&text, &prompt, &row, out));
 done:
+    tm_adapter_folder_close(adapter);
     text_close(&text);
     tm_source_close(source);
     tm_ids_free(&prompt);

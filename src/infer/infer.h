@@ -12,6 +12,7 @@ typedef struct tm_tier_args {
     const char *offload_path; /* NULL: everything has to fit in memory */
     const char *device;       /* NULL: "cpu" */
     uint64_t device_budget;   /* of its memory; 0: not given; UINT64_MAX: unlimited */
+    const char *adapter;      /* PEFT folder that the model is run with; NULL: by itself */
 } tm_tier_args;
 
 typedef struct tm_probe_args {

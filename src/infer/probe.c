@@ -21,6 +21,7 @@ typedef struct probe {
     uint32_t logits, loss, norm;
     uint32_t *grad; /* per tensor of the model: in `out` */
     int64_t *row;
+    tm_adapter_folder *adapter;
     tm_job *job;
 } probe;
 
@@ -106,7 +107,8 @@ static tm_status declare(probe *p) {
     for (uint32_t t = 0; t < n; t++) {
         const tm_tensor *tensor = tm_model_tensor(p->job->model, t);
         char name[512];
-        snprintf(name, sizeof name, "grad.%s", tensor->name);
+        if (!tensor->learns) continue;
+        snprintf(name, sizeof name, "grad.%s%s", p->job->name_prefix, tensor->name);
         TM_TRY(tm_st_writer_add(p->out, name, TM_FMT_F32, tensor->ndim, tensor->shape, &p->grad[t]));
     }
     return TM_OK;
@@ -123,7 +125,7 @@ static tm_status write_scalars(probe *p) {
 
 static tm_status run(probe *p) {
     job_opts o = {.model = p->args->model, .dtype = p->args->precision, .slots = 1};
-    TM_TRY(forward_opts(&o, &p->args->tiers));
+    TM_TRY(forward_opts(&o, &p->args->tiers, &p->adapter));
     TM_TRY(job_open(&p->job, &o));
     p->vocab = tm_model_get_config(p->job->model)->vocab_size;
     TM_TRY(declare(p));
@@ -166,6 +168,7 @@ done:
     tm_st_writer_abandon(p.out);
     tm_st_close(p.in);
     job_close(p.job);
+    tm_adapter_folder_close(p.adapter);
     tm_free(p.row);
     tm_free(p.grad);
     return rc;

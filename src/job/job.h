@@ -12,6 +12,7 @@
 
 #include "adapter/adapter.h"
 #include "format/format.h"
+#include "format/peft.h"
 #include "model/model.h"
 #include "offload/exec/exec.h"
 #include "offload/machine/machine.h"
@@ -150,7 +151,7 @@ typedef struct job_opts {
     const tm_adapter_config *adapter; /* its modules are adapted, all else stays as it is; NULL: no adapter */
     const tm_freeze *freeze;          /* without an adapter: what learns; NULL: everything does */
     const tm_model_roles *roles;      /* instead (tests) */
-    const char *adapter_folder;       /* of a saved adapter, whose values the adapter begins with; NULL: anew */
+    const tm_adapter_folder *saved;   /* an adapter whose values the adapter begins with; NULL: anew */
     uint64_t seed;
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *device;       /* where the model is computed; NULL: "cpu", in place */
@@ -431,6 +432,11 @@ void job_free_state(job_state *s);
 
 /* The model with the roles of its tensors. TM_EINPUT: opts->adapter or opts->freeze is not of this model. */
 TM_MUST_USE tm_status job_create_model(tm_model **out, const tm_model_config *config, const job_opts *opts);
+
+/* Names of the checkpoint's modules, each once, in byte order; all are in `names`. tm_free(module), tm_buf_free(names). */
+TM_MUST_USE tm_status job_list_modules(const tm_model *m, const char ***module, size_t *n, tm_buf *names);
+/* Where `t` has a value in the saved adapter; -1: it has none. */
+int64_t job_saved_tensor(const tm_job *job, uint32_t t);
 
 /* ---- parts that do not learn (frozen.c) ------------------------------------------------------------------------- */
 

@@ -17,13 +17,6 @@ typedef struct role_list {
     tm_buf names; /* of modules */
 } role_list;
 
-static const tm_model *sorted_model;
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(tm_model_tensor(sorted_model, *(const uint32_t *)a)->name,
-                  tm_model_tensor(sorted_model, *(const uint32_t *)b)->name);
-}
-
 static uint32_t find_name(const role_list *l, const char *name) {
     uint32_t low = 0, high = l->n;
     while (low < high) {
@@ -52,34 +45,55 @@ static size_t stem(const char *tensor) {
     return dot ? (size_t)(dot - tensor) : strlen(tensor);
 }
 
-/* A module's tensors follow each other in the order of names. */
-static tm_status list_modules(role_list *l) {
-    const char *before = NULL;
-    size_t cap = 0, at = 0;
-    l->module = tm_malloc((l->n + 1) * sizeof *l->module);
-    if (!l->module) return tm_nomem(l->n * sizeof *l->module);
-    for (uint32_t i = 0; i < l->n; i++) cap += strlen(tm_model_tensor(l->plain, i)->name) + 1;
-    TM_TRY(tm_buf_reserve(&l->names, cap + 1));
-    for (uint32_t i = 0; i < l->n; i++) {
-        const char *name = tm_model_tensor(l->plain, l->by_name[i])->name;
-        size_t n = stem(name);
-        if (before && stem(before) == n && strncmp(before, name, n) == 0) continue;
-        before = name;
-        l->module[l->n_modules++] = memcpy(l->names.data + at, name, n);
-        l->names.data[at + n] = 0;
-        at += n + 1;
-    }
+static const tm_model *sorted_model;
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(tm_model_tensor(sorted_model, *(const uint32_t *)a)->name,
+                  tm_model_tensor(sorted_model, *(const uint32_t *)b)->name);
+}
+
+static tm_status sort_names(const tm_model *m, uint32_t **out) {
+    uint32_t n = tm_model_tensors(m), *order = tm_malloc((n + 1) * sizeof *order);
+    *out = order;
+    if (!order) return tm_nomem(n * sizeof *order);
+    for (uint32_t i = 0; i < n; i++) order[i] = i;
+    sorted_model = m;
+    qsort(order, n, sizeof *order, by_name);
     return TM_OK;
 }
 
-static tm_status list_names(role_list *l) {
-    l->n = tm_model_tensors(l->plain);
-    l->by_name = tm_malloc((l->n + 1) * sizeof *l->by_name);
-    if (!l->by_name) return tm_nomem(l->n * sizeof *l->by_name);
-    for (uint32_t i = 0; i < l->n; i++) l->by_name[i] = i;
-    sorted_model = l->plain;
-    qsort(l->by_name, l->n, sizeof *l->by_name, by_name);
+/* A module's tensors follow each other in the order of names. */
+static void list_modules(const tm_model *m, const uint32_t *order, const char **module, size_t *n, char *names) {
+    const char *before = NULL;
+    for (uint32_t i = 0; i < tm_model_tensors(m); i++) {
+        const tm_tensor *t = tm_model_tensor(m, order[i]);
+        size_t k = stem(t->name);
+        if (t->role != TM_TENSOR_BASE || (before && stem(before) == k && strncmp(before, t->name, k) == 0)) continue;
+        before = t->name;
+        module[(*n)++] = memcpy(names, t->name, k);
+        names[k] = 0;
+        names += k + 1;
+    }
+}
+
+tm_status job_list_modules(const tm_model *m, const char ***module, size_t *n, tm_buf *names) {
+    uint32_t tensors = tm_model_tensors(m), *order;
+    size_t bytes = 1;
+    *n = 0;
+    *module = tm_malloc((tensors + 1) * sizeof **module);
+    for (uint32_t i = 0; i < tensors; i++) bytes += strlen(tm_model_tensor(m, i)->name) + 1;
+    if (!*module) return tm_nomem(tensors * sizeof **module);
+    TM_TRY(tm_buf_reserve(names, bytes));
+    TM_TRY(sort_names(m, &order));
+    list_modules(m, order, *module, n, names->data);
+    tm_free(order);
     return TM_OK;
+}
+
+int64_t job_saved_tensor(const tm_job *job, uint32_t t) {
+    const tm_adapter_folder *saved = job->opts.saved;
+    int64_t at = saved ? tm_adapter_folder_find(saved, tm_model_tensor(job->model, t)->name) : -1;
+    return at >= 0 && tm_adapter_folder_get(saved, (uint32_t)at)->frozen ? -1 : at;
 }
 
 static tm_status apply_freeze(role_list *l) {
@@ -106,9 +120,10 @@ static bool unties(const role_list *l) {
 
 static tm_status open_list(role_list *l, const tm_model_config *config) {
     TM_TRY(tm_model_create(&l->plain, config, l->opts->dtype));
-    TM_TRY(list_names(l));
+    l->n = tm_model_tensors(l->plain);
+    TM_TRY(sort_names(l->plain, &l->by_name));
     if (!l->opts->adapter) return apply_freeze(l);
-    TM_TRY(list_modules(l));
+    TM_TRY(job_list_modules(l->plain, &l->module, &l->n_modules, &l->names));
     return tm_adapter_check(l->opts->adapter, l->module, l->n_modules);
 }
 

@@ -192,7 +192,8 @@ tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
     w.chain = tm_program_interval(w.w.p, tm_program_temp(w.w.p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
     int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
     for (uint32_t i = 0; i < n; i++) {
-        if (hash ? !tm_model_tensor(job->model, order[i])->learns : !tensor_has_state(job, order[i])) continue;
+        bool only = hash || job->opts.adapter; /* what learns; else what lies beside it as well */
+        if (only ? !tm_model_tensor(job->model, order[i])->learns : !tensor_has_state(job, order[i])) continue;
         for (int k = from; k <= to; k++) {
             for (uint32_t seg = 0; seg < tm_model_tensor(job->model, order[i])->n_segments; seg++)
                 walk_segment(&w, order[i], seg, k);

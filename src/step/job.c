@@ -24,8 +24,27 @@ static tm_status match_shape(const tm_job *job, const tm_tensor *t, const tm_sou
                    have->file ? have->file : tm_source_path(job->source), t->name, got, want);
 }
 
+static tm_status find_saved(const tm_job *job) {
+    const tm_adapter_folder *saved = job->opts.saved;
+    for (uint32_t t = 0; saved && t < tm_model_tensors(job->model); t++) {
+        const tm_tensor *tensor = tm_model_tensor(job->model, t);
+        int64_t at = job_saved_tensor(job, t);
+        if (at < 0 && tensor->role == TM_TENSOR_BASE) continue;
+        if (at < 0)
+            return tm_fail(TM_EINPUT, "%s: has no %s; the folder is not whole, or of another model",
+                           tm_adapter_folder_path(saved), tensor->name);
+        const tm_adapter_tensor *have = tm_adapter_folder_get(saved, (uint32_t)at);
+        const tm_source_tensor like = {.ndim = have->ndim,
+                                       .shape = {have->shape[0], have->shape[1], have->shape[2], have->shape[3]},
+                                       .file = tm_adapter_folder_path(saved)};
+        TM_TRY(match_shape(job, tensor, &like));
+    }
+    return TM_OK;
+}
+
 static tm_status find_tensors(tm_job *job) {
     uint32_t n = tm_model_tensors(job->model);
+    TM_TRY(find_saved(job));
     if (!job->source) return TM_OK;
     job->source_tensor = tm_malloc(sizeof *job->source_tensor * (n + 1));
     if (!job->source_tensor) return tm_nomem(sizeof *job->source_tensor * n);
@@ -80,7 +99,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
         job->update_opts = opts->update_opts;
     else
         tm_optim_defaults(job->update, &job->update_opts);
-    job->name_prefix = "";
+    job->name_prefix = opts->adapter ? "base_model.model." : "";
     job->seed = opts->seed;
     job->ranks = opts->ranks;
     if (!job->ranks.comm) job->ranks = (job_ranks){.ranks = 1, .weights = {0, 1}, .own = {0, 1}, .sums = {0, 1}};
@@ -282,6 +301,10 @@ uint64_t job_foreign_bytes(const tm_job *job, uint32_t *count) {
 uint64_t job_export_bytes(const tm_job *job, tm_fmt dtype) {
     uint64_t bytes = 0;
     uint32_t n;
+    if (job->opts.adapter) {
+        (void)tm_fmt_bytes(dtype, tm_model_learning_parameters(job->model), &bytes);
+        return bytes;
+    }
     (void)tm_fmt_bytes(dtype, tm_model_parameters(job->model), &bytes);
     return bytes + job_foreign_bytes(job, &n);
 }
@@ -334,6 +357,60 @@ static tm_status copy_frozen(const tm_job *job, tm_hf_writer *w) {
     tm_free(values);
     return rc;
 }
+
+/* ---- an adapter by itself ---- */
+
+typedef struct adapter_export {
+    tm_adapter_writer *writer;
+    uint32_t *index; /* per tensor: in the writer */
+} adapter_export;
+
+static tm_status put_adapter_values(void *ctx, uint32_t tensor, uint64_t first, uint64_t n, const float *values) {
+    adapter_export *e = ctx;
+    return tm_adapter_writer_put_f32(e->writer, e->index[tensor], first, n, values);
+}
+
+static tm_status begin_adapter(const tm_job *job, const char *dir, tm_fmt dtype, adapter_export *e) {
+    tm_adapter_json_opts json = {.base_model = job->opts.model};
+    const char **module = NULL;
+    tm_buf names = {0};
+    tm_status rc;
+    TM_GO(tm_make_dirs(dir));
+    TM_GO(job_list_modules(job->model, &module, &json.n_modules, &names));
+    json.module = module;
+    TM_GO(tm_adapter_writer_create(&e->writer, dir, job->opts.adapter, &json, dtype));
+    for (uint32_t i = 0; i < tm_model_tensors(job->model); i++) {
+        const tm_tensor *t = tm_model_tensor(job->model, i);
+        if (t->learns) TM_GO(tm_adapter_writer_add(e->writer, t->name, t->ndim, t->shape, &e->index[i]));
+    }
+done:
+    tm_free(module);
+    tm_buf_free(&names);
+    return rc;
+}
+
+tm_status job_export_adapter(tm_job *job, const char *dir, tm_fmt dtype) {
+    adapter_export e = {.index = tm_calloc(tm_model_tensors(job->model) + 1, sizeof *e.index)};
+    tm_program *program;
+    tm_status rc;
+    TM_ASSERT(job->opts.adapter);
+    if (!e.index) return tm_nomem(tm_model_tensors(job->model) * sizeof *e.index);
+    if (job->ranks.rank == 0) TM_GO(begin_adapter(job, dir, dtype, &e));
+    TM_GO(build_walk(&program, job, false, WHAT_MASTER));
+    job->sinks.take_values = e.writer ? put_adapter_values : NULL;
+    job->sinks.take_ctx = &e;
+    TM_GO(run_program(job, program, "writing the adapter"));
+    if (e.writer) rc = tm_adapter_writer_commit(e.writer);
+    if (e.writer && rc == TM_OK) job->progress.exported_bytes += job_export_bytes(job, dtype);
+    e.writer = NULL;
+done:
+    job->sinks.take_values = NULL;
+    tm_adapter_writer_abandon(e.writer);
+    tm_free(e.index);
+    return rc;
+}
+
+/* ---- a model ---- */
 
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype, uint64_t max_shard_bytes) {
     uint32_t n = tm_model_tensors(job->model), foreign, all;

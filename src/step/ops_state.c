@@ -6,17 +6,29 @@
 #include <math.h>
 #include <string.h>
 
+static tm_status not_finite(const char *where, uint64_t bad, const char *name) {
+    return tm_fail(TM_EINPUT, "%s: %llu values of %s are not finite; the file is damaged or the model has diverged", where,
+                   (unsigned long long)bad, name);
+}
+
+static tm_status read_saved(const tm_job *job, uint32_t at, uint64_t first, uint64_t n, float *out) {
+    const tm_adapter_folder *saved = job->opts.saved;
+    TM_TRY(tm_adapter_folder_read_f32(saved, at, first, n, out));
+    uint64_t bad = tm_count_nonfinite(out, n);
+    return bad ? not_finite(tm_adapter_folder_path(saved), bad, tm_adapter_folder_get(saved, at)->name) : TM_OK;
+}
+
 static tm_status read_tensor(const tm_job *job, uint32_t t, uint64_t first, uint64_t n, float *out) {
     const tm_tensor *tensor = tm_model_tensor(job->model, t);
+    int64_t saved = job_saved_tensor(job, t);
+    if (saved >= 0) return read_saved(job, (uint32_t)saved, first, n, out);
     if (!job->source || job->source_tensor[t] == UINT32_MAX) {
         tm_model_init_values(job->model, t, job->seed, first, n, out);
         return TM_OK;
     }
     TM_TRY(tm_source_read_f32(job->source, job->source_tensor[t], first, n, out));
     uint64_t bad = tm_count_nonfinite(out, n);
-    if (bad)
-        return tm_fail(TM_EINPUT, "%s: %llu values of %s are not finite; the file is damaged or the model has diverged",
-                       tm_source_path(job->source), (unsigned long long)bad, tensor->name);
+    if (bad) return not_finite(tm_source_path(job->source), bad, tensor->name);
     if (first + n == tensor->elements) tm_source_forget(job->source, job->source_tensor[t]);
     return TM_OK;
 }

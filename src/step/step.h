@@ -96,6 +96,8 @@ void *job_shared_frames(const tm_job *job);   /* NULL: there are none */
 tm_status job_state_hash(tm_job *job, uint64_t step, char hex[33]);
 /* As one file, or shards where it has more than max_shard_bytes (0: 50 GB). */
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype, uint64_t max_shard_bytes);
+/* What learns of a job with an adapter, as PEFT's folder. */
+tm_status job_export_adapter(tm_job *job, const char *dir, tm_fmt dtype);
 /* Of a composite model what is no text and goes along as it is: bytes, and how many tensors. */
 uint64_t job_foreign_bytes(const tm_job *job, uint32_t *count);
 uint64_t job_export_bytes(const tm_job *job, tm_fmt dtype); /* of one exported model, the foreign tensors with it */
