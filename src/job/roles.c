@@ -38,6 +38,11 @@ static bool learns(void *ctx, const char *tensor) {
     return t == UINT32_MAX || l->learns[t];
 }
 
+static bool adapts(void *ctx, const char *module, tm_adapter_spec *out) {
+    const role_list *l = ctx;
+    return l->opts->adapter && tm_adapter_module(l->opts->adapter, module, out);
+}
+
 /* ---- names ------------------------------------------------------------------------------------------------------ */
 
 static size_t stem(const char *tensor) {
@@ -132,7 +137,12 @@ tm_status job_create_model(tm_model **out, const tm_model_config *config, const 
     role_list l = {.opts = opts};
     tm_status rc = open_list(&l, config);
     if (rc == TM_OK) {
-        tm_model_roles roles = {.learns = learns, .ctx = &l, .untied = unties(&l)};
+        tm_model_roles roles = {.learns = learns,
+                                .adapts = adapts,
+                                .ctx = &l,
+                                .dropout = opts->adapter ? opts->adapter->dropout : 0,
+                                .seed = opts->seed,
+                                .untied = unties(&l)};
         rc = tm_model_create_roles(out, config, opts->dtype, &roles);
     }
     tm_model_free(l.plain);

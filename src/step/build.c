@@ -116,6 +116,10 @@ static void use_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb, tm_use_a
     op_use(&x->w, OPERAND_LOGITS, x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s], access);
 }
 
+static uint16_t trains(const pass *x) {
+    return x->o->backward && x->job->optimizer ? OP_TRAINS : 0;
+}
+
 /* ---- stages -------------------------------------------------------------------------------------------------- */
 
 static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
@@ -125,7 +129,7 @@ static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     pass_need(x, stage, false);
     uint16_t kept = keeps_logits(x, unit, s, mb);
     op_begin(&x->w, OP_FORWARD, (op_args){.stage = {unit, s, mb, fresh}});
-    op_flags(&x->w, kept);
+    op_flags(&x->w, kept | trains(x));
     op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
@@ -157,7 +161,7 @@ static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_gradient[i] && !x->sum_written[stage->part[i]]) flags |= 1u << i;
     pass_need(x, stage, true);
-    flags |= keeps_logits(x, unit, s, mb);
+    flags |= keeps_logits(x, unit, s, mb) | trains(x);
     op_begin(&x->w, OP_BACKWARD, (op_args){.stage = {unit, s, mb, fresh}});
     op_flags(&x->w, flags);
     op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
@@ -191,7 +195,6 @@ static void close_unit(pass *x, uint32_t unit) {
 }
 
 static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
-    const tm_slot_use normed = {.slot = 2, .access = TM_READ};
     const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
     uint32_t part = stage->part[0], fresh = 0;
     pass_need(x, stage, false);
@@ -199,8 +202,10 @@ static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
     bool last = x->o->logits == LOGITS_LAST;
     op_begin(&x->w, OP_LOGITS, (op_args){.logits = {unit, s, mb, last}});
     op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
-    use_part(x, part);
-    use_slots(x, unit, mb, &normed, 1, &fresh);
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
+    for (uint32_t i = 0; i < stage->n_forward; i++)
+        if (stage->forward[i].access == TM_READ) use_slots(x, unit, mb, &stage->forward[i], 1, &fresh);
     uint32_t logits = pass_scratch(x, unit, (last ? x->o->shape.rows : x->T) * columns * 4);
     op_use(&x->w, OPERAND_LOGITS, tm_program_interval(x->p, logits, 1), TM_USE_WRITE);
     use_workspace(x, unit, s, false);

@@ -57,7 +57,7 @@ enum {
 };
 /* Flag of OP_FORWARD and OP_BACKWARD of a vocabulary part: the part's logits are kept. Of OP_BACKWARD, bit i: the
  * gradient of the stage's part i is written for the first time. */
-enum { OP_KEPT_LOGITS = 1 << 8 };
+enum { OP_KEPT_LOGITS = 1 << 8, OP_TRAINS = 1 << 9 /* adapters drop some of their input */ };
 enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE, WHAT_MEANS };
 
 /* ---- arguments ----------------------------------------------------------------------------------------------- */

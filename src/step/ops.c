@@ -4,6 +4,11 @@
 #include <math.h>
 #include <string.h>
 
+/* What is drawn by chance differs with the step, the rank and the micro-batch, and with nothing else. */
+static uint64_t draw_of(const op_call *c, uint32_t mb) {
+    return ((uint64_t)c->step->number * c->job->ranks.ranks + c->job->ranks.rank) << 20 | mb;
+}
+
 static tm_micro_batch micro_batch(const op_call *c, uint32_t mb, void *frame) {
     const job_batch *b = &c->step->batch[mb];
     batch_view v = batch_at(frame, b->capacity);
@@ -15,6 +20,8 @@ static tm_micro_batch micro_batch(const op_call *c, uint32_t mb, void *frame) {
                             .label_row = v.label_row,
                             .label_rows = b->label_rows,
                             .key_mask = v.mask,
+                            .training = (c->op->flags & OP_TRAINS) != 0,
+                            .draw = draw_of(c, mb),
                             .position = c->kv ? v.position : NULL};
 }
 
@@ -257,8 +264,12 @@ static tm_status run_logits(const op_call *c) {
     tm_micro_batch b = micro_batch(c, mb, op_operand(c, OPERAND_BATCH));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = {.model = job->model, .unit = c->args.logits.unit, .stage = c->args.logits.stage, .batch = &b};
-    a.weight[0] = weight_at(job, stage_of(c)->part[0], op_operand(c, OPERAND_WEIGHT));
-    a.slot[2] = op_operand(c, OPERAND_SLOT);
+    const tm_stage *stage = stage_of(c);
+    void *const *weight = op_operands(c, OPERAND_WEIGHT), *const *slot = op_operands(c, OPERAND_SLOT);
+    for (uint32_t i = 0; i < stage->n_parts; i++)
+        if (stage->part_in_forward[i]) a.weight[i] = weight_at(job, stage->part[i], *weight++);
+    for (uint32_t i = 0; i < stage->n_forward; i++)
+        if (stage->forward[i].access == TM_READ) a.slot[stage->forward[i].slot] = *slot++;
     a.workspace = op_operand(c, OPERAND_WORKSPACE);
     float *logits = op_operand(c, OPERAND_LOGITS);
     uint64_t h = tm_model_get_config(job->model)->hidden_size, columns = vocabulary_rows(c);
@@ -318,6 +329,11 @@ static uint32_t count_gradients(const op_call *c) {
 static uint32_t count_slots(const op_call *c) {
     uint32_t n;
     (void)slots_of(c, &n);
+    return n;
+}
+static uint32_t count_read_slots(const op_call *c) { /* of the head's forward */
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < stage_of(c)->n_forward; i++) n += stage_of(c)->forward[i].access == TM_READ;
     return n;
 }
 static uint32_t has_kv_cache(const op_call *c) {
@@ -447,8 +463,8 @@ const op_row ops_model_rows[OP_CODES] = {
                              {OPERAND_STEP, U, .bytes = operand_step_bytes}}},
     [OP_LOGITS] = {"logits", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_STAGE, OP_OF_STAGE, .run = run_logits,
                    .operand = {{OPERAND_BATCH, R, .bytes = batch_frame_bytes},
-                               {OPERAND_WEIGHT, R, .bytes = weight_bytes},
-                               {OPERAND_SLOT, .access = R},
+                               {OPERAND_WEIGHT, R, .bytes = weight_bytes, .count = count_weights},
+                               {OPERAND_SLOT, .access = R, .count = count_read_slots},
                                {OPERAND_LOGITS, W, .bytes = logits_bytes},
                                {OPERAND_WORKSPACE, W, .bytes = workspace_bytes}}},
     [OP_TAKE_GRAD] = {"take grad", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_LITTLE, OP_OF_ALL, .run = run_take_grad,

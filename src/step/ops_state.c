@@ -7,8 +7,8 @@
 #include <string.h>
 
 static tm_status not_finite(const char *where, uint64_t bad, const char *name) {
-    return tm_fail(TM_EINPUT, "%s: %llu values of %s are not finite; the file is damaged or the model has diverged", where,
-                   (unsigned long long)bad, name);
+    return tm_fail(TM_EINPUT, "%s: %llu values of %s are not finite; the file is damaged or the model has diverged",
+                   where, (unsigned long long)bad, name);
 }
 
 static tm_status read_saved(const tm_job *job, uint32_t at, uint64_t first, uint64_t n, float *out) {
