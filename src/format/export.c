@@ -94,7 +94,10 @@ tm_status tm_export(const tm_export_request *r) {
     tm_status rc;
     TM_GO(tm_export_dtype(r->convert.dtype, &x));
     TM_GO(tm_export_place(r->out, &place));
-    rc = tm_is_adapter_folder(r->in) ? export_adapter(r, place, &x) : export_model(r, place, &x);
+    if (r->source)
+        rc = write_model(r, r->source, place, x);
+    else
+        rc = tm_is_adapter_folder(r->in) ? export_adapter(r, place, &x) : export_model(r, place, &x);
 done:
     tm_free(place);
     return rc;

@@ -236,8 +236,8 @@ TM_MUST_USE tm_status tm_gguf_read_f32(const tm_gguf *g, uint32_t tensor, uint64
  * PATH is an HF folder (config.json; model.safetensors, or model.safetensors.index.json and its shards) or a .gguf
  * file. In a folder of bitsandbytes' 4-bit weights (nf4, fp4) a tensor has its own shape, NF4 or FP4 is its type, its
  * values are those that the codes stand for, and what lies beside it (absmax, maps, states) is not in the table. Folders
- * that config.json's quantization_config says are quantised otherwise are refused by name. Pickled weights (.bin, .pt, .pth) are refused by name. For GGUF the names, shapes, row order, config.json and
- * tokenizer files are those that the HF folder of the model has: whoever reads sees no difference. */
+ * that config.json's quantization_config says are quantised otherwise are refused by name. Pickled weights (.bin, .pt, .pth) are refused by name. For GGUF the names, shapes, row order,
+ * config.json and tokenizer files are those that the HF folder of the model has: whoever reads sees no difference. */
 
 typedef struct tm_source_tensor {
     const char *name; /* "model.layers.0.self_attn.q_proj.weight" */
@@ -326,6 +326,20 @@ void tm_hf_writer_abandon(tm_hf_writer *w);                 /* NULL is fine */
  * tokenizer's files into DIR, each written beside and renamed. */
 TM_MUST_USE tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_fmt dtype);
 bool tm_source_is_side_file(const char *name); /* it may write one of this name */
+
+/* ---- a model that no file holds --------------------------------------------------------------------------------- */
+
+/* Fills n values of tensor `t` (its number in the list) from element `first` on; one call at a time. */
+typedef tm_status (*tm_make_values)(void *ctx, uint32_t t, uint64_t first, uint64_t n, float *out);
+typedef struct tm_made_tensors {
+    const tm_hf_tensor *tensor; /* names and shapes; copied */
+    uint32_t n;
+    tm_make_values values;
+    void *ctx; /* lives as long as the source */
+} tm_made_tensors;
+/* Gives a source that was opened bare these tensors. They read as float32 and have no pieces. After an error the source
+ * can only be closed. */
+TM_MUST_USE tm_status tm_source_make(tm_source *bare, const tm_made_tensors *made);
 
 /* ---- conversion ------------------------------------------------------------------------------------------------- */
 

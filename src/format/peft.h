@@ -96,9 +96,10 @@ TM_MUST_USE tm_status tm_source_merge(tm_source **out, const tm_source *base, co
 /* ---- the commands ------------------------------------------------------------------------------------------------- */
 
 typedef struct tm_export_request {
-    const char *in;   /* a model (folder, .gguf) or an adapter's folder */
-    const char *out;  /* GGUF if its name ends in .gguf, else a folder */
-    const char *base; /* of an adapter; NULL: where its configuration says */
+    const char *in;          /* a model (folder, .gguf) or an adapter's folder */
+    const tm_source *source; /* a model that is open; then there is no `in` */
+    const char *out;         /* GGUF if its name ends in .gguf, else a folder */
+    const char *base;        /* of an adapter; NULL: where its configuration says */
     bool merge; /* an adapter into its base; else it stays one: PiSSA becomes plain LoRA of twice the rank, GGUF is
                          llama.cpp's form */
     bool dtype_of_config; /* of a model's folder, where none is named; else it is f32. An adapter's is its own */

@@ -32,8 +32,8 @@ static bool put_members(tm_json_writer *j, const tm_json *object, tm_fmt dtype) 
     return seen;
 }
 
-/* Everything as it was, numbers to the digit, but for the quantisation and for the dtype, which must be that of the weights beside it: readers
- * load in the dtype that is written there. */
+/* Everything as it was, numbers to the digit, but for the quantisation, which the weights beside it do not have, and for
+ * the dtype, which must be theirs: readers load in the dtype that is written there. */
 static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out) {
     size_t len;
     const char *json = tm_source_config(src, &len);

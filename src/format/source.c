@@ -29,7 +29,7 @@ static const char *entry_name(const void *ctx, uint32_t i) {
     return ((const source_entry *)ctx)[i].info.name;
 }
 
-static tm_status sort_entries(tm_source *src) {
+tm_status tm_source_sort(tm_source *src) {
     uint32_t dup;
     tm_status rc = TM_OK;
     uint32_t *order = tm_malloc((src->n + 1) * sizeof *order);
@@ -89,7 +89,7 @@ static tm_status open_source(tm_source **out, const char *path, bool weights) {
         goto done;
     }
     TM_GO(open_kind(src, weights));
-    TM_GO(sort_entries(src));
+    TM_GO(tm_source_sort(src));
     if (!src->gguf) TM_GO(tm_bnb_fold(src));
     *out = src;
     return TM_OK;
@@ -208,6 +208,7 @@ static tm_status read_range(const source_entry *s, uint64_t first, uint64_t n, v
 tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, float *dst) {
     TM_ASSERT(i < src->n);
     if (src->entry[i].merge) return tm_source_read_merged(src, src->entry[i].merge, first, n, dst);
+    if (src->entry[i].made) return tm_source_read_made(src, &src->entry[i], first, n, dst);
     if (src->entry[i].bnb) return tm_bnb_read(&src->entry[i], first, n, dst);
     TM_TRY(read_range(&src->entry[i], first, n, dst, read_floats, sizeof(float)));
     for (uint64_t e = 0; e < n && src->entry[i].added_one; e++) dst[e] -= 1;
@@ -234,7 +235,7 @@ tm_status tm_source_read_native(const tm_source *src, uint32_t i, uint64_t first
     if (fmt != TM_FMT_F32 && fmt != TM_FMT_BF16 && fmt != TM_FMT_F16)
         return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is stored as %s; read its values as float32", s->info.file,
                        s->info.name, tm_fmt_get(fmt)->name);
-    if (s->added_one || s->merge) return read_narrowed(src, i, first, n, dst);
+    if (s->added_one || s->merge || s->made) return read_narrowed(src, i, first, n, dst);
     return read_range(s, first, n, dst, tm_elements_raw, tm_fmt_get(fmt)->block_bytes);
 }
 
@@ -247,6 +248,7 @@ tm_status tm_source_read_raw(const tm_source *src, uint32_t i, uint64_t byte_off
 
 void tm_source_forget(const tm_source *src, uint32_t i) {
     TM_ASSERT(i < src->n);
+    if (src->entry[i].made) return;
     if (src->entry[i].bnb) tm_bnb_forget(&src->entry[i]);
     tm_file_forget(src->entry[i].handle, src->entry[i].info.offset, src->entry[i].info.bytes);
 }

@@ -31,6 +31,7 @@ typedef struct source_entry {
     bool added_one;                 /* the file has 1 more than HF */
     const bnb_tensor *bnb;          /* 4-bit blocks; NULL: none */
     const struct merge_part *merge; /* an adapter is added to what is read; NULL: none */
+    uint32_t made;                  /* 1 + its number among tm_made_tensors; 0: it lies in a file */
 } source_entry;
 
 /* Where HF's row lies among GGUF's rows. */
@@ -50,6 +51,8 @@ struct tm_source {
     tm_st **shard;
     bnb_tensor *bnb;
     bnb_map *bnb_maps;
+    /* a caller's: */
+    tm_made_tensors made;
     /* GGUF: */
     tm_gguf *gguf;
     tm_buf names; /* HF names, each NUL-terminated */
@@ -68,6 +71,8 @@ tm_status tm_source_read_merged(const tm_source *src, const struct merge_part *p
                                 float *dst);
 void tm_source_close_merged(tm_source *src); /* what it does not share with its base */
 tm_status tm_source_add(tm_source *src, const source_entry *entry);
+tm_status tm_source_sort(tm_source *src); /* TM_EINPUT: two have one name */
+tm_status tm_source_read_made(const tm_source *src, const source_entry *s, uint64_t first, uint64_t n, float *dst);
 
 /* ---- bnb.c ---- */
 

@@ -27,6 +27,7 @@ tm_status tm_source_piece_of(const tm_source *src, uint32_t t, uint64_t first, u
     const tm_source_tensor *info = &s->info;
     const tm_fmt_info *f = tm_fmt_get(info->fmt);
     TM_TRY(tm_range_check(info->file, info->name, first, n, info->elements));
+    if (s->made) return tm_fail(TM_EUNSUPPORTED, "%s: '%s' lies in no file", info->file, info->name);
     if (s->bnb) {
         tm_bnb_piece(s, first, n, out);
         return TM_OK;
