@@ -121,10 +121,10 @@ TM_MUST_USE tm_status tm_adapter_write_json(const tm_adapter_config *a, const tm
 
 /* All parameters learn; then freezing is applied, and what is named as trainable learns all the same (ms-swift). */
 typedef struct tm_freeze_opts {
-    tm_adapter_names freeze_parameters;  /* prefixes of tensor names */
-    const char *freeze_parameters_regex; /* re.search; NULL: none */
-    double freeze_parameters_ratio;      /* the first so much of the parameters, in the model's order, whole tensors */
-    int32_t freeze_trainable_layers;     /* LLaMA-Factory: only the last n blocks learn, the first -n if it is
+    tm_adapter_names freeze_parameters;    /* prefixes of tensor names */
+    const char *freeze_parameters_regex;   /* re.search; NULL: none */
+    double freeze_parameters_ratio;        /* the first so much of the parameters, in PyTorch's order, whole tensors */
+    int32_t freeze_trainable_layers;       /* LLaMA-Factory: only the last n blocks learn, the first -n if it is
                                                    negative; 0: not so */
     tm_adapter_names trainable_parameters; /* prefixes */
     const char *trainable_parameters_regex;
@@ -139,12 +139,12 @@ typedef struct tm_freeze_tensor {
     uint64_t elements;
 } tm_freeze_tensor;
 typedef struct tm_freeze_place {
-    uint64_t through; /* elements of the tensors up to this one, in the model's order */
+    uint64_t through; /* elements of the tensors up to this one, in PyTorch's order */
     uint64_t total;   /* of all */
     uint32_t layers;  /* blocks of the model */
 } tm_freeze_place;
 bool tm_freeze_learns(const tm_freeze *f, const char *tensor, const tm_freeze_place *place);
-/* learns[i] of n tensors in the model's order (PyTorch's: embeddings, blocks, last norm, head). TM_EINPUT where nothing
+/* learns[i] of n tensors: embeddings, those of the blocks in any order, last norm, head. PyTorch's order is found here. TM_EINPUT where nothing
  * learns, or a prefix or an expression is of no tensor, with the names that there are. */
 TM_MUST_USE tm_status tm_freeze_apply(const tm_freeze *f, const tm_freeze_tensor *tensor, size_t n, uint32_t layers,
                                       bool *learns);

@@ -59,4 +59,12 @@ tm_status adapter_list_leaves(tm_buf *out, const char *const *name, size_t n) TM
 tm_status adapter_adapts(const tm_adapter_config *a, const char *module, tm_adapter_spec *out, bool *yes) TM_MUST_USE;
 bool adapter_saves_module(const tm_adapter_config *a, const char *module); /* itself or a module around it */
 
+/* ---- freezing (freeze.c, freeze_order.c) --------------------------------------------------------------------- */
+
+/* The first number between dots of a name, and what stands behind it: "model.layers.3.mlp.up_proj.weight". -1: it is in
+ * no block. */
+int64_t freeze_layer_of(const char *tensor, const char **path);
+/* order[i]: which of n tensors, whose blocks lie between what is before and behind them, is the i-th of PyTorch's. */
+tm_status freeze_order(const tm_freeze_tensor *tensor, size_t n, uint32_t *order) TM_MUST_USE;
+
 #endif

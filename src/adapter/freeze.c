@@ -54,13 +54,18 @@ static tm_status finds(const tm_pattern *p, const char *tensor, bool *yes) {
     return p ? tm_pattern_finds(p, tensor, yes) : TM_OK;
 }
 
-/* Of the first number in a name: "model.layers.3.mlp.up_proj.weight". -1: it is in no block. */
-static int64_t layer_of(const char *tensor) {
+int64_t freeze_layer_of(const char *tensor, const char **path) {
     for (const char *dot = strchr(tensor, '.'); dot; dot = strchr(dot + 1, '.')) {
         size_t n = strspn(dot + 1, "0123456789");
+        *path = dot + n + 2;
         if (n && n < 10 && dot[1 + n] == '.') return strtol(dot + 1, NULL, 10);
     }
     return -1;
+}
+
+static int64_t layer_of(const char *tensor) {
+    const char *path;
+    return freeze_layer_of(tensor, &path);
 }
 
 static bool in_other_layer(const tm_freeze *f, const char *tensor, uint32_t layers) {
@@ -138,17 +143,27 @@ static tm_status check_names(const tm_freeze *f, const model_tensors *m) {
     return check_pattern("trainable_parameters_regex", f->trainable, m);
 }
 
+static tm_status apply_in_order(const tm_freeze *f, const model_tensors *m, tm_freeze_place place, uint32_t *order,
+                                bool *out) {
+    TM_TRY(freeze_order(m->tensor, m->n, order));
+    for (size_t i = 0; i < m->n; i++) place.total += m->tensor[i].elements;
+    for (size_t i = 0; i < m->n; i++) {
+        const tm_freeze_tensor *t = &m->tensor[order[i]];
+        place.through += t->elements;
+        TM_TRY(learns(f, t->name, &place, &out[order[i]]));
+    }
+    return TM_OK;
+}
+
 tm_status tm_freeze_apply(const tm_freeze *f, const tm_freeze_tensor *tensor, size_t n, uint32_t layers, bool *out) {
     const model_tensors m = {tensor, n};
-    tm_freeze_place place = {.layers = layers};
-    bool any = false;
     TM_TRY(check_names(f, &m));
-    for (size_t i = 0; i < n; i++) place.total += tensor[i].elements;
-    for (size_t i = 0; i < n; i++) {
-        place.through += tensor[i].elements;
-        TM_TRY(learns(f, tensor[i].name, &place, &out[i]));
-        any |= out[i];
-    }
-    if (any) return TM_OK;
+    uint32_t *order = tm_malloc((n + 1) * sizeof *order);
+    if (!order) return tm_nomem(n * sizeof *order);
+    tm_status rc = apply_in_order(f, &m, (tm_freeze_place){.layers = layers}, order, out);
+    tm_free(order);
+    for (size_t i = 0; i < n && rc == TM_OK; i++)
+        if (out[i]) return TM_OK;
+    if (rc != TM_OK) return rc;
     return tm_fail(TM_EINPUT, "every parameter of the model is frozen; name some in \"trainable_parameters\"");
 }

@@ -1,5 +1,5 @@
 /* Which modules are adapted and which tensors learn, against PEFT itself (fixtures: peft_match.json, peft_written.json)
- * and ms-swift (swift_freeze.json). */
+ * and ms-swift (swift_freeze.json; torch_order.json: transformers). */
 #include "world.h"
 
 #include "adapter/adapter.h"
@@ -273,6 +273,41 @@ static void by_blocks(void **state) {
     tm_json_free(peft);
 }
 
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const tm_freeze_tensor *)a)->name, ((const tm_freeze_tensor *)b)->name);
+}
+
+/* The ratio freezes PyTorch's first tensors, in whatever order those of the blocks are given. */
+static void first_in_pytorch(void **state) {
+    (void)state;
+    tm_json_doc *doc = answers_of("torch_order.json");
+    for (const tm_json *arch = tm_json_root(doc)->child; arch; arch = arch->next) {
+        const char *name[MOST];
+        tm_freeze_tensor given[MOST];
+        bool learns[MOST];
+        size_t n = strings_of(arch, name, MOST), first = n, end = 0;
+        for (size_t i = 0; i < n; i++) {
+            bool block = strstr(name[i], ".0.") || strstr(name[i], ".1.");
+            given[i] = (tm_freeze_tensor){name[i], 1};
+            if (block && first == n) first = i;
+            if (block) end = i + 1;
+        }
+        qsort(given + first, end - first, sizeof *given, by_name);
+        for (size_t k = 1; k < n; k++) {
+            tm_freeze *f;
+            tm_freeze_opts opts = {.freeze_parameters_ratio = ((double)k + 0.5) / (double)n};
+            assert_int_equal(tm_freeze_create(&f, &opts), TM_OK);
+            assert_int_equal(tm_freeze_apply(f, given, n, 2, learns), TM_OK);
+            for (size_t i = 0; i < n; i++)
+                for (size_t j = 0; j < n; j++)
+                    if (!strcmp(given[i].name, name[j]) && learns[i] != (j >= k))
+                        fail_msg("%s: %s, %zu frozen", arch->key, name[j], k);
+            tm_freeze_free(f);
+        }
+    }
+    tm_json_free(doc);
+}
+
 static void frozen_names_are_checked(void **state) {
     (void)state;
     static const tm_freeze_tensor tensor[] = {{"model.embed_tokens.weight", 8}, {"model.norm.weight", 1}};
@@ -295,12 +330,9 @@ static void frozen_names_are_checked(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(as_peft_does),
-                                       cmocka_unit_test(reads_and_writes),
-                                       cmocka_unit_test(writes_names),
-                                       cmocka_unit_test(twice_the_rank),
-                                       cmocka_unit_test(as_swift_does),
-                                       cmocka_unit_test(by_blocks),
-                                       cmocka_unit_test(frozen_names_are_checked)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(as_peft_does),     cmocka_unit_test(reads_and_writes),
+                                       cmocka_unit_test(writes_names),     cmocka_unit_test(twice_the_rank),
+                                       cmocka_unit_test(as_swift_does),    cmocka_unit_test(by_blocks),
+                                       cmocka_unit_test(first_in_pytorch), cmocka_unit_test(frozen_names_are_checked)};
     return cmocka_run_group_tests_name("adapter", tests, NULL, NULL);
 }
