@@ -146,9 +146,10 @@ tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks) {
         job->kv_rows = opts->kv_rows;
         job->kv_capacity = opts->kv_capacity;
         for (uint32_t u = 0; u < units; u++) {
-            uint64_t bytes = (uint64_t)tm_model_unit(job->model, u)->kv_bytes * opts->kv_rows * opts->kv_capacity;
+            const tm_unit *unit = tm_model_unit(job->model, u);
+            uint64_t bytes = (uint64_t)unit->kv_bytes * opts->kv_rows * opts->kv_capacity;
             job->kv[u] = bytes ? add_object(job, TM_KIND_SCRATCH, u, bundle++, bytes, false) : TM_NO_OBJECT;
-            if (tm_model_unit(job->model, u)->kv_unit < u) job->kv[u] = job->kv[tm_model_unit(job->model, u)->kv_unit];
+            if (unit->kv_unit < u) job->kv[u] = job->kv[unit->kv_unit];
             want += bytes ? 1 : 0;
         }
     }

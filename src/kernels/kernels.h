@@ -110,6 +110,8 @@ typedef struct tm_rope {
 void tm_rope_frequencies(tm_rope *r, uint32_t head_dim, double theta); /* all columns turn */
 void tm_rope_frequencies_part(tm_rope *r, uint32_t head_dim, uint32_t rotary, double theta);
 void tm_rope_scale_linear(tm_rope *r, double factor);
+/* The first `pairs` are divided by factor; the others become zero: those pairs do not turn (proportional). */
+void tm_rope_scale_first(tm_rope *r, uint32_t pairs, double factor);
 /* Llama 3: wavelengths over original/low are divided by factor, those under original/high kept, blended between. */
 void tm_rope_scale_llama3(tm_rope *r, double factor, double low, double high, double original);
 /* YaRN (Peng et al. 2023, section 3.2, "NTK-by-parts"): frequencies that turn more than beta_fast times in `original`

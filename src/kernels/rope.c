@@ -21,6 +21,10 @@ void tm_rope_scale_linear(tm_rope *r, double factor) {
     for (uint32_t i = 0; i < r->rotary / 2; i++) r->inv_freq[i] /= (float)factor;
 }
 
+void tm_rope_scale_first(tm_rope *r, uint32_t pairs, double factor) {
+    for (uint32_t i = 0; i < r->rotary / 2; i++) r->inv_freq[i] = i < pairs ? r->inv_freq[i] / (float)factor : 0;
+}
+
 void tm_rope_scale_llama3(tm_rope *r, double factor, double low, double high, double original) {
     for (uint32_t i = 0; i < r->rotary / 2; i++) {
         float freq = r->inv_freq[i];

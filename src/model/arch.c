@@ -15,8 +15,9 @@ static const model_arch *const archs[] = {
 /* Text parts of composite models that are called after them. */
 static const struct {
     const char *called, *is;
-} aliases[] = {{"gemma3", "gemma3_text"}, {"qwen2_vl", "qwen2"},        {"qwen2_vl_text", "qwen2"},
-               {"qwen2_5_vl", "qwen2"},   {"qwen2_5_vl_text", "qwen2"}, {"qwen3_vl_text", "qwen3"}};
+} aliases[] = {{"gemma3", "gemma3_text"},  {"gemma4", "gemma4_text"}, {"qwen2_vl", "qwen2"},
+               {"qwen2_vl_text", "qwen2"}, {"qwen2_5_vl", "qwen2"},   {"qwen2_5_vl_text", "qwen2"},
+               {"qwen3_vl_text", "qwen3"}};
 
 const model_arch *model_arch_find(const char *model_type) {
     for (size_t i = 0; i < TM_COUNT(aliases); i++)

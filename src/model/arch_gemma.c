@@ -40,13 +40,9 @@ static tm_status parse_gemma3(const model_parser *p, tm_model_config *c) {
     return model_parse_window(p, c, 4096, every);
 }
 
-#define NAMES                                                                                                          \
-    [NORM_ATTN] = "input_layernorm",                                                                                   \
-    MODEL_USUAL_QKVO, [POST_ATTN] = "post_attention_layernorm", [NORM_MLP] = "pre_feedforward_layernorm",              \
-    MODEL_USUAL_GATED, [POST_MLP] = "post_feedforward_layernorm"
-static const model_decoder gemma2 = {MODEL_USUAL_NAMES, .norm_kind = TM_NORM_RMS_PLUS, .module = {NAMES}};
+static const model_decoder gemma2 = {MODEL_USUAL_NAMES, .norm_kind = TM_NORM_RMS_PLUS, .module = {MODEL_GEMMA_NAMES}};
 static const model_decoder gemma3 = {MODEL_USUAL_NAMES, .norm_kind = TM_NORM_RMS_PLUS,
-                                     .module = {NAMES, MODEL_USUAL_QK_NORMS}};
+                                     .module = {MODEL_GEMMA_NAMES, MODEL_USUAL_QK_NORMS}};
 
 const model_arch model_arch_gemma2 = {"gemma2",
                                       .kv_heads = 4,

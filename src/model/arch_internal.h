@@ -35,6 +35,7 @@ TM_MUST_USE tm_status model_key_bad(const model_parser *p, const tm_json *at, co
 TM_MUST_USE tm_status model_key_layers(const model_parser *p, const tm_model_config *c, const char *key,
                                        const tm_json **first);
 void model_layer_add(tm_layer_set *s, uint32_t layer);
+void model_layer_remove(tm_layer_set *s, uint32_t layer);
 /* TM_EUNSUPPORTED where the key has another value than `usual`: what that would compute is not built. */
 TM_MUST_USE tm_status model_key_refuse(const model_parser *p, const tm_model_config *c, const char *key, bool usual);
 /* attention_bias (of q, k, v and o), mlp_bias */
@@ -68,12 +69,18 @@ typedef enum block_module {
     MODULE_UP,
     MODULE_GATE_UP, /* instead of the two */
     MODULE_DOWN,
+    MODULE_INPUT_GATE, /* of the block's own input, where config.json gives it one; what it adds to the residual, */
+    MODULE_INPUT_OUT,
+    POST_INPUT,   /* normed */
+    BLOCK_SCALAR, /* one element, which does not learn: multiplies what the block gives */
     BLOCK_MODULES
 } block_module;
 typedef struct model_decoder {
     const char *embed, *positions, *blocks, *norm, *head; /* "model.embed_tokens", NULL, "model.layers.", .. */
     const char *module[BLOCK_MODULES];
+    const char *inputs, *inputs_in, *inputs_norm; /* blocks' own inputs: looked up, and made of the embedding */
     tm_norm_kind norm_kind;
+    bool norm_v;       /* values are normed by heads too, without weights */
     bool norm_q_whole; /* NORM_Q, NORM_K are of all heads together */
     bool transposed;   /* weights are [in, out] */
     bool interleaved;  /* neighbours turn */
@@ -88,6 +95,10 @@ extern const model_decoder model_decoder_llama; /* decoder.c */
     [MODULE_O] = "self_attn.o_proj"
 #define MODEL_USUAL_QK_NORMS [NORM_Q] = "self_attn.q_norm", [NORM_K] = "self_attn.k_norm"
 #define MODEL_USUAL_GATED [MODULE_GATE] = "mlp.gate_proj", [MODULE_UP] = "mlp.up_proj", [MODULE_DOWN] = "mlp.down_proj"
+#define MODEL_GEMMA_NAMES                                                                                              \
+    [NORM_ATTN] = "input_layernorm",                                                                                   \
+    MODEL_USUAL_QKVO, [POST_ATTN] = "post_attention_layernorm", [NORM_MLP] = "pre_feedforward_layernorm",              \
+    MODEL_USUAL_GATED, [POST_MLP] = "post_feedforward_layernorm"
 #define MODEL_USUAL_NORMS [NORM_ATTN] = "input_layernorm", [NORM_MLP] = "post_attention_layernorm"
 
 /* What keys of config.json are called; NULL: as usual. */
@@ -139,6 +150,8 @@ void model_free_tables(tm_model *m);
 uint32_t model_add_tensor(model_builder *b, const char *prefix, const char *stem, uint64_t rows, uint64_t columns);
 uint32_t model_add_norm(model_builder *b, const char *prefix, const char *stem, uint64_t n);
 uint32_t model_add_bias(model_builder *b, const char *prefix, const char *stem, uint64_t n);
+/* One element, without a suffix, which begins as 1 and does not learn. */
+uint32_t model_add_scalar(model_builder *b, const char *prefix, const char *stem);
 /* A part, and what it consists of, in order. model_add_whole returns where the tensor begins in the part. */
 uint32_t model_begin_part(model_builder *b, const char *prefix, const char *what);
 uint64_t model_add_whole(model_builder *b, uint32_t tensor);
@@ -168,12 +181,13 @@ void model_share_kv(model_builder *b, uint32_t unit); /* attention stores into, 
  *   in         norm (or the rows of spec.normed, or the input itself), product, bias, RoPE. Of several with one output
  *              the first (column 0) writes it and the others add their columns
  *   qk         norms of q and k by heads, RoPE
- *   attention  of rows of q, k and v; SLOT_LSE is its state
+ *   attention  of rows of q, k and v; SLOT_LSE is its state. To the gradients of keys and values that other blocks share
+ *              it adds
  *   out        (residual +) product + bias; glu: of the activation
- *   post       residual + norm */
+ *   post       (residual + norm) (times an element) */
 void model_norm_stage(model_builder *b, stage_spec spec, uint32_t small, tm_access grad);
 void model_in_stage(model_builder *b, const char *name, stage_spec spec, uint32_t matrix, uint32_t small);
-void model_qk_stage(model_builder *b, stage_spec spec, uint32_t small);
+void model_qk_stage(model_builder *b, const char *name, stage_spec spec, uint32_t small);
 void model_attention_stage(model_builder *b, stage_spec spec);
 void model_out_stage(model_builder *b, const char *name, bool glu, stage_spec spec, uint32_t matrix, uint32_t small);
 void model_post_stage(model_builder *b, const char *name, stage_spec spec, uint32_t small);

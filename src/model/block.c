@@ -89,7 +89,18 @@ uint64_t norm_workspace(const tm_model *m, const stage_spec *s, bool backward, u
     return (s->rank ? model_head_adapter_workspace(m, s, backward, n) : 0) + (backward ? norm_bytes(m, s, n) : 0);
 }
 
-/* ---- post: output = residual + norm(input) ---- */
+/* ---- post: output = residual + norm(input), times an element that does not learn ---- */
+
+static uint64_t row_bytes_of(const tm_stage_args *a) {
+    return model_spec_of(a)->width * tm_elem_bytes(model_elem(a->model));
+}
+
+/* Rows of the output, or of its gradient, times the element. */
+static void scale_rows(const tm_stage_args *a, uint64_t rows, const void *from, void *to) {
+    const stage_spec *s = model_spec_of(a);
+    tm_elem t = model_elem(a->model);
+    a->kernels->scale(t, rows * s->width, model_row_const(t, a->weight[0], 1, s->scalar), from, to);
+}
 
 void post_forward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
@@ -97,25 +108,38 @@ void post_forward(const tm_stage_args *a) {
     n.y = a->slot[s->out];
     n.residual = a->slot[s->residual];
     a->kernels->norm_forward(&n);
-    model_zero_tail(a, a->slot[s->out], s->width * tm_elem_bytes(n.type));
+    model_zero_tail(a, a->slot[s->out], row_bytes_of(a));
+    if (s->scalar != NO_VECTOR) scale_rows(a, a->batch->tokens, a->slot[s->out], a->slot[s->out]);
 }
 
 void post_backward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
     float *small = model_small_gradient(a, 0);
-    bool norm = small || a->grad[s->in];
+    bool scaled = s->scalar != NO_VECTOR, norm = small || a->grad[s->in];
+    const void *sum =
+        a->grad[scaled && a->grad[s->residual] ? s->residual : s->out]; /* its gradient, or what that is scaled from */
+    if (scaled && a->grad[s->residual]) scale_rows(a, a->batch->tokens, a->grad[s->out], a->grad[s->residual]);
     MODEL_CHUNKS(c, norm ? model_rows(a->batch) : 0) {
+        char *at = a->workspace;
+        const void *dy = model_row_const(t, sum, c.row, s->width);
         tm_norm n = norm_of(a, a->weight[0], c);
+        if (scaled && !a->grad[s->residual]) {
+            void *buf = model_take(&at, c.rows * row_bytes_of(a));
+            scale_rows(a, c.rows, dy, buf);
+            dy = buf;
+        }
         n.dy_type = t;
-        norm_back(a, n, c, model_row_const(t, a->grad[s->out], c.row, s->width), false, small, a->workspace);
+        norm_back(a, n, c, dy, false, small, at);
     }
-    zero_gradient_tail(a, s->in, s->width * tm_elem_bytes(t));
-    if (a->grad[s->residual]) copy_rows(a, a->grad[s->residual], a->grad[s->out], s->width * tm_elem_bytes(t));
+    zero_gradient_tail(a, s->in, row_bytes_of(a));
+    if (a->grad[s->residual] && !scaled) copy_rows(a, a->grad[s->residual], sum, row_bytes_of(a));
 }
 
 uint64_t post_workspace(const tm_model *m, const stage_spec *s, bool backward, uint32_t rows, uint32_t seq) {
-    return norm_workspace(m, s, backward, rows, seq);
+    uint64_t scaled = model_chunk_rows(m, rows, seq) * s->width * tm_dtype_bytes(m->compute);
+    if (!backward || s->scalar == NO_VECTOR) scaled = 0;
+    return norm_workspace(m, s, backward, rows, seq) + tm_round_up(scaled, 64);
 }
 
 /* ---- in: (norm and) product, bias, rotation ---- */
@@ -201,57 +225,86 @@ uint64_t in_workspace(const tm_model *m, const stage_spec *s, bool backward, uin
     return product + normed + (backward ? tm_round_up(n * h * sizeof(float), 64) + norm_bytes(m, s, n) : 0);
 }
 
-/* ---- qk: norms of q and k, rotation ---- */
+/* ---- qk: norms of q and k (and v) by heads, rotation ---- */
 
-/* q's, or k's, of a chunk: rows of the projection, and of what attention reads. */
-static tm_norm head_norm(const tm_stage_args *a, model_chunk c, bool k) {
+/* Columns of the projection, and where attention reads them, normed. */
+typedef struct head_columns {
+    uint64_t from, n, to, ld_to;
+    unsigned slot;
+    uint64_t weight; /* NO_VECTOR: ones */
+    bool again;      /* values that are keys: their gradient is added to the keys' */
+} head_columns;
+
+/* q; k beside it, or k and v together in a slot of their own. */
+static unsigned columns_of(const stage_spec *s, head_columns of[3]) {
+    uint64_t q = (uint64_t)s->heads * s->head_dim, kv = (uint64_t)s->kv_heads * s->head_dim;
+    uint64_t v = s->keys_are_values ? q : q + kv;
+    of[0] = (head_columns){0, q, 0, s->width, s->out, s->norm, false};
+    of[1] = (head_columns){q, kv, q, s->width, s->out, s->norm_k, false};
+    if (!s->kv_apart) return 2;
+    of[1] = (head_columns){q, kv, 0, 2 * kv, s->values, s->norm_k, false};
+    of[2] = (head_columns){v, kv, kv, 2 * kv, s->values, NO_VECTOR, s->keys_are_values};
+    return s->values == NO_SLOT ? 1 : 3;
+}
+
+/* Of a chunk: rows of the projection. */
+static tm_norm head_norm(const tm_stage_args *a, model_chunk c, const head_columns *h) {
     const stage_spec *s = model_spec_of(a);
     tm_elem t = model_elem(a->model);
-    uint64_t q = (uint64_t)s->heads * s->head_dim, kv = (uint64_t)s->kv_heads * s->head_dim;
     tm_norm n = {.type = t, .kind = s->norm_kind, .rows = c.rows, .eps = s->epsilon, .dy_type = t};
-    n.n = !s->norm_whole ? s->head_dim : k ? kv : q;
-    n.groups = (k ? kv : q) / n.n;
-    n.ld_x = s->row_columns, n.ld_y = s->width;
-    n.x = model_row_const(t, model_row_const(t, a->slot[s->in], c.row, s->row_columns), 1, k ? q : 0);
-    n.weight = small_of(a, k ? s->norm_k : s->norm);
+    n.n = s->norm_whole ? h->n : s->head_dim;
+    n.groups = h->n / n.n;
+    n.ld_x = s->row_columns, n.ld_y = h->ld_to;
+    n.x = model_row_const(t, model_row_const(t, a->slot[s->in], c.row, s->row_columns), 1, h->from);
+    n.weight = h->weight != NO_VECTOR ? small_of(a, h->weight) : NULL;
     return n;
+}
+
+static void turn(const tm_stage_args *a, model_chunk c, const head_columns *h) {
+    const stage_spec *s = model_spec_of(a);
+    tm_elem t = model_elem(a->model);
+    uint64_t used = model_used(a->batch), real = tm_min_u64(c.rows, used - tm_min_u64(used, c.row));
+    tm_positions positions = {a->batch->position, a->batch->seq};
+    void *x = model_row(t, model_row(t, a->slot[h->slot], c.row, h->ld_to), 1, h->to);
+    if (s->rope == NO_ROPE) return;
+    a->kernels->rope_apply(model_rope(a), t, c.row, real, h->ld_to, (uint32_t)(h->n / s->head_dim), x, positions,
+                           false);
 }
 
 void qk_forward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     tm_elem t = model_elem(a->model);
-    uint64_t q = (uint64_t)s->heads * s->head_dim, used = model_used(a->batch);
-    tm_positions positions = {a->batch->position, a->batch->seq};
-    MODEL_CHUNKS(c, model_rows(a->batch)) {
-        void *out = model_row(t, a->slot[s->out], c.row, s->width);
-        for (int k = 0; k < 2; k++) {
-            tm_norm n = head_norm(a, c, k);
-            n.y = model_row(t, out, 1, k ? q : 0);
-            a->kernels->norm_forward(&n);
-        }
-        uint64_t real = tm_min_u64(c.rows, used - tm_min_u64(used, c.row));
-        if (s->rope != NO_ROPE)
-            a->kernels->rope_apply(model_rope(a), t, c.row, real, s->width, s->heads + s->kv_heads, out, positions,
-                                   false);
+    head_columns of[3];
+    unsigned n_of = columns_of(s, of);
+    MODEL_CHUNKS(c, model_rows(a->batch))
+    for (unsigned i = 0; i < n_of; i++) {
+        tm_norm n = head_norm(a, c, &of[i]);
+        n.y = model_row(t, model_row(t, a->slot[of[i].slot], c.row, of[i].ld_to), 1, of[i].to);
+        a->kernels->norm_forward(&n);
+        if (i < 2) turn(a, c, &of[i]);
     }
-    model_zero_tail(a, a->slot[s->out], s->width * tm_elem_bytes(t));
+    for (unsigned i = 0; i < n_of; i++)
+        if (of[i].to == 0) model_zero_tail(a, a->slot[of[i].slot], of[i].ld_to * tm_elem_bytes(t));
 }
 
-/* The gradients of q and k were turned back where they were made. Attention has written v's beside. */
+/* The gradients of q and k were turned back where they were made. Of values that are not normed attention has written
+ * them beside. */
 void qk_backward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     tm_elem t = model_elem(a->model);
-    uint64_t q = (uint64_t)s->heads * s->head_dim;
+    head_columns of[3];
+    unsigned n_of = columns_of(s, of);
     float *small = model_small_gradient(a, 0);
     MODEL_CHUNKS(c, a->batch->tokens) { /* the padding's too: nobody else writes these columns */
         char *at = a->workspace;
         void *dx = a->grad[s->in] ? model_row(t, a->grad[s->in], c.row, s->row_columns)
                                   : model_take(&at, c.rows * s->row_columns * tm_elem_bytes(t));
-        for (int k = 0; k < 2; k++) {
-            tm_norm n = head_norm(a, c, k);
-            n.dy = model_row_const(t, model_row_const(t, a->grad[s->out], c.row, s->width), 1, k ? q : 0);
-            n.dx = model_row(t, dx, 1, k ? q : 0);
-            n.dw = small ? small + (k ? s->norm_k : s->norm) : NULL;
+        for (unsigned i = 0; i < n_of; i++) {
+            tm_norm n = head_norm(a, c, &of[i]);
+            n.dy = model_row_const(t, model_row_const(t, a->grad[of[i].slot], c.row, of[i].ld_to), 1, of[i].to);
+            n.dx = model_row(t, dx, 1, of[i].from);
+            n.dx_add = of[i].again;
+            n.dw = small && of[i].weight != NO_VECTOR ? small + of[i].weight : NULL;
             n.dw_add = true;
             n.workspace = at;
             a->kernels->norm_backward(&n);
@@ -299,13 +352,30 @@ static void place_qkv(const tm_stage_args *a, tm_attention *x) {
     x->d_v = model_row(x->type, a->grad[s->values], 1, q + kv);
 }
 
+/* Keys and values in a slot of their own, to whose gradient each block that shares them adds. */
+static void place_kv_apart(const tm_stage_args *a, tm_attention *x) {
+    const stage_spec *s = model_spec_of(a);
+    uint64_t kv = (uint64_t)s->kv_heads * s->head_dim;
+    x->ld_q = (uint64_t)s->heads * s->head_dim;
+    x->ld_k = x->ld_v = 2 * kv;
+    x->q = a->slot[s->in], x->k = a->slot[s->values];
+    x->v = model_row_const(x->type, x->k, 1, kv);
+    if (!a->grad[s->in]) return;
+    x->d_q = a->grad[s->in], x->d_k = a->grad[s->values];
+    x->d_v = model_row(x->type, x->d_k, 1, kv);
+    x->kv_add = !model_fresh(a->grad_fresh, s->values);
+}
+
 static tm_attention attention_args(const tm_stage_args *a) {
     const tm_micro_batch *b = a->batch;
     const stage_spec *s = model_spec_of(a);
     tm_attention x = attention_of(a->model, s, b->rows, b->seq);
     x.padded = b->tokens;
     x.rope = model_rope(a);
-    place_qkv(a, &x);
+    if (s->kv_apart)
+        place_kv_apart(a, &x);
+    else
+        place_qkv(a, &x);
     x.key_mask = b->key_mask;
     x.o = a->slot[s->out];
     x.lse = a->slot[SLOT_LSE];
@@ -408,21 +478,36 @@ uint64_t out_workspace(const tm_model *m, const stage_spec *s, bool backward, ui
     return model_product_workspace(m, s, backward, model_chunk_rows(m, rows, seq));
 }
 
-/* ---- glu_out: output = residual + (act(gate) * up) Wd^T + bias, or of act(x) ---- */
+/* ---- glu_out: output = residual + (act(gate) * up) Wd^T + bias, or of act(x); up lies beside the gate, or elsewhere ---- */
 
 static uint64_t glu_input(const stage_spec *s) {
-    return s->plain ? s->width : 2 * s->width;
+    return s->plain || s->values != NO_SLOT ? s->width : 2 * s->width;
 }
 
 static tm_glu glu_of(const tm_stage_args *a, model_chunk c) {
     tm_elem t = model_elem(a->model);
     const stage_spec *s = model_spec_of(a);
-    return (tm_glu){.type = t,
-                    .act = s->activation,
-                    .plain = s->plain,
-                    .rows = c.rows,
-                    .width = s->width,
-                    .x = model_row_const(t, a->slot[s->in], c.row, glu_input(s))};
+    tm_glu g = {.type = t,
+                .act = s->activation,
+                .plain = s->plain,
+                .rows = c.rows,
+                .width = s->width,
+                .x = model_row_const(t, a->slot[s->in], c.row, glu_input(s))};
+    if (s->values == NO_SLOT) return g;
+    g.ld_up = s->up_row;
+    g.up = model_row_const(t, model_row_const(t, a->slot[s->values], c.row, s->up_row), 1, s->up_column);
+    if (a->grad[s->values]) g.d_up = model_row(t, model_row(t, a->grad[s->values], c.row, s->up_row), 1, s->up_column);
+    return g;
+}
+
+/* The factor's gradient has columns of others beside these. */
+static void zero_factor_tail(const tm_stage_args *a) {
+    tm_elem t = model_elem(a->model);
+    const stage_spec *s = model_spec_of(a);
+    bool wanted = s->values != NO_SLOT && a->grad[s->values];
+    for (uint64_t r = model_rows(a->batch); wanted && r < a->batch->tokens; r++)
+        a->kernels->zero(model_row(t, model_row(t, a->grad[s->values], r, s->up_row), 1, s->up_column),
+                         s->width * tm_elem_bytes(t));
 }
 
 void glu_out_forward(const tm_stage_args *a) {
@@ -472,6 +557,7 @@ void glu_out_backward(const tm_stage_args *a) {
     }
     out_bias_gradient(a);
     zero_gradient_tail(a, s->in, glu_input(s) * tm_elem_bytes(t));
+    zero_factor_tail(a);
     residual_gradient(a);
 }
 

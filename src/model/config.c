@@ -291,6 +291,10 @@ void model_layer_add(tm_layer_set *s, uint32_t layer) {
     s->bits[layer / 64] |= UINT64_C(1) << layer % 64;
 }
 
+void model_layer_remove(tm_layer_set *s, uint32_t layer) {
+    s->bits[layer / 64] &= ~(UINT64_C(1) << layer % 64);
+}
+
 tm_status model_parse_window(const model_parser *p, tm_model_config *c, int64_t otherwise, uint32_t every) {
     const tm_json *window = tm_json_get(p->root, "sliding_window"), *type;
     bool none = otherwise == 0 ? !model_present(window) : window && window->type == TM_JSON_NULL;

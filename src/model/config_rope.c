@@ -80,6 +80,11 @@ static tm_status parse_longrope(const model_parser *p, const tm_json *rope, tm_m
     return model_key_real(p, rope, "attention_factor", own, &r->attention_factor);
 }
 
+static tm_status parse_proportional(const model_parser *p, const tm_json *rope, tm_model_config *c, tm_rope_config *r) {
+    (void)c;
+    return model_key_real(p, rope, "factor", 1, &r->factor);
+}
+
 static const struct rope_row {
     const char *name;
     tm_rope_type type;
@@ -90,43 +95,52 @@ static const struct rope_row {
             {"linear", TM_ROPE_LINEAR, parse_linear},
             {"llama3", TM_ROPE_LLAMA3, parse_llama3},
             {"yarn", TM_ROPE_YARN, parse_yarn},
-            {"longrope", TM_ROPE_LONGROPE, parse_longrope}};
+            {"longrope", TM_ROPE_LONGROPE, parse_longrope},
+            {"proportional", TM_ROPE_PROPORTIONAL, parse_proportional}};
 
-static tm_status parse_type(const model_parser *p, const tm_json *rope, tm_model_config *c, tm_rope_config *r) {
+static tm_status find_type(const model_parser *p, const tm_json *rope, const struct rope_row **row) {
     const tm_json *type = tm_json_get(rope, "rope_type");
     if (!model_present(type)) type = tm_json_get(rope, "type");
+    *row = &rows[0];
     if (!model_present(type)) return TM_OK;
-    for (size_t i = 0; i < TM_COUNT(rows); i++) {
-        if (!tm_json_is(type, rows[i].name)) continue;
-        r->type = rows[i].type;
-        return rows[i].parse ? rows[i].parse(p, rope, c, r) : TM_OK;
-    }
+    for (size_t i = 0; i < TM_COUNT(rows); i++)
+        if (tm_json_is(type, rows[i].name)) {
+            *row = &rows[i];
+            return TM_OK;
+        }
     return tm_fail(TM_EUNSUPPORTED,
-                   "%s:%u:%u: rope_type \"%.40s\" is not supported; default, linear, llama3, yarn and longrope are",
+                   "%s:%u:%u: rope_type \"%.40s\" is not supported; default, linear, llama3, yarn, longrope and "
+                   "proportional are",
                    p->name, type->line, type->column, type->type == TM_JSON_STRING ? type->text : "?");
 }
 
 /* The part of a head that turns: a share, rounded down. */
-static tm_status parse_part(const model_parser *p, const tm_json *rope, tm_model_config *c, tm_rope_config *r) {
+static tm_status parse_part(const model_parser *p, const tm_json *rope, tm_rope_config *r) {
     static const char key[] = "partial_rotary_factor";
     double part;
     const tm_json *at = rope && model_present(tm_json_get(rope, key)) ? rope : p->root;
     TM_TRY(model_key_real(p, at, key, 1, &part));
-    r->rotary = part > 1 ? 0 : (uint32_t)(c->head_dim * part);
+    r->rotary = part > 1 ? 0 : (uint32_t)(r->head_dim * part);
+    r->pairs = part > 1 ? 0 : (uint32_t)(r->head_dim * part / 2);
+    if (r->type == TM_ROPE_PROPORTIONAL && r->pairs > 0) r->rotary = r->head_dim; /* the others turn by nothing */
     if (r->rotary < 2 || r->rotary % 2)
         return tm_fail(TM_EINPUT, "%s:%u:%u: %s of %g turns %u of %u columns of a head; an even number is needed",
-                       p->name, at->line, at->column, key, part, r->rotary, c->head_dim);
+                       p->name, at->line, at->column, key, part, r->rotary, r->head_dim);
     return TM_OK;
 }
 
 /* `rope` NULL: there is no object, only rope_theta. */
 static tm_status parse_rope(const model_parser *p, const tm_json *rope, double theta, tm_model_config *c,
                             tm_rope_config *r) {
-    *r = (tm_rope_config){.theta = theta, .attention_factor = 1};
+    const struct rope_row *row = &rows[0];
+    *r = (tm_rope_config){.theta = theta, .attention_factor = 1, .head_dim = c->head_dim};
+    if (r == &c->rope && c->kinds.full_head_dim) r->head_dim = c->kinds.full_head_dim;
     if (rope && rope->type != TM_JSON_OBJECT) return model_key_bad(p, rope, rope->key, "an object");
     if (rope) TM_TRY(model_key_real(p, rope, "rope_theta", theta, &r->theta));
-    TM_TRY(parse_part(p, rope, c, r));
-    return rope ? parse_type(p, rope, c, r) : TM_OK;
+    if (rope) TM_TRY(find_type(p, rope, &row));
+    r->type = row->type;
+    TM_TRY(parse_part(p, rope, r));
+    return row->parse ? row->parse(p, rope, c, r) : TM_OK;
 }
 
 tm_status model_parse_ropes(const model_parser *p, tm_model_config *c) {
@@ -139,7 +153,7 @@ tm_status model_parse_ropes(const model_parser *p, tm_model_config *c) {
     const tm_json *full = all && all->type == TM_JSON_OBJECT ? tm_json_get(all, "full_attention") : NULL;
     const tm_json *sliding = all && all->type == TM_JSON_OBJECT ? tm_json_get(all, "sliding_attention") : NULL;
     bool by_type = model_present(full) && model_present(sliding);
-    c->two_ropes = by_type || local != theta;
+    c->two_ropes = by_type || local != theta || c->kinds.full_head_dim;
     TM_TRY(parse_rope(p, by_type ? full : all, theta, c, &c->rope));
     return parse_rope(p, by_type ? sliding : c->two_ropes ? NULL : all, local, c, &c->rope_windowed);
 }

@@ -17,7 +17,9 @@ const model_decoder model_decoder_llama = {MODEL_USUAL_NAMES,
 typedef struct block {
     model_builder *b;
     const tm_model_config *c;
-    uint32_t layer, small;                               /* the part of all its vectors */
+    uint32_t layer, small; /* the part of all its vectors */
+    uint32_t source;       /* the block whose keys and values it reads: mostly itself */
+    uint32_t head_dim, kv_heads;
     uint64_t hidden, q, kv, qkv, mlp;                    /* sizes, in elements of a token row */
     uint64_t gate_up;                                    /* of what the MLP's activation reads */
     char tensors[64], parts[32];                         /* what their names begin with */
@@ -26,8 +28,25 @@ typedef struct block {
     uint64_t weight_at[BLOCK_MODULES], bias_at[BLOCK_MODULES]; /* where vectors begin in the small part, or NO_VECTOR */
 } block;
 
+static bool windowed(const block *k, uint32_t layer) {
+    return tm_layer_in(&k->c->windowed, layer);
+}
+
+static bool keys_are_values(const block *k) {
+    return k->c->kinds.keys_are_values && !windowed(k, k->layer);
+}
+
 static bool has(const block *k, block_module m) {
+    bool of_inputs = m == MODULE_INPUT_GATE || m == MODULE_INPUT_OUT || m == POST_INPUT;
+    bool of_keys = m == MODULE_K || m == NORM_K || m == MODULE_V;
+    if ((of_inputs && !k->c->kinds.input_width) || (of_keys && k->source != k->layer)) return false;
+    if (m == MODULE_V && keys_are_values(k)) return false;
     return k->b->d->module[m] != NULL;
+}
+
+/* Units: the embedding, then the blocks. */
+static uint32_t unit_of(uint32_t layer) {
+    return 1 + layer;
 }
 
 /* ---- tensors, in the order of the checkpoint's ids ---- */
@@ -64,8 +83,8 @@ static void add_attention_tensors(block *k) {
         add_bias(k, MODULE_QKV, k->qkv);
     }
     if (k->c->attention_out_bias) add_bias(k, MODULE_O, k->hidden);
-    add_norm(k, NORM_Q, whole ? k->q : k->c->head_dim);
-    add_norm(k, NORM_K, whole ? k->kv : k->c->head_dim);
+    add_norm(k, NORM_Q, whole ? k->q : k->head_dim);
+    add_norm(k, NORM_K, whole ? k->kv : k->head_dim);
     add_norm(k, POST_ATTN, k->hidden);
 }
 
@@ -84,11 +103,20 @@ static void add_mlp_tensors(block *k) {
     add_norm(k, POST_MLP, k->hidden);
 }
 
+static void add_input_tensors(block *k) {
+    add_matrix(k, MODULE_INPUT_GATE, k->c->kinds.input_width, k->hidden);
+    add_matrix(k, MODULE_INPUT_OUT, k->hidden, k->c->kinds.input_width);
+    add_norm(k, POST_INPUT, k->hidden);
+    if (has(k, BLOCK_SCALAR))
+        k->weight[BLOCK_SCALAR] = model_add_scalar(k->b, k->tensors, k->b->d->module[BLOCK_SCALAR]);
+}
+
 /* ---- the small part ---- */
 
 /* Vectors lie in this order: biases of matrices whose outputs are side by side have to be. */
 static void add_small(block *k) {
-    static const block_module norms[] = {NORM_ATTN, NORM_MLP, POST_ATTN, POST_MLP, NORM_Q, NORM_K};
+    static const block_module norms[] = {NORM_ATTN, NORM_MLP, POST_ATTN,  POST_MLP,
+                                         NORM_Q,    NORM_K,   POST_INPUT, BLOCK_SCALAR};
     static const block_module biases[] = {MODULE_Q,    MODULE_K,  MODULE_V,       MODULE_QKV, MODULE_O,
                                           MODULE_GATE, MODULE_UP, MODULE_GATE_UP, MODULE_DOWN};
     k->small = model_begin_part(k->b, k->parts, "small");
@@ -119,9 +147,28 @@ static void add_adapters(block *k) {
     add_adapter(k, MODULE_UP, k->mlp, k->hidden);
     add_adapter(k, MODULE_GATE_UP, k->gate_up, k->hidden);
     add_adapter(k, MODULE_DOWN, k->hidden, k->mlp);
+    add_adapter(k, MODULE_INPUT_GATE, k->c->kinds.input_width, k->hidden);
+    add_adapter(k, MODULE_INPUT_OUT, k->hidden, k->c->kinds.input_width);
 }
 
 /* ---- slots ---- */
+
+/* Keys and values that are normed both, or that another block has. */
+static void add_kv_slot(block *k) {
+    uint64_t bytes = 2 * (uint64_t)k->kv_heads * k->head_dim * tm_dtype_bytes(k->b->m->compute);
+    if (k->source == k->layer)
+        model_set_slot(k->b, SLOT_KV, "kv", bytes, bytes);
+    else
+        model_bridge_slot(k->b, SLOT_KV, unit_of(k->source), SLOT_KV);
+}
+
+static void add_input_slots(block *k) {
+    uint64_t e = tm_dtype_bytes(k->b->m->compute), h = k->hidden * e, p = k->c->kinds.input_width * e;
+    model_set_slot(k->b, SLOT_LATE, "late", h, h);
+    model_bridge_slot(k->b, SLOT_INPUT, 0, SLOT_INPUTS);
+    model_set_slot(k->b, SLOT_INPUT_GATE, "input_gate", p, p);
+    model_set_slot(k->b, SLOT_INPUT_ADD, "input_add", h, h);
+}
 
 static void add_slots(block *k, bool fused_qkv, bool fused_gate_up) {
     model_builder *b = k->b;
@@ -135,10 +182,16 @@ static void add_slots(block *k, bool fused_qkv, bool fused_gate_up) {
     model_set_slot(b, SLOT_GATE_UP, "gate_up", k->gate_up * e, k->gate_up * e);
     if (!fused_qkv && has(k, NORM_ATTN)) model_set_slot(b, SLOT_ATTN_NORMED, "attn_normed", h, f);
     if (!fused_gate_up && has(k, NORM_MLP)) model_set_slot(b, SLOT_MLP_NORMED, "mlp_normed", h, f);
-    if (has(k, NORM_Q)) model_set_slot(b, SLOT_QK, "qk", (k->q + k->kv) * e, (k->q + k->kv) * e);
+    uint64_t qk = (k->b->d->norm_v ? k->q : k->q + k->kv) * e;
+    if (has(k, NORM_Q)) model_set_slot(b, SLOT_QK, "qk", qk, qk);
+    if (k->b->d->norm_v) add_kv_slot(k);
     if (has(k, POST_ATTN)) model_set_slot(b, SLOT_ATTN_ADD, "attn_add", h, h);
     if (has(k, POST_MLP)) model_set_slot(b, SLOT_MLP_ADD, "mlp_add", h, h);
-    model_set_kv_bytes(b, 2 * k->kv * e);
+    if (has(k, MODULE_INPUT_GATE)) add_input_slots(k);
+    if (k->source == k->layer)
+        model_set_kv_bytes(b, 2 * k->kv * e);
+    else
+        model_share_kv(b, unit_of(k->source));
 }
 
 /* ---- stages ---- */
@@ -149,7 +202,9 @@ static stage_spec blank(const block *k) {
                         .norm_bias = NO_VECTOR,
                         .norm_k = NO_VECTOR,
                         .bias = NO_VECTOR,
+                        .scalar = NO_VECTOR,
                         .residual = NO_SLOT,
+                        .values = NO_SLOT,
                         .rope = NO_ROPE,
                         .norm_kind = (uint8_t)k->b->d->norm_kind,
                         .transposed = k->b->d->transposed,
@@ -226,7 +281,7 @@ static void add_fused(block *k, const char *name, const char *what, stage_spec s
 
 static uint8_t rope_of(const block *k) {
     if (k->b->d->no_rotary || tm_layer_in(&k->c->no_rope, k->layer)) return NO_ROPE;
-    return k->c->two_ropes && tm_layer_in(&k->c->windowed, k->layer);
+    return k->c->two_ropes && windowed(k, k->layer);
 }
 
 static uint64_t first_bias(const block *k, block_module whole, block_module first) {
@@ -240,18 +295,30 @@ static void add_qkv(block *k, bool fused) {
     bool turns = s.rope != NO_ROPE;
     const column_matrix of[] = {
         {"q", k->weight[MODULE_Q], k->q, turns ? c->num_attention_heads : 0, &k->adapter[MODULE_Q]},
-        {"k", k->weight[MODULE_K], k->kv, turns ? c->num_key_value_heads : 0, &k->adapter[MODULE_K]},
+        {"k", k->weight[MODULE_K], k->kv, turns ? k->kv_heads : 0, &k->adapter[MODULE_K]},
         {"v", k->weight[MODULE_V], k->kv, 0, &k->adapter[MODULE_V]}};
+    unsigned n = k->source != k->layer ? 1 : keys_are_values(k) ? 2 : 3;
     model_set_adapter(k->b, &s, &k->adapter[MODULE_QKV]);
     s.row_columns = k->qkv;
     s.bias = first_bias(k, MODULE_QKV, MODULE_Q);
     s.in = SLOT_X;
     s.out = SLOT_QKV;
-    s.head_dim = c->head_dim;
+    s.head_dim = k->head_dim;
     if (fused)
-        add_fused(k, "attn_in", "qkv", s, of, 3, k->weight[MODULE_QKV]);
+        add_fused(k, "attn_in", "qkv", s, of, n, k->weight[MODULE_QKV]);
     else
-        add_apart(k, "attn_in", s, SLOT_ATTN_NORMED, of, 3, k->weight[MODULE_QKV]);
+        add_apart(k, "attn_in", s, SLOT_ATTN_NORMED, of, n, k->weight[MODULE_QKV]);
+}
+
+/* The norms of q and k before attention. */
+static void add_qk(block *k, stage_spec s) {
+    s.width = k->q + (s.kv_apart ? 0 : k->kv);
+    s.norm = k->weight_at[NORM_Q];
+    s.norm_k = k->weight_at[NORM_K];
+    s.norm_whole = k->b->d->norm_q_whole;
+    s.keys_are_values = keys_are_values(k);
+    s.values = s.kv_apart && k->source == k->layer ? SLOT_KV : NO_SLOT;
+    model_qk_stage(k->b, "qk", s, k->small);
 }
 
 static void add_attention(block *k) {
@@ -259,27 +326,23 @@ static void add_attention(block *k) {
     stage_spec s = blank(k);
     s.row_columns = k->qkv;
     s.heads = c->num_attention_heads;
-    s.kv_heads = c->num_key_value_heads;
-    s.head_dim = c->head_dim;
+    s.kv_heads = k->kv_heads;
+    s.head_dim = k->head_dim;
     s.rope = rope_of(k);
+    s.kv_apart = k->b->d->norm_v;
     s.in = SLOT_QKV;
     s.out = SLOT_QK;
     if (has(k, NORM_Q)) {
-        stage_spec norms = s;
-        norms.width = k->q + k->kv;
-        norms.norm = k->weight_at[NORM_Q];
-        norms.norm_k = k->weight_at[NORM_K];
-        norms.norm_whole = k->b->d->norm_q_whole;
-        model_qk_stage(k->b, norms, k->small);
+        add_qk(k, s);
         s.in = SLOT_QK;
     }
     s.width = k->qkv;
     s.columns = s.row_columns = k->q;
     s.norm_kind = 0, s.epsilon = 0, s.transposed = false;
-    s.values = SLOT_QKV;
+    s.values = s.kv_apart ? SLOT_KV : SLOT_QKV;
     s.out = SLOT_O;
-    s.window = tm_layer_in(&c->windowed, k->layer) ? c->sliding_window : 0;
-    s.scale = (float)(c->attention_scale > 0 ? c->attention_scale : 1.0 / sqrt((double)c->head_dim));
+    s.window = windowed(k, k->layer) ? c->sliding_window : 0;
+    s.scale = (float)(c->attention_scale > 0 ? c->attention_scale : 1.0 / sqrt((double)k->head_dim));
     s.softcap = (float)c->attention_softcap;
     s.temperature = (float)c->temperature;
     s.temperature_every = c->temperature_every;
@@ -289,6 +352,7 @@ static void add_attention(block *k) {
 /* What is added to the residual: a product, or the norm of one, which then has a slot. */
 static void add_out(block *k, bool glu, stage_spec s, block_module matrix, block_module post, unsigned normed) {
     stage_spec norm = with_norm(k, post);
+    if (s.out == SLOT_OUT) norm.scalar = k->weight_at[BLOCK_SCALAR];
     uint8_t residual = s.residual, out = s.out;
     s.columns = s.row_columns = k->hidden;
     s.bias = k->bias_at[matrix];
@@ -320,14 +384,53 @@ static void add_mlp_in(block *k, bool fused) {
         add_apart(k, "mlp_in", s, SLOT_MLP_NORMED, first, gated ? 2 : 1, k->weight[MODULE_GATE_UP]);
 }
 
+/* The block gates the input that is its own, and adds what becomes of it: its slot has sqrt(2) times of it. */
+static void add_input(block *k) {
+    stage_spec s = blank(k);
+    s.norm_kind = 0, s.epsilon = 0;
+    s.width = k->hidden;
+    s.columns = s.row_columns = k->c->kinds.input_width;
+    s.in = SLOT_LATE, s.out = SLOT_INPUT_GATE;
+    model_set_adapter(k->b, &s, &k->adapter[MODULE_INPUT_GATE]);
+    uint32_t part = model_one_part(k->b, k->parts, "input_gate", k->weight[MODULE_INPUT_GATE]);
+    model_in_stage(k->b, "input_gate", s, part, k->small);
+    s.width = s.columns;
+    s.columns = s.row_columns = k->hidden;
+    s.in = SLOT_INPUT_GATE, s.out = SLOT_INPUT_ADD, s.values = SLOT_INPUT;
+    s.up_column = k->layer * s.width, s.up_row = k->c->num_hidden_layers * s.width;
+    s.activation = (uint8_t)k->c->activation;
+    s.scale = (float)sqrt(0.5);
+    model_set_adapter(k->b, &s, &k->adapter[MODULE_INPUT_OUT]);
+    part = model_one_part(k->b, k->parts, "input_out", k->weight[MODULE_INPUT_OUT]);
+    model_out_stage(k->b, "input_out", true, s, part, k->small);
+    stage_spec norm = with_norm(k, POST_INPUT);
+    norm.in = SLOT_INPUT_ADD, norm.out = SLOT_OUT, norm.residual = SLOT_LATE;
+    norm.scalar = k->weight_at[BLOCK_SCALAR];
+    model_post_stage(k->b, "input_post", norm, k->small);
+}
+
+/* Of the last blocks, that share: the last one before them that looks through the same window. */
+static uint32_t source_of(const block *k) {
+    uint32_t own = k->c->num_hidden_layers - k->c->kinds.shared, source = own;
+    if (k->layer < own) return k->layer;
+    do source--;
+    while (source > 0 && windowed(k, source) != windowed(k, k->layer));
+    return source;
+}
+
 static void set_sizes(block *k) {
     const tm_model_config *c = k->c;
+    bool full = !windowed(k, k->layer);
+    k->source = source_of(k);
+    bool shares = k->source != k->layer;
+    k->head_dim = full && c->kinds.full_head_dim ? c->kinds.full_head_dim : c->head_dim;
+    k->kv_heads = full && c->kinds.full_kv_heads ? c->kinds.full_kv_heads : c->num_key_value_heads;
     k->hidden = c->hidden_size;
-    k->mlp = c->intermediate_size;
+    k->mlp = (uint64_t)c->intermediate_size * (shares && c->kinds.shared_wide ? 2 : 1);
     k->gate_up = has(k, MODULE_GATE) || has(k, MODULE_GATE_UP) ? 2 * k->mlp : k->mlp;
-    k->q = (uint64_t)c->num_attention_heads * c->head_dim;
-    k->kv = (uint64_t)c->num_key_value_heads * c->head_dim;
-    k->qkv = k->q + 2 * k->kv;
+    k->q = (uint64_t)c->num_attention_heads * k->head_dim;
+    k->kv = shares ? 0 : (uint64_t)k->kv_heads * k->head_dim;
+    k->qkv = k->q + (keys_are_values(k) ? 1 : 2) * k->kv;
 }
 
 /* Whether matrices whose outputs lie side by side are one part; `whole` is their tensor, where they have one. Columns of
@@ -350,6 +453,7 @@ static void add_block(model_builder *b, uint32_t layer) {
     add_slots(&k, fused_qkv, fused_gate_up);
     add_attention_tensors(&k);
     add_mlp_tensors(&k);
+    add_input_tensors(&k);
     add_small(&k);
     add_adapters(&k);
     add_qkv(&k, fused_qkv);
@@ -359,10 +463,12 @@ static void add_block(model_builder *b, uint32_t layer) {
     add_out(&k, false, out, MODULE_O, POST_ATTN, SLOT_ATTN_ADD);
     add_mlp_in(&k, fused_gate_up);
     out = blank(&k);
-    out.in = SLOT_GATE_UP, out.residual = SLOT_MID, out.out = SLOT_OUT, out.width = k.mlp;
+    out.in = SLOT_GATE_UP, out.residual = SLOT_MID, out.out = has(&k, MODULE_INPUT_GATE) ? SLOT_LATE : SLOT_OUT,
+    out.width = k.mlp;
     out.activation = (uint8_t)b->c->activation;
     out.plain = k.gate_up == k.mlp;
     add_out(&k, true, out, MODULE_DOWN, POST_MLP, SLOT_MLP_ADD);
+    if (has(&k, MODULE_INPUT_GATE)) add_input(&k);
 }
 
 void model_describe_decoder(model_builder *b) {

@@ -31,6 +31,7 @@ void embed_forward(const tm_stage_args *a) {
     e.weight = a->weight[0];
     e.out = a->slot[s->out];
     e.clear = model_fresh(a->slot_fresh, s->out);
+    e.add = s->adds;
     a->kernels->embed_forward(&e);
 }
 

@@ -7,11 +7,11 @@ _Static_assert((int)TM_F32 == (int)TM_ELEM_F32 && (int)TM_BF16 == (int)TM_ELEM_B
                "compute types are kernel types");
 
 static tm_status prepare_rope(const tm_model *m, const model_decoder *d, const tm_rope_config *c, tm_rope *r) {
-    uint32_t head_dim = m->config.head_dim;
-    tm_rope_frequencies_part(r, head_dim, c->rotary, c->theta);
+    tm_rope_frequencies_part(r, c->head_dim, c->rotary, c->theta);
     r->interleaved = d->interleaved;
     r->factor = (float)c->attention_factor;
     if (c->type == TM_ROPE_LINEAR) tm_rope_scale_linear(r, c->factor);
+    if (c->type == TM_ROPE_PROPORTIONAL) tm_rope_scale_first(r, c->pairs, c->factor);
     if (c->type == TM_ROPE_LLAMA3)
         tm_rope_scale_llama3(r, c->factor, c->low_freq_factor, c->high_freq_factor, c->original_max_position);
     if (c->type == TM_ROPE_YARN)

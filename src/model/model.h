@@ -48,7 +48,9 @@ typedef struct tm_rope_config {
     double beta_fast, beta_slow;
     double attention_factor; /* of cosines and sines, as it follows from all keys; 1: none */
     bool truncate;           /* yarn: whole correction dimensions */
+    uint32_t head_dim;       /* of the blocks that it is for */
     uint32_t rotary;         /* columns of a head that turn */
+    uint32_t pairs;          /* proportional: the first so many of all pairs turn */
     uint32_t original_max_position;
     uint32_t n_factors; /* longrope */
     float short_factor[TM_MAX_HEAD_DIM / 2], long_factor[TM_MAX_HEAD_DIM / 2];
@@ -60,6 +62,16 @@ typedef struct tm_layer_set { /* of block numbers */
 static inline bool tm_layer_in(const tm_layer_set *s, uint32_t layer) {
     return s->bits[layer / 64] >> layer % 64 & 1;
 }
+
+/* Where blocks differ from each other (Gemma 4). 0: they do not. */
+typedef struct tm_block_kinds {
+    uint32_t full_head_dim, full_kv_heads; /* of blocks without a window */
+    bool keys_are_values; /* blocks without a window project no values: those are keys as projected, normed */
+    uint32_t shared;      /* the last so many blocks read keys and values of the last block before them of their kind */
+    bool shared_wide;     /* and have an MLP twice as wide */
+    uint32_t input_width; /* columns of an input that each block has of its own, beside the residual */
+    uint32_t input_vocab; /* ids that these inputs are looked up for */
+} tm_block_kinds;
 
 typedef struct tm_model_config {
     char model_type[32]; /* a row of arch.c: "llama", "mistral" */
@@ -81,6 +93,7 @@ typedef struct tm_model_config {
     uint32_t temperature_every;         /* every: 0: none */
     tm_rope_config rope, rope_windowed; /* of blocks, and of windowed blocks where `two_ropes` */
     bool two_ropes;
+    tm_block_kinds kinds;
     bool dropout;   /* config.json asks for some, which is not computed */
     bool composite; /* the text part of a model that has others */
     /* what the checkpoint's names begin with instead of the architecture's own ("model."), and what the head's do;

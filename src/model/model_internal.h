@@ -39,10 +39,16 @@ enum {
     SLOT_QK,       /* q and k, normed and rotated, where they have norms of their own; SLOT_QKV then is as projected */
     SLOT_ATTN_ADD, /* what attention and MLP add to the residual, where that is normed first */
     SLOT_MLP_ADD,
+    SLOT_KV,    /* keys and values as attention reads them, where SLOT_QK has queries alone; may be another block's */
+    SLOT_LATE,  /* after the MLP's residual, where the block goes on */
+    SLOT_INPUT, /* inputs of all blocks: the embedding's SLOT_INPUTS */
+    SLOT_INPUT_GATE, /* what gates them, and what they add to the residual */
+    SLOT_INPUT_ADD,
     NO_SLOT = 255
 };
 enum { SLOT_ADAPTER = 4 }; /* of the head: what its adapter's A makes of the normed rows */
 enum { SLOT_NORMED = 2, SLOT_STATE = TM_HEAD_SLOT_STATE };
+enum { SLOT_INPUTS_IN = 2, SLOT_INPUTS }; /* of the embedding: blocks' own inputs, as projected, and whole */
 enum { PART_MATRIX = 0, PART_SMALL = 1 };
 
 /* Kinds of stages: rows of the table in stage.c. */
@@ -92,18 +98,25 @@ struct stage_spec {
                                               row_columns; embed: that many ids of the vocabulary */
     uint64_t norm, norm_bias, norm_k, bias; /* where its vectors begin in the unit's small part; NO_VECTOR: has none.
                                                STAGE_QK: norm is q's, norm_k is k's */
-    uint8_t in, out;                        /* slots */
-    uint8_t residual;                       /* slot that is added to the product or norm; NO_SLOT: none is */
-    uint8_t normed;                         /* slot that holds the normed input, 0: STAGE_IN norms it itself */
-    uint8_t values;                         /* slot of attention's values; its keys lie beside the queries */
-    uint8_t rope;                           /* index of the model's; NO_ROPE: nothing turns */
-    uint8_t norm_kind, activation;          /* tm_norm_kind, tm_activation */
-    bool transposed;                        /* the matrix is [in, out] */
-    bool plain;                             /* the MLP has no gate */
-    bool norm_whole;                        /* STAGE_QK: of all heads together */
-    uint8_t without;                        /* gradients that backward does not compute: WITHOUT_* */
-    float epsilon;                          /* of the norm */
-    uint32_t rotated;                       /* heads that RoPE turns, from `column` on */
+    uint64_t scalar;                        /* STAGE_POST: of one element, which multiplies the sum */
+    uint64_t up_column, up_row;    /* STAGE_GLU_OUT: where its factor begins in rows of `values`, and their width */
+    uint8_t in, out;               /* slots */
+    uint8_t residual;              /* slot that is added to the product or norm; NO_SLOT: none is */
+    uint8_t normed;                /* slot that holds the normed input, 0: STAGE_IN norms it itself */
+    uint8_t values;                /* slot of attention's values, whose keys lie beside the queries; of STAGE_GLU_OUT's
+                                   factor, NO_SLOT: it lies beside the gate */
+    uint8_t rope;                  /* index of the model's; NO_ROPE: nothing turns */
+    uint8_t norm_kind, activation; /* tm_norm_kind, tm_activation */
+    bool transposed;               /* the matrix is [in, out] */
+    bool plain;                    /* the MLP has no gate */
+    bool norm_whole;               /* STAGE_QK: of all heads together */
+    uint8_t without;               /* gradients that backward does not compute: WITHOUT_* */
+    bool kv_apart; /* keys lie in `values` before the values. STAGE_QK: norms those too; NO_SLOT: has queries alone */
+    bool keys_are_values; /* STAGE_QK: no values are projected */
+    bool adds;            /* STAGE_EMBED: to what is there */
+    uint8_t unused[5];
+    float epsilon;    /* of the norm */
+    uint32_t rotated; /* heads that RoPE turns, from `column` on */
     uint32_t heads, kv_heads, head_dim, window;
     float scale;   /* of attention's scores; of the product (out, glu_out, head), of what is looked up (embed) */
     float softcap; /* of attention's scores or of logits; 0: none */
@@ -115,7 +128,7 @@ struct stage_spec {
     float lora_scale;
     uint32_t dropped; /* 65536ths of what goes into A */
 };
-_Static_assert(sizeof(stage_spec) == sizeof(void *) + 8 * 8 + 12 + 11 * 4 + 4 * 8, "stage_spec has no padding");
+_Static_assert(sizeof(stage_spec) == sizeof(void *) + 11 * 8 + 20 + 11 * 4 + 4 * 8, "stage_spec has no padding");
 
 struct tm_model {
     tm_model_config config;

@@ -20,10 +20,15 @@ static void follow(const tm_stage *s, bool *depends) {
         if (s->forward[i].access & TM_WRITE) depends[s->forward[i].slot] |= any;
 }
 
-/* Attention writes the gradients of queries, keys and values together. */
+/* Gradients of queries, keys and values are computed together; so are those of a gate and a factor that lies apart. */
+static bool input_depends(const stage_spec *s, unsigned slot, const bool *depends) {
+    bool together = is(s, STAGE_ATTENTION) || (is(s, STAGE_GLU_OUT) && s->values != NO_SLOT);
+    together = together && (slot == s->in || slot == s->values);
+    return together ? depends[s->in] || depends[s->values] : depends[slot];
+}
+
 static bool wants(const stage_spec *s, const tm_slot_use *use, const bool *depends) {
-    unsigned slot = is(s, STAGE_ATTENTION) ? s->in : use->slot;
-    return !(use->access & TM_WRITE) || depends[slot];
+    return !(use->access & TM_WRITE) || input_depends(s, use->slot, depends);
 }
 
 static bool has_matrix(const stage_spec *s) {
@@ -37,7 +42,7 @@ static uint8_t without(const tm_stage *s, const stage_spec *p, const bool *depen
     uint8_t bits = 0;
     if (matrix && !s->part_gradient[PART_MATRIX]) bits |= WITHOUT_MATRIX;
     if (small && !s->part_gradient[matrix]) bits |= WITHOUT_SMALL;
-    if (depends[in]) return bits;
+    if (input_depends(p, in, depends)) return bits;
     return bits | WITHOUT_INPUT | (model_norms_itself(p) && !(bits & WITHOUT_SMALL) ? 0 : WITHOUT_PRODUCT);
 }
 

@@ -91,6 +91,12 @@ uint32_t model_add_bias(model_builder *b, const char *prefix, const char *stem, 
     return add_base_tensor(b, tensor_name(b, prefix, stem, ".bias"), n, 0, 0);
 }
 
+uint32_t model_add_scalar(model_builder *b, const char *prefix, const char *stem) {
+    uint32_t t = add_base_tensor(b, tensor_name(b, prefix, stem, ""), 1, 0, 1);
+    if (b->rc == TM_OK) b->m->tensor[t].learns = false;
+    return t;
+}
+
 uint32_t model_begin_part(model_builder *b, const char *prefix, const char *what) {
     tm_model *m = b->m;
     const char *name = name_of(b, prefix, what, "");
@@ -285,15 +291,18 @@ void model_in_stage(model_builder *b, const char *name, stage_spec spec, uint32_
     backward_use(b, s, in, true, TM_UPDATE);
 }
 
-void model_qk_stage(model_builder *b, stage_spec spec, uint32_t small) {
+void model_qk_stage(model_builder *b, const char *name, stage_spec spec, uint32_t small) {
+    bool keys = spec.kv_apart && spec.values != NO_SLOT;
     spec.bias = spec.norm_bias = NO_VECTOR;
-    tm_stage *s = add_stage(b, "qk", STAGE_QK, spec);
+    tm_stage *s = add_stage(b, name, STAGE_QK, spec);
     stage_small(b, s, small, true, OWN(spec.norm, spec.norm_k, NO_VECTOR));
     forward_use(b, s, spec.in, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
+    if (keys) forward_use(b, s, spec.values, TM_WRITE);
     backward_use(b, s, spec.out, true, TM_READ);
+    if (keys) backward_use(b, s, spec.values, true, TM_READ);
     backward_use(b, s, spec.in, false, TM_READ);
-    backward_use(b, s, spec.in, true, TM_UPDATE);
+    backward_use(b, s, spec.in, true, spec.kv_apart ? TM_WRITE : TM_UPDATE); /* attention wrote v's columns */
 }
 
 void model_attention_stage(model_builder *b, stage_spec spec) {
@@ -311,22 +320,26 @@ void model_attention_stage(model_builder *b, stage_spec spec) {
     if (apart) backward_use(b, s, spec.values, false, TM_READ);
     backward_use(b, s, SLOT_LSE, false, TM_READ);
     backward_use(b, s, spec.in, true, TM_WRITE);
-    if (apart) backward_use(b, s, spec.values, true, TM_WRITE); /* v's columns; STAGE_QK adds those of q and k */
+    /* v's columns, to which STAGE_QK adds those of q and k; or, of several blocks that share them, those of k and v */
+    if (apart) backward_use(b, s, spec.values, true, spec.kv_apart ? TM_UPDATE : TM_WRITE);
 }
 
 void model_out_stage(model_builder *b, const char *name, bool glu, stage_spec spec, uint32_t matrix, uint32_t small) {
-    bool adds = spec.residual != NO_SLOT;
+    bool adds = spec.residual != NO_SLOT, factor = glu && spec.values != NO_SLOT;
     spec.norm = spec.norm_bias = spec.norm_k = NO_VECTOR;
     tm_stage *s = add_stage(b, name, glu ? STAGE_GLU_OUT : STAGE_OUT, spec);
     stage_part(b, s, matrix, true, true);
     if (spec.bias != NO_VECTOR) stage_small(b, s, small, false, OWN(spec.bias, NO_VECTOR, NO_VECTOR));
     stage_adapter(b, s, &spec);
     forward_use(b, s, spec.in, TM_READ);
+    if (factor) forward_use(b, s, spec.values, TM_READ);
     if (adds) forward_use(b, s, spec.residual, TM_READ);
     forward_use(b, s, spec.out, TM_WRITE);
     backward_use(b, s, spec.out, true, TM_READ);
     backward_use(b, s, spec.in, false, TM_READ);
     backward_use(b, s, spec.in, true, TM_WRITE);
+    if (factor) backward_use(b, s, spec.values, false, TM_READ);
+    if (factor) backward_use(b, s, spec.values, true, TM_UPDATE); /* other blocks have other columns */
     if (adds) backward_use(b, s, spec.residual, true, TM_WRITE);
 }
 
@@ -381,17 +394,26 @@ void model_share_kv(model_builder *b, uint32_t unit) {
 
 /* ---- embedding and head ---- */
 
-static uint32_t vocabulary_parts(const tm_model_config *c) {
-    return (c->vocab_size + MODEL_VOCAB_PART - 1) / MODEL_VOCAB_PART;
+/* A [rows, width] tensor in parts of `part` rows. */
+typedef struct vocabulary {
+    uint64_t rows, width, part;
+} vocabulary;
+
+static vocabulary vocabulary_of(const tm_model_config *c) {
+    return (vocabulary){c->vocab_size, c->hidden_size, MODEL_VOCAB_PART};
 }
 
-/* What the stage of vocabulary part p computes. */
-static stage_spec vocabulary_share(const tm_model_config *c, uint32_t p) {
-    uint64_t first = (uint64_t)p * MODEL_VOCAB_PART;
-    return (stage_spec){.width = c->hidden_size,
+static uint32_t vocabulary_parts(vocabulary v) {
+    return (uint32_t)((v.rows + v.part - 1) / v.part);
+}
+
+/* What the stage of its part p computes. */
+static stage_spec vocabulary_share(vocabulary v, uint32_t p) {
+    uint64_t first = p * v.part;
+    return (stage_spec){.width = v.width,
                         .column = first,
-                        .columns = tm_min_u64(MODEL_VOCAB_PART, c->vocab_size - first),
-                        .row_columns = c->vocab_size,
+                        .columns = tm_min_u64(v.part, v.rows - first),
+                        .row_columns = v.rows,
                         .norm = NO_VECTOR,
                         .norm_bias = NO_VECTOR,
                         .norm_k = NO_VECTOR,
@@ -400,12 +422,12 @@ static stage_spec vocabulary_share(const tm_model_config *c, uint32_t p) {
                         .rope = NO_ROPE};
 }
 
-/* Vocabulary parts of one [vocab, hidden] tensor. */
-static uint32_t add_vocabulary(model_builder *b, const char *prefix, uint32_t tensor) {
+/* Returns the first part. */
+static uint32_t add_vocabulary(model_builder *b, const char *prefix, uint32_t tensor, vocabulary v) {
     uint32_t first = b->m->n_parts;
-    for (uint32_t p = 0; p < vocabulary_parts(b->c); p++) {
+    for (uint32_t p = 0; p < vocabulary_parts(v); p++) {
         char number[16];
-        stage_spec share = vocabulary_share(b->c, p);
+        stage_spec share = vocabulary_share(v, p);
         snprintf(number, sizeof number, "%u", p);
         model_begin_part(b, prefix, number);
         model_add_segment(b, tensor, share.column * share.width, share.columns * share.width);
@@ -428,8 +450,7 @@ static void add_positions(model_builder *b) {
     tm_adapter_spec adapter;
     if (refuses(b, b->d->positions, adapts(b, b->d->positions, &adapter), "an adapter")) return;
     uint32_t t = model_add_tensor(b, "", b->d->positions, c->max_position_embeddings, c->hidden_size);
-    stage_spec spec = vocabulary_share(c, 0);
-    spec.columns = spec.row_columns = c->max_position_embeddings;
+    stage_spec spec = vocabulary_share((vocabulary){c->max_position_embeddings, c->hidden_size, UINT32_MAX}, 0);
     spec.out = SLOT_OUT;
     tm_stage *s = add_stage(b, "positions", STAGE_POSITIONS, spec);
     stage_part(b, s, model_one_part(b, "embed.", "positions", t), true, false);
@@ -444,7 +465,7 @@ static void add_embed_adapter(model_builder *b, uint32_t of, float scale) {
     const char *module = tensor_name(b, "", b->d->embed, "");
     if (!adapts(b, module, &is) || refuses(b, module, is.dora, "DoRA")) return;
     begin_adapters(b, "embed.");
-    stage_spec spec = vocabulary_share(c, 0);
+    stage_spec spec = vocabulary_share(vocabulary_of(c), 0);
     spec.lora_a = add_adapter_tensor(
         b, name_of(b, module, ".lora_embedding_A", ""),
         (tm_tensor){.role = TM_TENSOR_EMBEDDING_A, .of = of, .shape = {is.rank, c->vocab_size}, .init = TM_INIT_ZERO});
@@ -464,25 +485,65 @@ static void add_embed_adapter(model_builder *b, uint32_t of, float scale) {
     backward_use(b, s, SLOT_OUT, true, TM_READ);
 }
 
+/* Parts from `first` on, and stages, that look rows of `slot` up. */
+static void add_lookups(model_builder *b, uint32_t first, vocabulary v, stage_spec like) {
+    for (uint32_t p = 0; p < vocabulary_parts(v); p++) {
+        stage_spec spec = vocabulary_share(v, p);
+        spec.out = like.out, spec.adds = like.adds, spec.scale = like.scale;
+        tm_stage *s = add_stage(b, "embed", STAGE_EMBED, spec);
+        stage_part(b, s, first + p, true, false);
+        forward_use(b, s, spec.out, TM_UPDATE);
+        backward_use(b, s, spec.out, true, TM_READ);
+    }
+}
+
+/* Each block's own input, side by side: sqrt(2) times what blocks are to read, which multiply by its inverse.
+ *     inputs_in   = x W^T / sqrt(hidden)
+ *     inputs      = norm of each block's columns + sqrt(columns) times what is looked up */
+static void add_inputs(model_builder *b) {
+    const tm_model_config *c = b->c;
+    uint64_t p = c->kinds.input_width, row = c->num_hidden_layers * p, bytes = row * tm_dtype_bytes(b->m->compute);
+    tm_adapter_spec of_table;
+    const char *module = tensor_name(b, "", b->d->inputs, "");
+    if (refuses(b, module, adapts(b, module, &of_table), "an adapter")) return;
+    vocabulary v = {c->kinds.input_vocab, row, tm_max_u64(1, tm_min_u64(MODEL_VOCAB_PART, b->m->fused_elements / row))};
+    uint32_t table = model_add_tensor(b, "", b->d->inputs, v.rows, row);
+    uint32_t matrix = model_add_tensor(b, "", b->d->inputs_in, row, c->hidden_size);
+    uint32_t norm = model_add_norm(b, "", b->d->inputs_norm, p);
+    model_adapter adapter = model_add_adapter(b, "", b->d->inputs_in, "embed.", matrix, row, c->hidden_size);
+    model_set_slot(b, SLOT_INPUTS_IN, "inputs_in", bytes, bytes);
+    model_set_slot(b, SLOT_INPUTS, "inputs", bytes, bytes);
+    stage_spec in = vocabulary_share((vocabulary){row, c->hidden_size, row}, 0);
+    in.in = SLOT_OUT, in.out = SLOT_INPUTS_IN;
+    in.scale = (float)(1 / sqrt((double)c->hidden_size));
+    model_set_adapter(b, &in, &adapter);
+    model_in_stage(b, "inputs_in", in, model_one_part(b, "embed.", "inputs_in", matrix), 0);
+    uint32_t small = model_begin_part(b, "embed.", "small");
+    stage_spec norms = vocabulary_share((vocabulary){row, row, row}, 0);
+    norms.norm = model_add_whole(b, norm);
+    norms.in = SLOT_INPUTS_IN, norms.out = SLOT_INPUTS, norms.values = NO_SLOT;
+    norms.heads = c->num_hidden_layers, norms.head_dim = (uint32_t)p;
+    norms.norm_kind = (uint8_t)b->d->norm_kind, norms.epsilon = (float)c->rms_norm_eps;
+    norms.kv_apart = true;
+    model_qk_stage(b, "inputs_norm", norms, small);
+    add_lookups(b, add_vocabulary(b, "embed.inputs.", table, v), v,
+                (stage_spec){.out = SLOT_INPUTS, .adds = true, .scale = in_compute_type(b->m, sqrt((double)p))});
+}
+
 void model_describe_embed(model_builder *b) {
     uint64_t row = b->c->hidden_size * tm_dtype_bytes(b->m->compute);
+    vocabulary v = vocabulary_of(b->c);
     model_begin_unit(b, TM_UNIT_EMBED, "embed");
     model_set_slot(b, SLOT_X, "input", 0, 0);
     model_set_slot(b, SLOT_OUT, "output", row, row);
     uint32_t t = model_add_tensor(b, "", b->d->embed, b->c->vocab_size, b->c->hidden_size);
     b->embed_tensor = t;
-    b->embed_first_part = add_vocabulary(b, "embed.", t);
-    for (uint32_t p = 0; p < vocabulary_parts(b->c); p++) {
-        stage_spec spec = vocabulary_share(b->c, p);
-        spec.out = SLOT_OUT;
-        spec.scale = in_compute_type(b->m, b->c->embedding_scale);
-        tm_stage *s = add_stage(b, "embed", STAGE_EMBED, spec);
-        stage_part(b, s, b->embed_first_part + p, true, false);
-        forward_use(b, s, SLOT_OUT, TM_UPDATE);
-        backward_use(b, s, SLOT_OUT, true, TM_READ);
-    }
+    float scale = in_compute_type(b->m, b->c->embedding_scale);
+    b->embed_first_part = add_vocabulary(b, "embed.", t, v);
+    add_lookups(b, b->embed_first_part, v, (stage_spec){.out = SLOT_OUT, .scale = scale});
     if (b->d->positions) add_positions(b);
-    add_embed_adapter(b, t, in_compute_type(b->m, b->c->embedding_scale));
+    add_embed_adapter(b, t, scale);
+    if (b->c->kinds.input_width) add_inputs(b);
 }
 
 /* The norm before the head: in a small part of its own. */
@@ -510,19 +571,20 @@ static uint32_t add_head_matrix(model_builder *b, uint32_t *t) {
     if (c->tie_word_embeddings && !untied) return b->embed_first_part;
     *t = model_add_tensor(b, "", b->d->head, c->vocab_size, c->hidden_size);
     if (c->tie_word_embeddings && b->rc == TM_OK) b->m->tensor[*t].of = b->embed_tensor;
-    return add_vocabulary(b, "head.", *t);
+    return add_vocabulary(b, "head.", *t, vocabulary_of(c));
 }
 
 /* Stage 0: the norm, and what its rows become in the adapter of the head, if that has one. */
 static void add_head_stages(model_builder *b, uint32_t first, stage_spec norm, uint32_t small,
                             const model_adapter *adapter) {
     const tm_model_config *c = b->c;
+    vocabulary v = vocabulary_of(c);
     stage_spec at_norm = norm;
     model_set_adapter(b, &at_norm, adapter);
     at_norm.columns = at_norm.rank;
     model_norm_stage(b, at_norm, small, TM_WRITE);
-    for (uint32_t p = 0; p < vocabulary_parts(c); p++) {
-        stage_spec spec = vocabulary_share(c, p);
+    for (uint32_t p = 0; p < vocabulary_parts(v); p++) {
+        stage_spec spec = vocabulary_share(v, p);
         spec.scale = (float)(1 / c->logits_scale);
         spec.softcap = (float)c->final_softcap;
         model_set_adapter(b, &spec, adapter);

@@ -43,7 +43,8 @@ tm_work tm_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool bac
         double elements = (double)m->part[s->part[i]].elements;
         if (s->spec->rank && i + 1U == s->n_parts) /* of all adapters of the unit it uses its own */
             elements = (double)(s->spec->rank * (s->spec->width + s->spec->columns));
-        if (kind->traits & STAGE_LOOKS_UP) elements = tokens * (double)s->spec->width / u->n_stages;
+        if (kind->traits & STAGE_LOOKS_UP) /* rows of its share */
+            elements = tokens * (double)(s->spec->width * s->spec->columns) / (double)s->spec->row_columns;
         if (backward ? s->part_in_backward[i] : s->part_in_forward[i]) w.bytes += elements * width;
         if (backward && s->part_gradient[i]) w.bytes += elements * 4 * 2;
     }
@@ -54,21 +55,27 @@ static bool turns_plainly(const tm_rope *r) {
     return r->rotary == r->head_dim && !r->interleaved && r->factor == 1;
 }
 
+static bool is_scaled(const stage_spec *s) {
+    return s->kind == model_stage_kind(STAGE_POST) && s->scalar != NO_VECTOR;
+}
+
 static uint32_t needs_of(const tm_model *m, const stage_spec *s) {
     const stage_kind *kind = s->kind;
     bool norm = s->norm != NO_VECTOR && (s->norm_kind != TM_NORM_RMS || kind == model_stage_kind(STAGE_QK) ||
                                          kind == model_stage_kind(STAGE_POST));
     bool turns = s->rope != NO_ROPE && (s->rotated || kind == model_stage_kind(STAGE_ATTENTION));
-    bool glu = kind == model_stage_kind(STAGE_GLU_OUT);
-    bool embeds = kind == model_stage_kind(STAGE_POSITIONS) || (kind == model_stage_kind(STAGE_EMBED) && s->scale != 1);
+    bool glu = kind == model_stage_kind(STAGE_GLU_OUT), embed = kind == model_stage_kind(STAGE_EMBED);
+    bool embeds = kind == model_stage_kind(STAGE_POSITIONS) || (embed && (s->scale != 1 || s->adds));
     bool adapter = (s->rank && (s->dropped || s->magnitude)) || kind == model_stage_kind(STAGE_EMBED_ADAPTER);
     return (uint32_t)norm << TM_KERNEL_NORMS | (uint32_t)adapter << TM_KERNEL_ADAPTERS |
            (uint32_t)(turns && !turns_plainly(&m->rope[s->rope])) << TM_KERNEL_ROTARY |
-           (uint32_t)(glu && (s->plain || s->activation != TM_ACT_SILU)) << TM_KERNEL_ACTIVATIONS |
+           (uint32_t)(glu && (s->plain || s->values != NO_SLOT || s->activation != TM_ACT_SILU))
+               << TM_KERNEL_ACTIVATIONS |
            (uint32_t)(s->softcap != 0) << TM_KERNEL_SOFTCAPS |
            (uint32_t)(s->temperature_every != 0) << TM_KERNEL_TEMPERATURE |
            (uint32_t)(kind == model_stage_kind(STAGE_ATTENTION) && s->values != s->in) << TM_KERNEL_APART |
-           (uint32_t)embeds << TM_KERNEL_EMBEDDINGS | (uint32_t)(s->head_dim > 256) << TM_KERNEL_WIDE_HEADS;
+           (uint32_t)embeds << TM_KERNEL_EMBEDDINGS | (uint32_t)(s->head_dim > 256) << TM_KERNEL_WIDE_HEADS |
+           (uint32_t)is_scaled(s) << TM_KERNEL_SCALES;
 }
 
 uint32_t tm_model_needs(const tm_model *m) {
@@ -77,9 +84,11 @@ uint32_t tm_model_needs(const tm_model *m) {
     return all;
 }
 
-/* Without the share of the vocabulary; the first that looks up has more to do than the others. */
-static stage_spec whole_vocabulary(const stage_spec *s) {
+/* Without what takes no time: which columns of a factor, and the share of the vocabulary; the first that looks up has
+ * more to do than the others. */
+static stage_spec comparable(const stage_spec *s) {
     stage_spec w = *s;
+    w.up_column = 0;
     if (!(s->kind->traits & STAGE_OF_VOCABULARY)) return w;
     w.column = (s->kind->traits & STAGE_LOOKS_UP) && s->column > 0;
     w.columns = 0;
@@ -91,14 +100,19 @@ static bool same_uses(const tm_slot_use *a, const tm_slot_use *b, unsigned n, un
 }
 
 bool tm_stage_alike(const tm_stage *a, const tm_stage *b) {
-    stage_spec x = whole_vocabulary(a->spec), y = whole_vocabulary(b->spec);
+    stage_spec x = comparable(a->spec), y = comparable(b->spec);
     return memcmp(&x, &y, sizeof x) == 0 && same_uses(a->forward, b->forward, a->n_forward, b->n_forward) &&
            same_uses(a->backward, b->backward, a->n_backward, b->n_backward);
 }
 
+static bool is_special(const stage_spec *s) {
+    return s->up_row || s->kv_apart || s->keys_are_values || s->adds || is_scaled(s);
+}
+
 void tm_stage_signature(const tm_stage *stage, char *buf, size_t cap) {
     const stage_spec *s = stage->spec;
-    bool more = s->norm_kind || s->activation || s->transposed || s->plain || s->norm_whole || s->softcap != 0;
+    bool more =
+        s->norm_kind || s->activation || s->transposed || s->plain || s->norm_whole || s->softcap != 0 || is_special(s);
     int n = snprintf(buf, cap, "%s w%llu c%llu+%llu/%llu n%d b%d t%u a%u k%u d%u s%u", s->kind->name,
                      (unsigned long long)s->width, (unsigned long long)s->column, (unsigned long long)s->columns,
                      (unsigned long long)s->row_columns, s->normed ? 2 : s->norm != NO_VECTOR, s->bias != NO_VECTOR,
@@ -112,4 +126,9 @@ void tm_stage_signature(const tm_stage *stage, char *buf, size_t cap) {
     at = strlen(buf);
     if (s->rank && at < cap)
         snprintf(buf + at, cap - at, " rank%u%s%s", s->rank, s->magnitude ? " dora" : "", s->dropped ? " drops" : "");
+    at = strlen(buf);
+    if (is_special(s) && at < cap)
+        snprintf(buf + at, cap - at, " u%llu%s%s%s%s%s", (unsigned long long)s->up_row, s->kv_apart ? " apart" : "",
+                 s->kv_apart && s->values == NO_SLOT ? " queries" : "", s->keys_are_values ? " keys" : "",
+                 s->adds ? " adds" : "", is_scaled(s) ? " scaled" : "");
 }

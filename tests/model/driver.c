@@ -26,6 +26,7 @@ static void *alloc64(uint64_t bytes) {
 
 static size_t at(const run *r, uint32_t unit, unsigned batch, unsigned slot) {
     const tm_slot *s = &tm_model_unit(r->m, unit)->slot[slot];
+    if (unit > 0 && slot == 0) unit--, slot = 1;
     if (s->bridged) unit = s->of_unit, slot = s->of_slot;
     return ((size_t)unit * r->n_batches + batch) * TM_MAX_SLOTS + slot;
 }
@@ -46,12 +47,7 @@ static void open_slots(run *r) {
             for (unsigned s = 0; s < TM_MAX_SLOTS; s++) {
                 const tm_slot *slot = &tm_model_unit(r->m, u)->slot[s];
                 size_t i = at(r, u, b, s);
-                if (slot->bridged) continue;
-                if (s == 0 && u > 0) {
-                    r->slot[i] = r->slot[at(r, u - 1, b, 1)];
-                    r->slot_grad[i] = r->slot_grad[at(r, u - 1, b, 1)];
-                    continue;
-                }
+                if (slot->bridged || (s == 0 && u > 0)) continue;
                 if (slot->bytes) r->slot[i] = alloc64((uint64_t)slot->bytes * r->batch[b].tokens);
                 if (slot->grad_bytes) r->slot_grad[i] = alloc64((uint64_t)slot->grad_bytes * r->batch[b].tokens);
             }
@@ -219,9 +215,9 @@ static void begin_unit(run *r, uint32_t unit, bool grad) {
         for (unsigned s = 0; s < TM_MAX_SLOTS; s++) {
             const tm_slot *slot = &tm_model_unit(r->m, unit)->slot[s];
             void *p = grad ? run_slot_grad(r, unit, b, s) : run_slot(r, unit, b, s);
-            if (slot->bridged) continue;
+            if (slot->bridged || (s == 0 && unit > 0)) continue;
             *touched(r, unit, b, grad, s) = false;
-            if (s > 0 && p) memset(p, 0xff, (uint64_t)(grad ? slot->grad_bytes : slot->bytes) * r->batch[b].tokens);
+            if (p) memset(p, 0xff, (uint64_t)(grad ? slot->grad_bytes : slot->bytes) * r->batch[b].tokens);
         }
 }
 

@@ -45,6 +45,10 @@ static double length(const double *x, uint64_t n) {
     return sqrt(sum);
 }
 
+double steepness(const tm_model *m) {
+    return tm_model_get_config(m)->attention_scale == 1 ? 4 : 1;
+}
+
 /* Direction 0 is the gradient's own, where what it has too much shows; the others are random, where what it lacks does.
  * Along its own the loss is steep: the points are nearer. */
 static void choose_direction(line *l, const float *gradient, unsigned which) {
@@ -55,7 +59,7 @@ static void choose_direction(line *l, const float *gradient, unsigned which) {
     }
     double size = length(l->direction, l->n);
     for (uint64_t i = 0; i < l->n; i++) l->direction[i] = size > 0 ? l->direction[i] / size : 0;
-    l->distance = which ? 0.04 : 0.01;
+    l->distance = (which ? 0.04 : 0.01) / steepness(l->r->m);
 }
 
 /* The largest difference of a slope and the gradient along it, in units of what is allowed. The mean loss, about 6, is
@@ -68,7 +72,7 @@ static double check_tensor(line *l, const float *gradient) {
         double along = 0;
         choose_direction(l, gradient, which);
         for (uint64_t i = 0; i < l->n; i++) along += (double)gradient[i] * l->direction[i];
-        double allowed = (which ? 2e-5 : 6e-5) + 2e-4 * fabs(along);
+        double allowed = (which ? 2e-5 : 6e-5) * steepness(l->r->m) + 2e-4 * fabs(along);
         worst = fmax(worst, fabs(slope(l) - along) / allowed);
     }
     return worst;

@@ -8,6 +8,10 @@
     "{\"model_type\":\"" type "\"," ODD_SIZES "\"num_key_value_heads\":" kv_heads ",\"num_hidden_layers\":" layers     \
     "," more "}"
 
+#define GEMMA4_ROPES                                                                                                   \
+    "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"proportional\",\"partial_rotary_factor\":0.4,"           \
+    "\"rope_theta\":3000},\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":100}}"
+
 static const struct family {
     const char *name, *json;
 } families[] = {
@@ -31,6 +35,15 @@ static const struct family {
                    "\"rope_theta\":3000,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},\"layer_types\":["
                    "\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"sliding_attention\"]")},
     {"gemma3 apart", ODD("gemma3_text", "3", "7", "\"head_dim\":10,\"sliding_window\":5,\"sliding_window_pattern\":3")},
+    {"gemma4", ODD("gemma4_text", "1", "4",
+                   "\"head_dim\":18,\"global_head_dim\":22,\"sliding_window\":5,\"num_kv_shared_layers\":2,"
+                   "\"use_double_wide_mlp\":true,\"final_logit_softcapping\":4.0,\"hidden_size_per_layer_input\":23,"
+                   "\"vocab_size_per_layer_input\":523,\"layer_types\":[\"sliding_attention\",\"full_attention\","
+                   "\"sliding_attention\",\"full_attention\"]," GEMMA4_ROPES)},
+    {"gemma4 keys", ODD("gemma4_text", "3", "3",
+                        "\"head_dim\":22,\"global_head_dim\":18,\"num_global_key_value_heads\":1,\"sliding_window\":5,"
+                        "\"attention_k_eq_v\":true,\"hidden_size_per_layer_input\":0,\"attention_bias\":true,"
+                        "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"]," GEMMA4_ROPES)},
     {"phi3", ODD("phi3", "3", "2", "\"sliding_window\":5")},
     {"phi3 longrope", ODD("phi3", "1", "2",
                           "\"partial_rotary_factor\":0.75,\"original_max_position_embeddings\":16,"
