@@ -6,6 +6,7 @@
 #include "tools/tools.h"
 
 int bench_attention(int argc, char **argv);
+int bench_decode(int argc, char **argv);
 int bench_kernels(int argc, char **argv);
 
 #endif

@@ -3,6 +3,7 @@
 
 static const tm_command benches[] = {
     {"attention", bench_attention, "causal attention by length"},
+    {"decode", bench_decode, "stored types to what is computed with"},
     {"kernels", bench_kernels, "each kernel on a device, beside its memory and its products"},
 };
 

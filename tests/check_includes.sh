@@ -40,7 +40,7 @@ train            planner session step job config model data text/tokenizer text/
 train/resume     train session step job config model data comm offload/plan offload/store optim io io/file io/run adapter
 infer            planner comm session step job config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file adapter
 tools            *
-bench            tools device kernels
+bench            tools format device kernels io/file
 examples         *
 tests            *
 '

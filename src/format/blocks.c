@@ -71,12 +71,13 @@ static void decode_q6_k(const uint8_t *b, float *y) {
     for (int half = 0; half < 2; half++) {
         const uint8_t *low = b + half * 64, *high = b + 128 + half * 32;
         const int8_t *scale = (const int8_t *)b + 192 + half * 8;
-        for (int k = 0; k < 4; k++)
-            for (int i = 0; i < 32; i++) {
-                int nibble = low[k % 2 * 32 + i] >> (k / 2 * 4) & 15;
-                int q = (nibble | (high[i] >> (2 * k) & 3) << 4) - 32;
-                y[half * 128 + k * 32 + i] = d * (float)scale[2 * k + i / 16] * (float)q;
-            }
+        for (int k = 0; k < 8; k++) { /* halves of quarters: what one scale serves */
+            const uint8_t *l = low + k / 2 % 2 * 32 + k % 2 * 16, *h = high + k % 2 * 16;
+            float ds = d * (float)scale[k];
+            for (int i = 0; i < 16; i++)
+                y[half * 128 + k * 16 + i] =
+                    ds * (float)(((l[i] >> (k / 4 * 4) & 15) | (h[i] >> (k / 2 * 2) & 3) << 4) - 32);
+        }
     }
 }
 
@@ -132,8 +133,8 @@ static void decode_q3_k(const uint8_t *b, float *y) {
         float ds = d * (float)((low | high << 4) - 32);
         const uint8_t *third = b + j % 2 * 16, *q = b + 32 + j / 8 * 32 + j % 2 * 16;
         for (int i = 0; i < 16; i++) {
-            int pair = q[i] >> (j % 8 / 2 * 2) & 3;
-            y[16 * j + i] = ds * (float)(third[i] >> (j / 2) & 1 ? pair : pair - 4);
+            int pair = q[i] >> (j % 8 / 2 * 2) & 3, four = (third[i] >> (j / 2) & 1) * 4;
+            y[16 * j + i] = ds * (float)(pair + four - 4);
         }
     }
 }
