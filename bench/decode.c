@@ -13,7 +13,8 @@ static const tm_fmt types[TYPES] = {TM_FMT_F32, TM_FMT_BF16, TM_FMT_F16};
 
 typedef struct result {
     const char *name;
-    double rate[2][TYPES]; /* elements a second: SMALL, LARGE */
+    uint64_t n[2];         /* SMALL, LARGE, or all that there are */
+    double rate[2][TYPES]; /* elements a second */
 } result;
 typedef struct bench {
     int64_t milliseconds;
@@ -65,6 +66,7 @@ static tm_status measure(bench *b, const char *name, run_fn run, const work *w, 
                 TM_TRY(run(w, n, types[t]));
                 best = tm_min_u64(best, tm_now_ns() - start);
             }
+            r->n[size] = n;
             r->rate[size][t] = (double)n / ((double)best * 1e-9);
         }
     return TM_OK;
@@ -127,8 +129,8 @@ static tm_status of_form(bench *b) {
 /* ---- results ---- */
 
 static void print_table(const bench *b) {
-    printf("G elements/s, one thread, %s\n\n%-12s  %20s  %26s\n%-12s", tm_kernels_isa(), "", "131,072 elements",
-           "4,194,304 elements", "to");
+    printf("G elements/s, one thread, %s\n\n%-12s  %26s  %26s\n%-12s", tm_kernels_isa(), "", "131,072 elements at most",
+           "4,194,304 elements at most", "to");
     for (int size = 0; size < 2; size++)
         for (int t = 0; t < TYPES; t++) printf(" %8s", tm_fmt_get(types[t])->name);
     printf("\n");
@@ -149,7 +151,7 @@ static tm_status print_decode_json(const bench *b) {
             tm_jw_object(&w);
             tm_jw_field_str(&w, "what", b->result[i].name);
             tm_jw_field_str(&w, "to", tm_fmt_get(types[k % TYPES])->name);
-            tm_jw_field_uint(&w, "elements", k / TYPES ? LARGE : SMALL);
+            tm_jw_field_uint(&w, "elements", b->result[i].n[k / TYPES]);
             tm_jw_field_double(&w, "elements_per_second", b->result[i].rate[k / TYPES][k % TYPES]);
             tm_jw_object_end(&w);
         }

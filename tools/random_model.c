@@ -22,7 +22,13 @@ static tm_status describe(tm_random_model *r) {
     TM_TRY(tm_buf_printf(&name, "%s/config.json", tm_source_path(r->source)));
     tm_status rc = tm_model_config_parse(&config, json, len, name.data);
     tm_buf_free(&name);
-    return rc == TM_OK ? tm_model_create(&r->model, &config, TM_F32) : rc;
+    TM_TRY(rc);
+    if (config.composite)
+        return tm_fail(TM_EINPUT,
+                       "%s: a random model with other parts than text: those have no weights then; name a folder with "
+                       "the config.json of the text model alone",
+                       tm_source_path(r->source));
+    return tm_model_create(&r->model, &config, TM_F32);
 }
 
 static tm_status make_tensors(tm_random_model *r) {

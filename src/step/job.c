@@ -287,12 +287,18 @@ static bool is_foreign(const tm_job *job, uint32_t i) {
     return strncmp(name, c->head_names, head) != 0 || strcmp(name + head, "lm_head.weight") != 0;
 }
 
+/* Codes without their scales are no tensor: such a one leaves as its values. */
+static bool is_coded(tm_fmt fmt) {
+    return fmt == TM_FMT_NF4 || fmt == TM_FMT_FP4;
+}
+
 uint64_t job_foreign_bytes(const tm_job *job, uint32_t *count) {
     uint64_t bytes = 0;
     *count = 0;
     for (uint32_t i = 0; job->source && i < tm_source_tensors(job->source); i++) {
         if (!is_foreign(job, i)) continue;
-        bytes += tm_source_tensor_get(job->source, i)->bytes;
+        const tm_source_tensor *t = tm_source_tensor_get(job->source, i);
+        bytes += is_coded(t->fmt) ? t->elements * sizeof(float) : t->bytes;
         ++*count;
     }
     return bytes;
@@ -314,25 +320,40 @@ static uint32_t list_foreign(const tm_job *job, tm_hf_tensor *list, uint32_t n) 
     for (uint32_t i = 0; job->source && i < tm_source_tensors(job->source); i++) {
         const tm_source_tensor *t = tm_source_tensor_get(job->source, i);
         if (!is_foreign(job, i)) continue;
-        list[n] = (tm_hf_tensor){.name = t->name, .ndim = t->ndim, .as_stored = true, .fmt = t->fmt};
+        list[n] = (tm_hf_tensor){.name = t->name, .ndim = t->ndim, .as_stored = !is_coded(t->fmt), .fmt = t->fmt};
         memcpy(list[n++].shape, t->shape, sizeof t->shape);
     }
     return n;
 }
 
-/* Byte for byte. */
+enum { EXPORT_PIECE = 1 << 16 }; /* bytes, beside the budget's plans */
+
+static tm_status copy_bytes(const tm_source *src, uint32_t from, tm_hf_writer *w, uint32_t to, void *piece) {
+    uint64_t bytes = tm_source_tensor_get(src, from)->bytes;
+    for (uint64_t at = 0, some; at < bytes; at += some) {
+        some = tm_min_u64(EXPORT_PIECE, bytes - at);
+        TM_TRY(tm_source_read_raw(src, from, at, some, piece));
+        TM_TRY(tm_hf_writer_put_raw(w, to, at, piece, some));
+    }
+    return TM_OK;
+}
+
+static tm_status copy_values(const tm_source *src, uint32_t from, tm_hf_writer *w, uint32_t to, void *piece) {
+    uint64_t elements = tm_source_tensor_get(src, from)->elements;
+    for (uint64_t at = 0, some; at < elements; at += some) {
+        some = tm_min_u64(EXPORT_PIECE / sizeof(float), elements - at);
+        TM_TRY(tm_source_read_f32(src, from, at, some, piece));
+        TM_TRY(tm_hf_writer_put_f32(w, to, at, some, piece));
+    }
+    return TM_OK;
+}
+
 static tm_status copy_foreign(const tm_job *job, tm_hf_writer *w, const tm_hf_tensor *list, uint32_t from, uint32_t n) {
-    enum { PIECE = 1 << 16 }; /* beside the budget's plans */
-    uint8_t *piece = tm_malloc(PIECE);
-    tm_status rc = piece ? TM_OK : tm_nomem(PIECE);
+    void *piece = tm_malloc(EXPORT_PIECE);
+    tm_status rc = piece ? TM_OK : tm_nomem(EXPORT_PIECE);
     for (uint32_t k = from; k < n && rc == TM_OK; k++) {
         uint32_t t = (uint32_t)tm_source_find(job->source, list[k].name);
-        uint64_t bytes = tm_source_tensor_get(job->source, t)->bytes;
-        for (uint64_t at = 0; at < bytes && rc == TM_OK; at += PIECE) {
-            uint64_t some = tm_min_u64(PIECE, bytes - at);
-            rc = tm_source_read_raw(job->source, t, at, some, piece);
-            if (rc == TM_OK) rc = tm_hf_writer_put_raw(w, k, at, piece, some);
-        }
+        rc = (list[k].as_stored ? copy_bytes : copy_values)(job->source, t, w, k, piece);
         tm_source_forget(job->source, t);
     }
     tm_free(piece);
@@ -341,20 +362,14 @@ static tm_status copy_foreign(const tm_job *job, tm_hf_writer *w, const tm_hf_te
 
 /* What does not learn: from where it lies, as the type that is asked for. */
 static tm_status copy_frozen(const tm_job *job, tm_hf_writer *w) {
-    enum { PIECE = 1 << 14 };
-    float *values = tm_malloc(PIECE * sizeof *values);
-    tm_status rc = values ? TM_OK : tm_nomem(PIECE * sizeof *values);
+    void *piece = tm_malloc(EXPORT_PIECE);
+    tm_status rc = piece ? TM_OK : tm_nomem(EXPORT_PIECE);
     for (uint32_t t = 0; t < tm_model_tensors(job->model) && rc == TM_OK; t++) {
-        uint64_t elements = tm_model_tensor(job->model, t)->elements;
         if (tensor_has_state(job, t)) continue;
-        for (uint64_t at = 0; at < elements && rc == TM_OK; at += PIECE) {
-            uint64_t some = tm_min_u64(PIECE, elements - at);
-            rc = tm_source_read_f32(job->source, job->source_tensor[t], at, some, values);
-            if (rc == TM_OK) rc = tm_hf_writer_put_f32(w, t, at, some, values);
-        }
+        rc = copy_values(job->source, job->source_tensor[t], w, t, piece);
         tm_source_forget(job->source, job->source_tensor[t]);
     }
-    tm_free(values);
+    tm_free(piece);
     return rc;
 }
 

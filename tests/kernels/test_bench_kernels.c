@@ -65,7 +65,22 @@ static void attention(void **state) {
     tm_json_free(doc);
 }
 
+/* Each type of the model and the three lines of our own form, to three types, in two sizes. */
+static void decode(void **state) {
+    (void)state;
+    tm_json_doc *doc =
+        output("tidemill-bench decode --json --milliseconds 0 --model " TM_TEST_FIXTURES "/peft_qlora/base_nf4");
+    unsigned count = 0, coded = 0;
+    for (const tm_json *r = tm_json_get(tm_json_root(doc), "results")->child; r; r = r->next, count++) {
+        assert_true(number(r, "elements_per_second") > 1e6 && number(r, "elements") > 0);
+        coded += tm_json_is(tm_json_get(r, "what"), "NF4");
+    }
+    assert_int_equal(count, (2 + 3) * 6);
+    assert_int_equal(coded, 6);
+    tm_json_free(doc);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(gemm), cmocka_unit_test(attention)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(gemm), cmocka_unit_test(attention), cmocka_unit_test(decode)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -298,6 +298,56 @@ static void test_shard_size_wrong(void **state) {
     world_close(&w);
 }
 
+/* 12 values in 4 bits (bitsandbytes') in a shard of their own. */
+static void add_coded_part(const world *w) {
+    static const char state[] = "{\"quant_type\":\"nf4\",\"blocksize\":64,\"shape\":[3,4]}";
+    static const char *const name[] = {"vision_tower.c.weight", "vision_tower.c.weight.absmax",
+                                       "vision_tower.c.weight.quant_map",
+                                       "vision_tower.c.weight.quant_state.bitsandbytes__nf4"};
+    const uint64_t n[] = {6, 1, 16, sizeof state - 1};
+    float map[16], absmax = 0.75F;
+    uint8_t codes[6];
+    for (int i = 0; i < 16; i++) map[i] = (float)i / 8 - 1;
+    for (int i = 0; i < 6; i++) codes[i] = (uint8_t)(41 * i + 3);
+    const void *const bytes[] = {codes, &absmax, map, state};
+    tm_st_writer *out;
+    uint32_t t[4];
+    run_write(run_path(w->model, "model.safetensors.index.json"),
+              "{\"weight_map\": {\"vision_tower.c.weight\": \"vision.safetensors\", \"vision_tower.steps\": "
+              "\"text.safetensors\"}}");
+    assert_int_equal(rename(run_path(w->model, "model.safetensors"), run_path(w->model, "text.safetensors")), 0);
+    RUN_EXPECT_STATUS(tm_st_writer_create(&out, run_path(w->model, "vision.safetensors")));
+    for (int i = 0; i < 4; i++)
+        RUN_EXPECT_STATUS(
+            tm_st_writer_add(out, name[i], i % 3 ? TM_FMT_F32 : TM_FMT_U8, 2, (uint64_t[]){n[i], 1}, &t[i]));
+    for (int i = 0; i < 4; i++) RUN_EXPECT_STATUS(tm_st_writer_write(out, t[i], 0, bytes[i], n[i] * (i % 3 ? 4 : 1)));
+    RUN_EXPECT_STATUS(tm_st_writer_commit(out));
+}
+
+/* A part of another kind in 4 bits leaves as its values: its codes would be nothing without the scales. */
+static void test_coded_part(void **state) {
+    (void)state;
+    world w = world_open(&forms[1]);
+    const char *output = run_path(w.dir, "out");
+    tm_source *from, *to;
+    float a[12], b[12];
+    add_coded_part(&w);
+    (void)run_train(write_config(&w), output, 0, &(run_opts){0},
+                    SETS("learning_rate=0", "save_dtype=fp32", "max_steps=1"));
+    RUN_EXPECT_STATUS(tm_source_open(&from, w.model));
+    RUN_EXPECT_STATUS(tm_source_open(&to, output));
+    assert_int_equal(tm_source_tensors(from), tm_source_tensors(to));
+    int64_t i = tm_source_find(from, "vision_tower.c.weight"), k = tm_source_find(to, "vision_tower.c.weight");
+    assert_true(i >= 0 && k >= 0);
+    assert_int_equal(tm_source_tensor_get(from, (uint32_t)i)->fmt, TM_FMT_NF4);
+    assert_int_equal(tm_source_tensor_get(to, (uint32_t)k)->fmt, TM_FMT_F32);
+    RUN_EXPECT_STATUS(tm_source_read_f32(from, (uint32_t)i, 0, 12, a));
+    RUN_EXPECT_STATUS(tm_source_read_f32(to, (uint32_t)k, 0, 12, b));
+    assert_memory_equal(a, b, sizeof a);
+    tm_source_close(from), tm_source_close(to);
+    world_close(&w);
+}
+
 static void test_random(void **state) {
     (void)state;
     world w = world_open(&forms[0]);
@@ -310,7 +360,7 @@ static void test_random(void **state) {
 }
 
 int main(int argc, char **argv) {
-    struct CMUnitTest tests[TM_COUNT(forms) + 4];
+    struct CMUnitTest tests[TM_COUNT(forms) + 5];
     size_t n = 0;
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     for (size_t i = 0; i < TM_COUNT(forms); i++)
@@ -318,6 +368,7 @@ int main(int argc, char **argv) {
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_no_rate, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_shards, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_shard_size_wrong, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_coded_part, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_random, run_clean);
     return _cmocka_run_group_tests("train_composite", tests, n, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include "run.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MIB ((uint64_t)1 << 20)
@@ -113,11 +114,19 @@ static void wrong_calls(void **state) {
     run_random_model(model);
     run_copy_model(model, empty);
     run_write(run_path(empty, "config.json"), "{\"hidden_size\": 8}");
+    const char *seeing = run_path(dir, "seeing");
+    size_t n;
+    char *config = run_read(run_path(model, "config.json"), &n);
+    run_copy_model(model, seeing);
+    run_write(run_path(seeing, "config.json"),
+              run_format("{\"model_type\": \"llava\", \"text_config\": %s, \"vision_config\": {}}", config));
+    free(config);
     const struct {
         const char *in, *out, *init, *seed, *text;
     } rows[] = {{model, run_path(dir, "a"), "zero", "1", "not random"},
                 {model, model, "random", "1", "is there already"},
                 {empty, run_path(dir, "b"), "random", "1", "model_type is missing"},
+                {seeing, run_path(dir, "g"), "random", "1", "other parts than text"},
                 {run_path(dir, "absent"), run_path(dir, "c"), "random", "1", "no such model folder"},
                 {model, run_path(dir, "d"), "random", "x", "seed"},
                 {model, run_path(dir, "e"), "random", "-2", "seed"}};
