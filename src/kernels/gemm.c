@@ -7,17 +7,21 @@
 const gemm_backend *gemm_backends[GEMM_BACKENDS] = {&gemm_onednn, &gemm_openblas, &gemm_builtin};
 static const gemm_backend *chosen;
 
+static uint64_t least_bytes(const gemm_backend *b, unsigned threads) {
+    return b->resident_bytes(threads, &(tm_products){.type = TM_ELEM_BF16, .rows = 1});
+}
+
 /* Opened and checked it is used; what gives wrong results is closed again, and said in *wrong. */
 static tm_status use(const gemm_backend *b, unsigned threads, tm_elem products, const char **wrong) {
     *wrong = NULL;
     gemm_opened how = b->open(threads, products);
-    if (how == GEMM_NO_MEMORY) return tm_nomem(b->resident_bytes(threads, TM_ELEM_BF16, UINT64_MAX));
+    if (how == GEMM_NO_MEMORY) return tm_nomem(least_bytes(b, threads));
     if (how == GEMM_ABSENT) return TM_OK;
     *wrong = kernels_check_gemm(b->run);
     b->close(); /* what the check alone has touched, and made, is given back */
     if (*wrong) return TM_OK;
     how = b->open(threads, products);
-    if (how != GEMM_READY) return tm_nomem(b->resident_bytes(threads, TM_ELEM_BF16, UINT64_MAX));
+    if (how != GEMM_READY) return tm_nomem(least_bytes(b, threads));
     chosen = b;
     return TM_OK;
 }
@@ -65,8 +69,11 @@ void gemm_close(void) {
     chosen = NULL;
 }
 
-uint64_t gemm_resident_bytes(tm_elem t, uint64_t rows) {
-    return chosen ? chosen->resident_bytes(kernels_team(), t, rows) : 0;
+uint64_t gemm_resident_bytes(const tm_products *p) {
+    return chosen ? chosen->resident_bytes(kernels_team(), p) : 0;
+}
+void gemm_start_team(void) {
+    if (chosen && chosen->start_team) chosen->start_team(kernels_team());
 }
 const char *tm_gemm_library(void) {
     return chosen ? chosen->describe() : "none";

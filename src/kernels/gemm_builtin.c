@@ -184,8 +184,8 @@ static void run(const tm_gemm_args *g) {
 static const char *describe(void) {
     return own.name;
 }
-static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
-    (void)t, (void)rows;
+static uint64_t resident(unsigned threads, const tm_products *p) {
+    (void)p;
     return scratch_bytes(threads) + TM_MIB / 4; /* huge pages, and what is beside them */
 }
 

@@ -79,6 +79,8 @@ typedef struct entry {
 } entry;
 enum { ENTRIES = 48, PRODUCT_KIB = 100, SCRATCH_MIB = 16, SCRATCH_ALIGNMENT = 4096 };
 enum { COPIES_MIB = 10 }; /* of fp32 operands, by a thread: 10,000 rows x 192 in single blocks */
+enum { BLOCK_ROWS = 10000, BLOCK_DEPTH = 768, COPY_MIB = 3 };  /* of bf16; the last: by a thread, beside A */
+enum { CACHED_SIZES = 64, CACHED_EACH = 7, CACHED_STEP = 16 }; /* glibc's tcache */
 
 static struct {
     void *handle, *engine, *stream;
@@ -329,14 +331,44 @@ static bool multiplies_bf16(void) {
     return kernels.level == KERNELS_AVX512 && kernels_has_bf16();
 }
 
+/* What its other kind of product ("gemm:jit": an operand or a result whose rows are apart) copies: A in blocks of up to
+ * 10,000 x 768, once for all threads; a thread alone copies longer rows, and sums them in our scratch. A result of 16
+ * bits whose rows are apart is summed there in fp32 (half of them: gate's, then up's), or, where that has no room, is the
+ * builtin product's; batches of shorter rows have room. */
+static uint64_t copied(unsigned threads, const tm_products *p, uint64_t own) {
+    uint64_t block = BLOCK_DEPTH * 2, code = 2 * TM_MIB, sums = p->rows * p->inner * sizeof(float),
+             most = SCRATCH_MIB * TM_MIB;
+    uint64_t bytes = code + tm_min_u64(p->hidden, BLOCK_ROWS) * block + threads * COPY_MIB * TM_MIB;
+    if (threads == 1) bytes += tm_min_u64(p->inner, BLOCK_ROWS) * block + tm_min_u64(sums, most) + COPY_MIB * TM_MIB;
+    if (!p->apart) return bytes;
+    return bytes + tm_max_u64(sums > most ? own : 0, threads > 1 ? tm_min_u64(sums, most) / 2 : 0);
+}
+
 /* Found with 2.6.3, of which half a megabyte is the CPU's to make of it: 5.2 MiB of code and data once it is loaded and
- * asked, 7.6 with AVX-512 BF16; 100 KiB of generated code and descriptions a product; copies of bf16 operands, by
- * shape, 0.15 to 0.35 MiB a thread. Where the CPU has no bf16, products of it are all the builtin product's. */
-static uint64_t resident(unsigned threads, tm_elem t, uint64_t rows) {
-    uint64_t own = gemm_builtin.resident_bytes(threads, t, rows), asked = 11 * TM_MIB / 2, used = 15 * TM_MIB / 2;
-    if (t == TM_ELEM_F16) return own;
-    if (t == TM_ELEM_F32) return used + 3 * TM_MIB + threads * COPIES_MIB * TM_MIB;
-    return multiplies_bf16() ? used + ENTRIES * PRODUCT_KIB * 1024 + threads * TM_MIB * 3 / 4 : asked + own;
+ * asked, 7.6 with AVX-512 BF16; 100 KiB of generated code and descriptions a product; copies. Where the CPU has no bf16,
+ * products of it are all the builtin product's. */
+static uint64_t resident(unsigned threads, const tm_products *p) {
+    uint64_t own = gemm_builtin.resident_bytes(threads, p), asked = 11 * TM_MIB / 2, used = 15 * TM_MIB / 2;
+    if (p->type == TM_ELEM_F16) return own;
+    if (p->type == TM_ELEM_F32) return used + 3 * TM_MIB + threads * COPIES_MIB * TM_MIB;
+    return multiplies_bf16() ? used + ENTRIES * PRODUCT_KIB * 1024 + copied(threads, p, own) : asked + own;
+}
+
+/* Copies are blocks of malloc's aligned to pages. What is cut off in front of one is kept by the thread's cache, up to
+ * 7 of each size, so that the hole which the block leaves is too small for the next: with caches that are empty its
+ * arenas grow to five times what is in use (SmolLM2's shape: 15 MiB more). So the caches are filled first. */
+static void fill_cache(void) {
+    void *block[CACHED_SIZES][CACHED_EACH];
+    for (size_t i = 0; i < CACHED_SIZES; i++)
+        for (size_t j = 0; j < CACHED_EACH; j++) block[i][j] = malloc(CACHED_STEP * i + CACHED_STEP / 2);
+    for (size_t i = 0; i < CACHED_SIZES; i++)
+        for (size_t j = 0; j < CACHED_EACH; j++) free(block[i][j]);
+}
+
+static void start_team(unsigned threads) {
+    if (!wanted()) return;
+#pragma omp parallel num_threads(threads)
+    fill_cache();
 }
 
 static int preference(tm_elem products) {
@@ -349,4 +381,5 @@ const gemm_backend gemm_onednn = {.name = "onednn",
                                   .run = run,
                                   .describe = describe,
                                   .resident_bytes = resident,
+                                  .start_team = start_team,
                                   .close = close_library};

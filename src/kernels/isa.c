@@ -109,6 +109,7 @@ tm_status tm_kernels_start_team(void) {
     TM_TRY(tm_threads_try(team - 1, what));
 #pragma omp parallel num_threads(team)
     __asm__ volatile("" ::: "memory");
+    gemm_start_team();
     return TM_OK;
 }
 
@@ -118,6 +119,7 @@ tm_status tm_kernels_init(unsigned threads, tm_elem products) {
     TM_TRY(choose_isa());
     TM_TRY(kernels_need_address_space(team, products));
     TM_TRY(gemm_choose(team, products));
+    gemm_start_team();
     snprintf(description, sizeof description, "isa=%s gemm=%s threads=%u", kernels.isa, tm_gemm_library(), team);
     return TM_OK;
 }
@@ -139,6 +141,6 @@ unsigned kernels_team(void) {
     return team;
 }
 
-uint64_t tm_kernels_resident_bytes(tm_elem t, uint64_t rows) {
-    return gemm_resident_bytes(t, rows);
+uint64_t tm_kernels_resident_bytes(const tm_products *p) {
+    return gemm_resident_bytes(p);
 }

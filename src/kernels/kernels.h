@@ -47,9 +47,16 @@ void tm_kernels_close(void); /* gives the scratch back; for leak checks */
 const char *tm_kernels_describe(void);
 const char *tm_kernels_isa(void);
 unsigned tm_kernels_threads(void);
+/* The products that are to come: of activations [rows, ..] of that type with a model's matrices. */
+typedef struct tm_products {
+    tm_elem type;
+    uint64_t rows, hidden; /* at most; matrices are [.., hidden] */
+    uint64_t inner;        /* the longest row of results */
+    bool apart;            /* a product computes some columns of such rows, as gate and up do where they are large */
+} tm_products;
 /* Resident memory that the kernels use beside their arguments and workspaces, an upper bound in bytes: our scratch, and
- * the gemm library's code and buffers, once products of type `t` with up to `rows` rows of activations have run. */
-uint64_t tm_kernels_resident_bytes(tm_elem t, uint64_t rows);
+ * the gemm library's code and buffers. */
+uint64_t tm_kernels_resident_bytes(const tm_products *p);
 /* Multiply-adds on registers by the whole team, fp32 operations a second: what rates of products are set beside.
  * Measured when called (some 100 ms). */
 double tm_kernels_peak_flops(void);

@@ -120,7 +120,8 @@ typedef struct gemm_backend {
     gemm_opened (*open)(unsigned threads, tm_elem products);
     void (*run)(const tm_gemm_args *g);
     const char *(*describe)(void);
-    uint64_t (*resident_bytes)(unsigned threads, tm_elem t, uint64_t rows); /* once it was opened for t */
+    uint64_t (*resident_bytes)(unsigned threads, const tm_products *p); /* once it was opened for their type */
+    void (*start_team)(unsigned threads); /* of the calling thread, before its first product; NULL: nothing */
     void (*close)(void);
 } gemm_backend;
 extern const gemm_backend gemm_openblas, gemm_builtin, gemm_onednn;
@@ -129,7 +130,8 @@ extern const gemm_backend *gemm_backends[GEMM_BACKENDS]; /* tests replace entrie
 tm_status gemm_choose(unsigned threads, tm_elem products);
 tm_status kernels_need_address_space(unsigned threads, tm_elem products); /* before that; TM_EINPUT */
 void gemm_close(void);
-uint64_t gemm_resident_bytes(tm_elem t, uint64_t rows);
+uint64_t gemm_resident_bytes(const tm_products *p);
+void gemm_start_team(void);
 
 /* Asks for a row that will be read soon: rows are short runs with gaps, which hardware does not foresee. */
 static inline void kernels_prefetch(const void *p, size_t bytes) {

@@ -99,6 +99,18 @@ void tm_model_free(tm_model *m) {
     tm_free(m);
 }
 
+tm_products tm_model_products(const tm_model *m, uint64_t tokens) {
+    tm_products p = {
+        .type = model_elem(m), .rows = tm_min_u64(tokens, m->token_chunk), .hidden = m->config.hidden_size};
+    for (uint32_t i = 0; i < m->n_stages; i++) {
+        const stage_spec *s = &m->spec[i];
+        if (s->kind->traits) continue; /* of the vocabulary: in blocks */
+        p.inner = tm_max_u64(p.inner, s->row_columns);
+        p.apart |= s->columns < s->row_columns;
+    }
+    return p;
+}
+
 const tm_model_config *tm_model_get_config(const tm_model *m) {
     return &m->config;
 }

@@ -44,8 +44,9 @@ static uint64_t arena_fixed_bytes(const tm_job *job) {
 }
 
 static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) {
+    tm_products products = tm_model_products(job->model, tokens);
     uint64_t bytes = (PROGRAM_KIB + (uint64_t)PER_THREAD_KIB * tm_kernels_threads()) * 1024 + other;
-    bytes += tm_kernels_resident_bytes((tm_elem)job->dtype, tokens);
+    bytes += tm_kernels_resident_bytes(&products);
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += OBJECT_BYTES + WALK_BYTES_PER_OBJECT +

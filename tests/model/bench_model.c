@@ -96,10 +96,9 @@ int main(int argc, char **argv) {
            best, (double)rows * seq / best, products * weights / best * 1e-9);
     printf("CPU time %.3f s: %.1f GFLOP/s a core\n", cpu, products * weights / cpu * 1e-9);
     run_clock_print();
+    tm_products p = tm_model_products(m, (uint64_t)rows * seq);
     printf("peak resident %.1f MB, kernels say %.1f MB\n", (double)tm_mem_resident_peak_bytes() / 1e6,
-           (double)tm_kernels_resident_bytes(strcmp(precision, "fp32") == 0 ? TM_ELEM_F32 : TM_ELEM_BF16,
-                                             (uint64_t)rows * seq) /
-               1e6);
+           (double)tm_kernels_resident_bytes(&p) / 1e6);
     run_close(&r);
     tm_model_free(m);
     tm_kernels_close();
