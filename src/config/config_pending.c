@@ -2,10 +2,7 @@
 #include "config/config_internal.h"
 
 tm_status tm_config_pending(const tm_config *c) {
-    const char *what = c->adapter  ? "adapters (\"adapter\", \"tuner_type\")"
-                       : c->freeze ? "frozen parameters (\"freeze_parameters\" and its kin)"
-                       : c->quantization.type != TM_QUANTIZE_NONE ? "a base in 4 bits (\"quantization\")"
-                                                                  : NULL;
+    const char *what = c->quantization.type != TM_QUANTIZE_NONE ? "a base in 4 bits (\"quantization\")" : NULL;
     if (!what) return TM_OK;
     return tm_fail(TM_EUNSUPPORTED, "%s: not supported yet by this version; leave them out", what);
 }

@@ -129,6 +129,7 @@ typedef struct job_step {
     double loss_scale; /* in fp16; 0: none */
     double max_grad_norm;
     bool *no_decay;            /* per tensor; NULL: all are decayed */
+    float *rate;               /* per tensor, times the learning rate; with no_decay; NULL: 1 */
     const uint32_t *last;      /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
     uint64_t labels, tokens;   /* of all ranks: with several set by `fill`, else counted by the objective */
     uint32_t report_flags;     /* of this rank, with the next report */
@@ -369,8 +370,9 @@ void state_begin(const tm_job *job, uint32_t part, tm_kind kind, void *object, u
 /* Elements [first, first + n) of a state as fp32: in place, or in `room`. `all`: elements of the tile. */
 float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object, uint64_t all, uint64_t first,
                     uint64_t n, float *room);
-/* The constants of the step's update: of its optimizer or that of small parts, decayed or not (`plain`). */
-tm_optim_step state_step(const tm_job *job, const step_frame *f, bool small, bool plain);
+/* The constants of the step's update: of its optimizer or that of small parts, decayed or not and at the rate of that
+ * tensor; UINT32_MAX: as any. */
+tm_optim_step state_step(const tm_job *job, const step_frame *f, bool small, uint32_t tensor);
 
 /* What the optimizer makes of the schedule's rate, for the log. */
 double state_learning_rate(const tm_job *job, double scheduled, int64_t step);

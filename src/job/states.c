@@ -115,14 +115,16 @@ float *state_values(const tm_job *job, uint32_t part, tm_kind kind, void *object
     return room;
 }
 
-tm_optim_step state_step(const tm_job *job, const step_frame *f, bool small, bool plain) {
+tm_optim_step state_step(const tm_job *job, const step_frame *f, bool small, uint32_t tensor) {
     tm_optim_opts opts = job->update_opts;
+    bool one = tensor != UINT32_MAX, plain = one && job->step.no_decay && job->step.no_decay[tensor];
+    double rate = one && job->step.rate ? (double)job->step.rate[tensor] : 1;
     tm_optim_step step;
     opts.beta1 = f->beta1;
     opts.beta2 = f->beta2;
     if (plain) opts.weight_decay = 0;
-    tm_optim_step_init(&step, small ? tm_optimizer_find("adamw") : job->update, &opts, f->learning_rate, f->number,
-                       f->clip);
+    tm_optim_step_init(&step, small ? tm_optimizer_find("adamw") : job->update, &opts, f->learning_rate * rate,
+                       f->number, f->clip);
     return step;
 }
 

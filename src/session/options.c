@@ -176,8 +176,8 @@ tm_fmt session_save_format(const tm_config *c) {
         return TM_FMT_BF16;
     case TM_SAVE_F16:
         return TM_FMT_F16;
-    default:
-        return c->precision == TM_F32 ? TM_FMT_F32 : TM_FMT_BF16;
+    default: /* an adapter is small: as exact as it is */
+        return c->precision == TM_F32 || c->adapter ? TM_FMT_F32 : TM_FMT_BF16;
     }
 }
 
@@ -189,6 +189,9 @@ job_opts session_job_options(const session *s) {
                   .update = c->optimizer,
                   .update_opts = c->optim,
                   .init_random = c->init_random,
+                  .adapter = c->adapter,
+                  .freeze = c->freeze,
+                  .saved = s->saved,
                   .seed = c->seed,
                   .positions = c->data.seq_len,
                   .host_bytes = session_host_bytes(c),

@@ -123,6 +123,7 @@ void session_close(session *s) {
     data_close(s->eval);
     text_close(&s->text);
     tm_source_close(s->source);
+    tm_adapter_folder_close(s->saved);
     tm_config_free(s->cfg);
     s->cfg = NULL;
 }
@@ -148,6 +149,19 @@ static tm_status check_positions(const session *s, const tm_model_config *model)
     return TM_OK;
 }
 
+/* What does not learn, and what an adapter starts from. `planning`: weights may be missing. */
+static tm_status open_base(session *s, bool planning) {
+    const tm_config *c = s->cfg;
+    if (c->adapter_path && !s->saved) TM_TRY(tm_adapter_folder_open(&s->saved, c->adapter_path));
+    if ((!c->adapter && !c->freeze) || planning) return TM_OK;
+    if (c->init_random)
+        return tm_fail(TM_EINPUT,
+                       "init \"random\": a model of which only a part learns is read where it lies, and this one lies "
+                       "nowhere; make it first: tidemill convert %s DIR --init random",
+                       c->model);
+    return session_hash_base(s);
+}
+
 tm_status session_prepare(session *s, bool data_optional) {
     tm_model_config model;
     char path[4096];
@@ -166,6 +180,7 @@ tm_status session_prepare(session *s, bool data_optional) {
             "model.dropout",
             "the model's config.json asks for dropout, which is not applied here: results do not depend on chance");
     TM_TRY(tm_config_resolve_model(s->cfg, model.hidden_size));
+    TM_TRY(open_base(s, data_optional));
     if (s->cfg->data.train) TM_TRY(check_data(s->cfg));
     bool there = s->cfg->data.train != NULL;
     if (there || !data_optional) TM_TRY(text_open(&s->text, s->source, session_host_bytes(s->cfg)));

@@ -33,9 +33,10 @@ typedef struct session {
     job_ranks ranks;      /* all zero: one rank */
     /* session.c */
     tm_config *cfg;
-    tm_source *source;   /* for texts and side files; a job has its own */
-    uint64_t model_hash; /* of config.json */
-    uint64_t base_hash;  /* of weights that do not learn, by samples; 0: all learn */
+    tm_adapter_folder *saved; /* that the adapter starts from; NULL: it is new */
+    tm_source *source;        /* for texts and side files; a job has its own */
+    uint64_t model_hash;      /* of config.json */
+    uint64_t base_hash;       /* of weights that do not learn, by samples; 0: all learn */
     text_tools text;
     data_file *train, *eval;
     char rows_basis[256]; /* what the lengths of rows are taken from (tidemill plan) */

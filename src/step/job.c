@@ -186,7 +186,8 @@ void job_close(tm_job *job) {
     tm_layout_free(job->layout);
     tm_source_close(job->source);
     tm_model_free(job->model);
-    TM_FREE_ALL(job->part, job->frozen, job->kv, job->step.batch, job->source_tensor, job->step.no_decay, job);
+    TM_FREE_ALL(job->part, job->frozen, job->kv, job->step.batch, job->source_tensor, job->step.no_decay,
+                job->step.rate, job);
 }
 
 static void show(tm_job *job) {

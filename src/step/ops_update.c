@@ -31,19 +31,15 @@ static tm_optim_span span_of(const tm_job *job, const update_tile *t, uint64_t f
     return x;
 }
 
-/* One run of elements with the same decay. On the device beside the host's operations, hence two counts. */
-static void update_run(const op_call *c, const update_tile *t, uint64_t first, uint64_t n, bool plain) {
+/* One run of elements with the same decay and rate. On the device beside the host's operations, hence two counts. */
+static void update_run(const op_call *c, const update_tile *t, uint64_t first, uint64_t n, uint32_t tensor) {
     uint64_t *nonfinite = t->on_device ? &c->step->device_nonfinite : &c->step->nonfinite;
     tm_optim_span x = span_of(c->job, t, first, n);
-    const tm_optim_step step = state_step(c->job, step_of(c), c->job->part[t->part].small, plain);
+    const tm_optim_step step = state_step(c->job, step_of(c), c->job->part[t->part].small, tensor);
     if (t->on_device && c->kernels)
         tm_optim_launch(c->kernels, &step, &x, nonfinite);
     else
         *nonfinite += tm_optim_run(&step, &x);
-}
-
-static bool is_plain(const op_call *c, uint32_t tensor) {
-    return c->step->no_decay && c->step->no_decay[tensor];
 }
 
 /* One run of elements of a tensor. */
@@ -54,7 +50,7 @@ static void pass_run(const op_call *c, const update_tile *t, const tm_segment *s
     while (passes_tensor(c->job, g, i, NULL, t->totals, &tensor) && tensor.tensor != seg->tensor) i++;
     tm_optim_span x = span_of(c->job, t, from - t->at.begin, n);
     x.first = seg->tensor_offset + (from - seg->part_offset);
-    const tm_optim_step step = state_step(c->job, step_of(c), false, is_plain(c, seg->tensor));
+    const tm_optim_step step = state_step(c->job, step_of(c), false, seg->tensor);
     c->step->nonfinite += tm_optim_pass(&step, &tensor.x, t->pass, &x);
 }
 
@@ -68,7 +64,7 @@ static void run_segments(const op_call *c, const update_tile *t) {
         if (t->totals)
             pass_run(c, t, &seg[i], from, to - from);
         else
-            update_run(c, t, from - t->at.begin, to - from, is_plain(c, seg[i].tensor));
+            update_run(c, t, from - t->at.begin, to - from, seg[i].tensor);
     }
 }
 
@@ -100,7 +96,7 @@ static tm_status run_update(const op_call *c) {
     if (c->step->no_decay || t.totals)
         run_segments(c, &t);
     else
-        update_run(c, &t, 0, t.at.n, false);
+        update_run(c, &t, 0, t.at.n, UINT32_MAX);
     return TM_OK;
 }
 
@@ -133,7 +129,7 @@ static tm_status run_turn(const op_call *c) {
     if (!step_of(c)->finite) return TM_OK;
     if (pieces) passes_unpack(job, g, turn - 1, pieces, totals);
     for (uint32_t i = 0; passes_tensor(job, g, i, means, totals, &t); i++) {
-        const tm_optim_step step = state_step(job, step_of(c), false, is_plain(c, t.tensor));
+        const tm_optim_step step = state_step(job, step_of(c), false, t.tensor);
         if (turn == 0)
             tm_optim_begin(&step, &t.x);
         else

@@ -28,12 +28,13 @@ static bool is_checkpoint(const char *name) {
 
 static bool is_model_file(const char *name) {
     const char *dot = strchr(name, '.');
-    return strncmp(name, "model", 5) == 0 && dot && strstr(dot, "safetensors");
+    bool weights = strncmp(name, "model", 5) == 0 || strncmp(name, "adapter_model", 13) == 0;
+    return weights && dot && strstr(dot, "safetensors");
 }
 
 /* Names that a run writes, replaces or removes in OUTPUT_DIR. */
 static bool is_written(const char *name) {
-    static const char *const names[] = {"run.json", "log.jsonl", "offload"};
+    static const char *const names[] = {"run.json", "log.jsonl", "offload", "adapter_config.json"};
     if (is_checkpoint(name) || is_model_file(name)) return true;
     for (size_t i = 0; i < TM_COUNT(names); i++)
         if (strcmp(name, names[i]) == 0) return true;
@@ -81,7 +82,8 @@ static bool is_part_of_a_run(const char *output, char *run, size_t cap) {
 }
 
 static tm_status note_model(void *ctx, const char *name, bool is_dir) {
-    *(bool *)ctx |= !is_dir && (is_model_file(name) || strcmp(name, "config.json") == 0);
+    *(bool *)ctx |= !is_dir && (is_model_file(name) || strcmp(name, "config.json") == 0 ||
+                                strcmp(name, "adapter_config.json") == 0);
     return TM_OK;
 }
 

@@ -23,6 +23,35 @@ static tm_status mark_no_decay(trainer *t) {
     return TM_OK;
 }
 
+/* LoRA+ (Hayou et al. 2024): B, and vectors, learn faster than A; adapters of embeddings at a rate of their own. Groups as
+ * PEFT's create_loraplus_optimizer makes them. */
+static tm_status set_rates(trainer *t) {
+    const tm_adapter_config *a = t->s.cfg->adapter;
+    const tm_model *m = t->job->model;
+    job_step *step = &t->job->step;
+    uint32_t n = tm_model_tensors(m);
+    if (!a || a->lr_ratio == 1) return TM_OK;
+    step->rate = tm_calloc(n + 1, sizeof *step->rate);
+    if (!step->no_decay) step->no_decay = tm_calloc(n + 1, sizeof *step->no_decay);
+    if (!step->rate || !step->no_decay) return tm_nomem(n * sizeof *step->rate);
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_tensor *x = tm_model_tensor(m, i);
+        bool embedding = x->role == TM_TENSOR_EMBEDDING_A || x->role == TM_TENSOR_EMBEDDING_B;
+        bool fast = x->role == TM_TENSOR_LORA_B || x->ndim == 1;
+        double base = t->s.cfg->learning_rate;
+        step->rate[i] = (float)(embedding && base > 0 ? a->embedding_lr / base : fast ? a->lr_ratio : 1);
+    }
+    return TM_OK;
+}
+
+/* How much of the model learns. */
+static void say_learning(const trainer *t) {
+    uint64_t learning = tm_model_learning_parameters(t->job->model), all = tm_model_parameters(t->job->model);
+    if (learning == all || t->s.args->quiet) return;
+    tm_log(TM_LOG_INFO, "%.4g of %.4g million parameters learn (%.3g%%); the others are read where they lie, in %s",
+           1e-6 * (double)learning, 1e-6 * (double)all, 100 * (double)learning / (double)all, t->s.cfg->model);
+}
+
 static void say_plan(const trainer *t, const pass_opts *way) {
     const tm_plan_info *info = tm_plan_get_info(t->plans.step);
     const tm_io_opts *io = &t->job->opts.io;
@@ -122,6 +151,8 @@ tm_status trainer_open_job(trainer *t) {
     TM_TRY(trainer_watch_open(t, &o));
     TM_TRY(tm_config_resolve_model(c, tm_model_get_config(t->job->model)->hidden_size));
     TM_TRY(mark_no_decay(t));
+    TM_TRY(set_rates(t));
+    if (session_is_rank0(&t->s)) say_learning(t);
     t->job->sinks.fill = trainer_fill;
     t->job->sinks.fill_ctx = t;
     t->job->step.max_grad_norm = c->max_grad_norm;

@@ -14,6 +14,7 @@ static tm_status save_to(trainer *t, const char *dir) {
     tm_fmt dtype = session_save_format(t->s.cfg);
     TM_TRY(trainer_settle(t));
     trainer_kill_point("kill_before_export");
+    if (t->s.cfg->adapter) return job_export_adapter(t->job, dir, dtype);
     TM_TRY(job_export(t->job, dir, dtype, t->s.cfg->max_shard_size));
     if (!session_is_rank0(&t->s)) return TM_OK;
     trainer_kill_point("kill_in_export");
@@ -47,12 +48,14 @@ static void forget_best(trainer *t, const char *why) {
 }
 
 /* A folder that somebody took a file out of, or cut one off, is no model to give away: the run's last one is. */
-static bool is_whole(const char *folder) {
-    tm_source *s;
+static bool is_whole(const char *folder, bool adapter) {
+    tm_source *s = NULL;
+    tm_adapter_folder *f = NULL;
     if (!tm_path_is_dir(folder)) return false;
-    tm_status rc = tm_source_open(&s, folder);
+    tm_status rc = adapter ? tm_adapter_folder_open(&f, folder) : tm_source_open(&s, folder);
     if (rc != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
-    if (rc == TM_OK) tm_source_close(s);
+    tm_source_close(s);
+    tm_adapter_folder_close(f);
     tm_error_clear();
     return rc == TM_OK;
 }
@@ -61,7 +64,8 @@ static bool is_whole(const char *folder) {
  * no folder. */
 tm_status trainer_find_best(trainer *t) {
     char path[4096];
-    uint64_t there = t->saves.best == 0 || is_whole(checkpoint_path(t, t->saves.best, path, sizeof path));
+    uint64_t there =
+        t->saves.best == 0 || is_whole(checkpoint_path(t, t->saves.best, path, sizeof path), t->s.cfg->adapter);
     if (t->saves.best == t->step && t->step == t->s.cfg->total_steps) there = 1; /* its folder is OUTPUT_DIR */
     if (t->s.comm) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, &there, sizeof there));
     if (!there) forget_best(t, "its folder is gone or not whole");
