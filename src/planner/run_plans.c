@@ -54,9 +54,6 @@ static tm_status compile(const tm_job *job, job_account *account, tm_program *p,
  */
 static tm_status compile_folded(run_plans *plans, const tm_job *job, job_account *account, const pass_opts *way) {
     tm_program *p;
-    tm_plan_free(plans->first);
-    tm_plan_free(plans->drain);
-    plans->first = plans->drain = NULL;
     pass_opts first = *way;
     first.update = UPDATE_NONE;
     TM_TRY(build_pass(&p, job, "first step", &first));
@@ -77,6 +74,9 @@ static tm_status compile_evaluation(const session *s, run_plans *plans, const tm
 tm_status run_compile_more(void *ctx, const tm_job *job, job_account *account, const pass_opts *way) {
     const run_more *more = ctx;
     run_plans *plans = more->plans;
+    tm_plan_free(plans->first); /* of the choice before, which may have had another update */
+    tm_plan_free(plans->drain);
+    plans->first = plans->drain = NULL;
     plans->way = *way;
     plans->folded = way->update == UPDATE_BEFORE;
     if (plans->folded) TM_TRY(compile_folded(plans, job, account, way));

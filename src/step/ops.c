@@ -363,7 +363,8 @@ static uint64_t batch_frame_bytes(const op_call *c) {
 }
 static uint64_t weight_bytes(const op_call *c) {
     uint32_t part = stage_of(c)->part[nth_part(c, c->i, false)];
-    return c->job->part[part].elements * width_of(c) + weight_shift(c->job, part);
+    bool gathered = part_is_gathered(c->job, &c->job->part[part]);
+    return c->job->part[part].elements * width_of(c) + (gathered ? 0 : weight_shift(c->job, part));
 }
 static uint64_t slot_bytes(const op_call *c) {
     uint32_t n;
