@@ -119,7 +119,9 @@ static const cfg_value *folder(cfg_state *s) {
     }
     if (path && list && strcmp(folder_of(path), folder_of(list)) != 0)
         cfg_mismatch(s, path->spelled, path, "adapters", list);
-    return path ? path : list;
+    const cfg_value *from = path ? path : list;
+    if (from && !*folder_of(from)) cfg_wrong(s, from, "\"%s\" must name an adapter's folder", from->spelled);
+    return from;
 }
 
 static void take_all(cfg_state *s, tm_adapter_config *a) {

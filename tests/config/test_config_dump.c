@@ -54,6 +54,8 @@ static const row rows[] = {
     /* what learns */
     {"\"adapter\": {\"type\": \"lora\", \"r\": 16, \"alpha\": 32, \"targets\": \"all-linear\"}",
      {"\"r\":16", "\"lora_alpha\":32", "\"lora_dropout\":0,", "\"target_modules\":\"all-linear\"", "\"lr\":0.0001"}},
+    {"\"adapter\": {}, " OPTIMIZER("AdamW", "\"lr\": \"auto\""), {"\"lr\":0.0001"}},
+    {"\"adapter\": {}, " OPTIMIZER("AdamW", "\"weight_decay\": 0"), {"\"lr\":0.001"}},
     {"\"adapter\": {}", {"\"r\":8", "\"lora_alpha\":8", "\"use_dora\":false", "\"init_lora_weights\":true"}},
     {"\"tuner_type\": \"lora\"", {"\"r\":8", "\"lora_alpha\":32", "\"lora_dropout\":0.05"}},
     {"\"use_peft\": true, \"lora_r\": 4, \"lora_target_modules\": [\"q_proj\", \"all-embedding\"]",

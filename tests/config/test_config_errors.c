@@ -310,6 +310,8 @@ static const bad cases[] = {
      "+\"adapter\": {\"target_parameters\": [\"e\"]}",
      {"adapters of fused experts: not supported yet"}},
     {TM_EUNSUPPORTED, "+\"adapter\": {\"task_type\": \"SEQ_CLS\"}", {"this program has language models"}},
+    {TM_EINPUT, "+\"adapter\": {\"path\": \"\"}", {"\"adapter.path\" must name an adapter's folder"}},
+    {TM_EINPUT, "+\"adapters\": [\"\"]", {"\"adapters\" must name an adapter's folder"}},
     {TM_EINPUT, "+\"adapter\": {\"path\": \"nowhere\"}", {"nowhere/adapter_config.json: no such file"}},
     {TM_EINPUT,
      "+\"adapters\": [\"lora\"], \"lora_rank\": 4",

@@ -193,11 +193,39 @@ static void fields_are_consistent(void **state) {
     }
 }
 
+/* What a row of an adapter is given is taken and written by src/adapter, from the same default. */
+static void adapter_rows_are_keys(void **state) {
+    (void)state;
+    tm_adapter_config *a;
+    unsigned rows = 0;
+    assert_int_equal(tm_adapter_create(&a), TM_OK);
+    assert_int_equal(tm_adapter_complete(a), TM_OK);
+    for (size_t i = 0; i < schema_row_count; i++) {
+        const schema_row *row = &schema_rows[i];
+        if (row->write != write_adapter) continue;
+        tm_buf text = {0};
+        tm_json_writer w;
+        const char *key = row->path + strlen("adapter.");
+        if (!tm_adapter_is_key(key)) fail_msg("%s is no key of an adapter", row->path);
+        tm_jw_init(&w, &text, 0);
+        tm_adapter_write_value(a, key, &w);
+        assert_int_equal(tm_jw_end(&w), TM_OK);
+        size_t quote = text.data[0] == '"';
+        text.data[text.len - quote] = 0;
+        if (row->def && strcmp(text.data + quote, row->def) && strtod(text.data, NULL) != strtod(row->def, NULL))
+            fail_msg("%s: default %s, but %s", row->path, row->def, text.data);
+        tm_buf_free(&text);
+        rows++;
+    }
+    assert_true(rows > 10);
+    tm_adapter_free(a);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_consistent),          cmocka_unit_test(defaults_fit),
         cmocka_unit_test(synonyms_are_the_same_choice), cmocka_unit_test(enums_follow_the_table),
         cmocka_unit_test(strategies_are_one_table),     cmocka_unit_test(resume_compares_the_same_keys),
-        cmocka_unit_test(fields_are_consistent)};
+        cmocka_unit_test(fields_are_consistent),        cmocka_unit_test(adapter_rows_are_keys)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
