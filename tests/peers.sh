@@ -1,7 +1,8 @@
 #!/bin/sh
 # Compares with transformers and PyTorch: an output folder of `train` loads there and has the loss that `eval` gives,
 # fp32 and bf16; a converted model has their token ids; published chat templates (those that TRL's wheel holds) print the
-# same and mark the same text; small tokenizers of the shapes of published ones have the same ids. Not part of ctest: it downloads about 3 GB.
+# same and mark the same text; small tokenizers of the shapes of published ones have the same ids; PEFT's adapters are merged as PEFT
+# merges them, and it loads ours. Not part of ctest: it downloads about 3 GB.
 #
 #   tests/peers.sh [BINARY]          default: build/bin/tidemill
 #   TIDEMILL_PEERS=DIR               keeps the Python environment in DIR for the next time
@@ -25,11 +26,14 @@ if [ ! -e "$venv/ready" ]; then
 fi
 python=$venv/bin/python
 [ -e "$venv/trl" ] || { "$venv/bin/pip" download -q --no-deps trl==1.16.0 -d "$work" && "$python" -m zipfile -e "$work"/trl-*.whl "$venv/trl"; }
+"$python" -c "import peft" 2>/dev/null || "$venv/bin/pip" install -q peft==0.21.2
 export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
 cd "$work"
 
 "$python" "$root/tests/peers/chat.py" "$tidemill" "$venv/trl/trl/chat_templates"
 "$python" "$root/tests/peers/tokens.py" "$tidemill"
+mkdir adapters
+(cd adapters && "$python" "$root/tests/peers/adapters.py" "$tidemill")
 
 "$python" - "$fixture" <<'EOF'
 import sys

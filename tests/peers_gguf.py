@@ -23,6 +23,12 @@ CASES = {"arch_llama": EXACT, "arch_llama_tied_rope3": EXACT, "arch_llama_linear
 # What share of a fixture's texts llama.cpp cuts as transformers does: it has no NFC, and an older Unicode.
 TOKENIZERS = {"tok_gpt2": 0.98, "tok_llama3": 1, "tok_qwen2": 0.8, "tok_spm": 1}
 FAMILIES = {"llama2, metaspace first": 0.65, "llama2, metaspace always": 0.75}  # GGUF has one way of prefixing
+# Adapters that llama.cpp can take, and their bases; a tied base has one tensor for two places.
+ADAPTERS = {"peft_lora": "peft_base", "peft_rslora": "peft_base", "peft_patterns": "peft_qwen3_base",
+            "peft_embedding": "peft_qwen3_base", "peft_pissa": "peft_qwen3_base"}
+ADAPTED = 5e-5  # the fixtures' own logits_max_abs is 2e-5 to 6e-5
+# Bases that no such fixture has, with a random adapter of every matrix: merged by us and added by llama.cpp are one model.
+RANDOM = {"arch_gpt2": 2 * TABLE, "arch_phi3": ADAPTED, "arch_glm4": ADAPTED, "arch_llama_tied_rope3": ADAPTED}
 OURS = {"smollm3.rope.layer_pattern"}  # keys that are not llama.cpp's; README of src/format
 
 
@@ -90,7 +96,7 @@ def check_names(path, folder):
     return bad
 
 
-def llama_logits(model, ids, vocab, yarn):
+def llama_logits(model, ids, vocab, yarn, adapter=None):
     p = llama_cpp.llama_context_default_params()
     p.n_ctx = p.n_batch = p.n_ubatch = max(32, len(ids))
     p.n_threads = p.n_threads_batch = 1
@@ -99,6 +105,9 @@ def llama_logits(model, ids, vocab, yarn):
     if yarn:
         p.yarn_beta_fast, p.yarn_beta_slow = yarn  # llama.cpp takes them from here, not from the file
     context = llama_cpp.llama_init_from_model(model, p)
+    if adapter:
+        scales = (ctypes.c_float * 1)(1.0)
+        assert llama_cpp.llama_set_adapters_lora(context, (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter), 1, scales) == 0
     batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
     for i, t in enumerate(ids):
@@ -111,7 +120,7 @@ def llama_logits(model, ids, vocab, yarn):
     return out
 
 
-def distance(path, place):
+def distance(path, place, adapter=None, golden_of=None):
     golden = tensors(os.path.join(place, "golden.safetensors"))
     rope = json.load(open(os.path.join(place, "config.json"))).get("rope_parameters", {})
     yarn = (rope["beta_fast"], rope["beta_slow"]) if rope.get("rope_type") == "yarn" else None
@@ -121,12 +130,50 @@ def distance(path, place):
     if not model:
         return math.inf
     ids, mask, want = golden["input_ids"][0], golden["attention_mask"][0], golden["logits"]
-    worst = 0.0
+    worst, lora = 0.0, None
+    if adapter:
+        lora = llama_cpp.llama_adapter_lora_init(model, adapter.encode())
+        if not lora:
+            return math.inf
+        want = tensors(os.path.join(golden_of, "golden.safetensors"))["logits"]
     for r in range(len(ids)):
         n = int(mask[r].sum())
-        worst = max(worst, float(np.abs(llama_logits(model, ids[r][:n], want.shape[-1], yarn) - want[r][:n]).max()))
+        worst = max(worst, float(np.abs(llama_logits(model, ids[r][:n], want.shape[-1], yarn, lora) - want[r][:n]).max()))
     llama_cpp.llama_model_free(model)
     return worst
+
+
+def logits_of(path, adapter, place):
+    golden = tensors(os.path.join(place, "golden.safetensors"))
+    p = llama_cpp.llama_model_default_params()
+    p.n_gpu_layers, p.use_mmap = 0, False
+    model = llama_cpp.llama_model_load_from_file(path.encode(), p)
+    lora = llama_cpp.llama_adapter_lora_init(model, adapter.encode()) if adapter else None
+    n = int(golden["attention_mask"][0][0].sum())
+    out = llama_logits(model, golden["input_ids"][0][0][:n], golden["logits"].shape[-1], None, lora)
+    llama_cpp.llama_model_free(model)
+    return out
+
+
+def between(base, adapter, merged, place):
+    return float(np.abs(logits_of(base, adapter, place) - logits_of(merged, None, place)).max())
+
+
+def random_adapter(name, base):
+    """LoRA of rank 4 on all matrices of the blocks; Conv1D's are [in, out]."""
+    to, rng, named = os.path.join(WORK, name), np.random.default_rng(5), {}
+    os.makedirs(to)
+    for k, v in tensors(base + "/model.safetensors").items():
+        if v.ndim == 2 and ("layers." in k or ".h." in k):
+            out, width = v.shape if name != "lora_gpt2" else v.shape[::-1]
+            stem = "base_model.model." + k[:-len(".weight")]
+            named[stem + ".lora_A.weight"] = (0.2 * rng.standard_normal((4, width))).astype(np.float32)
+            named[stem + ".lora_B.weight"] = (0.1 * rng.standard_normal((out, 4))).astype(np.float32)
+    write_tensors(to + "/adapter_model.safetensors", named)
+    targets = sorted({k.split(".")[-3] for k in named})
+    json.dump({"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": targets,
+               "base_model_name_or_path": base}, open(to + "/adapter_config.json", "w"))
+    return to
 
 
 def tokenizer_folder(name, spec):
@@ -192,6 +239,23 @@ for name, folder, place, bound in cases:
     print(f"{name}: llama.cpp {far:.2g} from the golden logits"
           + ("" if bound else ", fixed values differ") + "".join("\n  unknown: " + b for b in bad))
     failed |= bool(bad) or (far > bound if bound else math.isinf(far))
+for name, base in ADAPTERS.items():
+    model, adapter = os.path.join(WORK, base + ".gguf"), os.path.join(WORK, name + ".gguf")
+    place, lora = os.path.join(FIXTURES, base), os.path.join(FIXTURES, name)
+    if not os.path.exists(model):
+        subprocess.run([BINARY, "convert", place, model], check=True, capture_output=True)
+    subprocess.run([BINARY, "convert", lora, adapter], check=True, capture_output=True)
+    far, alone = distance(model, place, adapter, lora), distance(model, place)
+    print(f"{name}: llama.cpp with our adapter {far:.2g} from PEFT's logits; the base {alone:.2g} from its own")
+    failed |= not far < ADAPTED
+for name, bound in RANDOM.items():
+    place, lora = os.path.join(FIXTURES, name), random_adapter(name.replace("arch", "lora"), os.path.join(FIXTURES, name))
+    paths = [os.path.join(WORK, f"{name}.{what}.gguf") for what in ("base", "lora", "merged")]
+    for words in (["convert", place, paths[0]], ["convert", lora, paths[1]], ["export", lora, paths[2], "--merge-adapter"]):
+        subprocess.run([BINARY] + words, check=True, capture_output=True)
+    far, base = between(paths[0], paths[1], paths[2], place), between(paths[0], None, paths[2], place)
+    print(f"{name}: a random adapter in llama.cpp {far:.2g} from our merged model, the base {base:.2g}")
+    failed |= not far < bound or base < 100 * bound
 for i, (name, spec, rows, share) in enumerate(tokenizers()):
     path = os.path.join(WORK, f"tokenizer{i}.gguf")
     done = subprocess.run([BINARY, "convert", tokenizer_folder(f"tokenizer{i}", spec), path], capture_output=True)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compares our GGUF files with other programs: names, shapes and keys with gguf-py's tables, logits and token ids of the
-# fixtures in llama.cpp with those of transformers. Not part of ctest: it downloads and builds llama-cpp-python (15 minutes of CPU).
+# fixtures in llama.cpp with those of transformers, logits of our adapters there with PEFT's. Not part of ctest: it downloads and builds llama-cpp-python (15 minutes of CPU).
 #
 #   tests/peers_gguf.sh [BINARY]     default: build/bin/tidemill
 #   TIDEMILL_PEERS_GGUF=DIR          keeps the Python environment in DIR for the next time
