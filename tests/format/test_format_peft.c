@@ -531,6 +531,69 @@ static void test_bases_and_types(void **state) {
     assert_int_equal(leftovers(scratch("")), 0);
 }
 
+static float *part_of(const tm_adapter_folder *f, const char *module, const char *ending, uint64_t *n) {
+    char name[256];
+    snprintf(name, sizeof name, "%s%s", module, ending);
+    int64_t t = tm_adapter_folder_find(f, name);
+    assert_true(t >= 0);
+    *n = tm_adapter_folder_get(f, (uint32_t)t)->elements;
+    float *v = malloc(*n * sizeof *v);
+    OK(tm_adapter_folder_read_f32(f, (uint32_t)t, 0, *n, v));
+    return v;
+}
+
+/* Each adapted matrix of the result is what the base's is worth + scale B A. */
+static void check_sum(const char *base_path, const char *adapter, const char *result_path, uint32_t rank,
+                      double scale) {
+    tm_source *base, *result;
+    tm_adapter_folder *f;
+    OK(tm_source_open(&base, base_path));
+    OK(tm_source_open(&result, result_path));
+    OK(tm_adapter_folder_open(&f, adapter));
+    for (uint32_t i = 0; i < tm_adapter_folder_tensors(f); i++) {
+        const tm_adapter_tensor *t = tm_adapter_folder_get(f, i);
+        char name[256];
+        if (t->role != TM_ADAPTER_LORA_A) continue;
+        snprintf(name, sizeof name, "%s.weight", t->module);
+        uint64_t n, n_a, n_b;
+        float *w = values_of(base, name, &n), *got = values_of(result, name, &n);
+        float *a = part_of(f, t->module, ".lora_A.weight", &n_a), *b = part_of(f, t->module, ".lora_B.weight", &n_b);
+        uint64_t in = n_a / rank;
+        for (uint64_t e = 0; e < n; e++) {
+            double sum = 0;
+            for (uint32_t r = 0; r < rank; r++) sum += (double)b[e / in * rank + r] * (double)a[r * in + e % in];
+            if (fabs((double)w[e] + scale * sum - (double)got[e]) > 1e-6)
+                fail_msg("%s[%llu]", name, (unsigned long long)e);
+        }
+        free(w), free(got), free(a), free(b);
+    }
+    tm_source_close(base);
+    tm_source_close(result);
+    tm_adapter_folder_close(f);
+}
+
+/* An adapter of a 4-bit base: merged into its dequantised values, or into a base of full precision. */
+static void test_qlora(void **state) {
+    (void)state;
+    char adapter[1024];
+    snprintf(adapter, sizeof adapter, "%s", fixture("peft_qlora"));
+    OK(export_as(adapter, scratch("qlora"), NULL, true, NULL));
+    check_sum(fixture("peft_qlora/base_nf4"), adapter, scratch("qlora"), 8, 2);
+    tm_json_doc *config = json_in(scratch("qlora"), "config.json");
+    assert_null(tm_json_get(tm_json_root(config), "quantization_config"));
+    tm_json_free(config);
+    tm_source *src;
+    OK(tm_source_open(&src, scratch("qlora")));
+    for (uint32_t i = 0; i < tm_source_tensors(src); i++)
+        assert_int_equal(tm_source_tensor_get(src, i)->fmt, TM_FMT_F32);
+    tm_source_close(src);
+    OK(export_as(adapter, scratch("qlora-full"), fixture("peft_base"), true, NULL));
+    check_sum(fixture("peft_base"), adapter, scratch("qlora-full"), 8, 2);
+    OK(export_as(adapter, scratch("qlora.gguf"), NULL, true, "f32"));
+    check_sum(fixture("peft_qlora/base_nf4"), adapter, scratch("qlora.gguf"), 8, 2);
+    OK(export_as(adapter, scratch("qlora-lora.gguf"), NULL, false, NULL));
+}
+
 /* ---- what is refused ------------------------------------------------------------------------------------------------ */
 
 static void test_refused(void **state) {
@@ -672,6 +735,7 @@ int main(void) {
                                        cmocka_unit_test(test_dora),
                                        cmocka_unit_test(test_gpt2),
                                        cmocka_unit_test(test_bases_and_types),
+                                       cmocka_unit_test(test_qlora),
                                        cmocka_unit_test(test_refused),
                                        cmocka_unit_test(test_folders_refused),
                                        cmocka_unit_test(test_mutants)};
