@@ -110,6 +110,7 @@ typedef struct tm_adapter_json_opts {
     const char *base_model;    /* base_model_name_or_path; NULL: a's own */
     const char *const *module; /* of the model, so that "all-linear" and the like are written as the names that they */
     size_t n_modules;          /* stand for; NULL: they are written as they are */
+    bool plain;                /* init_lora_weights: true, whatever it was: the base is as it is */
     bool twice_the_rank;       /* PiSSA as plain LoRA: A and B that were there first are subtracted */
 } tm_adapter_json_opts;
 /* The value of one key, as it would be said; a failure stays in the writer. The key is one that makes a difference. */

@@ -191,7 +191,7 @@ static void v_layers(writing *g) {
 }
 static void v_init(writing *g) {
     const char *word = g->a->init_word;
-    bool is_true = g->opts->twice_the_rank || !strcmp(word, "true");
+    bool is_true = g->opts->plain || g->opts->twice_the_rank || !strcmp(word, "true");
     if (is_true || !strcmp(word, "false"))
         tm_jw_bool(g->w, is_true);
     else

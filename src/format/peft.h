@@ -86,6 +86,12 @@ void tm_adapter_writer_abandon(tm_adapter_writer *w);                 /* NULL is
  * they are made again from the base, which randomised ones (pissa_niter_N) cannot be exactly. */
 #define TM_PISSA_FIRST "pissa_init"
 
+/* Makes them: of every matrix of the base that `config` (init pissa) adapts, written to DIR, which exists, as fp32. Embeddings
+ * have none: they begin as LoRA's do. A function of base, config and, for randomised decompositions, the seed. Reads each
+ * matrix some ten to a hundred times, by rows. `opts`: progress (bytes of the base), ctx and stop; may be NULL. */
+TM_MUST_USE tm_status tm_pissa_begin(const tm_adapter_config *config, const tm_source *base, const char *dir,
+                                     uint64_t seed, const tm_convert_opts *opts);
+
 /* ---- base and adapter as one model -------------------------------------------------------------------------------- */
 
 /* `base` and `f` outlive it; adapted tensors have no pieces (tm_source_piece_of). Reading gives W + scale B A (DoRA: its rows times m / their norms; PiSSA: less the first

@@ -1,7 +1,6 @@
 /* An adapter and its base: which tensor a module's is, and whether they belong together. */
 #include "format/gguf_internal.h"
 #include "format/peft_internal.h"
-#include "adapter/principal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -69,8 +68,7 @@ char *peft_head_name(const char *embedding) {
 
 /* ---- layouts ---- */
 
-/* Does GGUF's table of this architecture say that the base's matrix is a transpose? */
-static bool is_turned(const tm_source *base, const char *tensor) {
+bool peft_is_turned(const tm_source *base, const char *tensor) {
     size_t len;
     char gguf[TM_GGUF_MAX_NAME + 1];
     tm_op op = TM_OP_PLAIN;
@@ -95,8 +93,7 @@ static tm_status other_base(const tm_adapter_folder *f, int64_t t, const tm_sour
                    w->shape[1], w->file);
 }
 
-/* The head of a tied base is its embedding, which is stored as a head is. */
-static int64_t weight_of(const tm_source *base, const char *module, bool *head) {
+int64_t peft_weight_of(const tm_source *base, const char *module, bool *head) {
     char name[MAX_NAME];
     peft_ends ends;
     snprintf(name, sizeof name, "%s.weight", module);
@@ -108,7 +105,7 @@ static int64_t weight_of(const tm_source *base, const char *module, bool *head) 
 
 tm_status peft_place_of(const tm_adapter_folder *f, const peft_module *m, const tm_source *base, peft_place *out) {
     bool head;
-    int64_t t = weight_of(base, m->name, &head);
+    int64_t t = peft_weight_of(base, m->name, &head);
     if (t < 0)
         return tm_fail(TM_EINPUT, "%s: adapts '%s', which %s does not have; the adapter belongs to another base",
                        tm_st_path(f->file), m->name, tm_source_path(base));
@@ -117,7 +114,7 @@ tm_status peft_place_of(const tm_adapter_folder *f, const peft_module *m, const 
         return tm_fail(TM_EINPUT, "%s: adapts '%s', whose weight in %s is no matrix", tm_st_path(f->file), m->name,
                        w->file);
     out->tensor = (uint32_t)t;
-    out->turned = m->embedding || (!head && is_turned(base, w->name));
+    out->turned = m->embedding || (!head && peft_is_turned(base, w->name));
     out->in = w->shape[out->turned ? 0 : 1];
     out->out = w->shape[out->turned ? 1 : 0];
     if (f->tensor[m->a].shape[1] != out->in) return other_base(f, m->a, w);
@@ -130,7 +127,7 @@ tm_status peft_place_of(const tm_adapter_folder *f, const peft_module *m, const 
 static tm_status check_whole(const tm_adapter_folder *f, uint32_t i, const tm_source *base) {
     const tm_adapter_tensor *t = &f->tensor[i];
     bool head;
-    int64_t k = t->role == TM_ADAPTER_WHOLE && tm_ends_with(t->name, ".weight") ? weight_of(base, t->module, &head)
+    int64_t k = t->role == TM_ADAPTER_WHOLE && tm_ends_with(t->name, ".weight") ? peft_weight_of(base, t->module, &head)
                                                                                 : peft_find_tensor(base, t->name);
     if (k < 0)
         return tm_fail(TM_EINPUT, "%s: holds '%s', which %s does not have; the adapter belongs to another base",
@@ -145,8 +142,7 @@ static tm_status check_whole(const tm_adapter_folder *f, uint32_t i, const tm_so
                    tm_st_path(f->file), t->name, w->file);
 }
 
-/* Names of the modules that have tensors, and of a tied base's head; the list's strings lie in `text`. */
-static tm_status module_names(const tm_source *base, tm_buf *text, const char ***out, size_t *n) {
+tm_status peft_module_names(const tm_source *base, tm_buf *text, const char ***out, size_t *n) {
     const char **name = tm_calloc(tm_source_tensors(base) + 2, sizeof *name);
     *out = name, *n = 0;
     if (!name) return tm_nomem(tm_source_tensors(base) * sizeof *name);
@@ -190,7 +186,7 @@ tm_status tm_adapter_folder_check(const tm_adapter_folder *f, const tm_source *b
     const char **module = NULL;
     size_t n = 0;
     tm_status rc;
-    TM_GO(module_names(base, &text, &module, &n));
+    TM_GO(peft_module_names(base, &text, &module, &n));
     TM_GO(tm_adapter_check(f->config, module, n));
     for (uint32_t i = 0; i < f->n_modules; i++) {
         peft_place at;
@@ -203,46 +199,4 @@ done:
     tm_free(module);
     tm_buf_free(&text);
     return rc;
-}
-
-/* ---- PiSSA's beginning ---- */
-
-bool peft_is_pissa(const tm_adapter_folder *f, const peft_module *m) {
-    return f->config->init == TM_ADAPTER_INIT_PISSA && !m->embedding;
-}
-
-typedef struct base_rows {
-    const tm_source *base;
-    uint32_t tensor;
-    uint64_t width;
-} base_rows;
-
-static tm_status read_rows(void *ctx, uint64_t first, uint64_t n, float *dst) {
-    const base_rows *r = ctx;
-    return tm_source_read_f32(r->base, r->tensor, first * r->width, n * r->width, dst);
-}
-
-static tm_status from_folder(const tm_adapter_folder *f, int64_t t, float *dst) {
-    int64_t k = tm_adapter_folder_find(f->first, f->tensor[t].name);
-    TM_ASSERT(k >= 0);
-    return tm_adapter_folder_read_f32(f->first, (uint32_t)k, 0, f->tensor[t].elements, dst);
-}
-
-tm_status peft_first(const tm_adapter_folder *f, const peft_module *m, const tm_source *base, const peft_place *at,
-                     float *a, float *b) {
-    if (f->first) {
-        TM_TRY(from_folder(f, m->a, a));
-        return from_folder(f, m->b, b);
-    }
-    const tm_source_tensor *w = tm_source_tensor_get(base, at->tensor);
-    const tm_matrix_rows rows = {read_rows, &(base_rows){base, at->tensor, w->shape[1]}, w->shape[0], w->shape[1]};
-    if (f->config->pissa_iterations >= 0)
-        tm_warn_once(f->path,
-                     "%s: its first A and B were drawn at random and are not in the folder (" TM_PISSA_FIRST
-                     "); the singular values of the base are taken for them",
-                     f->path);
-    return tm_principal(
-        &rows,
-        &(tm_principal_opts){.name = w->name, .rank = m->spec.rank, .scale = m->spec.scale, .turned = at->turned}, a,
-        b);
 }

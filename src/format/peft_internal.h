@@ -36,6 +36,12 @@ typedef struct peft_place {
 } peft_place;
 /* The base's tensor of that name, which may begin otherwise there ("language_model.model." for "model."); -1: none. */
 int64_t peft_find_tensor(const tm_source *base, const char *name);
+/* A module's weight; *head: it is the output, which of a tied base is the embedding's tensor (stored as a head is). */
+int64_t peft_weight_of(const tm_source *base, const char *module, bool *head);
+/* Does GGUF's table of this architecture say that the base's matrix is a transpose? */
+bool peft_is_turned(const tm_source *base, const char *tensor);
+/* Names of the modules that have tensors, and of a tied base's head; the list's strings lie in `text`. */
+TM_MUST_USE tm_status peft_module_names(const tm_source *base, tm_buf *text, const char ***out, size_t *n);
 /* Finds the module's weight, and that A, B and magnitudes fit it. */
 TM_MUST_USE tm_status peft_place_of(const tm_adapter_folder *f, const peft_module *m, const tm_source *base,
                                     peft_place *out);

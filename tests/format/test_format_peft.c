@@ -13,6 +13,28 @@ static tm_status export_as(const char *in, const char *out, const char *base, bo
         .in = in, .out = out, .base = base, .merge = merge, .dtype_of_config = true, .convert = {.dtype = dtype}});
 }
 
+static float *part_of(const tm_adapter_folder *f, const char *module, const char *ending, uint64_t *n) {
+    char name[256];
+    snprintf(name, sizeof name, "%s%s", module, ending);
+    int64_t t = tm_adapter_folder_find(f, name);
+    assert_true(t >= 0);
+    *n = tm_adapter_folder_get(f, (uint32_t)t)->elements;
+    float *v = malloc(*n * sizeof *v);
+    OK(tm_adapter_folder_read_f32(f, (uint32_t)t, 0, *n, v));
+    return v;
+}
+
+static tm_adapter_config *config_of(const char *keys) {
+    tm_adapter_config *a;
+    tm_buf text = {0};
+    OK(tm_buf_printf(&text, "{\"peft_type\": \"LORA\", %s}", keys));
+    OK(tm_adapter_create(&a));
+    OK(tm_adapter_read(a, text.data, text.len, "test"));
+    OK(tm_adapter_complete(a));
+    tm_buf_free(&text);
+    return a;
+}
+
 /* ---- against PEFT ------------------------------------------------------------------------------------------------ */
 
 /* Same tensors, and values to within `bound`. */
@@ -180,6 +202,59 @@ static void test_pissa_with_its_first(void **state) {
                  "they do not belong together");
 }
 
+/* The first A and B as training begins with them: those of PEFT, up to signs; power iterations come near. */
+static void test_pissa_begins(void **state) {
+    (void)state;
+    static const struct {
+        const char *init;
+        float bound;
+    } rows[] = {{"pissa", 2e-6F}, {"pissa_niter_200", 1e-3F}};
+    tm_source *base;
+    tm_st *golden;
+    OK(tm_source_open(&base, fixture("peft_qwen3_base")));
+    OK(tm_st_open(&golden, fixture("peft_pissa/golden.safetensors")));
+    for (size_t k = 0; k < TM_COUNT(rows); k++) {
+        char keys[256];
+        tm_adapter_folder *f;
+        snprintf(keys, sizeof keys,
+                 "\"r\": 3, \"lora_alpha\": 7, \"init_lora_weights\": \"%s\", \"target_modules\": "
+                 "[\"q_proj\", \"o_proj\", \"up_proj\", \"embed_tokens\"]",
+                 rows[k].init);
+        tm_adapter_config *a = config_of(keys);
+        OK(tm_make_dirs(scratch("begun")));
+        OK(tm_pissa_begin(a, base, scratch("begun"), 5, NULL));
+        OK(tm_adapter_folder_open(&f, scratch("begun")));
+        assert_int_equal(tm_adapter_folder_config(f)->init, TM_ADAPTER_INIT_DEFAULT);
+        assert_int_equal(tm_adapter_folder_tensors(f), 12);
+        for (uint32_t i = 0; i < 12; i++) {
+            const tm_adapter_tensor *t = tm_adapter_folder_get(f, i);
+            char name[256];
+            uint64_t n_a, n_b;
+            if (t->role != TM_ADAPTER_LORA_A) continue;
+            snprintf(name, sizeof name, "product.%s.weight", t->module);
+            int64_t product = tm_st_find(golden, name);
+            assert_true(product >= 0);
+            float *x = part_of(f, t->module, ".lora_A.weight", &n_a),
+                  *y = part_of(f, t->module, ".lora_B.weight", &n_b);
+            uint64_t in = n_a / 3;
+            for (uint64_t e = 0; e < in * n_b / 3; e++) {
+                float p;
+                double sum = 0;
+                OK(tm_st_read_f32(golden, (uint32_t)product, e, 1, &p));
+                for (uint32_t r = 0; r < 3; r++) sum += (double)y[e / in * 3 + r] * (double)x[r * in + e % in];
+                if (fabs(7.0 / 3 * sum - (double)p) > (double)rows[k].bound)
+                    fail_msg("%s, %s[%llu]: %g, %g", rows[k].init, name, (unsigned long long)e, 7.0 / 3 * sum,
+                             (double)p);
+            }
+            free(x), free(y);
+        }
+        tm_adapter_folder_close(f);
+        tm_adapter_free(a);
+    }
+    tm_source_close(base);
+    tm_st_close(golden);
+}
+
 /* What PEFT wrote, read and written again: the same names, shapes and bits. */
 static void test_written_again(void **state) {
     (void)state;
@@ -304,17 +379,6 @@ typedef struct part {
 
 static float value_of(uint32_t t, uint64_t i) {
     return pattern(i * 7 + t * 1000) * 0.25F;
-}
-
-static tm_adapter_config *config_of(const char *keys) {
-    tm_adapter_config *a;
-    tm_buf text = {0};
-    OK(tm_buf_printf(&text, "{\"peft_type\": \"LORA\", %s}", keys));
-    OK(tm_adapter_create(&a));
-    OK(tm_adapter_read(a, text.data, text.len, "test"));
-    OK(tm_adapter_complete(a));
-    tm_buf_free(&text);
-    return a;
 }
 
 static void write_adapter(const char *dir, const char *keys, const part *parts) {
@@ -531,17 +595,6 @@ static void test_bases_and_types(void **state) {
     assert_int_equal(leftovers(scratch("")), 0);
 }
 
-static float *part_of(const tm_adapter_folder *f, const char *module, const char *ending, uint64_t *n) {
-    char name[256];
-    snprintf(name, sizeof name, "%s%s", module, ending);
-    int64_t t = tm_adapter_folder_find(f, name);
-    assert_true(t >= 0);
-    *n = tm_adapter_folder_get(f, (uint32_t)t)->elements;
-    float *v = malloc(*n * sizeof *v);
-    OK(tm_adapter_folder_read_f32(f, (uint32_t)t, 0, *n, v));
-    return v;
-}
-
 /* Each adapted matrix of the result is what the base's is worth + scale B A. */
 static void check_sum(const char *base_path, const char *adapter, const char *result_path, uint32_t rank,
                       double scale) {
@@ -729,6 +782,7 @@ int main(void) {
                                        cmocka_unit_test(test_pissa_of_golden),
                                        cmocka_unit_test(test_pissa_as_lora),
                                        cmocka_unit_test(test_written_again),
+                                       cmocka_unit_test(test_pissa_begins),
                                        cmocka_unit_test(test_pissa_with_its_first),
                                        cmocka_unit_test(test_gguf),
                                        cmocka_unit_test(test_tied),
