@@ -18,6 +18,36 @@ def put(parser, name, data):
         f.write(data if isinstance(data, bytes) else data.encode())
 
 
+# ---- adapters: how many zeros, the header, beside the base of fuzz_peft.c -----------------------------------------
+
+def peft():
+    prefix, up = "base_model.model.", "base_model.model.model.layers.0.up."
+    e, size = prefix + "model.embed_tokens.", {"F64": 8, "F32": 4, "BF16": 2}
+
+    def seed(name, *parts, dtype="F32"):
+        header, at = {}, 0
+        for tensor_name, *shape in parts:
+            n = size[dtype]
+            for d in shape:
+                n *= d
+            header[tensor_name] = tensor(dtype, shape, at, at + n)
+            at += n
+        put("fuzz_peft", name, struct.pack("<H", at) + json.dumps(header).encode())
+    a, b, m = (up + "lora_A.weight", 2, 4), (up + "lora_B.weight", 4, 2), (up + "lora_magnitude_vector", 4)
+    ea, eb = (e + "lora_embedding_A", 2, 8), (e + "lora_embedding_B", 4, 2)
+    seed("linear", a, b)
+    seed("dora", a, b, m, dtype="F64")
+    seed("embedding", a, b, ea, eb, (e + "base_layer.weight", 8, 4), dtype="BF16")
+    seed("dora-embedding", ea, eb, (e + "lora_magnitude_vector.weight", 4))
+    seed("head", (prefix + "lm_head.lora_A.weight", 2, 4), (prefix + "lm_head.lora_B.weight", 8, 2))
+    seed("whole", a, b, (prefix + "lm_head.weight", 8, 4), (e + "weight", 8, 4), (up + "base_layer.bias", 4))
+    seed("twice", a, b, (e + "weight", 8, 4), (e + "base_layer.weight", 8, 4))
+    seed("lora-bias", a, b, (up + "lora_B.bias", 4))
+    seed("no-module", (prefix + ".weight", 4), (prefix + "lora_A.weight", 2, 4))
+    seed("grown", a, b, (e + "weight", 9, 4))
+    seed("empty", (up + "lora_A.weight", 0, 4), (up + "lora_B.weight", 4, 0))
+
+
 # ---- safetensors -------------------------------------------------------------------------------------------------
 
 def st(header, data=b"", length=None):
@@ -341,4 +371,4 @@ def hf_tokenizer():
     whole("merge-of-nothing", model={**bpe, "merges": ["x y", "a", "a b c"]}, pre_tokenizer=byte_level)
 
 
-safetensors(), index(), ggufs(), config(), manifest(), data(), hf_tokenizer()
+safetensors(), index(), ggufs(), config(), manifest(), data(), hf_tokenizer(), peft()
