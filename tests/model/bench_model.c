@@ -1,5 +1,6 @@
-/* bench_model SHAPE PRECISION [THREADS [ROWS SEQ]]: (KEEP_LOGITS=1: the head's are kept) forward and backward of random
- * weights in memory; tokens a second, and where the time goes. Not a test. SHAPE: smollm2 | 12x768 | a config.json. */
+/* bench_model SHAPE PRECISION [THREADS [ROWS SEQ]]: (KEEP_LOGITS=1: the head's are kept; LORA=RANK: a frozen base with
+ * adapters of all matrices, DORA=1, DROPOUT=P) forward and backward of random weights in memory; tokens a second, and
+ * where the time goes. Not a test. SHAPE: smollm2 | 12x768 | a config.json. */
 #include "driver.h"
 #include "kernels/kernels.h"
 #include "safetensors_file.h"
@@ -39,6 +40,22 @@ static void fill_weights(run *r) {
     }
 }
 
+static double setting(const char *name) {
+    const char *text = getenv(name);
+    return text ? atof(text) : 0;
+}
+
+static bool adapts(void *ctx, const char *module, tm_adapter_spec *out) {
+    (void)ctx;
+    *out = (tm_adapter_spec){.rank = (uint32_t)setting("LORA"), .scale = 2, .dora = setting("DORA") > 0};
+    return strstr(module, "layers.") || strstr(module, ".h.");
+}
+
+static void create(tm_model **m, const tm_model_config *config, tm_dtype compute) {
+    const tm_model_roles roles = {.adapts = adapts, .dropout = setting("DROPOUT")};
+    must(tm_model_create_roles(m, config, compute, setting("LORA") > 0 ? &roles : NULL));
+}
+
 static double seconds(void) {
     return (double)tm_now_ns() * 1e-9;
 }
@@ -61,7 +78,7 @@ int main(int argc, char **argv) {
     tm_model *m;
     must(tm_kernels_init(threads, strcmp(precision, "bf16") ? TM_ELEM_F32 : TM_ELEM_BF16));
     must(tm_model_config_parse(&config, json, strlen(json), shape));
-    must(tm_model_create(&m, &config, strcmp(precision, "bf16") ? TM_F32 : TM_BF16));
+    create(&m, &config, strcmp(precision, "bf16") ? TM_F32 : TM_BF16);
     uint32_t tokens = (uint32_t)tm_round_up((uint64_t)rows * seq, 64);
     int32_t *ids = calloc(tokens, sizeof *ids), *labels = calloc(tokens, sizeof *labels);
     for (uint32_t t = 0; t < tokens; t++) {
@@ -69,6 +86,7 @@ int main(int argc, char **argv) {
         labels[t] = (int32_t)((t + 1) * 7919U % config.vocab_size);
     }
     tm_micro_batch batch = {.rows = rows, .seq = seq, .tokens = tokens, .ids = ids, .labels = labels};
+    batch.training = true;
     run r;
     run_open(&r, m, 1, &batch);
     r.keep_logits = getenv("KEEP_LOGITS") != NULL;
