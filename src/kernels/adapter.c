@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { DRAWS = 8, COLUMNS = 256 }; /* of a Philox block; that a thread sums at a time */
+enum { COLUMNS = 256 }; /* that a thread sums at a time */
 
 static size_t span_at(uint64_t i, uint64_t n) {
     return n - i < KERNELS_SPAN ? (size_t)(n - i) : KERNELS_SPAN;
@@ -12,35 +12,30 @@ static size_t span_at(uint64_t i, uint64_t n) {
 
 /* ---- dropout ---- */
 
-/* 0 or `kept` for each of n elements from number `first` on. */
-static void draw_mask(const tm_dropout *a, uint64_t first, size_t n, float kept, float *mask) {
-    for (size_t i = 0; i < n;) {
-        uint32_t words[DRAWS / 2];
-        uint64_t element = first + i;
-        tm_philox(a->key, 0, element / DRAWS, words);
-        for (unsigned d = element % DRAWS; d < DRAWS && i < n; d++)
-            mask[i++] = (words[d / 2] >> 16 * (d % 2) & 0xffff) < a->dropped ? 0 : kept;
-    }
-}
-
-static void drop_row(const tm_dropout *a, uint64_t r, float kept) {
-    float from[KERNELS_SPAN], to[KERNELS_SPAN], mask[KERNELS_SPAN];
+static void drop_row(const tm_dropout *a, uint64_t r, const kernels_draw *draw) {
+    float from[KERNELS_SPAN], to[KERNELS_SPAN], room[KERNELS_SPAN + 2 * KERNELS_DRAWS];
     for (uint64_t i = 0; i < a->n; i += KERNELS_SPAN) {
         size_t m = span_at(i, a->n);
         uint64_t at = r * a->n + i;
         const float *x = kernels_load(a->type, a->x, at, from, m);
-        draw_mask(a, (a->row + r) * a->n + i, m, kept, mask);
+        uint64_t element = (a->row + r) * a->n + i, before = element % KERNELS_DRAWS;
+        const float *mask = room + before;
+        kernels.drop_mask(draw, element / KERNELS_DRAWS, (before + m + KERNELS_DRAWS - 1) / KERNELS_DRAWS, room);
         const float *old = a->add ? kernels_load(a->out_type, a->out, at, to, m) : NULL;
         float *out = kernels_dest(a->out_type, a->out, at, to);
-        for (size_t j = 0; j < m; j++) out[j] = (old ? old[j] : 0) + mask[j] * x[j];
+        if (old)
+            for (size_t j = 0; j < m; j++) out[j] = old[j] + mask[j] * x[j];
+        else
+            for (size_t j = 0; j < m; j++) out[j] = mask[j] * x[j];
         kernels_store(a->out_type, out, a->out, at, m);
     }
 }
 
 void tm_dropout_apply(const tm_dropout *a) {
-    float kept = (float)(65536.0 / (65536.0 - (double)a->dropped));
+    kernels_draw draw = {.key = a->key, .dropped = a->dropped};
+    draw.kept = (float)(65536.0 / (65536.0 - (double)a->dropped));
 #pragma omp parallel for schedule(static) num_threads(kernels_team()) if (a->rows > 1)
-    for (uint64_t r = 0; r < a->rows; r++) drop_row(a, r, kept);
+    for (uint64_t r = 0; r < a->rows; r++) drop_row(a, r, &draw);
 }
 
 /* ---- norms of weight vectors ---- */

@@ -633,6 +633,59 @@ AVX2 static void gemm_tile(size_t k, const float *a, const float *b, float alpha
     ROWS6(FINISH_ROW)
 }
 
+/* ---- dropout ---- */
+
+/* Low and high halves of the products of eight 32-bit lanes. */
+INLINE void wide_products(__m256i x, uint32_t by, __m256i *low, __m256i *high) {
+    const __m256i m = _mm256_set1_epi32((int)by);
+    __m256i even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+}
+
+/* tm_philox of eight blocks, none of which carries into the counter's upper half: a lane each, a word each. */
+INLINE void philox8(uint64_t key, uint64_t first, __m256i c[4]) {
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    c[0] = _mm256_add_epi32(_mm256_set1_epi32((int)(uint32_t)first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    c[1] = _mm256_set1_epi32((int)(uint32_t)(first >> 32));
+    c[2] = c[3] = _mm256_setzero_si256();
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9U, k1 += 0xBB67AE85U) {
+        __m256i a_low, a_high, b_low, b_high;
+        wide_products(c[0], 0xD2511F53U, &a_low, &a_high);
+        wide_products(c[2], 0xCD9E8D57U, &b_low, &b_high);
+        c[0] = _mm256_xor_si256(_mm256_xor_si256(b_high, c[1]), _mm256_set1_epi32((int)k0));
+        c[2] = _mm256_xor_si256(_mm256_xor_si256(a_high, c[3]), _mm256_set1_epi32((int)k1));
+        c[1] = b_low;
+        c[3] = a_low;
+    }
+}
+
+/* Of one block's four words, low halves first. */
+INLINE void mask_of(__m128i words, __m256i dropped, __m256 kept, float *mask) {
+    __m256i drops = _mm256_cmpgt_epi32(dropped, _mm256_cvtepu16_epi32(words));
+    _mm256_storeu_ps(mask, _mm256_andnot_ps(_mm256_castsi256_ps(drops), kept));
+}
+
+static void (*ref_drop_mask)(const kernels_draw *d, uint64_t first, size_t blocks, float *mask);
+
+AVX2 static void drop_mask(const kernels_draw *d, uint64_t first, size_t blocks, float *mask) {
+    const __m256i dropped = _mm256_set1_epi32((int)d->dropped);
+    const __m256 kept = _mm256_set1_ps(d->kept);
+    for (; blocks >= 8 && (uint32_t)first <= UINT32_MAX - 7; blocks -= 8, first += 8, mask += 8 * KERNELS_DRAWS) {
+        __m256i c[4];
+        philox8(d->key, first, c);
+        __m256i ab = _mm256_unpacklo_epi32(c[0], c[1]), cd = _mm256_unpacklo_epi32(c[2], c[3]); /* of 0, 1 and 4, 5 */
+        __m256i ef = _mm256_unpackhi_epi32(c[0], c[1]), gh = _mm256_unpackhi_epi32(c[2], c[3]); /* of 2, 3 and 6, 7 */
+        const __m256i words[4] = {_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd),
+                                  _mm256_unpacklo_epi64(ef, gh), _mm256_unpackhi_epi64(ef, gh)};
+        for (size_t i = 0; i < 4; i++) {
+            mask_of(_mm256_castsi256_si128(words[i]), dropped, kept, mask + i * KERNELS_DRAWS);
+            mask_of(_mm256_extracti128_si256(words[i], 1), dropped, kept, mask + (4 + i) * KERNELS_DRAWS);
+        }
+    }
+    ref_drop_mask(d, first, blocks, mask);
+}
+
 void kernels_avx2_override(kernels_table *t) {
     t->isa = "avx2";
     t->level = KERNELS_AVX2;
@@ -655,6 +708,8 @@ void kernels_avx2_override(kernels_table *t) {
     t->activate = activate;
     t->softcap = softcap;
     t->rotate = rotate;
+    ref_drop_mask = t->drop_mask;
+    t->drop_mask = drop_mask;
     t->max = max;
     t->exp_sum = exp_sum;
     t->softmax_grad = softmax_grad;

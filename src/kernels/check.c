@@ -209,6 +209,19 @@ static bool packing_agrees(const kernels_table *x, const kernels_table *ref) {
     return true;
 }
 
+static bool masks_agree(const kernels_table *x, const kernels_table *ref) {
+    enum { BLOCKS = 21 };
+    float mask[2][BLOCKS * KERNELS_DRAWS];
+    const kernels_draw d = {.key = 0x123456789abcdefU, .dropped = 20000, .kept = 1.25F};
+    static const uint64_t first[] = {3, UINT32_MAX - 9, (uint64_t)5 << 32};
+    for (size_t i = 0; i < TM_COUNT(first); i++) {
+        x->drop_mask(&d, first[i], BLOCKS - i, mask[0]);
+        ref->drop_mask(&d, first[i], BLOCKS - i, mask[1]);
+        if (memcmp(mask[0], mask[1], (BLOCKS - i) * KERNELS_DRAWS * sizeof **mask) != 0) return false;
+    }
+    return true;
+}
+
 const char *kernels_check_column(const kernels_table *x) {
     static const struct {
         const char *name;
@@ -232,6 +245,7 @@ const char *kernels_check_column(const kernels_table *x) {
         for (size_t s = 0; s < TM_COUNT(steps); s++)
             if (!step_agrees(x, &ref, steps[s].run, sizes[i])) return steps[s].name;
     }
+    if (!masks_agree(x, &ref)) return "drop_mask";
     if (!packing_agrees(x, &ref)) return "transpose_bf16, transpose_f16, deal_bf16 or deal_f16";
     return products_agree(x, &ref) ? NULL : "small_gemm, transpose or gemm_tile";
 }

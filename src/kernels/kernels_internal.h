@@ -29,6 +29,14 @@ typedef struct kernels_nf4 {
     size_t n; /* elements, any number */
 } kernels_nf4;
 
+/* What drops of a stream, whose elements have 16 bits of Philox each, eight a block: those below `dropped`. */
+enum { KERNELS_DRAWS = 8 };
+typedef struct kernels_draw {
+    uint64_t key;
+    uint32_t dropped;
+    float kept; /* what others are multiplied by */
+} kernels_draw;
+
 /* The instruction sets that a column may use. Products use none above it either. */
 typedef enum kernels_level { KERNELS_REF, KERNELS_AVX2, KERNELS_AVX512 } kernels_level;
 
@@ -55,6 +63,8 @@ typedef struct kernels_table {
     void (*softcap)(float *x, float scale, float cap, size_t n); /* x = cap tanh(scale x / cap) */
     /* (x1, x2) -> (x1 c - x2 s, x2 c + x1 s); inverse: s negated */
     void (*rotate)(const float *cosine, const float *sine, bool inverse, float *x1, float *x2, size_t n);
+    /* mask[i] = 0 or d->kept of the elements of `blocks` blocks from `first` on */
+    void (*drop_mask)(const kernels_draw *d, uint64_t first, size_t blocks, float *mask);
     float (*max)(const float *x, size_t n);
     float (*exp_sum)(const float *x, float shift, size_t n);                /* sum exp(x - shift) */
     void (*softmax_grad)(float *x, float lse, float coefficient, size_t n); /* x = coefficient exp(x - lse) */

@@ -273,6 +273,15 @@ static void nf4_f16(const kernels_nf4 *a, uint16_t *y) {
     nf4_16(a, narrow_f16, y);
 }
 
+static void drop_mask(const kernels_draw *d, uint64_t first, size_t blocks, float *mask) {
+    for (size_t b = 0; b < blocks; b++) {
+        uint32_t words[KERNELS_DRAWS / 2];
+        tm_philox(d->key, 0, first + b, words);
+        for (size_t i = 0; i < KERNELS_DRAWS; i++)
+            mask[b * KERNELS_DRAWS + i] = (words[i / 2] >> 16 * (i % 2) & 0xffff) < d->dropped ? 0 : d->kept;
+    }
+}
+
 void kernels_ref_fill(kernels_table *t) {
     *t = (kernels_table){.isa = "ref",
                          .level = KERNELS_REF,
@@ -291,6 +300,7 @@ void kernels_ref_fill(kernels_table *t) {
                          .activate = activate,
                          .softcap = softcap,
                          .rotate = rotate,
+                         .drop_mask = drop_mask,
                          .max = max,
                          .exp_sum = exp_sum,
                          .softmax_grad = softmax_grad,

@@ -652,6 +652,25 @@ static void elements(void **state) {
     }
 }
 
+/* Bit for bit, ends of every kind, and where the counter carries. */
+static void masks(void **state) {
+    (void)state;
+    enum { BLOCKS = 40 };
+    static const uint64_t first[] = {0, 5, UINT32_MAX - 20, UINT32_MAX, (uint64_t)1 << 40};
+    kernels_table ref;
+    kernels_ref_fill(&ref);
+    for (size_t i = 0; i < TM_COUNT(first); i++)
+        for (size_t n = 0; n <= BLOCKS; n++) {
+            float got[(BLOCKS + 1) * KERNELS_DRAWS], want[BLOCKS * KERNELS_DRAWS];
+            const kernels_draw d = {.key = 77 + i, .dropped = (uint32_t)(n * 1638), .kept = 1.5F};
+            for (size_t k = 0; k < TM_COUNT(got); k++) got[k] = 7;
+            kernels.drop_mask(&d, first[i], n, got);
+            ref.drop_mask(&d, first[i], n, want);
+            assert_memory_equal(got, want, n * KERNELS_DRAWS * sizeof *got);
+            for (size_t k = n * KERNELS_DRAWS; k < TM_COUNT(got); k++) assert_true(got[k] == 7);
+        }
+}
+
 static void small_products(void **state) {
     (void)state;
     for (size_t m = 1; m <= 13; m++)
@@ -969,6 +988,7 @@ static int run_column(const char *isa) {
         cmocka_unit_test(exponential),
         cmocka_unit_test(sums),
         cmocka_unit_test(elements),
+        cmocka_unit_test(masks),
         cmocka_unit_test(small_products),
         cmocka_unit_test(transposes_of_16_bits),
         cmocka_unit_test(deals_of_16_bits),
