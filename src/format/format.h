@@ -322,6 +322,31 @@ TM_MUST_USE tm_status tm_hf_writer_put_raw(tm_hf_writer *w, uint32_t t, uint64_t
 TM_MUST_USE tm_status tm_hf_writer_commit(tm_hf_writer *w); /* frees w in any case */
 void tm_hf_writer_abandon(tm_hf_writer *w);                 /* NULL is fine */
 
+/* ---- four bits --------------------------------------------------------------------------------------------------- */
+
+typedef struct tm_quantise_tensor {
+    const char *name;
+    uint32_t ndim;
+    uint64_t shape[TM_FMT_MAX_DIMS], elements;
+    bool four_bits; /* else it stays as `rest`. Two dimensions */
+} tm_quantise_tensor;
+typedef struct tm_quantise_opts {
+    tm_fmt fmt;        /* NF4 or FP4 */
+    bool double_quant; /* scales in 8 bits */
+    uint32_t block;    /* elements of a scale: a power of two, 32 and more */
+    tm_fmt rest;       /* F32, BF16, F16 */
+    const tm_quantise_tensor *tensor;
+    uint32_t n;
+    tm_status (*read)(void *ctx, uint32_t tensor, uint64_t first, uint64_t n, float *values);
+    void *ctx;
+    void (*progress)(void *ctx, uint64_t done, uint64_t total); /* elements; NULL */
+    void *progress_ctx;
+} tm_quantise_opts;
+/* A folder as bitsandbytes writes its 4-bit checkpoints: weights, and SRC's config.json with a quantization_config; which
+ * transformers, PEFT and tm_source read. Codes and scales are bitsandbytes' own. Reads each value once; memory: the scales
+ * of one tensor. */
+TM_MUST_USE tm_status tm_quantise(const tm_source *src, const char *dir, const tm_quantise_opts *o);
+
 /* config.json (as in the source, but with torch_dtype and dtype set to `dtype`), generation_config.json, and the
  * tokenizer's files into DIR, each written beside and renamed. */
 TM_MUST_USE tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_fmt dtype);

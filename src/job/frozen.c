@@ -15,6 +15,25 @@ enum {
     IN_PLACE_BYTES = 4 << 20  /* of an object: so that reading, checking and computing overlap */
 };
 
+/* Whether it would be quantised before the run begins, which a plan does not do. */
+static bool will_be_quantised(const tm_job *job, uint32_t tensor) {
+    const job_opts *o = &job->opts;
+    uint32_t part = tm_model_tensor_segments(job->model, tensor)->part;
+    bool quantises = (o->four_bits == TM_FMT_NF4 || o->four_bits == TM_FMT_FP4) && !o->weights;
+    return quantises && tm_model_tensor(job->model, tensor)->ndim == 2 &&
+           tm_model_unit(job->model, tm_model_part(job->model, part)->unit)->kind == TM_UNIT_BLOCK;
+}
+
+/* In bitsandbytes' four bits: codes, scales, scales of scales. */
+static void imagine_four_bits(const tm_job *job, uint64_t first, uint64_t n, tm_source_piece *out) {
+    const job_opts *o = &job->opts;
+    uint64_t blocks = (n + o->quant_block - 1) / o->quant_block;
+    *out = (tm_source_piece){.first = first, .elements = n, .n = o->double_quant ? 3 : 2};
+    out->range[0] = (tm_raw_range){.path = o->model, .offset = first / 2, .bytes = (n + 1) / 2};
+    out->range[1] = (tm_raw_range){.path = o->model, .offset = 0, .bytes = o->double_quant ? blocks : 4 * blocks};
+    out->range[2] = (tm_raw_range){.path = o->model, .offset = 0, .bytes = (blocks / 256 + 1) * 4};
+}
+
 /* Whose part has no file to be read from: a plan of a config.json alone counts bytes as they would be. */
 static void imagine_piece(const tm_job *job, uint64_t first, uint64_t n, tm_source_piece *out) {
     uint64_t width = tm_dtype_bytes(job->dtype);
@@ -31,10 +50,15 @@ static bool from_source(const tm_job *job) {
 }
 
 static tm_fmt stored_fmt(const tm_job *job, uint32_t tensor) {
+    if (will_be_quantised(job, tensor)) return job->opts.four_bits;
     return from_source(job) ? tm_source_tensor_get(job->source, job->source_tensor[tensor])->fmt : compute_fmt(job);
 }
 
 static tm_status piece_of(const tm_job *job, uint32_t tensor, uint64_t first, uint64_t n, tm_source_piece *out) {
+    if (will_be_quantised(job, tensor)) {
+        imagine_four_bits(job, first, n, out);
+        return TM_OK;
+    }
     if (from_source(job)) return tm_source_piece_of(job->source, job->source_tensor[tensor], first, n, out);
     imagine_piece(job, first, n, out);
     return TM_OK;
@@ -50,7 +74,7 @@ tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_sourc
 static tm_status file_bytes(const tm_job *job, const char *path, uint64_t *bytes) {
     tm_file *f;
     *bytes = UINT64_MAX;
-    if (!from_source(job)) return TM_OK;
+    if (!from_source(job) || path == job->opts.model) return TM_OK; /* imagined */
     TM_TRY(tm_file_open(&f, path));
     *bytes = tm_file_size(f);
     tm_file_close(f);

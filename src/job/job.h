@@ -151,8 +151,12 @@ typedef struct job_opts {
     tm_optim_opts update_opts;        /* where `update` is given; else its defaults */
     const tm_adapter_config *adapter; /* its modules are adapted, all else stays as it is; NULL: no adapter */
     const tm_freeze *freeze;          /* without an adapter: what learns; NULL: everything does */
-    const tm_model_roles *roles;      /* instead (tests) */
-    const tm_adapter_folder *saved;   /* an adapter whose values the adapter begins with; NULL: anew */
+    const char *weights;              /* folder or file that they are read from instead of `model`; NULL: of `model` */
+    tm_fmt four_bits; /* NF4, FP4: what matrices of blocks are quantised to; without `weights` in a plan only */
+    bool double_quant;
+    uint32_t quant_block;
+    const tm_model_roles *roles;    /* instead (tests) */
+    const tm_adapter_folder *saved; /* an adapter whose values the adapter begins with; NULL: anew */
     uint64_t seed;
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */
     const char *device;       /* where the model is computed; NULL: "cpu", in place */

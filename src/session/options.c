@@ -181,6 +181,12 @@ tm_fmt session_save_format(const tm_config *c) {
     }
 }
 
+static tm_fmt four_bits_of(const tm_config *c) {
+    return c->quantization.type == TM_QUANTIZE_NF4   ? TM_FMT_NF4
+           : c->quantization.type == TM_QUANTIZE_FP4 ? TM_FMT_FP4
+                                                     : TM_FMT_F32;
+}
+
 job_opts session_job_options(const session *s) {
     const tm_config *c = s->cfg;
     job_opts o = {.model = c->model,
@@ -188,10 +194,14 @@ job_opts session_job_options(const session *s) {
                   .optimizer = true,
                   .update = c->optimizer,
                   .update_opts = c->optim,
-                  .init_random = c->init_random,
+                  .init_random = c->init_random && !s->weights,
                   .adapter = c->adapter,
                   .freeze = c->freeze,
                   .saved = s->saved,
+                  .weights = s->weights,
+                  .four_bits = four_bits_of(c),
+                  .double_quant = c->quantization.double_quant,
+                  .quant_block = c->quantization.block,
                   .seed = c->seed,
                   .positions = c->data.seq_len,
                   .host_bytes = session_host_bytes(c),

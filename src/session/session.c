@@ -27,7 +27,6 @@ tm_status session_load_config(session *s, bool data_optional) {
                                               .read_file = slurp,
                                               .world_size = s->comm ? s->ranks.ranks : 1,
                                               .data_optional = data_optional});
-    if (rc == TM_OK) rc = tm_config_pending(s->cfg);
     tm_buf_free(&text);
     return rc;
 }
@@ -124,6 +123,8 @@ void session_close(session *s) {
     text_close(&s->text);
     tm_source_close(s->source);
     tm_adapter_folder_close(s->saved);
+    tm_free(s->weights);
+    s->weights = NULL;
     tm_config_free(s->cfg);
     s->cfg = NULL;
 }
@@ -154,6 +155,13 @@ static tm_status open_base(session *s, bool planning) {
     const tm_config *c = s->cfg;
     if (c->adapter_path && !s->saved) TM_TRY(tm_adapter_folder_open(&s->saved, c->adapter_path));
     if ((!c->adapter && !c->freeze) || planning) return TM_OK;
+    if (c->freeze && c->quantization.type != TM_QUANTIZE_NONE)
+        return tm_fail(TM_EUNSUPPORTED, "\"quantization\" is of a base that an adapter is trained on; leave it out, or "
+                                        "freeze_parameters and its kin");
+    if (c->init_random && c->quantization.type != TM_QUANTIZE_NONE) {
+        s->base_hash = c->seed + 1;
+        return TM_OK;
+    }
     if (c->init_random)
         return tm_fail(TM_EINPUT,
                        "init \"random\": a model of which only a part learns is read where it lies, and this one lies "

@@ -33,6 +33,8 @@ typedef struct session {
     job_ranks ranks;      /* all zero: one rank */
     /* session.c */
     tm_config *cfg;
+    char *weights;            /* folder of a base that was quantised; NULL: the model's own */
+    bool made_weights;        /* by this process */
     tm_adapter_folder *saved; /* that the adapter starts from; NULL: it is new */
     tm_source *source;        /* for texts and side files; a job has its own */
     uint64_t model_hash;      /* of config.json */
@@ -55,6 +57,10 @@ TM_MUST_USE tm_status session_load_config(session *s, bool data_optional);
 TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
 void session_close(session *s);                      /* all but the ranks */
 TM_MUST_USE tm_status session_hash_base(session *s); /* base.c */
+/* Collective. Where the configuration quantises a base, s->weights is a folder of it in four bits, made unless an earlier
+ * life of the run has left it; and away with it, if this process made it, or (`all`) in any case. quantised.c */
+TM_MUST_USE tm_status session_quantise_base(session *s);
+TM_MUST_USE tm_status session_drop_base(session *s, bool all);
 
 /* ---- ranks.c: one rank among others ---------------------------------------------------------------------------- */
 

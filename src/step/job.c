@@ -114,8 +114,9 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
                       "memory.device \"%s\"",
                       opts->device));
     if (opts->device_bytes) job->ranks.shared_by = 0; /* they go on to the arena */
-    TM_GO(opts->init_random || opts->config_only ? tm_source_open_bare(&job->source, opts->model)
-                                                 : tm_source_open(&job->source, opts->model));
+    const char *from = opts->weights ? opts->weights : opts->model;
+    TM_GO(opts->init_random || opts->config_only ? tm_source_open_bare(&job->source, from)
+                                                 : tm_source_open(&job->source, from));
     const char *json = tm_source_config(job->source, &len);
     TM_GO(tm_model_config_parse(&config, json, len, job_config_name(opts->model, name, sizeof name)));
     if (config.composite && opts->init_random)

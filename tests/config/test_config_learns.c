@@ -44,7 +44,6 @@ static void what_is_off_is_no_adapter(void **state) {
         tm_config *c = test_ok(json);
         if (c->adapter || c->freeze || c->quantization.type) fail_msg("%s", json);
         assert_true(c->learning_rate == 1e-5);
-        assert_int_equal(tm_config_pending(c), TM_OK);
         tm_config_free(c);
     }
 }
@@ -128,25 +127,12 @@ static void freezing(void **state) {
     tm_config_free(c);
 }
 
-static void not_yet(void **state) {
-    (void)state;
-    static const char *const cases[][2] = {{"\"tuner_type\": \"qlora\"", "4 bits"}};
-    for (size_t i = 0; i < TM_COUNT(cases); i++) {
-        char json[400];
-        snprintf(json, sizeof json, "{" BASE ", %s}", cases[i][0]);
-        tm_config *c = test_ok(json);
-        fails_with(tm_config_pending(c), TM_EUNSUPPORTED, cases[i][1]);
-        tm_config_free(c);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(defaults_of_the_two_spellings),
                                        cmocka_unit_test(what_is_off_is_no_adapter),
                                        cmocka_unit_test(kinds),
                                        cmocka_unit_test(pasted),
                                        cmocka_unit_test(set_on_the_command_line),
-                                       cmocka_unit_test(freezing),
-                                       cmocka_unit_test(not_yet)};
+                                       cmocka_unit_test(freezing)};
     return cmocka_run_group_tests_name("config_learns", tests, NULL, NULL);
 }
