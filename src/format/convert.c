@@ -1,5 +1,6 @@
 /* One model, from one form into another. */
 #include "format/export_internal.h"
+#include "format/source_internal.h"
 
 #include <string.h>
 
@@ -21,7 +22,8 @@ typedef struct folder {
     float *values;
 } folder;
 
-/* Weights are what has floating values; position ids and the like go along as they are. */
+/* Weights are what has floating values; position ids and the like go along as they are, as do a composite model's other
+ * parts. */
 static bool is_weight(tm_fmt fmt) {
     return fmt < TM_FMT_I64 || fmt == TM_FMT_NF4 || fmt == TM_FMT_FP4 ||
            (fmt > TM_FMT_C64 && tm_fmt_get(fmt)->readable);
@@ -32,10 +34,12 @@ static tm_status list_weights(folder *f) {
     f->tensor = tm_calloc(n + 1, sizeof *f->tensor);
     f->from = tm_calloc(n + 1, sizeof *f->from);
     f->values = tm_malloc(BUFFER_ELEMENTS * sizeof(float));
+    bool composite = tm_source_is_composite(f->src);
     if (!f->tensor || !f->from || !f->values) return tm_nomem(n * sizeof *f->tensor);
     for (uint32_t i = 0; i < n; i++) {
         const tm_source_tensor *t = tm_source_tensor_get(f->src, i);
-        bool as_stored = !is_weight(t->fmt);
+        bool foreign = composite && !tm_composite_is_text(t->name) && t->fmt < TM_FMT_I64 && !f->src->entry[i].merge;
+        bool as_stored = !is_weight(t->fmt) || foreign;
         if (as_stored && tm_source_is_gguf(f->src)) {
             tm_log(TM_LOG_WARN, "%s: '%s' (%s) is no weight and is left out", t->file, t->name,
                    tm_fmt_get(t->fmt)->name);

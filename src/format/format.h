@@ -348,9 +348,11 @@ typedef struct tm_quantise_opts {
 TM_MUST_USE tm_status tm_quantise(const tm_source *src, const char *dir, const tm_quantise_opts *o);
 
 /* config.json (as in the source, but with torch_dtype and dtype set to `dtype`), generation_config.json, and the
- * tokenizer's files into DIR, each written beside and renamed. */
+ * tokenizer's files into DIR, each written beside and renamed. Of a folder all other files go along as well, but for
+ * weights, what a run left there, hidden ones and links out of it; up to 64 MiB each, and never in the place of a file
+ * that is in DIR. A line in the log says what is left out. */
 TM_MUST_USE tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_fmt dtype);
-bool tm_source_is_side_file(const char *name); /* it may write one of this name */
+bool tm_source_is_side_file(const char *name); /* it may replace one of this name */
 
 /* ---- a model that no file holds --------------------------------------------------------------------------------- */
 

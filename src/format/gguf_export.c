@@ -1,6 +1,7 @@
 /* A tm_source written as GGUF. */
 #include "format/gguf_internal.h"
 #include "format/export_internal.h"
+#include "format/source_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -241,6 +242,12 @@ tm_status tm_export_gguf(const tm_source *src, const char *out, const tm_export_
     tm_status rc;
     export *x = tm_calloc(1, sizeof *x);
     if (!x) return tm_nomem(sizeof *x);
+    if (tm_source_is_composite(src))
+        TM_GO(
+            tm_fail(TM_EUNSUPPORTED,
+                    "%s: has other parts than text, which GGUF keeps in a file of its own (llama.cpp: mmproj); name a "
+                    "folder as OUT, or convert it with llama.cpp",
+                    tm_source_path(src)));
     x->src = src;
     x->opts = opts;
     x->as_source = !opts->has_dtype;

@@ -83,6 +83,7 @@ tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_f
         TM_GO(tm_source_file(src, names[i], &text, &found));
         if (found) TM_GO(tm_format_write_file(dir, names[i], text.data, text.len));
     }
+    rc = tm_source_write_other_files(src, dir);
 done:
     tm_buf_free(&text);
     return rc;

@@ -63,6 +63,9 @@ struct tm_source {
 tm_status tm_source_open_folder(tm_source *src, bool weights);
 tm_status tm_source_folder_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
 tm_status tm_source_folder_copy(const tm_source *src, const char *name, const char *dir, bool *found);
+tm_status tm_source_write_other_files(const tm_source *src, const char *dir);
+bool tm_source_is_composite(const tm_source *src);
+bool tm_composite_is_text(const char *name); /* of a tensor of such a model */
 tm_status tm_source_open_gguf(tm_source *src, bool weights);
 tm_status tm_source_gguf_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
 /* The tensor whose name is the first n bytes of `name`; -1: none. */

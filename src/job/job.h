@@ -290,6 +290,13 @@ typedef struct job_progress {
     uint64_t exported_bytes; /* of models that were written */
 } job_progress;
 
+/* The source's tensors that are none of the model's (job_list_carried). */
+typedef struct job_carried {
+    uint32_t *foreign; /* of a composite model's other parts: indices in the source, in its order */
+    uint32_t n_foreign;
+    uint32_t dropped, first_dropped; /* those that are left out, but for a tied head: how many, and the first's index */
+} job_carried;
+
 typedef struct tm_job tm_job;
 struct tm_job {
     job_opts opts;
@@ -303,6 +310,7 @@ struct tm_job {
     tm_optim_opts update_opts;
     tm_source *source;       /* NULL: random initialisation */
     uint32_t *source_tensor; /* per tensor: its index in the source; UINT32_MAX: it is an adapter's */
+    job_carried carried;
     const char *name_prefix; /* of tensors outside the program: "", or PEFT's with adapters */
     uint64_t seed;
     /* its state: job_add_state's */
@@ -329,6 +337,9 @@ struct tm_job {
 static inline uint32_t shape_tokens(const job_shape *s) {
     return s->tokens ? s->tokens : (uint32_t)tm_round_up((uint64_t)s->rows * s->seq, 64);
 }
+
+/* Fills job->carried, once source_tensor is there. */
+TM_MUST_USE tm_status job_list_carried(tm_job *job);
 
 /* ---- parts (shard.c) ------------------------------------------------------------------------------------------ */
 

@@ -135,6 +135,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
         job->source = NULL;
     }
     TM_GO(find_tensors(job));
+    TM_GO(job_list_carried(job));
     TM_GO(job_add_state(job, opts, false));
     *out = job;
 done:
@@ -187,8 +188,8 @@ void job_close(tm_job *job) {
     tm_layout_free(job->layout);
     tm_source_close(job->source);
     tm_model_free(job->model);
-    TM_FREE_ALL(job->part, job->frozen, job->kv, job->step.batch, job->source_tensor, job->step.no_decay,
-                job->step.rate, job);
+    TM_FREE_ALL(job->part, job->frozen, job->kv, job->step.batch, job->source_tensor, job->carried.foreign,
+                job->step.no_decay, job->step.rate, job);
 }
 
 static void show(tm_job *job) {
@@ -276,19 +277,6 @@ static tm_status put_values(void *ctx, uint32_t tensor, uint64_t first, uint64_t
 
 /* ---- what is carried along ---- */
 
-/* Tensors of a composite model's other parts: neither the text model's ("layers.3.rotary_emb.inv_freq" is a buffer of
- * it), nor a head that is tied. */
-static bool is_foreign(const tm_job *job, uint32_t i) {
-    const tm_model_config *c = tm_model_get_config(job->model);
-    const char *name = tm_source_tensor_get(job->source, i)->name;
-    size_t body = strlen(c->body_names), head = strlen(c->head_names);
-    if (!c->composite || !c->named) return false;
-    for (uint32_t t = 0; t < tm_model_tensors(job->model); t++)
-        if (job->source_tensor[t] == i) return false;
-    if (strncmp(name, c->body_names, body) == 0 && strncmp(name + body, "layers.", 7) == 0) return false;
-    return strncmp(name, c->head_names, head) != 0 || strcmp(name + head, "lm_head.weight") != 0;
-}
-
 /* Codes without their scales are no tensor: such a one leaves as its values. */
 static bool is_coded(tm_fmt fmt) {
     return fmt == TM_FMT_NF4 || fmt == TM_FMT_FP4;
@@ -296,14 +284,18 @@ static bool is_coded(tm_fmt fmt) {
 
 uint64_t job_foreign_bytes(const tm_job *job, uint32_t *count) {
     uint64_t bytes = 0;
-    *count = 0;
-    for (uint32_t i = 0; job->source && i < tm_source_tensors(job->source); i++) {
-        if (!is_foreign(job, i)) continue;
-        const tm_source_tensor *t = tm_source_tensor_get(job->source, i);
+    *count = job->carried.n_foreign;
+    for (uint32_t i = 0; i < *count; i++) {
+        const tm_source_tensor *t = tm_source_tensor_get(job->source, job->carried.foreign[i]);
         bytes += is_coded(t->fmt) ? t->elements * sizeof(float) : t->bytes;
-        ++*count;
     }
     return bytes;
+}
+
+uint32_t job_dropped(const tm_job *job, const char **first) {
+    const job_carried *k = &job->carried;
+    *first = k->dropped ? tm_source_tensor_get(job->source, k->first_dropped)->name : NULL;
+    return k->dropped;
 }
 
 uint64_t job_export_bytes(const tm_job *job, tm_fmt dtype) {
@@ -317,11 +309,10 @@ uint64_t job_export_bytes(const tm_job *job, tm_fmt dtype) {
     return bytes + job_foreign_bytes(job, &n);
 }
 
-/* The foreign tensors, from list[n] on; how many there are then. */
+/* The foreign tensors, to list[n] and on; how many there are then. */
 static uint32_t list_foreign(const tm_job *job, tm_hf_tensor *list, uint32_t n) {
-    for (uint32_t i = 0; job->source && i < tm_source_tensors(job->source); i++) {
-        const tm_source_tensor *t = tm_source_tensor_get(job->source, i);
-        if (!is_foreign(job, i)) continue;
+    for (uint32_t i = 0; i < job->carried.n_foreign; i++) {
+        const tm_source_tensor *t = tm_source_tensor_get(job->source, job->carried.foreign[i]);
         list[n] = (tm_hf_tensor){.name = t->name, .ndim = t->ndim, .as_stored = !is_coded(t->fmt), .fmt = t->fmt};
         memcpy(list[n++].shape, t->shape, sizeof t->shape);
     }
@@ -350,12 +341,12 @@ static tm_status copy_values(const tm_source *src, uint32_t from, tm_hf_writer *
     return TM_OK;
 }
 
-static tm_status copy_foreign(const tm_job *job, tm_hf_writer *w, const tm_hf_tensor *list, uint32_t from, uint32_t n) {
+static tm_status copy_foreign(const tm_job *job, tm_hf_writer *w, const tm_hf_tensor *list, uint32_t from) {
     void *piece = tm_malloc(EXPORT_PIECE);
     tm_status rc = piece ? TM_OK : tm_nomem(EXPORT_PIECE);
-    for (uint32_t k = from; k < n && rc == TM_OK; k++) {
-        uint32_t t = (uint32_t)tm_source_find(job->source, list[k].name);
-        rc = (list[k].as_stored ? copy_bytes : copy_values)(job->source, t, w, k, piece);
+    for (uint32_t i = 0; i < job->carried.n_foreign && rc == TM_OK; i++) {
+        uint32_t t = job->carried.foreign[i];
+        rc = (list[from + i].as_stored ? copy_bytes : copy_values)(job->source, t, w, from + i, piece);
         tm_source_forget(job->source, t);
     }
     tm_free(piece);
@@ -430,11 +421,10 @@ done:
 /* ---- a model ---- */
 
 tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype, uint64_t max_shard_bytes) {
-    uint32_t n = tm_model_tensors(job->model), foreign, all;
+    uint32_t n = tm_model_tensors(job->model), foreign = job->carried.n_foreign, all;
     tm_hf_writer *writer = NULL;
     tm_program *program;
     tm_status rc;
-    (void)job_foreign_bytes(job, &foreign);
     tm_hf_tensor *list = tm_calloc(n + foreign + 1, sizeof *list);
     if (!list) return tm_nomem((n + foreign) * sizeof *list);
     for (uint32_t i = 0; i < n; i++) {
@@ -454,7 +444,7 @@ tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype, uint64_t max_sh
     job->sinks.take_ctx = writer;
     TM_GO(run_program(job, program, "writing the model"));
     if (writer) TM_GO(copy_frozen(job, writer));
-    if (writer && foreign) TM_GO(copy_foreign(job, writer, list, n, all));
+    if (writer && foreign) TM_GO(copy_foreign(job, writer, list, n));
     if (writer) rc = tm_hf_writer_commit(writer);
     if (writer && rc == TM_OK) job->progress.exported_bytes += job_export_bytes(job, dtype);
     writer = NULL;

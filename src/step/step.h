@@ -100,7 +100,8 @@ tm_status job_export(tm_job *job, const char *dir, tm_fmt dtype, uint64_t max_sh
 tm_status job_export_adapter(tm_job *job, const char *dir, tm_fmt dtype);
 /* Of a composite model what is no text and goes along as it is: bytes, and how many tensors. */
 uint64_t job_foreign_bytes(const tm_job *job, uint32_t *count);
-uint64_t job_export_bytes(const tm_job *job, tm_fmt dtype); /* of one exported model, the foreign tensors with it */
+uint32_t job_dropped(const tm_job *job, const char **first); /* tensors that no part of it has: left out */
+uint64_t job_export_bytes(const tm_job *job, tm_fmt dtype);  /* of one exported model, the foreign tensors with it */
 
 uint64_t job_planned_peak(const tm_job *job); /* what plans and everything beside them take of the host, at most */
 /* VmHWM without the device's arena, and with this rank's share of what its node shares */

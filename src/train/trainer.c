@@ -114,6 +114,12 @@ static void say_foreign(const trainer *t) {
         tm_log(TM_LOG_INFO,
                "the model has other parts than text: %u tensors of them, %s, are carried along as they are", n,
                tm_format_size(bytes, size, sizeof size));
+    const char *first;
+    uint32_t dropped = job_dropped(t->job, &first);
+    if (dropped)
+        tm_log(TM_LOG_INFO,
+               "%u tensors of the folder are not the model's and are left out of what is written: %.200s%s", dropped,
+               first, dropped > 1 ? ", .." : "");
 }
 
 /* The log ends at the commit, run.json says that the run goes on. */

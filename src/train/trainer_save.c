@@ -193,10 +193,11 @@ typedef struct folders {
 static tm_status copy_one(void *ctx, const char *name, bool is_dir) {
     const folders *f = ctx;
     char from[4400], to[4400];
+    bool replaced = tm_source_is_side_file(name) || strncmp(name, "model", 5) == 0;
     if (is_dir) return TM_OK; /* state */
     snprintf(from, sizeof from, "%s/%s", f->from, name);
     snprintf(to, sizeof to, "%s/%s", f->to, name);
-    return tm_copy_file(from, to);
+    return !replaced && tm_path_exists(to) ? TM_OK : tm_copy_file(from, to); /* that may be the user's */
 }
 
 static tm_status log_best(trainer *t) {

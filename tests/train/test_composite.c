@@ -3,6 +3,7 @@
 #include "run.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,7 @@ static const form forms[] = {
 typedef struct world {
     const form *form;
     const char *dir, *model, *rows;
+    bool extra, without; /* its weights: with a buffer; with no other parts */
     tm_json_doc *doc;
     tm_st *golden;
     size_t batch, seq;
@@ -68,10 +70,12 @@ static uint8_t *raw(const tm_st *st, const char *name, uint64_t *n) {
     return bytes;
 }
 
+static const char buffer[] = "model.language_model.layers.0.self_attn.rotary_emb.inv_freq";
+
 static void write_weights(const world *w) {
     tm_st_writer *out;
     tm_st *in = tensors_open(run_format("%s/%s/model.safetensors", TM_TEST_FIXTURES, w->form->fixture));
-    uint32_t t, n = tm_st_count(in), extra = w->form->type ? (uint32_t)TM_COUNT(others) : 0;
+    uint32_t t, n = tm_st_count(in), extra = w->form->type && !w->without ? (uint32_t)TM_COUNT(others) : 0;
     RUN_EXPECT_STATUS(tm_st_writer_create(&out, run_path(w->model, "model.safetensors")));
     for (uint32_t i = 0; i < n; i++) {
         const tm_st_info *info = tm_st_get(in, i);
@@ -79,6 +83,7 @@ static void write_weights(const world *w) {
     }
     for (uint32_t i = 0; i < extra; i++)
         RUN_EXPECT_STATUS(tm_st_writer_add(out, others[i].name, others[i].fmt, others[i].ndim, others[i].shape, &t));
+    if (w->extra) RUN_EXPECT_STATUS(tm_st_writer_add(out, buffer, TM_FMT_F32, 1, (uint64_t[]){0}, &t));
     for (uint32_t i = 0; i < n; i++) {
         uint64_t bytes;
         uint8_t *v = raw(in, tm_st_get(in, i)->name, &bytes);
@@ -283,6 +288,142 @@ static void test_shards(void **state) {
     world_close(&w);
 }
 
+/* What no list knows goes along, what is of other programs, hidden, large or elsewhere does not, and a line says so;
+ * what the user has in output_dir stays. */
+static void test_other_files(void **state) {
+    (void)state;
+    static const char *const carried[] = {"README.md", "modeling_x.py", "picture.png", "odd\nname"},
+                             *const left[] = {"optimizer.pt", "model.gguf", ".hidden", "run.json",
+                                              "passwd",       "large",      "part"};
+    world w = world_open(&forms[0]);
+    const char *output = run_path(w.dir, "out"), *elsewhere = run_path(w.dir, "elsewhere");
+    run_write(elsewhere, "secret");
+    for (size_t i = 0; i < TM_COUNT(carried); i++) run_write(run_path(w.model, carried[i]), carried[i]);
+    for (size_t i = 0; i < 4; i++) run_write(run_path(w.model, left[i]), "{}");
+    run_write(run_path(w.model, "NOTES"), "theirs");
+    assert_int_equal(symlink(elsewhere, run_path(w.model, "passwd")), 0);
+    run_write(run_path(w.model, "large"), "");
+    assert_int_equal(truncate(run_path(w.model, "large"), (64 << 20) + 1), 0);
+    assert_int_equal(mkdir(run_path(w.model, "part"), 0700), 0);
+    assert_int_equal(mkdir(output, 0700), 0);
+    run_write(run_path(output, "NOTES"), "mine");
+    run_result r = run((run_opts){0}, "train", write_config(&w), "--set", run_format("output_dir=%s", output), "--set",
+                       "save_steps=1", "--set", "max_steps=2", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "3 entries beside the weights are not carried along"));
+    run_free(&r);
+    const char *const to[] = {output, run_path(output, "checkpoint-1")};
+    for (size_t k = 0; k < TM_COUNT(to); k++) {
+        for (size_t i = 0; i < TM_COUNT(carried); i++)
+            same_file(run_path(w.model, carried[i]), run_path(to[k], carried[i]));
+        for (size_t i = 0; i < TM_COUNT(left); i++)
+            if (k || strcmp(left[i], "run.json") != 0) assert_int_not_equal(access(run_path(to[k], left[i]), F_OK), 0);
+    }
+    size_t n;
+    char *mine = run_read(run_path(output, "NOTES"), &n);
+    assert_string_equal(mine, "mine");
+    free(mine);
+    world_close(&w);
+}
+
+/* Another dtype is the text part's; GGUF is refused with the reason. */
+static void test_convert(void **state) {
+    world w = world_open(*state);
+    const char *out = run_path(w.dir, "bf16");
+    run_result r = run((run_opts){0}, "convert", w.model, out, "--dtype", "bf16", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    tm_st *in = tensors_open(run_path(w.model, "model.safetensors"));
+    tm_st *st = tensors_open(run_path(out, "model.safetensors"));
+    assert_int_equal(tm_st_count(in), tm_st_count(st));
+    for (uint32_t i = 0; i < tm_st_count(in); i++) {
+        const tm_st_info *a = tm_st_get(in, i), *b = tm_st_get(st, (uint32_t)tm_st_find(st, a->name));
+        bool other = false;
+        for (size_t k = 0; k < TM_COUNT(others); k++) other |= strcmp(others[k].name, a->name) == 0;
+        assert_int_equal(b->fmt, other ? a->fmt : TM_FMT_BF16);
+        uint64_t n, m;
+        uint8_t *x = raw(in, a->name, &n), *y = raw(st, a->name, &m);
+        if (other) assert_memory_equal(x, y, n);
+        free(x), free(y);
+    }
+    tm_st_close(in), tm_st_close(st);
+    r = run((run_opts){0}, "convert", w.model, run_path(w.dir, "out.gguf"), NULL);
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "has other parts than text"));
+    run_free(&r);
+    world_close(&w);
+}
+
+/* A buffer of the text part is no part of what is written; a line says that. */
+static void test_dropped(void **state) {
+    (void)state;
+    world w = world_open(&forms[0]);
+    w.extra = true;
+    write_weights(&w);
+    const char *output = run_path(w.dir, "out");
+    run_result r = run((run_opts){0}, "train", write_config(&w), "--set", run_format("output_dir=%s", output), "--set",
+                       "learning_rate=0", "--set", "save_dtype=fp32", "--set", "max_steps=2", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "1 tensors of the folder are not the model's and are left out"));
+    assert_non_null(strstr(r.err, buffer));
+    run_free(&r);
+    w.extra = false;
+    write_weights(&w);
+    check_folder(&w, output, true);
+    world_close(&w);
+}
+
+static uint64_t number_in(const char *json, const char *key) {
+    const char *at = strstr(json, run_format("\"%s\":", key));
+    assert_non_null(at);
+    return strtoull(at + strlen(key) + 3, NULL, 10);
+}
+
+/* What plan says of the foreign bytes is what they are. */
+static void test_planned_bytes(void **state) {
+    (void)state;
+    uint64_t planned[2] = {0}, bytes = 0;
+    for (size_t i = 0; i < TM_COUNT(others); i++) bytes += info_bytes(&others[i]);
+    for (int with = 0; with < 2; with++) {
+        world w = world_open(&forms[0]);
+        w.without = !with;
+        write_weights(&w);
+        run_result r = run((run_opts){0}, "plan", write_config(&w), "--json", NULL);
+        RUN_OK(&r);
+        planned[with] = number_in(r.out, "run_write_bytes");
+        run_free(&r);
+        world_close(&w);
+    }
+    assert_int_equal(planned[1] - planned[0], bytes);
+}
+
+/* Killed at a commit and while it writes models, it ends as it would have. */
+static void test_killed(void **state) {
+    (void)state;
+    static const char *const points[] = {"kill_published:2", "kill_before_export:1", "kill_in_export:2"};
+    world w = world_open(&forms[0]);
+    const char *config = write_config(&w), *whole = run_path(w.dir, "whole"), *cut = run_path(w.dir, "cut");
+    const char *const *sets = SETS("save_dtype=fp32", "commit_steps=1", "save_steps=3", "max_steps=6");
+    train_log want = run_train(config, whole, 0, &(run_opts){0}, sets);
+    for (size_t i = 0; i <= TM_COUNT(points); i++) {
+        bool last = i == TM_COUNT(points);
+        const char *env[] = {last ? NULL : run_format("TIDEMILL_FAULT=%s:kill:once", points[i]), NULL};
+        run_result r =
+            run((run_opts){.env = env}, "train", config, "--set", run_format("output_dir=%s", cut), "--set",
+                "save_dtype=fp32", "--set", "commit_steps=1", "--set", "save_steps=3", "--set", "max_steps=6", NULL);
+        if (last)
+            RUN_OK(&r);
+        else
+            assert_int_equal(r.status, 128 + SIGKILL);
+        run_free(&r);
+    }
+    assert_string_equal(train_log_read(cut).hash, want.hash);
+    same_file(run_path(whole, "model.safetensors"), run_path(cut, "model.safetensors"));
+    same_file(run_path(whole, "checkpoint-3/model.safetensors"), run_path(cut, "checkpoint-3/model.safetensors"));
+    check_folder(&w, cut, false);
+    world_close(&w);
+}
+
 static void test_shard_size_wrong(void **state) {
     (void)state;
     world w = world_open(&forms[1]);
@@ -360,13 +501,19 @@ static void test_random(void **state) {
 }
 
 int main(int argc, char **argv) {
-    struct CMUnitTest tests[TM_COUNT(forms) + 5];
+    struct CMUnitTest tests[2 * TM_COUNT(forms) + 9];
     size_t n = 0;
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     for (size_t i = 0; i < TM_COUNT(forms); i++)
         tests[n++] = (struct CMUnitTest){forms[i].test, test_form, NULL, run_clean, (void *)(uintptr_t)&forms[i]};
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_no_rate, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_shards, run_clean);
+    for (size_t i = 0; i < 3; i++)
+        tests[n++] = (struct CMUnitTest){"convert", test_convert, NULL, run_clean, (void *)(uintptr_t)&forms[i]};
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_other_files, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_dropped, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_planned_bytes, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_killed, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_shard_size_wrong, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_coded_part, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_random, run_clean);
