@@ -223,7 +223,7 @@ static tm_status prepare_run(trainer *t) {
     TM_TRY(trainer_same_input(t));
     TM_TRY(session_agree(&t->s, trainer_check_commit(t)));
     if (t->from.done) return session_agree(&t->s, trainer_end_finished(t));
-    TM_TRY(session_quantise_base(&t->s));
+    TM_TRY(session_make_base(&t->s));
     TM_TRY(session_agree(&t->s, open_job(t)));
     TM_TRY(trainer_same_plans(t));
     TM_TRY(session_agree(&t->s, session_is_rank0(&t->s) ? trainer_check_room(t) : TM_OK));
