@@ -34,6 +34,7 @@ typedef struct tm_gemm_args {
     uint64_t lda, ldb, ldc; /* elements from one stored row to the next */
     tm_elem a_type, b_type, c_type;
     bool a_trans, b_trans; /* a_trans: A is stored [k][m]; b_trans: B is stored [n][k] */
+    bool narrow;           /* C has many rows of few columns, and openblas may deal out rows too, which changes bits */
 } tm_gemm_args;
 
 void tm_gemm(const tm_gemm_args *g);

@@ -190,6 +190,7 @@ static void run(const tm_gemm_args *g) {
     TM_ASSERT(g->k > 0 && g->k <= INT32_MAX);
     uint64_t tiles_m = pieces(g->m, M_TILE), tiles_n = pieces(g->n, N_TILE);
     while ((tiles_m * tiles_n) % lib.threads && g->n / (tiles_n + 1) >= 64) tiles_n++;
+    while ((tiles_m * tiles_n) % lib.threads && g->narrow && g->m / (tiles_m + 1) >= 64) tiles_m++;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(lib.threads) if (tiles_m * tiles_n > 1)
     for (uint64_t x = 0; x < tiles_m * tiles_n; x++) run_tile(g, x % tiles_m, tiles_m, x / tiles_m, tiles_n);
 }

@@ -130,7 +130,7 @@ void embed_adapter_backward(const tm_stage_args *a) {
     float *grad = model_small_gradient(a, 0);
     embed_adapter x = open_embed_adapter(a);
     MODEL_CHUNKS(c, grad ? model_rows(a->batch) : 0) {
-        tm_gemm_args g = {.m = c.rows, .n = s->rank, .k = s->width, .alpha = x.scale};
+        tm_gemm_args g = {.m = c.rows, .n = s->rank, .k = s->width, .alpha = x.scale, .narrow = true};
         look_up(&x, a, c);
         g.a_type = g.b_type = x.t, g.c_type = TM_ELEM_F32;
         g.a = model_row_const(x.t, a->grad[s->out], c.row, s->width), g.lda = s->width;
@@ -173,7 +173,7 @@ void model_head_adapter_forward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     tm_elem t = model_elem(a->model);
     MODEL_CHUNKS(c, model_rows(a->batch)) {
-        tm_gemm_args g = {.m = c.rows, .n = s->rank, .k = s->width, .alpha = 1, .b_trans = true};
+        tm_gemm_args g = {.m = c.rows, .n = s->rank, .k = s->width, .alpha = 1, .b_trans = true, .narrow = true};
         g.a = into_adapter(a, c, a->workspace), g.lda = s->width;
         g.b = model_row_const(t, a->weight[HEAD_ADAPTER], 1, s->lora_a), g.ldb = s->width;
         g.c = model_row(t, a->slot[SLOT_ADAPTER], c.row, s->rank), g.ldc = s->rank;
@@ -385,7 +385,8 @@ void head_forward(const tm_stage_args *a) {
 static void adapter_gradients(const head_work *w, const tm_stage_args *a, uint64_t m, uint32_t v, uint64_t n,
                               const float *d_logits, uint64_t ld) {
     const stage_spec *s = model_spec_of(a);
-    tm_gemm_args g = {.m = m, .n = s->rank, .k = n, .alpha = s->scale * s->lora_scale, .beta = v ? 1 : 0};
+    tm_gemm_args g = {
+        .m = m, .n = s->rank, .k = n, .alpha = s->scale * s->lora_scale, .beta = v ? 1 : 0, .narrow = true};
     g.a_type = g.b_type = w->t, g.c_type = TM_ELEM_F32;
     g.a = d_logits, g.lda = ld, g.b = model_row_const(w->t, w->lora_b, v, s->rank), g.ldb = s->rank;
     g.c = w->d_xa, g.ldc = s->rank;

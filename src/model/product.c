@@ -135,7 +135,15 @@ static tm_gemm_args with_matrix(const model_product *p, uint64_t rows, bool back
 /* With the adapter: all operands but C of the compute type. */
 static tm_gemm_args with_adapter(const model_product *p, uint64_t m, uint64_t n, uint64_t k, float alpha) {
     tm_elem t = model_elem(p->a->model);
-    return (tm_gemm_args){.m = m, .n = n, .k = k, .alpha = alpha, .a_type = t, .b_type = t, .c_type = t, .ldc = n};
+    return (tm_gemm_args){.m = m,
+                          .n = n,
+                          .k = k,
+                          .alpha = alpha,
+                          .a_type = t,
+                          .b_type = t,
+                          .c_type = t,
+                          .ldc = n,
+                          .narrow = n == p->s->rank};
 }
 
 static void drop(const model_product *p, model_chunk c, const void *x, void *out, tm_elem out_type, bool add) {
@@ -240,7 +248,8 @@ void model_product_input_gradient(const model_product *p, model_chunk c, float b
 /* dW += scale dY[rows, n]^T X[rows, k], written if fresh */
 static void matrix_gradient(const model_product *p, model_chunk c, const void *x, bool fresh) {
     uint64_t n = p->s->columns, k = p->s->width;
-    tm_gemm_args g = with_adapter(p, n, k, c.rows, scale_of(p));
+    tm_elem t = model_elem(p->a->model);
+    tm_gemm_args g = {.m = n, .n = k, .k = c.rows, .alpha = scale_of(p), .a_type = t, .b_type = t};
     g.a = p->dy, g.lda = p->ld_dy, g.b = x, g.ldb = k, g.beta = fresh ? 0 : 1;
     if (p->s->transposed) g.m = k, g.n = n, g.a = x, g.lda = k, g.b = p->dy, g.ldb = p->ld_dy;
     g.a_trans = true;

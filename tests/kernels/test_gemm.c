@@ -136,6 +136,20 @@ static void large(void **state) {
     for (unsigned mix = 0; mix < MIXES; mix += 3) one(33, 35, 1300, mix, 1, 1); /* several panels of k */
 }
 
+/* An adapter's: rows are dealt out too. */
+static void narrow(void **state) {
+    (void)state;
+    for (unsigned mix = 0; mix < MIXES; mix++) {
+        const tm_elem type[] = {TM_ELEM_F32, mix >> 5 & 1U ? TM_ELEM_F16 : TM_ELEM_BF16};
+        product p = make(530, 3 + mix % 20, 40, type[mix & 1U], type[mix >> 1 & 1U], type[mix >> 2 & 1U], mix >> 3 & 1U,
+                         mix >> 4 & 1U, 0.5F, 1);
+        p.g.narrow = true;
+        tm_gemm(&p.g);
+        check(&p);
+        drop(&p);
+    }
+}
+
 /* Twice the same, bit for bit, whichever thread took which tile. */
 static void repeatable(void **state) {
     (void)state;
@@ -318,11 +332,9 @@ static int run_backend(const char *isa, const char *gemm) {
         return 0;
     }
     printf("%s\n", tm_kernels_describe());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(mixes),
-                                       cmocka_unit_test(large),
-                                       cmocka_unit_test(repeatable),
-                                       cmocka_unit_test(rounds_once),
-                                       cmocka_unit_test(any_thread_count),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(mixes),       cmocka_unit_test(narrow),
+                                       cmocka_unit_test(large),       cmocka_unit_test(repeatable),
+                                       cmocka_unit_test(rounds_once), cmocka_unit_test(any_thread_count),
                                        cmocka_unit_test(any_cut)};
     return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
 }
