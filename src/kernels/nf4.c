@@ -52,10 +52,19 @@ const float *tm_nf4_dynamic_map(void) {
 
 /* ---- quantising ---- */
 
+/* By bit patterns, which are in the order of magnitudes: a maximum of integers is taken many at a time. Whatever is not
+ * finite is the largest. */
 static float largest(const float *x, uint64_t n) {
-    float m = 0;
-    for (uint64_t i = 0; i < n; i++) m = fabsf(x[i]) > m ? fabsf(x[i]) : m;
-    return m;
+    int32_t m = 0;
+    float value;
+    for (uint64_t i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bits &= 0x7fffffff;
+        m = bits > m ? bits : m;
+    }
+    memcpy(&value, &m, sizeof value);
+    return value;
 }
 
 /* The nearest code is the number of middles below the value; of two as near it is the lower. */
@@ -193,9 +202,9 @@ uint64_t tm_nf4_bytes(uint64_t elements, bool double_quant) {
 
 static tm_status encode_run(tm_nf4_kind kind, bool double_quant, const float *x, uint64_t n, uint8_t *out) {
     float absmax[TM_NF4_NESTED], head[2];
-    for (uint64_t i = 0; i < n; i++)
-        if (!isfinite(x[i])) return tm_fail(TM_EINPUT, "a value that is not finite cannot be stored in 4 bits");
     tm_nf4_quantise(kind, TM_NF4_BLOCK, x, n, out + head_bytes(n, double_quant), absmax);
+    for (uint64_t i = 0; i < blocks_of(n); i++)
+        if (!isfinite(absmax[i])) return tm_fail(TM_EINPUT, "a value that is not finite cannot be stored in 4 bits");
     if (!double_quant) {
         memcpy(out, absmax, blocks_of(n) * sizeof *absmax);
         return TM_OK;
