@@ -523,6 +523,51 @@ AVX2 static void nf4_f16(const kernels_nf4 *a, uint16_t *y) {
     }
 }
 
+/* How many of the 15 middles are below x, four bits by halving: what is compared with is one of 1, 2, 4, 8. */
+typedef struct middles8 {
+    __m256 first, second_low, second_high, third, fourth;
+} middles8;
+INLINE middles8 load_middles(const float *m) {
+    return (middles8){_mm256_set1_ps(m[7]), _mm256_set1_ps(m[3]), _mm256_set1_ps(m[11]),
+                      _mm256_setr_ps(m[1], m[5], m[9], m[13], 0, 0, 0, 0),
+                      _mm256_setr_ps(m[0], m[2], m[4], m[6], m[8], m[10], m[12], m[14])};
+}
+/* -1 where m < x. */
+INLINE __m256i below8(__m256 m, __m256 x) {
+    return _mm256_castps_si256(_mm256_cmp_ps(m, x, _CMP_LT_OQ));
+}
+INLINE __m256i count8(const middles8 *m, __m256 x) {
+    __m256i b = below8(m->first, x), at = _mm256_sub_epi32(_mm256_setzero_si256(), b);
+    __m256 second = _mm256_blendv_ps(m->second_low, m->second_high, _mm256_castsi256_ps(b));
+    at = _mm256_sub_epi32(_mm256_add_epi32(at, at), below8(second, x));
+    at = _mm256_sub_epi32(_mm256_add_epi32(at, at), below8(_mm256_permutevar8x32_ps(m->third, at), x));
+    return _mm256_sub_epi32(_mm256_add_epi32(at, at), below8(_mm256_permutevar8x32_ps(m->fourth, at), x));
+}
+
+/* 16 values to 8 bytes. */
+INLINE void encode16(const kernels_nf4_encode *a, const middles8 *m, const float *x, uint8_t *codes) {
+    __m256 absmax = _mm256_set1_ps(a->absmax), there = _mm256_cmp_ps(_mm256_setzero_ps(), absmax, _CMP_LT_OQ);
+    __m256i low = count8(m, _mm256_and_ps(_mm256_div_ps(_mm256_loadu_ps(x), absmax), there));
+    __m256i high = count8(m, _mm256_and_ps(_mm256_div_ps(_mm256_loadu_ps(x + 8), absmax), there));
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    bytes = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)a->order), bytes);
+    __m128i pairs = _mm_maddubs_epi16(bytes, _mm_set1_epi16(0x0110)); /* the first times 16, and the second */
+    _mm_storel_epi64((__m128i *)(void *)codes, _mm_packus_epi16(pairs, pairs));
+}
+
+AVX2 static void nf4_encode(const kernels_nf4_encode *a) {
+    const middles8 m = load_middles(a->middle);
+    size_t i = 0;
+    for (; i + 16 <= a->n; i += 16) encode16(a, &m, a->x + i, a->codes + i / 2);
+    if (i == a->n) return;
+    float rest[16] = {0};
+    uint8_t codes[8];
+    memcpy(rest, a->x + i, (a->n - i) * sizeof *rest);
+    encode16(a, &m, rest, codes);
+    memcpy(a->codes + i / 2, codes, (a->n - i + 1) / 2);
+}
+
 /* ---- transposes that widen ---- */
 
 INLINE __m256 wide8(__m128i x, const bool f16) {
@@ -696,6 +741,7 @@ void kernels_avx2_override(kernels_table *t) {
     t->nf4_f32 = nf4_f32;
     t->nf4_bf16 = nf4_bf16;
     t->nf4_f16 = nf4_f16;
+    t->nf4_encode = nf4_encode;
     t->dot = dot;
     t->axpy = axpy;
     t->scale = scale;

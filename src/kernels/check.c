@@ -95,6 +95,24 @@ static bool blocks_agree(const kernels_table *x, const kernels_table *ref, size_
     return !memcmp(wide[0], wide[1], sizeof wide[0]) && !memcmp(to[0], to[1], sizeof to[0]);
 }
 
+/* Codes of both parities, also on middles and beyond their ends; a scale of 0. */
+static bool codes_agree(const kernels_table *x, const kernels_table *ref, size_t n) {
+    static const uint8_t order[16] = {11, 10, 13, 12, 15, 14, 9, 0, 1, 6, 7, 4, 5, 2, 3, 8};
+    float middle[15], values[N];
+    uint8_t codes[2][N] = {{0}, {0}};
+    for (int i = 0; i < 15; i++) middle[i] = (float)(i - 7) / 8 + (float)(i % 3) / 64;
+    fill(values, N, 12);
+    for (size_t i = 0; i < 15; i++) values[2 * i] = middle[i];
+    for (int k = 0; k < 2; k++) {
+        kernels_nf4_encode a = {middle, order, values, k ? 0 : 1.0F, n, codes[0]};
+        x->nf4_encode(&a);
+        a.codes = codes[1];
+        ref->nf4_encode(&a);
+        if (memcmp(codes[0], codes[1], sizeof codes[0]) != 0) return false;
+    }
+    return true;
+}
+
 static bool sums_agree(const kernels_table *x, const kernels_table *ref, size_t n) {
     trial t;
     begin(&t);
@@ -240,6 +258,8 @@ const char *kernels_check_column(const kernels_table *x) {
     if (!halves_agree(x, &ref)) return "widen_f16 or narrow_f16";
     for (size_t n = 192; n > 130; n -= 17) /* whole, and ends of every kind */
         if (!blocks_agree(x, &ref, n)) return "nf4_f32, nf4_bf16 or nf4_f16";
+    for (size_t n = 0; n <= N; n++)
+        if (!codes_agree(x, &ref, n)) return "nf4_encode";
     for (size_t i = 0; i < TM_COUNT(sizes); i++) {
         if (!sums_agree(x, &ref, sizes[i])) return "dot, dot3, max or exp_sum";
         for (size_t s = 0; s < TM_COUNT(steps); s++)

@@ -37,6 +37,16 @@ typedef struct kernels_draw {
     float kept; /* what others are multiplied by */
 } kernels_draw;
 
+/* Values to 4-bit codes: the number of middles below x / absmax, and that code of `order`. */
+typedef struct kernels_nf4_encode {
+    const float *middle;  /* [15], ascending */
+    const uint8_t *order; /* [16] */
+    const float *x;
+    float absmax; /* 0: all are 0 */
+    size_t n;     /* any number; a byte that has but one code gets that of 0 beside it */
+    uint8_t *codes;
+} kernels_nf4_encode;
+
 /* The instruction sets that a column may use. Products use none above it either. */
 typedef enum kernels_level { KERNELS_REF, KERNELS_AVX2, KERNELS_AVX512 } kernels_level;
 
@@ -87,6 +97,7 @@ typedef struct kernels_table {
     void (*nf4_f32)(const kernels_nf4 *a, float *y);
     void (*nf4_bf16)(const kernels_nf4 *a, uint16_t *y);
     void (*nf4_f16)(const kernels_nf4 *a, uint16_t *y);
+    void (*nf4_encode)(const kernels_nf4_encode *a);
     /* acc[MR][NR] = sum over p of a_panel[p][A_LD] (x) b_panel[p][NR], then C = alpha acc + beta C over the whole tile
      */
     void (*gemm_tile)(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,

@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { CODES = 16, SCALES = 64 /* blocks at a time */, MOST = 64 /* elements quantised at a time */ };
+enum { CODES = 16, SCALES = 64 /* blocks at a time */ };
 
 /* bitsandbytes' create_normal_map, as it is published: quantiles of the normal distribution, 0 among them, scaled to 1. */
 static const float nf4_map[CODES] = {-1.0F,
@@ -68,24 +68,15 @@ static float largest(const float *x, uint64_t n) {
 }
 
 /* The nearest code is the number of middles below the value; of two as near it is the lower. */
-static void quantise_some(tm_nf4_kind kind, const float *x, float absmax, size_t n, uint8_t *codes) {
+void tm_nf4_quantise(tm_nf4_kind kind, uint32_t block, const float *x, uint64_t n, uint8_t *codes, float *absmax) {
     const float *map = tm_nf4_map(kind);
     const uint8_t *order = ascending[kind];
-    float scaled[MOST] = {0};
-    int32_t below[MOST] = {0};
-    for (size_t i = 0; i < n && absmax > 0; i++) scaled[i] = x[i] / absmax;
-    for (int c = 0; c + 1 < CODES; c++) {
-        float middle = (map[order[c]] + map[order[c + 1]]) / 2;
-        for (size_t i = 0; i < MOST; i++) below[i] += scaled[i] > middle;
-    }
-    for (size_t i = 0; i < n; i += 2) codes[i / 2] = (uint8_t)(order[below[i]] << 4 | order[below[i + 1]]);
-}
-
-void tm_nf4_quantise(tm_nf4_kind kind, uint32_t block, const float *x, uint64_t n, uint8_t *codes, float *absmax) {
+    float middle[CODES - 1];
+    for (int c = 0; c + 1 < CODES; c++) middle[c] = (map[order[c]] + map[order[c + 1]]) / 2;
     for (uint64_t b = 0; b * block < n; b++) {
-        uint64_t at = b * block, end = at + tm_min_u64(block, n - at);
-        absmax[b] = largest(x + at, end - at);
-        for (; at < end; at += MOST) quantise_some(kind, x + at, absmax[b], tm_min_u64(MOST, end - at), codes + at / 2);
+        uint64_t at = b * block, some = tm_min_u64(block, n - at);
+        absmax[b] = largest(x + at, some);
+        kernels.nf4_encode(&(kernels_nf4_encode){middle, order, x + at, absmax[b], some, codes + at / 2});
     }
 }
 

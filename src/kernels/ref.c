@@ -282,6 +282,23 @@ static void drop_mask(const kernels_draw *d, uint64_t first, size_t blocks, floa
     }
 }
 
+/* By value: what is written through `codes` might else be the numbers themselves, for all that the compiler knows. */
+static void encode_some(kernels_nf4_encode a, size_t n) {
+    float scaled[64] = {0};
+    int32_t below[64] = {0};
+    for (size_t i = 0; i < n && a.absmax > 0; i++) scaled[i] = a.x[i] / a.absmax;
+    for (int c = 0; c < 15; c++)
+        for (size_t i = 0; i < 64; i++) below[i] += scaled[i] > a.middle[c];
+    for (size_t i = 0; i < n; i += 2) a.codes[i / 2] = (uint8_t)(a.order[below[i]] << 4 | a.order[below[i + 1]]);
+}
+static void nf4_encode(const kernels_nf4_encode *a) {
+    for (size_t at = 0; at < a->n; at += 64) {
+        kernels_nf4_encode some = *a;
+        some.x += at, some.codes += at / 2;
+        encode_some(some, a->n - at < 64 ? a->n - at : 64);
+    }
+}
+
 void kernels_ref_fill(kernels_table *t) {
     *t = (kernels_table){.isa = "ref",
                          .level = KERNELS_REF,
@@ -315,5 +332,6 @@ void kernels_ref_fill(kernels_table *t) {
                          .nf4_f32 = nf4_f32,
                          .nf4_bf16 = nf4_bf16,
                          .nf4_f16 = nf4_f16,
+                         .nf4_encode = nf4_encode,
                          .gemm_tile = gemm_tile};
 }
