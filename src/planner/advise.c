@@ -49,10 +49,8 @@ static void count_node(tm_advice_row *row) {
     row->disk_bytes = (p->read_bytes_per_step + p->write_bytes_per_step) * each;
 }
 
-static tm_status plan_row(planning *g, tm_strategy strategy, size_t place, tm_advice *out) {
+static tm_status plan_row(planning *g, tm_strategy strategy, size_t place, tm_advice_row *row) {
     tm_config *c = g->s->cfg;
-    tm_advice_row *row = &out->row[out->n];
-    TM_ASSERT(out->n < TM_ADVICE_ROWS);
     c->strategy = strategy;
     c->zero_stage = tm_strategy_rows[strategy].stage;
     c->strategy_given = true;
@@ -66,6 +64,39 @@ static tm_status plan_row(planning *g, tm_strategy strategy, size_t place, tm_ad
     if (rc == TM_EBUDGET) tm_error_clear();
     if (rc != TM_OK && rc != TM_EBUDGET) return rc;
     count_node(row);
+    return TM_OK;
+}
+
+/* What is named "cpu" is updated by the host alone; apart from that places differ in what must not go into files. */
+static bool on_host(size_t place) {
+    return places[place].param == TM_PLACE_CPU || places[place].optimizer == TM_PLACE_CPU;
+}
+
+/* The one of those like it in which most may go into files. */
+static size_t freest(const planning *g, size_t place, tm_strategy s) {
+    size_t last = place;
+    for (size_t p = place; p < TM_COUNT(places); p++)
+        if (place_is_open(g, p, s) && on_host(p) == on_host(place)) last = p;
+    return last;
+}
+
+static bool uses_files(const tm_advice_row *row) {
+    return !row->plan.fits || row->disk_bytes > 0 || row->plan.disk_bytes > 0;
+}
+
+/* Where nothing goes into files, though it may, the plan is that of all places that forbid it. */
+static tm_status add_row(planning *g, tm_strategy s, size_t place, tm_advice_row free[2], tm_advice *out) {
+    tm_advice_row *from = &free[on_host(place)], *row = &out->row[out->n];
+    size_t most = freest(g, place, s);
+    TM_ASSERT(out->n < TM_ADVICE_ROWS);
+    if (!from->strategy) TM_TRY(plan_row(g, s, most, from));
+    if (place != most && uses_files(from)) {
+        TM_TRY(plan_row(g, s, place, row));
+    } else {
+        *row = *from;
+        row->param = place_name(places[place].param);
+        row->optimizer = place_name(places[place].optimizer);
+    }
     out->n++;
     return TM_OK;
 }
@@ -82,10 +113,11 @@ static tm_status plan_rows(planning *g, tm_advice *out) {
     for (tm_strategy s = TM_STRATEGY_DDP; s < TM_STRATEGY_COUNT; s++) {
         if (!strategy_is_open(g->s->comm, s)) continue;
         uint32_t begin = out->n;
+        tm_advice_row free[2] = {0};
         if (s == TM_STRATEGY_ZERO2)
             for (uint32_t i = first; i < last; i++) repeat_row(out, i, "zero2");
         for (size_t p = 0; p < TM_COUNT(places) && s != TM_STRATEGY_ZERO2; p++)
-            if (place_is_open(g, p, s)) TM_TRY(plan_row(g, s, p, out));
+            if (place_is_open(g, p, s)) TM_TRY(add_row(g, s, p, free, out));
         if (s == TM_STRATEGY_ZERO1) first = begin, last = out->n;
     }
     return TM_OK;
