@@ -1,6 +1,7 @@
 /* tidemill inspect PATH: what a model folder, a GGUF or a safetensors file holds. */
 #include "format/format.h"
 #include "io/file/file.h"
+#include "model/model.h"
 #include "tools/tools.h"
 
 #include <inttypes.h>
@@ -23,6 +24,7 @@ typedef struct subject {
     tm_gguf *gguf;
     tm_st *st;
     tm_json_doc *config; /* of a source */
+    tm_buf missing;      /* for training; empty: nothing */
     uint32_t n;
 } subject;
 
@@ -50,7 +52,15 @@ static tm_status open_source(subject *s) {
     s->kind = tm_source_is_gguf(s->src) ? "GGUF" : "Hugging Face folder";
     s->n = tm_source_tensors(s->src);
     const char *json = tm_source_config(s->src, &len);
-    return tm_json_parse(&s->config, json, len, "config.json", 0, 0);
+    TM_TRY(tm_json_parse(&s->config, json, len, "config.json", 0, 0));
+    return tm_model_missing(json, len, &s->missing);
+}
+
+/* A key of the text part, where there are others, or of the whole. */
+static const tm_json *shown(const subject *s, const char *key) {
+    const tm_json *root = tm_json_root(s->config), *text = tm_json_get(root, "text_config");
+    const tm_json *own = text && strcmp(key, "model_type") != 0 ? tm_json_get(text, key) : NULL;
+    return own ? own : tm_json_get(root, key);
 }
 
 static tm_status open_subject(subject *s) {
@@ -75,6 +85,7 @@ static tm_status open_subject(subject *s) {
 
 static void close_subject(subject *s) {
     tm_json_free(s->config);
+    tm_buf_free(&s->missing);
     tm_source_close(s->src);
     tm_gguf_close(s->gguf);
     tm_st_close(s->st);
@@ -130,12 +141,22 @@ static void json_config(tm_json_writer *j, const subject *s) {
     tm_jw_field_str(j, "architecture", architecture(s) ? architecture(s)->text : NULL);
     tm_jw_field_object(j, "config");
     for (size_t i = 0; s->config && i < TM_COUNT(shown_keys); i++) {
-        const tm_json *v = tm_json_get(tm_json_root(s->config), shown_keys[i]);
+        const tm_json *v = shown(s, shown_keys[i]);
         if (!v) continue;
         tm_jw_key(j, shown_keys[i]);
         tm_jw_node(j, v);
     }
     tm_jw_object_end(j);
+}
+
+static void json_missing(tm_json_writer *j, const subject *s) {
+    char line[256];
+    tm_jw_field_array(j, "missing");
+    for (const char *at = s->missing.data, *end; at && (end = strchr(at, '\n')); at = end + 1) {
+        snprintf(line, sizeof line, "%.*s", (int)(end - at), at);
+        tm_jw_str(j, line);
+    }
+    tm_jw_array_end(j);
 }
 
 static tm_status print_subject_json(const subject *s, bool tensors) {
@@ -145,6 +166,7 @@ static tm_status print_subject_json(const subject *s, bool tensors) {
     tm_jw_field_str(&j, "path", s->path);
     tm_jw_field_str(&j, "kind", s->kind);
     json_config(&j, s);
+    json_missing(&j, s);
     json_sum(&j, &all);
     tm_jw_field_object(&j, "dtypes");
     for (int f = 0; f < TM_FMT_COUNT; f++) {
@@ -198,9 +220,12 @@ static tm_status print_text(const subject *s, bool tensors) {
     sum by_fmt[TM_FMT_COUNT] = {0}, all = sums(s, by_fmt);
     printf("%s: %s%s%s\n", s->path, s->kind, architecture(s) ? ", " : "", architecture(s) ? architecture(s)->text : "");
     for (size_t i = 0; s->config && i < TM_COUNT(shown_keys); i++) {
-        const tm_json *v = tm_json_get(tm_json_root(s->config), shown_keys[i]);
+        const tm_json *v = shown(s, shown_keys[i]);
         if (v) print_value(shown_keys[i], v);
     }
+    if (s->missing.len) printf("not supported here, so that it cannot be trained:\n");
+    for (const char *at = s->missing.data, *end; at && (end = strchr(at, '\n')); at = end + 1)
+        printf("  %.*s\n", (int)(end - at), at);
     if (s->gguf) TM_TRY(print_gguf_architecture(s->gguf));
     printf("stored as\n");
     for (int f = 0; f < TM_FMT_COUNT; f++)

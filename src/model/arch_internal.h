@@ -45,6 +45,8 @@ TM_MUST_USE tm_status model_parse_biases(const model_parser *p, tm_model_config 
 TM_MUST_USE tm_status model_parse_window(const model_parser *p, tm_model_config *c, int64_t otherwise, uint32_t every);
 /* config_rope.c; c->rope.theta and c->rope_windowed.theta: what an architecture begins with, 0: 10000, as the others */
 TM_MUST_USE tm_status model_parse_ropes(const model_parser *p, tm_model_config *c);
+bool model_rope_is_known(const tm_json *type);
+bool model_activation_is_known(const tm_json *name);
 enum { MODEL_MAX_POSITIONS = 1 << 30 };
 
 /* ---- the table (arch.c) ---- */

@@ -128,22 +128,29 @@ static const char *key_of(const char *own, const char *usual) {
     return own ? own : usual;
 }
 
+static const struct {
+    const char *name;
+    tm_activation act;
+} activations[] = {{"silu", TM_ACT_SILU},
+                   {"swish", TM_ACT_SILU},
+                   {"gelu", TM_ACT_GELU},
+                   {"gelu_new", TM_ACT_GELU_TANH},
+                   {"gelu_pytorch_tanh", TM_ACT_GELU_TANH}};
+
+bool model_activation_is_known(const tm_json *name) {
+    for (size_t i = 0; i < TM_COUNT(activations); i++)
+        if (tm_json_is(name, activations[i].name)) return true;
+    return false;
+}
+
 static tm_status activation(const model_parser *p, const model_arch *arch, tm_model_config *c) {
-    static const struct {
-        const char *name;
-        tm_activation act;
-    } known[] = {{"silu", TM_ACT_SILU},
-                 {"swish", TM_ACT_SILU},
-                 {"gelu", TM_ACT_GELU},
-                 {"gelu_new", TM_ACT_GELU_TANH},
-                 {"gelu_pytorch_tanh", TM_ACT_GELU_TANH}};
     const char *key = key_of(arch->keys.activation, "hidden_act");
     const tm_json *act = tm_json_get(p->root, key);
     c->activation = arch->activation;
     if (!model_present(act)) return TM_OK;
-    for (size_t i = 0; i < TM_COUNT(known); i++)
-        if (tm_json_is(act, known[i].name)) {
-            c->activation = known[i].act;
+    for (size_t i = 0; i < TM_COUNT(activations); i++)
+        if (tm_json_is(act, activations[i].name)) {
+            c->activation = activations[i].act;
             return TM_OK;
         }
     return tm_fail(TM_EUNSUPPORTED,

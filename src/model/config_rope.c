@@ -98,6 +98,12 @@ static const struct rope_row {
             {"longrope", TM_ROPE_LONGROPE, parse_longrope},
             {"proportional", TM_ROPE_PROPORTIONAL, parse_proportional}};
 
+bool model_rope_is_known(const tm_json *type) {
+    for (size_t i = 0; i < TM_COUNT(rows); i++)
+        if (tm_json_is(type, rows[i].name)) return true;
+    return false;
+}
+
 static tm_status find_type(const model_parser *p, const tm_json *rope, const struct rope_row **row) {
     const tm_json *type = tm_json_get(rope, "rope_type");
     if (!model_present(type)) type = tm_json_get(rope, "type");

@@ -104,6 +104,9 @@ typedef struct tm_model_config {
     int32_t eos_token_id[8];
     uint32_t n_eos;
 } tm_model_config;
+/* What a config.json that is refused asks for and is not here, a line each: "rope_scaling type "X"". Empty: it is not
+ * refused. TM_EINPUT: no JSON. */
+TM_MUST_USE tm_status tm_model_missing(const char *json, size_t len, tm_buf *out);
 /* Unknown architectures are TM_EUNSUPPORTED and name what is supported; sizes are checked against overflow. */
 TM_MUST_USE tm_status tm_model_config_parse(tm_model_config *out, const char *json, size_t len, const char *name);
 /* Finds what the names of a checkpoint begin with, by asking whether it has the embedding. False: it has none. */

@@ -15,9 +15,11 @@ static bool ask(const question *q, uint32_t n) {
     return q->fits(q->ctx, q->rows ? q->rows : n, q->seq ? q->seq : n);
 }
 
-/* The largest n in [1, below) that fits; 0: none. Less never needs more. */
+/* The largest n in [1, below) that fits; 0: none. Less never needs more, so that the least of all is asked first: where
+ * it does not fit, nothing does. */
 static uint32_t largest(const question *q, uint32_t below) {
-    uint32_t lo = 0, hi = below;
+    uint32_t lo = 1, hi = below;
+    if (below < 2 || !ask(q, lo)) return 0;
     while (lo + 1 < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
         if (ask(q, mid))

@@ -220,6 +220,40 @@ static void test_faults_of_the_test_build(void **state) {
 }
 #endif
 
+/* All that a folder asks for and is not here, and the sizes of a text part. */
+static void test_inspect_names_what_is_missing(void **state) {
+    (void)state;
+    static const char config[] =
+        "{\"model_type\": \"new_vl\", \"vision_config\": {}, \"text_config\": {\"model_type\": \"new\", "
+        "\"hidden_size\": 48, \"vocab_size\": 9, \"num_experts\": 64, \"hidden_act\": \"relu2\", "
+        "\"layer_types\": [\"full_attention\", \"linear_attention\", \"linear_attention\"], "
+        "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}}}";
+    static const char *const missing[] = {"model_type \"new\"", "layer type \"linear_attention\"",
+                                          "rope_scaling type \"dynamic\"", "experts", "hidden_act \"relu2\""};
+    /* one tensor of no elements */
+    static const char header[] = "{\"x\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}   ";
+    const uint64_t length = sizeof header - 1;
+    char out[16384];
+    tm_json_doc *doc;
+    assert_int_equal(system("rm -rf test_cli.model && mkdir test_cli.model"), 0);
+    FILE *f = fopen("test_cli.model/config.json", "w");
+    assert_non_null(f);
+    assert_true(fputs(config, f) >= 0 && fclose(f) == 0);
+    f = fopen("test_cli.model/model.safetensors", "w");
+    assert_non_null(f);
+    assert_true(fwrite(&length, 8, 1, f) == 1 && fwrite(header, length, 1, f) == 1 && fclose(f) == 0);
+    assert_int_equal(run("inspect test_cli.model --json", out, sizeof out), 0);
+    assert_int_equal(tm_json_parse(&doc, out, strlen(out), "inspect", 0, 0), TM_OK);
+    const tm_json *list = tm_json_get(tm_json_root(doc), "missing"), *at = list->child;
+    assert_int_equal(list->count, TM_COUNT(missing));
+    for (size_t i = 0; i < TM_COUNT(missing); i++, at = at->next) assert_string_equal(at->text, missing[i]);
+    assert_int_equal(tm_json_get(tm_json_get(tm_json_root(doc), "config"), "hidden_size")->integer, 48);
+    tm_json_free(doc);
+    assert_int_equal(run("inspect test_cli.model", out, sizeof out), 0);
+    for (size_t i = 0; i < TM_COUNT(missing); i++) assert_non_null(strstr(out, missing[i]));
+    assert_int_equal(system("rm -rf test_cli.model"), 0);
+}
+
 static void test_doctor(void **state) {
     (void)state;
     char out[16384];
@@ -270,6 +304,7 @@ int main(void) {
         cmocka_unit_test(test_exit_status),
         cmocka_unit_test(test_program),
         cmocka_unit_test(test_every_command_answers),
+        cmocka_unit_test(test_inspect_names_what_is_missing),
         cmocka_unit_test(test_doctor),
         cmocka_unit_test(test_no_ranks),
         cmocka_unit_test(test_no_faults),
