@@ -1,5 +1,5 @@
 /* The block types of GGUF (layouts: reference/ecosystem-and-formats.md section 3, ggml's ggml-common.h): to float32,
- * and the three simple ones back. The order of operations is ggml's, so that the values are too. */
+ * and the simple ones back. The order of operations is ggml's, so that the values are too. */
 #include "format/format_internal.h"
 
 #include <math.h>
@@ -205,19 +205,60 @@ static void encode_q4_1(const float *x, uint8_t *b) {
     }
 }
 
+/* Fifth bits into 32 at `bits`, the rest into nibbles behind them. */
+static void put_q5(uint8_t *bits, int i, int low, int high) {
+    uint32_t fifth;
+    memcpy(&fifth, bits, 4);
+    fifth |= (uint32_t)(low >> 4) << i | (uint32_t)(high >> 4) << (i + 16);
+    memcpy(bits, &fifth, 4);
+    bits[4 + i] = (uint8_t)((low & 15) | (high & 15) << 4);
+}
+
+/* As Q4_0, with code 0 for -16. */
+static void encode_q5_0(const float *x, uint8_t *b) {
+    float max = 0;
+    for (int i = 0; i < 32; i++)
+        if (fabsf(x[i]) > fabsf(max)) max = x[i];
+    float d = max / -16, id = d != 0 ? 1 / d : 0;
+    store_f16(b, d);
+    memset(b + 2, 0, 4);
+    for (int i = 0; i < 16; i++)
+        put_q5(b + 2, i, clamp_int(x[i] * id + 16.5f, 0, 31), clamp_int(x[i + 16] * id + 16.5f, 0, 31));
+}
+
+static void encode_q5_1(const float *x, uint8_t *b) {
+    float min = x[0], max = x[0];
+    for (int i = 1; i < 32; i++) {
+        min = x[i] < min ? x[i] : min;
+        max = x[i] > max ? x[i] : max;
+    }
+    float d = (max - min) / 31, id = d != 0 ? 1 / d : 0;
+    store_f16(b, d);
+    store_f16(b + 2, min);
+    memset(b + 4, 0, 4);
+    for (int i = 0; i < 16; i++)
+        put_q5(b + 4, i, clamp_int((x[i] - min) * id + 0.5f, 0, 31), clamp_int((x[i + 16] - min) * id + 0.5f, 0, 31));
+}
+
+static void (*const encoders[TM_FMT_COUNT])(const float *x, uint8_t *b) = {[TM_FMT_Q8_0] = encode_q8_0,
+                                                                           [TM_FMT_Q4_0] = encode_q4_0,
+                                                                           [TM_FMT_Q4_1] = encode_q4_1,
+                                                                           [TM_FMT_Q5_0] = encode_q5_0,
+                                                                           [TM_FMT_Q5_1] = encode_q5_1};
+
+bool tm_block_is_written(tm_fmt fmt) {
+    return encoders[fmt] != NULL;
+}
+
 tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, uint8_t *out) {
     const tm_fmt_info *t = tm_fmt_get(fmt);
-    void (*encode)(const float *, uint8_t *) = fmt == TM_FMT_Q8_0   ? encode_q8_0
-                                               : fmt == TM_FMT_Q4_0 ? encode_q4_0
-                                               : fmt == TM_FMT_Q4_1 ? encode_q4_1
-                                                                    : NULL;
-    if (!encode)
-        return tm_fail(TM_EUNSUPPORTED, "writing %s is not supported; take f32, bf16, f16, q8_0, q4_0 or q4_1",
-                       t->name);
+    if (!encoders[fmt])
+        return tm_fail(TM_EUNSUPPORTED,
+                       "writing %s is not supported; take f32, bf16, f16, q8_0, q5_0, q5_1, q4_0 or q4_1", t->name);
     TM_ASSERT(n % t->block == 0);
     for (size_t i = 0; i < n; i++)
         if (!isfinite(values[i]))
             return tm_fail(TM_EINPUT, "a value that is not finite cannot be stored as %s", t->name);
-    for (size_t i = 0; i < n / t->block; i++) encode(values + i * t->block, out + i * t->block_bytes);
+    for (size_t i = 0; i < n / t->block; i++) encoders[fmt](values + i * t->block, out + i * t->block_bytes);
     return TM_OK;
 }

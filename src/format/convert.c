@@ -160,10 +160,9 @@ tm_status tm_export_dtype(const char *name, tm_export_opts *opts) {
     if (!name) return TM_OK;
     opts->has_dtype = tm_fmt_parse(name, &opts->dtype);
     tm_fmt f = opts->dtype;
-    if (opts->has_dtype && (f == TM_FMT_F32 || f == TM_FMT_BF16 || f == TM_FMT_F16 || f == TM_FMT_Q8_0 ||
-                            f == TM_FMT_Q4_0 || f == TM_FMT_Q4_1))
+    if (opts->has_dtype && (f == TM_FMT_F32 || f == TM_FMT_BF16 || f == TM_FMT_F16 || tm_block_is_written(f)))
         return TM_OK;
-    return tm_fail(TM_EINPUT, "dtype '%s' is not one of f32, bf16, f16, q8_0, q4_0, q4_1", name);
+    return tm_fail(TM_EINPUT, "dtype '%s' is not one of f32, bf16, f16, q8_0, q5_0, q5_1, q4_0, q4_1", name);
 }
 
 tm_export_opts tm_export_opts_of(const tm_convert_opts *o) {

@@ -100,7 +100,7 @@ bool tm_fmt_bytes(tm_fmt fmt, uint64_t elements, uint64_t *bytes);
 /* Values of n elements as float32. Plain types: widened (F64 and integers: rounded to nearest even). Blocks: as ggml
  * dequantises them; n is a multiple of the block. `readable` types only. */
 void tm_fmt_decode(tm_fmt fmt, const void *stored, size_t n, float *out);
-/* F32, BF16, F16: to nearest even, subnormals included, NaN stays NaN. Q8_0, Q4_0, Q4_1: ggml's reference quantisation;
+/* F32, BF16, F16: to nearest even, subnormals included, NaN stays NaN. Q8_0, Q5_0, Q5_1, Q4_0, Q4_1: ggml's reference quantisation;
  * n is a multiple of 32. Others: TM_EUNSUPPORTED. */
 TM_MUST_USE tm_status tm_fmt_encode(tm_fmt fmt, const float *values, size_t n, void *out);
 
@@ -371,8 +371,8 @@ TM_MUST_USE tm_status tm_source_make(tm_source *bare, const tm_made_tensors *mad
 /* ---- conversion ------------------------------------------------------------------------------------------------- */
 
 typedef struct tm_convert_opts {
-    const char
-        *dtype; /* "f32" | "bf16" | "f16" | "q8_0" | "q4_0" | "q4_1"; NULL: to a folder f32, to GGUF the source's */
+    const char *
+        dtype; /* "f32" | "bf16" | "f16" | "q8_0" | "q5_0" | "q5_1" | "q4_0" | "q4_1"; NULL: to a folder f32, to GGUF the source's */
     uint64_t max_shard_bytes; /* 0: 50 GB */
     /* Called after each tensor; may be NULL. */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);

@@ -34,6 +34,7 @@ tm_status tm_format_write_file(const char *dir, const char *name, const void *by
 
 void tm_block_decode(tm_fmt fmt, const uint8_t *stored, size_t n, float *out);
 tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, uint8_t *out);
+bool tm_block_is_written(tm_fmt fmt); /* there is a way back */
 float tm_f16_to_f32(uint16_t h);
 uint16_t tm_f32_to_f16(float f);
 

@@ -20,7 +20,8 @@ static uint32_t file_type(tm_fmt fmt) {
     static const struct {
         tm_fmt fmt;
         uint32_t number;
-    } rows[] = {{TM_FMT_F16, 1}, {TM_FMT_Q4_0, 2}, {TM_FMT_Q4_1, 3}, {TM_FMT_Q8_0, 7}, {TM_FMT_BF16, 32}};
+    } rows[] = {{TM_FMT_F16, 1},  {TM_FMT_Q4_0, 2}, {TM_FMT_Q4_1, 3}, {TM_FMT_Q8_0, 7},
+                {TM_FMT_Q5_0, 8}, {TM_FMT_Q5_1, 9}, {TM_FMT_BF16, 32}};
     for (size_t i = 0; i < TM_COUNT(rows); i++)
         if (rows[i].fmt == fmt) return rows[i].number;
     return 0;
@@ -69,22 +70,21 @@ static bool left_out(const export *x, const tm_source_tensor *t) {
     return x->keys.tied && strcmp(t->name, "lm_head.weight") == 0;
 }
 
-/* Norms and biases stay f32. The output matrix (the embedding, if tied) suffers most from 4 bits: q8_0, as llama.cpp.
+/* Norms and biases stay f32. The output matrix (the embedding, if tied) suffers most from few bits: q8_0, as llama.cpp.
  * Rows that are no whole blocks: f16. */
 static tm_status choose_fmt(const export *x, const tm_source_tensor *t, piece *p) {
     tm_fmt *fmt = &p->fmt;
     *fmt = x->as_source ? t->fmt : x->dtype;
     if (t->ndim < 2) *fmt = TM_FMT_F32;
     if (*fmt == TM_FMT_F64) *fmt = TM_FMT_F32;
-    bool blocks = tm_fmt_get(*fmt)->block > 1 && *fmt != TM_FMT_Q8_0 && *fmt != TM_FMT_Q4_0 && *fmt != TM_FMT_Q4_1;
+    bool blocks = tm_fmt_get(*fmt)->block > 1 && !tm_block_is_written(*fmt);
     if (blocks || tm_fmt_get(*fmt)->ggml < 0 || tm_fmt_get(*fmt)->ggml >= 24) {
         if (*fmt != TM_FMT_BF16)
             return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is %s, which is not written to GGUF; choose a type with --dtype",
                            t->file, t->name, tm_fmt_get(*fmt)->name);
     }
     const char *output = x->keys.tied ? "token_embd.weight" : "output.weight";
-    if (!x->as_source && (*fmt == TM_FMT_Q4_0 || *fmt == TM_FMT_Q4_1) && strcmp(p->name, output) == 0)
-        *fmt = TM_FMT_Q8_0;
+    if (!x->as_source && tm_fmt_get(*fmt)->block > 1 && strcmp(p->name, output) == 0) *fmt = TM_FMT_Q8_0;
     if (p->shape[t->ndim - 1] % tm_fmt_get(*fmt)->block != 0) *fmt = TM_FMT_F16;
     return TM_OK;
 }

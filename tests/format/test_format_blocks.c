@@ -158,6 +158,10 @@ static const struct known {
      "60daa45d4a6f83e44669dd138fbbd55aca06f5a1cb64a076046e037045e9c490"},
     {TM_FMT_Q4_1, 2560, "2531e3bc502dfac895724f2ceac795724f2ceac799307ebcf9c794613f0ce9b694613f0c",
      "766772c3e8d57caaf97b21b33aba7a0294c9d54b13d462575ad6132d63e71725"},
+    {TM_FMT_Q5_0, 2816, "e32cce711cc7a04bf5904af59f4ae59f4ae59f3ae49f7e2c711cc771e38e28c26f09d38d",
+     "1f3cd4181bdc766042d678fbce94877ff9a62417363f46ca91e2d951ff72ecb5"},
+    {TM_FMT_Q5_1, 3072, "fa2ce3bcce711cc7904ae5904ae59f4ae48f3ae49f39d48f732c7ebc711cc771e48e28c2",
+     "8447526d112632a9ce34c37bb85255fae87680831d499800ac6aaff4221bc3f2"},
 };
 
 static void quantised_bytes_are_those_of_ggml(void **state) {

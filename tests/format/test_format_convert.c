@@ -21,7 +21,8 @@ static void every_type(void **state) {
         float bound;           /* of the error, relative to the largest value of the tensor */
     } cases[] = {{"f32", TM_FMT_F32, TM_FMT_F32, 0},         {"bf16", TM_FMT_BF16, TM_FMT_BF16, 0x1p-8f},
                  {"f16", TM_FMT_F16, TM_FMT_F16, 0x1p-10f},  {"q8_0", TM_FMT_Q8_0, TM_FMT_Q8_0, 0.5f / 127 + 0x1p-10f},
-                 {"q4_0", TM_FMT_Q4_0, TM_FMT_Q8_0, 0.126f}, {"q4_1", TM_FMT_Q4_1, TM_FMT_Q8_0, 0.068f}};
+                 {"q4_0", TM_FMT_Q4_0, TM_FMT_Q8_0, 0.126f}, {"q4_1", TM_FMT_Q4_1, TM_FMT_Q8_0, 0.068f},
+                 {"q5_0", TM_FMT_Q5_0, TM_FMT_Q8_0, 0.063f}, {"q5_1", TM_FMT_Q5_1, TM_FMT_Q8_0, 0.034f}};
     for (size_t i = 0; i < TM_COUNT(cases); i++) {
         tm_gguf *g;
         char name[32];

@@ -119,7 +119,7 @@ static void folders_and_their_ggufs(void **state) {
     (void)state;
     static const char *const folders[] = {"arch_llama",  "arch_qwen2", "arch_phi3",
                                           "arch_gemma2", "arch_gpt2",  "safetensors_sharded"};
-    static const char *const types[] = {"f32", "bf16", "f16", "q8_0", "q4_0", "q4_1"};
+    static const char *const types[] = {"f32", "bf16", "f16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"};
     for (size_t i = 0; i < TM_COUNT(folders); i++) {
         every_tensor(fixture(folders[i]), 4);
         for (size_t k = 0; k < TM_COUNT(types) && strncmp(folders[i], "arch_", 5) == 0; k++) {
