@@ -22,6 +22,11 @@ static bool divides(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
 
+/* Where the best are saved each evaluation may be one. */
+static bool saves(const tm_config *c, bool eval, int64_t step) {
+    return c->save_best ? eval : divides(c->save_steps, step);
+}
+
 /* A run of more steps than are worth counting is as its first ones. */
 enum { COUNTED = 10000000 };
 
@@ -32,7 +37,7 @@ static void count(const run_rates *r, run_forecast *out) {
     for (int64_t step = r->step + 1; step <= r->step + n; step++) {
         bool last = step == r->step + all;
         bool eval = r->s->eval && (last || divides(c->eval_steps, step));
-        bool save = !last && !c->save_best && divides(c->save_steps, step);
+        bool save = !last && saves(c, eval, step);
         bool commit = commits && (last || divides(c->commit_steps, step) || (save && c->save_state));
         out->evaluations += eval;
         out->checkpoints += save;

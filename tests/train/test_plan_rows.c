@@ -124,6 +124,15 @@ static void whole_run(void **state) {
     run_is_that_of_train("memory.update=F");
 }
 
+/* Each evaluation but the last, of which the model at the end is the folder, may be the best so far. */
+static void best_models_count(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = job(dir, TINY, data(dir, "mixed.jsonl", 80, 10));
+    tm_json_doc *doc = plan(dir, config, "save_strategy=best");
+    assert_true(number(doc, "run_evaluations") == 4 && number(doc, "run_models") == 4);
+    tm_json_free(doc);
+}
+
 /* Without data or a tokenizer the rows are of seq_len, and the report says so; the run is null where it is not known. */
 static void without_data(void **state) {
     (void)state;
@@ -171,6 +180,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(seconds_are_means_and_memory_is_not, run_clean),
         cmocka_unit_test_teardown(whole_run, run_clean),
+        cmocka_unit_test_teardown(best_models_count, run_clean),
         cmocka_unit_test_teardown(without_data, run_clean),
         cmocka_unit_test_teardown(large_data_are_read_in_part, run_clean),
     };
