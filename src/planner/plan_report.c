@@ -139,23 +139,24 @@ static void basis(const planning *g, const job_costs *costs) {
         snprintf(out + n, cap - n, "; the device's operations %s", there[job_costs_device_measured(costs)]);
 }
 
-/* Does the job fit with smaller micro-batches? Where its least does. */
+/* Does the job fit with smaller micro-batches? */
 static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
     const planning *g = ctx;
     session *s = g->s;
     tm_job *job = NULL;
-    uint64_t least = UINT64_MAX;
+    planner_choice c = {0};
     pass_opts way[RUN_MAX_WAYS];
     job_shape shape = {.micro_batches = g->out->micro_batches, .rows = rows, .seq = seq};
     job_opts o = g->job->opts;
     if (s->comm && !s->imagined) return false; /* ranks may differ in what they would ask */
     tm_status rc = job_open(&job, &o);
     if (rc == TM_OK)
-        rc = planner_minimum(
-            &(planner_ask){.job = job, .name = "training step", .way = way, .n = run_ways(s, &shape, way)}, &least);
+        rc = job_start(&(planner_ask){.job = job, .name = "training step", .way = way, .n = run_ways(s, &shape, way)},
+                       &c);
+    planner_drop(&c);
     job_close(job);
     tm_error_clear();
-    return rc == TM_OK && least != UINT64_MAX && least <= o.host_bytes;
+    return rc == TM_OK;
 }
 
 static tm_status refuse_device(planning *g, const job_shape *shape, uint64_t least) {
