@@ -424,7 +424,8 @@ static tm_status pass_init(pass *x) {
     for (uint32_t u = 0; u < x->units; u++)
         for (uint32_t s = 0; s < tm_model_unit(x->m, u)->n_stages; s++) {
             const tm_stage *stage = &tm_model_unit(x->m, u)->stage[s];
-            for (uint32_t i = 0; i < stage->n_parts; i++) x->contributors[stage->part[i]] += stage->part_gradient[i];
+            for (uint32_t i = 0; i < stage->n_parts; i++)
+                x->contributors[stage->part[i]] += pass_contributes(x, stage, i);
         }
     TM_TRY(pass_stays_init(x));
     return pass_line_init(x);

@@ -114,11 +114,19 @@ static void finish_part(pass *x, uint32_t part, uint32_t unit) {
     finish_oldest(x);
 }
 
+/* Backward of the stage adds to the part's gradient; or it only reads the part, of which other tensors learn, and which
+ * therefore is not updated before. */
+bool pass_contributes(const pass *x, const tm_stage *stage, uint32_t i) {
+    bool reads = stage->has_backward && stage->part_in_backward[i] && x->job->part[stage->part[i]].learns;
+    return stage->part_gradient[i] || reads;
+}
+
 /* One more contributor of each of the stage's parts is through with all micro-batches. */
 void pass_contributed(pass *x, uint32_t unit, uint32_t s) {
     const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
     for (uint32_t i = 0; i < stage->n_parts; i++)
-        if (stage->part_gradient[i] && --x->contributors[stage->part[i]] == 0) finish_part(x, stage->part[i], unit);
+        if (pass_contributes(x, stage, i) && --x->contributors[stage->part[i]] == 0)
+            finish_part(x, stage->part[i], unit);
 }
 
 /* What every rank has to say, side by side; then all add it up in one order. */

@@ -107,6 +107,7 @@ void stages_to_recompute(const tm_unit *u, bool *again);
 const bool *pass_again(pass *x, uint32_t unit); /* the same, all false where they were kept; until the next call */
 
 /* build_grad.c */
+bool pass_contributes(const pass *x, const tm_stage *stage, uint32_t i);
 void pass_contributed(pass *x, uint32_t unit, uint32_t s);
 void pass_finish_all(pass *x);
 void pass_norm(pass *x);
