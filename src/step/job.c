@@ -63,7 +63,7 @@ static tm_status find_tensors(tm_job *job) {
     return TM_OK;
 }
 
-/* A plan counts what goes along, where it is there. */
+/* A plan counts what goes along, and what is read where it lies, where it is there. */
 static void look_at_weights(tm_job *job, const char *model) {
     tm_source *whole;
     if (tm_source_open(&whole, model) != TM_OK) {
@@ -124,7 +124,8 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
                       "%s: init \"random\" of a model with other parts than text: those have no weights then; name a "
                       "folder with weights, or a config.json of the text model alone",
                       opts->model));
-    if (opts->config_only && config.composite) look_at_weights(job, opts->model);
+    bool in_place = opts->adapter || opts->freeze;
+    if (opts->config_only && !opts->init_random && (config.composite || in_place)) look_at_weights(job, opts->model);
     (void)tm_model_find_names(&config, source_has, job->source); /* without it the first tensor is missed below */
     TM_GO(job_create_model(&job->model, &config, opts));
     tm_model_set_positions(job->model, opts->positions);
