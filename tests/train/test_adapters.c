@@ -1,0 +1,294 @@
+/* Adapters on frozen bases against PEFT: logits, gradients, five steps, what is left; in memory and with the base paged
+ * the same bits. */
+#include "adapted.h"
+#include "tests/support/skip.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* ---- probe ------------------------------------------------------------------------------------------------------- */
+
+static const char *probe(const adapted *a, const char *precision, const char *name, const char *budget) {
+    const char *in = run_path(a->dir, "in.safetensors"), *out = run_path(a->dir, name);
+    rows_write(in, a->inputs, 0, a->batch, a->seq, false);
+    run_result r = run((run_opts){0}, "probe", "--model", a->base, "--adapter", a->folder, "--input", in, "--output",
+                       out, "--precision", precision, "--grads", budget ? "--host-budget" : NULL, budget,
+                       "--offload-path", a->dir, NULL);
+    if (budget && strcmp(budget, "1") == 0) {
+        assert_int_equal(r.status, 2);
+        out = run_format("%llu", (unsigned long long)train_minimum(r.err));
+    } else {
+        RUN_OK(&r);
+        assert_int_equal(r.out_len, 0);
+    }
+    run_free(&r);
+    return out;
+}
+
+static double scalar(const tm_st *st, const char *name) {
+    tensor t = tensor_read(st, name);
+    double v = (double)t.v[0];
+    assert_int_equal(t.n, 1);
+    free(t.v);
+    return v;
+}
+
+static void check_logits(const adapted *a, const tm_st *out) {
+    size_t n;
+    int64_t *mask = tensor_ints(a->inputs, "attention_mask", &n);
+    tensor got = tensor_read(out, "logits"), want = tensor_read(a->golden, "logits");
+    size_t vocab = want.n / (a->batch * a->seq);
+    assert_int_equal(got.n, want.n);
+    for (size_t t = 0; t < a->batch * a->seq; t++)
+        if (mask[t])
+            adapted_near("logits", adapted_max_abs(got.v + t * vocab, want.v + t * vocab, vocab), 0,
+                         adapted_number(a, "tolerances", "logits_max_abs"));
+    free(mask), free(got.v), free(want.v);
+}
+
+/* Under the adapter file's names; of what is frozen none. */
+static void check_gradients(const adapted *a, const tm_st *out) {
+    unsigned wanted = 0, got_some = 0;
+    for (uint32_t i = 0; i < tm_st_count(out); i++) got_some += strncmp(tm_st_get(out, i)->name, "grad.", 5) == 0;
+    for (uint32_t i = 0; i < tm_st_count(a->golden); i++) {
+        const char *name = tm_st_get(a->golden, i)->name;
+        if (strncmp(name, "grad.", 5) != 0) continue;
+        tensor want = tensor_read(a->golden, name), got = tensor_read(out, name);
+        assert_int_equal(got.n, want.n);
+        double norm = adapted_l2(want.v, NULL, want.n);
+        adapted_near(name, adapted_l2(got.v, want.v, want.n), 0,
+                     norm > 0 ? norm * adapted_number(a, "tolerances", "grad_rel_l2") : 1e-7);
+        free(want.v), free(got.v);
+        wanted++;
+    }
+    assert_true(wanted > 0);
+    assert_int_equal(wanted, got_some);
+}
+
+static void test_probe(void **state) {
+    adapted a = adapted_open(*state);
+    const char *memory = probe(&a, "fp32", "memory.safetensors", NULL);
+    tm_st *out = tensors_open(memory);
+    check_logits(&a, out);
+    check_gradients(&a, out);
+    double loss = adapted_number(&a, "scalars", "loss"), norm = adapted_number(&a, "scalars", "grad_norm");
+    adapted_near("loss", scalar(out, "loss"), loss, adapted_number(&a, "tolerances", "loss_abs"));
+    adapted_near("grad_norm", scalar(out, "grad_norm"), norm, norm * adapted_number(&a, "tolerances", "grad_norm_rel"));
+    tm_st_close(out);
+    const char *least = probe(&a, "fp32", "refused", "1");
+    adapted_same_files(memory, probe(&a, "fp32", "paged.safetensors", least));
+    adapted_close(&a);
+}
+
+/* ---- train ------------------------------------------------------------------------------------------------------- */
+
+static const tm_json *read_json(const char *path, tm_json_doc **doc) {
+    size_t len;
+    char *text = run_read(path, &len);
+    RUN_EXPECT_STATUS(tm_json_parse(doc, text, len, path, 0, 0));
+    free(text);
+    return tm_json_root(*doc);
+}
+
+static bool same_value(const tm_json *a, const tm_json *b);
+
+static bool holds(const tm_json *array, const tm_json *value) {
+    for (const tm_json *e = array->child; e; e = e->next)
+        if (same_value(e, value)) return true;
+    return false;
+}
+
+/* Lists are of names, whose order says nothing. */
+static bool same_value(const tm_json *a, const tm_json *b) {
+    if (!a || !b || a->type != b->type || a->count != b->count) return false;
+    if (a->type == TM_JSON_NUMBER) return a->number == b->number;
+    if (a->type == TM_JSON_STRING) return strcmp(a->text, b->text) == 0;
+    if (a->type == TM_JSON_BOOL) return a->boolean == b->boolean;
+    for (const tm_json *m = a->child; m; m = m->next)
+        if (a->type == TM_JSON_OBJECT ? !same_value(m, tm_json_get(b, m->key)) : !holds(b, m)) return false;
+    return true;
+}
+
+/* Key by key what PEFT wrote, but for the path of the base. */
+static void check_adapter_config(const adapted *a, const char *output) {
+    tm_json_doc *was, *is;
+    const tm_json *want = read_json(run_path(a->folder, "adapter_config.json"), &was);
+    const tm_json *got = read_json(run_path(output, "adapter_config.json"), &is);
+    assert_int_equal(want->count, got->count);
+    for (const tm_json *m = want->child; m; m = m->next)
+        if (strcmp(m->key, "base_model_name_or_path") != 0 && !same_value(m, tm_json_get(got, m->key)))
+            fail_msg("%s: %s is not what it was", output, m->key);
+    assert_true(tm_json_is(tm_json_get(got, "base_model_name_or_path"), a->base));
+    tm_json_free(was);
+    tm_json_free(is);
+}
+
+static uint64_t planned_frozen(const char *config, const char *output, const char *const *sets) {
+    const char *arguments[32] = {"plan", config, "--json", "--set", run_format("output_dir=%s", output)};
+    for (unsigned n = 5; *sets && n < 30; sets++) arguments[n++] = "--set", arguments[n++] = *sets;
+    run_result r = run_argv(&(run_opts){0}, arguments);
+    tm_json_doc *doc;
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan", 0, 0));
+    const tm_json *kind = tm_json_get(tm_json_get(tm_json_root(doc), "bytes_by_kind"), "frozen");
+    uint64_t bytes = (uint64_t)tm_json_get(kind, "read")->integer;
+    assert_int_equal(tm_json_get(kind, "write")->integer, 0);
+    tm_json_free(doc);
+    run_free(&r);
+    return bytes;
+}
+
+/* The base is read as often as was planned and never written. */
+static void check_frozen_bytes(const char *config, const char *output, unsigned steps, const char *const *sets) {
+    uint64_t planned = planned_frozen(config, run_path(output, "plan"), sets);
+    assert_true(planned > 0);
+    for (unsigned s = 1; s <= steps; s++) {
+        assert_int_equal(adapted_bytes(output, s, "frozen", "read"), planned);
+        assert_int_equal(adapted_bytes(output, s, "frozen", "write"), 0);
+    }
+}
+
+static void test_train(void **state) {
+    adapted a = adapted_open(*state);
+    uint64_t bytes;
+    const char *config = adapted_config(&a, NULL), *memory = run_path(a.dir, "memory"),
+               *paged = run_path(a.dir, "paged");
+    double loss = adapted_number(&a, "tolerances", "traj_loss_abs");
+    double norm = adapted_number(&a, "tolerances", "traj_grad_norm_rel");
+    train_log in_memory = run_train(config, memory, 0, NULL, SETS("memory.host_budget=unlimited"));
+    adapted_check_steps(&a, &in_memory, loss, norm);
+    adapted_check_final(&a, run_path(memory, "adapter_model.safetensors"));
+    check_adapter_config(&a, memory);
+    assert_int_equal(run_entries(memory), 4); /* the adapter's two files, log, run.json */
+    assert_int_equal(in_memory.step[1].read_bytes + in_memory.step[1].write_bytes, 0);
+    const char *none = "memory.cache=none", *least = adapted_least(config, a.dir, SETS(none), &bytes);
+    train_log in_files = run_train(config, paged, bytes, NULL, SETS(none, least));
+    assert_string_equal(in_files.hash, in_memory.hash);
+    adapted_same_files(run_path(memory, "adapter_model.safetensors"), run_path(paged, "adapter_model.safetensors"));
+    check_frozen_bytes(config, paged, in_files.steps, SETS(none, least));
+    adapted_close(&a);
+}
+
+/* Computing in bf16 may be 2% of a loss and 5% of a norm off in one step (as of full models, test_golden.c). */
+static void test_bf16(void **state) {
+    adapted a = adapted_open(*state);
+    uint64_t bytes;
+    const char *config = adapted_config(&a, NULL), *bf16 = "precision=bf16", *none = "memory.cache=none";
+    const char *memory = run_path(a.dir, "memory");
+    train_log in_memory = run_train(config, memory, 0, NULL, SETS(bf16));
+    adapted_check_steps(&a, &in_memory, 0.02 * adapted_element(&a, "trajectory", "loss", 0), 0.05);
+    const char *least = adapted_least(config, a.dir, SETS(bf16, none), &bytes);
+    train_log in_files = run_train(config, run_path(a.dir, "paged"), bytes, NULL, SETS(bf16, none, least));
+    assert_string_equal(in_files.hash, in_memory.hash);
+    assert_true(adapted_bytes(run_path(a.dir, "paged"), 2, "frozen", "read") > 0);
+    tm_st *out = tensors_open(run_path(memory, "adapter_model.safetensors"));
+    for (uint32_t i = 0; i < tm_st_count(out); i++) assert_int_equal(tm_st_get(out, i)->fmt, TM_FMT_F32);
+    tm_st_close(out);
+    adapted_close(&a);
+}
+
+/* ---- wherever the adapter's state lies ---------------------------------------------------------------------------- */
+
+/* Updates U, F and B with all in files, at the least budget of each; B has no norm to clip by. */
+static void test_updates(void **state) {
+    static const char *const updates[][2] = {{"memory.update=U", "max_grad_norm=1"},
+                                             {"memory.update=F", "max_grad_norm=1"},
+                                             {"memory.update=B", "max_grad_norm=0"}};
+    adapted a = adapted_open(*state);
+    const char *config = adapted_config(&a, NULL), *rows = "per_device_train_batch_size=1",
+               *more = "gradient_accumulation_steps=2";
+    for (unsigned i = 0; i < TM_COUNT(updates); i++) {
+        const char *norm = updates[i][1], *out = run_format("%s/update-%u", a.dir, i);
+        train_log memory = run_train(config, run_format("%s-memory", out), 0, NULL, SETS(norm, rows, more));
+        uint64_t bytes;
+        const char *least =
+            adapted_least(config, a.dir, SETS(updates[i][0], norm, rows, more, ADAPTED_FILES(a.dir)), &bytes);
+        train_log files =
+            run_train(config, out, bytes, NULL, SETS(updates[i][0], norm, rows, more, least, ADAPTED_FILES(a.dir)));
+        assert_string_equal(files.hash, memory.hash);
+        assert_true(adapted_bytes(out, 2, "exp_avg", "write") > 0 && adapted_bytes(out, 2, "frozen", "read") > 0);
+    }
+    adapted_close(&a);
+}
+
+/* ---- the hash ----------------------------------------------------------------------------------------------------- */
+
+typedef struct named {
+    const char *name;
+    uint32_t at;
+} named;
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const named *)a)->name, ((const named *)b)->name);
+}
+
+/* DESIGN section 12, of a run whose optimizer has no moments, from the file that it left. */
+static const char *hash_of(const char *file, uint64_t step) {
+    tm_st *st = tensors_open(file);
+    named order[64];
+    uint32_t n = tm_st_count(st);
+    assert_true(n <= TM_COUNT(order));
+    for (uint32_t i = 0; i < n; i++) order[i] = (named){tm_st_get(st, i)->name, i};
+    qsort(order, n, sizeof *order, by_name);
+    XXH3_state_t *h = XXH3_createState();
+    XXH3_128bits_reset(h);
+    for (uint32_t i = 0; i < n; i++) {
+        tensor t = tensor_read(st, order[i].name);
+        uint64_t ndim = t.info->ndim;
+        XXH3_128bits_update(h, order[i].name, strlen(order[i].name) + 1);
+        XXH3_128bits_update(h, &ndim, sizeof ndim);
+        XXH3_128bits_update(h, t.info->shape, ndim * sizeof *t.info->shape);
+        XXH3_128bits_update(h, t.v, t.n * sizeof *t.v);
+        free(t.v);
+    }
+    XXH3_128bits_update(h, &step, sizeof step);
+    XXH128_hash_t sum = XXH3_128bits_digest(h);
+    XXH3_freeState(h);
+    tm_st_close(st);
+    return run_format("%016llx%016llx", (unsigned long long)sum.high64, (unsigned long long)sum.low64);
+}
+
+static void test_state_hash(void **state) {
+    static const char *const names[] = {"peft_dora", "peft_modules_to_save", "peft_embedding"};
+    (void)state;
+    for (unsigned i = 0; i < TM_COUNT(names); i++) {
+        adapted a = adapted_open(names[i]);
+        const char *out = run_path(a.dir, "sgd");
+        train_log log = run_train(adapted_config(&a, NULL), out, 0, NULL, SETS("optim=sgd", "max_steps=3"));
+        assert_string_equal(hash_of(run_path(out, "adapter_model.safetensors"), 3), log.hash);
+        adapted_close(&a);
+    }
+}
+
+/* ---- all of them -------------------------------------------------------------------------------------------------- */
+
+static char *const fixtures[] = {"peft_lora",     "peft_rslora",          "peft_dora",     "peft_qlora",
+                                 "peft_patterns", "peft_modules_to_save", "peft_embedding"};
+static const struct {
+    const char *kind;
+    CMUnitTestFunction test;
+    unsigned fixtures; /* a bit for each */
+} kinds[] = {{"probe", test_probe, 0x7F},
+             {"train", test_train, 0x7F},
+             {"bf16", test_bf16, 0x2D},
+             {"updates", test_updates, 0x28}};
+enum { MOST = 4 * (int)TM_COUNT(fixtures) + 1 };
+
+int main(int argc, char **argv) {
+    static struct CMUnitTest tests[MOST];
+    static char names[MOST][64];
+    size_t n = 0;
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    for (size_t f = 0; f < TM_COUNT(fixtures); f++)
+        for (size_t k = 0; k < TM_COUNT(kinds); k++) {
+            if (!(kinds[k].fixtures >> f & 1)) continue;
+            snprintf(names[n], sizeof names[n], "%s %s", fixtures[f], kinds[k].kind);
+            tests[n] = (struct CMUnitTest){names[n], kinds[k].test, NULL, run_clean, fixtures[f]};
+            n++;
+        }
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_state_hash, run_clean);
+    return _cmocka_run_group_tests("train_adapters", tests, n, NULL, NULL);
+}
