@@ -33,7 +33,7 @@ cd "$work"
 "$python" "$root/tests/peers/chat.py" "$tidemill" "$venv/trl/trl/chat_templates"
 "$python" "$root/tests/peers/tokens.py" "$tidemill"
 mkdir adapters
-(cd adapters && "$python" "$root/tests/peers/adapters.py" "$tidemill")
+(cd adapters && "$python" "$root/tests/peers/adapters.py" "$tidemill" && "$python" "$root/tests/peers/adapters_train.py" "$tidemill")
 
 "$python" - "$fixture" <<'EOF'
 import sys
