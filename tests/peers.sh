@@ -2,7 +2,7 @@
 # Compares with transformers and PyTorch: an output folder of `train` loads there and has the loss that `eval` gives,
 # fp32 and bf16; a converted model has their token ids; published chat templates (those that TRL's wheel holds) print the
 # same and mark the same text; small tokenizers of the shapes of published ones have the same ids; PEFT's adapters are merged as PEFT
-# merges them, and it loads ours. Not part of ctest: it downloads about 3 GB.
+# merges them and have its logits here, and it has our loss with what a run leaves. Not part of ctest: it downloads about 3 GB.
 #
 #   tests/peers.sh [BINARY]          default: build/bin/tidemill
 #   TIDEMILL_PEERS=DIR               keeps the Python environment in DIR for the next time

@@ -263,6 +263,69 @@ static void test_state_hash(void **state) {
     }
 }
 
+/* ---- PiSSA --------------------------------------------------------------------------------------------------------- */
+
+/* alpha / r * B A of one module, less what golden.json has: the largest distance. Signs of A and B are free. */
+static double product_off(const adapted *a, const tm_st *st, const char *golden) {
+    const char *module = strchr(golden, '.') + 1;
+    int len = (int)(strlen(module) - strlen(".weight"));
+    const char *stem = run_format("base_model.model.%.*s", len, module);
+    tensor want = tensor_read(a->golden, golden), A = tensor_read(st, run_format("%s.lora_A.weight", stem)),
+           B = tensor_read(st, run_format("%s.lora_B.weight", stem));
+    size_t r = A.info->shape[0], in = A.info->shape[1], out = B.info->shape[0];
+    double most = 0, scale = adapted_number(a, "settings", "lora_alpha") / (double)r;
+    assert_int_equal(want.n, in * out);
+    for (size_t i = 0; i < want.n; i++) {
+        double sum = 0;
+        for (size_t k = 0; k < r; k++) sum += (double)B.v[i / in * r + k] * (double)A.v[k * in + i % in];
+        most = fmax(most, fabs(scale * sum - (double)want.v[i]));
+    }
+    free(want.v), free(A.v), free(B.v);
+    return most;
+}
+
+/* The fixture's settings on its base, begun anew. */
+static const char *pissa_config(const adapted *a) {
+    const char *path = run_path(a->dir, "pissa.json");
+    size_t len;
+    char *text = run_read(adapted_config(a, NULL), &len);
+    const char *mine = strstr(text, "\"adapter\""), *rest = strchr(mine, '}') + 1;
+    run_write(path, run_format("%.*s\"adapter\": {\"r\": %d, \"lora_alpha\": %d, \"init_lora_weights\": \"pissa\",\n"
+                               " \"target_modules\": [\"q_proj\", \"o_proj\", \"up_proj\"]}%s",
+                               (int)(mine - text), text, (int)adapted_number(a, "settings", "r"),
+                               (int)adapted_number(a, "settings", "lora_alpha"), rest));
+    free(text);
+    return path;
+}
+
+static void test_pissa(void **state) {
+    (void)state;
+    adapted a = adapted_open("peft_pissa");
+    const char *config = pissa_config(&a), *memory = run_path(a.dir, "memory"), *none = "memory.cache=none";
+    uint64_t bytes;
+    unsigned products = 0;
+    train_log in_memory = run_train(config, memory, 0, NULL, SETS("seed=42"));
+    adapted_check_steps(&a, &in_memory, adapted_number(&a, "tolerances", "traj_loss_abs"),
+                        adapted_number(&a, "tolerances", "traj_grad_norm_rel"));
+    tm_st *st = tensors_open(run_path(memory, "adapter_model.safetensors"));
+    for (uint32_t i = 0; i < tm_st_count(a.golden); i++) {
+        const char *name = tm_st_get(a.golden, i)->name;
+        if (strncmp(name, "final_product.", 14) != 0) continue;
+        adapted_near(name, product_off(&a, st, name), 0,
+                     adapted_number(&a, "tolerances_products", "final_product_max_abs"));
+        products++;
+    }
+    assert_int_equal(products, 6);
+    tm_st_close(st);
+    const char *least = adapted_least(config, a.dir, SETS(none), &bytes);
+    train_log in_files = run_train(config, run_path(a.dir, "paged"), bytes, NULL, SETS(none, least));
+    assert_string_equal(in_files.hash, in_memory.hash);
+    tm_st *out = tensors_open(probe(&a, "fp32", "out.safetensors", NULL)); /* PEFT's folder */
+    check_logits(&a, out);
+    tm_st_close(out);
+    adapted_close(&a);
+}
+
 /* ---- all of them -------------------------------------------------------------------------------------------------- */
 
 static char *const fixtures[] = {"peft_lora",     "peft_rslora",          "peft_dora",     "peft_qlora",
@@ -275,7 +338,7 @@ static const struct {
              {"train", test_train, 0x7F},
              {"bf16", test_bf16, 0x2D},
              {"updates", test_updates, 0x28}};
-enum { MOST = 4 * (int)TM_COUNT(fixtures) + 1 };
+enum { MOST = 4 * (int)TM_COUNT(fixtures) + 2 };
 
 int main(int argc, char **argv) {
     static struct CMUnitTest tests[MOST];
@@ -290,5 +353,6 @@ int main(int argc, char **argv) {
             n++;
         }
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_state_hash, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_pissa, run_clean);
     return _cmocka_run_group_tests("train_adapters", tests, n, NULL, NULL);
 }
