@@ -214,6 +214,23 @@ static void test_updates(void **state) {
     adapted_close(&a);
 }
 
+/* Each unit is visited once forward and once backward, whatever the number of micro-batches. */
+static void a_step_reads_the_base_as_often(void **state) {
+    static const char *const batches[] = {"gradient_accumulation_steps=1", "gradient_accumulation_steps=5"};
+    const char *rows = "per_device_train_batch_size=1", *none = "memory.cache=none";
+    uint64_t bytes, read[2];
+    (void)state;
+    adapted a = adapted_open("peft_qlora");
+    const char *config = adapted_config(&a, NULL), *out = run_path(a.dir, "out");
+    for (unsigned i = 0; i < 2; i++) {
+        const char *least = adapted_least(config, a.dir, SETS(rows, none, batches[i]), &bytes);
+        (void)run_train(config, out, bytes, NULL, SETS(rows, none, batches[i], least, "max_steps=2"));
+        read[i] = adapted_bytes(out, 2, "frozen", "read");
+    }
+    assert_int_equal(read[0], read[1]);
+    adapted_close(&a);
+}
+
 /* ---- the hash ----------------------------------------------------------------------------------------------------- */
 
 typedef struct named {
@@ -338,7 +355,7 @@ static const struct {
              {"train", test_train, 0x7F},
              {"bf16", test_bf16, 0x2D},
              {"updates", test_updates, 0x28}};
-enum { MOST = 4 * (int)TM_COUNT(fixtures) + 2 };
+enum { MOST = 4 * (int)TM_COUNT(fixtures) + 3 };
 
 int main(int argc, char **argv) {
     static struct CMUnitTest tests[MOST];
@@ -354,5 +371,6 @@ int main(int argc, char **argv) {
         }
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_state_hash, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_pissa, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_step_reads_the_base_as_often, run_clean);
     return _cmocka_run_group_tests("train_adapters", tests, n, NULL, NULL);
 }
