@@ -135,8 +135,11 @@ static void mask_scores(const tm_attention *a, uint64_t b, const tile_range *r, 
         uint64_t at = r->position + i;
         uint64_t end = at >= r->k0 ? tm_min_u64(r->nk, at + 1 - r->k0) : 0;
         uint64_t begin = a->window && at + 1 > r->k0 + a->window ? at + 1 - r->k0 - a->window : 0;
-        for (size_t j = 0; j < r->columns; j++)
-            if (j < begin || j >= end || (mask && !mask[j])) s[i * TILE + j] = -INFINITY;
+        float *row = s + i * TILE;
+        for (size_t j = 0; j < tm_min_u64(begin, end); j++) row[j] = -INFINITY;
+        for (size_t j = end; j < r->columns; j++) row[j] = -INFINITY;
+        for (size_t j = begin; mask && j < end; j++)
+            if (!mask[j]) row[j] = -INFINITY;
     }
 }
 

@@ -1,5 +1,5 @@
-/* The avx512 column: the leaves between products, 16 elements at a time, ends by mask. Products are a library's on such
- * a CPU; small_gemm, transpose and gemm_tile stay avx2's. AVX-512 BF16 and AMX have no leaf of their own: their
+/* The avx512 column: the leaves between products, 16 elements at a time, ends by mask, and attention's products. The others
+ * are a library's on such a CPU; transpose and gemm_tile stay avx2's. AVX-512 BF16 and AMX have no leaf of their own: their
  * conversion instructions flush denormals, so rounding stays integer arithmetic, and their products are oneDNN's. */
 #include "kernels/kernels_internal.h"
 
@@ -254,6 +254,55 @@ AVX512 static void softmax_row_grad(float *s, float *dp, float factor, float lse
     }
 }
 
+/* ---- attention's products: every sum in the order of k, as in avx2.c, so that both give the same bits ---- */
+
+/* A tile of 8 x 32 sums in registers, named one by one, since compilers keep arrays of vectors in memory. */
+#define ROWS8(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#define DECLARE_ROW(r) __m512 s##r##0 = _mm512_setzero_ps(), s##r##1 = s##r##0;
+#define LOAD_ROW(r)                                                                                                    \
+    if (r < rows) s##r##0 = _mm512_loadu_ps(c + r * ldc), s##r##1 = two ? _mm512_loadu_ps(c + r * ldc + 16) : s##r##1;
+#define ADD_ROW(r)                                                                                                     \
+    if (r < rows) {                                                                                                    \
+        __m512 x = SET(a[r * ras]);                                                                                    \
+        s##r##0 = _mm512_fmadd_ps(x, b0, s##r##0);                                                                     \
+        if (two) s##r##1 = _mm512_fmadd_ps(x, b1, s##r##1);                                                            \
+    }
+#define STORE_ROW(r)                                                                                                   \
+    if (r < rows) {                                                                                                    \
+        _mm512_storeu_ps(c + r * ldc, s##r##0);                                                                        \
+        if (two) _mm512_storeu_ps(c + r * ldc + 16, s##r##1);                                                          \
+    }
+
+/* `rows` x 32, or x 16, of C, all of k; rows and two are constants at each call. */
+INLINE void strip(const size_t rows, const bool two, size_t k, const float *a, size_t ras, size_t cas, const float *b,
+                  size_t ldb, float *c, size_t ldc, bool add) {
+    ROWS8(DECLARE_ROW)
+    if (add) {
+        ROWS8(LOAD_ROW)
+    }
+    for (size_t p = 0; p < k; p++, a += cas, b += ldb) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = two ? _mm512_loadu_ps(b + 16) : b0;
+        ROWS8(ADD_ROW)
+    }
+    ROWS8(STORE_ROW)
+}
+
+INLINE void strips(const bool two, size_t m, size_t k, const float *a, size_t ras, size_t cas, const float *b,
+                   size_t ldb, float *c, size_t ldc, bool add) {
+    size_t i = 0;
+    for (; i + 8 <= m; i += 8) strip(8, two, k, a + i * ras, ras, cas, b, ldb, c + i * ldc, ldc, add);
+    if (m & 4) strip(4, two, k, a + i * ras, ras, cas, b, ldb, c + i * ldc, ldc, add), i += 4;
+    if (m & 2) strip(2, two, k, a + i * ras, ras, cas, b, ldb, c + i * ldc, ldc, add), i += 2;
+    if (m & 1) strip(1, two, k, a + i * ras, ras, cas, b, ldb, c + i * ldc, ldc, add);
+}
+
+AVX512 static void small_gemm(size_t m, size_t n, size_t k, const float *a, size_t ras, size_t cas, const float *b,
+                              size_t ldb, float *c, size_t ldc, bool add) {
+    size_t j = 0;
+    for (; j + 32 <= n; j += 32) strips(true, m, k, a, ras, cas, b + j, ldb, c + j, ldc, add);
+    if (j < n) strips(false, m, k, a, ras, cas, b + j, ldb, c + j, ldc, add);
+}
+
 /* ---- 4-bit codes: the 16 values of a block are one register, 32 codes look them up at once ---- */
 
 /* 16 bytes of codes, of which `bytes` are there, a byte in each 32-bit lane. */
@@ -341,6 +390,7 @@ void kernels_avx512_override(kernels_table *t) {
     t->softmax_grad = softmax_grad;
     t->softmax_row = softmax_row;
     t->softmax_row_grad = softmax_row_grad;
+    t->small_gemm = small_gemm;
     t->nf4_f32 = nf4_f32;
     t->nf4_bf16 = nf4_bf16;
     t->nf4_f16 = nf4_f16;

@@ -671,14 +671,21 @@ static void masks(void **state) {
         }
 }
 
+/* The sum of a row and a column in the order of k: what the columns with vectors give, whatever their width. */
+static float in_order(const float *a, size_t step, const float *b, size_t n, size_t k, float sum) {
+    for (size_t p = 0; p < k; p++) sum = fmaf(a[p * step], b[p * n], sum);
+    return sum;
+}
+
 static void small_products(void **state) {
     (void)state;
-    for (size_t m = 1; m <= 13; m++)
+    for (size_t m = 1; m <= 21; m++)
         for (size_t trans = 0; trans < 2; trans++) {
-            size_t n = 32, k = 9;
+            size_t n = 48, k = 9;
             double *a = randoms(m * k, 1), *b = randoms(k * n, 1), *c = randoms(m * n, 1);
             float *sa = stored(TM_ELEM_F32, a, m * k), *sb = stored(TM_ELEM_F32, b, k * n),
                   *sc = stored(TM_ELEM_F32, c, m * n);
+            float *old = stored(TM_ELEM_F32, c, m * n);
             kernels.small_gemm(m, n, k, sa, trans ? 1 : k, trans ? m : 1, sb, n, sc, n, m % 2);
             for (size_t i = 0; i < m; i++)
                 for (size_t j = 0; j < n; j++) {
@@ -688,13 +695,16 @@ static void small_products(void **state) {
                         want += term, size += fabs(term);
                     }
                     within((double)sc[i * n + j], want, gamma_of(k + 1) * size, "small_gemm", i);
+                    float sum =
+                        in_order(sa + i * (trans ? 1 : k), trans ? m : 1, sb + j, n, k, m % 2 ? old[i * n + j] : 0);
+                    if (kernels.level >= KERNELS_AVX2) assert_true(sc[i * n + j] == sum);
                 }
-            float y[9 * 16], *from = sa;
-            kernels.transpose(from, k, m, k, y, 16);
+            float y[9 * 24], *from = sa;
+            kernels.transpose(from, k, m, k, y, 24);
             for (size_t p = 0; p < k; p++)
                 for (size_t i = 0; i < tm_round_up(m, 8); i++)
-                    assert_true(y[p * 16 + i] == (i < m ? sa[i * k + p] : 0));
-            free(a), free(b), free(c), free(sa), free(sb), free(sc);
+                    assert_true(y[p * 24 + i] == (i < m ? sa[i * k + p] : 0));
+            free(a), free(b), free(c), free(sa), free(sb), free(sc), free(old);
         }
 }
 
