@@ -122,7 +122,7 @@ class Run:
         process.returncode = self.status = os.waitstatus_to_exitcode(status)
         self.err = errors[0]
         self.read_bytes, self.write_bytes = usage.ru_inblock * 512, usage.ru_oublock * 512
-        self.peak_bytes = usage.ru_maxrss * 1024
+        self.peak_bytes, self.cpu_seconds = usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime
 
 
 def expect(run, what):

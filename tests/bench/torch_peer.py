@@ -9,9 +9,9 @@ import sys
 class Peer:
     """PyTorch, stopped between its steps so that it takes no time from the other."""
 
-    def __init__(self, folder, precision, batch, tokens, recompute):
+    def __init__(self, folder, precision, batch, tokens, recompute, *more):
         script = pathlib.Path(__file__).with_name("torch_step.py")
-        self.process = subprocess.Popen([sys.executable, script, folder, precision, str(batch), str(tokens), str(recompute)],
+        self.process = subprocess.Popen([sys.executable, script, folder, precision, str(batch), str(tokens), str(recompute), *map(str, more)],
                                         text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         atexit.register(lambda: self.process.returncode is None and self.process.kill())
         self.version = self.process.stdout.readline().split()[-1]
@@ -20,7 +20,8 @@ class Peer:
         self.process.send_signal(signal.SIGCONT)
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        seconds = float(self.process.stdout.readline().split()[0])
+        seconds, _, peak, self.cpu_seconds = map(float, self.process.stdout.readline().split())
+        self.peak_bytes = int(peak)
         self.process.send_signal(signal.SIGSTOP)
         return seconds
 
