@@ -231,6 +231,24 @@ static void a_step_reads_the_base_as_often(void **state) {
     adapted_close(&a);
 }
 
+/* The base in full precision, quantised when the run begins: what was found on the one that bitsandbytes made of it holds. */
+static void a_base_is_quantised_as_bitsandbytes_does(void **state) {
+    (void)state;
+    adapted a = adapted_open("peft_qlora");
+    const char *config = adapted_config(&a, TM_TEST_FIXTURES "/peft_base"), *none = "memory.cache=none";
+    const char *nf4 = "quantization={\"type\": \"nf4\", \"double_quant\": true}", *out = run_path(a.dir, "out");
+    uint64_t bytes;
+    train_log memory = run_train(config, out, 0, NULL, SETS(nf4));
+    adapted_check_steps(&a, &memory, adapted_number(&a, "tolerances", "traj_loss_abs"),
+                        adapted_number(&a, "tolerances", "traj_grad_norm_rel"));
+    adapted_check_final(&a, run_path(out, "adapter_model.safetensors"));
+    const char *least = adapted_least(config, a.dir, SETS(nf4, none), &bytes);
+    train_log files = run_train(config, out, bytes, NULL, SETS(nf4, none, least));
+    assert_string_equal(files.hash, memory.hash);
+    assert_true(adapted_bytes(out, 2, "frozen", "read") > 0);
+    adapted_close(&a);
+}
+
 /* ---- the hash ----------------------------------------------------------------------------------------------------- */
 
 typedef struct named {
@@ -355,7 +373,7 @@ static const struct {
              {"train", test_train, 0x7F},
              {"bf16", test_bf16, 0x2D},
              {"updates", test_updates, 0x28}};
-enum { MOST = 4 * (int)TM_COUNT(fixtures) + 3 };
+enum { MOST = 4 * (int)TM_COUNT(fixtures) + 4 };
 
 int main(int argc, char **argv) {
     static struct CMUnitTest tests[MOST];
@@ -372,5 +390,6 @@ int main(int argc, char **argv) {
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_state_hash, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_pissa, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_step_reads_the_base_as_often, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_base_is_quantised_as_bitsandbytes_does, run_clean);
     return _cmocka_run_group_tests("train_adapters", tests, n, NULL, NULL);
 }

@@ -76,7 +76,7 @@ static void expect_end(const scene *s, const char *what) {
 /* ---- kills ------------------------------------------------------------------------------------------------------- */
 
 static void test_kills(void **state) {
-    static const char *const points[] = {"kill_published:2",     "kill_in_manifest:3",   "kill_op:700",
+    static const char *const points[] = {"kill_published:2",     "kill_in_manifest:3",   "kill_op:150",
                                          "kill_before_export:1", "kill_before_rename:2", "kill_after_rename:3",
                                          "kill_before_export:2"};
     scene s = scene_open(*state, NULL);
