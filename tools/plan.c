@@ -66,6 +66,7 @@ static void json_budget(tm_json_writer *w, const char *name, uint64_t bytes) {
 
 static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "parameters", r->parameters);
+    tm_jw_field_uint(w, "learning_parameters", r->learning);
     json_budget(w, "host_budget_bytes", r->host_budget_bytes);
     tm_jw_field_uint(w, "minimum_host_bytes", r->minimum_host_bytes);
     tm_jw_field_uint(w, "host_peak_bytes", r->host_peak_bytes);
@@ -168,8 +169,9 @@ static tm_status print_plan_json(const tm_plan_report *r) {
 /* ---- table --------------------------------------------------------------------------------------------------- */
 
 static void table_model(const tm_plan_report *r) {
-    printf("model        %.1f M parameters, %u x %u x %u tokens a step at most", (double)r->parameters * 1e-6,
-           r->micro_batches, r->rows, r->seq);
+    printf("model        %.1f M parameters", (double)r->parameters * 1e-6);
+    if (r->learning < r->parameters) printf(" (%.3g M learn)", (double)r->learning * 1e-6);
+    printf(", %u x %u x %u tokens a step at most", r->micro_batches, r->rows, r->seq);
     if (r->ranks > 1)
         printf(" on each of %u ranks (%u node%s), %s", r->ranks, r->nodes, r->nodes == 1 ? "" : "s", r->strategy);
     if (*r->rows_basis) printf("\nrows         %s", r->rows_basis);

@@ -187,3 +187,23 @@ uint64_t frozen_decoded_bytes(const tm_job *job) {
             bytes += frozen_held(job, p).n * tm_dtype_bytes(job->dtype);
     return bytes;
 }
+
+/* One node makes it once, for all of its ranks. */
+uint64_t frozen_own_bytes(const tm_job *job) {
+    const job_opts *o = &job->opts;
+    bool quantises = o->four_bits == TM_FMT_NF4 || o->four_bits == TM_FMT_FP4;
+    bool pissa = o->adapter && o->adapter->init == TM_ADAPTER_INIT_PISSA && !o->saved;
+    uint64_t bytes = 0;
+    if (o->weights || !(quantises || pissa)) return 0;
+    for (uint32_t t = 0; t < tm_model_tensors(job->model); t++) {
+        const tm_tensor *x = tm_model_tensor(job->model, t);
+        tm_source_piece p = {.n = 0};
+        if (x->role != TM_TENSOR_BASE) continue;
+        if (will_be_quantised(job, t))
+            imagine_four_bits(job, 0, x->elements, &p);
+        else
+            imagine_piece(job, 0, x->elements, &p);
+        for (uint32_t i = 0; i < p.n; i++) bytes += p.range[i].bytes;
+    }
+    return bytes;
+}

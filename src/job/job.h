@@ -459,6 +459,8 @@ int64_t job_saved_tensor(const tm_job *job, uint32_t t);
 
 /* Describes what files part `part` is made of: its pieces, and their objects in the layout. */
 TM_MUST_USE tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bundle);
+uint64_t
+frozen_own_bytes(const tm_job *job); /* of a base that the run will make for itself; 0: it makes none, or has it */
 uint64_t frozen_decoded_bytes(const tm_job *job);   /* of all parts that are decoded, as computed with */
 span frozen_held(const tm_job *job, uint32_t part); /* elements of which this rank has pieces */
 TM_MUST_USE tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_source_piece *out);

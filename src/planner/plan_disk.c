@@ -117,5 +117,5 @@ tm_status plan_disk(const planning *g, const job_opts *o) {
     }
     if (!out->disk_free_bytes || out->disk_bytes <= out->disk_free_bytes) return TM_OK;
     return refuse(g, "", "", out->disk_bytes, out->disk_free_bytes,
-                  job_disk_bytes(g->job, tm_plan_get_info(g->plans.step), 1) * ranks);
+                  job_disk_bytes(g->job, tm_plan_get_info(g->plans.step), 1) * ranks + frozen_own_bytes(g->job));
 }

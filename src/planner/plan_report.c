@@ -207,7 +207,8 @@ static void describe(const planning *g, const pass_opts *way) {
     out->shared_window_bytes = job->account.needs.shared;
     out->device_peak_bytes = info->device_bytes + plan_driver_bytes(g);
     out->disk_bytes =
-        job_disk_bytes(job, info, g->s->cfg->memory.slots) * (g->s->comm ? tm_comm_node_size(g->s->comm) : 1);
+        job_disk_bytes(job, info, g->s->cfg->memory.slots) * (g->s->comm ? tm_comm_node_size(g->s->comm) : 1) +
+        frozen_own_bytes(job);
     out->update = pass_update_name(way);
     out->activations = pass_activations_name(job, way);
     out->order = way->stage_wise ? "stage" : "unit";
@@ -325,6 +326,7 @@ static tm_status plan_job(planning *g) {
         o.device_bytes == TM_DEVICE_UNLIMITED ? UINT64_MAX : o.device_bytes + plan_driver_bytes(g);
     TM_GO(job_open(&g->job, &o));
     out->parameters = tm_model_parameters(g->job->model);
+    out->learning = tm_model_learning_parameters(g->job->model);
     run_load load = run_step_load(s, tm_model_get_config(g->job->model));
     plan_lengths(g, &shape, &load);
     TM_GO(job_costs_open(&costs, g->job, &shape, &load.load, &g->rank,

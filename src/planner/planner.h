@@ -40,7 +40,8 @@ typedef struct tm_plan_report {
     char autos[2048];      /* tm_config_autos: what the configuration's "auto" became, as JSON; "": there is none */
     const char *limit;     /* "": fits; else what is too small: "host", "device" or "disk" */
     tm_plan_change change; /* the smallest that fits, where it does not */
-    uint64_t parameters, host_budget_bytes;          /* UINT64_MAX: unlimited */
+    uint64_t parameters, learning;
+    uint64_t host_budget_bytes;                      /* UINT64_MAX: unlimited */
     uint64_t host_peak_bytes, minimum_host_bytes;    /* the minimum does not depend on the budget */
     uint64_t device_peak_bytes, device_budget_bytes; /* UINT64_MAX: unlimited */
     uint64_t minimum_device_bytes;                   /* likewise */
