@@ -177,7 +177,9 @@ void tm_program_use_range(tm_program *p, uint32_t interval, uint32_t object, uin
         interval_object *r = &p->record[v->record + (object - v->first) + i];
         if (!r->first_access) r->first_access = (uint8_t)access;
         if (!(access & TM_USE_WRITE)) continue;
-        TM_ASSERT(program_object(p, object + i)->kind != TM_KIND_FROZEN || !program_object(p, object + i)->pageable);
+        const tm_object *o = program_object(p, object + i);
+        bool fills = p->op[p->n_op - 1].op.code == TM_OP_COPY; /* its place in an arena */
+        TM_ASSERT(o->kind != TM_KIND_FROZEN || !o->pageable || fills);
         r->dirty = true;
     }
 }

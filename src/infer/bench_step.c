@@ -171,6 +171,7 @@ static tm_status open_job(bench *b) {
     s->cfg->commit_steps = 0;
     s->cfg->keep_state = false;
     TM_TRY(session_prepare(s, true));
+    TM_TRY(session_make_base(s));
     b->shape = session_step_shape(s);
     job_opts o = session_job_options(s);
     o.run_name = "bench";
@@ -359,6 +360,7 @@ static void bench_close(bench *b) {
     job_close(b->job); /* its executor may hold a link */
     tm_plan_free(b->plan);
     tm_plan_free(b->first_plan);
+    if (session_drop_base(&b->s, false) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     session_close(&b->s);
     tm_link_free(b->link);
     tm_link_free(b->first_link);

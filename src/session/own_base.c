@@ -11,6 +11,8 @@
 #include "comm/comm.h"
 #include "io/file/file.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -91,7 +93,13 @@ static tm_status read_values(void *ctx, uint32_t t, uint64_t first, uint64_t n, 
     if (q->src) TM_TRY(tm_source_read_f32(q->src, q->at[t], first, n, values));
     if (q->merged && tm_model_tensor(q->m, t)->ndim == 2) return subtract(q, t, first, n, values);
     if (q->src) return TM_OK;
-    tm_model_init_values(q->m, t, q->s->cfg->seed, first, n, values);
+    enum { RUN = 1 << 14 };
+    int64_t runs = (int64_t)((n + RUN - 1) / RUN);
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < runs; r++) {
+        uint64_t at = (uint64_t)r * RUN;
+        tm_model_init_values(q->m, t, q->s->cfg->seed, first + at, tm_min_u64(RUN, n - at), values + at);
+    }
     return TM_OK;
 }
 
@@ -182,6 +190,26 @@ static tm_status open_first(session *s, const char *path) {
     return tm_adapter_folder_open(&s->saved, first);
 }
 
+/* What a life left that was killed while it made one: "base-HASH.PID.tmp". */
+static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
+    const char *path = ctx, *own = strrchr(path, '/') + 1;
+    char left[4300];
+    int pid = 0, end = 0;
+    size_t n = strlen(own);
+    if (!is_dir || strncmp(name, own, n) != 0) return TM_OK;
+    bool ours = sscanf(name + n, ".%d.tmp%n", &pid, &end) == 1 && end > 0 && name[n + (size_t)end] == 0 && pid > 0;
+    if (!ours || kill(pid, 0) == 0 || errno != ESRCH) return TM_OK;
+    snprintf(left, sizeof left, "%.*s%s", (int)(own - path), path, name);
+    return tm_remove_tree(left);
+}
+
+static tm_status sweep(char *path) {
+    char parent[4096];
+    snprintf(parent, sizeof parent, "%s", path);
+    *strrchr(parent, '/') = 0;
+    return tm_path_is_dir(parent) ? tm_list_dir(parent, sweep_one, path) : TM_OK;
+}
+
 static tm_status open_folder(session *s, bool make) {
     quantising q = {.s = s};
     char path[4096];
@@ -194,6 +222,7 @@ static tm_status open_folder(session *s, bool make) {
     name_folder(s, identity(s), path, sizeof path);
     if (!s->weights && !(s->weights = tm_strdup(path))) TM_GO(tm_nomem(sizeof path));
     if (!make || tm_path_is_dir(path)) goto done;
+    TM_GO(sweep(path));
     TM_GO(make_folder(&q, path));
     s->made_weights = true;
 done:
