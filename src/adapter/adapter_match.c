@@ -114,6 +114,7 @@ tm_status adapter_adapts(const tm_adapter_config *a, const char *module, tm_adap
     *out = (tm_adapter_spec){.rank = (uint32_t)rank,
                              .scale = alpha / (a->use_rslora ? sqrt(rank) : rank),
                              .dora = a->use_dora,
+                             .pissa = a->init == TM_ADAPTER_INIT_PISSA && !adapter_is_embedding(module),
                              .init_std = a->init == TM_ADAPTER_INIT_GAUSSIAN ? 1 / rank : 0};
     return TM_OK;
 }

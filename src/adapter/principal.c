@@ -21,25 +21,35 @@ typedef struct lanczos {
     double *h;      /* [room][room]: basis W^T W basis^T */
     double *tail;   /* [block][block]: what is left of the last products, on the next block */
     double *value, *vector, *scratch, *square; /* [room], [room][room], [3 room], [room][room] */
-    double *kept;                              /* [room][length], of a restart; of the end [rank][length] */
+    double *kept;                              /* [rank + block][length], of a restart; of the end [rank][length] */
 } lanczos;
 
 static tm_status not_numbers(const tm_principal_opts *o) {
     return tm_fail(TM_EINPUT, "'%s' holds values that are no numbers: it has no singular values", o->name);
 }
 
-static tm_status lanczos_open(lanczos *s, const tm_matrix_rows *w, const tm_principal_opts *o) {
-    uint64_t n = w->columns, room = BASIS_BYTES / (n * sizeof(double));
+static void choose_sizes(lanczos *s, uint64_t n, uint32_t rank) {
+    uint64_t room = BASIS_BYTES / (n * sizeof(double));
     s->length = n;
-    s->rank = o->rank;
-    s->block = (uint32_t)tm_min_u64(tm_max_u64(o->rank / 4, LEAST_BLOCK), MOST_BLOCK);
-    room = tm_max_u64(tm_min_u64(room, o->rank + BASIS_BLOCKS * s->block), o->rank + 4 * s->block);
+    s->rank = rank;
+    s->block = (uint32_t)tm_min_u64(tm_max_u64(rank / 4, LEAST_BLOCK), MOST_BLOCK);
+    room = tm_max_u64(tm_min_u64(room, rank + BASIS_BLOCKS * s->block), rank + 4 * s->block);
     s->block = (uint32_t)tm_min_u64(s->block, n);
     s->room = (uint32_t)tm_min_u64(room, n);
+}
+
+/* Vectors that combine makes: of a restart, or of the end. */
+static uint64_t kept_vectors(const lanczos *s) {
+    return tm_min_u64(s->rank + s->block, s->room);
+}
+
+static tm_status lanczos_open(lanczos *s, const tm_matrix_rows *w, const tm_principal_opts *o) {
+    uint64_t n = w->columns;
+    choose_sizes(s, n, o->rank);
     TM_TRY(principal_matrix_open(&s->m, w, o->threads, (uint32_t)tm_max_u64(s->block, s->rank)));
     size_t square = (size_t)s->room * s->room;
     s->basis = tm_malloc((s->room + s->block) * n * sizeof(double));
-    s->kept = tm_malloc(s->room * n * sizeof(double));
+    s->kept = tm_malloc(kept_vectors(s) * n * sizeof(double));
     s->h = tm_calloc(square, sizeof(double));
     s->square = tm_malloc(square * sizeof(double));
     s->vector = tm_malloc(square * sizeof(double));
@@ -302,4 +312,13 @@ tm_status tm_principal(const tm_matrix_rows *w, const tm_principal_opts *o, floa
         return tm_fail(TM_EINPUT, "'%s' [%llu, %llu] has fewer than %u singular values; name a smaller rank", o->name,
                        (unsigned long long)w->rows, (unsigned long long)w->columns, o->rank);
     return o->iterations ? by_power(w, o, a, b) : to_convergence(w, o, a, b);
+}
+
+uint64_t tm_principal_bytes(uint64_t rows, uint64_t columns, const tm_principal_opts *o) {
+    lanczos s = {0};
+    uint64_t of_rows = PRINCIPAL_ROWS * (columns * sizeof(float) + tm_max_u64(o->rank, MOST_BLOCK) * sizeof(double));
+    if (o->iterations) return of_rows + 2 * o->rank * (rows + columns + 2 * o->rank) * sizeof(double);
+    choose_sizes(&s, columns, o->rank);
+    uint64_t vectors = s.room + s.block + kept_vectors(&s), squares = 3 * (uint64_t)s.room * (s.room + 2);
+    return of_rows + (vectors * columns + squares + o->rank * rows) * sizeof(double);
 }

@@ -36,5 +36,7 @@ typedef struct tm_principal_opts {
 /* a [rank, columns] and b [rows, rank]; of a turned matrix a [rank, rows] and b [columns, rank]. TM_EINPUT: the rank is
  * more than the matrix has, or values are no numbers. */
 TM_MUST_USE tm_status tm_principal(const tm_matrix_rows *w, const tm_principal_opts *opts, float *a, float *b);
+/* What it takes while it works, beside a and b. */
+uint64_t tm_principal_bytes(uint64_t rows, uint64_t columns, const tm_principal_opts *opts);
 
 #endif

@@ -10,6 +10,7 @@ typedef struct tm_adapter_spec {
     uint32_t rank;
     double scale; /* alpha / rank, or alpha / sqrt(rank) */
     bool dora;
+    bool pissa; /* A and B begin as the base's largest singular values; as what they begin is subtracted from it */
     double
         init_std; /* of A: normal; 0: uniform(-1/sqrt(in), 1/sqrt(in)), as PEFT's (kaiming, a = sqrt 5). B begins at 0 */
 } tm_adapter_spec;

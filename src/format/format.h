@@ -331,7 +331,7 @@ typedef struct tm_quantise_tensor {
     bool four_bits; /* else it stays as `rest`. Two dimensions */
 } tm_quantise_tensor;
 typedef struct tm_quantise_opts {
-    tm_fmt fmt;        /* NF4 or FP4, where any tensor is in four bits */
+    tm_fmt fmt;        /* NF4 or FP4 */
     bool double_quant; /* scales in 8 bits */
     uint32_t block;    /* elements of a scale: a power of two, 32 and more */
     tm_fmt rest;       /* F32, BF16, F16 */

@@ -92,6 +92,15 @@ void tm_adapter_writer_abandon(tm_adapter_writer *w);                 /* NULL is
 TM_MUST_USE tm_status tm_pissa_begin(const tm_adapter_config *config, const tm_source *base, const char *dir,
                                      uint64_t seed, const tm_convert_opts *opts);
 
+/* The same values, a module at a time in memory and without a folder; those of `folder` where it is not NULL and has them
+ * (else, of a randomised decomposition, others, with a warning). All of it outlives the object, which one thread uses. */
+typedef struct tm_pissa tm_pissa;
+TM_MUST_USE tm_status tm_pissa_open(tm_pissa **out, const tm_adapter_config *config, const tm_source *base,
+                                    const tm_adapter_folder *folder, uint64_t seed);
+void tm_pissa_close(tm_pissa *p); /* NULL is fine */
+/* Elements [first, first + n) of the module's first A, or B. A module's ranges are best read one after the other. */
+TM_MUST_USE tm_status tm_pissa_read(tm_pissa *p, const char *module, bool b, uint64_t first, uint64_t n, float *dst);
+
 /* ---- base and adapter as one model -------------------------------------------------------------------------------- */
 
 /* `base` and `f` outlive it; adapted tensors have no pieces (tm_source_piece_of). Reading gives W + scale B A (DoRA: its rows times m / their norms; PiSSA: less the first

@@ -192,9 +192,6 @@ static tm_status put_config(const quantiser *q, const tm_source *src, const char
     tm_buf text = {0};
     size_t len;
     const char *json = tm_source_config(src, &len);
-    bool any = false;
-    for (uint32_t i = 0; i < q->o->n; i++) any |= q->o->tensor[i].four_bits;
-    if (!any) return tm_format_write_file(dir, "config.json", json, len);
     while (len > 0 && json[len - 1] != '}') len--;
     tm_status rc = len ? tm_buf_append(&text, json, len - 1)
                        : tm_fail(TM_EINPUT, "%s: config.json is not a JSON object", tm_source_path(src));
@@ -215,7 +212,7 @@ static tm_status put_config(const quantiser *q, const tm_source *src, const char
 tm_status tm_quantise(const tm_source *src, const char *dir, const tm_quantise_opts *o) {
     quantiser q = {.o = o, .values = tm_malloc(PIECE * sizeof(float)), .codes = tm_malloc(PIECE / 2)};
     tm_status rc;
-    TM_ASSERT(o->block >= 32 && (o->block & (o->block - 1)) == 0);
+    TM_ASSERT(o->block >= 32 && (o->block & (o->block - 1)) == 0 && (o->fmt == TM_FMT_NF4 || o->fmt == TM_FMT_FP4));
     if (!q.values || !q.codes) TM_GO(tm_nomem(PIECE * sizeof(float)));
     TM_GO(list_entries(&q));
     TM_GO(tm_make_dirs(dir));

@@ -1,11 +1,6 @@
 /* What commands that only go forward tell a job of their tiers. */
 #include "config/config.h"
 #include "infer/forward_internal.h"
-#include "io/file/file.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 static tm_status forward_device(job_opts *o, const tm_tier_args *tiers) {
     tm_device_traits traits;
@@ -24,30 +19,8 @@ static tm_status forward_device(job_opts *o, const tm_tier_args *tiers) {
     return tm_fail(TM_EINPUT, "device \"%s\" has the memory that it is given; add --device-budget", tiers->device);
 }
 
-/* A PiSSA adapter as plain LoRA of twice the rank, which the base is run with as it is: in a folder that is gone once it is
- * open. */
-static tm_status open_plain(const char *model, const tm_tier_args *tiers, tm_adapter_folder **adapter) {
-    const char *tmp = getenv("TMPDIR");
-    char dir[4096];
-    tm_adapter_folder *plain = NULL;
-    snprintf(dir, sizeof dir, "%s/tidemill-adapter-%d", tmp && *tmp ? tmp : "/tmp", (int)getpid());
-    TM_TRY(tm_remove_tree(dir));
-    tm_status rc = tm_export(&(tm_export_request){.in = tiers->adapter, .out = dir, .base = model});
-    if (rc == TM_OK) rc = tm_adapter_folder_open(&plain, dir);
-    rc = tm_first(rc, tm_remove_tree(dir));
-    tm_adapter_folder_close(*adapter);
-    *adapter = plain;
-    return rc;
-}
-
-static tm_status open_adapter(const char *model, const tm_tier_args *tiers, tm_adapter_folder **adapter) {
-    TM_TRY(tm_adapter_folder_open(adapter, tiers->adapter));
-    bool pissa = tm_adapter_folder_config(*adapter)->init == TM_ADAPTER_INIT_PISSA;
-    return pissa ? open_plain(model, tiers, adapter) : TM_OK;
-}
-
 tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, tm_adapter_folder **adapter) {
-    if (tiers->adapter && !*adapter) TM_TRY(open_adapter(o->model, tiers, adapter));
+    if (tiers->adapter && !*adapter) TM_TRY(tm_adapter_folder_open(adapter, tiers->adapter));
     if (*adapter) {
         o->adapter = tm_adapter_folder_config(*adapter);
         o->saved = *adapter;

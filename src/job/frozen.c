@@ -192,9 +192,8 @@ uint64_t frozen_decoded_bytes(const tm_job *job) {
 uint64_t frozen_own_bytes(const tm_job *job) {
     const job_opts *o = &job->opts;
     bool quantises = o->four_bits == TM_FMT_NF4 || o->four_bits == TM_FMT_FP4;
-    bool pissa = o->adapter && o->adapter->init == TM_ADAPTER_INIT_PISSA && !o->saved;
     uint64_t bytes = 0;
-    if (o->weights || !(quantises || pissa)) return 0;
+    if (o->weights || !quantises) return 0;
     for (uint32_t t = 0; t < tm_model_tensors(job->model); t++) {
         const tm_tensor *x = tm_model_tensor(job->model, t);
         tm_source_piece p = {.n = 0};

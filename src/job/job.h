@@ -311,6 +311,7 @@ struct tm_job {
     tm_source *source;       /* NULL: random initialisation */
     uint32_t *source_tensor; /* per tensor: its index in the source; UINT32_MAX: it is an adapter's */
     job_carried carried;
+    tm_pissa *pissa;         /* NULL: the adapter does not begin so */
     const char *name_prefix; /* of tensors outside the program: "", or PEFT's with adapters */
     uint64_t seed;
     /* its state: job_add_state's */
@@ -454,6 +455,8 @@ TM_MUST_USE tm_status job_create_model(tm_model **out, const tm_model_config *co
 TM_MUST_USE tm_status job_list_modules(const tm_model *m, const char ***module, size_t *n, tm_buf *names);
 /* Where `t` has a value in the saved adapter; -1: it has none. */
 int64_t job_saved_tensor(const tm_job *job, uint32_t t);
+/* Memory that PiSSA's beginning takes; 0: the adapter does not begin so. */
+uint64_t job_pissa_bytes(const tm_job *job);
 
 /* ---- parts that do not learn (frozen.c) ------------------------------------------------------------------------- */
 

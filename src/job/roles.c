@@ -1,5 +1,6 @@
 /* What of a model learns, as its adapter's or its freezing's configuration has it: names of tensors and modules, asked
  * for once, before the model's tables are built. */
+#include "adapter/principal.h"
 #include "job/job.h"
 
 #include <stdlib.h>
@@ -99,6 +100,19 @@ int64_t job_saved_tensor(const tm_job *job, uint32_t t) {
     const tm_adapter_folder *saved = job->opts.saved;
     int64_t at = saved ? tm_adapter_folder_find(saved, tm_model_tensor(job->model, t)->name) : -1;
     return at >= 0 && tm_adapter_folder_get(saved, (uint32_t)at)->frozen ? -1 : at;
+}
+
+uint64_t job_pissa_bytes(const tm_job *job) {
+    uint64_t most = 0;
+    for (uint32_t t = 0; t < tm_model_tensors(job->model); t++) {
+        const tm_tensor *a = tm_model_tensor(job->model, t), *w = tm_model_tensor(job->model, a->of);
+        if (a->role != TM_TENSOR_FIRST_A) continue;
+        uint32_t rank = (uint32_t)a->shape[0];
+        const tm_principal_opts o = {.rank = rank, .iterations = (uint32_t)(job->opts.adapter->pissa_iterations + 1)};
+        uint64_t values = rank * (w->shape[0] + w->shape[1]) * sizeof(float);
+        most = tm_max_u64(most, values + tm_principal_bytes(w->shape[0], w->shape[1], &o));
+    }
+    return most;
 }
 
 static tm_status apply_freeze(role_list *l) {

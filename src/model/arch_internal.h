@@ -165,7 +165,7 @@ enum { NO_PART = UINT32_MAX };
  * adapters of the unit, which begins with its first. No part begins between two of them. */
 typedef struct model_adapter {
     tm_adapter_spec is; /* rank 0: there is none */
-    uint64_t a, b, magnitude;
+    uint64_t a, b, magnitude, first_a, first_b;
 } model_adapter;
 model_adapter model_add_adapter(model_builder *b, const char *prefix, const char *stem, const char *parts, uint32_t of,
                                 uint64_t out, uint64_t in);

@@ -129,7 +129,9 @@ typedef enum tm_tensor_role {
     TM_TENSOR_LORA_B,
     TM_TENSOR_EMBEDDING_A,
     TM_TENSOR_EMBEDDING_B,
-    TM_TENSOR_MAGNITUDE
+    TM_TENSOR_MAGNITUDE,
+    TM_TENSOR_FIRST_A, /* PiSSA's: what A and B were, which do not learn. As A and B, the caller has their values */
+    TM_TENSOR_FIRST_B
 } tm_tensor_role;
 typedef struct tm_tensor {
     const char *name; /* as in the checkpoint: "model.layers.0.self_attn.q_proj.weight" */
@@ -208,7 +210,7 @@ typedef struct tm_model_roles {
     bool (*learns)(void *ctx, const char *tensor); /* of the checkpoint; NULL: none does */
     /* Has the module (a tensor's name without ".weight") an adapter? NULL: none has. Its tensors learn and are named
      * after it as PEFT names them: "X.lora_A.weight", "X.lora_B.weight", "X.lora_magnitude_vector",
-     * "X.lora_embedding_A", "X.lora_embedding_B". */
+     * "X.lora_embedding_A", "X.lora_embedding_B"; PiSSA's first A and B, which do not learn, "X.lora_A.first". */
     bool (*adapts)(void *ctx, const char *module, tm_adapter_spec *out);
     void *ctx;
     double dropout; /* of what goes into A, in [0, 1) */
@@ -219,7 +221,7 @@ typedef struct tm_model_roles {
 typedef struct tm_model tm_model;
 TM_MUST_USE tm_status tm_model_create(tm_model **out, const tm_model_config *config, tm_dtype compute);
 /* `roles`, of which nothing is kept; NULL: all tensors learn. TM_EUNSUPPORTED: an adapter of learned positions, DoRA of
- * an embedding or a head. */
+ * an embedding or a head, PiSSA of a head. */
 TM_MUST_USE tm_status tm_model_create_roles(tm_model **out, const tm_model_config *config, tm_dtype compute,
                                             const tm_model_roles *roles);
 void tm_model_free(tm_model *m);

@@ -122,13 +122,14 @@ struct stage_spec {
     float softcap; /* of attention's scores or of logits; 0: none */
     float temperature;
     uint32_t temperature_every;
-    uint32_t rank;           /* of the adapter; 0: has none */
-    uint64_t lora_a, lora_b; /* where they begin in the unit's adapter part, which is the stage's last */
-    uint64_t magnitude;      /* the same of DoRA's; 0: has none */
+    uint32_t rank;             /* of the adapter; 0: has none */
+    uint64_t lora_a, lora_b;   /* where they begin in the unit's adapter part, which is the stage's last */
+    uint64_t magnitude;        /* the same of DoRA's; 0: has none */
+    uint64_t first_a, first_b; /* of PiSSA's first A and B; 0: has none */
     float lora_scale;
     uint32_t dropped; /* 65536ths of what goes into A */
 };
-_Static_assert(sizeof(stage_spec) == sizeof(void *) + 11 * 8 + 20 + 11 * 4 + 4 * 8, "stage_spec has no padding");
+_Static_assert(sizeof(stage_spec) == sizeof(void *) + 11 * 8 + 20 + 11 * 4 + 6 * 8, "stage_spec has no padding");
 
 struct tm_model {
     tm_model_config config;
@@ -219,7 +220,8 @@ static inline uint64_t model_chunk_rows(const tm_model *m, uint32_t rows, uint32
 typedef struct model_product {
     const tm_stage_args *a;
     const stage_spec *s;
-    const void *lora_a, *lora_b; /* NULL: has no adapter */
+    const void *lora_a, *lora_b;   /* NULL: has no adapter */
+    const void *first_a, *first_b; /* NULL: is not PiSSA's */
     float *d_a, *d_b, *d_magnitude;
     bool drops;
     uint64_t key;                    /* of what drops */
@@ -233,7 +235,8 @@ typedef struct model_product {
 } model_product;
 model_product model_product_open(const tm_stage_args *a, char **at, bool backward);
 uint64_t model_product_workspace(const tm_model *m, const stage_spec *s, bool backward, uint64_t rows);
-/* Y[rows, columns] = scale (X W^T + lora_scale drop(X) A^T B^T) + beta Y of a chunk, with DoRA's factors */
+/* Y[rows, columns] = scale (X W^T + lora_scale drop(X) A^T B^T) + beta Y of a chunk, with DoRA's factors, less PiSSA's
+ * first */
 void model_product_forward(const model_product *p, model_chunk c, const void *x, float beta, void *y, uint64_t ldy);
 /* Backward of a chunk begins with its output's gradient; then dX = .. + beta dX, and the gradients of the matrix (written
  * if fresh) and of the adapter. */

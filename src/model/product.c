@@ -4,6 +4,8 @@
  *     LoRA   Y = scale (X W^T + s X' A^T B^T)                     X': X with some of it dropped, in training
  *     DoRA   Y = scale m / |W + s B A| (X W^T + s X' A^T B^T)     norms of outputs, which are constants for gradients
  *
+ *     PiSSA  as either, with X A0^T B0^T subtracted from X' A^T B^T and B0 A0 from B A: what they were first
+ *
  * X' A^T and its gradient G = s dY B are rounded to the compute type; dA = G^T X', dB = s dY^T X' A^T, both summed over
  * tokens chunk by chunk. DoRA's backward multiplies by W once more, for the gradient of m. */
 #include "model/model_internal.h"
@@ -52,6 +54,8 @@ static void find_adapter(model_product *p, bool backward) {
     tm_elem t = model_elem(a->model);
     p->lora_a = model_row_const(t, a->weight[part], 1, p->s->lora_a);
     p->lora_b = model_row_const(t, a->weight[part], 1, p->s->lora_b);
+    if (p->s->first_a) p->first_a = model_row_const(t, a->weight[part], 1, p->s->first_a);
+    if (p->s->first_a) p->first_b = model_row_const(t, a->weight[part], 1, p->s->first_b);
     float *grad = backward ? model_small_gradient(a, part) : NULL;
     if (!grad) return;
     p->d_a = grad + p->s->lora_a;
@@ -64,21 +68,32 @@ static const void *magnitude_of(const model_product *p) {
                            p->s->magnitude);
 }
 
-/* Rows [at, at + n) of W + s B A, or of its transpose where that is what W is. */
+/* delta = alpha B A + beta delta of rows [at, at + n) of W, or of its transpose where that is what W is. */
+static void make_delta(const model_product *p, uint64_t at, uint64_t n, bool first) {
+    const stage_spec *s = p->s;
+    tm_elem t = model_elem(p->a->model);
+    const void *lora_a = first ? p->first_a : p->lora_a, *lora_b = first ? p->first_b : p->lora_b;
+    uint64_t width = s->transposed ? s->columns : s->width;
+    tm_gemm_args g = {.m = n, .n = width, .k = s->rank, .c = p->delta, .ldc = width};
+    g.alpha = first ? -s->lora_scale : s->lora_scale, g.beta = first ? 1 : 0;
+    g.a_type = g.b_type = t, g.c_type = TM_ELEM_F32;
+    if (s->transposed) {
+        g.a = model_row_const(t, lora_a, 1, at), g.lda = s->width, g.a_trans = true;
+        g.b = lora_b, g.ldb = s->rank, g.b_trans = true;
+    } else {
+        g.a = model_row_const(t, lora_b, at, s->rank), g.lda = s->rank;
+        g.b = lora_a, g.ldb = s->width;
+    }
+    p->a->kernels->gemm(&g);
+}
+
+/* Of rows [at, at + n) of W + s B A. */
 static void add_squares(const model_product *p, uint64_t at, uint64_t n) {
     const stage_spec *s = p->s;
     tm_elem t = model_elem(p->a->model);
     uint64_t width = s->transposed ? s->columns : s->width;
-    tm_gemm_args g = {.m = n, .n = width, .k = s->rank, .alpha = s->lora_scale, .c = p->delta, .ldc = width};
-    g.a_type = g.b_type = t, g.c_type = TM_ELEM_F32;
-    if (s->transposed) {
-        g.a = model_row_const(t, p->lora_a, 1, at), g.lda = s->width, g.a_trans = true;
-        g.b = p->lora_b, g.ldb = s->rank, g.b_trans = true;
-    } else {
-        g.a = model_row_const(t, p->lora_b, at, s->rank), g.lda = s->rank;
-        g.b = p->lora_a, g.ldb = s->width;
-    }
-    p->a->kernels->gemm(&g);
+    make_delta(p, at, n, false);
+    if (p->first_a) make_delta(p, at, n, true);
     p->a->kernels->squares(&(tm_squares){.type = t,
                                          .rows = n,
                                          .n = width,
@@ -179,12 +194,25 @@ static void come_out(const model_product *p, model_chunk c, void *y, uint64_t ld
     p->a->kernels->gemm(&g);
 }
 
+/* Y -= scale s X A0^T B0^T */
+static void subtract_first(const model_product *p, model_chunk c, const void *x, void *y, uint64_t ldy, tm_elem type) {
+    const stage_spec *s = p->s;
+    tm_gemm_args g = with_adapter(p, c.rows, s->rank, s->width, 1);
+    g.a = x, g.lda = s->width, g.b = p->first_a, g.ldb = s->width, g.b_trans = true, g.c = p->xa;
+    p->a->kernels->gemm(&g);
+    g = with_adapter(p, c.rows, s->columns, s->rank, -scale_of(p) * s->lora_scale);
+    g.a = p->xa, g.lda = s->rank, g.b = p->first_b, g.ldb = s->rank, g.b_trans = true;
+    g.beta = 1, g.c = y, g.ldc = ldy, g.c_type = type;
+    p->a->kernels->gemm(&g);
+}
+
 static void multiply(const model_product *p, model_chunk c, const void *x, float beta, void *y, uint64_t ldy,
                      tm_elem type) {
     tm_gemm_args g = with_matrix(p, c.rows, false);
     g.a = x, g.lda = g.k, g.beta = beta, g.c = y, g.ldc = ldy, g.c_type = type;
     p->a->kernels->gemm(&g);
     if (!p->s->rank) return;
+    if (p->first_a) subtract_first(p, c, x, y, ldy, type);
     (void)go_in(p, c, x);
     come_out(p, c, y, ldy, type);
 }
@@ -231,6 +259,18 @@ void model_product_begin_back(model_product *p, model_chunk c, const void *dy, u
     p->a->kernels->gemm(&g);
 }
 
+/* dX -= scale s dY B0 A0; what is in xa was used. */
+static void first_input_gradient(const model_product *p, model_chunk c, void *dx, tm_elem dx_type) {
+    const stage_spec *s = p->s;
+    tm_gemm_args g = with_adapter(p, c.rows, s->rank, s->columns, -scale_of(p) * s->lora_scale);
+    g.a = p->dy, g.lda = p->ld_dy, g.b = p->first_b, g.ldb = s->rank, g.c = p->xa;
+    p->a->kernels->gemm(&g);
+    g = with_adapter(p, c.rows, s->width, s->rank, 1);
+    g.a = p->xa, g.lda = s->rank, g.b = p->first_a, g.ldb = s->width;
+    g.c = dx, g.c_type = dx_type, g.beta = 1;
+    p->a->kernels->gemm(&g);
+}
+
 void model_product_input_gradient(const model_product *p, model_chunk c, float beta, void *dx, tm_elem dx_type) {
     const stage_spec *s = p->s;
     tm_elem t = model_elem(p->a->model);
@@ -238,6 +278,7 @@ void model_product_input_gradient(const model_product *p, model_chunk c, float b
     g.a = p->dy, g.lda = p->ld_dy, g.beta = beta, g.c = dx, g.ldc = g.n, g.c_type = dx_type;
     p->a->kernels->gemm(&g);
     if (!s->rank) return;
+    if (p->first_a) first_input_gradient(p, c, dx, dx_type);
     g = with_adapter(p, c.rows, s->width, s->rank, 1);
     g.a = p->g, g.lda = s->rank, g.b = p->lora_a, g.ldb = s->width;
     g.c = p->drops ? p->d_dropped : dx, g.c_type = p->drops ? t : dx_type, g.beta = p->drops ? 0 : 1;
@@ -289,9 +330,11 @@ void model_product_weight_gradients(const model_product *p, model_chunk c, const
 double model_adapter_flops(const stage_spec *s, bool backward, const tm_load *load) {
     double in = 2 * load->tokens * (double)(s->width * s->rank),
            out = 2 * load->tokens * (double)(s->columns * s->rank);
-    double norms = s->magnitude ? 2 * (double)(s->width * s->columns) * s->rank : 0;
+    double pairs = s->first_a ? 2 : 1, norms = s->magnitude ? 2 * pairs * (double)(s->width * s->columns) * s->rank : 0;
     if (!s->rank) return 0;
-    if (!backward) return in + out + norms;
+    if (!backward) return pairs * (in + out) + norms;
     double again = s->magnitude ? 2 * load->tokens * (double)(s->width * s->columns) + out : 0;
-    return (s->without & WITHOUT_PRODUCT ? 2 : 3) * in + 2 * out + norms + again;
+    if (s->first_a && s->magnitude) again += in + out;
+    double first = s->first_a && !(s->without & WITHOUT_PRODUCT) ? in + out : 0;
+    return (s->without & WITHOUT_PRODUCT ? 2 : 3) * in + 2 * out + first + norms + again;
 }

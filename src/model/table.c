@@ -143,13 +143,17 @@ static bool adapts(model_builder *b, const char *module, tm_adapter_spec *out) {
     return has;
 }
 
+static bool is_first(const tm_tensor *t) {
+    return t->role == TM_TENSOR_FIRST_A || t->role == TM_TENSOR_FIRST_B;
+}
+
 /* The initial size decides between the two kinds; `name` has the module's before it. */
 static uint64_t add_adapter_tensor(model_builder *b, const char *name, tm_tensor t) {
     uint32_t at = add_tensor(b, name, t.shape[0], t.shape[1], -1);
     if (b->rc != TM_OK) return 0;
     tm_tensor *x = &b->m->tensor[at];
     x->role = t.role, x->of = t.of, x->init = t.init, x->init_size = t.init_size;
-    x->learns = true;
+    x->learns = !is_first(&t);
     x->is_norm_or_bias = false;
     return model_add_whole(b, at);
 }
@@ -174,6 +178,12 @@ model_adapter model_add_adapter(model_builder *b, const char *prefix, const char
                                          .init_size = normal ? x.is.init_std : 1 / sqrt((double)in)});
     x.b = add_adapter_tensor(b, name_of(b, module, ".lora_B.weight", ""),
                              (tm_tensor){.role = TM_TENSOR_LORA_B, .of = of, .shape = {out, r}, .init = TM_INIT_ZERO});
+    if (x.is.pissa) {
+        x.first_a = add_adapter_tensor(b, name_of(b, module, ".lora_A.first", ""),
+                                       (tm_tensor){.role = TM_TENSOR_FIRST_A, .of = of, .shape = {r, in}});
+        x.first_b = add_adapter_tensor(b, name_of(b, module, ".lora_B.first", ""),
+                                       (tm_tensor){.role = TM_TENSOR_FIRST_B, .of = of, .shape = {out, r}});
+    }
     if (x.is.dora)
         x.magnitude = add_adapter_tensor(
             b, name_of(b, module, ".lora_magnitude_vector", ""),
@@ -184,6 +194,7 @@ model_adapter model_add_adapter(model_builder *b, const char *prefix, const char
 void model_set_adapter(const model_builder *b, stage_spec *s, const model_adapter *adapter) {
     s->rank = adapter->is.rank;
     s->lora_a = adapter->a, s->lora_b = adapter->b, s->magnitude = adapter->magnitude;
+    s->first_a = adapter->first_a, s->first_b = adapter->first_b;
     s->lora_scale = (float)adapter->is.scale;
     s->dropped = adapter->is.rank ? b->m->dropped : 0;
 }
@@ -615,7 +626,7 @@ void model_describe_head(model_builder *b) {
     stage_spec norm = add_head_norm(b, &small);
     uint32_t first = add_head_matrix(b, &matrix);
     model_adapter adapter = model_add_adapter(b, "", b->d->head, "head.", matrix, c->vocab_size, h);
-    if (refuses(b, b->d->head, adapter.is.dora, "DoRA")) return;
+    if (refuses(b, b->d->head, adapter.is.dora, "DoRA") || refuses(b, b->d->head, adapter.is.pissa, "PiSSA")) return;
     if (adapter.is.rank)
         model_set_slot(b, SLOT_ADAPTER, "adapter", adapter.is.rank * tm_dtype_bytes(b->m->compute),
                        adapter.is.rank * sizeof(float));

@@ -125,7 +125,8 @@ void tm_stage_signature(const tm_stage *stage, char *buf, size_t cap) {
     if (s->without && at < cap) snprintf(buf + at, cap - at, " f%u", s->without);
     at = strlen(buf);
     if (s->rank && at < cap)
-        snprintf(buf + at, cap - at, " rank%u%s%s", s->rank, s->magnitude ? " dora" : "", s->dropped ? " drops" : "");
+        snprintf(buf + at, cap - at, " rank%u%s%s%s", s->rank, s->first_a ? " pissa" : "", s->magnitude ? " dora" : "",
+                 s->dropped ? " drops" : "");
     at = strlen(buf);
     if (is_special(s) && at < cap)
         snprintf(buf + at, cap - at, " u%llu%s%s%s%s%s", (unsigned long long)s->up_row, s->kv_apart ? " apart" : "",

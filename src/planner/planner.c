@@ -52,7 +52,7 @@ static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) 
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += OBJECT_BYTES + WALK_BYTES_PER_OBJECT +
                  tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
-    return bytes + job->tiers.traits.host_bytes + arena_fixed_bytes(job);
+    return bytes + job->tiers.traits.host_bytes + arena_fixed_bytes(job) + job_pissa_bytes(job);
 }
 
 /* As it is laid out without parked gradients. */

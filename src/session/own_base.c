@@ -1,11 +1,6 @@
-/* A base that a run makes for itself when it begins, in a folder of its own, which is then read where it lies as any other:
- *
- *   quantised   its matrices in four bits (src/format/quantise.c)
- *   PiSSA       less the first scale B A, which lie in the folder beside it (TM_PISSA_FIRST): what is trained is then
- *               plain LoRA, as in PEFT, on weights of the type that computes
- *
- * or both. The folder is known by what it is made of, so that a run that was killed finds it again; it appears when it is
- * complete. The user's base is only read. */
+/* A base that is quantised once, when a run begins: its matrices in four bits, in a folder of the run's own, which is then
+ * read where it lies as any other (src/format/quantise.c). The folder is known by what it is made of, so that a run that
+ * was killed finds it again; it appears when it is complete. */
 #include "session/session.h"
 
 #include "comm/comm.h"
@@ -20,11 +15,8 @@
 typedef struct quantising {
     const session *s;
     tm_model *m;
-    tm_source *src;           /* NULL: random */
-    tm_adapter_folder *first; /* PiSSA's; NULL: nothing is subtracted */
-    tm_source *merged;        /* src and first */
-    float *more;              /* of `merged`, as many as are read at a time */
-    uint32_t *at;             /* per tensor: in src */
+    tm_source *src; /* NULL: random */
+    uint32_t *at;   /* per tensor: in src */
     tm_quantise_tensor *list;
     tm_phase phase;
 } quantising;
@@ -41,21 +33,12 @@ static bool in_four_bits(const tm_source *src) {
     return false;
 }
 
-static bool is_quantising(const session *s) {
-    return s->cfg->quantization.type != TM_QUANTIZE_NONE;
-}
-
-/* Of a new adapter: one that goes on has its first A and B. */
-static bool is_pissa(const session *s) {
-    return s->cfg->adapter && s->cfg->adapter->init == TM_ADAPTER_INIT_PISSA && !s->cfg->adapter_path;
-}
-
 /* Matrices of the blocks, as bitsandbytes takes every linear layer but the head; none that is trained whole. */
 static bool is_quantised(const quantising *q, uint32_t t) {
     const tm_tensor *x = tm_model_tensor(q->m, t);
     uint32_t part = tm_model_tensor_segments(q->m, t)->part;
     bool block = tm_model_unit(q->m, tm_model_part(q->m, part)->unit)->kind == TM_UNIT_BLOCK;
-    return is_quantising(q->s) && block && x->ndim == 2 && !tm_adapter_learns(q->s->cfg->adapter, x->name);
+    return block && x->ndim == 2 && !tm_adapter_learns(q->s->cfg->adapter, x->name);
 }
 
 static tm_status list_tensors(quantising *q) {
@@ -78,21 +61,9 @@ static tm_status list_tensors(quantising *q) {
     return TM_OK;
 }
 
-/* W - scale B A, from W and W + scale B A. */
-static tm_status subtract(quantising *q, uint32_t t, uint64_t first, uint64_t n, float *values) {
-    float *more = tm_realloc(q->more, n * sizeof *more);
-    if (!more) return tm_nomem(n * sizeof *more);
-    q->more = more;
-    TM_TRY(tm_source_read_f32(q->merged, q->at[t], first, n, more));
-    for (uint64_t i = 0; i < n; i++) values[i] -= more[i] - values[i];
-    return TM_OK;
-}
-
 static tm_status read_values(void *ctx, uint32_t t, uint64_t first, uint64_t n, float *values) {
-    quantising *q = ctx;
-    if (q->src) TM_TRY(tm_source_read_f32(q->src, q->at[t], first, n, values));
-    if (q->merged && tm_model_tensor(q->m, t)->ndim == 2) return subtract(q, t, first, n, values);
-    if (q->src) return TM_OK;
+    const quantising *q = ctx;
+    if (q->src) return tm_source_read_f32(q->src, q->at[t], first, n, values);
     enum { RUN = 1 << 14 };
     int64_t runs = (int64_t)((n + RUN - 1) / RUN);
 #pragma omp parallel for schedule(static)
@@ -119,25 +90,12 @@ static void name_folder(const session *s, uint64_t hash, char *path, size_t cap)
         snprintf(path, cap, "%s/offload/base-%016llx", s->cfg->output_dir, (unsigned long long)hash);
 }
 
-/* Into `dir`, which is the folder while it is made. */
-static tm_status make_first(quantising *q, const char *dir) {
-    const tm_config *c = q->s->cfg;
-    char first[4300];
-    snprintf(first, sizeof first, "%s/%s", dir, TM_PISSA_FIRST);
-    TM_TRY(tm_make_dirs(first));
-    tm_phase_begin(&q->phase, "singular values", "bytes", 0);
-    tm_status rc = tm_pissa_begin(c->adapter, q->src, first, c->seed, &(tm_convert_opts){.progress = show, .ctx = q});
-    tm_phase_end(&q->phase);
-    if (rc == TM_OK) rc = tm_adapter_folder_open(&q->first, first);
-    return rc == TM_OK ? tm_source_merge(&q->merged, q->src, q->first) : rc;
-}
-
 static tm_status write_folder(quantising *q, const char *path) {
     const tm_config *c = q->s->cfg;
     char beside[4200];
     tm_quantise_opts o = {.fmt = c->quantization.type == TM_QUANTIZE_NF4 ? TM_FMT_NF4 : TM_FMT_FP4,
                           .double_quant = c->quantization.double_quant,
-                          .block = c->quantization.block ? c->quantization.block : 64,
+                          .block = c->quantization.block,
                           .rest = c->precision == TM_F32    ? TM_FMT_F32
                                   : c->precision == TM_BF16 ? TM_FMT_BF16
                                                             : TM_FMT_F16,
@@ -148,9 +106,7 @@ static tm_status write_folder(quantising *q, const char *path) {
                           .progress = show,
                           .progress_ctx = q};
     snprintf(beside, sizeof beside, "%s.%d.tmp", path, (int)getpid());
-    if (is_pissa(q->s)) TM_TRY(make_first(q, beside));
-    tm_phase_begin(&q->phase, is_quantising(q->s) ? "quantising the model" : "subtracting from the model", "elements",
-                   tm_model_parameters(q->m));
+    tm_phase_begin(&q->phase, "quantising the model", "elements", tm_model_parameters(q->m));
     tm_status rc = tm_quantise(q->s->source, beside, &o);
     tm_phase_end(&q->phase);
     if (rc == TM_OK) rc = tm_publish_dir(beside, path);
@@ -175,19 +131,7 @@ static uint64_t identity(const session *s) {
     uint64_t all[] = {
         s->base_hash,          s->model_hash,          (uint64_t)c->quantization.type, c->quantization.double_quant,
         c->quantization.block, (uint64_t)c->precision, c->init_random ? c->seed : 0};
-    uint64_t hash = tm_hash64(all, sizeof all, 0);
-    tm_buf text = {0};
-    if (is_pissa(s) && tm_adapter_write_json(c->adapter, &(tm_adapter_json_opts){0}, &text) == TM_OK)
-        hash = tm_hash64(text.data, text.len, hash + c->seed);
-    tm_buf_free(&text);
-    return hash;
-}
-
-static tm_status open_first(session *s, const char *path) {
-    char first[4300];
-    if (!is_pissa(s) || s->saved) return TM_OK;
-    snprintf(first, sizeof first, "%s/%s", path, TM_PISSA_FIRST);
-    return tm_adapter_folder_open(&s->saved, first);
+    return tm_hash64(all, sizeof all, 0);
 }
 
 /* What a life left that was killed while it made one: "base-HASH.PID.tmp". */
@@ -215,7 +159,7 @@ static tm_status open_folder(session *s, bool make) {
     char path[4096];
     tm_status rc = TM_OK;
     if (!s->cfg->init_random) TM_TRY(tm_source_open(&q.src, s->cfg->model));
-    if (is_quantising(s) && !is_pissa(s) && in_four_bits(q.src)) {
+    if (in_four_bits(q.src)) {
         tm_warn_once("quantization", "%s is in four bits already: it is read as it is", s->cfg->model);
         goto done;
     }
@@ -226,11 +170,9 @@ static tm_status open_folder(session *s, bool make) {
     TM_GO(make_folder(&q, path));
     s->made_weights = true;
 done:
-    tm_source_close(q.merged);
-    tm_adapter_folder_close(q.first);
     tm_source_close(q.src);
     tm_model_free(q.m);
-    TM_FREE_ALL(q.list, q.at, q.more);
+    TM_FREE_ALL(q.list, q.at);
     return rc;
 }
 
@@ -240,25 +182,8 @@ static bool is_maker(const session *s) {
 }
 
 tm_status session_make_base(session *s) {
-    if (!is_quantising(s) && !is_pissa(s)) return TM_OK;
-    if (is_pissa(s) && s->cfg->init_random)
-        return tm_fail(TM_EINPUT,
-                       "init_lora_weights \"pissa\" is of weights that mean something; leave out init \"random\"");
+    if (s->cfg->quantization.type == TM_QUANTIZE_NONE) return TM_OK;
     TM_TRY(session_agree(s, open_folder(s, is_maker(s))));
-    return session_agree(s, s->weights ? open_first(s, s->weights) : TM_OK);
-}
-
-tm_status session_save_first(const session *s, const char *dir) {
-    static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors"};
-    char from[4300], to[4300];
-    if (!is_pissa(s)) return TM_OK;
-    snprintf(to, sizeof to, "%s/%s", dir, TM_PISSA_FIRST);
-    TM_TRY(tm_make_dirs(to));
-    for (size_t i = 0; i < TM_COUNT(names); i++) {
-        snprintf(from, sizeof from, "%s/%s/%s", s->weights, TM_PISSA_FIRST, names[i]);
-        snprintf(to, sizeof to, "%s/%s/%s", dir, TM_PISSA_FIRST, names[i]);
-        TM_TRY(tm_copy_file(from, to));
-    }
     return TM_OK;
 }
 

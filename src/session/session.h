@@ -57,12 +57,9 @@ TM_MUST_USE tm_status session_load_config(session *s, bool data_optional);
 TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
 void session_close(session *s);                      /* all but the ranks */
 TM_MUST_USE tm_status session_hash_base(session *s); /* base.c */
-/* Collective. Where the configuration quantises a base, or an adapter begins as PiSSA, s->weights is the folder of a base
- * of this run's own, made unless an earlier life of the run has left it; and away with it, if this process made it, or
- * (`all`) in any case. own_base.c */
+/* Collective. Where the configuration quantises a base, s->weights is a folder of it in four bits, made unless an earlier
+ * life of the run has left it; and away with it, if this process made it, or (`all`) in any case. own_base.c */
 TM_MUST_USE tm_status session_make_base(session *s);
-TM_MUST_USE tm_status session_save_first(const session *s,
-                                         const char *dir); /* PiSSA's first A and B, into an adapter's folder */
 TM_MUST_USE tm_status session_drop_base(session *s, bool all);
 
 /* ---- ranks.c: one rank among others ---------------------------------------------------------------------------- */

@@ -175,7 +175,14 @@ bool tensor_has_state(const tm_job *job, uint32_t t) {
     return job->part[tm_model_tensor_segments(job->model, t)->part].learns;
 }
 
-/* What learns is hashed; what has state is exported: with it what lies among vectors that learn. */
+/* What learns is hashed; what has state is exported: with it what lies among vectors that learn, and what PiSSA began as. */
+static bool is_walked(const tm_job *job, uint32_t t, bool hash) {
+    const tm_tensor *x = tm_model_tensor(job->model, t);
+    bool first = x->role == TM_TENSOR_FIRST_A || x->role == TM_TENSOR_FIRST_B;
+    if (hash || job->opts.adapter) return x->learns || (first && !hash);
+    return tensor_has_state(job, t);
+}
+
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
     walk w = {.code = hash ? OP_HASH : OP_EXPORT};
     uint32_t n = tm_model_tensors(job->model);
@@ -192,8 +199,7 @@ tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
     w.chain = tm_program_interval(w.w.p, tm_program_temp(w.w.p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
     int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
     for (uint32_t i = 0; i < n; i++) {
-        bool only = hash || job->opts.adapter; /* what learns; else what lies beside it as well */
-        if (only ? !tm_model_tensor(job->model, order[i])->learns : !tensor_has_state(job, order[i])) continue;
+        if (!is_walked(job, order[i], hash)) continue;
         for (int k = from; k <= to; k++) {
             for (uint32_t seg = 0; seg < tm_model_tensor(job->model, order[i])->n_segments; seg++)
                 walk_segment(&w, order[i], seg, k);

@@ -29,7 +29,8 @@ static tm_status find_saved(const tm_job *job) {
     for (uint32_t t = 0; saved && t < tm_model_tensors(job->model); t++) {
         const tm_tensor *tensor = tm_model_tensor(job->model, t);
         int64_t at = job_saved_tensor(job, t);
-        if (at < 0 && tensor->role == TM_TENSOR_BASE) continue;
+        bool first = tensor->role == TM_TENSOR_FIRST_A || tensor->role == TM_TENSOR_FIRST_B;
+        if (at < 0 && (tensor->role == TM_TENSOR_BASE || first)) continue;
         if (at < 0)
             return tm_fail(TM_EINPUT, "%s: has no %s; the folder is not whole, or of another model",
                            tm_adapter_folder_path(saved), tensor->name);
@@ -61,6 +62,16 @@ static tm_status find_tensors(tm_job *job) {
         job->source_tensor[t] = (uint32_t)at;
     }
     return TM_OK;
+}
+
+static tm_status open_pissa(tm_job *job) {
+    const tm_adapter_config *a = job->opts.adapter;
+    if (!a || a->init != TM_ADAPTER_INIT_PISSA || job->opts.config_only) return TM_OK;
+    if (!job->source)
+        return tm_fail(TM_EUNSUPPORTED,
+                       "%s: init_lora_weights \"%s\" is made of a model's weights, and this one has none",
+                       job->opts.model, a->init_word);
+    return tm_pissa_open(&job->pissa, a, job->source, job->opts.saved, job->seed);
 }
 
 /* A plan counts what goes along, and what is read where it lies, where it is there. */
@@ -137,6 +148,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     }
     TM_GO(find_tensors(job));
     TM_GO(job_list_carried(job));
+    TM_GO(open_pissa(job));
     TM_GO(job_add_state(job, opts, false));
     *out = job;
 done:
@@ -187,6 +199,7 @@ void job_close(tm_job *job) {
     else if (tm_store_remove(job->tiers.store) != TM_OK)
         tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     tm_layout_free(job->layout);
+    tm_pissa_close(job->pissa);
     tm_source_close(job->source);
     tm_model_free(job->model);
     TM_FREE_ALL(job->part, job->frozen, job->kv, job->step.batch, job->source_tensor, job->carried.foreign,
@@ -370,13 +383,44 @@ static tm_status copy_frozen(const tm_job *job, tm_hf_writer *w) {
 /* ---- an adapter by itself ---- */
 
 typedef struct adapter_export {
-    tm_adapter_writer *writer;
-    uint32_t *index; /* per tensor: in the writer */
+    const tm_job *job;
+    tm_adapter_writer *writer, *first; /* first: PiSSA's beginning, NULL: there is none */
+    uint32_t *index;                   /* per tensor: in its writer */
 } adapter_export;
+
+static bool is_first(const tm_job *job, uint32_t t) {
+    uint8_t role = tm_model_tensor(job->model, t)->role;
+    return role == TM_TENSOR_FIRST_A || role == TM_TENSOR_FIRST_B;
+}
 
 static tm_status put_adapter_values(void *ctx, uint32_t tensor, uint64_t first, uint64_t n, const float *values) {
     adapter_export *e = ctx;
-    return tm_adapter_writer_put_f32(e->writer, e->index[tensor], first, n, values);
+    tm_adapter_writer *w = is_first(e->job, tensor) ? e->first : e->writer;
+    return tm_adapter_writer_put_f32(w, e->index[tensor], first, n, values);
+}
+
+/* "X.lora_A.first" is "X.lora_A.weight" in a folder of its own. */
+static tm_status add_first(const tm_tensor *t, tm_adapter_writer *w, uint32_t *index) {
+    tm_buf name = {0};
+    tm_status rc = tm_buf_printf(&name, "%.*s.weight", (int)(strrchr(t->name, '.') - t->name), t->name);
+    if (rc == TM_OK) rc = tm_adapter_writer_add(w, name.data, t->ndim, t->shape, index);
+    tm_buf_free(&name);
+    return rc;
+}
+
+static tm_status begin_first(const tm_job *job, const char *dir, tm_adapter_json_opts json, adapter_export *e) {
+    tm_buf path = {0};
+    tm_status rc = TM_OK;
+    json.plain = true;
+    if (job->opts.adapter->init != TM_ADAPTER_INIT_PISSA) return TM_OK;
+    TM_GO(tm_buf_printf(&path, "%s/" TM_PISSA_FIRST, dir));
+    TM_GO(tm_make_dirs(path.data));
+    TM_GO(tm_adapter_writer_create(&e->first, path.data, job->opts.adapter, &json, TM_FMT_F32));
+    for (uint32_t i = 0; i < tm_model_tensors(job->model); i++)
+        if (is_first(job, i)) TM_GO(add_first(tm_model_tensor(job->model, i), e->first, &e->index[i]));
+done:
+    tm_buf_free(&path);
+    return rc;
 }
 
 static tm_status begin_adapter(const tm_job *job, const char *dir, tm_fmt dtype, adapter_export *e) {
@@ -392,6 +436,7 @@ static tm_status begin_adapter(const tm_job *job, const char *dir, tm_fmt dtype,
         const tm_tensor *t = tm_model_tensor(job->model, i);
         if (t->learns) TM_GO(tm_adapter_writer_add(e->writer, t->name, t->ndim, t->shape, &e->index[i]));
     }
+    rc = begin_first(job, dir, json, e);
 done:
     tm_free(module);
     tm_buf_free(&names);
@@ -399,21 +444,26 @@ done:
 }
 
 tm_status job_export_adapter(tm_job *job, const char *dir, tm_fmt dtype) {
-    adapter_export e = {.index = tm_calloc(tm_model_tensors(job->model) + 1, sizeof *e.index)};
+    adapter_export e = {.job = job, .index = tm_calloc(tm_model_tensors(job->model) + 1, sizeof *e.index)};
     tm_program *program;
     tm_status rc;
     TM_ASSERT(job->opts.adapter);
+    if (job->pissa) dtype = TM_FMT_F32; /* of two large products the small difference counts */
     if (!e.index) return tm_nomem(tm_model_tensors(job->model) * sizeof *e.index);
     if (job->ranks.rank == 0) TM_GO(begin_adapter(job, dir, dtype, &e));
     TM_GO(build_walk(&program, job, false, WHAT_MASTER));
     job->sinks.take_values = e.writer ? put_adapter_values : NULL;
     job->sinks.take_ctx = &e;
     TM_GO(run_program(job, program, "writing the adapter"));
+    if (e.first) rc = tm_adapter_writer_commit(e.first);
+    e.first = NULL;
+    if (rc != TM_OK) goto done;
     if (e.writer) rc = tm_adapter_writer_commit(e.writer);
     if (e.writer && rc == TM_OK) job->progress.exported_bytes += job_export_bytes(job, dtype);
     e.writer = NULL;
 done:
     job->sinks.take_values = NULL;
+    tm_adapter_writer_abandon(e.first);
     tm_adapter_writer_abandon(e.writer);
     tm_free(e.index);
     return rc;

@@ -18,10 +18,27 @@ static tm_status read_saved(const tm_job *job, uint32_t at, uint64_t first, uint
     return bad ? not_finite(tm_adapter_folder_path(saved), bad, tm_adapter_folder_get(saved, at)->name) : TM_OK;
 }
 
+/* PiSSA's A and B begin as what is kept beside them. */
+static tm_status read_first(const tm_job *job, const tm_tensor *t, uint64_t first, uint64_t n, float *out) {
+    char module[256];
+    const char *end = strstr(t->name, ".lora_");
+    bool b = t->role == TM_TENSOR_LORA_B || t->role == TM_TENSOR_FIRST_B;
+    TM_ASSERT(end && (size_t)(end - t->name) < sizeof module);
+    memcpy(module, t->name, (size_t)(end - t->name));
+    module[end - t->name] = 0;
+    return tm_pissa_read(job->pissa, module, b, first, n, out);
+}
+
+static bool is_pissa(const tm_job *job, const tm_tensor *t) {
+    bool part = t->role == TM_TENSOR_LORA_A || t->role == TM_TENSOR_LORA_B;
+    return job->pissa && (part || t->role == TM_TENSOR_FIRST_A || t->role == TM_TENSOR_FIRST_B);
+}
+
 static tm_status read_tensor(const tm_job *job, uint32_t t, uint64_t first, uint64_t n, float *out) {
     const tm_tensor *tensor = tm_model_tensor(job->model, t);
     int64_t saved = job_saved_tensor(job, t);
     if (saved >= 0) return read_saved(job, (uint32_t)saved, first, n, out);
+    if (is_pissa(job, tensor)) return read_first(job, tensor, first, n, out);
     if (!job->source || job->source_tensor[t] == UINT32_MAX) {
         tm_model_init_values(job->model, t, job->seed, first, n, out);
         return TM_OK;

@@ -14,10 +14,7 @@ static tm_status save_to(trainer *t, const char *dir) {
     tm_fmt dtype = session_save_format(t->s.cfg);
     TM_TRY(trainer_settle(t));
     trainer_kill_point("kill_before_export");
-    if (t->s.cfg->adapter) {
-        TM_TRY(job_export_adapter(t->job, dir, dtype));
-        return session_is_rank0(&t->s) ? session_save_first(&t->s, dir) : TM_OK;
-    }
+    if (t->s.cfg->adapter) return job_export_adapter(t->job, dir, dtype);
     TM_TRY(job_export(t->job, dir, dtype, t->s.cfg->max_shard_size));
     if (!session_is_rank0(&t->s)) return TM_OK;
     trainer_kill_point("kill_in_export");
@@ -220,7 +217,6 @@ static tm_status load_best(trainer *t) {
     tm_log(TM_LOG_INFO, "the best model is that of step %" PRId64 ", evaluation loss %.6g: it goes to %s",
            t->saves.best, t->saves.best_loss, f.to);
     TM_TRY(tm_list_dir(f.from, copy_one, &f));
-    TM_TRY(session_save_first(&t->s, f.to));
     trainer_kill_point("kill_in_export");
     return TM_OK;
 }

@@ -119,6 +119,23 @@ static void test_known_parts(void **state) {
     }
 }
 
+/* What it says that it takes is what it takes; the first test, as a peak stays. */
+static void test_memory(void **state) {
+    (void)state;
+    double *part;
+    matrix m = known(90, 400, 6, slowly, &part);
+    float a[6 * 400], b[6 * 90];
+    for (uint32_t i = 0; i < 2; i++) { /* the randomised one takes less */
+        tm_principal_opts o = {.name = "w", .rank = 6, .scale = 2, .iterations = i ? 0 : 2};
+        uint64_t before = tm_mem_live_bytes(), said = tm_principal_bytes(m.rows, m.columns, &o);
+        assert_int_equal(tm_principal(&(tm_matrix_rows){read_rows, &m, m.rows, m.columns}, &o, a, b), TM_OK);
+        uint64_t took = tm_mem_peak_bytes() - before;
+        if (took > said + 1024 || took < said / 2)
+            fail_msg("%llu of %llu", (unsigned long long)took, (unsigned long long)said);
+    }
+    free(part), free(m.v);
+}
+
 /* A basis that has to be begun again many times: rank 2 of 300, in room for few. */
 static void test_restarts(void **state) {
     (void)state;
@@ -185,8 +202,8 @@ static void test_refused(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_known_parts), cmocka_unit_test(test_restarts),
-                                       cmocka_unit_test(test_iterations), cmocka_unit_test(test_same_bits),
-                                       cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory),    cmocka_unit_test(test_known_parts),
+                                       cmocka_unit_test(test_restarts),  cmocka_unit_test(test_iterations),
+                                       cmocka_unit_test(test_same_bits), cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests_name("principal", tests, NULL, NULL);
 }

@@ -90,7 +90,7 @@ static void peft(void **state) {
 
 /* ---- families ---- */
 
-enum { DORA = 1, NO_VOCABULARY = 2, BASE_TOO = 4 };
+enum { DORA = 1, NO_VOCABULARY = 2, BASE_TOO = 4, PISSA = 8 };
 static bool base_learns(void *ctx, const char *tensor) {
     return (void)tensor, *(const unsigned *)ctx & BASE_TOO;
 }
@@ -108,6 +108,7 @@ static bool most_adapt(void *ctx, const char *module, tm_adapter_spec *out) {
     if (hash % 4 == 0 || is_refused(module) || ((*how & NO_VOCABULARY) && is_vocabulary(module))) return false;
     *out = (tm_adapter_spec){.rank = 1 + (uint32_t)(hash / 4 % 5), .scale = 0.2 + 0.1 * (double)(hash % 3)};
     out->dora = (*how & DORA) && !is_vocabulary(module);
+    out->pissa = (*how & PISSA) && !is_vocabulary(module);
     return true;
 }
 
@@ -254,6 +255,69 @@ static void dora(void **state) {
     run_close(&r), run_close(&plain);
     free_tokens(&t);
     tm_model_free(m), tm_model_free(lora_model);
+}
+
+/* W - s B0 A0 of the module whose first A is tensor x, into the model that has an adapter of that. */
+static void set_rest(const tm_model *m, uint32_t x, run *rest) {
+    tm_adapter_spec spec;
+    char module[96];
+    unsigned how = PISSA;
+    const tm_tensor *a = tm_model_tensor(m, x), *b = tm_model_tensor(m, x + 1);
+    dora_case c = {.m = m, .w = a->of, .out = b->shape[0], .in = a->shape[1]};
+    snprintf(module, sizeof module, "%s", tm_model_tensor(m, c.w)->name);
+    *strrchr(module, '.') = 0;
+    assert_true(most_adapt(&how, module, &spec) && spec.pissa && b->role == TM_TENSOR_FIRST_B && !a->learns &&
+                !b->learns);
+    float *w = values_of(m, c.w), *first_a = values_of(m, x), *first_b = values_of(m, x + 1);
+    for (uint64_t o = 0; o < c.out; o++)
+        for (uint64_t i = 0; i < c.in; i++) {
+            double sum = 0;
+            for (uint32_t k = 0; k < spec.rank; k++)
+                sum += (double)first_b[o * spec.rank + k] * (double)first_a[k * c.in + i];
+            w[weight_at(&c, o, i)] -= (float)(spec.scale * sum);
+        }
+    run_set_tensor(rest, same_name(rest->m, tm_model_tensor(m, c.w)->name), w);
+    free(w), free(first_a), free(first_b);
+}
+
+static void same_learned(const run *r, const run *rest) {
+    for (uint32_t x = 0; x < tm_model_tensors(r->m); x++) {
+        const tm_tensor *t = tm_model_tensor(r->m, x);
+        if (!t->learns) continue;
+        float *got = malloc(t->elements * sizeof *got), *want = malloc(t->elements * sizeof *want);
+        double difference = 0, size = 0;
+        run_tensor_grad(r, x, got);
+        run_tensor_grad(rest, same_name(rest->m, t->name), want);
+        for (uint64_t i = 0; i < t->elements; i++) {
+            double d = (double)got[i] - (double)want[i];
+            difference += d * d, size += (double)want[i] * (double)want[i];
+        }
+        if (!(sqrt(difference) <= 2e-5 * steepness(r->m) * sqrt(size)))
+            fail_msg("%s: %g of %g", t->name, sqrt(difference), sqrt(size));
+        free(got), free(want);
+    }
+}
+
+/* PiSSA is LoRA, or DoRA, of what is left of the matrix. */
+static void pissa(void **state) {
+    const struct family *f = *state;
+    for (unsigned how = 0; how <= DORA; how += DORA) {
+        tm_model *m = adapted(f->json, TM_F32, PISSA | how, 0.25), *other = adapted(f->json, TM_F32, how, 0.25);
+        tokens t = make_tokens(3, 23, tm_model_get_config(m)->vocab_size, 4);
+        run r, rest;
+        uint64_t labels;
+        t.batch.training = true, t.batch.draw = 8;
+        run_open(&r, m, 1, &t.batch), run_open(&rest, other, 1, &t.batch);
+        lively_weights(&r, 9), lively_weights(&rest, 9);
+        for (uint32_t x = 0; x < tm_model_tensors(m); x++)
+            if (tm_model_tensor(m, x)->role == TM_TENSOR_FIRST_A) set_rest(m, x, &rest);
+        whole_step(&r, BATCH_OUTER), whole_step(&rest, BATCH_OUTER);
+        assert_true(fabs(run_loss(&r, NULL, &labels) - run_loss(&rest, NULL, &labels)) < 1e-5);
+        same_learned(&r, &rest);
+        run_close(&r), run_close(&rest);
+        free_tokens(&t);
+        tm_model_free(m), tm_model_free(other);
+    }
 }
 
 static void same_bits(const tm_model *m, const tm_model *also) {
@@ -545,13 +609,13 @@ static void work(void **state) {
     }
 }
 
-enum { KINDS = 4, FIRST = 7, PEFTS = (int)TM_COUNT(pefts), TESTS = FIRST + PEFTS + KINDS * (int)TM_COUNT(families) };
+enum { KINDS = 5, FIRST = 7, PEFTS = (int)TM_COUNT(pefts), TESTS = FIRST + PEFTS + KINDS * (int)TM_COUNT(families) };
 
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         CMUnitTestFunction test;
-    } kinds[KINDS] = {{"lora", lora}, {"dora", dora}, {"schedules", schedules}, {"cache", cache}};
+    } kinds[KINDS] = {{"lora", lora}, {"dora", dora}, {"pissa", pissa}, {"schedules", schedules}, {"cache", cache}};
     static char names[TESTS][64];
     static struct CMUnitTest tests[TESTS] = {
         cmocka_unit_test(large_vocabularies), cmocka_unit_test(dropping), cmocka_unit_test(tensors),
