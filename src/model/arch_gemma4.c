@@ -6,6 +6,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+enum { MAX_INPUTS = 1 << 22 }; /* columns, of all layers */
+
 /* A number that null, or 0, says is none. */
 static tm_status parse_count(const model_parser *p, const char *key, int64_t most, int64_t otherwise, uint32_t *out) {
     const tm_json *n = tm_json_get(p->root, key);
@@ -90,6 +92,9 @@ static tm_status parse_inputs(const model_parser *p, tm_model_config *c) {
     tm_block_kinds *k = &c->kinds;
     TM_TRY(parse_count(p, "hidden_size_per_layer_input", 1 << 16, 256, &k->input_width));
     TM_TRY(model_key_u32(p, "vocab_size_per_layer_input", 1, 1 << 26, 262144, &k->input_vocab));
+    if ((uint64_t)k->input_width * c->num_hidden_layers > MAX_INPUTS)
+        return tm_fail(TM_EINPUT, "%s: hidden_size_per_layer_input %u for %u layers is more than %d columns", p->name,
+                       k->input_width, c->num_hidden_layers, MAX_INPUTS);
     if (k->input_width == 0 || k->input_vocab >= c->vocab_size) return TM_OK;
     return tm_fail(TM_EINPUT, "%s: vocab_size_per_layer_input %u is less than vocab_size %u", p->name, k->input_vocab,
                    c->vocab_size);

@@ -19,7 +19,8 @@
 typedef struct stage_spec stage_spec;
 
 enum {
-    MODEL_VOCAB_PART = 8192,  /* vocabulary rows of a part */
+    MODEL_VOCAB_PART = 8192,  /* vocabulary rows of a part, */
+    MODEL_INPUTS_PART = 256,  /* or at least so many, where rows are the inputs of all blocks */
     MODEL_VOCAB_BLOCK = 2048, /* columns of logits that exist at a time */
     MODEL_TOKEN_CHUNK = 512,  /* token rows that a stage works on at a time: also the grid of sums over tokens */
     MODEL_TOKEN_GRAIN = 16,   /* products run over rows*seq rounded up to this */

@@ -517,7 +517,8 @@ static void add_inputs(model_builder *b) {
     tm_adapter_spec of_table;
     const char *module = tensor_name(b, "", b->d->inputs, "");
     if (refuses(b, module, adapts(b, module, &of_table), "an adapter")) return;
-    vocabulary v = {c->kinds.input_vocab, row, tm_max_u64(1, tm_min_u64(MODEL_VOCAB_PART, b->m->fused_elements / row))};
+    uint64_t part = tm_max_u64(MODEL_INPUTS_PART, b->m->fused_elements / row);
+    vocabulary v = {c->kinds.input_vocab, row, tm_min_u64(MODEL_VOCAB_PART, part)};
     uint32_t table = model_add_tensor(b, "", b->d->inputs, v.rows, row);
     uint32_t matrix = model_add_tensor(b, "", b->d->inputs_in, row, c->hidden_size);
     uint32_t norm = model_add_norm(b, "", b->d->inputs_norm, p);

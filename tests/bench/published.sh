@@ -18,8 +18,20 @@ def qwen3(hidden, intermediate, layers, heads, tied):
             "attention_bias": False, "tie_word_embeddings": tied}
 
 
+def gemma4(hidden, intermediate, layers, kv_heads, full_every, shared, wide):
+    """Text part. Sizes: gemma.cpp's configs of Gemma 4 (github.com/google/gemma.cpp, pull request 919)."""
+    return {"model_type": "gemma4_text", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
+            "num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 256, "global_head_dim": 512, "vocab_size": 262144,
+            "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": shared,
+            "use_double_wide_mlp": wide, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 512,
+            "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+            "layer_types": ["sliding_attention" if (i + 1) % full_every else "full_attention" for i in range(layers)],
+            "rope_parameters": {"full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0, "partial_rotary_factor": 0.25},
+                                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
+
+
 SLOTS = {"Qwen3-0.6B": 2}  # in training; the others have one
-# name: (parameters or None, config.json)
+# name: (parameters or None, config.json). Of the last four as transformers counts them, to which it does not count Gemma's layer_scalar
 PUBLISHED = {
     "Qwen3-0.6B": (596049920, qwen3(1024, 3072, 28, 16, True)),
     "Gemma-3-1B": (999885952, {
@@ -57,6 +69,18 @@ PUBLISHED = {
         "num_key_value_heads": 8, "vocab_size": 49155, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5000000.0,
         "hidden_act": "silu", "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.22,
         "logits_scaling": 8.0, "tie_word_embeddings": True}),
+    "GLM-4-9B": (9400094720, {
+        "model_type": "glm4", "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40, "num_attention_heads": 32,
+        "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 151552, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "attention_bias": False, "hidden_act": "silu", "tie_word_embeddings": False}),
+    "Ministral-3-3B": (3429006336, {  # text part
+        "model_type": "ministral3", "hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+                            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}}),
+    "Gemma-4-E2B": (4628569344 + 35, gemma4(1536, 6144, 35, 1, 5, 20, True)),
+    "Gemma-4-E4B": (7463013376 + 42, gemma4(2560, 10240, 42, 2, 6, 18, False)),
 }
 
 

@@ -81,6 +81,23 @@ static void rope_forms(void **state) {
     assert_true(c.rope.type == TM_ROPE_LLAMA3 && c.rope.high_freq_factor == 4 && c.rope.original_max_position == 64);
 }
 
+#define GEMMA4(more) "{\"model_type\":\"gemma4_text\",\"rope_parameters\":{}," SIZES "," more "}"
+
+/* What Gemma 4's keys leave out, and what they say in both forms. */
+static void gemma4_forms(void **state) {
+    (void)state;
+    tm_model_config c;
+    assert_int_equal(parse(&c, GEMMA4("\"head_dim\":8")), TM_OK);
+    assert_true(tm_layer_in(&c.windowed, 0) && !tm_layer_in(&c.windowed, 1)); /* the last never looks through one */
+    assert_true(c.kinds.full_head_dim == 512 && c.kinds.full_kv_heads == 0 && c.kinds.input_width == 256);
+    assert_true(c.sliding_window == 512 && c.attention_scale == 1 && c.two_ropes && c.tie_word_embeddings);
+    assert_int_equal(parse(&c, GEMMA4("\"per_layer_config\":{\"1\":{\"head_dim\":12,\"num_key_value_heads\":1}},"
+                                      "\"hidden_size_per_layer_input\":null,\"global_head_dim\":20")),
+                     TM_OK);
+    assert_true(c.kinds.full_head_dim == 12 && c.kinds.full_kv_heads == 1 && c.kinds.input_width == 0);
+    assert_int_equal(c.rope.head_dim, 12);
+}
+
 typedef struct bad_config {
     const char *json, *says;
     tm_status code;
@@ -131,6 +148,19 @@ static void bad_configurations(void **state) {
         {"{\"model_type\":\"llama\",\"vocab_size\":300,\"hidden_size\":48,\"intermediate_size\":40,"
          "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":3}",
          "num_key_value_heads", TM_EINPUT},
+        {"{\"model_type\":\"gemma4_text\"," SIZES "}", "rope_parameters is missing", TM_EINPUT},
+        {GEMMA4("\"enable_moe_block\":true"), "enable_moe_block of gemma4_text", TM_EUNSUPPORTED},
+        {GEMMA4("\"use_bidirectional_attention\":\"all\""), "use_bidirectional_attention", TM_EUNSUPPORTED},
+        {GEMMA4("\"per_layer_config\":[]"), "an object", TM_EINPUT},
+        {GEMMA4("\"per_layer_config\":{\"7\":{}}"), "numbers of layers", TM_EINPUT},
+        {GEMMA4("\"per_layer_config\":{\"0\":{\"head_dim\":12}}"), "layer 0: only layers without a window",
+         TM_EUNSUPPORTED},
+        {GEMMA4("\"global_head_dim\":7"), "global_head_dim 7 must be even", TM_EINPUT},
+        {GEMMA4("\"attention_k_eq_v\":true,\"num_global_key_value_heads\":3"), "num_global_key_value_heads 3",
+         TM_EINPUT},
+        {GEMMA4("\"num_kv_shared_layers\":1"), "layer 1 shares keys and values", TM_EINPUT},
+        {GEMMA4("\"num_kv_shared_layers\":2"), "num_kv_shared_layers", TM_EINPUT},
+        {GEMMA4("\"vocab_size_per_layer_input\":100"), "vocab_size_per_layer_input 100 is less", TM_EINPUT},
     };
     for (size_t i = 0; i < TM_COUNT(cases); i++) {
         tm_model_config c;
@@ -662,26 +692,13 @@ static int run_all(const char *gemm) {
     }
     printf("%s\n", tm_kernels_describe());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),
-        cmocka_unit_test(tied_heads),
-        cmocka_unit_test(rope_forms),
-        cmocka_unit_test(bad_configurations),
-        cmocka_unit_test(learned_positions),
-        cmocka_unit_test(tables),
-        cmocka_unit_test(growing_tables),
-        cmocka_unit_test(alike),
-        cmocka_unit_test(initial_values),
-        cmocka_unit_test(schedules),
-        cmocka_unit_test(kept_logits),
-        cmocka_unit_test(separate_parts),
-        cmocka_unit_test(accumulation),
-        cmocka_unit_test(slopes),
-        cmocka_unit_test(cache),
-        cmocka_unit_test(labelled_tokens),
-        cmocka_unit_test(thread_counts),
-        cmocka_unit_test(no_allocation),
-        cmocka_unit_test(empty_batch),
-        cmocka_unit_test(failed_allocations),
+        cmocka_unit_test(defaults),       cmocka_unit_test(tied_heads),         cmocka_unit_test(rope_forms),
+        cmocka_unit_test(gemma4_forms),   cmocka_unit_test(bad_configurations), cmocka_unit_test(learned_positions),
+        cmocka_unit_test(tables),         cmocka_unit_test(growing_tables),     cmocka_unit_test(alike),
+        cmocka_unit_test(initial_values), cmocka_unit_test(schedules),          cmocka_unit_test(kept_logits),
+        cmocka_unit_test(separate_parts), cmocka_unit_test(accumulation),       cmocka_unit_test(slopes),
+        cmocka_unit_test(cache),          cmocka_unit_test(labelled_tokens),    cmocka_unit_test(thread_counts),
+        cmocka_unit_test(no_allocation),  cmocka_unit_test(empty_batch),        cmocka_unit_test(failed_allocations),
     };
     return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
 }

@@ -229,6 +229,21 @@ static void test_probe_sharded(void **state) {
     fixture_close(&f);
 }
 
+/* As a GGUF file, numbers of each layer and RoPE's factors included. */
+static void test_probe_gguf(void **state) {
+    (void)state;
+    fixture f = fixture_open("arch_gemma4");
+    const char *gguf = run_path(f.dir, "f32.gguf");
+    run_result r = run((run_opts){0}, "convert", f.model, gguf, "--dtype", "f32", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    tm_st *out = probe(&f, gguf, "fp32", true);
+    check_logits(&f, out, "logits");
+    check_gradients(&f, out);
+    tm_st_close(out);
+    fixture_close(&f);
+}
+
 /* ---- train
  * ------------------------------------------------------------------------------------------------------------ */
 
@@ -426,7 +441,7 @@ static void test_train_bf16(void **state) {
 }
 
 /* Each fixture's tests, named "FOLDER NAME", and those of one fixture. */
-enum { KINDS = 3, MOST = KINDS * (int)TM_COUNT(golden_rows) + 4 };
+enum { KINDS = 3, MOST = KINDS * (int)TM_COUNT(golden_rows) + 5 };
 static struct CMUnitTest tests[MOST];
 static size_t n_tests;
 
@@ -449,6 +464,7 @@ int main(int argc, char **argv) {
     }
     add("probe_paged", test_probe_paged, NULL);
     add("probe_sharded", test_probe_sharded, NULL);
+    add("probe_gguf", test_probe_gguf, NULL);
     add("train_ranks", test_train_ranks, NULL);
     add("train_bf16", test_train_bf16, NULL);
     return _cmocka_run_group_tests("train_golden", tests, n_tests, NULL, NULL);
