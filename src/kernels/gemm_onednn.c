@@ -77,7 +77,7 @@ typedef struct entry {
     bool known;
     void *primitive, *memory[4]; /* A, B, C, scratch */
 } entry;
-enum { ENTRIES = 48, PRODUCT_KIB = 100, SCRATCH_MIB = 16, SCRATCH_ALIGNMENT = 4096 };
+enum { ENTRIES = 48, PRODUCT_KIB = 100, SCRATCH_MIB = 16, MOST_DIVIDED = 2048, SCRATCH_ALIGNMENT = 4096 };
 enum { COPIES_MIB = 10 }; /* of fp32 operands, by a thread: 10,000 rows x 192 in single blocks */
 enum { BLOCK_ROWS = 10000, BLOCK_DEPTH = 768, COPY_MIB = 3 };  /* of bf16; the last: by a thread, beside A */
 enum { CACHED_SIZES = 64, CACHED_EACH = 7, CACHED_STEP = 16 }; /* glibc's tcache */
@@ -306,11 +306,27 @@ static entry *entry_of(const tm_gemm_args *g) {
     return e;
 }
 
+static void run(const tm_gemm_args *g);
+
+/* What has no room in our scratch (a copy of B: 23 MB for 5632 x 2048) has it by halves of its columns. */
+static bool divided(const tm_gemm_args *g) {
+    if (g->n < MOST_DIVIDED || g->c_type != TM_ELEM_BF16) return false;
+    uint64_t first = tm_round_up(g->n / 2, 64);
+    tm_gemm_args half[2] = {*g, *g};
+    half[0].n = first, half[1].n = g->n - first;
+    half[1].b = (const uint16_t *)g->b + first * (g->b_trans ? g->ldb : 1);
+    half[1].c = (uint16_t *)g->c + first;
+    for (size_t i = 0; i < 2; i++)
+        if (!entry_of(&half[i])->primitive) return false;
+    run(&half[0]), run(&half[1]);
+    return true;
+}
+
 static void run(const tm_gemm_args *g) {
     omp_set_num_threads((int)lib.threads);        /* of the calling thread: what the library's team will be */
     entry *e = asked_for(g) ? entry_of(g) : NULL; /* what it is not asked for takes none of its few places */
     if (!e || !e->primitive) {
-        gemm_builtin.run(g);
+        if (!e || !divided(g)) gemm_builtin.run(g);
         return;
     }
     void *data[3] = {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b, g->c};
