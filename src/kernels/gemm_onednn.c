@@ -8,7 +8,7 @@
  * not even loaded.
  *
  * Memory: its own cache of primitives is off, ours has ENTRIES of them; scratch is one block of ours, and what would
- * take more of it is the builtin product's as well. */
+ * take more of it is done by runs of its columns, as many as there is room for. */
 #include "kernels/kernels_internal.h"
 
 #include <dlfcn.h>
@@ -75,9 +75,10 @@ static struct {
 typedef struct entry {
     tm_gemm_args shape; /* pointers NULL */
     bool known;
+    uint64_t columns;            /* not 0: oneDNN has one, for whose scratch there is room if it has so many columns */
     void *primitive, *memory[4]; /* A, B, C, scratch */
 } entry;
-enum { ENTRIES = 48, PRODUCT_KIB = 100, SCRATCH_MIB = 16, MOST_DIVIDED = 2048, SCRATCH_ALIGNMENT = 4096 };
+enum { ENTRIES = 48, PRODUCT_KIB = 100, SCRATCH_MIB = 16, COLUMN_GRAIN = 64, SCRATCH_ALIGNMENT = 4096 };
 enum { COPIES_MIB = 10 }; /* of fp32 operands, by a thread: 10,000 rows x 192 in single blocks */
 enum { BLOCK_ROWS = 10000, BLOCK_DEPTH = 768, COPY_MIB = 3 };  /* of bf16; the last: by a thread, beside A */
 enum { CACHED_SIZES = 64, CACHED_EACH = 7, CACHED_STEP = 16 }; /* glibc's tcache */
@@ -162,7 +163,7 @@ static void name_library(void) {
     if (!v)
         snprintf(lib.name, sizeof lib.name, "%s", gemm_builtin.describe());
     else
-        snprintf(lib.name, sizeof lib.name, "onednn-%d.%d.%d-isa%x+%s", v->major, v->minor, v->patch,
+        snprintf(lib.name, sizeof lib.name, "onednn-%d.%d.%d-isa%x-columns+%s", v->major, v->minor, v->patch,
                  (unsigned)api.effective_isa(), gemm_builtin.describe());
 }
 
@@ -239,11 +240,13 @@ static int describe_3(const operand *o, const void *attr, void **pd, void *desc[
 }
 
 /* What there is for it is fast, and has room in our scratch. */
-static bool acceptable(const void *pd) {
+static bool acceptable(entry *e, const void *pd) {
     const char *name = NULL;
     if (api.primitive_desc_query(pd, QUERY_IMPLEMENTATION, 0, &name) != OK || strncmp(name, "ref", 3) == 0)
         return false;
-    return api.desc_bytes(api.primitive_desc_query_md(pd, QUERY_SCRATCHPAD, 0)) <= (size_t)SCRATCH_MIB * TM_MIB;
+    uint64_t bytes = api.desc_bytes(api.primitive_desc_query_md(pd, QUERY_SCRATCHPAD, 0)), most = SCRATCH_MIB * TM_MIB;
+    if (bytes > most) e->columns = e->shape.n * most / bytes / COLUMN_GRAIN * COLUMN_GRAIN;
+    return bytes <= most;
 }
 
 static int make(entry *e, const void *pd, void *const desc[3]) {
@@ -259,7 +262,7 @@ static int build(entry *e, const operand *o, float beta) {
     void *attr = NULL, *pd = NULL, *desc[3] = {two ? room[0] : NULL, two ? room[1] : NULL, two ? room[2] : NULL};
     int rc = attributes(beta, &attr);
     if (rc == OK) rc = two ? describe_2(o, attr, &pd, desc) : describe_3(o, attr, &pd, desc);
-    if (rc == OK) rc = acceptable(pd) ? make(e, pd, desc) : UNIMPLEMENTED;
+    if (rc == OK) rc = acceptable(e, pd) ? make(e, pd, desc) : UNIMPLEMENTED;
     if (pd) (void)api.primitive_desc_destroy(pd);
     if (attr) (void)api.attr_destroy(attr);
     for (size_t i = 0; i < 3 && !two; i++)
@@ -285,7 +288,7 @@ static void prepare(entry *e, const tm_gemm_args *key) {
     if (rc != OK && rc != UNIMPLEMENTED) tm_log(TM_LOG_ERROR, "oneDNN: status %d while a product was prepared", rc);
     TM_ASSERT(rc == OK || rc == UNIMPLEMENTED);
     if (rc == OK) return;
-    entry none = {.shape = *key, .known = true};
+    entry none = {.shape = *key, .known = true, .columns = e->columns};
     forget(e);
     *e = none;
 }
@@ -308,25 +311,26 @@ static entry *entry_of(const tm_gemm_args *g) {
 
 static void run(const tm_gemm_args *g);
 
-/* What has no room in our scratch (a copy of B: 23 MB for 5632 x 2048) has it by halves of its columns. */
-static bool divided(const tm_gemm_args *g) {
-    if (g->n < MOST_DIVIDED || g->c_type != TM_ELEM_BF16) return false;
-    uint64_t first = tm_round_up(g->n / 2, 64);
-    tm_gemm_args half[2] = {*g, *g};
-    half[0].n = first, half[1].n = g->n - first;
-    half[1].b = (const uint16_t *)g->b + first * (g->b_trans ? g->ldb : 1);
-    half[1].c = (uint16_t *)g->c + first;
-    for (size_t i = 0; i < 2; i++)
-        if (!entry_of(&half[i])->primitive) return false;
-    run(&half[0]), run(&half[1]);
-    return true;
+/* What has no room in our scratch (a copy of B: 23 MB for 5632 x 2048) has it by runs of its columns. */
+static void run_by_columns(const tm_gemm_args *g, uint64_t columns) {
+    for (uint64_t at = 0; at < g->n; at += columns) {
+        tm_gemm_args part = *g;
+        part.n = tm_min_u64(columns, g->n - at);
+        part.b = (const char *)g->b + at * (g->b_trans ? g->ldb : 1) * tm_elem_bytes(g->b_type);
+        part.c = (char *)g->c + at * tm_elem_bytes(g->c_type);
+        run(&part);
+    }
 }
 
 static void run(const tm_gemm_args *g) {
     omp_set_num_threads((int)lib.threads);        /* of the calling thread: what the library's team will be */
     entry *e = asked_for(g) ? entry_of(g) : NULL; /* what it is not asked for takes none of its few places */
+    if (e && e->columns) {
+        run_by_columns(g, e->columns);
+        return;
+    }
     if (!e || !e->primitive) {
-        if (!e || !divided(g)) gemm_builtin.run(g);
+        gemm_builtin.run(g);
         return;
     }
     void *data[3] = {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b, g->c};
@@ -349,15 +353,15 @@ static bool multiplies_bf16(void) {
 
 /* What its other kind of product ("gemm:jit": an operand or a result whose rows are apart) copies: A in blocks of up to
  * 10,000 x 768, once for all threads; a thread alone copies longer rows, and sums them in our scratch. A result of 16
- * bits whose rows are apart is summed there in fp32 (half of them: gate's, then up's), or, where that has no room, is the
- * builtin product's; batches of shorter rows have room. */
-static uint64_t copied(unsigned threads, const tm_products *p, uint64_t own) {
+ * bits whose rows are apart is summed there in fp32 (half of them: gate's, then up's), or, where that has no room, by runs
+ * of columns that fill it. */
+static uint64_t copied(unsigned threads, const tm_products *p) {
     uint64_t block = BLOCK_DEPTH * 2, code = 2 * TM_MIB, sums = p->rows * p->inner * sizeof(float),
              most = SCRATCH_MIB * TM_MIB;
     uint64_t bytes = code + tm_min_u64(p->hidden, BLOCK_ROWS) * block + threads * COPY_MIB * TM_MIB;
     if (threads == 1) bytes += tm_min_u64(p->inner, BLOCK_ROWS) * block + tm_min_u64(sums, most) + COPY_MIB * TM_MIB;
     if (!p->apart) return bytes;
-    return bytes + tm_max_u64(sums > most ? own : 0, threads > 1 ? tm_min_u64(sums, most) / 2 : 0);
+    return bytes + (sums > most ? most : threads > 1 ? sums / 2 : 0);
 }
 
 /* Found with 2.6.3, of which half a megabyte is the CPU's to make of it: 5.2 MiB of code and data once it is loaded and
@@ -367,7 +371,7 @@ static uint64_t resident(unsigned threads, const tm_products *p) {
     uint64_t own = gemm_builtin.resident_bytes(threads, p), asked = 11 * TM_MIB / 2, used = 15 * TM_MIB / 2;
     if (p->type == TM_ELEM_F16) return own;
     if (p->type == TM_ELEM_F32) return used + 3 * TM_MIB + threads * COPIES_MIB * TM_MIB;
-    return multiplies_bf16() ? used + ENTRIES * PRODUCT_KIB * 1024 + copied(threads, p, own) : asked + own;
+    return multiplies_bf16() ? used + ENTRIES * PRODUCT_KIB * 1024 + copied(threads, p) : asked + own;
 }
 
 /* Copies are blocks of malloc's aligned to pages. What is cut off in front of one is kept by the thread's cache, up to

@@ -327,7 +327,8 @@ static void test_bytes_are_those_of_train(void **state) {
     assert_int_equal(count(o, "write_bytes_per_step"), log.step[log.steps - 1].write_bytes);
 #ifndef TIDEMILL_SANITIZED
     uint64_t planned = (uint64_t)count(o, "host_peak_bytes");
-    if (log.host_peak > planned || log.host_peak + planned / 10 < planned)
+    uint64_t loose = planned / 10 + 10 * TM_MIB; /* the latter: what a library of products may hold, and need not */
+    if (log.host_peak > planned || log.host_peak + loose < planned)
         fail_msg("planned peak %llu bytes, VmHWM %llu", (unsigned long long)planned, (unsigned long long)log.host_peak);
 #endif
     tm_json_free(doc);
