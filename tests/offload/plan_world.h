@@ -356,7 +356,7 @@ static tm_status forget(void *ctx) {
 static void move_held(world *w, tm_exec *e, uint64_t slab, uint64_t arena, bool out) {
     tm_program *p;
     tm_plan *plan;
-    assert_int_equal(tm_program_device_resident(&p, w->layout, out), TM_OK);
+    assert_int_equal(tm_program_device_resident(&p, w->layout, out ? TM_RESIDENT_SAVE : TM_RESIDENT_RESTORE), TM_OK);
     assert_true((p != NULL) == (w->device_resident_bytes > 0));
     if (!p) return;
     assert_int_equal(

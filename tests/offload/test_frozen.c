@@ -17,7 +17,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PAGES = 70, REST = 777, BYTES = PAGES * 4096 + REST, FIRST = 33 * 4096, MIDDLE = 20 * 4096, OBJECTS = 3 };
+enum {
+    PAGES = 70,
+    REST = 777,
+    BYTES = PAGES * 4096 + REST,
+    FIRST = 33 * 4096,
+    MIDDLE = 20 * 4096,
+    OBJECTS = 3,
+    ROOM = (PAGES + 2) * 4096
+};
 
 typedef struct scene {
     char dir[64], path[80];
@@ -57,7 +65,7 @@ static void open_scene(scene *s, const char *engine, bool resident) {
         s->layout->object[i].address = at[i];
     }
     s->layout->chosen = true;
-    s->frame = aligned_alloc(4096, BYTES + 4096);
+    s->frame = aligned_alloc(4096, ROOM);
     const tm_store_opts opts = {.io = {.engine = engine}};
     assert_int_equal(tm_store_open(&s->store, s->layout, &opts), TM_OK);
     assert_int_equal(tm_store_disk_bytes(s->store), 0);
@@ -80,7 +88,7 @@ static tm_status read_object(scene *s, uint32_t object) {
     store_target t = {.object = object};
     tm_io_req req = {0}, *batch[] = {&req}, *done[1];
     unsigned n = 0;
-    memset(s->frame, 0x55, BYTES + 4096);
+    memset(s->frame, 0x55, ROOM);
     assert_int_equal(store_prepare_read(s->store, &t, s->frame, &req), TM_OK);
     assert_int_equal(tm_io_submit(store_io(s->store), batch, 1), TM_OK);
     while (!n) assert_int_equal(tm_io_wait(store_io(s->store), done, 1, &n, true), TM_OK);
@@ -109,7 +117,7 @@ static void resident_is_filled(void **state) {
     (void)state;
     scene s;
     open_scene(&s, NULL, true);
-    memset(s.frame, 0x55, BYTES + 4096);
+    memset(s.frame, 0x55, ROOM);
     assert_int_equal(tm_store_load_frozen(s.store, s.frame), TM_OK);
     assert_memory_equal(s.frame, s.bytes, BYTES);
     close_scene(&s);

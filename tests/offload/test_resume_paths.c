@@ -104,7 +104,8 @@ static void other_directories_are_asked(void **state) {
 /* Files are removed by name, and io does not know the kinds. */
 static void names_are_known(void **state) {
     (void)state;
-    for (int k = 0; k < TM_KINDS; k++) assert_true(tm_io_run_makes(tm_kind_name((tm_kind)k)));
+    for (int k = 0; k < TM_KINDS; k++) /* what is frozen has no file of ours */
+        assert_true(k == TM_KIND_FROZEN || tm_io_run_makes(tm_kind_name((tm_kind)k)));
     assert_true(tm_io_run_makes("manifest") && tm_io_run_makes("manifest.next"));
     assert_true(tm_io_run_makes("part-of") && tm_io_run_makes("spill") && !tm_io_run_makes("thesis"));
 }

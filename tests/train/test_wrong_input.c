@@ -158,7 +158,7 @@ static void test_configuration(void **state) {
         {"learning_rate=fast", "learning_rate"},
         {"max_steps=1.5", "max_steps"},
         {"precision=fp8", "fp8"},
-        {"adapter={\"type\": \"lora\"}", "adapter"},
+        {"adapter={\"type\": \"loha\"}", "loha"},
         {"data.packing=true", "packing"},
         {"data.format=csv", "csv"},
         {"objective.type=dpo", "dpo"},
