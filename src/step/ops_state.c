@@ -1,7 +1,6 @@
 /* All state: how it begins, and what those see who read all of it. */
 #include "job/job.h"
 #include "step/ops_internal.h"
-#include "job/job.h"
 
 #include <math.h>
 #include <string.h>
