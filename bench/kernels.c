@@ -156,7 +156,7 @@ static void norm_gradient(bench *b) {
 }
 static void rotation(bench *b) {
     b->k->rope_apply(&b->rope, b->t, 0, b->tokens, qkv_width(b->a), (uint32_t)(b->a->heads + b->a->kv_heads),
-                     at(b, WIDE), (tm_positions){NULL, (uint32_t)b->a->seq}, false);
+                     at(b, WIDE), (tm_positions){NULL, (uint32_t)b->a->seq, NULL}, false);
 }
 static void unit(bench *b) {
     b->k->glu_forward(&(tm_glu){.type = b->t, .rows = b->tokens, .width = INNER, .x = at(b, WIDE), .y = at(b, NARROW)});

@@ -1,5 +1,5 @@
-/* Tiled causal attention. One item of work is (batch row, head) forward, (batch row, key-value head) backward; within
- * an item keys are the outer loop and queries the inner one, so that a tile of K and V is unpacked once and scratch
+/* Tiled causal attention. One item of work is (batch row, head) forward, (batch row, key-value head) backward, one
+ * document of the row after the other; within a document keys are the outer loop and queries the inner one, so that a tile of K and V is unpacked once and scratch
  * grows with the queries only (a cache may be much longer):
  *
  *     for key tile k0:  K, V -> fp32, K also transposed
@@ -67,6 +67,43 @@ static void fill_cache(const tm_attention *a) {
             memcpy(to + s * bytes, k_row(a, b, s), bytes / 2);
             memcpy(to + s * bytes + bytes / 2, v_row(a, b, s), bytes / 2);
         }
+    }
+}
+
+/* ---- items of work ---- */
+
+/* Runs one head of one row, with the calling thread's scratch as its workspace. */
+typedef void item_run(const tm_attention *a, uint64_t b, uint64_t head);
+
+/* Tokens [first, first + n) of row b as a row of their own. */
+static tm_attention document_of(const tm_attention *a, uint64_t b, uint64_t first, uint64_t n) {
+    uint64_t row = b * a->seq + first, o = row * a->heads * a->head_dim;
+    tm_attention d = *a;
+    d.begin = NULL;
+    d.rows = 1, d.seq = (uint32_t)n;
+    d.q = q_row(a, b, first, 0), d.k = k_row(a, b, first), d.v = v_row(a, b, first);
+    d.o = kernels_at(a->type, a->o, o);
+    if (a->lse) d.lse = a->lse + row * a->heads;
+    if (a->key_mask) d.key_mask = a->key_mask + row;
+    if (!a->d_o) return d;
+    d.d_o = kernels_at_const(a->type, a->d_o, o);
+    d.d_q = kernels_at(a->type, a->d_q, row * a->ld_q);
+    d.d_k = kernels_at(a->type, a->d_k, row * a->ld_k);
+    d.d_v = kernels_at(a->type, a->d_v, row * a->ld_v);
+    return d;
+}
+
+/* `floats` of scratch a thread. */
+static void run_item(const tm_attention *a, uint64_t floats, item_run *run, uint64_t b, uint64_t head) {
+    const uint32_t *begin = a->begin ? a->begin + b * a->seq : NULL;
+    tm_attention one = *a;
+    one.workspace = (float *)a->workspace + (uint64_t)omp_get_thread_num() * floats;
+    if (!begin) run(&one, b, head);
+    for (uint64_t first = 0, end; begin && first < a->seq; first = end) {
+        TM_ASSERT(begin[first] == first);
+        for (end = first + 1; end < a->seq && begin[end] == first;) end++;
+        tm_attention document = document_of(&one, b, first, end - first);
+        run(&document, 0, head);
     }
 }
 
@@ -156,8 +193,7 @@ static uint64_t forward_floats(const tm_attention *a) {
 
 static forward_scratch forward_carve(const tm_attention *a) {
     uint64_t dp = padded_dim(a), seq = tm_round_up(a->seq, 16);
-    float *p = (float *)a->workspace + (uint64_t)omp_get_thread_num() * forward_floats(a);
-    forward_scratch w = {.o = p};
+    forward_scratch w = {.o = a->workspace};
     w.max = w.o + seq * dp;
     w.sum = w.max + seq;
     w.k = w.sum + seq;
@@ -250,15 +286,12 @@ static void zero_columns(const tm_attention *a, void *x, uint64_t ld, uint64_t b
 
 void tm_attention_forward(const tm_attention *a) {
     bool decode = a->kv_cache && a->seq == 1;
-    uint64_t heads = decode ? a->kv_heads : a->heads, items = a->rows * heads;
+    uint64_t heads = decode ? a->kv_heads : a->heads, items = a->rows * heads, floats = forward_floats(a);
+    item_run *run = decode ? decode_item : forward_item;
+    TM_ASSERT(!a->begin || !a->kv_cache);
     if (a->kv_cache) fill_cache(a);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(kernels_team()) if (items > 1)
-    for (uint64_t i = 0; i < items; i++) {
-        if (decode)
-            decode_item(a, i / heads, i % heads);
-        else
-            forward_item(a, i / heads, i % heads);
-    }
+    for (uint64_t i = 0; i < items; i++) run_item(a, floats, run, i / heads, i % heads);
     zero_padding(a, a->o, (uint64_t)a->heads * a->head_dim * tm_elem_bytes(a->type));
     zero_padding(a, a->lse, a->heads * sizeof(float));
 }
@@ -278,8 +311,8 @@ static uint64_t backward_floats(const tm_attention *a) {
 
 static backward_scratch backward_carve(const tm_attention *a) {
     uint64_t dp = padded_dim(a), group = a->heads / a->kv_heads, seq = tm_round_up(a->seq, 16), tile = TILE * dp;
-    float *p = (float *)a->workspace + (uint64_t)omp_get_thread_num() * backward_floats(a);
-    backward_scratch w = {.dq = p, .delta = p + group * seq * dp};
+    backward_scratch w = {.dq = a->workspace};
+    w.delta = w.dq + group * seq * dp;
     w.k = w.delta + group * seq;
     w.kt = w.k + tile;
     w.v = w.kt + tile;
@@ -394,9 +427,9 @@ static void backward_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
 
 void tm_attention_backward(const tm_attention *a) {
     TM_ASSERT(!a->kv_cache);
-    uint64_t items = (uint64_t)a->rows * a->kv_heads;
+    uint64_t items = (uint64_t)a->rows * a->kv_heads, floats = backward_floats(a);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(kernels_team()) if (items > 1)
-    for (uint64_t i = 0; i < items; i++) backward_item(a, i / a->kv_heads, i % a->kv_heads);
+    for (uint64_t i = 0; i < items; i++) run_item(a, floats, backward_item, i / a->kv_heads, i % a->kv_heads);
     uint64_t head = a->head_dim * tm_elem_bytes(a->type);
     zero_columns(a, a->d_q, a->ld_q, a->heads * head);
     if (a->kv_add) return;

@@ -80,6 +80,7 @@ typedef enum tm_kernel_feature {
     TM_KERNEL_WIDE_HEADS,  /* of more than 256 columns */
     TM_KERNEL_SCALES,      /* by an element of the weights */
     TM_KERNEL_ADAPTERS,    /* with dropout or magnitudes, or of an embedding */
+    TM_KERNEL_DOCUMENTS,   /* several in a row: attention and positions by document */
     TM_KERNEL_FEATURES
 } tm_kernel_feature;
 /* The row, and what of it: "softcap". In the header for the devices' modules, which share no code with the program. */
@@ -94,7 +95,8 @@ static inline const char *tm_kernel_feature_name(tm_kernel_feature f) {
         [TM_KERNEL_EMBEDDINGS] = "embed (scaled, or added to)",
         [TM_KERNEL_WIDE_HEADS] = "attention (heads of more than 256 columns)",
         [TM_KERNEL_SCALES] = "scale",
-        [TM_KERNEL_ADAPTERS] = "dropout, DoRA's magnitudes, LoRA of an embedding"};
+        [TM_KERNEL_ADAPTERS] = "dropout, DoRA's magnitudes, LoRA of an embedding",
+        [TM_KERNEL_DOCUMENTS] = "attention and rope_apply (of packed rows)"};
     return names[f];
 }
 

@@ -133,11 +133,17 @@ void tm_rope_scale_yarn(tm_rope *r, const tm_yarn *y);
 void tm_rope_scale_each(tm_rope *r, const float *divisor, uint32_t n, double theta);
 TM_MUST_USE tm_status tm_rope_fill(tm_rope *r, uint32_t positions); /* caches min(positions, TM_ROPE_CACHED) */
 void tm_rope_free(tm_rope *r);
-/* Position of token row t: first[t / seq] + t % seq; first NULL: all 0. */
+/* Position of token row t: first[t / seq] + t % seq; first NULL: all 0. Where rows are several documents (tm_attention)
+ * it is t % seq - begin[t], and `first` is not asked. */
 typedef struct tm_positions {
     const uint32_t *first;
     uint32_t seq;
+    const uint32_t *begin; /* NULL: a row is one document */
 } tm_positions;
+static inline uint64_t tm_position(const tm_positions *p, uint64_t t) {
+    uint64_t at = t % p->seq;
+    return p->begin ? at - p->begin[t] : at + (p->first ? p->first[t / p->seq] : 0);
+}
 /* Rotates the first `heads` heads of rows [row0, row0 + rows) in place; x points at row row0, ld elements a row.
  * inverse: the transposed rotation, which is the gradient's. */
 void tm_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, uint64_t ld, uint32_t heads, void *x,
@@ -253,6 +259,9 @@ void tm_scatter_add_columns(uint64_t rows, uint64_t n, const int32_t *ids, const
  *
  * Row t = b*seq + s of q, k and v is rotated already. Query s sees key j iff j <= pos(s),
  * pos(s) - window < j (window 0: no limit) and key_mask[b*seq + j] (NULL: all). A query that sees nothing gives o = 0.
+ *
+ * With `begin` a row is several documents side by side, and each is attended to as a row of its own: the same tiles, so
+ * the same bits, and the work of the documents alone.
  */
 
 enum { TM_ATTENTION_TILE = 64 };
@@ -269,6 +278,8 @@ typedef struct tm_attention {
     const void *q, *k, *v;      /* [padded][ld_q]: heads side by side; [padded][ld_k], [padded][ld_v] */
     uint64_t ld_q, ld_k, ld_v;  /* of the gradients too */
     const uint8_t *key_mask;    /* [rows*seq]; ignored with a cache */
+    const uint32_t *begin;      /* [rows*seq] index in the row of the first token of the token's document; NULL: 0; not
+                                   with a cache */
     void *o;                    /* [padded][heads head_dim] */
     float *lse;                 /* [padded][heads] */
     /* forward with a cache: new k, v are stored at their positions, keys are read from there */

@@ -133,8 +133,7 @@ void tm_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, ui
 #pragma omp parallel for schedule(static) num_threads(kernels_team()) if (rows > 8)
     for (uint64_t i = 0; i < rows; i++) {
         float buf[TM_MAX_HEAD_DIM];
-        uint64_t row = row0 + i, position = row % pos.seq + (pos.first ? pos.first[row / pos.seq] : 0);
-        const float *table = angles_of(r, position, buf);
+        const float *table = angles_of(r, tm_position(&pos, row0 + i), buf);
         for (uint32_t h = 0; h < heads; h++) rotate_head(r, t, table, inverse, x, i * ld + (uint64_t)h * d);
     }
 }

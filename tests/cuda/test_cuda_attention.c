@@ -241,6 +241,15 @@ static void test_refused(void **state) {
     cuda_attention_backward(&a); /* stays refused */
     machine_queue()->status = TM_OK;
     tm_error_clear();
+    static const uint32_t begin[4] = {0, 0, 2, 2};
+    float qkv[4 * 3];
+    a.head_dim = 1, a.begin = begin;
+    tm_attention_fuse(&a, qkv, NULL);
+    cuda_attention_forward(&a);
+    assert_int_equal(machine_queue()->status, TM_EUNSUPPORTED);
+    assert_non_null(strstr(tm_error_get()->text, "packed rows"));
+    machine_queue()->status = TM_OK;
+    tm_error_clear();
 }
 
 int main(void) {

@@ -193,9 +193,9 @@ static void test_rope(void **state) {
             float *x = random_floats(all, 2), *got = scratch(all * 4);
             void *h = stored(t, x, all), *out = scratch(all * elem_size(t));
             void *dev = give(h, all * elem_size(t)), *dev_first = give(first, sizeof first);
-            cuda_rope_apply(&r[d], t, 2, ROWS, ld, HEADS, dev, (tm_positions){dev_first, 6}, d % 2);
+            cuda_rope_apply(&r[d], t, 2, ROWS, ld, HEADS, dev, (tm_positions){dev_first, 6, NULL}, d % 2);
             take(dev, out, all * elem_size(t));
-            tm_rope_apply(&r[d], t, 2, ROWS, ld, HEADS, h, (tm_positions){first, 6}, d % 2);
+            tm_rope_apply(&r[d], t, 2, ROWS, ld, HEADS, h, (tm_positions){first, 6, NULL}, d % 2);
             widened(t, out, got, all), widened(t, h, x, all);
             same_floats("rope", got, x, all);
         }

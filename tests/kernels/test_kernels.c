@@ -191,7 +191,7 @@ static void check_rope(tm_elem t, int kind, uint32_t d) {
     const uint32_t seq = 5, rows = 10, heads = 2, ld = 3 * d + 1, first[] = {0, 9};
     double *x = randoms(rows * ld, 1);
     void *sx = stored(t, x, rows * ld);
-    tm_rope_apply(&r, t, 0, rows, ld, heads, sx, (tm_positions){first, seq}, false);
+    tm_rope_apply(&r, t, 0, rows, ld, heads, sx, (tm_positions){first, seq, NULL}, false);
     for (size_t row = 0; row < rows; row++)
         for (size_t c = 0; c < ld; c++) {
             size_t h = c / d, i = c % d, pair = i % (d / 2);
@@ -202,7 +202,7 @@ static void check_rope(tm_elem t, int kind, uint32_t d) {
                                  : head[pair + d / 2] * cos(angle) + head[pair] * sin(angle);
             near(value(t, sx, row * ld + c), want, t == TM_ELEM_F32 ? 3e-6 : 8e-3, "rope", c);
         }
-    tm_rope_apply(&r, t, 0, rows, ld, heads, sx, (tm_positions){first, seq}, true);
+    tm_rope_apply(&r, t, 0, rows, ld, heads, sx, (tm_positions){first, seq, NULL}, true);
     all_near(t, sx, x, rows * ld, t == TM_ELEM_F32 ? 1e-6 : 1.6e-2, "rope back");
     tm_rope_free(&r);
     free(x), free(sx);

@@ -146,7 +146,7 @@ void cuda_rope_apply(const tm_rope *r, tm_elem t, uint64_t row0, uint64_t rows, 
                         .seq = pos.seq,
                         .type = (int32_t)t,
                         .inverse = inverse};
-    if (now->status != TM_OK || rows == 0 || rope_lacks(r)) return;
+    if (now->status != TM_OK || rows == 0 || rope_lacks(r) || lacks(pos.begin != NULL, TM_KERNEL_DOCUMENTS)) return;
     keep(now->rope(now, r, &a.table, &a.inv_freq));
     launch_rows(CUDA_K_rope, &a, rows, 0);
 }
@@ -319,8 +319,8 @@ static cuda_attention_args attention_args(const tm_attention *a) {
 static bool attention_fits(const tm_attention *a) {
     return !(lacks(a->head_dim > CUDA_MAX_HEAD_DIM, TM_KERNEL_WIDE_HEADS) ||
              lacks(!tm_attention_is_fused(a) || a->kv_add, TM_KERNEL_APART) ||
-             lacks(a->softcap != 0, TM_KERNEL_SOFTCAPS) || lacks(a->temperature_every != 0, TM_KERNEL_TEMPERATURE) ||
-             (a->rope && rope_lacks(a->rope)));
+             lacks(a->begin != NULL, TM_KERNEL_DOCUMENTS) || lacks(a->softcap != 0, TM_KERNEL_SOFTCAPS) ||
+             lacks(a->temperature_every != 0, TM_KERNEL_TEMPERATURE) || (a->rope && rope_lacks(a->rope)));
 }
 _Static_assert(CUDA_MAX_HEAD_DIM == 256, "attention_fits says so");
 
