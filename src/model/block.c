@@ -166,7 +166,7 @@ void in_forward(const tm_stage_args *a) {
     tm_elem t = model_elem(a->model);
     const stage_spec *p = model_spec_of(a);
     uint64_t used = model_used(a->batch), rows = model_rows(a->batch);
-    tm_positions positions = {a->batch->position, a->batch->seq};
+    tm_positions positions = model_positions(a->batch);
     char *at = a->workspace;
     model_product product = model_product_open(a, &at, false);
     MODEL_CHUNKS(c, rows) {
@@ -264,7 +264,7 @@ static void turn(const tm_stage_args *a, model_chunk c, const head_columns *h) {
     const stage_spec *s = model_spec_of(a);
     tm_elem t = model_elem(a->model);
     uint64_t used = model_used(a->batch), real = tm_min_u64(c.rows, used - tm_min_u64(used, c.row));
-    tm_positions positions = {a->batch->position, a->batch->seq};
+    tm_positions positions = model_positions(a->batch);
     void *x = model_row(t, model_row(t, a->slot[h->slot], c.row, h->ld_to), 1, h->to);
     if (s->rope == NO_ROPE) return;
     a->kernels->rope_apply(model_rope(a), t, c.row, real, h->ld_to, (uint32_t)(h->n / s->head_dim), x, positions,
@@ -377,6 +377,7 @@ static tm_attention attention_args(const tm_stage_args *a) {
     else
         place_qkv(a, &x);
     x.key_mask = b->key_mask;
+    x.begin = b->begin;
     x.o = a->slot[s->out];
     x.lse = a->slot[SLOT_LSE];
     x.position = b->position;

@@ -47,10 +47,10 @@ void embed_backward(const tm_stage_args *a) {
 /* ---- positions: output += a row for each position ---- */
 
 static tm_embed positions_of(const tm_stage_args *a) {
-    const tm_micro_batch *b = a->batch;
+    tm_positions positions = model_positions(a->batch);
     tm_embed e = embed_of(a);
     int32_t *id = a->workspace;
-    for (uint64_t r = 0; r < e.rows; r++) id[r] = (int32_t)(r % b->seq + (b->position ? b->position[r / b->seq] : 0));
+    for (uint64_t r = 0; r < e.rows; r++) id[r] = (int32_t)tm_position(&positions, r);
     e.ids = id;
     return e;
 }

@@ -284,6 +284,10 @@ typedef struct tm_micro_batch {
     const int32_t *labels;    /* [T], already shifted: the token that row t should predict, -100: ignored */
     const uint8_t *key_mask;  /* [T], 1: may be attended to; NULL: all */
     const uint32_t *position; /* [rows] position of the row's first token (0 in training); NULL: all 0 */
+    /* [T] index in its row of the first token of the token's document, which sees nothing of the others and is at
+     * position 0; documents lie side by side, what is between or after them is one too. NULL: a row is one document.
+     * Not with a cache. */
+    const uint32_t *begin;
     /* Token rows whose label is not -100, in order; NULL: the head looks for them (not where kernels are a device's).
      */
     const uint32_t *label_row;

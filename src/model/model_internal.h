@@ -171,6 +171,9 @@ static inline uint64_t model_used(const tm_micro_batch *b) {
 static inline uint64_t model_rows(const tm_micro_batch *b) {
     return tm_round_up(model_used(b), MODEL_TOKEN_GRAIN);
 }
+static inline tm_positions model_positions(const tm_micro_batch *b) {
+    return (tm_positions){b->position, b->seq, b->begin};
+}
 static inline const tm_stage *model_stage_of(const tm_stage_args *a) {
     return &a->model->unit[a->unit].stage[a->stage];
 }

@@ -26,17 +26,21 @@ double fixture_number(const fixture *f, const char *block, const char *key) {
 static void read_batch(fixture *f, const st_file *inputs, size_t rows, size_t seq) {
     size_t n;
     int32_t *ids = st_ints(inputs, "input_ids", &n), *labels = st_ints(inputs, "labels", &n);
-    int32_t *mask = st_ints(inputs, "attention_mask", &n);
+    int32_t *segment = st_ints(inputs, "segment_ids", &n);
+    int32_t *mask = segment ? segment : st_ints(inputs, "attention_mask", &n); /* padding's segment is 0 */
     f->rows = rows;
     f->seq = seq;
     f->tokens = (uint32_t)tm_round_up(f->rows * f->seq, 64);
     f->ids = calloc(f->tokens, sizeof *f->ids);
     f->labels = calloc(f->tokens, sizeof *f->labels);
     f->mask = calloc(f->tokens, 1);
+    f->begin = segment ? calloc(f->tokens, sizeof *f->begin) : NULL;
     for (size_t t = 0; t < f->tokens; t++) {
         bool real = t < f->rows * f->seq;
         f->ids[t] = real ? ids[t] : 0;
-        f->mask[t] = real ? (uint8_t)mask[t] : 0;
+        f->mask[t] = real && mask[t];
+        if (real && segment && t % seq)
+            f->begin[t] = segment[t] == segment[t - 1] ? f->begin[t - 1] : (uint32_t)(t % seq);
         f->labels[t] = real && t % f->seq + 1 < f->seq ? labels[t + 1] : -100;
     }
     tm_free(ids), tm_free(labels), tm_free(mask);
@@ -93,7 +97,7 @@ void fixture_close(fixture *f) {
     st_close(&f->weights);
     if (f->prefix) st_close(&f->adapter);
     tm_json_free(f->json);
-    free(f->ids), free(f->labels), free(f->mask);
+    free(f->ids), free(f->labels), free(f->mask), free(f->begin);
 }
 
 tm_micro_batch fixture_batch(const fixture *f) {
@@ -102,7 +106,8 @@ tm_micro_batch fixture_batch(const fixture *f) {
                             .tokens = f->tokens,
                             .ids = f->ids,
                             .labels = f->labels,
-                            .key_mask = f->mask};
+                            .key_mask = f->mask,
+                            .begin = f->begin};
 }
 
 /* What the adapter's file has counts. */

@@ -14,6 +14,7 @@ typedef struct fixture {
     size_t rows, seq;
     int32_t *ids, *labels; /* shifted, padded to a multiple of 64 rows */
     uint8_t *mask;
+    uint32_t *begin; /* of packed rows; else NULL */
     uint32_t tokens;
 } fixture;
 

@@ -113,14 +113,88 @@ static void cache(void **state) {
     tm_model_free(m);
 }
 
+/* ---- packed rows ---- */
+
+enum { DOCUMENTS = 6, PACKED = 2, PACKED_SEQ = 75 };
+static const uint32_t document[DOCUMENTS] = {1, 40, 34, 67, 6, 2}; /* the first three make row 0; the last is padding */
+
+static void add_logits(run *r, unsigned batch, uint32_t n, float *to) {
+    uint32_t vocab = tm_model_get_config(r->m)->vocab_size;
+    float *all = malloc((size_t)r->batch[batch].tokens * vocab * sizeof *all);
+    run_logits(r, batch, all);
+    memcpy(to, all, (size_t)n * vocab * sizeof *to);
+    free(all);
+}
+
+/* Documents as rows of micro-batches of their own. */
+static void take_apart(const tokens *packed, tokens apart[DOCUMENTS], tm_micro_batch *batch) {
+    for (uint32_t i = 0, at = 0; i < DOCUMENTS; at += document[i++]) {
+        apart[i] = make_tokens(1, document[i], 2, 0);
+        memcpy(apart[i].ids, packed->ids + at, document[i] * sizeof *packed->ids);
+        memcpy(apart[i].labels, packed->labels + at, document[i] * sizeof *packed->labels);
+        memcpy(apart[i].mask, packed->mask + at, document[i]);
+        batch[i] = apart[i].batch;
+    }
+}
+
+static tokens pack(uint32_t vocab, uint32_t *begin) {
+    tokens t = make_tokens(PACKED, PACKED_SEQ, vocab, 6);
+    for (uint32_t i = 0, at = 0; i < DOCUMENTS; at += document[i++])
+        for (uint32_t s = 0; s < document[i]; s++) {
+            bool padding = i + 1 == DOCUMENTS;
+            begin[at + s] = at % PACKED_SEQ;
+            t.mask[at + s] = !padding;
+            if (padding) t.labels[at + s] = -100;
+        }
+    t.batch.begin = begin;
+    return t;
+}
+
+/* The same to rounding: products and sums over tokens go over other rows, attention and rotation make the same bits
+ * (test_modes). */
+static void documents(void **state) {
+    tm_model *m = family_model(*state, TM_F32, true);
+    uint32_t begin[PACKED * PACKED_SEQ + 64] = {0}, vocab = vocabulary(m);
+    tm_model_set_positions(m, PACKED_SEQ);
+    tokens packed = pack(vocab, begin), apart[DOCUMENTS];
+    tm_micro_batch batch[DOCUMENTS];
+    take_apart(&packed, apart, batch);
+    run p, a;
+    run_open(&p, m, 1, &packed.batch), run_open(&a, m, DOCUMENTS, batch);
+    lively_weights(&p, 7), lively_weights(&a, 7);
+    whole_step(&p, BATCH_OUTER), whole_step(&a, BATCH_OUTER);
+    size_t n = (size_t)PACKED * PACKED_SEQ * vocab;
+    float *got = malloc(n * sizeof *got), *want = malloc(n * sizeof *want);
+    add_logits(&p, 0, PACKED * PACKED_SEQ, got);
+    for (uint32_t i = 0, at = 0; i < DOCUMENTS; at += document[i++])
+        add_logits(&a, i, document[i], want + (size_t)at * vocab);
+    double worst = 0;
+    for (size_t i = 0; i < n - (size_t)document[DOCUMENTS - 1] * vocab; i++) {
+        double difference = fabs((double)(got[i] - want[i]));
+        if (!(difference <= 4e-5)) fail_msg("logit %zu: %g, alone %g", i, (double)got[i], (double)want[i]);
+        worst = fmax(worst, difference);
+    }
+    printf("packed: logits differ by %.3g\n", worst);
+    assert_near_gradients(&p, &a);
+    run_close(&p), run_close(&a);
+    free_tokens(&packed);
+    for (int i = 0; i < DOCUMENTS; i++) free_tokens(&apart[i]);
+    free(got), free(want);
+    tm_model_free(m);
+}
+
 /* Each family's tests, named "FAMILY NAME". */
-enum { KINDS = 4, TESTS = KINDS * (int)TM_COUNT(families) };
+enum { KINDS = 5, TESTS = KINDS * (int)TM_COUNT(families) };
 
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         CMUnitTestFunction test;
-    } kinds[KINDS] = {{"slopes", slopes}, {"schedules", schedules}, {"separate", separate_parts}, {"cache", cache}};
+    } kinds[KINDS] = {{"slopes", slopes},
+                      {"schedules", schedules},
+                      {"separate", separate_parts},
+                      {"cache", cache},
+                      {"documents", documents}};
     static char names[TESTS][64];
     static struct CMUnitTest tests[TESTS];
     if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -198,8 +198,11 @@ static void fp16_compute(void **state) {
     fixture_close(&f);
 }
 
+/* Several documents in a row, each of which transformers was given alone. */
+static const golden_row packed_rows[] = {{"packed_llama", GOLDEN_SMALL}, {"packed_gemma3", GOLDEN_SMALL}};
+
 /* Each fixture's tests, named "FOLDER NAME". */
-enum { KINDS = 6, MOST = KINDS * (int)TM_COUNT(golden_rows) };
+enum { KINDS = 6, MOST = KINDS * (int)(TM_COUNT(golden_rows) + TM_COUNT(packed_rows)) };
 static char names[MOST][64];
 static struct CMUnitTest tests[MOST];
 static size_t n_tests;
@@ -223,6 +226,10 @@ int main(int argc, char **argv) {
         add(row, "bf16_weights", bf16_weights, row->has & GOLDEN_BF16);
         add(row, "bf16_compute", bf16_compute, row->has & GOLDEN_BF16);
         add(row, "fp16_compute", fp16_compute, true);
+    }
+    for (size_t i = 0; i < TM_COUNT(packed_rows); i++) {
+        add(&packed_rows[i], "config.json", v5, true);
+        add(&packed_rows[i], "config_v4.json", v4, true);
     }
     int failed = _cmocka_run_group_tests("test_golden", tests, n_tests, NULL, NULL);
     tm_kernels_close();
