@@ -32,53 +32,138 @@ tm_status data_rows_get(tm_dataset *ds, uint64_t row, data_view *out) {
     return TM_OK;
 }
 
+/* Token rows with a completion lose of their prompt at the front. */
+static void skip_prompt(data_view *v, uint32_t seq) {
+    uint32_t before = 0;
+    while (before < seq && v->labels[before] == TM_LABEL_IGNORE) before++;
+    before -= v->row->prompt;
+    v->ids += before;
+    v->labels += before;
+    v->mask += before;
+}
+
 tm_status data_view_read(tm_dataset *ds, uint64_t i, data_view *out) {
-    const data_sample *s = data_store_get(&ds->store, i);
-    size_t id_bytes = (size_t)s->n_tokens * sizeof(int32_t);
+    const data_row *r = data_store_get(&ds->store, i);
+    size_t id_bytes = (size_t)r->n_tokens * sizeof(int32_t);
     if (ds->is_rows) {
         TM_TRY(data_rows_get(ds, i, out));
-        out->sample = s;
-        return TM_OK;
+        out->row = r;
+        if (ds->kind != TM_ROWS_PLAIN) skip_prompt(out, ds->rows.seq);
+    } else {
+        TM_TRY(data_store_read(&ds->store, r->place, ds->scratch, id_bytes + data_mask_bytes(r->n_tokens)));
+        *out = (data_view){.row = r,
+                           .ids = (const int32_t *)(const void *)ds->scratch,
+                           .learn = (const uint8_t *)ds->scratch + id_bytes};
     }
-    TM_TRY(data_store_read(&ds->store, s->place, ds->scratch, id_bytes + data_mask_bytes(s->n_tokens)));
-    *out = (data_view){.sample = s,
-                       .ids = (const int32_t *)(const void *)ds->scratch,
-                       .learn = (const uint8_t *)ds->scratch + id_bytes};
+    out->whole = ds->labels_of_prompt && i % ds->rows_each == 0;
     return TM_OK;
 }
 
+bool data_view_is_completion(const data_view *v, uint32_t t) {
+    return v->labels ? v->labels[t] != TM_LABEL_IGNORE : data_mask_get(v->learn, t);
+}
+
 int32_t data_view_label(const data_view *v, uint32_t t) {
+    if (v->whole && (!v->mask || v->mask[t])) return v->ids[t];
     if (v->labels) return v->labels[t];
     return data_mask_get(v->learn, t) ? v->ids[t] : TM_LABEL_IGNORE;
 }
 
-static void fill_row(const data_view *v, int32_t *ids, int32_t *labels, uint8_t *key_mask) {
-    uint32_t n = v->sample->n_tokens;
-    memcpy(ids, v->ids, (size_t)n * sizeof *ids);
-    for (uint32_t t = 0; t + 1 < n; t++) labels[t] = data_view_label(v, t + 1);
-    if (!key_mask) return;
+/* ---- a micro-batch ----------------------------------------------------------------------------------------------- */
+
+static tm_status check_room(const tm_batch_arrays *to, const tm_batch_shape *shape) {
+    if (shape->tokens <= to->capacity) return TM_OK;
+    return tm_fail(TM_EBUG, "micro-batch of %u tokens where %u were reserved", shape->tokens, to->capacity);
+}
+
+static void clear(const tm_batch_arrays *to, const tm_batch_shape *shape) {
+    uint32_t n = shape->tokens;
+    memset(to->ids, 0, (size_t)n * sizeof *to->ids);
+    for (uint32_t t = 0; t < n; t++) to->labels[t] = TM_LABEL_IGNORE;
+    if (to->key_mask) memset(to->key_mask, 0, n);
+    if (to->completion) memset(to->completion, 0, n);
+}
+
+/* The columns from row `row` on. */
+static tm_batch_arrays row_of(const tm_batch_arrays *to, uint32_t row, uint32_t seq) {
+    size_t at = (size_t)row * seq;
+    return (tm_batch_arrays){.ids = to->ids + at,
+                             .labels = to->labels + at,
+                             .key_mask = to->key_mask ? to->key_mask + at : NULL,
+                             .completion = to->completion ? to->completion + at : NULL,
+                             .desirable = to->desirable ? to->desirable + row : NULL,
+                             .sample = to->sample ? to->sample + row : NULL};
+}
+
+static void name_row(const tm_dataset *ds, const tm_batch_arrays *to, uint64_t row) {
+    if (to->desirable) *to->desirable = data_store_get(&ds->store, row)->desirable;
+    if (to->sample) *to->sample = row / ds->rows_each;
+}
+
+static void fill_row(const data_view *v, const tm_batch_arrays *to) {
+    uint32_t n = v->row->n_tokens;
+    memcpy(to->ids, v->ids, (size_t)n * sizeof *to->ids);
+    for (uint32_t t = 0; t + 1 < n; t++) to->labels[t] = data_view_label(v, t + 1);
+    for (uint32_t t = 0; to->completion && t + 1 < n; t++) to->completion[t] = data_view_is_completion(v, t + 1);
+    if (!to->key_mask) return;
     if (v->mask)
-        memcpy(key_mask, v->mask, n);
+        memcpy(to->key_mask, v->mask, n);
     else
-        memset(key_mask, 1, n);
+        memset(to->key_mask, 1, n);
 }
 
 tm_status tm_dataset_batch(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
                            const tm_batch_arrays *to, tm_batch_shape *out) {
-    int32_t *ids = to->ids, *labels = to->labels;
-    uint8_t *key_mask = to->key_mask;
     data_rows_of at = data_batch_rows(ds, step, micro_batch, rank);
+    uint32_t roles = data_roles(ds);
     tm_dataset_shape(ds, step, micro_batch, rank, out);
-    if (out->tokens > to->capacity)
-        return tm_fail(TM_EBUG, "micro-batch of %u tokens where %u were reserved", out->tokens, to->capacity);
-    memset(ids, 0, (size_t)out->tokens * sizeof *ids);
-    for (uint32_t t = 0; t < out->tokens; t++) labels[t] = TM_LABEL_IGNORE;
-    if (key_mask) memset(key_mask, 0, out->tokens);
-    for (uint32_t b = 0; b < at.n; b++) {
-        size_t row = (size_t)b * out->seq;
+    TM_TRY(check_room(to, out));
+    clear(to, out);
+    for (uint32_t r = 0; r < out->rows; r++) {
+        uint64_t row = data_row_at(ds, at.epoch, at.first + r / roles, r % roles);
+        tm_batch_arrays here = row_of(to, r, out->seq);
         data_view v;
-        TM_TRY(data_view_read(ds, tm_dataset_order(ds, at.epoch, at.first + b), &v));
-        fill_row(&v, ids + row, labels + row, key_mask ? key_mask + row : NULL);
+        TM_TRY(data_view_read(ds, row, &v));
+        fill_row(&v, &here);
+        name_row(ds, &here, row);
+    }
+    return TM_OK;
+}
+
+/* ---- mismatched rows --------------------------------------------------------------------------------------------- */
+
+static tm_status fill_mismatched(tm_dataset *ds, const data_mismatch *m, const tm_batch_arrays *to) {
+    uint32_t prompt = m->cut.prompt, n = prompt + m->cut.completion;
+    data_view v;
+    TM_TRY(data_view_read(ds, m->prompt_row, &v));
+    memcpy(to->ids, v.ids + (m->prompt->prompt - prompt), prompt * sizeof *to->ids);
+    TM_TRY(data_view_read(ds, m->completion_row, &v));
+    memcpy(to->ids + prompt, v.ids + m->completion->prompt, (n - prompt) * sizeof *to->ids);
+    for (uint32_t t = prompt ? prompt - 1 : 0; t + 1 < n; t++) {
+        to->labels[t] = to->ids[t + 1];
+        if (to->completion) to->completion[t] = 1;
+    }
+    if (to->key_mask) memset(to->key_mask, 1, n);
+    return TM_OK;
+}
+
+tm_status tm_dataset_batch_mismatched(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
+                                      const tm_batch_arrays *to, tm_batch_shape *out) {
+    data_rows_of at = data_batch_rows(ds, step, micro_batch, rank);
+    tm_dataset_shape_mismatched(ds, step, micro_batch, rank, out);
+    TM_TRY(check_room(to, out));
+    clear(to, out);
+    for (uint32_t b = 0; b < at.n; b++) {
+        data_mismatch m = data_mismatched(ds, at, b);
+        tm_batch_arrays here = row_of(to, b, out->seq);
+        data_view v;
+        if (ds->is_rows) {
+            TM_TRY(data_view_read(ds, m.prompt_row + 1, &v));
+            fill_row(&v, &here);
+        } else {
+            TM_TRY(fill_mismatched(ds, &m, &here));
+        }
+        name_row(ds, &here, m.prompt_row);
     }
     return TM_OK;
 }

@@ -4,7 +4,7 @@
  * data are found before step 1 and the number of samples, tokens and labels of every step is known then. Afterwards a
  * batch is a function of (step, micro_batch, rank): nothing is drawn from a running state, so a run continues anywhere.
  *
- * Memory: 16 bytes a sample, plus the token ids: up to `memory_bytes` of them stay in memory, beyond that all go
+ * Memory: 24 bytes a row, plus the token ids: up to `memory_bytes` of them stay in memory, beyond that all go
  * through the caller's spill (a file of the run directory). While lines are scanned, one line, its JSON tree and its
  * ids are held. Nothing is allocated after tm_dataset_open*; tm_dataset_memory_bytes says what is held. This folder
  * opens no files: it reads through tm_data_source, tm_data_spill and tm_row_source. Ownership: source, tokenizer and
@@ -20,12 +20,14 @@
  *     tm_dataset_limits(ds, 0, steps, &limits);                           // reserve limits.tokens for the arrays
  *     for (s = 0; s < steps; s++)
  *         for (k = 0; k < 2; k++)
- *             TM_TRY(tm_dataset_batch(ds, s, k, 0, &(tm_batch_arrays){limits.tokens, ids, labels, mask}, &shape));
+ *             TM_TRY(tm_dataset_batch(ds, s, k, 0, &(tm_batch_arrays){.capacity = limits.tokens, .ids = ids,
+ *                                     .labels = labels, .key_mask = mask}, &shape));
  *
- * Batches. With B rows, A micro-batches and R ranks a step takes the next A*R*B samples of the epoch: row b of
+ * Batches. With B samples, A micro-batches and R ranks a step takes the next A*R*B samples of the epoch: sample b of
  * micro-batch k on rank r is sample ((s*A + k)*R + r)*B + b of the epoch's order, s counting from 0 within the epoch.
- * At the end of the epoch the step is smaller (micro-batches with fewer rows, or none), and the next epoch begins with
- * the next step. The order of an epoch is a permutation keyed by (seed, epoch); it does not depend on B, A and R. Rows
+ * At the end of the epoch the step is smaller (micro-batches with fewer samples, or none), and the next epoch begins
+ * with the next step. A sample is a row, or two: those of sample b of a micro-batch are rows 2b (chosen) and 2b + 1
+ * (rejected). The order of an epoch is a permutation keyed by (seed, epoch); it does not depend on B, A and R. Rows
  * of ids are not shuffled.
  *
  * Labels are already shifted: row t's label is the token at t + 1 if that one is learned, else -100; the last position
@@ -60,10 +62,12 @@ typedef struct tm_data_spill {
 /* Rows that are tokenised already (input_ids, labels, attention_mask of a .safetensors file), all `seq` long. Labels
  * are NOT shifted here (-100: not learned). mask is 1 everywhere where the file has none. An id or label that does not
  * fit int32 must fail. A row's length is that up to its last position with mask 1 or a label; what follows is padding.
- */
+ * TM_ROWS_PAIRS: row 2i is the chosen one of sample i, 2i + 1 the rejected one. TM_ROWS_LABELLED: row 2i is sample i,
+ * 2i + 1 its mismatched row. There a row's completion begins at its first label, and each row has one. */
 typedef struct tm_row_source {
     void *ctx;
     tm_status (*get_row)(void *ctx, uint64_t row, int32_t *ids, int32_t *labels, uint8_t *mask);
+    tm_status (*get_desirable)(void *ctx, uint64_t sample, bool *desirable); /* TM_ROWS_LABELLED */
     uint64_t n_rows;
     uint32_t seq;
     const char *name; /* for messages; kept: must outlive the dataset */
@@ -91,15 +95,24 @@ typedef enum tm_data_format {
 TM_MUST_USE tm_status tm_data_format_parse(const char *name, tm_data_format *out);
 const char *tm_data_format_name(tm_data_format f);
 
+/* What a sample is made of. */
+typedef enum tm_rows {
+    TM_ROWS_PLAIN,   /* a row */
+    TM_ROWS_PAIRS,   /* a row with the chosen completion, one with the rejected */
+    TM_ROWS_LABELLED /* a row with a flag, desirable or not; a pair is two such samples */
+} tm_rows;
+
 /* What happens to a sample longer than seq_len. All three are counted. */
 typedef enum tm_overlong { TM_OVERLONG_TRUNCATE, TM_OVERLONG_DROP, TM_OVERLONG_ERROR } tm_overlong;
 TM_MUST_USE tm_status tm_overlong_parse(const char *name, tm_overlong *out);
 
 typedef struct tm_dataset_opts {
     tm_data_format format;
-    tm_overlong overlong;          /* row sources: `drop` is refused, since it would move the rows that follow */
-    uint32_t seq_len;              /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
-    uint32_t vocab_size;           /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
+    tm_rows rows;
+    bool labels_of_prompt; /* TM_ROWS_PAIRS: chosen rows have labels on prompt and completion, as ORPO's NLL wants */
+    tm_overlong overlong;  /* row sources: `drop` is refused, since it would move the rows that follow */
+    uint32_t seq_len;      /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
+    uint32_t vocab_size;   /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
     const tm_tokenizer *tokenizer; /* JSONL */
     const tm_chat *chat;           /* NULL: messages, alpaca and sharegpt lines are bad lines that say so */
     tm_chat_labels labels;         /* of conversations; train_on_inputs is for prompts of completions as well */
@@ -128,6 +141,8 @@ typedef struct tm_dataset_counts {
     uint64_t truncated;      /* longer than seq_len, cut at the end */
     uint64_t dropped;        /* longer than seq_len under `drop` */
     uint64_t no_labels;      /* without any learned token (after truncation); dropped, but for row sources */
+    uint64_t identical;      /* pairs of which chosen and rejected are the same */
+    uint64_t desirable;      /* samples, of TM_ROWS_LABELLED */
     uint64_t tokens;         /* positions with mask 1 over all samples */
     uint64_t label_tokens;   /* learned, after the shift */
     uint32_t longest;        /* tokens of the longest sample */
@@ -141,28 +156,42 @@ uint64_t tm_dataset_spilled_bytes(const tm_dataset *ds);
 
 /* ---- batches ---------------------------------------------------------------------------------------------------- */
 
-/* Rows in a micro-batch (B), micro-batches in a step (A), ranks (R); all at least 1, TM_EINPUT on overflow. Before any
+/* Samples in a micro-batch (B), micro-batches in a step (A), ranks (R); all at least 1, TM_EINPUT on overflow. Before any
  * of the functions below. */
-TM_MUST_USE tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t rows, uint32_t micro_batches, uint32_t ranks);
+TM_MUST_USE tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t samples, uint32_t micro_batches, uint32_t ranks);
 uint64_t tm_dataset_steps_per_epoch(const tm_dataset *ds); /* ceil(samples / (A*R*B)) */
 
 typedef struct tm_batch_shape {
-    uint32_t rows, seq;    /* B', S of this micro-batch; rows 0: there is nothing left for it, seq and tokens are 0 */
+    uint32_t samples;      /* B' */
+    uint32_t rows, seq;    /* of this micro-batch; rows 0: there is nothing left for it, seq and tokens are 0 */
     uint32_t tokens;       /* T = round_up(rows * seq, 64) */
     uint64_t mask_tokens;  /* positions with mask 1 */
     uint64_t label_tokens; /* labels that are not -100 */
 } tm_batch_shape;
 /* From the index alone: nothing is read. `step` counts from 0 over all epochs. */
 void tm_dataset_shape(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank, tm_batch_shape *out);
-/* Of a micro-batch, as tm_micro_batch (model.h) wants them; key_mask may be NULL. */
+/* Columns of a micro-batch, the first as tm_micro_batch (model.h) wants them. All but ids and labels may be NULL: not
+ * wanted. */
 typedef struct tm_batch_arrays {
-    uint32_t capacity; /* room in each */
+    uint32_t capacity; /* room in each, in tokens; those with a value a row have room for as many rows as they need */
     int32_t *ids, *labels;
     uint8_t *key_mask;
+    uint8_t *completion; /* a token: 1 where the label is a token of the completion (labels_of_prompt: not all are) */
+    uint8_t *desirable;  /* a row: TM_ROWS_LABELLED, else 0 */
+    uint64_t *sample;    /* a row: number of its sample in file order */
 } tm_batch_arrays;
 /* Fills the first T of each array; TM_EBUG if there is no room. */
 TM_MUST_USE tm_status tm_dataset_batch(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
                                        const tm_batch_arrays *to, tm_batch_shape *out);
+
+/* Mismatched rows (TM_ROWS_LABELLED): row b is the prompt of sample b of the micro-batch with the completion of the
+ * sample before it in the step, over all micro-batches and ranks; the step's first sample takes the step's last. What is
+ * over seq_len is cut as in other rows. A row source brings its own. Labels are on completions; `desirable` and `sample`
+ * are the prompt's. */
+void tm_dataset_shape_mismatched(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
+                                 tm_batch_shape *out);
+TM_MUST_USE tm_status tm_dataset_batch_mismatched(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
+                                                  const tm_batch_arrays *to, tm_batch_shape *out);
 
 typedef struct tm_step_info {
     uint64_t epoch;        /* of this step, from 0 */
@@ -180,6 +209,7 @@ typedef struct tm_batch_limits {
 /* Exact over steps [first, first + n) and all ranks. Visits every sample of these steps, at about a microsecond each
  * where it is shuffled; without shuffling at most one epoch is visited. */
 void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out);
+void tm_dataset_limits_mismatched(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out);
 /* The sample (in file order) at place `index` of the order of `epoch`. A permutation of [0, samples). */
 uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index);
 

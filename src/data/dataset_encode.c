@@ -175,9 +175,10 @@ tm_status data_encode(data_encoder *e, const char *line, size_t len) {
     tm_buf_clear(&e->json);
     tm_buf_clear(&e->spans);
     if (tm_json_parse(&doc, line, len, "json", 0, room) != TM_OK) return not_json();
-    rc = encode_object(e, tm_json_root(doc));
+    bool plain = e->opts->rows == TM_ROWS_PLAIN;
+    rc = plain ? encode_object(e, tm_json_root(doc)) : data_prefer_encode(e, tm_json_root(doc));
     tm_json_free(doc);
-    TM_ASSERT(rc != TM_OK || e->learn.len == e->ids.n);
+    TM_ASSERT(rc != TM_OK || !plain || e->learn.len == e->ids.n);
     return rc;
 }
 
@@ -187,4 +188,6 @@ void data_encoder_free(data_encoder *e) {
     tm_buf_free(&e->text);
     tm_buf_free(&e->json);
     tm_buf_free(&e->spans);
+    tm_ids_free(&e->prompt);
+    data_prefer_free(&e->prefer);
 }

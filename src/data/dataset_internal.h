@@ -25,32 +25,34 @@ void data_lines_close(data_lines *l);
 
 /* ---- dataset_store.c: index and token ids ----------------------------------------------------------------------- */
 
-/* One sample. JSONL: at `place` lie n_tokens ids and then a bit per token, set where it is learned; rows: `place` is
- * the number of positions with mask 1. */
-typedef struct data_sample {
+/* One row. JSONL: at `place` lie n_tokens ids and then a bit per token, set where it is the completion's (of plain rows:
+ * learned); rows: `place` is the number of positions with mask 1. */
+typedef struct data_row {
     uint64_t place;
     uint32_t n_tokens;
     uint32_t n_labels; /* learned tokens other than the first, which nothing predicts */
-} data_sample;
+    uint32_t prompt;   /* tokens before the completion; plain rows: 0 */
+    bool desirable;
+} data_row;
 
-enum { DATA_BLOCK_SAMPLES = 1 << 16 }; /* the index grows by blocks, so that growing never copies: 1 MiB each */
+enum { DATA_BLOCK_ROWS = 1 << 16 }; /* the index grows by blocks, so that growing never copies */
 
 typedef struct data_store {
-    data_sample **block;
+    data_row **block;
     size_t n_blocks, cap_blocks;
-    uint64_t n_samples, most_samples, index_bytes;
+    uint64_t n_rows, most_rows, index_bytes;
     char *pool; /* bytes [base, base + used) of the stream; the whole stream while it fits */
     uint64_t base, used, room;
     uint64_t memory_bytes;
     const tm_data_spill *spill;
     tm_data_spill spill_copy;
 } data_store;
-/* most_samples: there are never more; a small file then has a small index. */
-void data_store_init(data_store *s, uint64_t most_samples, uint64_t memory_bytes, const tm_data_spill *spill);
-static inline const data_sample *data_store_get(const data_store *s, uint64_t i) {
-    return &s->block[i / DATA_BLOCK_SAMPLES][i % DATA_BLOCK_SAMPLES];
+/* most_rows: there are never more; a small file then has a small index. */
+void data_store_init(data_store *s, uint64_t most_rows, uint64_t memory_bytes, const tm_data_spill *spill);
+static inline const data_row *data_store_get(const data_store *s, uint64_t i) {
+    return &s->block[i / DATA_BLOCK_ROWS][i % DATA_BLOCK_ROWS];
 }
-tm_status data_store_add(data_store *s, data_sample sample);
+tm_status data_store_add(data_store *s, data_row row);
 /* Appends bytes to the stream; *place is where they lie. */
 tm_status data_store_append(data_store *s, const void *bytes, size_t n, uint64_t *place);
 tm_status data_store_seal(data_store *s); /* no more appends; gives back what is not needed */
@@ -64,13 +66,35 @@ static inline bool data_mask_get(const uint8_t *mask, uint32_t i) {
     return mask[i / 8] >> (i % 8) & 1;
 }
 
+/* ---- dataset_prefer_read.c: preference lines as a prompt and one or two answers ---------------------------------- */
+
+enum { DATA_PROMPT, DATA_CHOSEN, DATA_REJECTED };
+typedef struct data_prefer {
+    bool chat;      /* parts are messages, JSON with commas between; else text */
+    tm_buf part[3]; /* by the names above; a labelled row's answer is DATA_CHOSEN */
+    tm_buf beside;  /* of a conversation: members after its messages, each with a comma before it */
+    unsigned n_answers;
+    bool desirable[2];
+} data_prefer;
+tm_status data_prefer_read(data_prefer *p, const tm_json *line, tm_rows rows);
+void data_prefer_free(data_prefer *p);
+
 /* ---- dataset_encode.c: one line to ids and learned flags -------------------------------------------------------- */
+
+/* A row: its tokens, those before the completion. */
+typedef struct data_answer {
+    size_t n, prompt;
+    bool desirable;
+} data_answer;
 
 typedef struct data_encoder {
     const tm_dataset_opts *opts;
     tm_ids ids; /* results: ids, and one byte per id, 1 where it is learned */
     tm_buf learn;
     tm_buf text, json, spans;
+    data_prefer prefer; /* preference lines: their rows' ids follow each other, `learn` is not set */
+    data_answer answer[2];
+    tm_ids prompt;
 } data_encoder;
 /* TM_EINPUT and TM_EUNSUPPORTED: the line is bad; the error record says why, without file and line number. */
 tm_status data_encode(data_encoder *e, const char *line, size_t len);
@@ -78,6 +102,10 @@ void data_encoder_free(data_encoder *e);
 /* dataset_messages.c: the alpaca and sharegpt forms as a conversation in `out`. */
 tm_status data_alpaca_messages(const tm_json *line, tm_buf *out);
 tm_status data_sharegpt_messages(const tm_json *line, tm_buf *out);
+/* A message, or a turn {"from", "value"} as one. */
+tm_status data_put_message(tm_json_writer *w, const tm_json *message);
+/* The alpaca columns without the answer: messages with commas between, after what is in `out`. */
+tm_status data_alpaca_prompt(const tm_json *line, tm_buf *out);
 
 /* ---- the dataset ------------------------------------------------------------------------------------------------ */
 
@@ -85,37 +113,90 @@ struct tm_dataset {
     data_store store;
     tm_dataset_counts counts;
     uint64_t fingerprint;
-    bool is_rows, shuffle;
+    tm_rows kind;
+    bool is_rows, shuffle, labels_of_prompt;
+    uint32_t seq_len;
+    uint64_t n_samples;
+    uint32_t
+        rows_each; /* of a sample, in the index: 2 are chosen and rejected, or a row of a file and its mismatched one */
     uint64_t seed, order_key;
     tm_row_source rows;
-    uint32_t n_rows, n_micro_batches, n_ranks;
+    uint32_t batch, n_micro_batches, n_ranks;
     uint64_t per_step; /* product of the three */
-    char *scratch;     /* one sample as stored, or one row: ids, labels, mask */
+    char *scratch;     /* one row as stored, or one of the row source: ids, labels, mask */
     uint64_t scratch_bytes;
     unsigned half_bits; /* of the Feistel network: its domain is 2^(2*half_bits) >= samples */
 };
-/* Sample i, in scratch until the next call. ids [n_tokens]; learn: bits (JSONL only); labels, mask: rows only. */
+/* In a micro-batch. */
+static inline uint32_t data_roles(const tm_dataset *ds) {
+    return ds->kind == TM_ROWS_PAIRS ? 2 : 1;
+}
+/* Row i, in scratch until the next call. ids [n_tokens]; learn: bits (JSONL only); labels, mask: row sources only. */
 typedef struct data_view {
-    const data_sample *sample;
+    const data_row *row;
     const int32_t *ids;
     const uint8_t *learn;
     const int32_t *labels;
     const uint8_t *mask;
+    bool whole; /* prompts have labels, too */
 } data_view;
 tm_status data_view_read(tm_dataset *ds, uint64_t i, data_view *out);
-/* A row of the row source, as it is: `sample` is not set. */
+/* A row of the row source, as it is: `row` is not set. */
 tm_status data_rows_get(tm_dataset *ds, uint64_t row, data_view *out);
+/* Is token t one of the completion (of plain rows: learned)? */
+bool data_view_is_completion(const data_view *v, uint32_t t);
 /* Token t if it is learned, else -100; not shifted. */
 int32_t data_view_label(const data_view *v, uint32_t t);
 
 /* ---- dataset_order.c -------------------------------------------------------------------------------------------- */
 
-void data_order_init(tm_dataset *ds); /* once the number of samples is known */
+void data_order_init(tm_dataset *ds); /* once the number of rows is known */
 /* Places [first, first + n) of the epoch's order make this micro-batch. */
 typedef struct data_rows_of {
     uint64_t epoch, first;
     uint32_t n;
 } data_rows_of;
 data_rows_of data_batch_rows(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank);
+/* Index row of `role` of the sample at a place of the epoch's order. */
+uint64_t data_row_at(const tm_dataset *ds, uint64_t epoch, uint64_t place, uint32_t role);
+
+/* ---- dataset_scan.c ---------------------------------------------------------------------------------------------- */
+
+typedef struct data_scan {
+    tm_dataset *ds;
+    const tm_dataset_opts *opts;
+    const char *name, *at; /* "FILE:17" or "FILE: row 17" */
+    data_encoder encoder;
+    tm_buf bits;
+    char first_reason[400];
+} data_scan;
+/* A sample of n tokens: counted where it is over seq_len; false: drop it. */
+tm_status data_fit(data_scan *s, uint64_t number, size_t n, bool *keep);
+tm_status data_rows_cannot_drop(const data_scan *s, uint64_t row);
+tm_status data_check_ids(const data_scan *s, uint64_t number, const int32_t *ids, size_t n);
+tm_status data_check_labels(const data_scan *s, uint64_t row, const int32_t *labels, size_t n);
+/* Up to the last position that is attended to or learned; at least 1. */
+size_t data_row_length(const data_view *v, size_t seq);
+tm_status data_pack_bits(tm_buf *bits, const char *learn, uint32_t n);
+void data_count_row(tm_dataset *ds, uint64_t mask_tokens, const data_row *row);
+
+/* ---- dataset_prefer.c: rows of a prompt and a completion --------------------------------------------------------- */
+
+tm_status data_prefer_encode(data_encoder *e, const tm_json *line);
+tm_status data_prefer_store(data_scan *s, uint64_t number); /* what was encoded last */
+tm_status data_prefer_rows(data_scan *s, uint64_t row);     /* a sample's rows: this one and the next */
+
+/* What is left of a prompt and a completion: the prompt loses its first tokens but one, then the completion its last. */
+typedef struct data_cut {
+    uint32_t prompt, completion;
+} data_cut;
+data_cut data_cut_row(uint32_t prompt, uint32_t completion, uint32_t seq_len);
+/* The rows whose prompt and whose completion make the mismatched row of a place. */
+typedef struct data_mismatch {
+    const data_row *prompt, *completion;
+    uint64_t prompt_row, completion_row;
+    data_cut cut;
+} data_mismatch;
+data_mismatch data_mismatched(const tm_dataset *ds, data_rows_of at, uint32_t b);
 
 #endif

@@ -76,6 +76,26 @@ done:
     return rc;
 }
 
+/* The writer is in a list, which is cut out of `out` again. */
+tm_status data_alpaca_prompt(const tm_json *line, tm_buf *out) {
+    tm_json_writer w;
+    size_t at = out->len;
+    tm_jw_init(&w, out, 0);
+    tm_jw_array(&w);
+    TM_TRY(put_history(&w, line));
+    TM_TRY(put_instruction(&w, line));
+    tm_jw_array_end(&w);
+    TM_TRY(tm_jw_end(&w));
+    if (at) {
+        out->data[at] = ',';
+        out->len--;
+        return TM_OK;
+    }
+    memmove(out->data, out->data + 1, out->len - 2);
+    out->len -= 2;
+    return TM_OK;
+}
+
 tm_status data_alpaca_messages(const tm_json *line, tm_buf *out) {
     tm_json_writer w;
     begin(&w, out);
@@ -140,6 +160,12 @@ static tm_status put_turn(tm_json_writer *w, const tm_json *turn) {
     if (tm_json_is(from, "function_call")) return put_calls(w, tm_json_get(turn, "value"));
     if (!role) return tm_fail(TM_EINPUT, "\"from\": \"%.40s\" is none of human, gpt, system, observation", from->text);
     return put_string(w, role, tm_json_get(turn, "value"), "\"value\" of a conversation turn");
+}
+
+tm_status data_put_message(tm_json_writer *w, const tm_json *message) {
+    if (tm_json_get(message, "from")) return put_turn(w, message);
+    tm_jw_node(w, message);
+    return TM_OK;
 }
 
 /* {"human", "assistant"} */

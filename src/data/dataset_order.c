@@ -4,9 +4,10 @@
 enum { ROUNDS = 6 };
 
 void data_order_init(tm_dataset *ds) {
+    ds->n_samples = ds->store.n_rows / ds->rows_each;
     ds->order_key = tm_hash64("data.order", 10, ds->seed);
     ds->half_bits = 1;
-    while (ds->half_bits < 32 && UINT64_C(1) << (2 * ds->half_bits) < ds->store.n_samples) ds->half_bits++;
+    while (ds->half_bits < 32 && UINT64_C(1) << (2 * ds->half_bits) < ds->n_samples) ds->half_bits++;
 }
 
 /* A Feistel network permutes [0, 2^(2 half_bits)); walking its cycle until the value is below `samples` permutes
@@ -24,27 +25,32 @@ static uint64_t feistel(const tm_dataset *ds, uint64_t epoch, uint64_t x) {
 }
 
 uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index) {
-    TM_ASSERT(index < ds->store.n_samples);
+    TM_ASSERT(index < ds->n_samples);
     if (!ds->shuffle) return index;
     do index = feistel(ds, epoch, index);
-    while (index >= ds->store.n_samples);
+    while (index >= ds->n_samples);
     return index;
 }
 
-tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t rows, uint32_t micro_batches, uint32_t ranks) {
+uint64_t data_row_at(const tm_dataset *ds, uint64_t epoch, uint64_t place, uint32_t role) {
+    return tm_dataset_order(ds, epoch, place) * ds->rows_each + role;
+}
+
+tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t samples, uint32_t micro_batches, uint32_t ranks) {
     uint64_t per_step, tokens;
-    if (!rows || !micro_batches || !ranks)
-        return tm_fail(TM_EINPUT, "batch sizes must be at least 1, not %u rows x %u micro-batches x %u ranks", rows,
+    if (!samples || !micro_batches || !ranks)
+        return tm_fail(TM_EINPUT, "batch sizes must be at least 1, not %u rows x %u micro-batches x %u ranks", samples,
                        micro_batches, ranks);
-    if (!tm_mul_u64(rows, (uint64_t)micro_batches * ranks, &per_step) || per_step > UINT32_MAX)
-        return tm_fail(TM_EINPUT, "a step of %u rows x %u micro-batches x %u ranks is too large", rows, micro_batches,
-                       ranks);
-    tokens = tm_min_u64(rows, ds->store.n_samples) * ds->counts.longest;
+    if (!tm_mul_u64(samples, (uint64_t)micro_batches * ranks, &per_step) || per_step > UINT32_MAX)
+        return tm_fail(TM_EINPUT, "a step of %u rows x %u micro-batches x %u ranks is too large", samples,
+                       micro_batches, ranks);
+    /* a mismatched row is of two: its prompt's and its completion's */
+    tokens = tm_min_u64(samples, ds->n_samples) * ds->counts.longest * (ds->kind == TM_ROWS_PLAIN ? 1 : 2);
     if (tokens > INT32_MAX - 64)
         return tm_fail(TM_EINPUT,
-                       "%u rows of up to %u tokens do not fit a micro-batch; lower the batch size or seq_len", rows,
+                       "%u rows of up to %u tokens do not fit a micro-batch; lower the batch size or seq_len", samples,
                        ds->counts.longest);
-    ds->n_rows = rows;
+    ds->batch = samples;
     ds->n_micro_batches = micro_batches;
     ds->n_ranks = ranks;
     ds->per_step = per_step;
@@ -53,28 +59,66 @@ tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t rows, uint32_t micro_b
 
 uint64_t tm_dataset_steps_per_epoch(const tm_dataset *ds) {
     TM_ASSERT(ds->per_step > 0);
-    return (ds->store.n_samples - 1) / ds->per_step + 1;
+    return (ds->n_samples - 1) / ds->per_step + 1;
 }
 
 data_rows_of data_batch_rows(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank) {
-    uint64_t per_epoch = tm_dataset_steps_per_epoch(ds), n = ds->store.n_samples;
+    uint64_t per_epoch = tm_dataset_steps_per_epoch(ds), n = ds->n_samples;
     data_rows_of at = {.epoch = step / per_epoch};
     TM_ASSERT(micro_batch < ds->n_micro_batches && rank < ds->n_ranks);
-    at.first = (step % per_epoch) * ds->per_step + ((uint64_t)micro_batch * ds->n_ranks + rank) * ds->n_rows;
-    at.n = at.first < n ? (uint32_t)tm_min_u64(n - at.first, ds->n_rows) : 0;
+    at.first = (step % per_epoch) * ds->per_step + ((uint64_t)micro_batch * ds->n_ranks + rank) * ds->batch;
+    at.n = at.first < n ? (uint32_t)tm_min_u64(n - at.first, ds->batch) : 0;
     return at;
+}
+
+static void add_row(tm_batch_shape *shape, uint32_t n_tokens, uint64_t mask_tokens, uint32_t n_labels) {
+    if (n_tokens > shape->seq) shape->seq = n_tokens;
+    shape->mask_tokens += mask_tokens;
+    shape->label_tokens += n_labels;
+    shape->rows++;
+    shape->tokens = (uint32_t)tm_round_up((uint64_t)shape->rows * shape->seq, 64);
+}
+
+static void add_stored(const tm_dataset *ds, tm_batch_shape *shape, uint64_t row) {
+    const data_row *r = data_store_get(&ds->store, row);
+    add_row(shape, r->n_tokens, ds->is_rows ? r->place : r->n_tokens, r->n_labels);
 }
 
 void tm_dataset_shape(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank, tm_batch_shape *out) {
     data_rows_of at = data_batch_rows(ds, step, micro_batch, rank);
-    *out = (tm_batch_shape){.rows = at.n};
+    uint32_t roles = data_roles(ds);
+    *out = (tm_batch_shape){.samples = at.n};
     for (uint32_t b = 0; b < at.n; b++) {
-        const data_sample *s = data_store_get(&ds->store, tm_dataset_order(ds, at.epoch, at.first + b));
-        if (s->n_tokens > out->seq) out->seq = s->n_tokens;
-        out->mask_tokens += ds->is_rows ? s->place : s->n_tokens;
-        out->label_tokens += s->n_labels;
+        uint64_t row = data_row_at(ds, at.epoch, at.first + b, 0);
+        for (uint32_t role = 0; role < roles; role++) add_stored(ds, out, row + role);
     }
-    out->tokens = (uint32_t)tm_round_up((uint64_t)out->rows * out->seq, 64);
+}
+
+/* The place before, in the step; its first one's is the last. */
+data_mismatch data_mismatched(const tm_dataset *ds, data_rows_of at, uint32_t b) {
+    uint64_t place = at.first + b, step = place - place % ds->per_step;
+    uint64_t last = tm_min_u64(step + ds->per_step, ds->n_samples) - 1;
+    data_mismatch m = {.prompt_row = data_row_at(ds, at.epoch, place, 0),
+                       .completion_row = data_row_at(ds, at.epoch, place > step ? place - 1 : last, 0)};
+    m.prompt = data_store_get(&ds->store, m.prompt_row);
+    m.completion = data_store_get(&ds->store, m.completion_row);
+    m.cut = data_cut_row(m.prompt->prompt, m.completion->n_tokens - m.completion->prompt, ds->seq_len);
+    return m;
+}
+
+void tm_dataset_shape_mismatched(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
+                                 tm_batch_shape *out) {
+    data_rows_of at = data_batch_rows(ds, step, micro_batch, rank);
+    TM_ASSERT(ds->kind == TM_ROWS_LABELLED);
+    *out = (tm_batch_shape){.samples = at.n};
+    for (uint32_t b = 0; b < at.n; b++) {
+        data_mismatch m = data_mismatched(ds, at, b);
+        uint32_t n = m.cut.prompt + m.cut.completion;
+        if (ds->is_rows)
+            add_stored(ds, out, m.prompt_row + 1);
+        else
+            add_row(out, n, n, m.cut.completion - (m.cut.prompt == 0));
+    }
 }
 
 void tm_dataset_step_info(const tm_dataset *ds, uint64_t step, tm_step_info *out) {
@@ -83,7 +127,7 @@ void tm_dataset_step_info(const tm_dataset *ds, uint64_t step, tm_step_info *out
         for (uint32_t r = 0; r < ds->n_ranks; r++) {
             tm_batch_shape shape;
             tm_dataset_shape(ds, step, k, r, &shape);
-            out->samples += shape.rows;
+            out->samples += shape.samples;
             out->tokens += shape.mask_tokens;
             out->label_tokens += shape.label_tokens;
         }
@@ -95,7 +139,9 @@ static void widen(tm_batch_limits *limits, const tm_batch_shape *shape) {
     if (shape->tokens > limits->tokens) limits->tokens = shape->tokens;
 }
 
-void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out) {
+typedef void shape_fn(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank, tm_batch_shape *out);
+
+static void limits(const tm_dataset *ds, shape_fn *shape_of, uint64_t first, uint64_t n, tm_batch_limits *out) {
     *out = (tm_batch_limits){0};
     if (!ds->shuffle) n = tm_min_u64(n, tm_dataset_steps_per_epoch(ds)); /* every epoch is the same */
     /* who is to stop has no use for the rest, and fails before anything is run with it */
@@ -104,10 +150,18 @@ void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batc
             uint64_t tokens = 0;
             for (uint32_t k = 0; k < ds->n_micro_batches; k++) {
                 tm_batch_shape shape;
-                tm_dataset_shape(ds, step, k, r, &shape);
+                shape_of(ds, step, k, r, &shape);
                 widen(out, &shape);
                 tokens += shape.tokens;
             }
             out->step_tokens = tm_max_u64(out->step_tokens, tokens);
         }
+}
+
+void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out) {
+    limits(ds, tm_dataset_shape, first, n, out);
+}
+
+void tm_dataset_limits_mismatched(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out) {
+    limits(ds, tm_dataset_shape_mismatched, first, n, out);
 }

@@ -8,20 +8,15 @@
 enum { NAMED_BAD_LINES = 5 };
 #define MAX_SAMPLE_TOKENS ((size_t)1 << 28)
 
-typedef struct scan {
-    tm_dataset *ds;
-    const tm_dataset_opts *opts;
-    const char *name, *at; /* "FILE:17" or "FILE: row 17" */
-    data_encoder encoder;
-    tm_buf bits;
-    char first_reason[400];
-} scan;
-
-static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t most_samples) {
+static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t most_rows) {
     tm_dataset *ds = tm_calloc(1, sizeof *ds);
     if (!ds) return tm_nomem(sizeof *ds);
     ds->seed = opts->seed;
-    data_store_init(&ds->store, most_samples, tm_max_u64(opts->memory_bytes ? opts->memory_bytes : 8 * TM_MIB, 64),
+    ds->kind = opts->rows;
+    ds->labels_of_prompt = opts->labels_of_prompt;
+    ds->seq_len = opts->seq_len;
+    ds->rows_each = opts->rows == TM_ROWS_PAIRS ? 2 : 1;
+    data_store_init(&ds->store, most_rows, tm_max_u64(opts->memory_bytes ? opts->memory_bytes : 8 * TM_MIB, 64),
                     opts->spill);
     *out = ds;
     return TM_OK;
@@ -30,7 +25,7 @@ static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t 
 /* ---- lines ------------------------------------------------------------------------------------------------------ */
 
 /* The pending failure is about one line's content: named, counted, and fatal under `strict` only. */
-static tm_status bad_line(scan *s, uint64_t number) {
+static tm_status bad_line(data_scan *s, uint64_t number) {
     tm_error failure = *tm_error_get();
     tm_dataset_counts *counts = &s->ds->counts;
     tm_error_clear();
@@ -45,7 +40,7 @@ static tm_status bad_line(scan *s, uint64_t number) {
     return TM_OK;
 }
 
-static tm_status check_ids(const scan *s, uint64_t number, const int32_t *ids, size_t n) {
+tm_status data_check_ids(const data_scan *s, uint64_t number, const int32_t *ids, size_t n) {
     uint32_t vocab = s->opts->vocab_size;
     if (!vocab) return TM_OK;
     for (size_t i = 0; i < n; i++)
@@ -57,16 +52,14 @@ static tm_status check_ids(const scan *s, uint64_t number, const int32_t *ids, s
     return TM_OK;
 }
 
-/* False: drop it. Cuts *n under `truncate`. */
-static tm_status fit(scan *s, uint64_t number, size_t *n, bool *keep) {
+tm_status data_fit(data_scan *s, uint64_t number, size_t n, bool *keep) {
     uint32_t seq_len = s->opts->seq_len;
     *keep = true;
-    if (*n > MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s%s%" PRIu64 ": %zu tokens", s->name, s->at, number, *n);
-    if (!seq_len || *n <= seq_len) return TM_OK;
+    if (n >= MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s%s%" PRIu64 ": %zu tokens", s->name, s->at, number, n);
+    if (!seq_len || n <= seq_len) return TM_OK;
     switch (s->opts->overlong) {
     case TM_OVERLONG_TRUNCATE:
         s->ds->counts.truncated++;
-        *n = seq_len;
         return TM_OK;
     case TM_OVERLONG_DROP:
         s->ds->counts.dropped++;
@@ -78,18 +71,21 @@ static tm_status fit(scan *s, uint64_t number, size_t *n, bool *keep) {
     return tm_fail(TM_EINPUT,
                    "%s%s%" PRIu64 ": %zu tokens, but seq_len is %u; raise it, or set overlong to truncate or "
                    "drop",
-                   s->name, s->at, number, *n, seq_len);
+                   s->name, s->at, number, n, seq_len);
 }
 
-static void count_sample(tm_dataset *ds, uint64_t mask_tokens, uint32_t n_tokens, uint32_t n_labels) {
+static size_t cut(const data_scan *s, size_t n) {
+    return s->opts->seq_len && n > s->opts->seq_len ? s->opts->seq_len : n;
+}
+
+void data_count_row(tm_dataset *ds, uint64_t mask_tokens, const data_row *row) {
     tm_dataset_counts *c = &ds->counts;
-    c->samples++;
     c->tokens += mask_tokens;
-    c->label_tokens += n_labels;
-    if (n_tokens > c->longest) c->longest = n_tokens;
+    c->label_tokens += row->n_labels;
+    if (row->n_tokens > c->longest) c->longest = row->n_tokens;
 }
 
-static tm_status pack_bits(tm_buf *bits, const char *learn, uint32_t n) {
+tm_status data_pack_bits(tm_buf *bits, const char *learn, uint32_t n) {
     size_t bytes = data_mask_bytes(n);
     tm_buf_clear(bits);
     TM_TRY(tm_buf_reserve(bits, bytes));
@@ -100,29 +96,30 @@ static tm_status pack_bits(tm_buf *bits, const char *learn, uint32_t n) {
     return TM_OK;
 }
 
-static tm_status store_sample(scan *s, uint32_t n) {
+static tm_status store_sample(data_scan *s, uint32_t n) {
     tm_dataset *ds = s->ds;
     const tm_ids *ids = &s->encoder.ids;
-    data_sample sample = {.n_tokens = n};
-    for (uint32_t i = 1; i < n; i++) sample.n_labels += s->encoder.learn.data[i] != 0;
-    if (!sample.n_labels) {
+    data_row row = {.n_tokens = n};
+    for (uint32_t i = 1; i < n; i++) row.n_labels += s->encoder.learn.data[i] != 0;
+    if (!row.n_labels) {
         ds->counts.no_labels++;
         return TM_OK;
     }
-    TM_TRY(pack_bits(&s->bits, s->encoder.learn.data, n));
-    TM_TRY(data_store_append(&ds->store, ids->id, n * sizeof *ids->id, &sample.place));
+    TM_TRY(data_pack_bits(&s->bits, s->encoder.learn.data, n));
+    TM_TRY(data_store_append(&ds->store, ids->id, n * sizeof *ids->id, &row.place));
     TM_TRY(data_store_append(&ds->store, s->bits.data, s->bits.len, NULL));
     ds->fingerprint = tm_hash64(ids->id, n * sizeof *ids->id, ds->fingerprint);
     ds->fingerprint = tm_hash64(s->bits.data, s->bits.len, ds->fingerprint);
-    count_sample(ds, n, n, sample.n_labels);
-    return data_store_add(&ds->store, sample);
+    ds->counts.samples++;
+    data_count_row(ds, n, &row);
+    return data_store_add(&ds->store, row);
 }
 
 static bool is_blank(const tm_buf *line) {
     return strspn(line->data ? line->data : "", " \t\r") == line->len;
 }
 
-static tm_status scan_line(scan *s, const data_lines *l, bool too_long) {
+static tm_status scan_line(data_scan *s, const data_lines *l, bool too_long) {
     tm_status rc;
     size_t n;
     bool keep;
@@ -132,14 +129,16 @@ static tm_status scan_line(scan *s, const data_lines *l, bool too_long) {
                   : data_encode(&s->encoder, l->line.data, l->line.len);
     if (rc == TM_EINPUT || rc == TM_EUNSUPPORTED) return bad_line(s, l->number);
     TM_TRY(rc);
+    if (s->ds->kind != TM_ROWS_PLAIN) return data_prefer_store(s, l->number);
     n = s->encoder.ids.n;
-    TM_TRY(fit(s, l->number, &n, &keep));
+    TM_TRY(data_fit(s, l->number, n, &keep));
     if (!keep) return TM_OK;
-    TM_TRY(check_ids(s, l->number, s->encoder.ids.id, n));
+    n = cut(s, n);
+    TM_TRY(data_check_ids(s, l->number, s->encoder.ids.id, n));
     return store_sample(s, (uint32_t)n);
 }
 
-static tm_status scan_lines(scan *s, const tm_data_source *source) {
+static tm_status scan_lines(data_scan *s, const tm_data_source *source) {
     data_lines lines;
     tm_status rc;
     bool got = true, too_long;
@@ -158,7 +157,7 @@ done:
     return rc;
 }
 
-static tm_status nothing_usable(const scan *s) {
+static tm_status nothing_usable(const data_scan *s) {
     const tm_dataset_counts *c = &s->ds->counts;
     if (!c->lines) return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one line", s->name);
     if (c->bad)
@@ -178,12 +177,13 @@ static tm_status reserve_scratch(tm_dataset *ds, uint64_t bytes) {
 }
 
 tm_status tm_dataset_open_jsonl(tm_dataset **out, const tm_data_source *source, const tm_dataset_opts *opts) {
-    scan s = {.opts = opts, .name = source->name, .at = ":", .encoder = {.opts = opts}};
+    data_scan s = {.opts = opts, .name = source->name, .at = ":", .encoder = {.opts = opts}};
     tm_status rc;
     *out = NULL;
     if (!opts->tokenizer)
         return tm_fail(TM_EINPUT, "%s: JSONL data need the model's tokenizer.json, which is missing", source->name);
-    TM_TRY(create(&s.ds, opts, source->size / 2 + 1)); /* a line and its end are two bytes at least */
+    /* a line and its end are two bytes at least, and may be two rows */
+    TM_TRY(create(&s.ds, opts, (source->size / 2 + 1) * (opts->rows == TM_ROWS_PLAIN ? 1 : 2)));
     s.ds->shuffle = opts->shuffle;
     TM_GO(scan_lines(&s, source));
     if (!s.ds->counts.samples) TM_GO(nothing_usable(&s));
@@ -205,61 +205,67 @@ done:
 /* ---- rows of ids ------------------------------------------------------------------------------------------------- */
 
 /* Up to the last position that is attended to or learned; at least 1. */
-static size_t row_length(const data_view *v, size_t seq) {
+size_t data_row_length(const data_view *v, size_t seq) {
     while (seq > 1 && !v->mask[seq - 1] && v->labels[seq - 1] == TM_LABEL_IGNORE) seq--;
     return seq;
 }
 
-static tm_status check_labels(const scan *s, uint64_t row, const int32_t *labels, size_t n) {
+tm_status data_check_labels(const data_scan *s, uint64_t row, const int32_t *labels, size_t n) {
     for (size_t i = 0; i < n; i++)
-        if (labels[i] != TM_LABEL_IGNORE) TM_TRY(check_ids(s, row, &labels[i], 1));
+        if (labels[i] != TM_LABEL_IGNORE) TM_TRY(data_check_ids(s, row, &labels[i], 1));
     return TM_OK;
 }
 
-static tm_status scan_row(scan *s, uint64_t row) {
+tm_status data_rows_cannot_drop(const data_scan *s, uint64_t row) {
+    return tm_fail(TM_EINPUT, "%s%s%" PRIu64 ": longer than seq_len %u; rows are taken in order and cannot be dropped",
+                   s->name, s->at, row, s->opts->seq_len);
+}
+
+static tm_status scan_row(data_scan *s, uint64_t row) {
     tm_dataset *ds = s->ds;
-    data_sample sample = {0};
+    data_row stored = {0};
     data_view v;
     size_t n;
     bool keep;
     TM_TRY(data_rows_get(ds, row, &v));
     ds->counts.lines++;
-    n = row_length(&v, ds->rows.seq);
-    TM_TRY(fit(s, row, &n, &keep));
-    if (!keep)
-        return tm_fail(TM_EINPUT,
-                       "%s%s%" PRIu64 ": longer than seq_len %u; rows are taken in order and cannot be dropped",
-                       s->name, s->at, row, s->opts->seq_len);
-    TM_TRY(check_ids(s, row, v.ids, n));
-    TM_TRY(check_labels(s, row, v.labels, n));
-    sample.n_tokens = (uint32_t)n;
-    for (size_t i = 0; i < n; i++) sample.place += v.mask[i] != 0;
-    for (size_t i = 1; i < n; i++) sample.n_labels += v.labels[i] != TM_LABEL_IGNORE;
-    if (!sample.n_labels) ds->counts.no_labels++;
+    n = data_row_length(&v, ds->rows.seq);
+    TM_TRY(data_fit(s, row, n, &keep));
+    if (!keep) return data_rows_cannot_drop(s, row);
+    n = cut(s, n);
+    TM_TRY(data_check_ids(s, row, v.ids, n));
+    TM_TRY(data_check_labels(s, row, v.labels, n));
+    stored.n_tokens = (uint32_t)n;
+    for (size_t i = 0; i < n; i++) stored.place += v.mask[i] != 0;
+    for (size_t i = 1; i < n; i++) stored.n_labels += v.labels[i] != TM_LABEL_IGNORE;
+    if (!stored.n_labels) ds->counts.no_labels++;
     ds->fingerprint = tm_hash64(v.ids, n * sizeof *v.ids, ds->fingerprint);
     ds->fingerprint = tm_hash64(v.labels, n * sizeof *v.labels, ds->fingerprint);
     ds->fingerprint = tm_hash64(v.mask, n, ds->fingerprint);
-    count_sample(ds, sample.place, sample.n_tokens, sample.n_labels);
-    return data_store_add(&ds->store, sample);
+    ds->counts.samples++;
+    data_count_row(ds, stored.place, &stored);
+    return data_store_add(&ds->store, stored);
 }
 
 tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, const tm_dataset_opts *opts) {
-    scan s = {.opts = opts, .name = rows->name, .at = ": row "};
+    data_scan s = {.opts = opts, .name = rows->name, .at = ": row "};
     tm_phase phase = {0};
     tm_status rc;
     *out = NULL;
     if (!rows->n_rows || !rows->seq)
         return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one row", rows->name);
+    TM_ASSERT(opts->rows == TM_ROWS_PLAIN || rows->n_rows % 2 == 0);
     if (rows->seq > MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s: rows of %u tokens", rows->name, rows->seq);
     TM_TRY(create(&s.ds, opts, rows->n_rows));
     s.ds->is_rows = true;
     s.ds->rows = *rows;
+    s.ds->rows_each = opts->rows == TM_ROWS_PLAIN ? 1 : 2;
     TM_GO(reserve_scratch(s.ds, (uint64_t)rows->seq * (2 * sizeof(int32_t) + 1)));
     tm_phase_begin(&phase, "reading the data", "rows", rows->n_rows);
-    for (uint64_t row = 0; row < rows->n_rows; row++) {
+    for (uint64_t row = 0; row < rows->n_rows; row += s.ds->rows_each) {
         tm_phase_at(&phase, row);
         TM_GO(tm_stop_check());
-        TM_GO(scan_row(&s, row));
+        TM_GO(opts->rows == TM_ROWS_PLAIN ? scan_row(&s, row) : data_prefer_rows(&s, row));
     }
     if (!s.ds->counts.label_tokens) TM_GO(tm_fail(TM_EINPUT, "%s: no row has a label to learn", rows->name));
     data_order_init(s.ds);

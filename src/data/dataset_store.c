@@ -1,4 +1,4 @@
-/* Samples: an index in memory, and the token ids as one stream of bytes that moves to the spill when it outgrows
+/* Rows: an index in memory, and the token ids as one stream of bytes that moves to the spill when it outgrows
  * memory. */
 #include "data/dataset_internal.h"
 
@@ -6,9 +6,9 @@
 
 enum { WRITE_BYTES = 1 << 20, FIRST_POOL = 64 * 1024 };
 
-void data_store_init(data_store *s, uint64_t most_samples, uint64_t memory_bytes, const tm_data_spill *spill) {
+void data_store_init(data_store *s, uint64_t most_rows, uint64_t memory_bytes, const tm_data_spill *spill) {
     memset(s, 0, sizeof *s);
-    s->most_samples = most_samples;
+    s->most_rows = most_rows;
     s->memory_bytes = memory_bytes;
     if (!spill) return;
     s->spill_copy = *spill;
@@ -27,11 +27,11 @@ uint64_t data_store_bytes(const data_store *s) {
 }
 
 static tm_status add_block(data_store *s) {
-    TM_ASSERT(s->n_samples < s->most_samples);
-    size_t bytes = (size_t)tm_min_u64(DATA_BLOCK_SAMPLES, s->most_samples - s->n_samples) * sizeof(data_sample);
+    TM_ASSERT(s->n_rows < s->most_rows);
+    size_t bytes = (size_t)tm_min_u64(DATA_BLOCK_ROWS, s->most_rows - s->n_rows) * sizeof(data_row);
     if (s->n_blocks == s->cap_blocks) {
         size_t cap = s->cap_blocks ? 2 * s->cap_blocks : 16;
-        data_sample **grown = tm_realloc(s->block, cap * sizeof *grown);
+        data_row **grown = tm_realloc(s->block, cap * sizeof *grown);
         if (!grown) return tm_nomem(cap * sizeof *grown);
         s->block = grown;
         s->cap_blocks = cap;
@@ -43,10 +43,10 @@ static tm_status add_block(data_store *s) {
     return TM_OK;
 }
 
-tm_status data_store_add(data_store *s, data_sample sample) {
-    if (s->n_samples == s->n_blocks * (uint64_t)DATA_BLOCK_SAMPLES) TM_TRY(add_block(s));
-    s->block[s->n_samples / DATA_BLOCK_SAMPLES][s->n_samples % DATA_BLOCK_SAMPLES] = sample;
-    s->n_samples++;
+tm_status data_store_add(data_store *s, data_row row) {
+    if (s->n_rows == s->n_blocks * (uint64_t)DATA_BLOCK_ROWS) TM_TRY(add_block(s));
+    s->block[s->n_rows / DATA_BLOCK_ROWS][s->n_rows % DATA_BLOCK_ROWS] = row;
+    s->n_rows++;
     return TM_OK;
 }
 

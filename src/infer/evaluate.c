@@ -27,8 +27,9 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, i
     evaluation *e = ctx;
     tm_batch_shape shape;
     (void)position;
-    TM_TRY(
-        tm_dataset_batch(data_set(e->data), e->step, mb, 0, &(tm_batch_arrays){capacity, ids, labels, mask}, &shape));
+    TM_TRY(tm_dataset_batch(data_set(e->data), e->step, mb, 0,
+                            &(tm_batch_arrays){.capacity = capacity, .ids = ids, .labels = labels, .key_mask = mask},
+                            &shape));
     *out = (job_batch){.rows = shape.rows,
                        .seq = shape.seq,
                        .tokens = shape.tokens,

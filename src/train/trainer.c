@@ -65,7 +65,8 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, 
         t->job->step.labels = info.label_tokens;
         t->job->step.tokens = info.tokens;
     }
-    TM_TRY(tm_dataset_batch(ds, step, mb, t->s.ranks.rank, &(tm_batch_arrays){capacity, ids, labels, mask}, &shape));
+    const tm_batch_arrays to = {.capacity = capacity, .ids = ids, .labels = labels, .key_mask = mask};
+    TM_TRY(tm_dataset_batch(ds, step, mb, t->s.ranks.rank, &to, &shape));
     *out = (job_batch){.rows = shape.rows,
                        .seq = shape.seq,
                        .tokens = shape.tokens,

@@ -159,7 +159,8 @@ static tm_status draw_all(tm_dataset *ds) {
     tm_batch_shape shape;
     TM_TRY(tm_dataset_set_batches(ds, 2, 1, 1));
     for (uint64_t s = 0; s < tm_dataset_steps_per_epoch(ds); s++)
-        TM_TRY(tm_dataset_batch(ds, s, 0, 0, &(tm_batch_arrays){512, ids, labels, mask}, &shape));
+        TM_TRY(tm_dataset_batch(
+            ds, s, 0, 0, &(tm_batch_arrays){.capacity = 512, .ids = ids, .labels = labels, .key_mask = mask}, &shape));
     return TM_OK;
 }
 

@@ -1,145 +1,11 @@
 /* dataset: formats and their masks against expectations written by hand; the index rule; hostile files. */
-#include "text/chat/chat.h"
-#include "data/dataset.h"
+#include "by_hand.h"
 
-#include <setjmp.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-/* ---- a tokenizer that can be done by hand ------------------------------------------------------------------------- *
- * Byte-level, id = byte, with one merge: "ab" is 260. Specials: 256 <bos> (the post-processor puts it first), 257
- * <eos>, 258 <|im_start|>, 259 <|im_end|>. */
-
-enum { BOS = 256, EOS = 257, TURN = 258, END = 259, AB = 260, VOCAB = 261, X = TM_LABEL_IGNORE };
-
-static tm_tokenizer *tokenizer;
-static tm_chat *chat;
-
-static const char chatml[] = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
-                             "message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
-                             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-
-static bool is_visible(unsigned b) {
-    return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
-}
-
-/* GPT-2's table: bytes that are no visible character stand at U+0100 and up. */
-static void put_vocabulary(tm_json_writer *w) {
-    unsigned shifted = 0;
-    for (unsigned b = 0; b < 256; b++) {
-        unsigned point = is_visible(b) ? b : 256 + shifted++;
-        char utf8[3] = {(char)point};
-        if (point >= 128) utf8[0] = (char)(0xC0 | point >> 6), utf8[1] = (char)(0x80 | (point & 63));
-        tm_jw_field_uint(w, utf8, b);
-    }
-    tm_jw_field_uint(w, "ab", AB);
-}
-
-static void put_added(tm_buf *b) {
-    static const char *const names[] = {"<bos>", "<eos>", "<|im_start|>", "<|im_end|>"};
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(tm_buf_printf(b,
-                                       "%s{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,"
-                                       "\"rstrip\":false,\"normalized\":false,\"special\":true}",
-                                       i ? "," : "", BOS + i, names[i]),
-                         TM_OK);
-}
-
-static void tokenizer_json(tm_buf *b) {
-    tm_json_writer w;
-    assert_int_equal(tm_buf_printf(b, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":["),
-                     TM_OK);
-    put_added(b);
-    assert_int_equal(
-        tm_buf_printf(b,
-                      "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
-                      "\"trim_offsets\":false,\"use_regex\":false},\"post_processor\":{\"type\":\"TemplateProcessing\","
-                      "\"single\":[{\"SpecialToken\":{\"id\":\"<bos>\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\","
-                      "\"type_id\":0}}],\"pair\":[{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},{\"Sequence\":{\"id\":"
-                      "\"B\",\"type_id\":1}}],\"special_tokens\":{\"<bos>\":{\"id\":\"<bos>\",\"ids\":[256],"
-                      "\"tokens\":[\"<bos>\"]}}},\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
-                      "\"trim_offsets\":true,\"use_regex\":true},\"model\":{\"type\":\"BPE\",\"dropout\":null,"
-                      "\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,"
-                      "\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,\"vocab\":"),
-        TM_OK);
-    tm_jw_init(&w, b, 0);
-    tm_jw_object(&w);
-    put_vocabulary(&w);
-    tm_jw_object_end(&w);
-    assert_int_equal(tm_jw_end(&w), TM_OK);
-    assert_int_equal(tm_buf_printf(b, ",\"merges\":[[\"a\",\"b\"]]}}"), TM_OK);
-}
-
-static int set_up(void **state) {
-    (void)state;
-    tm_buf json = {0};
-    tokenizer_json(&json);
-    tm_mem_source source = {json.data, json.len, 0};
-    assert_int_equal(tm_tokenizer_open(&tokenizer, tm_mem_source_read, &source, "bytes"), TM_OK);
-    assert_int_equal(tm_chat_open(&chat, tokenizer, chatml, sizeof chatml - 1, "chatml", NULL), TM_OK);
-    tm_buf_free(&json);
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    tm_chat_close(chat);
-    tm_tokenizer_close(tokenizer);
-    return 0;
-}
-
-static int clean_record(void **state) {
-    (void)state;
-    tm_error_clear();
-    tm_log_set_level(TM_LOG_ERROR);
-    return 0;
-}
-
-/* ---- a file in memory -------------------------------------------------------------------------------------------- */
-
-static tm_status memory_read(void *ctx, uint64_t offset, void *buf, size_t len) {
-    memcpy(buf, (const char *)ctx + offset, len);
-    return TM_OK;
-}
-
-static tm_data_source source_of(const char *bytes, size_t n) {
-    return (tm_data_source){(void *)(uintptr_t)bytes, memory_read, n, "train.jsonl"};
-}
-
-static tm_dataset_opts defaults(void) {
-    return (tm_dataset_opts){.seq_len = 512, .vocab_size = VOCAB, .tokenizer = tokenizer, .chat = chat, .eos_id = EOS};
-}
-
-static tm_status open_bytes(tm_dataset **ds, const char *bytes, size_t n, const tm_dataset_opts *opts) {
-    tm_data_source source = source_of(bytes, n);
-    return tm_dataset_open_jsonl(ds, &source, opts);
-}
-
-static tm_dataset *open_text(const char *text, const tm_dataset_opts *opts) {
-    tm_dataset *ds = NULL;
-    if (open_bytes(&ds, text, strlen(text), opts) != TM_OK) fail_msg("%s", tm_error_get()->text);
-    return ds;
-}
 
 /* ---- formats ------------------------------------------------------------------------------------------------------ *
  * Expectations are written as text: the ids of `whole`, of which those of the part between the marks are learned. The
  * marks: <bos> <eos> etc. are one token each, "ab" is one. */
-
-static size_t ids_of(const char *text, int32_t *ids) {
-    static const char *const specials[] = {"<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "ab"};
-    size_t n = 0;
-    while (*text) {
-        size_t len = 1;
-        ids[n] = (uint8_t)*text;
-        for (int k = 0; k < 5; k++)
-            if (!strncmp(text, specials[k], strlen(specials[k]))) ids[n] = BOS + k, len = strlen(specials[k]);
-        n++;
-        text += len;
-    }
-    return n;
-}
 
 /* `parts` alternate: not learned, learned, not learned, ... NULL ends. */
 static void check_labels(const char *line, tm_data_format format, tm_chat_labels how, const char *const *parts) {
@@ -158,7 +24,10 @@ static void check_labels(const char *line, tm_data_format format, tm_chat_labels
     }
     tm_dataset *ds = open_text(line, &opts);
     assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
-    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, &(tm_batch_arrays){512, ids, labels, mask}, &shape), TM_OK);
+    assert_int_equal(
+        tm_dataset_batch(ds, 0, 0, 0,
+                         &(tm_batch_arrays){.capacity = 512, .ids = ids, .labels = labels, .key_mask = mask}, &shape),
+        TM_OK);
     assert_int_equal(shape.rows, 1);
     assert_int_equal(shape.seq, n);
     assert_int_equal(shape.tokens, (n + 63) / 64 * 64);
@@ -297,7 +166,9 @@ static bool check_golden(tm_dataset *ds, uint64_t sample, const tm_json *line) {
     for (const tm_json *l = learn->next; l; l = l->next) any += l->integer != 0;
     if (any) {
         assert_int_equal(
-            tm_dataset_batch(ds, sample, 0, 0, &(tm_batch_arrays){(uint32_t)n + 64, ids, labels, NULL}, &shape), TM_OK);
+            tm_dataset_batch(ds, sample, 0, 0,
+                             &(tm_batch_arrays){.capacity = (uint32_t)n + 64, .ids = ids, .labels = labels}, &shape),
+            TM_OK);
         assert_int_equal(shape.seq, n);
         for (size_t t = 0; t < n; t++, id = id->next, learn = learn->next) {
             assert_int_equal(ids[t], id->integer);
@@ -418,8 +289,11 @@ static void check_epochs(tm_dataset *ds, unsigned n, uint32_t B, uint32_t A, uin
             uint64_t rank_tokens = 0;
             for (uint32_t k = 0; k < A; k++) {
                 tm_batch_shape shape;
-                assert_int_equal(tm_dataset_batch(ds, s, k, r, &(tm_batch_arrays){ROOM, ids, labels, mask}, &shape),
-                                 TM_OK);
+                assert_int_equal(
+                    tm_dataset_batch(
+                        ds, s, k, r,
+                        &(tm_batch_arrays){.capacity = ROOM, .ids = ids, .labels = labels, .key_mask = mask}, &shape),
+                    TM_OK);
                 for (uint32_t b = 0; b < shape.rows; b++) {
                     uint64_t place = (((s % steps) * A + k) * R + r) * B + b;
                     assert_true(place < n);
@@ -464,8 +338,10 @@ static void test_restarts_keep_the_ledger(void **state) {
             for (uint32_t k = 0; k < g[1]; k++)
                 for (uint32_t r = 0; r < g[2]; r++) {
                     tm_batch_shape shape;
-                    assert_int_equal(tm_dataset_batch(ds, s, k, r, &(tm_batch_arrays){ROOM, ids, labels, NULL}, &shape),
-                                     TM_OK);
+                    assert_int_equal(
+                        tm_dataset_batch(ds, s, k, r,
+                                         &(tm_batch_arrays){.capacity = ROOM, .ids = ids, .labels = labels}, &shape),
+                        TM_OK);
                     for (uint32_t b = 0; b < shape.rows && s < kept; b++)
                         used[s / (STEPS / EPOCHS)][number_of(ids + (size_t)b * shape.seq)]++;
                 }
@@ -605,7 +481,9 @@ static void test_batch_geometry_errors(void **state) {
     assert_int_equal(tm_dataset_set_batches(ds, UINT32_MAX, UINT32_MAX, UINT32_MAX), TM_EINPUT);
     tm_error_clear();
     assert_int_equal(tm_dataset_set_batches(ds, 20, 1, 1), TM_OK);
-    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, &(tm_batch_arrays){64, ids, labels, NULL}, &shape), TM_EBUG);
+    assert_int_equal(
+        tm_dataset_batch(ds, 0, 0, 0, &(tm_batch_arrays){.capacity = 64, .ids = ids, .labels = labels}, &shape),
+        TM_EBUG);
     tm_error_clear();
     tm_dataset_close(ds);
 }
@@ -632,7 +510,7 @@ static const table rows_table = {{{1, 2, 3, 4}, {5, 6, 7, 0}, {8, 9, 0, 0}},
                                  {{1, 1, 1, 1}, {1, 0, 1, 0}, {1, 1, 0, 0}}};
 
 static tm_status open_rows(tm_dataset **ds, table *t, const tm_dataset_opts *opts) {
-    tm_row_source rows = {t, table_row, 3, 4, "rows.safetensors"};
+    tm_row_source rows = {.ctx = t, .get_row = table_row, .n_rows = 3, .seq = 4, .name = "rows.safetensors"};
     return tm_dataset_open_rows(ds, &rows, opts);
 }
 
@@ -647,8 +525,10 @@ static void test_rows(void **state) {
     assert_int_equal(open_rows(&ds, &t, &opts), TM_OK);
     assert_int_equal(tm_dataset_set_batches(ds, 2, 1, 1), TM_OK);
     assert_int_equal(tm_dataset_steps_per_epoch(ds), 2);
-    assert_int_equal(tm_dataset_batch(ds, 2, 0, 0, &(tm_batch_arrays){64, ids, labels, mask}, &shape),
-                     TM_OK); /* epoch 1 begins again */
+    assert_int_equal(
+        tm_dataset_batch(ds, 2, 0, 0,
+                         &(tm_batch_arrays){.capacity = 64, .ids = ids, .labels = labels, .key_mask = mask}, &shape),
+        TM_OK); /* epoch 1 begins again */
     assert_int_equal(shape.rows, 2);
     assert_int_equal(shape.seq, 4);
     assert_int_equal(shape.mask_tokens, 4 + 2);
@@ -656,8 +536,10 @@ static void test_rows(void **state) {
     assert_memory_equal(ids, ((int32_t[]){1, 2, 3, 4, 5, 6, 7, 0, 0}), 9 * sizeof *ids);
     assert_memory_equal(labels, ((int32_t[]){X, 3, 4, X, 6, 7, X, X, X}), 9 * sizeof *labels);
     assert_memory_equal(mask, ((uint8_t[]){1, 1, 1, 1, 1, 0, 1, 0, 0}), 9);
-    assert_int_equal(tm_dataset_batch(ds, 1, 0, 0, &(tm_batch_arrays){64, ids, labels, mask}, &shape),
-                     TM_OK); /* the smaller last step */
+    assert_int_equal(
+        tm_dataset_batch(ds, 1, 0, 0,
+                         &(tm_batch_arrays){.capacity = 64, .ids = ids, .labels = labels, .key_mask = mask}, &shape),
+        TM_OK); /* the smaller last step */
     assert_int_equal(shape.rows, 1);
     assert_int_equal(shape.seq, 2); /* padding behind the last key and label is left out */
     assert_int_equal(shape.label_tokens, 0);
@@ -808,7 +690,8 @@ static void test_nul_in_a_string(void **state) {
     tm_batch_shape shape;
     tm_dataset *ds = open_text("{\"text\": \"a\\u0000b\"}", &opts);
     assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
-    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, &(tm_batch_arrays){64, ids, labels, NULL}, &shape), TM_OK);
+    assert_int_equal(
+        tm_dataset_batch(ds, 0, 0, 0, &(tm_batch_arrays){.capacity = 64, .ids = ids, .labels = labels}, &shape), TM_OK);
     assert_memory_equal(ids, ((int32_t[]){BOS, 'a', 0, 'b', EOS}), 5 * sizeof *ids);
     tm_dataset_close(ds);
 }

@@ -64,7 +64,9 @@ static void draw(tm_dataset *ds, uint64_t step, uint64_t *tokens) {
     uint8_t mask[256];
     tm_batch_shape s;
     for (uint32_t k = 0; k < 2; k++) {
-        CHECK(tm_dataset_batch(ds, step, k, 0, &(tm_batch_arrays){256, ids, labels, mask}, &s) == TM_OK);
+        CHECK(tm_dataset_batch(ds, step, k, 0,
+                               &(tm_batch_arrays){.capacity = 256, .ids = ids, .labels = labels, .key_mask = mask},
+                               &s) == TM_OK);
         for (uint32_t i = 0; i < s.tokens; i++) CHECK(ids[i] >= 0 && ids[i] < 8 && labels[i] < 8 && mask[i] <= 1);
         *tokens += s.mask_tokens;
     }
