@@ -49,6 +49,8 @@ liburing.h  io
 mpi.h       comm
 pcre2.h     text
 utf8proc.h  text
+zlib.h      data
+zstd.h      data
 '
 
 files=$(find src io offload optim examples tests tools bench \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort)

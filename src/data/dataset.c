@@ -16,6 +16,9 @@ const tm_dataset_counts *tm_dataset_get_counts(const tm_dataset *ds) {
 uint64_t tm_dataset_fingerprint(const tm_dataset *ds) {
     return ds->fingerprint;
 }
+double tm_dataset_part(const tm_dataset *ds) {
+    return ds->part;
+}
 uint64_t tm_dataset_spilled_bytes(const tm_dataset *ds) {
     return ds->store.base;
 }

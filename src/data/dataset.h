@@ -1,13 +1,14 @@
-/* dataset: from JSONL lines (or rows of ids) to micro-batches.
+/* dataset: from records (or rows of ids) to micro-batches.
  *
- * A dataset is scanned completely when it is opened: every line is read, tokenised, checked and counted, so that bad
+ * A dataset is scanned completely when it is opened: every record is read, tokenised, checked and counted, so that bad
  * data are found before step 1 and the number of samples, tokens and labels of every step is known then. Afterwards a
  * batch is a function of (step, micro_batch, rank): nothing is drawn from a running state, so a run continues anywhere.
  *
  * Memory: 24 bytes a row, plus the token ids: up to `memory_bytes` of them stay in memory, beyond that all go
- * through the caller's spill (a file of the run directory). While lines are scanned, one line, its JSON tree and its
- * ids are held. Nothing is allocated after tm_dataset_open*; tm_dataset_memory_bytes says what is held. This folder
- * opens no files: it reads through tm_data_source, tm_data_spill and tm_row_source. Ownership: source, tokenizer and
+ * through the caller's spill (a file of the run directory). While records are scanned, one of them, its JSON tree and
+ * its ids are held, and what reader.h says. Nothing is allocated after tm_dataset_open*; tm_dataset_memory_bytes says
+ * what is held. This folder opens no files: it reads through tm_data_files, tm_data_spill and tm_row_source. Ownership:
+ * files, tokenizer and
  * chat are used during open only (the tokenizer for the preview as well); the spill and the row source until close.
  * Threads: one thread at a time.
  *
@@ -38,19 +39,24 @@
 #ifndef TIDEMILL_DATASET_H
 #define TIDEMILL_DATASET_H
 
+#include "data/reader.h"
 #include "text/chat/chat.h"
 
 enum { TM_LABEL_IGNORE = -100 };
 
 /* ---- where bytes and rows come from ----------------------------------------------------------------------------- */
 
-/* A file of `size` bytes. read_at delivers exactly `len` bytes or fails. */
-typedef struct tm_data_source {
+/* The files of a dataset, read one after another: file i is open between the two calls. */
+typedef struct tm_data_files {
     void *ctx;
-    tm_status (*read_at)(void *ctx, uint64_t offset, void *buf, size_t len);
-    uint64_t size;
-    const char *name; /* for messages; not kept after open */
-} tm_data_source;
+    tm_status (*open)(void *ctx, uint32_t i, tm_data_source *out);
+    void (*close)(void *ctx, uint32_t i);
+    const tm_reader_opts *how; /* [n]; the limit of a record is the dataset's */
+    uint32_t n;
+    uint64_t bytes;   /* of all of them */
+    bool packed;      /* one of them is, by tm_data_packed */
+    const char *name; /* of the whole, for messages */
+} tm_data_files;
 
 /* Room for tokenised samples: written once, front to back without holes, then read anywhere. Both are exact or fail. */
 typedef struct tm_data_spill {
@@ -113,7 +119,7 @@ typedef struct tm_dataset_opts {
     tm_overlong overlong;  /* row sources: `drop` is refused, since it would move the rows that follow */
     uint32_t seq_len;      /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
     uint32_t vocab_size;   /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
-    const tm_tokenizer *tokenizer; /* JSONL */
+    const tm_tokenizer *tokenizer; /* records */
     const tm_chat *chat;           /* NULL: messages, alpaca and sharegpt lines are bad lines that say so */
     tm_chat_labels labels;         /* of conversations; train_on_inputs is for prompts of completions as well */
     int32_t eos_id;                /* appended to text and completions; -1: none */
@@ -122,20 +128,23 @@ typedef struct tm_dataset_opts {
     uint64_t seed;
     uint64_t memory_bytes;      /* of token ids kept in memory; 0: 8 MiB */
     const tm_data_spill *spill; /* NULL: more than memory_bytes is TM_EBUDGET */
-    uint64_t max_line_bytes;    /* longer lines are bad; 0: 16 MiB */
+    uint64_t max_line_bytes;    /* longer records are bad; 0: 16 MiB */
+    uint64_t most_bytes;        /* of the files: the first so many, to the end of a record; 0: all */
 } tm_dataset_opts;
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
 typedef struct tm_dataset tm_dataset;
 /* TM_EINPUT if no line is usable, and on bad lines under `strict`; the message names file, line and reason. */
+TM_MUST_USE tm_status tm_dataset_open(tm_dataset **out, const tm_data_files *files, const tm_dataset_opts *opts);
+/* Of one file whose records are lines. */
 TM_MUST_USE tm_status tm_dataset_open_jsonl(tm_dataset **out, const tm_data_source *source,
                                             const tm_dataset_opts *opts);
 TM_MUST_USE tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, const tm_dataset_opts *opts);
 void tm_dataset_close(tm_dataset *ds); /* NULL is fine */
 
 typedef struct tm_dataset_counts {
-    uint64_t lines;          /* lines that are not blank, or rows */
+    uint64_t lines;          /* records (lines that are not blank), or rows */
     uint64_t samples;        /* usable */
     uint64_t bad;            /* not JSON, not a known format, too long a line, ... */
     uint64_t truncated;      /* longer than seq_len, cut at the end */
@@ -146,11 +155,12 @@ typedef struct tm_dataset_counts {
     uint64_t tokens;         /* positions with mask 1 over all samples */
     uint64_t label_tokens;   /* learned, after the shift */
     uint32_t longest;        /* tokens of the longest sample */
-    uint64_t first_bad_line; /* 0: none */
+    uint64_t first_bad_line; /* the record's number in its file; 0: none */
 } tm_dataset_counts;
 const tm_dataset_counts *tm_dataset_get_counts(const tm_dataset *ds);
 /* Of all samples in file order (ids and what is learned): equal on all ranks, and at resume. */
 uint64_t tm_dataset_fingerprint(const tm_dataset *ds);
+double tm_dataset_part(const tm_dataset *ds); /* of the files' bytes that was read; 1: all */
 uint64_t tm_dataset_memory_bytes(const tm_dataset *ds);
 uint64_t tm_dataset_spilled_bytes(const tm_dataset *ds);
 

@@ -1,27 +1,10 @@
-/* Inside the dataset: line reader, sample store, encoder of one line. */
+/* Inside the dataset: sample store, encoder of one record. */
 #ifndef TIDEMILL_DATASET_INTERNAL_H
 #define TIDEMILL_DATASET_INTERNAL_H
 
 #include "text/chat/chat.h"
 #include "data/dataset.h"
 #include "text/tokenizer/tokenizer.h"
-
-/* ---- jsonl.c: lines of a source, one at a time, in bounded memory ----------------------------------------------- */
-
-typedef struct data_lines {
-    const tm_data_source *source;
-    uint64_t offset; /* of the next byte to read */
-    char *block;     /* what was read and not handed out: block[at, end) */
-    size_t at, end;
-    tm_buf line;
-    uint64_t max_line;
-    uint64_t number; /* of the current line, from 1 */
-} data_lines;
-tm_status data_lines_open(data_lines *l, const tm_data_source *source, uint64_t max_line);
-/* The next line without its end ("\n" or "\r\n"); *too_long: cut at max_line, the rest was skipped. *got false: the
- * end. */
-tm_status data_lines_next(data_lines *l, bool *got, bool *too_long);
-void data_lines_close(data_lines *l);
 
 /* ---- dataset_store.c: index and token ids ----------------------------------------------------------------------- */
 
@@ -113,6 +96,7 @@ struct tm_dataset {
     data_store store;
     tm_dataset_counts counts;
     uint64_t fingerprint;
+    double part; /* of the files that was read */
     tm_rows kind;
     bool is_rows, shuffle, labels_of_prompt;
     uint32_t seq_len;
@@ -165,10 +149,12 @@ uint64_t data_row_at(const tm_dataset *ds, uint64_t epoch, uint64_t place, uint3
 typedef struct data_scan {
     tm_dataset *ds;
     const tm_dataset_opts *opts;
-    const char *name, *at; /* "FILE:17" or "FILE: row 17" */
+    const char *name, *at; /* "FILE:17" or "FILE: row 17"; name: of the dataset between its files */
+    tm_phase phase;
+    uint64_t bytes_before; /* of the files, read before this one */
     data_encoder encoder;
     tm_buf bits;
-    char first_reason[400];
+    char first_reason[400], first_place[300];
 } data_scan;
 /* A sample of n tokens: counted where it is over seq_len; false: drop it. */
 tm_status data_fit(data_scan *s, uint64_t number, size_t n, bool *keep);

@@ -1,4 +1,4 @@
-/* The scan: every line or row is read, checked and counted before step 1. */
+/* The scan: every record or row is read, checked and counted before step 1. */
 #include "data/dataset_internal.h"
 
 #include <inttypes.h>
@@ -12,6 +12,7 @@ static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t 
     tm_dataset *ds = tm_calloc(1, sizeof *ds);
     if (!ds) return tm_nomem(sizeof *ds);
     ds->seed = opts->seed;
+    ds->part = 1;
     ds->kind = opts->rows;
     ds->labels_of_prompt = opts->labels_of_prompt;
     ds->seq_len = opts->seq_len;
@@ -22,10 +23,10 @@ static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t 
     return TM_OK;
 }
 
-/* ---- lines ------------------------------------------------------------------------------------------------------ */
+/* ---- records ---------------------------------------------------------------------------------------------------- */
 
-/* The pending failure is about one line's content: named, counted, and fatal under `strict` only. */
-static tm_status bad_line(data_scan *s, uint64_t number) {
+/* The pending failure is about one record's content: named, counted, and fatal under `strict` only. */
+static tm_status bad_record(data_scan *s, uint64_t number) {
     tm_error failure = *tm_error_get();
     tm_dataset_counts *counts = &s->ds->counts;
     tm_error_clear();
@@ -33,9 +34,10 @@ static tm_status bad_line(data_scan *s, uint64_t number) {
     if (!counts->bad++) {
         counts->first_bad_line = number;
         snprintf(s->first_reason, sizeof s->first_reason, "%.399s", failure.text);
+        snprintf(s->first_place, sizeof s->first_place, "%.260s%s%" PRIu64, s->name, s->at, number);
     }
     if (counts->bad <= NAMED_BAD_LINES)
-        tm_log(TM_LOG_WARN, "%s%s%" PRIu64 ": %s; line skipped%s", s->name, s->at, number, failure.text,
+        tm_log(TM_LOG_WARN, "%s%s%" PRIu64 ": %s; skipped%s", s->name, s->at, number, failure.text,
                counts->bad == NAMED_BAD_LINES ? " (further ones are counted only)" : "");
     return TM_OK;
 }
@@ -115,57 +117,81 @@ static tm_status store_sample(data_scan *s, uint32_t n) {
     return data_store_add(&ds->store, row);
 }
 
-static bool is_blank(const tm_buf *line) {
-    return strspn(line->data ? line->data : "", " \t\r") == line->len;
-}
-
-static tm_status scan_line(data_scan *s, const data_lines *l, bool too_long) {
+static tm_status scan_record(data_scan *s, const tm_record *r) {
     tm_status rc;
     size_t n;
     bool keep;
-    if (is_blank(&l->line)) return TM_OK;
     s->ds->counts.lines++;
-    rc = too_long ? tm_fail(TM_EINPUT, "longer than %" PRIu64 " bytes", l->max_line)
-                  : data_encode(&s->encoder, l->line.data, l->line.len);
-    if (rc == TM_EINPUT || rc == TM_EUNSUPPORTED) return bad_line(s, l->number);
+    rc = r->wrong ? tm_fail(TM_EINPUT, "%s", r->wrong) : data_encode(&s->encoder, r->text, r->len);
+    if (rc == TM_EINPUT || rc == TM_EUNSUPPORTED) return bad_record(s, r->number);
     TM_TRY(rc);
-    if (s->ds->kind != TM_ROWS_PLAIN) return data_prefer_store(s, l->number);
+    if (s->ds->kind != TM_ROWS_PLAIN) return data_prefer_store(s, r->number);
     n = s->encoder.ids.n;
-    TM_TRY(data_fit(s, l->number, n, &keep));
+    TM_TRY(data_fit(s, r->number, n, &keep));
     if (!keep) return TM_OK;
     n = cut(s, n);
-    TM_TRY(data_check_ids(s, l->number, s->encoder.ids.id, n));
+    TM_TRY(data_check_ids(s, r->number, s->encoder.ids.id, n));
     return store_sample(s, (uint32_t)n);
 }
 
-static tm_status scan_lines(data_scan *s, const tm_data_source *source) {
-    data_lines lines;
-    tm_status rc;
-    bool got = true, too_long;
-    tm_phase phase = {0};
-    TM_GO(data_lines_open(&lines, source, s->opts->max_line_bytes ? s->opts->max_line_bytes : 16 * TM_MIB));
-    tm_phase_begin(&phase, "reading the data", NULL, source->size);
-    while (got) {
-        tm_phase_at(&phase, lines.offset - (lines.end - lines.at));
-        TM_GO(tm_stop_check());
-        TM_GO(data_lines_next(&lines, &got, &too_long));
-        if (got) TM_GO(scan_line(s, &lines, too_long));
+static bool is_enough(const data_scan *s, uint64_t bytes) {
+    return s->opts->most_bytes && bytes >= s->opts->most_bytes;
+}
+
+static tm_status scan_records(data_scan *s, tm_reader *reader) {
+    tm_record record;
+    uint64_t bytes = s->bytes_before;
+    s->at = tm_reader_at(reader);
+    while (!is_enough(s, bytes)) {
+        tm_phase_at(&s->phase, bytes);
+        TM_TRY(tm_stop_check());
+        TM_TRY(tm_reader_next(reader, &record));
+        if (!record.text) break;
+        TM_TRY(scan_record(s, &record));
+        bytes = s->bytes_before + tm_reader_bytes(reader);
     }
+    s->bytes_before = bytes;
+    return TM_OK;
+}
+
+static tm_status scan_file(data_scan *s, const tm_data_files *files, uint32_t i) {
+    tm_data_source source;
+    tm_reader *reader = NULL;
+    tm_status rc;
+    TM_TRY(files->open(files->ctx, i, &source));
+    tm_reader_opts how = files->how[i];
+    how.max_record_bytes = s->opts->max_line_bytes;
+    s->name = source.name;
+    TM_GO(tm_reader_open(&reader, &source, &how));
+    if (tm_reader_packed(reader) && !files->packed)
+        TM_GO(tm_fail(TM_EINPUT, "%s: it became another file while it was read", source.name));
+    TM_GO(scan_records(s, reader));
 done:
-    tm_phase_end(&phase);
-    data_lines_close(&lines);
+    tm_reader_close(reader);
+    files->close(files->ctx, i);
+    s->name = files->name;
+    return rc;
+}
+
+static tm_status scan_files(data_scan *s, const tm_data_files *files) {
+    tm_status rc = TM_OK;
+    tm_phase_begin(&s->phase, "reading the data", NULL, files->bytes);
+    for (uint32_t i = 0; i < files->n && rc == TM_OK && !is_enough(s, s->bytes_before); i++)
+        rc = scan_file(s, files, i);
+    if (s->bytes_before < files->bytes && is_enough(s, s->bytes_before))
+        s->ds->part = (double)s->bytes_before / (double)files->bytes;
+    tm_phase_end(&s->phase);
     return rc;
 }
 
 static tm_status nothing_usable(const data_scan *s) {
     const tm_dataset_counts *c = &s->ds->counts;
-    if (!c->lines) return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one line", s->name);
+    if (!c->lines) return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one sample", s->name);
     if (c->bad)
-        return tm_fail(TM_EINPUT,
-                       "%s: no usable sample in %" PRIu64 " lines, %" PRIu64 " of them bad; line %" PRIu64 ": %s",
-                       s->name, c->lines, c->bad, c->first_bad_line, s->first_reason);
+        return tm_fail(TM_EINPUT, "%s: no usable sample among %" PRIu64 ", %" PRIu64 " of them bad; %s: %s", s->name,
+                       c->lines, c->bad, s->first_place, s->first_reason);
     return tm_fail(TM_EINPUT,
-                   "%s: no usable sample in %" PRIu64 " lines: %" PRIu64 " longer than seq_len, %" PRIu64
+                   "%s: no usable sample among %" PRIu64 ": %" PRIu64 " longer than seq_len, %" PRIu64
                    " without a token to learn",
                    s->name, c->lines, c->dropped, c->no_labels);
 }
@@ -176,16 +202,20 @@ static tm_status reserve_scratch(tm_dataset *ds, uint64_t bytes) {
     return ds->scratch ? TM_OK : tm_nomem(bytes);
 }
 
-tm_status tm_dataset_open_jsonl(tm_dataset **out, const tm_data_source *source, const tm_dataset_opts *opts) {
-    data_scan s = {.opts = opts, .name = source->name, .at = ":", .encoder = {.opts = opts}};
+/* A record and its end are two bytes at least, and may be two rows. */
+static uint64_t most_rows(const tm_data_files *files, const tm_dataset_opts *opts) {
+    return files->packed ? UINT64_MAX : (files->bytes / 2 + files->n) * (opts->rows == TM_ROWS_PLAIN ? 1 : 2);
+}
+
+tm_status tm_dataset_open(tm_dataset **out, const tm_data_files *files, const tm_dataset_opts *opts) {
+    data_scan s = {.opts = opts, .name = files->name, .at = ":", .encoder = {.opts = opts}};
     tm_status rc;
     *out = NULL;
     if (!opts->tokenizer)
-        return tm_fail(TM_EINPUT, "%s: JSONL data need the model's tokenizer.json, which is missing", source->name);
-    /* a line and its end are two bytes at least, and may be two rows */
-    TM_TRY(create(&s.ds, opts, (source->size / 2 + 1) * (opts->rows == TM_ROWS_PLAIN ? 1 : 2)));
+        return tm_fail(TM_EINPUT, "%s: JSONL data need the model's tokenizer.json, which is missing", files->name);
+    TM_TRY(create(&s.ds, opts, most_rows(files, opts)));
     s.ds->shuffle = opts->shuffle;
-    TM_GO(scan_lines(&s, source));
+    TM_GO(scan_files(&s, files));
     if (!s.ds->counts.samples) TM_GO(nothing_usable(&s));
     TM_GO(data_store_seal(&s.ds->store));
     TM_GO(reserve_scratch(s.ds,
@@ -200,6 +230,34 @@ done:
     }
     *out = s.ds;
     return rc;
+}
+
+static tm_status open_one(void *ctx, uint32_t i, tm_data_source *out) {
+    (void)i;
+    *out = *(const tm_data_source *)ctx;
+    return TM_OK;
+}
+
+static void close_one(void *ctx, uint32_t i) {
+    (void)ctx, (void)i;
+}
+
+tm_status tm_dataset_open_jsonl(tm_dataset **out, const tm_data_source *source, const tm_dataset_opts *opts) {
+    tm_data_source one = *source;
+    const tm_reader_opts how = {.form = TM_READ_LINES};
+    bool packed;
+    *out = NULL;
+    TM_TRY(tm_data_packed(source, &packed));
+    return tm_dataset_open(out,
+                           &(tm_data_files){.ctx = &one,
+                                            .open = open_one,
+                                            .close = close_one,
+                                            .how = &how,
+                                            .n = 1,
+                                            .bytes = source->size,
+                                            .packed = packed,
+                                            .name = source->name},
+                           opts);
 }
 
 /* ---- rows of ids ------------------------------------------------------------------------------------------------- */

@@ -89,12 +89,13 @@ void text_close(text_tools *t) {
 
 struct data_file {
     tm_dataset *set;
+    tm_file *file; /* that records are read from */
     /* rows of ids */
     tm_st *rows;
     uint32_t ids, labels, mask; /* tensor indices; UINT32_MAX: none */
     uint64_t seq;
     int64_t *row;
-    char name[512];
+    char name[4096];
     /* spilled tokens */
     char spill_path[512];
     tm_out *spill_out;
@@ -208,28 +209,37 @@ static tm_status read_data(void *ctx, uint64_t offset, void *buf, size_t len) {
     return TM_OK;
 }
 
-/* Up to the end of the last line within `most` bytes; all of them where no line ends there. */
-static tm_status whole_lines(const tm_data_source *source, uint64_t most, uint64_t *bytes) {
-    enum { BLOCK = 64 * 1024 };
-    char *block = tm_malloc(BLOCK);
-    tm_status rc = block ? TM_OK : tm_nomem(BLOCK);
-    bool found = false;
-    *bytes = most;
-    for (uint64_t end = most; rc == TM_OK && end > 0 && !found; end -= tm_min_u64(end, BLOCK)) {
-        size_t n = (size_t)tm_min_u64(end, BLOCK);
-        rc = source->read_at(source->ctx, end - n, block, n);
-        const char *newline = rc == TM_OK ? memrchr(block, '\n', n) : NULL;
-        found = newline != NULL;
-        if (found) *bytes = end - n + (uint64_t)(newline - block) + 1;
-    }
-    tm_free(block);
-    return rc;
+static tm_status open_source(void *ctx, uint32_t i, tm_data_source *out) {
+    data_file *f = ctx;
+    (void)i;
+    TM_TRY(tm_file_open(&f->file, f->name));
+    *out = (tm_data_source){.ctx = f->file, .read_at = read_data, .size = tm_file_size(f->file), .name = f->name};
+    return TM_OK;
 }
 
-static tm_status open_jsonl(data_file *f, const char *path, const text_tools *text, const char *model,
-                            uint64_t most_bytes, const tm_dataset_opts *opts) {
+static void close_source(void *ctx, uint32_t i) {
+    data_file *f = ctx;
+    (void)i;
+    tm_file_close(f->file);
+    f->file = NULL;
+}
+
+static tm_status look_at(data_file *f, uint32_t i, tm_data_files *files) {
+    tm_data_source source;
+    bool packed;
+    TM_TRY(open_source(f, i, &source));
+    tm_status rc = tm_data_packed(&source, &packed);
+    close_source(f, i);
+    if (rc != TM_OK) return rc;
+    files->bytes += source.size;
+    files->packed |= packed;
+    return TM_OK;
+}
+
+static tm_status open_records(data_file *f, const text_tools *text, const char *model, const tm_dataset_opts *opts) {
     tm_dataset_opts o = *opts;
-    tm_file *file;
+    const tm_reader_opts how = {0};
+    tm_data_files files = {.ctx = f, .open = open_source, .close = close_source, .how = &how, .n = 1, .name = f->name};
     if (!text->tokenizer)
         return tm_fail(TM_EINPUT,
                        "%s: the model has no tokenizer.json, which JSONL data need; add it, or give token ids as "
@@ -238,14 +248,10 @@ static tm_status open_jsonl(data_file *f, const char *path, const text_tools *te
     o.tokenizer = text->tokenizer;
     o.chat = text->chat;
     o.eos_id = text->n_eos ? text->eos[0] : -1;
-    TM_TRY(tm_file_open(&file, path));
-    tm_data_source source = {.ctx = file, .read_at = read_data, .size = tm_file_size(file), .name = path};
-    uint64_t all = source.size;
-    tm_status rc = most_bytes && all > most_bytes ? whole_lines(&source, most_bytes, &source.size) : TM_OK;
-    f->part = all ? (double)source.size / (double)all : 1;
-    if (rc == TM_OK) rc = tm_dataset_open_jsonl(&f->set, &source, &o);
-    tm_file_close(file);
-    return rc;
+    TM_TRY(look_at(f, 0, &files));
+    TM_TRY(tm_dataset_open(&f->set, &files, &o));
+    f->part = tm_dataset_part(f->set);
+    return TM_OK;
 }
 
 tm_status data_open(data_file **out, const char *path, const text_tools *text, const char *model,
@@ -267,7 +273,8 @@ tm_status data_open(data_file **out, const char *path, const text_tools *text, c
     }
     size_t len = strlen(path);
     bool rows = len > 12 && strcmp(path + len - 12, ".safetensors") == 0;
-    TM_GO(rows ? open_rows(f, path, opts->most_bytes, &o) : open_jsonl(f, path, text, model, opts->most_bytes, &o));
+    o.most_bytes = opts->most_bytes;
+    TM_GO(rows ? open_rows(f, path, opts->most_bytes, &o) : open_records(f, text, model, &o));
     *out = f;
 done:
     if (rc != TM_OK) data_close(f);

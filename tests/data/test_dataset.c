@@ -677,7 +677,7 @@ static void test_endless_line(void **state) {
     tm_dataset *ds;
     uint64_t live = tm_mem_live_bytes();
     assert_int_equal(tm_dataset_open_jsonl(&ds, &source, &opts), TM_EINPUT);
-    assert_non_null(strstr(tm_error_get()->text, "line 1: longer than 16777216 bytes"));
+    assert_non_null(strstr(tm_error_get()->text, "endless.jsonl:1: longer than 16777216 bytes"));
     assert_true(tm_mem_peak_bytes() - live < 40 * TM_MIB);
     assert_int_equal(tm_mem_live_bytes(), live);
     tm_error_clear();
@@ -709,7 +709,7 @@ static void test_unusable_files(void **state) {
     tm_dataset_opts opts = defaults();
     check_unusable("", &opts, "train.jsonl: the dataset is empty");
     check_unusable("\n  \r\n\n", &opts, "empty");
-    check_unusable("x\n{}\n", &opts, "2 of them bad; line 1: column 1");
+    check_unusable("x\n{}\n", &opts, "2 of them bad; train.jsonl:1: column 1");
     check_unusable("{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}", &opts, "1 without a token to learn");
     opts.vocab_size = 100; /* the model's vocabulary is smaller than the tokenizer's */
     check_unusable(GOOD, &opts, "train.jsonl:1: token id 256 is outside the model's vocabulary of 100");

@@ -1,5 +1,6 @@
-/* The examples of tokenizer.h, chat.h and dataset.h. */
+/* The examples of tokenizer.h, chat.h, reader.h and dataset.h. */
 #include "data/dataset.h"
+#include "data/reader.h"
 #include "text/chat/chat.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -15,6 +16,16 @@ tm_status chat_example(tm_buf config, const tm_tokenizer *tokenizer, const char 
                        const tm_json *root, tm_buf text, tm_ids ids, tm_buf loss_mask) {
     tm_status rc;
     //@ src/text/chat/chat.h tm_chat *chat;
+    return rc;
+}
+
+static tm_status use(const char *text, size_t len) {
+    return len && text ? TM_OK : TM_EINPUT;
+}
+
+tm_status reader_example(tm_data_source source) {
+    tm_status rc;
+    //@ src/data/reader.h tm_reader *r;
     return rc;
 }
 

@@ -1,0 +1,120 @@
+/* Which cutter a file needs, and records from it. */
+#include "data/reader_internal.h"
+
+#include <string.h>
+
+bool tm_reader_name_ends(const char *name, const char *ending) {
+    static const char *const packed[] = {"", ".gz", ".zst"};
+    size_t n = strlen(name), len = strlen(ending);
+    for (size_t i = 0; i < TM_COUNT(packed); i++) {
+        size_t tail = strlen(packed[i]);
+        if (n < tail + len || strcasecmp(name + n - tail, packed[i]) != 0) continue;
+        if (!strncasecmp(name + n - tail - len, ending, len)) return true;
+    }
+    return false;
+}
+
+static bool one_of(const char *name, const char *const *endings, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (tm_reader_name_ends(name, endings[i])) return true;
+    return false;
+}
+
+/* The first byte that is no blank; 0: there is none in the block. */
+static char first_mark(const data_bytes *b) {
+    for (size_t i = b->at; i < b->end; i++)
+        if (!data_is_blank(b->block + i, 1)) return b->block[i];
+    return 0;
+}
+
+/* By the name where it says something, else by how the text begins. */
+static tm_status by_name(tm_reader *r, const data_cutter **out) {
+    static const char *const csv[] = {".csv", ".tsv"}, *const text[] = {".txt", ".text"};
+    static const char *const lines[] = {".jsonl", ".ndjson"};
+    char mark = first_mark(&r->bytes);
+    *out = &data_cut_lines;
+    if (one_of(r->name, csv, TM_COUNT(csv)))
+        *out = &data_cut_csv;
+    else if (one_of(r->name, text, TM_COUNT(text)))
+        *out = &data_cut_text;
+    else if (mark == '[')
+        *out = &data_cut_list;
+    else if (mark == '{' && !one_of(r->name, lines, TM_COUNT(lines)))
+        return data_json_cutter(r, out);
+    return TM_OK;
+}
+
+static tm_status choose(tm_reader *r, const data_cutter **out) {
+    switch (r->opts.form) {
+    case TM_READ_LINES:
+        *out = &data_cut_lines;
+        return TM_OK;
+    case TM_READ_CSV:
+        *out = &data_cut_csv;
+        return TM_OK;
+    case TM_READ_TEXT:
+        *out = &data_cut_text;
+        return TM_OK;
+    case TM_READ_JSON:
+        return data_json_cutter(r, out);
+    case TM_READ_AUTO:
+        break;
+    }
+    TM_TRY(data_refuse(r->name, r->bytes.block + r->bytes.at, r->bytes.end - r->bytes.at));
+    return by_name(r, out);
+}
+
+/* A name that promises a packed file, on one that is none. */
+static tm_status check_packed(const tm_reader *r) {
+    size_t n = strlen(r->name);
+    bool gz = n > 3 && !strcasecmp(r->name + n - 3, ".gz"), zst = n > 4 && !strcasecmp(r->name + n - 4, ".zst");
+    if (r->bytes.unpack || !(gz || zst) || !r->bytes.source->size) return TM_OK;
+    return tm_fail(TM_EINPUT,
+                   "%s: named as if %s had packed it, but it does not begin so; fetch it again, or rename it", r->name,
+                   gz ? "gzip" : "Zstandard");
+}
+
+tm_status tm_reader_open(tm_reader **out, const tm_data_source *source, const tm_reader_opts *opts) {
+    tm_status rc;
+    tm_reader *r = tm_calloc(1, sizeof *r);
+    *out = NULL;
+    if (!r) return tm_nomem(sizeof *r);
+    r->opts = *opts;
+    r->name = source->name;
+    r->max_record = tm_min_u64(opts->max_record_bytes ? opts->max_record_bytes : 16 * TM_MIB, TM_GIB);
+    TM_GO(data_bytes_open(&r->bytes, source, opts->window_bytes));
+    TM_GO(check_packed(r));
+    TM_GO(choose(r, &r->cutter));
+    if (r->cutter->open) TM_GO(r->cutter->open(r));
+    *out = r;
+done:
+    if (rc != TM_OK) tm_reader_close(r);
+    return rc;
+}
+
+tm_status tm_reader_next(tm_reader *r, tm_record *out) {
+    *out = (tm_record){0};
+    return r->cutter->next(r, out);
+}
+
+const char *tm_reader_at(const tm_reader *r) {
+    return r->cutter->at;
+}
+
+uint64_t tm_reader_bytes(const tm_reader *r) {
+    return data_bytes_read(&r->bytes);
+}
+
+bool tm_reader_packed(const tm_reader *r) {
+    return r->bytes.unpack != NULL;
+}
+
+void tm_reader_close(tm_reader *r) {
+    if (!r) return;
+    data_bytes_close(&r->bytes);
+    tm_buf_free(&r->raw);
+    tm_buf_free(&r->json);
+    tm_buf_free(&r->header);
+    TM_FREE_ALL(r->cell, r->key, (void *)r->meaning);
+    tm_free(r);
+}
