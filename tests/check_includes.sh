@@ -31,14 +31,15 @@ text/chat        text text/tokenizer
 adapter          text
 data             text text/tokenizer text/chat
 comm
-config           adapter optim model data
-job              model format comm offload offload/plan offload/store offload/exec offload/machine optim device io io/run io/file adapter
-step             job model format comm offload offload/plan offload/store offload/exec offload/machine optim kernels device io io/run io/file adapter
-session          step job config data text/tokenizer text/chat model format comm kernels device offload/machine optim io/file io/run adapter
-planner          session step job config model format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file data adapter
-train            planner session step job config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume adapter
-train/resume     train session step job config model data comm offload/plan offload/store optim io io/file io/run adapter
-infer            planner comm session step job config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file adapter
+objective        model
+config           adapter optim model data objective
+job              objective model format comm offload offload/plan offload/store offload/exec offload/machine optim device io io/run io/file adapter
+step             job objective model format comm offload offload/plan offload/store offload/exec offload/machine optim kernels device io io/run io/file adapter
+session          step job objective config data text/tokenizer text/chat model format comm kernels device offload/machine optim io/file io/run adapter
+planner          session step job objective config model format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file data adapter
+train            planner session step job objective config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume adapter
+train/resume     train session step job objective config model data comm offload/plan offload/store optim io io/file io/run adapter
+infer            planner comm session step job objective config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file adapter
 tools            *
 bench            tools format device kernels io/file
 examples         *

@@ -50,17 +50,16 @@ typedef struct bench {
 /* ---- data and operations ------------------------------------------------------------------------------------- */
 
 /* Rows as long as the configuration has them; ids that differ. */
-static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
-                      uint32_t *position, job_batch *out) {
+static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
     bench *b = ctx;
+    (void)batch;
     uint32_t n = b->shape.rows * b->shape.seq, vocabulary = tm_model_get_config(b->job->model)->vocab_size;
-    (void)position;
-    for (uint32_t i = 0; i < capacity; i++) {
-        ids[i] = i < n ? (int32_t)((i * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES)) : 0;
-        mask[i] = i < n;
-        labels[i] = i < n && (i + 1) % b->shape.seq
-                        ? (int32_t)(((i + 1) * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES))
-                        : -100;
+    for (uint32_t i = 0; i < to->capacity; i++) {
+        to->ids[i] = i < n ? (int32_t)((i * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES)) : 0;
+        to->mask[i] = i < n;
+        to->labels[i] = i < n && (i + 1) % b->shape.seq
+                            ? (int32_t)(((i + 1) * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES))
+                            : -100;
     }
     *out = (job_batch){.rows = b->shape.rows,
                        .seq = b->shape.seq,

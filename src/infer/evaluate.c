@@ -3,6 +3,7 @@
 #include "infer/generate_internal.h"
 #include "io/file/file.h"
 #include "planner/start.h"
+#include "session/batch.h"
 #include "infer/infer.h"
 
 #include "kernels/kernels.h"
@@ -22,20 +23,9 @@ typedef struct evaluation {
     uint64_t step;
 } evaluation;
 
-static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
-                      uint32_t *position, job_batch *out) {
+static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
     evaluation *e = ctx;
-    tm_batch_shape shape;
-    (void)position;
-    TM_TRY(tm_dataset_batch(data_set(e->data), e->step, mb, 0,
-                            &(tm_batch_arrays){.capacity = capacity, .ids = ids, .labels = labels, .key_mask = mask},
-                            &shape));
-    *out = (job_batch){.rows = shape.rows,
-                       .seq = shape.seq,
-                       .tokens = shape.tokens,
-                       .mask_tokens = shape.mask_tokens,
-                       .label_tokens = shape.label_tokens};
-    return TM_OK;
+    return session_fill(data_set(e->data), e->step, mb, 0, batch, to, out);
 }
 
 enum { MICRO_BATCHES = 8 }; /* rows are visited in groups: the weights are read once a group */
@@ -60,7 +50,7 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
                      .loss = true};
     planner_choice c;
     tm_status rc = job_start(&(planner_ask){.job = e->job, .name = "evaluation", .way = &way, .n = 1}, &c);
-    double sum = 0;
+    step_total total = {0};
     job_phase phase;
     job_phase_begin(&phase, e->job, "evaluating", "rows", tm_dataset_get_counts(ds)->samples);
     for (e->step = 0; e->step < steps && rc == TM_OK; e->step++) {
@@ -69,17 +59,17 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
         phase.span = info.samples;
         rc = job_run(e->job, c.plan);
         phase.base += info.samples;
-        sum += e->job->step.result.loss_sum;
-        out->label_tokens += e->job->step.labels;
-        out->tokens += e->job->step.tokens;
+        if (rc == TM_OK) step_total_add(&total, &e->job->step);
     }
     job_phase_end(&phase);
     planner_drop(&c);
+    out->loss = step_total_loss(e->job, &total);
     job_close(e->job);
     e->job = NULL;
     if (rc != TM_OK) return rc;
     out->rows = tm_dataset_get_counts(ds)->samples;
-    out->loss = out->label_tokens ? sum / (double)out->label_tokens : NAN;
+    out->label_tokens = total.labels;
+    out->tokens = total.tokens;
     out->perplexity = exp(out->loss);
     return TM_OK;
 }

@@ -25,28 +25,28 @@ typedef struct sampler {
     tm_plan *decode; /* one token a row */
 } sampler;
 
-static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
-                      uint32_t *position, job_batch *out) {
+static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
     sampler *s = ctx;
+    (void)batch;
     (void)mb;
     uint32_t seq = s->prefill ? s->longest : 1;
-    memset(ids, 0, capacity * sizeof *ids);
-    memset(mask, 0, capacity);
-    for (uint32_t i = 0; i < capacity; i++) labels[i] = TM_LABEL_IGNORE;
+    memset(to->ids, 0, to->capacity * sizeof *to->ids);
+    memset(to->mask, 0, to->capacity);
+    for (uint32_t i = 0; i < to->capacity; i++) to->labels[i] = TM_LABEL_IGNORE;
     for (uint32_t r = 0; r < s->n; r++) {
         const gen_row *row = &s->row[r];
-        position[r] = s->prefill ? 0 : s->position[r];
+        to->position[r] = s->prefill ? 0 : s->position[r];
         for (uint32_t i = 0; i < seq; i++) {
             bool real = s->prefill ? i < row->n_prompt : true;
-            ids[r * seq + i] = !real        ? 0
-                               : s->prefill ? row->prompt[i]
-                               : row->n_out ? row->out[row->n_out - 1]
-                                            : row->prompt[0];
-            mask[r * seq + i] = real;
+            to->ids[r * seq + i] = !real        ? 0
+                                   : s->prefill ? row->prompt[i]
+                                   : row->n_out ? row->out[row->n_out - 1]
+                                                : row->prompt[0];
+            to->mask[r * seq + i] = real;
         }
         s->last[r] = s->prefill ? (uint32_t)row->n_prompt - 1 : 0;
     }
-    *out = (job_batch){.rows = s->n, .seq = seq, .tokens = capacity};
+    *out = (job_batch){.rows = s->n, .seq = seq, .tokens = to->capacity};
     return TM_OK;
 }
 

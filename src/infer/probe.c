@@ -46,28 +46,27 @@ static tm_status read_row(probe *p, uint32_t tensor, uint32_t row) {
     return tm_st_read_i64(p->in, tensor, row * p->seq, p->seq, p->row);
 }
 
-static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
-                      uint32_t *position, job_batch *out) {
+static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
     probe *p = ctx;
-    (void)position;
-    memset(ids, 0, capacity * sizeof *ids);
-    memset(mask, 0, capacity);
-    for (uint32_t i = 0; i < capacity; i++) labels[i] = TM_LABEL_IGNORE;
-    *out = (job_batch){.rows = 1, .seq = (uint32_t)p->seq, .tokens = capacity};
+    (void)batch;
+    memset(to->ids, 0, to->capacity * sizeof *to->ids);
+    memset(to->mask, 0, to->capacity);
+    for (uint32_t i = 0; i < to->capacity; i++) to->labels[i] = TM_LABEL_IGNORE;
+    *out = (job_batch){.rows = 1, .seq = (uint32_t)p->seq, .tokens = to->capacity};
     TM_TRY(read_row(p, p->ids, mb));
     for (uint64_t i = 0; i < p->seq; i++) {
         if (p->row[i] < 0 || (uint64_t)p->row[i] >= p->vocab)
             return tm_fail(TM_EINPUT, "%s: input_ids[%u, %llu] = %lld is outside the vocabulary of %llu",
                            p->args->input, mb, (unsigned long long)i, (long long)p->row[i],
                            (unsigned long long)p->vocab);
-        ids[i] = (int32_t)p->row[i];
-        mask[i] = 1;
+        to->ids[i] = (int32_t)p->row[i];
+        to->mask[i] = 1;
     }
     if (p->mask != UINT32_MAX) {
         TM_TRY(read_row(p, p->mask, mb));
-        for (uint64_t i = 0; i < p->seq; i++) mask[i] = p->row[i] != 0;
+        for (uint64_t i = 0; i < p->seq; i++) to->mask[i] = p->row[i] != 0;
     }
-    for (uint64_t i = 0; i < p->seq; i++) out->mask_tokens += mask[i];
+    for (uint64_t i = 0; i < p->seq; i++) out->mask_tokens += to->mask[i];
     if (p->labels == UINT32_MAX) return TM_OK;
     TM_TRY(read_row(p, p->labels, mb)); /* position t is scored with label t+1 */
     for (uint64_t i = 1; i < p->seq; i++) {
@@ -75,7 +74,7 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, i
         if (p->row[i] < 0 || (uint64_t)p->row[i] >= p->vocab)
             return tm_fail(TM_EINPUT, "%s: labels[%u, %llu] = %lld is outside the vocabulary of %llu", p->args->input,
                            mb, (unsigned long long)i, (long long)p->row[i], (unsigned long long)p->vocab);
-        labels[i - 1] = (int32_t)p->row[i];
+        to->labels[i - 1] = (int32_t)p->row[i];
         out->label_tokens++;
     }
     return TM_OK;

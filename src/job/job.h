@@ -14,6 +14,7 @@
 #include "format/format.h"
 #include "format/peft.h"
 #include "model/model.h"
+#include "objective/objective.h"
 #include "offload/exec/exec.h"
 #include "offload/machine/machine.h"
 #include "offload/plan/plan.h"
@@ -94,12 +95,26 @@ typedef struct frozen_piece {
     uint32_t shift[TM_PIECE_RANGES];  /* bytes of the first one's frame before the range */
 } frozen_piece;
 
-/* One micro-batch as the handlers see it; its arrays lie in a frame. */
+/* One batch as the handlers see it; its columns lie in a frame. */
 typedef struct job_batch {
     uint32_t rows, seq, tokens;
+    uint32_t samples; /* what counts once: rows, or pairs of them */
     uint64_t mask_tokens, label_tokens;
-    uint32_t label_rows, capacity; /* set by OP_BATCH: rows with a label; token rows of the frame */
+    uint32_t label_rows, capacity,
+        row_capacity; /* set by OP_BATCH: rows with a label; token rows and rows of the frame */
 } job_batch;
+
+/* The columns of a batch (columns.c has the table): [capacity] a token, [rows] a row; NULL: the job has no use for it. */
+typedef struct job_columns {
+    uint32_t capacity, rows;
+    int32_t *ids, *labels;
+    uint32_t *label_row; /* job_batch.label_rows: those that the head works on; OP_BATCH lists them */
+    uint8_t *mask;
+    uint32_t *position;  /* [rows] of the row's first token */
+    uint8_t *completion; /* TM_COLUMN_* of the objective */
+    uint8_t *desirable;  /* [rows] */
+    float *reference;    /* [rows] */
+} job_columns;
 
 typedef struct job_shape {
     uint32_t micro_batches; /* in a program */
@@ -110,15 +125,17 @@ typedef struct job_shape {
 /* What operations of a step hand on to each other: the frame of OPERAND_STEP. The plan orders who writes it and who
  * reads it. Update F begins with that of the program before, whose gradients are pending. */
 typedef struct step_frame {
-    double loss_sum; /* summed nll: of this rank; from OP_NORM or OP_LOSS on of all */
+    double loss_sum; /* the objective's, times its divisor: of this rank; from OP_NORM or OP_LOSS on of all */
     double grad_norm;
     double clip; /* what gradients are multiplied by */
     double learning_rate, beta1, beta2;
-    int64_t number; /* of the step, from 1 */
-    bool finite;    /* else the update is skipped */
-    uint32_t flags; /* of any rank, from its latest report */
+    int64_t number;                     /* of the step, from 1 */
+    bool finite;                        /* else the update is skipped */
+    uint32_t flags;                     /* of any rank, from its latest report */
+    double sum[TM_OBJECTIVE_SUMS];      /* the objective's, as loss_sum */
+    double shared[TM_OBJECTIVE_SHARED]; /* what it needs of the whole step: of all ranks from OP_OBJECTIVE on */
 } step_frame;
-enum { STEP_FRAME_BYTES = 64 };
+enum { STEP_FRAME_BYTES = 64 + 8 * (TM_OBJECTIVE_SUMS + TM_OBJECTIVE_SHARED) };
 _Static_assert(sizeof(step_frame) == STEP_FRAME_BYTES, "plans have frames and copies of so many bytes");
 
 /* What handlers read and write beside their operands while a program runs. Between programs it is the caller's: what
@@ -128,12 +145,12 @@ typedef struct job_step {
     double learning_rate;
     double loss_scale; /* in fp16; 0: none */
     double max_grad_norm;
-    bool *no_decay;            /* per tensor; NULL: all are decayed */
-    float *rate;               /* per tensor, times the learning rate; with no_decay; NULL: 1 */
-    const uint32_t *last;      /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
-    uint64_t labels, tokens;   /* of all ranks: with several set by `fill`, else counted by the objective */
-    uint32_t report_flags;     /* of this rank, with the next report */
-    job_batch *batch;          /* per micro-batch of the running program */
+    bool *no_decay;                   /* per tensor; NULL: all are decayed */
+    float *rate;                      /* per tensor, times the learning rate; with no_decay; NULL: 1 */
+    const uint32_t *last;             /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
+    uint64_t labels, tokens, samples; /* of all ranks: with several set by `fill`, else counted by the objective */
+    uint32_t report_flags;            /* of this rank, with the next report */
+    job_batch *batch;                 /* per batch of the running program: job_batch_index */
     step_frame result;         /* of the latest program: published by whoever writes the frame. Read by the caller, and
                                   where an update is launched on a device whose memory the host does not read: the frame
                                   was copied there after it was published */
@@ -147,12 +164,14 @@ typedef struct job_opts {
     const char *model; /* HF folder or .gguf */
     tm_dtype dtype;
     bool optimizer, init_random;
-    const tm_optimizer *update;       /* of the table; NULL: AdamW */
-    tm_optim_opts update_opts;        /* where `update` is given; else its defaults */
-    const tm_adapter_config *adapter; /* its modules are adapted, all else stays as it is; NULL: no adapter */
-    const tm_freeze *freeze;          /* without an adapter: what learns; NULL: everything does */
-    const char *weights;              /* folder or file that they are read from instead of `model`; NULL: of `model` */
-    tm_fmt four_bits; /* NF4, FP4: what matrices of blocks are quantised to; without `weights` in a plan only */
+    const tm_objective_spec *objective; /* NULL: sft */
+    bool reference_column;              /* where it has a reference: a column says what that says, else lanes do */
+    const tm_optimizer *update;         /* of the table; NULL: AdamW */
+    tm_optim_opts update_opts;          /* where `update` is given; else its defaults */
+    const tm_adapter_config *adapter;   /* its modules are adapted, all else stays as it is; NULL: no adapter */
+    const tm_freeze *freeze;            /* without an adapter: what learns; NULL: everything does */
+    const char *weights; /* folder or file that they are read from instead of `model`; NULL: of `model` */
+    tm_fmt four_bits;    /* NF4, FP4: what matrices of blocks are quantised to; without `weights` in a plan only */
     bool double_quant;
     uint32_t quant_block;
     const tm_model_roles *roles;    /* instead (tests) */
@@ -266,9 +285,8 @@ typedef struct job_comm {
 
 /* Where data come from and results go: whoever has the job sets these. */
 typedef struct job_sinks {
-    /* fills a micro-batch: ids, labels, mask of `capacity` each, and the shape */
-    tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
-                      uint32_t *position, job_batch *shape);
+    /* fills a micro-batch's columns but for label_row, and says its shape. `batch`: TM_BATCH_ROWS, TM_BATCH_MISMATCHED */
+    tm_status (*fill)(void *ctx, uint32_t micro_batch, uint32_t batch, const job_columns *to, job_batch *shape);
     void *fill_ctx;
     /* take what a program yields (probe, export, generation); any may be NULL */
     tm_status (*take_logits)(void *ctx, uint32_t micro_batch, uint32_t first_row, uint32_t rows, uint64_t first_column,
@@ -305,7 +323,11 @@ struct tm_job {
     tm_dtype dtype;
     bool optimizer;  /* lo, exp_avg, exp_avg_sq exist */
     job_ranks ranks; /* one rank: 1, with all slices */
-    const struct tm_objective *objective;
+    const tm_objective *objective;
+    tm_objective_spec objective_spec;
+    tm_lane lane[TM_LANES]; /* of each micro-batch; the first one learns */
+    uint32_t n_lanes, n_batches;
+    uint32_t columns; /* TM_COLUMN_* */
     const tm_optimizer *update;
     tm_optim_opts update_opts;
     tm_source *source;       /* NULL: random initialisation */
@@ -538,5 +560,18 @@ tm_status elastic_read_means(elastic *e, uint32_t first, void *to, uint64_t byte
 void elastic_describe(const job_ranks *r, tm_json_writer *w);
 tm_status elastic_shards(const tm_json *info, job_ranks *out);
 bool elastic_same(const job_ranks *a, const job_ranks *b);
+
+/* ---- lanes and columns (columns.c) ------------------------------------------------------------------------------ */
+
+/* Lane l of a program is lane l % n_lanes of micro-batch l / n_lanes; its batch is number job_batch_index of job_step.batch. */
+static inline const tm_lane *job_lane(const tm_job *job, uint32_t lane) {
+    return &job->lane[lane % job->n_lanes];
+}
+static inline uint32_t job_batch_index(const tm_job *job, uint32_t lane) {
+    return lane / job->n_lanes * job->n_batches + job_lane(job, lane)->batch;
+}
+void job_set_objective(tm_job *job, const tm_objective_spec *spec, bool reference_column); /* spec NULL: sft */
+uint64_t job_columns_bytes(const tm_job *job, uint32_t capacity, uint32_t rows);
+job_columns job_columns_at(const tm_job *job, void *frame, uint32_t capacity, uint32_t rows);
 
 #endif

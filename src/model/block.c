@@ -58,7 +58,7 @@ void norm_forward(const tm_stage_args *a) {
     n.y = a->slot[s->out];
     a->kernels->norm_forward(&n);
     model_zero_tail(a, a->slot[s->out], s->width * tm_elem_bytes(n.type));
-    if (s->rank) model_head_adapter_forward(a);
+    if (s->rank && !a->batch->bare) model_head_adapter_forward(a);
 }
 
 static bool adds_gradient(const tm_stage_args *a, unsigned slot) {

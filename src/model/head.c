@@ -115,7 +115,7 @@ static void look_up(const embed_adapter *x, const tm_stage_args *a, model_chunk 
 void embed_adapter_forward(const tm_stage_args *a) {
     const stage_spec *s = model_spec_of(a);
     embed_adapter x = open_embed_adapter(a);
-    MODEL_CHUNKS(c, model_rows(a->batch)) {
+    MODEL_CHUNKS(c, a->batch->bare ? 0 : model_rows(a->batch)) {
         look_up(&x, a, c);
         tm_gemm_args g = {.m = c.rows, .n = s->width, .k = s->rank, .alpha = x.scale, .beta = 1};
         g.a = x.xa, g.lda = s->rank, g.b = x.lora_b, g.ldb = s->rank, g.b_trans = true;
@@ -300,7 +300,7 @@ static head_work prepare(const tm_stage_args *a, bool backward) {
     w.normed = model_take(&at, n * w.h * tm_elem_bytes(w.t));
     w.logits = model_take(&at, n * block_columns(a->model, s) * sizeof(float));
     if (backward) w.dnormed = model_take(&at, n * w.h * sizeof(float));
-    if (s->rank) find_adapter(a, backward, n, &w, &at);
+    if (s->rank && !a->batch->bare) find_adapter(a, backward, n, &w, &at);
     if (a->batch->label_row) {
         w.row = a->batch->label_row;
         w.rows = a->batch->label_rows;

@@ -224,6 +224,7 @@ static inline uint64_t model_chunk_rows(const tm_model *m, uint32_t rows, uint32
 typedef struct model_product {
     const tm_stage_args *a;
     const stage_spec *s;
+    bool adapted;                  /* it has an adapter, which is on */
     const void *lora_a, *lora_b;   /* NULL: has no adapter */
     const void *first_a, *first_b; /* NULL: is not PiSSA's */
     float *d_a, *d_b, *d_magnitude;

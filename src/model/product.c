@@ -106,10 +106,11 @@ static void add_squares(const model_product *p, uint64_t at, uint64_t n) {
 }
 
 model_product model_product_open(const tm_stage_args *a, char **at, bool backward) {
-    model_product p = {.a = a, .s = model_spec_of(a)};
+    const stage_spec *s = model_spec_of(a);
+    model_product p = {.a = a, .s = s, .adapted = s->rank && !a->batch->bare};
     uint64_t bytes[BUFFERS], rows = p.s->transposed ? p.s->width : p.s->columns;
     void *buffer[BUFFERS] = {NULL};
-    if (!p.s->rank) return p;
+    if (!p.adapted) return p;
     buffer_bytes(a->model, p.s, backward, model_chunk_rows(a->model, a->batch->rows, a->batch->seq), bytes);
     for (unsigned i = 0; i < BUFFERS; i++)
         if (bytes[i]) buffer[i] = model_take(at, bytes[i]);
@@ -127,7 +128,7 @@ model_product model_product_open(const tm_stage_args *a, char **at, bool backwar
 
 /* What products are multiplied by: with DoRA the factors are the magnitudes'. */
 static float scale_of(const model_product *p) {
-    return p->s->magnitude ? 1 : p->s->scale;
+    return p->adapted && p->s->magnitude ? 1 : p->s->scale;
 }
 
 /* The product of chunk rows with the stage's matrix: sizes, types and W. */
@@ -211,7 +212,7 @@ static void multiply(const model_product *p, model_chunk c, const void *x, float
     tm_gemm_args g = with_matrix(p, c.rows, false);
     g.a = x, g.lda = g.k, g.beta = beta, g.c = y, g.ldc = ldy, g.c_type = type;
     p->a->kernels->gemm(&g);
-    if (!p->s->rank) return;
+    if (!p->adapted) return;
     if (p->first_a) subtract_first(p, c, x, y, ldy, type);
     (void)go_in(p, c, x);
     come_out(p, c, y, ldy, type);
@@ -228,7 +229,7 @@ static tm_magnitude with_magnitudes(const model_product *p, model_chunk c) {
 }
 
 void model_product_forward(const model_product *p, model_chunk c, const void *x, float beta, void *y, uint64_t ldy) {
-    if (!p->s->magnitude) {
+    if (!p->adapted || !p->s->magnitude) {
         multiply(p, c, x, beta, y, ldy, model_elem(p->a->model));
         return;
     }

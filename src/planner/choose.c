@@ -29,7 +29,7 @@ static double unit_seconds(const tm_job *job, uint32_t unit, const pass_opts *o,
     double t = 0;
     for (uint32_t s = 0; s < u->n_stages; s++) {
         const op_args stage = {.stage = {.unit = unit, .stage = s}};
-        t += cost(job, OP_FORWARD, stage, 0) * (again ? 2 : 1);
+        t += cost(job, OP_FORWARD, stage, 0) * (job->n_lanes + (again ? 1 : 0));
         bool logits = u->kind == TM_UNIT_HEAD && s > 0 && o->keep_quarters == PASS_KEEP_LOGITS;
         if (o->backward) t += cost(job, OP_BACKWARD, stage, logits ? OP_KEPT_LOGITS : 0);
     }
@@ -60,7 +60,8 @@ static double compute_seconds(const tm_job *job, const pass_opts *o) {
     double tokens = (double)o->shape.micro_batches * shape_tokens(&o->shape), t = 0;
     if (!job->costs.cost) {
         double part = (double)kept / (double)(units - 2);
-        return (double)tm_model_parameters(job->model) * tokens * (o->backward ? 8 - 2 * part : 2) / FLOP_RATE;
+        return (double)tm_model_parameters(job->model) * tokens *
+               ((o->backward ? 8 - 2 * part : 2) + 2 * (job->n_lanes - 1)) / FLOP_RATE;
     }
     for (uint32_t u = 0; u < units; u++) {
         bool block = tm_model_unit(job->model, u)->kind == TM_UNIT_BLOCK;

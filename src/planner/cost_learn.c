@@ -18,7 +18,7 @@ tm_status job_costs_observe(job_costs *c) {
 static double how_many(const job_costs *c, const tm_op *op, bool backward) {
     const tm_model *m = c->job->model;
     op_args a = op_args_of(op);
-    const job_batch *b = &c->job->step.batch[a.stage.micro_batch];
+    const job_batch *b = &c->job->step.batch[job_batch_index(c->job, a.stage.lane)];
     if (b->rows == 0) return 0;
     job_shape shape = {.rows = b->rows, .seq = b->seq};
     return cost_scaled(1, job_load_work(m, a.stage.unit, a.stage.stage, backward, c->load),

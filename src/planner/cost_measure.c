@@ -27,7 +27,7 @@ static void fill_values(void *p, uint64_t bytes, bool positive, bool f16) {
 
 static void fill_batch(const tm_job *job, void *frame, const job_shape *shape) {
     uint32_t tokens = shape_tokens(shape), vocab = tm_model_get_config(job->model)->vocab_size;
-    batch_view v = batch_at(frame, tokens);
+    job_columns v = job_columns_at(job, frame, tokens, shape->rows);
     for (uint32_t i = 0; i < tokens; i++) {
         v.ids[i] = (int32_t)((uint64_t)i * 7919 % vocab);
         v.labels[i] = (int32_t)((uint64_t)i * 104729 % vocab);
@@ -35,6 +35,9 @@ static void fill_batch(const tm_job *job, void *frame, const job_shape *shape) {
         v.label_row[i] = i;
     }
     memset(v.position, 0, shape->rows * sizeof *v.position);
+    if (v.completion) memset(v.completion, 1, tokens);
+    if (v.desirable) memset(v.desirable, 1, shape->rows);
+    if (v.reference) memset(v.reference, 0, shape->rows * sizeof *v.reference);
 }
 
 static step_frame step_made_up(const tm_job *job) {
@@ -92,7 +95,8 @@ void cost_call_init(cost_call *c, const cost_operands *o, const tm_op *op) {
                            .mask_tokens = used,
                            .label_tokens = used,
                            .label_rows = used,
-                           .capacity = shape_tokens(shape)};
+                           .capacity = shape_tokens(shape),
+                           .row_capacity = shape->rows};
     c->step = (job_step){.batch = &c->batch, .loss_scale = o->job->step.loss_scale, .result = step_made_up(o->job)};
     c->call = op_call_of(o->job, op);
     c->call.kv = NULL;

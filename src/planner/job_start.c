@@ -97,6 +97,7 @@ tm_status job_start(const planner_ask *ask, planner_choice *out) {
     TM_ASSERT(!job->tiers.exec && !job->step.batch);
     *out = (planner_choice){0};
     for (uint32_t i = 0; i < ask->n; i++) most = tm_max_u64(most, ask->way[i].shape.micro_batches);
+    most *= job->n_batches;
     job->step.batch = tm_calloc(most + 1, sizeof *job->step.batch);
     if (!job->step.batch) return tm_nomem(most * sizeof *job->step.batch);
     tm_status rc = choose(ask, out);

@@ -13,19 +13,6 @@
 
 #include <string.h>
 
-uint64_t batch_bytes(uint32_t tokens, uint32_t rows) {
-    return (uint64_t)tokens * 12 + tm_round_up(tokens, 64) + (uint64_t)rows * 4;
-}
-
-batch_view batch_at(void *frame, uint32_t tokens) {
-    char *at = frame;
-    return (batch_view){.ids = (int32_t *)at,
-                        .labels = (int32_t *)(at + (size_t)tokens * 4),
-                        .label_row = (uint32_t *)(at + (size_t)tokens * 8),
-                        .mask = (uint8_t *)(at + (size_t)tokens * 12),
-                        .position = (uint32_t *)(at + (size_t)tokens * 12 + tm_round_up(tokens, 64))};
-}
-
 uint32_t pass_scratch(pass *x, uint32_t unit, uint64_t bytes) {
     return tm_program_temp(x->p, &(tm_object){.kind = TM_KIND_SCRATCH, .unit = unit, .bytes = bytes ? bytes : 1});
 }
@@ -37,7 +24,7 @@ static const tm_slot *slot_of(const pass *x, uint32_t unit, uint32_t slot) {
 }
 
 /* A unit's input is the output of the unit before; a bridged slot is an earlier unit's. */
-static size_t slot_key(const pass *x, uint32_t unit, uint32_t mb, uint32_t slot) {
+static size_t slot_key(const pass *x, uint32_t unit, uint32_t lane, uint32_t slot) {
     const tm_slot *s = slot_of(x, unit, slot);
     if (s->bridged) {
         unit = s->of_unit;
@@ -46,12 +33,12 @@ static size_t slot_key(const pass *x, uint32_t unit, uint32_t mb, uint32_t slot)
         unit--;
         slot = 1;
     }
-    return ((size_t)unit * x->K + mb) * TM_MAX_SLOTS + slot;
+    return ((size_t)unit * x->L + lane) * TM_MAX_SLOTS + slot;
 }
 
-static uint32_t slot_interval(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *use) {
+static uint32_t slot_interval(pass *x, uint32_t unit, uint32_t lane, const tm_slot_use *use) {
     const tm_slot *slot = slot_of(x, unit, use->slot);
-    size_t key = slot_key(x, unit, mb, use->slot);
+    size_t key = slot_key(x, unit, lane, use->slot);
     uint32_t *object = use->grad ? &x->grad_object[key] : &x->value_object[key];
     uint32_t *interval = use->grad ? &x->grad_interval[key] : &x->value_interval[key];
     uint64_t bytes = (uint64_t)(use->grad ? slot->grad_bytes : slot->bytes) * x->T;
@@ -64,11 +51,11 @@ static uint32_t slot_interval(pass *x, uint32_t unit, uint32_t mb, const tm_slot
     return *interval;
 }
 
-static void use_slots(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *uses, uint32_t n, uint32_t *fresh) {
+static void use_slots(pass *x, uint32_t unit, uint32_t lane, const tm_slot_use *uses, uint32_t n, uint32_t *fresh) {
     for (uint32_t i = 0; i < n; i++) {
-        size_t key = slot_key(x, unit, mb, uses[i].slot);
+        size_t key = slot_key(x, unit, lane, uses[i].slot);
         uint8_t *written = uses[i].grad ? &x->grad_written[key] : &x->value_written[key];
-        uint32_t interval = slot_interval(x, unit, mb, &uses[i]);
+        uint32_t interval = slot_interval(x, unit, lane, &uses[i]);
         tm_use_access access = (tm_use_access)uses[i].access;
         if (access == TM_USE_UPDATE && !*written) {
             access = TM_USE_WRITE;
@@ -79,10 +66,10 @@ static void use_slots(pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *us
     }
 }
 
-static uint32_t fresh_slots(const pass *x, uint32_t unit, uint32_t mb, const tm_slot_use *uses, uint32_t n) {
+static uint32_t fresh_slots(const pass *x, uint32_t unit, uint32_t lane, const tm_slot_use *uses, uint32_t n) {
     uint32_t fresh = 0;
     for (uint32_t i = 0; i < n; i++) {
-        size_t key = slot_key(x, unit, mb, uses[i].slot);
+        size_t key = slot_key(x, unit, lane, uses[i].slot);
         bool written = uses[i].grad ? x->grad_written[key] : x->value_written[key];
         if (uses[i].access == TM_UPDATE && !written) fresh |= 1u << i;
     }
@@ -101,42 +88,53 @@ static void use_workspace(pass *x, uint32_t unit, uint32_t stage, bool backward)
 }
 
 /* The head's logits of a vocabulary part, from forward to backward. Returns the operation's flag. */
-static uint16_t keeps_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
+static uint16_t keeps_logits(pass *x, uint32_t unit, uint32_t s, uint32_t lane) {
     const pass_opts *o = x->o;
-    bool head = tm_model_unit(x->m, unit)->kind == TM_UNIT_HEAD;
+    bool head = tm_model_unit(x->m, unit)->kind == TM_UNIT_HEAD && job_lane(x->job, lane)->learns;
     uint64_t bytes = head ? tm_head_kept_bytes(x->m, unit, s, o->shape.rows, o->shape.seq) : 0;
     if (!o->backward || o->keep_quarters < PASS_KEEP_LOGITS || bytes == 0) return 0;
-    uint32_t *interval = &x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s];
+    uint32_t *interval = &x->kept_logits[lane * tm_model_unit(x->m, unit)->n_stages + s];
     tm_object object = {.kind = TM_KIND_ACTIVATION, .unit = unit, .bytes = bytes};
     if (*interval == NONE) *interval = tm_program_interval(x->p, tm_program_temp(x->p, &object), 1);
     return OP_KEPT_LOGITS;
 }
 
-static void use_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb, tm_use_access access) {
-    op_use(&x->w, OPERAND_LOGITS, x->kept_logits[mb * tm_model_unit(x->m, unit)->n_stages + s], access);
+static void use_logits(pass *x, uint32_t unit, uint32_t s, uint32_t lane, tm_use_access access) {
+    op_use(&x->w, OPERAND_LOGITS, x->kept_logits[lane * tm_model_unit(x->m, unit)->n_stages + s], access);
 }
 
-static uint16_t trains(const pass *x) {
+/* What a lane computes as: the policy drops some of its adapters' input in training, the reference has none. */
+static uint16_t lane_flags(const pass *x, uint32_t lane) {
+    if (job_lane(x->job, lane)->bare) return OP_BARE;
     return x->o->backward && x->job->optimizer ? OP_TRAINS : 0;
+}
+
+static bool learns(const pass *x, uint32_t lane) {
+    return job_lane(x->job, lane)->learns;
+}
+
+/* The micro-batch's lane that has a backward. */
+static uint32_t learner(const pass *x, uint32_t mb) {
+    return mb * x->job->n_lanes;
 }
 
 /* ---- stages -------------------------------------------------------------------------------------------------- */
 
-static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
+static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t lane) {
     const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
-    uint32_t fresh = fresh_slots(x, unit, mb, stage->forward, stage->n_forward), again = 0;
+    uint32_t fresh = fresh_slots(x, unit, lane, stage->forward, stage->n_forward), again = 0;
     pass_update_before(x, stage);
     pass_need(x, stage, false);
-    uint16_t kept = keeps_logits(x, unit, s, mb);
-    op_begin(&x->w, OP_FORWARD, (op_args){.stage = {unit, s, mb, fresh}});
-    op_flags(&x->w, kept | trains(x));
-    op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
+    uint16_t kept = keeps_logits(x, unit, s, lane);
+    op_begin(&x->w, OP_FORWARD, (op_args){.stage = {unit, s, lane, fresh}});
+    op_flags(&x->w, kept | lane_flags(x, lane));
+    op_use(&x->w, OPERAND_BATCH, x->batch[job_batch_index(x->job, lane)], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
-    use_slots(x, unit, mb, stage->forward, stage->n_forward, &again);
+    use_slots(x, unit, lane, stage->forward, stage->n_forward, &again);
     if (stage->uses_kv_cache && x->job->kv)
         op_use(&x->w, OPERAND_KV_CACHE, tm_program_interval(x->p, x->job->kv[unit], 1), TM_USE_UPDATE);
-    if (kept) use_logits(x, unit, s, mb, TM_USE_WRITE);
+    if (kept) use_logits(x, unit, s, lane, TM_USE_WRITE);
     use_workspace(x, unit, s, false);
     op_end(&x->w);
 }
@@ -153,25 +151,25 @@ static void use_sum(pass *x, uint32_t part, uint32_t unit) {
     x->sum_written[part] = 1;
 }
 
-static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
+static void backward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t lane) {
     const tm_unit *u = tm_model_unit(x->m, unit);
     const tm_stage *stage = &u->stage[s];
-    uint32_t fresh = fresh_slots(x, unit, mb, stage->backward, stage->n_backward), again = 0, flags = 0;
+    uint32_t fresh = fresh_slots(x, unit, lane, stage->backward, stage->n_backward), again = 0, flags = 0;
     if (!stage->has_backward) return;
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_gradient[i] && !x->sum_written[stage->part[i]]) flags |= 1u << i;
     pass_need(x, stage, true);
-    flags |= keeps_logits(x, unit, s, mb) | trains(x);
-    op_begin(&x->w, OP_BACKWARD, (op_args){.stage = {unit, s, mb, fresh}});
+    flags |= keeps_logits(x, unit, s, lane) | lane_flags(x, lane);
+    op_begin(&x->w, OP_BACKWARD, (op_args){.stage = {unit, s, lane, fresh}});
     op_flags(&x->w, flags);
-    op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
+    op_use(&x->w, OPERAND_BATCH, x->batch[job_batch_index(x->job, lane)], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_backward[i]) use_part(x, stage->part[i]);
-    use_slots(x, unit, mb, stage->backward, stage->n_backward, &again);
-    if (u->kind == TM_UNIT_HEAD) op_use(&x->w, OPERAND_COEFFICIENT, x->coef[mb], TM_USE_READ);
+    use_slots(x, unit, lane, stage->backward, stage->n_backward, &again);
+    if (u->kind == TM_UNIT_HEAD) op_use(&x->w, OPERAND_COEFFICIENT, x->coef[lane], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_gradient[i]) use_sum(x, stage->part[i], unit);
-    if (flags & OP_KEPT_LOGITS) use_logits(x, unit, s, mb, TM_USE_UPDATE);
+    if (flags & OP_KEPT_LOGITS) use_logits(x, unit, s, lane, TM_USE_UPDATE);
     use_workspace(x, unit, s, true);
     op_end(&x->w);
 }
@@ -186,26 +184,26 @@ static void close_unit(pass *x, uint32_t unit) {
         for (uint32_t i = 0; i < u->stage[s].n_parts; i++)
             x->part_interval[u->stage[s].part[i]] = x->own_interval[u->stage[s].part[i]] =
                 x->sum_interval[u->stage[s].part[i]] = NONE;
-    for (uint32_t mb = 0; mb < x->K; mb++)
+    for (uint32_t lane = 0; lane < x->L; lane++)
         for (uint32_t s = 0; s < TM_MAX_SLOTS; s++) {
             if (s == 1 || (unit == 0 && s == 0)) continue;
-            x->value_interval[slot_key(x, unit, mb, s)] = NONE;
-            if (u->slot[s].bridged) x->grad_interval[slot_key(x, unit, mb, s)] = NONE; /* others add to it later */
+            x->value_interval[slot_key(x, unit, lane, s)] = NONE;
+            if (u->slot[s].bridged) x->grad_interval[slot_key(x, unit, lane, s)] = NONE; /* others add to it later */
         }
 }
 
-static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
+static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t lane) {
     const tm_stage *stage = &tm_model_unit(x->m, unit)->stage[s];
     uint32_t part = stage->part[0], fresh = 0;
     pass_need(x, stage, false);
     uint64_t columns = x->job->part[part].elements / tm_model_get_config(x->m)->hidden_size;
     bool last = x->o->logits == LOGITS_LAST;
-    op_begin(&x->w, OP_LOGITS, (op_args){.logits = {unit, s, mb, last}});
-    op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
+    op_begin(&x->w, OP_LOGITS, (op_args){.logits = {unit, s, lane, last}});
+    op_use(&x->w, OPERAND_BATCH, x->batch[job_batch_index(x->job, lane)], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
     for (uint32_t i = 0; i < stage->n_forward; i++)
-        if (stage->forward[i].access == TM_READ) use_slots(x, unit, mb, &stage->forward[i], 1, &fresh);
+        if (stage->forward[i].access == TM_READ) use_slots(x, unit, lane, &stage->forward[i], 1, &fresh);
     uint32_t logits = pass_scratch(x, unit, (last ? x->o->shape.rows : x->T) * columns * 4);
     op_use(&x->w, OPERAND_LOGITS, tm_program_interval(x->p, logits, 1), TM_USE_WRITE);
     use_workspace(x, unit, s, false);
@@ -216,9 +214,9 @@ static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t mb) {
 static void forward_head(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
     for (uint32_t s = 0; s < u->n_stages; s++) {
-        for (uint32_t mb = 0; mb < x->K; mb++) {
-            if (s == 0 || x->o->loss) forward_stage(x, unit, s, mb);
-            if (s > 0 && x->o->logits) emit_logits(x, unit, s, mb);
+        for (uint32_t lane = 0; lane < x->L; lane++) {
+            if (s == 0 || x->o->loss) forward_stage(x, unit, s, lane);
+            if (s > 0 && x->o->logits && learns(x, lane)) emit_logits(x, unit, s, lane);
         }
         if (s > 0) x->part_interval[u->stage[s].part[0]] = NONE;
     }
@@ -234,13 +232,13 @@ static void forward_by_stage(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
     for (uint32_t s = 0; s < u->n_stages; s++) {
         uint32_t from = 0, want = 0;
-        for (uint32_t mb = 0; mb < x->K; mb++) {
-            forward_stage(x, unit, s, mb);
-            if (mb == 0) {
+        for (uint32_t lane = 0; lane < x->L; lane++) {
+            forward_stage(x, unit, s, lane);
+            if (lane == 0) {
                 from = x->line_head;
                 want = tiles_after(x, unit, s);
             }
-            pass_update_some(x, from, want, mb + 1, x->K);
+            pass_update_some(x, from, want, lane + 1, x->L);
         }
     }
 }
@@ -248,14 +246,14 @@ static void forward_by_stage(pass *x, uint32_t unit) {
 static void forward_by_batch(pass *x, uint32_t unit) {
     const tm_unit *u = tm_model_unit(x->m, unit);
     uint32_t from = 0, want = 0;
-    for (uint32_t mb = 0; mb < x->K; mb++) {
+    for (uint32_t lane = 0; lane < x->L; lane++) {
         for (uint32_t s = 0; s < u->n_stages; s++) {
-            forward_stage(x, unit, s, mb);
-            if (mb > 0)
-                pass_update_some(x, from, want, (uint64_t)(mb - 1) * u->n_stages + s + 1,
-                                 (uint64_t)(x->K - 1) * u->n_stages);
+            forward_stage(x, unit, s, lane);
+            if (lane > 0)
+                pass_update_some(x, from, want, (uint64_t)(lane - 1) * u->n_stages + s + 1,
+                                 (uint64_t)(x->L - 1) * u->n_stages);
         }
-        if (mb == 0) {
+        if (lane == 0) {
             from = x->line_head;
             want = pass_unit_tiles(x, unit + 1);
         }
@@ -305,7 +303,7 @@ static void forget_slots(pass *x, uint32_t unit) {
     for (uint32_t mb = 0; mb < x->K; mb++)
         for (uint32_t s = 2; s < TM_MAX_SLOTS; s++) {
             if (slot_of(x, unit, s)->bridged) continue; /* nobody here computes it again */
-            size_t key = slot_key(x, unit, mb, s);
+            size_t key = slot_key(x, unit, learner(x, mb), s);
             x->value_object[key] = x->value_interval[key] = NONE;
             x->value_written[key] = 0;
         }
@@ -320,12 +318,12 @@ static void backward_unit(pass *x, uint32_t unit) {
     if (recompute) forget_slots(x, unit);
     if (x->o->stage_wise || !block) {
         for (uint32_t s = 0; s < u->n_stages; s++)
-            for (uint32_t mb = 0; again[s] && mb < x->K; mb++) forward_stage(x, unit, s, mb);
+            for (uint32_t mb = 0; again[s] && mb < x->K; mb++) forward_stage(x, unit, s, learner(x, mb));
         for (uint32_t s = u->n_stages; s-- > 0;) {
             from = x->line_head;
             want = x->line_end - from;
             for (uint32_t mb = 0; mb < x->K; mb++) {
-                backward_stage(x, unit, s, mb);
+                backward_stage(x, unit, s, learner(x, mb));
                 if (within) pass_update_some(x, from, want, mb + 1, x->K);
             }
             pass_contributed(x, unit, s);
@@ -334,9 +332,9 @@ static void backward_unit(pass *x, uint32_t unit) {
     }
     for (uint32_t mb = 0; mb < x->K; mb++) {
         for (uint32_t s = 0; s < u->n_stages; s++)
-            if (again[s]) forward_stage(x, unit, s, mb);
+            if (again[s]) forward_stage(x, unit, s, learner(x, mb));
         for (uint32_t s = u->n_stages; s-- > 0;) {
-            backward_stage(x, unit, s, mb);
+            backward_stage(x, unit, s, learner(x, mb));
             if (within)
                 pass_update_some(x, from, want, (uint64_t)mb * u->n_stages + u->n_stages - s,
                                  (uint64_t)x->K * u->n_stages);
@@ -347,20 +345,29 @@ static void backward_unit(pass *x, uint32_t unit) {
 
 /* ---- objective, norm, update --------------------------------------------------------------------------------- */
 
-static void emit_objective(pass *x, uint32_t unit) {
+/* `all`: what ranks shared, or NONE. */
+static void write_objective(pass *x, uint32_t unit, uint32_t phase, uint32_t all) {
     const tm_slot_use state = {.slot = TM_HEAD_SLOT_STATE, .access = TM_READ};
+    bool first = phase != OBJECTIVE_REST, fresh_step = first && x->o->update != UPDATE_BEFORE;
     uint32_t fresh = 0;
-    for (uint32_t mb = 0; mb < x->K; mb++)
-        x->coef[mb] = tm_program_interval(x->p, pass_scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
     op_begin(&x->w, OP_OBJECTIVE,
-             (op_args){.objective = {.micro_batches = x->K, .within = x->o->update == UPDATE_WITHIN}});
-    for (uint32_t mb = 0; mb < x->K; mb++) {
-        op_use(&x->w, OPERAND_BATCH, x->batch[mb], TM_USE_READ);
-        use_slots(x, unit, mb, &state, 1, &fresh);
-        op_use(&x->w, OPERAND_COEFFICIENT, x->coef[mb], TM_USE_WRITE);
+             (op_args){.objective = {.micro_batches = x->K, .within = x->o->update == UPDATE_WITHIN, .phase = phase}});
+    for (uint32_t lane = 0; lane < x->L; lane++) {
+        op_use(&x->w, OPERAND_BATCH, x->batch[job_batch_index(x->job, lane)], TM_USE_READ);
+        use_slots(x, unit, lane, &state, 1, &fresh);
+        op_use(&x->w, OPERAND_COEFFICIENT, x->coef[lane], first ? TM_USE_WRITE : TM_USE_UPDATE);
     }
-    op_use(&x->w, OPERAND_STEP, x->step, x->o->update == UPDATE_BEFORE ? TM_USE_UPDATE : TM_USE_WRITE);
+    if (all != NONE) op_use(&x->w, OPERAND_REPORTS, all, TM_USE_READ);
+    op_use(&x->w, OPERAND_STEP, x->step, fresh_step ? TM_USE_WRITE : TM_USE_UPDATE);
     op_end(&x->w);
+}
+
+static void emit_objective(pass *x, uint32_t unit) {
+    bool halves = x->job->ranks.ranks > 1 && tm_objective_shares(x->job->objective, &x->job->objective_spec);
+    for (uint32_t lane = 0; lane < x->L; lane++)
+        x->coef[lane] = tm_program_interval(x->p, pass_scratch(x, unit, (uint64_t)x->T * sizeof(float)), 1);
+    write_objective(x, unit, halves ? OBJECTIVE_SHARE : OBJECTIVE_WHOLE, NONE);
+    if (halves) write_objective(x, unit, OBJECTIVE_REST, pass_exchange(x, false));
 }
 
 /* ---- the pass ------------------------------------------------------------------------------------------------ */
@@ -383,10 +390,10 @@ static uint32_t *nones(size_t n) {
 }
 
 static tm_status pass_init(pass *x) {
-    size_t slots = (size_t)x->units * x->K * TM_MAX_SLOTS;
-    x->batch = nones(x->K);
-    x->coef = nones(x->K);
-    x->kept_logits = nones((size_t)x->K * tm_model_unit(x->m, x->units - 1)->n_stages);
+    size_t slots = (size_t)x->units * x->L * TM_MAX_SLOTS;
+    x->batch = nones((size_t)x->K * x->job->n_batches);
+    x->coef = nones(x->L);
+    x->kept_logits = nones((size_t)x->L * tm_model_unit(x->m, x->units - 1)->n_stages);
     x->value_object = nones(slots);
     x->value_interval = nones(slots);
     x->grad_object = nones(slots);
@@ -434,10 +441,15 @@ static tm_status pass_init(pass *x) {
 static void emit_pass(pass *x) {
     uint32_t head = x->units - 1;
     x->step = tm_program_interval(x->p, pass_scratch(x, 0, sizeof(step_frame)), 1);
-    for (uint32_t mb = 0; mb < x->K; mb++) {
-        x->batch[mb] = tm_program_interval(x->p, pass_scratch(x, 0, batch_bytes(x->T, x->o->shape.rows)), 1);
-        op_write(&x->w, OP_BATCH, (op_args){.batch = {.micro_batch = mb, .capacity = x->T}}, OPERAND_BATCH,
-                 x->batch[mb], TM_USE_WRITE);
+    uint64_t bytes = job_columns_bytes(x->job, x->T, x->o->shape.rows);
+    for (uint32_t i = 0; i < x->K * x->job->n_batches; i++) {
+        x->batch[i] = tm_program_interval(x->p, pass_scratch(x, 0, bytes), 1);
+        op_write(&x->w, OP_BATCH,
+                 (op_args){.batch = {.micro_batch = i / x->job->n_batches,
+                                     .capacity = x->T,
+                                     .rows = x->o->shape.rows,
+                                     .batch = i % x->job->n_batches}},
+                 OPERAND_BATCH, x->batch[i], TM_USE_WRITE);
     }
     if (x->o->update == UPDATE_BEFORE) pass_pending(x);
     pass_gather_forward(x);
@@ -467,6 +479,7 @@ tm_status build_pass(tm_program **out, const tm_job *job, const char *name, cons
               .m = job->model,
               .o = &o,
               .K = o.shape.micro_batches,
+              .L = o.shape.micro_batches * job->n_lanes,
               .T = shape_tokens(&o.shape),
               .units = tm_model_units(job->model),
               .parts = tm_model_parts(job->model),

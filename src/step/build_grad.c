@@ -130,7 +130,7 @@ void pass_contributed(pass *x, uint32_t unit, uint32_t s) {
 }
 
 /* What every rank has to say, side by side; then all add it up in one order. */
-static uint32_t exchange(pass *x, bool norm) {
+uint32_t pass_exchange(pass *x, bool norm) {
     uint32_t all = tm_program_interval(x->p, pass_scratch(x, 0, job_report_bytes(x->job, norm)), 1);
     op_begin(&x->w, OP_REPORT, (op_args){.report = {.norm = norm}});
     for (uint32_t p = 0; norm && p < x->parts; p++)
@@ -143,7 +143,7 @@ static uint32_t exchange(pass *x, bool norm) {
 }
 
 void pass_norm(pass *x) {
-    uint32_t all = x->job->ranks.ranks > 1 ? exchange(x, true) : NONE;
+    uint32_t all = x->job->ranks.ranks > 1 ? pass_exchange(x, true) : NONE;
     op_begin(&x->w, OP_NORM, (op_args){.norm = {.within = x->o->update == UPDATE_WITHIN}});
     if (all != NONE) op_use(&x->w, OPERAND_REPORTS, all, TM_USE_READ);
     for (uint32_t p = 0; all == NONE && p < x->parts; p++)
@@ -154,7 +154,7 @@ void pass_norm(pass *x) {
 
 void pass_loss(pass *x) {
     if (x->job->ranks.ranks == 1) return;
-    uint32_t all = exchange(x, false);
+    uint32_t all = pass_exchange(x, false);
     op_begin(&x->w, OP_LOSS, (op_args){{0}});
     op_use(&x->w, OPERAND_REPORTS, all, TM_USE_READ);
     op_use(&x->w, OPERAND_STEP, x->step, TM_USE_UPDATE);

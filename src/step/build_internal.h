@@ -39,13 +39,13 @@ typedef struct pass {
     const tm_model *m;
     const pass_opts *o;
     tm_program *p;
-    op_writer w; /* of its operations */
-    uint32_t K, T, units, parts, kept_blocks;
-    uint32_t *batch, *coef; /* intervals, per micro-batch */
-    uint32_t *kept_logits;  /* intervals, per (micro-batch, stage of the head); NONE: multiplied again */
-    uint32_t step;          /* interval: step_frame */
+    op_writer w;                                 /* of its operations */
+    uint32_t K, L, T, units, parts, kept_blocks; /* K: micro-batches; L: lanes; T: tokens */
+    uint32_t *batch, *coef;                      /* intervals, per batch; per lane */
+    uint32_t *kept_logits;                       /* intervals, per (lane, stage of the head); NONE: multiplied again */
+    uint32_t step;                               /* interval: step_frame */
     bool step_written;
-    uint32_t *value_object, *value_interval, *grad_object, *grad_interval; /* per (unit, micro-batch, slot) */
+    uint32_t *value_object, *value_interval, *grad_object, *grad_interval; /* per (unit, lane, slot) */
     uint8_t *value_written, *grad_written;
     uint32_t *part_interval;                       /* of the unit under way: what compute reads */
     uint32_t *own_interval;                        /* of this rank's slices, where compute reads what was gathered */
@@ -112,5 +112,7 @@ void pass_contributed(pass *x, uint32_t unit, uint32_t s);
 void pass_finish_all(pass *x);
 void pass_norm(pass *x);
 void pass_loss(pass *x); /* of all ranks, where nothing is updated */
+/* What every rank has to say, side by side: an interval. */
+uint32_t pass_exchange(pass *x, bool norm);
 
 #endif

@@ -104,7 +104,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     tm_stop_catch();
     job->dtype = opts->dtype;
     job->optimizer = opts->optimizer;
-    job->objective = tm_objective_find("sft");
+    job_set_objective(job, opts->objective, opts->reference_column);
     job->update = opts->update ? opts->update : tm_optimizer_find("adamw");
     if (opts->update)
         job->update_opts = opts->update_opts;

@@ -57,7 +57,13 @@ enum {
 };
 /* Flag of OP_FORWARD and OP_BACKWARD of a vocabulary part: the part's logits are kept. Of OP_BACKWARD, bit i: the
  * gradient of the stage's part i is written for the first time. */
-enum { OP_KEPT_LOGITS = 1 << 8, OP_TRAINS = 1 << 9 /* adapters drop some of their input */ };
+enum {
+    OP_KEPT_LOGITS = 1 << 8,
+    OP_TRAINS = 1 << 9, /* adapters drop some of their input */
+    OP_BARE = 1 << 10   /* adapters add nothing */
+};
+/* Of OP_OBJECTIVE: all of it; or its halves, between which ranks sum what it needs of the whole step. */
+enum { OBJECTIVE_WHOLE, OBJECTIVE_SHARE, OBJECTIVE_REST };
 enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE, WHAT_MEANS };
 
 /* ---- arguments ----------------------------------------------------------------------------------------------- */
@@ -66,16 +72,16 @@ enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE, WHAT_MEANS };
 typedef union op_args {
     uint32_t word[4];
     struct {
-        uint32_t unit, stage, micro_batch, fresh; /* bit i: the stage's i-th use is the first that writes there */
-    } stage;                                      /* OP_FORWARD, OP_BACKWARD */
+        uint32_t unit, stage, lane, fresh; /* bit i: the stage's i-th use is the first that writes there */
+    } stage;                               /* OP_FORWARD, OP_BACKWARD */
     struct {
-        uint32_t unit, stage, micro_batch, last; /* only of each row's last position */
+        uint32_t unit, stage, lane, last; /* only of each row's last position */
     } logits;
     struct {
-        uint32_t micro_batch, capacity, none[2];
+        uint32_t micro_batch, capacity, rows, batch; /* batch: TM_BATCH_* */
     } batch;
     struct {
-        uint32_t micro_batches, within, none[2]; /* within: the update is inside backward */
+        uint32_t micro_batches, within, phase, none; /* within: the update is inside backward; phase: OBJECTIVE_* */
     } objective;
     struct {
         uint32_t part, tile, within, whole; /* tile: of sums; whole: the gradient is that of the part */

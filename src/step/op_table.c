@@ -112,7 +112,8 @@ void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
     switch (row ? (op_label)row->label : OP_OF_ALL) {
     case OP_OF_STAGE: {
         const tm_unit *u = tm_model_unit(m, a.stage.unit);
-        snprintf(buf, cap, "%s %s.%s mb %u", word, u->name, u->stage[a.stage.stage].name, a.stage.micro_batch);
+        snprintf(buf, cap, "%s %s.%s mb %u", word, u->name, u->stage[a.stage.stage].name,
+                 a.stage.lane / ((const tm_job *)ctx)->n_lanes);
         return;
     }
     case OP_OF_TILE:

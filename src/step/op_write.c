@@ -9,7 +9,7 @@ struct op_named_use {
 /* More than any operation has: those of all micro-batches, of all parts, of a stage. */
 static uint32_t most_uses(const tm_job *job, const job_shape *shape) {
     enum { OF_STAGE = 64 };
-    return 3 * shape->micro_batches + tm_model_parts(job->model) + OF_STAGE;
+    return 3 * shape->micro_batches * job->n_lanes + tm_model_parts(job->model) + OF_STAGE;
 }
 
 tm_status op_writer_open(op_writer *w, const tm_job *job, tm_program *p, const job_shape *shape) {

@@ -4,14 +4,21 @@
 #include <math.h>
 #include <string.h>
 
-/* What is drawn by chance differs with the step, the rank and the micro-batch, and with nothing else. */
-static uint64_t draw_of(const op_call *c, uint32_t mb) {
-    return ((uint64_t)c->step->number * c->job->ranks.ranks + c->job->ranks.rank) << 20 | mb;
+/* What is drawn by chance differs with the step, the rank, the micro-batch and its batch, and with nothing else. */
+static uint64_t draw_of(const op_call *c, uint32_t batch) {
+    return ((uint64_t)c->step->number * c->job->ranks.ranks + c->job->ranks.rank) << 20 | batch;
 }
 
-static tm_micro_batch micro_batch(const op_call *c, uint32_t mb, void *frame) {
-    const job_batch *b = &c->step->batch[mb];
-    batch_view v = batch_at(frame, b->capacity);
+static job_columns columns_of(const op_call *c, uint32_t batch, void *frame) {
+    const job_batch *b = &c->step->batch[batch];
+    return job_columns_at(c->job, frame, b->capacity, b->row_capacity);
+}
+
+/* The lane's batch, whose columns lie in `frame`. */
+static tm_micro_batch micro_batch(const op_call *c, uint32_t lane, void *frame) {
+    uint32_t batch = job_batch_index(c->job, lane);
+    const job_batch *b = &c->step->batch[batch];
+    job_columns v = columns_of(c, batch, frame);
     return (tm_micro_batch){.rows = b->rows,
                             .seq = b->seq,
                             .tokens = b->tokens,
@@ -20,24 +27,26 @@ static tm_micro_batch micro_batch(const op_call *c, uint32_t mb, void *frame) {
                             .label_row = v.label_row,
                             .label_rows = b->label_rows,
                             .key_mask = v.mask,
+                            .bare = (c->op->flags & OP_BARE) != 0,
                             .training = (c->op->flags & OP_TRAINS) != 0,
-                            .draw = draw_of(c, mb),
+                            .draw = draw_of(c, batch),
                             .position = c->kv ? v.position : NULL};
 }
 
 /* The head works on labelled tokens alone. Listed here: where it runs nobody may look into a batch. */
-static void list_labels(const batch_view *v, job_batch *b) {
+static void list_labels(const job_columns *v, job_batch *b) {
     b->label_rows = 0;
     for (uint32_t r = 0; r < b->rows * b->seq; r++)
         if (v->labels[r] >= 0) v->label_row[b->label_rows++] = r;
 }
 
 static tm_status run_batch(const op_call *c) {
-    uint32_t mb = c->args.batch.micro_batch, capacity = c->args.batch.capacity;
-    batch_view v = batch_at(op_operand(c, OPERAND_BATCH), capacity);
-    job_batch *b = &c->step->batch[mb];
-    TM_TRY(c->job->sinks.fill(c->job->sinks.fill_ctx, mb, capacity, v.ids, v.labels, v.mask, v.position, b));
-    b->capacity = capacity;
+    uint32_t mb = c->args.batch.micro_batch, batch = c->args.batch.batch;
+    job_batch *b = &c->step->batch[mb * c->job->n_batches + batch];
+    job_columns v = job_columns_at(c->job, op_operand(c, OPERAND_BATCH), c->args.batch.capacity, c->args.batch.rows);
+    TM_TRY(c->job->sinks.fill(c->job->sinks.fill_ctx, mb, batch, &v, b));
+    b->capacity = v.capacity;
+    b->row_capacity = v.rows;
     list_labels(&v, b);
     return TM_OK;
 }
@@ -101,7 +110,7 @@ static tm_stage_args stage_args(const op_call *c, const tm_micro_batch *batch) {
 }
 
 static tm_status run_forward(const op_call *c) {
-    tm_micro_batch b = micro_batch(c, c->args.stage.micro_batch, op_operand(c, OPERAND_BATCH));
+    tm_micro_batch b = micro_batch(c, c->args.stage.lane, op_operand(c, OPERAND_BATCH));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = stage_args(c, &b);
     a.kv_cache = op_operand(c, OPERAND_KV_CACHE);
@@ -123,7 +132,7 @@ static void clear_frozen(const op_call *c, uint32_t part, float *sum) {
 
 static tm_status run_backward(const op_call *c) {
     const tm_stage *stage = stage_of(c);
-    tm_micro_batch b = micro_batch(c, c->args.stage.micro_batch, op_operand(c, OPERAND_BATCH));
+    tm_micro_batch b = micro_batch(c, c->args.stage.lane, op_operand(c, OPERAND_BATCH));
     tm_stage_args a = stage_args(c, &b);
     void *const *sum = op_operands(c, OPERAND_SUM);
     a.coefficient = op_operand(c, OPERAND_COEFFICIENT);
@@ -159,15 +168,13 @@ static double loss_scale(const op_call *c) {
 static void count_tokens(const op_call *c) {
     job_step *step = c->step;
     if (c->job->ranks.ranks > 1) return;
-    step->labels = step->tokens = 0;
+    step->labels = step->tokens = step->samples = 0;
     for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++) {
-        step->labels += step->batch[mb].label_tokens;
-        step->tokens += step->batch[mb].mask_tokens;
+        const job_batch *b = &step->batch[mb * c->job->n_batches];
+        step->labels += b->label_tokens;
+        step->tokens += b->mask_tokens;
+        step->samples += b->samples;
     }
-}
-
-static tm_micro_batch objective_batch(const op_call *c, uint32_t mb) {
-    return micro_batch(c, mb, op_operand_at(c, OPERAND_BATCH, mb));
 }
 
 /* What the update is made of, from this step on. */
@@ -180,32 +187,75 @@ static void set_update(const op_call *c, step_frame *f, bool finite, double clip
     f->clip = clip;
 }
 
-/* The frame of coefficients holds the log-likelihoods first. */
-static tm_status run_objective(const op_call *c) {
-    const tm_objective *objective = c->job->objective;
+/* The lanes of a micro-batch, with whose batches `batch` has room; false: nothing was left for it. */
+static bool objective_lanes(const op_call *c, uint32_t mb, tm_micro_batch batch[TM_LANES], objective_batch *out) {
+    const tm_job *job = c->job;
+    *out = (objective_batch){0};
+    for (uint32_t i = 0; i < job->n_lanes; i++) {
+        uint32_t lane = mb * job->n_lanes + i;
+        void *frame = op_operand_at(c, OPERAND_BATCH, lane);
+        job_columns v = columns_of(c, job_batch_index(job, lane), frame);
+        batch[i] = micro_batch(c, lane, frame);
+        out->lane[job->lane[i].name] = (objective_lane){.batch = &batch[i],
+                                                        .nll = op_operand_at(c, OPERAND_COEFFICIENT, lane),
+                                                        .completion = v.completion,
+                                                        .desirable = v.desirable,
+                                                        .reference = v.reference};
+    }
+    return batch[0].rows > 0;
+}
+
+/* Frames of coefficients hold the log-likelihoods first. */
+static tm_status take_likelihoods(const op_call *c) {
     const job_sinks *sinks = &c->job->sinks;
+    for (uint32_t lane = 0; lane < c->args.objective.micro_batches * c->job->n_lanes; lane++) {
+        tm_micro_batch b = micro_batch(c, lane, op_operand_at(c, OPERAND_BATCH, lane));
+        float *nll = op_operand_at(c, OPERAND_COEFFICIENT, lane);
+        if (b.rows == 0) continue;
+        tm_head_nll(&b, op_operand_at(c, OPERAND_SLOT, lane), nll);
+        if (sinks->take_nll) TM_TRY(sinks->take_nll(sinks->take_ctx, lane, &b, nll));
+    }
+    return TM_OK;
+}
+
+/* What this rank has of the sums that the objective needs of the whole step. */
+static void share_sums(const op_call *c, objective_step *s) {
+    tm_micro_batch batch[TM_LANES];
+    objective_batch b;
+    if (!tm_objective_shares(c->job->objective, &c->job->objective_spec)) return;
+    for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++)
+        if (objective_lanes(c, mb, batch, &b)) c->job->objective->share(s, &b, s->shared);
+}
+
+static void run_objectives(const op_call *c, const objective_step *s, step_frame *f) {
+    tm_micro_batch batch[TM_LANES];
+    objective_batch b;
+    f->loss_sum = 0;
+    memset(f->sum, 0, sizeof f->sum);
+    for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++)
+        if (objective_lanes(c, mb, batch, &b)) f->loss_sum += c->job->objective->run(s, &b, f->sum);
+}
+
+static tm_status run_objective(const op_call *c) {
     job_step *step = c->step;
     step_frame *f = op_operand(c, OPERAND_STEP);
-    double sum = 0;
+    uint32_t phase = c->args.objective.phase;
     count_tokens(c);
-    const objective_step s = {.labels = step->labels, .scale = loss_scale(c)};
-    for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++) {
-        tm_micro_batch b = objective_batch(c, mb);
-        float *nll = op_operand_at(c, OPERAND_COEFFICIENT, mb);
-        if (b.rows == 0) continue;
-        tm_head_nll(&b, op_operand_at(c, OPERAND_SLOT, mb), nll);
-        sum += objective->loss(&s, &b, nll);
-        if (sinks->take_nll) TM_TRY(sinks->take_nll(sinks->take_ctx, mb, &b, nll));
+    objective_step s = {
+        .spec = &c->job->objective_spec, .labels = step->labels, .samples = step->samples, .scale = loss_scale(c)};
+    if (phase == OBJECTIVE_REST) {
+        ops_read_shared(c, s.shared);
+    } else {
+        TM_TRY(take_likelihoods(c));
+        share_sums(c, &s);
+        *f = step->result; /* all of the frame is written; update F: it is that already */
     }
-    for (uint32_t mb = 0; mb < c->args.objective.micro_batches; mb++) {
-        tm_micro_batch b = objective_batch(c, mb);
-        if (b.rows > 0) objective->coefficients(&s, &b, op_operand_at(c, OPERAND_COEFFICIENT, mb));
-    }
-    *f = step->result; /* all of the frame is written; update F: it is that already */
-    f->loss_sum = sum;
+    memcpy(f->shared, s.shared, sizeof f->shared);
+    if (phase == OBJECTIVE_SHARE) return TM_OK;
+    run_objectives(c, &s, f);
     if (c->args.objective.within) set_update(c, f, true, 1);
     step->result = *f;
-    return c->args.objective.within && !isfinite(sum) ? ops_diverged(c, "the loss") : TM_OK;
+    return c->args.objective.within && !isfinite(f->loss_sum) ? ops_diverged(c, "the loss") : TM_OK;
 }
 
 static tm_status run_finish(const op_call *c) {
@@ -260,8 +310,8 @@ static uint64_t vocabulary_rows(const op_call *c) {
 
 static tm_status run_logits(const op_call *c) {
     const tm_job *job = c->job;
-    uint32_t mb = c->args.logits.micro_batch;
-    tm_micro_batch b = micro_batch(c, mb, op_operand(c, OPERAND_BATCH));
+    uint32_t mb = c->args.logits.lane / job->n_lanes;
+    tm_micro_batch b = micro_batch(c, c->args.logits.lane, op_operand(c, OPERAND_BATCH));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = {.model = job->model, .unit = c->args.logits.unit, .stage = c->args.logits.stage, .batch = &b};
     const tm_stage *stage = stage_of(c);
@@ -345,8 +395,11 @@ static uint32_t has_kept_logits(const op_call *c) {
 static uint32_t has_coefficient(const op_call *c) {
     return unit_of(c)->kind == TM_UNIT_HEAD;
 }
-static uint32_t count_micro_batches(const op_call *c) {
-    return c->args.objective.micro_batches;
+static uint32_t count_lanes(const op_call *c) {
+    return c->args.objective.micro_batches * c->job->n_lanes;
+}
+static uint32_t has_shared(const op_call *c) {
+    return c->args.objective.phase == OBJECTIVE_REST;
 }
 static uint32_t has_reports(const op_call *c) {
     return c->job->ranks.ranks > 1;
@@ -359,7 +412,7 @@ static uint32_t count_partials(const op_call *c) {
 }
 
 static uint64_t batch_frame_bytes(const op_call *c) {
-    return batch_bytes(shape_tokens(c->shape), c->shape->rows);
+    return job_columns_bytes(c->job, shape_tokens(c->shape), c->shape->rows);
 }
 static uint64_t weight_bytes(const op_call *c) {
     uint32_t part = stage_of(c)->part[nth_part(c, c->i, false)];
@@ -448,10 +501,10 @@ const op_row ops_model_rows[OP_CODES] = {
                                  {OPERAND_WORKSPACE, W, .bytes = workspace_bytes}}},
     [OP_OBJECTIVE] = {"objective", TM_ENGINE_CPU, OP_ON_HOST, OP_COST_TOKENS, OP_OF_ALL, .run = run_objective,
                       .amount = all_micro_batches,
-                      .operand = {{OPERAND_BATCH, R, .bytes = batch_frame_bytes, .count = count_micro_batches,
-                                   .turns = 3},
+                      .operand = {{OPERAND_BATCH, R, .bytes = batch_frame_bytes, .count = count_lanes, .turns = 3},
                                   {OPERAND_SLOT, .access = R},
-                                  {OPERAND_COEFFICIENT, W, .bytes = token_bytes},
+                                  {OPERAND_COEFFICIENT, U, .bytes = token_bytes},
+                                  {OPERAND_REPORTS, R, .bytes = operand_reports_bytes, .count = has_shared},
                                   {OPERAND_STEP, U, .bytes = operand_step_bytes}}},
     [OP_FINISH] = {"finish", TM_ENGINE_CPU, OP_ON_DEVICE, OP_COST_FINISH, OP_OF_TILE, .run = run_finish,
                    .amount = finish_elements,

@@ -35,11 +35,19 @@ void comm_ops_close(comm_ops *c); /* nothing is under way; NULL is fine */
 tm_status comm_ops_submit(void *ctx, const tm_op *op, void *const *operand, void *token);
 
 /* ops_ranks.c */
-enum { REPORT_LOSS, REPORT_FLAGS, REPORT_PEAK, REPORT_HEAD };
+enum {
+    REPORT_LOSS,
+    REPORT_FLAGS,
+    REPORT_PEAK,
+    REPORT_SUM,
+    REPORT_SHARED = REPORT_SUM + TM_OBJECTIVE_SUMS,
+    REPORT_HEAD = REPORT_SHARED + TM_OBJECTIVE_SHARED
+};
 uint64_t job_report_doubles(const tm_job *job, uint32_t rank, bool norm);
 uint64_t operand_reports_bytes(const op_call *c);
 uint64_t operand_whole_bytes(const op_call *c);                     /* a part's compute weights */
 uint64_t operand_second_bytes(const op_call *c);                    /* hpZ: this rank's share of them */
 void ops_read_reports(const op_call *c, bool norm, double *square); /* norm: square of it */
+void ops_read_shared(const op_call *c, double shared[TM_OBJECTIVE_SHARED]);
 
 #endif

@@ -44,6 +44,8 @@ static tm_status run_report(const op_call *c) {
     at[REPORT_LOSS] = f->loss_sum;
     at[REPORT_FLAGS] = (double)c->step->report_flags;
     at[REPORT_PEAK] = (double)job_host_peak(job);
+    memcpy(at + REPORT_SUM, f->sum, sizeof f->sum);
+    memcpy(at + REPORT_SHARED, f->shared, sizeof f->shared);
     at += REPORT_HEAD;
     for (uint32_t p = 0; norm && p < parts; p++) {
         const double *from = job->part[p].sum_tiles ? *partial++ : NULL;
@@ -77,18 +79,29 @@ void ops_read_reports(const op_call *c, bool norm, double *square) {
     step_frame *f = op_operand(c, OPERAND_STEP);
     const double *reports = op_operand(c, OPERAND_REPORTS);
     const double **at = step->report_at; /* by slice */
-    double loss = 0;
+    double loss = 0, sum[TM_OBJECTIVE_SUMS] = {0};
     f->flags = 0;
     for (uint32_t r = 0; r < job->ranks.ranks; r++) {
         loss += reports[REPORT_LOSS];
+        for (int i = 0; i < TM_OBJECTIVE_SUMS; i++) sum[i] += reports[REPORT_SUM + i];
         f->flags |= (uint32_t)reports[REPORT_FLAGS];
         step->reported_peak[r] = (uint64_t)reports[REPORT_PEAK];
         at[job_summed_slice(job, r)] = reports + REPORT_HEAD;
         reports += job_report_doubles(job, r, norm);
     }
     f->loss_sum = step->result.loss_sum = loss;
+    memcpy(f->sum, sum, sizeof sum);
+    memcpy(step->result.sum, sum, sizeof sum);
     step->result.flags = f->flags;
     if (norm) *square = sum_norms(job, at);
+}
+
+void ops_read_shared(const op_call *c, double shared[TM_OBJECTIVE_SHARED]) {
+    const double *reports = op_operand(c, OPERAND_REPORTS);
+    for (uint32_t r = 0; r < c->job->ranks.ranks; r++) {
+        for (int i = 0; i < TM_OBJECTIVE_SHARED; i++) shared[i] += reports[REPORT_SHARED + i];
+        reports += job_report_doubles(c->job, r, false);
+    }
 }
 
 static tm_status run_loss(const op_call *c) {
@@ -125,7 +138,8 @@ static uint32_t count_partials(const op_call *c) {
     return n;
 }
 uint64_t operand_reports_bytes(const op_call *c) {
-    bool norm = c->op->code == OP_NORM || (c->op->code != OP_LOSS && c->args.report.norm);
+    bool none = c->op->code == OP_LOSS || c->op->code == OP_OBJECTIVE;
+    bool norm = c->op->code == OP_NORM || (!none && c->args.report.norm);
     return job_report_bytes(c->job, norm);
 }
 uint64_t operand_whole_bytes(const op_call *c) {

@@ -4,7 +4,6 @@
 #define TIDEMILL_STEP_H
 
 #include "job/job.h"
-#include "step/objective.h"
 
 /* ---- front end ----------------------------------------------------------------------------------------------- */
 
@@ -43,15 +42,17 @@ bool tensor_has_state(const tm_job *job, uint32_t t); /* among the parts that le
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what);
 tm_kind walk_kind(const tm_job *job, int what); /* that `what` is read from, the lower halves apart */
 
-/* Bytes of a batch's frame, and where its arrays are in it. */
-uint64_t batch_bytes(uint32_t tokens, uint32_t rows);
-typedef struct batch_view {
-    int32_t *ids, *labels;
-    uint32_t *label_row; /* job_batch.label_rows: those that the head works on */
-    uint8_t *mask;
-    uint32_t *position;
-} batch_view;
-batch_view batch_at(void *frame, uint32_t tokens);
+/* What steps come to, one or those of an evaluation. */
+typedef struct step_total {
+    double loss_sum, sum[TM_OBJECTIVE_SUMS], shared[TM_OBJECTIVE_SHARED];
+    uint64_t labels, tokens, samples;
+} step_total;
+enum { STEP_METRICS = 8 };
+void step_total_add(step_total *t, const job_step *step);       /* after its program, with `t` zero before the first */
+double step_total_loss(const tm_job *job, const step_total *t); /* NAN: nothing was learned */
+/* The objective's, in its order; NAN: there is none. Returns how many. */
+uint32_t step_total_metrics(const tm_job *job, const step_total *t, double value[STEP_METRICS]);
+void step_total_write(const tm_job *job, const step_total *t, tm_json_writer *w); /* as fields; those there are */
 /* What a rank reports of a step: a few numbers of its own, then norms of its blocks (ops_ranks.c). */
 uint64_t job_report_bytes(const tm_job *job, bool norm);
 /* hpZ: of a part's weights, this rank's share of its node's copy. */

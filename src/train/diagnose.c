@@ -78,8 +78,9 @@ static void name_heaviest(look *l, heaviest there) {
 static void look_forward(look *l, const op_call *c) {
     const tm_unit *u = tm_model_unit(l->job->model, c->args.stage.unit);
     const tm_stage *stage = &u->stage[c->args.stage.stage];
-    uint32_t mb = c->args.stage.micro_batch;
-    uint64_t h = tm_model_get_config(l->job->model)->hidden_size, tokens = l->job->step.batch[mb].tokens;
+    uint32_t mb = c->args.stage.lane / l->job->n_lanes;
+    uint64_t h = tm_model_get_config(l->job->model)->hidden_size,
+             tokens = l->job->step.batch[job_batch_index(l->job, c->args.stage.lane)].tokens;
     void *const *slot = op_operands(c, OPERAND_SLOT), *const *weight = op_operands(c, OPERAND_WEIGHT);
     for (uint32_t i = 0; i < stage->n_forward; i++) {
         const tm_slot_use *use = &stage->forward[i];
@@ -118,7 +119,8 @@ static tm_status look_op(void *ctx, const tm_op *op, void *const *operand) {
     op_call c = op_call_of(l->job, op);
     c.operand = operand;
     if (l->found[0]) return TM_OK;
-    if (op->code == OP_FORWARD && l->job->step.batch[c.args.stage.micro_batch].rows > 0) look_forward(l, &c);
+    if (op->code == OP_FORWARD && l->job->step.batch[job_batch_index(l->job, c.args.stage.lane)].rows > 0)
+        look_forward(l, &c);
     if (op->code == OP_FINISH) look_gradient(l, &c);
     return TM_OK;
 }
@@ -204,9 +206,10 @@ static tm_status log_spike(trainer *t, double loss, double median) {
 
 tm_status trainer_note_loss(trainer *t) {
     const step_frame *r = &t->job->step.result;
-    uint64_t labels = t->job->step.labels;
-    double median, loss = labels ? r->loss_sum / (double)labels : 0;
-    if (!r->finite || !labels) return TM_OK; /* said already */
+    step_total total = {0};
+    step_total_add(&total, &t->job->step);
+    double median, loss = step_total_loss(t->job, &total);
+    if (!r->finite || isnan(loss)) return TM_OK; /* said already */
     if (is_spike(t, loss, &median)) {
         tm_log(TM_LOG_WARN, "step %" PRId64 ": loss %.4f, the median before it %.4f", t->step, loss, median);
         TM_TRY(log_spike(t, loss, median));

@@ -6,6 +6,7 @@
 #include "comm/comm.h"
 #include "io/file/file.h"
 #include "kernels/kernels.h"
+#include "session/batch.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -52,11 +53,8 @@ done:
     return rc;
 }
 
-tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
-                       uint32_t *position, job_batch *out) {
+tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
     trainer *t = ctx;
-    tm_batch_shape shape;
-    (void)position;
     tm_dataset *ds = data_set(t->eval.under_way ? t->s.eval : t->s.train);
     uint64_t step = t->eval.under_way ? t->eval.step : (uint64_t)t->step;
     if (t->s.comm && mb == 0) {
@@ -64,15 +62,9 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, 
         tm_dataset_step_info(ds, step, &info);
         t->job->step.labels = info.label_tokens;
         t->job->step.tokens = info.tokens;
+        t->job->step.samples = info.samples;
     }
-    const tm_batch_arrays to = {.capacity = capacity, .ids = ids, .labels = labels, .key_mask = mask};
-    TM_TRY(tm_dataset_batch(ds, step, mb, t->s.ranks.rank, &to, &shape));
-    *out = (job_batch){.rows = shape.rows,
-                       .seq = shape.seq,
-                       .tokens = shape.tokens,
-                       .mask_tokens = shape.mask_tokens,
-                       .label_tokens = shape.label_tokens};
-    return TM_OK;
+    return session_fill(ds, step, mb, t->s.ranks.rank, batch, to, out);
 }
 
 void trainer_close(trainer *t) {

@@ -11,7 +11,7 @@
 /* What a step came to, as its operations left it. */
 typedef struct step_line {
     step_frame r;
-    uint64_t label_tokens, tokens; /* of all ranks */
+    step_total total; /* of all ranks */
     int64_t step;
     const tm_plan *plan;
     double loss_scale; /* that the step's loss was multiplied by, in fp16 */
@@ -118,8 +118,7 @@ typedef struct trainer_said {
 typedef struct trainer_eval {
     bool under_way;
     uint64_t step;
-    double sum;
-    uint64_t labels;
+    step_total total; /* of its steps so far */
 } trainer_eval;
 
 typedef struct trainer {
@@ -164,8 +163,7 @@ typedef enum dir_owner { DIR_NOBODYS, DIR_OURS, DIR_ANOTHERS } dir_owner;
 dir_owner trainer_whose(const trainer *t, const char *dir, tm_io_owner *o);
 tm_status trainer_write_run_json(trainer *t, const char *status);
 /* Micro-batch `mb` of the step under way, or of the evaluation under way (a job's `fill`). */
-tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
-                       uint32_t *position, job_batch *out);
+tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out);
 
 void trainer_close(trainer *t);
 

@@ -82,14 +82,15 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     tm_jw_init(&w, &out, 0);
     tm_jw_object(&w);
     tm_jw_field_int(&w, "step", line->step);
-    tm_jw_field_double(&w, "loss", line->label_tokens ? r->loss_sum / (double)line->label_tokens : 0);
+    tm_jw_field_double(&w, "loss", line->total.labels ? step_total_loss(t->job, &line->total) : 0);
     tm_jw_field_double(&w, "grad_norm", r->grad_norm);
     tm_jw_field_double(&w, "learning_rate", r->learning_rate);
-    tm_jw_field_uint(&w, "tokens", line->tokens);
-    tm_jw_field_uint(&w, "label_tokens", line->label_tokens);
+    tm_jw_field_uint(&w, "tokens", line->total.tokens);
+    tm_jw_field_uint(&w, "label_tokens", line->total.labels);
+    step_total_write(t->job, &line->total, &w);
     tm_jw_field_double(&w, "step_seconds", line->took);
     tm_jw_field_double(&w, "predicted_step_seconds", predicted_seconds);
-    tm_jw_field_double(&w, "tokens_per_second", (double)line->tokens / line->took);
+    tm_jw_field_double(&w, "tokens_per_second", (double)line->total.tokens / line->took);
     bytes_fields(&w, run);
     tm_jw_field_uint(&w, "host_peak_bytes", job_host_peak(t->job));
     tm_jw_field_uint(&w, "device_peak_bytes", t->job->account.needs.device);
@@ -116,8 +117,9 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
     }
     if (!isnan(eval_loss)) {
         tm_jw_field_double(&w, "loss", eval_loss);
-        tm_jw_field_double(&w, "perplexity", exp(eval_loss));
-        tm_jw_field_uint(&w, "label_tokens", t->eval.labels);
+        if (!t->job->objective->by_sample) tm_jw_field_double(&w, "perplexity", exp(eval_loss));
+        tm_jw_field_uint(&w, "label_tokens", t->eval.total.labels);
+        step_total_write(t->job, &t->eval.total, &w);
     }
     return trainer_line_end(t, &w, &out);
 }

@@ -55,9 +55,9 @@ static void describe(const trainer *t, const step_line *line, uint64_t moved, st
     char left[24];
     *x = (step_text){.step = ""};
     snprintf(x->step, sizeof x->step, "step %" PRId64 "/%" PRId64, line->step, t->s.cfg->total_steps);
-    snprintf(x->loss, sizeof x->loss, "loss %.4f", line->label_tokens ? r->loss_sum / (double)line->label_tokens : 0);
+    snprintf(x->loss, sizeof x->loss, "loss %.4f", line->total.labels ? step_total_loss(t->job, &line->total) : 0);
     snprintf(x->learning_rate, sizeof x->learning_rate, "lr %.3g", r->learning_rate);
-    snprintf(x->rate, sizeof x->rate, "%.0f tok/s", (double)line->tokens / line->took);
+    snprintf(x->rate, sizeof x->rate, "%.0f tok/s", (double)line->total.tokens / line->took);
     snprintf(x->each, sizeof x->each, "%.2f s/step", line->took);
     snprintf(x->norm, sizeof x->norm, "norm %.3f", r->grad_norm);
     snprintf(x->disk, sizeof x->disk, "disk %.2f GB/s", (double)moved / line->took * 1e-9);
@@ -112,8 +112,8 @@ static void show_share(void *ctx, double share) {
     char step[64], loss[32] = "", left[40], time[24];
     if (!tm_live_possible() || t->eval.under_way || t->step >= t->s.cfg->total_steps) return;
     snprintf(step, sizeof step, "step %" PRId64 "/%" PRId64 " %.0f%%", t->step + 1, t->s.cfg->total_steps, 100 * share);
-    if (t->said.line.label_tokens)
-        snprintf(loss, sizeof loss, "loss %.4f", t->said.line.r.loss_sum / (double)t->said.line.label_tokens);
+    if (t->said.line.total.labels)
+        snprintf(loss, sizeof loss, "loss %.4f", step_total_loss(t->job, &t->said.line.total));
     snprintf(left, sizeof left, "left %s%s", tm_format_left(seconds_left(t, share), time, sizeof time),
              t->step > t->life.start_step ? "" : " (planned)");
     tm_live_part part[] = {{step, 0}, {loss, 1}, {left, 2}};

@@ -68,13 +68,12 @@ static tm_status one_step(trainer *t) {
     if (t->scaler.scale < job->step.loss_scale)
         t->skipped_at_scale = 0; /* it may be right now; it cannot fall for ever */
     step_line line = {.r = job->step.result,
-                      .label_tokens = job->step.labels,
-                      .tokens = job->step.tokens,
                       .step = t->step,
                       .plan = plan,
                       .loss_scale = job->step.loss_scale,
                       .at = (double)(began - t->life.start_ns) * 1e-9,
                       .took = (double)(tm_now_ns() - began) * 1e-9};
+    step_total_add(&line.total, &job->step);
     trainer_count_sent(t, line.sent);
     TM_TRY(trainer_watch_step(t, &line));
     TM_TRY(check_finite(t));
@@ -83,12 +82,24 @@ static tm_status one_step(trainer *t) {
     return TM_OK;
 }
 
+/* Where the loss is one of a token, what it means for one; else how often the better row is told from the worse. */
+static void say_evaluation(const trainer *t, double loss) {
+    double value[STEP_METRICS];
+    uint32_t n = step_total_metrics(t->job, &t->eval.total, value);
+    if (!t->job->objective->by_sample)
+        tm_say("step %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", t->step, loss, exp(loss));
+    else
+        tm_say("step %" PRId64 ": evaluation loss %.4f", t->step, loss);
+    for (uint32_t i = 0; i < n; i++)
+        if (isfinite(value[i])) tm_say(", %s %.4g", t->job->objective->metric[i], value[i]);
+    if (t->job->objective->by_sample) tm_say("\n");
+}
+
 static tm_status evaluate(trainer *t) {
     if (!t->s.eval) return TM_OK;
     TM_TRY(trainer_settle(t));
     t->eval.under_way = true;
-    t->eval.sum = 0;
-    t->eval.labels = 0;
+    t->eval.total = (step_total){0};
     tm_status rc = TM_OK;
     uint64_t steps = tm_dataset_steps_per_epoch(data_set(t->s.eval));
     job_phase phase;
@@ -99,16 +110,14 @@ static tm_status evaluate(trainer *t) {
         phase.span = info.samples;
         rc = job_run(t->job, t->plans.eval);
         phase.base += info.samples;
-        t->eval.sum += t->job->step.result.loss_sum;
-        t->eval.labels += t->job->step.labels;
+        step_total_add(&t->eval.total, &t->job->step);
     }
     job_phase_end(&phase);
     t->eval.under_way = false;
     if (rc != TM_OK) return rc;
-    double loss = t->eval.labels ? t->eval.sum / (double)t->eval.labels : NAN;
+    double loss = step_total_loss(t->job, &t->eval.total);
     t->saves.loss = loss;
-    if (!t->s.args->quiet)
-        tm_say("step %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", t->step, loss, exp(loss));
+    if (!t->s.args->quiet) say_evaluation(t, loss);
     return trainer_log_event(t, "eval", NULL, loss);
 }
 

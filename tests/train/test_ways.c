@@ -31,20 +31,19 @@ typedef struct trial {
 } trial;
 
 /* Ids by a counter; a row less in the last micro-batch, so that not all are alike. */
-static tm_status fill(void *ctx, uint32_t mb, uint32_t capacity, int32_t *ids, int32_t *labels, uint8_t *mask,
-                      uint32_t *position, job_batch *out) {
+static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
     trial *t = ctx;
+    (void)batch;
     uint32_t rows = mb && mb + 1 == t->s->micro_batches ? 1 : 2, n = rows * SEQ;
-    (void)position;
-    memset(ids, 0, capacity * sizeof *ids);
-    memset(mask, 0, capacity);
-    for (uint32_t i = 0; i < capacity; i++) labels[i] = -100;
+    memset(to->ids, 0, to->capacity * sizeof *to->ids);
+    memset(to->mask, 0, to->capacity);
+    for (uint32_t i = 0; i < to->capacity; i++) to->labels[i] = -100;
     for (uint32_t i = 0; i < n; i++) {
-        ids[i] = (int32_t)((i * 7 + mb * 131 + t->step * 977 + 13) % t->s->vocab);
-        labels[i] = i % SEQ == SEQ - 1 ? -100 : (int32_t)((i * 7 + mb * 131 + t->step * 977 + 20) % t->s->vocab);
-        mask[i] = 1;
+        to->ids[i] = (int32_t)((i * 7 + mb * 131 + t->step * 977 + 13) % t->s->vocab);
+        to->labels[i] = i % SEQ == SEQ - 1 ? -100 : (int32_t)((i * 7 + mb * 131 + t->step * 977 + 20) % t->s->vocab);
+        to->mask[i] = 1;
     }
-    *out = (job_batch){.rows = rows, .seq = SEQ, .tokens = capacity, .mask_tokens = n, .label_tokens = n - rows};
+    *out = (job_batch){.rows = rows, .seq = SEQ, .tokens = to->capacity, .mask_tokens = n, .label_tokens = n - rows};
     return TM_OK;
 }
 
