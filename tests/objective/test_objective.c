@@ -2,7 +2,7 @@
  * against differences. A row's log-probability is spread evenly over its completion's tokens: only sums and counts matter. */
 #include "objective/objective.h"
 
-#include "../model/safetensors_file.h"
+#include "tests/model/safetensors_file.h"
 
 #include <math.h>
 #include <setjmp.h>
