@@ -122,6 +122,7 @@ typedef struct tm_config {
         uint32_t seq_len; /* tokens; rows beyond it are `overlong` */
         bool packing;     /* always false in this version (refused) */
         bool shuffle;     /* true; never applied to .safetensors rows */
+        bool group_by_length;
         tm_overlong overlong;
         bool train_on_inputs; /* whole rows are learned */
         bool mask_history;    /* of conversations only what follows the last user message is learned */
@@ -266,6 +267,8 @@ TM_MUST_USE tm_status tm_config_resolve_model(tm_config *c, uint32_t hidden_size
 /* Fills total_steps (max_steps, else ceil(num_train_epochs * steps_per_epoch)) and the schedule's warm-up and total,
  * and checks it; mismatches with a DeepSpeed scheduler that only show now are TM_EINPUT. May be called again. */
 TM_MUST_USE tm_status tm_config_resolve_steps(tm_config *c, int64_t steps_per_epoch);
+/* The same where epochs are not alike: `steps` of num_train_epochs. */
+TM_MUST_USE tm_status tm_config_resolve_run_steps(tm_config *c, int64_t steps_per_epoch, double steps);
 /* Appends the resolved configuration as one JSON object (for run.json and logs). */
 TM_MUST_USE tm_status tm_config_dump_json(const tm_config *c, tm_buf *out, int indent);
 /* Appends what each "auto" of the files stands for, as one JSON object: key to value, or to null where the planner

@@ -183,8 +183,11 @@ static void resolve_epochs(cfg_impl *impl, int64_t steps_per_epoch) {
 }
 
 tm_status tm_config_resolve_steps(tm_config *c, int64_t steps_per_epoch) {
+    return tm_config_resolve_run_steps(c, steps_per_epoch, ceil(c->num_train_epochs * (double)steps_per_epoch));
+}
+
+tm_status tm_config_resolve_run_steps(tm_config *c, int64_t steps_per_epoch, double steps) {
     resolve_epochs((cfg_impl *)c, steps_per_epoch);
-    double steps = ceil(c->num_train_epochs * (double)steps_per_epoch);
     c->total_steps = c->max_steps;
     if (!c->max_steps) {
         if (steps_per_epoch < 1) return tm_fail(TM_EINPUT, "the data give no step to train on");

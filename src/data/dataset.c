@@ -5,6 +5,7 @@
 
 void tm_dataset_close(tm_dataset *ds) {
     if (!ds) return;
+    data_packer_close(ds->packer);
     data_store_free(&ds->store);
     tm_free(ds->scratch);
     tm_free(ds);
@@ -23,15 +24,19 @@ uint64_t tm_dataset_spilled_bytes(const tm_dataset *ds) {
     return ds->store.base;
 }
 uint64_t tm_dataset_memory_bytes(const tm_dataset *ds) {
-    return data_store_bytes(&ds->store) + ds->scratch_bytes + sizeof *ds;
+    return data_store_bytes(&ds->store) + ds->scratch_bytes + data_packer_bytes(ds->packer) + sizeof *ds;
 }
 
 tm_status data_rows_get(tm_dataset *ds, uint64_t row, data_view *out) {
     size_t seq = ds->rows.seq;
     int32_t *ids = (int32_t *)(void *)ds->scratch, *labels = ids + seq;
-    uint8_t *mask = (uint8_t *)(labels + seq);
+    uint32_t *begin = ds->rows.get_begin ? (uint32_t *)(labels + seq) : NULL;
+    uint8_t *mask = (uint8_t *)(labels + (begin ? 2 * seq : seq));
     TM_TRY(ds->rows.get_row(ds->rows.ctx, row, ids, labels, mask));
-    *out = (data_view){.ids = ids, .labels = labels, .mask = mask};
+    if (begin) TM_TRY(ds->rows.get_begin(ds->rows.ctx, row, begin));
+    for (size_t t = 0; begin && t < seq; t++)
+        if (begin[t] == t) labels[t] = TM_LABEL_IGNORE;
+    *out = (data_view){.ids = ids, .labels = labels, .mask = mask, .begin = begin};
     return TM_OK;
 }
 
@@ -72,6 +77,10 @@ int32_t data_view_label(const data_view *v, uint32_t t) {
     return data_mask_get(v->learn, t) ? v->ids[t] : TM_LABEL_IGNORE;
 }
 
+bool tm_dataset_has_documents(const tm_dataset *ds) {
+    return ds->packs || ds->rows.get_begin;
+}
+
 /* ---- a micro-batch ----------------------------------------------------------------------------------------------- */
 
 static tm_status check_room(const tm_batch_arrays *to, const tm_batch_shape *shape) {
@@ -85,17 +94,21 @@ static void clear(const tm_batch_arrays *to, const tm_batch_shape *shape) {
     for (uint32_t t = 0; t < n; t++) to->labels[t] = TM_LABEL_IGNORE;
     if (to->key_mask) memset(to->key_mask, 0, n);
     if (to->completion) memset(to->completion, 0, n);
+    if (to->begin) memset(to->begin, 0, (size_t)n * sizeof *to->begin);
 }
 
-/* The columns from row `row` on. */
-static tm_batch_arrays row_of(const tm_batch_arrays *to, uint32_t row, uint32_t seq) {
-    size_t at = (size_t)row * seq;
+/* The columns from position `at` of row `row` on. */
+static tm_batch_arrays columns_at(const tm_batch_arrays *to, uint32_t row, size_t at) {
     return (tm_batch_arrays){.ids = to->ids + at,
                              .labels = to->labels + at,
                              .key_mask = to->key_mask ? to->key_mask + at : NULL,
                              .completion = to->completion ? to->completion + at : NULL,
                              .desirable = to->desirable ? to->desirable + row : NULL,
-                             .sample = to->sample ? to->sample + row : NULL};
+                             .sample = to->sample ? to->sample + row : NULL,
+                             .begin = to->begin ? to->begin + at : NULL};
+}
+static tm_batch_arrays row_of(const tm_batch_arrays *to, uint32_t row, uint32_t seq) {
+    return columns_at(to, row, (size_t)row * seq);
 }
 
 static void name_row(const tm_dataset *ds, const tm_batch_arrays *to, uint64_t row) {
@@ -103,16 +116,40 @@ static void name_row(const tm_dataset *ds, const tm_batch_arrays *to, uint64_t r
     if (to->sample) *to->sample = row / ds->rows_each;
 }
 
-static void fill_row(const data_view *v, const tm_batch_arrays *to) {
+/* What is read, from position `first` of its row on. */
+static void fill_row(const data_view *v, uint32_t first, const tm_batch_arrays *to) {
     uint32_t n = v->row->n_tokens;
     memcpy(to->ids, v->ids, (size_t)n * sizeof *to->ids);
     for (uint32_t t = 0; t + 1 < n; t++) to->labels[t] = data_view_label(v, t + 1);
     for (uint32_t t = 0; to->completion && t + 1 < n; t++) to->completion[t] = data_view_is_completion(v, t + 1);
+    for (uint32_t t = 0; to->begin && t < n; t++) to->begin[t] = first + (v->begin ? v->begin[t] : 0);
     if (!to->key_mask) return;
     if (v->mask)
         memcpy(to->key_mask, v->mask, n);
     else
         memset(to->key_mask, 1, n);
+}
+
+/* What is behind the documents of a row. */
+static void end_documents(const tm_batch_arrays *row, uint32_t end, uint32_t seq) {
+    for (uint32_t t = end; row->begin && t < seq; t++) row->begin[t] = end;
+}
+
+static tm_status fill_pack(tm_dataset *ds, uint64_t epoch, uint64_t place, uint32_t row, const tm_batch_arrays *to,
+                           uint32_t seq) {
+    uint32_t n, at = 0;
+    const uint64_t *sample = data_pack_samples(ds->packer, epoch, place, &n);
+    const tm_batch_arrays first = row_of(to, row, seq);
+    name_row(ds, &first, sample[0]);
+    for (uint32_t i = 0; i < n; i++) {
+        tm_batch_arrays here = columns_at(&first, 0, at);
+        data_view v;
+        TM_TRY(data_view_read(ds, sample[i], &v));
+        fill_row(&v, at, &here);
+        at += v.row->n_tokens;
+    }
+    end_documents(&first, at, seq);
+    return TM_OK;
 }
 
 tm_status tm_dataset_batch(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank,
@@ -122,12 +159,14 @@ tm_status tm_dataset_batch(tm_dataset *ds, uint64_t step, uint32_t micro_batch, 
     tm_dataset_shape(ds, step, micro_batch, rank, out);
     TM_TRY(check_room(to, out));
     clear(to, out);
-    for (uint32_t r = 0; r < out->rows; r++) {
+    for (uint32_t b = 0; ds->packs && b < at.n; b++) TM_TRY(fill_pack(ds, at.epoch, at.first + b, b, to, out->seq));
+    for (uint32_t r = 0; !ds->packs && r < out->rows; r++) {
         uint64_t row = data_row_at(ds, at.epoch, at.first + r / roles, r % roles);
         tm_batch_arrays here = row_of(to, r, out->seq);
         data_view v;
         TM_TRY(data_view_read(ds, row, &v));
-        fill_row(&v, &here);
+        fill_row(&v, 0, &here);
+        if (v.begin) end_documents(&here, v.row->n_tokens, out->seq);
         name_row(ds, &here, row);
     }
     return TM_OK;
@@ -162,7 +201,7 @@ tm_status tm_dataset_batch_mismatched(tm_dataset *ds, uint64_t step, uint32_t mi
         data_view v;
         if (ds->is_rows) {
             TM_TRY(data_view_read(ds, m.prompt_row + 1, &v));
-            fill_row(&v, &here);
+            fill_row(&v, 0, &here);
         } else {
             TM_TRY(fill_mismatched(ds, &m, &here));
         }

@@ -92,6 +92,7 @@ tm_status data_alpaca_prompt(const tm_json *line, tm_buf *out);
 
 /* ---- the dataset ------------------------------------------------------------------------------------------------ */
 
+typedef struct data_packer data_packer;
 struct tm_dataset {
     data_store store;
     tm_dataset_counts counts;
@@ -109,11 +110,20 @@ struct tm_dataset {
     uint64_t per_step; /* product of the three */
     char *scratch;     /* one row as stored, or one of the row source: ids, labels, mask */
     uint64_t scratch_bytes;
-    unsigned half_bits; /* of the Feistel network: its domain is 2^(2*half_bits) >= samples */
+    unsigned half_bits;  /* of the Feistel network: its domain is 2^(2*half_bits) >= samples */
+    data_packer *packer; /* NULL: a row is of a sample, whatever its length */
+    bool packs;          /* several of them */
 };
 /* In a micro-batch. */
 static inline uint32_t data_roles(const tm_dataset *ds) {
     return ds->kind == TM_ROWS_PAIRS ? 2 : 1;
+}
+/* Of all its rows. */
+static inline uint32_t data_sample_tokens(const tm_dataset *ds, uint64_t sample) {
+    uint32_t n = 0;
+    for (uint32_t role = 0; role < data_roles(ds); role++)
+        n += data_store_get(&ds->store, sample * ds->rows_each + role)->n_tokens;
+    return n;
 }
 /* Row i, in scratch until the next call. ids [n_tokens]; learn: bits (JSONL only); labels, mask: row sources only. */
 typedef struct data_view {
@@ -122,7 +132,8 @@ typedef struct data_view {
     const uint8_t *learn;
     const int32_t *labels;
     const uint8_t *mask;
-    bool whole; /* prompts have labels, too */
+    const uint32_t *begin; /* row sources of several documents */
+    bool whole;            /* prompts have labels, too */
 } data_view;
 tm_status data_view_read(tm_dataset *ds, uint64_t i, data_view *out);
 /* A row of the row source, as it is: `row` is not set. */
@@ -134,13 +145,16 @@ int32_t data_view_label(const data_view *v, uint32_t t);
 
 /* ---- dataset_order.c -------------------------------------------------------------------------------------------- */
 
-void data_order_init(tm_dataset *ds); /* once the number of rows is known */
-/* Places [first, first + n) of the epoch's order make this micro-batch. */
+void data_order_init(tm_dataset *ds);                                            /* once the number of rows is known */
+uint64_t data_order_drawn(const tm_dataset *ds, uint64_t epoch, uint64_t index); /* before it goes by length */
+/* Places [first, first + n) of the epoch's order (packs: its rows) make this micro-batch. */
 typedef struct data_rows_of {
     uint64_t epoch, first;
     uint32_t n;
 } data_rows_of;
 data_rows_of data_batch_rows(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank);
+/* The samples of a row of packs, until the next call; of other rows *one, which becomes their sample. */
+const uint64_t *data_row_samples(const tm_dataset *ds, uint64_t epoch, uint64_t row, uint64_t *one, uint32_t *n);
 /* Index row of `role` of the sample at a place of the epoch's order. */
 uint64_t data_row_at(const tm_dataset *ds, uint64_t epoch, uint64_t place, uint32_t role);
 
@@ -165,6 +179,22 @@ tm_status data_check_labels(const data_scan *s, uint64_t row, const int32_t *lab
 size_t data_row_length(const data_view *v, size_t seq);
 tm_status data_pack_bits(tm_buf *bits, const char *learn, uint32_t n);
 void data_count_row(tm_dataset *ds, uint64_t mask_tokens, const data_row *row);
+
+/* ---- pack.c ------------------------------------------------------------------------------------------------------ */
+
+/* Sets ds->packer. room: tokens of a row of several samples; 0: samples by length. */
+tm_status data_packer_open(tm_dataset *ds, uint32_t room);
+void data_packer_close(data_packer *p); /* NULL is fine */
+uint64_t data_packer_bytes(const data_packer *p);
+void data_packer_restart(data_packer *p);            /* batch sizes are others */
+uint64_t data_packs(data_packer *p, uint64_t epoch); /* rows of an epoch */
+const uint64_t *data_pack_samples(data_packer *p, uint64_t epoch, uint64_t row, uint32_t *n);
+uint64_t data_by_length(data_packer *p, uint64_t epoch, uint64_t place);
+typedef struct data_epoch {
+    uint64_t number, first_step, rows;
+} data_epoch;
+data_epoch data_packed_epoch(data_packer *p, uint64_t step); /* that the step is in */
+uint64_t data_packed_steps(data_packer *p, double epochs);
 
 /* ---- dataset_prefer.c: rows of a prompt and a completion --------------------------------------------------------- */
 

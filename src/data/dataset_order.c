@@ -1,6 +1,8 @@
 /* Which sample comes when, and what that makes of a step. Nothing here reads ids: the index suffices. */
 #include "data/dataset_internal.h"
 
+#include <math.h>
+
 enum { ROUNDS = 6 };
 
 void data_order_init(tm_dataset *ds) {
@@ -24,12 +26,24 @@ static uint64_t feistel(const tm_dataset *ds, uint64_t epoch, uint64_t x) {
     return left << ds->half_bits | right;
 }
 
-uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index) {
+uint64_t data_order_drawn(const tm_dataset *ds, uint64_t epoch, uint64_t index) {
     TM_ASSERT(index < ds->n_samples);
     if (!ds->shuffle) return index;
     do index = feistel(ds, epoch, index);
     while (index >= ds->n_samples);
     return index;
+}
+
+uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index) {
+    bool by_length = ds->packer && !ds->packs;
+    return by_length ? data_by_length(ds->packer, epoch, index) : data_order_drawn(ds, epoch, index);
+}
+
+const uint64_t *data_row_samples(const tm_dataset *ds, uint64_t epoch, uint64_t row, uint64_t *one, uint32_t *n) {
+    if (ds->packs) return data_pack_samples(ds->packer, epoch, row, n);
+    *one = tm_dataset_order(ds, epoch, row);
+    *n = 1;
+    return one;
 }
 
 uint64_t data_row_at(const tm_dataset *ds, uint64_t epoch, uint64_t place, uint32_t role) {
@@ -38,6 +52,7 @@ uint64_t data_row_at(const tm_dataset *ds, uint64_t epoch, uint64_t place, uint3
 
 tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t samples, uint32_t micro_batches, uint32_t ranks) {
     uint64_t per_step, tokens;
+    uint32_t longest = ds->packs ? ds->seq_len : ds->counts.longest;
     if (!samples || !micro_batches || !ranks)
         return tm_fail(TM_EINPUT, "batch sizes must be at least 1, not %u rows x %u micro-batches x %u ranks", samples,
                        micro_batches, ranks);
@@ -45,29 +60,41 @@ tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t samples, uint32_t micr
         return tm_fail(TM_EINPUT, "a step of %u rows x %u micro-batches x %u ranks is too large", samples,
                        micro_batches, ranks);
     /* a mismatched row is of two: its prompt's and its completion's */
-    tokens = tm_min_u64(samples, ds->n_samples) * ds->counts.longest * (ds->kind == TM_ROWS_PLAIN ? 1 : 2);
+    tokens = tm_min_u64(samples, ds->n_samples) * longest * (ds->kind == TM_ROWS_PLAIN ? 1 : 2);
     if (tokens > INT32_MAX - 64)
         return tm_fail(TM_EINPUT,
                        "%u rows of up to %u tokens do not fit a micro-batch; lower the batch size or seq_len", samples,
-                       ds->counts.longest);
+                       longest);
     ds->batch = samples;
     ds->n_micro_batches = micro_batches;
     ds->n_ranks = ranks;
     ds->per_step = per_step;
+    if (ds->packer) data_packer_restart(ds->packer);
     return TM_OK;
 }
 
 uint64_t tm_dataset_steps_per_epoch(const tm_dataset *ds) {
     TM_ASSERT(ds->per_step > 0);
-    return (ds->n_samples - 1) / ds->per_step + 1;
+    return ((ds->packs ? data_packs(ds->packer, 0) : ds->n_samples) - 1) / ds->per_step + 1;
+}
+
+uint64_t tm_dataset_steps(const tm_dataset *ds, double epochs) {
+    if (ds->packs) return data_packed_steps(ds->packer, epochs);
+    return (uint64_t)ceil(epochs * (double)tm_dataset_steps_per_epoch(ds));
+}
+
+static data_epoch epoch_of(const tm_dataset *ds, uint64_t step) {
+    if (ds->packs) return data_packed_epoch(ds->packer, step);
+    uint64_t steps = tm_dataset_steps_per_epoch(ds), epoch = step / steps;
+    return (data_epoch){epoch, epoch * steps, ds->n_samples};
 }
 
 data_rows_of data_batch_rows(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank) {
-    uint64_t per_epoch = tm_dataset_steps_per_epoch(ds), n = ds->n_samples;
-    data_rows_of at = {.epoch = step / per_epoch};
+    data_epoch epoch = epoch_of(ds, step);
+    data_rows_of at = {.epoch = epoch.number};
     TM_ASSERT(micro_batch < ds->n_micro_batches && rank < ds->n_ranks);
-    at.first = (step % per_epoch) * ds->per_step + ((uint64_t)micro_batch * ds->n_ranks + rank) * ds->batch;
-    at.n = at.first < n ? (uint32_t)tm_min_u64(n - at.first, ds->batch) : 0;
+    at.first = (step - epoch.first_step) * ds->per_step + ((uint64_t)micro_batch * ds->n_ranks + rank) * ds->batch;
+    at.n = at.first < epoch.rows ? (uint32_t)tm_min_u64(epoch.rows - at.first, ds->batch) : 0;
     return at;
 }
 
@@ -84,10 +111,24 @@ static void add_stored(const tm_dataset *ds, tm_batch_shape *shape, uint64_t row
     add_row(shape, r->n_tokens, ds->is_rows ? r->place : r->n_tokens, r->n_labels);
 }
 
+static void add_pack(const tm_dataset *ds, tm_batch_shape *shape, uint64_t epoch, uint64_t row) {
+    uint32_t n, tokens = 0, labels = 0;
+    const uint64_t *sample = data_pack_samples(ds->packer, epoch, row, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        const data_row *r = data_store_get(&ds->store, sample[i]);
+        tokens += r->n_tokens;
+        labels += r->n_labels;
+    }
+    add_row(shape, tokens, tokens, labels);
+    shape->samples += n;
+}
+
 void tm_dataset_shape(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank, tm_batch_shape *out) {
     data_rows_of at = data_batch_rows(ds, step, micro_batch, rank);
     uint32_t roles = data_roles(ds);
-    *out = (tm_batch_shape){.samples = at.n};
+    *out = (tm_batch_shape){.samples = ds->packs ? 0 : at.n};
+    for (uint32_t b = 0; ds->packs && b < at.n; b++) add_pack(ds, out, at.epoch, at.first + b);
+    if (ds->packs) return;
     for (uint32_t b = 0; b < at.n; b++) {
         uint64_t row = data_row_at(ds, at.epoch, at.first + b, 0);
         for (uint32_t role = 0; role < roles; role++) add_stored(ds, out, row + role);
@@ -122,7 +163,7 @@ void tm_dataset_shape_mismatched(const tm_dataset *ds, uint64_t step, uint32_t m
 }
 
 void tm_dataset_step_info(const tm_dataset *ds, uint64_t step, tm_step_info *out) {
-    *out = (tm_step_info){.epoch = step / tm_dataset_steps_per_epoch(ds)};
+    *out = (tm_step_info){.epoch = epoch_of(ds, step).number};
     for (uint32_t k = 0; k < ds->n_micro_batches; k++)
         for (uint32_t r = 0; r < ds->n_ranks; r++) {
             tm_batch_shape shape;
@@ -131,6 +172,15 @@ void tm_dataset_step_info(const tm_dataset *ds, uint64_t step, tm_step_info *out
             out->tokens += shape.mask_tokens;
             out->label_tokens += shape.label_tokens;
         }
+}
+
+uint64_t tm_dataset_step_sample(const tm_dataset *ds, uint64_t step, uint64_t i) {
+    data_epoch epoch = epoch_of(ds, step);
+    uint64_t row = (step - epoch.first_step) * ds->per_step, one;
+    uint32_t n;
+    const uint64_t *sample = data_row_samples(ds, epoch.number, row, &one, &n);
+    for (; i >= n; sample = data_row_samples(ds, epoch.number, ++row, &one, &n)) i -= n;
+    return sample[i];
 }
 
 static void widen(tm_batch_limits *limits, const tm_batch_shape *shape) {

@@ -202,6 +202,14 @@ static tm_status reserve_scratch(tm_dataset *ds, uint64_t bytes) {
     return ds->scratch ? TM_OK : tm_nomem(bytes);
 }
 
+static tm_status open_packer(tm_dataset *ds, const tm_dataset_opts *opts) {
+    if (opts->packing && !opts->seq_len) return tm_fail(TM_EINPUT, "packing needs a seq_len: how long rows may be");
+    if (opts->packing && opts->rows != TM_ROWS_PLAIN)
+        return tm_fail(TM_EINPUT, "packing is for samples of one row: not for preferences");
+    ds->packs = opts->packing;
+    return data_packer_open(ds, opts->packing ? opts->seq_len : 0);
+}
+
 /* A record and its end are two bytes at least, and may be two rows. */
 static uint64_t most_rows(const tm_data_files *files, const tm_dataset_opts *opts) {
     return files->packed ? UINT64_MAX : (files->bytes / 2 + files->n) * (opts->rows == TM_ROWS_PLAIN ? 1 : 2);
@@ -221,6 +229,7 @@ tm_status tm_dataset_open(tm_dataset **out, const tm_data_files *files, const tm
     TM_GO(reserve_scratch(s.ds,
                           (uint64_t)s.ds->counts.longest * sizeof(int32_t) + data_mask_bytes(s.ds->counts.longest)));
     data_order_init(s.ds);
+    if (opts->packing || opts->group_by_length) TM_GO(open_packer(s.ds, opts));
 done:
     data_encoder_free(&s.encoder);
     tm_buf_free(&s.bits);
@@ -300,6 +309,7 @@ static tm_status scan_row(data_scan *s, uint64_t row) {
     ds->fingerprint = tm_hash64(v.ids, n * sizeof *v.ids, ds->fingerprint);
     ds->fingerprint = tm_hash64(v.labels, n * sizeof *v.labels, ds->fingerprint);
     ds->fingerprint = tm_hash64(v.mask, n, ds->fingerprint);
+    if (v.begin) ds->fingerprint = tm_hash64(v.begin, n * sizeof *v.begin, ds->fingerprint);
     ds->counts.samples++;
     data_count_row(ds, stored.place, &stored);
     return data_store_add(&ds->store, stored);
@@ -314,11 +324,16 @@ tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, cons
         return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one row", rows->name);
     TM_ASSERT(opts->rows == TM_ROWS_PLAIN || rows->n_rows % 2 == 0);
     if (rows->seq > MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s: rows of %u tokens", rows->name, rows->seq);
+    if (opts->packing || opts->group_by_length)
+        return tm_fail(TM_EINPUT,
+                       "%s: rows of ids are taken as they are and in their order; packed ones come with a tensor "
+                       "segment_ids, so leave out data.packing and group_by_length",
+                       rows->name);
     TM_TRY(create(&s.ds, opts, rows->n_rows));
     s.ds->is_rows = true;
     s.ds->rows = *rows;
     s.ds->rows_each = opts->rows == TM_ROWS_PLAIN ? 1 : 2;
-    TM_GO(reserve_scratch(s.ds, (uint64_t)rows->seq * (2 * sizeof(int32_t) + 1)));
+    TM_GO(reserve_scratch(s.ds, (uint64_t)rows->seq * ((rows->get_begin ? 3 : 2) * sizeof(int32_t) + 1)));
     tm_phase_begin(&phase, "reading the data", "rows", rows->n_rows);
     for (uint64_t row = 0; row < rows->n_rows; row += s.ds->rows_each) {
         tm_phase_at(&phase, row);

@@ -43,6 +43,7 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
                                    .vocab_size = model->vocab_size,
                                    .strict = c->data.strict,
                                    .shuffle = c->data.shuffle && !eval,
+                                   .group_by_length = c->data.group_by_length && !eval,
                                    .seed = c->data.seed},
                        .spill_dir = c->output_dir};
 }
@@ -81,9 +82,18 @@ static void say_rows(session *s) {
         snprintf(s->rows_basis, sizeof s->rows_basis, "lengths of all %" PRIu64 " samples of data.train", n);
 }
 
-static int64_t steps_per_epoch(const session *s) {
-    double steps = (double)tm_dataset_steps_per_epoch(data_set(s->train)) / data_part(s->train);
-    return (int64_t)(data_part(s->train) < 1 ? ceil(steps) : steps);
+/* Of a file that was read in part: of all of it. */
+static double steps_of_all(const session *s, uint64_t steps) {
+    double part = data_part(s->train);
+    return part < 1 ? ceil((double)steps / part) : (double)steps;
+}
+
+tm_status session_resolve_steps(const session *s) {
+    const tm_dataset *ds = data_set(s->train);
+    double epoch = steps_of_all(s, tm_dataset_steps_per_epoch(ds)), run = ceil(s->cfg->num_train_epochs * epoch);
+    if (s->cfg->data.packing && !s->cfg->max_steps)
+        run = steps_of_all(s, tm_dataset_steps(ds, s->cfg->num_train_epochs));
+    return tm_config_resolve_run_steps(s->cfg, (int64_t)epoch, run);
 }
 
 static tm_status open_data(session *s, const tm_model_config *model, bool lengths_only) {
@@ -104,7 +114,7 @@ static tm_status open_data(session *s, const tm_model_config *model, bool length
                                       s->comm ? s->ranks.ranks : 1));
         if (!s->args->quiet) say_counts(c->data.eval, tm_dataset_get_counts(data_set(s->eval)));
     }
-    return tm_config_resolve_steps(c, steps_per_epoch(s));
+    return session_resolve_steps(s);
 }
 
 static void preview(session *s) {

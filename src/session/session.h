@@ -55,8 +55,9 @@ typedef struct session {
 TM_MUST_USE tm_status session_load_config(session *s, bool data_optional);
 /* Opens the data and gives back what only reading them took. */
 TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
-void session_close(session *s);                      /* all but the ranks */
-TM_MUST_USE tm_status session_hash_base(session *s); /* base.c */
+TM_MUST_USE tm_status session_resolve_steps(const session *s); /* once the data are there; may be called again */
+void session_close(session *s);                                /* all but the ranks */
+TM_MUST_USE tm_status session_hash_base(session *s);           /* base.c */
 /* Collective. Where the configuration quantises a base, s->weights is a folder of it in four bits, made unless an earlier
  * life of the run has left it; and away with it, if this process made it, or (`all`) in any case. own_base.c */
 TM_MUST_USE tm_status session_make_base(session *s);

@@ -192,14 +192,13 @@ static tm_status log_spike(trainer *t, double loss, double median) {
     tm_buf line = {0};
     tm_json_writer w;
     if (!session_is_rank0(&t->s)) return TM_OK;
-    uint64_t step = (uint64_t)t->step - 1, first = step % tm_dataset_steps_per_epoch(ds);
+    uint64_t step = (uint64_t)t->step - 1;
     tm_dataset_step_info(ds, step, &info);
     trainer_line_begin(t, &w, &line, "spike");
     tm_jw_field_double(&w, "loss", loss);
     tm_jw_field_double(&w, "median", median);
     tm_jw_field_array(&w, "rows");
-    for (uint64_t i = 0; i < info.samples && i < 64; i++)
-        tm_jw_uint(&w, tm_dataset_order(ds, info.epoch, first * t->s.cfg->train_batch_size + i));
+    for (uint64_t i = 0; i < info.samples && i < 64; i++) tm_jw_uint(&w, tm_dataset_step_sample(ds, step, i));
     tm_jw_array_end(&w);
     return trainer_line_end(t, &w, &line);
 }

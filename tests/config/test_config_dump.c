@@ -19,6 +19,7 @@ static const row rows[] = {
     {"\"eval_strategy\": \"no\", \"val_dataset\": \"e.jsonl\", \"data_seed\": 5", {"\"data_seed\":5"}},
     {"\"train_on_prompt\": true", {"\"train_on_inputs\":true"}},
     {"\"mask_history\": true, \"enable_thinking\": false", {"\"mask_history\":true", "\"enable_thinking\":false"}},
+    {"\"group_by_length\": true", {"\"group_by_length\":true"}},
     {"\"enable_thinking\": true", {"\"enable_thinking\":true"}},
     /* optimizers */
     {OPTIMIZER("SGD", "\"lr\": 0.5, \"momentum\": 0.9, \"nesterov\": true"),

@@ -126,7 +126,7 @@ static tm_dataset *open_text(const char *text, const tm_dataset_opts *opts) {
 }
 
 /* Expectations are written as text. <bos> <eos> etc. are one token each, "ab" is one. */
-static size_t ids_of(const char *text, int32_t *ids) {
+static inline size_t ids_of(const char *text, int32_t *ids) {
     static const char *const specials[] = {"<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "ab"};
     size_t n = 0;
     while (*text) {

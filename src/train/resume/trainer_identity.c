@@ -131,7 +131,7 @@ static int64_t counter(const tm_json *info, const char *key) {
 
 static tm_status resolve(trainer *t, int64_t max_steps) {
     t->s.cfg->max_steps = max_steps;
-    return tm_config_resolve_steps(t->s.cfg, (int64_t)tm_dataset_steps_per_epoch(data_set(t->s.train)));
+    return session_resolve_steps(&t->s);
 }
 
 /* The rates of the steps that both runs have and that are to be done, one by one. */
