@@ -5,6 +5,7 @@
  * the completion's. */
 #include "data/dataset_internal.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 /* ---- encoding --------------------------------------------------------------------------------------------------- */
@@ -180,30 +181,59 @@ static tm_status measure(data_scan *s, uint64_t row, data_view *v, data_answer *
     return TM_OK;
 }
 
-static tm_status add_row(data_scan *s, uint64_t number, data_view *v, const data_answer *a, data_cut cut,
-                         bool desirable) {
-    tm_dataset *ds = s->ds;
-    data_row row = {.n_tokens = cut.prompt + cut.completion, .prompt = cut.prompt, .desirable = desirable};
-    size_t skip = a->prompt - cut.prompt, n = row.n_tokens;
-    v->ids += skip;
-    v->labels += skip;
-    v->mask += skip;
-    v->whole = ds->labels_of_prompt && number % ds->rows_each == 0;
-    TM_TRY(data_check_ids(s, number, v->ids, n));
-    TM_TRY(data_check_labels(s, number, v->labels, n));
-    uint32_t of_completion = 0;
-    for (uint32_t i = 0; i < n; i++) row.place += v->mask[i] != 0;
-    for (uint32_t i = 1; i < n; i++) row.n_labels += data_view_label(v, i) != TM_LABEL_IGNORE;
-    for (uint32_t i = 1; i < n; i++) of_completion += data_view_is_completion(v, i);
-    if (!of_completion)
-        return tm_fail(TM_EINPUT, "%s%s%llu: no label to learn; a row needs a completion", s->name, s->at,
-                       (unsigned long long)number);
+/* What messages call a row of a sample. */
+static void name_role(data_scan *s, unsigned role) {
+    static const char *const names[][2] = {{": chosen row ", ": rejected row "}, {": row ", ": kl row "}};
+    s->at = names[s->ds->kind == TM_ROWS_LABELLED][role];
+}
+
+static void enter_fingerprint(tm_dataset *ds, const data_view *v, const data_row *row) {
+    size_t n = row->n_tokens;
     ds->fingerprint = tm_hash64(v->ids, n * sizeof *v->ids, ds->fingerprint);
     ds->fingerprint = tm_hash64(v->labels, n * sizeof *v->labels, ds->fingerprint);
     ds->fingerprint = tm_hash64(v->mask, n, ds->fingerprint);
-    ds->fingerprint = tm_hash64((uint32_t[]){row.n_labels, desirable}, 8, ds->fingerprint);
-    data_count_row(ds, row.place, &row);
+    ds->fingerprint = tm_hash64((uint32_t[]){row->n_labels, row->desirable}, 8, ds->fingerprint);
+}
+
+/* The view is of what the cut leaves. */
+static tm_status add_row(data_scan *s, uint64_t number, const data_view *v, data_cut cut, bool desirable) {
+    tm_dataset *ds = s->ds;
+    data_row row = {.n_tokens = cut.prompt + cut.completion, .prompt = cut.prompt, .desirable = desirable};
+    uint32_t of_completion = 0;
+    TM_TRY(data_check_ids(s, number, v->ids, row.n_tokens));
+    TM_TRY(data_check_labels(s, number, v->labels, row.n_tokens));
+    for (uint32_t i = 0; i < row.n_tokens; i++) row.place += v->mask[i] != 0;
+    for (uint32_t i = 1; i < row.n_tokens; i++) row.n_labels += data_view_label(v, i) != TM_LABEL_IGNORE;
+    for (uint32_t i = 1; i < row.n_tokens; i++) of_completion += data_view_is_completion(v, i);
+    if (!of_completion)
+        return tm_fail(TM_EINPUT, "%s%s%" PRIu64 ": no label to learn; a row needs a completion", s->name, s->at,
+                       number);
+    enter_fingerprint(ds, v, &row);
     return data_store_add(&ds->store, row);
+}
+
+/* The mismatched row of another is not counted. */
+static void count_role(tm_dataset *ds, unsigned role) {
+    const data_row *row = data_store_get(&ds->store, ds->store.n_rows - 1);
+    data_row of_length = {.n_tokens = row->n_tokens};
+    bool other = ds->kind == TM_ROWS_LABELLED && role;
+    data_count_row(ds, other ? 0 : row->place, other ? &of_length : row);
+}
+
+static tm_status scan_role(data_scan *s, uint64_t row, const data_answer *a, uint32_t longest, bool desirable) {
+    tm_dataset *ds = s->ds;
+    uint32_t prompt = (uint32_t)a->prompt, completion = (uint32_t)(a->n - a->prompt);
+    data_cut cut = cut_beside(prompt, completion, longest, ds->seq_len);
+    data_view v;
+    TM_TRY(data_rows_get(ds, row, &v));
+    v.ids += prompt - cut.prompt;
+    v.labels += prompt - cut.prompt;
+    v.mask += prompt - cut.prompt;
+    v.whole = ds->labels_of_prompt && row % 2 == 0;
+    name_role(s, row % 2);
+    TM_TRY(add_row(s, row / 2, &v, cut, desirable));
+    count_role(ds, row % 2);
+    return TM_OK;
 }
 
 /* Row and row + 1 are a pair, or a row and its mismatched one, which is cut by itself. */
@@ -211,20 +241,19 @@ tm_status data_prefer_rows(data_scan *s, uint64_t row) {
     tm_dataset *ds = s->ds;
     data_view v;
     data_answer a[2];
+    uint32_t longest[2];
     bool keep, desirable = false;
+    ds->counts.lines++;
     for (unsigned i = 0; i < 2; i++) {
         TM_TRY(measure(s, row + i, &v, &a[i]));
-        TM_TRY(data_fit(s, row + i, a[i].n, &keep));
-        if (!keep) return data_rows_cannot_drop(s, row + i);
+        longest[i] = (uint32_t)(a[i].n - a[i].prompt);
     }
+    name_role(s, a[1].n > a[0].n);
+    TM_TRY(data_fit(s, row / 2, a[1].n > a[0].n ? a[1].n : a[0].n, &keep));
+    if (!keep) return data_rows_cannot_drop(s, row / 2);
     if (ds->kind == TM_ROWS_LABELLED) TM_TRY(ds->rows.get_desirable(ds->rows.ctx, row / 2, &desirable));
-    for (unsigned i = 0; i < 2; i++) {
-        uint32_t prompt = (uint32_t)a[i].prompt, completion = (uint32_t)(a[i].n - a[i].prompt);
-        uint32_t other = (uint32_t)(a[1 - i].n - a[1 - i].prompt);
-        uint32_t longest = ds->kind == TM_ROWS_PAIRS && other > completion ? other : completion;
-        TM_TRY(data_rows_get(ds, row + i, &v));
-        TM_TRY(add_row(s, row + i, &v, &a[i], cut_beside(prompt, completion, longest, ds->seq_len), desirable));
-    }
+    if (ds->kind == TM_ROWS_PAIRS) longest[0] = longest[1] = longest[longest[1] > longest[0]];
+    for (unsigned i = 0; i < 2; i++) TM_TRY(scan_role(s, row + i, &a[i], longest[i], desirable));
     ds->counts.samples++;
     ds->counts.desirable += desirable;
     return TM_OK;

@@ -3,6 +3,7 @@
 #include "infer/forward_internal.h"
 #include "planner/start.h"
 #include "session/text.h"
+#include "session/token_rows.h"
 #include "step/step.h"
 #include "infer/infer.h"
 

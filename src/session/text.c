@@ -2,6 +2,7 @@
 #include "session/text.h"
 
 #include "io/file/file.h"
+#include "session/token_rows.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -90,12 +91,8 @@ void text_close(text_tools *t) {
 struct data_file {
     tm_dataset *set;
     tm_file *file; /* that records are read from */
-    /* rows of ids */
-    tm_st *rows;
-    uint32_t ids, labels, mask; /* tensor indices; UINT32_MAX: none */
-    uint64_t seq;
-    int64_t *row;
     char name[4096];
+    token_rows *rows; /* NULL: of text */
     /* spilled tokens */
     char spill_path[512];
     tm_out *spill_out;
@@ -133,73 +130,9 @@ static tm_status forgotten(void *ctx, uint64_t offset, void *buf, size_t len) {
     return tm_fail(TM_EBUG, "a batch of data of which only lengths are known");
 }
 
-tm_status rows_known_only(const tm_st *st, const char *path) {
-    static const char *const known[] = {"input_ids", "labels", "attention_mask"};
-    for (uint32_t i = 0; i < tm_st_count(st); i++) {
-        const char *name = tm_st_get(st, i)->name;
-        bool found = false;
-        for (size_t k = 0; k < TM_COUNT(known); k++) found |= strcmp(name, known[k]) == 0;
-        if (!found)
-            return tm_fail(TM_EINPUT,
-                           "%s: tensor %s: this version reads input_ids, labels and attention_mask, and would leave it "
-                           "out; take it out of the file if that is what you want",
-                           path, name);
-    }
-    return TM_OK;
-}
-
-static tm_status row_tensor(data_file *f, const char *name, uint64_t n_rows, uint32_t *index) {
-    int64_t at = tm_st_find(f->rows, name);
-    *index = at < 0 ? UINT32_MAX : (uint32_t)at;
-    if (at < 0) return TM_OK;
-    const tm_st_info *info = tm_st_get(f->rows, (uint32_t)at);
-    if (info->ndim == 2 && info->shape[0] == n_rows && info->shape[1] == f->seq) return TM_OK;
-    return tm_fail(TM_EINPUT, "%s: %s must have the shape of input_ids [%llu, %llu]", f->name, name,
-                   (unsigned long long)n_rows, (unsigned long long)f->seq);
-}
-
-static tm_status narrow(const data_file *f, const char *what, uint64_t row, const int64_t *in, int32_t *out) {
-    for (uint64_t i = 0; i < f->seq; i++) {
-        if (in[i] < INT32_MIN || in[i] > INT32_MAX)
-            return tm_fail(TM_EINPUT, "%s: %s[%llu, %llu] = %lld is out of range", f->name, what,
-                           (unsigned long long)row, (unsigned long long)i, (long long)in[i]);
-        out[i] = (int32_t)in[i];
-    }
-    return TM_OK;
-}
-
-static tm_status get_row(void *ctx, uint64_t row, int32_t *ids, int32_t *labels, uint8_t *mask) {
-    data_file *f = ctx;
-    TM_TRY(tm_st_read_i64(f->rows, f->ids, row * f->seq, f->seq, f->row));
-    TM_TRY(narrow(f, "input_ids", row, f->row, ids));
-    TM_TRY(tm_st_read_i64(f->rows, f->labels, row * f->seq, f->seq, f->row));
-    TM_TRY(narrow(f, "labels", row, f->row, labels));
-    memset(mask, 1, f->seq);
-    if (f->mask == UINT32_MAX) return TM_OK;
-    TM_TRY(tm_st_read_i64(f->rows, f->mask, row * f->seq, f->seq, f->row));
-    for (uint64_t i = 0; i < f->seq; i++) mask[i] = f->row[i] != 0;
-    return TM_OK;
-}
-
 static tm_status open_rows(data_file *f, const char *path, uint64_t most_bytes, const tm_dataset_opts *opts) {
-    TM_TRY(tm_st_open(&f->rows, path));
-    int64_t at = tm_st_find(f->rows, "input_ids");
-    const tm_st_info *info = at < 0 ? NULL : tm_st_get(f->rows, (uint32_t)at);
-    if (!info || info->ndim != 2 || info->shape[1] == 0 || info->shape[1] > UINT32_MAX)
-        return tm_fail(TM_EINPUT, "%s: a tensor input_ids of shape [rows, positions] is needed", path);
-    f->ids = (uint32_t)at;
-    f->seq = info->shape[1];
-    TM_TRY(row_tensor(f, "labels", info->shape[0], &f->labels));
-    if (f->labels == UINT32_MAX)
-        return tm_fail(TM_EINPUT, "%s: a tensor labels of the shape of input_ids is needed (-100: not learned)", path);
-    TM_TRY(row_tensor(f, "attention_mask", info->shape[0], &f->mask));
-    TM_TRY(rows_known_only(f->rows, path));
-    f->row = tm_malloc(f->seq * sizeof *f->row);
-    if (!f->row) return tm_nomem(f->seq * sizeof *f->row);
-    uint64_t n = info->shape[0], row_bytes = f->seq * sizeof(int64_t) * (f->mask == UINT32_MAX ? 2 : 3);
-    if (most_bytes) n = tm_min_u64(n, tm_max_u64(most_bytes / row_bytes, 1));
-    f->part = (double)n / (double)info->shape[0];
-    tm_row_source rows = {.ctx = f, .get_row = get_row, .n_rows = n, .seq = (uint32_t)f->seq, .name = f->name};
+    tm_row_source rows;
+    TM_TRY(token_rows_open(&f->rows, path, opts->rows, most_bytes, &rows, &f->part));
     return tm_dataset_open_rows(&f->set, &rows, opts);
 }
 
@@ -293,10 +226,9 @@ void data_close(data_file *f) {
     if (!f) return;
     bool spilled = f->spill_out || f->spill_in;
     tm_dataset_close(f->set);
-    tm_st_close(f->rows);
+    token_rows_close(f->rows);
     tm_out_abandon(f->spill_out);
     tm_file_close(f->spill_in);
     if (spilled && tm_remove_tree(f->spill_path) != TM_OK) tm_error_clear();
-    tm_free(f->row);
     tm_free(f);
 }

@@ -18,10 +18,6 @@ typedef struct text_tools {
 TM_MUST_USE tm_status text_open(text_tools *out, const tm_source *source, uint64_t host_bytes);
 void text_close(text_tools *t);
 
-/* A tensor in a file of token rows that nothing reads (say, segment_ids) is refused by name: left out in silence it
- * would change what is computed. */
-TM_MUST_USE tm_status rows_known_only(const tm_st *st, const char *path);
-
 /* A data file, scanned. JSONL needs a tokenizer; .safetensors rows do not. */
 typedef struct data_file data_file;
 typedef struct data_opts {

@@ -596,7 +596,7 @@ static void test_ids_without_completion(void **state) {
     (void)state;
     t.labels[3][1] = X;
     assert_int_equal(open_table(&ds, &t, &opts), TM_EINPUT);
-    assert_non_null(strstr(tm_error_get()->text, "rows.safetensors: row 3: no label"));
+    assert_non_null(strstr(tm_error_get()->text, "rows.safetensors: rejected row 1: no label"));
     tm_error_clear();
 }
 

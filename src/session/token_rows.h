@@ -1,0 +1,21 @@
+/* token_rows: a .safetensors file of token ids as the rows of a dataset. */
+#ifndef TIDEMILL_TOKEN_ROWS_INTERNAL_H
+#define TIDEMILL_TOKEN_ROWS_INTERNAL_H
+
+#include "data/dataset.h"
+#include "format/format.h"
+
+/* A tensor in a file of token rows that nothing reads (say, segment_ids) is refused by name: left out in silence it
+ * would change what is computed. */
+TM_MUST_USE tm_status rows_known_only(const tm_st *st, const char *path);
+
+/* input_ids, labels and, where it is there, attention_mask [rows, positions], any integers. Of TM_ROWS_PAIRS chosen_ and
+ * rejected_ before each name; of TM_ROWS_LABELLED kl_ before those of the mismatched rows, and desirable [rows]. Rows of
+ * one kind may be longer than those of the other. */
+typedef struct token_rows token_rows;
+/* Of a file's first `most_bytes` (0: all). *source reads through it, and *part says how much of the file that is. */
+TM_MUST_USE tm_status token_rows_open(token_rows **out, const char *path, tm_rows kind, uint64_t most_bytes,
+                                      tm_row_source *source, double *part);
+void token_rows_close(token_rows *t); /* NULL is fine */
+
+#endif
