@@ -36,6 +36,7 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
     tm_chat_thinking thinking = c->data.enable_thinking ? TM_CHAT_THINKING_ON : TM_CHAT_THINKING_OFF;
     return (data_opts){.dataset = {.format = c->data.format,
                                    .overlong = c->data.overlong,
+                                   .truncation = c->data.truncation,
                                    .labels = {.train_on_inputs = c->data.train_on_inputs,
                                               .mask_history = c->data.mask_history,
                                               .thinking = c->data.thinking_said ? thinking : TM_CHAT_THINKING_UNSAID},
@@ -51,6 +52,8 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
 static void say_counts(const char *path, const tm_dataset_counts *n) {
     tm_log(TM_LOG_INFO, "%s: %" PRIu64 " samples, %" PRIu64 " tokens, %" PRIu64 " learned, longest %u", path,
            n->samples, n->tokens, n->label_tokens, n->longest);
+    if (n->identical > 0)
+        tm_log(TM_LOG_WARN, "%s: %" PRIu64 " pairs whose chosen and rejected answers are the same", path, n->identical);
     if (n->truncated + n->dropped + n->bad + n->no_labels > 0)
         tm_log(TM_LOG_WARN,
                "%s: %" PRIu64 " truncated, %" PRIu64 " dropped, %" PRIu64 " bad lines, %" PRIu64 " without labels",
