@@ -25,22 +25,6 @@ static bool source_has(void *src, const char *name) {
     return tm_source_find(src, name) >= 0;
 }
 
-static bool in_four_bits(const tm_source *src) {
-    for (uint32_t t = 0; src && t < tm_source_tensors(src); t++) {
-        tm_fmt fmt = tm_source_tensor_get(src, t)->fmt;
-        if (fmt == TM_FMT_NF4 || fmt == TM_FMT_FP4) return true;
-    }
-    return false;
-}
-
-/* Matrices of the blocks, as bitsandbytes takes every linear layer but the head; none that is trained whole. */
-static bool is_quantised(const quantising *q, uint32_t t) {
-    const tm_tensor *x = tm_model_tensor(q->m, t);
-    uint32_t part = tm_model_tensor_segments(q->m, t)->part;
-    bool block = tm_model_unit(q->m, tm_model_part(q->m, part)->unit)->kind == TM_UNIT_BLOCK;
-    return block && x->ndim == 2 && !tm_adapter_learns(q->s->cfg->adapter, x->name);
-}
-
 static tm_status list_tensors(quantising *q) {
     uint32_t n = tm_model_tensors(q->m);
     q->list = tm_calloc(n + 1, sizeof *q->list);
@@ -52,8 +36,10 @@ static tm_status list_tensors(quantising *q) {
         if (at < 0)
             return tm_fail(TM_EINPUT, "%s: the tensor %s is missing; fetch the model again", q->s->cfg->model, x->name);
         q->at[t] = (uint32_t)at;
-        q->list[t] = (tm_quantise_tensor){
-            .name = x->name, .ndim = x->ndim, .elements = x->elements, .four_bits = is_quantised(q, t)};
+        q->list[t] = (tm_quantise_tensor){.name = x->name,
+                                          .ndim = x->ndim,
+                                          .elements = x->elements,
+                                          .four_bits = job_in_four_bits(q->m, q->s->cfg->adapter, t)};
         memcpy(q->list[t].shape, x->shape, sizeof x->shape);
         if (q->src && tm_source_tensor_get(q->src, q->at[t])->elements != x->elements)
             return tm_fail(TM_EINPUT, "%s: %s has another shape than config.json asks for", q->s->cfg->model, x->name);
@@ -76,7 +62,7 @@ static tm_status read_values(void *ctx, uint32_t t, uint64_t first, uint64_t n, 
 
 static void show(void *ctx, uint64_t done, uint64_t total) {
     quantising *q = ctx;
-    (void)total;
+    (void)total, (void)tm_fault_hit("kill_quantising", NULL);
     tm_phase_at(&q->phase, done);
 }
 
@@ -96,9 +82,7 @@ static tm_status write_folder(quantising *q, const char *path) {
     tm_quantise_opts o = {.fmt = c->quantization.type == TM_QUANTIZE_NF4 ? TM_FMT_NF4 : TM_FMT_FP4,
                           .double_quant = c->quantization.double_quant,
                           .block = c->quantization.block,
-                          .rest = c->precision == TM_F32    ? TM_FMT_F32
-                                  : c->precision == TM_BF16 ? TM_FMT_BF16
-                                                            : TM_FMT_F16,
+                          .rest = job_compute_fmt(c->precision),
                           .tensor = q->list,
                           .n = tm_model_tensors(q->m),
                           .read = read_values,
@@ -114,24 +98,27 @@ static tm_status write_folder(quantising *q, const char *path) {
     return rc;
 }
 
-static tm_status make_folder(quantising *q, const char *path) {
+static tm_status list_model(quantising *q) {
     tm_model_config named;
     size_t len;
     const char *json = tm_source_config(q->s->source, &len);
     TM_TRY(tm_model_config_parse(&named, json, len, q->s->cfg->model));
     if (q->src) (void)tm_model_find_names(&named, source_has, q->src);
     TM_TRY(tm_model_create(&q->m, &named, q->s->cfg->precision));
-    TM_TRY(list_tensors(q));
-    return write_folder(q, path);
+    return list_tensors(q);
 }
 
 /* What the folder is made of. */
-static uint64_t identity(const session *s) {
+static uint64_t identity(const quantising *q) {
+    const session *s = q->s;
     const tm_config *c = s->cfg;
     uint64_t all[] = {
         s->base_hash,          s->model_hash,          (uint64_t)c->quantization.type, c->quantization.double_quant,
         c->quantization.block, (uint64_t)c->precision, c->init_random ? c->seed : 0};
-    return tm_hash64(all, sizeof all, 0);
+    uint64_t hash = tm_hash64(all, sizeof all, 0);
+    for (uint32_t t = 0; t < tm_model_tensors(q->m); t++)
+        hash = tm_hash64(&q->list[t].four_bits, sizeof q->list[t].four_bits, hash);
+    return hash;
 }
 
 /* What a life left that was killed while it made one: "base-HASH.PID.tmp". */
@@ -159,15 +146,16 @@ static tm_status open_folder(session *s, bool make) {
     char path[4096];
     tm_status rc = TM_OK;
     if (!s->cfg->init_random) TM_TRY(tm_source_open(&q.src, s->cfg->model));
-    if (in_four_bits(q.src)) {
+    if (q.src && tm_source_in_four_bits(q.src)) {
         tm_warn_once("quantization", "%s is in four bits already: it is read as it is", s->cfg->model);
         goto done;
     }
-    name_folder(s, identity(s), path, sizeof path);
+    TM_GO(list_model(&q));
+    name_folder(s, identity(&q), path, sizeof path);
     if (!s->weights && !(s->weights = tm_strdup(path))) TM_GO(tm_nomem(sizeof path));
     if (!make || tm_path_is_dir(path)) goto done;
     TM_GO(sweep(path));
-    TM_GO(make_folder(&q, path));
+    TM_GO(write_folder(&q, path));
     s->made_weights = true;
 done:
     tm_source_close(q.src);

@@ -167,10 +167,10 @@ static tm_status check_positions(const session *s, const tm_model_config *model)
 static tm_status open_base(session *s, bool planning) {
     const tm_config *c = s->cfg;
     if (c->adapter_path && !s->saved) TM_TRY(tm_adapter_folder_open(&s->saved, c->adapter_path));
-    if ((!c->adapter && !c->freeze) || planning) return TM_OK;
     if (c->freeze && c->quantization.type != TM_QUANTIZE_NONE)
         return tm_fail(TM_EUNSUPPORTED, "\"quantization\" is of a base that an adapter is trained on; leave it out, or "
                                         "freeze_parameters and its kin");
+    if ((!c->adapter && !c->freeze) || planning) return TM_OK;
     if (c->init_random && c->quantization.type != TM_QUANTIZE_NONE) {
         s->base_hash = c->seed + 1;
         return TM_OK;
