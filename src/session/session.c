@@ -136,6 +136,8 @@ void session_close(session *s) {
     text_close(&s->text);
     tm_source_close(s->source);
     tm_adapter_folder_close(s->saved);
+    tm_io_shared_close(s->base);
+    s->base = NULL;
     tm_free(s->weights);
     s->weights = NULL;
     tm_config_free(s->cfg);

@@ -125,14 +125,15 @@ static void pissa_goes_on(void **state) {
     adapted_close(&s.a);
 }
 
+static const variant own_base = {
+    .fixture = "peft_qlora", .base = TM_TEST_FIXTURES "/peft_base", .more = "\"quantization\": {\"type\": \"nf4\"},"};
+
 /* A base that the run quantises for itself: begun again where a start was killed before it was whole; found as it is after
  * that, so that nothing is quantised a second time. */
 static void a_base_of_its_own_is_found_again(void **state) {
     static const char *const points[] = {"kill_op:20", "kill_op:150", "kill_published:2", "kill_before_export:2"};
     (void)state;
-    scene s = scene_open((variant){.fixture = "peft_qlora",
-                                   .base = TM_TEST_FIXTURES "/peft_base",
-                                   .more = "\"quantization\": {\"type\": \"nf4\"},"});
+    scene s = scene_open(own_base);
     for (unsigned i = 1; i <= 3; i++) {
         kill_at(&s, run_format("kill_quantising:%u:kill:once", i));
         assert_int_equal(run_entries(run_path(s.a.dir, "disk")), 1);
@@ -143,6 +144,57 @@ static void a_base_of_its_own_is_found_again(void **state) {
         kill_at(&s, run_format("%s:kill:once", points[i]));
         expect_end_at(&s, points[i], "kill_quantising:1:kill:once");
     }
+    adapted_close(&s.a);
+}
+
+/* What `clean` says and leaves in the disk's folder. */
+static void clean_leaves(const char *disk, const char *says, unsigned left) {
+    run_result r = run((run_opts){0}, "clean", disk, "--yes", NULL);
+    RUN_OK(&r);
+    if (!strstr(r.out, says)) fail_msg("looked for \"%s\": %s", says, r.out);
+    run_free(&r);
+    assert_int_equal(run_entries(disk), left);
+}
+
+static void clean_beside(void *disk) {
+    clean_leaves(disk, "in use", 2);
+}
+
+/* It goes with the last that can use it: not while its run goes on, or can be gone on with. */
+static void clean_knows_a_base(void **state) {
+    (void)state;
+    scene s = scene_open(own_base);
+    const char *disk = run_path(s.a.dir, "disk"), *theirs = run_path(disk, "base-0123456789abcdef");
+    kill_at(&s, "kill_quantising:2:kill:once");
+    clean_leaves(disk, "a base in four bits of", 0);
+    kill_at(&s, "kill_op:20:kill:once");
+    clean_leaves(disk, "removed", 0);
+    kill_at(&s, "kill_published:2:kill:once");
+    clean_leaves(disk, "which can be resumed", 2);
+    expect_end_at(&s, "cleaned", "kill_quantising:1:kill:once");
+    run_result r = run_argv(
+        &(run_opts){.stop_at = "kill_op:20", .at_stop = clean_beside, .at_stop_ctx = (void *)(uintptr_t)disk},
+        (const char *const[]){"train", s.config, "--quiet", "--set", run_format("output_dir=%s", s.output), NULL});
+    RUN_OK(&r);
+    run_free(&r);
+    assert_int_equal(run_entries(disk), 0);
+    assert_int_equal(mkdir(theirs, 0700), 0);
+    run_write(run_path(theirs, "config.json"), "precious");
+    clean_leaves(disk, "no run directories", 1);
+    adapted_close(&s.a);
+}
+
+/* A run says where it reads the base that it made. */
+static void the_log_names_it(void **state) {
+    (void)state;
+    scene s = scene_open(own_base);
+    run_remove(s.output);
+    run_result r = run((run_opts){0}, "train", s.config, "--set", run_format("output_dir=%s", s.output), NULL);
+    RUN_OK(&r);
+    if (!strstr(r.err, run_format("in %s/disk/base-", s.a.dir)) ||
+        !strstr(r.err, run_format("in four bits what was %s", s.base)))
+        fail_msg("%s", r.err);
+    run_free(&r);
     adapted_close(&s.a);
 }
 
@@ -252,6 +304,8 @@ int main(int argc, char **argv) {
         {"kills qlora", test_kills, NULL, run_clean, qlora},
         cmocka_unit_test_teardown(pissa_goes_on, run_clean),
         cmocka_unit_test_teardown(a_base_of_its_own_is_found_again, run_clean),
+        cmocka_unit_test_teardown(clean_knows_a_base, run_clean),
+        cmocka_unit_test_teardown(the_log_names_it, run_clean),
         {"interrupted", test_interrupted, NULL, run_clean, saved},
         {"changed lora", what_changed_is_refused, NULL, run_clean, lora},
         {"changed qlora", what_changed_is_refused, NULL, run_clean, qlora},
