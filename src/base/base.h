@@ -323,7 +323,10 @@ tm_status tm_json_parse(tm_json_doc **out, const char *text, size_t len, const c
 const tm_json *tm_json_root(const tm_json_doc *doc);
 void tm_json_free(tm_json_doc *doc);
 const tm_json *tm_json_get(const tm_json *object, const char *key); /* NULL if absent or not an object */
-bool tm_json_is(const tm_json *node, const char *string);           /* node is a string equal to `string` */
+/* Members of the root object whose key is from[i] have the key to[i] from then on, [n] each, which outlive the document;
+ * one that has such a key already, and another name is not given to it, has the key "". */
+void tm_json_rename(tm_json_doc *doc, const char *const *from, const char *const *to, size_t n);
+bool tm_json_is(const tm_json *node, const char *string); /* node is a string equal to `string` */
 
 /* Streaming reader: bounded memory whatever the file's size. One token is buffered, of at most `max_token` bytes (0:
  * 16 MiB); finding duplicates keeps 8-byte hashes of the open objects' keys, in tables 3/8 to 3/4 full. `read` delivers

@@ -165,6 +165,30 @@ const tm_json *tm_json_get(const tm_json *object, const char *key) {
     return NULL;
 }
 
+static void set_key(tm_json *member, const char *key) {
+    member->key = key;
+    member->key_len = strlen(key);
+}
+
+static size_t index_of(const tm_json *member, const char *const *names, size_t n) {
+    size_t i = 0;
+    while (i < n && (strlen(names[i]) != member->key_len || memcmp(member->key, names[i], member->key_len) != 0)) i++;
+    return i;
+}
+
+void tm_json_rename(tm_json_doc *doc, const char *const *from, const char *const *to, size_t n) {
+    bool any = false;
+    if (!doc->root || doc->root->type != TM_JSON_OBJECT) return;
+    for (const tm_json *m = doc->root->child; m; m = m->next) any |= index_of(m, from, n) < n;
+    for (tm_json *m = (tm_json *)(uintptr_t)doc->root->child; m && any; m = (tm_json *)(uintptr_t)m->next) {
+        size_t i = index_of(m, from, n);
+        if (i < n)
+            set_key(m, to[i]);
+        else if (index_of(m, to, n) < n)
+            set_key(m, "");
+    }
+}
+
 bool tm_json_is(const tm_json *node, const char *string) {
     return node && node->type == TM_JSON_STRING && node->len == strlen(string) &&
            memcmp(node->text, string, node->len) == 0;

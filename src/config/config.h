@@ -94,6 +94,18 @@ typedef struct tm_strings {
     const char *const *item;
     uint32_t n;
 } tm_strings;
+/* A file of data, or a folder of them. */
+typedef struct tm_data_item {
+    const char *path;
+    uint64_t samples; /* of it in an epoch; 0: weight times as many as it has */
+    double weight;
+    tm_data_columns columns;
+    tm_sample_by sample_by;
+} tm_data_item;
+typedef struct tm_data_items {
+    const tm_data_item *item;
+    uint32_t n;
+} tm_data_items;
 
 enum { TM_BY_EPOCH_SAVE = 1, TM_BY_EPOCH_EVAL = 2, TM_BY_EPOCH_LOG = 4 };
 typedef struct tm_config {
@@ -116,15 +128,18 @@ typedef struct tm_config {
     bool all_reduce_mpi;                         /* ddp: gradients are summed by MPI, in its own order */
 
     struct {
-        const char *train; /* JSONL or .safetensors */
-        const char *eval;  /* NULL: no evaluation */
+        const char *train; /* as given: a path, or JSON of several */
+        const char *eval;  /* the same; NULL: no evaluation */
+        tm_data_items train_items, eval_items;
+        double split;            /* of train, held out: eval is train, then; 0: nothing is */
+        tm_data_columns columns; /* of items that have none of their own */
+        tm_sample_by sample_by;  /* the same */
         tm_data_format format;
         uint32_t seq_len; /* tokens; rows beyond it are `overlong` */
         bool packing;     /* always false in this version (refused) */
         bool shuffle;     /* true; never applied to .safetensors rows */
         bool group_by_length;
         tm_overlong overlong;
-        tm_truncation truncation;
         bool train_on_inputs; /* whole rows are learned */
         bool mask_history;    /* of conversations only what follows the last user message is learned */
         bool enable_thinking; /* told to the chat template where thinking_said */

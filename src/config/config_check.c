@@ -9,6 +9,17 @@ static bool is_word(const tm_json *n) {
     return tm_json_is(n, "true") || tm_json_is(n, "false") || tm_json_is(n, "True") || tm_json_is(n, "False");
 }
 
+/* A path or an object of one. */
+static bool is_file(const tm_json *n) {
+    return n->type == TM_JSON_STRING || n->type == TM_JSON_OBJECT;
+}
+
+static bool are_files(const tm_json *array) {
+    bool so = array->count > 0;
+    for (const tm_json *c = array->child; c; c = c->next) so &= is_file(c);
+    return so;
+}
+
 static bool all_are(const tm_json *array, tm_json_type type) {
     for (const tm_json *c = array->child; c; c = c->next)
         if (c->type != type) return false;
@@ -24,7 +35,7 @@ bool cfg_is_size_text(const char *text, uint64_t *bytes) {
 bool cfg_type_fits(const schema_row *row, const tm_json *n) {
     unsigned t = row->types;
     uint64_t bytes;
-    if (t & T_ANY) return true;
+    if (t & T_ANY || (t & T_FILES && is_file(n))) return true;
     switch (n->type) {
     case TM_JSON_NULL:
         return t & T_NULL;
@@ -37,11 +48,12 @@ bool cfg_type_fits(const schema_row *row, const tm_json *n) {
         if (t & T_SIZE) return (t & T_STR && tm_json_is(n, "unlimited")) || cfg_is_size_text(n->text, &bytes);
         return (t & (T_STR | T_LIST | T_ENUM)) || (t & T_WORD && is_word(n));
     case TM_JSON_ARRAY:
+        if (t & T_FILES) return are_files(n);
         if (t & T_PAIR) return n->count == 2 && all_are(n, TM_JSON_NUMBER);
         /* no words at all switch off what false would, and are none where they are needed */
         return (t & T_LIST) && (n->count > 0 || t & (T_BOOL | T_EMPTY)) && all_are(n, TM_JSON_STRING);
     default:
-        return n->type == TM_JSON_OBJECT && (t & (T_OBJ | T_TABLE));
+        return n->type == TM_JSON_OBJECT && (t & (T_OBJ | T_TABLE | T_NAMES));
     }
 }
 

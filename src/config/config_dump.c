@@ -43,6 +43,8 @@ static const char *leaf_of(const schema_row *row) {
 
 SHOWN(always, true)
 SHOWN(set, field_is_set(c, row))
+SHOWN(eval, c->data.eval && c->data.split == 0)
+SHOWN(columns, c->data.columns.n > 0)
 SHOWN(nonzero, field_number(c, row) > 0)
 SHOWN(thinking, c->data.thinking_said)
 SHOWN(f16, c->precision == TM_F16)
@@ -74,6 +76,23 @@ WRITTEN_AS(schedule, tm_lr_type_name(c->schedule.type))
 WRITTEN_AS(optimizer, config_optimizer_type(c))
 WRITTEN_AS(best, "best")
 WRITTEN_AS(metric, "loss")
+
+/* A lone path, or the JSON of more. */
+void write_files(tm_json_writer *w, const tm_config *c, const schema_row *row) {
+    const char *text = strcmp(row->path, "data.train") == 0 ? c->data.train : c->data.eval;
+    tm_jw_key(w, leaf_of(row));
+    if (*text == '[' || *text == '{')
+        tm_jw_raw(w, text, strlen(text));
+    else
+        tm_jw_str(w, text);
+}
+
+void write_columns(tm_json_writer *w, const tm_config *c, const schema_row *row) {
+    tm_jw_field_object(w, leaf_of(row));
+    for (size_t i = 0; i < c->data.columns.n; i++)
+        tm_jw_field_str(w, c->data.columns.theirs[i], c->data.columns.ours[i]);
+    tm_jw_object_end(w);
+}
 
 /* As adapter_config.json has it. */
 void write_adapter(tm_json_writer *w, const tm_config *c, const schema_row *row) {

@@ -15,19 +15,21 @@ enum {
     T_INT = 2, /* integral; 5e8 counts */
     T_NUM = 4,
     T_STR = 8,
-    T_ENUM = 16,     /* a string of `choices` */
-    T_SIZE = 32,     /* bytes, or "3GiB" */
-    T_LIST = 64,     /* a string, or an array of strings */
-    T_PAIR = 128,    /* two numbers */
-    T_OBJ = 256,     /* its keys are rows of their own */
-    T_ANY = 512,     /* not looked into */
-    T_AUTO = 1024,   /* "auto" */
-    T_NULL = 2048,   /* null: as if absent */
-    T_ALWAYS = 8192, /* K_IGNORED: true is what is done anyway; false warns */
-    T_EMPTY = 32768, /* of T_LIST: it may have nothing in it */
-    T_TABLE = 65536, /* an object that is not looked into */
-    T_RANKS = 16384, /* K_IGNORED: `help` is the reason on several ranks */
-    T_WORD = 4096    /* booleans may be the strings "true" and "false" (ds_nvme_tune prints those) */
+    T_ENUM = 16,      /* a string of `choices` */
+    T_SIZE = 32,      /* bytes, or "3GiB" */
+    T_LIST = 64,      /* a string, or an array of strings */
+    T_PAIR = 128,     /* two numbers */
+    T_OBJ = 256,      /* its keys are rows of their own */
+    T_ANY = 512,      /* not looked into */
+    T_AUTO = 1024,    /* "auto" */
+    T_NULL = 2048,    /* null: as if absent */
+    T_ALWAYS = 8192,  /* K_IGNORED: true is what is done anyway; false warns */
+    T_EMPTY = 32768,  /* of T_LIST: it may have nothing in it */
+    T_TABLE = 65536,  /* an object that is not looked into */
+    T_NAMES = 131072, /* an object of names, each with another name */
+    T_FILES = 262144, /* a path, an object, or a list of these: config_data.c */
+    T_RANKS = 16384,  /* K_IGNORED: `help` is the reason on several ranks */
+    T_WORD = 4096     /* booleans may be the strings "true" and "false" (ds_nvme_tune prints those) */
 };
 typedef enum schema_kind {
     K_OURS,    /* tidemill's, ms-swift's and HF Trainer's names */
@@ -112,11 +114,13 @@ void field_write(tm_json_writer *w, const tm_config *c, const schema_row *row); 
 /* ---- what is written down, and how (config_dump.c); named in rows -------------------------------------------- */
 
 typedef bool shown_when(const tm_config *c, const schema_row *row);
-shown_when shown_always, shown_set, shown_nonzero, shown_thinking, shown_f16, shown_hf, shown_deepspeed, shown_argument;
+shown_when shown_always, shown_set, shown_nonzero, shown_eval, shown_columns, shown_thinking, shown_f16, shown_hf,
+    shown_deepspeed, shown_argument;
 shown_when shown_option, shown_betas, shown_beta1, shown_rate, shown_bucket, shown_aio, shown_best, shown_tracked;
 shown_when shown_host_budget, shown_adapter, shown_quantized, shown_blocks;
 typedef void write_how(tm_json_writer *w, const tm_config *c, const schema_row *row);
-write_how write_schedule, write_budget, write_every, write_best, write_metric, write_optimizer, write_eps, write_one;
+write_how write_schedule, write_files, write_columns, write_budget, write_every, write_best, write_metric,
+    write_optimizer, write_eps, write_one;
 write_how write_adapter;
 
 /* ---- strategies (strategy.c) --------------------------------------------------------------------------------- */
@@ -219,7 +223,8 @@ uint64_t cfg_size(const cfg_state *s, const char *path);
 
 /* ---- resolution ---------------------------------------------------------------------------------------------- */
 
-tm_status config_resolve_run(cfg_state *s) TM_MUST_USE; /* config_run.c: model, data, memory, output */
+tm_status config_resolve_run(cfg_state *s) TM_MUST_USE;  /* config_run.c: model, data, memory, output */
+tm_status config_resolve_data(cfg_state *s) TM_MUST_USE; /* config_data.c: files of data, columns, what is held out */
 tm_status
 config_resolve_storage(cfg_state *s) TM_MUST_USE;        /* config_storage.c: places, paths, aio, DeepSpeed's numbers */
 tm_status config_resolve_fsdp(cfg_state *s) TM_MUST_USE; /* config_fsdp.c; after places and rounding */

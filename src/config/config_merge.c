@@ -140,7 +140,8 @@ static tm_status set_value(cfg_state *s, const schema_row *row, const char *text
     }
     TM_TRY(rc);
     bool scalar = (*out)->type == TM_JSON_NUMBER || (*out)->type == TM_JSON_BOOL;
-    if (row && scalar && row->types & (T_STR | T_LIST | T_ENUM) && !(row->types & T_ANY) && !cfg_type_fits(row, *out))
+    if (row && scalar && row->types & (T_STR | T_LIST | T_ENUM | T_FILES) && !(row->types & T_ANY) &&
+        !cfg_type_fits(row, *out))
         return as_string(s, text, name, out);
     return TM_OK;
 }

@@ -87,6 +87,8 @@ const char *schema_expects(const schema_row *row, char *buf, size_t cap) {
     if (row->types & T_PAIR) add(buf, cap, "two numbers");
     if (row->types & T_LIST) add(buf, cap, "a string or a list of strings");
     if (row->types & T_OBJ) add(buf, cap, "an object");
+    if (row->types & T_FILES) add(buf, cap, "a path, an object with one, or a list of these");
+    if (row->types & T_NAMES) add(buf, cap, "an object of names, each with another name");
     if (row->types & T_TABLE) add(buf, cap, "an object of names, each with a number");
     if (row->types & T_ENUM) {
         add(buf, cap, "one of ");

@@ -50,6 +50,14 @@ enum { TM_LABEL_IGNORE = -100 };
 
 /* ---- where bytes and rows come from ----------------------------------------------------------------------------- */
 
+/* So many files, taken together. Which of their samples come, where these are fewer, or come once more, where there are
+ * more, is a function of the seed. */
+typedef struct tm_data_group {
+    uint32_t n_files;
+    uint64_t samples; /* of an epoch; 0: weight times as many as there are */
+    double weight;
+} tm_data_group;
+
 /* The files of a dataset, read one after another: file i is open between the two calls. */
 typedef struct tm_data_files {
     void *ctx;
@@ -57,8 +65,11 @@ typedef struct tm_data_files {
     void (*close)(void *ctx, uint32_t i);
     const tm_reader_opts *how; /* [n]; the limit of a record is the dataset's */
     uint32_t n;
-    uint64_t bytes;   /* of all of them */
-    bool packed;      /* one of them is, by tm_data_packed */
+    uint64_t bytes; /* of all of them */
+    bool packed;    /* one of them is, by tm_data_packed */
+    /* The files one after another in groups, of which an epoch has more or fewer samples than there are. */
+    const tm_data_group *group; /* NULL: all are one, whose samples come once */
+    uint32_t n_groups;
     const char *name; /* of the whole, for messages */
 } tm_data_files;
 
@@ -119,18 +130,13 @@ typedef enum tm_rows {
 typedef enum tm_overlong { TM_OVERLONG_TRUNCATE, TM_OVERLONG_DROP, TM_OVERLONG_ERROR } tm_overlong;
 TM_MUST_USE tm_status tm_overlong_parse(const char *name, tm_overlong *out);
 
-/* Which end of a longer row goes, under `truncate`. A row of a prompt and a completion loses the first tokens of its prompt
- * in any case, and then the last of its completion. */
-typedef enum tm_truncation { TM_TRUNCATE_RIGHT, TM_TRUNCATE_LEFT } tm_truncation;
-
 typedef struct tm_dataset_opts {
     tm_data_format format;
     tm_rows rows;
     bool labels_of_prompt; /* TM_ROWS_PAIRS: chosen rows have labels on prompt and completion, as ORPO's NLL wants */
-    tm_truncation truncation;
-    tm_overlong overlong;          /* row sources: `drop` is refused, since it would move the rows that follow */
-    uint32_t seq_len;              /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
-    uint32_t vocab_size;           /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
+    tm_overlong overlong;  /* row sources: `drop` is refused, since it would move the rows that follow */
+    uint32_t seq_len;      /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
+    uint32_t vocab_size;   /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
     const tm_tokenizer *tokenizer; /* records */
     const tm_chat *chat;           /* NULL: messages, alpaca and sharegpt lines are bad lines that say so */
     tm_chat_labels labels;         /* of conversations; train_on_inputs is for prompts of completions as well */
@@ -140,6 +146,8 @@ typedef struct tm_dataset_opts {
     bool packing;         /* seq_len is needed; TM_ROWS_PLAIN, not of row sources, which have get_begin */
     bool group_by_length; /* without packing, not of row sources */
     uint64_t seed;
+    double held_out;            /* below 1: a share of the samples, else so many: by the seed. 0: none */
+    bool is_held_out;           /* this dataset has these; else the others */
     uint64_t memory_bytes;      /* of token ids kept in memory; 0: 8 MiB */
     const tm_data_spill *spill; /* NULL: more than memory_bytes is TM_EBUDGET */
     uint64_t max_line_bytes;    /* longer records are bad; 0: 16 MiB */
@@ -161,7 +169,7 @@ typedef struct tm_dataset_counts {
     uint64_t lines;          /* records (lines that are not blank), or rows */
     uint64_t samples;        /* usable */
     uint64_t bad;            /* not JSON, not a known format, too long a line, ... */
-    uint64_t truncated;      /* longer than seq_len, cut */
+    uint64_t truncated;      /* longer than seq_len, cut at the end */
     uint64_t dropped;        /* longer than seq_len under `drop` */
     uint64_t no_labels;      /* without any learned token (after truncation); dropped, but for row sources */
     uint64_t identical;      /* pairs of which chosen and rejected are the same */

@@ -113,6 +113,12 @@ static tm_status encode_rewritten(data_encoder *e, const tm_json *line,
     return rc;
 }
 
+static tm_status encode_any_messages(data_encoder *e, const tm_json *line) {
+    const tm_json *messages = tm_json_get(line, "messages");
+    bool foreign = messages && messages->type == TM_JSON_ARRAY && data_messages_foreign(messages);
+    return foreign ? encode_rewritten(e, line, data_plain_messages) : encode_messages(e, line);
+}
+
 /* ---- a line ------------------------------------------------------------------------------------------------------ */
 
 static tm_data_format detect(const tm_json *line) {
@@ -124,15 +130,57 @@ static tm_data_format detect(const tm_json *line) {
     return TM_DATA_AUTO;
 }
 
+/* What a key is likely to be here. */
+static const char *likely(const char *key) {
+    static const char *const known[][2] = {{"question", "prompt"},
+                                           {"query", "prompt"},
+                                           {"input", "prompt"},
+                                           {"instruction", "prompt"},
+                                           {"problem", "prompt"},
+                                           {"context", "prompt"},
+                                           {"answer", "completion"},
+                                           {"response", "completion"},
+                                           {"output", "completion"},
+                                           {"target", "completion"},
+                                           {"solution", "completion"},
+                                           {"reply", "completion"},
+                                           {"content", "text"},
+                                           {"body", "text"},
+                                           {"document", "text"},
+                                           {"article", "text"},
+                                           {"conversation_list", "messages"},
+                                           {"dialog", "messages"},
+                                           {"dialogue", "messages"},
+                                           {"turns", "messages"},
+                                           {"chat", "messages"}};
+    for (size_t i = 0; i < TM_COUNT(known); i++)
+        if (!strcasecmp(key, known[i][0])) return known[i][1];
+    return NULL;
+}
+
+/* {"question": "prompt", "answer": "completion"}, of the keys that there are. */
+static void suggest(const tm_json *line, char *out, size_t cap) {
+    static const char *const two[] = {"prompt", "completion"};
+    bool any = false;
+    size_t n = 0, used = 0;
+    for (const tm_json *m = line->child; m; m = m->next) any |= likely(m->key) != NULL;
+    for (const tm_json *m = line->child; m && n < 2; m = m->next) {
+        const char *ours = any ? likely(m->key) : line->count == 1 ? "text" : two[n];
+        if (!ours || strpbrk(m->key, "\"\\'")) continue;
+        used += (size_t)snprintf(out + used, cap - used, "%s\"%.40s\": \"%s\"", n++ ? ", " : "", m->key, ours);
+    }
+}
+
 static tm_status unknown_format(const tm_json *line) {
-    char keys[160] = "";
+    char keys[200] = "", example[160] = "";
     size_t used = 0;
-    for (const tm_json *m = line->child; m && used < 100; m = m->next)
+    for (const tm_json *m = line->child; m && used < 140; m = m->next)
         used += (size_t)snprintf(keys + used, sizeof keys - used, "%s%.40s", used ? ", " : "", m->key);
+    suggest(line, example, sizeof example);
     return tm_fail(TM_EINPUT,
-                   "keys {%s} are no known format: messages; conversations; prompt and completion; instruction and "
-                   "output; text",
-                   keys);
+                   "keys {%s} are no known format (messages; conversations; prompt and completion; instruction and "
+                   "output; text); say what they are, such as \"columns\": {%s}",
+                   keys, example);
 }
 
 static tm_status encode_object(data_encoder *e, const tm_json *line) {
@@ -145,7 +193,7 @@ static tm_status encode_object(data_encoder *e, const tm_json *line) {
     case TM_DATA_PROMPT_COMPLETION:
         return encode_prompt_completion(e, line);
     case TM_DATA_MESSAGES:
-        return encode_messages(e, line);
+        return encode_any_messages(e, line);
     case TM_DATA_ALPACA:
         return encode_rewritten(e, line, data_alpaca_messages);
     case TM_DATA_SHAREGPT:
@@ -175,6 +223,7 @@ tm_status data_encode(data_encoder *e, const char *line, size_t len) {
     tm_buf_clear(&e->json);
     tm_buf_clear(&e->spans);
     if (tm_json_parse(&doc, line, len, "json", 0, room) != TM_OK) return not_json();
+    if (e->columns) tm_json_rename(doc, e->columns->theirs, e->columns->ours, e->columns->n);
     bool plain = e->opts->rows == TM_ROWS_PLAIN;
     rc = plain ? encode_object(e, tm_json_root(doc)) : data_prefer_encode(e, tm_json_root(doc));
     tm_json_free(doc);

@@ -35,7 +35,11 @@ void data_store_init(data_store *s, uint64_t most_rows, uint64_t memory_bytes, c
 static inline const data_row *data_store_get(const data_store *s, uint64_t i) {
     return &s->block[i / DATA_BLOCK_ROWS][i % DATA_BLOCK_ROWS];
 }
+static inline data_row *data_store_at(data_store *s, uint64_t i) {
+    return &s->block[i / DATA_BLOCK_ROWS][i % DATA_BLOCK_ROWS];
+}
 tm_status data_store_add(data_store *s, data_row row);
+void data_store_truncate(data_store *s, uint64_t n_rows);
 /* Appends bytes to the stream; *place is where they lie. */
 tm_status data_store_append(data_store *s, const void *bytes, size_t n, uint64_t *place);
 tm_status data_store_seal(data_store *s); /* no more appends; gives back what is not needed */
@@ -72,7 +76,8 @@ typedef struct data_answer {
 
 typedef struct data_encoder {
     const tm_dataset_opts *opts;
-    tm_ids ids; /* results: ids, and one byte per id, 1 where it is learned */
+    const tm_data_columns *columns; /* of the file; NULL: none */
+    tm_ids ids;                     /* results: ids, and one byte per id, 1 where it is learned */
     tm_buf learn;
     tm_buf text, json, spans;
     data_prefer prefer; /* preference lines: their rows' ids follow each other, `learn` is not set */
@@ -86,6 +91,9 @@ void data_encoder_free(data_encoder *e);
 tm_status data_alpaca_messages(const tm_json *line, tm_buf *out);
 tm_status data_sharegpt_messages(const tm_json *line, tm_buf *out);
 /* A message, or a turn {"from", "value"} as one. */
+tm_status data_plain_messages(const tm_json *line, tm_buf *out); /* a conversation with foreign messages, as usual */
+/* Messages of from and value, of human or gpt, or with null for content. */
+bool data_messages_foreign(const tm_json *messages);
 tm_status data_put_message(tm_json_writer *w, const tm_json *message);
 /* The alpaca columns without the answer: messages with commas between, after what is in `out`. */
 tm_status data_alpaca_prompt(const tm_json *line, tm_buf *out);
@@ -99,7 +107,6 @@ struct tm_dataset {
     uint64_t fingerprint;
     double part; /* of the files that was read */
     tm_rows kind;
-    tm_truncation truncation;
     bool is_rows, shuffle, labels_of_prompt;
     uint32_t seq_len;
     uint64_t n_samples;
@@ -139,7 +146,6 @@ typedef struct data_view {
 tm_status data_view_read(tm_dataset *ds, uint64_t i, data_view *out);
 /* A row of the row source, as it is: `row` is not set. */
 tm_status data_rows_get(tm_dataset *ds, uint64_t row, data_view *out);
-void data_view_skip(data_view *v, uint32_t n); /* leaves out n positions of a row of the row source */
 /* Is token t one of the completion (of plain rows: learned)? */
 bool data_view_is_completion(const data_view *v, uint32_t t);
 /* Token t if it is learned, else -100; not shifted. */
@@ -149,6 +155,9 @@ int32_t data_view_label(const data_view *v, uint32_t t);
 
 void data_order_init(tm_dataset *ds);                                            /* once the number of rows is known */
 uint64_t data_order_drawn(const tm_dataset *ds, uint64_t epoch, uint64_t index); /* before it goes by length */
+/* Where x of [0, n) stands in the permutation (key, epoch); half_bits: data_half_bits(n). */
+uint64_t data_permuted(uint64_t key, unsigned half_bits, uint64_t n, uint64_t epoch, uint64_t x);
+unsigned data_half_bits(uint64_t n);
 /* Places [first, first + n) of the epoch's order (packs: its rows) make this micro-batch. */
 typedef struct data_rows_of {
     uint64_t epoch, first;
@@ -168,6 +177,7 @@ typedef struct data_scan {
     const char *name, *at; /* "FILE:17" or "FILE: row 17"; name: of the dataset between its files */
     tm_phase phase;
     uint64_t bytes_before; /* of the files, read before this one */
+    uint64_t *end;         /* [groups] samples up to the end of each */
     data_encoder encoder;
     tm_buf bits;
     char first_reason[400], first_place[300];
@@ -197,6 +207,11 @@ typedef struct data_epoch {
 } data_epoch;
 data_epoch data_packed_epoch(data_packer *p, uint64_t step); /* that the step is in */
 uint64_t data_packed_steps(data_packer *p, double epochs);
+
+/* ---- dataset_select.c: which samples an epoch has ------------------------------------------------------------------ */
+
+/* end: [n_groups] samples that were scanned up to the end of each group. Counts are those of what is left. */
+tm_status data_select(tm_dataset *ds, const tm_data_files *files, const tm_dataset_opts *opts, const uint64_t *end);
 
 /* ---- dataset_prefer.c: rows of a prompt and a completion --------------------------------------------------------- */
 

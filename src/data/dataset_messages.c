@@ -109,9 +109,10 @@ tm_status data_alpaca_messages(const tm_json *line, tm_buf *out) {
 /* ---- ShareGPT --------------------------------------------------------------------------------------------------- */
 
 static const char *sharegpt_role(const tm_json *from) {
-    static const char *const roles[][2] = {
-        {"human", "user"},          {"user", "user"},     {"gpt", "assistant"},    {"model", "assistant"},
-        {"assistant", "assistant"}, {"system", "system"}, {"observation", "tool"}, {"tool", "tool"}};
+    static const char *const roles[][2] = {{"human", "user"},       {"user", "user"},           {"gpt", "assistant"},
+                                           {"model", "assistant"},  {"assistant", "assistant"}, {"system", "system"},
+                                           {"observation", "tool"}, {"tool", "tool"},           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"}};
     for (size_t i = 0; i < TM_COUNT(roles); i++)
         if (from && tm_json_is(from, roles[i][0])) return roles[i][1];
     return NULL;
@@ -162,10 +163,68 @@ static tm_status put_turn(tm_json_writer *w, const tm_json *turn) {
     return put_string(w, role, tm_json_get(turn, "value"), "\"value\" of a conversation turn");
 }
 
+/* The names that data have for authors, beside those that templates know. */
+static const char *known_role(const tm_json *role) {
+    static const char *const roles[][2] = {{"human", "user"},
+                                           {"gpt", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"observation", "tool"}};
+    for (size_t i = 0; i < TM_COUNT(roles); i++)
+        if (role && tm_json_is(role, roles[i][0])) return roles[i][1];
+    return NULL;
+}
+
+/* A message that says nothing: templates would print "None". One of calls has its say in them. */
+static bool is_silent(const tm_json *message) {
+    const tm_json *content = tm_json_get(message, "content");
+    return content && content->type == TM_JSON_NULL && is_absent(tm_json_get(message, "tool_calls"));
+}
+
+static bool is_foreign(const tm_json *message) {
+    return tm_json_get(message, "from") || known_role(tm_json_get(message, "role")) || is_silent(message);
+}
+
 tm_status data_put_message(tm_json_writer *w, const tm_json *message) {
+    const char *role = known_role(tm_json_get(message, "role"));
+    bool silent = is_silent(message);
     if (tm_json_get(message, "from")) return put_turn(w, message);
-    tm_jw_node(w, message);
+    if (!role && !silent) {
+        tm_jw_node(w, message);
+        return TM_OK;
+    }
+    tm_jw_object(w);
+    for (const tm_json *m = message->child; m; m = m->next) {
+        tm_jw_key(w, m->key);
+        if (role && !strcmp(m->key, "role"))
+            tm_jw_str(w, role);
+        else if (silent && !strcmp(m->key, "content"))
+            tm_jw_str(w, "");
+        else
+            tm_jw_node(w, m);
+    }
+    tm_jw_object_end(w);
     return TM_OK;
+}
+
+bool data_messages_foreign(const tm_json *messages) {
+    bool foreign = false;
+    for (const tm_json *m = messages->child; m && !foreign; m = m->next) foreign = is_foreign(m);
+    return foreign;
+}
+
+tm_status data_plain_messages(const tm_json *line, tm_buf *out) {
+    tm_json_writer w;
+    begin(&w, out);
+    for (const tm_json *m = tm_json_get(line, "messages")->child; m; m = m->next) TM_TRY(data_put_message(&w, m));
+    tm_jw_array_end(&w);
+    for (const tm_json *m = line->child; m; m = m->next) {
+        if (!strcmp(m->key, "messages") || !*m->key) continue;
+        tm_jw_key(&w, m->key);
+        tm_jw_node(&w, m);
+    }
+    tm_jw_object_end(&w);
+    return tm_jw_end(&w);
 }
 
 /* {"human", "assistant"} */
@@ -182,6 +241,8 @@ tm_status data_sharegpt_messages(const tm_json *line, tm_buf *out) {
     begin(&w, out);
     TM_TRY(put_system(&w, line));
     for (const tm_json *turn = list->child; turn; turn = turn->next)
-        TM_TRY(tm_json_get(turn, "human") ? put_pair(&w, turn) : put_turn(&w, turn));
+        TM_TRY(tm_json_get(turn, "human")  ? put_pair(&w, turn)
+               : tm_json_get(turn, "role") ? data_put_message(&w, turn)
+                                           : put_turn(&w, turn));
     return end(&w, line);
 }

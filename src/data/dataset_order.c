@@ -8,30 +8,38 @@ enum { ROUNDS = 6 };
 void data_order_init(tm_dataset *ds) {
     ds->n_samples = ds->store.n_rows / ds->rows_each;
     ds->order_key = tm_hash64("data.order", 10, ds->seed);
-    ds->half_bits = 1;
-    while (ds->half_bits < 32 && UINT64_C(1) << (2 * ds->half_bits) < ds->n_samples) ds->half_bits++;
+    ds->half_bits = data_half_bits(ds->n_samples);
 }
 
-/* A Feistel network permutes [0, 2^(2 half_bits)); walking its cycle until the value is below `samples` permutes
- * [0, samples) (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). Fewer than 4 walks on average. */
-static uint64_t feistel(const tm_dataset *ds, uint64_t epoch, uint64_t x) {
-    uint64_t mask = (UINT64_C(1) << ds->half_bits) - 1, left = x >> ds->half_bits, right = x & mask;
+unsigned data_half_bits(uint64_t n) {
+    unsigned half_bits = 1;
+    while (half_bits < 32 && UINT64_C(1) << (2 * half_bits) < n) half_bits++;
+    return half_bits;
+}
+
+/* A Feistel network permutes [0, 2^(2 half_bits)); walking its cycle until the value is below n permutes [0, n) (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). Fewer than 4 walks on average. */
+static uint64_t feistel(uint64_t key, unsigned half_bits, uint64_t epoch, uint64_t x) {
+    uint64_t mask = (UINT64_C(1) << half_bits) - 1, left = x >> half_bits, right = x & mask;
     for (uint64_t round = 0; round < ROUNDS; round++) {
         uint32_t r[4];
-        tm_philox(ds->order_key, epoch, round << 32 | right, r);
+        tm_philox(key, epoch, round << 32 | right, r);
         uint64_t next = left ^ (r[0] & mask);
         left = right;
         right = next;
     }
-    return left << ds->half_bits | right;
+    return left << half_bits | right;
+}
+
+uint64_t data_permuted(uint64_t key, unsigned half_bits, uint64_t n, uint64_t epoch, uint64_t x) {
+    do x = feistel(key, half_bits, epoch, x);
+    while (x >= n);
+    return x;
 }
 
 uint64_t data_order_drawn(const tm_dataset *ds, uint64_t epoch, uint64_t index) {
     TM_ASSERT(index < ds->n_samples);
     if (!ds->shuffle) return index;
-    do index = feistel(ds, epoch, index);
-    while (index >= ds->n_samples);
-    return index;
+    return data_permuted(ds->order_key, ds->half_bits, ds->n_samples, epoch, index);
 }
 
 uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index) {

@@ -14,7 +14,6 @@ static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t 
     ds->seed = opts->seed;
     ds->part = 1;
     ds->kind = opts->rows;
-    ds->truncation = opts->truncation;
     ds->labels_of_prompt = opts->labels_of_prompt;
     ds->seq_len = opts->seq_len;
     ds->rows_each = opts->rows == TM_ROWS_PAIRS ? 2 : 1;
@@ -99,23 +98,19 @@ tm_status data_pack_bits(tm_buf *bits, const char *learn, uint32_t n) {
     return TM_OK;
 }
 
-/* Tokens of a row of n at its front that a cut to `kept` takes. */
-static size_t cut_in_front(const data_scan *s, size_t n, size_t kept) {
-    return s->opts->truncation == TM_TRUNCATE_LEFT ? n - kept : 0;
-}
-
-static tm_status store_sample(data_scan *s, const int32_t *ids, const char *learn, uint32_t n) {
+static tm_status store_sample(data_scan *s, uint32_t n) {
     tm_dataset *ds = s->ds;
+    const tm_ids *ids = &s->encoder.ids;
     data_row row = {.n_tokens = n};
-    for (uint32_t i = 1; i < n; i++) row.n_labels += learn[i] != 0;
+    for (uint32_t i = 1; i < n; i++) row.n_labels += s->encoder.learn.data[i] != 0;
     if (!row.n_labels) {
         ds->counts.no_labels++;
         return TM_OK;
     }
-    TM_TRY(data_pack_bits(&s->bits, learn, n));
-    TM_TRY(data_store_append(&ds->store, ids, n * sizeof *ids, &row.place));
+    TM_TRY(data_pack_bits(&s->bits, s->encoder.learn.data, n));
+    TM_TRY(data_store_append(&ds->store, ids->id, n * sizeof *ids->id, &row.place));
     TM_TRY(data_store_append(&ds->store, s->bits.data, s->bits.len, NULL));
-    ds->fingerprint = tm_hash64(ids, n * sizeof *ids, ds->fingerprint);
+    ds->fingerprint = tm_hash64(ids->id, n * sizeof *ids->id, ds->fingerprint);
     ds->fingerprint = tm_hash64(s->bits.data, s->bits.len, ds->fingerprint);
     ds->counts.samples++;
     data_count_row(ds, n, &row);
@@ -124,7 +119,7 @@ static tm_status store_sample(data_scan *s, const int32_t *ids, const char *lear
 
 static tm_status scan_record(data_scan *s, const tm_record *r) {
     tm_status rc;
-    size_t n, from;
+    size_t n;
     bool keep;
     s->ds->counts.lines++;
     rc = r->wrong ? tm_fail(TM_EINPUT, "%s", r->wrong) : data_encode(&s->encoder, r->text, r->len);
@@ -135,9 +130,8 @@ static tm_status scan_record(data_scan *s, const tm_record *r) {
     TM_TRY(data_fit(s, r->number, n, &keep));
     if (!keep) return TM_OK;
     n = cut(s, n);
-    from = cut_in_front(s, s->encoder.ids.n, n);
-    TM_TRY(data_check_ids(s, r->number, s->encoder.ids.id + from, n));
-    return store_sample(s, s->encoder.ids.id + from, s->encoder.learn.data + from, (uint32_t)n);
+    TM_TRY(data_check_ids(s, r->number, s->encoder.ids.id, n));
+    return store_sample(s, (uint32_t)n);
 }
 
 static bool is_enough(const data_scan *s, uint64_t bytes) {
@@ -167,6 +161,7 @@ static tm_status scan_file(data_scan *s, const tm_data_files *files, uint32_t i)
     TM_TRY(files->open(files->ctx, i, &source));
     tm_reader_opts how = files->how[i];
     how.max_record_bytes = s->opts->max_line_bytes;
+    s->encoder.columns = how.columns;
     s->name = source.name;
     TM_GO(tm_reader_open(&reader, &source, &how));
     if (tm_reader_packed(reader) && !files->packed)
@@ -182,8 +177,11 @@ done:
 static tm_status scan_files(data_scan *s, const tm_data_files *files) {
     tm_status rc = TM_OK;
     tm_phase_begin(&s->phase, "reading the data", NULL, files->bytes);
-    for (uint32_t i = 0; i < files->n && rc == TM_OK && !is_enough(s, s->bytes_before); i++)
-        rc = scan_file(s, files, i);
+    for (uint32_t g = 0, i = 0; g < files->n_groups && rc == TM_OK; g++) {
+        for (uint32_t end = i + files->group[g].n_files; i < end && rc == TM_OK; i++)
+            if (!is_enough(s, s->bytes_before)) rc = scan_file(s, files, i);
+        s->end[g] = s->ds->counts.samples;
+    }
     if (s->bytes_before < files->bytes && is_enough(s, s->bytes_before))
         s->ds->part = (double)s->bytes_before / (double)files->bytes;
     tm_phase_end(&s->phase);
@@ -221,16 +219,19 @@ static uint64_t most_rows(const tm_data_files *files, const tm_dataset_opts *opt
     return files->packed ? UINT64_MAX : (files->bytes / 2 + files->n) * (opts->rows == TM_ROWS_PLAIN ? 1 : 2);
 }
 
-tm_status tm_dataset_open(tm_dataset **out, const tm_data_files *files, const tm_dataset_opts *opts) {
+static tm_status open_groups(tm_dataset **out, const tm_data_files *files, const tm_dataset_opts *opts, bool repeats) {
     data_scan s = {.opts = opts, .name = files->name, .at = ":", .encoder = {.opts = opts}};
     tm_status rc;
     *out = NULL;
     if (!opts->tokenizer)
         return tm_fail(TM_EINPUT, "%s: JSONL data need the model's tokenizer.json, which is missing", files->name);
-    TM_TRY(create(&s.ds, opts, most_rows(files, opts)));
+    TM_TRY(create(&s.ds, opts, repeats ? UINT64_MAX : most_rows(files, opts)));
     s.ds->shuffle = opts->shuffle;
+    s.end = tm_calloc(files->n_groups, sizeof *s.end);
+    if (!s.end) TM_GO(tm_nomem(files->n_groups * sizeof *s.end));
     TM_GO(scan_files(&s, files));
     if (!s.ds->counts.samples) TM_GO(nothing_usable(&s));
+    TM_GO(data_select(s.ds, files, opts, s.end));
     TM_GO(data_store_seal(&s.ds->store));
     TM_GO(reserve_scratch(s.ds,
                           (uint64_t)s.ds->counts.longest * sizeof(int32_t) + data_mask_bytes(s.ds->counts.longest)));
@@ -239,12 +240,22 @@ tm_status tm_dataset_open(tm_dataset **out, const tm_data_files *files, const tm
 done:
     data_encoder_free(&s.encoder);
     tm_buf_free(&s.bits);
+    tm_free(s.end);
     if (rc != TM_OK) {
         tm_dataset_close(s.ds);
         s.ds = NULL;
     }
     *out = s.ds;
     return rc;
+}
+
+tm_status tm_dataset_open(tm_dataset **out, const tm_data_files *files, const tm_dataset_opts *opts) {
+    const tm_data_group all = {.n_files = files->n, .weight = 1};
+    tm_data_files grouped = *files;
+    bool repeats = false;
+    for (uint32_t g = 0; g < files->n_groups; g++) repeats |= files->group[g].samples || files->group[g].weight > 1;
+    if (!files->group) grouped.group = &all, grouped.n_groups = 1;
+    return open_groups(out, &grouped, opts, repeats);
 }
 
 static tm_status open_one(void *ctx, uint32_t i, tm_data_source *out) {
@@ -298,15 +309,14 @@ static tm_status scan_row(data_scan *s, uint64_t row) {
     tm_dataset *ds = s->ds;
     data_row stored = {0};
     data_view v;
-    size_t n, all;
+    size_t n;
     bool keep;
     TM_TRY(data_rows_get(ds, row, &v));
     ds->counts.lines++;
-    all = data_row_length(&v, ds->rows.seq);
-    TM_TRY(data_fit(s, row, all, &keep));
+    n = data_row_length(&v, ds->rows.seq);
+    TM_TRY(data_fit(s, row, n, &keep));
     if (!keep) return data_rows_cannot_drop(s, row);
-    n = cut(s, all);
-    data_view_skip(&v, (uint32_t)cut_in_front(s, all, n));
+    n = cut(s, n);
     TM_TRY(data_check_ids(s, row, v.ids, n));
     TM_TRY(data_check_labels(s, row, v.labels, n));
     stored.n_tokens = (uint32_t)n;
@@ -329,9 +339,6 @@ tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, cons
     *out = NULL;
     if (!rows->n_rows || !rows->seq)
         return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one row", rows->name);
-    if (rows->get_begin && opts->truncation == TM_TRUNCATE_LEFT)
-        return tm_fail(TM_EINPUT, "%s: rows of several documents are cut at their end; leave out data.truncation",
-                       rows->name);
     TM_ASSERT(opts->rows == TM_ROWS_PLAIN || rows->n_rows % 2 == 0);
     if (rows->seq > MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s: rows of %u tokens", rows->name, rows->seq);
     if (opts->packing || opts->group_by_length)

@@ -50,6 +50,15 @@ tm_status data_store_add(data_store *s, data_row row) {
     return TM_OK;
 }
 
+void data_store_truncate(data_store *s, uint64_t n_rows) {
+    size_t n = (size_t)((n_rows + DATA_BLOCK_ROWS - 1) / DATA_BLOCK_ROWS);
+    s->n_rows = n_rows;
+    for (; s->n_blocks > n; s->n_blocks--) {
+        tm_free(s->block[s->n_blocks - 1]);
+        s->index_bytes = (s->n_blocks - 1) * DATA_BLOCK_ROWS * sizeof(data_row); /* the last one may be shorter */
+    }
+}
+
 static tm_status resize_pool(data_store *s, uint64_t room) {
     char *grown = tm_realloc(s->pool, room ? room : 1);
     if (!grown) return tm_nomem(room);

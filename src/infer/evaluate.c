@@ -226,7 +226,8 @@ tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
     data_opts d = {.dataset = {.seq_len = args->seq_len ? args->seq_len : 2048,
                                .vocab_size = e.config.vocab_size,
                                .memory_bytes = 256 * TM_MIB}};
-    TM_GO(data_open(&e.data, args->data, &e.text, args->model, &d));
+    const tm_data_item item = {.path = args->data, .weight = 1};
+    TM_GO(data_open(&e.data, &(tm_data_items){&item, 1}, &e.text, args->model, &d));
     TM_GO(measure_loss(&e, out));
     if (args->exact_match) TM_GO(measure_exact(&e, out));
     out->seconds = (double)(tm_now_ns() - began) * 1e-9;

@@ -36,7 +36,6 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
     tm_chat_thinking thinking = c->data.enable_thinking ? TM_CHAT_THINKING_ON : TM_CHAT_THINKING_OFF;
     return (data_opts){.dataset = {.format = c->data.format,
                                    .overlong = c->data.overlong,
-                                   .truncation = c->data.truncation,
                                    .labels = {.train_on_inputs = c->data.train_on_inputs,
                                               .mask_history = c->data.mask_history,
                                               .thinking = c->data.thinking_said ? thinking : TM_CHAT_THINKING_UNSAID},
@@ -44,6 +43,8 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
                                    .vocab_size = model->vocab_size,
                                    .strict = c->data.strict,
                                    .shuffle = c->data.shuffle && !eval,
+                                   .held_out = c->data.split,
+                                   .is_held_out = eval && c->data.split > 0,
                                    .group_by_length = c->data.group_by_length && !eval,
                                    .seed = c->data.seed},
                        .spill_dir = c->output_dir};
@@ -52,8 +53,6 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
 static void say_counts(const char *path, const tm_dataset_counts *n) {
     tm_log(TM_LOG_INFO, "%s: %" PRIu64 " samples, %" PRIu64 " tokens, %" PRIu64 " learned, longest %u", path,
            n->samples, n->tokens, n->label_tokens, n->longest);
-    if (n->identical > 0)
-        tm_log(TM_LOG_WARN, "%s: %" PRIu64 " pairs whose chosen and rejected answers are the same", path, n->identical);
     if (n->truncated + n->dropped + n->bad + n->no_labels > 0)
         tm_log(TM_LOG_WARN,
                "%s: %" PRIu64 " truncated, %" PRIu64 " dropped, %" PRIu64 " bad lines, %" PRIu64 " without labels",
@@ -63,19 +62,24 @@ static void say_counts(const char *path, const tm_dataset_counts *n) {
 /* Of a file, to plan: a few seconds. What is beyond is taken to be like it, and its longest row to be of seq_len. */
 #define PLAN_READS (64 * TM_MIB)
 
-static bool is_text(const char *path) {
-    size_t n = strlen(path);
-    return n < 12 || strcmp(path + n - 12, ".safetensors") != 0;
+static bool are_there(const tm_data_items *items, const char **absent) {
+    bool all = true;
+    for (uint32_t i = 0; i < items->n && all; i++) {
+        *absent = items->item[i].path;
+        all = tm_path_exists(*absent);
+    }
+    return all;
 }
 
 static void say_rows(session *s) {
     const tm_config *c = s->cfg;
+    const char *absent;
     uint64_t n = s->train ? tm_dataset_get_counts(data_set(s->train))->samples : 0;
     if (!c->data.train || !s->train)
         snprintf(s->rows_basis, sizeof s->rows_basis, "rows of data.seq_len, %u tokens: %s", c->data.seq_len,
-                 !c->data.train                   ? "the configuration names no data.train"
-                 : !tm_path_exists(c->data.train) ? "data.train is not there"
-                                                  : "the model has no tokenizer.json");
+                 !c->data.train                              ? "the configuration names no data.train"
+                 : !are_there(&c->data.train_items, &absent) ? "data.train is not there"
+                                                             : "the model has no tokenizer.json");
     else if (data_part(s->train) < 1)
         snprintf(s->rows_basis, sizeof s->rows_basis,
                  "lengths of the first %" PRIu64 " samples, %.2g%% of data.train; its longest row is taken to be of "
@@ -104,18 +108,19 @@ static tm_status open_data(session *s, const tm_model_config *model, bool length
     data_opts o = dataset_opts(s, model, false);
     o.lengths_only = lengths_only;
     o.most_bytes = lengths_only ? PLAN_READS : 0;
-    TM_TRY(data_open(&s->train, c->data.train, &s->text, c->model, &o));
+    TM_TRY(data_open(&s->train, &c->data.train_items, &s->text, c->model, &o));
     TM_TRY(tm_dataset_set_batches(data_set(s->train), c->micro_batch_size, c->accumulation_steps,
                                   s->comm ? s->ranks.ranks : 1));
-    if (!s->args->quiet) say_counts(c->data.train, tm_dataset_get_counts(data_set(s->train)));
+    if (!s->args->quiet) say_counts(data_name(s->train), tm_dataset_get_counts(data_set(s->train)));
     if (c->data.eval) {
         o = dataset_opts(s, model, true);
         o.lengths_only = lengths_only;
         o.most_bytes = lengths_only ? PLAN_READS : 0;
-        TM_TRY(data_open(&s->eval, c->data.eval, &s->text, c->model, &o));
+        TM_TRY(data_open(&s->eval, &c->data.eval_items, &s->text, c->model, &o));
         TM_TRY(tm_dataset_set_batches(data_set(s->eval), c->eval_batch_size, c->accumulation_steps,
                                       s->comm ? s->ranks.ranks : 1));
-        if (!s->args->quiet) say_counts(c->data.eval, tm_dataset_get_counts(data_set(s->eval)));
+        if (!s->args->quiet)
+            say_counts(c->data.split > 0 ? "held out" : data_name(s->eval), tm_dataset_get_counts(data_set(s->eval)));
     }
     return session_resolve_steps(s);
 }
@@ -136,8 +141,6 @@ void session_close(session *s) {
     text_close(&s->text);
     tm_source_close(s->source);
     tm_adapter_folder_close(s->saved);
-    tm_io_shared_close(s->base);
-    s->base = NULL;
     tm_free(s->weights);
     s->weights = NULL;
     tm_config_free(s->cfg);
@@ -146,11 +149,11 @@ void session_close(session *s) {
 
 /* What is named has to be there, for a plan too; a plan without data names none. */
 static tm_status check_data(const tm_config *c) {
-    const char *const files[] = {c->data.train, c->data.eval};
-    for (size_t i = 0; i < TM_COUNT(files); i++)
-        if (files[i] && !tm_path_exists(files[i]))
-            return tm_fail(TM_EINPUT, "%s: there is no such file; \"data.%s\" names it", files[i],
-                           i ? "eval" : "train");
+    const tm_data_items *const all[] = {&c->data.train_items, &c->data.eval_items};
+    const char *absent;
+    for (size_t i = 0; i < TM_COUNT(all); i++)
+        if (!are_there(all[i], &absent))
+            return tm_fail(TM_EINPUT, "%s: there is no such file; \"data.%s\" names it", absent, i ? "eval" : "train");
     return TM_OK;
 }
 
@@ -169,10 +172,10 @@ static tm_status check_positions(const session *s, const tm_model_config *model)
 static tm_status open_base(session *s, bool planning) {
     const tm_config *c = s->cfg;
     if (c->adapter_path && !s->saved) TM_TRY(tm_adapter_folder_open(&s->saved, c->adapter_path));
+    if ((!c->adapter && !c->freeze) || planning) return TM_OK;
     if (c->freeze && c->quantization.type != TM_QUANTIZE_NONE)
         return tm_fail(TM_EUNSUPPORTED, "\"quantization\" is of a base that an adapter is trained on; leave it out, or "
                                         "freeze_parameters and its kin");
-    if ((!c->adapter && !c->freeze) || planning) return TM_OK;
     if (c->init_random && c->quantization.type != TM_QUANTIZE_NONE) {
         s->base_hash = c->seed + 1;
         return TM_OK;
@@ -207,7 +210,7 @@ tm_status session_prepare(session *s, bool data_optional) {
     if (s->cfg->data.train) TM_TRY(check_data(s->cfg));
     bool there = s->cfg->data.train != NULL;
     if (there || !data_optional) TM_TRY(text_open(&s->text, s->source, session_host_bytes(s->cfg)));
-    if (data_optional && (!there || (!s->text.tokenizer && is_text(s->cfg->data.train)))) {
+    if (data_optional && (!there || (!s->text.tokenizer && !data_is_rows(&s->cfg->data.train_items)))) {
         s->cfg->total_steps = s->cfg->max_steps;
         say_rows(s);
         text_close(&s->text);

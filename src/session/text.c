@@ -1,6 +1,8 @@
 /* Opens what turns files into batches; src/data itself opens no files. */
 #include "session/text.h"
 
+#include "session/data_files.h"
+
 #include "io/file/file.h"
 #include "session/token_rows.h"
 
@@ -90,7 +92,6 @@ void text_close(text_tools *t) {
 
 struct data_file {
     tm_dataset *set;
-    tm_file *file; /* that records are read from */
     char name[4096];
     token_rows *rows; /* NULL: of text */
     /* spilled tokens */
@@ -136,43 +137,10 @@ static tm_status open_rows(data_file *f, const char *path, uint64_t most_bytes, 
     return tm_dataset_open_rows(&f->set, &rows, opts);
 }
 
-static tm_status read_data(void *ctx, uint64_t offset, void *buf, size_t len) {
-    TM_TRY(tm_file_read_at(ctx, offset, buf, len));
-    tm_file_forget(ctx, offset, len);
-    return TM_OK;
-}
-
-static tm_status open_source(void *ctx, uint32_t i, tm_data_source *out) {
-    data_file *f = ctx;
-    (void)i;
-    TM_TRY(tm_file_open(&f->file, f->name));
-    *out = (tm_data_source){.ctx = f->file, .read_at = read_data, .size = tm_file_size(f->file), .name = f->name};
-    return TM_OK;
-}
-
-static void close_source(void *ctx, uint32_t i) {
-    data_file *f = ctx;
-    (void)i;
-    tm_file_close(f->file);
-    f->file = NULL;
-}
-
-static tm_status look_at(data_file *f, uint32_t i, tm_data_files *files) {
-    tm_data_source source;
-    bool packed;
-    TM_TRY(open_source(f, i, &source));
-    tm_status rc = tm_data_packed(&source, &packed);
-    close_source(f, i);
-    if (rc != TM_OK) return rc;
-    files->bytes += source.size;
-    files->packed |= packed;
-    return TM_OK;
-}
-
-static tm_status open_records(data_file *f, const text_tools *text, const char *model, const tm_dataset_opts *opts) {
+static tm_status open_records(data_file *f, const tm_data_items *items, const text_tools *text, const char *model,
+                              const tm_dataset_opts *opts) {
     tm_dataset_opts o = *opts;
-    const tm_reader_opts how = {0};
-    tm_data_files files = {.ctx = f, .open = open_source, .close = close_source, .how = &how, .n = 1, .name = f->name};
+    data_files *files;
     if (!text->tokenizer)
         return tm_fail(TM_EINPUT,
                        "%s: the model has no tokenizer.json, which JSONL data need; add it, or give token ids as "
@@ -181,19 +149,34 @@ static tm_status open_records(data_file *f, const text_tools *text, const char *
     o.tokenizer = text->tokenizer;
     o.chat = text->chat;
     o.eos_id = text->n_eos ? text->eos[0] : -1;
-    TM_TRY(look_at(f, 0, &files));
-    TM_TRY(tm_dataset_open(&f->set, &files, &o));
-    f->part = tm_dataset_part(f->set);
-    return TM_OK;
+    TM_TRY(data_files_open(&files, items, f->name));
+    tm_status rc = tm_dataset_open(&f->set, data_files_get(files), &o);
+    data_files_close(files);
+    if (rc == TM_OK) f->part = tm_dataset_part(f->set);
+    return rc;
 }
 
-tm_status data_open(data_file **out, const char *path, const text_tools *text, const char *model,
+bool data_is_rows(const tm_data_items *items) {
+    const char *path = items->item[0].path;
+    size_t len = strlen(path);
+    bool whole = items->n == 1 && !items->item[0].samples && items->item[0].weight == 1;
+    return whole && len > 12 && strcmp(path + len - 12, ".safetensors") == 0;
+}
+
+static void name_it(data_file *f, const tm_data_items *items) {
+    if (items->n == 1)
+        snprintf(f->name, sizeof f->name, "%s", items->item[0].path);
+    else
+        snprintf(f->name, sizeof f->name, "%.4000s and %u more", items->item[0].path, items->n - 1);
+}
+
+tm_status data_open(data_file **out, const tm_data_items *items, const text_tools *text, const char *model,
                     const data_opts *opts) {
     tm_dataset_opts o = opts->dataset;
     tm_status rc;
     data_file *f = tm_calloc(1, sizeof *f);
     if (!f) return tm_nomem(sizeof *f);
-    snprintf(f->name, sizeof f->name, "%s", path);
+    name_it(f, items);
     if (opts->spill_dir) {
         static unsigned serial;
         snprintf(f->spill_path, sizeof f->spill_path, "%s/.tokens-%ld-%u", opts->spill_dir, (long)getpid(), serial++);
@@ -204,14 +187,17 @@ tm_status data_open(data_file **out, const char *path, const text_tools *text, c
         f->spill = (tm_data_spill){.ctx = f, .write_at = forget, .read_at = forgotten};
         o.spill = &f->spill;
     }
-    size_t len = strlen(path);
-    bool rows = len > 12 && strcmp(path + len - 12, ".safetensors") == 0;
     o.most_bytes = opts->most_bytes;
-    TM_GO(rows ? open_rows(f, path, opts->most_bytes, &o) : open_records(f, text, model, &o));
+    TM_GO(data_is_rows(items) && !o.held_out ? open_rows(f, items->item[0].path, opts->most_bytes, &o)
+                                             : open_records(f, items, text, model, &o));
     *out = f;
 done:
     if (rc != TM_OK) data_close(f);
     return rc;
+}
+
+const char *data_name(const data_file *f) {
+    return f->name;
 }
 
 tm_dataset *data_set(data_file *f) {

@@ -2,6 +2,7 @@
 #ifndef TIDEMILL_TRAIN_TEXT_INTERNAL_H
 #define TIDEMILL_TRAIN_TEXT_INTERNAL_H
 
+#include "config/config.h"
 #include "text/chat/chat.h"
 #include "data/dataset.h"
 #include "text/tokenizer/tokenizer.h"
@@ -18,7 +19,7 @@ typedef struct text_tools {
 TM_MUST_USE tm_status text_open(text_tools *out, const tm_source *source, uint64_t host_bytes);
 void text_close(text_tools *t);
 
-/* A data file, scanned. JSONL needs a tokenizer; .safetensors rows do not. */
+/* Data files, scanned. Records need a tokenizer; a lone .safetensors file of rows does not. */
 typedef struct data_file data_file;
 typedef struct data_opts {
     tm_dataset_opts dataset; /* tokenizer, chat and eos are filled in from `text` */
@@ -26,8 +27,10 @@ typedef struct data_opts {
     bool lengths_only;       /* tokens that do not fit are forgotten: no batch will be asked for (tidemill plan) */
     uint64_t most_bytes;     /* of a file, its first ones; 0: all of it */
 } data_opts;
-TM_MUST_USE tm_status data_open(data_file **out, const char *path, const text_tools *text, const char *model,
+TM_MUST_USE tm_status data_open(data_file **out, const tm_data_items *items, const text_tools *text, const char *model,
                                 const data_opts *opts);
+bool data_is_rows(const tm_data_items *items); /* a lone .safetensors file */
+const char *data_name(const data_file *f);     /* a path, or "PATH and 2 more" */
 tm_dataset *data_set(data_file *f);
 double data_part(const data_file *f); /* of the file that was read; 1: all of it */
 void data_close(data_file *f);        /* NULL is fine */

@@ -94,6 +94,13 @@ static tm_status holds_foreign_model(const char *output, bool *model) {
     return tm_list_dir(output, note_model, model);
 }
 
+static tm_status refuse_data(const trainer *t, const struct stat *output, const tm_data_items *items,
+                             const char *what) {
+    for (uint32_t i = 0; i < items->n; i++)
+        if (would_replace(output, items->item[i].path)) return refuse_replacing(t, what, items->item[i].path);
+    return TM_OK;
+}
+
 /* By identity, whatever the names: links and `x/..` lead to the same folder. */
 static tm_status refuse_replaced(const trainer *t) {
     const tm_config *c = t->s.cfg;
@@ -102,8 +109,8 @@ static tm_status refuse_replaced(const trainer *t) {
     bool model;
     if (stat(c->output_dir, &output) != 0 || !S_ISDIR(output.st_mode)) return TM_OK; /* not there: nothing is */
     if (would_replace(&output, c->model)) return refuse_replacing(t, "those of the model", c->model);
-    if (would_replace(&output, c->data.train)) return refuse_replacing(t, "the training data", c->data.train);
-    if (would_replace(&output, c->data.eval)) return refuse_replacing(t, "the evaluation data", c->data.eval);
+    TM_TRY(refuse_data(t, &output, &c->data.train_items, "the training data"));
+    TM_TRY(refuse_data(t, &output, &c->data.eval_items, "the evaluation data"));
     if (would_replace(&output, t->s.args->config)) return refuse_replacing(t, "the configuration", t->s.args->config);
     if (is_part_of_a_run(c->output_dir, run, sizeof run)) return refuse_replacing(t, "those of another run", run);
     TM_TRY(holds_foreign_model(c->output_dir, &model));

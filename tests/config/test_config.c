@@ -92,6 +92,26 @@ static void relaxed_json_and_other_spellings(void **state) {
     tm_config_free(c);
 }
 
+static void files_of_data(void **state) {
+    (void)state;
+    tm_config *c =
+        test_ok("{\"model\": \"m\", \"dataset\": [\"a.jsonl#500\", \"b#x\", {\"path\": \"c#7\", \"weight\": 2.5, "
+                "\"columns\": {\"x\": \"text\"}}], \"columns\": {\"q\": \"prompt\"}, \"split_dataset_ratio\": 0.1}");
+    const tm_data_item *item = c->data.train_items.item;
+    assert_int_equal(c->data.train_items.n, 3);
+    assert_string_equal(item[0].path, "a.jsonl");
+    assert_int_equal(item[0].samples, 500);
+    assert_true(item[0].weight == 1 && item[2].weight == 2.5);
+    assert_string_equal(item[1].path, "b#x"); /* no number */
+    assert_string_equal(item[2].path, "c#7"); /* said to be the path */
+    assert_int_equal(item[2].samples, 0);
+    assert_string_equal(item[0].columns.theirs[0], "q");
+    assert_string_equal(item[2].columns.theirs[0], "x");
+    assert_ptr_equal(c->data.eval_items.item, item); /* what is held out of it */
+    assert_true(c->data.eval && c->data.split == 0.1);
+    tm_config_free(c);
+}
+
 static void save_only_model_is_the_contrary_of_save_state(void **state) {
     (void)state;
     static const struct {
@@ -490,6 +510,7 @@ int main(void) {
         cmocka_unit_test(ours_by_default),
         cmocka_unit_test(every_key_of_ours),
         cmocka_unit_test(relaxed_json_and_other_spellings),
+        cmocka_unit_test(files_of_data),
         cmocka_unit_test(save_only_model_is_the_contrary_of_save_state),
         cmocka_unit_test(budgets),
         cmocka_unit_test(deepspeed_at_top_level_or_named_or_inline),

@@ -84,6 +84,8 @@ static const effect effects[] = {
     {4, "\"prescale_gradients\": true", "prescale_gradients", "divided once"},
     {4, "\"comms_logger\": {\"enabled\": true}", "comms_logger", "--profile"},
     {0, "\"zero_allow_untested_optimizer\": true", "zero_allow_untested_optimizer", "every optimizer"},
+    {0, "\"val_dataset\": \"e\", \"val_size\": 0.5", "val_size", "data.eval is evaluated on"},
+    {0, "\"val_size\": 0.5, \"eval_strategy\": \"no\"", "val_size", "all is trained on"},
     {0, "\"aio\": {\"use_gds\": true}", "use_gds", "host memory"},
     {1, "\"communication_data_type\": \"bf16\"", "communication_data_type", one},
     {0, "\"activation_checkpointing\": {\"partition_activations\": true}", "partition_activations",

@@ -1,0 +1,292 @@
+/* Several files as one dataset: how often an epoch has their samples, what is held out, keys under other names. */
+#include "data/dataset.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* Letters are tokens: a is 1, z is 26; 27 is <eos>. */
+enum { EOS = 27, LETTERS = 26, MOST = 8 };
+
+static tm_tokenizer *tokenizer;
+
+static int set_up(void **state) {
+    (void)state;
+    tm_buf json = {0};
+    assert_int_equal(tm_buf_printf(&json, "{\"added_tokens\":[{\"id\":27,\"content\":\"<eos>\",\"special\":true}],"
+                                          "\"model\":{\"type\":\"BPE\",\"unk_token\":\"?\",\"merges\":[],\"vocab\":{"
+                                          "\"?\":0"),
+                     TM_OK);
+    for (int i = 0; i < LETTERS; i++) assert_int_equal(tm_buf_printf(&json, ",\"%c\":%d", 'a' + i, i + 1), TM_OK);
+    assert_int_equal(tm_buf_append(&json, "}}}", 3), TM_OK);
+    tm_mem_source source = {json.data, json.len, 0};
+    if (tm_tokenizer_open(&tokenizer, tm_mem_source_read, &source, "letters") != TM_OK)
+        fail_msg("%s", tm_error_get()->text);
+    tm_buf_free(&json);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    tm_tokenizer_close(tokenizer);
+    return 0;
+}
+
+/* ---- files in memory ----------------------------------------------------------------------------------------------- */
+
+typedef struct world {
+    const char *name[MOST], *text[MOST];
+    tm_reader_opts how[MOST];
+    uint32_t n, open;
+} world;
+
+static tm_status read_at(void *ctx, uint64_t offset, void *buf, size_t len) {
+    memcpy(buf, (const char *)ctx + offset, len);
+    return TM_OK;
+}
+
+static tm_status open_file(void *ctx, uint32_t i, tm_data_source *out) {
+    world *w = ctx;
+    assert_true(i < w->n && w->open++ == 0);
+    *out = (tm_data_source){(void *)(uintptr_t)w->text[i], read_at, strlen(w->text[i]), w->name[i]};
+    return TM_OK;
+}
+
+static void close_file(void *ctx, uint32_t i) {
+    (void)i;
+    ((world *)ctx)->open--;
+}
+
+static tm_status open_all(tm_dataset **ds, world *w, const tm_data_group *group, uint32_t n_groups,
+                          const tm_dataset_opts *opts) {
+    tm_data_files files = {.ctx = w,
+                           .open = open_file,
+                           .close = close_file,
+                           .how = w->how,
+                           .n = w->n,
+                           .group = group,
+                           .n_groups = n_groups,
+                           .name = "data"};
+    tm_dataset_opts o = *opts;
+    for (uint32_t i = 0; i < w->n; i++) files.bytes += strlen(w->text[i]);
+    o.tokenizer = tokenizer;
+    o.eos_id = EOS;
+    tm_error_clear();
+    tm_status rc = tm_dataset_open(ds, &files, &o);
+    assert_int_equal(w->open, 0);
+    return rc;
+}
+
+/* The first letters of an epoch's samples, in file order: "aab". */
+static const char *letters_of(tm_dataset *ds) {
+    static char out[4][256];
+    static unsigned turn;
+    char *at = out[turn++ % 4], *end = at;
+    const tm_dataset_counts *c = tm_dataset_get_counts(ds);
+    uint64_t tokens = 0, labels = 0;
+    assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
+    assert_true(c->samples < 256);
+    for (uint64_t i = 0; i < c->samples; i++) {
+        int32_t ids[64], want[64];
+        tm_batch_shape shape;
+        assert_int_equal(
+            tm_dataset_batch(ds, i, 0, 0, &(tm_batch_arrays){.capacity = 64, .ids = ids, .labels = want}, &shape),
+            TM_OK);
+        *end++ = (char)('a' + ids[0] - 1);
+        tokens += shape.mask_tokens;
+        labels += shape.label_tokens;
+    }
+    *end = 0;
+    assert_int_equal(tokens, c->tokens); /* counts are of what is left */
+    assert_int_equal(labels, c->label_tokens);
+    return at;
+}
+
+/* Of two groups: a to j in two files, k to n in one. */
+#define LINE(letter) "{\"text\": \"" letter "\"}\n"
+static world two_groups(void) {
+    return (world){.name = {"1.jsonl", "2.json", "3.csv"},
+                   .text = {LINE("a") LINE("b") LINE("c") LINE("dd") LINE("e") LINE("f"),
+                            "[{\"text\": \"g\"}, {\"text\": \"hhh\"}, {\"text\": \"i\"}, {\"text\": \"j\"}]",
+                            "text\nk\nl\nm\nnnnn\n"},
+                   .n = 3};
+}
+
+static tm_dataset *must_open(tm_data_group one, tm_data_group two, const tm_dataset_opts *opts) {
+    world w = two_groups();
+    tm_dataset *ds = NULL;
+    one.n_files = 2;
+    two.n_files = 1;
+    if (open_all(&ds, &w, (const tm_data_group[]){one, two}, 2, opts) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    return ds;
+}
+
+static uint64_t check_letters(tm_data_group one, tm_data_group two, const tm_dataset_opts *opts, const char *want) {
+    tm_dataset *ds = must_open(one, two, opts);
+    if (want) assert_string_equal(letters_of(ds), want);
+    uint64_t fingerprint = tm_dataset_fingerprint(ds);
+    tm_dataset_close(ds);
+    return fingerprint;
+}
+
+static void count(const char *letters, unsigned n[LETTERS]) {
+    memset(n, 0, LETTERS * sizeof *n);
+    for (; *letters; letters++) n[*letters - 'a']++;
+}
+
+static unsigned sum(const unsigned *n, char from, char to) {
+    unsigned all = 0;
+    for (char c = from; c <= to; c++) all += n[c - 'a'];
+    return all;
+}
+
+static const tm_data_group once = {.weight = 1}, twice = {.weight = 2}, half = {.weight = .5}, three = {.samples = 3};
+
+static void test_files(void **state) {
+    (void)state;
+    tm_dataset_opts opts = {.seed = 1};
+    tm_dataset *ds = NULL;
+    uint64_t all = check_letters(once, once, &opts, "abcdefghijklmn");
+    world lines = {.name = {"x.jsonl"},
+                   .text = {LINE("a") LINE("b") LINE("c") LINE("dd") LINE("e") LINE("f") LINE("g") LINE("hhh") LINE("i")
+                                LINE("j") LINE("k") LINE("l") LINE("m") LINE("nnnn")},
+                   .n = 1};
+    assert_int_equal(open_all(&ds, &lines, NULL, 0, &opts), TM_OK);
+    assert_int_equal(tm_dataset_fingerprint(ds), all); /* of what they hold, however it lies in files */
+    tm_dataset_close(ds);
+}
+
+static void test_weights(void **state) {
+    (void)state;
+    tm_dataset_opts opts = {.seed = 1};
+    unsigned n[LETTERS];
+    check_letters(once, twice, &opts, "abcdefghijklmnklmn");
+    tm_dataset *ds = must_open(half, three, &opts);
+    count(letters_of(ds), n);
+    assert_int_equal(sum(n, 'a', 'j'), 5); /* five of ten, and three of four; none of them twice */
+    assert_int_equal(sum(n, 'k', 'n'), 3);
+    for (int i = 0; i < LETTERS; i++) assert_true(n[i] <= 1);
+    const char *was = letters_of(ds);
+    uint64_t fingerprint = tm_dataset_fingerprint(ds);
+    tm_dataset_close(ds);
+    opts.shuffle = true; /* the order is another, what is taken is not */
+    assert_int_equal(check_letters(half, three, &opts, NULL), fingerprint);
+    opts = (tm_dataset_opts){.seed = 2};
+    ds = must_open(half, three, &opts);
+    assert_string_not_equal(letters_of(ds), was);
+    assert_int_not_equal(tm_dataset_fingerprint(ds), fingerprint);
+    tm_dataset_close(ds);
+}
+
+static void test_more_than_there_are(void **state) {
+    (void)state;
+    tm_dataset_opts opts = {.seed = 1};
+    unsigned n[LETTERS];
+    tm_dataset *ds = must_open((tm_data_group){.samples = 23}, (tm_data_group){.weight = 1.5}, &opts);
+    count(letters_of(ds), n);
+    assert_int_equal(sum(n, 'a', 'j'), 23); /* two rounds, and three of the ten */
+    assert_int_equal(sum(n, 'k', 'n'), 6);
+    for (int i = 0; i < 10; i++) assert_true(n[i] == 2 || n[i] == 3);
+    for (int i = 10; i < 14; i++) assert_true(n[i] == 1 || n[i] == 2);
+    tm_dataset_close(ds);
+}
+
+/* ---- held out ------------------------------------------------------------------------------------------------------- */
+
+static void check_split(double held_out, tm_data_group one, unsigned want, unsigned train_samples) {
+    unsigned train[LETTERS], held[LETTERS];
+    tm_dataset_opts opts = {.seed = 7, .held_out = held_out};
+    tm_dataset *ds = must_open(one, once, &opts);
+    count(letters_of(ds), train);
+    assert_int_equal(tm_dataset_get_counts(ds)->samples, train_samples);
+    tm_dataset_close(ds);
+    opts.is_held_out = true;
+    ds = must_open(one, once, &opts);
+    assert_int_equal(tm_dataset_get_counts(ds)->samples, want);
+    count(letters_of(ds), held);
+    tm_dataset_close(ds);
+    for (int i = 0; i < LETTERS; i++) assert_true(!train[i] || !held[i]);
+    for (int i = 0; i < LETTERS; i++) assert_true(held[i] <= 1);
+    if (one.weight >= 1) assert_int_equal(sum(train, 'a', 'z') > 0 ? sum(held, 'a', 'z') : 0, want);
+}
+
+static void test_held_out(void **state) {
+    (void)state;
+    check_split(.25, once, 4, 10); /* of 14: 3.5 */
+    check_split(.01, once, 1, 13); /* one at least */
+    check_split(5, once, 5, 9);
+    check_split(.2, half, 2, 7); /* of 5 and 4: 1.8 */
+    world w = two_groups();
+    tm_dataset *ds;
+    assert_int_equal(open_all(&ds, &w, NULL, 0, &(tm_dataset_opts){.held_out = 14}), TM_EINPUT);
+    assert_string_equal(tm_error_get()->text, "data: to hold out 14 of its 14 samples leaves none to train on");
+    tm_error_clear();
+}
+
+/* Held-out samples do not come back with those that come more than once. */
+static void test_held_out_of_repeated(void **state) {
+    (void)state;
+    unsigned train[LETTERS];
+    tm_dataset_opts opts = {.seed = 7, .held_out = 4};
+    tm_dataset *ds = must_open((tm_data_group){.weight = 3}, once, &opts);
+    count(letters_of(ds), train);
+    unsigned kinds = 0;
+    for (int i = 0; i < LETTERS; i++) kinds += train[i] > 0;
+    for (int i = 0; i < 10; i++) assert_true(train[i] == 0 || train[i] == 3);
+    assert_int_equal(kinds, 10);
+    tm_dataset_close(ds);
+}
+
+/* ---- columns -------------------------------------------------------------------------------------------------------- */
+
+static void test_columns(void **state) {
+    (void)state;
+    static const char *const theirs[] = {"q", "a"}, *const ours[] = {"prompt", "completion"};
+    static const char *const body[] = {"body"}, *const text[] = {"text"};
+    const tm_data_columns pairs = {theirs, ours, 2}, texts = {body, text, 1};
+    world w = {.name = {"1.jsonl", "2.csv", "3.jsonl"},
+               .text = {"{\"q\": \"x\", \"a\": \"y\", \"prompt\": \"not this\"}\n", "q,a\nv,w\n",
+                        "{\"text\": \"not this\", \"body\": \"b\"}\n" LINE("c")},
+               .how = {{.columns = &pairs}, {.columns = &pairs}, {.columns = &texts}},
+               .n = 3};
+    tm_dataset *ds = NULL;
+    if (open_all(&ds, &w, NULL, 0, &(tm_dataset_opts){.strict = true}) != TM_OK) fail_msg("%s", tm_error_get()->text);
+    assert_string_equal(letters_of(ds), "xvbc");
+    assert_int_equal(tm_dataset_get_counts(ds)->label_tokens, 2 + 2 + 1 + 1); /* completions, and the ends */
+    tm_dataset_close(ds);
+}
+
+static void test_unknown_columns(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"{\"question\": \"x\", \"answer\": \"y\", \"id\": 3}",
+         "1.jsonl:1: keys {question, answer, id} are no known format (messages; conversations; prompt and completion; "
+         "instruction and output; text); say what they are, such as \"columns\": {\"question\": \"prompt\", "
+         "\"answer\": "
+         "\"completion\"}"},
+        {"{\"source\": \"x\", \"goal\": \"y\"}", "{\"source\": \"prompt\", \"goal\": \"completion\"}"},
+        {"{\"line\": \"x\"}", "\"columns\": {\"line\": \"text\"}"},
+    };
+    for (size_t i = 0; i < TM_COUNT(cases); i++) {
+        world w = {.name = {"1.jsonl"}, .text = {cases[i][0]}, .n = 1};
+        tm_dataset *ds;
+        assert_int_equal(open_all(&ds, &w, NULL, 0, &(tm_dataset_opts){.strict = true}), TM_EINPUT);
+        if (!strstr(tm_error_get()->text, cases[i][1])) fail_msg("%s", tm_error_get()->text);
+        tm_error_clear();
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_more_than_there_are),
+        cmocka_unit_test(test_held_out),
+        cmocka_unit_test(test_held_out_of_repeated),
+        cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_unknown_columns),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
