@@ -32,7 +32,7 @@ adapter          text
 data             text text/tokenizer text/chat
 comm
 objective        model
-config           adapter optim model data objective
+config           adapter optim model data
 job              objective model format comm offload offload/plan offload/store offload/exec offload/machine optim device io io/run io/file adapter
 step             job objective model format comm offload offload/plan offload/store offload/exec offload/machine optim kernels device io io/run io/file adapter
 session          step job objective config data text/tokenizer text/chat model format comm kernels device offload/machine optim io/file io/run adapter

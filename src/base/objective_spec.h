@@ -35,4 +35,14 @@ typedef struct tm_objective_spec {
     double desirable_weight, undesirable_weight; /* of kto's rows */
 } tm_objective_spec;
 
+/* What holds where nothing is said. */
+static inline tm_objective_spec tm_objective_defaults(tm_objective_type type) {
+    return (tm_objective_spec){.type = type,
+                               .beta = type == TM_OBJECTIVE_SIMPO ? 2 : 0.1,
+                               .cpo_alpha = type == TM_OBJECTIVE_CPO ? 1 : 0,
+                               .simpo_gamma = 1,
+                               .desirable_weight = 1,
+                               .undesirable_weight = 1};
+}
+
 #endif

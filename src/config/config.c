@@ -110,6 +110,7 @@ static tm_status resolve(cfg_state *s) {
     c->world_size = s->opts->world_size ? s->opts->world_size : 1;
     TM_TRY(cfg_fill_all(s));
     TM_TRY(config_resolve_run(s));
+    TM_TRY(config_resolve_objective(s));
     config_resolve_quantization(s);
     TM_TRY(config_resolve_adapter(s));
     TM_TRY(config_resolve_freezing(s));

@@ -23,6 +23,7 @@
 #define TIDEMILL_CONFIG_H
 
 #include "adapter/adapter.h"
+#include "base/objective_spec.h"
 #include "base/base.h"
 #include "data/dataset.h"
 #include "model/model.h"
@@ -147,6 +148,10 @@ typedef struct tm_config {
         bool strict;   /* a bad row is an error instead of a counted skip */
         uint64_t seed; /* of the shuffle; data_seed, else seed */
     } data;
+
+    /* ---- what is minimised --------------------------------------------------------------------------------------- */
+    tm_objective_spec objective;
+    const char *reference; /* folder or file of the reference model, or NULL */
 
     /* ---- what learns --------------------------------------------------------------------------------------------- */
     const tm_adapter_config *adapter; /* NULL: none; otherwise the base is frozen but for what it says */

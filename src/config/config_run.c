@@ -200,7 +200,6 @@ tm_status config_resolve_run(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     TM_TRY(cfg_fill_path(s, "model"));
     if (!c->model) missing(s, "model", "\"model\": \"path/to/hf-folder\"");
-    if (!cfg_chosen(s, "objective.type", "sft")) later(s, "objective.type", "objectives other than sft are");
     check_save_state(s);
     TM_TRY(resolve_precision(s));
     TM_TRY(resolve_data(s));

@@ -61,7 +61,6 @@
 /* Reasons that several rows have. */
 #define PEFTS "PEFT's note, of no effect on training"
 #define PYTORCH "specific to PyTorch"
-#define PREFERENCES "preference objectives"
 #define OTHER_MODEL "it changes the model"
 #define NO_MONITOR "no such monitor; log.jsonl has every step"
 
@@ -121,11 +120,40 @@ const schema_row schema_rows[] = {
          PLAIN(BOOL, data.strict), FREE),
     ALIAS("strict", K_OURS, "data.strict"),
     OURS("objective", T_OBJ, "what is minimised"),
-    OURS("objective.type", T_ENUM, "this version has sft", ONE_OF("sft|dpo|kto|simpo|orpo|grpo"), DEFAULT("sft")),
-    LATER("objective.beta", PREFERENCES), LATER("objective.gamma", PREFERENCES),
-    LATER("objective.loss_type", PREFERENCES),
-    LATER("objective.label_smoothing", "label smoothing"),
-    LATER("objective.reference", PREFERENCES),
+    OURS("objective.type", T_ENUM, "sft: answers; pretrain: all text; dpo, kto, simpo, orpo, cpo: preferences",
+         ONE_OF("sft|pretrain=pt|dpo|kto|simpo|orpo|cpo|grpo"), DEFAULT("sft"), SOLVED(ENUM, objective.type)),
+    ALIAS("rlhf_type", K_OURS, "objective.type"), ALIAS("stage", K_OURS, "objective.type"),
+    OURS("objective.beta", T_NUM | T_NULL, "of preferences: how far the policy may move (0.1; simpo 2)", RANGE(0, 1e6),
+         RESOLVED(DOUBLE, objective.beta), SHOWN(objective)),
+    ALIAS("beta", K_OURS, "objective.beta"), ALIAS("pref_beta", K_OURS, "objective.beta"),
+    OURS("objective.loss_type", T_ENUM | T_NULL, "of dpo", ONE_OF("sigmoid|robust|ipo|hinge|sigmoid_norm|apo_zero"),
+         DEFAULT("sigmoid"), RESOLVED(ENUM, objective.loss), SHOWN(objective)),
+    ALIAS("loss_type", K_OURS, "objective.loss_type"), ALIAS("pref_loss", K_OURS, "objective.loss_type"),
+    OURS("objective.label_smoothing", T_NUM | T_NULL,
+         "share of pairs that may be the wrong way round: with sigmoid cDPO; of dpo (sigmoid, robust), simpo, cpo",
+         DEFAULT("0"), RANGE(0, 0.5), RESOLVED(DOUBLE, objective.label_smoothing), SHOWN(objective)),
+    ALIAS("label_smoothing", K_OURS, "objective.label_smoothing"),
+    OURS("objective.rpo_alpha", T_NUM | T_NULL, "of dpo: weight of the chosen completions' own loss", DEFAULT("0"),
+         RANGE(0, 1e6), RESOLVED(DOUBLE, objective.rpo_alpha), SHOWN(objective)),
+    ALIAS("rpo_alpha", K_OURS, "objective.rpo_alpha"), ALIAS("pref_ftx", K_OURS, "objective.rpo_alpha"),
+    OURS("objective.simpo_gamma", T_NUM | T_NULL, "of simpo: margin between chosen and rejected", DEFAULT("1"),
+         RANGE(0, 1e6), RESOLVED(DOUBLE, objective.simpo_gamma), SHOWN(objective)),
+    ALIAS("simpo_gamma", K_OURS, "objective.simpo_gamma"), ALIAS("objective.gamma", K_OURS, "objective.simpo_gamma"),
+    OURS("objective.cpo_alpha", T_NUM | T_NULL, "of cpo (1) and simpo (0): weight of the chosen completions' own loss",
+         RANGE(0, 1e6), RESOLVED(DOUBLE, objective.cpo_alpha), SHOWN(objective)),
+    ALIAS("cpo_alpha", K_OURS, "objective.cpo_alpha"),
+    OURS("objective.desirable_weight", T_NUM | T_NULL, "of kto's wanted rows", DEFAULT("1"), RANGE(0, 1e6),
+         RESOLVED(DOUBLE, objective.desirable_weight), SHOWN(objective)),
+    ALIAS("desirable_weight", K_OURS, "objective.desirable_weight"),
+    ALIAS("kto_chosen_weight", K_OURS, "objective.desirable_weight"),
+    OURS("objective.undesirable_weight", T_NUM | T_NULL, "of kto's other rows", DEFAULT("1"), RANGE(0, 1e6),
+         RESOLVED(DOUBLE, objective.undesirable_weight), SHOWN(objective)),
+    ALIAS("undesirable_weight", K_OURS, "objective.undesirable_weight"),
+    ALIAS("kto_rejected_weight", K_OURS, "objective.undesirable_weight"),
+    OURS("objective.reference", T_STR | T_NULL,
+         "reference model of dpo and kto; default: the base without its adapter, or the weights that training begins with",
+         RESOLVED(TEXT, reference), SHOWN(set)),
+    ALIAS("ref_model", K_OURS, "objective.reference"), ALIAS("ref_model_name_or_path", K_OURS, "objective.reference"),
     /* ---- what learns --------------------------------------------------------------------------------------------- */
     OURS("tuner_type", T_ENUM, "full: all parameters; else an adapter of that type", ONE_OF("full|lora|qlora|dora|rslora")),
     ALIAS("train_type", K_OURS, "tuner_type"),

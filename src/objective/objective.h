@@ -91,7 +91,6 @@ typedef struct tm_objective {
 } tm_objective;
 
 const tm_objective *tm_objective_of(tm_objective_type type);
-tm_objective_spec tm_objective_defaults(tm_objective_type type); /* of TRL's trainers */
 /* lane [TM_LANES]: those there are, policy first; `reference`: it is a lane (adapters off) where the objective has one. */
 uint32_t tm_objective_lanes(const tm_objective *o, bool reference, tm_lane *lane);
 bool tm_objective_shares(const tm_objective *o, const tm_objective_spec *spec);

@@ -11,15 +11,6 @@ const tm_objective *tm_objective_of(tm_objective_type type) {
     return objectives[type];
 }
 
-tm_objective_spec tm_objective_defaults(tm_objective_type type) {
-    return (tm_objective_spec){.type = type,
-                               .beta = type == TM_OBJECTIVE_SIMPO ? 2 : 0.1,
-                               .cpo_alpha = type == TM_OBJECTIVE_CPO ? 1 : 0,
-                               .simpo_gamma = 1,
-                               .desirable_weight = 1,
-                               .undesirable_weight = 1};
-}
-
 uint32_t tm_objective_lanes(const tm_objective *o, bool reference, tm_lane *lane) {
     uint32_t n = 0;
     for (uint8_t bare = 0; bare <= (o->reference && reference); bare++)

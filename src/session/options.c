@@ -75,12 +75,30 @@ static void bound(const tm_config *c, job_opts *o) {
 }
 
 /* The largest micro-batch. Of a file that was read in part it may be any. */
-static job_shape shape_of(const tm_config *c, data_file *f, uint32_t rows, uint64_t steps) {
+static job_shape shape_of(const tm_config *c, data_file *f, uint32_t samples, uint64_t steps) {
     tm_batch_limits lim;
+    uint32_t rows = samples * tm_objective_of(c->objective.type)->rows;
     if (data_part(f) < 1)
         return (job_shape){.micro_batches = c->accumulation_steps, .rows = rows, .seq = c->data.seq_len};
     tm_dataset_limits(data_set(f), 0, steps, &lim);
+    if (tm_objective_of(c->objective.type)->mismatched) {
+        tm_batch_limits more;
+        tm_dataset_limits_mismatched(data_set(f), 0, steps, &more);
+        lim.seq = lim.seq > more.seq ? lim.seq : more.seq;
+        lim.tokens = lim.tokens > more.tokens ? lim.tokens : more.tokens;
+    }
     return (job_shape){.micro_batches = c->accumulation_steps, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens};
+}
+
+static bool chooses(const tm_adapter_choice *c) {
+    return c->names.n || c->regex || c->all_linear || c->all_embedding || c->all_norm;
+}
+
+/* Without its adapter a model is the base only if nothing of the base itself learns. */
+bool session_reference_column(const tm_config *c) {
+    bool bare = c->adapter && !c->reference && !chooses(&c->adapter->modules_to_save) &&
+                c->adapter->bias == TM_ADAPTER_BIAS_NONE;
+    return tm_objective_of(c->objective.type)->reference && !bare;
 }
 
 job_shape session_eval_shape(const session *s) {
@@ -89,7 +107,7 @@ job_shape session_eval_shape(const session *s) {
 
 /* Of a file that was read in part, the index of what is beyond as well. */
 static uint64_t data_bytes(data_file *f) {
-    enum { INDEX_BYTES = 16 }; /* a sample */
+    enum { INDEX_BYTES = 24 }; /* a row */
     double beyond = (double)tm_dataset_get_counts(data_set(f))->samples * (1 / data_part(f) - 1);
     return tm_dataset_memory_bytes(data_set(f)) + (uint64_t)beyond * INDEX_BYTES;
 }
@@ -198,6 +216,8 @@ job_opts session_job_options(const session *s) {
                   .adapter = c->adapter,
                   .freeze = c->freeze,
                   .saved = s->saved,
+                  .objective = &c->objective,
+                  .reference_column = session_reference_column(c),
                   .weights = s->weights,
                   .four_bits = four_bits_of(c),
                   .double_quant = c->quantization.double_quant,
@@ -234,5 +254,6 @@ job_opts session_job_options(const session *s) {
 job_shape session_step_shape(const session *s) {
     const tm_config *c = s->cfg;
     if (s->train) return shape_of(c, s->train, c->micro_batch_size, (uint64_t)c->total_steps);
-    return (job_shape){.micro_batches = c->accumulation_steps, .rows = c->micro_batch_size, .seq = c->data.seq_len};
+    uint32_t rows = c->micro_batch_size * tm_objective_of(c->objective.type)->rows;
+    return (job_shape){.micro_batches = c->accumulation_steps, .rows = rows, .seq = c->data.seq_len};
 }

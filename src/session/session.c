@@ -34,7 +34,12 @@ tm_status session_load_config(session *s, bool data_optional) {
 static data_opts dataset_opts(const session *s, const tm_model_config *model, bool eval) {
     const tm_config *c = s->cfg;
     tm_chat_thinking thinking = c->data.enable_thinking ? TM_CHAT_THINKING_ON : TM_CHAT_THINKING_OFF;
+    const tm_objective *objective = tm_objective_of(c->objective.type);
     return (data_opts){.dataset = {.format = c->data.format,
+                                   .rows = objective->rows == 2    ? TM_ROWS_PAIRS
+                                           : objective->mismatched ? TM_ROWS_LABELLED
+                                                                   : TM_ROWS_PLAIN,
+                                   .labels_of_prompt = objective->prompt_labels,
                                    .overlong = c->data.overlong,
                                    .labels = {.train_on_inputs = c->data.train_on_inputs,
                                               .mask_history = c->data.mask_history,

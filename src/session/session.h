@@ -103,6 +103,8 @@ TM_MUST_USE tm_status session_describe_device(const session *s, tm_buf *out); /*
 
 job_opts session_job_options(const session *s);
 job_shape session_step_shape(const session *s);                 /* the largest micro-batch of the run */
+/* The objective's reference is a column that is made before step 1, not lanes. */
+bool session_reference_column(const tm_config *c);
 job_shape session_eval_shape(const session *s);                 /* of an evaluation; s->eval is there */
 bool session_commits(const session *s);                         /* such a job makes commits */
 tm_fmt session_save_format(const tm_config *c);                 /* of the models that it writes */
