@@ -94,6 +94,7 @@ const tm_objective *tm_objective_of(tm_objective_type type);
 /* lane [TM_LANES]: those there are, policy first; `reference`: it is a lane (adapters off) where the objective has one. */
 uint32_t tm_objective_lanes(const tm_objective *o, bool reference, tm_lane *lane);
 bool tm_objective_shares(const tm_objective *o, const tm_objective_spec *spec);
+double tm_objective_logp(const objective_lane *lane, uint32_t row);                    /* of the row's completion */
 double tm_objective_divisor(const tm_objective *o, uint64_t labels, uint64_t samples); /* of the step's loss sum */
 
 #endif

@@ -25,6 +25,10 @@ row_logp objective_row(const objective_lane *lane, uint32_t row) {
     return out;
 }
 
+double tm_objective_logp(const objective_lane *lane, uint32_t row) {
+    return objective_row(lane, row).sum;
+}
+
 double objective_reference_row(const objective_batch *b, tm_lane_name lane, uint32_t row) {
     bool mismatched = lane == TM_LANE_MISMATCHED;
     const objective_lane *own = &b->lane[mismatched ? TM_LANE_REFERENCE_MISMATCHED : TM_LANE_REFERENCE];

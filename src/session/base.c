@@ -20,13 +20,13 @@ static tm_status hash_tensor(const tm_source *src, uint32_t t, uint64_t *hash) {
     return TM_OK;
 }
 
-tm_status session_hash_base(session *s) {
+tm_status session_hash_model(const char *path, uint64_t *out) {
     tm_source *src;
     uint64_t hash = 0;
-    TM_TRY(tm_source_open(&src, s->cfg->model));
+    TM_TRY(tm_source_open(&src, path));
     tm_status rc = TM_OK;
     for (uint32_t t = 0; t < tm_source_tensors(src) && rc == TM_OK; t++) rc = hash_tensor(src, t, &hash);
     tm_source_close(src);
-    s->base_hash = hash ? hash : 1;
+    *out = hash ? hash : 1;
     return rc;
 }

@@ -5,6 +5,7 @@
 #include "offload/machine/machine.h"
 
 #include <stdio.h>
+#include <string.h>
 
 uint64_t session_host_bytes(const tm_config *c) {
     if (c->memory.host_kind == TM_BUDGET_BYTES) return c->memory.host_bytes;
@@ -88,6 +89,14 @@ static job_shape shape_of(const tm_config *c, data_file *f, uint32_t samples, ui
         lim.tokens = lim.tokens > more.tokens ? lim.tokens : more.tokens;
     }
     return (job_shape){.micro_batches = c->accumulation_steps, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens};
+}
+
+const char *session_cache_path(const tm_config *c, const char *name, char *path, size_t cap) {
+    size_t n = strlen(c->output_dir);
+    while (n > 1 && c->output_dir[n - 1] == '/') n--;
+    while (n > 0 && c->output_dir[n - 1] != '/') n--;
+    snprintf(path, cap, "%.*stidemill-cache/%s", (int)n, c->output_dir, name);
+    return path;
 }
 
 static bool chooses(const tm_adapter_choice *c) {
@@ -205,6 +214,15 @@ static tm_fmt four_bits_of(const tm_config *c) {
                                                      : TM_FMT_F32;
 }
 
+/* A float a row: of samples, and of mismatched rows of all steps. */
+static uint64_t reference_bytes(const session *s) {
+    const tm_objective *o = tm_objective_of(s->cfg->objective.type);
+    uint64_t n = tm_dataset_get_counts(data_set(s->train))->samples * o->rows;
+    if (s->eval) n += tm_dataset_get_counts(data_set(s->eval))->samples * o->rows * (1U + o->mismatched);
+    if (o->mismatched) n += (uint64_t)s->cfg->total_steps * s->cfg->train_batch_size;
+    return n * sizeof(float);
+}
+
 job_opts session_job_options(const session *s) {
     const tm_config *c = s->cfg;
     job_opts o = {.model = c->model,
@@ -243,6 +261,7 @@ job_opts session_job_options(const session *s) {
     bound(c, &o);
     if (!c->init_random) o.other_bytes += text_bytes(c);
     if (s->train) o.other_bytes += data_bytes(s->train);
+    if (s->train && session_reference_column(c)) o.other_bytes += reference_bytes(s);
     if (s->eval) {
         job_shape shape = session_eval_shape(s);
         o.other_bytes += data_bytes(s->eval);

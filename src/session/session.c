@@ -176,6 +176,13 @@ static tm_status check_positions(const session *s, const tm_model_config *model)
 /* What does not learn, and what an adapter starts from. `planning`: weights may be missing. */
 static tm_status open_base(session *s, bool planning) {
     const tm_config *c = s->cfg;
+    if (session_reference_column(c) && c->init_random && !c->reference)
+        return tm_fail(
+            TM_EINPUT,
+            "objective %s with init \"random\": there is no model to be held against; give objective.reference",
+            tm_objective_of(c->objective.type)->name);
+    if (session_reference_column(c) && !planning)
+        TM_TRY(session_hash_model(c->reference ? c->reference : c->model, &s->reference_hash));
     if (c->adapter_path && !s->saved) TM_TRY(tm_adapter_folder_open(&s->saved, c->adapter_path));
     if ((!c->adapter && !c->freeze) || planning) return TM_OK;
     if (c->freeze && c->quantization.type != TM_QUANTIZE_NONE)
@@ -190,7 +197,7 @@ static tm_status open_base(session *s, bool planning) {
                        "init \"random\": a model of which only a part learns is read where it lies, and this one lies "
                        "nowhere; make it first: tidemill convert %s DIR --init random",
                        c->model);
-    return session_hash_base(s);
+    return session_hash_model(c->model, &s->base_hash);
 }
 
 tm_status session_prepare(session *s, bool data_optional) {

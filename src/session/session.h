@@ -39,6 +39,7 @@ typedef struct session {
     tm_source *source;        /* for texts and side files; a job has its own */
     uint64_t model_hash;      /* of config.json */
     uint64_t base_hash;       /* of weights that do not learn, by samples; 0: all learn */
+    uint64_t reference_hash;  /* of the reference's weights; 0: there is none of its own */
     text_tools text;
     data_file *train, *eval;
     char rows_basis[256]; /* what the lengths of rows are taken from (tidemill plan) */
@@ -57,7 +58,7 @@ TM_MUST_USE tm_status session_load_config(session *s, bool data_optional);
 TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
 TM_MUST_USE tm_status session_resolve_steps(const session *s); /* once the data are there; may be called again */
 void session_close(session *s);                                /* all but the ranks */
-TM_MUST_USE tm_status session_hash_base(session *s);           /* base.c */
+TM_MUST_USE tm_status session_hash_model(const char *path, uint64_t *hash); /* base.c */
 /* Collective. Where the configuration quantises a base, s->weights is a folder of it in four bits, made unless an earlier
  * life of the run has left it; and away with it, if this process made it, or (`all`) in any case. own_base.c */
 TM_MUST_USE tm_status session_make_base(session *s);
@@ -102,7 +103,9 @@ TM_MUST_USE tm_status session_describe_device(const session *s, tm_buf *out); /*
 /* ---- options.c: the configuration as a job's options ----------------------------------------------------------- */
 
 job_opts session_job_options(const session *s);
-job_shape session_step_shape(const session *s);                 /* the largest micro-batch of the run */
+job_shape session_step_shape(const session *s); /* the largest micro-batch of the run */
+/* "DIR/tidemill-cache/NAME" for an OUTPUT_DIR in DIR: what other runs beside it may take as well. Returns path. */
+const char *session_cache_path(const tm_config *c, const char *name, char *path, size_t cap);
 /* The objective's reference is a column that is made before step 1, not lanes. */
 bool session_reference_column(const tm_config *c);
 job_shape session_eval_shape(const session *s);                 /* of an evaluation; s->eval is there */

@@ -64,7 +64,9 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns
         t->job->step.tokens = info.tokens;
         t->job->step.samples = info.samples;
     }
-    return session_fill(ds, step, mb, t->s.ranks.rank, batch, to, out);
+    TM_TRY(session_fill(ds, step, mb, t->s.ranks.rank, batch, to, out));
+    if (to->reference) trainer_fill_reference(t, step, mb, batch, out->rows, to->reference);
+    return TM_OK;
 }
 
 void trainer_close(trainer *t) {
@@ -76,6 +78,7 @@ void trainer_close(trainer *t) {
     if (no_state) (void)tm_remove_empty(t->out.home); /* which an earlier life may have made */
     t->watch = watch;
     trainer_watch_close(t);
+    trainer_free_reference(t);
     run_plans_free(&t->plans);
     tm_buf_free(&t->out.directories);
     TM_FREE_ALL(t->saves.step, t->out.directory, t->out.directories_of, t->out.claim_paths);
@@ -217,6 +220,7 @@ static tm_status prepare_run(trainer *t) {
     TM_TRY(session_agree(&t->s, trainer_check_commit(t)));
     if (t->from.done) return session_agree(&t->s, trainer_end_finished(t));
     TM_TRY(session_make_base(&t->s));
+    TM_TRY(trainer_make_reference(t));
     TM_TRY(session_agree(&t->s, open_job(t)));
     TM_TRY(trainer_same_plans(t));
     TM_TRY(session_agree(&t->s, session_is_rank0(&t->s) ? trainer_check_room(t) : TM_OK));

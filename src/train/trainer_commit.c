@@ -79,6 +79,7 @@ static tm_status describe(const trainer *t, tm_buf *out) {
     trainer_describe_saves(t, &w);
     field_hex(&w, "model", t->s.model_hash);
     if (t->s.base_hash) field_hex(&w, "base", t->s.base_hash);
+    if (t->s.reference_hash) field_hex(&w, "reference", t->s.reference_hash);
     field_hex(&w, "data", tm_dataset_fingerprint(data_set(t->s.train)));
     tm_jw_field_str(&w, "numerics", numerics.data);
     TM_GO(trainer_describe_choices(t, &w));

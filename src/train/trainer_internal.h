@@ -121,6 +121,11 @@ typedef struct trainer_eval {
     step_total total; /* of its steps so far */
 } trainer_eval;
 
+/* Of the reference model, by row (trainer_reference.c). */
+typedef struct trainer_reference {
+    float *value[2][TM_BATCHES]; /* of training, of evaluation; NULL: not of this run */
+} trainer_reference;
+
 typedef struct trainer {
     session s;
     tm_job *job;
@@ -141,6 +146,7 @@ typedef struct trainer {
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
     trainer_eval eval;
+    trainer_reference reference;
     trainer_life life;
     trainer_said said;
     trainer_watch *watch;
@@ -163,6 +169,11 @@ typedef enum dir_owner { DIR_NOBODYS, DIR_OURS, DIR_ANOTHERS } dir_owner;
 dir_owner trainer_whose(const trainer *t, const char *dir, tm_io_owner *o);
 tm_status trainer_write_run_json(trainer *t, const char *status);
 /* Micro-batch `mb` of the step under way, or of the evaluation under way (a job's `fill`). */
+/* trainer_reference.c. Collective; before the job is opened, whose memory it needs. */
+tm_status trainer_make_reference(trainer *t);
+void trainer_free_reference(trainer *t);
+void trainer_fill_reference(const trainer *t, uint64_t step, uint32_t micro_batch, uint32_t batch, uint32_t rows,
+                            float *to);
 tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out);
 
 void trainer_close(trainer *t);

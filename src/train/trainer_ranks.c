@@ -32,6 +32,7 @@ tm_status trainer_same_input(trainer *t) {
     if (!t->s.comm) return TM_OK;
     TM_TRY(session_same(&t->s, "the model's config.json", t->s.model_hash));
     TM_TRY(session_same(&t->s, "the model's weights", t->s.base_hash));
+    TM_TRY(session_same(&t->s, "the reference model's weights", t->s.reference_hash));
     TM_TRY(session_same(&t->s, "the training data", tm_dataset_fingerprint(data_set(t->s.train))));
     TM_TRY(session_same(&t->s, "the evaluation data", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0));
     tm_status rc = session_agree(&t->s, trainer_numerics(t, &numerics));

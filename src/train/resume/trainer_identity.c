@@ -179,6 +179,7 @@ static void field_hex(tm_json_writer *w, const char *key, uint64_t v) {
 void trainer_describe_input(const trainer *t, tm_json_writer *w) {
     field_hex(w, "model", t->s.model_hash);
     if (t->s.base_hash) field_hex(w, "base", t->s.base_hash);
+    if (t->s.reference_hash) field_hex(w, "reference", t->s.reference_hash);
     field_hex(w, "data", t->s.train ? tm_dataset_fingerprint(data_set(t->s.train)) : 0);
     field_hex(w, "eval", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0);
 }
@@ -190,6 +191,8 @@ static tm_status compare_finished(const trainer *t, const earlier *e, tm_buf *di
     if (!same_hex(root, "model", t->s.model_hash)) TM_TRY(tm_buf_printf(differ, "model has another config.json; "));
     if (t->s.base_hash && !same_hex(root, "base", t->s.base_hash))
         TM_TRY(tm_buf_printf(differ, "model has other weights; "));
+    if (t->s.reference_hash && !same_hex(root, "reference", t->s.reference_hash))
+        TM_TRY(tm_buf_printf(differ, "the reference model has other weights; "));
     if (!same_hex(root, "data", tm_dataset_fingerprint(data_set(t->s.train))))
         TM_TRY(tm_buf_printf(differ, "data.train holds other samples; "));
     if (!same_hex(root, "eval", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0))
@@ -273,6 +276,11 @@ tm_status trainer_check_commit(trainer *t) {
                        "%s: its weights are not those that the run in %s began with, and what it trains is of no use "
                        "with others; put the old model back",
                        t->s.cfg->model, t->s.cfg->output_dir);
+    if (t->s.reference_hash && !same_hex(info, "reference", t->s.reference_hash))
+        return tm_fail(
+            TM_EINPUT,
+            "%s: the reference model's weights are not those that the run in %s began with; put the old ones back",
+            t->s.cfg->reference ? t->s.cfg->reference : t->s.cfg->model, t->s.cfg->output_dir);
     if (!same_hex(info, "data", tm_dataset_fingerprint(data_set(t->s.train))))
         return tm_fail(TM_EINPUT, "%s: holds other samples than when the run in %s began; put the old file back",
                        t->s.cfg->data.train, t->s.cfg->output_dir);
