@@ -19,6 +19,11 @@ typedef struct object_home {
     uint64_t offset;
 } object_home;
 
+typedef struct layout_file {
+    char *path;
+    uint64_t bytes;
+} layout_file;
+
 struct tm_layout {
     tm_object *object;
     uint32_t n;
@@ -26,7 +31,7 @@ struct tm_layout {
     object_home *home; /* of those that have one, in the order of ids */
     uint32_t n_homes, n_files;
     size_t cap_homes, cap_files;
-    char **file;           /* paths */
+    layout_file *file;
     uint64_t resident_end; /* resident state lies in [0, resident_end) of the slab */
     bool chosen;
 };

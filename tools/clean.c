@@ -1,5 +1,6 @@
 /* tidemill clean: what dead runs left below an offload path. */
 #include "io/file/file.h"
+#include "io/run/run.h"
 #include "offload/store/store.h"
 #include "tools/tools.h"
 
@@ -18,6 +19,7 @@ static const char *const state_names[] = {"dead", "commit", "in use", "old"};
 typedef struct leftover {
     char path[4096];
     leftover_state state;
+    bool base; /* not state: a model in four bits that a run has made for itself */
     tm_io_owner owner;
     uint64_t bytes;
     double age_seconds;
@@ -69,6 +71,41 @@ static void read_commit(leftover *l) {
     tm_commit_close(c);
 }
 
+/* "run-..." is of a run, "base-..." a base that one has made. */
+static bool is_named(const char *path, const char *as) {
+    const char *slash = strrchr(path, '/');
+    return strncmp(slash ? slash + 1 : path, as, strlen(as)) == 0;
+}
+
+/* ---- bases: what a run has made goes on being of use as long as the run can be gone on with -------------------------- */
+
+typedef struct asked_for {
+    const char *folder;
+    leftover *base;
+} asked_for;
+
+static tm_status look_at_run(void *ctx, const char *name, bool is_dir) {
+    asked_for *a = ctx;
+    leftover run = {.state = LEFT_DEAD};
+    if (!is_dir || strncmp(name, "run-", 4) != 0) return TM_OK;
+    snprintf(run.path, sizeof run.path, "%s/%s", a->folder, name);
+    if (tm_io_run_owner(run.path, &run.owner) != TM_OK) return tm_error_clear(), TM_OK;
+    if (strcmp(run.owner.key, a->base->owner.key) == 0 && (run.owner.alive || holds_commit(&run)))
+        a->base->state = LEFT_COMMIT;
+    return TM_OK;
+}
+
+/* Its run's directories lie beside it. */
+static tm_status look_for_run(leftover *base) {
+    char folder[4096];
+    char *slash;
+    snprintf(folder, sizeof folder, "%s", base->path);
+    slash = strrchr(folder, '/');
+    if (slash) *slash = 0;
+    base->step = -1;
+    return tm_list_dir(slash ? folder : ".", look_at_run, &(asked_for){slash ? folder : ".", base});
+}
+
 static tm_status look(leftover *l) {
     l->age_seconds = -1;
     TM_TRY(tm_io_run_owner(l->path, &l->owner));
@@ -77,6 +114,8 @@ static tm_status look(leftover *l) {
         l->state = LEFT_ALIVE;
     else if (l->owner.keyless)
         l->state = LEFT_OLD;
+    else if (l->base)
+        return look_for_run(l);
     else if (holds_commit(l))
         read_commit(l);
     return TM_OK;
@@ -86,7 +125,7 @@ static tm_status add(survey *s, const char *path) {
     leftover *grown = tm_realloc(s->found, (s->n + 1) * sizeof *grown);
     if (!grown) return tm_nomem((s->n + 1) * sizeof *grown);
     s->found = grown;
-    grown[s->n] = (leftover){.state = LEFT_DEAD};
+    grown[s->n] = (leftover){.state = LEFT_DEAD, .base = is_named(path, "base-")};
     snprintf(grown[s->n].path, sizeof grown[s->n].path, "%s", path);
     tm_status rc = look(&grown[s->n]);
     if (rc != TM_OK && !tm_path_is_dir(path) && path != s->path) return tm_error_clear(), TM_OK; /* gone meanwhile */
@@ -101,13 +140,13 @@ static tm_status interval(void *ctx, const char *name, bool is_dir) {
     char path[4096];
     struct stat st;
     snprintf(path, sizeof path, "%s/%s", s->path, name);
-    if (!is_dir || strncmp(name, "run-", 4) != 0 || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return TM_OK;
+    bool named = is_named(path, "run-") || is_named(path, "base-");
+    if (!is_dir || !named || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return TM_OK;
     return add(s, path);
 }
 
 static tm_status find_all(survey *s) {
-    const char *slash = strrchr(s->path, '/');
-    if (strncmp(slash ? slash + 1 : s->path, "run-", 4) == 0) return add(s, s->path);
+    if (is_named(s->path, "run-") || is_named(s->path, "base-")) return add(s, s->path);
     return tm_list_dir(s->path, interval, s);
 }
 
@@ -133,7 +172,10 @@ static void print_table(const survey *s) {
     for (size_t i = 0; i < s->n; i++) {
         const leftover *l = &s->found[i];
         *what = 0;
-        if (l->state == LEFT_COMMIT && l->step >= 0)
+        if (l->base)
+            snprintf(what, sizeof what, "  (a base in four bits of %.1000s%s)", l->owner.of,
+                     l->state == LEFT_COMMIT ? ", which can be resumed" : "");
+        else if (l->state == LEFT_COMMIT && l->step >= 0)
             snprintf(what, sizeof what, "  (step %" PRId64 " of %s can be resumed)", l->step, l->output);
         else if (l->state == LEFT_COMMIT)
             snprintf(what, sizeof what, "  (part of a commit, or a damaged one)");
@@ -153,6 +195,7 @@ static tm_status print_survey_json(const survey *s, const bool *removed) {
         tm_jw_object(&w);
         tm_jw_field_str(&w, "path", l->path);
         tm_jw_field_str(&w, "state", state_names[l->state]);
+        tm_jw_field_str(&w, "holds", l->base ? "base" : "run");
         tm_jw_field_uint(&w, "bytes", l->bytes);
         tm_jw_field_double(&w, "age_seconds", l->age_seconds);
         tm_jw_field_int(&w, "pid", l->owner.pid);
@@ -191,6 +234,7 @@ static tm_status remove_one(const leftover *l, bool all, bool *removed) {
     tm_io_run *run;
     tm_io_owner now;
     const tm_io_claim claim = {.key = l->owner.key};
+    if (l->base) return tm_io_shared_remove(l->path, l->owner.key, 0, removed);
     tm_status rc = tm_io_run_reopen(&run, l->path, l->state == LEFT_OLD ? NULL : &claim, true, 0);
     if (rc == TM_OK && !all && holds_commit(l)) {
         tm_io_run_close(run);
@@ -243,9 +287,11 @@ int tm_cmd_clean(int argc, char **argv) {
     const tm_cli cli = {
         .usage = "clean PATH [--yes] [--all] [--json]",
         .about =
-            "Lists the run directories below an offload path (or one of them): in use, holding a commit that can "
-            "be resumed, or left by a dead run; removes the last on --yes or when told so. What has no `owner` file of "
-            "a run is not listed and never touched, nor are files that no run makes.",
+            "Lists the run directories below an offload path (or one of them), and the bases in four bits that runs "
+            "have "
+            "made there: in use, holding a commit that can be resumed or needed by such a run, or left by a dead run; "
+            "removes the last on --yes or when told so. What has no `owner` file of a run is not listed and never "
+            "touched, nor are files that no run makes.",
         .example = "tidemill clean /nvme/offload\ntidemill clean /nvme/offload --yes",
         TM_CLI_OPTIONS(opts),
         TM_CLI_WORDS(path, 1, 1),

@@ -182,7 +182,7 @@ static const library libraries[] = {
      BAD},
     {"oneDNN",
      {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"},
-     "used for bf16 on processors that have it: apt-get install libdnnl2",
+     "used for bf16 on processors that multiply it, but have no AMX: apt-get install libdnnl2",
      WARN},
 };
 

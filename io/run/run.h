@@ -86,4 +86,25 @@ const char *tm_io_owner_say(const tm_io_owner *o, char *buf, size_t cap); /* "pr
 /* TM_EINPUT, with the reason: `dir`, of which `owner` was read, is not the claim's. */
 TM_MUST_USE tm_status tm_io_claim_check(const tm_io_claim *c, const char *dir, const tm_io_owner *o);
 
+/* ---- folders that runs share ------------------------------------------------------------------------------------- */
+
+/* A model that a run makes of another one, which any run may use that wants the same: `lock` and `owner` lie in it as in
+ * a run directory. Whoever uses it holds the lock together with others, so that it is in use for whoever asks
+ * tm_io_run_owner. It has a name of the caller's, who writes config.json last.
+ *
+ *     TM_TRY(tm_io_shared_open(&s, dir));               // s: it is there and stays
+ *     if (!s) TM_TRY(tm_io_shared_create(&s, beside, key, of)); // then filled, and renamed to `dir`
+ *     tm_io_shared_close(s);
+ *     TM_TRY(tm_io_shared_remove(dir, NULL, 0, &gone)); // unless others use it
+ */
+typedef struct tm_io_shared tm_io_shared;
+/* Makes DIR, held; key and `of` as in tm_io_run_opts. */
+TM_MUST_USE tm_status tm_io_shared_create(tm_io_shared **out, const char *dir, const char *key, const char *of);
+/* *out NULL: DIR is not there (any more). TM_EINPUT: what is there no run has made. */
+TM_MUST_USE tm_status tm_io_shared_open(tm_io_shared **out, const char *dir);
+void tm_io_shared_close(tm_io_shared *s); /* NULL is fine */
+/* Removes the files of a model from DIR, `owner`, `lock` and DIR, if its key is `key` (NULL: any) and nobody uses it
+ * after wait_ms. *gone: it is not there. TM_EINPUT as above. */
+TM_MUST_USE tm_status tm_io_shared_remove(const char *dir, const char *key, unsigned wait_ms, bool *gone);
+
 #endif

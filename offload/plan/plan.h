@@ -103,6 +103,7 @@ const tm_object *tm_layout_get(const tm_layout *l, uint32_t id);
  * operation may write it, no commit names it. An object of that kind that is not pageable has no home: whoever runs the plans
  * fills it at every start. */
 TM_MUST_USE tm_status tm_layout_file(tm_layout *l, const char *path, uint32_t *file); /* the same path: the same file */
+uint64_t *tm_layout_file_bytes(tm_layout *l, uint32_t file); /* its size, for who describes it: 0 until he sets it */
 TM_MUST_USE tm_status tm_layout_home(tm_layout *l, uint32_t id, uint32_t file, uint64_t offset);
 uint32_t tm_layout_files(const tm_layout *l);
 const char *tm_layout_file_path(const tm_layout *l, uint32_t file);

@@ -39,7 +39,7 @@ tm_status tm_layout_create(tm_layout **out) {
 
 void tm_layout_free(tm_layout *l) {
     if (!l) return;
-    for (uint32_t i = 0; i < l->n_files; i++) tm_free(l->file[i]);
+    for (uint32_t i = 0; i < l->n_files; i++) tm_free(l->file[i].path);
     TM_FREE_ALL(l->object, l->home, l->file, l);
 }
 
@@ -65,12 +65,17 @@ const tm_object *tm_layout_get(const tm_layout *l, uint32_t id) {
 
 tm_status tm_layout_file(tm_layout *l, const char *path, uint32_t *file) {
     for (*file = 0; *file < l->n_files; ++*file)
-        if (strcmp(l->file[*file], path) == 0) return TM_OK;
+        if (strcmp(l->file[*file].path, path) == 0) return TM_OK;
     TM_TRY(tm_grow(&l->file, &l->cap_files, (size_t)l->n_files + 1, sizeof *l->file));
-    l->file[l->n_files] = tm_strdup(path);
-    if (!l->file[l->n_files]) return tm_nomem(strlen(path) + 1);
+    l->file[l->n_files] = (layout_file){.path = tm_strdup(path)};
+    if (!l->file[l->n_files].path) return tm_nomem(strlen(path) + 1);
     l->n_files++;
     return TM_OK;
+}
+
+uint64_t *tm_layout_file_bytes(tm_layout *l, uint32_t file) {
+    TM_ASSERT(file < l->n_files);
+    return &l->file[file].bytes;
 }
 
 tm_status tm_layout_home(tm_layout *l, uint32_t id, uint32_t file, uint64_t offset) {
@@ -87,7 +92,7 @@ uint32_t tm_layout_files(const tm_layout *l) {
 
 const char *tm_layout_file_path(const tm_layout *l, uint32_t file) {
     TM_ASSERT(file < l->n_files);
-    return l->file[file];
+    return l->file[file].path;
 }
 
 const object_home *layout_home(const tm_layout *l, uint32_t id) {

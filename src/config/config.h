@@ -141,6 +141,7 @@ typedef struct tm_config {
         bool shuffle;     /* true; never applied to .safetensors rows */
         bool group_by_length;
         tm_overlong overlong;
+        tm_truncation truncation;
         bool train_on_inputs; /* whole rows are learned */
         bool mask_history;    /* of conversations only what follows the last user message is learned */
         bool enable_thinking; /* told to the chat template where thinking_said */

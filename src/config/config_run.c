@@ -72,12 +72,31 @@ static void resolve_format(cfg_state *s) {
                   "\"data.format\" is safetensors, but data.train does not end in .safetensors");
 }
 
+/* ms-swift has one word for what happens to longer rows; two of its values are those of overlong. */
+static void resolve_truncation(cfg_state *s) {
+    static const struct {
+        const char *word;
+        tm_overlong overlong;
+    } words[] = {{"delete", TM_OVERLONG_DROP}, {"raise", TM_OVERLONG_ERROR}};
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *v = cfg_given(s, "data.truncation"), *overlong = cfg_given(s, "data.overlong");
+    c->data.truncation = cfg_chosen(s, "data.truncation", "left") ? TM_TRUNCATE_LEFT : TM_TRUNCATE_RIGHT;
+    if (cfg_chosen(s, "data.truncation", "split")) later(s, "data.truncation", "split is");
+    for (size_t i = 0; i < TM_COUNT(words); i++) {
+        if (!cfg_chosen(s, "data.truncation", words[i].word)) continue;
+        if (overlong && c->data.overlong != words[i].overlong)
+            cfg_mismatch(s, "data.truncation", v, "data.overlong", overlong);
+        c->data.overlong = words[i].overlong;
+    }
+}
+
 static tm_status resolve_data(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     TM_TRY(config_resolve_data(s));
     if (!c->data.train && !s->opts->data_optional)
         missing(s, "data.train", "\"data\": {\"train\": \"examples.jsonl\"}");
     resolve_format(s);
+    resolve_truncation(s);
     if (!cfg_given(s, "data_seed")) c->data.seed = c->seed;
     c->data.thinking_said = cfg_given(s, "data.enable_thinking") != NULL;
     if (c->data.train_on_inputs && c->data.mask_history)

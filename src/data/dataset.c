@@ -40,14 +40,19 @@ tm_status data_rows_get(tm_dataset *ds, uint64_t row, data_view *out) {
     return TM_OK;
 }
 
-/* Token rows with a completion lose of their prompt at the front. */
-static void skip_prompt(data_view *v, uint32_t seq) {
-    uint32_t before = 0;
-    while (before < seq && v->labels[before] == TM_LABEL_IGNORE) before++;
-    before -= v->row->prompt;
-    v->ids += before;
-    v->labels += before;
-    v->mask += before;
+void data_view_skip(data_view *v, uint32_t n) {
+    v->ids += n;
+    v->labels += n;
+    v->mask += n;
+}
+
+/* What the cut of a row of the row source took at its front. */
+static uint32_t cut_in_front(const tm_dataset *ds, const data_view *v) {
+    uint32_t prompt = 0;
+    if (ds->kind == TM_ROWS_PLAIN && ds->truncation == TM_TRUNCATE_RIGHT) return 0;
+    if (ds->kind == TM_ROWS_PLAIN) return (uint32_t)data_row_length(v, ds->rows.seq) - v->row->n_tokens;
+    while (prompt < ds->rows.seq && v->labels[prompt] == TM_LABEL_IGNORE) prompt++;
+    return prompt - v->row->prompt;
 }
 
 tm_status data_view_read(tm_dataset *ds, uint64_t i, data_view *out) {
@@ -56,7 +61,7 @@ tm_status data_view_read(tm_dataset *ds, uint64_t i, data_view *out) {
     if (ds->is_rows) {
         TM_TRY(data_rows_get(ds, i, out));
         out->row = r;
-        if (ds->kind != TM_ROWS_PLAIN) skip_prompt(out, ds->rows.seq);
+        data_view_skip(out, cut_in_front(ds, out));
     } else {
         TM_TRY(data_store_read(&ds->store, r->place, ds->scratch, id_bytes + data_mask_bytes(r->n_tokens)));
         *out = (data_view){.row = r,

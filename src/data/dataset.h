@@ -130,13 +130,18 @@ typedef enum tm_rows {
 typedef enum tm_overlong { TM_OVERLONG_TRUNCATE, TM_OVERLONG_DROP, TM_OVERLONG_ERROR } tm_overlong;
 TM_MUST_USE tm_status tm_overlong_parse(const char *name, tm_overlong *out);
 
+/* Which end of a longer row goes, under `truncate`. A row of a prompt and a completion loses the first tokens of its prompt
+ * in any case, and then the last of its completion. */
+typedef enum tm_truncation { TM_TRUNCATE_RIGHT, TM_TRUNCATE_LEFT } tm_truncation;
+
 typedef struct tm_dataset_opts {
     tm_data_format format;
     tm_rows rows;
     bool labels_of_prompt; /* TM_ROWS_PAIRS: chosen rows have labels on prompt and completion, as ORPO's NLL wants */
-    tm_overlong overlong;  /* row sources: `drop` is refused, since it would move the rows that follow */
-    uint32_t seq_len;      /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
-    uint32_t vocab_size;   /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
+    tm_truncation truncation;
+    tm_overlong overlong;          /* row sources: `drop` is refused, since it would move the rows that follow */
+    uint32_t seq_len;              /* 0: no limit (a sample of 2^28 tokens is an error in any case) */
+    uint32_t vocab_size;           /* ids at or above are fatal: the tokenizer is not the model's; 0: not checked */
     const tm_tokenizer *tokenizer; /* records */
     const tm_chat *chat;           /* NULL: messages, alpaca and sharegpt lines are bad lines that say so */
     tm_chat_labels labels;         /* of conversations; train_on_inputs is for prompts of completions as well */
@@ -169,7 +174,7 @@ typedef struct tm_dataset_counts {
     uint64_t lines;          /* records (lines that are not blank), or rows */
     uint64_t samples;        /* usable */
     uint64_t bad;            /* not JSON, not a known format, too long a line, ... */
-    uint64_t truncated;      /* longer than seq_len, cut at the end */
+    uint64_t truncated;      /* longer than seq_len, cut */
     uint64_t dropped;        /* longer than seq_len under `drop` */
     uint64_t no_labels;      /* without any learned token (after truncation); dropped, but for row sources */
     uint64_t identical;      /* pairs of which chosen and rejected are the same */

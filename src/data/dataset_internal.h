@@ -107,6 +107,7 @@ struct tm_dataset {
     uint64_t fingerprint;
     double part; /* of the files that was read */
     tm_rows kind;
+    tm_truncation truncation;
     bool is_rows, shuffle, labels_of_prompt;
     uint32_t seq_len;
     uint64_t n_samples;
@@ -146,6 +147,7 @@ typedef struct data_view {
 tm_status data_view_read(tm_dataset *ds, uint64_t i, data_view *out);
 /* A row of the row source, as it is: `row` is not set. */
 tm_status data_rows_get(tm_dataset *ds, uint64_t row, data_view *out);
+void data_view_skip(data_view *v, uint32_t n); /* leaves out n positions of a row of the row source */
 /* Is token t one of the completion (of plain rows: learned)? */
 bool data_view_is_completion(const data_view *v, uint32_t t);
 /* Token t if it is learned, else -100; not shifted. */

@@ -226,9 +226,7 @@ static tm_status scan_role(data_scan *s, uint64_t row, const data_answer *a, uin
     data_cut cut = cut_beside(prompt, completion, longest, ds->seq_len);
     data_view v;
     TM_TRY(data_rows_get(ds, row, &v));
-    v.ids += prompt - cut.prompt;
-    v.labels += prompt - cut.prompt;
-    v.mask += prompt - cut.prompt;
+    data_view_skip(&v, prompt - cut.prompt);
     v.whole = ds->labels_of_prompt && row % 2 == 0;
     name_role(s, row % 2);
     TM_TRY(add_row(s, row / 2, &v, cut, desirable));

@@ -14,6 +14,7 @@ static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t 
     ds->seed = opts->seed;
     ds->part = 1;
     ds->kind = opts->rows;
+    ds->truncation = opts->truncation;
     ds->labels_of_prompt = opts->labels_of_prompt;
     ds->seq_len = opts->seq_len;
     ds->rows_each = opts->rows == TM_ROWS_PAIRS ? 2 : 1;
@@ -98,19 +99,23 @@ tm_status data_pack_bits(tm_buf *bits, const char *learn, uint32_t n) {
     return TM_OK;
 }
 
-static tm_status store_sample(data_scan *s, uint32_t n) {
+/* Tokens of a row of n at its front that a cut to `kept` takes. */
+static size_t cut_in_front(const data_scan *s, size_t n, size_t kept) {
+    return s->opts->truncation == TM_TRUNCATE_LEFT ? n - kept : 0;
+}
+
+static tm_status store_sample(data_scan *s, const int32_t *ids, const char *learn, uint32_t n) {
     tm_dataset *ds = s->ds;
-    const tm_ids *ids = &s->encoder.ids;
     data_row row = {.n_tokens = n};
-    for (uint32_t i = 1; i < n; i++) row.n_labels += s->encoder.learn.data[i] != 0;
+    for (uint32_t i = 1; i < n; i++) row.n_labels += learn[i] != 0;
     if (!row.n_labels) {
         ds->counts.no_labels++;
         return TM_OK;
     }
-    TM_TRY(data_pack_bits(&s->bits, s->encoder.learn.data, n));
-    TM_TRY(data_store_append(&ds->store, ids->id, n * sizeof *ids->id, &row.place));
+    TM_TRY(data_pack_bits(&s->bits, learn, n));
+    TM_TRY(data_store_append(&ds->store, ids, n * sizeof *ids, &row.place));
     TM_TRY(data_store_append(&ds->store, s->bits.data, s->bits.len, NULL));
-    ds->fingerprint = tm_hash64(ids->id, n * sizeof *ids->id, ds->fingerprint);
+    ds->fingerprint = tm_hash64(ids, n * sizeof *ids, ds->fingerprint);
     ds->fingerprint = tm_hash64(s->bits.data, s->bits.len, ds->fingerprint);
     ds->counts.samples++;
     data_count_row(ds, n, &row);
@@ -119,7 +124,7 @@ static tm_status store_sample(data_scan *s, uint32_t n) {
 
 static tm_status scan_record(data_scan *s, const tm_record *r) {
     tm_status rc;
-    size_t n;
+    size_t n, from;
     bool keep;
     s->ds->counts.lines++;
     rc = r->wrong ? tm_fail(TM_EINPUT, "%s", r->wrong) : data_encode(&s->encoder, r->text, r->len);
@@ -130,8 +135,9 @@ static tm_status scan_record(data_scan *s, const tm_record *r) {
     TM_TRY(data_fit(s, r->number, n, &keep));
     if (!keep) return TM_OK;
     n = cut(s, n);
-    TM_TRY(data_check_ids(s, r->number, s->encoder.ids.id, n));
-    return store_sample(s, (uint32_t)n);
+    from = cut_in_front(s, s->encoder.ids.n, n);
+    TM_TRY(data_check_ids(s, r->number, s->encoder.ids.id + from, n));
+    return store_sample(s, s->encoder.ids.id + from, s->encoder.learn.data + from, (uint32_t)n);
 }
 
 static bool is_enough(const data_scan *s, uint64_t bytes) {
@@ -309,14 +315,15 @@ static tm_status scan_row(data_scan *s, uint64_t row) {
     tm_dataset *ds = s->ds;
     data_row stored = {0};
     data_view v;
-    size_t n;
+    size_t n, all;
     bool keep;
     TM_TRY(data_rows_get(ds, row, &v));
     ds->counts.lines++;
-    n = data_row_length(&v, ds->rows.seq);
-    TM_TRY(data_fit(s, row, n, &keep));
+    all = data_row_length(&v, ds->rows.seq);
+    TM_TRY(data_fit(s, row, all, &keep));
     if (!keep) return data_rows_cannot_drop(s, row);
-    n = cut(s, n);
+    n = cut(s, all);
+    data_view_skip(&v, (uint32_t)cut_in_front(s, all, n));
     TM_TRY(data_check_ids(s, row, v.ids, n));
     TM_TRY(data_check_labels(s, row, v.labels, n));
     stored.n_tokens = (uint32_t)n;
@@ -339,6 +346,9 @@ tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, cons
     *out = NULL;
     if (!rows->n_rows || !rows->seq)
         return tm_fail(TM_EINPUT, "%s: the dataset is empty; it needs at least one row", rows->name);
+    if (rows->get_begin && opts->truncation == TM_TRUNCATE_LEFT)
+        return tm_fail(TM_EINPUT, "%s: rows of several documents are cut at their end; leave out data.truncation",
+                       rows->name);
     TM_ASSERT(opts->rows == TM_ROWS_PLAIN || rows->n_rows % 2 == 0);
     if (rows->seq > MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s: rows of %u tokens", rows->name, rows->seq);
     if (opts->packing || opts->group_by_length)

@@ -346,6 +346,9 @@ typedef struct tm_quantise_opts {
  * transformers, PEFT and tm_source read. Codes and scales are bitsandbytes' own. Reads each value once; memory: the scales
  * of one tensor. */
 TM_MUST_USE tm_status tm_quantise(const tm_source *src, const char *dir, const tm_quantise_opts *o);
+/* Of a tensor in four bits in such a folder, with its scales, maps and state. */
+uint64_t tm_quantised_bytes(uint64_t elements, uint32_t block, bool double_quant);
+bool tm_source_in_four_bits(const tm_source *src); /* it has some tensor in NF4 or FP4 */
 
 /* config.json (as in the source, but with torch_dtype and dtype set to `dtype`), generation_config.json, and the
  * tokenizer's files into DIR, each written beside and renamed. Of a folder all other files go along as well, but for

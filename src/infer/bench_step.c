@@ -359,7 +359,7 @@ static void bench_close(bench *b) {
     job_close(b->job); /* its executor may hold a link */
     tm_plan_free(b->plan);
     tm_plan_free(b->first_plan);
-    if (session_drop_base(&b->s, false) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
+    if (session_undo_base(&b->s) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     session_close(&b->s);
     tm_link_free(b->link);
     tm_link_free(b->first_link);

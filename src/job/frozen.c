@@ -15,13 +15,19 @@ enum {
     IN_PLACE_BYTES = 4 << 20  /* of an object: so that reading, checking and computing overlap */
 };
 
-/* Whether it would be quantised before the run begins, which a plan does not do. */
+/* Pieces of a base that is nowhere yet have this for a file. */
+static const char nowhere[] = "";
+
+bool job_in_four_bits(const tm_model *m, const tm_adapter_config *adapter, uint32_t tensor) {
+    const tm_tensor *x = tm_model_tensor(m, tensor);
+    uint32_t part = tm_model_tensor_segments(m, tensor)->part;
+    bool block = tm_model_unit(m, tm_model_part(m, part)->unit)->kind == TM_UNIT_BLOCK;
+    return block && x->role == TM_TENSOR_BASE && x->ndim == 2 && !(adapter && tm_adapter_learns(adapter, x->name));
+}
+
+/* A plan makes no base: it counts what the run will make. */
 static bool will_be_quantised(const tm_job *job, uint32_t tensor) {
-    const job_opts *o = &job->opts;
-    uint32_t part = tm_model_tensor_segments(job->model, tensor)->part;
-    bool quantises = (o->four_bits == TM_FMT_NF4 || o->four_bits == TM_FMT_FP4) && !o->weights;
-    return quantises && tm_model_tensor(job->model, tensor)->ndim == 2 &&
-           tm_model_unit(job->model, tm_model_part(job->model, part)->unit)->kind == TM_UNIT_BLOCK;
+    return job->four_bits != TM_FMT_F32 && job_in_four_bits(job->model, job->opts.adapter, tensor);
 }
 
 /* In bitsandbytes' four bits: codes, scales, scales of scales. */
@@ -29,20 +35,16 @@ static void imagine_four_bits(const tm_job *job, uint64_t first, uint64_t n, tm_
     const job_opts *o = &job->opts;
     uint64_t blocks = (n + o->quant_block - 1) / o->quant_block;
     *out = (tm_source_piece){.first = first, .elements = n, .n = o->double_quant ? 3 : 2};
-    out->range[0] = (tm_raw_range){.path = o->model, .offset = first / 2, .bytes = (n + 1) / 2};
-    out->range[1] = (tm_raw_range){.path = o->model, .offset = 0, .bytes = o->double_quant ? blocks : 4 * blocks};
-    out->range[2] = (tm_raw_range){.path = o->model, .offset = 0, .bytes = (blocks / 256 + 1) * 4};
+    out->range[0] = (tm_raw_range){.path = nowhere, .offset = first / 2, .bytes = (n + 1) / 2};
+    out->range[1] = (tm_raw_range){.path = nowhere, .offset = 0, .bytes = o->double_quant ? blocks : 4 * blocks};
+    out->range[2] = (tm_raw_range){.path = nowhere, .offset = 0, .bytes = (blocks / 256 + 1) * 4};
 }
 
 /* Whose part has no file to be read from: a plan of a config.json alone counts bytes as they would be. */
 static void imagine_piece(const tm_job *job, uint64_t first, uint64_t n, tm_source_piece *out) {
     uint64_t width = tm_dtype_bytes(job->dtype);
     *out = (tm_source_piece){.first = first, .elements = n, .n = 1, .in_order = true};
-    out->range[0] = (tm_raw_range){.path = job->opts.model, .offset = first * width, .bytes = n * width};
-}
-
-static tm_fmt compute_fmt(const tm_job *job) {
-    return job->dtype == TM_F32 ? TM_FMT_F32 : job->dtype == TM_BF16 ? TM_FMT_BF16 : TM_FMT_F16;
+    out->range[0] = (tm_raw_range){.path = nowhere, .offset = first * width, .bytes = n * width};
 }
 
 static bool from_source(const tm_job *job) {
@@ -50,8 +52,9 @@ static bool from_source(const tm_job *job) {
 }
 
 static tm_fmt stored_fmt(const tm_job *job, uint32_t tensor) {
-    if (will_be_quantised(job, tensor)) return job->opts.four_bits;
-    return from_source(job) ? tm_source_tensor_get(job->source, job->source_tensor[tensor])->fmt : compute_fmt(job);
+    if (will_be_quantised(job, tensor)) return job->four_bits;
+    return from_source(job) ? tm_source_tensor_get(job->source, job->source_tensor[tensor])->fmt
+                            : job_compute_fmt(job->dtype);
 }
 
 static tm_status piece_of(const tm_job *job, uint32_t tensor, uint64_t first, uint64_t n, tm_source_piece *out) {
@@ -64,6 +67,10 @@ static tm_status piece_of(const tm_job *job, uint32_t tensor, uint64_t first, ui
     return TM_OK;
 }
 
+bool frozen_is_there(const tm_job *job, const frozen_piece *f) {
+    return from_source(job) && !will_be_quantised(job, tm_model_part_segments(job->model, f->part)[f->segment].tensor);
+}
+
 tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_source_piece *out) {
     const tm_segment *seg = &tm_model_part_segments(job->model, f->part)[f->segment];
     return piece_of(job, seg->tensor, seg->tensor_offset + (f->begin - seg->part_offset), f->n, out);
@@ -71,13 +78,18 @@ tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_sourc
 
 /* ---- objects ---------------------------------------------------------------------------------------------------- */
 
-static tm_status file_bytes(const tm_job *job, const char *path, uint64_t *bytes) {
+/* The file among the layout's, which is asked for its size once. */
+static tm_status find_file(const tm_job *job, const char *path, uint32_t *file, uint64_t *size) {
     tm_file *f;
-    *bytes = UINT64_MAX;
-    if (!from_source(job) || path == job->opts.model) return TM_OK; /* imagined */
-    TM_TRY(tm_file_open(&f, path));
-    *bytes = tm_file_size(f);
-    tm_file_close(f);
+    TM_TRY(tm_layout_file(job->layout, path, file));
+    uint64_t *bytes = tm_layout_file_bytes(job->layout, *file);
+    if (path == nowhere) *bytes = UINT64_MAX;
+    if (*bytes == 0) {
+        TM_TRY(tm_file_open(&f, path));
+        *bytes = tm_file_size(f);
+        tm_file_close(f);
+    }
+    *size = *bytes;
     return TM_OK;
 }
 
@@ -86,9 +98,8 @@ static tm_status add_range(tm_job *job, const tm_raw_range *r, uint32_t unit, ui
                            frozen_piece *f, uint32_t i) {
     uint64_t begin = r->offset / TM_FRAME_ALIGN * TM_FRAME_ALIGN, size;
     uint32_t file;
-    TM_TRY(file_bytes(job, r->path, &size));
+    TM_TRY(find_file(job, r->path, &file, &size));
     uint64_t end = tm_min_u64(tm_round_up(r->offset + r->bytes, TM_FRAME_ALIGN), size);
-    TM_TRY(tm_layout_file(job->layout, r->path, &file));
     f->object[i] = tm_layout_objects(job->layout);
     f->shift[i] = (uint32_t)(r->offset - begin);
     for (uint64_t at = begin; at < end; at += most) {
@@ -119,7 +130,7 @@ static tm_status add_piece(tm_job *job, frozen_piece f, const tm_source_piece *p
 static bool lies_in_place(const tm_job *job, uint32_t tensor, const tm_source_piece *p, uint64_t n) {
     uint64_t width = tm_dtype_bytes(job->dtype);
     return p->in_order && p->elements == n && p->range[0].offset % width == 0 &&
-           stored_fmt(job, tensor) == compute_fmt(job);
+           stored_fmt(job, tensor) == job_compute_fmt(job->dtype);
 }
 
 static tm_status add_decoded(tm_job *job, uint32_t part, uint32_t segment, span at, uint32_t *bundle) {
@@ -191,18 +202,13 @@ uint64_t frozen_decoded_bytes(const tm_job *job) {
 /* One node makes it once, for all of its ranks. */
 uint64_t frozen_own_bytes(const tm_job *job) {
     const job_opts *o = &job->opts;
-    bool quantises = o->four_bits == TM_FMT_NF4 || o->four_bits == TM_FMT_FP4;
     uint64_t bytes = 0;
-    if (o->weights || !quantises) return 0;
+    if (job->four_bits == TM_FMT_F32) return 0;
     for (uint32_t t = 0; t < tm_model_tensors(job->model); t++) {
         const tm_tensor *x = tm_model_tensor(job->model, t);
-        tm_source_piece p = {.n = 0};
-        if (x->role != TM_TENSOR_BASE) continue;
-        if (will_be_quantised(job, t))
-            imagine_four_bits(job, 0, x->elements, &p);
-        else
-            imagine_piece(job, 0, x->elements, &p);
-        for (uint32_t i = 0; i < p.n; i++) bytes += p.range[i].bytes;
+        if (x->role != TM_TENSOR_BASE || x->of != t) continue;
+        bytes += will_be_quantised(job, t) ? tm_quantised_bytes(x->elements, o->quant_block, o->double_quant)
+                                           : x->elements * tm_dtype_bytes(job->dtype);
     }
     return bytes;
 }

@@ -171,7 +171,7 @@ typedef struct job_opts {
     const tm_adapter_config *adapter;   /* its modules are adapted, all else stays as it is; NULL: no adapter */
     const tm_freeze *freeze;            /* without an adapter: what learns; NULL: everything does */
     const char *weights; /* folder or file that they are read from instead of `model`; NULL: of `model` */
-    tm_fmt four_bits;    /* NF4, FP4: what matrices of blocks are quantised to; without `weights` in a plan only */
+    tm_fmt four_bits;    /* NF4, FP4: what `quantization` makes of the model; F32: there is none */
     bool double_quant;
     uint32_t quant_block;
     const tm_model_roles *roles;    /* instead (tests) */
@@ -332,6 +332,7 @@ struct tm_job {
     tm_optim_opts update_opts;
     tm_source *source;       /* NULL: random initialisation */
     uint32_t *source_tensor; /* per tensor: its index in the source; UINT32_MAX: it is an adapter's */
+    tm_fmt four_bits;        /* in a plan: NF4, FP4 where a run will make such a base of the source; F32: it has one */
     job_carried carried;
     tm_pissa *pissa;         /* NULL: the adapter does not begin so */
     const char *name_prefix; /* of tensors outside the program: "", or PEFT's with adapters */
@@ -356,6 +357,11 @@ struct tm_job {
     job_progress progress;
     job_step step;
 };
+
+/* What is computed with, as it lies in memory and in files. */
+static inline tm_fmt job_compute_fmt(tm_dtype dtype) {
+    return dtype == TM_F32 ? TM_FMT_F32 : dtype == TM_BF16 ? TM_FMT_BF16 : TM_FMT_F16;
+}
 
 static inline uint32_t shape_tokens(const job_shape *s) {
     return s->tokens ? s->tokens : (uint32_t)tm_round_up((uint64_t)s->rows * s->seq, 64);
@@ -484,10 +490,15 @@ uint64_t job_pissa_bytes(const tm_job *job);
 
 /* Describes what files part `part` is made of: its pieces, and their objects in the layout. */
 TM_MUST_USE tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bundle);
-uint64_t
-frozen_own_bytes(const tm_job *job); /* of a base that the run will make for itself; 0: it makes none, or has it */
+/* Whether `quantization` takes a tensor: matrices of blocks, as bitsandbytes takes every linear layer but the head; none
+ * that the adapter trains whole. */
+bool job_in_four_bits(const tm_model *m, const tm_adapter_config *adapter, uint32_t tensor);
+/* Of a base that the run will make for itself, all its values; 0: it makes none, or has it. */
+uint64_t frozen_own_bytes(const tm_job *job);
 uint64_t frozen_decoded_bytes(const tm_job *job);   /* of all parts that are decoded, as computed with */
 span frozen_held(const tm_job *job, uint32_t part); /* elements of which this rank has pieces */
+/* Its bytes are; a plan counts those of others too. */
+bool frozen_is_there(const tm_job *job, const frozen_piece *f);
 TM_MUST_USE tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_source_piece *out);
 /* Where this rank's weights begin in the frame that an operation is given. */
 static inline uint32_t weight_shift(const tm_job *job, uint32_t part) {

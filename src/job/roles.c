@@ -3,7 +3,6 @@
 #include "adapter/principal.h"
 #include "job/job.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* A model's tensors before anything is frozen, by name, and whether each learns. */
@@ -51,23 +50,6 @@ static size_t stem(const char *tensor) {
     return dot ? (size_t)(dot - tensor) : strlen(tensor);
 }
 
-static const tm_model *sorted_model;
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(tm_model_tensor(sorted_model, *(const uint32_t *)a)->name,
-                  tm_model_tensor(sorted_model, *(const uint32_t *)b)->name);
-}
-
-static tm_status sort_names(const tm_model *m, uint32_t **out) {
-    uint32_t n = tm_model_tensors(m), *order = tm_malloc((n + 1) * sizeof *order);
-    *out = order;
-    if (!order) return tm_nomem(n * sizeof *order);
-    for (uint32_t i = 0; i < n; i++) order[i] = i;
-    sorted_model = m;
-    qsort(order, n, sizeof *order, by_name);
-    return TM_OK;
-}
-
 /* A module's tensors follow each other in the order of names. */
 static void list_modules(const tm_model *m, const uint32_t *order, const char **module, size_t *n, char *names) {
     const char *before = NULL;
@@ -90,7 +72,7 @@ tm_status job_list_modules(const tm_model *m, const char ***module, size_t *n, t
     for (uint32_t i = 0; i < tensors; i++) bytes += strlen(tm_model_tensor(m, i)->name) + 1;
     if (!*module) return tm_nomem(tensors * sizeof **module);
     TM_TRY(tm_buf_reserve(names, bytes));
-    TM_TRY(sort_names(m, &order));
+    TM_TRY(tm_model_sort_names(m, &order));
     list_modules(m, order, *module, n, names->data);
     tm_free(order);
     return TM_OK;
@@ -140,7 +122,7 @@ static bool unties(const role_list *l) {
 static tm_status open_list(role_list *l, const tm_model_config *config) {
     TM_TRY(tm_model_create(&l->plain, config, l->opts->dtype));
     l->n = tm_model_tensors(l->plain);
-    TM_TRY(sort_names(l->plain, &l->by_name));
+    TM_TRY(tm_model_sort_names(l->plain, &l->by_name));
     if (!l->opts->adapter) return apply_freeze(l);
     TM_TRY(job_list_modules(l->plain, &l->module, &l->n_modules, &l->names));
     return tm_adapter_check(l->opts->adapter, l->module, l->n_modules);

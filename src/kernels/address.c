@@ -11,7 +11,7 @@
 static const struct {
     const char *name;
     unsigned files_mib, thread_mib;
-} taken[] = {{"builtin", 8, 2}, {"openblas", 40, 128}, {"onednn", 88, 192}};
+} taken[] = {{"builtin", 8, 2}, {"amx", 8, 2}, {"openblas", 40, 128}, {"onednn", 88, 192}};
 
 /* The back-end that gemm_choose will try first. */
 static const char *first_choice(tm_elem products) {
@@ -29,7 +29,7 @@ tm_status kernels_need_address_space(unsigned threads, tm_elem products) {
     for (size_t i = 0; i < TM_COUNT(taken); i++) {
         if (strcmp(taken[i].name, name) != 0) continue;
         snprintf(what, sizeof what, "matrix products by %s in %u threads%s", name, threads,
-                 i ? " (TIDEMILL_GEMM=builtin takes less)" : "");
+                 taken[i].files_mib > taken[0].files_mib ? " (TIDEMILL_GEMM=builtin takes less)" : "");
         return tm_address_need((taken[i].files_mib + (uint64_t)threads * taken[i].thread_mib) * TM_MIB, what);
     }
     return TM_OK; /* unknown: gemm_choose says so */

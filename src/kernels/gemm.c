@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const gemm_backend *gemm_backends[GEMM_BACKENDS] = {&gemm_onednn, &gemm_openblas, &gemm_builtin};
+const gemm_backend *gemm_backends[GEMM_BACKENDS] = {&gemm_amx, &gemm_onednn, &gemm_openblas, &gemm_builtin};
 static const gemm_backend *chosen;
 
 static uint64_t least_bytes(const gemm_backend *b, unsigned threads) {
@@ -32,13 +32,17 @@ static tm_status use_forced(const char *name, unsigned threads, tm_elem products
     for (size_t i = 0; i < GEMM_BACKENDS; i++)
         if (!strcmp(gemm_backends[i]->name, name)) b = gemm_backends[i];
     if (!b)
-        return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: unknown; choose onednn, openblas or builtin, or unset it", name);
+        return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: unknown; choose amx, onednn, openblas or builtin, or unset it",
+                       name);
     TM_TRY(use(b, threads, products, &wrong));
     if (wrong)
         return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: its %s products are wrong on this CPU; unset the variable", name,
                        wrong);
     return chosen ? TM_OK
-                  : tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: cannot be loaded; install it, or unset the variable", name);
+                  : tm_fail(TM_EINPUT,
+                            "TIDEMILL_GEMM=%s: is not to be had here; install it (amx: a CPU that has it), or unset "
+                            "the variable",
+                            name);
 }
 
 /* The one this CPU's feature bits prefer most for products of that type, of those below `limit`; NULL: none. */

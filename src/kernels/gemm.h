@@ -8,8 +8,11 @@
  * Back-ends, one of which tm_kernels_init chooses from what is installed, from feature bits and from the type that most
  * operands have. It is checked on small odd products before it is used. TIDEMILL_GEMM forces one.
  *
- *   onednn: loaded at run time, 2.x or 3.x; preferred where the CPU multiplies bf16 (AVX-512 BF16, AMX). What it does
- *   not do (mixed types, alpha other than 1) goes to the next one, always the same.
+ *   amx: ours; preferred for bf16 where the CPU and the system have AMX. Products with an operand of another type go to
+ *   builtin.
+ *
+ *   onednn: loaded at run time, 2.x or 3.x; preferred where the CPU multiplies bf16 without AMX (AVX-512 BF16). What it
+ *   does not do (mixed types, alpha other than 1) goes to builtin, always the same.
  *
  *   openblas: loaded at run time, after OPENBLAS_CORETYPE was set from the feature bits (0.3.21 knows no CPU younger
  *   than itself); called single-threaded from our own team, so that its thread pool never exists. Preferred where there

@@ -28,6 +28,7 @@ enum {
     COLUMN_PANELS = 8,
     COLUMNS = COLUMN_PANELS * GEMM_NR,
     BLOCKS = N_TILE / COLUMNS,
+    FEWEST_COLUMNS = 64,
     HUGE_PAGE = 2 << 20
 };
 
@@ -65,6 +66,11 @@ static gemm_opened open_builtin(unsigned threads, tm_elem products) {
 static void close_builtin(void) {
     tm_free(own.base);
     own.base = NULL;
+}
+
+char *gemm_builtin_scratch(unsigned thread, size_t bytes) {
+    TM_ASSERT(thread < own.threads && bytes <= THREAD_FLOATS * sizeof(float));
+    return (char *)(own.scratch + (size_t)thread * THREAD_FLOATS);
 }
 
 typedef struct tile { /* of C, and the part of k under way */
@@ -142,40 +148,18 @@ static void one_tile(tile t, size_t k_step) {
     }
 }
 
-/* ---- the cut of C ---- */
-
-typedef struct cut {
-    uint64_t tiles_m, tiles_n;
-} cut;
-
-static uint64_t piece_start(uint64_t n, uint64_t count, uint64_t i, uint64_t grain) {
-    return i == count ? n : tm_min_u64(n, i * tm_round_up((n + count - 1) / count, grain));
-}
-
-/* Tiles within M_TILE x N_TILE, a multiple of the threads if that leaves them wide enough. */
-static cut cut_of(const tm_gemm_args *g) {
-    cut c = {(g->m + M_TILE - 1) / M_TILE, (g->n + N_TILE - 1) / N_TILE};
-    while (c.tiles_m * c.tiles_n < own.threads) {
-        uint64_t m = g->m / c.tiles_m, n = g->n / c.tiles_n;
-        if (m < 2 * GEMM_MR && n < 2 * GEMM_NR) break;
-        *(n >= m ? &c.tiles_n : &c.tiles_m) += 1;
-    }
-    while (c.tiles_m * c.tiles_n % own.threads && g->n / (c.tiles_n + 1) >= 64) c.tiles_n++;
-    return c;
-}
+static const gemm_limits limits = {M_TILE, N_TILE, GEMM_MR, GEMM_NR, FEWEST_COLUMNS};
 
 static void run(const tm_gemm_args *g) {
     TM_ASSERT(g->k > 0);
     uint64_t k_pieces = (g->k + K_CHUNK - 1) / K_CHUNK, k_step = tm_round_up((g->k + k_pieces - 1) / k_pieces, 8);
-    cut c = cut_of(g);
+    gemm_cut c = gemm_cut_of(g, own.threads, &limits);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(own.threads) if (c.tiles_m * c.tiles_n > 1)
     for (uint64_t x = 0; x < c.tiles_m * c.tiles_n; x++) {
-        uint64_t i = x % c.tiles_m, j = x / c.tiles_m;
+        gemm_piece m = gemm_piece_of(g->m, c.tiles_m, x % c.tiles_m, GEMM_MR),
+                   n = gemm_piece_of(g->n, c.tiles_n, x / c.tiles_m, GEMM_NR);
         float *mine = own.scratch + (size_t)omp_get_thread_num() * THREAD_FLOATS;
-        tile t = {
-            .g = g, .i0 = piece_start(g->m, c.tiles_m, i, GEMM_MR), .j0 = piece_start(g->n, c.tiles_n, j, GEMM_NR)};
-        t.m = piece_start(g->m, c.tiles_m, i + 1, GEMM_MR) - t.i0;
-        t.n = piece_start(g->n, c.tiles_n, j + 1, GEMM_NR) - t.j0;
+        tile t = {.g = g, .i0 = m.at, .m = m.n, .j0 = n.at, .n = n.n};
         t.a = mine, t.b = mine + A_FLOATS, t.c = mine + A_FLOATS + B_FLOATS;
         if (t.m && t.n) one_tile(t, k_step);
     }

@@ -1,4 +1,4 @@
-/* Packing of the builtin product's operands; those of 16 bits are widened on the way. */
+/* The cut of C; packing of the builtin product's operands, those of 16 bits are widened on the way. */
 #include "kernels/gemm_pack_internal.h"
 
 #include <string.h>
@@ -66,4 +66,26 @@ void gemm_pack(const operand *o, size_t step, size_t width, size_t stride, float
             kernels_prefetch(element_at(o, o->at + next, o->k0), o->depth * tm_elem_bytes(o->type));
         pack_lines(o, i, tm_min_u64(step, o->n - i), width, out);
     }
+}
+
+/* ---- the cut of C ---- */
+
+static uint64_t piece_start(uint64_t n, uint64_t count, uint64_t i, uint64_t grain) {
+    return i == count ? n : tm_min_u64(n, i * tm_round_up((n + count - 1) / count, grain));
+}
+
+gemm_piece gemm_piece_of(uint64_t n, uint64_t count, uint64_t i, uint64_t grain) {
+    uint64_t at = piece_start(n, count, i, grain);
+    return (gemm_piece){at, piece_start(n, count, i + 1, grain) - at};
+}
+
+gemm_cut gemm_cut_of(const tm_gemm_args *g, unsigned threads, const gemm_limits *l) {
+    gemm_cut c = {(g->m + l->m_tile - 1) / l->m_tile, (g->n + l->n_tile - 1) / l->n_tile};
+    while (c.tiles_m * c.tiles_n < threads) {
+        uint64_t m = g->m / c.tiles_m, n = g->n / c.tiles_n;
+        if (m < 2 * l->m_grain && n < 2 * l->n_grain) break;
+        *(n >= m ? &c.tiles_n : &c.tiles_m) += 1;
+    }
+    while (c.tiles_m * c.tiles_n % threads && g->n / (c.tiles_n + 1) >= l->fewest_columns) c.tiles_n++;
+    return c;
 }

@@ -78,11 +78,10 @@ static tm_status use_forced(const char *name) {
     static const char *const of_products[] = {"avx512bf16", "avx512_bf16", "amx"};
     for (size_t i = 0; i < TM_COUNT(of_products); i++)
         if (!strcmp(name, of_products[i]))
-            return tm_fail(
-                TM_EINPUT,
-                "TIDEMILL_ISA=%s: there is no column of kernels for it, only products by oneDNN, which takes "
-                "it by itself in column avx512; choose ref, avx2 or avx512, or unset it",
-                name);
+            return tm_fail(TM_EINPUT,
+                           "TIDEMILL_ISA=%s: there is no column of kernels for it, only products (TIDEMILL_GEMM=amx or "
+                           "onednn), in column avx512; choose ref, avx2 or avx512, or unset it",
+                           name);
     return tm_fail(TM_EINPUT, "TIDEMILL_ISA=%s: unknown; choose ref, avx2 or avx512, or unset it", name);
 }
 

@@ -145,8 +145,8 @@ typedef struct gemm_backend {
     void (*start_team)(unsigned threads); /* of the calling thread, before its first product; NULL: nothing */
     void (*close)(void);
 } gemm_backend;
-extern const gemm_backend gemm_openblas, gemm_builtin, gemm_onednn;
-enum { GEMM_BACKENDS = 3 };
+extern const gemm_backend gemm_openblas, gemm_builtin, gemm_onednn, gemm_amx;
+enum { GEMM_BACKENDS = 4 };
 extern const gemm_backend *gemm_backends[GEMM_BACKENDS]; /* tests replace entries */
 tm_status gemm_choose(unsigned threads, tm_elem products);
 tm_status kernels_need_address_space(unsigned threads, tm_elem products); /* before that; TM_EINPUT */

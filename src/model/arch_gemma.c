@@ -54,15 +54,5 @@ const model_arch model_arch_gemma2 = {"gemma2",
                                       .parse = parse_gemma2,
                                       .decoder = &gemma2,
                                       .describe = model_describe_decoder};
-const model_arch model_arch_gemma3 = {"gemma3_text",
-                                      .kv_heads = 4,
-                                      .vocab = 262208,
-                                      .heads = 8,
-                                      .head_dim = 256,
-                                      .positions = 131072,
-                                      .tied = true,
-                                      .activation = TM_ACT_GELU_TANH,
-                                      .keys = {.activation = "hidden_activation"},
-                                      .parse = parse_gemma3,
-                                      .decoder = &gemma3,
-                                      .describe = model_describe_decoder};
+const model_arch model_arch_gemma3 = {"gemma3_text", MODEL_GEMMA_SIZES, .vocab = 262208, .parse = parse_gemma3,
+                                      .decoder = &gemma3};

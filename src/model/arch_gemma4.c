@@ -136,15 +136,5 @@ static const model_decoder gemma4 = {
         MODEL_USUAL_QK_NORMS, [MODULE_INPUT_GATE] = "per_layer_input_gate", [MODULE_INPUT_OUT] = "per_layer_projection",
         [POST_INPUT] = "post_per_layer_input_norm", [BLOCK_SCALAR] = "layer_scalar"}};
 
-const model_arch model_arch_gemma4 = {"gemma4_text",
-                                      .kv_heads = 4,
-                                      .vocab = 262144,
-                                      .heads = 8,
-                                      .head_dim = 256,
-                                      .positions = 131072,
-                                      .tied = true,
-                                      .activation = TM_ACT_GELU_TANH,
-                                      .keys = {.activation = "hidden_activation"},
-                                      .parse = parse_gemma4,
-                                      .decoder = &gemma4,
-                                      .describe = model_describe_decoder};
+const model_arch model_arch_gemma4 = {"gemma4_text", MODEL_GEMMA_SIZES, .vocab = 262144, .parse = parse_gemma4,
+                                      .decoder = &gemma4};

@@ -121,6 +121,10 @@ typedef struct model_arch {
     const model_decoder *decoder;
     void (*describe)(model_builder *b); /* all units, in order */
 } model_arch;
+/* Of Gemma's rows, from the third on. */
+#define MODEL_GEMMA_SIZES                                                                                              \
+    .kv_heads = 4, .heads = 8, .head_dim = 256, .positions = 131072, .tied = true, .activation = TM_ACT_GELU_TANH,     \
+    .keys = {.activation = "hidden_activation"}, .describe = model_describe_decoder
 const model_arch *model_arch_find(const char *model_type); /* NULL: there is none */
 void model_arch_names(char *buf, size_t cap);              /* "llama, mistral and x" */
 

@@ -1,4 +1,5 @@
 /* Creation, and the read-only view of the tables. */
+#include "base/ordered.h"
 #include "model/arch_internal.h"
 
 #include <string.h>
@@ -134,6 +135,24 @@ uint32_t tm_model_tensors(const tm_model *m) {
 }
 const tm_tensor *tm_model_tensor(const tm_model *m, uint32_t t) {
     return &m->tensor[t];
+}
+/* The last by name first. */
+static inline bool comes_later(const void *m, uint32_t a, uint32_t b) {
+    return strcmp(tm_model_tensor(m, a)->name, tm_model_tensor(m, b)->name) > 0;
+}
+TM_HEAP(names, uint32_t, comes_later)
+
+tm_status tm_model_sort_names(const tm_model *m, uint32_t **order) {
+    size_t n = m->n_tensors;
+    uint32_t *o = *order = tm_malloc((n + 1) * sizeof *o);
+    if (!o) return tm_nomem(n * sizeof *o);
+    for (uint32_t i = 0; i < n; i++) o[i] = i;
+    names_make(o, n, m);
+    while (n > 0) {
+        uint32_t last = names_pop(o, &n, m);
+        o[n] = last;
+    }
+    return TM_OK;
 }
 uint64_t tm_model_parameters(const tm_model *m) {
     return m->parameters;

@@ -240,9 +240,11 @@ uint32_t tm_model_tensors(const tm_model *m);
 const tm_tensor *tm_model_tensor(const tm_model *m, uint32_t t);           /* in unit order */
 const tm_segment *tm_model_tensor_segments(const tm_model *m, uint32_t t); /* n_segments, by tensor_offset */
 const tm_segment *tm_model_part_segments(const tm_model *m, uint32_t p);   /* n_segments, by part_offset */
-uint64_t tm_model_parameters(const tm_model *m);                           /* tied ones once */
-uint64_t tm_model_learning_parameters(const tm_model *m);                  /* of tensors that learn */
-tm_products tm_model_products(const tm_model *m, uint64_t tokens);         /* of micro-batches of up to `tokens` */
+/* All tensors, in byte order of their names. The caller frees it. */
+TM_MUST_USE tm_status tm_model_sort_names(const tm_model *m, uint32_t **order);
+uint64_t tm_model_parameters(const tm_model *m);                   /* tied ones once */
+uint64_t tm_model_learning_parameters(const tm_model *m);          /* of tensors that learn */
+tm_products tm_model_products(const tm_model *m, uint64_t tokens); /* of micro-batches of up to `tokens` */
 /* Initial values of `n` elements of tensor t from `offset` on, as its `init` says (TM_INIT_NORMS: zeros); Philox keyed by
  * (seed, name), counter = element: the same for any split. */
 void tm_model_init_values(const tm_model *m, uint32_t t, uint64_t seed, uint64_t offset, uint64_t n, float *out);

@@ -226,17 +226,19 @@ static void fill_tile(job_costs *c, cost_tile which, const tm_op *op) {
     c->tile[which] = resolve(c, op, key, n * cost_tile_bytes(c, which) / rate) / n;
 }
 
+static void fill_decode(job_costs *c) {
+    const frozen_piece *f = largest_piece(c);
+    if (!f) return;
+    uint32_t piece = (uint32_t)(f - c->job->frozen);
+    tm_op decode = op_make(c->job, OP_DECODE, (op_args){.decode = {.part = f->part, .piece = piece}});
+    fill_tile(c, COST_DECODE, &decode);
+}
+
 static void fill_tiles(job_costs *c) {
     uint32_t part = largest_part(c);
     tm_op finish = op_make(c->job, OP_FINISH, (op_args){.finish = {.part = part}});
     fill_tile(c, COST_FINISH, &finish);
-    const frozen_piece *f = largest_piece(c);
-    tm_op decode =
-        op_make(c->job, OP_DECODE,
-                (op_args){.decode = {.part = f ? f->part : 0, .piece = f ? (uint32_t)(f - c->job->frozen) : 0}});
-    if (f && c->job->source) fill_tile(c, COST_DECODE, &decode);
-    if (f && !c->job->source)
-        c->tile[COST_DECODE] = cost_tile_bytes(c, COST_DECODE) / c->side[COST_HOST].bytes_per_second;
+    fill_decode(c);
     if (!c->job->optimizer) return;
     tm_op update = op_make(c->job, OP_UPDATE, (op_args){.update = {.part = part}});
     fill_tile(c, COST_UPDATE, &update);

@@ -132,11 +132,16 @@ static void time_calls(const op_call *c, void *evict, uint64_t evict_bytes, cost
     out->seconds = out->disturbed ? took[0] : took[(n - 1) / 2];
 }
 
+/* What is decoded has to be there, of which a plan may only know how long it is. */
+static bool is_there(const tm_job *job, const tm_op *op) {
+    return op->code != OP_DECODE || frozen_is_there(job, &job->frozen[op_args_of(op).decode.piece]);
+}
+
 bool cost_measure(const tm_job *job, const tm_op *op, const job_shape *shape, uint64_t budget, cost_timing *out) {
     cost_operands l;
     cost_call c;
     uint64_t offset[COST_OPERANDS];
-    if (!cost_operands_of(&l, job, op, shape)) return false;
+    if (!is_there(job, op) || !cost_operands_of(&l, job, op, shape)) return false;
     uint64_t bytes = l.bytes + (uint64_t)TM_FRAME_ALIGN * (l.n + 1);
     if (bytes >= budget) return false;
     uint64_t evict_bytes = tm_min_u64(EVICT_BYTES, budget - bytes);

@@ -6,8 +6,6 @@
 #include "comm/comm.h"
 #include "io/file/file.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -25,22 +23,6 @@ static bool source_has(void *src, const char *name) {
     return tm_source_find(src, name) >= 0;
 }
 
-static bool in_four_bits(const tm_source *src) {
-    for (uint32_t t = 0; src && t < tm_source_tensors(src); t++) {
-        tm_fmt fmt = tm_source_tensor_get(src, t)->fmt;
-        if (fmt == TM_FMT_NF4 || fmt == TM_FMT_FP4) return true;
-    }
-    return false;
-}
-
-/* Matrices of the blocks, as bitsandbytes takes every linear layer but the head; none that is trained whole. */
-static bool is_quantised(const quantising *q, uint32_t t) {
-    const tm_tensor *x = tm_model_tensor(q->m, t);
-    uint32_t part = tm_model_tensor_segments(q->m, t)->part;
-    bool block = tm_model_unit(q->m, tm_model_part(q->m, part)->unit)->kind == TM_UNIT_BLOCK;
-    return block && x->ndim == 2 && !tm_adapter_learns(q->s->cfg->adapter, x->name);
-}
-
 static tm_status list_tensors(quantising *q) {
     uint32_t n = tm_model_tensors(q->m);
     q->list = tm_calloc(n + 1, sizeof *q->list);
@@ -52,8 +34,10 @@ static tm_status list_tensors(quantising *q) {
         if (at < 0)
             return tm_fail(TM_EINPUT, "%s: the tensor %s is missing; fetch the model again", q->s->cfg->model, x->name);
         q->at[t] = (uint32_t)at;
-        q->list[t] = (tm_quantise_tensor){
-            .name = x->name, .ndim = x->ndim, .elements = x->elements, .four_bits = is_quantised(q, t)};
+        q->list[t] = (tm_quantise_tensor){.name = x->name,
+                                          .ndim = x->ndim,
+                                          .elements = x->elements,
+                                          .four_bits = job_in_four_bits(q->m, q->s->cfg->adapter, t)};
         memcpy(q->list[t].shape, x->shape, sizeof x->shape);
         if (q->src && tm_source_tensor_get(q->src, q->at[t])->elements != x->elements)
             return tm_fail(TM_EINPUT, "%s: %s has another shape than config.json asks for", q->s->cfg->model, x->name);
@@ -76,7 +60,7 @@ static tm_status read_values(void *ctx, uint32_t t, uint64_t first, uint64_t n, 
 
 static void show(void *ctx, uint64_t done, uint64_t total) {
     quantising *q = ctx;
-    (void)total;
+    (void)total, (void)tm_fault_hit("kill_quantising", NULL);
     tm_phase_at(&q->phase, done);
 }
 
@@ -90,48 +74,55 @@ static void name_folder(const session *s, uint64_t hash, char *path, size_t cap)
         snprintf(path, cap, "%s/offload/base-%016llx", s->cfg->output_dir, (unsigned long long)hash);
 }
 
-static tm_status write_folder(quantising *q, const char *path) {
+static tm_status write_folder(quantising *q, const char *dir) {
     const tm_config *c = q->s->cfg;
-    char beside[4200];
     tm_quantise_opts o = {.fmt = c->quantization.type == TM_QUANTIZE_NF4 ? TM_FMT_NF4 : TM_FMT_FP4,
                           .double_quant = c->quantization.double_quant,
                           .block = c->quantization.block,
-                          .rest = c->precision == TM_F32    ? TM_FMT_F32
-                                  : c->precision == TM_BF16 ? TM_FMT_BF16
-                                                            : TM_FMT_F16,
+                          .rest = job_compute_fmt(c->precision),
                           .tensor = q->list,
                           .n = tm_model_tensors(q->m),
                           .read = read_values,
                           .ctx = q,
                           .progress = show,
                           .progress_ctx = q};
-    snprintf(beside, sizeof beside, "%s.%d.tmp", path, (int)getpid());
     tm_phase_begin(&q->phase, "quantising the model", "elements", tm_model_parameters(q->m));
-    tm_status rc = tm_quantise(q->s->source, beside, &o);
+    tm_status rc = tm_quantise(q->s->source, dir, &o);
     tm_phase_end(&q->phase);
-    if (rc == TM_OK) rc = tm_publish_dir(beside, path);
-    if (rc != TM_OK) rc = tm_first(rc, tm_remove_tree(beside));
     return rc;
 }
 
-static tm_status make_folder(quantising *q, const char *path) {
+static tm_status list_model(quantising *q) {
     tm_model_config named;
     size_t len;
     const char *json = tm_source_config(q->s->source, &len);
     TM_TRY(tm_model_config_parse(&named, json, len, q->s->cfg->model));
     if (q->src) (void)tm_model_find_names(&named, source_has, q->src);
     TM_TRY(tm_model_create(&q->m, &named, q->s->cfg->precision));
-    TM_TRY(list_tensors(q));
-    return write_folder(q, path);
+    return list_tensors(q);
 }
 
 /* What the folder is made of. */
-static uint64_t identity(const session *s) {
+static uint64_t identity(const quantising *q) {
+    const session *s = q->s;
     const tm_config *c = s->cfg;
     uint64_t all[] = {
         s->base_hash,          s->model_hash,          (uint64_t)c->quantization.type, c->quantization.double_quant,
         c->quantization.block, (uint64_t)c->precision, c->init_random ? c->seed : 0};
-    return tm_hash64(all, sizeof all, 0);
+    uint64_t hash = tm_hash64(all, sizeof all, 0);
+    for (uint32_t t = 0; t < tm_model_tensors(q->m); t++)
+        hash = tm_hash64(&q->list[t].four_bits, sizeof q->list[t].four_bits, hash);
+    return hash;
+}
+
+/* ---- the folder -------------------------------------------------------------------------------------------------- */
+
+/* What others use is left; what a run was killed at before it was known whose it is, if nothing is in it. */
+static tm_status remove_left(const char *dir, unsigned wait_ms) {
+    tm_io_owner o;
+    bool gone;
+    TM_TRY(tm_io_run_owner(dir, &o));
+    return *o.key ? tm_io_shared_remove(dir, NULL, wait_ms, &gone) : tm_io_run_discard_begun(dir);
 }
 
 /* What a life left that was killed while it made one: "base-HASH.PID.tmp". */
@@ -141,10 +132,12 @@ static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
     int pid = 0, end = 0;
     size_t n = strlen(own);
     if (!is_dir || strncmp(name, own, n) != 0) return TM_OK;
-    bool ours = sscanf(name + n, ".%d.tmp%n", &pid, &end) == 1 && end > 0 && name[n + (size_t)end] == 0 && pid > 0;
-    if (!ours || kill(pid, 0) == 0 || errno != ESRCH) return TM_OK;
+    if (sscanf(name + n, ".%d.tmp%n", &pid, &end) != 1 || end == 0 || name[n + (size_t)end] || pid <= 0) return TM_OK;
     snprintf(left, sizeof left, "%.*s%s", (int)(own - path), path, name);
-    return tm_remove_tree(left);
+    tm_status rc = remove_left(left, 0);
+    if (rc == TM_OK || tm_path_is_dir(left)) return rc;
+    tm_error_clear(); /* another was faster */
+    return TM_OK;
 }
 
 static tm_status sweep(char *path) {
@@ -154,21 +147,56 @@ static tm_status sweep(char *path) {
     return tm_path_is_dir(parent) ? tm_list_dir(parent, sweep_one, path) : TM_OK;
 }
 
+/* s->base: it is there, whole. One that was half removed goes. */
+static tm_status use_folder(session *s) {
+    char config[4200];
+    bool gone;
+    snprintf(config, sizeof config, "%s/config.json", s->weights);
+    TM_TRY(tm_io_shared_open(&s->base, s->weights));
+    if (!s->base || tm_path_exists(config)) return TM_OK;
+    tm_io_shared_close(s->base);
+    s->base = NULL;
+    return tm_io_shared_remove(s->weights, NULL, 0, &gone);
+}
+
+static void let_go(session *s) {
+    tm_io_shared_close(s->base);
+    s->base = NULL;
+}
+
+/* Beside its name, which it takes when it is whole, unless another run was faster: that one's folder holds the same. */
+static tm_status make_folder(session *s, quantising *q) {
+    char beside[4300];
+    snprintf(beside, sizeof beside, "%s.%d.tmp", s->weights, (int)getpid());
+    tm_status rc = tm_io_shared_create(&s->base, beside, s->key, s->of);
+    if (rc == TM_OK) rc = write_folder(q, beside);
+    bool whole = rc == TM_OK;
+    if (whole) rc = tm_rename_path(beside, s->weights);
+    s->made_weights = rc == TM_OK;
+    if (rc == TM_OK) return TM_OK;
+    let_go(s);
+    if (tm_path_is_dir(beside)) rc = tm_first(rc, remove_left(beside, 0));
+    if (!whole || !tm_path_is_dir(s->weights)) return rc;
+    tm_error_clear();
+    return use_folder(s);
+}
+
 static tm_status open_folder(session *s, bool make) {
     quantising q = {.s = s};
     char path[4096];
     tm_status rc = TM_OK;
     if (!s->cfg->init_random) TM_TRY(tm_source_open(&q.src, s->cfg->model));
-    if (in_four_bits(q.src)) {
+    if (q.src && tm_source_in_four_bits(q.src)) {
         tm_warn_once("quantization", "%s is in four bits already: it is read as it is", s->cfg->model);
         goto done;
     }
-    name_folder(s, identity(s), path, sizeof path);
+    TM_GO(list_model(&q));
+    name_folder(s, identity(&q), path, sizeof path);
     if (!s->weights && !(s->weights = tm_strdup(path))) TM_GO(tm_nomem(sizeof path));
-    if (!make || tm_path_is_dir(path)) goto done;
+    if (!make) goto done;
     TM_GO(sweep(path));
-    TM_GO(make_folder(&q, path));
-    s->made_weights = true;
+    TM_GO(use_folder(s));
+    while (!s->base) TM_GO(make_folder(s, &q));
 done:
     tm_source_close(q.src);
     tm_model_free(q.m);
@@ -181,13 +209,31 @@ static bool is_maker(const session *s) {
     return !s->comm || s->imagined || tm_comm_node_rank(s->comm) == 0;
 }
 
+/* The others hold it while the maker does. */
+static tm_status use_made(session *s) {
+    if (!s->weights || s->base) return TM_OK;
+    TM_TRY(use_folder(s));
+    return s->base ? TM_OK
+                   : tm_fail(TM_EINPUT, "%s: the base in four bits is not there; do all ranks of this node see it?",
+                             s->weights);
+}
+
 tm_status session_make_base(session *s) {
     if (s->cfg->quantization.type == TM_QUANTIZE_NONE) return TM_OK;
     TM_TRY(session_agree(s, open_folder(s, is_maker(s))));
-    return TM_OK;
+    return session_agree(s, use_made(s));
 }
 
-tm_status session_drop_base(session *s, bool all) {
-    bool drops = s->weights && is_maker(s) && (all || s->made_weights);
-    return drops ? tm_remove_tree(s->weights) : TM_OK;
+tm_status session_drop_base(session *s) {
+    enum { LOOKED_AT_MS = 200 };
+    let_go(s);
+    TM_TRY(session_agree(s, TM_OK));
+    return s->weights && is_maker(s) && tm_path_is_dir(s->weights) ? remove_left(s->weights, LOOKED_AT_MS) : TM_OK;
+}
+
+/* The ranks that share it end as this one does. */
+tm_status session_undo_base(session *s) {
+    enum { OTHERS_END_MS = 2000 };
+    let_go(s);
+    return s->made_weights && tm_path_is_dir(s->weights) ? remove_left(s->weights, OTHERS_END_MS) : TM_OK;
 }

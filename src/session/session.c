@@ -41,6 +41,7 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
                                                                    : TM_ROWS_PLAIN,
                                    .labels_of_prompt = objective->prompt_labels,
                                    .overlong = c->data.overlong,
+                                   .truncation = c->data.truncation,
                                    .labels = {.train_on_inputs = c->data.train_on_inputs,
                                               .mask_history = c->data.mask_history,
                                               .thinking = c->data.thinking_said ? thinking : TM_CHAT_THINKING_UNSAID},
@@ -58,6 +59,8 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
 static void say_counts(const char *path, const tm_dataset_counts *n) {
     tm_log(TM_LOG_INFO, "%s: %" PRIu64 " samples, %" PRIu64 " tokens, %" PRIu64 " learned, longest %u", path,
            n->samples, n->tokens, n->label_tokens, n->longest);
+    if (n->identical > 0)
+        tm_log(TM_LOG_WARN, "%s: %" PRIu64 " pairs whose chosen and rejected answers are the same", path, n->identical);
     if (n->truncated + n->dropped + n->bad + n->no_labels > 0)
         tm_log(TM_LOG_WARN,
                "%s: %" PRIu64 " truncated, %" PRIu64 " dropped, %" PRIu64 " bad lines, %" PRIu64 " without labels",
@@ -146,6 +149,8 @@ void session_close(session *s) {
     text_close(&s->text);
     tm_source_close(s->source);
     tm_adapter_folder_close(s->saved);
+    tm_io_shared_close(s->base);
+    s->base = NULL;
     tm_free(s->weights);
     s->weights = NULL;
     tm_config_free(s->cfg);
@@ -184,10 +189,10 @@ static tm_status open_base(session *s, bool planning) {
     if (session_reference_column(c) && !planning)
         TM_TRY(session_hash_model(c->reference ? c->reference : c->model, &s->reference_hash));
     if (c->adapter_path && !s->saved) TM_TRY(tm_adapter_folder_open(&s->saved, c->adapter_path));
-    if ((!c->adapter && !c->freeze) || planning) return TM_OK;
     if (c->freeze && c->quantization.type != TM_QUANTIZE_NONE)
         return tm_fail(TM_EUNSUPPORTED, "\"quantization\" is of a base that an adapter is trained on; leave it out, or "
                                         "freeze_parameters and its kin");
+    if ((!c->adapter && !c->freeze) || planning) return TM_OK;
     if (c->init_random && c->quantization.type != TM_QUANTIZE_NONE) {
         s->base_hash = c->seed + 1;
         return TM_OK;

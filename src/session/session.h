@@ -19,6 +19,7 @@
 #define TIDEMILL_SESSION_H
 
 #include "config/config.h"
+#include "io/run/run.h"
 #include "session/args.h"
 #include "session/text.h"
 #include "step/step.h"
@@ -34,7 +35,9 @@ typedef struct session {
     /* session.c */
     tm_config *cfg;
     char *weights;            /* folder of a base that was quantised; NULL: the model's own */
+    tm_io_shared *base;       /* that folder, while it is used */
     bool made_weights;        /* by this process */
+    const char *key, *of;     /* of whoever makes it (io/run/run.h); NULL: nobody's */
     tm_adapter_folder *saved; /* that the adapter starts from; NULL: it is new */
     tm_source *source;        /* for texts and side files; a job has its own */
     uint64_t model_hash;      /* of config.json */
@@ -60,9 +63,12 @@ TM_MUST_USE tm_status session_resolve_steps(const session *s); /* once the data 
 void session_close(session *s);                                /* all but the ranks */
 TM_MUST_USE tm_status session_hash_model(const char *path, uint64_t *hash); /* base.c */
 /* Collective. Where the configuration quantises a base, s->weights is a folder of it in four bits, made unless an earlier
- * life of the run has left it; and away with it, if this process made it, or (`all`) in any case. own_base.c */
+ * life of the run has left it, or another run uses it. own_base.c */
 TM_MUST_USE tm_status session_make_base(session *s);
-TM_MUST_USE tm_status session_drop_base(session *s, bool all);
+/* Collective, at a run's end: away with it, unless another run uses it. */
+TM_MUST_USE tm_status session_drop_base(session *s);
+/* Of a start that failed: away with it, if this process made it. */
+TM_MUST_USE tm_status session_undo_base(session *s);
 
 /* ---- ranks.c: one rank among others ---------------------------------------------------------------------------- */
 

@@ -1,9 +1,6 @@
 /* Programs over all state: import, and walks in byte order of the tensor names. */
 #include "step/build_internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* The fp32 values come into the master's own frame, a moment's (which begins afterwards) where it is as wide, or one of
  * their own, which also takes the lower halves of weights whose optimizer state is another rank's. */
 uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t elements, bool own) {
@@ -74,13 +71,6 @@ tm_status build_hold(tm_program **out, const tm_job *job) {
     op_writer_close(&w);
     *out = w.p;
     return TM_OK;
-}
-
-static const tm_model *sort_model;
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(tm_model_tensor(sort_model, *(const uint32_t *)a)->name,
-                  tm_model_tensor(sort_model, *(const uint32_t *)b)->name);
 }
 
 /* One kind of state of one tile (of all slices) as it will be read: where this rank has it, or fetched from who has. */
@@ -185,12 +175,8 @@ static bool is_walked(const tm_job *job, uint32_t t, bool hash) {
 
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
     walk w = {.code = hash ? OP_HASH : OP_EXPORT};
-    uint32_t n = tm_model_tensors(job->model);
-    uint32_t *order = tm_malloc(sizeof *order * (n + 1));
-    if (!order) return tm_nomem(sizeof *order * n);
-    for (uint32_t i = 0; i < n; i++) order[i] = i;
-    sort_model = job->model;
-    qsort(order, n, sizeof *order, by_name);
+    uint32_t n = tm_model_tensors(job->model), *order;
+    TM_TRY(tm_model_sort_names(job->model, &order));
     tm_status rc = begin_program(&w.w, job, hash ? "state hash" : "export");
     if (rc != TM_OK) {
         tm_free(order);

@@ -146,6 +146,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
         tm_source_close(job->source);
         job->source = NULL;
     }
+    if (!opts->weights && !(job->source && tm_source_in_four_bits(job->source))) job->four_bits = opts->four_bits;
     TM_GO(find_tensors(job));
     TM_GO(job_list_carried(job));
     TM_GO(open_pissa(job));

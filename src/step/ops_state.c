@@ -128,7 +128,7 @@ static uint64_t tile_values(const op_call *c, float **values, uint64_t *first) {
     } else if (state) {
         *values = state_values(job, s->part, kind, a, tile.n, at, n, out);
     } else if (job->dtype != TM_F32 && kind == TM_KIND_WEIGHT_HI) {
-        tm_fmt_decode(job->dtype == TM_BF16 ? TM_FMT_BF16 : TM_FMT_F16, (const uint16_t *)a + at, n, out);
+        tm_fmt_decode(job_compute_fmt(job->dtype), (const uint16_t *)a + at, n, out);
     } else {
         *values = (float *)a + at;
     }
@@ -150,7 +150,7 @@ static tm_status run_decode(const op_call *c) {
     uint32_t tensor = job->source_tensor[seg->tensor];
     uint64_t first = seg->tensor_offset + (f->begin - seg->part_offset), width = tm_dtype_bytes(job->dtype);
     char *to = (char *)op_operand(c, OPERAND_TILE) + (f->begin - frozen_held(job, f->part).begin) * width;
-    tm_fmt fmt = job->dtype == TM_F32 ? TM_FMT_F32 : job->dtype == TM_BF16 ? TM_FMT_BF16 : TM_FMT_F16;
+    tm_fmt fmt = job_compute_fmt(job->dtype);
     const void *raw[TM_PIECE_RANGES];
     tm_source_piece piece;
     int64_t runs = (int64_t)((f->n + RUN - 1) / RUN);

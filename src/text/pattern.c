@@ -1,9 +1,8 @@
 /* Python's regular expressions under PCRE2 (Python 3.11, Lib/re/_parser.py): translation, then running. What is copied as
  * it stands means the same to both. */
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/pattern.h"
+#include "text/pattern_internal.h"
 
-#include <pcre2.h>
 #include <string.h>
 
 enum { MATCH_LIMIT = 100000, DEPTH_LIMIT = 1000, HEAP_LIMIT_KIB = 4096, SHOWN = 80 };
@@ -24,6 +23,10 @@ static void *take(size_t n, void *ctx) {
 static void give(void *p, void *ctx) {
     (void)ctx;
     tm_free(p);
+}
+
+pcre2_general_context *pattern_memory(void) {
+    return pcre2_general_context_create(take, give, NULL);
 }
 
 /* ---- translation ------------------------------------------------------------------------------------------------ */
@@ -225,7 +228,7 @@ static tm_status compile(tm_pattern *p, const reading *r, tm_pattern_how how) {
 
 static tm_status prepare(tm_pattern *p, const char *regex, size_t n) {
     p->text = tm_strndup(regex, n);
-    p->general = pcre2_general_context_create(take, give, NULL);
+    p->general = pattern_memory();
     p->match = p->general ? pcre2_match_context_create(p->general) : NULL;
     if (!p->text || !p->match) return tm_nomem(n + 512);
     (void)pcre2_set_match_limit(p->match, MATCH_LIMIT);

@@ -219,6 +219,7 @@ static tm_status prepare_run(trainer *t) {
     TM_TRY(trainer_same_input(t));
     TM_TRY(session_agree(&t->s, trainer_check_commit(t)));
     if (t->from.done) return session_agree(&t->s, trainer_end_finished(t));
+    t->s.key = t->out.claim.key, t->s.of = t->out.claim.of;
     TM_TRY(session_make_base(&t->s));
     TM_TRY(trainer_make_reference(t));
     TM_TRY(session_agree(&t->s, open_job(t)));
@@ -231,7 +232,7 @@ static tm_status run_job(trainer *t) {
     TM_TRY(trainer_run_steps(t));
     TM_TRY(trainer_finish(t));
     t->job->tiers.keep_state = t->s.cfg->keep_state;
-    if (!t->s.cfg->keep_state) TM_TRY(session_agree(&t->s, session_drop_base(&t->s, true)));
+    if (!t->s.cfg->keep_state) TM_TRY(session_agree(&t->s, session_drop_base(&t->s)));
     if (!t->s.args->quiet) trainer_summary(t);
     return session_agree(&t->s, TM_OK); /* nobody removes what another may still need */
 }
@@ -253,8 +254,7 @@ tm_status tm_train_run(const tm_train_args *args) {
     if (rc != TM_OK) rc = ended_early(&t, rc, started);
     if (rc != TM_OK && args->reported) *args->reported = !session_is_rank0(&t.s);
     tm_error said = *tm_error_get(); /* the first failure, whatever closing meets */
-    if (rc != TM_OK && !started && session_drop_base(&t.s, false) != TM_OK)
-        tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
+    if (rc != TM_OK && !started && session_undo_base(&t.s) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     trainer_close(&t);
     if (no_copy) drop_copy(&t);
     bool speaks = session_is_rank0(&t.s);

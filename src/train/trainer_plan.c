@@ -48,8 +48,10 @@ static tm_status set_rates(trainer *t) {
 static void say_learning(const trainer *t) {
     uint64_t learning = tm_model_learning_parameters(t->job->model), all = tm_model_parameters(t->job->model);
     if (learning == all || t->s.args->quiet) return;
-    tm_log(TM_LOG_INFO, "%.4g of %.4g million parameters learn (%.3g%%); the others are read where they lie, in %s",
-           1e-6 * (double)learning, 1e-6 * (double)all, 100 * (double)learning / (double)all, t->s.cfg->model);
+    tm_log(TM_LOG_INFO, "%.4g of %.4g million parameters learn (%.3g%%); the others are read where they lie, in %s%s%s",
+           1e-6 * (double)learning, 1e-6 * (double)all, 100 * (double)learning / (double)all,
+           t->s.weights ? t->s.weights : t->s.cfg->model, t->s.weights ? ", in four bits what was " : "",
+           t->s.weights ? t->s.cfg->model : "");
 }
 
 static void say_plan(const trainer *t, const pass_opts *way) {

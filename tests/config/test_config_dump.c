@@ -27,6 +27,10 @@ static const row rows[] = {
      {"\"split_dataset_ratio\":0.25", "\"columns\":{\"q\":\"prompt\",\"a\":\"completion\"}"}},
     {"\"train_on_prompt\": true", {"\"train_on_inputs\":true"}},
     {"\"mask_history\": true, \"enable_thinking\": false", {"\"mask_history\":true", "\"enable_thinking\":false"}},
+    {"\"truncation_strategy\": \"left\"", {"\"truncation\":\"left\""}},
+    {"\"truncation_mode\": \"keep_end\"", {"\"truncation\":\"left\""}},
+    {"\"truncation_strategy\": \"delete\"", {"\"overlong\":\"drop\""}},
+    {"\"truncation_strategy\": \"raise\"", {"\"overlong\":\"error\""}},
     {"\"group_by_length\": true", {"\"group_by_length\":true"}},
     {"\"enable_thinking\": true", {"\"enable_thinking\":true"}},
     /* optimizers */

@@ -294,6 +294,12 @@ static const bad cases[] = {
     {TM_EUNSUPPORTED,
      "+\"fp16\": {\"enabled\": true, \"fp16_master_weights_and_grads\": true}",
      {"fp16 master weights"}},
+    {TM_EUNSUPPORTED,
+     "+\"truncation_strategy\": \"split\"",
+     {"\"truncation_strategy\" \"split\": split is not supported yet"}},
+    {TM_EINPUT,
+     "{\"model\": \"m\", \"data\": {\"train\": \"t.jsonl\", \"overlong\": \"truncate\", \"truncation\": \"delete\"}}",
+     {"data.truncation \"delete\"", "does not match data.overlong"}},
     {TM_EUNSUPPORTED, "+\"packing\": true", {"\"packing\" true: packing is not supported yet"}},
     /* adapters, freezing, quantisation */
     {TM_EINPUT, "+\"tuner_type\": \"adalora\"", {"one of full, lora, qlora, dora, rslora, not \"adalora\""}},

@@ -264,6 +264,25 @@ static void test_overlong(void **state) {
     tm_error_clear();
 }
 
+/* The last tokens are kept: what is learned of an answer that ends a long row. */
+static void test_truncation_left(void **state) {
+    tm_dataset_opts opts = defaults();
+    int32_t ids[64], labels[64], want[64];
+    tm_batch_shape shape;
+    (void)state;
+    opts.seq_len = 6;
+    opts.truncation = TM_TRUNCATE_LEFT;
+    tm_dataset *ds = open_text("{\"prompt\": \"123456\", \"completion\": \"xyz\"}\n", &opts);
+    assert_int_equal(tm_dataset_get_counts(ds)->truncated, 1);
+    assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
+    const tm_batch_arrays to = {.capacity = 64, .ids = ids, .labels = labels};
+    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, &to, &shape), TM_OK);
+    assert_int_equal(shape.seq, ids_of("56xyz<eos>", want));
+    assert_memory_equal(ids, want, 6 * sizeof *ids);
+    assert_memory_equal(labels, ((int32_t[]){X, 'x', 'y', 'z', EOS, X}), 6 * sizeof *labels);
+    tm_dataset_close(ds);
+}
+
 /* ---- the index rule
  * -------------------------------------------------------------------------------------------------- */
 
@@ -574,6 +593,26 @@ static void check_rows_refused(table t, tm_dataset_opts opts, const char *why) {
     tm_error_clear();
 }
 
+/* Row 1's last key is at its third position. */
+static void test_rows_truncated_left(void **state) {
+    tm_dataset_opts opts = {.seq_len = 2, .truncation = TM_TRUNCATE_LEFT};
+    int32_t ids[64], labels[64];
+    uint8_t mask[64];
+    tm_batch_shape shape;
+    tm_dataset *ds;
+    table t = rows_table;
+    (void)state;
+    assert_int_equal(open_rows(&ds, &t, &opts), TM_OK);
+    assert_int_equal(tm_dataset_set_batches(ds, 3, 1, 1), TM_OK);
+    const tm_batch_arrays to = {.capacity = 64, .ids = ids, .labels = labels, .key_mask = mask};
+    assert_int_equal(tm_dataset_batch(ds, 0, 0, 0, &to, &shape), TM_OK);
+    assert_memory_equal(ids, ((int32_t[]){3, 4, 6, 7, 8, 9}), 6 * sizeof *ids);
+    assert_memory_equal(labels, ((int32_t[]){4, X, 7, X, X, X}), 6 * sizeof *labels);
+    assert_memory_equal(mask, ((uint8_t[]){1, 1, 0, 1, 1, 1}), 6);
+    assert_int_equal(shape.mask_tokens, 5);
+    tm_dataset_close(ds);
+}
+
 static void test_rows_refused(void **state) {
     (void)state;
     table t = rows_table;
@@ -802,6 +841,7 @@ int main(void) {
         cmocka_unit_test_setup(test_tools, clean_record),
         cmocka_unit_test_setup(test_golden_chat, clean_record),
         cmocka_unit_test_setup(test_overlong, clean_record),
+        cmocka_unit_test_setup(test_truncation_left, clean_record),
         cmocka_unit_test_setup(test_geometry, clean_record),
         cmocka_unit_test_setup(test_restarts_keep_the_ledger, clean_record),
         cmocka_unit_test_setup(test_order_is_a_permutation, clean_record),
@@ -811,6 +851,7 @@ int main(void) {
         cmocka_unit_test_setup(test_no_allocation_after_open, clean_record),
         cmocka_unit_test_setup(test_batch_geometry_errors, clean_record),
         cmocka_unit_test_setup(test_rows, clean_record),
+        cmocka_unit_test_setup(test_rows_truncated_left, clean_record),
         cmocka_unit_test_setup(test_rows_refused, clean_record),
         cmocka_unit_test_setup(test_bad_lines, clean_record),
         cmocka_unit_test_setup(test_hostile_lines, clean_record),

@@ -1,5 +1,6 @@
 /* Preference rows: every form against rows written by hand, cuts, KTO's mismatched rows, rows of ids. */
 #include "by_hand.h"
+#include "golden_lines.h"
 
 #include <stdlib.h>
 
@@ -600,6 +601,83 @@ static void test_ids_without_completion(void **state) {
     tm_error_clear();
 }
 
+/* ---- TRL -------------------------------------------------------------------------------------------------------- */
+
+typedef struct reference {
+    tm_tokenizer *tokenizer;
+    tm_chat *chat;
+    char folder[64];
+    unsigned rows;
+} reference;
+
+static void close_reference(reference *r) {
+    tm_chat_close(r->chat);
+    tm_tokenizer_close(r->tokenizer);
+}
+
+static void open_reference(reference *r, const char *folder) {
+    char dir[512];
+    tm_buf jinja = {0}, config = {0};
+    if (!strcmp(r->folder, folder)) return;
+    close_reference(r);
+    (void)snprintf(r->folder, sizeof r->folder, "%s", folder);
+    (void)snprintf(dir, sizeof dir, "%s/%s", TM_TEST_FIXTURES, folder);
+    assert_true(read_file(dir, "chat_template.jinja", &jinja) && read_file(dir, "tokenizer_config.json", &config));
+    r->tokenizer = open_tokenizer(dir);
+    const tm_chat_opts opts = {.tokenizer_config = config.data, .tokenizer_config_len = config.len};
+    OK(tm_chat_open(&r->chat, r->tokenizer, jinja.data, jinja.len, "chat_template.jinja", &opts));
+    tm_buf_free(&jinja);
+    tm_buf_free(&config);
+}
+
+static void compare_row(const batch *b, uint32_t r, const tm_json *want) {
+    const tm_json *ids = tm_json_get(want, "ids"), *id = ids->child;
+    int64_t prompt = tm_json_get(want, "prompt")->integer;
+    for (uint32_t t = 0; t < b->shape.seq; t++, id = id ? id->next : NULL) {
+        size_t at = (size_t)r * b->shape.seq + t;
+        assert_int_equal(b->mask[at], t < ids->count);
+        assert_int_equal(b->ids[at], id ? id->integer : 0);
+        assert_int_equal(b->completion[at], t + 1 >= prompt && t + 1 < ids->count);
+    }
+}
+
+static void compare_case(const tm_json *row, void *ctx) {
+    reference *r = ctx;
+    const tm_json *rows = tm_json_get(row, "rows"), *want = rows->child;
+    bool pairs = tm_json_is(tm_json_get(row, "kind"), "pairs");
+    tm_json_writer w;
+    tm_buf line = {0};
+    batch b;
+    open_reference(r, tm_json_get(row, "folder")->text);
+    tm_jw_init(&w, &line, 0);
+    tm_jw_node(&w, tm_json_get(row, "line"));
+    OK(tm_jw_end(&w));
+    const tm_dataset_opts opts = {.rows = pairs ? TM_ROWS_PAIRS : TM_ROWS_LABELLED,
+                                  .tokenizer = r->tokenizer,
+                                  .chat = r->chat,
+                                  .eos_id = (int32_t)tm_json_get(row, "eos")->integer,
+                                  .strict = true};
+    tm_dataset *ds = open_text(line.data, &opts);
+    assert_int_equal(tm_dataset_set_batches(ds, 2, 1, 1), TM_OK);
+    draw(ds, 0, 0, 0, &b);
+    assert_int_equal(b.shape.rows, rows->count);
+    for (uint32_t i = 0; i < b.shape.rows; i++, want = want->next, r->rows++) {
+        compare_row(&b, i, want);
+        if (!pairs) assert_int_equal(b.desirable[i], tm_json_get(want, "desirable")->boolean);
+    }
+    tm_dataset_close(ds);
+    tm_buf_free(&line);
+}
+
+/* The rows that TRL makes of its forms. */
+static void test_trl(void **state) {
+    reference r = {0};
+    (void)state;
+    assert_int_equal(for_each_line(TM_TEST_FIXTURES "/prefer_cases", "cases.jsonl", compare_case, &r), 104);
+    assert_int_equal(r.rows, 4 * (2 * 20 + 8));
+    close_reference(&r);
+}
+
 /* ---- the rest --------------------------------------------------------------------------------------------------- */
 
 /* What a sample is enters: the same ids with another border, or another flag, are other data. */
@@ -660,6 +738,7 @@ int main(void) {
         cmocka_unit_test_setup(test_cuts_of_ids, clean_record),
         cmocka_unit_test_setup(test_labelled_ids, clean_record),
         cmocka_unit_test_setup(test_ids_without_completion, clean_record),
+        cmocka_unit_test_setup(test_trl, clean_record),
         cmocka_unit_test_setup(test_fingerprint, clean_record),
         cmocka_unit_test_setup(test_preview, clean_record),
     };

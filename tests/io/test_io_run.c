@@ -585,6 +585,51 @@ static void test_begun(void **state) {
     OK(tm_io_run_discard_begun(path));
 }
 
+static void write_small(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && write(fd, "x", 1) == 1);
+    close(fd);
+}
+
+/* Used by two, removed by the last, and only what a run has made. */
+static void test_shared(void **state) {
+    static const char key[] = "0123456789abcdef0123456789abcdef", other[] = "ffffffffffffffffffffffffffffffff";
+    tm_io_shared *a, *b;
+    tm_io_owner o;
+    bool gone;
+    (void)state;
+    const char *path = at("shared-base");
+    OK(tm_io_shared_open(&a, path));
+    assert_null(a);
+    OK(tm_io_shared_create(&a, path, key, "/run/of/mine"));
+    FAILS(tm_io_shared_create(&b, path, key, NULL), TM_EIO, path);
+    write_small(at("shared-base/config.json")), write_small(at("shared-base/model-00001-of-00002.safetensors"));
+    OK(tm_io_run_owner(path, &o));
+    assert_true(o.is_run && o.alive);
+    assert_string_equal(o.key, key);
+    assert_string_equal(o.of, "/run/of/mine");
+    OK(tm_io_shared_open(&b, path));
+    assert_non_null(b);
+    tm_io_shared_close(a);
+    OK(tm_io_shared_remove(path, key, 20, &gone));
+    assert_false(gone);
+    tm_io_shared_close(b);
+    OK(tm_io_shared_remove(path, other, 0, &gone));
+    assert_false(gone);
+    assert_listing(path, "config.json lock model-00001-of-00002.safetensors owner ");
+    write_small(at("shared-base/thesis"));
+    OK(tm_io_shared_remove(path, key, 0, &gone));
+    assert_false(gone);
+    assert_listing(path, "thesis ");
+    FAILS(tm_io_shared_open(&a, path), TM_EINPUT, "no run has made it");
+    FAILS(tm_io_shared_remove(path, NULL, 0, &gone), TM_EINPUT, "no run has made it");
+    OK(tm_remove_tree(path));
+    OK(tm_io_shared_create(&a, path, NULL, NULL));
+    tm_io_shared_close(a);
+    OK(tm_io_shared_remove(path, NULL, 0, &gone));
+    assert_true(gone && !tm_path_exists(path));
+}
+
 static int set_up(void **state) {
     (void)state;
     strcpy(dir, test_dir());
@@ -601,6 +646,7 @@ int main(void) {
         cmocka_unit_test(test_no_fallocate),   cmocka_unit_test(test_file_size_limit),
         cmocka_unit_test(test_memlock),        cmocka_unit_test(test_seccomp),
         cmocka_unit_test(test_keys),           cmocka_unit_test(test_begun),
+        cmocka_unit_test(test_shared),
     };
     return cmocka_run_group_tests(tests, set_up, test_tear_down);
 }

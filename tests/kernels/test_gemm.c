@@ -134,6 +134,7 @@ static void large(void **state) {
     for (unsigned mix = 0; mix < MIXES; mix += 3) one(523, 40, 70, mix, 1, 1);  /* more rows than a chunk or tile */
     for (unsigned mix = 0; mix < MIXES; mix += 3) one(20, 1100, 30, mix, 1, 0); /* more columns */
     for (unsigned mix = 0; mix < MIXES; mix += 3) one(33, 35, 1300, mix, 1, 1); /* several panels of k */
+    for (unsigned mix = 7; mix < MIXES / 2; mix += 8) one(545, 600, 515, mix, 2, 0.5F); /* all of these at once */
 }
 
 /* An adapter's: rows are dealt out too. */
@@ -223,7 +224,8 @@ static void same_bits_for(tm_elem c) {
 
 static void any_cut(void **state) {
     (void)state;
-    if (strcmp(tm_gemm_library(), "builtin-avx2") != 0) return; /* portable C takes a while */
+    if (strcmp(tm_gemm_library(), "builtin-avx2") != 0 && strncmp(tm_gemm_library(), "amx", 3) != 0)
+        return; /* portable C takes a while */
     same_bits_for(TM_ELEM_F32);
     same_bits_for(TM_ELEM_BF16);
 }
@@ -360,7 +362,7 @@ static int one_backend(const void *isa, const void *gemm) {
 
 int main(void) {
     static const char *const columns[] = {"ref", "avx2", "avx512"}, *const backends[] = {"builtin", "openblas",
-                                                                                         "onednn"};
+                                                                                         "onednn", "amx"};
     const struct CMUnitTest choice[] = {cmocka_unit_test(chosen_by_type), cmocka_unit_test(chosen_for_ref),
                                         cmocka_unit_test(not_loaded_for_nothing), cmocka_unit_test(capped),
                                         cmocka_unit_test(wrong_product_is_not_used)};

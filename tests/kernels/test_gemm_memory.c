@@ -192,10 +192,16 @@ static void onednn(void **state) {
     check("onednn");
 }
 
+static void amx(void **state) {
+    (void)state;
+    check("amx");
+}
+
 int main(void) {
 #ifdef TIDEMILL_SANITIZED
     TEST_SKIP_PROGRAM("under sanitizers memory is not what it is");
 #endif
-    const struct CMUnitTest tests[] = {cmocka_unit_test(builtin), cmocka_unit_test(openblas), cmocka_unit_test(onednn)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(builtin), cmocka_unit_test(openblas), cmocka_unit_test(onednn),
+                                       cmocka_unit_test(amx)};
     return cmocka_run_group_tests_name("test_gemm_memory", tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include "adapted.h"
 #include "tests/support/skip.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,7 +127,8 @@ static void check_adapter_config(const adapted *a, const char *output) {
     tm_json_free(is);
 }
 
-static uint64_t planned_frozen(const char *config, const char *output, const char *const *sets) {
+/* What a step reads of the base; *own: what the run makes of it for itself, beside the state in its one path. */
+static uint64_t planned_frozen(const char *config, const char *output, const char *const *sets, uint64_t *own) {
     const char *arguments[32] = {"plan", config, "--json", "--set", run_format("output_dir=%s", output)};
     for (unsigned n = 5; *sets && n < 30; sets++) arguments[n++] = "--set", arguments[n++] = *sets;
     run_result r = run_argv(&(run_opts){0}, arguments);
@@ -136,6 +138,8 @@ static uint64_t planned_frozen(const char *config, const char *output, const cha
     const tm_json *kind = tm_json_get(tm_json_get(tm_json_root(doc), "bytes_by_kind"), "frozen");
     uint64_t bytes = (uint64_t)tm_json_get(kind, "read")->integer;
     assert_int_equal(tm_json_get(kind, "write")->integer, 0);
+    const tm_json *all = tm_json_get(tm_json_root(doc), "disk_bytes"), *path = tm_json_get(tm_json_root(doc), "paths");
+    if (own) *own = (uint64_t)(all->integer - tm_json_get(path->child, "bytes")->integer);
     tm_json_free(doc);
     run_free(&r);
     return bytes;
@@ -143,7 +147,7 @@ static uint64_t planned_frozen(const char *config, const char *output, const cha
 
 /* The base is read as often as was planned and never written. */
 static void check_frozen_bytes(const char *config, const char *output, unsigned steps, const char *const *sets) {
-    uint64_t planned = planned_frozen(config, run_path(output, "plan"), sets);
+    uint64_t planned = planned_frozen(config, run_path(output, "plan"), sets, NULL);
     assert_true(planned > 0);
     for (unsigned s = 1; s <= steps; s++) {
         assert_int_equal(adapted_bytes(output, s, "frozen", "read"), planned);
@@ -246,6 +250,63 @@ static void a_base_is_quantised_as_bitsandbytes_does(void **state) {
     train_log files = run_train(config, out, bytes, NULL, SETS(nf4, none, least));
     assert_string_equal(files.hash, memory.hash);
     assert_true(adapted_bytes(out, 2, "frozen", "read") > 0);
+    adapted_close(&a);
+}
+
+/* One that is in four bits already is read as it is. */
+static void no_base_is_quantised_twice(void **state) {
+    (void)state;
+    adapted a = adapted_open("peft_qlora");
+    const char *config = adapted_config(&a, NULL), *none = "memory.cache=none";
+    uint64_t bytes;
+    train_log plain = run_train(config, run_path(a.dir, "plain"), 0, NULL, SETS("seed=42"));
+    const char *nf4 = "quantization={\"type\": \"nf4\"}", *least = adapted_least(config, a.dir, SETS(none), &bytes);
+    train_log twice = run_train(config, run_path(a.dir, "twice"), bytes, NULL, SETS(none, least, nf4));
+    assert_string_equal(twice.hash, plain.hash);
+    adapted_close(&a);
+}
+
+/* The bytes of all tensors of the only folder base-... in `dir`. */
+static uint64_t base_bytes(const char *dir) {
+    char found[4096] = "";
+    uint64_t bytes = 0;
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (strncmp(e->d_name, "base-", 5) == 0) snprintf(found, sizeof found, "%s", e->d_name);
+    if (d) closedir(d);
+    tm_st *st = tensors_open(run_format("%s/%s/model.safetensors", dir, found));
+    for (uint32_t i = 0; i < tm_st_count(st); i++) bytes += tm_st_get(st, i)->bytes;
+    tm_st_close(st);
+    return bytes;
+}
+
+/* What the adapter trains whole stays as it is, of the rest the planner knows every byte: the folder's to the last, those
+ * that a step reads but for the pages at the ends of pieces, whose places it does not know. */
+static void a_plan_counts_a_base_that_is_to_be_made(void **state) {
+    (void)state;
+    adapted a = adapted_open("peft_lora");
+    const char *model = run_path(a.dir, "model"), *config = run_path(a.dir, "random.json"),
+               *out = run_path(a.dir, "out");
+    run_random_model(model);
+    run_write(config,
+              run_format("{\"model\": \"%s\", \"init\": \"random\", \"quantization\": {\"type\": \"nf4\"},\n"
+                         " \"adapter\": {\"r\": 4, \"target_modules\": [\"q_proj\", \"down_proj\"],\n"
+                         "  \"modules_to_save\": [\"up_proj\"]}, \"data\": {\"train\": \"%s\", \"seq_len\": %zu},\n"
+                         " \"max_steps\": 2, \"keep_state\": true}\n",
+                         model, a.rows, a.seq));
+    uint64_t bytes, own;
+    const char *least = adapted_least(config, a.dir, SETS(ADAPTED_FILES(a.dir)), &bytes);
+    const char *const sets[] = {least, ADAPTED_FILES(a.dir), NULL};
+    uint64_t planned = planned_frozen(config, run_path(a.dir, "plan"), sets, &own);
+    const char *arguments[32] = {"train", config, "--quiet", "--set", run_format("output_dir=%s", out)};
+    for (unsigned i = 0; sets[i]; i++) arguments[5 + 2 * i] = "--set", arguments[6 + 2 * i] = sets[i];
+    run_result r = run_argv(&(run_opts){0}, arguments);
+    RUN_OK(&r);
+    run_free(&r);
+    double counted = (double)adapted_bytes(out, 2, "frozen", "read");
+    assert_int_equal(own, base_bytes(run_path(a.dir, "disk")));
+    adapted_near("bytes read of the base", (double)planned, counted, 0.03 * counted);
+    assert_true(counted > 0);
     adapted_close(&a);
 }
 
@@ -373,7 +434,7 @@ static const struct {
              {"train", test_train, 0x7F},
              {"bf16", test_bf16, 0x2D},
              {"updates", test_updates, 0x28}};
-enum { MOST = 4 * (int)TM_COUNT(fixtures) + 4 };
+enum { MOST = 4 * (int)TM_COUNT(fixtures) + 6 };
 
 int main(int argc, char **argv) {
     static struct CMUnitTest tests[MOST];
@@ -391,5 +452,7 @@ int main(int argc, char **argv) {
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_pissa, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_step_reads_the_base_as_often, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_base_is_quantised_as_bitsandbytes_does, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(no_base_is_quantised_twice, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_plan_counts_a_base_that_is_to_be_made, run_clean);
     return _cmocka_run_group_tests("train_adapters", tests, n, NULL, NULL);
 }

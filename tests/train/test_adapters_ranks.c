@@ -1,5 +1,5 @@
 /* Adapters on several ranks: the base whole or in slices, the adapter's state whole or in slices, one hash for each number
- * of ranks, and one rank's losses. */
+ * of ranks, and one rank's losses; killed and gone on from, the same bits. */
 #include "adapted.h"
 #include "tests/support/skip.h"
 
@@ -99,6 +99,67 @@ static void as_one_rank(void **state) {
     adapted_close(&a);
 }
 
+/* ---- killed ------------------------------------------------------------------------------------------------------ */
+
+static run_result go_on(const char *config, unsigned ranks, const char *fault, unsigned rank) {
+    const char *env[] = {ranks == 4 ? "TIDEMILL_NODE_SIZE=2" : NULL, NULL};
+    return run((run_opts){.ranks = ranks, .env = env, .timeout_s = 60, .fault = fault, .fault_rank = rank}, "train",
+               config, "--quiet", NULL);
+}
+
+/* A rank is killed; the same command comes to the same bits. */
+static void kills(const adapted *a, const char *config, unsigned ranks, const char *const *points) {
+    const char *output = run_path(a->dir, "out"), *disk = run_path(a->dir, "disk");
+    run_result r = go_on(config, ranks, NULL, 0);
+    RUN_OK(&r);
+    run_free(&r);
+    train_log whole = train_log_read(output);
+    for (unsigned i = 0; points[i]; i++) {
+        run_remove(output);
+        r = go_on(config, ranks, run_format("%s:kill:once", points[i]), i % ranks);
+        if (r.status == 0) fail_msg("%s: never reached by rank %u of %u", points[i], i % ranks, ranks);
+        run_free(&r);
+        r = go_on(config, ranks, NULL, 0);
+        if (r.status != 0) fail_msg("%u ranks, %s: %s", ranks, points[i], r.err);
+        run_free(&r);
+        assert_string_equal(train_log_read(output).hash, whole.hash);
+        assert_int_equal(run_entries(disk), 0);
+    }
+    run_remove(output);
+}
+
+static const char *write_killed(const adapted *a, const char *base, const char *more) {
+    const char *path = run_path(a->dir, "killed.json");
+    run_write(path, run_format("{\"model\": \"%s\", \"adapter\": {\"path\": \"%s\", \"lora_dropout\": 0.1},\n"
+                               " \"data\": {\"train\": \"%s\", \"seq_len\": %zu}, \"precision\": \"bf16\",\n"
+                               " \"learning_rate\": 1e-3, \"max_steps\": 4, \"train_batch_size\": 4,\n"
+                               " \"per_device_train_batch_size\": 1, \"commit_steps\": 1, \"output_dir\": \"%s/out\",\n"
+                               " %s \"memory\": {\"cache\": \"none\"}, \"zero_optimization\": {\"stage\": 3,\n"
+                               "  \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"%s/disk\"},\n"
+                               "  \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"%s/disk\"}}}\n",
+                               base, a->folder, a->rows, a->seq, a->dir, more, a->dir, a->dir));
+    return path;
+}
+
+static void test_kills(void **state) {
+    static const char *const points[] = {"kill_published:2", "kill_op:60", NULL};
+    adapted a = adapted_open(*state);
+    const char *config = write_killed(&a, a.base, "");
+    kills(&a, config, 2, points);
+    kills(&a, config, 4, SETS("kill_prepared:2"));
+    adapted_close(&a);
+}
+
+/* One rank of a node makes the base, for all of them; killed while it does, after that, or while another steps. */
+static void a_base_of_their_own(void **state) {
+    (void)state;
+    adapted a = adapted_open("peft_qlora");
+    const char *config = write_killed(&a, TM_TEST_FIXTURES "/peft_base", "\"quantization\": {\"type\": \"nf4\"},");
+    kills(&a, config, 2, SETS("kill_quantising:2", "kill_published:2"));
+    kills(&a, config, 4, SETS("kill_quantising:2", "kill_op:60"));
+    adapted_close(&a);
+}
+
 int main(int argc, char **argv) {
     static char lora[] = "peft_lora", qlora[] = "peft_qlora", saved[] = "peft_modules_to_save";
     if (argc > 1) cmocka_set_test_filter(argv[1]);
@@ -110,6 +171,8 @@ int main(int argc, char **argv) {
         {"one_hash qlora", test_one_hash, NULL, run_clean, qlora},
         {"least qlora", test_least, NULL, run_clean, qlora},
         {"as_one_rank", as_one_rank, NULL, run_clean, saved},
+        {"kills lora", test_kills, NULL, run_clean, lora},
+        cmocka_unit_test_teardown(a_base_of_their_own, run_clean),
     };
     return cmocka_run_group_tests_name("train_adapters_ranks", tests, NULL, NULL);
 }

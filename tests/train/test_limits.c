@@ -77,7 +77,7 @@ static void threads_that_cannot_start_are_said(void **state) {
 static void a_short_address_space_is_said(void **state) {
     (void)state;
     static const unsigned mib[] = {48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 1024};
-    static const char *const library[] = {"", "builtin", "openblas", "onednn"};
+    static const char *const library[] = {"", "builtin", "amx", "openblas", "onednn"};
     const char *const env[] = {"OMP_NUM_THREADS=2", NULL};
     const scene s = scene_open();
     for (unsigned l = 0; l < TM_COUNT(library); l++) {

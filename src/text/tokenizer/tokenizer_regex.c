@@ -2,10 +2,8 @@
  * classes get the code points that PCRE2's older Unicode lacks, \s loses U+180E, nested classes are flattened.
  * Constructs that mean something else in the two are refused. Matching is limited; what exceeds the limits is an error,
  * not a guess. */
-#define PCRE2_CODE_UNIT_WIDTH 8
+#include "text/pattern_internal.h"
 #include "text/tokenizer/tokenizer_internal.h"
-
-#include <pcre2.h>
 
 enum { MATCH_LIMIT = 1000000, DEPTH_LIMIT = 100000, HEAP_LIMIT_KIB = 65536, MAX_PATTERN = 16384 };
 
@@ -14,16 +12,6 @@ struct tk_regex {
     pcre2_general_context *general;
     pcre2_match_context *match;
 };
-
-static void *take(size_t n, void *ctx) {
-    (void)ctx;
-    return tm_malloc(n);
-}
-
-static void give(void *p, void *ctx) {
-    (void)ctx;
-    tm_free(p);
-}
 
 /* ---- translation ------------------------------------------------------------------------------------------------ */
 
@@ -137,7 +125,7 @@ tm_status tk_regex_open(tk_regex **out, const char *pattern, size_t len, const c
     if (r == NULL) return tm_nomem(sizeof *r);
     tm_status rc;
     TM_GO(translate(&translated, pattern, len, name));
-    r->general = pcre2_general_context_create(take, give, NULL);
+    r->general = pattern_memory();
     r->match = r->general == NULL ? NULL : pcre2_match_context_create(r->general);
     if (r->match == NULL) TM_GO(tm_nomem(256));
     (void)pcre2_set_match_limit(r->match, MATCH_LIMIT);

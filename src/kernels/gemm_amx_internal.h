@@ -1,0 +1,34 @@
+/* How operands of the product by AMX are laid out for its register tiles of 16 rows x 64 bytes: panels of 32 lines, in which
+ * every 32 depths are two tiles, one of the even lines, one of the odd ones. Of a left operand a row of a tile is a line;
+ * of a right one it is a pair of depths, line by line. What is missing of a last tile is zero. */
+#ifndef TIDEMILL_GEMM_AMX_INTERNAL_H
+#define TIDEMILL_GEMM_AMX_INTERNAL_H
+
+#include "kernels/gemm_pack_internal.h"
+
+enum {
+    AMX_LINES = 32,  /* of a panel */
+    AMX_DEPTHS = 32, /* of a tile */
+    AMX_TILE = 512,  /* its elements of 16 bits; its sums in fp32 are half as many */
+    AMX_TILE_ROWS = 16,
+    AMX_ROW_BYTES = 64
+};
+
+/* Elements of a panel. */
+static inline size_t amx_panel(size_t depth) {
+    return tm_round_up(depth, AMX_DEPTHS) * AMX_LINES;
+}
+
+void amx_pack_left(const operand *o, uint16_t *out);
+void amx_pack_right(const operand *o, uint16_t *out);
+
+/* Where a block of sums of two panels goes: rows [0, rows) x columns [0, columns) of C, at most 32 x 32. */
+typedef struct amx_block {
+    const tm_gemm_args *g;
+    uint64_t row, column;
+    size_t rows, columns;
+} amx_block;
+/* sums: [even or odd rows][even or odd columns][16][16] */
+void amx_store(const amx_block *b, const float *sums);
+
+#endif

@@ -1,0 +1,154 @@
+/* Panels of the product by AMX, and its results to C, by AVX-512, which every CPU with AMX has. */
+#include "kernels/gemm_amx_internal.h"
+
+#include <string.h>
+
+#if defined(__x86_64__) && !defined(TIDEMILL_PORTABLE)
+#include <immintrin.h>
+/* Without optimisation some of them are macros, whose conversions of masks would warn here. */
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#define INLINE AVX512 __attribute__((always_inline)) static inline
+
+enum { ROW = AMX_ROW_BYTES / 2 }; /* elements of a tile's row */
+static const __mmask32 ODD = 0xaaaaaaaaU;
+
+static const uint16_t *element_at(const operand *o, size_t line, size_t depth) {
+    uint64_t l = o->at + line, k = o->k0 + depth;
+    return (const uint16_t *)o->x + (o->by_depth ? k * o->ld + l : l * o->ld + k);
+}
+
+INLINE __mmask32 first_lanes(size_t n) {
+    return n >= 32 ? 0xffffffffU : (1U << n) - 1;
+}
+
+/* ---- packing ---- */
+
+/* Row i, column j of 16 x 16 pairs becomes row j, column i. */
+INLINE void transpose_pairs(const uint16_t *x, size_t ld, uint16_t *out) {
+#define PART(row) _mm_loadu_si128((const __m128i *)(const void *)(x + (row)*ld + q * 8))
+    for (size_t q = 0; q < 4; q++) {
+        __m512i r[4];
+        for (size_t i = 0; i < 4; i++) {
+            r[i] = _mm512_castsi128_si512(PART(i));
+            r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x00f0, PART(i + 4));
+            r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x0f00, PART(i + 8));
+            r[i] = _mm512_mask_broadcast_i32x4(r[i], 0xf000, PART(i + 12));
+        }
+        __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
+        __m512i c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
+        uint16_t *to = out + q * 4 * ROW;
+        _mm512_storeu_si512(to, _mm512_unpacklo_epi64(a, c));
+        _mm512_storeu_si512(to + ROW, _mm512_unpackhi_epi64(a, c));
+        _mm512_storeu_si512(to + 2 * ROW, _mm512_unpacklo_epi64(b, d));
+        _mm512_storeu_si512(to + 3 * ROW, _mm512_unpackhi_epi64(b, d));
+    }
+#undef PART
+}
+
+/* Stored by line: up to 32 depths of up to 32 lines, as tiles of a left operand. */
+INLINE void copy_lines(const uint16_t *x, uint64_t ld, size_t lines, size_t depths, uint16_t *out) {
+    __mmask32 mask = first_lanes(depths);
+    for (size_t i = 0; i < AMX_LINES; i++) {
+        __m512i row = i < lines ? _mm512_maskz_loadu_epi16(mask, x + i * ld) : _mm512_setzero_si512();
+        _mm512_storeu_si512(out + i % 2 * AMX_TILE + i / 2 * ROW, row);
+    }
+}
+
+/* Stored by depth: pairs of depths, as tiles of a right operand. */
+INLINE void pair_depths(const uint16_t *x, uint64_t ld, size_t lines, size_t depths, uint16_t *out) {
+    __mmask32 mask = first_lanes(lines);
+    for (size_t p = 0; p < AMX_DEPTHS; p += 2, out += ROW) {
+        __m512i a = p < depths ? _mm512_maskz_loadu_epi16(mask, x + p * ld) : _mm512_setzero_si512();
+        __m512i b = p + 1 < depths ? _mm512_maskz_loadu_epi16(mask, x + (p + 1) * ld) : _mm512_setzero_si512();
+        _mm512_storeu_si512(out, _mm512_mask_blend_epi16(ODD, a, _mm512_slli_epi32(b, 16)));
+        _mm512_storeu_si512(out + AMX_TILE, _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32(a, 16), b));
+    }
+}
+
+AVX512 void amx_pack_left(const operand *o, uint16_t *out) {
+    uint16_t pairs[2 * AMX_TILE];
+    for (size_t i = 0; i < o->n; i += AMX_LINES)
+        for (size_t k = 0; k < o->depth; k += AMX_DEPTHS, out += 2 * AMX_TILE) {
+            size_t lines = tm_min_u64(AMX_LINES, o->n - i), depths = tm_min_u64(AMX_DEPTHS, o->depth - k);
+            if (!o->by_depth) {
+                copy_lines(element_at(o, i, k), o->ld, lines, depths, out);
+                continue;
+            }
+            pair_depths(element_at(o, i, k), o->ld, lines, depths, pairs);
+            transpose_pairs(pairs, ROW, out);
+            transpose_pairs(pairs + AMX_TILE, ROW, out + AMX_TILE);
+        }
+}
+
+AVX512 void amx_pack_right(const operand *o, uint16_t *out) {
+    uint16_t rows[2 * AMX_TILE];
+    for (size_t i = 0; i < o->n; i += AMX_LINES)
+        for (size_t k = 0; k < o->depth; k += AMX_DEPTHS, out += 2 * AMX_TILE) {
+            size_t lines = tm_min_u64(AMX_LINES, o->n - i), depths = tm_min_u64(AMX_DEPTHS, o->depth - k);
+            if (o->by_depth) {
+                pair_depths(element_at(o, i, k), o->ld, lines, depths, out);
+            } else if (lines == AMX_LINES && depths == AMX_DEPTHS) {
+                transpose_pairs(element_at(o, i, k), 2 * o->ld, out);
+                transpose_pairs(element_at(o, i + 1, k), 2 * o->ld, out + AMX_TILE);
+            } else {
+                copy_lines(element_at(o, i, k), o->ld, lines, depths, rows);
+                transpose_pairs(rows, ROW, out);
+                transpose_pairs(rows + AMX_TILE, ROW, out + AMX_TILE);
+            }
+        }
+}
+
+/* ---- results ---- */
+
+/* Upper halves, rounded to nearest even, with nothing above. */
+INLINE __m512i round16(__m512 v) {
+    __m512i bits = _mm512_castps_si512(v), high = _mm512_srli_epi32(bits, 16);
+    __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __m512i quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+    return _mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
+}
+
+/* Sums of a row's even and odd columns. */
+INLINE void row_16_bits(const tm_gemm_args *g, uint64_t at, size_t columns, __m512 even, __m512 odd) {
+    uint16_t *c = (uint16_t *)g->c + at;
+    __mmask32 mask = first_lanes(columns);
+    if (g->beta != 0.0F) {
+        __m512i old = _mm512_maskz_loadu_epi16(mask, c);
+        __m512 beta = _mm512_set1_ps(g->beta), old_even = _mm512_castsi512_ps(_mm512_slli_epi32(old, 16));
+        __m512 old_odd = _mm512_castsi512_ps(_mm512_and_si512(old, _mm512_set1_epi32((int)0xffff0000)));
+        even = _mm512_fmadd_ps(beta, old_even, even), odd = _mm512_fmadd_ps(beta, old_odd, odd);
+    }
+    _mm512_mask_storeu_epi16(c, mask, _mm512_or_si512(round16(even), _mm512_slli_epi32(round16(odd), 16)));
+}
+
+INLINE void half_row(const tm_gemm_args *g, uint64_t at, size_t columns, __m512 sums) {
+    float *c = (float *)g->c + at;
+    __mmask16 mask = (__mmask16)first_lanes(columns);
+    if (g->beta != 0.0F) sums = _mm512_fmadd_ps(_mm512_set1_ps(g->beta), _mm512_maskz_loadu_ps(mask, c), sums);
+    _mm512_mask_storeu_ps(c, mask, sums);
+}
+
+INLINE void row_32_bits(const tm_gemm_args *g, uint64_t at, size_t columns, __m512 even, __m512 odd) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    half_row(g, at, columns, _mm512_permutex2var_ps(even, low, odd));
+    if (columns > 16) half_row(g, at + 16, columns - 16, _mm512_permutex2var_ps(even, high, odd));
+}
+
+AVX512 void amx_store(const amx_block *b, const float *sums) {
+    __m512 alpha = _mm512_set1_ps(b->g->alpha);
+    for (size_t i = 0; i < b->rows; i++) {
+        const float *row = sums + i % 2 * AMX_TILE + i / 2 * AMX_TILE_ROWS;
+        __m512 even = _mm512_mul_ps(alpha, _mm512_loadu_ps(row));
+        __m512 odd = _mm512_mul_ps(alpha, _mm512_loadu_ps(row + AMX_TILE / 2));
+        uint64_t at = (b->row + i) * b->g->ldc + b->column;
+        if (b->g->c_type == TM_ELEM_F32)
+            row_32_bits(b->g, at, b->columns, even, odd);
+        else
+            row_16_bits(b->g, at, b->columns, even, odd);
+    }
+}
+#endif
