@@ -61,12 +61,17 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns 
                             ? (int32_t)(((i + 1) * 31 + mb * 17) % (vocabulary < VALUES ? vocabulary : VALUES))
                             : -100;
     }
+    if (to->completion) memset(to->completion, 1, to->capacity);
+    if (to->desirable) memset(to->desirable, 1, to->rows);
+    for (uint32_t r = 0; to->reference && r < to->rows; r++) to->reference[r] = -1;
     *out = (job_batch){.rows = b->shape.rows,
+                       .samples = b->shape.rows / b->job->objective->rows,
                        .seq = b->shape.seq,
                        .tokens = shape_tokens(&b->shape),
                        .mask_tokens = n,
                        .label_tokens = n - b->shape.rows};
     b->job->step.labels = (uint64_t)b->job->ranks.ranks * b->shape.micro_batches * out->label_tokens;
+    b->job->step.samples = (uint64_t)b->job->ranks.ranks * b->shape.micro_batches * out->samples;
     b->job->step.tokens = (uint64_t)b->job->ranks.ranks * b->shape.micro_batches * n;
     return TM_OK;
 }

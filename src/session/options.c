@@ -214,12 +214,11 @@ static tm_fmt four_bits_of(const tm_config *c) {
                                                      : TM_FMT_F32;
 }
 
-/* A float a row: of samples, and of mismatched rows of all steps. */
+/* A float a row. */
 static uint64_t reference_bytes(const session *s) {
-    const tm_objective *o = tm_objective_of(s->cfg->objective.type);
-    uint64_t n = tm_dataset_get_counts(data_set(s->train))->samples * o->rows;
-    if (s->eval) n += tm_dataset_get_counts(data_set(s->eval))->samples * o->rows * (1U + o->mismatched);
-    if (o->mismatched) n += (uint64_t)s->cfg->total_steps * s->cfg->train_batch_size;
+    uint64_t n = 0;
+    for (int eval = 0; eval <= (s->eval != NULL); eval++)
+        for (uint32_t batch = 0; batch < session_batches(s); batch++) n += session_reference_rows(s, eval, batch);
     return n * sizeof(float);
 }
 

@@ -112,6 +112,14 @@ job_opts session_job_options(const session *s);
 job_shape session_step_shape(const session *s); /* the largest micro-batch of the run */
 /* "DIR/tidemill-cache/NAME" for an OUTPUT_DIR in DIR: what other runs beside it may take as well. Returns path. */
 const char *session_cache_path(const tm_config *c, const char *name, char *path, size_t cap);
+/* Of a reference that is a column: programs that make its values, of training or evaluation and that batch (TM_BATCH_*); values, one a
+ * row; the place of a row's, of this rank. reference.c */
+uint32_t session_batches(const session *s); /* of a micro-batch */
+uint64_t session_samples_a_step(const session *s, bool eval);
+uint64_t session_reference_steps(const session *s, bool eval, uint32_t batch);
+uint64_t session_reference_rows(const session *s, bool eval, uint32_t batch);
+uint64_t session_reference_place(const session *s, bool eval, uint64_t step, uint32_t batch, uint32_t micro_batch,
+                                 uint32_t row);
 /* The objective's reference is a column that is made before step 1, not lanes. */
 bool session_reference_column(const tm_config *c);
 job_shape session_eval_shape(const session *s);                 /* of an evaluation; s->eval is there */

@@ -14,45 +14,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- where a row's value is ------------------------------------------------------------------------------------- */
-
-static uint64_t samples_a_step(const session *s, bool eval) {
-    uint32_t samples = eval ? s->cfg->eval_batch_size : s->cfg->micro_batch_size;
-    return (uint64_t)samples * s->cfg->accumulation_steps * (s->comm ? s->ranks.ranks : 1);
-}
-
-/* Steps whose rows are asked for: of an evaluation all; of own rows one epoch, of mismatched ones, which are others in each
- * epoch, all of the run. */
-static uint64_t steps_of(const session *s, bool eval, uint32_t batch) {
-    uint64_t epoch = tm_dataset_steps_per_epoch(data_set(eval ? s->eval : s->train)),
-             all = (uint64_t)s->cfg->total_steps;
-    return eval ? epoch : batch == TM_BATCH_MISMATCHED ? all : tm_min_u64(epoch, all);
-}
-
-static uint64_t count_of(const session *s, bool eval, uint32_t batch) {
-    uint32_t rows = tm_objective_of(s->cfg->objective.type)->rows;
-    if (batch == TM_BATCH_MISMATCHED) return steps_of(s, eval, batch) * samples_a_step(s, eval);
-    return tm_dataset_get_counts(data_set(eval ? s->eval : s->train))->samples * rows;
-}
-
-static uint32_t batches_of(const session *s) {
-    return tm_objective_of(s->cfg->objective.type)->mismatched ? TM_BATCHES : 1;
-}
-
-static uint64_t place_of(const session *s, bool eval, uint64_t step, uint32_t batch, uint32_t micro_batch,
-                         uint32_t row) {
-    uint32_t ranks = s->comm ? s->ranks.ranks : 1, rows = tm_objective_of(s->cfg->objective.type)->rows;
-    uint32_t samples = eval ? s->cfg->eval_batch_size : s->cfg->micro_batch_size;
-    uint64_t i = ((uint64_t)micro_batch * ranks + s->ranks.rank) * samples + row / rows;
-    if (batch == TM_BATCH_MISMATCHED) return step * samples_a_step(s, eval) + i;
-    return tm_dataset_step_sample(data_set(eval ? s->eval : s->train), step, i) * rows + row % rows;
-}
-
 void trainer_fill_reference(const trainer *t, uint64_t step, uint32_t micro_batch, uint32_t batch, uint32_t rows,
                             float *to) {
     bool eval = t->eval.under_way;
     for (uint32_t row = 0; row < rows; row++)
-        to[row] = t->reference.value[eval][batch][place_of(&t->s, eval, step, batch, micro_batch, row)];
+        to[row] = t->reference.value[eval][batch][session_reference_place(&t->s, eval, step, batch, micro_batch, row)];
 }
 
 /* ---- the pass --------------------------------------------------------------------------------------------------- */
@@ -85,7 +51,8 @@ static tm_status take(void *ctx, uint32_t mb, const tm_micro_batch *b, const flo
     const reference_pass *p = ctx;
     const objective_lane lane = {.batch = b, .nll = (float *)(uintptr_t)nll}; /* only read */
     for (uint32_t row = 0; row < b->rows; row++)
-        p->value[place_of(&p->t->s, p->eval, p->step, p->batch, mb, row)] = (float)tm_objective_logp(&lane, row);
+        p->value[session_reference_place(&p->t->s, p->eval, p->step, p->batch, mb, row)] =
+            (float)tm_objective_logp(&lane, row);
     return TM_OK;
 }
 
@@ -105,16 +72,16 @@ static tm_status share(trainer *t, float *value, uint64_t n) {
 static tm_status run_passes(reference_pass *p, const tm_plan *plan, job_phase *phase) {
     trainer *t = p->t;
     for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (p->batch = 0; p->batch < batches_of(&t->s); p->batch++) {
+        for (p->batch = 0; p->batch < session_batches(&t->s); p->batch++) {
             p->eval = eval;
             p->value = t->reference.value[eval][p->batch];
-            uint64_t steps = steps_of(&t->s, eval, p->batch);
+            uint64_t steps = session_reference_steps(&t->s, eval, p->batch);
             for (p->step = 0; p->step < steps; p->step++) {
-                phase->span = samples_a_step(&t->s, eval);
+                phase->span = session_samples_a_step(&t->s, eval);
                 TM_TRY(job_run(p->job, plan));
                 phase->base += phase->span;
             }
-            TM_TRY(share(t, p->value, count_of(&t->s, eval, p->batch)));
+            TM_TRY(share(t, p->value, session_reference_rows(&t->s, eval, p->batch)));
         }
     return TM_OK;
 }
@@ -164,8 +131,8 @@ static tm_status make(trainer *t) {
     job_opts o = reference_options(t);
     uint64_t total = 0;
     for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < batches_of(&t->s); batch++)
-            total += steps_of(&t->s, eval, batch) * samples_a_step(&t->s, eval);
+        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
+            total += session_reference_steps(&t->s, eval, batch) * session_samples_a_step(&t->s, eval);
     TM_TRY(job_open(&p.job, &o));
     planner_choice c = {0};
     job_phase phase;
@@ -200,17 +167,18 @@ static uint64_t key_of(const trainer *t) {
                      c->data.shuffle,
                      c->data.group_by_length,
                      (uint64_t)c->total_steps,
-                     samples_a_step(&t->s, false),
-                     samples_a_step(&t->s, true),
+                     session_samples_a_step(&t->s, false),
+                     session_samples_a_step(&t->s, true),
                      c->micro_batch_size,
-                     batches_of(&t->s)};
+                     session_batches(&t->s)};
     return tm_hash64(numerics, strlen(numerics), tm_hash64(of, sizeof of, 0));
 }
 
 static uint64_t hash_values(const trainer *t, uint64_t key) {
     for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < batches_of(&t->s); batch++)
-            key = tm_hash64(t->reference.value[eval][batch], count_of(&t->s, eval, batch) * sizeof(float), key);
+        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
+            key = tm_hash64(t->reference.value[eval][batch], session_reference_rows(&t->s, eval, batch) * sizeof(float),
+                            key);
     return key;
 }
 
@@ -218,8 +186,8 @@ static uint64_t hash_values(const trainer *t, uint64_t key) {
 static tm_status pass_values(const trainer *t, tm_file *f, tm_out *out) {
     uint64_t at = sizeof magic;
     for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < batches_of(&t->s); batch++) {
-            uint64_t bytes = count_of(&t->s, eval, batch) * sizeof(float);
+        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++) {
+            uint64_t bytes = session_reference_rows(&t->s, eval, batch) * sizeof(float);
             if (f) TM_TRY(tm_file_read_at(f, at, t->reference.value[eval][batch], bytes));
             if (out) TM_TRY(tm_out_append(out, t->reference.value[eval][batch], bytes));
             at += bytes;
@@ -233,8 +201,8 @@ static bool read_file(trainer *t, const char *path, uint64_t key) {
     uint64_t hash = 0, bytes = sizeof magic + sizeof hash;
     tm_file *f;
     for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < batches_of(&t->s); batch++)
-            bytes += count_of(&t->s, eval, batch) * sizeof(float);
+        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
+            bytes += session_reference_rows(&t->s, eval, batch) * sizeof(float);
     if (!tm_path_exists(path)) return false;
     tm_status rc = tm_file_open(&f, path);
     if (rc == TM_OK) {
@@ -268,9 +236,9 @@ static tm_status take_file(trainer *t, const char *path, uint64_t key, bool *the
     if (t->s.comm) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, &found, sizeof found));
     *there = found;
     for (int eval = 0; t->s.comm && found && eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < batches_of(&t->s); batch++)
+        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
             TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, t->reference.value[eval][batch],
-                                     count_of(&t->s, eval, batch) * sizeof(float)));
+                                     session_reference_rows(&t->s, eval, batch) * sizeof(float)));
     return TM_OK;
 }
 
@@ -290,8 +258,8 @@ tm_status trainer_make_reference(trainer *t) {
     bool there = false;
     if (!session_reference_column(t->s.cfg)) return TM_OK;
     for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < batches_of(&t->s); batch++) {
-            uint64_t n = count_of(&t->s, eval, batch);
+        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++) {
+            uint64_t n = session_reference_rows(&t->s, eval, batch);
             t->reference.value[eval][batch] = tm_calloc(n + 1, sizeof(float));
             if (!t->reference.value[eval][batch]) return session_agree(&t->s, tm_nomem(n * sizeof(float)));
         }
@@ -305,8 +273,8 @@ tm_status trainer_make_reference(trainer *t) {
         return TM_OK;
     }
     for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < batches_of(&t->s); batch++)
-            memset(t->reference.value[eval][batch], 0, count_of(&t->s, eval, batch) * sizeof(float));
+        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
+            memset(t->reference.value[eval][batch], 0, session_reference_rows(&t->s, eval, batch) * sizeof(float));
     tm_status rc = session_agree(&t->s, make(t));
     if (rc == TM_EBUDGET) return refuse(t);
     TM_TRY(rc);
