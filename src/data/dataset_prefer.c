@@ -147,7 +147,7 @@ static tm_status store_sample(data_scan *s, uint64_t number, const int32_t *ids,
         begin += answer[i].n;
     }
     ds->counts.samples++;
-    ds->counts.desirable += ds->kind == TM_ROWS_LABELLED && answer[0].desirable;
+    ds->counts.desirable += answer[0].desirable;
     return TM_OK;
 }
 
@@ -160,9 +160,10 @@ static bool are_identical(const data_encoder *e) {
 tm_status data_prefer_store(data_scan *s, uint64_t number) {
     data_encoder *e = &s->encoder;
     unsigned n = e->prefer.n_answers;
-    for (unsigned i = 0; i < n; i++) e->answer[i].desirable = e->prefer.desirable[i];
+    bool pair = s->ds->kind == TM_ROWS_PAIRS;
+    for (unsigned i = 0; i < n; i++) e->answer[i].desirable = !pair && e->prefer.desirable[i];
     s->ds->counts.identical += are_identical(e);
-    if (s->ds->kind == TM_ROWS_PAIRS) return store_sample(s, number, e->ids.id, e->answer, n);
+    if (pair) return store_sample(s, number, e->ids.id, e->answer, n);
     size_t begin = 0;
     for (unsigned i = 0; i < n; i++) {
         TM_TRY(store_sample(s, number, e->ids.id + begin, &e->answer[i], 1));

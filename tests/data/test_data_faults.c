@@ -124,7 +124,19 @@ static const char lines[] =
     "{\"instruction\": \"i\", \"input\": \"in\", \"output\": \"o\"}\n"
     "{\"conversations\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"gpt\", \"value\": \"r\"}]}\n";
 
+static const char pairs[] =
+    "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n{\"chosen\": \"one b\", \"rejected\": \"one c\"}\n"
+    "{\"prompt\": [{\"role\": \"user\", \"content\": \"x\"}], \"chosen\": [{\"role\": \"assistant\", \"content\": "
+    "\"y\"}], "
+    "\"rejected\": \"z\", \"tools\": \"[]\"}\n"
+    "{\"conversations\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"gpt\", \"value\": \"r\"}], "
+    "\"rejected_response\": \"s\", \"system\": \"t\"}\n"
+    "{\"instruction\": \"i\", \"input\": \"in\", \"chosen\": \"o\", \"rejected\": \"p\"}\n";
+
 typedef struct data_case {
+    const char *text;
+    tm_rows rows;
+    uint64_t samples;
     const tm_tokenizer *tokenizer;
     const tm_chat *chat;
     bool spills;
@@ -132,9 +144,9 @@ typedef struct data_case {
 } data_case;
 
 static tm_status read_lines(void *ctx, uint64_t offset, void *buf, size_t n) {
-    (void)ctx;
+    const data_case *c = ctx;
     if (tm_fault_hit("data", NULL)) return tm_fail(TM_EIO, "train.jsonl: cannot be read");
-    memcpy(buf, lines + offset, n);
+    memcpy(buf, c->text + offset, n);
     return TM_OK;
 }
 
@@ -153,21 +165,24 @@ static tm_status spill_read(void *ctx, uint64_t offset, void *buf, size_t n) {
     return TM_OK;
 }
 
-static tm_status draw_all(tm_dataset *ds) {
+static tm_status draw_all(tm_dataset *ds, tm_rows rows) {
     int32_t ids[512], labels[512];
     uint8_t mask[512];
+    const tm_batch_arrays to = {.capacity = 512, .ids = ids, .labels = labels, .key_mask = mask};
     tm_batch_shape shape;
     TM_TRY(tm_dataset_set_batches(ds, 2, 1, 1));
-    for (uint64_t s = 0; s < tm_dataset_steps_per_epoch(ds); s++)
-        TM_TRY(tm_dataset_batch(
-            ds, s, 0, 0, &(tm_batch_arrays){.capacity = 512, .ids = ids, .labels = labels, .key_mask = mask}, &shape));
+    for (uint64_t s = 0; s < tm_dataset_steps_per_epoch(ds); s++) {
+        TM_TRY(tm_dataset_batch(ds, s, 0, 0, &to, &shape));
+        if (rows == TM_ROWS_LABELLED) TM_TRY(tm_dataset_batch_mismatched(ds, s, 0, 0, &to, &shape));
+    }
     return TM_OK;
 }
 
 static tm_status data_once(void *ctx) {
     data_case *c = ctx;
     tm_data_spill spill = {.ctx = c, .write_at = spill_write, .read_at = spill_read};
-    tm_dataset_opts opts = {.seq_len = 64,
+    tm_dataset_opts opts = {.rows = c->rows,
+                            .seq_len = 64,
                             .tokenizer = c->tokenizer,
                             .chat = c->chat,
                             .strict = true,
@@ -176,10 +191,10 @@ static tm_status data_once(void *ctx) {
     tm_dataset *ds;
     tm_buf shown = {0};
     tm_status rc = tm_dataset_open_jsonl(
-        &ds, &(tm_data_source){.read_at = read_lines, .size = sizeof lines - 1, .name = "train.jsonl"}, &opts);
-    if (rc == TM_OK && tm_dataset_get_counts(ds)->samples != 6) rc = TM_EBUG; /* a line was lost in silence */
-    if (rc == TM_OK) rc = draw_all(ds);
-    for (uint64_t i = 0; i < 6 && rc == TM_OK; i++) rc = tm_dataset_preview(ds, i, c->tokenizer, true, &shown);
+        &ds, &(tm_data_source){.ctx = c, .read_at = read_lines, .size = strlen(c->text), .name = "train.jsonl"}, &opts);
+    if (rc == TM_OK && tm_dataset_get_counts(ds)->samples != c->samples) rc = TM_EBUG; /* a line was lost in silence */
+    if (rc == TM_OK) rc = draw_all(ds, c->rows);
+    for (uint64_t i = 0; i < c->samples && rc == TM_OK; i++) rc = tm_dataset_preview(ds, i, c->tokenizer, true, &shown);
     tm_buf_free(&shown);
     tm_dataset_close(ds);
     return rc;
@@ -194,8 +209,12 @@ static void test_data(void **state) {
     tm_chat *chat;
     OK(tm_chat_open(&chat, t, chatml, sizeof chatml - 1, "chatml", NULL));
     data_case c = {.tokenizer = t, .chat = chat};
-    for (int spills = 0; spills < 2; spills++) {
+    for (unsigned i = 0; i < 6; i++) {
+        bool plain = i < 2, spills = i % 2;
         c.spills = spills;
+        c.rows = (tm_rows)(i / 2);
+        c.text = plain ? lines : pairs;
+        c.samples = plain ? 6 : c.rows == TM_ROWS_PAIRS ? 5 : 10;
         walk alloc = {.call = "alloc", .kind = "fail", .want = TM_ENOMEM};
         walk piece = {.call = "template", .kind = "fail", .want = TM_ENOMEM};
         walk files = {.call = "data", .kind = "eio", .want = TM_EIO};

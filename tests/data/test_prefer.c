@@ -72,6 +72,7 @@ static void check_pair(const char *line, const char *prompt, const char *chosen,
     assert_int_equal(b.shape.label_tokens, n->label_tokens);
     check_row(&b, 0, prompt, chosen, false);
     check_row(&b, 1, prompt, rejected, false);
+    assert_int_equal(b.desirable[0] + b.desirable[1], 0);
     tm_dataset_close(ds);
 }
 

@@ -1,48 +1,11 @@
 /* Any bytes as a JSONL data file, read whole and in small pieces, lenient and strict. What must hold: within the
  * limits; counts add up; strict refuses exactly what lenient counts as bad, and names the same first line; every batch
  * of two epochs can be drawn; a sample comes once an epoch. */
-#include "fuzz.h"
-
-#include "text/chat/chat.h"
-#include "data/dataset.h"
-#include "text/tokenizer/tokenizer.h"
+#include "fuzz_data.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { SEQ = 64, MOST_SAMPLES = 256 };
-
-static const char tokenizer_json[] =
-    "{\"added_tokens\":[{\"id\":6,\"content\":\"</"
-    "s>\",\"special\":true},{\"id\":7,\"content\":\"<s>\",\"special\":true}],"
-    "\"normalizer\":null,\"pre_tokenizer\":null,\"post_processor\":null,\"decoder\":null,\"model\":{\"type\":\"BPE\","
-    "\"unk_token\":\"u\",\"vocab\":{\"u\":0,\"a\":1,\"b\":2,\" \":3,\"ab\":4,\"1\":5},\"merges\":[\"a b\"]}}";
-static const char template_text[] =
-    "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}"
-    "{% endif %}{% endfor %}";
-
-static tm_tokenizer *tokenizer;
-static tm_chat *chat;
-
-static void open_once(void) {
-    tm_mem_source source = {tokenizer_json, sizeof tokenizer_json - 1, 0};
-    if (tokenizer) return;
-    CHECK(tm_tokenizer_open(&tokenizer, tm_mem_source_read, &source, "t") == TM_OK);
-    const tm_chat_opts opts = {.bos_token = "<s>", .eos_token = "</s>", .now = 1};
-    CHECK(tm_chat_open(&chat, tokenizer, template_text, sizeof template_text - 1, "c", &opts) == TM_OK);
-}
-
-typedef struct bytes {
-    const uint8_t *data;
-    size_t size;
-} bytes;
-
-static tm_status read_at(void *ctx, uint64_t offset, void *buf, size_t len) {
-    const bytes *b = ctx;
-    CHECK(offset <= b->size && len <= b->size - offset);
-    memcpy(buf, b->data + offset, len);
-    return TM_OK;
-}
 
 static tm_status open_data(tm_dataset **ds, bytes *b, unsigned how, bool strict) {
     return tm_dataset_open_jsonl(ds, &(tm_data_source){.ctx = b, .read_at = read_at, .size = b->size, .name = "f"},
